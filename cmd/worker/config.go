@@ -1,0 +1,82 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"holdfast/internal/holds"
+)
+
+// Config is everything that can be set, each by a flag or by the environment. The table in
+// README.md is generated from it.
+type Config struct {
+	NATSURL         string        `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"NATS with JetStream."`
+	RedisURL        string        `name:"redis-url" env:"HOLDFAST_REDIS_URL" placeholder:"URL" help:"Redis 7 or newer, with a maxmemory-policy that does not evict."`
+	PostgresURL     string        `name:"postgres-url" env:"HOLDFAST_POSTGRES_URL" placeholder:"URL" help:"Postgres 13 or newer."`
+	Namespace       string        `name:"namespace" env:"HOLDFAST_NAMESPACE" default:"holdfast" help:"First token of subjects, prefix of Redis keys, schema in Postgres."`
+	HTTPAddr        string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" default:"127.0.0.1:8080" help:"Where health, readiness and queries are served."`
+	HoldTTL         time.Duration `name:"hold-ttl" env:"HOLDFAST_HOLD_TTL" default:"10m" help:"How long a hold lasts when its request names no ttl."`
+	HoldTTLMax      time.Duration `name:"hold-ttl-max" env:"HOLDFAST_HOLD_TTL_MAX" default:"1h" help:"The longest ttl that a request may name."`
+	HoldLifetimeMax time.Duration `name:"hold-lifetime-max" env:"HOLDFAST_HOLD_LIFETIME_MAX" default:"2h" help:"The longest life of a hold, extensions included."`
+	HoldsPerUser    int           `name:"holds-per-user" env:"HOLDFAST_HOLDS_PER_USER" default:"10" help:"Live holds of one user on one resource."`
+	NightsMax       int           `name:"nights-max" env:"HOLDFAST_NIGHTS_MAX" default:"90" help:"Nights in one request."`
+	Horizon         int           `name:"horizon" env:"HOLDFAST_HORIZON" default:"1095" help:"How many days ahead a night can be asked for."`
+	RequestKeyTTL   time.Duration `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" default:"24h" help:"How long answers and ended holds are remembered."`
+	LockStrategy    string        `name:"lock-strategy" env:"HOLDFAST_LOCK_STRATEGY" default:"range" enum:"range,none" help:"How work on the same slots is ordered: range or none. Results are right with either."`
+	LockLease       time.Duration `name:"lock-lease" env:"HOLDFAST_LOCK_LEASE" default:"5s" help:"After how long a lock ends by itself."`
+	LockWait        time.Duration `name:"lock-wait" env:"HOLDFAST_LOCK_WAIT" default:"2s" help:"How long a request waits for a lock before it is delivered again."`
+	LogLevel        string        `name:"log-level" env:"HOLDFAST_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"What is logged: debug, info, warn or error."`
+
+	NoNotifications bool `name:"no-notifications" env:"HOLDFAST_NO_NOTIFICATIONS" hidden:"" help:"For tests: ignore keyspace notifications."`
+	NoTimer         bool `name:"no-timer" env:"HOLDFAST_NO_TIMER" hidden:"" help:"For tests: no deadline timer."`
+}
+
+// usageError says that a setting is wrong and what would be right.
+type usageError struct{ message string }
+
+func (e *usageError) Error() string { return e.message }
+
+func misused(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
+
+// AfterApply checks what the types do not say. kong calls it.
+func (c *Config) AfterApply() error {
+	switch {
+	case !holds.NamespacePattern.MatchString(c.Namespace):
+		return misused("--namespace %q must match %s", c.Namespace, holds.NamespacePattern)
+	case c.HoldTTL < time.Second || c.HoldTTL > c.HoldTTLMax:
+		return misused("--hold-ttl %s must be from 1s to --hold-ttl-max (%s)", c.HoldTTL, c.HoldTTLMax)
+	case c.HoldTTLMax > c.HoldLifetimeMax:
+		return misused("--hold-ttl-max %s must not exceed --hold-lifetime-max (%s)", c.HoldTTLMax, c.HoldLifetimeMax)
+	case c.RequestKeyTTL < c.HoldLifetimeMax:
+		return misused("--request-key-ttl %s must not be shorter than --hold-lifetime-max (%s): a hold would outlive the memory of its request", c.RequestKeyTTL, c.HoldLifetimeMax)
+	case c.HoldsPerUser < 1, c.NightsMax < 1, c.NightsMax > 1000, c.Horizon < 1:
+		return misused("--holds-per-user, --nights-max (at most 1000) and --horizon must be at least 1")
+	case c.LockLease < 100*time.Millisecond || c.LockLease > time.Minute:
+		return misused("--lock-lease %s must be from 100ms to 1m", c.LockLease)
+	case c.LockWait < 0 || c.LockWait > 5*time.Second:
+		return misused("--lock-wait %s must be from 0s to 5s", c.LockWait)
+	}
+	return nil
+}
+
+// missingURL returns an error that says what to do when a server's URL is not given.
+func (c *Config) missingURL() error {
+	for _, url := range []struct{ value, flag, env string }{
+		{c.NATSURL, "--nats-url", "HOLDFAST_NATS_URL"},
+		{c.RedisURL, "--redis-url", "HOLDFAST_REDIS_URL"},
+		{c.PostgresURL, "--postgres-url", "HOLDFAST_POSTGRES_URL"},
+	} {
+		if url.value == "" {
+			return misused("give %s or %s, or start the servers too: worker run --embedded, or worker dev", url.flag, url.env)
+		}
+	}
+	return nil
+}
+
+// policy is the part of the configuration that package holds decides by.
+func (c *Config) policy() holds.Policy {
+	return holds.Policy{
+		HoldTTL: c.HoldTTL, HoldTTLMax: c.HoldTTLMax, HoldsPerUser: c.HoldsPerUser, NightsMax: c.NightsMax,
+		HorizonDays: c.Horizon, RequestKeyTTL: c.RequestKeyTTL, LockWait: c.LockWait,
+	}
+}

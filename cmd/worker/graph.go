@@ -1,0 +1,171 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"github.com/mattn/go-isatty"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
+	"go.uber.org/fx"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/locking"
+	"holdfast/internal/store"
+)
+
+// The time that a stop may take, the promised 10 s with something to spare.
+const stopWithin = 9 * time.Second
+
+// epoch is what the scripts expect to find in Redis.
+type epoch string
+
+// graph is the worker: everything it is made of, and one Invoke for each of its loops. A loop
+// that ends by itself ends the process with code 1.
+func graph(c Config, e epoch, listener net.Listener, log zerolog.Logger) *fx.App {
+	return fx.New(
+		fx.NopLogger,
+		fx.StartTimeout(30*time.Second), fx.StopTimeout(stopWithin),
+		fx.Supply(c, e, log),
+		fx.Provide(
+			provideRedis, provideNATS, newJetStream, provideStore,
+			func(c Config) events.Subjects { return events.Subjects(c.Namespace) },
+			func(s *store.Store) holds.Inventory { return s },
+			provideLocker, provideService, provideExpirer, provideConsumers,
+			func() net.Listener { return listener },
+			newServer,
+		),
+		fx.Invoke(
+			func(l loops, cs []*events.Consumer) {
+				for i, consumer := range cs {
+					l.run(consumerNames[i], consumer.Run)
+				}
+			},
+			func(l loops, x *holds.Expirer) { l.run("announce", x.Announce) },
+			func(l loops, x *holds.Expirer) { l.run("sweep", x.Sweep) },
+			func(l loops, x *holds.Expirer) { l.run("watch", x.Watch) },
+			func(l loops, s *server) { l.run("http", s.run) },
+		),
+	)
+}
+
+// loops runs the loops of the worker.
+type loops struct {
+	fx.In
+	Lifecycle  fx.Lifecycle
+	Shutdowner fx.Shutdowner
+	Log        zerolog.Logger
+}
+
+// run starts a loop with the app and ends it with the app: its context is cancelled and it has
+// until the stop timeout to finish its work.
+func (l loops) run(name string, loop func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	l.Lifecycle.Append(fx.StartStopHook(
+		func() {
+			go func() {
+				defer close(done)
+				err := loop(ctx)
+				if ctx.Err() == nil {
+					l.Log.Error().Err(err).Str("loop", name).Msg("loop ended by itself, the process ends")
+					_ = l.Shutdowner.Shutdown(fx.ExitCode(exitFailed)) // fails only when the app is not running
+				}
+			}()
+		},
+		func(stopping context.Context) error {
+			cancel()
+			select {
+			case <-done:
+				return nil
+			case <-stopping.Done():
+				return fmt.Errorf("loop %s did not finish in time; what it had not settled will be delivered again", name)
+			}
+		},
+	))
+}
+
+func provideRedis(lc fx.Lifecycle, c Config) (redis.UniversalClient, error) {
+	client, err := newRedis(c)
+	if err == nil {
+		lc.Append(fx.StopHook(client.Close))
+	}
+	return client, err
+}
+
+func provideNATS(lc fx.Lifecycle, s fx.Shutdowner, c Config, log zerolog.Logger) (*nats.Conn, error) {
+	nc, err := newNATS(c, log, func() {
+		_ = s.Shutdown(fx.ExitCode(exitFailed)) // does nothing while the app stops
+	})
+	if err == nil {
+		lc.Append(fx.StopHook(func() error { defer nc.Close(); return nc.FlushTimeout(time.Second) }))
+	}
+	return nc, err
+}
+
+func provideStore(lc fx.Lifecycle, c Config) (*store.Store, error) {
+	s, err := store.Open(context.Background(), c.PostgresURL, c.Namespace)
+	if err == nil {
+		lc.Append(fx.StopHook(s.Close))
+	}
+	return s, err
+}
+
+func provideLocker(c Config, client redis.UniversalClient) holds.Locker {
+	if c.LockStrategy == "none" {
+		return locking.None{}
+	}
+	return locking.NewRange(client, c.LockLease)
+}
+
+func provideService(c Config, e epoch, client redis.UniversalClient, l holds.Locker, i holds.Inventory) *holds.Service {
+	return holds.NewService(c.Namespace, client, l, i, string(e), c.policy())
+}
+
+func provideExpirer(c Config, s *holds.Service, js jetstream.JetStream, ns events.Subjects, log zerolog.Logger) *holds.Expirer {
+	options := holds.ExpirerOptions{NoTimer: c.NoTimer, NoNotifications: c.NoNotifications}
+	return holds.NewExpirer(s, events.NewAnnouncer(js, ns), options, log)
+}
+
+var consumerNames = []string{events.ConsumerRequests, events.ConsumerChanges, events.ConsumerPayments}
+
+func provideConsumers(ns events.Subjects, s *holds.Service, nc *nats.Conn, js jetstream.JetStream, log zerolog.Logger) ([]*events.Consumer, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	consumers := make([]*events.Consumer, len(consumerNames))
+	for i, name := range consumerNames {
+		var err error
+		if consumers[i], err = events.NewConsumer(ctx, name, ns, s, nc, js, workerName(), log); err != nil {
+			return nil, err
+		}
+	}
+	return consumers, nil
+}
+
+// workerName names this process where more than one works.
+func workerName() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("%s-%d", host, os.Getpid())
+}
+
+// newLogger logs JSON, or for a person when w is a terminal.
+func newLogger(w io.Writer, level string) (zerolog.Logger, error) {
+	parsed, err := zerolog.ParseLevel(level)
+	if err != nil {
+		return zerolog.Nop(), misused("--log-level: %v", err)
+	}
+	if file, ok := w.(*os.File); ok && isatty.IsTerminal(file.Fd()) {
+		w = zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly}
+	}
+	return zerolog.New(w).Level(parsed).With().Timestamp().Str("worker", workerName()).Logger(), nil
+}

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
+	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/store"
+)
+
+const (
+	readyWithin   = time.Second
+	answerWithin  = 5 * time.Second
+	headersWithin = 5 * time.Second
+)
+
+// server serves the operations address.
+type server struct {
+	listener  net.Listener
+	namespace string
+	epoch     epoch
+	service   *holds.Service
+	redis     redis.UniversalClient
+	store     *store.Store
+	nats      *nats.Conn
+	consumers []*events.Consumer
+	expirer   *holds.Expirer
+	log       zerolog.Logger
+}
+
+func newServer(l net.Listener, c Config, e epoch, s *holds.Service, r redis.UniversalClient, db *store.Store,
+	nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, log zerolog.Logger,
+) *server {
+	return &server{l, c.Namespace, e, s, r, db, nc, cs, x, log}
+}
+
+// run serves until ctx is over.
+func (s *server) run(ctx context.Context) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		s.answer(w, http.StatusOK, map[string]string{"status": "alive"})
+	})
+	mux.HandleFunc("GET /readyz", s.readyz)
+	mux.HandleFunc("GET /v1/availability", s.availability)
+	mux.HandleFunc("GET /v1/holds/{hold_id}", s.hold)
+	web := &http.Server{Handler: mux, ReadHeaderTimeout: headersWithin}
+	stopped := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() {
+		closing, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		stopped <- web.Shutdown(closing)
+	})
+	err := web.Serve(s.listener)
+	if !stop() {
+		return <-stopped
+	}
+	return err
+}
+
+func (s *server) answer(w http.ResponseWriter, status int, value any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	if err := json.MarshalWrite(w, value); err != nil {
+		s.log.Debug().Err(err).Msg("http answer failed")
+	}
+	_, _ = w.Write([]byte("\n")) // whoever asked has gone
+}
+
+// problem is the answer to a query that cannot be answered.
+type problem struct {
+	Error  string `json:"error"`
+	Detail string `json:"detail"`
+}
+
+// fail answers a query that failed.
+func (s *server) fail(w http.ResponseWriter, err error) {
+	switch invalid, isInvalid := errors.AsType[*holds.InvalidError](err); {
+	case isInvalid:
+		s.answer(w, http.StatusBadRequest, problem{"invalid_request", invalid.Error()})
+	case errors.Is(err, holds.ErrDataLost):
+		s.answer(w, http.StatusServiceUnavailable, problem{"rebuilding", "redis has lost its data; no hold is granted until it is rebuilt"})
+	default:
+		s.log.Error().Err(err).Msg("query failed")
+		s.answer(w, http.StatusServiceUnavailable, problem{"unavailable", "a server that is needed for this answer does not answer; see /readyz"})
+	}
+}
+
+// readiness is the answer of /readyz.
+type readiness struct {
+	Ready   bool              `json:"ready"`
+	Reasons []string          `json:"reasons"`
+	Details map[string]string `json:"details"`
+}
+
+func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), readyWithin)
+	defer cancel()
+	ready := readiness{Reasons: []string{}, Details: map[string]string{"namespace": s.namespace, "keyspace_notifications": "on"}}
+	because := func(reason string, err error) {
+		ready.Reasons = append(ready.Reasons, reason)
+		ready.Details[reason] = err.Error()
+	}
+	if err := holds.CheckEpoch(ctx, s.namespace, s.redis, string(s.epoch)); errors.Is(err, holds.ErrDataLost) {
+		because("rebuilding", err)
+	} else if err != nil {
+		because("redis", err)
+	}
+	if err := s.store.Ping(ctx); err != nil {
+		because("postgres", err)
+	}
+	if err := s.nats.FlushWithContext(ctx); err != nil {
+		because("nats", err)
+	}
+	for i, consumer := range s.consumers {
+		if consumer.Paused() {
+			because("paused", errors.New("consumer "+consumerNames[i]+" waits for an outage to end"))
+		}
+	}
+	if err := s.expirer.HintError(); err != nil {
+		ready.Details["keyspace_notifications"] = "off: " + err.Error()
+	}
+	ready.Ready = len(ready.Reasons) == 0
+	status := http.StatusOK
+	if !ready.Ready {
+		status = http.StatusServiceUnavailable
+	}
+	s.answer(w, status, ready)
+}
+
+func (s *server) availability(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
+	defer cancel()
+	query := r.URL.Query()
+	resource, asked, err := events.ParseQuery(query)
+	if err != nil {
+		s.answer(w, http.StatusBadRequest, problem{"bad_query", err.Error()})
+		return
+	}
+	slots, err := s.service.Availability(ctx, resource, asked)
+	if err != nil {
+		s.fail(w, err)
+		return
+	}
+	s.answer(w, http.StatusOK, struct {
+		ResourceID string                   `json:"resource_id"`
+		Slots      []holds.SlotAvailability `json:"slots"`
+	}{resource, slots})
+}
+
+func (s *server) hold(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
+	defer cancel()
+	id, err := holds.ParseHoldID(r.PathValue("hold_id"))
+	if err != nil {
+		s.answer(w, http.StatusBadRequest, problem{"bad_query", err.Error()})
+		return
+	}
+	view, found, err := s.service.Lookup(ctx, id)
+	switch {
+	case err != nil:
+		s.fail(w, err)
+	case !found:
+		s.answer(w, http.StatusNotFound, problem{"unknown_hold", "no hold with this id is remembered"})
+	default:
+		s.answer(w, http.StatusOK, view)
+	}
+}

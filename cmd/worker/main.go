@@ -1,0 +1,76 @@
+// Command worker is Holdfast's daemon: it answers booking and payment events. Begin with
+// `worker dev`, which starts everything it needs and shows what it does.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+)
+
+// The exit codes.
+const (
+	exitOK     = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+type cli struct {
+	Dev     devCommand     `cmd:"" help:"Start everything, play a short story on it and stay up. Begin here."`
+	Run     runCommand     `cmd:"" help:"Run the daemon."`
+	Migrate migrateCommand `cmd:"" help:"Create streams, consumers, schema and epoch, then end."`
+}
+
+const description = `Holdfast keeps temporary holds on bookable capacity: rooms, seats, stock.
+
+Example:
+
+  worker dev --once
+  worker run --nats-url nats://127.0.0.1:4222 --redis-url redis://127.0.0.1:6379 --postgres-url postgres://holdfast@127.0.0.1/holdfast`
+
+// streams are where a command reads and writes.
+type streams struct {
+	out, err io.Writer
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], streams{os.Stdout, os.Stderr}))
+}
+
+// run runs the program until it is done or ctx is over, and returns its exit code.
+func run(ctx context.Context, args []string, std streams) int {
+	var c cli
+	ended := -1
+	parser, err := kong.New(&c, kong.Name("worker"), kong.Description(description), kong.Writers(std.out, std.err),
+		kong.UsageOnError(), kong.ConfigureHelp(kong.HelpOptions{Compact: true}), kong.Exit(func(code int) { ended = code }))
+	if err != nil {
+		panic(err) // a mistake in the struct tags above
+	}
+	parsed, err := parser.Parse(args)
+	if ended >= 0 { // --help
+		return ended
+	}
+	if err != nil {
+		fmt.Fprintf(std.err, "worker: %v (try --help)\n", err)
+		return exitUsage
+	}
+	parsed.BindTo(ctx, (*context.Context)(nil))
+	if err := parsed.Run(std); err != nil {
+		var usage *usageError
+		if errors.As(err, &usage) {
+			fmt.Fprintf(std.err, "worker: %v\n", err)
+			return exitUsage
+		}
+		fmt.Fprintf(std.err, "worker: %v\n", err)
+		return exitFailed
+	}
+	return exitOK
+}

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/rs/zerolog"
+	"go.uber.org/fx"
+
+	"holdfast/internal/stack"
+)
+
+// runCommand is `worker run`.
+type runCommand struct {
+	Config    `embed:""`
+	Embedded  bool   `help:"Start the servers whose URLs are not given, and keep their data in --data-dir."`
+	DataDir   string `default:".holdfast" type:"path" placeholder:"DIR" help:"Where --embedded keeps data and endpoints.env."`
+	NoMigrate bool   `help:"Do not create streams, consumers and schema: worker migrate did."`
+}
+
+func (*runCommand) Help() string {
+	return "Example:\n\n  worker run --embedded --data-dir /var/lib/holdfast"
+}
+
+// Run runs the daemon until ctx is over or one of its parts fails.
+func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
+	log, err := newLogger(std.err, r.LogLevel)
+	if err != nil {
+		return err
+	}
+	config := r.Config
+	var servers *stack.Stack
+	if r.Embedded {
+		servers, err = startServers(ctx, &config, r.DataDir, func(line string) { log.Info().Msg(line) })
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, servers.Close()) }()
+	}
+	if err := config.missingURL(); err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", config.HTTPAddr)
+	if err != nil {
+		return fmt.Errorf("--http-addr: %w", err)
+	}
+	defer func() { _ = listener.Close() }() // the server has closed it already
+	if servers != nil {
+		if _, err := servers.WriteEndpoints(r.DataDir); err != nil {
+			return err
+		}
+	}
+	worker, err := start(ctx, config, listener, log, !r.NoMigrate)
+	if err != nil {
+		return err
+	}
+	return worker.wait(ctx, servers)
+}
+
+// startServers starts the servers whose URLs are not given and sets their URLs. With an empty
+// dir they keep nothing.
+func startServers(ctx context.Context, c *Config, dir string, progress func(string)) (*stack.Stack, error) {
+	options := stack.Options{
+		Dir: dir, NATS: c.NATSURL == "", Redis: c.RedisURL == "", Postgres: c.PostgresURL == "", Progress: progress,
+	}
+	if os.Getenv("HOLDFAST_INSTALL") == "never" {
+		options.Install = stack.InstallNever
+	}
+	servers, err := stack.Start(ctx, options)
+	if missing, ok := errors.AsType[*stack.MissingError](err); ok {
+		return nil, fmt.Errorf("%w\n\n\t%s\n", err, missing.Line)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start servers: %w", err)
+	}
+	for _, url := range []struct {
+		to   *string
+		from string
+	}{{&c.NATSURL, servers.NATSURL}, {&c.RedisURL, servers.RedisURL}, {&c.PostgresURL, servers.PostgresURL}} {
+		if url.from != "" {
+			*url.to = url.from
+		}
+	}
+	return servers, nil
+}
+
+// running is a worker that has started.
+type running struct {
+	app *fx.App
+	log zerolog.Logger
+}
+
+// start prepares the servers and starts a worker on them.
+func start(ctx context.Context, c Config, listener net.Listener, log zerolog.Logger, migrate bool) (*running, error) {
+	e, err := prepare(ctx, c, log, migrate)
+	if err != nil {
+		return nil, err
+	}
+	app := graph(c, epoch(e), listener, log)
+	if err := app.Start(ctx); err != nil {
+		return nil, err
+	}
+	log.Info().Str("namespace", c.Namespace).Str("http_addr", listener.Addr().String()).
+		Str("lock_strategy", c.LockStrategy).Msg("worker started")
+	return &running{app, log}, nil
+}
+
+// wait waits until ctx is over, the worker ends by itself, or one of the servers does, and
+// stops the worker. It returns an error unless it was ctx.
+func (r *running) wait(ctx context.Context, servers *stack.Stack) error {
+	var failed <-chan error
+	if servers != nil {
+		failed = servers.Failed()
+	}
+	var cause error
+	select {
+	case <-ctx.Done():
+	case signal := <-r.app.Wait():
+		if signal.ExitCode != exitOK {
+			cause = errors.New("the worker ended by itself, see the log")
+		}
+	case cause = <-failed:
+	}
+	return errors.Join(cause, r.stop())
+}
+
+// stop stops fetching, finishes what was fetched, and closes.
+func (r *running) stop() error {
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), stopWithin)
+	defer cancel()
+	if err := r.app.Stop(ctx); err != nil {
+		return fmt.Errorf("stop: %w", err)
+	}
+	r.log.Info().Dur("took_ms", time.Since(began)).Msg("worker stopped")
+	return nil
+}
+
+// migrateCommand is `worker migrate`.
+type migrateCommand struct {
+	Config `embed:""`
+}
+
+func (*migrateCommand) Help() string {
+	return "Example:\n\n  worker migrate --namespace holdfast"
+}
+
+// Run creates what is missing on the servers.
+func (m *migrateCommand) Run(ctx context.Context, std streams) error {
+	log, err := newLogger(std.err, m.LogLevel)
+	if err != nil {
+		return err
+	}
+	if err := m.missingURL(); err != nil {
+		return err
+	}
+	if _, err := prepare(ctx, m.Config, log, true); err != nil {
+		return err
+	}
+	fmt.Fprintf(std.out, "streams, consumers, schema and epoch of namespace %s are in place\n", m.Namespace)
+	return nil
+}

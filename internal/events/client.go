@@ -1,0 +1,133 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Connect connects to NATS as every program of ours does: it reconnects for ever, and tells
+// logf when it is cut off and when it is back.
+func Connect(url, name string, logf func(format string, args ...any), options ...nats.Option) (*nats.Conn, error) {
+	options = append([]nats.Option{
+		nats.Name(name),
+		nats.MaxReconnects(-1),
+		nats.PingInterval(10 * time.Second),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil {
+				logf("nats: cut off: %v", err)
+			}
+		}),
+		nats.ReconnectHandler(func(nc *nats.Conn) { logf("nats: connected again to %s", nc.ConnectedUrlRedacted()) }),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { logf("nats: %v", err) }),
+	}, options...)
+	nc, err := nats.Connect(url, options...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to nats: %w", err)
+	}
+	return nc, nil
+}
+
+// ErrNoAnswer says that no outcome came in time. The event is stored and will have one.
+var ErrNoAnswer = errors.New("no answer in time")
+
+// Client publishes inbound events and follows their outcomes.
+type Client struct {
+	nc *nats.Conn
+	js jetstream.JetStream
+	ns Subjects
+}
+
+// NewClient returns a Client for a namespace.
+func NewClient(nc *nats.Conn, ns Subjects) (*Client, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("jetstream: %w", err)
+	}
+	return &Client{nc, js, ns}, nil
+}
+
+// Answer is the outcome of one event, or that it was dead-lettered.
+type Answer struct {
+	Body     []byte        // as received
+	Envelope Envelope      // of an outcome
+	Dead     *DeadLettered // nil unless the event was dead-lettered
+}
+
+// Send publishes a message and returns when JetStream has stored it.
+func (c *Client) Send(ctx context.Context, m *nats.Msg) error {
+	if _, err := c.js.PublishMsg(ctx, m); err != nil {
+		return fmt.Errorf("publish on %s: %w", m.Subject, err)
+	}
+	return nil
+}
+
+// Ask publishes a message and waits for its outcome until ctx is over: then it returns ErrNoAnswer.
+func (c *Client) Ask(ctx context.Context, m *nats.Msg) (Answer, error) {
+	inbox := c.nc.NewInbox()
+	sub, err := c.nc.SubscribeSync(inbox)
+	if err != nil {
+		return Answer{}, fmt.Errorf("subscribe: %w", err)
+	}
+	defer func() { _ = sub.Unsubscribe() }() // only fails when the connection is closed
+	m.Header.Set(headerReplyTo, inbox)
+	if err := c.Send(ctx, m); err != nil {
+		return Answer{}, err
+	}
+	reply, err := sub.NextMsgWithContext(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			err = ErrNoAnswer
+		}
+		return Answer{}, fmt.Errorf("wait for the outcome: %w", err)
+	}
+	return ParseAnswer(reply.Header.Get(headerContentType), reply.Data)
+}
+
+// ParseAnswer reads what is sent to Holdfast-Reply-To.
+func ParseAnswer(contentType string, body []byte) (Answer, error) {
+	a := Answer{Body: body}
+	var err error
+	if contentType == contentTypeEvent {
+		err = json.Unmarshal(body, &a.Envelope)
+	} else {
+		a.Dead = new(DeadLettered)
+		err = json.Unmarshal(body, a.Dead)
+	}
+	if err != nil {
+		return Answer{}, fmt.Errorf("read the answer: %w", err)
+	}
+	return a, nil
+}
+
+// Follow hands every message that is stored in the outbound and dead-letter streams from now on
+// to handle, each stream's in its order, until ctx is over or the connection is closed. ready,
+// unless it is nil, is called once both are followed.
+func (c *Client) Follow(ctx context.Context, ready func(), handle func(m jetstream.Msg)) error {
+	for _, stream := range []string{c.ns.OutStream(), c.ns.DLQStream()} {
+		consumer, err := c.js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy})
+		if err != nil {
+			return fmt.Errorf("follow stream %s: %w", stream, err)
+		}
+		consuming, err := consumer.Consume(handle)
+		if err != nil {
+			return fmt.Errorf("follow stream %s: %w", stream, err)
+		}
+		defer consuming.Stop()
+	}
+	if ready != nil {
+		ready()
+	}
+	closed := c.nc.StatusChanged(nats.CLOSED)
+	defer c.nc.RemoveStatusListener(closed)
+	select {
+	case <-ctx.Done():
+	case <-closed:
+	}
+	return nil
+}

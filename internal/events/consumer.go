@@ -1,0 +1,277 @@
+package events
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/failpoint"
+	"holdfast/internal/holds"
+)
+
+const (
+	batchMax    = 256
+	fetchWait   = time.Second
+	decideLimit = 10 * time.Second // less than ackWait: an event is not decided twice at a time
+	resultsMax  = 2 * batchMax     // decided events that wait to be settled
+	pauseMin    = 100 * time.Millisecond
+	pauseMax    = 5 * time.Second
+)
+
+// Service is what decides events: *holds.Service. Each call hands one result for each request
+// to emit, once, and returns after the last.
+type Service interface {
+	Place(ctx context.Context, requests []holds.PlaceRequest, emit func(i int, r holds.Result))
+	Release(ctx context.Context, requests []holds.ReleaseRequest, emit func(i int, r holds.Result))
+	Confirm(ctx context.Context, requests []holds.ConfirmRequest, emit func(i int, r holds.Result))
+	SetInventory(ctx context.Context, request holds.InventoryRequest) holds.Result
+}
+
+// Consumer takes events from one durable consumer, has them decided in batches of what is
+// waiting, without artificial delay, and settles each: outcome or dead letter, then ack.
+type Consumer struct {
+	name    string
+	source  jetstream.Consumer
+	service Service
+	js      jetstream.JetStream
+	nc      *nats.Conn
+	ns      Subjects
+	worker  string
+	log     zerolog.Logger
+
+	skip   []string       // subject prefixes that other consumers take
+	faults map[uint64]int // failures of events that failed alone, by stream sequence
+	paused atomic.Bool
+
+	progress atomic.Bool // something was settled since the last pause
+}
+
+// delivery is an event on its way through a consumer.
+type delivery struct {
+	msg    jetstream.Msg
+	meta   *jetstream.MsgMetadata
+	in     *Inbound
+	result holds.Result
+}
+
+// NewConsumer returns a Consumer on a durable consumer that Setup has made. worker names this
+// process in dead letters.
+func NewConsumer(ctx context.Context, name string, ns Subjects, service Service, nc *nats.Conn, js jetstream.JetStream, worker string, log zerolog.Logger) (*Consumer, error) {
+	source, err := js.Consumer(ctx, ns.InStream(), name)
+	if err != nil {
+		return nil, fmt.Errorf("consumer %s: %w", name, err)
+	}
+	c := &Consumer{
+		name: name, source: source, service: service, js: js, nc: nc, ns: ns, worker: worker,
+		log: log.With().Str("consumer", name).Logger(), faults: make(map[uint64]int),
+	}
+	if name == ConsumerRequests {
+		for _, subject := range append(ns.changes(), ns.In(PaymentConfirmed, ">")) {
+			c.skip = append(c.skip, strings.TrimSuffix(subject, ">"))
+		}
+	}
+	return c, nil
+}
+
+// Paused reports whether the consumer waits for an outage to end.
+func (c *Consumer) Paused() bool { return c.paused.Load() }
+
+// Run works until ctx is over; then it fetches no more, finishes what it has fetched within
+// decideLimit, and returns. Three steps work at the same time: while one batch is decided the
+// next is fetched, and the outcomes of the one before are stored and acknowledged.
+func (c *Consumer) Run(ctx context.Context) error {
+	batches, decided := make(chan []*delivery), make(chan *delivery, resultsMax)
+	finish := context.WithoutCancel(ctx)
+	var steps sync.WaitGroup
+	steps.Go(func() { defer close(decided); c.decideAll(finish, batches, decided) })
+	steps.Go(func() { c.settleAll(finish, decided) })
+	c.fetchAll(ctx, batches)
+	close(batches)
+	steps.Wait()
+	return nil
+}
+
+// fetchAll fetches batches until ctx is over. It does not cut a fetch short: a message that is
+// on its way to a fetch that was given up is delivered again only after ackWait.
+func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery) {
+	retry := &backoff.ExponentialBackOff{InitialInterval: pauseMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: pauseMax}
+	for ctx.Err() == nil {
+		batch, err := c.fetch()
+		if err != nil {
+			c.log.Warn().Err(err).Msg("fetch failed, will be repeated")
+			c.pause(ctx, retry)
+			continue
+		}
+		if len(batch) > 0 {
+			batches <- batch
+		}
+		if c.progress.Swap(false) {
+			retry.Reset()
+		}
+		if c.paused.Load() {
+			c.pause(ctx, retry)
+		}
+	}
+}
+
+// pause waits, longer from time to time. The next batch shows whether the outage is over.
+func (c *Consumer) pause(ctx context.Context, retry *backoff.ExponentialBackOff) {
+	c.paused.Store(true)
+	timer := time.NewTimer(retry.NextBackOff())
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+	c.paused.Store(false)
+}
+
+// fetch returns what waits, or, when nothing does, the next event that comes within fetchWait.
+func (c *Consumer) fetch() ([]*delivery, error) {
+	batch, err := c.read(c.source.FetchNoWait(batchMax))
+	if err == nil && len(batch) == 0 {
+		batch, err = c.read(c.source.Fetch(1, jetstream.FetchMaxWait(fetchWait)))
+	}
+	return batch, err
+}
+
+func (c *Consumer) read(fetched jetstream.MessageBatch, err error) ([]*delivery, error) {
+	if err != nil {
+		return nil, err
+	}
+	var batch []*delivery
+	for msg := range fetched.Messages() {
+		meta, err := msg.Metadata()
+		if err != nil {
+			return batch, err
+		}
+		batch = append(batch, &delivery{msg: msg, meta: meta})
+	}
+	if len(batch) > 0 {
+		return batch, nil
+	}
+	return nil, fetched.Error()
+}
+
+func (c *Consumer) decideAll(ctx context.Context, batches <-chan []*delivery, decided chan<- *delivery) {
+	for batch := range batches {
+		failpoint.Hit(c.name + ".fetched")
+		ready := batch[:0]
+		for _, d := range batch {
+			switch {
+			case slices.ContainsFunc(c.skip, func(prefix string) bool { return strings.HasPrefix(d.msg.Subject(), prefix) }):
+				c.ack(d) // another consumer takes it
+			default:
+				var err error
+				d.in, err = c.ns.Decode(d.msg.Subject(), d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
+				if err != nil {
+					d.result = holds.Result{Err: err}
+					decided <- d
+					continue
+				}
+				ready = append(ready, d)
+			}
+		}
+		c.decide(ctx, ready, decided)
+	}
+}
+
+// decide has a batch decided and passes every event on. Events that fail in a way that may be
+// the fault of one of them are decided once more, each alone.
+func (c *Consumer) decide(ctx context.Context, batch []*delivery, decided chan<- *delivery) {
+	ctx, cancel := context.WithTimeout(ctx, decideLimit)
+	defer cancel()
+	var suspects []*delivery
+	c.dispatch(ctx, batch, func(d *delivery) {
+		if d.result.Err != nil && len(batch) > 1 && fateOf(d.result.Err) == fateFault {
+			suspects = append(suspects, d)
+			return
+		}
+		decided <- d
+	})
+	for _, d := range suspects {
+		c.dispatch(ctx, []*delivery{d}, func(d *delivery) { decided <- d })
+	}
+}
+
+// dispatch hands each kind of event to its verb and calls done once for each event. A panic is
+// an error of every event that had no result by then.
+func (c *Consumer) dispatch(ctx context.Context, batch []*delivery, done func(*delivery)) {
+	open := make(map[*delivery]struct{}, len(batch))
+	for _, d := range batch {
+		open[d] = struct{}{}
+	}
+	emitTo := func(whose []*delivery) func(int, holds.Result) {
+		return func(i int, r holds.Result) {
+			d := whose[i]
+			d.result = r
+			delete(open, d)
+			done(d)
+		}
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			c.log.Error().Interface("panic", p).Bytes("stack", debug.Stack()).Msg("deciding events panicked")
+			for d := range open {
+				d.result = holds.Result{Err: &panicError{p}}
+				done(d)
+			}
+		}
+	}()
+
+	var inventory, releases, confirms, places []*delivery
+	var release []holds.ReleaseRequest
+	var confirm []holds.ConfirmRequest
+	var place []holds.PlaceRequest
+	for _, d := range batch {
+		switch {
+		case d.in.Inventory != nil:
+			inventory = append(inventory, d)
+		case d.in.Release != nil:
+			releases, release = append(releases, d), append(release, *d.in.Release)
+		case d.in.Confirm != nil:
+			confirms, confirm = append(confirms, d), append(confirm, *d.in.Confirm)
+		case d.in.Place != nil:
+			places, place = append(places, d), append(place, *d.in.Place)
+		}
+	}
+	for i, d := range inventory {
+		emitTo(inventory)(i, c.service.SetInventory(ctx, *d.in.Inventory))
+	}
+	if len(releases) > 0 {
+		c.service.Release(ctx, release, emitTo(releases))
+	}
+	if len(confirms) > 0 {
+		c.service.Confirm(ctx, confirm, emitTo(confirms))
+	}
+	if len(places) > 0 {
+		c.service.Place(ctx, place, emitTo(places))
+	}
+}
+
+// ack acknowledges an event whose outcome is stored. A lost ack repeats the event, which
+// repeats the outcome.
+func (c *Consumer) ack(d *delivery) {
+	if err := d.msg.Ack(); err != nil {
+		c.log.Debug().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Msg("ack failed, the event will be repeated")
+	}
+}
+
+// again asks for an event to be delivered again after about delay.
+func (c *Consumer) again(d *delivery, delay time.Duration) {
+	delay += rand.N(delay)
+	if err := d.msg.NakWithDelay(delay); err != nil {
+		c.log.Debug().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Msg("nak failed, the event will be repeated")
+	}
+}

@@ -1,0 +1,60 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/holds"
+)
+
+// fate is what is done with an event that has no outcome yet.
+type fate int
+
+const (
+	fateLater  fate = iota // other work is in the way: deliver it again soon
+	fateOutage             // nobody's fault: deliver it again, and fetch no more for a while
+	fateFault              // perhaps its own fault: try it alone, then again, then it is poison
+	fateDead               // it can never be processed: dead letter
+)
+
+// The delays until an event is delivered again.
+const (
+	delayLater  = 150 * time.Millisecond
+	delayOutage = 2 * time.Second
+	delayFault  = time.Second
+	faultsMax   = 5 // times that an event may fail alone before it is poison
+)
+
+// panicError is a panic while events were being decided.
+type panicError struct{ value any }
+
+func (e *panicError) Error() string { return fmt.Sprintf("panic: %v", e.value) }
+
+// fateOf turns an error into what is done with its event. What is not known to be an event's
+// own fault is an outage: an event waits rather than dies.
+func fateOf(err error) fate {
+	var dead *UnprocessableError
+	var panicked *panicError
+	var postgres *pgconn.PgError
+	switch {
+	case errors.As(err, &dead):
+		return fateDead
+	case errors.Is(err, holds.ErrBusy):
+		return fateLater
+	case errors.Is(err, holds.ErrDataLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return fateOutage
+	case errors.As(err, &panicked):
+		return fateFault
+	case errors.As(err, &postgres) && (postgres.Code[:2] == "22" || postgres.Code[:2] == "23"):
+		return fateFault // data exception, constraint violation
+	case redis.HasErrorPrefix(err, "Error running script"), redis.HasErrorPrefix(err, "user_script"):
+		return fateFault // a mistake in a script that only some events meet
+	default:
+		return fateOutage
+	}
+}

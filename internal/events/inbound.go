@@ -1,0 +1,211 @@
+package events
+
+import (
+	"errors"
+	"net/url"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/holds"
+)
+
+// Inbound is an inbound event whose form is right. Exactly one of the requests is set.
+type Inbound struct {
+	ID          string // the publisher's
+	OutcomeID   string
+	TraceParent string
+	ReplyTo     string // "" = nobody waits for the outcome
+
+	Place     *holds.PlaceRequest
+	Release   *holds.ReleaseRequest
+	Confirm   *holds.ConfirmRequest
+	Inventory *holds.InventoryRequest
+}
+
+// UnprocessableError says why an event can never be processed. It becomes a dead letter.
+type UnprocessableError struct {
+	Reason string // ReasonTooLarge, ReasonMalformed, ReasonUnknownType or ReasonSubjectMismatch
+	Detail string
+}
+
+func (e *UnprocessableError) Error() string { return e.Reason + ": " + e.Detail }
+
+// Decode reads an inbound event; storedAt is when JetStream stored it. Every error is an
+// *UnprocessableError, the first that applies.
+func (ns Subjects) Decode(subject string, header nats.Header, body []byte, storedAt time.Time) (*Inbound, error) {
+	if len(body) > BodyMax {
+		return nil, &UnprocessableError{ReasonTooLarge, "the body is larger than 64 KiB"}
+	}
+	envelope, err := decodeEnvelope(header, body)
+	if err != nil {
+		return nil, &UnprocessableError{ReasonMalformed, err.Error()}
+	}
+	event, ours := eventOf(envelope.Type)
+	decode, known := decoders[event]
+	if !ours || !known {
+		return nil, &UnprocessableError{ReasonUnknownType, "type: unknown: " + envelope.Type}
+	}
+	var data members
+	if err := json.Unmarshal(envelope.Data, &data); err != nil {
+		return nil, &UnprocessableError{ReasonMalformed, "data: " + err.Error()}
+	}
+	in := &Inbound{
+		ID:          envelope.ID,
+		OutcomeID:   outcomeID(envelope.Source, envelope.ID, body),
+		TraceParent: header.Get(headerTraceParent),
+		ReplyTo:     replyTo(header),
+	}
+	r := &reader{members: data}
+	resource := decode(r, in)
+	if r.err != nil {
+		var wrong *malformedError
+		_ = errors.As(r.err, &wrong) // reader keeps nothing else
+		return nil, &UnprocessableError{ReasonMalformed, "data." + wrong.detail}
+	}
+	if want := ns.In(event, resource); subject != want {
+		return nil, &UnprocessableError{ReasonSubjectMismatch, "the event belongs on " + want}
+	}
+	if in.Place != nil {
+		in.Place.StoredAt = storedAt
+	}
+	return in, nil
+}
+
+// replyTo returns where an event's outcome is wanted besides, "" when nowhere.
+func replyTo(header nats.Header) string {
+	inbox := header.Get(headerReplyTo)
+	if !strings.HasPrefix(inbox, inboxPrefix) || strings.ContainsAny(inbox, "*> \t\r\n") {
+		return ""
+	}
+	return inbox
+}
+
+// decoders read the data of each event into an Inbound and return the event's resource.
+var decoders = map[string]func(r *reader, in *Inbound) (resource string){
+	BookingRequested: func(r *reader, in *Inbound) string {
+		in.Place = &holds.PlaceRequest{
+			Cause:      in.OutcomeID,
+			Resource:   r.resource(),
+			RequestKey: r.name("request_key"),
+			User:       r.name("user_id"),
+			Asked:      r.asked(holds.SlotsMax),
+			Quantity:   r.integer("quantity"),
+			TTLSeconds: r.optionalInteger("ttl_seconds"),
+			Metadata:   r.metadata(),
+		}
+		return in.Place.Resource
+	},
+	BookingCancelled: func(r *reader, in *Inbound) string {
+		in.Release = &holds.ReleaseRequest{Cause: in.OutcomeID}
+		if r.has("hold_id") {
+			if r.has("request_key") {
+				r.fail("request_key", "not together with hold_id")
+			}
+			in.Release.Hold = r.holdID()
+			in.Release.Resource = in.Release.Hold.Resource
+		} else {
+			in.Release.Resource, in.Release.RequestKey = r.resource(), r.name("request_key")
+		}
+		return in.Release.Resource
+	},
+	PaymentConfirmed: func(r *reader, in *Inbound) string {
+		in.Confirm = &holds.ConfirmRequest{Hold: r.holdID(), PaymentID: r.name("payment_id")}
+		if r.has("amount") {
+			in.Confirm.Amount = r.matching("amount", decimal)
+		}
+		if r.has("currency") {
+			in.Confirm.Currency = r.name("currency")
+		}
+		return in.Confirm.Hold.Resource
+	},
+	InventorySet: func(r *reader, in *Inbound) string {
+		in.Inventory = &holds.InventoryRequest{
+			Cause:    in.OutcomeID,
+			Resource: r.resource(),
+			Asked:    r.asked(holds.InventorySlotsMax),
+			Capacity: r.integer("capacity"),
+		}
+		return in.Inventory.Resource
+	},
+}
+
+var decimal = regexp.MustCompile(`^-?[0-9]{1,30}(\.[0-9]{1,30})?$`)
+
+// asked reads a set of slots: nights, or a list of at most slotsMax names, or neither.
+func (r *reader) asked(slotsMax int) holds.Asked {
+	nights := r.has("check_in") || r.has("check_out")
+	switch {
+	case nights && r.has("slots"):
+		r.fail("slots", "not together with nights")
+		return holds.Asked{}
+	case nights:
+		return holds.Asked{CheckIn: r.date("check_in"), CheckOut: r.date("check_out")}
+	case r.has("slots"):
+		return holds.Asked{Slots: r.slots(slotsMax)}
+	}
+	return holds.Asked{}
+}
+
+func (r *reader) date(name string) string {
+	text := r.text(name)
+	if _, err := time.Parse(holds.DateFormat, text); err != nil {
+		r.fail(name, "want a date of the calendar, YYYY-MM-DD")
+	}
+	return text
+}
+
+func (r *reader) slots(limit int) []string {
+	value := r.raw("slots", '[', "a list of slots")
+	if value == nil {
+		return nil
+	}
+	var list []jsontext.Value
+	if err := json.Unmarshal(value, &list); err != nil || len(list) == 0 || len(list) > limit {
+		r.fail("slots", "want a list of 1 or more slots within the limit")
+		return nil
+	}
+	names, seen := make([]string, len(list)), make(map[string]struct{}, len(list))
+	for i, element := range list {
+		one := reader{members: members{"slots": element}}
+		names[i] = one.matching("slots", holds.SlotPattern)
+		if one.err != nil && r.err == nil {
+			r.err = one.err
+		}
+		if _, repeated := seen[names[i]]; repeated {
+			r.fail("slots", "must not repeat a slot")
+		}
+		seen[names[i]] = struct{}{}
+	}
+	return names
+}
+
+// ParseQuery reads a resource and a set of slots from a query: resource_id and check_in with
+// check_out, or slot repeated, or neither. They have the form that they have in an event.
+func ParseQuery(query url.Values) (resource string, asked holds.Asked, err error) {
+	r := &reader{members: make(members)}
+	for name, values := range query {
+		var value any = values[0]
+		switch name {
+		case "slot":
+			name, value = "slots", values
+		case "resource_id", "check_in", "check_out":
+			if len(values) > 1 {
+				r.fail(name, "given more than once")
+			}
+		default:
+			r.fail(name, "unknown parameter")
+		}
+		encoded, err := json.Marshal(value)
+		if err != nil {
+			return "", holds.Asked{}, malformed("%s: %v", name, err)
+		}
+		r.members[name] = encoded
+	}
+	resource, asked = r.resource(), r.asked(holds.InventorySlotsMax)
+	return resource, asked, r.err
+}

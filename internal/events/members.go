@@ -1,0 +1,132 @@
+package events
+
+import (
+	"regexp"
+	"strconv"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"holdfast/internal/holds"
+)
+
+// members is a JSON object. Decoding into it refuses duplicate members, invalid UTF-8, lone
+// surrogates and trailing text, at any depth.
+type members map[string]jsontext.Value
+
+// reader reads the members of an object by their form and keeps the first error, always a
+// *malformedError that begins with the member's name.
+type reader struct {
+	members
+	err error
+}
+
+func (r *reader) fail(name, want string) {
+	if r.err == nil {
+		r.err = malformed("%s: %s", name, want)
+	}
+}
+
+func (r *reader) has(name string) bool { _, found := r.members[name]; return found }
+
+// raw returns a member of the given kind ('"', '0', '{' or '['), or nil.
+func (r *reader) raw(name string, kind jsontext.Kind, want string) jsontext.Value {
+	value, found := r.members[name]
+	switch {
+	case !found:
+		r.fail(name, "missing, want "+want)
+	case value.Kind() != kind:
+		r.fail(name, "want "+want)
+	default:
+		return value
+	}
+	return nil
+}
+
+func (r *reader) text(name string) (text string) {
+	if value := r.raw(name, '"', "a string"); value != nil {
+		if err := json.Unmarshal(value, &text); err != nil {
+			r.fail(name, "want a string")
+		}
+	}
+	return text
+}
+
+func (r *reader) optionalText(name string) (text string, found bool) {
+	if !r.has(name) {
+		return "", false
+	}
+	return r.text(name), true
+}
+
+func (r *reader) object(name string) jsontext.Value { return r.raw(name, '{', "an object") }
+
+// name reads a request key, a user id or a payment id.
+func (r *reader) name(name string) string {
+	text := r.text(name)
+	if r.err == nil && !holds.ValidName(text) {
+		r.fail(name, "want 1 to 128 printable ASCII characters without space")
+	}
+	return text
+}
+
+func (r *reader) matching(name string, pattern *regexp.Regexp) string {
+	text := r.text(name)
+	if r.err == nil && !pattern.MatchString(text) {
+		r.fail(name, "must match "+pattern.String())
+	}
+	return text
+}
+
+func (r *reader) resource() string { return r.matching("resource_id", holds.ResourcePattern) }
+
+func (r *reader) holdID() holds.HoldID {
+	id, err := holds.ParseHoldID(r.text("hold_id"))
+	if err != nil {
+		r.fail("hold_id", err.Error())
+	}
+	return id
+}
+
+var plainInteger = regexp.MustCompile(`^-?(0|[1-9][0-9]*)$`)
+
+// integer reads a number that is written as a plain integer within 64 bits.
+func (r *reader) integer(name string) int64 {
+	const want = "a plain integer within 64 bits"
+	value := r.raw(name, '0', want)
+	if value == nil {
+		return 0
+	}
+	n, err := strconv.ParseInt(string(value), 10, 64)
+	if err != nil || !plainInteger.Match(value) {
+		r.fail(name, "want "+want)
+	}
+	return n
+}
+
+func (r *reader) optionalInteger(name string) *int64 {
+	if !r.has(name) {
+		return nil
+	}
+	n := r.integer(name)
+	return &n
+}
+
+// metadataMax is the largest metadata of a request as it is written, in bytes.
+const metadataMax = 4 << 10
+
+func (r *reader) metadata() jsontext.Value {
+	if !r.has("metadata") {
+		return nil
+	}
+	value := r.object("metadata")
+	if len(value) > metadataMax {
+		r.fail("metadata", "must not be larger than 4 KiB")
+		return nil
+	}
+	compact := value.Clone()
+	if err := compact.Compact(); err != nil {
+		r.fail("metadata", "want an object")
+	}
+	return compact
+}

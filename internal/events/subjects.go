@@ -1,0 +1,58 @@
+package events
+
+import "strings"
+
+// The inbound events.
+const (
+	BookingRequested = "booking.requested"
+	BookingCancelled = "booking.cancelled"
+	PaymentConfirmed = "payment.confirmed"
+	InventorySet     = "inventory.set"
+)
+
+// The reasons of dead letters, in the order in which they are found.
+const (
+	ReasonTooLarge        = "too_large"
+	ReasonMalformed       = "malformed"
+	ReasonUnknownType     = "unknown_type"
+	ReasonSubjectMismatch = "subject_mismatch"
+	ReasonPoison          = "poison"
+)
+
+// Subjects builds every subject and stream name, for the namespace that it is.
+type Subjects string
+
+// InStream, OutStream and DLQStream are the names of the streams.
+func (ns Subjects) InStream() string  { return strings.ToUpper(string(ns)) + "_IN" }
+func (ns Subjects) OutStream() string { return strings.ToUpper(string(ns)) + "_OUT" }
+func (ns Subjects) DLQStream() string { return strings.ToUpper(string(ns)) + "_DLQ" }
+
+// In is the subject of an inbound event about a resource; ">" as the resource means any.
+func (ns Subjects) In(event, resource string) string {
+	return string(ns) + ".in." + event + "." + resource
+}
+
+// Out is the subject of an outbound event about a resource.
+func (ns Subjects) Out(event, resource string) string {
+	return string(ns) + ".out." + event + "." + resource
+}
+
+// DLQ is the subject of dead letters with a reason.
+func (ns Subjects) DLQ(reason string) string { return string(ns) + ".dlq." + reason }
+
+// AllIn, AllOut and AllDLQ cover a stream.
+func (ns Subjects) AllIn() string  { return string(ns) + ".in.>" }
+func (ns Subjects) AllOut() string { return string(ns) + ".out.>" }
+func (ns Subjects) AllDLQ() string { return string(ns) + ".dlq.>" }
+
+// Type is the CloudEvents type of an event.
+func Type(event string) string { return "holdfast." + event + ".v1" }
+
+// eventOf is the event of a CloudEvents type, or false when it is none of ours.
+func eventOf(ceType string) (string, bool) {
+	event, ours := strings.CutPrefix(ceType, "holdfast.")
+	if !ours {
+		return "", false
+	}
+	return strings.CutSuffix(event, ".v1")
+}

@@ -1,0 +1,68 @@
+// Package holds is what Holdfast knows about holds: what one is, how it changes, and who
+// decides each change. The scripts under lua/ are the transition rules; the Go files beside
+// them, one a verb, gather what a script needs and turn its answer into an outcome.
+//
+// # The life of a hold
+//
+//	                  booking.requested
+//	                         │ place.lua
+//	       ┌─ refused ◄──────┤
+//	       ▼                 ▼      payment.confirmed
+//	 hold.rejected         held ───────── claim.lua ────────► confirming
+//	 (remembered under      │ │  ▲                                │
+//	  its request key)      │ │  └── settle.lua: capacity was cut ┤
+//	                        │ │                                  │ settle.lua: Postgres has committed
+//	booking.cancelled       │ │  deadline reached                ▼
+//	release.lua ◄───────────┘ └────────► expire.lua,         confirmed
+//	     │                               or any script that      │
+//	     ▼                               sweeps first            ▼
+//	 released                              │                 a reservation
+//	     │                                 ▼                 in Postgres
+//	     │                              expired
+//	     │                                 │ hold.expired is stored, forget.lua
+//	     ▼                                 ▼
+//	  tombstone ── remembered for HOLDFAST_REQUEST_KEY_TTL, then dropped
+//
+// A hold takes its quantity of each of its slots while it is held or confirming. It ends
+// exactly once, as confirmed, released or expired, and the script that ends it gives its
+// counts back in the same atomic step: see finish in lua/prelude.lua, the only place that
+// lowers a counter.
+//
+// # Which clock rules
+//
+// Redis' TIME, read inside the scripts. A hold has lapsed when that clock has reached its
+// deadline, whether or not anyone has swept it: every script that reads counters lapses first
+// what is due. One judgement is made without it, because it must be the same at every
+// delivery of an event: whether a night has passed is judged at the time at which JetStream
+// stored the event.
+//
+// # What Redis holds
+//
+// Everything begins <ns>:{<partition>}: so that one script's keys share a hash slot.
+//
+//	epoch                    string  proof that this Redis still has what was written to it
+//	fence                    string  counts the locks taken, gives each its fencing token
+//	agenda                   zset    resource -> when to look at it next (ms)
+//	<resource>:counts        hash    slot -> held
+//	<resource>:records       hash    id -> the hold, one line of words (record.go)
+//	<resource>:due           zset    id -> deadline (ms) of holds that can lapse
+//	<resource>:departing     zset    id -> when to announce hold.expired (again) (ms)
+//	<resource>:tombstones    zset    id -> when to drop the record of an ended hold (ms)
+//	<resource>:users         hash    user -> live holds
+//	<resource>:rev           string  counts the changes of capacity and reserved
+//	<resource>:hold:<id>     string  a live hold as JSON, with TTL; its expiry is a hint to sweep
+//	<resource>:index:<user>:<sha1 of slots>   string  id of the user's live hold on just these slots
+//	<resource>:request:<key> string  the answer to a request, with TTL
+//	<resource>:lock:<slot>   string  owner and fencing token of a lock, with the lease as TTL
+//
+// # What is guaranteed, and by what
+//
+//   - A grant was right at its moment: place.lua compares capacity and reserved as read from
+//     Postgres with its own counters, and refuses to decide when rev says that Postgres has
+//     changed since. Postgres' CHECK stands behind it: a reservation that does not fit is refused.
+//   - The same event has the same answer: an answer is remembered with the cause that made it;
+//     payments are answered from their row in Postgres for ever.
+//   - The lock only orders work. place.lua checks the group's tokens in the same step as it
+//     writes, and all of this holds with no lock at all.
+//   - Lost data is noticed: a script that does not find its epoch refuses (ErrDataLost).
+package holds

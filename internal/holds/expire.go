@@ -1,0 +1,383 @@
+package holds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/failpoint"
+	"holdfast/internal/lua"
+)
+
+// The bounds of the sweep.
+const (
+	sweepTick      = 250 * time.Millisecond // longest wait for the next look at the agenda
+	sweepRetry     = time.Second            // wait after a look that failed
+	dueMax         = 128                    // resources of a partition swept in one round trip
+	announceQueue  = 64                     // swept batches that wait to be announced
+	watchPing      = 10 * time.Second       // silence after which the subscription is pinged
+	allPartitions  = -1
+	expiredChannel = "__keyevent@*__:expired"
+)
+
+// ExpirerOptions switch off what makes a lapsed hold noticed, for tests: even with both off,
+// place.lua and claim.lua lapse what is due before they decide.
+type ExpirerOptions struct {
+	NoTimer         bool
+	NoNotifications bool
+}
+
+// Expirer gives back what lapsed holds took and announces each of them once it is stored.
+// Any number of them, in any number of workers, may work on the same holds: expire.lua restores
+// each hold once and hands it out for announcement to one at a time.
+//
+//	timer ──────────┐
+//	notifications ──┼─► sweep: expire.lua ──► announce: hold.expired stored ──► forget.lua
+//	subscribed ─────┘
+type Expirer struct {
+	service   *Service
+	announcer Announcer
+	options   ExpirerOptions
+	log       zerolog.Logger
+
+	departed chan []departed
+
+	mu      sync.Mutex
+	due     map[int]struct{} // partitions to look at now
+	nudged  chan struct{}    // has one element when due is not empty
+	hintErr error            // why there are no notifications, nil when there are
+}
+
+// departed is a hold that has lapsed and is to be announced.
+type departed struct {
+	id      HoldID
+	outcome Outcome
+}
+
+// NewExpirer returns an Expirer. Its Sweep, Watch and Announce loops must all run.
+func NewExpirer(s *Service, a Announcer, o ExpirerOptions, log zerolog.Logger) *Expirer {
+	return &Expirer{
+		service: s, announcer: a, options: o, log: log,
+		departed: make(chan []departed, announceQueue),
+		due:      make(map[int]struct{}),
+		nudged:   make(chan struct{}, 1),
+		hintErr:  errors.New("not subscribed yet"),
+	}
+}
+
+// Nudge asks the sweep to look at a partition now.
+func (e *Expirer) nudge(partition int) {
+	e.mu.Lock()
+	e.due[partition] = struct{}{}
+	e.mu.Unlock()
+	select {
+	case e.nudged <- struct{}{}:
+	default:
+	}
+}
+
+// take returns the partitions that were nudged since the last call.
+func (e *Expirer) take() []int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	partitions := make([]int, 0, len(e.due))
+	for p := range e.due {
+		if p == allPartitions {
+			partitions = everyPartition()
+			break
+		}
+		partitions = append(partitions, p)
+	}
+	clear(e.due)
+	return partitions
+}
+
+func everyPartition() []int {
+	partitions := make([]int, Partitions)
+	for p := range partitions {
+		partitions[p] = p
+	}
+	return partitions
+}
+
+// HintError tells why keyspace notifications cannot be had, or nil. Without them lapsed holds
+// are noticed by the timer.
+func (e *Expirer) HintError() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.hintErr
+}
+
+func (e *Expirer) setHintError(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.hintErr = err
+}
+
+// Sweep looks at the agenda whenever its earliest deadline has come, at least every 250 ms, and
+// at a partition when it is nudged, until ctx is over.
+func (e *Expirer) Sweep(ctx context.Context) error {
+	if !e.options.NoTimer {
+		e.nudge(allPartitions)
+	}
+	wait := sweepTick
+	for {
+		var timer <-chan time.Time
+		if !e.options.NoTimer {
+			timer = time.After(wait)
+		}
+		partitions := everyPartition()
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-e.nudged:
+			partitions = e.take()
+		case <-timer:
+		}
+		next, err := e.sweepOnce(ctx, partitions)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			e.log.Error().Err(err).Msg("sweep failed, will be repeated")
+			wait = sweepRetry
+		default:
+			wait = min(next, sweepTick)
+		}
+	}
+}
+
+// sweepOnce lapses everything that is due in some partitions and passes it on to be announced.
+// It returns how long nothing more is due there.
+func (e *Expirer) sweepOnce(ctx context.Context, partitions []int) (next time.Duration, err error) {
+	next = sweepTick
+	for len(partitions) > 0 {
+		resources, again, wait, err := e.readAgenda(ctx, partitions)
+		if err != nil {
+			return 0, err
+		}
+		next = min(next, wait)
+		full, err := e.expire(ctx, resources)
+		if err != nil {
+			return 0, err
+		}
+		for p := range full {
+			again[p] = struct{}{}
+		}
+		partitions = partitions[:0]
+		for p := range again {
+			partitions = append(partitions, p)
+		}
+	}
+	return next, nil
+}
+
+// readAgenda returns the resources that have something due, the partitions that have more of
+// them, and how long nothing else is due.
+func (e *Expirer) readAgenda(ctx context.Context, partitions []int) (resources []string, more map[int]struct{}, wait time.Duration, err error) {
+	s := e.service
+	calls := make([]*lua.Call, len(partitions))
+	for i, p := range partitions {
+		calls[i] = &lua.Call{
+			Script: scriptAgenda,
+			Keys:   []string{s.keys.epoch(p), s.keys.agenda(p)},
+			Args:   []any{s.epoch, "", "", dueMax},
+		}
+	}
+	s.run(ctx, calls...)
+	wait, more = sweepTick, make(map[int]struct{})
+	for i, c := range calls {
+		if err := c.Expect(1); err != nil {
+			return nil, nil, 0, fmt.Errorf("read agenda of partition %d: %w", partitions[i], err)
+		}
+		waitMS, err := strconv.ParseInt(c.Reply[0], 10, 64)
+		if err != nil {
+			return nil, nil, 0, fmt.Errorf("read agenda of partition %d: %w", partitions[i], err)
+		}
+		if waitMS >= 0 {
+			wait = min(wait, time.Duration(waitMS)*time.Millisecond)
+		}
+		due := c.Reply[1:]
+		if len(due) == dueMax {
+			more[partitions[i]] = struct{}{}
+		}
+		resources = append(resources, due...)
+	}
+	return resources, more, wait, nil
+}
+
+// expire lapses what is due on some resources, passes it on, and returns the partitions in
+// which a limit was reached.
+func (e *Expirer) expire(ctx context.Context, resources []string) (full map[int]struct{}, err error) {
+	full = make(map[int]struct{})
+	if len(resources) == 0 {
+		return full, nil
+	}
+	s := e.service
+	calls := make([]*lua.Call, len(resources))
+	for i, resource := range resources {
+		calls[i] = s.newCall(scriptExpire, resource, s.memory(), sweepMax, announceLease.Milliseconds())
+	}
+	s.run(ctx, calls...)
+	failpoint.Hit("expire.restored")
+	var batch []departed
+	var failed []error
+	for i, c := range calls {
+		if err := c.Expect(1); err != nil {
+			// One damaged resource must not keep the others from being swept.
+			failed = append(failed, fmt.Errorf("expire holds on %s: %w", resources[i], err))
+			continue
+		}
+		if c.Reply[0] == "1" {
+			full[Partition(resources[i])] = struct{}{}
+		}
+		for j := 1; j+1 < len(c.Reply); j += 2 {
+			hold, err := parseRecord(HoldID{resources[i], c.Reply[j]}, c.Reply[j+1])
+			if err != nil {
+				failed = append(failed, err)
+				continue
+			}
+			batch = append(batch, departed{hold.ID, hold.expired()})
+		}
+	}
+	if len(batch) > 0 {
+		select {
+		case e.departed <- batch:
+		case <-ctx.Done():
+		}
+	}
+	return full, errors.Join(failed...)
+}
+
+func (h Hold) expired() Outcome {
+	return Outcome{
+		Event: EventHoldExpired, Resource: h.ID.Resource, Hold: h.ID, At: h.EndedAt,
+		Data: HoldExpired{HoldData: h.data(), ExpiresAt: h.ExpiresAt, RestoredAt: h.EndedAt},
+	}
+}
+
+// Announce announces what the sweep has lapsed and then forgets it, until ctx is over. What
+// could not be announced is handed out again by expire.lua after a while.
+func (e *Expirer) Announce(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case batch := <-e.departed:
+			if err := e.announce(ctx, batch); err != nil && ctx.Err() == nil {
+				e.log.Error().Err(err).Int("holds", len(batch)).Msg("announcing lapsed holds failed, will be repeated")
+			}
+		}
+	}
+}
+
+func (e *Expirer) announce(ctx context.Context, batch []departed) error {
+	outcomes, byResource := make([]Outcome, len(batch)), make(map[string][]any)
+	for i, d := range batch {
+		outcomes[i] = d.outcome
+		byResource[d.id.Resource] = append(byResource[d.id.Resource], d.id.UUID)
+	}
+	if err := e.announcer.Announce(ctx, outcomes); err != nil {
+		return err
+	}
+	failpoint.Hit("expire.announced")
+	calls := make([]*lua.Call, 0, len(byResource))
+	for resource, ids := range byResource {
+		calls = append(calls, e.service.newCall(scriptForget, resource, append([]any{e.service.memory()}, ids...)...))
+	}
+	e.service.run(ctx, calls...)
+	failpoint.Hit("expire.forgotten")
+	for _, c := range calls {
+		if err := c.Expect(0); err != nil {
+			return fmt.Errorf("forget lapsed holds: %w", err)
+		}
+	}
+	return nil
+}
+
+// Watch listens for keyspace notifications until ctx is over. They are hints: Redis sends one
+// when it deletes the key, late or never. After every subscription, the first and each that
+// follows a cut, everything is swept once, because what lapsed in between was not heard.
+func (e *Expirer) Watch(ctx context.Context) error {
+	if e.options.NoNotifications {
+		e.setHintError(errors.New("switched off"))
+		<-ctx.Done()
+		return nil
+	}
+	pubsub := e.service.redis.PSubscribe(ctx, expiredChannel)
+	defer func() { _ = pubsub.Close() }() // nothing is left to be told
+	stop := context.AfterFunc(ctx, func() { _ = pubsub.Close() })
+	defer stop()
+	for ctx.Err() == nil {
+		message, err := pubsub.ReceiveTimeout(ctx, watchPing)
+		var timeout interface{ Timeout() bool }
+		switch {
+		case ctx.Err() != nil:
+		case errors.As(err, &timeout) && timeout.Timeout():
+			_ = pubsub.Ping(ctx) // a dead connection shows at the next receive
+		case err != nil:
+			e.setHintError(err)
+			if err := sleep(ctx, sweepRetry); err != nil {
+				return nil
+			}
+		default:
+			e.heard(ctx, message)
+		}
+	}
+	return nil
+}
+
+func (e *Expirer) heard(ctx context.Context, message any) {
+	switch m := message.(type) {
+	case *redis.Subscription:
+		err := e.enableNotifications(ctx)
+		e.setHintError(err)
+		if err != nil {
+			e.log.Warn().Err(err).Msg("no keyspace notifications, lapsed holds are noticed by the timer alone")
+		}
+		e.nudge(allPartitions)
+	case *redis.Message:
+		if p, ours := e.service.keys.partitionOfHold(m.Payload); ours {
+			e.nudge(p)
+		}
+	}
+}
+
+// enableNotifications adds what we need to the server's notify-keyspace-events, which a restart
+// forgets. It returns an error where that is forbidden.
+func (e *Expirer) enableNotifications(ctx context.Context) error {
+	const option = "notify-keyspace-events"
+	current, err := e.service.redis.ConfigGet(ctx, option).Result()
+	if err != nil {
+		return fmt.Errorf("read %s: %w", option, err)
+	}
+	flags := current[option]
+	for _, need := range []string{"E", "x"} {
+		if !containsFlag(flags, need) {
+			flags += need
+		}
+	}
+	if flags == current[option] {
+		return nil
+	}
+	if err := e.service.redis.ConfigSet(ctx, option, flags).Err(); err != nil {
+		return fmt.Errorf("set %s to %s: %w", option, flags, err)
+	}
+	return nil
+}
+
+// containsFlag reports whether flags include need; "A" stands for every class of events, x among them.
+func containsFlag(flags, need string) bool {
+	for _, f := range flags {
+		if string(f) == need || f == 'A' && need == "x" {
+			return true
+		}
+	}
+	return false
+}

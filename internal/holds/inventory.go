@@ -1,0 +1,66 @@
+package holds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// InventoryRequest sets the capacity of slots.
+type InventoryRequest struct {
+	Cause    string // names the event: the same at every delivery of it
+	Resource string
+	Asked    Asked
+	Capacity int64
+}
+
+// CapacityChange sets the capacity of all of a resource's slots or of none of them.
+type CapacityChange struct {
+	Cause    string
+	Resource string
+	Names    []string // sorted
+	Capacity int64
+	Held     []int64 // what live holds take of each, only to be told in the answer
+}
+
+// CapacityAnswer is the answer to a CapacityChange, the same whenever the same cause asks.
+type CapacityAnswer struct {
+	BelowReserved bool        `json:"below_reserved,omitzero"` // refused: more is reserved of some slot
+	Slots         []SlotStock `json:"slots"`                   // as they are after the change; nil when refused
+}
+
+// SetInventory sets capacities and bumps rev, so that whoever has read the old ones decides again.
+func (s *Service) SetInventory(ctx context.Context, r InventoryRequest) Result {
+	reject := func(reason, field string) Result {
+		return Result{Outcome: Outcome{
+			Event: EventInventoryRejected, Resource: r.Resource,
+			Data: InventoryRejected{ResourceID: r.Resource, Reason: reason, Field: field},
+		}}
+	}
+	names, err := r.Asked.names(nightsWindow{max: InventorySlotsMax})
+	if err == nil && r.Capacity < 0 {
+		err = invalid("capacity", "must not be negative")
+	}
+	var wrong *InvalidError
+	if errors.As(err, &wrong) {
+		return reject(ReasonInvalidRequest, wrong.Field)
+	}
+	held, err := s.heldCounts(ctx, r.Resource, names)
+	if err != nil {
+		return Result{Err: fmt.Errorf("set inventory of %s: %w", r.Resource, err)}
+	}
+	answer, err := s.inventory.SetCapacity(ctx, CapacityChange{r.Cause, r.Resource, names, r.Capacity, held})
+	if err == nil {
+		err = s.redis.Incr(ctx, s.keys.rev(r.Resource)).Err()
+	}
+	if err != nil {
+		return Result{Err: fmt.Errorf("set inventory of %s: %w", r.Resource, err)}
+	}
+	if answer.BelowReserved {
+		return reject(ReasonBelowReserved, "capacity")
+	}
+	return Result{Outcome: Outcome{
+		Event: EventInventoryUpdated, Resource: r.Resource,
+		Data: InventoryUpdated{ResourceID: r.Resource, Slots: answer.Slots},
+	}}
+}

@@ -1,0 +1,72 @@
+package holds
+
+import (
+	"hash/fnv"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// Partitions is the number of parts into which resources are divided. It is part of what is
+// stored: another number finds nothing of what this one wrote, so it is checked at start.
+const Partitions = 64
+
+// NamespacePattern is the form of a namespace.
+var NamespacePattern = regexp.MustCompile(`^[a-z][a-z0-9_]{0,31}$`)
+
+// keyspace builds every Redis key, for the namespace that it is. Parts that go into a key are
+// validated (namespace, resource, slot, uuid hold no colon and no brace) or stand last
+// (request key) or before a part of fixed length (user, in the index), so no two can collide.
+// What a script adds to prefix is listed in doc.go and built in lua/prelude.lua.
+type keyspace string
+
+// Partition returns the partition of a resource.
+func Partition(resource string) int {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(resource)) // a hash never returns an error
+	return int(h.Sum32() % Partitions)
+}
+
+func (ns keyspace) partition(p int) string {
+	return string(ns) + ":{" + strconv.Itoa(p) + "}:"
+}
+
+func (ns keyspace) epoch(p int) string  { return ns.partition(p) + "epoch" }
+func (ns keyspace) fence(p int) string  { return ns.partition(p) + "fence" }
+func (ns keyspace) agenda(p int) string { return ns.partition(p) + "agenda" }
+
+// prefix begins every key of a resource.
+func (ns keyspace) prefix(resource string) string {
+	return ns.partition(Partition(resource)) + resource + ":"
+}
+
+func (ns keyspace) rev(resource string) string { return ns.prefix(resource) + "rev" }
+
+func (ns keyspace) lock(resource, slot string) string { return ns.prefix(resource) + "lock:" + slot }
+
+// resource returns the KEYS of every script that works on one resource, in the order of
+// lua/prelude.lua.
+func (ns keyspace) resource(resource string) []string {
+	p, prefix := Partition(resource), ns.prefix(resource)
+	return []string{
+		ns.epoch(p), ns.agenda(p),
+		prefix + "counts", prefix + "records", prefix + "due", prefix + "departing",
+		prefix + "tombstones", prefix + "rev", prefix + "users",
+	}
+}
+
+// partitionOfHold returns the partition of a key that a keyspace notification names, or false
+// when it is not the key of one of this namespace's holds.
+func (ns keyspace) partitionOfHold(key string) (int, bool) {
+	rest, found := strings.CutPrefix(key, string(ns)+":{")
+	if !found {
+		return 0, false
+	}
+	number, rest, found := strings.Cut(rest, "}:")
+	p, err := strconv.Atoi(number)
+	if !found || err != nil || p < 0 || p >= Partitions {
+		return 0, false
+	}
+	_, rest, _ = strings.Cut(rest, ":")
+	return p, strings.HasPrefix(rest, "hold:")
+}

@@ -1,0 +1,15 @@
+-- Reads what live holds take of some slots, after lapsing what is due.
+--
+-- ARGV  4 memory_ms  5 sweep_limit  then the slots
+-- Returns ok held ...  |  more: too many holds are due for one call, call again
+
+local memory_ms, sweep_limit = tonumber(ARGV[4]), tonumber(ARGV[5])
+local swept, damage = sweep(sweep_limit, memory_ms)
+if damage then return {'damaged', damage} end
+if swept == sweep_limit then return {'more'} end
+
+local reply = {'ok'}
+for i, count in ipairs(redis.call('HMGET', COUNTS, unpack(ARGV, 6))) do
+  reply[i + 1] = count or '0'
+end
+return reply

@@ -1,0 +1,39 @@
+-- Claims a hold for a payment: from here on it cannot lapse, until settle.lua says how the payment ended.
+--
+-- ARGV  4 memory_ms  5 sweep_limit  6 id  7 payment
+-- Returns ok word now line, the line being the hold's record ("" when there is none), the word
+--   claimed            the hold is this payment's, by this call or an earlier one
+--   confirmed          this payment was settled already: Postgres has its answer
+--   claimed_by_other   another payment is being decided: come back later
+--   already_confirmed  another payment was confirmed
+--   expired released unknown_hold   there is nothing to pay for
+
+local memory_ms, sweep_limit, id, payment = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], ARGV[7]
+
+local _, damage = sweep(sweep_limit, memory_ms)
+if damage then return {'damaged', damage} end
+
+local line = redis.call('HGET', RECORDS, id)
+if not line then return {'ok', 'unknown_hold', tostring(now), ''} end
+local hold = parse(line)
+if not hold then return {'damaged', 'record of ' .. id} end
+
+if hold.state == 'held' and hold.deadline <= now then
+  damage = lapse(id, hold, memory_ms)
+  if damage then return {'damaged', damage} end
+end
+
+local word = hold.state
+if hold.state == 'held' then
+  hold.state, hold.ended, hold.by = 'confirming', now, payment
+  redis.call('HSET', RECORDS, id, format(hold))
+  redis.call('ZREM', DUE, id)
+  redis.call('DEL', prefix .. 'hold:' .. id)
+  redis.call('PERSIST', prefix .. 'request:' .. hold.request_key)
+  word = 'claimed'
+elseif hold.state == 'confirming' then
+  word = hold.by == payment and 'claimed' or 'claimed_by_other'
+elseif hold.state == 'confirmed' and hold.by ~= payment then
+  word = 'already_confirmed'
+end
+return {'ok', word, tostring(now), format(hold)}

@@ -1,0 +1,143 @@
+package holds
+
+import "github.com/go-json-experiment/json/jsontext"
+
+// The events that Holdfast answers with.
+const (
+	EventHoldCreated       = "hold.created"
+	EventHoldRejected      = "hold.rejected"
+	EventHoldReleased      = "hold.released"
+	EventReleaseRejected   = "hold.release_rejected"
+	EventHoldExpired       = "hold.expired"
+	EventHoldConfirmed     = "hold.confirmed"
+	EventConfirmRejected   = "hold.confirm_rejected"
+	EventInventoryUpdated  = "inventory.updated"
+	EventInventoryRejected = "inventory.rejected"
+	EventBookingCancelled  = "booking.cancelled"
+)
+
+// The reasons of the events that refuse.
+const (
+	ReasonInvalidRequest   = "invalid_request"
+	ReasonKeyReused        = "request_key_reused"
+	ReasonCancelled        = "cancelled"
+	ReasonAlreadyHolding   = "already_holding"
+	ReasonHoldLimit        = "hold_limit"
+	ReasonUnknownResource  = "unknown_resource"
+	ReasonSoldOut          = "sold_out"
+	ReasonExpired          = "expired"
+	ReasonReleased         = "released"
+	ReasonConfirmed        = "confirmed"
+	ReasonUnknownHold      = "unknown_hold"
+	ReasonAlreadyConfirmed = "already_confirmed"
+	ReasonBelowReserved    = "below_reserved"
+)
+
+// Outcome is the one answer to an inbound event, or a hold's expiry. Asked twice, the same
+// event has the same outcome.
+type Outcome struct {
+	Event    string // one of the Event constants
+	Resource string
+	Hold     HoldID // zero when no hold is meant
+	At       Time   // when it was decided, zero when that is not remembered
+	Data     any    // one of the data types below
+}
+
+// HoldData is what every outcome that means a hold says of it.
+type HoldData struct {
+	ResourceID string `json:"resource_id"`
+	HoldID     HoldID `json:"hold_id,omitzero"`
+	RequestKey string `json:"request_key,omitzero"`
+	UserID     string `json:"user_id,omitzero"`
+	Asked
+	Quantity *int64         `json:"quantity,omitzero"` // nil when no hold is known
+	Metadata jsontext.Value `json:"metadata,omitzero"`
+}
+
+// HoldCreated is the data of hold.created.
+type HoldCreated struct {
+	HoldData
+	CreatedAt Time `json:"created_at"`
+	ExpiresAt Time `json:"expires_at"`
+	Replayed  bool `json:"replayed,omitzero"` // another event asked for it first
+}
+
+// HoldRejected is the data of hold.rejected. HoldID is set for already_holding only and then
+// names the existing hold.
+type HoldRejected struct {
+	HoldData
+	Reason  string `json:"reason"`
+	Message string `json:"message"`
+	Field   string `json:"field,omitzero"` // of invalid_request
+	*SoldOut
+	Replayed bool `json:"replayed,omitzero"`
+}
+
+// SoldOut is what a hold.rejected says besides when the reason is sold_out.
+type SoldOut struct {
+	Unavailable []SlotStock `json:"unavailable"`
+	RetryAt     *Time       `json:"retry_at"` // the earliest deadline whose lapse could help, nil = none
+}
+
+// SlotStock is what is known of one slot: what may be sold, what is reserved in Postgres, and
+// what live holds take.
+type SlotStock struct {
+	Slot     string `json:"slot"`
+	Capacity int64  `json:"capacity"`
+	Reserved int64  `json:"reserved"`
+	Held     int64  `json:"held"`
+}
+
+// HoldReleased is the data of hold.released.
+type HoldReleased struct {
+	HoldData
+	ReleasedAt Time `json:"released_at"`
+}
+
+// HoldExpired is the data of hold.expired.
+type HoldExpired struct {
+	HoldData
+	ExpiresAt  Time `json:"expires_at"`  // the deadline
+	RestoredAt Time `json:"restored_at"` // when the counters were put back
+}
+
+// HoldConfirmed is the data of hold.confirmed.
+type HoldConfirmed struct {
+	HoldData
+	PaymentID   string `json:"payment_id"`
+	ConfirmedAt Time   `json:"confirmed_at"` // the moment of the claim
+}
+
+// ConfirmRejected is the data of hold.confirm_rejected.
+type ConfirmRejected struct {
+	HoldData
+	PaymentID      string `json:"payment_id"`
+	Reason         string `json:"reason"`
+	RefundRequired bool   `json:"refund_required"` // always true
+}
+
+// ReleaseRejected is the data of hold.release_rejected.
+type ReleaseRejected struct {
+	HoldData
+	Reason string `json:"reason"`
+}
+
+// BookingCancelled is the data of booking.cancelled: no request with this key was seen, and
+// none that comes will be granted.
+type BookingCancelled struct {
+	ResourceID string `json:"resource_id"`
+	RequestKey string `json:"request_key"`
+}
+
+// InventoryUpdated is the data of inventory.updated.
+type InventoryUpdated struct {
+	ResourceID string      `json:"resource_id"`
+	Slots      []SlotStock `json:"slots"`
+}
+
+// InventoryRejected is the data of inventory.rejected.
+type InventoryRejected struct {
+	ResourceID string `json:"resource_id"`
+	Reason     string `json:"reason"`
+	Field      string `json:"field,omitzero"`
+}

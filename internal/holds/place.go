@@ -1,0 +1,336 @@
+package holds
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/failpoint"
+	"holdfast/internal/lua"
+)
+
+// QuantityMax is the most that one request can ask of each slot.
+const QuantityMax = 1_000_000
+
+// PlaceRequest asks for a hold. Its form has been checked, its meaning has not.
+type PlaceRequest struct {
+	Cause      string    // names the event: the same at every delivery of it
+	StoredAt   time.Time // when JetStream stored the event
+	Resource   string
+	RequestKey string
+	User       string
+	Asked      Asked
+	Quantity   int64
+	TTLSeconds *int64         // nil = the policy's
+	Metadata   jsontext.Value // compact, nil = none
+}
+
+// placing is a request on its way.
+type placing struct {
+	*PlaceRequest
+	index       int // among the requests of the call
+	names       []string
+	ttl         time.Duration
+	fingerprint string
+	asked       string
+}
+
+// group is the requests of one resource that are decided together, under one lock on the
+// sorted union of their slots.
+type group struct {
+	resource string
+	requests []*placing
+	names    []string
+	locks    []string
+	token    string
+}
+
+// Place decides requests and hands each result to emit, as soon as it is known and in no
+// particular order. Requests for the same resource are decided in the order given, with one
+// lock, one read of Postgres and one run of place.lua for all of them; the resources of one
+// call share the round trips. A group whose lock is taken waits for it up to the policy's
+// LockWait while the others go on; then its results are ErrBusy.
+func (s *Service) Place(ctx context.Context, requests []PlaceRequest, emit func(i int, r Result)) {
+	waiting := make([]*placing, 0, len(requests))
+	for i := range requests {
+		p, err := s.understand(&requests[i], i)
+		if err != nil {
+			emit(i, rejectInvalid(&requests[i], err))
+			continue
+		}
+		waiting = append(waiting, p)
+	}
+
+	giveUp := time.Now().Add(s.policy.LockWait)
+	for len(waiting) > 0 {
+		groups, later := s.gather(waiting)
+		locked, blocked, wait, err := s.lock(ctx, groups)
+		if err != nil {
+			fail(waiting, err, emit)
+			return
+		}
+		failpoint.Hit("place.locked")
+		again := s.decide(ctx, locked, emit)
+
+		waiting = append(again, later...)
+		for _, g := range blocked {
+			waiting = append(waiting, g.requests...)
+		}
+		slices.SortFunc(waiting, func(a, b *placing) int { return a.index - b.index })
+		if len(locked) > 0 {
+			continue
+		}
+		left := time.Until(giveUp)
+		if left <= 0 {
+			fail(waiting, fmt.Errorf("wait for the lock: %w", ErrBusy), emit)
+			return
+		}
+		if err := sleep(ctx, min(left, wait, time.Millisecond+rand.N(10*time.Millisecond))); err != nil {
+			fail(waiting, err, emit)
+			return
+		}
+	}
+}
+
+func fail(requests []*placing, err error, emit func(int, Result)) {
+	for _, p := range requests {
+		emit(p.index, Result{Err: fmt.Errorf("place hold on %s: %w", p.Resource, err)})
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return nil
+	}
+}
+
+// understand checks what a request means. It returns an *InvalidError when it means nothing.
+func (s *Service) understand(r *PlaceRequest, index int) (*placing, error) {
+	today := r.StoredAt.UTC().Truncate(24 * time.Hour)
+	names, err := r.Asked.names(nightsWindow{
+		max:      s.policy.NightsMax,
+		earliest: today.AddDate(0, 0, -1), // a day of grace: any time zone's today
+		latest:   today.AddDate(0, 0, s.policy.HorizonDays),
+	})
+	if err != nil {
+		return nil, err
+	}
+	if r.Quantity < 1 || r.Quantity > QuantityMax {
+		return nil, invalid("quantity", "must be 1 to %d", QuantityMax)
+	}
+	ttl, written := s.policy.HoldTTL, "-"
+	if r.TTLSeconds != nil {
+		limit := int64(s.policy.HoldTTLMax / time.Second)
+		if *r.TTLSeconds < 1 || *r.TTLSeconds > limit {
+			return nil, invalid("ttl_seconds", "must be 1 to %d", limit)
+		}
+		ttl, written = time.Duration(*r.TTLSeconds)*time.Second, strconv.FormatInt(*r.TTLSeconds, 10)
+	}
+	asked, err := r.Asked.compact()
+	if err != nil {
+		return nil, err
+	}
+	content := strings.Join([]string{r.User, joinSlots(names), strconv.FormatInt(r.Quantity, 10), written}, " ")
+	sum := sha256.Sum256([]byte(content))
+	return &placing{
+		PlaceRequest: r, index: index, names: names, ttl: ttl, asked: asked,
+		fingerprint: hex.EncodeToString(sum[:16]),
+	}, nil
+}
+
+// gather makes one group a resource. What would make a group's union of slots too large for
+// one script is left for later, with all that follows it on the same resource.
+func (s *Service) gather(requests []*placing) (groups []*group, later []*placing) {
+	type draft struct {
+		*group
+		union map[string]struct{}
+		full  bool
+	}
+	drafts := make(map[string]*draft)
+	for _, p := range requests {
+		d := drafts[p.Resource]
+		if d == nil {
+			d = &draft{group: &group{resource: p.Resource}, union: make(map[string]struct{})}
+			drafts[p.Resource] = d
+			groups = append(groups, d.group)
+		}
+		if d.full || len(d.union)+len(p.names) > groupSlotsMax && len(d.requests) > 0 {
+			d.full = true
+			later = append(later, p)
+			continue
+		}
+		d.requests = append(d.requests, p)
+		for _, name := range p.names {
+			d.union[name] = struct{}{}
+		}
+	}
+	for _, d := range drafts {
+		d.names = slices.Sorted(maps.Keys(d.union))
+		d.locks = make([]string, len(d.names))
+		for i, name := range d.names {
+			d.locks[i] = s.keys.lock(d.resource, name)
+		}
+	}
+	return groups, later
+}
+
+// lock tries to lock every group once, all in one round trip. wait is the shortest time after
+// which a blocked group's lock ends by itself.
+func (s *Service) lock(ctx context.Context, groups []*group) (locked, blocked []*group, wait time.Duration, err error) {
+	fences, sets := make([]string, len(groups)), make([][]string, len(groups))
+	for i, g := range groups {
+		fences[i], sets[i] = s.keys.fence(Partition(g.resource)), g.locks
+	}
+	tokens, waits, err := s.locker.TryLock(ctx, fences, sets)
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	for i, g := range groups {
+		g.token = tokens[i]
+		if g.token != "" {
+			locked = append(locked, g)
+			continue
+		}
+		blocked = append(blocked, g)
+		if wait == 0 || waits[i] < wait {
+			wait = waits[i]
+		}
+	}
+	return locked, blocked, wait, nil
+}
+
+// unlock gives back the locks of groups that were not decided, even when ctx is over.
+func (s *Service) unlock(ctx context.Context, groups []*group) {
+	if len(groups) == 0 {
+		return
+	}
+	sets, tokens := make([][]string, len(groups)), make([]string, len(groups))
+	for i, g := range groups {
+		sets[i], tokens[i] = g.locks, g.token
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	// Best effort: what cannot be unlocked ends with its lease.
+	_ = s.locker.Unlock(ctx, sets, tokens)
+}
+
+// decide decides locked groups and emits their results. It returns the requests of groups that
+// lost their lock and so were not decided.
+func (s *Service) decide(ctx context.Context, groups []*group, emit func(int, Result)) (again []*placing) {
+	for round := 0; len(groups) > 0; round++ {
+		calls, err := s.prepare(ctx, groups)
+		if err != nil {
+			s.unlock(ctx, groups)
+			for _, g := range groups {
+				fail(g.requests, err, emit)
+			}
+			return again
+		}
+		failpoint.Hit("place.read")
+		s.run(ctx, calls...)
+		failpoint.Hit("place.decided")
+
+		var repeat, undecided []*group
+		for i, g := range groups {
+			c := calls[i]
+			switch {
+			case c.Err == nil && c.Status == "lock_lost":
+				undecided = append(undecided, g)
+				again = append(again, g.requests...)
+			case c.Err == nil && (c.Status == "more" || c.Status == "stale" && round < staleRoundsMax):
+				repeat = append(repeat, g)
+			case c.Err == nil && c.Status == "stale":
+				undecided = append(undecided, g)
+				fail(g.requests, fmt.Errorf("inventory keeps changing: %w", ErrBusy), emit)
+			case c.Expect(1+2*len(g.requests)) != nil:
+				undecided = append(undecided, g)
+				fail(g.requests, c.Err, emit)
+			default:
+				for j, p := range g.requests {
+					outcome, err := p.outcome(c.Reply[0], c.Reply[1+2*j], c.Reply[2+2*j])
+					emit(p.index, Result{outcome, err})
+				}
+			}
+		}
+		s.unlock(ctx, undecided)
+		groups = repeat
+	}
+	return again
+}
+
+// prepare reads rev and then Postgres, in this order, and returns a run of place.lua a group.
+func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, error) {
+	resources, slots := make([]string, len(groups)), make([][]string, len(groups))
+	pipe := s.redis.Pipeline()
+	revs := make([]*redis.StringCmd, len(groups))
+	for i, g := range groups {
+		resources[i], slots[i] = g.resource, g.names
+		revs[i] = pipe.Get(ctx, s.keys.rev(g.resource))
+	}
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+		return nil, fmt.Errorf("read rev: %w", err)
+	}
+	stock, err := s.inventory.Stock(ctx, resources, slots)
+	if err != nil {
+		return nil, err
+	}
+	calls := make([]*lua.Call, len(groups))
+	for i, g := range groups {
+		rev := revs[i].Val()
+		if rev == "" {
+			rev = "0"
+		}
+		if calls[i], err = s.placeCall(g, rev, stock[i]); err != nil {
+			return nil, err
+		}
+	}
+	return calls, nil
+}
+
+func (s *Service) placeCall(g *group, rev string, stock []Stock) (*lua.Call, error) {
+	token := g.token
+	if token == NoLock {
+		token = ""
+	}
+	n := len(g.names)
+	args := make([]any, 0, 6+3*n+10*len(g.requests))
+	args = append(args, rev, token, s.memory(), s.policy.HoldsPerUser, sweepMax, n)
+	for _, name := range g.names {
+		args = append(args, name)
+	}
+	for _, row := range stock {
+		if row.Known {
+			args = append(args, row.Capacity)
+		} else {
+			args = append(args, "-")
+		}
+	}
+	for _, row := range stock {
+		args = append(args, row.Reserved)
+	}
+	for _, p := range g.requests {
+		id, err := NewHoldID(p.Resource)
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, id.UUID, p.RequestKey, p.Cause, p.fingerprint, p.User, p.Quantity,
+			p.ttl.Milliseconds(), joinSlots(p.names), p.asked, string(p.Metadata))
+	}
+	return s.newCall(scriptPlace, g.resource, args...), nil
+}

@@ -1,0 +1,140 @@
+package holds
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// data echoes a request.
+func (r *PlaceRequest) data() HoldData {
+	return HoldData{
+		ResourceID: r.Resource,
+		RequestKey: r.RequestKey,
+		UserID:     r.User,
+		Asked:      r.Asked,
+		Quantity:   &r.Quantity,
+		Metadata:   r.Metadata,
+	}
+}
+
+// reject returns the outcome of a refused request.
+func (r *PlaceRequest) reject(at Time, rejected HoldRejected) Outcome {
+	if rejected.Message == "" {
+		rejected.Message = refusals[rejected.Reason]
+	}
+	return Outcome{Event: EventHoldRejected, Resource: r.Resource, Hold: rejected.HoldID, At: at, Data: rejected}
+}
+
+func rejectInvalid(r *PlaceRequest, err error) Result {
+	var wrong *InvalidError
+	if !errors.As(err, &wrong) {
+		return Result{Err: err}
+	}
+	return Result{Outcome: r.reject(Time{}, HoldRejected{
+		HoldData: r.data(), Reason: ReasonInvalidRequest, Message: wrong.Error(), Field: wrong.Field,
+	})}
+}
+
+// refusals say each reason in a sentence.
+var refusals = map[string]string{
+	ReasonKeyReused:       "this request key was used for a request with another user, slots, quantity or ttl",
+	ReasonCancelled:       "this request was cancelled before it came",
+	ReasonAlreadyHolding:  "this user has a live hold on these slots already",
+	ReasonHoldLimit:       "this user has as many live holds on this resource as are allowed",
+	ReasonUnknownResource: "at least one of these slots has no inventory",
+	ReasonSoldOut:         "at least one of these slots has not enough left",
+}
+
+// outcome reads an answer of place.lua. now is when the script ran; answer is the line as it is
+// remembered under the request key; tail is from the record of a hold that was created before.
+func (p *placing) outcome(now, answer, tail string) (Outcome, error) {
+	if answer == "reused" {
+		at, err := parseMillis(now)
+		return p.reject(at, HoldRejected{HoldData: p.data(), Reason: ReasonKeyReused}), err
+	}
+	words := strings.SplitN(answer, " ", 7)
+	if len(words) != 7 {
+		return Outcome{}, fmt.Errorf("answer to request %s: %w", p.RequestKey, ErrDamaged)
+	}
+	word, cause, detail := words[0], words[2], words[4]
+	at, err := parseMillis(words[3])
+	if err != nil {
+		return Outcome{}, err
+	}
+	data, replayed := p.data(), cause != p.Cause
+	switch {
+	case word == "cancelled":
+		return p.reject(at, HoldRejected{HoldData: data, Reason: ReasonCancelled}), nil
+	case word == "created":
+		return p.created(at, detail, tail, replayed)
+	case replayed:
+		if data.Asked, data.Metadata, err = parseEcho(words[5], words[6]); err != nil {
+			return Outcome{}, fmt.Errorf("answer to request %s: %w: %w", p.RequestKey, ErrDamaged, err)
+		}
+	}
+	rejected := HoldRejected{HoldData: data, Reason: word, Replayed: replayed}
+	switch word {
+	case ReasonAlreadyHolding:
+		rejected.HoldID = HoldID{p.Resource, detail}
+	case ReasonSoldOut:
+		if rejected.SoldOut, err = parseShortage(detail); err != nil {
+			return Outcome{}, fmt.Errorf("answer to request %s: %w: %w", p.RequestKey, ErrDamaged, err)
+		}
+	}
+	return p.reject(at, rejected), nil
+}
+
+func (p *placing) created(at Time, detail, tail string, replayed bool) (Outcome, error) {
+	uuid, deadline, _ := strings.Cut(detail, ":")
+	expiresAt, err := parseMillis(deadline)
+	if err != nil {
+		return Outcome{}, err
+	}
+	id, data := HoldID{p.Resource, uuid}, p.data()
+	if replayed && tail != "" {
+		first, err := parseTail(id, tail)
+		if err != nil {
+			return Outcome{}, err
+		}
+		data.Asked, data.Metadata = first.Asked, first.Metadata
+	}
+	data.HoldID = id
+	return Outcome{Event: EventHoldCreated, Resource: p.Resource, Hold: id, At: at, Data: HoldCreated{
+		HoldData: data, CreatedAt: at, ExpiresAt: expiresAt, Replayed: replayed,
+	}}, nil
+}
+
+// parseShortage reads what place.lua says is short: retry_at_ms|slot:capacity:reserved:held,...
+func parseShortage(detail string) (*SoldOut, error) {
+	retryAt, rows, _ := strings.Cut(detail, "|")
+	var short SoldOut
+	if retryAt != "-" {
+		at, err := parseMillis(retryAt)
+		if err != nil {
+			return nil, err
+		}
+		short.RetryAt = &at
+	}
+	for row := range strings.SplitSeq(rows, ",") {
+		words := strings.Split(row, ":")
+		if len(words) != 4 {
+			return nil, fmt.Errorf("shortage %q", row)
+		}
+		var numbers [3]int64
+		for i, word := range words[1:] {
+			var err error
+			if numbers[i], err = strconv.ParseInt(word, 10, 64); err != nil {
+				return nil, err
+			}
+		}
+		short.Unavailable = append(short.Unavailable, SlotStock{words[0], numbers[0], numbers[1], numbers[2]})
+	}
+	return &short, nil
+}
+
+func parseMillis(text string) (Time, error) {
+	ms, err := strconv.ParseInt(text, 10, 64)
+	return TimeFromMillis(ms), err
+}

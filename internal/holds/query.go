@@ -1,0 +1,105 @@
+package holds
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// SlotAvailability is what can be had of one slot now.
+type SlotAvailability struct {
+	SlotStock
+	Available int64 `json:"available"` // max(0, capacity - reserved - held)
+}
+
+// Availability tells what can be had of each slot that a means, counting live holds only. A
+// slot without an inventory row has capacity 0. It returns an *InvalidError for a set of slots
+// that cannot be asked for.
+func (s *Service) Availability(ctx context.Context, resource string, a Asked) ([]SlotAvailability, error) {
+	names, err := a.names(nightsWindow{max: InventorySlotsMax})
+	if err != nil {
+		return nil, err
+	}
+	// Held before reserved: a hold that is confirmed in between is counted twice rather than never.
+	held, err := s.heldCounts(ctx, resource, names)
+	if err != nil {
+		return nil, fmt.Errorf("availability of %s: %w", resource, err)
+	}
+	stock, err := s.inventory.Stock(ctx, []string{resource}, [][]string{names})
+	if err != nil {
+		return nil, fmt.Errorf("availability of %s: %w", resource, err)
+	}
+	slots := make([]SlotAvailability, len(names))
+	for i, row := range stock[0] {
+		slots[i].SlotStock = SlotStock{names[i], row.Capacity, row.Reserved, held[i]}
+		slots[i].Available = max(0, row.Capacity-row.Reserved-held[i])
+	}
+	return slots, nil
+}
+
+// heldCounts reads what live holds take of slots. Lapsed holds are swept first, however many.
+func (s *Service) heldCounts(ctx context.Context, resource string, names []string) ([]int64, error) {
+	args := []any{s.memory(), sweepMax}
+	for _, name := range names {
+		args = append(args, name)
+	}
+	c := s.newCall(scriptAvailability, resource, args...)
+	for s.run(ctx, c); c.Err == nil && c.Status == "more"; s.run(ctx, c) {
+	}
+	if err := c.Expect(len(names)); err != nil {
+		return nil, err
+	}
+	counts := make([]int64, len(names))
+	for i, text := range c.Reply {
+		var err error
+		if counts[i], err = strconv.ParseInt(text, 10, 64); err != nil {
+			return nil, fmt.Errorf("count of %s: %w: %w", names[i], ErrDamaged, err)
+		}
+	}
+	return counts, nil
+}
+
+// HoldView is a hold as it is shown to who asks for it.
+type HoldView struct {
+	ResourceID string `json:"resource_id"`
+	HoldID     HoldID `json:"hold_id"`
+	State      State  `json:"state"`
+	RequestKey string `json:"request_key"`
+	UserID     string `json:"user_id"`
+	Asked
+	Quantity  int64          `json:"quantity"`
+	Metadata  jsontext.Value `json:"metadata,omitzero"`
+	CreatedAt Time           `json:"created_at"`
+	ExpiresAt Time           `json:"expires_at"`
+}
+
+// Lookup shows a hold while it is remembered; found is false when it is not. A hold whose
+// deadline has come is shown expired whether or not it was swept.
+func (s *Service) Lookup(ctx context.Context, id HoldID) (view HoldView, found bool, err error) {
+	c := s.newCall(scriptShow, id.Resource, id.UUID)
+	s.run(ctx, c)
+	if err := c.Expect(2); err != nil {
+		return HoldView{}, false, fmt.Errorf("look up hold %s: %w", id, err)
+	}
+	if c.Reply[1] == "" {
+		return HoldView{}, false, nil
+	}
+	hold, err := parseRecord(id, c.Reply[1])
+	if err != nil {
+		return HoldView{}, false, err
+	}
+	now, err := parseMillis(c.Reply[0])
+	if err != nil {
+		return HoldView{}, false, err
+	}
+	if hold.State == Held && !now.Before(hold.ExpiresAt.Time) {
+		hold.State = Expired
+	}
+	return HoldView{
+		ResourceID: id.Resource, HoldID: id, State: hold.State, RequestKey: hold.RequestKey, UserID: hold.User,
+		Asked: hold.Asked, Quantity: hold.Quantity, Metadata: hold.Metadata,
+		CreatedAt: hold.CreatedAt, ExpiresAt: hold.ExpiresAt,
+	}, true, nil
+}

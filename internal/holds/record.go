@@ -1,0 +1,98 @@
+package holds
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// Hold is a hold as its record tells it.
+type Hold struct {
+	ID         HoldID
+	State      State
+	ExpiresAt  Time
+	CreatedAt  Time
+	Quantity   int64
+	EndedAt    Time   // of a claimed or confirmed hold the claim, of the others the end; else zero
+	By         string // payment of a claimed or confirmed hold, cause of a released one
+	User       string
+	RequestKey string
+	Names      []string // its slots, sorted
+	Asked      Asked
+	Metadata   jsontext.Value // as it was asked, nil = none
+}
+
+// parseRecord reads the line that the scripts write; lua/prelude.lua is its twin:
+//
+//	state deadline_ms created_ms quantity ended_ms by user request_key slots asked metadata
+//
+// Words are separated by one space; no word but the last can hold one.
+func parseRecord(id HoldID, line string) (Hold, error) {
+	words := strings.SplitN(line, " ", 7)
+	if len(words) != 7 {
+		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrDamaged)
+	}
+	hold, err := parseTail(id, words[6])
+	if err != nil {
+		return Hold{}, err
+	}
+	var numbers [4]int64
+	for i, word := range words[1:5] {
+		if numbers[i], err = strconv.ParseInt(word, 10, 64); err != nil {
+			return Hold{}, fmt.Errorf("record of hold %s: %w: %w", id, ErrDamaged, err)
+		}
+	}
+	hold.State = State(words[0])
+	hold.ExpiresAt, hold.CreatedAt = TimeFromMillis(numbers[0]), TimeFromMillis(numbers[1])
+	hold.Quantity = numbers[2]
+	if numbers[3] != 0 {
+		hold.EndedAt = TimeFromMillis(numbers[3])
+	}
+	if words[5] != "-" {
+		hold.By = words[5]
+	}
+	return hold, nil
+}
+
+// parseTail reads what never changes in a record: user request_key slots asked metadata.
+func parseTail(id HoldID, tail string) (Hold, error) {
+	words := strings.SplitN(tail, " ", 5)
+	if len(words) != 5 {
+		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrDamaged)
+	}
+	hold := Hold{ID: id, User: words[0], RequestKey: words[1], Names: strings.Split(words[2], ",")}
+	var err error
+	hold.Asked, hold.Metadata, err = parseEcho(words[3], words[4])
+	if err != nil {
+		return Hold{}, fmt.Errorf("record of hold %s: %w: %w", id, ErrDamaged, err)
+	}
+	return hold, nil
+}
+
+// parseEcho reads what is only kept to be echoed.
+func parseEcho(asked, metadata string) (Asked, jsontext.Value, error) {
+	var a Asked
+	if err := json.Unmarshal([]byte(asked), &a); err != nil {
+		return Asked{}, nil, err
+	}
+	if metadata == "" {
+		return a, nil, nil
+	}
+	return a, jsontext.Value(metadata), nil
+}
+
+// data returns what every outcome that means a hold says of it.
+func (h Hold) data() HoldData {
+	return HoldData{
+		ResourceID: h.ID.Resource,
+		HoldID:     h.ID,
+		RequestKey: h.RequestKey,
+		UserID:     h.User,
+		Asked:      h.Asked,
+		Quantity:   &h.Quantity,
+		Metadata:   h.Metadata,
+	}
+}

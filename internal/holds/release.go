@@ -1,0 +1,75 @@
+package holds
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"holdfast/internal/lua"
+)
+
+// ReleaseRequest gives a hold back before its deadline. It names the hold, or the resource and
+// the request key when the answer to the request was never seen.
+type ReleaseRequest struct {
+	Cause      string // names the event: the same at every delivery of it
+	Hold       HoldID // zero when it is meant by its key
+	Resource   string
+	RequestKey string
+}
+
+// Release gives holds back. A result is ErrBusy while a payment of the hold is being decided.
+func (s *Service) Release(ctx context.Context, requests []ReleaseRequest, emit func(i int, r Result)) {
+	calls := make([]*lua.Call, len(requests))
+	for i, r := range requests {
+		by, name := "id", r.Hold.UUID
+		if r.Hold == (HoldID{}) {
+			by, name = "key", r.RequestKey
+		}
+		calls[i] = s.newCall(scriptRelease, r.Resource, s.memory(), r.Cause, by, name)
+	}
+	s.run(ctx, calls...)
+	for i, r := range requests {
+		outcome, err := r.outcome(calls[i])
+		if err != nil {
+			err = fmt.Errorf("release hold %s%s: %w", r.Hold, r.RequestKey, err)
+		}
+		emit(i, Result{outcome, err})
+	}
+}
+
+// outcome reads an answer of release.lua.
+func (r ReleaseRequest) outcome(c *lua.Call) (Outcome, error) {
+	if err := c.Expect(3); err != nil {
+		return Outcome{}, err
+	}
+	word, line := c.Reply[0], c.Reply[1]
+	id := HoldID{Resource: r.Resource, UUID: c.Reply[2]}
+	outcome := Outcome{Resource: r.Resource, Hold: id}
+	if id.UUID == "" {
+		outcome.Hold = HoldID{}
+	}
+	data := HoldData{ResourceID: r.Resource, HoldID: outcome.Hold, RequestKey: r.RequestKey}
+	var hold Hold
+	if line != "" {
+		var err error
+		if hold, err = parseRecord(id, line); err != nil {
+			return Outcome{}, err
+		}
+		data = hold.data()
+	}
+	switch reason, refused := strings.CutPrefix(word, "refused_"); {
+	case refused:
+		outcome.Event, outcome.Data = EventReleaseRejected, ReleaseRejected{HoldData: data, Reason: reason}
+	case word == "released":
+		outcome.Event, outcome.At = EventHoldReleased, hold.EndedAt
+		outcome.Data = HoldReleased{HoldData: data, ReleasedAt: hold.EndedAt}
+	case word == "cancelled":
+		outcome.Event = EventBookingCancelled
+		outcome.Data = BookingCancelled{ResourceID: r.Resource, RequestKey: r.RequestKey}
+	case word == "claimed":
+		return Outcome{}, fmt.Errorf("a payment is being decided: %w", ErrBusy)
+	default:
+		return Outcome{}, fmt.Errorf("release.lua: unexpected word %q", word)
+	}
+	return outcome, nil
+}

@@ -1,0 +1,73 @@
+package holds
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/lua"
+)
+
+//go:embed lua/*.lua
+var luaFiles embed.FS
+
+// ErrDataLost says that a partition's epoch is missing or another one: Redis has lost what was
+// written to it. Nothing is decided until the live holds are rebuilt.
+var ErrDataLost = errors.New("redis has lost its data: the epoch is not the one that was written")
+
+// ErrDamaged says that something in Redis is not what the scripts write there.
+var ErrDamaged = errors.New("damaged data in redis")
+
+// The scripts. Each file's header tells its ARGV and what it returns; KEYS and the common
+// answers are told in lua/prelude.lua.
+var (
+	scriptPlace        = load("place", "")
+	scriptClaim        = load("claim", "")
+	scriptSettle       = load("settle", "")
+	scriptRelease      = load("release", "")
+	scriptExpire       = load("expire", "")
+	scriptForget       = load("forget", "")
+	scriptAvailability = load("availability", "")
+	scriptShow         = load("show", "no-writes")
+	scriptAgenda       = load("agenda", "no-writes")
+)
+
+// load returns the script of a file under lua/ with the prelude before it.
+func load(name, flags string) lua.Script {
+	var source strings.Builder
+	for _, file := range []string{"prelude", name} {
+		text, err := luaFiles.ReadFile("lua/" + file + ".lua")
+		if err != nil {
+			panic(err) // embedded: cannot happen in a program that was built
+		}
+		source.Write(text)
+		source.WriteByte('\n')
+	}
+	return lua.New(name, flags, source.String())
+}
+
+// newCall prepares a script on one resource; args follow the three that every script takes.
+func (s *Service) newCall(script lua.Script, resource string, args ...any) *lua.Call {
+	head := []any{s.epoch, resource, s.keys.prefix(resource)}
+	return &lua.Call{Script: script, Keys: s.keys.resource(resource), Args: append(head, args...)}
+}
+
+// run runs calls in one round trip and turns the answers that every script can give into
+// errors: ErrDataLost and ErrDamaged.
+func (s *Service) run(ctx context.Context, calls ...*lua.Call) {
+	lua.Run(ctx, s.redis, calls)
+	for _, c := range calls {
+		switch {
+		case c.Err != nil && redis.HasErrorPrefix(c.Err, "WRONGTYPE"):
+			c.Err = fmt.Errorf("%w: %w", ErrDamaged, c.Err)
+		case c.Err == nil && c.Status == "lost":
+			c.Err = ErrDataLost
+		case c.Err == nil && c.Status == "damaged":
+			c.Err = fmt.Errorf("%s: %w", strings.Join(c.Reply, " "), ErrDamaged)
+		}
+	}
+}

@@ -1,0 +1,132 @@
+package holds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// The bounds of one call of a script.
+const (
+	sweepMax       = 200  // holds that one call lapses
+	groupSlotsMax  = 1000 // slots in the union of a group (unpack breaks near 8,000 values)
+	announceLease  = 5 * time.Second
+	staleRoundsMax = 100 // times that Postgres is read again because rev changed meanwhile
+)
+
+// Policy is what may be asked for, and for how long things last.
+type Policy struct {
+	HoldTTL       time.Duration // of a request that names none
+	HoldTTLMax    time.Duration // longest ttl of a request
+	HoldsPerUser  int           // live holds of one user on one resource
+	NightsMax     int           // nights in one request
+	HorizonDays   int           // days ahead that can be asked for
+	RequestKeyTTL time.Duration // how long answers and ended holds are remembered
+	LockWait      time.Duration // how long a group waits for its lock
+}
+
+// Locker takes locks on sets of slots. It only orders work: nothing is wrong when it grants
+// what it should not, only slower.
+type Locker interface {
+	// TryLock tries to take each set of keys, all of it or nothing, in one round trip, without
+	// waiting. The sets of one call do not overlap; fences[i] names the key that counts the
+	// locks of set i's partition. For each set it returns the token that is now the value of
+	// each of its keys, or "" and how long the lock in the way can last at most. A strategy
+	// without locks returns NoLock for every set.
+	TryLock(ctx context.Context, fences []string, sets [][]string) (tokens []string, waits []time.Duration, err error)
+	// Unlock gives back the keys that still have their token. Keys that are lost, or another
+	// owner's by now, are left alone.
+	Unlock(ctx context.Context, sets [][]string, tokens []string) error
+}
+
+// NoLock is the token of a strategy that takes no locks.
+const NoLock = "none"
+
+// Stock is Postgres' row for one slot. Known is false when there is none.
+type Stock struct {
+	Known    bool
+	Capacity int64
+	Reserved int64
+}
+
+// Inventory is what Postgres decides.
+type Inventory interface {
+	// Stock reads the rows of each resource's slots, all in one query: the answer has the shape
+	// of slots. What it reads was committed at some moment after the call began.
+	Stock(ctx context.Context, resources []string, slots [][]string) ([][]Stock, error)
+	// Decide gives each payment its permanent answer: the one that it has, or a new one. It
+	// may be repeated after any error.
+	Decide(ctx context.Context, payments []Payment) ([]PaymentAnswer, error)
+	// SetCapacity sets the capacity of all slots or of none, once for each cause: a repeated
+	// cause gets the first answer. held is only for that answer.
+	SetCapacity(ctx context.Context, change CapacityChange) (CapacityAnswer, error)
+}
+
+// Announcer stores a hold.expired for each outcome and returns when all are stored. It may be
+// asked to announce the same hold more than once.
+type Announcer interface {
+	Announce(ctx context.Context, outcomes []Outcome) error
+}
+
+// Result is what became of one event: its outcome, or an error that says why there is none yet.
+type Result struct {
+	Outcome Outcome
+	Err     error
+}
+
+// ErrBusy says that the work was kept from being decided by other work on the same slots or
+// hold. Nothing was written; it should be tried again soon.
+var ErrBusy = errors.New("busy")
+
+// Service decides about holds.
+type Service struct {
+	keys      keyspace
+	redis     redis.UniversalClient
+	locker    Locker
+	inventory Inventory
+	epoch     string
+	policy    Policy
+}
+
+// NewService returns a Service for a namespace. The client must have MaxRetries -1 (see run)
+// and epoch must be what Initialise wrote.
+func NewService(namespace string, client redis.UniversalClient, locker Locker, inventory Inventory, epoch string, policy Policy) *Service {
+	return &Service{keys: keyspace(namespace), redis: client, locker: locker, inventory: inventory, epoch: epoch, policy: policy}
+}
+
+// memory is how long ended holds and answers are remembered, in ms, as an argument.
+func (s *Service) memory() int64 { return s.policy.RequestKeyTTL.Milliseconds() }
+
+// Initialise writes the epoch to every partition of an empty Redis. Where there is another
+// epoch it returns ErrDataLost: this Redis belongs to another database.
+func Initialise(ctx context.Context, namespace string, client redis.UniversalClient, epoch string) error {
+	keys := keyspace(namespace)
+	for p := range Partitions {
+		if err := client.SetNX(ctx, keys.epoch(p), epoch, 0).Err(); err != nil {
+			return fmt.Errorf("write epoch of partition %d: %w", p, err)
+		}
+	}
+	return CheckEpoch(ctx, namespace, client, epoch)
+}
+
+// CheckEpoch returns ErrDataLost unless every partition has the epoch.
+func CheckEpoch(ctx context.Context, namespace string, client redis.UniversalClient, epoch string) error {
+	keys := keyspace(namespace)
+	pipe := client.Pipeline()
+	found := make([]*redis.StringCmd, Partitions)
+	for p := range found {
+		found[p] = pipe.Get(ctx, keys.epoch(p))
+	}
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+		return fmt.Errorf("read epochs: %w", err)
+	}
+	for p, cmd := range found {
+		if cmd.Val() != epoch {
+			return fmt.Errorf("partition %d: %w", p, ErrDataLost)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,102 @@
+package holds
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+)
+
+// The bounds of a list of slots in one event.
+const (
+	SlotsMax          = 50
+	InventorySlotsMax = 1100
+)
+
+// StockSlot is the one slot of a resource that has neither nights nor named slots.
+const StockSlot = "stock"
+
+// DateFormat is how a night is written; a night is named after the date of its evening.
+const DateFormat = "2006-01-02"
+
+// Asked is a set of slots as the publisher wrote it: nights, or named slots, or neither
+// (then it means the slot "stock"). It is echoed unchanged in every outcome.
+type Asked struct {
+	CheckIn  string   `json:"check_in,omitzero"`
+	CheckOut string   `json:"check_out,omitzero"`
+	Slots    []string `json:"slots,omitzero"`
+}
+
+// compact returns the JSON of a, which has no space in it.
+func (a Asked) compact() (string, error) {
+	b, err := json.Marshal(a)
+	return string(b), err
+}
+
+// InvalidError says that a request is well-formed but meaningless. It becomes an
+// invalid_request with the name of the member at fault.
+type InvalidError struct {
+	Field   string
+	Message string
+}
+
+func (e *InvalidError) Error() string { return e.Field + ": " + e.Message }
+
+func invalid(field, format string, args ...any) error {
+	return &InvalidError{Field: field, Message: fmt.Sprintf(format, args...)}
+}
+
+// nightsWindow bounds the nights that can be asked for.
+type nightsWindow struct {
+	max      int       // nights at most
+	earliest time.Time // first night that has not passed, zero = any
+	latest   time.Time // last night within the horizon, zero = any
+}
+
+// names returns the sorted names of the slots that a means. It returns an *InvalidError when
+// the nights are not a stay: out of order, too many, passed, or beyond the horizon.
+// The form of a (patterns, calendar, repetition, not both) was checked when it was decoded.
+func (a Asked) names(w nightsWindow) ([]string, error) {
+	switch {
+	case a.CheckIn != "":
+		return nights(a.CheckIn, a.CheckOut, w)
+	case a.Slots != nil:
+		return slices.Sorted(slices.Values(a.Slots)), nil
+	default:
+		return []string{StockSlot}, nil
+	}
+}
+
+func nights(checkIn, checkOut string, w nightsWindow) ([]string, error) {
+	in, err := time.Parse(DateFormat, checkIn)
+	if err != nil {
+		return nil, invalid("check_in", "is not a date")
+	}
+	out, err := time.Parse(DateFormat, checkOut)
+	if err != nil {
+		return nil, invalid("check_out", "is not a date")
+	}
+	if !out.After(in) {
+		return nil, invalid("check_out", "must be after check_in")
+	}
+	count := int(out.Sub(in) / (24 * time.Hour))
+	if count > w.max {
+		return nil, invalid("check_out", "%d nights are more than the %d allowed", count, w.max)
+	}
+	if !w.earliest.IsZero() && in.Before(w.earliest) {
+		return nil, invalid("check_in", "has passed")
+	}
+	if last := out.AddDate(0, 0, -1); !w.latest.IsZero() && last.After(w.latest) {
+		return nil, invalid("check_out", "lies beyond the horizon: the last night can be %s", w.latest.Format(DateFormat))
+	}
+	names := make([]string, count)
+	for i := range names {
+		names[i] = in.AddDate(0, 0, i).Format(DateFormat)
+	}
+	return names, nil
+}
+
+// joinSlots is how a sorted set of slots is written in a record and in its fingerprint.
+func joinSlots(names []string) string { return strings.Join(names, ",") }

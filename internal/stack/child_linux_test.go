@@ -1,0 +1,71 @@
+package stack
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The kernel ties a child to the thread that forked it. That must not be the
+// thread of the caller, which may end at any time.
+func TestChildOutlivesTheThreadOfItsStart(t *testing.T) {
+	t.Parallel()
+	port, err := freePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := redisOn(t, port)
+	var c *child
+	tid := onDyingThread(func() { c, err = startChild(command) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.stop(stopWithin); err != nil {
+			t.Error(err)
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for {
+		if _, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", tid)); os.IsNotExist(err) {
+			break
+		}
+		if ctx.Err() != nil {
+			t.Fatal("the thread does not end")
+		}
+		runtime.Gosched()
+	}
+	if err := c.awaitReady(ctx, func(ctx context.Context) error { return probeRedis(ctx, c, port) }); err != nil {
+		t.Error(err)
+	}
+}
+
+// onDyingThread runs f on a thread that ends then, and returns its id.
+func onDyingThread(f func()) (tid int) {
+	release := make(chan struct{})
+	defer close(release)
+	for {
+		ran := make(chan int)
+		go func() {
+			runtime.LockOSThread()
+			if syscall.Gettid() == os.Getpid() {
+				// The main thread never ends. It is kept busy, so that the
+				// next goroutine gets another.
+				ran <- 0
+				<-release
+				runtime.UnlockOSThread()
+				return
+			}
+			f()
+			ran <- syscall.Gettid() // never unlocked: the thread ends with the goroutine
+		}()
+		if tid := <-ran; tid != 0 {
+			return tid
+		}
+	}
+}

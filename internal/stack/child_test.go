@@ -1,0 +1,148 @@
+package stack
+
+import (
+	"context"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// redisOn is a redis-server without data.
+func redisOn(t *testing.T, port int) command {
+	t.Helper()
+	program := findRedis(os.Getenv("PATH"))
+	if program == "" {
+		t.Fatal(installer{}.missing([]string{"redis-server"}, nil))
+	}
+	return command{
+		name: "redis-server", path: program, args: redisArgs("/", false, port),
+		stop: syscall.SIGTERM, death: syscall.SIGKILL,
+	}
+}
+
+// Whoever takes the port between its choice and the server's bind, be it even
+// another redis-server, makes the server try another port.
+func TestLostPortIsReplaced(t *testing.T) {
+	t.Parallel()
+	stranger, taken, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := stranger.stop(stopWithin); err != nil {
+			t.Error(err)
+		}
+	})
+	var tried []int
+	lose := func(port int) command {
+		if len(tried) < 2 {
+			port = taken
+		}
+		tried = append(tried, port)
+		return redisOn(t, port)
+	}
+	// The server binds another port than the one that was chosen for it, so
+	// the probe is sent where it was told to go.
+	probe := func(ctx context.Context, c *child, _ int) error { return probeRedis(ctx, c, tried[len(tried)-1]) }
+	c, port, err := onFreePort(t.Context(), lose, probe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(tried) != 3 || port == taken || port != tried[2] || c.pid() == stranger.pid() {
+		t.Errorf("port %d after %v, pid %d; the stranger has port %d, pid %d", port, tried, c.pid(), taken, stranger.pid())
+	}
+	if err := c.stop(stopWithin); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPortLostTooOften(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	taken := l.Addr().(*net.TCPAddr).Port
+	attempts := 0
+	c, _, err := onFreePort(t.Context(), func(int) command { attempts++; return redisOn(t, taken) }, probeRedis)
+	if err == nil {
+		t.Fatal("started on a port that is taken", c.stop(stopWithin))
+	}
+	if attempts != portAttemptsMax || !strings.Contains(err.Error(), "already in use") {
+		t.Errorf("%d attempts, %v", attempts, err)
+	}
+}
+
+func TestStopKillsFrozenChild(t *testing.T) {
+	t.Parallel()
+	c, _, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(c.pid(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	const briefly = 100 * time.Millisecond // in vain: it is frozen
+	err = c.stop(briefly)
+	<-c.exited
+	if err != nil && !strings.Contains(err.Error(), "after SIGKILL") { // which may take the kernel longer
+		t.Error(err)
+	}
+	if c.err == nil || !strings.Contains(c.err.Error(), "killed") {
+		t.Errorf("the frozen server ended with %v", c.err)
+	}
+}
+
+func TestProbeRedisRefusesStranger(t *testing.T) {
+	t.Parallel()
+	stranger, port, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := stranger.stop(stopWithin); err != nil {
+			t.Error(err)
+		}
+	})
+	ours := &child{process: &os.Process{Pid: stranger.pid() + 1}}
+	if err := probeRedis(t.Context(), ours, port); err == nil || !strings.Contains(err.Error(), strconv.Itoa(stranger.pid())) {
+		t.Errorf("probe of a stranger's server: %v", err)
+	}
+}
+
+func TestChildEnvIsOurs(t *testing.T) {
+	t.Setenv("PGPORT", "1")
+	t.Setenv("NOTIFY_SOCKET", "/dev/null")
+	for _, v := range childEnv() {
+		name, _, _ := strings.Cut(v, "=")
+		if !slices.Contains([]string{"LC_ALL", "TZ", "PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH"}, name) {
+			t.Errorf("a child would see %s", v)
+		}
+	}
+}
+
+func TestTailKeepsTheEnd(t *testing.T) {
+	t.Parallel()
+	var log tail
+	if got := log.String(); got != "its log is empty" {
+		t.Errorf("empty tail: %q", got)
+	}
+	for _, line := range []string{"first\n", strings.Repeat("x", tailBytesMax), "last\n"} {
+		if n, err := log.Write([]byte(line)); n != len(line) || err != nil {
+			t.Errorf("Write = %d, %v", n, err)
+		}
+	}
+	if log.has("first") || !log.has("nothing", "last") || len(log.buf) != tailBytesMax {
+		t.Errorf("tail of %d bytes: first %v, last %v", len(log.buf), log.has("first"), log.has("last"))
+	}
+}

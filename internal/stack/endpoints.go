@@ -1,0 +1,119 @@
+package stack
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+const (
+	// endpointsName is the file in which other programs find the servers.
+	endpointsName = "endpoints.env"
+	// endpointsBytesMax bounds what ReadEndpoints reads.
+	endpointsBytesMax = 64 << 10
+)
+
+// WriteEndpoints writes dir/endpoints.env, replacing it at once, and returns
+// its path. It has one line for each server that was started:
+//
+//	HOLDFAST_NATS_URL=nats://127.0.0.1:43210
+//
+// dir is made if need be. Close removes the file unless somebody has
+// rewritten it, so that nobody is sent to ports that are another's by then.
+func (s *Stack) WriteEndpoints(dir string) (path string, err error) {
+	path, err = filepath.Abs(filepath.Join(dir, endpointsName))
+	if err != nil {
+		return "", fmt.Errorf("write endpoints: %w", err)
+	}
+	content := "# Written by Holdfast for the servers that it started; gone when they are.\n"
+	for _, e := range []struct{ name, url string }{
+		{"HOLDFAST_NATS_URL", s.NATSURL}, {"HOLDFAST_REDIS_URL", s.RedisURL}, {"HOLDFAST_POSTGRES_URL", s.PostgresURL},
+	} {
+		if e.url != "" {
+			content += e.name + "=" + e.url + "\n"
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := replaceFile(path, content); err != nil {
+		return "", fmt.Errorf("write endpoints: %w", err)
+	}
+	s.endpoints[path] = content
+	return path, nil
+}
+
+func (s *Stack) removeEndpoints() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	for path, content := range s.endpoints {
+		now, err := os.ReadFile(path)
+		if err == nil && string(now) == content {
+			err = os.Remove(path)
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("remove endpoints: %w", err))
+		}
+	}
+	clear(s.endpoints)
+	return errors.Join(errs...)
+}
+
+// replaceFile writes a file under another name and renames it, so that no
+// reader sees half of it.
+func replaceFile(path, content string) (err error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	_, err = io.WriteString(f, content)
+	if err := errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
+
+// ReadEndpoints reads a file that WriteEndpoints wrote: the URL by its name,
+// for the servers that it names. Empty lines and those that begin with # are
+// skipped. An absent file is an os.ErrNotExist; a line that is not NAME=URL
+// with a name of ours is an error, and so is a file of more than 64 KiB.
+func ReadEndpoints(path string) (map[string]string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("read endpoints: %w", err)
+	}
+	defer func() { _ = f.Close() }() // only read
+	endpoints := map[string]string{}
+	limited := &io.LimitedReader{R: f, N: endpointsBytesMax + 1}
+	lines := bufio.NewScanner(limited)
+	for n := 1; lines.Scan(); n++ {
+		line := strings.TrimSpace(lines.Text())
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		name, url, ok := strings.Cut(line, "=")
+		if !ok || url == "" || !strings.HasPrefix(name, "HOLDFAST_") || !strings.HasSuffix(name, "_URL") {
+			return nil, fmt.Errorf("read endpoints: %s:%d: not a line HOLDFAST_..._URL=URL", path, n)
+		}
+		endpoints[name] = url
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("read endpoints: %s: %w", path, err)
+	}
+	if limited.N == 0 {
+		return nil, fmt.Errorf("read endpoints: %s: more than %d bytes", path, endpointsBytesMax)
+	}
+	return endpoints, nil
+}

@@ -1,0 +1,110 @@
+package stack_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+)
+
+func TestFailedTellsOfChildThatDies(t *testing.T) {
+	t.Parallel()
+	for name, pid := range map[string]func(*stack.Stack) int{
+		"redis-server": (*stack.Stack).RedisPID,
+		"postgres":     (*stack.Stack).PostgresPID,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := start(t, stack.Options{Redis: true, Postgres: true, Install: stack.InstallNever})
+			if err := syscall.Kill(pid(s), syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			err := <-s.Failed()
+			if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "killed") {
+				t.Errorf("Failed after a kill of %s: %v", name, err)
+			}
+			if err := s.Close(); err != nil {
+				t.Errorf("Close after a kill of %s: %v", name, err)
+			}
+		})
+	}
+}
+
+// A Ctrl-C reaches the whole foreground process group of a terminal.
+func TestChildrenHaveProcessGroupsOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	s := start(t, all)
+	for _, pid := range []int{s.RedisPID(), s.PostgresPID()} {
+		if group, err := syscall.Getpgid(pid); err != nil || group != pid {
+			t.Errorf("process group of %d = %d, %v", pid, group, err)
+		}
+	}
+}
+
+// One server that cannot start stops the others, and its own words are told.
+func TestStartFailsWithTheServersLog(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ file, content, want string }{
+		"redis":    {"redis/appendonlydir/appendonly.aof.manifest", "nonsense\n", "AOF"},
+		"postgres": {"postgres/PG_VERSION", "9.0\n", "server configuration file"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := all
+			o.Dir = stacktest.DataDir(t)
+			path := filepath.Join(o.Dir, c.file)
+			if err := errors.Join(os.Mkdir(o.Dir, 0o755), os.MkdirAll(filepath.Dir(path), 0o700)); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte(c.content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s, err := stack.Start(t.Context(), o)
+			if err == nil {
+				t.Fatal("started on damaged data", s.Close())
+			}
+			if !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), name+": ") {
+				t.Errorf("error does not tell what %s said:\n%v", name, err)
+			}
+			// Nothing of it is left: the directory is free.
+			start(t, stack.Options{Dir: o.Dir, NATS: true})
+		})
+	}
+}
+
+func TestStalePostgresPIDFileIsNoHindrance(t *testing.T) {
+	t.Parallel()
+	o := stack.Options{Dir: stacktest.DataDir(t), Postgres: true, Install: stack.InstallNever}
+	s := start(t, o)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// As after a kill in a container, where this pid is another process' now.
+	stale := strconv.Itoa(os.Getpid()) + "\n"
+	if err := os.WriteFile(filepath.Join(o.Dir, "postgres", "postmaster.pid"), []byte(stale), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	put(t, start(t, o), "started")
+}
+
+func TestUnreachableDirIsExplained(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("only root runs postgres as somebody else")
+	}
+	closed := t.TempDir()
+	if err := os.Chmod(closed, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	_, err := stack.Start(t.Context(), stack.Options{Dir: filepath.Join(closed, "data"), Postgres: true, Install: stack.InstallNever})
+	unreachable, ok := errors.AsType[*stack.UnreachableError](err)
+	if !ok || unreachable.Dir != closed || !strings.Contains(err.Error(), "--data-dir") {
+		t.Errorf("Start below a closed directory: %v", err)
+	}
+}

@@ -1,0 +1,171 @@
+package stack
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func TestSweepRemovesOnlyTheDead(t *testing.T) {
+	t.Parallel()
+	parent := t.TempDir()
+	now := time.Now()
+	want := map[string]bool{} // by name: kept
+
+	living, err := newTemp(parent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want[filepath.Base(living.path)] = true
+
+	dead, err := newTemp(parent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, filepath.Join(dead.path, "nats", "block"))
+	closeFile(t, dead.lock)
+	want[filepath.Base(dead.path)] = false
+
+	// Its parent is dead, but a server of it still writes there.
+	dying, err := newTemp(parent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := dying.lockFor(t.Context(), "postgres")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeFile(t, dying.lock)
+	want[filepath.Base(dying.path)] = true
+
+	for name, c := range map[string]struct {
+		age  time.Duration
+		kept bool
+	}{
+		limboPrefix + "young": {0, true},
+		limboPrefix + "old":   {2 * limboAge, false},
+		tempPrefix + "alien":  {2 * limboAge, true}, // without a lock: not made by us
+		"somebody-elses":      {2 * limboAge, true},
+	} {
+		path := filepath.Join(parent, name)
+		writeFile(t, filepath.Join(path, "file"))
+		if err := os.Chtimes(path, now.Add(-c.age), now.Add(-c.age)); err != nil {
+			t.Fatal(err)
+		}
+		want[name] = c.kept
+	}
+	if err := os.Symlink(t.TempDir(), filepath.Join(parent, tempPrefix+"link")); err != nil {
+		t.Fatal(err)
+	}
+	want[tempPrefix+"link"] = true
+
+	sweepTemp(parent, now)
+
+	for name, kept := range want {
+		_, err := os.Lstat(filepath.Join(parent, name))
+		if gone := errors.Is(err, os.ErrNotExist); gone == kept {
+			t.Errorf("%s: kept %v, want %v", name, !gone, kept)
+		}
+	}
+
+	closeFile(t, server)
+	sweepTemp(parent, now)
+	if _, err := os.Lstat(dying.path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("directory of the dying after its last server: %v, want it gone", err)
+	}
+	if err := living.close(); err != nil {
+		t.Error(err)
+	}
+	if left, err := filepath.Glob(filepath.Join(parent, tempPrefix+"*")); err != nil || len(left) != 2 {
+		t.Errorf("left after all: %v, %v; want the alien and the link", left, err)
+	}
+}
+
+func TestSweepIsBounded(t *testing.T) {
+	t.Parallel()
+	parent := t.TempDir()
+	for range sweepMax + 3 {
+		h, err := newTemp(parent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		closeFile(t, h.lock)
+	}
+	sweepTemp(parent, time.Now())
+	if left, err := os.ReadDir(parent); err != nil || len(left) != 3 {
+		t.Errorf("left by one sweep: %d, %v; want 3", len(left), err)
+	}
+}
+
+func TestLockOfServerIsAwaited(t *testing.T) {
+	t.Parallel()
+	h, err := newTemp(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := h.lockFor(t.Context(), "redis")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lockFile(first.Name()); !errors.Is(err, ErrInUse) {
+		t.Errorf("lock while it is held: %v, want ErrInUse", err)
+	}
+	second := make(chan error, 1)
+	go func() {
+		lock, err := h.lockFor(t.Context(), "redis")
+		if err == nil {
+			err = lock.Close()
+		}
+		second <- err
+	}()
+	closeFile(t, first)
+	if err := <-second; err != nil {
+		t.Error(err)
+	}
+	if err := h.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Its parent may be gone: whoever takes the lock of a server's data must know
+// that the server is gone too.
+func TestServerHoldsItsLockToTheEnd(t *testing.T) {
+	t.Parallel()
+	s, err := Start(t.Context(), Options{Redis: true, Postgres: true, Install: InstallNever})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]*child{"redis": s.redis, "postgres": s.postgres} {
+		path := filepath.Join(s.home.path, name+".lock")
+		if lock, err := lockFile(path); !errors.Is(err, ErrInUse) {
+			t.Errorf("lock of the running %s: %v, %v; want ErrInUse", name, lock, err)
+		}
+		if err := c.stop(stopWithin); err != nil {
+			t.Fatal(err)
+		}
+		lock, err := awaitLock(t.Context(), path) // a grandchild may be a moment later
+		if err != nil {
+			t.Fatal(err)
+		}
+		closeFile(t, lock)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func writeFile(t *testing.T, path string) {
+	t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte("x"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func closeFile(t *testing.T, f *os.File) {
+	t.Helper()
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,128 @@
+package stack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// InstallPolicy says whether missing programs may be installed.
+type InstallPolicy int
+
+const (
+	// InstallAuto installs them with apt-get, when root.
+	InstallAuto InstallPolicy = iota
+	// InstallNever reports them as missing.
+	InstallNever
+)
+
+// installWithin bounds one run of apt-get, with its wait for dpkg's lock (300 s).
+const installWithin = 10 * time.Minute
+
+// MissingError says which programs are missing and how to get them.
+type MissingError struct {
+	Packages []string // of Debian: "redis-server", "postgresql"
+	Line     string   // the command that installs them
+	Err      error    // why they could not be installed; nil when that was not tried
+}
+
+func (e *MissingError) Error() string {
+	s := fmt.Sprintf("%s not found on PATH or in the usual places; install with: %s", strings.Join(e.Packages, " and "), e.Line)
+	if e.Err != nil {
+		s += fmt.Sprintf(" (tried: %v)", e.Err)
+	}
+	return s
+}
+
+func (e *MissingError) Unwrap() error { return e.Err }
+
+// installer installs Debian packages.
+type installer struct {
+	root     bool
+	brew     bool   // macOS: named in the message only
+	apt      string // path of apt-get; "" when there is none
+	lock     string // file that keeps other processes from installing too
+	progress func(string)
+}
+
+func thisInstaller(progress func(string)) installer {
+	in := installer{root: os.Geteuid() == 0, brew: runtime.GOOS == "darwin", progress: progress}
+	if apt, err := exec.LookPath("apt-get"); err == nil {
+		in.apt = apt
+	}
+	if cache, err := cacheDir(); err == nil {
+		in.lock = filepath.Join(cache, "install.lock")
+	}
+	return in
+}
+
+// install installs the packages that missing names, and returns a
+// *MissingError when it may not, cannot, or they are missing afterwards too.
+// While it waits for another process that installs, missing may change.
+func (in installer) install(ctx context.Context, policy InstallPolicy, missing func() []string) error {
+	packages := missing()
+	if policy == InstallNever || !in.root || in.apt == "" || in.lock == "" {
+		return in.missing(packages, nil)
+	}
+	lock, err := awaitLock(ctx, in.lock)
+	if err != nil {
+		return in.missing(packages, err)
+	}
+	defer func() { _ = lock.Close() }() // nothing was written
+	if packages = missing(); len(packages) == 0 {
+		return nil
+	}
+	in.progress("installing " + strings.Join(packages, " and ") + " with apt-get (only this time)")
+	err = in.run(ctx, packages)
+	if packages = missing(); len(packages) > 0 {
+		return in.missing(packages, err)
+	}
+	return nil
+}
+
+// run installs, and once more with fresh package lists when that failed: they
+// are absent in most container images, and outdated in the others.
+func (in installer) run(ctx context.Context, packages []string) error {
+	install := append([]string{"install", "-y", "--no-install-recommends"}, packages...)
+	if err := in.aptGet(ctx, install...); err == nil {
+		return nil
+	}
+	if err := in.aptGet(ctx, "update"); err != nil {
+		return err
+	}
+	return in.aptGet(ctx, install...)
+}
+
+func (in installer) aptGet(ctx context.Context, args ...string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, installWithin, fmt.Errorf("apt-get took more than %v", installWithin))
+	defer cancel()
+	var log tail
+	cmd := exec.CommandContext(ctx, in.apt, append([]string{"-o", "DPkg::Lock::Timeout=300"}, args...)...)
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+	cmd.Stdout, cmd.Stderr = &log, &log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C must not stop dpkg halfway
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 10 * time.Second // a service that the package starts may keep our pipe
+	if err := cmd.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
+		return fmt.Errorf("apt-get %s: %w; %s", strings.Join(args, " "), errors.Join(context.Cause(ctx), err), &log)
+	}
+	return nil
+}
+
+func (in installer) missing(packages []string, err error) error {
+	line := "apt-get install -y " + strings.Join(packages, " ")
+	switch {
+	case in.brew:
+		line = "brew install " + strings.NewReplacer("redis-server", "redis").Replace(strings.Join(packages, " "))
+	case !in.root:
+		line = "sudo " + line
+	}
+	return &MissingError{Packages: packages, Line: line, Err: err}
+}

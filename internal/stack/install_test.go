@@ -1,0 +1,120 @@
+package stack
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// fakeApt is an apt-get that notes how it was called, and runs a script.
+func fakeApt(t *testing.T, script string) (in installer, calls func() []string) {
+	t.Helper()
+	dir := t.TempDir()
+	apt := filepath.Join(dir, "apt-get")
+	content := fmt.Sprintf("#!/bin/sh\ncd %q\necho \"$DEBIAN_FRONTEND $*\" >>calls\n%s\n", dir, script)
+	// No fork while the file is open for writing: a child that has it too,
+	// between fork and exec, makes it impossible to execute (golang.org/issue/22315).
+	syscall.ForkLock.RLock()
+	err := os.WriteFile(apt, []byte(content), 0o755)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in = installer{root: true, apt: apt, lock: filepath.Join(dir, "lock"), progress: func(string) {}}
+	return in, func() []string {
+		b, err := os.ReadFile(filepath.Join(dir, "calls"))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		return strings.FieldsFunc(string(b), func(r rune) bool { return r == '\n' })
+	}
+}
+
+// until reports redis-server as missing until apt has made a file of that name.
+func (in installer) until() func() []string {
+	return func() []string {
+		if _, err := os.Stat(filepath.Join(filepath.Dir(in.apt), "redis-server")); err == nil {
+			return nil
+		}
+		return []string{"redis-server"}
+	}
+}
+
+const (
+	aptInstall = "noninteractive -o DPkg::Lock::Timeout=300 install -y --no-install-recommends redis-server"
+	aptUpdate  = "noninteractive -o DPkg::Lock::Timeout=300 update"
+)
+
+func TestInstallUpdatesListsOnlyWhenItMust(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		script string
+		want   []string
+	}{
+		"lists are good":  {"touch redis-server", []string{aptInstall}},
+		"lists are empty": {`case "$*" in *update) touch lists;; *) [ -e lists ] && touch redis-server;; esac`, []string{aptInstall, aptUpdate, aptInstall}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			in, calls := fakeApt(t, c.script)
+			if err := in.install(t.Context(), InstallAuto, in.until()); err != nil {
+				t.Fatal(err)
+			}
+			if got := calls(); strings.Join(got, "\n") != strings.Join(c.want, "\n") {
+				t.Errorf("calls %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestInstallOnceForAllProcesses(t *testing.T) {
+	t.Parallel()
+	in, calls := fakeApt(t, "touch redis-server")
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if err := in.install(t.Context(), InstallAuto, in.until()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if got := calls(); len(got) != 1 {
+		t.Errorf("calls %q, want one", got)
+	}
+}
+
+func TestMissingNamesTheLine(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*installer)
+		policy InstallPolicy
+		line   string
+		tried  bool
+	}{
+		"never":     {func(*installer) {}, InstallNever, "apt-get install -y redis-server", false},
+		"not root":  {func(in *installer) { in.root = false }, InstallAuto, "sudo apt-get install -y redis-server", false},
+		"no apt":    {func(in *installer) { in.apt = "" }, InstallAuto, "apt-get install -y redis-server", false},
+		"macOS":     {func(in *installer) { in.apt, in.brew = "", true }, InstallAuto, "brew install redis", false},
+		"apt fails": {func(*installer) {}, InstallAuto, "apt-get install -y redis-server", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			in, calls := fakeApt(t, "echo no network >&2; exit 100")
+			c.change(&in)
+			err := in.install(t.Context(), c.policy, in.until())
+			missing, ok := errors.AsType[*MissingError](err)
+			if !ok || missing.Line != c.line || !strings.Contains(err.Error(), "install with: "+c.line) {
+				t.Errorf("error %v, want the line %q", err, c.line)
+			}
+			if tried := len(calls()) > 0; tried != c.tried || tried != strings.Contains(err.Error(), "no network") {
+				t.Errorf("tried %v, want %v; %v", tried, c.tried, err)
+			}
+		})
+	}
+}

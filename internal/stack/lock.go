@@ -1,0 +1,71 @@
+package stack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+)
+
+// ErrInUse says that another living stack uses the same directory.
+var ErrInUse = errors.New("in use by another process")
+
+// lockPoll is the pause between two attempts to take a lock.
+const lockPoll = 20 * time.Millisecond
+
+// lockFile opens path, creating it if need be, and takes an exclusive lock on
+// it, which lasts until the file and all inherited copies of it are closed. It
+// does not wait: the error is ErrInUse when the lock is taken.
+func lockFile(path string) (*os.File, error) {
+	return openLocked(path, os.O_CREATE, syscall.LOCK_EX)
+}
+
+// awaitLock is lockFile, but waits for the lock until ctx is over.
+func awaitLock(ctx context.Context, path string) (*os.File, error) {
+	return awaitLocked(ctx, path, syscall.LOCK_EX)
+}
+
+// awaitShared is awaitLock for a lock that others may share.
+func awaitShared(ctx context.Context, path string) (*os.File, error) {
+	return awaitLocked(ctx, path, syscall.LOCK_SH)
+}
+
+func awaitLocked(ctx context.Context, path string, kind int) (*os.File, error) {
+	poll := time.NewTicker(lockPoll)
+	defer poll.Stop()
+	for {
+		f, err := openLocked(path, os.O_CREATE, kind)
+		if !errors.Is(err, ErrInUse) {
+			return f, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", err, context.Cause(ctx))
+		case <-poll.C:
+		}
+	}
+}
+
+// openLocked opens path with a lock of the given kind, without waiting. os.Open
+// closes it on exec, so that children get it only on purpose.
+func openLocked(path string, flag, kind int) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NOFOLLOW|flag, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock: %w", err)
+	}
+	for {
+		err = syscall.Flock(int(f.Fd()), kind|syscall.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, syscall.EINTR) {
+			break
+		}
+	}
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		err = ErrInUse
+	}
+	return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+}

@@ -1,0 +1,131 @@
+package stack_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"holdfast/internal/stack"
+)
+
+// partVariable names, in its environment, the part that a process plays which
+// a test started.
+const partVariable = "HOLDFAST_STACK_TEST_PART"
+
+// TestMain runs the tests, or the part of a process of its own.
+func TestMain(m *testing.M) {
+	switch part := os.Getenv(partVariable); part {
+	case "":
+		goleak.VerifyTestMain(m)
+	case "parent":
+		if err := parent(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	default:
+		fmt.Fprintln(os.Stderr, "no such part:", part)
+		os.Exit(2)
+	}
+}
+
+// parentStack is what a parent tells of its stack.
+type parentStack struct {
+	RedisPID, PostgresPID int
+	RedisURL, PostgresURL string
+	NATSURL               string
+}
+
+// parent starts a stack in the directory of HOLDFAST_STACK_TEST_DIR, tells of
+// it on standard output, and lives until it is killed or its input ends.
+func parent() error {
+	o := all
+	o.Dir = os.Getenv("HOLDFAST_STACK_TEST_DIR")
+	s, err := stack.Start(context.Background(), o)
+	if err != nil {
+		return err
+	}
+	tell := parentStack{s.RedisPID(), s.PostgresPID(), s.RedisURL, s.PostgresURL, s.NATSURL}
+	if err := json.NewEncoder(os.Stdout).Encode(tell); err != nil {
+		return errors.Join(err, s.Close())
+	}
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return errors.Join(err, s.Close())
+}
+
+// startParent starts this test binary as a parent and returns it with its
+// stack. The test ends it, if nothing else has.
+func startParent(t *testing.T, env ...string) (*exec.Cmd, parentStack) {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe)
+	cmd.Env = append(append(os.Environ(), partVariable+"=parent"), env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	var complaints strings.Builder
+	cmd.Stderr = &complaints
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = stdin.Close() // that of a killed parent is closed already
+		_ = cmd.Wait()    // a test that cares has looked itself
+	})
+	var told parentStack
+	if err := json.NewDecoder(stdout).Decode(&told); err != nil {
+		_ = cmd.Process.Kill() // it is ill: never mind what of
+		_ = cmd.Wait()
+		t.Fatalf("parent: %v\n%s", err, &complaints)
+	}
+	return cmd, told
+}
+
+// await polls until done, for at most 30 s.
+func await(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	poll := time.NewTicker(5 * time.Millisecond)
+	defer poll.Stop()
+	for !done() {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("waited in vain: %s", what)
+		case <-poll.C:
+		}
+	}
+}
+
+// alive reports whether a process with this id runs. A zombie does not: where
+// the first process of a container reaps nobody, orphans stay zombies.
+func alive(pid int) bool {
+	if syscall.Kill(pid, 0) != nil {
+		return false
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return runtime.GOOS != "linux" || !errors.Is(err, os.ErrNotExist)
+	}
+	_, state, _ := strings.Cut(string(stat), ") ")
+	return !strings.HasPrefix(state, "Z")
+}

@@ -1,0 +1,104 @@
+package stack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// natsStoreMax is what the streams of a temporary stack may reserve together.
+// The server's own default is a share of the free disk, which the reservations
+// of many small test namespaces exceed although they never fill them.
+const natsStoreMax = 1 << 50
+
+// natsReadySlice is how long one wait for readiness lasts before ctx is looked at.
+const natsReadySlice = 100 * time.Millisecond
+
+// natsServer is a NATS server with JetStream in this process.
+type natsServer struct {
+	srv *server.Server
+	log *tail
+}
+
+// startNATS starts a server that keeps its streams in dir. A durable one syncs
+// every message to disk before it acknowledges it.
+func startNATS(ctx context.Context, dir string, durable bool) (*natsServer, error) {
+	o := &server.Options{
+		Host:                   "127.0.0.1",
+		Port:                   server.RANDOM_PORT,
+		JetStream:              true,
+		StoreDir:               dir,
+		NoSigs:                 true,
+		DisableJetStreamBanner: true,
+	}
+	if durable {
+		o.SyncAlways = true
+	} else {
+		o.JetStreamMaxStore = natsStoreMax
+	}
+	srv, err := server.NewServer(o)
+	if err != nil {
+		return nil, fmt.Errorf("configure: %w", err)
+	}
+	n := &natsServer{srv: srv, log: &tail{}}
+	srv.SetLoggerV2(natsLog{n.log}, false, false, false)
+	srv.Start()
+	if err := n.awaitReady(ctx); err != nil {
+		return nil, errors.Join(err, n.stop(stopWithin))
+	}
+	return n, nil
+}
+
+func (n *natsServer) awaitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, fmt.Errorf("not ready within %v", readyWithin))
+	defer cancel()
+	for !n.srv.ReadyForConnections(natsReadySlice) {
+		if ctx.Err() != nil {
+			return fmt.Errorf("%w; %s", context.Cause(ctx), n.log)
+		}
+		if !n.srv.Running() {
+			return fmt.Errorf("stopped while starting; %s", n.log)
+		}
+	}
+	if !n.srv.JetStreamEnabled() {
+		return fmt.Errorf("JetStream is not enabled; %s", n.log)
+	}
+	return nil
+}
+
+func (n *natsServer) url() string { return n.srv.ClientURL() }
+
+// wait returns when the server has stopped.
+func (n *natsServer) wait() { n.srv.WaitForShutdown() }
+
+// stop stops the server. It cannot be killed, being in this process: after
+// within the wait is given up with an error.
+func (n *natsServer) stop(within time.Duration) error {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		n.srv.Shutdown()
+		n.srv.WaitForShutdown()
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-time.After(within):
+		return fmt.Errorf("nats did not stop within %v: %s", within, n.log)
+	}
+}
+
+// natsLog keeps what the server complains about and drops the rest.
+type natsLog struct{ tail *tail }
+
+func (l natsLog) keep(format string, v []any) { _, _ = fmt.Fprintf(l.tail, format+"\n", v...) } // a tail takes every write
+
+func (l natsLog) Noticef(string, ...any)         {}
+func (l natsLog) Debugf(string, ...any)          {}
+func (l natsLog) Tracef(string, ...any)          {}
+func (l natsLog) Warnf(format string, v ...any)  { l.keep("[WRN] "+format, v) }
+func (l natsLog) Errorf(format string, v ...any) { l.keep("[ERR] "+format, v) }
+func (l natsLog) Fatalf(format string, v ...any) { l.keep("[FTL] "+format, v) }

@@ -1,0 +1,68 @@
+package stack_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+)
+
+func TestChildrenDieWithKilledParent(t *testing.T) {
+	t.Parallel()
+	temp := t.TempDir()
+	// The user that runs postgres must get through to what is below.
+	for _, dir := range []string{temp, filepath.Dir(temp)} {
+		if err := os.Chmod(dir, 0o711); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd, told := startParent(t, "TMPDIR="+temp)
+	if dirs := stackDirs(t, temp); len(dirs) != 1 {
+		t.Fatalf("temporary directories of a running parent: %v, want one", dirs)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range []int{told.RedisPID, told.PostgresPID} {
+		await(t, fmt.Sprintf("end of process %d after its parent was killed", pid), func() bool { return !alive(pid) })
+	}
+	dirs := stackDirs(t, temp)
+	if len(dirs) != 1 {
+		t.Fatalf("temporary directories of a killed parent: %v, want one", dirs)
+	}
+
+	// The next start in the same place removes what it left, as soon as the
+	// backends of its postgres are gone too.
+	await(t, "removal of the killed parent's directory", func() bool {
+		startParent(t, "TMPDIR="+temp)
+		_, err := os.Stat(dirs[0])
+		return errors.Is(err, os.ErrNotExist)
+	})
+}
+
+func stackDirs(t *testing.T, temp string) []string {
+	t.Helper()
+	dirs, err := filepath.Glob(filepath.Join(temp, "holdfast-stack-*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dirs
+}
+
+func TestDirOfKilledParentIsTakenOverAtOnce(t *testing.T) {
+	t.Parallel()
+	o := all
+	o.Dir = stacktest.DataDir(t)
+	cmd, told := startParent(t, "HOLDFAST_STACK_TEST_DIR="+o.Dir)
+	put(t, &stack.Stack{NATSURL: told.NATSURL, PostgresURL: told.PostgresURL}, "acknowledged")
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // it was killed: its own lock is free now, its children may still be dying
+	s := start(t, o)
+	wantWord(t, &stack.Stack{NATSURL: s.NATSURL, PostgresURL: s.PostgresURL}, "acknowledged") // Redis syncs only every second
+}

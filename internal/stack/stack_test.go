@@ -1,0 +1,282 @@
+package stack_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+)
+
+// all asks for every server. Nothing is installed here: what is missing fails.
+var all = stack.Options{NATS: true, Redis: true, Postgres: true, Install: stack.InstallNever}
+
+func start(t *testing.T, o stack.Options) *stack.Stack {
+	t.Helper()
+	s, err := stack.Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// put writes word into each server of s that was started.
+func put(t *testing.T, s *stack.Stack, word string) {
+	t.Helper()
+	ctx := t.Context()
+	if s.NATSURL != "" {
+		js := connectNATS(t, s)
+		if _, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: "WORDS", Subjects: []string{"words"}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := js.Publish(ctx, "words", []byte(word)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.RedisURL != "" {
+		if err := connectRedis(t, s).Set(ctx, "word", word, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.PostgresURL != "" {
+		conn := connectPostgres(t, s)
+		if _, err := conn.Exec(ctx, "create table words (word text)"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Exec(ctx, "insert into words values ($1)", word); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// wantWord checks that each server of s that was started has word.
+func wantWord(t *testing.T, s *stack.Stack, word string) {
+	t.Helper()
+	ctx := t.Context()
+	if s.NATSURL != "" {
+		stream, err := connectNATS(t, s).Stream(ctx, "WORDS")
+		if err != nil {
+			t.Fatal(err)
+		}
+		msg, err := stream.GetLastMsgForSubject(ctx, "words")
+		if err != nil || string(msg.Data) != word {
+			t.Errorf("NATS has %v, %v; want %q", msg, err, word)
+		}
+	}
+	if s.RedisURL != "" {
+		if got, err := connectRedis(t, s).Get(ctx, "word").Result(); err != nil || got != word {
+			t.Errorf("Redis has %q, %v; want %q", got, err, word)
+		}
+	}
+	if s.PostgresURL != "" {
+		var got string
+		if err := connectPostgres(t, s).QueryRow(ctx, "select word from words").Scan(&got); err != nil || got != word {
+			t.Errorf("Postgres has %q, %v; want %q", got, err, word)
+		}
+	}
+}
+
+func connectNATS(t *testing.T, s *stack.Stack) jetstream.JetStream {
+	t.Helper()
+	conn, err := nats.Connect(s.NATSURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(conn.Close)
+	js, err := jetstream.New(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return js
+}
+
+func connectRedis(t *testing.T, s *stack.Stack) *redis.Client {
+	t.Helper()
+	o, err := redis.ParseURL(s.RedisURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := redis.NewClient(o)
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func connectPostgres(t *testing.T, s *stack.Stack) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), s.PostgresURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := conn.Close(context.Background()); err != nil { // the test's context is over
+			t.Error(err)
+		}
+	})
+	return conn
+}
+
+func TestStartServesAndCloseRemoves(t *testing.T) {
+	t.Parallel()
+	s := start(t, all)
+	put(t, s, "hold")
+	wantWord(t, s, "hold")
+	pids := []int{s.RedisPID(), s.PostgresPID()}
+	data := showPostgres(t, s, "data_directory")
+
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range pids {
+		if alive(pid) {
+			t.Errorf("process %d lives after Close", pid)
+		}
+	}
+	if _, err := os.Stat(filepath.Dir(data)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("temporary directory %s after Close: %v, want it gone", filepath.Dir(data), err)
+	}
+	if err, open := <-s.Failed(); err != nil || open {
+		t.Errorf("Failed after Close: %v, open %v; want it closed", err, open)
+	}
+	if err := s.Close(); err != nil {
+		t.Errorf("second Close: %v", err)
+	}
+}
+
+func showPostgres(t *testing.T, s *stack.Stack, setting string) string {
+	t.Helper()
+	var v string
+	if err := connectPostgres(t, s).QueryRow(t.Context(), "select current_setting($1)", setting).Scan(&v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func TestStartOnlyWhatIsAskedFor(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]stack.Options{
+		"nothing": {},
+		"nats":    {NATS: true},
+		"redis":   {Redis: true, Install: stack.InstallNever},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := start(t, o)
+			if (s.NATSURL != "") != o.NATS || (s.RedisURL != "") != o.Redis || (s.PostgresURL != "") != o.Postgres {
+				t.Errorf("URLs %q %q %q for %+v", s.NATSURL, s.RedisURL, s.PostgresURL, o)
+			}
+			put(t, s, name)
+			wantWord(t, s, name)
+		})
+	}
+}
+
+func TestStacksRunSideBySide(t *testing.T) {
+	t.Parallel()
+	words := []string{"one", "two", "three"}
+	stacks := make([]*stack.Stack, len(words))
+	var wg sync.WaitGroup
+	for i := range stacks {
+		wg.Go(func() {
+			s, err := stack.Start(t.Context(), all)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			stacks[i] = s
+		})
+	}
+	wg.Wait()
+	t.Cleanup(func() {
+		for _, s := range stacks {
+			if s == nil {
+				continue
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	if t.Failed() {
+		return
+	}
+	for i, s := range stacks {
+		put(t, s, words[i])
+	}
+	for i, s := range stacks {
+		wantWord(t, s, words[i])
+	}
+}
+
+func TestTemporaryStackNeverSyncsDurableDoes(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ dir, fsync, appendonly string }{
+		"temporary": {"", "off", "no"},
+		"durable":   {stacktest.DataDir(t), "on", "yes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := all
+			o.Dir = c.dir
+			s := start(t, o)
+			if got := showPostgres(t, s, "fsync"); got != c.fsync {
+				t.Errorf("postgres fsync = %s, want %s", got, c.fsync)
+			}
+			got, err := connectRedis(t, s).ConfigGet(t.Context(), "appendonly").Result()
+			if err != nil || got["appendonly"] != c.appendonly {
+				t.Errorf("redis appendonly = %v, %v, want %s", got, err, c.appendonly)
+			}
+		})
+	}
+}
+
+func TestDataSurvivesInDir(t *testing.T) {
+	t.Parallel()
+	o := all
+	o.Dir = stacktest.DataDir(t)
+	s := start(t, o)
+	put(t, s, "kept")
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	wantWord(t, start(t, o), "kept")
+}
+
+func TestDirOfLivingStackIsRefused(t *testing.T) {
+	t.Parallel()
+	o := stack.Options{Dir: stacktest.DataDir(t), NATS: true}
+	s := start(t, o)
+	if second, err := stack.Start(t.Context(), o); !errors.Is(err, stack.ErrInUse) {
+		t.Errorf("second Start on the directory = %v, %v; want ErrInUse", second, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	start(t, o)
+}
+
+func TestStartCancelled(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if s, err := stack.Start(ctx, all); !errors.Is(err, context.Canceled) {
+		t.Errorf("Start with a cancelled context = %v, %v", s, err)
+	}
+}

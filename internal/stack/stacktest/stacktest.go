@@ -1,0 +1,139 @@
+// Package stacktest gives the tests of a package real servers: one stack with
+// NATS, Redis and Postgres for all of them, and a namespace for each.
+package stacktest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"holdfast/internal/stack"
+)
+
+// startWithin bounds the start with everything that may have to be installed.
+const startWithin = 15 * time.Minute
+
+var (
+	shared     *stack.Stack
+	namespaces atomic.Int64
+)
+
+// Main runs the tests of a package over one stack with all three servers:
+//
+//	func TestMain(m *testing.M) { stacktest.Main(m) }
+//
+// It does not return. The exit code is that of the tests, and 1 when the
+// servers cannot be started (with the line that installs what is missing; tests
+// are never skipped), when one of them ends while the tests run, when they
+// cannot be stopped, or when the tests leave goroutines behind. HOLDFAST_INSTALL=never
+// forbids that missing servers are installed.
+func Main(m *testing.M) { os.Exit(run(m.Run)) }
+
+func run(tests func() int) int {
+	s, err := start()
+	if err != nil {
+		complain(err)
+		return 1
+	}
+	shared = s
+	code := tests()
+	select {
+	case err := <-s.Failed():
+		complain(fmt.Errorf("while the tests ran: %w", err))
+		code = max(code, 1)
+	default:
+	}
+	if err := s.Close(); err != nil {
+		complain(err)
+		code = max(code, 1)
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			complain(fmt.Errorf("goroutines left behind by the tests: %w", err))
+			code = 1
+		}
+	}
+	return code
+}
+
+func start() (*stack.Stack, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), startWithin)
+	defer cancel()
+	o := stack.Options{
+		NATS: true, Redis: true, Postgres: true,
+		Progress: func(line string) { fmt.Fprintln(os.Stderr, "stacktest:", line) },
+	}
+	if os.Getenv("HOLDFAST_INSTALL") == "never" {
+		o.Install = stack.InstallNever
+	}
+	return stack.Start(ctx, o)
+}
+
+// complain prints an error, and by itself the line that mends it, if any.
+func complain(err error) {
+	fmt.Fprintln(os.Stderr, "stacktest:", err)
+	if missing, ok := errors.AsType[*stack.MissingError](err); ok {
+		fmt.Fprintf(os.Stderr, "\n\t%s\n\n", missing.Line)
+	}
+}
+
+// Shared returns the stack of Main. It panics in a package whose TestMain does
+// not call Main.
+func Shared() *stack.Stack {
+	if shared == nil {
+		panic("stacktest: Shared without func TestMain(m *testing.M) { stacktest.Main(m) }")
+	}
+	return shared
+}
+
+// Namespace returns a fresh namespace for a test, so that tests share servers
+// without seeing each other. It matches ^[a-z][a-z0-9_]{0,31}$ and shows the
+// end of the test's name.
+func Namespace(t testing.TB) string {
+	t.Helper()
+	return namespace(namespaces.Add(1), t.Name())
+}
+
+func namespace(n int64, test string) string {
+	const lenMax = 32
+	prefix := fmt.Sprintf("t%d_", n)
+	name := strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
+			return r
+		case r >= 'A' && r <= 'Z':
+			return r - 'A' + 'a'
+		default:
+			return '_'
+		}
+	}, test)
+	return prefix + name[max(0, len(name)-(lenMax-len(prefix))):]
+}
+
+// DataDir returns a new directory for stack.Options.Dir, removed when the test
+// is over. Unlike t.TempDir it can be entered by the user that runs postgres
+// when the tests run as root.
+func DataDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "holdfast-data-")
+	if err != nil {
+		t.Fatalf("data directory: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Errorf("remove data directory: %v", err)
+		}
+	})
+	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // that others may pass through is its purpose
+		t.Fatalf("data directory: %v", err)
+	}
+	return filepath.Join(dir, "data")
+}

@@ -1,0 +1,47 @@
+package stacktest
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+func TestMain(m *testing.M) { Main(m) }
+
+func TestSharedRuns(t *testing.T) {
+	t.Parallel()
+	s := Shared()
+	if s.NATSURL == "" || s.RedisURL == "" || s.PostgresURL == "" {
+		t.Fatalf("URLs %q %q %q", s.NATSURL, s.RedisURL, s.PostgresURL)
+	}
+	conn, err := pgx.Connect(t.Context(), s.PostgresURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := conn.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}()
+	if _, err := conn.Exec(t.Context(), "create schema "+Namespace(t)); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNamespaceIsFreshAndValid(t *testing.T) {
+	t.Parallel()
+	valid := regexp.MustCompile(`^[a-z][a-z0-9_]{0,31}$`)
+	seen := map[string]bool{}
+	for n, test := range []string{"TestX", "TestÜber/mit Zeichen-und.Punkt", "", strings.Repeat("Long", 20), strings.Repeat("Long", 20)} {
+		ns := namespace(int64(n)*1e9, test)
+		if !valid.MatchString(ns) || seen[ns] {
+			t.Errorf("namespace of %q: %q, seen %v", test, ns, seen[ns])
+		}
+		seen[ns] = true
+	}
+	if a, b := Namespace(t), Namespace(t); a == b {
+		t.Errorf("the same namespace twice: %s", a)
+	}
+}

@@ -1,0 +1,47 @@
+package stack
+
+import (
+	"strings"
+	"sync"
+)
+
+// tailBytesMax is how much of a server's log is kept in memory.
+const tailBytesMax = 16 << 10
+
+// tail keeps the last tailBytesMax bytes written to it. The zero value is ready.
+type tail struct {
+	mu  sync.Mutex
+	buf []byte
+}
+
+// Write keeps p, and never fails.
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf = append(t.buf, p...)
+	if over := len(t.buf) - tailBytesMax; over > 0 {
+		t.buf = append(t.buf[:0], t.buf[over:]...)
+	}
+	return len(p), nil
+}
+
+// String returns what is kept, for the end of an error message.
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := strings.TrimSpace(string(t.buf)); s != "" {
+		return "its log ends with:\n" + s
+	}
+	return "its log is empty"
+}
+
+// has reports whether any of the phrases is in what is kept.
+func (t *tail) has(phrases ...string) bool {
+	s := t.String()
+	for _, p := range phrases {
+		if strings.Contains(s, p) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,82 @@
+package stack_test
+
+import (
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// As root, this runs the tests that matter once more as nobody, without a home
+// directory. As a normal user all the tests are that already.
+func TestAsNormalUser(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("not root: every other test runs as a normal user")
+	}
+	nobody, err := user.Lookup("nobody")
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid, gid := id(t, nobody.Uid), id(t, nobody.Gid)
+	dir, err := os.MkdirTemp("", "holdfast-nobody-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.Chown(dir, int(uid), int(gid)); err != nil {
+		t.Fatal(err)
+	}
+
+	// A copy, because the original lies where nobody may go.
+	binary := filepath.Join(dir, "stack.test")
+	copyTestBinary(t, binary)
+	const tests = "TestStartServesAndCloseRemoves|TestDataSurvivesInDir|TestChildrenDieWithKilledParent|TestDirOfKilledParentIsTakenOverAtOnce"
+	cmd := exec.CommandContext(t.Context(), binary, "-test.run", "^("+tests+")$", "-test.v", "-test.count=1")
+	cmd.Dir = dir
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "TMPDIR=" + dir}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: gid}}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for test := range strings.SplitSeq(tests, "|") {
+		if !strings.Contains(string(out), "--- PASS: "+test) {
+			t.Errorf("%s did not pass:\n%s", test, out)
+		}
+	}
+}
+
+func id(t *testing.T, s string) uint32 {
+	t.Helper()
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return uint32(n)
+}
+
+// copyTestBinary lets cp do it: a file that this process has open for writing
+// cannot be executed as long as some child, between fork and exec, has it too
+// (golang.org/issue/22315).
+func copyTestBinary(t *testing.T, dst string) {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.CommandContext(t.Context(), "cp", exe, dst).CombinedOutput(); err != nil {
+		t.Fatalf("cp: %v: %s", err, out)
+	}
+	if err := os.Chmod(dst, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,87 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-json-experiment/json"
+	"github.com/jackc/pgx/v5"
+
+	"holdfast/internal/holds"
+)
+
+const (
+	queryChangeAnswered = `SELECT answer FROM inventory_changes WHERE cause = $1`
+	queryChangeInsert   = `INSERT INTO inventory_changes (cause, resource_id, answer) VALUES ($1, $2, $3)
+		ON CONFLICT ON CONSTRAINT an_inventory_event_has_one_answer DO NOTHING`
+)
+
+// SetCapacity implements holds.Inventory. The answer is written in the transaction that sets
+// the capacity, so a cause that comes again is answered and changes nothing.
+func (s *Store) SetCapacity(ctx context.Context, change holds.CapacityChange) (answer holds.CapacityAnswer, err error) {
+	for _, refuse := range []bool{false, true} {
+		err = errRaced
+		for try := 0; try < transactionTriesMax && errors.Is(err, errRaced); try++ {
+			err = s.transact(ctx, func(tx pgx.Tx) (err error) {
+				answer, err = setCapacityIn(ctx, tx, change, refuse)
+				return err
+			})
+		}
+		if !exceedsCapacity(err) {
+			break
+		}
+	}
+	if err != nil {
+		return holds.CapacityAnswer{}, fmt.Errorf("set capacity of %d slots of %s: %w", len(change.Names), change.Resource, err)
+	}
+	return answer, nil
+}
+
+// setCapacityIn answers a change, by refusing it when refuse is set.
+func setCapacityIn(ctx context.Context, tx pgx.Tx, change holds.CapacityChange, refuse bool) (answer holds.CapacityAnswer, err error) {
+	var remembered string
+	err = tx.QueryRow(ctx, queryChangeAnswered, change.Cause).Scan(&remembered)
+	if err == nil {
+		return answer, json.Unmarshal([]byte(remembered), &answer)
+	}
+	if !errors.Is(err, pgx.ErrNoRows) {
+		return answer, err
+	}
+	if refuse {
+		answer.BelowReserved = true
+	} else if answer.Slots, err = setRows(ctx, tx, change); err != nil {
+		return answer, err
+	}
+	text, err := json.Marshal(answer)
+	if err != nil {
+		return answer, err
+	}
+	written, err := tx.Exec(ctx, queryChangeInsert, change.Cause, change.Resource, string(text))
+	if err == nil && written.RowsAffected() == 0 {
+		err = errRaced // the same event is being answered elsewhere
+	}
+	return answer, err
+}
+
+func setRows(ctx context.Context, tx pgx.Tx, change holds.CapacityChange) ([]holds.SlotStock, error) {
+	rows, err := tx.Query(ctx, queryInventorySet, change.Resource, change.Names, change.Capacity)
+	if err != nil {
+		return nil, err
+	}
+	set := make(map[string]holds.SlotStock, len(change.Names))
+	var row holds.SlotStock
+	_, err = pgx.ForEachRow(rows, []any{&row.Slot, &row.Capacity, &row.Reserved}, func() error {
+		set[row.Slot] = row
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	slots := make([]holds.SlotStock, len(change.Names))
+	for i, name := range change.Names {
+		slots[i] = set[name]
+		slots[i].Held = change.Held[i]
+	}
+	return slots, nil
+}

@@ -1,0 +1,225 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/jackc/pgx/v5"
+
+	"holdfast/internal/holds"
+)
+
+// errNoRoom says that a payment of the batch does not fit: there is no inventory row, or too
+// little left. errRaced says that another transaction answered one meanwhile.
+var (
+	errNoRoom = errors.New("no room")
+	errRaced  = errors.New("another transaction decided one of these payments")
+)
+
+// Decide implements holds.Inventory: one transaction for all payments, or, when one of them
+// does not fit, one for each. It may be repeated after any error, a lost commit included,
+// because it begins by reading the answers that there are.
+func (s *Store) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
+	answers, err := s.decide(ctx, payments, "")
+	if !errors.Is(err, errNoRoom) {
+		return answers, err
+	}
+	answers = make([]holds.PaymentAnswer, len(payments))
+	for i := range payments {
+		one, err := s.decide(ctx, payments[i:i+1], "")
+		if errors.Is(err, errNoRoom) {
+			one, err = s.decide(ctx, payments[i:i+1], holds.ReasonSoldOut)
+		}
+		if err != nil {
+			return nil, err
+		}
+		answers[i] = one[0]
+	}
+	return answers, nil
+}
+
+// decide answers payments in one transaction. refuse, unless it is empty, is the reason with
+// which claimed payments are refused. Returns errNoRoom when a claimed one does not fit.
+func (s *Store) decide(ctx context.Context, payments []holds.Payment, refuse string) (answers []holds.PaymentAnswer, err error) {
+	for range transactionTriesMax {
+		err = s.transact(ctx, func(tx pgx.Tx) error {
+			answers, err = decideIn(ctx, tx, payments, refuse)
+			return err
+		})
+		if !errors.Is(err, errRaced) {
+			break
+		}
+	}
+	if exceedsCapacity(err) {
+		return nil, errNoRoom
+	}
+	if err != nil {
+		return nil, fmt.Errorf("decide %d payments: %w", len(payments), err)
+	}
+	return answers, nil
+}
+
+func decideIn(ctx context.Context, tx pgx.Tx, payments []holds.Payment, refuse string) ([]holds.PaymentAnswer, error) {
+	answers, reservedBy, err := readAnswers(ctx, tx, payments)
+	if err != nil {
+		return nil, err
+	}
+	var fresh, reserve []int // payments without an answer; those of them that make a reservation
+	for i, p := range payments {
+		if !answers[i].DecidedAt.IsZero() {
+			continue
+		}
+		fresh = append(fresh, i)
+		answers[i] = holds.PaymentAnswer{Confirmed: p.Claimed, Reason: p.Reason, DecidedAt: p.At, Data: p.Data}
+		switch {
+		case reservedBy[i] != "" && reservedBy[i] != p.PaymentID:
+			// Redis may have forgotten the hold; the reservation says whose it was.
+			answers[i].Confirmed, answers[i].Reason = false, holds.ReasonAlreadyConfirmed
+		case p.Claimed && refuse != "":
+			answers[i].Confirmed, answers[i].Reason = false, refuse
+		case p.Claimed && reservedBy[i] == "":
+			reserve = append(reserve, i)
+		}
+	}
+	if len(fresh) == 0 {
+		return answers, nil
+	}
+	if err := makeReservations(ctx, tx, payments, reserve); err != nil {
+		return nil, err
+	}
+	return answers, writeAnswers(ctx, tx, payments, answers, fresh)
+}
+
+// readAnswers reads the answer of each payment (DecidedAt is zero when it has none yet), and
+// the payment that made the reservation of its hold ("" when there is none).
+func readAnswers(ctx context.Context, tx pgx.Tx, payments []holds.Payment) ([]holds.PaymentAnswer, []string, error) {
+	holdIDs, paymentIDs := make([]string, len(payments)), make([]string, len(payments))
+	for i, p := range payments {
+		holdIDs[i], paymentIDs[i] = p.Hold.String(), p.PaymentID
+	}
+	rows, err := tx.Query(ctx, queryPaymentsAnswered, holdIDs, paymentIDs)
+	if err != nil {
+		return nil, nil, err
+	}
+	answers, reservedBy := make([]holds.PaymentAnswer, len(payments)), make([]string, len(payments))
+	var (
+		n                            int64
+		outcome, reason, data, owner *string
+		decidedAt                    *time.Time
+	)
+	_, err = pgx.ForEachRow(rows, []any{&n, &outcome, &reason, &decidedAt, &data, &owner}, func() error {
+		if owner != nil {
+			reservedBy[n-1] = *owner
+		}
+		if outcome == nil {
+			return nil
+		}
+		a := holds.PaymentAnswer{Confirmed: *outcome == "confirmed", DecidedAt: holds.Time{Time: decidedAt.UTC()}}
+		if reason != nil {
+			a.Reason = *reason
+		}
+		if err := json.Unmarshal([]byte(*data), &a.Data); err != nil {
+			return fmt.Errorf("answer to payment %s of hold %s: %w", paymentIDs[n-1], holdIDs[n-1], err)
+		}
+		answers[n-1] = a
+		return nil
+	})
+	return answers, reservedBy, err
+}
+
+// makeReservations inserts the reservations of some payments and adds them to inventory.
+func makeReservations(ctx context.Context, tx pgx.Tx, payments []holds.Payment, which []int) error {
+	if len(which) == 0 {
+		return nil
+	}
+	var holdIDs, resources, users, slots, paymentIDs, keys []string
+	var quantities []int64
+	var confirmedAt []time.Time
+	for _, i := range which {
+		p := payments[i]
+		holdIDs, resources = append(holdIDs, p.Hold.String()), append(resources, p.Hold.Resource)
+		users, slots = append(users, p.Data.UserID), append(slots, strings.Join(p.Names, ","))
+		quantities, paymentIDs = append(quantities, *p.Data.Quantity), append(paymentIDs, p.PaymentID)
+		keys, confirmedAt = append(keys, p.Data.RequestKey), append(confirmedAt, p.At.Time)
+	}
+	made, err := tx.Exec(ctx, queryReservationsInsert, holdIDs, resources, users, slots, quantities, paymentIDs, keys, confirmedAt)
+	if err != nil {
+		return err
+	}
+	if int(made.RowsAffected()) != len(which) {
+		return errRaced
+	}
+
+	type pair struct{ resource, slot string }
+	sums := make(map[pair]int64)
+	for _, i := range which {
+		for _, name := range payments[i].Names {
+			sums[pair{payments[i].Hold.Resource, name}] += *payments[i].Data.Quantity
+		}
+	}
+	pairs := make([]pair, 0, len(sums))
+	for p := range sums {
+		pairs = append(pairs, p)
+	}
+	slices.SortFunc(pairs, func(a, b pair) int {
+		return cmp.Or(cmp.Compare(a.resource, b.resource), cmp.Compare(a.slot, b.slot))
+	})
+	var sumResources, sumSlots []string
+	var sumQuantities []int64
+	for _, p := range pairs {
+		sumResources, sumSlots = append(sumResources, p.resource), append(sumSlots, p.slot)
+		sumQuantities = append(sumQuantities, sums[p])
+	}
+	added, err := tx.Exec(ctx, queryInventoryReserve, sumResources, sumSlots, sumQuantities)
+	if err != nil {
+		return err
+	}
+	if int(added.RowsAffected()) != len(pairs) {
+		return errNoRoom // a slot has no inventory row any more
+	}
+	return nil
+}
+
+// writeAnswers inserts the answers of some payments.
+func writeAnswers(ctx context.Context, tx pgx.Tx, payments []holds.Payment, answers []holds.PaymentAnswer, which []int) error {
+	var holdIDs, paymentIDs, outcomes, data []string
+	var reasons, amounts, currencies []*string
+	var decidedAt []time.Time
+	for _, i := range which {
+		p, a := payments[i], answers[i]
+		echo, err := json.Marshal(a.Data)
+		if err != nil {
+			return err
+		}
+		outcome := "rejected"
+		if a.Confirmed {
+			outcome = "confirmed"
+		}
+		holdIDs, paymentIDs = append(holdIDs, p.Hold.String()), append(paymentIDs, p.PaymentID)
+		outcomes, reasons = append(outcomes, outcome), append(reasons, nullable(a.Reason))
+		amounts, currencies = append(amounts, nullable(p.Amount)), append(currencies, nullable(p.Currency))
+		decidedAt, data = append(decidedAt, a.DecidedAt.Time), append(data, string(echo))
+	}
+	written, err := tx.Exec(ctx, queryPaymentsInsert, holdIDs, paymentIDs, outcomes, reasons, decidedAt, amounts, currencies, data)
+	if err != nil {
+		return err
+	}
+	if int(written.RowsAffected()) != len(which) {
+		return errRaced
+	}
+	return nil
+}
+
+// nullable returns nil for "".
+func nullable(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}

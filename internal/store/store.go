@@ -1,0 +1,149 @@
+// Package store keeps in Postgres what is true for ever: capacity, reservations, and the answer
+// to every payment. Every promise about money rests on its constraints, not on its callers.
+package store
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"holdfast/internal/holds"
+)
+
+//go:embed queries/*.sql
+var queryFiles embed.FS
+
+var (
+	queryStock              = query("stock")
+	queryPaymentsAnswered   = query("payments_answered")
+	queryReservationsInsert = query("reservations_insert")
+	queryInventoryReserve   = query("inventory_reserve")
+	queryPaymentsInsert     = query("payments_insert")
+	queryInventorySet       = query("inventory_set")
+)
+
+func query(name string) string {
+	text, err := queryFiles.ReadFile("queries/" + name + ".sql")
+	if err != nil {
+		panic(err) // embedded: cannot happen in a program that was built
+	}
+	return string(text)
+}
+
+// The constraint that keeps promise 1, and the codes of errors after which a transaction is
+// simply begun again.
+const (
+	constraintReserved   = "reserved_is_between_zero_and_capacity"
+	codeCheckViolation   = "23514"
+	codeSerialization    = "40001"
+	codeDeadlock         = "40P01"
+	transactionTriesMax  = 10
+	transactionRetryWait = 5 * time.Millisecond
+)
+
+// Store is a namespace's schema in a Postgres database. It implements holds.Inventory.
+type Store struct {
+	pool *pgxpool.Pool
+}
+
+var _ holds.Inventory = (*Store)(nil)
+
+// Open returns a Store for a namespace, whose schema is the search path of every connection.
+// It does not connect: an unreachable server shows at the first query.
+func Open(ctx context.Context, url, namespace string) (*Store, error) {
+	config, err := poolConfig(url, namespace)
+	if err != nil {
+		return nil, err
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("open postgres: %w", err)
+	}
+	return &Store{pool: pool}, nil
+}
+
+func poolConfig(url, namespace string) (*pgxpool.Config, error) {
+	if !holds.NamespacePattern.MatchString(namespace) {
+		return nil, fmt.Errorf("namespace %q does not match %s", namespace, holds.NamespacePattern)
+	}
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, fmt.Errorf("postgres url: %w", err)
+	}
+	config.ConnConfig.RuntimeParams["search_path"] = namespace
+	config.ConnConfig.RuntimeParams["application_name"] = "holdfast " + namespace
+	// A worker that is cut off must not keep row locks for ever.
+	config.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "30000"
+	config.ConnConfig.ConnectTimeout = 5 * time.Second
+	return config, nil
+}
+
+// Close closes all connections.
+func (s *Store) Close() { s.pool.Close() }
+
+// Ping reports whether the database answers.
+func (s *Store) Ping(ctx context.Context) error {
+	if err := s.pool.Ping(ctx); err != nil {
+		return fmt.Errorf("postgres: %w", err)
+	}
+	return nil
+}
+
+// Stock implements holds.Inventory.
+func (s *Store) Stock(ctx context.Context, resources []string, slots [][]string) ([][]holds.Stock, error) {
+	answer := make([][]holds.Stock, len(resources))
+	var resourceIDs, slotNames []string
+	var rows []*holds.Stock // rows[n-1] is where pair n goes
+	for i, names := range slots {
+		answer[i] = make([]holds.Stock, len(names))
+		for j, name := range names {
+			resourceIDs, slotNames = append(resourceIDs, resources[i]), append(slotNames, name)
+			rows = append(rows, &answer[i][j])
+		}
+	}
+	found, err := s.pool.Query(ctx, queryStock, resourceIDs, slotNames)
+	if err != nil {
+		return nil, fmt.Errorf("read stock: %w", err)
+	}
+	var n, capacity, reserved int64
+	_, err = pgx.ForEachRow(found, []any{&n, &capacity, &reserved}, func() error {
+		*rows[n-1] = holds.Stock{Known: true, Capacity: capacity, Reserved: reserved}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read stock: %w", err)
+	}
+	return answer, nil
+}
+
+// transact runs work in a transaction, and again from its start when Postgres asks for it by
+// 40001 or 40P01. An error from Commit means that nobody knows whether it was done: work must
+// be such that doing it again finds what was done, and so it is simply returned.
+func (s *Store) transact(ctx context.Context, work func(tx pgx.Tx) error) error {
+	for try := 1; ; try++ {
+		err := pgx.BeginFunc(ctx, s.pool, work)
+		var pgErr *pgconn.PgError
+		repeat := errors.As(err, &pgErr) && (pgErr.Code == codeSerialization || pgErr.Code == codeDeadlock)
+		if !repeat || try == transactionTriesMax {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, context.Cause(ctx))
+		case <-time.After(time.Duration(try) * transactionRetryWait):
+		}
+	}
+}
+
+// exceedsCapacity reports whether Postgres refused because capacity would be exceeded.
+func exceedsCapacity(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == codeCheckViolation && strings.EqualFold(pgErr.ConstraintName, constraintReserved)
+}
