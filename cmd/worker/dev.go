@@ -49,7 +49,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	}
 	defer func() { _ = listener.Close() }() // the server has closed it already
 	config.HTTPAddr = listener.Addr().String()
-	endpoints, err := servers.WriteEndpoints(d.DataDir)
+	endpoints, err := servers.WriteEndpoints(d.DataDir, "HOLDFAST_HTTP_ADDR="+config.HTTPAddr, "HOLDFAST_NAMESPACE="+config.Namespace)
 	if err != nil {
 		return err
 	}

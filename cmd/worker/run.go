@@ -50,7 +50,7 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	}
 	defer func() { _ = listener.Close() }() // the server has closed it already
 	if servers != nil {
-		if _, err := servers.WriteEndpoints(r.DataDir); err != nil {
+		if _, err := servers.WriteEndpoints(r.DataDir, "HOLDFAST_HTTP_ADDR="+listener.Addr().String(), "HOLDFAST_NAMESPACE="+config.Namespace); err != nil {
 			return err
 		}
 	}

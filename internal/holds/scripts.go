@@ -36,18 +36,21 @@ var (
 	scriptAgenda       = load("agenda", "no-writes")
 )
 
-// load returns the script of a file under lua/ with the prelude before it.
-func load(name, flags string) lua.Script {
-	var source strings.Builder
+// load returns the script of a file under lua/.
+func load(name, flags string) lua.Script { return lua.New(name, flags, source(name)) }
+
+// source returns a file under lua/ with the prelude before it.
+func source(name string) string {
+	var text strings.Builder
 	for _, file := range []string{"prelude", name} {
-		text, err := luaFiles.ReadFile("lua/" + file + ".lua")
+		part, err := luaFiles.ReadFile("lua/" + file + ".lua")
 		if err != nil {
 			panic(err) // embedded: cannot happen in a program that was built
 		}
-		source.Write(text)
-		source.WriteByte('\n')
+		text.Write(part)
+		text.WriteByte('\n')
 	}
-	return lua.New(name, flags, source.String())
+	return text.String()
 }
 
 // newCall prepares a script on one resource; args follow the three that every script takes.

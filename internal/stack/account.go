@@ -72,7 +72,7 @@ type UnreachableError struct {
 
 func (e *UnreachableError) Error() string {
 	return fmt.Sprintf("postgres refuses root, so it runs as %s, who cannot enter %s on the way to %s: "+
-		"choose a data directory elsewhere (--data-dir /var/lib/holdfast), or run as a normal user", e.User, e.Dir, e.Data)
+		"choose a place elsewhere (--data-dir /var/lib/holdfast; TMPDIR=/tmp for temporary servers), or run as a normal user", e.User, e.Dir, e.Data)
 }
 
 // reach returns an *UnreachableError when the account cannot enter dir or one

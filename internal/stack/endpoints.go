@@ -22,9 +22,10 @@ const (
 //
 //	HOLDFAST_NATS_URL=nats://127.0.0.1:43210
 //
+// and then the lines of more, for example what a worker adds about itself.
 // dir is made if need be. Close removes the file unless somebody has
 // rewritten it, so that nobody is sent to ports that are another's by then.
-func (s *Stack) WriteEndpoints(dir string) (path string, err error) {
+func (s *Stack) WriteEndpoints(dir string, more ...string) (path string, err error) {
 	path, err = filepath.Abs(filepath.Join(dir, endpointsName))
 	if err != nil {
 		return "", fmt.Errorf("write endpoints: %w", err)
@@ -36,6 +37,9 @@ func (s *Stack) WriteEndpoints(dir string) (path string, err error) {
 		if e.url != "" {
 			content += e.name + "=" + e.url + "\n"
 		}
+	}
+	for _, line := range more {
+		content += line + "\n"
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -75,7 +75,7 @@ local function earliest(slots)
         end
       end
     end
-    if best then return best end
+    if best and best <= deadline then return best end
   end
   if not best and #scanned == 2 * SCAN_MAX then best = tonumber(scanned[#scanned]) end
   return best

@@ -1,0 +1,269 @@
+package holds_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
+)
+
+// waitFor asks again until something is so; a test that waits in vain fails with what it
+// waited for when the test binary's time is over or after a generous bound.
+func waitFor(t testing.TB, what string, so func() bool) {
+	t.Helper()
+	bound := time.After(30 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !so() {
+		select {
+		case <-tick.C:
+		case <-bound:
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+// runExpirer runs an Expirer's loops until the test ends.
+func runExpirer(t *testing.T, x *holds.Expirer) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var loops sync.WaitGroup
+	for _, loop := range []func(context.Context) error{x.Sweep, x.Announce, x.Watch} {
+		loops.Go(func() {
+			if err := loop(ctx); err != nil {
+				t.Errorf("loop: %v", err)
+			}
+		})
+	}
+	t.Cleanup(func() { cancel(); loops.Wait() })
+}
+
+func (w *world) held(t testing.TB, resource string) string {
+	t.Helper()
+	held, err := w.client.HGet(context.Background(), holds.Key(w.namespace, resource, "counts"), holds.StockSlot).Result()
+	if err != nil {
+		return "0"
+	}
+	return held
+}
+
+// TestLapseIsNoticed lets a hold lapse by Redis' own clock, with each way of noticing it
+// switched off.
+func TestLapseIsNoticed(t *testing.T) {
+	t.Parallel()
+	for name, options := range map[string]holds.ExpirerOptions{
+		"timer and notifications": {},
+		"timer alone":             {NoNotifications: true},
+		"notifications alone":     {NoTimer: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newRealTimeWorld(t)
+			x := holds.NewExpirer(w.service, w, options, zerolog.Nop())
+			runExpirer(t, x)
+			if !options.NoNotifications {
+				waitFor(t, "the subscription", func() bool { return x.HintError() == nil })
+			}
+			w.setInventory(t, "tent", holds.Asked{}, 1)
+			o := w.place(t, holds.PlaceRequest{Resource: "tent", User: "ana", TTLSeconds: seconds(1)})[0]
+			hold := created(t, o)
+			// Nobody reads availability here: reading would sweep.
+			waitFor(t, "the counter to be restored", func() bool { return w.held(t, "tent") == "0" })
+			var expired []holds.Outcome
+			waitFor(t, "hold.expired", func() bool { expired = append(expired, w.takeAnnounced()...); return len(expired) > 0 })
+			data := expired[0].Data.(holds.HoldExpired)
+			if len(expired) != 1 || expired[0].Hold != hold.HoldID || data.ExpiresAt != hold.ExpiresAt || data.RestoredAt.Before(data.ExpiresAt.Time) {
+				t.Errorf("announced %+v for %+v", expired, hold)
+			}
+			waitFor(t, "the hold to be forgotten", func() bool {
+				return w.client.Exists(t.Context(), holds.Key(w.namespace, "tent", "departing")).Val() == 0
+			})
+			w.atRest(t, "tent")
+		})
+	}
+}
+
+// TestLapseIsSeenByPredicate has nobody sweep at all, and more holds lapse than one call sweeps.
+func TestLapseIsSeenByPredicate(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const many = 3*holds.SweepMax + 7
+	w.setInventory(t, "hall", holds.Asked{}, many)
+	requests := make([]holds.PlaceRequest, many)
+	for i := range requests {
+		requests[i] = holds.PlaceRequest{Resource: "hall", User: fmt.Sprintf("u%d", i), TTLSeconds: seconds(60)}
+	}
+	first := w.place(t, requests...)
+	for _, o := range first {
+		created(t, o)
+	}
+	w.pass(t, 59_999*time.Millisecond)
+	rejected(t, w.place(t, holds.PlaceRequest{Resource: "hall", User: "late"})[0], holds.ReasonSoldOut)
+	w.pass(t, time.Millisecond)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "hall", User: "whole", Quantity: many})[0])
+
+	// Whoever wakes up at last announces each of them, once.
+	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := briefs(w.takeAnnounced()), briefsAs(holds.EventHoldExpired, first); !slices.Equal(got, want) {
+		t.Errorf("announced %d holds, want each of %d once", len(got), len(want))
+	}
+}
+
+// briefsAs is what briefs would return if each of the outcomes' holds had an event.
+func briefsAs(event string, outcomes []holds.Outcome) []string {
+	texts := make([]string, len(outcomes))
+	for i, o := range outcomes {
+		texts[i] = fmt.Sprintf("%s %s", event, o.Hold)
+	}
+	slices.Sort(texts)
+	return texts
+}
+
+// TestOneRestorer has several workers sweep the same lapsed holds at the same time.
+func TestOneRestorer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const resources, each = 20, 10
+	var all []holds.Outcome
+	for r := range resources {
+		name := fmt.Sprintf("room-%d", r)
+		w.setInventory(t, name, holds.Asked{}, each)
+		for i := range each {
+			o := w.place(t, holds.PlaceRequest{Resource: name, User: fmt.Sprintf("u%d", i), TTLSeconds: seconds(1)})
+			created(t, o[0])
+			all = append(all, o...)
+		}
+	}
+	w.pass(t, time.Second)
+	var workers sync.WaitGroup
+	for range 4 {
+		x := holds.NewExpirer(w.newService(w.client, w.locker(), w.store), w, holds.ExpirerOptions{}, zerolog.Nop())
+		workers.Go(func() {
+			if err := x.SweepAndAnnounce(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	workers.Wait()
+	if got, want := briefs(w.takeAnnounced()), briefsAs(holds.EventHoldExpired, all); !slices.Equal(got, want) {
+		t.Errorf("announced %d, want each of %d once", len(got), len(want))
+	}
+	for r := range resources {
+		w.atRest(t, fmt.Sprintf("room-%d", r))
+	}
+}
+
+// TestAnnouncedAfterACrash has a worker die after it has restored a hold and before it has
+// announced it.
+func TestAnnouncedAfterACrash(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.setInventory(t, "room", holds.Asked{}, 1)
+	o := w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(1)})
+	created(t, o[0])
+	w.pass(t, time.Second)
+	dead := holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
+	if err := dead.SweepOnly(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	sweep := func() []string {
+		if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return briefs(w.takeAnnounced())
+	}
+	if got := sweep(); len(got) != 0 {
+		t.Errorf("announced %v while it was another worker's to announce", got)
+	}
+	w.pass(t, holds.AnnounceLease)
+	if got, want := sweep(), briefsAs(holds.EventHoldExpired, o); !slices.Equal(got, want) {
+		t.Errorf("announced %v, want %v", got, want)
+	}
+	w.pass(t, holds.AnnounceLease)
+	if got := sweep(); len(got) != 0 {
+		t.Errorf("announced again: %v", got)
+	}
+}
+
+// TestForeignNotifications sends what others might publish on the channel of notifications.
+func TestForeignNotifications(t *testing.T) {
+	t.Parallel()
+	for key, want := range map[string]bool{
+		"holdfast:{7}:room:hold:0123": true,
+		"holdfast:{64}:room:hold:0":   false,
+		"holdfast:{-1}:room:hold:0":   false,
+		"holdfast:{x}:room:hold:0":    false,
+		"holdfast:{7}:room:request:0": false,
+		"holdfast:{7}:epoch":          false,
+		"holdfast2:{7}:room:hold:0":   false,
+		"session:1":                   false,
+		"":                            false,
+	} {
+		if _, ours := holds.PartitionOfHold("holdfast", key); ours != want {
+			t.Errorf("%q is taken for one of ours: %v, want %v", key, ours, want)
+		}
+	}
+}
+
+// BenchmarkExpire lets 2,000 holds lapse within a second among 100,000 keys of others that have
+// a TTL, and prints how late their counters were restored.
+//
+//	go test ./internal/holds -run '^$' -bench Expire -benchtime 1x
+func BenchmarkExpire(b *testing.B) {
+	const resources, total, foreign = 200, 2000, 100_000
+	for _, notifications := range []bool{true, false} {
+		b.Run(fmt.Sprintf("notifications=%v", notifications), func(b *testing.B) {
+			w := newRealTimeWorld(b)
+			pipe := w.client.Pipeline()
+			for i := range foreign {
+				pipe.Set(b.Context(), fmt.Sprintf("%s:foreign:%d", w.namespace, i), "x", time.Hour)
+			}
+			if _, err := pipe.Exec(b.Context()); err != nil {
+				b.Fatal(err)
+			}
+			for r := range resources {
+				w.setInventory(b, fmt.Sprintf("room-%d", r), holds.Asked{}, total/resources)
+			}
+			x := holds.NewExpirer(w.service, w, holds.ExpirerOptions{NoNotifications: !notifications}, zerolog.Nop())
+			ctx, cancel := context.WithCancel(context.Background())
+			var loops sync.WaitGroup
+			for _, loop := range []func(context.Context) error{x.Sweep, x.Announce, x.Watch} {
+				loops.Go(func() { _ = loop(ctx) })
+			}
+			var late []time.Duration
+			for b.Loop() {
+				requests := make([]holds.PlaceRequest, total)
+				for i := range requests {
+					requests[i] = holds.PlaceRequest{Resource: fmt.Sprintf("room-%d", i%resources), User: fmt.Sprintf("u%d", i), TTLSeconds: seconds(3)}
+				}
+				w.place(b, requests...)
+				for want := len(late) + total; len(late) < want; {
+					waitFor(b, "lapsed holds", func() bool {
+						batch := w.takeAnnounced()
+						for _, o := range batch {
+							data := o.Data.(holds.HoldExpired)
+							late = append(late, data.RestoredAt.Sub(data.ExpiresAt.Time))
+						}
+						return len(batch) > 0
+					})
+				}
+			}
+			cancel()
+			loops.Wait()
+			slices.Sort(late)
+			for name, at := range map[string]float64{"p50": 0.5, "p99": 0.99, "max": 1} {
+				b.ReportMetric(float64(late[int(at*float64(len(late)-1))].Milliseconds()), name+"-ms-late")
+			}
+			if err := w.client.FlushDB(b.Context()).Err(); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}

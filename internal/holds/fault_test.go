@@ -1,0 +1,362 @@
+package holds_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/locking"
+)
+
+var errLost = errors.New("the reply was lost")
+
+// losesReplies is a hook that lets a pipeline be done and then loses its reply, while armed.
+type losesReplies struct{ armed atomic.Int32 }
+
+func (*losesReplies) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
+}
+
+func (*losesReplies) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (l *losesReplies) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, commands []redis.Cmder) error {
+		err := next(ctx, commands)
+		if err == nil && isScript(commands) && l.armed.Add(-1) == 0 {
+			for _, c := range commands {
+				c.SetErr(errLost)
+			}
+			return errLost
+		}
+		return err
+	}
+}
+
+func isScript(commands []redis.Cmder) bool {
+	return len(commands) > 0 && (commands[0].Name() == "evalsha" || commands[0].Name() == "eval")
+}
+
+// lossy returns a service of the world whose n-th round trip of scripts from now is done while
+// its reply is lost. It takes no locks, so that every round trip is one of the verb's own.
+func (w *world) lossy(t *testing.T, n int32) *holds.Service {
+	t.Helper()
+	options := *w.client.Options()
+	client := redis.NewClient(&options)
+	t.Cleanup(func() { _ = client.Close() })
+	hook := new(losesReplies)
+	hook.armed.Store(n)
+	client.AddHook(hook)
+	return w.newService(client, locking.None{}, w.store)
+}
+
+// TestLostReply loses the reply of each script after it was done. The event is delivered again,
+// and its outcome is the one that was decided the first time.
+func TestLostReply(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeWorld(t)
+	ctx := t.Context()
+	w.setInventory(t, "tent", holds.Asked{}, 1)
+
+	place := []holds.PlaceRequest{{
+		Cause: uuid.NewString(), RequestKey: "k", Resource: "tent", User: "ana", Quantity: 1, StoredAt: time.Now(),
+	}}
+	w.lossy(t, 1).Place(ctx, place, expectLost(t))
+	hold := created(t, w.place(t, place...)[0])
+	if hold.Replayed || w.held(t, "tent") != "1" {
+		t.Fatalf("after a lost reply %s are held and the outcome is %+v", w.held(t, "tent"), hold)
+	}
+
+	for name, trip := range map[string]int32{"claim": 1, "settle": 2} {
+		w.lossy(t, trip).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold.HoldID, PaymentID: "p"}}, func(_ int, r holds.Result) {
+			if name == "claim" && !errors.Is(r.Err, errLost) && r.Outcome.Event != holds.EventHoldConfirmed {
+				t.Errorf("lost reply of %s: %+v", name, r)
+			}
+		})
+	}
+	if got := brief(w.pay(t, hold.HoldID, "p")); got != holds.EventHoldConfirmed {
+		t.Fatalf("paid after lost replies: %s", got)
+	}
+	if slot := w.available(t, "tent", holds.Asked{})[0]; slot.Reserved != 1 || slot.Held != 0 {
+		t.Fatalf("after lost replies: %+v", slot)
+	}
+
+	w.setInventory(t, "boat", holds.Asked{}, 1)
+	boat := created(t, w.place(t, holds.PlaceRequest{Resource: "boat", User: "ana"})[0])
+	release := holds.ReleaseRequest{Cause: uuid.NewString(), Hold: boat.HoldID, Resource: "boat"}
+	w.lossy(t, 1).Release(ctx, []holds.ReleaseRequest{release}, expectLost(t))
+	if got := brief(w.release(t, release)); got != holds.EventHoldReleased {
+		t.Fatalf("released after a lost reply: %s", got)
+	}
+	if got := brief(w.release(t, holds.ReleaseRequest{Hold: boat.HoldID})); got != "hold.release_rejected released" {
+		t.Fatalf("released by another event: %s", got)
+	}
+	w.atRest(t, "boat")
+}
+
+func expectLost(t *testing.T) func(int, holds.Result) {
+	return func(_ int, r holds.Result) {
+		if !errors.Is(r.Err, errLost) {
+			t.Errorf("want the lost reply to be an error, got %+v", r)
+		}
+	}
+}
+
+// stealing is a locker whose locks are another's as soon as they are taken, the first n times.
+type stealing struct {
+	holds.Locker
+	client *redis.Client
+	times  int
+}
+
+func (s *stealing) TryLock(ctx context.Context, fences []string, sets [][]string) ([]string, []time.Duration, error) {
+	tokens, waits, err := s.Locker.TryLock(ctx, fences, sets)
+	if s.times--; s.times >= 0 && err == nil {
+		err = s.client.Set(ctx, sets[0][len(sets[0])-1], "another:1", 50*time.Millisecond).Err()
+	}
+	return tokens, waits, err
+}
+
+// TestLostLock loses one of the locks of a group while Postgres is being read: nothing may be
+// written under it, and the work must succeed once it has the lock.
+func TestLostLock(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeWorld(t)
+	w.setInventory(t, "room", nights(1, 3), 1)
+	locker := &stealing{Locker: locking.NewRange(w.client, 5*time.Second), client: w.client, times: 3}
+	w.service = w.newService(w.client, locker, w.store)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Asked: nights(1, 3)})[0])
+	if locker.times >= 0 {
+		t.Errorf("the lock was not tried again after it was lost")
+	}
+	for _, slot := range w.available(t, "room", nights(1, 3)) {
+		if slot.Held != 1 {
+			t.Errorf("after lost locks: %+v", slot)
+		}
+	}
+	waitFor(t, "the thief's lock to end", func() bool {
+		return len(w.client.Keys(t.Context(), holds.Key(w.namespace, "room", "lock:*")).Val()) == 0
+	})
+}
+
+// TestLockWaitIsBounded has another worker hold the lock for longer than anyone waits.
+func TestLockWaitIsBounded(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeWorld(t)
+	w.policy.LockWait = 50 * time.Millisecond
+	service := w.newService(w.client, locking.NewRange(w.client, time.Minute), w.store)
+	for _, name := range []string{"free", "taken"} {
+		w.setInventory(t, name, holds.Asked{}, 1)
+	}
+	if err := w.client.Set(t.Context(), holds.Key(w.namespace, "taken", "lock:stock"), "another:1", time.Hour).Err(); err != nil {
+		t.Fatal(err)
+	}
+	var requests []holds.PlaceRequest
+	for _, name := range []string{"taken", "free"} {
+		requests = append(requests, holds.PlaceRequest{
+			Cause: uuid.NewString(), RequestKey: "k", Resource: name, User: "ana", Quantity: 1, StoredAt: time.Now(),
+		})
+	}
+	results := make(map[string]holds.Result)
+	service.Place(t.Context(), requests, func(i int, r holds.Result) { results[requests[i].Resource] = r })
+	if err := results["taken"].Err; !errors.Is(err, holds.ErrBusy) {
+		t.Errorf("a resource that is locked: %v, want ErrBusy", err)
+	}
+	if results["free"].Err != nil {
+		t.Errorf("a resource that is free, in the same batch: %v", results["free"].Err)
+	}
+}
+
+// selling is Postgres with a sale that is committed and settled just after it was read.
+type selling struct {
+	holds.Inventory
+	between func()
+}
+
+func (s *selling) Stock(ctx context.Context, resources []string, slots [][]string) ([][]holds.Stock, error) {
+	stock, err := s.Inventory.Stock(ctx, resources, slots)
+	if s.between != nil {
+		between := s.between
+		s.between = nil
+		between()
+	}
+	return stock, err
+}
+
+// TestSaleBetweenReadAndDecision sells the last room after Postgres was read and before the
+// script decides: what was read is out of date, and rev says so.
+func TestSaleBetweenReadAndDecision(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeWorld(t)
+	w.setInventory(t, "room", holds.Asked{}, 1)
+	ana := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	slow := w.newService(w.client, locking.None{}, &selling{w.store, func() { w.pay(t, ana.HoldID, "p") }})
+	w.service = slow
+	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0], holds.ReasonSoldOut)
+}
+
+// TestFlushedScripts forgets the scripts and then everything.
+func TestLostData(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.Asked{}, 5)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	if err := w.client.ScriptFlush(ctx).Err(); err != nil {
+		t.Fatal(err)
+	}
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0])
+
+	for name, damage := range map[string]struct {
+		do, undo func() error
+		want     error
+	}{
+		"the epoch is gone": {
+			func() error { return w.client.Del(ctx, holds.EpochKey(w.namespace, "room")).Err() },
+			func() error { return w.client.Set(ctx, holds.EpochKey(w.namespace, "room"), w.epoch, 0).Err() },
+			holds.ErrDataLost,
+		},
+		"the epoch is another": {
+			func() error { return w.client.Set(ctx, holds.EpochKey(w.namespace, "room"), "other", 0).Err() },
+			func() error { return w.client.Set(ctx, holds.EpochKey(w.namespace, "room"), w.epoch, 0).Err() },
+			holds.ErrDataLost,
+		},
+		"the counters are of another type": {
+			func() error {
+				return errors.Join(w.client.Rename(ctx, holds.Key(w.namespace, "room", "counts"), holds.Key(w.namespace, "room", "aside")).Err(),
+					w.client.Set(ctx, holds.Key(w.namespace, "room", "counts"), "5", 0).Err())
+			},
+			func() error {
+				return w.client.Rename(ctx, holds.Key(w.namespace, "room", "aside"), holds.Key(w.namespace, "room", "counts")).Err()
+			},
+			holds.ErrDamaged,
+		},
+		"a counter is not a number": {
+			func() error {
+				return w.client.HSet(ctx, holds.Key(w.namespace, "room", "counts"), "stock", "many").Err()
+			},
+			func() error { return w.client.HSet(ctx, holds.Key(w.namespace, "room", "counts"), "stock", "2").Err() },
+			holds.ErrDamaged,
+		},
+		"a counter is negative": {
+			func() error { return w.client.HSet(ctx, holds.Key(w.namespace, "room", "counts"), "stock", "-3").Err() },
+			func() error { return w.client.HSet(ctx, holds.Key(w.namespace, "room", "counts"), "stock", "2").Err() },
+			holds.ErrDamaged,
+		},
+	} {
+		if err := damage.do(); err != nil {
+			t.Fatal(name, err)
+		}
+		want := func(verb string) func(int, holds.Result) {
+			return func(_ int, r holds.Result) {
+				if !errors.Is(r.Err, damage.want) {
+					t.Errorf("%s: %s: %+v, want %v", name, verb, r, damage.want)
+				}
+			}
+		}
+		w.service.Place(ctx, []holds.PlaceRequest{{
+			Cause: uuid.NewString(), RequestKey: uuid.NewString(), Resource: "room", User: "cleo", Quantity: 1, StoredAt: time.Now(),
+		}}, want("place"))
+		w.service.Release(ctx, []holds.ReleaseRequest{{Cause: uuid.NewString(), Resource: "room", Hold: hold.HoldID}}, want("release"))
+		if err := damage.undo(); err != nil {
+			t.Fatal(name, err)
+		}
+	}
+	if got := brief(w.release(t, holds.ReleaseRequest{Hold: hold.HoldID})); got != holds.EventHoldReleased {
+		t.Errorf("after all was mended: %s", got)
+	}
+}
+
+// TestAnotherPaymentIsBeingDecided pays a hold that another payment has claimed and not settled.
+func TestAnotherPaymentIsBeingDecided(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.Asked{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(60)})[0]).HoldID
+
+	down := &outage{Inventory: w.store}
+	w.newService(w.client, w.locker(), down).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p1"}}, func(_ int, r holds.Result) {
+		if !errors.Is(r.Err, errDown) {
+			t.Errorf("Postgres is down: %+v", r)
+		}
+	})
+	w.pass(t, time.Hour) // somebody paid: the claim does not lapse
+	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.takeAnnounced(); len(got) != 0 {
+		t.Fatalf("a claimed hold lapsed: %+v", got)
+	}
+	view, _, err := w.service.Lookup(ctx, hold)
+	if err != nil || view.State != holds.Confirming {
+		t.Fatalf("the hold is %+v %v, want confirming", view, err)
+	}
+	busy := func(_ int, r holds.Result) {
+		if !errors.Is(r.Err, holds.ErrBusy) {
+			t.Errorf("want ErrBusy, got %+v", r)
+		}
+	}
+	w.service.Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p2"}}, busy)
+	w.service.Release(ctx, []holds.ReleaseRequest{{Cause: uuid.NewString(), Hold: hold, Resource: "room"}}, busy)
+	confirmed := w.pay(t, hold, "p1").Data.(holds.HoldConfirmed)
+	if want := w.now.Add(-time.Hour); !confirmed.ConfirmedAt.Equal(want) {
+		t.Errorf("confirmed at %v, want the moment of the claim, %v", confirmed.ConfirmedAt, want)
+	}
+	if got := brief(w.pay(t, hold, "p2")); got != "hold.confirm_rejected already_confirmed" {
+		t.Errorf("the second payment: %s", got)
+	}
+	w.atRest(t, "room")
+}
+
+var errDown = errors.New("postgres is down")
+
+// outage is Postgres when it does not answer payments.
+type outage struct{ holds.Inventory }
+
+func (*outage) Decide(context.Context, []holds.Payment) ([]holds.PaymentAnswer, error) {
+	return nil, errDown
+}
+
+// TestBatchOfPayments pays many holds at once, some twice, some that do not fit any more.
+func TestBatchOfPayments(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.setInventory(t, "hall", holds.Asked{}, 10)
+	var requests []holds.ConfirmRequest
+	for i := range 10 {
+		hold := created(t, w.place(t, holds.PlaceRequest{Resource: "hall", User: fmt.Sprintf("u%d", i)})[0])
+		requests = append(requests, holds.ConfirmRequest{Hold: hold.HoldID, PaymentID: fmt.Sprintf("p%d", i)})
+	}
+	unknown, err := holds.NewHoldID("hall")
+	if err != nil {
+		t.Fatal(err)
+	}
+	requests = append(requests, holds.ConfirmRequest{Hold: unknown, PaymentID: "p"}, requests[0], requests[9])
+	w.setInventory(t, "hall", holds.Asked{}, 7)
+	outcomes := collect(t, len(requests), func(emit func(int, holds.Result)) { w.service.Confirm(t.Context(), requests, emit) })
+	kinds := make(map[string]int)
+	for _, o := range outcomes[:11] {
+		kinds[brief(o)]++
+	}
+	want := map[string]int{holds.EventHoldConfirmed: 7, "hold.confirm_rejected sold_out": 3, "hold.confirm_rejected unknown_hold": 1}
+	for kind, n := range want {
+		if kinds[kind] != n {
+			t.Errorf("%d times %s, want %d", kinds[kind], kind, n)
+		}
+	}
+	if !slices.Equal(briefs(outcomes[11:]), briefs([]holds.Outcome{outcomes[0], outcomes[9]})) {
+		t.Errorf("the same payments in one batch were answered %v and %v", briefs(outcomes[11:]), briefs([]holds.Outcome{outcomes[0], outcomes[9]}))
+	}
+	if slot := w.available(t, "hall", holds.Asked{})[0]; slot.Reserved != 7 || slot.Held != 3 {
+		t.Errorf("after the payments: %+v", slot)
+	}
+}

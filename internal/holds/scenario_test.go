@@ -1,0 +1,220 @@
+package holds_test
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"holdfast/internal/holds"
+)
+
+// TestScenarios plays the stories in testdata/*.story. A line is something that happens and,
+// after "->", what must come of it; testdata/README.md tells the language.
+func TestScenarios(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("testdata/*.story")
+	if err != nil || len(files) < 5 {
+		t.Fatalf("found %d stories: %v", len(files), err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".story"), func(t *testing.T) {
+			t.Parallel()
+			play(t, file)
+		})
+	}
+}
+
+// scene is a story being played. People in it name holds H1, H2 ..., in the order they name them.
+type scene struct {
+	*world
+	t     *testing.T
+	holds map[string]holds.HoldID
+	first map[string]holds.Outcome // the outcome that named each hold
+}
+
+func play(t *testing.T, file string) {
+	s := &scene{world: newWorld(t), t: t, holds: make(map[string]holds.HoldID), first: make(map[string]holds.Outcome)}
+	s.now = time.Date(2026, 11, 21, 9, 0, 0, 0, time.UTC)
+	s.pass(t, 0)
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	lines := bufio.NewScanner(f)
+	for number := 1; lines.Scan(); number++ {
+		line, _, _ := strings.Cut(lines.Text(), "#")
+		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		happens, want, _ := strings.Cut(line, "->")
+		want = strings.Join(strings.Fields(want), " ")
+		if got := s.happen(strings.TrimSpace(happens), want); got != want {
+			t.Fatalf("%s:%d: %s\n\tgot  %s\n\twant %s", file, number, line, got, want)
+		}
+	}
+}
+
+var sentences = []struct {
+	form *regexp.Regexp
+	act  func(s *scene, words []string, want string) string
+}{
+	{regexp.MustCompile(`^(\S+) has (\d+) of (\S+)$`), func(s *scene, w []string, _ string) string {
+		capacity, _ := strconv.ParseInt(w[2], 10, 64)
+		return brief(s.setInventory(s.t, w[1], asked(w[3]), capacity))
+	}},
+	{regexp.MustCompile(`^(\S+) books (?:(\d+) of )?(\S+) (\S+?)(?: for (\S+))?(?: with key (\S+))?$`), (*scene).books},
+	{regexp.MustCompile(`^(\S+) pays for (\S+) with (\S+)$`), func(s *scene, w []string, _ string) string {
+		return brief(s.pay(s.t, s.hold(w[2]), w[3]))
+	}},
+	{regexp.MustCompile(`^(\S+) cancels key (\S+) on (\S+)$`), func(s *scene, w []string, _ string) string {
+		return brief(s.release(s.t, holds.ReleaseRequest{Resource: w[3], RequestKey: w[2]}))
+	}},
+	{regexp.MustCompile(`^(\S+) cancels (\S+)$`), func(s *scene, w []string, _ string) string {
+		return brief(s.release(s.t, holds.ReleaseRequest{Hold: s.hold(w[2])}))
+	}},
+	{regexp.MustCompile(`^(\S+) passes$`), func(s *scene, w []string, _ string) string {
+		d, err := time.ParseDuration(w[1])
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.pass(s.t, d)
+		return ""
+	}},
+	{regexp.MustCompile(`^the worker sweeps$`), func(s *scene, _ []string, _ string) string {
+		if err := s.expirer.SweepAndAnnounce(s.t.Context()); err != nil {
+			s.t.Fatal(err)
+		}
+		var names []string
+		for _, o := range s.takeAnnounced() {
+			names = append(names, s.name(o.Hold))
+		}
+		slices.Sort(names)
+		return strings.TrimSpace(holds.EventHoldExpired + " " + strings.Join(names, " "))
+	}},
+	{regexp.MustCompile(`^left of (\S+) (\S+)$`), func(s *scene, w []string, _ string) string {
+		var left []string
+		for _, slot := range s.available(s.t, w[1], asked(w[2])) {
+			left = append(left, strconv.FormatInt(slot.Available, 10))
+		}
+		return strings.Join(left, " ")
+	}},
+	{regexp.MustCompile(`^(\S+) is$`), func(s *scene, w []string, _ string) string {
+		view, found, err := s.service.Lookup(s.t.Context(), s.hold(w[1]))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if !found {
+			return "forgotten"
+		}
+		return string(view.State)
+	}},
+	{regexp.MustCompile(`^nothing is left of (\S+)$`), func(s *scene, w []string, _ string) string {
+		s.atRest(s.t, w[1])
+		return ""
+	}},
+}
+
+func (s *scene) happen(line, want string) string {
+	for _, sentence := range sentences {
+		if words := sentence.form.FindStringSubmatch(line); words != nil {
+			return sentence.act(s, words, want)
+		}
+	}
+	s.t.Fatalf("nobody understands %q", line)
+	return ""
+}
+
+// books: user, quantity, resource, slots, ttl, key.
+func (s *scene) books(w []string, want string) string {
+	r := holds.PlaceRequest{User: w[1], Resource: w[3], Asked: asked(w[4]), RequestKey: w[6], StoredAt: s.now}
+	if w[2] != "" {
+		r.Quantity, _ = strconv.ParseInt(w[2], 10, 64)
+	}
+	if w[5] != "" {
+		d, err := time.ParseDuration(w[5])
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		r.TTLSeconds = seconds(int64(d / time.Second))
+	}
+	o := s.place(s.t, r)[0]
+	text := brief(o)
+	switch data := o.Data.(type) {
+	case holds.HoldCreated:
+		// A hold's name in the story is the one that the story expects here, once.
+		name := strings.Fields(want + " - -")[1]
+		if _, known := s.holds[name]; !known && strings.HasPrefix(name, "H") {
+			s.holds[name], s.first[name] = o.Hold, o
+		}
+		text += " " + s.name(o.Hold)
+		if data.Replayed {
+			text += " replayed"
+			if first := s.first[s.name(o.Hold)].Data.(holds.HoldCreated); !first.ExpiresAt.Equal(data.ExpiresAt.Time) {
+				s.t.Fatalf("replayed with another deadline: %v, was %v", data.ExpiresAt, first.ExpiresAt)
+			}
+		}
+	case holds.HoldRejected:
+		if data.Field != "" {
+			text += " " + data.Field
+		}
+		if data.SoldOut != nil {
+			for _, row := range data.Unavailable {
+				text += fmt.Sprintf(" %s:%d/%d/%d", row.Slot, row.Capacity, row.Reserved, row.Held)
+			}
+			text += " retry"
+			if data.RetryAt == nil {
+				text += " never"
+			} else {
+				text += " in " + data.RetryAt.Sub(s.now).String()
+			}
+		}
+		if data.HoldID != (holds.HoldID{}) {
+			text += " " + s.name(data.HoldID)
+		}
+		if data.Replayed {
+			text += " replayed"
+		}
+	}
+	return text
+}
+
+// hold returns the hold with a name, or one that never was.
+func (s *scene) hold(name string) holds.HoldID {
+	if id, known := s.holds[name]; known {
+		return id
+	}
+	id, err := holds.NewHoldID("nowhere")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return id
+}
+
+func (s *scene) name(id holds.HoldID) string {
+	for name, known := range s.holds {
+		if known == id {
+			return name
+		}
+	}
+	return "unnamed"
+}
+
+// asked reads a set of slots: nights as 2026-12-01..2026-12-03 (check-in..check-out), or named
+// slots as A-1,A-2, or stock.
+func asked(text string) holds.Asked {
+	if in, out, found := strings.Cut(text, ".."); found {
+		return holds.Asked{CheckIn: in, CheckOut: out}
+	}
+	if text == holds.StockSlot {
+		return holds.Asked{}
+	}
+	return holds.Asked{Slots: strings.Split(text, ",")}
+}

@@ -1,0 +1,286 @@
+package holds_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/locking"
+	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
+)
+
+func TestMain(m *testing.M) { stacktest.Main(m) }
+
+// fatal is what *testing.T and *rapid.T have in common.
+type fatal interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+// world is a namespace of its own on real servers, with a clock that stands still.
+type world struct {
+	namespace string
+	client    *redis.Client
+	store     *store.Store
+	service   *holds.Service
+	expirer   *holds.Expirer
+	policy    holds.Policy
+	epoch     string
+	now       time.Time
+
+	mu        sync.Mutex
+	announced []holds.Outcome
+}
+
+// testPolicy differs from the defaults where a test needs fewer of something.
+var testPolicy = holds.Policy{
+	HoldTTL: 10 * time.Minute, HoldTTLMax: time.Hour, HoldsPerUser: 3, NightsMax: 30,
+	HorizonDays: 1095, RequestKeyTTL: 24 * time.Hour, LockWait: 5 * time.Second,
+}
+
+// newRealTimeWorld returns a world in which Redis' own clock rules.
+func newRealTimeWorld(t testing.TB) *world {
+	t.Helper()
+	options, err := redis.ParseURL(stacktest.Shared().RedisURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	options.MaxRetries = -1
+	w := &world{namespace: stacktest.Namespace(t), client: redis.NewClient(options), policy: testPolicy}
+	t.Cleanup(func() { _ = w.client.Close() })
+	ctx := t.Context()
+	if w.store, err = store.Open(ctx, stacktest.Shared().PostgresURL, w.namespace); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.store.Close)
+	if err := w.store.Migrate(ctx, w.namespace); err != nil {
+		t.Fatal(err)
+	}
+	epoch, _, err := w.store.Epoch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := holds.Initialise(ctx, w.namespace, w.client, epoch); err != nil {
+		t.Fatal(err)
+	}
+	w.epoch = epoch
+	w.service = w.newService(w.client, w.locker(), w.store)
+	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
+	return w
+}
+
+// newService returns another worker's service on the same servers.
+func (w *world) newService(client redis.UniversalClient, l holds.Locker, i holds.Inventory) *holds.Service {
+	return holds.NewService(w.namespace, client, l, i, w.epoch, w.policy)
+}
+
+// locker returns the strategy that HOLDFAST_LOCK_STRATEGY names: CI runs these tests with each.
+func (w *world) locker() holds.Locker {
+	if os.Getenv("HOLDFAST_LOCK_STRATEGY") == "none" {
+		return locking.None{}
+	}
+	return locking.NewRange(w.client, 5*time.Second)
+}
+
+// newWorld returns a world whose clock stands still until it is moved by pass.
+func newWorld(t testing.TB) *world {
+	t.Helper()
+	w := newRealTimeWorld(t)
+	w.now = time.Now().UTC().Truncate(time.Second)
+	w.pass(t, 0)
+	return w
+}
+
+// pass moves the clock.
+func (w *world) pass(t fatal, d time.Duration) {
+	t.Helper()
+	w.now = w.now.Add(d)
+	pipe := w.client.Pipeline()
+	for _, key := range holds.ClockKeys(w.namespace) {
+		pipe.Set(context.Background(), key, w.now.UnixMilli(), 0)
+	}
+	if _, err := pipe.Exec(context.Background()); err != nil {
+		t.Fatalf("move the clock: %v", err)
+	}
+}
+
+// Announce implements holds.Announcer.
+func (w *world) Announce(_ context.Context, outcomes []holds.Outcome) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.announced = append(w.announced, outcomes...)
+	return nil
+}
+
+// takeAnnounced returns what was announced since the last call.
+func (w *world) takeAnnounced() []holds.Outcome {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	announced := w.announced
+	w.announced = nil
+	return announced
+}
+
+// place decides requests and returns their outcomes in order. Missing causes are made up.
+func (w *world) place(t fatal, requests ...holds.PlaceRequest) []holds.Outcome {
+	t.Helper()
+	for i := range requests {
+		r := &requests[i]
+		if r.Cause == "" {
+			r.Cause = uuid.NewString()
+		}
+		if r.RequestKey == "" {
+			r.RequestKey = uuid.NewString()
+		}
+		if r.StoredAt.IsZero() {
+			r.StoredAt = time.Now()
+		}
+		if r.Quantity == 0 {
+			r.Quantity = 1
+		}
+	}
+	return collect(t, len(requests), func(emit func(int, holds.Result)) {
+		w.service.Place(context.Background(), requests, emit)
+	})
+}
+
+// collect checks that a verb emits each result once, none an error.
+func collect(t fatal, n int, verb func(emit func(int, holds.Result))) []holds.Outcome {
+	t.Helper()
+	outcomes, seen := make([]holds.Outcome, n), make([]int, n)
+	verb(func(i int, r holds.Result) {
+		if r.Err != nil {
+			t.Fatalf("request %d: %v", i, r.Err)
+		}
+		outcomes[i] = r.Outcome
+		seen[i]++
+	})
+	for i, times := range seen {
+		if times != 1 {
+			t.Fatalf("request %d had %d results", i, times)
+		}
+	}
+	return outcomes
+}
+
+func (w *world) pay(t fatal, id holds.HoldID, payment string) holds.Outcome {
+	t.Helper()
+	return collect(t, 1, func(emit func(int, holds.Result)) {
+		w.service.Confirm(context.Background(), []holds.ConfirmRequest{{Hold: id, PaymentID: payment}}, emit)
+	})[0]
+}
+
+func (w *world) release(t fatal, r holds.ReleaseRequest) holds.Outcome {
+	t.Helper()
+	if r.Cause == "" {
+		r.Cause = uuid.NewString()
+	}
+	if r.Resource == "" {
+		r.Resource = r.Hold.Resource
+	}
+	return collect(t, 1, func(emit func(int, holds.Result)) {
+		w.service.Release(context.Background(), []holds.ReleaseRequest{r}, emit)
+	})[0]
+}
+
+func (w *world) setInventory(t fatal, resource string, asked holds.Asked, capacity int64) holds.Outcome {
+	t.Helper()
+	r := w.service.SetInventory(context.Background(), holds.InventoryRequest{
+		Cause: uuid.NewString(), Resource: resource, Asked: asked, Capacity: capacity,
+	})
+	if r.Err != nil {
+		t.Fatalf("set inventory: %v", r.Err)
+	}
+	return r.Outcome
+}
+
+func (w *world) available(t fatal, resource string, asked holds.Asked) []holds.SlotAvailability {
+	t.Helper()
+	slots, err := w.service.Availability(context.Background(), resource, asked)
+	if err != nil {
+		t.Fatalf("availability: %v", err)
+	}
+	return slots
+}
+
+// atRest checks that when no hold is live nothing of any is left but tombstones and answers.
+func (w *world) atRest(t fatal, resource string) {
+	t.Helper()
+	ctx := context.Background()
+	for _, name := range []string{"counts", "due", "departing", "users"} {
+		if n := w.client.Exists(ctx, holds.Key(w.namespace, resource, name)).Val(); n != 0 {
+			t.Fatalf("%s is left although no hold is live", name)
+		}
+	}
+	for _, pattern := range []string{"hold:*", "index:*", "lock:*"} {
+		keys, err := w.client.Keys(ctx, holds.Key(w.namespace, resource, pattern)).Result()
+		if err != nil || len(keys) > 0 {
+			t.Fatalf("left although no hold is live: %v %v", keys, err)
+		}
+	}
+}
+
+func slots(names ...string) holds.Asked { return holds.Asked{Slots: names} }
+
+// nights is n nights from the given number of days from now.
+func nights(from, n int) holds.Asked {
+	in := time.Now().UTC().AddDate(0, 0, from)
+	return holds.Asked{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, n).Format(holds.DateFormat)}
+}
+
+func seconds(n int64) *int64 { return &n }
+
+// created and rejected assert what an outcome is.
+func created(t fatal, o holds.Outcome) holds.HoldCreated {
+	t.Helper()
+	data, ok := o.Data.(holds.HoldCreated)
+	if !ok {
+		t.Fatalf("want hold.created, got %s %+v", o.Event, o.Data)
+	}
+	return data
+}
+
+func rejected(t fatal, o holds.Outcome, reason string) holds.HoldRejected {
+	t.Helper()
+	data, ok := o.Data.(holds.HoldRejected)
+	if !ok || data.Reason != reason {
+		t.Fatalf("want hold.rejected %s, got %s %+v", reason, o.Event, o.Data)
+	}
+	return data
+}
+
+// brief is an outcome's event and reason.
+func brief(o holds.Outcome) string {
+	reason := ""
+	switch data := o.Data.(type) {
+	case holds.HoldRejected:
+		reason = data.Reason
+	case holds.ReleaseRejected:
+		reason = data.Reason
+	case holds.ConfirmRejected:
+		reason = data.Reason
+	case holds.InventoryRejected:
+		reason = data.Reason
+	}
+	return strings.TrimSpace(o.Event + " " + reason)
+}
+
+func briefs(outcomes []holds.Outcome) []string {
+	texts := make([]string, len(outcomes))
+	for i, o := range outcomes {
+		texts[i] = fmt.Sprintf("%s %s", brief(o), o.Hold)
+	}
+	slices.Sort(texts)
+	return texts
+}
