@@ -121,24 +121,24 @@ func (e *Expirer) setHintError(err error) {
 }
 
 // Sweep looks at the agenda whenever its earliest deadline has come, at least every 250 ms, and
-// at a partition when it is nudged, until ctx is over.
+// at a partition when it is nudged, until ctx is over. However many nudges there are, they do
+// not put off the look at all partitions.
 func (e *Expirer) Sweep(ctx context.Context) error {
-	if !e.options.NoTimer {
-		e.nudge(allPartitions)
-	}
-	wait := sweepTick
+	all := time.Now() // when to look at all partitions
 	for {
 		var timer <-chan time.Time
 		if !e.options.NoTimer {
-			timer = time.After(wait)
+			timer = time.After(time.Until(all))
 		}
-		partitions := everyPartition()
+		var partitions []int
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-timer:
+			partitions = everyPartition()
+			all = time.Now().Add(sweepTick)
 		case <-e.nudged:
 			partitions = e.take()
-		case <-timer:
 		}
 		next, err := e.sweepOnce(ctx, partitions)
 		switch {
@@ -146,9 +146,9 @@ func (e *Expirer) Sweep(ctx context.Context) error {
 			return nil
 		case err != nil:
 			e.log.Error().Err(err).Msg("sweep failed, will be repeated")
-			wait = sweepRetry
-		default:
-			wait = min(next, sweepTick)
+			all = time.Now().Add(sweepRetry)
+		case time.Until(all) > next:
+			all = time.Now().Add(next)
 		}
 	}
 }
