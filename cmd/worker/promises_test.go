@@ -1,0 +1,344 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+var seat = holds.Asked{Slots: []string{"A-12"}}
+
+// TestOneSeat has a thousand people ask for one seat over three worker processes.
+func TestOneSeat(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	for range 3 {
+		s.startWorker()
+	}
+	s.setInventory("hall", seat, 1)
+	const people = 1000
+	var crowd sync.WaitGroup
+	for i := range people {
+		crowd.Go(func() {
+			s.publish(events.BookingRequested, "hall", book("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), seat, 600))
+		})
+	}
+	crowd.Wait()
+	s.await("an outcome for each", func(outcomes []events.Envelope, _ []nats.Header) bool { return len(outcomes) >= people+1 })
+	created, refused := s.ofType(holds.EventHoldCreated), s.ofType(holds.EventHoldRejected)
+	if len(created) != 1 || len(refused) != people-1 {
+		t.Errorf("%d created, %d rejected, want 1 and %d", len(created), len(refused), people-1)
+	}
+	for _, o := range refused {
+		if data := decoded[holds.HoldRejected](t, o); data.Reason != holds.ReasonSoldOut || data.RetryAt == nil {
+			t.Fatalf("rejected for %s, retry at %v", data.Reason, data.RetryAt)
+		}
+	}
+	if got := s.counts("hall"); len(got) != 1 || got["A-12"] != "1" {
+		t.Errorf("counts are %v", got)
+	}
+}
+
+// TestNeverOverCapacity has 64 publishers ask for overlapping stays of 1 to 30 nights, some of
+// which are paid, cancelled, or left to lapse, and recomputes from the outcomes alone how many
+// rooms were taken at every moment.
+func TestNeverOverCapacity(t *testing.T) {
+	t.Parallel()
+	const publishers, each, calendar, capacity = 64, 20, 60, 7
+	s := newSystem(t)
+	for range 3 {
+		s.startWorker()
+	}
+	first := time.Now().UTC().AddDate(0, 0, 7)
+	stay := func(from, nights int) holds.Asked {
+		in := first.AddDate(0, 0, from)
+		return holds.Asked{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
+	}
+	s.setInventory("double", stay(0, calendar), capacity)
+	var all sync.WaitGroup
+	for p := range publishers {
+		all.Go(func() {
+			for i := range each {
+				nights := 1 + rand.N(30)
+				asked := stay(rand.N(calendar-nights+1), nights)
+				name := fmt.Sprintf("%d-%d", p, i)
+				o := s.answer(s.publish(events.BookingRequested, "double", book("double", "u"+name, "k"+name, asked, 1+rand.Int64N(3))))
+				if o.Type != events.Type(holds.EventHoldCreated) {
+					continue
+				}
+				switch rand.N(10) {
+				case 0:
+					s.answer(s.publish(events.PaymentConfirmed, "double", events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: "p" + name}))
+				case 1, 2, 3, 4:
+					s.answer(s.publish(events.BookingCancelled, "double", events.BookingCancelledData{HoldID: o.Subject}))
+				}
+			}
+		})
+	}
+	all.Wait()
+	s.await("the end of every hold", func(outcomes []events.Envelope, _ []nats.Header) bool {
+		open := 0
+		for _, o := range outcomes {
+			switch o.Type {
+			case events.Type(holds.EventHoldCreated):
+				open++
+			case events.Type(holds.EventHoldReleased), events.Type(holds.EventHoldExpired), events.Type(holds.EventHoldConfirmed):
+				open--
+			}
+		}
+		return open == 0
+	})
+	s.mu.Lock()
+	outcomes := slices.Clone(s.outcomes)
+	s.mu.Unlock()
+	taken := replay(t, outcomes)
+	if len(taken) < calendar {
+		t.Errorf("only %d nights were ever taken", len(taken))
+	}
+	for night, most := range taken {
+		if most > capacity {
+			t.Errorf("%d rooms were taken in the night %s, there are %d", most, night, capacity)
+		}
+	}
+	if got := s.counts("double"); len(got) != 0 {
+		t.Errorf("all holds have ended and counts are %v", got)
+	}
+	t.Logf("%d holds created, %d requests rejected", len(s.ofType(holds.EventHoldCreated)), len(s.ofType(holds.EventHoldRejected)))
+}
+
+// replay recomputes from outcomes the most that was ever taken of each slot. A hold takes its
+// slots from created_at until it is released or its deadline; a confirmed one for ever. It
+// also checks that each hold ended once.
+func replay(t *testing.T, outcomes []events.Envelope) map[string]int {
+	t.Helper()
+	type change struct {
+		at   time.Time
+		by   int
+		slot string
+	}
+	var changes []change
+	ended := make(map[string]int)
+	take := func(asked holds.Asked, at holds.Time, by int) {
+		in, err := time.Parse(holds.DateFormat, asked.CheckIn)
+		for night := in; err == nil && night.Format(holds.DateFormat) != asked.CheckOut; night = night.AddDate(0, 0, 1) {
+			changes = append(changes, change{at.Time, by, night.Format(holds.DateFormat)})
+		}
+	}
+	for _, o := range outcomes {
+		switch o.Type {
+		case events.Type(holds.EventHoldCreated):
+			data := decoded[holds.HoldCreated](t, o)
+			take(data.Asked, data.CreatedAt, 1)
+		case events.Type(holds.EventHoldReleased):
+			data := decoded[holds.HoldReleased](t, o)
+			take(data.Asked, data.ReleasedAt, -1)
+			ended[o.Subject]++
+		case events.Type(holds.EventHoldExpired):
+			data := decoded[holds.HoldExpired](t, o)
+			take(data.Asked, data.ExpiresAt, -1)
+			ended[o.Subject]++
+		case events.Type(holds.EventHoldConfirmed):
+			ended[o.Subject]++
+		}
+	}
+	for hold, times := range ended {
+		if times != 1 {
+			t.Errorf("hold %s ended %d times", hold, times)
+		}
+	}
+	// What ended in a millisecond made room for what began in it.
+	slices.SortStableFunc(changes, func(a, b change) int {
+		if c := a.at.Compare(b.at); c != 0 {
+			return c
+		}
+		return a.by - b.by
+	})
+	now, most := make(map[string]int), make(map[string]int)
+	for _, c := range changes {
+		now[c.slot] += c.by
+		most[c.slot] = max(most[c.slot], now[c.slot])
+	}
+	return most
+}
+
+// TestPaymentAtTheDeadline pays a thousand holds within 50 ms of their deadlines. Each payment
+// must end in a reservation, or in a refund and an expired hold.
+func TestPaymentAtTheDeadline(t *testing.T) {
+	t.Parallel()
+	const number, resources = 1000, 20
+	s := newSystem(t)
+	for range 2 {
+		s.startWorker()
+	}
+	for r := range resources {
+		s.setInventory(fmt.Sprintf("room-%d", r), holds.Asked{}, number/resources)
+	}
+	var all sync.WaitGroup
+	paid := make([]string, number)
+	for i := range number {
+		all.Go(func() {
+			room := fmt.Sprintf("room-%d", i%resources)
+			o := s.answer(s.publish(events.BookingRequested, room, book(room, fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.Asked{}, 3)))
+			hold := decoded[holds.HoldCreated](t, o)
+			deadline := time.NewTimer(time.Until(hold.ExpiresAt.Add(rand.N(100*time.Millisecond) - 50*time.Millisecond)))
+			<-deadline.C
+			paid[i] = s.publish(events.PaymentConfirmed, room, events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: fmt.Sprintf("p%d", i)})
+		})
+	}
+	all.Wait()
+	confirmed := 0
+	for _, payment := range paid {
+		switch o := s.answer(payment); o.Type {
+		case events.Type(holds.EventHoldConfirmed):
+			confirmed++
+		case events.Type(holds.EventConfirmRejected):
+			if data := decoded[holds.ConfirmRejected](t, o); data.Reason != holds.ReasonExpired || !data.RefundRequired {
+				t.Errorf("rejected for %s, refund required: %v", data.Reason, data.RefundRequired)
+			}
+		default:
+			t.Errorf("a payment was answered with %s", o.Type)
+		}
+	}
+	s.await("the end of every hold", func(outcomes []events.Envelope, _ []nats.Header) bool {
+		expired := 0
+		for _, o := range outcomes {
+			if o.Type == events.Type(holds.EventHoldExpired) {
+				expired++
+			}
+		}
+		return expired+confirmed >= number
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ends := make(map[string][]string)
+	for _, o := range s.outcomes {
+		if o.Type == events.Type(holds.EventHoldExpired) || o.Type == events.Type(holds.EventHoldConfirmed) {
+			ends[o.Subject] = append(ends[o.Subject], o.Type)
+		}
+	}
+	for hold, its := range ends {
+		if len(its) != 1 {
+			t.Errorf("hold %s ended as %v", hold, its)
+		}
+	}
+	if len(ends) != number {
+		t.Errorf("%d of %d holds ended", len(ends), number)
+	}
+	for r := range resources {
+		if got := s.counts(fmt.Sprintf("room-%d", r)); len(got) != 0 {
+			t.Errorf("room %d: all holds have ended and counts are %v", r, got)
+		}
+	}
+	if confirmed == 0 || confirmed == number {
+		t.Errorf("%d of %d payments were in time; the deadline was not tested", confirmed, number)
+	}
+	t.Logf("%d in time, %d too late", confirmed, number-confirmed)
+}
+
+// TestKilledAtEachStep kills a worker, as kill -9 does, at each step of each verb. The next
+// worker must finish: one outcome, right counters. The steps wait for redelivery most of the
+// time, so they all run at once, however few processors there are.
+func TestKilledAtEachStep(t *testing.T) {
+	t.Parallel()
+	var all sync.WaitGroup
+	defer all.Wait()
+	for verb, steps := range map[string][]string{
+		"place":   {"requests.fetched", "place.locked", "place.read", "place.decided", "requests.published", "requests.acked"},
+		"confirm": {"payments.fetched", "confirm.claimed", "confirm.committed", "confirm.settled", "payments.published", "payments.acked"},
+		"expire":  {"expire.restored", "expire.announced", "expire.forgotten"},
+	} {
+		for _, step := range steps {
+			all.Go(func() { t.Run(step, func(t *testing.T) { testKilledAt(t, verb, step) }) })
+		}
+	}
+}
+
+func testKilledAt(t *testing.T, verb, step string) {
+	s := newSystem(t)
+	setUp := s.startWorker()
+	s.setInventory("hall", seat, 2)
+	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, 3600)))
+	if err := setUp.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-setUp.exited
+
+	doomed := s.startWorker("HOLDFAST_FAILPOINT=" + step)
+	ttl := int64(3600)
+	if verb == "expire" {
+		ttl = 1
+	}
+	var event string
+	if verb == "confirm" {
+		event = s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
+	} else {
+		event = s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", seat, ttl))
+	}
+	doomed.killed(t)
+	s.startWorker()
+	outcome := s.answer(event)
+
+	wantCounts, wantType := "2", holds.EventHoldCreated
+	switch verb {
+	case "confirm":
+		wantCounts, wantType = "", holds.EventHoldConfirmed
+	case "expire":
+		wantCounts = "1"
+		s.await("hold.expired", func(outcomes []events.Envelope, _ []nats.Header) bool {
+			return slices.ContainsFunc(outcomes, func(e events.Envelope) bool { return e.Type == events.Type(holds.EventHoldExpired) })
+		})
+	}
+	// An event that is asked after it, and answered, shows that nothing else is to come.
+	s.setInventory("hall", seat, 3)
+	s.mu.Lock()
+	its := answers(s.outcomes, event)
+	s.mu.Unlock()
+	if len(its) != 1 || outcome.Type != events.Type(wantType) {
+		t.Errorf("outcomes are %+v, want one %s", its, wantType)
+	}
+	if n := len(s.ofType(holds.EventHoldExpired)); verb == "expire" && n != 1 || verb != "expire" && n != 0 {
+		t.Errorf("%d times hold.expired", n)
+	}
+	if got := s.counts("hall")["A-12"]; got != wantCounts {
+		t.Errorf("%q held, want %q", got, wantCounts)
+	}
+}
+
+// TestStopsGracefully stops one of two workers while it works: it ends with 0, and every event
+// has its outcome.
+func TestStopsGracefully(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	first := s.startWorker()
+	s.setInventory("hall", holds.Asked{}, 1_000_000)
+	const number = 2000
+	for i := range number {
+		s.publish(events.BookingRequested, "hall", book("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.Asked{}, 600))
+		if i == number/2 {
+			if err := first.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	<-first.exited
+	if first.err != nil {
+		t.Errorf("the worker that was stopped ended with %v, want 0", first.err)
+	}
+	s.startWorker()
+	s.await("an outcome for each", func(outcomes []events.Envelope, _ []nats.Header) bool { return len(outcomes) >= number+1 })
+	if n := len(s.ofType(holds.EventHoldCreated)); n != number {
+		t.Errorf("%d created, want %d", n, number)
+	}
+	if got := s.counts("hall")[holds.StockSlot]; got != fmt.Sprint(number) {
+		t.Errorf("%s held, want %d", got, number)
+	}
+}

@@ -1,0 +1,294 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+func TestMain(m *testing.M) { stacktest.Main(m) }
+
+// workerBinary is this program, built once for all tests, with its failpoints.
+var workerBinary = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "holdfast-test-")
+	if err != nil {
+		return "", err
+	}
+	binary := filepath.Join(dir, "worker")
+	out, err := exec.Command("go", "build", "-tags", "failpoint", "-o", binary, ".").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return binary, nil
+})
+
+// system is a namespace on the shared servers, its worker processes, and all that they answer.
+type system struct {
+	t         testing.TB
+	namespace string
+	subjects  events.Subjects
+	nc        *nats.Conn
+	js        jetstream.JetStream
+	client    *events.Client
+	redis     *redis.Client
+
+	mu       sync.Mutex
+	outcomes []events.Envelope // everything in the outbound stream
+	letters  []nats.Header     // of everything in the dead-letter stream
+	changed  chan struct{}     // closed and replaced when one of them grows
+}
+
+// newSystem makes a namespace ready and follows what will be answered in it.
+func newSystem(t testing.TB) *system {
+	t.Helper()
+	s := &system{t: t, namespace: stacktest.Namespace(t), changed: make(chan struct{})}
+	s.subjects = events.Subjects(s.namespace)
+	if code := run(t.Context(), append([]string{"migrate"}, s.flags()...), streams{t.Output(), t.Output()}); code != exitOK {
+		t.Fatalf("worker migrate ended with %d", code)
+	}
+	var err error
+	s.nc, err = events.Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.nc.Close)
+	if s.js, err = jetstream.New(s.nc); err != nil {
+		t.Fatal(err)
+	}
+	if s.client, err = events.NewClient(s.nc, s.subjects); err != nil {
+		t.Fatal(err)
+	}
+	options, err := redis.ParseURL(stacktest.Shared().RedisURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.redis = redis.NewClient(options)
+	t.Cleanup(func() { _ = s.redis.Close() })
+	s.follow(s.subjects.OutStream(), func(m jetstream.Msg) {
+		var e events.Envelope
+		if err := json.Unmarshal(m.Data(), &e); err != nil {
+			t.Errorf("outbound: %v: %s", err, m.Data())
+		}
+		s.outcomes = append(s.outcomes, e)
+	})
+	s.follow(s.subjects.DLQStream(), func(m jetstream.Msg) { s.letters = append(s.letters, m.Headers()) })
+	return s
+}
+
+func (s *system) flags() []string {
+	urls := stacktest.Shared()
+	flags := []string{"--namespace", s.namespace, "--nats-url", urls.NATSURL, "--redis-url", urls.RedisURL, "--postgres-url", urls.PostgresURL, "--log-level", "info"}
+	if strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY"); strategy != "" {
+		flags = append(flags, "--lock-strategy", strategy)
+	}
+	return flags
+}
+
+func (s *system) follow(stream string, keep func(jetstream.Msg)) {
+	s.t.Helper()
+	consumer, err := s.js.OrderedConsumer(s.t.Context(), stream, jetstream.OrderedConsumerConfig{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	consuming, err := consumer.Consume(func(m jetstream.Msg) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		keep(m)
+		close(s.changed)
+		s.changed = make(chan struct{})
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(consuming.Stop)
+}
+
+// await waits until what was answered is as so wants it.
+func (s *system) await(what string, so func(outcomes []events.Envelope, letters []nats.Header) bool) {
+	s.t.Helper()
+	bound := time.After(2 * time.Minute)
+	for {
+		s.mu.Lock()
+		done, changed := so(s.outcomes, s.letters), s.changed
+		s.mu.Unlock()
+		if done {
+			return
+		}
+		select {
+		case <-changed:
+		case <-bound:
+			s.t.Fatalf("waited in vain for %s; %d outcomes and %d dead letters came", what, len(s.outcomes), len(s.letters))
+		}
+	}
+}
+
+// answers are the outcomes of an inbound event.
+func answers(outcomes []events.Envelope, eventID string) (its []events.Envelope) {
+	for _, o := range outcomes {
+		if o.CausationID == eventID {
+			its = append(its, o)
+		}
+	}
+	return its
+}
+
+// answer waits for the outcome of an event.
+func (s *system) answer(eventID string) (o events.Envelope) {
+	s.t.Helper()
+	s.await("the outcome of "+eventID, func(outcomes []events.Envelope, _ []nats.Header) bool {
+		i := slices.IndexFunc(outcomes, func(e events.Envelope) bool { return e.CausationID == eventID })
+		if i >= 0 {
+			o = outcomes[i]
+		}
+		return i >= 0
+	})
+	return o
+}
+
+// ofType returns the outcomes of an event type.
+func (s *system) ofType(event string) (some []events.Envelope) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range s.outcomes {
+		if o.Type == events.Type(event) {
+			some = append(some, o)
+		}
+	}
+	return some
+}
+
+// publish stores an event and returns its id.
+func (s *system) publish(event, resource string, data any) string {
+	s.t.Helper()
+	r, err := s.subjects.NewRequest(event, resource, "/test", data)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	m, err := r.Message()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := s.client.Send(context.Background(), m); err != nil {
+		s.t.Fatal(err)
+	}
+	return r.Envelope.ID
+}
+
+// setInventory sets a capacity and waits until it is set.
+func (s *system) setInventory(resource string, asked holds.Asked, capacity int64) {
+	s.t.Helper()
+	o := s.answer(s.publish(events.InventorySet, resource, events.InventorySetData{ResourceID: resource, Asked: asked, Capacity: capacity}))
+	if o.Type != events.Type(holds.EventInventoryUpdated) {
+		s.t.Fatalf("inventory.set was answered with %s", o.Type)
+	}
+}
+
+// book returns the data of a request.
+func book(resource, user, key string, asked holds.Asked, ttl int64) events.BookingRequestedData {
+	return events.BookingRequestedData{RequestKey: key, UserID: user, ResourceID: resource, Asked: asked, Quantity: 1, TTLSeconds: &ttl}
+}
+
+// decoded is the data of an outcome.
+func decoded[T any](t testing.TB, e events.Envelope) (data T) {
+	t.Helper()
+	if err := json.Unmarshal(e.Data, &data); err != nil {
+		t.Fatalf("%s: %v: %s", e.Type, err, e.Data)
+	}
+	return data
+}
+
+// counts is what Redis holds of a resource.
+func (s *system) counts(resource string) map[string]string {
+	s.t.Helper()
+	key := fmt.Sprintf("%s:{%d}:%s:counts", s.namespace, holds.Partition(resource), resource)
+	counts, err := s.redis.HGetAll(context.Background(), key).Result()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return counts
+}
+
+// process is a worker process.
+type process struct {
+	cmd    *exec.Cmd
+	http   string        // its operations address
+	exited chan struct{} // closed when it has ended
+	err    error         // how, once it has
+}
+
+// startWorker starts a worker process and waits until it has started.
+func (s *system) startWorker(env ...string) *process {
+	s.t.Helper()
+	binary, err := workerBinary()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	p := &process{exited: make(chan struct{})}
+	p.cmd = exec.Command(binary, append([]string{"run", "--http-addr", "127.0.0.1:0"}, s.flags()...)...)
+	p.cmd.Env = append(os.Environ(), env...)
+	stderr, err := p.cmd.StderrPipe()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	started := make(chan string, 1)
+	go func() {
+		defer close(p.exited)
+		lines := bufio.NewScanner(stderr)
+		for lines.Scan() {
+			var line struct {
+				Message  string `json:"message"`
+				HTTPAddr string `json:"http_addr"`
+			}
+			if err := json.Unmarshal(lines.Bytes(), &line); err == nil && line.Message == "worker started" {
+				started <- line.HTTPAddr
+			}
+			fmt.Fprintf(s.t.Output(), "[%d] %s\n", p.cmd.Process.Pid, lines.Bytes())
+		}
+		p.err = p.cmd.Wait()
+	}()
+	s.t.Cleanup(func() {
+		_ = p.cmd.Process.Kill() // it may have ended
+		<-p.exited
+	})
+	select {
+	case p.http = <-started:
+	case <-p.exited:
+		s.t.Fatalf("the worker ended at its start: %v", p.err)
+	}
+	return p
+}
+
+// killed waits until the process has been killed, by itself at its failpoint.
+func (p *process) killed(t testing.TB) {
+	t.Helper()
+	select {
+	case <-p.exited:
+	case <-time.After(time.Minute):
+		t.Fatal("the process did not come to its failpoint")
+	}
+	var exit *exec.ExitError
+	if !errors.As(p.err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Fatalf("the process ended with %v, want it killed", p.err)
+	}
+}

@@ -1,0 +1,340 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
+)
+
+func TestMain(m *testing.M) { stacktest.Main(m) }
+
+// schema is a migrated namespace and a plain connection to it.
+type schema struct {
+	*store.Store
+	namespace string
+	conn      *pgx.Conn
+}
+
+func newSchema(t *testing.T) schema {
+	t.Helper()
+	s := schema{namespace: stacktest.Namespace(t)}
+	var err error
+	if s.Store, err = store.Open(t.Context(), stacktest.Shared().PostgresURL, s.namespace); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	if err := s.Migrate(t.Context(), s.namespace); err != nil {
+		t.Fatal(err)
+	}
+	config, err := pgx.ParseConfig(stacktest.Shared().PostgresURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.RuntimeParams["search_path"] = s.namespace
+	if s.conn, err = pgx.ConnectConfig(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.conn.Close(context.Background()) })
+	return s
+}
+
+func (s schema) set(t *testing.T, resource string, capacity int64, names ...string) holds.CapacityAnswer {
+	t.Helper()
+	answer, err := s.SetCapacity(t.Context(), holds.CapacityChange{
+		Cause: uuid.NewString(), Resource: resource, Names: names, Capacity: capacity, Held: make([]int64, len(names)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer
+}
+
+func (s schema) reserved(t *testing.T, resource, slot string) int64 {
+	t.Helper()
+	stock, err := s.Stock(t.Context(), []string{resource}, [][]string{{slot}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stock[0][0].Reserved
+}
+
+// payment is a claimed payment for a new hold.
+func payment(t *testing.T, resource, id string, quantity int64, names ...string) holds.Payment {
+	t.Helper()
+	hold, err := holds.NewHoldID(resource)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return holds.Payment{
+		ConfirmRequest: holds.ConfirmRequest{Hold: hold, PaymentID: id, Amount: "1.50", Currency: "EUR"},
+		Claimed:        true,
+		At:             holds.Time{Time: time.Now().UTC().Truncate(time.Millisecond)},
+		Data: holds.HoldData{
+			ResourceID: resource, HoldID: hold, RequestKey: "k", UserID: "ana", Quantity: &quantity,
+			Asked: holds.Asked{Slots: names}, Metadata: []byte(`{"a":1}`),
+		},
+		Names: names,
+	}
+}
+
+// TestNothingOversells tries to break promise 1 by plain SQL.
+func TestNothingOversells(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	s.set(t, "room", 2, "n1")
+	for _, sql := range []string{
+		`UPDATE inventory SET reserved = 3`,
+		`UPDATE inventory SET reserved = -1`,
+		`UPDATE inventory SET reserved = 2, capacity = 1`,
+		`INSERT INTO inventory (resource_id, slot, capacity) VALUES ('room', 'n2', -1)`,
+	} {
+		_, err := s.conn.Exec(t.Context(), sql)
+		var violated *pgconn.PgError
+		if !errors.As(err, &violated) || violated.ConstraintName != "reserved_is_between_zero_and_capacity" {
+			t.Errorf("%s: %v, want it refused", sql, err)
+		}
+	}
+}
+
+// TestMigrateTogether has several processes migrate at the same time, and again.
+func TestMigrateTogether(t *testing.T) {
+	t.Parallel()
+	namespace := stacktest.Namespace(t)
+	var workers sync.WaitGroup
+	for range 4 {
+		workers.Go(func() {
+			s, err := store.Open(context.Background(), stacktest.Shared().PostgresURL, namespace)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer s.Close()
+			for range 2 {
+				if err := s.Migrate(context.Background(), namespace); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	workers.Wait()
+}
+
+// TestPaymentIsAnsweredOnce decides the same payments at once and again: one reservation, one
+// sum, the same answer to the last detail.
+func TestPaymentIsAnsweredOnce(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	s.set(t, "room", 100, "n1", "n2")
+	var payments []holds.Payment
+	for i := range 8 {
+		payments = append(payments, payment(t, "room", fmt.Sprintf("p%d", i), 2, "n1", "n2"))
+	}
+	unknown := payment(t, "room", "p", 1)
+	unknown.Claimed, unknown.Reason, unknown.Names = false, holds.ReasonUnknownHold, nil
+	unknown.Data = holds.HoldData{ResourceID: "room", HoldID: unknown.Hold}
+	payments = append(payments, unknown)
+
+	answers := make(chan []holds.PaymentAnswer, 6)
+	for range cap(answers) {
+		go func() {
+			got, err := s.Decide(context.Background(), payments)
+			if err != nil {
+				t.Error(err)
+			}
+			answers <- got
+		}()
+	}
+	var first string
+	for range cap(answers) {
+		var text strings.Builder
+		for _, a := range <-answers {
+			fmt.Fprintf(&text, "%v %s %s %s %s %s\n", a.Confirmed, a.Reason, a.DecidedAt, a.Data.HoldID, a.Data.Metadata, a.Data.Slots)
+		}
+		if first == "" {
+			first = text.String()
+		}
+		if text.String() != first {
+			t.Errorf("the same payments were answered\n%sand\n%s", first, text.String())
+		}
+	}
+	if strings.Count(first, "true ") != 8 || strings.Count(first, "false unknown_hold") != 1 {
+		t.Errorf("answered\n%s", first)
+	}
+	if got := s.reserved(t, "room", "n1"); got != 16 {
+		t.Errorf("%d reserved, want 16", got)
+	}
+}
+
+// TestClaimThatDoesNotFit has one payment of a batch not fit: it is refused, the others are not.
+func TestClaimThatDoesNotFit(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	s.set(t, "room", 3, "n1", "n2")
+	s.set(t, "cut", 1, "n1")
+	payments := []holds.Payment{
+		payment(t, "room", "p1", 2, "n1", "n2"),
+		payment(t, "cut", "p2", 2, "n1"),
+		payment(t, "room", "p3", 2, "n2"),
+		payment(t, "room", "p4", 1, "n1"),
+		payment(t, "room", "p5", 1, "n1", "gone"), // no inventory row any more
+	}
+	answers, err := s.Decide(t.Context(), payments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []bool{true, false, false, true, false} {
+		if answers[i].Confirmed != want || !want && answers[i].Reason != holds.ReasonSoldOut {
+			t.Errorf("payment %s: %+v, want confirmed %v", payments[i].PaymentID, answers[i], want)
+		}
+	}
+	if n1, n2 := s.reserved(t, "room", "n1"), s.reserved(t, "room", "n2"); n1 != 3 || n2 != 2 {
+		t.Errorf("reserved %d and %d, want 3 and 2", n1, n2)
+	}
+	var reservations, confirmed int
+	err = s.conn.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM reservations), (SELECT count(*) FROM payments WHERE outcome = 'confirmed')`).Scan(&reservations, &confirmed)
+	if err != nil || reservations != 2 || confirmed != 2 {
+		t.Errorf("%d reservations and %d confirmed payments, want 2 and 2: %v", reservations, confirmed, err)
+	}
+}
+
+// TestReservationOfAnotherPayment pays a hold of which Redis knows nothing any more.
+func TestReservationOfAnotherPayment(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	s.set(t, "room", 3, "n1")
+	first := payment(t, "room", "p1", 1, "n1")
+	if _, err := s.Decide(t.Context(), []holds.Payment{first}); err != nil {
+		t.Fatal(err)
+	}
+	second := first
+	second.PaymentID, second.Claimed, second.Reason = "p2", false, holds.ReasonUnknownHold
+	answers, err := s.Decide(t.Context(), []holds.Payment{second})
+	if err != nil || answers[0].Confirmed || answers[0].Reason != holds.ReasonAlreadyConfirmed {
+		t.Errorf("%+v %v, want already_confirmed", answers, err)
+	}
+}
+
+// TestLostCommit cuts the connection of a transaction at its commit, after and before Postgres
+// has done it. Either way the payment is decided once when it is delivered again.
+func TestLostCommit(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	s.set(t, "room", 3, "n1")
+	ctx := t.Context()
+	// A deferred trigger runs inside COMMIT: it ends its own backend before the commit is done.
+	_, err := s.conn.Exec(ctx, `
+		CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END';
+		CREATE CONSTRAINT TRIGGER dies AFTER INSERT ON payments DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION die()`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := payment(t, "room", "p1", 1, "n1")
+	if _, err := s.Decide(ctx, []holds.Payment{p}); err == nil {
+		t.Fatal("the connection was cut at the commit and nobody noticed")
+	}
+	if _, err := s.conn.Exec(ctx, `DROP TRIGGER dies ON payments`); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second is as after a commit whose reply was lost
+		answers, err := s.Decide(ctx, []holds.Payment{p})
+		if err != nil || !answers[0].Confirmed {
+			t.Fatalf("delivered again: %+v %v", answers, err)
+		}
+	}
+	if got := s.reserved(t, "room", "n1"); got != 1 {
+		t.Errorf("%d reserved, want 1", got)
+	}
+}
+
+// TestRepeatsOnDeadlock makes Postgres refuse the first tries with 40P01 and 40001.
+func TestRepeatsOnDeadlock(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	s.set(t, "room", 3, "n1")
+	_, err := s.conn.Exec(t.Context(), `
+		CREATE SEQUENCE tries;
+		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			CASE nextval('tries') WHEN 1 THEN RAISE EXCEPTION 'x' USING ERRCODE = '40P01';
+				WHEN 2 THEN RAISE EXCEPTION 'x' USING ERRCODE = '40001'; ELSE RETURN NULL; END CASE; END $$;
+		CREATE TRIGGER refuses AFTER INSERT ON reservations FOR EACH ROW EXECUTE FUNCTION refuse()`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers, err := s.Decide(t.Context(), []holds.Payment{payment(t, "room", "p1", 1, "n1")})
+	if err != nil || !answers[0].Confirmed {
+		t.Errorf("%+v %v, want it repeated until it is done", answers, err)
+	}
+}
+
+// TestInventoryEventIsAnsweredOnce delivers an old inventory.set again after a later one.
+func TestInventoryEventIsAnsweredOnce(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	old := holds.CapacityChange{Cause: "old", Resource: "room", Names: []string{"n1", "n2"}, Capacity: 10, Held: []int64{1, 0}}
+	first, err := s.SetCapacity(t.Context(), old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.set(t, "room", 5, "n1", "n2")
+	if _, err := s.Decide(t.Context(), []holds.Payment{payment(t, "room", "p1", 4, "n1")}); err != nil {
+		t.Fatal(err)
+	}
+	again, err := s.SetCapacity(t.Context(), old)
+	if err != nil || fmt.Sprint(again) != fmt.Sprint(first) {
+		t.Errorf("delivered again: %+v %v, first %+v", again, err, first)
+	}
+	if refused := s.set(t, "room", 3, "n1", "n2"); !refused.BelowReserved {
+		t.Errorf("capacity below what is reserved: %+v", refused)
+	}
+	stock, err := s.Stock(t.Context(), []string{"room", "other"}, [][]string{{"n1", "n2"}, {"n1"}})
+	want := [][]holds.Stock{{{Known: true, Capacity: 5, Reserved: 4}, {Known: true, Capacity: 5}}, {{}}}
+	if err != nil || fmt.Sprint(stock) != fmt.Sprint(want) {
+		t.Errorf("stock %v %v, want %v", stock, err, want)
+	}
+}
+
+// TestEpochIsMadeOnce starts several workers on a new database.
+func TestEpochIsMadeOnce(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	epochs := make(chan string, 4)
+	for range cap(epochs) {
+		go func() {
+			epoch, written, err := s.Epoch(context.Background())
+			if err != nil || written {
+				t.Errorf("epoch %q, written %v, %v", epoch, written, err)
+			}
+			epochs <- epoch
+		}()
+	}
+	first := <-epochs
+	for range cap(epochs) - 1 {
+		if other := <-epochs; other != first {
+			t.Errorf("two epochs, %s and %s", first, other)
+		}
+	}
+	if err := s.EpochWritten(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if epoch, written, err := s.Epoch(t.Context()); epoch != first || !written || err != nil {
+		t.Errorf("later: epoch %q, written %v, %v", epoch, written, err)
+	}
+	if _, err := s.conn.Exec(t.Context(), `UPDATE redis_epoch SET partitions = 32`); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.Epoch(t.Context()); err == nil {
+		t.Error("data that is divided otherwise is taken for ours")
+	}
+}
