@@ -3,7 +3,9 @@ package events
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"io"
 	"mime"
 	"net/textproto"
 	"net/url"
@@ -55,6 +57,22 @@ func malformed(format string, args ...any) error {
 	return &malformedError{fmt.Sprintf(format, args...)}
 }
 
+// malformedJSON says what is wrong with a JSON text without repeating any of it: it may hold
+// what is nobody's business in a log.
+func malformedJSON(where string, err error) error {
+	syntax, isSyntax := errors.AsType[*jsontext.SyntacticError](err)
+	switch {
+	case !isSyntax:
+		return malformed("%s: want a JSON object", where)
+	case errors.Is(err, jsontext.ErrDuplicateName):
+		return malformed("%s: a member is repeated, at byte %d", where, syntax.ByteOffset)
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
+		return malformed("%s: the JSON text ends too early", where)
+	default:
+		return malformed("%s: not one JSON text in UTF-8, at byte %d", where, syntax.ByteOffset)
+	}
+}
+
 // decodeEnvelope reads a CloudEvent in structured or binary mode (NATS protocol binding 1.0).
 // Every error is a *malformedError.
 func decodeEnvelope(header nats.Header, body []byte) (Envelope, error) {
@@ -72,7 +90,7 @@ func decodeEnvelope(header nats.Header, body []byte) (Envelope, error) {
 func decodeStructured(body []byte) (Envelope, error) {
 	var attributes members
 	if err := json.Unmarshal(body, &attributes); err != nil {
-		return Envelope{}, malformed("body: %v", err)
+		return Envelope{}, malformedJSON("body", err)
 	}
 	if attributes == nil {
 		return Envelope{}, malformed("body: want a JSON object")
@@ -129,7 +147,7 @@ func decodeBinary(header nats.Header, media string, body []byte) (Envelope, erro
 	}
 	var data members
 	if err := json.Unmarshal(body, &data); err != nil {
-		return Envelope{}, malformed("body: %v", err)
+		return Envelope{}, malformedJSON("body", err)
 	}
 	if data == nil {
 		return Envelope{}, malformed("body: want a JSON object")

@@ -52,7 +52,7 @@ func (ns Subjects) Decode(subject string, header nats.Header, body []byte, store
 	}
 	var data members
 	if err := json.Unmarshal(envelope.Data, &data); err != nil {
-		return nil, &UnprocessableError{ReasonMalformed, "data: " + err.Error()}
+		return nil, &UnprocessableError{ReasonMalformed, malformedJSON("data", err).Error()}
 	}
 	in := &Inbound{
 		ID:          envelope.ID,

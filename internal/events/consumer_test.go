@@ -1,0 +1,433 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+// echo is a Service that answers everything at once, or as fault says. These tests are about
+// what a consumer does with answers and errors; cmd/worker's are about the answers.
+type echo struct {
+	mu    sync.Mutex
+	fault func(key string, batch int) error // of a request, by its key; may panic
+	seen  map[string]int                    // how often each request was asked
+}
+
+func (e *echo) Place(_ context.Context, requests []holds.PlaceRequest, emit func(int, holds.Result)) {
+	for i, r := range requests {
+		e.mu.Lock()
+		e.seen[r.RequestKey]++
+		fault := e.fault
+		e.mu.Unlock()
+		if fault != nil {
+			if err := fault(r.RequestKey, len(requests)); err != nil {
+				emit(i, holds.Result{Err: err})
+				continue
+			}
+		}
+		emit(i, holds.Result{Outcome: holds.Outcome{
+			Event: holds.EventHoldRejected, Resource: r.Resource, Data: holds.HoldRejected{Reason: "echo", Message: r.RequestKey},
+		}})
+	}
+}
+
+func (e *echo) asked(key string) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.seen[key]
+}
+
+func (e *echo) set(fault func(string, int) error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.fault = fault
+}
+
+func (*echo) Release(_ context.Context, requests []holds.ReleaseRequest, emit func(int, holds.Result)) {
+	for i, r := range requests {
+		emit(i, holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldReleased, Resource: r.Resource, Data: holds.HoldReleased{}}})
+	}
+}
+
+func (*echo) Confirm(_ context.Context, requests []holds.ConfirmRequest, emit func(int, holds.Result)) {
+	for i, r := range requests {
+		emit(i, holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldConfirmed, Resource: r.Hold.Resource, Data: holds.HoldConfirmed{}}})
+	}
+}
+
+func (*echo) SetInventory(_ context.Context, r holds.InventoryRequest) holds.Result {
+	return holds.Result{Outcome: holds.Outcome{Event: holds.EventInventoryUpdated, Resource: r.Resource, Data: holds.InventoryUpdated{}}}
+}
+
+// bench is a namespace with its three consumers running on an echo.
+type bench struct {
+	*echo
+	t       *testing.T
+	ns      Subjects
+	nc      *nats.Conn
+	js      jetstream.JetStream
+	workers []*Consumer
+	mu      sync.Mutex
+	out     []jetstream.Msg
+	dlq     []jetstream.Msg
+	changed chan struct{}
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	b := &bench{echo: &echo{seen: make(map[string]int)}, t: t, ns: Subjects(stacktest.Namespace(t)), changed: make(chan struct{})}
+	var err error
+	if b.nc, err = Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.nc.Close)
+	if b.js, err = jetstream.New(b.nc); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second finds all there
+		if err := Setup(t.Context(), b.js, b.ns, 2*time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for stream, list := range map[string]*[]jetstream.Msg{b.ns.OutStream(): &b.out, b.ns.DLQStream(): &b.dlq} {
+		consumer, err := b.js.OrderedConsumer(t.Context(), stream, jetstream.OrderedConsumerConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		consuming, err := consumer.Consume(func(m jetstream.Msg) {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			*list = append(*list, m)
+			close(b.changed)
+			b.changed = make(chan struct{})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(consuming.Stop)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var loops sync.WaitGroup
+	t.Cleanup(func() { cancel(); loops.Wait() })
+	for _, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
+		c, err := NewConsumer(ctx, name, b.ns, b.echo, b.nc, b.js, "w1", zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.ErrorLevel))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.workers = append(b.workers, c)
+		loops.Go(func() {
+			if err := c.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return b
+}
+
+func (b *bench) publish(subject string, header nats.Header, body string) {
+	b.t.Helper()
+	if _, err := b.js.PublishMsg(context.Background(), &nats.Msg{Subject: subject, Header: header, Data: []byte(body)}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) await(what string, so func() bool) {
+	b.t.Helper()
+	bound := time.After(time.Minute)
+	for {
+		b.mu.Lock()
+		done, changed := so(), b.changed
+		b.mu.Unlock()
+		if done {
+			return
+		}
+		select {
+		case <-changed:
+		case <-bound:
+			b.t.Fatalf("waited in vain for %s; %d outcomes, %d dead letters", what, len(b.out), len(b.dlq))
+		}
+	}
+}
+
+func keyed(key string) string {
+	return strings.Replace(strings.Replace(request(``), `"k"`, `"`+key+`"`, 1), `"e1"`, `"`+key+`"`, 1)
+}
+
+// TestCatalogueThroughTheServers sends the whole catalogue, mixed with good requests, through
+// JetStream: every good one is answered, every bad one is a dead letter with its reason and its
+// body and headers as they were.
+func TestCatalogueThroughTheServers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	good, bad := 0, make(map[string]int)
+	accepted := make(map[string]struct{}) // some are the same event, told in another way
+	bodies := make(map[string]string)
+	for name, c := range catalogue {
+		header := nats.Header{"X-Name": {name}, "nats-Custom": {"gone"}, "traceparent": {"00-1-2-01"}}
+		maps.Copy(header, c.header)
+		b.publish(strings.Replace(c.subject, "holdfast", string(b.ns), 1), header, c.body)
+		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("good-%d", good)))
+		good++
+		if in, err := ns.Decode(c.subject, header, []byte(c.body), time.Now()); err == nil {
+			accepted[in.OutcomeID] = struct{}{}
+		} else {
+			bad[c.fate]++
+			bodies[name] = c.body
+		}
+	}
+	b.await("an end of each", func() bool { return len(b.out) == good+len(accepted) && len(b.dlq) == len(bodies) })
+	got := make(map[string]int)
+	for _, letter := range b.dlq {
+		h := letter.Headers()
+		name, reason := h.Get("X-Name"), h.Get("Holdfast-Dlq-Reason")
+		got[reason]++
+		if string(letter.Data()) != bodies[name] {
+			t.Errorf("%s: the body of the dead letter is another", name)
+		}
+		if letter.Subject() != string(b.ns)+".dlq."+reason || h.Get("Holdfast-Dlq-Subject") == "" || h.Get("Holdfast-Dlq-Stream-Seq") == "" ||
+			h.Get("Holdfast-Dlq-Deliveries") != "1" || h.Get("Holdfast-Dlq-Worker") != "w1" || h.Get("Holdfast-Dlq-Detail") == "" {
+			t.Errorf("%s: headers %v", name, h)
+		}
+		if _, err := time.Parse(holds.TimeFormat, h.Get("Holdfast-Dlq-Time")); err != nil || len(h.Values("nats-Custom")) != 0 {
+			t.Errorf("%s: headers %v %v", name, h, err)
+		}
+	}
+	if !maps.Equal(got, bad) {
+		t.Errorf("reasons are %v, want %v", got, bad)
+	}
+	for _, o := range b.out {
+		if traced := o.Headers().Get("traceparent"); traced != "" && traced != "00-1-2-01" {
+			t.Errorf("traceparent %q", traced)
+		}
+	}
+	for _, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
+		b.awaitIdle(name)
+	}
+}
+
+// awaitIdle waits until a consumer has neither anything waiting nor unacknowledged.
+func (b *bench) awaitIdle(name string) {
+	b.t.Helper()
+	bound := time.After(time.Minute)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		consumer, err := b.js.Consumer(b.t.Context(), b.ns.InStream(), name)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		info := consumer.CachedInfo()
+		if info.NumPending == 0 && info.NumAckPending == 0 {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-bound:
+			b.t.Fatalf("consumer %s never came to rest: %+v", name, info)
+		}
+	}
+}
+
+// TestSameEventTwice publishes an event twice, without a message id: one outcome is stored.
+func TestSameEventTwice(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	for range 2 {
+		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("twice"))
+	}
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("once"))
+	b.awaitIdle(ConsumerRequests)
+	b.await("both", func() bool { return len(b.out) >= 2 })
+	var causes []string
+	for _, m := range b.out {
+		var e Envelope
+		if err := json.Unmarshal(m.Data(), &e); err != nil {
+			t.Fatal(err)
+		}
+		causes = append(causes, e.CausationID)
+		if e.ID == "" || m.Headers().Get("Nats-Msg-Id") != e.ID || e.SpecVersion != "1.0" || e.DataContentType != "application/json" {
+			t.Errorf("outcome %+v with headers %v", e, m.Headers())
+		}
+	}
+	if slices.Sort(causes); !slices.Equal(causes, []string{"once", "twice"}) || b.asked("twice") != 2 {
+		t.Errorf("outcomes of %v; decided %d times", causes, b.asked("twice"))
+	}
+}
+
+// TestOutage has every decision fail for nobody's fault: no event dies, all are answered later.
+func TestOutage(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	outage := &net.OpError{Op: "dial", Err: errors.New("connection refused")}
+	b.set(func(string, int) error { return outage })
+	const number = 50
+	for i := range number {
+		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", i)))
+	}
+	b.wait("the consumer to pause", func() bool { return b.workers[0].Paused() })
+	for range 3 {
+		before := b.asked("k0")
+		b.wait("another try", func() bool { return b.asked("k0") > before })
+	}
+	b.set(nil)
+	b.await("an outcome of each", func() bool { return len(b.out) == number })
+	b.wait("the pause to end", func() bool { return !b.workers[0].Paused() })
+	if len(b.dlq) != 0 {
+		t.Errorf("%d events died of an outage", len(b.dlq))
+	}
+}
+
+func (b *bench) wait(what string, so func() bool) {
+	b.t.Helper()
+	bound := time.After(time.Minute)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !so() {
+		select {
+		case <-tick.C:
+		case <-bound:
+			b.t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+// TestPoison has one event of many fail by its own fault, by an error and by a panic. It alone
+// dies, after several tries; those that were in a batch with it are answered.
+func TestPoison(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]func() error{
+		"error": func() error { return &pgconn.PgError{Code: "22P05"} },
+		"panic": func() error { panic("a bug") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			var batched atomic.Bool
+			b.set(func(key string, batch int) error {
+				if key != "bad" {
+					return nil
+				}
+				if batch > 1 {
+					batched.Store(true)
+				}
+				return fault()
+			})
+			const number = 100
+			for i := range number {
+				b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", i)))
+				if i == number/2 {
+					b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("bad"))
+				}
+			}
+			b.await("all others' outcomes and the one dead letter", func() bool { return len(b.out) == number && len(b.dlq) == 1 })
+			h := b.dlq[0].Headers()
+			if h.Get("Holdfast-Dlq-Reason") != ReasonPoison || h.Get("Holdfast-Dlq-Deliveries") != fmt.Sprint(faultsMax) {
+				t.Errorf("headers %v", h)
+			}
+			t.Logf("failed in a batch with others: %v", batched.Load())
+		})
+	}
+}
+
+// TestReply asks as a publisher does that waits.
+func TestReply(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	client, err := NewClient(b.nc, b.ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, bad := nats.NewMsg(b.ns.In(BookingRequested, "room")), nats.NewMsg(b.ns.In(BookingRequested, "room"))
+	good.Data, bad.Data = []byte(keyed("good")), []byte("{")
+	answer, err := client.Ask(t.Context(), good)
+	if err != nil || answer.Dead != nil || answer.Envelope.CausationID != "good" {
+		t.Errorf("%+v %v", answer, err)
+	}
+	answer, err = client.Ask(t.Context(), bad)
+	if err != nil || answer.Dead == nil || answer.Dead.Error != ReasonMalformed || answer.Dead.Detail == "" {
+		t.Errorf("%+v %v", answer, err)
+	}
+	for inbox, want := range map[string]string{
+		"_INBOX.x.y": "_INBOX.x.y", "_INBOX.>": "", "holdfast.in.x": "", "$JS.API.STREAM.DELETE.X": "", "_INBOX.a b": "", "": "",
+	} {
+		if got := replyTo(nats.Header{headerReplyTo: {inbox}}); got != want {
+			t.Errorf("reply to %q goes to %q, want %q", inbox, got, want)
+		}
+	}
+}
+
+// TestFate is the table of what is done with an event that has no outcome yet.
+func TestFate(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		err  error
+		want fate
+	}{
+		"malformed":          {&UnprocessableError{ReasonMalformed, "x"}, fateDead},
+		"locked":             {fmt.Errorf("wait: %w", holds.ErrBusy), fateLater},
+		"data lost":          {fmt.Errorf("place: %w", holds.ErrDataLost), fateOutage},
+		"damaged":            {fmt.Errorf("place: %w", holds.ErrDamaged), fateOutage},
+		"timeout":            {context.DeadlineExceeded, fateOutage},
+		"stopping":           {context.Canceled, fateOutage},
+		"connection refused": {&net.OpError{Op: "dial", Err: errors.New("refused")}, fateOutage},
+		"postgres stops":     {&pgconn.PgError{Code: "57P01"}, fateOutage},
+		"disk full":          {&pgconn.PgError{Code: "53100"}, fateOutage},
+		"deadlock":           {&pgconn.PgError{Code: "40P01"}, fateOutage},
+		"no such table":      {&pgconn.PgError{Code: "42P01"}, fateOutage},
+		"null character":     {&pgconn.PgError{Code: "22021"}, fateFault},
+		"constraint":         {fmt.Errorf("x: %w", &pgconn.PgError{Code: "23502"}), fateFault},
+		"panic":              {&panicError{"x"}, fateFault},
+		"unknown":            {errors.New("something new"), fateOutage},
+	} {
+		if got := fateOf(c.err); got != c.want {
+			t.Errorf("%s: fate %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+// TestSetupRefuses finds streams that would break a promise.
+func TestSetupRefuses(t *testing.T) {
+	t.Parallel()
+	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func(*jetstream.StreamConfig){
+		"retention": func(c *jetstream.StreamConfig) { c.Retention = jetstream.WorkQueuePolicy },
+		"storage":   func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage },
+		"discards":  func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardOld },
+	} {
+		ns := Subjects(stacktest.Namespace(t))
+		config := jetstream.StreamConfig{Name: ns.InStream(), Subjects: []string{ns.AllIn()}, Discard: jetstream.DiscardNew}
+		spoil(&config)
+		if _, err := js.CreateStream(t.Context(), config); err != nil {
+			t.Fatal(err)
+		}
+		if err := Setup(t.Context(), js, ns, time.Hour); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
