@@ -11,8 +11,8 @@ import (
 // README.md is generated from it.
 type Config struct {
 	NATSURL         string        `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"NATS with JetStream."`
-	RedisURL        string        `name:"redis-url" env:"HOLDFAST_REDIS_URL" placeholder:"URL" help:"Redis 7 or newer, with a maxmemory-policy that does not evict."`
-	PostgresURL     string        `name:"postgres-url" env:"HOLDFAST_POSTGRES_URL" placeholder:"URL" help:"Postgres 13 or newer."`
+	RedisURL        string        `name:"redis-url" env:"HOLDFAST_REDIS_URL" placeholder:"URL" help:"Redis 7 or newer (tested with 7.0), with a maxmemory-policy that does not evict."`
+	PostgresURL     string        `name:"postgres-url" env:"HOLDFAST_POSTGRES_URL" placeholder:"URL" help:"Postgres; tested with 15."`
 	Namespace       string        `name:"namespace" env:"HOLDFAST_NAMESPACE" default:"holdfast" help:"First token of subjects, prefix of Redis keys, schema in Postgres."`
 	HTTPAddr        string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" default:"127.0.0.1:8080" help:"Where health, readiness and queries are served."`
 	HoldTTL         time.Duration `name:"hold-ttl" env:"HOLDFAST_HOLD_TTL" default:"10m" help:"How long a hold lasts when its request names no ttl."`

@@ -342,3 +342,78 @@ func TestStopsGracefully(t *testing.T) {
 		t.Errorf("%s held, want %d", got, number)
 	}
 }
+
+// TestAskedAgain publishes what publishers publish again: each is answered as the contract says.
+func TestAskedAgain(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.startWorker()
+	s.setInventory("hall", seat, 5)
+	send := func(r events.Request) string {
+		m, err := r.Message()
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Header.Del("Nats-Msg-Id") // or the stream would drop what comes twice
+		if err := s.client.Send(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+		return r.Envelope.ID
+	}
+	ask := func(data events.BookingRequestedData) events.Request {
+		r, err := s.subjects.NewRequest(events.BookingRequested, "hall", "/test", data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	original := book("hall", "ana", "k1", seat, 600)
+	original.Metadata = []byte(`{"shop":"x"}`)
+	first := ask(original)
+	created := s.answer(send(first))
+	hold := decoded[holds.HoldCreated](t, created)
+
+	// The same event: the same outcome, which the stream keeps once.
+	send(first)
+
+	// Another event with the same key and content, differently put: the same answer, replayed.
+	repeated := original
+	repeated.Metadata = nil
+	again := s.answer(send(ask(repeated)))
+	data := decoded[holds.HoldCreated](t, again)
+	if again.ID == created.ID || !data.Replayed || data.HoldID != hold.HoldID || data.CreatedAt != hold.CreatedAt || data.ExpiresAt != hold.ExpiresAt || string(data.Metadata) != `{"shop":"x"}` {
+		t.Errorf("the same key and content: %s", again.Data)
+	}
+
+	for reason, change := range map[string]func(*events.BookingRequestedData){
+		"another user":     func(d *events.BookingRequestedData) { d.UserID = "ben" },
+		"another seat":     func(d *events.BookingRequestedData) { d.Asked = holds.Asked{Slots: []string{"A-12", "A-13"}} },
+		"another quantity": func(d *events.BookingRequestedData) { d.Quantity = 2 },
+		"another ttl":      func(d *events.BookingRequestedData) { d.TTLSeconds = nil },
+	} {
+		other := original
+		change(&other)
+		o := s.answer(send(ask(other)))
+		if data := decoded[holds.HoldRejected](t, o); o.Type != events.Type(holds.EventHoldRejected) || data.Reason != holds.ReasonKeyReused {
+			t.Errorf("the same key, %s: %s %s", reason, o.Type, o.Data)
+		}
+	}
+
+	twice := original
+	twice.RequestKey, twice.Quantity = "k2", 3
+	o := s.answer(send(ask(twice)))
+	if data := decoded[holds.HoldRejected](t, o); data.Reason != holds.ReasonAlreadyHolding || data.HoldID != hold.HoldID || o.Subject != hold.HoldID.String() {
+		t.Errorf("the same user and seat: %s", o.Data)
+	}
+
+	s.setInventory("hall", seat, 6) // answered after all of them
+	s.mu.Lock()
+	its := answers(s.outcomes, first.Envelope.ID)
+	s.mu.Unlock()
+	if len(its) != 1 {
+		t.Errorf("an event that was delivered twice has %d outcomes", len(its))
+	}
+	if got := s.counts("hall")["A-12"]; got != "1" {
+		t.Errorf("%s held, want 1", got)
+	}
+}

@@ -72,7 +72,7 @@ func startServers(ctx context.Context, c *Config, dir string, progress func(stri
 	}
 	servers, err := stack.Start(ctx, options)
 	if missing, ok := errors.AsType[*stack.MissingError](err); ok {
-		return nil, fmt.Errorf("%w\n\n\t%s\n", err, missing.Line)
+		return nil, fmt.Errorf("%w\n\n\t%s", err, missing.Line)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("start servers: %w", err)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -37,7 +38,7 @@ type story struct {
 }
 
 // playStory plays the story. It returns an error when something is not as it is told.
-func playStory(ctx context.Context, c Config, out io.Writer) error {
+func playStory(ctx context.Context, c Config, out io.Writer) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, storyWithin)
 	defer cancel()
 	nc, err := events.Connect(c.NATSURL, "holdfast story", func(string, ...any) {})
@@ -55,13 +56,16 @@ func playStory(ctx context.Context, c Config, out io.Writer) error {
 	following, ready := make(chan error, 1), make(chan struct{})
 	followCtx, stop := context.WithCancel(ctx)
 	go func() { following <- client.Follow(followCtx, func() { close(ready) }, s.hear) }()
-	defer func() { stop(); <-following }()
 	select {
 	case <-ready:
 	case err := <-following:
-		following <- err
+		stop()
 		return err
 	}
+	defer func() {
+		stop()
+		err = errors.Join(err, <-following)
+	}()
 	for _, chapter := range []func(context.Context) error{s.hotel, s.concert, s.stranger} {
 		if err := chapter(ctx); err != nil {
 			return err

@@ -125,7 +125,7 @@ func (e *Expirer) setHintError(err error) {
 // not put off the look at all partitions.
 func (e *Expirer) Sweep(ctx context.Context) error {
 	all := time.Now() // when to look at all partitions
-	for {
+	for ctx.Err() == nil {
 		var timer <-chan time.Time
 		if !e.options.NoTimer {
 			timer = time.After(time.Until(all))
@@ -142,8 +142,7 @@ func (e *Expirer) Sweep(ctx context.Context) error {
 		}
 		next, err := e.sweepOnce(ctx, partitions)
 		switch {
-		case ctx.Err() != nil:
-			return nil
+		case ctx.Err() != nil: // it is over, whatever became of the sweep
 		case err != nil:
 			e.log.Error().Err(err).Msg("sweep failed, will be repeated")
 			all = time.Now().Add(sweepRetry)
@@ -151,6 +150,7 @@ func (e *Expirer) Sweep(ctx context.Context) error {
 			all = time.Now().Add(next)
 		}
 	}
+	return nil
 }
 
 // sweepOnce lapses everything that is due in some partitions and passes it on to be announced.
@@ -323,9 +323,7 @@ func (e *Expirer) Watch(ctx context.Context) error {
 			_ = pubsub.Ping(ctx) // a dead connection shows at the next receive
 		case err != nil:
 			e.setHintError(err)
-			if err := sleep(ctx, sweepRetry); err != nil {
-				return nil
-			}
+			_ = sleep(ctx, sweepRetry) // the loop looks at ctx itself
 		default:
 			e.heard(ctx, message)
 		}

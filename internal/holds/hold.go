@@ -32,14 +32,28 @@ const TimeFormat = "2006-01-02T15:04:05.000Z"
 // TimeFromMillis returns the moment that is ms milliseconds after the Unix epoch.
 func TimeFromMillis(ms int64) Time { return Time{time.UnixMilli(ms).UTC()} }
 
-// MarshalText implements encoding.TextMarshaler with TimeFormat.
-func (t Time) MarshalText() ([]byte, error) {
-	return t.UTC().AppendFormat(nil, TimeFormat), nil
+// AppendText, MarshalText and MarshalJSON write TimeFormat. All three are needed: those of the
+// embedded time.Time, which write as many digits as they like, would win otherwise.
+func (t Time) AppendText(b []byte) ([]byte, error) { return t.UTC().AppendFormat(b, TimeFormat), nil }
+
+// MarshalText implements encoding.TextMarshaler.
+func (t Time) MarshalText() ([]byte, error) { return t.AppendText(nil) }
+
+// MarshalJSON implements json.Marshaler.
+func (t Time) MarshalJSON() ([]byte, error) {
+	return t.UTC().AppendFormat(nil, `"`+TimeFormat+`"`), nil
 }
 
 // UnmarshalText implements encoding.TextUnmarshaler; it accepts TimeFormat only.
 func (t *Time) UnmarshalText(text []byte) error {
 	parsed, err := time.Parse(TimeFormat, string(text))
+	t.Time = parsed
+	return err
+}
+
+// UnmarshalJSON implements json.Unmarshaler; it accepts TimeFormat only.
+func (t *Time) UnmarshalJSON(text []byte) error {
+	parsed, err := time.Parse(`"`+TimeFormat+`"`, string(text))
 	t.Time = parsed
 	return err
 }

@@ -132,7 +132,7 @@ func DataDir(t testing.TB) string {
 			t.Errorf("remove data directory: %v", err)
 		}
 	})
-	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // that others may pass through is its purpose
+	if err := os.Chmod(dir, 0o711); err != nil {
 		t.Fatalf("data directory: %v", err)
 	}
 	return filepath.Join(dir, "data")

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+// get asks the operations address of a worker.
+func (p *process) get(t *testing.T, path string) (status int, body string) {
+	t.Helper()
+	response, err := http.Get("http://" + p.http + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	defer http.DefaultClient.CloseIdleConnections()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(text)
+}
+
+// TestQueries asks everything that section 9 of the contract names.
+func TestQueries(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	worker := s.startWorker()
+	s.setInventory("double", holds.Asked{CheckIn: "2027-01-01", CheckOut: "2027-01-03"}, 3)
+	s.setInventory("hall", seat, 1)
+	s.setInventory("shoes", holds.Asked{}, 5)
+	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, 3600)))
+	created := decoded[holds.HoldCreated](t, hold)
+
+	for _, c := range []struct {
+		path   string
+		status int
+		body   string // what it must have in it
+	}{
+		{"/healthz", 200, `alive`},
+		{"/v1/availability?resource_id=double&check_in=2027-01-01&check_out=2027-01-04", 200,
+			`{"resource_id":"double","slots":[{"slot":"2027-01-01","capacity":3,"reserved":0,"held":0,"available":3},{"slot":"2027-01-02","capacity":3,"reserved":0,"held":0,"available":3},{"slot":"2027-01-03","capacity":0,"reserved":0,"held":0,"available":0}]}`},
+		{"/v1/availability?resource_id=hall&slot=A-12&slot=A-13", 200,
+			`{"resource_id":"hall","slots":[{"slot":"A-12","capacity":1,"reserved":0,"held":1,"available":0},{"slot":"A-13","capacity":0,"reserved":0,"held":0,"available":0}]}`},
+		{"/v1/availability?resource_id=shoes", 200, `"slots":[{"slot":"stock","capacity":5,`},
+		{"/v1/availability", 400, `resource_id`},
+		{"/v1/availability?resource_id=a.b", 400, `resource_id`},
+		{"/v1/availability?resource_id=double&check_in=2027-01-01", 400, `check_out`},
+		{"/v1/availability?resource_id=double&check_in=2027-01-02&check_out=2027-01-02", 400, `check_out`},
+		{"/v1/availability?resource_id=double&check_in=2027-02-30&check_out=2027-03-02", 400, `calendar`},
+		{"/v1/availability?resource_id=double&colour=red", 400, `unknown parameter`},
+		{"/v1/availability?resource_id=double&resource_id=hall", 400, `more than once`},
+		{"/v1/holds/" + hold.Subject, 200, `"state":"held"`},
+		{"/v1/holds/" + hold.Subject, 200, `"expires_at":"` + created.ExpiresAt.Format(holds.TimeFormat) + `"`},
+		{"/v1/holds/hall.00000000000000000000000000000000", 404, `unknown_hold`},
+		{"/v1/holds/nonsense", 400, `hold id`},
+	} {
+		if status, body := worker.get(t, c.path); status != c.status || !strings.Contains(body, c.body) {
+			t.Errorf("GET %s: %d %s\nwant %d with %s", c.path, status, body, c.status, c.body)
+		}
+	}
+	s.answer(s.publish(events.BookingCancelled, "hall", events.BookingCancelledData{HoldID: hold.Subject}))
+	if _, body := worker.get(t, "/v1/holds/"+hold.Subject); !strings.Contains(body, `"state":"released"`) {
+		t.Errorf("after it was cancelled: %s", body)
+	}
+}
+
+// TestReadiness loses the data of Redis, and finds it again.
+func TestReadiness(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	worker := s.startWorker()
+	status := func() (code int, ready readiness) {
+		code, body := worker.get(t, "/readyz")
+		if err := json.Unmarshal([]byte(body), &ready); err != nil {
+			t.Fatalf("%v: %s", err, body)
+		}
+		return code, ready
+	}
+	if code, ready := status(); code != 200 || !ready.Ready || len(ready.Reasons) != 0 {
+		t.Errorf("a worker that works: %d %+v", code, ready)
+	}
+	s.setInventory("hall", seat, 1)
+	key := fmt.Sprintf("%s:{%d}:epoch", s.namespace, holds.Partition("hall"))
+	epoch := s.redis.GetDel(t.Context(), key).Val()
+	code, ready := status()
+	if code != 503 || ready.Ready || len(ready.Reasons) == 0 || ready.Reasons[0] != "rebuilding" {
+		t.Errorf("a Redis that lost its data: %d %+v", code, ready)
+	}
+	if code, body := worker.get(t, "/v1/availability?resource_id=hall&slot=A-12"); code != 503 || !strings.Contains(body, "rebuilding") {
+		t.Errorf("availability from a Redis that lost its data: %d %s", code, body)
+	}
+	waiting := s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, 600))
+	pause := time.NewTicker(10 * time.Millisecond)
+	defer pause.Stop()
+	for range pause.C { // until the worker has met it
+		if _, ready := status(); len(ready.Reasons) == 2 {
+			break
+		}
+	}
+	if err := s.redis.Set(t.Context(), key, epoch, 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if o := s.answer(waiting); o.Type != events.Type(holds.EventHoldCreated) {
+		t.Errorf("the event that waited was answered with %s", o.Type)
+	}
+}
+
+// TestDevOnce runs what a newcomer runs first, as a program of its own.
+func TestDevOnce(t *testing.T) {
+	t.Parallel()
+	binary, err := workerBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(binary, "dev", "--once", "--http-addr", "127.0.0.1:0", "--data-dir", t.TempDir())
+	out, err := cmd.CombinedOutput()
+	for _, want := range []string{"Ana pays", "came back by itself", "One of them has it, 199", "dead letter", "malformed"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("it does not tell %q", want)
+		}
+	}
+	if err != nil || t.Failed() {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestUsage is what a user sees who makes a mistake.
+func TestUsage(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]struct {
+		code int
+		text string
+	}{
+		"":                                   {exitUsage, "expected"},
+		"fly":                                {exitUsage, "fly"},
+		"--help":                             {exitOK, "worker dev --once"},
+		"run --help":                         {exitOK, "--lock-strategy"},
+		"run":                                {exitUsage, "HOLDFAST_NATS_URL"},
+		"run --namespace Bad":                {exitUsage, "--namespace"},
+		"run --hold-ttl 2h":                  {exitUsage, "--hold-ttl-max"},
+		"run --hold-ttl-max 3h":              {exitUsage, "--hold-lifetime-max"},
+		"run --request-key-ttl 1h":           {exitUsage, "--request-key-ttl"},
+		"run --lock-lease 1ms":               {exitUsage, "--lock-lease"},
+		"run --lock-strategy hope":           {exitUsage, "--lock-strategy"},
+		"migrate --nats-url x --redis-url y": {exitUsage, "HOLDFAST_POSTGRES_URL"},
+		"migrate --nats-url x --redis-url y --postgres-url z": {exitUsage, "--redis-url"},
+	} {
+		var out strings.Builder
+		if code := run(t.Context(), strings.Fields(args), streams{&out, &out}); code != want.code || !strings.Contains(out.String(), want.text) {
+			t.Errorf("worker %s: %d, %s\nwant %d with %s", args, code, out.String(), want.code, want.text)
+		}
+	}
+}

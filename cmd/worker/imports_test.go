@@ -1,0 +1,60 @@
+package main
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// allowedImports are the imports among our own packages. What is not here is not allowed:
+// holds knows neither NATS nor Postgres, locking and lua know no sibling's nouns, and only
+// the programs know everything.
+var allowedImports = map[string][]string{
+	"holdfast/cmd/worker":               {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/stack", "holdfast/internal/store"},
+	"holdfast/cmd/publisher":            {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack"},
+	"holdfast/internal/events":          {"holdfast/internal/failpoint", "holdfast/internal/holds"},
+	"holdfast/internal/store":           {"holdfast/internal/holds"},
+	"holdfast/internal/holds":           {"holdfast/internal/failpoint", "holdfast/internal/lua"},
+	"holdfast/internal/locking":         {"holdfast/internal/lua"},
+	"holdfast/internal/lua":             {},
+	"holdfast/internal/failpoint":       {},
+	"holdfast/internal/stack":           {},
+	"holdfast/internal/stack/stacktest": {"holdfast/internal/stack"},
+}
+
+// foreignImports are modules that only the packages named may use.
+var foreignImports = map[string][]string{
+	"go.uber.org/fx":                 {"holdfast/cmd/worker"},
+	"github.com/alecthomas/kong":     {"holdfast/cmd/worker", "holdfast/cmd/publisher"},
+	"github.com/jackc/pgx":           {"holdfast/internal/store", "holdfast/internal/stack", "holdfast/internal/events"}, // events reads error codes
+	"github.com/nats-io/nats.go":     {"holdfast/internal/events", "holdfast/internal/stack", "holdfast/cmd/worker", "holdfast/cmd/publisher"},
+	"github.com/nats-io/nats-server": {"holdfast/internal/stack"},
+	"github.com/redis/go-redis":      {"holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/stack", "holdfast/internal/events", "holdfast/cmd/worker"},
+}
+
+// TestAllowedImports keeps the arrows of the map in README.md.
+func TestAllowedImports(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command("go", "list", "-tags", "failpoint", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "holdfast/...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(out)) {
+		words := strings.Fields(line)
+		allowed, known := allowedImports[words[0]]
+		if !known {
+			t.Errorf("package %s is not on the map", words[0])
+		}
+		for _, imported := range words[1:] {
+			if strings.HasPrefix(imported, "holdfast/") && !slices.Contains(allowed, imported) {
+				t.Errorf("%s must not import %s", words[0], imported)
+			}
+			for module, users := range foreignImports {
+				if (imported == module || strings.HasPrefix(imported, module+"/")) && !slices.Contains(users, words[0]) {
+					t.Errorf("%s must not import %s", words[0], imported)
+				}
+			}
+		}
+	}
+}
