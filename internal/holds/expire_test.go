@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
@@ -105,6 +106,13 @@ func TestLapseIsSeenByPredicate(t *testing.T) {
 	w.pass(t, 59_999*time.Millisecond)
 	rejected(t, w.place(t, holds.PlaceRequest{Resource: "hall", User: "late"})[0], holds.ReasonSoldOut)
 	w.pass(t, time.Millisecond)
+	// One call sweeps a part of them; a payment and a cancellation look at their own hold besides.
+	if got := brief(w.pay(t, first[many-1].Hold, "p")); got != "hold.confirm_rejected expired" {
+		t.Errorf("a payment for a hold that nobody has swept: %s", got)
+	}
+	if got := brief(w.release(t, holds.ReleaseRequest{Hold: first[many-2].Hold})); got != "hold.release_rejected expired" {
+		t.Errorf("a cancellation of a hold that nobody has swept: %s", got)
+	}
 	created(t, w.place(t, holds.PlaceRequest{Resource: "hall", User: "whole", Quantity: many})[0])
 
 	// Whoever wakes up at last announces each of them, once.
@@ -190,6 +198,34 @@ func TestAnnouncedAfterACrash(t *testing.T) {
 	if got := sweep(); len(got) != 0 {
 		t.Errorf("announced again: %v", got)
 	}
+}
+
+// TestStrayDeadline puts holds that are claimed, confirmed or released into the deadline index,
+// as a damaged or restored Redis may have them: the state decides, not the index.
+func TestStrayDeadline(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.Asked{}, 3)
+	var ids []holds.HoldID
+	for _, user := range []string{"claims", "pays", "cancels"} {
+		ids = append(ids, created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user, TTLSeconds: seconds(60)})[0]).HoldID)
+	}
+	w.newService(w.client, w.locker(), &outage{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: ids[0], PaymentID: "p"}}, func(int, holds.Result) {})
+	w.pay(t, ids[1], "p")
+	w.release(t, holds.ReleaseRequest{Hold: ids[2]})
+	for _, id := range ids {
+		if err := w.client.ZAdd(ctx, holds.Key(w.namespace, "room", "due"), redis.Z{Score: 1, Member: id.UUID}).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if slot := w.available(t, "room", holds.Asked{})[0]; slot.Held != 1 || slot.Reserved != 1 {
+		t.Errorf("after a sweep of stray deadlines: %+v", slot)
+	}
+	if got := brief(w.pay(t, ids[0], "p")); got != holds.EventHoldConfirmed {
+		t.Errorf("the claimed hold: %s", got)
+	}
+	w.atRest(t, "room")
 }
 
 // TestForeignNotifications sends what others might publish on the channel of notifications.
