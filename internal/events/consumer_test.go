@@ -93,6 +93,12 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
+	return newBenchOn(t, func(js jetstream.JetStream) jetstream.JetStream { return js })
+}
+
+// newBenchOn lets a test stand between the consumers and JetStream.
+func newBenchOn(t *testing.T, between func(jetstream.JetStream) jetstream.JetStream) *bench {
+	t.Helper()
 	b := &bench{echo: &echo{seen: make(map[string]int)}, t: t, ns: Subjects(stacktest.Namespace(t)), changed: make(chan struct{})}
 	var err error
 	if b.nc, err = Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf); err != nil {
@@ -128,7 +134,7 @@ func newBench(t *testing.T) *bench {
 	var loops sync.WaitGroup
 	t.Cleanup(func() { cancel(); loops.Wait() })
 	for _, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
-		c, err := NewConsumer(ctx, name, b.ns, b.echo, b.nc, b.js, "w1", zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.ErrorLevel))
+		c, err := NewConsumer(ctx, name, b.ns, b.echo, b.nc, between(b.js), "w1", zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.ErrorLevel))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -306,6 +312,61 @@ func (b *bench) wait(what string, so func() bool) {
 		case <-bound:
 			b.t.Fatalf("waited in vain for %s", what)
 		}
+	}
+}
+
+// unstored is a JetStream of which the first publications fail: before they are done, or after
+// (lost), when only the PubAck does not arrive.
+type unstored struct {
+	jetstream.JetStream
+	lost  bool
+	times atomic.Int32
+}
+
+func (u *unstored) PublishMsgAsync(m *nats.Msg, opts ...jetstream.PublishOpt) (jetstream.PubAckFuture, error) {
+	if u.times.Add(-1) < 0 {
+		return u.JetStream.PublishMsgAsync(m, opts...)
+	}
+	if u.lost {
+		if _, err := u.PublishMsg(context.Background(), m); err != nil {
+			return nil, err
+		}
+	}
+	failed := make(chan error, 1)
+	failed <- nats.ErrTimeout
+	return &failedAck{m, failed}, nil
+}
+
+type failedAck struct {
+	msg *nats.Msg
+	err chan error
+}
+
+func (*failedAck) Ok() <-chan *jetstream.PubAck { return nil }
+func (f *failedAck) Err() <-chan error          { return f.err }
+func (f *failedAck) Msg() *nats.Msg             { return f.msg }
+
+// TestPubAckLost loses the PubAcks of outcomes and dead letters. No event may be acknowledged
+// before its outcome is stored, and none has two.
+func TestPubAckLost(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []bool{false, true} {
+		t.Run(fmt.Sprintf("stored=%v", lost), func(t *testing.T) {
+			t.Parallel()
+			js := &unstored{lost: lost}
+			js.times.Store(5)
+			b := newBenchOn(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
+			const number = 3
+			for i := range number {
+				b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", i)))
+				b.publish(b.ns.In(BookingRequested, "room"), nil, "not JSON")
+			}
+			b.awaitIdle(ConsumerRequests)
+			b.await("an end of each", func() bool { return len(b.out) >= number && len(b.dlq) >= number })
+			if js.times.Load() >= 0 || len(b.out) != number || len(b.dlq) != number {
+				t.Errorf("%d outcomes, %d dead letters, want %d each; %d PubAcks not lost", len(b.out), len(b.dlq), number, js.times.Load())
+			}
+		})
 	}
 }
 

@@ -89,6 +89,34 @@ func TestLapseIsNoticed(t *testing.T) {
 	}
 }
 
+// TestSubscriptionIsFollowedByASweep lets a hold lapse while nobody listens, with the timer
+// off: at the first subscription, and at the one that follows a cut.
+func TestSubscriptionIsFollowedByASweep(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeWorld(t)
+	ctx := t.Context()
+	w.setInventory(t, "tent", holds.Asked{}, 1)
+	lapse := func() {
+		hold := created(t, w.place(t, holds.PlaceRequest{Resource: "tent", User: "ana", TTLSeconds: seconds(1)})[0]).HoldID
+		key := holds.Key(w.namespace, "tent", "hold:"+hold.UUID)
+		waitFor(t, "the deadline", func() bool { return w.client.Exists(ctx, key).Val() == 0 })
+	}
+	lapse()
+	runExpirer(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{NoTimer: true}, zerolog.Nop()))
+	waitFor(t, "the sweep after the first subscription", func() bool { return w.held(t, "tent") == "0" })
+
+	if err := w.client.ConfigSet(ctx, "notify-keyspace-events", "").Err(); err != nil {
+		t.Fatal(err) // a server that has restarted has forgotten it
+	}
+	lapse()
+	waitFor(t, "the sweep after the cut", func() bool {
+		if err := w.client.ClientKillByFilter(ctx, "TYPE", "pubsub").Err(); err != nil {
+			t.Fatal(err)
+		}
+		return w.held(t, "tent") == "0"
+	})
+}
+
 // TestLapseIsSeenByPredicate has nobody sweep at all, and more holds lapse than one call sweeps.
 func TestLapseIsSeenByPredicate(t *testing.T) {
 	t.Parallel()

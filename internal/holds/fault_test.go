@@ -317,6 +317,49 @@ func TestAnotherPaymentIsBeingDecided(t *testing.T) {
 	w.atRest(t, "room")
 }
 
+// late is Postgres whose answers to payments arrive after something else has happened.
+type late struct {
+	holds.Inventory
+	meanwhile func()
+}
+
+func (l *late) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
+	answers, err := l.Inventory.Decide(ctx, payments)
+	l.meanwhile()
+	return answers, err
+}
+
+// TestLateSettlement has a worker pause between Postgres' refusal of a payment and its
+// settlement. Meanwhile another worker settles it and another payment claims the hold: what the
+// paused worker then settles is not its own any more.
+func TestLateSettlement(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.Asked{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
+	w.setInventory(t, "room", holds.Asked{}, 0)
+	paused := w.newService(w.client, w.locker(), &late{w.store, func() {
+		if got := brief(w.pay(t, hold, "p1")); got != "hold.confirm_rejected sold_out" {
+			t.Errorf("the other worker: %s", got)
+		}
+		w.setInventory(t, "room", holds.Asked{}, 1)
+		w.newService(w.client, w.locker(), &outage{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p2"}}, func(int, holds.Result) {})
+	}})
+	paused.Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p1"}}, func(_ int, r holds.Result) {
+		if got := brief(r.Outcome); r.Err != nil || got != "hold.confirm_rejected sold_out" {
+			t.Errorf("the paused worker: %s %v", got, r.Err)
+		}
+	})
+	if view, _, err := w.service.Lookup(ctx, hold); err != nil || view.State != holds.Confirming {
+		t.Errorf("the hold that p2 has claimed is %s: %v", view.State, err)
+	}
+	if got := brief(w.pay(t, hold, "p2")); got != holds.EventHoldConfirmed {
+		t.Errorf("p2: %s", got)
+	}
+	w.atRest(t, "room")
+}
+
 var errDown = errors.New("postgres is down")
 
 // outage is Postgres when it does not answer payments.
