@@ -24,15 +24,16 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-func TestMain(m *testing.M) { stacktest.Main(m) }
+func TestMain(m *testing.M) { stacktest.Main(m, func() { _ = os.RemoveAll(binaryDir) }) }
+
+var binaryDir string // where workerBinary is
 
 // workerBinary is this program, built once for all tests, with its failpoints.
-var workerBinary = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "holdfast-test-")
-	if err != nil {
+var workerBinary = sync.OnceValues(func() (binary string, err error) {
+	if binaryDir, err = os.MkdirTemp("", "holdfast-test-"); err != nil {
 		return "", err
 	}
-	binary := filepath.Join(dir, "worker")
+	binary = filepath.Join(binaryDir, "worker")
 	out, err := exec.Command("go", "build", "-tags", "failpoint", "-o", binary, ".").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)

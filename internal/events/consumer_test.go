@@ -230,7 +230,7 @@ func TestCatalogueThroughTheServers(t *testing.T) {
 }
 
 // awaitIdle waits until a consumer has neither anything waiting nor unacknowledged.
-func (b *bench) awaitIdle(name string) {
+func (b *bench) awaitIdle(name string) *jetstream.ConsumerInfo {
 	b.t.Helper()
 	bound := time.After(time.Minute)
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -242,7 +242,7 @@ func (b *bench) awaitIdle(name string) {
 		}
 		info := consumer.CachedInfo()
 		if info.NumPending == 0 && info.NumAckPending == 0 {
-			return
+			return info
 		}
 		select {
 		case <-tick.C:
@@ -371,7 +371,8 @@ func TestPubAckLost(t *testing.T) {
 }
 
 // TestPoison has one event of many fail by its own fault, by an error and by a panic. It alone
-// dies, after several tries; those that were in a batch with it are answered.
+// dies, after several tries; those that were in a batch with it are answered, and none of them
+// is delivered again.
 func TestPoison(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]func() error{
@@ -381,29 +382,38 @@ func TestPoison(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t)
+			published := make(chan struct{})
 			var batched atomic.Bool
 			b.set(func(key string, batch int) error {
-				if key != "bad" {
-					return nil
+				switch key {
+				case "first": // keeps the consumer busy until all others wait
+					<-published
+				case "bad":
+					if batch > 1 {
+						batched.Store(true)
+					}
+					return fault()
 				}
-				if batch > 1 {
-					batched.Store(true)
-				}
-				return fault()
+				return nil
 			})
 			const number = 100
+			b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("first"))
 			for i := range number {
 				b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", i)))
 				if i == number/2 {
 					b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("bad"))
 				}
 			}
-			b.await("all others' outcomes and the one dead letter", func() bool { return len(b.out) == number && len(b.dlq) == 1 })
+			close(published)
+			b.await("all others' outcomes and the one dead letter", func() bool { return len(b.out) == number+1 && len(b.dlq) == 1 })
 			h := b.dlq[0].Headers()
 			if h.Get("Holdfast-Dlq-Reason") != ReasonPoison || h.Get("Holdfast-Dlq-Deliveries") != fmt.Sprint(faultsMax) {
 				t.Errorf("headers %v", h)
 			}
-			t.Logf("failed in a batch with others: %v", batched.Load())
+			info := b.awaitIdle(ConsumerRequests)
+			if again := info.Delivered.Consumer - info.Delivered.Stream; again != faultsMax-1 || !batched.Load() {
+				t.Errorf("%d deliveries were repeated, want those of the poison, %d; it was in a batch with others: %v", again, faultsMax-1, batched.Load())
+			}
 		})
 	}
 }

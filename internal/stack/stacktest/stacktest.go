@@ -34,8 +34,15 @@ var (
 // servers cannot be started (with the line that installs what is missing; tests
 // are never skipped), when one of them ends while the tests run, when they
 // cannot be stopped, or when the tests leave goroutines behind. HOLDFAST_INSTALL=never
-// forbids that missing servers are installed.
-func Main(m *testing.M) { os.Exit(run(m.Run)) }
+// forbids that missing servers are installed. cleanups are run after the tests.
+func Main(m *testing.M, cleanups ...func()) {
+	os.Exit(run(func() int {
+		for _, cleanup := range cleanups {
+			defer cleanup()
+		}
+		return m.Run()
+	}))
+}
 
 func run(tests func() int) int {
 	s, err := start()
