@@ -7,6 +7,8 @@ import (
 	"net"
 	"path/filepath"
 	"time"
+
+	"github.com/google/uuid"
 )
 
 // devCommand is `worker dev`.
@@ -37,6 +39,17 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	}
 	fmt.Fprint(std.out, "Holdfast keeps rooms, seats and stock for customers while they pay, and takes them back if they do not.\n\n")
 
+	given := 0
+	for _, url := range []string{config.NATSURL, config.RedisURL, config.PostgresURL} {
+		if url != "" {
+			given++
+		}
+	}
+	if given > 0 && given < 3 {
+		// What is in the servers that are given belongs to others that are not here any more.
+		config.Namespace = "dev_" + uuid.NewString()[:8]
+		fmt.Fprintf(std.out, "Some servers are yours and some are new, so everything goes into a namespace of its own, %s.\n\n", config.Namespace)
+	}
 	began := time.Now()
 	servers, err := startServers(ctx, &config, "", func(line string) { fmt.Fprintln(std.out, "  "+line) })
 	if err != nil {
@@ -63,14 +76,18 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 		if started {
 			whose = "started for you, keeps nothing"
 		}
-		fmt.Fprintf(std.out, "  %-9s %-60s %s\n", name, url, whose)
+		fmt.Fprintf(std.out, "  %-9s %-60s %s\n", name, redacted(url), whose)
 	}
 	tell("NATS", config.NATSURL, servers.NATSURL != "")
 	tell("Redis", config.RedisURL, servers.RedisURL != "")
 	tell("Postgres", config.PostgresURL, servers.PostgresURL != "")
 	fmt.Fprintf(std.out, "  %-9s http://%s\n\n", "worker", config.HTTPAddr)
 
-	if err := playStory(ctx, config, std.out); err != nil {
+	err = playStory(ctx, config, std.out)
+	if ctx.Err() != nil {
+		return worker.stop()
+	}
+	if err != nil {
 		return errors.Join(fmt.Errorf("the story went wrong: %w", err), worker.stop())
 	}
 	if d.Once {

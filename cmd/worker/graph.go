@@ -27,8 +27,7 @@ const stopWithin = 9 * time.Second
 // epoch is what the scripts expect to find in Redis.
 type epoch string
 
-// graph is the worker: everything it is made of, and one Invoke for each of its loops. A loop
-// that ends by itself ends the process with code 1.
+// graph is the worker: everything it is made of, and one Invoke for each of its loops.
 func graph(c Config, e epoch, listener net.Listener, log zerolog.Logger) *fx.App {
 	return fx.New(
 		fx.NopLogger,
@@ -40,56 +39,21 @@ func graph(c Config, e epoch, listener net.Listener, log zerolog.Logger) *fx.App
 			func(s *store.Store) holds.Inventory { return s },
 			provideLocker, provideService, provideExpirer, provideConsumers,
 			func() net.Listener { return listener },
-			newServer,
+			newServer, newLoops,
 		),
 		fx.Invoke(
-			func(l loops, cs []*events.Consumer) {
+			func(l *loops, cs []*events.Consumer) {
 				for i, consumer := range cs {
 					l.run(consumerNames[i], consumer.Run)
 				}
 			},
-			func(l loops, x *holds.Expirer) { l.run("announce", x.Announce) },
-			func(l loops, x *holds.Expirer) { l.run("sweep", x.Sweep) },
-			func(l loops, x *holds.Expirer) { l.run("watch", x.Watch) },
-			func(l loops, s *server) { l.run("http", s.run) },
+			func(l *loops, x *holds.Expirer) { l.run("announce", x.Announce) },
+			func(l *loops, x *holds.Expirer) { l.run("sweep", x.Sweep) },
+			func(l *loops, x *holds.Expirer) { l.run("watch", x.Watch) },
+			func(l *loops, s *server) { l.run("http", s.run) },
+			(*loops).attach,
 		),
 	)
-}
-
-// loops runs the loops of the worker.
-type loops struct {
-	fx.In
-	Lifecycle  fx.Lifecycle
-	Shutdowner fx.Shutdowner
-	Log        zerolog.Logger
-}
-
-// run starts a loop with the app and ends it with the app: its context is cancelled and it has
-// until the stop timeout to finish its work.
-func (l loops) run(name string, loop func(context.Context) error) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	l.Lifecycle.Append(fx.StartStopHook(
-		func() {
-			go func() {
-				defer close(done)
-				err := loop(ctx)
-				if ctx.Err() == nil {
-					l.Log.Error().Err(err).Str("loop", name).Msg("loop ended by itself, the process ends")
-					_ = l.Shutdowner.Shutdown(fx.ExitCode(exitFailed)) // fails only when the app is not running
-				}
-			}()
-		},
-		func(stopping context.Context) error {
-			cancel()
-			select {
-			case <-done:
-				return nil
-			case <-stopping.Done():
-				return fmt.Errorf("loop %s did not finish in time; what it had not settled will be delivered again", name)
-			}
-		},
-	))
 }
 
 func provideRedis(lc fx.Lifecycle, c Config) (redis.UniversalClient, error) {
@@ -129,9 +93,13 @@ func provideService(c Config, e epoch, client redis.UniversalClient, l holds.Loc
 	return holds.NewService(c.Namespace, client, l, i, string(e), c.policy())
 }
 
-func provideExpirer(c Config, s *holds.Service, js jetstream.JetStream, ns events.Subjects, log zerolog.Logger) *holds.Expirer {
+func provideExpirer(c Config, s *holds.Service, nc *nats.Conn, ns events.Subjects, log zerolog.Logger) (*holds.Expirer, error) {
+	own, err := newJetStream(nc) // see NewAnnouncer
+	if err != nil {
+		return nil, err
+	}
 	options := holds.ExpirerOptions{NoTimer: c.NoTimer, NoNotifications: c.NoNotifications}
-	return holds.NewExpirer(s, events.NewAnnouncer(js, ns), options, log)
+	return holds.NewExpirer(s, events.NewAnnouncer(own, ns), options, log), nil
 }
 
 var consumerNames = []string{events.ConsumerRequests, events.ConsumerChanges, events.ConsumerPayments}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/url"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -139,7 +140,11 @@ func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
 func (s *server) availability(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
 	defer cancel()
-	query := r.URL.Query()
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		s.answer(w, http.StatusBadRequest, problem{"bad_query", "the query is not percent-encoded as it should be"})
+		return
+	}
 	resource, asked, err := events.ParseQuery(query)
 	if err != nil {
 		s.answer(w, http.StatusBadRequest, problem{"bad_query", err.Error()})

@@ -58,6 +58,7 @@ func TestQueries(t *testing.T) {
 		{"/v1/availability?resource_id=double&check_in=2027-01-01", 400, `check_out`},
 		{"/v1/availability?resource_id=double&check_in=2027-01-02&check_out=2027-01-02", 400, `check_out`},
 		{"/v1/availability?resource_id=double&check_in=2027-02-30&check_out=2027-03-02", 400, `calendar`},
+		{"/v1/availability?resource_id=shoes&slot=%zz", 400, `percent-encoded`},
 		{"/v1/availability?resource_id=double&colour=red", 400, `unknown parameter`},
 		{"/v1/availability?resource_id=double&resource_id=hall", 400, `more than once`},
 		{"/v1/holds/" + hold.Subject, 200, `"state":"held"`},
@@ -154,11 +155,14 @@ func TestUsage(t *testing.T) {
 		"run --lock-lease 1ms":               {exitUsage, "--lock-lease"},
 		"run --lock-strategy hope":           {exitUsage, "--lock-strategy"},
 		"migrate --nats-url x --redis-url y": {exitUsage, "HOLDFAST_POSTGRES_URL"},
-		"migrate --nats-url x --redis-url y --postgres-url z": {exitUsage, "--redis-url"},
+		"migrate --nats-url x --redis-url redis://:s3cret@h:bad/0 --postgres-url z": {exitUsage, "--redis-url"},
 	} {
 		var out strings.Builder
 		if code := run(t.Context(), strings.Fields(args), streams{&out, &out}); code != want.code || !strings.Contains(out.String(), want.text) {
 			t.Errorf("worker %s: %d, %s\nwant %d with %s", args, code, out.String(), want.code, want.text)
+		}
+		if strings.Contains(out.String(), "s3cret") {
+			t.Errorf("worker %s shows a password: %s", args, out.String())
 		}
 	}
 }

@@ -1,18 +1,22 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 var seat = holds.Asked{Slots: []string{"A-12"}}
@@ -340,6 +344,49 @@ func TestStopsGracefully(t *testing.T) {
 	}
 	if got := s.counts("hall")[holds.StockSlot]; got != fmt.Sprint(number) {
 		t.Errorf("%s held, want %d", got, number)
+	}
+}
+
+// TestStopsWhileBlocked stops a worker whose payment waits for a row that somebody keeps locked.
+func TestStopsWhileBlocked(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	first := s.startWorker()
+	s.setInventory("hall", seat, 1)
+	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, 600)))
+	conn, err := pgx.Connect(t.Context(), stacktest.Shared().PostgresURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.Background()) }()
+	tx, err := conn.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "UPDATE "+s.namespace+".inventory SET capacity = 2"); err != nil {
+		t.Fatal(err)
+	}
+	payment := s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
+	claimed := time.NewTicker(5 * time.Millisecond)
+	defer claimed.Stop()
+	for range claimed.C {
+		if _, body := first.get(t, "/v1/holds/"+hold.Subject); strings.Contains(body, "confirming") {
+			break
+		}
+	}
+	if err := first.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-first.exited
+	if first.err != nil {
+		t.Errorf("the worker that was stopped ended with %v, want 0", first.err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.startWorker()
+	if o := s.answer(payment); o.Type != events.Type(holds.EventHoldConfirmed) {
+		t.Errorf("the payment was answered with %s", o.Type)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"strings"
 	"time"
 
@@ -22,13 +23,23 @@ import (
 func newRedis(c Config) (redis.UniversalClient, error) {
 	options, err := redis.ParseURL(c.RedisURL)
 	if err != nil {
-		return nil, misused("--redis-url: %v", err)
+		// err may repeat the URL, and with it the password.
+		return nil, misused("--redis-url is not a Redis URL: want redis://[user:password@]host:port[/database]")
 	}
 	options.MaxRetries = -1
 	options.ContextTimeoutEnabled = true
 	options.DisableIdentity = true // CLIENT SETINFO is refused under an ACL
 	options.ClientName = "holdfast-" + c.Namespace
 	return redis.NewClient(options), nil
+}
+
+// redacted is a URL without its password.
+func redacted(address string) string {
+	parsed, err := url.Parse(address)
+	if err != nil {
+		return "(not a URL)"
+	}
+	return parsed.Redacted()
 }
 
 // newNATS connects to NATS. A connection that is closed for good ends the process by way of

@@ -24,6 +24,7 @@ const (
 	batchMax    = 256
 	fetchWait   = time.Second
 	decideLimit = 10 * time.Second // less than ackWait: an event is not decided twice at a time
+	finishLimit = 5 * time.Second  // for what was fetched before a stop
 	resultsMax  = 2 * batchMax     // decided events that wait to be settled
 	pauseMin    = 100 * time.Millisecond
 	pauseMax    = 5 * time.Second
@@ -59,10 +60,11 @@ type Consumer struct {
 
 // delivery is an event on its way through a consumer.
 type delivery struct {
-	msg    jetstream.Msg
-	meta   *jetstream.MsgMetadata
-	in     *Inbound
-	result holds.Result
+	msg     jetstream.Msg
+	meta    *jetstream.MsgMetadata
+	fetched time.Time
+	in      *Inbound
+	result  holds.Result
 }
 
 // NewConsumer returns a Consumer on a durable consumer that Setup has made. worker names this
@@ -87,12 +89,15 @@ func NewConsumer(ctx context.Context, name string, ns Subjects, service Service,
 // Paused reports whether the consumer waits for an outage to end.
 func (c *Consumer) Paused() bool { return c.paused.Load() }
 
-// Run works until ctx is over; then it fetches no more, finishes what it has fetched within
-// decideLimit, and returns. Three steps work at the same time: while one batch is decided the
+// Run works until ctx is over; then it fetches no more, finishes what it can of what it has
+// fetched within finishLimit, and returns. What it could not finish is delivered again. Three steps work at the same time: while one batch is decided the
 // next is fetched, and the outcomes of the one before are stored and acknowledged.
 func (c *Consumer) Run(ctx context.Context) error {
 	batches, decided := make(chan []*delivery), make(chan *delivery, resultsMax)
-	finish := context.WithoutCancel(ctx)
+	finish, giveUp := context.WithCancel(context.WithoutCancel(ctx))
+	defer giveUp()
+	stopped := context.AfterFunc(ctx, func() { time.AfterFunc(finishLimit, giveUp) })
+	defer stopped()
 	var steps sync.WaitGroup
 	steps.Go(func() { defer close(decided); c.decideAll(finish, batches, decided) })
 	steps.Go(func() { c.settleAll(finish, decided) })
@@ -156,7 +161,7 @@ func (c *Consumer) read(fetched jetstream.MessageBatch, err error) ([]*delivery,
 		if err != nil {
 			return batch, err
 		}
-		batch = append(batch, &delivery{msg: msg, meta: meta})
+		batch = append(batch, &delivery{msg: msg, meta: meta, fetched: time.Now()})
 	}
 	if len(batch) > 0 {
 		return batch, nil
@@ -173,10 +178,8 @@ func (c *Consumer) decideAll(ctx context.Context, batches <-chan []*delivery, de
 			case slices.ContainsFunc(c.skip, func(prefix string) bool { return strings.HasPrefix(d.msg.Subject(), prefix) }):
 				c.ack(d) // another consumer takes it
 			default:
-				var err error
-				d.in, err = c.ns.Decode(d.msg.Subject(), d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
-				if err != nil {
-					d.result = holds.Result{Err: err}
+				c.keep(d)
+				if d.result.Err = c.decode(d); d.result.Err != nil {
 					decided <- d
 					continue
 				}
@@ -185,6 +188,28 @@ func (c *Consumer) decideAll(ctx context.Context, batches <-chan []*delivery, de
 		}
 		c.decide(ctx, ready, decided)
 	}
+}
+
+// keep has the server wait on for an event that has waited long for the batch before it.
+func (c *Consumer) keep(d *delivery) {
+	if time.Since(d.fetched) < ackWait/5 {
+		return
+	}
+	if err := d.msg.InProgress(); err != nil {
+		c.log.Debug().Err(err).Msg("in-progress failed, the event may be repeated")
+	}
+}
+
+// decode reads an event. A panic is an error of that event.
+func (c *Consumer) decode(d *delivery) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			c.log.Error().Interface("panic", p).Bytes("stack", debug.Stack()).Msg("decoding an event panicked")
+			err = &panicError{p}
+		}
+	}()
+	d.in, err = c.ns.Decode(d.msg.Subject(), d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
+	return err
 }
 
 // decide has a batch decided and passes every event on. Events that fail in a way that may be
@@ -270,7 +295,7 @@ func (c *Consumer) ack(d *delivery) {
 
 // again asks for an event to be delivered again after about delay.
 func (c *Consumer) again(d *delivery, delay time.Duration) {
-	delay += rand.N(delay)
+	delay += rand.N(delay / 2)
 	if err := d.msg.NakWithDelay(delay); err != nil {
 		c.log.Debug().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Msg("nak failed, the event will be repeated")
 	}

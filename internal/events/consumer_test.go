@@ -67,8 +67,18 @@ func (*echo) Release(_ context.Context, requests []holds.ReleaseRequest, emit fu
 	}
 }
 
-func (*echo) Confirm(_ context.Context, requests []holds.ConfirmRequest, emit func(int, holds.Result)) {
+func (e *echo) Confirm(_ context.Context, requests []holds.ConfirmRequest, emit func(int, holds.Result)) {
 	for i, r := range requests {
+		e.mu.Lock()
+		e.seen[r.PaymentID]++
+		fault := e.fault
+		e.mu.Unlock()
+		if fault != nil {
+			if err := fault(r.PaymentID, len(requests)); err != nil {
+				emit(i, holds.Result{Err: err})
+				continue
+			}
+		}
 		emit(i, holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldConfirmed, Resource: r.Hold.Resource, Data: holds.HoldConfirmed{}}})
 	}
 }
@@ -209,7 +219,8 @@ func TestCatalogueThroughTheServers(t *testing.T) {
 			t.Errorf("%s: the body of the dead letter is another", name)
 		}
 		if letter.Subject() != string(b.ns)+".dlq."+reason || h.Get("Holdfast-Dlq-Subject") == "" || h.Get("Holdfast-Dlq-Stream-Seq") == "" ||
-			h.Get("Holdfast-Dlq-Deliveries") != "1" || h.Get("Holdfast-Dlq-Worker") != "w1" || h.Get("Holdfast-Dlq-Detail") == "" {
+			h.Get("Holdfast-Dlq-Deliveries") != "1" || h.Get("Holdfast-Dlq-Worker") != "w1" || h.Get("Holdfast-Dlq-Detail") == "" ||
+			h.Get("Nats-Msg-Id") != b.ns.InStream()+"-"+h.Get("Holdfast-Dlq-Stream-Seq") {
 			t.Errorf("%s: headers %v", name, h)
 		}
 		if _, err := time.Parse(holds.TimeFormat, h.Get("Holdfast-Dlq-Time")); err != nil || len(h.Values("nats-Custom")) != 0 {
@@ -219,10 +230,14 @@ func TestCatalogueThroughTheServers(t *testing.T) {
 	if !maps.Equal(got, bad) {
 		t.Errorf("reasons are %v, want %v", got, bad)
 	}
+	traced := 0
 	for _, o := range b.out {
-		if traced := o.Headers().Get("traceparent"); traced != "" && traced != "00-1-2-01" {
-			t.Errorf("traceparent %q", traced)
+		if o.Headers().Get("traceparent") == "00-1-2-01" {
+			traced++
 		}
+	}
+	if traced != len(accepted) {
+		t.Errorf("%d outcomes carry on a traceparent, want %d", traced, len(accepted))
 	}
 	for _, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
 		b.awaitIdle(name)
@@ -333,7 +348,7 @@ func (u *unstored) PublishMsgAsync(m *nats.Msg, opts ...jetstream.PublishOpt) (j
 		}
 	}
 	failed := make(chan error, 1)
-	failed <- nats.ErrTimeout
+	time.AfterFunc(20*time.Millisecond, func() { failed <- nats.ErrTimeout }) // as late as a real one
 	return &failedAck{m, failed}, nil
 }
 
@@ -415,6 +430,38 @@ func TestPoison(t *testing.T) {
 				t.Errorf("%d deliveries were repeated, want those of the poison, %d; it was in a batch with others: %v", again, faultsMax-1, batched.Load())
 			}
 		})
+	}
+}
+
+// TestPaymentIsNeverPoison has a payment fail by what looks like its own fault, more often than
+// other events may. It must not die: it ends in a reservation or a refund.
+func TestPaymentIsNeverPoison(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	var failures atomic.Int32
+	b.set(func(string, int) error {
+		if failures.Add(1) <= faultsMax+1 {
+			return &pgconn.PgError{Code: "22P05"}
+		}
+		return nil
+	})
+	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, `{"hold_id":"`+holdID+`","payment_id":"p"}`))
+	b.await("the outcome", func() bool { return len(b.out) == 1 })
+	if len(b.dlq) != 0 {
+		t.Errorf("a payment was dead-lettered")
+	}
+}
+
+// TestUnwritable has an outcome that cannot be written: a fault of that event, not an outage.
+func TestUnwritable(t *testing.T) {
+	t.Parallel()
+	if got := fateOf(&encodeError{errors.New("x")}); got != fateFault {
+		t.Errorf("fate %d, want %d", got, fateFault)
+	}
+	for deliveries, want := range map[uint64]time.Duration{1: delayLater, 2: 2 * delayLater, 100: delayMax} {
+		if got := growing(delayLater, deliveries); got != want {
+			t.Errorf("delay of delivery %d is %v, want %v", deliveries, got, want)
+		}
 	}
 }
 

@@ -6,12 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"mime"
-	"net/textproto"
 	"net/url"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -76,15 +79,62 @@ func malformedJSON(where string, err error) error {
 // decodeEnvelope reads a CloudEvent in structured or binary mode (NATS protocol binding 1.0).
 // Every error is a *malformedError.
 func decodeEnvelope(header nats.Header, body []byte) (Envelope, error) {
-	contentType := header.Get(headerContentType)
-	media, _, err := mime.ParseMediaType(contentType)
-	if contentType != "" && err != nil {
-		return Envelope{}, malformed("Content-Type: %v", err)
+	attributes, err := headerAttributes(header)
+	if err != nil {
+		return Envelope{}, err
 	}
-	if media == contentTypeEvent || contentType == "" && header.Get("ce-specversion") == "" {
+	media, err := mediaType(attributes["content-type"])
+	if err != nil {
+		return Envelope{}, err
+	}
+	if media == contentTypeEvent || media == "" && !hasAttribute(attributes) {
 		return decodeStructured(body)
 	}
-	return decodeBinary(header, media, body)
+	return decodeBinary(attributes, media, body)
+}
+
+// headerAttributes returns the headers that a CloudEvent is made of, content-type and ce-...,
+// by their lower-case names: NATS tells cases apart, CloudEvents does not.
+func headerAttributes(header nats.Header) (map[string]string, error) {
+	attributes := make(map[string]string)
+	for name, values := range header {
+		name = strings.ToLower(name)
+		if name != "content-type" && !strings.HasPrefix(name, attributePrefix) {
+			continue
+		}
+		if _, repeated := attributes[name]; repeated || len(values) != 1 {
+			return nil, malformed("%s: want one value", name)
+		}
+		attributes[name] = values[0]
+	}
+	return attributes, nil
+}
+
+func hasAttribute(attributes map[string]string) bool {
+	for name := range attributes {
+		if strings.HasPrefix(name, attributePrefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// mediaType returns the type of a Content-Type, which must be JSON in UTF-8 where it says so.
+func mediaType(contentType string) (string, error) {
+	if contentType == "" {
+		return "", nil
+	}
+	media, parameters, err := mime.ParseMediaType(contentType)
+	if err != nil {
+		return "", malformed("content-type: not a media type")
+	}
+	if charset := parameters["charset"]; charset != "" && !strings.EqualFold(charset, "utf-8") {
+		return "", malformed("content-type: want the charset utf-8")
+	}
+	if media != contentTypeJSON && !strings.HasSuffix(media, "+json") || media == "application/cloudevents-batch+json" {
+		return "", malformed("content-type: want %s or %s", contentTypeEvent, contentTypeJSON)
+	}
+	return media, nil
 }
 
 func decodeStructured(body []byte) (Envelope, error) {
@@ -96,52 +146,49 @@ func decodeStructured(body []byte) (Envelope, error) {
 		return Envelope{}, malformed("body: want a JSON object")
 	}
 	r := reader{members: attributes}
-	e := Envelope{
-		SpecVersion: r.text("specversion"),
-		ID:          r.text("id"),
-		Source:      r.text("source"),
-		Type:        r.text("type"),
-		Data:        r.object("data"),
+	texts := make(map[string]string)
+	for name, value := range attributes {
+		switch kind := value.Kind(); {
+		case name == "data":
+		case !attributeName.MatchString(name): // data_base64 among them
+			r.fail(name, "not the name of an attribute")
+		case kind == '"':
+			texts[name] = r.text(name)
+		case slices.Contains(knownAttributes, name):
+			r.fail(name, "want a string")
+		case kind == 't', kind == 'f', plainInteger.Match(value):
+		default:
+			r.fail(name, "want a string, a boolean or an integer")
+		}
 	}
-	contentType, _ := r.optionalText("datacontenttype")
-	e.DataContentType = contentType
-	at, timed := r.optionalText("time")
 	if r.err != nil {
 		return Envelope{}, r.err
 	}
-	return e, e.check(at, timed)
+	e, err := newEnvelope(texts)
+	if err != nil {
+		return Envelope{}, err
+	}
+	e.Data = r.object("data")
+	return e, r.err
 }
 
-func decodeBinary(header nats.Header, media string, body []byte) (Envelope, error) {
-	if media != "" && media != contentTypeJSON && !strings.HasSuffix(media, "+json") {
-		return Envelope{}, malformed("Content-Type: want %s or %s, got %s", contentTypeEvent, contentTypeJSON, media)
+func decodeBinary(attributes map[string]string, media string, body []byte) (Envelope, error) {
+	texts := make(map[string]string)
+	for name, value := range attributes {
+		name, isAttribute := strings.CutPrefix(name, attributePrefix)
+		if !isAttribute {
+			continue
+		}
+		text, err := url.PathUnescape(value)
+		if err != nil || !attributeName.MatchString(name) {
+			return Envelope{}, malformed("ce-%s: want a percent-encoded attribute", name)
+		}
+		texts[name] = text
 	}
-	attribute := func(name string) (string, bool, error) {
-		values, found := header["ce-"+name]
-		if !found {
-			values, found = header[textproto.CanonicalMIMEHeaderKey("ce-"+name)]
-		}
-		if !found || len(values) == 0 {
-			return "", false, nil
-		}
-		value, err := url.PathUnescape(values[0])
-		if err != nil || len(values) > 1 {
-			return "", true, malformed("ce-%s: want one percent-encoded value", name)
-		}
-		return value, true, nil
+	if media != "" {
+		texts["datacontenttype"] = media
 	}
-	e := Envelope{DataContentType: media, Data: body}
-	for name, field := range map[string]*string{"specversion": &e.SpecVersion, "id": &e.ID, "source": &e.Source, "type": &e.Type} {
-		value, found, err := attribute(name)
-		if err != nil {
-			return Envelope{}, err
-		}
-		if !found {
-			return Envelope{}, malformed("ce-%s: missing", name)
-		}
-		*field = value
-	}
-	at, timed, err := attribute("time")
+	e, err := newEnvelope(texts)
 	if err != nil {
 		return Envelope{}, err
 	}
@@ -152,31 +199,61 @@ func decodeBinary(header nats.Header, media string, body []byte) (Envelope, erro
 	if data == nil {
 		return Envelope{}, malformed("body: want a JSON object")
 	}
-	return e, e.check(at, timed)
+	e.Data = body
+	return e, nil
 }
 
-// check checks the attributes that every CloudEvent has.
-func (e Envelope) check(at string, timed bool) error {
-	if e.SpecVersion != "1.0" {
-		return malformed("specversion: want 1.0")
-	}
-	for name, value := range map[string]string{"id": e.ID, "source": e.Source, "type": e.Type} {
-		if value == "" {
-			return malformed("%s: must not be empty", name)
-		}
-		if strings.ContainsFunc(value, unicode.IsControl) {
-			return malformed("%s: must not have control characters", name)
-		}
-	}
-	if _, err := url.Parse(e.Source); err != nil {
-		return malformed("source: want a URI reference")
-	}
-	if timed {
-		if _, err := time.Parse(time.RFC3339Nano, at); err != nil {
-			return malformed("time: want RFC 3339")
+// The attributes that CloudEvents defines, and the form of some.
+const attributePrefix = "ce-"
+
+var (
+	requiredAttributes = []string{"specversion", "id", "source", "type"}
+	knownAttributes    = append([]string{"datacontenttype", "dataschema", "subject", "time"}, requiredAttributes...)
+	attributeName      = regexp.MustCompile(`^[a-z0-9]+$`)
+	uriReference       = regexp.MustCompile(`^[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+$`)
+	timestamp          = regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)$`)
+)
+
+// newEnvelope checks the attributes of an event, whichever way they came.
+func newEnvelope(attributes map[string]string) (Envelope, error) {
+	for _, name := range requiredAttributes {
+		if _, found := attributes[name]; !found {
+			return Envelope{}, malformed("%s: missing", name)
 		}
 	}
-	return nil
+	for _, name := range slices.Sorted(maps.Keys(attributes)) {
+		value := attributes[name]
+		switch {
+		case !utf8.ValidString(value):
+			return Envelope{}, malformed("%s: want UTF-8", name)
+		case strings.ContainsFunc(value, unicode.IsControl):
+			return Envelope{}, malformed("%s: must not have control characters", name)
+		case value == "" && slices.Contains(knownAttributes, name):
+			return Envelope{}, malformed("%s: must not be empty", name)
+		}
+	}
+	if attributes["specversion"] != "1.0" {
+		return Envelope{}, malformed("specversion: want 1.0")
+	}
+	for _, name := range []string{"source", "dataschema"} {
+		value, found := attributes[name]
+		if _, err := url.Parse(value); found && (err != nil || !uriReference.MatchString(value)) {
+			return Envelope{}, malformed("%s: want a URI reference", name)
+		}
+	}
+	if at, found := attributes["time"]; found {
+		at = strings.ToUpper(at)
+		if _, err := time.Parse(time.RFC3339Nano, at); err != nil || !timestamp.MatchString(at) {
+			return Envelope{}, malformed("time: want RFC 3339")
+		}
+	}
+	if _, err := mediaType(attributes["datacontenttype"]); err != nil {
+		return Envelope{}, malformed("datacontenttype: %s", strings.TrimPrefix(err.Error(), "content-type: "))
+	}
+	return Envelope{
+		SpecVersion: "1.0", ID: attributes["id"], Source: attributes["source"], Type: attributes["type"],
+		DataContentType: attributes["datacontenttype"],
+	}, nil
 }
 
 // outcomeID derives the id of an event's outcome from its source, id and body: the same event

@@ -26,9 +26,21 @@ const (
 const (
 	delayLater  = 150 * time.Millisecond
 	delayOutage = 2 * time.Second
-	delayFault  = time.Second
+	delayFault  = 200 * time.Millisecond
+	delayMax    = 5 * time.Second
 	faultsMax   = 5 // times that an event may fail alone before it is poison
 )
+
+// growing doubles a delay with each delivery after the first, up to delayMax.
+func growing(delay time.Duration, deliveries uint64) time.Duration {
+	for ; deliveries > 1 && delay < delayMax; deliveries-- {
+		delay *= 2
+	}
+	return min(delay, delayMax)
+}
+
+// encodeError says that an outcome could not be written.
+type encodeError struct{ error }
 
 // panicError is a panic while events were being decided.
 type panicError struct{ value any }
@@ -40,6 +52,7 @@ func (e *panicError) Error() string { return fmt.Sprintf("panic: %v", e.value) }
 func fateOf(err error) fate {
 	var dead *UnprocessableError
 	var panicked *panicError
+	var unwritten *encodeError
 	var postgres *pgconn.PgError
 	switch {
 	case errors.As(err, &dead):
@@ -48,7 +61,7 @@ func fateOf(err error) fate {
 		return fateLater
 	case errors.Is(err, holds.ErrDataLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return fateOutage
-	case errors.As(err, &panicked):
+	case errors.As(err, &panicked), errors.As(err, &unwritten):
 		return fateFault
 	case errors.As(err, &postgres) && (postgres.Code[:2] == "22" || postgres.Code[:2] == "23"):
 		return fateFault // data exception, constraint violation

@@ -70,8 +70,11 @@ func (ns Subjects) Decode(subject string, header nats.Header, body []byte, store
 	if want := ns.In(event, resource); subject != want {
 		return nil, &UnprocessableError{ReasonSubjectMismatch, "the event belongs on " + want}
 	}
-	if in.Place != nil {
+	switch {
+	case in.Place != nil:
 		in.Place.StoredAt = storedAt
+	case in.Inventory != nil:
+		in.Inventory.StoredAt = storedAt
 	}
 	return in, nil
 }

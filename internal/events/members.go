@@ -52,13 +52,6 @@ func (r *reader) text(name string) (text string) {
 	return text
 }
 
-func (r *reader) optionalText(name string) (text string, found bool) {
-	if !r.has(name) {
-		return "", false
-	}
-	return r.text(name), true
-}
-
 func (r *reader) object(name string) jsontext.Value { return r.raw(name, '{', "an object") }
 
 // name reads a request key, a user id or a payment id.

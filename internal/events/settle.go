@@ -40,14 +40,11 @@ type stored struct {
 func (c *Consumer) settle(ctx context.Context, batch []*delivery) {
 	waiting := make([]stored, 0, len(batch))
 	for _, d := range batch {
-		message, dead, err := c.answer(d)
-		if err == nil && message == nil {
+		message, dead := c.answer(d)
+		if message == nil {
 			continue
 		}
-		var future jetstream.PubAckFuture
-		if err == nil {
-			future, err = c.js.PublishMsgAsync(message)
-		}
+		future, err := c.js.PublishMsgAsync(message)
 		if err != nil {
 			c.failed(d, err)
 			continue
@@ -78,36 +75,41 @@ func (c *Consumer) settle(ctx context.Context, batch []*delivery) {
 }
 
 // answer returns the message that ends an event: its outcome, or its dead letter (dead). It
-// returns neither message nor error for an event that is to be delivered again.
-func (c *Consumer) answer(d *delivery) (message *nats.Msg, dead bool, err error) {
-	seq := d.meta.Sequence.Stream
-	if d.result.Err == nil {
-		delete(c.faults, seq)
-		message, err = c.outcome(d)
-		return message, false, err
+// returns none for an event that is to be delivered again.
+func (c *Consumer) answer(d *delivery) (message *nats.Msg, dead bool) {
+	seq, deliveries := d.meta.Sequence.Stream, d.meta.NumDelivered
+	err := d.result.Err
+	if err == nil {
+		if message, err = c.outcome(d); err == nil {
+			delete(c.faults, seq)
+			return message, false
+		}
+		err = &encodeError{err}
 	}
-	log := c.log.With().Err(d.result.Err).Uint64("stream_seq", seq).Str("subject", d.msg.Subject()).Logger()
-	switch fateOf(d.result.Err) {
+	log := c.log.With().Err(err).Uint64("stream_seq", seq).Str("subject", d.msg.Subject()).Logger()
+	switch fateOf(err) {
 	case fateDead:
 		var why *UnprocessableError
-		_ = errors.As(d.result.Err, &why) // fateDead means that it is one
+		_ = errors.As(err, &why) // fateDead means that it is one
 		log.Warn().Str("reason", why.Reason).Msg("event dead-lettered")
-		return c.deadLetter(d, why.Reason, why.Detail), true, nil
+		return c.deadLetter(d, why.Reason, why.Detail), true
 	case fateFault:
 		c.faults[seq]++
-		if c.faults[seq] >= faultsMax {
+		// A payment must end in a reservation or a refund, and its hold may be claimed: it waits
+		// for whoever mends the fault.
+		if c.faults[seq] >= faultsMax && (d.in == nil || d.in.Confirm == nil) {
 			delete(c.faults, seq)
 			log.Error().Str("reason", ReasonPoison).Msg("event dead-lettered")
-			return c.deadLetter(d, ReasonPoison, d.result.Err.Error()), true, nil
+			return c.deadLetter(d, ReasonPoison, err.Error()), true
 		}
 		log.Error().Int("faults", c.faults[seq]).Msg("event failed, will be repeated")
-		c.again(d, delayFault)
+		c.again(d, growing(delayFault, uint64(c.faults[seq])))
 	case fateLater:
-		c.again(d, delayLater)
+		c.again(d, growing(delayLater, deliveries))
 	case fateOutage:
-		c.failed(d, d.result.Err)
+		c.failed(d, err)
 	}
-	return nil, false, nil
+	return nil, false
 }
 
 // failed has an event delivered again after an outage, and the consumer pause.
@@ -205,42 +207,4 @@ func oneLine(text string) string {
 		text = text[:detailMax]
 	}
 	return text
-}
-
-// Announcer stores hold.expired events.
-type Announcer struct {
-	js jetstream.JetStream
-	ns Subjects
-}
-
-// NewAnnouncer returns an Announcer for a namespace. It implements holds.Announcer.
-func NewAnnouncer(js jetstream.JetStream, ns Subjects) *Announcer { return &Announcer{js, ns} }
-
-// Announce implements holds.Announcer. The id of an event is derived from its hold, so one that
-// is announced again is dropped by the stream or by its consumers.
-func (a *Announcer) Announce(ctx context.Context, outcomes []holds.Outcome) error {
-	futures := make([]jetstream.PubAckFuture, len(outcomes))
-	for i, o := range outcomes {
-		envelope, err := a.ns.encode(o, expiryID(o.Hold), "")
-		if err != nil {
-			return err
-		}
-		message, err := envelope.message(a.ns.Out(o.Event, o.Resource))
-		if err != nil {
-			return err
-		}
-		if futures[i], err = a.js.PublishMsgAsync(message); err != nil {
-			return fmt.Errorf("publish %s: %w", o.Event, err)
-		}
-	}
-	for _, future := range futures {
-		select {
-		case <-future.Ok():
-		case err := <-future.Err():
-			return fmt.Errorf("publish %s: %w", holds.EventHoldExpired, err)
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-	return nil
 }

@@ -22,6 +22,7 @@ const (
 	inMessageMax     = 128 << 10
 	outAgeMin        = 7 * 24 * time.Hour
 	outDuplicates    = 10 * time.Minute
+	dlqDuplicates    = 24 * time.Hour   // a worker may die between a letter and its Term, and come back late
 	ackWait          = 15 * time.Second // a killed worker's events are taken up after it
 	ackPendingMax    = 8192
 	streamSetupLimit = 30 * time.Second
@@ -46,7 +47,7 @@ func Setup(ctx context.Context, js jetstream.JetStream, ns Subjects, lifetimeMax
 		{
 			Name: ns.DLQStream(), Subjects: []string{ns.AllDLQ()},
 			Description: "events that Holdfast can never process",
-			Discard:     jetstream.DiscardNew,
+			Discard:     jetstream.DiscardNew, Duplicates: dlqDuplicates,
 		},
 	}
 	for _, config := range wanted {

@@ -28,6 +28,7 @@ type Payment struct {
 
 // PaymentAnswer is the permanent answer to a payment.
 type PaymentAnswer struct {
+	Err       error // ErrBusy when it could not be decided now, though others could
 	Confirmed bool
 	Reason    string // why not
 	DecidedAt Time
@@ -87,6 +88,8 @@ func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest, emit f
 		switch {
 		case err != nil:
 			emit(i, Result{Err: fmt.Errorf("confirm hold %s: %w", r.Hold, err)})
+		case answers[place].Err != nil:
+			emit(i, Result{Err: fmt.Errorf("confirm hold %s: %w", r.Hold, answers[place].Err)})
 		case settled[place] != nil:
 			emit(i, Result{Err: fmt.Errorf("settle hold %s: %w", r.Hold, settled[place])})
 		default:
@@ -130,7 +133,7 @@ func (s *Service) settle(ctx context.Context, payments []Payment, answers []Paym
 	errs := make([]error, len(payments))
 	calls, whose := make([]*lua.Call, 0, len(payments)), make([]int, 0, len(payments))
 	for i, p := range payments {
-		if !p.Claimed {
+		if !p.Claimed || answers[i].Err != nil {
 			continue
 		}
 		verdict := "rejected"

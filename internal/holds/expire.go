@@ -157,6 +157,7 @@ func (e *Expirer) Sweep(ctx context.Context) error {
 // It returns how long nothing more is due there.
 func (e *Expirer) sweepOnce(ctx context.Context, partitions []int) (next time.Duration, err error) {
 	next = sweepTick
+	var failed []error
 	for len(partitions) > 0 {
 		resources, again, wait, err := e.readAgenda(ctx, partitions)
 		if err != nil {
@@ -165,7 +166,11 @@ func (e *Expirer) sweepOnce(ctx context.Context, partitions []int) (next time.Du
 		next = min(next, wait)
 		full, err := e.expire(ctx, resources)
 		if err != nil {
-			return 0, err
+			// One damaged resource must not keep the others from being swept.
+			failed = append(failed, err)
+			if len(full) == 0 {
+				break
+			}
 		}
 		for p := range full {
 			again[p] = struct{}{}
@@ -175,7 +180,7 @@ func (e *Expirer) sweepOnce(ctx context.Context, partitions []int) (next time.Du
 			partitions = append(partitions, p)
 		}
 	}
-	return next, nil
+	return next, errors.Join(failed...)
 }
 
 // readAgenda returns the resources that have something due, the partitions that have more of
@@ -230,7 +235,6 @@ func (e *Expirer) expire(ctx context.Context, resources []string) (full map[int]
 	var failed []error
 	for i, c := range calls {
 		if err := c.Expect(1); err != nil {
-			// One damaged resource must not keep the others from being swept.
 			failed = append(failed, fmt.Errorf("expire holds on %s: %w", resources[i], err))
 			continue
 		}
@@ -249,7 +253,8 @@ func (e *Expirer) expire(ctx context.Context, resources []string) (full map[int]
 	if len(batch) > 0 {
 		select {
 		case e.departed <- batch:
-		case <-ctx.Done():
+		default:
+			// Announcing is behind. Restoring must not wait for it; they are handed out again.
 		}
 	}
 	return full, errors.Join(failed...)
@@ -310,25 +315,37 @@ func (e *Expirer) Watch(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	pubsub := e.service.redis.PSubscribe(ctx, expiredChannel)
-	defer func() { _ = pubsub.Close() }() // nothing is left to be told
-	stop := context.AfterFunc(ctx, func() { _ = pubsub.Close() })
-	defer stop()
 	for ctx.Err() == nil {
-		message, err := pubsub.ReceiveTimeout(ctx, watchPing)
-		var timeout interface{ Timeout() bool }
-		switch {
-		case ctx.Err() != nil:
-		case errors.As(err, &timeout) && timeout.Timeout():
-			_ = pubsub.Ping(ctx) // a dead connection shows at the next receive
-		case err != nil:
+		if err := e.listen(ctx); err != nil && ctx.Err() == nil {
 			e.setHintError(err)
 			_ = sleep(ctx, sweepRetry) // the loop looks at ctx itself
-		default:
-			e.heard(ctx, message)
 		}
 	}
 	return nil
+}
+
+// listen subscribes and listens until the connection fails or ctx is over. A connection that
+// says nothing, not even that it got a ping, has failed.
+func (e *Expirer) listen(ctx context.Context) error {
+	pubsub := e.service.redis.PSubscribe(ctx, expiredChannel)
+	stop := context.AfterFunc(ctx, func() { _ = pubsub.Close() })
+	defer func() { stop(); _ = pubsub.Close() }() // nothing is left to be told
+	for silent := false; ; {
+		message, err := pubsub.ReceiveTimeout(ctx, watchPing)
+		var timeout interface{ Timeout() bool }
+		switch {
+		case errors.As(err, &timeout) && timeout.Timeout() && !silent && ctx.Err() == nil:
+			silent = true
+			if err := pubsub.Ping(ctx); err != nil {
+				return err
+			}
+		case err != nil:
+			return err
+		default:
+			silent = false
+			e.heard(ctx, message)
+		}
+	}
 }
 
 func (e *Expirer) heard(ctx context.Context, message any) {

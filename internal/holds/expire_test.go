@@ -134,12 +134,22 @@ func TestLapseIsSeenByPredicate(t *testing.T) {
 	w.pass(t, 59_999*time.Millisecond)
 	rejected(t, w.place(t, holds.PlaceRequest{Resource: "hall", User: "late"})[0], holds.ReasonSoldOut)
 	w.pass(t, time.Millisecond)
-	// One call sweeps a part of them; a payment and a cancellation look at their own hold besides.
+	// One call sweeps a part of them; a query sweeps all, a payment and a cancellation look at their own hold besides.
 	if got := brief(w.pay(t, first[many-1].Hold, "p")); got != "hold.confirm_rejected expired" {
 		t.Errorf("a payment for a hold that nobody has swept: %s", got)
 	}
 	if got := brief(w.release(t, holds.ReleaseRequest{Hold: first[many-2].Hold})); got != "hold.release_rejected expired" {
 		t.Errorf("a cancellation of a hold that nobody has swept: %s", got)
+	}
+	other := newWorld(t)
+	other.setInventory(t, "hall", holds.Asked{}, many)
+	for i := range requests {
+		requests[i].RequestKey, requests[i].Cause = "", ""
+	}
+	other.place(t, requests...)
+	other.pass(t, time.Minute)
+	if slot := other.available(t, "hall", holds.Asked{})[0]; slot.Available != many {
+		t.Errorf("available after all have lapsed: %+v", slot)
 	}
 	created(t, w.place(t, holds.PlaceRequest{Resource: "hall", User: "whole", Quantity: many})[0])
 
@@ -254,6 +264,28 @@ func TestStrayDeadline(t *testing.T) {
 		t.Errorf("the claimed hold: %s", got)
 	}
 	w.atRest(t, "room")
+}
+
+// TestAnnouncedAfterAFailure has the stream refuse a hold.expired: it is announced later, not
+// forgotten.
+func TestAnnouncedAfterAFailure(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.setInventory(t, "room", holds.Asked{}, 1)
+	o := w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(1)})
+	created(t, o[0])
+	w.pass(t, time.Second)
+	w.unstored = 1
+	if err := w.expirer.SweepAndAnnounce(t.Context()); err == nil {
+		t.Error("nobody noticed that it was not stored")
+	}
+	w.pass(t, holds.AnnounceLease)
+	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := briefs(w.takeAnnounced()), briefsAs(holds.EventHoldExpired, o); !slices.Equal(got, want) {
+		t.Errorf("announced %v, want %v", got, want)
+	}
 }
 
 // TestForeignNotifications sends what others might publish on the channel of notifications.

@@ -17,12 +17,12 @@ func init() {
 		name, flags string
 	}{
 		{&scriptPlace, "place", ""},
-		{&scriptClaim, "claim", ""},
-		{&scriptSettle, "settle", ""},
-		{&scriptRelease, "release", ""},
-		{&scriptExpire, "expire", ""},
-		{&scriptForget, "forget", ""},
-		{&scriptAvailability, "availability", ""},
+		{&scriptClaim, "claim", givesBack},
+		{&scriptSettle, "settle", givesBack},
+		{&scriptRelease, "release", givesBack},
+		{&scriptExpire, "expire", givesBack},
+		{&scriptForget, "forget", givesBack},
+		{&scriptAvailability, "availability", givesBack},
 		{&scriptShow, "show", "no-writes"},
 		{&scriptAgenda, "agenda", "no-writes"},
 	} {
@@ -85,3 +85,6 @@ const AnnounceLease = announceLease
 
 // SweepMax is how many holds one call lapses.
 const SweepMax = sweepMax
+
+// ReadAge is how old what was read from Postgres may be when it is decided on.
+const ReadAge = readAge

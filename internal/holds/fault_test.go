@@ -15,6 +15,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/stack"
 )
 
 var errLost = errors.New("the reply was lost")
@@ -75,13 +76,9 @@ func TestLostReply(t *testing.T) {
 		t.Fatalf("after a lost reply %s are held and the outcome is %+v", w.held(t, "tent"), hold)
 	}
 
-	for name, trip := range map[string]int32{"claim": 1, "settle": 2} {
-		w.lossy(t, trip).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold.HoldID, PaymentID: "p"}}, func(_ int, r holds.Result) {
-			if name == "claim" && !errors.Is(r.Err, errLost) && r.Outcome.Event != holds.EventHoldConfirmed {
-				t.Errorf("lost reply of %s: %+v", name, r)
-			}
-		})
-	}
+	paid := []holds.ConfirmRequest{{Hold: hold.HoldID, PaymentID: "p"}}
+	w.lossy(t, 1).Confirm(ctx, paid, expectLost(t)) // claim.lua
+	w.lossy(t, 2).Confirm(ctx, paid, expectLost(t)) // settle.lua
 	if got := brief(w.pay(t, hold.HoldID, "p")); got != holds.EventHoldConfirmed {
 		t.Fatalf("paid after lost replies: %s", got)
 	}
@@ -203,7 +200,114 @@ func TestSaleBetweenReadAndDecision(t *testing.T) {
 	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0], holds.ReasonSoldOut)
 }
 
-// TestFlushedScripts forgets the scripts and then everything.
+// TestCapacityCutBetweenReadAndDecision cuts the capacity by an event, and by plain SQL while the
+// worker is paused for longer than what it has read may be old.
+func TestCapacityCutBetweenReadAndDecision(t *testing.T) {
+	t.Parallel()
+	for name, cut := range map[string]func(w *world){
+		"by an event": func(w *world) { w.setInventory(t, "room", holds.Asked{}, 0) },
+		"by SQL, and a pause": func(w *world) {
+			began := w.client.Time(t.Context()).Val()
+			w.execute(t, `UPDATE inventory SET capacity = 0`)
+			waitFor(t, "the pause", func() bool { return w.client.Time(t.Context()).Val().Sub(began) > holds.ReadAge })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newRealTimeWorld(t)
+			w.setInventory(t, "room", holds.Asked{}, 1)
+			w.service = w.newService(w.client, locking.None{}, &selling{w.store, func() { cut(w) }})
+			rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0], holds.ReasonSoldOut)
+		})
+	}
+}
+
+// TestOutOfMemory fills Redis: nothing is granted, but what is held can be given back, paid and
+// swept, which frees memory. Redis' limit is for all, so this test has a Redis of its own.
+func TestOutOfMemory(t *testing.T) {
+	t.Parallel()
+	servers, err := stack.Start(t.Context(), stack.Options{Redis: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := servers.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	w := newWorldOn(t, servers.RedisURL)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.Asked{}, 5)
+	var ids []holds.HoldID
+	for _, user := range []string{"pays", "cancels", "walks"} {
+		ids = append(ids, created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user, TTLSeconds: seconds(1)})[0]).HoldID)
+	}
+	if err := w.client.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	w.service.Place(ctx, []holds.PlaceRequest{{
+		Cause: uuid.NewString(), RequestKey: "k", Resource: "room", User: "late", Quantity: 1, StoredAt: time.Now(),
+	}}, func(_ int, r holds.Result) {
+		if r.Err == nil {
+			t.Errorf("granted without memory: %+v", r)
+		}
+	})
+	if got := brief(w.pay(t, ids[0], "p")); got != holds.EventHoldConfirmed {
+		t.Errorf("paid: %s", got)
+	}
+	if got := brief(w.release(t, holds.ReleaseRequest{Hold: ids[1]})); got != holds.EventHoldReleased {
+		t.Errorf("cancelled: %s", got)
+	}
+	waitFor(t, "the deadline", func() bool {
+		if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
+			t.Fatal(err)
+		}
+		return len(w.takeAnnounced()) == 1
+	})
+	w.atRest(t, "room")
+}
+
+// TestMemoryOfRequests looks at how long the answer to a request is remembered: not to be
+// forgotten before its hold, however long a payment is being decided, and not for ever.
+func TestMemoryOfRequests(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeWorld(t)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.Asked{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: "k"})[0]).HoldID
+	memory := func() time.Duration { return w.client.PTTL(ctx, holds.Key(w.namespace, "room", "request:k")).Val() }
+	if got := memory(); got <= w.policy.RequestKeyTTL || got > w.policy.RequestKeyTTL+w.policy.HoldTTL {
+		t.Errorf("of a live hold: %v", got)
+	}
+	w.newService(w.client, w.locker(), &outage{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}, func(int, holds.Result) {})
+	if got := memory(); got != -1 {
+		t.Errorf("of a claimed hold: %v, want for ever", got)
+	}
+	w.pay(t, hold, "p")
+	if got := memory(); got <= 0 || got > w.policy.RequestKeyTTL {
+		t.Errorf("of an ended hold: %v", got)
+	}
+	w.release(t, holds.ReleaseRequest{Resource: "room", RequestKey: "never"})
+	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "request:never")).Val(); got <= w.policy.RequestKeyTTL-time.Minute {
+		t.Errorf("of a cancelled key: %v", got)
+	}
+}
+
+// TestPassedIsJudgedWhenStored asks for a night that has passed since the event was stored: an
+// event that waited through an outage, or is delivered again, has the answer that it would have had.
+func TestPassedIsJudgedWhenStored(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeWorld(t)
+	w.setInventory(t, "room", nights(-5, 3), 1)
+	old := holds.PlaceRequest{Resource: "room", User: "ana", Asked: nights(-5, 3), StoredAt: time.Now().AddDate(0, 0, -5)}
+	created(t, w.place(t, old)[0])
+	old.StoredAt = time.Now()
+	if got := rejected(t, w.place(t, old)[0], holds.ReasonInvalidRequest); got.Field != "check_in" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestLostData forgets the scripts and then everything.
 func TestLostData(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

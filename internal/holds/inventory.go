@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // InventoryRequest sets the capacity of slots.
 type InventoryRequest struct {
-	Cause    string // names the event: the same at every delivery of it
+	Cause    string    // names the event: the same at every delivery of it
+	StoredAt time.Time // when JetStream stored the event: a later event wins whenever it is delivered
 	Resource string
 	Asked    Asked
 	Capacity int64
@@ -17,6 +19,7 @@ type InventoryRequest struct {
 // CapacityChange sets the capacity of all of a resource's slots or of none of them.
 type CapacityChange struct {
 	Cause    string
+	StoredAt time.Time
 	Resource string
 	Names    []string // sorted
 	Capacity int64
@@ -49,7 +52,7 @@ func (s *Service) SetInventory(ctx context.Context, r InventoryRequest) Result {
 	if err != nil {
 		return Result{Err: fmt.Errorf("set inventory of %s: %w", r.Resource, err)}
 	}
-	answer, err := s.inventory.SetCapacity(ctx, CapacityChange{r.Cause, r.Resource, names, r.Capacity, held})
+	answer, err := s.inventory.SetCapacity(ctx, CapacityChange{r.Cause, r.StoredAt, r.Resource, names, r.Capacity, held})
 	if err == nil {
 		err = s.redis.Incr(ctx, s.keys.rev(r.Resource)).Err()
 	}

@@ -83,20 +83,21 @@ func (s *Service) Place(ctx context.Context, requests []PlaceRequest, emit func(
 		failpoint.Hit("place.locked")
 		again := s.decide(ctx, locked, emit)
 
+		before := len(waiting)
 		waiting = append(again, later...)
 		for _, g := range blocked {
 			waiting = append(waiting, g.requests...)
 		}
 		slices.SortFunc(waiting, func(a, b *placing) int { return a.index - b.index })
-		if len(locked) > 0 {
-			continue
+		if len(waiting) < before {
+			continue // something was decided
 		}
-		left := time.Until(giveUp)
+		left := time.Until(giveUp) // whether the lock was taken by another, or lost to one
 		if left <= 0 {
 			fail(waiting, fmt.Errorf("wait for the lock: %w", ErrBusy), emit)
 			return
 		}
-		if err := sleep(ctx, min(left, wait, time.Millisecond+rand.N(10*time.Millisecond))); err != nil {
+		if err := sleep(ctx, min(left, max(wait, time.Millisecond), time.Millisecond+rand.N(10*time.Millisecond))); err != nil {
 			fail(waiting, err, emit)
 			return
 		}
@@ -258,12 +259,12 @@ func (s *Service) decide(ctx context.Context, groups []*group, emit func(int, Re
 			case c.Err == nil && c.Status == "stale":
 				undecided = append(undecided, g)
 				fail(g.requests, fmt.Errorf("inventory keeps changing: %w", ErrBusy), emit)
-			case c.Expect(1+2*len(g.requests)) != nil:
+			case c.Expect(2*len(g.requests)) != nil:
 				undecided = append(undecided, g)
 				fail(g.requests, c.Err, emit)
 			default:
 				for j, p := range g.requests {
-					outcome, err := p.outcome(c.Reply[0], c.Reply[1+2*j], c.Reply[2+2*j])
+					outcome, err := p.outcome(c.Reply[2*j], c.Reply[1+2*j])
 					emit(p.index, Result{outcome, err})
 				}
 			}
@@ -278,10 +279,10 @@ func (s *Service) decide(ctx context.Context, groups []*group, emit func(int, Re
 func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, error) {
 	resources, slots := make([]string, len(groups)), make([][]string, len(groups))
 	pipe := s.redis.Pipeline()
-	revs := make([]*redis.StringCmd, len(groups))
+	clocks, revs := make([]*redis.TimeCmd, len(groups)), make([]*redis.StringCmd, len(groups))
 	for i, g := range groups {
 		resources[i], slots[i] = g.resource, g.names
-		revs[i] = pipe.Get(ctx, s.keys.rev(g.resource))
+		clocks[i], revs[i] = pipe.Time(ctx), pipe.Get(ctx, s.keys.rev(g.resource))
 	}
 	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
 		return nil, fmt.Errorf("read rev: %w", err)
@@ -296,21 +297,21 @@ func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, er
 		if rev == "" {
 			rev = "0"
 		}
-		if calls[i], err = s.placeCall(g, rev, stock[i]); err != nil {
+		if calls[i], err = s.placeCall(g, rev, clocks[i].Val(), stock[i]); err != nil {
 			return nil, err
 		}
 	}
 	return calls, nil
 }
 
-func (s *Service) placeCall(g *group, rev string, stock []Stock) (*lua.Call, error) {
+func (s *Service) placeCall(g *group, rev string, readAt time.Time, stock []Stock) (*lua.Call, error) {
 	token := g.token
 	if token == NoLock {
 		token = ""
 	}
 	n := len(g.names)
-	args := make([]any, 0, 6+3*n+10*len(g.requests))
-	args = append(args, rev, token, s.memory(), s.policy.HoldsPerUser, sweepMax, n)
+	args := make([]any, 0, 8+3*n+10*len(g.requests))
+	args = append(args, rev, token, s.memory(), s.policy.HoldsPerUser, sweepMax, readAt.UnixMilli(), readAge.Milliseconds(), n)
 	for _, name := range g.names {
 		args = append(args, name)
 	}

@@ -47,12 +47,11 @@ var refusals = map[string]string{
 	ReasonSoldOut:         "at least one of these slots has not enough left",
 }
 
-// outcome reads an answer of place.lua. now is when the script ran; answer is the line as it is
+// outcome reads an answer of place.lua: answer is the line as it is
 // remembered under the request key; tail is from the record of a hold that was created before.
-func (p *placing) outcome(now, answer, tail string) (Outcome, error) {
+func (p *placing) outcome(answer, tail string) (Outcome, error) {
 	if answer == "reused" {
-		at, err := parseMillis(now)
-		return p.reject(at, HoldRejected{HoldData: p.data(), Reason: ReasonKeyReused}), err
+		return p.reject(Time{}, HoldRejected{HoldData: p.data(), Reason: ReasonKeyReused}), nil
 	}
 	words := strings.SplitN(answer, " ", 7)
 	if len(words) != 7 {

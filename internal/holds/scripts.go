@@ -22,16 +22,20 @@ var ErrDataLost = errors.New("redis has lost its data: the epoch is not the one 
 // ErrDamaged says that something in Redis is not what the scripts write there.
 var ErrDamaged = errors.New("damaged data in redis")
 
+// What ends holds and gives memory back must run when Redis is out of memory; what takes more
+// is refused then, before its first command.
+const givesBack = "allow-oom"
+
 // The scripts. Each file's header tells its ARGV and what it returns; KEYS and the common
 // answers are told in lua/prelude.lua.
 var (
 	scriptPlace        = load("place", "")
-	scriptClaim        = load("claim", "")
-	scriptSettle       = load("settle", "")
-	scriptRelease      = load("release", "")
-	scriptExpire       = load("expire", "")
-	scriptForget       = load("forget", "")
-	scriptAvailability = load("availability", "")
+	scriptClaim        = load("claim", givesBack)
+	scriptSettle       = load("settle", givesBack)
+	scriptRelease      = load("release", givesBack)
+	scriptExpire       = load("expire", givesBack)
+	scriptForget       = load("forget", givesBack)
+	scriptAvailability = load("availability", givesBack)
 	scriptShow         = load("show", "no-writes")
 	scriptAgenda       = load("agenda", "no-writes")
 )

@@ -11,8 +11,9 @@ import (
 
 // The bounds of one call of a script.
 const (
-	sweepMax       = 200  // holds that one call lapses
-	groupSlotsMax  = 1000 // slots in the union of a group (unpack breaks near 8,000 values)
+	sweepMax       = 200             // holds that one call lapses
+	groupSlotsMax  = 1000            // slots in the union of a group (unpack breaks near 8,000 values)
+	readAge        = 2 * time.Second // what was read from Postgres is decided on within it
 	announceLease  = 5 * time.Second
 	staleRoundsMax = 100 // times that Postgres is read again because rev changed meanwhile
 )
@@ -58,10 +59,11 @@ type Inventory interface {
 	// of slots. What it reads was committed at some moment after the call began.
 	Stock(ctx context.Context, resources []string, slots [][]string) ([][]Stock, error)
 	// Decide gives each payment its permanent answer: the one that it has, or a new one. It
-	// may be repeated after any error.
+	// may be repeated after any error. Where only some could not be decided, their answers say so.
 	Decide(ctx context.Context, payments []Payment) ([]PaymentAnswer, error)
 	// SetCapacity sets the capacity of all slots or of none, once for each cause: a repeated
-	// cause gets the first answer. held is only for that answer.
+	// cause gets the first answer, and an event that was stored before one that has been applied
+	// changes nothing. Held is only for the answer.
 	SetCapacity(ctx context.Context, change CapacityChange) (CapacityAnswer, error)
 }
 

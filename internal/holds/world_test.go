@@ -2,6 +2,7 @@ package holds_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 
@@ -41,6 +43,7 @@ type world struct {
 
 	mu        sync.Mutex
 	announced []holds.Outcome
+	unstored  int // announcements that fail before they succeed
 }
 
 // testPolicy differs from the defaults where a test needs fewer of something.
@@ -52,7 +55,13 @@ var testPolicy = holds.Policy{
 // newRealTimeWorld returns a world in which Redis' own clock rules.
 func newRealTimeWorld(t testing.TB) *world {
 	t.Helper()
-	options, err := redis.ParseURL(stacktest.Shared().RedisURL)
+	return newWorldOn(t, stacktest.Shared().RedisURL)
+}
+
+// newWorldOn returns a real-time world on another Redis than the shared one.
+func newWorldOn(t testing.TB, redisURL string) *world {
+	t.Helper()
+	options, err := redis.ParseURL(redisURL)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,6 +87,24 @@ func newRealTimeWorld(t testing.TB) *world {
 	w.service = w.newService(w.client, w.locker(), w.store)
 	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
 	return w
+}
+
+// execute runs plain SQL in the world's schema, as upstream may.
+func (w *world) execute(t testing.TB, sql string) {
+	t.Helper()
+	config, err := pgx.ParseConfig(stacktest.Shared().PostgresURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.RuntimeParams["search_path"] = w.namespace
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.Background()) }()
+	if _, err := conn.Exec(t.Context(), sql); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // newService returns another worker's service on the same servers.
@@ -119,6 +146,9 @@ func (w *world) pass(t fatal, d time.Duration) {
 func (w *world) Announce(_ context.Context, outcomes []holds.Outcome) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.unstored--; w.unstored >= 0 {
+		return errors.New("not stored")
+	}
 	w.announced = append(w.announced, outcomes...)
 	return nil
 }
@@ -197,7 +227,7 @@ func (w *world) release(t fatal, r holds.ReleaseRequest) holds.Outcome {
 func (w *world) setInventory(t fatal, resource string, asked holds.Asked, capacity int64) holds.Outcome {
 	t.Helper()
 	r := w.service.SetInventory(context.Background(), holds.InventoryRequest{
-		Cause: uuid.NewString(), Resource: resource, Asked: asked, Capacity: capacity,
+		Cause: uuid.NewString(), StoredAt: time.Now(), Resource: resource, Asked: asked, Capacity: capacity,
 	})
 	if r.Err != nil {
 		t.Fatalf("set inventory: %v", r.Err)

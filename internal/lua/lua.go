@@ -9,8 +9,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Script is a named script. Its source starts with a shebang, so that a Redis that is out of
-// memory, read-only or cannot persist refuses it before its first command, never in its midst.
+// Script is a named script. Its source starts with a shebang, so that a Redis that is read-only,
+// cannot persist or (without the flag allow-oom) is out of memory refuses it before its first
+// command, never in its midst.
 type Script struct {
 	name   string
 	script *redis.Script

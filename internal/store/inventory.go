@@ -32,6 +32,9 @@ func (s *Store) SetCapacity(ctx context.Context, change holds.CapacityChange) (a
 			break
 		}
 	}
+	if waitedForLock(err) {
+		err = fmt.Errorf("%w: %w", holds.ErrBusy, err)
+	}
 	if err != nil {
 		return holds.CapacityAnswer{}, fmt.Errorf("set capacity of %d slots of %s: %w", len(change.Names), change.Resource, err)
 	}
@@ -65,7 +68,7 @@ func setCapacityIn(ctx context.Context, tx pgx.Tx, change holds.CapacityChange, 
 }
 
 func setRows(ctx context.Context, tx pgx.Tx, change holds.CapacityChange) ([]holds.SlotStock, error) {
-	rows, err := tx.Query(ctx, queryInventorySet, change.Resource, change.Names, change.Capacity)
+	rows, err := tx.Query(ctx, queryInventorySet, change.Resource, change.Names, change.Capacity, change.StoredAt)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/lock"
@@ -20,8 +21,12 @@ import (
 //go:embed migrations/*.sql
 var migrationFiles embed.FS
 
-// Migrate creates the namespace's schema and brings its tables up to date. Any number of
-// processes may do so at once: one does it, the others wait.
+// changesKept is how long the answer to an inventory.set is remembered.
+const changesKept = "30 days"
+
+// Migrate creates the namespace's schema, brings its tables up to date, and drops what need not
+// be remembered any more. Any number of processes may do so at once: one does it, the others
+// wait.
 func (s *Store) Migrate(ctx context.Context, namespace string) error {
 	if err := s.migrate(ctx, namespace); err != nil {
 		return fmt.Errorf("migrate schema %s: %w", namespace, err)
@@ -34,9 +39,16 @@ func (s *Store) migrate(ctx context.Context, namespace string) (err error) {
 	if err != nil {
 		return err
 	}
+	config := s.pool.Config()
+	config.ConnConfig.RuntimeParams["lock_timeout"] = "0" // here, waiting for another is right
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
 	// goose keeps its own table in the schema, so the schema must be there before. Two
 	// processes that create one at the same time fail in spite of IF NOT EXISTS.
-	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtext($1))`, "holdfast schema "+namespace); err != nil {
 			return err
 		}
@@ -50,13 +62,16 @@ func (s *Store) migrate(ctx context.Context, namespace string) (err error) {
 	if err != nil {
 		return err
 	}
-	db := stdlib.OpenDBFromPool(s.pool)
+	db := stdlib.OpenDBFromPool(pool)
 	defer func() { err = errors.Join(err, db.Close()) }()
 	provider, err := goose.NewProvider(goose.DialectPostgres, db, files, goose.WithSessionLocker(locker))
 	if err != nil {
 		return err
 	}
-	_, err = provider.Up(ctx)
+	if _, err = provider.Up(ctx); err != nil {
+		return err
+	}
+	_, err = db.ExecContext(ctx, `DELETE FROM inventory_changes WHERE decided_at < now() - interval '`+changesKept+`'`)
 	return err
 }
 

@@ -22,15 +22,51 @@ var (
 	errRaced  = errors.New("another transaction decided one of these payments")
 )
 
-// Decide implements holds.Inventory: one transaction for all payments, or, when one of them
-// does not fit, one for each. It may be repeated after any error, a lost commit included,
-// because it begins by reading the answers that there are.
+// Decide implements holds.Inventory: one transaction for all payments. When a payment does not
+// fit, or others keep rows locked, it is one for each resource: those of a locked resource are
+// ErrBusy, those of a full one are decided one by one. It may be repeated after any error, a
+// lost commit included, because it begins by reading the answers that there are.
 func (s *Store) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
 	answers, err := s.decide(ctx, payments, "")
-	if !errors.Is(err, errNoRoom) {
-		return answers, err
+	if errors.Is(err, errNoRoom) || waitedForLock(err) {
+		return s.decideByResource(ctx, payments)
 	}
-	answers = make([]holds.PaymentAnswer, len(payments))
+	return answers, err
+}
+
+// decideByResource decides the payments of each resource on their own.
+func (s *Store) decideByResource(ctx context.Context, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
+	places := make(map[string][]int)
+	for i, p := range payments {
+		places[p.Hold.Resource] = append(places[p.Hold.Resource], i)
+	}
+	answers := make([]holds.PaymentAnswer, len(payments))
+	for _, its := range places {
+		some := make([]holds.Payment, len(its))
+		for j, i := range its {
+			some[j] = payments[i]
+		}
+		decided, err := s.decide(ctx, some, "")
+		if errors.Is(err, errNoRoom) {
+			decided, err = s.decideEach(ctx, some)
+		}
+		if err != nil && !waitedForLock(err) {
+			return nil, err
+		}
+		for j, i := range its {
+			if err != nil {
+				answers[i].Err = fmt.Errorf("%w: %w", holds.ErrBusy, err)
+			} else {
+				answers[i] = decided[j]
+			}
+		}
+	}
+	return answers, nil
+}
+
+// decideEach decides each payment on its own and refuses those that do not fit.
+func (s *Store) decideEach(ctx context.Context, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
+	answers := make([]holds.PaymentAnswer, len(payments))
 	for i := range payments {
 		one, err := s.decide(ctx, payments[i:i+1], "")
 		if errors.Is(err, errNoRoom) {

@@ -7,6 +7,7 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -44,8 +45,10 @@ const (
 	codeCheckViolation   = "23514"
 	codeSerialization    = "40001"
 	codeDeadlock         = "40P01"
+	codeLockNotAvailable = "55P03"
 	transactionTriesMax  = 10
 	transactionRetryWait = 5 * time.Millisecond
+	lockTimeout          = 500 * time.Millisecond
 )
 
 // Store is a namespace's schema in a Postgres database. It implements holds.Inventory.
@@ -81,6 +84,8 @@ func poolConfig(url, namespace string) (*pgxpool.Config, error) {
 	config.ConnConfig.RuntimeParams["application_name"] = "holdfast " + namespace
 	// A worker that is cut off must not keep row locks for ever.
 	config.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "30000"
+	// Others may keep rows of inventory locked for as long as they like; nobody waits for them.
+	config.ConnConfig.RuntimeParams["lock_timeout"] = strconv.FormatInt(lockTimeout.Milliseconds(), 10)
 	config.ConnConfig.ConnectTimeout = 5 * time.Second
 	return config, nil
 }
@@ -146,4 +151,10 @@ func (s *Store) transact(ctx context.Context, work func(tx pgx.Tx) error) error 
 func exceedsCapacity(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.Code == codeCheckViolation && strings.EqualFold(pgErr.ConstraintName, constraintReserved)
+}
+
+// waitedForLock reports whether Postgres gave up waiting for rows that another keeps locked.
+func waitedForLock(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == codeLockNotAvailable
 }

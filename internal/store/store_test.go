@@ -53,7 +53,7 @@ func newSchema(t *testing.T) schema {
 func (s schema) set(t *testing.T, resource string, capacity int64, names ...string) holds.CapacityAnswer {
 	t.Helper()
 	answer, err := s.SetCapacity(t.Context(), holds.CapacityChange{
-		Cause: uuid.NewString(), Resource: resource, Names: names, Capacity: capacity, Held: make([]int64, len(names)),
+		Cause: uuid.NewString(), StoredAt: time.Now(), Resource: resource, Names: names, Capacity: capacity, Held: make([]int64, len(names)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -282,7 +282,7 @@ func TestRepeatsOnDeadlock(t *testing.T) {
 func TestInventoryEventIsAnsweredOnce(t *testing.T) {
 	t.Parallel()
 	s := newSchema(t)
-	old := holds.CapacityChange{Cause: "old", Resource: "room", Names: []string{"n1", "n2"}, Capacity: 10, Held: []int64{1, 0}}
+	old := holds.CapacityChange{Cause: "old", StoredAt: time.Now(), Resource: "room", Names: []string{"n1", "n2"}, Capacity: 10, Held: []int64{1, 0}}
 	first, err := s.SetCapacity(t.Context(), old)
 	if err != nil {
 		t.Fatal(err)
@@ -302,6 +302,64 @@ func TestInventoryEventIsAnsweredOnce(t *testing.T) {
 	want := [][]holds.Stock{{{Known: true, Capacity: 5, Reserved: 4}, {Known: true, Capacity: 5}}, {{}}}
 	if err != nil || fmt.Sprint(stock) != fmt.Sprint(want) {
 		t.Errorf("stock %v %v, want %v", stock, err, want)
+	}
+}
+
+// TestInventoryInStreamOrder delivers two inventory.set in the wrong order: the later one wins.
+func TestInventoryInStreamOrder(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	s.set(t, "room", 1, "n1", "n2")
+	now := time.Now()
+	for _, change := range []holds.CapacityChange{
+		{Cause: "later", StoredAt: now.Add(2 * time.Second), Resource: "room", Names: []string{"n1"}, Capacity: 5, Held: []int64{0}},
+		{Cause: "earlier", StoredAt: now.Add(time.Second), Resource: "room", Names: []string{"n1", "n2"}, Capacity: 10, Held: []int64{0, 0}},
+	} {
+		answer, err := s.SetCapacity(t.Context(), change)
+		if err != nil || answer.Slots[0].Capacity != 5 {
+			t.Errorf("%s: %+v %v, want capacity 5 of n1", change.Cause, answer, err)
+		}
+	}
+	stock, err := s.Stock(t.Context(), []string{"room"}, [][]string{{"n1", "n2"}})
+	if err != nil || stock[0][0].Capacity != 5 || stock[0][1].Capacity != 10 {
+		t.Errorf("stock %v %v, want 5 and 10", stock, err)
+	}
+}
+
+// TestLockedByOthers has somebody keep a row of one resource locked: its payments and changes
+// are busy, those of others are decided.
+func TestLockedByOthers(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	ctx := t.Context()
+	for _, resource := range []string{"locked", "free", "full"} {
+		s.set(t, resource, 1, "n1")
+	}
+	tx, err := s.conn.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(ctx, `UPDATE inventory SET capacity = 2 WHERE resource_id = 'locked'`); err != nil {
+		t.Fatal(err)
+	}
+	payments := []holds.Payment{payment(t, "locked", "p1", 1, "n1"), payment(t, "free", "p2", 1, "n1"), payment(t, "full", "p3", 2, "n1")}
+	answers, err := s.Decide(ctx, payments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(answers[0].Err, holds.ErrBusy) || answers[1].Err != nil || !answers[1].Confirmed || answers[2].Err != nil || answers[2].Reason != holds.ReasonSoldOut {
+		t.Errorf("answers %+v, want busy, confirmed, sold_out", answers)
+	}
+	_, err = s.SetCapacity(ctx, holds.CapacityChange{Cause: "c", StoredAt: time.Now(), Resource: "locked", Names: []string{"n1"}, Capacity: 3, Held: []int64{0}})
+	if !errors.Is(err, holds.ErrBusy) {
+		t.Errorf("change of a locked row: %v, want ErrBusy", err)
+	}
+	if err := tx.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	answers, err = s.Decide(ctx, payments)
+	if err != nil || answers[0].Err != nil || !answers[0].Confirmed {
+		t.Errorf("after the lock: %+v %v", answers, err)
 	}
 }
 

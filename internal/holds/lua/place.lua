@@ -6,23 +6,27 @@
 --   6 memory_ms       how long an answer and an ended hold are remembered
 --   7 holds_per_user  live holds that one user may have on the resource
 --   8 sweep_limit     holds that may be lapsed before the decision
---   9 n               slots in the union; then n names, n capacities ("-" = no inventory row), n reserved
+--   9 read_at_ms      Redis' time before Postgres was read
+--   10 read_age_ms    how old that may be: capacity may have been changed by others since
+--   11 n              slots in the union; then n names, n capacities ("-" = no inventory row), n reserved
 --   then 10 a request: id key cause fingerprint user quantity ttl_ms slots asked metadata
 -- Returns, besides those of the prelude,
 --   lock_lost slot  a lock is not the group's any more: nothing was decided
---   stale           rev has changed since Postgres was read: nothing was decided, the lock is kept
+--   stale           rev has changed since Postgres was read, or that was too long ago: nothing was
+--                   decided, the lock is kept
 --   more            too many holds are due for one call: nothing was decided, the lock is kept
---   ok now answer tail ...   two a request: the answer's line as it is remembered, and the tail of the
+--   ok answer tail ...       two a request: the answer's line as it is remembered, and the tail of the
 --                            hold's record when the line says created and was remembered before, else ""
 -- An answer's line: word fingerprint cause at_ms detail asked metadata. The word `reused` is never remembered.
 
 local rev, token, memory_ms = ARGV[4], ARGV[5], tonumber(ARGV[6])
-local holds_per_user, sweep_limit, n = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local REQUEST_ARGS, SCAN_MAX = 10, 1000
+local holds_per_user, sweep_limit = tonumber(ARGV[7]), tonumber(ARGV[8])
+local read_at, read_age, n = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
+local FIXED_ARGS, REQUEST_ARGS, SCAN_MAX = 11, 10, 1000
 
 local names, locks = {}, {}
 for i = 1, n do
-  names[i] = ARGV[9 + i]
+  names[i] = ARGV[FIXED_ARGS + i]
   locks[i] = prefix .. 'lock:' .. names[i]
 end
 
@@ -31,7 +35,8 @@ if token ~= '' then
     if value ~= token then return {'lock_lost', names[i]} end
   end
 end
-if (redis.call('GET', REV) or '0') ~= rev then
+local age = time[1] * 1000 + math.floor(time[2] / 1000) - read_at
+if (redis.call('GET', REV) or '0') ~= rev or age < 0 or age > read_age then
   return {'stale'}
 end
 local swept, damage = sweep(sweep_limit, memory_ms)
@@ -41,7 +46,7 @@ if swept == sweep_limit then return {'more'} end
 local capacity, reserved, held = {}, {}, {}
 for i, count in ipairs(redis.call('HMGET', COUNTS, unpack(names))) do
   local name = names[i]
-  capacity[name], reserved[name] = ARGV[9 + n + i], ARGV[9 + 2 * n + i]
+  capacity[name], reserved[name] = ARGV[FIXED_ARGS + n + i], ARGV[FIXED_ARGS + 2 * n + i]
   held[name] = tonumber(count or '0')
   if not held[name] or held[name] < 0 then return {'damaged', 'count of ' .. name} end
 end
@@ -112,8 +117,8 @@ local function refusal(user, quantity, slots_csv, slots)
   return nil
 end
 
-local reply = {'ok', tostring(now)}
-for base = 9 + 3 * n, #ARGV - 1, REQUEST_ARGS do
+local reply = {'ok'}
+for base = FIXED_ARGS + 3 * n, #ARGV - 1, REQUEST_ARGS do
   local id, key, cause, fingerprint, user, quantity, ttl_ms, slots_csv, asked, metadata =
     unpack(ARGV, base + 1, base + REQUEST_ARGS)
   local request_key = prefix .. 'request:' .. key

@@ -11,8 +11,8 @@
 --   lost     the epoch is missing or another one: Redis lost its data, nothing was read or written
 --   damaged  a counter or a record is not what the scripts write, what; nothing of that hold was written
 --
--- The scripts start with a shebang, so a Redis that is out of memory, read-only or
--- cannot persist refuses them before their first command and never in their midst.
+-- The scripts start with a shebang, so a Redis that is read-only, cannot persist or, for
+-- place.lua, is out of memory refuses them before their first command and never in their midst.
 
 local EPOCH, AGENDA, COUNTS, RECORDS, DUE, DEPARTING, TOMBSTONES, REV, USERS = unpack(KEYS)
 local resource, prefix = ARGV[2], ARGV[3]

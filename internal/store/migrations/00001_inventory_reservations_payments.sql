@@ -6,6 +6,9 @@ CREATE TABLE inventory (
     slot text NOT NULL,
     capacity bigint NOT NULL,
     reserved bigint NOT NULL DEFAULT 0,
+    -- When the latest inventory.set that was applied was stored: an earlier one that is
+    -- delivered later does not undo it. Null when none was.
+    set_by_event_at timestamptz,
     updated_at timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT inventory_has_one_row_per_resource_and_slot PRIMARY KEY (resource_id, slot),
     CONSTRAINT reserved_is_between_zero_and_capacity CHECK (reserved BETWEEN 0 AND capacity)
