@@ -89,10 +89,10 @@ func replaceFile(path, content string) (err error) {
 	return os.Rename(f.Name(), path)
 }
 
-// ReadEndpoints reads a file that WriteEndpoints wrote: the URL by its name,
-// for the servers that it names. Empty lines and those that begin with # are
-// skipped. An absent file is an os.ErrNotExist; a line that is not NAME=URL
-// with a name of ours is an error, and so is a file of more than 64 KiB.
+// ReadEndpoints reads a file that WriteEndpoints wrote: what it says by its
+// name. Empty lines and those that begin with # are skipped. An absent file is
+// an os.ErrNotExist; a line that is not HOLDFAST_NAME=VALUE is an error, and so
+// is a file of more than 64 KiB.
 func ReadEndpoints(path string) (map[string]string, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -107,11 +107,11 @@ func ReadEndpoints(path string) (map[string]string, error) {
 		if line == "" || strings.HasPrefix(line, "#") {
 			continue
 		}
-		name, url, ok := strings.Cut(line, "=")
-		if !ok || url == "" || !strings.HasPrefix(name, "HOLDFAST_") || !strings.HasSuffix(name, "_URL") {
-			return nil, fmt.Errorf("read endpoints: %s:%d: not a line HOLDFAST_..._URL=URL", path, n)
+		name, value, ok := strings.Cut(line, "=")
+		if !ok || value == "" || !strings.HasPrefix(name, "HOLDFAST_") {
+			return nil, fmt.Errorf("read endpoints: %s:%d: not a line HOLDFAST_NAME=VALUE", path, n)
 		}
-		endpoints[name] = url
+		endpoints[name] = value
 	}
 	if err := lines.Err(); err != nil {
 		return nil, fmt.Errorf("read endpoints: %s: %w", path, err)

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/alecthomas/kong"
+	"github.com/mattn/go-isatty"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+// cli is the command line: what every verb takes, and the verbs.
+type cli struct {
+	Common common `embed:""`
+
+	Inventory struct {
+		Set  inventorySet  `cmd:"" help:"Set the capacity of slots."`
+		Show inventoryShow `cmd:"" help:"Show what can be had of slots now."`
+	} `cmd:"" help:"Set and show capacities."`
+	Request request `cmd:"" help:"Ask for a hold."`
+	Pay     pay     `cmd:"" help:"Confirm the payment of a hold: it becomes a reservation."`
+	Cancel  cancel  `cmd:"" help:"Give a hold back before its deadline."`
+	Watch   watch   `cmd:"" help:"Show outcomes and dead letters as they come."`
+}
+
+// common is what every verb takes.
+type common struct {
+	NATSURL   string        `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"Where NATS is. Default: what .holdfast/endpoints.env says, which a worker dev in this directory writes."`
+	Namespace string        `env:"HOLDFAST_NAMESPACE" default:"holdfast" help:"First token of every subject."`
+	HTTPAddr  string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" placeholder:"HOST:PORT" help:"The worker's operations address. Default: as .holdfast/endpoints.env says, else 127.0.0.1:8080."`
+	Output    string        `short:"o" enum:"table,json" default:"table" help:"What to print: ${enum}."`
+	Timeout   time.Duration `default:"10s" help:"How long to wait for an answer, of a server or (--wait) of the worker."`
+}
+
+// Validate implements kong's check of what was given.
+func (c *common) Validate() error {
+	if !holds.NamespacePattern.MatchString(c.Namespace) {
+		return misused("--namespace: %q does not match %s", c.Namespace, holds.NamespacePattern)
+	}
+	if c.Timeout <= 0 {
+		return misused("--timeout: want more than 0")
+	}
+	return nil
+}
+
+const description = `Publisher speaks to Holdfast as booking, payment and inventory services do.
+
+Examples, with a "worker dev" running in the same directory:
+
+  publisher inventory set --resource-id deluxe --check-in 2026-12-01 --check-out 2026-12-05 --capacity 2 --wait
+  publisher request --resource-id deluxe --user-id ann --check-in 2026-12-01 --check-out 2026-12-03 --wait
+  publisher pay --hold-id HOLD_ID --payment-id p-1 --wait
+  publisher watch
+
+Environment (a flag of the same name takes precedence):
+
+  HOLDFAST_NATS_URL   where NATS is; else HOLDFAST_NATS_URL in .holdfast/endpoints.env
+  HOLDFAST_NAMESPACE  first token of every subject; else holdfast
+  HOLDFAST_HTTP_ADDR  the worker's operations address; else HOLDFAST_HTTP_ADDR in
+                      .holdfast/endpoints.env, else 127.0.0.1:8080
+
+Exit codes:
+
+  0  done
+  1  failed
+  2  wrong usage
+  3  with --wait: the event was rejected
+  4  with --wait: the event was dead-lettered
+  5  with --wait: no answer in time; the event is stored and will have one`
+
+// program is one run of one verb.
+type program struct {
+	common
+	out, err io.Writer
+	terminal bool // out is one
+}
+
+func newProgram(stdout, stderr io.Writer) *program {
+	file, isFile := stdout.(*os.File)
+	return &program{out: stdout, err: stderr, terminal: isFile && isatty.IsTerminal(file.Fd())}
+}
+
+func (p *program) run(ctx context.Context, args []string) error {
+	var c cli
+	helped := false
+	parser, err := kong.New(&c, kong.Name("publisher"), kong.Description(description),
+		kong.Writers(p.out, p.err), kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
+		kong.Exit(func(int) { helped = true }))
+	if err != nil {
+		panic(err) // a mistake in the tags of cli
+	}
+	verb, err := parser.Parse(args)
+	if helped {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	p.common = c.Common
+	verb.BindTo(ctx, (*context.Context)(nil))
+	return verb.Run(p)
+}
+
+// subjects are those of the namespace.
+func (p *program) subjects() events.Subjects { return events.Subjects(p.Namespace) }
+
+// json reports whether JSON is to be printed.
+func (p *program) json() bool { return p.Output == "json" }
+
+// printJSON prints one JSON value, its bytes as they are, on a line of its own. On a terminal
+// characters that could steer it are written as JSON escapes: another spelling of the same value.
+func (p *program) printJSON(value []byte) error {
+	if p.terminal {
+		value = escapeJSON(value)
+	}
+	return p.print(string(value) + "\n")
+}
+
+func (p *program) print(text string) error {
+	if _, err := io.WriteString(p.out, text); err != nil {
+		return fmt.Errorf("print: %w", err)
+	}
+	return nil
+}

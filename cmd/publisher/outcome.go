@@ -1,0 +1,213 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/events"
+)
+
+// printStored prints an event that JetStream has stored.
+func (p *program) printStored(m *nats.Msg, event events.Envelope) error {
+	if p.json() {
+		return p.printJSON(m.Data)
+	}
+	data, err := membersOf(event.Data)
+	if err != nil {
+		return err
+	}
+	about := []member{{"event_id", quoted(event.ID)}, {"subject", quoted(m.Subject)}}
+	return p.print(page(eventName(event.Type)+" stored", append(about, data...)))
+}
+
+// printAnswer prints what was answered to an event. It returns errRejected or errDeadLettered
+// when that is a refusal.
+func (p *program) printAnswer(a events.Answer) error {
+	var text string
+	var refusal error
+	switch {
+	case a.Dead != nil:
+		refusal = errDeadLettered
+		text = page("dead-lettered: "+printable(a.Dead.Error), []member{{"detail", quoted(a.Dead.Detail)}})
+	default:
+		event := eventName(a.Envelope.Type)
+		if strings.HasSuffix(event, "rejected") {
+			refusal = errRejected
+		}
+		data, err := membersOf(a.Envelope.Data)
+		if err != nil {
+			return err
+		}
+		text = page(headline(event, data), data)
+	}
+	print := func() error { return p.print(text) }
+	if p.json() {
+		print = func() error { return p.printJSON(a.Body) }
+	}
+	if err := print(); err != nil {
+		return err
+	}
+	return refusal
+}
+
+// eventName is the event of a CloudEvents type, "hold.created" of "holdfast.hold.created.v1".
+func eventName(ceType string) string {
+	return printable(strings.TrimSuffix(strings.TrimPrefix(ceType, "holdfast."), ".v1"))
+}
+
+// headline is an event with why it refuses, if it does.
+func headline(event string, data []member) string {
+	if reason := find(data, "reason"); reason != "" {
+		event += ": " + reason
+		if message := find(data, "message"); message != "" {
+			event += " (" + message + ")"
+		}
+	}
+	return event
+}
+
+// page is a headline, the members of an event's data below it, and the lists of slots with
+// numbers, each as a table, below them.
+func page(headline string, data []member) string {
+	var fields, lists []member
+	for _, m := range data {
+		if m.isList() {
+			lists = append(lists, m)
+		} else {
+			fields = append(fields, m)
+		}
+	}
+	rows := make([][]string, len(fields))
+	for i, m := range fields {
+		rows[i] = []string{"  " + printable(m.name), cell(m.value)}
+	}
+	text := headline + "\n" + table(nil, rows)
+	for _, list := range lists {
+		headers, rows := list.rows()
+		text += "\n" + printable(list.name) + ":\n" + table(headers, rows)
+	}
+	return text
+}
+
+// member is a member of a JSON object.
+type member struct {
+	name  string
+	value jsontext.Value
+}
+
+// membersOf returns the members of a JSON object in their order.
+func membersOf(object jsontext.Value) ([]member, error) {
+	decoder := jsontext.NewDecoder(bytes.NewReader(object))
+	if token, err := decoder.ReadToken(); err != nil || token.Kind() != '{' {
+		return nil, fmt.Errorf("event data is not an object: %w", errors.Join(err))
+	}
+	var members []member
+	for decoder.PeekKind() == '"' {
+		name, err := decoder.ReadToken()
+		if err != nil {
+			return nil, fmt.Errorf("read event data: %w", err)
+		}
+		m := member{name: name.String()}
+		value, err := decoder.ReadValue()
+		if err != nil {
+			return nil, fmt.Errorf("read event data: %w", err)
+		}
+		m.value = value.Clone()
+		members = append(members, m)
+	}
+	if _, err := decoder.ReadToken(); err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("read event data: %w", err)
+	}
+	return members, nil
+}
+
+// find returns a member as it is printed, or "".
+func find(data []member, name string) string {
+	for _, m := range data {
+		if m.name == name {
+			return cell(m.value)
+		}
+	}
+	return ""
+}
+
+func quoted(text string) jsontext.Value {
+	value, err := jsontext.AppendQuote(nil, text)
+	if err != nil { // invalid UTF-8 becomes U+FFFD
+		return value
+	}
+	return value
+}
+
+// elements returns the elements of a list, nil when the value is none.
+func elements(value jsontext.Value) []jsontext.Value {
+	var list []jsontext.Value
+	if value.Kind() != '[' || json.Unmarshal(value, &list) != nil {
+		return nil
+	}
+	return list
+}
+
+// isList reports whether a member is a list of objects.
+func (m member) isList() bool {
+	list := elements(m.value)
+	return len(list) > 0 && list[0].Kind() == '{'
+}
+
+// rows returns a list of objects as a table, whose columns are the members of the first.
+func (m member) rows() (headers []string, rows [][]string) {
+	for i, element := range elements(m.value) {
+		object, err := membersOf(element)
+		if err != nil {
+			continue
+		}
+		if i == 0 {
+			for _, column := range object {
+				headers = append(headers, column.name)
+			}
+		}
+		row := make([]string, len(headers))
+		for j, column := range headers {
+			row[j] = find(object, column)
+		}
+		rows = append(rows, row)
+	}
+	for j := range headers {
+		headers[j] = strings.ToUpper(printable(headers[j]))
+	}
+	return headers, rows
+}
+
+// cell is a JSON value as it is printed: strings bare, lists of strings with commas, null as -.
+func cell(value jsontext.Value) string {
+	switch value.Kind() {
+	case 'n':
+		return "-"
+	case '"':
+		var text string
+		if err := json.Unmarshal(value, &text); err != nil {
+			return printable(string(value))
+		}
+		return printable(text)
+	case '[':
+		list := elements(value)
+		cells := make([]string, len(list))
+		for i, element := range list {
+			cells[i] = cell(element)
+		}
+		return strings.Join(cells, ", ")
+	default:
+		compact := value.Clone()
+		if err := compact.Compact(); err != nil {
+			compact = value
+		}
+		return printable(string(compact))
+	}
+}

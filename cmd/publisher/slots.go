@@ -1,0 +1,32 @@
+package main
+
+import (
+	"net/url"
+
+	"holdfast/internal/holds"
+)
+
+// slotFlags say which slots of a resource are meant: nights, or named slots, or neither.
+type slotFlags struct {
+	CheckIn  string   `and:"nights" xor:"slots" placeholder:"DATE" help:"First night, YYYY-MM-DD."`
+	CheckOut string   `and:"nights" placeholder:"DATE" help:"Day of departure, the day after the last night."`
+	Slot     []string `xor:"slots" placeholder:"SLOT" help:"Named slots, like seats: repeat it or separate them by commas. Without nights and slots the one slot stock is meant."`
+}
+
+// asked is what the flags say as events write it.
+func (f slotFlags) asked() holds.Asked {
+	return holds.Asked{CheckIn: f.CheckIn, CheckOut: f.CheckOut, Slots: f.Slot}
+}
+
+// query is what the flags say as the operations address understands it.
+func (f slotFlags) query(resource string) url.Values {
+	query := url.Values{"resource_id": {resource}}
+	if f.CheckIn != "" || f.CheckOut != "" {
+		query.Set("check_in", f.CheckIn)
+		query.Set("check_out", f.CheckOut)
+	}
+	for _, slot := range f.Slot {
+		query.Add("slot", slot)
+	}
+	return query
+}
