@@ -9,9 +9,9 @@ import (
 
 // cancel publishes booking.cancelled.
 type cancel struct {
-	HoldID     holds.HoldID `required:"" xor:"which" placeholder:"H" help:"The hold to give back."`
-	ResourceID string       `required:"" xor:"which" and:"key" placeholder:"R" help:"Without a hold id: the resource that was asked for,"`
-	RequestKey string       `and:"key" placeholder:"K" help:"and the key of the request whose answer was never seen."`
+	HoldID     holds.HoldID `placeholder:"H" help:"The hold to give back."`
+	ResourceID string       `placeholder:"R" help:"Without a hold id: the resource that was asked for,"`
+	RequestKey string       `placeholder:"K" help:"and the key of the request whose answer was never seen."`
 	Publishing publishing   `embed:""`
 }
 
@@ -23,6 +23,18 @@ Examples:
 
   publisher cancel --hold-id deluxe.0198f0c2a1b47c3d8e4f5a6b7c8d9e0f --wait
   publisher cancel --resource-id deluxe --request-key order-4711 --wait`
+}
+
+// Validate implements kong's check: it is one way of naming the hold or the other.
+func (v *cancel) Validate() error {
+	byKey := v.ResourceID != "" || v.RequestKey != ""
+	switch {
+	case v.HoldID != (holds.HoldID{}) && byKey:
+		return misused("give --hold-id, or --resource-id and --request-key, not both")
+	case v.HoldID == (holds.HoldID{}) && (v.ResourceID == "" || v.RequestKey == ""):
+		return misused("give --hold-id, or --resource-id and --request-key")
+	}
+	return nil
 }
 
 // Run gives the hold back.

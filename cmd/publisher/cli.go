@@ -31,7 +31,7 @@ type cli struct {
 // common is what every verb takes.
 type common struct {
 	NATSURL   string        `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"Where NATS is. Default: what .holdfast/endpoints.env says, which a worker dev in this directory writes."`
-	Namespace string        `env:"HOLDFAST_NAMESPACE" default:"holdfast" help:"First token of every subject."`
+	Namespace string        `env:"HOLDFAST_NAMESPACE" placeholder:"NS" help:"First token of every subject. Default: as .holdfast/endpoints.env says, else holdfast."`
 	HTTPAddr  string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" placeholder:"HOST:PORT" help:"The worker's operations address. Default: as .holdfast/endpoints.env says, else 127.0.0.1:8080."`
 	Output    string        `short:"o" enum:"table,json" default:"table" help:"What to print: ${enum}."`
 	Timeout   time.Duration `default:"10s" help:"How long to wait for an answer, of a server or (--wait) of the worker."`
@@ -39,7 +39,7 @@ type common struct {
 
 // Validate implements kong's check of what was given.
 func (c *common) Validate() error {
-	if !holds.NamespacePattern.MatchString(c.Namespace) {
+	if c.Namespace != "" && !holds.NamespacePattern.MatchString(c.Namespace) {
 		return misused("--namespace: %q does not match %s", c.Namespace, holds.NamespacePattern)
 	}
 	if c.Timeout <= 0 {
@@ -60,7 +60,8 @@ Examples, with a "worker dev" running in the same directory:
 Environment (a flag of the same name takes precedence):
 
   HOLDFAST_NATS_URL   where NATS is; else HOLDFAST_NATS_URL in .holdfast/endpoints.env
-  HOLDFAST_NAMESPACE  first token of every subject; else holdfast
+  HOLDFAST_NAMESPACE  first token of every subject; else HOLDFAST_NAMESPACE in
+                      .holdfast/endpoints.env, else holdfast
   HOLDFAST_HTTP_ADDR  the worker's operations address; else HOLDFAST_HTTP_ADDR in
                       .holdfast/endpoints.env, else 127.0.0.1:8080
 
@@ -99,6 +100,9 @@ func (p *program) run(ctx context.Context, args []string) error {
 		return nil
 	}
 	if err != nil {
+		return err
+	}
+	if err := c.Common.settle(); err != nil {
 		return err
 	}
 	p.common = c.Common

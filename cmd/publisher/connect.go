@@ -1,66 +1,54 @@
 package main
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/events"
+	"holdfast/internal/stack"
 )
 
 // The names of what a worker that has started servers tells others in its endpoints file.
 const (
-	nameNATSURL  = "HOLDFAST_NATS_URL"
-	nameHTTPAddr = "HOLDFAST_HTTP_ADDR"
+	nameNATSURL   = "HOLDFAST_NATS_URL"
+	nameHTTPAddr  = "HOLDFAST_HTTP_ADDR"
+	nameNamespace = "HOLDFAST_NAMESPACE"
 )
 
 const (
-	defaultHTTPAddr   = "127.0.0.1:8080"
-	endpointsBytesMax = 64 << 10
+	defaultHTTPAddr  = "127.0.0.1:8080"
+	defaultNamespace = "holdfast"
 )
 
 // endpointsPath is where a worker in the same directory writes where its servers are.
 var endpointsPath = filepath.Join(".holdfast", "endpoints.env")
-
-// readEndpoints reads an endpoints file: lines NAME=VALUE, comments and empty lines. It passes
-// over names that it does not know, so that a newer worker may write more. An absent file has none.
-func readEndpoints(path string) (map[string]string, error) {
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read endpoints: %w", err)
-	}
-	defer func() { _ = f.Close() }() // only read
-	found := make(map[string]string)
-	lines := bufio.NewScanner(io.LimitReader(f, endpointsBytesMax))
-	for lines.Scan() {
-		name, value, _ := strings.Cut(strings.TrimSpace(lines.Text()), "=")
-		if name == nameNATSURL || name == nameHTTPAddr {
-			found[name] = value
-		}
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("read endpoints: %s: %w", path, err)
-	}
-	return found, nil
-}
 
 // endpoint returns what was given, else what the endpoints file says, else "".
 func endpoint(given, name string) (string, error) {
 	if given != "" {
 		return given, nil
 	}
-	found, err := readEndpoints(endpointsPath)
+	found, err := stack.ReadEndpoints(endpointsPath)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
 	return found[name], err
+}
+
+// settle sets what was not given: the namespace is that of the worker in this directory, unless
+// another NATS was named.
+func (c *common) settle() (err error) {
+	if c.Namespace == "" && c.NATSURL == "" {
+		c.Namespace, err = endpoint("", nameNamespace)
+	}
+	if c.Namespace == "" {
+		c.Namespace = defaultNamespace
+	}
+	return err
 }
 
 // natsURL returns where NATS is.

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// These tests are run as a newcomer runs the program: in a directory in which `worker dev` is
+// running, without a word about where anything is.
+func TestMain(m *testing.M) {
+	code, err := runBesideWorker(m)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// workerBinary is the worker that runs, for tests that need another of its verbs.
+var workerBinary string
+
+func runBesideWorker(m *testing.M) (code int, err error) {
+	dir, err := os.MkdirTemp("", "holdfast-test-")
+	if err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	workerBinary = filepath.Join(dir, "worker")
+	if out, err := exec.Command("go", "build", "-o", workerBinary, "../worker").CombinedOutput(); err != nil {
+		return 1, fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	if err := os.Chdir(dir); err != nil {
+		return 1, err
+	}
+	worker := exec.Command(workerBinary, "dev", "--http-addr", "127.0.0.1:0")
+	stdout, err := worker.StdoutPipe()
+	if err != nil {
+		return 1, err
+	}
+	worker.Stderr = os.Stderr
+	if err := worker.Start(); err != nil {
+		return 1, err
+	}
+	var told bytes.Buffer
+	lines := bufio.NewScanner(io.TeeReader(stdout, &told))
+	for up := false; !up && lines.Scan(); {
+		up = strings.Contains(lines.Text(), "Ctrl-C stops it")
+	}
+	if !strings.Contains(told.String(), "Ctrl-C stops it") {
+		return 1, fmt.Errorf("worker dev: %w\n%s", worker.Wait(), told.String())
+	}
+	code = m.Run()
+	if err := worker.Process.Signal(syscall.SIGTERM); err != nil {
+		return code, err
+	}
+	if _, err := io.Copy(io.Discard, stdout); err != nil {
+		return code, err
+	}
+	return code, worker.Wait()
+}
+
+// result is what one run of the program did.
+type result struct {
+	code        int
+	out, errOut string
+}
+
+// publisher runs the program.
+func publisher(t *testing.T, args ...string) result {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	code := run(t.Context(), args, &out, &errOut)
+	return result{code, out.String(), errOut.String()}
+}
+
+// words splits a command line that has no quotes.
+func words(line string) []string { return strings.Fields(line) }
+
+// want checks the exit code and what is printed.
+func (r result) want(t *testing.T, code int, texts ...string) result {
+	t.Helper()
+	if r.code != code {
+		t.Errorf("exit code %d, want %d\nout: %s\nerr: %s", r.code, code, r.out, r.errOut)
+	}
+	for _, text := range texts {
+		if !strings.Contains(r.out+r.errOut, text) {
+			t.Errorf("it does not say %q\nout: %s\nerr: %s", text, r.out, r.errOut)
+		}
+	}
+	return r
+}
