@@ -75,7 +75,9 @@ func TestNeverOverCapacity(t *testing.T) {
 				nights := 1 + rand.N(30)
 				asked := stay(rand.N(calendar-nights+1), nights)
 				name := fmt.Sprintf("%d-%d", p, i)
-				o := s.answer(s.publish(events.BookingRequested, "double", book("double", "u"+name, "k"+name, asked, 1+rand.Int64N(3))))
+				wanted := book("double", "u"+name, "k"+name, asked, 1+rand.Int64N(3))
+				wanted.Quantity = 1 + rand.Int64N(2)
+				o := s.answer(s.publish(events.BookingRequested, "double", wanted))
 				if o.Type != events.Type(holds.EventHoldCreated) {
 					continue
 				}
@@ -131,24 +133,24 @@ func replay(t *testing.T, outcomes []events.Envelope) map[string]int {
 	}
 	var changes []change
 	ended := make(map[string]int)
-	take := func(asked holds.Asked, at holds.Time, by int) {
-		in, err := time.Parse(holds.DateFormat, asked.CheckIn)
-		for night := in; err == nil && night.Format(holds.DateFormat) != asked.CheckOut; night = night.AddDate(0, 0, 1) {
-			changes = append(changes, change{at.Time, by, night.Format(holds.DateFormat)})
+	take := func(hold holds.HoldData, at holds.Time, sign int) {
+		in, err := time.Parse(holds.DateFormat, hold.CheckIn)
+		for night := in; err == nil && night.Format(holds.DateFormat) != hold.CheckOut; night = night.AddDate(0, 0, 1) {
+			changes = append(changes, change{at.Time, sign * int(*hold.Quantity), night.Format(holds.DateFormat)})
 		}
 	}
 	for _, o := range outcomes {
 		switch o.Type {
 		case events.Type(holds.EventHoldCreated):
 			data := decoded[holds.HoldCreated](t, o)
-			take(data.Asked, data.CreatedAt, 1)
+			take(data.HoldData, data.CreatedAt, 1)
 		case events.Type(holds.EventHoldReleased):
 			data := decoded[holds.HoldReleased](t, o)
-			take(data.Asked, data.ReleasedAt, -1)
+			take(data.HoldData, data.ReleasedAt, -1)
 			ended[o.Subject]++
 		case events.Type(holds.EventHoldExpired):
 			data := decoded[holds.HoldExpired](t, o)
-			take(data.Asked, data.ExpiresAt, -1)
+			take(data.HoldData, data.ExpiresAt, -1)
 			ended[o.Subject]++
 		case events.Type(holds.EventHoldConfirmed):
 			ended[o.Subject]++

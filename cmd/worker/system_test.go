@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"syscall"
@@ -136,7 +137,9 @@ func (s *system) await(what string, so func(outcomes []events.Envelope, letters 
 		select {
 		case <-changed:
 		case <-bound:
-			s.t.Fatalf("waited in vain for %s; %d outcomes and %d dead letters came", what, len(s.outcomes), len(s.letters))
+			// Not Fatalf: it may be called from goroutines of the test.
+			s.t.Errorf("waited in vain for %s; %d outcomes and %d dead letters came", what, len(s.outcomes), len(s.letters))
+			runtime.Goexit()
 		}
 	}
 }
