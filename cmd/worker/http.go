@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -103,24 +105,34 @@ type readiness struct {
 }
 
 func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), readyWithin)
-	defer cancel()
 	ready := readiness{Reasons: []string{}, Details: map[string]string{"namespace": s.namespace, "keyspace_notifications": "on"}}
+	var mu sync.Mutex
 	because := func(reason string, err error) {
+		mu.Lock()
+		defer mu.Unlock()
 		ready.Reasons = append(ready.Reasons, reason)
 		ready.Details[reason] = err.Error()
 	}
-	if err := holds.CheckEpoch(ctx, s.namespace, s.redis, string(s.epoch)); errors.Is(err, holds.ErrDataLost) {
-		because("rebuilding", err)
-	} else if err != nil {
-		because("redis", err)
+	// All at once, so that one that hangs does not make the others look dead.
+	var checks sync.WaitGroup
+	for reason, check := range map[string]func(context.Context) error{
+		"redis":    func(ctx context.Context) error { return holds.CheckEpoch(ctx, s.namespace, s.redis, string(s.epoch)) },
+		"postgres": s.store.Ping,
+		"nats":     s.nats.FlushWithContext,
+	} {
+		checks.Go(func() {
+			ctx, cancel := context.WithTimeout(r.Context(), readyWithin)
+			defer cancel()
+			err := check(ctx)
+			switch {
+			case errors.Is(err, holds.ErrDataLost):
+				because("rebuilding", err)
+			case err != nil:
+				because(reason, err)
+			}
+		})
 	}
-	if err := s.store.Ping(ctx); err != nil {
-		because("postgres", err)
-	}
-	if err := s.nats.FlushWithContext(ctx); err != nil {
-		because("nats", err)
-	}
+	checks.Wait()
 	for i, consumer := range s.consumers {
 		if consumer.Paused() {
 			because("paused", errors.New("consumer "+consumerNames[i]+" waits for an outage to end"))
@@ -129,6 +141,8 @@ func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
 	if err := s.expirer.HintError(); err != nil {
 		ready.Details["keyspace_notifications"] = "off: " + err.Error()
 	}
+	slices.Sort(ready.Reasons)
+	ready.Reasons = slices.Compact(ready.Reasons)
 	ready.Ready = len(ready.Reasons) == 0
 	status := http.StatusOK
 	if !ready.Ready {

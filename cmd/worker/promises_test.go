@@ -369,13 +369,10 @@ func TestStopsWhileBlocked(t *testing.T) {
 		t.Fatal(err)
 	}
 	payment := s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
-	claimed := time.NewTicker(5 * time.Millisecond)
-	defer claimed.Stop()
-	for range claimed.C {
-		if _, body := first.get(t, "/v1/holds/"+hold.Subject); strings.Contains(body, "confirming") {
-			break
-		}
-	}
+	eventually(t, "the claim", func() bool {
+		_, body := first.get(t, "/v1/holds/"+hold.Subject)
+		return strings.Contains(body, "confirming")
+	})
 	if err := first.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}

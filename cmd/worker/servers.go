@@ -33,6 +33,14 @@ func newRedis(c Config) (redis.UniversalClient, error) {
 	return redis.NewClient(options), nil
 }
 
+// quiet keeps go-redis from writing lines of its own to stderr: what it would say comes back as
+// an error, and is logged where something is decided about it.
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
+
+func init() { redis.SetLogger(quiet{}) }
+
 // redacted is a URL without its password.
 func redacted(address string) string {
 	parsed, err := url.Parse(address)

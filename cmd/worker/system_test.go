@@ -45,6 +45,7 @@ var workerBinary = sync.OnceValues(func() (binary string, err error) {
 // system is a namespace on the shared servers, its worker processes, and all that they answer.
 type system struct {
 	t         testing.TB
+	urls      urls
 	namespace string
 	subjects  events.Subjects
 	nc        *nats.Conn
@@ -61,13 +62,23 @@ type system struct {
 // newSystem makes a namespace ready and follows what will be answered in it.
 func newSystem(t testing.TB) *system {
 	t.Helper()
-	s := &system{t: t, namespace: stacktest.Namespace(t), changed: make(chan struct{})}
+	shared := stacktest.Shared()
+	return newSystemOn(t, urls{shared.NATSURL, shared.RedisURL, shared.PostgresURL})
+}
+
+// urls are the servers of a system.
+type urls struct{ nats, redis, postgres string }
+
+// newSystemOn makes a namespace ready on other servers than the shared ones.
+func newSystemOn(t testing.TB, at urls) *system {
+	t.Helper()
+	s := &system{t: t, urls: at, namespace: stacktest.Namespace(t), changed: make(chan struct{})}
 	s.subjects = events.Subjects(s.namespace)
 	if code := run(t.Context(), append([]string{"migrate"}, s.flags()...), streams{t.Output(), t.Output()}); code != exitOK {
 		t.Fatalf("worker migrate ended with %d", code)
 	}
 	var err error
-	s.nc, err = events.Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
+	s.nc, err = events.Connect(s.urls.nats, t.Name(), t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +89,7 @@ func newSystem(t testing.TB) *system {
 	if s.client, err = events.NewClient(s.nc, s.subjects); err != nil {
 		t.Fatal(err)
 	}
-	options, err := redis.ParseURL(stacktest.Shared().RedisURL)
+	options, err := redis.ParseURL(s.urls.redis)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,8 +107,7 @@ func newSystem(t testing.TB) *system {
 }
 
 func (s *system) flags() []string {
-	urls := stacktest.Shared()
-	flags := []string{"--namespace", s.namespace, "--nats-url", urls.NATSURL, "--redis-url", urls.RedisURL, "--postgres-url", urls.PostgresURL, "--log-level", "info"}
+	flags := []string{"--namespace", s.namespace, "--nats-url", s.urls.nats, "--redis-url", s.urls.redis, "--postgres-url", s.urls.postgres, "--log-level", "info"}
 	if strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY"); strategy != "" {
 		flags = append(flags, "--lock-strategy", strategy)
 	}
@@ -140,6 +150,21 @@ func (s *system) await(what string, so func(outcomes []events.Envelope, letters 
 			// Not Fatalf: it may be called from goroutines of the test.
 			s.t.Errorf("waited in vain for %s; %d outcomes and %d dead letters came", what, len(s.outcomes), len(s.letters))
 			runtime.Goexit()
+		}
+	}
+}
+
+// eventually asks again until something is so.
+func eventually(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	bound := time.After(2 * time.Minute)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !so() {
+		select {
+		case <-tick.C:
+		case <-bound:
+			t.Fatalf("waited in vain for %s", what)
 		}
 	}
 }

@@ -28,6 +28,7 @@ const (
 	resultsMax  = 2 * batchMax     // decided events that wait to be settled
 	pauseMin    = 100 * time.Millisecond
 	pauseMax    = 5 * time.Second
+	pausedFor   = pauseMax + decideLimit + fetchWait // until a try after a failure has failed too
 )
 
 // Service is what decides events: *holds.Service. Each call hands one result for each request
@@ -53,9 +54,9 @@ type Consumer struct {
 
 	skip   []string       // subject prefixes that other consumers take
 	faults map[uint64]int // failures of events that failed alone, by stream sequence
-	paused atomic.Bool
 
-	progress atomic.Bool // something was settled since the last pause
+	failing  atomic.Bool  // something failed for nobody's fault, and nothing was settled since
+	failedAt atomic.Int64 // when, in Unix nanoseconds
 }
 
 // delivery is an event on its way through a consumer.
@@ -86,8 +87,11 @@ func NewConsumer(ctx context.Context, name string, ns Subjects, service Service,
 	return c, nil
 }
 
-// Paused reports whether the consumer waits for an outage to end.
-func (c *Consumer) Paused() bool { return c.paused.Load() }
+// Paused reports whether the consumer waits for an outage to end: something has failed lately
+// and nothing was settled since.
+func (c *Consumer) Paused() bool {
+	return c.failing.Load() && time.Since(time.Unix(0, c.failedAt.Load())) < pausedFor
+}
 
 // Run works until ctx is over; then it fetches no more, finishes what it can of what it has
 // fetched within finishLimit, and returns. What it could not finish is delivered again. Three steps work at the same time: while one batch is decided the
@@ -114,32 +118,42 @@ func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery) {
 	for ctx.Err() == nil {
 		batch, err := c.fetch()
 		if err != nil {
-			c.log.Warn().Err(err).Msg("fetch failed, will be repeated")
-			c.pause(ctx, retry)
-			continue
+			c.outage(err)
 		}
 		if len(batch) > 0 {
 			batches <- batch
 		}
-		if c.progress.Swap(false) {
-			retry.Reset()
-		}
-		if c.paused.Load() {
+		if c.failing.Load() {
 			c.pause(ctx, retry)
+		} else {
+			retry.Reset()
 		}
 	}
 }
 
 // pause waits, longer from time to time. The next batch shows whether the outage is over.
 func (c *Consumer) pause(ctx context.Context, retry *backoff.ExponentialBackOff) {
-	c.paused.Store(true)
 	timer := time.NewTimer(retry.NextBackOff())
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 	case <-timer.C:
 	}
-	c.paused.Store(false)
+}
+
+// outage notes that something failed for nobody's fault, and tells the first time.
+func (c *Consumer) outage(err error) {
+	c.failedAt.Store(time.Now().UnixNano())
+	if !c.failing.Swap(true) {
+		c.log.Error().Err(err).Msg("events cannot be processed now, they wait")
+	}
+}
+
+// settled notes that things work.
+func (c *Consumer) settled() {
+	if c.failing.Swap(false) {
+		c.log.Info().Msg("events are processed again")
+	}
 }
 
 // fetch returns what waits, or, when nothing does, the next event that comes within fetchWait.

@@ -70,7 +70,7 @@ func (c *Consumer) settle(ctx context.Context, batch []*delivery) {
 			c.ack(s.delivery)
 		}
 		failpoint.Hit(c.name + ".acked")
-		c.progress.Store(true)
+		c.settled()
 	}
 }
 
@@ -114,9 +114,7 @@ func (c *Consumer) answer(d *delivery) (message *nats.Msg, dead bool) {
 
 // failed has an event delivered again after an outage, and the consumer pause.
 func (c *Consumer) failed(d *delivery, err error) {
-	if !c.paused.Swap(true) {
-		c.log.Error().Err(err).Msg("events cannot be processed now, they wait")
-	}
+	c.outage(err)
 	c.again(d, delayOutage)
 }
 

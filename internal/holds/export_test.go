@@ -12,25 +12,15 @@ import (
 func init() {
 	const real = "local now = time[1] * 1000 + math.floor(time[2] / 1000)"
 	const test = real + "\nlocal clock = redis.call('GET', EPOCH .. ':clock')\nif clock then now = tonumber(clock) end"
-	for _, s := range []struct {
-		script      *lua.Script
-		name, flags string
-	}{
-		{&scriptPlace, "place", ""},
-		{&scriptClaim, "claim", givesBack},
-		{&scriptSettle, "settle", givesBack},
-		{&scriptRelease, "release", givesBack},
-		{&scriptExpire, "expire", givesBack},
-		{&scriptForget, "forget", givesBack},
-		{&scriptAvailability, "availability", givesBack},
-		{&scriptShow, "show", "no-writes"},
-		{&scriptAgenda, "agenda", "no-writes"},
+	for _, s := range []*lua.Script{
+		&scriptPlace, &scriptClaim, &scriptSettle, &scriptRelease, &scriptExpire, &scriptForget,
+		&scriptAvailability, &scriptShow, &scriptAgenda,
 	} {
-		source := source(s.name)
+		source := source(s.Name)
 		if !strings.Contains(source, real) {
 			panic("the prelude's clock is not where the tests expect it")
 		}
-		*s.script = lua.New(s.name, s.flags, strings.Replace(source, real, test, 1))
+		*s = lua.New(s.Name, s.Flags, strings.Replace(source, real, test, 1))
 	}
 }
 

@@ -13,7 +13,8 @@ import (
 // cannot persist or (without the flag allow-oom) is out of memory refuses it before its first
 // command, never in its midst.
 type Script struct {
-	name   string
+	Name   string
+	Flags  string // of its shebang
 	script *redis.Script
 }
 
@@ -23,7 +24,7 @@ func New(name, flags, source string) Script {
 	if flags != "" {
 		shebang += " flags=" + flags
 	}
-	return Script{name, redis.NewScript(shebang + "\n" + source)}
+	return Script{name, flags, redis.NewScript(shebang + "\n" + source)}
 }
 
 // Call is one run of a script, and then what came of it.
@@ -42,7 +43,7 @@ type Call struct {
 // Expect returns Err, or an error unless the status is ok with at least n more values.
 func (c *Call) Expect(n int) error {
 	if c.Err == nil && (c.Status != "ok" || len(c.Reply) < n) {
-		c.Err = fmt.Errorf("%s.lua: unexpected reply %q with %d values", c.Script.name, c.Status, len(c.Reply))
+		c.Err = fmt.Errorf("%s.lua: unexpected reply %q with %d values", c.Script.Name, c.Status, len(c.Reply))
 	}
 	return c.Err
 }
@@ -87,7 +88,7 @@ func pipeline(ctx context.Context, client redis.UniversalClient, calls []*Call, 
 func (c *Call) settle(values []any, err error) {
 	c.Status, c.Reply, c.Err = "", nil, nil
 	if err != nil {
-		c.Err = fmt.Errorf("%s.lua: %w", c.Script.name, err)
+		c.Err = fmt.Errorf("%s.lua: %w", c.Script.Name, err)
 		return
 	}
 	words := make([]string, len(values))
@@ -98,12 +99,12 @@ func (c *Call) settle(values []any, err error) {
 		case int64:
 			words[i] = strconv.FormatInt(v, 10)
 		default:
-			c.Err = fmt.Errorf("%s.lua: unexpected %T in its reply", c.Script.name, value)
+			c.Err = fmt.Errorf("%s.lua: unexpected %T in its reply", c.Script.Name, value)
 			return
 		}
 	}
 	if len(words) == 0 {
-		c.Err = fmt.Errorf("%s.lua: empty reply", c.Script.name)
+		c.Err = fmt.Errorf("%s.lua: empty reply", c.Script.Name)
 		return
 	}
 	c.Status, c.Reply = words[0], words[1:]

@@ -188,7 +188,7 @@ func TestClaimThatDoesNotFit(t *testing.T) {
 		payment(t, "cut", "p2", 2, "n1"),
 		payment(t, "room", "p3", 2, "n2"),
 		payment(t, "room", "p4", 1, "n1"),
-		payment(t, "room", "p5", 1, "n1", "gone"), // no inventory row any more
+		payment(t, "room", "p5", 1, "gone", "n2"), // gone has no inventory row any more
 	}
 	answers, err := s.Decide(t.Context(), payments)
 	if err != nil {

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/go-json-experiment/json"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestServerStandsStill stops Redis, and then Postgres, as a machine that hangs does. The worker
+// says so, every event waits, none dies, and all are answered when the server goes on.
+func TestServerStandsStill(t *testing.T) {
+	t.Parallel()
+	servers, err := stack.Start(t.Context(), stack.Options{Redis: true, Postgres: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := servers.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	s := newSystemOn(t, urls{stacktest.Shared().NATSURL, servers.RedisURL, servers.PostgresURL})
+	worker := s.startWorker()
+	s.setInventory("hall", holds.Asked{}, 10)
+	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k", holds.Asked{}, 3600)))
+
+	for name, pid := range map[string]int{"redis": servers.RedisPID(), "postgres": servers.PostgresPID()} {
+		signalAll(t, pid, syscall.SIGSTOP)
+		requested := s.publish(events.BookingRequested, "hall", book("hall", "ben-"+name, "k-"+name, holds.Asked{}, 3600))
+		paid := s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
+		eventually(t, "the worker to have tried, and to know why it waits", func() bool {
+			code, body := worker.get(t, "/readyz")
+			var ready readiness
+			if err := json.Unmarshal([]byte(body), &ready); err != nil {
+				t.Fatalf("%v: %s", err, body)
+			}
+			return code == 503 && slices.Contains(ready.Reasons, name) && slices.Contains(ready.Reasons, "paused")
+		})
+		signalAll(t, pid, syscall.SIGCONT)
+		if o := s.answer(requested); o.Type != events.Type(holds.EventHoldCreated) {
+			t.Errorf("%s stood still: the request was answered with %s", name, o.Type)
+		}
+		if o := s.answer(paid); o.Type != events.Type(holds.EventHoldConfirmed) {
+			t.Errorf("%s stood still: the payment was answered with %s", name, o.Type)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.letters) != 0 {
+		t.Errorf("%d events died of an outage", len(s.letters))
+	}
+	if got := s.counts("hall")[holds.StockSlot]; got != "2" {
+		t.Errorf("%s held, want 2", got)
+	}
+}
+
+// signalAll signals a server and its child processes: Postgres has one for each connection.
+func signalAll(t *testing.T, pid int, signal syscall.Signal) {
+	t.Helper()
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, child := range append(strings.Fields(string(children)), strconv.Itoa(pid)) {
+		n, err := strconv.Atoi(child)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(n, signal); err != nil && !errors.Is(err, syscall.ESRCH) {
+			t.Fatal(err)
+		}
+	}
+}
