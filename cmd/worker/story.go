@@ -197,7 +197,7 @@ func (s *story) walkAway(ctx context.Context, room string, stay holds.Asked, ben
 	if refused.Reason != holds.ReasonExpired || !refused.RefundRequired {
 		return fmt.Errorf("ben's payment was refused for %s, want expired", refused.Reason)
 	}
-	s.say("  Ben pays after all, too late.              Refused, with refund_required: his bank is told, nobody's room is taken.")
+	s.say("  Ben pays after all, too late.              Refused, with refund_required: the money goes back, nobody loses a room.")
 	var cleo holds.HoldCreated
 	if err := s.book(ctx, room, "cleo", stay, time.Minute, holds.EventHoldCreated, &cleo); err != nil {
 		return err
