@@ -13,6 +13,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 // get asks the operations address of a worker.
@@ -102,7 +103,7 @@ func TestReadiness(t *testing.T) {
 		t.Errorf("availability from a Redis that lost its data: %d %s", code, body)
 	}
 	waiting := s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, 600))
-	eventually(t, "the worker to meet it", func() bool {
+	stacktest.Eventually(t, "the worker to meet it", func() bool {
 		_, ready := status()
 		return slices.Contains(ready.Reasons, "paused")
 	})

@@ -40,7 +40,7 @@ func TestServerStandsStill(t *testing.T) {
 		signalAll(t, pid, syscall.SIGSTOP)
 		requested := s.publish(events.BookingRequested, "hall", book("hall", "ben-"+name, "k-"+name, holds.Asked{}, 3600))
 		paid := s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
-		eventually(t, "the worker to have tried, and to know why it waits", func() bool {
+		stacktest.Eventually(t, "the worker to have tried, and to know why it waits", func() bool {
 			code, body := worker.get(t, "/readyz")
 			var ready readiness
 			if err := json.Unmarshal([]byte(body), &ready); err != nil {

@@ -369,7 +369,7 @@ func TestStopsWhileBlocked(t *testing.T) {
 		t.Fatal(err)
 	}
 	payment := s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
-	eventually(t, "the claim", func() bool {
+	stacktest.Eventually(t, "the claim", func() bool {
 		_, body := first.get(t, "/v1/holds/"+hold.Subject)
 		return strings.Contains(body, "confirming")
 	})

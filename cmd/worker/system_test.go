@@ -154,21 +154,6 @@ func (s *system) await(what string, so func(outcomes []events.Envelope, letters 
 	}
 }
 
-// eventually asks again until something is so.
-func eventually(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	bound := time.After(2 * time.Minute)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !so() {
-		select {
-		case <-tick.C:
-		case <-bound:
-			t.Fatalf("waited in vain for %s", what)
-		}
-	}
-}
-
 // answers are the outcomes of an inbound event.
 func answers(outcomes []events.Envelope, eventID string) (its []events.Envelope) {
 	for _, o := range outcomes {

@@ -245,26 +245,17 @@ func TestCatalogueThroughTheServers(t *testing.T) {
 }
 
 // awaitIdle waits until a consumer has neither anything waiting nor unacknowledged.
-func (b *bench) awaitIdle(name string) *jetstream.ConsumerInfo {
+func (b *bench) awaitIdle(name string) (info *jetstream.ConsumerInfo) {
 	b.t.Helper()
-	bound := time.After(time.Minute)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	stacktest.Eventually(b.t, "consumer "+name+" to come to rest", func() bool {
 		consumer, err := b.js.Consumer(b.t.Context(), b.ns.InStream(), name)
 		if err != nil {
 			b.t.Fatal(err)
 		}
-		info := consumer.CachedInfo()
-		if info.NumPending == 0 && info.NumAckPending == 0 {
-			return info
-		}
-		select {
-		case <-tick.C:
-		case <-bound:
-			b.t.Fatalf("consumer %s never came to rest: %+v", name, info)
-		}
-	}
+		info = consumer.CachedInfo()
+		return info.NumPending == 0 && info.NumAckPending == 0
+	})
+	return info
 }
 
 // TestSameEventTwice publishes an event twice, without a message id: one outcome is stored.
@@ -303,30 +294,16 @@ func TestOutage(t *testing.T) {
 	for i := range number {
 		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", i)))
 	}
-	b.wait("the consumer to pause", func() bool { return b.workers[0].Paused() })
+	stacktest.Eventually(t, "the consumer to pause", func() bool { return b.workers[0].Paused() })
 	for range 3 {
 		before := b.asked("k0")
-		b.wait("another try", func() bool { return b.asked("k0") > before })
+		stacktest.Eventually(t, "another try", func() bool { return b.asked("k0") > before })
 	}
 	b.set(nil)
 	b.await("an outcome of each", func() bool { return len(b.out) == number })
-	b.wait("the pause to end", func() bool { return !b.workers[0].Paused() })
+	stacktest.Eventually(t, "the pause to end", func() bool { return !b.workers[0].Paused() })
 	if len(b.dlq) != 0 {
 		t.Errorf("%d events died of an outage", len(b.dlq))
-	}
-}
-
-func (b *bench) wait(what string, so func() bool) {
-	b.t.Helper()
-	bound := time.After(time.Minute)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !so() {
-		select {
-		case <-tick.C:
-		case <-bound:
-			b.t.Fatalf("waited in vain for %s", what)
-		}
 	}
 }
 

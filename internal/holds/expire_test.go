@@ -12,23 +12,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
-
-// waitFor asks again until something is so; a test that waits in vain fails with what it
-// waited for when the test binary's time is over or after a generous bound.
-func waitFor(t testing.TB, what string, so func() bool) {
-	t.Helper()
-	bound := time.After(30 * time.Second)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !so() {
-		select {
-		case <-tick.C:
-		case <-bound:
-			t.Fatalf("waited in vain for %s", what)
-		}
-	}
-}
 
 // runExpirer runs an Expirer's loops until the test ends.
 func runExpirer(t *testing.T, x *holds.Expirer) {
@@ -68,20 +53,20 @@ func TestLapseIsNoticed(t *testing.T) {
 			x := holds.NewExpirer(w.service, w, options, zerolog.Nop())
 			runExpirer(t, x)
 			if !options.NoNotifications {
-				waitFor(t, "the subscription", func() bool { return x.HintError() == nil })
+				stacktest.Eventually(t, "the subscription", func() bool { return x.HintError() == nil })
 			}
 			w.setInventory(t, "tent", holds.Asked{}, 1)
 			o := w.place(t, holds.PlaceRequest{Resource: "tent", User: "ana", TTLSeconds: seconds(1)})[0]
 			hold := created(t, o)
 			// Nobody reads availability here: reading would sweep.
-			waitFor(t, "the counter to be restored", func() bool { return w.held(t, "tent") == "0" })
+			stacktest.Eventually(t, "the counter to be restored", func() bool { return w.held(t, "tent") == "0" })
 			var expired []holds.Outcome
-			waitFor(t, "hold.expired", func() bool { expired = append(expired, w.takeAnnounced()...); return len(expired) > 0 })
+			stacktest.Eventually(t, "hold.expired", func() bool { expired = append(expired, w.takeAnnounced()...); return len(expired) > 0 })
 			data := expired[0].Data.(holds.HoldExpired)
 			if len(expired) != 1 || expired[0].Hold != hold.HoldID || data.ExpiresAt != hold.ExpiresAt || data.RestoredAt.Before(data.ExpiresAt.Time) {
 				t.Errorf("announced %+v for %+v", expired, hold)
 			}
-			waitFor(t, "the hold to be forgotten", func() bool {
+			stacktest.Eventually(t, "the hold to be forgotten", func() bool {
 				return w.client.Exists(t.Context(), holds.Key(w.namespace, "tent", "departing")).Val() == 0
 			})
 			w.atRest(t, "tent")
@@ -99,17 +84,17 @@ func TestSubscriptionIsFollowedByASweep(t *testing.T) {
 	lapse := func() {
 		hold := created(t, w.place(t, holds.PlaceRequest{Resource: "tent", User: "ana", TTLSeconds: seconds(1)})[0]).HoldID
 		key := holds.Key(w.namespace, "tent", "hold:"+hold.UUID)
-		waitFor(t, "the deadline", func() bool { return w.client.Exists(ctx, key).Val() == 0 })
+		stacktest.Eventually(t, "the deadline", func() bool { return w.client.Exists(ctx, key).Val() == 0 })
 	}
 	lapse()
 	runExpirer(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{NoTimer: true}, zerolog.Nop()))
-	waitFor(t, "the sweep after the first subscription", func() bool { return w.held(t, "tent") == "0" })
+	stacktest.Eventually(t, "the sweep after the first subscription", func() bool { return w.held(t, "tent") == "0" })
 
 	if err := w.client.ConfigSet(ctx, "notify-keyspace-events", "").Err(); err != nil {
 		t.Fatal(err) // a server that has restarted has forgotten it
 	}
 	lapse()
-	waitFor(t, "the sweep after the cut", func() bool {
+	stacktest.Eventually(t, "the sweep after the cut", func() bool {
 		if err := w.client.ClientKillByFilter(ctx, "TYPE", "pubsub").Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -315,14 +300,14 @@ func TestNudgesDoNotPutOffTheTimer(t *testing.T) {
 	w := newRealTimeWorld(t)
 	x := holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
 	runExpirer(t, x)
-	waitFor(t, "the subscription", func() bool { return x.HintError() == nil })
+	stacktest.Eventually(t, "the subscription", func() bool { return x.HintError() == nil })
 	w.setInventory(t, "tent", holds.Asked{}, 1)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "tent", User: "ana", TTLSeconds: seconds(1)})[0]).HoldID
 	if err := w.client.Del(t.Context(), holds.Key(w.namespace, "tent", "hold:"+hold.UUID)).Err(); err != nil {
 		t.Fatal(err) // its expiry is not notified
 	}
 	forged := fmt.Sprintf("%s:{%d}:other:hold:0", w.namespace, (holds.Partition("tent")+1)%holds.Partitions)
-	waitFor(t, "the counter to be restored", func() bool {
+	stacktest.Eventually(t, "the counter to be restored", func() bool {
 		if err := w.client.Publish(t.Context(), "__keyevent@0__:expired", forged).Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -363,7 +348,7 @@ func BenchmarkExpire(b *testing.B) {
 				}
 				w.place(b, requests...)
 				for want := len(late) + total; len(late) < want; {
-					waitFor(b, "lapsed holds", func() bool {
+					stacktest.Eventually(b, "lapsed holds", func() bool {
 						batch := w.takeAnnounced()
 						for _, o := range batch {
 							data := o.Data.(holds.HoldExpired)

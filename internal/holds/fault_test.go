@@ -16,6 +16,7 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
 	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
 )
 
 var errLost = errors.New("the reply was lost")
@@ -139,7 +140,7 @@ func TestLostLock(t *testing.T) {
 			t.Errorf("after lost locks: %+v", slot)
 		}
 	}
-	waitFor(t, "the thief's lock to end", func() bool {
+	stacktest.Eventually(t, "the thief's lock to end", func() bool {
 		return len(w.client.Keys(t.Context(), holds.Key(w.namespace, "room", "lock:*")).Val()) == 0
 	})
 }
@@ -209,7 +210,7 @@ func TestCapacityCutBetweenReadAndDecision(t *testing.T) {
 		"by SQL, and a pause": func(w *world) {
 			began := w.client.Time(t.Context()).Val()
 			w.execute(t, `UPDATE inventory SET capacity = 0`)
-			waitFor(t, "the pause", func() bool { return w.client.Time(t.Context()).Val().Sub(began) > holds.ReadAge })
+			stacktest.Eventually(t, "the pause", func() bool { return w.client.Time(t.Context()).Val().Sub(began) > holds.ReadAge })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -258,7 +259,7 @@ func TestOutOfMemory(t *testing.T) {
 	if got := brief(w.release(t, holds.ReleaseRequest{Hold: ids[1]})); got != holds.EventHoldReleased {
 		t.Errorf("cancelled: %s", got)
 	}
-	waitFor(t, "the deadline", func() bool {
+	stacktest.Eventually(t, "the deadline", func() bool {
 		if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
 			t.Fatal(err)
 		}

@@ -1,0 +1,30 @@
+package stacktest
+
+import (
+	"testing"
+	"time"
+)
+
+// The pace and the bound of Eventually. The bound is generous: a test that waits in vain fails
+// by it, one that does not never notices it.
+const (
+	askEvery  = 5 * time.Millisecond
+	waitBound = 2 * time.Minute
+)
+
+// Eventually asks again until something is so, for what no signal can be had of: the state of a
+// server or of another process. It fails the test with what it waited for in vain.
+func Eventually(t testing.TB, what string, so func() bool) {
+	t.Helper()
+	bound := time.NewTimer(waitBound)
+	defer bound.Stop()
+	tick := time.NewTicker(askEvery)
+	defer tick.Stop()
+	for !so() {
+		select {
+		case <-tick.C:
+		case <-bound.C:
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
