@@ -94,8 +94,10 @@ func (c *Consumer) Paused() bool {
 }
 
 // Run works until ctx is over; then it fetches no more, finishes what it can of what it has
-// fetched within finishLimit, and returns. What it could not finish is delivered again. Three steps work at the same time: while one batch is decided the
-// next is fetched, and the outcomes of the one before are stored and acknowledged.
+// fetched within finishLimit, and returns. What it could not finish is delivered again.
+//
+// Three steps work at the same time: while one batch is decided the next is fetched, and the
+// outcomes of the one before are stored and acknowledged.
 func (c *Consumer) Run(ctx context.Context) error {
 	batches, decided := make(chan []*delivery), make(chan *delivery, resultsMax)
 	finish, giveUp := context.WithCancel(context.WithoutCancel(ctx))

@@ -284,8 +284,11 @@ func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, er
 		resources[i], slots[i] = g.resource, g.names
 		clocks[i], revs[i] = pipe.Time(ctx), pipe.Get(ctx, s.keys.rev(g.resource))
 	}
-	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
-		return nil, fmt.Errorf("read rev: %w", err)
+	_, _ = pipe.Exec(ctx) // its error is the first command's, and that may be that there is no rev yet
+	for i := range groups {
+		if err := errors.Join(clocks[i].Err(), revs[i].Err()); err != nil && !errors.Is(err, redis.Nil) {
+			return nil, fmt.Errorf("read rev: %w", err)
+		}
 	}
 	stock, err := s.inventory.Stock(ctx, resources, slots)
 	if err != nil {
