@@ -1,0 +1,149 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// unstored is a JetStream of which the first publications fail: before they are done, or after
+// (lost), when only the PubAck does not arrive.
+type unstored struct {
+	jetstream.JetStream
+	lost  bool
+	times atomic.Int32
+}
+
+func (u *unstored) PublishMsgAsync(m *nats.Msg, opts ...jetstream.PublishOpt) (jetstream.PubAckFuture, error) {
+	if u.times.Add(-1) < 0 {
+		return u.JetStream.PublishMsgAsync(m, opts...)
+	}
+	if u.lost {
+		if _, err := u.PublishMsg(context.Background(), m); err != nil {
+			return nil, err
+		}
+	}
+	failed := make(chan error, 1)
+	time.AfterFunc(20*time.Millisecond, func() { failed <- nats.ErrTimeout }) // as late as a real one
+	return &failedAck{m, failed}, nil
+}
+
+type failedAck struct {
+	msg *nats.Msg
+	err chan error
+}
+
+func (*failedAck) Ok() <-chan *jetstream.PubAck { return nil }
+func (f *failedAck) Err() <-chan error          { return f.err }
+func (f *failedAck) Msg() *nats.Msg             { return f.msg }
+
+// TestPubAckLost loses the PubAcks of outcomes and dead letters. No event may be acknowledged
+// before its outcome is stored, and none has two.
+func TestPubAckLost(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []bool{false, true} {
+		t.Run(fmt.Sprintf("stored=%v", lost), func(t *testing.T) {
+			t.Parallel()
+			js := &unstored{lost: lost}
+			js.times.Store(5)
+			b := newBenchOn(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
+			const number = 3
+			for i := range number {
+				b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", i)))
+				b.publish(b.ns.In(BookingRequested, "room"), nil, "not JSON")
+			}
+			b.awaitIdle(ConsumerRequests)
+			b.await("an end of each", func() bool { return len(b.out) >= number && len(b.dlq) >= number })
+			if js.times.Load() >= 0 || len(b.out) != number || len(b.dlq) != number {
+				t.Errorf("%d outcomes, %d dead letters, want %d each; %d PubAcks not lost", len(b.out), len(b.dlq), number, js.times.Load())
+			}
+		})
+	}
+}
+
+// TestPoison has one event of many fail by its own fault, by an error and by a panic. It alone
+// dies, after several tries; those that were in a batch with it are answered, and none of them
+// is delivered again.
+func TestPoison(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]func() error{
+		"error": func() error { return &pgconn.PgError{Code: "22P05"} },
+		"panic": func() error { panic("a bug") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			published := make(chan struct{})
+			var batched atomic.Bool
+			b.set(func(key string, batch int) error {
+				switch key {
+				case "first": // keeps the consumer busy until all others wait
+					<-published
+				case "bad":
+					if batch > 1 {
+						batched.Store(true)
+					}
+					return fault()
+				}
+				return nil
+			})
+			const number = 100
+			b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("first"))
+			for i := range number {
+				b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", i)))
+				if i == number/2 {
+					b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("bad"))
+				}
+			}
+			close(published)
+			b.await("all others' outcomes and the one dead letter", func() bool { return len(b.out) == number+1 && len(b.dlq) == 1 })
+			h := b.dlq[0].Headers()
+			if h.Get("Holdfast-Dlq-Reason") != ReasonPoison || h.Get("Holdfast-Dlq-Deliveries") != fmt.Sprint(faultsMax) {
+				t.Errorf("headers %v", h)
+			}
+			info := b.awaitIdle(ConsumerRequests)
+			if again := info.Delivered.Consumer - info.Delivered.Stream; again != faultsMax-1 || !batched.Load() {
+				t.Errorf("%d deliveries were repeated, want those of the poison, %d; it was in a batch with others: %v", again, faultsMax-1, batched.Load())
+			}
+		})
+	}
+}
+
+// TestPaymentIsNeverPoison has a payment fail by what looks like its own fault, more often than
+// other events may. It must not die: it ends in a reservation or a refund.
+func TestPaymentIsNeverPoison(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	var failures atomic.Int32
+	b.set(func(string, int) error {
+		if failures.Add(1) <= faultsMax+1 {
+			return &pgconn.PgError{Code: "22P05"}
+		}
+		return nil
+	})
+	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, `{"hold_id":"`+holdID+`","payment_id":"p"}`))
+	b.await("the outcome", func() bool { return len(b.out) == 1 })
+	if len(b.dlq) != 0 {
+		t.Errorf("a payment was dead-lettered")
+	}
+}
+
+// TestUnwritable has an outcome that cannot be written: a fault of that event, not an outage.
+func TestUnwritable(t *testing.T) {
+	t.Parallel()
+	if got := fateOf(&encodeError{errors.New("x")}); got != fateFault {
+		t.Errorf("fate %d, want %d", got, fateFault)
+	}
+	for deliveries, want := range map[uint64]time.Duration{1: delayLater, 2: 2 * delayLater, 100: delayMax} {
+		if got := growing(delayLater, deliveries); got != want {
+			t.Errorf("delay of delivery %d is %v, want %v", deliveries, got, want)
+		}
+	}
+}
