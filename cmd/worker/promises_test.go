@@ -319,6 +319,23 @@ func testKilledAt(t *testing.T, verb, step string) {
 	}
 }
 
+// TestNobodySweeps runs workers that have neither a timer nor notifications: a hold that has
+// lapsed is still held by its counter, and the next who asks gets the seat at once.
+func TestNobodySweeps(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.startWorker("HOLDFAST_NO_TIMER=true", "HOLDFAST_NO_NOTIFICATIONS=true")
+	s.setInventory("hall", seat, 1)
+	ana := decoded[holds.HoldCreated](t, s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, 1))))
+	stacktest.Eventually(t, "the deadline", func() bool { return !s.redis.Time(t.Context()).Val().Before(ana.ExpiresAt.Time) })
+	if got := s.counts("hall")["A-12"]; got != "1" {
+		t.Errorf("%q held after the deadline: somebody has swept", got)
+	}
+	if o := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", seat, 600))); o.Type != events.Type(holds.EventHoldCreated) {
+		t.Errorf("after the deadline ben was answered %s: %s", o.Type, o.Data)
+	}
+}
+
 // TestStopsGracefully stops one of two workers while it works: it ends with 0, and every event
 // has its outcome.
 func TestStopsGracefully(t *testing.T) {
