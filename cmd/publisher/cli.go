@@ -16,7 +16,7 @@ import (
 
 // cli is the command line: what every verb takes, and the verbs.
 type cli struct {
-	Common common `embed:""`
+	Common common `embed:"" group:"Flags of every verb:"`
 
 	Inventory struct {
 		Set  inventorySet  `cmd:"" help:"Set the capacity of slots."`

@@ -9,6 +9,7 @@ import (
 	"net/url"
 
 	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 
 	"holdfast/internal/events"
 )
@@ -72,6 +73,9 @@ func (v *inventoryShow) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	if p.json() {
+		if !jsontext.Value(body).IsValid() {
+			return fmt.Errorf("%s did not answer as a worker does: not JSON", addr)
+		}
 		return p.printJSON(bytes.TrimRight(body, "\r\n"))
 	}
 	members, err := membersOf(body)

@@ -19,6 +19,13 @@ import (
 // These tests are run as a newcomer runs the program: in a directory in which `worker dev` is
 // running, without a word about where anything is.
 func TestMain(m *testing.M) {
+	// What a shell has set for other servers is not meant for these tests.
+	for _, name := range []string{nameNATSURL, nameHTTPAddr, nameNamespace, "HOLDFAST_REDIS_URL", "HOLDFAST_POSTGRES_URL"} {
+		if err := os.Unsetenv(name); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
 	code, err := runBesideWorker(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

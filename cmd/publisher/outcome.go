@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/go-json-experiment/json"
@@ -47,11 +46,13 @@ func (p *program) printAnswer(a events.Answer) error {
 		}
 		text = page(headline(event, data), data)
 	}
-	print := func() error { return p.print(text) }
+	var err error
 	if p.json() {
-		print = func() error { return p.printJSON(a.Body) }
+		err = p.printJSON(a.Body)
+	} else {
+		err = p.print(text)
 	}
-	if err := print(); err != nil {
+	if err != nil {
 		return err
 	}
 	return refusal
@@ -105,8 +106,10 @@ type member struct {
 // membersOf returns the members of a JSON object in their order.
 func membersOf(object jsontext.Value) ([]member, error) {
 	decoder := jsontext.NewDecoder(bytes.NewReader(object))
-	if token, err := decoder.ReadToken(); err != nil || token.Kind() != '{' {
-		return nil, fmt.Errorf("event data is not an object: %w", errors.Join(err))
+	if token, err := decoder.ReadToken(); err != nil {
+		return nil, fmt.Errorf("read event data: %w", err)
+	} else if token.Kind() != '{' {
+		return nil, errors.New("event data is not an object")
 	}
 	var members []member
 	for decoder.PeekKind() == '"' {
@@ -122,7 +125,7 @@ func membersOf(object jsontext.Value) ([]member, error) {
 		m.value = value.Clone()
 		members = append(members, m)
 	}
-	if _, err := decoder.ReadToken(); err != nil && !errors.Is(err, io.EOF) {
+	if _, err := decoder.ReadToken(); err != nil { // the end of the object
 		return nil, fmt.Errorf("read event data: %w", err)
 	}
 	return members, nil
@@ -138,11 +141,9 @@ func find(data []member, name string) string {
 	return ""
 }
 
+// quoted is a text as JSON. Invalid UTF-8 becomes U+FFFD, which AppendQuote also tells as an error.
 func quoted(text string) jsontext.Value {
-	value, err := jsontext.AppendQuote(nil, text)
-	if err != nil { // invalid UTF-8 becomes U+FFFD
-		return value
-	}
+	value, _ := jsontext.AppendQuote(nil, text)
 	return value
 }
 

@@ -114,13 +114,16 @@ func (v *watch) wants(subject string) bool {
 	return v.ResourceID == "" || strings.HasSuffix(subject, "."+v.ResourceID)
 }
 
-// printCompact prints a JSON value on one line.
+// printCompact prints a JSON value on one line. What is none is no line of the output.
 func (p *program) printCompact(value jsontext.Value) error {
+	if !value.IsValid() {
+		fmt.Fprintln(p.err, "publisher: passed over an outcome that is not JSON")
+		return nil
+	}
 	if strings.ContainsAny(string(value), "\r\n") {
 		value = value.Clone()
 		if err := value.Compact(); err != nil {
-			fmt.Fprintf(p.err, "publisher: an outcome that is not JSON: %s\n", printable(err.Error()))
-			return nil
+			return fmt.Errorf("compact an outcome: %w", err)
 		}
 	}
 	return p.printJSON(value)

@@ -1,0 +1,302 @@
+package main
+
+import (
+	"bytes"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/events"
+)
+
+var uuids = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
+
+// TestExplainIsComplete compares all that --explain prints, but for the new event id.
+func TestExplainIsComplete(t *testing.T) {
+	t.Parallel()
+	const want = `Subject: hotel.in.booking.cancelled.loft
+Headers:
+  Content-Type: application/cloudevents+json
+  Nats-Msg-Id: ID
+Body:
+  {
+    "specversion": "1.0",
+    "id": "ID",
+    "source": "/holdfast/publisher",
+    "type": "holdfast.booking.cancelled.v1",
+    "datacontenttype": "application/json",
+    "data": {
+      "resource_id": "loft",
+      "request_key": "it's"
+    }
+  }
+The same with the nats command:
+  nats pub hotel.in.booking.cancelled.loft --server nats://127.0.0.1:1 --header Content-Type:application/cloudevents+json --header Nats-Msg-Id:ID '{"specversion":"1.0","id":"ID","source":"/holdfast/publisher","type":"holdfast.booking.cancelled.v1","datacontenttype":"application/json","data":{"resource_id":"loft","request_key":"it'\''s"}}'
+`
+	r := publisher(t, words("cancel --resource-id loft --request-key it's --explain --namespace hotel --nats-url nats://127.0.0.1:1")...)
+	if got := uuids.ReplaceAllString(r.want(t, exitOK).out, "ID"); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	secret := publisher(t, words("cancel --resource-id loft --request-key k --explain --nats-url nats://ann:secret@127.0.0.1:1")...).want(t, exitOK)
+	if strings.Contains(secret.out, "secret") {
+		t.Errorf("it prints a password: %s", secret.out)
+	}
+}
+
+// TestExplainIsReadBack has a shell read the nats command, word by word, for what is hard to quote.
+func TestExplainIsReadBack(t *testing.T) {
+	t.Parallel()
+	const metadata = `{"note":"it's $HOME ` + "`id`" + ` \\ {{.}} \u009b2J","ümlaut":"\u202e"}`
+	r := publisher(t, "request", "--resource-id", "loft", "--user-id", "ann", "--request-key", "k", "--metadata", metadata,
+		"--explain", "--nats-url", "nats://127.0.0.1:1").want(t, exitOK)
+	_, line, _ := strings.Cut(r.out, "nats pub ")
+	out, err := exec.CommandContext(t.Context(), "sh", "-c", `nats() { printf '%s\n' "$@"; }; nats pub `+line).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
+	if len(got) != 9 || got[1] != "holdfast.in.booking.requested.loft" || got[5] != "Content-Type:application/cloudevents+json" {
+		t.Fatalf("the shell reads %q", got)
+	}
+	var e events.Envelope
+	var data events.BookingRequestedData
+	if err := json.Unmarshal([]byte(got[8]), &e); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(e.Data, &data); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := canonical(t, data.Metadata), canonical(t, jsontext.Value(metadata)); !bytes.Equal(got, want) {
+		t.Errorf("metadata %s, want %s", got, want)
+	}
+	if strings.Contains(got[8], "{{") {
+		t.Errorf("the nats command may take this for a template: %s", got[8])
+	}
+	if strings.ContainsAny(r.out, "\u009b\u202e") {
+		t.Errorf("it prints control characters: %q", r.out)
+	}
+}
+
+func canonical(t *testing.T, value jsontext.Value) jsontext.Value {
+	t.Helper()
+	value = value.Clone()
+	if err := value.Canonicalize(); err != nil {
+		t.Fatal(err)
+	}
+	return value
+}
+
+// TestPages compares what is printed of an answer.
+func TestPages(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		answer events.Answer
+		code   int
+		want   string
+	}{
+		"sold out": {
+			answered("hold.rejected", `{"resource_id":"loft","user_id":"ann","slots":["A-1","A-2"],"quantity":2,"metadata":{"a": "\u001b[2J"},`+
+				`"reason":"sold_out","message":"not enough left","unavailable":[{"slot":"A-1","capacity":12,"reserved":3,"held":9},`+
+				`{"slot":"A-2","capacity":1,"reserved":1,"held":0}],"retry_at":null}`),
+			exitRejected,
+			`hold.rejected: sold_out (not enough left)
+  resource_id  loft
+  user_id      ann
+  slots        A-1, A-2
+  quantity     2
+  metadata     {"a":"\u001b[2J"}
+  reason       sold_out
+  message      not enough left
+  retry_at     -
+
+unavailable:
+SLOT  CAPACITY  RESERVED  HELD
+──────────────────────────────
+A-1         12         3     9
+A-2          1         1     0
+`,
+		},
+		"confirmed": {
+			answered("hold.confirmed", `{"resource_id":"loft","late":true}`), exitOK,
+			"hold.confirmed\n  resource_id  loft\n  late         true\n",
+		},
+		"dead": {
+			events.Answer{Dead: &events.DeadLettered{Error: "malformed", Detail: "data.\x1b[2Jslots: \u202ex"}}, exitDeadLettered,
+			"dead-lettered: malformed\n  detail  data.\\x1b[2Jslots: \\u202ex\n",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var out bytes.Buffer
+			p := newProgram(&out, &out)
+			if code := exitCode(p.printAnswer(c.answer)); code != c.code {
+				t.Errorf("exit code %d, want %d", code, c.code)
+			}
+			if out.String() != c.want {
+				t.Errorf("got\n%s\nwant\n%s", out.String(), c.want)
+			}
+		})
+	}
+	p := newProgram(&bytes.Buffer{}, &bytes.Buffer{})
+	for _, data := range []string{``, `[]`, `{"a":`} {
+		if err := p.printAnswer(answered("hold.created", data)); exitCode(err) != exitFailed || strings.Contains(err.Error(), "%!") {
+			t.Errorf("data %q: %v", data, err)
+		}
+	}
+}
+
+func answered(event, data string) events.Answer {
+	return events.Answer{Envelope: events.Envelope{Type: events.Type(event), Data: jsontext.Value(data)}}
+}
+
+// TestJSONIsAsReceived compares what -o json prints with what was stored, byte by byte.
+func TestJSONIsAsReceived(t *testing.T) {
+	t.Parallel()
+	r := publisher(t, "request", "--resource-id", "bytes", "--user-id", "ann", "--metadata", "{\"a\":\"<é\u009b&\"}", "--wait", "-o", "json").
+		want(t, exitRejected, "unknown_resource")
+	p := newProgram(&bytes.Buffer{}, &bytes.Buffer{})
+	if err := p.settle(); err != nil {
+		t.Fatal(err)
+	}
+	url, err := p.natsURL()
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := js.Stream(t.Context(), p.subjects().OutStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored, err := out.GetLastMsgForSubject(t.Context(), p.subjects().Out("hold.rejected", "bytes"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.out != string(stored.Data)+"\n" {
+		t.Errorf("printed %q, stored %q", r.out, stored.Data)
+	}
+}
+
+// TestEscapes has nothing steer a terminal, and JSON keep its value.
+func TestEscapes(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"plain ünï €5 🛏":     "plain ünï €5 🛏",
+		"a\x1b[2J\r\n\tb":    `a\x1b[2J\r\n\tb`,
+		"c1 \u009b, del\x7f": `c1 \u009b, del\x7f`,
+		"bidi \u202e\u2066":  `bidi \u202e\u2066`,
+		"bad \xff\xc3":       `bad \xff\xc3`,
+		"tag \U000e0041":     `tag \U000e0041`,
+	} {
+		if got := printable(text); got != want {
+			t.Errorf("printable(%q) = %q, want %q", text, got, want)
+		}
+	}
+	const value = "{\n\t\"a\u009b\": \"\u202e \U000e0041 é\x7f\"\n}"
+	escaped := escapeJSON([]byte(value))
+	if want := "{\n\t\"a\\u009b\": \"\\u202e \\udb40\\udc41 é\\u007f\"\n}"; string(escaped) != want {
+		t.Errorf("got %s, want %s", escaped, want)
+	}
+	if !bytes.Equal(canonical(t, escaped), canonical(t, jsontext.Value(value))) {
+		t.Errorf("another value: %s", escaped)
+	}
+}
+
+// TestEssentials is what a line of watch tells of each kind of event.
+func TestEssentials(t *testing.T) {
+	t.Parallel()
+	for data, want := range map[string]string{
+		`{"hold_id":"h","user_id":"ann","check_in":"2027-05-01","check_out":"2027-05-03","quantity":1,"expires_at":"2027-01-01T00:00:00.000Z"}`: `user=ann slots=2027-05-01..2027-05-03 quantity=1 expires_at=2027-01-01T00:00:00.000Z`,
+		`{"slots":["A","B","C","D","E","F"],"reason":"sold_out","message":"m","retry_at":null}`:                                                 `slots=A,B,C,D,+2 reason=sold_out retry_at=-`,
+		`{"slots":[{"slot":"A","capacity":3},{"slot":"B","capacity":3}]}`:                                                                       `slots=A,B capacity=3`,
+		`{"unavailable":[{"slot":"A","capacity":3}],"reason":"two words\u001b"}`:                                                                `unavailable=A reason="two words\\x1b"`,
+	} {
+		members, err := membersOf(jsontext.Value(data))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(essentials(members), " "); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}
+
+// TestCompact prints one value on each line, and nothing else.
+func TestCompact(t *testing.T) {
+	t.Parallel()
+	var out, errOut bytes.Buffer
+	p := newProgram(&out, &errOut)
+	for _, value := range []string{"{\"a\":\n1}", `{"b": 2}`, "no JSON\x1b"} {
+		if err := p.printCompact(jsontext.Value(value)); err != nil {
+			t.Error(err)
+		}
+	}
+	if want := "{\"a\":1}\n{\"b\": 2}\n"; out.String() != want || !strings.Contains(errOut.String(), "not JSON") {
+		t.Errorf("got %q, and %q", out.String(), errOut.String())
+	}
+}
+
+// TestOtherServer asks what is no worker for availability.
+func TestOtherServer(t *testing.T) {
+	t.Parallel()
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("resource_id") == "gone" {
+			http.Error(w, "\x1b[2Jno", http.StatusTeapot)
+			return
+		}
+		_, _ = w.Write([]byte("<html>")) // shows in the answer
+	}))
+	defer other.Close()
+	show := "inventory show --http-addr " + other.Listener.Addr().String() + " --resource-id "
+	publisher(t, words(show+"loft")...).want(t, exitFailed, "as a worker does")
+	publisher(t, words(show+"loft -o json")...).want(t, exitFailed, "as a worker does")
+	publisher(t, words(show+"gone")...).want(t, exitFailed, "418", `\x1b[2J`)
+}
+
+// TestEndpoints looks where servers are in directories of its own, so it is not parallel.
+func TestEndpoints(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, name := range []string{nameNATSURL, nameHTTPAddr, nameNamespace} {
+		t.Setenv(name, "")
+	}
+	const ask = "request --resource-id loft --user-id ann --timeout 1s"
+	publisher(t, words(ask)...).want(t, exitFailed, "go run ./cmd/worker dev", "--nats-url")
+	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub holdfast.in.booking.requested.loft --header")
+
+	if err := os.Mkdir(filepath.Dir(endpointsPath), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write := func(content string) {
+		if err := os.WriteFile(endpointsPath, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("# a comment\nHOLDFAST_NATS_URL=nats://127.0.0.1:1\nHOLDFAST_HTTP_ADDR=127.0.0.1:2\nHOLDFAST_NAMESPACE=hotel\n")
+	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
+	publisher(t, words(ask)...).want(t, exitFailed, "connect to nats")
+	publisher(t, words("inventory show --resource-id loft")...).want(t, exitFailed, "127.0.0.1:2")
+	// The environment comes before the file, a flag before both.
+	t.Setenv(nameNATSURL, "nats://127.0.0.1:3")
+	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub holdfast.in.booking.requested.loft --server nats://127.0.0.1:3 ")
+	publisher(t, words(ask+" --explain --nats-url nats://127.0.0.1:4 --namespace inn")...).want(t, exitOK, "nats pub inn.in.booking.requested.loft --server nats://127.0.0.1:4 ")
+	t.Setenv(nameNATSURL, "")
+	write("nonsense\n")
+	publisher(t, words(ask)...).want(t, exitFailed, "endpoints.env:1")
+}
