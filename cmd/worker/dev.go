@@ -62,7 +62,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	}
 	defer func() { _ = listener.Close() }() // the server has closed it already
 	config.HTTPAddr = listener.Addr().String()
-	endpoints, err := servers.WriteEndpoints(d.DataDir, "HOLDFAST_HTTP_ADDR="+config.HTTPAddr, "HOLDFAST_NAMESPACE="+config.Namespace)
+	endpoints, err := config.writeEndpoints(servers, d.DataDir)
 	if err != nil {
 		return err
 	}

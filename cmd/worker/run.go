@@ -49,8 +49,9 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 		return fmt.Errorf("--http-addr: %w", err)
 	}
 	defer func() { _ = listener.Close() }() // the server has closed it already
+	config.HTTPAddr = listener.Addr().String()
 	if servers != nil {
-		if _, err := servers.WriteEndpoints(r.DataDir, "HOLDFAST_HTTP_ADDR="+listener.Addr().String(), "HOLDFAST_NAMESPACE="+config.Namespace); err != nil {
+		if _, err := config.writeEndpoints(servers, r.DataDir); err != nil {
 			return err
 		}
 	}
@@ -86,6 +87,11 @@ func startServers(ctx context.Context, c *Config, dir string, progress func(stri
 		}
 	}
 	return servers, nil
+}
+
+// writeEndpoints writes where the servers that were started and the worker are, for the publisher.
+func (c *Config) writeEndpoints(servers *stack.Stack, dir string) (path string, err error) {
+	return servers.WriteEndpoints(dir, "HOLDFAST_HTTP_ADDR="+c.HTTPAddr, "HOLDFAST_NAMESPACE="+c.Namespace)
 }
 
 // running is a worker that has started.

@@ -38,11 +38,7 @@ func (a *Announcer) Announce(ctx context.Context, outcomes []holds.Outcome) erro
 func (a *Announcer) announce(ctx context.Context, outcomes []holds.Outcome) error {
 	futures := make([]jetstream.PubAckFuture, len(outcomes))
 	for i, o := range outcomes {
-		envelope, err := a.ns.encode(o, expiryID(o.Hold), "")
-		if err != nil {
-			return err
-		}
-		message, err := envelope.message(a.ns.Out(o.Event, o.Resource))
+		message, err := a.ns.outcomeMessage(o, expiryID(o.Hold), "")
 		if err != nil {
 			return err
 		}
@@ -51,12 +47,8 @@ func (a *Announcer) announce(ctx context.Context, outcomes []holds.Outcome) erro
 		}
 	}
 	for _, future := range futures {
-		select {
-		case <-future.Ok():
-		case err := <-future.Err():
+		if err := awaitStored(ctx, future); err != nil {
 			return err
-		case <-ctx.Done():
-			return context.Cause(ctx)
 		}
 	}
 	return nil

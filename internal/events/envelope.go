@@ -85,7 +85,7 @@ func decodeEnvelope(header nats.Header, body []byte) (Envelope, error) {
 	}
 	media, err := mediaType(attributes["content-type"])
 	if err != nil {
-		return Envelope{}, err
+		return Envelope{}, malformed("content-type: %v", err)
 	}
 	if media == contentTypeEvent || media == "" && !hasAttribute(attributes) {
 		return decodeStructured(body)
@@ -126,13 +126,13 @@ func mediaType(contentType string) (string, error) {
 	}
 	media, parameters, err := mime.ParseMediaType(contentType)
 	if err != nil {
-		return "", malformed("content-type: not a media type")
+		return "", errors.New("not a media type")
 	}
 	if charset := parameters["charset"]; charset != "" && !strings.EqualFold(charset, "utf-8") {
-		return "", malformed("content-type: want the charset utf-8")
+		return "", errors.New("want the charset utf-8")
 	}
 	if media != contentTypeJSON && !strings.HasSuffix(media, "+json") || media == "application/cloudevents-batch+json" {
-		return "", malformed("content-type: want %s or %s", contentTypeEvent, contentTypeJSON)
+		return "", fmt.Errorf("want %s or %s", contentTypeEvent, contentTypeJSON)
 	}
 	return media, nil
 }
@@ -248,7 +248,7 @@ func newEnvelope(attributes map[string]string) (Envelope, error) {
 		}
 	}
 	if _, err := mediaType(attributes["datacontenttype"]); err != nil {
-		return Envelope{}, malformed("datacontenttype: %s", strings.TrimPrefix(err.Error(), "content-type: "))
+		return Envelope{}, malformed("datacontenttype: %v", err)
 	}
 	return Envelope{
 		SpecVersion: "1.0", ID: attributes["id"], Source: attributes["source"], Type: attributes["type"],
@@ -294,6 +294,15 @@ func (ns Subjects) encode(o holds.Outcome, id, causationID string) (Envelope, er
 		SpecVersion: "1.0", ID: id, Source: "/holdfast/" + string(ns), Type: Type(o.Event),
 		Subject: o.Hold.String(), Time: o.At, DataContentType: contentTypeJSON, CausationID: causationID, Data: data,
 	}, nil
+}
+
+// outcomeMessage returns the message that stores an outcome under an id.
+func (ns Subjects) outcomeMessage(o holds.Outcome, id, causationID string) (*nats.Msg, error) {
+	envelope, err := ns.encode(o, id, causationID)
+	if err != nil {
+		return nil, err
+	}
+	return envelope.message(ns.Out(o.Event, o.Resource))
 }
 
 // message returns the message that carries an event to a subject.

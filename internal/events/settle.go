@@ -52,13 +52,12 @@ func (c *Consumer) settle(ctx context.Context, batch []*delivery) {
 		waiting = append(waiting, stored{d, message, future, dead})
 	}
 	for _, s := range waiting {
-		select {
-		case <-s.ack.Ok():
-		case err := <-s.ack.Err():
+		if err := awaitStored(ctx, s.ack); err != nil {
+			if ctx.Err() != nil {
+				return // stopping: what is not settled is delivered again
+			}
 			c.failed(s.delivery, err)
 			continue
-		case <-ctx.Done():
-			return
 		}
 		failpoint.Hit(c.name + ".published")
 		c.reply(s)
@@ -71,6 +70,18 @@ func (c *Consumer) settle(ctx context.Context, batch []*delivery) {
 		}
 		failpoint.Hit(c.name + ".acked")
 		c.settled()
+	}
+}
+
+// awaitStored waits for the PubAck of a message.
+func awaitStored(ctx context.Context, ack jetstream.PubAckFuture) error {
+	select {
+	case <-ack.Ok():
+		return nil
+	case err := <-ack.Err():
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 
@@ -119,12 +130,7 @@ func (c *Consumer) failed(d *delivery, err error) {
 }
 
 func (c *Consumer) outcome(d *delivery) (*nats.Msg, error) {
-	o := d.result.Outcome
-	envelope, err := c.ns.encode(o, d.in.OutcomeID, d.in.ID)
-	if err != nil {
-		return nil, err
-	}
-	message, err := envelope.message(c.ns.Out(o.Event, o.Resource))
+	message, err := c.ns.outcomeMessage(d.result.Outcome, d.in.OutcomeID, d.in.ID)
 	if err == nil && d.in.TraceParent != "" {
 		message.Header.Set(headerTraceParent, d.in.TraceParent)
 	}

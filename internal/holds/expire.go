@@ -16,13 +16,11 @@ import (
 
 // The bounds of the sweep.
 const (
-	sweepTick      = 250 * time.Millisecond // longest wait for the next look at the agenda
-	sweepRetry     = time.Second            // wait after a look that failed
-	dueMax         = 128                    // resources of a partition swept in one round trip
-	announceQueue  = 64                     // swept batches that wait to be announced
-	watchPing      = 10 * time.Second       // silence after which the subscription is pinged
-	allPartitions  = -1
-	expiredChannel = "__keyevent@*__:expired"
+	sweepTick     = 250 * time.Millisecond // longest wait for the next look at the agenda
+	sweepRetry    = time.Second            // wait after a look that failed
+	dueMax        = 128                    // resources of a partition swept in one round trip
+	announceQueue = 64                     // swept batches that wait to be announced
+	allPartitions = -1
 )
 
 // ExpirerOptions switch off what makes a lapsed hold noticed, for tests: even with both off,
@@ -45,7 +43,7 @@ type Expirer struct {
 	options   ExpirerOptions
 	log       zerolog.Logger
 
-	departed chan []departed
+	departed chan []Outcome // the hold.expired of what was restored and is to be announced
 
 	mu      sync.Mutex
 	due     map[int]struct{} // partitions to look at now
@@ -53,24 +51,18 @@ type Expirer struct {
 	hintErr error            // why there are no notifications, nil when there are
 }
 
-// departed is a hold that has lapsed and is to be announced.
-type departed struct {
-	id      HoldID
-	outcome Outcome
-}
-
 // NewExpirer returns an Expirer. Its Sweep, Watch and Announce loops must all run.
 func NewExpirer(s *Service, a Announcer, o ExpirerOptions, log zerolog.Logger) *Expirer {
 	return &Expirer{
 		service: s, announcer: a, options: o, log: log,
-		departed: make(chan []departed, announceQueue),
+		departed: make(chan []Outcome, announceQueue),
 		due:      make(map[int]struct{}),
 		nudged:   make(chan struct{}, 1),
 		hintErr:  errors.New("not subscribed yet"),
 	}
 }
 
-// Nudge asks the sweep to look at a partition now.
+// nudge asks the sweep to look at a partition now.
 func (e *Expirer) nudge(partition int) {
 	e.mu.Lock()
 	e.due[partition] = struct{}{}
@@ -230,7 +222,7 @@ func (e *Expirer) expire(ctx context.Context, resources []string) (full map[int]
 	}
 	s.run(ctx, calls...)
 	failpoint.Hit("expire.restored")
-	var batch []departed
+	var batch []Outcome
 	var failed []error
 	for i, c := range calls {
 		if err := c.Expect(1); err != nil {
@@ -246,7 +238,7 @@ func (e *Expirer) expire(ctx context.Context, resources []string) (full map[int]
 				failed = append(failed, err)
 				continue
 			}
-			batch = append(batch, departed{hold.ID, hold.expired()})
+			batch = append(batch, hold.expired())
 		}
 	}
 	if len(batch) > 0 {
@@ -281,16 +273,15 @@ func (e *Expirer) Announce(ctx context.Context) error {
 	}
 }
 
-func (e *Expirer) announce(ctx context.Context, batch []departed) error {
-	outcomes, byResource := make([]Outcome, len(batch)), make(map[string][]any)
-	for i, d := range batch {
-		outcomes[i] = d.outcome
-		byResource[d.id.Resource] = append(byResource[d.id.Resource], d.id.UUID)
-	}
-	if err := e.announcer.Announce(ctx, outcomes); err != nil {
+func (e *Expirer) announce(ctx context.Context, batch []Outcome) error {
+	if err := e.announcer.Announce(ctx, batch); err != nil {
 		return err
 	}
 	failpoint.Hit("expire.announced")
+	byResource := make(map[string][]any)
+	for _, o := range batch {
+		byResource[o.Resource] = append(byResource[o.Resource], o.Hold.UUID)
+	}
 	calls := make([]*lua.Call, 0, len(byResource))
 	for resource, ids := range byResource {
 		calls = append(calls, e.service.newCall(scriptForget, resource, append([]any{e.service.memory()}, ids...)...))

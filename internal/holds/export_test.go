@@ -60,11 +60,6 @@ func EpochKey(namespace, resource string) string {
 	return keyspace(namespace).epoch(Partition(resource))
 }
 
-// AgendaKey is the agenda's key of a resource's partition.
-func AgendaKey(namespace, resource string) string {
-	return keyspace(namespace).agenda(Partition(resource))
-}
-
 // PartitionOfHold is keyspace.partitionOfHold.
 func PartitionOfHold(namespace, key string) (int, bool) {
 	return keyspace(namespace).partitionOfHold(key)

@@ -4,8 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/redis/go-redis/v9"
+)
+
+const (
+	watchPing      = 10 * time.Second // silence after which the subscription is pinged
+	expiredChannel = "__keyevent@*__:expired"
 )
 
 // Watch listens for keyspace notifications until ctx is over. They are hints: Redis sends one
