@@ -82,14 +82,20 @@ func provideStore(lc fx.Lifecycle, c Config) (*store.Store, error) {
 	return s, err
 }
 
-func provideLocker(c Config, client redis.UniversalClient) holds.Locker {
-	if c.LockStrategy == "none" {
-		return locking.None{}
+func provideLocker(lc fx.Lifecycle, c Config, client redis.UniversalClient, db *store.Store) *locking.Locker {
+	var strategy locking.Strategy
+	switch c.LockStrategy {
+	case "none":
+		strategy = locking.NewNone(client)
+	default:
+		strategy = locking.NewRange(client, locking.RangeOptions{Lease: locking.FixedLease(c.LockLease), FenceBase: db.FenceBase})
 	}
-	return locking.NewRange(client, c.LockLease)
+	l := locking.New(strategy, locking.Options{})
+	lc.Append(fx.StopHook(l.Close))
+	return l
 }
 
-func provideService(c Config, e epoch, client redis.UniversalClient, l holds.Locker, i holds.Inventory) *holds.Service {
+func provideService(c Config, e epoch, client redis.UniversalClient, l *locking.Locker, i holds.Inventory) *holds.Service {
 	return holds.NewService(c.Namespace, client, l, i, string(e), c.policy())
 }
 

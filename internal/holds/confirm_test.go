@@ -22,7 +22,7 @@ func TestAnotherPaymentIsBeingDecided(t *testing.T) {
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(60)})[0]).HoldID
 
 	down := &outage{Inventory: w.store}
-	w.newService(w.client, w.locker(), down).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p1"}}, func(_ int, r holds.Result) {
+	w.newService(w.client, w.locker(t), down).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p1"}}, func(_ int, r holds.Result) {
 		if !errors.Is(r.Err, errDown) {
 			t.Errorf("Postgres is down: %+v", r)
 		}
@@ -77,12 +77,12 @@ func TestLateSettlement(t *testing.T) {
 	w.setInventory(t, "room", holds.Asked{}, 1)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
 	w.setInventory(t, "room", holds.Asked{}, 0)
-	paused := w.newService(w.client, w.locker(), &late{w.store, func() {
+	paused := w.newService(w.client, w.locker(t), &late{w.store, func() {
 		if got := brief(w.pay(t, hold, "p1")); got != "hold.confirm_rejected sold_out" {
 			t.Errorf("the other worker: %s", got)
 		}
 		w.setInventory(t, "room", holds.Asked{}, 1)
-		w.newService(w.client, w.locker(), &outage{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p2"}}, func(int, holds.Result) {})
+		w.newService(w.client, w.locker(t), &outage{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p2"}}, func(int, holds.Result) {})
 	}})
 	paused.Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p1"}}, func(_ int, r holds.Result) {
 		if got := brief(r.Outcome); r.Err != nil || got != "hold.confirm_rejected sold_out" {

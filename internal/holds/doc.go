@@ -54,6 +54,10 @@
 //	<resource>:index:<user>:<sha1 of slots>   string  id of the user's live hold on just these slots
 //	<resource>:request:<key> string  the answer to a request, with TTL
 //	<resource>:lock:<slot>   string  owner and fencing token of a lock, with the lease as TTL
+//	<resource>:waiting       hash    who waits for locks, and until when (only with HOLDFAST_LOCK_FAIR)
+//	<resource>:queue:<lock>  zset    those who wait for it, in the order in which they came (likewise)
+//
+// On the channel <resource>:released (sharded pub/sub) it is told which locks were released.
 //
 // # What is guaranteed, and by what
 //

@@ -175,7 +175,7 @@ func TestOneRestorer(t *testing.T) {
 	w.pass(t, time.Second)
 	var workers sync.WaitGroup
 	for range 4 {
-		x := holds.NewExpirer(w.newService(w.client, w.locker(), w.store), w, holds.ExpirerOptions{}, zerolog.Nop())
+		x := holds.NewExpirer(w.newService(w.client, w.locker(t), w.store), w, holds.ExpirerOptions{}, zerolog.Nop())
 		workers.Go(func() {
 			if err := x.SweepAndAnnounce(context.Background()); err != nil {
 				t.Error(err)
@@ -234,7 +234,7 @@ func TestStrayDeadline(t *testing.T) {
 	for _, user := range []string{"claims", "pays", "cancels"} {
 		ids = append(ids, created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user, TTLSeconds: seconds(60)})[0]).HoldID)
 	}
-	w.newService(w.client, w.locker(), &outage{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: ids[0], PaymentID: "p"}}, func(int, holds.Result) {})
+	w.newService(w.client, w.locker(t), &outage{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: ids[0], PaymentID: "p"}}, func(int, holds.Result) {})
 	w.pay(t, ids[1], "p")
 	w.release(t, holds.ReleaseRequest{Hold: ids[2]})
 	for _, id := range ids {

@@ -3,13 +3,11 @@ package holds_test
 import (
 	"context"
 	"errors"
-	"net"
-	"sync/atomic"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
@@ -17,45 +15,13 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-var errLost = errors.New("the reply was lost")
-
-// losesReplies is a hook that lets a pipeline be done and then loses its reply, while armed.
-type losesReplies struct{ armed atomic.Int32 }
-
-func (*losesReplies) DialHook(next redis.DialHook) redis.DialHook {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
-}
-
-func (*losesReplies) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-
-func (l *losesReplies) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, commands []redis.Cmder) error {
-		err := next(ctx, commands)
-		if err == nil && isScript(commands) && l.armed.Add(-1) == 0 {
-			for _, c := range commands {
-				c.SetErr(errLost)
-			}
-			return errLost
-		}
-		return err
-	}
-}
-
-func isScript(commands []redis.Cmder) bool {
-	return len(commands) > 0 && (commands[0].Name() == "evalsha" || commands[0].Name() == "eval")
-}
-
 // lossy returns a service of the world whose n-th round trip of scripts from now is done while
 // its reply is lost. It takes no locks, so that every round trip is one of the verb's own.
 func (w *world) lossy(t *testing.T, n int32) *holds.Service {
 	t.Helper()
-	options := *w.client.Options()
-	client := redis.NewClient(&options)
-	t.Cleanup(func() { _ = client.Close() })
-	hook := new(losesReplies)
-	hook.armed.Store(n)
-	client.AddHook(hook)
-	return w.newService(client, locking.None{}, w.store)
+	client := newClient(t, stacktest.Shared().RedisURL)
+	stacktest.LoseReply(client, n, "eval", "evalsha")
+	return w.newService(client, newLocker(t, locking.NewNone(client)), w.store)
 }
 
 // TestLostReply loses the reply of each script after it was done. The event is delivered again,
@@ -100,25 +66,25 @@ func TestLostReply(t *testing.T) {
 
 func expectLost(t *testing.T) func(int, holds.Result) {
 	return func(_ int, r holds.Result) {
-		if !errors.Is(r.Err, errLost) {
+		if !errors.Is(r.Err, stacktest.ErrReplyLost) {
 			t.Errorf("want the lost reply to be an error, got %+v", r)
 		}
 	}
 }
 
-// stealing is a locker whose locks are another's as soon as they are taken, the first n times.
+// stealing is Postgres, and takes a lock away while it is being read, the first n times.
 type stealing struct {
-	holds.Locker
-	client *redis.Client
-	times  int
+	holds.Inventory
+	steal func() error
+	times int
 }
 
-func (s *stealing) TryLock(ctx context.Context, fences []string, sets [][]string) ([]string, []time.Duration, error) {
-	tokens, waits, err := s.Locker.TryLock(ctx, fences, sets)
+func (s *stealing) Stock(ctx context.Context, resources []string, slots [][]string) ([][]holds.Stock, error) {
+	stock, err := s.Inventory.Stock(ctx, resources, slots)
 	if s.times--; s.times >= 0 && err == nil {
-		err = s.client.Set(ctx, sets[0][len(sets[0])-1], "another:1", 50*time.Millisecond).Err()
+		err = s.steal()
 	}
-	return tokens, waits, err
+	return stock, err
 }
 
 // TestLostLock loses one of the locks of a group while Postgres is being read: nothing may be
@@ -127,10 +93,19 @@ func TestLostLock(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeWorld(t)
 	w.setInventory(t, "room", nights(1, 3), 1)
-	locker := &stealing{Locker: locking.NewRange(w.client, 5*time.Second), client: w.client, times: 3}
-	w.service = w.newService(w.client, locker, w.store)
+	inventory := &stealing{w.store, func() error {
+		locks, err := w.client.Keys(t.Context(), holds.Key(w.namespace, "room", "lock:*")).Result()
+		if err != nil || len(locks) != 3 {
+			return fmt.Errorf("locks %q: %w", locks, err)
+		}
+		if held := w.available(t, "room", nights(1, 3))[0].Held; held != 0 {
+			return fmt.Errorf("%d are held under a lost lock", held)
+		}
+		return w.client.Set(t.Context(), locks[0], "another:1", 50*time.Millisecond).Err()
+	}, 3}
+	w.service = w.newService(w.client, newLocker(t, w.rangeLocks(w.client, lockLease)), inventory)
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Asked: nights(1, 3)})[0])
-	if locker.times >= 0 {
+	if inventory.times >= 0 {
 		t.Errorf("the lock was not tried again after it was lost")
 	}
 	for _, slot := range w.available(t, "room", nights(1, 3)) {
@@ -148,7 +123,7 @@ func TestLockWaitIsBounded(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeWorld(t)
 	w.policy.LockWait = 50 * time.Millisecond
-	service := w.newService(w.client, locking.NewRange(w.client, time.Minute), w.store)
+	service := w.newService(w.client, newLocker(t, w.rangeLocks(w.client, time.Minute)), w.store)
 	for _, name := range []string{"free", "taken"} {
 		w.setInventory(t, name, holds.Asked{}, 1)
 	}
@@ -194,7 +169,7 @@ func TestSaleBetweenReadAndDecision(t *testing.T) {
 	w := newRealTimeWorld(t)
 	w.setInventory(t, "room", holds.Asked{}, 1)
 	ana := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
-	slow := w.newService(w.client, locking.None{}, &selling{w.store, func() { w.pay(t, ana.HoldID, "p") }})
+	slow := w.newService(w.client, newLocker(t, locking.NewNone(w.client)), &selling{w.store, func() { w.pay(t, ana.HoldID, "p") }})
 	w.service = slow
 	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0], holds.ReasonSoldOut)
 }
@@ -215,7 +190,7 @@ func TestCapacityCutBetweenReadAndDecision(t *testing.T) {
 			t.Parallel()
 			w := newRealTimeWorld(t)
 			w.setInventory(t, "room", holds.Asked{}, 1)
-			w.service = w.newService(w.client, locking.None{}, &selling{w.store, func() { cut(w) }})
+			w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), &selling{w.store, func() { cut(w) }})
 			rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0], holds.ReasonSoldOut)
 		})
 	}
@@ -278,7 +253,7 @@ func TestMemoryOfRequests(t *testing.T) {
 	if got := memory(); got <= w.policy.RequestKeyTTL || got > w.policy.RequestKeyTTL+w.policy.HoldTTL {
 		t.Errorf("of a live hold: %v", got)
 	}
-	w.newService(w.client, w.locker(), &outage{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}, func(int, holds.Result) {})
+	w.newService(w.client, w.locker(t), &outage{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}, func(int, holds.Result) {})
 	if got := memory(); got != -1 {
 		t.Errorf("of a claimed hold: %v, want for ever", got)
 	}

@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"holdfast/internal/locking"
 )
 
 // Partitions is the number of parts into which resources are divided. It is part of what is
@@ -32,7 +34,6 @@ func (ns keyspace) partition(p int) string {
 }
 
 func (ns keyspace) epoch(p int) string  { return ns.partition(p) + "epoch" }
-func (ns keyspace) fence(p int) string  { return ns.partition(p) + "fence" }
 func (ns keyspace) agenda(p int) string { return ns.partition(p) + "agenda" }
 
 // prefix begins every key of a resource.
@@ -42,7 +43,21 @@ func (ns keyspace) prefix(resource string) string {
 
 func (ns keyspace) rev(resource string) string { return ns.prefix(resource) + "rev" }
 
-func (ns keyspace) lock(resource, slot string) string { return ns.prefix(resource) + "lock:" + slot }
+// locks returns what is locked for some slots of a resource. Its scope begins more keys, see
+// locking/lua/lock.lua.
+func (ns keyspace) locks(resource string, slots []string) locking.Set {
+	prefix := ns.prefix(resource)
+	set := locking.Set{
+		Keys:    make([]string, len(slots)),
+		Fence:   ns.partition(Partition(resource)) + "fence",
+		Version: prefix + "rev",
+		Scope:   prefix,
+	}
+	for i, slot := range slots {
+		set.Keys[i] = prefix + "lock:" + slot
+	}
+	return set
+}
 
 // resource returns the KEYS of every script that works on one resource, in the order of
 // lua/prelude.lua.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/failpoint"
+	"holdfast/internal/locking"
 	"holdfast/internal/lua"
 )
 
@@ -52,8 +52,7 @@ type group struct {
 	resource string
 	requests []*placing
 	names    []string
-	locks    []string
-	token    string
+	lock     *locking.Lock
 }
 
 // Place decides requests and hands each result to emit, as soon as it is known and in no
@@ -71,11 +70,18 @@ func (s *Service) Place(ctx context.Context, requests []PlaceRequest, emit func(
 		}
 		waiting = append(waiting, p)
 	}
-
-	giveUp := time.Now().Add(s.policy.LockWait)
+	if len(waiting) == 0 {
+		return
+	}
+	acquisition, err := s.locker.Begin("", s.policy.LockWait)
+	if err != nil {
+		fail(waiting, err, emit)
+		return
+	}
+	defer acquisition.End(ctx)
 	for len(waiting) > 0 {
 		groups, later := s.gather(waiting)
-		locked, blocked, wait, err := s.lock(ctx, groups)
+		locked, blocked, err := s.lock(ctx, acquisition, groups)
 		if err != nil {
 			fail(waiting, err, emit)
 			return
@@ -92,12 +98,11 @@ func (s *Service) Place(ctx context.Context, requests []PlaceRequest, emit func(
 		if len(waiting) < before {
 			continue // something was decided
 		}
-		left := time.Until(giveUp) // whether the lock was taken by another, or lost to one
-		if left <= 0 {
-			fail(waiting, fmt.Errorf("wait for the lock: %w", ErrBusy), emit)
+		// Locks are taken by others, or were lost to them.
+		if err := acquisition.Wait(ctx); errors.Is(err, locking.ErrTimeout) {
+			fail(waiting, fmt.Errorf("%w: %w", ErrBusy, err), emit)
 			return
-		}
-		if err := sleep(ctx, min(left, max(wait, time.Millisecond), time.Millisecond+rand.N(10*time.Millisecond))); err != nil {
+		} else if err != nil {
 			fail(waiting, err, emit)
 			return
 		}
@@ -107,17 +112,6 @@ func (s *Service) Place(ctx context.Context, requests []PlaceRequest, emit func(
 func fail(requests []*placing, err error, emit func(int, Result)) {
 	for _, p := range requests {
 		emit(p.index, Result{Err: fmt.Errorf("place hold on %s: %w", p.Resource, err)})
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-timer.C:
-		return nil
 	}
 }
 
@@ -183,75 +177,78 @@ func (s *Service) gather(requests []*placing) (groups []*group, later []*placing
 	}
 	for _, d := range drafts {
 		d.names = slices.Sorted(maps.Keys(d.union))
-		d.locks = make([]string, len(d.names))
-		for i, name := range d.names {
-			d.locks[i] = s.keys.lock(d.resource, name)
-		}
 	}
 	return groups, later
 }
 
-// lock tries to lock every group once, all in one round trip. wait is the shortest time after
-// which a blocked group's lock ends by itself.
-func (s *Service) lock(ctx context.Context, groups []*group) (locked, blocked []*group, wait time.Duration, err error) {
-	fences, sets := make([]string, len(groups)), make([][]string, len(groups))
+// lock tries to lock every group once, all in one round trip.
+func (s *Service) lock(ctx context.Context, a *locking.Acquisition, groups []*group) (locked, blocked []*group, err error) {
+	sets := make([]locking.Set, len(groups))
 	for i, g := range groups {
-		fences[i], sets[i] = s.keys.fence(Partition(g.resource)), g.locks
+		sets[i] = s.keys.locks(g.resource, g.names)
 	}
-	tokens, waits, err := s.locker.TryLock(ctx, fences, sets)
+	locks, err := a.TryLock(ctx, sets)
 	if err != nil {
-		return nil, nil, 0, err
+		return nil, nil, err
 	}
 	for i, g := range groups {
-		g.token = tokens[i]
-		if g.token != "" {
+		if g.lock = locks[i]; g.lock.Held {
 			locked = append(locked, g)
-			continue
-		}
-		blocked = append(blocked, g)
-		if wait == 0 || waits[i] < wait {
-			wait = waits[i]
+		} else {
+			blocked = append(blocked, g)
 		}
 	}
-	return locked, blocked, wait, nil
+	return locked, blocked, nil
+}
+
+func locksOf(groups []*group) []*locking.Lock {
+	locks := make([]*locking.Lock, len(groups))
+	for i, g := range groups {
+		locks[i] = g.lock
+	}
+	return locks
 }
 
 // unlock gives back the locks of groups that were not decided, even when ctx is over.
 func (s *Service) unlock(ctx context.Context, groups []*group) {
-	if len(groups) == 0 {
-		return
-	}
-	sets, tokens := make([][]string, len(groups)), make([]string, len(groups))
-	for i, g := range groups {
-		sets[i], tokens[i] = g.locks, g.token
-	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	// Best effort: what cannot be unlocked ends with its lease.
-	_ = s.locker.Unlock(ctx, sets, tokens)
+	_ = s.locker.Unlock(ctx, locksOf(groups)...)
 }
 
 // decide decides locked groups and emits their results. It returns the requests of groups that
-// lost their lock and so were not decided.
+// lost their lock, or a conflict, and so were not decided.
 func (s *Service) decide(ctx context.Context, groups []*group, emit func(int, Result)) (again []*placing) {
+	if len(groups) == 0 {
+		return nil
+	}
+	work, stop := s.locker.Keep(ctx, locksOf(groups)...)
+	defer stop()
 	for round := 0; len(groups) > 0; round++ {
-		calls, err := s.prepare(ctx, groups)
+		calls, err := s.prepare(work, groups)
 		if err != nil {
 			s.unlock(ctx, groups)
+			lost := errors.Is(context.Cause(work), locking.ErrLost)
 			for _, g := range groups {
-				fail(g.requests, err, emit)
+				if lost {
+					again = append(again, g.requests...)
+				} else {
+					fail(g.requests, err, emit)
+				}
 			}
 			return again
 		}
 		failpoint.Hit("place.read")
-		s.run(ctx, calls...)
+		s.locker.Commit(ctx, locksOf(groups), calls)
 		failpoint.Hit("place.decided")
 
 		var repeat, undecided []*group
 		for i, g := range groups {
 			c := calls[i]
+			settle(c)
 			switch {
-			case c.Err == nil && c.Status == "lock_lost":
+			case c.Err == nil && (c.Status == locking.StatusLockLost || c.Status == locking.StatusConflict):
 				undecided = append(undecided, g)
 				again = append(again, g.requests...)
 			case c.Err == nil && (c.Status == "more" || c.Status == "stale" && round < staleRoundsMax):
@@ -276,6 +273,7 @@ func (s *Service) decide(ctx context.Context, groups []*group, emit func(int, Re
 }
 
 // prepare reads rev and then Postgres, in this order, and returns a run of place.lua a group.
+// ctx is that of the groups' locks.
 func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, error) {
 	resources, slots := make([]string, len(groups)), make([][]string, len(groups))
 	pipe := s.redis.Pipeline()
@@ -290,6 +288,10 @@ func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, er
 			return nil, fmt.Errorf("read rev: %w", err)
 		}
 	}
+	trusts := make([]time.Duration, len(groups)) // from the reading of the clock
+	for i, g := range groups {
+		trusts[i] = g.lock.Trust()
+	}
 	stock, err := s.inventory.Stock(ctx, resources, slots)
 	if err != nil {
 		return nil, err
@@ -300,21 +302,17 @@ func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, er
 		if rev == "" {
 			rev = "0"
 		}
-		if calls[i], err = s.placeCall(g, rev, clocks[i].Val(), stock[i]); err != nil {
+		if calls[i], err = s.placeCall(g, rev, clocks[i].Val(), min(readAge, trusts[i]), stock[i]); err != nil {
 			return nil, err
 		}
 	}
 	return calls, nil
 }
 
-func (s *Service) placeCall(g *group, rev string, readAt time.Time, stock []Stock) (*lua.Call, error) {
-	token := g.token
-	if token == NoLock {
-		token = ""
-	}
+func (s *Service) placeCall(g *group, rev string, readAt time.Time, age time.Duration, stock []Stock) (*lua.Call, error) {
 	n := len(g.names)
 	args := make([]any, 0, 8+3*n+10*len(g.requests))
-	args = append(args, rev, token, s.memory(), s.policy.HoldsPerUser, sweepMax, readAt.UnixMilli(), readAge.Milliseconds(), n)
+	args = append(args, rev, g.lock.Token, s.memory(), s.policy.HoldsPerUser, sweepMax, readAt.UnixMilli(), age.Milliseconds(), n)
 	for _, name := range g.names {
 		args = append(args, name)
 	}

@@ -68,13 +68,18 @@ func (s *Service) newCall(script lua.Script, resource string, args ...any) *lua.
 func (s *Service) run(ctx context.Context, calls ...*lua.Call) {
 	lua.Run(ctx, s.redis, calls)
 	for _, c := range calls {
-		switch {
-		case c.Err != nil && redis.HasErrorPrefix(c.Err, "WRONGTYPE"):
-			c.Err = fmt.Errorf("%w: %w", ErrDamaged, c.Err)
-		case c.Err == nil && c.Status == "lost":
-			c.Err = ErrDataLost
-		case c.Err == nil && c.Status == "damaged":
-			c.Err = fmt.Errorf("%s: %w", strings.Join(c.Reply, " "), ErrDamaged)
-		}
+		settle(c)
+	}
+}
+
+// settle turns an answer that every script can give into its error.
+func settle(c *lua.Call) {
+	switch {
+	case c.Err != nil && redis.HasErrorPrefix(c.Err, "WRONGTYPE"):
+		c.Err = fmt.Errorf("%w: %w", ErrDamaged, c.Err)
+	case c.Err == nil && c.Status == "lost":
+		c.Err = ErrDataLost
+	case c.Err == nil && c.Status == "damaged":
+		c.Err = fmt.Errorf("%s: %w", strings.Join(c.Reply, " "), ErrDamaged)
 	}
 }

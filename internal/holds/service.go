@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/locking"
 )
 
 // The bounds of one call of a script.
@@ -28,23 +30,6 @@ type Policy struct {
 	RequestKeyTTL time.Duration // how long answers and ended holds are remembered
 	LockWait      time.Duration // how long a group waits for its lock
 }
-
-// Locker takes locks on sets of slots. It only orders work: nothing is wrong when it grants
-// what it should not, only slower.
-type Locker interface {
-	// TryLock tries to take each set of keys, all of it or nothing, in one round trip, without
-	// waiting. The sets of one call do not overlap; fences[i] names the key that counts the
-	// locks of set i's partition. For each set it returns the token that is now the value of
-	// each of its keys, or "" and how long the lock in the way can last at most. A strategy
-	// without locks returns NoLock for every set.
-	TryLock(ctx context.Context, fences []string, sets [][]string) (tokens []string, waits []time.Duration, err error)
-	// Unlock gives back the keys that still have their token. Keys that are lost, or another
-	// owner's by now, are left alone.
-	Unlock(ctx context.Context, sets [][]string, tokens []string) error
-}
-
-// NoLock is the token of a strategy that takes no locks.
-const NoLock = "none"
 
 // Stock is Postgres' row for one slot. Known is false when there is none.
 type Stock struct {
@@ -87,15 +72,15 @@ var ErrBusy = errors.New("busy")
 type Service struct {
 	keys      keyspace
 	redis     redis.UniversalClient
-	locker    Locker
+	locker    *locking.Locker
 	inventory Inventory
 	epoch     string
 	policy    Policy
 }
 
-// NewService returns a Service for a namespace. The client must have MaxRetries -1 (see run)
-// and epoch must be what Initialise wrote.
-func NewService(namespace string, client redis.UniversalClient, locker Locker, inventory Inventory, epoch string, policy Policy) *Service {
+// NewService returns a Service for a namespace. The client must have MaxRetries -1 (see run),
+// the locker must do its work on the same Redis, and epoch must be what Initialise wrote.
+func NewService(namespace string, client redis.UniversalClient, locker *locking.Locker, inventory Inventory, epoch string, policy Policy) *Service {
 	return &Service{keys: keyspace(namespace), redis: client, locker: locker, inventory: inventory, epoch: epoch, policy: policy}
 }
 

@@ -61,14 +61,9 @@ func newRealTimeWorld(t testing.TB) *world {
 // newWorldOn returns a real-time world on another Redis than the shared one.
 func newWorldOn(t testing.TB, redisURL string) *world {
 	t.Helper()
-	options, err := redis.ParseURL(redisURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	options.MaxRetries = -1
-	w := &world{namespace: stacktest.Namespace(t), client: redis.NewClient(options), policy: testPolicy}
-	t.Cleanup(func() { _ = w.client.Close() })
+	w := &world{namespace: stacktest.Namespace(t), client: newClient(t, redisURL), policy: testPolicy}
 	ctx := t.Context()
+	var err error
 	if w.store, err = store.Open(ctx, stacktest.Shared().PostgresURL, w.namespace); err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +79,7 @@ func newWorldOn(t testing.TB, redisURL string) *world {
 		t.Fatal(err)
 	}
 	w.epoch = epoch
-	w.service = w.newService(w.client, w.locker(), w.store)
+	w.service = w.newService(w.client, w.locker(t), w.store)
 	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
 	return w
 }
@@ -108,16 +103,64 @@ func (w *world) execute(t testing.TB, sql string) {
 }
 
 // newService returns another worker's service on the same servers.
-func (w *world) newService(client redis.UniversalClient, l holds.Locker, i holds.Inventory) *holds.Service {
+func (w *world) newService(client redis.UniversalClient, l *locking.Locker, i holds.Inventory) *holds.Service {
 	return holds.NewService(w.namespace, client, l, i, w.epoch, w.policy)
 }
 
-// locker returns the strategy that HOLDFAST_LOCK_STRATEGY names: CI runs these tests with each.
-func (w *world) locker() holds.Locker {
-	if os.Getenv("HOLDFAST_LOCK_STRATEGY") == "none" {
-		return locking.None{}
+// lockLease is longer than any test holds a lock.
+const lockLease = 5 * time.Second
+
+// locker returns a locker of the strategy that HOLDFAST_LOCK_STRATEGY names: CI runs these tests
+// with each.
+func (w *world) locker(t testing.TB) *locking.Locker {
+	t.Helper()
+	var strategy locking.Strategy
+	switch name := os.Getenv("HOLDFAST_LOCK_STRATEGY"); name {
+	case "", "range":
+		strategy = w.rangeLocks(w.client, lockLease)
+	case "redlock":
+		var servers []redis.UniversalClient
+		for _, url := range stacktest.LockServers(t, 3) {
+			servers = append(servers, newClient(t, url))
+		}
+		strategy = locking.NewRedlock(w.client, servers, locking.FixedLease(lockLease))
+	case "optimistic":
+		strategy = locking.NewOptimistic(w.client)
+	case "none":
+		strategy = locking.NewNone(w.client)
+	default:
+		t.Fatalf("HOLDFAST_LOCK_STRATEGY=%s: no such strategy", name)
 	}
-	return locking.NewRange(w.client, 5*time.Second)
+	return newLocker(t, strategy)
+}
+
+func (w *world) rangeLocks(client redis.UniversalClient, lease time.Duration) locking.Strategy {
+	return locking.NewRange(client, locking.RangeOptions{Lease: locking.FixedLease(lease), FenceBase: w.store.FenceBase})
+}
+
+func newLocker(t testing.TB, s locking.Strategy) *locking.Locker {
+	t.Helper()
+	l := locking.New(s, locking.Options{})
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Errorf("close the locker: %v", err)
+		}
+	})
+	return l
+}
+
+// newClient returns a client that is configured as the worker's.
+func newClient(t testing.TB, url string) *redis.Client {
+	t.Helper()
+	options, err := redis.ParseURL(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	options.MaxRetries = -1
+	options.ContextTimeoutEnabled = true
+	client := redis.NewClient(options)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
 }
 
 // newWorld returns a world whose clock stands still until it is moved by pass.

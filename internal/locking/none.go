@@ -2,21 +2,35 @@ package locking
 
 import (
 	"context"
-	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/lua"
 )
 
 // None takes no locks and grants them all. It is there to show that the results are right
-// without locks; work on the same slots is then repeated more often.
-type None struct{}
-
-// TryLock grants every set with the token "none".
-func (None) TryLock(_ context.Context, _ []string, sets [][]string) (tokens []string, waits []time.Duration, err error) {
-	tokens = make([]string, len(sets))
-	for i := range tokens {
-		tokens[i] = "none"
-	}
-	return tokens, make([]time.Duration, len(sets)), nil
+// without locks; work on the same keys is then repeated more often.
+type None struct {
+	client redis.UniversalClient
 }
 
-// Unlock does nothing.
-func (None) Unlock(context.Context, [][]string, []string) error { return nil }
+// NewNone returns a None whose scripts run on client.
+func NewNone(client redis.UniversalClient) *None { return &None{client} }
+
+func (*None) wakeups() *hub { return nil }
+func (*None) close() error  { return nil }
+
+func (*None) try(_ context.Context, _ *Acquisition, locks []*Lock) error { //nolint:unparam // a Strategy may fail
+	for _, l := range locks {
+		l.Held = true
+	}
+	return nil
+}
+
+func (n *None) commit(ctx context.Context, _ []*Lock, calls []*lua.Call) {
+	lua.Run(ctx, n.client, calls)
+}
+
+func (*None) renew(context.Context, []*Lock) error  { return nil }
+func (*None) unlock(context.Context, []*Lock) error { return nil }
+func (*None) leave(context.Context, *Acquisition)   {}

@@ -3,85 +3,221 @@ package locking
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/lua"
 )
 
-//go:embed lua/lock.lua
-var lockSource string
-
-//go:embed lua/unlock.lua
-var unlockSource string
-
 var (
-	lockScript   = lua.New("lock", "", lockSource)
-	unlockScript = lua.New("unlock", "", unlockSource)
+	//go:embed lua/prelude.lua
+	prelude string
+	//go:embed lua/lock.lua
+	lockSource string
+	//go:embed lua/unlock.lua
+	unlockSource string
+	//go:embed lua/renew.lua
+	renewSource string
+
+	lockScript   = lua.New("lock", "", prelude+lockSource)
+	unlockScript = lua.New("unlock", "allow-oom", prelude+unlockSource)
+	renewScript  = lua.New("renew", "allow-oom", prelude+renewSource)
 )
 
+// Fencing tokens are counted by Redis, from a base that a sequence in Postgres gives each time
+// that Redis has lost its count: base n is n * fenceBlock, so a partition can count to
+// fenceBlock before it would meet the next base, and 2^17 bases fit in what Lua counts exactly.
+const fenceBlock = 1 << 36
+
+// FenceBase returns a number that it has never returned before and that is higher than all of
+// those, at least 1. It is asked only when a partition's fence is gone.
+type FenceBase func(ctx context.Context) (int64, error)
+
+// RangeOptions are the options of a Range.
+type RangeOptions struct {
+	Lease     Lease     // after how long a lock ends by itself
+	FenceBase FenceBase // required
+	// Fair makes waiters queue: nobody is overtaken for ever. It costs a command a key for
+	// each attempt.
+	Fair bool
+}
+
 // Range locks a whole set of keys with one script, all of it or nothing: there is no order in
-// which two takers could wait for each other, and a taker costs one round trip however many
-// keys it wants. Every lock has an owner token that no other lock has, and a fencing token
-// that is higher than that of every earlier lock of its partition.
-//
-// A lock ends with its lease. Work that outlives its lease fails where the token is checked
-// (place.lua does so in the step that writes), it is not renewed.
+// which two takers could wait for each other, and a taker costs one round trip however many keys
+// it wants. A lock ends with its lease: the script that writes under it must find its token.
 type Range struct {
-	client redis.UniversalClient
-	lease  time.Duration
+	client  redis.UniversalClient
+	options RangeOptions
+	hub     *hub
 }
 
-// NewRange returns a Range whose locks end after lease, at least a millisecond.
-func NewRange(client redis.UniversalClient, lease time.Duration) *Range {
-	return &Range{client: client, lease: max(lease, time.Millisecond)}
+// NewRange returns a Range on one Redis.
+func NewRange(client redis.UniversalClient, o RangeOptions) *Range {
+	return &Range{client, o, newHub(client)}
 }
 
-// TryLock tries to take each set once, all sets in one round trip. The keys of a set are sorted
-// and distinct and share a hash slot with their fence. tokens[i] is "" when set i is blocked;
-// waits[i] is then what remains of the lease in the way. After an error some locks may have
-// been taken; they end with their lease.
-func (r *Range) TryLock(ctx context.Context, fences []string, sets [][]string) (tokens []string, waits []time.Duration, err error) {
-	owner := uuid.NewString()
-	calls := make([]*lua.Call, len(sets))
-	for i, set := range sets {
+func (r *Range) wakeups() *hub { return r.hub }
+func (r *Range) close() error  { return r.hub.close() }
+
+// fenceTriesMax bounds how often a base is drawn for one lock: each time Redis must have lost
+// its fence once more.
+const fenceTriesMax = 3
+
+func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
+	wait := ""
+	if r.options.Fair {
+		wait = strconv.FormatInt(max(time.Until(a.deadline).Milliseconds(), 0), 10)
+	}
+	calls := make([]*lua.Call, len(locks))
+	leases := make([]time.Duration, len(locks))
+	for i, l := range locks {
+		leases[i] = r.options.Lease(len(l.Set.Keys))
 		calls[i] = &lua.Call{
 			Script: lockScript,
-			Keys:   append([]string{fences[i]}, set...),
-			Args:   []any{owner, r.lease.Milliseconds()},
+			Keys:   append([]string{l.Set.Fence}, l.Set.Keys...),
+			Args:   []any{a.owner, l.id, leases[i].Milliseconds(), l.Set.Scope, wait, fenceBlock, "", ""},
 		}
 	}
+	start := time.Now()
 	lua.Run(ctx, r.client, calls)
-	tokens, waits = make([]string, len(sets)), make([]time.Duration, len(sets))
-	for i, c := range calls {
-		if c.Err == nil && c.Status == "blocked" && len(c.Reply) == 2 {
-			remaining, _ := strconv.ParseInt(c.Reply[1], 10, 64) // 0 when it just ended
-			waits[i] = max(time.Duration(remaining)*time.Millisecond, time.Millisecond)
-			continue
-		}
-		if err := c.Expect(1); err != nil {
-			return nil, nil, fmt.Errorf("lock set %d of %d: %w", i+1, len(sets), err)
-		}
-		tokens[i] = c.Reply[0]
+	if again := unanswered(calls); len(again) > 0 && ctx.Err() == nil {
+		start = time.Now()
+		lua.Run(ctx, r.client, again) // what was done before is found to be this acquisition's
 	}
-	return tokens, waits, nil
-}
-
-// Unlock gives back every key that still has its token, all sets in one round trip.
-func (r *Range) Unlock(ctx context.Context, sets [][]string, tokens []string) error {
-	calls := make([]*lua.Call, len(sets))
-	for i, set := range sets {
-		calls[i] = &lua.Call{Script: unlockScript, Keys: set, Args: []any{tokens[i]}}
+	for range fenceTriesMax {
+		again := unfenced(calls)
+		if len(again) == 0 {
+			break
+		}
+		base, err := r.options.FenceBase(ctx)
+		if err != nil {
+			return fmt.Errorf("base of fencing tokens: %w", err)
+		}
+		for _, c := range again {
+			c.Args[6], c.Args[7] = base*fenceBlock, c.Reply[0]
+		}
+		lua.Run(ctx, r.client, again)
 	}
-	lua.Run(ctx, r.client, calls)
 	for i, c := range calls {
-		if err := c.Expect(1); err != nil {
-			return fmt.Errorf("unlock set %d of %d: %w", i+1, len(sets), err)
+		l := locks[i]
+		switch {
+		case c.Err == nil && c.Status == "blocked" && len(c.Reply) == 2:
+			l.blocker = blocker{key: blockingKey(c), remaining: milliseconds(c.Reply[1])}
+		case c.Err == nil && c.Status == "behind" && len(c.Reply) == 3:
+			l.blocker = blocker{blockingKey(c), milliseconds(c.Reply[1]), c.Reply[2]}
+		case c.Expect(1) != nil:
+			return fmt.Errorf("lock set %d of %d: %w", i+1, len(locks), c.Err)
+		default:
+			fence, err := strconv.ParseInt(c.Reply[0], 10, 64)
+			if err != nil {
+				return fmt.Errorf("fencing token: %w", err)
+			}
+			l.Held, l.Fence = true, fence
+			l.Token = fmt.Sprintf("%s:%d.%s", a.owner, fence, l.id)
+			l.trustFor(start, leases[i])
 		}
 	}
 	return nil
+}
+
+// unanswered returns the calls of which nobody knows whether they were done.
+func unanswered(calls []*lua.Call) (unknown []*lua.Call) {
+	for _, c := range calls {
+		var refused redis.Error
+		if c.Err != nil && !errors.As(c.Err, &refused) {
+			unknown = append(unknown, c)
+		}
+	}
+	return unknown
+}
+
+// unfenced returns the calls that found no fence.
+func unfenced(calls []*lua.Call) (unfenced []*lua.Call) {
+	for _, c := range calls {
+		if c.Err == nil && c.Status == "no_fence" && len(c.Reply) == 1 {
+			unfenced = append(unfenced, c)
+		}
+	}
+	return unfenced
+}
+
+// milliseconds reads a time that remains. One that is over, or has no end, is a moment.
+func milliseconds(word string) time.Duration {
+	n, _ := strconv.ParseInt(word, 10, 64) // our own script wrote it
+	return max(time.Duration(n)*time.Millisecond, time.Millisecond)
+}
+
+func (r *Range) commit(ctx context.Context, _ []*Lock, calls []*lua.Call) {
+	lua.Run(ctx, r.client, calls)
+}
+
+func (r *Range) renew(ctx context.Context, locks []*Lock) error {
+	start := time.Now()
+	leases := make([]time.Duration, len(locks))
+	calls := make([]*lua.Call, len(locks))
+	for i, l := range locks {
+		leases[i] = r.options.Lease(len(l.Set.Keys))
+		calls[i] = &lua.Call{Script: renewScript, Keys: l.Set.Keys, Args: []any{l.Fence, l.id, leases[i].Milliseconds()}}
+	}
+	lost, err := r.each(ctx, "renew", calls)
+	if err != nil {
+		return err
+	}
+	for i, l := range locks {
+		if len(calls[i].Reply) == 0 {
+			l.trustFor(start, leases[i])
+		}
+	}
+	return lostKeys(lost)
+}
+
+func (r *Range) unlock(ctx context.Context, locks []*Lock) error {
+	calls := make([]*lua.Call, len(locks))
+	for i, l := range locks {
+		calls[i] = &lua.Call{Script: unlockScript, Keys: l.Set.Keys, Args: []any{l.Fence, l.id, l.Set.Scope, "0"}}
+	}
+	lost, err := r.each(ctx, "unlock", calls)
+	if err != nil {
+		return err
+	}
+	return lostKeys(lost)
+}
+
+// each runs calls that answer with the numbers of the keys that were lost. All are run, also
+// when one of them fails.
+func (r *Range) each(ctx context.Context, verb string, calls []*lua.Call) (lost []string, err error) {
+	lua.Run(ctx, r.client, calls)
+	for i, c := range calls {
+		if e := c.Expect(0); e != nil {
+			err = errors.Join(err, fmt.Errorf("%s set %d of %d: %w", verb, i+1, len(calls), e))
+			continue
+		}
+		for _, word := range c.Reply {
+			n, _ := strconv.Atoi(word) // our own script wrote it
+			lost = append(lost, c.Keys[n-1])
+		}
+	}
+	return lost, err
+}
+
+func (r *Range) leave(ctx context.Context, a *Acquisition) {
+	gone := a.failed
+	if r.options.Fair {
+		gone = append(gone, a.blocked...)
+	}
+	calls := make([]*lua.Call, len(gone))
+	for i, l := range gone {
+		calls[i] = &lua.Call{Script: unlockScript, Keys: l.Set.Keys, Args: []any{"", l.id, l.Set.Scope, "1"}}
+	}
+	lua.Run(ctx, r.client, calls) // what cannot be given back ends with its lease, or its wait
+}
+
+// blockingKey returns the key whose number is the first value of a reply.
+func blockingKey(c *lua.Call) string {
+	n, _ := strconv.Atoi(c.Reply[0]) // our own script wrote it
+	return c.Keys[n-1]
 }

@@ -2,8 +2,8 @@ package locking_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,154 +16,317 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-func TestMain(m *testing.M) { stacktest.Main(m) }
+// ranges and fair are the two kinds of Range.
+var ranges, fair = subjects[0], subjects[1]
 
-// keys are some keys of a test, and the fence beside them.
-type keys struct {
-	client *redis.Client
-	prefix string
-}
-
-func newKeys(t *testing.T) keys {
-	t.Helper()
-	options, err := redis.ParseURL(stacktest.Shared().RedisURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	options.MaxRetries = -1
-	k := keys{redis.NewClient(options), stacktest.Namespace(t) + ":{1}:"}
-	t.Cleanup(func() { _ = k.client.Close() })
-	return k
-}
-
-func (k keys) named(names ...string) []string {
-	all := make([]string, len(names))
-	for i, name := range names {
-		all[i] = k.prefix + name
-	}
-	return all
-}
-
-// try tries to lock one set and returns its token, "" when it is blocked.
-func (k keys) try(t *testing.T, l *locking.Range, names ...string) (token string, wait time.Duration) {
-	t.Helper()
-	tokens, waits, err := l.TryLock(context.Background(), k.named("fence"), [][]string{k.named(names...)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tokens[0], waits[0]
-}
-
-func (k keys) unlock(t *testing.T, l *locking.Range, token string, names ...string) {
-	t.Helper()
-	if err := l.Unlock(context.Background(), [][]string{k.named(names...)}, []string{token}); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// TestAllOrNothing locks sets that overlap, in one round trip and one after the other.
-func TestAllOrNothing(t *testing.T) {
+// TestReentrance has an owner lock again what it has, and more: each key is free when it was
+// released as often as it was locked. Another owner is kept out until then, and an owner that has
+// lost a key does not take its next lock on it for the first.
+func TestReentrance(t *testing.T) {
 	t.Parallel()
-	k := newKeys(t)
-	l := locking.NewRange(k.client, time.Minute)
-	first, _ := k.try(t, l, "b", "c")
-	blocked, wait := k.try(t, l, "a", "b")
-	if first == "" || blocked != "" || wait <= 0 || wait > time.Minute {
-		t.Errorf("first %q, second %q, which waits %v", first, blocked, wait)
+	k := newKeys(t, ranges)
+	ctx := t.Context()
+	l := k.locker(t, ranges, long)
+	outer := try(t, l, "job-7", k.set("a", "b"))
+	inner := try(t, l, "job-7", k.set("b", "c"))
+	if !outer.Held || !inner.Held || inner.Fence <= outer.Fence {
+		t.Fatalf("an owner was kept out by itself: %+v %+v", outer, inner)
 	}
-	if n := k.client.Exists(t.Context(), k.named("a")...).Val(); n != 0 {
-		t.Error("a set that is blocked has locked one of its keys")
+	if other := try(t, l, "job-8", k.set("c")); other.Held {
+		t.Error("another owner has got in")
 	}
-	fences := []string{k.named("fence")[0], k.named("fence")[0], k.named("fence")[0]}
-	tokens, _, err := l.TryLock(t.Context(), fences, [][]string{k.named("a"), k.named("c", "d"), k.named("e", "f")})
-	if err != nil || tokens[0] == "" || tokens[1] != "" || tokens[2] == "" {
-		t.Errorf("three sets at once: %q %v, want the second blocked", tokens, err)
+	mustUnlock(t, l, outer)
+	if err := l.Unlock(ctx, outer); !errors.Is(err, locking.ErrLost) {
+		t.Errorf("released twice: %v", err)
 	}
-	k.unlock(t, l, first, "b", "c")
-	if again, _ := k.try(t, l, "b", "c", "d"); again == "" {
-		t.Error("unlocked keys cannot be locked")
+	if free, b := try(t, l, "", k.set("a")), try(t, l, "", k.set("b")); !free.Held || b.Held {
+		t.Error("the outer lock is released: a must be free, b not yet")
 	}
-}
-
-// TestOwnerOnly unlocks with tokens that are not, or not any more, those of the keys.
-func TestOwnerOnly(t *testing.T) {
-	t.Parallel()
-	k := newKeys(t)
-	short, long := locking.NewRange(k.client, time.Millisecond), locking.NewRange(k.client, time.Minute)
-	expired, _ := k.try(t, short, "a", "b")
-	var next string
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for ; next == ""; <-tick.C { // until the lease is over
-		next, _ = k.try(t, long, "a")
-	}
-	k.unlock(t, short, expired, "a", "b")
-	if got := k.client.Get(t.Context(), k.named("a")[0]).Val(); got != next {
-		t.Errorf("a late unlock has left %q of the next owner's %q", got, next)
+	mustUnlock(t, l, inner)
+	if b := try(t, l, "", k.set("b", "c")); !b.Held {
+		t.Error("b and c were released as often as they were locked")
 	}
 
-	// One lost key does not keep the others locked.
-	whole, _ := k.try(t, long, "x", "y", "z")
-	if err := k.client.Set(t.Context(), k.named("y")[0], "another:1", 0).Err(); err != nil {
+	first := try(t, l, "job-9", k.set("x"))
+	if err := k.client.Del(ctx, first.Set.Keys...).Err(); err != nil {
 		t.Fatal(err)
 	}
-	k.unlock(t, long, whole, "x", "y", "z")
-	values := k.client.MGet(t.Context(), k.named("x", "y", "z")...).Val()
-	if fmt.Sprint(values) != "[<nil> another:1 <nil>]" {
-		t.Errorf("after a partial loss: %v", values)
+	again := try(t, l, "job-9", k.set("x"))
+	if err := l.Renew(ctx, first); !errors.Is(err, locking.ErrLost) {
+		t.Errorf("an owner takes its second lock for its first, which was lost: %v", err)
+	}
+	mustUnlock(t, l, again)
+	if _, err := l.Begin("has:colon", 0); err == nil || !strings.Contains(err.Error(), locking.OwnerPattern) {
+		t.Errorf("a name that cannot be an owner's: %v", err)
 	}
 }
 
-// TestMutualExclusion has contenders for overlapping sets count, without any other protection,
-// how many are inside; and checks that fencing tokens rise.
-func TestMutualExclusion(t *testing.T) {
+// TestFenceAfterLoss loses the count of fencing tokens: those after are higher than those
+// before. A base that was drawn before a second loss is not used after it.
+func TestFenceAfterLoss(t *testing.T) {
 	t.Parallel()
-	const contenders, rounds = 20, 10
-	k := newKeys(t)
-	l := locking.NewRange(k.client, time.Minute)
-	var inside atomic.Int32
-	var last atomic.Int64
-	var all sync.WaitGroup
-	for c := range contenders {
-		all.Go(func() {
-			names := []string{"common", fmt.Sprintf("own-%d", c)}
-			for range rounds {
-				token := ""
-				tick := time.NewTicker(time.Millisecond)
-				for ; token == ""; <-tick.C {
-					token, _ = k.try(t, l, names...)
-				}
-				tick.Stop()
-				if n := inside.Add(1); n != 1 {
-					t.Errorf("%d are inside", n)
-				}
-				_, fence, _ := strings.Cut(token, ":")
-				n, err := strconv.ParseInt(fence, 10, 64)
-				if before := last.Swap(n); err != nil || n <= before {
-					t.Errorf("fencing token %q after %d: %v", fence, before, err)
-				}
-				inside.Add(-1)
-				k.unlock(t, l, token, names...)
+	k := newKeys(t, ranges)
+	ctx := t.Context()
+	lose := func() {
+		if err := k.client.Del(ctx, k.set().Fence).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next := func(l *locking.Locker, after int64) int64 {
+		t.Helper()
+		lock := mustLock(t, l, k.set("a"))
+		mustUnlock(t, l, lock)
+		if lock.Fence <= after {
+			t.Errorf("the fencing token %d after %d", lock.Fence, after)
+		}
+		return lock.Fence
+	}
+	l := k.locker(t, ranges, long)
+	fence := next(l, next(l, 0))
+	lose()
+	fence = next(l, fence)
+	if err := k.client.Set(ctx, k.set().Fence, "overwritten", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	fence = next(l, fence)
+
+	lose()
+	drawn := make(chan struct{})
+	slow := locking.New(locking.NewRange(k.client, locking.RangeOptions{
+		Lease: locking.FixedLease(long),
+		FenceBase: func(ctx context.Context) (int64, error) {
+			base, err := fenceBase(ctx)
+			select {
+			case <-drawn: // not the first time
+			default:
+				fence = next(l, fence) // somebody else was quicker,
+				lose()                 // and then it was lost again,
+				fence = next(l, fence) // and counted from a higher base
+				lose()
+				close(drawn)
+			}
+			return base, err
+		},
+	}), locking.Options{})
+	defer func() {
+		if err := slow.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	next(slow, fence)
+}
+
+// countsTries counts the attempts to lock that a client sends.
+type countsTries struct {
+	redis.Hook
+	n atomic.Int32
+}
+
+func (c *countsTries) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, commands []redis.Cmder) error {
+		for _, command := range commands {
+			if args := command.Args(); len(args) > 3 && strings.HasSuffix(fmt.Sprint(args[3]), "fence") {
+				c.n.Add(1)
+			}
+		}
+		return next(ctx, commands)
+	}
+}
+
+func (*countsTries) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (*countsTries) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+// locked is what came of a Lock that was waited for elsewhere.
+type locked struct {
+	name string
+	lock *locking.Lock
+	err  error
+}
+
+// await waits for a lock elsewhere, and returns when the wait has begun.
+func (k keys) await(t *testing.T, l *locking.Locker, name string, got chan<- locked, set locking.Set) {
+	t.Helper()
+	before := len(locking.Waiting(l, k.prefix))
+	go func() {
+		lock, err := l.Lock(context.Background(), "", long, set)
+		got <- locked{name, lock, err}
+	}()
+	stacktest.Eventually(t, name+" to wait", func() bool { return len(locking.Waiting(l, k.prefix)) == before+1 })
+}
+
+// TestWokenByRelease has a waiter wait for a lock with a long lease: it hears of the release,
+// and asks at most three times in all, before it listens, after that, and when it is woken.
+func TestWokenByRelease(t *testing.T) {
+	t.Parallel()
+	for _, s := range []subject{ranges, fair} {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			k := newKeys(t, s)
+			holder := k.locker(t, s, long)
+			lock := mustLock(t, holder, k.set("a", "b", "c"))
+
+			other := k // another process, so to say
+			other.client = newClient(stacktest.Shared().RedisURL)
+			defer func() { _ = other.client.Close() }()
+			tries := new(countsTries)
+			other.client.AddHook(tries)
+			l := other.locker(t, s, long)
+			got := make(chan locked)
+			k.await(t, l, "the waiter", got, k.set("c", "d"))
+			mustUnlock(t, holder, lock)
+			if r := <-got; r.err != nil {
+				t.Fatal(r.err)
+			}
+			if n := tries.n.Load(); n > 3 {
+				t.Errorf("asked %d times", n)
 			}
 		})
 	}
-	all.Wait()
 }
 
-// TestUnknownScripts forgets the scripts between two locks.
-func TestUnknownScripts(t *testing.T) {
+// TestWordIsPassedOn wakes a waiter that finds another key in its way: who waits behind it for
+// the key that was released must hear of it.
+func TestWordIsPassedOn(t *testing.T) {
 	t.Parallel()
-	k := newKeys(t)
-	l := locking.NewRange(k.client, time.Minute)
-	token, _ := k.try(t, l, "a")
-	if err := k.client.ScriptFlush(t.Context()).Err(); err != nil {
+	k := newKeys(t, ranges)
+	l := k.locker(t, ranges, long)
+	a, b := mustLock(t, l, k.set("a")), mustLock(t, l, k.set("b"))
+	got := make(chan locked, 2)
+	k.await(t, l, "both", got, k.set("a", "b"))
+	k.await(t, l, "one", got, k.set("a"))
+	mustUnlock(t, l, a)
+	first := <-got
+	if first.name != "one" || first.err != nil {
+		t.Fatalf("%s was locked first (%v), while b is locked", first.name, first.err)
+	}
+	mustUnlock(t, l, first.lock, b)
+	if second := <-got; second.err != nil {
+		t.Error(second.err)
+	}
+}
+
+// TestQueue has waiters come one after the other, in two processes: they are served in that
+// order, and one that comes when the lock is free does not pass them. One of them dies in the queue:
+// it holds up the others no longer than it would have waited.
+func TestQueue(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, fair)
+	ctx := t.Context()
+	here, there := k.locker(t, fair, long), k.locker(t, fair, long)
+	lock := mustLock(t, here, k.set("a", "b"))
+	got := make(chan locked, 4)
+	k.await(t, here, "1", got, k.set("a"))
+	k.await(t, there, "2", got, k.set("b", "a"))
+	dead, err := there.Begin("", 500*time.Millisecond)
+	if err != nil {
 		t.Fatal(err)
 	}
-	k.unlock(t, l, token, "a")
-	if err := k.client.ScriptFlush(t.Context()).Err(); err != nil {
-		t.Fatal(err)
+	if locks, err := dead.TryLock(ctx, []locking.Set{k.set("b")}); err != nil || locks[0].Held {
+		t.Fatalf("%+v %v", locks, err)
 	}
-	if again, _ := k.try(t, l, "a"); again == "" {
-		t.Error("not unlocked")
+	k.await(t, here, "3", got, k.set("b"))
+	k.await(t, there, "4", got, k.set("a", "b"))
+	for _, want := range []string{"1", "2", "3", "4"} {
+		mustUnlock(t, here, lock)
+		if late := try(t, here, "", k.set("a", "b")); late.Held {
+			t.Error("who came last was served before those who wait")
+		}
+		r := <-got
+		if r.name != want || r.err != nil {
+			t.Fatalf("%s was served when it was the turn of %s: %v", r.name, want, r.err)
+		}
+		lock = r.lock
+	}
+	mustUnlock(t, there, lock)
+	dead.End(ctx)
+	if left := k.everything(t); len(left) != 1 {
+		t.Errorf("left: %q, want the fence only", left)
+	}
+}
+
+// TestRenewal keeps a lock for several leases, and then loses it: the context of the work ends
+// with the loss as its cause. Without renewal it ends with the lease.
+func TestRenewal(t *testing.T) {
+	exclusives(t, func(t *testing.T, s subject, k keys) {
+		ctx := t.Context()
+		const lease = time.Second
+		renewing := locking.New(s.make(k, lease), locking.Options{RenewMax: long})
+		defer func() {
+			if err := renewing.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		lock := mustLock(t, renewing, k.set("a", "b"))
+		work, stop := renewing.Keep(ctx, lock)
+		defer stop()
+		end := lock.Trust()
+		began := time.Now()
+		stacktest.Eventually(t, "two leases to be over", func() bool { return time.Since(began) > 2*end || work.Err() != nil })
+		if work.Err() != nil || lock.Trust() <= 0 {
+			t.Fatalf("the lock was not renewed: %v", context.Cause(work))
+		}
+		servers := k.servers
+		if len(servers) == 0 {
+			servers = []redis.UniversalClient{k.client}
+		}
+		for _, server := range servers {
+			if err := server.Del(ctx, lock.Set.Keys[1]).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		<-work.Done()
+		lost, ok := errors.AsType[*locking.LostError](context.Cause(work))
+		if !ok || len(lost.Keys) != 1 || lost.Keys[0] != lock.Set.Keys[1] {
+			t.Errorf("the work ended by %v, want the key that was lost", context.Cause(work))
+		}
+		_ = renewing.Unlock(ctx, lock) // what is left of it
+
+		bounded := locking.New(s.make(k, lease), locking.Options{RenewMax: lease / 2})
+		defer func() {
+			if err := bounded.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
+		lock = mustLock(t, bounded, k.set("c"))
+		work, stopBounded := bounded.Keep(ctx, lock)
+		defer stopBounded()
+		<-work.Done() // for ever, if it were renewed for ever
+		if cause := context.Cause(work); !errors.Is(cause, locking.ErrLost) {
+			t.Errorf("the work ended by %v", cause)
+		}
+	})
+}
+
+// TestManyWaiters has 200 wait for one lock at once, one attempt of each before the lock is
+// released: all get it, one after the other, though each release wakes only one.
+func TestManyWaiters(t *testing.T) {
+	t.Parallel()
+	const waiters = 200
+	for _, s := range []subject{ranges, fair} {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			k := newKeys(t, s)
+			l := k.locker(t, s, long)
+			lock := mustLock(t, l, k.set("a", "b"))
+			var all sync.WaitGroup
+			for i := range waiters {
+				all.Go(func() {
+					set := k.set("a", "b")
+					if i%2 == 0 {
+						set = k.set("b", "c")
+					}
+					lock, err := l.Lock(t.Context(), "", long, set)
+					if err == nil {
+						err = l.Unlock(t.Context(), lock)
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			stacktest.Eventually(t, "all to wait", func() bool { return len(locking.Waiting(l, k.prefix)) == waiters })
+			mustUnlock(t, l, lock)
+			all.Wait()
+		})
 	}
 }

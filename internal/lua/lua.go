@@ -3,6 +3,7 @@ package lua
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 
@@ -108,4 +109,30 @@ func (c *Call) settle(values []any, err error) {
 		return
 	}
 	c.Status, c.Reply = words[0], words[1:]
+}
+
+// RunTransaction runs calls in one MULTI/EXEC on a connection that may watch keys. If one of
+// those has changed, nothing was done and every call has the status conflict. So have calls
+// whose script the server did not know; it does afterwards.
+func RunTransaction(ctx context.Context, conn *redis.Conn, calls []*Call, conflict string) {
+	pipe := conn.TxPipeline()
+	commands := make([]*redis.Cmd, len(calls))
+	for i, c := range calls {
+		commands[i] = c.Script.script.EvalSha(ctx, pipe, c.Keys, c.Args...)
+	}
+	_, execErr := pipe.Exec(ctx)
+	for i, c := range calls {
+		values, err := commands[i].Slice()
+		if err == nil && values == nil {
+			err = execErr
+		}
+		c.settle(values, err)
+		unknown := err != nil && redis.HasErrorPrefix(err, "NOSCRIPT")
+		if unknown {
+			err = c.Script.script.Load(ctx, conn).Err()
+		}
+		if errors.Is(execErr, redis.TxFailedErr) || unknown && err == nil {
+			c.Status, c.Reply, c.Err = conflict, nil, nil
+		}
+	}
 }

@@ -88,3 +88,12 @@ func setRows(ctx context.Context, tx pgx.Tx, change holds.CapacityChange) ([]hol
 	}
 	return slots, nil
 }
+
+// FenceBase returns a number that is higher than all that it has returned before, at least 1. It
+// is a locking.FenceBase.
+func (s *Store) FenceBase(ctx context.Context) (base int64, err error) {
+	if err := s.pool.QueryRow(ctx, queryFenceBase).Scan(&base); err != nil {
+		return 0, fmt.Errorf("draw base of fencing tokens: %w", err)
+	}
+	return base, nil
+}

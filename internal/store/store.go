@@ -28,6 +28,7 @@ var (
 	queryInventoryReserve   = query("inventory_reserve")
 	queryPaymentsInsert     = query("payments_insert")
 	queryInventorySet       = query("inventory_set")
+	queryFenceBase          = query("fence_base")
 )
 
 func query(name string) string {

@@ -396,3 +396,32 @@ func TestEpochIsMadeOnce(t *testing.T) {
 		t.Error("data that is divided otherwise is taken for ours")
 	}
 }
+
+// TestFenceBase draws bases at the same time: each is had once, and later ones are higher.
+func TestFenceBase(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	const drawers, draws = 8, 10
+	var mu sync.Mutex
+	seen := make(map[int64]bool)
+	var all sync.WaitGroup
+	for range drawers {
+		all.Go(func() {
+			last := int64(0)
+			for range draws {
+				base, err := s.FenceBase(t.Context())
+				if err != nil || base <= last {
+					t.Errorf("base %d after %d: %v", base, last, err)
+				}
+				last = base
+				mu.Lock()
+				if seen[base] {
+					t.Errorf("base %d was drawn twice", base)
+				}
+				seen[base] = true
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+}

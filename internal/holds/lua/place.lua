@@ -1,13 +1,15 @@
--- Decides the requests of one group, in order, and gives the group's lock back.
+-- Decides the requests of one group, in order, and gives the group's lock back, as
+-- locking/lua/unlock.lua does.
 --
 -- ARGV
 --   4 rev             what rev was before Postgres was read
---   5 token           the value of the group's locks, "" = none was taken
+--   5 token           the value of the group's locks, "" = there is none in this Redis
 --   6 memory_ms       how long an answer and an ended hold are remembered
 --   7 holds_per_user  live holds that one user may have on the resource
 --   8 sweep_limit     holds that may be lapsed before the decision
 --   9 read_at_ms      Redis' time before Postgres was read
---   10 read_age_ms    how old that may be: capacity may have been changed by others since
+--   10 read_age_ms    how old that may be: capacity may have been changed by others since, and a
+--                     lock that is not in this Redis is trusted no longer
 --   11 n              slots in the union; then n names, n capacities ("-" = no inventory row), n reserved
 --   then 10 a request: id key cause fingerprint user quantity ttl_ms slots asked metadata
 -- Returns, besides those of the prelude,
@@ -166,5 +168,8 @@ for base = FIXED_ARGS + 3 * n, #ARGV - 1, REQUEST_ARGS do
   reply[#reply + 1] = tail
 end
 
-if token ~= '' then redis.call('DEL', unpack(locks)) end
+if token ~= '' then
+  redis.call('DEL', unpack(locks))
+  redis.call('SPUBLISH', prefix .. 'released', table.concat(locks, ' '))
+end
 return reply

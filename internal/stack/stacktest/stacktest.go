@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -58,7 +59,7 @@ func run(tests func() int) int {
 		code = max(code, 1)
 	default:
 	}
-	if err := s.Close(); err != nil {
+	if err := errors.Join(s.Close(), closeLockServers()); err != nil {
 		complain(err)
 		code = max(code, 1)
 	}
@@ -99,6 +100,40 @@ func Shared() *stack.Stack {
 		panic("stacktest: Shared without func TestMain(m *testing.M) { stacktest.Main(m) }")
 	}
 	return shared
+}
+
+// lockServers are servers of their own, started when the first test asks for them.
+var lockServers struct {
+	sync.Mutex
+	started []*stack.Stack
+}
+
+// LockServers returns the URLs of n independent Redis servers besides the shared one, the same
+// for all tests that ask for as many.
+func LockServers(t testing.TB, n int) []string {
+	t.Helper()
+	lockServers.Lock()
+	defer lockServers.Unlock()
+	for len(lockServers.started) < n {
+		s, err := stack.Start(t.Context(), stack.Options{Redis: true})
+		if err != nil {
+			t.Fatalf("lock server: %v", err)
+		}
+		lockServers.started = append(lockServers.started, s)
+	}
+	urls := make([]string, n)
+	for i := range urls {
+		urls[i] = lockServers.started[i].RedisURL
+	}
+	return urls
+}
+
+func closeLockServers() error {
+	var errs []error
+	for _, s := range lockServers.started {
+		errs = append(errs, s.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // Namespace returns a fresh namespace for a test, so that tests share servers

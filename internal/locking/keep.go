@@ -1,0 +1,76 @@
+package locking
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+// errLeaseOver is why the context of Keep ends when nobody has taken the lock away.
+var errLeaseOver = fmt.Errorf("%w: its lease is over", ErrLost)
+
+// Keep returns a context for the work under locks. It ends, with an ErrLost as its cause, when
+// one of them can no longer be trusted; a loss stays known there however busy its holder is. Its
+// end is no proof: a process that was paused may run a little further before it hears of it, so
+// what writes must be refused by Commit.
+//
+// With Options.RenewMax it renews the leases, a third of a lease after another, until so much
+// time is over or stop is called.
+func (l *Locker) Keep(ctx context.Context, locks ...*Lock) (work context.Context, stop func()) {
+	trust := trustOf(locks)
+	if trust == math.MaxInt64 {
+		return context.WithCancel(ctx)
+	}
+	if l.renewMax == 0 {
+		return context.WithDeadlineCause(ctx, time.Now().Add(trust), errLeaseOver)
+	}
+	work, cancel := context.WithCancelCause(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		cancel(l.renewUntilLost(work, locks, trust/3))
+	}()
+	return work, func() {
+		cancel(context.Canceled)
+		<-done
+	}
+}
+
+// trustOf returns for how long all locks can be trusted.
+func trustOf(locks []*Lock) time.Duration {
+	trust := time.Duration(math.MaxInt64)
+	for _, lock := range locks {
+		trust = min(trust, lock.Trust())
+	}
+	return trust
+}
+
+// renewUntilLost renews locks every so often and returns why one of them cannot be trusted any
+// more, or what ended ctx.
+func (l *Locker) renewUntilLost(ctx context.Context, locks []*Lock, every time.Duration) error {
+	enough := time.Now().Add(l.renewMax)
+	for {
+		trust := trustOf(locks)
+		if trust <= 0 {
+			for _, lock := range locks {
+				l.metrics.lost(lock)
+			}
+			return errLeaseOver
+		}
+		if err := sleep(ctx, min(trust, every)); err != nil {
+			return err
+		}
+		if trust = trustOf(locks); trust <= 0 || !time.Now().Before(enough) {
+			continue
+		}
+		renewing, cancel := context.WithTimeout(ctx, trust)
+		err := l.Renew(renewing, locks...)
+		cancel()
+		if errors.Is(err, ErrLost) {
+			return err
+		}
+		// Whatever else went wrong may be over before the trust is.
+	}
+}

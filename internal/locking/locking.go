@@ -1,0 +1,224 @@
+package locking
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-redsync/redsync/v4"
+
+	"holdfast/internal/lua"
+)
+
+// Set is what one lock covers. All keys that it names share a hash slot.
+type Set struct {
+	Keys    []string // to be locked, in any order, repeats allowed, at least one; no spaces in them
+	Fence   string   // counts the locks of the partition
+	Version string   // must change with whatever work under the lock must not miss; Optimistic watches it
+	Scope   string   // begins the names that waiters share; sets that overlap have the same
+}
+
+// Lock is what came of the attempt to lock a set.
+type Lock struct {
+	Set Set // with its keys sorted and distinct
+	// Held says whether the set was locked; what follows is only meaningful if it was.
+	Held bool
+	// Token is what a script can find as the value of each key for as long as the lock is held,
+	// "" for a strategy that leaves nothing where the script runs. (Only Locker.Lock with an
+	// owner that locks a key again makes the value longer; then only the owner can tell.)
+	Token string
+	// Fence is higher than that of every earlier lock of the partition, 0 for a strategy that
+	// has none. Whoever writes elsewhere under the lock can have the write refused there when a
+	// higher one has been seen.
+	Fence int64
+
+	id      string // of its acquisition
+	began   time.Time
+	until   atomic.Int64 // nanoseconds after began, 0 = no end
+	counted atomic.Bool  // as lost
+	blocker blocker
+	tx      *transaction     // of Optimistic
+	mutexes []*redsync.Mutex // of Redlock
+}
+
+// blocker is what kept a set from being locked.
+type blocker struct {
+	key       string        // "" = not known
+	remaining time.Duration // after which it is gone at the latest, 0 = not known
+	ahead     string        // the acquisition that is first in the queue, "" = the key is locked
+}
+
+// Trust returns for how long the lock can still be relied on without asking a server: until the
+// attempt's start plus the lease, less what clocks may differ by. Not positive when that is over.
+func (l *Lock) Trust() time.Duration {
+	until := l.until.Load()
+	if until == 0 {
+		return math.MaxInt64
+	}
+	return time.Duration(until) - time.Since(l.began)
+}
+
+// trustFor sets the end of trust, for a lease that was asked for at start.
+func (l *Lock) trustFor(start time.Time, lease time.Duration) {
+	const margin = 2 * time.Millisecond // Redis counts in whole milliseconds
+	l.trustUntil(start.Add(lease - lease/100 - margin))
+}
+
+func (l *Lock) trustUntil(end time.Time) {
+	until := int64(end.Sub(l.began))
+	if until == 0 {
+		until = -1 // 0 would be without end
+	}
+	l.until.Store(until)
+}
+
+// The statuses by which a script that runs under a lock, or Commit itself, says that its work
+// was refused. Nothing was written.
+const (
+	StatusLockLost = "lock_lost" // the script did not find the lock's token
+	StatusConflict = "conflict"  // the version changed, see Optimistic
+)
+
+// ErrLost says that a lock has ended before it was released, as far as anyone can know.
+var ErrLost = errors.New("lock lost")
+
+// ErrTimeout says that a lock was not had within the time that its acquisition may wait.
+var ErrTimeout = errors.New("the wait for the lock is over")
+
+// LostError is an ErrLost that knows which keys were not the lock's any more.
+type LostError struct{ Keys []string }
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("%v: %s", ErrLost, strings.Join(e.Keys, " "))
+}
+
+// Is makes it an ErrLost.
+func (*LostError) Is(target error) bool { return target == ErrLost }
+
+// Strategy is a way to keep others out: Range, Redlock, Optimistic or None.
+type Strategy interface {
+	// try tries to lock each set once, all or nothing of each, without waiting for any. After an
+	// error no lock is held, unless a reply was lost; leave then gives it back.
+	try(ctx context.Context, a *Acquisition, locks []*Lock) error
+	// commit runs calls[i] under locks[i]. Afterwards those whose call was answered ok are not
+	// held any more.
+	commit(ctx context.Context, locks []*Lock, calls []*lua.Call)
+	// renew and unlock go through the locks key by key, do what they can for each, and return a
+	// *LostError with those that were lost.
+	renew(ctx context.Context, locks []*Lock) error
+	unlock(ctx context.Context, locks []*Lock) error
+	// leave gives back what an acquisition may have left on servers without holding it.
+	leave(ctx context.Context, a *Acquisition)
+	// wakeups returns the hub that hears of releases, nil if waiters can only try again.
+	wakeups() *hub
+	// close closes what the strategy has opened itself.
+	close() error
+}
+
+// Locker locks sets of keys by a strategy, and measures it. It is safe for concurrent use.
+type Locker struct {
+	strategy Strategy
+	metrics  *Metrics
+	renewMax time.Duration
+}
+
+// Options are what all strategies have in common.
+type Options struct {
+	// RenewMax is for how long Keep renews a lock. 0 = it does not: work that outlives its lease
+	// should fail visibly, and the lease be measured.
+	RenewMax time.Duration
+	Metrics  *Metrics // nil = none
+}
+
+// New returns a Locker.
+func New(s Strategy, o Options) *Locker {
+	return &Locker{strategy: s, metrics: o.Metrics, renewMax: o.RenewMax}
+}
+
+// Close closes what the strategy has opened. Nobody uses the Locker any more.
+func (l *Locker) Close() error { return l.strategy.close() }
+
+// Lock locks one set, waiting up to wait for it. An owner that is not "" may lock again what it
+// has locked (only Range knows how); each Lock needs an Unlock of its own. It returns
+// ErrTimeout when the wait is over.
+func (l *Locker) Lock(ctx context.Context, owner string, wait time.Duration, set Set) (*Lock, error) {
+	a, err := l.Begin(owner, wait)
+	if err != nil {
+		return nil, err
+	}
+	defer a.End(ctx)
+	for {
+		locks, err := a.TryLock(ctx, []Set{set})
+		if err != nil {
+			return nil, err
+		}
+		if locks[0].Held {
+			return locks[0], nil
+		}
+		if err := a.Wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// Commit runs calls[i], each the work that locks[i] was taken for, in as few round trips as
+// there can be. A script must check the token of its lock, if it has one, in the same step in
+// which it writes, and answer ok, or StatusLockLost; and it must not be older, when it runs,
+// than the lock's Trust at the time when it was sent. A call that was answered ok has released its
+// lock (a script of Range does so itself, see unlock.lua).
+func (l *Locker) Commit(ctx context.Context, locks []*Lock, calls []*lua.Call) {
+	l.strategy.commit(ctx, locks, calls)
+	for i, lock := range locks {
+		switch {
+		case calls[i].Err != nil:
+		case calls[i].Status == StatusLockLost:
+			l.metrics.lost(lock)
+			l.metrics.section(lock)
+		case calls[i].Status == StatusConflict:
+			l.metrics.conflict(lock)
+		case calls[i].Status == "ok":
+			l.metrics.section(lock)
+		}
+	}
+}
+
+// Renew makes the leases of held locks begin anew. It returns an ErrLost if some had ended;
+// what is left of them stays locked.
+func (l *Locker) Renew(ctx context.Context, locks ...*Lock) error {
+	return l.count(l.strategy.renew(ctx, locks), locks)
+}
+
+// Unlock releases held locks. It returns an ErrLost if some had ended; the rest is released.
+func (l *Locker) Unlock(ctx context.Context, locks ...*Lock) error {
+	if len(locks) == 0 {
+		return nil
+	}
+	return l.count(l.strategy.unlock(ctx, locks), locks)
+}
+
+// count counts the locks that err says were lost.
+func (l *Locker) count(err error, locks []*Lock) error {
+	lost, ok := errors.AsType[*LostError](err)
+	if !ok {
+		return err
+	}
+	for _, lock := range locks {
+		if slices.ContainsFunc(lock.Set.Keys, func(key string) bool { return slices.Contains(lost.Keys, key) }) {
+			l.metrics.lost(lock)
+		}
+	}
+	return err
+}
+
+// lostKeys returns a *LostError for keys, nil when there are none.
+func lostKeys(keys []string) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	return &LostError{keys}
+}

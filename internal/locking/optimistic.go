@@ -1,0 +1,141 @@
+package locking
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/lua"
+)
+
+// Optimistic keeps nobody out. It watches the versions of the sets (WATCH) and runs the work in
+// a transaction (MULTI, EXEC) that is refused if one has changed since: whoever commits first
+// wins, and the others have worked in vain and begin again. It is for what is rarely wanted
+// twice at a time.
+//
+// An acquisition's sets share at most transactionsMax transactions, each on a connection of its
+// own; a conflict about one set repeats those that share its transaction. A Redis Cluster has no
+// transactions over several hash slots: it works on one server.
+type Optimistic struct {
+	client *redis.Client
+	turns  chan struct{} // one for each connection that watches
+}
+
+// NewOptimistic returns an Optimistic on one Redis. At most half of the client's pool of
+// connections are used to watch: the others are for what is read under the lock.
+func NewOptimistic(client *redis.Client) *Optimistic {
+	return &Optimistic{client, make(chan struct{}, max(client.Options().PoolSize/2, 1))}
+}
+
+// transactionsMax is how many connections one acquisition may keep.
+const transactionsMax = 4
+
+// transaction is a connection that watches.
+type transaction struct {
+	conn  *redis.Conn
+	locks []*Lock
+	over  bool
+}
+
+// begin begins up to n transactions. It waits for the first; more are a matter of luck, or
+// acquisitions could wait for each other.
+func (o *Optimistic) begin(ctx context.Context, n int) ([]*transaction, error) {
+	select {
+	case o.turns <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	all := []*transaction{{conn: o.client.Conn()}}
+	for len(all) < n {
+		select {
+		case o.turns <- struct{}{}:
+			all = append(all, &transaction{conn: o.client.Conn()})
+		default:
+			return all, nil
+		}
+	}
+	return all, nil
+}
+
+// end gives the connection of a transaction back to the pool.
+func (o *Optimistic) end(t *transaction) error {
+	err := t.conn.Close()
+	<-o.turns
+	return err
+}
+
+func (*Optimistic) wakeups() *hub { return nil }
+func (*Optimistic) close() error  { return nil }
+
+func (o *Optimistic) try(ctx context.Context, _ *Acquisition, locks []*Lock) error {
+	transactions, err := o.begin(ctx, min(len(locks), transactionsMax))
+	if err != nil {
+		return err
+	}
+	for i, l := range locks {
+		l.tx = transactions[i%len(transactions)]
+		l.tx.locks = append(l.tx.locks, l)
+	}
+	errs := make([]error, len(transactions))
+	var all sync.WaitGroup
+	for i, t := range transactions {
+		all.Go(func() {
+			watch := []any{"watch"}
+			for _, l := range t.locks {
+				watch = append(watch, l.Set.Version)
+			}
+			errs[i] = t.conn.Do(ctx, watch...).Err()
+		})
+	}
+	all.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return errors.Join(fmt.Errorf("watch: %w", err), o.unlock(ctx, locks))
+	}
+	for _, l := range locks {
+		l.Held = true
+	}
+	return nil
+}
+
+// commit runs the calls of each transaction, which is over then: another commit under one of
+// its locks is a conflict, as it would not be watched.
+func (o *Optimistic) commit(ctx context.Context, locks []*Lock, calls []*lua.Call) {
+	work := make(map[*transaction][]*lua.Call)
+	for i, l := range locks {
+		if l.tx.over {
+			calls[i].Status, calls[i].Reply, calls[i].Err = StatusConflict, nil, nil
+			continue
+		}
+		work[l.tx] = append(work[l.tx], calls[i])
+	}
+	var all sync.WaitGroup
+	for t, calls := range work {
+		t.over = true
+		all.Go(func() {
+			lua.RunTransaction(ctx, t.conn, calls, StatusConflict)
+			_ = o.end(t) // of a connection that was cut, which the calls know as well
+		})
+	}
+	all.Wait()
+}
+
+func (*Optimistic) renew(context.Context, []*Lock) error { return nil }
+
+func (o *Optimistic) unlock(ctx context.Context, locks []*Lock) error {
+	var errs []error
+	for _, l := range locks {
+		if t := l.tx; !t.over {
+			t.over = true
+			errs = append(errs, t.conn.Do(ctx, "unwatch").Err(), o.end(t))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("unwatch: %w", err)
+	}
+	return nil
+}
+
+func (*Optimistic) leave(context.Context, *Acquisition) {}

@@ -1,0 +1,113 @@
+//go:build unix
+
+package locking_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"holdfast/internal/locking"
+	"holdfast/internal/stack/stacktest"
+)
+
+// The environment of the holder, which is this program run again.
+const (
+	holderStrategy = "LOCK_HOLDER_STRATEGY"
+	holderRedis    = "LOCK_HOLDER_REDIS"
+	holderServers  = "LOCK_HOLDER_SERVERS"
+	holderPrefix   = "LOCK_HOLDER_PREFIX"
+	pausedLease    = time.Second
+)
+
+// holder locks, reads the counter, says so, and works when it is told to: it prints what became
+// of its work.
+func holder() int {
+	k := keys{client: newClient(os.Getenv(holderRedis)), prefix: os.Getenv(holderPrefix)}
+	for _, url := range strings.Fields(os.Getenv(holderServers)) {
+		k.servers = append(k.servers, newClient(url))
+	}
+	ctx := context.Background()
+	for _, s := range subjects {
+		if s.name != os.Getenv(holderStrategy) {
+			continue
+		}
+		l := locking.New(s.make(k, pausedLease), locking.Options{})
+		lock, err := l.Lock(ctx, "", long, k.set("a"))
+		if err != nil {
+			fmt.Println("lock:", err)
+			return 1
+		}
+		_, status, err := k.add(ctx, l, lock, func() {
+			fmt.Println("locked")
+			_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // an error ends the wait as well
+		})
+		fmt.Println(status, err)
+	}
+	return 0
+}
+
+// TestPausedHolder stops a process that holds a lock, with SIGSTOP, until its lease is over and
+// somebody else has done work under the lock. When it goes on, it does not know; its work is
+// refused. Without locks it is not: the other's work is lost.
+func TestPausedHolder(t *testing.T) {
+	t.Parallel()
+	for _, s := range subjects {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			k := newKeys(t, s)
+			cmd := exec.Command(os.Args[0])
+			cmd.Env = append(os.Environ(), holderStrategy+"="+s.name, holderRedis+"="+stacktest.Shared().RedisURL, holderPrefix+"="+k.prefix)
+			if s.servers > 0 {
+				cmd.Env = append(cmd.Env, holderServers+"="+strings.Join(stacktest.LockServers(t, s.servers), " "))
+			}
+			in, err := cmd.StdinPipe()
+			out, err2 := cmd.StdoutPipe()
+			if err := errors.Join(err, err2, cmd.Start()); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has ended by itself unless the test failed
+			said := bufio.NewReader(out)
+			if line, err := said.ReadString('\n'); line != "locked\n" {
+				t.Fatalf("the holder says %q: %v", line, err)
+			}
+			var status syscall.WaitStatus
+			if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := syscall.Wait4(cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
+				t.Fatalf("the holder is not stopped: %v %v", status, err)
+			}
+			if _, err := in.Write([]byte("work\n")); err != nil { // as soon as it runs again
+				t.Fatal(err)
+			}
+
+			// For this to be had the lease must be over.
+			l := k.locker(t, s, long)
+			if _, err := k.contend(t.Context(), l, k.set("a"), func() func() { return func() {} }); err != nil {
+				t.Fatal(err)
+			}
+			if err := k.client.Set(t.Context(), k.counter(), 100, 0).Err(); err != nil { // more work of others
+				t.Fatal(err)
+			}
+			if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			answer, err := said.ReadString('\n')
+			if err := errors.Join(err, cmd.Wait()); err != nil {
+				t.Fatal(err)
+			}
+			refused := strings.HasPrefix(answer, locking.StatusLockLost) || strings.HasPrefix(answer, locking.StatusConflict)
+			if n := k.client.Get(t.Context(), k.counter()).Val(); refused != s.guards || s.guards && n != "100" {
+				t.Errorf("the paused holder's work was answered %q, and the counter is %s", answer, n)
+			}
+		})
+	}
+}

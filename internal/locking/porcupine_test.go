@@ -1,0 +1,207 @@
+package locking_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"holdfast/internal/locking"
+)
+
+// What was done to locks is a history of operations, each with the times of its call and its
+// return. It is right if there is an order of them, each somewhere between its two times, in which a
+// plain table of who has what gives the same answers (linearizability, checked by porcupine).
+
+// lockOp asks for a set of keys, one bit each, or gives it back.
+type lockOp struct {
+	client  int
+	keys    uint8
+	release bool
+}
+
+// lockAnswer is whether the keys were had, or were still had when they were given back.
+type lockAnswer struct {
+	held  bool
+	fence int64
+}
+
+// table is who has each key, -1 for nobody, and the last fencing token.
+type table struct {
+	owner [lockKeys]int
+	fence int64
+}
+
+const lockKeys = 5
+
+// lockModel is what a lock is. A strict one may refuse only what somebody has.
+func lockModel(strict bool) porcupine.Model {
+	return porcupine.Model{
+		Init: func() any {
+			var t table
+			for i := range t.owner {
+				t.owner[i] = -1
+			}
+			return t
+		},
+		Step: func(state, input, output any) (bool, any) {
+			t, op, answer := state.(table), input.(lockOp), output.(lockAnswer)
+			wanted, free := -1, true
+			if op.release {
+				wanted = op.client
+			}
+			for i, owner := range t.owner {
+				if op.keys&(1<<i) != 0 && owner != wanted {
+					free = false
+				}
+			}
+			if !answer.held {
+				return !op.release && (!free || !strict), t
+			}
+			if !free || !op.release && answer.fence != 0 && answer.fence <= t.fence {
+				return false, t
+			}
+			for i := range t.owner {
+				switch {
+				case op.keys&(1<<i) == 0:
+				case op.release:
+					t.owner[i] = -1
+				default:
+					t.owner[i] = op.client
+				}
+			}
+			t.fence = max(t.fence, answer.fence)
+			return true, t
+		},
+		DescribeOperation: func(input, output any) string { return fmt.Sprintf("%+v %+v", input, output) },
+	}
+}
+
+// history is the operations of several clients.
+type history struct {
+	mu         sync.Mutex
+	began      time.Time
+	operations []porcupine.Operation
+}
+
+// record records what do answers.
+func (h *history) record(client int, input any, do func() any) any {
+	call := time.Since(h.began).Nanoseconds()
+	output := do()
+	back := time.Since(h.began).Nanoseconds()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.operations = append(h.operations, porcupine.Operation{ClientId: client, Input: input, Call: call, Output: output, Return: back})
+	return output
+}
+
+func (h *history) check(t *testing.T, model porcupine.Model) porcupine.CheckResult {
+	t.Helper()
+	result := porcupine.CheckOperationsTimeout(model, h.operations, time.Minute)
+	if result == porcupine.Unknown {
+		t.Fatal("the history could not be checked in time: make it shorter")
+	}
+	return result
+}
+
+// lockAndUnlock has a client try to lock some keys and release them if it has them.
+func (k keys) lockAndUnlock(t *testing.T, h *history, l *locking.Locker, client int, bits uint8) {
+	var names []string
+	for i := range lockKeys {
+		if bits&(1<<i) != 0 {
+			names = append(names, fmt.Sprint("key-", i))
+		}
+	}
+	var lock *locking.Lock
+	answer := h.record(client, lockOp{client, bits, false}, func() any {
+		lock = try(t, l, "", k.set(names...))
+		return lockAnswer{lock.Held, lock.Fence}
+	})
+	if answer.(lockAnswer).held {
+		h.record(client, lockOp{client, bits, true}, func() any {
+			return lockAnswer{held: l.Unlock(t.Context(), lock) == nil}
+		})
+	}
+}
+
+// TestHistories checks histories of locks under contention.
+func TestHistories(t *testing.T) {
+	const histories, clients, rounds = 10, 6, 15
+	exclusives(t, func(t *testing.T, s subject, k keys) {
+		l := k.locker(t, s, long)
+		for range histories {
+			h := &history{began: time.Now()}
+			var all sync.WaitGroup
+			for c := range clients {
+				all.Go(func() {
+					for range rounds {
+						k.lockAndUnlock(t, h, l, c, uint8(1+rand.IntN(1<<lockKeys-1)))
+					}
+				})
+			}
+			all.Wait()
+			// Of Redlock's contenders each may get a minority, and nobody the key.
+			if h.check(t, lockModel(s.servers == 0)) == porcupine.Illegal {
+				t.Fatalf("no order explains this history: %+v", h.operations)
+			}
+		}
+	})
+}
+
+// TestHistoryOfNone shows that an illegal history is found: two have the same key.
+func TestHistoryOfNone(t *testing.T) {
+	t.Parallel()
+	s := subjects[len(subjects)-1]
+	k := newKeys(t, s)
+	l := k.locker(t, s, long)
+	h := &history{began: time.Now()}
+	for c := range 2 {
+		h.record(c, lockOp{c, 1, false}, func() any { return lockAnswer{held: try(t, l, "", k.set("key-0")).Held} })
+	}
+	if h.check(t, lockModel(true)) != porcupine.Illegal {
+		t.Error("two have the same key, and the history is called legal")
+	}
+}
+
+// TestCounterHistories checks histories of the work itself: each adds one to what it has read. This
+// is what Optimistic promises as well.
+func TestCounterHistories(t *testing.T) {
+	t.Parallel()
+	const clients, rounds = 8, 10
+	counter := porcupine.Model{
+		Init: func() any { return 0 },
+		Step: func(state, _, output any) (bool, any) { return state == output, state.(int) + 1 },
+	}
+	for _, s := range subjects {
+		if !s.guards {
+			continue
+		}
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			k := newKeys(t, s)
+			l := k.locker(t, s, long)
+			h := &history{began: time.Now()}
+			var all sync.WaitGroup
+			for c := range clients {
+				all.Go(func() {
+					for range rounds {
+						h.record(c, nil, func() any {
+							before, err := k.contend(t.Context(), l, k.set("a", fmt.Sprint(c)), func() func() { return func() {} })
+							if err != nil {
+								t.Error(err)
+							}
+							return before
+						})
+					}
+				})
+			}
+			all.Wait()
+			if h.check(t, counter) == porcupine.Illegal {
+				t.Errorf("no order explains this history: %+v", h.operations)
+			}
+		})
+	}
+}

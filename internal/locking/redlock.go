@@ -1,0 +1,215 @@
+package locking
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-redsync/redsync/v4"
+	pool "github.com/go-redsync/redsync/v4/redis"
+	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/lua"
+)
+
+// ErrNoQuorum says that too few of Redlock's servers answer.
+var ErrNoQuorum = errors.New("fewer than a majority of the lock servers answer")
+
+// Redlock locks on a majority of independent Redis servers, key after key in ascending order
+// (S. Sanfilippo, "Distributed locks with Redis"), by redsync. It outlives the loss of a
+// minority of them, at the price of a round trip to all for each key.
+//
+// It has no fencing token, and the server that does the work cannot see whether a lock is still
+// held: its Trust is by clocks, so it relies on clocks that run at about the same rate.
+type Redlock struct {
+	client  redis.UniversalClient
+	servers []redis.UniversalClient
+	sync    *redsync.Redsync
+	lease   Lease
+}
+
+// NewRedlock returns a Redlock over servers that replicate nothing to each other; client is where
+// the work is done.
+func NewRedlock(client redis.UniversalClient, servers []redis.UniversalClient, lease Lease) *Redlock {
+	r := &Redlock{client: client, servers: servers, lease: lease}
+	pools := make([]pool.Pool, len(servers))
+	for i, server := range servers {
+		pools[i] = goredis.NewPool(server)
+	}
+	r.sync = redsync.New(pools...)
+	return r
+}
+
+func (*Redlock) wakeups() *hub { return nil }
+
+func (*Redlock) close() error { return nil }
+
+const (
+	// driftFactor is the part of the lease by which the servers' clocks may differ over it.
+	driftFactor = 0.01
+	// redlockAtOnce is how many keys, or sets, one call works on at a time.
+	redlockAtOnce = 8
+	// timeoutMin is the least time that a server is given to answer.
+	timeoutMin = 10 * time.Millisecond
+)
+
+// timeout returns how long a server is given to answer about one key of a set. One that hangs
+// must not use up the lease: for all keys together it can cost a quarter of it.
+func (r *Redlock) timeout(keys int) time.Duration {
+	return max(r.lease(keys)/time.Duration(4*keys), timeoutMin)
+}
+
+// mutex returns redsync's lock on one key.
+func (r *Redlock) mutex(l *Lock, key, value string) *redsync.Mutex {
+	keys := len(l.Set.Keys)
+	lease, timeout := r.lease(keys), r.timeout(keys)
+	return r.sync.NewMutex(key, redsync.WithExpiry(lease), redsync.WithTries(1), redsync.WithDriftFactor(driftFactor),
+		redsync.WithTimeoutFactor(timeout.Seconds()/lease.Seconds()), redsync.WithValue(value),
+		redsync.WithGenValueFunc(func() (string, error) { return value, nil }))
+}
+
+func (r *Redlock) try(ctx context.Context, _ *Acquisition, locks []*Lock) error {
+	errs := make([]error, len(locks))
+	atOnce(len(locks), func(i int) { errs[i] = r.lock(ctx, locks[i]) })
+	err := errors.Join(errs...)
+	if err == nil {
+		return nil
+	}
+	for _, l := range locks {
+		if l.Held {
+			r.release(ctx, l)
+		}
+	}
+	return err
+}
+
+// lock locks the keys of one set in ascending order. Whatever fails, all is released: also what
+// a server did although its answer was not heard.
+func (r *Redlock) lock(ctx context.Context, l *Lock) error {
+	value := newID()
+	for _, key := range l.Set.Keys {
+		m := r.mutex(l, key, value)
+		l.mutexes = append(l.mutexes, m)
+		if err := m.TryLockContext(ctx); err != nil {
+			r.release(ctx, l)
+			if ctx.Err() == nil && r.tooMany(err) {
+				return fmt.Errorf("lock %s: %w: %w", key, ErrNoQuorum, err)
+			}
+			return context.Cause(ctx)
+		}
+	}
+	until := l.mutexes[0].Until() // of a lock that took its last key, the first is over first
+	if !time.Now().Before(until) {
+		r.release(ctx, l) // it took longer than its lease
+		return nil
+	}
+	l.Held = true
+	l.trustUntil(until)
+	return nil
+}
+
+// tooMany reports whether so many servers did not answer that the others are no majority.
+func (r *Redlock) tooMany(err error) bool {
+	return unreachable(err) > (len(r.servers)-1)/2
+}
+
+// unreachable counts the servers that err says did not answer.
+func unreachable(err error) (n int) {
+	if all, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range all.Unwrap() {
+			n += unreachable(e)
+		}
+		return n
+	}
+	if _, down := errors.AsType[*redsync.RedisError](err); down {
+		return 1
+	}
+	return 0
+}
+
+// release releases what there may be of a lock, also when ctx is over: redsync's own cleaning
+// up ends with its caller's context.
+func (r *Redlock) release(ctx context.Context, l *Lock) {
+	// What cannot be released ends with its lease.
+	_ = r.each(context.WithoutCancel(ctx), []*Lock{l}, (*redsync.Mutex).UnlockContext)
+	l.Held = false
+}
+
+func (r *Redlock) commit(ctx context.Context, locks []*Lock, calls []*lua.Call) {
+	lua.Run(ctx, r.client, calls)
+	atOnce(len(locks), func(i int) {
+		if calls[i].Err == nil && calls[i].Status == "ok" {
+			r.release(ctx, locks[i])
+		}
+	})
+}
+
+func (r *Redlock) renew(ctx context.Context, locks []*Lock) error {
+	err := r.each(ctx, locks, (*redsync.Mutex).ExtendContext)
+	if err != nil {
+		return err
+	}
+	for _, l := range locks {
+		until := l.mutexes[0].Until()
+		for _, m := range l.mutexes[1:] {
+			if m.Until().Before(until) {
+				until = m.Until()
+			}
+		}
+		l.trustUntil(until)
+	}
+	return nil
+}
+
+func (r *Redlock) unlock(ctx context.Context, locks []*Lock) error {
+	return r.each(ctx, locks, (*redsync.Mutex).UnlockContext)
+}
+
+// each does something to every key of every lock and returns a *LostError with those that a
+// majority of the servers did not have any more.
+func (r *Redlock) each(ctx context.Context, locks []*Lock, do func(*redsync.Mutex, context.Context) (bool, error)) error {
+	var mutexes []*redsync.Mutex
+	var timeouts []time.Duration
+	for _, l := range locks {
+		for _, m := range l.mutexes {
+			mutexes, timeouts = append(mutexes, m), append(timeouts, r.timeout(len(l.Set.Keys)))
+		}
+	}
+	var mu sync.Mutex
+	var lost []string
+	var failed error
+	atOnce(len(mutexes), func(i int) {
+		ctx, cancel := context.WithTimeout(ctx, timeouts[i])
+		ok, err := do(mutexes[i], ctx)
+		cancel()
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case ok:
+		case r.tooMany(err):
+			failed = errors.Join(failed, fmt.Errorf("%s: %w: %w", mutexes[i].Name(), ErrNoQuorum, err))
+		default:
+			lost = append(lost, mutexes[i].Name())
+		}
+	})
+	return errors.Join(lostKeys(lost), failed)
+}
+
+func (*Redlock) leave(context.Context, *Acquisition) {}
+
+// atOnce calls do with 0 to n-1, a few at a time.
+func atOnce(n int, do func(i int)) {
+	var all sync.WaitGroup
+	turns := make(chan struct{}, redlockAtOnce)
+	for i := range n {
+		turns <- struct{}{}
+		all.Go(func() {
+			do(i)
+			<-turns
+		})
+	}
+	all.Wait()
+}

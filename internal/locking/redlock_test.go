@@ -1,0 +1,196 @@
+package locking_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/locking"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+)
+
+var redlock = subjects[2]
+
+// newServers starts lock servers that a test may break.
+func newServers(t *testing.T) (k keys, servers []*stack.Stack) {
+	t.Helper()
+	k = newKeys(t, subjects[0])
+	servers = make([]*stack.Stack, redlockServers)
+	k.servers = make([]redis.UniversalClient, redlockServers)
+	var all sync.WaitGroup
+	for i := range servers {
+		all.Go(func() {
+			s, err := stack.Start(context.Background(), stack.Options{Redis: true})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			servers[i], k.servers[i] = s, newClient(s.RedisURL)
+		})
+	}
+	all.Wait()
+	t.Cleanup(func() {
+		for i, s := range servers {
+			if s == nil {
+				continue
+			}
+			if err := errors.Join(k.servers[i].Close(), s.Close()); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	if t.Failed() {
+		t.FailNow()
+	}
+	return k, servers
+}
+
+// TestMinorityOfServers stops lock servers one after the other: with a majority it works, and
+// then fails at once and leaves nothing behind on those that still answer.
+func TestMinorityOfServers(t *testing.T) {
+	t.Parallel()
+	k, servers := newServers(t)
+	ctx := t.Context()
+	l := k.locker(t, redlock, long)
+	for stopped := range redlockServers/2 + 1 {
+		lock := mustLock(t, l, k.set("a", "b", "c"))
+		if other := try(t, l, "", k.set("b")); other.Held {
+			t.Errorf("locked twice with %d servers stopped", stopped)
+		}
+		mustUnlock(t, l, lock)
+		if err := servers[stopped].Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := l.Lock(ctx, "", long, k.set("a", "b")); !errors.Is(err, locking.ErrNoQuorum) {
+		t.Errorf("with three of five servers stopped: %v", err)
+	}
+	rest := k
+	rest.servers = k.servers[redlockServers/2+1:]
+	if left := rest.left(t); len(left) != 0 {
+		t.Errorf("a failure has left %q", left)
+	}
+}
+
+// TestHangingServer stops a lock server with SIGSTOP: it does not answer, and it does not
+// refuse either. The others are a majority.
+func TestHangingServer(t *testing.T) {
+	t.Parallel()
+	k, servers := newServers(t)
+	if err := syscall.Kill(servers[0].RedisPID(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := syscall.Kill(servers[0].RedisPID(), syscall.SIGCONT); err != nil {
+			t.Error(err)
+		}
+	}()
+	l := k.locker(t, redlock, 4*time.Second)
+	lock := mustLock(t, l, k.set("a", "b", "c"))
+	if trust := lock.Trust(); trust <= 0 {
+		t.Errorf("locked without trust: %v", trust)
+	}
+	mustUnlock(t, l, lock)
+}
+
+// TestFastClock has the clock of one lock server run ahead, so that it drops its keys before
+// their lease is over: nobody else gets a majority for that, and the owner can still renew and release.
+// With three such servers exclusion is gone, as is known of Redlock: that is why work is refused
+// by what the server that does it can see.
+func TestFastClock(t *testing.T) {
+	t.Parallel()
+	k, _ := newServers(t)
+	ctx := t.Context()
+	l := k.locker(t, redlock, long)
+	lock := mustLock(t, l, k.set("a", "b"))
+	drop := func(server redis.UniversalClient) {
+		if err := server.Del(ctx, lock.Set.Keys...).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	drop(k.servers[4])
+	if other := try(t, l, "", k.set("b")); other.Held {
+		t.Error("one fast clock gives a lock away")
+	}
+	if err := l.Renew(ctx, lock); err != nil {
+		t.Errorf("renew with one fast clock: %v", err)
+	}
+	drop(k.servers[3])
+	drop(k.servers[2])
+	if other := try(t, l, "", k.set("b")); !other.Held {
+		t.Error("three servers have forgotten the lock, and yet it is not given away: what does this test drop?")
+	}
+	if err := l.Unlock(ctx, lock); !errors.Is(err, locking.ErrLost) {
+		t.Errorf("unlock what a majority has forgotten: %v", err)
+	}
+}
+
+// slowServer holds up one command until it is let go.
+type slowServer struct {
+	redis.Hook
+	command string
+	until   func()
+}
+
+func (s slowServer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, c redis.Cmder) error {
+		err := next(ctx, c)
+		if c.Name() == s.command {
+			s.until()
+		}
+		return err
+	}
+}
+
+func (slowServer) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
+}
+
+func (slowServer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// TestSlowAcquisition gets all its keys, but only when their lease is over: that is a failure,
+// after which nothing is left.
+func TestSlowAcquisition(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, redlock)
+	const lease = time.Second
+	k.servers[0].(*redis.Client).AddHook(slowServer{command: "set", until: func() {
+		for _, there := range []int64{1, 0} {
+			stacktest.Eventually(t, "the lease to begin, and to be over", func() bool {
+				return k.servers[1].Exists(context.Background(), k.set("a").Keys...).Val() == there
+			})
+		}
+	}})
+	l := k.locker(t, redlock, lease)
+	if lock := try(t, l, "", k.set("a")); lock.Held {
+		t.Errorf("held with a trust of %v", lock.Trust())
+	}
+	if left := k.left(t); len(left) != 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+// TestCancelledAcquisition cancels its caller in the midst of an acquisition: what it has locked
+// by then is released all the same.
+func TestCancelledAcquisition(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, redlock)
+	ctx, cancel := context.WithCancel(t.Context())
+	k.servers[0].(*redis.Client).AddHook(slowServer{command: "set", until: cancel})
+	l := k.locker(t, redlock, long)
+	if _, err := l.Lock(ctx, "", long, k.set("a", "b", "c")); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled, and ended by %v", err)
+	}
+	if left := k.left(t); len(left) != 0 {
+		t.Errorf("left: %q", left)
+	}
+}
