@@ -1,5 +1,5 @@
 # For habit; each line is what README.md says.
-.PHONY: dev test race lint bench
+.PHONY: dev test race lint bench bench-locks
 
 dev:
 	go run ./cmd/worker dev
@@ -18,3 +18,8 @@ lint:
 bench:
 	go test ./internal/holds -run '^$$' -bench Expire -benchtime 1x
 	go test ./internal/stack -run '^$$' -bench Start -benchtime 3x
+
+# What each way to lock costs, and what it sells too much; the table in docs/locks.md. It takes
+# some minutes of a machine that does nothing else.
+bench-locks:
+	go test ./internal/locking -run '^TestCompare$$' -count 1 -timeout 30m -v -compare -compare.out $(CURDIR)/docs/locks.md

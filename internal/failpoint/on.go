@@ -4,18 +4,31 @@ package failpoint
 
 import (
 	"os"
+	"strings"
+	"sync/atomic"
 	"syscall"
 )
 
-var armed = os.Getenv("HOLDFAST_FAILPOINT")
+// armed is a place, at which the process is killed, or a place and ":stop".
+var armed, stop = strings.CutSuffix(os.Getenv("HOLDFAST_FAILPOINT"), ":stop")
 
-// Hit kills the process, as kill -9 would, when HOLDFAST_FAILPOINT names this place.
+var stopped atomic.Bool
+
+// Hit kills the process, as kill -9 would, when HOLDFAST_FAILPOINT names this place. When it
+// names it with ":stop" the process is stopped, the first time, until somebody lets it go on.
 func Hit(place string) {
-	if place != armed {
+	if place != armed || stopped.Load() {
 		return
 	}
-	if err := syscall.Kill(os.Getpid(), syscall.SIGKILL); err != nil {
+	signal := syscall.SIGKILL
+	if stop {
+		stopped.Store(true)
+		signal = syscall.SIGSTOP
+	}
+	if err := syscall.Kill(os.Getpid(), signal); err != nil {
 		panic(err)
 	}
-	select {} // until the signal arrives
+	if !stop {
+		select {} // until the signal arrives
+	}
 }

@@ -223,12 +223,12 @@ func (s *Service) decide(ctx context.Context, groups []*group, emit func(int, Re
 	if len(groups) == 0 {
 		return nil
 	}
+	defer func() { s.unlock(ctx, groups) }() // those that are left, also after a panic
 	work, stop := s.locker.Keep(ctx, locksOf(groups)...)
 	defer stop()
 	for round := 0; len(groups) > 0; round++ {
 		calls, err := s.prepare(work, groups)
 		if err != nil {
-			s.unlock(ctx, groups)
 			lost := errors.Is(context.Cause(work), locking.ErrLost)
 			for _, g := range groups {
 				if lost {

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"regexp"
 	"slices"
+	"sync/atomic"
 	"time"
 )
 
@@ -24,18 +25,22 @@ var ownerPattern = regexp.MustCompile(OwnerPattern)
 //	}
 type Acquisition struct {
 	locker   *Locker
+	order    int64 // older acquisitions have lower ones
 	id       string
 	owner    string // "-" = none
 	deadline time.Time
 	tries    int
 	wanted   int                  // sets of the last TryLock
-	since    map[string]time.Time // scope -> when it was first blocked
+	since    map[string]time.Time // first key of a set -> when it was first blocked
 
-	blocked  []*Lock           // of the last TryLock
-	failed   []*Lock           // those that may be held although nobody knows
-	listens  map[string]uint64 // channel -> how much had been heard on it before the last TryLock
-	awakened []wakeup          // for which it was the one to be told, until it has tried
+	blocked []*Lock           // of the last TryLock
+	failed  []*Lock           // those that may be held although nobody knows
+	listens map[string]uint64 // channel -> how much had been heard on it before the last TryLock
+	waiter  *waiter           // nil unless it has waited and not tried since
 }
+
+// acquisitions counts those of this process.
+var acquisitions atomic.Int64
 
 // Begin begins an acquisition that may wait, and keep its place in the queue, for wait.
 func (l *Locker) Begin(owner string, wait time.Duration) (*Acquisition, error) {
@@ -46,7 +51,7 @@ func (l *Locker) Begin(owner string, wait time.Duration) (*Acquisition, error) {
 		return nil, fmt.Errorf("lock owner %q does not match %s", owner, OwnerPattern)
 	}
 	return &Acquisition{
-		locker: l, id: newID(), owner: owner, deadline: time.Now().Add(wait),
+		locker: l, order: acquisitions.Add(1), id: newID(), owner: owner, deadline: time.Now().Add(wait),
 		since: make(map[string]time.Time), listens: make(map[string]uint64),
 	}, nil
 }
@@ -69,27 +74,31 @@ func (a *Acquisition) TryLock(ctx context.Context, sets []Set) ([]*Lock, error) 
 	a.blocked = a.blocked[:0]
 	wakeups := a.locker.strategy.wakeups()
 	wakeups.mark(a)
-	if err := a.locker.strategy.try(ctx, a, locks); err != nil {
-		a.failed = append(a.failed, locks...)
+	asked := slices.DeleteFunc(slices.Clone(locks), func(l *Lock) bool { return wakeups.lineUp(a, l) })
+	if err := a.locker.strategy.try(ctx, a, asked); err != nil {
+		a.failed = append(a.failed, asked...)
 		a.id = newID() // else End could take a later success for what this has left
-		a.locker.metrics.failed(locks)
+		a.locker.metrics.failed(asked)
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
 		return nil, err
 	}
 	for _, lock := range locks {
-		since, waited := a.since[lock.Set.Scope]
+		since, waited := a.since[lock.Set.Keys[0]]
 		switch {
 		case !lock.Held:
 			a.blocked = append(a.blocked, lock)
 			if !waited {
-				a.since[lock.Set.Scope] = now
+				a.since[lock.Set.Keys[0]] = now
 			}
 		case waited:
 			a.locker.metrics.waited(lock, since)
-			delete(a.since, lock.Set.Scope)
+			delete(a.since, lock.Set.Keys[0])
 		}
 	}
 	a.locker.metrics.tried(locks)
-	wakeups.passOn(a)
+	wakeups.tried(a)
 	return locks, nil
 }
 
@@ -116,7 +125,7 @@ func (a *Acquisition) End(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpWithin)
 	defer cancel()
 	for _, lock := range a.blocked {
-		a.locker.metrics.waited(lock, a.since[lock.Set.Scope])
+		a.locker.metrics.waited(lock, a.since[lock.Set.Keys[0]])
 	}
 	a.locker.strategy.leave(ctx, a)
 	a.locker.strategy.wakeups().leave(a)
@@ -127,9 +136,9 @@ func (a *Acquisition) End(ctx context.Context) {
 const cleanUpWithin = time.Second
 
 // backoff returns how long to wait after so many tries: at random up to a bound that doubles,
-// from 1 ms to 64 ms. ("Full jitter", M. Brooker, Exponential Backoff And Jitter, 2015.)
+// from 1 ms to 256 ms. ("Full jitter", M. Brooker, Exponential Backoff And Jitter, 2015.)
 func backoff(tries int) time.Duration {
-	const base, doublings = time.Millisecond, 6
+	const base, doublings = time.Millisecond, 8
 	return rand.N(base<<min(tries, doublings)) + base/10
 }
 

@@ -11,13 +11,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// hub hears what is released, on one connection for the whole process, and wakes the waiters of
-// this process one at a time: for each key that was released the one that has waited longest.
-// Whoever was woken and finds another key in its way passes the word on.
+// hub hears what is released, on one connection for the whole process. The acquisitions of
+// this process stand in line, oldest first, for the key in their way. A release wakes the first in
+// line for each key, and nobody else; if that one finds another key in its way, it passes the
+// word on. Who comes later lines up without asking the server.
 //
 // Nothing depends on hearing: a waiter goes on by itself when the lease in its way is over.
 type hub struct {
 	client redis.UniversalClient
+	fair   bool // the line is kept by the server, over all processes
 
 	subscribing sync.Mutex    // held while talking to the server
 	pubsub      *redis.PubSub // nil until somebody waits
@@ -29,32 +31,42 @@ type hub struct {
 
 // channel is where the releases of a scope are told.
 type channel struct {
-	listeners  int       // acquisitions
-	asked      bool      // the server was asked for it
-	subscribed bool      // the server has said so
-	heard      uint64    // messages, and confirmations: what came before one may have been missed
-	waiting    []*waiter // longest first
+	listeners  int                  // acquisitions
+	asked      bool                 // the server was asked for it
+	subscribed bool                 // the server has said so
+	heard      uint64               // counts the messages and confirmations
+	deaf       uint64               // the last of them before which messages may have been lost: a confirmation
+	missed     map[string]uint64    // key -> the last release that nobody was told
+	lines      map[string][]*waiter // by the key in the way, the oldest acquisition first
 }
 
-// waiter is an acquisition inside Wait.
+// waiter is an acquisition from Wait to the end of its next attempt.
 type waiter struct {
-	id     string
-	keys   []string
-	wake   chan struct{} // closed
+	a      *Acquisition
+	places []place   // where it stands in line
+	until  time.Time // when it goes on by itself
+	wake   chan struct{}
 	woken  bool
-	reason []wakeup // the releases of which it was the one to be told
+	told   []release // what it was the one to be told
 }
 
-// wakeup is the release of a key.
-type wakeup struct{ channel, key string }
+// place is a line, or the key in the way of those who stand in it.
+type place struct{ channel, key string }
 
-func newHub(client redis.UniversalClient) *hub {
-	return &hub{client: client, channels: make(map[string]*channel)}
+// release is that of a key, with how much was heard on its channel by then.
+type release struct {
+	place
+	heard uint64
+}
+
+func newHub(client redis.UniversalClient, fair bool) *hub {
+	return &hub{client: client, fair: fair, channels: make(map[string]*channel)}
 }
 
 func released(l *Lock) string { return l.Set.Scope + "released" }
 
-// mark notes how much was heard before a try: if more was heard after it, the try may be old.
+// mark notes how much was heard before a try: a release that is heard after it may have been too
+// late for it.
 func (h *hub) mark(a *Acquisition) {
 	if h == nil || len(a.listens) == 0 {
 		return
@@ -66,57 +78,103 @@ func (h *hub) mark(a *Acquisition) {
 	}
 }
 
-// passOn tells others of the releases that a was woken for and that did not help it.
-func (h *hub) passOn(a *Acquisition) {
-	if h == nil || len(a.awakened) == 0 {
+// lineUp reports whether somebody older than a stands in line for one of the lock's keys. It
+// has what is in the way then: that one.
+func (h *hub) lineUp(a *Acquisition, l *Lock) bool {
+	if h == nil || h.fair {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	c := h.channels[released(l)]
+	if c == nil || len(c.lines) == 0 {
+		return false
+	}
+	for _, key := range l.Set.Keys {
+		if line := c.lines[key]; len(line) > 0 && line[0].a.order < a.order {
+			l.blocker = blocker{key: key, remaining: max(time.Until(line[0].until), time.Millisecond), inLine: true}
+			return true
+		}
+	}
+	return false
+}
+
+// tried ends the waiting of a, which has tried again, and passes on the releases that it was told
+// and that did not help it.
+func (h *hub) tried(a *Acquisition) {
+	if h == nil || a.waiter == nil {
 		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, release := range a.awakened {
-		i := slices.IndexFunc(a.blocked, func(l *Lock) bool { return slices.Contains(l.Set.Keys, release.key) })
+	for _, r := range h.stepOut(a) {
+		i := slices.IndexFunc(a.blocked, func(l *Lock) bool { return slices.Contains(l.Set.Keys, r.key) })
 		if i < 0 {
 			continue // it has the key, and will release it
 		}
 		switch in := a.blocked[i].blocker; {
-		case in.key != release.key:
-			h.tell(release)
+		case in.key != r.key || in.inLine:
+			h.tell(r)
 		case in.ahead != "":
-			h.call(release.channel, in.ahead)
+			h.call(r, in.ahead)
+		case r.heard > a.listens[r.channel]:
+			h.channels[r.channel].miss(r) // it came after the try
 		}
 		// Else somebody was quicker, and will release it.
 	}
-	a.awakened = a.awakened[:0]
+}
+
+// stepOut takes a out of its lines and returns the releases that it was told.
+func (h *hub) stepOut(a *Acquisition) []release {
+	w := a.waiter
+	a.waiter = nil
+	for _, p := range w.places {
+		lines := h.channels[p.channel].lines
+		lines[p.key] = slices.DeleteFunc(lines[p.key], func(other *waiter) bool { return other == w })
+		if len(lines[p.key]) == 0 {
+			delete(lines, p.key)
+		}
+	}
+	return w.told
 }
 
 // wait waits until a release or its own clock says that a should try again.
 func (h *hub) wait(ctx context.Context, a *Acquisition, left time.Duration) error {
-	w := &waiter{id: a.id, wake: make(chan struct{})}
-	stale := false
+	w := &waiter{a: a, wake: make(chan struct{})}
+	patience := min(left, a.patience())
+	w.until = time.Now().Add(patience)
 	h.mu.Lock()
-	for _, lock := range a.blocked {
-		w.keys = append(w.keys, lock.blocker.key)
-		stale = h.listen(a, released(lock)) || stale
+	stale := false
+	for _, l := range a.blocked {
+		stale = h.listen(w, place{released(l), l.blocker.key}) || stale
 	}
+	a.waiter = w
 	if stale {
 		h.mu.Unlock()
 		return nil
 	}
-	for name := range a.listens {
-		c := h.channels[name]
-		c.waiting = append(c.waiting, w)
+	for _, l := range a.blocked {
+		h.standIn(w, place{released(l), l.blocker.key})
 	}
 	h.mu.Unlock()
 
-	err := sleepUnless(ctx, w.wake, min(left, a.patience()))
-
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for name := range a.listens {
-		h.channels[name].remove(w)
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-w.wake:
+	case <-timer.C:
 	}
-	a.awakened = append(a.awakened, w.reason...)
-	return err
+	return nil
+}
+
+// standIn puts a waiter in a line, behind all older acquisitions.
+func (h *hub) standIn(w *waiter, p place) {
+	lines := h.channels[p.channel].lines
+	i, _ := slices.BinarySearchFunc(lines[p.key], w, func(other, w *waiter) int { return int(other.a.order - w.a.order) })
+	lines[p.key] = slices.Insert(lines[p.key], i, w)
+	w.places = append(w.places, p)
 }
 
 // patience returns when the first of what is in the way is gone by itself. Contenders for it do
@@ -124,26 +182,32 @@ func (h *hub) wait(ctx context.Context, a *Acquisition, left time.Duration) erro
 func (a *Acquisition) patience() time.Duration {
 	const spread = 20 * time.Millisecond
 	first := a.blocked[0].blocker.remaining
-	for _, lock := range a.blocked[1:] {
-		first = min(first, lock.blocker.remaining)
+	for _, l := range a.blocked[1:] {
+		first = min(first, l.blocker.remaining)
 	}
 	return first + rand.N(spread)
 }
 
-// listen makes a hear a channel, and reports whether something was heard there since its last
-// try, or may have been released before it began to listen.
-func (h *hub) listen(a *Acquisition, name string) (stale bool) {
-	c := h.channels[name]
-	if heard, listens := a.listens[name]; listens {
-		return c.heard != heard
+// listen makes a waiter hear a channel, and reports whether it should rather try again: because
+// the key was released since its last try and nobody was told, in which case it is now, or
+// because that may be.
+func (h *hub) listen(w *waiter, p place) (stale bool) {
+	c := h.channels[p.channel]
+	if mark, listens := w.a.listens[p.channel]; listens {
+		if heard := c.missed[p.key]; heard > mark {
+			delete(c.missed, p.key)
+			w.told = append(w.told, release{p, heard})
+			return true
+		}
+		return c.deaf > mark
 	}
 	if c == nil {
-		c = new(channel)
-		h.channels[name] = c
+		c = &channel{missed: make(map[string]uint64), lines: make(map[string][]*waiter)}
+		h.channels[p.channel] = c
 		h.changes.Go(h.subscribe)
 	}
 	c.listeners++
-	a.listens[name] = c.heard
+	w.a.listens[p.channel] = c.heard
 	return c.subscribed // if not, the confirmation will wake it
 }
 
@@ -159,7 +223,9 @@ func (h *hub) subscribe() {
 		switch {
 		case c.listeners == 0:
 			delete(h.channels, name)
-			fewer = append(fewer, name)
+			if c.asked {
+				fewer = append(fewer, name)
+			}
 		case !c.asked:
 			c.asked = true
 			more = append(more, name)
@@ -199,17 +265,13 @@ func (h *hub) hear(messages <-chan any) {
 		switch m := message.(type) {
 		case *redis.Subscription:
 			if c := h.channels[m.Channel]; c != nil && m.Kind == "ssubscribe" {
-				c.subscribed = true
-				c.heard++
-				for _, w := range slices.Clone(c.waiting) {
-					h.rouse(c, w)
-				}
+				c.confirm()
 			}
 		case *redis.Message:
 			if c := h.channels[m.Channel]; c != nil {
 				c.heard++
 				for key := range strings.FieldsSeq(m.Payload) {
-					h.tell(wakeup{m.Channel, key})
+					h.tell(release{place{m.Channel, key}, c.heard})
 				}
 			}
 		}
@@ -217,44 +279,56 @@ func (h *hub) hear(messages <-chan any) {
 	}
 }
 
-// tell tells of a release whoever has waited for it longest.
-func (h *hub) tell(release wakeup) {
-	c := h.channels[release.channel]
-	if c == nil {
+// confirm wakes everybody: what was released before the channel was heard, or while it was not,
+// was told to nobody.
+func (c *channel) confirm() {
+	c.subscribed = true
+	c.heard++
+	c.deaf = c.heard
+	for _, line := range c.lines {
+		for _, w := range line {
+			w.rouse()
+		}
+	}
+}
+
+// tell tells the first in line of a release. If that one is awake already, it will see to it
+// after its attempt.
+func (h *hub) tell(r release) {
+	c := h.channels[r.channel]
+	if line := c.lines[r.key]; len(line) > 0 {
+		line[0].hear(r)
 		return
 	}
-	for _, w := range c.waiting {
-		if slices.Contains(w.keys, release.key) {
-			w.reason = append(w.reason, release)
-			h.rouse(c, w)
+	c.miss(r)
+}
+
+// call tells an acquisition of a release, if it is in line for it. It may be about to be, or
+// in another process, which hears of the release as well.
+func (h *hub) call(r release, id string) {
+	c := h.channels[r.channel]
+	for _, w := range c.lines[r.key] {
+		if w.a.id == id {
+			w.hear(r)
 			return
 		}
 	}
+	c.miss(r)
 }
 
-// call wakes an acquisition, if it is one that waits in this process.
-func (h *hub) call(name, id string) {
-	c := h.channels[name]
-	for _, w := range c.waiting {
-		if w.id == id {
-			h.rouse(c, w)
-			return
-		}
-	}
+// miss remembers a release that nobody was told: who has tried before it tries again.
+func (c *channel) miss(r release) { c.missed[r.key] = max(c.missed[r.key], r.heard) }
+
+func (w *waiter) hear(r release) {
+	w.told = append(w.told, r)
+	w.rouse()
 }
 
-// rouse wakes a waiter and, so that the next release goes to another one, takes it off its
-// channel (its other channels it leaves itself).
-func (h *hub) rouse(c *channel, w *waiter) {
-	c.remove(w)
+func (w *waiter) rouse() {
 	if !w.woken {
 		w.woken = true
 		close(w.wake)
 	}
-}
-
-func (c *channel) remove(w *waiter) {
-	c.waiting = slices.DeleteFunc(c.waiting, func(other *waiter) bool { return other == w })
 }
 
 // leave ends what a hears, and passes on what it was woken for.
@@ -264,8 +338,10 @@ func (h *hub) leave(a *Acquisition) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, w := range a.awakened {
-		h.tell(w)
+	if a.waiter != nil {
+		for _, r := range h.stepOut(a) {
+			h.tell(r)
+		}
 	}
 	for name := range a.listens {
 		c := h.channels[name]
@@ -274,18 +350,4 @@ func (h *hub) leave(a *Acquisition) {
 		}
 	}
 	clear(a.listens)
-}
-
-// sleepUnless sleeps until it is woken.
-func sleepUnless(ctx context.Context, wake <-chan struct{}, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-wake:
-		return nil
-	case <-timer.C:
-		return nil
-	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -30,7 +31,7 @@ func (l *Locker) Keep(ctx context.Context, locks ...*Lock) (work context.Context
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		cancel(l.renewUntilLost(work, locks, trust/3))
+		cancel(l.renewUntilLost(work, locks))
 	}()
 	return work, func() {
 		cancel(context.Canceled)
@@ -38,25 +39,28 @@ func (l *Locker) Keep(ctx context.Context, locks ...*Lock) (work context.Context
 	}
 }
 
-// trustOf returns for how long all locks can be trusted.
+// trustOf returns for how long all locks that are not released can be trusted.
 func trustOf(locks []*Lock) time.Duration {
 	trust := time.Duration(math.MaxInt64)
 	for _, lock := range locks {
-		trust = min(trust, lock.Trust())
+		if !lock.released() {
+			trust = min(trust, lock.Trust())
+		}
 	}
 	return trust
 }
 
 // renewUntilLost renews locks every so often and returns why one of them cannot be trusted any
 // more, or what ended ctx.
-func (l *Locker) renewUntilLost(ctx context.Context, locks []*Lock, every time.Duration) error {
+func (l *Locker) renewUntilLost(ctx context.Context, locks []*Lock) error {
+	every := locks[0].lease / 3
+	for _, lock := range locks {
+		every = min(every, lock.lease/3)
+	}
 	enough := time.Now().Add(l.renewMax)
 	for {
 		trust := trustOf(locks)
 		if trust <= 0 {
-			for _, lock := range locks {
-				l.metrics.lost(lock)
-			}
 			return errLeaseOver
 		}
 		if err := sleep(ctx, min(trust, every)); err != nil {
@@ -65,12 +69,29 @@ func (l *Locker) renewUntilLost(ctx context.Context, locks []*Lock, every time.D
 		if trust = trustOf(locks); trust <= 0 || !time.Now().Before(enough) {
 			continue
 		}
+		live := slices.DeleteFunc(slices.Clone(locks), (*Lock).released)
 		renewing, cancel := context.WithTimeout(ctx, trust)
-		err := l.Renew(renewing, locks...)
+		err := l.strategy.renew(renewing, live)
 		cancel()
-		if errors.Is(err, ErrLost) {
-			return err
+		if lost := lostOf(err, live); len(lost) > 0 {
+			return l.count(&LostError{lost}, live)
 		}
 		// Whatever else went wrong may be over before the trust is.
 	}
+}
+
+// lostOf returns the keys that err says were lost, of locks that were not released meanwhile.
+func lostOf(err error, locks []*Lock) (keys []string) {
+	lost, ok := errors.AsType[*LostError](err)
+	if !ok {
+		return nil
+	}
+	for _, lock := range locks {
+		for _, key := range lock.Set.Keys {
+			if !lock.released() && slices.Contains(lost.Keys, key) {
+				keys = append(keys, key)
+			}
+		}
+	}
+	return keys
 }

@@ -61,13 +61,15 @@ func (d Durations) Quantile(q float64) time.Duration {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
+// SamplesMin is of how many critical sections a lease is measured at least.
+const SamplesMin = 200
+
 // A lease that is measured is leaseMargin times the time within which 99 of 100 critical
-// sections were done, within these bounds, and only of at least samplesMin of them.
+// sections were done, within these bounds.
 const (
 	leaseMargin = 10
 	leaseMin    = 500 * time.Millisecond // pauses and retransmissions that no histogram of calm days shows
 	leaseMax    = 30 * time.Second       // how long a dead worker's locks may stand in the way
-	samplesMin  = 200
 )
 
 // Suggestion is a lease with its evidence.
@@ -83,7 +85,7 @@ func Suggest(class string, sections Durations) (s Suggestion, ok bool) {
 	p99 := sections.Quantile(0.99)
 	lease := min(max(p99*leaseMargin, leaseMin), leaseMax)
 	s = Suggestion{class, lease.Round(10 * time.Millisecond), p99.Round(10 * time.Microsecond), int(math.Round(sections.Total()))}
-	return s, s.Samples >= samplesMin
+	return s, s.Samples >= SamplesMin
 }
 
 // AutoLease is a lease from measurement, for each class of its own. Sections that outlived

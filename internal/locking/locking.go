@@ -33,14 +33,18 @@ type Lock struct {
 	// owner that locks a key again makes the value longer; then only the owner can tell.)
 	Token string
 	// Fence is higher than that of every earlier lock of the partition, 0 for a strategy that
-	// has none. Whoever writes elsewhere under the lock can have the write refused there when a
+	// has none. It stays so when Redis loses all its data, not when it comes back with older
+	// data than it had. Whoever writes elsewhere under the lock can have the write refused there when a
 	// higher one has been seen.
 	Fence int64
 
 	id      string // of its acquisition
 	began   time.Time
+	lease   time.Duration
 	until   atomic.Int64 // nanoseconds after began, 0 = no end
-	counted atomic.Bool  // as lost
+	over    atomic.Bool  // it is released, or about to be by its work
+	lost    atomic.Bool  // it was counted
+	timed   atomic.Bool  // its section was measured
 	blocker blocker
 	tx      *transaction     // of Optimistic
 	mutexes []*redsync.Mutex // of Redlock
@@ -51,6 +55,7 @@ type blocker struct {
 	key       string        // "" = not known
 	remaining time.Duration // after which it is gone at the latest, 0 = not known
 	ahead     string        // the acquisition that is first in the queue, "" = the key is locked
+	inLine    bool          // somebody older of this process waits for the key; the server was not asked
 }
 
 // Trust returns for how long the lock can still be relied on without asking a server: until the
@@ -63,9 +68,12 @@ func (l *Lock) Trust() time.Duration {
 	return time.Duration(until) - time.Since(l.began)
 }
 
+func (l *Lock) released() bool { return l.over.Load() }
+
 // trustFor sets the end of trust, for a lease that was asked for at start.
 func (l *Lock) trustFor(start time.Time, lease time.Duration) {
 	const margin = 2 * time.Millisecond // Redis counts in whole milliseconds
+	l.lease = lease
 	l.trustUntil(start.Add(lease - lease/100 - margin))
 }
 
@@ -105,8 +113,7 @@ type Strategy interface {
 	// try tries to lock each set once, all or nothing of each, without waiting for any. After an
 	// error no lock is held, unless a reply was lost; leave then gives it back.
 	try(ctx context.Context, a *Acquisition, locks []*Lock) error
-	// commit runs calls[i] under locks[i]. Afterwards those whose call was answered ok are not
-	// held any more.
+	// commit runs calls[i] under locks[i].
 	commit(ctx context.Context, locks []*Lock, calls []*lua.Call)
 	// renew and unlock go through the locks key by key, do what they can for each, and return a
 	// *LostError with those that were lost.
@@ -168,12 +175,18 @@ func (l *Locker) Lock(ctx context.Context, owner string, wait time.Duration, set
 
 // Commit runs calls[i], each the work that locks[i] was taken for, in as few round trips as
 // there can be. A script must check the token of its lock, if it has one, in the same step in
-// which it writes, and answer ok, or StatusLockLost; and it must not be older, when it runs,
-// than the lock's Trust at the time when it was sent. A call that was answered ok has released its
-// lock (a script of Range does so itself, see unlock.lua).
+// which it writes, and answer ok, having released it as unlock.lua does, or StatusLockLost. It
+// must refuse as well when it runs later after it was sent than the lock's Trust was then. A lock
+// whose call was answered ok is released; the others are still to be unlocked.
 func (l *Locker) Commit(ctx context.Context, locks []*Lock, calls []*lua.Call) {
+	for _, lock := range locks {
+		lock.over.Store(true) // from the work's end on, before its answer is here
+	}
 	l.strategy.commit(ctx, locks, calls)
+	var elsewhere []*Lock // where the script cannot release them
 	for i, lock := range locks {
+		done := calls[i].Err == nil && calls[i].Status == "ok"
+		lock.over.Store(done)
 		switch {
 		case calls[i].Err != nil:
 		case calls[i].Status == StatusLockLost:
@@ -181,9 +194,17 @@ func (l *Locker) Commit(ctx context.Context, locks []*Lock, calls []*lua.Call) {
 			l.metrics.section(lock)
 		case calls[i].Status == StatusConflict:
 			l.metrics.conflict(lock)
-		case calls[i].Status == "ok":
+		case done:
 			l.metrics.section(lock)
+			if lock.Token == "" {
+				elsewhere = append(elsewhere, lock)
+			}
 		}
+	}
+	if len(elsewhere) > 0 {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpWithin)
+		defer cancel()
+		_ = l.strategy.unlock(ctx, elsewhere) // the work is done; what cannot be released ends with its lease
 	}
 }
 
@@ -197,6 +218,13 @@ func (l *Locker) Renew(ctx context.Context, locks ...*Lock) error {
 func (l *Locker) Unlock(ctx context.Context, locks ...*Lock) error {
 	if len(locks) == 0 {
 		return nil
+	}
+	for _, lock := range locks {
+		lock.over.Store(true)
+		if lock.Trust() <= 0 { // its work was cut off, or it is too late for it
+			l.metrics.lost(lock)
+			l.metrics.section(lock)
+		}
 	}
 	return l.count(l.strategy.unlock(ctx, locks), locks)
 }

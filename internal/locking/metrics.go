@@ -64,8 +64,9 @@ func boundaries() []float64 {
 
 func (m *Metrics) class(l *Lock) metric.MeasurementOption { return m.byClass[classOf(len(l.Set.Keys))] }
 
+// section measures a lock's section once, however it ends.
 func (m *Metrics) section(l *Lock) {
-	if m != nil {
+	if m != nil && l.timed.CompareAndSwap(false, true) {
 		m.sections.Record(context.Background(), time.Since(l.began).Seconds(), m.class(l))
 	}
 }
@@ -104,7 +105,7 @@ func (m *Metrics) attempt(l *Lock, result string) {
 
 // lost counts a lock once, however many notice that it is lost.
 func (m *Metrics) lost(l *Lock) {
-	if m != nil && l.counted.CompareAndSwap(false, true) {
+	if m != nil && l.lost.CompareAndSwap(false, true) {
 		m.losses.Add(context.Background(), 1, m.class(l))
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -25,7 +26,8 @@ type Optimistic struct {
 }
 
 // NewOptimistic returns an Optimistic on one Redis. At most half of the client's pool of
-// connections are used to watch: the others are for what is read under the lock.
+// connections, which must be at least two, are used to watch: the others are for what is read
+// under the lock.
 func NewOptimistic(client *redis.Client) *Optimistic {
 	return &Optimistic{client, make(chan struct{}, max(client.Options().PoolSize/2, 1))}
 }
@@ -40,11 +42,15 @@ type transaction struct {
 	over  bool
 }
 
-// begin begins up to n transactions. It waits for the first; more are a matter of luck, or
-// acquisitions could wait for each other.
-func (o *Optimistic) begin(ctx context.Context, n int) ([]*transaction, error) {
+// begin begins up to n transactions. It waits for the first, until the acquisition may not wait
+// any longer; more are a matter of luck, or acquisitions could wait for each other.
+func (o *Optimistic) begin(ctx context.Context, a *Acquisition, n int) ([]*transaction, error) {
+	timer := time.NewTimer(time.Until(a.deadline))
+	defer timer.Stop()
 	select {
 	case o.turns <- struct{}{}:
+	case <-timer.C:
+		return nil, nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -70,9 +76,9 @@ func (o *Optimistic) end(t *transaction) error {
 func (*Optimistic) wakeups() *hub { return nil }
 func (*Optimistic) close() error  { return nil }
 
-func (o *Optimistic) try(ctx context.Context, _ *Acquisition, locks []*Lock) error {
-	transactions, err := o.begin(ctx, min(len(locks), transactionsMax))
-	if err != nil {
+func (o *Optimistic) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
+	transactions, err := o.begin(ctx, a, min(len(locks), transactionsMax))
+	if err != nil || len(transactions) == 0 {
 		return err
 	}
 	for i, l := range locks {

@@ -30,8 +30,12 @@ var (
 
 // Fencing tokens are counted by Redis, from a base that a sequence in Postgres gives each time
 // that Redis has lost its count: base n is n * fenceBlock, so a partition can count to
-// fenceBlock before it would meet the next base, and 2^17 bases fit in what Lua counts exactly.
-const fenceBlock = 1 << 36
+// fenceBlock before it would meet the next base, and fenceBases of them fit in what Lua counts
+// exactly.
+const (
+	fenceBlock = 1 << 36
+	fenceBases = 1 << 17
+)
 
 // FenceBase returns a number that it has never returned before and that is higher than all of
 // those, at least 1. It is asked only when a partition's fence is gone.
@@ -57,7 +61,7 @@ type Range struct {
 
 // NewRange returns a Range on one Redis.
 func NewRange(client redis.UniversalClient, o RangeOptions) *Range {
-	return &Range{client, o, newHub(client)}
+	return &Range{client, o, newHub(client, o.Fair)}
 }
 
 func (r *Range) wakeups() *hub { return r.hub }
@@ -79,13 +83,12 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 		calls[i] = &lua.Call{
 			Script: lockScript,
 			Keys:   append([]string{l.Set.Fence}, l.Set.Keys...),
-			Args:   []any{a.owner, l.id, leases[i].Milliseconds(), l.Set.Scope, wait, fenceBlock, "", ""},
+			Args:   []any{a.owner, l.id, leases[i].Milliseconds(), l.Set.Scope, wait, fenceBlock, newID(), "", ""},
 		}
 	}
 	start := time.Now()
 	lua.Run(ctx, r.client, calls)
 	if again := unanswered(calls); len(again) > 0 && ctx.Err() == nil {
-		start = time.Now()
 		lua.Run(ctx, r.client, again) // what was done before is found to be this acquisition's
 	}
 	for range fenceTriesMax {
@@ -97,8 +100,11 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 		if err != nil {
 			return fmt.Errorf("base of fencing tokens: %w", err)
 		}
+		if base < 1 || base >= fenceBases {
+			return fmt.Errorf("base of fencing tokens: %d is not from 1 to %d", base, fenceBases-1)
+		}
 		for _, c := range again {
-			c.Args[6], c.Args[7] = base*fenceBlock, c.Reply[0]
+			c.Args[6], c.Args[7], c.Args[8] = newID(), base*fenceBlock, c.Reply[0]
 		}
 		lua.Run(ctx, r.client, again)
 	}
@@ -108,7 +114,7 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 		case c.Err == nil && c.Status == "blocked" && len(c.Reply) == 2:
 			l.blocker = blocker{key: blockingKey(c), remaining: milliseconds(c.Reply[1])}
 		case c.Err == nil && c.Status == "behind" && len(c.Reply) == 3:
-			l.blocker = blocker{blockingKey(c), milliseconds(c.Reply[1]), c.Reply[2]}
+			l.blocker = blocker{key: blockingKey(c), remaining: milliseconds(c.Reply[1]), ahead: c.Reply[2]}
 		case c.Expect(1) != nil:
 			return fmt.Errorf("lock set %d of %d: %w", i+1, len(locks), c.Err)
 		default:
@@ -163,16 +169,13 @@ func (r *Range) renew(ctx context.Context, locks []*Lock) error {
 		leases[i] = r.options.Lease(len(l.Set.Keys))
 		calls[i] = &lua.Call{Script: renewScript, Keys: l.Set.Keys, Args: []any{l.Fence, l.id, leases[i].Milliseconds()}}
 	}
-	lost, err := r.each(ctx, "renew", calls)
-	if err != nil {
-		return err
-	}
+	err := r.each(ctx, "renew", calls)
 	for i, l := range locks {
-		if len(calls[i].Reply) == 0 {
+		if calls[i].Err == nil && len(calls[i].Reply) == 0 {
 			l.trustFor(start, leases[i])
 		}
 	}
-	return lostKeys(lost)
+	return err
 }
 
 func (r *Range) unlock(ctx context.Context, locks []*Lock) error {
@@ -180,16 +183,13 @@ func (r *Range) unlock(ctx context.Context, locks []*Lock) error {
 	for i, l := range locks {
 		calls[i] = &lua.Call{Script: unlockScript, Keys: l.Set.Keys, Args: []any{l.Fence, l.id, l.Set.Scope, "0"}}
 	}
-	lost, err := r.each(ctx, "unlock", calls)
-	if err != nil {
-		return err
-	}
-	return lostKeys(lost)
+	return r.each(ctx, "unlock", calls)
 }
 
-// each runs calls that answer with the numbers of the keys that were lost. All are run, also
-// when one of them fails.
-func (r *Range) each(ctx context.Context, verb string, calls []*lua.Call) (lost []string, err error) {
+// each runs calls that answer with the numbers of the keys that were lost, and returns those as a
+// *LostError. All are run, also when one of them fails.
+func (r *Range) each(ctx context.Context, verb string, calls []*lua.Call) (err error) {
+	var lost []string
 	lua.Run(ctx, r.client, calls)
 	for i, c := range calls {
 		if e := c.Expect(0); e != nil {
@@ -201,7 +201,7 @@ func (r *Range) each(ctx context.Context, verb string, calls []*lua.Call) (lost 
 			lost = append(lost, c.Keys[n-1])
 		}
 	}
-	return lost, err
+	return errors.Join(lostKeys(lost), err)
 }
 
 func (r *Range) leave(ctx context.Context, a *Acquisition) {

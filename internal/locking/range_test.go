@@ -113,7 +113,11 @@ func TestFenceAfterLoss(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	next(slow, fence)
+	lock := mustLock(t, slow, k.set("a"))
+	mustUnlock(t, slow, lock)
+	if lock.Fence <= fence {
+		t.Errorf("the fencing token %d after %d: a base was used that was drawn before the loss", lock.Fence, fence)
+	}
 }
 
 // countsTries counts the attempts to lock that a client sends.
@@ -182,6 +186,71 @@ func TestWokenByRelease(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestReleasedMeanwhile releases a lock after somebody has tried to get it and before it waits:
+// once before it listens, so that it cannot have heard, and once after that, heard by nobody who
+// waits. Neither may cost it the lease of the lock that is gone.
+func TestReleasedMeanwhile(t *testing.T) {
+	t.Parallel()
+	for _, s := range []subject{ranges, fair} {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			k := newKeys(t, s)
+			l := k.locker(t, s, long)
+			a, err := l.Begin("", long)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer a.End(t.Context())
+			for round := range 3 {
+				lock := try(t, l, "", k.set("a"))
+				locks, err := a.TryLock(t.Context(), []locking.Set{k.set("a", "b")})
+				if err != nil || locks[0].Held {
+					t.Fatalf("round %d: %+v %v", round, locks[0], err)
+				}
+				before := locking.Heard(l, k.prefix)
+				mustUnlock(t, l, lock)
+				if round > 0 {
+					stacktest.Eventually(t, "the release to be heard", func() bool { return locking.Heard(l, k.prefix) > before })
+				}
+				if err := a.Wait(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if locks, err = a.TryLock(t.Context(), []locking.Set{k.set("a", "b")}); err != nil || !locks[0].Held {
+					t.Fatalf("round %d: the wait was over, and the lock was not had: %v", round, err)
+				}
+				mustUnlock(t, l, locks[0])
+			}
+		})
+	}
+}
+
+// TestLateComerLinesUp has somebody come while another waits in the same process: it does not
+// even ask the server, and is served after that one.
+func TestLateComerLinesUp(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, ranges)
+	tries := new(countsTries)
+	k.client.AddHook(tries)
+	l := k.locker(t, ranges, long)
+	lock := mustLock(t, l, k.set("a"))
+	got := make(chan locked, 2)
+	k.await(t, l, "first", got, k.set("a", "b"))
+	before := tries.n.Load()
+	k.await(t, l, "second", got, k.set("a", "c"))
+	if n := tries.n.Load(); n != before {
+		t.Errorf("it asked %d times", n-before)
+	}
+	for _, want := range []string{"first", "second"} {
+		mustUnlock(t, l, lock)
+		r := <-got
+		if r.err != nil || r.name != want {
+			t.Fatalf("%s was served in place of the %s: %v", r.name, want, r.err)
+		}
+		lock = r.lock
+	}
+	mustUnlock(t, l, lock)
 }
 
 // TestWordIsPassedOn wakes a waiter that finds another key in its way: who waits behind it for
@@ -328,5 +397,127 @@ func TestManyWaiters(t *testing.T) {
 			mustUnlock(t, l, lock)
 			all.Wait()
 		})
+	}
+}
+
+// TestFirstWaiterLeaves has the first waiter of a process leave before the server was asked for
+// its channel.
+func TestFirstWaiterLeaves(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, ranges)
+	lock := mustLock(t, k.locker(t, ranges, long), k.set("a"))
+	for range 50 {
+		l := k.locker(t, ranges, long)
+		a, err := l.Begin("", long)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		if _, err := a.TryLock(ctx, []locking.Set{k.set("a")}); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		if err := a.Wait(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("a cancelled wait ended by %v", err)
+		}
+		a.End(ctx)
+	}
+	mustUnlock(t, k.locker(t, ranges, long), lock)
+}
+
+// TestQueueIsLeft takes acquisitions through the queue whose owner has some of the keys already,
+// or who want other keys than before: nobody is left in a queue who does not wait, and whoever
+// came first comes first for every key.
+func TestQueueIsLeft(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, fair)
+	l := k.locker(t, fair, long)
+	begin := func(owner string) func(names ...string) *locking.Lock {
+		a, err := l.Begin(owner, long)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { a.End(context.Background()) })
+		return func(names ...string) *locking.Lock {
+			locks, err := a.TryLock(t.Context(), []locking.Set{k.set(names...)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return locks[0]
+		}
+	}
+	outer, other := try(t, l, "job-1", k.set("a")), try(t, l, "job-2", k.set("b"))
+	job := begin("job-1")
+	if job("a", "b").Held {
+		t.Fatal("b is locked twice")
+	}
+	mustUnlock(t, l, other)
+	inner := job("a", "b")
+	if !inner.Held {
+		t.Fatal("the owner of a waits for itself")
+	}
+	mustUnlock(t, l, inner, outer)
+	lock := try(t, l, "", k.set("a", "b"))
+	if !lock.Held {
+		t.Fatal("who has its lock still stands in the queue")
+	}
+
+	first, second := begin(""), begin("")
+	first("a", "b")
+	second("a", "b")
+	mustUnlock(t, l, lock)
+	lock = first("a") // it wants less: its place on b is left behind
+	d := try(t, l, "", k.set("d"))
+	mustUnlock(t, l, lock)
+	first("a", "b", "d") // queues again, behind the second
+	mustUnlock(t, l, d)
+	if !second("a", "b").Held {
+		t.Error("all keys are free, and each waits for the other")
+	}
+}
+
+// TestRenewalOfTheRest releases one of two locks that are kept: the other is renewed still, and
+// the release is not taken for a loss.
+func TestRenewalOfTheRest(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, ranges)
+	const lease = time.Second
+	l := locking.New(ranges.make(k, lease), locking.Options{RenewMax: long})
+	defer func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	one, two := mustLock(t, l, k.set("a")), mustLock(t, l, k.set("b"))
+	work, stop := l.Keep(t.Context(), one, two)
+	defer stop()
+	mustUnlock(t, l, one)
+	end := time.Now().Add(one.Trust())
+	stacktest.Eventually(t, "the first lease to be over", func() bool { return time.Now().After(end) || work.Err() != nil })
+	if work.Err() != nil || two.Trust() <= 0 {
+		t.Errorf("the work under b was ended: %v", context.Cause(work))
+	}
+	stop()
+	mustUnlock(t, l, two)
+}
+
+// TestMayNotPublish unlocks as a user whom the server's ACL lets use no channel: the lock is
+// released all the same.
+func TestMayNotPublish(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, ranges)
+	user := strings.NewReplacer(":", "", "{", "", "}", "").Replace(k.prefix)
+	if err := k.client.Do(t.Context(), "acl", "setuser", user, "on", ">secret", "~*", "+@all", "resetchannels").Err(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { k.client.Do(context.Background(), "acl", "deluser", user) })
+	options := *k.client.Options()
+	options.Username, options.Password = user, "secret"
+	k.client = redis.NewClient(&options)
+	defer func() { _ = k.client.Close() }()
+	l := k.locker(t, ranges, long)
+	mustUnlock(t, l, mustLock(t, l, k.set("a")))
+	if left := k.left(t); len(left) != 0 {
+		t.Errorf("left: %q", left)
 	}
 }

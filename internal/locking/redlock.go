@@ -57,7 +57,8 @@ const (
 )
 
 // timeout returns how long a server is given to answer about one key of a set. One that hangs
-// must not use up the lease: for all keys together it can cost a quarter of it.
+// must not use up the lease: for all keys together it costs a quarter of it, unless that is less
+// than timeoutMin a key. So many keys, with so short a lease, can be had only while all servers answer.
 func (r *Redlock) timeout(keys int) time.Duration {
 	return max(r.lease(keys)/time.Duration(4*keys), timeoutMin)
 }
@@ -92,8 +93,11 @@ func (r *Redlock) lock(ctx context.Context, l *Lock) error {
 	value := newID()
 	for _, key := range l.Set.Keys {
 		m := r.mutex(l, key, value)
-		l.mutexes = append(l.mutexes, m)
-		if err := m.TryLockContext(ctx); err != nil {
+		err := m.TryLockContext(ctx)
+		if err == nil || ctx.Err() != nil {
+			l.mutexes = append(l.mutexes, m) // else redsync has released what it had of this key
+		}
+		if err != nil {
 			r.release(ctx, l)
 			if ctx.Err() == nil && r.tooMany(err) {
 				return fmt.Errorf("lock %s: %w: %w", key, ErrNoQuorum, err)
@@ -101,14 +105,27 @@ func (r *Redlock) lock(ctx context.Context, l *Lock) error {
 			return context.Cause(ctx)
 		}
 	}
-	until := l.mutexes[0].Until() // of a lock that took its last key, the first is over first
+	until := l.shortest()
 	if !time.Now().Before(until) {
 		r.release(ctx, l) // it took longer than its lease
 		return nil
 	}
 	l.Held = true
+	l.lease = r.lease(len(l.Set.Keys))
 	l.trustUntil(until)
 	return nil
+}
+
+// shortest returns until when all keys of a lock are valid: lease less what it took to get each,
+// less the drift.
+func (l *Lock) shortest() time.Time {
+	until := l.mutexes[0].Until()
+	for _, m := range l.mutexes[1:] {
+		if m.Until().Before(until) {
+			until = m.Until()
+		}
+	}
+	return until
 }
 
 // tooMany reports whether so many servers did not answer that the others are no majority.
@@ -138,13 +155,8 @@ func (r *Redlock) release(ctx context.Context, l *Lock) {
 	l.Held = false
 }
 
-func (r *Redlock) commit(ctx context.Context, locks []*Lock, calls []*lua.Call) {
+func (r *Redlock) commit(ctx context.Context, _ []*Lock, calls []*lua.Call) {
 	lua.Run(ctx, r.client, calls)
-	atOnce(len(locks), func(i int) {
-		if calls[i].Err == nil && calls[i].Status == "ok" {
-			r.release(ctx, locks[i])
-		}
-	})
 }
 
 func (r *Redlock) renew(ctx context.Context, locks []*Lock) error {
@@ -153,13 +165,7 @@ func (r *Redlock) renew(ctx context.Context, locks []*Lock) error {
 		return err
 	}
 	for _, l := range locks {
-		until := l.mutexes[0].Until()
-		for _, m := range l.mutexes[1:] {
-			if m.Until().Before(until) {
-				until = m.Until()
-			}
-		}
-		l.trustUntil(until)
+		l.trustUntil(l.shortest())
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"holdfast/internal/locking"
 	"holdfast/internal/lua"
@@ -87,6 +88,7 @@ func newClient(url string) *redis.Client {
 	}
 	options.MaxRetries = -1
 	options.ContextTimeoutEnabled = true
+	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	options.DialerRetries = 1 // a server that is down is known to be at once
 	options.PoolSize = 64
 	options.PoolTimeout = time.Minute // 200 contenders share a pool on a small machine
@@ -182,7 +184,7 @@ if time[1] * 1000 + math.floor(time[2] / 1000) - ARGV[3] > tonumber(ARGV[4]) the
 redis.call('SET', KEYS[1], ARGV[1])
 if ARGV[2] ~= '' then
   redis.call('DEL', unpack(KEYS, 2))
-  redis.call('SPUBLISH', ARGV[5] .. 'released', table.concat(KEYS, ' ', 2))
+  redis.pcall('SPUBLISH', ARGV[5] .. 'released', table.concat(KEYS, ' ', 2))
 end
 return {'ok'}`)
 
@@ -505,8 +507,12 @@ func TestLostReply(t *testing.T) {
 		if s.servers > 0 {
 			server = k.servers[0].(*redis.Client)
 		}
+		mustUnlock(t, l, mustLock(t, l, k.set("a"))) // now scripts and fence are known
 		stacktest.LoseReply(server, 1, "evalsha", "eval", "set", "setnx")
-		lock := mustLock(t, l, k.set("a", "b"))
+		lock := try(t, l, "", k.set("a", "b"))
+		if !lock.Held {
+			t.Fatal("kept out by itself")
+		}
 		mustUnlock(t, l, lock)
 		stacktest.Eventually(t, "nothing to be left", func() bool { return len(k.left(t)) == 0 })
 	})
@@ -535,7 +541,9 @@ func TestUnknownScripts(t *testing.T) {
 			}
 			flush()
 			mustUnlock(t, l, lock)
-			if _, err := k.contend(t.Context(), l, k.set("a"), func() func() { return flush }); err != nil {
+			var once sync.Once // or there would be no end to it
+			_, err := k.contend(t.Context(), l, k.set("a"), func() func() { return func() { once.Do(flush) } })
+			if err != nil {
 				t.Error(err)
 			}
 			if n := k.client.Get(t.Context(), k.counter()).Val(); n != strconv.Itoa(1) {
@@ -571,5 +579,25 @@ func TestTrustWithoutLock(t *testing.T) {
 			t.Errorf("%s trusts for %v", s.name, lock.Trust())
 		}
 		mustUnlock(t, l, lock)
+	}
+}
+
+// TestSecondCommit works twice under one optimistic lock: the second time nothing is watched any
+// more, so it is a conflict.
+func TestSecondCommit(t *testing.T) {
+	t.Parallel()
+	s := subjects[3]
+	k := newKeys(t, s)
+	l := k.locker(t, s, long)
+	var lock *locking.Lock
+	for status := ""; status != "ok"; { // other tests make the server forget its scripts: a conflict as well
+		lock = mustLock(t, l, k.set("a"))
+		var err error
+		if _, status, err = k.add(t.Context(), l, lock, func() {}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, status, err := k.add(t.Context(), l, lock, func() {}); status != locking.StatusConflict {
+		t.Errorf("answered %q (%v), want %q", status, err, locking.StatusConflict)
 	}
 }

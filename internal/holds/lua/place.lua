@@ -170,6 +170,6 @@ end
 
 if token ~= '' then
   redis.call('DEL', unpack(locks))
-  redis.call('SPUBLISH', prefix .. 'released', table.concat(locks, ' '))
+  redis.pcall('SPUBLISH', prefix .. 'released', table.concat(locks, ' '))
 end
 return reply

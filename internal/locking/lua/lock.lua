@@ -8,14 +8,16 @@
 --       4 scope    begins the keys of what waiters share: <scope>waiting, <scope>queue:<key>
 --       5 wait_ms  "" = there is no queue, else nobody passes who has queued before; queue for so long
 --                  if blocked, "0" = not at all
---       6 fence_min, a number  7 base  8 nonce: see no_fence
+--       6 fence_min  the lowest base there can be
+--       7 mark       never used before: marks a fence that is lost
+--       8 base  9 drawn_for: see no_fence, "" at first
 -- Returns ok fence               every key now has the acquisition <fence>.<id>
 --         blocked n lease_ms     KEYS[n] belongs to another owner, for so long at most
 --         behind n wait_ms id    KEYS[n] is free, but the acquisition id has waited longer for it,
 --                                and will wait for so long at most
---         no_fence nonce         Redis has lost the fence or never had one: call again with this nonce
---                                and a base above every fence there ever was. A base that was drawn
---                                before the fence was lost once more comes with a nonce that is gone.
+--         no_fence mark          Redis has lost the fence, or never had one, and it is marked: draw a
+--                                base above every fence there ever was, and call again with both. If
+--                                the fence was lost once more since, the base is too old and the mark gone.
 
 local owner, id, lease, scope, wait = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 local n = #KEYS - 1
@@ -65,10 +67,10 @@ if wait and (blocked or not reentrant) then
       if behind then break end
     end
   end
-  local entry = redis.call('HGET', waiting, id)
   if blocked or behind then
     local answer = behind or {'blocked', blocked + 1, redis.call('PTTL', KEYS[blocked + 1])}
     if wait == 0 then return answer end
+    local entry = redis.call('HGET', waiting, id)
     local ticket = entry and string.match(entry, '^%d+') or redis.call('HINCRBY', waiting, '#', 1)
     if not entry then
       redis.call('HSET', waiting, id, ticket .. ' ' .. string.format('%.0f', now + wait))
@@ -76,29 +78,28 @@ if wait and (blocked or not reentrant) then
     end
     for i = 1, n do
       local queue = queue_prefix .. KEYS[i + 1]
-      if redis.call('ZADD', queue, 'NX', ticket, id) == 1 then
+      if redis.call('ZADD', queue, ticket, id) == 1 then
         redis.call('PEXPIRE', queue, math.max(wait, redis.call('PTTL', queue)))
       end
     end
     return answer
   end
-  if entry then
-    leave(scope, id)
-    for i = 1, n do redis.call('ZREM', queue_prefix .. KEYS[i + 1], id) end
-  end
+end
+if wait and leave(scope, id) then
+  for i = 1, n do redis.call('ZREM', queue_prefix .. KEYS[i + 1], id) end
 end
 
 local fence = redis.pcall('INCR', KEYS[1])
 if type(fence) == 'table' or fence < tonumber(ARGV[6]) then
-  local lost = redis.call('GET', KEYS[1])
-  if string.sub(lost, 1, 1) ~= '?' then
-    lost = '?' .. id
-    redis.call('SET', KEYS[1], lost)
+  local mark = string.match(redis.call('GET', KEYS[1]), '^lost (%w+)$')
+  if not mark or mark ~= ARGV[9] then
+    if not mark then
+      mark = ARGV[7]
+      redis.call('SET', KEYS[1], 'lost ' .. mark)
+    end
+    return {'no_fence', mark}
   end
-  if lost ~= '?' .. ARGV[8] then
-    return {'no_fence', string.sub(lost, 2)}
-  end
-  redis.call('SET', KEYS[1], ARGV[7])
+  redis.call('SET', KEYS[1], ARGV[8])
   fence = redis.call('INCR', KEYS[1])
 end
 fence = string.format('%.0f', fence)

@@ -28,5 +28,6 @@ if ARGV[4] == '1' and leave(scope, id) then
   freed = KEYS -- whoever was behind it may go on
   for _, key in ipairs(KEYS) do redis.call('ZREM', scope .. 'queue:' .. key, id) end
 end
-if #freed > 0 then redis.call('SPUBLISH', scope .. 'released', table.concat(freed, ' ')) end
+-- Who may not publish still unlocks: waiters then go on by their own clocks.
+if #freed > 0 then redis.pcall('SPUBLISH', scope .. 'released', table.concat(freed, ' ')) end
 return reply

@@ -1,0 +1,207 @@
+package locking_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+var (
+	compareAll = flag.Bool("compare", false, "TestCompare: measure all ways, and not only run each of them")
+	compareFor = flag.Duration("compare.for", time.Second, "TestCompare: how long to measure each cell")
+	compareOut = flag.String("compare.out", "", "TestCompare: the `file` whose table is replaced")
+)
+
+// compareLeast is how many times as much range must do as one lock after the other, at
+// compareSlots slots.
+const (
+	compareLeast = 8
+	compareSlots = 30
+)
+
+// compareCell is what was measured of one way.
+type compareCell struct {
+	way               string
+	slots, contenders int
+	perSecond         float64
+	p50, p99          time.Duration
+	trips             float64 // a sale
+	oversold          int64
+	noQuorum          int64
+}
+
+// TestCompare sells by each way, all contenders the same slots. With -compare it measures how fast;
+// without, it sells a handful.
+func TestCompare(t *testing.T) {
+	sizes, crowds := []int{1, 7, compareSlots}, []int{1, 16, 200}
+	begin := func() func(done int) bool {
+		end := time.Now().Add(*compareFor)
+		return func(int) bool { return time.Now().Before(end) }
+	}
+	if !*compareAll {
+		const handful = 5
+		sizes, crowds = []int{7}, []int{4}
+		begin = func() func(int) bool { return func(done int) bool { return done < handful } }
+	}
+	var cells []compareCell
+	for _, slots := range sizes {
+		for _, contenders := range crowds {
+			for _, kind := range wayKinds {
+				t.Run(fmt.Sprintf("%s/%d slots/%d", kind.name, slots, contenders), func(t *testing.T) {
+					c := compareOne(t, kind, slots, contenders, begin)
+					if kind.right && c.oversold != 0 {
+						t.Errorf("oversold %d units", c.oversold)
+					}
+					cells = append(cells, c)
+				})
+			}
+		}
+	}
+	if !*compareAll {
+		return
+	}
+	ratios, least := compareRatios(cells)
+	report := compareSetting(t) + "\n" + compareTable(cells) + "\n" + ratios
+	fmt.Println(report)
+	if least < compareLeast {
+		t.Errorf("%s does %.1f times as much as %s at %d slots, want %d", wayRange, least, wayCareful, compareSlots, compareLeast)
+	}
+	if *compareOut != "" {
+		compareWrite(t, *compareOut, report)
+	}
+}
+
+// compareOne measures a cell. Every sale that was begun is finished and counts, and so does the
+// time until the last of them.
+func compareOne(t *testing.T, kind wayKind, slots, contenders int, begin func() (more func(done int) bool)) compareCell {
+	t.Helper()
+	const endless = 1 << 50
+	m := newMarket(t, slots, endless, contenders)
+	open := kind.open(t, m)
+	took := make([][]time.Duration, contenders)
+	errs := make([]error, contenders)
+	more := begin()
+	var all sync.WaitGroup
+	begun := time.Now()
+	for i := range contenders {
+		all.Go(func() { took[i], errs[i] = sellWhile(t.Context(), open(m.sale), more) })
+	}
+	all.Wait()
+	elapsed := time.Since(begun)
+	c := compareCell{way: kind.name, slots: slots, contenders: contenders}
+	histogram := hdrhistogram.New(1, time.Hour.Microseconds(), 3)
+	for i := range contenders {
+		if errs[i] != nil {
+			t.Error(errs[i])
+		}
+		for _, d := range took[i] {
+			if err := histogram.RecordValue(max(d.Microseconds(), 1)); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	sales := histogram.TotalCount()
+	c.perSecond = float64(sales) / elapsed.Seconds()
+	c.p50 = time.Duration(histogram.ValueAtQuantile(50)) * time.Microsecond
+	c.p99 = time.Duration(histogram.ValueAtQuantile(99)) * time.Microsecond
+	c.trips = float64(m.trips.Load()) / float64(sales)
+	c.oversold = m.oversold(t, sales)
+	c.noQuorum = m.noQuorum.Load()
+	return c
+}
+
+// sellWhile sells one after another, and returns how long each took.
+func sellWhile(ctx context.Context, w way, more func(done int) bool) (took []time.Duration, err error) {
+	for more(len(took)) {
+		begun := time.Now()
+		if _, err := w.sell(ctx); err != nil {
+			return took, err
+		}
+		took = append(took, time.Since(begun))
+	}
+	return took, nil
+}
+
+func compareTable(cells []compareCell) string {
+	var b strings.Builder
+	b.WriteString("| way | slots | contenders | sales/s | p50 ms | p99 ms | round trips a sale | oversold units | tries without quorum |\n")
+	b.WriteString("|---|--:|--:|--:|--:|--:|--:|--:|--:|\n")
+	for _, c := range cells {
+		fmt.Fprintf(&b, "| %s | %d | %d | %.0f | %s | %s | %.1f | %d | %d |\n", c.way, c.slots, c.contenders, c.perSecond,
+			compareMillis(c.p50), compareMillis(c.p99), c.trips, c.oversold, c.noQuorum)
+	}
+	return b.String()
+}
+
+// compareMillis writes three digits that mean something.
+func compareMillis(d time.Duration) string {
+	ms := float64(d) / float64(time.Millisecond)
+	switch {
+	case ms < 10:
+		return fmt.Sprintf("%.2f", ms)
+	case ms < 100:
+		return fmt.Sprintf("%.1f", ms)
+	}
+	return fmt.Sprintf("%.0f", ms)
+}
+
+// compareRatios compares range with one lock after the other, at compareSlots slots.
+func compareRatios(cells []compareCell) (table string, least float64) {
+	careful := make(map[int]float64) // by number of contenders
+	for _, c := range cells {
+		if c.way == wayCareful && c.slots == compareSlots {
+			careful[c.contenders] = c.perSecond
+		}
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "| contenders for %d slots | %s / %s |\n|--:|--:|\n", compareSlots, wayRange, wayCareful)
+	for _, c := range cells {
+		if c.way != wayRange || c.slots != compareSlots {
+			continue
+		}
+		ratio := c.perSecond / careful[c.contenders]
+		if least == 0 || ratio < least {
+			least = ratio
+		}
+		fmt.Fprintf(&b, "| %d | %.1f |\n", c.contenders, ratio)
+	}
+	return b.String(), least
+}
+
+// compareSetting says where it was measured.
+func compareSetting(t *testing.T) string {
+	t.Helper()
+	info, err := newMarket(t, 1, 1, 1).client.InfoMap(t.Context(), "server").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("Measured by `make bench-locks`, %s a cell: %d cores that clients and servers share, Redis %s, %s.\n",
+		*compareFor, runtime.NumCPU(), info["Server"]["redis_version"], runtime.Version())
+}
+
+var compareMarks = regexp.MustCompile(`(?s)<!-- table -->.*<!-- /table -->`)
+
+// compareWrite puts a report between the marks in a file.
+func compareWrite(t *testing.T, file, report string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !compareMarks.Match(text) {
+		t.Fatalf("%s has no line <!-- table --> with a line <!-- /table --> after it", file)
+	}
+	text = compareMarks.ReplaceAllLiteral(text, []byte("<!-- table -->\n"+report+"<!-- /table -->"))
+	if err := os.WriteFile(file, text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}

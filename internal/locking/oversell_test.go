@@ -1,0 +1,293 @@
+package locking_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"holdfast/internal/locking"
+	"holdfast/internal/stack/stacktest"
+)
+
+// What goes wrong with the ways that teams write themselves, each forced to happen by stopping a
+// sale at a step; and that this package's ways come through the same.
+
+const oversellCapacity = 20
+
+// Everybody reads before anybody writes: all find room.
+func TestUnlockedOversells(t *testing.T) {
+	t.Parallel()
+	const buyers = 50
+	for _, name := range []string{"no lock", "none"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMarket(t, 1, oversellCapacity, buyers)
+			open := wayNamed(t, name).open(t, m)
+			var reading sync.WaitGroup
+			reading.Add(buyers)
+			s := m.sale
+			s.between = func(step string) {
+				if step == stepRead {
+					reading.Done()
+					reading.Wait()
+				}
+			}
+			sold := sellAtOnce(t, buyers, func() way { return open(s) })
+			if sold != buyers {
+				t.Errorf("sold %d, want %d of %d", sold, buyers, oversellCapacity)
+			}
+			if units := m.oversold(t, sold); units != buyers-1 {
+				t.Errorf("the counter does not know of %d units, want all but one", units)
+			}
+		})
+	}
+}
+
+// All ways that are right sell what there is and not more, also with many who want it.
+func TestRightWaysSellExactlyWhatThereIs(t *testing.T) {
+	t.Parallel()
+	const slots, buyers = 3, 100
+	for _, kind := range wayKinds {
+		if !kind.right {
+			continue
+		}
+		t.Run(kind.name, func(t *testing.T) {
+			t.Parallel()
+			m := newMarket(t, slots, oversellCapacity, buyers)
+			open := kind.open(t, m)
+			if sold := sellAtOnce(t, buyers, func() way { return open(m.sale) }); sold != oversellCapacity {
+				t.Errorf("sold %d of %d", sold, oversellCapacity)
+			}
+			if units := m.oversold(t, oversellCapacity); units != 0 {
+				t.Errorf("the counters do not know of %d units", units)
+			}
+		})
+	}
+}
+
+// sellAtOnce lets so many buyers buy at the same time and returns how many were sold one.
+func sellAtOnce(t *testing.T, buyers int, open func() way) (sold int64) {
+	t.Helper()
+	var all sync.WaitGroup
+	results := make(chan saleResult, buyers)
+	for range buyers {
+		all.Go(func() {
+			sold, err := open().sell(t.Context())
+			results <- saleResult{sold, err}
+		})
+	}
+	all.Wait()
+	close(results)
+	for r := range results {
+		if r.err != nil {
+			t.Error(r.err)
+		}
+		if r.sold {
+			sold++
+		}
+	}
+	return sold
+}
+
+// A lease is over before its holder unlocks. The next one has the lock by then, and loses it if
+// the unlock deletes what is not its own: a third one gets in while the second is inside.
+func TestLateUnlock(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		way, late string // where the first one is when its lease is over
+		oversells bool
+	}{
+		{"SETNX, plain DEL", stepWritten, true},
+		{"SET NX, GET then DEL", stepOwned, true},
+		{wayCareful, stepWritten, false},
+	} {
+		t.Run(c.way, func(t *testing.T) {
+			t.Parallel()
+			m := newMarket(t, 1, oversellCapacity, 3)
+			open := wayNamed(t, c.way).open(t, m)
+			for range oversellCapacity - 2 {
+				if sold, err := open(m.sale).sell(t.Context()); err != nil || !sold {
+					t.Fatalf("sold %v, %v", sold, err)
+				}
+			}
+			first := sellUntil(t, open, m.sale, c.late)
+			first.awaitStop(t)
+			m.endLease(t)
+			second := sellUntil(t, open, m.sale, stepRead)
+			second.awaitStop(t)
+			sold := first.finish(t)
+			third := sellUntil(t, open, m.sale, stepBlocked)
+			third.awaitStopOrEnd(t)
+			sold += second.finish(t) + third.finish(t)
+			want := int64(2)
+			if c.oversells {
+				want++
+			}
+			if sold != want {
+				t.Errorf("sold %d of the last 2, want %d", sold, want)
+			}
+		})
+	}
+}
+
+// endLease makes the lease of the first slot's lock end now.
+func (m *market) endLease(t *testing.T) {
+	t.Helper()
+	key := m.locks()[0]
+	if err := m.client.PExpire(t.Context(), key, time.Millisecond).Err(); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.Eventually(t, "the end of a lease", func() bool {
+		return m.client.Exists(t.Context(), key).Val() == 0
+	})
+}
+
+// A holder dies after it has set its lock and before it has set the expiry.
+func TestLateExpireLocksForEver(t *testing.T) {
+	t.Parallel()
+	m := newMarket(t, 1, oversellCapacity, 2)
+	open := wayNamed(t, "SETNX, then EXPIRE").open(t, m)
+	diesAt := func(step string, after int) error {
+		ctx, die := context.WithCancel(t.Context())
+		defer die()
+		s := m.sale
+		s.between = func(at string) {
+			if at == step {
+				if after--; after == 0 {
+					die()
+				}
+			}
+		}
+		_, err := open(s).sell(ctx)
+		return err
+	}
+	if err := diesAt(stepSet, 1); !errors.Is(err, context.Canceled) {
+		t.Fatalf("the first one ended with %v", err)
+	}
+	const never = -1 // as go-redis has it: no expiry
+	if left := m.client.PTTL(t.Context(), m.locks()[0]).Val(); left != never {
+		t.Errorf("the lock that was left ends in %v", left)
+	}
+	if err := diesAt(stepBlocked, 3); !errors.Is(err, context.Canceled) {
+		t.Errorf("the next one was not blocked: %v", err)
+	}
+}
+
+// A lease is over before its holder writes. Careful locks do not help; a script that looks for its
+// token, or at its clock, does.
+func TestLateWrite(t *testing.T) {
+	t.Parallel()
+	// Locks that end by themselves, some time after the sale has read; only the first sale has them.
+	short := locking.FixedLease(300 * time.Millisecond)
+	for _, c := range []struct {
+		way      string
+		short    newStrategy // nil = the lease is ended by hand
+		want     int64       // of the last one
+		refusals int
+	}{
+		{wayCareful, nil, 2, 0},
+		{wayRange, rangeStrategy(false), 1, 1},
+		{"range, fair", rangeStrategy(true), 1, 1},
+		{"redlock", redlockStrategy, 1, 1},
+		{"optimistic", nil, 1, 1},
+	} {
+		t.Run(c.way, func(t *testing.T) {
+			t.Parallel()
+			m := newMarket(t, 1, 1, 2)
+			kind := wayNamed(t, c.way)
+			open := kind.open(t, m)
+			openFirst := open
+			if c.short != nil {
+				openFirst = wayLeased(c.short, short)(t, m)
+			}
+			first := sellUntil(t, openFirst, m.sale, stepRead)
+			first.awaitStop(t)
+			if c.way == wayCareful {
+				m.endLease(t)
+			}
+			// It waits for the end of the first one's lease, if that has one.
+			sold, err := open(m.sale).sell(t.Context())
+			if err != nil || !sold {
+				t.Fatalf("the second one: sold %v, %v", sold, err)
+			}
+			if all := 1 + first.finish(t); all != c.want {
+				t.Errorf("sold %d of the last one, want %d", all, c.want)
+			}
+			if first.refusals < c.refusals {
+				t.Errorf("the late write was refused %d times, want %d", first.refusals, c.refusals)
+			}
+		})
+	}
+}
+
+type saleResult struct {
+	sold bool
+	err  error
+}
+
+// stoppedSale is a sale that stops when it first comes to a step, until it is let on.
+type stoppedSale struct {
+	stopped, on chan struct{}
+	result      chan saleResult
+	ended       *saleResult
+	refusals    int
+}
+
+// sellUntil begins a sale that stops at a step.
+func sellUntil(t *testing.T, open func(sale) way, s sale, step string) *stoppedSale {
+	t.Helper()
+	b := &stoppedSale{stopped: make(chan struct{}), on: make(chan struct{}), result: make(chan saleResult, 1)}
+	var once sync.Once
+	s.between = func(at string) {
+		if at == stepRefused {
+			b.refusals++
+		}
+		if at == step {
+			once.Do(func() { close(b.stopped) })
+			<-b.on
+		}
+	}
+	ctx := t.Context()
+	go func() {
+		sold, err := open(s).sell(ctx)
+		b.result <- saleResult{sold, err}
+	}()
+	return b
+}
+
+// awaitStop waits until the sale has stopped.
+func (b *stoppedSale) awaitStop(t *testing.T) {
+	t.Helper()
+	if b.awaitStopOrEnd(t); b.ended != nil {
+		t.Fatalf("a sale did not come to the step where it was to stop: sold %v, %v", b.ended.sold, b.ended.err)
+	}
+}
+
+// awaitStopOrEnd waits until the sale has stopped, or is over.
+func (b *stoppedSale) awaitStopOrEnd(t *testing.T) {
+	t.Helper()
+	select {
+	case <-b.stopped:
+	case r := <-b.result:
+		b.ended = &r
+	}
+}
+
+// finish lets the sale go on, waits for its end and returns how many units it sold.
+func (b *stoppedSale) finish(t *testing.T) (units int64) {
+	t.Helper()
+	close(b.on)
+	if b.ended == nil {
+		r := <-b.result
+		b.ended = &r
+	}
+	if b.ended.err != nil {
+		t.Fatal(b.ended.err)
+	}
+	if b.ended.sold {
+		return 1
+	}
+	return 0
+}
