@@ -14,7 +14,7 @@ type Config struct {
 	RedisURL        string        `name:"redis-url" env:"HOLDFAST_REDIS_URL" placeholder:"URL" help:"Redis 7 or newer (tested with 7.0), with a maxmemory-policy that does not evict."`
 	PostgresURL     string        `name:"postgres-url" env:"HOLDFAST_POSTGRES_URL" placeholder:"URL" help:"Postgres; tested with 15."`
 	Namespace       string        `name:"namespace" env:"HOLDFAST_NAMESPACE" default:"holdfast" help:"First token of subjects, prefix of Redis keys, schema in Postgres."`
-	HTTPAddr        string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" default:"127.0.0.1:8080" help:"Where health, readiness and queries are served."`
+	HTTPAddr        string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" default:"127.0.0.1:8080" help:"Where health, readiness, metrics and queries are served."`
 	HoldTTL         time.Duration `name:"hold-ttl" env:"HOLDFAST_HOLD_TTL" default:"10m" help:"How long a hold lasts when its request names no ttl."`
 	HoldTTLMax      time.Duration `name:"hold-ttl-max" env:"HOLDFAST_HOLD_TTL_MAX" default:"1h" help:"The longest ttl that a request may name."`
 	HoldLifetimeMax time.Duration `name:"hold-lifetime-max" env:"HOLDFAST_HOLD_LIFETIME_MAX" default:"2h" help:"The longest life of a hold, extensions included."`
@@ -22,13 +22,44 @@ type Config struct {
 	NightsMax       int           `name:"nights-max" env:"HOLDFAST_NIGHTS_MAX" default:"90" help:"Nights in one request."`
 	Horizon         int           `name:"horizon" env:"HOLDFAST_HORIZON" default:"1095" help:"How many days ahead a night can be asked for."`
 	RequestKeyTTL   time.Duration `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" default:"24h" help:"How long answers and ended holds are remembered."`
-	LockStrategy    string        `name:"lock-strategy" env:"HOLDFAST_LOCK_STRATEGY" default:"range" enum:"range,none" help:"How work on the same slots is ordered: range or none. Results are right with either."`
-	LockLease       time.Duration `name:"lock-lease" env:"HOLDFAST_LOCK_LEASE" default:"5s" help:"After how long a lock ends by itself."`
+	LockStrategy    string        `name:"lock-strategy" env:"HOLDFAST_LOCK_STRATEGY" default:"range" enum:"range,redlock,optimistic,none" help:"How work on the same slots is ordered: range, redlock, optimistic or none. Results are right with each."`
+	LockRedisURLs   []string      `name:"lock-redis-urls" env:"HOLDFAST_LOCK_REDIS_URLS" placeholder:"URL" help:"Redis servers that redlock locks on: an odd number, at least 3, that replicate nothing to each other."`
+	LockLease       leaseSetting  `name:"lock-lease" env:"HOLDFAST_LOCK_LEASE" default:"5s" help:"After how long a lock ends by itself, 100ms to 1m; or auto: from what is measured."`
+	LockRenewMax    time.Duration `name:"lock-renew-max" env:"HOLDFAST_LOCK_RENEW_MAX" default:"0s" help:"For how long a lock is renewed, each third of its lease, while its work goes on; at most 10m. 0s: never."`
+	LockFair        bool          `name:"lock-fair" env:"HOLDFAST_LOCK_FAIR" default:"false" help:"Only range: who waits for a lock queues, first in, first out."`
 	LockWait        time.Duration `name:"lock-wait" env:"HOLDFAST_LOCK_WAIT" default:"2s" help:"How long a request waits for a lock before it is delivered again."`
 	LogLevel        string        `name:"log-level" env:"HOLDFAST_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"What is logged: debug, info, warn or error."`
 
 	NoNotifications bool `name:"no-notifications" env:"HOLDFAST_NO_NOTIFICATIONS" hidden:"" help:"For tests: ignore keyspace notifications."`
 	NoTimer         bool `name:"no-timer" env:"HOLDFAST_NO_TIMER" hidden:"" help:"For tests: no deadline timer."`
+}
+
+// The lock strategies that other settings depend on.
+const (
+	rangeStrategy   = "range"
+	redlockStrategy = "redlock"
+)
+
+// lockServersMin is the fewest of which one can be lost without the majority.
+const lockServersMin = 3
+
+// leaseSetting is after how long a lock ends, or leaseAuto.
+type leaseSetting time.Duration
+
+const leaseAuto leaseSetting = 0
+
+// UnmarshalText reads a setting. kong calls it.
+func (l *leaseSetting) UnmarshalText(text []byte) error {
+	if string(text) == "auto" {
+		*l = leaseAuto
+		return nil
+	}
+	fixed, err := time.ParseDuration(string(text))
+	if err != nil || fixed < 100*time.Millisecond || fixed > time.Minute {
+		return fmt.Errorf("%q must be auto, or from 100ms to 1m", text)
+	}
+	*l = leaseSetting(fixed)
+	return nil
 }
 
 // usageError says that a setting is wrong and what would be right.
@@ -51,12 +82,31 @@ func (c *Config) AfterApply() error {
 		return misused("--request-key-ttl %s must not be shorter than --hold-lifetime-max (%s): a hold would outlive the memory of its request", c.RequestKeyTTL, c.HoldLifetimeMax)
 	case c.HoldsPerUser < 1, c.NightsMax < 1, c.NightsMax > 1000, c.Horizon < 1:
 		return misused("--holds-per-user, --nights-max (at most 1000) and --horizon must be at least 1")
-	case c.LockLease < 100*time.Millisecond || c.LockLease > time.Minute:
-		return misused("--lock-lease %s must be from 100ms to 1m", c.LockLease)
 	case c.LockWait < 0 || c.LockWait > 5*time.Second:
 		return misused("--lock-wait %s must be from 0s to 5s", c.LockWait)
+	case c.LockRenewMax < 0 || c.LockRenewMax > 10*time.Minute:
+		return misused("--lock-renew-max %s must be from 0s to 10m", c.LockRenewMax)
 	}
-	return nil
+	return c.checkLocks()
+}
+
+// checkLocks refuses what the strategy would ignore, and servers that Redlock cannot work with.
+func (c *Config) checkLocks() error {
+	leased := c.LockStrategy == rangeStrategy || c.LockStrategy == redlockStrategy
+	switch n := len(c.LockRedisURLs); {
+	case n > 0 && c.LockStrategy != redlockStrategy:
+		return misused("--lock-redis-urls is used by --lock-strategy redlock only, not by %s: leave one of them out", c.LockStrategy)
+	case n > 0 && (n < lockServersMin || n%2 == 0):
+		return misused("--lock-redis-urls names %d, but a majority needs an odd number of servers, at least %d", n, lockServersMin)
+	case c.LockFair && c.LockStrategy != rangeStrategy:
+		return misused("--lock-fair is for --lock-strategy range only: nobody queues with %s", c.LockStrategy)
+	case !leased && c.LockLease == leaseAuto:
+		return misused("--lock-lease auto is for --lock-strategy range and redlock only: %s has no leases", c.LockStrategy)
+	case !leased && c.LockRenewMax > 0:
+		return misused("--lock-renew-max is for --lock-strategy range and redlock only: %s has no leases", c.LockStrategy)
+	}
+	_, err := c.lockServerOptions()
+	return err
 }
 
 // missingURL returns an error that says what to do when a server's URL is not given.
@@ -69,6 +119,15 @@ func (c *Config) missingURL() error {
 		if url.value == "" {
 			return misused("give %s or %s, or start the servers too: worker run --embedded, or worker dev", url.flag, url.env)
 		}
+	}
+	return nil
+}
+
+// missingLockURLs returns an error that says what to do when Redlock has no servers.
+func (c *Config) missingLockURLs() error {
+	if c.LockStrategy == redlockStrategy && len(c.LockRedisURLs) == 0 {
+		return misused("redlock needs Redis servers of its own, an odd number, at least %d: give --lock-redis-urls or "+
+			"HOLDFAST_LOCK_REDIS_URLS, or start them too: worker run --embedded, or worker dev", lockServersMin)
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ type devCommand struct {
 
 func (*devCommand) Help() string {
 	return `It starts a real NATS, Redis and Postgres on free ports of this machine (unless you give their
-URLs), runs a worker on them, plays a short story and stays up until Ctrl-C.
+URLs), with --lock-strategy redlock three more Redis for the locks, runs a worker on them, plays a short story and stays up until Ctrl-C.
 
 Example:
 
@@ -51,18 +51,18 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 		fmt.Fprintf(std.out, "Some servers are yours and some are new, so everything goes into a namespace of its own, %s.\n\n", config.Namespace)
 	}
 	began := time.Now()
-	servers, err := startServers(ctx, &config, "", func(line string) { fmt.Fprintln(std.out, "  "+line) })
+	started, err := startServers(ctx, &config, "", func(line string) { fmt.Fprintln(std.out, "  "+line) })
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, servers.Close()) }()
+	defer func() { err = errors.Join(err, started.close()) }()
 	listener, err := listenNear(config.HTTPAddr)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = listener.Close() }() // the server has closed it already
 	config.HTTPAddr = listener.Addr().String()
-	endpoints, err := config.writeEndpoints(servers, d.DataDir)
+	endpoints, err := config.writeEndpoints(started, d.DataDir)
 	if err != nil {
 		return err
 	}
@@ -71,16 +71,19 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 		return err
 	}
 	fmt.Fprintf(std.out, "Running after %.1f s, all of it real:\n", time.Since(began).Seconds())
-	tell := func(name, url string, started bool) {
+	tell := func(name, url string, isNew bool) {
 		whose := "yours"
-		if started {
+		if isNew {
 			whose = "started for you, keeps nothing"
 		}
 		fmt.Fprintf(std.out, "  %-9s %-60s %s\n", name, redacted(url), whose)
 	}
-	tell("NATS", config.NATSURL, servers.NATSURL != "")
-	tell("Redis", config.RedisURL, servers.RedisURL != "")
-	tell("Postgres", config.PostgresURL, servers.PostgresURL != "")
+	tell("NATS", config.NATSURL, started.main.NATSURL != "")
+	tell("Redis", config.RedisURL, started.main.RedisURL != "")
+	tell("Postgres", config.PostgresURL, started.main.PostgresURL != "")
+	for _, url := range config.LockRedisURLs {
+		tell("locks", url, len(started.locks) > 0)
+	}
 	fmt.Fprintf(std.out, "  %-9s http://%s\n\n", "worker", config.HTTPAddr)
 
 	err = playStory(ctx, config, std.out)
@@ -94,7 +97,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 		return worker.stop()
 	}
 	fmt.Fprint(std.out, nextCommands(endpoints, config))
-	return worker.wait(ctx, servers)
+	return worker.wait(ctx, started)
 }
 
 // listenNear listens on addr, or, when that is taken, on a free port of the same host.
@@ -124,6 +127,7 @@ Next, in another terminal in this directory (the addresses are in %s):
   go run ./cmd/publisher inventory set --resource-id loft --check-in %s --check-out %s --capacity 1 --wait
   go run ./cmd/publisher request --resource-id loft --user-id you --check-in %s --check-out %s --ttl 30s --wait
   go run ./cmd/publisher pay --hold-id HOLD_ID --payment-id p-1 --wait
+  go run ./cmd/worker locks
   curl 'http://%s/v1/availability?resource_id=loft&check_in=%s&check_out=%s'
 
 Ctrl-C stops it.

@@ -34,10 +34,11 @@ func graph(c Config, e epoch, listener net.Listener, log zerolog.Logger) *fx.App
 		fx.StartTimeout(30*time.Second), fx.StopTimeout(stopWithin),
 		fx.Supply(c, e, log),
 		fx.Provide(
-			provideRedis, provideNATS, newJetStream, provideStore,
+			provideRedis, provideNATS, newJetStream, provideStore, provideMetrics,
+			func(c *redis.Client) redis.UniversalClient { return c },
 			func(c Config) events.Subjects { return events.Subjects(c.Namespace) },
 			func(s *store.Store) holds.Inventory { return s },
-			provideLocker, provideService, provideExpirer, provideConsumers,
+			newLeaser, provideLocker, provideService, provideExpirer, provideConsumers,
 			func() net.Listener { return listener },
 			newServer, newLoops,
 		),
@@ -51,12 +52,13 @@ func graph(c Config, e epoch, listener net.Listener, log zerolog.Logger) *fx.App
 			func(l *loops, x *holds.Expirer) { l.run("sweep", x.Sweep) },
 			func(l *loops, x *holds.Expirer) { l.run("watch", x.Watch) },
 			func(l *loops, s *server) { l.run("http", s.run) },
+			func(l *loops, x *leaser) { l.run("lease", x.run) },
 			(*loops).attach,
 		),
 	)
 }
 
-func provideRedis(lc fx.Lifecycle, c Config) (redis.UniversalClient, error) {
+func provideRedis(lc fx.Lifecycle, c Config) (*redis.Client, error) {
 	client, err := newRedis(c)
 	if err == nil {
 		lc.Append(fx.StopHook(client.Close))
@@ -82,17 +84,30 @@ func provideStore(lc fx.Lifecycle, c Config) (*store.Store, error) {
 	return s, err
 }
 
-func provideLocker(lc fx.Lifecycle, c Config, client redis.UniversalClient, db *store.Store) *locking.Locker {
+func provideLocker(lc fx.Lifecycle, c Config, client *redis.Client, db *store.Store, x *leaser, m *locking.Metrics) (*locking.Locker, error) {
 	var strategy locking.Strategy
 	switch c.LockStrategy {
 	case "none":
 		strategy = locking.NewNone(client)
+	case "optimistic":
+		strategy = locking.NewOptimistic(client)
+	case redlockStrategy:
+		servers, err := c.lockServerOptions()
+		if err != nil {
+			return nil, err
+		}
+		clients := make([]redis.UniversalClient, len(servers))
+		for i, options := range servers {
+			clients[i] = redis.NewClient(options)
+			lc.Append(fx.StopHook(clients[i].Close))
+		}
+		strategy = locking.NewRedlock(client, clients, x.lease)
 	default:
-		strategy = locking.NewRange(client, locking.RangeOptions{Lease: locking.FixedLease(c.LockLease), FenceBase: db.FenceBase})
+		strategy = locking.NewRange(client, locking.RangeOptions{Lease: x.lease, FenceBase: db.FenceBase, Fair: c.LockFair})
 	}
-	l := locking.New(strategy, locking.Options{})
+	l := locking.New(strategy, locking.Options{RenewMax: c.LockRenewMax, Metrics: m})
 	lc.Append(fx.StopHook(l.Close))
-	return l
+	return l, nil
 }
 
 func provideService(c Config, e epoch, client redis.UniversalClient, l *locking.Locker, i holds.Inventory) *holds.Service {

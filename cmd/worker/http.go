@@ -12,6 +12,8 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 
@@ -24,6 +26,7 @@ const (
 	readyWithin   = time.Second
 	answerWithin  = 5 * time.Second
 	headersWithin = 5 * time.Second
+	scrapesMax    = 4
 )
 
 // server serves the operations address.
@@ -37,13 +40,14 @@ type server struct {
 	nats      *nats.Conn
 	consumers []*events.Consumer
 	expirer   *holds.Expirer
+	metrics   *prometheus.Registry
 	log       zerolog.Logger
 }
 
 func newServer(l net.Listener, c Config, e epoch, s *holds.Service, r redis.UniversalClient, db *store.Store,
-	nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, log zerolog.Logger,
+	nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, log zerolog.Logger,
 ) *server {
-	return &server{l, c.Namespace, e, s, r, db, nc, cs, x, log}
+	return &server{l, c.Namespace, e, s, r, db, nc, cs, x, m, log}
 }
 
 // run serves until ctx is over.
@@ -53,6 +57,7 @@ func (s *server) run(ctx context.Context) error {
 		s.answer(w, http.StatusOK, map[string]string{"status": "alive"})
 	})
 	mux.HandleFunc("GET /readyz", s.readyz)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{MaxRequestsInFlight: scrapesMax}))
 	mux.HandleFunc("GET /v1/availability", s.availability)
 	mux.HandleFunc("GET /v1/holds/{hold_id}", s.hold)
 	web := &http.Server{Handler: mux, ReadHeaderTimeout: headersWithin}

@@ -115,22 +115,30 @@ func TestReadiness(t *testing.T) {
 	}
 }
 
-// TestDevOnce runs what a newcomer runs first, as a program of its own.
+// TestDevOnce runs what a newcomer runs first, as a program of its own, also with lock servers.
 func TestDevOnce(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(binary, "dev", "--once", "--http-addr", "127.0.0.1:0", "--data-dir", t.TempDir())
-	out, err := cmd.CombinedOutput()
-	for _, want := range []string{"Ana pays", "came back by itself", "One of them has it, 199", "dead letter", "malformed"} {
-		if !strings.Contains(string(out), want) {
-			t.Errorf("it does not tell %q", want)
-		}
-	}
-	if err != nil || t.Failed() {
-		t.Errorf("%v\n%s", err, out)
+	for name, more := range map[string][]string{"plain": nil, "redlock": {"--lock-strategy", "redlock"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command(binary, append([]string{"dev", "--once", "--http-addr", "127.0.0.1:0", "--data-dir", t.TempDir()}, more...)...)
+			out, err := cmd.CombinedOutput()
+			for _, want := range []string{"Ana pays", "came back by itself", "One of them has it, 199", "dead letter", "malformed"} {
+				if !strings.Contains(string(out), want) {
+					t.Errorf("it does not tell %q", want)
+				}
+			}
+			if n := strings.Count(string(out), "locks     redis://"); more != nil && n != lockServersMin {
+				t.Errorf("it tells of %d lock servers", n)
+			}
+			if err != nil || t.Failed() {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
 	}
 }
 
@@ -141,17 +149,37 @@ func TestUsage(t *testing.T) {
 		code int
 		text string
 	}{
-		"":                                   {exitUsage, "expected"},
-		"fly":                                {exitUsage, "fly"},
-		"--help":                             {exitOK, "worker dev --once"},
-		"run --help":                         {exitOK, "--lock-strategy"},
-		"run":                                {exitUsage, "HOLDFAST_NATS_URL"},
-		"run --namespace Bad":                {exitUsage, "--namespace"},
-		"run --hold-ttl 2h":                  {exitUsage, "--hold-ttl-max"},
-		"run --hold-ttl-max 3h":              {exitUsage, "--hold-lifetime-max"},
-		"run --request-key-ttl 1h":           {exitUsage, "--request-key-ttl"},
-		"run --lock-lease 1ms":               {exitUsage, "--lock-lease"},
-		"run --lock-strategy hope":           {exitUsage, "--lock-strategy"},
+		"":                         {exitUsage, "expected"},
+		"fly":                      {exitUsage, "fly"},
+		"--help":                   {exitOK, "worker dev --once"},
+		"run --help":               {exitOK, "--lock-strategy"},
+		"run":                      {exitUsage, "HOLDFAST_NATS_URL"},
+		"run --namespace Bad":      {exitUsage, "--namespace"},
+		"run --hold-ttl 2h":        {exitUsage, "--hold-ttl-max"},
+		"run --hold-ttl-max 3h":    {exitUsage, "--hold-lifetime-max"},
+		"run --request-key-ttl 1h": {exitUsage, "--request-key-ttl"},
+		"run --lock-lease 1ms":     {exitUsage, "--lock-lease"},
+		"run --lock-strategy hope": {exitUsage, "--lock-strategy"},
+		"run --lock-lease soon":    {exitUsage, "auto"},
+		"run --lock-lease 0s":      {exitUsage, "--lock-lease"},
+		"run --lock-renew-max 11m": {exitUsage, "--lock-renew-max"},
+
+		"run --nats-url x --redis-url y --postgres-url z --lock-strategy redlock":                       {exitUsage, "HOLDFAST_LOCK_REDIS_URLS"},
+		"run --lock-strategy redlock --lock-redis-urls redis://a":                                       {exitUsage, "odd number"},
+		"run --lock-strategy redlock --lock-redis-urls redis://a,redis://b,redis://c,redis://d":         {exitUsage, "odd number"},
+		"run --lock-strategy redlock --lock-redis-urls redis://a,redis://b,redis://a":                   {exitUsage, "twice"},
+		"run --lock-strategy redlock --lock-redis-urls redis://a,redis://:s3cret@b:bad/0,redis://c":     {exitUsage, "number 2"},
+		"run --lock-strategy redlock --lock-redis-urls redis://a,redis://:s3cret@b/0,redis://:s3cret@b": {exitUsage, "b:6379"},
+		"run --lock-strategy range --lock-redis-urls redis://:s3cret@a":                                 {exitUsage, "redlock only"},
+		"run --lock-strategy redlock --lock-fair":                                                       {exitUsage, "--lock-fair"},
+		"run --lock-strategy none --lock-lease auto":                                                    {exitUsage, "--lock-lease"},
+		"run --lock-strategy optimistic --lock-renew-max 1m":                                            {exitUsage, "--lock-renew-max"},
+
+		"locks --help":                       {exitOK, "-o json"},
+		"locks -o xml":                       {exitUsage, "--output"},
+		"locks --http-addr here":             {exitUsage, "host:port"},
+		"locks --http-addr a:1,a:1":          {exitUsage, "twice"},
+		"locks --http-addr 127.0.0.1:1":      {exitFailed, "worker dev"},
 		"migrate --nats-url x --redis-url y": {exitUsage, "HOLDFAST_POSTGRES_URL"},
 		"migrate --nats-url x --redis-url redis://:s3cret@h:bad/0 --postgres-url z": {exitUsage, "--redis-url"},
 	} {

@@ -25,6 +25,7 @@ type cli struct {
 	Dev     devCommand     `cmd:"" help:"Start everything, play a short story on it and stay up. Begin here."`
 	Run     runCommand     `cmd:"" help:"Run the daemon."`
 	Migrate migrateCommand `cmd:"" help:"Create streams, consumers, schema and epoch, then end."`
+	Locks   locksCommand   `cmd:"" help:"Show how the locks of running workers do, and which lease fits."`
 }
 
 const description = `Holdfast keeps temporary holds on bookable capacity: rooms, seats, stock.

@@ -5,13 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"time"
 
 	"github.com/rs/zerolog"
 	"go.uber.org/fx"
-
-	"holdfast/internal/stack"
 )
 
 // runCommand is `worker run`.
@@ -33,15 +30,18 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 		return err
 	}
 	config := r.Config
-	var servers *stack.Stack
+	var started *servers
 	if r.Embedded {
-		servers, err = startServers(ctx, &config, r.DataDir, func(line string) { log.Info().Msg(line) })
+		started, err = startServers(ctx, &config, r.DataDir, func(line string) { log.Info().Msg(line) })
 		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, servers.Close()) }()
+		defer func() { err = errors.Join(err, started.close()) }()
 	}
 	if err := config.missingURL(); err != nil {
+		return err
+	}
+	if err := config.missingLockURLs(); err != nil {
 		return err
 	}
 	listener, err := net.Listen("tcp", config.HTTPAddr)
@@ -50,8 +50,8 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	}
 	defer func() { _ = listener.Close() }() // the server has closed it already
 	config.HTTPAddr = listener.Addr().String()
-	if servers != nil {
-		if _, err := config.writeEndpoints(servers, r.DataDir); err != nil {
+	if started != nil {
+		if _, err := config.writeEndpoints(started, r.DataDir); err != nil {
 			return err
 		}
 	}
@@ -59,39 +59,7 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	if err != nil {
 		return err
 	}
-	return worker.wait(ctx, servers)
-}
-
-// startServers starts the servers whose URLs are not given and sets their URLs. With an empty
-// dir they keep nothing.
-func startServers(ctx context.Context, c *Config, dir string, progress func(string)) (*stack.Stack, error) {
-	options := stack.Options{
-		Dir: dir, NATS: c.NATSURL == "", Redis: c.RedisURL == "", Postgres: c.PostgresURL == "", Progress: progress,
-	}
-	if os.Getenv("HOLDFAST_INSTALL") == "never" {
-		options.Install = stack.InstallNever
-	}
-	servers, err := stack.Start(ctx, options)
-	if missing, ok := errors.AsType[*stack.MissingError](err); ok {
-		return nil, fmt.Errorf("%w\n\n\t%s", err, missing.Line)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("start servers: %w", err)
-	}
-	for _, url := range []struct {
-		to   *string
-		from string
-	}{{&c.NATSURL, servers.NATSURL}, {&c.RedisURL, servers.RedisURL}, {&c.PostgresURL, servers.PostgresURL}} {
-		if url.from != "" {
-			*url.to = url.from
-		}
-	}
-	return servers, nil
-}
-
-// writeEndpoints writes where the servers that were started and the worker are, for the publisher.
-func (c *Config) writeEndpoints(servers *stack.Stack, dir string) (path string, err error) {
-	return servers.WriteEndpoints(dir, "HOLDFAST_HTTP_ADDR="+c.HTTPAddr, "HOLDFAST_NAMESPACE="+c.Namespace)
+	return worker.wait(ctx, started)
 }
 
 // running is a worker that has started.
@@ -117,10 +85,10 @@ func start(ctx context.Context, c Config, listener net.Listener, log zerolog.Log
 
 // wait waits until ctx is over, the worker ends by itself, or one of the servers does, and
 // stops the worker. It returns an error unless it was ctx.
-func (r *running) wait(ctx context.Context, servers *stack.Stack) error {
+func (r *running) wait(ctx context.Context, started *servers) error {
 	var failed <-chan error
-	if servers != nil {
-		failed = servers.Failed()
+	if started != nil {
+		failed = started.failed
 	}
 	var cause error
 	select {

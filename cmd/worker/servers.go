@@ -18,19 +18,52 @@ import (
 	"holdfast/internal/store"
 )
 
-// newRedis returns a client that never sends a command again by itself: a reply that was lost
-// means that nobody knows, and the code that asked decides.
-func newRedis(c Config) (redis.UniversalClient, error) {
-	options, err := redis.ParseURL(c.RedisURL)
+// newRedis returns a client of the Redis that holds the holds.
+func newRedis(c Config) (*redis.Client, error) {
+	options, err := c.redisOptions("--redis-url", c.RedisURL)
+	if err != nil {
+		return nil, err
+	}
+	return redis.NewClient(options), nil
+}
+
+// redisOptions are those of a client that never sends a command again by itself: a reply that
+// was lost means that nobody knows, and the code that asked decides.
+func (c *Config) redisOptions(flag, address string) (*redis.Options, error) {
+	options, err := redis.ParseURL(address)
 	if err != nil {
 		// err may repeat the URL, and with it the password.
-		return nil, misused("--redis-url is not a Redis URL: want redis://[user:password@]host:port[/database]")
+		return nil, misused("%s is not a Redis URL: want redis://[user:password@]host:port[/database]", flag)
 	}
 	options.MaxRetries = -1
 	options.ContextTimeoutEnabled = true
 	options.DisableIdentity = true // CLIENT SETINFO is refused under an ACL
 	options.ClientName = "holdfast-" + c.Namespace
-	return redis.NewClient(options), nil
+	return options, nil
+}
+
+// lockServerWithin bounds each step of talking to a lock server: the majority can do without
+// one that hangs, and should not wait for it.
+const lockServerWithin = 250 * time.Millisecond
+
+// lockServerOptions are those of a client of each of Redlock's servers.
+func (c *Config) lockServerOptions() ([]*redis.Options, error) {
+	all := make([]*redis.Options, len(c.LockRedisURLs))
+	seen := make(map[string]bool)
+	for i, address := range c.LockRedisURLs {
+		options, err := c.redisOptions(fmt.Sprintf("number %d of --lock-redis-urls", i+1), address)
+		if err != nil {
+			return nil, err
+		}
+		if seen[options.Addr] {
+			return nil, misused("--lock-redis-urls names %s twice: a majority must be of different servers", options.Addr)
+		}
+		seen[options.Addr] = true
+		options.DialTimeout, options.ReadTimeout, options.WriteTimeout = lockServerWithin, lockServerWithin, lockServerWithin
+		options.DialerRetries = 1
+		all[i] = options
+	}
+	return all, nil
 }
 
 // quiet keeps go-redis from writing lines of its own to stderr: what it would say comes back as

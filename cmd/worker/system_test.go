@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -110,6 +111,9 @@ func (s *system) flags() []string {
 	flags := []string{"--namespace", s.namespace, "--nats-url", s.urls.nats, "--redis-url", s.urls.redis, "--postgres-url", s.urls.postgres, "--log-level", "info"}
 	if strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY"); strategy != "" {
 		flags = append(flags, "--lock-strategy", strategy)
+		if strategy == redlockStrategy {
+			flags = append(flags, "--lock-redis-urls", strings.Join(stacktest.LockServers(s.t, lockServersMin), ","))
+		}
 	}
 	return flags
 }

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"holdfast/internal/stack"
+)
+
+// servers are those that were started because no URL of theirs was given.
+type servers struct {
+	main   *stack.Stack   // NATS, Redis, Postgres
+	locks  []*stack.Stack // a Redis each, for redlock
+	failed chan error     // why one of them ended by itself
+}
+
+// startServers starts the servers whose URLs are not given and sets their URLs. With an empty
+// dir they keep nothing.
+func startServers(ctx context.Context, c *Config, dir string, progress func(string)) (*servers, error) {
+	main, err := startStack(ctx, stack.Options{
+		Dir: dir, NATS: c.NATSURL == "", Redis: c.RedisURL == "", Postgres: c.PostgresURL == "", Progress: progress,
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, url := range []struct {
+		to   *string
+		from string
+	}{{&c.NATSURL, main.NATSURL}, {&c.RedisURL, main.RedisURL}, {&c.PostgresURL, main.PostgresURL}} {
+		if url.from != "" {
+			*url.to = url.from
+		}
+	}
+	s := &servers{main: main}
+	if c.LockStrategy == redlockStrategy && len(c.LockRedisURLs) == 0 {
+		if err := s.startLocks(ctx, dir, progress); err != nil {
+			return nil, errors.Join(err, s.close())
+		}
+		c.LockRedisURLs = s.lockURLs()
+	}
+	s.watch()
+	return s, nil
+}
+
+// startLocks starts the servers of redlock, as many as can do without one.
+func (s *servers) startLocks(ctx context.Context, dir string, progress func(string)) error {
+	for i := range lockServersMin {
+		options := stack.Options{Redis: true, Progress: progress}
+		if dir != "" {
+			options.Dir = filepath.Join(dir, fmt.Sprintf("redis-lock-%d", i+1))
+		}
+		one, err := startStack(ctx, options)
+		if err != nil {
+			return fmt.Errorf("lock server %d: %w", i+1, err)
+		}
+		s.locks = append(s.locks, one)
+	}
+	return nil
+}
+
+func startStack(ctx context.Context, o stack.Options) (*stack.Stack, error) {
+	if os.Getenv("HOLDFAST_INSTALL") == "never" {
+		o.Install = stack.InstallNever
+	}
+	started, err := stack.Start(ctx, o)
+	if missing, ok := errors.AsType[*stack.MissingError](err); ok {
+		return nil, fmt.Errorf("%w\n\n\t%s", err, missing.Line)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start servers: %w", err)
+	}
+	return started, nil
+}
+
+// watch tells failed why servers end, until close.
+func (s *servers) watch() {
+	s.failed = make(chan error, 1+len(s.locks))
+	tell := func(one *stack.Stack, as string) {
+		if err, failed := <-one.Failed(); failed {
+			s.failed <- fmt.Errorf("%s%w", as, err)
+		}
+	}
+	go tell(s.main, "")
+	for i, one := range s.locks {
+		go tell(one, fmt.Sprintf("lock server %d: ", i+1))
+	}
+}
+
+func (s *servers) close() error {
+	all := append([]*stack.Stack{s.main}, s.locks...)
+	errs := make([]error, len(all))
+	var closing sync.WaitGroup
+	for i, one := range all {
+		closing.Go(func() { errs[i] = one.Close() })
+	}
+	closing.Wait()
+	return errors.Join(errs...)
+}
+
+func (s *servers) lockURLs() (urls []string) {
+	for _, one := range s.locks {
+		urls = append(urls, one.RedisURL)
+	}
+	return urls
+}
+
+// writeEndpoints writes where the servers that were started and the worker are, for the
+// publisher and the other commands.
+func (c *Config) writeEndpoints(s *servers, dir string) (path string, err error) {
+	more := []string{"HOLDFAST_HTTP_ADDR=" + c.HTTPAddr, "HOLDFAST_NAMESPACE=" + c.Namespace}
+	if len(s.locks) > 0 {
+		more = append(more, "HOLDFAST_LOCK_REDIS_URLS="+strings.Join(s.lockURLs(), ","))
+	}
+	return s.main.WriteEndpoints(dir, more...)
+}

@@ -1,0 +1,222 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"math"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"holdfast/internal/locking"
+	"holdfast/internal/stack"
+)
+
+const (
+	httpAddrDefault = "127.0.0.1:8080"
+	metricsWithin   = 5 * time.Second // of one worker
+	metricsBytesMax = 4 << 20
+)
+
+// locksCommand is `worker locks`.
+type locksCommand struct {
+	HTTPAddr []string `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" placeholder:"ADDR" help:"Workers to ask; all of them together are shown. Without it the one that --data-dir knows, else 127.0.0.1:8080."`
+	Output   string   `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
+	DataDir  string   `default:".holdfast" type:"path" placeholder:"DIR" help:"Where a worker may have written endpoints.env."`
+}
+
+func (*locksCommand) Help() string {
+	return `It reads /metrics of running workers: how long the work under locks took, who waited, what was
+lost, and which lease the measurement suggests. Times are estimates from histograms.
+
+Example:
+
+  worker locks
+  worker locks --http-addr 10.0.0.1:8080,10.0.0.2:8080 -o json`
+}
+
+// Run asks the workers and prints.
+func (l *locksCommand) Run(ctx context.Context, std streams) error {
+	addrs, err := l.addrs()
+	if err != nil {
+		return err
+	}
+	var families []*dto.MetricFamily
+	for _, addr := range addrs {
+		some, err := readMetrics(ctx, addr)
+		if err != nil {
+			return err
+		}
+		families = append(families, some...)
+	}
+	classes, err := lockReport(families)
+	if err != nil {
+		return err
+	}
+	if l.Output == "json" {
+		text, err := json.Marshal(struct {
+			Workers []string    `json:"workers"`
+			Classes []lockClass `json:"classes"`
+		}{addrs, classes}, jsontext.WithIndent("  "))
+		fmt.Fprintf(std.out, "%s\n", text)
+		return err
+	}
+	fmt.Fprintf(std.out, "Locks of %s since the start, by how many slots they cover:\n\n", strings.Join(addrs, ", "))
+	if err := printLocks(std.out, classes); err != nil {
+		return err
+	}
+	fmt.Fprint(std.out, "\n--lock-lease is one for all, so the longest that is suggested; with auto each has its own.\n")
+	return nil
+}
+
+// addrs returns the workers to ask.
+func (l *locksCommand) addrs() ([]string, error) {
+	addrs := l.HTTPAddr
+	if len(addrs) == 0 {
+		addrs = []string{httpAddrDefault}
+		found, err := stack.ReadEndpoints(filepath.Join(l.DataDir, "endpoints.env"))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		if addr := found["HOLDFAST_HTTP_ADDR"]; addr != "" {
+			addrs = []string{addr}
+		}
+	}
+	for i, addr := range addrs {
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			return nil, misused("--http-addr %s is not host:port", addr)
+		}
+		if slices.Contains(addrs[:i], addr) {
+			return nil, misused("--http-addr names %s twice", addr)
+		}
+	}
+	return addrs, nil
+}
+
+// readMetrics returns what a worker has measured.
+func readMetrics(ctx context.Context, addr string) ([]*dto.MetricFamily, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/metrics", nil)
+	if err != nil {
+		return nil, misused("--http-addr %s is not host:port", addr)
+	}
+	client := http.Client{Timeout: metricsWithin, Transport: &http.Transport{DisableKeepAlives: true}}
+	response, err := client.Do(request)
+	if err != nil {
+		return nil, fmt.Errorf("no worker answers: %w (start one with `worker dev` or `worker run`, or give --http-addr)", err)
+	}
+	defer func() { _ = response.Body.Close() }() // only read
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s answers %s: is it the --http-addr of a worker?", request.URL, response.Status)
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(io.LimitReader(response.Body, metricsBytesMax))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w (is it the --http-addr of a worker?)", request.URL, err)
+	}
+	return slices.Collect(maps.Values(families)), nil
+}
+
+// lockClass is what was measured of the locks of a class.
+type lockClass struct {
+	Slots        string  `json:"slots"`
+	Sections     int     `json:"sections"`
+	SectionP50   float64 `json:"section_p50_ms"`
+	SectionP95   float64 `json:"section_p95_ms"`
+	SectionP99   float64 `json:"section_p99_ms"`
+	Waits        int     `json:"waits"`
+	WaitP50      float64 `json:"wait_p50_ms"`
+	WaitP99      float64 `json:"wait_p99_ms"`
+	Lost         int     `json:"lost"`
+	Conflicts    int     `json:"conflicts"`
+	ConflictRate float64 `json:"conflict_rate"`     // of sections and conflicts together
+	Lease        int64   `json:"lease_ms,omitzero"` // suggested, 0 = too few sections for that
+	LeaseNeeds   int     `json:"lease_sections_min"`
+}
+
+// lockReport returns what was measured, class by class, those without locks too.
+func lockReport(families []*dto.MetricFamily) ([]lockClass, error) {
+	sections, err := lockDurations(families, locking.MetricSections)
+	if err != nil {
+		return nil, err
+	}
+	waits, err := lockDurations(families, locking.MetricWaits)
+	if err != nil {
+		return nil, err
+	}
+	lost, conflicts := lockCounts(families, locking.MetricLost), lockCounts(families, locking.MetricConflicts)
+	classes := make([]lockClass, len(locking.Classes))
+	for i, slots := range locking.Classes {
+		section, wait := sections[slots], waits[slots]
+		c := lockClass{
+			Slots: slots, Sections: int(section.Total()), Waits: int(wait.Total()),
+			SectionP50: millis(section.Quantile(0.5)), SectionP95: millis(section.Quantile(0.95)), SectionP99: millis(section.Quantile(0.99)),
+			WaitP50: millis(wait.Quantile(0.5)), WaitP99: millis(wait.Quantile(0.99)),
+			Lost: int(lost[slots]), Conflicts: int(conflicts[slots]), LeaseNeeds: locking.SamplesMin,
+		}
+		if all := conflicts[slots] + section.Total(); all > 0 {
+			c.ConflictRate = math.Round(1e4*conflicts[slots]/all) / 1e4
+		}
+		if s, ok := locking.Suggest(slots, section); ok {
+			c.Lease = s.Lease.Milliseconds()
+		}
+		classes[i] = c
+	}
+	return classes, nil
+}
+
+// printLocks prints a table for people.
+func printLocks(to io.Writer, classes []lockClass) error {
+	w := tabwriter.NewWriter(to, 0, 0, 3, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "slots\tsections\tp50\tp95\tp99\twaits\twait p50\twait p99\tlost\tconflicts\t   suggested lease")
+	for _, c := range classes {
+		fmt.Fprintln(w, strings.Join([]string{
+			c.Slots, strconv.Itoa(c.Sections), span(c.SectionP50), span(c.SectionP95), span(c.SectionP99),
+			strconv.Itoa(c.Waits), span(c.WaitP50), span(c.WaitP99), strconv.Itoa(c.Lost), c.conflicts(), "   " + c.lease(),
+		}, "\t"))
+	}
+	return w.Flush()
+}
+
+func (c *lockClass) conflicts() string {
+	if c.Conflicts == 0 {
+		return "0"
+	}
+	return fmt.Sprintf("%d (%.1f %%)", c.Conflicts, 100*c.ConflictRate)
+}
+
+// lease is the lease with its evidence.
+func (c *lockClass) lease() string {
+	if c.Lease == 0 {
+		return fmt.Sprintf("too few: %d of %d", c.Sections, c.LeaseNeeds)
+	}
+	return fmt.Sprintf("%v, from the p99 of %d sections", time.Duration(c.Lease)*time.Millisecond, c.Sections)
+}
+
+// span is a time for people, "-" for none.
+func span(ms float64) string {
+	switch {
+	case ms == 0:
+		return "-"
+	case ms < 10:
+		return fmt.Sprintf("%.1f ms", ms)
+	case ms < 1000:
+		return fmt.Sprintf("%.0f ms", ms)
+	default:
+		return fmt.Sprintf("%.1f s", ms/1000)
+	}
+}

@@ -1,0 +1,362 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
+	"go.uber.org/fx/fxtest"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/locking"
+	"holdfast/internal/lua"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestLocksCommand books at a real worker, and sees it in /metrics and `worker locks`.
+func TestLocksCommand(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	worker := s.startWorker()
+	s.setInventory("shoes", holds.Asked{}, 1000)
+	const bookings = 20
+	for i := range bookings {
+		s.answer(s.publish(events.BookingRequested, "shoes", book("shoes", fmt.Sprintf("user-%d", i), "k", holds.Asked{}, 600)))
+	}
+	status, metrics := worker.get(t, "/metrics")
+	for _, want := range []string{
+		locking.MetricSections + `_count{slots="1"} 20`, locking.MetricAttempts + `{result="held",slots="1"} 20`,
+		"go_goroutines ", "process_open_fds ",
+	} {
+		if status != 200 || !strings.Contains(metrics, want) {
+			t.Errorf("/metrics: %d without %s:\n%s", status, want, metrics)
+		}
+	}
+	for _, noise := range []string{"otel_scope", "target_info"} {
+		if strings.Contains(metrics, noise) {
+			t.Errorf("/metrics shows %s", noise)
+		}
+	}
+
+	dir := t.TempDir() // as `worker dev` leaves it
+	if err := os.WriteFile(filepath.Join(dir, "endpoints.env"), []byte("HOLDFAST_HTTP_ADDR="+worker.http+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := locks("--data-dir", dir); code != exitOK || !regexp.MustCompile(`(?m)^ +1 +20 .* too few: 20 of 200$`).MatchString(out) {
+		t.Errorf("worker locks: %d\n%s", code, out)
+	}
+	other := s.startWorker()
+	code, out := locks("-o", "json", "--http-addr", worker.http+","+other.http)
+	var report struct {
+		Workers []string
+		Classes []map[string]any
+	}
+	if err := json.Unmarshal([]byte(out), &report, json.MatchCaseInsensitiveNames(true)); err != nil || code != exitOK {
+		t.Fatalf("worker locks -o json: %d, %v\n%s", code, err, out)
+	}
+	if len(report.Workers) != 2 || len(report.Classes) != len(locking.Classes) {
+		t.Fatalf("worker locks -o json: %s", out)
+	}
+	if one := report.Classes[0]; one["slots"] != "1" || one["sections"] != float64(bookings) || one["section_p99_ms"] == 0.0 || one["lease_ms"] != nil {
+		t.Errorf("worker locks -o json: %v", one)
+	}
+}
+
+// locks runs `worker locks`.
+func locks(args ...string) (code int, out string) {
+	var text strings.Builder
+	code = run(context.Background(), append([]string{"locks"}, args...), streams{&text, &text})
+	return code, text.String()
+}
+
+// measured is a registry, as the worker has it, and what is measured into it.
+func measured(t *testing.T) (*prometheus.Registry, *locking.Metrics) {
+	t.Helper()
+	lc := fxtest.NewLifecycle(t)
+	registry, metrics, err := provideMetrics(lc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lc.RequireStart()
+	t.Cleanup(func() { lc.RequireStop() })
+	return registry, metrics
+}
+
+func gathered(t *testing.T, r *prometheus.Registry) []*dto.MetricFamily {
+	t.Helper()
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return families
+}
+
+// bench is where locks are taken on a real Redis.
+type bench struct {
+	client *redis.Client
+	prefix string
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	options, err := redis.ParseURL(stacktest.Shared().RedisURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	options.MaxRetries = -1
+	client := redis.NewClient(options)
+	t.Cleanup(func() { _ = client.Close() })
+	return &bench{client, stacktest.Namespace(t) + ":{1}:"}
+}
+
+func (b *bench) locker(t *testing.T, lease locking.Lease, m *locking.Metrics) *locking.Locker {
+	t.Helper()
+	var base atomic.Int64
+	l := locking.New(locking.NewRange(b.client, locking.RangeOptions{
+		Lease: lease, FenceBase: func(context.Context) (int64, error) { return base.Add(1), nil },
+	}), locking.Options{Metrics: m})
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+func (b *bench) set(name string) locking.Set {
+	return locking.Set{Keys: []string{b.prefix + name}, Fence: b.prefix + "fence", Version: b.prefix + "version", Scope: b.prefix}
+}
+
+var releaseScript = lua.New("release", "", `
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return {'lock_lost'} end
+redis.call('DEL', KEYS[1])
+return {'ok'}`)
+
+// section takes a lock, works, and commits. It returns the status.
+func (b *bench) section(ctx context.Context, l *locking.Locker, name string, work func(*locking.Lock)) (string, error) {
+	lock, err := l.Lock(ctx, "", time.Second, b.set(name))
+	if err != nil {
+		return "", err
+	}
+	work(lock)
+	call := &lua.Call{Script: releaseScript, Keys: lock.Set.Keys, Args: []any{lock.Token}}
+	l.Commit(ctx, []*locking.Lock{lock}, []*lua.Call{call})
+	return call.Status, call.Err
+}
+
+// outlive waits until the lease of a lock is over.
+func (b *bench) outlive(ctx context.Context, l *locking.Locker, lock *locking.Lock) {
+	work, stop := l.Keep(ctx, lock)
+	<-work.Done()
+	stop()
+	for b.client.Exists(ctx, lock.Set.Keys[0]).Val() > 0 && ctx.Err() == nil { // Redis' clock rules
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestMetricNames keeps the names of package locking those that Prometheus sees, and reads the
+// same from its text as from the registry.
+func TestMetricNames(t *testing.T) {
+	t.Parallel()
+	registry, metrics := measured(t)
+	b := newBench(t)
+	ctx := t.Context()
+	l := b.locker(t, locking.FixedLease(100*time.Millisecond), metrics)
+	status, err := b.section(ctx, l, "a", func(lock *locking.Lock) {
+		if _, err := l.Lock(ctx, "", time.Millisecond, b.set("a")); !errors.Is(err, locking.ErrTimeout) {
+			t.Errorf("what is locked was locked again: %v", err)
+		}
+		b.outlive(ctx, l, lock)
+	})
+	if status != locking.StatusLockLost || err != nil {
+		t.Errorf("a lock that was over: %s, %v", status, err)
+	}
+	optimist := locking.New(locking.NewOptimistic(b.client), locking.Options{Metrics: metrics})
+	status, err = b.section(ctx, optimist, "b", func(lock *locking.Lock) { b.client.Incr(ctx, lock.Set.Version) })
+	if status != locking.StatusConflict || err != nil {
+		t.Errorf("a version that changed: %s, %v", status, err)
+	}
+
+	families := gathered(t, registry)
+	for _, name := range []string{locking.MetricAttempts, locking.MetricLost, locking.MetricConflicts} {
+		if n := lockCounts(families, name)["1"]; n < 1 {
+			t.Errorf("%s: %v", name, n)
+		}
+	}
+	web := httptest.NewServer(promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	defer web.Close()
+	read, err := readMetrics(ctx, strings.TrimPrefix(web.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{locking.MetricSections, locking.MetricWaits} {
+		one, err := lockDurations(families, name)
+		if err != nil || one["1"].Total() != 1 {
+			t.Errorf("%s: %v, %v", name, one, err)
+		}
+		if again, err := lockDurations(read, name); err != nil || !reflect.DeepEqual(again, one) {
+			t.Errorf("%s: %v, %v as text, want %v", name, again, err, one)
+		}
+		two, err := lockDurations(slices.Concat(families, read), name)
+		if err != nil || two["1"].Total() != 2 {
+			t.Errorf("%s of two workers: %v, %v", name, two, err)
+		}
+	}
+}
+
+// TestLockReport is about what is counted and suggested.
+func TestLockReport(t *testing.T) {
+	t.Parallel()
+	for n, enough := range map[int]bool{locking.SamplesMin - 1: false, locking.SamplesMin: true} {
+		if _, ok := locking.Suggest("1", locking.Durations{Bounds: []float64{1}, Counts: []float64{float64(n), 0}}); ok != enough {
+			t.Errorf("a lease is suggested from %d sections: %v; package locking has another minimum", n, ok)
+		}
+	}
+	histogram := func(bound float64, below, all uint64) *dto.MetricFamily {
+		name, label, class := locking.MetricSections, locking.LabelSlots, "2-7"
+		return &dto.MetricFamily{Name: &name, Metric: []*dto.Metric{{
+			Label:     []*dto.LabelPair{{Name: &label, Value: &class}},
+			Histogram: &dto.Histogram{SampleCount: &all, Bucket: []*dto.Bucket{{UpperBound: &bound, CumulativeCount: &below}}},
+		}}}
+	}
+	name, label, class, conflicts := locking.MetricConflicts, locking.LabelSlots, "2-7", 100.0
+	clashes := &dto.MetricFamily{Name: &name, Metric: []*dto.Metric{{
+		Label: []*dto.LabelPair{{Name: &label, Value: &class}}, Counter: &dto.Counter{Value: &conflicts},
+	}}}
+	classes, err := lockReport([]*dto.MetricFamily{histogram(0.2, 100, 100), clashes, histogram(0.2, 200, 200)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := lockClass{
+		Slots: "2-7", Sections: 300, SectionP50: 100, SectionP95: 190, SectionP99: 198,
+		Conflicts: 100, ConflictRate: 0.25, Lease: 1980, LeaseNeeds: locking.SamplesMin,
+	}
+	if got := classes[1]; got != want {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	var table strings.Builder
+	if err := printLocks(&table, classes); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{" 198 ms ", "100 (25.0 %)", "1.98s, from the p99 of 300 sections\n", "too few: 0 of 200\n"} {
+		if !strings.Contains(table.String(), want) {
+			t.Errorf("no %q in\n%s", want, table.String())
+		}
+	}
+	if _, err := lockReport([]*dto.MetricFamily{histogram(0.2, 1, 1), histogram(0.3, 1, 1)}); err == nil {
+		t.Error("histograms that cannot be added were added")
+	}
+}
+
+// TestLeaseFollowsSections shortens the lease after many short sections, and lengthens it again
+// when some outlive it.
+func TestLeaseFollowsSections(t *testing.T) {
+	t.Parallel()
+	registry, metrics := measured(t)
+	b := newBench(t)
+	ctx := t.Context()
+	var log strings.Builder
+	x := newLeaser(Config{LockLease: leaseAuto}, registry, zerolog.New(&log))
+	l := b.locker(t, x.lease, metrics)
+	choose := func() time.Duration {
+		t.Helper()
+		if err := x.runOnce(); err != nil {
+			t.Fatal(err)
+		}
+		return x.lease(1)
+	}
+	if first := choose(); first != leaseFirst || log.Len() > 0 {
+		t.Errorf("without evidence: %v, %s", first, log.String())
+	}
+	for range locking.SamplesMin {
+		if status, err := b.section(ctx, l, "short", func(*locking.Lock) {}); status != "ok" || err != nil {
+			t.Fatalf("%s, %v", status, err)
+		}
+	}
+	short := choose()
+	if short >= leaseFirst || strings.Count(log.String(), "lock lease chosen from measurement") != 1 {
+		t.Errorf("after short sections: %v, %s", short, log.String())
+	}
+	var all sync.WaitGroup
+	for i := range 50 {
+		all.Go(func() {
+			status, err := b.section(ctx, l, fmt.Sprintf("long-%d", i), func(lock *locking.Lock) { b.outlive(ctx, l, lock) })
+			if status != locking.StatusLockLost || err != nil {
+				t.Errorf("a section that outlived its lease: %s, %v", status, err)
+			}
+		})
+	}
+	all.Wait()
+	if long := choose(); long <= short {
+		t.Errorf("after sections that outlived %v: %v, %s", short, long, log.String())
+	}
+	for _, field := range []string{`"slots":"1"`, `"lease_ms":`, `"p99_ms":`, `"samples":200`, `"margin":`} {
+		if !strings.Contains(log.String(), field) {
+			t.Errorf("no %s in %s", field, log.String())
+		}
+	}
+	t.Log(log.String())
+}
+
+// TestLockServersStarted starts Redlock's servers, with their data in directories of their own,
+// and kills one.
+func TestLockServersStarted(t *testing.T) {
+	t.Parallel()
+	dir := stacktest.DataDir(t)
+	c := Config{NATSURL: "n", RedisURL: "r", PostgresURL: "p", HTTPAddr: "h:1", Namespace: "n", LockStrategy: redlockStrategy}
+	started, err := startServers(t.Context(), &c, dir, func(line string) { t.Log(line) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := started.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	path, err := c.writeEndpoints(started, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := stack.ReadEndpoints(path)
+	if urls := strings.Split(found["HOLDFAST_LOCK_REDIS_URLS"], ","); err != nil || len(urls) != lockServersMin || !slices.Equal(urls, c.LockRedisURLs) {
+		t.Errorf("endpoints: %v, %v, want %v", found, err, c.LockRedisURLs)
+	}
+	if err := c.checkLocks(); err != nil {
+		t.Error(err)
+	}
+	for i := range lockServersMin {
+		if _, err := os.Stat(filepath.Join(dir, fmt.Sprintf("redis-lock-%d", i+1), "redis")); err != nil {
+			t.Error(err)
+		}
+	}
+	victim, err := os.FindProcess(started.locks[1].RedisPID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := victim.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-started.failed:
+		if !strings.Contains(err.Error(), "lock server 2") {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("nobody says that a lock server has ended")
+	}
+}

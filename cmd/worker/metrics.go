@@ -1,0 +1,95 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	dto "github.com/prometheus/client_model/go"
+	otelprometheus "go.opentelemetry.io/otel/exporters/prometheus"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.uber.org/fx"
+
+	"holdfast/internal/locking"
+)
+
+// provideMetrics returns the registry that /metrics shows, and what is measured into it.
+func provideMetrics(lc fx.Lifecycle) (*prometheus.Registry, *locking.Metrics, error) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry),
+		otelprometheus.WithoutScopeInfo(), otelprometheus.WithoutTargetInfo()) // labels that would say the same everywhere
+	if err != nil {
+		return nil, nil, fmt.Errorf("metrics: %w", err)
+	}
+	provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))
+	lc.Append(fx.StopHook(provider.Shutdown))
+	locks, err := locking.NewMetrics(provider.Meter("holdfast"))
+	return registry, locks, err
+}
+
+// lockDurations sums the histograms of a name by class, those of several workers too. They must
+// have the same bounds.
+func lockDurations(families []*dto.MetricFamily, name string) (map[string]locking.Durations, error) {
+	sums := make(map[string]locking.Durations)
+	for _, m := range metricsOf(families, name) {
+		class, one := classOf(m), durationsOf(m.GetHistogram())
+		sum, found := sums[class]
+		if !found {
+			sums[class] = one
+			continue
+		}
+		if !slices.Equal(sum.Bounds, one.Bounds) {
+			return nil, fmt.Errorf("%s has different buckets here and there: are these workers of different versions?", name)
+		}
+		for i, n := range one.Counts {
+			sum.Counts[i] += n
+		}
+	}
+	return sums, nil
+}
+
+// lockCounts sums the counters of a name by class.
+func lockCounts(families []*dto.MetricFamily, name string) map[string]float64 {
+	sums := make(map[string]float64)
+	for _, m := range metricsOf(families, name) {
+		sums[classOf(m)] += m.GetCounter().GetValue()
+	}
+	return sums
+}
+
+func metricsOf(families []*dto.MetricFamily, name string) (all []*dto.Metric) {
+	for _, family := range families {
+		if family.GetName() == name {
+			all = append(all, family.GetMetric()...)
+		}
+	}
+	return all
+}
+
+func classOf(m *dto.Metric) string {
+	for _, label := range m.GetLabel() {
+		if label.GetName() == locking.LabelSlots {
+			return label.GetValue()
+		}
+	}
+	return ""
+}
+
+// durationsOf returns each bucket's own count; Prometheus has them with those of all below. The
+// bucket without a bound is there only in the text form.
+func durationsOf(h *dto.Histogram) (d locking.Durations) {
+	below := 0.0
+	for _, bucket := range h.GetBucket() {
+		if math.IsInf(bucket.GetUpperBound(), 1) {
+			break
+		}
+		counted := float64(bucket.GetCumulativeCount())
+		d.Bounds, d.Counts = append(d.Bounds, bucket.GetUpperBound()), append(d.Counts, counted-below)
+		below = counted
+	}
+	d.Counts = append(d.Counts, float64(h.GetSampleCount())-below)
+	return d
+}
