@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
@@ -38,6 +39,8 @@ func (c *Config) redisOptions(flag, address string) (*redis.Options, error) {
 	options.MaxRetries = -1
 	options.ContextTimeoutEnabled = true
 	options.DisableIdentity = true // CLIENT SETINFO is refused under an ACL
+	// Not for us, and connections of optimistic locks would write this setting at the same time.
+	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	options.ClientName = "holdfast-" + c.Namespace
 	return options, nil
 }

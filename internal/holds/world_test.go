@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
@@ -158,6 +159,7 @@ func newClient(t testing.TB, url string) *redis.Client {
 	}
 	options.MaxRetries = -1
 	options.ContextTimeoutEnabled = true
+	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	client := redis.NewClient(options)
 	t.Cleanup(func() { _ = client.Close() })
 	return client

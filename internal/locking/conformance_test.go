@@ -1,0 +1,359 @@
+package locking_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/locking"
+	"holdfast/internal/stack/stacktest"
+)
+
+// What every strategy must do, on real servers. A strategy that keeps others out (exclusive) must
+// pass all of it; one that only refuses what came too late (guards) the part about work. None must
+// fail where it is said so: that is how it is known that the tests look.
+
+// TestMutualExclusion has 200 contenders, for overlapping ranges that are named in any order,
+// add to a counter that nothing else protects. None loses what others have written.
+func TestMutualExclusion(t *testing.T) {
+	t.Parallel()
+	const contenders = 200
+	for _, s := range subjects {
+		if !s.guards {
+			continue
+		}
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			k := newKeys(t, s)
+			l := k.locker(t, s, long)
+			var insiders atomic.Int32
+			var all sync.WaitGroup
+			for range contenders {
+				all.Go(func() {
+					_, err := k.contend(t.Context(), l, k.set(nights(1+rand.IntN(10))...), func() func() {
+						if n := insiders.Add(1); n != 1 && s.exclusive {
+							t.Errorf("%d are inside", n)
+						}
+						return func() { insiders.Add(-1) }
+					})
+					if err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			all.Wait()
+			if n, err := k.client.Get(t.Context(), k.counter()).Int(); n != contenders {
+				t.Errorf("the counter is %d after %d were added: %v", n, contenders, err)
+			}
+			stacktest.Eventually(t, "all locks to be released", func() bool { return len(k.left(t)) == 0 })
+		})
+	}
+}
+
+// TestWithoutLock shows that the counter of the suite can be wrong: two that read before either
+// writes.
+func TestWithoutLock(t *testing.T) {
+	t.Parallel()
+	s := subjects[len(subjects)-1]
+	k := newKeys(t, s)
+	l := k.locker(t, s, long)
+	first, second := try(t, l, "", k.set("a")), try(t, l, "", k.set("a"))
+	if !first.Held || !second.Held {
+		t.Fatal("none kept somebody out")
+	}
+	_, _, err := k.add(t.Context(), l, first, func() {
+		if _, _, err := k.add(t.Context(), l, second, func() {}); err != nil {
+			t.Error(err)
+		}
+	})
+	if n, e := k.client.Get(t.Context(), k.counter()).Int(); n != 1 {
+		t.Errorf("the counter is %d after 2 were added without a lock: %v %v", n, err, e)
+	}
+}
+
+// exclusives runs a test for every strategy that keeps others out.
+func exclusives(t *testing.T, test func(t *testing.T, s subject, k keys)) {
+	t.Parallel()
+	for _, s := range subjects {
+		if s.exclusive {
+			t.Run(s.name, func(t *testing.T) {
+				t.Parallel()
+				test(t, s, newKeys(t, s))
+			})
+		}
+	}
+}
+
+// TestAllOrNone locks sets that overlap: alone, and several in one call.
+func TestAllOrNone(t *testing.T) {
+	exclusives(t, func(t *testing.T, s subject, k keys) {
+		l := k.locker(t, s, long)
+		first := mustLock(t, l, k.set("b", "c"))
+		if blocked := try(t, l, "", k.set("a", "b")); blocked.Held {
+			t.Error("b is locked twice")
+		}
+		if left := k.left(t); len(left) != 2*max(s.servers, 1) {
+			t.Errorf("a set that was blocked has left something: %q", left)
+		}
+		a, err := l.Begin("", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.End(t.Context())
+		locks, err := a.TryLock(t.Context(), []locking.Set{k.set("a"), k.set("c", "d"), k.set("e", "f")})
+		if err != nil || !locks[0].Held || locks[1].Held || !locks[2].Held {
+			t.Fatalf("three sets at once: %+v %v, want the second blocked", locks, err)
+		}
+		mustUnlock(t, l, first, locks[0], locks[2])
+		mustUnlock(t, l, mustLock(t, l, k.set("a", "b", "c", "d", "e", "f")))
+	})
+}
+
+// TestOppositeOrders has contenders want the same keys in opposite orders: all get them.
+func TestOppositeOrders(t *testing.T) {
+	exclusives(t, func(t *testing.T, s subject, k keys) {
+		const rounds = 20
+		l := k.locker(t, s, long)
+		var all sync.WaitGroup
+		for _, order := range [][]string{{"a", "b", "c"}, {"c", "b", "a"}, {"b", "a"}, {"c", "a"}} {
+			all.Go(func() {
+				for range rounds {
+					lock, err := l.Lock(t.Context(), "", long, k.set(order...))
+					if err == nil {
+						err = l.Unlock(t.Context(), lock)
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+	})
+}
+
+// TestRepeatedKeys names keys twice: they are locked, and unlocked, once.
+func TestRepeatedKeys(t *testing.T) {
+	exclusives(t, func(t *testing.T, s subject, k keys) {
+		l := k.locker(t, s, long)
+		lock := mustLock(t, l, k.set("b", "a", "b", "a"))
+		if n := len(lock.Set.Keys); n != 2 {
+			t.Errorf("%d keys are locked of 2", n)
+		}
+		mustUnlock(t, l, lock)
+		if left := k.left(t); len(left) != 0 {
+			t.Errorf("left: %q", left)
+		}
+	})
+}
+
+// TestExpiry lets a lease end. The keys are free then, and what the late owner does, be it to
+// renew, to work or to unlock, is refused and does not touch the next owner.
+func TestExpiry(t *testing.T) {
+	exclusives(t, func(t *testing.T, s subject, k keys) {
+		ctx := t.Context()
+		const lease = time.Second
+		late := k.locker(t, s, lease)
+		old := mustLock(t, late, k.set("a", "b"))
+		work, stop := late.Keep(ctx, old)
+		defer stop()
+
+		next := mustLock(t, k.locker(t, s, long), k.set("b")) // waits for the lease to end
+		if old.Trust() > 0 {
+			t.Errorf("the next owner has the lock, and the old one trusts its own for %v", old.Trust())
+		}
+		<-work.Done()
+		if cause := context.Cause(work); !errors.Is(cause, locking.ErrLost) {
+			t.Errorf("the context of the late owner ended by %v", cause)
+		}
+		if err := late.Renew(ctx, old); !errors.Is(err, locking.ErrLost) {
+			t.Errorf("renew a lost lock: %v", err)
+		}
+		if _, status, err := k.add(ctx, late, old, func() {}); status != locking.StatusLockLost {
+			t.Errorf("work under a lost lock: %q %v", status, err)
+		}
+		if err := late.Unlock(ctx, old); !errors.Is(err, locking.ErrLost) {
+			t.Errorf("unlock a lost lock: %v", err)
+		}
+		if _, status, err := k.add(ctx, late, next, func() {}); status != "ok" {
+			t.Errorf("the next owner's work: %q %v", status, err)
+		}
+	})
+}
+
+// TestPartialLoss takes one key of three away: the others are renewed, and released, and the
+// loss is reported by name.
+func TestPartialLoss(t *testing.T) {
+	exclusives(t, func(t *testing.T, s subject, k keys) {
+		ctx := t.Context()
+		l := k.locker(t, s, long)
+		lock := mustLock(t, l, k.set("x", "y", "z"))
+		stolen := k.set("y").Keys[0]
+		servers := k.servers
+		if len(servers) == 0 {
+			servers = []redis.UniversalClient{k.client}
+		}
+		for _, server := range servers {
+			if err := server.Set(ctx, stolen, "thief:1.x", 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, err := range []error{l.Renew(ctx, lock), l.Unlock(ctx, lock)} {
+			lost, ok := errors.AsType[*locking.LostError](err)
+			if !ok || len(lost.Keys) != 1 || lost.Keys[0] != stolen {
+				t.Errorf("%v, want %s to be lost", err, stolen)
+			}
+		}
+		for _, key := range k.left(t) {
+			if key != stolen {
+				t.Errorf("%s is still locked", key)
+			}
+		}
+		if len(k.left(t)) != len(servers) {
+			t.Error("the thief's lock was released")
+		}
+	})
+}
+
+// TestCancelledWaiter cancels a waiter: it ends with the cause, and leaves nothing behind.
+func TestCancelledWaiter(t *testing.T) {
+	exclusives(t, func(t *testing.T, s subject, k keys) {
+		l := k.locker(t, s, long)
+		lock := mustLock(t, l, k.set("a"))
+		before := k.everything(t)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		ended := make(chan error)
+		go func() {
+			_, err := l.Lock(ctx, "", long, k.set("a", "b"))
+			ended <- err
+		}()
+		if s.servers == 0 {
+			stacktest.Eventually(t, "the waiter to listen", func() bool { return k.listeners(t) == 1 })
+		}
+		gone := errors.New("the customer has gone")
+		cancel(gone)
+		if err := <-ended; !errors.Is(err, gone) {
+			t.Errorf("a cancelled waiter ended by %v", err)
+		}
+		if after := k.everything(t); fmt.Sprint(after) != fmt.Sprint(before) {
+			t.Errorf("left behind: %q, before it came: %q", after, before)
+		}
+		if s.servers == 0 {
+			stacktest.Eventually(t, "nobody to listen", func() bool { return k.listeners(t) == 0 })
+		}
+		mustUnlock(t, l, lock)
+	})
+}
+
+// TestLostReply loses the reply of an attempt that was successful: the same call finds that the
+// lock is its own.
+func TestLostReply(t *testing.T) {
+	exclusives(t, func(t *testing.T, s subject, k keys) {
+		l := k.locker(t, s, long)
+		server := k.client
+		if s.servers > 0 {
+			server = k.servers[0].(*redis.Client)
+		}
+		mustUnlock(t, l, mustLock(t, l, k.set("a"))) // now scripts and fence are known
+		stacktest.LoseReply(server, 1, "evalsha", "eval", "set", "setnx")
+		lock := try(t, l, "", k.set("a", "b"))
+		if !lock.Held {
+			t.Fatal("kept out by itself")
+		}
+		mustUnlock(t, l, lock)
+		stacktest.Eventually(t, "nothing to be left", func() bool { return len(k.left(t)) == 0 })
+	})
+}
+
+// TestUnknownScripts forgets the scripts before each step.
+func TestUnknownScripts(t *testing.T) {
+	t.Parallel()
+	for _, s := range subjects {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			k := newKeys(t, s)
+			l := k.locker(t, s, long)
+			flush := func() {
+				for _, server := range append([]redis.UniversalClient{k.client}, k.servers...) {
+					if err := server.ScriptFlush(t.Context()).Err(); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			flush()
+			lock := mustLock(t, l, k.set("a"))
+			flush()
+			if err := l.Renew(t.Context(), lock); err != nil {
+				t.Error(err)
+			}
+			flush()
+			mustUnlock(t, l, lock)
+			var once sync.Once // or there would be no end to it
+			_, err := k.contend(t.Context(), l, k.set("a"), func() func() { return func() { once.Do(flush) } })
+			if err != nil {
+				t.Error(err)
+			}
+			if n := k.client.Get(t.Context(), k.counter()).Val(); n != strconv.Itoa(1) {
+				t.Errorf("the counter is %s", n)
+			}
+		})
+	}
+}
+
+// TestTimeout waits in vain.
+func TestTimeout(t *testing.T) {
+	exclusives(t, func(t *testing.T, s subject, k keys) {
+		l := k.locker(t, s, long)
+		lock := mustLock(t, l, k.set("a"))
+		if _, err := l.Lock(t.Context(), "", 50*time.Millisecond, k.set("a")); !errors.Is(err, locking.ErrTimeout) {
+			t.Errorf("waited for a lock that is not released: %v", err)
+		}
+		mustUnlock(t, l, lock)
+	})
+}
+
+// TestTrustWithoutLock checks that strategies without locks have no end of trust.
+func TestTrustWithoutLock(t *testing.T) {
+	t.Parallel()
+	for _, s := range subjects {
+		if s.exclusive {
+			continue
+		}
+		k := newKeys(t, s)
+		l := k.locker(t, s, long)
+		lock := mustLock(t, l, k.set("a"))
+		if lock.Trust() != math.MaxInt64 {
+			t.Errorf("%s trusts for %v", s.name, lock.Trust())
+		}
+		mustUnlock(t, l, lock)
+	}
+}
+
+// TestSecondCommit works twice under one optimistic lock: the second time nothing is watched any
+// more, so it is a conflict.
+func TestSecondCommit(t *testing.T) {
+	t.Parallel()
+	s := subjects[3]
+	k := newKeys(t, s)
+	l := k.locker(t, s, long)
+	var lock *locking.Lock
+	for status := ""; status != "ok"; { // other tests make the server forget its scripts: a conflict as well
+		lock = mustLock(t, l, k.set("a"))
+		var err error
+		if _, status, err = k.add(t.Context(), l, lock, func() {}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, status, err := k.add(t.Context(), l, lock, func() {}); status != locking.StatusConflict {
+		t.Errorf("answered %q (%v), want %q", status, err, locking.StatusConflict)
+	}
+}

@@ -1,0 +1,106 @@
+package locking_test
+
+import (
+	"testing"
+	"time"
+
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"holdfast/internal/locking"
+)
+
+// TestQuantile reads times from a histogram.
+func TestQuantile(t *testing.T) {
+	t.Parallel()
+	d := locking.Durations{Bounds: []float64{0.001, 0.002, 0.004}, Counts: []float64{50, 40, 9, 1}}
+	for q, want := range map[float64]time.Duration{
+		0.25: 500 * time.Microsecond, 0.5: time.Millisecond, 0.7: 1500 * time.Microsecond,
+		0.99: 4 * time.Millisecond, 1: 4 * time.Millisecond, // what took longer than the last bound is not known better
+	} {
+		if got := d.Quantile(q); got.Round(time.Microsecond) != want {
+			t.Errorf("the quantile %v is %v, want %v", q, got, want)
+		}
+	}
+	if got := (locking.Durations{}).Quantile(0.5); got != 0 {
+		t.Errorf("of nothing: %v", got)
+	}
+}
+
+// TestAutoLease shows a lease what was measured: it follows, within its bounds, each class by
+// itself, and only on enough evidence.
+func TestAutoLease(t *testing.T) {
+	t.Parallel()
+	const initial = 5 * time.Second
+	a := locking.NewAutoLease(initial)
+	bounds := []float64{0.01, 0.1, 1, 10}
+	total := make([]float64, len(bounds)+1)
+	observe := func(at int, n float64) {
+		total[at] += n
+		counts := append([]float64(nil), total...)
+		a.Observe(map[string]locking.Durations{"2-7": {Bounds: bounds, Counts: counts}})
+	}
+	expect := func(what string, low, high time.Duration) {
+		t.Helper()
+		if got := a.Lease(3); got < low || got > high {
+			t.Errorf("%s: the lease is %v, want %v to %v", what, got, low, high)
+		}
+		if got := a.Lease(1); got != initial {
+			t.Errorf("%s: another class has %v", what, got)
+		}
+	}
+	observe(0, locking.SamplesMin-1)
+	expect("too few", initial, initial)
+	observe(0, 50)
+	expect("quick work", 500*time.Millisecond, 500*time.Millisecond)
+	observe(2, 50)
+	expect("slow work", 5*time.Second, 10*time.Second)
+	observe(4, 500)
+	expect("endless work", 30*time.Second, 30*time.Second)
+	for range 100 {
+		observe(0, 100)
+	}
+	expect("quick work again", 500*time.Millisecond, time.Second)
+}
+
+// TestCutOffWorkIsMeasured has work be cut off by the end of its lease, before it could commit:
+// it counts with the time that it took, or a lease that is too short would never be known.
+func TestCutOffWorkIsMeasured(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, ranges)
+	reader := sdkmetric.NewManualReader()
+	m, err := locking.NewMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)).Meter("test"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := locking.New(ranges.make(k, 200*time.Millisecond), locking.Options{Metrics: m})
+	defer func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	lock := mustLock(t, l, k.set("a"))
+	work, stop := l.Keep(t.Context(), lock)
+	defer stop()
+	<-work.Done()
+	_ = l.Unlock(t.Context(), lock) // it may be in time to find the key, or not
+	var measured metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &measured); err != nil {
+		t.Fatal(err)
+	}
+	var sections uint64
+	var lost int64
+	for _, m := range measured.ScopeMetrics[0].Metrics {
+		switch data := m.Data.(type) {
+		case metricdata.Histogram[float64]:
+			sections += data.DataPoints[0].Count
+		case metricdata.Sum[int64]:
+			if m.Name == "holdfast.lock.lost" {
+				lost += data.DataPoints[0].Value
+			}
+		}
+	}
+	if sections != 1 || lost != 1 {
+		t.Errorf("%d sections and %d losses were measured, want one of each", sections, lost)
+	}
+}
