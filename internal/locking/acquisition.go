@@ -78,6 +78,7 @@ func (a *Acquisition) TryLock(ctx context.Context, sets []Set) ([]*Lock, error) 
 	if err := a.locker.strategy.try(ctx, a, asked); err != nil {
 		a.failed = append(a.failed, asked...)
 		a.id = newID() // else End could take a later success for what this has left
+		wakeups.stepAside(a)
 		a.locker.metrics.failed(asked)
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
@@ -105,8 +106,8 @@ func (a *Acquisition) TryLock(ctx context.Context, sets []Set) ([]*Lock, error) 
 // Wait returns nil when it is worth while to try again what the last TryLock did not get:
 // something in the way was released, or its lease or its wait in the queue is over. When there is
 // no word to wait for (a lock that was held was lost or in conflict, or the strategy has no
-// wake-ups) it waits a little longer each time, and at random, so that contenders do not meet again. It returns ErrTimeout
-// when the acquisition's wait is over.
+// wake-ups) it waits a little longer each time, and at random, so that contenders do not meet
+// again. It returns ErrTimeout when the acquisition's wait is over.
 func (a *Acquisition) Wait(ctx context.Context) error {
 	left := time.Until(a.deadline)
 	if left <= 0 {

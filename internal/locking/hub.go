@@ -124,6 +124,18 @@ func (h *hub) tried(a *Acquisition) {
 	}
 }
 
+// stepAside ends the waiting of a, which has learned nothing since, and passes on what it was told.
+func (h *hub) stepAside(a *Acquisition) {
+	if h == nil || a.waiter == nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, r := range h.stepOut(a) {
+		h.tell(r)
+	}
+}
+
 // stepOut takes a out of its lines and returns the releases that it was told.
 func (h *hub) stepOut(a *Acquisition) []release {
 	w := a.waiter
@@ -140,6 +152,7 @@ func (h *hub) stepOut(a *Acquisition) []release {
 
 // wait waits until a release or its own clock says that a should try again.
 func (h *hub) wait(ctx context.Context, a *Acquisition, left time.Duration) error {
+	h.stepAside(a) // it has waited and not tried since
 	w := &waiter{a: a, wake: make(chan struct{})}
 	patience := min(left, a.patience())
 	w.until = time.Now().Add(patience)
@@ -331,18 +344,14 @@ func (w *waiter) rouse() {
 	}
 }
 
-// leave ends what a hears, and passes on what it was woken for.
+// leave ends what a hears.
 func (h *hub) leave(a *Acquisition) {
 	if h == nil {
 		return
 	}
+	h.stepAside(a)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if a.waiter != nil {
-		for _, r := range h.stepOut(a) {
-			h.tell(r)
-		}
-	}
 	for name := range a.listens {
 		c := h.channels[name]
 		if c.listeners--; c.listeners == 0 {
