@@ -26,7 +26,10 @@ func (e *Expirer) Watch(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := e.listen(ctx); err != nil && ctx.Err() == nil {
 			e.setHintError(err)
-			_ = sleep(ctx, sweepRetry) // the loop looks at ctx itself
+			select {
+			case <-ctx.Done():
+			case <-time.After(sweepRetry):
+			}
 		}
 	}
 	return nil
@@ -103,15 +106,4 @@ func containsFlag(flags, need string) bool {
 		}
 	}
 	return false
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-timer.C:
-		return nil
-	}
 }

@@ -151,6 +151,60 @@ func TestLateComerLinesUp(t *testing.T) {
 	mustUnlock(t, l, lock)
 }
 
+// TestOlderIsServedFirst wakes a waiter while an older one, who has tried before the release, is
+// about to wait: the younger lines up behind it, and tells it.
+func TestOlderIsServedFirst(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, ranges)
+	l := k.locker(t, ranges, long)
+	ctx := t.Context()
+	tryAgain := func(a *locking.Acquisition) bool {
+		t.Helper()
+		locks, err := a.TryLock(ctx, []locking.Set{k.set("a")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return locks[0].Held
+	}
+	lock := mustLock(t, l, k.set("a"))
+	var both [2]*locking.Acquisition
+	for i := range both {
+		var err error
+		if both[i], err = l.Begin("", long); err != nil {
+			t.Fatal(err)
+		}
+		defer both[i].End(ctx)
+		tryAgain(both[i])
+		if err := both[i].Wait(ctx); err != nil { // until it listens
+			t.Fatal(err)
+		}
+		if tryAgain(both[i]) {
+			t.Fatal("locked twice")
+		}
+	}
+	older, younger := both[0], both[1]
+	waited := make(chan error)
+	wait := func(a *locking.Acquisition) {
+		go func() { waited <- a.Wait(ctx) }()
+		stacktest.Eventually(t, "the wait to begin", func() bool { return len(locking.Waiting(l, k.prefix)) == 1 })
+	}
+	wait(younger)
+	mustUnlock(t, l, lock)
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+	wait(older)
+	if tryAgain(younger) {
+		t.Error("the younger has passed the older, who was in line before it tried")
+	}
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+	if !tryAgain(older) {
+		t.Error("the older was told, and did not get the lock")
+	}
+}
+
 // TestWordIsPassedOn wakes a waiter that finds another key in its way: who waits behind it for
 // the key that was released must hear of it.
 func TestWordIsPassedOn(t *testing.T) {
