@@ -205,6 +205,57 @@ func TestOlderIsServedFirst(t *testing.T) {
 	}
 }
 
+// TestMissedReleaseIsPassedOn releases a key when two have tried for it and none waits: the first
+// who comes to wait tries again instead, and when that does not help it, tells the other.
+func TestMissedReleaseIsPassedOn(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, ranges)
+	l := k.locker(t, ranges, long)
+	ctx := t.Context()
+	a, b := mustLock(t, l, k.set("a")), mustLock(t, l, k.set("b"))
+	begin := func(names ...string) (acquisition *locking.Acquisition, tryAgain func() bool) {
+		acquisition, err := l.Begin("", long)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { acquisition.End(context.Background()) })
+		tryAgain = func() bool {
+			locks, err := acquisition.TryLock(ctx, []locking.Set{k.set(names...)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return locks[0].Held
+		}
+		tryAgain()
+		if err := acquisition.Wait(ctx); err != nil { // until it listens
+			t.Fatal(err)
+		}
+		tryAgain()
+		return acquisition, tryAgain
+	}
+	both, tryBoth := begin("a", "b")
+	one, tryOne := begin("a")
+	before := locking.Heard(l, k.prefix)
+	mustUnlock(t, l, a)
+	stacktest.Eventually(t, "the release to be heard", func() bool { return locking.Heard(l, k.prefix) > before })
+	if err := both.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	waited := make(chan error)
+	go func() { waited <- one.Wait(ctx) }()
+	stacktest.Eventually(t, "the wait to begin", func() bool { return len(locking.Waiting(l, k.prefix)) == 1 })
+	if tryBoth() {
+		t.Fatal("b is locked twice")
+	}
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+	if !tryOne() {
+		t.Error("a is free, and was not had")
+	}
+	mustUnlock(t, l, b)
+}
+
 // TestWordIsPassedOn wakes a waiter that finds another key in its way: who waits behind it for
 // the key that was released must hear of it.
 func TestWordIsPassedOn(t *testing.T) {

@@ -117,6 +117,40 @@ func TestFenceAfterLoss(t *testing.T) {
 	}
 }
 
+// TestHighFences counts from the last base that there can be, where Lua would round what it
+// prints; the next one is refused.
+func TestHighFences(t *testing.T) {
+	t.Parallel()
+	const last = 1<<17 - 1
+	k := newKeys(t, ranges)
+	base := int64(last)
+	l := locking.New(locking.NewRange(k.client, locking.RangeOptions{
+		Lease: locking.FixedLease(long), FenceBase: func(context.Context) (int64, error) { return base, nil },
+	}), locking.Options{})
+	defer func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for n := int64(1); n <= 3; n++ {
+		lock := mustLock(t, l, k.set("a"))
+		if lock.Fence != last<<36+n {
+			t.Errorf("the fencing token is %d, want %d", lock.Fence, int64(last<<36+n))
+		}
+		if value := k.client.Get(t.Context(), lock.Set.Keys[0]).Val(); value != lock.Token {
+			t.Errorf("the token is %s, and the key has %s", lock.Token, value)
+		}
+		mustUnlock(t, l, lock)
+	}
+	base++
+	if err := k.client.Del(t.Context(), k.set().Fence).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Lock(t.Context(), "", long, k.set("a")); err == nil {
+		t.Error("a base was taken from which tokens could not be counted exactly")
+	}
+}
+
 // TestRenewal keeps a lock for several leases, and then loses it: the context of the work ends
 // with the loss as its cause. Without renewal it ends with the lease.
 func TestRenewal(t *testing.T) {
