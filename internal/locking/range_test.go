@@ -117,6 +117,66 @@ func TestFenceAfterLoss(t *testing.T) {
 	}
 }
 
+// TestBaseOfAnotherLoss has somebody draw a base and then be so slow that the fence is found,
+// counted on, and lost once more, to the same acquisition both times. The base is too old then.
+func TestBaseOfAnotherLoss(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, ranges)
+	ctx := t.Context()
+	newLocker := func(base locking.FenceBase) *locking.Locker {
+		l := locking.New(locking.NewRange(k.client, locking.RangeOptions{Lease: locking.FixedLease(long), FenceBase: base}), locking.Options{})
+		t.Cleanup(func() {
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return l
+	}
+	drawn, goOn, got := make(chan struct{}, 2), make(chan struct{}), make(chan locked, 1)
+	slow := newLocker(func(ctx context.Context) (int64, error) {
+		base, err := fenceBase(ctx)
+		drawn <- struct{}{}
+		<-goOn
+		return base, err
+	})
+	losses := 0
+	quick := newLocker(func(ctx context.Context) (int64, error) {
+		if losses++; losses == 1 {
+			go func() {
+				lock, err := slow.Lock(ctx, "", long, k.set("slow"))
+				got <- locked{lock: lock, err: err}
+			}()
+			<-drawn
+		} else {
+			close(goOn)
+			<-drawn // another one, because the first is too old
+		}
+		return fenceBase(ctx)
+	})
+	a, err := quick.Begin("", long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.End(ctx)
+	var last *locking.Lock
+	for range 2 {
+		locks, err := a.TryLock(ctx, []locking.Set{k.set("quick")})
+		if err != nil || !locks[0].Held {
+			t.Fatalf("%+v %v", locks, err)
+		}
+		if last == nil {
+			last = locks[0]
+		}
+		mustUnlock(t, quick, locks[0])
+		if err := k.client.Del(ctx, k.set().Fence).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := <-got; r.err != nil || r.lock.Fence <= last.Fence {
+		t.Errorf("%+v %v after the fencing token %d", r.lock, r.err, last.Fence)
+	}
+}
+
 // TestHighFences counts from the last base that there can be, where Lua would round what it
 // prints; the next one is refused.
 func TestHighFences(t *testing.T) {
@@ -135,7 +195,7 @@ func TestHighFences(t *testing.T) {
 	for n := int64(1); n <= 3; n++ {
 		lock := mustLock(t, l, k.set("a"))
 		if lock.Fence != last<<36+n {
-			t.Errorf("the fencing token is %d, want %d", lock.Fence, int64(last<<36+n))
+			t.Errorf("the fencing token is %d, want %d", lock.Fence, last<<36+n)
 		}
 		if value := k.client.Get(t.Context(), lock.Set.Keys[0]).Val(); value != lock.Token {
 			t.Errorf("the token is %s, and the key has %s", lock.Token, value)
@@ -220,8 +280,8 @@ func TestRenewalOfTheRest(t *testing.T) {
 	work, stop := l.Keep(t.Context(), one, two)
 	defer stop()
 	mustUnlock(t, l, one)
-	end := time.Now().Add(one.Trust())
-	stacktest.Eventually(t, "the first lease to be over", func() bool { return time.Now().After(end) || work.Err() != nil })
+	end := time.Now().Add(2 * lease)
+	stacktest.Eventually(t, "the first lease to be long over", func() bool { return time.Now().After(end) || work.Err() != nil })
 	if work.Err() != nil || two.Trust() <= 0 {
 		t.Errorf("the work under b was ended: %v", context.Cause(work))
 	}
