@@ -22,4 +22,4 @@ bench:
 # What each way to lock costs, and what it sells too much; the table in docs/locks.md. It takes
 # some minutes of a machine that does nothing else.
 bench-locks:
-	go test ./internal/locking -run '^TestCompare$$' -count 1 -timeout 30m -v -compare -compare.out $(CURDIR)/docs/locks.md
+	go test ./internal/locking -run '^TestCompare$$' -count 1 -timeout 40m -v -compare -compare.out $(CURDIR)/docs/locks.md

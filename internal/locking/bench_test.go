@@ -1,12 +1,15 @@
 package locking_test
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
+	"math"
 	"os"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,9 +19,10 @@ import (
 )
 
 var (
-	compareAll = flag.Bool("compare", false, "TestCompare: measure all ways, and not only run each of them")
-	compareFor = flag.Duration("compare.for", time.Second, "TestCompare: how long to measure each cell")
-	compareOut = flag.String("compare.out", "", "TestCompare: the `file` whose table is replaced")
+	compareAll    = flag.Bool("compare", false, "TestCompare: measure all ways, and not only run each of them")
+	compareFor    = flag.Duration("compare.for", time.Second, "TestCompare: how long to measure each cell")
+	compareRounds = flag.Int("compare.rounds", 3, "TestCompare: how often to measure each cell; the round in the middle counts")
+	compareOut    = flag.String("compare.out", "", "TestCompare: the `file` whose table is replaced")
 )
 
 // compareLeast is how many times as much range must do as one lock after the other, at
@@ -28,15 +32,19 @@ const (
 	compareSlots = 30
 )
 
-// compareCell is what was measured of one way.
-type compareCell struct {
+// compareKey is what is compared.
+type compareKey struct {
 	way               string
 	slots, contenders int
-	perSecond         float64
-	p50, p99          time.Duration
-	trips             float64 // a sale
-	oversold          int64
-	noQuorum          int64
+}
+
+// compareCell is what was measured of it.
+type compareCell struct {
+	perSecond float64
+	p50, p99  time.Duration
+	trips     float64 // a sale
+	oversold  int64
+	noQuorum  int64
 }
 
 // TestCompare sells by each way, all contenders the same slots. With -compare it measures how fast;
@@ -48,29 +56,42 @@ func TestCompare(t *testing.T) {
 		return func(int) bool { return time.Now().Before(end) }
 	}
 	if !*compareAll {
+		*compareRounds = 1
 		const handful = 5
 		sizes, crowds = []int{7}, []int{4}
 		begin = func() func(int) bool { return func(done int) bool { return done < handful } }
 	}
-	var cells []compareCell
-	for _, slots := range sizes {
-		for _, contenders := range crowds {
-			for _, kind := range wayKinds {
-				t.Run(fmt.Sprintf("%s/%d slots/%d", kind.name, slots, contenders), func(t *testing.T) {
-					c := compareOne(t, kind, slots, contenders, begin)
-					if kind.right && c.oversold != 0 {
-						t.Errorf("oversold %d units", c.oversold)
-					}
-					cells = append(cells, c)
-				})
+	rounds := make(map[compareKey][]compareCell)
+	for range *compareRounds {
+		for _, slots := range sizes {
+			for _, contenders := range crowds {
+				for _, kind := range wayKinds {
+					t.Run(fmt.Sprintf("%s/%d slots/%d", kind.name, slots, contenders), func(t *testing.T) {
+						c := compareOne(t, kind, slots, contenders, begin)
+						if kind.right && c.oversold != 0 {
+							t.Errorf("oversold %d units", c.oversold)
+						}
+						key := compareKey{kind.name, slots, contenders}
+						rounds[key] = append(rounds[key], c)
+					})
+				}
 			}
 		}
 	}
 	if !*compareAll {
 		return
 	}
-	ratios, least := compareRatios(cells)
-	report := compareSetting(t) + "\n" + compareTable(cells) + "\n" + ratios
+	cells := make(map[compareKey]compareCell)
+	for key, all := range rounds {
+		slices.SortFunc(all, func(a, b compareCell) int { return cmp.Compare(a.perSecond, b.perSecond) })
+		cells[key] = all[len(all)/2]
+	}
+	report := compareSetting(t)
+	for _, slots := range sizes {
+		report += "\n" + compareTable(cells, slots, crowds)
+	}
+	ratios, least := compareRatios(cells, crowds)
+	report += "\n" + ratios
 	fmt.Println(report)
 	if least < compareLeast {
 		t.Errorf("%s does %.1f times as much as %s at %d slots, want %d", wayRange, least, wayCareful, compareSlots, compareLeast)
@@ -97,7 +118,7 @@ func compareOne(t *testing.T, kind wayKind, slots, contenders int, begin func() 
 	}
 	all.Wait()
 	elapsed := time.Since(begun)
-	c := compareCell{way: kind.name, slots: slots, contenders: contenders}
+	var c compareCell
 	histogram := hdrhistogram.New(1, time.Hour.Microseconds(), 3)
 	for i := range contenders {
 		if errs[i] != nil {
@@ -131,13 +152,32 @@ func sellWhile(ctx context.Context, w way, more func(done int) bool) (took []tim
 	return took, nil
 }
 
-func compareTable(cells []compareCell) string {
+// compareTable is a row a way, with three columns for each number of contenders.
+func compareTable(cells map[compareKey]compareCell, slots int, crowds []int) string {
 	var b strings.Builder
-	b.WriteString("| way | slots | contenders | sales/s | p50 ms | p99 ms | round trips a sale | oversold units | tries without quorum |\n")
-	b.WriteString("|---|--:|--:|--:|--:|--:|--:|--:|--:|\n")
-	for _, c := range cells {
-		fmt.Fprintf(&b, "| %s | %d | %d | %.0f | %s | %s | %.1f | %d | %d |\n", c.way, c.slots, c.contenders, c.perSecond,
-			compareMillis(c.p50), compareMillis(c.p99), c.trips, c.oversold, c.noQuorum)
+	noun := "slots"
+	if slots == 1 {
+		noun = "slot"
+	}
+	fmt.Fprintf(&b, "**%d %s**\n\n| way |", slots, noun)
+	for _, n := range crowds {
+		fmt.Fprintf(&b, " %d: sales/s | p50 / p99 ms | trips |", n)
+	}
+	b.WriteString(" oversold |\n|---|" + strings.Repeat("--:|--:|--:|", len(crowds)) + "--:|\n")
+	noQuorum := int64(0)
+	for _, kind := range wayKinds {
+		fmt.Fprintf(&b, "| %s |", kind.name)
+		oversold := int64(0)
+		for _, n := range crowds {
+			c := cells[compareKey{kind.name, slots, n}]
+			fmt.Fprintf(&b, " %.0f | %s / %s | %.1f |", c.perSecond, compareMillis(c.p50), compareMillis(c.p99), c.trips)
+			oversold += c.oversold
+			noQuorum += c.noQuorum
+		}
+		fmt.Fprintf(&b, " %d |\n", oversold)
+	}
+	if noQuorum > 0 {
+		fmt.Fprintf(&b, "\nRedlock's servers were too busy to answer %d attempts in time; those were made again.\n", noQuorum)
 	}
 	return b.String()
 }
@@ -155,24 +195,14 @@ func compareMillis(d time.Duration) string {
 }
 
 // compareRatios compares range with one lock after the other, at compareSlots slots.
-func compareRatios(cells []compareCell) (table string, least float64) {
-	careful := make(map[int]float64) // by number of contenders
-	for _, c := range cells {
-		if c.way == wayCareful && c.slots == compareSlots {
-			careful[c.contenders] = c.perSecond
-		}
-	}
+func compareRatios(cells map[compareKey]compareCell, crowds []int) (table string, least float64) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "| contenders for %d slots | %s / %s |\n|--:|--:|\n", compareSlots, wayRange, wayCareful)
-	for _, c := range cells {
-		if c.way != wayRange || c.slots != compareSlots {
-			continue
-		}
-		ratio := c.perSecond / careful[c.contenders]
-		if least == 0 || ratio < least {
-			least = ratio
-		}
-		fmt.Fprintf(&b, "| %d | %.1f |\n", c.contenders, ratio)
+	least = math.Inf(1)
+	for _, n := range crowds {
+		ratio := cells[compareKey{wayRange, compareSlots, n}].perSecond / cells[compareKey{wayCareful, compareSlots, n}].perSecond
+		least = min(least, ratio)
+		fmt.Fprintf(&b, "| %d | %.1f |\n", n, ratio)
 	}
 	return b.String(), least
 }
@@ -184,8 +214,8 @@ func compareSetting(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return fmt.Sprintf("Measured by `make bench-locks`, %s a cell: %d cores that clients and servers share, Redis %s, %s.\n",
-		*compareFor, runtime.NumCPU(), info["Server"]["redis_version"], runtime.Version())
+	return fmt.Sprintf("Measured by `make bench-locks`, the middle one of %d rounds of %s for each cell: %d cores that clients and servers "+
+		"share, Redis %s, %s.\n", *compareRounds, *compareFor, runtime.NumCPU(), info["Server"]["redis_version"], runtime.Version())
 }
 
 var compareMarks = regexp.MustCompile(`(?s)<!-- table -->.*<!-- /table -->`)
