@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"syscall"
+	"time"
 )
 
 // armed is a place, at which the process is killed, or a place and ":stop".
@@ -31,4 +32,7 @@ func Hit(place string) {
 	if !stop {
 		select {} // until the signal arrives
 	}
+	// The signal may reach another thread first. This one must not take a step further before it
+	// has stopped as well.
+	time.Sleep(100 * time.Millisecond)
 }
