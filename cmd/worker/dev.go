@@ -20,7 +20,8 @@ type devCommand struct {
 
 func (*devCommand) Help() string {
 	return `It starts a real NATS, Redis and Postgres on free ports of this machine (unless you give their
-URLs), with --lock-strategy redlock three more Redis for the locks, runs a worker on them, plays a short story and stays up until Ctrl-C.
+URLs), with --lock-strategy redlock three more Redis for the locks, runs a worker on them, plays
+a short story and stays up until Ctrl-C.
 
 Example:
 

@@ -14,7 +14,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
@@ -153,14 +152,7 @@ func newLocker(t testing.TB, s locking.Strategy) *locking.Locker {
 // newClient returns a client that is configured as the worker's.
 func newClient(t testing.TB, url string) *redis.Client {
 	t.Helper()
-	options, err := redis.ParseURL(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	options.MaxRetries = -1
-	options.ContextTimeoutEnabled = true
-	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	client := redis.NewClient(options)
+	client := redis.NewClient(stacktest.RedisOptions(url))
 	t.Cleanup(func() { _ = client.Close() })
 	return client
 }

@@ -25,38 +25,30 @@ import (
 // TestMutualExclusion has 200 contenders, for overlapping ranges that are named in any order,
 // add to a counter that nothing else protects. None loses what others have written.
 func TestMutualExclusion(t *testing.T) {
-	t.Parallel()
 	const contenders = 200
-	for _, s := range subjects {
-		if !s.guards {
-			continue
-		}
-		t.Run(s.name, func(t *testing.T) {
-			t.Parallel()
-			k := newKeys(t, s)
-			l := k.locker(t, s, long)
-			var insiders atomic.Int32
-			var all sync.WaitGroup
-			for range contenders {
-				all.Go(func() {
-					_, err := k.contend(t.Context(), l, k.set(nights(1+rand.IntN(10))...), func() func() {
-						if n := insiders.Add(1); n != 1 && s.exclusive {
-							t.Errorf("%d are inside", n)
-						}
-						return func() { insiders.Add(-1) }
-					})
-					if err != nil {
-						t.Error(err)
+	guarding(t, func(t *testing.T, s subject, k keys) {
+		l := k.locker(t, s, long)
+		var insiders atomic.Int32
+		var all sync.WaitGroup
+		for range contenders {
+			all.Go(func() {
+				_, err := k.contend(t.Context(), l, k.set(nights(1+rand.IntN(10))...), func() func() {
+					if n := insiders.Add(1); n != 1 && s.exclusive {
+						t.Errorf("%d are inside", n)
 					}
+					return func() { insiders.Add(-1) }
 				})
-			}
-			all.Wait()
-			if n, err := k.client.Get(t.Context(), k.counter()).Int(); n != contenders {
-				t.Errorf("the counter is %d after %d were added: %v", n, contenders, err)
-			}
-			stacktest.Eventually(t, "all locks to be released", func() bool { return len(k.left(t)) == 0 })
-		})
-	}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if n, err := k.client.Get(t.Context(), k.counter()).Int(); n != contenders {
+			t.Errorf("the counter is %d after %d were added: %v", n, contenders, err)
+		}
+		stacktest.Eventually(t, "all locks to be released", func() bool { return len(k.left(t)) == 0 })
+	})
 }
 
 // TestWithoutLock shows that the counter of the suite can be wrong: two that read before either
@@ -82,9 +74,21 @@ func TestWithoutLock(t *testing.T) {
 
 // exclusives runs a test for every strategy that keeps others out.
 func exclusives(t *testing.T, test func(t *testing.T, s subject, k keys)) {
+	t.Helper()
+	each(t, func(s subject) bool { return s.exclusive }, test)
+}
+
+// guarding runs a test for every strategy that refuses work that came too late.
+func guarding(t *testing.T, test func(t *testing.T, s subject, k keys)) {
+	t.Helper()
+	each(t, func(s subject) bool { return s.guards }, test)
+}
+
+func each(t *testing.T, which func(subject) bool, test func(t *testing.T, s subject, k keys)) {
+	t.Helper()
 	t.Parallel()
 	for _, s := range subjects {
-		if s.exclusive {
+		if which(s) {
 			t.Run(s.name, func(t *testing.T) {
 				t.Parallel()
 				test(t, s, newKeys(t, s))
@@ -198,11 +202,7 @@ func TestPartialLoss(t *testing.T) {
 		l := k.locker(t, s, long)
 		lock := mustLock(t, l, k.set("x", "y", "z"))
 		stolen := k.set("y").Keys[0]
-		servers := k.servers
-		if len(servers) == 0 {
-			servers = []redis.UniversalClient{k.client}
-		}
-		for _, server := range servers {
+		for _, server := range k.lockServers() {
 			if err := server.Set(ctx, stolen, "thief:1.x", 0).Err(); err != nil {
 				t.Fatal(err)
 			}
@@ -218,7 +218,7 @@ func TestPartialLoss(t *testing.T) {
 				t.Errorf("%s is still locked", key)
 			}
 		}
-		if len(k.left(t)) != len(servers) {
+		if len(k.left(t)) != len(k.lockServers()) {
 			t.Error("the thief's lock was released")
 		}
 	})

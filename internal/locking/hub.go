@@ -63,7 +63,8 @@ func newHub(client redis.UniversalClient, fair bool) *hub {
 	return &hub{client: client, fair: fair, channels: make(map[string]*channel)}
 }
 
-func released(l *Lock) string { return l.Set.Scope + "released" }
+// channelOf returns where the releases of a lock's keys are told.
+func channelOf(l *Lock) string { return l.Set.Scope + "released" }
 
 // mark notes how much was heard before a try: a release that is heard after it may have been too
 // late for it.
@@ -86,7 +87,7 @@ func (h *hub) lineUp(a *Acquisition, l *Lock) bool {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	c := h.channels[released(l)]
+	c := h.channels[channelOf(l)]
 	if c == nil || len(c.lines) == 0 {
 		return false
 	}
@@ -159,7 +160,7 @@ func (h *hub) wait(ctx context.Context, a *Acquisition, left time.Duration) erro
 	h.mu.Lock()
 	stale := false
 	for _, l := range a.blocked {
-		stale = h.listen(w, place{released(l), l.blocker.key}) || stale
+		stale = h.listen(w, place{channelOf(l), l.blocker.key}) || stale
 	}
 	a.waiter = w
 	if stale {
@@ -167,7 +168,7 @@ func (h *hub) wait(ctx context.Context, a *Acquisition, left time.Duration) erro
 		return nil
 	}
 	for _, l := range a.blocked {
-		h.standIn(w, place{released(l), l.blocker.key})
+		h.standIn(w, place{channelOf(l), l.blocker.key})
 	}
 	h.mu.Unlock()
 

@@ -68,8 +68,7 @@ func TestWokenByRelease(t *testing.T) {
 			lock := mustLock(t, holder, k.set("a", "b", "c"))
 
 			other := k // another process, so to say
-			other.client = newClient(stacktest.Shared().RedisURL)
-			defer func() { _ = other.client.Close() }()
+			other.client = newClient(t, stacktest.Shared().RedisURL)
 			tries := new(countsTries)
 			other.client.AddHook(tries)
 			l := other.locker(t, s, long)

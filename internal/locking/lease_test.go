@@ -73,12 +73,7 @@ func TestCutOffWorkIsMeasured(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := locking.New(ranges.make(k, 200*time.Millisecond), locking.Options{Metrics: m})
-	defer func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
+	l := newLocker(t, ranges.make(k, 200*time.Millisecond), locking.Options{Metrics: m})
 	lock := mustLock(t, l, k.set("a"))
 	work, stop := l.Keep(t.Context(), lock)
 	defer stop()

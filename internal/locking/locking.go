@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-redsync/redsync/v4"
+	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/lua"
 )
@@ -126,6 +127,17 @@ type Strategy interface {
 	// close closes what the strategy has opened itself.
 	close() error
 }
+
+// plain is what a strategy does that has nothing better to do: it runs the work on client, hears
+// of no releases, and leaves nothing behind.
+type plain struct{ client redis.UniversalClient }
+
+func (p plain) commit(ctx context.Context, _ []*Lock, calls []*lua.Call) {
+	lua.Run(ctx, p.client, calls)
+}
+func (plain) wakeups() *hub                       { return nil }
+func (plain) leave(context.Context, *Acquisition) {}
+func (plain) close() error                        { return nil }
 
 // Locker locks sets of keys by a strategy, and measures it. It is safe for concurrent use.
 type Locker struct {

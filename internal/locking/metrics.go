@@ -26,7 +26,15 @@ type Metrics struct {
 	sections, waits           metric.Float64Histogram
 	attempts, losses, clashes metric.Int64Counter
 	byClass                   []metric.MeasurementOption
+	byResult                  map[string][]metric.MeasurementOption // and class
 }
+
+// The results of an attempt.
+const (
+	resultHeld    = "held"
+	resultBlocked = "blocked"
+	resultFailed  = "failed"
+)
 
 // NewMetrics makes the instruments on meter.
 func NewMetrics(meter metric.Meter) (*Metrics, error) {
@@ -46,8 +54,14 @@ func NewMetrics(meter metric.Meter) (*Metrics, error) {
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("lock metrics: %w", err)
 	}
+	m.byResult = make(map[string][]metric.MeasurementOption)
 	for _, class := range Classes {
-		m.byClass = append(m.byClass, metric.WithAttributeSet(attribute.NewSet(attribute.String(LabelSlots, class))))
+		slots := attribute.String(LabelSlots, class)
+		m.byClass = append(m.byClass, metric.WithAttributeSet(attribute.NewSet(slots)))
+		for _, result := range []string{resultHeld, resultBlocked, resultFailed} {
+			set := attribute.NewSet(slots, attribute.String(LabelResult, result))
+			m.byResult[result] = append(m.byResult[result], metric.WithAttributeSet(set))
+		}
 	}
 	return m, nil
 }
@@ -82,9 +96,9 @@ func (m *Metrics) tried(locks []*Lock) {
 		return
 	}
 	for _, l := range locks {
-		result := "blocked"
+		result := resultBlocked
 		if l.Held {
-			result = "held"
+			result = resultHeld
 		}
 		m.attempt(l, result)
 	}
@@ -95,12 +109,12 @@ func (m *Metrics) failed(locks []*Lock) {
 		return
 	}
 	for _, l := range locks {
-		m.attempt(l, "failed")
+		m.attempt(l, resultFailed)
 	}
 }
 
 func (m *Metrics) attempt(l *Lock, result string) {
-	m.attempts.Add(context.Background(), 1, m.class(l), metric.WithAttributes(attribute.String(LabelResult, result)))
+	m.attempts.Add(context.Background(), 1, m.byResult[result][classOf(len(l.Set.Keys))])
 }
 
 // lost counts a lock once, however many notice that it is lost.
@@ -111,7 +125,7 @@ func (m *Metrics) lost(l *Lock) {
 }
 
 func (m *Metrics) conflict(l *Lock) {
-	if m != nil {
+	if m != nil && l.tx.refused { // not when the server only did not know the script yet
 		m.clashes.Add(context.Background(), 1, m.class(l))
 	}
 }

@@ -4,21 +4,14 @@ import (
 	"context"
 
 	"github.com/redis/go-redis/v9"
-
-	"holdfast/internal/lua"
 )
 
 // None takes no locks and grants them all. It is there to show that the results are right
 // without locks; work on the same keys is then repeated more often.
-type None struct {
-	client redis.UniversalClient
-}
+type None struct{ plain }
 
 // NewNone returns a None whose scripts run on client.
-func NewNone(client redis.UniversalClient) *None { return &None{client} }
-
-func (*None) wakeups() *hub { return nil }
-func (*None) close() error  { return nil }
+func NewNone(client redis.UniversalClient) *None { return &None{plain{client}} }
 
 func (*None) try(_ context.Context, _ *Acquisition, locks []*Lock) error { //nolint:unparam // a Strategy may fail
 	for _, l := range locks {
@@ -27,10 +20,5 @@ func (*None) try(_ context.Context, _ *Acquisition, locks []*Lock) error { //nol
 	return nil
 }
 
-func (n *None) commit(ctx context.Context, _ []*Lock, calls []*lua.Call) {
-	lua.Run(ctx, n.client, calls)
-}
-
 func (*None) renew(context.Context, []*Lock) error  { return nil }
 func (*None) unlock(context.Context, []*Lock) error { return nil }
-func (*None) leave(context.Context, *Acquisition)   {}

@@ -21,15 +21,16 @@ import (
 // own; a conflict about one set repeats those that share its transaction. A Redis Cluster has no
 // transactions over several hash slots: it works on one server.
 type Optimistic struct {
-	client *redis.Client
-	turns  chan struct{} // one for each connection that watches
+	plain
+	pool  *redis.Client // of the connections that watch
+	turns chan struct{} // one for each of them
 }
 
 // NewOptimistic returns an Optimistic on one Redis. At most half of the client's pool of
 // connections, which must be at least two, are used to watch: the others are for what is read
 // under the lock.
 func NewOptimistic(client *redis.Client) *Optimistic {
-	return &Optimistic{client, make(chan struct{}, max(client.Options().PoolSize/2, 1))}
+	return &Optimistic{plain{client}, client, make(chan struct{}, max(client.Options().PoolSize/2, 1))}
 }
 
 // transactionsMax is how many connections one acquisition may keep.
@@ -37,9 +38,10 @@ const transactionsMax = 4
 
 // transaction is a connection that watches.
 type transaction struct {
-	conn  *redis.Conn
-	locks []*Lock
-	over  bool
+	conn    *redis.Conn
+	locks   []*Lock
+	over    bool
+	refused bool // because a version had changed
 }
 
 // begin begins up to n transactions. It waits for the first, until the acquisition may not wait
@@ -54,11 +56,11 @@ func (o *Optimistic) begin(ctx context.Context, a *Acquisition, n int) ([]*trans
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	all := []*transaction{{conn: o.client.Conn()}}
+	all := []*transaction{{conn: o.pool.Conn()}}
 	for len(all) < n {
 		select {
 		case o.turns <- struct{}{}:
-			all = append(all, &transaction{conn: o.client.Conn()})
+			all = append(all, &transaction{conn: o.pool.Conn()})
 		default:
 			return all, nil
 		}
@@ -72,9 +74,6 @@ func (o *Optimistic) end(t *transaction) error {
 	<-o.turns
 	return err
 }
-
-func (*Optimistic) wakeups() *hub { return nil }
-func (*Optimistic) close() error  { return nil }
 
 func (o *Optimistic) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 	transactions, err := o.begin(ctx, a, min(len(locks), transactionsMax))
@@ -121,7 +120,7 @@ func (o *Optimistic) commit(ctx context.Context, locks []*Lock, calls []*lua.Cal
 	for t, calls := range work {
 		t.over = true
 		all.Go(func() {
-			lua.RunTransaction(ctx, t.conn, calls, StatusConflict)
+			t.refused = lua.RunTransaction(ctx, t.conn, calls, StatusConflict)
 			_ = o.end(t) // of a connection that was cut, which the calls know as well
 		})
 	}
@@ -143,5 +142,3 @@ func (o *Optimistic) unlock(ctx context.Context, locks []*Lock) error {
 	}
 	return nil
 }
-
-func (*Optimistic) leave(context.Context, *Acquisition) {}

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"holdfast/internal/locking"
 	"holdfast/internal/stack/stacktest"
 )
@@ -30,9 +32,9 @@ const (
 // holder locks, reads the counter, says so, and works when it is told to: it prints what became
 // of its work.
 func holder() int {
-	k := keys{client: newClient(os.Getenv(holderRedis)), prefix: os.Getenv(holderPrefix)}
+	k := keys{client: redis.NewClient(stacktest.RedisOptions(os.Getenv(holderRedis))), prefix: os.Getenv(holderPrefix)}
 	for _, url := range strings.Fields(os.Getenv(holderServers)) {
-		k.servers = append(k.servers, newClient(url))
+		k.servers = append(k.servers, redis.NewClient(stacktest.RedisOptions(url)))
 	}
 	ctx := context.Background()
 	for _, s := range subjects {

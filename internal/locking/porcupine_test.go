@@ -169,39 +169,31 @@ func TestHistoryOfNone(t *testing.T) {
 // TestCounterHistories checks histories of the work itself: each adds one to what it has read. This
 // is what Optimistic promises as well.
 func TestCounterHistories(t *testing.T) {
-	t.Parallel()
 	const clients, rounds = 8, 10
 	counter := porcupine.Model{
 		Init: func() any { return 0 },
 		Step: func(state, _, output any) (bool, any) { return state == output, state.(int) + 1 },
 	}
-	for _, s := range subjects {
-		if !s.guards {
-			continue
+	guarding(t, func(t *testing.T, s subject, k keys) {
+		l := k.locker(t, s, long)
+		h := &history{began: time.Now()}
+		var all sync.WaitGroup
+		for c := range clients {
+			all.Go(func() {
+				for range rounds {
+					h.record(c, nil, func() any {
+						before, err := k.contend(t.Context(), l, k.set("a", fmt.Sprint(c)), func() func() { return func() {} })
+						if err != nil {
+							t.Error(err)
+						}
+						return before
+					})
+				}
+			})
 		}
-		t.Run(s.name, func(t *testing.T) {
-			t.Parallel()
-			k := newKeys(t, s)
-			l := k.locker(t, s, long)
-			h := &history{began: time.Now()}
-			var all sync.WaitGroup
-			for c := range clients {
-				all.Go(func() {
-					for range rounds {
-						h.record(c, nil, func() any {
-							before, err := k.contend(t.Context(), l, k.set("a", fmt.Sprint(c)), func() func() { return func() {} })
-							if err != nil {
-								t.Error(err)
-							}
-							return before
-						})
-					}
-				})
-			}
-			all.Wait()
-			if h.check(t, counter) == porcupine.Illegal {
-				t.Errorf("no order explains this history: %+v", h.operations)
-			}
-		})
-	}
+		all.Wait()
+		if h.check(t, counter) == porcupine.Illegal {
+			t.Errorf("no order explains this history: %+v", h.operations)
+		}
+	})
 }

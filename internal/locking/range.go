@@ -54,14 +54,14 @@ type RangeOptions struct {
 // which two takers could wait for each other, and a taker costs one round trip however many keys
 // it wants. A lock ends with its lease: the script that writes under it must find its token.
 type Range struct {
-	client  redis.UniversalClient
+	plain
 	options RangeOptions
 	hub     *hub
 }
 
 // NewRange returns a Range on one Redis.
 func NewRange(client redis.UniversalClient, o RangeOptions) *Range {
-	return &Range{client, o, newHub(client, o.Fair)}
+	return &Range{plain{client}, o, newHub(client, o.Fair)}
 }
 
 func (r *Range) wakeups() *hub { return r.hub }
@@ -78,12 +78,13 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 	}
 	calls := make([]*lua.Call, len(locks))
 	leases := make([]time.Duration, len(locks))
+	mark := newID()
 	for i, l := range locks {
 		leases[i] = r.options.Lease(len(l.Set.Keys))
 		calls[i] = &lua.Call{
 			Script: lockScript,
 			Keys:   append([]string{l.Set.Fence}, l.Set.Keys...),
-			Args:   []any{a.owner, l.id, leases[i].Milliseconds(), l.Set.Scope, wait, fenceBlock, newID(), "", ""},
+			Args:   []any{a.owner, l.id, leases[i].Milliseconds(), l.Set.Scope, wait, fenceBlock, mark, "", ""},
 		}
 	}
 	start := time.Now()
@@ -103,8 +104,9 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 		if base < 1 || base >= fenceBases {
 			return fmt.Errorf("base of fencing tokens: %d is not from 1 to %d", base, fenceBases-1)
 		}
+		mark = newID()
 		for _, c := range again {
-			c.Args[6], c.Args[7], c.Args[8] = newID(), base*fenceBlock, c.Reply[0]
+			c.Args[6], c.Args[7], c.Args[8] = mark, base*fenceBlock, c.Reply[0]
 		}
 		lua.Run(ctx, r.client, again)
 	}
@@ -155,10 +157,6 @@ func unfenced(calls []*lua.Call) (unfenced []*lua.Call) {
 func milliseconds(word string) time.Duration {
 	n, _ := strconv.ParseInt(word, 10, 64) // our own script wrote it
 	return max(time.Duration(n)*time.Millisecond, time.Millisecond)
-}
-
-func (r *Range) commit(ctx context.Context, _ []*Lock, calls []*lua.Call) {
-	lua.Run(ctx, r.client, calls)
 }
 
 func (r *Range) renew(ctx context.Context, locks []*Lock) error {

@@ -7,8 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"holdfast/internal/locking"
 	"holdfast/internal/stack/stacktest"
 )
@@ -89,7 +87,7 @@ func TestFenceAfterLoss(t *testing.T) {
 
 	lose()
 	drawn := make(chan struct{})
-	slow := locking.New(locking.NewRange(k.client, locking.RangeOptions{
+	slow := newLocker(t, locking.NewRange(k.client, locking.RangeOptions{
 		Lease: locking.FixedLease(long),
 		FenceBase: func(ctx context.Context) (int64, error) {
 			base, err := fenceBase(ctx)
@@ -105,11 +103,6 @@ func TestFenceAfterLoss(t *testing.T) {
 			return base, err
 		},
 	}), locking.Options{})
-	defer func() {
-		if err := slow.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
 	lock := mustLock(t, slow, k.set("a"))
 	mustUnlock(t, slow, lock)
 	if lock.Fence <= fence {
@@ -124,12 +117,7 @@ func TestBaseOfAnotherLoss(t *testing.T) {
 	k := newKeys(t, ranges)
 	ctx := t.Context()
 	newLocker := func(base locking.FenceBase) *locking.Locker {
-		l := locking.New(locking.NewRange(k.client, locking.RangeOptions{Lease: locking.FixedLease(long), FenceBase: base}), locking.Options{})
-		t.Cleanup(func() {
-			if err := l.Close(); err != nil {
-				t.Error(err)
-			}
-		})
+		l := newLocker(t, locking.NewRange(k.client, locking.RangeOptions{Lease: locking.FixedLease(long), FenceBase: base}), locking.Options{})
 		return l
 	}
 	drawn, goOn, got := make(chan struct{}, 2), make(chan struct{}), make(chan locked, 1)
@@ -184,14 +172,9 @@ func TestHighFences(t *testing.T) {
 	const last = 1<<17 - 1
 	k := newKeys(t, ranges)
 	base := int64(last)
-	l := locking.New(locking.NewRange(k.client, locking.RangeOptions{
+	l := newLocker(t, locking.NewRange(k.client, locking.RangeOptions{
 		Lease: locking.FixedLease(long), FenceBase: func(context.Context) (int64, error) { return base, nil },
 	}), locking.Options{})
-	defer func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
 	for n := int64(1); n <= 3; n++ {
 		lock := mustLock(t, l, k.set("a"))
 		if lock.Fence != last<<36+n {
@@ -217,12 +200,7 @@ func TestRenewal(t *testing.T) {
 	exclusives(t, func(t *testing.T, s subject, k keys) {
 		ctx := t.Context()
 		const lease = time.Second
-		renewing := locking.New(s.make(k, lease), locking.Options{RenewMax: long})
-		defer func() {
-			if err := renewing.Close(); err != nil {
-				t.Error(err)
-			}
-		}()
+		renewing := newLocker(t, s.make(k, lease), locking.Options{RenewMax: long})
 		lock := mustLock(t, renewing, k.set("a", "b"))
 		work, stop := renewing.Keep(ctx, lock)
 		defer stop()
@@ -232,11 +210,7 @@ func TestRenewal(t *testing.T) {
 		if work.Err() != nil || lock.Trust() <= 0 {
 			t.Fatalf("the lock was not renewed: %v", context.Cause(work))
 		}
-		servers := k.servers
-		if len(servers) == 0 {
-			servers = []redis.UniversalClient{k.client}
-		}
-		for _, server := range servers {
+		for _, server := range k.lockServers() {
 			if err := server.Del(ctx, lock.Set.Keys[1]).Err(); err != nil {
 				t.Fatal(err)
 			}
@@ -248,12 +222,7 @@ func TestRenewal(t *testing.T) {
 		}
 		_ = renewing.Unlock(ctx, lock) // what is left of it
 
-		bounded := locking.New(s.make(k, lease), locking.Options{RenewMax: lease / 2})
-		defer func() {
-			if err := bounded.Close(); err != nil {
-				t.Error(err)
-			}
-		}()
+		bounded := newLocker(t, s.make(k, lease), locking.Options{RenewMax: lease / 2})
 		lock = mustLock(t, bounded, k.set("c"))
 		work, stopBounded := bounded.Keep(ctx, lock)
 		defer stopBounded()
@@ -270,12 +239,7 @@ func TestRenewalOfTheRest(t *testing.T) {
 	t.Parallel()
 	k := newKeys(t, ranges)
 	const lease = time.Second
-	l := locking.New(ranges.make(k, lease), locking.Options{RenewMax: long})
-	defer func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
+	l := newLocker(t, ranges.make(k, lease), locking.Options{RenewMax: long})
 	one, two := mustLock(t, l, k.set("a")), mustLock(t, l, k.set("b"))
 	work, stop := l.Keep(t.Context(), one, two)
 	defer stop()

@@ -11,8 +11,6 @@ import (
 	pool "github.com/go-redsync/redsync/v4/redis"
 	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
 	"github.com/redis/go-redis/v9"
-
-	"holdfast/internal/lua"
 )
 
 // ErrNoQuorum says that too few of Redlock's servers answer.
@@ -25,7 +23,7 @@ var ErrNoQuorum = errors.New("fewer than a majority of the lock servers answer")
 // It has no fencing token, and the server that does the work cannot see whether a lock is still
 // held: its Trust is by clocks, so it relies on clocks that run at about the same rate.
 type Redlock struct {
-	client  redis.UniversalClient
+	plain
 	servers []redis.UniversalClient
 	sync    *redsync.Redsync
 	lease   Lease
@@ -34,7 +32,7 @@ type Redlock struct {
 // NewRedlock returns a Redlock over servers that replicate nothing to each other; client is where
 // the work is done.
 func NewRedlock(client redis.UniversalClient, servers []redis.UniversalClient, lease Lease) *Redlock {
-	r := &Redlock{client: client, servers: servers, lease: lease}
+	r := &Redlock{plain: plain{client}, servers: servers, lease: lease}
 	pools := make([]pool.Pool, len(servers))
 	for i, server := range servers {
 		pools[i] = goredis.NewPool(server)
@@ -42,10 +40,6 @@ func NewRedlock(client redis.UniversalClient, servers []redis.UniversalClient, l
 	r.sync = redsync.New(pools...)
 	return r
 }
-
-func (*Redlock) wakeups() *hub { return nil }
-
-func (*Redlock) close() error { return nil }
 
 const (
 	// driftFactor is the part of the lease by which the servers' clocks may differ over it.
@@ -155,19 +149,12 @@ func (r *Redlock) release(ctx context.Context, l *Lock) {
 	l.Held = false
 }
 
-func (r *Redlock) commit(ctx context.Context, _ []*Lock, calls []*lua.Call) {
-	lua.Run(ctx, r.client, calls)
-}
-
 func (r *Redlock) renew(ctx context.Context, locks []*Lock) error {
 	err := r.each(ctx, locks, (*redsync.Mutex).ExtendContext)
-	if err != nil {
-		return err
-	}
 	for _, l := range locks {
-		l.trustUntil(l.shortest())
+		l.trustUntil(l.shortest()) // what was not renewed is valid as long as it was
 	}
-	return nil
+	return err
 }
 
 func (r *Redlock) unlock(ctx context.Context, locks []*Lock) error {
@@ -203,8 +190,6 @@ func (r *Redlock) each(ctx context.Context, locks []*Lock, do func(*redsync.Mute
 	})
 	return errors.Join(lostKeys(lost), failed)
 }
-
-func (*Redlock) leave(context.Context, *Acquisition) {}
 
 // atOnce calls do with 0 to n-1, a few at a time.
 func atOnce(n int, do func(i int)) {

@@ -32,16 +32,16 @@ func newServers(t *testing.T) (k keys, servers []*stack.Stack) {
 				t.Error(err)
 				return
 			}
-			servers[i], k.servers[i] = s, newClient(s.RedisURL)
+			servers[i], k.servers[i] = s, newClient(t, s.RedisURL)
 		})
 	}
 	all.Wait()
 	t.Cleanup(func() {
-		for i, s := range servers {
+		for _, s := range servers {
 			if s == nil {
 				continue
 			}
-			if err := errors.Join(k.servers[i].Close(), s.Close()); err != nil {
+			if err := s.Close(); err != nil {
 				t.Error(err)
 			}
 		}

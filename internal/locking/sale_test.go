@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"holdfast/internal/stack/stacktest"
 )
@@ -138,16 +137,9 @@ func newMarket(t testing.TB, slots int, capacity int64, contenders int) *market 
 func (m *market) connect(t testing.TB, url string) *redis.Client {
 	t.Helper()
 	const spare = 10
-	options, err := redis.ParseURL(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	options.MaxRetries = -1
-	options.ContextTimeoutEnabled = true
+	options := stacktest.RedisOptions(url)
 	options.PoolSize = m.contenders + spare
 	options.PoolTimeout = time.Minute
-	// Connections of Client.Conn write the mode that they share without a common lock (v9.23.0).
-	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	client := redis.NewClient(options)
 	client.AddHook(tripCounter{&m.trips})
 	t.Cleanup(func() { _ = client.Close() })

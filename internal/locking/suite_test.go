@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"holdfast/internal/locking"
 	"holdfast/internal/lua"
@@ -62,36 +61,36 @@ type keys struct {
 // newKeys returns keys on the shared servers, with clients of their own.
 func newKeys(t testing.TB, s subject) keys {
 	t.Helper()
-	k := keys{client: newClient(stacktest.Shared().RedisURL), prefix: stacktest.Namespace(t) + ":{1}:"}
-	t.Cleanup(func() { _ = k.client.Close() })
+	k := keys{client: newClient(t, stacktest.Shared().RedisURL), prefix: stacktest.Namespace(t) + ":{1}:"}
 	if s.servers > 0 {
 		for _, url := range stacktest.LockServers(t, s.servers) {
-			server := newClient(url)
-			t.Cleanup(func() { _ = server.Close() })
-			k.servers = append(k.servers, server)
+			k.servers = append(k.servers, newClient(t, url))
 		}
 	}
 	return k
 }
 
-func newClient(url string) *redis.Client {
-	options, err := redis.ParseURL(url)
-	if err != nil {
-		panic(err) // our own stack made it
-	}
-	options.MaxRetries = -1
-	options.ContextTimeoutEnabled = true
-	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+func newClient(t testing.TB, url string) *redis.Client {
+	t.Helper()
+	options := stacktest.RedisOptions(url)
 	options.DialerRetries = 1 // a server that is down is known to be at once
 	options.PoolSize = 64
 	options.PoolTimeout = time.Minute // 200 contenders share a pool on a small machine
-	return redis.NewClient(options)
+	client := redis.NewClient(options)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
 }
 
 // locker returns a locker on the keys' servers.
 func (k keys) locker(t testing.TB, s subject, lease time.Duration) *locking.Locker {
 	t.Helper()
-	l := locking.New(s.make(k, lease), locking.Options{})
+	return newLocker(t, s.make(k, lease), locking.Options{})
+}
+
+// newLocker returns a locker that is closed with its test.
+func newLocker(t testing.TB, s locking.Strategy, o locking.Options) *locking.Locker {
+	t.Helper()
+	l := locking.New(s, o)
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil {
 			t.Errorf("close: %v", err)
@@ -111,14 +110,18 @@ func (k keys) set(names ...string) locking.Set {
 
 func (k keys) counter() string { return k.prefix + "counter" }
 
+// lockServers returns the servers that keep locks.
+func (k keys) lockServers() []redis.UniversalClient {
+	if len(k.servers) == 0 {
+		return []redis.UniversalClient{k.client}
+	}
+	return k.servers
+}
+
 // left returns all lock keys that are on the servers that keep locks.
 func (k keys) left(t testing.TB) (names []string) {
 	t.Helper()
-	servers := k.servers
-	if len(servers) == 0 {
-		servers = []redis.UniversalClient{k.client}
-	}
-	for _, server := range servers {
+	for _, server := range k.lockServers() {
 		found, err := server.Keys(context.Background(), k.prefix+"lock:*").Result()
 		if err != nil {
 			t.Fatal(err)

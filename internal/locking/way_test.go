@@ -72,12 +72,7 @@ func wayOf(strategy newStrategy) func(testing.TB, *market) func(sale) way {
 
 func wayLeased(strategy newStrategy, lease locking.Lease) func(testing.TB, *market) func(sale) way {
 	return func(t testing.TB, m *market) func(sale) way {
-		l := locking.New(strategy(t, m, lease), locking.Options{})
-		t.Cleanup(func() {
-			if err := l.Close(); err != nil {
-				t.Errorf("close the locker: %v", err)
-			}
-		})
+		l := newLocker(t, strategy(t, m, lease), locking.Options{})
 		return func(s sale) way { return wayLocked{s, l, &m.noQuorum} }
 	}
 }

@@ -67,24 +67,35 @@ func Run(ctx context.Context, client redis.UniversalClient, calls []*Call) {
 type evaluation func(s *redis.Script, ctx context.Context, c redis.Scripter, keys []string, args ...any) *redis.Cmd
 
 func pipeline(ctx context.Context, client redis.UniversalClient, calls []*Call, eval evaluation) (unknown []*Call) {
-	pipe := client.Pipeline()
+	_ = exec(ctx, client.Pipeline(), calls, eval) // each call has its own error
+	for _, c := range calls {
+		if c.unknown() {
+			unknown = append(unknown, c)
+		}
+	}
+	return unknown
+}
+
+// exec runs calls through a pipe and fills in what came of each. It returns the error of the
+// connection or the transaction, or else that of the first call that has one.
+func exec(ctx context.Context, pipe redis.Pipeliner, calls []*Call, eval evaluation) error {
 	commands := make([]*redis.Cmd, len(calls))
 	for i, c := range calls {
 		commands[i] = eval(c.Script.script, ctx, pipe, c.Keys, c.Args...)
 	}
-	_, execErr := pipe.Exec(ctx) // of the connection, or the first command's
+	_, execErr := pipe.Exec(ctx)
 	for i, c := range calls {
 		values, err := commands[i].Slice()
 		if err == nil && values == nil {
 			err = execErr
 		}
-		if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-			unknown = append(unknown, c)
-		}
 		c.settle(values, err)
 	}
-	return unknown
+	return execErr
 }
+
+// unknown reports whether the server did not know the script.
+func (c *Call) unknown() bool { return c.Err != nil && redis.HasErrorPrefix(c.Err, "NOSCRIPT") }
 
 func (c *Call) settle(values []any, err error) {
 	c.Status, c.Reply, c.Err = "", nil, nil
@@ -112,27 +123,14 @@ func (c *Call) settle(values []any, err error) {
 }
 
 // RunTransaction runs calls in one MULTI/EXEC on a connection that may watch keys. If one of
-// those has changed, nothing was done and every call has the status conflict. So have calls
-// whose script the server did not know; it does afterwards.
-func RunTransaction(ctx context.Context, conn *redis.Conn, calls []*Call, conflict string) {
-	pipe := conn.TxPipeline()
-	commands := make([]*redis.Cmd, len(calls))
-	for i, c := range calls {
-		commands[i] = c.Script.script.EvalSha(ctx, pipe, c.Keys, c.Args...)
-	}
-	_, execErr := pipe.Exec(ctx)
-	for i, c := range calls {
-		values, err := commands[i].Slice()
-		if err == nil && values == nil {
-			err = execErr
-		}
-		c.settle(values, err)
-		unknown := err != nil && redis.HasErrorPrefix(err, "NOSCRIPT")
-		if unknown {
-			err = c.Script.script.Load(ctx, conn).Err()
-		}
-		if errors.Is(execErr, redis.TxFailedErr) || unknown && err == nil {
+// those has changed, it reports that it was refused: nothing was done and every call has the
+// status conflict. So have calls whose script the server did not know; it does afterwards.
+func RunTransaction(ctx context.Context, conn *redis.Conn, calls []*Call, conflict string) (refused bool) {
+	refused = errors.Is(exec(ctx, conn.TxPipeline(), calls, (*redis.Script).EvalSha), redis.TxFailedErr)
+	for _, c := range calls {
+		if refused || c.unknown() && c.Script.script.Load(ctx, conn).Err() == nil {
 			c.Status, c.Reply, c.Err = conflict, nil, nil
 		}
 	}
+	return refused
 }

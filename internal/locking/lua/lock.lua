@@ -41,9 +41,10 @@ if blocked and not wait then
 end
 
 -- The queue: each key has a zset of those who wait for it, by ticket, and all keys of a scope
--- share the hash id -> "ticket deadline_ms", with the last ticket under "#". Tickets are drawn and queued for in one step, so
--- whoever has the lowest ticket is first for all its keys: there is always one who can go on.
--- Who waits past its deadline is dead, and is removed by the next who finds it in front.
+-- share the hash id -> "ticket deadline_ms", with the last ticket under "#". Tickets are drawn and
+-- queued for in one step, so whoever has the lowest ticket is first for all its keys: there is
+-- always one who can go on. Who waits past its deadline is dead, and is removed by the next who
+-- finds it in front.
 local waiting, queue_prefix = scope .. 'waiting', scope .. 'queue:'
 if wait and (blocked or not reentrant) then
   local time = redis.call('TIME')
