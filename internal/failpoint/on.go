@@ -4,10 +4,10 @@ package failpoint
 
 import (
 	"os"
+	"os/signal"
 	"strings"
 	"sync/atomic"
 	"syscall"
-	"time"
 )
 
 // armed is a place, at which the process is killed, or a place and ":stop".
@@ -21,18 +21,22 @@ func Hit(place string) {
 	if place != armed || stopped.Load() {
 		return
 	}
-	signal := syscall.SIGKILL
-	if stop {
-		stopped.Store(true)
-		signal = syscall.SIGSTOP
+	if !stop {
+		send(syscall.SIGKILL)
+		select {} // until it arrives
 	}
-	if err := syscall.Kill(os.Getpid(), signal); err != nil {
+	stopped.Store(true)
+	// The signal may reach another thread first. This one must not take a step further before
+	// the process was stopped and let go on.
+	goOn := make(chan os.Signal, 1)
+	signal.Notify(goOn, syscall.SIGCONT)
+	defer signal.Stop(goOn)
+	send(syscall.SIGSTOP)
+	<-goOn
+}
+
+func send(s syscall.Signal) {
+	if err := syscall.Kill(os.Getpid(), s); err != nil {
 		panic(err)
 	}
-	if !stop {
-		select {} // until the signal arrives
-	}
-	// The signal may reach another thread first. This one must not take a step further before it
-	// has stopped as well.
-	time.Sleep(100 * time.Millisecond)
 }
