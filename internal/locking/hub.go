@@ -225,7 +225,7 @@ func (h *hub) listen(w *waiter, p place) (stale bool) {
 	return c.subscribed // if not, the confirmation will wake it
 }
 
-// subscribe makes the connection have the channels that are listened to, and no others. Its
+// subscribe makes the connection have the channels that are listened to, and no others. Lasting
 // errors are left to the connection, which comes back with all its channels, and to the
 // waiters' clocks.
 func (h *hub) subscribe() {
@@ -250,12 +250,17 @@ func (h *hub) subscribe() {
 	if len(fewer) > 0 {
 		_ = h.pubsub.SUnsubscribe(ctx, fewer...)
 	}
-	switch {
-	case len(more) > 0 && h.pubsub == nil:
-		h.pubsub = h.client.SSubscribe(ctx, more...)
+	if len(more) == 0 {
+		return
+	}
+	if h.pubsub == nil {
+		h.pubsub = h.client.SSubscribe(ctx)
 		messages := h.pubsub.ChannelWithSubscriptions()
 		h.changes.Go(func() { h.hear(messages) })
-	case len(more) > 0:
+	}
+	// A call that fails has made the connection anew, with the channels that it knew before
+	// (go-redis v9.23.0). After it these are among them, so any other failure is mended by the next connection.
+	if h.pubsub.SSubscribe(ctx, more...) != nil {
 		_ = h.pubsub.SSubscribe(ctx, more...)
 	}
 }

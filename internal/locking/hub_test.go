@@ -1,10 +1,12 @@
 package locking_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -337,6 +339,50 @@ func TestFirstWaiterLeaves(t *testing.T) {
 		a.End(ctx)
 	}
 	mustUnlock(t, k.locker(t, ranges, long), lock)
+}
+
+// TestCutWhileSubscribing has the connection cut just when a second channel is asked for on it: it
+// comes back with both.
+func TestCutWhileSubscribing(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, ranges)
+	other := k
+	other.prefix += "other:"
+	var cut atomic.Bool
+	options := *k.client.Options()
+	options.Dialer = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		return &cutting{conn, &cut}, err
+	}
+	k.client = redis.NewClient(&options)
+	defer func() { _ = k.client.Close() }()
+	l := k.locker(t, ranges, long)
+	one, two := mustLock(t, l, k.set("a")), mustLock(t, l, other.set("a"))
+
+	var all sync.WaitGroup
+	for i, waits := range []keys{k, other} {
+		cut.Store(i == 1)
+		all.Go(func() { mustUnlock(t, l, mustLock(t, l, waits.set("a"))) })
+		stacktest.Eventually(t, "the release to be listened for", func() bool { return len(locking.Waiting(l, waits.prefix)) == 1 })
+	}
+	if cut.Load() {
+		t.Error("nothing was cut")
+	}
+	mustUnlock(t, l, one, two)
+	all.Wait()
+}
+
+// cutting is a connection that is cut once, by the next subscription that is written to it.
+type cutting struct {
+	net.Conn
+	cut *atomic.Bool
+}
+
+func (c *cutting) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte("ssubscribe")) && c.cut.CompareAndSwap(true, false) {
+		_ = c.Close()
+	}
+	return c.Conn.Write(b)
 }
 
 // TestMayNotPublish unlocks as a user whom the server's ACL lets use no channel: the lock is
