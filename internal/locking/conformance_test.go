@@ -165,7 +165,7 @@ func TestRepeatedKeys(t *testing.T) {
 func TestExpiry(t *testing.T) {
 	exclusives(t, func(t *testing.T, s subject, k keys) {
 		ctx := t.Context()
-		const lease = time.Second
+		const lease = 3 * time.Second
 		late := k.locker(t, s, lease)
 		old := mustLock(t, late, k.set("a", "b"))
 		work, stop := late.Keep(ctx, old)

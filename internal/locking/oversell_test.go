@@ -180,7 +180,7 @@ func TestLateExpireLocksForEver(t *testing.T) {
 func TestLateWrite(t *testing.T) {
 	t.Parallel()
 	// Locks that end by themselves, some time after the sale has read; only the first sale has them.
-	short := locking.FixedLease(300 * time.Millisecond)
+	short := locking.FixedLease(time.Second)
 	for _, c := range []struct {
 		way      string
 		short    newStrategy // nil = the lease is ended by hand

@@ -162,7 +162,7 @@ func (slowServer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 func TestSlowAcquisition(t *testing.T) {
 	t.Parallel()
 	k := newKeys(t, redlock)
-	const lease = time.Second
+	const lease = 3 * time.Second
 	k.servers[0].(*redis.Client).AddHook(slowServer{command: "set", until: func() {
 		began := time.Now()
 		stacktest.Eventually(t, "most of the lease to be over", func() bool { return time.Since(began) > lease*6/10 })

@@ -139,18 +139,24 @@ func try(t testing.TB, l *locking.Locker, owner string, set locking.Set) *lockin
 		t.Fatal(err)
 	}
 	defer a.End(t.Context())
-	locks, err := a.TryLock(t.Context(), []locking.Set{set})
-	if err != nil {
-		t.Fatal(err)
+	for {
+		locks, err := a.TryLock(t.Context(), []locking.Set{set})
+		if err == nil {
+			return locks[0]
+		}
+		if !tooBusy(err) {
+			t.Fatal(err)
+		}
 	}
-	return locks[0]
 }
+
+// tooBusy reports whether lock servers answered too late, as they may on a busy machine: any caller
+// would try again.
+func tooBusy(err error) bool { return errors.Is(err, locking.ErrNoQuorum) }
 
 // long is a time in which every wait of these tests is over, unless something is broken.
 const long = time.Minute
 
-// mustLock locks a set. On a busy machine the servers of a Redlock with a short lease may answer too
-// late: it tries again then, as any caller would.
 func mustLock(t testing.TB, l *locking.Locker, set locking.Set) *locking.Lock {
 	t.Helper()
 	for {
@@ -158,7 +164,7 @@ func mustLock(t testing.TB, l *locking.Locker, set locking.Set) *locking.Lock {
 		if err == nil {
 			return lock
 		}
-		if !errors.Is(err, locking.ErrNoQuorum) {
+		if !tooBusy(err) {
 			t.Fatal(err)
 		}
 	}
@@ -212,17 +218,17 @@ func (k keys) add(ctx context.Context, l *locking.Locker, lock *locking.Lock, be
 
 // contend locks a set and adds one to the counter under it, as often as it takes.
 func (k keys) contend(ctx context.Context, l *locking.Locker, set locking.Set, inside func() func()) (before int, err error) {
-	a, err := l.Begin("", long)
+	a, err := l.Begin("", 2*long) // longer than what an attempt may have left behind
 	if err != nil {
 		return 0, err
 	}
 	defer a.End(ctx)
 	for {
 		locks, err := a.TryLock(ctx, []locking.Set{set})
-		if err != nil {
+		if err != nil && !tooBusy(err) {
 			return 0, err
 		}
-		if locks[0].Held {
+		if err == nil && locks[0].Held {
 			leave := inside()
 			before, status, err := k.add(ctx, l, locks[0], leave)
 			if err != nil || status == "ok" {

@@ -147,7 +147,7 @@ func (w wayLocked) acquireAndSell(ctx context.Context) (bool, error) {
 	for {
 		locks, err := a.TryLock(ctx, []locking.Set{set})
 		switch {
-		case errors.Is(err, locking.ErrNoQuorum): // lock servers that are too busy look as if they were gone
+		case tooBusy(err):
 			w.noQuorum.Add(1)
 		case err != nil:
 			return false, err
