@@ -276,15 +276,16 @@ func TestLeaseFollowsSections(t *testing.T) {
 	if first := choose(); first != leaseFirst || log.Len() > 0 {
 		t.Errorf("without evidence: %v, %s", first, log.String())
 	}
-	for range locking.SamplesMin {
-		if status, err := b.section(ctx, l, "short", func(*locking.Lock) {}); status != "ok" || err != nil {
-			t.Fatalf("%s, %v", status, err)
+	var short time.Duration
+	stacktest.Eventually(t, "so many short sections that the lease is shortened", func() bool { // a busy machine needs more
+		for range locking.SamplesMin {
+			if status, err := b.section(ctx, l, "short", func(*locking.Lock) {}); status != "ok" || err != nil {
+				t.Fatalf("%s, %v", status, err)
+			}
 		}
-	}
-	short := choose()
-	if short >= leaseFirst || strings.Count(log.String(), "lock lease chosen from measurement") != 1 {
-		t.Errorf("after short sections: %v, %s", short, log.String())
-	}
+		short = choose()
+		return short < leaseFirst
+	})
 	var all sync.WaitGroup
 	for i := range 50 {
 		all.Go(func() {
@@ -298,7 +299,7 @@ func TestLeaseFollowsSections(t *testing.T) {
 	if long := choose(); long <= short {
 		t.Errorf("after sections that outlived %v: %v, %s", short, long, log.String())
 	}
-	for _, field := range []string{`"slots":"1"`, `"lease_ms":`, `"p99_ms":`, `"samples":200`, `"margin":`} {
+	for _, field := range []string{"lock lease chosen from measurement", `"slots":"1"`, `"lease_ms":`, `"p99_ms":`, `"samples":`, `"margin":`} {
 		if !strings.Contains(log.String(), field) {
 			t.Errorf("no %s in %s", field, log.String())
 		}
