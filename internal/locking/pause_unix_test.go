@@ -42,7 +42,7 @@ func holder() int {
 			continue
 		}
 		l := locking.New(s.make(k, pausedLease), locking.Options{})
-		lock, err := l.Lock(ctx, "", long, k.set("a"))
+		lock, err := lockPatiently(ctx, l, k.set("a"))
 		if err != nil {
 			fmt.Println("lock:", err)
 			return 1

@@ -201,40 +201,37 @@ func TestRenewal(t *testing.T) {
 		ctx := t.Context()
 		const lease = 3 * time.Second // Redlock's servers have an eighth of it to answer
 		renewing := newLocker(t, s.make(k, lease), locking.Options{RenewMax: long})
-		var lock *locking.Lock
-		var work context.Context
-		var stop func()
-		stacktest.Eventually(t, "a lock to be kept for two leases", func() bool { // a busy machine may miss one
-			lock = mustLock(t, renewing, k.set("a", "b"))
-			work, stop = renewing.Keep(ctx, lock)
+		// A busy machine may miss a lease: then it is tried again.
+		stacktest.Eventually(t, "a lock to be kept for two leases, and then to be known as lost", func() bool {
+			lock := mustLock(t, renewing, k.set("a", "b"))
+			work, stop := renewing.Keep(ctx, lock)
+			defer stop()
+			defer func() { _ = renewing.Unlock(ctx, lock) }() // what is left of it
 			end := lock.Trust()
 			began := time.Now()
 			stacktest.Eventually(t, "two leases to be over", func() bool { return time.Since(began) > 2*end || work.Err() != nil })
-			if work.Err() == nil && lock.Trust() > 0 {
-				return true
+			if work.Err() != nil || lock.Trust() <= 0 {
+				t.Logf("the lock was not renewed: %v", context.Cause(work))
+				return false
 			}
-			t.Logf("the lock was not renewed: %v", context.Cause(work))
-			stop()
-			_ = renewing.Unlock(ctx, lock) // what is left of it
-			return false
+			for _, server := range k.lockServers() {
+				if err := server.Del(ctx, lock.Set.Keys[1]).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			<-work.Done()
+			lost, ok := errors.AsType[*locking.LostError](context.Cause(work))
+			if !ok || len(lost.Keys) != 1 || lost.Keys[0] != lock.Set.Keys[1] {
+				t.Logf("the work ended by %v, want the key that was lost", context.Cause(work))
+				return false
+			}
+			return true
 		})
-		defer stop()
-		for _, server := range k.lockServers() {
-			if err := server.Del(ctx, lock.Set.Keys[1]).Err(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		<-work.Done()
-		lost, ok := errors.AsType[*locking.LostError](context.Cause(work))
-		if !ok || len(lost.Keys) != 1 || lost.Keys[0] != lock.Set.Keys[1] {
-			t.Errorf("the work ended by %v, want the key that was lost", context.Cause(work))
-		}
-		_ = renewing.Unlock(ctx, lock) // what is left of it
 
 		bounded := newLocker(t, s.make(k, lease), locking.Options{RenewMax: lease / 2})
-		lock = mustLock(t, bounded, k.set("c"))
-		work, stopBounded := bounded.Keep(ctx, lock)
-		defer stopBounded()
+		lock := mustLock(t, bounded, k.set("c"))
+		work, stop := bounded.Keep(ctx, lock)
+		defer stop()
 		<-work.Done() // for ever, if it were renewed for ever
 		if cause := context.Cause(work); !errors.Is(cause, locking.ErrLost) {
 			t.Errorf("the work ended by %v", cause)

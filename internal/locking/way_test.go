@@ -178,7 +178,7 @@ func (w wayLocked) sellUnder(ctx context.Context, lock *locking.Lock) (sold, ref
 		return false, false, err
 	}
 	if !w.room(counts) {
-		if err := w.locker.Unlock(ctx, lock); !errors.Is(err, locking.ErrLost) {
+		if err := w.locker.Unlock(ctx, lock); !errors.Is(err, locking.ErrLost) && !tooBusy(err) {
 			return false, false, err
 		}
 		return false, false, nil
