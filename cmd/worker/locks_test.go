@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -299,9 +300,18 @@ func TestLeaseFollowsSections(t *testing.T) {
 	if long := choose(); long <= short {
 		t.Errorf("after sections that outlived %v: %v, %s", short, long, log.String())
 	}
-	for _, field := range []string{"lock lease chosen from measurement", `"slots":"1"`, `"lease_ms":`, `"p99_ms":`, `"samples":`, `"margin":`} {
+	for _, field := range []string{"lock lease chosen from measurement", `"slots":"1"`, `"lease_ms":`, `"p99_ms":`, `"margin":`} {
 		if !strings.Contains(log.String(), field) {
 			t.Errorf("no %s in %s", field, log.String())
+		}
+	}
+	evidence := regexp.MustCompile(`"samples":(\d+)`).FindAllStringSubmatch(log.String(), -1)
+	if len(evidence) < 2 { // of the shorter lease and of the longer one
+		t.Errorf("no samples in %s", log.String())
+	}
+	for _, samples := range evidence {
+		if n, err := strconv.Atoi(samples[1]); err != nil || n < locking.SamplesMin {
+			t.Errorf("a lease was chosen from %s samples", samples[1])
 		}
 	}
 	t.Log(log.String())
