@@ -22,8 +22,10 @@ type Inbound struct {
 	ReplyTo     string // "" = nobody waits for the outcome
 
 	Place     *holds.PlaceRequest
+	Extend    *holds.ExtendRequest
 	Release   *holds.ReleaseRequest
 	Confirm   *holds.ConfirmRequest
+	Cancel    *holds.CancelRequest
 	Inventory *holds.InventoryRequest
 }
 
@@ -103,6 +105,14 @@ var decoders = map[string]func(r *reader, in *Inbound) (resource string){
 		}
 		return in.Place.Resource
 	},
+	BookingExtended: func(r *reader, in *Inbound) string {
+		in.Extend = &holds.ExtendRequest{Cause: in.OutcomeID, Hold: r.holdID(), TTLSeconds: r.integer("ttl_seconds")}
+		return in.Extend.Hold.Resource
+	},
+	PaymentStarted: func(r *reader, in *Inbound) string {
+		in.Extend = &holds.ExtendRequest{Cause: in.OutcomeID, Hold: r.holdID(), PaymentStarted: true}
+		return in.Extend.Hold.Resource
+	},
 	BookingCancelled: func(r *reader, in *Inbound) string {
 		in.Release = &holds.ReleaseRequest{Cause: in.OutcomeID}
 		if r.has("hold_id") {
@@ -125,6 +135,13 @@ var decoders = map[string]func(r *reader, in *Inbound) (resource string){
 			in.Confirm.Currency = r.name("currency")
 		}
 		return in.Confirm.Hold.Resource
+	},
+	ReservationCancelled: func(r *reader, in *Inbound) string {
+		in.Cancel = &holds.CancelRequest{Cause: in.OutcomeID, Hold: r.holdID()}
+		if r.has("reason") {
+			in.Cancel.Reason = r.text("reason")
+		}
+		return in.Cancel.Hold.Resource
 	},
 	InventorySet: func(r *reader, in *Inbound) string {
 		in.Inventory = &holds.InventoryRequest{

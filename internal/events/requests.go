@@ -29,6 +29,23 @@ type BookingCancelledData struct {
 	RequestKey string `json:"request_key,omitzero"`
 }
 
+// BookingExtendedData is the data of booking.extended.
+type BookingExtendedData struct {
+	HoldID     string `json:"hold_id"`
+	TTLSeconds int64  `json:"ttl_seconds"` // from now on
+}
+
+// PaymentStartedData is the data of payment.started.
+type PaymentStartedData struct {
+	HoldID string `json:"hold_id"`
+}
+
+// ReservationCancelledData is the data of reservation.cancelled.
+type ReservationCancelledData struct {
+	HoldID string `json:"hold_id"` // that the reservation was made of
+	Reason string `json:"reason,omitzero"`
+}
+
 // PaymentConfirmedData is the data of payment.confirmed.
 type PaymentConfirmedData struct {
 	HoldID    string `json:"hold_id"`

@@ -4,10 +4,13 @@ import "strings"
 
 // The inbound events.
 const (
-	BookingRequested = "booking.requested"
-	BookingCancelled = "booking.cancelled"
-	PaymentConfirmed = "payment.confirmed"
-	InventorySet     = "inventory.set"
+	BookingRequested     = "booking.requested"
+	BookingExtended      = "booking.extended"
+	BookingCancelled     = "booking.cancelled"
+	PaymentStarted       = "payment.started"
+	PaymentConfirmed     = "payment.confirmed"
+	ReservationCancelled = "reservation.cancelled"
+	InventorySet         = "inventory.set"
 )
 
 // The reasons of dead letters, in the order in which they are found.

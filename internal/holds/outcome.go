@@ -4,33 +4,41 @@ import "github.com/go-json-experiment/json/jsontext"
 
 // The events that Holdfast answers with.
 const (
-	EventHoldCreated       = "hold.created"
-	EventHoldRejected      = "hold.rejected"
-	EventHoldReleased      = "hold.released"
-	EventReleaseRejected   = "hold.release_rejected"
-	EventHoldExpired       = "hold.expired"
-	EventHoldConfirmed     = "hold.confirmed"
-	EventConfirmRejected   = "hold.confirm_rejected"
-	EventInventoryUpdated  = "inventory.updated"
-	EventInventoryRejected = "inventory.rejected"
-	EventBookingCancelled  = "booking.cancelled"
+	EventHoldCreated          = "hold.created"
+	EventHoldRejected         = "hold.rejected"
+	EventHoldExtended         = "hold.extended"
+	EventExtensionRejected    = "hold.extension_rejected"
+	EventHoldReleased         = "hold.released"
+	EventReleaseRejected      = "hold.release_rejected"
+	EventHoldExpired          = "hold.expired"
+	EventHoldConfirmed        = "hold.confirmed"
+	EventConfirmRejected      = "hold.confirm_rejected"
+	EventReservationCancelled = "reservation.cancelled"
+	EventCancelRejected       = "reservation.cancel_rejected"
+	EventInventoryUpdated     = "inventory.updated"
+	EventInventoryRejected    = "inventory.rejected"
+	EventBookingCancelled     = "booking.cancelled"
 )
 
 // The reasons of the events that refuse.
 const (
-	ReasonInvalidRequest   = "invalid_request"
-	ReasonKeyReused        = "request_key_reused"
-	ReasonCancelled        = "cancelled"
-	ReasonAlreadyHolding   = "already_holding"
-	ReasonHoldLimit        = "hold_limit"
-	ReasonUnknownResource  = "unknown_resource"
-	ReasonSoldOut          = "sold_out"
-	ReasonExpired          = "expired"
-	ReasonReleased         = "released"
-	ReasonConfirmed        = "confirmed"
-	ReasonUnknownHold      = "unknown_hold"
-	ReasonAlreadyConfirmed = "already_confirmed"
-	ReasonBelowReserved    = "below_reserved"
+	ReasonInvalidRequest     = "invalid_request"
+	ReasonKeyReused          = "request_key_reused"
+	ReasonCancelled          = "cancelled"
+	ReasonAlreadyHolding     = "already_holding"
+	ReasonHoldLimit          = "hold_limit"
+	ReasonUnknownResource    = "unknown_resource"
+	ReasonSoldOut            = "sold_out"
+	ReasonLimitReached       = "limit_reached"
+	ReasonAlreadyStarted     = "already_started"
+	ReasonExpired            = "expired"
+	ReasonReleased           = "released"
+	ReasonConfirmed          = "confirmed"
+	ReasonUnknownHold        = "unknown_hold"
+	ReasonAlreadyConfirmed   = "already_confirmed"
+	ReasonUnknownReservation = "unknown_reservation"
+	ReasonAlreadyCancelled   = "already_cancelled"
+	ReasonBelowReserved      = "below_reserved"
 )
 
 // Outcome is the one answer to an inbound event, or a hold's expiry. Asked twice, the same
@@ -88,6 +96,20 @@ type SlotStock struct {
 	Held     int64  `json:"held"`
 }
 
+// HoldExtended is the data of hold.extended.
+type HoldExtended struct {
+	HoldData
+	ExtendedAt Time `json:"extended_at"`
+	ExpiresAt  Time `json:"expires_at"` // the deadline, which never becomes earlier
+}
+
+// ExtensionRejected is the data of hold.extension_rejected. Nothing was changed.
+type ExtensionRejected struct {
+	HoldData
+	Reason string `json:"reason"`
+	Field  string `json:"field,omitzero"` // of invalid_request
+}
+
 // HoldReleased is the data of hold.released.
 type HoldReleased struct {
 	HoldData
@@ -105,7 +127,8 @@ type HoldExpired struct {
 type HoldConfirmed struct {
 	HoldData
 	PaymentID   string `json:"payment_id"`
-	ConfirmedAt Time   `json:"confirmed_at"` // the moment of the claim
+	ConfirmedAt Time   `json:"confirmed_at"`  // the moment of the claim
+	Late        bool   `json:"late,omitzero"` // the hold had lapsed, and its slots were still free
 }
 
 // ConfirmRejected is the data of hold.confirm_rejected.
@@ -118,6 +141,18 @@ type ConfirmRejected struct {
 
 // ReleaseRejected is the data of hold.release_rejected.
 type ReleaseRejected struct {
+	HoldData
+	Reason string `json:"reason"`
+}
+
+// ReservationCancelled is the data of reservation.cancelled.
+type ReservationCancelled struct {
+	HoldData
+	CancelledAt Time `json:"cancelled_at"` // read after the capacity was given back
+}
+
+// CancelRejected is the data of reservation.cancel_rejected.
+type CancelRejected struct {
 	HoldData
 	Reason string `json:"reason"`
 }
