@@ -18,6 +18,8 @@ type Config struct {
 	HoldTTL         time.Duration `name:"hold-ttl" env:"HOLDFAST_HOLD_TTL" default:"10m" help:"How long a hold lasts when its request names no ttl."`
 	HoldTTLMax      time.Duration `name:"hold-ttl-max" env:"HOLDFAST_HOLD_TTL_MAX" default:"1h" help:"The longest ttl that a request may name."`
 	HoldLifetimeMax time.Duration `name:"hold-lifetime-max" env:"HOLDFAST_HOLD_LIFETIME_MAX" default:"2h" help:"The longest life of a hold, extensions included."`
+	PaymentWindow   time.Duration `name:"payment-window" env:"HOLDFAST_PAYMENT_WINDOW" default:"5m" help:"What a hold has at least when its payment was started."`
+	LatePayment     string        `name:"late-payment" env:"HOLDFAST_LATE_PAYMENT" default:"reject" enum:"reject,accept_if_free" help:"What becomes of a payment for a hold that has lapsed: reject, or accept_if_free."`
 	HoldsPerUser    int           `name:"holds-per-user" env:"HOLDFAST_HOLDS_PER_USER" default:"10" help:"Live holds of one user on one resource."`
 	NightsMax       int           `name:"nights-max" env:"HOLDFAST_NIGHTS_MAX" default:"90" help:"Nights in one request."`
 	Horizon         int           `name:"horizon" env:"HOLDFAST_HORIZON" default:"1095" help:"How many days ahead a night can be asked for."`
@@ -78,6 +80,8 @@ func (c *Config) AfterApply() error {
 		return misused("--hold-ttl %s must be from 1s to --hold-ttl-max (%s)", c.HoldTTL, c.HoldTTLMax)
 	case c.HoldTTLMax > c.HoldLifetimeMax:
 		return misused("--hold-ttl-max %s must not exceed --hold-lifetime-max (%s)", c.HoldTTLMax, c.HoldLifetimeMax)
+	case c.PaymentWindow < time.Second || c.PaymentWindow > c.HoldLifetimeMax:
+		return misused("--payment-window %s must be from 1s to --hold-lifetime-max (%s)", c.PaymentWindow, c.HoldLifetimeMax)
 	case c.RequestKeyTTL < c.HoldLifetimeMax:
 		return misused("--request-key-ttl %s must not be shorter than --hold-lifetime-max (%s): a hold would outlive the memory of its request", c.RequestKeyTTL, c.HoldLifetimeMax)
 	case c.HoldsPerUser < 1, c.NightsMax < 1, c.NightsMax > 1000, c.Horizon < 1:
@@ -135,7 +139,8 @@ func (c *Config) missingLockURLs() error {
 // policy is the part of the configuration that package holds decides by.
 func (c *Config) policy() holds.Policy {
 	return holds.Policy{
-		HoldTTL: c.HoldTTL, HoldTTLMax: c.HoldTTLMax, HoldsPerUser: c.HoldsPerUser, NightsMax: c.NightsMax,
+		HoldTTL: c.HoldTTL, HoldTTLMax: c.HoldTTLMax, HoldLifetimeMax: c.HoldLifetimeMax,
+		PaymentWindow: c.PaymentWindow, LatePayment: holds.LatePayment(c.LatePayment), HoldsPerUser: c.HoldsPerUser, NightsMax: c.NightsMax,
 		HorizonDays: c.Horizon, RequestKeyTTL: c.RequestKeyTTL, LockWait: c.LockWait,
 	}
 }

@@ -35,8 +35,10 @@ const (
 // to emit, once, and returns after the last.
 type Service interface {
 	Place(ctx context.Context, requests []holds.PlaceRequest, emit func(i int, r holds.Result))
+	Extend(ctx context.Context, requests []holds.ExtendRequest, emit func(i int, r holds.Result))
 	Release(ctx context.Context, requests []holds.ReleaseRequest, emit func(i int, r holds.Result))
 	Confirm(ctx context.Context, requests []holds.ConfirmRequest, emit func(i int, r holds.Result))
+	Cancel(ctx context.Context, requests []holds.CancelRequest, emit func(i int, r holds.Result))
 	SetInventory(ctx context.Context, request holds.InventoryRequest) holds.Result
 }
 
@@ -80,7 +82,7 @@ func NewConsumer(ctx context.Context, name string, ns Subjects, service Service,
 		log: log.With().Str("consumer", name).Logger(), faults: make(map[uint64]int),
 	}
 	if name == ConsumerRequests {
-		for _, subject := range append(ns.changes(), ns.In(PaymentConfirmed, ">")) {
+		for _, subject := range append(ns.changes(), ns.payments()...) {
 			c.skip = append(c.skip, strings.TrimSuffix(subject, ">"))
 		}
 	}
@@ -271,7 +273,9 @@ func (c *Consumer) dispatch(ctx context.Context, batch []*delivery, done func(*d
 		}
 	}()
 
-	var inventory, releases, confirms, places []*delivery
+	var inventory, extends, releases, confirms, cancels, places []*delivery
+	var extend []holds.ExtendRequest
+	var cancel []holds.CancelRequest
 	var release []holds.ReleaseRequest
 	var confirm []holds.ConfirmRequest
 	var place []holds.PlaceRequest
@@ -279,6 +283,10 @@ func (c *Consumer) dispatch(ctx context.Context, batch []*delivery, done func(*d
 		switch {
 		case d.in.Inventory != nil:
 			inventory = append(inventory, d)
+		case d.in.Extend != nil:
+			extends, extend = append(extends, d), append(extend, *d.in.Extend)
+		case d.in.Cancel != nil:
+			cancels, cancel = append(cancels, d), append(cancel, *d.in.Cancel)
 		case d.in.Release != nil:
 			releases, release = append(releases, d), append(release, *d.in.Release)
 		case d.in.Confirm != nil:
@@ -290,11 +298,17 @@ func (c *Consumer) dispatch(ctx context.Context, batch []*delivery, done func(*d
 	for i, d := range inventory {
 		emitTo(inventory)(i, c.service.SetInventory(ctx, *d.in.Inventory))
 	}
+	if len(extends) > 0 {
+		c.service.Extend(ctx, extend, emitTo(extends))
+	}
 	if len(releases) > 0 {
 		c.service.Release(ctx, release, emitTo(releases))
 	}
 	if len(confirms) > 0 {
 		c.service.Confirm(ctx, confirm, emitTo(confirms))
+	}
+	if len(cancels) > 0 {
+		c.service.Cancel(ctx, cancel, emitTo(cancels))
 	}
 	if len(places) > 0 {
 		c.service.Place(ctx, place, emitTo(places))

@@ -82,6 +82,18 @@ func (e *echo) Confirm(_ context.Context, requests []holds.ConfirmRequest, emit 
 	}
 }
 
+func (*echo) Extend(_ context.Context, requests []holds.ExtendRequest, emit func(int, holds.Result)) {
+	for i, r := range requests {
+		emit(i, holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldExtended, Resource: r.Hold.Resource, Data: holds.HoldExtended{}}})
+	}
+}
+
+func (*echo) Cancel(_ context.Context, requests []holds.CancelRequest, emit func(int, holds.Result)) {
+	for i, r := range requests {
+		emit(i, holds.Result{Outcome: holds.Outcome{Event: holds.EventReservationCancelled, Resource: r.Hold.Resource, Data: holds.ReservationCancelled{}}})
+	}
+}
+
 func (*echo) SetInventory(_ context.Context, r holds.InventoryRequest) holds.Result {
 	return holds.Result{Outcome: holds.Outcome{Event: holds.EventInventoryUpdated, Resource: r.Resource, Data: holds.InventoryUpdated{}}}
 }

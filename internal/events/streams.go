@@ -58,7 +58,7 @@ func Setup(ctx context.Context, js jetstream.JetStream, ns Subjects, lifetimeMax
 	for name, filters := range map[string][]string{
 		ConsumerRequests: {ns.AllIn()},
 		ConsumerChanges:  ns.changes(),
-		ConsumerPayments: {ns.In(PaymentConfirmed, ">")},
+		ConsumerPayments: ns.payments(),
 	} {
 		_, err := js.CreateOrUpdateConsumer(ctx, ns.InStream(), jetstream.ConsumerConfig{
 			Durable: name, FilterSubjects: filters,
@@ -73,9 +73,20 @@ func Setup(ctx context.Context, js jetstream.JetStream, ns Subjects, lifetimeMax
 	return nil
 }
 
-// changes are the subjects of the consumer of that name.
+// changes and payments are the subjects of the consumers of these names.
 func (ns Subjects) changes() []string {
-	return []string{ns.In(BookingCancelled, ">"), ns.In(InventorySet, ">")}
+	return ns.ofAny(BookingExtended, BookingCancelled, ReservationCancelled, InventorySet)
+}
+
+func (ns Subjects) payments() []string { return ns.ofAny(PaymentStarted, PaymentConfirmed) }
+
+// ofAny are the subjects of events about any resource.
+func (ns Subjects) ofAny(events ...string) []string {
+	subjects := make([]string, len(events))
+	for i, event := range events {
+		subjects[i] = ns.In(event, ">")
+	}
+	return subjects
 }
 
 func ensureStream(ctx context.Context, js jetstream.JetStream, config jetstream.StreamConfig, lifetimeMax time.Duration) error {

@@ -1,8 +1,62 @@
 package holds
 
+import (
+	"context"
+	"fmt"
+
+	"holdfast/internal/failpoint"
+)
+
 // CancelRequest gives back what a reservation took.
 type CancelRequest struct {
 	Cause  string // names the event: the same at every delivery of it
 	Hold   HoldID // that the reservation was made of
 	Reason string // "" = not told
+}
+
+// CancelAnswer is the answer to a CancelRequest, the same whenever the same cause asks.
+type CancelAnswer struct {
+	Err         error    `json:"-"`               // ErrBusy when it could not be decided now, though others could
+	Reason      string   `json:"reason,omitzero"` // why it was refused; "" = it is cancelled
+	CancelledAt Time     `json:"-"`               // zero when it was refused
+	Data        HoldData `json:"hold"`            // of the hold that was paid, as far as it is known
+}
+
+// Cancel gives back what reservations took: Postgres lowers what is reserved, and then rev is
+// bumped, so that whoever has read the old number decides again.
+func (s *Service) Cancel(ctx context.Context, requests []CancelRequest, emit func(i int, r Result)) {
+	answers, err := s.inventory.Cancel(ctx, requests, s.Now)
+	failpoint.Hit("cancel.committed")
+	if err == nil {
+		var changed []string
+		for i, r := range requests {
+			if answers[i].Err == nil && answers[i].Reason == "" {
+				changed = append(changed, r.Hold.Resource)
+			}
+		}
+		err = s.InventoryChanged(ctx, changed...)
+	}
+	for i, r := range requests {
+		e := err
+		if e == nil {
+			e = answers[i].Err
+		}
+		if e != nil {
+			emit(i, Result{Err: fmt.Errorf("cancel reservation %s: %w", r.Hold, e)})
+			continue
+		}
+		emit(i, Result{Outcome: answers[i].outcome(r)})
+	}
+}
+
+func (a CancelAnswer) outcome(r CancelRequest) Outcome {
+	outcome := Outcome{Resource: r.Hold.Resource, Hold: r.Hold, At: a.CancelledAt}
+	if a.Reason != "" {
+		outcome.Event = EventCancelRejected
+		outcome.Data = CancelRejected{HoldData: a.Data, Reason: a.Reason}
+	} else {
+		outcome.Event = EventReservationCancelled
+		outcome.Data = ReservationCancelled{HoldData: a.Data, CancelledAt: a.CancelledAt}
+	}
+	return outcome
 }

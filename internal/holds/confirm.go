@@ -3,6 +3,7 @@ package holds
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"holdfast/internal/failpoint"
 	"holdfast/internal/lua"
@@ -20,7 +21,8 @@ type ConfirmRequest struct {
 type Payment struct {
 	ConfirmRequest
 	Claimed bool     // the hold is this payment's: it cannot lapse
-	Reason  string   // why it is not, when it is not claimed
+	Late    bool     // it had lapsed, and its slots were taken again
+	Reason  string   // why it is not claimed, when it is not
 	At      Time     // of the claim, or of the look
 	Data    HoldData // of the hold, as far as it is known
 	Names   []string // its slots, sorted; nil when no hold is known
@@ -30,6 +32,7 @@ type Payment struct {
 type PaymentAnswer struct {
 	Err       error // ErrBusy when it could not be decided now, though others could
 	Confirmed bool
+	Late      bool
 	Reason    string // why not
 	DecidedAt Time
 	Data      HoldData
@@ -71,41 +74,106 @@ func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest, emit f
 			payments = append(payments, payment)
 		}
 	}
-	if len(payments) == 0 {
-		return
-	}
-
-	answers, err := s.inventory.Decide(ctx, payments)
-	failpoint.Hit("confirm.committed")
-	var settled []error
-	if err == nil {
-		settled = s.settle(ctx, payments, answers)
-		failpoint.Hit("confirm.settled")
-	}
+	answers := s.decidePayments(ctx, payments)
 	for _, i := range asking {
 		r := requests[i]
-		place := places[paymentKey{r.Hold, r.PaymentID}]
-		switch {
-		case err != nil:
-			emit(i, Result{Err: fmt.Errorf("confirm hold %s: %w", r.Hold, err)})
-		case answers[place].Err != nil:
-			emit(i, Result{Err: fmt.Errorf("confirm hold %s: %w", r.Hold, answers[place].Err)})
-		case settled[place] != nil:
-			emit(i, Result{Err: fmt.Errorf("settle hold %s: %w", r.Hold, settled[place])})
-		default:
-			emit(i, Result{Outcome: answers[place].outcome(r)})
+		answer := answers[places[paymentKey{r.Hold, r.PaymentID}]]
+		if answer.Err != nil {
+			emit(i, Result{Err: fmt.Errorf("confirm hold %s: %w", r.Hold, answer.Err)})
+			continue
 		}
+		emit(i, Result{Outcome: answer.outcome(r)})
 	}
 }
 
+// decidePayments has payments decided and settles them.
+func (s *Service) decidePayments(ctx context.Context, payments []Payment) []PaymentAnswer {
+	answers := make([]PaymentAnswer, len(payments))
+	s.retake(ctx, payments, answers)
+	failpoint.Hit("confirm.retaken")
+	deciding, whose := make([]Payment, 0, len(payments)), make([]int, 0, len(payments))
+	for i, p := range payments {
+		if answers[i].Err == nil {
+			deciding, whose = append(deciding, p), append(whose, i)
+		}
+	}
+	if len(deciding) == 0 {
+		return answers
+	}
+	decided, err := s.inventory.Decide(ctx, deciding)
+	failpoint.Hit("confirm.committed")
+	if err == nil {
+		s.settle(ctx, deciding, decided)
+		failpoint.Hit("confirm.settled")
+	}
+	for j, i := range whose {
+		if err != nil {
+			answers[i].Err = err
+		} else {
+			answers[i] = decided[j]
+		}
+	}
+	return answers
+}
+
+// retake has late payments take the slots of their holds again, if the policy wants it and they are
+// free: through the same door as a new hold, under its lock and against the same counters.
+func (s *Service) retake(ctx context.Context, payments []Payment, answers []PaymentAnswer) {
+	if s.policy.LatePayment != LateAcceptedIfFree {
+		return
+	}
+	var late []*placing
+	for i, p := range payments {
+		if p.Reason != ReasonExpired {
+			continue
+		}
+		late = append(late, &placing{
+			PlaceRequest: &PlaceRequest{
+				Cause: p.PaymentID, Resource: p.Hold.Resource, RequestKey: p.Data.RequestKey,
+				User: p.Data.UserID, Quantity: *p.Data.Quantity,
+			},
+			index: i, late: p.Hold.UUID, names: p.Names, fingerprint: "late", asked: "-",
+		})
+	}
+	s.place(ctx, late, func(p *placing, answer, _ string, err error) {
+		if err == nil {
+			err = payments[p.index].retaken(answer)
+		}
+		answers[p.index].Err = err
+	})
+}
+
+// retaken reads an answer of place.lua to a late payment.
+func (p *Payment) retaken(answer string) error {
+	word, at, _ := strings.Cut(answer, " ")
+	decidedAt, err := parseMillis(at)
+	if err != nil {
+		return err
+	}
+	if word == "claimed_by_other" {
+		return errPaymentDecided
+	}
+	p.At = decidedAt
+	p.Claimed = word == "claimed" || word == "confirmed"
+	p.Late = p.Claimed
+	p.Reason = ""
+	if !p.Claimed {
+		p.Reason = word
+	}
+	return nil
+}
+
+// errPaymentDecided is an ErrBusy.
+var errPaymentDecided = fmt.Errorf("another payment is being decided: %w", ErrBusy)
+
 // readClaim reads an answer of claim.lua.
 func readClaim(r ConfirmRequest, c *lua.Call) (Payment, error) {
-	if err := c.Expect(3); err != nil {
+	if err := c.Expect(4); err != nil {
 		return Payment{}, err
 	}
-	word, line := c.Reply[0], c.Reply[2]
+	word, line, late := c.Reply[0], c.Reply[2], c.Reply[3] == "1"
 	if word == "claimed_by_other" {
-		return Payment{}, fmt.Errorf("another payment is being decided: %w", ErrBusy)
+		return Payment{}, errPaymentDecided
 	}
 	now, err := parseMillis(c.Reply[1])
 	if err != nil {
@@ -119,7 +187,7 @@ func readClaim(r ConfirmRequest, c *lua.Call) (Payment, error) {
 		}
 		payment.Data, payment.Names = hold.data(), hold.Names
 		if word == "claimed" || word == "confirmed" {
-			payment.Claimed, payment.At = true, hold.EndedAt
+			payment.Claimed, payment.Late, payment.At = true, late, hold.EndedAt
 		}
 	}
 	if !payment.Claimed {
@@ -128,33 +196,36 @@ func readClaim(r ConfirmRequest, c *lua.Call) (Payment, error) {
 	return payment, nil
 }
 
-// settle tells Redis how the claims ended.
-func (s *Service) settle(ctx context.Context, payments []Payment, answers []PaymentAnswer) []error {
-	errs := make([]error, len(payments))
+// settle tells Redis how the claims ended. A claim that it could not tell is an error of its answer.
+func (s *Service) settle(ctx context.Context, payments []Payment, answers []PaymentAnswer) {
 	calls, whose := make([]*lua.Call, 0, len(payments)), make([]int, 0, len(payments))
 	for i, p := range payments {
 		if !p.Claimed || answers[i].Err != nil {
 			continue
 		}
-		verdict := "rejected"
+		verdict, id := "rejected", p.Hold.UUID
 		if answers[i].Confirmed {
 			verdict = "confirmed"
 		}
-		calls = append(calls, s.newCall(scriptSettle, p.Hold.Resource, s.memory(), p.Hold.UUID, p.PaymentID, verdict))
+		if p.Late {
+			id = "late:" + id
+		}
+		calls = append(calls, s.newCall(scriptSettle, p.Hold.Resource, s.memory(), id, p.PaymentID, verdict))
 		whose = append(whose, i)
 	}
 	s.run(ctx, calls...)
 	for j, c := range calls {
-		errs[whose[j]] = c.Expect(1)
+		if err := c.Expect(1); err != nil {
+			answers[whose[j]].Err = fmt.Errorf("settle: %w", err)
+		}
 	}
-	return errs
 }
 
 func (a PaymentAnswer) outcome(r ConfirmRequest) Outcome {
 	outcome := Outcome{Resource: r.Hold.Resource, Hold: r.Hold, At: a.DecidedAt}
 	if a.Confirmed {
 		outcome.Event = EventHoldConfirmed
-		outcome.Data = HoldConfirmed{HoldData: a.Data, PaymentID: r.PaymentID, ConfirmedAt: a.DecidedAt}
+		outcome.Data = HoldConfirmed{HoldData: a.Data, PaymentID: r.PaymentID, ConfirmedAt: a.DecidedAt, Late: a.Late}
 	} else {
 		outcome.Event = EventConfirmRejected
 		outcome.Data = ConfirmRejected{HoldData: a.Data, PaymentID: r.PaymentID, Reason: a.Reason, RefundRequired: true}

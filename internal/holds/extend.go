@@ -1,5 +1,14 @@
 package holds
 
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"holdfast/internal/failpoint"
+	"holdfast/internal/lua"
+)
+
 // ExtendRequest asks for a later deadline: so many seconds from now, or, when a payment was
 // started, the payment window.
 type ExtendRequest struct {
@@ -7,4 +16,82 @@ type ExtendRequest struct {
 	Hold           HoldID
 	TTLSeconds     int64
 	PaymentStarted bool // once a hold; TTLSeconds is not looked at
+}
+
+// Extend puts off deadlines, never beyond the policy's HoldLifetimeMax. A result is ErrBusy
+// while a payment of the hold is being decided.
+func (s *Service) Extend(ctx context.Context, requests []ExtendRequest, emit func(i int, r Result)) {
+	calls := make([]*lua.Call, len(requests))
+	for i, r := range requests {
+		ttl, why := s.policy.PaymentWindow, "started"
+		if !r.PaymentStarted {
+			var err error
+			if ttl, err = s.ttl(r.TTLSeconds); err != nil {
+				why = "invalid"
+			} else {
+				why = "asked"
+			}
+		}
+		calls[i] = s.newCall(scriptExtend, r.Hold.Resource, s.memory(), r.Cause, r.Hold.UUID,
+			ttl.Milliseconds(), s.policy.HoldLifetimeMax.Milliseconds(), why)
+	}
+	s.run(ctx, calls...)
+	failpoint.Hit("extend.decided")
+	for i, r := range requests {
+		outcome, err := r.outcome(calls[i])
+		if err != nil {
+			err = fmt.Errorf("extend hold %s: %w", r.Hold, err)
+		}
+		emit(i, Result{outcome, err})
+	}
+}
+
+// ttl is that of a request in seconds. It returns an *InvalidError for one out of range.
+func (s *Service) ttl(seconds int64) (time.Duration, error) {
+	limit := int64(s.policy.HoldTTLMax / time.Second)
+	if seconds < 1 || seconds > limit {
+		return 0, invalid("ttl_seconds", "must be 1 to %d", limit)
+	}
+	return time.Duration(seconds) * time.Second, nil
+}
+
+// outcome reads an answer of extend.lua.
+func (r ExtendRequest) outcome(c *lua.Call) (Outcome, error) {
+	if err := c.Expect(4); err != nil {
+		return Outcome{}, err
+	}
+	word, line := c.Reply[0], c.Reply[3]
+	if word == "claimed" {
+		return Outcome{}, fmt.Errorf("a payment is being decided: %w", ErrBusy)
+	}
+	outcome := Outcome{Resource: r.Hold.Resource, Hold: r.Hold}
+	data := HoldData{ResourceID: r.Hold.Resource, HoldID: r.Hold}
+	if line != "" {
+		hold, err := parseRecord(r.Hold, line)
+		if err != nil {
+			return Outcome{}, err
+		}
+		data = hold.data()
+	}
+	if c.Reply[1] != "0" {
+		var err error
+		if outcome.At, err = parseMillis(c.Reply[1]); err != nil {
+			return Outcome{}, err
+		}
+	}
+	if word == "extended" {
+		deadline, err := parseMillis(c.Reply[2])
+		if err != nil {
+			return Outcome{}, err
+		}
+		outcome.Event = EventHoldExtended
+		outcome.Data = HoldExtended{HoldData: data, ExtendedAt: outcome.At, ExpiresAt: deadline}
+		return outcome, nil
+	}
+	rejected := ExtensionRejected{HoldData: data, Reason: word}
+	if word == ReasonInvalidRequest {
+		rejected.Field = "ttl_seconds"
+	}
+	outcome.Event, outcome.Data = EventExtensionRejected, rejected
+	return outcome, nil
 }

@@ -32,6 +32,24 @@ type CapacityAnswer struct {
 	Slots         []SlotStock `json:"slots"`                   // as they are after the change; nil when refused
 }
 
+// InventoryChanged bumps rev, so that whoever has read capacities or reservations of these
+// resources before decides again. What is no resource id has no holds and is passed over.
+func (s *Service) InventoryChanged(ctx context.Context, resources ...string) error {
+	if s.dry {
+		return nil
+	}
+	pipe := s.redis.Pipeline()
+	for _, resource := range resources {
+		if ResourcePattern.MatchString(resource) {
+			pipe.Incr(ctx, s.keys.rev(resource))
+		}
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return fmt.Errorf("bump rev: %w", err)
+	}
+	return nil
+}
+
 // SetInventory sets capacities and bumps rev, so that whoever has read the old ones decides again.
 func (s *Service) SetInventory(ctx context.Context, r InventoryRequest) Result {
 	reject := func(reason, field string) Result {
@@ -54,7 +72,7 @@ func (s *Service) SetInventory(ctx context.Context, r InventoryRequest) Result {
 	}
 	answer, err := s.inventory.SetCapacity(ctx, CapacityChange{r.Cause, r.StoredAt, r.Resource, names, r.Capacity, held})
 	if err == nil {
-		err = s.redis.Incr(ctx, s.keys.rev(r.Resource)).Err()
+		err = s.InventoryChanged(ctx, r.Resource)
 	}
 	if err != nil {
 		return Result{Err: fmt.Errorf("set inventory of %s: %w", r.Resource, err)}

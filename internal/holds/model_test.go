@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"pgregory.net/rapid"
 
 	"holdfast/internal/holds"
@@ -27,6 +28,7 @@ type model struct {
 	answers  map[string]modelAnswer // by request key
 	payments map[string]string      // by hold and payment
 	lastHold map[holds.HoldID]*modelHold
+	late     holds.LatePayment
 }
 
 type modelHold struct {
@@ -34,9 +36,12 @@ type modelHold struct {
 	user     string
 	slots    []string
 	quantity int64
+	created  time.Time
 	deadline time.Time
 	state    holds.State
-	payment  string
+	started  bool
+	reserved bool // it was paid, be it late
+	returned bool // its reservation was cancelled
 }
 
 type modelAnswer struct {
@@ -66,7 +71,7 @@ func (m *model) place(user, key string, slots []string, quantity int64, ttl time
 	}
 	text := m.refusal(user, slots, quantity)
 	if text == "" {
-		h := &modelHold{id: id, user: user, slots: slots, quantity: quantity, deadline: m.now.Add(ttl), state: holds.Held}
+		h := &modelHold{id: id, user: user, slots: slots, quantity: quantity, created: m.now, deadline: m.now.Add(ttl), state: holds.Held}
 		m.holds = append(m.holds, h)
 		m.lastHold[id] = h
 		text = fmt.Sprintf("hold.created %s %d", id, h.deadline.UnixMilli())
@@ -126,21 +131,37 @@ func (m *model) pay(h *modelHold, payment string) string {
 	if answer, known := m.payments[key]; known {
 		return answer
 	}
+	short := func(held bool) bool {
+		return slices.ContainsFunc(h.slots, func(slot string) bool {
+			taken := m.reserved[slot]
+			if held {
+				taken += m.held(slot)
+			}
+			return taken+h.quantity > m.capacity[slot]
+		})
+	}
 	answer := "hold.confirmed"
-	switch {
-	case h.state == holds.Confirmed:
-		answer = "hold.confirm_rejected already_confirmed"
-	case h.state == holds.Released:
-		answer = "hold.confirm_rejected released"
-	case !m.live(h):
-		answer = "hold.confirm_rejected expired"
-	case slices.ContainsFunc(h.slots, func(slot string) bool { return m.reserved[slot]+h.quantity > m.capacity[slot] }):
-		answer = "hold.confirm_rejected sold_out"
-	default:
-		h.state, h.payment = holds.Confirmed, payment
+	reserve := func() {
+		h.reserved = true
 		for _, slot := range h.slots {
 			m.reserved[slot] += h.quantity
 		}
+	}
+	switch {
+	case h.reserved:
+		answer = "hold.confirm_rejected already_confirmed"
+	case h.state == holds.Released:
+		answer = "hold.confirm_rejected released"
+	case !m.live(h) && m.late == holds.LateRejected:
+		answer = "hold.confirm_rejected expired"
+	case short(!m.live(h)):
+		answer = "hold.confirm_rejected sold_out"
+	case !m.live(h):
+		answer = "hold.confirmed late"
+		reserve()
+	default:
+		h.state = holds.Confirmed
+		reserve()
 	}
 	m.payments[key] = answer
 	return answer
@@ -157,6 +178,39 @@ func (m *model) release(h *modelHold) string {
 	}
 	h.state = holds.Released
 	return "hold.released"
+}
+
+func (m *model) extend(h *modelHold, ttl time.Duration, started bool) string {
+	deadline := m.now.Add(ttl)
+	switch {
+	case h.state != holds.Held:
+		return "hold.extension_rejected " + string(h.state)
+	case !m.live(h):
+		return "hold.extension_rejected expired"
+	case started && h.started:
+		return "hold.extension_rejected already_started"
+	case deadline.After(h.deadline) && deadline.After(h.created.Add(testPolicy.HoldLifetimeMax)):
+		return "hold.extension_rejected limit_reached"
+	}
+	h.started = h.started || started
+	if deadline.After(h.deadline) {
+		h.deadline = deadline
+	}
+	return "hold.extended"
+}
+
+func (m *model) cancelReservation(h *modelHold) string {
+	switch {
+	case !h.reserved:
+		return "reservation.cancel_rejected unknown_reservation"
+	case h.returned:
+		return "reservation.cancel_rejected already_cancelled"
+	}
+	h.returned = true
+	for _, slot := range h.slots {
+		m.reserved[slot] -= h.quantity
+	}
+	return "reservation.cancelled"
 }
 
 func (m *model) setCapacity(slots []string, capacity int64) string {
@@ -202,24 +256,42 @@ func tell(o holds.Outcome) string {
 }
 
 // TestAgainstModel does random things to a resource and to the model, and compares every
-// outcome and, after each step, what is available. At the end every hold is ended and nothing
-// may be left of any.
+// outcome and, after each step, what is available. Each thing is first done dry: that must say the
+// same and change nothing. At the end every hold is ended and nothing may be left of any.
 func TestAgainstModel(t *testing.T) {
 	t.Parallel()
+	for _, late := range []holds.LatePayment{holds.LateRejected, holds.LateAcceptedIfFree} {
+		t.Run(string(late), func(t *testing.T) {
+			t.Parallel()
+			againstModel(t, late)
+		})
+	}
+}
+
+func againstModel(t *testing.T, late holds.LatePayment) {
 	w := newWorld(t)
+	w.setPolicy(t, func(p *holds.Policy) {
+		p.LatePayment = late
+		p.RequestKeyTTL = 10_000 * time.Hour // nothing is forgotten while a run lasts
+	})
+	conn := w.connect(t)
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	dry := &world{service: w.service.Dry(w.store.Dry())}
 	var resources atomic.Int64
 	rapid.Check(t, func(t *rapid.T) {
 		resource := fmt.Sprintf("r%d", resources.Add(1))
 		m := &model{
-			now: w.now, capacity: make(map[string]int64), reserved: make(map[string]int64),
+			now: w.now, capacity: make(map[string]int64), reserved: make(map[string]int64), late: late,
 			answers: make(map[string]modelAnswer), payments: make(map[string]string), lastHold: make(map[holds.HoldID]*modelHold),
 		}
-		r := &modelRun{world: w, model: m, resource: resource}
+		r := &modelRun{world: w, dry: dry, sql: conn, model: m, resource: resource}
 		t.Repeat(map[string]func(*rapid.T){
 			"place":    r.placeBatch,
 			"place 2":  r.placeBatch, // twice as often
 			"pay":      r.payOne,
 			"release":  r.releaseOne,
+			"extend":   r.extendOne,
+			"cancel":   r.cancelOne,
 			"capacity": r.changeCapacity,
 			"time":     r.passTime,
 			"sweep":    r.sweep,
@@ -231,9 +303,60 @@ func TestAgainstModel(t *testing.T) {
 
 type modelRun struct {
 	*world
+	dry       *world // that decides and changes nothing
+	sql       *pgx.Conn
 	model     *model
 	resource  string
 	announced map[holds.HoldID]int
+}
+
+// both does something dry and then really. The first must say the same and change nothing.
+func (r *modelRun) both(t *rapid.T, do func(w *world) holds.Outcome) holds.Outcome {
+	r.available(t, r.resource, holds.Asked{}) // what is due may be lapsed at any time
+	before := r.everything(t)
+	dry := do(r.dry)
+	if after := r.everything(t); after != before {
+		t.Fatalf("dry, and yet something was changed: %s\n\tbefore %s\n\tafter  %s", brief(dry), before, after)
+	}
+	really := do(r.world)
+	if brief(dry) != brief(really) {
+		t.Fatalf("dry %s, really %s", brief(dry), brief(really))
+	}
+	return really
+}
+
+// everything is all that is stored of the resource.
+func (r *modelRun) everything(t *rapid.T) string {
+	ctx := context.Background()
+	keys, err := r.client.Keys(ctx, holds.Key(r.namespace, r.resource, "*")).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(keys)
+	var text strings.Builder
+	for _, key := range keys {
+		var value any
+		switch kind := r.client.Type(ctx, key).Val(); kind {
+		case "string":
+			value = r.client.Get(ctx, key).Val()
+		case "hash":
+			value = r.client.HGetAll(ctx, key).Val()
+		case "zset":
+			value = r.client.ZRangeWithScores(ctx, key, 0, -1).Val()
+		default:
+			t.Fatalf("%s is a %q", key, kind)
+		}
+		fmt.Fprintln(&text, key, value, r.client.PExpireTime(ctx, key).Val())
+	}
+	var rows string
+	if err := r.sql.QueryRow(ctx, `SELECT concat(
+		(SELECT string_agg(i::text, ';' ORDER BY slot) FROM inventory AS i WHERE resource_id = $1),
+		(SELECT string_agg(r::text, ';' ORDER BY hold_id) FROM reservations AS r WHERE resource_id = $1),
+		(SELECT string_agg(p::text, ';' ORDER BY hold_id, payment_id) FROM payments AS p WHERE starts_with(hold_id, $1 || '.')),
+		(SELECT count(*) FROM event_answers WHERE resource_id = $1))`, r.resource).Scan(&rows); err != nil {
+		t.Fatal(err)
+	}
+	return text.String() + rows
 }
 
 var (
@@ -259,7 +382,9 @@ func (r *modelRun) placeBatch(t *rapid.T) {
 			TTLSeconds: &ttl,
 		}
 	}
-	for i, o := range r.place(t, requests...) {
+	outcomes := []holds.Outcome{r.both(t, func(w *world) holds.Outcome { return w.place(t, requests[0])[0] })}
+	outcomes = append(outcomes, r.place(t, requests[1:]...)...)
+	for i, o := range outcomes {
 		q := requests[i]
 		want := r.model.place(q.User, q.RequestKey, q.Asked.Slots, q.Quantity, time.Duration(*q.TTLSeconds)*time.Second, o.Hold)
 		if got := tell(o); got != want {
@@ -283,7 +408,7 @@ func (r *modelRun) payOne(t *rapid.T) {
 	}
 	payment := fmt.Sprintf("p%d", rapid.IntRange(1, 2).Draw(t, "payment"))
 	want := r.model.pay(h, payment)
-	if got := brief(r.pay(t, h.id, payment)); got != want {
+	if got := brief(r.both(t, func(w *world) holds.Outcome { return w.pay(t, h.id, payment) })); got != want {
 		t.Fatalf("%s pays for a hold that is %s: got %s, want %s", h.user, h.state, got, want)
 	}
 }
@@ -294,21 +419,56 @@ func (r *modelRun) releaseOne(t *rapid.T) {
 		return
 	}
 	want := r.model.release(h)
-	if got := brief(r.release(t, holds.ReleaseRequest{Hold: h.id})); got != want {
+	release := func(w *world) holds.Outcome { return w.release(t, holds.ReleaseRequest{Hold: h.id}) }
+	if got := brief(r.both(t, release)); got != want {
 		t.Fatalf("%s cancels: got %s, want %s", h.user, got, want)
+	}
+}
+
+func (r *modelRun) extendOne(t *rapid.T) {
+	h := r.drawHold(t)
+	if h == nil {
+		return
+	}
+	q := holds.ExtendRequest{Hold: h.id, PaymentStarted: rapid.Bool().Draw(t, "started")}
+	ttl := testPolicy.PaymentWindow
+	if !q.PaymentStarted {
+		q.TTLSeconds = rapid.SampledFrom([]int64{1, 60, 3600}).Draw(t, "ttl")
+		ttl = time.Duration(q.TTLSeconds) * time.Second
+	}
+	want := r.model.extend(h, ttl, q.PaymentStarted)
+	o := r.both(t, func(w *world) holds.Outcome { return w.extend(t, q) })
+	if got := brief(o); got != want {
+		t.Fatalf("%s extends by %v: got %s, want %s", h.user, ttl, got, want)
+	}
+	if data, extended := o.Data.(holds.HoldExtended); extended && !data.ExpiresAt.Equal(h.deadline) {
+		t.Fatalf("%s extends by %v: to %v, want %v", h.user, ttl, data.ExpiresAt, h.deadline)
+	}
+}
+
+func (r *modelRun) cancelOne(t *rapid.T) {
+	h := r.drawHold(t)
+	if h == nil {
+		return
+	}
+	want := r.model.cancelReservation(h)
+	cancel := func(w *world) holds.Outcome { return w.cancelReservation(t, holds.CancelRequest{Hold: h.id}) }
+	if got := brief(r.both(t, cancel)); got != want {
+		t.Fatalf("the reservation of %s is cancelled: got %s, want %s", h.user, got, want)
 	}
 }
 
 func (r *modelRun) changeCapacity(t *rapid.T) {
 	names, capacity := drawSlots(t), rapid.Int64Range(0, 5).Draw(t, "capacity")
 	want := r.model.setCapacity(names, capacity)
-	if got := brief(r.setInventory(t, r.resource, slots(names...), capacity)); got != want {
+	change := func(w *world) holds.Outcome { return w.setInventory(t, r.resource, slots(names...), capacity) }
+	if got := brief(r.both(t, change)); got != want {
 		t.Fatalf("capacity %d of %v: got %s, want %s", capacity, names, got, want)
 	}
 }
 
 func (r *modelRun) passTime(t *rapid.T) {
-	r.pass(t, rapid.SampledFrom([]time.Duration{time.Millisecond, 999 * time.Millisecond, time.Second, time.Minute}).Draw(t, "time"))
+	r.pass(t, rapid.SampledFrom([]time.Duration{time.Millisecond, 999 * time.Millisecond, time.Second, time.Minute, 40 * time.Minute}).Draw(t, "time"))
 	r.model.now = r.now
 }
 
@@ -347,7 +507,7 @@ func (r *modelRun) compare(t *rapid.T) {
 
 // end lets every hold end and checks that nothing is left.
 func (r *modelRun) end(t *rapid.T) {
-	r.pass(t, 2*time.Minute)
+	r.pass(t, 2*testPolicy.HoldLifetimeMax)
 	r.model.now = r.now
 	r.sweep(t)
 	r.compare(t)

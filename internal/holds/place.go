@@ -36,15 +36,19 @@ type PlaceRequest struct {
 	Metadata   jsontext.Value // compact, nil = none
 }
 
-// placing is a request on its way.
+// placing is a request on its way, or a late payment that takes the slots of its hold again.
 type placing struct {
 	*PlaceRequest
-	index       int // among the requests of the call
+	index       int    // among the requests of the call
+	late        string // the id of the hold that was paid late, "" = none
 	names       []string
 	ttl         time.Duration
 	fingerprint string
 	asked       string
 }
+
+// decided is told what place.lua answers to a request, or why there is no answer.
+type decided func(p *placing, answer, tail string, err error)
 
 // group is the requests of one resource that are decided together, under one lock on the
 // sorted union of their slots.
@@ -70,12 +74,23 @@ func (s *Service) Place(ctx context.Context, requests []PlaceRequest, emit func(
 		}
 		waiting = append(waiting, p)
 	}
+	s.place(ctx, waiting, func(p *placing, answer, tail string, err error) {
+		var outcome Outcome
+		if err == nil {
+			outcome, err = p.outcome(answer, tail)
+		}
+		emit(p.index, Result{outcome, err})
+	})
+}
+
+// place has requests decided and tells done of each, once.
+func (s *Service) place(ctx context.Context, waiting []*placing, done decided) {
 	if len(waiting) == 0 {
 		return
 	}
 	acquisition, err := s.locker.Begin("", s.policy.LockWait)
 	if err != nil {
-		fail(waiting, err, emit)
+		fail(waiting, err, done)
 		return
 	}
 	defer acquisition.End(ctx)
@@ -83,11 +98,11 @@ func (s *Service) Place(ctx context.Context, requests []PlaceRequest, emit func(
 		groups, later := s.gather(waiting)
 		locked, blocked, err := s.lock(ctx, acquisition, groups)
 		if err != nil {
-			fail(waiting, err, emit)
+			fail(waiting, err, done)
 			return
 		}
 		failpoint.Hit("place.locked")
-		again := s.decide(ctx, locked, emit)
+		again := s.decide(ctx, locked, done)
 
 		before := len(waiting)
 		waiting = append(again, later...)
@@ -100,18 +115,18 @@ func (s *Service) Place(ctx context.Context, requests []PlaceRequest, emit func(
 		}
 		// Locks are taken by others, or were lost to them.
 		if err := acquisition.Wait(ctx); errors.Is(err, locking.ErrTimeout) {
-			fail(waiting, fmt.Errorf("%w: %w", ErrBusy, err), emit)
+			fail(waiting, fmt.Errorf("%w: %w", ErrBusy, err), done)
 			return
 		} else if err != nil {
-			fail(waiting, err, emit)
+			fail(waiting, err, done)
 			return
 		}
 	}
 }
 
-func fail(requests []*placing, err error, emit func(int, Result)) {
+func fail(requests []*placing, err error, done decided) {
 	for _, p := range requests {
-		emit(p.index, Result{Err: fmt.Errorf("place hold on %s: %w", p.Resource, err)})
+		done(p, "", "", fmt.Errorf("place hold on %s: %w", p.Resource, err))
 	}
 }
 
@@ -131,11 +146,10 @@ func (s *Service) understand(r *PlaceRequest, index int) (*placing, error) {
 	}
 	ttl, written := s.policy.HoldTTL, "-"
 	if r.TTLSeconds != nil {
-		limit := int64(s.policy.HoldTTLMax / time.Second)
-		if *r.TTLSeconds < 1 || *r.TTLSeconds > limit {
-			return nil, invalid("ttl_seconds", "must be 1 to %d", limit)
+		if ttl, err = s.ttl(*r.TTLSeconds); err != nil {
+			return nil, err
 		}
-		ttl, written = time.Duration(*r.TTLSeconds)*time.Second, strconv.FormatInt(*r.TTLSeconds, 10)
+		written = strconv.FormatInt(*r.TTLSeconds, 10)
 	}
 	asked, err := r.Asked.compact()
 	if err != nil {
@@ -217,9 +231,9 @@ func (s *Service) unlock(ctx context.Context, groups []*group) {
 	_ = s.locker.Unlock(ctx, locksOf(groups)...)
 }
 
-// decide decides locked groups and emits their results. It returns the requests of groups that
+// decide decides locked groups. It returns the requests of groups that
 // lost their lock, or a conflict, and so were not decided.
-func (s *Service) decide(ctx context.Context, groups []*group, emit func(int, Result)) (again []*placing) {
+func (s *Service) decide(ctx context.Context, groups []*group, done decided) (again []*placing) {
 	if len(groups) == 0 {
 		return nil
 	}
@@ -234,7 +248,7 @@ func (s *Service) decide(ctx context.Context, groups []*group, emit func(int, Re
 				if lost {
 					again = append(again, g.requests...)
 				} else {
-					fail(g.requests, err, emit)
+					fail(g.requests, err, done)
 				}
 			}
 			return again
@@ -255,14 +269,13 @@ func (s *Service) decide(ctx context.Context, groups []*group, emit func(int, Re
 				repeat = append(repeat, g)
 			case c.Err == nil && c.Status == "stale":
 				undecided = append(undecided, g)
-				fail(g.requests, fmt.Errorf("inventory keeps changing: %w", ErrBusy), emit)
+				fail(g.requests, fmt.Errorf("inventory keeps changing: %w", ErrBusy), done)
 			case c.Expect(2*len(g.requests)) != nil:
 				undecided = append(undecided, g)
-				fail(g.requests, c.Err, emit)
+				fail(g.requests, c.Err, done)
 			default:
 				for j, p := range g.requests {
-					outcome, err := p.outcome(c.Reply[2*j], c.Reply[1+2*j])
-					emit(p.index, Result{outcome, err})
+					done(p, c.Reply[2*j], c.Reply[1+2*j], nil)
 				}
 			}
 		}
@@ -276,6 +289,15 @@ func (s *Service) decide(ctx context.Context, groups []*group, emit func(int, Re
 // ctx is that of the groups' locks.
 func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, error) {
 	resources, slots := make([]string, len(groups)), make([][]string, len(groups))
+	for _, g := range groups {
+		if !s.dry {
+			break
+		}
+		// A dry script cannot lapse what is due before it decides.
+		if _, err := s.heldCounts(ctx, g.resource, g.names); err != nil {
+			return nil, err
+		}
+	}
 	pipe := s.redis.Pipeline()
 	clocks, revs := make([]*redis.TimeCmd, len(groups)), make([]*redis.StringCmd, len(groups))
 	for i, g := range groups {
@@ -327,11 +349,15 @@ func (s *Service) placeCall(g *group, rev string, readAt time.Time, age time.Dur
 		args = append(args, row.Reserved)
 	}
 	for _, p := range g.requests {
-		id, err := NewHoldID(p.Resource)
-		if err != nil {
-			return nil, err
+		id := p.late
+		if id == "" {
+			fresh, err := NewHoldID(p.Resource)
+			if err != nil {
+				return nil, err
+			}
+			id = fresh.UUID
 		}
-		args = append(args, id.UUID, p.RequestKey, p.Cause, p.fingerprint, p.User, p.Quantity,
+		args = append(args, id, p.RequestKey, p.Cause, p.fingerprint, p.User, p.Quantity,
 			p.ttl.Milliseconds(), joinSlots(p.names), p.asked, string(p.Metadata))
 	}
 	return s.newCall(scriptPlace, g.resource, args...), nil

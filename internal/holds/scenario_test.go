@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"holdfast/internal/holds"
 )
 
@@ -37,6 +39,7 @@ type scene struct {
 	t     *testing.T
 	holds map[string]holds.HoldID
 	first map[string]holds.Outcome // the outcome that named each hold
+	again func() string            // the last event that can be repeated, delivered once more
 }
 
 func play(t *testing.T, file string) {
@@ -76,6 +79,17 @@ var sentences = []struct {
 	}},
 	{regexp.MustCompile(`^(\S+) cancels key (\S+) on (\S+)$`), func(s *scene, w []string, _ string) string {
 		return brief(s.release(s.t, holds.ReleaseRequest{Resource: w[3], RequestKey: w[2]}))
+	}},
+	{regexp.MustCompile(`^(\S+) (extends|starts to pay for) (\S+?)(?: by (\S+))?$`), (*scene).extends},
+	{regexp.MustCompile(`^the reservation of (\S+) is cancelled$`), func(s *scene, w []string, _ string) string {
+		return s.repeatable(func(cause string) holds.Outcome {
+			return s.cancelReservation(s.t, holds.CancelRequest{Cause: cause, Hold: s.hold(w[1])})
+		})
+	}},
+	{regexp.MustCompile(`^the event comes again$`), func(s *scene, _ []string, _ string) string { return s.again() }},
+	{regexp.MustCompile(`^late payments are accepted if free$`), func(s *scene, _ []string, _ string) string {
+		s.setPolicy(s.t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+		return ""
 	}},
 	{regexp.MustCompile(`^(\S+) cancels (\S+)$`), func(s *scene, w []string, _ string) string {
 		return brief(s.release(s.t, holds.ReleaseRequest{Hold: s.hold(w[2])}))
@@ -130,6 +144,41 @@ func (s *scene) happen(line, want string) string {
 	}
 	s.t.Fatalf("nobody understands %q", line)
 	return ""
+}
+
+// extends: user, verb, hold, by.
+func (s *scene) extends(w []string, _ string) string {
+	r := holds.ExtendRequest{Hold: s.hold(w[3]), PaymentStarted: w[2] != "extends"}
+	if w[4] != "" {
+		d, err := time.ParseDuration(w[4])
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		r.TTLSeconds = int64(d / time.Second)
+	}
+	return s.repeatable(func(cause string) holds.Outcome {
+		r.Cause = cause
+		return s.extend(s.t, r)
+	})
+}
+
+// repeatable has an event decided, and tells how much is left of the hold that it extends. When the
+// event comes again its outcome must be the same to the letter.
+func (s *scene) repeatable(decide func(cause string) holds.Outcome) string {
+	cause := uuid.NewString()
+	first := decide(cause)
+	text := brief(first)
+	if data, extended := first.Data.(holds.HoldExtended); extended {
+		text += " to " + data.ExpiresAt.Sub(s.now).String()
+	}
+	s.again = func() string {
+		again := decide(cause)
+		if got, want := letter(s.t, again), letter(s.t, first); got != want {
+			s.t.Fatalf("the same event is answered\n\t%s\nand then\n\t%s", want, got)
+		}
+		return brief(again)
+	}
+	return text
 }
 
 // books: user, quantity, resource, slots, ttl, key.

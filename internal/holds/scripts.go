@@ -33,6 +33,7 @@ var (
 	scriptClaim        = load("claim", givesBack)
 	scriptSettle       = load("settle", givesBack)
 	scriptRelease      = load("release", givesBack)
+	scriptExtend       = load("extend", "")
 	scriptExpire       = load("expire", givesBack)
 	scriptForget       = load("forget", givesBack)
 	scriptAvailability = load("availability", givesBack)
@@ -60,7 +61,7 @@ func source(name string) string {
 // newCall prepares a script on one resource; args follow the three that every script takes.
 func (s *Service) newCall(script lua.Script, resource string, args ...any) *lua.Call {
 	head := []any{s.epoch, resource, s.keys.prefix(resource)}
-	return &lua.Call{Script: script, Keys: s.keys.resource(resource), Args: append(head, args...)}
+	return &lua.Call{Script: s.twin(script), Keys: s.keys.resource(resource), Args: append(head, args...)}
 }
 
 // run runs calls in one round trip and turns the answers that every script can give into

@@ -22,14 +22,26 @@ const (
 
 // Policy is what may be asked for, and for how long things last.
 type Policy struct {
-	HoldTTL       time.Duration // of a request that names none
-	HoldTTLMax    time.Duration // longest ttl of a request
-	HoldsPerUser  int           // live holds of one user on one resource
-	NightsMax     int           // nights in one request
-	HorizonDays   int           // days ahead that can be asked for
-	RequestKeyTTL time.Duration // how long answers and ended holds are remembered
-	LockWait      time.Duration // how long a group waits for its lock
+	HoldTTL         time.Duration // of a request that names none
+	HoldTTLMax      time.Duration // longest ttl of a request
+	HoldLifetimeMax time.Duration // longest life of a hold, extensions included
+	PaymentWindow   time.Duration // what a hold has at least when its payment was started
+	LatePayment     LatePayment   // what becomes of a payment for a hold that has lapsed
+	HoldsPerUser    int           // live holds of one user on one resource
+	NightsMax       int           // nights in one request
+	HorizonDays     int           // days ahead that can be asked for
+	RequestKeyTTL   time.Duration // how long answers and ended holds are remembered
+	LockWait        time.Duration // how long a group waits for its lock
 }
+
+// LatePayment is what becomes of a payment for a hold that has lapsed.
+type LatePayment string
+
+// A late payment is rejected, or takes the slots of its hold again if they are free.
+const (
+	LateRejected       LatePayment = "reject"
+	LateAcceptedIfFree LatePayment = "accept_if_free"
+)
 
 // Stock is Postgres' row for one slot. Known is false when there is none.
 type Stock struct {
@@ -46,6 +58,10 @@ type Inventory interface {
 	// Decide gives each payment its permanent answer: the one that it has, or a new one. It
 	// may be repeated after any error. Where only some could not be decided, their answers say so.
 	Decide(ctx context.Context, payments []Payment) ([]PaymentAnswer, error)
+	// Cancel cancels reservations and gives their slots back; now is asked after the commit. A
+	// repeated cause gets its first answer. It may be repeated after any error. Where only some
+	// could not be decided, their answers say so.
+	Cancel(ctx context.Context, requests []CancelRequest, now func(context.Context) (Time, error)) ([]CancelAnswer, error)
 	// SetCapacity sets the capacity of all slots or of none, once for each cause: a repeated
 	// cause gets the first answer, and an event that was stored before one that has been applied
 	// changes nothing. Held is only for the answer.
@@ -76,6 +92,7 @@ type Service struct {
 	inventory Inventory
 	epoch     string
 	policy    Policy
+	dry       bool // nothing is written
 }
 
 // NewService returns a Service for a namespace. The client must have MaxRetries -1 (see run),
@@ -86,6 +103,15 @@ func NewService(namespace string, client redis.UniversalClient, locker *locking.
 
 // memory is how long ended holds and answers are remembered, in ms, as an argument.
 func (s *Service) memory() int64 { return s.policy.RequestKeyTTL.Milliseconds() }
+
+// Now reads Redis' clock.
+func (s *Service) Now(ctx context.Context) (Time, error) {
+	now, err := s.redis.Time(ctx).Result()
+	if err != nil {
+		return Time{}, fmt.Errorf("read the clock of redis: %w", err)
+	}
+	return TimeFromMillis(now.UnixMilli()), nil
+}
 
 // Initialise writes the epoch to every partition of an empty Redis. Where there is another
 // epoch it returns ErrDataLost: this Redis belongs to another database.

@@ -48,7 +48,8 @@ type world struct {
 
 // testPolicy differs from the defaults where a test needs fewer of something.
 var testPolicy = holds.Policy{
-	HoldTTL: 10 * time.Minute, HoldTTLMax: time.Hour, HoldsPerUser: 3, NightsMax: 30,
+	HoldTTL: 10 * time.Minute, HoldTTLMax: time.Hour, HoldLifetimeMax: 90 * time.Minute, PaymentWindow: 5 * time.Minute,
+	LatePayment: holds.LateRejected, HoldsPerUser: 3, NightsMax: 30,
 	HorizonDays: 1095, RequestKeyTTL: 24 * time.Hour, LockWait: 5 * time.Second,
 }
 
@@ -87,6 +88,16 @@ func newWorldOn(t testing.TB, redisURL string) *world {
 // execute runs plain SQL in the world's schema, as upstream may.
 func (w *world) execute(t testing.TB, sql string) {
 	t.Helper()
+	conn := w.connect(t)
+	defer func() { _ = conn.Close(context.Background()) }()
+	if _, err := conn.Exec(t.Context(), sql); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// connect connects to the world's schema.
+func (w *world) connect(t testing.TB) *pgx.Conn {
+	t.Helper()
 	config, err := pgx.ParseConfig(stacktest.Shared().PostgresURL)
 	if err != nil {
 		t.Fatal(err)
@@ -96,10 +107,7 @@ func (w *world) execute(t testing.TB, sql string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = conn.Close(context.Background()) }()
-	if _, err := conn.Exec(t.Context(), sql); err != nil {
-		t.Fatal(err)
-	}
+	return conn
 }
 
 // newService returns another worker's service on the same servers.
@@ -261,6 +269,34 @@ func (w *world) release(t fatal, r holds.ReleaseRequest) holds.Outcome {
 	})[0]
 }
 
+func (w *world) extend(t fatal, r holds.ExtendRequest) holds.Outcome {
+	t.Helper()
+	if r.Cause == "" {
+		r.Cause = uuid.NewString()
+	}
+	return collect(t, 1, func(emit func(int, holds.Result)) {
+		w.service.Extend(context.Background(), []holds.ExtendRequest{r}, emit)
+	})[0]
+}
+
+func (w *world) cancelReservation(t fatal, r holds.CancelRequest) holds.Outcome {
+	t.Helper()
+	if r.Cause == "" {
+		r.Cause = uuid.NewString()
+	}
+	return collect(t, 1, func(emit func(int, holds.Result)) {
+		w.service.Cancel(context.Background(), []holds.CancelRequest{r}, emit)
+	})[0]
+}
+
+// setPolicy has the world decide by another policy from now on.
+func (w *world) setPolicy(t testing.TB, change func(*holds.Policy)) {
+	t.Helper()
+	change(&w.policy)
+	w.service = w.newService(w.client, w.locker(t), w.store)
+	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
+}
+
 func (w *world) setInventory(t fatal, resource string, asked holds.Asked, capacity int64) holds.Outcome {
 	t.Helper()
 	r := w.service.SetInventory(context.Background(), holds.InventoryRequest{
@@ -336,6 +372,14 @@ func brief(o holds.Outcome) string {
 	case holds.ReleaseRejected:
 		reason = data.Reason
 	case holds.ConfirmRejected:
+		reason = data.Reason
+	case holds.HoldConfirmed:
+		if data.Late {
+			reason = "late"
+		}
+	case holds.ExtensionRejected:
+		reason = data.Reason
+	case holds.CancelRejected:
 		reason = data.Reason
 	case holds.InventoryRejected:
 		reason = data.Reason

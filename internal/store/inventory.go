@@ -11,12 +11,6 @@ import (
 	"holdfast/internal/holds"
 )
 
-const (
-	queryChangeAnswered = `SELECT answer FROM inventory_changes WHERE cause = $1`
-	queryChangeInsert   = `INSERT INTO inventory_changes (cause, resource_id, answer) VALUES ($1, $2, $3)
-		ON CONFLICT ON CONSTRAINT an_inventory_event_has_one_answer DO NOTHING`
-)
-
 // SetCapacity implements holds.Inventory. The answer is written in the transaction that sets
 // the capacity, so a cause that comes again is answered and changes nothing.
 func (s *Store) SetCapacity(ctx context.Context, change holds.CapacityChange) (answer holds.CapacityAnswer, err error) {
@@ -43,28 +37,51 @@ func (s *Store) SetCapacity(ctx context.Context, change holds.CapacityChange) (a
 
 // setCapacityIn answers a change, by refusing it when refuse is set.
 func setCapacityIn(ctx context.Context, tx pgx.Tx, change holds.CapacityChange, refuse bool) (answer holds.CapacityAnswer, err error) {
-	var remembered string
-	err = tx.QueryRow(ctx, queryChangeAnswered, change.Cause).Scan(&remembered)
-	if err == nil {
-		return answer, json.Unmarshal([]byte(remembered), &answer)
-	}
-	if !errors.Is(err, pgx.ErrNoRows) {
+	remembered, err := readRemembered(ctx, tx, []string{change.Cause})
+	if err != nil {
 		return answer, err
+	}
+	if text, answered := remembered[change.Cause]; answered {
+		return answer, json.Unmarshal([]byte(text), &answer)
 	}
 	if refuse {
 		answer.BelowReserved = true
 	} else if answer.Slots, err = setRows(ctx, tx, change); err != nil {
 		return answer, err
 	}
-	text, err := json.Marshal(answer)
+	return answer, remember(ctx, tx, []string{change.Cause}, []string{change.Resource}, []any{answer})
+}
+
+// readRemembered reads the answers that events have already, by their causes.
+func readRemembered(ctx context.Context, tx pgx.Tx, causes []string) (map[string]string, error) {
+	rows, err := tx.Query(ctx, queryAnswersRead, causes)
 	if err != nil {
-		return answer, err
+		return nil, err
 	}
-	written, err := tx.Exec(ctx, queryChangeInsert, change.Cause, change.Resource, string(text))
-	if err == nil && written.RowsAffected() == 0 {
-		err = errRaced // the same event is being answered elsewhere
+	answers := make(map[string]string)
+	var cause, answer string
+	_, err = pgx.ForEachRow(rows, []any{&cause, &answer}, func() error {
+		answers[cause] = answer
+		return nil
+	})
+	return answers, err
+}
+
+// remember writes the answers of events. It returns errRaced when one is being answered elsewhere.
+func remember(ctx context.Context, tx pgx.Tx, causes, resources []string, answers []any) error {
+	texts := make([]string, len(answers))
+	for i, answer := range answers {
+		text, err := json.Marshal(answer)
+		if err != nil {
+			return err
+		}
+		texts[i] = string(text)
 	}
-	return answer, err
+	written, err := tx.Exec(ctx, queryAnswersInsert, causes, resources, texts)
+	if err == nil && int(written.RowsAffected()) != len(causes) {
+		err = errRaced
+	}
+	return err
 }
 
 func setRows(ctx context.Context, tx pgx.Tx, change holds.CapacityChange) ([]holds.SlotStock, error) {

@@ -21,8 +21,8 @@ import (
 //go:embed migrations/*.sql
 var migrationFiles embed.FS
 
-// changesKept is how long the answer to an inventory.set is remembered.
-const changesKept = "30 days"
+// answersKept is how long the answers of events are remembered that have no row of their own.
+const answersKept = "30 days"
 
 // Migrate creates the namespace's schema, brings its tables up to date, and drops what need not
 // be remembered any more. Any number of processes may do so at once: one does it, the others
@@ -71,7 +71,7 @@ func (s *Store) migrate(ctx context.Context, namespace string) (err error) {
 	if _, err = provider.Up(ctx); err != nil {
 		return err
 	}
-	_, err = db.ExecContext(ctx, `DELETE FROM inventory_changes WHERE decided_at < now() - interval '`+changesKept+`'`)
+	_, err = db.ExecContext(ctx, `DELETE FROM event_answers WHERE decided_at < now() - interval '`+answersKept+`'`)
 	return err
 }
 

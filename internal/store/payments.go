@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -112,13 +113,15 @@ func decideIn(ctx context.Context, tx pgx.Tx, payments []holds.Payment, refuse s
 			continue
 		}
 		fresh = append(fresh, i)
-		answers[i] = holds.PaymentAnswer{Confirmed: p.Claimed, Reason: p.Reason, DecidedAt: p.At, Data: p.Data}
+		answers[i] = holds.PaymentAnswer{Confirmed: p.Claimed, Late: p.Late, Reason: p.Reason, DecidedAt: p.At, Data: p.Data}
+		reject := func(reason string) {
+			answers[i].Confirmed, answers[i].Late, answers[i].Reason = false, false, reason
+		}
 		switch {
 		case reservedBy[i] != "" && reservedBy[i] != p.PaymentID:
-			// Redis may have forgotten the hold; the reservation says whose it was.
-			answers[i].Confirmed, answers[i].Reason = false, holds.ReasonAlreadyConfirmed
+			reject(holds.ReasonAlreadyConfirmed) // Redis may have forgotten the hold; the reservation says whose it was
 		case p.Claimed && refuse != "":
-			answers[i].Confirmed, answers[i].Reason = false, refuse
+			reject(refuse)
 		case p.Claimed && reservedBy[i] == "":
 			reserve = append(reserve, i)
 		}
@@ -147,16 +150,17 @@ func readAnswers(ctx context.Context, tx pgx.Tx, payments []holds.Payment) ([]ho
 	var (
 		n                            int64
 		outcome, reason, data, owner *string
+		late                         *bool
 		decidedAt                    *time.Time
 	)
-	_, err = pgx.ForEachRow(rows, []any{&n, &outcome, &reason, &decidedAt, &data, &owner}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&n, &outcome, &reason, &late, &decidedAt, &data, &owner}, func() error {
 		if owner != nil {
 			reservedBy[n-1] = *owner
 		}
 		if outcome == nil {
 			return nil
 		}
-		a := holds.PaymentAnswer{Confirmed: *outcome == "confirmed", DecidedAt: holds.Time{Time: decidedAt.UTC()}}
+		a := holds.PaymentAnswer{Confirmed: *outcome == "confirmed", Late: *late, DecidedAt: holds.Time{Time: decidedAt.UTC()}}
 		if reason != nil {
 			a.Reason = *reason
 		}
@@ -192,40 +196,44 @@ func makeReservations(ctx context.Context, tx pgx.Tx, payments []holds.Payment, 
 		return errRaced
 	}
 
+	all, added, err := addReserved(ctx, tx, func(add func(resource string, slots []string, quantity int64)) {
+		for _, i := range which {
+			add(payments[i].Hold.Resource, payments[i].Names, *payments[i].Data.Quantity)
+		}
+	})
+	if err == nil && added != all {
+		err = errNoRoom // a slot has no inventory row any more
+	}
+	return err
+}
+
+// addReserved adds to what is reserved of slots, in one statement. It returns how many slots were to be
+// changed, and how many have an inventory row and so were.
+func addReserved(ctx context.Context, tx pgx.Tx, each func(add func(resource string, slots []string, quantity int64))) (all, changed int, err error) {
 	type pair struct{ resource, slot string }
 	sums := make(map[pair]int64)
-	for _, i := range which {
-		for _, name := range payments[i].Names {
-			sums[pair{payments[i].Hold.Resource, name}] += *payments[i].Data.Quantity
+	each(func(resource string, slots []string, quantity int64) {
+		for _, slot := range slots {
+			sums[pair{resource, slot}] += quantity
 		}
-	}
-	pairs := make([]pair, 0, len(sums))
-	for p := range sums {
-		pairs = append(pairs, p)
-	}
-	slices.SortFunc(pairs, func(a, b pair) int {
+	})
+	pairs := slices.SortedFunc(maps.Keys(sums), func(a, b pair) int {
 		return cmp.Or(cmp.Compare(a.resource, b.resource), cmp.Compare(a.slot, b.slot))
 	})
-	var sumResources, sumSlots []string
-	var sumQuantities []int64
+	var resources, slots []string
+	var quantities []int64
 	for _, p := range pairs {
-		sumResources, sumSlots = append(sumResources, p.resource), append(sumSlots, p.slot)
-		sumQuantities = append(sumQuantities, sums[p])
+		resources, slots, quantities = append(resources, p.resource), append(slots, p.slot), append(quantities, sums[p])
 	}
-	added, err := tx.Exec(ctx, queryInventoryReserve, sumResources, sumSlots, sumQuantities)
-	if err != nil {
-		return err
-	}
-	if int(added.RowsAffected()) != len(pairs) {
-		return errNoRoom // a slot has no inventory row any more
-	}
-	return nil
+	tag, err := tx.Exec(ctx, queryInventoryReserve, resources, slots, quantities)
+	return len(pairs), int(tag.RowsAffected()), err
 }
 
 // writeAnswers inserts the answers of some payments.
 func writeAnswers(ctx context.Context, tx pgx.Tx, payments []holds.Payment, answers []holds.PaymentAnswer, which []int) error {
 	var holdIDs, paymentIDs, outcomes, data []string
 	var reasons, amounts, currencies []*string
+	var late []bool
 	var decidedAt []time.Time
 	for _, i := range which {
 		p, a := payments[i], answers[i]
@@ -241,8 +249,9 @@ func writeAnswers(ctx context.Context, tx pgx.Tx, payments []holds.Payment, answ
 		outcomes, reasons = append(outcomes, outcome), append(reasons, nullable(a.Reason))
 		amounts, currencies = append(amounts, nullable(p.Amount)), append(currencies, nullable(p.Currency))
 		decidedAt, data = append(decidedAt, a.DecidedAt.Time), append(data, string(echo))
+		late = append(late, a.Late)
 	}
-	written, err := tx.Exec(ctx, queryPaymentsInsert, holdIDs, paymentIDs, outcomes, reasons, decidedAt, amounts, currencies, data)
+	written, err := tx.Exec(ctx, queryPaymentsInsert, holdIDs, paymentIDs, outcomes, reasons, decidedAt, amounts, currencies, data, late)
 	if err != nil {
 		return err
 	}

@@ -22,13 +22,18 @@ import (
 var queryFiles embed.FS
 
 var (
-	queryStock              = query("stock")
-	queryPaymentsAnswered   = query("payments_answered")
-	queryReservationsInsert = query("reservations_insert")
-	queryInventoryReserve   = query("inventory_reserve")
-	queryPaymentsInsert     = query("payments_insert")
-	queryInventorySet       = query("inventory_set")
-	queryFenceBase          = query("fence_base")
+	queryStock                   = query("stock")
+	queryPaymentsAnswered        = query("payments_answered")
+	queryReservationsInsert      = query("reservations_insert")
+	queryReservationsLock        = query("reservations_lock")
+	queryReservationsCancel      = query("reservations_cancel")
+	queryReservationsCancelledAt = query("reservations_cancelled_at")
+	queryInventoryReserve        = query("inventory_reserve")
+	queryPaymentsInsert          = query("payments_insert")
+	queryInventorySet            = query("inventory_set")
+	queryAnswersRead             = query("answers_read")
+	queryAnswersInsert           = query("answers_insert")
+	queryFenceBase               = query("fence_base")
 )
 
 func query(name string) string {
@@ -55,6 +60,7 @@ const (
 // Store is a namespace's schema in a Postgres database. It implements holds.Inventory.
 type Store struct {
 	pool *pgxpool.Pool
+	dry  bool // transactions are rolled back
 }
 
 var _ holds.Inventory = (*Store)(nil)
@@ -90,6 +96,13 @@ func poolConfig(url, namespace string) (*pgxpool.Config, error) {
 	config.ConnConfig.ConnectTimeout = 5 * time.Second
 	return config, nil
 }
+
+// Dry returns a Store on the same connections that decides as s would and changes nothing: each
+// transaction is rolled back at its end.
+func (s *Store) Dry() *Store { return &Store{pool: s.pool, dry: true} }
+
+// errDry rolls back the transaction of a dry Store.
+var errDry = errors.New("dry")
 
 // Close closes all connections.
 func (s *Store) Close() { s.pool.Close() }
@@ -134,7 +147,15 @@ func (s *Store) Stock(ctx context.Context, resources []string, slots [][]string)
 // be such that doing it again finds what was done, and so it is simply returned.
 func (s *Store) transact(ctx context.Context, work func(tx pgx.Tx) error) error {
 	for try := 1; ; try++ {
-		err := pgx.BeginFunc(ctx, s.pool, work)
+		err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+			if err := work(tx); err != nil || !s.dry {
+				return err
+			}
+			return errDry
+		})
+		if errors.Is(err, errDry) {
+			return nil
+		}
 		var pgErr *pgconn.PgError
 		repeat := errors.As(err, &pgErr) && (pgErr.Code == codeSerialization || pgErr.Code == codeDeadlock)
 		if !repeat || try == transactionTriesMax {

@@ -1,7 +1,8 @@
 -- Claims a hold for a payment: from here on it cannot lapse, until settle.lua says how the payment ended.
 --
 -- ARGV  4 memory_ms  5 sweep_limit  6 id  7 payment
--- Returns ok word now line, the line being the hold's record ("" when there is none), the word
+-- Returns ok word now line late, the line being the hold's record ("" when there is none), late 1 when it
+-- is that of what a late payment has taken again, else 0; the word
 --   claimed            the hold is this payment's, by this call or an earlier one
 --   confirmed          this payment was settled already: Postgres has its answer
 --   claimed_by_other   another payment is being decided: come back later
@@ -14,13 +15,22 @@ local _, damage = sweep(sweep_limit, memory_ms)
 if damage then return {'damaged', damage} end
 
 local line = redis.call('HGET', RECORDS, id)
-if not line then return {'ok', 'unknown_hold', tostring(now), ''} end
+if not line then return {'ok', 'unknown_hold', tostring(now), '', 0} end
 local hold = parse(line)
 if not hold then return {'damaged', 'record of ' .. id} end
 
 if hold.state == 'held' and hold.deadline <= now then
   damage = lapse(id, hold, memory_ms)
   if damage then return {'damaged', damage} end
+end
+
+if hold.state == 'expired' then
+  local again = redis.call('HGET', RECORDS, late_id(id))
+  if again then
+    hold = parse(again)
+    if not hold then return {'damaged', 'record of ' .. late_id(id)} end
+    return {'ok', claim_word(hold, payment), tostring(now), again, 1}
+  end
 end
 
 local word = hold.state
@@ -31,9 +41,7 @@ if hold.state == 'held' then
   redis.call('DEL', prefix .. 'hold:' .. id)
   redis.call('PERSIST', prefix .. 'request:' .. hold.request_key)
   word = 'claimed'
-elseif hold.state == 'confirming' then
-  word = hold.by == payment and 'claimed' or 'claimed_by_other'
-elseif hold.state == 'confirmed' and hold.by ~= payment then
-  word = 'already_confirmed'
+elseif hold.state == 'confirming' or hold.state == 'confirmed' then
+  word = claim_word(hold, payment)
 end
-return {'ok', word, tostring(now), format(hold)}
+return {'ok', word, tostring(now), format(hold), 0}

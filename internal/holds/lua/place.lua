@@ -12,6 +12,9 @@
 --                     lock that is not in this Redis is trusted no longer
 --   11 n              slots in the union; then n names, n capacities ("-" = no inventory row), n reserved
 --   then 10 a request: id key cause fingerprint user quantity ttl_ms slots asked metadata
+--   A late payment is such a request too: the fingerprint is "late", id is that of the hold that has
+--   lapsed, cause the payment. Its answer is "word at_ms", never remembered as one; the word is claimed,
+--   claimed_by_other, confirmed, already_confirmed (see claim.lua), sold_out or unknown_hold.
 -- Returns, besides those of the prelude,
 --   lock_lost slot  a lock is not the group's any more: nothing was decided
 --   stale           rev has changed since Postgres was read, or that was too long ago: nothing was
@@ -88,17 +91,22 @@ local function earliest(slots)
   return best
 end
 
+-- Which slots have not enough left.
+local function short_of(slots, quantity)
+  local short = {}
+  for _, name in ipairs(slots) do
+    if held[name] + tonumber(reserved[name]) + quantity > tonumber(capacity[name]) then short[#short + 1] = name end
+  end
+  return short
+end
+
 -- What is short, as "retry_at_ms|slot:capacity:reserved:held,...", or nil.
 local function shortage(slots, quantity)
-  local short, lapse_helps = nil, true
-  for _, name in ipairs(slots) do
-    if held[name] + tonumber(reserved[name]) + quantity > tonumber(capacity[name]) then
-      short = short or {}
-      short[#short + 1] = name
-      if tonumber(reserved[name]) + quantity > tonumber(capacity[name]) then lapse_helps = false end
-    end
+  local short, lapse_helps = short_of(slots, quantity), true
+  if #short == 0 then return nil end
+  for _, name in ipairs(short) do
+    if tonumber(reserved[name]) + quantity > tonumber(capacity[name]) then lapse_helps = false end
   end
-  if not short then return nil end
   local retry_at = lapse_helps and earliest(short) or '-'
   local rows = {}
   for i, name in ipairs(short) do
@@ -119,13 +127,50 @@ local function refusal(user, quantity, slots_csv, slots)
   return nil
 end
 
+-- Counts what is taken of slots.
+local function take(slots, quantity)
+  local changes = {}
+  for _, name in ipairs(slots) do
+    held[name] = held[name] + quantity
+    changes[#changes + 1] = name
+    changes[#changes + 1] = held[name]
+  end
+  redis.call('HSET', COUNTS, unpack(changes))
+end
+
+-- Takes the slots of a lapsed hold again for a payment, if they are free.
+local function take_late(id, payment, slots, quantity)
+  local again = redis.call('HGET', RECORDS, late_id(id))
+  if again then
+    local hold = parse(again)
+    if not hold then return nil, 'record of ' .. late_id(id) end
+    return claim_word(hold, payment) .. ' ' .. hold.ended
+  end
+  local line = redis.call('HGET', RECORDS, id)
+  local hold = line and parse(line)
+  if line and not hold then return nil, 'record of ' .. id end
+  if not hold then return 'unknown_hold ' .. now end
+  for _, name in ipairs(slots) do
+    if capacity[name] == '-' then return 'sold_out ' .. now end
+  end
+  if #short_of(slots, quantity) > 0 then return 'sold_out ' .. now end
+  take(slots, quantity)
+  redis.call('HINCRBY', USERS, hold.user, 1)
+  hold.state, hold.ended, hold.by = 'confirming', now, payment
+  redis.call('HSET', RECORDS, late_id(id), format(hold))
+  return 'claimed ' .. now
+end
+
 local reply = {'ok'}
 for base = FIXED_ARGS + 3 * n, #ARGV - 1, REQUEST_ARGS do
   local id, key, cause, fingerprint, user, quantity, ttl_ms, slots_csv, asked, metadata =
     unpack(ARGV, base + 1, base + REQUEST_ARGS)
   local request_key = prefix .. 'request:' .. key
   local line, tail = redis.call('GET', request_key), ''
-  if line then
+  if fingerprint == 'late' then
+    line, damage = take_late(id, cause, split(slots_csv), tonumber(quantity))
+    if damage then return {'damaged', damage} end
+  elseif line then
     local word, remembered, detail = string.match(line, '^(%S+) (%S+) %S+ %S+ (%S+)')
     if word == 'created' then
       local record = redis.call('HGET', RECORDS, string.match(detail, '^[^:]+'))
@@ -145,15 +190,11 @@ for base = FIXED_ARGS + 3 * n, #ARGV - 1, REQUEST_ARGS do
     else
       local deadline = now + ttl_ms
       local hold = parse(table.concat(
-        {'held', deadline, now, quantity, 0, '-', user, key, slots_csv, asked, metadata}, ' '))
-      local changes = {}
+        {'held', deadline, now, quantity, 0, 0, '-', user, key, slots_csv, asked, metadata}, ' '))
       for _, name in ipairs(slots) do
-        held[name] = held[name] + quantity
-        changes[#changes + 1] = name
-        changes[#changes + 1] = held[name]
         if not granted[name] or deadline < granted[name] then granted[name] = deadline end
       end
-      redis.call('HSET', COUNTS, unpack(changes))
+      take(slots, quantity)
       redis.call('HSET', RECORDS, id, format(hold))
       redis.call('HINCRBY', USERS, user, 1)
       redis.call('ZADD', DUE, deadline, id)

@@ -5,7 +5,7 @@
 -- ARGV
 --   1 epoch     what the partition's epoch must be
 --   2 resource  its id, the member of the agenda
---   3 prefix    what the keys that depend on data begin with: lock: hold: index: request:
+--   3 prefix    what the keys that depend on data begin with: lock: hold: index: request: extension:
 -- Returns {status, ...}; the status is a word:
 --   ok       done, the rest is the answer
 --   lost     the epoch is missing or another one: Redis lost its data, nothing was read or written
@@ -25,23 +25,29 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 -- A record is one line, its words separated by one space (record.go is its Go twin):
---   state deadline_ms created_ms quantity ended_ms by user request_key slots asked metadata
--- by is the payment of a claimed or confirmed hold, the cause of a released one, else "-".
+--   state deadline_ms created_ms quantity ended_ms started_ms by user request_key slots asked metadata
+-- started_ms is when its payment was started, 0 = it was not. by is the payment of a claimed or
+-- confirmed hold, the cause of a released one, else "-".
+--
+-- What a late payment takes again of a lapsed hold <id> is a record of its own, late:<id>: it is
+-- confirming or confirmed, and has no request, no index and no limit. The hold itself stays expired.
 local function parse(line)
-  local state, deadline, created, quantity, ended, by, tail =
-    string.match(line, '^(%a+) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
+  local state, deadline, created, quantity, ended, started, by, tail =
+    string.match(line, '^(%a+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
   if not state then return nil end
   local user, request_key, slots, asked = string.match(tail, '^(%S+) (%S+) (%S+) (%S+) ')
   if not user then return nil end
   return {
-    state = state, deadline = tonumber(deadline), created = created, quantity = tonumber(quantity),
-    ended = tonumber(ended), by = by, tail = tail,
+    state = state, deadline = tonumber(deadline), created = tonumber(created), quantity = tonumber(quantity),
+    ended = tonumber(ended), started = tonumber(started), by = by, tail = tail,
     user = user, request_key = request_key, slots = slots, asked = asked,
   }
 end
 
 local function format(hold)
-  return table.concat({hold.state, hold.deadline, hold.created, hold.quantity, hold.ended, hold.by, hold.tail}, ' ')
+  return table.concat({
+    hold.state, hold.deadline, hold.created, hold.quantity, hold.ended, hold.started, hold.by, hold.tail,
+  }, ' ')
 end
 
 local function split(slots)
@@ -65,6 +71,15 @@ local function attend(at)
   redis.call('ZADD', AGENDA, 'LT', at, resource)
 end
 
+local function late_id(id) return 'late:' .. id end
+local function is_late(id) return string.sub(id, 1, 5) == 'late:' end
+
+-- What a payment is to a hold that is, or was, claimed by one.
+local function claim_word(hold, payment)
+  if hold.state == 'confirming' then return hold.by == payment and 'claimed' or 'claimed_by_other' end
+  return hold.by == payment and 'confirmed' or 'already_confirmed'
+end
+
 -- Ends a live hold: gives its counts back and removes what only a live hold has.
 -- Whoever calls it has seen the state held or confirming in this same script, so it
 -- runs once per hold. Returns nil, or what is damaged (then nothing was written).
@@ -85,9 +100,11 @@ local function finish(id, hold, state, ended, by, memory_ms)
   if #keep > 0 then redis.call('HSET', COUNTS, unpack(keep)) end
   if #drop > 0 then redis.call('HDEL', COUNTS, unpack(drop)) end
   if redis.call('HINCRBY', USERS, hold.user, -1) <= 0 then redis.call('HDEL', USERS, hold.user) end
-  redis.call('ZREM', DUE, id)
-  redis.call('DEL', prefix .. 'hold:' .. id, index_key(hold.user, hold.slots))
-  redis.call('PEXPIRE', prefix .. 'request:' .. hold.request_key, memory_ms)
+  if not is_late(id) then
+    redis.call('ZREM', DUE, id)
+    redis.call('DEL', prefix .. 'hold:' .. id, index_key(hold.user, hold.slots))
+    redis.call('PEXPIRE', prefix .. 'request:' .. hold.request_key, memory_ms)
+  end
   hold.state, hold.ended, hold.by = state, ended, by
   redis.call('HSET', RECORDS, id, format(hold))
   return nil

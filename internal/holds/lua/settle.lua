@@ -1,7 +1,8 @@
 -- Settles a claim after Postgres has decided: the hold becomes a reservation, or is held again
 -- until its deadline. Does nothing when the hold is not claimed by this payment (any more).
 --
--- ARGV  4 memory_ms  5 id  6 payment  7 verdict: confirmed | rejected
+-- ARGV  4 memory_ms  5 id (late:<id> of what a late payment has taken again)  6 payment
+--       7 verdict: confirmed | rejected
 -- Returns ok word: settled | nothing
 
 local memory_ms, id, payment, verdict = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
@@ -19,6 +20,10 @@ if verdict == 'confirmed' then
   if damage then return {'damaged', damage} end
   redis.call('INCR', REV)
   bury(id, memory_ms)
+elseif is_late(id) then
+  local damage = finish(id, hold, 'released', now, payment, memory_ms)
+  if damage then return {'damaged', damage} end
+  redis.call('HDEL', RECORDS, id)
 else
   hold.state, hold.ended, hold.by = 'held', 0, '-'
   redis.call('HSET', RECORDS, id, format(hold))

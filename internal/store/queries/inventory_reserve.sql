@@ -1,4 +1,4 @@
--- Adds to what is reserved. The rows are locked in (resource_id, slot) order first, because an
+-- Adds to what is reserved; a negative quantity gives back. The rows are locked in (resource_id, slot) order first, because an
 -- UPDATE that joins locks in any order, and two of them could wait for each other.
 -- $1 resource_id[]  $2 slot[]  $3 quantity[]   (distinct pairs)
 -- Affects one row a pair; fewer when a pair has no inventory. Fails with

@@ -1,0 +1,202 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/jackc/pgx/v5"
+
+	"holdfast/internal/holds"
+)
+
+// Cancel implements holds.Inventory: one transaction for all requests, or, when others keep rows
+// locked, one for each.
+func (s *Store) Cancel(ctx context.Context, requests []holds.CancelRequest, now func(context.Context) (holds.Time, error)) ([]holds.CancelAnswer, error) {
+	answers, err := s.cancel(ctx, requests)
+	if waitedForLock(err) {
+		answers, err = make([]holds.CancelAnswer, len(requests)), nil
+		for i := range requests {
+			one, e := s.cancel(ctx, requests[i:i+1])
+			switch {
+			case waitedForLock(e):
+				answers[i].Err = fmt.Errorf("%w: %w", holds.ErrBusy, e)
+			case e != nil:
+				answers[i].Err = e
+			default:
+				answers[i] = one[0]
+			}
+		}
+	}
+	if err == nil {
+		err = s.cancelledAt(ctx, requests, answers, now)
+	}
+	return answers, err
+}
+
+func (s *Store) cancel(ctx context.Context, requests []holds.CancelRequest) (answers []holds.CancelAnswer, err error) {
+	err = errRaced
+	for try := 0; try < transactionTriesMax && errors.Is(err, errRaced); try++ {
+		err = s.transact(ctx, func(tx pgx.Tx) (err error) {
+			answers, err = cancelIn(ctx, tx, requests)
+			return err
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cancel %d reservations: %w", len(requests), err)
+	}
+	return answers, nil
+}
+
+// reservation is what there is to cancel.
+type reservation struct {
+	resource  string
+	slots     []string
+	quantity  int64
+	cancelled bool
+	hold      holds.HoldData
+}
+
+func cancelIn(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) ([]holds.CancelAnswer, error) {
+	causes, holdIDs := make([]string, len(requests)), make([]string, len(requests))
+	for i, r := range requests {
+		causes[i], holdIDs[i] = r.Cause, r.Hold.String()
+	}
+	reservations, err := lockReservations(ctx, tx, holdIDs)
+	if err != nil {
+		return nil, err
+	}
+	remembered, err := readRemembered(ctx, tx, causes)
+	if err != nil {
+		return nil, err
+	}
+	answers := make([]holds.CancelAnswer, len(requests))
+	first := make(map[string]int) // cause -> the first request of this call with it
+	var fresh, cancel []int       // requests without an answer; those of them that cancel a reservation
+	for i, r := range requests {
+		if text, answered := remembered[r.Cause]; answered {
+			if err := json.Unmarshal([]byte(text), &answers[i]); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if j, repeated := first[r.Cause]; repeated {
+			answers[i] = answers[j]
+			continue
+		}
+		first[r.Cause] = i
+		fresh = append(fresh, i)
+		found := reservations[holdIDs[i]]
+		switch {
+		case found == nil:
+			answers[i].Data = holds.HoldData{ResourceID: r.Hold.Resource, HoldID: r.Hold}
+			answers[i].Reason = holds.ReasonUnknownReservation
+			continue
+		case found.cancelled:
+			answers[i].Reason = holds.ReasonAlreadyCancelled
+		default:
+			found.cancelled = true
+			cancel = append(cancel, i)
+		}
+		answers[i].Data = found.hold
+	}
+	if err := giveBack(ctx, tx, requests, reservations, cancel); err != nil {
+		return nil, err
+	}
+	var freshCauses, resources []string
+	var texts []any
+	for _, i := range fresh {
+		freshCauses, resources, texts = append(freshCauses, causes[i]), append(resources, requests[i].Hold.Resource), append(texts, answers[i])
+	}
+	if len(fresh) == 0 {
+		return answers, nil
+	}
+	return answers, remember(ctx, tx, freshCauses, resources, texts)
+}
+
+func lockReservations(ctx context.Context, tx pgx.Tx, holdIDs []string) (map[string]*reservation, error) {
+	rows, err := tx.Query(ctx, queryReservationsLock, holdIDs)
+	if err != nil {
+		return nil, err
+	}
+	found := make(map[string]*reservation)
+	var id, hold string
+	var r reservation
+	_, err = pgx.ForEachRow(rows, []any{&id, &r.resource, &r.slots, &r.quantity, &r.cancelled, &hold}, func() error {
+		one := r
+		one.slots = append([]string(nil), r.slots...)
+		found[id] = &one
+		return json.Unmarshal([]byte(hold), &one.hold)
+	})
+	return found, err
+}
+
+// giveBack cancels some reservations and subtracts them from inventory. A slot that has no
+// inventory row any more has nothing to be given back to.
+func giveBack(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest, reservations map[string]*reservation, which []int) error {
+	if len(which) == 0 {
+		return nil
+	}
+	var holdIDs, causes []string
+	var reasons []*string
+	for _, i := range which {
+		r := requests[i]
+		holdIDs, causes = append(holdIDs, r.Hold.String()), append(causes, r.Cause)
+		reasons = append(reasons, nullable(strings.ReplaceAll(r.Reason, "\x00", "\uFFFD"))) // no text in Postgres has a NUL
+	}
+	if _, err := tx.Exec(ctx, queryReservationsCancel, holdIDs, causes, reasons); err != nil {
+		return err
+	}
+	_, _, err := addReserved(ctx, tx, func(add func(resource string, slots []string, quantity int64)) {
+		for _, id := range holdIDs {
+			add(reservations[id].resource, reservations[id].slots, -reservations[id].quantity)
+		}
+	})
+	return err
+}
+
+// cancelledAt reads the clock and writes it as the time of what was cancelled, unless an earlier
+// delivery has written one: the answer is the same at each.
+func (s *Store) cancelledAt(ctx context.Context, requests []holds.CancelRequest, answers []holds.CancelAnswer, now func(context.Context) (holds.Time, error)) error {
+	var holdIDs []string
+	for i, a := range answers {
+		if a.Err == nil && a.Reason == "" {
+			holdIDs = append(holdIDs, requests[i].Hold.String())
+		}
+	}
+	if len(holdIDs) == 0 {
+		return nil
+	}
+	at, err := now(ctx)
+	if err != nil {
+		return err
+	}
+	times := make(map[string]holds.Time)
+	err = s.transact(ctx, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, queryReservationsCancelledAt, holdIDs, at.Time)
+		if err != nil {
+			return err
+		}
+		var id string
+		var written time.Time
+		_, err = pgx.ForEachRow(rows, []any{&id, &written}, func() error {
+			times[id] = holds.Time{Time: written.UTC()}
+			return nil
+		})
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("write when reservations were cancelled: %w", err)
+	}
+	for i, r := range requests {
+		if answers[i].Err == nil && answers[i].Reason == "" {
+			if answers[i].CancelledAt = times[r.Hold.String()]; s.dry && answers[i].CancelledAt.IsZero() {
+				answers[i].CancelledAt = at // what would be cancelled is not
+			}
+		}
+	}
+	return nil
+}
