@@ -263,6 +263,64 @@ func (s *system) payAtDeadline(t *testing.T, room string, number int64, lead tim
 	return inTime
 }
 
+// killing is a verb whose worker is killed at each of its steps.
+type killing struct {
+	verb  string
+	steps []string
+	paid  bool  // ana has paid before
+	ttl   int64 // of her hold; 1 = it has lapsed before
+	event func(s *system, hold string) (eventID string)
+	want  string // outcome
+	stock holds.SlotStock
+	lapse int // hold.expired
+}
+
+const hour = 3600
+
+// killings are all verbs that write in more than one place.
+var killings = []killing{
+	{
+		verb: "place", steps: []string{"requests.fetched", "place.locked", "place.read", "place.decided", "requests.published", "requests.acked"}, ttl: hour,
+		event: func(s *system, _ string) string {
+			return s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", seat, hour))
+		},
+		want: holds.EventHoldCreated, stock: holds.SlotStock{Held: 2},
+	},
+	{
+		verb: "confirm", steps: []string{"payments.fetched", "confirm.claimed", "confirm.committed", "confirm.settled", "payments.published", "payments.acked"}, ttl: hour,
+		event: paying, want: holds.EventHoldConfirmed, stock: holds.SlotStock{Reserved: 1},
+	},
+	{
+		verb: "confirm late", steps: []string{"confirm.claimed", "place.decided", "confirm.retaken", "confirm.committed", "confirm.settled"}, ttl: 1,
+		event: paying, want: holds.EventHoldConfirmed, stock: holds.SlotStock{Reserved: 1}, lapse: 1,
+	},
+	{
+		verb: "expire", steps: []string{"expire.restored", "expire.announced", "expire.forgotten"}, ttl: hour,
+		event: func(s *system, _ string) string {
+			return s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", seat, 1))
+		},
+		want: holds.EventHoldCreated, stock: holds.SlotStock{Held: 1}, lapse: 1,
+	},
+	{
+		verb: "extend", steps: []string{"changes.fetched", "extend.decided", "changes.published", "changes.acked"}, ttl: hour,
+		event: func(s *system, hold string) string {
+			return s.publish(events.BookingExtended, "hall", events.BookingExtendedData{HoldID: hold, TTLSeconds: hour})
+		},
+		want: holds.EventHoldExtended, stock: holds.SlotStock{Held: 1},
+	},
+	{
+		verb: "cancel reservation", steps: []string{"cancel.committed", "cancel.timed", "changes.published"}, ttl: hour, paid: true,
+		event: func(s *system, hold string) string {
+			return s.publish(events.ReservationCancelled, "hall", events.ReservationCancelledData{HoldID: hold})
+		},
+		want: holds.EventReservationCancelled,
+	},
+}
+
+func paying(s *system, hold string) string {
+	return s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: "p"})
+}
+
 // TestKilledAtEachStep kills a worker, as kill -9 does, at each step of each verb. The next
 // worker must finish: one outcome, right counters. The steps wait for redelivery most of the
 // time, so they all run at once, however few processors there are.
@@ -270,66 +328,65 @@ func TestKilledAtEachStep(t *testing.T) {
 	t.Parallel()
 	var all sync.WaitGroup
 	defer all.Wait()
-	for verb, steps := range map[string][]string{
-		"place":   {"requests.fetched", "place.locked", "place.read", "place.decided", "requests.published", "requests.acked"},
-		"confirm": {"payments.fetched", "confirm.claimed", "confirm.committed", "confirm.settled", "payments.published", "payments.acked"},
-		"expire":  {"expire.restored", "expire.announced", "expire.forgotten"},
-	} {
-		for _, step := range steps {
-			all.Go(func() { t.Run(step, func(t *testing.T) { testKilledAt(t, verb, step) }) })
+	for _, k := range killings {
+		for _, step := range k.steps {
+			all.Go(func() { t.Run(k.verb+"/"+step, func(t *testing.T) { k.at(t, step) }) })
 		}
 	}
 }
 
-func testKilledAt(t *testing.T, verb, step string) {
+// at kills a worker at a step.
+func (k killing) at(t *testing.T, step string) {
+	const accepting = "HOLDFAST_LATE_PAYMENT=accept_if_free"
 	s := newSystem(t)
 	setUp := s.startWorker()
 	s.setInventory("hall", seat, 2)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, 3600)))
+	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, k.ttl))).Subject
+	if k.ttl == 1 {
+		s.awaitExpired(1)
+	}
+	if k.paid {
+		s.answer(paying(s, hold))
+	}
 	if err := setUp.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	<-setUp.exited
 
-	doomed := s.startWorker("HOLDFAST_FAILPOINT=" + step)
-	ttl := int64(3600)
-	if verb == "expire" {
-		ttl = 1
-	}
-	var event string
-	if verb == "confirm" {
-		event = s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
-	} else {
-		event = s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", seat, ttl))
-	}
+	doomed := s.startWorker("HOLDFAST_FAILPOINT="+step, accepting)
+	event := k.event(s, hold)
 	doomed.killed(t)
-	s.startWorker()
+	s.startWorker(accepting)
 	outcome := s.answer(event)
+	s.awaitExpired(k.lapse)
 
-	wantCounts, wantType := "2", holds.EventHoldCreated
-	switch verb {
-	case "confirm":
-		wantCounts, wantType = "", holds.EventHoldConfirmed
-	case "expire":
-		wantCounts = "1"
-		s.await("hold.expired", func(outcomes []events.Envelope, _ []nats.Header) bool {
-			return slices.ContainsFunc(outcomes, func(e events.Envelope) bool { return e.Type == events.Type(holds.EventHoldExpired) })
-		})
-	}
 	// An event that is asked after it, and answered, shows that nothing else is to come.
-	s.setInventory("hall", seat, 3)
+	k.stock.Slot, k.stock.Capacity = "A-12", 3
+	if stock := s.setInventory("hall", seat, 3); stock[0] != k.stock {
+		t.Errorf("the seat is %+v, want %+v", stock[0], k.stock)
+	}
 	s.mu.Lock()
 	its := answers(s.outcomes, event)
 	s.mu.Unlock()
-	if len(its) != 1 || outcome.Type != events.Type(wantType) {
-		t.Errorf("outcomes are %+v, want one %s", its, wantType)
+	if len(its) != 1 || outcome.Type != events.Type(k.want) {
+		t.Errorf("outcomes are %+v, want one %s", its, k.want)
 	}
-	if n := len(s.ofType(holds.EventHoldExpired)); verb == "expire" && n != 1 || verb != "expire" && n != 0 {
-		t.Errorf("%d times hold.expired", n)
+	if n := len(s.ofType(holds.EventHoldExpired)); n != k.lapse {
+		t.Errorf("%d times hold.expired, want %d", n, k.lapse)
 	}
-	if got := s.counts("hall")["A-12"]; got != wantCounts {
-		t.Errorf("%q held, want %q", got, wantCounts)
-	}
+}
+
+// awaitExpired waits for so many hold.expired.
+func (s *system) awaitExpired(n int) {
+	s.t.Helper()
+	s.await("hold.expired", func(outcomes []events.Envelope, _ []nats.Header) bool {
+		for _, o := range outcomes {
+			if o.Type == events.Type(holds.EventHoldExpired) {
+				n--
+			}
+		}
+		return n <= 0
+	})
 }
 
 // TestNobodySweeps runs workers that have neither a timer nor notifications: a hold that has

@@ -56,6 +56,7 @@ type system struct {
 
 	mu       sync.Mutex
 	outcomes []events.Envelope // everything in the outbound stream
+	traces   map[string]string // their traceparents, by their ids
 	letters  []nats.Header     // of everything in the dead-letter stream
 	changed  chan struct{}     // closed and replaced when one of them grows
 }
@@ -73,7 +74,7 @@ type urls struct{ nats, redis, postgres string }
 // newSystemOn makes a namespace ready on other servers than the shared ones.
 func newSystemOn(t testing.TB, at urls) *system {
 	t.Helper()
-	s := &system{t: t, urls: at, namespace: stacktest.Namespace(t), changed: make(chan struct{})}
+	s := &system{t: t, urls: at, namespace: stacktest.Namespace(t), changed: make(chan struct{}), traces: make(map[string]string)}
 	s.subjects = events.Subjects(s.namespace)
 	if code := run(t.Context(), append([]string{"migrate"}, s.flags()...), streams{t.Output(), t.Output()}); code != exitOK {
 		t.Fatalf("worker migrate ended with %d", code)
@@ -102,6 +103,7 @@ func newSystemOn(t testing.TB, at urls) *system {
 			t.Errorf("outbound: %v: %s", err, m.Data())
 		}
 		s.outcomes = append(s.outcomes, e)
+		s.traces[e.ID] = m.Headers().Get("traceparent")
 	})
 	s.follow(s.subjects.DLQStream(), func(m jetstream.Msg) { s.letters = append(s.letters, m.Headers()) })
 	return s
@@ -210,13 +212,14 @@ func (s *system) publish(event, resource string, data any) string {
 	return r.Envelope.ID
 }
 
-// setInventory sets a capacity and waits until it is set.
-func (s *system) setInventory(resource string, asked holds.Asked, capacity int64) {
+// setInventory sets a capacity, waits until it is set and returns what is known of the slots then.
+func (s *system) setInventory(resource string, asked holds.Asked, capacity int64) []holds.SlotStock {
 	s.t.Helper()
 	o := s.answer(s.publish(events.InventorySet, resource, events.InventorySetData{ResourceID: resource, Asked: asked, Capacity: capacity}))
 	if o.Type != events.Type(holds.EventInventoryUpdated) {
 		s.t.Fatalf("inventory.set was answered with %s", o.Type)
 	}
+	return decoded[holds.InventoryUpdated](s.t, o).Slots
 }
 
 // book returns the data of a request.

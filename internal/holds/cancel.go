@@ -25,8 +25,11 @@ type CancelAnswer struct {
 // Cancel gives back what reservations took: Postgres lowers what is reserved, and then rev is
 // bumped, so that whoever has read the old number decides again.
 func (s *Service) Cancel(ctx context.Context, requests []CancelRequest, emit func(i int, r Result)) {
-	answers, err := s.inventory.Cancel(ctx, requests, s.Now)
-	failpoint.Hit("cancel.committed")
+	answers, err := s.inventory.Cancel(ctx, requests, func(ctx context.Context) (Time, error) {
+		failpoint.Hit("cancel.committed")
+		return s.Now(ctx)
+	})
+	failpoint.Hit("cancel.timed")
 	if err == nil {
 		var changed []string
 		for i, r := range requests {
