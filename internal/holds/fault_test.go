@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
@@ -194,6 +195,49 @@ func TestCapacityCutBetweenReadAndDecision(t *testing.T) {
 			rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0], holds.ReasonSoldOut)
 		})
 	}
+}
+
+// TestCapacityBySQLIsNoticed changes capacities by plain SQL, as upstream may at any time: rev is
+// bumped by a word of Postgres, also after the connection was cut, and whatever else is written.
+func TestCapacityBySQLIsNoticed(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeWorld(t)
+	ctx, stop := context.WithCancel(t.Context())
+	watched := make(chan error)
+	go func() { watched <- w.store.Watch(ctx, w.service.InventoryChanged, zerolog.Nop()) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-watched; err != nil {
+			t.Error(err)
+		}
+	})
+	rev := func() string { return w.client.Get(ctx, holds.Key(w.namespace, "room", "rev")).Val() }
+	noticed := func(sql string) {
+		t.Helper()
+		before := rev()
+		w.execute(t, sql)
+		stacktest.Eventually(t, "a word of: "+sql, func() bool { return rev() != before })
+	}
+	listening := func() {
+		t.Helper()
+		w.setInventory(t, "room", holds.Asked{}, 5)
+		before := rev()
+		stacktest.Eventually(t, "somebody to listen", func() bool {
+			w.execute(t, `UPDATE inventory SET capacity = capacity + 1`)
+			return rev() != before
+		})
+	}
+	listening()
+	noticed(`INSERT INTO inventory (resource_id, slot, capacity) VALUES ('room', 'A-1', 5)`)
+	w.execute(t, `INSERT INTO inventory (resource_id, slot, capacity) VALUES ('no resource', 'A-1', 5), (repeat('x', 9000), 'A-1', 5)`)
+	noticed(`DELETE FROM inventory WHERE slot = 'A-1'`)
+	w.execute(t, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND application_name = 'holdfast `+w.namespace+`'`)
+	listening()
+
+	// And so nobody decides on what was read before.
+	w.setInventory(t, "room", holds.Asked{}, 1)
+	w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), &selling{w.store, func() { noticed(`UPDATE inventory SET capacity = 0`) }})
+	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0], holds.ReasonSoldOut)
 }
 
 // TestOutOfMemory fills Redis: nothing is granted, but what is held can be given back, paid and
