@@ -4,24 +4,28 @@
 //
 // # The life of a hold
 //
-//	                  booking.requested
-//	                         │ place.lua
-//	       ┌─ refused ◄──────┤
-//	       ▼                 ▼      payment.confirmed
-//	 hold.rejected         held ───────── claim.lua ────────► confirming
-//	 (remembered under      │ │  ▲                                │
-//	  its request key)      │ │  └── settle.lua: capacity was cut ┤
-//	                        │ │                                  │ settle.lua: Postgres has committed
-//	booking.cancelled       │ │  deadline reached                ▼
-//	release.lua ◄───────────┘ └────────► expire.lua,         confirmed
-//	     │                               or any script that      │
-//	     ▼                               sweeps first            ▼
-//	 released                              │                 a reservation
-//	     │                                 ▼                 in Postgres
-//	     │                              expired
-//	     │                                 │ hold.expired is stored, forget.lua
-//	     ▼                                 ▼
+//	                 booking.requested
+//	                        │ place.lua
+//	      ┌─ refused ◄──────┤
+//	      ▼                 ▼    payment.confirmed: claim.lua
+//	hold.rejected   ┌───► held ─────────────────────────────► confirming
+//	(remembered     └──────┘││▲                                    │
+//	 under its   extend.lua ││└─── settle.lua: capacity was cut ───┤
+//	 request key)           ││                                     │ settle.lua: Postgres has committed
+//	booking.cancelled       ││ deadline reached                    ▼
+//	release.lua ◄───────────┘└────► expire.lua, or any         confirmed: a reservation in Postgres,
+//	     │                          script that sweeps first       │      until reservation.cancelled
+//	     ▼                            │                            │
+//	 released                         ▼                            │
+//	     │                         expired                         │
+//	     │                            │ hold.expired is stored:    │
+//	     │                            │ forget.lua                 │
+//	     ▼                            ▼                            ▼
 //	  tombstone ── remembered for HOLDFAST_REQUEST_KEY_TTL, then dropped
+//
+// A payment that comes after the deadline may take the slots again, if the policy wants it and they
+// are free: place.lua makes a record late:<id> of it, which is confirming and then confirmed as a
+// hold's own is, or is dropped. The hold stays expired.
 //
 // A hold takes its quantity of each of its slots while it is held or confirming. It ends
 // exactly once, as confirmed, released or expired, and the script that ends it gives its
@@ -53,6 +57,7 @@
 //	<resource>:hold:<id>     string  a live hold as JSON, with TTL; its expiry is a hint to sweep
 //	<resource>:index:<user>:<sha1 of slots>   string  id of the user's live hold on just these slots
 //	<resource>:request:<key> string  the answer to a request, with TTL
+//	<resource>:extension:<event>  string  the answer to a booking.extended or payment.started, with TTL
 //	<resource>:lock:<slot>   string  owner and fencing token of a lock, with the lease as TTL
 //	<resource>:waiting       hash    who waits for locks, and until when (only with HOLDFAST_LOCK_FAIR)
 //	<resource>:queue:<lock>  zset    those who wait for it, in the order in which they came (likewise)
@@ -63,10 +68,12 @@
 //
 //   - A grant was right at its moment: place.lua compares capacity and reserved as read from
 //     Postgres with its own counters, and refuses to decide when rev says that Postgres has
-//     changed since. Postgres' CHECK stands behind it: a reservation that does not fit is refused.
+//     changed since: by an event, or by plain SQL, of which Postgres sends word. Postgres' CHECK stands behind it: a reservation that does not fit is refused.
 //   - The same event has the same answer: an answer is remembered with the cause that made it;
 //     payments are answered from their row in Postgres for ever.
 //   - The lock only orders work. place.lua checks the group's tokens in the same step as it
 //     writes, and all of this holds with no lock at all.
+//   - What would be answered can be asked without doing it: a dry Service runs the same scripts
+//     without their writes (dry.go), and the same transactions, rolled back.
 //   - Lost data is noticed: a script that does not find its epoch refuses (ErrDataLost).
 package holds

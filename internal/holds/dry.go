@@ -15,10 +15,10 @@ func (s *Service) Dry(inventory Inventory) *Service {
 	return &dry
 }
 
-// dropWrites begins the dry twin of a script. What a script reads of a write's answer is only
+// withoutWrites begins the dry twin of a script. What a script reads of a write's answer is only
 // whether something else is to be written then. The flag no-writes has Redis refuse what is
 // forgotten here.
-const dropWrites = `
+const withoutWrites = `
 local real, WRITES = redis, {}
 for name in string.gmatch('DEL HDEL HINCRBY HSET INCR PERSIST PEXPIRE SET SPUBLISH ZADD ZREM', '%u+') do WRITES[name] = true end
 local function unless_write(call)
@@ -33,7 +33,7 @@ local redis = {call = unless_write(real.call), pcall = unless_write(real.pcall),
 var dryTwins = func() map[string]lua.Script {
 	twins := make(map[string]lua.Script)
 	for _, script := range []lua.Script{scriptPlace, scriptClaim, scriptSettle, scriptRelease, scriptExtend} {
-		twins[script.Name] = lua.New("dry "+script.Name, "no-writes", dropWrites+source(script.Name))
+		twins[script.Name] = lua.New("dry "+script.Name, "no-writes", withoutWrites+source(script.Name))
 	}
 	return twins
 }()

@@ -23,7 +23,7 @@ func init() {
 		source = strings.Replace(source, real, test, 1)
 		*s = lua.New(s.Name, s.Flags, source)
 		if twin, writes := dryTwins[s.Name]; writes {
-			dryTwins[s.Name] = lua.New(twin.Name, twin.Flags, dropWrites+source)
+			dryTwins[s.Name] = lua.New(twin.Name, twin.Flags, withoutWrites+source)
 		}
 	}
 }

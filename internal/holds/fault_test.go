@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -52,8 +53,30 @@ func TestLostReply(t *testing.T) {
 		t.Fatalf("after lost replies: %+v", slot)
 	}
 
+	cancel := holds.CancelRequest{Cause: uuid.NewString(), Hold: hold.HoldID}
+	w.execute(t, `CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'lost'; END $$;
+		CREATE TRIGGER lose BEFORE UPDATE OF cancelled_at ON reservations EXECUTE FUNCTION lose()`)
+	w.service.Cancel(ctx, []holds.CancelRequest{cancel}, func(_ int, r holds.Result) {
+		if r.Err == nil { // the first transaction is committed, the second is not
+			t.Errorf("cancelled, and nobody knows when: %+v", r.Outcome)
+		}
+	})
+	w.execute(t, `DROP TRIGGER lose ON reservations`)
+	first := letter(t, w.cancelReservation(t, cancel))
+	if again := letter(t, w.cancelReservation(t, cancel)); again != first || !strings.HasPrefix(first, holds.EventReservationCancelled) {
+		t.Fatalf("cancelled\n\t%s\nand again\n\t%s", first, again)
+	}
+	if slot := w.available(t, "tent", holds.Asked{})[0]; slot.Reserved != 0 || slot.Available != 1 {
+		t.Fatalf("after a reservation was cancelled: %+v", slot)
+	}
+
 	w.setInventory(t, "boat", holds.Asked{}, 1)
 	boat := created(t, w.place(t, holds.PlaceRequest{Resource: "boat", User: "ana"})[0])
+	start := holds.ExtendRequest{Cause: uuid.NewString(), Hold: boat.HoldID, PaymentStarted: true}
+	w.lossy(t, 1).Extend(ctx, []holds.ExtendRequest{start}, expectLost(t))
+	if got := brief(w.extend(t, start)); got != holds.EventHoldExtended {
+		t.Fatalf("started to pay after a lost reply: %s", got)
+	}
 	release := holds.ReleaseRequest{Cause: uuid.NewString(), Hold: boat.HoldID, Resource: "boat"}
 	w.lossy(t, 1).Release(ctx, []holds.ReleaseRequest{release}, expectLost(t))
 	if got := brief(w.release(t, release)); got != holds.EventHoldReleased {
@@ -61,6 +84,60 @@ func TestLostReply(t *testing.T) {
 	}
 	if got := brief(w.release(t, holds.ReleaseRequest{Hold: boat.HoldID})); got != "hold.release_rejected released" {
 		t.Fatalf("released by another event: %s", got)
+	}
+	w.atRest(t, "boat")
+}
+
+// TestLostReplyOfALatePayment loses the reply of each script of it, and finds Postgres down between
+// them. The payment takes its slots once, and leaves nothing behind where it does not get them.
+func TestLostReplyOfALatePayment(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+	ctx := t.Context()
+	w.setInventory(t, "tent", holds.Asked{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "tent", User: "ana", TTLSeconds: seconds(60)})[0]).HoldID
+	w.pass(t, time.Minute)
+	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
+		t.Fatal(err)
+	}
+	paid := []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}
+	w.lossy(t, 1).Confirm(ctx, paid, expectLost(t)) // claim.lua, which finds it expired
+	w.lossy(t, 2).Confirm(ctx, paid, expectLost(t)) // place.lua, which takes the slot
+	if w.held(t, "tent") != "1" {
+		t.Fatalf("%s are held by a late payment", w.held(t, "tent"))
+	}
+	other := []holds.ConfirmRequest{{Hold: hold, PaymentID: "p2"}}
+	w.service.Confirm(ctx, other, func(_ int, r holds.Result) {
+		if !errors.Is(r.Err, holds.ErrBusy) {
+			t.Errorf("another payment while the first is being decided: %+v", r)
+		}
+	})
+	w.newService(w.client, w.locker(t), &outage{Inventory: w.store}).Confirm(ctx, paid, func(_ int, r holds.Result) {
+		if !errors.Is(r.Err, errDown) {
+			t.Errorf("Postgres is down: %+v", r)
+		}
+	})
+	w.lossy(t, 2).Confirm(ctx, paid, expectLost(t)) // settle.lua
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirmed late" {
+		t.Fatalf("paid late after lost replies: %s", got)
+	}
+	if slot := w.available(t, "tent", holds.Asked{})[0]; slot.Reserved != 1 || slot.Held != 0 {
+		t.Fatalf("after lost replies: %+v", slot)
+	}
+	w.atRest(t, "tent")
+
+	// Capacity is cut after the slot was taken again: Postgres refuses, and it is free.
+	w.setInventory(t, "boat", holds.Asked{}, 1)
+	hold = created(t, w.place(t, holds.PlaceRequest{Resource: "boat", User: "ana", TTLSeconds: seconds(60)})[0]).HoldID
+	w.pass(t, time.Minute)
+	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
+		t.Fatal(err)
+	}
+	w.lossy(t, 2).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}, expectLost(t))
+	w.setInventory(t, "boat", holds.Asked{}, 0)
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected sold_out" {
+		t.Fatalf("paid late, and capacity was cut: %s", got)
 	}
 	w.atRest(t, "boat")
 }

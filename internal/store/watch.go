@@ -19,11 +19,9 @@ const (
 // what was read before is too old soon after.
 func (s *Store) Watch(ctx context.Context, changed func(ctx context.Context, resources ...string) error, log zerolog.Logger) error {
 	for ctx.Err() == nil {
-		err := s.watch(ctx, changed)
-		if ctx.Err() != nil {
-			return nil
+		if err := s.watch(ctx, changed); ctx.Err() == nil {
+			log.Warn().Err(err).Msg("changes of capacity by SQL are noticed later, until postgres can be listened to again")
 		}
-		log.Warn().Err(err).Msg("changes of capacity by SQL are noticed later, until postgres can be listened to again")
 		select {
 		case <-ctx.Done():
 		case <-time.After(watchRetry):
