@@ -13,6 +13,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
 	"pgregory.net/rapid"
 
 	"holdfast/internal/holds"
@@ -328,25 +329,9 @@ func (r *modelRun) both(t *rapid.T, do func(w *world) holds.Outcome) holds.Outco
 // everything is all that is stored of the resource.
 func (r *modelRun) everything(t *rapid.T) string {
 	ctx := context.Background()
-	keys, err := r.client.Keys(ctx, holds.Key(r.namespace, r.resource, "*")).Result()
+	keys, err := readEverything.Run(ctx, r.client, nil, holds.Key(r.namespace, r.resource, "*")).Text()
 	if err != nil {
 		t.Fatal(err)
-	}
-	slices.Sort(keys)
-	var text strings.Builder
-	for _, key := range keys {
-		var value any
-		switch kind := r.client.Type(ctx, key).Val(); kind {
-		case "string":
-			value = r.client.Get(ctx, key).Val()
-		case "hash":
-			value = r.client.HGetAll(ctx, key).Val()
-		case "zset":
-			value = r.client.ZRangeWithScores(ctx, key, 0, -1).Val()
-		default:
-			t.Fatalf("%s is a %q", key, kind)
-		}
-		fmt.Fprintln(&text, key, value, r.client.PExpireTime(ctx, key).Val())
 	}
 	var rows string
 	if err := r.sql.QueryRow(ctx, `SELECT concat(
@@ -356,8 +341,28 @@ func (r *modelRun) everything(t *rapid.T) string {
 		(SELECT count(*) FROM event_answers WHERE resource_id = $1))`, r.resource).Scan(&rows); err != nil {
 		t.Fatal(err)
 	}
-	return text.String() + rows
+	return keys + rows
 }
+
+// readEverything reads all keys of a pattern, what they hold and when they end.
+var readEverything = redis.NewScript(`
+local text, keys = {}, redis.call('KEYS', ARGV[1])
+table.sort(keys)
+for _, key in ipairs(keys) do
+  local kind, value = redis.call('TYPE', key).ok, nil
+  if kind == 'string' then
+    value = redis.call('GET', key)
+  elseif kind == 'zset' then
+    value = cjson.encode(redis.call('ZRANGE', key, 0, -1, 'WITHSCORES'))
+  else
+    local fields, values = redis.call('HKEYS', key), {}
+    table.sort(fields)
+    for i, field in ipairs(fields) do values[i] = field .. ' ' .. redis.call('HGET', key, field) end
+    value = table.concat(values, ' ')
+  end
+  text[#text + 1] = key .. ' ' .. value .. ' ' .. redis.call('PEXPIRETIME', key)
+end
+return table.concat(text, '\\n')`)
 
 var (
 	modelSlots = []string{"A-1", "A-2", "A-3", "A-4"}
