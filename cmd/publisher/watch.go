@@ -81,12 +81,12 @@ func (v *watch) show(p *program, m jetstream.Msg) error {
 	if err != nil {
 		return fmt.Errorf("read %s: %w", m.Subject(), err)
 	}
-	if reason, dead := strings.CutPrefix(m.Subject(), p.subjects().DLQ("")); dead {
-		letter := readDeadLetter(reason, meta, m)
-		if v.wants(letter.Subject) {
-			return p.printDeadLetter(letter)
+	if strings.HasPrefix(m.Subject(), p.subjects().DLQ("")) {
+		letter, err := p.subjects().ReadDeadLetter(m)
+		if err == nil && v.wants(letter.Subject) {
+			err = v.showLetter(p, meta, letter)
 		}
-		return nil
+		return err
 	}
 	if !v.wants(m.Subject()) {
 		return nil
@@ -107,6 +107,22 @@ func (v *watch) show(p *program, m jetstream.Msg) error {
 		about = find(data, "resource_id")
 	}
 	return p.print(line(meta, eventName(event.Type), about, essentials(data)))
+}
+
+// showLetter prints a dead letter on one line.
+func (v *watch) showLetter(p *program, meta *jetstream.MsgMetadata, l *events.DeadLetter) error {
+	if p.json() {
+		text, err := l.JSON()
+		if err != nil {
+			return err
+		}
+		return p.printJSON(text)
+	}
+	fields := []string{
+		field("reason", l.Reason), field("detail", l.Detail), field("event_id", l.EventID),
+		field("seq", strconv.FormatUint(l.Seq, 10)),
+	}
+	return p.print(line(meta, "dead-lettered", l.Subject, fields))
 }
 
 // wants reports whether what has a subject is about the resource. A subject ends in its resource.

@@ -45,14 +45,12 @@ type Service interface {
 // Consumer takes events from one durable consumer, has them decided in batches of what is
 // waiting, without artificial delay, and settles each: outcome or dead letter, then ack.
 type Consumer struct {
-	name    string
-	source  jetstream.Consumer
-	service Service
-	js      jetstream.JetStream
-	nc      *nats.Conn
-	ns      Subjects
-	worker  string
-	log     zerolog.Logger
+	decider
+	name   string
+	source jetstream.Consumer
+	js     jetstream.JetStream
+	nc     *nats.Conn
+	worker string
 
 	skip   []string       // subject prefixes that other consumers take
 	faults map[uint64]int // failures of events that failed alone, by stream sequence
@@ -78,8 +76,8 @@ func NewConsumer(ctx context.Context, name string, ns Subjects, service Service,
 		return nil, fmt.Errorf("consumer %s: %w", name, err)
 	}
 	c := &Consumer{
-		name: name, source: source, service: service, js: js, nc: nc, ns: ns, worker: worker,
-		log: log.With().Str("consumer", name).Logger(), faults: make(map[uint64]int),
+		decider: decider{service, ns, log.With().Str("consumer", name).Logger()},
+		name:    name, source: source, js: js, nc: nc, worker: worker, faults: make(map[uint64]int),
 	}
 	if name == ConsumerRequests {
 		for _, subject := range append(ns.changes(), ns.payments()...) {
@@ -197,7 +195,8 @@ func (c *Consumer) decideAll(ctx context.Context, batches <-chan []*delivery, de
 				c.ack(d) // another consumer takes it
 			default:
 				c.keep(d)
-				if d.result.Err = c.decode(d); d.result.Err != nil {
+				d.in, d.result.Err = c.decode(d.msg.Subject(), d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
+				if d.result.Err != nil {
 					decided <- d
 					continue
 				}
@@ -218,16 +217,22 @@ func (c *Consumer) keep(d *delivery) {
 	}
 }
 
-// decode reads an event. A panic is an error of that event.
-func (c *Consumer) decode(d *delivery) (err error) {
+// decider reads events and has them decided.
+type decider struct {
+	service Service
+	ns      Subjects
+	log     zerolog.Logger
+}
+
+// decode reads an event that was stored at a time. A panic is an error of that event.
+func (c *decider) decode(subject string, header nats.Header, body []byte, storedAt time.Time) (in *Inbound, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			c.log.Error().Interface("panic", p).Bytes("stack", debug.Stack()).Msg("decoding an event panicked")
 			err = &panicError{p}
 		}
 	}()
-	d.in, err = c.ns.Decode(d.msg.Subject(), d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
-	return err
+	return c.ns.Decode(subject, header, body, storedAt)
 }
 
 // decide has a batch decided and passes every event on. Events that fail in a way that may be
@@ -250,7 +255,7 @@ func (c *Consumer) decide(ctx context.Context, batch []*delivery, decided chan<-
 
 // dispatch hands each kind of event to its verb and calls done once for each event. A panic is
 // an error of every event that had no result by then.
-func (c *Consumer) dispatch(ctx context.Context, batch []*delivery, done func(*delivery)) {
+func (c *decider) dispatch(ctx context.Context, batch []*delivery, done func(*delivery)) {
 	open := make(map[*delivery]struct{}, len(batch))
 	for _, d := range batch {
 		open[d] = struct{}{}

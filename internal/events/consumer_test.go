@@ -120,9 +120,15 @@ func newBench(t *testing.T) *bench {
 // newBenchOn lets a test stand between the consumers and JetStream.
 func newBenchOn(t *testing.T, between func(jetstream.JetStream) jetstream.JetStream) *bench {
 	t.Helper()
+	return newBenchAt(t, stacktest.Shared().NATSURL, between)
+}
+
+// newBenchAt uses another NATS than the shared one.
+func newBenchAt(t *testing.T, url string, between func(jetstream.JetStream) jetstream.JetStream) *bench {
+	t.Helper()
 	b := &bench{echo: &echo{seen: make(map[string]int)}, t: t, ns: Subjects(stacktest.Namespace(t)), changed: make(chan struct{})}
 	var err error
-	if b.nc, err = Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf); err != nil {
+	if b.nc, err = Connect(url, t.Name(), t.Logf); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.nc.Close)

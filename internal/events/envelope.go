@@ -30,6 +30,7 @@ const (
 	headerReplyTo     = "Holdfast-Reply-To"
 	headerTraceParent = "traceparent"
 	headerMsgID       = "Nats-Msg-Id"
+	headerMsgSize     = "Nats-Msg-Size" // of a body that was not asked for
 	contentTypeEvent  = "application/cloudevents+json"
 	contentTypeJSON   = "application/json"
 	inboxPrefix       = "_INBOX."

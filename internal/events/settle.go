@@ -3,17 +3,12 @@ package events
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strconv"
-	"strings"
-	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/failpoint"
-	"holdfast/internal/holds"
 )
 
 // settleAll settles decided events, as many together as are waiting, until there are no more.
@@ -31,7 +26,8 @@ func (c *Consumer) settleAll(ctx context.Context, decided <-chan *delivery) {
 type stored struct {
 	*delivery
 	message *nats.Msg
-	ack     jetstream.PubAckFuture
+	ack     jetstream.PubAckFuture // nil when it was not even sent:
+	unsent  error
 	dead    bool
 }
 
@@ -45,14 +41,17 @@ func (c *Consumer) settle(ctx context.Context, batch []*delivery) {
 			continue
 		}
 		future, err := c.js.PublishMsgAsync(message)
-		if err != nil {
-			c.failed(d, err)
-			continue
-		}
-		waiting = append(waiting, stored{d, message, future, dead})
+		waiting = append(waiting, stored{d, message, future, err, dead})
 	}
 	for _, s := range waiting {
-		if err := awaitStored(ctx, s.ack); err != nil {
+		err := s.unsent
+		if err == nil {
+			err = awaitStored(ctx, s.ack)
+		}
+		if s.dead && isTooLarge(err) {
+			s.message, err = c.park(ctx, s)
+		}
+		if err != nil {
 			if ctx.Err() != nil {
 				return // stopping: what is not settled is delivered again
 			}
@@ -62,7 +61,7 @@ func (c *Consumer) settle(ctx context.Context, batch []*delivery) {
 		failpoint.Hit(c.name + ".published")
 		c.reply(s)
 		if s.dead {
-			if err := s.msg.TermWithReason(s.message.Header.Get(headerDLQReason)); err != nil {
+			if err := s.msg.TermWithReason(s.message.Header.Get(HeaderDLQReason)); err != nil {
 				c.log.Debug().Err(err).Msg("term failed, the dead letter will be repeated")
 			}
 		} else {
@@ -71,6 +70,19 @@ func (c *Consumer) settle(ctx context.Context, batch []*delivery) {
 		failpoint.Hit(c.name + ".acked")
 		c.settled()
 	}
+}
+
+// park stores the dead letter of an event that is too large to be copied: a pointer to where the
+// event is in the inbound stream, with its headers if they fit.
+func (c *Consumer) park(ctx context.Context, s stored) (letter *nats.Msg, err error) {
+	reason, detail := s.message.Header.Get(HeaderDLQReason), s.message.Header.Get(HeaderDLQDetail)
+	for _, form := range []letterForm{letterPointer, letterBare} {
+		letter = c.deadLetter(s.delivery, reason, detail, form)
+		if _, err = c.js.PublishMsg(ctx, letter); !isTooLarge(err) {
+			break
+		}
+	}
+	return letter, err
 }
 
 // awaitStored waits for the PubAck of a message.
@@ -103,7 +115,7 @@ func (c *Consumer) answer(d *delivery) (message *nats.Msg, dead bool) {
 		var why *UnprocessableError
 		_ = errors.As(err, &why) // fateDead means that it is one
 		log.Warn().Str("reason", why.Reason).Msg("event dead-lettered")
-		return c.deadLetter(d, why.Reason, why.Detail), true
+		return c.deadLetter(d, why.Reason, why.Detail, letterWhole), true
 	case fateFault:
 		c.faults[seq]++
 		// A payment must end in a reservation or a refund, and its hold may be claimed: it waits
@@ -111,7 +123,7 @@ func (c *Consumer) answer(d *delivery) (message *nats.Msg, dead bool) {
 		if c.faults[seq] >= faultsMax && (d.in == nil || d.in.Confirm == nil) {
 			delete(c.faults, seq)
 			log.Error().Str("reason", ReasonPoison).Msg("event dead-lettered")
-			return c.deadLetter(d, ReasonPoison, err.Error()), true
+			return c.deadLetter(d, ReasonPoison, err.Error(), letterWhole), true
 		}
 		log.Error().Int("faults", c.faults[seq]).Msg("event failed, will be repeated")
 		c.again(d, growing(delayFault, uint64(c.faults[seq])))
@@ -147,7 +159,7 @@ func (c *Consumer) reply(s stored) {
 	reply.Data = s.message.Data
 	reply.Header.Set(headerContentType, s.message.Header.Get(headerContentType))
 	if s.dead {
-		body, err := json.Marshal(DeadLettered{s.message.Header.Get(headerDLQReason), s.message.Header.Get(headerDLQDetail)})
+		body, err := json.Marshal(DeadLettered{s.message.Header.Get(HeaderDLQReason), s.message.Header.Get(HeaderDLQDetail)})
 		if err != nil {
 			return
 		}
@@ -163,52 +175,4 @@ func (c *Consumer) reply(s stored) {
 type DeadLettered struct {
 	Error  string `json:"error"` // the reason
 	Detail string `json:"detail"`
-}
-
-// Headers of dead letters.
-const (
-	headerDLQReason     = "Holdfast-Dlq-Reason"
-	headerDLQDetail     = "Holdfast-Dlq-Detail"
-	headerDLQSubject    = "Holdfast-Dlq-Subject"
-	headerDLQStreamSeq  = "Holdfast-Dlq-Stream-Seq"
-	headerDLQDeliveries = "Holdfast-Dlq-Deliveries"
-	headerDLQTime       = "Holdfast-Dlq-Time"
-	headerDLQWorker     = "Holdfast-Dlq-Worker"
-	detailMax           = 512
-)
-
-// deadLetter returns the dead letter of an event: its body and its headers as they were, and
-// why, where and when it died. Its message id comes from the inbound sequence, so an event that
-// is published again and dies again is seen again.
-func (c *Consumer) deadLetter(d *delivery, reason, detail string) *nats.Msg {
-	m := nats.NewMsg(c.ns.DLQ(reason))
-	m.Data = d.msg.Data()
-	for name, values := range d.msg.Headers() {
-		if !strings.HasPrefix(strings.ToLower(name), "nats-") {
-			m.Header[name] = values
-		}
-	}
-	m.Header.Set(headerDLQReason, reason)
-	m.Header.Set(headerDLQDetail, oneLine(detail))
-	m.Header.Set(headerDLQSubject, d.msg.Subject())
-	m.Header.Set(headerDLQStreamSeq, strconv.FormatUint(d.meta.Sequence.Stream, 10))
-	m.Header.Set(headerDLQDeliveries, strconv.FormatUint(d.meta.NumDelivered, 10))
-	m.Header.Set(headerDLQTime, time.Now().UTC().Format(holds.TimeFormat))
-	m.Header.Set(headerDLQWorker, c.worker)
-	m.Header.Set(headerMsgID, fmt.Sprintf("%s-%d", c.ns.InStream(), d.meta.Sequence.Stream))
-	return m
-}
-
-// oneLine makes text fit for a header and a terminal: printable ASCII, not too long.
-func oneLine(text string) string {
-	text = strings.Map(func(r rune) rune {
-		if r < ' ' || r > '~' {
-			return '?'
-		}
-		return r
-	}, text)
-	if len(text) > detailMax {
-		text = text[:detailMax]
-	}
-	return text
 }

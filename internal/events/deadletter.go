@@ -1,0 +1,233 @@
+package events
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/holds"
+)
+
+// The headers that a dead letter has besides those of its event: why, where and when it died.
+const (
+	HeaderDLQReason     = dlqPrefix + "Reason"
+	HeaderDLQDetail     = dlqPrefix + "Detail"
+	HeaderDLQSubject    = dlqPrefix + "Subject"    // where the event was published
+	HeaderDLQStreamSeq  = dlqPrefix + "Stream-Seq" // its sequence in the inbound stream
+	HeaderDLQDeliveries = dlqPrefix + "Deliveries" // how often it was delivered
+	HeaderDLQTime       = dlqPrefix + "Time"
+	HeaderDLQWorker     = dlqPrefix + "Worker"
+
+	dlqPrefix    = "Holdfast-Dlq-"
+	dlqDetailMax = 512
+)
+
+// The headers of a letter that is only a pointer, because a copy of its event would be larger
+// than the server or the stream takes. Its body is empty; body and headers of the event are
+// still in the inbound stream.
+const (
+	HeaderPointerStream = dlqPrefix + "Pointer-Stream" // always the inbound stream
+	HeaderPointerSeq    = dlqPrefix + "Pointer-Seq"
+	HeaderPointerSHA256 = dlqPrefix + "Pointer-Sha256" // of the body, in lowercase hex
+)
+
+// Pointer says where the event of a letter is that could not be copied.
+type Pointer struct {
+	Stream string
+	Seq    uint64
+	SHA256 string
+}
+
+// DeadLetter is what is kept of an event that can never be processed. The text in it may be
+// anything: it comes from whoever published the event.
+type DeadLetter struct {
+	Seq        uint64 `json:"seq"` // in the stream of dead letters
+	Reason     string `json:"reason"`
+	Detail     string `json:"detail"`
+	Subject    string `json:"subject"`    // where the event was published
+	EventID    string `json:"event_id"`   // "" when it cannot be read
+	StreamSeq  uint64 `json:"stream_seq"` // in the inbound stream; like Deliveries 0 when it is not told
+	Deliveries uint64 `json:"deliveries"`
+	Time       string `json:"time"` // as its worker wrote it
+
+	StoredAt time.Time   `json:"-"` // by the server's clock
+	Worker   string      `json:"-"`
+	Event    About       `json:"-"`
+	Header   nats.Header `json:"-"` // of the event and of the letter
+	Body     []byte      `json:"-"` // of the event, nil when only headers were read
+	Size     int         `json:"-"` // of the body, in bytes
+	Pointer  *Pointer    `json:"-"` // nil when the letter has its event itself
+	Missing  error       `json:"-"` // why the event that a pointer means could not be read
+}
+
+// JSON returns what a letter says of itself, whatever its headers say.
+func (l *DeadLetter) JSON() (jsontext.Value, error) {
+	text, err := json.Marshal(l, jsontext.AllowInvalidUTF8(true))
+	if err != nil {
+		return nil, fmt.Errorf("encode dead letter %d: %w", l.Seq, err)
+	}
+	return text, nil
+}
+
+// ReadDeadLetter reads a message of the stream of dead letters.
+func (ns Subjects) ReadDeadLetter(m jetstream.Msg) (*DeadLetter, error) {
+	meta, err := m.Metadata()
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", m.Subject(), err)
+	}
+	return ns.readDeadLetter(m.Subject(), m.Headers(), m.Data(), meta.Sequence.Stream, meta.Timestamp), nil
+}
+
+// readDeadLetter reads a dead letter. Its headers may say anything: numbers that are none are 0.
+func (ns Subjects) readDeadLetter(subject string, header nats.Header, body []byte, seq uint64, storedAt time.Time) *DeadLetter {
+	counted := func(name string) uint64 {
+		n, err := strconv.ParseUint(header.Get(name), 10, 64)
+		if err != nil {
+			return 0
+		}
+		return n
+	}
+	l := &DeadLetter{
+		Seq: seq, Reason: strings.TrimPrefix(subject, ns.DLQ("")), Detail: header.Get(HeaderDLQDetail),
+		Subject: header.Get(HeaderDLQSubject), StreamSeq: counted(HeaderDLQStreamSeq), Deliveries: counted(HeaderDLQDeliveries),
+		Time: header.Get(HeaderDLQTime), StoredAt: storedAt, Worker: header.Get(HeaderDLQWorker),
+	}
+	if sum := header.Get(HeaderPointerSHA256); sum != "" {
+		l.Pointer = &Pointer{header.Get(HeaderPointerStream), counted(HeaderPointerSeq), sum}
+	}
+	l.read(header, body)
+	if size, err := strconv.Atoi(header.Get(headerMsgSize)); err == nil && len(body) == 0 {
+		l.Body, l.Size = nil, size // only headers were read
+	}
+	return l
+}
+
+// read takes over the event of a letter.
+func (l *DeadLetter) read(header nats.Header, body []byte) {
+	l.Header, l.Body, l.Size = header, body, len(body)
+	l.Event = aboutEvent(l.Subject, header, body)
+	l.EventID = l.Event.ID
+}
+
+// ErrNotThere says that the event of a letter cannot be had, or not any more.
+var ErrNotThere = errors.New("no event")
+
+// resolve takes over the event that a pointer means, as it was found in the inbound stream.
+func (l *DeadLetter) resolve(found *jetstream.RawStreamMsg, err error) {
+	where := fmt.Sprintf("sequence %d of stream %s", l.Pointer.Seq, l.Pointer.Stream)
+	switch {
+	case errors.Is(err, jetstream.ErrMsgNotFound):
+		l.Missing = fmt.Errorf("%w: it was too large to be copied, and %s, where it was, is gone", ErrNotThere, where)
+	case err != nil:
+		l.Missing = fmt.Errorf("%w: %s: %w", ErrNotThere, where, err)
+	case bodySum(found.Data) != l.Pointer.SHA256:
+		l.Missing = fmt.Errorf("%w: it was too large to be copied, and %s is another message now: its SHA-256 differs", ErrNotThere, where)
+	default:
+		l.read(found.Header, found.Data)
+	}
+}
+
+// Original returns the event of a letter as it was published, but for what was meant for its
+// first publication only: its message id and what else begins with Nats-, where its outcome was
+// awaited (that inbox is long gone), and what the letter adds. It returns ErrNotThere when the
+// letter does not have it, or does not say where it belongs.
+func (l *DeadLetter) Original(ns Subjects) (*nats.Msg, error) {
+	inbound := strings.TrimSuffix(ns.AllIn(), ">")
+	switch {
+	case l.Missing != nil:
+		return nil, l.Missing
+	case !strings.HasPrefix(l.Subject, inbound) || strings.ContainsAny(l.Subject, " \t\r\n*>"):
+		return nil, fmt.Errorf("%w: its subject %q is not below %s", ErrNotThere, l.Subject, inbound)
+	}
+	m := nats.NewMsg(l.Subject)
+	m.Data = l.Body
+	for name, values := range l.Header {
+		if !IsLetterHeader(name) && name != headerReplyTo {
+			m.Header[name] = values
+		}
+	}
+	return m, nil
+}
+
+// IsLetterHeader reports whether a header is of the letter, not of its event.
+func IsLetterHeader(name string) bool { return isOfServer(name) || strings.HasPrefix(name, dlqPrefix) }
+
+// isOfServer reports whether a header is between a publisher and the server.
+func isOfServer(name string) bool { return strings.HasPrefix(strings.ToLower(name), "nats-") }
+
+// letterForm is how much of an event its dead letter has.
+type letterForm int
+
+const (
+	letterWhole   letterForm = iota // body and headers
+	letterPointer                   // the headers, and where the body is
+	letterBare                      // only where both are
+)
+
+// deadLetter returns the dead letter of an event: its body and its headers as they were, as far
+// as the form has them, and why, where and when it died. Its message id comes from the inbound
+// sequence, so an event that is published again and dies again is seen again.
+func (c *Consumer) deadLetter(d *delivery, reason, detail string, form letterForm) *nats.Msg {
+	m := nats.NewMsg(c.ns.DLQ(reason))
+	if form != letterBare {
+		for name, values := range d.msg.Headers() {
+			if !isOfServer(name) {
+				m.Header[name] = values
+			}
+		}
+	}
+	seq := strconv.FormatUint(d.meta.Sequence.Stream, 10)
+	m.Header.Set(HeaderDLQReason, reason)
+	m.Header.Set(HeaderDLQDetail, oneLine(detail))
+	m.Header.Set(HeaderDLQSubject, d.msg.Subject())
+	m.Header.Set(HeaderDLQStreamSeq, seq)
+	m.Header.Set(HeaderDLQDeliveries, strconv.FormatUint(d.meta.NumDelivered, 10))
+	m.Header.Set(HeaderDLQTime, time.Now().UTC().Format(holds.TimeFormat))
+	m.Header.Set(HeaderDLQWorker, c.worker)
+	m.Header.Set(headerMsgID, c.ns.InStream()+"-"+seq)
+	if form == letterWhole {
+		// No event may pass for a pointer.
+		m.Header.Del(HeaderPointerStream)
+		m.Header.Del(HeaderPointerSeq)
+		m.Header.Del(HeaderPointerSHA256)
+		m.Data = d.msg.Data()
+	} else {
+		m.Header.Set(HeaderPointerStream, c.ns.InStream())
+		m.Header.Set(HeaderPointerSeq, seq)
+		m.Header.Set(HeaderPointerSHA256, bodySum(d.msg.Data()))
+	}
+	return m
+}
+
+func bodySum(body []byte) string {
+	sum := sha256.Sum256(body)
+	return hex.EncodeToString(sum[:])
+}
+
+// isTooLarge reports whether the server or the stream takes no message of this size.
+func isTooLarge(err error) bool {
+	return errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, jetstream.ErrStreamMessageExceedsMaximum)
+}
+
+// oneLine makes text fit for a header and a terminal: printable ASCII, not too long.
+func oneLine(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' {
+			return '?'
+		}
+		return r
+	}, text)
+	if len(text) > dlqDetailMax {
+		text = text[:dlqDetailMax]
+	}
+	return text
+}

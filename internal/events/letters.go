@@ -1,0 +1,209 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+const (
+	readPatience   = 500 * time.Millisecond // without a message, before the server is asked whether there are more
+	readIdle       = 30 * time.Second       // after which the server forgets who reads
+	readResetsMax  = 5
+	letterRequests = 5 * time.Second // for one answer of JetStream
+)
+
+// ErrNoLetter says that there is no such dead letter, or no more.
+var ErrNoLetter = errors.New("no such dead letter")
+
+// DeadLetters is the stream of dead letters, for who reads and tends it.
+type DeadLetters struct {
+	c       *Client
+	stream  jetstream.Stream
+	inbound jetstream.Stream // nil until a pointer is read
+}
+
+// DeadLetters returns the dead letters of the namespace.
+func (c *Client) DeadLetters(ctx context.Context) (*DeadLetters, error) {
+	stream, err := c.js.Stream(ctx, c.ns.DLQStream())
+	if err != nil {
+		return nil, fmt.Errorf("stream %s: %w", c.ns.DLQStream(), err)
+	}
+	return &DeadLetters{c: c, stream: stream}, nil
+}
+
+// LetterFilter says which letters are meant: those for which all of it holds. The zero filter
+// means all letters.
+type LetterFilter struct {
+	Reasons    []string  `json:"reasons,omitzero"` // one of these
+	Type       string    `json:"type,omitzero"`    // the event, like booking.requested
+	ResourceID string    `json:"resource_id,omitzero"`
+	UserID     string    `json:"user_id,omitzero"`
+	Since      time.Time `json:"since,omitzero"` // when the letter was stored
+	Until      time.Time `json:"until,omitzero"` // likewise; exclusive
+	Contains   string    `json:"contains,omitzero"`
+}
+
+// NeedsBodies reports whether the filter must see the events themselves.
+func (f LetterFilter) NeedsBodies() bool { return f.Type != "" || f.ResourceID != "" || f.UserID != "" }
+
+// Matches reports whether a letter is meant.
+func (f LetterFilter) Matches(l *DeadLetter) bool {
+	switch {
+	case len(f.Reasons) > 0 && !slices.Contains(f.Reasons, l.Reason),
+		f.Type != "" && f.Type != l.Event.Type,
+		f.ResourceID != "" && f.ResourceID != l.Event.Resource,
+		f.UserID != "" && f.UserID != l.Event.User,
+		!f.Since.IsZero() && l.StoredAt.Before(f.Since),
+		!f.Until.IsZero() && !l.StoredAt.Before(f.Until):
+		return false
+	}
+	return strings.Contains(l.Detail, f.Contains)
+}
+
+// All returns the letters that a filter means, oldest first, of those that are there when it
+// begins. bodies says whether the events themselves are wanted; without them the id and what
+// else stands in a body is not known. After an error there is no more.
+func (d *DeadLetters) All(ctx context.Context, f LetterFilter, bodies bool) iter.Seq2[*DeadLetter, error] {
+	config := jetstream.OrderedConsumerConfig{HeadersOnly: !bodies && !f.NeedsBodies()}
+	for _, reason := range f.Reasons {
+		config.FilterSubjects = append(config.FilterSubjects, d.c.ns.DLQ(reason))
+	}
+	if !f.Since.IsZero() {
+		config.DeliverPolicy, config.OptStartTime = jetstream.DeliverByStartTimePolicy, &f.Since
+	}
+	return func(yield func(*DeadLetter, error) bool) {
+		for m, err := range readAll(ctx, d.stream, config) {
+			if err != nil {
+				yield(nil, fmt.Errorf("read dead letters: %w", err))
+				return
+			}
+			l, err := d.c.ns.ReadDeadLetter(m)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			if !f.Until.IsZero() && !l.StoredAt.Before(f.Until) {
+				return // they come in order
+			}
+			if !config.HeadersOnly {
+				d.follow(ctx, l)
+			}
+			if f.Matches(l) && !yield(l, nil) {
+				return
+			}
+		}
+	}
+}
+
+// Get returns a letter with its event. It returns ErrNoLetter when there is none.
+func (d *DeadLetters) Get(ctx context.Context, seq uint64) (*DeadLetter, error) {
+	ctx, cancel := context.WithTimeout(ctx, letterRequests)
+	defer cancel()
+	m, err := d.stream.GetMsg(ctx, seq)
+	switch {
+	case errors.Is(err, jetstream.ErrMsgNotFound):
+		return nil, fmt.Errorf("letter %d: %w", seq, ErrNoLetter)
+	case err != nil:
+		return nil, fmt.Errorf("read letter %d: %w", seq, err)
+	}
+	l := d.c.ns.readDeadLetter(m.Subject, m.Header, m.Data, m.Sequence, m.Time)
+	d.follow(ctx, l)
+	return l, nil
+}
+
+// Remove removes a letter. It returns ErrNoLetter when there is none.
+func (d *DeadLetters) Remove(ctx context.Context, seq uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, letterRequests)
+	defer cancel()
+	err := d.stream.DeleteMsg(ctx, seq)
+	if err == nil {
+		return nil
+	}
+	if _, gone := d.stream.GetMsg(ctx, seq); errors.Is(gone, jetstream.ErrMsgNotFound) {
+		return fmt.Errorf("letter %d: %w", seq, ErrNoLetter)
+	}
+	return fmt.Errorf("remove letter %d: %w", seq, err)
+}
+
+// follow reads the event of a letter that is a pointer. What is wrong with it is in l.Missing:
+// the letter itself can be shown nevertheless.
+func (d *DeadLetters) follow(ctx context.Context, l *DeadLetter) {
+	if l.Pointer == nil {
+		return
+	}
+	if l.Pointer.Stream != d.c.ns.InStream() {
+		l.resolve(nil, errors.New("that is not the inbound stream"))
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, letterRequests)
+	defer cancel()
+	var err error
+	if d.inbound == nil {
+		if d.inbound, err = d.c.js.Stream(ctx, d.c.ns.InStream()); err != nil {
+			l.resolve(nil, err)
+			return
+		}
+	}
+	l.resolve(d.inbound.GetMsg(ctx, l.Pointer.Seq))
+}
+
+// readAll returns the messages of a stream that are there when it begins, in their order.
+func readAll(ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig) iter.Seq2[jetstream.Msg, error] {
+	config.InactiveThreshold, config.MaxResetAttempts = readIdle, readResetsMax
+	return func(yield func(jetstream.Msg, error) bool) {
+		info, err := stream.Info(ctx)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		consumer, err := stream.OrderedConsumer(ctx, config)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		if consumer.CachedInfo().NumPending == 0 {
+			return
+		}
+		messages, err := consumer.Messages()
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		defer messages.Stop()
+		for more := true; more; {
+			m, err := next(ctx, messages)
+			if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+				// Those that are left may have been removed meanwhile.
+				if now, err := consumer.Info(ctx); err == nil && now.NumPending == 0 {
+					return
+				}
+				continue
+			}
+			var meta *jetstream.MsgMetadata
+			if err == nil {
+				meta, err = m.Metadata()
+			}
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			if meta.Sequence.Stream > info.State.LastSeq || !yield(m, nil) {
+				return
+			}
+			more = meta.NumPending > 0 && meta.Sequence.Stream < info.State.LastSeq
+		}
+	}
+}
+
+func next(ctx context.Context, messages jetstream.MessagesContext) (jetstream.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, readPatience)
+	defer cancel()
+	return messages.Next(jetstream.NextContext(ctx))
+}

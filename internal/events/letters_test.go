@@ -1,0 +1,134 @@
+package events
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// park stores a letter as a worker would have written it, and returns its sequence.
+func (b *bench) park(reason, detail, subject string, header nats.Header, body string) uint64 {
+	b.t.Helper()
+	m := nats.NewMsg(b.ns.DLQ(reason))
+	m.Data = []byte(body)
+	for name, values := range header {
+		m.Header[name] = values
+	}
+	m.Header.Set(HeaderDLQReason, reason)
+	m.Header.Set(HeaderDLQDetail, detail)
+	m.Header.Set(HeaderDLQSubject, subject)
+	ack, err := b.js.PublishMsg(b.t.Context(), m)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return ack.Sequence
+}
+
+// seqs are the letters that a filter means.
+func (d *DeadLetters) seqs(t *testing.T, f LetterFilter, bodies bool) (seqs []uint64) {
+	t.Helper()
+	for l, err := range d.All(t.Context(), f, bodies) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if read := l.Body != nil; read != (bodies || f.NeedsBodies()) || l.Size == 0 {
+			t.Errorf("letter %d has a body: %v, of %d bytes", l.Seq, read, l.Size)
+		}
+		seqs = append(seqs, l.Seq)
+	}
+	return seqs
+}
+
+// TestLetterFilter is the table of what filters mean, on a real stream.
+func TestLetterFilter(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	d := b.letters()
+	if got := d.seqs(t, LetterFilter{}, true); got != nil {
+		t.Errorf("letters of an empty stream: %v", got)
+	}
+	on := func(event, resource string) string { return b.ns.In(event, resource) }
+	b.park(ReasonMalformed, "data.quantity: want a number", on(BookingRequested, "room"), nil, request(``))
+	b.park(ReasonMalformed, "data.user_id: missing", on(InventorySet, "room"), nil, inventory(``))
+	b.park(ReasonPoison, "panic: a bug", on(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, `{"hold_id":"`+holdID+`"}`))
+	fourth := b.park(ReasonUnknownType, "type: unknown: x", on(BookingRequested, "hall"), nil, "no JSON")
+	b.park(ReasonMalformed, "", on(BookingRequested, "hall"), nil, "no JSON")
+	middle := d.must(t, fourth).StoredAt
+	for name, c := range map[string]struct {
+		filter LetterFilter
+		want   []uint64
+	}{
+		"all":            {LetterFilter{}, []uint64{1, 2, 3, 4, 5}},
+		"a reason":       {LetterFilter{Reasons: []string{ReasonMalformed}}, []uint64{1, 2, 5}},
+		"two reasons":    {LetterFilter{Reasons: []string{ReasonMalformed, ReasonPoison}}, []uint64{1, 2, 3, 5}},
+		"no such reason": {LetterFilter{Reasons: []string{ReasonTooLarge}}, nil},
+		"a type":         {LetterFilter{Type: BookingRequested}, []uint64{1, 4, 5}},
+		"a resource":     {LetterFilter{ResourceID: "room"}, []uint64{1, 2, 3}},
+		"a user":         {LetterFilter{UserID: "u"}, []uint64{1}},
+		"text":           {LetterFilter{Contains: "a bug"}, []uint64{3}},
+		"since":          {LetterFilter{Since: middle}, []uint64{4, 5}},
+		"until":          {LetterFilter{Until: middle}, []uint64{1, 2, 3}},
+		"in the future":  {LetterFilter{Since: middle.Add(time.Hour)}, nil},
+		"all of it":      {LetterFilter{Reasons: []string{ReasonMalformed}, Type: BookingRequested, ResourceID: "hall", Since: middle}, []uint64{5}},
+	} {
+		for _, bodies := range []bool{true, false} {
+			if got := d.seqs(t, c.filter, bodies); !slices.Equal(got, c.want) {
+				t.Errorf("%s (bodies %v): letters %v, want %v", name, bodies, got, c.want)
+			}
+		}
+	}
+	if err := d.Remove(t.Context(), 2); err != nil {
+		t.Error(err)
+	}
+	if err := d.Remove(t.Context(), 2); !errors.Is(err, ErrNoLetter) {
+		t.Errorf("removed twice: %v", err)
+	}
+	if _, err := d.Get(t.Context(), 2); !errors.Is(err, ErrNoLetter) {
+		t.Errorf("read after it was removed: %v", err)
+	}
+	if got := d.seqs(t, LetterFilter{}, true); !slices.Equal(got, []uint64{1, 3, 4, 5}) {
+		t.Errorf("letters %v", got)
+	}
+}
+
+// TestLettersVanish has another operator remove all letters while they are read, and in one case
+// another letter come: the reader comes to an end, and does not see what came after it began.
+func TestLettersVanish(t *testing.T) {
+	t.Parallel()
+	for _, another := range []bool{false, true} {
+		t.Run(fmt.Sprintf("another comes=%v", another), func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			const number = 2000 // more than a reader is sent at a time
+			for i := range number {
+				b.park(ReasonMalformed, fmt.Sprint(i), b.ns.In(BookingRequested, "room"), nil, "no JSON")
+			}
+			d := b.letters()
+			read := 0
+			for l, err := range d.All(t.Context(), LetterFilter{}, true) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if l.Seq > number {
+					t.Errorf("it reads what came later")
+				}
+				if read++; read > 1 {
+					continue
+				}
+				if err := d.stream.Purge(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if another {
+					b.park(ReasonMalformed, "late", b.ns.In(BookingRequested, "room"), nil, "no JSON")
+				}
+			}
+			if read == 0 || read == number {
+				t.Errorf("%d letters were read of %d", read, number)
+			}
+		})
+	}
+}
