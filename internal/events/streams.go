@@ -22,7 +22,8 @@ const (
 	inMessageMax     = 128 << 10
 	outAgeMin        = 7 * 24 * time.Hour
 	outDuplicates    = 10 * time.Minute
-	dlqDuplicates    = 24 * time.Hour   // a worker may die between a letter and its Term, and come back late
+	dlqDuplicates    = 24 * time.Hour // a worker may die between a letter and its Term, and come back late
+	runsAge          = 365 * 24 * time.Hour
 	ackWait          = 15 * time.Second // a killed worker's events are taken up after it
 	ackPendingMax    = 8192
 	streamSetupLimit = 30 * time.Second
@@ -48,6 +49,11 @@ func Setup(ctx context.Context, js jetstream.JetStream, ns Subjects, lifetimeMax
 			Name: ns.DLQStream(), Subjects: []string{ns.AllDLQ()},
 			Description: "events that Holdfast can never process",
 			Discard:     jetstream.DiscardNew, Duplicates: dlqDuplicates,
+		},
+		{
+			Name: ns.RunsStream(), Subjects: []string{ns.AllRuns()},
+			Description: "who did what to dead letters",
+			Discard:     jetstream.DiscardOld, MaxAge: runsAge,
 		},
 	}
 	for _, config := range wanted {

@@ -25,10 +25,11 @@ const (
 // Subjects builds every subject and stream name, for the namespace that it is.
 type Subjects string
 
-// InStream, OutStream and DLQStream are the names of the streams.
-func (ns Subjects) InStream() string  { return strings.ToUpper(string(ns)) + "_IN" }
-func (ns Subjects) OutStream() string { return strings.ToUpper(string(ns)) + "_OUT" }
-func (ns Subjects) DLQStream() string { return strings.ToUpper(string(ns)) + "_DLQ" }
+// InStream, OutStream, DLQStream and RunsStream are the names of the streams.
+func (ns Subjects) InStream() string   { return strings.ToUpper(string(ns)) + "_IN" }
+func (ns Subjects) OutStream() string  { return strings.ToUpper(string(ns)) + "_OUT" }
+func (ns Subjects) DLQStream() string  { return strings.ToUpper(string(ns)) + "_DLQ" }
+func (ns Subjects) RunsStream() string { return strings.ToUpper(string(ns)) + "_RUNS" }
 
 // In is the subject of an inbound event about a resource; ">" as the resource means any.
 func (ns Subjects) In(event, resource string) string {
@@ -43,10 +44,17 @@ func (ns Subjects) Out(event, resource string) string {
 // DLQ is the subject of dead letters with a reason.
 func (ns Subjects) DLQ(reason string) string { return string(ns) + ".dlq." + reason }
 
-// AllIn, AllOut and AllDLQ cover a stream.
-func (ns Subjects) AllIn() string  { return string(ns) + ".in.>" }
-func (ns Subjects) AllOut() string { return string(ns) + ".out.>" }
-func (ns Subjects) AllDLQ() string { return string(ns) + ".dlq.>" }
+// Run is the subject of the records of a run over dead letters.
+func (ns Subjects) Run(id string) string { return string(ns) + ".runs." + id }
+
+// Service is the subject of an endpoint of the service that answers queries.
+func (ns Subjects) Service(endpoint string) string { return string(ns) + ".svc." + endpoint }
+
+// AllIn, AllOut, AllDLQ and AllRuns cover a stream.
+func (ns Subjects) AllIn() string   { return string(ns) + ".in.>" }
+func (ns Subjects) AllOut() string  { return string(ns) + ".out.>" }
+func (ns Subjects) AllDLQ() string  { return string(ns) + ".dlq.>" }
+func (ns Subjects) AllRuns() string { return string(ns) + ".runs.>" }
 
 // Type is the CloudEvents type of an event.
 func Type(event string) string { return "holdfast." + event + ".v1" }

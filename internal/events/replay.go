@@ -1,0 +1,182 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/failpoint"
+)
+
+// The ways in which a replay of a letter ends without an outcome. What has an outcome ends with
+// its event, like hold.created.
+const (
+	ReplayDeadAgain = "dead_lettered" // it is a letter again, a new one
+	ReplayBefore    = "repeated"      // the stream had it already from this letter: nothing was published
+	ReplayNoAnswer  = "no_answer"     // published, and no outcome came in time
+	ReplayGone      = "gone"          // the letter is not there: it was taken by somebody else, or by a run that was killed
+	ReplayFailed    = "failed"
+)
+
+// outcomeGrace is how long outcomes are waited for when nothing more is to be done.
+const outcomeGrace = 2 * time.Second
+
+// RunResult is what became of one letter in a run.
+type RunResult struct {
+	Seq     uint64 `json:"seq"`
+	EventID string `json:"event_id"`
+	Result  string `json:"result"` // the outcome's event, Discarded, or one of the words above
+	Reason  string `json:"reason,omitzero"`
+	Detail  string `json:"detail,omitzero"`
+}
+
+// Replayer publishes events of dead letters again and follows their outcomes. Publish is called
+// by one goroutine, so that the events are stored in its order; everything else by any.
+type Replayer struct {
+	d       *DeadLetters
+	inbox   string
+	sub     *nats.Subscription
+	timeout time.Duration
+
+	mu      sync.Mutex
+	waiting map[string]chan *nats.Msg // by the inbox of each event
+	sent    int
+}
+
+// Replayer returns a Replayer that waits for so long for each answer: a PubAck, a removal, an
+// outcome. The caller calls Close.
+func (d *DeadLetters) Replayer(timeout time.Duration) (*Replayer, error) {
+	r := &Replayer{d: d, inbox: d.c.nc.NewInbox(), timeout: timeout, waiting: make(map[string]chan *nats.Msg)}
+	var err error
+	if r.sub, err = d.c.nc.Subscribe(r.inbox+".*", r.answered); err != nil {
+		return nil, fmt.Errorf("subscribe: %w", err)
+	}
+	return r, nil
+}
+
+// Close ends the subscription to outcomes.
+func (r *Replayer) Close() { _ = r.sub.Unsubscribe() } // only fails when the connection is closed
+
+func (r *Replayer) answered(m *nats.Msg) {
+	r.mu.Lock()
+	waiting := r.waiting[m.Subject]
+	delete(r.waiting, m.Subject)
+	r.mu.Unlock()
+	if waiting != nil {
+		waiting <- m
+	}
+}
+
+// MessageID is the Nats-Msg-Id under which the event of a letter is replayed. It is made of the
+// stream, when that was created (sequences begin anew in a new one) and the letter's sequence:
+// whoever replays the letter again because it could not be removed publishes nothing new, while
+// a later letter of the same event has another. variant tells apart what may be published of one
+// letter: copies that were edited, replays that keep it.
+func (r *Replayer) MessageID(seq uint64, variant string) string {
+	info := r.d.stream.CachedInfo()
+	id := info.Config.Name + "-" + strconv.FormatInt(info.Created.UnixMilli(), 36) + "-" + strconv.FormatUint(seq, 10)
+	if variant != "" {
+		id += "-" + variant
+	}
+	return id
+}
+
+// Replay is an event on its way.
+type Replay struct {
+	r      *Replayer
+	letter *DeadLetter
+	inbox  string
+	ack    jetstream.PubAckFuture
+	answer chan *nats.Msg
+}
+
+// Publish publishes a message, the event of a letter or an edited copy of it, under a message id.
+func (r *Replayer) Publish(l *DeadLetter, m *nats.Msg, messageID string) (*Replay, error) {
+	r.mu.Lock()
+	r.sent++
+	p := &Replay{r: r, letter: l, inbox: r.inbox + "." + strconv.Itoa(r.sent), answer: make(chan *nats.Msg, 1)}
+	r.waiting[p.inbox] = p.answer
+	r.mu.Unlock()
+	m.Header.Set(headerMsgID, messageID)
+	m.Header.Set(headerReplyTo, p.inbox)
+	var err error
+	if p.ack, err = r.d.c.js.PublishMsgAsync(m); err != nil {
+		p.forget()
+		return nil, fmt.Errorf("publish on %s: %w", m.Subject, err)
+	}
+	return p, nil
+}
+
+func (p *Replay) forget() {
+	p.r.mu.Lock()
+	defer p.r.mu.Unlock()
+	delete(p.r.waiting, p.inbox)
+}
+
+// Finish waits until the event is stored, removes the letter unless it is kept, and waits for
+// the outcome. When ctx is over, what was begun is finished, and only the wait is cut short.
+func (p *Replay) Finish(ctx context.Context, keep bool) RunResult {
+	defer p.forget()
+	result := RunResult{Seq: p.letter.Seq, EventID: p.letter.EventID}
+	finishing, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.r.timeout)
+	defer cancel()
+	var repeated bool
+	select {
+	case ack := <-p.ack.Ok():
+		repeated = ack.Duplicate
+	case err := <-p.ack.Err():
+		return result.failed(fmt.Errorf("publish: %w", err))
+	case <-finishing.Done():
+		return result.failed(fmt.Errorf("publish: no answer within %s: it may be stored or not", p.r.timeout))
+	}
+	failpoint.Hit("replay.stored")
+	if !keep {
+		err := p.r.d.Remove(finishing, p.letter.Seq)
+		if err != nil && !errors.Is(err, ErrNoLetter) { // another operator may have removed it
+			return result.failed(fmt.Errorf("it was published, but its letter is still there: %w", err))
+		}
+	}
+	failpoint.Hit("replay.removed")
+	if repeated {
+		result.Result = ReplayBefore
+		return result
+	}
+	patience := time.NewTimer(p.r.timeout)
+	defer patience.Stop()
+	hurry := context.AfterFunc(ctx, func() { patience.Reset(min(p.r.timeout, outcomeGrace)) })
+	defer hurry()
+	select {
+	case m := <-p.answer:
+		return result.answered(m)
+	case <-patience.C:
+		result.Result = ReplayNoAnswer
+		return result
+	}
+}
+
+// failed is the result of a letter that something went wrong with.
+func (r RunResult) failed(err error) RunResult {
+	r.Result, r.Detail = ReplayFailed, err.Error()
+	return r
+}
+
+// answered is the result of a letter whose event has an outcome or is a letter again.
+func (r RunResult) answered(m *nats.Msg) RunResult {
+	answer, err := ParseAnswer(m.Header.Get(headerContentType), m.Data)
+	switch {
+	case err != nil:
+		return r.failed(err)
+	case answer.Dead != nil:
+		r.Result, r.Reason, r.Detail = ReplayDeadAgain, answer.Dead.Error, answer.Dead.Detail
+	default:
+		event, _ := eventOf(answer.Envelope.Type)
+		r.Result, r.Reason = event, laxText(laxObject(answer.Envelope.Data)["reason"])
+	}
+	return r
+}

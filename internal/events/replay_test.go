@@ -1,0 +1,106 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/holds"
+)
+
+// replay replays a letter and returns what became of it.
+func (b *bench) replay(r *Replayer, seq uint64, variant string, keep bool) RunResult {
+	b.t.Helper()
+	l := r.d.must(b.t, seq)
+	m, err := l.Original(b.ns)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	sent, err := r.Publish(l, m, r.MessageID(seq, variant))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return sent.Finish(b.t.Context(), keep)
+}
+
+// TestReplayOfALetter replays letters: each is published once however often that is tried, its
+// outcome is followed, and it is removed when its event is stored.
+func TestReplayOfALetter(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	d := b.letters()
+	r, err := d.Replayer(time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	subject := b.ns.In(BookingRequested, "room")
+	good := b.park(ReasonPoison, "", subject, nats.Header{"Holdfast-Reply-To": {"_INBOX.gone"}, "Nats-Msg-Id": {"old"}}, keyed("good"))
+	bad := b.park(ReasonPoison, "", subject, nil, "no JSON")
+
+	for i, c := range []struct {
+		seq     uint64
+		variant string
+		keep    bool
+		want    RunResult
+	}{
+		{good, "", true, RunResult{Seq: good, EventID: "good", Result: holds.EventHoldRejected, Reason: "echo"}},
+		{good, "", true, RunResult{Seq: good, EventID: "good", Result: ReplayBefore}},                               // as after a kill
+		{good, "run", true, RunResult{Seq: good, EventID: "good", Result: holds.EventHoldRejected, Reason: "echo"}}, // another run that keeps it
+		{good, "", false, RunResult{Seq: good, EventID: "good", Result: ReplayBefore}},
+		{bad, "", false, RunResult{Seq: bad, Result: ReplayDeadAgain, Reason: ReasonMalformed, Detail: "body: not one JSON text in UTF-8, at byte 1"}},
+	} {
+		if got := b.replay(r, c.seq, c.variant, c.keep); got != c.want {
+			t.Errorf("replay %d: %+v, want %+v", i, got, c.want)
+		}
+	}
+	b.await("the outcomes", func() bool { return len(b.out) == 1 && len(b.dlq) == 3 })
+	if b.asked("good") != 2 {
+		t.Errorf("the event was decided %d times, want 2", b.asked("good"))
+	}
+	if _, err := d.Get(t.Context(), good); !errors.Is(err, ErrNoLetter) {
+		t.Errorf("the letter that was replayed: %v", err)
+	}
+	// The event that died again is another letter, and is replayed under another message id.
+	again := d.seqs(t, LetterFilter{}, true)
+	if len(again) != 1 || again[0] == bad {
+		t.Fatalf("letters %v", again)
+	}
+	if got := b.replay(r, again[0], "", false); got.Result != ReplayDeadAgain {
+		t.Errorf("replayed once more: %+v", got)
+	}
+}
+
+// TestReplayEndsWithoutAnswer replays where nobody answers, and is told to hurry.
+func TestReplayEndsWithoutAnswer(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.set(func(string, int) error { return context.DeadlineExceeded })
+	seq := b.park(ReasonPoison, "", b.ns.In(BookingRequested, "room"), nil, keyed("k"))
+	d := b.letters()
+	r, err := d.Replayer(time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	l := d.must(t, seq)
+	m, err := l.Original(b.ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent, err := r.Publish(l, m, r.MessageID(seq, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	interrupted, cancel := context.WithCancel(t.Context())
+	cancel()
+	if got := sent.Finish(interrupted, false); got.Result != ReplayNoAnswer {
+		t.Errorf("%+v", got)
+	}
+	if _, err := d.Get(t.Context(), seq); !errors.Is(err, ErrNoLetter) {
+		t.Errorf("its event is stored, and the letter is there: %v", err)
+	}
+}

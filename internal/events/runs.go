@@ -1,0 +1,240 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/holds"
+)
+
+// What a run does to letters.
+const (
+	RunReplay  = "replay"
+	RunEdit    = "edit"
+	RunDiscard = "discard"
+)
+
+// Discarded is the result of a letter that was discarded.
+const Discarded = "discarded"
+
+// The states of a run. One that is unfinished is still going on, or its process was killed.
+const (
+	RunUnfinished = "unfinished"
+	RunDone       = "done"
+	RunStopped    = "stopped" // before its end, by an operator or by too many failures
+)
+
+// RunResultsMax is how many results one record has at most.
+const RunResultsMax = 50
+
+// runSeqsMax is how many letters one record names at most.
+const runSeqsMax = 4000
+
+// Run is one run of a person over dead letters: who did what to which of them, when and why, and
+// what came of it. It is kept as records on one subject. Each says all of it as it is by then, but
+// has only those letters and results that are in no record before.
+type Run struct {
+	ID         string         `json:"run_id"` // a UUIDv7
+	Verb       string         `json:"verb"`
+	State      string         `json:"state"`
+	Who        string         `json:"who"`
+	Note       string         `json:"note"`
+	StartedAt  holds.Time     `json:"started_at"` // by the clock of who runs it
+	RecordedAt holds.Time     `json:"recorded_at"`
+	Filter     *LetterFilter  `json:"filter,omitzero"` // how the letters were found, nil when they were named
+	Keep       bool           `json:"keep,omitzero"`   // the letters stay
+	Letters    int            `json:"letters"`         // how many there are to work on
+	Counts     map[string]int `json:"counts"`          // of each result
+	Seqs       []uint64       `json:"seqs,omitzero"`   // the letters
+	Results    []RunResult    `json:"results,omitzero"`
+}
+
+// Ended is how many letters have a result.
+func (r *Run) Ended() (n int) {
+	for _, count := range r.Counts {
+		n += count
+	}
+	return n
+}
+
+// RunLog writes the records of a run.
+type RunLog struct {
+	Run Run // without letters and results
+
+	c    *Client
+	last uint64 // sequence of the last record
+}
+
+// BeginRun begins the records of a run over letters, and sets its id, its state, its times and
+// what it counts.
+func (c *Client) BeginRun(ctx context.Context, run Run, seqs []uint64) (*RunLog, error) {
+	id, err := uuid.NewV7()
+	if err != nil {
+		return nil, fmt.Errorf("new run id: %w", err)
+	}
+	run.ID, run.State, run.StartedAt = id.String(), RunUnfinished, ownTime()
+	run.Letters, run.Counts = len(seqs), make(map[string]int)
+	log := &RunLog{Run: run, c: c}
+	for chunk := range slices.Chunk(seqs, runSeqsMax) {
+		if err := log.write(ctx, chunk, nil); err != nil {
+			return nil, err
+		}
+	}
+	return log, nil
+}
+
+func ownTime() holds.Time { return holds.Time{Time: time.Now().UTC()} }
+
+// ErrRunNotBegun says that a run was killed before it did anything.
+var ErrRunNotBegun = errors.New("the run did nothing, start a new one")
+
+// ResumeRun goes on with the records of a run, and returns the letters that have no result. A
+// process that is still at it has its next record refused: ErrRunElsewhere.
+func (c *Client) ResumeRun(ctx context.Context, id string) (log *RunLog, left []uint64, err error) {
+	run, last, err := c.run(ctx, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(run.Seqs) < run.Letters {
+		return nil, nil, fmt.Errorf("run %s: %w", id, ErrRunNotBegun)
+	}
+	ended := make(map[uint64]struct{}, len(run.Results))
+	for _, result := range run.Results {
+		ended[result.Seq] = struct{}{}
+	}
+	left = slices.DeleteFunc(run.Seqs, func(seq uint64) bool { _, has := ended[seq]; return has })
+	run.State, run.Seqs, run.Results = RunUnfinished, nil, nil
+	log = &RunLog{Run: *run, c: c, last: last}
+	return log, left, log.write(ctx, nil, nil)
+}
+
+// Record adds results, at most RunResultsMax.
+func (l *RunLog) Record(ctx context.Context, results []RunResult) error {
+	for _, result := range results {
+		l.Run.Counts[result.Result]++
+	}
+	return l.write(ctx, nil, results)
+}
+
+// End writes the last record.
+func (l *RunLog) End(ctx context.Context, state string) error {
+	l.Run.State = state
+	return l.write(ctx, nil, nil)
+}
+
+// ErrRunElsewhere says that another process has written records of the same run meanwhile.
+var ErrRunElsewhere = errors.New("another process is at this run")
+
+// write writes a record, also when ctx is over: what was done is to be known.
+func (l *RunLog) write(ctx context.Context, seqs []uint64, results []RunResult) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), letterRequests)
+	defer cancel()
+	l.Run.RecordedAt = ownTime()
+	record := l.Run
+	record.Seqs, record.Results = seqs, results
+	body, err := json.Marshal(record)
+	if err != nil {
+		return fmt.Errorf("encode run %s: %w", l.Run.ID, err)
+	}
+	m := nats.NewMsg(l.c.ns.Run(l.Run.ID))
+	m.Data = body
+	m.Header.Set(headerContentType, contentTypeJSON)
+	ack, err := l.c.js.PublishMsg(ctx, m, jetstream.WithExpectLastSequencePerSubject(l.last))
+	var refused *jetstream.APIError
+	switch {
+	case errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence,
+		errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant:
+		return fmt.Errorf("record run %s: %w", l.Run.ID, ErrRunElsewhere)
+	case err != nil:
+		return fmt.Errorf("record run %s in stream %s: %w", l.Run.ID, l.c.ns.RunsStream(), err)
+	}
+	l.last = ack.Sequence
+	return nil
+}
+
+// ErrNoRun says that there is no such run.
+var ErrNoRun = errors.New("no such run")
+
+// Run returns a run with all of its letters and results.
+func (c *Client) Run(ctx context.Context, id string) (*Run, error) {
+	run, _, err := c.run(ctx, id)
+	return run, err
+}
+
+func (c *Client) run(ctx context.Context, id string) (run *Run, last uint64, err error) {
+	var seqs []uint64
+	var results []RunResult
+	config := jetstream.OrderedConsumerConfig{FilterSubjects: []string{c.ns.Run(id)}}
+	for m, err := range c.records(ctx, config) {
+		if err != nil {
+			return nil, 0, err
+		}
+		meta, err := m.Metadata()
+		if err != nil {
+			return nil, 0, fmt.Errorf("read run %s: %w", id, err)
+		}
+		if run, err = readRun(m); err != nil {
+			return nil, 0, err
+		}
+		seqs, results, last = append(seqs, run.Seqs...), append(results, run.Results...), meta.Sequence.Stream
+	}
+	if run == nil {
+		return nil, 0, fmt.Errorf("run %s: %w", id, ErrNoRun)
+	}
+	run.Seqs, run.Results = seqs, results
+	return run, last, nil
+}
+
+// Runs returns the runs, the one that was recorded last at the end, without their letters and
+// results.
+func (c *Client) Runs(ctx context.Context) iter.Seq2[*Run, error] {
+	return func(yield func(*Run, error) bool) {
+		config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubjects: []string{c.ns.AllRuns()}}
+		for m, err := range c.records(ctx, config) {
+			var run *Run
+			if err == nil {
+				run, err = readRun(m)
+			}
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			run.Seqs, run.Results = nil, nil
+			if !yield(run, nil) {
+				return
+			}
+		}
+	}
+}
+
+func (c *Client) records(ctx context.Context, config jetstream.OrderedConsumerConfig) iter.Seq2[jetstream.Msg, error] {
+	return func(yield func(jetstream.Msg, error) bool) {
+		stream, err := c.js.Stream(ctx, c.ns.RunsStream())
+		if err != nil {
+			yield(nil, fmt.Errorf("stream %s: %w", c.ns.RunsStream(), err))
+			return
+		}
+		for m, err := range readAll(ctx, stream, config) {
+			if !yield(m, err) {
+				return
+			}
+		}
+	}
+}
+
+func readRun(m jetstream.Msg) (*Run, error) {
+	run := &Run{Counts: make(map[string]int)}
+	if err := json.Unmarshal(m.Data(), run); err != nil {
+		return nil, fmt.Errorf("read a record on %s: %w", m.Subject(), err)
+	}
+	return run, nil
+}

@@ -1,0 +1,95 @@
+package events
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"testing"
+)
+
+// TestRuns keeps a run, loses its process, and goes on with it.
+func TestRuns(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	client, err := NewClient(b.nc, b.ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seqs := make([]uint64, 2*runSeqsMax+3)
+	for i := range seqs {
+		seqs[i] = uint64(10 + 3*i)
+	}
+	log, err := client.BeginRun(t.Context(), Run{Verb: RunReplay, Who: "ann@desk", Note: "fixed", Filter: &LetterFilter{UserID: "u"}, Keep: true}, seqs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := func(seqs []uint64, word string) (results []RunResult) {
+		for _, seq := range seqs {
+			results = append(results, RunResult{Seq: seq, EventID: fmt.Sprint(seq), Result: word})
+		}
+		return results
+	}
+	first := results(seqs[:RunResultsMax], "hold.created")
+	if err := log.Record(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	run, err := client.Run(t.Context(), log.Run.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if run.State != RunUnfinished || run.Letters != len(seqs) || run.Ended() != RunResultsMax || run.Who != "ann@desk" || run.Note != "fixed" ||
+		run.Filter.UserID != "u" || !run.Keep || !slices.Equal(run.Seqs, seqs) || !reflect.DeepEqual(run.Results, first) || run.StartedAt.IsZero() {
+		t.Errorf("run %+v", run)
+	}
+
+	later, left, err := client.ResumeRun(t.Context(), log.Run.ID)
+	if err != nil || !slices.Equal(left, seqs[RunResultsMax:]) {
+		t.Fatalf("%v: %d letters are left, want %d", err, len(left), len(seqs)-RunResultsMax)
+	}
+	// The process that was thought dead is told that it is not alone.
+	if err := log.Record(t.Context(), first); !errors.Is(err, ErrRunElsewhere) {
+		t.Errorf("two processes record: %v", err)
+	}
+	if err := later.Record(t.Context(), results(left[:2], ReplayDeadAgain)); err != nil {
+		t.Error(err)
+	}
+	if err := later.End(t.Context(), RunDone); err != nil {
+		t.Error(err)
+	}
+	other, err := client.BeginRun(t.Context(), Run{Verb: RunDiscard}, seqs[:1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var listed []*Run
+	for run, err := range client.Runs(t.Context()) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		listed = append(listed, run)
+	}
+	if len(listed) != 2 || listed[0].ID != log.Run.ID || listed[0].State != RunDone || listed[0].Ended() != RunResultsMax+2 ||
+		listed[0].Counts[ReplayDeadAgain] != 2 || listed[1].ID != other.Run.ID || listed[1].State != RunUnfinished {
+		t.Errorf("runs %+v", listed)
+	}
+	if _, err := client.Run(t.Context(), "none"); !errors.Is(err, ErrNoRun) {
+		t.Errorf("a run that is none: %v", err)
+	}
+}
+
+// TestRunKilledAtItsBegin was killed before its plan was stored whole.
+func TestRunKilledAtItsBegin(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	client, err := NewClient(b.nc, b.ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := &RunLog{c: client, Run: Run{ID: "half", Letters: 2}}
+	if err := log.write(t.Context(), []uint64{1}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := client.ResumeRun(t.Context(), "half"); !errors.Is(err, ErrRunNotBegun) {
+		t.Error(err)
+	}
+}
