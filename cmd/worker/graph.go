@@ -40,7 +40,7 @@ func graph(c Config, e epoch, listener net.Listener, log zerolog.Logger) *fx.App
 			func(s *store.Store) holds.Inventory { return s },
 			newLeaser, provideLocker, provideService, provideExpirer, provideConsumers,
 			func() net.Listener { return listener },
-			newServer, newLoops,
+			provideQueries, newServer, newLoops,
 		),
 		fx.Invoke(
 			func(l *loops, cs []*events.Consumer) {
@@ -55,6 +55,7 @@ func graph(c Config, e epoch, listener net.Listener, log zerolog.Logger) *fx.App
 				l.run("inventory", func(ctx context.Context) error { return db.Watch(ctx, s.InventoryChanged, log) })
 			},
 			func(l *loops, s *server) { l.run("http", s.run) },
+			func(l *loops, q *events.QueryService) { l.run("queries", q.Run) },
 			func(l *loops, x *leaser) { l.run("lease", x.run) },
 			(*loops).attach,
 		),
@@ -139,6 +140,10 @@ func provideConsumers(ns events.Subjects, s *holds.Service, nc *nats.Conn, js je
 		}
 	}
 	return consumers, nil
+}
+
+func provideQueries(nc *nats.Conn, ns events.Subjects, s *holds.Service, log zerolog.Logger) *events.QueryService {
+	return events.NewQueryService(nc, ns, s, nil, workerName(), log)
 }
 
 // workerName names this process where more than one works.

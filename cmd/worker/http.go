@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"net/url"
 	"slices"
 	"sync"
 	"time"
@@ -83,23 +82,17 @@ func (s *server) answer(w http.ResponseWriter, status int, value any) {
 	_, _ = w.Write([]byte("\n")) // whoever asked has gone
 }
 
-// problem is the answer to a query that cannot be answered.
-type problem struct {
-	Error  string `json:"error"`
-	Detail string `json:"detail"`
-}
-
-// fail answers a query that failed.
-func (s *server) fail(w http.ResponseWriter, err error) {
-	switch invalid, isInvalid := errors.AsType[*holds.InvalidError](err); {
-	case isInvalid:
-		s.answer(w, http.StatusBadRequest, problem{"invalid_request", invalid.Error()})
-	case errors.Is(err, holds.ErrDataLost):
-		s.answer(w, http.StatusServiceUnavailable, problem{"rebuilding", "redis has lost its data; no hold is granted until it is rebuilt"})
-	default:
-		s.log.Error().Err(err).Msg("query failed")
-		s.answer(w, http.StatusServiceUnavailable, problem{"unavailable", "a server that is needed for this answer does not answer; see /readyz"})
+// respond answers a query, with why there is no answer when err is not nil.
+func (s *server) respond(w http.ResponseWriter, value any, err error) {
+	if err == nil {
+		s.answer(w, http.StatusOK, value)
+		return
 	}
+	problem := events.ProblemOf(err)
+	if problem.IsFault() {
+		s.log.Error().Err(err).Msg("query failed")
+	}
+	s.answer(w, problem.Status, problem)
 }
 
 // readiness is the answer of /readyz.
@@ -159,42 +152,18 @@ func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
 func (s *server) availability(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
 	defer cancel()
-	query, err := url.ParseQuery(r.URL.RawQuery)
+	resource, asked, err := events.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		s.answer(w, http.StatusBadRequest, problem{"bad_query", "the query is not percent-encoded as it should be"})
+		s.respond(w, nil, err)
 		return
 	}
-	resource, asked, err := events.ParseQuery(query)
-	if err != nil {
-		s.answer(w, http.StatusBadRequest, problem{"bad_query", err.Error()})
-		return
-	}
-	slots, err := s.service.Availability(ctx, resource, asked)
-	if err != nil {
-		s.fail(w, err)
-		return
-	}
-	s.answer(w, http.StatusOK, struct {
-		ResourceID string                   `json:"resource_id"`
-		Slots      []holds.SlotAvailability `json:"slots"`
-	}{resource, slots})
+	availability, err := events.FindAvailability(ctx, s.service, resource, asked)
+	s.respond(w, availability, err)
 }
 
 func (s *server) hold(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
 	defer cancel()
-	id, err := holds.ParseHoldID(r.PathValue("hold_id"))
-	if err != nil {
-		s.answer(w, http.StatusBadRequest, problem{"bad_query", err.Error()})
-		return
-	}
-	view, found, err := s.service.Lookup(ctx, id)
-	switch {
-	case err != nil:
-		s.fail(w, err)
-	case !found:
-		s.answer(w, http.StatusNotFound, problem{"unknown_hold", "no hold with this id is remembered"})
-	default:
-		s.answer(w, http.StatusOK, view)
-	}
+	hold, err := events.FindHold(ctx, s.service, r.PathValue("hold_id"))
+	s.respond(w, hold, err)
 }

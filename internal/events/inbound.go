@@ -2,7 +2,6 @@ package events
 
 import (
 	"errors"
-	"net/url"
 	"regexp"
 	"strings"
 	"time"
@@ -202,30 +201,4 @@ func (r *reader) slots(limit int) []string {
 		seen[names[i]] = struct{}{}
 	}
 	return names
-}
-
-// ParseQuery reads a resource and a set of slots from a query: resource_id and check_in with
-// check_out, or slot repeated, or neither. They have the form that they have in an event.
-func ParseQuery(query url.Values) (resource string, asked holds.Asked, err error) {
-	r := &reader{members: make(members)}
-	for name, values := range query {
-		var value any = values[0]
-		switch name {
-		case "slot":
-			name, value = "slots", values
-		case "resource_id", "check_in", "check_out":
-			if len(values) > 1 {
-				r.fail(name, "given more than once")
-			}
-		default:
-			r.fail(name, "unknown parameter")
-		}
-		encoded, err := json.Marshal(value)
-		if err != nil {
-			return "", holds.Asked{}, malformed("%s: %v", name, err)
-		}
-		r.members[name] = encoded
-	}
-	resource, asked = r.resource(), r.asked(holds.InventorySlotsMax)
-	return resource, asked, r.err
 }

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go/micro"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestServiceAnswersAsHTTP asks the same by NATS and by HTTP.
+func TestServiceAnswersAsHTTP(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	worker := s.startWorker()
+	s.setInventory("double", holds.Asked{CheckIn: "2027-01-01", CheckOut: "2027-01-03"}, 3)
+	s.setInventory("hall", seat, 1)
+	s.setInventory("shoes", holds.Asked{}, 5)
+	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, 3600)))
+
+	const nobody = "hall.00000000000000000000000000000000"
+	table := []struct{ endpoint, query, path string }{
+		{"availability", `{"resource_id":"double","check_in":"2027-01-01","check_out":"2027-01-04"}`, "/v1/availability?resource_id=double&check_in=2027-01-01&check_out=2027-01-04"},
+		{"availability", `{"resource_id":"hall","slots":["A-12","A-13"]}`, "/v1/availability?resource_id=hall&slot=A-12&slot=A-13"},
+		{"availability", `{"resource_id":"shoes"}`, "/v1/availability?resource_id=shoes"},
+		{"availability", `{}`, "/v1/availability"},
+		{"availability", `{"resource_id":"a.b"}`, "/v1/availability?resource_id=a.b"},
+		{"availability", `{"resource_id":"double","check_in":"2027-01-01"}`, "/v1/availability?resource_id=double&check_in=2027-01-01"},
+		{"availability", `{"resource_id":"double","check_in":"2027-01-02","check_out":"2027-01-02"}`, "/v1/availability?resource_id=double&check_in=2027-01-02&check_out=2027-01-02"},
+		{"availability", `{"resource_id":"double","check_in":"2027-02-30","check_out":"2027-03-02"}`, "/v1/availability?resource_id=double&check_in=2027-02-30&check_out=2027-03-02"},
+		{"availability", `{"resource_id":"hall","slots":["A-12"],"check_in":"2027-01-01","check_out":"2027-01-02"}`, "/v1/availability?resource_id=hall&slot=A-12&check_in=2027-01-01&check_out=2027-01-02"},
+		{"availability", `{"resource_id":"hall","slots":["A-12","A-12"]}`, "/v1/availability?resource_id=hall&slot=A-12&slot=A-12"},
+		{"availability", `{"resource_id":"double","colour":"red"}`, "/v1/availability?resource_id=double&colour=red"},
+		{"hold", `{"hold_id":"` + hold.Subject + `"}`, "/v1/holds/" + hold.Subject},
+		{"hold", `{"hold_id":"` + nobody + `"}`, "/v1/holds/" + nobody},
+		{"hold", `{"hold_id":"nonsense"}`, "/v1/holds/nonsense"},
+	}
+	same := func(endpoint, query, path string) (status int) {
+		t.Helper()
+		answer, err := s.nc.Request(s.subjects.Service(endpoint), []byte(query), time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		status, body := worker.get(t, path)
+		code := answer.Header.Get(micro.ErrorCodeHeader)
+		if status == 200 && code != "" || status != 200 && code != strconv.Itoa(status) || strings.TrimSpace(body) != string(answer.Data) {
+			t.Errorf("%s %s: %s %s\nGET %s: %d %s", endpoint, query, code, answer.Data, path, status, body)
+		}
+		return status
+	}
+	statuses := make(map[int]int)
+	for _, c := range table {
+		statuses[same(c.endpoint, c.query, c.path)]++
+	}
+	if statuses[200] != 4 || statuses[400] != 9 || statuses[404] != 1 {
+		t.Errorf("statuses %v", statuses)
+	}
+
+	// Redis loses its data: both say so.
+	if err := s.redis.Del(t.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, holds.Partition("hall"))).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ endpoint, query, path string }{table[1], table[11]} {
+		if status := same(c.endpoint, c.query, c.path); status != 503 {
+			t.Errorf("%s from a Redis that has lost its data: %d", c.endpoint, status)
+		}
+	}
+}
+
+// TestServiceIsShared has two workers answer, and one of them stop.
+func TestServiceIsShared(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	first, _ := s.startWorker(), s.startWorker()
+	ask := func() string {
+		t.Helper()
+		answer, err := s.nc.Request(s.subjects.Service("availability"), []byte(`{"resource_id":"shoes"}`), time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(answer.Data)
+	}
+	answered := func() (counts []int) {
+		t.Helper()
+		inbox, err := s.nc.SubscribeSync(s.nc.NewInbox())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = inbox.Unsubscribe() }()
+		if err := s.nc.PublishRequest("$SRV.STATS."+s.namespace, inbox.Subject, nil); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			m, err := inbox.NextMsg(time.Minute)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var stats struct {
+				Endpoints []struct {
+					Name     string `json:"name"`
+					Requests int    `json:"num_requests"`
+				} `json:"endpoints"`
+			}
+			if err := json.Unmarshal(m.Data, &stats); err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range stats.Endpoints {
+				if e.Name == "availability" {
+					counts = append(counts, e.Requests)
+				}
+			}
+		}
+		return counts
+	}
+	want := `{"resource_id":"shoes","slots":[{"slot":"stock","capacity":0,"reserved":0,"held":0,"available":0}]}`
+	stacktest.Eventually(t, "both to have answered", func() bool {
+		if got := ask(); got != want {
+			t.Fatalf("answer %s", got)
+		}
+		counts := answered()
+		return len(counts) == 2 && counts[0] > 0 && counts[1] > 0
+	})
+	if err := first.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	for stopped := false; !stopped; {
+		if got := ask(); got != want {
+			t.Errorf("while one stops: %s", got)
+		}
+		select {
+		case <-first.exited:
+			stopped = true
+		default:
+		}
+	}
+	if got := ask(); got != want {
+		t.Errorf("after one has stopped: %s", got)
+	}
+}

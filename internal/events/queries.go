@@ -1,0 +1,155 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+
+	"github.com/go-json-experiment/json"
+
+	"holdfast/internal/holds"
+)
+
+// Reader answers queries: *holds.Service.
+type Reader interface {
+	Availability(ctx context.Context, resource string, asked holds.Asked) ([]holds.SlotAvailability, error)
+	Lookup(ctx context.Context, id holds.HoldID) (view holds.HoldView, found bool, err error)
+}
+
+// Availability is what can be had of slots, as it is answered by HTTP and by NATS.
+type Availability struct {
+	ResourceID string                   `json:"resource_id"`
+	Slots      []holds.SlotAvailability `json:"slots"`
+}
+
+// FindAvailability answers what can be had of slots.
+func FindAvailability(ctx context.Context, r Reader, resource string, asked holds.Asked) (Availability, error) {
+	slots, err := r.Availability(ctx, resource, asked)
+	return Availability{resource, slots}, err
+}
+
+// ErrUnknownHold says that a hold is not remembered.
+var ErrUnknownHold = errors.New("no hold with this id is remembered")
+
+// FindHold answers what is known of a hold. It returns holds.ErrHoldID for what is no id, and
+// ErrUnknownHold.
+func FindHold(ctx context.Context, r Reader, id string) (holds.HoldView, error) {
+	parsed, err := holds.ParseHoldID(id)
+	if err != nil {
+		return holds.HoldView{}, err
+	}
+	view, found, err := r.Lookup(ctx, parsed)
+	if err == nil && !found {
+		err = ErrUnknownHold
+	}
+	return view, err
+}
+
+// Problem is the answer to a query that cannot be answered, the same by HTTP and by NATS.
+type Problem struct {
+	Status int    `json:"-"` // of HTTP
+	Reason string `json:"error"`
+	Detail string `json:"detail"`
+}
+
+// unavailable is the reason of a problem that somebody has to look into.
+const unavailable = "unavailable"
+
+// IsFault reports whether the error behind the problem is to be logged: the answer does not tell it.
+func (p Problem) IsFault() bool { return p.Reason == unavailable }
+
+// ProblemOf turns an error into the answer to the query that met it.
+func ProblemOf(err error) Problem {
+	var malformed *malformedError
+	var invalid *holds.InvalidError
+	switch {
+	case errors.As(err, &malformed), errors.Is(err, holds.ErrHoldID):
+		return Problem{http.StatusBadRequest, "bad_query", err.Error()}
+	case errors.As(err, &invalid):
+		return Problem{http.StatusBadRequest, "invalid_request", invalid.Error()}
+	case errors.Is(err, ErrUnknownHold):
+		return Problem{http.StatusNotFound, "unknown_hold", err.Error()}
+	case errors.Is(err, holds.ErrDataLost):
+		return Problem{http.StatusServiceUnavailable, "rebuilding", "redis has lost its data; no hold is granted until it is rebuilt"}
+	default:
+		return Problem{http.StatusServiceUnavailable, unavailable, "a server that is needed for this answer does not answer; see /readyz"}
+	}
+}
+
+// ParseQuery reads a resource and a set of slots from the query of a URL: resource_id and
+// check_in with check_out, or slot repeated, or neither. They have the form that they have in an
+// event.
+func ParseQuery(rawQuery string) (resource string, asked holds.Asked, err error) {
+	query, err := url.ParseQuery(rawQuery)
+	if err != nil {
+		return "", holds.Asked{}, malformed("the query is not percent-encoded as it should be")
+	}
+	r := &reader{members: make(members)}
+	for name, values := range query {
+		var value any = values[0]
+		switch name {
+		case "slot":
+			name, value = "slots", values
+		case "resource_id", "check_in", "check_out":
+			if len(values) > 1 {
+				r.fail(name, "given more than once")
+			}
+		default:
+			r.fail(name, "unknown parameter")
+		}
+		encoded, err := json.Marshal(value)
+		if err != nil {
+			return "", holds.Asked{}, malformed("%s: %v", name, err)
+		}
+		r.members[name] = encoded
+	}
+	resource, asked = r.resource(), r.asked(holds.InventorySlotsMax)
+	return resource, asked, r.err
+}
+
+// parseAvailability reads what a query of availability asks, as JSON: resource_id and check_in
+// with check_out, or slots, or neither. They have the form that they have in an event.
+func parseAvailability(body []byte) (resource string, asked holds.Asked, err error) {
+	r, err := queryOf(body, "resource_id", "check_in", "check_out", "slots")
+	if err != nil {
+		return "", holds.Asked{}, err
+	}
+	resource, asked = r.resource(), r.asked(holds.InventorySlotsMax)
+	return resource, asked, r.err
+}
+
+// parseHoldQuery reads which hold a query asks for.
+func parseHoldQuery(body []byte) (id string, err error) {
+	r, err := queryOf(body, "hold_id")
+	if err != nil {
+		return "", err
+	}
+	id = r.text("hold_id")
+	return id, r.err
+}
+
+// queryOf reads a JSON object that may have the members that are known, and no others.
+func queryOf(body []byte, known ...string) (*reader, error) {
+	r := &reader{}
+	if err := json.Unmarshal(body, &r.members); err != nil {
+		return nil, malformedJSON("query", err)
+	}
+	if r.members == nil {
+		return nil, malformed("query: want a JSON object")
+	}
+	r.only(known...)
+	return r, r.err
+}
+
+// only refuses members that are not known: a query that is misspelt must not be answered as if
+// it had not been asked.
+func (r *reader) only(known ...string) {
+	for _, name := range slices.Sorted(maps.Keys(r.members)) {
+		if !slices.Contains(known, name) {
+			r.fail(name, "unknown parameter")
+		}
+	}
+}

@@ -1,0 +1,237 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
+	"github.com/rs/zerolog"
+)
+
+// The endpoints of the service that answers queries: <ns>.svc.<endpoint>.
+const (
+	EndpointAvailability = "availability" // {"resource_id", and "check_in" with "check_out", or "slots", or neither}
+	EndpointHold         = "hold"         // {"hold_id"}
+	EndpointEvaluate     = "evaluate"     // a message as it would be published, its subject in HeaderDLQSubject
+)
+
+const (
+	serviceVersion = "1.0.0" // of the contract
+	queriesMax     = 64      // answered at a time
+	queryLimit     = 5 * time.Second
+)
+
+// QueryService answers queries on NATS with what the HTTP endpoints answer, and says what would
+// become of events. It is a service of the NATS service framework, named after the namespace, so
+// `nats service ls` finds it. Several workers share the queries.
+type QueryService struct {
+	decider
+	nc     *nats.Conn
+	reader Reader
+	dry    Evaluator
+	worker string
+	turns  chan struct{} // of queries that are being answered
+}
+
+// NewQueryService returns a QueryService. With dry nil there is no EndpointEvaluate.
+func NewQueryService(nc *nats.Conn, ns Subjects, reader Reader, dry Evaluator, worker string, log zerolog.Logger) *QueryService {
+	return &QueryService{
+		decider: decider{dry, ns, log.With().Str("consumer", "queries").Logger()},
+		nc:      nc, reader: reader, dry: dry, worker: worker, turns: make(chan struct{}, queriesMax),
+	}
+}
+
+// Run answers queries until ctx is over, and those that were begun by then.
+func (q *QueryService) Run(ctx context.Context) error {
+	service, err := micro.AddService(q.nc, micro.Config{
+		Name: string(q.ns), Version: serviceVersion, Description: "what Holdfast knows of slots and holds",
+		Metadata: map[string]string{"worker": q.worker}, StatsHandler: statsOf,
+	})
+	if err != nil {
+		return fmt.Errorf("query service: %w", err)
+	}
+	defer func() { _ = service.Stop() }() // only fails when the connection is closed
+	endpoints := map[string]answerer{
+		EndpointAvailability: func(ctx context.Context, m *query) (any, error) {
+			resource, asked, err := parseAvailability(m.body)
+			if err != nil {
+				return nil, err
+			}
+			return FindAvailability(ctx, q.reader, resource, asked)
+		},
+		EndpointHold: func(ctx context.Context, m *query) (any, error) {
+			id, err := parseHoldQuery(m.body)
+			if err != nil {
+				return nil, err
+			}
+			return FindHold(ctx, q.reader, id)
+		},
+	}
+	if q.dry != nil {
+		endpoints[EndpointEvaluate] = func(ctx context.Context, m *query) (any, error) {
+			return q.evaluate(ctx, q.dry, m.header.Get(HeaderDLQSubject), m.header, m.body)
+		}
+	}
+	for name, answer := range endpoints {
+		e := &endpoint{q: q, ctx: ctx, answer: answer}
+		if err := service.AddEndpoint(name, e, micro.WithEndpointSubject(q.ns.Service(name))); err != nil {
+			return fmt.Errorf("query service: endpoint %s: %w", name, err)
+		}
+	}
+	<-ctx.Done()
+	if err := service.Stop(); err != nil {
+		q.log.Debug().Err(err).Msg("the query service did not stop cleanly")
+	}
+	for range queriesMax { // nobody gets a turn any more, so this waits for those that have one
+		q.turns <- struct{}{}
+	}
+	return nil
+}
+
+// query is what was asked.
+type query struct {
+	header nats.Header
+	body   []byte
+	reply  string
+}
+
+// answerer answers a query.
+type answerer func(ctx context.Context, m *query) (any, error)
+
+// endpoint hands each query to a goroutine of its own, at most queriesMax at a time. The
+// framework would have one wait for the other, and counts only what a handler does before it
+// returns: so what becomes of queries is counted here and told beside its own statistics.
+type endpoint struct {
+	q       *QueryService
+	ctx     context.Context // over when the service stops
+	answer  answerer
+	answers atomic.Int64
+	refused atomic.Int64 // 400 and 404
+	failed  atomic.Int64 // 503
+	tookNS  atomic.Int64 // for all of them
+}
+
+// endpointStats is what `nats service stats` and $SRV.STATS tell as data of an endpoint.
+type endpointStats struct {
+	Answered  int64   `json:"answered"`
+	Refused   int64   `json:"refused"`
+	Failed    int64   `json:"failed"`
+	AverageMS float64 `json:"average_ms"`
+}
+
+func statsOf(of *micro.Endpoint) any {
+	e, ours := of.Handler.(*endpoint)
+	if !ours {
+		return nil
+	}
+	s := endpointStats{Answered: e.answers.Load(), Refused: e.refused.Load(), Failed: e.failed.Load()}
+	if n := s.Answered + s.Refused + s.Failed; n > 0 {
+		s.AverageMS = float64(e.tookNS.Load()) / float64(n) / float64(time.Millisecond)
+	}
+	return s
+}
+
+// Handle implements micro.Handler.
+func (e *endpoint) Handle(request micro.Request) {
+	m := &query{nats.Header(request.Headers()), request.Data(), request.Reply()}
+	select {
+	case e.q.turns <- struct{}{}:
+		go func() {
+			defer func() { <-e.q.turns }()
+			e.handle(m)
+		}()
+	case <-e.ctx.Done():
+		e.send(m, nil, Problem{http.StatusServiceUnavailable, "stopping", "this worker stops; ask again"})
+	}
+}
+
+func (e *endpoint) handle(m *query) {
+	began := time.Now()
+	defer func() { e.tookNS.Add(int64(time.Since(began))) }()
+	// Not e.ctx: what was begun is answered also when the service stops.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), queryLimit)
+	defer cancel()
+	body, err := e.body(ctx, m)
+	if err == nil {
+		e.answers.Add(1)
+		e.send(m, body, Problem{})
+		return
+	}
+	problem := ProblemOf(err)
+	if problem.Status < http.StatusInternalServerError {
+		e.refused.Add(1)
+	} else {
+		e.failed.Add(1)
+	}
+	if problem.IsFault() {
+		e.q.log.Error().Err(err).Msg("query failed")
+	}
+	e.send(m, nil, problem)
+}
+
+// body returns the answer to a query. A panic is an error of that query.
+func (e *endpoint) body(ctx context.Context, m *query) (body []byte, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			e.q.log.Error().Interface("panic", p).Bytes("stack", debug.Stack()).Msg("answering a query panicked")
+			err = &panicError{p}
+		}
+	}()
+	value, err := e.answer(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(value)
+}
+
+// send answers a query, with a problem as the framework tells errors.
+func (e *endpoint) send(m *query, body []byte, problem Problem) {
+	answer := nats.NewMsg(m.reply)
+	answer.Data = body
+	answer.Header.Set(headerContentType, contentTypeJSON)
+	if problem.Status != 0 {
+		answer.Header.Set(micro.ErrorCodeHeader, strconv.Itoa(problem.Status))
+		answer.Header.Set(micro.ErrorHeader, oneLine(problem.Reason+": "+problem.Detail))
+		answer.Data, _ = json.Marshal(problem) // two strings
+	}
+	if err := e.q.nc.PublishMsg(answer); err != nil {
+		e.q.log.Debug().Err(err).Msg("answer to a query failed")
+	}
+}
+
+// ErrNoWorker says that nobody answers queries in the namespace.
+var ErrNoWorker = errors.New("no worker answers")
+
+// Evaluate asks a worker what would become of a message if it were published now.
+func (c *Client) Evaluate(ctx context.Context, m *nats.Msg) (Verdict, error) {
+	subject := c.ns.Service(EndpointEvaluate)
+	ask := nats.NewMsg(subject)
+	ask.Data = m.Data
+	for name, values := range m.Header {
+		ask.Header[name] = values
+	}
+	ask.Header.Set(HeaderDLQSubject, m.Subject)
+	answer, err := c.nc.RequestMsgWithContext(ctx, ask)
+	switch {
+	case errors.Is(err, nats.ErrNoResponders):
+		return Verdict{}, fmt.Errorf("%w on %s", ErrNoWorker, subject)
+	case err != nil:
+		return Verdict{}, fmt.Errorf("ask on %s: %w", subject, err)
+	}
+	if problem := answer.Header.Get(micro.ErrorHeader); problem != "" {
+		return Verdict{}, fmt.Errorf("ask on %s: %s %s", subject, answer.Header.Get(micro.ErrorCodeHeader), problem)
+	}
+	var v Verdict
+	if err := json.Unmarshal(answer.Data, &v); err != nil {
+		return Verdict{}, fmt.Errorf("read the answer of %s: %w", subject, err)
+	}
+	return v, nil
+}

@@ -1,0 +1,235 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+// dryEcho is an Evaluator and a Reader. Its time stands still, and its payments come too late.
+type dryEcho struct {
+	*echo
+	down  bool          // its Redis
+	block chan struct{} // closed to let queries of availability go on; nil = they need not wait
+	asked chan struct{} // told of each
+}
+
+var dryNow = holds.Time{Time: time.Date(2027, 5, 1, 12, 0, 0, 0, time.UTC)}
+
+func (d *dryEcho) Now(context.Context) (holds.Time, error) {
+	if d.down {
+		return holds.Time{}, holds.ErrDataLost
+	}
+	return dryNow, nil
+}
+
+func (d *dryEcho) Confirm(_ context.Context, requests []holds.ConfirmRequest, emit func(int, holds.Result)) {
+	for i, r := range requests {
+		emit(i, holds.Result{Outcome: holds.Outcome{
+			Event: holds.EventConfirmRejected, Resource: r.Hold.Resource, Hold: r.Hold, At: dryNow, Data: holds.ConfirmRejected{Reason: holds.ReasonExpired},
+		}})
+	}
+}
+
+func (d *dryEcho) Lookup(_ context.Context, id holds.HoldID) (holds.HoldView, bool, error) {
+	return holds.HoldView{HoldID: id, ExpiresAt: holds.Time{Time: dryNow.Add(-3 * time.Hour)}}, id.Resource == "room", nil
+}
+
+func (d *dryEcho) Availability(ctx context.Context, resource string, _ holds.Asked) ([]holds.SlotAvailability, error) {
+	switch {
+	case resource == "panics":
+		panic("a bug")
+	case d.block != nil:
+		d.asked <- struct{}{}
+		<-d.block
+	}
+	return nil, ctx.Err()
+}
+
+// serve runs a QueryService in a namespace of its own until the test ends, or stop is called.
+func serve(t *testing.T, reader Reader, dry Evaluator) (client *Client, nc *nats.Conn, stop func()) {
+	t.Helper()
+	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	ns := Subjects(stacktest.Namespace(t))
+	if client, err = NewClient(nc, ns); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := NewQueryService(nc, ns, reader, dry, "w1", zerolog.Nop()).Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	stop = func() { cancel(); running.Wait() }
+	t.Cleanup(stop)
+	ask := func() error { _, err := nc.Request("$SRV.PING."+string(ns), nil, time.Minute); return err }
+	stacktest.Eventually(t, "the service to be found", func() bool { return !errors.Is(ask(), nats.ErrNoResponders) })
+	return client, nc, stop
+}
+
+// TestEvaluate says what would become of events, by the code that decides them.
+func TestEvaluate(t *testing.T) {
+	t.Parallel()
+	dry := &dryEcho{echo: &echo{seen: make(map[string]int)}}
+	dry.set(func(key string, _ int) error {
+		switch key {
+		case "bug":
+			panic("a bug")
+		case "outage":
+			return context.DeadlineExceeded
+		}
+		return nil
+	})
+	client, _, _ := serve(t, dry, dry)
+	message := func(subject, body string) *nats.Msg {
+		m := nats.NewMsg(strings.Replace(subject, "holdfast", string(client.ns), 1))
+		m.Data = []byte(body)
+		m.Header.Set("traceparent", "t")
+		return m
+	}
+	binary := message(onPayment, `{"hold_id":"`+holdID+`","payment_id":"p"}`)
+	binary.Header = binaryMode("holdfast.payment.confirmed.v1")
+	for name, c := range map[string]struct {
+		m    *nats.Msg
+		want Verdict
+	}{
+		"decided":      {message(onRequest, keyed("k")), Verdict{"would be refused: echo", "hold.rejected", "echo", "k"}},
+		"lapsed":       {binary, Verdict{"hold lapsed 3 h ago", "hold.confirm_rejected", "expired", "the payment would have to be refunded"}},
+		"malformed":    {message(onRequest, "no JSON"), Verdict{"still malformed", "", "malformed", "body: not one JSON text in UTF-8, at byte 1"}},
+		"misplaced":    {message("holdfast.in.booking.requested.hall", keyed("k")), Verdict{"still on the wrong subject", "", "subject_mismatch", "the event belongs on " + client.ns.In(BookingRequested, "room")}},
+		"too large":    {message(onRequest, strings.Repeat("x", BodyMax+1)), Verdict{"still too large", "", "too_large", "the body is larger than 64 KiB"}},
+		"a bug":        {message(onRequest, keyed("bug")), Verdict{"still fails", "", "poison", "panic: a bug"}},
+		"no subject":   {message("", keyed("k")), Verdict{"still on the wrong subject", "", "subject_mismatch", "the event belongs on " + client.ns.In(BookingRequested, "room")}},
+		"not ours yet": {message(onRequest, strings.Replace(keyed("k"), ".v1", ".v2", 1)), Verdict{"still of an unknown type", "", "unknown_type", "type: unknown: holdfast.booking.requested.v2"}},
+	} {
+		if got, err := client.Evaluate(t.Context(), c.m); err != nil || got != c.want {
+			t.Errorf("%s: %v %+v, want %+v", name, err, got, c.want)
+		}
+	}
+	if v, err := client.Evaluate(t.Context(), message(onRequest, keyed("outage"))); err == nil || !strings.Contains(err.Error(), "503 unavailable") {
+		t.Errorf("an outage: %v %+v", err, v)
+	}
+}
+
+// TestEvaluateNowhere asks where nobody can say.
+func TestEvaluateNowhere(t *testing.T) {
+	t.Parallel()
+	down := &dryEcho{echo: &echo{}, down: true}
+	lost, _, _ := serve(t, down, down)
+	if _, err := lost.Evaluate(t.Context(), nats.NewMsg(onRequest)); err == nil || !strings.Contains(err.Error(), "503 rebuilding") {
+		t.Errorf("redis has lost its data: %v", err)
+	}
+	without, _, _ := serve(t, down, nil)
+	if _, err := without.Evaluate(t.Context(), nats.NewMsg(onRequest)); !errors.Is(err, ErrNoWorker) {
+		t.Errorf("no evaluation there: %v", err)
+	}
+}
+
+// TestServiceIsFound asks as `nats service` does, and counts what was answered.
+func TestServiceIsFound(t *testing.T) {
+	t.Parallel()
+	dry := &dryEcho{echo: &echo{}}
+	client, nc, _ := serve(t, dry, dry)
+	ask := func(subject, body string) *nats.Msg {
+		t.Helper()
+		m, err := nc.Request(subject, []byte(body), time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	for _, c := range []struct{ subject, body, code, has string }{
+		{EndpointHold, `{"hold_id":"` + holdID + `"}`, "", `"hold_id":"` + holdID},
+		{EndpointHold, `{"hold_id":"hall` + holdID[4:] + `"}`, "404", "unknown_hold"},
+		{EndpointHold, `{"hold_id":"room"}`, "400", "not a hold id"},
+		{EndpointHold, `{"hold_id":"room","x":1}`, "400", "x: unknown parameter"},
+		{EndpointHold, `[]`, "400", "want a JSON object"},
+		{EndpointHold, `null`, "400", "want a JSON object"},
+		{EndpointHold, ``, "400", "ends too early"},
+		{EndpointHold, "{\"\x1b\\n\":1}", "400", "query"},
+		{EndpointHold, `{"a\nb":1}`, "400", "unknown parameter"},
+		{EndpointAvailability, `{"resource_id":"panics"}`, "503", "unavailable"},
+		{EndpointAvailability, `{"resource_id":"room","resource_id":"room"}`, "400", "repeated"},
+	} {
+		m := ask(client.ns.Service(c.subject), c.body)
+		if got := m.Header.Get(micro.ErrorCodeHeader); got != c.code || !strings.Contains(string(m.Data), c.has) || c.code != "" && !strings.Contains(m.Header.Get(micro.ErrorHeader), ": ") {
+			t.Errorf("%s %s: %s %v, want %s with %s", c.subject, c.body, m.Data, m.Header, c.code, c.has)
+		}
+	}
+	var info micro.Info
+	if err := json.Unmarshal(ask("$SRV.INFO."+string(client.ns), "").Data, &info); err != nil || len(info.Endpoints) != 3 || info.Metadata["worker"] != "w1" {
+		t.Errorf("%v: info %+v", err, info)
+	}
+	var stats struct {
+		Endpoints []struct {
+			Name string        `json:"name"`
+			Data endpointStats `json:"data"`
+		} `json:"endpoints"`
+	}
+	if err := json.Unmarshal(ask("$SRV.STATS."+string(client.ns), "").Data, &stats); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range stats.Endpoints {
+		want := map[string][3]int64{EndpointHold: {1, 8, 0}, EndpointAvailability: {0, 1, 1}}[e.Name]
+		if got := [3]int64{e.Data.Answered, e.Data.Refused, e.Data.Failed}; got != want {
+			t.Errorf("%s counts %v, want %v", e.Name, got, want)
+		}
+	}
+}
+
+// TestServiceStops has as many queries as are answered at a time wait, one more, and the service
+// stop: those that were begun are answered, the other one is told to ask again.
+func TestServiceStops(t *testing.T) {
+	t.Parallel()
+	reader := &dryEcho{block: make(chan struct{}), asked: make(chan struct{})}
+	client, nc, stop := serve(t, reader, nil)
+	answers := make(chan *nats.Msg, queriesMax+1)
+	ask := func() {
+		m, err := nc.Request(client.ns.Service(EndpointAvailability), []byte(`{"resource_id":"room"}`), time.Minute)
+		if err != nil {
+			t.Error(err)
+			m = nats.NewMsg("")
+		}
+		answers <- m
+	}
+	for range queriesMax {
+		go ask()
+		<-reader.asked
+	}
+	before := nc.Stats().InMsgs
+	go ask()
+	stacktest.Eventually(t, "the last query to arrive", func() bool { return nc.Stats().InMsgs > before })
+	stopped := make(chan struct{})
+	go func() { defer close(stopped); stop() }()
+	if m := <-answers; m.Header.Get(micro.ErrorCodeHeader) != "503" || !strings.Contains(string(m.Data), "stopping") {
+		t.Errorf("the query that had no turn: %s %v", m.Data, m.Header)
+	}
+	select {
+	case <-stopped:
+		t.Error("it has stopped, and queries wait for their answers")
+	default:
+	}
+	close(reader.block)
+	<-stopped
+	for range queriesMax {
+		if m := <-answers; string(m.Data) != `{"resource_id":"room","slots":[]}` {
+			t.Errorf("a query that was begun: %s %v", m.Data, m.Header)
+		}
+	}
+}
