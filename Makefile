@@ -14,10 +14,11 @@ lint:
 	go vet ./...
 	golangci-lint run ./...
 
-# How late lapsed holds are restored, and how long servers take to start.
+# How late lapsed holds are restored, how long servers take to start, and 10,000 dead letters.
 bench:
 	go test ./internal/holds -run '^$$' -bench Expire -benchtime 1x
 	go test ./internal/stack -run '^$$' -bench Start -benchtime 3x
+	go test ./cmd/publisher -run '^$$' -bench TenThousand -benchtime 1x
 
 # What each way to lock costs, and what it sells too much; the table in docs/locks.md. It takes
 # some minutes of a machine that does nothing else.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -26,6 +28,7 @@ type cli struct {
 	Pay     pay     `cmd:"" help:"Confirm the payment of a hold: it becomes a reservation."`
 	Cancel  cancel  `cmd:"" help:"Give a hold back before its deadline."`
 	Watch   watch   `cmd:"" help:"Show outcomes and dead letters as they come."`
+	DLQ     dlq     `cmd:"" name:"dlq" help:"Look after dead letters: list, show, replay, edit, discard, export them."`
 }
 
 // common is what every verb takes.
@@ -33,7 +36,7 @@ type common struct {
 	NATSURL   string        `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"Where NATS is. Default: what .holdfast/endpoints.env says, which a worker dev in this directory writes."`
 	Namespace string        `env:"HOLDFAST_NAMESPACE" placeholder:"NS" help:"First token of every subject. Default: as .holdfast/endpoints.env says, else holdfast."`
 	HTTPAddr  string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" placeholder:"HOST:PORT" help:"The worker's operations address. Default: as .holdfast/endpoints.env says, else 127.0.0.1:8080."`
-	Output    string        `short:"o" enum:"table,json" default:"table" help:"What to print: ${enum}."`
+	Output    string        `short:"o" enum:"table,wide,json,ndjson" default:"table" help:"What to print: table or json; what lists things also knows wide and ndjson."`
 	Timeout   time.Duration `default:"10s" help:"How long to wait for an answer, of a server or (--wait) of the worker."`
 }
 
@@ -71,19 +74,28 @@ Exit codes:
   1  failed
   2  wrong usage
   3  with --wait: the event was rejected
-  4  with --wait: the event was dead-lettered
-  5  with --wait: no answer in time; the event is stored and will have one`
+  4  with --wait, dlq replay and dlq edit: an event was dead-lettered
+  5  with --wait, dlq replay and dlq edit: no answer in time; the event is stored and will have one`
 
 // program is one run of one verb.
 type program struct {
 	common
+	in       io.Reader
 	out, err io.Writer
 	terminal bool // out is one
 }
 
 func newProgram(stdout, stderr io.Writer) *program {
-	file, isFile := stdout.(*os.File)
-	return &program{out: stdout, err: stderr, terminal: isFile && isatty.IsTerminal(file.Fd())}
+	return &program{in: os.Stdin, out: stdout, err: stderr, terminal: isTerminal(stdout)}
+}
+
+// isTerminal reports whether somebody sits at the other end of a stream.
+func isTerminal(stream any) bool {
+	if locked, isLocked := stream.(*lockedWriter); isLocked {
+		stream = locked.w
+	}
+	file, isFile := stream.(*os.File)
+	return isFile && isatty.IsTerminal(file.Fd())
 }
 
 func (p *program) run(ctx context.Context, args []string) error {
@@ -106,15 +118,26 @@ func (p *program) run(ctx context.Context, args []string) error {
 		return err
 	}
 	p.common = c.Common
+	if known := outputsOf(verb.Selected()); !slices.Contains(known, p.Output) {
+		return misused("--output: %s knows %s", verb.Selected().Path(), strings.Join(known, ", "))
+	}
 	verb.BindTo(ctx, (*context.Context)(nil))
 	return verb.Run(p)
+}
+
+// outputsOf returns what -o may be for a verb: table and json unless it says more.
+func outputsOf(verb *kong.Node) []string {
+	if lister, ok := verb.Target.Addr().Interface().(interface{ outputs() []string }); ok {
+		return lister.outputs()
+	}
+	return []string{outputTable, outputJSON}
 }
 
 // subjects are those of the namespace.
 func (p *program) subjects() events.Subjects { return events.Subjects(p.Namespace) }
 
 // json reports whether JSON is to be printed.
-func (p *program) json() bool { return p.Output == "json" }
+func (p *program) json() bool { return p.Output == outputJSON }
 
 // printJSON prints one JSON value, its bytes as they are, on a line of its own. On a terminal
 // characters that could steer it are written as JSON escapes: another spelling of the same value.

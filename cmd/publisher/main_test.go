@@ -40,8 +40,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// workerBinary is the worker that runs, for tests that need another of its verbs.
-var workerBinary string
+// workerBinary is the worker that runs, for tests that need another of its verbs, and
+// publisherBinary this program with its failpoints, for those that kill it.
+var workerBinary, publisherBinary string
 
 func runBesideWorker(m *testing.M) (code int, err error) {
 	dir, err := os.MkdirTemp("", "holdfast-test-")
@@ -49,8 +50,8 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	workerBinary = filepath.Join(dir, "worker")
-	if out, err := exec.Command("go", "build", "-o", workerBinary, "../worker").CombinedOutput(); err != nil {
+	workerBinary, publisherBinary = filepath.Join(dir, "worker"), filepath.Join(dir, "publisher")
+	if out, err := exec.Command("go", "build", "-tags", "failpoint", "-o", dir, "../worker", ".").CombinedOutput(); err != nil {
 		return 1, fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	if err := os.Chdir(dir); err != nil {
@@ -90,7 +91,7 @@ type result struct {
 }
 
 // publisher runs the program.
-func publisher(t *testing.T, args ...string) result {
+func publisher(t testing.TB, args ...string) result {
 	t.Helper()
 	var out, errOut bytes.Buffer
 	code := run(t.Context(), args, &out, &errOut)
@@ -101,7 +102,7 @@ func publisher(t *testing.T, args ...string) result {
 func words(line string) []string { return strings.Fields(line) }
 
 // want checks the exit code and what is printed.
-func (r result) want(t *testing.T, code int, texts ...string) result {
+func (r result) want(t testing.TB, code int, texts ...string) result {
 	t.Helper()
 	if r.code != code {
 		t.Errorf("exit code %d, want %d\nout: %s\nerr: %s", r.code, code, r.out, r.errOut)

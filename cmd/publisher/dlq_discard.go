@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"strings"
+
+	"holdfast/internal/events"
+)
+
+// dlqDiscard removes dead letters.
+type dlqDiscard struct {
+	Choice  choice  `embed:""`
+	Tending tending `embed:""`
+}
+
+// Help implements kong's detailed help.
+func (*dlqDiscard) Help() string {
+	return `Removes dead letters for good, without publishing anything. It asks before, and wants a --note that says why, because their publishers never get an outcome. publisher dlq export keeps a copy.
+
+Examples:
+
+  publisher dlq discard 12 --note "a test of the booking team"
+  publisher dlq discard --all --reason malformed --until 30d --note "nobody asked for them" --yes`
+}
+
+func (*dlqDiscard) outputs() []string { return everyOutput }
+
+// Validate implements kong's check.
+func (v *dlqDiscard) Validate() error {
+	switch {
+	case v.Choice.isEmpty():
+		return misused("which? Give sequences, or --all")
+	case strings.TrimSpace(v.Tending.Note) == "":
+		return misused("--note: say why")
+	}
+	return nil
+}
+
+// Run removes them.
+func (v *dlqDiscard) Run(ctx context.Context, p *program) error {
+	client, letters, disconnect, err := p.deadLetters(ctx)
+	if err != nil {
+		return err
+	}
+	defer disconnect()
+	log, seqs, err := p.beginRun(ctx, client, letters, &v.Choice, &v.Tending, "Discard", events.Run{Verb: events.RunDiscard})
+	if log == nil {
+		return err
+	}
+	return p.carryOut(ctx, client, log, seqs, never, "the same command removes the rest",
+		func(ctx context.Context, seq uint64) (func(context.Context) events.RunResult, error) {
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			return func(ctx context.Context) events.RunResult {
+				if err := letters.Remove(context.WithoutCancel(ctx), seq); err != nil {
+					return resultOfError(seq, err)
+				}
+				return events.RunResult{Seq: seq, Result: events.Discarded}
+			}, nil
+		})
+}

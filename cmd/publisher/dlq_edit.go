@@ -1,0 +1,309 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/events"
+)
+
+// dlqEdit publishes a corrected copy of an event.
+type dlqEdit struct {
+	Seq       uint64    `arg:"" help:"The dead letter, by its sequence."`
+	Body      string    `placeholder:"FILE" help:"Take the body from this file, - for stdin, and open no editor."`
+	Subject   string    `placeholder:"SUBJECT" help:"Publish on this subject, and open no editor."`
+	SetHeader []pairing `placeholder:"NAME=VALUE" help:"Set a header, or remove it when the value is empty, and open no editor. Repeat it for more."`
+	Tending   tending   `embed:""`
+}
+
+// Help implements kong's detailed help.
+func (*dlqEdit) Help() string {
+	return `Opens the event of a dead letter in $VISUAL or $EDITOR (else vi), checks what you have made of it as a worker will, and publishes it. What would be dead-lettered again is not published: the editor opens again and says why. The dead letter stays until it is discarded.
+
+An event with another body is another event, also under the same id: it gets an outcome of its own.
+
+Exit codes: as those of publisher dlq replay.
+
+Examples:
+
+  publisher dlq edit 12
+  publisher dlq edit 12 --body corrected.json --note "quantity was a string" --yes
+  publisher dlq show 12 -o json | jq -r .body | sed 's/"2"/2/' | publisher dlq edit 12 --body - --yes`
+}
+
+func (*dlqEdit) outputs() []string { return everyOutput }
+
+// pairing is NAME=VALUE.
+type pairing struct{ name, value string }
+
+// UnmarshalText implements encoding.TextUnmarshaler for a flag.
+func (h *pairing) UnmarshalText(text []byte) (err error) {
+	name, value, found := strings.Cut(string(text), "=")
+	if !found || name == "" {
+		return fmt.Errorf("want NAME=VALUE, got %q", text)
+	}
+	h.name, h.value = name, value
+	return nil
+}
+
+// Run publishes the copy.
+func (v *dlqEdit) Run(ctx context.Context, p *program) error {
+	client, letters, disconnect, err := p.deadLetters(ctx)
+	if err != nil {
+		return err
+	}
+	defer disconnect()
+	l, err := letters.Get(ctx, v.Seq)
+	if err != nil {
+		return err
+	}
+	original, err := l.Original(p.subjects())
+	if err != nil {
+		return fmt.Errorf("letter %d: %w", l.Seq, err)
+	}
+	edited, err := v.edit(ctx, p, l, original)
+	if err != nil {
+		return err
+	}
+	question := fmt.Sprintf("Publish the copy of dead letter %d on %s?", l.Seq, printable(edited.Subject))
+	if err := p.confirm(ctx, v.Tending, question); err != nil {
+		return err
+	}
+	replayer, err := letters.Replayer(p.Timeout)
+	if err != nil {
+		return err
+	}
+	defer replayer.Close()
+	log, err := client.BeginRun(ctx, events.Run{Verb: events.RunEdit, Who: v.Tending.who(), Note: v.Tending.Note, Keep: true}, []uint64{l.Seq})
+	if err != nil {
+		return p.explained(err)
+	}
+	return p.carryOut(ctx, client, log, []uint64{l.Seq}, never, "the same command publishes it",
+		func(context.Context, uint64) (func(context.Context) events.RunResult, error) {
+			sent, err := replayer.Publish(l, edited, replayer.MessageID(l.Seq, digest(edited)))
+			return func(ctx context.Context) events.RunResult {
+				if err != nil {
+					return resultOfError(l.Seq, err)
+				}
+				return sent.Finish(ctx, true)
+			}, nil
+		})
+}
+
+// digest tells one copy of an event from another, so that the same copy is stored once.
+func digest(m *nats.Msg) string {
+	h := sha256.New()
+	fmt.Fprintf(h, "%q %q %q", m.Subject, m.Header, m.Data) // maps are printed in order
+	return hex.EncodeToString(h.Sum(nil)[:8])
+}
+
+// edit returns what is to be published in place of an event: as the flags say, or as a person
+// makes it.
+func (v *dlqEdit) edit(ctx context.Context, p *program, l *events.DeadLetter, original *nats.Msg) (*nats.Msg, error) {
+	edited := nats.NewMsg(original.Subject)
+	edited.Header, edited.Data = maps.Clone(original.Header), original.Data
+	if v.Body == "" && v.Subject == "" && len(v.SetHeader) == 0 {
+		return v.editByHand(ctx, p, l, edited)
+	}
+	if v.Subject != "" {
+		edited.Subject = v.Subject
+	}
+	for _, header := range v.SetHeader {
+		if header.value == "" {
+			edited.Header.Del(header.name)
+		} else {
+			edited.Header.Set(header.name, header.value)
+		}
+	}
+	if v.Body != "" {
+		var err error
+		if edited.Data, err = readBody(p, v.Body); err != nil {
+			return nil, err
+		}
+	}
+	if reflectsOriginal(edited, original) {
+		return nil, errUnchanged
+	}
+	return edited, p.check(edited)
+}
+
+func readBody(p *program, path string) ([]byte, error) {
+	in := p.in
+	if path != "-" {
+		file, err := os.Open(path)
+		if err != nil {
+			return nil, misused("--body: %v", err)
+		}
+		defer func() { _ = file.Close() }() // only read
+		in = file
+	}
+	body, err := io.ReadAll(io.LimitReader(in, events.BodyMax+1))
+	if err != nil {
+		return nil, fmt.Errorf("--body: %w", err)
+	}
+	return body, nil
+}
+
+// errUnchanged says that there is nothing to publish: the event itself is replayed.
+var errUnchanged = errors.New("the event is unchanged, nothing was published (publisher dlq replay publishes it as it is)")
+
+func reflectsOriginal(edited, original *nats.Msg) bool {
+	return edited.Subject == original.Subject && bytes.Equal(edited.Data, original.Data) &&
+		maps.EqualFunc(edited.Header, original.Header, slices.Equal)
+}
+
+// check reads an event as the worker will.
+func (p *program) check(m *nats.Msg) error {
+	if _, err := p.subjects().Decode(m.Subject, m.Header, m.Data, time.Now()); err != nil {
+		return fmt.Errorf("it would be dead-lettered again: %w", err)
+	}
+	return nil
+}
+
+// editByHand has a person edit an event until a worker would take it, or nothing more is changed.
+func (v *dlqEdit) editByHand(ctx context.Context, p *program, l *events.DeadLetter, m *nats.Msg) (*nats.Msg, error) {
+	switch {
+	case !isTerminal(p.in) || !isTerminal(p.out):
+		return nil, misused("there is no terminal for an editor: give --body, --subject or --set-header")
+	case !utf8.Valid(m.Data):
+		return nil, misused("the body is not UTF-8, which an editor may spoil: give --body")
+	}
+	file, err := os.CreateTemp("", "holdfast-letter-*.txt")
+	if err != nil {
+		return nil, fmt.Errorf("edit: %w", err)
+	}
+	if err := file.Close(); err != nil {
+		return nil, fmt.Errorf("edit: %w", err)
+	}
+	complaint := fmt.Sprintf("it died: %s: %s", l.Reason, l.Detail)
+	begun := editable(m)
+	for text := begun; ; {
+		if err := os.WriteFile(file.Name(), append(editorComments(l.Seq, complaint), text...), 0o600); err != nil {
+			return nil, fmt.Errorf("edit: %w", err)
+		}
+		if err := runEditor(ctx, p, file.Name()); err != nil {
+			return nil, fmt.Errorf("edit: %w (your text is in %s)", err, file.Name())
+		}
+		saved, err := os.ReadFile(file.Name())
+		if err != nil {
+			return nil, fmt.Errorf("edit: %w", err)
+		}
+		saved = withoutComments(saved)
+		switch {
+		case bytes.Equal(saved, begun):
+			return nil, errors.Join(errUnchanged, os.Remove(file.Name()))
+		case bytes.Equal(saved, text):
+			return nil, fmt.Errorf("nothing was published: %s (your text is in %s)", complaint, file.Name())
+		}
+		text = saved
+		edited, err := parseEditable(saved, m)
+		if err == nil {
+			err = p.check(edited)
+		}
+		if err == nil {
+			return edited, os.Remove(file.Name())
+		}
+		complaint = err.Error()
+	}
+}
+
+// runEditor lets a person edit a file.
+func runEditor(ctx context.Context, p *program, path string) error {
+	editor := os.Getenv("VISUAL")
+	if editor == "" {
+		editor = os.Getenv("EDITOR")
+	}
+	if editor == "" {
+		editor = "vi"
+	}
+	cmd := exec.CommandContext(ctx, "sh", "-c", editor+` "$1"`, "sh", path) //nolint:gosec // it is the operator's own setting, and may have arguments
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = p.in, p.out, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w", editor, err)
+	}
+	return nil
+}
+
+// editorComments are the lines above an event in an editor.
+func editorComments(seq uint64, complaint string) []byte {
+	var text strings.Builder
+	fmt.Fprintf(&text, "# A copy of dead letter %d. Save it and leave to publish it; leave it as it is to publish nothing.\n", seq)
+	for line := range strings.SplitSeq(complaint, "\n") {
+		fmt.Fprintf(&text, "# %s\n", printable(line))
+	}
+	text.WriteString("# Below: the subject, the headers, an empty line, the body.\n")
+	return []byte(text.String())
+}
+
+// withoutComments returns a text without the comments above it.
+func withoutComments(text []byte) []byte {
+	for len(text) > 0 && text[0] == '#' {
+		_, text, _ = bytes.Cut(text, []byte("\n"))
+	}
+	return text
+}
+
+// editable is an event as it is edited: its subject and its headers, an empty line, its body.
+func editable(m *nats.Msg) []byte {
+	var text bytes.Buffer
+	fmt.Fprintf(&text, "Subject: %s\n", m.Subject)
+	for _, name := range slices.Sorted(maps.Keys(m.Header)) {
+		for _, value := range m.Header[name] {
+			fmt.Fprintf(&text, "%s: %s\n", name, value)
+		}
+	}
+	text.WriteString("\n")
+	text.Write(editableBody(m.Data))
+	return text.Bytes()
+}
+
+// editableBody is a body over several lines when it is JSON.
+func editableBody(body []byte) []byte {
+	value := jsontext.Value(body).Clone()
+	if err := value.Indent(jsontext.WithIndent("  ")); err != nil {
+		return body
+	}
+	return append(value, '\n')
+}
+
+// parseEditable reads an event as it was edited. A body that is as editable wrote it is the body
+// that it wrote, byte for byte: only then it is still the same event.
+func parseEditable(text []byte, original *nats.Msg) (*nats.Msg, error) {
+	m := nats.NewMsg("")
+	head, body, found := bytes.Cut(text, []byte("\n\n"))
+	if !found {
+		return nil, errors.New("there is no empty line before the body")
+	}
+	for line := range strings.SplitSeq(string(head), "\n") {
+		name, value, found := strings.Cut(line, ":")
+		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
+		switch {
+		case !found || name == "":
+			return nil, fmt.Errorf("want NAME: VALUE above the body, got %q", line)
+		case name == "Subject" && m.Subject == "":
+			m.Subject = value
+		default:
+			m.Header.Add(name, value)
+		}
+	}
+	m.Data = body
+	if bytes.Equal(body, editableBody(original.Data)) {
+		m.Data = original.Data
+	}
+	return m, nil
+}

@@ -1,0 +1,171 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+	"golang.org/x/time/rate"
+
+	"holdfast/internal/events"
+)
+
+// dlqReplay publishes events of dead letters again.
+type dlqReplay struct {
+	Choice         choice  `embed:""`
+	DryRun         bool    `help:"Say for each what would happen now. Publishes nothing, removes nothing."`
+	Keep           bool    `help:"Leave the dead letters where they are."`
+	Rate           float64 `default:"50" placeholder:"N" help:"Events a second, at most; 0 for as many as it can."`
+	StopOnFailures percent `default:"20%" placeholder:"SHARE" help:"Stop when more than this share is dead-lettered again or failed, of those that have ended, once that are 20; 100% never stops."`
+	Resume         string  `name:"run" placeholder:"ID" help:"Go on with a run that did not come to its end."`
+	Tending        tending `embed:""`
+}
+
+// failuresMin is how many letters must have ended before a share of failures says anything.
+const failuresMin = 20
+
+// Help implements kong's detailed help.
+func (*dlqReplay) Help() string {
+	return `Publishes the events of dead letters again, oldest first, on the subjects where they were published, with body and headers as they were (but for Nats-..., Holdfast-Reply-To and Holdfast-Dlq-... headers), and removes each letter when its event is stored. The events keep their ids: what has been answered is answered the same again and changes nothing. An event that dies again is a dead letter again, a new one.
+
+It asks before it begins. Each run is recorded: publisher dlq runs. After Ctrl-C, or when the process was killed, --run ID does what is left of it.
+
+Exit codes: 0 done; 1 it did not come to its end, or a letter failed; 2 wrong usage; 4 done, and some were dead-lettered again; 5 done, and for some no outcome came within --timeout.
+
+Examples:
+
+  publisher dlq replay --all --reason poison --dry-run
+  publisher dlq replay 12 13
+  publisher dlq replay --all --reason poison --since 1d --rate 200 --note "fixed in 2.4.1" --yes
+  publisher dlq replay --run 0198f0c2-a1b4-7c3d-8e4f-5a6b7c8d9e0f`
+}
+
+func (*dlqReplay) outputs() []string { return everyOutput }
+
+// Validate implements kong's check.
+func (v *dlqReplay) Validate() error {
+	switch {
+	case v.Resume != "" && (!v.Choice.isEmpty() || v.Keep || v.DryRun):
+		return misused("--run goes on with what it began with: give no sequences, --all, filters, --keep or --dry-run")
+	case v.Resume == "" && v.Choice.isEmpty():
+		return misused("which? Give sequences, --all, or --run")
+	case v.Rate < 0:
+		return misused("--rate: must not be negative")
+	}
+	return nil
+}
+
+// Run replays them, or says what would happen.
+func (v *dlqReplay) Run(ctx context.Context, p *program) error {
+	client, letters, disconnect, err := p.deadLetters(ctx)
+	if err != nil {
+		return err
+	}
+	defer disconnect()
+	if v.DryRun {
+		return v.dryRun(ctx, p, client, letters)
+	}
+	log, seqs, err := v.begin(ctx, p, client, letters)
+	if log == nil {
+		return err
+	}
+	replayer, err := letters.Replayer(p.Timeout)
+	if err != nil {
+		return err
+	}
+	defer replayer.Close()
+	limiter := rate.NewLimiter(rate.Limit(v.Rate), 1)
+	if v.Rate == 0 {
+		limiter.SetLimit(rate.Inf)
+	}
+	variant := ""
+	if log.Run.Keep {
+		variant = log.Run.ID // the next run that keeps the letter publishes its event again
+	}
+	keep := log.Run.Keep
+	return p.carryOut(ctx, client, log, seqs, v.StopOnFailures.exceeded, "to go on: publisher dlq replay --run "+log.Run.ID,
+		func(ctx context.Context, seq uint64) (func(context.Context) events.RunResult, error) {
+			if err := limiter.Wait(ctx); err != nil {
+				return nil, err
+			}
+			l, err := letters.Get(ctx, seq)
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			var m *nats.Msg
+			if err == nil {
+				m, err = l.Original(p.subjects())
+			}
+			var sent *events.Replay
+			if err == nil {
+				sent, err = replayer.Publish(l, m, replayer.MessageID(seq, variant))
+			}
+			return func(ctx context.Context) events.RunResult {
+				if err != nil {
+					return resultOfError(seq, err)
+				}
+				return sent.Finish(ctx, keep)
+			}, nil
+		})
+}
+
+// resultOfError is the result of a letter that nothing could be done to.
+func resultOfError(seq uint64, err error) events.RunResult {
+	if errors.Is(err, events.ErrNoLetter) {
+		return events.RunResult{Seq: seq, Result: events.ReplayGone}
+	}
+	return events.RunResult{Seq: seq, Result: events.ReplayFailed, Detail: err.Error()}
+}
+
+// begin begins a run, or goes on with one, and returns the letters that it has to work on. It
+// returns no log when there is nothing to do or it was not confirmed.
+func (v *dlqReplay) begin(ctx context.Context, p *program, client *events.Client, letters *events.DeadLetters) (*events.RunLog, []uint64, error) {
+	if v.Resume == "" {
+		return p.beginRun(ctx, client, letters, &v.Choice, &v.Tending, "Replay", events.Run{Verb: events.RunReplay, Keep: v.Keep})
+	}
+	if uuid.Validate(v.Resume) != nil {
+		return nil, nil, misused("--run: %q is no id of a run: publisher dlq runs lists them", v.Resume)
+	}
+	run, err := client.Run(ctx, v.Resume)
+	switch {
+	case err != nil:
+		return nil, nil, p.explained(err)
+	case run.Verb != events.RunReplay:
+		return nil, nil, misused("--run: that is a run of %s, not of replay", run.Verb)
+	}
+	question := fmt.Sprintf("Go on with the replay of %s, of which %d have ended?", counted(run.Letters, "dead letter"), run.Ended())
+	if err := p.confirm(ctx, v.Tending, question); err != nil {
+		return nil, nil, err
+	}
+	log, left, err := client.ResumeRun(ctx, v.Resume)
+	if err != nil {
+		return nil, nil, err
+	}
+	return log, left, nil
+}
+
+// percent is a share, 0% to 100%.
+type percent int
+
+// UnmarshalText implements encoding.TextUnmarshaler for a flag.
+func (s *percent) UnmarshalText(text []byte) error {
+	number, _ := strings.CutSuffix(string(text), "%")
+	n, err := strconv.ParseUint(number, 10, 8)
+	if err != nil || n > 100 {
+		return fmt.Errorf("want 0%% to 100%%, got %q", text)
+	}
+	*s = percent(n)
+	return nil
+}
+
+// exceeded returns an error when more than this share of the letters that have ended failed.
+func (s percent) exceeded(ended, failed int) error {
+	if ended >= failuresMin && failed*100 > int(s)*ended {
+		return fmt.Errorf("stopped, because %d of %d were dead-lettered again or failed, more than %d%%", failed, ended, s)
+	}
+	return nil
+}

@@ -1,0 +1,179 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+
+	"holdfast/internal/events"
+)
+
+const (
+	lettersMax    = 128         // letters of a run that are worked on at a time
+	recordEvery   = time.Second // results are recorded at least so often, while there are any
+	progressWidth = 30
+	progressEvery = 100 * time.Millisecond
+)
+
+// letterWork begins what is done to a letter, in order, and returns what is left of it, which may
+// take its time. An error says that nothing was begun, and that the run ends.
+type letterWork func(ctx context.Context, seq uint64) (finish func(context.Context) events.RunResult, err error)
+
+// letterRun is one run over dead letters. What becomes of each is recorded as it goes, so that
+// it is known also when the process is killed.
+type letterRun struct {
+	log      *events.RunLog
+	progress *progressbar.ProgressBar // nil when nobody looks
+	stopWhen func(ended, failed int) error
+
+	pending       []events.RunResult // not recorded yet
+	ended, failed int
+}
+
+// errInterrupted says that the operator ended a run.
+var errInterrupted = errors.New("interrupted")
+
+// over works on letters in order, and finishes at most lettersMax side by side. It returns when
+// all that was begun is finished and recorded, with an error when that is not all of them: ctx
+// was over, or stopWhen was told a number that it did not like, or a record could not be written.
+func (r *letterRun) over(ctx context.Context, seqs []uint64, work letterWork) error {
+	working, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	results, recorded := make(chan events.RunResult), make(chan struct{})
+	go func() {
+		defer close(recorded)
+		r.collect(ctx, results, stop)
+	}()
+	turns := make(chan struct{}, lettersMax)
+	for _, seq := range seqs {
+		if working.Err() != nil {
+			break
+		}
+		finish, err := work(working, seq)
+		if err != nil {
+			stop(err)
+			break
+		}
+		turns <- struct{}{} // what was begun comes to its end, so there will be one
+		go func() {
+			defer func() { <-turns }()
+			results <- finish(working)
+		}()
+	}
+	for range lettersMax {
+		turns <- struct{}{}
+	}
+	close(results)
+	<-recorded
+	if ctx.Err() != nil {
+		return errInterrupted
+	}
+	return context.Cause(working)
+}
+
+// collect records results as they come, many together but none late.
+func (r *letterRun) collect(ctx context.Context, results <-chan events.RunResult, stop context.CancelCauseFunc) {
+	tick := time.NewTicker(recordEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case result, open := <-results:
+			if !open {
+				r.record(ctx, stop)
+				return
+			}
+			if err := r.take(result); err != nil {
+				stop(err)
+			}
+			if len(r.pending) == events.RunResultsMax {
+				r.record(ctx, stop)
+			}
+		case <-tick.C:
+			r.record(ctx, stop)
+		}
+	}
+}
+
+// take counts a result.
+func (r *letterRun) take(result events.RunResult) error {
+	r.pending = append(r.pending, result)
+	r.ended++
+	if result.Result == events.ReplayDeadAgain || result.Result == events.ReplayFailed {
+		r.failed++
+	}
+	if r.progress != nil {
+		_ = r.progress.Add(1) // it only draws
+	}
+	return r.stopWhen(r.ended, r.failed)
+}
+
+func (r *letterRun) record(ctx context.Context, stop context.CancelCauseFunc) {
+	if len(r.pending) == 0 {
+		return
+	}
+	if err := r.log.Record(ctx, r.pending); err != nil {
+		stop(err)
+	}
+	r.pending = nil
+}
+
+// progressOf draws how far a run over n letters is, on a terminal.
+func (p *program) progressOf(verb string, n int) *progressbar.ProgressBar {
+	if !isTerminal(p.err) {
+		return nil
+	}
+	return progressbar.NewOptions(n, progressbar.OptionSetWriter(p.err), progressbar.OptionSetDescription(verb),
+		progressbar.OptionSetWidth(progressWidth), progressbar.OptionShowCount(), progressbar.OptionShowIts(),
+		progressbar.OptionSetItsString("letters"), progressbar.OptionThrottle(progressEvery), progressbar.OptionClearOnFinish())
+}
+
+// carryOut works on letters in a run that has begun, ends the run, and prints what came of it:
+// its error says whether that is what was wanted. again says how the rest is done when the
+// run stops before its end.
+func (p *program) carryOut(ctx context.Context, client *events.Client, log *events.RunLog, seqs []uint64,
+	stopWhen func(ended, failed int) error, again string, work letterWork,
+) error {
+	run := &letterRun{log: log, stopWhen: stopWhen, progress: p.progressOf(log.Run.Verb, len(seqs))}
+	why := run.over(ctx, seqs, work)
+	if run.progress != nil {
+		_ = run.progress.Clear() // it only draws
+	}
+	state := events.RunDone
+	if why != nil {
+		state = events.RunStopped
+		why = fmt.Errorf("run %s: %w, after %d of %d\n%s", log.Run.ID, why, run.ended, len(seqs), again)
+	}
+	if err := log.End(ctx, state); err != nil {
+		return errors.Join(why, err)
+	}
+	reading, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.Timeout)
+	defer cancel()
+	recorded, err := client.Run(reading, log.Run.ID)
+	if err == nil {
+		err = p.printRun(recorded)
+	}
+	if why != nil || err != nil {
+		return errors.Join(why, err)
+	}
+	return verdictOn(recorded)
+}
+
+// verdictOn is what the exit code says of a run that has come to its end.
+func verdictOn(run *events.Run) error {
+	failed, silent := run.Counts[events.ReplayFailed], run.Counts[events.ReplayNoAnswer]
+	switch {
+	case failed > 0:
+		return fmt.Errorf("%s failed: publisher dlq runs %s -o wide", counted(failed, "dead letter"), run.ID)
+	case run.Counts[events.ReplayDeadAgain] > 0:
+		return errDeadLettered
+	case silent > 0:
+		return fmt.Errorf("%w for %s, which are stored and will have their outcomes. Does a worker run?", events.ErrNoAnswer, counted(silent, "event"))
+	}
+	return nil
+}
+
+// never is for runs that nothing but the operator stops.
+func never(int, int) error { return nil }

@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/google/uuid"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+// dlqRuns shows runs.
+type dlqRuns struct {
+	ID string `arg:"" optional:"" help:"Of one run: show it with what came of each letter."`
+}
+
+// Help implements kong's detailed help.
+func (*dlqRuns) Help() string {
+	return `Every replay, edit and discard is a run, which is kept for a year: who, when, why, which dead letters, and what came of each. A run that is unfinished is still going on, or its process was killed: a replay goes on with publisher dlq replay --run ID.
+
+Examples:
+
+  publisher dlq runs
+  publisher dlq runs 0198f0c2-a1b4-7c3d-8e4f-5a6b7c8d9e0f -o json`
+}
+
+func (*dlqRuns) outputs() []string { return everyOutput }
+
+// Run shows them.
+func (v *dlqRuns) Run(ctx context.Context, p *program) error {
+	if v.ID != "" && uuid.Validate(v.ID) != nil {
+		return misused("%q is no id of a run: publisher dlq runs lists them", v.ID)
+	}
+	client, disconnect, err := p.connect()
+	if err != nil {
+		return err
+	}
+	defer disconnect()
+	if v.ID != "" {
+		run, err := client.Run(ctx, v.ID)
+		if err != nil {
+			return p.explained(err)
+		}
+		return p.printRun(run)
+	}
+	out := p.newList([]string{"run", "verb", "state", "letters", "ended", "when", "who", "note"},
+		[]string{"run", "verb", "state", "letters", "ended", "started", "recorded", "who", "which", "results", "note"})
+	for run, err := range client.Runs(ctx) {
+		if err != nil {
+			return p.explained(err)
+		}
+		letters, ended := strconv.Itoa(run.Letters), strconv.Itoa(run.Ended())
+		switch {
+		case out.isJSON():
+			if err := out.addValue(run); err != nil {
+				return err
+			}
+		case p.Output == outputWide:
+			out.addRow(run.ID, run.Verb, run.State, letters, ended, run.StartedAt.Format(holds.TimeFormat),
+				run.RecordedAt.Format(holds.TimeFormat), run.Who, whichOf(run), tally(run.Counts), run.Note)
+		default:
+			out.addRow(run.ID, run.Verb, run.State, letters, ended, since(run.StartedAt.Time)+" ago", run.Who, run.Note)
+		}
+	}
+	return out.end("no runs")
+}
+
+// printRun prints a run with its results.
+func (p *program) printRun(run *events.Run) error {
+	switch p.Output {
+	case outputJSON:
+		text, err := json.Marshal(run, json.Deterministic(true))
+		if err != nil {
+			return fmt.Errorf("encode run %s: %w", run.ID, err)
+		}
+		return p.printJSON(text)
+	case outputNDJSON:
+		out := p.newList(nil, nil)
+		for _, result := range run.Results {
+			if err := out.addValue(result); err != nil {
+				return err
+			}
+		}
+		return out.end("")
+	default:
+		return p.print(runPage(run, p.Output == outputWide))
+	}
+}
+
+// runPage is a run, for a person: its results counted, and with all also each of them.
+func runPage(run *events.Run, all bool) string {
+	rows := [][]string{
+		{"who", run.Who},
+		{"note", run.Note},
+		{"which", whichOf(run)},
+		{"started", run.StartedAt.Format(holds.TimeFormat)},
+		{"took", run.RecordedAt.Sub(run.StartedAt.Time).Round(time.Millisecond).String()},
+	}
+	if run.State != events.RunDone {
+		rows[4] = []string{"last sign", run.RecordedAt.Format(holds.TimeFormat) + ", " + since(run.RecordedAt.Time) + " ago"}
+	}
+	for i := range rows {
+		rows[i] = []string{"  " + rows[i][0], printable(rows[i][1])}
+	}
+	text := fmt.Sprintf("%s of %s: %s, %d ended\n", printable(run.Verb), counted(run.Letters, "dead letter"), printable(run.State), run.Ended()) +
+		table(nil, slices.Concat([][]string{{"  run", printable(run.ID)}}, rows))
+	if len(run.Results) == 0 {
+		return text
+	}
+	if all {
+		var rows [][]string
+		for _, r := range run.Results {
+			rows = append(rows, []string{strconv.FormatUint(r.Seq, 10), printable(r.EventID), printable(resultOf(r)), printable(r.Detail)})
+		}
+		return text + "\n" + table([]string{"SEQ", "EVENT_ID", "RESULT", "DETAIL"}, rows)
+	}
+	counts, first := make(map[string]int), make(map[string]events.RunResult)
+	for _, r := range run.Results {
+		if counts[resultOf(r)]++; counts[resultOf(r)] == 1 {
+			first[resultOf(r)] = r
+		}
+	}
+	rows = nil
+	for _, result := range byCount(counts) {
+		r := first[result]
+		rows = append(rows, []string{strconv.Itoa(counts[result]), printable(result), strconv.FormatUint(r.Seq, 10), cut(printable(r.Detail))})
+	}
+	return text + "\n" + table([]string{"LETTERS", "RESULT", "FIRST", "ITS DETAIL"}, rows)
+}
+
+// resultOf is what became of a letter, with why.
+func resultOf(r events.RunResult) string {
+	if r.Reason != "" {
+		return r.Result + ": " + r.Reason
+	}
+	return r.Result
+}
+
+// whichOf says which letters a run is for.
+func whichOf(run *events.Run) string {
+	if run.Filter == nil {
+		return "named"
+	}
+	f := run.Filter
+	texts := []string{"all"}
+	add := func(name, value string) {
+		if value != "" {
+			texts = append(texts, field(name, value))
+		}
+	}
+	add("reason", strings.Join(f.Reasons, ","))
+	add("type", f.Type)
+	add("resource", f.ResourceID)
+	add("user", f.UserID)
+	if !f.Since.IsZero() {
+		add("since", f.Since.Format(time.RFC3339))
+	}
+	if !f.Until.IsZero() {
+		add("until", f.Until.Format(time.RFC3339))
+	}
+	add("contains", f.Contains)
+	return strings.Join(texts, " ")
+}
+
+// printNothing tells that a run has nothing to do. It is not recorded.
+func (p *program) printNothing(run *events.Run) error {
+	if p.json() {
+		return p.printRun(run)
+	}
+	fmt.Fprintln(p.err, "publisher: no dead letters are meant, so there is nothing to do")
+	return nil
+}

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+// dlqShow shows one dead letter.
+type dlqShow struct {
+	Seq uint64 `arg:"" help:"Its sequence, as list shows it."`
+}
+
+// Help implements kong's detailed help.
+func (*dlqShow) Help() string {
+	return `Shows the event of a dead letter with its headers and its body (JSON over several lines, everything else as it is), and why, where and when it died. -o json prints what export writes.
+
+Examples:
+
+  publisher dlq show 12
+  publisher dlq show 12 -o json | jq -r .body`
+}
+
+// Run shows it.
+func (v *dlqShow) Run(ctx context.Context, p *program) error {
+	_, letters, disconnect, err := p.deadLetters(ctx)
+	if err != nil {
+		return err
+	}
+	defer disconnect()
+	l, err := letters.Get(ctx, v.Seq)
+	if err != nil {
+		return err
+	}
+	if p.json() {
+		text, err := exportedOf(l)
+		if err != nil {
+			return err
+		}
+		return p.printJSON(text)
+	}
+	return p.print(letterPage(l))
+}
+
+// letterPage is all of a letter, for a person.
+func letterPage(l *events.DeadLetter) string {
+	rows := [][]string{
+		{"detail", l.Detail},
+		{"event", l.Event.Type},
+		{"event_id", l.EventID},
+		{"subject", l.Subject},
+		{"stored", l.StoredAt.UTC().Format(holds.TimeFormat) + ", " + since(l.StoredAt) + " ago"},
+		{"died", l.Time + " in " + l.Worker},
+		{"deliveries", strconv.FormatUint(l.Deliveries, 10)},
+		{"stream_seq", strconv.FormatUint(l.StreamSeq, 10)},
+	}
+	if l.Pointer != nil {
+		rows = append(rows, []string{"pointer", fmt.Sprintf("the event was too large to be copied; it is sequence %d of %s", l.Pointer.Seq, l.Pointer.Stream)})
+	}
+	for i := range rows {
+		rows[i] = []string{"  " + rows[i][0], printable(rows[i][1])}
+	}
+	text := fmt.Sprintf("dead letter %d: %s\n", l.Seq, printable(l.Reason)) + table(nil, rows)
+	var headers [][]string
+	for _, name := range slices.Sorted(maps.Keys(l.Header)) {
+		if events.IsLetterHeader(name) {
+			continue // told above
+		}
+		for _, value := range l.Header[name] {
+			headers = append(headers, []string{"  " + printable(name), printable(value)})
+		}
+	}
+	if len(headers) > 0 {
+		text += "\nheaders:\n" + table(nil, headers)
+	}
+	if l.Missing != nil {
+		return text + "\nbody: " + printable(l.Missing.Error()) + "\n"
+	}
+	return text + "\nbody (" + bytesText(l.Size) + "):\n" + indented(l.Body)
+}
+
+// indented is a body as it is shown: JSON over several lines, everything else as it is.
+func indented(body []byte) string {
+	if len(body) == 0 {
+		return ""
+	}
+	value := jsontext.Value(body).Clone()
+	text := string(body)
+	if err := value.Indent(jsontext.WithIndent("  ")); err == nil && utf8.Valid(value) {
+		text = string(escapeJSON(value))
+	}
+	var lines strings.Builder
+	for line := range strings.Lines(text) {
+		lines.WriteString("  " + printable(strings.TrimRight(line, "\r\n")) + "\n")
+	}
+	return lines.String()
+}
+
+// exported is all of a dead letter. Exactly one of Body, BodyBase64 and Error is there.
+type exported struct {
+	*events.DeadLetter
+	StoredAt   holds.Time  `json:"stored_at"`
+	Worker     string      `json:"worker"`
+	Headers    nats.Header `json:"headers"`
+	Body       *string     `json:"body,omitzero"`
+	BodyBase64 *string     `json:"body_base64,omitzero"` // of a body that is not UTF-8
+	Error      string      `json:"error,omitzero"`       // why there is no body
+}
+
+// exportedOf returns a letter as it is exported, on one line.
+func exportedOf(l *events.DeadLetter) (jsontext.Value, error) {
+	e := exported{DeadLetter: l, StoredAt: holds.Time{Time: l.StoredAt}, Worker: l.Worker, Headers: l.Header}
+	switch body := string(l.Body); {
+	case l.Missing != nil:
+		e.Error = l.Missing.Error()
+	case utf8.ValidString(body):
+		e.Body = &body
+	default:
+		encoded := base64.StdEncoding.EncodeToString(l.Body)
+		e.BodyBase64 = &encoded
+	}
+	text, err := json.Marshal(e, jsontext.AllowInvalidUTF8(true), json.Deterministic(true))
+	if err != nil {
+		return nil, fmt.Errorf("encode dead letter %d: %w", l.Seq, err)
+	}
+	return text, nil
+}

@@ -1,0 +1,434 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+// mixed is what a morgue is filled with.
+type mixed struct {
+	good  map[string]struct{} // ids of events that are fine now
+	fated []uint64            // letters whose events die again
+	total int
+}
+
+// fill parks letters of all kinds: three of five would be granted now, the others die again.
+func (m *morgue) fill(number int) mixed {
+	m.t.Helper()
+	all := mixed{good: make(map[string]struct{}), total: number}
+	in := m.ns.In(events.BookingRequested, "loft")
+	futures := make([]jetstream.PubAckFuture, number)
+	for i := range number {
+		user := "u" + strconv.Itoa(i)
+		letter := nats.NewMsg(m.ns.DLQ(events.ReasonPoison))
+		letter.Data = []byte(booking("loft", user))
+		letter.Header.Set(events.HeaderDLQSubject, in)
+		switch i % 5 {
+		case 1:
+			letter.Subject, letter.Data = m.ns.DLQ(events.ReasonMalformed), []byte("no JSON "+user)
+			all.fated = append(all.fated, uint64(i+1))
+		case 3:
+			letter.Subject = m.ns.DLQ(events.ReasonSubjectMismatch)
+			letter.Header.Set(events.HeaderDLQSubject, m.ns.In(events.BookingRequested, "attic"))
+			all.fated = append(all.fated, uint64(i+1))
+		default:
+			all.good["e-"+user] = struct{}{}
+		}
+		var err error
+		if futures[i], err = m.js.PublishMsgAsync(letter); err != nil {
+			m.t.Fatal(err)
+		}
+	}
+	for _, future := range futures {
+		select {
+		case <-future.Ok():
+		case err := <-future.Err():
+			m.t.Fatal(err)
+		}
+	}
+	return all
+}
+
+// program starts this program as a process of its own in the namespace.
+func (m *morgue) program(env string, args ...string) (cmd *exec.Cmd, wait func() error) {
+	m.t.Helper()
+	cmd = exec.Command(publisherBinary, append([]string{"--namespace", string(m.ns)}, args...)...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.Env = append(cmd.Environ(), env)
+	if err := cmd.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	wait = sync.OnceValue(func() error {
+		err := cmd.Wait()
+		m.t.Logf("publisher %s: %v\n%s", strings.Join(args, " "), err, out.Bytes())
+		return err
+	})
+	m.t.Cleanup(func() {
+		_ = cmd.Process.Kill() // it may have ended
+		_ = wait()             // killed
+		close(done)
+	})
+	return cmd, wait
+}
+
+// killed reports whether a process was killed.
+func killed(err error) bool {
+	var exit *exec.ExitError
+	return errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL
+}
+
+// letterCount is how many dead letters there are.
+func (m *morgue) letterCount() uint64 {
+	m.t.Helper()
+	stream, err := m.js.Stream(m.t.Context(), m.ns.DLQStream())
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return stream.CachedInfo().State.Msgs
+}
+
+// TestReplayKilled replays many letters of all kinds, kills the replay half-way, and goes on with
+// it: every event that is fine now has one outcome and takes one hold, every other one is a
+// letter again, and the run tells of each.
+func TestReplayKilled(t *testing.T) {
+	t.Parallel()
+	m := newMorgue(t)
+	const number = 2000
+	all := m.fill(number)
+	m.startWorker()
+	m.run("inventory", "set", "--resource-id", "loft", "--capacity", strconv.Itoa(number), "--wait").want(t, exitOK)
+
+	if got := len(m.letters()); got != number {
+		t.Fatalf("%d letters are listed, want %d", got, number)
+	}
+	m.run("dlq", "stats").want(t, exitOK, "poison             1200", "malformed           400", "subject_mismatch    400")
+
+	replay, wait := m.program("", "dlq", "replay", "--all", "--rate", "0", "--stop-on-failures", "100%", "--note", "mended", "--yes")
+	stacktest.Eventually(t, "some to be recorded", func() bool {
+		r := m.run("dlq", "runs", "-o", "json")
+		var list []events.Run
+		return json.Unmarshal([]byte(r.out), &list) == nil && len(list) == 1 && list[0].Ended() > number/10
+	})
+	if err := replay.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := wait(); !killed(err) {
+		t.Fatalf("the replay ended before it was killed: %v", err)
+	}
+	m.run("dlq", "runs").want(t, exitOK, "unfinished")
+	before := m.lastRun()
+	if before.State != events.RunUnfinished || before.Letters != number || before.Ended() == number || len(before.Results) != before.Ended() {
+		t.Errorf("the killed run: %s, %d of %d", before.State, before.Ended(), before.Letters)
+	}
+
+	m.run("dlq", "replay", "--run", before.ID, "--rate", "0", "--stop-on-failures", "100%", "--yes").want(t, exitDeadLettered, "replay of 2000 dead letters: done, 2000 ended")
+	run := m.lastRun()
+	recorded := make(map[uint64]string)
+	for _, r := range run.Results {
+		if earlier, twice := recorded[r.Seq]; twice {
+			t.Errorf("letter %d has two results, %s and %s", r.Seq, earlier, r.Result)
+		}
+		recorded[r.Seq] = r.Result
+	}
+	if run.ID != before.ID || run.State != events.RunDone || len(recorded) != number || run.Note != "mended" {
+		t.Errorf("run %s: %s, results of %d letters", run.ID, run.State, len(recorded))
+	}
+	// What was under way when the replay was killed is not known, but done: it is gone, or the
+	// stream had it already.
+	unknown := run.Counts[events.ReplayGone] + run.Counts[events.ReplayBefore]
+	if known := run.Counts[holds.EventHoldCreated] + run.Counts[events.ReplayDeadAgain]; known+unknown != number || unknown > lettersMax+events.RunResultsMax {
+		t.Errorf("results %v", run.Counts)
+	}
+
+	m.awaitIdle()
+	outcomes := m.outcomes()
+	for id := range all.good {
+		if outcomes[id] != 1 {
+			t.Errorf("event %s has %d outcomes", id, outcomes[id])
+		}
+	}
+	if want := len(all.good) + 1; len(outcomes) != want { // and that of inventory.set
+		t.Errorf("%d events have outcomes, want %d", len(outcomes), want)
+	}
+	if got := m.held("loft"); got != int64(len(all.good)) {
+		t.Errorf("%d are held, want %d", got, len(all.good))
+	}
+	if got := m.letterCount(); got != uint64(len(all.fated)) {
+		t.Errorf("%d letters are left, want those that died again, %d", got, len(all.fated))
+	}
+}
+
+// awaitIdle waits until the worker has nothing left to do.
+func (m *morgue) awaitIdle() {
+	m.t.Helper()
+	stacktest.Eventually(m.t, "the worker to come to rest", func() bool {
+		consumer, err := m.js.Consumer(m.t.Context(), m.ns.InStream(), events.ConsumerRequests)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		info := consumer.CachedInfo()
+		return info.NumPending == 0 && info.NumAckPending == 0
+	})
+}
+
+// held is what live holds take of a resource's stock.
+func (m *morgue) held(resource string) int64 {
+	m.t.Helper()
+	answer, err := m.nc.Request(m.ns.Service(events.EndpointAvailability), []byte(`{"resource_id":"`+resource+`"}`), time.Minute)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	var a events.Availability
+	if err := json.Unmarshal(answer.Data, &a); err != nil || len(a.Slots) != 1 {
+		m.t.Fatalf("%v: %s", err, answer.Data)
+	}
+	return a.Slots[0].Held
+}
+
+// TestReplayKilledBetweenSteps kills a replay when an event is stored and its letter is still
+// there, and when the letter is removed and nothing is recorded. Going on does nothing twice.
+func TestReplayKilledBetweenSteps(t *testing.T) {
+	t.Parallel()
+	for place, want := range map[string]string{"replay.stored": events.ReplayBefore, "replay.removed": events.ReplayGone} {
+		t.Run(place, func(t *testing.T) {
+			t.Parallel()
+			m := newMorgue(t)
+			m.startWorker()
+			m.run(words("inventory set --resource-id loft --capacity 5 --wait")...).want(t, exitOK)
+			m.park(events.ReasonPoison, "", m.ns.In(events.BookingRequested, "loft"), booking("loft", "ann"))
+			_, wait := m.program("HOLDFAST_FAILPOINT="+place, "dlq", "replay", "1", "--yes")
+			if err := wait(); !killed(err) {
+				t.Fatalf("it came not to its failpoint: %v", err)
+			}
+			run := m.lastRun()
+			m.run("dlq", "replay", "--run", run.ID, "--yes").want(t, exitOK, want)
+			m.run("dlq", "replay", "--run", run.ID, "--yes").want(t, exitOK, want) // nothing is left
+			m.awaitIdle()
+			if got := m.outcomes()["e-ann"]; got != 1 || m.held("loft") != 1 || m.letterCount() != 0 {
+				t.Errorf("%d outcomes, %d held, %d letters", got, m.held("loft"), m.letterCount())
+			}
+			stream, err := m.js.Stream(t.Context(), m.ns.InStream())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := stream.CachedInfo().State.Msgs; got != 2 {
+				t.Errorf("%d events were stored, want the inventory and the one that was replayed", got)
+			}
+		})
+	}
+}
+
+// TestReplayTwiceDoesItOnce replays a letter that is kept, again and again: each time the event
+// is decided, and the request key has it answered once.
+func TestReplayTwiceDoesItOnce(t *testing.T) {
+	t.Parallel()
+	m := newMorgue(t)
+	m.startWorker()
+	m.run(words("inventory set --resource-id loft --capacity 5 --wait")...).want(t, exitOK)
+	m.park(events.ReasonPoison, "", m.ns.In(events.BookingRequested, "loft"), booking("loft", "ann"))
+	for range 3 {
+		m.run("dlq", "replay", "1", "--keep", "--yes").want(t, exitOK, "hold.created")
+	}
+	m.run("dlq", "replay", "1", "--yes").want(t, exitOK, "hold.created")
+	if got := m.outcomes()["e-ann"]; got != 1 || m.held("loft") != 1 || m.letterCount() != 0 {
+		t.Errorf("%d outcomes, %d held, %d letters", got, m.held("loft"), m.letterCount())
+	}
+}
+
+// TestReplayStops stops when too many die again, and goes on when told to.
+func TestReplayStops(t *testing.T) {
+	t.Parallel()
+	m := newMorgue(t)
+	const number = 300
+	for range number {
+		m.park(events.ReasonMalformed, "", m.ns.In(events.BookingRequested, "loft"), "no JSON")
+	}
+	m.startWorker()
+	r := m.run("dlq", "replay", "--all", "--rate", "500", "--yes").want(t, exitFailed, "stopped, because", "more than 20%", "to go on: publisher dlq replay --run ")
+	run := m.lastRun()
+	if run.State != events.RunStopped || run.Ended() < failuresMin || run.Ended() == number || !strings.Contains(r.errOut, run.ID) {
+		t.Errorf("%s after %d of %d\n%s", run.State, run.Ended(), number, r.errOut)
+	}
+	if got := m.letterCount(); got != number { // each died again or was not touched
+		t.Errorf("%d letters, want %d", got, number)
+	}
+	m.run("dlq", "replay", "--run", run.ID, "--rate", "0", "--stop-on-failures", "100%", "--yes").want(t, exitDeadLettered, "done, 300 ended")
+}
+
+// TestReplayInterrupted ends a slow replay as Ctrl-C does, and does the rest.
+func TestReplayInterrupted(t *testing.T) {
+	t.Parallel()
+	m := newMorgue(t)
+	m.startWorker()
+	m.run(words("inventory set --resource-id loft --capacity 500 --wait")...).want(t, exitOK)
+	all := m.fill(100)
+	replay, wait := m.program("", "dlq", "replay", "--all", "--reason", "poison", "--rate", "10", "--yes")
+	stacktest.Eventually(t, "the first to be replayed", func() bool { return m.letterCount() < 100 })
+	if err := replay.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	var exit *exec.ExitError
+	if err := wait(); !errors.As(err, &exit) || exit.ExitCode() != exitFailed {
+		t.Errorf("it ended with %v, want %d", err, exitFailed)
+	}
+	run := m.lastRun()
+	if run.State != events.RunStopped || run.Letters != len(all.good) || run.Counts[holds.EventHoldCreated] != run.Ended() || run.Ended() == run.Letters {
+		t.Errorf("run %s, %d of %d: %v", run.State, run.Ended(), run.Letters, run.Counts)
+	}
+	m.run("dlq", "replay", "--run", run.ID, "--rate", "0", "--yes", "-o", "ndjson").want(t, exitOK)
+	if run := m.lastRun(); run.Counts[holds.EventHoldCreated] != len(all.good) || run.State != events.RunDone {
+		t.Errorf("run %s: %v", run.State, run.Counts)
+	}
+	if seqs := m.seqs(); !slices.Equal(seqs, all.fated) {
+		t.Errorf("letters %v, want those that were not meant, %v", seqs, all.fated)
+	}
+}
+
+// TestReplayWithoutWorker publishes, and no outcome comes.
+func TestReplayWithoutWorker(t *testing.T) {
+	t.Parallel()
+	m := newMorgue(t)
+	m.park(events.ReasonPoison, "", m.ns.In(events.BookingRequested, "loft"), booking("loft", "ann"))
+	m.run("dlq", "replay", "1", "--yes", "--timeout", "200ms", "-o", "json").want(t, exitNoAnswer, `"result":"no_answer"`, "Does a worker run?")
+	if m.letterCount() != 0 {
+		t.Error("the event is stored, and the letter is there")
+	}
+	m.park(events.ReasonPoison, "", "elsewhere.in.x.y", booking("loft", "ann"))
+	m.run("dlq", "replay", "2", "--yes").want(t, exitFailed, "1 dead letter failed", "is not below ")
+	if m.letterCount() != 1 {
+		t.Error("a letter that could not be replayed is gone")
+	}
+	m.run("dlq", "replay", "2", "--dry-run").want(t, exitOK, "cannot be replayed", "is not below")
+	m.park(events.ReasonPoison, "", m.ns.In(events.BookingRequested, "loft"), booking("loft", "ben"))
+	m.run("dlq", "replay", "--all", "--dry-run").want(t, exitFailed, "no worker answers", string(m.ns))
+}
+
+// oracle is an Evaluator whose answers are told by the request keys.
+type oracle struct{ events.Service }
+
+var oracleNow = holds.TimeFromMillis(1_800_000_000_000)
+
+func (oracle) Now(context.Context) (holds.Time, error) { return oracleNow, nil }
+
+func (oracle) Lookup(context.Context, holds.HoldID) (holds.HoldView, bool, error) {
+	return holds.HoldView{}, false, nil
+}
+
+func (oracle) Place(_ context.Context, requests []holds.PlaceRequest, emit func(int, holds.Result)) {
+	for i, r := range requests {
+		var n int
+		if _, err := fmt.Sscanf(r.RequestKey, "k-u%d", &n); err != nil {
+			emit(i, holds.Result{Err: context.DeadlineExceeded})
+			continue
+		}
+		o := holds.Outcome{Event: holds.EventHoldCreated, Resource: r.Resource, At: oracleNow, Data: holds.HoldCreated{ExpiresAt: oracleNow}}
+		if n%2 == 0 {
+			o = holds.Outcome{Event: holds.EventHoldRejected, Resource: r.Resource, At: oracleNow, Data: holds.HoldRejected{Reason: holds.ReasonSoldOut}}
+		}
+		emit(i, holds.Result{Outcome: o})
+	}
+}
+
+// startOracle has evaluations answered until the test ends.
+func (m *morgue) startOracle() {
+	m.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		if err := events.NewQueryService(m.nc, m.ns, nil, oracle{}, "w1", zerolog.Nop()).Run(ctx); err != nil {
+			m.t.Error(err)
+		}
+	})
+	m.t.Cleanup(func() { cancel(); serving.Wait() })
+	stacktest.Eventually(m.t, "the service to be found", func() bool {
+		_, err := m.nc.Request("$SRV.PING."+string(m.ns), nil, time.Minute)
+		return !errors.Is(err, nats.ErrNoResponders)
+	})
+}
+
+// TestDryRun asks what would happen to many letters, and does nothing.
+func TestDryRun(t *testing.T) {
+	t.Parallel()
+	m := newMorgue(t)
+	const number = 2000
+	all := m.fill(number)
+	m.startOracle()
+	const counts = `
+LETTERS  VERDICT                     OUTCOME
+──────────────────────────────────────────────────
+    600  sold out                    hold.rejected
+    600  would hold                  hold.created
+    400  still malformed
+    400  still on the wrong subject
+`
+	r := m.run("dlq", "replay", "--all", "--dry-run")
+	if r.code != exitOK || strings.Count(r.out, "\n") != number+9 || !strings.HasSuffix(r.out, counts) || !strings.HasPrefix(r.out, " SEQ  EVENT ") {
+		t.Errorf("%d: %s\n%.2000s\n%s", r.code, r.errOut, r.out, r.out[max(0, len(r.out)-1000):])
+	}
+	m.run("dlq", "replay", "--all", "--dry-run", "--user-id", "u4", "-o", "wide").want(t, exitOK, "e-u4", "sold_out")
+	r = m.run("dlq", "replay", "5", "--dry-run", "-o", "json").want(t, exitOK)
+	if want := `[{"seq":5,"event_id":"e-u4","verdict":"sold out","event":"hold.rejected","reason":"sold_out","detail":""}]` + "\n"; r.out != want {
+		t.Errorf("got %s, want %s", r.out, want)
+	}
+	m.run("dlq", "replay", "--all", "--dry-run", "--limit", "3", "-o", "ndjson").want(t, exitOK, `{"seq":2,"event_id":"","verdict":"still malformed"`)
+	if got := m.letterCount(); got != number || len(all.good) == 0 {
+		t.Errorf("%d letters are left of %d", got, number)
+	}
+	stream, err := m.js.Stream(t.Context(), m.ns.InStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := stream.CachedInfo().State.Msgs; got != 0 {
+		t.Errorf("a dry run has published %d events", got)
+	}
+	m.run("dlq", "runs").want(t, exitOK, "no runs")
+
+	// What cannot be said is told as such, and the others are said nevertheless.
+	m.park(events.ReasonPoison, "", m.ns.In(events.BookingRequested, "loft"), booking("loft", "odd"))
+	m.run("dlq", "replay", "4", "5", "2001", "--dry-run").want(t, exitFailed, "not known", "503 unavailable", "sold out", "letter 2001")
+}
+
+// BenchmarkTenThousand lists, counts, tries and replays 10,000 dead letters of all kinds.
+func BenchmarkTenThousand(b *testing.B) {
+	const number = 10_000
+	for b.Loop() {
+		m := newMorgue(b)
+		m.fill(number)
+		step := func(name string, code int, args ...string) {
+			began := time.Now()
+			m.run(args...).want(b, code)
+			b.ReportMetric(float64(time.Since(began).Milliseconds()), name+"-ms")
+		}
+		step("list", exitOK, "dlq", "list")
+		step("list-of-one-user", exitOK, "dlq", "list", "--user-id", "u9999")
+		step("stats", exitOK, "dlq", "stats")
+		step("export", exitOK, "dlq", "export")
+		m.startOracle()
+		step("dry-run", exitOK, "dlq", "replay", "--all", "--dry-run")
+		m.startWorker()
+		m.run("inventory", "set", "--resource-id", "loft", "--capacity", strconv.Itoa(number), "--wait").want(b, exitOK)
+		step("replay", exitDeadLettered, "dlq", "replay", "--all", "--rate", "0", "--stop-on-failures", "100%", "--yes", "--timeout", "1m")
+		step("discard", exitOK, "dlq", "discard", "--all", "--note", "n", "--yes")
+	}
+}

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/internal/events"
+	"holdfast/internal/stack/stacktest"
+)
+
+// terminal is a real one: what is written to it is what a person types.
+type terminal struct {
+	*os.File
+	screen *watched
+	far    *os.File // the program's end
+}
+
+func newTerminal(t testing.TB) *terminal {
+	t.Helper()
+	near, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	number, err := unix.IoctlGetInt(int(near.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(near.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	far, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	term := &terminal{near, &watched{done: func() {}}, far}
+	var reading sync.WaitGroup
+	reading.Go(func() { _, _ = term.screen.ReadFrom(near) }) // it ends with an error when the far end is closed
+	t.Cleanup(func() { _ = far.Close(); reading.Wait(); _ = near.Close() })
+	return term
+}
+
+// ReadFrom takes what the program shows.
+func (w *watched) ReadFrom(f *os.File) (int64, error) {
+	buffer := make([]byte, 4096)
+	for {
+		n, err := f.Read(buffer)
+		if _, err := w.Write(buffer[:n]); err != nil {
+			return 0, err
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+}
+
+func (w *watched) shows(text string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return bytes.Contains(w.text.Bytes(), []byte(text))
+}
+
+// at runs the program at a terminal: answers are what a person types when the screen shows a text.
+func (m *morgue) at(env []string, answers [][2]string, args ...string) (code int, screen string) {
+	m.t.Helper()
+	term := newTerminal(m.t)
+	bounded, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(bounded, publisherBinary, append([]string{"--namespace", string(m.ns)}, args...)...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = term.far, term.far, term.far
+	cmd.Env = append(os.Environ(), env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true} // Ctrl-C reaches it
+	if err := cmd.Start(); err != nil {
+		m.t.Fatal(err)
+	}
+	for _, answer := range answers {
+		stacktest.Eventually(m.t, "the screen to show "+answer[0], func() bool { return term.screen.shows(answer[0]) })
+		if _, err := term.WriteString(answer[1]); err != nil {
+			m.t.Fatal(err)
+		}
+	}
+	_ = cmd.Wait() // the code tells
+	code = cmd.ProcessState.ExitCode()
+	if _, err := fmt.Fprintln(term.far, "END"); err != nil {
+		m.t.Fatal(err)
+	}
+	stacktest.Eventually(m.t, "the end of the screen", func() bool { return term.screen.shows("END") })
+	term.screen.mu.Lock()
+	defer term.screen.mu.Unlock()
+	return code, term.screen.text.String()
+}
+
+// TestConfirm is asked at a terminal whether it means it.
+func TestConfirm(t *testing.T) {
+	t.Parallel()
+	m := newMorgue(t)
+	m.startWorker()
+	for range 2 {
+		m.park(events.ReasonMalformed, "", m.ns.In(events.BookingRequested, "loft"), "no JSON")
+	}
+	const question = "Discard 2 dead letters (2 malformed), "
+	for _, no := range []string{"n\n", "\n", "\x04", "yep\n"} {
+		if code, screen := m.at(nil, [][2]string{{question, no}}, "dlq", "discard", "--all", "--note", "n"); code != exitFailed || !strings.Contains(screen, "nothing was done") {
+			t.Errorf("%q: %d %s", no, code, screen)
+		}
+	}
+	if code, screen := m.at(nil, [][2]string{{question, "\x03"}}, "dlq", "discard", "--all", "--note", "n"); code == exitOK {
+		t.Errorf("Ctrl-C: %d %s", code, screen)
+	}
+	if m.letterCount() != 2 {
+		t.Fatalf("%d letters are left", m.letterCount())
+	}
+	if code, screen := m.at(nil, [][2]string{{"Replay 1 dead letter (1 malformed), ", "y\n"}}, "dlq", "replay", "2"); code != exitDeadLettered || !strings.Contains(screen, "dead_lettered: malformed") {
+		t.Errorf("%d %s", code, screen)
+	}
+	if code, screen := m.at(nil, [][2]string{{question, "yes\n"}}, "dlq", "discard", "--all", "--note", "n"); code != exitOK || m.letterCount() != 0 {
+		t.Errorf("%d %s", code, screen)
+	}
+}
+
+// TestProgress shows at a terminal how far it is, and nothing of it elsewhere.
+func TestProgress(t *testing.T) {
+	t.Parallel()
+	m := newMorgue(t)
+	m.fill(50)
+	if code, screen := m.at(nil, nil, "dlq", "discard", "--all", "--note", "n", "--yes"); code != exitOK || !strings.Contains(screen, "/50") {
+		t.Errorf("%d %q", code, screen)
+	}
+	m.fill(50)
+	if r := m.run("dlq", "discard", "--all", "--note", "n", "--yes").want(t, exitOK); strings.Contains(r.out+r.errOut, "/50") {
+		t.Errorf("it draws where nobody looks: %q", r.out+r.errOut)
+	}
+}
+
+// TestEditor edits an event by hand: a mistake opens the editor again, which says what is wrong.
+func TestEditor(t *testing.T) {
+	t.Parallel()
+	m := newMorgue(t)
+	m.startWorker()
+	m.run(words("inventory set --resource-id loft --capacity 5 --wait")...).want(t, exitOK)
+	bad := strings.Replace(booking("loft", "ann"), `"quantity":1`, `"quantity":"1"`, 1)
+	m.park(events.ReasonMalformed, "data.quantity: want a plain integer within 64 bits", m.ns.In(events.BookingRequested, "loft"), bad)
+
+	// editor is one that does these things to its file, one each time it is opened.
+	editor := func(steps ...string) []string {
+		t.Helper()
+		path := filepath.Join(t.TempDir(), "an editor")
+		script := "#!/bin/sh\nn=$(cat \"$0.n\" 2>/dev/null || echo 0)\necho $((n+1)) > \"$0.n\"\ncp \"$2\" \"$0.$n\"\ncase $n in\n"
+		for i, step := range steps {
+			script += fmt.Sprintf("%d) %s;;\n", i, step)
+		}
+		if err := os.WriteFile(path, []byte(script+"esac\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		return []string{"VISUAL=", "EDITOR='" + path + "' --wait", "TMPDIR=" + filepath.Dir(path)}
+	}
+	opened := func(env []string, n int) string {
+		t.Helper()
+		text, err := os.ReadFile(filepath.Join(strings.TrimPrefix(env[2], "TMPDIR="), fmt.Sprintf("an editor.%d", n)))
+		if err != nil {
+			t.Error(err)
+		}
+		return string(text)
+	}
+
+	untouched := editor("true")
+	if code, screen := m.at(untouched, nil, "dlq", "edit", "1"); code != exitFailed || !strings.Contains(screen, "unchanged") {
+		t.Errorf("left as it was: %d %s", code, screen)
+	}
+	if text := opened(untouched, 0); !strings.Contains(text, "# it died: malformed: data.quantity") || !strings.Contains(text, "\nSubject: "+m.ns.In(events.BookingRequested, "loft")+"\n\n{\n  \"specversion\"") {
+		t.Errorf("the editor shows\n%s", text)
+	}
+	broken := editor(`sed -i 's/"1"/1.0/' "$2"`, "true")
+	if code, screen := m.at(broken, nil, "dlq", "edit", "1"); code != exitFailed || !strings.Contains(screen, "your text is in") {
+		t.Errorf("left broken: %d %s", code, screen)
+	}
+	if text := opened(broken, 1); !strings.Contains(text, "# it would be dead-lettered again: malformed: data.quantity: want a plain integer") || !strings.Contains(text, `"quantity": 1.0`) {
+		t.Errorf("the editor shows\n%s", text)
+	}
+	failing := editor("exit 3")
+	if code, screen := m.at(failing, nil, "dlq", "edit", "1"); code != exitFailed || !strings.Contains(screen, "exit status 3") {
+		t.Errorf("an editor that fails: %d %s", code, screen)
+	}
+	right := editor(`sed -i 's/"1"/1.0/' "$2"`, `sed -i 's/: 1.0/: 1/' "$2"`)
+	if code, screen := m.at(right, [][2]string{{"Publish the copy of dead letter 1", "y\n"}}, "dlq", "edit", "1"); code != exitOK || !strings.Contains(screen, "hold.created") {
+		t.Errorf("corrected: %d %s", code, screen)
+	}
+	left, err := filepath.Glob(filepath.Join(strings.TrimPrefix(right[2], "TMPDIR="), "holdfast-letter-*"))
+	if err != nil || len(left) != 0 {
+		t.Errorf("%v: left behind: %v", err, left)
+	}
+	if m.letterCount() != 1 || m.held("loft") != 1 {
+		t.Errorf("%d letters, %d held", m.letterCount(), m.held("loft"))
+	}
+}
