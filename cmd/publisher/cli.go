@@ -24,11 +24,14 @@ type cli struct {
 		Set  inventorySet  `cmd:"" help:"Set the capacity of slots."`
 		Show inventoryShow `cmd:"" help:"Show what can be had of slots now."`
 	} `cmd:"" help:"Set and show capacities."`
-	Request request `cmd:"" help:"Ask for a hold."`
-	Pay     pay     `cmd:"" help:"Confirm the payment of a hold: it becomes a reservation."`
-	Cancel  cancel  `cmd:"" help:"Give a hold back before its deadline."`
-	Watch   watch   `cmd:"" help:"Show outcomes and dead letters as they come."`
-	DLQ     dlq     `cmd:"" name:"dlq" help:"Look after dead letters: list, show, replay, edit, discard, export them."`
+	Request           request           `cmd:"" help:"Ask for a hold."`
+	Extend            extend            `cmd:"" help:"Have a hold last longer."`
+	StartPayment      startPayment      `cmd:"" help:"Say that a hold is being paid, so that it does not lapse meanwhile."`
+	Pay               pay               `cmd:"" help:"Confirm the payment of a hold: it becomes a reservation."`
+	Cancel            cancel            `cmd:"" help:"Give a hold back before its deadline."`
+	CancelReservation cancelReservation `cmd:"" help:"Give back what a reservation took."`
+	Watch             watch             `cmd:"" help:"Show outcomes and dead letters as they come."`
+	DLQ               dlq               `cmd:"" name:"dlq" help:"Look after dead letters: list, show, replay, edit, discard, export them."`
 }
 
 // common is what every verb takes.
