@@ -148,7 +148,8 @@ func decodeStructured(body []byte) (Envelope, error) {
 	}
 	r := reader{members: attributes}
 	texts := make(map[string]string)
-	for name, value := range attributes {
+	for _, name := range slices.Sorted(maps.Keys(attributes)) { // of two mistakes always the same is told
+		value := attributes[name]
 		switch kind := value.Kind(); {
 		case name == "data":
 		case !attributeName.MatchString(name): // data_base64 among them
@@ -312,9 +313,17 @@ func (e Envelope) message(subject string) (*nats.Msg, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", e.Type, err)
 	}
-	m := nats.NewMsg(subject)
-	m.Data = body
-	m.Header.Set(headerContentType, contentTypeEvent)
+	m := Structured(body)
+	m.Subject = subject
 	m.Header.Set(headerMsgID, e.ID)
 	return m, nil
+}
+
+// Structured returns the message of an event that is written in structured mode, without a
+// subject and a message id yet.
+func Structured(body []byte) *nats.Msg {
+	m := nats.NewMsg("")
+	m.Data = body
+	m.Header.Set(headerContentType, contentTypeEvent)
+	return m
 }

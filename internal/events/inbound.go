@@ -20,6 +20,9 @@ type Inbound struct {
 	TraceParent string
 	ReplyTo     string // "" = nobody waits for the outcome
 
+	Event    string // its name, like BookingRequested
+	Resource string // what it is about
+
 	Place     *holds.PlaceRequest
 	Extend    *holds.ExtendRequest
 	Release   *holds.ReleaseRequest
@@ -31,45 +34,57 @@ type Inbound struct {
 // UnprocessableError says why an event can never be processed. It becomes a dead letter.
 type UnprocessableError struct {
 	Reason string // ReasonTooLarge, ReasonMalformed, ReasonUnknownType or ReasonSubjectMismatch
-	Detail string
+	Detail string // as the dead letter has it
 }
+
+func unprocessable(reason, detail string) error { return &UnprocessableError{reason, oneLine(detail)} }
 
 func (e *UnprocessableError) Error() string { return e.Reason + ": " + e.Detail }
 
 // Decode reads an inbound event; storedAt is when JetStream stored it. Every error is an
 // *UnprocessableError, the first that applies.
 func (ns Subjects) Decode(subject string, header nats.Header, body []byte, storedAt time.Time) (*Inbound, error) {
+	in, err := DecodeAnywhere(header, body, storedAt)
+	if err != nil {
+		return nil, err
+	}
+	if want := ns.In(in.Event, in.Resource); subject != want {
+		return nil, unprocessable(ReasonSubjectMismatch, "the event belongs on "+want)
+	}
+	return in, nil
+}
+
+// DecodeAnywhere is Decode without a look at the subject, for who has yet to publish the event.
+func DecodeAnywhere(header nats.Header, body []byte, storedAt time.Time) (*Inbound, error) {
 	if len(body) > BodyMax {
-		return nil, &UnprocessableError{ReasonTooLarge, "the body is larger than 64 KiB"}
+		return nil, unprocessable(ReasonTooLarge, "the body is larger than 64 KiB")
 	}
 	envelope, err := decodeEnvelope(header, body)
 	if err != nil {
-		return nil, &UnprocessableError{ReasonMalformed, err.Error()}
+		return nil, unprocessable(ReasonMalformed, err.Error())
 	}
 	event, ours := eventOf(envelope.Type)
 	decode, known := decoders[event]
 	if !ours || !known {
-		return nil, &UnprocessableError{ReasonUnknownType, "type: unknown: " + envelope.Type}
+		return nil, unprocessable(ReasonUnknownType, "type: unknown: "+envelope.Type)
 	}
 	var data members
 	if err := json.Unmarshal(envelope.Data, &data); err != nil {
-		return nil, &UnprocessableError{ReasonMalformed, malformedJSON("data", err).Error()}
+		return nil, unprocessable(ReasonMalformed, malformedJSON("data", err).Error())
 	}
 	in := &Inbound{
 		ID:          envelope.ID,
 		OutcomeID:   outcomeID(envelope.Source, envelope.ID, body),
 		TraceParent: header.Get(headerTraceParent),
 		ReplyTo:     replyTo(header),
+		Event:       event,
 	}
 	r := &reader{members: data}
-	resource := decode(r, in)
+	in.Resource = decode(r, in)
 	if r.err != nil {
 		var wrong *malformedError
 		_ = errors.As(r.err, &wrong) // reader keeps nothing else
-		return nil, &UnprocessableError{ReasonMalformed, "data." + wrong.detail}
-	}
-	if want := ns.In(event, resource); subject != want {
-		return nil, &UnprocessableError{ReasonSubjectMismatch, "the event belongs on " + want}
+		return nil, unprocessable(ReasonMalformed, "data."+wrong.detail)
 	}
 	switch {
 	case in.Place != nil:

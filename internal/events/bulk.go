@@ -1,0 +1,303 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// The delays until a message that could not be stored is published again.
+const (
+	bulkRetryMin = 50 * time.Millisecond
+	bulkRetryMax = 2 * time.Second
+)
+
+// bulkStopLimit is how long a Bulk that was stopped waits for what it has published to be stored.
+const bulkStopLimit = 2 * time.Second
+
+// errCodeTooLarge is JetStream's code for a message that is larger than its stream takes.
+const errCodeTooLarge jetstream.ErrorCode = 10054
+
+// BulkOptions say how many messages are published at a time, and how long a Bulk waits.
+type BulkOptions struct {
+	InFlight    int           // messages that are on their way at a time, at least 1
+	Follow      bool          // wait for the outcome of each
+	Timeout     time.Duration // for a message to be stored until it is published again, and for its outcome
+	GiveUpAfter time.Duration // without anything stored
+
+	// Complain is told once in each outage why nothing is stored. It must not be nil.
+	Complain func(err error)
+}
+
+// Bulk publishes many inbound events, a bounded number at a time. What could not be stored is
+// published again with the same message id, so it is stored once.
+type Bulk struct {
+	options BulkOptions
+	nc      *nats.Conn
+	js      jetstream.JetStream
+
+	// work is over when the Bulk gives up (with the error as its cause), or bulkStopLimit after
+	// asked is over: then nothing is published again and no outcome is waited for any more.
+	asked  context.Context
+	work   context.Context
+	giveUp context.CancelCauseFunc
+
+	places   chan struct{} // one is taken by each message on its way
+	running  sync.WaitGroup
+	storedAt atomic.Int64 // when a message was stored last, in Unix nanoseconds; 0 = never
+	failedAt atomic.Int64 // when Complain was told in this outage; 0 = there is none
+
+	inbox   string
+	answers *nats.Subscription
+	mu      sync.Mutex
+	waiting map[string]chan *nats.Msg // who waits for an answer, by the last token of its inbox
+	tokens  uint64
+}
+
+// BulkResult is what became of a message.
+type BulkResult struct {
+	Stored    bool
+	Duplicate bool    // it was stored before, by somebody else or an earlier run
+	Answer    *Answer // nil unless it was followed and answered in time
+	Err       error   // why it is not stored, or its answer cannot be read
+}
+
+// RefusedError says that JetStream will never store a message, however often it is published.
+type RefusedError struct{ Cause error }
+
+func (e *RefusedError) Error() string { return "JetStream refuses it: " + e.Cause.Error() }
+
+// Unwrap returns what JetStream said.
+func (e *RefusedError) Unwrap() error { return e.Cause }
+
+// Bulk returns a Bulk that works until ctx is over. The caller calls Close.
+func (c *Client) Bulk(ctx context.Context, o BulkOptions) (*Bulk, error) {
+	js, err := jetstream.New(c.nc, jetstream.WithPublishAsyncTimeout(o.Timeout), jetstream.WithPublishAsyncMaxPending(2*o.InFlight))
+	if err != nil {
+		return nil, fmt.Errorf("jetstream: %w", err)
+	}
+	b := &Bulk{
+		options: o, nc: c.nc, js: js, asked: ctx,
+		places: make(chan struct{}, o.InFlight), waiting: make(map[string]chan *nats.Msg),
+	}
+	if o.Follow {
+		b.inbox = c.nc.NewInbox() + "."
+		if b.answers, err = c.nc.Subscribe(b.inbox+"*", b.answered); err != nil {
+			return nil, fmt.Errorf("subscribe: %w", err)
+		}
+	}
+	b.work, b.giveUp = context.WithCancelCause(context.WithoutCancel(ctx))
+	return b, nil
+}
+
+// Context is over when the Bulk has given up; its cause says why.
+func (b *Bulk) Context() context.Context { return b.work }
+
+// Close ends what is still under way. Publish must not be called any more.
+func (b *Bulk) Close() {
+	b.giveUp(errors.New("closed"))
+	b.running.Wait()
+	if b.answers != nil {
+		_ = b.answers.Unsubscribe() // only fails when the connection is closed
+	}
+	b.js.CleanupPublisher()
+}
+
+// Wait waits for all that is on its way, and returns why the Bulk gave up, if it did.
+func (b *Bulk) Wait() error {
+	stopped := context.AfterFunc(b.asked, func() {
+		time.AfterFunc(bulkStopLimit, func() { b.giveUp(context.Cause(b.asked)) })
+	})
+	defer stopped()
+	b.running.Wait()
+	if b.work.Err() != nil {
+		return context.Cause(b.work)
+	}
+	return nil
+}
+
+// Publish publishes a message as soon as fewer than InFlight are on their way, and returns.
+// Messages are published in the order of the calls, except those that have to be repeated. done
+// is called once, from another goroutine, when all is known about the message. Publish returns
+// an error, and never calls done, when the Bulk has stopped.
+//
+// A message that JetStream takes for a duplicate of one that was stored before is, with again,
+// published once more with a message id of its own: for a worker it is the same event and gets
+// the same outcome, or it is another event with the same id.
+func (b *Bulk) Publish(m *nats.Msg, again bool, done func(BulkResult)) error {
+	select {
+	case b.places <- struct{}{}:
+	case <-b.asked.Done():
+		return context.Cause(b.asked)
+	case <-b.work.Done():
+		return context.Cause(b.work)
+	}
+	token, answer := b.await(m)
+	p := b.publish(m)
+	b.running.Go(func() {
+		defer func() { <-b.places }()
+		defer b.forget(token)
+		done(b.see(p, again, answer))
+	})
+	return nil
+}
+
+// await has the answer to a message sent to the channel that it returns.
+func (b *Bulk) await(m *nats.Msg) (token string, answer chan *nats.Msg) {
+	if b.answers == nil {
+		return "", nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.tokens++
+	token, answer = strconv.FormatUint(b.tokens, 36), make(chan *nats.Msg, 1)
+	b.waiting[token] = answer
+	m.Header.Set(headerReplyTo, b.inbox+token)
+	return token, answer
+}
+
+func (b *Bulk) forget(token string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.waiting, token)
+}
+
+// answered passes an answer on to who waits for it.
+func (b *Bulk) answered(reply *nats.Msg) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	select {
+	case b.waiting[strings.TrimPrefix(reply.Subject, b.inbox)] <- reply:
+	default: // nobody waits any more, or it was answered already
+	}
+}
+
+// publication is a message that was published and may be stored.
+type publication struct {
+	message *nats.Msg
+	at      time.Time
+	ack     jetstream.PubAckFuture
+	err     error // it could not even be sent
+}
+
+func (b *Bulk) publish(m *nats.Msg) publication {
+	p := publication{message: m, at: time.Now()}
+	p.ack, p.err = b.js.PublishMsgAsync(m)
+	return p
+}
+
+// see follows a message that was published until all is known about it.
+func (b *Bulk) see(p publication, again bool, answer <-chan *nats.Msg) (r BulkResult) {
+	ack, first, err := b.store(p)
+	if err != nil {
+		return BulkResult{Err: err}
+	}
+	// Of a message that was repeated nobody can say whether the earlier one was its own.
+	r.Stored, r.Duplicate = true, ack.Duplicate && first
+	if ack.Duplicate && again {
+		own := *p.message
+		own.Header = maps.Clone(own.Header)
+		own.Header.Set(headerMsgID, own.Header.Get(headerMsgID)+" "+uuid.NewString())
+		if _, _, r.Err = b.store(b.publish(&own)); r.Err != nil {
+			return r
+		}
+	}
+	if answer == nil {
+		return r
+	}
+	limit := time.NewTimer(b.options.Timeout)
+	defer limit.Stop()
+	select {
+	case reply := <-answer:
+		var read Answer
+		if read, r.Err = ParseAnswer(reply.Header.Get(headerContentType), reply.Data); r.Err == nil {
+			r.Answer = &read
+		}
+	case <-limit.C:
+	case <-b.asked.Done():
+	case <-b.work.Done():
+	}
+	return r
+}
+
+// store waits until a message that was published is stored, and publishes it again until it is.
+// first says that it was published once.
+func (b *Bulk) store(p publication) (ack *jetstream.PubAck, first bool, err error) {
+	began := p.at
+	retry := &backoff.ExponentialBackOff{InitialInterval: bulkRetryMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: bulkRetryMax}
+	for first = true; ; first = false {
+		ack, err = b.acknowledged(p)
+		if err == nil {
+			b.storedAt.Store(time.Now().UnixNano())
+			if failedAt := b.failedAt.Load(); p.at.UnixNano() > failedAt {
+				b.failedAt.CompareAndSwap(failedAt, 0) // what was published since is stored
+			}
+			return ack, first, nil
+		}
+		if err := b.hopeless(err, began); err != nil {
+			return nil, first, err
+		}
+		pause := time.NewTimer(retry.NextBackOff())
+		select {
+		case <-pause.C:
+		case <-b.asked.Done():
+			pause.Stop()
+			return nil, first, context.Cause(b.asked)
+		case <-b.work.Done():
+			pause.Stop()
+			return nil, first, context.Cause(b.work)
+		}
+		p = b.publish(p.message)
+	}
+}
+
+func (b *Bulk) acknowledged(p publication) (*jetstream.PubAck, error) {
+	if p.err != nil {
+		return nil, p.err
+	}
+	select {
+	case ack := <-p.ack.Ok():
+		return ack, nil
+	case err := <-p.ack.Err():
+		return nil, err
+	case <-b.work.Done():
+		return nil, context.Cause(b.work)
+	}
+}
+
+// hopeless returns the error of a message that it is of no use to publish again, or nil. When
+// nothing is stored for too long it gives up.
+func (b *Bulk) hopeless(err error, began time.Time) error {
+	var refusal *jetstream.APIError
+	storedAt := b.storedAt.Load()
+	if stored := time.Unix(0, storedAt); stored.After(began) {
+		began = stored
+	}
+	switch {
+	case b.work.Err() != nil:
+		return context.Cause(b.work)
+	case errors.Is(err, nats.ErrMaxPayload), errors.As(err, &refusal) && refusal.ErrorCode == errCodeTooLarge:
+		return &RefusedError{err}
+	case errors.Is(err, jetstream.ErrNoStreamResponse) && storedAt == 0:
+		b.giveUp(fmt.Errorf("publish: %w", err))
+	case time.Since(began) > b.options.GiveUpAfter:
+		b.giveUp(fmt.Errorf("nothing was stored for %s: %w", b.options.GiveUpAfter, err))
+	default:
+		if b.failedAt.CompareAndSwap(0, time.Now().UnixNano()) {
+			b.options.Complain(err)
+		}
+		return nil
+	}
+	return context.Cause(b.work)
+}
