@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/alecthomas/kong"
+	kongcompletion "github.com/jotaen/kong-completion"
 	"github.com/mattn/go-isatty"
+	"github.com/posener/complete"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -30,8 +32,11 @@ type cli struct {
 	Pay               pay               `cmd:"" help:"Confirm the payment of a hold: it becomes a reservation."`
 	Cancel            cancel            `cmd:"" help:"Give a hold back before its deadline."`
 	CancelReservation cancelReservation `cmd:"" help:"Give back what a reservation took."`
+	Load              load              `cmd:"" help:"Publish a file of events."`
+	Validate          validate          `cmd:"" help:"Say what a worker would say of events, without any server."`
 	Watch             watch             `cmd:"" help:"Show outcomes and dead letters as they come."`
 	DLQ               dlq               `cmd:"" name:"dlq" help:"Look after dead letters: list, show, replay, edit, discard, export them."`
+	Completion        completion        `cmd:"" help:"Print the script that lets a shell complete what is typed."`
 }
 
 // common is what every verb takes.
@@ -61,6 +66,7 @@ Examples, with a "worker dev" running in the same directory:
   publisher inventory set --resource-id deluxe --check-in 2026-12-01 --check-out 2026-12-05 --capacity 2 --wait
   publisher request --resource-id deluxe --user-id ann --check-in 2026-12-01 --check-out 2026-12-03 --wait
   publisher pay --hold-id HOLD_ID --payment-id p-1 --wait
+  publisher load -f events.ndjson --wait
   publisher watch
 
 Environment (a flag of the same name takes precedence):
@@ -77,7 +83,7 @@ Exit codes:
   1  failed
   2  wrong usage
   3  with --wait: the event was rejected
-  4  with --wait, dlq replay and dlq edit: an event was dead-lettered
+  4  with --wait, dlq replay and dlq edit: an event was dead-lettered; load, validate: a line would be
   5  with --wait, dlq replay and dlq edit: no answer in time; the event is stored and will have one`
 
 // program is one run of one verb.
@@ -101,17 +107,27 @@ func isTerminal(stream any) bool {
 	return isFile && isatty.IsTerminal(file.Fd())
 }
 
-func (p *program) run(ctx context.Context, args []string) error {
-	var c cli
-	helped := false
-	parser, err := kong.New(&c, kong.Name("publisher"), kong.Description(description),
+// parser returns the parser of the command line. exit is called when all was done in parsing.
+func (p *program) parser(c *cli, exit func()) *kong.Kong {
+	parser, err := kong.New(c, kong.Name("publisher"), kong.Description(description),
 		kong.Writers(p.out, p.err), kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
-		kong.Exit(func(int) { helped = true }))
+		kong.Exit(func(int) { exit() }))
 	if err != nil {
 		panic(err) // a mistake in the tags of cli
 	}
+	return parser
+}
+
+func (p *program) run(ctx context.Context, args []string) error {
+	var c cli
+	done := false
+	parser := p.parser(&c, func() { done = true })
+	kongcompletion.Register(parser, kongcompletion.WithPredictor("file", complete.PredictFiles("*")))
+	if done {
+		return nil // a shell has asked what could come next
+	}
 	verb, err := parser.Parse(args)
-	if helped {
+	if done {
 		return nil
 	}
 	if err != nil {

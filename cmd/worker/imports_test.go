@@ -30,13 +30,15 @@ var foreignImports = map[string][]string{
 	"go.opentelemetry.io/otel":       {"holdfast/internal/locking", "holdfast/cmd/worker"},
 	"go.uber.org/fx":                 {"holdfast/cmd/worker"},
 	"github.com/alecthomas/kong":     {"holdfast/cmd/worker", "holdfast/cmd/publisher"},
+	"github.com/jotaen":              {"holdfast/cmd/publisher"},
+	"github.com/posener":             {"holdfast/cmd/publisher"},
+	"github.com/schollz/progressbar": {"holdfast/cmd/publisher"},
 	"github.com/jackc/pgx":           {"holdfast/internal/store", "holdfast/internal/stack", "holdfast/internal/events"}, // events reads error codes
 	"github.com/nats-io/nats.go":     {"holdfast/internal/events", "holdfast/internal/stack", "holdfast/cmd/worker", "holdfast/cmd/publisher"},
 	"github.com/nats-io/nats-server": {"holdfast/internal/stack"},
 	"github.com/redis/go-redis":      {"holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/events", "holdfast/cmd/worker"},
 
 	"github.com/nats-io/nats.go/micro": {"holdfast/internal/events"},
-	"github.com/schollz/progressbar":   {"holdfast/cmd/publisher"},
 }
 
 // TestAllowedImports keeps the arrows of the map in README.md.

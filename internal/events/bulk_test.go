@@ -146,6 +146,9 @@ func TestBulkFollows(t *testing.T) {
 			t.Fatalf("%s: %+v", key, r)
 		}
 	}
+	if len(b.waiting) > 0 {
+		t.Errorf("%d answers are waited for still", len(b.waiting))
+	}
 	stream, err := bench.js.Stream(t.Context(), bench.ns.InStream())
 	if err != nil {
 		t.Fatal(err)
@@ -300,7 +303,7 @@ func TestBulkStops(t *testing.T) {
 	ns := Subjects(stacktest.Namespace(t))
 	stream := inStream(t, ns)
 	ctx, cancel := context.WithCancel(t.Context())
-	b := newBulk(t, ctx, ns, BulkOptions{InFlight: 2, Follow: true, Timeout: generous, GiveUpAfter: generous})
+	b := newBulk(t, ctx, ns, BulkOptions{InFlight: 2, Follow: true, Timeout: 24 * time.Hour, GiveUpAfter: 24 * time.Hour})
 	b.mustSend("a")
 	b.mustSend("b")
 	stacktest.Eventually(t, "two messages to be stored", func() bool {
@@ -330,7 +333,7 @@ func TestSameMistakeIsTold(t *testing.T) {
 		}
 	}
 	_, err := ns.Decode(onRequest, nil, []byte(withAttribute(`"é\n`+strings.Repeat("x", 600)+`":1`)), time.Now())
-	if dead, is := errors.AsType[*UnprocessableError](err); !is || dead.Detail != "??"+strings.Repeat("x", detailMax-2) {
+	if dead, is := errors.AsType[*UnprocessableError](err); !is || dead.Detail != "??"+strings.Repeat("x", dlqDetailMax-2) {
 		t.Errorf("%v", err)
 	}
 }

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestBashCompletes types into a bash on a terminal that has run the script, and presses tab.
+func TestBashCompletes(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.Symlink(os.Args[0], filepath.Join(dir, "publisher")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "events.ndjson"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// Ctrl-A goes to the begin of the line, so what was completed is not run but told.
+	const tab, told, nothing = "\t", "\x01echo TOLD \n", "\x01: \n"
+	completed := map[string]string{
+		"start":                 "start-payment",
+		"inventory se":          "inventory set",
+		"load --rej":            "load --rejects",
+		"load --wait -f eve":    "load --wait -f events.ndjson",
+		"validate --file eve":   "validate --file events.ndjson",
+		"watch -o j":            "watch -o json",
+		"pay --hold-id x --pay": "pay --hold-id x --payment-id",
+		"completion zs":         "completion zsh",
+	}
+	typed := "bind 'set show-all-if-ambiguous on'\nsource <(publisher completion bash)\npublisher " + tab + nothing
+	for begin := range completed {
+		typed += "publisher " + begin + tab + told
+	}
+	terminal := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command", "bash --norc --noprofile -i", "/dev/null")
+	terminal.Dir = dir
+	terminal.Env = append(os.Environ(), asPublisher+"=1", "TERM=dumb", "PATH="+dir+":"+os.Getenv("PATH"), "HISTFILE=")
+	terminal.Stdin = strings.NewReader(typed + "exit\n")
+	out, err := terminal.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v (script is of bsdutils)\n%s", err, out)
+	}
+	shown := strings.ReplaceAll(string(out), "\r", "")
+	for begin, want := range completed {
+		if !strings.Contains(shown, "\nTOLD publisher "+want+"\n") {
+			t.Errorf("%q is not completed to %q:\n%q", begin, want, shown)
+		}
+	}
+	list, _, _ := strings.Cut(shown[strings.LastIndex(shown, "completion bash)\n"):], "TOLD")
+	for _, verb := range verbs() {
+		first, _, _ := strings.Cut(verb, " ")
+		if !slices.Contains(strings.Fields(list), first) {
+			t.Errorf("%s is not among what can come first:\n%s", first, list)
+		}
+	}
+}

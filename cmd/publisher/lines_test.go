@@ -1,0 +1,128 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+// TestLines reads what has every kind of end and length.
+func TestLines(t *testing.T) {
+	t.Parallel()
+	full, long := strings.Repeat("x", lineMax), strings.Repeat("y", lineMax+1)
+	type read struct {
+		number  int
+		text    string
+		tooLong bool
+	}
+	for name, c := range map[string]struct {
+		text string
+		want []read
+	}{
+		"nothing":               {"", nil},
+		"blank":                 {"\n \r\n\t\n  ", nil},
+		"without an end":        {"a", []read{{1, "a", false}}},
+		"every end":             {"a\nb\r\n\nc \r", []read{{1, "a", false}, {2, "b", false}, {4, "c ", false}}},
+		"a byte order mark":     {"\xef\xbb\xbfa\n\xef\xbb\xbfb", []read{{1, "a", false}, {2, "\xef\xbb\xbfb", false}}},
+		"full":                  {full + "\n" + full + "\r\n" + full, []read{{1, full, false}, {2, full, false}, {3, full, false}}},
+		"too long":              {long + "\na\n" + long + "\r\nb\n" + long, []read{{1, long, true}, {2, "a", false}, {3, long, true}, {4, "b", false}, {5, long, true}}},
+		"much too long":         {long + long + long + "\r\na", []read{{1, long + long + long, true}, {2, "a", false}}},
+		"too long, without end": {"a\n" + long + long, []read{{1, "a", false}, {2, long + long, true}}},
+	} {
+		for _, skip := range []bool{false, true} {
+			ctx, cancel := context.WithCancel(t.Context())
+			lines := newLineReader(ctx, strings.NewReader(c.text))
+			var got []read
+			for {
+				next, err := lines.next()
+				if errors.Is(err, io.EOF) {
+					break
+				}
+				if err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+				text := bytes.NewBuffer(bytes.Clone(next.text))
+				if !skip {
+					if err := lines.rest(text); err != nil {
+						t.Fatalf("%s: %v", name, err)
+					}
+				}
+				all := text.String()
+				if next.tooLong {
+					all = strings.TrimSuffix(all, "\r") // nobody needs it to be told from the text
+				}
+				got = append(got, read{next.number, all, next.tooLong})
+			}
+			cancel()
+			if len(got) != len(c.want) || lines.offset != int64(len(c.text)) {
+				t.Fatalf("%s: %d lines and %d bytes, want %d and %d", name, len(got), lines.offset, len(c.want), len(c.text))
+			}
+			for i, want := range c.want {
+				if skip && want.tooLong {
+					got[i].text = want.text // only how it begins
+				}
+				if got[i] != want {
+					t.Errorf("%s: line %d is %d bytes (%.20q), too long %v, want %d bytes, %v", name, got[i].number, len(got[i].text), got[i].text, got[i].tooLong, len(want.text), want.tooLong)
+				}
+			}
+		}
+	}
+}
+
+// endless is a line that does not end before so many bytes.
+type endless struct{ left int64 }
+
+// Read implements io.Reader.
+func (e *endless) Read(b []byte) (int, error) {
+	if e.left <= 0 {
+		return 0, io.EOF
+	}
+	n := min(int64(len(b)), e.left)
+	e.left -= n
+	for i := range b[:n] {
+		b[i] = 'x'
+	}
+	return int(n), nil
+}
+
+// TestLinesAreBounded reads a line that is larger than any memory should be. It is not parallel,
+// because it looks at what was allocated.
+func TestLinesAreBounded(t *testing.T) {
+	const size, bound = 256 << 20, 8 << 20
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	lines := newLineReader(t.Context(), &endless{left: size})
+	next, err := lines.next()
+	if err != nil || !next.tooLong {
+		t.Fatalf("%v, %v", next.tooLong, err)
+	}
+	if _, err := lines.next(); !errors.Is(err, io.EOF) || lines.offset != size {
+		t.Fatalf("%v after %d bytes", err, lines.offset)
+	}
+	runtime.ReadMemStats(&after)
+	if took := after.TotalAlloc - before.TotalAlloc; took > bound {
+		t.Errorf("it took %d bytes, want at most %d", took, bound)
+	}
+}
+
+// TestLinesEndWithTheContext waits for input that does not come.
+func TestLinesEndWithTheContext(t *testing.T) {
+	t.Parallel()
+	in, file := io.Pipe()
+	defer func() { _ = file.Close() }() // ends what still reads
+	ctx, cancel := context.WithCancelCause(t.Context())
+	lines := newLineReader(ctx, in)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := lines.next()
+		ended <- err
+	}()
+	cancel(errStoppedByUser)
+	if err := <-ended; !errors.Is(err, errStoppedByUser) {
+		t.Error(err)
+	}
+}

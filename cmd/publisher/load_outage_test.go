@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+
+	"holdfast/internal/events"
+	"holdfast/internal/stack/stacktest"
+)
+
+// startNATS starts a NATS server of the test's own, on a port or, with -1, on any.
+func startNATS(t *testing.T, dir string, port int) *server.Server {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	if !s.ReadyForConnections(time.Minute) {
+		t.Fatal("NATS did not start")
+	}
+	return s
+}
+
+func stopNATS(s *server.Server) {
+	s.Shutdown()
+	s.WaitForShutdown()
+}
+
+// TestLoadOverOutage loads a file while the server goes away and comes back.
+func TestLoadOverOutage(t *testing.T) {
+	t.Parallel()
+	const count, capacity = 2000, 700
+	dir := t.TempDir()
+	nats := startNATS(t, dir, -1)
+	t.Cleanup(func() { stopNATS(nats) })
+	url := nats.ClientURL()
+	port := nats.Addr().String()[strings.LastIndex(nats.Addr().String(), ":")+1:]
+	namespace := stacktest.Namespace(t)
+	subjects := events.Subjects(namespace)
+	requests := subjects.In(events.BookingRequested, "loft")
+	runWorker(t, namespace, append([]string{"--nats-url", url}, serverFlags(t)[2:]...)...)
+	there := []string{"--namespace", namespace, "--nats-url", url}
+	publisher(t, append(words(fmt.Sprintf("inventory set --resource-id loft --capacity %d --wait", capacity)), there...)...).want(t, exitOK)
+
+	lines := make([]string, count)
+	for i := range lines {
+		lines[i] = shortRequest("loft", fmt.Sprintf("k%d", i)) + "\n"
+	}
+	in, file := io.Pipe()
+	cut := make(chan struct{})
+	seen := &watched{wants: []string{"cut off"}, done: func() {
+		select {
+		case <-cut:
+		default:
+			close(cut)
+		}
+	}}
+	ended := make(chan int, 1)
+	var out strings.Builder
+	go func() {
+		p := newProgram(&out, &lockedWriter{w: seen})
+		p.in = in
+		ended <- exitCode(p.run(t.Context(), append([]string{"load", "-f", "-", "-o", "json", "--timeout", "1s"}, there...)))
+	}()
+	if _, err := io.WriteString(file, strings.Join(lines[:count/2], "")); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.Eventually(t, "half of the file to be stored", func() bool {
+		return storedOf(t, url, subjects.InStream(), requests) == count/2
+	})
+	stopNATS(nats)
+	<-cut
+	rest := make(chan error, 1)
+	go func() {
+		_, err := io.WriteString(file, strings.Join(lines[count/2:], ""))
+		_ = file.Close() // never fails
+		rest <- err
+	}()
+	var number int
+	if _, err := fmt.Sscan(port, &number); err != nil {
+		t.Fatal(err)
+	}
+	nats = startNATS(t, dir, number)
+	if code, err := <-ended, <-rest; code != exitOK || err != nil {
+		t.Fatalf("exit code %d, %v\n%s\n%s", code, err, out.String(), seen.text.String())
+	}
+	s := summaryOf(t, result{exitOK, out.String(), seen.text.String()})
+	s.expect(t, count, 0, 0)
+	if n := storedOf(t, url, subjects.InStream(), requests); n != count {
+		t.Errorf("%d are stored, want %d", n, count)
+	}
+
+	again := runWith(t.Context(), strings.NewReader(strings.Join(lines, "")), append([]string{"load", "-f", "-", "--wait", "-o", "json", "--timeout", "1m"}, there...)...).want(t, exitRejected)
+	s = summaryOf(t, again)
+	s.expect(t, 0, count, 0)
+	if want := map[string]int{"hold.created": capacity, "hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
+		t.Errorf("got %v, want %v", s.outcomes(), want)
+	}
+}
+
+// asProgram returns this program as a process of its own.
+func asProgram(ctx context.Context, args ...string) *exec.Cmd {
+	program := exec.CommandContext(ctx, os.Args[0], args...)
+	program.Env = append(os.Environ(), asPublisher+"=1")
+	return program
+}
+
+// TestLoadSignals stops the process of a load half-way, by Ctrl-C and by force, and then loads
+// the file to its end.
+func TestLoadSignals(t *testing.T) {
+	t.Parallel()
+	const count, capacity = 1000, 600
+	resource := fresh("signals")
+	stock(t, capacity, resource)
+	var file strings.Builder
+	for i := range count {
+		file.WriteString(shortRequest(resource, fmt.Sprintf("k%d", i)) + "\n")
+	}
+	path, url := fileOf(t, file.String()), devURL(t)
+	begun := 0
+	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
+		load := asProgram(t.Context(), "load", "-f", path, "--rate", "300", "--wait", "-o", "json")
+		var out, errOut strings.Builder
+		load.Stdout, load.Stderr = &out, &errOut
+		if err := load.Start(); err != nil {
+			t.Fatal(err)
+		}
+		stacktest.Eventually(t, "a part of the file to be stored", func() bool {
+			return storedOf(t, url, "HOLDFAST_IN", "holdfast.in.booking.requested."+resource) > begun+100
+		})
+		if err := load.Process.Signal(signal); err != nil {
+			t.Fatal(err)
+		}
+		err := load.Wait()
+		if signal == syscall.SIGINT {
+			r := result{load.ProcessState.ExitCode(), out.String(), errOut.String()}.want(t, exitFailed, "interrupted", "load the same again")
+			if s := summaryOf(t, r); s.Complete || s.Lines >= count {
+				t.Errorf("%s", r.out)
+			}
+		} else if err == nil {
+			t.Error("it has ended before it was killed")
+		}
+		begun = storedOf(t, url, "HOLDFAST_IN", "holdfast.in.booking.requested."+resource)
+	}
+	r := publisher(t, "load", "-f", path, "--wait", "-o", "json").want(t, exitRejected)
+	s := summaryOf(t, r)
+	if s.Published == 0 || s.Duplicates == 0 || s.Published+s.Duplicates != count {
+		t.Errorf("%s", r.out)
+	}
+	if want := map[string]int{"hold.created": capacity, "hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
+		t.Errorf("got %v, want %v", s.outcomes(), want)
+	}
+	if n := held(t, resource); n != capacity {
+		t.Errorf("%d are held, want %d", n, capacity)
+	}
+}

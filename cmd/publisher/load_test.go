@@ -1,0 +1,494 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+// runWith runs the program with a standard input and a context of its own.
+func runWith(ctx context.Context, in io.Reader, args ...string) result {
+	var out, errOut bytes.Buffer
+	p := newProgram(&out, &lockedWriter{w: &errOut})
+	p.in = in
+	err := p.run(ctx, args)
+	if err != nil {
+		errOut.WriteString(err.Error())
+	}
+	return result{exitCode(err), out.String(), errOut.String()}
+}
+
+// summaryOf reads a summary that was printed with -o json.
+func summaryOf(t *testing.T, r result) (s summary) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(r.out), &s, json.RejectUnknownMembers(true)); err != nil {
+		t.Fatalf("not one JSON value: %v\n%s%s", err, r.out, r.errOut)
+	}
+	if sum := s.Published + s.Duplicates + s.BadLines + s.Unacknowledged; sum != s.Lines {
+		t.Errorf("%d lines, but the sum is %d: %s", s.Lines, sum, r.out)
+	}
+	return s
+}
+
+// outcomes are the counts of a summary, by event and reason.
+func (s summary) outcomes() map[string]int {
+	counts := make(map[string]int)
+	for _, o := range s.Outcomes {
+		counts[strings.TrimSpace(o.Event+" "+o.Reason)] = o.Count
+	}
+	return counts
+}
+
+// expect compares what became of a load, all but its outcomes and whether it is complete.
+func (s summary) expect(t *testing.T, published, duplicates, badLines int) {
+	t.Helper()
+	if s.Published != published || s.Duplicates != duplicates || s.BadLines != badLines {
+		t.Errorf("published %d, duplicates %d, bad lines %d, want %d, %d and %d", s.Published, s.Duplicates, s.BadLines, published, duplicates, badLines)
+	}
+}
+
+// fileOf writes a file of events and returns its path.
+func fileOf(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "events.ndjson")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// shortRequest is a request in the short form.
+func shortRequest(resource, key string) string {
+	return fmt.Sprintf(`{"event": "booking.requested", "data": {"request_key": %q, "user_id": %q, "resource_id": %q, "quantity": 1}}`, key, key, resource)
+}
+
+// wholeRequest is a request as a CloudEvent.
+func wholeRequest(source, id, resource, key string) string {
+	return fmt.Sprintf(`{"specversion":"1.0","id":%q,"source":%q,"type":"holdfast.booking.requested.v1","data":{"request_key":%q,"user_id":%q,"resource_id":%q,"quantity":1}}`,
+		id, source, key, key, resource)
+}
+
+// fresh makes a name of its own for each run of a test.
+func fresh(name string) string { return name + "-" + uuid.NewString()[:8] }
+
+// stock sets how many there are of resources.
+func stock(t *testing.T, capacity int, resources ...string) {
+	t.Helper()
+	for _, resource := range resources {
+		publisher(t, words(fmt.Sprintf("inventory set --resource-id %s --capacity %d --wait", resource, capacity))...).want(t, exitOK)
+	}
+}
+
+// held is how many of a resource live holds take.
+func held(t *testing.T, resource string) int64 {
+	t.Helper()
+	r := publisher(t, words("inventory show -o json --resource-id "+resource)...).want(t, exitOK)
+	var availability struct {
+		ResourceID string                   `json:"resource_id"`
+		Slots      []holds.SlotAvailability `json:"slots"`
+	}
+	if err := json.Unmarshal([]byte(r.out), &availability); err != nil || len(availability.Slots) != 1 {
+		t.Fatalf("%v: %s", err, r.out)
+	}
+	return availability.Slots[0].Held
+}
+
+// storedOf is how many messages a stream has on a subject, which may have wildcards.
+func storedOf(t *testing.T, url, stream, subject string) int {
+	t.Helper()
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := js.Stream(t.Context(), stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := found.Info(t.Context(), jetstream.WithSubjectFilter(subject))
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := 0
+	for _, n := range info.State.Subjects {
+		count += int(n)
+	}
+	return count
+}
+
+// devURL is the NATS of the worker beside which the tests run.
+func devURL(t *testing.T) string {
+	t.Helper()
+	p := newProgram(io.Discard, io.Discard)
+	url, err := p.natsURL()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return url
+}
+
+// TestLoadTwice loads a mixed file of thousands of lines, and then loads it again: nothing is
+// done twice, and every answer is the same.
+func TestLoadTwice(t *testing.T) {
+	t.Parallel()
+	const rooms, each, capacity = 4, 500, 300
+	var file strings.Builder
+	bad, resources := 0, make([]string, rooms)
+	for room := range rooms {
+		resource := fresh("mixed")
+		resources[room] = resource
+		for i := range each {
+			// Two sources count their events alike, and have the same request in mind at times.
+			key := fmt.Sprintf("k%d", i)
+			switch i % 5 {
+			case 0:
+				file.WriteString(wholeRequest("/shop", fmt.Sprintf("%s-%d", resources[0], room*each+i), resource, key) + "\r\n")
+			case 1:
+				file.WriteString(wholeRequest("/app", fmt.Sprintf("%s-%d", resources[0], room*each+i-1), resource, key) + "\n\n")
+			default:
+				file.WriteString("  " + shortRequest(resource, key) + "\n")
+			}
+			if i%100 == 0 {
+				bad++
+				file.WriteString(strings.Replace(shortRequest(resource, key), `"quantity": 1`, `"quantity": 1.0`, 1) + "\n")
+			}
+		}
+		fmt.Fprintf(&file, `{"event":"booking.cancelled","data":{"resource_id":"%s","request_key":"never"}}`+"\n", resource)
+		fmt.Fprintf(&file, `{"event":"payment.confirmed","data":{"hold_id":"%s.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4","payment_id":"p"}}`+"\n", resource)
+		fmt.Fprintf(&file, `{"event":"booking.requested","data":{"request_key":"zero","user_id":"u","resource_id":"%s","quantity":0}}`+"\n", resource)
+		stock(t, capacity, resource)
+	}
+	path := fileOf(t, strings.TrimSuffix(file.String(), "\n"))
+	const good = rooms * (each + 3)
+	want := map[string]int{
+		"hold.created": rooms * capacity, "hold.rejected sold_out": rooms * (each - capacity), "hold.rejected invalid_request": rooms,
+		"booking.cancelled": rooms, "hold.confirm_rejected unknown_hold": rooms,
+	}
+
+	// JetStream takes the second source's events for the first's; the worker does not.
+	first := publisher(t, "load", "-f", path, "--wait", "-o", "json").want(t, exitDeadLettered, "malformed: data.quantity: want a plain integer within 64 bits")
+	s := summaryOf(t, first)
+	s.expect(t, good-rooms*each/5, rooms*each/5, bad)
+	if got := s.outcomes(); fmt.Sprint(got) != fmt.Sprint(want) || !s.Complete || s.Unanswered != 0 {
+		t.Errorf("got %v, want %v: %s", got, want, first.out)
+	}
+	url := devURL(t)
+	answers := storedOf(t, url, "HOLDFAST_OUT", "holdfast.out.*.*."+resources[0])
+
+	second := publisher(t, "load", "-f", path, "--wait", "-o", "json").want(t, exitDeadLettered)
+	s = summaryOf(t, second)
+	s.expect(t, 0, good, bad)
+	if got := s.outcomes(); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("the second time %v, want %v", got, want)
+	}
+	for _, resource := range resources {
+		if n := held(t, resource); n != capacity {
+			t.Errorf("%s: %d are held, want %d", resource, n, capacity)
+		}
+	}
+	if again := storedOf(t, url, "HOLDFAST_OUT", "holdfast.out.*.*."+resources[0]); again != answers {
+		t.Errorf("%d answers are stored, and then %d: some were not the same", answers, again)
+	}
+}
+
+// TestLoadIDs loads what JetStream has not seen, and the worker has: only the ids say so. Another
+// batch makes other events.
+func TestLoadIDs(t *testing.T) {
+	t.Parallel()
+	resource := fresh("ids")
+	stock(t, 1, resource)
+	path := fileOf(t, `{"event":"inventory.set","data":{"resource_id":"`+resource+`","capacity":7}}`)
+	spaced := fileOf(t, ` { "event" :"inventory.set", "data":{"resource_id": "`+resource+`","capacity":7 }}`+"\r\n")
+	load := func(file string, args ...string) summary {
+		return summaryOf(t, publisher(t, append([]string{"load", "-o", "json", "--wait", "-f", file}, args...)...).want(t, exitOK))
+	}
+	load(path).expect(t, 1, 0, 0)
+	load(spaced).expect(t, 0, 1, 0)
+	publisher(t, words("inventory set --resource-id "+resource+" --capacity 3 --wait")...).want(t, exitOK)
+	load(path).expect(t, 0, 1, 0)
+	publisher(t, words("inventory show -o json --resource-id "+resource)...).want(t, exitOK, `"capacity":3`)
+	load(path, "--batch", "again").expect(t, 1, 0, 0)
+	publisher(t, words("inventory show -o json --resource-id "+resource)...).want(t, exitOK, `"capacity":7`)
+}
+
+// TestLoadInterrupted stops a load half-way and loads the file again.
+func TestLoadInterrupted(t *testing.T) {
+	t.Parallel()
+	const count, capacity = 2000, 1500
+	resource := fresh("half")
+	stock(t, capacity, resource)
+	lines := make([]string, count)
+	for i := range lines {
+		lines[i] = shortRequest(resource, fmt.Sprintf("k%d", i)) + "\n"
+	}
+	url := devURL(t)
+	for round := range 2 {
+		args := []string{"load", "-f", "-", "-o", "json"}
+		if round == 1 { // with it what JetStream has seen is published again
+			args = append(args, "--wait")
+		}
+		in, file := io.Pipe()
+		ctx, interrupt := context.WithCancel(t.Context())
+		stopped := make(chan result, 1)
+		go func() { stopped <- runWith(ctx, in, args...) }()
+		if _, err := io.WriteString(file, strings.Join(lines[:count/2], "")); err != nil {
+			t.Fatal(err)
+		}
+		stacktest.Eventually(t, "half of the file to be stored", func() bool {
+			return storedOf(t, url, "HOLDFAST_IN", "holdfast.in.booking.requested."+resource) == (round+1)*count/2
+		})
+		interrupt()
+		r := (<-stopped).want(t, exitFailed, "stopped after line 1000 of stdin: interrupted", "load the same again")
+		if s := summaryOf(t, r); s.Complete || s.Lines != count/2 {
+			t.Errorf("%s", r.out)
+		}
+		_ = in.Close() // ends what still reads; never fails
+	}
+	path := fileOf(t, strings.Join(lines, ""))
+	s := summaryOf(t, publisher(t, "load", "-f", path, "--wait", "-o", "json").want(t, exitRejected))
+	s.expect(t, count/2, count/2, 0)
+	if want := map[string]int{"hold.created": capacity, "hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
+		t.Errorf("got %v, want %v", s.outcomes(), want)
+	}
+	if n := held(t, resource); n != capacity {
+		t.Errorf("%d are held, want %d", n, capacity)
+	}
+}
+
+// TestLoadBadLines has bad lines told, counted and kept, and the good ones among them published.
+func TestLoadBadLines(t *testing.T) {
+	t.Parallel()
+	nowhere := fresh("nowhere")
+	long := `{"event":"booking.requested","data":{"pad":"` + strings.Repeat("x", 3*lineMax) + `"}}`
+	bad := []string{
+		`{"specversion":"1.0"`, `["` + "\x1b[2J" + `"]`, long, `{"event":"booking.requested","Data":{}}`,
+		`{"event":"booking.requested","data":{"pad":"` + strings.Repeat("x", events.BodyMax) + `"}}`, `{"event":7}`, "\xff",
+	}
+	var file strings.Builder
+	for i, text := range bad {
+		fmt.Fprintf(&file, "%s\r\n%s\r\n\r\n", text, shortRequest(nowhere, fmt.Sprintf("bad%d", i)))
+	}
+	path, rejects := fileOf(t, file.String()), filepath.Join(t.TempDir(), "rejects")
+	r := publisher(t, "load", "-f", path, "--wait", "--rejects", rejects, "-o", "json").want(t, exitDeadLettered,
+		path+":1: malformed: body: the JSON text ends too early\n",
+		path+":4: malformed: body: want a JSON object\n",
+		path+":7: too_large: the line is longer than 128 KiB\n",
+		path+":10: malformed: Data: unknown, the short form of an event has event and data\n",
+		path+":13: too_large: the body is larger than 64 KiB\n",
+		path+":16: malformed: event: want a string\n",
+		path+":19: malformed: body: not one JSON text in UTF-8, at byte 0\n")
+	s := summaryOf(t, r)
+	s.expect(t, len(bad), 0, len(bad))
+	if got := s.outcomes()["hold.rejected unknown_resource"]; got != len(bad) {
+		t.Errorf("%d of the good lines were answered, want %d: %s", got, len(bad), r.out)
+	}
+	kept, err := os.ReadFile(rejects)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := strings.Join(bad, "\n") + "\n"; string(kept) != want {
+		t.Errorf("the rejects are %.2000q, want %.2000q", kept, want)
+	}
+
+	// With --strict nothing after the first bad line is published.
+	path = fileOf(t, shortRequest(nowhere, "strict1")+"\n\nnonsense\n"+shortRequest(nowhere, "strict2")+"\n")
+	strict := publisher(t, "load", "-f", path, "--strict", "-o", "json").want(t, exitDeadLettered, ":3: malformed", "--strict")
+	s = summaryOf(t, strict)
+	s.expect(t, 1, 0, 1)
+	if s.Complete {
+		t.Errorf("%s", strict.out)
+	}
+	s = summaryOf(t, publisher(t, "load", "-f", path, "-o", "json").want(t, exitDeadLettered))
+	s.expect(t, 1, 1, 1)
+
+	publisher(t, "load", "-f", path, "--rejects", path).want(t, exitUsage, "the file that is loaded")
+	if text, err := os.ReadFile(path); err != nil || !strings.Contains(string(text), "nonsense") {
+		t.Errorf("the file was overwritten: %v, %q", err, text)
+	}
+}
+
+// TestLoadRefused loads a line that JetStream does not take, in a namespace of its own.
+func TestLoadRefused(t *testing.T) {
+	t.Parallel()
+	namespace := stacktest.Namespace(t)
+	js := migrated(t, namespace)
+	stream, err := js.Stream(t.Context(), events.Subjects(namespace).InStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := stream.CachedInfo().Config
+	config.MaxMsgSize = 1024
+	if _, err := js.UpdateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	large := strings.Replace(shortRequest("loft", "large"), `"quantity"`, `"metadata":{"a":"`+strings.Repeat("x", 1024)+`"},"quantity"`, 1)
+	path, rejects := fileOf(t, large+"\n"+shortRequest("loft", "small")), filepath.Join(t.TempDir(), "rejects")
+	r := publisher(t, "load", "-f", path, "--rejects", rejects, "-o", "json", "--namespace", namespace).want(t, exitDeadLettered, path+":1: JetStream refuses it")
+	summaryOf(t, r).expect(t, 1, 0, 1)
+	if kept, err := os.ReadFile(rejects); err != nil || string(kept) != large+"\n" {
+		t.Errorf("%v: the rejects are %.2000q", err, kept)
+	}
+	strict := publisher(t, "load", "-f", path, "--strict", "--in-flight", "1", "-o", "json", "--namespace", namespace).want(t, exitDeadLettered, "--strict")
+	if s := summaryOf(t, strict); s.Complete || s.BadLines != 1 {
+		t.Errorf("%s", strict.out)
+	}
+
+	// A stream that is full is waited for, and not for ever.
+	config.MaxMsgs = 1
+	if _, err := js.UpdateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	path = fileOf(t, shortRequest("loft", "full"))
+	full := publisher(t, "load", "-f", path, "--give-up-after", "100ms", "-o", "json", "--namespace", namespace).
+		want(t, exitFailed, "tried again for up to 100ms", "maximum messages exceeded", "stopped after line 1", "load the same again")
+	if s := summaryOf(t, full); s.Complete || s.Unacknowledged != 1 {
+		t.Errorf("%s", full.out)
+	}
+	// It gives up while nothing comes from standard input, too.
+	in, file := io.Pipe()
+	defer func() { _ = file.Close() }() // ends what still reads
+	ended := make(chan result, 1)
+	go func() {
+		ended <- runWith(t.Context(), in, "load", "-f", "-", "--give-up-after", "100ms", "--namespace", namespace)
+	}()
+	if _, err := io.WriteString(file, shortRequest("loft", "full")+"\n"); err != nil {
+		t.Fatal(err)
+	}
+	(<-ended).want(t, exitFailed, "nothing was stored for 100ms")
+}
+
+// TestLoadExitCodes ends with the codes that the contract has for outcomes.
+func TestLoadExitCodes(t *testing.T) {
+	t.Parallel()
+	resource, quiet := fresh("codes"), stacktest.Namespace(t)
+	stock(t, 1, resource)
+	good, refused := fileOf(t, shortRequest(resource, "a")), fileOf(t, shortRequest(resource, "a")+"\n"+shortRequest(resource, "b"))
+	publisher(t, "load", "-f", good, "--wait").want(t, exitOK, "hold.created")
+	publisher(t, "load", "-f", refused, "--wait").want(t, exitRejected, "sold_out")
+	publisher(t, "load", "-f", refused).want(t, exitOK)
+	migrated(t, quiet)
+	publisher(t, "load", "-f", good, "--wait", "--timeout", "200ms", "--namespace", quiet).want(t, exitNoAnswer, "namespace "+quiet)
+	publisher(t, "load", "-f", good, "--namespace", "nobody").want(t, exitFailed, "worker migrate")
+	publisher(t, "load", "-f", good, "--nats-url", "nats://127.0.0.1:1", "--timeout", "1s").want(t, exitFailed, "connect to nats")
+	for line, text := range map[string]string{
+		"load": "--file", "load -f nowhere.ndjson": "nowhere.ndjson", "load -f .": "not a file",
+		"load -f - --in-flight 0": "--in-flight", "load -f - --in-flight 4097": "--in-flight",
+		"load -f - --rate=-1": "--rate", "load -f - --give-up-after 0s": "--give-up-after", "load -f " + good + " --rejects /nowhere/at/all": "--rejects",
+	} {
+		publisher(t, words(line)...).want(t, exitUsage, text)
+	}
+	// The first that applies; no worker dead-letters what a load has let pass.
+	for name, c := range map[string]struct {
+		summary summary
+		stopped error
+		code    int
+	}{
+		"all":          {summary{BadLines: 1, Unanswered: 1, rejected: 1, deadLettered: 1}, context.Canceled, exitFailed},
+		"dead letters": {summary{Unanswered: 1, rejected: 1, deadLettered: 1}, nil, exitDeadLettered},
+		"bad lines":    {summary{BadLines: 1, Unanswered: 1, rejected: 1}, nil, exitDeadLettered},
+		"unanswered":   {summary{Unanswered: 1, rejected: 1}, nil, exitNoAnswer},
+		"rejected":     {summary{rejected: 1}, nil, exitRejected},
+		"none":         {summary{}, nil, exitOK},
+	} {
+		l := &loading{load: &load{}, program: newProgram(io.Discard, io.Discard), summary: &c.summary}
+		if code := exitCode(l.finish(c.stopped)); code != c.code {
+			t.Errorf("%s: %d, want %d", name, code, c.code)
+		}
+	}
+}
+
+// TestLoadPrints compares what is printed of a load.
+func TestLoadPrints(t *testing.T) {
+	t.Parallel()
+	s := newSummary("events.ndjson", true)
+	s.Complete, s.Lines, s.BadLines = true, 1205, 1
+	for range 1200 {
+		s.add(events.BulkResult{Stored: true, Answer: ptr(answered("hold.created", `{}`))})
+	}
+	s.add(events.BulkResult{Stored: true, Duplicate: true, Answer: ptr(answered("hold.rejected", `{"reason":"sold_out\u001b"}`))})
+	s.add(events.BulkResult{Stored: true, Answer: &events.Answer{Dead: &events.DeadLettered{Error: "poison"}}})
+	s.add(events.BulkResult{Stored: true})
+	s.add(events.BulkResult{})
+	const want = `loaded events.ndjson
+  lines           1205
+  published       1202
+  duplicates      1
+  bad lines       1
+  unacknowledged  1
+  unanswered      1
+
+OUTCOME        REASON        COUNT
+──────────────────────────────────
+dead-lettered  poison            1
+hold.created                  1200
+hold.rejected  sold_out\x1b      1
+`
+	var out bytes.Buffer
+	p := newProgram(&out, io.Discard)
+	if err := p.printSummary(s); err != nil || out.String() != want {
+		t.Errorf("%v: got\n%s\nwant\n%s", err, out.String(), want)
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// TestLoadPace publishes no faster than it was told.
+func TestLoadPace(t *testing.T) {
+	t.Parallel()
+	var file strings.Builder
+	nowhere := fresh("nowhere")
+	for i := range 31 {
+		file.WriteString(shortRequest(nowhere, fmt.Sprintf("pace%d", i)) + "\n")
+	}
+	began := time.Now()
+	r := runWith(t.Context(), strings.NewReader(file.String()), "load", "-f", "-", "--rate", "100", "-o", "json").want(t, exitOK)
+	// Ten at once, and then one every 10 ms. More time is no mistake, less is.
+	if took := time.Since(began); took < 200*time.Millisecond {
+		t.Errorf("31 events at 100 a second took %s", took)
+	}
+	summaryOf(t, r).expect(t, 31, 0, 0)
+}
+
+// readmePath is found before the tests go to a directory of their own.
+var readmePath, _ = filepath.Abs("../../README.md")
+
+// TestReadmeLoads does what README.md says of a file of events, and compares what it shows.
+func TestReadmeLoads(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile(readmePath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(readme), "Many events come from a file")
+	blocks := strings.Split(strings.ReplaceAll(section, "sauna", fresh("sauna")), "```\n")
+	if len(blocks) < 6 {
+		t.Fatalf("%d blocks", len(blocks))
+	}
+	path := fileOf(t, blocks[1])
+	if r := publisher(t, "validate", "-f", path).want(t, exitDeadLettered); r.out != blocks[3] {
+		t.Errorf("validate prints\n%s\nREADME.md says\n%s", r.out, blocks[3])
+	}
+	r := publisher(t, "load", "-f", path, "--wait", "--in-flight", "1").want(t, exitDeadLettered)
+	if got := strings.ReplaceAll(r.errOut+r.out, path, "events.ndjson"); got != blocks[5] {
+		t.Errorf("load prints\n%s\nREADME.md says\n%s", got, blocks[5])
+	}
+}

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestLifecycleUsage makes the mistakes that people make with the life of a hold.
+func TestLifecycleUsage(t *testing.T) {
+	t.Parallel()
+	for line, text := range map[string]string{
+		"extend":                                                                  "--hold-id",
+		"extend --hold-id " + someHold:                                            "--ttl",
+		"extend --hold-id loft --ttl 10m":                                         "--hold-id",
+		"extend --ttl soon --hold-id " + someHold:                                 "--ttl",
+		"extend --ttl 1500ms --hold-id " + someHold:                               "whole seconds",
+		"start-payment":                                                           "--hold-id",
+		"start-payment --hold-id " + strings.ToUpper(someHold):                    "--hold-id",
+		"start-payment --ttl 5m --hold-id " + someHold:                            "--ttl",
+		"cancel-reservation":                                                      "--hold-id",
+		"cancel-reservation --hold-id " + someHold + " --payment-id p":            "--payment-id",
+		"cancel-reservation --hold-id " + someHold + "0":                          "--hold-id",
+		"extend --wait --timeout 0s --ttl 10m --hold-id " + someHold:              "--timeout",
+		"extend --explain --output wide --ttl 10m --hold-id " + someHold:          "--output",
+		"start-payment --namespace Bad --hold-id " + someHold + " --explain":      "--namespace",
+		"cancel-reservation --hold-id " + someHold + " --resource-id loft --wait": "--resource-id",
+	} {
+		publisher(t, words(line)...).want(t, exitUsage, text)
+	}
+}
+
+// TestLifecycleExplained prints the events instead of publishing them, without any connection.
+func TestLifecycleExplained(t *testing.T) {
+	t.Parallel()
+	for line, want := range map[string][2]string{
+		"extend --ttl 10m":                      {"booking.extended", `{"hold_id":"` + someHold + `","ttl_seconds":600}`},
+		"extend --ttl=-1s":                      {"booking.extended", `{"hold_id":"` + someHold + `","ttl_seconds":-1}`}, // the worker's to refuse
+		"start-payment":                         {"payment.started", `{"hold_id":"` + someHold + `"}`},
+		"cancel-reservation":                    {"reservation.cancelled", `{"hold_id":"` + someHold + `"}`},
+		"cancel-reservation --reason it's-over": {"reservation.cancelled", `{"hold_id":"` + someHold + `","reason":"it's-over"}`},
+	} {
+		line += " --explain --nats-url nats://127.0.0.1:1 --hold-id " + someHold
+		publisher(t, words(line)...).want(t, exitOK, "Subject: holdfast.in."+want[0]+".loft\n", "nats pub holdfast.in."+want[0]+".loft ")
+		e := outcome(t, publisher(t, words(line+" -o json")...).want(t, exitOK))
+		if e.Type != "holdfast."+want[0]+".v1" || string(e.Data) != want[1] {
+			t.Errorf("%s: %s %s, want %s", line, e.Type, e.Data, want[1])
+		}
+	}
+}

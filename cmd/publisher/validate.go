@@ -1,0 +1,157 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"holdfast/internal/events"
+)
+
+// validate says what a worker would say of events, without any server.
+type validate struct {
+	File    string `short:"f" required:"" placeholder:"FILE" predictor:"file" help:"The events, one a line, or one event over several lines; - is standard input."`
+	Subject string `placeholder:"SUBJECT" help:"Where the events are to be published. Without it each is taken to be published where it belongs."`
+}
+
+// Help implements kong's detailed help.
+func (*validate) Help() string {
+	return `Says for every event of a file, a line each, "ok" with its event and resource, or the reason and the detail of the dead letter that a worker would make of it, word for word. It asks no server. Events are CloudEvents in JSON or in the short form, as for load (publisher load --help).
+
+What is well-formed and meaningless, like a quantity of 0, is ok: the outcome of such an event is a refusal, not a dead letter.
+
+Exit codes: 0 all are ok, 4 one or more would be dead-lettered.
+
+Examples:
+
+  publisher validate -f events.ndjson
+  publisher validate -f event.json --subject holdfast.in.booking.requested.loft
+  generate | publisher validate -f - -o json`
+}
+
+// verdict is what a worker would say of one event.
+type verdict struct {
+	Line       int    `json:"line"`
+	OK         bool   `json:"ok"`
+	Event      string `json:"event,omitzero"`
+	ResourceID string `json:"resource_id,omitzero"`
+	Reason     string `json:"reason,omitzero"` // of the dead letter
+	Detail     string `json:"detail,omitzero"`
+}
+
+func (v verdict) String() string {
+	if v.OK {
+		return printable(fmt.Sprintf("%d: ok %s %s", v.Line, v.Event, v.ResourceID))
+	}
+	return printable(fmt.Sprintf("%d: %s: %s", v.Line, v.Reason, v.Detail))
+}
+
+// errLineTooLong is said of a line that is longer than lineMax.
+var errLineTooLong = &events.UnprocessableError{Reason: events.ReasonTooLarge, Detail: "the line is longer than 128 KiB"}
+
+// Run prints the verdicts.
+func (v *validate) Run(ctx context.Context, p *program) error {
+	in, err := p.openInput(v.File)
+	if err != nil {
+		return err
+	}
+	defer in.close()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	bad, count := 0, 0
+	err = v.each(newLineReader(ctx, in.file), p, func(said verdict) error {
+		count++
+		if !said.OK {
+			bad++
+		}
+		return p.printVerdict(said, count)
+	})
+	if ctx.Err() != nil {
+		err = errStoppedByUser
+	}
+	if err == nil && p.json() {
+		err = p.print(closing(count))
+	}
+	if err == nil && bad > 0 {
+		err = errDeadLettered
+	}
+	return err
+}
+
+// closing ends the JSON list of so many verdicts.
+func closing(count int) string {
+	if count == 0 {
+		return "[]\n"
+	}
+	return "\n]\n"
+}
+
+// printVerdict prints the count-th verdict: a line, or an element of a JSON list.
+func (p *program) printVerdict(said verdict, count int) error {
+	if !p.json() {
+		return p.print(said.String() + "\n")
+	}
+	encoded, err := json.Marshal(said)
+	if err != nil {
+		return fmt.Errorf("encode a verdict: %w", err)
+	}
+	if p.terminal {
+		encoded = escapeJSON(encoded)
+	}
+	separator := ",\n"
+	if count == 1 {
+		separator = "[\n"
+	}
+	return p.print(separator + string(encoded))
+}
+
+// each hands what is said of every event to say.
+func (v *validate) each(lines *lineReader, p *program, say func(verdict) error) error {
+	for first := true; ; first = false {
+		next, err := lines.next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if next.tooLong {
+			err = say(v.verdict(next.number, composed{}, errLineTooLong))
+		} else {
+			text := bytes.Clone(next.text)
+			if first && unfinished(text) {
+				if text, err = lines.goesOn(text); err != nil {
+					return err
+				}
+			}
+			event, wrong := p.compose(text, "")
+			if wrong == nil && v.Subject != "" {
+				_, wrong = p.subjects().Decode(v.Subject, event.message.Header, event.message.Data, time.Time{})
+			}
+			err = say(v.verdict(next.number, event, wrong))
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (v *validate) verdict(number int, event composed, wrong error) verdict {
+	var why *events.UnprocessableError
+	if errors.As(wrong, &why) {
+		return verdict{Line: number, Reason: why.Reason, Detail: why.Detail}
+	}
+	return verdict{Line: number, OK: true, Event: event.Event, ResourceID: event.Resource}
+}
+
+// unfinished reports whether a text is how a JSON value begins.
+func unfinished(text []byte) bool {
+	var value jsontext.Value
+	return errors.Is(json.Unmarshal(text, &value), io.ErrUnexpectedEOF)
+}
