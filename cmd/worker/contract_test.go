@@ -27,9 +27,9 @@ const (
 	tooMany = "~ttl_seconds~:7200"
 )
 
-// contract is every event of the contract with each of its outcomes and reasons, in the contract's
+// contractRows is every event of the contract with each of its outcomes and reasons, in the contract's
 // order. The worker of this table lets a user have three holds.
-var contract = []contractRow{
+var contractRows = []contractRow{
 	{"inventory.set", "{~resource_id~:~hall~,~slots~:[~A~,~B~,~C~,~D~,~E~],~capacity~:1}", "inventory.updated", ""},
 	{"inventory.set", "{~resource_id~:~hall~,~slots~:[~A~],~capacity~:-1}", "inventory.rejected invalid_request capacity", ""},
 
@@ -138,7 +138,7 @@ func TestContract(t *testing.T) {
 		s.startWorker(env...)
 		s.goThrough(rows, seen)
 	}
-	run(contract, "HOLDFAST_HOLDS_PER_USER=3")
+	run(contractRows, "HOLDFAST_HOLDS_PER_USER=3")
 	run(contractLimits, "HOLDFAST_HOLD_TTL=30s", "HOLDFAST_HOLD_TTL_MAX=30s", "HOLDFAST_HOLD_LIFETIME_MAX=30s", "HOLDFAST_PAYMENT_WINDOW=30s")
 	run(contractLate, "HOLDFAST_LATE_PAYMENT=accept_if_free")
 	for event := range contractMembers {

@@ -19,6 +19,7 @@ var allowedImports = map[string][]string{
 	"holdfast/internal/locking":         {"holdfast/internal/lua"},
 	"holdfast/internal/lua":             {},
 	"holdfast/internal/failpoint":       {},
+	"holdfast/internal/contract":        {}, // only tests use it
 	"holdfast/internal/stack":           {},
 	"holdfast/internal/stack/stacktest": {"holdfast/internal/stack"},
 }
@@ -26,6 +27,8 @@ var allowedImports = map[string][]string{
 // foreignImports are modules that only the packages named may use.
 var foreignImports = map[string][]string{
 	"github.com/go-redsync/redsync":  {"holdfast/internal/locking"},
+	"github.com/santhosh-tekuri":     {"holdfast/internal/contract"},
+	"golang.org/x/tools":             {"holdfast/internal/contract"},
 	"github.com/prometheus":          {"holdfast/cmd/worker"},
 	"go.opentelemetry.io/otel":       {"holdfast/internal/locking", "holdfast/cmd/worker"},
 	"go.uber.org/fx":                 {"holdfast/cmd/worker"},

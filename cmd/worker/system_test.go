@@ -102,6 +102,7 @@ func newSystemOn(t testing.TB, at urls) *system {
 		if err := json.Unmarshal(m.Data(), &e); err != nil {
 			t.Errorf("outbound: %v: %s", err, m.Data())
 		}
+		checkOutbound(t, e, m)
 		s.outcomes = append(s.outcomes, e)
 		s.traces[e.ID] = m.Headers().Get("traceparent")
 	})

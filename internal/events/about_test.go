@@ -17,7 +17,7 @@ func TestAbout(t *testing.T) {
 	}{
 		"structured":    {subject: subject, body: request(``), want: About{"e1", BookingRequested, "room", "u"}},
 		"other subject": {subject: "holdfast.in.payment.confirmed.hall", body: request(``), want: About{"e1", BookingRequested, "room", "u"}},
-		"by hold":       {subject: onPayment, body: envelopeOf(PaymentConfirmed, `{"hold_id":"`+holdID+`"}`), want: About{"e1", PaymentConfirmed, "room", ""}},
+		"by hold":       {subject: onPayment, body: envelopeOf(PaymentConfirmed, "e1", `{"hold_id":"`+holdID+`"}`), want: About{"e1", PaymentConfirmed, "room", ""}},
 		"binary": {
 			subject: subject, body: `{"resource_id":"hall","user_id":"ann"}`,
 			header: nats.Header{"Ce-Id": {"e7"}, "ce-type": {"holdfast.payment.started.v1"}}, want: About{"e7", PaymentStarted, "hall", "ann"},

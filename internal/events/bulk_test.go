@@ -326,6 +326,7 @@ func TestBulkStops(t *testing.T) {
 // with the detail that its dead letter shows.
 func TestSameMistakeIsTold(t *testing.T) {
 	t.Parallel()
+	withAttribute := func(more string) string { return strings.Replace(request(``), `"id":"e1"`, `"id":"e1",`+more, 1) }
 	body := withAttribute(`"zz-z":1,"a-a":1,"ext":{},"time":5`)
 	for range 100 {
 		if _, err := ns.Decode(onRequest, nil, []byte(body), time.Now()); err == nil || err.Error() != "malformed: a-a: not the name of an attribute" {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -200,65 +199,26 @@ func (b *bench) await(what string, so func() bool) {
 	}
 }
 
-func keyed(key string) string {
-	return strings.Replace(strings.Replace(request(``), `"k"`, `"`+key+`"`, 1), `"e1"`, `"`+key+`"`, 1)
+const holdID = "room.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
+
+// envelopeOf wraps data into a CloudEvent in structured mode.
+func envelopeOf(event, id, data string) string {
+	return `{"specversion":"1.0","id":"` + id + `","source":"/s","type":"holdfast.` + event + `.v1","data":` + data + `}`
 }
 
-// TestCatalogueThroughTheServers sends the whole catalogue, mixed with good requests, through
-// JetStream: every good one is answered, every bad one is a dead letter with its reason and its
-// body and headers as they were.
-func TestCatalogueThroughTheServers(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	good, bad := 0, make(map[string]int)
-	accepted := make(map[string]struct{}) // some are the same event, told in another way
-	bodies := make(map[string]string)
-	for name, c := range catalogue {
-		header := nats.Header{"X-Name": {name}, "nats-Custom": {"gone"}, "traceparent": {"00-1-2-01"}}
-		maps.Copy(header, c.header)
-		b.publish(strings.Replace(c.subject, "holdfast", string(b.ns), 1), header, c.body)
-		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("good-%d", good)))
-		good++
-		if in, err := ns.Decode(c.subject, header, []byte(c.body), time.Now()); err == nil {
-			accepted[in.OutcomeID] = struct{}{}
-		} else {
-			bad[c.fate]++
-			bodies[name] = c.body
-		}
-	}
-	b.await("an end of each", func() bool { return len(b.out) == good+len(accepted) && len(b.dlq) == len(bodies) })
-	got := make(map[string]int)
-	for _, letter := range b.dlq {
-		h := letter.Headers()
-		name, reason := h.Get("X-Name"), h.Get("Holdfast-Dlq-Reason")
-		got[reason]++
-		if string(letter.Data()) != bodies[name] {
-			t.Errorf("%s: the body of the dead letter is another", name)
-		}
-		if letter.Subject() != string(b.ns)+".dlq."+reason || h.Get("Holdfast-Dlq-Subject") == "" || h.Get("Holdfast-Dlq-Stream-Seq") == "" ||
-			h.Get("Holdfast-Dlq-Deliveries") != "1" || h.Get("Holdfast-Dlq-Worker") != "w1" || h.Get("Holdfast-Dlq-Detail") == "" ||
-			h.Get("Nats-Msg-Id") != b.ns.InStream()+"-"+h.Get("Holdfast-Dlq-Stream-Seq") {
-			t.Errorf("%s: headers %v", name, h)
-		}
-		if _, err := time.Parse(holds.TimeFormat, h.Get("Holdfast-Dlq-Time")); err != nil || len(h.Values("nats-Custom")) != 0 {
-			t.Errorf("%s: headers %v %v", name, h, err)
-		}
-	}
-	if !maps.Equal(got, bad) {
-		t.Errorf("reasons are %v, want %v", got, bad)
-	}
-	traced := 0
-	for _, o := range b.out {
-		if o.Headers().Get("traceparent") == "00-1-2-01" {
-			traced++
-		}
-	}
-	if traced != len(accepted) {
-		t.Errorf("%d outcomes carry on a traceparent, want %d", traced, len(accepted))
-	}
-	for _, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
-		b.awaitIdle(name)
-	}
+const (
+	onRequest = "holdfast.in.booking.requested.room"
+	onPayment = "holdfast.in.payment.confirmed.room"
+)
+
+// request is a request with more members.
+func request(members string) string {
+	return envelopeOf(BookingRequested, "e1", `{"request_key":"k","user_id":"u","resource_id":"room","quantity":1`+members+`}`)
+}
+
+// keyed is a request whose key is also the event's id.
+func keyed(key string) string {
+	return envelopeOf(BookingRequested, key, `{"request_key":"`+key+`","user_id":"u","resource_id":"room","quantity":1}`)
 }
 
 // awaitIdle waits until a consumer has neither anything waiting nor unacknowledged.

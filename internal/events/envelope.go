@@ -213,7 +213,7 @@ var (
 	knownAttributes    = append([]string{"datacontenttype", "dataschema", "subject", "time"}, requiredAttributes...)
 	attributeName      = regexp.MustCompile(`^[a-z0-9]+$`)
 	uriReference       = regexp.MustCompile(`^[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+$`)
-	timestamp          = regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)$`)
+	timestamp          = regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)$`)
 )
 
 // newEnvelope checks the attributes of an event, whichever way they came.

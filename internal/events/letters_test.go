@@ -53,8 +53,8 @@ func TestLetterFilter(t *testing.T) {
 	}
 	on := func(event, resource string) string { return b.ns.In(event, resource) }
 	b.park(ReasonMalformed, "data.quantity: want a number", on(BookingRequested, "room"), nil, request(``))
-	b.park(ReasonMalformed, "data.user_id: missing", on(InventorySet, "room"), nil, inventory(``))
-	b.park(ReasonPoison, "panic: a bug", on(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, `{"hold_id":"`+holdID+`"}`))
+	b.park(ReasonMalformed, "data.user_id: missing", on(InventorySet, "room"), nil, envelopeOf(InventorySet, "e1", `{"resource_id":"room","capacity":1}`))
+	b.park(ReasonPoison, "panic: a bug", on(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "e1", `{"hold_id":"`+holdID+`"}`))
 	fourth := b.park(ReasonUnknownType, "type: unknown: x", on(BookingRequested, "hall"), nil, "no JSON")
 	b.park(ReasonMalformed, "", on(BookingRequested, "hall"), nil, "no JSON")
 	middle := d.must(t, fourth).StoredAt

@@ -104,7 +104,9 @@ func TestEvaluate(t *testing.T) {
 		return m
 	}
 	binary := message(onPayment, `{"hold_id":"`+holdID+`","payment_id":"p"}`)
-	binary.Header = binaryMode("holdfast.payment.confirmed.v1")
+	binary.Header = nats.Header{
+		"Content-Type": {"application/json"}, "ce-specversion": {"1.0"}, "ce-id": {"e%201"}, "ce-source": {"/s"}, "ce-type": {"holdfast.payment.confirmed.v1"},
+	}
 	for name, c := range map[string]struct {
 		m    *nats.Msg
 		want Verdict

@@ -128,7 +128,7 @@ func TestPaymentIsNeverPoison(t *testing.T) {
 		}
 		return nil
 	})
-	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, `{"hold_id":"`+holdID+`","payment_id":"p"}`))
+	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "e1", `{"hold_id":"`+holdID+`","payment_id":"p"}`))
 	b.await("the outcome", func() bool { return len(b.out) == 1 })
 	if len(b.dlq) != 0 {
 		t.Errorf("a payment was dead-lettered")

@@ -59,17 +59,18 @@ func (t *Time) UnmarshalJSON(text []byte) error {
 }
 
 // ResourcePattern and SlotPattern are the forms of resource ids and slot names. Both exclude
-// everything that means something in a subject, a key, a hash tag or a terminal.
+// everything that means something in a subject, a key, a hash tag or a terminal. NamePattern is
+// that of request keys, user ids and payment ids.
 var (
 	ResourcePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
 	SlotPattern     = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$`)
-	namePattern     = regexp.MustCompile(`^[!-~]{1,128}$`)
+	NamePattern     = regexp.MustCompile(`^[!-~]{1,128}$`)
 	uuidPattern     = regexp.MustCompile(`^[0-9a-f]{32}$`)
 )
 
 // ValidName reports whether s can be a request key, a user id or a payment id: 1 to 128
 // printable ASCII characters without space.
-func ValidName(s string) bool { return namePattern.MatchString(s) }
+func ValidName(s string) bool { return NamePattern.MatchString(s) }
 
 // ErrHoldID says that a text is not a hold id.
 var ErrHoldID = errors.New("not a hold id: want <resource_id>.<32 lowercase hex digits>")

@@ -1,0 +1,264 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/contract"
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+// unanswered are the events that no worker answers yet.
+var unanswered = []string{events.BookingExtended, events.PaymentStarted, events.ReservationCancelled}
+
+// TestCatalogue sends every input of the catalogue to two real workers, each beside a good request:
+// every good one is granted, every input has its fate, and nothing else is left in Redis and in
+// Postgres than what the good ones wanted.
+func TestCatalogue(t *testing.T) {
+	t.Parallel()
+	inputs, err := contract.ReadInputs("../../internal/events/testdata/catalogue", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	inputs = slices.DeleteFunc(inputs, func(in contract.Input) bool {
+		return !in.Dead() && slices.ContainsFunc(unanswered, func(event string) bool { return strings.Contains(in.Subject, "."+event+".") })
+	})
+	s := newSystem(t)
+	workers := []*process{s.startWorker(), s.startWorker()}
+	s.setInventory("good", holds.Asked{}, int64(len(inputs)))
+	dead := 0
+	var wanted []string // the events that want an outcome, by their id
+	for i, in := range inputs {
+		s.send(in)
+		if in.Dead() {
+			dead++
+		} else {
+			wanted = append(wanted, s.idOf(in))
+		}
+		request := book("good", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.Asked{}, 600)
+		if i%2 == 0 {
+			request.Metadata = []byte(`{"name":"\u0000 ` + "\u202e" + `"}`)
+		}
+		s.publish(events.BookingRequested, "good", request)
+	}
+	s.await("an end of each", func(outcomes []events.Envelope, letters []nats.Header) bool {
+		return len(outcomes) == 1+len(inputs)+len(wanted) && len(letters) == dead
+	})
+	for _, w := range workers {
+		select {
+		case <-w.exited:
+			t.Fatalf("a worker ended: %v", w.err)
+		default:
+		}
+	}
+	granted := s.ofType(holds.EventHoldCreated)
+	if len(granted) != len(inputs) {
+		t.Errorf("%d good requests were granted, want %d", len(granted), len(inputs))
+	}
+	s.checkFates(inputs)
+	s.checkLeft(inputs, len(inputs), 0)
+
+	// What was granted is like any other hold: it can be paid, and given back.
+	paid, released := granted[0], granted[1]
+	answer := s.answer(s.publish(events.PaymentConfirmed, "good", events.PaymentConfirmedData{HoldID: paid.Subject, PaymentID: "p"}))
+	if answer.Type != events.Type(holds.EventHoldConfirmed) {
+		t.Errorf("a payment was answered with %s: %s", answer.Type, answer.Data)
+	}
+	answer = s.answer(s.publish(events.BookingCancelled, "good", events.BookingCancelledData{HoldID: released.Subject}))
+	if answer.Type != events.Type(holds.EventHoldReleased) {
+		t.Errorf("a release was answered with %s: %s", answer.Type, answer.Data)
+	}
+	s.checkLeft(inputs, len(inputs)-2, 1)
+}
+
+// nameHeader tells which input a dead letter is of.
+const nameHeader = "X-Name"
+
+// send stores an input in the inbound stream, as it is.
+func (s *system) send(in contract.Input) {
+	s.t.Helper()
+	m := nats.NewMsg(s.namespace + strings.TrimPrefix(in.Subject, "holdfast"))
+	maps.Copy(m.Header, nats.Header(in.Header))
+	m.Header[nameHeader] = []string{in.Name}
+	m.Header["nats-custom"] = []string{"gone"}
+	m.Header["traceparent"] = []string{traceParent}
+	m.Data = in.Body
+	if _, err := s.js.PublishMsg(context.Background(), m); err != nil {
+		s.t.Fatalf("%s: %v", in.Name, err)
+	}
+}
+
+const traceParent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+// idOf is the id of the event that a good input is.
+func (s *system) idOf(in contract.Input) string {
+	s.t.Helper()
+	decoded, err := events.Subjects("holdfast").Decode(in.Subject, in.Header, in.Body, time.Now())
+	if err != nil {
+		s.t.Fatalf("%s: %v", in.Name, err)
+	}
+	return decoded.ID
+}
+
+// checkFates compares what became of inputs with what they want.
+func (s *system) checkFates(inputs []contract.Input) {
+	s.t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	letters := make(map[string]nats.Header)
+	for _, h := range s.letters {
+		letters[h.Get(nameHeader)] = h
+	}
+	for _, in := range inputs {
+		if !in.Dead() {
+			its := answers(s.outcomes, s.idOf(in))
+			if len(its) != 1 {
+				s.t.Errorf("%s has %d outcomes", in.Name, len(its))
+				continue
+			}
+			why := decoded[struct {
+				Reason string `json:"reason"`
+				Field  string `json:"field"`
+			}](s.t, its[0])
+			if got := strings.TrimSpace(why.Reason + " " + why.Field); its[0].Type != events.Type(in.Want) || got != in.Detail {
+				s.t.Errorf("%s: answered with %s %s, want %s %s", in.Name, its[0].Type, got, in.Want, in.Detail)
+			}
+			continue
+		}
+		h, found := letters[in.Name]
+		if !found {
+			s.t.Errorf("%s is no dead letter", in.Name)
+			continue
+		}
+		if h.Get("Holdfast-Dlq-Reason") != in.Want || !strings.HasPrefix(h.Get("Holdfast-Dlq-Detail"), in.Detail) ||
+			h.Get("Holdfast-Dlq-Subject") != s.namespace+strings.TrimPrefix(in.Subject, "holdfast") ||
+			h.Get("Holdfast-Dlq-Deliveries") != "1" || h.Get("Holdfast-Dlq-Worker") == "" ||
+			h.Get("Nats-Msg-Id") != s.subjects.InStream()+"-"+h.Get("Holdfast-Dlq-Stream-Seq") {
+			s.t.Errorf("%s: want %s: %s ..., got %v", in.Name, in.Want, in.Detail, h)
+		}
+		if _, err := time.Parse(holds.TimeFormat, h.Get("Holdfast-Dlq-Time")); err != nil {
+			s.t.Errorf("%s: %v", in.Name, err)
+		}
+		for name, values := range in.Header {
+			if !slices.Equal(h[name], values) {
+				s.t.Errorf("%s: its header %s was %q, is %q", in.Name, name, values, h[name])
+			}
+		}
+		if h.Get("traceparent") != traceParent || h["nats-custom"] != nil {
+			s.t.Errorf("%s: headers %v", in.Name, h)
+		}
+	}
+}
+
+// checkLeft checks that nothing is counted but the holds and reservations of the resource good, and
+// what is stored in the streams.
+func (s *system) checkLeft(inputs []contract.Input, held, reserved int) {
+	s.t.Helper()
+	keys, err := s.redis.Keys(s.t.Context(), s.namespace+":*").Result()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	good := holds.Partition("good")
+	for _, key := range keys {
+		rest := strings.TrimPrefix(key, s.namespace+":")
+		_, rest, _ = strings.Cut(rest, "}:")
+		resource, name, ofResource := strings.Cut(rest, ":")
+		switch {
+		case resource == "good" && strings.HasPrefix(key, fmt.Sprintf("%s:{%d}:", s.namespace, good)):
+		case ofResource && (name == "rev" || strings.HasPrefix(name, "request:")): // an answer is remembered
+		case !ofResource && (rest == "epoch" || rest == "fence" || rest == "agenda"):
+		default:
+			s.t.Errorf("left in Redis: %s", key)
+		}
+	}
+	if counts := s.counts("good"); len(counts) != 1 || counts["stock"] != fmt.Sprint(held) {
+		s.t.Errorf("counts of the good resource: %v, want %d", counts, held)
+	}
+
+	payments := reserved
+	for _, in := range inputs {
+		if !in.Dead() && strings.Contains(in.Subject, "."+events.PaymentConfirmed+".") {
+			payments++ // each has its permanent answer
+		}
+	}
+	config, err := pgx.ParseConfig(s.urls.postgres)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	config.RuntimeParams["search_path"] = s.namespace
+	db, err := pgx.ConnectConfig(s.t.Context(), config)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer func() { _ = db.Close(context.Background()) }()
+	for query, want := range map[string]int{
+		"select coalesce(sum(reserved), 0) from inventory":                           reserved,
+		"select count(*) from inventory where resource_id not in ('good','stocked')": 0,
+		"select count(*) from reservations":                                          reserved,
+		"select count(*) from payments":                                              payments,
+	} {
+		var got int
+		if err := db.QueryRow(s.t.Context(), query).Scan(&got); err != nil || got != want {
+			s.t.Errorf("%s: %d %v, want %d", query, got, err, want)
+		}
+	}
+	s.checkStreams(inputs)
+}
+
+// checkStreams reads what is stored: each dead letter has the body of its input, byte for byte, and
+// each outcome of an input carries on its trace.
+func (s *system) checkStreams(inputs []contract.Input) {
+	s.t.Helper()
+	bodies, traced := make(map[string][]byte), make(map[string]struct{})
+	for _, in := range inputs {
+		bodies[in.Name] = in.Body
+		if !in.Dead() {
+			traced[s.idOf(in)] = struct{}{}
+		}
+	}
+	s.eachStored(s.subjects.DLQStream(), func(m *jetstream.RawStreamMsg) {
+		if name := m.Header.Get(nameHeader); !bytes.Equal(m.Data, bodies[name]) {
+			s.t.Errorf("%s: the body of its dead letter is another", name)
+		}
+		if m.Subject != s.subjects.DLQ(m.Header.Get("Holdfast-Dlq-Reason")) {
+			s.t.Errorf("dead letter %d is on %s", m.Sequence, m.Subject)
+		}
+	})
+	s.eachStored(s.subjects.OutStream(), func(m *jetstream.RawStreamMsg) {
+		var e events.Envelope
+		if err := json.Unmarshal(m.Data, &e); err != nil {
+			s.t.Fatal(err)
+		}
+		if _, want := traced[e.CausationID]; want != (m.Header.Get("traceparent") == traceParent) {
+			s.t.Errorf("the outcome of %s has the headers %v", e.CausationID, m.Header)
+		}
+	})
+}
+
+// eachStored reads a stream from its beginning to its end.
+func (s *system) eachStored(name string, read func(*jetstream.RawStreamMsg)) {
+	s.t.Helper()
+	stream, err := s.js.Stream(s.t.Context(), name)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for seq := uint64(1); seq <= stream.CachedInfo().State.LastSeq; seq++ {
+		m, err := stream.GetMsg(s.t.Context(), seq)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		read(m)
+	}
+}

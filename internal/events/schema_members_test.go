@@ -1,0 +1,134 @@
+package events
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/invopop/jsonschema"
+
+	"holdfast/internal/holds"
+)
+
+// The parts of descriptions and patterns.
+const (
+	noControls   = `[^\x00-\x1f\x7f-\x9f]`
+	timePattern  = `^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$`
+	datePattern  = `^[0-9]{4}-[0-9]{2}-[0-9]{2}$`
+	uuidPattern  = `^[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`
+	jsonMedia    = `^\s*[^\s;/]+/([^\s;]*\+)?[Jj][Ss][Oo][Nn]\s*(;.*)?$`
+	int64Min     = "-9223372036854775808"
+	int64Max     = "9223372036854775807"
+	redisClock   = "RFC 3339 in UTC with milliseconds, by Redis' clock."
+	nameForm     = "1 to 128 printable ASCII characters without space."
+	answeredElse = " What is well-formed but not in this range is answered with invalid_request."
+)
+
+var holdIDPattern = strings.TrimSuffix(holds.ResourcePattern.String(), "$") + `\.[0-9a-f]{32}$`
+
+// memberOf returns the schema of a member of data by its name: a name means the same everywhere.
+// slotsMax bounds a list of slots that was asked for.
+func memberOf(name string, slotsMax uint64) *jsonschema.Schema {
+	text := func(pattern, description string) *jsonschema.Schema {
+		return &jsonschema.Schema{Type: "string", Pattern: pattern, Description: description}
+	}
+	integer := func(description string) *jsonschema.Schema {
+		return &jsonschema.Schema{Type: "integer", Minimum: int64Min, Maximum: int64Max, Description: description}
+	}
+	switch name {
+	case "resource_id":
+		return text(holds.ResourcePattern.String(), "Something bookable: a room type, a performance, a product.")
+	case "hold_id":
+		return text(holdIDPattern, "<resource_id>.<32 lowercase hex digits>")
+	case "request_key":
+		return text(holds.NamePattern.String(), "The publisher's idempotency key for one booking request, scoped to the resource. "+nameForm)
+	case "user_id":
+		return text(holds.NamePattern.String(), "Who holds it. "+nameForm)
+	case "payment_id":
+		return text(holds.NamePattern.String(), "The same payment of the same hold gets the same answer, however often. "+nameForm)
+	case "currency":
+		return text(holds.NamePattern.String(), nameForm)
+	case "amount":
+		return text(decimal.String(), "A decimal number as text.")
+	case "check_in":
+		return &jsonschema.Schema{Type: "string", Format: "date", Pattern: datePattern, Description: "The first night, YYYY-MM-DD."}
+	case "check_out":
+		return &jsonschema.Schema{Type: "string", Format: "date", Pattern: datePattern, Description: "The day of departure, YYYY-MM-DD: the night before it is the last."}
+	case "slots":
+		least := uint64(1)
+		return &jsonschema.Schema{
+			Type: "array", MinItems: &least, MaxItems: &slotsMax, UniqueItems: true, Items: text(holds.SlotPattern.String(), ""),
+			Description: "Named slots. Without nights and slots the one slot `stock` is meant.",
+		}
+	case "quantity":
+		return integer(fmt.Sprintf("How many of each slot, 1 to %d.", holds.QuantityMax) + answeredElse)
+	case "capacity":
+		return integer("How many of each slot may be sold, 0 or more." + answeredElse)
+	case "ttl_seconds":
+		return integer("How long it lasts from now on, 1 to 3600 unless the worker is configured otherwise." + answeredElse)
+	case "metadata":
+		return &jsonschema.Schema{Type: "object", Description: "Repeated in every outcome. At most 4 KiB as it is written."}
+	case "reason":
+		return &jsonschema.Schema{Type: "string", Description: "Why."}
+	case "field":
+		return &jsonschema.Schema{Type: "string", Description: "The member of the request that is wrong."}
+	case "message":
+		return &jsonschema.Schema{Type: "string", Description: "The reason in a sentence, for people."}
+	case "unavailable":
+		return stockList("The slots that are short.")
+	case "replayed":
+		return &jsonschema.Schema{Const: true, Description: "Another event asked with this request key first: this is the answer that it had."}
+	case "late":
+		return &jsonschema.Schema{Const: true, Description: "The hold had lapsed, and its slots were still free."}
+	case "refund_required":
+		return &jsonschema.Schema{Const: true, Description: "Whoever took the money gives it back."}
+	case "retry_at":
+		return &jsonschema.Schema{
+			Description: "The earliest deadline whose lapse could help; null when none could.",
+			OneOf:       []*jsonschema.Schema{{Type: "string", Format: "date-time", Pattern: timePattern}, {Type: "null"}},
+		}
+	}
+	moments := map[string]string{
+		"created_at": "When the hold was created.", "expires_at": "The deadline of the hold.",
+		"extended_at": "When the deadline was moved.", "released_at": "When the hold was given back.",
+		"restored_at":  "When the counters were put back.",
+		"confirmed_at": "The moment of the claim: from then on the hold cannot lapse.",
+		"cancelled_at": "Read after the capacity was given back.",
+	}
+	if meaning, isMoment := moments[name]; isMoment {
+		return &jsonschema.Schema{Type: "string", Format: "date-time", Pattern: timePattern, Description: meaning + " " + redisClock}
+	}
+	panic("docs/schemas: what does the member " + name + " mean? Tell it in memberOf")
+}
+
+// stockList is a list of what is known of slots.
+func stockList(description string) *jsonschema.Schema {
+	row := reflected(holds.SlotStock{})
+	for pair := row.Properties.Oldest(); pair != nil; pair = pair.Next() {
+		pair.Value = &jsonschema.Schema{Type: "integer", Minimum: "0", Maximum: int64Max}
+		if pair.Key == "slot" {
+			pair.Value = &jsonschema.Schema{Type: "string", Pattern: holds.SlotPattern.String()}
+		}
+	}
+	return &jsonschema.Schema{Type: "array", Items: row, Description: description}
+}
+
+// reflected returns the schema of a Go type as it is written to JSON, with members in their order.
+func reflected(value any) *jsonschema.Schema {
+	r := jsonschema.Reflector{
+		Anonymous: true, DoNotReference: true, ExpandedStruct: true, AllowAdditionalProperties: true,
+		Mapper: func(t reflect.Type) *jsonschema.Schema {
+			switch t {
+			case reflect.TypeFor[jsontext.Value]():
+				return &jsonschema.Schema{Type: "object"}
+			case reflect.TypeFor[holds.Time](), reflect.TypeFor[holds.HoldID]():
+				return &jsonschema.Schema{Type: "string"}
+			}
+			return nil
+		},
+	}
+	s := r.Reflect(value)
+	s.Version = ""
+	return s
+}

@@ -1,0 +1,160 @@
+package holds
+
+import (
+	"cmp"
+	"crypto/sha1"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"holdfast/internal/contract"
+)
+
+// KeyParts are what keys are built of.
+type KeyParts struct {
+	Namespace, Resource, User, RequestKey, Slot, UUID string
+}
+
+// valid reports whether the parts are such as come so far.
+func (p KeyParts) valid() bool {
+	return NamespacePattern.MatchString(p.Namespace) && ResourcePattern.MatchString(p.Resource) && ValidName(p.User) &&
+		ValidName(p.RequestKey) && SlotPattern.MatchString(p.Slot) && uuidPattern.MatchString(p.UUID)
+}
+
+// keysOfParts is how many keys KeysOf returns.
+const keysOfParts = 17
+
+// KeysOf returns every key that is built of the parts, with what it stands for: two keys that
+// stand for different things must be different. What scripts build is built here once more;
+// TestKeysInRedis compares it with what they write.
+func KeysOf(p KeyParts) map[string]string {
+	ns := keyspace(p.Namespace)
+	prefix := ns.prefix(p.Resource)
+	sum := sha1.Sum([]byte(p.Slot))
+	locks := ns.locks(p.Resource, []string{p.Slot})
+	keys := make(map[string]string)
+	add := func(key string, means ...string) {
+		keys[key] = strings.Join(append([]string{p.Namespace}, means...), "\x00")
+	}
+	partition := fmt.Sprint(Partition(p.Resource))
+	add(ns.epoch(Partition(p.Resource)), "epoch", partition)
+	add(ns.agenda(Partition(p.Resource)), "agenda", partition)
+	add(locks.Fence, "fence", partition)
+	for _, name := range []string{"counts", "records", "due", "departing", "tombstones", "rev", "users", "waiting", "released"} {
+		add(prefix+name, name, p.Resource)
+	}
+	add(locks.Keys[0], "lock", p.Resource, p.Slot)
+	add(locks.Scope+"queue:"+locks.Keys[0], "queue", p.Resource, p.Slot)
+	add(prefix+"hold:"+p.UUID, "hold", p.Resource, p.UUID)
+	add(prefix+"index:"+p.User+":"+hex.EncodeToString(sum[:]), "index", p.Resource, p.User, p.Slot)
+	add(prefix+"request:"+p.RequestKey, "request", p.Resource, p.RequestKey)
+	return keys
+}
+
+// FuzzKeys looks for two sets of parts that share a key although they mean something else, for a
+// key that leaves its namespace or its partition's hash slot, and for one that is taken for the
+// key of a hold although it is none.
+func FuzzKeys(f *testing.F) {
+	const uuid = "0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
+	f.Add("holdfast", "room", "u", "k", "A-1", uuid, "holdfast", "room", "u:index:v", "k:request:k", "counts", uuid)
+	f.Add("h", "epoch", "}", "{", "stock", uuid, "h_1", "agenda", "{1}", "}:{", "lock", uuid)
+	f.Add("a", "x", "u:0000000000000000000000000000000000000000", "k", "s", uuid, "a", "x", "u", "0000000000000000000000000000000000000000", "s", uuid)
+	b := KeyParts{"holdfast", "room", "u", "k", "A-1", uuid}
+	for _, a := range catalogueParts(f) {
+		f.Add(a.Namespace, a.Resource, a.User, a.RequestKey, a.Slot, a.UUID, b.Namespace, b.Resource, b.User, b.RequestKey, b.Slot, b.UUID)
+		b = a
+	}
+	f.Fuzz(func(t *testing.T, ns1, resource1, user1, key1, slot1, uuid1, ns2, resource2, user2, key2, slot2, uuid2 string) {
+		a, b := KeyParts{ns1, resource1, user1, key1, slot1, uuid1}, KeyParts{ns2, resource2, user2, key2, slot2, uuid2}
+		if !a.valid() || !b.valid() {
+			return // nobody comes so far with them
+		}
+		keys := KeysOf(a)
+		for key, meaning := range KeysOf(b) {
+			if other, shared := keys[key]; shared && other != meaning {
+				t.Errorf("%q is the key of %q and of %q", key, other, meaning)
+			}
+		}
+		if len(keys) != keysOfParts {
+			t.Errorf("%d keys of %+v, some stand for two things", len(keys), a)
+		}
+		hashSlot := -1
+		for key, meaning := range keys {
+			if !strings.HasPrefix(key, fmt.Sprintf("%s:{%d}:", a.Namespace, Partition(a.Resource))) {
+				t.Errorf("%q leaves its partition", key)
+			}
+			if slot := clusterSlot(key); hashSlot < 0 {
+				hashSlot = slot
+			} else if slot != hashSlot {
+				t.Errorf("%q has the hash slot %d, another key of its resource %d", key, slot, hashSlot)
+			}
+			isHold := strings.HasPrefix(meaning, a.Namespace+"\x00hold\x00")
+			if p, taken := keyspace(a.Namespace).partitionOfHold(key); taken != isHold || taken && p != Partition(a.Resource) {
+				t.Errorf("%q is taken for the key of a hold: %v, of partition %d", key, taken, p)
+			}
+			if p, taken := keyspace(b.Namespace).partitionOfHold(key); taken && a.Namespace != b.Namespace {
+				t.Errorf("%q is taken for the key of a hold of namespace %s, of partition %d", key, b.Namespace, p)
+			}
+		}
+	})
+}
+
+// catalogueParts are the ids that stand in the catalogue's inputs, whatever becomes of them.
+func catalogueParts(t testing.TB) (all []KeyParts) {
+	t.Helper()
+	inputs, err := contract.ReadInputs("../events/testdata/catalogue", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, in := range inputs {
+		var event struct {
+			Data struct {
+				Resource   string   `json:"resource_id"`
+				User       string   `json:"user_id"`
+				RequestKey string   `json:"request_key"`
+				Slots      []string `json:"slots"`
+				HoldID     string   `json:"hold_id"`
+			} `json:"data"`
+		}
+		// What cannot be read as far as its ids is no seed.
+		if json.Unmarshal(in.Body, &event, jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)) != nil {
+			continue
+		}
+		resource, uuid, _ := strings.Cut(event.Data.HoldID, ".")
+		all = append(all, KeyParts{
+			"holdfast", cmp.Or(event.Data.Resource, resource, "room"), cmp.Or(event.Data.User, "u"), cmp.Or(event.Data.RequestKey, "k"),
+			cmp.Or(strings.Join(event.Data.Slots, ","), "A-1"), cmp.Or(uuid, "0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"),
+		})
+	}
+	if len(all) < 100 {
+		t.Fatalf("only %d inputs of the catalogue have ids", len(all))
+	}
+	return all
+}
+
+// clusterSlot is the hash slot of a key as Redis Cluster counts it: CRC-16 (XMODEM) of what
+// stands between the first { and the next }, or of the whole key.
+func clusterSlot(key string) int {
+	if open := strings.IndexByte(key, '{'); open >= 0 {
+		if end := strings.IndexByte(key[open+1:], '}'); end > 0 {
+			key = key[open+1 : open+1+end]
+		}
+	}
+	crc := uint16(0)
+	for _, b := range []byte(key) {
+		crc ^= uint16(b) << 8
+		for range 8 {
+			if crc&0x8000 != 0 {
+				crc = crc<<1 ^ 0x1021
+			} else {
+				crc <<= 1
+			}
+		}
+	}
+	return int(crc) % 16384
+}

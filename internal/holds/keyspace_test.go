@@ -1,0 +1,68 @@
+package holds_test
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"holdfast/internal/holds"
+)
+
+// TestKeysInRedis lets holds be placed, refused, cancelled, paid and lapse, with ids of all the
+// characters that they may have, and compares every key that is in Redis then with KeysOf, which
+// FuzzKeys examines.
+func TestKeysInRedis(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const resource, slot = "Room_1-a", "A_1-b"
+	w.setInventory(t, resource, slots(slot), 2)
+	known := make(map[string]string)
+	know := func(user, key, uuid string) {
+		maps.Copy(known, holds.KeysOf(holds.KeyParts{
+			Namespace: w.namespace, Resource: resource, User: user, RequestKey: key, Slot: slot, UUID: uuid,
+		}))
+	}
+	request := func(user, key string, ttl int64) holds.Outcome {
+		o := w.place(t, holds.PlaceRequest{Resource: resource, User: user, RequestKey: key, Asked: slots(slot), TTLSeconds: &ttl})[0]
+		know(user, key, o.Hold.UUID)
+		return o
+	}
+	lapsing := created(t, request("ana:{1}*?>", "k:request:{}", 1))
+	staying := created(t, request("ben:index:%", "k\\\"'~", 600))
+	rejected(t, request("cleo", "third", 600), holds.ReasonSoldOut)
+	w.release(t, holds.ReleaseRequest{Resource: resource, RequestKey: "never:seen:{2}"})
+	know("nobody", "never:seen:{2}", staying.HoldID.UUID)
+	w.pass(t, 2*time.Second)
+	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	paid := created(t, request("dora", "fourth", 600))
+	if o := w.pay(t, paid.HoldID, "p"); o.Event != holds.EventHoldConfirmed {
+		t.Fatalf("paid: %+v", o)
+	}
+
+	found, err := w.client.Keys(t.Context(), w.namespace+":*").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kinds := make(map[string]bool)
+	for _, key := range found {
+		meaning, isKnown := known[key]
+		if !isKnown && !strings.HasSuffix(key, "}:epoch") && !strings.HasSuffix(key, "}:epoch:clock") {
+			t.Errorf("%q is in Redis, and KeysOf does not build it", key)
+		}
+		if isKnown {
+			kinds[strings.Split(meaning, "\x00")[1]] = true
+		}
+	}
+	for _, kind := range strings.Fields("agenda counts records due tombstones rev users hold index request") {
+		if !kinds[kind] {
+			t.Errorf("no key for %s is in Redis: %v", kind, slices.Sorted(maps.Keys(kinds)))
+		}
+	}
+	if view, _, err := w.service.Lookup(t.Context(), lapsing.HoldID); err != nil || view.State != holds.Expired {
+		t.Errorf("the hold that was to lapse: %+v %v", view, err)
+	}
+}
