@@ -19,6 +19,7 @@ var allowedImports = map[string][]string{
 	"holdfast/internal/locking":         {"holdfast/internal/lua"},
 	"holdfast/internal/lua":             {},
 	"holdfast/internal/failpoint":       {},
+	"holdfast/docs":                     {}, // has tests only
 	"holdfast/internal/contract":        {}, // only tests use it
 	"holdfast/internal/stack":           {},
 	"holdfast/internal/stack/stacktest": {"holdfast/internal/stack"},
@@ -29,6 +30,7 @@ var foreignImports = map[string][]string{
 	"github.com/go-redsync/redsync":  {"holdfast/internal/locking"},
 	"github.com/santhosh-tekuri":     {"holdfast/internal/contract"},
 	"golang.org/x/tools":             {"holdfast/internal/contract"},
+	"go.yaml.in/yaml":                {"holdfast/internal/contract"},
 	"github.com/prometheus":          {"holdfast/cmd/worker"},
 	"go.opentelemetry.io/otel":       {"holdfast/internal/locking", "holdfast/cmd/worker"},
 	"go.uber.org/fx":                 {"holdfast/cmd/worker"},

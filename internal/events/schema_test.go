@@ -230,9 +230,13 @@ func envelopeSchema(direction, event string, data *jsonschema.Schema) *jsonschem
 
 // deadLetteredSchema is the schema of what is sent to Holdfast-Reply-To in place of an outcome.
 func deadLetteredSchema() *jsonschema.Schema {
+	var reasons []any
+	for _, reason := range deadLetterReasons {
+		reasons = append(reasons, reason)
+	}
 	s := reflected(DeadLettered{})
 	s.Version, s.ID, s.Title = jsonschema.Version, "urn:holdfast:schema:dead-lettered", "The event was dead-lettered"
-	s.Properties.Set("error", &jsonschema.Schema{Enum: []any{ReasonTooLarge, ReasonMalformed, ReasonUnknownType, ReasonSubjectMismatch, ReasonPoison}})
+	s.Properties.Set("error", &jsonschema.Schema{Enum: reasons})
 	s.Properties.Set("detail", &jsonschema.Schema{Type: "string", Pattern: "^[ -~]*$", Description: "What is wrong, in printable ASCII."})
 	return s
 }

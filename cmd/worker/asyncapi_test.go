@@ -1,0 +1,96 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/contract"
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+// exampleHold is the hold that the examples of docs/asyncapi.yaml mean.
+const exampleHold = "deluxe.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
+
+// TestAsyncAPIExamples publishes every inbound example of docs/asyncapi.yaml to a real worker: each
+// is answered as the document says, in an inbox and in the stream. What is stored is held against
+// its schema by checkOutbound.
+func TestAsyncAPIExamples(t *testing.T) {
+	t.Parallel()
+	doc, err := contract.ReadAsyncAPI("../../docs/asyncapi.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSystem(t)
+	s.startWorker()
+	played := 0
+	play := func(event string) {
+		message := doc.Components.Messages["in."+event]
+		for _, example := range message.Examples {
+			played++
+			s.play(event, example, message.Answers[example.Name])
+		}
+	}
+	play(events.InventorySet) // the others need it
+	for key := range doc.Components.Messages {
+		event, inbound := strings.CutPrefix(key, "in.")
+		if inbound && event != events.InventorySet && !slices.Contains(unanswered, event) {
+			play(event)
+		}
+	}
+	if played < 7 {
+		t.Errorf("only %d examples were published", played)
+	}
+}
+
+// play publishes an example and compares its answer with what the document says. An example that
+// means a hold gets one of its own, and one that cancels a reservation a paid one.
+func (s *system) play(event string, example contract.Example, answer string) {
+	s.t.Helper()
+	body, err := example.JSON()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	// The document's dates are of a year, its readers live in any.
+	text := strings.ReplaceAll(string(body), `"2027-`, fmt.Sprintf(`"%d-`, time.Now().Year()+1))
+	if strings.Contains(text, exampleHold) {
+		key := strings.ReplaceAll(event+example.Name, " ", "-")
+		hold := s.answer(s.publish(events.BookingRequested, "deluxe", book("deluxe", key, key, holds.Asked{Slots: []string{s.seat(key)}}, 600)))
+		if hold.Subject == "" {
+			s.t.Fatalf("a hold for %s: %s %s", example.Name, hold.Type, hold.Data)
+		}
+		if event == events.ReservationCancelled {
+			s.answer(s.publish(events.PaymentConfirmed, "deluxe", events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: key}))
+		}
+		text = strings.ReplaceAll(text, exampleHold, hold.Subject)
+	}
+	m := nats.NewMsg(s.subjects.In(event, "deluxe"))
+	for name, value := range example.Headers {
+		m.Header.Set(name, value)
+	}
+	m.Data = []byte(text)
+	got, err := s.client.Ask(s.t.Context(), m)
+	if err != nil {
+		s.t.Fatalf("%s: example %s: %v", event, example.Name, err)
+	}
+	if got.Dead != nil || got.Envelope.Type != events.Type(answer) {
+		s.t.Errorf("%s: example %s is answered with %s, want %s", event, example.Name, got.Body, answer)
+		return
+	}
+	if stored := s.answer(example.Headers["Nats-Msg-Id"]); stored.ID != got.Envelope.ID || string(stored.Data) != string(got.Envelope.Data) {
+		s.t.Errorf("%s: example %s: the inbox got %s, the stream has %s", event, example.Name, got.Body, stored.Data)
+	}
+}
+
+// seat makes one more seat and returns its name.
+func (s *system) seat(name string) string {
+	s.t.Helper()
+	seat := "seat-" + strings.ReplaceAll(name, ".", "-")[:min(len(name), 27)]
+	s.setInventory("deluxe", holds.Asked{Slots: []string{seat}}, 1)
+	return seat
+}

@@ -1,0 +1,121 @@
+// Package docs_test runs what the pages beside it say, as a stranger does: in a directory in which
+// `worker dev` is running.
+package docs_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"holdfast/internal/stack"
+)
+
+var (
+	devDir  string // where `worker dev` is running
+	natsURL string // its NATS
+)
+
+func TestMain(m *testing.M) {
+	code, err := runBesideWorker(m)
+	if err == nil && code == 0 {
+		err = goleak.Find()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+func runBesideWorker(m *testing.M) (code int, err error) {
+	if devDir, err = os.MkdirTemp("", "holdfast-test-"); err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(devDir)) }()
+	binary := filepath.Join(devDir, "worker")
+	if out, err := exec.Command("go", "build", "-o", binary, "../cmd/worker").CombinedOutput(); err != nil {
+		return 1, fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	worker := exec.Command(binary, "dev", "--http-addr", "127.0.0.1:0")
+	worker.Dir, worker.Stderr = devDir, os.Stderr
+	for _, variable := range os.Environ() {
+		if !strings.HasPrefix(variable, "HOLDFAST_") || strings.HasPrefix(variable, "HOLDFAST_INSTALL=") {
+			worker.Env = append(worker.Env, variable) // what names other servers is not meant for it
+		}
+	}
+	stdout, err := worker.StdoutPipe()
+	if err != nil {
+		return 1, err
+	}
+	if err := worker.Start(); err != nil {
+		return 1, err
+	}
+	var told []string
+	lines, up := bufio.NewScanner(stdout), false
+	for !up && lines.Scan() {
+		told = append(told, lines.Text())
+		up = strings.Contains(lines.Text(), "Ctrl-C stops it")
+	}
+	if !up {
+		return 1, fmt.Errorf("worker dev: %w\n%s", worker.Wait(), strings.Join(told, "\n"))
+	}
+	found, err := stack.ReadEndpoints(filepath.Join(devDir, ".holdfast", "endpoints.env"))
+	natsURL = found["HOLDFAST_NATS_URL"]
+	code = 1
+	if err == nil {
+		code = m.Run()
+	}
+	if signalled := worker.Process.Signal(syscall.SIGTERM); signalled != nil {
+		return code, errors.Join(err, signalled)
+	}
+	if _, drained := io.Copy(io.Discard, stdout); drained != nil {
+		return code, errors.Join(err, drained)
+	}
+	return code, errors.Join(err, worker.Wait())
+}
+
+// required reports whether tools that not everybody has must be there: in CI.
+func required() bool { return os.Getenv("HOLDFAST_TEST_TOOLS") == "required" }
+
+// lacking fails the test where tools are required, and else skips it.
+func lacking(t *testing.T, format string, args ...any) {
+	t.Helper()
+	what := fmt.Sprintf(format, args...)
+	if required() {
+		t.Fatal(what)
+	}
+	t.Skipf("%s (.ci/run has it, and sets HOLDFAST_TEST_TOOLS=required)", what)
+}
+
+// need looks for a program that this test runs.
+func need(t *testing.T, program string) {
+	t.Helper()
+	if _, err := exec.LookPath(program); err != nil {
+		lacking(t, "%s is not on PATH, so what docs/upstream.md says about it is not run", program)
+	}
+}
+
+// commandLimit bounds one command of a page.
+const commandLimit = 2 * time.Minute
+
+// command returns a command that is run in a directory beside the worker.
+func command(t *testing.T, dir, name string, args ...string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), commandLimit)
+	t.Cleanup(cancel)
+	c := exec.CommandContext(ctx, name, args...)
+	c.Dir = dir
+	c.Env = append(os.Environ(), "HOLDFAST_NATS_URL="+natsURL)
+	return c
+}
