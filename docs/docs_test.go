@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -118,4 +120,33 @@ func command(t *testing.T, dir, name string, args ...string) *exec.Cmd {
 	c.Dir = dir
 	c.Env = append(os.Environ(), "HOLDFAST_NATS_URL="+natsURL)
 	return c
+}
+
+var link = regexp.MustCompile(`\]\(([^)#: ]+)(#[^)]*)?\)`)
+
+// TestLinks follows every link from one file of this repository to another.
+func TestLinks(t *testing.T) {
+	t.Parallel()
+	links := 0
+	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && (entry.Name() == ".git" || entry.Name() == "node_modules"):
+			return fs.SkipDir
+		case filepath.Ext(path) != ".md":
+			return nil
+		}
+		page, err := os.ReadFile(path)
+		for _, found := range link.FindAllSubmatch(page, -1) {
+			links++
+			if _, err := os.Stat(filepath.Join(filepath.Dir(path), string(found[1]))); err != nil {
+				t.Errorf("%s: %v", path, err)
+			}
+		}
+		return err
+	})
+	if err != nil || links < 20 {
+		t.Errorf("%d links: %v", links, err)
+	}
 }
