@@ -126,7 +126,7 @@ func mediaType(contentType string) (string, error) {
 		return "", nil
 	}
 	media, parameters, err := mime.ParseMediaType(contentType)
-	if err != nil {
+	if err != nil || !strings.Contains(media, "/") {
 		return "", errors.New("not a media type")
 	}
 	if charset := parameters["charset"]; charset != "" && !strings.EqualFold(charset, "utf-8") {
@@ -211,6 +211,7 @@ const attributePrefix = "ce-"
 var (
 	requiredAttributes = []string{"specversion", "id", "source", "type"}
 	knownAttributes    = append([]string{"datacontenttype", "dataschema", "subject", "time"}, requiredAttributes...)
+	plainInteger       = regexp.MustCompile(`^-?(0|[1-9][0-9]*)$`)
 	attributeName      = regexp.MustCompile(`^[a-z0-9]+$`)
 	uriReference       = regexp.MustCompile(`^[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+$`)
 	timestamp          = regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)$`)
