@@ -30,6 +30,7 @@ type morgue struct {
 	nc   *nats.Conn
 	js   jetstream.JetStream
 	args []string // of a worker there
+	http string   // the operations address of the worker that was started
 }
 
 func newMorgue(t testing.TB) *morgue {
@@ -68,7 +69,12 @@ func (m *morgue) startWorker() {
 	go func() {
 		defer close(exited)
 		for lines := bufio.NewScanner(stderr); lines.Scan(); {
-			if strings.Contains(lines.Text(), "worker started") {
+			var line struct {
+				Message  string `json:"message"`
+				HTTPAddr string `json:"http_addr"`
+			}
+			if err := json.Unmarshal(lines.Bytes(), &line); err == nil && line.Message == "worker started" {
+				m.http = line.HTTPAddr
 				close(started)
 			}
 			if !strings.Contains(lines.Text(), "event dead-lettered") { // there are thousands

@@ -424,10 +424,9 @@ func BenchmarkTenThousand(b *testing.B) {
 		step("list-of-one-user", exitOK, "dlq", "list", "--user-id", "u9999")
 		step("stats", exitOK, "dlq", "stats")
 		step("export", exitOK, "dlq", "export")
-		m.startOracle()
-		step("dry-run", exitOK, "dlq", "replay", "--all", "--dry-run")
 		m.startWorker()
 		m.run("inventory", "set", "--resource-id", "loft", "--capacity", strconv.Itoa(number), "--wait").want(b, exitOK)
+		step("dry-run", exitOK, "dlq", "replay", "--all", "--dry-run")
 		step("replay", exitDeadLettered, "dlq", "replay", "--all", "--rate", "0", "--stop-on-failures", "100%", "--yes", "--timeout", "1m")
 		step("discard", exitOK, "dlq", "discard", "--all", "--note", "n", "--yes")
 	}

@@ -142,8 +142,8 @@ func provideConsumers(ns events.Subjects, s *holds.Service, nc *nats.Conn, js je
 	return consumers, nil
 }
 
-func provideQueries(nc *nats.Conn, ns events.Subjects, s *holds.Service, log zerolog.Logger) *events.QueryService {
-	return events.NewQueryService(nc, ns, s, nil, workerName(), log)
+func provideQueries(nc *nats.Conn, ns events.Subjects, s *holds.Service, db *store.Store, log zerolog.Logger) *events.QueryService {
+	return events.NewQueryService(nc, ns, s, s.Dry(db.Dry()), workerName(), log)
 }
 
 // workerName names this process where more than one works.
