@@ -2,6 +2,9 @@ package main
 
 import (
 	"io"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -44,4 +47,39 @@ func TestCompletionScripts(t *testing.T) {
 	}
 	publisher(t, "completion", "tcsh").want(t, exitUsage, "tcsh")
 	publisher(t, "completion").want(t, exitUsage, "shell")
+}
+
+// TestCompletes asks as shells do what could come next. Nothing else is printed.
+func TestCompletes(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "events.ndjson"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for line, want := range map[string][]string{
+		"publisher inventory ":           {"set", "show"},
+		"publisher load --wait -f eve":   {"events.ndjson"},
+		"publisher load --rejects eve":   {"events.ndjson"},
+		"publisher validate --file eve":  {"events.ndjson"},
+		"publisher pay --payment":        {"--payment-id"},
+		"publisher pay --hold-id ":       {},
+		"publisher watch -o j":           {"json"},
+		"publisher completion ":          {"bash", "fish", "zsh"},
+		"publisher cancel-reservation -": {"--explain", "--help", "--hold-id", "--http-addr", "--namespace", "--nats-url", "--output", "--reason", "--timeout", "--wait", "-h", "-o"},
+	} {
+		shell := asProgram(t.Context(), "publisher", "word", "before")
+		shell.Dir = dir
+		shell.Env = append(shell.Env, "COMP_LINE="+line)
+		var errOut strings.Builder
+		shell.Stderr = &errOut
+		out, err := shell.Output()
+		if err != nil || errOut.String() != "" {
+			t.Errorf("%q: %v, %s", line, err, errOut.String())
+		}
+		got := strings.Fields(string(out))
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("%q: %q, want %q", line, got, want)
+		}
+	}
 }

@@ -228,6 +228,11 @@ func TestLoadIDs(t *testing.T) {
 	publisher(t, words("inventory show -o json --resource-id "+resource)...).want(t, exitOK, `"capacity":3`)
 	load(path, "--batch", "again").expect(t, 1, 0, 0)
 	publisher(t, words("inventory show -o json --resource-id "+resource)...).want(t, exitOK, `"capacity":7`)
+
+	// JetStream takes events of two sources with one id for the same; they are not.
+	path = fileOf(t, wholeRequest("/shop", resource, resource, "a")+"\n"+wholeRequest("/app", resource, resource, "b"))
+	summaryOf(t, publisher(t, "load", "-o", "json", "-f", path).want(t, exitOK)).expect(t, 1, 1, 0)
+	stacktest.Eventually(t, "both to be held", func() bool { return held(t, resource) == 2 })
 }
 
 // TestLoadInterrupted stops a load half-way and loads the file again.
@@ -306,7 +311,7 @@ func TestLoadBadLines(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := strings.Join(bad, "\n") + "\n"; string(kept) != want {
-		t.Errorf("the rejects are %.2000q, want %.2000q", kept, want)
+		t.Errorf("the rejects are %.300q, want %.300q", kept, want)
 	}
 
 	// With --strict nothing after the first bad line is published.
@@ -345,7 +350,7 @@ func TestLoadRefused(t *testing.T) {
 	r := publisher(t, "load", "-f", path, "--rejects", rejects, "-o", "json", "--namespace", namespace).want(t, exitDeadLettered, path+":1: JetStream refuses it")
 	summaryOf(t, r).expect(t, 1, 0, 1)
 	if kept, err := os.ReadFile(rejects); err != nil || string(kept) != large+"\n" {
-		t.Errorf("%v: the rejects are %.2000q", err, kept)
+		t.Errorf("%v: the rejects are %.300q", err, kept)
 	}
 	strict := publisher(t, "load", "-f", path, "--strict", "--in-flight", "1", "-o", "json", "--namespace", namespace).want(t, exitDeadLettered, "--strict")
 	if s := summaryOf(t, strict); s.Complete || s.BadLines != 1 {

@@ -133,10 +133,11 @@ func TestBulkFollows(t *testing.T) {
 	for i := range count {
 		b.mustSend(fmt.Sprintf("k%d", i))
 		b.mu.Lock()
-		if under := i + 1 - len(b.results); under > inFlight {
+		under := i + 1 - len(b.results)
+		b.mu.Unlock()
+		if under > inFlight {
 			t.Fatalf("%d messages are on their way, want at most %d", under, inFlight)
 		}
-		b.mu.Unlock()
 	}
 	b.mustWait()
 	for i := range count {
