@@ -67,7 +67,7 @@ func TestCompletes(t *testing.T) {
 		"publisher completion ":          {"bash", "fish", "zsh"},
 		"publisher cancel-reservation -": {"--explain", "--help", "--hold-id", "--http-addr", "--namespace", "--nats-url", "--output", "--reason", "--timeout", "--wait", "-h", "-o"},
 	} {
-		shell := asProgram(t.Context(), "publisher", "word", "before")
+		shell := asProgram(t.Context(), "publisher", "--help", "load") // as for publisher load --help
 		shell.Dir = dir
 		shell.Env = append(shell.Env, "COMP_LINE="+line)
 		var errOut strings.Builder
