@@ -61,8 +61,8 @@ func KeysOf(p KeyParts) map[string]string {
 // key of a hold although it is none.
 func FuzzKeys(f *testing.F) {
 	const uuid = "0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
-	f.Add("holdfast", "room", "u", "k", "A-1", uuid, "holdfast", "room", "u:index:v", "k:request:k", "counts", uuid)
-	f.Add("h", "epoch", "}", "{", "stock", uuid, "h_1", "agenda", "{1}", "}:{", "lock", uuid)
+	f.Add("holdfast", "room", "u", "k", "A-1", uuid, "holdfast", "room", "u:index:v", "k:hold:k", "counts", uuid)
+	f.Add("h", "epoch", "}:hold:", "{:hold:", "stock", uuid, "h_1", "agenda", "{1}", "}:{", "lock", uuid)
 	f.Add("a", "x", "u:0000000000000000000000000000000000000000", "k", "s", uuid, "a", "x", "u", "0000000000000000000000000000000000000000", "s", uuid)
 	b := KeyParts{"holdfast", "room", "u", "k", "A-1", uuid}
 	for _, a := range catalogueParts(f) {
