@@ -334,6 +334,17 @@ func TestSameMistakeIsTold(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for range 100 {
+		binary := nats.Header{"ce-specversion": {"1.0"}, "ce-zz-z": {"1"}, "ce-a-a": {"1"}, "Ce-Id": {"1", "2"}, "ce-source": {"1", "2"}}
+		if _, err := ns.Decode(onRequest, binary, []byte("{}"), time.Now()); err == nil || err.Error() != "malformed: ce-id: want one value" {
+			t.Fatal(err)
+		}
+		delete(binary, "Ce-Id")
+		delete(binary, "ce-source")
+		if _, err := ns.Decode(onRequest, binary, []byte("{}"), time.Now()); err == nil || err.Error() != "malformed: ce-a-a: want a percent-encoded attribute" {
+			t.Fatal(err)
+		}
+	}
 	_, err := ns.Decode(onRequest, nil, []byte(withAttribute(`"é\n`+strings.Repeat("x", 600)+`":1`)), time.Now())
 	if dead, is := errors.AsType[*UnprocessableError](err); !is || dead.Detail != "??"+strings.Repeat("x", dlqDetailMax-2) {
 		t.Errorf("%v", err)

@@ -98,8 +98,8 @@ func decodeEnvelope(header nats.Header, body []byte) (Envelope, error) {
 // by their lower-case names: NATS tells cases apart, CloudEvents does not.
 func headerAttributes(header nats.Header) (map[string]string, error) {
 	attributes := make(map[string]string)
-	for name, values := range header {
-		name = strings.ToLower(name)
+	for _, given := range slices.Sorted(maps.Keys(header)) { // of two mistakes always the same is told
+		name, values := strings.ToLower(given), header[given]
 		if name != "content-type" && !strings.HasPrefix(name, attributePrefix) {
 			continue
 		}
@@ -176,12 +176,12 @@ func decodeStructured(body []byte) (Envelope, error) {
 
 func decodeBinary(attributes map[string]string, media string, body []byte) (Envelope, error) {
 	texts := make(map[string]string)
-	for name, value := range attributes {
-		name, isAttribute := strings.CutPrefix(name, attributePrefix)
+	for _, header := range slices.Sorted(maps.Keys(attributes)) {
+		name, isAttribute := strings.CutPrefix(header, attributePrefix)
 		if !isAttribute {
 			continue
 		}
-		text, err := url.PathUnescape(value)
+		text, err := url.PathUnescape(attributes[header])
 		if err != nil || !attributeName.MatchString(name) {
 			return Envelope{}, malformed("ce-%s: want a percent-encoded attribute", name)
 		}
