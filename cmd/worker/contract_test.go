@@ -73,7 +73,7 @@ var contractRows = []contractRow{
 	{"booking.extended", "{~hold_id~:~hall.00000000000000000000000000000000~,~ttl_seconds~:60}", "hold.extension_rejected unknown_hold", ""},
 	{"booking.cancelled", "{~hold_id~:~$H1~}", "hold.release_rejected confirmed", ""},
 
-	{"reservation.cancelled", "{~hold_id~:~$H1~,~reason~:~changed plans~}", "reservation.cancelled", ""},
+	{"reservation.cancelled", "{~hold_id~:~$H1~,~reason~:~changed\\u0000plans~}", "reservation.cancelled", ""},
 	{"reservation.cancelled", "{~hold_id~:~$H1~}", "reservation.cancel_rejected already_cancelled", ""},
 	{"reservation.cancelled", "{~hold_id~:~$H2~}", "reservation.cancel_rejected unknown_reservation", ""},
 }
