@@ -126,8 +126,8 @@ func (p *program) progressOf(verb string, n int) *progressbar.ProgressBar {
 		return nil
 	}
 	return progressbar.NewOptions(n, progressbar.OptionSetWriter(p.err), progressbar.OptionSetDescription(verb),
-		progressbar.OptionSetWidth(progressWidth), progressbar.OptionShowCount(), progressbar.OptionShowIts(),
-		progressbar.OptionSetItsString("letters"), progressbar.OptionThrottle(progressEvery), progressbar.OptionClearOnFinish())
+		progressbar.OptionSetWidth(progressWidth), progressbar.OptionShowCount(),
+		progressbar.OptionThrottle(progressEvery), progressbar.OptionClearOnFinish())
 }
 
 // carryOut works on letters in a run that has begun, ends the run, and prints what came of it:

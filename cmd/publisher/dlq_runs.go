@@ -96,6 +96,7 @@ func (p *program) printRun(run *events.Run) error {
 // runPage is a run, for a person: its results counted, and with all also each of them.
 func runPage(run *events.Run, all bool) string {
 	rows := [][]string{
+		{"run", run.ID},
 		{"who", run.Who},
 		{"note", run.Note},
 		{"which", whichOf(run)},
@@ -103,13 +104,13 @@ func runPage(run *events.Run, all bool) string {
 		{"took", run.RecordedAt.Sub(run.StartedAt.Time).Round(time.Millisecond).String()},
 	}
 	if run.State != events.RunDone {
-		rows[4] = []string{"last sign", run.RecordedAt.Format(holds.TimeFormat) + ", " + since(run.RecordedAt.Time) + " ago"}
+		rows[5] = []string{"last sign", run.RecordedAt.Format(holds.TimeFormat) + ", " + since(run.RecordedAt.Time) + " ago"}
 	}
+	rows = slices.DeleteFunc(rows, func(row []string) bool { return row[1] == "" })
 	for i := range rows {
 		rows[i] = []string{"  " + rows[i][0], printable(rows[i][1])}
 	}
-	text := fmt.Sprintf("%s of %s: %s, %d ended\n", printable(run.Verb), counted(run.Letters, "dead letter"), printable(run.State), run.Ended()) +
-		table(nil, slices.Concat([][]string{{"  run", printable(run.ID)}}, rows))
+	text := fmt.Sprintf("%s of %s: %s, %d ended\n", printable(run.Verb), counted(run.Letters, "dead letter"), printable(run.State), run.Ended()) + table(nil, rows)
 	if len(run.Results) == 0 {
 		return text
 	}
@@ -142,12 +143,17 @@ func resultOf(r events.RunResult) string {
 	return r.Result
 }
 
-// whichOf says which letters a run is for.
+// whichOf says which letters a run is for: how they were found, or those that were named, as far
+// as they were read.
 func whichOf(run *events.Run) string {
-	if run.Filter == nil {
-		return "named"
-	}
 	f := run.Filter
+	if f == nil {
+		named := make([]string, len(run.Seqs))
+		for i, seq := range run.Seqs {
+			named[i] = strconv.FormatUint(seq, 10)
+		}
+		return cut(strings.Join(named, " "))
+	}
 	texts := []string{"all"}
 	add := func(name, value string) {
 		if value != "" {

@@ -69,7 +69,7 @@ func (m *morgue) fill(number int) mixed {
 }
 
 // program starts this program as a process of its own in the namespace.
-func (m *morgue) program(env string, args ...string) (cmd *exec.Cmd, wait func() error) {
+func (m *morgue) program(env string, args ...string) (cmd *exec.Cmd, wait func() (out string, err error)) {
 	m.t.Helper()
 	cmd = exec.Command(publisherBinary, append([]string{"--namespace", string(m.ns)}, args...)...)
 	var out bytes.Buffer
@@ -78,16 +78,13 @@ func (m *morgue) program(env string, args ...string) (cmd *exec.Cmd, wait func()
 	if err := cmd.Start(); err != nil {
 		m.t.Fatal(err)
 	}
-	done := make(chan error, 1)
-	wait = sync.OnceValue(func() error {
+	wait = sync.OnceValues(func() (string, error) {
 		err := cmd.Wait()
-		m.t.Logf("publisher %s: %v\n%s", strings.Join(args, " "), err, out.Bytes())
-		return err
+		return out.String(), err
 	})
 	m.t.Cleanup(func() {
 		_ = cmd.Process.Kill() // it may have ended
-		_ = wait()             // killed
-		close(done)
+		_, _ = wait()          // killed
 	})
 	return cmd, wait
 }
@@ -133,8 +130,8 @@ func TestReplayKilled(t *testing.T) {
 	if err := replay.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	if err := wait(); !killed(err) {
-		t.Fatalf("the replay ended before it was killed: %v", err)
+	if out, err := wait(); !killed(err) {
+		t.Fatalf("the replay ended before it was killed: %v\n%s", err, out)
 	}
 	m.run("dlq", "runs").want(t, exitOK, "unfinished")
 	before := m.lastRun()
@@ -218,8 +215,8 @@ func TestReplayKilledBetweenSteps(t *testing.T) {
 			m.run(words("inventory set --resource-id loft --capacity 5 --wait")...).want(t, exitOK)
 			m.park(events.ReasonPoison, "", m.ns.In(events.BookingRequested, "loft"), booking("loft", "ann"))
 			_, wait := m.program("HOLDFAST_FAILPOINT="+place, "dlq", "replay", "1", "--yes")
-			if err := wait(); !killed(err) {
-				t.Fatalf("it came not to its failpoint: %v", err)
+			if out, err := wait(); !killed(err) {
+				t.Fatalf("it came not to its failpoint: %v\n%s", err, out)
 			}
 			run := m.lastRun()
 			m.run("dlq", "replay", "--run", run.ID, "--yes").want(t, exitOK, want)
@@ -289,8 +286,8 @@ func TestReplayInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	var exit *exec.ExitError
-	if err := wait(); !errors.As(err, &exit) || exit.ExitCode() != exitFailed {
-		t.Errorf("it ended with %v, want %d", err, exitFailed)
+	if out, err := wait(); !errors.As(err, &exit) || exit.ExitCode() != exitFailed || !strings.Contains(out, "interrupted, after") || !strings.Contains(out, "to go on: publisher dlq replay --run ") {
+		t.Errorf("it ended with %v, want %d\n%s", err, exitFailed, out)
 	}
 	run := m.lastRun()
 	if run.State != events.RunStopped || run.Letters != len(all.good) || run.Counts[holds.EventHoldCreated] != run.Ended() || run.Ended() == run.Letters {
@@ -302,6 +299,21 @@ func TestReplayInterrupted(t *testing.T) {
 	}
 	if seqs := m.seqs(); !slices.Equal(seqs, all.fated) {
 		t.Errorf("letters %v, want those that were not meant, %v", seqs, all.fated)
+	}
+}
+
+// TestReplayRate is not faster than it was told to be.
+func TestReplayRate(t *testing.T) {
+	t.Parallel()
+	m := newMorgue(t)
+	for range 11 {
+		m.park(events.ReasonMalformed, "", m.ns.In(events.BookingRequested, "loft"), "no JSON")
+	}
+	m.startWorker()
+	m.run("dlq", "replay", "--all", "--rate", "50", "--yes").want(t, exitDeadLettered)
+	run := m.lastRun()
+	if took := run.RecordedAt.Sub(run.StartedAt.Time); took < 200*time.Millisecond {
+		t.Errorf("11 letters at 50/s took %v", took)
 	}
 }
 

@@ -27,8 +27,8 @@ const (
 	HeaderDLQTime       = dlqPrefix + "Time"
 	HeaderDLQWorker     = dlqPrefix + "Worker"
 
-	dlqPrefix    = "Holdfast-Dlq-"
-	dlqDetailMax = 512
+	dlqPrefix = "Holdfast-Dlq-"
+	detailMax = 512
 )
 
 // The headers of a letter that is only a pointer, because a copy of its event would be larger
@@ -226,8 +226,8 @@ func oneLine(text string) string {
 		}
 		return r
 	}, text)
-	if len(text) > dlqDetailMax {
-		text = text[:dlqDetailMax]
+	if len(text) > detailMax {
+		text = text[:detailMax]
 	}
 	return text
 }
