@@ -346,7 +346,7 @@ func TestSameMistakeIsTold(t *testing.T) {
 		}
 	}
 	_, err := ns.Decode(onRequest, nil, []byte(withAttribute(`"é\n`+strings.Repeat("x", 600)+`":1`)), time.Now())
-	if dead, is := errors.AsType[*UnprocessableError](err); !is || dead.Detail != "??"+strings.Repeat("x", dlqDetailMax-2) {
+	if dead, is := errors.AsType[*UnprocessableError](err); !is || dead.Detail != "??"+strings.Repeat("x", detailMax-2) {
 		t.Errorf("%v", err)
 	}
 }

@@ -132,6 +132,36 @@ func TestTooLargeToCopy(t *testing.T) {
 	}
 }
 
+// TestReplayOfWhatFillsAMessage replays events that leave no room for the headers of a replay.
+func TestReplayOfWhatFillsAMessage(t *testing.T) {
+	t.Parallel()
+	const limit = 4096
+	b := newBenchAt(t, smallServer(t, limit), func(js jetstream.JetStream) jetstream.JetStream { return js })
+	subject := b.ns.In(BookingRequested, "room")
+	for _, size := range []int{limit, limit - 120, limit - 400} {
+		b.publish(subject, nil, strings.Repeat("x", size))
+	}
+	b.await("the letters", func() bool { return len(b.dlq) == 3 })
+	d := b.letters()
+	r, err := d.Replayer(time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	for i, want := range []string{ReplayNoAnswer, ReplayNoAnswer, ReplayDeadAgain} {
+		if got := b.replay(r, uint64(i+1), "", false); got.Result != want {
+			t.Errorf("letter %d: %+v, want %s", i+1, got, want)
+		}
+	}
+	b.await("the letters of the replays", func() bool { return len(b.dlq) == 6 })
+	for i, id := range []bool{false, true, true} {
+		m, err := d.inbound.GetMsg(t.Context(), uint64(i+4))
+		if err != nil || m.Header.Get(headerReplyTo) != "" != (i == 2) || m.Header.Get(headerMsgID) != "" != id {
+			t.Errorf("%v: event %d was stored with %v", err, i+4, m.Header)
+		}
+	}
+}
+
 // TestPointers has letters point to what is not their event, and an event that wants to pass for
 // a pointer.
 func TestPointers(t *testing.T) {

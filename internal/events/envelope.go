@@ -99,16 +99,22 @@ func decodeEnvelope(header nats.Header, body []byte) (Envelope, error) {
 func headerAttributes(header nats.Header) (map[string]string, error) {
 	attributes := make(map[string]string)
 	for _, given := range slices.Sorted(maps.Keys(header)) { // of two mistakes always the same is told
-		name, values := strings.ToLower(given), header[given]
-		if name != "content-type" && !strings.HasPrefix(name, attributePrefix) {
+		if !isAttribute(given) {
 			continue
 		}
+		name, values := strings.ToLower(given), header[given]
 		if _, repeated := attributes[name]; repeated || len(values) != 1 {
 			return nil, malformed("%s: want one value", name)
 		}
 		attributes[name] = values[0]
 	}
 	return attributes, nil
+}
+
+// isAttribute reports whether a CloudEvent may be made of a header.
+func isAttribute(header string) bool {
+	header = strings.ToLower(header)
+	return header == "content-type" || strings.HasPrefix(header, attributePrefix)
 }
 
 func hasAttribute(attributes map[string]string) bool {

@@ -89,28 +89,52 @@ func (r *Replayer) MessageID(seq uint64, variant string) string {
 
 // Replay is an event on its way.
 type Replay struct {
-	r      *Replayer
-	letter *DeadLetter
-	inbox  string
-	ack    jetstream.PubAckFuture
-	answer chan *nats.Msg
+	r       *Replayer
+	letter  *DeadLetter
+	message *nats.Msg
+	inbox   string
+	ack     jetstream.PubAckFuture
+	answer  chan *nats.Msg
 }
 
 // Publish publishes a message, the event of a letter or an edited copy of it, under a message id.
 func (r *Replayer) Publish(l *DeadLetter, m *nats.Msg, messageID string) (*Replay, error) {
 	r.mu.Lock()
 	r.sent++
-	p := &Replay{r: r, letter: l, inbox: r.inbox + "." + strconv.Itoa(r.sent), answer: make(chan *nats.Msg, 1)}
+	p := &Replay{r: r, letter: l, message: m, inbox: r.inbox + "." + strconv.Itoa(r.sent), answer: make(chan *nats.Msg, 1)}
 	r.waiting[p.inbox] = p.answer
 	r.mu.Unlock()
 	m.Header.Set(headerMsgID, messageID)
 	m.Header.Set(headerReplyTo, p.inbox)
 	var err error
-	if p.ack, err = r.d.c.js.PublishMsgAsync(m); err != nil {
+	if p.ack, err = r.d.c.js.PublishMsgAsync(m); err != nil && !isTooLarge(err) {
 		p.forget()
 		return nil, fmt.Errorf("publish on %s: %w", m.Subject, err)
 	}
 	return p, nil
+}
+
+// stored waits until the event is stored. An event that filled its message may be too large with
+// the headers of a replay: then it is published without those, first without the wish to be told
+// its outcome, then without its message id.
+func (p *Replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) {
+	err = nats.ErrMaxPayload
+	if p.ack != nil {
+		select {
+		case ack = <-p.ack.Ok():
+			return ack, nil
+		case err = <-p.ack.Err():
+		case <-ctx.Done():
+			err = fmt.Errorf("no answer within %s: it may be stored or not", p.r.timeout)
+		}
+	}
+	for _, header := range []string{headerReplyTo, headerMsgID} {
+		if isTooLarge(err) {
+			p.message.Header.Del(header)
+			ack, err = p.r.d.c.js.PublishMsg(ctx, p.message)
+		}
+	}
+	return ack, err
 }
 
 func (p *Replay) forget() {
@@ -126,14 +150,9 @@ func (p *Replay) Finish(ctx context.Context, keep bool) RunResult {
 	result := RunResult{Seq: p.letter.Seq, EventID: p.letter.EventID}
 	finishing, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.r.timeout)
 	defer cancel()
-	var repeated bool
-	select {
-	case ack := <-p.ack.Ok():
-		repeated = ack.Duplicate
-	case err := <-p.ack.Err():
+	ack, err := p.stored(finishing)
+	if err != nil {
 		return result.failed(fmt.Errorf("publish: %w", err))
-	case <-finishing.Done():
-		return result.failed(fmt.Errorf("publish: no answer within %s: it may be stored or not", p.r.timeout))
 	}
 	failpoint.Hit("replay.stored")
 	if !keep {
@@ -143,8 +162,12 @@ func (p *Replay) Finish(ctx context.Context, keep bool) RunResult {
 		}
 	}
 	failpoint.Hit("replay.removed")
-	if repeated {
+	switch {
+	case ack.Duplicate:
 		result.Result = ReplayBefore
+		return result
+	case p.message.Header.Get(headerReplyTo) == "":
+		result.Result, result.Detail = ReplayNoAnswer, "the event is too large to ask for its outcome"
 		return result
 	}
 	patience := time.NewTimer(p.r.timeout)

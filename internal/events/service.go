@@ -216,7 +216,9 @@ func (c *Client) Evaluate(ctx context.Context, m *nats.Msg) (Verdict, error) {
 	ask := nats.NewMsg(subject)
 	ask.Data = m.Data
 	for name, values := range m.Header {
-		ask.Header[name] = values
+		if isAttribute(name) { // no more than is decoded, so that it fits
+			ask.Header[name] = values
+		}
 	}
 	ask.Header.Set(HeaderDLQSubject, m.Subject)
 	answer, err := c.nc.RequestMsgWithContext(ctx, ask)
