@@ -30,6 +30,7 @@ type letterRun struct {
 	stopWhen func(ended, failed int) error
 
 	pending       []events.RunResult // not recorded yet
+	unrecorded    error              // why some could not be recorded
 	ended, failed int
 }
 
@@ -68,10 +69,16 @@ func (r *letterRun) over(ctx context.Context, seqs []uint64, work letterWork) er
 	}
 	close(results)
 	<-recorded
-	if ctx.Err() != nil {
+	switch {
+	case r.unrecorded != nil:
+		return r.unrecorded
+	case r.ended == len(seqs):
+		return nil
+	case ctx.Err() != nil:
 		return errInterrupted
+	default:
+		return context.Cause(working)
 	}
-	return context.Cause(working)
 }
 
 // collect records results as they come, many together but none late.
@@ -115,6 +122,7 @@ func (r *letterRun) record(ctx context.Context, stop context.CancelCauseFunc) {
 		return
 	}
 	if err := r.log.Record(ctx, r.pending); err != nil {
+		r.unrecorded = err
 		stop(err)
 	}
 	r.pending = nil
@@ -165,6 +173,8 @@ func (p *program) carryOut(ctx context.Context, client *events.Client, log *even
 func verdictOn(run *events.Run) error {
 	failed, silent := run.Counts[events.ReplayFailed], run.Counts[events.ReplayNoAnswer]
 	switch {
+	case failed > 0 && run.Verb == events.RunReplay:
+		return fmt.Errorf("%s failed: publisher dlq runs %s -o wide\nto try again: publisher dlq replay --run %s", counted(failed, "dead letter"), run.ID, run.ID)
 	case failed > 0:
 		return fmt.Errorf("%s failed: publisher dlq runs %s -o wide", counted(failed, "dead letter"), run.ID)
 	case run.Counts[events.ReplayDeadAgain] > 0:

@@ -327,7 +327,8 @@ func TestReplayWithoutWorker(t *testing.T) {
 		t.Error("the event is stored, and the letter is there")
 	}
 	m.park(events.ReasonPoison, "", "elsewhere.in.x.y", booking("loft", "ann"))
-	m.run("dlq", "replay", "2", "--yes").want(t, exitFailed, "1 dead letter failed", "is not below ")
+	m.run("dlq", "replay", "2", "--yes").want(t, exitFailed, "1 dead letter failed", "is not below ", "to try again: publisher dlq replay --run ")
+	m.run("dlq", "replay", "--run", m.lastRun().ID, "--yes").want(t, exitFailed, "done, 1 ended", "1 dead letter failed")
 	if m.letterCount() != 1 {
 		t.Error("a letter that could not be replayed is gone")
 	}

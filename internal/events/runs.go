@@ -97,8 +97,8 @@ func ownTime() holds.Time { return holds.Time{Time: time.Now().UTC()} }
 // ErrRunNotBegun says that a run was killed before it did anything.
 var ErrRunNotBegun = errors.New("the run did nothing, start a new one")
 
-// ResumeRun goes on with the records of a run, and returns the letters that have no result. A
-// process that is still at it has its next record refused: ErrRunElsewhere.
+// ResumeRun goes on with the records of a run, and returns the letters that have no result or
+// failed. A process that is still at it has its next record refused: ErrRunElsewhere.
 func (c *Client) ResumeRun(ctx context.Context, id string) (log *RunLog, left []uint64, err error) {
 	run, last, err := c.run(ctx, id)
 	if err != nil {
@@ -109,8 +109,11 @@ func (c *Client) ResumeRun(ctx context.Context, id string) (log *RunLog, left []
 	}
 	ended := make(map[uint64]struct{}, len(run.Results))
 	for _, result := range run.Results {
-		ended[result.Seq] = struct{}{}
+		if result.Result != ReplayFailed {
+			ended[result.Seq] = struct{}{}
+		}
 	}
+	delete(run.Counts, ReplayFailed)
 	left = slices.DeleteFunc(run.Seqs, func(seq uint64) bool { _, has := ended[seq]; return has })
 	run.State, run.Seqs, run.Results = RunUnfinished, nil, nil
 	log = &RunLog{Run: *run, c: c, last: last}
@@ -173,6 +176,7 @@ func (c *Client) Run(ctx context.Context, id string) (*Run, error) {
 func (c *Client) run(ctx context.Context, id string) (run *Run, last uint64, err error) {
 	var seqs []uint64
 	var results []RunResult
+	places := make(map[uint64]int) // in results; of a letter that failed and was tried again the last counts
 	config := jetstream.OrderedConsumerConfig{FilterSubjects: []string{c.ns.Run(id)}}
 	for m, err := range c.records(ctx, config) {
 		if err != nil {
@@ -185,7 +189,16 @@ func (c *Client) run(ctx context.Context, id string) (run *Run, last uint64, err
 		if run, err = readRun(m); err != nil {
 			return nil, 0, err
 		}
-		seqs, results, last = append(seqs, run.Seqs...), append(results, run.Results...), meta.Sequence.Stream
+		seqs, last = append(seqs, run.Seqs...), meta.Sequence.Stream
+		for _, result := range run.Results {
+			place, again := places[result.Seq]
+			if again {
+				results[place] = result
+				continue
+			}
+			places[result.Seq] = len(results)
+			results = append(results, result)
+		}
 	}
 	if run == nil {
 		return nil, 0, fmt.Errorf("run %s: %w", id, ErrNoRun)

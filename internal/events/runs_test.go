@@ -43,6 +43,10 @@ func TestRuns(t *testing.T) {
 		t.Errorf("run %+v", run)
 	}
 
+	// One that failed is tried again, and then has the result of that.
+	if err := log.Record(t.Context(), results(seqs[RunResultsMax:RunResultsMax+1], ReplayFailed)); err != nil {
+		t.Fatal(err)
+	}
 	later, left, err := client.ResumeRun(t.Context(), log.Run.ID)
 	if err != nil || !slices.Equal(left, seqs[RunResultsMax:]) {
 		t.Fatalf("%v: %d letters are left, want %d", err, len(left), len(seqs)-RunResultsMax)
@@ -56,6 +60,13 @@ func TestRuns(t *testing.T) {
 	}
 	if err := later.End(t.Context(), RunDone); err != nil {
 		t.Error(err)
+	}
+	run, err = client.Run(t.Context(), log.Run.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := slices.Concat(first, results(left[:2], ReplayDeadAgain)); run.State != RunDone || run.Ended() != len(want) || !reflect.DeepEqual(run.Results, want) {
+		t.Errorf("%s with %v: %+v", run.State, run.Counts, run.Results)
 	}
 	other, err := client.BeginRun(t.Context(), Run{Verb: RunDiscard}, seqs[:1])
 	if err != nil {
