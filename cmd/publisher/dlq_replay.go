@@ -19,8 +19,8 @@ type dlqReplay struct {
 	Choice         choice  `embed:""`
 	DryRun         bool    `help:"Say for each what would happen now. Publishes nothing, removes nothing."`
 	Keep           bool    `help:"Leave the dead letters where they are."`
-	Rate           float64 `default:"50" placeholder:"N" help:"Events a second, at most; 0 for as many as it can."`
-	StopOnFailures percent `default:"20%" placeholder:"SHARE" help:"Stop when more than this share is dead-lettered again or failed, of those that have ended, once that are 20; 100% never stops."`
+	Rate           float64 `default:"50" help:"Events a second, at most; 0 for as many as it can."`
+	StopOnFailures percent `default:"20%" help:"Stop when more than this share is dead-lettered again or failed, of those that have ended, once that are 20; 100% never stops."`
 	Resume         string  `name:"run" placeholder:"ID" help:"Go on with a run that did not come to its end."`
 	Tending        tending `embed:""`
 }
