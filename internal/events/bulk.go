@@ -139,9 +139,12 @@ func (b *Bulk) Publish(m *nats.Msg, again bool, done func(BulkResult)) error {
 	select {
 	case b.places <- struct{}{}:
 	case <-b.asked.Done():
-		return context.Cause(b.asked)
 	case <-b.work.Done():
-		return context.Cause(b.work)
+	}
+	for _, ctx := range []context.Context{b.asked, b.work} {
+		if ctx.Err() != nil { // also when there was a place: it may be free because all others have stopped
+			return context.Cause(ctx)
+		}
 	}
 	token, answer := b.await(m)
 	p := b.publish(m)
