@@ -14,6 +14,12 @@ local memory_ms, sweep_limit, id, payment = tonumber(ARGV[4]), tonumber(ARGV[5])
 local _, damage = sweep(sweep_limit, memory_ms)
 if damage then return {'damaged', damage} end
 
+local again = redis.call('HGET', RECORDS, late_id(id))
+if again then -- whatever is remembered of the hold itself
+  local hold = parse(again)
+  if not hold then return {'damaged', 'record of ' .. late_id(id)} end
+  return {'ok', claim_word(hold, payment), tostring(now), again, 1}
+end
 local line = redis.call('HGET', RECORDS, id)
 if not line then return {'ok', 'unknown_hold', tostring(now), '', 0} end
 local hold = parse(line)
@@ -22,15 +28,6 @@ if not hold then return {'damaged', 'record of ' .. id} end
 if hold.state == 'held' and hold.deadline <= now then
   damage = lapse(id, hold, memory_ms)
   if damage then return {'damaged', damage} end
-end
-
-if hold.state == 'expired' then
-  local again = redis.call('HGET', RECORDS, late_id(id))
-  if again then
-    hold = parse(again)
-    if not hold then return {'damaged', 'record of ' .. late_id(id)} end
-    return {'ok', claim_word(hold, payment), tostring(now), again, 1}
-  end
 end
 
 local word = hold.state

@@ -1,0 +1,46 @@
+package holds_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"holdfast/internal/holds"
+)
+
+// TestLatePaymentOutlivesItsHold has Postgres down between a late payment's claim and its decision
+// until the hold that lapsed is forgotten: what was taken again stays the payment's.
+func TestLatePaymentOutlivesItsHold(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+	hold := w.lapsed(t, "room")
+	w.newService(w.client, w.locker(t), &outage{Inventory: w.store}).Confirm(t.Context(), []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}, func(_ int, r holds.Result) {
+		if !errors.Is(r.Err, errDown) {
+			t.Errorf("Postgres is down: %+v", r)
+		}
+	})
+	w.pass(t, w.policy.RequestKeyTTL)
+	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, found, err := w.service.Lookup(t.Context(), hold); found || err != nil {
+		t.Fatalf("the hold is remembered: %v", err)
+	}
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirmed late" {
+		t.Errorf("paid late, and decided after the hold was forgotten: %s", got)
+	}
+	w.atRest(t, "room")
+}
+
+// lapsed returns a hold that took the only one there is of a resource until a moment ago.
+func (w *world) lapsed(t *testing.T, resource string) holds.HoldID {
+	t.Helper()
+	w.setInventory(t, resource, holds.Asked{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: resource, User: "ana", TTLSeconds: seconds(60)})[0]).HoldID
+	w.pass(t, time.Minute)
+	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return hold
+}
