@@ -117,15 +117,33 @@ func (s *Service) decidePayments(ctx context.Context, payments []Payment) []Paym
 }
 
 // retake has late payments take the slots of their holds again, if the policy wants it and they are
-// free: through the same door as a new hold, under its lock and against the same counters.
+// free: through the same door as a new hold, under its lock and against the same counters. One that
+// was answered before takes nothing: it would keep others from having it, for as long as Postgres
+// cannot say what its answer is.
 func (s *Service) retake(ctx context.Context, payments []Payment, answers []PaymentAnswer) {
 	if s.policy.LatePayment != LateAcceptedIfFree {
 		return
 	}
-	var late []*placing
+	var expired []Payment
+	var whose []int
 	for i, p := range payments {
-		if p.Reason != ReasonExpired {
+		if p.Reason == ReasonExpired {
+			expired, whose = append(expired, p), append(whose, i)
+		}
+	}
+	if len(expired) == 0 {
+		return
+	}
+	answered, err := s.inventory.Answered(ctx, expired)
+	var late []*placing
+	for j, p := range expired {
+		i := whose[j]
+		if err != nil {
+			answers[i].Err = err
 			continue
+		}
+		if !answered[j].DecidedAt.IsZero() {
+			continue // nothing is to be taken for it
 		}
 		late = append(late, &placing{
 			PlaceRequest: &PlaceRequest{

@@ -1,6 +1,7 @@
 package holds_test
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -43,4 +44,37 @@ func (w *world) lapsed(t *testing.T, resource string) holds.HoldID {
 		t.Fatal(err)
 	}
 	return hold
+}
+
+// deciding is Postgres, and is looked at just before it decides payments.
+type deciding struct {
+	holds.Inventory
+	before func()
+}
+
+func (d *deciding) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
+	d.before()
+	return d.Inventory.Decide(ctx, payments)
+}
+
+// TestAnsweredLatePaymentTakesNothing repeats a payment that was refused before late ones were
+// accepted: nobody will pay with it, so not for a moment may anything be taken for it.
+func TestAnsweredLatePaymentTakesNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	hold := w.lapsed(t, "room")
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected expired" {
+		t.Fatal(got)
+	}
+	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+	asked := 0
+	w.service = w.newService(w.client, w.locker(t), &deciding{w.store, func() {
+		asked++
+		if slot := w.available(t, "room", holds.Asked{})[0]; slot.Available != 1 {
+			t.Errorf("a payment that was refused takes %+v", slot)
+		}
+	}})
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected expired" || asked != 1 {
+		t.Errorf("asked again: %s, decided %d times", got, asked)
+	}
 }

@@ -55,6 +55,9 @@ type Inventory interface {
 	// Stock reads the rows of each resource's slots, all in one query: the answer has the shape
 	// of slots. What it reads was committed at some moment after the call began.
 	Stock(ctx context.Context, resources []string, slots [][]string) ([][]Stock, error)
+	// Answered reads the permanent answers that payments have already. DecidedAt is zero where
+	// there is none yet.
+	Answered(ctx context.Context, payments []Payment) ([]PaymentAnswer, error)
 	// Decide gives each payment its permanent answer: the one that it has, or a new one. It
 	// may be repeated after any error. Where only some could not be decided, their answers say so.
 	Decide(ctx context.Context, payments []Payment) ([]PaymentAnswer, error)

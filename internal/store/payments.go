@@ -35,6 +35,18 @@ func (s *Store) Decide(ctx context.Context, payments []holds.Payment) ([]holds.P
 	return answers, err
 }
 
+// Answered implements holds.Inventory.
+func (s *Store) Answered(ctx context.Context, payments []holds.Payment) (answers []holds.PaymentAnswer, err error) {
+	err = s.transact(ctx, func(tx pgx.Tx) error {
+		answers, _, err = readAnswers(ctx, tx, payments)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the answers to %d payments: %w", len(payments), err)
+	}
+	return answers, nil
+}
+
 // decideByResource decides the payments of each resource on their own.
 func (s *Store) decideByResource(ctx context.Context, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
 	places := make(map[string][]int)
