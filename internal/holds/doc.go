@@ -55,6 +55,7 @@
 //	<resource>:users         hash    user -> live holds
 //	<resource>:rev           string  counts the changes of capacity and reserved
 //	<resource>:hold:<id>     string  a live hold as JSON, with TTL; its expiry is a hint to sweep
+//	<resource>:started:<id>  string  when the payment of a live hold was started, with TTL
 //	<resource>:index:<user>:<sha1 of slots>   string  id of the user's live hold on just these slots
 //	<resource>:request:<key> string  the answer to a request, with TTL
 //	<resource>:extension:<event>  string  the answer to a booking.extended or payment.started, with TTL

@@ -27,7 +27,7 @@ func (p KeyParts) valid() bool {
 }
 
 // keysOfParts is how many keys KeysOf returns.
-const keysOfParts = 17
+const keysOfParts = 18
 
 // KeysOf returns every key that is built of the parts, with what it stands for: two keys that
 // stand for different things must be different. What scripts build is built here once more;
@@ -51,6 +51,7 @@ func KeysOf(p KeyParts) map[string]string {
 	add(locks.Keys[0], "lock", p.Resource, p.Slot)
 	add(locks.Scope+"queue:"+locks.Keys[0], "queue", p.Resource, p.Slot)
 	add(prefix+"hold:"+p.UUID, "hold", p.Resource, p.UUID)
+	add(prefix+"started:"+p.UUID, "started", p.Resource, p.UUID)
 	add(prefix+"index:"+p.User+":"+hex.EncodeToString(sum[:]), "index", p.Resource, p.User, p.Slot)
 	add(prefix+"request:"+p.RequestKey, "request", p.Resource, p.RequestKey)
 	return keys

@@ -43,6 +43,9 @@ func TestKeysInRedis(t *testing.T) {
 		t.Fatalf("paid: %+v", o)
 	}
 
+	known[holds.Key(w.namespace, resource, "extension:cause")] = "\x00extension" // a cause is no id of others
+	w.extend(t, holds.ExtendRequest{Cause: "cause", Hold: staying.HoldID, PaymentStarted: true})
+
 	found, err := w.client.Keys(t.Context(), w.namespace+":*").Result()
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +60,7 @@ func TestKeysInRedis(t *testing.T) {
 			kinds[strings.Split(meaning, "\x00")[1]] = true
 		}
 	}
-	for _, kind := range strings.Fields("agenda counts records due tombstones rev users hold index request") {
+	for _, kind := range strings.Fields("agenda counts records due tombstones rev users hold index request extension started") {
 		if !kinds[kind] {
 			t.Errorf("no key for %s is in Redis: %v", kind, slices.Sorted(maps.Keys(kinds)))
 		}

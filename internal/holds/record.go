@@ -17,7 +17,6 @@ type Hold struct {
 	CreatedAt  Time
 	Quantity   int64
 	EndedAt    Time   // of a claimed or confirmed hold the claim, of the others the end; else zero
-	StartedAt  Time   // when its payment was started; zero = it was not
 	By         string // payment of a claimed or confirmed hold, cause of a released one
 	User       string
 	RequestKey string
@@ -28,20 +27,20 @@ type Hold struct {
 
 // parseRecord reads the line that the scripts write; lua/prelude.lua is its twin:
 //
-//	state deadline_ms created_ms quantity ended_ms started_ms by user request_key slots asked metadata
+//	state deadline_ms created_ms quantity ended_ms by user request_key slots asked metadata
 //
 // Words are separated by one space; no word but the last can hold one.
 func parseRecord(id HoldID, line string) (Hold, error) {
-	words := strings.SplitN(line, " ", 8)
-	if len(words) != 8 {
+	words := strings.SplitN(line, " ", 7)
+	if len(words) != 7 {
 		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrDamaged)
 	}
-	hold, err := parseTail(id, words[7])
+	hold, err := parseTail(id, words[6])
 	if err != nil {
 		return Hold{}, err
 	}
-	var numbers [5]int64
-	for i, word := range words[1:6] {
+	var numbers [4]int64
+	for i, word := range words[1:5] {
 		if numbers[i], err = strconv.ParseInt(word, 10, 64); err != nil {
 			return Hold{}, fmt.Errorf("record of hold %s: %w: %w", id, ErrDamaged, err)
 		}
@@ -52,11 +51,8 @@ func parseRecord(id HoldID, line string) (Hold, error) {
 	if numbers[3] != 0 {
 		hold.EndedAt = TimeFromMillis(numbers[3])
 	}
-	if numbers[4] != 0 {
-		hold.StartedAt = TimeFromMillis(numbers[4])
-	}
-	if words[6] != "-" {
-		hold.By = words[6]
+	if words[5] != "-" {
+		hold.By = words[5]
 	}
 	return hold, nil
 }

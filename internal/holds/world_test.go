@@ -326,7 +326,7 @@ func (w *world) atRest(t fatal, resource string) {
 			t.Fatalf("%s is left although no hold is live", name)
 		}
 	}
-	for _, pattern := range []string{"hold:*", "index:*", "lock:*"} {
+	for _, pattern := range []string{"hold:*", "started:*", "index:*", "lock:*"} {
 		keys, err := w.client.Keys(ctx, holds.Key(w.namespace, resource, pattern)).Result()
 		if err != nil || len(keys) > 0 {
 			t.Fatalf("left although no hold is live: %v %v", keys, err)

@@ -37,13 +37,13 @@ if hold.state == 'confirming' then return {'ok', 'claimed', '0', '0', ''} end
 if hold.state ~= 'held' then return {'ok', hold.state, '0', '0', format(hold)} end
 
 local word, deadline = 'extended', math.max(hold.deadline, now + ttl_ms)
-if why == 'started' and hold.started ~= 0 then
+if why == 'started' and redis.call('EXISTS', started_key(id)) == 1 then
   word = 'already_started'
 elseif deadline > hold.deadline and deadline > hold.created + lifetime_ms then
   word = 'limit_reached'
 else
   hold.deadline = deadline
-  if why == 'started' then hold.started = now end
+  if why == 'started' then redis.call('SET', started_key(id), now, 'PX', memory_ms) end
   redis.call('HSET', RECORDS, id, format(hold))
   redis.call('ZADD', DUE, deadline, id)
   show(id, hold)

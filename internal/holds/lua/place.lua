@@ -190,7 +190,7 @@ for base = FIXED_ARGS + 3 * n, #ARGV - 1, REQUEST_ARGS do
     else
       local deadline = now + ttl_ms
       local hold = parse(table.concat(
-        {'held', deadline, now, quantity, 0, 0, '-', user, key, slots_csv, asked, metadata}, ' '))
+        {'held', deadline, now, quantity, 0, '-', user, key, slots_csv, asked, metadata}, ' '))
       for _, name in ipairs(slots) do
         if not granted[name] or deadline < granted[name] then granted[name] = deadline end
       end

@@ -5,7 +5,7 @@
 -- ARGV
 --   1 epoch     what the partition's epoch must be
 --   2 resource  its id, the member of the agenda
---   3 prefix    what the keys that depend on data begin with: lock: hold: index: request: extension:
+--   3 prefix    what the keys that depend on data begin with: lock: hold: index: request: extension: started:
 -- Returns {status, ...}; the status is a word:
 --   ok       done, the rest is the answer
 --   lost     the epoch is missing or another one: Redis lost its data, nothing was read or written
@@ -25,29 +25,27 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 -- A record is one line, its words separated by one space (record.go is its Go twin):
---   state deadline_ms created_ms quantity ended_ms started_ms by user request_key slots asked metadata
--- started_ms is when its payment was started, 0 = it was not. by is the payment of a claimed or
--- confirmed hold, the cause of a released one, else "-".
+--   state deadline_ms created_ms quantity ended_ms by user request_key slots asked metadata
+-- by is the payment of a claimed or confirmed hold, the cause of a released one, else "-".
+-- Workers of different versions read each other's records: a new word is no part of them.
 --
 -- What a late payment takes again of a lapsed hold <id> is a record of its own, late:<id>: it is
 -- confirming or confirmed, and has no request, no index and no limit. The hold itself stays expired.
 local function parse(line)
-  local state, deadline, created, quantity, ended, started, by, tail =
-    string.match(line, '^(%a+) (%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
+  local state, deadline, created, quantity, ended, by, tail =
+    string.match(line, '^(%a+) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
   if not state then return nil end
   local user, request_key, slots, asked = string.match(tail, '^(%S+) (%S+) (%S+) (%S+) ')
   if not user then return nil end
   return {
     state = state, deadline = tonumber(deadline), created = tonumber(created), quantity = tonumber(quantity),
-    ended = tonumber(ended), started = tonumber(started), by = by, tail = tail,
+    ended = tonumber(ended), by = by, tail = tail,
     user = user, request_key = request_key, slots = slots, asked = asked,
   }
 end
 
 local function format(hold)
-  return table.concat({
-    hold.state, hold.deadline, hold.created, hold.quantity, hold.ended, hold.started, hold.by, hold.tail,
-  }, ' ')
+  return table.concat({hold.state, hold.deadline, hold.created, hold.quantity, hold.ended, hold.by, hold.tail}, ' ')
 end
 
 local function split(slots)
@@ -59,6 +57,10 @@ end
 local function index_key(user, slots)
   return prefix .. 'index:' .. user .. ':' .. redis.sha1hex(slots)
 end
+
+-- Its key is there when the payment of a hold was started. It is remembered for memory_ms, which is
+-- longer than any hold lives.
+local function started_key(id) return prefix .. 'started:' .. id end
 
 -- The key whose expiry is the hint that a hold has lapsed; one GET of it shows a live hold.
 local function show(id, hold)
@@ -102,7 +104,7 @@ local function finish(id, hold, state, ended, by, memory_ms)
   if redis.call('HINCRBY', USERS, hold.user, -1) <= 0 then redis.call('HDEL', USERS, hold.user) end
   if not is_late(id) then
     redis.call('ZREM', DUE, id)
-    redis.call('DEL', prefix .. 'hold:' .. id, index_key(hold.user, hold.slots))
+    redis.call('DEL', prefix .. 'hold:' .. id, started_key(id), index_key(hold.user, hold.slots))
     redis.call('PEXPIRE', prefix .. 'request:' .. hold.request_key, memory_ms)
   end
   hold.state, hold.ended, hold.by = state, ended, by
