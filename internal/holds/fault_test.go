@@ -374,6 +374,16 @@ func TestMemoryOfRequests(t *testing.T) {
 	if got := memory(); got <= w.policy.RequestKeyTTL || got > w.policy.RequestKeyTTL+w.policy.HoldTTL {
 		t.Errorf("of a live hold: %v", got)
 	}
+	longer := w.extend(t, holds.ExtendRequest{Cause: "longer", Hold: hold, TTLSeconds: int64(w.policy.HoldTTLMax / time.Second)}).Data.(holds.HoldExtended)
+	if got := memory(); got <= w.policy.RequestKeyTTL+w.policy.HoldTTL || got > w.policy.RequestKeyTTL+w.policy.HoldTTLMax {
+		t.Errorf("of an extended hold: %v", got)
+	}
+	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "extension:longer")).Val(); got <= 0 || got > w.policy.RequestKeyTTL {
+		t.Errorf("of an extension: %v", got)
+	}
+	if got := w.client.PExpireTime(ctx, holds.Key(w.namespace, "room", "hold:"+hold.UUID)).Val(); got.Milliseconds() != longer.ExpiresAt.UnixMilli() {
+		t.Errorf("the hold is shown until %v, and lasts until %v", got, longer.ExpiresAt)
+	}
 	w.newService(w.client, w.locker(t), &outage{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}, func(int, holds.Result) {})
 	if got := memory(); got != -1 {
 		t.Errorf("of a claimed hold: %v, want for ever", got)

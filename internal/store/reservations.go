@@ -188,6 +188,9 @@ func (s *Store) cancelledAt(ctx context.Context, requests []holds.CancelRequest,
 		})
 		return err
 	})
+	if waitedForLock(err) {
+		err = fmt.Errorf("%w: %w", holds.ErrBusy, err)
+	}
 	if err != nil {
 		return fmt.Errorf("write when reservations were cancelled: %w", err)
 	}
