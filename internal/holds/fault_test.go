@@ -381,6 +381,10 @@ func TestMemoryOfRequests(t *testing.T) {
 	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "extension:longer")).Val(); got <= 0 || got > w.policy.RequestKeyTTL {
 		t.Errorf("of an extension: %v", got)
 	}
+	w.extend(t, holds.ExtendRequest{Cause: "start", Hold: hold, PaymentStarted: true})
+	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "started:"+hold.UUID)).Val(); got <= w.policy.HoldLifetimeMax || got > w.policy.RequestKeyTTL {
+		t.Errorf("of the start of a payment: %v", got)
+	}
 	if got := w.client.PExpireTime(ctx, holds.Key(w.namespace, "room", "hold:"+hold.UUID)).Val(); got.Milliseconds() != longer.ExpiresAt.UnixMilli() {
 		t.Errorf("the hold is shown until %v, and lasts until %v", got, longer.ExpiresAt)
 	}

@@ -10,9 +10,14 @@ import (
 )
 
 const (
-	watchRetry = time.Second
-	watchPing  = 10 * time.Second // silence after which the connection is tried
+	watchRetry    = time.Second
+	watchBatchMax = 1000             // changes that are told together
+	watchMore     = time.Millisecond // wait for more of them
 )
+
+// watchPing is the silence after which the connection is tried, and how long it has to answer. Tests
+// are less patient.
+var watchPing = 10 * time.Second
 
 // Watch tells changed of each resource whose capacities somebody has changed, until ctx is over.
 // What is changed while Postgres cannot be reached is not told: nobody decides then, and
@@ -49,12 +54,35 @@ func (s *Store) watch(ctx context.Context, changed func(ctx context.Context, res
 		cancel()
 		switch {
 		case err == nil:
-			err = changed(ctx, notification.Payload)
+			err = changed(ctx, append(more(ctx, conn), notification.Payload)...)
 		case silent:
-			err = conn.Ping(ctx)
+			err = ping(ctx, conn)
 		}
 		if err != nil {
 			return fmt.Errorf("listen to postgres: %w", err)
 		}
 	}
+}
+
+// more returns the resources of notifications that are there too: one statement may change the
+// capacity of many, and to tell them one by one takes a round trip each.
+func more(ctx context.Context, conn *pgx.Conn) (resources []string) {
+	for len(resources) < watchBatchMax-1 {
+		waiting, cancel := context.WithTimeout(ctx, watchMore)
+		notification, err := conn.WaitForNotification(waiting)
+		cancel()
+		if err != nil {
+			break // there are no more, or the next wait fails too
+		}
+		resources = append(resources, notification.Payload)
+	}
+	return resources
+}
+
+// ping returns an error when the other side does not answer: without a limit, what is sent into a
+// connection that was cut without a word is waited for until the system gives it up, minutes later.
+func ping(ctx context.Context, conn *pgx.Conn) error {
+	limited, cancel := context.WithTimeout(ctx, watchPing)
+	defer cancel()
+	return conn.Ping(limited)
 }

@@ -1,0 +1,5 @@
+package store
+
+import "time"
+
+func init() { watchPing = 300 * time.Millisecond }

@@ -1,0 +1,171 @@
+package store_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
+)
+
+// network is a way to Postgres that can be cut without a word: what is on connections of then
+// arrives nowhere any more, and nobody is told.
+type network struct {
+	listener net.Listener
+	server   string
+	cut      atomic.Int32 // connections with a lower number are cut
+	opened   atomic.Int32
+
+	mu   sync.Mutex
+	open []net.Conn
+	all  sync.WaitGroup
+}
+
+// newNetwork returns a network and the URL of Postgres behind it.
+func newNetwork(t *testing.T) (*network, string) {
+	t.Helper()
+	server, err := url.Parse(stacktest.Shared().PostgresURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &network{server: server.Host}
+	if n.listener, err = net.Listen("tcp4", "127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	n.all.Go(n.accept)
+	t.Cleanup(func() {
+		_ = n.listener.Close()
+		n.mu.Lock()
+		for _, c := range n.open {
+			_ = c.Close()
+		}
+		n.mu.Unlock()
+		n.all.Wait()
+	})
+	server.Host = n.listener.Addr().String()
+	return n, server.String()
+}
+
+func (n *network) accept() {
+	for {
+		client, err := n.listener.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("tcp4", n.server)
+		if err != nil {
+			_ = client.Close()
+			continue
+		}
+		number := n.opened.Add(1)
+		n.mu.Lock()
+		n.open = append(n.open, client, server)
+		n.mu.Unlock()
+		n.all.Go(func() { n.carry(number, client, server) })
+		n.all.Go(func() { n.carry(number, server, client) })
+	}
+}
+
+// carry brings bytes from one side to the other, or nowhere when the connection is cut.
+func (n *network) carry(number int32, from, to net.Conn) {
+	buffer := make([]byte, 4096)
+	for {
+		read, err := from.Read(buffer)
+		if number > n.cut.Load() {
+			if _, e := to.Write(buffer[:read]); e != nil || err != nil {
+				_, _ = from.Close(), to.Close() // nobody is left to be told
+				return
+			}
+		} else if err != nil {
+			return // the other side is not told
+		}
+	}
+}
+
+// watch collects what Watch tells, a batch a call.
+func watch(t *testing.T, s *store.Store) <-chan []string {
+	t.Helper()
+	told := make(chan []string, 10_000)
+	ctx, stop := context.WithCancel(t.Context())
+	watched := make(chan error)
+	go func() {
+		watched <- s.Watch(ctx, func(_ context.Context, resources ...string) error {
+			told <- resources
+			return nil
+		}, zerolog.New(io.Discard))
+	}()
+	t.Cleanup(func() {
+		stop()
+		if err := <-watched; err != nil {
+			t.Error(err)
+		}
+	})
+	return told
+}
+
+// TestWatchOfADeadConnection cuts the connection without a word to either side: Watch notices, and
+// listens on another.
+func TestWatchOfADeadConnection(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	network, url := newNetwork(t)
+	far, err := store.Open(t.Context(), url, s.namespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(far.Close)
+	told := watch(t, far)
+	s.set(t, "room", 1, "A")
+	heard := func(what string) {
+		t.Helper()
+		stacktest.Eventually(t, what, func() bool {
+			if _, err := s.conn.Exec(t.Context(), `UPDATE inventory SET capacity = capacity + 1`); err != nil {
+				t.Fatal(err)
+			}
+			return len(told) > 0
+		})
+	}
+	heard("a word")
+	network.cut.Store(network.opened.Load())
+	for len(told) > 0 {
+		<-told
+	}
+	heard("a word on another connection")
+}
+
+// TestWatchTellsManyTogether changes a thousand resources with one statement, as upstream may.
+func TestWatchTellsManyTogether(t *testing.T) {
+	t.Parallel()
+	const many = 1000
+	s := newSchema(t)
+	told := watch(t, s.Store)
+	s.set(t, "room", 1, "A")
+	stacktest.Eventually(t, "somebody to listen", func() bool {
+		if _, err := s.conn.Exec(t.Context(), `UPDATE inventory SET capacity = capacity + 1`); err != nil {
+			t.Fatal(err)
+		}
+		return len(told) > 0
+	})
+	if _, err := s.conn.Exec(t.Context(), `INSERT INTO inventory (resource_id, slot, capacity) SELECT 'r' || r, 's', 1 FROM generate_series(1, $1) AS r`, many); err != nil {
+		t.Fatal(err)
+	}
+	seen, calls := make(map[string]bool), 0
+	for len(seen) < many {
+		calls++
+		for _, resource := range <-told {
+			if resource != "room" {
+				seen[resource] = true
+			}
+		}
+	}
+	if calls > many/4 {
+		t.Errorf("%d resources were told in %d calls", many, calls)
+	}
+}
