@@ -78,3 +78,30 @@ func TestAnsweredLatePaymentTakesNothing(t *testing.T) {
 		t.Errorf("asked again: %s, decided %d times", got, asked)
 	}
 }
+
+// TestLatePaymentThatWasRefusedLeavesRoom has Postgres refuse a late payment after it has taken its
+// slots again. Another payment of the hold has its own chance.
+func TestLatePaymentThatWasRefusedLeavesRoom(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	hold := w.lapsed(t, "room")
+	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+	whole := w.service
+	w.service = w.newService(w.client, w.locker(t), &deciding{w.store, func() { w.setInventory(t, "room", holds.Asked{}, 0) }})
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected sold_out" {
+		t.Errorf("capacity was cut: %s", got)
+	}
+	w.service = whole
+	w.atRest(t, "room")
+	w.setInventory(t, "room", holds.Asked{}, 1)
+	if got := brief(w.pay(t, hold, "p2")); got != "hold.confirmed late" {
+		t.Errorf("another payment: %s", got)
+	}
+	w.pass(t, w.policy.RequestKeyTTL)
+	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left := w.client.HGetAll(t.Context(), holds.Key(w.namespace, "room", "records")).Val(); len(left) > 0 {
+		t.Errorf("remembered for ever: %v", left)
+	}
+}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"holdfast/internal/holds"
 )
@@ -64,5 +65,55 @@ func TestCancelWhileOthersLock(t *testing.T) {
 	}
 	if got := s.reserved(t, "room", "A"); got != 0 {
 		t.Errorf("%d reserved", got)
+	}
+}
+
+// TestCancelWhatOthersChanged cancels reservations after somebody has deleted their inventory, or
+// lowered what is reserved: the one that cannot be given back does not keep the other from it.
+func TestCancelWhatOthersChanged(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	s.set(t, "room", 5, "A", "B")
+	s.set(t, "loft", 5, "A")
+	gone, tampered := payment(t, "room", "p", 2, "A", "B"), payment(t, "loft", "q", 1, "A")
+	if _, err := s.Decide(t.Context(), []holds.Payment{gone, tampered}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.conn.Exec(t.Context(), `DELETE FROM inventory WHERE slot = 'B'; UPDATE inventory SET reserved = 0 WHERE resource_id = 'loft'`); err != nil {
+		t.Fatal(err)
+	}
+	now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1000), nil }
+	one := func(p holds.Payment) ([]holds.CancelAnswer, error) {
+		return s.Cancel(t.Context(), []holds.CancelRequest{{Cause: uuid.NewString(), Hold: p.Hold, Reason: "a\x00b"}}, now)
+	}
+	if answers, err := one(gone); err != nil || answers[0].CancelledAt.UnixMilli() != 1000 || s.reserved(t, "room", "A") != 0 {
+		t.Errorf("inventory is gone: %+v %v", answers, err)
+	}
+	var refused *pgconn.PgError
+	if answers, err := one(tampered); !errors.As(err, &refused) || refused.Code != "23514" {
+		t.Errorf("less is reserved than is to be given back: %+v %v", answers, err)
+	}
+}
+
+// TestUpstreamMayWriteOnlyCapacity writes capacity as a role that may do nothing else.
+func TestUpstreamMayWriteOnlyCapacity(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	s.set(t, "room", 5, "A")
+	role := pgx.Identifier{"upstream_" + s.namespace}.Sanitize()
+	for _, sql := range []string{
+		`CREATE ROLE ` + role,
+		`GRANT USAGE ON SCHEMA ` + s.namespace + ` TO ` + role,
+		`GRANT SELECT (resource_id), UPDATE (capacity) ON inventory TO ` + role,
+		`SET search_path = ''`,
+		`SET ROLE ` + role,
+		`UPDATE ` + s.namespace + `.inventory SET capacity = 6 WHERE resource_id = 'room'`,
+		`RESET ROLE`,
+		`DROP OWNED BY ` + role,
+		`DROP ROLE ` + role,
+	} {
+		if _, err := s.conn.Exec(t.Context(), sql); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
 	}
 }
