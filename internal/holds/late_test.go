@@ -105,3 +105,71 @@ func TestLatePaymentThatWasRefusedLeavesRoom(t *testing.T) {
 		t.Errorf("remembered for ever: %v", left)
 	}
 }
+
+// TestTwoLatePaymentsAtOnce pays a lapsed hold twice in one batch, with room for both: it is one
+// reservation. And the time of it is that of the payment, not that of the lapse.
+func TestTwoLatePaymentsAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	hold := w.lapsed(t, "room")
+	w.setInventory(t, "room", holds.Asked{}, 2)
+	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+	w.pass(t, time.Minute)
+	paid := []holds.ConfirmRequest{{Hold: hold, PaymentID: "p1"}, {Hold: hold, PaymentID: "p2"}}
+	busy, first := 0, holds.HoldConfirmed{}
+	w.service.Confirm(t.Context(), paid, func(_ int, r holds.Result) {
+		switch data, confirmed := r.Outcome.Data.(holds.HoldConfirmed); {
+		case errors.Is(r.Err, holds.ErrBusy):
+			busy++
+		case confirmed:
+			first = data
+		}
+	})
+	if busy != 1 || !first.Late || !first.ConfirmedAt.Equal(w.now) {
+		t.Errorf("%d busy, at %v confirmed: %+v", busy, w.now, first)
+	}
+	for _, p := range paid {
+		want := "hold.confirm_rejected already_confirmed"
+		if p.PaymentID == first.PaymentID {
+			want = "hold.confirmed late"
+		}
+		if got := brief(w.pay(t, hold, p.PaymentID)); got != want {
+			t.Errorf("paid again with %s: %s, want %s", p.PaymentID, got, want)
+		}
+	}
+	if slot := w.available(t, "room", holds.Asked{})[0]; slot.Reserved != 1 || slot.Held != 0 {
+		t.Errorf("after two late payments: %+v", slot)
+	}
+	w.atRest(t, "room")
+}
+
+// TestLatePaymentAndTheUsersOtherHolds: what is taken late is given back to nobody's limit.
+func TestLatePaymentAndTheUsersOtherHolds(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment, p.HoldsPerUser = holds.LateAcceptedIfFree, 1 })
+	w.setInventory(t, "room", slots("A", "B", "C"), 1)
+	book := func(slot string) holds.Outcome {
+		return w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Asked: slots(slot), TTLSeconds: seconds(60)})[0]
+	}
+	hold := created(t, book("A")).HoldID
+	w.pass(t, time.Minute)
+	created(t, book("B"))
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirmed late" {
+		t.Fatal(got)
+	}
+	rejected(t, book("C"), holds.ReasonHoldLimit)
+}
+
+// TestLatePaymentForWhatIsNotSoldAnyMore pays for a slot whose inventory was deleted meanwhile.
+func TestLatePaymentForWhatIsNotSoldAnyMore(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	hold := w.lapsed(t, "room")
+	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+	w.execute(t, `DELETE FROM inventory`)
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected sold_out" {
+		t.Error(got)
+	}
+	w.atRest(t, "room")
+}
