@@ -173,3 +173,33 @@ func TestLatePaymentForWhatIsNotSoldAnyMore(t *testing.T) {
 	}
 	w.atRest(t, "room")
 }
+
+// answering is Postgres, and something happens once it has told which payments have an answer.
+type answering struct {
+	holds.Inventory
+	after func()
+}
+
+func (a *answering) Answered(ctx context.Context, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
+	answers, err := a.Inventory.Answered(ctx, payments)
+	a.after()
+	return answers, err
+}
+
+// TestLatePaymentForWhatIsForgottenMeanwhile forgets the hold between claim.lua and place.lua.
+func TestLatePaymentForWhatIsForgottenMeanwhile(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	hold := w.lapsed(t, "room")
+	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+	w.service = w.newService(w.client, w.locker(t), &answering{w.store, func() {
+		w.pass(t, w.policy.RequestKeyTTL)
+		if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}})
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected unknown_hold" {
+		t.Error(got)
+	}
+	w.atRest(t, "room")
+}

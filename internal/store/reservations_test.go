@@ -117,3 +117,34 @@ func TestUpstreamMayWriteOnlyCapacity(t *testing.T) {
 		}
 	}
 }
+
+// TestCancelTogether cancels one reservation by two events at once, one of which is there twice.
+func TestCancelTogether(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	s.set(t, "room", 5, "A")
+	paid := payment(t, "room", "p", 2, "A")
+	if _, err := s.Decide(t.Context(), []holds.Payment{paid}); err != nil {
+		t.Fatal(err)
+	}
+	first, second := holds.CancelRequest{Cause: uuid.NewString(), Hold: paid.Hold}, holds.CancelRequest{Cause: uuid.NewString(), Hold: paid.Hold}
+	for n := range int64(2) { // the second time every answer is remembered
+		answers, err := s.Cancel(t.Context(), []holds.CancelRequest{first, second, first}, func(context.Context) (holds.Time, error) {
+			return holds.TimeFromMillis(1000 * (n + 1)), nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range []string{"", holds.ReasonAlreadyCancelled, ""} {
+			if a := answers[i]; a.Reason != want || a.Err != nil || a.CancelledAt.IsZero() == (want == "") || a.Data.UserID != "ana" {
+				t.Errorf("answer %d: %+v", i, a)
+			}
+		}
+		if at := answers[0].CancelledAt; at.UnixMilli() != 1000 || answers[2].CancelledAt != at {
+			t.Errorf("cancelled at %v and at %v", at, answers[2].CancelledAt)
+		}
+		if got := s.reserved(t, "room", "A"); got != 0 {
+			t.Errorf("%d reserved", got)
+		}
+	}
+}
