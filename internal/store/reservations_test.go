@@ -128,6 +128,10 @@ func TestCancelTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	first, second := holds.CancelRequest{Cause: uuid.NewString(), Hold: paid.Hold}, holds.CancelRequest{Cause: uuid.NewString(), Hold: paid.Hold}
+	now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(500), nil }
+	if answers, err := s.Dry().Cancel(t.Context(), []holds.CancelRequest{first}, now); err != nil || answers[0].CancelledAt.UnixMilli() != 500 {
+		t.Errorf("dry: %+v %v", answers, err)
+	}
 	for n := range int64(2) { // the second time every answer is remembered
 		answers, err := s.Cancel(t.Context(), []holds.CancelRequest{first, second, first}, func(context.Context) (holds.Time, error) {
 			return holds.TimeFromMillis(1000 * (n + 1)), nil
