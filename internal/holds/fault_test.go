@@ -252,6 +252,20 @@ func TestSaleBetweenReadAndDecision(t *testing.T) {
 	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0], holds.ReasonSoldOut)
 }
 
+// TestCancellationBetweenReadAndDecision gives the last room back after Postgres was read: whoever
+// asks for it just then has it.
+func TestCancellationBetweenReadAndDecision(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeWorld(t)
+	w.setInventory(t, "room", holds.Asked{}, 1)
+	ana := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	w.pay(t, ana.HoldID, "p")
+	w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), &selling{w.store, func() {
+		w.cancelReservation(t, holds.CancelRequest{Hold: ana.HoldID})
+	}})
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0])
+}
+
 // TestCapacityCutBetweenReadAndDecision cuts the capacity by an event, and by plain SQL while the
 // worker is paused for longer than what it has read may be old.
 func TestCapacityCutBetweenReadAndDecision(t *testing.T) {

@@ -16,6 +16,8 @@ func TestLatePaymentOutlivesItsHold(t *testing.T) {
 	w := newWorld(t)
 	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
 	hold := w.lapsed(t, "room")
+	w.pass(t, time.Second)
+	claimed := w.now
 	w.newService(w.client, w.locker(t), &outage{Inventory: w.store}).Confirm(t.Context(), []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}, func(_ int, r holds.Result) {
 		if !errors.Is(r.Err, errDown) {
 			t.Errorf("Postgres is down: %+v", r)
@@ -28,8 +30,8 @@ func TestLatePaymentOutlivesItsHold(t *testing.T) {
 	if _, found, err := w.service.Lookup(t.Context(), hold); found || err != nil {
 		t.Fatalf("the hold is remembered: %v", err)
 	}
-	if got := brief(w.pay(t, hold, "p")); got != "hold.confirmed late" {
-		t.Errorf("paid late, and decided after the hold was forgotten: %s", got)
+	if o := w.pay(t, hold, "p"); brief(o) != "hold.confirmed late" || !o.At.Equal(claimed) {
+		t.Errorf("claimed late at %v, and decided after the hold was forgotten: %+v", claimed, o)
 	}
 	w.atRest(t, "room")
 }
