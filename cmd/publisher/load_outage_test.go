@@ -129,7 +129,7 @@ func TestLoadSignals(t *testing.T) {
 	path, url := fileOf(t, file.String()), devURL(t)
 	begun := 0
 	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
-		load := asProgram(t.Context(), "load", "-f", path, "--rate", "300", "--wait", "-o", "json")
+		load := asProgram(t.Context(), append([]string{"load", "-f", path, "--rate", "300", "--wait", "-o", "json"}, patience...)...)
 		var out, errOut strings.Builder
 		load.Stdout, load.Stderr = &out, &errOut
 		if err := load.Start(); err != nil {

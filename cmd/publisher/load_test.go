@@ -363,8 +363,8 @@ func TestLoadRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	path = fileOf(t, shortRequest("loft", "full"))
-	full := publisher(t, "load", "-f", path, "--give-up-after", "100ms", "-o", "json", "--namespace", namespace).
-		want(t, exitFailed, "tried again for up to 100ms", "maximum messages exceeded", "stopped after line 1", "load the same again")
+	full := publisher(t, "load", "-f", path, "--give-up-after", "5s", "-o", "json", "--namespace", namespace).
+		want(t, exitFailed, "tried again for up to 5s", "maximum messages exceeded", "stopped after line 1", "load the same again")
 	if s := summaryOf(t, full); s.Complete || s.Unacknowledged != 1 {
 		t.Errorf("%s", full.out)
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -90,9 +91,15 @@ type result struct {
 	out, errOut string
 }
 
-// publisher runs the program.
+// patience is for how long the tests wait for an answer: a busy machine may take long.
+var patience = []string{"--timeout", "2m"}
+
+// publisher runs the program, with patience unless a test says otherwise.
 func publisher(t testing.TB, args ...string) result {
 	t.Helper()
+	if !slices.Contains(args, patience[0]) {
+		args = append(slices.Clone(args), patience...)
+	}
 	var out, errOut bytes.Buffer
 	code := run(t.Context(), args, &out, &errOut)
 	return result{code, out.String(), errOut.String()}
