@@ -132,7 +132,7 @@ func TestServiceIsShared(t *testing.T) {
 		t.Fatal(err)
 	}
 	for stopped := false; !stopped; {
-		if got := ask(); got != want {
+		if got := ask(); got != want && !strings.Contains(got, "this worker stops; ask again") {
 			t.Errorf("while one stops: %s", got)
 		}
 		select {

@@ -143,14 +143,19 @@ func statsOf(of *micro.Endpoint) any {
 func (e *endpoint) Handle(request micro.Request) {
 	m := &query{nats.Header(request.Headers()), request.Data(), request.Reply()}
 	select {
-	case e.q.turns <- struct{}{}:
-		go func() {
-			defer func() { <-e.q.turns }()
-			e.handle(m)
-		}()
-	case <-e.ctx.Done():
-		e.send(m, nil, Problem{http.StatusServiceUnavailable, "stopping", "this worker stops; ask again"})
+	case e.q.turns <- struct{}{}: // also when the service stops: it is answered as long as there is a turn
+	default:
+		select {
+		case e.q.turns <- struct{}{}:
+		case <-e.ctx.Done():
+			e.send(m, nil, Problem{http.StatusServiceUnavailable, "stopping", "this worker stops; ask again"})
+			return
+		}
 	}
+	go func() {
+		defer func() { <-e.q.turns }()
+		e.handle(m)
+	}()
 }
 
 func (e *endpoint) handle(m *query) {
