@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os/exec"
 	"slices"
@@ -105,13 +106,15 @@ func (m *morgue) letterCount() uint64 {
 	return stream.CachedInfo().State.Msgs
 }
 
+var lettersKilled = flag.Int("letters", 2000, "how many dead letters TestReplayKilled replays, a multiple of 5")
+
 // TestReplayKilled replays many letters of all kinds, kills the replay half-way, and goes on with
 // it: every event that is fine now has one outcome and takes one hold, every other one is a
 // letter again, and the run tells of each.
 func TestReplayKilled(t *testing.T) {
 	t.Parallel()
 	m := newMorgue(t)
-	const number = 2000
+	number := *lettersKilled
 	all := m.fill(number)
 	m.startWorker()
 	m.run("inventory", "set", "--resource-id", "loft", "--capacity", strconv.Itoa(number), "--wait").want(t, exitOK)
@@ -119,7 +122,7 @@ func TestReplayKilled(t *testing.T) {
 	if got := len(m.letters()); got != number {
 		t.Fatalf("%d letters are listed, want %d", got, number)
 	}
-	m.run("dlq", "stats").want(t, exitOK, "poison             1200", "malformed           400", "subject_mismatch    400")
+	m.run("dlq", "stats").want(t, exitOK, fmt.Sprintf("poison %16d", number*3/5), fmt.Sprintf("malformed %13d", number/5), fmt.Sprintf("subject_mismatch %6d", number/5))
 
 	replay, wait := m.program("", "dlq", "replay", "--all", "--rate", "0", "--stop-on-failures", "100%", "--note", "mended", "--yes")
 	stacktest.Eventually(t, "some to be recorded", func() bool {
@@ -139,7 +142,7 @@ func TestReplayKilled(t *testing.T) {
 		t.Errorf("the killed run: %s, %d of %d", before.State, before.Ended(), before.Letters)
 	}
 
-	m.run("dlq", "replay", "--run", before.ID, "--rate", "0", "--stop-on-failures", "100%", "--yes").want(t, exitDeadLettered, "replay of 2000 dead letters: done, 2000 ended")
+	m.run("dlq", "replay", "--run", before.ID, "--rate", "0", "--stop-on-failures", "100%", "--yes").want(t, exitDeadLettered, fmt.Sprintf("replay of %d dead letters: done, %[1]d ended", number))
 	run := m.lastRun()
 	recorded := make(map[uint64]string)
 	for _, r := range run.Results {

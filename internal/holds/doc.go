@@ -69,7 +69,8 @@
 //
 //   - A grant was right at its moment: place.lua compares capacity and reserved as read from
 //     Postgres with its own counters, and refuses to decide when rev says that Postgres has
-//     changed since: by an event, or by plain SQL, of which Postgres sends word. Postgres' CHECK stands behind it: a reservation that does not fit is refused.
+//     changed since: by an event, or by plain SQL, of which Postgres sends word. Postgres' CHECK
+//     stands behind it: a reservation that does not fit is refused.
 //   - The same event has the same answer: an answer is remembered with the cause that made it;
 //     payments are answered from their row in Postgres for ever.
 //   - The lock only orders work. place.lua checks the group's tokens in the same step as it
