@@ -104,14 +104,15 @@ func (c *Client) Bulk(ctx context.Context, o BulkOptions) (*Bulk, error) {
 // Context is over when the Bulk has given up; its cause says why.
 func (b *Bulk) Context() context.Context { return b.work }
 
-// Close ends what is still under way. Publish must not be called any more.
+// Close ends what is still under way. Publish must not be called any more. The subscription to
+// PubAcks ends with the connection: CleanupPublisher of nats.go v1.55 leaves a goroutine behind for
+// ever when it is called before that has begun.
 func (b *Bulk) Close() {
 	b.giveUp(errors.New("closed"))
 	b.running.Wait()
 	if b.answers != nil {
 		_ = b.answers.Unsubscribe() // only fails when the connection is closed
 	}
-	b.js.CleanupPublisher()
 }
 
 // Wait waits for all that is on its way, and returns why the Bulk gave up, if it did.
