@@ -1,5 +1,5 @@
 # For habit; each line is what README.md says.
-.PHONY: dev test race lint bench bench-locks
+.PHONY: dev test race lint bench bench-quick bench-parts bench-locks
 
 dev:
 	go run ./cmd/worker dev
@@ -14,8 +14,17 @@ lint:
 	go vet ./...
 	golangci-lint run ./...
 
+# What a worker does beside what its servers can, into docs/bench. It takes half an hour of a machine
+# that does nothing else; bench-quick takes some minutes, prints, and writes nothing. Both end with 3,
+# which make calls an error, when a goal is missed.
+bench: BENCH = --out docs/bench
+bench-quick: BENCH = --quick
+bench bench-quick:
+	go build -o bin/ ./cmd/worker ./cmd/publisher
+	bin/publisher bench $(BENCH)
+
 # How late lapsed holds are restored, how long servers take to start, and 10,000 dead letters.
-bench:
+bench-parts:
 	go test ./internal/holds -run '^$$' -bench Expire -benchtime 1x
 	go test ./internal/stack -run '^$$' -bench Start -benchtime 3x
 	go test ./cmd/publisher -run '^$$' -bench TenThousand -benchtime 1x

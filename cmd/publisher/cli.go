@@ -36,6 +36,8 @@ type cli struct {
 	Validate          validate          `cmd:"" help:"Say what a worker would say of events, without any server."`
 	Watch             watch             `cmd:"" help:"Show outcomes and dead letters as they come."`
 	DLQ               dlq               `cmd:"" name:"dlq" help:"Look after dead letters: list, show, replay, edit, discard, export them."`
+	Bench             benchmark         `cmd:"" help:"Measure how much a worker can do on this machine, against what its servers can."`
+	BenchNATS         benchNATS         `cmd:"" name:"bench-nats" hidden:"" help:"Run a NATS server for bench."`
 	Completion        completion        `cmd:"" help:"Print the script that lets a shell complete what is typed."`
 }
 

@@ -8,7 +8,7 @@ import (
 	lipglosstable "charm.land/lipgloss/v2/table"
 )
 
-var number = regexp.MustCompile(`^-?[0-9]+$`)
+var number = regexp.MustCompile(`^(-|-?[0-9]+(\.[0-9]+)?)$`)
 
 // table lays rows out in columns, two spaces apart, numbers to the right; with headers there is
 // a line below them. Without rows it is empty. It has no colours, so that it can be piped.

@@ -12,7 +12,8 @@ import (
 // the programs know everything.
 var allowedImports = map[string][]string{
 	"holdfast/cmd/worker":               {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/stack", "holdfast/internal/store"},
-	"holdfast/cmd/publisher":            {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack"},
+	"holdfast/cmd/publisher":            {"holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack"},
+	"holdfast/internal/bench":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack", "holdfast/internal/store"},
 	"holdfast/internal/events":          {"holdfast/internal/failpoint", "holdfast/internal/holds"},
 	"holdfast/internal/store":           {"holdfast/internal/holds"},
 	"holdfast/internal/holds":           {"holdfast/internal/failpoint", "holdfast/internal/locking", "holdfast/internal/lua"},
@@ -38,10 +39,12 @@ var foreignImports = map[string][]string{
 	"github.com/jotaen":              {"holdfast/cmd/publisher"},
 	"github.com/posener":             {"holdfast/cmd/publisher"},
 	"github.com/schollz/progressbar": {"holdfast/cmd/publisher"},
-	"github.com/jackc/pgx":           {"holdfast/internal/store", "holdfast/internal/stack", "holdfast/internal/events"}, // events reads error codes
-	"github.com/nats-io/nats.go":     {"holdfast/internal/events", "holdfast/internal/stack", "holdfast/cmd/worker", "holdfast/cmd/publisher"},
+	"github.com/jackc/pgx":           {"holdfast/internal/store", "holdfast/internal/stack", "holdfast/internal/events", "holdfast/internal/bench"}, // events reads error codes
+	"github.com/nats-io/nats.go":     {"holdfast/internal/events", "holdfast/internal/stack", "holdfast/cmd/worker", "holdfast/cmd/publisher", "holdfast/internal/bench"},
 	"github.com/nats-io/nats-server": {"holdfast/internal/stack"},
-	"github.com/redis/go-redis":      {"holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/events", "holdfast/cmd/worker"},
+	"github.com/redis/go-redis":      {"holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/events", "holdfast/cmd/worker", "holdfast/internal/bench"},
+	"github.com/HdrHistogram":        {"holdfast/internal/bench"},
+	"gonum.org/v1/plot":              {"holdfast/internal/bench"},
 
 	"github.com/nats-io/nats.go/micro": {"holdfast/internal/events"},
 }

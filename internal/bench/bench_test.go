@@ -1,0 +1,482 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/stack/stacktest"
+)
+
+// near reports whether two figures are the same, but for what floating point loses.
+func near(a, b float64) bool { return math.Abs(a-b) <= 1e-9*math.Max(math.Abs(a), math.Abs(b)) }
+
+// wantRate checks that a rate is of so many events.
+func wantRate(t *testing.T, what string, r Rate, number int, processes ...string) {
+	t.Helper()
+	if r.Number != number || r.Seconds <= 0 || !near(r.PerSecond, float64(number)/r.Seconds) {
+		t.Errorf("%s: %+v, want a rate of %d", what, r, number)
+	}
+	if len(r.Processor) != len(processes) {
+		t.Errorf("%s: the use of %v, want that of %v", what, r.Processor, processes)
+	}
+	for _, name := range processes {
+		if used, known := r.Processor[name]; !known || used < 0 {
+			t.Errorf("%s: the use of %v, want that of %s", what, r.Processor, name)
+		}
+	}
+}
+
+// wantOrder checks that quantiles are in order.
+func wantOrder(t *testing.T, what string, times Times) {
+	t.Helper()
+	if !slices.IsSorted([]float64{0, times.P50, times.P99, times.P999, times.Max}) || times.P50 == 0 {
+		t.Errorf("%s: %+v", what, times)
+	}
+}
+
+// TestOwnServers measures sales, expiry and growth on servers that are started for it.
+func TestOwnServers(t *testing.T) {
+	t.Parallel()
+	var lines, steps []string
+	own, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Run(t.Context(), Options{
+		Worker: workerProgram, Parts: []string{"growth", "sales", "expiry"}, Size: Tiny, NATSCommand: []string{own, asNATS},
+		Progress: func(line string) { lines = append(lines, line) },
+		Step: func(done, total int, what string) {
+			if done != len(steps) || total != 9 {
+				t.Errorf("step %d of %d, the %d. that is told", done, total, len(steps)+1)
+			}
+			steps = append(steps, what)
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(steps) != 9 || !strings.HasPrefix(steps[0], "sale of 3 nights, 1,000 resources, 1 worker, round 1 of 1") {
+		t.Errorf("steps: %q", steps)
+	}
+	if !r.OwnServers || r.Size != "tiny" || r.At.IsZero() || r.Machine.Processors == 0 ||
+		r.Versions.NATS == "" || r.Versions.Redis == "" || r.Versions.Postgres == "" {
+		t.Errorf("what it was measured on: %+v", r)
+	}
+	size := allSizes[Tiny]
+	asking := []string{processBench, processNATS, processRedis, processPostgres}
+	deciding := append([]string{processWorker}, asking...)
+	want := []sale{{3, 1000, 1}, {3, 10, 1}, {3, 1, 1}, {3, 1000, 2}, {3, 1000, 3}}
+	if len(r.Sales) != len(want) {
+		t.Fatalf("%d sales", len(r.Sales))
+	}
+	for i, s := range r.Sales {
+		what := want[i].String()
+		if (sale{s.Nights, s.Resources, s.Workers}) != want[i] || len(s.Ceiling) != 1 || len(s.Holdfast) != 1 {
+			t.Fatalf("%s: %+v", what, s)
+		}
+		wantRate(t, what, s.Holdfast[0], size.saleEvents, deciding...)
+		wantRate(t, what+", ceiling", s.Ceiling[0], size.ceilingCalls, asking...)
+		if s.PerSecond != s.Holdfast[0].PerSecond || !near(s.OfCeiling, s.PerSecond/s.Ceiling[0].PerSecond) ||
+			!near(s.TimesMany, s.PerSecond/r.Sales[0].PerSecond) {
+			t.Errorf("%s: ratios: %+v", what, s)
+		}
+		if hasBaseline := i == 0; hasBaseline != (len(s.Baseline) == 1) {
+			t.Errorf("%s: baseline: %+v", what, s.Baseline)
+		} else if hasBaseline {
+			wantRate(t, what+", baseline", s.Baseline[0], size.baseline, asking...)
+			if !near(s.TimesBaseline, s.PerSecond/s.Baseline[0].PerSecond) {
+				t.Errorf("%s: ratios: %+v", what, s)
+			}
+		}
+		if len(s.ProcessorMicros) != len(deciding) || len(s.CeilingMicros) != len(asking) {
+			t.Errorf("%s: use of the processor: %v, %v", what, s.ProcessorMicros, s.CeilingMicros)
+		}
+	}
+	if len(r.Expiries) != 2 {
+		t.Fatalf("expiries: %+v", r.Expiries)
+	}
+	for i, e := range r.Expiries {
+		if e.Notified != (i == 1) || e.Number != size.lapsing || e.Keys != size.keys || e.Within <= 0 {
+			t.Errorf("expiry: %+v", e)
+		}
+		if on := strings.Contains(e.RedisNotifies, "E") && strings.Contains(e.RedisNotifies, "x"); on != e.Notified || !on && e.RedisNotifies != "" {
+			t.Errorf("expiry: Redis notifies of %q: %+v", e.RedisNotifies, e)
+		}
+		wantOrder(t, "expiry", e.Late)
+	}
+	if len(r.Growth) != len(size.liveHolds) {
+		t.Fatalf("growth: %+v", r.Growth)
+	}
+	for i, g := range r.Growth {
+		what := fmt.Sprint(g.Live)
+		wantRate(t, what, g.Rate, size.moreHolds, deciding...)
+		if g.Live != size.liveHolds[i] || g.RedisBytes <= 0 || g.WireIn <= 0 || g.WireOut <= 0 || g.EventBytes <= 0 ||
+			g.OutcomeBytes <= 0 || g.RedisTotal <= 0 || g.WorkerBytes <= 0 || g.WorkerEmpty <= 0 {
+			t.Errorf("growth: %+v", g)
+		}
+	}
+	if len(r.Goals) != 3 { // of the ceiling; hot; late
+		t.Errorf("goals: %+v", r.Goals)
+	}
+	if all := strings.Join(lines, "\n"); !strings.Contains(all, "servers of its own") || !strings.Contains(all, "times the baseline") ||
+		!strings.Contains(all, "300 live holds: ") {
+		t.Errorf("progress:\n%s", all)
+	}
+}
+
+// TestGivenServers measures the other parts on servers that were given, on which nothing is left, and which
+// are set as they were.
+func TestGivenServers(t *testing.T) {
+	t.Parallel()
+	o := given("payments", "latency")
+	o.RedisURL = stacktest.LockServers(t, 1)[0] // nobody else's, so that nobody else sets its options
+	options, err := redis.ParseURL(o.RedisURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := redis.NewClient(options)
+	defer func() { _ = client.Close() }()
+	if err := client.Set(t.Context(), "ceiling:theirs", "kept", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.ConfigSet(t.Context(), optionNotify, "K$").Err(); err != nil {
+		t.Fatal(err)
+	}
+	before := client.ConfigGet(t.Context(), optionNotify).Val()[optionNotify]
+	r, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := allSizes[Tiny]
+	if r.OwnServers || len(r.Sales) != 0 || len(r.Growth) != 0 || len(r.Expiries) != 0 {
+		t.Errorf("%+v", r)
+	}
+	if p := r.Payments; p == nil || len(p.Ceiling) != 1 || len(p.Holdfast) != 1 {
+		t.Fatalf("payments: %+v", p)
+	}
+	wantRate(t, "payments", r.Payments.Holdfast[0], size.payments)
+	wantRate(t, "payments in Postgres", r.Payments.Ceiling[0], size.payments)
+	if p := r.Payments; p.PerSecond != p.Holdfast[0].PerSecond || !near(p.OfCeiling, p.PerSecond/p.Ceiling[0].PerSecond) {
+		t.Errorf("payments: %+v", p)
+	}
+	if len(r.Latencies) != len(loads) {
+		t.Fatalf("latencies: %+v", r.Latencies)
+	}
+	for i, l := range r.Latencies {
+		what := fmt.Sprintf("latency at %d %%", loads[i])
+		if l.Percent != loads[i] || !near(l.PerSecond, l.Full*float64(loads[i])/100) || l.Number != int(l.PerSecond*size.latencyFor.Seconds())+1 {
+			t.Errorf("%s: %+v", what, l)
+		}
+		wantOrder(t, what, l.Times)
+		wantOrder(t, what+", published", l.Sent)
+	}
+	if len(r.Goals) != 2 { // of the ceiling; p99
+		t.Errorf("goals: %+v", r.Goals)
+	}
+	keys, err := client.Keys(t.Context(), "*").Result()
+	if err != nil || !slices.Equal(keys, []string{"ceiling:theirs"}) {
+		t.Errorf("keys: %q, %v", keys, err)
+	}
+	if now := client.ConfigGet(t.Context(), optionNotify).Val()[optionNotify]; now != before {
+		t.Errorf("%s was %s and is %s", optionNotify, before, now)
+	}
+}
+
+// nothingLeft checks that no namespace is left whose name begins so.
+func nothingLeft(t *testing.T, o Options, prefix string) {
+	t.Helper()
+	nc, err := nats.Connect(o.NATSURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := js.StreamNames(t.Context())
+	for name := range names.Name() {
+		if strings.HasPrefix(name, strings.ToUpper(prefix)) {
+			t.Errorf("stream %s is left", name)
+		}
+	}
+	if names.Err() != nil {
+		t.Error(names.Err())
+	}
+	b := newBench(t)
+	var schemas int
+	if err := b.pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_namespace WHERE nspname LIKE $1`, prefix+"%").Scan(&schemas); err != nil || schemas > 0 {
+		t.Errorf("%d schemas are left, %v", schemas, err)
+	}
+	if keys, err := b.redis.Keys(t.Context(), prefix+"*").Result(); err != nil || len(keys) > 0 {
+		t.Errorf("keys %q are left, %v", keys, err)
+	}
+}
+
+// script writes a worker program that is the real one but for some lines of shell before it.
+func script(t *testing.T, lines string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "worker")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+lines+"\nexec "+workerProgram+" \"$@\"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestWorkerFails has workers that fail in several ways. Each is told, and nothing is left.
+func TestWorkerFails(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		lines string
+		want  []string
+	}{
+		"dies":           {`[ "$1" = run ] && export HOLDFAST_FAILPOINT=requests.published`, []string{"a worker ended by itself", "killed", "worker started"}},
+		"does not start": {`[ "$1" = run ] && echo no more rooms >&2 && exit 7`, []string{"a worker ended by itself", "no more rooms", "exit status 7"}},
+		"cannot migrate": {`[ "$1" = migrate ] && echo no schema for you >&2 && exit 1`, []string{"migrate: exit status 1: no schema for you"}},
+		"is none":        {`exec /nonexistent`, []string{"/nonexistent"}},
+		"refuses":        {`[ "$1" = run ] && export HOLDFAST_HORIZON=1`, []string{"the outcomes are map[hold.rejected:", "should be map[hold.created:"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := given("latency")
+			o.Worker = script(t, c.lines)
+			r, err := Run(t.Context(), o)
+			if err == nil {
+				t.Fatalf("measured: %+v", r)
+			}
+			for _, text := range c.want {
+				if !strings.Contains(err.Error(), text) {
+					t.Errorf("it does not say %q: %v", text, err)
+				}
+			}
+			if strings.Contains(err.Error(), "remove namespace") {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestStopped stops a run in its middle: it says so, tells what it has, and leaves nothing.
+func TestStopped(t *testing.T) {
+	t.Parallel()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	o := given("expiry", "growth")
+	o.Step = func(done, _ int, _ string) {
+		if done == 2 {
+			stop()
+		}
+	}
+	r, err := Run(ctx, o)
+	if err == nil || err.Error() != "measure growth: it was stopped" {
+		t.Errorf("stopped: %v", err)
+	}
+	if r == nil || len(r.Expiries) != 2 || len(r.Growth) != 0 {
+		t.Errorf("what was measured until then: %+v", r)
+	}
+}
+
+// TestWrongOptions asks for what there is not.
+func TestWrongOptions(t *testing.T) {
+	t.Parallel()
+	if _, err := Run(t.Context(), given("sails")); err == nil || !strings.Contains(err.Error(), `no part "sails"`) {
+		t.Error(err)
+	}
+	o := given()
+	o.PostgresURL = ""
+	if _, err := Run(t.Context(), o); !errors.Is(err, ErrSomeServers) {
+		t.Error(err)
+	}
+	for _, url := range []*string{&o.NATSURL, &o.RedisURL, &o.PostgresURL} {
+		o = given()
+		*url = "redis://:secret@127.0.0.1:1:2"
+		_, err := Run(t.Context(), o)
+		if err == nil || strings.Contains(err.Error(), "secret") {
+			t.Error(err)
+		}
+	}
+}
+
+// TestSitesAreRemoved removes a namespace with everything in it, and one that was made by half.
+func TestSitesAreRemoved(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	s, err := b.open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.stock(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.start(t.Context(), 2); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.preload(t.Context(), 10, func(n int) (*nats.Msg, error) { return s.request(n, 1, 1) }); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.awaitAnswers(t.Context(), 10); err != nil {
+		t.Fatal(err)
+	}
+	workers := slices.Clone(s.workers)
+	for range 2 { // the second finds nothing, as where it was made by half
+		if err := s.close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, w := range workers {
+		if err := w.cmd.Process.Signal(os.Interrupt); !errors.Is(err, os.ErrProcessDone) {
+			t.Errorf("a worker is left: %v", err)
+		}
+	}
+	nothingLeft(t, b.Options, b.name)
+}
+
+// TestTally counts outcomes that are not those that are meant.
+func TestTally(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	for _, event := range []string{"hold.created", "hold.created", "hold.rejected"} {
+		if err := s.publish(nats.NewMsg(s.ns.Out(event, "loft"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.published(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.tally(t.Context(), map[string]int{"hold.created": 2, "hold.rejected": 1}); err != nil {
+		t.Error(err)
+	}
+	for _, wrong := range []map[string]int{{"hold.created": 2}, {"hold.created": 3}, {"hold.created": 3, "hold.rejected": 0}, {"hold.created": 2, "hold.rejected": 1, "hold.expired": 1}} {
+		if err := s.tally(t.Context(), wrong); err == nil {
+			t.Errorf("counted: %v", wrong)
+		}
+	}
+}
+
+// TestBaselineGrants decides events night by night, and finds it when one night was not counted.
+func TestBaselineGrants(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	what := sale{3, 2, 1}
+	if err := s.preload(t.Context(), s.baseline, func(n int) (*nats.Msg, error) { return s.request(n, what.resources, what.nights) }); err != nil {
+		t.Fatal(err)
+	}
+	consumer, err := s.js.Consumer(t.Context(), s.ns.InStream(), "requests")
+	if err != nil {
+		t.Fatal(err)
+	}
+	batch, err := consumer.Fetch(s.baseline)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := s.redis.Conn()
+	defer func() { _ = conn.Close() }()
+	for m := range batch.Messages() {
+		if err := s.decideNightByNight(t.Context(), conn, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.published(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.tallyNights(t.Context(), what), s.tally(t.Context(), map[string]int{"hold.created": s.baseline})); err != nil {
+		t.Error(err)
+	}
+	kept := s.redis.Keys(t.Context(), s.nightByNight("r0")+"hold:*").Val()
+	kept = append(kept, s.redis.Keys(t.Context(), s.nightByNight("r1")+"hold:*").Val()...)
+	if len(kept) != s.baseline {
+		t.Errorf("%d holds are kept", len(kept))
+	}
+	if locks := s.redis.Keys(t.Context(), string(s.ns)+":*:lock:*").Val(); len(locks) > 0 {
+		t.Errorf("locks are left: %q", locks)
+	}
+	night := s.redis.HKeys(t.Context(), s.nightByNight("r1")+"counts").Val()[0]
+	if err := s.redis.HIncrBy(t.Context(), s.nightByNight("r1")+"counts", night, -1).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.tallyNights(t.Context(), what); err == nil {
+		t.Error("a night that was not counted is not found")
+	}
+}
+
+// TestCeilingGrants looks at what the ceiling writes: it does all that a hold needs.
+func TestCeilingGrants(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	calls := ceilingCallsOf(b.name, 1, 100, 7, 3)
+	script := redis.NewScript(ceilingSource)
+	if err := script.Load(t.Context(), b.redis).Err(); err != nil {
+		t.Fatal(err)
+	}
+	conn := b.redis.Conn()
+	defer func() { _ = conn.Close() }()
+	if err := ceilingOn(t.Context(), script, conn, calls); err != nil {
+		t.Fatal(err)
+	}
+	sum, due := 0, 0
+	for _, resource := range []string{"r0", "r1", "r2"} {
+		prefix := b.name + ":" + resource + ":"
+		for _, count := range b.redis.HVals(t.Context(), prefix+"counts").Val() {
+			var n int
+			if _, err := fmt.Sscan(count, &n); err != nil {
+				t.Fatal(err)
+			}
+			sum += n
+		}
+		due += int(b.redis.ZCard(t.Context(), prefix+"due").Val())
+	}
+	if sum != 100*7 || due != 100 {
+		t.Errorf("%d nights and %d deadlines", sum, due)
+	}
+	for _, kind := range []string{"request", "hold"} {
+		keys := b.redis.Keys(t.Context(), b.name+":*:"+kind+":*").Val()
+		if len(keys) != 100 || b.redis.PTTL(t.Context(), keys[0]).Val() <= 0 {
+			t.Errorf("%d keys of %ss", len(keys), kind)
+		}
+	}
+	if err := ceilingOn(t.Context(), script, conn, calls); err == nil || !strings.Contains(err.Error(), "answered 0") {
+		t.Errorf("asked again: %v", err)
+	}
+	if err := b.forget(t.Context(), b.name); err != nil {
+		t.Error(err)
+	}
+	nothingLeft(t, b.Options, b.name)
+}
+
+// TestPace does things in order, each when it is due or later.
+func TestPace(t *testing.T) {
+	t.Parallel()
+	due := evenly(time.Now(), 2000)
+	done := 0
+	err := pace(t.Context(), 100, due, func(n int) error {
+		if n != done || due(n).After(time.Now()) {
+			t.Errorf("%d was done early, or instead of %d", n, done)
+		}
+		done++
+		return nil
+	})
+	if err != nil || done != 100 {
+		t.Errorf("%d were done: %v", done, err)
+	}
+	failed := errors.New("failed")
+	if err := pace(t.Context(), 2, due, func(int) error { return failed }); !errors.Is(err, failed) {
+		t.Error(err)
+	}
+	over, stop := context.WithCancel(t.Context())
+	stop()
+	if err := pace(over, 1, evenly(time.Now().AddDate(1, 0, 0), 1), func(int) error { return nil }); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,129 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+const (
+	lapsingResources = 200
+	lapsingLater     = 5 // seconds between the last of them that is placed and the first that lapses
+	keysAtATime      = 1000
+)
+
+// expiries measures how late lapsed holds are given back, with keyspace notifications and without.
+func (b *bench) expiries(ctx context.Context) error {
+	b.tell("expiry: %s lapse within a second among %s with a TTL", plural(b.lapsing, "hold"), plural(b.keys, "other key"))
+	for _, notified := range []bool{false, true} {
+		b.step("expiry, notifications %s", onOff(notified))
+		figure, err := b.lapse(ctx, notified)
+		if err != nil {
+			return fmt.Errorf("notifications %s: %w", onOff(notified), err)
+		}
+		b.report.Expiries = append(b.report.Expiries, figure)
+		b.tell("  %s", figure.line())
+	}
+	return nil
+}
+
+func onOff(on bool) string { return map[bool]string{true: "on", false: "off"}[on] }
+
+// lapse lets holds lapse within a second among other keys that have a TTL. They are placed during
+// some seconds, each later one for a shorter time.
+func (b *bench) lapse(ctx context.Context, notified bool) (figure Expiry, err error) {
+	s, err := b.open(ctx)
+	if err != nil {
+		return Expiry{}, err
+	}
+	defer func() { err = errors.Join(err, s.close(ctx)) }()
+	if err := s.stock(ctx, lapsingResources); err != nil {
+		return Expiry{}, err
+	}
+	if err := s.addKeys(ctx); err != nil {
+		return Expiry{}, err
+	}
+	if b.stack != nil { // else others may need them
+		if err := s.redis.ConfigSet(ctx, optionNotify, "").Err(); err != nil {
+			return Expiry{}, fmt.Errorf("redis: %w", err)
+		}
+	}
+	if err := s.start(ctx, 1, "HOLDFAST_NO_NOTIFICATIONS="+strconv.FormatBool(!notified)); err != nil {
+		return Expiry{}, err
+	}
+	number := b.lapsing
+	aSecond := max(number/b.placedIn, 1)
+	requests := make([]*nats.Msg, number)
+	for n := range requests {
+		if requests[n], err = s.briefRequest(n, int64(max(b.placedIn-n/aSecond, 1)+lapsingLater)); err != nil {
+			return Expiry{}, err
+		}
+	}
+	due := evenly(time.Now(), float64(aSecond))
+	if err := pace(ctx, number, due, func(n int) error { return s.publish(requests[n]) }); err != nil {
+		return Expiry{}, err
+	}
+	if err := s.published(ctx); err != nil {
+		return Expiry{}, err
+	}
+	if _, err := s.awaitAnswers(ctx, 2*number); err != nil {
+		return Expiry{}, err
+	}
+	if err := s.tally(ctx, map[string]int{holds.EventHoldCreated: number, holds.EventHoldExpired: number}); err != nil {
+		return Expiry{}, err
+	}
+	late := newHistogram()
+	var first, last time.Time
+	err = s.read(ctx, holds.EventHoldExpired, number, func(e events.Envelope) error {
+		var data struct {
+			ExpiresAt  time.Time `json:"expires_at"`
+			RestoredAt time.Time `json:"restored_at"`
+		}
+		if err := json.Unmarshal(e.Data, &data); err != nil {
+			return err
+		}
+		if first.IsZero() || data.ExpiresAt.Before(first) {
+			first = data.ExpiresAt
+		}
+		if data.ExpiresAt.After(last) {
+			last = data.ExpiresAt
+		}
+		record(late, data.RestoredAt.Sub(data.ExpiresAt))
+		return nil
+	})
+	return Expiry{
+		Notified: notified, RedisNotifies: s.notified(ctx), Number: number, Keys: s.keys,
+		Within: last.Sub(first).Seconds(), Late: newTimes(late),
+	}, err
+}
+
+// briefRequest asks for a hold that lasts some seconds.
+func (s *site) briefRequest(n int, ttl int64) (*nats.Msg, error) {
+	resource, user := "r"+strconv.Itoa(n%lapsingResources), "u"+strconv.Itoa(n)
+	return s.event(events.BookingRequested, resource, events.BookingRequestedData{
+		RequestKey: user, UserID: user, ResourceID: resource, Quantity: 1, TTLSeconds: &ttl,
+		Asked: holds.Asked{CheckIn: s.first.Format(time.DateOnly), CheckOut: s.first.AddDate(0, 0, usualNights).Format(time.DateOnly)},
+	})
+}
+
+// addKeys writes keys with a TTL that are nobody's: Redis has to look among them for what has lapsed.
+func (s *site) addKeys(ctx context.Context) error {
+	for n := 0; n < s.keys; n += keysAtATime {
+		pipe := s.redis.Pipeline()
+		for i := range min(keysAtATime, s.keys-n) {
+			pipe.Set(ctx, string(s.ns)+":{other}:"+strconv.Itoa(n+i), "", time.Hour)
+		}
+		if _, err := pipe.Exec(ctx); err != nil {
+			return fmt.Errorf("write keys: %w", err)
+		}
+	}
+	return nil
+}

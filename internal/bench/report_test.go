@@ -1,0 +1,257 @@
+package bench
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/jackc/pgx/v5"
+
+	"holdfast/internal/stack/stacktest"
+)
+
+// rates are of rounds.
+func rates(perSecond ...float64) []Rate {
+	rounds := make([]Rate, len(perSecond))
+	for i, p := range perSecond {
+		rounds[i] = Rate{Number: 1000, Seconds: 1000 / p, PerSecond: p, Processor: map[string]float64{processRedis: 1e6 / p / 2}}
+	}
+	return rounds
+}
+
+// TestSum computes ratios round by round, and takes their middle.
+func TestSum(t *testing.T) {
+	t.Parallel()
+	many := Sale{Nights: 7, Resources: 1000, Workers: 1, Ceiling: rates(100, 100, 50), Holdfast: rates(50, 20, 20), Baseline: rates(5, 5, 5)}
+	hot := Sale{Nights: 7, Resources: 1, Workers: 1, Ceiling: rates(100, 100, 100), Holdfast: rates(100, 60, 20)}
+	hot.sum(&many)
+	many.sum(&many)
+	if many.PerSecond != 20 || many.CeilingSecond != 100 || many.OfCeiling != 0.4 || many.BaselineSecond != 5 || many.TimesBaseline != 4 || many.TimesMany != 1 {
+		t.Errorf("%+v", many)
+	}
+	if hot.TimesMany != 2 || hot.TimesBaseline != 0 { // 2, 3, 1
+		t.Errorf("%+v", hot)
+	}
+	if math.Abs(hot.CeilingBusy-0.5) > 1e-9 || hot.CeilingMicros[processRedis] != 5000 || hot.ProcessorMicros[processRedis] != 1e6/60/2 {
+		t.Errorf("%+v", hot)
+	}
+	if line := hot.line(); !strings.Contains(line, "Redis was busy for 50 % of the time only") {
+		t.Error(line)
+	}
+	if median(0, nil) != 0 || middle(rates(1, 4), perSecond) != 2.5 {
+		t.Error("medians of none and of two")
+	}
+	if _, err := newRate(1, 0, nil); err == nil {
+		t.Error("a rate of what took no time")
+	}
+}
+
+// TestJudge has each goal just met, and then just missed.
+func TestJudge(t *testing.T) {
+	t.Parallel()
+	met := func() *Report {
+		r := &Report{Payments: &Payments{OfCeiling: 0.5}}
+		for nights, of := range map[int]float64{1: 0.5, 3: 0.5, 7: 0.5, 30: 0.6} {
+			r.Sales = append(r.Sales,
+				Sale{Nights: nights, Resources: 1000, Workers: 1, OfCeiling: of, TimesBaseline: map[int]float64{7: 10, 30: 20}[nights], TimesMany: 1},
+				Sale{Nights: nights, Resources: 1, Workers: 1, OfCeiling: 0.7, TimesMany: 1.3},
+				Sale{Nights: nights, Resources: 1000, Workers: 2}, Sale{Nights: nights, Resources: 10, Workers: 1})
+		}
+		r.Latencies = []Latency{{Percent: 10, Times: Times{P99: 99}}, {Percent: 50, Times: Times{P99: 20, P999: 99, Max: 99}}, {Percent: 80, Times: Times{P99: 99}}}
+		r.Expiries = []Expiry{{Late: Times{P999: 500, Max: 999}}, {Notified: true, Late: Times{P999: 999}}}
+		return r
+	}
+	r := met()
+	r.judge()
+	if len(r.Goals) != 14 || r.Missed() != 0 {
+		t.Errorf("%d goals, %d missed: %+v", len(r.Goals), r.Missed(), r.Goals)
+	}
+	lower := func(resources int, change func(*Sale)) func(*Report) {
+		return func(r *Report) {
+			for i := range r.Sales {
+				if s := &r.Sales[i]; s.Resources == resources && s.Workers == 1 {
+					change(s)
+				}
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		change func(*Report)
+		missed int
+	}{
+		"of the ceiling":      {lower(1000, func(s *Sale) { s.OfCeiling -= 0.001 }), 4},
+		"times the baseline":  {lower(1000, func(s *Sale) { s.TimesBaseline -= 0.001 }), 2},
+		"times 1,000":         {lower(1, func(s *Sale) { s.TimesMany -= 0.001 }), 4},
+		"1 night, one hot":    {lower(1, func(s *Sale) { s.OfCeiling -= 0.001 }), 1},
+		"payments":            {func(r *Report) { r.Payments.OfCeiling -= 0.001 }, 1},
+		"latency at 50":       {func(r *Report) { r.Latencies[1].P99 += 0.001 }, 1},
+		"expiry":              {func(r *Report) { r.Expiries[0].Late.P999 += 0.001 }, 1},
+		"what was not judged": {func(r *Report) { r.Latencies[0].P99, r.Expiries[1].Late.P999 = 1e6, 1e6 }, 0},
+	} {
+		r := met()
+		c.change(r)
+		r.judge()
+		if r.Missed() != c.missed {
+			t.Errorf("%s: %d missed, want %d: %+v", name, r.Missed(), c.missed, r.Goals)
+		}
+		for _, g := range r.Goals {
+			if !g.Met && !strings.Contains(g.Name, name) {
+				t.Errorf("%s: missed is %s", name, g.Name)
+			}
+			if g.Met != (g.Bound == AtLeast && g.Found >= g.Want || g.Bound == AtMost && g.Found <= g.Want) {
+				t.Errorf("%s: %+v", name, g)
+			}
+		}
+	}
+	none := &Report{}
+	none.judge()
+	if text, err := json.Marshal(none); err != nil || !strings.Contains(string(text), `"goals":[]`) {
+		t.Errorf("nothing was measured: %s, %v", text, err)
+	}
+}
+
+// TestPlot draws every bar, with the share of the ceiling on those of Holdfast.
+func TestPlot(t *testing.T) {
+	t.Parallel()
+	r := &Report{}
+	share := 0.11
+	for _, nights := range []int{1, 3, 7, 30} {
+		for _, k := range []sale{{nights, 1000, 1}, {nights, 10, 1}, {nights, 1, 1}, {nights, 1000, 2}} {
+			s := Sale{Nights: k.nights, Resources: k.resources, Workers: k.workers, PerSecond: 20_000, CeilingSecond: 40_000, OfCeiling: share}
+			if k.resources == 1000 {
+				s.BaselineSecond = 1000
+			}
+			r.Sales = append(r.Sales, s)
+			share += 0.01
+		}
+	}
+	path := filepath.Join(t.TempDir(), "holds.svg")
+	if err := r.Plot(path); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fills, words := make(map[string]int), []string{}
+	decoder := xml.NewDecoder(strings.NewReader(string(text)))
+	for root := true; ; {
+		token, err := decoder.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch token := token.(type) {
+		case xml.StartElement:
+			if root && token.Name.Local != "svg" {
+				t.Errorf("it is a %s", token.Name.Local)
+			}
+			root = false
+			for _, a := range token.Attr {
+				if fill, filled := strings.CutPrefix(a.Value, "fill:"); filled && a.Name.Local == "style" {
+					fills[fill]++
+				}
+			}
+		case xml.CharData:
+			if word := strings.TrimSpace(string(token)); word != "" {
+				words = append(words, word)
+			}
+		}
+	}
+	for _, colour := range []string{"#B0B0B0", "#1B5E8C", "#4A90C2", "#9CC8E6", "#C05A3C"} {
+		if fills[colour] != 5 { // four bars, and one in the legend
+			t.Errorf("%d bars are %s: %v", fills[colour], colour, fills)
+		}
+	}
+	want := []string{"nights in a request", "1", "3", "7", "30", "Holdfast, 1 resource (on the bars: its share of what Redis alone can do)", "50,000"}
+	for i, s := range r.Sales {
+		if label := []string{"0.11", "0.12", "0.13", "", "0.15", "0.16", "0.17", "", "0.19", "0.20", "0.21", "", "0.23", "0.24", "0.25", ""}[i]; s.Workers == 1 {
+			want = append(want, label)
+		}
+	}
+	for _, word := range want {
+		if !slices.Contains(words, word) {
+			t.Errorf("it does not say %q: %q", word, words)
+		}
+	}
+	if err := r.Plot(filepath.Join(t.TempDir(), "none", "holds.svg")); err == nil {
+		t.Error("written into a directory that is not there")
+	}
+}
+
+// TestProcessorTimes reads what processes have used, also those of Postgres that have ended.
+func TestProcessorTimes(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("there is no /proc, and so no figures") // processorTimes says so too
+	}
+	t.Parallel()
+	self, err := readStat(os.Getpid())
+	if err != nil || self.parent != os.Getppid() {
+		t.Errorf("%+v, %v; the parent is %d", self, err, os.Getppid())
+	}
+	if _, err := readStat(-1); err == nil {
+		t.Error("a process that there is not")
+	}
+	conn, err := pgx.Connect(t.Context(), stacktest.Shared().PostgresURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	postmaster := stacktest.Shared().PostgresPID()
+	before := familyTime(postmaster)
+	var n int
+	if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM generate_series(1, 3000000)").Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	backend := int(conn.PgConn().PID())
+	its, err := readStat(backend)
+	if err != nil || its.parent != postmaster || its.own == 0 {
+		t.Errorf("the connection's process: %+v, %v", its, err)
+	}
+	if used := familyTime(postmaster) - before; used < its.own/2 { // ticks are rounded
+		t.Errorf("a process uses %s; of all %s is told", its.own, used)
+	}
+	if err := conn.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.Eventually(t, "the connection's process to end", func() bool { _, err := readStat(backend); return err != nil })
+	if used := familyTime(postmaster) - before; used < its.own/2 {
+		t.Errorf("a process used %s and ended; of all %s is told", its.own, used)
+	}
+	unknown := processorTimes(nil)
+	if unknown.since(nil) != nil || unknown.each(1) != nil {
+		t.Error("what is not known is told")
+	}
+	known := processorTimes{"redis": 3 * time.Millisecond}.since(processorTimes{"redis": time.Millisecond}).each(100)
+	if known["redis"] != 20 {
+		t.Errorf("2 ms for 100: %v", known)
+	}
+}
+
+// TestWords writes numbers for people.
+func TestWords(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int]string{0: "0 holds", 1: "1 hold", 999: "999 holds", 1000: "1,000 holds", 1234567: "1,234,567 holds"} {
+		if got := plural(n, "hold"); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+	log := &lastLines{}
+	for range 3 * logLinesMax {
+		log.add("old\n")
+	}
+	log.add("new\n")
+	if lines := strings.Split(log.String(), "\n"); len(lines) != logLinesMax || lines[len(lines)-1] != "new" {
+		t.Errorf("%d lines: %q", len(lines), lines)
+	}
+}

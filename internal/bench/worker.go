@@ -1,0 +1,170 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/go-json-experiment/json"
+)
+
+const (
+	startWithin = 30 * time.Second // until a worker is ready
+	stopWithin  = 15 * time.Second
+	logLinesMax = 20 // of a worker's log that are kept
+)
+
+// worker is a process of the worker program.
+type worker struct {
+	cmd    *exec.Cmd
+	addr   chan string // of its operations, once
+	log    lastLines
+	exited chan struct{}
+	err    error // how it ended, to be read after exited
+}
+
+// lastLines are the last lines of a log.
+type lastLines struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *lastLines) add(line string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines[max(0, len(l.lines)-logLinesMax+1):], line)
+}
+
+func (l *lastLines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.TrimSpace(strings.Join(l.lines, ""))
+}
+
+// start starts workers and waits until they are ready.
+func (s *site) start(ctx context.Context, number int, more ...string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, startWithin, fmt.Errorf("not ready within %s", startWithin))
+	defer cancel()
+	first := len(s.workers)
+	for range number {
+		w, err := startWorker(s.Worker, s.environ(more...))
+		if err != nil {
+			return err
+		}
+		s.workers = append(s.workers, w)
+	}
+	for _, w := range s.workers[first:] {
+		if err := w.ready(ctx); err != nil {
+			return fmt.Errorf("start a worker: %w\n%s", err, &w.log)
+		}
+	}
+	return nil
+}
+
+func startWorker(program string, environ []string) (*worker, error) {
+	w := &worker{cmd: exec.Command(program, "run", "--no-migrate"), addr: make(chan string, 1), exited: make(chan struct{})}
+	w.cmd.Env = environ
+	out, in := io.Pipe()
+	w.cmd.Stdout, w.cmd.Stderr = in, in
+	if err := w.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start a worker: %w", err)
+	}
+	var reading sync.WaitGroup
+	reading.Go(func() { w.readLog(bufio.NewReader(out)) })
+	go func() {
+		w.err = w.cmd.Wait()
+		_ = in.Close() // never fails
+		reading.Wait()
+		close(w.exited)
+	}()
+	return w, nil
+}
+
+// readLog reads the log, in which the worker tells where it listens.
+func (w *worker) readLog(log *bufio.Reader) {
+	for {
+		text, err := log.ReadString('\n')
+		if err != nil {
+			return
+		}
+		w.log.add(text)
+		var line struct {
+			Message  string `json:"message"`
+			HTTPAddr string `json:"http_addr"`
+		}
+		if json.Unmarshal([]byte(text), &line) == nil && line.Message == "worker started" {
+			select {
+			case w.addr <- line.HTTPAddr:
+			default:
+			}
+		}
+	}
+}
+
+// ready waits until a worker can be asked.
+func (w *worker) ready(ctx context.Context) error {
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: startWithin}
+	addr := ""
+	select {
+	case addr = <-w.addr:
+	case <-w.exited:
+		return w.ended()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return poll(ctx, 10*time.Millisecond, func() (bool, error) {
+		answer, err := client.Get("http://" + addr + "/readyz")
+		if err != nil {
+			return false, err
+		}
+		return answer.StatusCode == http.StatusOK, answer.Body.Close()
+	})
+}
+
+// ended says how a worker ended. Only after exited.
+func (w *worker) ended() error {
+	how := "exit status 0"
+	if w.err != nil {
+		how = w.err.Error()
+	}
+	return fmt.Errorf("a worker ended by itself: %s: %s", how, &w.log)
+}
+
+// alive returns an error when a worker has ended.
+func (s *site) alive() error {
+	for _, w := range s.workers {
+		select {
+		case <-w.exited:
+			return w.ended()
+		default:
+		}
+	}
+	return nil
+}
+
+// stopAll stops the workers. One that has ended before is no error here.
+func (s *site) stopAll() error {
+	var errs []error
+	for _, w := range s.workers {
+		_ = w.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+	}
+	for _, w := range s.workers {
+		select {
+		case <-w.exited:
+		case <-time.After(stopWithin):
+			_ = w.cmd.Process.Kill() // it may have ended
+			<-w.exited
+			errs = append(errs, fmt.Errorf("a worker did not stop within %s: %s", stopWithin, &w.log))
+		}
+	}
+	s.workers = nil
+	return errors.Join(errs...)
+}
