@@ -396,3 +396,12 @@ func TestOutcomeID(t *testing.T) {
 		}
 	}
 }
+
+// TestEmptyContentType reads an event in structured mode whose header content-type is there and empty.
+func TestEmptyContentType(t *testing.T) {
+	t.Parallel()
+	in, err := ns.Decode(onRequest, nats.Header{"Content-Type": {""}}, []byte(request("")), storedAt)
+	if err != nil || in.Place == nil {
+		t.Errorf("%+v %v", in, err)
+	}
+}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"mime"
 	"net/url"
 	"regexp"
@@ -80,35 +79,59 @@ func malformedJSON(where string, err error) error {
 // decodeEnvelope reads a CloudEvent in structured or binary mode (NATS protocol binding 1.0).
 // Every error is a *malformedError.
 func decodeEnvelope(header nats.Header, body []byte) (Envelope, error) {
-	attributes, err := headerAttributes(header)
+	headers, err := headerAttributes(header)
 	if err != nil {
 		return Envelope{}, err
 	}
-	media, err := mediaType(attributes["content-type"])
+	contentType, _ := headers.get("content-type")
+	media, err := mediaType(contentType)
 	if err != nil {
 		return Envelope{}, malformed("content-type: %v", err)
 	}
-	if media == contentTypeEvent || media == "" && !hasAttribute(attributes) {
+	if media == contentTypeEvent || media == "" && !headers.haveAttribute() {
 		return decodeStructured(body)
 	}
-	return decodeBinary(attributes, media, body)
+	return decodeBinary(headers, media, body)
+}
+
+// attribute is an attribute of a CloudEvent, or a header that one may be made of.
+type attribute struct{ name, text string }
+
+// attributes are sorted by their names: of two mistakes always the same is told.
+type attributes []attribute
+
+func (as attributes) get(name string) (text string, found bool) {
+	for _, a := range as {
+		if a.name == name {
+			return a.text, true
+		}
+	}
+	return "", false
+}
+
+// haveAttribute reports whether one of them is a header that stands for an attribute.
+func (as attributes) haveAttribute() bool {
+	return slices.ContainsFunc(as, func(a attribute) bool { return strings.HasPrefix(a.name, attributePrefix) })
 }
 
 // headerAttributes returns the headers that a CloudEvent is made of, content-type and ce-...,
 // by their lower-case names: NATS tells cases apart, CloudEvents does not.
-func headerAttributes(header nats.Header) (map[string]string, error) {
-	attributes := make(map[string]string)
-	for _, given := range slices.Sorted(maps.Keys(header)) { // of two mistakes always the same is told
-		if !isAttribute(given) {
-			continue
+func headerAttributes(header nats.Header) (attributes, error) {
+	var as attributes
+	for given, values := range header {
+		if isAttribute(given) {
+			for _, text := range values {
+				as = append(as, attribute{strings.ToLower(given), text})
+			}
 		}
-		name, values := strings.ToLower(given), header[given]
-		if _, repeated := attributes[name]; repeated || len(values) != 1 {
-			return nil, malformed("%s: want one value", name)
-		}
-		attributes[name] = values[0]
 	}
-	return attributes, nil
+	slices.SortFunc(as, func(a, b attribute) int { return strings.Compare(a.name, b.name) })
+	for i := 1; i < len(as); i++ {
+		if as[i].name == as[i-1].name {
+			return nil, malformed("%s: want one value", as[i].name)
+		}
+	}
+	return as, nil
 }
 
 // isAttribute reports whether a CloudEvent may be made of a header.
@@ -117,19 +140,11 @@ func isAttribute(header string) bool {
 	return header == "content-type" || strings.HasPrefix(header, attributePrefix)
 }
 
-func hasAttribute(attributes map[string]string) bool {
-	for name := range attributes {
-		if strings.HasPrefix(name, attributePrefix) {
-			return true
-		}
-	}
-	return false
-}
-
 // mediaType returns the type of a Content-Type, which must be JSON in UTF-8 where it says so.
 func mediaType(contentType string) (string, error) {
-	if contentType == "" {
-		return "", nil
+	switch contentType {
+	case "", contentTypeEvent, contentTypeJSON: // as they nearly always are
+		return contentType, nil
 	}
 	media, parameters, err := mime.ParseMediaType(contentType)
 	if err != nil || !strings.Contains(media, "/") {
@@ -145,28 +160,32 @@ func mediaType(contentType string) (string, error) {
 }
 
 func decodeStructured(body []byte) (Envelope, error) {
-	var attributes members
-	if err := json.Unmarshal(body, &attributes); err != nil {
+	var all members
+	if err := json.Unmarshal(body, &all); err != nil {
 		return Envelope{}, malformedJSON("body", err)
 	}
-	if attributes == nil {
+	if all == nil {
 		return Envelope{}, malformed("body: want a JSON object")
 	}
-	r := reader{members: attributes}
-	texts := make(map[string]string)
-	for _, name := range slices.Sorted(maps.Keys(attributes)) { // of two mistakes always the same is told
-		value := attributes[name]
+	r, as := reader{members: all}, make(attributes, 0, len(all))
+	for name := range all {
+		as = append(as, attribute{name: name})
+	}
+	slices.SortFunc(as, func(a, b attribute) int { return strings.Compare(a.name, b.name) })
+	texts := as[:0]
+	for _, a := range as {
+		value := all[a.name]
 		switch kind := value.Kind(); {
-		case name == "data":
-		case !attributeName.MatchString(name): // data_base64 among them
-			r.fail(name, "not the name of an attribute")
+		case a.name == "data":
+		case !isAttributeName(a.name): // data_base64 among them
+			r.fail(a.name, "not the name of an attribute")
 		case kind == '"':
-			texts[name] = r.text(name)
-		case slices.Contains(knownAttributes, name):
-			r.fail(name, "want a string")
+			texts = append(texts, attribute{a.name, r.text(a.name)})
+		case slices.Contains(knownAttributes, a.name):
+			r.fail(a.name, "want a string")
 		case kind == 't', kind == 'f', plainInteger.Match(value):
 		default:
-			r.fail(name, "want a string, a boolean or an integer")
+			r.fail(a.name, "want a string, a boolean or an integer")
 		}
 	}
 	if r.err != nil {
@@ -180,23 +199,26 @@ func decodeStructured(body []byte) (Envelope, error) {
 	return e, r.err
 }
 
-func decodeBinary(attributes map[string]string, media string, body []byte) (Envelope, error) {
-	texts := make(map[string]string)
-	for _, header := range slices.Sorted(maps.Keys(attributes)) {
-		name, isAttribute := strings.CutPrefix(header, attributePrefix)
-		if !isAttribute {
+func decodeBinary(headers attributes, media string, body []byte) (Envelope, error) {
+	as := make(attributes, 0, len(headers)+1)
+	for _, header := range headers {
+		name, ours := strings.CutPrefix(header.name, attributePrefix)
+		if !ours {
 			continue
 		}
-		text, err := url.PathUnescape(attributes[header])
-		if err != nil || !attributeName.MatchString(name) {
+		text, err := url.PathUnescape(header.text)
+		if err != nil || !isAttributeName(name) {
 			return Envelope{}, malformed("ce-%s: want a percent-encoded attribute", name)
 		}
-		texts[name] = text
+		if name != datacontenttype || media == "" {
+			as = append(as, attribute{name, text})
+		}
 	}
 	if media != "" {
-		texts["datacontenttype"] = media
+		as = append(as, attribute{datacontenttype, media})
+		slices.SortFunc(as, func(a, b attribute) int { return strings.Compare(a.name, b.name) })
 	}
-	e, err := newEnvelope(texts)
+	e, err := newEnvelope(as)
 	if err != nil {
 		return Envelope{}, err
 	}
@@ -212,70 +234,76 @@ func decodeBinary(attributes map[string]string, media string, body []byte) (Enve
 }
 
 // The attributes that CloudEvents defines, and the form of some.
-const attributePrefix = "ce-"
+const (
+	attributePrefix = "ce-"
+	datacontenttype = "datacontenttype"
+)
 
 var (
 	requiredAttributes = []string{"specversion", "id", "source", "type"}
-	knownAttributes    = append([]string{"datacontenttype", "dataschema", "subject", "time"}, requiredAttributes...)
+	knownAttributes    = append([]string{datacontenttype, "dataschema", "subject", "time"}, requiredAttributes...)
 	plainInteger       = regexp.MustCompile(`^-?(0|[1-9][0-9]*)$`)
-	attributeName      = regexp.MustCompile(`^[a-z0-9]+$`)
 	uriReference       = regexp.MustCompile(`^[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+$`)
 	timestamp          = regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)$`)
 )
 
+// isAttributeName reports whether an attribute may have a name: lower-case letters and digits.
+func isAttributeName(name string) bool {
+	return name != "" && !strings.ContainsFunc(name, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') })
+}
+
 // newEnvelope checks the attributes of an event, whichever way they came.
-func newEnvelope(attributes map[string]string) (Envelope, error) {
+func newEnvelope(as attributes) (Envelope, error) {
 	for _, name := range requiredAttributes {
-		if _, found := attributes[name]; !found {
+		if _, found := as.get(name); !found {
 			return Envelope{}, malformed("%s: missing", name)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(attributes)) {
-		value := attributes[name]
+	for _, a := range as {
 		switch {
-		case !utf8.ValidString(value):
-			return Envelope{}, malformed("%s: want UTF-8", name)
-		case strings.ContainsFunc(value, unicode.IsControl):
-			return Envelope{}, malformed("%s: must not have control characters", name)
-		case value == "" && slices.Contains(knownAttributes, name):
-			return Envelope{}, malformed("%s: must not be empty", name)
+		case !utf8.ValidString(a.text):
+			return Envelope{}, malformed("%s: want UTF-8", a.name)
+		case strings.ContainsFunc(a.text, unicode.IsControl):
+			return Envelope{}, malformed("%s: must not have control characters", a.name)
+		case a.text == "" && slices.Contains(knownAttributes, a.name):
+			return Envelope{}, malformed("%s: must not be empty", a.name)
 		}
 	}
-	if attributes["specversion"] != "1.0" {
+	if version, _ := as.get("specversion"); version != "1.0" {
 		return Envelope{}, malformed("specversion: want 1.0")
 	}
 	for _, name := range []string{"source", "dataschema"} {
-		value, found := attributes[name]
+		value, found := as.get(name)
 		if _, err := url.Parse(value); found && (err != nil || !uriReference.MatchString(value)) {
 			return Envelope{}, malformed("%s: want a URI reference", name)
 		}
 	}
-	if at, found := attributes["time"]; found {
+	if at, found := as.get("time"); found {
 		at = strings.ToUpper(at)
 		if _, err := time.Parse(time.RFC3339Nano, at); err != nil || !timestamp.MatchString(at) {
 			return Envelope{}, malformed("time: want RFC 3339")
 		}
 	}
-	if _, err := mediaType(attributes["datacontenttype"]); err != nil {
+	e := Envelope{SpecVersion: "1.0"}
+	e.ID, _ = as.get("id")
+	e.Source, _ = as.get("source")
+	e.Type, _ = as.get("type")
+	e.DataContentType, _ = as.get(datacontenttype)
+	if _, err := mediaType(e.DataContentType); err != nil {
 		return Envelope{}, malformed("datacontenttype: %v", err)
 	}
-	return Envelope{
-		SpecVersion: "1.0", ID: attributes["id"], Source: attributes["source"], Type: attributes["type"],
-		DataContentType: attributes["datacontenttype"],
-	}, nil
+	return e, nil
 }
 
 // outcomeID derives the id of an event's outcome from its source, id and body: the same event
 // has the same, whenever and wherever it is decided. It is the event's cause in package holds.
 func outcomeID(source, id string, body []byte) string {
-	h := sha256.New()
-	for _, part := range [][]byte{[]byte(source), []byte(id), body} {
-		var length [8]byte
-		binary.BigEndian.PutUint64(length[:], uint64(len(part)))
-		_, _ = h.Write(length[:]) // a hash never returns an error
-		_, _ = h.Write(part)
-	}
-	return derivedID(h.Sum(nil))
+	text := make([]byte, 0, 24+len(source)+len(id)+len(body))
+	text = append(binary.BigEndian.AppendUint64(text, uint64(len(source))), source...)
+	text = append(binary.BigEndian.AppendUint64(text, uint64(len(id))), id...)
+	text = append(binary.BigEndian.AppendUint64(text, uint64(len(body))), body...)
+	sum := sha256.Sum256(text)
+	return derivedID(sum[:])
 }
 
 // expiryID derives the id of a hold.expired from its hold.
@@ -293,36 +321,26 @@ func derivedID(hash []byte) string {
 	return id.String()
 }
 
-// encode returns the event that tells an outcome.
-func (ns Subjects) encode(o holds.Outcome, id, causationID string) (Envelope, error) {
-	data, err := json.Marshal(o.Data)
-	if err != nil {
-		return Envelope{}, fmt.Errorf("encode %s: %w", o.Event, err)
-	}
-	return Envelope{
-		SpecVersion: "1.0", ID: id, Source: "/holdfast/" + string(ns), Type: Type(o.Event),
-		Subject: o.Hold.String(), Time: o.At, DataContentType: contentTypeJSON, CausationID: causationID, Data: data,
-	}, nil
-}
-
 // outcomeMessage returns the message that stores an outcome under an id.
 func (ns Subjects) outcomeMessage(o holds.Outcome, id, causationID string) (*nats.Msg, error) {
-	envelope, err := ns.encode(o, id, causationID)
-	if err != nil {
-		return nil, err
-	}
-	return envelope.message(ns.Out(o.Event, o.Resource))
+	return message(ns.Out(o.Event, o.Resource), id, struct {
+		Envelope
+		Data any `json:"data"`
+	}{Envelope{
+		SpecVersion: "1.0", ID: id, Source: "/holdfast/" + string(ns), Type: Type(o.Event),
+		Subject: o.Hold.String(), Time: o.At, DataContentType: contentTypeJSON, CausationID: causationID,
+	}, o.Data})
 }
 
 // message returns the message that carries an event to a subject.
-func (e Envelope) message(subject string) (*nats.Msg, error) {
-	body, err := json.Marshal(e)
+func message(subject, id string, event any) (*nats.Msg, error) {
+	body, err := json.Marshal(event)
 	if err != nil {
-		return nil, fmt.Errorf("encode %s: %w", e.Type, err)
+		return nil, fmt.Errorf("encode the event for %s: %w", subject, err)
 	}
 	m := Structured(body)
 	m.Subject = subject
-	m.Header.Set(headerMsgID, e.ID)
+	m.Header.Set(headerMsgID, id)
 	return m, nil
 }
 

@@ -85,4 +85,4 @@ func (ns Subjects) NewRequest(event, resource, source string, data any) (Request
 }
 
 // Message returns the NATS message of a request, in structured mode with its id as Nats-Msg-Id.
-func (r Request) Message() (*nats.Msg, error) { return r.Envelope.message(r.Subject) }
+func (r Request) Message() (*nats.Msg, error) { return message(r.Subject, r.Envelope.ID, r.Envelope) }

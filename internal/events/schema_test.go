@@ -223,7 +223,7 @@ func envelopeSchema(direction, event string, data *jsonschema.Schema) *jsonschem
 	s.Properties.Set("specversion", &jsonschema.Schema{Const: "1.0"})
 	s.Properties.Set("type", &jsonschema.Schema{Const: Type(event)})
 	s.Properties.Set("data", &jsonschema.Schema{Ref: "#/$defs/data"})
-	s.PropertyNames = &jsonschema.Schema{Pattern: attributeName.String()}
+	s.PropertyNames = &jsonschema.Schema{Pattern: "^[a-z0-9]+$"} // isAttributeName
 	s.Definitions = jsonschema.Definitions{"data": data}
 	return s
 }

@@ -50,7 +50,7 @@ func (c *decider) evaluate(ctx context.Context, dry Evaluator, subject string, h
 		c.dispatch(ctx, []*delivery{d}, func(*delivery) {})
 	}
 	if d.result.Err == nil {
-		if _, err := c.ns.encode(d.result.Outcome, "", ""); err != nil {
+		if _, err := c.ns.outcomeMessage(d.result.Outcome, "", ""); err != nil {
 			d.result.Err = &encodeError{err}
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
 )
 
@@ -32,8 +33,8 @@ const TimeFormat = "2006-01-02T15:04:05.000Z"
 // TimeFromMillis returns the moment that is ms milliseconds after the Unix epoch.
 func TimeFromMillis(ms int64) Time { return Time{time.UnixMilli(ms).UTC()} }
 
-// AppendText, MarshalText and MarshalJSON write TimeFormat. All three are needed: those of the
-// embedded time.Time, which write as many digits as they like, would win otherwise.
+// AppendText, MarshalText, MarshalJSON and MarshalJSONTo write TimeFormat. Those of the embedded
+// time.Time, which write as many digits as they like, would win otherwise.
 func (t Time) AppendText(b []byte) ([]byte, error) { return t.UTC().AppendFormat(b, TimeFormat), nil }
 
 // MarshalText implements encoding.TextMarshaler.
@@ -42,6 +43,11 @@ func (t Time) MarshalText() ([]byte, error) { return t.AppendText(nil) }
 // MarshalJSON implements json.Marshaler.
 func (t Time) MarshalJSON() ([]byte, error) {
 	return t.UTC().AppendFormat(nil, `"`+TimeFormat+`"`), nil
+}
+
+// MarshalJSONTo implements json.MarshalerTo.
+func (t Time) MarshalJSONTo(encoder *jsontext.Encoder) error {
+	return encoder.WriteValue(t.UTC().AppendFormat(encoder.AvailableBuffer(), `"`+TimeFormat+`"`))
 }
 
 // UnmarshalText implements encoding.TextUnmarshaler; it accepts TimeFormat only.
@@ -70,7 +76,9 @@ var (
 
 // ValidName reports whether s can be a request key, a user id or a payment id: 1 to 128
 // printable ASCII characters without space.
-func ValidName(s string) bool { return NamePattern.MatchString(s) }
+func ValidName(s string) bool {
+	return len(s) >= 1 && len(s) <= 128 && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' })
+}
 
 // ErrHoldID says that a text is not a hold id.
 var ErrHoldID = errors.New("not a hold id: want <resource_id>.<32 lowercase hex digits>")
