@@ -140,8 +140,10 @@ func (b *bench) set(name string) locking.Set {
 }
 
 var releaseScript = lua.New("release", "", `
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return {'lock_lost'} end
-redis.call('DEL', KEYS[1])
+local time = redis.call('TIME')
+local value, until_ms = string.match(redis.call('HGET', KEYS[1], ARGV[2]) or '', '^(%S+) (%d+)$')
+if value ~= ARGV[1] or tonumber(until_ms) <= time[1] * 1000 + math.floor(time[2] / 1000) then return {'lock_lost'} end
+redis.call('HDEL', KEYS[1], ARGV[2])
 return {'ok'}`)
 
 // section takes a lock, works, and commits. It returns the status.
@@ -151,7 +153,7 @@ func (b *bench) section(ctx context.Context, l *locking.Locker, name string, wor
 		return "", err
 	}
 	work(lock)
-	call := &lua.Call{Script: releaseScript, Keys: lock.Set.Keys, Args: []any{lock.Token}}
+	call := &lua.Call{Script: releaseScript, Keys: []string{b.prefix + "locks"}, Args: []any{lock.Token, lock.Set.Names()[0]}}
 	l.Commit(ctx, []*locking.Lock{lock}, []*lua.Call{call})
 	return call.Status, call.Err
 }
@@ -159,7 +161,12 @@ func (b *bench) section(ctx context.Context, l *locking.Locker, name string, wor
 // outlive waits until the lease of a lock is over, by Redis' clock.
 func (b *bench) outlive(t *testing.T, lock *locking.Lock) {
 	stacktest.Eventually(t, "the end of a lease", func() bool {
-		return b.client.Exists(t.Context(), lock.Set.Keys[0]).Val() == 0
+		_, until, _ := strings.Cut(b.client.HGet(t.Context(), b.prefix+"locks", lock.Set.Names()[0]).Val(), " ")
+		if until == "" {
+			return true // the hash has ended with the last lease in it
+		}
+		ms, err := strconv.ParseInt(until, 10, 64)
+		return err == nil && ms <= b.client.Time(t.Context()).Val().UnixMilli()
 	})
 }
 

@@ -48,22 +48,25 @@
 //	fence                    string  counts the locks taken, gives each its fencing token
 //	agenda                   zset    resource -> when to look at it next (ms)
 //	<resource>:counts        hash    slot -> held
+//	<resource>:users         hash    user -> live holds
+//	                                 user and sha1 of slots -> id of the user's live hold on just these
 //	<resource>:records       hash    id -> the hold, one line of words (record.go)
 //	<resource>:due           zset    id -> deadline (ms) of holds that can lapse
 //	<resource>:departing     zset    id -> when to announce hold.expired (again) (ms)
 //	<resource>:tombstones    zset    id -> when to drop the record of an ended hold (ms)
-//	<resource>:users         hash    user -> live holds
 //	<resource>:rev           string  counts the changes of capacity and reserved
 //	<resource>:hold:<id>     string  a live hold as JSON, with TTL; its expiry is a hint to sweep
 //	<resource>:started:<id>  string  when the payment of a live hold was started, with TTL
-//	<resource>:index:<user>:<sha1 of slots>   string  id of the user's live hold on just these slots
 //	<resource>:request:<key> string  the answer to a request, with TTL
 //	<resource>:extension:<event>  string  the answer to a booking.extended or payment.started, with TTL
-//	<resource>:lock:<slot>   string  owner and fencing token of a lock, with the lease as TTL
+//	<resource>:locks         hash    slot -> owner, fencing token and end of a lease; TTL: the longest of these
+//	<resource>:waited_for    string  is there while somebody waits for one of them, with TTL
 //	<resource>:waiting       hash    who waits for locks, and until when (only with HOLDFAST_LOCK_FAIR)
-//	<resource>:queue:<lock>  zset    those who wait for it, in the order in which they came (likewise)
+//	<resource>:queue:<slot>  zset    those who wait for it, in the order in which they came (likewise)
 //
-// On the channel <resource>:released (sharded pub/sub) it is told which locks were released.
+// With HOLDFAST_LOCK_STRATEGY=redlock each slot has a key <resource>:lock:<slot> of its own, on the lock
+// servers. While somebody waits, it is told on the channel
+// <resource>:released (sharded pub/sub) which locks were released. See package locking.
 //
 // # What is guaranteed, and by what
 //

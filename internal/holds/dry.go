@@ -30,13 +30,15 @@ end
 local redis = {call = unless_write(real.call), pcall = unless_write(real.pcall), sha1hex = real.sha1hex}
 `
 
-var dryTwins = func() map[string]lua.Script {
+var dryTwins = loadDryTwins()
+
+func loadDryTwins() map[string]lua.Script {
 	twins := make(map[string]lua.Script)
 	for _, script := range []lua.Script{scriptPlace, scriptClaim, scriptSettle, scriptRelease, scriptExtend} {
-		twins[script.Name] = lua.New("dry "+script.Name, "no-writes", withoutWrites+source(script.Name))
+		twins[script.Name] = lua.NewPacked("dry "+script.Name, "no-writes", packMax, withoutWrites+prelude+source(script.Name))
 	}
 	return twins
-}()
+}
 
 // twin returns the script that s runs for one: itself, or its dry twin.
 func (s *Service) twin(script lua.Script) lua.Script {

@@ -182,7 +182,7 @@ func (e *Expirer) readAgenda(ctx context.Context, partitions []int) (resources [
 	for i, p := range partitions {
 		calls[i] = &lua.Call{
 			Script: scriptAgenda,
-			Keys:   []string{s.keys.epoch(p), s.keys.agenda(p)},
+			Keys:   []string{s.keys.epoch(p)},
 			Args:   []any{s.epoch, "", "", dueMax},
 		}
 	}

@@ -10,22 +10,19 @@ import (
 // In tests the scripts read their clock from a key beside the epoch when there is one, so that
 // a test can stop time and move it. Nothing else about them is different.
 func init() {
-	const real = "local now = time[1] * 1000 + math.floor(time[2] / 1000)"
-	const test = real + "\nlocal clock = redis.call('GET', EPOCH .. ':clock')\nif clock then now = tonumber(clock) end"
+	const real = "    now = time_ms\n"
+	const test = real + "local clock = redis.call('GET', EPOCH .. ':clock')\nif clock then now = tonumber(clock) end"
+	if strings.Count(prelude, real) != 1 {
+		panic("the prelude's clock is not where the tests expect it")
+	}
+	prelude = strings.Replace(prelude, real, test, 1)
 	for _, s := range []*lua.Script{
 		&scriptPlace, &scriptClaim, &scriptSettle, &scriptRelease, &scriptExpire, &scriptForget,
 		&scriptExtend, &scriptAvailability, &scriptShow, &scriptAgenda,
 	} {
-		source := source(s.Name)
-		if !strings.Contains(source, real) {
-			panic("the prelude's clock is not where the tests expect it")
-		}
-		source = strings.Replace(source, real, test, 1)
-		*s = lua.New(s.Name, s.Flags, source)
-		if twin, writes := dryTwins[s.Name]; writes {
-			dryTwins[s.Name] = lua.New(twin.Name, twin.Flags, withoutWrites+source)
-		}
+		*s = load(s.Name, s.Flags)
 	}
+	dryTwins = loadDryTwins()
 }
 
 // ClockKeys are the keys from which the scripts of a namespace read their clock in tests.
@@ -56,6 +53,22 @@ func (e *Expirer) SweepOnly(ctx context.Context) error {
 	return err
 }
 
+// ExpireOnce has expire.lua look at resources, all in one round trip.
+func (s *Service) ExpireOnce(ctx context.Context, resources ...string) (again []bool, err error) {
+	calls := make([]*lua.Call, len(resources))
+	for i, resource := range resources {
+		calls[i] = s.newCall(scriptExpire, resource, s.memory(), sweepMax, announceLease.Milliseconds())
+	}
+	s.run(ctx, calls...)
+	for _, c := range calls {
+		if err := c.Expect(1); err != nil {
+			return nil, err
+		}
+		again = append(again, c.Reply[0] == "1")
+	}
+	return again, nil
+}
+
 // Key names what tests look at directly.
 func Key(namespace, resource, name string) string { return keyspace(namespace).prefix(resource) + name }
 
@@ -77,3 +90,6 @@ const SweepMax = sweepMax
 
 // ReadAge is how old what was read from Postgres may be when it is decided on.
 const ReadAge = readAge
+
+// IndexField is indexField.
+func IndexField(user, slots string) string { return indexField(user, slots) }

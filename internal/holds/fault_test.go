@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
@@ -165,6 +166,12 @@ func (s *stealing) Stock(ctx context.Context, resources []string, slots [][]stri
 	return stock, err
 }
 
+// lockFor has somebody else hold a lock for some time.
+func lockFor(ctx context.Context, w *world, resource, key string, lease time.Duration) error {
+	until := w.client.Time(ctx).Val().Add(lease).UnixMilli()
+	return w.client.HSet(ctx, holds.Key(w.namespace, resource, "locks"), key, fmt.Sprintf("another:1.x %d", until)).Err()
+}
+
 // TestLostLock loses one of the locks of a group while Postgres is being read: nothing may be
 // written under it, and the work must succeed once it has the lock.
 func TestLostLock(t *testing.T) {
@@ -172,14 +179,14 @@ func TestLostLock(t *testing.T) {
 	w := newRealTimeWorld(t)
 	w.setInventory(t, "room", nights(1, 3), 1)
 	inventory := &stealing{w.store, func() error {
-		locks, err := w.client.Keys(t.Context(), holds.Key(w.namespace, "room", "lock:*")).Result()
+		locks, err := w.client.HKeys(t.Context(), holds.Key(w.namespace, "room", "locks")).Result()
 		if err != nil || len(locks) != 3 {
 			return fmt.Errorf("locks %q: %w", locks, err)
 		}
 		if held := w.client.HGetAll(t.Context(), holds.Key(w.namespace, "room", "counts")).Val(); len(held) > 0 {
 			return fmt.Errorf("%v are held under a lost lock", held)
 		}
-		return w.client.Set(t.Context(), locks[0], "another:1", 50*time.Millisecond).Err()
+		return lockFor(t.Context(), w, "room", locks[0], 50*time.Millisecond)
 	}, 3}
 	w.service = w.newService(w.client, newLocker(t, w.rangeLocks(w.client, lockLease)), inventory)
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Asked: nights(1, 3)})[0])
@@ -191,9 +198,6 @@ func TestLostLock(t *testing.T) {
 			t.Errorf("after lost locks: %+v", slot)
 		}
 	}
-	stacktest.Eventually(t, "the thief's lock to end", func() bool {
-		return len(w.client.Keys(t.Context(), holds.Key(w.namespace, "room", "lock:*")).Val()) == 0
-	})
 }
 
 // TestLockWaitIsBounded has another worker hold the lock for longer than anyone waits.
@@ -205,7 +209,7 @@ func TestLockWaitIsBounded(t *testing.T) {
 	for _, name := range []string{"free", "taken"} {
 		w.setInventory(t, name, holds.Asked{}, 1)
 	}
-	if err := w.client.Set(t.Context(), holds.Key(w.namespace, "taken", "lock:stock"), "another:1", time.Hour).Err(); err != nil {
+	if err := lockFor(t.Context(), w, "taken", "stock", time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	var requests []holds.PlaceRequest
@@ -500,4 +504,95 @@ func TestLostData(t *testing.T) {
 	if got := brief(w.release(t, holds.ReleaseRequest{Hold: hold.HoldID})); got != holds.EventHoldReleased {
 		t.Errorf("after all was mended: %s", got)
 	}
+}
+
+// TestDamagedRecord has a record that the scripts do not write: nothing is done to its hold, and it
+// is said what is damaged.
+func TestDamagedRecord(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeWorld(t)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.Asked{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
+	records := holds.Key(w.namespace, "room", "records")
+	line := w.client.HGet(ctx, records, hold.UUID).Val()
+	for _, damaged := range []string{"", "held", "held 1 1 1 0 - ana", "held 1 1 1 0 - ana k stock", strings.Replace(line, " 1 0 ", " one 0 ", 1), strings.Replace(line, "held ", "held  ", 1)} {
+		w.client.HSet(ctx, records, hold.UUID, damaged)
+		w.service.Release(ctx, []holds.ReleaseRequest{{Cause: "c", Resource: "room", Hold: hold}}, func(_ int, r holds.Result) {
+			if !errors.Is(r.Err, holds.ErrDamaged) {
+				t.Errorf("%q: %+v", damaged, r)
+			}
+		})
+	}
+	w.client.HSet(ctx, records, hold.UUID, line)
+	if got := brief(w.release(t, holds.ReleaseRequest{Hold: hold})); got != holds.EventHoldReleased {
+		t.Errorf("after all was mended: %s", got)
+	}
+	w.atRest(t, "room")
+}
+
+// TestMayNotPublish places a hold as a user whom the server's ACL lets use no channel, while somebody waits
+// for the locks: it is granted all the same, and the locks are free.
+func TestMayNotPublish(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeWorld(t)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.Asked{}, 1)
+	if err := w.client.Do(ctx, "acl", "setuser", w.namespace, "on", ">secret", "~*", "+@all", "resetchannels").Err(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.client.Do(context.Background(), "acl", "deluser", w.namespace) })
+	options := stacktest.RedisOptions(stacktest.Shared().RedisURL)
+	options.Username, options.Password = w.namespace, "secret"
+	client := redis.NewClient(options)
+	t.Cleanup(func() { _ = client.Close() })
+	w.client.Set(ctx, holds.Key(w.namespace, "room", "waited_for"), "1", time.Hour)
+	w.service = w.newService(client, newLocker(t, w.rangeLocks(client, lockLease)), w.store)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	if n := w.client.Exists(ctx, holds.Key(w.namespace, "room", "locks")).Val(); n != 0 {
+		t.Error("the locks were not given back")
+	}
+}
+
+// TestRevOfAnotherType has something else where changes of the inventory are counted: nothing is granted, because
+// nobody knows whether what was read from Postgres is still so.
+func TestRevOfAnotherType(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeWorld(t)
+	w.setInventory(t, "room", slots("a"), 1)
+	ctx, rev := t.Context(), holds.Key(w.namespace, "room", "rev")
+	w.client.Del(ctx, rev)
+	w.client.RPush(ctx, rev, "1")
+	request := holds.PlaceRequest{Cause: "c", Resource: "room", User: "ana", RequestKey: "k", Asked: slots("a"), Quantity: 1, StoredAt: time.Now()}
+	w.service.Place(ctx, []holds.PlaceRequest{request}, func(_ int, r holds.Result) {
+		if !errors.Is(r.Err, holds.ErrDamaged) {
+			t.Errorf("%+v, want an error for damage", r)
+		}
+	})
+	w.client.Del(ctx, rev)
+	created(t, w.place(t, request)[0])
+}
+
+// TestIndexOfAnEndedHold has the index name a hold of the user that has ended: it keeps nobody from the slots. And
+// a hold that ends leaves the index of a later one alone.
+func TestIndexOfAnEndedHold(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeWorld(t)
+	w.setInventory(t, "room", slots("a"), 2)
+	ctx, users := t.Context(), holds.Key(w.namespace, "room", "users")
+	request := func(key string) holds.PlaceRequest {
+		return holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: key, Asked: slots("a")}
+	}
+	first := created(t, w.place(t, request("k1"))[0]).HoldID
+	index := holds.IndexField("ana", "a")
+	if id := w.client.HGet(ctx, users, index).Val(); id != first.UUID {
+		t.Fatalf("the index names %q, want %s", id, first.UUID)
+	}
+	w.client.HDel(ctx, users, index) // as for a worker that kept it elsewhere
+	second := created(t, w.place(t, request("k2"))[0]).HoldID
+	w.release(t, holds.ReleaseRequest{Hold: first})
+	rejected(t, w.place(t, request("k3"))[0], holds.ReasonAlreadyHolding)
+	w.release(t, holds.ReleaseRequest{Hold: second})
+	w.client.HSet(ctx, users, index, first.UUID)
+	created(t, w.place(t, request("k4"))[0])
 }

@@ -18,8 +18,8 @@ var NamespacePattern = regexp.MustCompile(`^[a-z][a-z0-9_]{0,31}$`)
 
 // keyspace builds every Redis key, for the namespace that it is. Parts that go into a key are
 // validated (namespace, resource, slot, uuid hold no colon and no brace) or stand last
-// (request key) or before a part of fixed length (user, in the index), so no two can collide.
-// What a script adds to prefix is listed in doc.go and built in lua/prelude.lua.
+// (request key), so no two can collide. So it is with the fields of a hash: a slot begins with no @,
+// and a user has no space. What a script adds to prefix is listed in doc.go and built in lua/prelude.lua.
 type keyspace string
 
 // Partition returns the partition of a resource.
@@ -43,8 +43,8 @@ func (ns keyspace) prefix(resource string) string {
 
 func (ns keyspace) rev(resource string) string { return ns.prefix(resource) + "rev" }
 
-// locks returns what is locked for some slots of a resource. Its scope begins more keys, see
-// locking/lua/lock.lua.
+// locks returns what is locked for some slots of a resource: fields of a hash, or keys on other
+// servers. Its scope begins the hash and more keys, see package locking.
 func (ns keyspace) locks(resource string, slots []string) locking.Set {
 	prefix := ns.prefix(resource)
 	set := locking.Set{
@@ -54,20 +54,9 @@ func (ns keyspace) locks(resource string, slots []string) locking.Set {
 		Scope:   prefix,
 	}
 	for i, slot := range slots {
-		set.Keys[i] = prefix + "lock:" + slot
+		set.Keys[i] = set.Key(slot)
 	}
 	return set
-}
-
-// resource returns the KEYS of every script that works on one resource, in the order of
-// lua/prelude.lua.
-func (ns keyspace) resource(resource string) []string {
-	p, prefix := Partition(resource), ns.prefix(resource)
-	return []string{
-		ns.epoch(p), ns.agenda(p),
-		prefix + "counts", prefix + "records", prefix + "due", prefix + "departing",
-		prefix + "tombstones", prefix + "rev", prefix + "users",
-	}
 }
 
 // partitionOfHold returns the partition of a key that a keyspace notification names, or false

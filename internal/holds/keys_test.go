@@ -35,7 +35,6 @@ const keysOfParts = 18
 func KeysOf(p KeyParts) map[string]string {
 	ns := keyspace(p.Namespace)
 	prefix := ns.prefix(p.Resource)
-	sum := sha1.Sum([]byte(p.Slot))
 	locks := ns.locks(p.Resource, []string{p.Slot})
 	keys := make(map[string]string)
 	add := func(key string, means ...string) {
@@ -45,24 +44,41 @@ func KeysOf(p KeyParts) map[string]string {
 	add(ns.epoch(Partition(p.Resource)), "epoch", partition)
 	add(ns.agenda(Partition(p.Resource)), "agenda", partition)
 	add(locks.Fence, "fence", partition)
-	for _, name := range []string{"counts", "records", "due", "departing", "tombstones", "rev", "users", "waiting", "released"} {
+	for _, name := range []string{"counts", "records", "due", "departing", "tombstones", "rev", "users", "locks", "waited_for", "waiting", "released"} {
 		add(prefix+name, name, p.Resource)
 	}
-	add(locks.Keys[0], "lock", p.Resource, p.Slot)
-	add(locks.Scope+"queue:"+locks.Keys[0], "queue", p.Resource, p.Slot)
+	add(locks.Scope+"queue:"+locks.Names()[0], "queue", p.Resource, p.Slot)
 	add(prefix+"hold:"+p.UUID, "hold", p.Resource, p.UUID)
 	add(prefix+"started:"+p.UUID, "started", p.Resource, p.UUID)
-	add(prefix+"index:"+p.User+":"+hex.EncodeToString(sum[:]), "index", p.Resource, p.User, p.Slot)
 	add(prefix+"request:"+p.RequestKey, "request", p.Resource, p.RequestKey)
 	return keys
 }
 
-// FuzzKeys looks for two sets of parts that share a key although they mean something else, for a
+// FieldsOf returns every field of the hashes counts, users and locks that is built of the parts, behind the hash's
+// name and a space, with what it stands for.
+func FieldsOf(p KeyParts) map[string]string {
+	sum := sha1.Sum([]byte(p.Slot))
+	fields := make(map[string]string)
+	add := func(hash, field string, means ...string) {
+		fields[keyspace(p.Namespace).prefix(p.Resource)+hash+" "+field] = strings.Join(append([]string{p.Namespace, p.Resource}, means...), "\x00")
+	}
+	add("counts", p.Slot, "held", p.Slot)
+	add("users", p.User, "holds of", p.User)
+	add("users", p.User+" "+hex.EncodeToString(sum[:]), "index", p.User, p.Slot)
+	add("locks", keyspace(p.Namespace).locks(p.Resource, []string{p.Slot}).Names()[0], "lock", p.Slot)
+	return fields
+}
+
+// fieldsOfParts is how many fields FieldsOf returns.
+const fieldsOfParts = 4
+
+// FuzzKeys looks for two sets of parts that share a key, or a field, although they mean something else, for a
 // key that leaves its namespace or its partition's hash slot, and for one that is taken for the
 // key of a hold although it is none.
 func FuzzKeys(f *testing.F) {
 	const uuid = "0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
 	f.Add("holdfast", "room", "u", "k", "A-1", uuid, "holdfast", "room", "u:index:v", "k:hold:k", "counts", uuid)
+	f.Add("h", "a", "u", "k", "u", uuid, "h", "a", "@u", "k", "0000000000000000000000000000000000000000", uuid)
 	f.Add("h", "epoch", "}:hold:", "{:hold:", "stock", uuid, "h_1", "agenda", "{1}", "}:{", "lock", uuid)
 	f.Add("a", "x", "u:0000000000000000000000000000000000000000", "k", "s", uuid, "a", "x", "u", "0000000000000000000000000000000000000000", "s", uuid)
 	b := KeyParts{"holdfast", "room", "u", "k", "A-1", uuid}
@@ -81,8 +97,14 @@ func FuzzKeys(f *testing.F) {
 				t.Errorf("%q is the key of %q and of %q", key, other, meaning)
 			}
 		}
-		if len(keys) != keysOfParts {
-			t.Errorf("%d keys of %+v, some stand for two things", len(keys), a)
+		fields := FieldsOf(a)
+		for field, meaning := range FieldsOf(b) {
+			if other, shared := fields[field]; shared && other != meaning {
+				t.Errorf("%q is the field of %q and of %q", field, other, meaning)
+			}
+		}
+		if len(keys) != keysOfParts || len(fields) != fieldsOfParts {
+			t.Errorf("%d keys and %d fields of %+v, some stand for two things", len(keys), len(fields), a)
 		}
 		hashSlot := -1
 		for key, meaning := range keys {

@@ -11,18 +11,18 @@ import (
 )
 
 // TestKeysInRedis lets holds be placed, refused, cancelled, paid and lapse, with ids of all the
-// characters that they may have, and compares every key that is in Redis then with KeysOf, which
-// FuzzKeys examines.
+// characters that they may have, and compares every key that is in Redis then with KeysOf, and every
+// field of counts and users with FieldsOf, which FuzzKeys examines.
 func TestKeysInRedis(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	const resource, slot = "Room_1-a", "A_1-b"
 	w.setInventory(t, resource, slots(slot), 2)
-	known := make(map[string]string)
+	known, fields := make(map[string]string), make(map[string]string)
 	know := func(user, key, uuid string) {
-		maps.Copy(known, holds.KeysOf(holds.KeyParts{
-			Namespace: w.namespace, Resource: resource, User: user, RequestKey: key, Slot: slot, UUID: uuid,
-		}))
+		parts := holds.KeyParts{Namespace: w.namespace, Resource: resource, User: user, RequestKey: key, Slot: slot, UUID: uuid}
+		maps.Copy(known, holds.KeysOf(parts))
+		maps.Copy(fields, holds.FieldsOf(parts))
 	}
 	request := func(user, key string, ttl int64) holds.Outcome {
 		o := w.place(t, holds.PlaceRequest{Resource: resource, User: user, RequestKey: key, Asked: slots(slot), TTLSeconds: &ttl})[0]
@@ -60,9 +60,21 @@ func TestKeysInRedis(t *testing.T) {
 			kinds[strings.Split(meaning, "\x00")[1]] = true
 		}
 	}
-	for _, kind := range strings.Fields("agenda counts records due tombstones rev users hold index request extension started") {
+	for _, kind := range strings.Fields("agenda counts records due tombstones rev users hold request extension started") {
 		if !kinds[kind] {
 			t.Errorf("no key for %s is in Redis: %v", kind, slices.Sorted(maps.Keys(kinds)))
+		}
+	}
+	for hash, number := range map[string]int{"counts": 1, "users": 2} { // of the one hold that is live
+		hash = holds.Key(w.namespace, resource, hash)
+		its := w.client.HKeys(t.Context(), hash).Val()
+		for _, field := range its {
+			if _, isKnown := fields[hash+" "+field]; !isKnown {
+				t.Errorf("%q is a field of %s, and FieldsOf does not build it", field, hash)
+			}
+		}
+		if len(its) != number {
+			t.Errorf("the fields of %s are %q", hash, its)
 		}
 	}
 	if view, _, err := w.service.Lookup(t.Context(), lapsing.HoldID); err != nil || view.State != holds.Expired {

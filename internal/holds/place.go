@@ -163,8 +163,8 @@ func (s *Service) understand(r *PlaceRequest, index int) (*placing, error) {
 	}, nil
 }
 
-// gather makes one group a resource. What would make a group's union of slots too large for
-// one script is left for later, with all that follows it on the same resource.
+// gather makes one group a resource. What would make a group's union of slots, or its requests, too
+// many for one script is left for later, with all that follows it on the same resource.
 func (s *Service) gather(requests []*placing) (groups []*group, later []*placing) {
 	type draft struct {
 		*group
@@ -179,7 +179,7 @@ func (s *Service) gather(requests []*placing) (groups []*group, later []*placing
 			drafts[p.Resource] = d
 			groups = append(groups, d.group)
 		}
-		if d.full || len(d.union)+len(p.names) > groupSlotsMax && len(d.requests) > 0 {
+		if d.full || len(d.requests) == groupRequestsMax || len(d.union)+len(p.names) > groupSlotsMax && len(d.requests) > 0 {
 			d.full = true
 			later = append(later, p)
 			continue
@@ -289,6 +289,9 @@ func (s *Service) decide(ctx context.Context, groups []*group, done decided) (ag
 // ctx is that of the groups' locks.
 func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, error) {
 	resources, slots := make([]string, len(groups)), make([][]string, len(groups))
+	for i, g := range groups {
+		resources[i], slots[i] = g.resource, g.names
+	}
 	for _, g := range groups {
 		if !s.dry {
 			break
@@ -298,17 +301,9 @@ func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, er
 			return nil, err
 		}
 	}
-	pipe := s.redis.Pipeline()
-	clocks, revs := make([]*redis.TimeCmd, len(groups)), make([]*redis.StringCmd, len(groups))
-	for i, g := range groups {
-		resources[i], slots[i] = g.resource, g.names
-		clocks[i], revs[i] = pipe.Time(ctx), pipe.Get(ctx, s.keys.rev(g.resource))
-	}
-	_, _ = pipe.Exec(ctx) // its error is the first command's, and that may be that there is no rev yet
-	for i := range groups {
-		if err := errors.Join(clocks[i].Err(), revs[i].Err()); err != nil && !errors.Is(err, redis.Nil) {
-			return nil, fmt.Errorf("read rev: %w", err)
-		}
+	readings, err := s.readRevs(ctx, resources)
+	if err != nil {
+		return nil, err
 	}
 	trusts := make([]time.Duration, len(groups)) // from the reading of the clock
 	for i, g := range groups {
@@ -320,35 +315,83 @@ func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, er
 	}
 	calls := make([]*lua.Call, len(groups))
 	for i, g := range groups {
-		rev := revs[i].Val()
-		if rev == "" {
-			rev = "0"
-		}
-		if calls[i], err = s.placeCall(g, rev, clocks[i].Val(), min(readAge, trusts[i]), stock[i]); err != nil {
+		if calls[i], err = s.placeCall(g, readings[i], min(readAge, trusts[i]), stock[i]); err != nil {
 			return nil, err
 		}
 	}
 	return calls, nil
 }
 
-func (s *Service) placeCall(g *group, rev string, readAt time.Time, age time.Duration, stock []Stock) (*lua.Call, error) {
+// reading is what rev was, and when it was read by Redis' clock.
+type reading struct {
+	rev string
+	at  time.Time
+}
+
+// readRevs reads the revs of resources in one round trip.
+func (s *Service) readRevs(ctx context.Context, resources []string) ([]reading, error) {
+	byPartition := make(map[int][]int)
+	for i, resource := range resources {
+		p := Partition(resource)
+		byPartition[p] = append(byPartition[p], i)
+	}
+	pipe := s.redis.Pipeline()
+	clocks, revs := make(map[int]*redis.TimeCmd), make(map[int]*redis.SliceCmd)
+	for p, its := range byPartition {
+		keys := make([]string, len(its))
+		for j, i := range its {
+			keys[j] = s.keys.rev(resources[i])
+		}
+		clocks[p], revs[p] = pipe.Time(ctx), pipe.MGet(ctx, keys...)
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, fmt.Errorf("read rev: %w", err)
+	}
+	readings := make([]reading, len(resources))
+	for p, its := range byPartition {
+		for j, i := range its {
+			rev, known := revs[p].Val()[j].(string)
+			if !known {
+				rev = "0"
+			}
+			readings[i] = reading{rev, clocks[p].Val()}
+		}
+	}
+	return readings, nil
+}
+
+// placeCall returns a run of place.lua, whose header tells the arguments.
+func (s *Service) placeCall(g *group, read reading, age time.Duration, stock []Stock) (*lua.Call, error) {
 	n := len(g.names)
-	args := make([]any, 0, 8+3*n+10*len(g.requests))
-	args = append(args, rev, g.lock.Token, s.memory(), s.policy.HoldsPerUser, sweepMax, readAt.UnixMilli(), age.Milliseconds(), n)
+	var told []byte
+	for i, row := range stock {
+		if i > 0 {
+			told = append(told, ',')
+		}
+		told = strconv.AppendInt(append(strconv.AppendInt(told, row.Capacity, 10), ':'), row.Reserved, 10)
+	}
+	k := len(g.requests)
+	args := make([]any, 0, 10+3*n+11*k)
+	args = append(args, read.rev, s.memory(), s.policy.HoldsPerUser, sweepMax, read.at.UnixMilli(), age.Milliseconds(), g.lock.Token, told, n, k)
+	slots, request := make([]string, k), s.keys.prefix(g.resource)+"request:"
+	for i, p := range g.requests {
+		slots[i] = joinSlots(p.names)
+		args = append(args, request+p.RequestKey)
+	}
 	for _, name := range g.names {
 		args = append(args, name)
 	}
+	for i, p := range g.requests {
+		args = append(args, p.User, indexField(p.User, slots[i]))
+	}
 	for _, row := range stock {
 		if row.Known {
-			args = append(args, row.Capacity)
+			args = append(args, row.Capacity-row.Reserved)
 		} else {
 			args = append(args, "-")
 		}
 	}
-	for _, row := range stock {
-		args = append(args, row.Reserved)
-	}
-	for _, p := range g.requests {
+	for i, p := range g.requests {
 		id := p.late
 		if id == "" {
 			fresh, err := NewHoldID(p.Resource)
@@ -357,8 +400,25 @@ func (s *Service) placeCall(g *group, rev string, readAt time.Time, age time.Dur
 			}
 			id = fresh.UUID
 		}
-		args = append(args, id, p.RequestKey, p.Cause, p.fingerprint, p.User, p.Quantity,
-			p.ttl.Milliseconds(), joinSlots(p.names), p.asked, string(p.Metadata))
+		args = append(args, id, p.Cause, p.fingerprint, p.Quantity, p.ttl.Milliseconds(), runsIn(g.names, p.names),
+			recordTail(p.User, p.RequestKey, slots[i], p.asked, p.Metadata), shown(p.User, p.Quantity, p.asked))
 	}
 	return s.newCall(scriptPlace, g.resource, args...), nil
+}
+
+// runsIn tells place.lua which of the union's names some of them are, counted from 1, as runs.
+func runsIn(union, names []string) []byte {
+	var runs []byte
+	for i := 0; i < len(names); {
+		from, _ := slices.BinarySearch(union, names[i])
+		to := from
+		for i++; i < len(names) && to+1 < len(union) && union[to+1] == names[i]; i++ {
+			to++
+		}
+		if len(runs) > 0 {
+			runs = append(runs, ',')
+		}
+		runs = strconv.AppendInt(append(strconv.AppendInt(runs, int64(from+1), 10), ':'), int64(to+1), 10)
+	}
+	return runs
 }

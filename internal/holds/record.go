@@ -1,6 +1,8 @@
 package holds
 
 import (
+	"crypto/sha1" //nolint:gosec // see indexField
+	"encoding/hex"
 	"fmt"
 	"strconv"
 	"strings"
@@ -70,6 +72,25 @@ func parseTail(id HoldID, tail string) (Hold, error) {
 		return Hold{}, fmt.Errorf("record of hold %s: %w: %w", id, ErrDamaged, err)
 	}
 	return hold, nil
+}
+
+// recordTail writes what never changes in a record, see parseTail.
+func recordTail(user, requestKey, slots, asked string, metadata jsontext.Value) string {
+	return strings.Join([]string{user, requestKey, slots, asked, string(metadata)}, " ")
+}
+
+// indexField is index_field of lua/prelude.lua.
+func indexField(user, slots string) string {
+	sum := sha1.Sum([]byte(slots)) //nolint:gosec // it names a set of slots, as redis.sha1hex does; it proves nothing
+	return user + " " + hex.EncodeToString(sum[:])
+}
+
+// shown is what lua/prelude.lua's function of this name makes of a hold.
+func shown(user string, quantity int64, asked string) string {
+	text := []byte(`{"user_id":`)
+	text, _ = jsontext.AppendQuote(text, user) // of ASCII it is never an error
+	text = strconv.AppendInt(append(text, `,"quantity":`...), quantity, 10)
+	return string(append(append(text, `,"asked":`...), asked...))
 }
 
 // parseEcho reads what is only kept to be echoed.

@@ -41,27 +41,30 @@ var (
 	scriptAgenda       = load("agenda", "no-writes")
 )
 
-// load returns the script of a file under lua/.
-func load(name, flags string) lua.Script { return lua.New(name, flags, source(name)) }
+// packMax is how many calls share a run: the others of Redis' clients wait so long for its end.
+const packMax = 16
 
-// source returns a file under lua/ with the prelude before it.
+// prelude is what all scripts have in common.
+var prelude = source("prelude")
+
+// load returns the script of a file under lua/.
+func load(name, flags string) lua.Script {
+	return lua.NewPacked(name, flags, packMax, prelude+source(name))
+}
+
+// source returns a file under lua/.
 func source(name string) string {
-	var text strings.Builder
-	for _, file := range []string{"prelude", name} {
-		part, err := luaFiles.ReadFile("lua/" + file + ".lua")
-		if err != nil {
-			panic(err) // embedded: cannot happen in a program that was built
-		}
-		text.Write(part)
-		text.WriteByte('\n')
+	text, err := luaFiles.ReadFile("lua/" + name + ".lua")
+	if err != nil {
+		panic(err) // embedded: cannot happen in a program that was built
 	}
-	return text.String()
+	return string(text)
 }
 
 // newCall prepares a script on one resource; args follow the three that every script takes.
 func (s *Service) newCall(script lua.Script, resource string, args ...any) *lua.Call {
 	head := []any{s.epoch, resource, s.keys.prefix(resource)}
-	return &lua.Call{Script: s.twin(script), Keys: s.keys.resource(resource), Args: append(head, args...)}
+	return &lua.Call{Script: s.twin(script), Keys: []string{s.keys.epoch(Partition(resource))}, Args: append(head, args...)}
 }
 
 // run runs calls in one round trip and turns the answers that every script can give into

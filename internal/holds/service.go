@@ -13,11 +13,12 @@ import (
 
 // The bounds of one call of a script.
 const (
-	sweepMax       = 200             // holds that one call lapses
-	groupSlotsMax  = 1000            // slots in the union of a group (unpack breaks near 8,000 values)
-	readAge        = 2 * time.Second // what was read from Postgres is decided on within it
-	announceLease  = 5 * time.Second
-	staleRoundsMax = 100 // times that Postgres is read again because rev changed meanwhile
+	sweepMax         = 200             // holds that one call lapses
+	groupSlotsMax    = 1000            // slots in the union of a group (unpack breaks near 8,000 values), and
+	groupRequestsMax = 256             // requests in it: others wait for the end of the script, and place.lua writes 2 values a slot and 4 a request at once
+	readAge          = 2 * time.Second // what was read from Postgres is decided on within it
+	announceLease    = 5 * time.Second
+	staleRoundsMax   = 100 // times that Postgres is read again because rev changed meanwhile
 )
 
 // Policy is what may be asked for, and for how long things last.

@@ -202,11 +202,7 @@ func TestPartialLoss(t *testing.T) {
 		l := k.locker(t, s, long)
 		lock := mustLock(t, l, k.set("x", "y", "z"))
 		stolen := k.set("y").Keys[0]
-		for _, server := range k.lockServers() {
-			if err := server.Set(ctx, stolen, "thief:1.x", 0).Err(); err != nil {
-				t.Fatal(err)
-			}
-		}
+		k.steal(t, stolen)
 		for _, err := range []error{l.Renew(ctx, lock), l.Unlock(ctx, lock)} {
 			lost, ok := errors.AsType[*locking.LostError](err)
 			if !ok || len(lost.Keys) != 1 || lost.Keys[0] != stolen {

@@ -23,7 +23,7 @@
 // # What each strategy promises
 //
 //	              keeps others out     refuses late work by    fencing token   survives
-//	Range         yes, for the lease   the token in the key    yes             what its Redis survives
+//	Range         yes, for the lease   the token in the hash   yes             what its Redis survives
 //	Redlock       yes, by clocks       time (Trust)            no              the loss of a minority
 //	Optimistic    no                   WATCH on the version    no              what its Redis survives
 //	None          no                   the script's own checks no              everything
@@ -32,11 +32,19 @@
 //
 // # The keys of a Range
 //
-//	<key>                  string  <owner>:<fencing token>.<acquisition>[:...], its TTL is the lease
+//	<scope>locks           hash    name -> "<owner>:<fencing token>.<acquisition>[:...] <until_ms>"
+//	<scope>waited_for      string  is there while somebody waits for one of them
 //	<fence>                string  the last fencing token of the partition
 //	<scope>waiting         hash    acquisition -> "ticket deadline_ms" of who queues (fair only)
-//	<scope>queue:<key>     zset    acquisition -> ticket (fair only)
-//	<scope>released        channel the keys that were released (sharded pub/sub)
+//	<scope>queue:<name>    zset    acquisition -> ticket (fair only)
+//	<scope>released        channel the names that were released (sharded pub/sub)
+//
+// A lock counts until its until_ms, whether or not its field is still there. All of these but the fence
+// have a TTL, no shorter than what is in them needs: nothing stays of a process that has died.
+//
+// A release is told on the channel only while waited_for is there. Whoever is told blocked writes it,
+// for at least as long as it may wait for the release: until the lease in its way is over or, in a
+// queue, until its own wait is. Who waits for longer asks again then.
 //
 // # Which clock rules
 //

@@ -64,7 +64,9 @@ func newHub(client redis.UniversalClient, fair bool) *hub {
 }
 
 // channelOf returns where the releases of a lock's keys are told.
-func channelOf(l *Lock) string { return l.Set.Scope + "released" }
+func channelOf(l *Lock) string { return l.Set.Scope + released }
+
+const released = "released"
 
 // mark notes how much was heard before a try: a release that is heard after it may have been too
 // late for it.
@@ -289,8 +291,9 @@ func (h *hub) hear(messages <-chan any) {
 		case *redis.Message:
 			if c := h.channels[m.Channel]; c != nil {
 				c.heard++
-				for key := range strings.FieldsSeq(m.Payload) {
-					h.tell(release{place{m.Channel, key}, c.heard})
+				in := Set{Scope: strings.TrimSuffix(m.Channel, released)}
+				for name := range strings.FieldsSeq(m.Payload) {
+					h.tell(release{place{m.Channel, in.Key(name)}, c.heard})
 				}
 			}
 		}

@@ -400,7 +400,11 @@ func TestMayNotPublish(t *testing.T) {
 	k.client = redis.NewClient(&options)
 	defer func() { _ = k.client.Close() }()
 	l := k.locker(t, ranges, long)
-	mustUnlock(t, l, mustLock(t, l, k.set("a")))
+	lock := mustLock(t, l, k.set("a"))
+	if waits := try(t, l, "", k.set("a")); waits.Held { // else nothing is to be published
+		t.Error("locked twice")
+	}
+	mustUnlock(t, l, lock)
 	if left := k.left(t); len(left) != 0 {
 		t.Errorf("left: %q", left)
 	}

@@ -18,20 +18,24 @@ import (
 
 // Set is what one lock covers. All keys that it names share a hash slot.
 type Set struct {
-	Keys    []string // to be locked, in any order, repeats allowed, at least one; no spaces in them
+	Keys    []string // to be locked, of Key, in any order, repeats allowed, at least one
 	Fence   string   // counts the locks of the partition
 	Version string   // must change with whatever work under the lock must not miss; Optimistic watches it
 	Scope   string   // begins the names that waiters share; sets that overlap have the same
 }
+
+// Key returns a key of the scope from its name there, which has no space in it.
+func (s Set) Key(name string) string { return s.Scope + "lock:" + name }
 
 // Lock is what came of the attempt to lock a set.
 type Lock struct {
 	Set Set // with its keys sorted and distinct
 	// Held says whether the set was locked; what follows is only meaningful if it was.
 	Held bool
-	// Token is what a script can find as the value of each key for as long as the lock is held,
-	// "" for a strategy that leaves nothing where the script runs. (Only Locker.Lock with an
-	// owner that locks a key again makes the value longer; then only the owner can tell.)
+	// Token is what a script can find of each of the set's names in the hash <scope>locks, followed by
+	// a space and the lease's end in ms, for as long as the lock is held; "" for a strategy that leaves
+	// nothing where the script runs. (Only Locker.Lock with an owner that locks a key again makes the
+	// value longer; then only the owner can tell.)
 	Token string
 	// Fence is higher than that of every earlier lock of the partition, 0 for a strategy that
 	// has none. It stays so when Redis loses all its data, not when it comes back with older

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"holdfast/internal/locking"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestQueue has waiters come one after the other, in two processes: they are served in that
@@ -96,4 +97,154 @@ func TestQueueIsLeft(t *testing.T) {
 	if !second("a", "b").Held {
 		t.Error("all keys are free, and each waits for the other")
 	}
+}
+
+// TestOwnerPassesTheQueue has an owner lock again what it has while others queue for it: it would wait for
+// those who wait for it. What it does not have yet it must queue for.
+func TestOwnerPassesTheQueue(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, fair)
+	l := k.locker(t, fair, long)
+	outer := try(t, l, "job-1", k.set("a"))
+	got := make(chan locked, 1)
+	k.await(t, l, "who queues", got, k.set("a", "b"))
+	inner := try(t, l, "job-1", k.set("a"))
+	if !inner.Held {
+		t.Fatal("the owner waits for those who wait for it")
+	}
+	waiting, queue := k.prefix+"waiting", k.prefix+"queue:"+k.set("b").Names()[0]
+	before := k.client.HLen(t.Context(), waiting).Val() + k.client.ZCard(t.Context(), queue).Val()
+	late, err := l.Begin("", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if locks, err := late.TryLock(t.Context(), []locking.Set{k.set("b")}); err != nil || locks[0].Held {
+		t.Errorf("somebody has passed who queues for b: %v", err)
+	}
+	if after := k.client.HLen(t.Context(), waiting).Val() + k.client.ZCard(t.Context(), queue).Val(); after != before {
+		t.Errorf("who does not wait queues: %d places, before %d", after, before)
+	}
+	late.End(t.Context())
+	mustUnlock(t, l, inner, outer)
+	r := <-got
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	mustUnlock(t, l, r.lock)
+}
+
+// TestQueueOutlasts has somebody queue for long and then others for a moment, who die: the queues and the
+// list of those who stand in them last for the long wait. Of the dead nothing stays on the list, be they found
+// in front, or alone in a queue that has ended.
+func TestQueueOutlasts(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, fair)
+	ctx := t.Context()
+	l := k.locker(t, fair, time.Hour)
+	lock := mustLock(t, l, k.set("a", "b", "c"))
+	waiting := k.prefix + "waiting"
+	queueOf := func(name string) string { return k.prefix + "queue:" + k.set(name).Names()[0] }
+	queue := func(wait time.Duration, name string) *locking.Acquisition {
+		t.Helper()
+		a, err := l.Begin("", wait)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if locks, err := a.TryLock(ctx, []locking.Set{k.set(name)}); err != nil || locks[0].Held {
+			t.Fatalf("%+v %v", locks, err)
+		}
+		return a
+	}
+	ends := func(key string) time.Duration { return k.client.PExpireTime(ctx, key).Val() }
+	listed := func() int64 { return k.client.HLen(ctx, waiting).Val() }
+
+	const moment = 200 * time.Millisecond
+	queue(moment, "b")              // dies in front of the next
+	defer queue(long, "b").End(ctx) //
+	defer queue(long, "a").End(ctx) //
+	before := map[string]time.Duration{waiting: ends(waiting), queueOf("a"): ends(queueOf("a")), queueOf("b"): ends(queueOf("b"))}
+	queue(moment, "a") // dies behind one who lives
+	queue(moment, "c") // dies alone
+	for key, end := range before {
+		if after := ends(key); after < end || end <= 0 {
+			t.Errorf("%s ends at %v, before a shorter wait at %v", key, after, end)
+		}
+	}
+	stacktest.Eventually(t, "the queue of the one who died alone to end", func() bool { return k.client.Exists(ctx, queueOf("c")).Val() == 0 })
+	mustUnlock(t, l, lock)
+	for _, name := range []string{"b", "c"} {
+		if late := try(t, l, "", k.set(name)); late.Held == (name == "b") {
+			t.Errorf("%s is had by one who comes late: %v", name, late.Held)
+		} else if late.Held {
+			defer mustUnlock(t, l, late)
+		}
+	}
+	if n := k.client.ZCard(ctx, queueOf("b")).Val(); n != 1 {
+		t.Errorf("%d stand in the queue of b, one is dead", n)
+	}
+	const alive = 3 // two, and the last ticket
+	if n := listed(); n > alive+2 {
+		t.Errorf("%d are on the list, and who died in front was passed", n)
+	}
+	stacktest.Eventually(t, "the dead to be off the list", func() bool {
+		queue(long, "b").End(ctx)
+		return listed() == alive
+	})
+}
+
+// TestUnlockKeepsTheQueue has an acquisition that got one set and queues for another unlock the first: it
+// keeps its place for the other.
+func TestUnlockKeepsTheQueue(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, fair)
+	ctx := t.Context()
+	l := k.locker(t, fair, long)
+	lock := mustLock(t, l, k.set("b"))
+	a, err := l.Begin("", long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.End(ctx)
+	locks, err := a.TryLock(ctx, []locking.Set{k.set("a"), k.set("b")})
+	if err != nil || !locks[0].Held || locks[1].Held {
+		t.Fatalf("%+v %v", locks, err)
+	}
+	mustUnlock(t, l, locks[0], lock)
+	if late := try(t, l, "", k.set("b")); late.Held {
+		t.Error("who unlocks one set has lost its place for another")
+	}
+	if locks, err = a.TryLock(ctx, []locking.Set{k.set("b")}); err != nil || !locks[0].Held {
+		t.Fatalf("%+v %v", locks, err)
+	}
+	mustUnlock(t, l, locks[0])
+}
+
+// TestWhoLeavesIsPassed has somebody give up who is first in the queue for a key that is free: who
+// stands behind is told, and does not wait for as long as that one would have.
+func TestWhoLeavesIsPassed(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, fair)
+	l := k.locker(t, fair, time.Hour)
+	lock := mustLock(t, l, k.set("a"))
+	first, err := l.Begin("", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if locks, err := first.TryLock(t.Context(), []locking.Set{k.set("a", "b")}); err != nil || locks[0].Held {
+		t.Fatalf("%+v %v", locks, err)
+	}
+	got := make(chan locked, 1)
+	bound, cancel := context.WithTimeout(t.Context(), long) // not the end of a wait, after which it would try again
+	defer cancel()
+	go func() {
+		lock, err := l.Lock(bound, "", time.Hour, k.set("b"))
+		got <- locked{lock: lock, err: err}
+	}()
+	stacktest.Eventually(t, "somebody to wait", func() bool { return len(locking.Waiting(l, k.prefix)) == 1 })
+	first.End(t.Context())
+	r := <-got
+	if r.err != nil {
+		t.Fatalf("nobody told who was behind: %v", r.err)
+	}
+	mustUnlock(t, l, r.lock, lock)
 }

@@ -5,7 +5,9 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -23,10 +25,13 @@ var (
 	//go:embed lua/renew.lua
 	renewSource string
 
-	lockScript   = lua.New("lock", "", prelude+lockSource)
-	unlockScript = lua.New("unlock", "allow-oom", prelude+unlockSource)
-	renewScript  = lua.New("renew", "allow-oom", prelude+renewSource)
+	lockScript   = lua.NewPacked("lock", "", packMax, prelude+lockSource)
+	unlockScript = lua.NewPacked("unlock", "allow-oom", packMax, prelude+unlockSource)
+	renewScript  = lua.NewPacked("renew", "allow-oom", packMax, prelude+renewSource)
 )
+
+// packMax is how many sets one run of a script locks.
+const packMax = 32
 
 // Fencing tokens are counted by Redis, from a base that a sequence in Postgres gives each time
 // that Redis has lost its count: base n is n * fenceBlock, so a partition can count to
@@ -83,8 +88,8 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 		leases[i] = r.options.Lease(len(l.Set.Keys))
 		calls[i] = &lua.Call{
 			Script: lockScript,
-			Keys:   append([]string{l.Set.Fence}, l.Set.Keys...),
-			Args:   []any{a.owner, l.id, leases[i].Milliseconds(), l.Set.Scope, wait, fenceBlock, mark, "", ""},
+			Keys:   []string{l.Set.Fence, l.Set.locks()},
+			Args:   l.Set.keysAfter(a.owner, l.id, leases[i].Milliseconds(), l.Set.Scope, wait, fenceBlock, mark, "", ""),
 		}
 	}
 	start := time.Now()
@@ -114,9 +119,9 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 		l := locks[i]
 		switch {
 		case c.Err == nil && c.Status == "blocked" && len(c.Reply) == 2:
-			l.blocker = blocker{key: blockingKey(c), remaining: milliseconds(c.Reply[1])}
+			l.blocker = blocker{key: blockingKey(l, c), remaining: milliseconds(c.Reply[1])}
 		case c.Err == nil && c.Status == "behind" && len(c.Reply) == 3:
-			l.blocker = blocker{key: blockingKey(c), remaining: milliseconds(c.Reply[1]), ahead: c.Reply[2]}
+			l.blocker = blocker{key: blockingKey(l, c), remaining: milliseconds(c.Reply[1]), ahead: c.Reply[2]}
 		case c.Expect(1) != nil:
 			return fmt.Errorf("lock set %d of %d: %w", i+1, len(locks), c.Err)
 		default:
@@ -165,9 +170,9 @@ func (r *Range) renew(ctx context.Context, locks []*Lock) error {
 	calls := make([]*lua.Call, len(locks))
 	for i, l := range locks {
 		leases[i] = r.options.Lease(len(l.Set.Keys))
-		calls[i] = &lua.Call{Script: renewScript, Keys: l.Set.Keys, Args: []any{l.Fence, l.id, leases[i].Milliseconds()}}
+		calls[i] = &lua.Call{Script: renewScript, Keys: []string{l.Set.locks()}, Args: l.Set.keysAfter(l.Fence, l.id, leases[i].Milliseconds())}
 	}
-	err := r.each(ctx, "renew", calls)
+	err := r.each(ctx, "renew", locks, calls)
 	for i, l := range locks {
 		if calls[i].Err == nil && len(calls[i].Reply) == 0 {
 			l.trustFor(start, leases[i])
@@ -179,14 +184,14 @@ func (r *Range) renew(ctx context.Context, locks []*Lock) error {
 func (r *Range) unlock(ctx context.Context, locks []*Lock) error {
 	calls := make([]*lua.Call, len(locks))
 	for i, l := range locks {
-		calls[i] = &lua.Call{Script: unlockScript, Keys: l.Set.Keys, Args: []any{l.Fence, l.id, l.Set.Scope, "0"}}
+		calls[i] = &lua.Call{Script: unlockScript, Keys: []string{l.Set.locks()}, Args: l.Set.keysAfter(l.Fence, l.id, l.Set.Scope, "0")}
 	}
-	return r.each(ctx, "unlock", calls)
+	return r.each(ctx, "unlock", locks, calls)
 }
 
 // each runs calls that answer with the numbers of the keys that were lost, and returns those as a
 // *LostError. All are run, also when one of them fails.
-func (r *Range) each(ctx context.Context, verb string, calls []*lua.Call) (err error) {
+func (r *Range) each(ctx context.Context, verb string, locks []*Lock, calls []*lua.Call) (err error) {
 	var lost []string
 	lua.Run(ctx, r.client, calls)
 	for i, c := range calls {
@@ -196,7 +201,7 @@ func (r *Range) each(ctx context.Context, verb string, calls []*lua.Call) (err e
 		}
 		for _, word := range c.Reply {
 			n, _ := strconv.Atoi(word) // our own script wrote it
-			lost = append(lost, c.Keys[n-1])
+			lost = append(lost, locks[i].Set.Keys[n-1])
 		}
 	}
 	return errors.Join(lostKeys(lost), err)
@@ -209,13 +214,34 @@ func (r *Range) leave(ctx context.Context, a *Acquisition) {
 	}
 	calls := make([]*lua.Call, len(gone))
 	for i, l := range gone {
-		calls[i] = &lua.Call{Script: unlockScript, Keys: l.Set.Keys, Args: []any{"", l.id, l.Set.Scope, "1"}}
+		calls[i] = &lua.Call{Script: unlockScript, Keys: []string{l.Set.locks()}, Args: l.Set.keysAfter("", l.id, l.Set.Scope, "1")}
 	}
 	lua.Run(ctx, r.client, calls) // what cannot be given back ends with its lease, or its wait
 }
 
-// blockingKey returns the key whose number is the first value of a reply.
-func blockingKey(c *lua.Call) string {
+// blockingKey returns the key of a lock whose number is the first value of a reply.
+func blockingKey(l *Lock, c *lua.Call) string {
 	n, _ := strconv.Atoi(c.Reply[0]) // our own script wrote it
-	return c.Keys[n-1]
+	return l.Set.Keys[n-1]
+}
+
+// locks is the hash that has which of the set's keys are locked.
+func (s Set) locks() string { return s.Scope + "locks" }
+
+// Names returns what the set's keys are called within their scope: the fields of the hash <scope>locks.
+func (s Set) Names() []string {
+	names := make([]string, len(s.Keys))
+	for i, key := range s.Keys {
+		names[i] = strings.TrimPrefix(key, s.Key(""))
+	}
+	return names
+}
+
+// keysAfter returns arguments of a script, followed by the set's names.
+func (s Set) keysAfter(args ...any) []any {
+	args = slices.Grow(args, len(s.Keys))
+	for _, name := range s.Names() {
+		args = append(args, name)
+	}
+	return args
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -103,7 +105,7 @@ func newLocker(t testing.TB, s locking.Strategy, o locking.Options) *locking.Loc
 func (k keys) set(names ...string) locking.Set {
 	s := locking.Set{Fence: k.prefix + "fence", Version: k.counter(), Scope: k.prefix}
 	for _, name := range names {
-		s.Keys = append(s.Keys, k.prefix+"lock:"+name)
+		s.Keys = append(s.Keys, s.Key(name))
 	}
 	return s
 }
@@ -118,10 +120,22 @@ func (k keys) lockServers() []redis.UniversalClient {
 	return k.servers
 }
 
-// left returns all lock keys that are on the servers that keep locks.
+// left returns all keys that are locked on the servers that keep locks.
 func (k keys) left(t testing.TB) (names []string) {
 	t.Helper()
-	for _, server := range k.lockServers() {
+	if len(k.servers) == 0 {
+		now := k.client.Time(context.Background()).Val().UnixMilli()
+		for key, field := range k.client.HGetAll(context.Background(), k.prefix+"locks").Val() {
+			_, until, _ := strings.Cut(field, " ")
+			if ms, err := strconv.ParseInt(until, 10, 64); err != nil {
+				t.Fatalf("%s is locked by %q", key, field)
+			} else if ms > now {
+				names = append(names, k.prefix+"lock:"+key)
+			}
+		}
+		return names
+	}
+	for _, server := range k.servers {
 		found, err := server.Keys(context.Background(), k.prefix+"lock:*").Result()
 		if err != nil {
 			t.Fatal(err)
@@ -129,6 +143,37 @@ func (k keys) left(t testing.TB) (names []string) {
 		names = append(names, found...)
 	}
 	return names
+}
+
+// lose takes locked keys away, as a server does that loses its data.
+func (k keys) lose(t testing.TB, names ...string) {
+	t.Helper()
+	for _, server := range k.lockServers() {
+		err := server.Del(context.Background(), names...).Err()
+		if len(k.servers) == 0 {
+			for _, name := range names {
+				err = errors.Join(err, server.HDel(context.Background(), k.prefix+"locks", strings.TrimPrefix(name, k.prefix+"lock:")).Err())
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// steal has somebody else hold a key for a long time.
+func (k keys) steal(t testing.TB, name string) {
+	t.Helper()
+	for _, server := range k.lockServers() {
+		err := server.Set(context.Background(), name, "thief:1.x", 0).Err()
+		if len(k.servers) == 0 {
+			until := server.Time(context.Background()).Val().Add(time.Hour).UnixMilli()
+			err = server.HSet(context.Background(), k.prefix+"locks", strings.TrimPrefix(name, k.prefix+"lock:"), fmt.Sprintf("thief:1.x %d", until)).Err()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // try makes one attempt, as a caller who does not wait.
@@ -185,20 +230,23 @@ func mustUnlock(t testing.TB, l *locking.Locker, locks ...*locking.Lock) {
 
 // write is work under a lock, as place.lua is: the check and the writing are one step.
 //
-// KEYS 1 what to write  then the locks
-// ARGV 1 value  2 token  3 read_at_ms  4 trust_ms  5 scope
+// KEYS 1 what to write  2 locks
+// ARGV 1 value  2 token  3 read_at_ms  4 trust_ms  5 scope  then the keys that are locked
 var write = lua.New("write", "", `
+local keys = {unpack(ARGV, 6)}
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if ARGV[2] ~= '' then
-  for _, value in ipairs(redis.call('MGET', unpack(KEYS, 2))) do
-    if value ~= ARGV[2] then return {'lock_lost'} end
+  for _, field in ipairs(redis.call('HMGET', KEYS[2], unpack(keys))) do
+    local value, until_ms = string.match(field or '', '^(%S+) (%d+)$')
+    if value ~= ARGV[2] or tonumber(until_ms) <= now then return {'lock_lost'} end
   end
 end
-local time = redis.call('TIME')
-if time[1] * 1000 + math.floor(time[2] / 1000) - ARGV[3] > tonumber(ARGV[4]) then return {'lock_lost'} end
+if now - ARGV[3] > tonumber(ARGV[4]) then return {'lock_lost'} end
 redis.call('SET', KEYS[1], ARGV[1])
 if ARGV[2] ~= '' then
-  redis.call('DEL', unpack(KEYS, 2))
-  redis.pcall('SPUBLISH', ARGV[5] .. 'released', table.concat(KEYS, ' ', 2))
+  redis.call('HDEL', KEYS[2], unpack(keys))
+  redis.pcall('SPUBLISH', ARGV[5] .. 'released', table.concat(keys, ' '))
 end
 return {'ok'}`)
 
@@ -215,8 +263,11 @@ func (k keys) add(ctx context.Context, l *locking.Locker, lock *locking.Lock, be
 	}
 	between()
 	call := &lua.Call{
-		Script: write, Keys: append([]string{k.counter()}, lock.Set.Keys...),
+		Script: write, Keys: []string{k.counter(), k.prefix + "locks"},
 		Args: []any{before + 1, lock.Token, readAt.UnixMilli(), trust.Milliseconds(), lock.Set.Scope},
+	}
+	for _, name := range lock.Set.Names() {
+		call.Args = append(call.Args, name)
 	}
 	l.Commit(ctx, []*locking.Lock{lock}, []*lua.Call{call})
 	return before, call.Status, call.Err
@@ -270,7 +321,7 @@ func nights(n int) []string {
 	return names
 }
 
-// everything returns all keys of the test but the fence, on all servers.
+// everything returns all keys of the test, on all servers, but the note that somebody waits, which ends by itself.
 func (k keys) everything(t testing.TB) (names []string) {
 	t.Helper()
 	for _, server := range append([]redis.UniversalClient{k.client}, k.servers...) {
@@ -279,7 +330,7 @@ func (k keys) everything(t testing.TB) (names []string) {
 			t.Fatal(err)
 		}
 		slices.Sort(found)
-		names = append(names, found...)
+		names = append(names, slices.DeleteFunc(found, func(key string) bool { return key == k.prefix+"waited_for" })...)
 	}
 	return names
 }

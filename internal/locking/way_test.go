@@ -99,21 +99,24 @@ func countedBases() locking.FenceBase {
 
 // saleScript sells what was read under a lock, and releases the lock, as holds/lua/place.lua does.
 var saleScript = lua.New("sale", "", `
--- KEYS  1 counts  then the keys that are locked
--- ARGV  1 token  2 scope  3 read_at_ms  4 read_age_ms  then pairs of a field and its new value
-local token, locks = ARGV[1], {unpack(KEYS, 2)}
+-- KEYS  1 counts  2 locks
+-- ARGV  1 token  2 scope  3 read_at_ms  4 read_age_ms  5 n  then n keys that are locked
+--       then pairs of a field and its new value
+local token, keys = ARGV[1], {unpack(ARGV, 6, 5 + ARGV[5])}
 local time = redis.call('TIME')
-local age = time[1] * 1000 + math.floor(time[2] / 1000) - ARGV[3]
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local age = now - ARGV[3]
 if age < 0 or age > tonumber(ARGV[4]) then return {'lock_lost'} end
 if token ~= '' then
-  for _, value in ipairs(redis.call('MGET', unpack(locks))) do
-    if value ~= token then return {'lock_lost'} end
+  for _, field in ipairs(redis.call('HMGET', KEYS[2], unpack(keys))) do
+    local value, until_ms = string.match(field or '', '^(%S+) (%d+)$')
+    if value ~= token or tonumber(until_ms) <= now then return {'lock_lost'} end
   end
 end
-redis.call('HSET', KEYS[1], unpack(ARGV, 5))
+redis.call('HSET', KEYS[1], unpack(ARGV, 6 + ARGV[5]))
 if token ~= '' then
-  redis.call('DEL', unpack(locks))
-  redis.call('SPUBLISH', ARGV[2] .. 'released', table.concat(locks, ' '))
+  redis.call('HDEL', KEYS[2], unpack(keys))
+  redis.call('SPUBLISH', ARGV[2] .. 'released', table.concat(keys, ' '))
 end
 return {'ok'}`)
 
@@ -185,9 +188,13 @@ func (w wayLocked) sellUnder(ctx context.Context, lock *locking.Lock) (sold, ref
 	}
 	w.at(stepRead)
 	call := &lua.Call{
-		Script: saleScript, Keys: append([]string{w.counts()}, w.locks()...),
-		Args: append([]any{lock.Token, w.prefix, clock.Val().UnixMilli(), trust.Milliseconds()}, w.oneMore(counts)...),
+		Script: saleScript, Keys: []string{w.counts(), w.prefix + "locks"},
+		Args: []any{lock.Token, w.prefix, clock.Val().UnixMilli(), trust.Milliseconds(), len(w.locks())},
 	}
+	for _, name := range lock.Set.Names() {
+		call.Args = append(call.Args, name)
+	}
+	call.Args = append(call.Args, w.oneMore(counts)...)
 	w.locker.Commit(ctx, []*locking.Lock{lock}, []*lua.Call{call})
 	if call.Err == nil && (call.Status == locking.StatusLockLost || call.Status == locking.StatusConflict) {
 		_ = w.locker.Unlock(ctx, lock) // what is left of it

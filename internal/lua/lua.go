@@ -1,11 +1,19 @@
-// Package lua runs Lua scripts in Redis, many in one round trip.
+// Package lua runs Lua scripts in Redis, many in one round trip, and of those that work on the same
+// hash slot many in one run.
+//
+// A run of a script costs Redis about as much as three or four of its commands, before the script
+// does anything. So calls of one script whose keys share a hash slot are packed: they are handed to
+// one run, which answers for each of them. What a call does and answers is the same as if it were
+// run alone, and what goes wrong with one does not touch the others.
 package lua
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -17,6 +25,7 @@ type Script struct {
 	Name   string
 	Flags  string // of its shebang
 	script *redis.Script
+	pack   int // calls in one run, 0 = it is not made to be packed
 }
 
 // New returns a script with the flags of its shebang ("" or for example "no-writes").
@@ -25,7 +34,18 @@ func New(name, flags, source string) Script {
 	if flags != "" {
 		shebang += " flags=" + flags
 	}
-	return Script{name, flags, redis.NewScript(shebang + "\n" + source)}
+	return Script{Name: name, Flags: flags, script: redis.NewScript(shebang + "\n" + source)}
+}
+
+//go:embed pack.lua
+var packSource string
+
+// NewPacked returns a script of which up to pack calls are packed into one run. The source ends with
+// local function run(KEYS, ARGV), which is called for each of them, with its own KEYS and ARGV.
+func NewPacked(name, flags string, pack int, source string) Script {
+	s := New(name, flags, source+"\n"+packSource)
+	s.pack = pack
+	return s
 }
 
 // Call is one run of a script, and then what came of it.
@@ -77,21 +97,116 @@ func pipeline(ctx context.Context, client redis.UniversalClient, calls []*Call, 
 }
 
 // exec runs calls through a pipe and fills in what came of each. It returns the error of the
-// connection or the transaction, or else that of the first call that has one.
+// connection or the transaction, or else that of the first run that has one.
 func exec(ctx context.Context, pipe redis.Pipeliner, calls []*Call, eval evaluation) error {
-	commands := make([]*redis.Cmd, len(calls))
-	for i, c := range calls {
-		commands[i] = eval(c.Script.script, ctx, pipe, c.Keys, c.Args...)
+	runs := packed(calls)
+	commands := make([]*redis.Cmd, len(runs))
+	for i, run := range runs {
+		keys, args := run.arguments()
+		commands[i] = eval(run[0].Script.script, ctx, pipe, keys, args...)
 	}
 	_, execErr := pipe.Exec(ctx)
-	for i, c := range calls {
+	for i, run := range runs {
 		values, err := commands[i].Slice()
 		if err == nil && values == nil {
 			err = execErr
 		}
-		c.settle(values, err)
+		run.settle(values, err)
 	}
 	return execErr
+}
+
+// run is calls that share one run of their script.
+type run []*Call
+
+// aloneFrom is how many arguments make a call run alone: Lua hands on no more than some 8,000 values.
+const aloneFrom = 4000
+
+// packed divides calls into runs. Those of one script and hash tag are in their order.
+func packed(calls []*Call) []run {
+	type place struct {
+		script *redis.Script
+		slot   string
+	}
+	open := make(map[place]int) // the run that has room
+	runs := make([]run, 0, len(calls))
+	for _, c := range calls {
+		if c.Script.pack <= 1 {
+			runs = append(runs, run{c})
+			continue
+		}
+		at := place{c.Script.script, hashTag(c.Keys[0])}
+		if len(c.Args) >= aloneFrom {
+			delete(open, at) // those after it run after it
+			runs = append(runs, run{c})
+			continue
+		}
+		if i, found := open[at]; found && len(runs[i]) < c.Script.pack {
+			runs[i] = append(runs[i], c)
+			continue
+		}
+		open[at] = len(runs)
+		runs = append(runs, run{c})
+	}
+	return runs
+}
+
+// hashTag returns the part of a key that decides its hash slot.
+func hashTag(key string) string {
+	if _, rest, found := strings.Cut(key, "{"); found {
+		if tag, _, found := strings.Cut(rest, "}"); found && tag != "" {
+			return tag
+		}
+	}
+	return key
+}
+
+// arguments returns KEYS and ARGV of a run, as pack.lua reads them.
+func (r run) arguments() (keys []string, args []any) {
+	if r[0].Script.pack == 0 {
+		return r[0].Keys, r[0].Args
+	}
+	numKeys, numArgs := 0, 1
+	for _, c := range r {
+		numKeys, numArgs = numKeys+len(c.Keys), numArgs+2+len(c.Args)
+	}
+	keys, args = make([]string, 0, numKeys), make([]any, 0, numArgs)
+	for _, c := range r {
+		keys, args = append(keys, c.Keys...), append(args, c.Args...)
+	}
+	for _, c := range r {
+		args = append(args, len(c.Keys), len(c.Args))
+	}
+	return keys, append(args, len(r))
+}
+
+// scriptError is what Redis said to one call of a run.
+type scriptError string
+
+func (e scriptError) Error() string { return string(e) }
+
+// RedisError marks it as said by Redis, not by the connection.
+func (scriptError) RedisError() {}
+
+// settle fills in what came of each call of a run.
+func (r run) settle(values []any, err error) {
+	if r[0].Script.pack == 0 || err != nil {
+		for _, c := range r {
+			c.settle(values, err)
+		}
+		return
+	}
+	for i, c := range r {
+		var its []any
+		if i < len(values) {
+			its, _ = values[i].([]any) // what is none is an empty reply
+		}
+		if len(its) == 2 && its[0] == "error" {
+			c.settle(nil, scriptError(fmt.Sprint(its[1])))
+			continue
+		}
+		c.settle(its, nil)
+	}
 }
 
 // unknown reports whether the server did not know the script.

@@ -3,13 +3,16 @@
 -- ARGV  4 memory_ms  5 sweep_limit  then the slots
 -- Returns ok held ...  |  more: too many holds are due for one call, call again
 
-local memory_ms, sweep_limit = tonumber(ARGV[4]), tonumber(ARGV[5])
-local swept, damage = sweep(sweep_limit, memory_ms)
-if damage then return {'damaged', damage} end
-if swept == sweep_limit then return {'more'} end
+local function run(KEYS, ARGV)
+  if not enter(KEYS, ARGV) then return {'lost'} end
+  local memory_ms, sweep_limit = tonumber(ARGV[4]), tonumber(ARGV[5])
+  local more, damage = sweep(sweep_limit, memory_ms)
+  if damage then return {'damaged', damage} end
+  if more then return {'more'} end
 
-local reply = {'ok'}
-for i, count in ipairs(redis.call('HMGET', COUNTS, unpack(ARGV, 6))) do
-  reply[i + 1] = count or '0'
+  local reply = {'ok'}
+  for i, count in ipairs(redis.call('HMGET', COUNTS, unpack(ARGV, 6))) do
+    reply[i + 1] = count or '0'
+  end
+  return reply
 end
-return reply

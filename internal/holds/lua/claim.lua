@@ -9,36 +9,39 @@
 --   already_confirmed  another payment was confirmed
 --   expired released unknown_hold   there is nothing to pay for
 
-local memory_ms, sweep_limit, id, payment = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], ARGV[7]
+local function run(KEYS, ARGV)
+  if not enter(KEYS, ARGV) then return {'lost'} end
+  local memory_ms, sweep_limit, id, payment = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], ARGV[7]
 
-local _, damage = sweep(sweep_limit, memory_ms)
-if damage then return {'damaged', damage} end
-
-local again = redis.call('HGET', RECORDS, late_id(id))
-if again then -- whatever is remembered of the hold itself
-  local hold = parse(again)
-  if not hold then return {'damaged', 'record of ' .. late_id(id)} end
-  return {'ok', claim_word(hold, payment), tostring(now), again, 1}
-end
-local line = redis.call('HGET', RECORDS, id)
-if not line then return {'ok', 'unknown_hold', tostring(now), '', 0} end
-local hold = parse(line)
-if not hold then return {'damaged', 'record of ' .. id} end
-
-if hold.state == 'held' and hold.deadline <= now then
-  damage = lapse(id, hold, memory_ms)
+  local _, damage = sweep(sweep_limit, memory_ms)
   if damage then return {'damaged', damage} end
-end
 
-local word = hold.state
-if hold.state == 'held' then
-  hold.state, hold.ended, hold.by = 'confirming', now, payment
-  redis.call('HSET', RECORDS, id, format(hold))
-  redis.call('ZREM', DUE, id)
-  redis.call('DEL', prefix .. 'hold:' .. id)
-  redis.call('PERSIST', prefix .. 'request:' .. hold.request_key)
-  word = 'claimed'
-elseif hold.state == 'confirming' or hold.state == 'confirmed' then
-  word = claim_word(hold, payment)
+  local again = redis.call('HGET', RECORDS, late_id(id))
+  if again then -- whatever is remembered of the hold itself
+    local hold = parse(again)
+    if not hold then return {'damaged', 'record of ' .. late_id(id)} end
+    return {'ok', claim_word(hold, payment), tostring(now), again, 1}
+  end
+  local line = redis.call('HGET', RECORDS, id)
+  if not line then return {'ok', 'unknown_hold', tostring(now), '', 0} end
+  local hold = parse(line)
+  if not hold then return {'damaged', 'record of ' .. id} end
+
+  if hold.state == 'held' and hold.deadline <= now then
+    damage = lapse(id, hold, memory_ms)
+    if damage then return {'damaged', damage} end
+  end
+
+  local word = hold.state
+  if hold.state == 'held' then
+    hold.state, hold.ended, hold.by = 'confirming', now, payment
+    redis.call('HSET', RECORDS, id, format(hold))
+    redis.call('ZREM', DUE, id)
+    redis.call('DEL', prefix .. 'hold:' .. id)
+    redis.call('PERSIST', prefix .. 'request:' .. hold.request_key)
+    word = 'claimed'
+  elseif hold.state == 'confirming' or hold.state == 'confirmed' then
+    word = claim_word(hold, payment)
+  end
+  return {'ok', word, tostring(now), format(hold), 0}
 end
-return {'ok', word, tostring(now), format(hold), 0}

@@ -4,39 +4,43 @@
 -- ARGV  4 memory_ms  5 limit: of each of the three  6 announce_ms: for so long nobody else is handed the same holds
 -- Returns ok again id line id line ...: again is 1 when a limit was reached, else 0
 
-local memory_ms, limit, announce_ms = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local function run(KEYS, ARGV)
+  if not enter(KEYS, ARGV) then return {'lost'} end
+  local DEPARTING, TOMBSTONES = prefix .. 'departing', prefix .. 'tombstones'
+  local memory_ms, limit, announce_ms = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 
-local swept, damage = sweep(limit, memory_ms)
-if damage then return {'damaged', damage} end
+  local more, damage = sweep(limit, memory_ms)
+  if damage then return {'damaged', damage} end
 
-local over = redis.call('ZRANGE', TOMBSTONES, '-inf', now, 'BYSCORE', 'LIMIT', 0, limit)
-if #over > 0 then
-  redis.call('HDEL', RECORDS, unpack(over))
-  redis.call('ZREM', TOMBSTONES, unpack(over))
-end
-
-local leaving = redis.call('ZRANGE', DEPARTING, '-inf', now, 'BYSCORE', 'LIMIT', 0, limit)
-local full = swept == limit or #over == limit or #leaving == limit
-local reply = {'ok', full and 1 or 0}
-for _, id in ipairs(leaving) do
-  local line = redis.call('HGET', RECORDS, id)
-  if line then
-    redis.call('ZADD', DEPARTING, now + announce_ms, id)
-    reply[#reply + 1] = id
-    reply[#reply + 1] = line
-  else
-    redis.call('ZREM', DEPARTING, id)
+  local over = redis.call('ZRANGE', TOMBSTONES, '-inf', now, 'BYSCORE', 'LIMIT', 0, limit)
+  if #over > 0 then
+    redis.call('HDEL', RECORDS, unpack(over))
+    redis.call('ZREM', TOMBSTONES, unpack(over))
   end
-end
 
-local earliest
-for _, key in ipairs({DUE, DEPARTING, TOMBSTONES}) do
-  local at = tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
-  if at and (not earliest or at < earliest) then earliest = at end
+  local leaving = redis.call('ZRANGE', DEPARTING, '-inf', now, 'BYSCORE', 'LIMIT', 0, limit)
+  local full = more or #over == limit or #leaving == limit
+  local reply = {'ok', full and 1 or 0}
+  for _, id in ipairs(leaving) do
+    local line = redis.call('HGET', RECORDS, id)
+    if line then
+      redis.call('ZADD', DEPARTING, now + announce_ms, id)
+      reply[#reply + 1] = id
+      reply[#reply + 1] = line
+    else
+      redis.call('ZREM', DEPARTING, id)
+    end
+  end
+
+  local earliest
+  for _, key in ipairs({DUE, DEPARTING, TOMBSTONES}) do
+    local at = tonumber(redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
+    if at and (not earliest or at < earliest) then earliest = at end
+  end
+  if earliest then
+    redis.call('ZADD', AGENDA, earliest, resource)
+  else
+    redis.call('ZREM', AGENDA, resource)
+  end
+  return reply
 end
-if earliest then
-  redis.call('ZADD', AGENDA, earliest, resource)
-else
-  redis.call('ZREM', AGENDA, resource)
-end
-return reply

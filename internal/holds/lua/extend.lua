@@ -12,42 +12,45 @@
 --   expired released confirmed unknown_hold
 -- The first three after invalid_request are remembered under extension:<cause>, so that they are the same at every delivery.
 
-local memory_ms, cause, id = tonumber(ARGV[4]), ARGV[5], ARGV[6]
-local ttl_ms, lifetime_ms, why = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9]
+local function run(KEYS, ARGV)
+  if not enter(KEYS, ARGV) then return {'lost'} end
+  local memory_ms, cause, id = tonumber(ARGV[4]), ARGV[5], ARGV[6]
+  local ttl_ms, lifetime_ms, why = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9]
 
-local line = redis.call('HGET', RECORDS, id)
-if why == 'invalid' then return {'ok', 'invalid_request', '0', '0', line or ''} end
-if not line then return {'ok', 'unknown_hold', '0', '0', ''} end
-local hold = parse(line)
-if not hold then return {'damaged', 'record of ' .. id} end
+  local line = redis.call('HGET', RECORDS, id)
+  if why == 'invalid' then return {'ok', 'invalid_request', '0', '0', line or ''} end
+  if not line then return {'ok', 'unknown_hold', '0', '0', ''} end
+  local hold = parse(line)
+  if not hold then return {'damaged', 'record of ' .. id} end
 
-local answer_key = prefix .. 'extension:' .. cause
-local remembered = redis.call('GET', answer_key)
-if remembered then
-  local word, at, deadline = string.match(remembered, '^(%S+) (%d+) (%d+)$')
-  if not word then return {'damaged', 'answer to ' .. cause} end
-  return {'ok', word, at, deadline, line}
+  local answer_key = prefix .. 'extension:' .. cause
+  local remembered = redis.call('GET', answer_key)
+  if remembered then
+    local word, at, deadline = string.match(remembered, '^(%S+) (%d+) (%d+)$')
+    if not word then return {'damaged', 'answer to ' .. cause} end
+    return {'ok', word, at, deadline, line}
+  end
+
+  if hold.state == 'held' and hold.deadline <= now then
+    local damage = lapse(id, hold, memory_ms)
+    if damage then return {'damaged', damage} end
+  end
+  if hold.state == 'confirming' then return {'ok', 'claimed', '0', '0', ''} end
+  if hold.state ~= 'held' then return {'ok', hold.state, '0', '0', format(hold)} end
+
+  local word, deadline = 'extended', math.max(hold.deadline, now + ttl_ms)
+  if why == 'started' and redis.call('EXISTS', started_key(id)) == 1 then
+    word = 'already_started'
+  elseif deadline > hold.deadline and deadline > hold.created + lifetime_ms then
+    word = 'limit_reached'
+  else
+    hold.deadline = deadline
+    if why == 'started' then redis.call('SET', started_key(id), now, 'PX', memory_ms) end
+    redis.call('HSET', RECORDS, id, format(hold))
+    redis.call('ZADD', DUE, deadline, id)
+    show(id, shown(hold), int(hold.deadline))
+    redis.call('PEXPIRE', prefix .. 'request:' .. hold.request_key, deadline - now + memory_ms)
+  end
+  redis.call('SET', answer_key, table.concat({word, now, hold.deadline}, ' '), 'PX', memory_ms)
+  return {'ok', word, tostring(now), tostring(hold.deadline), format(hold)}
 end
-
-if hold.state == 'held' and hold.deadline <= now then
-  local damage = lapse(id, hold, memory_ms)
-  if damage then return {'damaged', damage} end
-end
-if hold.state == 'confirming' then return {'ok', 'claimed', '0', '0', ''} end
-if hold.state ~= 'held' then return {'ok', hold.state, '0', '0', format(hold)} end
-
-local word, deadline = 'extended', math.max(hold.deadline, now + ttl_ms)
-if why == 'started' and redis.call('EXISTS', started_key(id)) == 1 then
-  word = 'already_started'
-elseif deadline > hold.deadline and deadline > hold.created + lifetime_ms then
-  word = 'limit_reached'
-else
-  hold.deadline = deadline
-  if why == 'started' then redis.call('SET', started_key(id), now, 'PX', memory_ms) end
-  redis.call('HSET', RECORDS, id, format(hold))
-  redis.call('ZADD', DUE, deadline, id)
-  show(id, hold)
-  redis.call('PEXPIRE', prefix .. 'request:' .. hold.request_key, deadline - now + memory_ms)
-end
-redis.call('SET', answer_key, table.concat({word, now, hold.deadline}, ' '), 'PX', memory_ms)
-return {'ok', word, tostring(now), tostring(hold.deadline), format(hold)}

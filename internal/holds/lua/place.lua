@@ -3,15 +3,21 @@
 --
 -- ARGV
 --   4 rev             what rev was before Postgres was read
---   5 token           the value of the group's locks, "" = there is none in this Redis
---   6 memory_ms       how long an answer and an ended hold are remembered
---   7 holds_per_user  live holds that one user may have on the resource
---   8 sweep_limit     holds that may be lapsed before the decision
---   9 read_at_ms      Redis' time before Postgres was read
---   10 read_age_ms    how old that may be: capacity may have been changed by others since, and a
+--   5 memory_ms       how long an answer and an ended hold are remembered
+--   6 holds_per_user  live holds that one user may have on the resource
+--   7 sweep_limit     holds that may be lapsed before the decision
+--   8 read_at_ms      Redis' time before Postgres was read
+--   9 read_age_ms     how old that may be: capacity may have been changed by others since, and a
 --                     lock that is not in this Redis is trusted no longer
---   11 n              slots in the union; then n names, n capacities ("-" = no inventory row), n reserved
---   then 10 a request: id key cause fingerprint user quantity ttl_ms slots asked metadata
+--   10 token          the value of the group's locks, "" = there is none in this Redis
+--   11 told           capacity:reserved,... of the slots in the union of the requests
+--   12 n  13 k        of slots, of requests
+--   then k request keys
+--   then n names, two a request: its user and the field of its index, see the prelude
+--   then n times what is left: the capacity less what is reserved, "-" = no inventory row
+--   then 8 a request: id cause fingerprint quantity ttl_ms slots tail shown
+--   Slots are runs of numbers in the union, from:to,...; tail is that of the hold's record; shown is what the
+--   function of this name in the prelude makes of the rest.
 --   A late payment is such a request too: the fingerprint is "late", id is that of the hold that has
 --   lapsed, cause the payment. Its answer is "word at_ms", never remembered as one; the word is claimed,
 --   claimed_by_other, confirmed, already_confirmed (see claim.lua), sold_out or unknown_hold.
@@ -24,53 +30,79 @@
 --                            hold's record when the line says created and was remembered before, else ""
 -- An answer's line: word fingerprint cause at_ms detail asked metadata. The word `reused` is never remembered.
 
-local rev, token, memory_ms = ARGV[4], ARGV[5], tonumber(ARGV[6])
-local holds_per_user, sweep_limit = tonumber(ARGV[7]), tonumber(ARGV[8])
-local read_at, read_age, n = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
-local FIXED_ARGS, REQUEST_ARGS, SCAN_MAX = 11, 10, 1000
+local FIXED_ARGS, REQUEST_ARGS, SCAN_MAX = 13, 8, 1000
+local ID, CAUSE, FINGERPRINT, QUANTITY, TTL_MS, SLOTS, TAIL, SHOWN = 1, 2, 3, 4, 5, 6, 7, 8
+local RUNS = '(%d+):(%d+)'
 
-local names, locks = {}, {}
-for i = 1, n do
-  names[i] = ARGV[FIXED_ARGS + i]
-  locks[i] = prefix .. 'lock:' .. names[i]
+-- Of the call that is run: its arguments, and what come before its names and before its first request.
+local args, name_at, request_at
+local holds_per_user
+local held -- by the slots
+local left -- of the slots, false = no inventory row
+-- Of the request that is decided: the numbers of its slots, and how many they are.
+local slots, num_slots = {}, 0
+-- What is written at the end: fields of USERS, ids and lines, deadlines and ids.
+local of_users, records, deadlines
+-- Of the holds that were granted: their runs of slots, and the deadlines.
+local granted, granted_until
+-- Of the ttl that was asked last: the deadline, its text, and how long the answer is remembered.
+local last_ttl, deadline_ms, deadline, memory_ms
+
+local function record(id)
+  for i = 1, #records, 2 do
+    if records[i] == id then return records[i + 1] end
+  end
+  return redis.call('HGET', RECORDS, id)
 end
 
-if token ~= '' then
-  for i, value in ipairs(redis.call('MGET', unpack(locks))) do
-    if value ~= token then return {'lock_lost', names[i]} end
+-- Reports whether a hold is live, as far as its record can be read.
+local function is_live(id)
+  local line = record(id)
+  local hold = line and parse(line)
+  return line and not hold or hold and (hold.state == 'held' or hold.state == 'confirming')
+end
+
+local function read_slots(runs)
+  num_slots = 0
+  for from, to in string.gmatch(runs, RUNS) do
+    for i = from, to do
+      num_slots = num_slots + 1
+      slots[num_slots] = i
+    end
   end
 end
-local age = time[1] * 1000 + math.floor(time[2] / 1000) - read_at
-if (redis.call('GET', REV) or '0') ~= rev or age < 0 or age > read_age then
-  return {'stale'}
-end
-local swept, damage = sweep(sweep_limit, memory_ms)
-if damage then return {'damaged', damage} end
-if swept == sweep_limit then return {'more'} end
 
-local capacity, reserved, held = {}, {}, {}
-for i, count in ipairs(redis.call('HMGET', COUNTS, unpack(names))) do
-  local name = names[i]
-  capacity[name], reserved[name] = ARGV[FIXED_ARGS + n + i], ARGV[FIXED_ARGS + 2 * n + i]
-  held[name] = tonumber(count or '0')
-  if not held[name] or held[name] < 0 then return {'damaged', 'count of ' .. name} end
+-- Counts a hold of the slots, which a user has.
+local function take(quantity, user, count)
+  for j = 1, num_slots do held[slots[j]] = held[slots[j]] + quantity end
+  of_users[user] = int((count or 0) + 1)
 end
 
 -- retry_at: the earliest deadline among live holds on one of the slots. The deadline index is
 -- read once, in its order, and only as far as an answer needs (at most SCAN_MAX holds: past that
 -- the last deadline seen is told, which is never too late). Holds granted by this very call are
 -- not in what was read, so they are kept beside it.
-local scanned, scan_at, first, granted = nil, 1, {}, {}
-local function earliest(slots)
+local scanned, scan_at, first
+local function earliest(short)
+  if not scanned then
+    scanned, scan_at, first = redis.call('ZRANGE', DUE, 0, SCAN_MAX - 1, 'WITHSCORES'), 1, {}
+  end
   local best
-  for _, name in ipairs(slots) do
-    for _, at in ipairs({first[name] or false, granted[name] or false}) do
-      if at and (not best or at < best) then best = at end
+  local wanted = {}
+  for _, i in ipairs(short) do
+    local name = args[name_at + i]
+    wanted[name] = true
+    local at = first[name]
+    if at and (not best or at < best) then best = at end
+  end
+  for k, runs in ipairs(granted) do
+    local deadline = granted_until[k]
+    for from, to in string.gmatch(runs, RUNS) do
+      for i = from, to do
+        if wanted[args[name_at + i]] and (not best or deadline < best) then best = deadline end
+      end
     end
   end
-  if not scanned then scanned = redis.call('ZRANGE', DUE, 0, SCAN_MAX - 1, 'WITHSCORES') end
-  local wanted = {}
-  for _, name in ipairs(slots) do wanted[name] = true end
   while scan_at < #scanned do
     local id, deadline = scanned[scan_at], tonumber(scanned[scan_at + 1])
     if best and best <= deadline then return best end
@@ -91,126 +123,196 @@ local function earliest(slots)
   return best
 end
 
--- Which slots have not enough left.
-local function short_of(slots, quantity)
-  local short = {}
-  for _, name in ipairs(slots) do
-    if held[name] + tonumber(reserved[name]) + quantity > tonumber(capacity[name]) then short[#short + 1] = name end
+-- Returns whether all slots are sold at all, and the numbers of those that have not enough left, nil = all have.
+local function short_of(quantity)
+  local short
+  for j = 1, num_slots do
+    local i = slots[j]
+    if not left[i] then return false end
+    if held[i] + quantity > left[i] then
+      short = short or {}
+      short[#short + 1] = i
+    end
   end
-  return short
+  return true, short
 end
 
--- What is short, as "retry_at_ms|slot:capacity:reserved:held,...", or nil.
-local function shortage(slots, quantity)
-  local short, lapse_helps = short_of(slots, quantity), true
-  if #short == 0 then return nil end
-  for _, name in ipairs(short) do
-    if tonumber(reserved[name]) + quantity > tonumber(capacity[name]) then lapse_helps = false end
+-- Says what is short: "retry_at_ms|slot:capacity:reserved:held,..."
+local function shortage(short, quantity)
+  local rows, told, lapse_helps = {}, split(args[11]), true
+  for k, i in ipairs(short) do
+    if quantity > left[i] then lapse_helps = false end
+    rows[k] = args[name_at + i] .. ':' .. told[i] .. ':' .. int(held[i])
   end
-  local retry_at = lapse_helps and earliest(short) or '-'
-  local rows = {}
-  for i, name in ipairs(short) do
-    rows[i] = table.concat({name, capacity[name], reserved[name], held[name]}, ':')
-  end
-  return retry_at .. '|' .. table.concat(rows, ',')
+  local retry_at = lapse_helps and earliest(short)
+  return (retry_at and int(retry_at) or '-') .. '|' .. table.concat(rows, ',')
 end
 
-local function refusal(user, quantity, slots_csv, slots)
-  local existing = redis.call('GET', index_key(user, slots_csv))
-  if existing then return 'already_holding', existing end
-  if tonumber(redis.call('HGET', USERS, user) or '0') >= holds_per_user then return 'hold_limit', '-' end
-  for _, name in ipairs(slots) do
-    if capacity[name] == '-' then return 'unknown_resource', '-' end
-  end
-  local short = shortage(slots, quantity)
-  if short then return 'sold_out', short end
+local function refusal(existing, count, quantity)
+  if existing and is_live(existing) then return 'already_holding', existing end
+  if count and tonumber(count) >= holds_per_user then return 'hold_limit', '-' end
+  local sold, short = short_of(quantity)
+  if not sold then return 'unknown_resource', '-' end
+  if short then return 'sold_out', shortage(short, quantity) end
   return nil
 end
 
--- Counts what is taken of slots.
-local function take(slots, quantity)
-  local changes = {}
-  for _, name in ipairs(slots) do
-    held[name] = held[name] + quantity
-    changes[#changes + 1] = name
-    changes[#changes + 1] = held[name]
-  end
-  redis.call('HSET', COUNTS, unpack(changes))
-end
-
 -- Takes the slots of a lapsed hold again for a payment, if they are free.
-local function take_late(id, payment, slots, quantity)
-  local again = redis.call('HGET', RECORDS, late_id(id))
+local function take_late(r, user, count)
+  local id, payment, quantity = args[r + ID], args[r + CAUSE], tonumber(args[r + QUANTITY])
+  local again = record(late_id(id))
   if again then
     local hold = parse(again)
     if not hold then return nil, 'record of ' .. late_id(id) end
-    return claim_word(hold, payment) .. ' ' .. hold.ended
+    return claim_word(hold, payment) .. ' ' .. int(hold.ended)
   end
-  local line = redis.call('HGET', RECORDS, id)
+  local line = record(id)
   local hold = line and parse(line)
   if line and not hold then return nil, 'record of ' .. id end
-  if not hold then return 'unknown_hold ' .. now end
-  for _, name in ipairs(slots) do
-    if capacity[name] == '-' then return 'sold_out ' .. now end
-  end
-  if #short_of(slots, quantity) > 0 then return 'sold_out ' .. now end
-  take(slots, quantity)
-  redis.call('HINCRBY', USERS, hold.user, 1)
+  if not hold then return 'unknown_hold ' .. now_text end
+  local sold, short = short_of(quantity)
+  if not sold or short then return 'sold_out ' .. now_text end
+  take(quantity, user, count)
   hold.state, hold.ended, hold.by = 'confirming', now, payment
-  redis.call('HSET', RECORDS, late_id(id), format(hold))
-  return 'claimed ' .. now
+  records[#records + 1] = late_id(id)
+  records[#records + 1] = format(hold)
+  return 'claimed ' .. now_text
 end
 
-local reply = {'ok'}
-for base = FIXED_ARGS + 3 * n, #ARGV - 1, REQUEST_ARGS do
-  local id, key, cause, fingerprint, user, quantity, ttl_ms, slots_csv, asked, metadata =
-    unpack(ARGV, base + 1, base + REQUEST_ARGS)
-  local request_key = prefix .. 'request:' .. key
-  local line, tail = redis.call('GET', request_key), ''
-  if fingerprint == 'late' then
-    line, damage = take_late(id, cause, split(slots_csv), tonumber(quantity))
-    if damage then return {'damaged', damage} end
-  elseif line then
-    local word, remembered, detail = string.match(line, '^(%S+) (%S+) %S+ %S+ (%S+)')
-    if word == 'created' then
-      local record = redis.call('HGET', RECORDS, string.match(detail, '^[^:]+'))
-      local hold = record and parse(record)
-      tail = hold and hold.tail or ''
-    end
-    if word ~= 'cancelled' and remembered ~= fingerprint then
-      line, tail = 'reused', ''
-    end
-  else
-    local slots = split(slots_csv)
-    quantity, ttl_ms = tonumber(quantity), tonumber(ttl_ms)
-    local word, detail = refusal(user, quantity, slots_csv, slots)
-    if word then
-      line = table.concat({word, fingerprint, cause, now, detail, asked, metadata}, ' ')
-      redis.call('SET', request_key, line, 'PX', memory_ms)
-    else
-      local deadline = now + ttl_ms
-      local hold = parse(table.concat(
-        {'held', deadline, now, quantity, 0, '-', user, key, slots_csv, asked, metadata}, ' '))
-      for _, name in ipairs(slots) do
-        if not granted[name] or deadline < granted[name] then granted[name] = deadline end
+-- Finds what follows from the ttl of a request. Most have the same.
+local function read_ttl(ttl)
+  if ttl == last_ttl then return end
+  last_ttl, deadline_ms, memory_ms = ttl, now + ttl, int(args[5] + ttl)
+  deadline = int(deadline_ms)
+end
+
+-- Grants a hold and returns the answer's line.
+local function grant(r, user, count, index, quantity)
+  read_ttl(args[r + TTL_MS])
+  local id, n = args[r + ID], #granted + 1
+  take(quantity, user, count)
+  of_users[index] = id
+  granted[n], granted_until[n] = args[r + SLOTS], deadline_ms
+  deadlines[2 * n - 1], deadlines[2 * n] = deadline, id
+  n = #records
+  records[n + 1] = id
+  records[n + 2] = 'held ' .. deadline .. ' ' .. now_text .. ' ' .. args[r + QUANTITY] .. ' 0 - ' .. args[r + TAIL]
+  return 'created ' .. args[r + FINGERPRINT] .. ' ' .. args[r + CAUSE] .. ' ' .. now_text .. ' ' .. id .. ':' .. deadline .. ' - '
+end
+
+local function run(KEYS, ARGV)
+  if not enter(KEYS, ARGV) then return {'lost'} end
+  -- What is due lapses whatever comes of the decision.
+  local more, damage, first_due = sweep(ARGV[7] + 0, ARGV[5])
+  if damage then return {'damaged', damage} end
+  if more then return {'more'} end
+
+  -- Everything is read before the first decision, and written after the last: when something is
+  -- damaged, nothing is half done.
+  local token, n, num_requests = ARGV[10], ARGV[12] + 0, ARGV[13] + 0
+  args, name_at = ARGV, FIXED_ARGS + num_requests
+  local left_at = name_at + n + 2 * num_requests
+  request_at = left_at + n
+  if token ~= '' then
+    local checked
+    for i, field in ipairs(redis.call('HMGET', prefix .. 'locks', unpack(ARGV, name_at + 1, name_at + n))) do
+      if field ~= checked then -- most are the same
+        local value, until_ms = string.match(field or '', '^(%S+) (%d+)$')
+        if value ~= token or tonumber(until_ms) <= time_ms then return {'lock_lost', ARGV[name_at + i]} end
+        checked = field
       end
-      take(slots, quantity)
-      redis.call('HSET', RECORDS, id, format(hold))
-      redis.call('HINCRBY', USERS, user, 1)
-      redis.call('ZADD', DUE, deadline, id)
-      redis.call('SET', index_key(user, slots_csv), id)
-      show(id, hold)
-      attend(deadline)
-      line = table.concat({'created', fingerprint, cause, now, id .. ':' .. deadline, '-', ''}, ' ')
-      redis.call('SET', request_key, line, 'PX', ttl_ms + memory_ms)
     end
   end
-  reply[#reply + 1] = line
-  reply[#reply + 1] = tail
-end
+  local answers = redis.call('MGET', prefix .. 'rev', prefix .. 'waited_for', unpack(ARGV, FIXED_ARGS + 1, name_at))
+  if not answers[1] then redis.call('GET', prefix .. 'rev') end -- MGET says of what is no string that it is not there
+  local age = time_ms - ARGV[8]
+  if (answers[1] or '0') ~= ARGV[4] or age < 0 or age > ARGV[9] + 0 then return {'stale'} end
+  held, left = redis.call('HMGET', COUNTS, unpack(ARGV, name_at + 1, name_at + n)), {}
+  for i = 1, n do
+    local count = held[i] and tonumber(held[i]) or not held[i] and 0
+    if not count or count < 0 then return {'damaged', 'count of ' .. ARGV[name_at + i]} end
+    held[i], left[i] = count, ARGV[left_at + i] ~= '-' and ARGV[left_at + i] + 0
+  end
+  local users_at = name_at + n
+  local users = redis.call('HMGET', USERS, unpack(ARGV, users_at + 1, left_at))
+  of_users, records, deadlines, granted, granted_until = {}, {}, {}, {}, {}
+  holds_per_user, scanned, last_ttl = ARGV[6] + 0, nil, nil
 
-if token ~= '' then
-  redis.call('DEL', unpack(locks))
-  redis.pcall('SPUBLISH', prefix .. 'released', table.concat(locks, ' '))
+  local known, new = {}, {} -- new answers by key; by request the word of a new refusal, or granted
+  local reply = {'ok', '', ''}
+  for k = 1, num_requests do
+    local r, u = request_at + (k - 1) * REQUEST_ARGS, 2 * k - 1
+    local user, index = ARGV[users_at + u], ARGV[users_at + u + 1]
+    local count, existing = of_users[user] or users[u], of_users[index] or users[u + 1]
+    local key, tail = ARGV[FIXED_ARGS + k], ''
+    local line = known[key] or answers[2 + k]
+    if ARGV[r + FINGERPRINT] == 'late' then
+      read_slots(ARGV[r + SLOTS])
+      line, damage = take_late(r, user, count)
+      if damage then return {'damaged', damage} end
+    elseif line then
+      local word, remembered, detail = string.match(line, '^(%S+) (%S+) %S+ %S+ (%S+)')
+      if word == 'created' then
+        local its = record(string.match(detail, '^[^:]+'))
+        local hold = its and parse(its)
+        tail = hold and hold.tail or ''
+      end
+      if word ~= 'cancelled' and remembered ~= ARGV[r + FINGERPRINT] then
+        line, tail = 'reused', ''
+      end
+    else
+      local quantity = ARGV[r + QUANTITY] + 0
+      read_slots(ARGV[r + SLOTS])
+      local word, detail = refusal(existing, count, quantity)
+      if word then
+        local echo = string.match(ARGV[r + TAIL], '^%S+ %S+ %S+ (.*)$') -- asked and metadata
+        line = table.concat({word, ARGV[r + FINGERPRINT], ARGV[r + CAUSE], now_text, detail, echo}, ' ')
+      else
+        line = grant(r, user, count, index, quantity)
+      end
+      known[key], new[k] = line, word or 'granted'
+    end
+    reply[2 * k], reply[2 * k + 1] = line, tail
+  end
+
+  -- The agenda has a resource no later than its earliest deadline.
+  local earlier
+  for _, at in ipairs(granted_until) do
+    if not first_due or at < first_due then first_due, earlier = at, true end
+  end
+  if earlier then attend(int(first_due)) end
+  if #records > 0 then
+    local counts, c = {'', '', '', '', '', ''}, 0 -- room for most
+    for i = 1, n do
+      if held[i] > 0 then
+        counts[c + 1], counts[c + 2] = ARGV[name_at + i], int(held[i])
+        c = c + 2
+      end
+    end
+    redis.call('HSET', COUNTS, unpack(counts, 1, c))
+    local fields, f = {'', '', '', ''}, 0
+    for field, value in pairs(of_users) do
+      fields[f + 1], fields[f + 2] = field, value
+      f = f + 2
+    end
+    redis.call('HSET', USERS, unpack(fields, 1, f))
+    redis.call('HSET', RECORDS, unpack(records))
+    if #deadlines > 0 then redis.call('ZADD', DUE, unpack(deadlines)) end
+  end
+  for k = 1, num_requests do
+    local key = ARGV[FIXED_ARGS + k]
+    if new[k] == 'granted' then
+      local r = request_at + (k - 1) * REQUEST_ARGS
+      read_ttl(ARGV[r + TTL_MS])
+      show(ARGV[r + ID], ARGV[r + SHOWN], deadline)
+      redis.call('SET', key, reply[2 * k], 'PX', memory_ms)
+    elseif new[k] then
+      redis.call('SET', key, reply[2 * k], 'PX', ARGV[5])
+    end
+  end
+  if token ~= '' then
+    redis.call('HDEL', prefix .. 'locks', unpack(ARGV, name_at + 1, name_at + n))
+    if answers[2] then redis.pcall('SPUBLISH', prefix .. 'released', table.concat(ARGV, ' ', name_at + 1, name_at + n)) end
+  end
+  return reply
 end
-return reply

@@ -1,11 +1,11 @@
--- What every script begins with. scripts.go puts it in front of each of them.
+-- What every script has in common. scripts.go puts it in front of each of them, and enter at the
+-- beginning of each call (see internal/lua: calls on one partition share a run of their script).
 --
--- KEYS (of one resource, all with the hash tag of its partition; keys.go lists them)
---   1 epoch  2 agenda  3 counts  4 records  5 due  6 departing  7 tombstones  8 rev  9 users
+-- KEYS  1 epoch of the partition. All that a script works on has its hash tag; keys.go lists it.
 -- ARGV
---   1 epoch     what the partition's epoch must be
+--   1 epoch     what it must be
 --   2 resource  its id, the member of the agenda
---   3 prefix    what the keys that depend on data begin with: lock: hold: index: request: extension: started:
+--   3 prefix    what the keys of the resource begin with
 -- Returns {status, ...}; the status is a word:
 --   ok       done, the rest is the answer
 --   lost     the epoch is missing or another one: Redis lost its data, nothing was read or written
@@ -14,15 +14,29 @@
 -- The scripts start with a shebang, so a Redis that is read-only, cannot persist or, for
 -- place.lua, is out of memory refuses them before their first command and never in their midst.
 
-local EPOCH, AGENDA, COUNTS, RECORDS, DUE, DEPARTING, TOMBSTONES, REV, USERS = unpack(KEYS)
-local resource, prefix = ARGV[2], ARGV[3]
+local EPOCH, AGENDA, COUNTS, USERS, RECORDS, DUE
+local resource, prefix
+local epoch, time_ms, now, now_text -- of the run; now is Redis' time, but for tests that move it
+local sweep_budget -- holds that the run may still lapse
 
-if redis.call('GET', EPOCH) ~= ARGV[1] then
-  return {'lost'}
+-- A whole number as text. Redis and Lua by themselves take the long way through all digits of a fraction.
+local function int(number) return string.format('%d', number) end
+
+-- Makes KEYS and ARGV those of a call. Returns whether the partition has the epoch.
+local function enter(KEYS, ARGV)
+  resource, prefix = ARGV[2], ARGV[3]
+  COUNTS, USERS, RECORDS, DUE = prefix .. 'counts', prefix .. 'users', prefix .. 'records', prefix .. 'due'
+  if not now then
+    EPOCH = KEYS[1]
+    AGENDA = string.sub(EPOCH, 1, -6) .. 'agenda'
+    epoch = redis.call('GET', EPOCH)
+    local time = redis.call('TIME')
+    time_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+    now = time_ms
+    now_text = int(now)
+  end
+  return epoch == ARGV[1]
 end
-
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 -- A record is one line, its words separated by one space (record.go is its Go twin):
 --   state deadline_ms created_ms quantity ended_ms by user request_key slots asked metadata
@@ -45,7 +59,8 @@ local function parse(line)
 end
 
 local function format(hold)
-  return table.concat({hold.state, hold.deadline, hold.created, hold.quantity, hold.ended, hold.by, hold.tail}, ' ')
+  return hold.state .. ' ' .. int(hold.deadline) .. ' ' .. int(hold.created) .. ' ' .. int(hold.quantity) .. ' ' ..
+    int(hold.ended) .. ' ' .. hold.by .. ' ' .. hold.tail
 end
 
 local function split(slots)
@@ -54,19 +69,23 @@ local function split(slots)
   return names
 end
 
-local function index_key(user, slots)
-  return prefix .. 'index:' .. user .. ':' .. redis.sha1hex(slots)
-end
+-- The field of USERS that has the id of the live hold of a user on just these slots. How many live holds
+-- a user has is in the field of his name, which has no space.
+local function index_field(user, slots) return user .. ' ' .. redis.sha1hex(slots) end
 
 -- Its key is there when the payment of a hold was started. It is remembered for memory_ms, which is
 -- longer than any hold lives.
 local function started_key(id) return prefix .. 'started:' .. id end
 
 -- The key whose expiry is the hint that a hold has lapsed; one GET of it shows a live hold.
-local function show(id, hold)
-  redis.call('SET', prefix .. 'hold:' .. id,
-    '{"user_id":' .. cjson.encode(hold.user) .. ',"quantity":' .. hold.quantity .. ',"asked":' .. hold.asked ..
-    ',"expires_at_ms":' .. hold.deadline .. '}', 'PXAT', hold.deadline)
+local function show(id, shown, deadline)
+  redis.call('SET', prefix .. 'hold:' .. id, shown .. ',"expires_at_ms":' .. deadline .. '}', 'PXAT', deadline)
+end
+
+-- What is shown of a hold, but for its deadline. cjson escapes slashes, which nobody else does.
+local function shown(hold)
+  local user = string.gsub(cjson.encode(hold.user), '\\/', '/')
+  return '{"user_id":' .. user .. ',"quantity":' .. int(hold.quantity) .. ',"asked":' .. hold.asked
 end
 
 local function attend(at)
@@ -103,8 +122,10 @@ local function finish(id, hold, state, ended, by, memory_ms)
   if #drop > 0 then redis.call('HDEL', COUNTS, unpack(drop)) end
   if redis.call('HINCRBY', USERS, hold.user, -1) <= 0 then redis.call('HDEL', USERS, hold.user) end
   if not is_late(id) then
+    local index = index_field(hold.user, hold.slots)
+    if redis.call('HGET', USERS, index) == id then redis.call('HDEL', USERS, index) end
     redis.call('ZREM', DUE, id)
-    redis.call('DEL', prefix .. 'hold:' .. id, started_key(id), index_key(hold.user, hold.slots))
+    redis.call('DEL', prefix .. 'hold:' .. id, started_key(id))
     redis.call('PEXPIRE', prefix .. 'request:' .. hold.request_key, memory_ms)
   end
   hold.state, hold.ended, hold.by = state, ended, by
@@ -114,7 +135,7 @@ end
 
 -- An ended hold is remembered as a tombstone for memory_ms.
 local function bury(id, memory_ms)
-  redis.call('ZADD', TOMBSTONES, now + memory_ms, id)
+  redis.call('ZADD', prefix .. 'tombstones', now + memory_ms, id)
   attend(now + memory_ms)
 end
 
@@ -122,15 +143,21 @@ end
 local function lapse(id, hold, memory_ms)
   local damage = finish(id, hold, 'expired', now, '-', memory_ms)
   if damage then return damage end
-  redis.call('ZADD', DEPARTING, now, id)
+  redis.call('ZADD', prefix .. 'departing', now, id)
   attend(now)
   return nil
 end
 
--- Lapses at most limit holds whose deadline has come. Returns how many entries it took
--- from the deadline index (limit = there may be more), and what is damaged, if anything.
+-- Lapses holds whose deadline has come, at most limit in all calls of a run. Returns whether there
+-- may be more, what is damaged, if anything, and the resource's earliest deadline, nil when it is
+-- not known.
 local function sweep(limit, memory_ms)
-  local ids = redis.call('ZRANGE', DUE, '-inf', now, 'BYSCORE', 'LIMIT', 0, limit)
+  local first = tonumber(redis.call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2])
+  if not first or first > now then return false, nil, first end
+  sweep_budget = sweep_budget or limit
+  if sweep_budget == 0 then return true end
+  local ids = redis.call('ZRANGE', DUE, '-inf', now, 'BYSCORE', 'LIMIT', 0, sweep_budget)
+  sweep_budget = sweep_budget - #ids
   for _, id in ipairs(ids) do
     local line = redis.call('HGET', RECORDS, id)
     local hold = line and parse(line)
@@ -140,8 +167,8 @@ local function sweep(limit, memory_ms)
       redis.call('ZADD', DUE, hold.deadline, id)
     else
       local damage = lapse(id, hold, memory_ms)
-      if damage then return #ids, damage end
+      if damage then return false, damage end
     end
   end
-  return #ids, nil
+  return sweep_budget == 0
 end

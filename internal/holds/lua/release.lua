@@ -7,38 +7,41 @@
 --   claimed         a payment is being decided: come back later
 --   refused_expired refused_released refused_confirmed refused_unknown_hold
 
-local memory_ms, cause, by, id = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
+local function run(KEYS, ARGV)
+  if not enter(KEYS, ARGV) then return {'lost'} end
+  local memory_ms, cause, by, id = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
 
-if by == 'key' then
-  local request_key = prefix .. 'request:' .. id
-  local answer = redis.call('GET', request_key)
-  local word = answer and string.match(answer, '^%S+')
-  if not answer then
-    redis.call('SET', request_key, table.concat({'cancelled', '-', cause, now, '-', '-', ''}, ' '), 'PX', memory_ms)
+  if by == 'key' then
+    local request_key = prefix .. 'request:' .. id
+    local answer = redis.call('GET', request_key)
+    local word = answer and string.match(answer, '^%S+')
+    if not answer then
+      redis.call('SET', request_key, table.concat({'cancelled', '-', cause, now, '-', '-', ''}, ' '), 'PX', memory_ms)
+    end
+    if not answer or word == 'cancelled' then return {'ok', 'cancelled', '', ''} end
+    if word ~= 'created' then return {'ok', 'refused_unknown_hold', '', ''} end
+    id = string.match(answer, '^%S+ %S+ %S+ %S+ ([^: ]+)')
   end
-  if not answer or word == 'cancelled' then return {'ok', 'cancelled', '', ''} end
-  if word ~= 'created' then return {'ok', 'refused_unknown_hold', '', ''} end
-  id = string.match(answer, '^%S+ %S+ %S+ %S+ ([^: ]+)')
-end
 
-local line = redis.call('HGET', RECORDS, id)
-if not line then return {'ok', 'refused_unknown_hold', '', id} end
-local hold = parse(line)
-if not hold then return {'damaged', 'record of ' .. id} end
+  local line = redis.call('HGET', RECORDS, id)
+  if not line then return {'ok', 'refused_unknown_hold', '', id} end
+  local hold = parse(line)
+  if not hold then return {'damaged', 'record of ' .. id} end
 
-local damage
-local word = 'refused_' .. hold.state
-if hold.state == 'held' and hold.deadline <= now then
-  damage = lapse(id, hold, memory_ms)
-  word = 'refused_expired'
-elseif hold.state == 'held' then
-  damage = finish(id, hold, 'released', now, cause, memory_ms)
-  if not damage then bury(id, memory_ms) end
-  word = 'released'
-elseif hold.state == 'confirming' then
-  word = 'claimed'
-elseif hold.state == 'released' and hold.by == cause then
-  word = 'released'
+  local damage
+  local word = 'refused_' .. hold.state
+  if hold.state == 'held' and hold.deadline <= now then
+    damage = lapse(id, hold, memory_ms)
+    word = 'refused_expired'
+  elseif hold.state == 'held' then
+    damage = finish(id, hold, 'released', now, cause, memory_ms)
+    if not damage then bury(id, memory_ms) end
+    word = 'released'
+  elseif hold.state == 'confirming' then
+    word = 'claimed'
+  elseif hold.state == 'released' and hold.by == cause then
+    word = 'released'
+  end
+  if damage then return {'damaged', damage} end
+  return {'ok', word, format(hold), id}
 end
-if damage then return {'damaged', damage} end
-return {'ok', word, format(hold), id}

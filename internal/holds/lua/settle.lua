@@ -5,31 +5,34 @@
 --       7 verdict: confirmed | rejected
 -- Returns ok word: settled | nothing
 
-local memory_ms, id, payment, verdict = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
+local function run(KEYS, ARGV)
+  if not enter(KEYS, ARGV) then return {'lost'} end
+  local memory_ms, id, payment, verdict = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
 
-local line = redis.call('HGET', RECORDS, id)
-local hold = line and parse(line)
-if line and not hold then return {'damaged', 'record of ' .. id} end
-if not hold or hold.state ~= 'confirming' or hold.by ~= payment then
-  return {'ok', 'nothing'}
-end
+  local line = redis.call('HGET', RECORDS, id)
+  local hold = line and parse(line)
+  if line and not hold then return {'damaged', 'record of ' .. id} end
+  if not hold or hold.state ~= 'confirming' or hold.by ~= payment then
+    return {'ok', 'nothing'}
+  end
 
-if verdict == 'confirmed' then
-  -- Postgres counts the slots as reserved: who has read Postgres before must read it again.
-  local damage = finish(id, hold, 'confirmed', hold.ended, payment, memory_ms)
-  if damage then return {'damaged', damage} end
-  redis.call('INCR', REV)
-  bury(id, memory_ms)
-elseif is_late(id) then
-  local damage = finish(id, hold, 'released', now, payment, memory_ms)
-  if damage then return {'damaged', damage} end
-  redis.call('HDEL', RECORDS, id)
-else
-  hold.state, hold.ended, hold.by = 'held', 0, '-'
-  redis.call('HSET', RECORDS, id, format(hold))
-  redis.call('ZADD', DUE, hold.deadline, id)
-  if hold.deadline > now then show(id, hold) end
-  redis.call('PEXPIRE', prefix .. 'request:' .. hold.request_key, math.max(hold.deadline - now, 0) + memory_ms)
-  attend(hold.deadline)
+  if verdict == 'confirmed' then
+    -- Postgres counts the slots as reserved: who has read Postgres before must read it again.
+    local damage = finish(id, hold, 'confirmed', hold.ended, payment, memory_ms)
+    if damage then return {'damaged', damage} end
+    redis.call('INCR', prefix .. 'rev')
+    bury(id, memory_ms)
+  elseif is_late(id) then
+    local damage = finish(id, hold, 'released', now, payment, memory_ms)
+    if damage then return {'damaged', damage} end
+    redis.call('HDEL', RECORDS, id)
+  else
+    hold.state, hold.ended, hold.by = 'held', 0, '-'
+    redis.call('HSET', RECORDS, id, format(hold))
+    redis.call('ZADD', DUE, hold.deadline, id)
+    if hold.deadline > now then show(id, shown(hold), int(hold.deadline)) end
+    redis.call('PEXPIRE', prefix .. 'request:' .. hold.request_key, math.max(hold.deadline - now, 0) + memory_ms)
+    attend(hold.deadline)
+  end
+  return {'ok', 'settled'}
 end
-return {'ok', 'settled'}

@@ -3,4 +3,7 @@
 -- ARGV  4 id
 -- Returns ok now line ("" = not remembered)
 
-return {'ok', tostring(now), redis.call('HGET', RECORDS, ARGV[4]) or ''}
+local function run(KEYS, ARGV)
+  if not enter(KEYS, ARGV) then return {'lost'} end
+  return {'ok', tostring(now), redis.call('HGET', RECORDS, ARGV[4]) or ''}
+end

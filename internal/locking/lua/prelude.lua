@@ -1,5 +1,10 @@
 -- What the scripts of a range lock begin with.
 --
+-- The keys of a scope that are locked are fields of the hash <scope>locks: their number costs a script
+-- much less than so many keys with a TTL would. The value of one is "<value> <until_ms>", and counts
+-- for nothing from then on, by Redis' clock. The hash ends by itself, no earlier than any lock in it, so
+-- that nothing stays of a worker that has died.
+--
 -- The value of a locked key is <owner>:<acquisition>, and one more :<acquisition> for each time
 -- that the owner has locked the key again. An acquisition is <fencing token>.<id>; its id never
 -- repeats, so one that was released or has lapsed is never taken for a later one.
@@ -20,4 +25,38 @@ local function leave(scope, id)
     redis.call('DEL', scope .. 'waiting') -- only the last ticket was left
   end
   return was
+end
+
+-- A whole number as text, without the long way through the digits of a fraction.
+local function int(number) return string.format('%d', number) end
+
+-- Redis' time, the same for all calls of a run.
+local time_ms
+local function clock()
+  if not time_ms then
+    local time = redis.call('TIME')
+    time_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+  end
+  return time_ms
+end
+
+-- Returns the value of a locked key and until when it is locked, from its field; nil when nobody holds it.
+local function holder(field)
+  if not field then return nil end
+  local value, until_ms = string.match(field, '^(%S+) (%d+)$')
+  until_ms = tonumber(until_ms)
+  if until_ms and until_ms > clock() then return value, until_ms end
+  return nil
+end
+
+-- Has the locks last for at least lease_ms from now on.
+local function outlast(locks, lease_ms)
+  if redis.call('PTTL', locks) < lease_ms then redis.call('PEXPIRE', locks, int(lease_ms)) end
+end
+
+-- Notes that somebody waits for a key of the scope, for at most wait_ms: without such a note a release is
+-- not told, because nobody listens.
+local function await(scope, wait_ms)
+  local key = scope .. 'waited_for'
+  if redis.call('PTTL', key) < wait_ms then redis.call('SET', key, '1', 'PX', int(math.max(wait_ms, 1))) end
 end

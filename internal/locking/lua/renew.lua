@@ -1,15 +1,24 @@
 -- Makes the lease of an acquisition begin anew, key by key.
 --
--- KEYS  the keys that were locked
--- ARGV  1 fence  2 id of the acquisition  3 lease_ms
--- Returns ok n ...  the numbers of the KEYS that were not the acquisition's any more
+-- KEYS  1 locks (hash)
+-- ARGV  1 fence  2 id of the acquisition  3 lease_ms  then the keys that were locked
+-- Returns ok n ...  the numbers of the keys that were not the acquisition's any more
 
-local reply = {'ok'}
-for i, value in ipairs(redis.call('MGET', unpack(KEYS))) do
-  if value and select(2, without(value, ARGV[1], ARGV[2])) then
-    redis.call('PEXPIRE', KEYS[i], math.max(tonumber(ARGV[3]), redis.call('PTTL', KEYS[i])))
-  else
-    reply[#reply + 1] = i
+local function run(KEYS, ARGV)
+  local LOCKS, keys = KEYS[1], {unpack(ARGV, 4)}
+  local reply, changes = {'ok'}, {}
+  for i, field in ipairs(redis.call('HMGET', LOCKS, unpack(keys))) do
+    local value, until_ms = holder(field)
+    if value and select(2, without(value, ARGV[1], ARGV[2])) then
+      changes[#changes + 1] = keys[i]
+      changes[#changes + 1] = value .. ' ' .. int(math.max(clock() + ARGV[3], until_ms))
+    else
+      reply[#reply + 1] = i
+    end
   end
+  if #changes > 0 then
+    redis.call('HSET', LOCKS, unpack(changes))
+    outlast(LOCKS, tonumber(ARGV[3]))
+  end
+  return reply
 end
-return reply

@@ -1,0 +1,749 @@
+package lua_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/lua"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+)
+
+func TestMain(m *testing.M) { stacktest.Main(m) }
+
+// pack is how many calls share a run in these tests.
+const pack = 4
+
+// diary writes down that it ran, and what it was given.
+//
+// KEYS  1 a list: each call pushes its name to it  2 a counter of the call's own
+// ARGV  1 name  2 what goes wrong, "" = nothing  then whatever
+// Returns ok, which call of its run this is, the number of KEYS, the KEYS, and of each ARGV its type and itself
+const diary = `
+local nth = 0
+local function run(KEYS, ARGV)
+  nth = nth + 1
+  redis.call('INCR', KEYS[2])
+  if ARGV[2] == 'wrong type' then redis.call('INCR', KEYS[1]) end
+  if ARGV[2] == 'no number' then redis.call('HINCRBY', KEYS[2] .. ':hash', 'f', 'x') end
+  if ARGV[2] == 'unknown command' then redis.call('NOSUCHCOMMAND') end
+  if ARGV[2] == 'lua' then return {'ok', ARGV[2] + 1} end
+  if ARGV[2] == 'error' then error('a text of its own') end
+  if ARGV[2] == 'table' then error({err = 'OWN a text'}) end
+  redis.call('RPUSH', KEYS[1], ARGV[1])
+  if ARGV[2] == 'none' then return nil end
+  if ARGV[2] == 'empty' then return {} end
+  if ARGV[2] == 'no list' then return 7 end
+  if ARGV[2] == 'nested' then return {'ok', {'a'}} end
+  local reply = {'ok', nth, #KEYS}
+  for _, key in ipairs(KEYS) do reply[#reply + 1] = key end
+  for _, arg in ipairs(ARGV) do
+    reply[#reply + 1] = type(arg)
+    reply[#reply + 1] = arg
+  end
+  return reply
+end
+`
+
+var (
+	packed = lua.NewPacked("diary", "", pack, diary)
+	alone  = lua.New("lonely diary", "", diary+"\nreturn run(KEYS, ARGV)")
+)
+
+// book is a namespace on a server.
+type book struct {
+	*redis.Client
+	prefix string
+}
+
+// open returns a book on the shared server.
+func open(t *testing.T) book {
+	t.Helper()
+	return book{newClient(t, stacktest.RedisOptions(stacktest.Shared().RedisURL)), stacktest.Namespace(t) + ":"}
+}
+
+// openAlone returns a book on a server that no other test uses.
+func openAlone(t *testing.T) book {
+	t.Helper()
+	return book{newClient(t, stacktest.RedisOptions(newServer(t))), ""}
+}
+
+func newServer(t *testing.T) (url string) {
+	t.Helper()
+	s, err := stack.Start(t.Context(), stack.Options{Redis: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s.RedisURL
+}
+
+func newClient(t *testing.T, o *redis.Options) *redis.Client {
+	t.Helper()
+	client := redis.NewClient(o)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+func (b book) list(tag string) string          { return b.prefix + "{" + tag + "}:list" }
+func (b book) counter(tag, name string) string { return b.prefix + "{" + tag + "}:counter:" + name }
+
+// call is a call of a script that is written down under a tag.
+func (b book) call(s lua.Script, tag, name, fails string, args ...any) *lua.Call {
+	return &lua.Call{Script: s, Keys: []string{b.list(tag), b.counter(tag, name)}, Args: append([]any{name, fails}, args...)}
+}
+
+// done returns how often a call was done.
+func (b book) done(t *testing.T, tag, name string) int {
+	t.Helper()
+	n, err := b.Get(t.Context(), b.counter(tag, name)).Int()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// runs returns how many scripts the server has run since the last call, by EVALSHA and by EVAL; an
+// EVALSHA of a script that it did not know counts too.
+func (b book) runs(t *testing.T) (evalsha, eval int) {
+	t.Helper()
+	for line := range strings.Lines(b.Info(t.Context(), "commandstats").Val()) {
+		for name, n := range map[string]*int{"cmdstat_evalsha:calls=": &evalsha, "cmdstat_eval:calls=": &eval} {
+			if rest, found := strings.CutPrefix(line, name); found {
+				digits, _, _ := strings.Cut(rest, ",")
+				var err error
+				if *n, err = strconv.Atoi(digits); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if err := b.ConfigResetStat(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	return evalsha, eval
+}
+
+// nth returns which call of its run a call was.
+func nth(t *testing.T, c *lua.Call) string {
+	t.Helper()
+	if err := c.Expect(1); err != nil {
+		t.Fatal(err)
+	}
+	return c.Reply[0]
+}
+
+// TestPacks runs calls of two scripts on several hash tags, mixed: those of one script and tag share
+// runs, at most pack in each, in their order, and each has its own KEYS, ARGV and reply.
+func TestPacks(t *testing.T) {
+	t.Parallel()
+	b := openAlone(t)
+	other := lua.NewPacked("diary", "allow-oom", pack, diary) // the same name is not the same script
+	var calls []*lua.Call
+	want := make(map[string][]string)
+	add := func(s lua.Script, tag string) {
+		name := fmt.Sprintf("%s %d", tag, len(want[tag]))
+		want[tag] = append(want[tag], name)
+		calls = append(calls, b.call(s, tag, name, "", strings.Repeat("x", len(calls)), len(calls)))
+	}
+	for i := range 2*pack + 1 {
+		add(packed, "a")
+		if i < pack {
+			add(packed, "b")
+		}
+		if i == pack {
+			add(packed, "c")
+		}
+		add(other, "d")
+	}
+	lua.Run(t.Context(), b.Client, calls) // makes both scripts known
+	b.runs(t)
+	if err := b.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	lua.Run(t.Context(), b.Client, calls)
+	const wantRuns = 3 + 1 + 1 + 3
+	if evalsha, eval := b.runs(t); evalsha != wantRuns || eval != 0 {
+		t.Errorf("%d runs by EVALSHA and %d by EVAL, want %d and 0", evalsha, eval, wantRuns)
+	}
+	seen := make(map[string]int)
+	for i, c := range calls {
+		tag, name := strings.Fields(c.Args[0].(string))[0], c.Args[0].(string)
+		reply := []string{
+			strconv.Itoa(seen[tag]%pack + 1), "2", c.Keys[0], c.Keys[1], "string", name, "string", "",
+			"string", strings.Repeat("x", i), "string", strconv.Itoa(i),
+		}
+		seen[tag]++
+		if c.Err != nil || c.Status != "ok" || !slices.Equal(c.Reply, reply) {
+			t.Errorf("%s: %v %s %q, want %q", name, c.Err, c.Status, c.Reply, reply)
+		}
+	}
+	for tag, names := range want {
+		if got := b.LRange(t.Context(), b.list(tag), 0, -1).Val(); !slices.Equal(got, names) {
+			t.Errorf("the calls on %s were done in the order %q, want %q", tag, got, names)
+		}
+	}
+}
+
+// TestSameNameOtherScript runs two scripts that only share their name and hash tag, as two versions of
+// one do: each runs its own.
+func TestSameNameOtherScript(t *testing.T) {
+	t.Parallel()
+	b := open(t)
+	first := lua.NewPacked("twin", "", pack, "local function run() return {'ok', 'first'} end")
+	second := lua.NewPacked("twin", "", pack, "local function run() return {'ok', 'second'} end")
+	calls := []*lua.Call{b.call(first, "a", "1", ""), b.call(second, "a", "2", ""), b.call(first, "a", "3", "")}
+	lua.Run(t.Context(), b.Client, calls)
+	for i, want := range []string{"first", "second", "first"} {
+		if got := nth(t, calls[i]); got != want {
+			t.Errorf("call %d ran the %s script, want the %s", i, got, want)
+		}
+	}
+}
+
+// TestArguments gives a packed script whatever arguments there are, and compares it with the same
+// script on its own: alone in its run, and beside others.
+func TestArguments(t *testing.T) {
+	t.Parallel()
+	b := open(t)
+	every := make([]byte, 256)
+	for i := range every {
+		every[i] = byte(i)
+	}
+	args := []any{
+		"", "0", " ", "a b", string(every), every, []byte(nil), "\r\n*3\r\n", "ä😀", "\xff\x00", strings.Repeat("long ", 50_000),
+		0, 1, -1, int64(1) << 62, int64(-1) << 63, 1<<53 + 1, 1_000_000_000_000, "-", "1e3", "nil",
+	}
+	want := b.call(alone, "a", "x", "", args...)
+	lua.Run(t.Context(), b.Client, []*lua.Call{want})
+	if err := want.Expect(len(args)); err != nil {
+		t.Fatal(err)
+	}
+	for beside := range pack {
+		calls := make([]*lua.Call, beside+1)
+		for i := range calls {
+			calls[i] = b.call(packed, "a", "x", "", args[:i]...)
+		}
+		calls[beside].Args = append([]any{"x", ""}, args...)
+		lua.Run(t.Context(), b.Client, calls)
+		got := calls[beside]
+		if got.Err != nil || got.Status != want.Status || got.Reply[0] != strconv.Itoa(beside+1) || !slices.Equal(got.Reply[1:], want.Reply[1:]) {
+			t.Errorf("beside %d others: %v %.200q, alone %.200q", beside, got.Err, got.Reply, want.Reply)
+		}
+		for i, c := range calls[:beside] {
+			if err := c.Expect(3 + 2*(2+i)); err != nil || len(c.Reply) != 4+2*(2+i) {
+				t.Errorf("number %d beside it: %v, %d values", i, err, len(c.Reply))
+			}
+		}
+	}
+}
+
+// TestManyArguments has calls with more arguments than Lua unpacks at once (some 8,000), beside others and alone.
+func TestManyArguments(t *testing.T) {
+	t.Parallel()
+	b := open(t)
+	const many = 9000
+	for _, sizes := range [][]int{{many}, {0, many, 0}, {many, 0}, {many, many}, {0, 0, 0, 0, many, 0}, {4000, 4000, 4000}} {
+		var calls []*lua.Call
+		var names []string
+		tag := fmt.Sprint(len(sizes), sizes[0], sizes[len(sizes)-1])
+		for i, n := range sizes {
+			names = append(names, strconv.Itoa(i))
+			calls = append(calls, b.call(packed, tag, names[i], "none so far"))
+			for range n {
+				calls[i].Args = append(calls[i].Args, i)
+			}
+		}
+		lua.Run(t.Context(), b.Client, calls)
+		for i, c := range calls {
+			if err := c.Expect(4 + 2*len(c.Args)); err != nil || c.Reply[len(c.Reply)-1] != fmt.Sprint(c.Args[len(c.Args)-1]) {
+				t.Errorf("%v arguments: call %d: %v", sizes, i, err)
+			}
+		}
+		if got := b.LRange(t.Context(), b.list(tag), 0, -1).Val(); !slices.Equal(got, names) {
+			t.Errorf("%v arguments: done in the order %q", sizes, got)
+		}
+	}
+}
+
+// TestErrorsStayAlone lets calls of a run fail, each in another way. What a call had done by then is
+// done, the others are done, before it and after it, and what is said of its error is what would be said if it
+// had run alone: whoever asks whether it was an outage, or which one, is told the same.
+func TestErrorsStayAlone(t *testing.T) {
+	t.Parallel()
+	b := open(t)
+	for fails, prefix := range map[string]string{
+		"wrong type": "WRONGTYPE ", "no number": "value is not an integer", "unknown command": "Unknown Redis command",
+		"lua": "user_script:", "error": "user_script:", "table": "OWN a text",
+	} {
+		for at := range pack {
+			tag := fmt.Sprintf("%s %d", fails, at)
+			if err := b.RPush(t.Context(), b.list(tag), "first").Err(); err != nil {
+				t.Fatal(err)
+			}
+			calls := make([]*lua.Call, pack+1)
+			for i := range calls {
+				calls[i] = b.call(packed, tag, strconv.Itoa(i), "")
+			}
+			calls[at].Args[1], calls[at].Status, calls[at].Reply = fails, "ok", []string{"of an earlier run"}
+			twin := b.call(alone, tag, "twin", fails)
+			lua.Run(t.Context(), b.Client, append(calls, twin))
+			want := []string{"first"}
+			for i, c := range calls {
+				if n := b.done(t, tag, strconv.Itoa(i)); n != 1 {
+					t.Errorf("%s: call %d was done %d times", tag, i, n)
+				}
+				if i != at {
+					want = append(want, strconv.Itoa(i))
+					if got := nth(t, c); got != strconv.Itoa(i%pack+1) {
+						t.Errorf("%s: call %d was number %s of its run", tag, i, got)
+					}
+				}
+			}
+			if got := b.LRange(t.Context(), b.list(tag), 0, -1).Val(); !slices.Equal(got, want) {
+				t.Errorf("%s: done %q, want %q", tag, got, want)
+			}
+			c := calls[at]
+			for which, err := range map[string]error{"packed": c.Err, "alone": twin.Err} {
+				var its redis.Error
+				if !errors.As(err, &its) || !redis.HasErrorPrefix(err, prefix) || !strings.Contains(err.Error(), "diary.lua: ") {
+					t.Errorf("%s, %s: the error is %v, want one of Redis with %q", tag, which, err, prefix)
+				}
+			}
+			if c.Status != "" || c.Reply != nil || c.Expect(0) == nil {
+				t.Errorf("%s: it failed, and answers %q %q", tag, c.Status, c.Reply)
+			}
+		}
+	}
+}
+
+// TestUnknownScript has the server forget its scripts: a packed script, one that is not, and a known one beside
+// them. What has not run is run once.
+func TestUnknownScript(t *testing.T) {
+	t.Parallel()
+	b := openAlone(t)
+	known := lua.NewPacked("known", "", pack, diary+"-- known")
+	lua.Run(t.Context(), b.Client, []*lua.Call{b.call(known, "k", "before", "")})
+	for round := range 2 {
+		if err := b.ScriptFlush(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		lua.Run(t.Context(), b.Client, []*lua.Call{b.call(known, "k", "again", "")})
+		b.runs(t)
+		var calls []*lua.Call
+		for i := range pack + 1 {
+			name := fmt.Sprintf("%d-%d", round, i)
+			calls = append(calls, b.call(packed, "a", name, ""), b.call(alone, "a", name+"-alone", ""), b.call(known, "a", name+"-known", ""))
+		}
+		calls = append(calls, b.call(packed, "b", fmt.Sprintf("%d-wrong", round), "wrong type"))
+		b.RPush(t.Context(), b.list("b"), "first")
+		lua.Run(t.Context(), b.Client, calls)
+		for _, c := range calls[:len(calls)-1] {
+			if err := c.Expect(1); err != nil {
+				t.Error(err)
+			}
+		}
+		for _, c := range calls {
+			if n := b.Get(t.Context(), c.Keys[1]).Val(); n != "1" {
+				t.Errorf("%v was done %s times", c.Args[0], n)
+			}
+		}
+		if err := calls[len(calls)-1].Err; !redis.HasErrorPrefix(err, "WRONGTYPE") {
+			t.Errorf("an error of its own after NOSCRIPT: %v", err)
+		}
+		const unknown, others = 2 + (pack + 1) + 1, 2 // runs
+		if evalsha, eval := b.runs(t); evalsha != unknown+others || eval != unknown {
+			t.Errorf("%d runs by EVALSHA and %d by EVAL, want %d and %d", evalsha, eval, unknown+others, unknown)
+		}
+	}
+}
+
+// TestBesideUnpacked runs calls of a script that is not packed among calls of one that is, on the same tag.
+func TestBesideUnpacked(t *testing.T) {
+	t.Parallel()
+	b := openAlone(t)
+	one := lua.NewPacked("one", "", 1, diary)
+	for range 2 { // the first makes the scripts known
+		calls := []*lua.Call{
+			b.call(alone, "a", "0", ""), b.call(packed, "a", "1", ""), b.call(alone, "a", "2", ""), b.call(packed, "a", "3", ""),
+			b.call(one, "a", "4", ""), b.call(one, "a", "5", "lua"), b.call(one, "a", "6", ""),
+		}
+		b.runs(t)
+		lua.Run(t.Context(), b.Client, calls)
+		if calls[5].Err == nil {
+			t.Error("what fails answers ok")
+		}
+		calls = slices.Delete(calls, 5, 6)
+		for i, want := range []string{"1", "1", "1", "2", "1", "1"} {
+			name := calls[i].Args[0].(string)
+			if got := nth(t, calls[i]); got != want || calls[i].Reply[5] != name {
+				t.Errorf("call %s is number %s of its run, want %s, and was given %q", name, got, want, calls[i].Reply)
+			}
+		}
+	}
+	if evalsha, eval := b.runs(t); evalsha != 6 || eval != 0 {
+		t.Errorf("%d runs by EVALSHA and %d by EVAL, want 6 and 0", evalsha, eval)
+	}
+}
+
+// TestWrongReplies has calls answer what is no answer: each is an error of that call, and not one of
+// Redis, for it may have been done.
+func TestWrongReplies(t *testing.T) {
+	t.Parallel()
+	b := open(t)
+	wrong := []string{"none", "empty", "no list", "nested"}
+	for _, fails := range wrong {
+		for at := range pack {
+			calls := make([]*lua.Call, pack)
+			tag := fmt.Sprint(fails, at)
+			for i := range calls {
+				calls[i] = b.call(packed, tag, strconv.Itoa(i), "")
+			}
+			calls[at].Args[1] = fails
+			lua.Run(t.Context(), b.Client, calls)
+			for i, c := range calls {
+				var its redis.Error
+				if i == at && (c.Err == nil || errors.As(c.Err, &its) || c.Status != "" || c.Reply != nil) {
+					t.Errorf("%s: %q %q %v", fails, c.Status, c.Reply, c.Err)
+				}
+				if i != at && c.Expect(1) != nil {
+					t.Errorf("%s at %d: the call %d beside it: %v", fails, at, i, c.Err)
+				}
+			}
+		}
+	}
+	for source, wants := range map[string][]bool{ // whether each call of a run is answered
+		"{}":                           {false, false, false},
+		"{{'ok'}}":                     {true, false, false},
+		"{{'ok'}, false, {'ok'}}":      {true, false, true},
+		"{{'ok'}, 'ok', {'ok'}}":       {true, false, true},
+		"{{'ok'}, {ok = 'ok'}, {'x'}}": {true, false, true},
+		"{{'ok'}, {err = 'X'}, {'x'}}": {true, false, true},
+		"7":                            {false, false, false},
+		"nil":                          {false, false, false},
+		"'ok'":                         {false, false, false},
+		"{{'ok'},{'ok'},{'ok'},{'x'}}": {true, true, true},
+	} {
+		short := lua.NewPacked("short", "", pack, "local function run() end do return "+source+" end")
+		calls := []*lua.Call{b.call(short, "a", "1", ""), b.call(short, "a", "2", ""), b.call(short, "a", "3", "")}
+		lua.Run(t.Context(), b.Client, calls)
+		for i, c := range calls {
+			if answered := c.Err == nil; answered != wants[i] {
+				t.Errorf("%s: call %d: %q %v", source, i, c.Status, c.Err)
+			}
+		}
+	}
+	c := b.call(packed, "a", "x", "")
+	if err := c.Expect(0); err == nil {
+		t.Error("a call that was not run is ok")
+	}
+	lua.Run(t.Context(), b.Client, []*lua.Call{c})
+	if got := len(c.Reply); c.Expect(got) != nil || c.Expect(got+1) == nil {
+		t.Errorf("%d values: %v", got, c.Err)
+	}
+}
+
+// cutter is a connection that is cut when so many bytes of the next script's reply have come; the rest is
+// read, so that what was asked for is done, and lost.
+type cutter struct {
+	net.Conn
+	after *atomic.Int64 // bytes, negative = never
+	armed bool
+}
+
+func (c *cutter) Write(p []byte) (int, error) {
+	c.armed = c.armed || strings.Contains(strings.ToLower(string(p[:min(len(p), 64)])), "evalsha")
+	return c.Conn.Write(p)
+}
+
+func (c *cutter) Read(p []byte) (int, error) {
+	left := c.after.Load()
+	if !c.armed || left < 0 {
+		return c.Conn.Read(p)
+	}
+	if left == 0 {
+		if _, err := c.Conn.Read(p); err != nil { // what was asked for is done
+			return 0, err
+		}
+		_ = c.Close()
+		return 0, io.ErrUnexpectedEOF
+	}
+	n, err := c.Conn.Read(p[:min(int64(len(p)), left)])
+	c.after.Add(-int64(n))
+	return n, err
+}
+
+// TestCut cuts the connection before the reply is here, after the reply of the first run, and in the
+// midst of the second: every call whose reply was lost has an error that is not one of Redis, and
+// nothing is asked twice.
+func TestCut(t *testing.T) {
+	t.Parallel()
+	b := open(t)
+	quiet := lua.NewPacked("quiet", "", pack, "local function run(KEYS) redis.call('INCR', KEYS[2]) return {'ok'} end")
+	first := int64(len("*1\r\n*1\r\n$2\r\nok\r\n"))
+	lua.Run(t.Context(), b.Client, []*lua.Call{b.call(quiet, "a", "x", "")})
+	for round, c := range []struct {
+		after    int64
+		answered int // at most
+	}{{0, 0}, {first - 1, 0}, {first, 1}, {first + 1, 1}, {2*first + 1, 1}, {-1, 4}} {
+		var after atomic.Int64
+		after.Store(c.after)
+		options := stacktest.RedisOptions(stacktest.Shared().RedisURL)
+		options.Dialer = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+			return &cutter{Conn: conn, after: &after}, err
+		}
+		name := strconv.Itoa(round)
+		calls := []*lua.Call{b.call(quiet, "a", name, "")}
+		for i := range 3 {
+			calls = append(calls, b.call(quiet, "b", fmt.Sprint(name, "-", i), ""))
+		}
+		lua.Run(t.Context(), newClient(t, options), calls)
+		for i, call := range calls {
+			var its redis.Error
+			lost := call.Err != nil && !errors.As(call.Err, &its) && call.Status == "" && call.Reply == nil
+			// The client may take for lost what has come before the cut.
+			if answered := call.Err == nil && call.Status == "ok"; answered && i >= c.answered || !answered && !lost || c.after < 0 && lost {
+				t.Errorf("cut after %d bytes: call %d: %q %v", c.after, i, call.Status, call.Err)
+			}
+			stacktest.Eventually(t, "the server to have done it", func() bool { return b.Get(t.Context(), call.Keys[1]).Val() == "1" })
+		}
+	}
+}
+
+// TestReplyLost loses the reply of a run as the other tests do, whose callers find out what was done.
+func TestReplyLost(t *testing.T) {
+	t.Parallel()
+	b := open(t)
+	calls := []*lua.Call{b.call(packed, "a", "1", ""), b.call(packed, "a", "2", ""), b.call(packed, "a", "3", "wrong type")}
+	lua.Run(t.Context(), b.Client, calls)
+	stacktest.LoseReply(b.Client, 1, "evalsha")
+	lua.Run(t.Context(), b.Client, calls)
+	for i, c := range calls {
+		if !errors.Is(c.Err, stacktest.ErrReplyLost) {
+			t.Errorf("call %d: %v", i, c.Err)
+		}
+		if n := b.done(t, "a", strconv.Itoa(i+1)); n != 2 {
+			t.Errorf("call %d was done %d times, want 2", i, n)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	lua.Run(ctx, b.Client, calls)
+	for i, c := range calls {
+		if !errors.Is(c.Err, context.Canceled) {
+			t.Errorf("call %d, when its caller has gone: %v", i, c.Err)
+		}
+	}
+	lua.Run(t.Context(), b.Client, nil) // nothing to do
+}
+
+// TestTransaction runs packed scripts in a transaction: each call has its own answer; when what is watched has
+// changed, or the script is not known, nothing is done, and every call says so.
+func TestTransaction(t *testing.T) {
+	t.Parallel()
+	b := openAlone(t)
+	version := b.prefix + "{a}:version"
+	transact := func(change bool) (calls []*lua.Call, refused bool) {
+		t.Helper()
+		calls = []*lua.Call{
+			b.call(packed, "a", "1", ""), b.call(packed, "a", "2", "lua"), b.call(packed, "a", "3", ""),
+			b.call(packed, "a", "4", "wrong type"), b.call(packed, "a", "5", ""), b.call(alone, "a", "6", ""),
+		}
+		conn := b.Conn()
+		defer func() { _ = conn.Close() }()
+		if err := conn.Do(t.Context(), "watch", version).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if change {
+			if err := b.Incr(t.Context(), version).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return calls, lua.RunTransaction(t.Context(), conn, calls, "conflict")
+	}
+	conflict := func(what string, calls []*lua.Call) {
+		t.Helper()
+		for i, c := range calls {
+			if c.Err != nil || c.Status != "conflict" || c.Reply != nil {
+				t.Errorf("%s: call %d: %q %q %v", what, i, c.Status, c.Reply, c.Err)
+			}
+		}
+		if n := b.Exists(t.Context(), b.list("a")).Val(); n != 0 {
+			t.Errorf("%s: something was done", what)
+		}
+	}
+	calls, refused := transact(false)
+	if refused {
+		t.Error("refused though nothing has changed")
+	}
+	conflict("the script is not known", calls)
+
+	b.runs(t)
+	calls, refused = transact(true)
+	if !refused {
+		t.Error("what is watched has changed, and it was not refused")
+	}
+	conflict("changed", calls)
+
+	calls, refused = transact(false)
+	if refused {
+		t.Error("refused though nothing has changed")
+	}
+	for i, want := range []string{"1", "", "3", "", "1", "1"} {
+		switch c := calls[i]; {
+		case want == "" && (c.Err == nil || redis.HasErrorPrefix(c.Err, "NOSCRIPT")):
+			t.Errorf("call %d: %q %v", i, c.Status, c.Err)
+		case want != "" && nth(t, c) != want:
+			t.Errorf("call %d was number %s of its run, want %s", i, nth(t, c), want)
+		}
+		if n := b.done(t, "a", calls[i].Args[0].(string)); n != 1 {
+			t.Errorf("call %d was done %d times", i, n)
+		}
+	}
+	if evalsha, eval := b.runs(t); evalsha != 3 || eval != 0 {
+		t.Errorf("%d runs by EVALSHA and %d by EVAL, want 3 and 0", evalsha, eval)
+	}
+}
+
+// TestRefusals has a server refuse scripts by the flags of their shebang: because it is out of memory, is a replica,
+// lacks replicas or loads its data. The whole run is refused, nothing of it is done, and every call is told so; a
+// script with the flag for it runs.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	b, master := openAlone(t), openAlone(t)
+	ctx := t.Context()
+	reads := lua.NewPacked("reads", "no-writes", pack, "local function run(KEYS) return {'ok', redis.call('GET', KEYS[2]) or '-'} end")
+	gives := lua.NewPacked("gives", "allow-oom", pack, diary)
+	configure := func(name, value string) {
+		t.Helper()
+		if err := b.ConfigSet(ctx, name, value).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	round := 0
+	run := func() (calls []*lua.Call) {
+		round++
+		for _, s := range []lua.Script{packed, gives, reads} {
+			for i := range 2 {
+				calls = append(calls, b.call(s, "a", fmt.Sprint(s.Name, round, "-", i), ""))
+			}
+		}
+		lua.Run(ctx, b.Client, calls)
+		return calls
+	}
+	check := func(refused string, names ...string) {
+		t.Helper()
+		for _, c := range run() {
+			name := c.Args[0].(string)
+			if !slices.Contains(names, c.Script.Name) {
+				if c.Expect(1) != nil {
+					t.Errorf("%s, %s: %v", refused, name, c.Err)
+				}
+				continue
+			}
+			var its redis.Error
+			if !errors.As(c.Err, &its) || !redis.HasErrorPrefix(c.Err, refused) || c.Status != "" {
+				t.Errorf("%s: %q %v, want %s", name, c.Status, c.Err, refused)
+			}
+			if b.done(t, "a", name) != 0 {
+				t.Errorf("%s was refused, and was done", name)
+			}
+		}
+	}
+	check("nothing")
+	configure("maxmemory", "1")
+	check("OOM", "diary")
+	conn := b.Conn()
+	together := []*lua.Call{b.call(packed, "a", "refused", ""), b.call(gives, "a", "with it", "")}
+	refused := lua.RunTransaction(ctx, conn, together, "conflict")
+	_ = conn.Close()
+	for i, c := range together {
+		var its redis.Error
+		if refused || !errors.As(c.Err, &its) || !redis.HasErrorPrefix(c.Err, "OOM") {
+			t.Errorf("in a transaction of which a script is refused: call %d: %q %v, want OOM", i, c.Status, c.Err)
+		}
+	}
+	configure("maxmemory", "0")
+	configure("min-replicas-to-write", "1")
+	check("NOREPLICAS", "diary", "gives")
+	configure("min-replicas-to-write", "0")
+
+	pipe := master.Pipeline()
+	for i := range 2000 {
+		pipe.Set(ctx, fmt.Sprintf("%d", i), strings.Repeat("x", 1000), 0)
+	}
+	pipe.ConfigSet(ctx, "repl-diskless-sync-delay", "0")
+	if _, err := pipe.Exec(ctx); err != nil {
+		t.Fatal(err)
+	}
+	configure("key-load-delay", "1000") // µs
+	configure("loading-process-events-interval-bytes", "1024")
+	host, port, _ := strings.Cut(master.Options().Addr, ":")
+	if err := b.Do(ctx, "replicaof", host, port).Err(); err != nil {
+		t.Fatal(err)
+	}
+	// A replica says that it is one before it says that it loads.
+	stacktest.Eventually(t, "the server to load its data", func() bool {
+		for _, c := range run() {
+			refused := map[bool]string{true: "LOADING", false: "READONLY"}[c.Script.Name == "reads"]
+			if !redis.HasErrorPrefix(c.Err, refused) {
+				return false
+			}
+		}
+		return true
+	})
+	configure("key-load-delay", "0")
+	stacktest.Eventually(t, "the data to be loaded", func() bool { return b.Exists(ctx, "0").Val() == 1 })
+	check("READONLY", "diary", "gives")
+}
+
+// TestHashTags has calls share a run when their keys have the same hash slot for the same reason, as Redis
+// Cluster sees it: the first brace that opens, and the first that closes after it, with something between.
+func TestHashTags(t *testing.T) {
+	t.Parallel()
+	b := open(t)
+	nthOf := lua.NewPacked("nth", "", 2, "local nth = 0 local function run() nth = nth + 1 return {'ok', nth} end")
+	for _, c := range []struct {
+		one, other string
+		together   bool
+	}{
+		{"x{a}1", "y{a}2", true},
+		{"x{a}1", "x{b}1", false},
+		{"same", "same", true},
+		{"none", "nine", false},
+		{"x{}1", "x{}2", false}, // an empty tag is none
+		{"x{}1", "x{}1", true},
+		{"x{}{a}", "y{}{a}", false}, // and what comes after it is no tag either
+		{"x{}{a}", "x{}{a}", true},
+		{"{{a}}1", "2{{a}", true}, // the tag is {a
+		{"{{a}}1", "{a}", false},
+		{"{a}{b}", "{a}{c}", true}, // the first counts
+		{"{a}{b}", "{c}{b}", false},
+		{"x{a", "y{a", false}, // never closed
+		{"}x{a}", "}y{a}", true},
+		{"}x{a", "}x{a", true},
+		{"a}b{", "a}c{", false},
+		{"x{a}", "a", true}, // the whole key
+	} {
+		calls := []*lua.Call{{Script: nthOf, Keys: []string{c.one}}, {Script: nthOf, Keys: []string{c.other}}}
+		lua.Run(t.Context(), b.Client, calls)
+		if together := nth(t, calls[1]) == "2"; together != c.together {
+			t.Errorf("%s and %s share a run: %v, want %v", c.one, c.other, together, c.together)
+		}
+	}
+}
