@@ -199,7 +199,8 @@ func TestDeadLetterVerbs(t *testing.T) {
 	bad := strings.Replace(booking("loft", "ann"), `"quantity":1`, `"quantity":"2"`, 1)
 	m.send(in, nats.Header{"X-Team": {"new\u009b", "team"}, "traceparent": {"00-1-2-01"}}, bad)
 	m.send(in, nil, "\x1b[2J\xff no JSON")
-	m.send(m.ns.In(events.BookingRequested, "attic"), nil, booking("loft", "ben"))
+	stacktest.Eventually(t, "two dead letters", func() bool { return len(m.letters()) == 2 })
+	m.send(m.ns.In(events.BookingRequested, "attic"), nil, booking("loft", "ben")) // another resource: it would not wait
 	stacktest.Eventually(t, "three dead letters", func() bool { return len(m.letters()) == 3 })
 
 	// What the contract says of -o json, to the letter.

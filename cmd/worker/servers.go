@@ -93,9 +93,12 @@ func newNATS(c Config, log zerolog.Logger, closed func()) (*nats.Conn, error) {
 	return events.Connect(c.NATSURL, "holdfast worker "+c.Namespace, logf, nats.ClosedHandler(func(*nats.Conn) { closed() }))
 }
 
+// outcomesMax is how many outcomes of all consumers may be on their way to be stored.
+const outcomesMax = 16384
+
 // newJetStream returns a JetStream context with a bounded number of outcomes on their way.
 func newJetStream(nc *nats.Conn) (jetstream.JetStream, error) {
-	return jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(4096), jetstream.WithPublishAsyncTimeout(5*time.Second))
+	return jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(outcomesMax), jetstream.WithPublishAsyncTimeout(5*time.Second))
 }
 
 // prepare checks the servers and, unless migrate is false, creates what is missing on them. It

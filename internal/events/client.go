@@ -11,6 +11,10 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
+// flushLimit is how long a connection that takes nothing is waited for: whoever publishes is held up meanwhile,
+// and so is a worker that is to stop.
+const flushLimit = 2 * time.Second
+
 // Connect connects to NATS as every program of ours does: it reconnects for ever, and tells
 // logf when it is cut off and when it is back.
 func Connect(url, name string, logf func(format string, args ...any), options ...nats.Option) (*nats.Conn, error) {
@@ -18,6 +22,7 @@ func Connect(url, name string, logf func(format string, args ...any), options ..
 		nats.Name(name),
 		nats.MaxReconnects(-1),
 		nats.PingInterval(10 * time.Second),
+		nats.FlusherTimeout(flushLimit),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
 				logf("nats: cut off: %v", err)

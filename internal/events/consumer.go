@@ -3,7 +3,9 @@ package events
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
 	"math/rand/v2"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -21,11 +23,13 @@ import (
 )
 
 const (
-	batchMax    = 256
+	batchMax    = 1024
+	changesMax  = 256 // of these some are decided one after the other, within decideLimit
 	fetchWait   = time.Second
-	decideLimit = 10 * time.Second // less than ackWait: an event is not decided twice at a time
-	finishLimit = 5 * time.Second  // for what was fetched before a stop
-	resultsMax  = 2 * batchMax     // decided events that wait to be settled
+	decideLimit = 10 * time.Second
+	finishLimit = 5 * time.Second // for what was fetched before a stop
+	resultsMax  = 2 * batchMax    // decided events that wait to be settled, in a lane
+	lanesMax    = 4
 	pauseMin    = 100 * time.Millisecond
 	pauseMax    = 5 * time.Second
 	pausedFor   = pauseMax + decideLimit + fetchWait // until a try after a failure has failed too
@@ -44,6 +48,12 @@ type Service interface {
 
 // Consumer takes events from one durable consumer, has them decided in batches of what is
 // waiting, without artificial delay, and settles each: outcome or dead letter, then ack.
+//
+//	fetch ──► decode ──┬─► lane: decide ──► settle
+//	                   └─► lane: decide ──► settle
+//
+// All steps work at the same time, each on a batch of its own. The events about one resource go
+// through the same lane, so they never wait for each other's locks and are decided in their order.
 type Consumer struct {
 	decider
 	name   string
@@ -52,11 +62,21 @@ type Consumer struct {
 	nc     *nats.Conn
 	worker string
 
-	skip   []string       // subject prefixes that other consumers take
-	faults map[uint64]int // failures of events that failed alone, by stream sequence
+	batch int // events fetched and decided at a time
+	flow  *flow
+	takes []string // subject prefixes of its own, nil = all
+	skip  []string // subject prefixes that other consumers take
 
 	failing  atomic.Bool  // something failed for nobody's fault, and nothing was settled since
 	failedAt atomic.Int64 // when, in Unix nanoseconds
+}
+
+// lane is the way of the events about some of the resources through a consumer.
+type lane struct {
+	*Consumer
+	decoded chan *delivery
+	decided chan *delivery
+	faults  map[uint64]int // failures of events that failed alone, by stream sequence
 }
 
 // delivery is an event on its way through a consumer.
@@ -77,12 +97,16 @@ func NewConsumer(ctx context.Context, name string, ns Subjects, service Service,
 	}
 	c := &Consumer{
 		decider: decider{service, ns, log.With().Str("consumer", name).Logger()},
-		name:    name, source: source, js: js, nc: nc, worker: worker, faults: make(map[uint64]int),
+		name:    name, source: source, js: js, nc: nc, worker: worker, batch: batchMax, flow: newFlow(),
 	}
-	if name == ConsumerRequests {
-		for _, subject := range append(ns.changes(), ns.payments()...) {
-			c.skip = append(c.skip, strings.TrimSuffix(subject, ">"))
-		}
+	changes, payments := prefixes(ns.changes()), prefixes(ns.ofAny(PaymentStarted, PaymentConfirmed))
+	switch name {
+	case ConsumerRequests:
+		c.skip = append(changes, payments...)
+	case ConsumerChanges:
+		c.batch = changesMax
+	case ConsumerPayments:
+		c.takes = payments
 	}
 	return c, nil
 }
@@ -95,22 +119,47 @@ func (c *Consumer) Paused() bool {
 
 // Run works until ctx is over; then it fetches no more, finishes what it can of what it has
 // fetched within finishLimit, and returns. What it could not finish is delivered again.
-//
-// Three steps work at the same time: while one batch is decided the next is fetched, and the
-// outcomes of the one before are stored and acknowledged.
 func (c *Consumer) Run(ctx context.Context) error {
-	batches, decided := make(chan []*delivery), make(chan *delivery, resultsMax)
 	finish, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
 	stopped := context.AfterFunc(ctx, func() { time.AfterFunc(finishLimit, giveUp) })
 	defer stopped()
+	lanes := make([]*lane, min(runtime.GOMAXPROCS(0), lanesMax))
 	var steps sync.WaitGroup
-	steps.Go(func() { defer close(decided); c.decideAll(finish, batches, decided) })
-	steps.Go(func() { c.settleAll(finish, decided) })
-	c.fetchAll(ctx, batches)
-	close(batches)
+	for i := range lanes {
+		l := &lane{c, make(chan *delivery, batchMax), make(chan *delivery, resultsMax), make(map[uint64]int)}
+		lanes[i] = l
+		steps.Go(func() { defer close(l.decided); l.decideAll(finish) })
+		steps.Go(func() { l.settleAll(finish) })
+	}
+	fetched := make(chan []*delivery)
+	steps.Go(func() {
+		for batch := range fetched {
+			c.decodeAll(batch)
+			for _, d := range batch {
+				lanes[laneOf(d.msg.Subject(), len(lanes))].decoded <- d
+			}
+		}
+		for _, l := range lanes {
+			close(l.decoded)
+		}
+	})
+	reminding, enough := context.WithCancel(finish)
+	var reminders sync.WaitGroup
+	reminders.Go(func() { c.remind(reminding) })
+	c.fetchAll(ctx, fetched)
+	close(fetched)
 	steps.Wait()
+	enough()
+	reminders.Wait()
 	return nil
+}
+
+// laneOf chooses a lane by the resource, the last token of a subject.
+func laneOf(subject string, lanes int) int {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(subject[strings.LastIndexByte(subject, '.')+1:])) // a hash never returns an error
+	return int(h.Sum32() % uint32(lanes))
 }
 
 // fetchAll fetches batches until ctx is over. It does not cut a fetch short: a message that is
@@ -118,10 +167,11 @@ func (c *Consumer) Run(ctx context.Context) error {
 func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery) {
 	retry := &backoff.ExponentialBackOff{InitialInterval: pauseMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: pauseMax}
 	for ctx.Err() == nil {
-		batch, err := c.fetch()
+		batch, err := c.fetch(ctx)
 		if err != nil {
 			c.outage(err)
 		}
+		c.flow.begin(batch)
 		if len(batch) > 0 {
 			batches <- batch
 		}
@@ -159,8 +209,12 @@ func (c *Consumer) settled() {
 }
 
 // fetch returns what waits, or, when nothing does, the next event that comes within fetchWait.
-func (c *Consumer) fetch() ([]*delivery, error) {
-	batch, err := c.read(c.source.FetchNoWait(batchMax))
+func (c *Consumer) fetch(ctx context.Context) ([]*delivery, error) {
+	room := c.flow.room(ctx, c.batch)
+	if room == 0 {
+		return nil, nil
+	}
+	batch, err := c.read(c.source.FetchNoWait(room))
 	if err == nil && len(batch) == 0 {
 		batch, err = c.read(c.source.Fetch(1, jetstream.FetchMaxWait(fetchWait)))
 	}
@@ -185,35 +239,60 @@ func (c *Consumer) read(fetched jetstream.MessageBatch, err error) ([]*delivery,
 	return nil, fetched.Error()
 }
 
-func (c *Consumer) decideAll(ctx context.Context, batches <-chan []*delivery, decided chan<- *delivery) {
-	for batch := range batches {
-		failpoint.Hit(c.name + ".fetched")
+// decodeChunk is how many events are decoded in one go.
+const decodeChunk = 32
+
+// decodeAll decodes a batch, on all processors.
+func (c *Consumer) decodeAll(batch []*delivery) {
+	var chunks sync.WaitGroup
+	for chunk := range slices.Chunk(batch, decodeChunk) {
+		chunks.Go(func() {
+			for _, d := range chunk {
+				if !c.skips(d) {
+					d.in, d.result.Err = c.decode(d.msg.Subject(), d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
+				}
+			}
+		})
+	}
+	chunks.Wait()
+}
+
+// skips reports whether another consumer takes an event. That is so whatever the filters of the consumers
+// are, which workers of two versions may want to be different.
+func (c *Consumer) skips(d *delivery) bool {
+	begins := func(prefix string) bool { return strings.HasPrefix(d.msg.Subject(), prefix) }
+	return slices.ContainsFunc(c.skip, begins) || c.takes != nil && !slices.ContainsFunc(c.takes, begins)
+}
+
+// prefixes are what subjects that end with > begin with.
+func prefixes(subjects []string) []string {
+	prefixes := make([]string, len(subjects))
+	for i, subject := range subjects {
+		prefixes[i] = strings.TrimSuffix(subject, ">")
+	}
+	return prefixes
+}
+
+// decideAll decides what waits in the lane, until there is no more.
+func (l *lane) decideAll(ctx context.Context) {
+	for first := range l.decoded {
+		batch := []*delivery{first}
+		for len(l.decoded) > 0 && len(batch) < l.batch {
+			batch = append(batch, <-l.decoded)
+		}
+		failpoint.Hit(l.name + ".fetched")
 		ready := batch[:0]
 		for _, d := range batch {
 			switch {
-			case slices.ContainsFunc(c.skip, func(prefix string) bool { return strings.HasPrefix(d.msg.Subject(), prefix) }):
-				c.ack(d) // another consumer takes it
+			case l.skips(d):
+				l.ack(d)
+			case d.result.Err != nil:
+				l.decided <- d
 			default:
-				c.keep(d)
-				d.in, d.result.Err = c.decode(d.msg.Subject(), d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
-				if d.result.Err != nil {
-					decided <- d
-					continue
-				}
 				ready = append(ready, d)
 			}
 		}
-		c.decide(ctx, ready, decided)
-	}
-}
-
-// keep has the server wait on for an event that has waited long for the batch before it.
-func (c *Consumer) keep(d *delivery) {
-	if time.Since(d.fetched) < ackWait/5 {
-		return
-	}
-	if err := d.msg.InProgress(); err != nil {
-		c.log.Debug().Err(err).Msg("in-progress failed, the event may be repeated")
+		l.decide(ctx, ready)
 	}
 }
 
@@ -237,19 +316,19 @@ func (c *decider) decode(subject string, header nats.Header, body []byte, stored
 
 // decide has a batch decided and passes every event on. Events that fail in a way that may be
 // the fault of one of them are decided once more, each alone.
-func (c *Consumer) decide(ctx context.Context, batch []*delivery, decided chan<- *delivery) {
+func (l *lane) decide(ctx context.Context, batch []*delivery) {
 	ctx, cancel := context.WithTimeout(ctx, decideLimit)
 	defer cancel()
 	var suspects []*delivery
-	c.dispatch(ctx, batch, func(d *delivery) {
+	l.dispatch(ctx, batch, func(d *delivery) {
 		if d.result.Err != nil && len(batch) > 1 && fateOf(d.result.Err) == fateFault {
 			suspects = append(suspects, d)
 			return
 		}
-		decided <- d
+		l.decided <- d
 	})
 	for _, d := range suspects {
-		c.dispatch(ctx, []*delivery{d}, func(d *delivery) { decided <- d })
+		l.dispatch(ctx, []*delivery{d}, func(d *delivery) { l.decided <- d })
 	}
 }
 
@@ -323,6 +402,7 @@ func (c *decider) dispatch(ctx context.Context, batch []*delivery, done func(*de
 // ack acknowledges an event whose outcome is stored. A lost ack repeats the event, which
 // repeats the outcome.
 func (c *Consumer) ack(d *delivery) {
+	defer c.flow.end(d)
 	if err := d.msg.Ack(); err != nil {
 		c.log.Debug().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Msg("ack failed, the event will be repeated")
 	}
@@ -330,6 +410,7 @@ func (c *Consumer) ack(d *delivery) {
 
 // again asks for an event to be delivered again after about delay.
 func (c *Consumer) again(d *delivery, delay time.Duration) {
+	defer c.flow.end(d)
 	delay += rand.N(delay / 2)
 	if err := d.msg.NakWithDelay(delay); err != nil {
 		c.log.Debug().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Msg("nak failed, the event will be repeated")

@@ -21,7 +21,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// echo is a Service that answers everything at once, or as fault says. These tests are about
+// echo is a Service that answers everything at once, or as fault says, unless its time is over. These tests are about
 // what a consumer does with answers and errors; cmd/worker's are about the answers.
 type echo struct {
 	mu    sync.Mutex
@@ -29,8 +29,12 @@ type echo struct {
 	seen  map[string]int                    // how often each request was asked
 }
 
-func (e *echo) Place(_ context.Context, requests []holds.PlaceRequest, emit func(int, holds.Result)) {
+func (e *echo) Place(ctx context.Context, requests []holds.PlaceRequest, emit func(int, holds.Result)) {
 	for i, r := range requests {
+		if err := ctx.Err(); err != nil {
+			emit(i, holds.Result{Err: err})
+			continue
+		}
 		e.mu.Lock()
 		e.seen[r.RequestKey]++
 		fault := e.fault
@@ -105,6 +109,8 @@ type bench struct {
 	nc      *nats.Conn
 	js      jetstream.JetStream
 	workers []*Consumer
+	cancel  context.CancelFunc // has the consumers stop
+	loops   sync.WaitGroup     // until they have
 	mu      sync.Mutex
 	out     []jetstream.Msg
 	dlq     []jetstream.Msg
@@ -157,15 +163,15 @@ func newBenchAt(t *testing.T, url string, between func(jetstream.JetStream) jets
 		t.Cleanup(consuming.Stop)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	var loops sync.WaitGroup
-	t.Cleanup(func() { cancel(); loops.Wait() })
+	b.cancel = cancel
+	t.Cleanup(func() { cancel(); b.loops.Wait() })
 	for _, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
 		c, err := NewConsumer(ctx, name, b.ns, b.echo, b.nc, between(b.js), "w1", zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.ErrorLevel))
 		if err != nil {
 			t.Fatal(err)
 		}
 		b.workers = append(b.workers, c)
-		loops.Go(func() {
+		b.loops.Go(func() {
 			if err := c.Run(ctx); err != nil {
 				t.Error(err)
 			}

@@ -2,10 +2,19 @@
 // consumers that bring inbound events to package holds, the outcomes that leave, and the dead
 // letters of what can never be processed.
 //
-// The way of an event through a consumer, three steps that work at the same time on
+// The way of an event through a consumer, four steps that work at the same time on
 // neighbouring batches:
 //
-//	fetch what waits ──► decode, decide (holds) ──► publish, wait for the PubAck, ack
+//	fetch what waits ──► decode ──┬─► lane: decide (holds) ──► publish, wait for the PubAck, ack
+//	                              ├─► lane: ...
+//	                              └─► lane: ...
+//
+// A lane is the way of the events about some of the resources, chosen by a hash of the resource: one a
+// processor, four at most. What is about one resource is decided in the order in which it came, and
+// never waits for a lock that its own consumer has; what is about others goes on while one of
+// them waits. A lane counts the failures of its own events. When a lane has as many waiting as a batch
+// has, the others wait with it. A consumer fetches no more than inFlightMax events and some 32 MiB ahead of what
+// has ended, and says of those that take long that they are in progress.
 //
 // An event is acknowledged only after its one outcome is stored. A crash before that repeats
 // it, and repeating it gives the same outcome with the same id.

@@ -12,13 +12,13 @@ import (
 )
 
 // settleAll settles decided events, as many together as are waiting, until there are no more.
-func (c *Consumer) settleAll(ctx context.Context, decided <-chan *delivery) {
-	for d := range decided {
+func (l *lane) settleAll(ctx context.Context) {
+	for d := range l.decided {
 		batch := []*delivery{d}
-		for len(decided) > 0 && len(batch) < resultsMax {
-			batch = append(batch, <-decided)
+		for len(l.decided) > 0 && len(batch) < resultsMax {
+			batch = append(batch, <-l.decided)
 		}
-		c.settle(ctx, batch)
+		l.settle(ctx, batch)
 	}
 }
 
@@ -33,14 +33,17 @@ type stored struct {
 
 // settle stores the outcomes and dead letters of events, waits until they are stored, and only
 // then acknowledges the events. What failed is delivered again.
-func (c *Consumer) settle(ctx context.Context, batch []*delivery) {
+func (l *lane) settle(ctx context.Context, batch []*delivery) {
 	waiting := make([]stored, 0, len(batch))
 	for _, d := range batch {
-		message, dead := c.answer(d)
+		if ctx.Err() != nil {
+			return // stopping: what is not settled is delivered again
+		}
+		message, dead := l.answer(d)
 		if message == nil {
 			continue
 		}
-		future, err := c.js.PublishMsgAsync(message)
+		future, err := l.js.PublishMsgAsync(message)
 		waiting = append(waiting, stored{d, message, future, err, dead})
 	}
 	for _, s := range waiting {
@@ -49,26 +52,27 @@ func (c *Consumer) settle(ctx context.Context, batch []*delivery) {
 			err = awaitStored(ctx, s.ack)
 		}
 		if s.dead && isTooLarge(err) {
-			s.message, err = c.park(ctx, s)
+			s.message, err = l.park(ctx, s)
 		}
 		if err != nil {
 			if ctx.Err() != nil {
 				return // stopping: what is not settled is delivered again
 			}
-			c.failed(s.delivery, err)
+			l.failed(s.delivery, err)
 			continue
 		}
-		failpoint.Hit(c.name + ".published")
-		c.reply(s)
+		failpoint.Hit(l.name + ".published")
+		l.reply(s)
 		if s.dead {
 			if err := s.msg.TermWithReason(s.message.Header.Get(HeaderDLQReason)); err != nil {
-				c.log.Debug().Err(err).Msg("term failed, the dead letter will be repeated")
+				l.log.Debug().Err(err).Msg("term failed, the dead letter will be repeated")
 			}
+			l.flow.end(s.delivery)
 		} else {
-			c.ack(s.delivery)
+			l.ack(s.delivery)
 		}
-		failpoint.Hit(c.name + ".acked")
-		c.settled()
+		failpoint.Hit(l.name + ".acked")
+		l.settled()
 	}
 }
 
@@ -99,38 +103,38 @@ func awaitStored(ctx context.Context, ack jetstream.PubAckFuture) error {
 
 // answer returns the message that ends an event: its outcome, or its dead letter (dead). It
 // returns none for an event that is to be delivered again.
-func (c *Consumer) answer(d *delivery) (message *nats.Msg, dead bool) {
+func (l *lane) answer(d *delivery) (message *nats.Msg, dead bool) {
 	seq, deliveries := d.meta.Sequence.Stream, d.meta.NumDelivered
 	err := d.result.Err
 	if err == nil {
-		if message, err = c.outcome(d); err == nil {
-			delete(c.faults, seq)
+		if message, err = l.outcome(d); err == nil {
+			delete(l.faults, seq)
 			return message, false
 		}
 		err = &encodeError{err}
 	}
-	log := c.log.With().Err(err).Uint64("stream_seq", seq).Str("subject", d.msg.Subject()).Logger()
+	log := l.log.With().Err(err).Uint64("stream_seq", seq).Str("subject", d.msg.Subject()).Logger()
 	switch fateOf(err) {
 	case fateDead:
 		var why *UnprocessableError
 		_ = errors.As(err, &why) // fateDead means that it is one
 		log.Warn().Str("reason", why.Reason).Msg("event dead-lettered")
-		return c.deadLetter(d, why.Reason, why.Detail, letterWhole), true
+		return l.deadLetter(d, why.Reason, why.Detail, letterWhole), true
 	case fateFault:
-		c.faults[seq]++
+		l.faults[seq]++
 		// A payment must end in a reservation or a refund, and its hold may be claimed: it waits
 		// for whoever mends the fault.
-		if c.faults[seq] >= faultsMax && (d.in == nil || d.in.Confirm == nil) {
-			delete(c.faults, seq)
+		if l.faults[seq] >= faultsMax && (d.in == nil || d.in.Confirm == nil) {
+			delete(l.faults, seq)
 			log.Error().Str("reason", ReasonPoison).Msg("event dead-lettered")
-			return c.deadLetter(d, ReasonPoison, err.Error(), letterWhole), true
+			return l.deadLetter(d, ReasonPoison, err.Error(), letterWhole), true
 		}
-		log.Error().Int("faults", c.faults[seq]).Msg("event failed, will be repeated")
-		c.again(d, growing(delayFault, uint64(c.faults[seq])))
+		log.Error().Int("faults", l.faults[seq]).Msg("event failed, will be repeated")
+		l.again(d, growing(delayFault, uint64(l.faults[seq])))
 	case fateLater:
-		c.again(d, growing(delayLater, deliveries))
+		l.again(d, growing(delayLater, deliveries))
 	case fateOutage:
-		c.failed(d, err)
+		l.failed(d, err)
 	}
 	return nil, false
 }

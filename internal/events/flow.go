@@ -1,0 +1,114 @@
+package events
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// What a consumer may have fetched that has not ended yet. More would be there for nothing but to wait,
+// while another worker could take it.
+const (
+	inFlightMax      = 4 * batchMax
+	inFlightBytesMax = 32 << 20
+)
+
+// remindEvery is how often the server is told that events are still being worked on.
+const remindEvery = ackWait / 3
+
+// flow is the events that a consumer has fetched and that have not ended yet: acknowledged, terminated,
+// or asked for again.
+type flow struct {
+	mu     sync.Mutex
+	events map[*delivery]struct{}
+	bytes  int
+	size   int           // of an event, as the latest were
+	freed  chan struct{} // an event has ended
+}
+
+func newFlow() *flow {
+	return &flow{events: make(map[*delivery]struct{}), size: 1 << 10, freed: make(chan struct{}, 1)}
+}
+
+// room waits until there is room for a good part of a batch, and returns for how much of it, 0 when ctx is over.
+func (f *flow) room(ctx context.Context, batch int) int {
+	for {
+		f.mu.Lock()
+		n := min(batch, inFlightMax-len(f.events), (inFlightBytesMax-f.bytes)/f.size)
+		empty := len(f.events) == 0
+		f.mu.Unlock()
+		if n >= batch/4 || empty {
+			return max(n, 1)
+		}
+		select {
+		case <-ctx.Done():
+			return 0
+		case <-f.freed:
+		}
+	}
+}
+
+// begin adds what was fetched.
+func (f *flow) begin(batch []*delivery) {
+	if len(batch) == 0 {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	bytes := 0
+	for _, d := range batch {
+		f.events[d] = struct{}{}
+		bytes += len(d.msg.Data())
+	}
+	f.bytes += bytes
+	f.size = max(bytes/len(batch), 1)
+}
+
+// end removes an event.
+func (f *flow) end(d *delivery) {
+	f.mu.Lock()
+	if _, found := f.events[d]; found {
+		delete(f.events, d)
+		f.bytes -= len(d.msg.Data())
+	}
+	f.mu.Unlock()
+	select {
+	case f.freed <- struct{}{}:
+	default:
+	}
+}
+
+// older returns the events that were fetched so long ago.
+func (f *flow) older(than time.Duration) (found []*delivery) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for d := range f.events {
+		if time.Since(d.fetched) >= than {
+			found = append(found, d)
+		}
+	}
+	return found
+}
+
+// remind has the server wait on for events that take long, until ctx is over: they would be delivered once
+// more while they wait here.
+func (c *Consumer) remind(ctx context.Context) {
+	ticker := time.NewTicker(remindEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		c.remindOf(c.flow.older(remindEvery / 2))
+	}
+}
+
+func (c *Consumer) remindOf(events []*delivery) {
+	for _, d := range events {
+		if err := d.msg.InProgress(); err != nil {
+			c.log.Debug().Err(err).Msg("in-progress failed, the event may be repeated")
+		}
+	}
+}

@@ -1,0 +1,465 @@
+package events
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/stack/stacktest"
+)
+
+// resourceKeyed is a request for a resource; its key, "<resource>:<number>", is also the event's id.
+func resourceKeyed(resource string, number int) string {
+	key := fmt.Sprintf("%s:%05d", resource, number)
+	return envelopeOf(BookingRequested, key, `{"request_key":"`+key+`","user_id":"u","resource_id":"`+resource+`","quantity":1}`)
+}
+
+// ask publishes the request of a number for a resource.
+func (b *bench) ask(resource string, number int) {
+	b.t.Helper()
+	if _, err := b.js.PublishMsgAsync(&nats.Msg{Subject: b.ns.In(BookingRequested, resource), Data: []byte(resourceKeyed(resource, number))}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// awaitPublished waits until what was asked is stored.
+func (b *bench) awaitPublished() {
+	b.t.Helper()
+	select {
+	case <-b.js.PublishAsyncComplete():
+	case <-time.After(time.Minute):
+		b.t.Fatal("events are not stored")
+	}
+}
+
+// lanesOf returns a resource for each lane that a consumer has here, at least two.
+func lanesOf(t *testing.T) (resources []string) {
+	t.Helper()
+	runtime.GOMAXPROCS(max(2, runtime.GOMAXPROCS(0))) // a consumer has a lane a processor
+	resources = make([]string, min(runtime.GOMAXPROCS(0), lanesMax))
+	for i, missing := 0, len(resources); missing > 0; i++ {
+		name := fmt.Sprintf("lane-%d", i)
+		if l := laneOf("ns.in.booking.requested."+name, len(resources)); resources[l] == "" {
+			resources[l] = name
+			missing--
+		}
+	}
+	return resources
+}
+
+// gate returns what can be waited for until open is called, or the test has failed.
+func gate(t *testing.T) (opened <-chan struct{}, open func()) {
+	c := make(chan struct{})
+	open = sync.OnceFunc(func() { close(c) })
+	t.Cleanup(open)
+	return c, open
+}
+
+// decisions notes which requests were decided, in which order.
+type decisions struct {
+	mu   sync.Mutex
+	keys map[string][]string // resource -> keys
+}
+
+func (d *decisions) note(key string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	resource, _, _ := strings.Cut(key, ":")
+	d.keys[resource] = append(d.keys[resource], key)
+}
+
+func (d *decisions) of(resource string) []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.keys[resource])
+}
+
+// TestLaneOf chooses lanes: one for all events of a resource, and each lane for some.
+func TestLaneOf(t *testing.T) {
+	t.Parallel()
+	ns := Subjects("holdfast")
+	for lanes := 1; lanes <= lanesMax; lanes++ {
+		used := make(map[int]bool)
+		for i := range 100 {
+			resource := fmt.Sprintf("room-%d", i)
+			want := laneOf(ns.In(BookingRequested, resource), lanes)
+			used[want] = true
+			for _, event := range []string{BookingCancelled, BookingExtended, PaymentConfirmed, InventorySet} {
+				if got := laneOf(ns.In(event, resource), lanes); got != want {
+					t.Errorf("of %d lanes, %s of %s takes %d, its requests %d", lanes, event, resource, got, want)
+				}
+			}
+		}
+		if len(used) != lanes {
+			t.Errorf("of %d lanes, 100 resources take %v", lanes, used)
+		}
+	}
+}
+
+// TestLanesKeepOrder has the events of many resources wait, more than are fetched at once, while the
+// first of them are being decided: those of each resource are decided in the order in which they were published.
+func TestLanesKeepOrder(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	const resources, each = 50, 60 // three batches
+	decided := &decisions{keys: make(map[string][]string)}
+	published, publish := gate(t)
+	batches := make(map[int]int) // how many were decided in batches of a size
+	b.set(func(key string, batch int) error {
+		<-published
+		decided.note(key)
+		decided.mu.Lock()
+		defer decided.mu.Unlock()
+		batches[batch]++
+		return nil
+	})
+	for number := range each {
+		for r := range resources {
+			b.ask(fmt.Sprintf("room-%d", r), number)
+		}
+	}
+	b.awaitPublished()
+	publish()
+	b.await("all outcomes", func() bool { return len(b.out) == resources*each })
+	for r := range resources {
+		resource := fmt.Sprintf("room-%d", r)
+		keys := decided.of(resource)
+		if len(keys) != each || !slices.IsSorted(keys) {
+			t.Errorf("%d of %d events of %s were decided, in the order %q", len(keys), each, resource, keys)
+		}
+	}
+	if info := b.awaitIdle(ConsumerRequests); info.Delivered.Consumer != resources*each {
+		t.Errorf("%d deliveries of %d events", info.Delivered.Consumer, resources*each)
+	}
+	if len(batches) < 3 {
+		t.Errorf("batches of %v: too little was tried", batches)
+	}
+}
+
+// TestOtherLanesGoOn has one resource stuck, as one is whose lock somebody else has: those in other
+// lanes go on, batch after batch, and the later events of this one wait for their turn.
+func TestOtherLanesGoOn(t *testing.T) {
+	t.Parallel()
+	resources := lanesOf(t)
+	b := newBench(t)
+	const rounds, each = 5, 20
+	stuck := resources[0]
+	decided := &decisions{keys: make(map[string][]string)}
+	begun := make(chan struct{})
+	goOn, letGo := gate(t)
+	b.set(func(key string, _ int) error {
+		if key == stuck+":00000" {
+			close(begun)
+			<-goOn
+		}
+		decided.note(key)
+		return nil
+	})
+	b.ask(stuck, 0)
+	<-begun
+	for round := range rounds {
+		for i := range each {
+			for _, resource := range resources {
+				b.ask(resource, 1+round*each+i)
+			}
+		}
+		want := (round + 1) * each * (len(resources) - 1)
+		b.await("the outcomes of the others", func() bool { return len(b.out) >= want })
+	}
+	if keys := decided.of(stuck); len(keys) != 0 {
+		t.Errorf("%q were decided while one before them was", keys)
+	}
+	letGo()
+	b.await("all outcomes", func() bool { return len(b.out) == rounds*each*len(resources)+1 })
+	if keys := decided.of(stuck); !slices.IsSorted(keys) || len(keys) != rounds*each+1 {
+		t.Errorf("decided in the order %q", keys)
+	}
+}
+
+// TestPoisonInEveryLane has events fail by their own fault in all lanes, two in one of them, among
+// others: each is decided alone, and counted, and dies after as many tries as one that fails by itself.
+func TestPoisonInEveryLane(t *testing.T) {
+	t.Parallel()
+	resources := lanesOf(t)
+	b := newBench(t)
+	const each = 20
+	published, publish := gate(t)
+	var mu sync.Mutex
+	alone := make(map[string]int)
+	b.set(func(key string, batch int) error {
+		<-published
+		if strings.HasSuffix(key, "bad") || strings.HasSuffix(key, "worse") {
+			mu.Lock()
+			defer mu.Unlock()
+			if batch == 1 {
+				alone[key]++
+			}
+			panic("a bug")
+		}
+		return nil
+	})
+	var bad []string
+	for i, resource := range resources {
+		for number := range each {
+			b.ask(resource, number)
+			if name := map[int]string{each / 3: "bad", each / 2: "worse"}[number]; name != "" && (name == "bad" || i == 0) {
+				key := resource + ":" + name
+				bad = append(bad, key)
+				b.publish(b.ns.In(BookingRequested, resource), nil, strings.ReplaceAll(resourceKeyed(resource, 99999), resource+":99999", key))
+			}
+		}
+	}
+	b.awaitPublished()
+	publish()
+	b.await("all ends", func() bool { return len(b.out) == each*len(resources) && len(b.dlq) == len(bad) })
+	for _, letter := range b.dlq {
+		h := letter.Headers()
+		if h.Get(HeaderDLQReason) != ReasonPoison || h.Get(HeaderDLQDeliveries) != fmt.Sprint(faultsMax) {
+			t.Errorf("headers %v", h)
+		}
+	}
+	info := b.awaitIdle(ConsumerRequests)
+	if again, want := info.Delivered.Consumer-info.Delivered.Stream, uint64((faultsMax-1)*len(bad)); again != want {
+		t.Errorf("%d deliveries were repeated, want those of the poison, %d", again, want)
+	}
+	for _, key := range bad {
+		if alone[key] != faultsMax {
+			t.Errorf("%s was tried alone %d times, want %d", key, alone[key], faultsMax)
+		}
+	}
+}
+
+// TestStopFinishes stops the consumers when all that waits was fetched, and nothing was decided: what was fetched is
+// decided, stored and acknowledged before they end, in every lane.
+func TestStopFinishes(t *testing.T) {
+	t.Parallel()
+	resources := lanesOf(t)
+	b := newBench(t)
+	const each = 400 // more than one batch
+	begun := make(chan struct{}, 1)
+	stopping, stop := gate(t)
+	b.set(func(string, int) error {
+		select {
+		case begun <- struct{}{}:
+		default:
+		}
+		<-stopping
+		return nil
+	})
+	for number := range each {
+		for _, resource := range resources {
+			b.ask(resource, number)
+		}
+	}
+	b.awaitPublished()
+	<-begun
+	pending := func() *jetstream.ConsumerInfo {
+		consumer, err := b.js.Consumer(b.t.Context(), b.ns.InStream(), ConsumerRequests)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		return consumer.CachedInfo()
+	}
+	stacktest.Eventually(t, "all to be fetched", func() bool { return pending().NumPending == 0 })
+	b.cancel()
+	stop()
+	b.loops.Wait()
+	b.await("the outcomes", func() bool { return len(b.out) == each*len(resources) })
+	// The acks are on their way.
+	stacktest.Eventually(t, "all to be acknowledged", func() bool { return pending().NumAckPending == 0 })
+	if info := pending(); info.Delivered.Consumer != uint64(each*len(resources)) || info.NumRedelivered != 0 {
+		t.Errorf("of %d events there were %d deliveries, %d are delivered again", each*len(resources), info.Delivered.Consumer, info.NumRedelivered)
+	}
+}
+
+// fetchAllOf fetches so many events by hand.
+func (b *bench) fetchAllOf(c *Consumer, number int) (batch []*delivery) {
+	b.t.Helper()
+	stacktest.Eventually(b.t, "the events to be fetched", func() bool {
+		more, err := c.fetch(b.t.Context())
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		c.flow.begin(more)
+		batch = append(batch, more...)
+		return len(batch) == number
+	})
+	return batch
+}
+
+// TestReminded has events on their way for long, in whatever step: the server is told to wait on for those, as
+// long as they have not ended, and for no others.
+func TestReminded(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.cancel() // nobody else fetches
+	b.loops.Wait()
+	c := b.workers[0]
+	acks, err := b.nc.SubscribeSync("$JS.ACK." + b.ns.InStream() + "." + ConsumerRequests + ".>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const number = 6
+	for i := range number {
+		b.ask("room", i)
+	}
+	b.awaitPublished()
+	batch := b.fetchAllOf(c, number)
+	late := make(map[string]bool)
+	for i, d := range batch {
+		if i%2 == 0 {
+			d.fetched = d.fetched.Add(-ackWait)
+			late[d.msg.Reply()] = true
+		}
+	}
+	c.ack(batch[0]) // has ended
+	c.remindOf(c.flow.older(remindEvery / 2))
+	told := make(map[string]string)
+	for range late {
+		ack, err := acks.NextMsg(time.Minute)
+		if err != nil {
+			t.Fatalf("only %v: %v", told, err)
+		}
+		told[ack.Subject] += string(ack.Data)
+	}
+	for i, d := range batch {
+		want := map[bool]string{true: "+WPI", false: ""}[late[d.msg.Reply()]]
+		if i == 0 {
+			want = "+ACK"
+		}
+		if got := told[d.msg.Reply()]; got != want {
+			t.Errorf("of event %d the server was told %q, want %q", i, got, want)
+		}
+	}
+	if err := b.nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if n, _, _ := acks.Pending(); n != 0 {
+		t.Errorf("it was told %d things more", n)
+	}
+}
+
+// TestFlow bounds what is fetched and has not ended, by number and by bytes, and goes on when something has.
+func TestFlow(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.cancel()
+	b.loops.Wait()
+	c := b.workers[0]
+	b.ask("room", 0)
+	b.awaitPublished()
+	d := b.fetchAllOf(c, 1)[0]
+	size := len(d.msg.Data())
+	if c.flow.bytes != size || len(c.flow.events) != 1 {
+		t.Errorf("%d events of %d bytes, want 1 of %d", len(c.flow.events), c.flow.bytes, size)
+	}
+	full := make([]*delivery, inFlightMax-1)
+	for i := range full {
+		full[i] = &delivery{msg: d.msg}
+	}
+	room := func(want int) {
+		t.Helper()
+		ctx, cancel := context.WithCancel(t.Context())
+		if want == 0 {
+			cancel() // it would wait
+		}
+		defer cancel()
+		if got := c.flow.room(ctx, batchMax); got != want {
+			t.Errorf("there is room for %d, want %d", got, want)
+		}
+	}
+	c.flow.begin(full)
+	room(0)
+	for _, d := range full[:batchMax/4] {
+		c.flow.end(d)
+	}
+	room(batchMax / 4)
+	for _, d := range full {
+		c.flow.end(d) // of some a second time
+	}
+	c.flow.size = inFlightBytesMax / batchMax
+	c.flow.bytes = inFlightBytesMax / 2
+	room(batchMax / 2)
+	c.flow.bytes = inFlightBytesMax - 1
+	room(0)
+	c.flow.bytes = size
+	waits := make(chan int)
+	c.flow.begin(full)
+	go func() { waits <- c.flow.room(t.Context(), batchMax) }()
+	for _, d := range full {
+		c.flow.end(d)
+	}
+	if got := <-waits; got < batchMax/4 {
+		t.Errorf("who waited was given room for %d", got)
+	}
+	c.flow.end(d)
+	if c.flow.bytes != 0 || len(c.flow.events) != 0 {
+		t.Errorf("%d events of %d bytes are left", len(c.flow.events), c.flow.bytes)
+	}
+	c.flow.size = 2 * inFlightBytesMax // an event that is larger than all may be
+	room(1)
+}
+
+// TestUnknownPayments has events that are called payments and that nobody knows come while the consumers have the
+// filters of the version before, and others when they have their own: each is dead-lettered once.
+func TestUnknownPayments(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.cancel()
+	b.loops.Wait()
+	ctx := t.Context()
+	unknown := func(id string) {
+		b.publish(b.ns.In("payment.refunded", "room"), nil, envelopeOf("payment.refunded", id, `{}`))
+	}
+	_, err := b.js.CreateOrUpdateConsumer(ctx, b.ns.InStream(), jetstream.ConsumerConfig{
+		Durable: ConsumerPayments, FilterSubjects: b.ns.ofAny(PaymentStarted, PaymentConfirmed),
+		AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxDeliver: -1, MaxAckPending: ackPendingMax,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	unknown("e1")
+	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "e2", `{"hold_id":"`+holdID+`","payment_id":"p"}`))
+	before, err := b.js.Consumer(ctx, b.ns.InStream(), ConsumerPayments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := before.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.DoubleAck(ctx); err != nil { // the worker of the version before has passed e1
+		t.Fatal(err)
+	}
+	if err := Setup(ctx, b.js, b.ns, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	unknown("e3")
+	running, stop := context.WithCancel(ctx)
+	var loops sync.WaitGroup
+	defer loops.Wait()
+	defer stop()
+	for _, name := range []string{ConsumerRequests, ConsumerPayments} {
+		c, err := NewConsumer(ctx, name, b.ns, b.workers[0].service, b.nc, b.js, "w", zerolog.Nop())
+		if err != nil {
+			t.Fatal(err)
+		}
+		loops.Go(func() { _ = c.Run(running) })
+	}
+	b.await("two dead letters", func() bool { return len(b.dlq) == 2 })
+	for _, name := range []string{ConsumerRequests, ConsumerPayments} {
+		b.awaitIdle(name)
+	}
+	if len(b.dlq) != 2 {
+		t.Errorf("%d dead letters, want one of each", len(b.dlq))
+	}
+}
