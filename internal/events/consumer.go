@@ -23,12 +23,13 @@ import (
 )
 
 const (
-	batchMax    = 1024
-	changesMax  = 256 // of these some are decided one after the other, within decideLimit
+	fetchMax    = 1024 // events asked for at a time
+	decideMax   = 2048 // decided together, in a lane: the more of them are about one resource, the less each costs
+	changesMax  = 256  // both of changes, of which some are decided one after the other, within decideLimit
 	fetchWait   = time.Second
 	decideLimit = 10 * time.Second
 	finishLimit = 5 * time.Second // for what was fetched before a stop
-	resultsMax  = 2 * batchMax    // decided events that wait to be settled, in a lane
+	resultsMax  = 2048            // decided events that wait to be settled, in a lane
 	lanesMax    = 4
 	pauseMin    = 100 * time.Millisecond
 	pauseMax    = 5 * time.Second
@@ -62,8 +63,9 @@ type Consumer struct {
 	nc     *nats.Conn
 	worker string
 
-	batch int // events fetched and decided at a time
-	flow  *flow
+	fetches, decides int // events fetched, and decided, at a time
+	flow             *flow
+
 	takes []string // subject prefixes of its own, nil = all
 	skip  []string // subject prefixes that other consumers take
 
@@ -97,14 +99,14 @@ func NewConsumer(ctx context.Context, name string, ns Subjects, service Service,
 	}
 	c := &Consumer{
 		decider: decider{service, ns, log.With().Str("consumer", name).Logger()},
-		name:    name, source: source, js: js, nc: nc, worker: worker, batch: batchMax, flow: newFlow(),
+		name:    name, source: source, js: js, nc: nc, worker: worker, fetches: fetchMax, decides: decideMax, flow: newFlow(),
 	}
 	changes, payments := prefixes(ns.changes()), prefixes(ns.ofAny(PaymentStarted, PaymentConfirmed))
 	switch name {
 	case ConsumerRequests:
 		c.skip = append(changes, payments...)
 	case ConsumerChanges:
-		c.batch = changesMax
+		c.fetches, c.decides = changesMax, changesMax
 	case ConsumerPayments:
 		c.takes = payments
 	}
@@ -127,7 +129,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	lanes := make([]*lane, min(runtime.GOMAXPROCS(0), lanesMax))
 	var steps sync.WaitGroup
 	for i := range lanes {
-		l := &lane{c, make(chan *delivery, batchMax), make(chan *delivery, resultsMax), make(map[uint64]int)}
+		l := &lane{c, make(chan *delivery, c.decides), make(chan *delivery, resultsMax), make(map[uint64]int)}
 		lanes[i] = l
 		steps.Go(func() { defer close(l.decided); l.decideAll(finish) })
 		steps.Go(func() { l.settleAll(finish) })
@@ -162,18 +164,17 @@ func laneOf(subject string, lanes int) int {
 	return int(h.Sum32() % uint32(lanes))
 }
 
-// fetchAll fetches batches until ctx is over. It does not cut a fetch short: a message that is
-// on its way to a fetch that was given up is delivered again only after ackWait.
+// fetchAll fetches until ctx is over. It does not cut a fetch short: a message that is on its way to a
+// fetch that was given up is delivered again only after ackWait.
 func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery) {
 	retry := &backoff.ExponentialBackOff{InitialInterval: pauseMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: pauseMax}
 	for ctx.Err() == nil {
-		batch, err := c.fetch(ctx)
-		if err != nil {
-			c.outage(err)
+		room := c.flow.room(ctx, c.fetches)
+		if room == 0 {
+			return
 		}
-		c.flow.begin(batch)
-		if len(batch) > 0 {
-			batches <- batch
+		if err := c.fetch(room, batches); err != nil {
+			c.outage(err)
 		}
 		if c.failing.Load() {
 			c.pause(ctx, retry)
@@ -208,35 +209,32 @@ func (c *Consumer) settled() {
 	}
 }
 
-// fetch returns what waits, or, when nothing does, the next event that comes within fetchWait.
-func (c *Consumer) fetch(ctx context.Context) ([]*delivery, error) {
-	room := c.flow.room(ctx, c.batch)
-	if room == 0 {
-		return nil, nil
-	}
-	batch, err := c.read(c.source.FetchNoWait(room))
-	if err == nil && len(batch) == 0 {
-		batch, err = c.read(c.source.Fetch(1, jetstream.FetchMaxWait(fetchWait)))
-	}
-	return batch, err
-}
-
-func (c *Consumer) read(fetched jetstream.MessageBatch, err error) ([]*delivery, error) {
+// fetch asks for some events and passes them on as they come, within fetchWait, those that are there at
+// the same time together. To ask for each batch anew would cost NATS and the worker more than the
+// events do, whenever there are few.
+func (c *Consumer) fetch(events int, batches chan<- []*delivery) error {
+	fetched, err := c.source.Fetch(events, jetstream.FetchMaxWait(fetchWait))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var batch []*delivery
-	for msg := range fetched.Messages() {
-		meta, err := msg.Metadata()
-		if err != nil {
-			return batch, err
+	messages := fetched.Messages()
+	for msg := range messages {
+		batch := make([]*delivery, 0, 1+len(messages))
+		for {
+			meta, err := msg.Metadata()
+			if err != nil {
+				return err
+			}
+			batch = append(batch, &delivery{msg: msg, meta: meta, fetched: time.Now()})
+			if len(messages) == 0 {
+				break
+			}
+			msg = <-messages
 		}
-		batch = append(batch, &delivery{msg: msg, meta: meta, fetched: time.Now()})
+		c.flow.begin(batch)
+		batches <- batch
 	}
-	if len(batch) > 0 {
-		return batch, nil
-	}
-	return nil, fetched.Error()
+	return fetched.Error()
 }
 
 // decodeChunk is how many events are decoded in one go.
@@ -277,7 +275,7 @@ func prefixes(subjects []string) []string {
 func (l *lane) decideAll(ctx context.Context) {
 	for first := range l.decoded {
 		batch := []*delivery{first}
-		for len(l.decoded) > 0 && len(batch) < l.batch {
+		for len(l.decoded) > 0 && len(batch) < l.decides {
 			batch = append(batch, <-l.decoded)
 		}
 		failpoint.Hit(l.name + ".fetched")

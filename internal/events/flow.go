@@ -9,7 +9,7 @@ import (
 // What a consumer may have fetched that has not ended yet. More would be there for nothing but to wait,
 // while another worker could take it.
 const (
-	inFlightMax      = 4 * batchMax
+	inFlightMax      = 12 * fetchMax
 	inFlightBytesMax = 32 << 20
 )
 

@@ -284,13 +284,14 @@ func TestStopFinishes(t *testing.T) {
 // fetchAllOf fetches so many events by hand.
 func (b *bench) fetchAllOf(c *Consumer, number int) (batch []*delivery) {
 	b.t.Helper()
+	batches := make(chan []*delivery, number)
 	stacktest.Eventually(b.t, "the events to be fetched", func() bool {
-		more, err := c.fetch(b.t.Context())
-		if err != nil {
+		if err := c.fetch(number-len(batch), batches); err != nil {
 			b.t.Fatal(err)
 		}
-		c.flow.begin(more)
-		batch = append(batch, more...)
+		for len(batches) > 0 {
+			batch = append(batch, <-batches...)
+		}
 		return len(batch) == number
 	})
 	return batch
@@ -373,32 +374,32 @@ func TestFlow(t *testing.T) {
 			cancel() // it would wait
 		}
 		defer cancel()
-		if got := c.flow.room(ctx, batchMax); got != want {
+		if got := c.flow.room(ctx, fetchMax); got != want {
 			t.Errorf("there is room for %d, want %d", got, want)
 		}
 	}
 	c.flow.begin(full)
 	room(0)
-	for _, d := range full[:batchMax/4] {
+	for _, d := range full[:fetchMax/4] {
 		c.flow.end(d)
 	}
-	room(batchMax / 4)
+	room(fetchMax / 4)
 	for _, d := range full {
 		c.flow.end(d) // of some a second time
 	}
-	c.flow.size = inFlightBytesMax / batchMax
+	c.flow.size = inFlightBytesMax / fetchMax
 	c.flow.bytes = inFlightBytesMax / 2
-	room(batchMax / 2)
+	room(fetchMax / 2)
 	c.flow.bytes = inFlightBytesMax - 1
 	room(0)
 	c.flow.bytes = size
 	waits := make(chan int)
 	c.flow.begin(full)
-	go func() { waits <- c.flow.room(t.Context(), batchMax) }()
+	go func() { waits <- c.flow.room(t.Context(), fetchMax) }()
 	for _, d := range full {
 		c.flow.end(d)
 	}
-	if got := <-waits; got < batchMax/4 {
+	if got := <-waits; got < fetchMax/4 {
 		t.Errorf("who waited was given room for %d", got)
 	}
 	c.flow.end(d)
