@@ -5,9 +5,16 @@
 
 local function run(KEYS, ARGV)
   if not enter(KEYS, ARGV) then return {'lost'} end
-  local memory_ms = tonumber(ARGV[4])
+  local over, buried = now + ARGV[4], {}
   for i = 5, #ARGV do
-    if redis.call('ZREM', prefix .. 'departing', ARGV[i]) == 1 then bury(ARGV[i], memory_ms) end
+    if redis.call('ZREM', prefix .. 'departing', ARGV[i]) == 1 then
+      buried[#buried + 1] = over
+      buried[#buried + 1] = ARGV[i]
+    end
+  end
+  if #buried > 0 then
+    redis.call('ZADD', prefix .. 'tombstones', unpack(buried))
+    attend(over)
   end
   return {'ok'}
 end

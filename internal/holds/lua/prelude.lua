@@ -101,10 +101,11 @@ local function claim_word(hold, payment)
   return hold.by == payment and 'confirmed' or 'already_confirmed'
 end
 
--- Ends a live hold: gives its counts back and removes what only a live hold has.
+-- Ends a live hold: gives its counts back and removes what only a live hold has, but for its entry in DUE
+-- when it is swept: then its caller removes it, with others.
 -- Whoever calls it has seen the state held or confirming in this same script, so it
 -- runs once per hold. Returns nil, or what is damaged (then nothing was written).
-local function finish(id, hold, state, ended, by, memory_ms)
+local function finish(id, hold, state, ended, by, memory_ms, swept)
   local names = split(hold.slots)
   local held = redis.call('HMGET', COUNTS, unpack(names))
   local keep, drop = {}, {}
@@ -118,13 +119,19 @@ local function finish(id, hold, state, ended, by, memory_ms)
       drop[#drop + 1] = name
     end
   end
+  local index = index_field(hold.user, hold.slots)
+  local about_user = redis.call('HMGET', USERS, hold.user, index)
+  local count, gone = tonumber(about_user[1] or '0'), {}
+  if not count then return 'count of a user' end
+  if count <= 1 then gone[1] = hold.user end
+  if about_user[2] == id then gone[#gone + 1] = index end
+
   if #keep > 0 then redis.call('HSET', COUNTS, unpack(keep)) end
   if #drop > 0 then redis.call('HDEL', COUNTS, unpack(drop)) end
-  if redis.call('HINCRBY', USERS, hold.user, -1) <= 0 then redis.call('HDEL', USERS, hold.user) end
+  if count > 1 then redis.call('HSET', USERS, hold.user, int(count - 1)) end
+  if #gone > 0 then redis.call('HDEL', USERS, unpack(gone)) end
   if not is_late(id) then
-    local index = index_field(hold.user, hold.slots)
-    if redis.call('HGET', USERS, index) == id then redis.call('HDEL', USERS, index) end
-    redis.call('ZREM', DUE, id)
+    if not swept then redis.call('ZREM', DUE, id) end
     redis.call('DEL', prefix .. 'hold:' .. id, started_key(id))
     redis.call('PEXPIRE', prefix .. 'request:' .. hold.request_key, memory_ms)
   end
@@ -158,17 +165,27 @@ local function sweep(limit, memory_ms)
   if sweep_budget == 0 then return true end
   local ids = redis.call('ZRANGE', DUE, '-inf', now, 'BYSCORE', 'LIMIT', 0, sweep_budget)
   sweep_budget = sweep_budget - #ids
-  for _, id in ipairs(ids) do
-    local line = redis.call('HGET', RECORDS, id)
-    local hold = line and parse(line)
+  local damage
+  local over, departing = {}, {} -- no longer due; of these, what has lapsed
+  for i, line in ipairs(redis.call('HMGET', RECORDS, unpack(ids))) do
+    local id, hold = ids[i], line and parse(line)
     if not hold or hold.state ~= 'held' then
-      redis.call('ZREM', DUE, id)
+      over[#over + 1] = id
     elseif hold.deadline > now then
       redis.call('ZADD', DUE, hold.deadline, id)
     else
-      local damage = lapse(id, hold, memory_ms)
-      if damage then return false, damage end
+      damage = finish(id, hold, 'expired', now, '-', memory_ms, true)
+      if damage then break end
+      over[#over + 1] = id
+      departing[#departing + 1] = now
+      departing[#departing + 1] = id
     end
   end
+  if #over > 0 then redis.call('ZREM', DUE, unpack(over)) end
+  if #departing > 0 then
+    redis.call('ZADD', prefix .. 'departing', unpack(departing))
+    attend(now)
+  end
+  if damage then return false, damage end
   return sweep_budget == 0
 end
