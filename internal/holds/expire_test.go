@@ -75,9 +75,9 @@ func TestLapseIsNoticed(t *testing.T) {
 }
 
 // TestSubscriptionIsFollowedByASweep lets a hold lapse while nobody listens, with the timer
-// off: at the first subscription, and at the one that follows a cut.
+// off: at the first subscription, and at the one that follows a cut. It runs alone: it cuts all who have
+// subscribed at the server, and switches off what they hear.
 func TestSubscriptionIsFollowedByASweep(t *testing.T) {
-	t.Parallel()
 	w := newRealTimeWorld(t)
 	ctx := t.Context()
 	w.setInventory(t, "tent", holds.Asked{}, 1)
