@@ -167,7 +167,7 @@ func (h *hub) wait(ctx context.Context, a *Acquisition, left time.Duration) erro
 	a.waiter = w
 	if stale {
 		h.mu.Unlock()
-		return nil
+		return context.Cause(ctx)
 	}
 	for _, l := range a.blocked {
 		h.standIn(w, place{channelOf(l), l.blocker.key})
@@ -178,11 +178,10 @@ func (h *hub) wait(ctx context.Context, a *Acquisition, left time.Duration) erro
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-		return context.Cause(ctx)
 	case <-w.wake:
 	case <-timer.C:
 	}
-	return nil
+	return context.Cause(ctx) // nil unless ctx is over, whatever came besides
 }
 
 // standIn puts a waiter in a line, behind all older acquisitions.
