@@ -78,8 +78,15 @@ func serve(t *testing.T, reader Reader, dry Evaluator) (client *Client, nc *nats
 	})
 	stop = func() { cancel(); running.Wait() }
 	t.Cleanup(stop)
-	ask := func() error { _, err := nc.Request("$SRV.PING."+string(ns), nil, time.Minute); return err }
-	stacktest.Eventually(t, "the service to be found", func() bool { return !errors.Is(ask(), nats.ErrNoResponders) })
+	queries := 2
+	if dry != nil {
+		queries++
+	}
+	stacktest.Eventually(t, "the service to answer all queries", func() bool {
+		var info micro.Info
+		m, err := nc.Request("$SRV.INFO."+string(ns), nil, time.Minute)
+		return err == nil && json.Unmarshal(m.Data, &info) == nil && len(info.Endpoints) == queries
+	})
 	return client, nc, stop
 }
 

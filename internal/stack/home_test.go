@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -163,8 +164,13 @@ func writeFile(t *testing.T, path string) {
 	}
 }
 
+// closeFile closes a file that is locked. Its lock ends at once: a process that another test is just starting
+// has a copy of the file for a moment.
 func closeFile(t *testing.T, f *os.File) {
 	t.Helper()
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
