@@ -249,7 +249,7 @@ func (b *Bulk) store(p publication) (ack *jetstream.PubAck, first bool, err erro
 			}
 			return ack, first, nil
 		}
-		if err := b.hopeless(err, began); err != nil {
+		if err := b.hopeless(err, began, p.at); err != nil {
 			return nil, first, err
 		}
 		pause := time.NewTimer(retry.NextBackOff())
@@ -281,8 +281,8 @@ func (b *Bulk) acknowledged(p publication) (*jetstream.PubAck, error) {
 }
 
 // hopeless returns the error of a message that it is of no use to publish again, or nil. When
-// nothing is stored for too long it gives up.
-func (b *Bulk) hopeless(err error, began time.Time) error {
+// nothing is stored for too long it gives up. began is when it was published first, at when the last time.
+func (b *Bulk) hopeless(err error, began, at time.Time) error {
 	var refusal *jetstream.APIError
 	storedAt := b.storedAt.Load()
 	if stored := time.Unix(0, storedAt); stored.After(began) {
@@ -298,7 +298,8 @@ func (b *Bulk) hopeless(err error, began time.Time) error {
 	case time.Since(began) > b.options.GiveUpAfter:
 		b.giveUp(fmt.Errorf("nothing was stored for %s: %w", b.options.GiveUpAfter, err))
 	default:
-		if b.failedAt.CompareAndSwap(0, time.Now().UnixNano()) {
+		// What was refused before another was stored is no news.
+		if at.UnixNano() > storedAt && b.failedAt.CompareAndSwap(0, time.Now().UnixNano()) {
 			b.options.Complain(err)
 		}
 		return nil
