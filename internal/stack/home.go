@@ -108,9 +108,15 @@ func (h *home) lockFor(ctx context.Context, server string) (*os.File, error) {
 // close gives the directory free, and removes it if it is temporary.
 func (h *home) close() error {
 	if h.durable {
-		return h.lock.Close()
+		return unlock(h.lock)
 	}
-	return errors.Join(removeTemp(h.path), h.lock.Close())
+	return errors.Join(removeTemp(h.path), unlock(h.lock))
+}
+
+// unlock ends a lock at once. To close the file would leave it locked for as long as a process that is just
+// being started, and does not run its program yet, has a copy of it.
+func unlock(f *os.File) error {
+	return errors.Join(syscall.Flock(int(f.Fd()), syscall.LOCK_UN), f.Close())
 }
 
 // removeTemp removes a temporary directory whose lock is held. It takes its

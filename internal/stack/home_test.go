@@ -4,7 +4,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -164,14 +163,9 @@ func writeFile(t *testing.T, path string) {
 	}
 }
 
-// closeFile closes a file that is locked. Its lock ends at once: a process that another test is just starting
-// has a copy of the file for a moment.
 func closeFile(t *testing.T, f *os.File) {
 	t.Helper()
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_UN); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Close(); err != nil {
+	if err := unlock(f); err != nil {
 		t.Fatal(err)
 	}
 }
