@@ -25,6 +25,13 @@ func (b *bench) park(reason, detail, subject string, header nats.Header, body st
 	if err != nil {
 		b.t.Fatal(err)
 	}
+	b.await("the letter to be seen, before anybody removes it", func() bool {
+		if len(b.dlq) == 0 {
+			return false
+		}
+		last, err := b.dlq[len(b.dlq)-1].Metadata()
+		return err == nil && last.Sequence.Stream >= ack.Sequence
+	})
 	return ack.Sequence
 }
 
