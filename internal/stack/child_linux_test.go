@@ -14,13 +14,14 @@ import (
 // thread of the caller, which may end at any time.
 func TestChildOutlivesTheThreadOfItsStart(t *testing.T) {
 	t.Parallel()
-	port, err := freePort()
-	if err != nil {
-		t.Fatal(err)
-	}
-	command := redisOn(t, port)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
 	var c *child
-	tid := onDyingThread(func() { c, err = startChild(command) })
+	var port int
+	var err error
+	tid := onDyingThread(func() {
+		c, port, err = onFreePort(ctx, func(port int) command { return redisOn(t, port) }, probeRedis)
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,8 +30,6 @@ func TestChildOutlivesTheThreadOfItsStart(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
 	for {
 		if _, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", tid)); os.IsNotExist(err) {
 			break
