@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -37,8 +38,14 @@ import (
 func TestLocksCommand(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
-	worker := s.startWorker()
+	// Postgres tells of the change also who listens, at some moment: to a booking that is being decided that is a conflict.
+	setUp := s.startWorker()
 	s.setInventory("shoes", holds.Asked{}, 1000)
+	if err := setUp.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-setUp.exited
+	worker := s.startWorker()
 	const bookings = 20
 	for i := range bookings {
 		s.answer(s.publish(events.BookingRequested, "shoes", book("shoes", fmt.Sprintf("user-%d", i), "k", holds.Asked{}, 600)))
