@@ -11,19 +11,24 @@ import (
 // holds knows neither NATS nor Postgres, locking and lua know no sibling's nouns, and only
 // the programs know everything.
 var allowedImports = map[string][]string{
-	"holdfast/cmd/worker":               {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/stack", "holdfast/internal/store"},
+	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/store"},
 	"holdfast/cmd/publisher":            {"holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack"},
+	"holdfast/internal/audit":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/lua"}, // nouns, subjects and how scripts are run: none of the rules that it checks
 	"holdfast/internal/bench":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack", "holdfast/internal/store"},
 	"holdfast/internal/events":          {"holdfast/internal/failpoint", "holdfast/internal/holds"},
+	"holdfast/internal/preflight":       {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/store"},
 	"holdfast/internal/store":           {"holdfast/internal/holds"},
 	"holdfast/internal/holds":           {"holdfast/internal/failpoint", "holdfast/internal/locking", "holdfast/internal/lua"},
 	"holdfast/internal/locking":         {"holdfast/internal/lua"},
 	"holdfast/internal/lua":             {},
 	"holdfast/internal/failpoint":       {},
-	"holdfast/docs":                     {}, // has tests only
+	"holdfast/internal/mutants":         {}, // has tests only
+	"holdfast/docs":                     {}, // has tests only, as deployments
+	"holdfast/deployments":              {},
 	"holdfast/internal/contract":        {}, // only tests use it
 	"holdfast/internal/stack":           {},
 	"holdfast/internal/stack/stacktest": {"holdfast/internal/stack"},
+	"holdfast/internal/torture":         {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack"}, // a test: nouns, servers and the checker
 }
 
 // foreignImports are modules that only the packages named may use.
@@ -33,16 +38,16 @@ var foreignImports = map[string][]string{
 	"golang.org/x/tools":             {"holdfast/internal/contract"},
 	"go.yaml.in/yaml":                {"holdfast/internal/contract"},
 	"github.com/prometheus":          {"holdfast/cmd/worker"},
-	"go.opentelemetry.io/otel":       {"holdfast/internal/locking", "holdfast/cmd/worker"},
+	"go.opentelemetry.io/otel":       {"holdfast/internal/audit", "holdfast/internal/locking", "holdfast/cmd/worker"},
 	"go.uber.org/fx":                 {"holdfast/cmd/worker"},
 	"github.com/alecthomas/kong":     {"holdfast/cmd/worker", "holdfast/cmd/publisher"},
 	"github.com/jotaen":              {"holdfast/cmd/publisher"},
 	"github.com/posener":             {"holdfast/cmd/publisher"},
-	"github.com/schollz/progressbar": {"holdfast/cmd/publisher"},
-	"github.com/jackc/pgx":           {"holdfast/internal/store", "holdfast/internal/stack", "holdfast/internal/events", "holdfast/internal/bench"}, // events reads error codes
-	"github.com/nats-io/nats.go":     {"holdfast/internal/events", "holdfast/internal/stack", "holdfast/cmd/worker", "holdfast/cmd/publisher", "holdfast/internal/bench"},
-	"github.com/nats-io/nats-server": {"holdfast/internal/stack"},
-	"github.com/redis/go-redis":      {"holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/events", "holdfast/cmd/worker", "holdfast/internal/bench"},
+	"github.com/schollz/progressbar": {"holdfast/cmd/publisher", "holdfast/cmd/worker"},
+	"github.com/jackc/pgx":           {"holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/store", "holdfast/internal/torture"}, // events reads error codes
+	"github.com/nats-io/nats.go":     {"holdfast/cmd/publisher", "holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
+	"github.com/nats-io/nats-server": {"holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
+	"github.com/redis/go-redis":      {"holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
 	"github.com/HdrHistogram":        {"holdfast/internal/bench"},
 	"gonum.org/v1/plot":              {"holdfast/internal/bench"},
 

@@ -77,8 +77,8 @@ func (a *Acquisition) TryLock(ctx context.Context, sets []Set) ([]*Lock, error) 
 	asked := slices.DeleteFunc(slices.Clone(locks), func(l *Lock) bool { return wakeups.lineUp(a, l) })
 	if err := a.locker.strategy.try(ctx, a, asked); err != nil {
 		a.failed = append(a.failed, asked...)
-		a.id = newID() // else End could take a later success for what this has left
-		wakeups.stepAside(a)
+		wakeups.stepAside(a) // others in line look at its id
+		a.id = newID()       // else End could take a later success for what this has left
 		a.locker.metrics.failed(asked)
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)

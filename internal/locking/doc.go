@@ -37,6 +37,7 @@
 //	<fence>                string  the last fencing token of the partition
 //	<scope>waiting         hash    acquisition -> "ticket deadline_ms" of who queues (fair only)
 //	<scope>queue:<name>    zset    acquisition -> ticket (fair only)
+//	<scope>gone:<id>       string  is there when an acquisition has left while an attempt may be on its way (fair only)
 //	<scope>released        channel the names that were released (sharded pub/sub)
 //
 // A lock counts until its until_ms, whether or not its field is still there. All of these but the fence

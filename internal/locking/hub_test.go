@@ -416,10 +416,12 @@ func TestMayNotPublish(t *testing.T) {
 func TestLinesUnderFire(t *testing.T) {
 	t.Parallel()
 	const waiters, rounds, scopes, names = 30, 25, 3, 4
+	own := stacktest.StartRedis(t).RedisURL // others would not like to be cut
 	for _, s := range []subject{ranges, fair} {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
 			k := newKeys(t, s)
+			k.client = newClient(t, own)
 			lockers := []*locking.Locker{k.locker(t, s, long), k.locker(t, s, long), k.locker(t, s, long)}
 			var all sync.WaitGroup
 			for i := range waiters {

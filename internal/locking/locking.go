@@ -38,9 +38,9 @@ type Lock struct {
 	// value longer; then only the owner can tell.)
 	Token string
 	// Fence is higher than that of every earlier lock of the partition, 0 for a strategy that
-	// has none. It stays so when Redis loses all its data, not when it comes back with older
-	// data than it had. Whoever writes elsewhere under the lock can have the write refused there when a
-	// higher one has been seen.
+	// has none. It stays so when Redis loses all its data; when it comes back with older data, its
+	// fences must be raised before it is used again (FenceBase.Next; package holds does so). Whoever
+	// writes elsewhere under the lock can have the write refused there when a higher one has been seen.
 	Fence int64
 
 	id      string // of its acquisition

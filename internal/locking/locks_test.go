@@ -188,7 +188,7 @@ func TestCrash(t *testing.T) {
 			t.Parallel()
 			k := newKeys(t, s)
 			ctx := t.Context()
-			const lease = 500 * time.Millisecond
+			const lease = 3 * time.Second
 			l := k.locker(t, s, lease)
 			lock := mustLock(t, l, k.set("a", "b"))
 			_ = try(t, l, "job-1", k.set("c"))

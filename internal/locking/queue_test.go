@@ -2,8 +2,13 @@ package locking_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/locking"
 	"holdfast/internal/stack/stacktest"
@@ -247,4 +252,68 @@ func TestWhoLeavesIsPassed(t *testing.T) {
 		t.Fatalf("nobody told who was behind: %v", r.err)
 	}
 	mustUnlock(t, l, r.lock, lock)
+}
+
+// holdsBack keeps the next pipeline from the server: who sent it hears that it was given up.
+type holdsBack struct {
+	redis.Hook
+	giveUp func()        // called instead of sending the next; nil = it is sent
+	late   []redis.Cmder // what was not sent
+}
+
+func (h *holdsBack) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, commands []redis.Cmder) error {
+		giveUp := h.giveUp
+		if giveUp == nil {
+			return next(ctx, commands)
+		}
+		h.giveUp = nil
+		for _, c := range commands {
+			h.late = append(h.late, redis.NewCmd(context.WithoutCancel(ctx), c.Args()...))
+			c.SetErr(context.Canceled)
+		}
+		giveUp()
+		return context.Canceled
+	}
+}
+
+func (*holdsBack) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (*holdsBack) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+// TestLateAttempt has an attempt reach Redis when its caller has given it up, and has left the queues: nobody
+// waits for one who has gone.
+func TestLateAttempt(t *testing.T) {
+	t.Parallel()
+	k := newKeys(t, fair)
+	l := k.locker(t, fair, long)
+	lock := mustLock(t, l, k.set("a"))
+
+	ctx, cancel := context.WithCancel(t.Context())
+	hook := &holdsBack{giveUp: cancel}
+	k.client = newClient(t, stacktest.Shared().RedisURL)
+	k.client.AddHook(hook)
+	gone, err := k.locker(t, fair, long).Begin("", long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := gone.TryLock(ctx, []locking.Set{k.set("a")}); !errors.Is(err, context.Canceled) {
+		t.Fatalf("an attempt that was given up: %v", err)
+	}
+	gone.End(t.Context())
+	if len(hook.late) != 1 {
+		t.Fatalf("%d commands were not sent", len(hook.late))
+	}
+	late := hook.late[0].(*redis.Cmd)
+	_ = k.client.Process(t.Context(), late) // it keeps its error
+	if reply, err := late.Result(); err != nil || !strings.Contains(fmt.Sprint(reply), "gone") {
+		t.Errorf("who came late was told %v %v", reply, err)
+	}
+	mustUnlock(t, l, lock)
+	mustUnlock(t, l, try(t, l, "", k.set("a")))
+	for _, key := range k.everything(t) {
+		if key != k.prefix+"fence" && k.client.PTTL(t.Context(), key).Val() <= 0 {
+			t.Errorf("%s stays for ever", key)
+		}
+	}
 }

@@ -33,6 +33,11 @@ var (
 // packMax is how many sets one run of a script locks.
 const packMax = 32
 
+// ScriptCommands are the commands that the scripts of a Range give, see holds.ScriptCommands.
+func ScriptCommands() []string {
+	return lua.Commands(prelude + lockSource + unlockSource + renewSource)
+}
+
 // Fencing tokens are counted by Redis, from a base that a sequence in Postgres gives each time
 // that Redis has lost its count: base n is n * fenceBlock, so a partition can count to
 // fenceBlock before it would meet the next base, and fenceBases of them fit in what Lua counts
@@ -45,6 +50,18 @@ const (
 // FenceBase returns a number that it has never returned before and that is higher than all of
 // those, at least 1. It is asked only when a partition's fence is gone.
 type FenceBase func(ctx context.Context) (int64, error)
+
+// Next returns what a fence counts from with a new base: it is higher than all tokens that there were.
+func (draw FenceBase) Next(ctx context.Context) (int64, error) {
+	base, err := draw(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("base of fencing tokens: %w", err)
+	}
+	if base < 1 || base >= fenceBases {
+		return 0, fmt.Errorf("base of fencing tokens: %d is not from 1 to %d", base, fenceBases-1)
+	}
+	return base * fenceBlock, nil
+}
 
 // RangeOptions are the options of a Range.
 type RangeOptions struct {
@@ -102,16 +119,13 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 		if len(again) == 0 {
 			break
 		}
-		base, err := r.options.FenceBase(ctx)
+		base, err := r.options.FenceBase.Next(ctx)
 		if err != nil {
-			return fmt.Errorf("base of fencing tokens: %w", err)
-		}
-		if base < 1 || base >= fenceBases {
-			return fmt.Errorf("base of fencing tokens: %d is not from 1 to %d", base, fenceBases-1)
+			return err
 		}
 		mark = newID()
 		for _, c := range again {
-			c.Args[6], c.Args[7], c.Args[8] = mark, base*fenceBlock, c.Reply[0]
+			c.Args[6], c.Args[7], c.Args[8] = mark, base, c.Reply[0]
 		}
 		lua.Run(ctx, r.client, again)
 	}
@@ -184,7 +198,7 @@ func (r *Range) renew(ctx context.Context, locks []*Lock) error {
 func (r *Range) unlock(ctx context.Context, locks []*Lock) error {
 	calls := make([]*lua.Call, len(locks))
 	for i, l := range locks {
-		calls[i] = &lua.Call{Script: unlockScript, Keys: []string{l.Set.locks()}, Args: l.Set.keysAfter(l.Fence, l.id, l.Set.Scope, "0")}
+		calls[i] = &lua.Call{Script: unlockScript, Keys: []string{l.Set.locks()}, Args: l.Set.keysAfter(l.Fence, l.id, l.Set.Scope, "0", "0")}
 	}
 	return r.each(ctx, "unlock", locks, calls)
 }
@@ -207,14 +221,22 @@ func (r *Range) each(ctx context.Context, verb string, locks []*Lock, calls []*l
 	return errors.Join(lostKeys(lost), err)
 }
 
+// goneFor is how long an attempt that nobody waits for any more may be on its way to Redis.
+const goneFor = time.Minute
+
 func (r *Range) leave(ctx context.Context, a *Acquisition) {
-	gone := a.failed
-	if r.options.Fair {
-		gone = append(gone, a.blocked...)
+	var calls []*lua.Call
+	leave := func(locks []*Lock, goneFor time.Duration) {
+		for _, l := range locks {
+			args := l.Set.keysAfter("", l.id, l.Set.Scope, "1", goneFor.Milliseconds())
+			calls = append(calls, &lua.Call{Script: unlockScript, Keys: []string{l.Set.locks()}, Args: args})
+		}
 	}
-	calls := make([]*lua.Call, len(gone))
-	for i, l := range gone {
-		calls[i] = &lua.Call{Script: unlockScript, Keys: []string{l.Set.locks()}, Args: l.Set.keysAfter("", l.id, l.Set.Scope, "1")}
+	if r.options.Fair {
+		leave(a.failed, goneFor)
+		leave(a.blocked, 0)
+	} else {
+		leave(a.failed, 0) // what comes late ends with its lease
 	}
 	lua.Run(ctx, r.client, calls) // what cannot be given back ends with its lease, or its wait
 }

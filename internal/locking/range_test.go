@@ -82,6 +82,11 @@ func TestFenceAfterLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	fence = next(l, fence)
+	lose()
+	if err := k.client.RPush(ctx, k.set().Fence, "overwritten").Err(); err != nil {
+		t.Fatal(err)
+	}
+	fence = next(l, fence)
 
 	lose()
 	drawn := make(chan struct{})

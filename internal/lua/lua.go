@@ -12,6 +12,8 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -24,6 +26,7 @@ import (
 type Script struct {
 	Name   string
 	Flags  string // of its shebang
+	reads  bool   // it has the flag no-writes
 	script *redis.Script
 	pack   int // calls in one run, 0 = it is not made to be packed
 }
@@ -34,7 +37,7 @@ func New(name, flags, source string) Script {
 	if flags != "" {
 		shebang += " flags=" + flags
 	}
-	return Script{Name: name, Flags: flags, script: redis.NewScript(shebang + "\n" + source)}
+	return Script{Name: name, Flags: flags, reads: strings.Contains(flags, "no-writes"), script: redis.NewScript(shebang + "\n" + source)}
 }
 
 //go:embed pack.lua
@@ -46,6 +49,17 @@ func NewPacked(name, flags string, pack int, source string) Script {
 	s := New(name, flags, source+"\n"+packSource)
 	s.pack = pack
 	return s
+}
+
+var commandIn = regexp.MustCompile(`redis\.p?call\('([A-Z]+)'`)
+
+// Commands returns the commands that a script gives, each once, by its source.
+func Commands(source string) (names []string) {
+	for _, found := range commandIn.FindAllStringSubmatch(source, -1) {
+		names = append(names, found[1])
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // Call is one run of a script, and then what came of it.
@@ -79,15 +93,31 @@ func Run(ctx context.Context, client redis.UniversalClient, calls []*Call) {
 	if len(calls) == 0 {
 		return
 	}
-	if unknown := pipeline(ctx, client, calls, (*redis.Script).EvalSha); len(unknown) > 0 {
-		pipeline(ctx, client, unknown, (*redis.Script).Eval)
+	if unknown := pipeline(ctx, client, calls, evalSha); len(unknown) > 0 {
+		pipeline(ctx, client, unknown, eval)
 	}
 }
 
-type evaluation func(s *redis.Script, ctx context.Context, c redis.Scripter, keys []string, args ...any) *redis.Cmd
+// evaluation is a way to run a script. One that has the flag no-writes is run so that a user who may
+// only read is let run it.
+type evaluation func(s Script, ctx context.Context, c redis.Scripter, keys []string, args ...any) *redis.Cmd
 
-func pipeline(ctx context.Context, client redis.UniversalClient, calls []*Call, eval evaluation) (unknown []*Call) {
-	_ = exec(ctx, client.Pipeline(), calls, eval) // each call has its own error
+func evalSha(s Script, ctx context.Context, c redis.Scripter, keys []string, args ...any) *redis.Cmd {
+	if s.reads {
+		return s.script.EvalShaRO(ctx, c, keys, args...)
+	}
+	return s.script.EvalSha(ctx, c, keys, args...)
+}
+
+func eval(s Script, ctx context.Context, c redis.Scripter, keys []string, args ...any) *redis.Cmd {
+	if s.reads {
+		return s.script.EvalRO(ctx, c, keys, args...)
+	}
+	return s.script.Eval(ctx, c, keys, args...)
+}
+
+func pipeline(ctx context.Context, client redis.UniversalClient, calls []*Call, run evaluation) (unknown []*Call) {
+	_ = exec(ctx, client.Pipeline(), calls, run) // each call has its own error
 	for _, c := range calls {
 		if c.unknown() {
 			unknown = append(unknown, c)
@@ -103,13 +133,13 @@ func exec(ctx context.Context, pipe redis.Pipeliner, calls []*Call, eval evaluat
 	commands := make([]*redis.Cmd, len(runs))
 	for i, run := range runs {
 		keys, args := run.arguments()
-		commands[i] = eval(run[0].Script.script, ctx, pipe, keys, args...)
+		commands[i] = eval(run[0].Script, ctx, pipe, keys, args...)
 	}
 	_, execErr := pipe.Exec(ctx)
 	for i, run := range runs {
 		values, err := commands[i].Slice()
-		if err == nil && values == nil {
-			err = execErr
+		if execErr != nil && commands[i].Err() == nil && commands[i].Val() == nil {
+			err = execErr // it was not even sent, for want of a connection
 		}
 		run.settle(values, err)
 	}
@@ -215,7 +245,11 @@ func (c *Call) unknown() bool { return c.Err != nil && redis.HasErrorPrefix(c.Er
 func (c *Call) settle(values []any, err error) {
 	c.Status, c.Reply, c.Err = "", nil, nil
 	if err != nil {
-		c.Err = fmt.Errorf("%s.lua: %w", c.Script.Name, err)
+		hint := ""
+		if redis.HasErrorPrefix(err, "The user executing the script can't") { // Redis 7.0 does not say what
+			hint = " (ACL LOG in Redis tells which command, key or channel its user is not allowed)"
+		}
+		c.Err = fmt.Errorf("%s.lua: %w%s", c.Script.Name, err, hint)
 		return
 	}
 	words := make([]string, len(values))
@@ -241,7 +275,7 @@ func (c *Call) settle(values []any, err error) {
 // those has changed, it reports that it was refused: nothing was done and every call has the
 // status conflict. So have calls whose script the server did not know; it does afterwards.
 func RunTransaction(ctx context.Context, conn *redis.Conn, calls []*Call, conflict string) (refused bool) {
-	refused = errors.Is(exec(ctx, conn.TxPipeline(), calls, (*redis.Script).EvalSha), redis.TxFailedErr)
+	refused = errors.Is(exec(ctx, conn.TxPipeline(), calls, evalSha), redis.TxFailedErr)
 	for _, c := range calls {
 		if refused || c.unknown() && c.Script.script.Load(ctx, conn).Err() == nil {
 			c.Status, c.Reply, c.Err = conflict, nil, nil

@@ -15,7 +15,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/lua"
-	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -75,21 +74,7 @@ func open(t *testing.T) book {
 // openAlone returns a book on a server that no other test uses.
 func openAlone(t *testing.T) book {
 	t.Helper()
-	return book{newClient(t, stacktest.RedisOptions(newServer(t))), ""}
-}
-
-func newServer(t *testing.T) (url string) {
-	t.Helper()
-	s, err := stack.Start(t.Context(), stack.Options{Redis: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return s.RedisURL
+	return book{newClient(t, stacktest.RedisOptions(stacktest.StartRedis(t).RedisURL)), ""}
 }
 
 func newClient(t *testing.T, o *redis.Options) *redis.Client {
@@ -691,7 +676,7 @@ func TestRefusals(t *testing.T) {
 	if _, err := pipe.Exec(ctx); err != nil {
 		t.Fatal(err)
 	}
-	configure("key-load-delay", "1000") // µs
+	configure("key-load-delay", "50000") // µs
 	configure("loading-process-events-interval-bytes", "1024")
 	host, port, _ := strings.Cut(master.Options().Addr, ":")
 	if err := b.Do(ctx, "replicaof", host, port).Err(); err != nil {

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
@@ -27,10 +27,12 @@ type command struct {
 	name  string // for messages
 	path  string
 	args  []string
+	env   []string       // besides childEnv
 	user  *account       // nil: this process' own
 	stop  syscall.Signal // asks for a graceful end
 	death syscall.Signal // sent by the kernel when this process dies (Linux)
 	lock  *os.File       // inherited, held as long as the server or a process of its own lives
+	tee   io.Writer      // has all that it says; nil = only its end is kept
 }
 
 // child is a running server process. A nil child has pid 0 and stops at once.
@@ -52,8 +54,12 @@ func startChild(c command) (*child, error) {
 	ch := &child{command: c, log: &tail{}, exited: make(chan struct{})}
 	cmd := exec.Command(c.path, c.args...)
 	cmd.Dir = "/" // the user of the child may not be able to enter ours
-	cmd.Env = childEnv()
+	cmd.Env = append(childEnv(), c.env...)
 	cmd.Stdout, cmd.Stderr = ch.log, ch.log
+	if c.tee != nil {
+		both := io.MultiWriter(ch.log, c.tee)
+		cmd.Stdout, cmd.Stderr = both, both
+	}
 	cmd.WaitDelay = time.Second // for a grandchild that keeps the log open
 	cmd.SysProcAttr = childAttr(c.user, c.death)
 	if c.lock != nil {
@@ -170,17 +176,4 @@ func onFreePort(ctx context.Context, make func(port int) command, probe func(ctx
 			return nil, 0, err
 		}
 	}
-}
-
-// freePort asks the kernel for a TCP port that nobody uses at this moment.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
-	}
-	port := l.Addr().(*net.TCPAddr).Port
-	if err := l.Close(); err != nil {
-		return 0, fmt.Errorf("find a free port: %w", err)
-	}
-	return port, nil
 }

@@ -100,10 +100,10 @@ func startParent(t *testing.T, env ...string) (*exec.Cmd, parentStack) {
 	return cmd, told
 }
 
-// await polls until done, for at most 30 s.
+// await polls until done, for at most two minutes.
 func await(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	poll := time.NewTicker(5 * time.Millisecond)
 	defer poll.Stop()

@@ -14,8 +14,8 @@ import (
 
 // startPostgres starts postgres with its data in the directory postgres of h,
 // which it makes when there is none, and returns it with its URL. As root it
-// runs as another user. One that is not durable never syncs.
-func startPostgres(ctx context.Context, h *home, bin postgresBin, progress func(string)) (*child, string, error) {
+// runs as another user. One that is not durable never syncs. more settings win over the usual ones.
+func startPostgres(ctx context.Context, h *home, bin postgresBin, progress func(string), more ...string) (*child, string, error) {
 	data := filepath.Join(h.path, "postgres")
 	who, err := postgresAccount(data)
 	if err != nil {
@@ -44,7 +44,7 @@ func startPostgres(ctx context.Context, h *home, bin postgresBin, progress func(
 	}
 	make := func(port int) command {
 		return command{
-			name: "postgres", path: bin.postgres, args: postgresArgs(data, h.durable, port), lock: lock, user: who,
+			name: "postgres", path: bin.postgres, args: postgresArgs(data, h.durable, port, more...), lock: lock, user: who,
 			stop:  syscall.SIGINT,  // "fast": ends sessions, writes a checkpoint
 			death: syscall.SIGQUIT, // "immediate": at once, its own children too
 		}
@@ -61,7 +61,7 @@ func postgresURL(port int) string {
 	return fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", port)
 }
 
-func postgresArgs(data string, durable bool, port int) []string {
+func postgresArgs(data string, durable bool, port int, more ...string) []string {
 	args := []string{"-D", data, "-p", strconv.Itoa(port)}
 	settings := []string{
 		"listen_addresses=127.0.0.1",
@@ -77,7 +77,7 @@ func postgresArgs(data string, durable bool, port int) []string {
 	if !durable {
 		settings = append(settings, "fsync=off", "synchronous_commit=off", "full_page_writes=off")
 	}
-	for _, s := range settings {
+	for _, s := range append(settings, more...) {
 		args = append(args, "-c", s)
 	}
 	return args

@@ -1,6 +1,7 @@
 package stack
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,9 +13,7 @@ import (
 const (
 	// readyWithin bounds how long one server may take until it answers.
 	readyWithin = 30 * time.Second
-	// stopWithin bounds a graceful stop; then the server is killed. NATS
-	// stops first, then Redis and Postgres together, so Close takes at most
-	// a little more than twice as long, within the 10 s that a worker has.
+	// stopWithin is the StopWithin of who does not give one: within the 10 s that a worker has.
 	stopWithin = 4 * time.Second
 )
 
@@ -32,6 +31,10 @@ type Options struct {
 	// Install says whether missing programs may be installed.
 	Install InstallPolicy
 
+	// StopWithin bounds the graceful stop of each server; then it is killed. NATS stops first, then Redis and
+	// Postgres together, so Close takes at most a little more than twice as long. 0 means 4 s.
+	StopWithin time.Duration
+
 	// Progress is told, one line at a time and never concurrently, what
 	// takes long: an installation, the first initdb. May be nil.
 	Progress func(line string)
@@ -43,10 +46,11 @@ type Stack struct {
 	// empty for those that were not asked for.
 	NATSURL, RedisURL, PostgresURL string
 
-	home     *home
-	nats     *natsServer
-	redis    *child
-	postgres *child
+	home       *home
+	stopWithin time.Duration
+	nats       *natsServer
+	redis      *child
+	postgres   *child
 
 	closing  chan struct{}
 	failed   chan error
@@ -69,9 +73,10 @@ type Stack struct {
 func Start(ctx context.Context, o Options) (*Stack, error) {
 	o.Progress = serial(o.Progress)
 	s := &Stack{
-		closing:   make(chan struct{}),
-		failed:    make(chan error, 1),
-		endpoints: map[string]string{},
+		stopWithin: cmp.Or(o.StopWithin, stopWithin),
+		closing:    make(chan struct{}),
+		failed:     make(chan error, 1),
+		endpoints:  map[string]string{},
 	}
 	if !o.NATS && !o.Redis && !o.Postgres {
 		return s, nil
@@ -179,7 +184,7 @@ func (s *Stack) RedisPID() int { return s.redis.pid() }
 func (s *Stack) PostgresPID() int { return s.postgres.pid() }
 
 // Close stops the servers (NATS first, then Redis and Postgres together),
-// kills those that do not stop within 4 s, removes the endpoints files that
+// kills those that do not stop in time, removes the endpoints files that
 // it wrote and the temporary directory. Later calls return what the first did.
 func (s *Stack) Close() error {
 	s.closeOnce.Do(func() { s.closeErr = s.close() })
@@ -191,11 +196,11 @@ func (s *Stack) close() error {
 	endpointsErr := s.removeEndpoints()
 	var natsErr, redisErr, postgresErr, homeErr error
 	if s.nats != nil {
-		natsErr = s.nats.stop(stopWithin)
+		natsErr = s.nats.stop(s.stopWithin)
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { redisErr = s.redis.stop(stopWithin) })
-	wg.Go(func() { postgresErr = s.postgres.stop(stopWithin) })
+	wg.Go(func() { redisErr = s.redis.stop(s.stopWithin) })
+	wg.Go(func() { postgresErr = s.postgres.stop(s.stopWithin) })
 	wg.Wait()
 	stopErr := errors.Join(natsErr, redisErr, postgresErr)
 	if stopErr == nil {

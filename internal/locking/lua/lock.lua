@@ -16,6 +16,7 @@
 --         blocked n lease_ms     the n-th key belongs to another owner, for so long at most
 --         behind n wait_ms id    the n-th key is free, but the acquisition id has waited longer for it,
 --                                and will wait for so long at most
+--         gone           the acquisition has left, and this attempt comes after it
 --         no_fence mark          Redis has lost the fence, or never had one, and it is marked: draw a
 --                                base above every fence there ever was, and call again with both. If
 --                                the fence was lost once more since, the base is too old and the mark gone.
@@ -27,7 +28,13 @@ local function run(KEYS, ARGV)
   local owner, id, lease, scope, wait = ARGV[1], ARGV[2], ARGV[3] + 0, ARGV[4], tonumber(ARGV[5])
   local keys = {unpack(ARGV, FIXED_ARGS + 1)}
   local n, now = #keys, clock()
-  local fields = redis.call('HMGET', LOCKS, unpack(keys))
+  if wait and redis.call('EXISTS', gone(scope, id)) == 1 then return {'gone'} end
+  local fields = redis.pcall('HMGET', LOCKS, unpack(keys))
+  if fields.err then
+    if string.sub(fields.err, 1, 9) ~= 'WRONGTYPE' then error(fields) end
+    redis.call('DEL', LOCKS) -- what is no hash locks nothing, and is overwritten
+    fields = {}
+  end
 
   local blocked, blocked_ms, reentrant
   for i = 1, n do
@@ -102,7 +109,8 @@ local function run(KEYS, ARGV)
 
   local fence = redis.pcall('INCR', FENCE)
   if type(fence) == 'table' or fence < ARGV[6] + 0 then
-    local mark = string.match(redis.call('GET', FENCE), '^lost (%w+)$')
+    local found = redis.pcall('GET', FENCE)
+    local mark = type(found) == 'string' and string.match(found, '^lost (%w+)$') -- what is no string is overwritten too
     if not mark or mark ~= ARGV[9] then
       if not mark then
         mark = ARGV[7]

@@ -17,6 +17,10 @@ end
 
 local ANY = '%d+'
 
+-- Returns the key that says that an acquisition has left: an attempt of its that nobody waited for
+-- may come later than that, by another connection. It would queue for nobody.
+local function gone(scope, id) return scope .. 'gone:' .. id end
+
 -- Takes an acquisition off the list of those who wait. Returns whether it was on it. Its places in
 -- the queues count for nothing then.
 local function leave(scope, id)

@@ -6,13 +6,17 @@
 --       2 id of the acquisition
 --       3 scope  what was freed is told on the channel <scope>released; see lock.lua for the others
 --       4 leave  "1" = it may have queued: leave the queues too
+--       5 gone_ms  how long to refuse attempts of the acquisition that are still on their way, "0" =
+--         there are none; see lock.lua
 --       then the keys that were locked
 -- Returns ok n ...  the numbers of the keys that were not the acquisition's any more
 
 local function run(KEYS, ARGV)
   local LOCKS = KEYS[1]
   local fence, id, scope = ARGV[1] ~= '' and ARGV[1] or ANY, ARGV[2], ARGV[3]
-  local keys = {unpack(ARGV, 5)}
+  local keys = {unpack(ARGV, 6)}
+
+  if ARGV[5] ~= '0' then redis.call('SET', gone(scope, id), '', 'PX', ARGV[5]) end
 
   local freed, over, reply = {}, {}, {'ok'}
   for i, field in ipairs(redis.call('HMGET', LOCKS, unpack(keys))) do

@@ -1,12 +1,13 @@
 package stacktest
 
 import (
+	"context"
 	"testing"
 	"time"
 )
 
-// The pace and the bound of Eventually. The bound is generous: a test that waits in vain fails
-// by it, one that does not never notices it.
+// The pace and the bound of Eventually, and of what a Patience is for. The bound is generous: a test that waits
+// in vain fails by it, one that does not never notices it.
 const (
 	askEvery  = 5 * time.Millisecond
 	waitBound = 2 * time.Minute
@@ -27,4 +28,12 @@ func Eventually(t testing.TB, what string, so func() bool) {
 			t.Fatalf("waited in vain for %s", what)
 		}
 	}
+}
+
+// Patience returns a context for a call that returns when something has come, like the answer to an event. It is
+// over when a test has waited in vain.
+func Patience(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), waitBound)
+	t.Cleanup(cancel)
+	return ctx
 }

@@ -14,13 +14,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 
 	"holdfast/internal/stack"
 )
 
-// startWithin bounds the start with everything that may have to be installed.
-const startWithin = 15 * time.Minute
+const (
+	startWithin = 15 * time.Minute // with everything that may have to be installed
+	leakBound   = 20 * time.Second
+)
 
 var (
 	shared     *stack.Stack
@@ -59,12 +63,12 @@ func run(tests func() int) int {
 		code = max(code, 1)
 	default:
 	}
-	if err := errors.Join(s.Close(), closeLockServers()); err != nil {
+	if err := errors.Join(removeStreams(s), s.Close(), closeLockServers()); err != nil {
 		complain(err)
 		code = max(code, 1)
 	}
 	if code == 0 {
-		if err := goleak.Find(); err != nil {
+		if err := Leaks(); err != nil {
 			complain(fmt.Errorf("goroutines left behind by the tests: %w", err))
 			code = 1
 		}
@@ -72,11 +76,43 @@ func run(tests func() int) int {
 	return code
 }
 
+// Leaks tells of goroutines that are left behind. What is about to end may take longer than goleak waits for it.
+func Leaks() (err error) {
+	for bound := time.Now().Add(leakBound); time.Now().Before(bound); {
+		if err = goleak.Find(); err == nil {
+			break
+		}
+	}
+	return err
+}
+
+// removeStreams removes what the tests have left in NATS: with hundreds of streams it takes seconds to stop.
+func removeStreams(s *stack.Stack) error {
+	ctx, cancel := context.WithTimeout(context.Background(), startWithin)
+	defer cancel()
+	nc, err := nats.Connect(s.NATSURL)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	names := js.StreamNames(ctx)
+	for name := range names.Name() {
+		if err := js.DeleteStream(ctx, name); err != nil {
+			return fmt.Errorf("remove the stream %s: %w", name, err)
+		}
+	}
+	return names.Err()
+}
+
 func start() (*stack.Stack, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startWithin)
 	defer cancel()
 	o := stack.Options{
-		NATS: true, Redis: true, Postgres: true,
+		NATS: true, Redis: true, Postgres: true, StopWithin: waitBound,
 		Progress: func(line string) { fmt.Fprintln(os.Stderr, "stacktest:", line) },
 	}
 	if os.Getenv("HOLDFAST_INSTALL") == "never" {
@@ -106,6 +142,21 @@ func Shared() *stack.Stack {
 var lockServers struct {
 	sync.Mutex
 	started []*stack.Stack
+}
+
+// GuardedLockServers starts n independent Redis servers with the users of the file under
+// deployments, and returns their URLs as a worker knows them.
+func GuardedLockServers(t testing.TB, n int) []string {
+	t.Helper()
+	urls := make([]string, n)
+	for i := range urls {
+		s := StartRedis(t)
+		if err := guardRedis(t.Context(), s.RedisURL); err != nil {
+			t.Fatalf("lock server: %v", err)
+		}
+		urls[i] = withUser(s.RedisURL, "holdfast_worker", passwords()["worker"])
+	}
+	return urls
 }
 
 // LockServers returns the URLs of n independent Redis servers besides the shared one, the same

@@ -1,0 +1,42 @@
+package stack
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strconv"
+)
+
+// freePort asks the kernel for a TCP port that nobody uses at this moment.
+func freePort() (int, error) { return tryPort(0) }
+
+// tryPort returns a TCP port of 127.0.0.1 if it is free, one that is free for 0.
+func tryPort(port int) (int, error) {
+	l, err := net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	if err != nil {
+		return 0, fmt.Errorf("find a free port: %w", err)
+	}
+	port = l.Addr().(*net.TCPAddr).Port
+	if err := l.Close(); err != nil {
+		return 0, fmt.Errorf("find a free port: %w", err)
+	}
+	return port, nil
+}
+
+// QuietPorts returns free TCP ports of 127.0.0.1 that the kernel gives to nobody by itself: for servers that must be
+// found again where they were, and those that cannot be started on another port when somebody else was faster.
+func QuietPorts(number int) (ports []int, err error) {
+	const first, last, attempts = 20000, 30000, 1000
+	for range attempts {
+		if len(ports) == number {
+			return ports, nil
+		}
+		port, err := tryPort(first + rand.IntN(last-first))
+		if err == nil && !slices.Contains(ports, port) {
+			ports = append(ports, port)
+		}
+	}
+	return nil, errors.New("no free ports")
+}
