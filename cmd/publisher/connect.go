@@ -80,7 +80,10 @@ func (p *program) connect() (client *events.Client, disconnect func(), err error
 		fmt.Fprintf(p.err, "publisher: %s\n", printable(fmt.Sprintf(format, args...)))
 	}
 	nc, err := events.Connect(url, "holdfast publisher "+p.Namespace, logf, nats.Timeout(p.Timeout))
-	if err != nil {
+	switch {
+	case errors.Is(err, events.ErrURL):
+		return nil, nil, misused("--nats-url: %v", err)
+	case err != nil:
 		return nil, nil, fmt.Errorf("%w (is there one? `go run ./cmd/worker dev` starts one)", err)
 	}
 	client, err = events.NewClient(nc, p.subjects())

@@ -51,10 +51,11 @@ func (v *dlqRuns) Run(ctx context.Context, p *program) error {
 	}
 	out := p.newList([]string{"run", "verb", "state", "letters", "ended", "when", "who", "note"},
 		[]string{"run", "verb", "state", "letters", "ended", "started", "recorded", "who", "which", "results", "note"})
-	for run, err := range client.Runs(ctx) {
-		if err != nil {
-			return p.explained(err)
-		}
+	runs, err := client.Runs(ctx)
+	if err != nil {
+		return p.explained(err)
+	}
+	for _, run := range runs {
 		letters, ended := strconv.Itoa(run.Letters), strconv.Itoa(run.Ended())
 		switch {
 		case out.isJSON():

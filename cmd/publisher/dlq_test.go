@@ -31,10 +31,15 @@ type morgue struct {
 	js   jetstream.JetStream
 	args []string // of a worker there
 	http string   // the operations address of the worker that was started
+
+	guarded *stacktest.Guarded // its own servers, nil = those of all
 }
 
 func newMorgue(t testing.TB) *morgue {
 	t.Helper()
+	if stacktest.Least() {
+		return newGuardedMorgue(t)
+	}
 	found, err := stack.ReadEndpoints(endpointsPath)
 	if err != nil {
 		t.Fatal(err)
@@ -44,14 +49,39 @@ func newMorgue(t testing.TB) *morgue {
 	if out, err := exec.Command(workerBinary, append([]string{"migrate"}, m.args...)...).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if m.nc, err = events.Connect(found[nameNATSURL], t.Name(), t.Logf); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(m.nc.Close)
-	if m.js, err = jetstream.New(m.nc); err != nil {
-		t.Fatal(err)
-	}
+	m.connect(found[nameNATSURL])
 	return m
+}
+
+// newGuardedMorgue returns a morgue on servers of its own, whose users are those of deployments.
+func newGuardedMorgue(t testing.TB) *morgue {
+	t.Helper()
+	m := &morgue{t: t, ns: stacktest.GuardedNamespace, guarded: stacktest.NewGuarded(t)}
+	if err := migrateGuarded(t.Context(), m.guarded); err != nil {
+		t.Fatal(err)
+	}
+	m.args = append(workerFlags(m.guarded, "worker"), "--no-migrate")
+	url, _, _ := m.guarded.URLs("admin")
+	m.connect(url)
+	return m
+}
+
+// connect connects as somebody who may do everything.
+func (m *morgue) connect(url string) {
+	m.t.Helper()
+	var err error
+	if m.nc, err = events.Connect(url, m.t.Name(), m.t.Logf); err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(m.nc.Close)
+	if m.js, err = jetstream.New(m.nc); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// command are the arguments of the program in the namespace.
+func (m *morgue) command(args []string) []string {
+	return asItsUser(m.guarded, append([]string{"--namespace", string(m.ns)}, args...))
 }
 
 // startWorker runs a worker in the namespace until the test ends.
@@ -97,7 +127,7 @@ func (m *morgue) startWorker() {
 // run runs the program in the namespace.
 func (m *morgue) run(args ...string) result {
 	m.t.Helper()
-	return publisher(m.t, append([]string{"--namespace", string(m.ns)}, args...)...)
+	return publisher(m.t, m.command(args)...)
 }
 
 // send stores an event as some publisher does.

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"maps"
-	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -36,7 +35,7 @@ func (p *program) explain(m *nats.Msg) error {
 func (p *program) natsCommand(m *nats.Msg) []string {
 	words := []string{"nats", "pub", shellQuote(m.Subject)}
 	if server, err := p.natsURL(); err == nil {
-		if where, err := url.Parse(server); err == nil && where.User == nil {
+		if !strings.Contains(server, "@") { // in none of several
 			words = append(words, "--server", shellQuote(server))
 		}
 	}

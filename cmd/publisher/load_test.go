@@ -391,7 +391,7 @@ func TestLoadExitCodes(t *testing.T) {
 	publisher(t, "load", "-f", refused, "--wait").want(t, exitRejected, "sold_out")
 	publisher(t, "load", "-f", refused).want(t, exitOK)
 	migrated(t, quiet)
-	publisher(t, "load", "-f", good, "--wait", "--timeout", "200ms", "--namespace", quiet).want(t, exitNoAnswer, "namespace "+quiet)
+	publisher(t, "load", "-f", good, "--wait", "--timeout", "5s", "--namespace", quiet).want(t, exitNoAnswer, "namespace "+quiet)
 	publisher(t, "load", "-f", good, "--namespace", "nobody").want(t, exitFailed, "worker migrate")
 	publisher(t, "load", "-f", good, "--nats-url", "nats://127.0.0.1:1", "--timeout", "1s").want(t, exitFailed, "connect to nats")
 	for line, text := range map[string]string{

@@ -72,7 +72,7 @@ func (m *morgue) fill(number int) mixed {
 // program starts this program as a process of its own in the namespace.
 func (m *morgue) program(env string, args ...string) (cmd *exec.Cmd, wait func() (out string, err error)) {
 	m.t.Helper()
-	cmd = exec.Command(publisherBinary, append([]string{"--namespace", string(m.ns)}, args...)...)
+	cmd = exec.Command(publisherBinary, m.command(args)...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.Env = append(cmd.Environ(), env)
@@ -325,7 +325,7 @@ func TestReplayWithoutWorker(t *testing.T) {
 	t.Parallel()
 	m := newMorgue(t)
 	m.park(events.ReasonPoison, "", m.ns.In(events.BookingRequested, "loft"), booking("loft", "ann"))
-	m.run("dlq", "replay", "1", "--yes", "--timeout", "200ms", "-o", "json").want(t, exitNoAnswer, `"result":"no_answer"`, "Does a worker run?")
+	m.run("dlq", "replay", "1", "--yes", "--timeout", "5s", "-o", "json").want(t, exitNoAnswer, `"result":"no_answer"`, "Does a worker run?")
 	if m.letterCount() != 0 {
 		t.Error("the event is stored, and the letter is there")
 	}

@@ -77,7 +77,7 @@ func (m *morgue) at(env []string, answers [][2]string, args ...string) (code int
 	term := newTerminal(m.t)
 	bounded, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(bounded, publisherBinary, append([]string{"--namespace", string(m.ns)}, args...)...)
+	cmd := exec.CommandContext(bounded, publisherBinary, m.command(args)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = term.far, term.far, term.far
 	cmd.Env = append(os.Environ(), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true} // Ctrl-C reaches it

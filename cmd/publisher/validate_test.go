@@ -128,7 +128,7 @@ func TestValidateIsTheWorkersWord(t *testing.T) {
 		}
 		c.message.Subject = subject
 		c.message.Header.Del(jetstream.MsgIDHeader) // many have the same
-		answer, err := client.Ask(t.Context(), c.message)
+		answer, err := client.Ask(stacktest.Patience(t), c.message)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,6 +14,7 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
 )
 
 // outcome reads an outcome that was printed with -o json.
@@ -118,7 +119,7 @@ func TestNoAnswer(t *testing.T) {
 	if out, err := migrate.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	publisher(t, words("request --resource-id loft --user-id ana --namespace idle --wait --timeout 200ms")...).want(t, exitNoAnswer, "is stored")
+	publisher(t, words("request --resource-id loft --user-id ana --namespace idle --wait --timeout 5s")...).want(t, exitNoAnswer, "is stored")
 }
 
 // TestDeadLettered delivers what this program does not let anybody publish.
@@ -181,7 +182,7 @@ func TestWatch(t *testing.T) {
 				}
 				bad := nats.NewMsg("holdfast.in.booking.requested.loft")
 				bad.Data = []byte("\x1b[2J no JSON")
-				if _, err := client.Ask(t.Context(), bad); err != nil {
+				if _, err := client.Ask(stacktest.Patience(t), bad); err != nil {
 					t.Error(err)
 				}
 				disconnect()

@@ -11,6 +11,7 @@ import (
 	"holdfast/internal/contract"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 // exampleHold is the hold that the examples of docs/asyncapi.yaml mean.
@@ -73,7 +74,7 @@ func (s *system) play(event string, example contract.Example, answer string) {
 		m.Header.Set(name, value)
 	}
 	m.Data = []byte(text)
-	got, err := s.client.Ask(s.t.Context(), m)
+	got, err := s.client.Ask(stacktest.Patience(s.t), m)
 	if err != nil {
 		s.t.Fatalf("%s: example %s: %v", event, example.Name, err)
 	}

@@ -172,7 +172,7 @@ func (s *system) checkLeft(inputs []contract.Input, held, reserved int) {
 		switch {
 		case resource == "good" && strings.HasPrefix(key, fmt.Sprintf("%s:{%d}:", s.namespace, good)):
 		case ofResource && (name == "rev" || strings.HasPrefix(name, "request:")): // an answer is remembered
-		case !ofResource && (rest == "epoch" || rest == "fence" || rest == "agenda"):
+		case !ofResource && (rest == "epoch" || rest == "fence" || rest == "agenda" || rest == "format"):
 		case ofResource && name == "waited_for" && s.redis.PTTL(s.t.Context(), key).Val() > 0: // ends by itself
 		default:
 			s.t.Errorf("left in Redis: %s", key)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"holdfast/internal/events"
 	"holdfast/internal/holds"
 )
 
@@ -134,6 +135,11 @@ func (c *Config) missingLockURLs() error {
 			"HOLDFAST_LOCK_REDIS_URLS, or start them too: worker run --embedded, or worker dev", lockServersMin)
 	}
 	return nil
+}
+
+// reach is how far back an outcome can matter.
+func (c *Config) reach() events.Reach {
+	return events.Reach{Life: c.HoldLifetimeMax, Memory: c.RequestKeyTTL}
 }
 
 // policy is the part of the configuration that package holds decides by.

@@ -41,7 +41,7 @@ var contractRows = []contractRow{
 	{"booking.requested", "{~request_key~:~3~,~user_id~:~ben~," + ask + "~slots~:[~A~,~C~]}", "hold.rejected sold_out", ""},
 	{"booking.requested", "{~request_key~:~4~,~user_id~:~ben~," + ask + "~slots~:[~Z~]}", "hold.rejected unknown_resource", ""},
 	{"booking.requested", "{~request_key~:~5~,~user_id~:~ana~," + ask + "~slots~:[~C~]}", "hold.created", "H2"},
-	{"booking.requested", "{~request_key~:~6~,~user_id~:~ana~," + ask + "~slots~:[~D~],~ttl_seconds~:1}", "hold.created", "H3"},
+	{"booking.requested", "{~request_key~:~6~,~user_id~:~ana~," + ask + "~slots~:[~D~],~ttl_seconds~:5}", "hold.created", "H3"},
 	{"booking.requested", "{~request_key~:~7~,~user_id~:~ana~," + ask + "~slots~:[~E~]}", "hold.rejected hold_limit", ""},
 	{"", "", "hold.expired", "H3"},
 

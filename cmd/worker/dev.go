@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"holdfast/internal/events"
 )
 
 // devCommand is `worker dev`.
@@ -77,7 +79,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 		if isNew {
 			whose = "started for you, keeps nothing"
 		}
-		fmt.Fprintf(std.out, "  %-9s %-60s %s\n", name, redacted(url), whose)
+		fmt.Fprintf(std.out, "  %-9s %-60s %s\n", name, events.RedactedURL(url), whose)
 	}
 	tell("NATS", config.NATSURL, started.main.NATSURL != "")
 	tell("Redis", config.RedisURL, started.main.RedisURL != "")
@@ -85,7 +87,8 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	for _, url := range config.LockRedisURLs {
 		tell("locks", url, len(started.locks) > 0)
 	}
-	fmt.Fprintf(std.out, "  %-9s http://%s\n\n", "worker", config.HTTPAddr)
+	fmt.Fprintf(std.out, "  %-9s http://%s\n", "worker", config.HTTPAddr)
+	fmt.Fprintln(std.out)
 
 	err = playStory(ctx, config, std.out)
 	if ctx.Err() != nil {

@@ -24,17 +24,15 @@ import (
 // The time that a stop may take, the promised 10 s with something to spare.
 const stopWithin = 9 * time.Second
 
-// epoch is what the scripts expect to find in Redis.
-type epoch string
-
 // graph is the worker: everything it is made of, and one Invoke for each of its loops.
-func graph(c Config, e epoch, listener net.Listener, log zerolog.Logger) *fx.App {
+func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 	return fx.New(
 		fx.NopLogger,
 		fx.StartTimeout(30*time.Second), fx.StopTimeout(stopWithin),
-		fx.Supply(c, e, log),
+		fx.Supply(c, log),
 		fx.Provide(
-			provideRedis, provideNATS, newJetStream, provideStore, provideMetrics,
+			holds.NewTenure, holds.NewGuard, provideKeeper,
+			provideRedis, provideNATS, events.NewJetStream, provideStore, provideMetrics,
 			func(c *redis.Client) redis.UniversalClient { return c },
 			func(c Config) events.Subjects { return events.Subjects(c.Namespace) },
 			func(s *store.Store) holds.Inventory { return s },
@@ -43,6 +41,7 @@ func graph(c Config, e epoch, listener net.Listener, log zerolog.Logger) *fx.App
 			provideQueries, newServer, newLoops,
 		),
 		fx.Invoke(
+			func(l *loops, k *holds.Keeper) { l.run("keeper", k.Run) },
 			func(l *loops, cs []*events.Consumer) {
 				for i, consumer := range cs {
 					l.run(consumerNames[i], consumer.Run)
@@ -62,12 +61,34 @@ func graph(c Config, e epoch, listener net.Listener, log zerolog.Logger) *fx.App
 	)
 }
 
-func provideRedis(lc fx.Lifecycle, c Config) (*redis.Client, error) {
-	client, err := newRedis(c)
-	if err == nil {
-		lc.Append(fx.StopHook(client.Close))
+func provideRedis(lc fx.Lifecycle, c Config, g *holds.Guard) (*redis.Client, error) {
+	options, err := c.redisOptions("--redis-url", c.RedisURL)
+	if err != nil {
+		return nil, err
 	}
-	return client, err
+	g.Watch(options)
+	client := redis.NewClient(options)
+	lc.Append(fx.StopHook(client.Close))
+	return client, nil
+}
+
+// provideKeeper returns the Keeper, with connections of its own: whether Redis can be relied on must
+// be known while all others are busy. It looks once before anything is decided.
+func provideKeeper(lc fx.Lifecycle, c Config, t *holds.Tenure, g *holds.Guard, js jetstream.JetStream, ns events.Subjects, log zerolog.Logger) (*holds.Keeper, error) {
+	db, err := newStore(context.Background(), c)
+	if err != nil {
+		return nil, err
+	}
+	k, err := newKeeper(c, t, g, db, js, ns, log)
+	if err != nil {
+		return nil, err
+	}
+	lc.Append(fx.StartStopHook(func(ctx context.Context) {
+		if _, err := k.Check(ctx); err != nil {
+			log.Error().Err(err).Msg("the first look at redis failed, will be repeated")
+		}
+	}, db.Close))
+	return k, nil
 }
 
 func provideNATS(lc fx.Lifecycle, s fx.Shutdowner, c Config, log zerolog.Logger) (*nats.Conn, error) {
@@ -81,7 +102,7 @@ func provideNATS(lc fx.Lifecycle, s fx.Shutdowner, c Config, log zerolog.Logger)
 }
 
 func provideStore(lc fx.Lifecycle, c Config) (*store.Store, error) {
-	s, err := store.Open(context.Background(), c.PostgresURL, c.Namespace)
+	s, err := newStore(context.Background(), c)
 	if err == nil {
 		lc.Append(fx.StopHook(s.Close))
 	}
@@ -114,12 +135,12 @@ func provideLocker(lc fx.Lifecycle, c Config, client *redis.Client, db *store.St
 	return l, nil
 }
 
-func provideService(c Config, e epoch, client redis.UniversalClient, l *locking.Locker, i holds.Inventory) *holds.Service {
-	return holds.NewService(c.Namespace, client, l, i, string(e), c.policy())
+func provideService(c Config, t *holds.Tenure, client redis.UniversalClient, l *locking.Locker, i holds.Inventory) *holds.Service {
+	return holds.NewService(c.Namespace, client, l, i, t, c.policy())
 }
 
 func provideExpirer(c Config, s *holds.Service, nc *nats.Conn, ns events.Subjects, log zerolog.Logger) (*holds.Expirer, error) {
-	own, err := newJetStream(nc) // see NewAnnouncer
+	own, err := events.NewJetStream(nc) // see NewAnnouncer
 	if err != nil {
 		return nil, err
 	}

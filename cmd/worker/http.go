@@ -32,7 +32,7 @@ const (
 type server struct {
 	listener  net.Listener
 	namespace string
-	epoch     epoch
+	tenure    *holds.Tenure
 	service   *holds.Service
 	redis     redis.UniversalClient
 	store     *store.Store
@@ -43,10 +43,10 @@ type server struct {
 	log       zerolog.Logger
 }
 
-func newServer(l net.Listener, c Config, e epoch, s *holds.Service, r redis.UniversalClient, db *store.Store,
+func newServer(l net.Listener, c Config, t *holds.Tenure, s *holds.Service, r redis.UniversalClient, db *store.Store,
 	nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, log zerolog.Logger,
 ) *server {
-	return &server{l, c.Namespace, e, s, r, db, nc, cs, x, m, log}
+	return &server{l, c.Namespace, t, s, r, db, nc, cs, x, m, log}
 }
 
 // run serves until ctx is over.
@@ -114,7 +114,7 @@ func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
 	// All at once, so that one that hangs does not make the others look dead.
 	var checks sync.WaitGroup
 	for reason, check := range map[string]func(context.Context) error{
-		"redis":    func(ctx context.Context) error { return holds.CheckEpoch(ctx, s.namespace, s.redis, string(s.epoch)) },
+		"redis":    s.checkRedis,
 		"postgres": s.store.Ping,
 		"nats":     s.nats.FlushWithContext,
 	} {
@@ -147,6 +147,15 @@ func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
 		status = http.StatusServiceUnavailable
 	}
 	s.answer(w, status, ready)
+}
+
+// checkRedis returns an error unless Redis answers and has all that was written to it.
+func (s *server) checkRedis(ctx context.Context) error {
+	epoch, err := s.tenure.Current()
+	if err != nil {
+		return err
+	}
+	return holds.CheckEpoch(ctx, s.namespace, s.redis, epoch)
 }
 
 func (s *server) availability(w http.ResponseWriter, r *http.Request) {

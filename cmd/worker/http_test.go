@@ -77,7 +77,8 @@ func TestQueries(t *testing.T) {
 	}
 }
 
-// TestReadiness loses the data of Redis, and finds it again.
+// TestReadiness loses the data of Redis. The worker says so, on all its ways, and how far it is; what is
+// asked meanwhile waits. After a while it is ready again, by itself.
 func TestReadiness(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -89,12 +90,14 @@ func TestReadiness(t *testing.T) {
 		}
 		return code, ready
 	}
-	if code, ready := status(); code != 200 || !ready.Ready || len(ready.Reasons) != 0 {
-		t.Errorf("a worker that works: %d %+v", code, ready)
-	}
+	stacktest.Eventually(t, "the worker to be ready", func() bool {
+		code, ready := status()
+		return code == 200 && ready.Ready && len(ready.Reasons) == 0
+	})
 	s.setInventory("hall", seat, 1)
-	key := fmt.Sprintf("%s:{%d}:epoch", s.namespace, holds.Partition("hall"))
-	epoch := s.redis.GetDel(t.Context(), key).Val()
+	if err := s.redis.Del(t.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, holds.Partition("hall"))).Err(); err != nil {
+		t.Fatal(err)
+	}
 	code, ready := status()
 	if code != 503 || ready.Ready || !slices.Contains(ready.Reasons, "rebuilding") {
 		t.Errorf("a Redis that lost its data: %d %+v", code, ready)
@@ -103,16 +106,21 @@ func TestReadiness(t *testing.T) {
 		t.Errorf("availability from a Redis that lost its data: %d %s", code, body)
 	}
 	waiting := s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, 600))
-	stacktest.Eventually(t, "the worker to meet it", func() bool {
-		_, ready := status()
-		return slices.Contains(ready.Reasons, "paused")
+	const progress, why = "waiting for what is on its way", "the epoch is gone"
+	stacktest.Eventually(t, "the worker to say how far it is", func() bool {
+		code, ready := status()
+		return code == 503 && strings.Contains(ready.Details["rebuilding"], progress)
 	})
-	if err := s.redis.Set(t.Context(), key, epoch, 0).Err(); err != nil {
-		t.Fatal(err)
+	if _, body := worker.get(t, "/v1/availability?resource_id=hall&slot=A-12"); !strings.Contains(body, progress) {
+		t.Errorf("availability does not say how far it is: %s", body)
+	}
+	if e := s.epoch(); e.Written || !strings.Contains(e.Why, why) {
+		t.Errorf("the epoch is %+v", e)
 	}
 	if o := s.answer(waiting); o.Type != events.Type(holds.EventHoldCreated) {
 		t.Errorf("the event that waited was answered with %s", o.Type)
 	}
+	stacktest.Eventually(t, "the worker to be ready", func() bool { code, _ := status(); return code == 200 })
 }
 
 // TestDevOnce runs what a newcomer runs first, as a program of its own, also with lock servers.
@@ -175,13 +183,17 @@ func TestUsage(t *testing.T) {
 		"run --lock-strategy none --lock-lease auto":                                                    {exitUsage, "--lock-lease"},
 		"run --lock-strategy optimistic --lock-renew-max 1m":                                            {exitUsage, "--lock-renew-max"},
 
+		"rebuild --help":                     {exitOK, "worker rebuild --verify"},
+		"rebuild -o xml":                     {exitUsage, "--output"},
+		"rebuild --verify":                   {exitUsage, "HOLDFAST_NATS_URL"},
 		"locks --help":                       {exitOK, "-o json"},
 		"locks -o xml":                       {exitUsage, "--output"},
 		"locks --http-addr here":             {exitUsage, "host:port"},
 		"locks --http-addr a:1,a:1":          {exitUsage, "twice"},
 		"locks --http-addr 127.0.0.1:1":      {exitFailed, "worker dev"},
 		"migrate --nats-url x --redis-url y": {exitUsage, "HOLDFAST_POSTGRES_URL"},
-		"migrate --nats-url x --redis-url redis://:s3cret@h:bad/0 --postgres-url z": {exitUsage, "--redis-url"},
+		"migrate --nats-url x --redis-url redis://:s3cret@h:bad/0 --postgres-url z":                       {exitUsage, "--redis-url"},
+		"migrate --nats-url x --redis-url redis://127.0.0.1:1 --postgres-url postgres://a:s3cret@h:bad/0": {exitUsage, "--postgres-url"},
 	} {
 		var out strings.Builder
 		if code := run(t.Context(), strings.Fields(args), streams{&out, &out}); code != want.code || !strings.Contains(out.String(), want.text) {

@@ -2,15 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"math"
 	"net"
 	"net/http"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,7 +21,6 @@ import (
 	"github.com/prometheus/common/model"
 
 	"holdfast/internal/locking"
-	"holdfast/internal/stack"
 )
 
 const (
@@ -89,8 +85,8 @@ func (l *locksCommand) addrs() ([]string, error) {
 	addrs := l.HTTPAddr
 	if len(addrs) == 0 {
 		addrs = []string{httpAddrDefault}
-		found, err := stack.ReadEndpoints(filepath.Join(l.DataDir, "endpoints.env"))
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		found, err := endpointsIn(l.DataDir)
+		if err != nil {
 			return nil, err
 		}
 		if addr := found["HOLDFAST_HTTP_ADDR"]; addr != "" {

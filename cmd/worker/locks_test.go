@@ -45,7 +45,7 @@ func TestLocksCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-setUp.exited
-	worker := s.startWorker()
+	worker := s.startWorker("HOLDFAST_LOCK_LEASE=1m")
 	const bookings = 20
 	for i := range bookings {
 		s.answer(s.publish(events.BookingRequested, "shoes", book("shoes", fmt.Sprintf("user-%d", i), "k", holds.Asked{}, 600)))
@@ -185,12 +185,14 @@ func TestMetricNames(t *testing.T) {
 	b := newBench(t)
 	ctx := t.Context()
 	l := b.locker(t, locking.FixedLease(100*time.Millisecond), metrics)
-	status, err := b.section(ctx, l, "a", func(lock *locking.Lock) {
-		if _, err := l.Lock(ctx, "", time.Millisecond, b.set("a")); !errors.Is(err, locking.ErrTimeout) {
-			t.Errorf("what is locked was locked again: %v", err)
-		}
-		b.outlive(t, lock)
-	})
+	lasting := b.locker(t, locking.FixedLease(time.Hour), nil)
+	if _, err := lasting.Lock(ctx, "", time.Second, b.set("c")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Lock(ctx, "", time.Millisecond, b.set("c")); !errors.Is(err, locking.ErrTimeout) {
+		t.Errorf("what is locked was locked again: %v", err)
+	}
+	status, err := b.section(ctx, l, "a", func(lock *locking.Lock) { b.outlive(t, lock) })
 	if status != locking.StatusLockLost || err != nil {
 		t.Errorf("a lock that was over: %s, %v", status, err)
 	}

@@ -27,6 +27,7 @@ type cli struct {
 	Run     runCommand     `cmd:"" help:"Run the daemon."`
 	Migrate migrateCommand `cmd:"" help:"Create streams, consumers, schema and epoch, then end."`
 	Locks   locksCommand   `cmd:"" help:"Show how the locks of running workers do, and which lease fits."`
+	Rebuild rebuildCommand `cmd:"" help:"Fill Redis again from what was told, or compare it."`
 }
 
 const description = `Holdfast keeps temporary holds on bookable capacity: rooms, seats, stock.

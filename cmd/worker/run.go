@@ -70,11 +70,10 @@ type running struct {
 
 // start prepares the servers and starts a worker on them.
 func start(ctx context.Context, c Config, listener net.Listener, log zerolog.Logger, migrate bool) (*running, error) {
-	e, err := prepare(ctx, c, log, migrate)
-	if err != nil {
+	if err := prepare(ctx, c, log, migrate); err != nil {
 		return nil, err
 	}
-	app := graph(c, epoch(e), listener, log)
+	app := graph(c, listener, log)
 	if err := app.Start(ctx); err != nil {
 		return nil, err
 	}
@@ -132,7 +131,7 @@ func (m *migrateCommand) Run(ctx context.Context, std streams) error {
 	if err := m.missingURL(); err != nil {
 		return err
 	}
-	if _, err := prepare(ctx, m.Config, log, true); err != nil {
+	if err := prepare(ctx, m.Config, log, true); err != nil {
 		return err
 	}
 	fmt.Fprintf(std.out, "streams, consumers, schema and epoch of namespace %s are in place\n", m.Namespace)

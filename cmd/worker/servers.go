@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -16,16 +14,33 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/locking"
 	"holdfast/internal/store"
 )
 
-// newRedis returns a client of the Redis that holds the holds.
+// newRedis returns a client of the Redis that holds the holds. It connects to whichever answers.
 func newRedis(c Config) (*redis.Client, error) {
 	options, err := c.redisOptions("--redis-url", c.RedisURL)
 	if err != nil {
 		return nil, err
 	}
 	return redis.NewClient(options), nil
+}
+
+// newKeeper returns a Keeper that works with a database and a JetStream.
+func newKeeper(c Config, t *holds.Tenure, g *holds.Guard, db *store.Store, js jetstream.JetStream, ns events.Subjects, log zerolog.Logger) (*holds.Keeper, error) {
+	if _, err := c.redisOptions("--redis-url", c.RedisURL); err != nil {
+		return nil, err
+	}
+	return holds.NewKeeper(holds.KeeperOptions{
+		Namespace: c.Namespace, Name: workerName(), Policy: c.policy(), Tenure: t, Guard: g,
+		Redis: func() *redis.Options {
+			options, _ := c.redisOptions("--redis-url", c.RedisURL) // as above
+			return options
+		},
+		Register: db, Inventory: db, Chronicle: events.NewChronicle(js, ns, log), Log: log,
+		Fence: locking.FenceBase(db.FenceBase).Next,
+	}), nil
 }
 
 // redisOptions are those of a client that never sends a command again by itself: a reply that
@@ -77,69 +92,75 @@ func (quiet) Printf(context.Context, string, ...any) {}
 
 func init() { redis.SetLogger(quiet{}) }
 
-// redacted is a URL without its password.
-func redacted(address string) string {
-	parsed, err := url.Parse(address)
-	if err != nil {
-		return "(not a URL)"
-	}
-	return parsed.Redacted()
-}
-
 // newNATS connects to NATS. A connection that is closed for good ends the process by way of
 // closed; one that is cut off comes back.
 func newNATS(c Config, log zerolog.Logger, closed func()) (*nats.Conn, error) {
 	logf := func(format string, args ...any) { log.Warn().Msgf(format, args...) }
-	return events.Connect(c.NATSURL, "holdfast worker "+c.Namespace, logf, nats.ClosedHandler(func(*nats.Conn) { closed() }))
+	// What cannot be sent now is not sent later by itself: by then it may not be true any more.
+	nc, err := events.Connect(c.NATSURL, "holdfast worker "+c.Namespace, logf,
+		nats.ClosedHandler(func(*nats.Conn) { closed() }), nats.ReconnectBufSize(-1))
+	if errors.Is(err, events.ErrURL) {
+		return nil, misused("--nats-url: %v", err)
+	}
+	return nc, err
 }
 
-// outcomesMax is how many outcomes of all consumers may be on their way to be stored.
-const outcomesMax = 16384
-
-// newJetStream returns a JetStream context with a bounded number of outcomes on their way.
-func newJetStream(nc *nats.Conn) (jetstream.JetStream, error) {
-	return jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(outcomesMax), jetstream.WithPublishAsyncTimeout(5*time.Second))
-}
-
-// prepare checks the servers and, unless migrate is false, creates what is missing on them. It
-// returns the epoch that Redis must have.
-func prepare(ctx context.Context, c Config, log zerolog.Logger, migrate bool) (epoch string, err error) {
+// prepare has Redis and Postgres belong together and, if it is to migrate, creates what is missing on the servers.
+func prepare(ctx context.Context, c Config, log zerolog.Logger, migrate bool) (err error) {
 	client, err := newRedis(c)
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer func() { err = errors.Join(err, client.Close()) }()
-	if err := checkRedis(ctx, client); err != nil {
-		return "", err
-	}
-	db, err := store.Open(ctx, c.PostgresURL, c.Namespace)
+	db, err := newStore(ctx, c)
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer db.Close()
 	if migrate {
 		if err := db.Migrate(ctx, c.Namespace); err != nil {
-			return "", err
+			return err
 		}
 	}
-	epoch, written, err := db.Epoch(ctx)
-	if err != nil {
-		return "", fmt.Errorf("%w (was `worker migrate` run?)", err)
-	}
-	if !written {
-		if err := holds.Initialise(ctx, c.Namespace, client, epoch); err != nil {
-			return "", fmt.Errorf("this Redis has the namespace %s of another database: %w", c.Namespace, err)
-		}
-		if err := db.EpochWritten(ctx); err != nil {
-			return "", err
-		}
+	if err := firstEpoch(ctx, c, client, db); err != nil {
+		return err
 	}
 	if migrate {
-		if err := setupStreams(ctx, c, log); err != nil {
-			return "", err
-		}
+		return setupStreams(ctx, c, log)
 	}
-	return epoch, nil
+	return nil
+}
+
+// firstEpoch has Redis and Postgres belong together. When they have before, it is the Keeper's
+// business whether they still do.
+func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db *store.Store) error {
+	epoch, err := db.Epoch(ctx)
+	if err != nil {
+		return err
+	}
+	if err := holds.NoteFormat(ctx, c.Namespace, client); err != nil {
+		return err
+	}
+	if epoch.Written || epoch.Why != "" {
+		return nil
+	}
+	server, err := holds.Initialise(ctx, c.Namespace, client, epoch.Name)
+	if err != nil {
+		return fmt.Errorf("namespace %s: %w", c.Namespace, err)
+	}
+	if err := db.EpochWritten(ctx, epoch.Name, server, ""); err != nil && !errors.Is(err, holds.ErrOtherEpoch) {
+		return err
+	}
+	return nil // written, by this process or by another that has started with it
+}
+
+// newStore returns the namespace's schema.
+func newStore(ctx context.Context, c Config) (*store.Store, error) {
+	db, err := store.Open(ctx, c.PostgresURL, c.Namespace)
+	if errors.Is(err, store.ErrURL) {
+		return nil, misused("--postgres-url: %v", err)
+	}
+	return db, err
 }
 
 func setupStreams(ctx context.Context, c Config, log zerolog.Logger) error {
@@ -148,25 +169,9 @@ func setupStreams(ctx context.Context, c Config, log zerolog.Logger) error {
 		return err
 	}
 	defer nc.Close()
-	js, err := newJetStream(nc)
+	js, err := events.NewJetStream(nc)
 	if err != nil {
 		return fmt.Errorf("jetstream: %w", err)
 	}
-	return events.Setup(ctx, js, events.Subjects(c.Namespace), c.HoldLifetimeMax)
-}
-
-// checkRedis refuses a Redis that would drop holds when its memory is full.
-func checkRedis(ctx context.Context, client redis.UniversalClient) error {
-	info, err := client.Info(ctx, "memory").Result()
-	if err != nil {
-		return fmt.Errorf("redis: %w", err)
-	}
-	for line := range strings.Lines(info) {
-		policy, found := strings.CutPrefix(strings.TrimSpace(line), "maxmemory_policy:")
-		if found && policy != "noeviction" {
-			return fmt.Errorf("redis has maxmemory-policy %s and would drop holds when its memory is full: "+
-				"run `redis-cli config set maxmemory-policy noeviction`", policy)
-		}
-	}
-	return nil
+	return events.Setup(ctx, js, events.Subjects(c.Namespace), c.reach())
 }

@@ -2,12 +2,15 @@ package main
 
 import (
 	"bufio"
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -24,6 +27,7 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
 )
 
 func TestMain(m *testing.M) { stacktest.Main(m, func() { _ = os.RemoveAll(binaryDir) }) }
@@ -46,24 +50,35 @@ var workerBinary = sync.OnceValues(func() (binary string, err error) {
 // system is a namespace on the shared servers, its worker processes, and all that they answer.
 type system struct {
 	t         testing.TB
-	urls      urls
+	urls      urls               // of somebody who may do everything
+	guarded   *stacktest.Guarded // nil = anybody may do everything
+	mayLack   bool               // workers may lack permissions
+	logLevel  string             // of workers, "" = info
+	locks     []string           // of redlock, once they were asked for
 	namespace string
 	subjects  events.Subjects
 	nc        *nats.Conn
 	js        jetstream.JetStream
 	client    *events.Client
 	redis     *redis.Client
+	store     *store.Store // nil until somebody needs it
 
 	mu       sync.Mutex
 	outcomes []events.Envelope // everything in the outbound stream
 	traces   map[string]string // their traceparents, by their ids
 	letters  []nats.Header     // of everything in the dead-letter stream
 	changed  chan struct{}     // closed and replaced when one of them grows
+
+	unfollow []func() // stop following, for those who store more than they look at
 }
 
-// newSystem makes a namespace ready and follows what will be answered in it.
+// newSystem makes a namespace ready and follows what will be answered in it. With least privileges
+// it is on servers of its own, whose users are those of deployments.
 func newSystem(t testing.TB) *system {
 	t.Helper()
+	if stacktest.Least() {
+		return newGuardedSystem(t)
+	}
 	shared := stacktest.Shared()
 	return newSystemOn(t, urls{shared.NATSURL, shared.RedisURL, shared.PostgresURL})
 }
@@ -74,10 +89,47 @@ type urls struct{ nats, redis, postgres string }
 // newSystemOn makes a namespace ready on other servers than the shared ones.
 func newSystemOn(t testing.TB, at urls) *system {
 	t.Helper()
-	s := &system{t: t, urls: at, namespace: stacktest.Namespace(t), changed: make(chan struct{}), traces: make(map[string]string)}
-	s.subjects = events.Subjects(s.namespace)
-	if code := run(t.Context(), append([]string{"migrate"}, s.flags()...), streams{t.Output(), t.Output()}); code != exitOK {
+	return attach(t, at, stacktest.Namespace(t))
+}
+
+// attach follows what is answered in a namespace, and makes it ready if it is not.
+func attach(t testing.TB, at urls, namespace string) *system {
+	t.Helper()
+	s := &system{t: t, urls: at, namespace: namespace}
+	s.begin()
+	return s
+}
+
+// newGuardedSystem makes a namespace ready on servers of its own, where workers may do no more than they need.
+func newGuardedSystem(t testing.TB) *system {
+	t.Helper()
+	s := &system{t: t, guarded: stacktest.NewGuarded(t), namespace: stacktest.GuardedNamespace}
+	s.urls = s.as("admin")
+	s.begin()
+	return s
+}
+
+// as are the servers as a user knows them.
+func (s *system) as(user string) urls {
+	if s.guarded == nil {
+		return s.urls
+	}
+	nats, redis, postgres := s.guarded.URLs(user)
+	return urls{nats, redis, postgres}
+}
+
+// begin migrates and follows.
+func (s *system) begin() {
+	t := s.t
+	t.Helper()
+	s.changed, s.traces, s.subjects = make(chan struct{}), make(map[string]string), events.Subjects(s.namespace)
+	if code := run(t.Context(), append([]string{"migrate"}, s.flagsAs("migrator")...), streams{t.Output(), t.Output()}); code != exitOK {
 		t.Fatalf("worker migrate ended with %d", code)
+	}
+	if s.guarded != nil {
+		if err := s.guarded.Grant(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 	}
 	var err error
 	s.nc, err = events.Connect(s.urls.nats, t.Name(), t.Logf)
@@ -107,15 +159,21 @@ func newSystemOn(t testing.TB, at urls) *system {
 		s.traces[e.ID] = m.Headers().Get("traceparent")
 	})
 	s.follow(s.subjects.DLQStream(), func(m jetstream.Msg) { s.letters = append(s.letters, m.Headers()) })
-	return s
 }
 
-func (s *system) flags() []string {
-	flags := []string{"--namespace", s.namespace, "--nats-url", s.urls.nats, "--redis-url", s.urls.redis, "--postgres-url", s.urls.postgres, "--log-level", "info"}
+// flagsAs are the flags of a worker that is a user.
+func (s *system) flagsAs(user string) []string {
+	at := s.as(user)
+	flags := []string{"--namespace", s.namespace, "--nats-url", at.nats, "--redis-url", at.redis, "--postgres-url", at.postgres, "--log-level", cmp.Or(s.logLevel, "info")}
 	if strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY"); strategy != "" {
 		flags = append(flags, "--lock-strategy", strategy)
 		if strategy == redlockStrategy {
-			flags = append(flags, "--lock-redis-urls", strings.Join(stacktest.LockServers(s.t, lockServersMin), ","))
+			if s.locks == nil && s.guarded != nil {
+				s.locks = stacktest.GuardedLockServers(s.t, lockServersMin)
+			} else if s.locks == nil {
+				s.locks = stacktest.LockServers(s.t, lockServersMin)
+			}
+			flags = append(flags, "--lock-redis-urls", strings.Join(s.locks, ","))
 		}
 	}
 	return flags
@@ -138,6 +196,7 @@ func (s *system) follow(stream string, keep func(jetstream.Msg)) {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(consuming.Stop)
+	s.unfollow = append(s.unfollow, consuming.Stop)
 }
 
 // await waits until what was answered is as so wants it.
@@ -185,10 +244,14 @@ func (s *system) answer(eventID string) (o events.Envelope) {
 }
 
 // ofType returns the outcomes of an event type.
-func (s *system) ofType(event string) (some []events.Envelope) {
+func (s *system) ofType(event string) []events.Envelope {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, o := range s.outcomes {
+	return ofType(s.outcomes, event)
+}
+
+func ofType(outcomes []events.Envelope, event string) (some []events.Envelope) {
+	for _, o := range outcomes {
 		if o.Type == events.Type(event) {
 			some = append(some, o)
 		}
@@ -228,6 +291,16 @@ func book(resource, user, key string, asked holds.Asked, ttl int64) events.Booki
 	return events.BookingRequestedData{RequestKey: key, UserID: user, ResourceID: resource, Asked: asked, Quantity: 1, TTLSeconds: &ttl}
 }
 
+// soon is a TTL in s, longer than a worker takes to end and another to start.
+const soon = 15
+
+// awaitDeadline waits until the first deadline of a hold is over.
+func (s *system) awaitDeadline(t *testing.T, created events.Envelope) {
+	t.Helper()
+	deadline := decoded[holds.HoldCreated](t, created).ExpiresAt
+	stacktest.Eventually(t, "the deadline", func() bool { return s.redis.Time(t.Context()).Val().After(deadline.Time) })
+}
+
 // decoded is the data of an outcome.
 func decoded[T any](t testing.TB, e events.Envelope) (data T) {
 	t.Helper()
@@ -248,32 +321,54 @@ func (s *system) counts(resource string) map[string]string {
 	return counts
 }
 
+// forbidden is how the servers, and those who ask them, tell that something is not permitted.
+var forbidden = regexp.MustCompile(`(?i)permission|NOPERM|user executing the script can't|SQLSTATE 42501`)
+
 // process is a worker process.
 type process struct {
-	cmd    *exec.Cmd
-	http   string        // its operations address
-	exited chan struct{} // closed when it has ended
-	err    error         // how, once it has
+	cmd     *exec.Cmd
+	log     lockedBuffer
+	started chan string   // tells its operations address
+	http    string        // that, once it was asked for
+	exited  chan struct{} // closed when it has ended
+	err     error         // how, once it has
 }
 
 // startWorker starts a worker process and waits until it has started.
 func (s *system) startWorker(env ...string) *process {
 	s.t.Helper()
+	p := s.launch(env...)
+	p.awaitStarted(s.t)
+	return p
+}
+
+// launch starts a worker process.
+func (s *system) launch(env ...string) *process {
+	s.t.Helper()
+	args := []string{"run", "--http-addr", "127.0.0.1:0"}
+	if s.guarded != nil {
+		args = append(args, "--no-migrate")
+	}
+	return launch(s.t, s.mayLack, append(args, s.flagsAs("worker")...), env...)
+}
+
+// launch starts a process of the program. mayLack says that it may tell of a permission that it lacks.
+func launch(t testing.TB, mayLack bool, args []string, env ...string) *process {
+	t.Helper()
 	binary, err := workerBinary()
 	if err != nil {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
-	p := &process{exited: make(chan struct{})}
-	p.cmd = exec.Command(binary, append([]string{"run", "--http-addr", "127.0.0.1:0"}, s.flags()...)...)
+	p := &process{started: make(chan string, 1), exited: make(chan struct{})}
+	p.cmd = exec.Command(binary, args...)
 	p.cmd.Env = append(os.Environ(), env...)
 	stderr, err := p.cmd.StderrPipe()
 	if err != nil {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
 	if err := p.cmd.Start(); err != nil {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
-	started := make(chan string, 1)
 	go func() {
 		defer close(p.exited)
 		lines := bufio.NewScanner(stderr)
@@ -283,22 +378,50 @@ func (s *system) startWorker(env ...string) *process {
 				HTTPAddr string `json:"http_addr"`
 			}
 			if err := json.Unmarshal(lines.Bytes(), &line); err == nil && line.Message == "worker started" {
-				started <- line.HTTPAddr
+				p.started <- line.HTTPAddr
 			}
-			fmt.Fprintf(s.t.Output(), "[%d] %s\n", p.cmd.Process.Pid, lines.Bytes())
+			fmt.Fprintf(&p.log, "%s\n", lines.Bytes())
+			if !mayLack && forbidden.Match(lines.Bytes()) && !bytes.Contains(lines.Bytes(), []byte("keyspace notifications cannot be switched on")) {
+				t.Errorf("the worker lacks a permission: %s", lines.Bytes())
+			}
+			fmt.Fprintf(t.Output(), "[%d] %s\n", p.cmd.Process.Pid, lines.Bytes())
 		}
 		p.err = p.cmd.Wait()
 	}()
-	s.t.Cleanup(func() {
+	t.Cleanup(func() {
 		_ = p.cmd.Process.Kill() // it may have ended
 		<-p.exited
 	})
-	select {
-	case p.http = <-started:
-	case <-p.exited:
-		s.t.Fatalf("the worker ended at its start: %v", p.err)
-	}
 	return p
+}
+
+// stop stops the process as an operator does.
+func (p *process) stop(t testing.TB) error {
+	t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-p.exited
+	return p.err
+}
+
+// awaitStarted waits until a worker has started.
+func (p *process) awaitStarted(t testing.TB) {
+	t.Helper()
+	select {
+	case p.http = <-p.started:
+	case <-p.exited:
+		t.Fatalf("the worker ended at its start: %v", p.err)
+	}
+}
+
+// end stops a process and waits for its end.
+func (p *process) end(t *testing.T) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-p.exited
 }
 
 // killed waits until the process has been killed, by itself at its failpoint.
@@ -306,11 +429,29 @@ func (p *process) killed(t testing.TB) {
 	t.Helper()
 	select {
 	case <-p.exited:
-	case <-time.After(time.Minute):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("the process did not come to its failpoint")
 	}
 	var exit *exec.ExitError
 	if !errors.As(p.err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 		t.Fatalf("the process ended with %v, want it killed", p.err)
 	}
+}
+
+// lockedBuffer is written by one goroutine and read by another.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
 }

@@ -126,12 +126,16 @@ func (b *bench) payInPostgres(ctx context.Context) (rate Rate, err error) {
 	if err != nil {
 		return Rate{}, err
 	}
-	if err := decideAll(ctx, db, warm); err != nil { // opens connections, prepares statements
+	epoch, err := db.Epoch(ctx)
+	if err != nil {
+		return Rate{}, err
+	}
+	if err := decideAll(ctx, db, epoch.Name, warm); err != nil { // opens connections, prepares statements
 		return Rate{}, err
 	}
 	before := s.processorTimes(nil)
 	began := time.Now()
-	if err := decideAll(ctx, db, batches); err != nil {
+	if err := decideAll(ctx, db, epoch.Name, batches); err != nil {
 		return Rate{}, err
 	}
 	took := time.Since(began)
@@ -152,8 +156,8 @@ func (s *site) batches(from, to int) (all [][]holds.Payment, err error) {
 	return all, nil
 }
 
-// decideAll decides batches, some at a time. All are to be confirmed.
-func decideAll(ctx context.Context, db *store.Store, batches [][]holds.Payment) error {
+// decideAll decides batches under an epoch, some at a time. All are to be confirmed.
+func decideAll(ctx context.Context, db *store.Store, epoch string, batches [][]holds.Payment) error {
 	waiting := make(chan []holds.Payment, len(batches))
 	for _, batch := range batches {
 		waiting <- batch
@@ -164,7 +168,7 @@ func decideAll(ctx context.Context, db *store.Store, batches [][]holds.Payment) 
 	for i := range errs {
 		payers.Go(func() {
 			for batch := range waiting {
-				answers, err := db.Decide(ctx, batch)
+				answers, err := db.Decide(ctx, epoch, batch)
 				for _, a := range answers {
 					if !a.Confirmed {
 						err = errors.Join(err, a.Err, fmt.Errorf("a payment was refused: %s", a.Reason))

@@ -23,7 +23,7 @@ const (
 	publishing   = 4096        // events on their way to a stream at a time
 	stallWithin  = time.Minute // without any outcome
 	closeWithin  = time.Minute // a namespace
-	pauseEnd     = 500 * time.Millisecond
+	pauseEnd     = time.Second
 	askEvery     = 20 * time.Millisecond // how many outcomes there are
 	calendar     = 60                    // nights that there are of each resource
 	calendarFrom = 30                    // days from now
@@ -53,12 +53,12 @@ func (b *bench) open(ctx context.Context) (*site, error) {
 	return s, nil
 }
 
-// environ is what a worker of the site needs to know.
+// environ is what a worker of the site needs to know. It measures servers that would lose what they have, too.
 func (s *site) environ(more ...string) []string {
 	return append([]string{
 		"HOLDFAST_NATS_URL=" + s.NATSURL, "HOLDFAST_REDIS_URL=" + s.RedisURL, "HOLDFAST_POSTGRES_URL=" + s.PostgresURL,
 		"HOLDFAST_NAMESPACE=" + string(s.ns), "HOLDFAST_HTTP_ADDR=127.0.0.1:0", "HOLDFAST_HOLD_TTL=1h",
-		"HOLDFAST_HOLDS_PER_USER=1000000", "HOLDFAST_LOG_LEVEL=info",
+		"HOLDFAST_HOLDS_PER_USER=1000000", "HOLDFAST_LOG_LEVEL=info", "HOLDFAST_PREFLIGHT=warn",
 	}, more...)
 }
 

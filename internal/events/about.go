@@ -16,9 +16,9 @@ type About struct {
 	User     string
 }
 
-// aboutEvent reads what an event is about, as it says, else as the subject says on which it was
+// AboutEvent reads what an event is about, as it says, else as the subject says on which it was
 // published: <ns>.in.<event>.<resource>.
-func aboutEvent(subject string, header nats.Header, body []byte) About {
+func AboutEvent(subject string, header nats.Header, body []byte) About {
 	event := laxObject(body)
 	data := laxObject(event["data"])
 	if data == nil {

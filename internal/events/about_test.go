@@ -31,7 +31,7 @@ func TestAbout(t *testing.T) {
 		"nothing":        {},
 		"short subject":  {subject: "holdfast.in.room", want: About{"", "", "room", ""}},
 	} {
-		if got := aboutEvent(c.subject, c.header, []byte(c.body)); got != c.want {
+		if got := AboutEvent(c.subject, c.header, []byte(c.body)); got != c.want {
 			t.Errorf("%s: %+v, want %+v", name, got, c.want)
 		}
 	}

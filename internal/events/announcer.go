@@ -3,15 +3,11 @@ package events
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/holds"
 )
-
-// announceMax is how many hold.expired are on their way at a time.
-const announceMax = 512
 
 // Announcer stores hold.expired events.
 type Announcer struct {
@@ -20,17 +16,15 @@ type Announcer struct {
 }
 
 // NewAnnouncer returns an Announcer for a namespace. It implements holds.Announcer. The
-// JetStream context should be its own: thousands of holds may lapse at once, and the outcomes
-// of events should not have to wait for them.
+// JetStream context is one of NewJetStream, and should be its own: thousands of holds may lapse at once, and the
+// outcomes of events should not have to wait for them.
 func NewAnnouncer(js jetstream.JetStream, ns Subjects) *Announcer { return &Announcer{js, ns} }
 
 // Announce implements holds.Announcer. The id of an event is derived from its hold, so one that
 // is announced again is dropped by the stream or by its consumers.
 func (a *Announcer) Announce(ctx context.Context, outcomes []holds.Outcome) error {
-	for chunk := range slices.Chunk(outcomes, announceMax) {
-		if err := a.announce(ctx, chunk); err != nil {
-			return fmt.Errorf("publish %s: %w", holds.EventHoldExpired, err)
-		}
+	if err := a.announce(ctx, outcomes); err != nil {
+		return fmt.Errorf("publish %s: %w", holds.EventHoldExpired, err)
 	}
 	return nil
 }

@@ -60,7 +60,7 @@ func inStream(t *testing.T, ns Subjects) jetstream.Stream {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := Setup(t.Context(), js, ns, time.Hour); err != nil {
+	if err := Setup(t.Context(), js, ns, Reach{Life: 2 * time.Hour}); err != nil {
 		t.Fatal(err)
 	}
 	stream, err := js.Stream(t.Context(), ns.InStream())

@@ -27,9 +27,10 @@ const (
 	decideMax   = 2048 // decided together, in a lane: the more of them are about one resource, the less each costs
 	changesMax  = 256  // both of changes, of which some are decided one after the other, within decideLimit
 	fetchWait   = time.Second
-	decideLimit = 10 * time.Second
-	finishLimit = 5 * time.Second // for what was fetched before a stop
-	resultsMax  = 2048            // decided events that wait to be settled, in a lane
+	decideLimit = 10 * time.Second // less than ackWait: an event is not decided twice at a time
+	awaitLimit  = 5 * time.Second  // of it, until something can be decided at all
+	finishLimit = 5 * time.Second  // for what was fetched before a stop
+	resultsMax  = 2048             // decided events that wait to be settled, in a lane
 	lanesMax    = 4
 	pauseMin    = 100 * time.Millisecond
 	pauseMax    = 5 * time.Second
@@ -45,6 +46,13 @@ type Service interface {
 	Confirm(ctx context.Context, requests []holds.ConfirmRequest, emit func(i int, r holds.Result))
 	Cancel(ctx context.Context, requests []holds.CancelRequest, emit func(i int, r holds.Result))
 	SetInventory(ctx context.Context, request holds.InventoryRequest) holds.Result
+
+	// Epoch names what decisions rest on from now on, "" = nothing is decided now. Await returns
+	// when something can be, or ctx is over. Trust returns nil if what was decided since Epoch was
+	// asked may be published at this moment.
+	Epoch() string
+	Await(ctx context.Context) error
+	Trust(ctx context.Context, epoch string) error
 }
 
 // Consumer takes events from one durable consumer, has them decided in batches of what is
@@ -63,7 +71,9 @@ type Consumer struct {
 	nc     *nats.Conn
 	worker string
 
-	fetches, decides int // events fetched, and decided, at a time
+	fetches, decides int           // events fetched, and decided, at a time
+	decideWithin     time.Duration // what is decided at a time
+	finishWithin     time.Duration // what was fetched before a stop
 	flow             *flow
 
 	takes []string // subject prefixes of its own, nil = all
@@ -71,6 +81,8 @@ type Consumer struct {
 
 	failing  atomic.Bool  // something failed for nobody's fault, and nothing was settled since
 	failedAt atomic.Int64 // when, in Unix nanoseconds
+
+	floor atomic.Uint64 // up to where the durable consumer has acknowledged everything, as last seen
 }
 
 // lane is the way of the events about some of the resources through a consumer.
@@ -87,10 +99,11 @@ type delivery struct {
 	meta    *jetstream.MsgMetadata
 	fetched time.Time
 	in      *Inbound
+	epoch   string // under which it was decided
 	result  holds.Result
 }
 
-// NewConsumer returns a Consumer on a durable consumer that Setup has made. worker names this
+// NewConsumer returns a Consumer on a durable consumer that Setup has made. js is of NewJetStream; worker names this
 // process in dead letters.
 func NewConsumer(ctx context.Context, name string, ns Subjects, service Service, nc *nats.Conn, js jetstream.JetStream, worker string, log zerolog.Logger) (*Consumer, error) {
 	source, err := js.Consumer(ctx, ns.InStream(), name)
@@ -99,7 +112,7 @@ func NewConsumer(ctx context.Context, name string, ns Subjects, service Service,
 	}
 	c := &Consumer{
 		decider: decider{service, ns, log.With().Str("consumer", name).Logger()},
-		name:    name, source: source, js: js, nc: nc, worker: worker, fetches: fetchMax, decides: decideMax, flow: newFlow(),
+		name:    name, source: source, js: js, nc: nc, worker: worker, fetches: fetchMax, decides: decideMax, decideWithin: decideLimit, finishWithin: finishLimit, flow: newFlow(),
 	}
 	changes, payments := prefixes(ns.changes()), prefixes(ns.ofAny(PaymentStarted, PaymentConfirmed))
 	switch name {
@@ -121,10 +134,11 @@ func (c *Consumer) Paused() bool {
 
 // Run works until ctx is over; then it fetches no more, finishes what it can of what it has
 // fetched within finishLimit, and returns. What it could not finish is delivered again.
+// Meanwhile the durable consumer is tended, and the server reminded of what takes long.
 func (c *Consumer) Run(ctx context.Context) error {
 	finish, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
-	stopped := context.AfterFunc(ctx, func() { time.AfterFunc(finishLimit, giveUp) })
+	stopped := context.AfterFunc(ctx, func() { time.AfterFunc(c.finishWithin, giveUp) })
 	defer stopped()
 	lanes := make([]*lane, min(runtime.GOMAXPROCS(0), lanesMax))
 	var steps sync.WaitGroup
@@ -149,6 +163,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	reminding, enough := context.WithCancel(finish)
 	var reminders sync.WaitGroup
 	reminders.Go(func() { c.remind(reminding) })
+	steps.Go(func() { c.tend(ctx) })
 	c.fetchAll(ctx, fetched)
 	close(fetched)
 	steps.Wait()
@@ -169,6 +184,12 @@ func laneOf(subject string, lanes int) int {
 func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery) {
 	retry := &backoff.ExponentialBackOff{InitialInterval: pauseMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: pauseMax}
 	for ctx.Err() == nil {
+		if c.service.Epoch() == "" {
+			if c.service.Await(ctx) != nil {
+				return
+			}
+			c.settled()
+		}
 		room := c.flow.room(ctx, c.fetches)
 		if room == 0 {
 			return
@@ -315,8 +336,14 @@ func (c *decider) decode(subject string, header nats.Header, body []byte, stored
 // decide has a batch decided and passes every event on. Events that fail in a way that may be
 // the fault of one of them are decided once more, each alone.
 func (l *lane) decide(ctx context.Context, batch []*delivery) {
-	ctx, cancel := context.WithTimeout(ctx, decideLimit)
+	ctx, cancel := context.WithTimeout(ctx, l.decideWithin)
 	defer cancel()
+	waiting, enough := context.WithTimeout(ctx, awaitLimit)
+	_ = l.service.Await(waiting) // else they are refused
+	enough()
+	for _, d := range batch {
+		d.epoch = l.service.Epoch()
+	}
 	var suspects []*delivery
 	l.dispatch(ctx, batch, func(d *delivery) {
 		if d.result.Err != nil && len(batch) > 1 && fateOf(d.result.Err) == fateFault {

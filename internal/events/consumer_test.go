@@ -101,6 +101,10 @@ func (*echo) SetInventory(_ context.Context, r holds.InventoryRequest) holds.Res
 	return holds.Result{Outcome: holds.Outcome{Event: holds.EventInventoryUpdated, Resource: r.Resource, Data: holds.InventoryUpdated{}}}
 }
 
+func (*echo) Epoch() string                       { return "always" }
+func (*echo) Await(context.Context) error         { return nil }
+func (*echo) Trust(context.Context, string) error { return nil }
+
 // bench is a namespace with its three consumers running on an echo.
 type bench struct {
 	*echo
@@ -137,11 +141,11 @@ func newBenchAt(t *testing.T, url string, between func(jetstream.JetStream) jets
 		t.Fatal(err)
 	}
 	t.Cleanup(b.nc.Close)
-	if b.js, err = jetstream.New(b.nc); err != nil {
+	if b.js, err = NewJetStream(b.nc); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // the second finds all there
-		if err := Setup(t.Context(), b.js, b.ns, 2*time.Hour); err != nil {
+		if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -165,11 +169,13 @@ func newBenchAt(t *testing.T, url string, between func(jetstream.JetStream) jets
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel = cancel
 	t.Cleanup(func() { cancel(); b.loops.Wait() })
+	js := between(b.js)
 	for _, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
-		c, err := NewConsumer(ctx, name, b.ns, b.echo, b.nc, between(b.js), "w1", zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.ErrorLevel))
+		c, err := NewConsumer(ctx, name, b.ns, b.echo, b.nc, js, "w1", zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.ErrorLevel))
 		if err != nil {
 			t.Fatal(err)
 		}
+		c.decideWithin, c.finishWithin = time.Minute, time.Minute // however slow the machine is
 		b.workers = append(b.workers, c)
 		b.loops.Go(func() {
 			if err := c.Run(ctx); err != nil {
@@ -300,11 +306,11 @@ func TestReply(t *testing.T) {
 	}
 	good, bad := nats.NewMsg(b.ns.In(BookingRequested, "room")), nats.NewMsg(b.ns.In(BookingRequested, "room"))
 	good.Data, bad.Data = []byte(keyed("good")), []byte("{")
-	answer, err := client.Ask(t.Context(), good)
+	answer, err := client.Ask(stacktest.Patience(t), good)
 	if err != nil || answer.Dead != nil || answer.Envelope.CausationID != "good" {
 		t.Errorf("%+v %v", answer, err)
 	}
-	answer, err = client.Ask(t.Context(), bad)
+	answer, err = client.Ask(stacktest.Patience(t), bad)
 	if err != nil || answer.Dead == nil || answer.Dead.Error != ReasonMalformed || answer.Dead.Detail == "" {
 		t.Errorf("%+v %v", answer, err)
 	}
@@ -326,8 +332,10 @@ func TestFate(t *testing.T) {
 	}{
 		"malformed":          {&UnprocessableError{ReasonMalformed, "x"}, fateDead},
 		"locked":             {fmt.Errorf("wait: %w", holds.ErrBusy), fateLater},
+		"being stored":       {fmt.Errorf("publish: %w", &jetstream.APIError{Code: 409, ErrorCode: 10158}), fateLater},
+		"full":               {&jetstream.APIError{Code: 503, ErrorCode: 10077}, fateOutage},
 		"data lost":          {fmt.Errorf("place: %w", holds.ErrDataLost), fateOutage},
-		"damaged":            {fmt.Errorf("place: %w", holds.ErrDamaged), fateOutage},
+		"damaged":            {fmt.Errorf("place: %w", holds.ErrDamaged), fateDamaged},
 		"timeout":            {context.DeadlineExceeded, fateOutage},
 		"stopping":           {context.Canceled, fateOutage},
 		"connection refused": {&net.OpError{Op: "dial", Err: errors.New("refused")}, fateOutage},
@@ -369,7 +377,7 @@ func TestSetupRefuses(t *testing.T) {
 		if _, err := js.CreateStream(t.Context(), config); err != nil {
 			t.Fatal(err)
 		}
-		if err := Setup(t.Context(), js, ns, time.Hour); err == nil || !strings.Contains(err.Error(), name) {
+		if err := Setup(t.Context(), js, ns, Reach{Life: 2 * time.Hour}); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -114,7 +114,7 @@ func (ns Subjects) readDeadLetter(subject string, header nats.Header, body []byt
 // read takes over the event of a letter.
 func (l *DeadLetter) read(header nats.Header, body []byte) {
 	l.Header, l.Body, l.Size = header, body, len(body)
-	l.Event = aboutEvent(l.Subject, header, body)
+	l.Event = AboutEvent(l.Subject, header, body)
 	l.EventID = l.Event.ID
 }
 

@@ -33,6 +33,11 @@ const (
 	contentTypeEvent  = "application/cloudevents+json"
 	contentTypeJSON   = "application/json"
 	inboxPrefix       = "_INBOX."
+
+	// What an outcome's data does not tell, and a Redis that is filled again must remember: holds.Memory.
+	headerFingerprint = "Holdfast-Fingerprint"
+	headerFirstCause  = "Holdfast-First-Cause"
+	headerStarted     = "Holdfast-Payment-Started"
 )
 
 // BodyMax is the largest body of an inbound event, in bytes.
@@ -323,13 +328,26 @@ func derivedID(hash []byte) string {
 
 // outcomeMessage returns the message that stores an outcome under an id.
 func (ns Subjects) outcomeMessage(o holds.Outcome, id, causationID string) (*nats.Msg, error) {
-	return message(ns.Out(o.Event, o.Resource), id, struct {
+	m, err := message(ns.Out(o.Event, o.Resource), id, struct {
 		Envelope
 		Data any `json:"data"`
 	}{Envelope{
 		SpecVersion: "1.0", ID: id, Source: "/holdfast/" + string(ns), Type: Type(o.Event),
 		Subject: o.Hold.String(), Time: o.At, DataContentType: contentTypeJSON, CausationID: causationID,
 	}, o.Data})
+	if err != nil {
+		return nil, err
+	}
+	if o.Memory.Fingerprint != "" {
+		m.Header.Set(headerFingerprint, o.Memory.Fingerprint)
+	}
+	if o.Memory.Cause != "" {
+		m.Header.Set(headerFirstCause, o.Memory.Cause)
+	}
+	if o.Memory.Started {
+		m.Header.Set(headerStarted, "true")
+	}
+	return m, nil
 }
 
 // message returns the message that carries an event to a subject.

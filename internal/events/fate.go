@@ -16,19 +16,21 @@ import (
 type fate int
 
 const (
-	fateLater  fate = iota // other work is in the way: deliver it again soon
-	fateOutage             // nobody's fault: deliver it again, and fetch no more for a while
-	fateFault              // perhaps its own fault: try it alone, then again, then it is poison
-	fateDead               // it can never be processed: dead letter
+	fateLater   fate = iota // other work is in the way: deliver it again soon
+	fateOutage              // nobody's fault: deliver it again, and fetch no more for a while
+	fateDamaged             // what there is of its resource is damaged: it waits until that is mended, others do not
+	fateFault               // perhaps its own fault: try it alone, then again, then it is poison
+	fateDead                // it can never be processed: dead letter
 )
 
 // The delays until an event is delivered again.
 const (
-	delayLater  = 150 * time.Millisecond
-	delayOutage = 2 * time.Second
-	delayFault  = 200 * time.Millisecond
-	delayMax    = 5 * time.Second
-	faultsMax   = 5 // times that an event may fail alone before it is poison
+	delayLater   = 150 * time.Millisecond
+	delayOutage  = 2 * time.Second
+	delayDamaged = 300 * time.Millisecond
+	delayFault   = 200 * time.Millisecond
+	delayMax     = 5 * time.Second
+	faultsMax    = 5 // times that an event may fail alone before it is poison
 )
 
 // growing doubles a delay with each delivery after the first, up to delayMax.
@@ -57,10 +59,12 @@ func fateOf(err error) fate {
 	switch {
 	case errors.As(err, &dead):
 		return fateDead
-	case errors.Is(err, holds.ErrBusy):
+	case errors.Is(err, holds.ErrBusy), isBeingStored(err):
 		return fateLater
 	case errors.Is(err, holds.ErrDataLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return fateOutage
+	case errors.Is(err, holds.ErrDamaged):
+		return fateDamaged
 	case errors.As(err, &panicked), errors.As(err, &unwritten):
 		return fateFault
 	case errors.As(err, &postgres) && (postgres.Code[:2] == "22" || postgres.Code[:2] == "23"):

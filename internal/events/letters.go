@@ -12,12 +12,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-const (
-	readPatience   = 500 * time.Millisecond // without a message, before the server is asked whether there are more
-	readIdle       = 30 * time.Second       // after which the server forgets who reads
-	readResetsMax  = 5
-	letterRequests = 5 * time.Second // for one answer of JetStream
-)
+// letterRequests bounds one answer of JetStream.
+const letterRequests = 5 * time.Second
 
 // ErrNoLetter says that there is no such dead letter, or no more.
 var ErrNoLetter = errors.New("no such dead letter")
@@ -84,7 +80,7 @@ func (d *DeadLetters) All(ctx context.Context, f LetterFilter, bodies bool) iter
 				yield(nil, fmt.Errorf("read dead letters: %w", err))
 				return
 			}
-			l, err := d.c.ns.ReadDeadLetter(m)
+			l, err := d.c.ns.ReadDeadLetter(m.Msg)
 			if err != nil {
 				yield(nil, err)
 				return
@@ -152,58 +148,4 @@ func (d *DeadLetters) follow(ctx context.Context, l *DeadLetter) {
 		}
 	}
 	l.resolve(d.inbound.GetMsg(ctx, l.Pointer.Seq))
-}
-
-// readAll returns the messages of a stream that are there when it begins, in their order.
-func readAll(ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig) iter.Seq2[jetstream.Msg, error] {
-	config.InactiveThreshold, config.MaxResetAttempts = readIdle, readResetsMax
-	return func(yield func(jetstream.Msg, error) bool) {
-		info, err := stream.Info(ctx)
-		if err != nil {
-			yield(nil, err)
-			return
-		}
-		consumer, err := stream.OrderedConsumer(ctx, config)
-		if err != nil {
-			yield(nil, err)
-			return
-		}
-		if consumer.CachedInfo().NumPending == 0 {
-			return
-		}
-		messages, err := consumer.Messages()
-		if err != nil {
-			yield(nil, err)
-			return
-		}
-		defer messages.Stop()
-		for more := true; more; {
-			m, err := next(ctx, messages)
-			if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
-				// Those that are left may have been removed meanwhile.
-				if now, err := consumer.Info(ctx); err == nil && now.NumPending == 0 {
-					return
-				}
-				continue
-			}
-			var meta *jetstream.MsgMetadata
-			if err == nil {
-				meta, err = m.Metadata()
-			}
-			if err != nil {
-				yield(nil, err)
-				return
-			}
-			if meta.Sequence.Stream > info.State.LastSeq || !yield(m, nil) {
-				return
-			}
-			more = meta.NumPending > 0 && meta.Sequence.Stream < info.State.LastSeq
-		}
-	}
-}
-
-func next(ctx context.Context, messages jetstream.MessagesContext) (jetstream.Msg, error) {
-	ctx, cancel := context.WithTimeout(ctx, readPatience)
-	defer cancel()
-	return messages.Next(jetstream.NextContext(ctx))
 }

@@ -4,10 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // park stores a letter as a worker would have written it, and returns its sequence.
@@ -137,5 +140,34 @@ func TestLettersVanish(t *testing.T) {
 				t.Errorf("%d letters were read of %d", read, number)
 			}
 		})
+	}
+}
+
+// TestLettersOnTheirWay has letters arrive late: the server has sent all of them, and says that it has no more, while
+// the reader has some of them only.
+func TestLettersOnTheirWay(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	const number = 300 // fewer than a reader is sent at a time
+	for i := range number {
+		b.park(ReasonMalformed, fmt.Sprint(i), b.ns.In(BookingRequested, "room"), nil, strings.Repeat("x", 1000))
+	}
+	late := &stacktest.Laggard{Pause: 3 * readPatience}
+	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf, nats.SetCustomDialer(late))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	client, err := NewClient(nc, b.ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := client.DeadLetters(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	late.PauseAfter(number * 100)
+	if got := len(d.seqs(t, LetterFilter{}, true)); got != number {
+		t.Errorf("%d letters were read of %d", got, number)
 	}
 }

@@ -58,6 +58,9 @@ type Problem struct {
 // unavailable is the reason of a problem that somebody has to look into.
 const unavailable = "unavailable"
 
+// rebuilding says why nothing is known of holds now.
+const rebuilding = "redis has lost its data; no hold is granted until it is rebuilt"
+
 // IsFault reports whether the error behind the problem is to be logged: the answer does not tell it.
 func (p Problem) IsFault() bool { return p.Reason == unavailable }
 
@@ -65,6 +68,7 @@ func (p Problem) IsFault() bool { return p.Reason == unavailable }
 func ProblemOf(err error) Problem {
 	var malformed *malformedError
 	var invalid *holds.InvalidError
+	var lost *holds.LostError
 	switch {
 	case errors.As(err, &malformed), errors.Is(err, holds.ErrHoldID):
 		return Problem{http.StatusBadRequest, "bad_query", err.Error()}
@@ -72,8 +76,10 @@ func ProblemOf(err error) Problem {
 		return Problem{http.StatusBadRequest, "invalid_request", invalid.Error()}
 	case errors.Is(err, ErrUnknownHold):
 		return Problem{http.StatusNotFound, "unknown_hold", err.Error()}
+	case errors.As(err, &lost):
+		return Problem{http.StatusServiceUnavailable, "rebuilding", rebuilding + ": " + lost.Progress}
 	case errors.Is(err, holds.ErrDataLost):
-		return Problem{http.StatusServiceUnavailable, "rebuilding", "redis has lost its data; no hold is granted until it is rebuilt"}
+		return Problem{http.StatusServiceUnavailable, "rebuilding", rebuilding}
 	default:
 		return Problem{http.StatusServiceUnavailable, unavailable, "a server that is needed for this answer does not answer; see /readyz"}
 	}

@@ -104,3 +104,32 @@ func TestReplayEndsWithoutAnswer(t *testing.T) {
 		t.Errorf("its event is stored, and the letter is there: %v", err)
 	}
 }
+
+// TestReplayRefused replays a letter while the inbound stream is full: its event is not stored, and the letter stays.
+func TestReplayRefused(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	seq := b.park(ReasonPoison, "", b.ns.In(BookingRequested, "room"), nil, keyed("k"))
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("other"))
+	inbound, err := b.js.Stream(t.Context(), b.ns.InStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := inbound.CachedInfo().Config
+	full.MaxMsgs = 1
+	if _, err := b.js.UpdateStream(t.Context(), full); err != nil {
+		t.Fatal(err)
+	}
+	d := b.letters()
+	r, err := d.Replayer(time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if got := b.replay(r, seq, "", false); got.Result != ReplayFailed {
+		t.Errorf("%+v", got)
+	}
+	if _, err := d.Get(t.Context(), seq); err != nil {
+		t.Errorf("its event is not stored, and the letter is gone: %v", err)
+	}
+}

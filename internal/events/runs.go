@@ -209,38 +209,33 @@ func (c *Client) run(ctx context.Context, id string) (run *Run, last uint64, err
 
 // Runs returns the runs, the one that was recorded last at the end, without their letters and
 // results.
-func (c *Client) Runs(ctx context.Context) iter.Seq2[*Run, error] {
-	return func(yield func(*Run, error) bool) {
-		config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubjects: []string{c.ns.AllRuns()}}
-		for m, err := range c.records(ctx, config) {
-			var run *Run
-			if err == nil {
-				run, err = readRun(m)
-			}
-			if err != nil {
-				yield(nil, err)
-				return
-			}
-			run.Seqs, run.Results = nil, nil
-			if !yield(run, nil) {
-				return
-			}
+func (c *Client) Runs(ctx context.Context) ([]*Run, error) {
+	var runs []*Run
+	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubjects: []string{c.ns.AllRuns()}}
+	for m, err := range c.records(ctx, config) {
+		if err != nil {
+			return nil, err
 		}
+		run, err := readRun(m.Msg)
+		if err != nil {
+			return nil, err
+		}
+		run.Seqs, run.Results = nil, nil
+		// A server that was asked anew may tell of a run again.
+		runs = slices.DeleteFunc(runs, func(other *Run) bool { return other.ID == run.ID })
+		runs = append(runs, run)
 	}
+	return runs, nil
 }
 
-func (c *Client) records(ctx context.Context, config jetstream.OrderedConsumerConfig) iter.Seq2[jetstream.Msg, error] {
-	return func(yield func(jetstream.Msg, error) bool) {
+func (c *Client) records(ctx context.Context, config jetstream.OrderedConsumerConfig) iter.Seq2[StoredMsg, error] {
+	return func(yield func(StoredMsg, error) bool) {
 		stream, err := c.js.Stream(ctx, c.ns.RunsStream())
 		if err != nil {
-			yield(nil, fmt.Errorf("stream %s: %w", c.ns.RunsStream(), err))
+			yield(StoredMsg{}, fmt.Errorf("stream %s: %w", c.ns.RunsStream(), err))
 			return
 		}
-		for m, err := range readAll(ctx, stream, config) {
-			if !yield(m, err) {
-				return
-			}
-		}
+		readAll(ctx, stream, config)(yield)
 	}
 }
 

@@ -72,12 +72,9 @@ func TestRuns(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var listed []*Run
-	for run, err := range client.Runs(t.Context()) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		listed = append(listed, run)
+	listed, err := client.Runs(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
 	if len(listed) != 2 || listed[0].ID != log.Run.ID || listed[0].State != RunDone || listed[0].Ended() != RunResultsMax+2 ||
 		listed[0].Counts[ReplayDeadAgain] != 2 || listed[1].ID != other.Run.ID || listed[1].State != RunUnfinished {

@@ -35,6 +35,8 @@ type stored struct {
 // then acknowledges the events. What failed is delivered again.
 func (l *lane) settle(ctx context.Context, batch []*delivery) {
 	waiting := make([]stored, 0, len(batch))
+	var doubt error // of what was decided under an epoch
+	var doubted string
 	for _, d := range batch {
 		if ctx.Err() != nil {
 			return // stopping: what is not settled is delivered again
@@ -42,6 +44,15 @@ func (l *lane) settle(ctx context.Context, batch []*delivery) {
 		message, dead := l.answer(d)
 		if message == nil {
 			continue
+		}
+		if !dead { // a dead letter rests on nothing
+			if doubt == nil || doubted != d.epoch {
+				doubt, doubted = l.service.Trust(ctx, d.epoch), d.epoch
+			}
+			if doubt != nil {
+				l.failed(d, doubt)
+				continue
+			}
 		}
 		future, err := l.js.PublishMsgAsync(message)
 		waiting = append(waiting, stored{d, message, future, err, dead})
@@ -101,6 +112,14 @@ func awaitStored(ctx context.Context, ack jetstream.PubAckFuture) error {
 	}
 }
 
+// isBeingStored reports whether the nodes of NATS have not agreed yet about a message with the same id, from another
+// delivery of the event: soon this one is a duplicate, or can be stored.
+func isBeingStored(err error) bool {
+	const duplicateInProcess = 10158
+	refused, is := errors.AsType[*jetstream.APIError](err)
+	return is && refused.ErrorCode == duplicateInProcess
+}
+
 // answer returns the message that ends an event: its outcome, or its dead letter (dead). It
 // returns none for an event that is to be delivered again.
 func (l *lane) answer(d *delivery) (message *nats.Msg, dead bool) {
@@ -131,16 +150,24 @@ func (l *lane) answer(d *delivery) (message *nats.Msg, dead bool) {
 		}
 		log.Error().Int("faults", l.faults[seq]).Msg("event failed, will be repeated")
 		l.again(d, growing(delayFault, uint64(l.faults[seq])))
-	case fateLater:
-		l.again(d, growing(delayLater, deliveries))
-	case fateOutage:
+	case fateDamaged:
+		if deliveries&(deliveries-1) == 0 { // the longer it waits, the rarer
+			log.Error().Uint64("deliveries", deliveries).Msg("event waits, what there is of its resource is damaged")
+		}
+		l.again(d, growing(delayDamaged, deliveries))
+	case fateLater, fateOutage:
 		l.failed(d, err)
 	}
 	return nil, false
 }
 
-// failed has an event delivered again after an outage, and the consumer pause.
+// failed has an event delivered again for nobody's fault: soon when something was only in its way, else after an
+// outage, for which the consumer pauses.
 func (c *Consumer) failed(d *delivery, err error) {
+	if fateOf(err) == fateLater {
+		c.again(d, growing(delayLater, d.meta.NumDelivered))
+		return
+	}
 	c.outage(err)
 	c.again(d, delayOutage)
 }

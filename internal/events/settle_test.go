@@ -1,9 +1,11 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -11,6 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 // unstored is a JetStream of which the first publications fail: before they are done, or after
@@ -18,6 +23,7 @@ import (
 type unstored struct {
 	jetstream.JetStream
 	lost  bool
+	err   error // of the PubAck; nil = it does not come
 	times atomic.Int32
 }
 
@@ -31,7 +37,8 @@ func (u *unstored) PublishMsgAsync(m *nats.Msg, opts ...jetstream.PublishOpt) (j
 		}
 	}
 	failed := make(chan error, 1)
-	time.AfterFunc(20*time.Millisecond, func() { failed <- nats.ErrTimeout }) // as late as a real one
+	err := cmp.Or(u.err, nats.ErrTimeout)
+	time.AfterFunc(20*time.Millisecond, func() { failed <- err }) // as late as a real one
 	return &failedAck{m, failed}, nil
 }
 
@@ -116,6 +123,38 @@ func TestPoison(t *testing.T) {
 	}
 }
 
+// TestDamagedWaits has what there is of one resource be damaged for longer than a fault of an event would be
+// borne. Its events wait, also a payment; none dies; all others are answered, those in a batch with them too,
+// and the consumers do not pause.
+func TestDamagedWaits(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.set(func(key string, _ int) error {
+		if strings.HasPrefix(key, "bad") {
+			return fmt.Errorf("count of stock: %w", holds.ErrDamaged)
+		}
+		return nil
+	})
+	const number = 30
+	for i := range number {
+		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("bad%d", i)))
+		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", i)))
+	}
+	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "e1", `{"hold_id":"`+holdID+`","payment_id":"bad-payment"}`))
+	b.await("all others' outcomes", func() bool { return len(b.out) == number })
+	stacktest.Eventually(t, "more deliveries than a fault has", func() bool { return b.asked("bad0") > faultsMax && b.asked("bad-payment") > faultsMax })
+	for _, c := range b.workers {
+		if c.Paused() {
+			t.Errorf("consumer %s pauses", c.name)
+		}
+	}
+	b.set(nil)
+	b.await("all outcomes", func() bool { return len(b.out) == 2*number+1 })
+	if len(b.dlq) > 0 {
+		t.Errorf("%d dead letters", len(b.dlq))
+	}
+}
+
 // TestPaymentIsNeverPoison has a payment fail by what looks like its own fault, more often than
 // other events may. It must not die: it ends in a reservation or a refund.
 func TestPaymentIsNeverPoison(t *testing.T) {
@@ -132,6 +171,24 @@ func TestPaymentIsNeverPoison(t *testing.T) {
 	b.await("the outcome", func() bool { return len(b.out) == 1 })
 	if len(b.dlq) != 0 {
 		t.Errorf("a payment was dead-lettered")
+	}
+}
+
+// TestBeingStored has nodes of NATS say that they do not agree yet about an outcome with the same id: the event is
+// delivered again, and nothing else waits for that.
+func TestBeingStored(t *testing.T) {
+	t.Parallel()
+	js := &unstored{err: &jetstream.APIError{Code: 409, ErrorCode: 10158, Description: "duplicate message id is in process"}}
+	js.times.Store(2)
+	b := newBenchOn(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k"))
+	b.await("an outcome", func() bool { return len(b.out) == 1 })
+	b.awaitIdle(ConsumerRequests)
+	if n := b.asked("k"); n != 3 {
+		t.Errorf("decided %d times, want one more than it was refused", n)
+	}
+	if b.workers[0].failedAt.Load() != 0 {
+		t.Error("it was taken for an outage")
 	}
 }
 

@@ -30,12 +30,15 @@ const (
 	streamSetupLimit = 30 * time.Second
 )
 
-// Setup creates the streams that are missing and the consumers. Streams that exist are left as
-// their operators made them, unless they would break a promise: then it returns an error.
-func Setup(ctx context.Context, js jetstream.JetStream, ns Subjects, lifetimeMax time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, streamSetupLimit)
-	defer cancel()
-	wanted := []jetstream.StreamConfig{
+// Reach is how far back an outcome can matter to whoever fills Redis again from the outbound stream.
+type Reach struct {
+	Life   time.Duration // of a hold, at most
+	Memory time.Duration // of ended holds and of answers
+}
+
+// Streams are the streams of a namespace as Setup creates them.
+func (ns Subjects) Streams(reach Reach) []jetstream.StreamConfig {
+	streams := []jetstream.StreamConfig{
 		{
 			Name: ns.InStream(), Subjects: []string{ns.AllIn()},
 			Description: "what booking, payment and inventory services ask of Holdfast",
@@ -44,7 +47,7 @@ func Setup(ctx context.Context, js jetstream.JetStream, ns Subjects, lifetimeMax
 		{
 			Name: ns.OutStream(), Subjects: []string{ns.AllOut()},
 			Description: "what Holdfast answers",
-			Discard:     jetstream.DiscardOld, MaxAge: max(outAgeMin, 2*lifetimeMax), Duplicates: outDuplicates,
+			Discard:     jetstream.DiscardOld, MaxAge: max(outAgeMin, 2*(reach.Life+reach.Memory)), Duplicates: outDuplicates,
 		},
 		{
 			Name: ns.DLQStream(), Subjects: []string{ns.AllDLQ()},
@@ -57,24 +60,49 @@ func Setup(ctx context.Context, js jetstream.JetStream, ns Subjects, lifetimeMax
 			Discard:     jetstream.DiscardOld, MaxAge: runsAge,
 		},
 	}
-	for _, config := range wanted {
-		if err := ensureStream(ctx, js, config, lifetimeMax); err != nil {
+	for i := range streams {
+		streams[i].Storage, streams[i].Retention = jetstream.FileStorage, jetstream.LimitsPolicy
+	}
+	return streams
+}
+
+// Consumers are the durable consumers of the inbound stream as Setup creates them.
+func (ns Subjects) Consumers() []jetstream.ConsumerConfig {
+	consumers := []jetstream.ConsumerConfig{
+		{Durable: ConsumerRequests, FilterSubjects: []string{ns.AllIn()}},
+		{Durable: ConsumerChanges, FilterSubjects: ns.changes()},
+		{Durable: ConsumerPayments, FilterSubjects: ns.payments()},
+	}
+	for i := range consumers {
+		c := &consumers[i]
+		c.AckPolicy, c.AckWait = jetstream.AckExplicitPolicy, ackWait
+		c.MaxDeliver = -1 // the server's limit would park a message without a word
+		c.MaxAckPending = ackPendingMax
+	}
+	return consumers
+}
+
+// Setup creates the streams that are missing and the consumers. Streams that exist are left as
+// their operators made them, unless they would break a promise: then it returns an error.
+func Setup(ctx context.Context, js jetstream.JetStream, ns Subjects, reach Reach) error {
+	ctx, cancel := context.WithTimeout(ctx, streamSetupLimit)
+	defer cancel()
+	for _, config := range ns.Streams(reach) {
+		if err := ns.ensureStream(ctx, js, config, reach); err != nil {
 			return fmt.Errorf("stream %s: %w", config.Name, err)
 		}
 	}
-	for name, filters := range map[string][]string{
-		ConsumerRequests: {ns.AllIn()},
-		ConsumerChanges:  ns.changes(),
-		ConsumerPayments: ns.payments(),
-	} {
-		_, err := js.CreateOrUpdateConsumer(ctx, ns.InStream(), jetstream.ConsumerConfig{
-			Durable: name, FilterSubjects: filters,
-			AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait,
-			MaxDeliver:    -1, // the server's limit would park a message without a word
-			MaxAckPending: ackPendingMax,
-		})
-		if err != nil {
-			return fmt.Errorf("consumer %s of stream %s: %w", name, ns.InStream(), err)
+	for _, config := range ns.Consumers() {
+		found, err := js.Consumer(ctx, ns.InStream(), config.Durable)
+		if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
+			return fmt.Errorf("consumer %s of stream %s: %w", config.Durable, ns.InStream(), err)
+		}
+		if err == nil { // where it began cannot be changed, nor should it be
+			was := found.CachedInfo().Config
+			config.DeliverPolicy, config.OptStartSeq, config.OptStartTime = was.DeliverPolicy, was.OptStartSeq, was.OptStartTime
+		}
+		if _, err := js.CreateOrUpdateConsumer(ctx, ns.InStream(), config); err != nil {
+			return fmt.Errorf("consumer %s of stream %s: %w", config.Durable, ns.InStream(), err)
 		}
 	}
 	return nil
@@ -96,8 +124,7 @@ func (ns Subjects) ofAny(events ...string) []string {
 	return subjects
 }
 
-func ensureStream(ctx context.Context, js jetstream.JetStream, config jetstream.StreamConfig, lifetimeMax time.Duration) error {
-	config.Storage, config.Retention = jetstream.FileStorage, jetstream.LimitsPolicy
+func (ns Subjects) ensureStream(ctx context.Context, js jetstream.JetStream, config jetstream.StreamConfig, reach Reach) error {
 	stream, err := js.Stream(ctx, config.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		// Another worker may create it meanwhile: the same configuration is no conflict.
@@ -107,16 +134,10 @@ func ensureStream(ctx context.Context, js jetstream.JetStream, config jetstream.
 	if err != nil {
 		return err
 	}
-	found := stream.CachedInfo().Config
-	switch {
-	case found.Retention != jetstream.LimitsPolicy:
-		return fmt.Errorf("its retention is %s, want limits", found.Retention)
-	case found.Storage != jetstream.FileStorage:
-		return fmt.Errorf("its storage is %s, want file", found.Storage)
-	case found.Discard != config.Discard:
-		return fmt.Errorf("it discards %s, want %s", found.Discard, config.Discard)
-	case config.MaxAge > 0 && found.MaxAge > 0 && found.MaxAge < lifetimeMax:
-		return fmt.Errorf("its messages live %s, less than a hold can (%s)", found.MaxAge, lifetimeMax)
+	for _, fault := range ns.StreamFaults(stream.CachedInfo().Config, config, reach) {
+		if fault.Breaks {
+			return errors.New(fault.String())
+		}
 	}
 	return nil
 }

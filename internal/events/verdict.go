@@ -130,6 +130,8 @@ func failureOf(err error) (Verdict, error) {
 		return Verdict{Verdict: "still fails", Reason: ReasonPoison, Detail: oneLine(err.Error())}, nil
 	case fateOf(err) == fateLater:
 		return Verdict{Verdict: "would have to wait", Detail: "other work on the same slots or hold is in the way; ask again"}, nil
+	case fateOf(err) == fateDamaged:
+		return Verdict{Verdict: "would have to wait", Detail: "what there is of its resource is damaged: worker audit tells what"}, nil
 	default:
 		return Verdict{}, err
 	}

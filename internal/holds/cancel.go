@@ -25,6 +25,11 @@ type CancelAnswer struct {
 // Cancel gives back what reservations took: Postgres lowers what is reserved, and then rev is
 // bumped, so that whoever has read the old number decides again.
 func (s *Service) Cancel(ctx context.Context, requests []CancelRequest, emit func(i int, r Result)) {
+	s, err := s.under()
+	if err != nil {
+		refuse(len(requests), err, emit)
+		return
+	}
 	answers, err := s.inventory.Cancel(ctx, requests, func(ctx context.Context) (Time, error) {
 		failpoint.Hit("cancel.committed")
 		return s.Now(ctx)
@@ -32,12 +37,15 @@ func (s *Service) Cancel(ctx context.Context, requests []CancelRequest, emit fun
 	failpoint.Hit("cancel.timed")
 	if err == nil {
 		var changed []string
+		var whose []int
 		for i, r := range requests {
 			if answers[i].Err == nil && answers[i].Reason == "" {
-				changed = append(changed, r.Hold.Resource)
+				changed, whose = append(changed, r.Hold.Resource), append(whose, i)
 			}
 		}
-		err = s.InventoryChanged(ctx, changed...)
+		for j, err := range s.bump(ctx, changed) {
+			answers[whose[j]].Err = err
+		}
 	}
 	for i, r := range requests {
 		e := err

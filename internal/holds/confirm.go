@@ -51,6 +51,11 @@ type paymentKey struct {
 //
 // A result is ErrBusy while another payment of the same hold is being decided.
 func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest, emit func(i int, r Result)) {
+	s, err := s.under()
+	if err != nil {
+		refuse(len(requests), err, emit)
+		return
+	}
 	claims := make([]*lua.Call, len(requests))
 	for i, r := range requests {
 		claims[i] = s.newCall(scriptClaim, r.Hold.Resource, s.memory(), sweepMax, r.Hold.UUID, r.PaymentID)
@@ -100,7 +105,7 @@ func (s *Service) decidePayments(ctx context.Context, payments []Payment) []Paym
 	if len(deciding) == 0 {
 		return answers
 	}
-	decided, err := s.inventory.Decide(ctx, deciding)
+	decided, err := s.inventory.Decide(ctx, s.epoch, deciding)
 	failpoint.Hit("confirm.committed")
 	if err == nil {
 		s.settle(ctx, deciding, decided)

@@ -61,8 +61,8 @@ type late struct {
 	meanwhile func()
 }
 
-func (l *late) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
-	answers, err := l.Inventory.Decide(ctx, payments)
+func (l *late) Decide(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
+	answers, err := l.Inventory.Decide(ctx, epoch, payments)
 	l.meanwhile()
 	return answers, err
 }
@@ -103,7 +103,7 @@ var errDown = errors.New("postgres is down")
 // outage is Postgres when it does not answer payments.
 type outage struct{ holds.Inventory }
 
-func (*outage) Decide(context.Context, []holds.Payment) ([]holds.PaymentAnswer, error) {
+func (*outage) Decide(context.Context, string, []holds.Payment) ([]holds.PaymentAnswer, error) {
 	return nil, errDown
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -20,6 +21,7 @@ const (
 	sweepRetry    = time.Second            // wait after a look that failed
 	dueMax        = 128                    // resources of a partition swept in one round trip
 	announceQueue = 64                     // swept batches that wait to be announced
+	announceMax   = 512                    // hold.expired on their way at a time
 	allPartitions = -1
 )
 
@@ -43,7 +45,7 @@ type Expirer struct {
 	options   ExpirerOptions
 	log       zerolog.Logger
 
-	departed chan []Outcome // the hold.expired of what was restored and is to be announced
+	departed chan departure
 
 	mu      sync.Mutex
 	due     map[int]struct{} // partitions to look at now
@@ -51,11 +53,17 @@ type Expirer struct {
 	hintErr error            // why there are no notifications, nil when there are
 }
 
+// departure is the hold.expired of what a Service has restored.
+type departure struct {
+	by       *Service
+	outcomes []Outcome
+}
+
 // NewExpirer returns an Expirer. Its Sweep, Watch and Announce loops must all run.
 func NewExpirer(s *Service, a Announcer, o ExpirerOptions, log zerolog.Logger) *Expirer {
 	return &Expirer{
 		service: s, announcer: a, options: o, log: log,
-		departed: make(chan []Outcome, announceQueue),
+		departed: make(chan departure, announceQueue),
 		due:      make(map[int]struct{}),
 		nudged:   make(chan struct{}, 1),
 		hintErr:  errors.New("not subscribed yet"),
@@ -116,7 +124,7 @@ func (e *Expirer) setHintError(err error) {
 // not put off the look at all partitions.
 func (e *Expirer) Sweep(ctx context.Context) error {
 	all := time.Now() // when to look at all partitions
-	for ctx.Err() == nil {
+	for e.service.Await(ctx) == nil {
 		var timer <-chan time.Time
 		if !e.options.NoTimer {
 			timer = time.After(time.Until(all))
@@ -134,6 +142,8 @@ func (e *Expirer) Sweep(ctx context.Context) error {
 		next, err := e.sweepOnce(ctx, partitions)
 		switch {
 		case ctx.Err() != nil: // it is over, whatever became of the sweep
+		case err != nil && (errors.Is(err, ErrDataLost) || e.service.Epoch() == ""): // the Keeper tells it
+			all = time.Now().Add(sweepRetry)
 		case err != nil:
 			e.log.Error().Err(err).Msg("sweep failed, will be repeated")
 			all = time.Now().Add(sweepRetry)
@@ -148,14 +158,18 @@ func (e *Expirer) Sweep(ctx context.Context) error {
 // It returns how long nothing more is due there.
 func (e *Expirer) sweepOnce(ctx context.Context, partitions []int) (next time.Duration, err error) {
 	next = sweepTick
+	s, err := e.service.under()
+	if err != nil {
+		return 0, err
+	}
 	var failed []error
 	for len(partitions) > 0 {
-		resources, again, wait, err := e.readAgenda(ctx, partitions)
+		resources, again, wait, err := s.readAgenda(ctx, partitions)
 		if err != nil {
 			return 0, err
 		}
 		next = min(next, wait)
-		full, err := e.expire(ctx, resources)
+		full, err := e.expire(ctx, s, resources)
 		if err != nil {
 			// One damaged resource must not keep the others from being swept.
 			failed = append(failed, err)
@@ -176,14 +190,13 @@ func (e *Expirer) sweepOnce(ctx context.Context, partitions []int) (next time.Du
 
 // readAgenda returns the resources that have something due, the partitions that have more of
 // them, and how long nothing else is due.
-func (e *Expirer) readAgenda(ctx context.Context, partitions []int) (resources []string, more map[int]struct{}, wait time.Duration, err error) {
-	s := e.service
+func (s *Service) readAgenda(ctx context.Context, partitions []int) (resources []string, more map[int]struct{}, wait time.Duration, err error) {
 	calls := make([]*lua.Call, len(partitions))
 	for i, p := range partitions {
 		calls[i] = &lua.Call{
 			Script: scriptAgenda,
 			Keys:   []string{s.keys.epoch(p)},
-			Args:   []any{s.epoch, "", "", dueMax},
+			Args:   []any{s.told(), "", "", dueMax},
 		}
 	}
 	s.run(ctx, calls...)
@@ -210,12 +223,11 @@ func (e *Expirer) readAgenda(ctx context.Context, partitions []int) (resources [
 
 // expire lapses what is due on some resources, passes it on, and returns the partitions in
 // which a limit was reached.
-func (e *Expirer) expire(ctx context.Context, resources []string) (full map[int]struct{}, err error) {
+func (e *Expirer) expire(ctx context.Context, s *Service, resources []string) (full map[int]struct{}, err error) {
 	full = make(map[int]struct{})
 	if len(resources) == 0 {
 		return full, nil
 	}
-	s := e.service
 	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
 		calls[i] = s.newCall(scriptExpire, resource, s.memory(), sweepMax, announceLease.Milliseconds())
@@ -243,7 +255,7 @@ func (e *Expirer) expire(ctx context.Context, resources []string) (full map[int]
 	}
 	if len(batch) > 0 {
 		select {
-		case e.departed <- batch:
+		case e.departed <- departure{s, batch}:
 		default:
 			// Announcing is behind. Restoring must not wait for it; they are handed out again.
 		}
@@ -265,15 +277,20 @@ func (e *Expirer) Announce(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case batch := <-e.departed:
-			if err := e.announce(ctx, batch); err != nil && ctx.Err() == nil {
-				e.log.Error().Err(err).Int("holds", len(batch)).Msg("announcing lapsed holds failed, will be repeated")
+		case d := <-e.departed:
+			for batch := range slices.Chunk(d.outcomes, announceMax) {
+				if err := e.announce(ctx, d.by, batch); err != nil && ctx.Err() == nil && !errors.Is(err, ErrDataLost) {
+					e.log.Error().Err(err).Int("holds", len(batch)).Msg("announcing lapsed holds failed, will be repeated")
+				}
 			}
 		}
 	}
 }
 
-func (e *Expirer) announce(ctx context.Context, batch []Outcome) error {
+func (e *Expirer) announce(ctx context.Context, s *Service, batch []Outcome) error {
+	if err := s.Trust(ctx, s.epoch); err != nil {
+		return err
+	}
 	if err := e.announcer.Announce(ctx, batch); err != nil {
 		return err
 	}
@@ -284,9 +301,9 @@ func (e *Expirer) announce(ctx context.Context, batch []Outcome) error {
 	}
 	calls := make([]*lua.Call, 0, len(byResource))
 	for resource, ids := range byResource {
-		calls = append(calls, e.service.newCall(scriptForget, resource, append([]any{e.service.memory()}, ids...)...))
+		calls = append(calls, s.newCall(scriptForget, resource, append([]any{s.memory()}, ids...)...))
 	}
-	e.service.run(ctx, calls...)
+	s.run(ctx, calls...)
 	failpoint.Hit("expire.forgotten")
 	for _, c := range calls {
 		if err := c.Expect(0); err != nil {

@@ -237,13 +237,22 @@ func TestStrayDeadline(t *testing.T) {
 	w.newService(w.client, w.locker(t), &outage{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: ids[0], PaymentID: "p"}}, func(int, holds.Result) {})
 	w.pay(t, ids[1], "p")
 	w.release(t, holds.ReleaseRequest{Hold: ids[2]})
-	for _, id := range ids {
-		if err := w.client.ZAdd(ctx, holds.Key(w.namespace, "room", "due"), redis.Z{Score: 1, Member: id.UUID}).Err(); err != nil {
-			t.Fatal(err)
+	for _, later := range []time.Duration{0, time.Hour} { // before their deadlines, and long after
+		w.pass(t, later)
+		for _, id := range ids {
+			if err := w.client.ZAdd(ctx, holds.Key(w.namespace, "room", "due"), redis.Z{Score: 1, Member: id.UUID}).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if slot := w.available(t, "room", holds.Asked{})[0]; slot.Held != 1 || slot.Reserved != 1 {
+			t.Errorf("after a sweep of stray deadlines: %+v", slot)
 		}
 	}
-	if slot := w.available(t, "room", holds.Asked{})[0]; slot.Held != 1 || slot.Reserved != 1 {
-		t.Errorf("after a sweep of stray deadlines: %+v", slot)
+	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if lapsed := w.takeAnnounced(); len(lapsed) != 0 {
+		t.Errorf("lapsed: %v", briefs(lapsed))
 	}
 	if got := brief(w.pay(t, ids[0], "p")); got != holds.EventHoldConfirmed {
 		t.Errorf("the claimed hold: %s", got)

@@ -18,12 +18,18 @@ func init() {
 	prelude = strings.Replace(prelude, real, test, 1)
 	for _, s := range []*lua.Script{
 		&scriptPlace, &scriptClaim, &scriptSettle, &scriptRelease, &scriptExpire, &scriptForget,
-		&scriptExtend, &scriptAvailability, &scriptShow, &scriptAgenda,
+		&scriptExtend, &scriptAvailability, &scriptShow, &scriptAgenda, &scriptRebuild,
 	} {
 		*s = load(s.Name, s.Flags)
 	}
 	dryTwins = loadDryTwins()
 }
+
+// DoNotWait has a Keeper not wait for what is on its way: nobody publishes.
+func (k *Keeper) DoNotWait() { k.drain = 0 }
+
+// BePatient has a Keeper wait for Redis' answers, however slow the machine is.
+func (k *Keeper) BePatient() { k.within = askWithin }
 
 // ClockKeys are the keys from which the scripts of a namespace read their clock in tests.
 func ClockKeys(namespace string) []string {
@@ -40,7 +46,8 @@ func (e *Expirer) SweepAndAnnounce(ctx context.Context) error {
 		return err
 	}
 	for len(e.departed) > 0 {
-		if err := e.announce(ctx, <-e.departed); err != nil {
+		d := <-e.departed
+		if err := e.announce(ctx, d.by, d.outcomes); err != nil {
 			return err
 		}
 	}
@@ -55,6 +62,9 @@ func (e *Expirer) SweepOnly(ctx context.Context) error {
 
 // ExpireOnce has expire.lua look at resources, all in one round trip.
 func (s *Service) ExpireOnce(ctx context.Context, resources ...string) (again []bool, err error) {
+	if s, err = s.under(); err != nil {
+		return nil, err
+	}
 	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
 		calls[i] = s.newCall(scriptExpire, resource, s.memory(), sweepMax, announceLease.Milliseconds())
@@ -90,6 +100,31 @@ const SweepMax = sweepMax
 
 // ReadAge is how old what was read from Postgres may be when it is decided on.
 const ReadAge = readAge
+
+// What a Tenure does about doubt.
+
+func (t *Tenure) Doubt(epoch string)          { t.doubt(epoch) }
+func (t *Tenure) TakeDoubt(epoch string) bool { return t.takeDoubt(epoch) }
+
+// What a Tenure does about damage.
+const (
+	HealWithin      = healWithin
+	DamageForgotten = damageForgotten
+	DamagedMax      = damagedMax
+)
+
+// NoteDamage and TakeDamage are noteDamage and takeDamage.
+func (t *Tenure) NoteDamage(epoch, resource string, err error) { t.noteDamage(epoch, resource, err) }
+func (t *Tenure) TakeDamage(epoch string) error                { return t.takeDamage(epoch) }
+
+// AgeDamage has all damage been found long ago for the first time.
+func (t *Tenure) AgeDamage() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, d := range t.damaged {
+		d.first = d.first.Add(-healWithin)
+	}
+}
 
 // IndexField is indexField.
 func IndexField(user, slots string) string { return indexField(user, slots) }

@@ -21,6 +21,11 @@ type ExtendRequest struct {
 // Extend puts off deadlines, never beyond the policy's HoldLifetimeMax. A result is ErrBusy
 // while a payment of the hold is being decided.
 func (s *Service) Extend(ctx context.Context, requests []ExtendRequest, emit func(i int, r Result)) {
+	s, err := s.under()
+	if err != nil {
+		refuse(len(requests), err, emit)
+		return
+	}
 	calls := make([]*lua.Call, len(requests))
 	for i, r := range requests {
 		ttl, why := s.policy.PaymentWindow, "started"
@@ -64,7 +69,7 @@ func (r ExtendRequest) outcome(c *lua.Call) (Outcome, error) {
 	if word == "claimed" {
 		return Outcome{}, fmt.Errorf("a payment is being decided: %w", ErrBusy)
 	}
-	outcome := Outcome{Resource: r.Hold.Resource, Hold: r.Hold}
+	outcome := Outcome{Resource: r.Hold.Resource, Hold: r.Hold, Memory: Memory{Started: r.PaymentStarted}}
 	data := HoldData{ResourceID: r.Hold.Resource, HoldID: r.Hold}
 	if line != "" {
 		hold, err := parseRecord(r.Hold, line)

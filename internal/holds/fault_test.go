@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +15,6 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
-	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -339,21 +339,16 @@ func TestCapacityBySQLIsNoticed(t *testing.T) {
 // swept, which frees memory. Redis' limit is for all, so this test has a Redis of its own.
 func TestOutOfMemory(t *testing.T) {
 	t.Parallel()
-	servers, err := stack.Start(t.Context(), stack.Options{Redis: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := servers.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	w := newWorldOn(t, servers.RedisURL)
+	w := newWorldOn(t, stacktest.StartRedis(t).RedisURL)
 	ctx := t.Context()
 	w.setInventory(t, "room", holds.Asked{}, 5)
 	var ids []holds.HoldID
 	for _, user := range []string{"pays", "cancels", "walks"} {
-		ids = append(ids, created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user, TTLSeconds: seconds(1)})[0]).HoldID)
+		ttl := seconds(600)
+		if user == "walks" {
+			ttl = seconds(1)
+		}
+		ids = append(ids, created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user, TTLSeconds: ttl})[0]).HoldID)
 	}
 	if err := w.client.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
 		t.Fatal(err)
@@ -486,6 +481,8 @@ func TestLostData(t *testing.T) {
 		if err := damage.do(); err != nil {
 			t.Fatal(name, err)
 		}
+		var told []string
+		w.service.OnDamage(func(resource string) { told = append(told, resource) })
 		want := func(verb string) func(int, holds.Result) {
 			return func(_ int, r holds.Result) {
 				if !errors.Is(r.Err, damage.want) {
@@ -497,6 +494,9 @@ func TestLostData(t *testing.T) {
 			Cause: uuid.NewString(), RequestKey: uuid.NewString(), Resource: "room", User: "cleo", Quantity: 1, StoredAt: time.Now(),
 		}}, want("place"))
 		w.service.Release(ctx, []holds.ReleaseRequest{{Cause: uuid.NewString(), Resource: "room", Hold: hold.HoldID}}, want("release"))
+		if isTold := slices.Equal(told, []string{"room", "room"}); isTold != errors.Is(damage.want, holds.ErrDamaged) || !isTold && len(told) > 0 {
+			t.Errorf("%s: told of damage to %v", name, told)
+		}
 		if err := damage.undo(); err != nil {
 			t.Fatal(name, err)
 		}

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // InventoryRequest sets the capacity of slots.
@@ -33,21 +36,38 @@ type CapacityAnswer struct {
 }
 
 // InventoryChanged bumps rev, so that whoever has read capacities or reservations of these
-// resources before decides again. What is no resource id has no holds and is passed over.
+// resources before decides again. What is no resource id has no holds and is passed over; where rev is
+// damaged nothing is decided until that is mended.
 func (s *Service) InventoryChanged(ctx context.Context, resources ...string) error {
+	return errors.Join(slices.DeleteFunc(s.bump(ctx, resources), func(err error) bool { return errors.Is(err, ErrDamaged) })...)
+}
+
+// bump bumps the rev of each resource. It returns ErrDamaged for one whose rev is no number.
+func (s *Service) bump(ctx context.Context, resources []string) []error {
+	errs := make([]error, len(resources))
 	if s.dry {
-		return nil
+		return errs
 	}
 	pipe := s.redis.Pipeline()
-	for _, resource := range resources {
+	bumps := make([]*redis.IntCmd, len(resources))
+	for i, resource := range resources {
 		if ResourcePattern.MatchString(resource) {
-			pipe.Incr(ctx, s.keys.rev(resource))
+			bumps[i] = pipe.Incr(ctx, s.keys.rev(resource))
 		}
 	}
-	if _, err := pipe.Exec(ctx); err != nil {
-		return fmt.Errorf("bump rev: %w", err)
+	_, _ = pipe.Exec(ctx) // each command has its own error
+	for i, resource := range resources {
+		if bumps[i] == nil || bumps[i].Err() == nil {
+			continue
+		}
+		err := bumps[i].Err()
+		errs[i] = fmt.Errorf("bump rev of %s: %w", resource, err)
+		if redis.HasErrorPrefix(err, "WRONGTYPE") || redis.HasErrorPrefix(err, "value is not an integer") {
+			errs[i] = fmt.Errorf("rev of %s: %w: %w", resource, ErrDamaged, err)
+			s.tellDamage(resource, errs[i])
+		}
 	}
-	return nil
+	return errs
 }
 
 // SetInventory sets capacities and bumps rev, so that whoever has read the old ones decides again.
@@ -57,6 +77,10 @@ func (s *Service) SetInventory(ctx context.Context, r InventoryRequest) Result {
 			Event: EventInventoryRejected, Resource: r.Resource,
 			Data: InventoryRejected{ResourceID: r.Resource, Reason: reason, Field: field},
 		}}
+	}
+	s, err := s.under()
+	if err != nil {
+		return Result{Err: err}
 	}
 	names, err := r.Asked.names(nightsWindow{max: InventorySlotsMax})
 	if err == nil && r.Capacity < 0 {
@@ -72,7 +96,7 @@ func (s *Service) SetInventory(ctx context.Context, r InventoryRequest) Result {
 	}
 	answer, err := s.inventory.SetCapacity(ctx, CapacityChange{r.Cause, r.StoredAt, r.Resource, names, r.Capacity, held})
 	if err == nil {
-		err = s.InventoryChanged(ctx, r.Resource)
+		err = errors.Join(s.bump(ctx, []string{r.Resource})...)
 	}
 	if err != nil {
 		return Result{Err: fmt.Errorf("set inventory of %s: %w", r.Resource, err)}

@@ -36,6 +36,9 @@ func (ns keyspace) partition(p int) string {
 func (ns keyspace) epoch(p int) string  { return ns.partition(p) + "epoch" }
 func (ns keyspace) agenda(p int) string { return ns.partition(p) + "agenda" }
 
+// format is one key for all partitions.
+func (ns keyspace) format() string { return ns.partition(0) + "format" }
+
 // prefix begins every key of a resource.
 func (ns keyspace) prefix(resource string) string {
 	return ns.partition(Partition(resource)) + resource + ":"

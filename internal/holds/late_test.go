@@ -54,9 +54,9 @@ type deciding struct {
 	before func()
 }
 
-func (d *deciding) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
+func (d *deciding) Decide(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
 	d.before()
-	return d.Inventory.Decide(ctx, payments)
+	return d.Inventory.Decide(ctx, epoch, payments)
 }
 
 // TestAnsweredLatePaymentTakesNothing repeats a payment that was refused before late ones were

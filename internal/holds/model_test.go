@@ -17,6 +17,7 @@ import (
 	"pgregory.net/rapid"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 // model is what a resource should be, in plain Go and without any of the tricks: no counters,
@@ -30,6 +31,13 @@ type model struct {
 	payments map[string]string      // by hold and payment
 	lastHold map[holds.HoldID]*modelHold
 	late     holds.LatePayment
+}
+
+func newModel(now time.Time, late holds.LatePayment) *model {
+	return &model{
+		now: now, capacity: make(map[string]int64), reserved: make(map[string]int64), late: late,
+		answers: make(map[string]modelAnswer), payments: make(map[string]string), lastHold: make(map[holds.HoldID]*modelHold),
+	}
 }
 
 type modelHold struct {
@@ -269,23 +277,27 @@ func TestAgainstModel(t *testing.T) {
 	}
 }
 
-func againstModel(t *testing.T, late holds.LatePayment) {
-	w := newWorld(t)
-	w.pass(t, 24*time.Hour) // Redis ends TTL keys by its own clock: no hold may lapse by that one as well
+// newModelWorld returns a world that can be compared with a model, and a connection to its schema.
+func newModelWorld(t *testing.T, late holds.LatePayment) (*world, *pgx.Conn) {
+	t.Helper()
+	w := newWorldOn(t, stacktest.StartRedis(t).RedisURL).stopClock(t) // all its keys are looked through again and again
+	w.pass(t, 24*time.Hour)                                           // Redis ends TTL keys by its own clock: no hold may lapse by that one as well
 	w.setPolicy(t, func(p *holds.Policy) {
 		p.LatePayment = late
 		p.RequestKeyTTL = 10_000 * time.Hour // nothing is forgotten while a run lasts
 	})
 	conn := w.connect(t)
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return w, conn
+}
+
+func againstModel(t *testing.T, late holds.LatePayment) {
+	w, conn := newModelWorld(t, late)
 	dry := &world{service: w.service.Dry(w.store.Dry())}
 	var resources atomic.Int64
 	rapid.Check(t, func(t *rapid.T) {
 		resource := fmt.Sprintf("r%d", resources.Add(1))
-		m := &model{
-			now: w.now, capacity: make(map[string]int64), reserved: make(map[string]int64), late: late,
-			answers: make(map[string]modelAnswer), payments: make(map[string]string), lastHold: make(map[holds.HoldID]*modelHold),
-		}
+		m := newModel(w.now, late)
 		r := &modelRun{world: w, dry: dry, sql: conn, model: m, resource: resource}
 		t.Repeat(map[string]func(*rapid.T){
 			"place":    r.placeBatch,

@@ -49,6 +49,15 @@ type Outcome struct {
 	Hold     HoldID // zero when no hold is meant
 	At       Time   // when it was decided, zero when that is not remembered
 	Data     any    // one of the data types below
+	Memory   Memory
+}
+
+// Memory is what Redis remembers with an outcome and its data does not tell. It is stored beside
+// it, so that Redis can be filled again.
+type Memory struct {
+	Fingerprint string // of a request's content, when its answer is remembered
+	Cause       string // the event that had the answer first, "" = this one
+	Started     bool   // the extension was that of a payment.started
 }
 
 // HoldData is what every outcome that means a hold says of it.

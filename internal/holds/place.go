@@ -65,6 +65,11 @@ type group struct {
 // call share the round trips. A group whose lock is taken waits for it up to the policy's
 // LockWait while the others go on; then its results are ErrBusy.
 func (s *Service) Place(ctx context.Context, requests []PlaceRequest, emit func(i int, r Result)) {
+	s, err := s.under()
+	if err != nil {
+		refuse(len(requests), err, emit)
+		return
+	}
 	waiting := make([]*placing, 0, len(requests))
 	for i := range requests {
 		p, err := s.understand(&requests[i], i)
@@ -260,7 +265,7 @@ func (s *Service) decide(ctx context.Context, groups []*group, done decided) (ag
 		var repeat, undecided []*group
 		for i, g := range groups {
 			c := calls[i]
-			settle(c)
+			s.judge(c)
 			switch {
 			case c.Err == nil && (c.Status == locking.StatusLockLost || c.Status == locking.StatusConflict):
 				undecided = append(undecided, g)

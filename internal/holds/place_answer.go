@@ -63,14 +63,20 @@ func (p *placing) outcome(answer, tail string) (Outcome, error) {
 		return Outcome{}, err
 	}
 	data, replayed := p.data(), cause != p.Cause
+	memory := Memory{Fingerprint: words[1]}
+	if replayed {
+		memory.Cause = cause
+	}
 	switch {
 	case word == "cancelled":
 		return p.reject(at, HoldRejected{HoldData: data, Reason: ReasonCancelled}), nil
 	case word == "created":
-		return p.created(at, detail, tail, replayed)
+		outcome, err := p.created(at, detail, tail, replayed)
+		outcome.Memory = memory
+		return outcome, err
 	case replayed:
 		if data.Asked, data.Metadata, err = parseEcho(words[5], words[6]); err != nil {
-			return Outcome{}, fmt.Errorf("answer to request %s: %w: %w", p.RequestKey, ErrDamaged, err)
+			return Outcome{}, fmt.Errorf("answer to request %s: %w", p.RequestKey, ErrDamaged)
 		}
 	}
 	rejected := HoldRejected{HoldData: data, Reason: word, Replayed: replayed}
@@ -79,10 +85,12 @@ func (p *placing) outcome(answer, tail string) (Outcome, error) {
 		rejected.HoldID = HoldID{p.Resource, detail}
 	case ReasonSoldOut:
 		if rejected.SoldOut, err = parseShortage(detail); err != nil {
-			return Outcome{}, fmt.Errorf("answer to request %s: %w: %w", p.RequestKey, ErrDamaged, err)
+			return Outcome{}, fmt.Errorf("answer to request %s: %w", p.RequestKey, ErrDamaged)
 		}
 	}
-	return p.reject(at, rejected), nil
+	outcome := p.reject(at, rejected)
+	outcome.Memory = memory
+	return outcome, nil
 }
 
 func (p *placing) created(at Time, detail, tail string, replayed bool) (Outcome, error) {
@@ -119,7 +127,7 @@ func parseShortage(detail string) (*SoldOut, error) {
 	for row := range strings.SplitSeq(rows, ",") {
 		words := strings.Split(row, ":")
 		if len(words) != 4 {
-			return nil, fmt.Errorf("shortage %q", row)
+			return nil, ErrDamaged
 		}
 		var numbers [3]int64
 		for i, word := range words[1:] {
@@ -133,7 +141,12 @@ func parseShortage(detail string) (*SoldOut, error) {
 	return &short, nil
 }
 
+// parseMillis reads a time. Like all that reads what is in Redis, it does not repeat what it cannot
+// read: in damaged data that may be somebody's metadata.
 func parseMillis(text string) (Time, error) {
 	ms, err := strconv.ParseInt(text, 10, 64)
-	return TimeFromMillis(ms), err
+	if err != nil {
+		return Time{}, fmt.Errorf("a time: %w", ErrDamaged)
+	}
+	return TimeFromMillis(ms), nil
 }

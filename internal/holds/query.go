@@ -22,6 +22,9 @@ func (s *Service) Availability(ctx context.Context, resource string, a Asked) ([
 	if err != nil {
 		return nil, err
 	}
+	if s, err = s.under(); err != nil {
+		return nil, err
+	}
 	// Held before reserved: a hold that is confirmed in between is counted twice rather than never.
 	held, err := s.heldCounts(ctx, resource, names)
 	if err != nil {
@@ -55,7 +58,7 @@ func (s *Service) heldCounts(ctx context.Context, resource string, names []strin
 	for i, text := range c.Reply {
 		var err error
 		if counts[i], err = strconv.ParseInt(text, 10, 64); err != nil {
-			return nil, fmt.Errorf("count of %s: %w: %w", names[i], ErrDamaged, err)
+			return nil, fmt.Errorf("count of %s: %w", names[i], ErrDamaged)
 		}
 	}
 	return counts, nil
@@ -78,6 +81,9 @@ type HoldView struct {
 // Lookup shows a hold while it is remembered; found is false when it is not. A hold whose
 // deadline has come is shown expired whether or not it was swept.
 func (s *Service) Lookup(ctx context.Context, id HoldID) (view HoldView, found bool, err error) {
+	if s, err = s.under(); err != nil {
+		return HoldView{}, false, err
+	}
 	c := s.newCall(scriptShow, id.Resource, id.UUID)
 	s.run(ctx, c)
 	if err := c.Expect(2); err != nil {

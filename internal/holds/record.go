@@ -44,7 +44,7 @@ func parseRecord(id HoldID, line string) (Hold, error) {
 	var numbers [4]int64
 	for i, word := range words[1:5] {
 		if numbers[i], err = strconv.ParseInt(word, 10, 64); err != nil {
-			return Hold{}, fmt.Errorf("record of hold %s: %w: %w", id, ErrDamaged, err)
+			return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrDamaged)
 		}
 	}
 	hold.State = State(words[0])
@@ -69,7 +69,7 @@ func parseTail(id HoldID, tail string) (Hold, error) {
 	var err error
 	hold.Asked, hold.Metadata, err = parseEcho(words[3], words[4])
 	if err != nil {
-		return Hold{}, fmt.Errorf("record of hold %s: %w: %w", id, ErrDamaged, err)
+		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrDamaged)
 	}
 	return hold, nil
 }

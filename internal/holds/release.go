@@ -19,6 +19,11 @@ type ReleaseRequest struct {
 
 // Release gives holds back. A result is ErrBusy while a payment of the hold is being decided.
 func (s *Service) Release(ctx context.Context, requests []ReleaseRequest, emit func(i int, r Result)) {
+	s, err := s.under()
+	if err != nil {
+		refuse(len(requests), err, emit)
+		return
+	}
 	calls := make([]*lua.Call, len(requests))
 	for i, r := range requests {
 		by, name := "id", r.Hold.UUID
@@ -43,6 +48,9 @@ func (r ReleaseRequest) outcome(c *lua.Call) (Outcome, error) {
 		return Outcome{}, err
 	}
 	word, line := c.Reply[0], c.Reply[1]
+	if word == "cancelled" {
+		line = ""
+	}
 	id := HoldID{Resource: r.Resource, UUID: c.Reply[2]}
 	outcome := Outcome{Resource: r.Resource, Hold: id}
 	if id.UUID == "" {
@@ -64,12 +72,16 @@ func (r ReleaseRequest) outcome(c *lua.Call) (Outcome, error) {
 		outcome.Event, outcome.At = EventHoldReleased, hold.EndedAt
 		outcome.Data = HoldReleased{HoldData: data, ReleasedAt: hold.EndedAt}
 	case word == "cancelled":
+		var err error
+		if outcome.At, err = parseMillis(c.Reply[1]); err != nil {
+			return Outcome{}, err
+		}
 		outcome.Event = EventBookingCancelled
 		outcome.Data = BookingCancelled{ResourceID: r.Resource, RequestKey: r.RequestKey}
 	case word == "claimed":
 		return Outcome{}, fmt.Errorf("a payment is being decided: %w", ErrBusy)
 	default:
-		return Outcome{}, fmt.Errorf("release.lua: unexpected word %q", word)
+		return Outcome{}, fmt.Errorf("answer of release.lua: %w", ErrDamaged)
 	}
 	return outcome, nil
 }

@@ -15,11 +15,12 @@ import (
 //go:embed lua/*.lua
 var luaFiles embed.FS
 
-// ErrDataLost says that a partition's epoch is missing or another one: Redis has lost what was
-// written to it. Nothing is decided until the live holds are rebuilt.
-var ErrDataLost = errors.New("redis has lost its data: the epoch is not the one that was written")
+// ErrDataLost says that Redis has lost what was written to it, or may have: a partition's epoch is
+// missing or another one, or the server is. Nothing is decided until the live holds are rebuilt.
+var ErrDataLost = errors.New("redis has lost its data")
 
-// ErrDamaged says that something in Redis is not what the scripts write there.
+// ErrDamaged says that something in Redis is not what the scripts write there. Whoever is told of it
+// (OnDamage) may heal it in place; Redis is filled again for what nobody has healed soon (healWithin).
 var ErrDamaged = errors.New("damaged data in redis")
 
 // What ends holds and gives memory back must run when Redis is out of memory; what takes more
@@ -39,6 +40,10 @@ var (
 	scriptAvailability = load("availability", givesBack)
 	scriptShow         = load("show", "no-writes")
 	scriptAgenda       = load("agenda", "no-writes")
+	scriptRebuild      = load("rebuild", "")
+	scriptWipe         = load("wipe", givesBack)
+	scriptSwap         = load("swap", givesBack)
+	scriptMark         = lua.New("mark", givesBack, source("mark"))
 )
 
 // packMax is how many calls share a run: the others of Redis' clients wait so long for its end.
@@ -61,9 +66,31 @@ func source(name string) string {
 	return string(text)
 }
 
+// ScriptCommands are the commands that the scripts give. A user of Redis who lacks one of them would
+// have a script stop in its midst, which Lua does not undo.
+func ScriptCommands() []string {
+	files, err := luaFiles.ReadDir("lua")
+	if err != nil {
+		panic(err) // embedded: cannot happen in a program that was built
+	}
+	var all strings.Builder
+	for _, one := range files {
+		all.WriteString(source(strings.TrimSuffix(one.Name(), ".lua")))
+	}
+	return lua.Commands(all.String())
+}
+
+// told is what every script is told of where it must be.
+func (s *Service) told() string {
+	if s.history == "" {
+		return s.epoch
+	}
+	return s.epoch + "@" + s.history
+}
+
 // newCall prepares a script on one resource; args follow the three that every script takes.
 func (s *Service) newCall(script lua.Script, resource string, args ...any) *lua.Call {
-	head := []any{s.epoch, resource, s.keys.prefix(resource)}
+	head := []any{s.told(), resource, s.keys.prefix(resource)}
 	return &lua.Call{Script: s.twin(script), Keys: []string{s.keys.epoch(Partition(resource))}, Args: append(head, args...)}
 }
 
@@ -72,7 +99,18 @@ func (s *Service) newCall(script lua.Script, resource string, args ...any) *lua.
 func (s *Service) run(ctx context.Context, calls ...*lua.Call) {
 	lua.Run(ctx, s.redis, calls)
 	for _, c := range calls {
-		settle(c)
+		s.judge(c)
+	}
+}
+
+// judge turns an answer that every script can give into its error, and tells of what is damaged or not found.
+func (s *Service) judge(c *lua.Call) {
+	settle(c)
+	switch resource, _ := c.Args[1].(string); {
+	case errors.Is(c.Err, ErrDamaged):
+		s.tellDamage(resource, c.Err)
+	case errors.Is(c.Err, ErrDataLost):
+		s.tenure.doubt(s.epoch)
 	}
 }
 
@@ -85,5 +123,18 @@ func settle(c *lua.Call) {
 		c.Err = ErrDataLost
 	case c.Err == nil && c.Status == "damaged":
 		c.Err = fmt.Errorf("%s: %w", strings.Join(c.Reply, " "), ErrDamaged)
+	}
+}
+
+// tellDamage tells who heals in place, and the Keeper, of something damaged: of a resource, or "" where it is of
+// a partition.
+func (s *Service) tellDamage(resource string, err error) {
+	epoch := s.epoch
+	if epoch == "" { // not asked for by a piece of work
+		epoch = s.Epoch()
+	}
+	s.tenure.noteDamage(epoch, resource, err)
+	if resource != "" && s.damaged != nil {
+		s.damaged(resource)
 	}
 }

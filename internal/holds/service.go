@@ -61,7 +61,9 @@ type Inventory interface {
 	Answered(ctx context.Context, payments []Payment) ([]PaymentAnswer, error)
 	// Decide gives each payment its permanent answer: the one that it has, or a new one. It
 	// may be repeated after any error. Where only some could not be decided, their answers say so.
-	Decide(ctx context.Context, payments []Payment) ([]PaymentAnswer, error)
+	// It returns ErrDataLost unless the epoch, under which they were claimed, is the current one
+	// until all is committed.
+	Decide(ctx context.Context, epoch string, payments []Payment) ([]PaymentAnswer, error)
 	// Cancel cancels reservations and gives their slots back; now is asked after the commit. A
 	// repeated cause gets its first answer. It may be repeated after any error. Where only some
 	// could not be decided, their answers say so.
@@ -94,16 +96,56 @@ type Service struct {
 	redis     redis.UniversalClient
 	locker    *locking.Locker
 	inventory Inventory
-	epoch     string
+	tenure    *Tenure
 	policy    Policy
 	dry       bool // nothing is written
+
+	// damaged is called for each resource that a script finds damaged, nil = nobody is told.
+	damaged func(resource string)
+
+	epoch, history string // of one piece of work, see under
 }
 
 // NewService returns a Service for a namespace. The client must have MaxRetries -1 (see run),
-// the locker must do its work on the same Redis, and epoch must be what Initialise wrote.
-func NewService(namespace string, client redis.UniversalClient, locker *locking.Locker, inventory Inventory, epoch string, policy Policy) *Service {
-	return &Service{keys: keyspace(namespace), redis: client, locker: locker, inventory: inventory, epoch: epoch, policy: policy}
+// and the locker must do its work on the same Redis.
+func NewService(namespace string, client redis.UniversalClient, locker *locking.Locker, inventory Inventory, tenure *Tenure, policy Policy) *Service {
+	return &Service{keys: keyspace(namespace), redis: client, locker: locker, inventory: inventory, tenure: tenure, policy: policy}
 }
+
+// OnDamage has f called for each resource that a script finds damaged, before anything is decided.
+// It must not wait.
+func (s *Service) OnDamage(f func(resource string)) { s.damaged = f }
+
+// under returns a Service for one piece of work: all of it is done under one epoch, the one that is
+// the current one now. What it reads before Redis loses its data does not go with what others have
+// written after. It returns an ErrDataLost while there is none.
+func (s *Service) under() (*Service, error) {
+	epoch, history, err := s.tenure.current()
+	if err != nil {
+		return nil, err
+	}
+	work := *s
+	work.epoch, work.history = epoch, history
+	return &work, nil
+}
+
+// refuse is the result of each of n requests.
+func refuse(n int, err error, emit func(i int, r Result)) {
+	for i := range n {
+		emit(i, Result{Err: err})
+	}
+}
+
+// Epoch returns the epoch that is the current one now, "" while Redis is not used. What is decided
+// by a call that begins after it is decided under this epoch, or a later one.
+func (s *Service) Epoch() string {
+	epoch, _ := s.tenure.Current() // no epoch is told by ""
+	return epoch
+}
+
+// Await and Trust are those of the Tenure.
+func (s *Service) Await(ctx context.Context) error               { return s.tenure.Await(ctx) }
+func (s *Service) Trust(ctx context.Context, epoch string) error { return s.tenure.Trust(ctx, epoch) }
 
 // memory is how long ended holds and answers are remembered, in ms, as an argument.
 func (s *Service) memory() int64 { return s.policy.RequestKeyTTL.Milliseconds() }
@@ -115,35 +157,4 @@ func (s *Service) Now(ctx context.Context) (Time, error) {
 		return Time{}, fmt.Errorf("read the clock of redis: %w", err)
 	}
 	return TimeFromMillis(now.UnixMilli()), nil
-}
-
-// Initialise writes the epoch to every partition of an empty Redis. Where there is another
-// epoch it returns ErrDataLost: this Redis belongs to another database.
-func Initialise(ctx context.Context, namespace string, client redis.UniversalClient, epoch string) error {
-	keys := keyspace(namespace)
-	for p := range Partitions {
-		if err := client.SetNX(ctx, keys.epoch(p), epoch, 0).Err(); err != nil {
-			return fmt.Errorf("write epoch of partition %d: %w", p, err)
-		}
-	}
-	return CheckEpoch(ctx, namespace, client, epoch)
-}
-
-// CheckEpoch returns ErrDataLost unless every partition has the epoch.
-func CheckEpoch(ctx context.Context, namespace string, client redis.UniversalClient, epoch string) error {
-	keys := keyspace(namespace)
-	pipe := client.Pipeline()
-	found := make([]*redis.StringCmd, Partitions)
-	for p := range found {
-		found[p] = pipe.Get(ctx, keys.epoch(p))
-	}
-	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
-		return fmt.Errorf("read epochs: %w", err)
-	}
-	for p, cmd := range found {
-		if cmd.Val() != epoch {
-			return fmt.Errorf("partition %d: %w", p, ErrDataLost)
-		}
-	}
-	return nil
 }

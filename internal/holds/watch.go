@@ -9,10 +9,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-const (
-	watchPing      = 10 * time.Second // silence after which the subscription is pinged
-	expiredChannel = "__keyevent@*__:expired"
-)
+const watchPing = 10 * time.Second // silence after which the subscription is pinged
+
+// ExpiredChannel is the pattern of the channels on which Redis tells of keys that have lapsed. A
+// user who may subscribe to it has it in its rules letter by letter.
+const ExpiredChannel = "__keyevent@*__:expired"
 
 // Watch listens for keyspace notifications until ctx is over. They are hints: Redis sends one
 // when it deletes the key, late or never. After every subscription, the first and each that
@@ -38,7 +39,7 @@ func (e *Expirer) Watch(ctx context.Context) error {
 // listen subscribes and listens until the connection fails or ctx is over. A connection that
 // says nothing, not even that it got a ping, has failed.
 func (e *Expirer) listen(ctx context.Context) error {
-	pubsub := e.service.redis.PSubscribe(ctx, expiredChannel)
+	pubsub := e.service.redis.PSubscribe(ctx, ExpiredChannel)
 	stop := context.AfterFunc(ctx, func() { _ = pubsub.Close() })
 	defer func() { stop(); _ = pubsub.Close() }() // nothing is left to be told
 	for silent := false; ; {
@@ -65,10 +66,11 @@ func (e *Expirer) heard(ctx context.Context, message any) {
 		err := e.enableNotifications(ctx)
 		e.setHintError(err)
 		if err != nil {
-			e.log.Warn().Err(err).Msg("no keyspace notifications, lapsed holds are noticed by the timer alone")
+			e.log.Warn().Err(err).Msg("keyspace notifications cannot be switched on, without them lapsed holds are noticed by the timer alone")
 		}
 		e.nudge(allPartitions)
 	case *redis.Message:
+		e.setHintError(nil) // they come, whether or not we may ask for them
 		if p, ours := e.service.keys.partitionOfHold(m.Payload); ours {
 			e.nudge(p)
 		}

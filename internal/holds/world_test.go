@@ -33,15 +33,18 @@ type fatal interface {
 // world is a namespace of its own on real servers, with a clock that stands still.
 type world struct {
 	namespace string
+	redisURL  string
 	client    *redis.Client
 	store     *store.Store
 	service   *holds.Service
 	expirer   *holds.Expirer
 	policy    holds.Policy
 	epoch     string
+	tenure    *holds.Tenure
 	now       time.Time
 
 	mu        sync.Mutex
+	told      []holds.Told // every outcome, nil = they are not kept
 	announced []holds.Outcome
 	unstored  int // announcements that fail before they succeed
 }
@@ -50,7 +53,7 @@ type world struct {
 var testPolicy = holds.Policy{
 	HoldTTL: 10 * time.Minute, HoldTTLMax: time.Hour, HoldLifetimeMax: 90 * time.Minute, PaymentWindow: 5 * time.Minute,
 	LatePayment: holds.LateRejected, HoldsPerUser: 3, NightsMax: 30,
-	HorizonDays: 1095, RequestKeyTTL: 24 * time.Hour, LockWait: 5 * time.Second,
+	HorizonDays: 1095, RequestKeyTTL: 24 * time.Hour, LockWait: time.Minute,
 }
 
 // newRealTimeWorld returns a world in which Redis' own clock rules.
@@ -62,7 +65,7 @@ func newRealTimeWorld(t testing.TB) *world {
 // newWorldOn returns a real-time world on another Redis than the shared one.
 func newWorldOn(t testing.TB, redisURL string) *world {
 	t.Helper()
-	w := &world{namespace: stacktest.Namespace(t), client: newClient(t, redisURL), policy: testPolicy}
+	w := &world{namespace: stacktest.Namespace(t), redisURL: redisURL, client: newClient(t, redisURL), policy: testPolicy}
 	ctx := t.Context()
 	var err error
 	if w.store, err = store.Open(ctx, stacktest.Shared().PostgresURL, w.namespace); err != nil {
@@ -72,14 +75,18 @@ func newWorldOn(t testing.TB, redisURL string) *world {
 	if err := w.store.Migrate(ctx, w.namespace); err != nil {
 		t.Fatal(err)
 	}
-	epoch, _, err := w.store.Epoch(ctx)
+	epoch, err := w.store.Epoch(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := holds.Initialise(ctx, w.namespace, w.client, epoch); err != nil {
+	server, err := holds.Initialise(ctx, w.namespace, w.client, epoch.Name)
+	if err != nil {
 		t.Fatal(err)
 	}
-	w.epoch = epoch
+	if err := w.store.EpochWritten(ctx, epoch.Name, server, ""); err != nil {
+		t.Fatal(err)
+	}
+	w.epoch, w.tenure = epoch.Name, holds.Always(epoch.Name, server)
 	w.service = w.newService(w.client, w.locker(t), w.store)
 	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
 	return w
@@ -112,11 +119,11 @@ func (w *world) connect(t testing.TB) *pgx.Conn {
 
 // newService returns another worker's service on the same servers.
 func (w *world) newService(client redis.UniversalClient, l *locking.Locker, i holds.Inventory) *holds.Service {
-	return holds.NewService(w.namespace, client, l, i, w.epoch, w.policy)
+	return holds.NewService(w.namespace, client, l, i, w.tenure, w.policy)
 }
 
 // lockLease is longer than any test holds a lock.
-const lockLease = 5 * time.Second
+const lockLease = time.Minute
 
 // locker returns a locker of the strategy that HOLDFAST_LOCK_STRATEGY names: CI runs these tests
 // with each.
@@ -168,7 +175,12 @@ func newClient(t testing.TB, url string) *redis.Client {
 // newWorld returns a world whose clock stands still until it is moved by pass.
 func newWorld(t testing.TB) *world {
 	t.Helper()
-	w := newRealTimeWorld(t)
+	return newRealTimeWorld(t).stopClock(t)
+}
+
+// stopClock has a world's clock stand still until it is moved by pass.
+func (w *world) stopClock(t testing.TB) *world {
+	t.Helper()
 	w.now = time.Now().UTC().Truncate(time.Second)
 	w.pass(t, 0)
 	return w
@@ -195,7 +207,21 @@ func (w *world) Announce(_ context.Context, outcomes []holds.Outcome) error {
 		return errors.New("not stored")
 	}
 	w.announced = append(w.announced, outcomes...)
+	for _, o := range outcomes {
+		if w.told != nil {
+			w.told = append(w.told, holds.Told{Outcome: o, ID: uuid.NewString()})
+		}
+	}
 	return nil
+}
+
+// tell keeps an outcome, if outcomes are kept.
+func (w *world) tell(id string, o holds.Outcome) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.told != nil {
+		w.told = append(w.told, holds.Told{Outcome: o, ID: id, StoredAt: holds.Time{Time: w.now}})
+	}
 }
 
 // takeAnnounced returns what was announced since the last call.
@@ -225,9 +251,13 @@ func (w *world) place(t fatal, requests ...holds.PlaceRequest) []holds.Outcome {
 			r.Quantity = 1
 		}
 	}
-	return collect(t, len(requests), func(emit func(int, holds.Result)) {
+	outcomes := collect(t, len(requests), func(emit func(int, holds.Result)) {
 		w.service.Place(context.Background(), requests, emit)
 	})
+	for i, o := range outcomes {
+		w.tell(requests[i].Cause, o)
+	}
+	return outcomes
 }
 
 // collect checks that a verb emits each result once, none an error.
@@ -251,9 +281,11 @@ func collect(t fatal, n int, verb func(emit func(int, holds.Result))) []holds.Ou
 
 func (w *world) pay(t fatal, id holds.HoldID, payment string) holds.Outcome {
 	t.Helper()
-	return collect(t, 1, func(emit func(int, holds.Result)) {
+	o := collect(t, 1, func(emit func(int, holds.Result)) {
 		w.service.Confirm(context.Background(), []holds.ConfirmRequest{{Hold: id, PaymentID: payment}}, emit)
 	})[0]
+	w.tell(uuid.NewString(), o)
+	return o
 }
 
 func (w *world) release(t fatal, r holds.ReleaseRequest) holds.Outcome {
@@ -264,9 +296,11 @@ func (w *world) release(t fatal, r holds.ReleaseRequest) holds.Outcome {
 	if r.Resource == "" {
 		r.Resource = r.Hold.Resource
 	}
-	return collect(t, 1, func(emit func(int, holds.Result)) {
+	o := collect(t, 1, func(emit func(int, holds.Result)) {
 		w.service.Release(context.Background(), []holds.ReleaseRequest{r}, emit)
 	})[0]
+	w.tell(r.Cause, o)
+	return o
 }
 
 func (w *world) extend(t fatal, r holds.ExtendRequest) holds.Outcome {
@@ -274,9 +308,11 @@ func (w *world) extend(t fatal, r holds.ExtendRequest) holds.Outcome {
 	if r.Cause == "" {
 		r.Cause = uuid.NewString()
 	}
-	return collect(t, 1, func(emit func(int, holds.Result)) {
+	o := collect(t, 1, func(emit func(int, holds.Result)) {
 		w.service.Extend(context.Background(), []holds.ExtendRequest{r}, emit)
 	})[0]
+	w.tell(r.Cause, o)
+	return o
 }
 
 func (w *world) cancelReservation(t fatal, r holds.CancelRequest) holds.Outcome {

@@ -2,4 +2,4 @@ package store
 
 import "time"
 
-func init() { watchPing = 300 * time.Millisecond }
+func init() { watchPing = 2 * time.Second }

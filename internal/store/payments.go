@@ -27,10 +27,10 @@ var (
 // fit, or others keep rows locked, it is one for each resource: those of a locked resource are
 // ErrBusy, those of a full one are decided one by one. It may be repeated after any error, a
 // lost commit included, because it begins by reading the answers that there are.
-func (s *Store) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
-	answers, err := s.decide(ctx, payments, "")
+func (s *Store) Decide(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
+	answers, err := s.decide(ctx, epoch, payments, "")
 	if errors.Is(err, errNoRoom) || waitedForLock(err) {
-		return s.decideByResource(ctx, payments)
+		return s.decideByResource(ctx, epoch, payments)
 	}
 	return answers, err
 }
@@ -48,7 +48,7 @@ func (s *Store) Answered(ctx context.Context, payments []holds.Payment) (answers
 }
 
 // decideByResource decides the payments of each resource on their own.
-func (s *Store) decideByResource(ctx context.Context, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
+func (s *Store) decideByResource(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
 	places := make(map[string][]int)
 	for i, p := range payments {
 		places[p.Hold.Resource] = append(places[p.Hold.Resource], i)
@@ -59,9 +59,9 @@ func (s *Store) decideByResource(ctx context.Context, payments []holds.Payment) 
 		for j, i := range its {
 			some[j] = payments[i]
 		}
-		decided, err := s.decide(ctx, some, "")
+		decided, err := s.decide(ctx, epoch, some, "")
 		if errors.Is(err, errNoRoom) {
-			decided, err = s.decideEach(ctx, some)
+			decided, err = s.decideEach(ctx, epoch, some)
 		}
 		if err != nil && !waitedForLock(err) {
 			return nil, err
@@ -78,12 +78,12 @@ func (s *Store) decideByResource(ctx context.Context, payments []holds.Payment) 
 }
 
 // decideEach decides each payment on its own and refuses those that do not fit.
-func (s *Store) decideEach(ctx context.Context, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
+func (s *Store) decideEach(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
 	answers := make([]holds.PaymentAnswer, len(payments))
 	for i := range payments {
-		one, err := s.decide(ctx, payments[i:i+1], "")
+		one, err := s.decide(ctx, epoch, payments[i:i+1], "")
 		if errors.Is(err, errNoRoom) {
-			one, err = s.decide(ctx, payments[i:i+1], holds.ReasonSoldOut)
+			one, err = s.decide(ctx, epoch, payments[i:i+1], holds.ReasonSoldOut)
 		}
 		if err != nil {
 			return nil, err
@@ -95,9 +95,12 @@ func (s *Store) decideEach(ctx context.Context, payments []holds.Payment) ([]hol
 
 // decide answers payments in one transaction. refuse, unless it is empty, is the reason with
 // which claimed payments are refused. Returns errNoRoom when a claimed one does not fit.
-func (s *Store) decide(ctx context.Context, payments []holds.Payment, refuse string) (answers []holds.PaymentAnswer, err error) {
+func (s *Store) decide(ctx context.Context, epoch string, payments []holds.Payment, refuse string) (answers []holds.PaymentAnswer, err error) {
 	for range transactionTriesMax {
 		err = s.transact(ctx, func(tx pgx.Tx) error {
+			if err := keepCurrent(ctx, tx, epoch); err != nil {
+				return err
+			}
 			answers, err = decideIn(ctx, tx, payments, refuse)
 			return err
 		})

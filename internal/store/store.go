@@ -34,6 +34,19 @@ var (
 	queryAnswersRead             = query("answers_read")
 	queryAnswersInsert           = query("answers_insert")
 	queryFenceBase               = query("fence_base")
+	queryInspectServer           = query("inspect_server")
+	queryInspectSettings         = query("inspect_settings")
+	queryInspectGrants           = query("inspect_grants")
+	queryInspectPowers           = query("inspect_powers")
+	queryEpochInsert             = query("epoch_insert")
+	queryEpochRead               = query("epoch_read")
+	queryEpochWritten            = query("epoch_written")
+	queryEpochServed             = query("epoch_served")
+	queryEpochCondemn            = query("epoch_condemn")
+	queryEpochBegin              = query("epoch_begin")
+	queryEpochKeep               = query("epoch_keep")
+	queryEpochCurrent            = query("epoch_current")
+	queryReservationsOf          = query("reservations_of")
 )
 
 func query(name string) string {
@@ -44,14 +57,14 @@ func query(name string) string {
 	return string(text)
 }
 
-// The constraint that keeps promise 1, and the codes of errors after which a transaction is
-// simply begun again.
+// The constraint that keeps promise 1, the codes of errors, and how often a transaction is begun again after some.
 const (
 	constraintReserved   = "reserved_is_between_zero_and_capacity"
 	codeCheckViolation   = "23514"
 	codeSerialization    = "40001"
 	codeDeadlock         = "40P01"
 	codeLockNotAvailable = "55P03"
+	codeUndefinedTable   = "42P01"
 	transactionTriesMax  = 10
 	transactionRetryWait = 5 * time.Millisecond
 	lockTimeout          = 500 * time.Millisecond
@@ -65,8 +78,13 @@ type Store struct {
 
 var _ holds.Inventory = (*Store)(nil)
 
+// ErrURL says that the URL of Postgres cannot be read. What is wrong with it is not told: it may
+// have a password in it.
+var ErrURL = errors.New("not a Postgres URL: want postgres://user[:password]@host:port/database; what is special in a password is percent-encoded")
+
 // Open returns a Store for a namespace, whose schema is the search path of every connection.
-// It does not connect: an unreachable server shows at the first query.
+// It does not connect: an unreachable server shows at the first query. It returns ErrURL for what
+// is no URL.
 func Open(ctx context.Context, url, namespace string) (*Store, error) {
 	config, err := poolConfig(url, namespace)
 	if err != nil {
@@ -85,7 +103,7 @@ func poolConfig(url, namespace string) (*pgxpool.Config, error) {
 	}
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
-		return nil, fmt.Errorf("postgres url: %w", err)
+		return nil, ErrURL
 	}
 	config.ConnConfig.RuntimeParams["search_path"] = namespace
 	config.ConnConfig.RuntimeParams["application_name"] = "holdfast " + namespace

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -25,6 +26,7 @@ type schema struct {
 	*store.Store
 	namespace string
 	conn      *pgx.Conn
+	epoch     string
 }
 
 func newSchema(t *testing.T) schema {
@@ -47,7 +49,20 @@ func newSchema(t *testing.T) schema {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.conn.Close(context.Background()) })
+	epoch, err := s.Epoch(t.Context())
+	if err == nil {
+		err = s.EpochWritten(t.Context(), epoch.Name, "server", "")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.epoch = epoch.Name
 	return s
+}
+
+// Decide decides payments under the first epoch.
+func (s schema) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
+	return s.Store.Decide(ctx, s.epoch, payments)
 }
 
 func (s schema) set(t *testing.T, resource string, capacity int64, names ...string) holds.CapacityAnswer {
@@ -363,40 +378,6 @@ func TestLockedByOthers(t *testing.T) {
 	}
 }
 
-// TestEpochIsMadeOnce starts several workers on a new database.
-func TestEpochIsMadeOnce(t *testing.T) {
-	t.Parallel()
-	s := newSchema(t)
-	epochs := make(chan string, 4)
-	for range cap(epochs) {
-		go func() {
-			epoch, written, err := s.Epoch(context.Background())
-			if err != nil || written {
-				t.Errorf("epoch %q, written %v, %v", epoch, written, err)
-			}
-			epochs <- epoch
-		}()
-	}
-	first := <-epochs
-	for range cap(epochs) - 1 {
-		if other := <-epochs; other != first {
-			t.Errorf("two epochs, %s and %s", first, other)
-		}
-	}
-	if err := s.EpochWritten(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if epoch, written, err := s.Epoch(t.Context()); epoch != first || !written || err != nil {
-		t.Errorf("later: epoch %q, written %v, %v", epoch, written, err)
-	}
-	if _, err := s.conn.Exec(t.Context(), `UPDATE redis_epoch SET partitions = 32`); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := s.Epoch(t.Context()); err == nil {
-		t.Error("data that is divided otherwise is taken for ours")
-	}
-}
-
 // TestFenceBase draws bases at the same time: each is had once, and later ones are higher.
 func TestFenceBase(t *testing.T) {
 	t.Parallel()
@@ -424,4 +405,109 @@ func TestFenceBase(t *testing.T) {
 		})
 	}
 	all.Wait()
+}
+
+// TestRowsAreLockedInOrder has a payment wait for a row of the inventory that somebody else keeps locked: it has locked
+// those before it, by their names, and none of those after it. So no two wait for each other.
+func TestRowsAreLockedInOrder(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	ctx := t.Context()
+	for _, name := range []string{"n3", "n1", "n2", "n5", "n4"} { // as they lie in the table
+		s.set(t, "room", 5, name)
+	}
+	other, err := pgx.ConnectConfig(ctx, s.conn.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close(context.Background()) }()
+	tx, err := other.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(ctx, `SELECT FROM inventory WHERE slot = 'n3' FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	paid := []holds.Payment{payment(t, "room", "p", 1, "n1", "n2", "n3", "n4", "n5")}
+	done := make(chan error, 1)
+	go func() {
+		for { // it waits for a while only, and asks again
+			answers, err := s.Decide(ctx, paid)
+			if err != nil || answers[0].Err == nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	var free []string
+	stacktest.Eventually(t, "the payment to wait for the row", func() bool {
+		waits := func() (query string) {
+			_ = s.conn.QueryRow(ctx, `SELECT query_start::text FROM pg_stat_activity
+				WHERE wait_event_type = 'Lock' AND application_name = $1`, "holdfast "+s.namespace).Scan(&query) // "" = it does not
+			return query
+		}
+		before := waits()
+		rows, err := s.conn.Query(ctx, `SELECT slot FROM inventory WHERE slot <> 'n3' ORDER BY slot FOR UPDATE SKIP LOCKED`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if free, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+			t.Fatal(err)
+		}
+		return before != "" && before == waits()
+	})
+	if !slices.Equal(free, []string{"n4", "n5"}) {
+		t.Errorf("while it waits for n3, %v are free, want n4 and n5", free)
+	}
+	if err := tx.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDecidedByTwo has two workers decide the same payment at once, of a hold and of one that nobody knows: both have read
+// that there is no answer when the first writes one. Both give the same, and neither fails.
+func TestDecidedByTwo(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	ctx := t.Context()
+	s.set(t, "room", 3, "n1")
+	// Who writes the first row waits until the test lets it go on.
+	s.execute(t, `
+		CREATE FUNCTION waits() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			PERFORM set_config('lock_timeout', '0', true), pg_advisory_xact_lock_shared(hashtext(TG_TABLE_SCHEMA));
+			RETURN NULL;
+		END $$;
+		CREATE TRIGGER waits BEFORE INSERT ON reservations EXECUTE FUNCTION waits();
+		CREATE TRIGGER waits BEFORE INSERT ON payments EXECUTE FUNCTION waits()`)
+	claimed, unknown := payment(t, "room", "p1", 1, "n1"), payment(t, "room", "p2", 1)
+	unknown.Claimed, unknown.Reason, unknown.Names = false, holds.ReasonUnknownHold, nil
+	for _, paid := range []holds.Payment{claimed, unknown} {
+		s.execute(t, `SELECT pg_advisory_lock(hashtext(current_schema))`)
+		var deciding sync.WaitGroup
+		for range 2 {
+			deciding.Go(func() {
+				answers, err := s.Decide(ctx, []holds.Payment{paid})
+				if err != nil || answers[0].Err != nil || answers[0].Confirmed != paid.Claimed || answers[0].Reason != paid.Reason {
+					t.Errorf("payment %s: %+v %v", paid.PaymentID, answers, err)
+				}
+			})
+		}
+		stacktest.Eventually(t, "both to be about to write", func() bool {
+			var waiting int
+			err := s.conn.QueryRow(ctx, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+				AND objid::bigint = hashtext(current_schema)::bigint & 4294967295`).Scan(&waiting)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return waiting == 2
+		})
+		s.execute(t, `SELECT pg_advisory_unlock(hashtext(current_schema))`)
+		deciding.Wait()
+	}
+	if got := s.reserved(t, "room", "n1"); got != 1 {
+		t.Errorf("%d reserved, want 1", got)
+	}
 }

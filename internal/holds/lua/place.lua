@@ -224,7 +224,16 @@ local function run(KEYS, ARGV)
     end
   end
   local answers = redis.call('MGET', prefix .. 'rev', prefix .. 'waited_for', unpack(ARGV, FIXED_ARGS + 1, name_at))
-  if not answers[1] then redis.call('GET', prefix .. 'rev') end -- MGET says of what is no string that it is not there
+  if not string.match(ARGV[4], '^%-?%d+$') then return {'damaged', 'rev'} end -- nobody can bump it
+  -- MGET says of what is no string that it is not there: to read it is an error.
+  local absent = {}
+  if not answers[1] then absent[1] = prefix .. 'rev' end
+  for k = 1, num_requests do
+    if not answers[2 + k] then absent[#absent + 1] = ARGV[FIXED_ARGS + k] end
+  end
+  if #absent > 0 and redis.call('EXISTS', unpack(absent)) > 0 then
+    for _, key in ipairs(absent) do redis.call('GET', key) end
+  end
   local age = time_ms - ARGV[8]
   if (answers[1] or '0') ~= ARGV[4] or age < 0 or age > ARGV[9] + 0 then return {'stale'} end
   held, left = redis.call('HMGET', COUNTS, unpack(ARGV, name_at + 1, name_at + n)), {}
@@ -235,6 +244,9 @@ local function run(KEYS, ARGV)
   end
   local users_at = name_at + n
   local users = redis.call('HMGET', USERS, unpack(ARGV, users_at + 1, left_at))
+  for u = 1, 2 * num_requests, 2 do
+    if not is_count(users[u]) then return {'damaged', 'count of a user'} end
+  end
   of_users, records, deadlines, granted, granted_until = {}, {}, {}, {}, {}
   holds_per_user, scanned, last_ttl = ARGV[6] + 0, nil, nil
 
@@ -257,7 +269,8 @@ local function run(KEYS, ARGV)
         local hold = its and parse(its)
         tail = hold and hold.tail or ''
       end
-      if word ~= 'cancelled' and remembered ~= ARGV[r + FINGERPRINT] then
+      -- An answer whose content nobody knows any more (past.go) is that to any.
+      if word ~= 'cancelled' and remembered ~= ARGV[r + FINGERPRINT] and remembered ~= '-' then
         line, tail = 'reused', ''
       end
     else
@@ -282,6 +295,7 @@ local function run(KEYS, ARGV)
   end
   if earlier then attend(int(first_due)) end
   if #records > 0 then
+    redis.call('HSET', RECORDS, unpack(records)) -- perhaps not read before: nothing is taken if it is no hash
     local counts, c = {'', '', '', '', '', ''}, 0 -- room for most
     for i = 1, n do
       if held[i] > 0 then
@@ -296,7 +310,6 @@ local function run(KEYS, ARGV)
       f = f + 2
     end
     redis.call('HSET', USERS, unpack(fields, 1, f))
-    redis.call('HSET', RECORDS, unpack(records))
     if #deadlines > 0 then redis.call('ZADD', DUE, unpack(deadlines)) end
   end
   for k = 1, num_requests do

@@ -3,12 +3,13 @@
 --
 -- KEYS  1 epoch of the partition. All that a script works on has its hash tag; keys.go lists it.
 -- ARGV
---   1 epoch     what it must be
+--   1 epoch     what it must be, and after an @ the history of the server that has it, if that is known
 --   2 resource  its id, the member of the agenda
 --   3 prefix    what the keys of the resource begin with
 -- Returns {status, ...}; the status is a word:
 --   ok       done, the rest is the answer
---   lost     the epoch is missing or another one: Redis lost its data, nothing was read or written
+--   lost     the epoch is missing or another one, or the server is: Redis lost its data, nothing was read or
+--            written
 --   damaged  a counter or a record is not what the scripts write, what; nothing of that hold was written
 --
 -- The scripts start with a shebang, so a Redis that is read-only, cannot persist or, for
@@ -16,13 +17,24 @@
 
 local EPOCH, AGENDA, COUNTS, USERS, RECORDS, DUE
 local resource, prefix
-local epoch, time_ms, now, now_text -- of the run; now is Redis' time, but for tests that move it
+local epoch, replication, time_ms, now, now_text -- of the run; now is Redis' time, but for tests that move it
 local sweep_budget -- holds that the run may still lapse
 
 -- A whole number as text. Redis and Lua by themselves take the long way through all digits of a fraction.
 local function int(number) return string.format('%d', number) end
 
--- Makes KEYS and ARGV those of a call. Returns whether the partition has the epoch.
+-- Whether this server leads, with a history. It is asked in the same step as all the rest, because a server
+-- may follow another that has older data, with the same epoch, and lead again before anybody has looked. It
+-- takes some microseconds of a run. A server that begins a new history by itself is refused until the Keeper
+-- has looked at it: only he can tell.
+local function leads(history)
+  replication = replication or redis.call('INFO', 'replication')
+  return string.find(replication, 'role:master', 1, true) ~= nil
+    and string.match(replication, 'master_replid:(%x+)') == history
+end
+
+-- Makes KEYS and ARGV those of a call. Returns whether the partition has the epoch, and all that was written
+-- under it.
 local function enter(KEYS, ARGV)
   resource, prefix = ARGV[2], ARGV[3]
   COUNTS, USERS, RECORDS, DUE = prefix .. 'counts', prefix .. 'users', prefix .. 'records', prefix .. 'due'
@@ -35,7 +47,8 @@ local function enter(KEYS, ARGV)
     now = time_ms
     now_text = int(now)
   end
-  return epoch == ARGV[1]
+  local name, history = string.match(ARGV[1], '^([^@]*)@?(.*)$')
+  return epoch == name and (history == '' or leads(history))
 end
 
 -- A record is one line, its words separated by one space (record.go is its Go twin):
@@ -101,6 +114,9 @@ local function claim_word(hold, payment)
   return hold.by == payment and 'confirmed' or 'already_confirmed'
 end
 
+-- Whether a field of USERS is a number of live holds, or is not there.
+local function is_count(field) return not field or string.match(field, '^%-?%d+$') ~= nil end
+
 -- Ends a live hold: gives its counts back and removes what only a live hold has, but for its entry in DUE
 -- when it is swept: then its caller removes it, with others.
 -- Whoever calls it has seen the state held or confirming in this same script, so it
@@ -120,18 +136,18 @@ local function finish(id, hold, state, ended, by, memory_ms, swept)
     end
   end
   local index = index_field(hold.user, hold.slots)
-  local about_user = redis.call('HMGET', USERS, hold.user, index)
-  local count, gone = tonumber(about_user[1] or '0'), {}
-  if not count then return 'count of a user' end
+  local about_user, gone = redis.call('HMGET', USERS, hold.user, index), {}
+  if not is_count(about_user[1]) then return 'count of a user' end
+  local count = tonumber(about_user[1] or '0')
   if count <= 1 then gone[1] = hold.user end
   if about_user[2] == id then gone[#gone + 1] = index end
-
+  -- From here on all is written: each key has been read, or this is the first to be written.
+  if not swept and not is_late(id) then redis.call('ZREM', DUE, id) end
   if #keep > 0 then redis.call('HSET', COUNTS, unpack(keep)) end
   if #drop > 0 then redis.call('HDEL', COUNTS, unpack(drop)) end
   if count > 1 then redis.call('HSET', USERS, hold.user, int(count - 1)) end
   if #gone > 0 then redis.call('HDEL', USERS, unpack(gone)) end
   if not is_late(id) then
-    if not swept then redis.call('ZREM', DUE, id) end
     redis.call('DEL', prefix .. 'hold:' .. id, started_key(id))
     redis.call('PEXPIRE', prefix .. 'request:' .. hold.request_key, memory_ms)
   end
@@ -157,35 +173,41 @@ end
 
 -- Lapses holds whose deadline has come, at most limit in all calls of a run. Returns whether there
 -- may be more, what is damaged, if anything, and the resource's earliest deadline, nil when it is
--- not known.
+-- not known. What is damaged stays due, so that it is told until it is mended; others of the run do not
+-- wait for it.
 local function sweep(limit, memory_ms)
   local first = tonumber(redis.call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2])
   if not first or first > now then return false, nil, first end
   sweep_budget = sweep_budget or limit
   if sweep_budget == 0 then return true end
   local ids = redis.call('ZRANGE', DUE, '-inf', now, 'BYSCORE', 'LIMIT', 0, sweep_budget)
-  sweep_budget = sweep_budget - #ids
+  local DEPARTING = prefix .. 'departing'
+  redis.call('ZRANGE', DEPARTING, 0, 0) -- what is no sorted set is an error before anything is written
   local damage
   local over, departing = {}, {} -- no longer due; of these, what has lapsed
   for i, line in ipairs(redis.call('HMGET', RECORDS, unpack(ids))) do
-    local id, hold = ids[i], line and parse(line)
-    if not hold or hold.state ~= 'held' then
+    local id, hold, damaged = ids[i], line and parse(line), nil
+    if line and not hold then
+      damaged = 'record of ' .. id
+    elseif not hold or hold.state ~= 'held' then
       over[#over + 1] = id
     elseif hold.deadline > now then
       redis.call('ZADD', DUE, hold.deadline, id)
     else
-      damage = finish(id, hold, 'expired', now, '-', memory_ms, true)
-      if damage then break end
-      over[#over + 1] = id
-      departing[#departing + 1] = now
-      departing[#departing + 1] = id
+      damaged = finish(id, hold, 'expired', now, '-', memory_ms, true)
+      if not damaged then
+        over[#over + 1] = id
+        departing[#departing + 1] = now
+        departing[#departing + 1] = id
+      end
     end
+    if not damaged then sweep_budget = sweep_budget - 1 end
+    damage = damaged or damage
   end
   if #over > 0 then redis.call('ZREM', DUE, unpack(over)) end
   if #departing > 0 then
-    redis.call('ZADD', prefix .. 'departing', unpack(departing))
+    redis.call('ZADD', DEPARTING, unpack(departing))
     attend(now)
   end
-  if damage then return false, damage end
-  return sweep_budget == 0
+  return sweep_budget == 0, damage
 end

@@ -3,7 +3,8 @@
 -- ARGV  4 memory_ms  5 cause  6 by: id | key  7 the id or the request key
 -- Returns ok word line (the hold's record, "" when there is none) id; the word is
 --   released        the hold was released by this cause, now or at an earlier delivery
---   cancelled       by key, no such request was seen: one that comes later is refused
+--   cancelled       by key, no such request was seen: one that comes later is refused. Instead of the
+--                   line it has the time (ms) at which the key was cancelled first
 --   claimed         a payment is being decided: come back later
 --   refused_expired refused_released refused_confirmed refused_unknown_hold
 
@@ -14,11 +15,14 @@ local function run(KEYS, ARGV)
   if by == 'key' then
     local request_key = prefix .. 'request:' .. id
     local answer = redis.call('GET', request_key)
-    local word = answer and string.match(answer, '^%S+')
-    if not answer then
+    local word, at
+    if answer then
+      word, at = string.match(answer, '^(%S+) %S+ %S+ (%S+)')
+    else
+      word, at = 'cancelled', now_text
       redis.call('SET', request_key, table.concat({'cancelled', '-', cause, now, '-', '-', ''}, ' '), 'PX', memory_ms)
     end
-    if not answer or word == 'cancelled' then return {'ok', 'cancelled', '', ''} end
+    if word == 'cancelled' then return {'ok', 'cancelled', at, ''} end
     if word ~= 'created' then return {'ok', 'refused_unknown_hold', '', ''} end
     id = string.match(answer, '^%S+ %S+ %S+ %S+ ([^: ]+)')
   end

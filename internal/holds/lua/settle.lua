@@ -18,9 +18,9 @@ local function run(KEYS, ARGV)
 
   if verdict == 'confirmed' then
     -- Postgres counts the slots as reserved: who has read Postgres before must read it again.
+    if type(redis.pcall('INCR', prefix .. 'rev')) == 'table' then return {'damaged', 'rev'} end
     local damage = finish(id, hold, 'confirmed', hold.ended, payment, memory_ms)
     if damage then return {'damaged', damage} end
-    redis.call('INCR', prefix .. 'rev')
     bury(id, memory_ms)
   elseif is_late(id) then
     local damage = finish(id, hold, 'released', now, payment, memory_ms)

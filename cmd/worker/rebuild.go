@@ -1,0 +1,259 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/mattn/go-isatty"
+	"github.com/rs/zerolog"
+	"github.com/schollz/progressbar/v3"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack"
+)
+
+// rebuildCommand is `worker rebuild`.
+type rebuildCommand struct {
+	Config  `embed:""`
+	Verify  bool   `help:"Write nothing: compare holds, counters, users, index and answers in Redis with what they would be filled with."`
+	Yes     bool   `help:"Do not ask."`
+	Output  string `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
+	DataDir string `default:".holdfast" type:"path" placeholder:"DIR" help:"Where a worker may have written endpoints.env, for the URLs that are not given."`
+}
+
+func (*rebuildCommand) Help() string {
+	return `Workers notice by themselves when Redis has lost its data, and fill it again from the outbound stream
+and Postgres. This does it by hand: when data was damaged or restored behind their back, or when
+Redis has what another database has written. All decisions wait meanwhile; nothing is lost.
+
+With --verify it only tells what Redis has otherwise, and ends with 1 if there is anything: holds,
+counters, numbers of users, the index of live holds, and answers. Deadlines, the agenda and what is left
+of what is over are the business of worker audit. Give it the same --hold-lifetime-max and
+--request-key-ttl as the workers.
+
+Example:
+
+  worker rebuild --verify
+  worker rebuild --yes`
+}
+
+// Run fills Redis again, or compares it.
+func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
+	if err := r.endpoints(r.DataDir); err != nil {
+		return err
+	}
+	if err := r.missingURL(); err != nil {
+		return err
+	}
+	log, err := newLogger(std.err, "error")
+	if err != nil {
+		return err
+	}
+	if !r.Verify {
+		if err := r.ask(ctx, std.err); err != nil {
+			return err
+		}
+	}
+	keeper, closeAll, err := r.keeper(ctx, log)
+	if err != nil {
+		return err
+	}
+	defer closeAll()
+	say, end := newProgress(std.err)
+	if r.Verify {
+		compared, differences, err := keeper.Compare(ctx, say)
+		end()
+		if err != nil {
+			return err
+		}
+		return r.report(std.out, compared, differences)
+	}
+	rebuilt, err := keeper.Rebuild(ctx, "asked for by worker rebuild", true, say)
+	end()
+	if err != nil {
+		return err
+	}
+	return r.report(std.out, rebuilt, nil)
+}
+
+// endpoints takes the URLs that are not given from a worker that has started servers.
+func (c *Config) endpoints(dir string) error {
+	if c.NATSURL != "" && c.RedisURL != "" && c.PostgresURL != "" {
+		return nil
+	}
+	found, err := endpointsIn(dir)
+	for name, to := range map[string]*string{
+		"HOLDFAST_NATS_URL": &c.NATSURL, "HOLDFAST_REDIS_URL": &c.RedisURL, "HOLDFAST_POSTGRES_URL": &c.PostgresURL,
+	} {
+		if *to == "" {
+			*to = found[name]
+		}
+	}
+	if namespace := found["HOLDFAST_NAMESPACE"]; namespace != "" && c.Namespace == "holdfast" {
+		c.Namespace = namespace
+	}
+	if urls := found["HOLDFAST_LOCK_REDIS_URLS"]; urls != "" && c.LockStrategy == redlockStrategy && len(c.LockRedisURLs) == 0 {
+		c.LockRedisURLs = strings.Split(urls, ",")
+	}
+	return err
+}
+
+// endpointsIn returns where the worker is that has written endpoints.env to a directory, and its servers; nothing
+// when there is no such file.
+func endpointsIn(dir string) (map[string]string, error) {
+	found, err := stack.ReadEndpoints(filepath.Join(dir, "endpoints.env"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return found, err
+}
+
+// errUnconfirmed says that nobody has agreed.
+var errUnconfirmed = errors.New("nothing was done")
+
+// ask asks whether Redis is to be emptied and filled.
+func (r *rebuildCommand) ask(ctx context.Context, to io.Writer) error {
+	if r.Yes {
+		return nil
+	}
+	if err := canAsk(); err != nil {
+		return err
+	}
+	if !agreed(ctx, to, "Empty the namespace %s of %s, fill it again, and let all decisions wait until then?", r.Namespace, events.RedactedURL(r.RedisURL)) {
+		return errUnconfirmed
+	}
+	return nil
+}
+
+// canAsk returns an error where nobody can be asked.
+func canAsk() error {
+	if !isatty.IsTerminal(os.Stdin.Fd()) {
+		return misused("stdin is no terminal, so nobody can be asked: give --yes")
+	}
+	return nil
+}
+
+// agreed asks a question on a terminal and reports whether the answer is yes.
+func agreed(ctx context.Context, to io.Writer, question string, args ...any) bool {
+	fmt.Fprintf(to, question+" [y/N] ", args...)
+	answered := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(os.Stdin).ReadString('\n') // without an answer it is ""
+		answered <- line
+	}()
+	select {
+	case answer := <-answered:
+		word := strings.ToLower(strings.TrimSpace(answer))
+		return word == "y" || word == "yes"
+	case <-ctx.Done():
+		fmt.Fprintln(to)
+		return false
+	}
+}
+
+// keeper returns a Keeper of its own connections, and what closes them.
+func (r *rebuildCommand) keeper(ctx context.Context, log zerolog.Logger) (k *holds.Keeper, closeAll func(), err error) {
+	db, err := newStore(ctx, r.Config)
+	if err != nil {
+		return nil, nil, err
+	}
+	nc, err := newNATS(r.Config, log, func() {})
+	if err != nil {
+		db.Close()
+		return nil, nil, err
+	}
+	closeAll = func() { nc.Close(); db.Close() }
+	js, err := events.NewJetStream(nc)
+	if err == nil {
+		k, err = newKeeper(r.Config, holds.NewTenure(), holds.NewGuard(), db, js, events.Subjects(r.Namespace), log)
+	}
+	if err != nil {
+		closeAll()
+		return nil, nil, err
+	}
+	return k, closeAll, nil
+}
+
+// differencesMax is how many differences a table has.
+const differencesMax = 50
+
+// report prints what was filled in or compared.
+func (r *rebuildCommand) report(to io.Writer, done holds.Rebuilt, differences []holds.Difference) error {
+	var failed error
+	if len(differences) > 0 {
+		failed = fmt.Errorf("differences: %d; worker rebuild fills redis again", len(differences))
+	}
+	if r.Output == "json" {
+		if differences == nil {
+			differences = []holds.Difference{}
+		}
+		text, err := json.Marshal(struct {
+			holds.Rebuilt
+			TookMS      int64              `json:"took_ms"`
+			Differences []holds.Difference `json:"differences"`
+		}{done, done.Took.Milliseconds(), differences}, jsontext.WithIndent("  "))
+		fmt.Fprintf(to, "%s\n", text)
+		return errors.Join(err, failed)
+	}
+	verb := "filled in"
+	if r.Verify {
+		verb = "compared"
+	}
+	if done == (holds.Rebuilt{}) {
+		fmt.Fprintln(to, "a worker has filled it in meanwhile, see its log")
+		return failed
+	}
+	fmt.Fprintf(to, "%s from %d outcomes in %.1f s: %d live holds and %d that have ended, on %d resources; %d answers\n",
+		verb, done.Outcomes, done.Took.Round(time.Millisecond).Seconds(), done.Live, done.Ended, done.Resources, done.Answers)
+	if done.Missing != "" {
+		fmt.Fprintf(to, "not all outcomes that can matter are there any more: %s; %s\n", done.Missing, holds.MissingMeans)
+	}
+	if len(differences) == 0 {
+		return nil
+	}
+	w := tabwriter.NewWriter(to, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(w, "\nresource\twhat\tredis\ttold")
+	for i, d := range differences {
+		if i == differencesMax {
+			fmt.Fprintf(w, "and %d more (-o json has all)\n", len(differences)-i)
+			break
+		}
+		fmt.Fprintln(w, strings.Join([]string{d.Resource, d.What, orDash(d.Redis), orDash(d.Told)}, "\t"))
+	}
+	return errors.Join(w.Flush(), failed)
+}
+
+func orDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}
+
+// newProgress shows on a terminal, in one line, how far something is; elsewhere it shows nothing.
+// end takes the line away.
+func newProgress(to io.Writer) (say func(string), end func()) {
+	file, ok := to.(*os.File)
+	if !ok || !isatty.IsTerminal(file.Fd()) {
+		return func(string) {}, func() {}
+	}
+	bar := progressbar.NewOptions(-1,
+		progressbar.OptionSetWriter(to),
+		progressbar.OptionSetSpinnerChangeInterval(0), // no goroutine of its own
+		progressbar.OptionThrottle(100*time.Millisecond),
+		progressbar.OptionUseANSICodes(true),
+		progressbar.OptionSetElapsedTime(true))
+	return bar.Describe, func() { _ = bar.Clear() } // a terminal that is gone
+}

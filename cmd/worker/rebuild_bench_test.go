@@ -1,0 +1,149 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
+)
+
+// BenchmarkRebuild fills Redis with live holds again, of three nights each on 1,000 resources:
+//
+//	go test ./cmd/worker -run xxx -bench Rebuild -benchtime 1x -timeout 20m
+//
+// HOLDFAST_BENCH_HOLDS says how many, 1,000,000 unless it is set. It reports how long that took from
+// the loss to the first decision, what the process needed for it (with the NATS server in it), and what
+// Redis has. With -benchtime 2x Redis has older data the second time, instead of none.
+func BenchmarkRebuild(b *testing.B) {
+	number := 1_000_000
+	if text := os.Getenv("HOLDFAST_BENCH_HOLDS"); text != "" {
+		var err error
+		if number, err = strconv.Atoi(text); err != nil {
+			b.Fatal(err)
+		}
+	}
+	own, err := stack.Start(b.Context(), stack.Options{Redis: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = own.Close() }()
+	shared := stacktest.Shared()
+	s := newSystemOn(b, urls{shared.NATSURL, own.RedisURL, shared.PostgresURL})
+	for _, stop := range s.unfollow {
+		stop()
+	}
+	s.storeCreated(b, number, 1000)
+	db, err := store.Open(b.Context(), s.urls.postgres, s.namespace)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer db.Close()
+	var c cli
+	parser, err := kong.New(&c)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if _, err := parser.Parse(append([]string{"run"}, s.flagsAs("worker")...)); err != nil {
+		b.Fatal(err)
+	}
+	if err := s.redis.FlushAll(b.Context()).Err(); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		keeper, err := newKeeper(c.Run.Config, holds.NewTenure(), holds.NewGuard(), db, s.js, s.subjects, zerolog.New(b.Output()))
+		if err != nil {
+			b.Fatal(err)
+		}
+		last, phase := time.Now(), ""
+		r, err := keeper.Rebuild(b.Context(), "a benchmark", false, func(progress string) {
+			if now := strings.Trim(progress, " 0123456789"); !strings.HasPrefix(now, phase[:min(7, len(phase))]) || phase == "" {
+				fmt.Fprintf(os.Stderr, "%6.1f s  %s\n", time.Since(last).Seconds(), progress)
+				phase = now
+			}
+		})
+		if err != nil || r.Live != number {
+			b.Fatalf("%+v %v", r, err)
+		}
+		fmt.Fprintf(os.Stderr, "%6.1f s  done\n", r.Took.Seconds())
+		var memory runtime.MemStats
+		runtime.ReadMemStats(&memory)
+		b.ReportMetric(r.Took.Seconds(), "s")
+		b.ReportMetric(float64(memory.Sys)/1e6, "MB-worker")
+		b.ReportMetric(usedMemory(b, s)/1e6, "MB-redis")
+	}
+}
+
+func usedMemory(b *testing.B, s *system) float64 {
+	for line := range strings.Lines(s.redis.Info(b.Context(), "memory").Val()) {
+		if text, found := strings.CutPrefix(strings.TrimSpace(line), "used_memory:"); found {
+			n, err := strconv.ParseFloat(text, 64)
+			if err != nil {
+				b.Fatal(err)
+			}
+			return n
+		}
+	}
+	b.Fatal("redis does not say how much memory it uses")
+	return 0
+}
+
+// storeCreated stores outcomes as of workers that have created holds just now.
+func (s *system) storeCreated(b *testing.B, number, resources int) {
+	b.Helper()
+	js, err := jetstream.New(s.nc, jetstream.WithPublishAsyncMaxPending(10_000))
+	if err != nil {
+		b.Fatal(err)
+	}
+	now := holds.Time{Time: time.Now().UTC().Truncate(time.Millisecond)}
+	quantity := int64(1)
+	in := now.AddDate(0, 0, 9)
+	for i := range number {
+		resource := fmt.Sprintf("room-%d", i%resources)
+		id, err := holds.NewHoldID(resource)
+		if err != nil {
+			b.Fatal(err)
+		}
+		from := in.AddDate(0, 0, i/resources%300)
+		data, err := json.Marshal(holds.HoldCreated{
+			HoldData: holds.HoldData{
+				ResourceID: resource, HoldID: id, RequestKey: fmt.Sprintf("key-%d", i), UserID: fmt.Sprintf("user-%d", i), Quantity: &quantity,
+				Asked: holds.Asked{CheckIn: from.Format(holds.DateFormat), CheckOut: from.AddDate(0, 0, 3).Format(holds.DateFormat)},
+			},
+			CreatedAt: now, ExpiresAt: holds.Time{Time: now.Add(time.Hour)},
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+		body, err := json.Marshal(events.Envelope{
+			SpecVersion: "1.0", ID: id.UUID[:8] + "-0000-8000-8000-" + id.UUID[20:], DataContentType: "application/json", Source: "/holdfast/" + s.namespace, Type: events.Type(holds.EventHoldCreated),
+			Subject: id.String(), Time: now, CausationID: fmt.Sprintf("event-%d", i), Data: data,
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+		m := nats.NewMsg(s.subjects.Out(holds.EventHoldCreated, resource))
+		m.Data = body
+		m.Header.Set("Content-Type", "application/cloudevents+json")
+		m.Header.Set("Nats-Msg-Id", id.UUID[:8]+"-0000-8000-8000-"+id.UUID[20:])
+		m.Header.Set("Holdfast-Fingerprint", strings.Repeat("f", 32))
+		if _, err := js.PublishMsgAsync(m, jetstream.WithStallWait(time.Minute)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	<-js.PublishAsyncComplete()
+}

@@ -1,0 +1,336 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
+)
+
+// newSystemWithRedis returns a system on a Redis of its own, which may be flushed and killed.
+func newSystemWithRedis(t *testing.T, o stack.Options) (*system, *stack.Stack) {
+	t.Helper()
+	o.Redis = true
+	own, err := stack.Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = own.Close() }) // a test may have killed it
+	shared := stacktest.Shared()
+	return newSystemOn(t, urls{shared.NATSURL, own.RedisURL, shared.PostgresURL}), own
+}
+
+// epoch reads Postgres' entry.
+func (s *system) epoch() holds.Epoch {
+	s.t.Helper()
+	if s.store == nil {
+		var err error
+		if s.store, err = store.Open(s.t.Context(), s.urls.postgres, s.namespace); err != nil {
+			s.t.Fatal(err)
+		}
+		s.t.Cleanup(s.store.Close)
+	}
+	e, err := s.store.Epoch(context.Background())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return e
+}
+
+// awaitRebuilt waits until Redis is filled under a later epoch than one.
+func (s *system) awaitRebuilt(after holds.Epoch) (e holds.Epoch) {
+	s.t.Helper()
+	stacktest.Eventually(s.t, "redis to be filled again", func() bool {
+		e = s.epoch()
+		return e.Written && e.Name != after.Name
+	})
+	return e
+}
+
+// asked is an event and how it was answered.
+type asked struct {
+	subject string
+	body    []byte
+	answer  []byte
+	outcome events.Envelope
+}
+
+// ask publishes an event, also one that was published before, and waits for its answer.
+func (s *system) ask(subject string, body []byte) asked {
+	s.t.Helper()
+	m := events.Structured(body)
+	m.Subject = subject // and no Nats-Msg-Id, or the stream would drop what comes twice
+	answer, err := s.client.Ask(stacktest.Patience(s.t), m)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if answer.Dead != nil {
+		s.t.Fatalf("%s was dead-lettered: %+v", subject, answer.Dead)
+	}
+	return asked{subject, body, answer.Body, answer.Envelope}
+}
+
+// tale asks everything that Redis remembers something of.
+type tale struct {
+	*system
+	asked []asked
+}
+
+func (y *tale) do(event, resource string, data any, want string) events.Envelope {
+	y.t.Helper()
+	r, err := y.subjects.NewRequest(event, resource, "/test", data)
+	if err != nil {
+		y.t.Fatal(err)
+	}
+	body, err := json.Marshal(r.Envelope)
+	if err != nil {
+		y.t.Fatal(err)
+	}
+	a := y.ask(r.Subject, body)
+	got := strings.TrimSuffix(strings.TrimPrefix(a.outcome.Type, "holdfast."), ".v1")
+	var reason struct {
+		Reason string `json:"reason"`
+	}
+	if err := json.Unmarshal(a.outcome.Data, &reason); err != nil {
+		y.t.Fatal(err)
+	}
+	if got = strings.TrimSpace(got + " " + reason.Reason); got != want {
+		y.t.Fatalf("%s was answered %s, want %s: %s", event, got, want, a.answer)
+	}
+	y.asked = append(y.asked, a)
+	return a.outcome
+}
+
+// tell plays events of every kind with every outcome that leaves something in Redis.
+func (y *tale) tell() {
+	y.t.Helper()
+	in := time.Now().UTC().AddDate(0, 0, 9)
+	stay := holds.Asked{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, 3).Format(holds.DateFormat)}
+	seats := func(names ...string) holds.Asked { return holds.Asked{Slots: names} }
+	one := func(user, key string, of holds.Asked, ttl int64) events.BookingRequestedData {
+		return book("hall", user, key, of, ttl)
+	}
+	ask := func(data events.BookingRequestedData, want string) string {
+		y.t.Helper()
+		return y.do(events.BookingRequested, data.ResourceID, data, want).Subject
+	}
+	cancel := func(hold, want string) {
+		y.t.Helper()
+		y.do(events.BookingCancelled, "hall", events.BookingCancelledData{HoldID: hold}, want)
+	}
+	cancelKey := func(key, want string) {
+		y.t.Helper()
+		y.do(events.BookingCancelled, "hall", events.BookingCancelledData{ResourceID: "hall", RequestKey: key}, want)
+	}
+	extend := func(hold string, ttl int64, want string) {
+		y.t.Helper()
+		y.do(events.BookingExtended, "hall", events.BookingExtendedData{HoldID: hold, TTLSeconds: ttl}, want)
+	}
+	start := func(hold, want string) {
+		y.t.Helper()
+		y.do(events.PaymentStarted, "hall", events.PaymentStartedData{HoldID: hold}, want)
+	}
+	pay := func(hold, payment, want string) {
+		y.t.Helper()
+		y.do(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: payment}, want)
+	}
+
+	y.do(events.InventorySet, "double", events.InventorySetData{ResourceID: "double", Asked: stay, Capacity: 3}, "inventory.updated")
+	y.do(events.InventorySet, "hall", events.InventorySetData{ResourceID: "hall", Asked: seats("A", "B", "C", "D", "E", "F", "G"), Capacity: 1}, "inventory.updated")
+	y.do(events.InventorySet, "shoes", events.InventorySetData{ResourceID: "shoes", Capacity: 50}, "inventory.updated")
+
+	plain := book("double", "ana", "k-plain", stay, 3600)
+	plain.TTLSeconds, plain.Quantity = nil, 2
+	plain.Metadata = []byte(`{"note":"two  rooms, \"é\" \u00fc \ud83d\ude00 <b> \/","n":[1,2.50,null]}`)
+	ask(plain, "hold.created")
+	again := plain
+	again.Metadata = nil
+	ask(again, "hold.created") // replayed
+	other := plain
+	other.Quantity = 1
+	ask(other, "hold.rejected request_key_reused")
+	odd := book("double", `o'"\/:{1}*?>%~`, `k:"\/{}`, stay, 3600) // of everything that a name can have
+	odd.ResourceID, odd.Asked = "shoes", holds.Asked{}
+	ask(odd, "hold.created")
+	twice := plain
+	twice.RequestKey = "k-twice"
+	ask(twice, "hold.rejected already_holding")
+	ask(book("double", "ben", "k-ben", stay, 3600), "hold.created")
+	full := book("double", "cleo", "k-full", stay, 3600)
+	full.Metadata = []byte(`{"shop":"x y"}`)
+	ask(full, "hold.rejected sold_out")
+	full.Metadata = nil
+	ask(full, "hold.rejected sold_out") // replayed
+	ask(book("hall", "ana", "k-none", seats("Z"), 60), "hold.rejected unknown_resource")
+	ask(book("hall", "ana", "k-invalid", seats("A"), 100000), "hold.rejected invalid_request")
+	for i := range 10 {
+		ask(book("shoes", "dan", fmt.Sprintf("k-dan-%d", i), holds.Asked{}, 3600-int64(i)), map[bool]string{true: "hold.created", false: "hold.rejected already_holding"}[i == 0])
+	}
+
+	cancelKey("k-never", "booking.cancelled")
+	ask(one("eve", "k-never", seats("A"), 60), "hold.rejected cancelled")
+	released := ask(one("eve", "k-a", seats("A"), 60), "hold.created")
+	cancel(released, "hold.released")
+	cancel(released, "hold.release_rejected released")
+	ask(one("eve", "k-b", seats("A"), 60), "hold.created")
+	cancelKey("k-b", "hold.released")
+	ask(one("eve", "k-c", seats("A"), 1200), "hold.created")
+
+	extended := ask(one("fay", "k-d", seats("B"), 60), "hold.created")
+	extend(extended, 1800, "hold.extended")
+	start(extended, "hold.extended")
+	start(extended, "hold.extension_rejected already_started")
+	extend(extended, 5, "hold.extended")
+	extend(extended, 100000, "hold.extension_rejected invalid_request")
+	long := ask(one("gus", "k-e", seats("C"), 1800), "hold.created")
+	extend(long, 3600, "hold.extension_rejected limit_reached")
+
+	paid := ask(one("hal", "k-f", seats("D"), 60), "hold.created")
+	start(paid, "hold.extended")
+	pay(paid, "p1", "hold.confirmed")
+	pay(paid, "p2", "hold.confirm_rejected already_confirmed")
+	extend(paid, 60, "hold.extension_rejected confirmed")
+	gone := ask(one("ida", "k-g", seats("E"), 60), "hold.created")
+	pay(gone, "p3", "hold.confirmed")
+	y.do(events.ReservationCancelled, "hall", events.ReservationCancelledData{HoldID: gone}, "reservation.cancelled")
+	pay("hall."+strings.Repeat("0", 32), "p4", "hold.confirm_rejected unknown_hold")
+
+	lapsed := ask(one("joe", "k-h", seats("F"), 1), "hold.created")
+	late := ask(one("kim", "k-i", seats("G"), 1), "hold.created")
+	y.awaitExpired(2)
+	extend(lapsed, 60, "hold.extension_rejected expired")
+	cancel(lapsed, "hold.release_rejected expired")
+	pay(late, "p5", "hold.confirmed")
+	ask(one("leo", "k-j", seats("G"), 60), "hold.rejected sold_out")
+}
+
+// contents is everything of a namespace that must be there again after Redis was filled again: key ->
+// what it has. Left out is what belongs to work that is on its way, and ends with it.
+func (s *system) contents() map[string]any {
+	s.t.Helper()
+	ctx := s.t.Context()
+	all := make(map[string]any)
+	keys := s.redis.Scan(ctx, 0, s.namespace+":*", 1000).Iterator()
+	for keys.Next(ctx) {
+		key := keys.Val()
+		name := strings.SplitN(key, "}:", 2)[1]
+		switch parts := strings.SplitN(name, ":", 3); {
+		case name == "epoch", name == "fence", len(parts) > 1 && (parts[1] == "rev" || parts[1] == "lock" || parts[1] == "locks" || parts[1] == "waited_for"):
+			continue
+		}
+		switch kind := s.redis.Type(ctx, key).Val(); kind {
+		case "string":
+			all[name] = value{s.redis.Get(ctx, key).Val(), s.redis.PExpireTime(ctx, key).Val()}
+		case "hash":
+			all[name] = s.redis.HGetAll(ctx, key).Val()
+		case "zset":
+			all[name] = s.redis.ZRangeWithScores(ctx, key, 0, -1).Val()
+		default:
+			s.t.Errorf("%s is a %s", key, kind)
+		}
+	}
+	if err := keys.Err(); err != nil {
+		s.t.Fatal(err)
+	}
+	return all
+}
+
+// value is a string and when it expires, which is negative for never.
+type value struct {
+	text    string
+	expires time.Duration
+}
+
+// rebuiltTolerance is by how much the times may differ at which what is over is forgotten. A hold's end
+// is told, but not when it was announced, or when its claim was settled, which comes a moment later.
+const rebuiltTolerance = 10 * time.Second
+
+// sameContents compares what Redis had with what it has.
+func sameContents(t *testing.T, had, has map[string]any) {
+	t.Helper()
+	near := func(a, b float64) bool {
+		return a == b || max(a, b)-min(a, b) < float64(rebuiltTolerance.Milliseconds())
+	}
+	for _, name := range slices.Sorted(maps.Keys(had)) {
+		if _, found := has[name]; !found {
+			t.Errorf("%s is missing, it was %v", name, had[name])
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(has)) {
+		var same bool
+		switch now := has[name].(type) {
+		case value:
+			was, _ := had[name].(value)
+			same = now.text == was.text && (now.expires < 0) == (was.expires < 0) &&
+				near(float64(now.expires.Milliseconds()), float64(was.expires.Milliseconds()))
+		case map[string]string:
+			was, _ := had[name].(map[string]string)
+			same = maps.Equal(now, was)
+		case []redis.Z:
+			was, _ := had[name].([]redis.Z)
+			byMember := func(a, b redis.Z) int { return strings.Compare(a.Member.(string), b.Member.(string)) }
+			slices.SortFunc(now, byMember)
+			slices.SortFunc(was, byMember)
+			same = slices.EqualFunc(now, was, func(a, b redis.Z) bool {
+				// The agenda may say too early when to look at a resource, never too late.
+				return a.Member == b.Member && (near(a.Score, b.Score) || name == "agenda" && b.Score < a.Score)
+			})
+		}
+		if !same {
+			t.Errorf("%s\nis  %v\nwas %v", name, has[name], had[name])
+		}
+	}
+}
+
+// TestRebuiltEqualsLost loses everything that Redis has after events of every kind. What is filled in
+// again is what there was, and every event that is delivered again has the same answer as before, byte
+// for byte.
+func TestRebuiltEqualsLost(t *testing.T) {
+	t.Parallel()
+	s, _ := newSystemWithRedis(t, stack.Options{})
+	settings := []string{"HOLDFAST_LATE_PAYMENT=accept_if_free", "HOLDFAST_HOLD_LIFETIME_MAX=1h"}
+	worker := s.startWorker(settings...)
+	s.startWorker(settings...)
+	y := &tale{system: s}
+	y.tell()
+	stacktest.Eventually(t, "everything to be announced", func() bool { return !has(s.contents(), "departing") })
+	before, had := s.epoch(), s.contents()
+	if err := s.redis.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitRebuilt(before)
+	sameContents(t, had, s.contents())
+	if len(had) < 55 {
+		t.Errorf("there were only %d keys", len(had))
+	}
+	for _, a := range y.asked {
+		if repeated := s.ask(a.subject, a.body); !bytes.Equal(repeated.answer, a.answer) {
+			t.Errorf("%s: asked again it is answered\n%s\nit was\n%s", a.body, repeated.answer, a.answer)
+		}
+	}
+	sameContents(t, had, s.contents())
+	stacktest.Eventually(t, "the worker to be ready", func() bool { code, _ := worker.get(t, "/readyz"); return code == 200 })
+}
+
+// has reports whether a key with a last part is there.
+func has(contents map[string]any, last string) bool {
+	for name := range contents {
+		if strings.HasSuffix(name, ":"+last) {
+			return true
+		}
+	}
+	return false
+}

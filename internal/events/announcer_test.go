@@ -1,0 +1,49 @@
+package events
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/holds"
+)
+
+// TestAnnouncerWaits loses the PubAck of one hold.expired of several, stored or not: that not all are known to be
+// stored is an error, and announcing them again stores what is missing, and nothing twice.
+func TestAnnouncerWaits(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []bool{false, true} {
+		t.Run(fmt.Sprintf("stored=%v", lost), func(t *testing.T) {
+			t.Parallel()
+			js := &unstored{lost: lost}
+			b := newBenchOn(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
+			js.times.Store(1)
+			const number = 3
+			outcomes := make([]holds.Outcome, number)
+			for i := range outcomes {
+				id, err := holds.NewHoldID("room")
+				if err != nil {
+					t.Fatal(err)
+				}
+				outcomes[i] = holds.Outcome{Event: holds.EventHoldExpired, Resource: "room", Hold: id, Data: holds.HoldExpired{}}
+			}
+			announcer := NewAnnouncer(js, b.ns)
+			if err := announcer.Announce(t.Context(), outcomes); !errors.Is(err, nats.ErrTimeout) {
+				t.Errorf("a PubAck was lost: %v", err)
+			}
+			if err := announcer.Announce(t.Context(), outcomes); err != nil {
+				t.Error(err)
+			}
+			stream, err := b.js.Stream(t.Context(), b.ns.OutStream())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := stream.CachedInfo().State.Msgs; n != number {
+				t.Errorf("%d are stored, want %d", n, number)
+			}
+		})
+	}
+}

@@ -1,0 +1,199 @@
+package events
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
+)
+
+// chronicleBatch is how many messages are decoded together.
+const chronicleBatch = 1000
+
+// Chronicle reads what was published: it implements holds.Chronicle.
+type Chronicle struct {
+	js  jetstream.JetStream
+	ns  Subjects
+	log zerolog.Logger
+
+	setupWithin time.Duration // by how much streams may differ in age that were made together
+}
+
+// NewChronicle returns the Chronicle of a namespace.
+func NewChronicle(js jetstream.JetStream, ns Subjects, log zerolog.Logger) *Chronicle {
+	return &Chronicle{js, ns, log, time.Minute}
+}
+
+// Outcomes implements holds.Chronicle. A message that is no outcome of a worker is passed over.
+func (c *Chronicle) Outcomes(ctx context.Context, since time.Time, after uint64, each func(holds.Told) error, progress func(done, all uint64)) (last uint64, err error) {
+	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since}
+	if after > 0 {
+		config = jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1}
+	}
+	batches := make(chan []StoredMsg, 1)
+	var decoders sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		decoders.Go(func() {
+			for batch := range batches {
+				for _, m := range batch {
+					if err := c.tell(m, each); err != nil {
+						c.log.Warn().Err(err).Str("subject", m.Subject()).Msg("passed over what is no outcome")
+					}
+				}
+			}
+		})
+	}
+	var batch []StoredMsg
+	done := uint64(0)
+	last, err = c.read(ctx, c.ns.OutStream(), after, config, func(m StoredMsg) {
+		done++
+		if batch = append(batch, m); len(batch) == chronicleBatch {
+			batches <- batch
+			batch = nil
+			progress(done, done+m.Meta.NumPending)
+		}
+	})
+	batches <- batch
+	close(batches)
+	decoders.Wait()
+	if err != nil {
+		return after, fmt.Errorf("read stream %s: %w", c.ns.OutStream(), err)
+	}
+	return last, nil
+}
+
+// Missing implements holds.Chronicle.
+func (c *Chronicle) Missing(ctx context.Context, since time.Time) (what string, err error) {
+	out, err := c.js.Stream(ctx, c.ns.OutStream())
+	if err != nil {
+		return "", fmt.Errorf("read stream %s: %w", c.ns.OutStream(), err)
+	}
+	in, err := c.js.Stream(ctx, c.ns.InStream())
+	if err != nil {
+		return "", fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
+	}
+	state, made := out.CachedInfo().State, out.CachedInfo().Created
+	begins := state.FirstTime
+	switch {
+	case state.Msgs == 0 && state.LastSeq > 0: // all were removed
+		begins = state.LastTime
+	case state.FirstSeq <= 1: // none was, of this stream: it may be the second of its name
+		if begins = made; made.Before(in.CachedInfo().Created.Add(c.setupWithin)) {
+			begins = since
+		}
+	}
+	if begins.After(since) {
+		what = fmt.Sprintf("stream %s has nothing of before %s", c.ns.OutStream(), begins.UTC().Format(holds.TimeFormat))
+	}
+	if state.NumDeleted > 0 {
+		if what != "" {
+			what += ", and "
+		}
+		what += fmt.Sprintf("%d messages were removed from the midst of stream %s", state.NumDeleted, c.ns.OutStream())
+	}
+	return what, nil
+}
+
+// read hands to each the messages of a stream from a start up to the last that there is now, and
+// returns the sequence of that one.
+func (c *Chronicle) read(ctx context.Context, name string, after uint64, config jetstream.OrderedConsumerConfig, each func(StoredMsg)) (last uint64, err error) {
+	stream, err := c.js.Stream(ctx, name)
+	if err != nil {
+		return 0, err
+	}
+	if last = stream.CachedInfo().State.LastSeq; last <= after {
+		return last, nil
+	}
+	for m, err := range Read(ctx, stream, config, last) {
+		if err != nil {
+			return 0, err
+		}
+		each(m)
+	}
+	return last, nil
+}
+
+// tell reads an outcome and hands it on, unless it is of a kind that Redis does not remember.
+func (c *Chronicle) tell(m StoredMsg, each func(holds.Told) error) error {
+	var e Envelope
+	err := json.Unmarshal(m.Data(), &e)
+	if err != nil {
+		return err
+	}
+	event, _ := eventOf(e.Type)
+	told := holds.Told{ID: e.ID, StoredAt: holds.Time{Time: m.Meta.Timestamp.UTC()}}
+	told.Event, told.At = event, e.Time
+	switch event {
+	case holds.EventHoldCreated:
+		told.Data, err = readData[holds.HoldCreated](e)
+	case holds.EventHoldRejected:
+		told.Data, err = readData[holds.HoldRejected](e)
+	case holds.EventHoldExtended:
+		told.Data, err = readData[holds.HoldExtended](e)
+	case holds.EventExtensionRejected:
+		told.Data, err = readData[holds.ExtensionRejected](e)
+	case holds.EventReleaseRejected:
+		told.Data, err = readData[holds.ReleaseRejected](e)
+	case holds.EventHoldReleased:
+		told.Data, err = readData[holds.HoldReleased](e)
+	case holds.EventHoldExpired:
+		told.Data, err = readData[holds.HoldExpired](e)
+	case holds.EventHoldConfirmed:
+		told.Data, err = readData[holds.HoldConfirmed](e)
+	case holds.EventBookingCancelled:
+		told.Data, err = readData[holds.BookingCancelled](e)
+	default:
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	header := m.Headers()
+	told.Memory = holds.Memory{
+		Fingerprint: header.Get(headerFingerprint), Cause: header.Get(headerFirstCause), Started: header.Get(headerStarted) != "",
+	}
+	return each(told)
+}
+
+func readData[T any](e Envelope) (data T, err error) {
+	err = json.Unmarshal(e.Data, &data)
+	return data, err
+}
+
+// Waiting implements holds.Chronicle: it reads what lies above the last acknowledgement before which
+// there is no gap.
+func (c *Chronicle) Waiting(ctx context.Context, payment func(r holds.ConfirmRequest, storedAt holds.Time), cancel func(r holds.ReleaseRequest, storedAt holds.Time)) error {
+	err := c.waiting(ctx, ConsumerPayments, PaymentConfirmed, func(in *Inbound, storedAt holds.Time) { payment(*in.Confirm, storedAt) })
+	if err != nil {
+		return err
+	}
+	return c.waiting(ctx, ConsumerChanges, BookingCancelled, func(in *Inbound, storedAt holds.Time) { cancel(*in.Release, storedAt) })
+}
+
+func (c *Chronicle) waiting(ctx context.Context, name, event string, each func(in *Inbound, storedAt holds.Time)) error {
+	consumer, err := c.js.Consumer(ctx, c.ns.InStream(), name)
+	if err != nil {
+		return fmt.Errorf("consumer %s: %w", name, err)
+	}
+	after := consumer.CachedInfo().AckFloor.Stream
+	_, err = c.read(ctx, c.ns.InStream(), after, jetstream.OrderedConsumerConfig{
+		FilterSubjects: []string{c.ns.In(event, ">")},
+		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1,
+	}, func(m StoredMsg) {
+		// What cannot be read is dead-lettered.
+		if in, err := c.ns.Decode(m.Subject(), m.Headers(), m.Data(), m.Meta.Timestamp); err == nil {
+			each(in, holds.Time{Time: m.Meta.Timestamp.UTC()})
+		}
+	})
+	if err != nil {
+		return fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
+	}
+	return nil
+}

@@ -1,0 +1,126 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/stack/stacktest"
+)
+
+// readable is a stream with more messages than a reader asks for at a time.
+func readable(t *testing.T) (js jetstream.JetStream, stream jetstream.Stream, last uint64) {
+	t.Helper()
+	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	if js, err = jetstream.New(nc); err != nil {
+		t.Fatal(err)
+	}
+	name := stacktest.Namespace(t)
+	if stream, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name}}); err != nil {
+		t.Fatal(err)
+	}
+	const number = 3 * readAhead
+	body := make([]byte, 4<<10) // it takes longer to send them than to be told to send no more
+	for range number {
+		if _, err := js.PublishAsync(name, body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-js.PublishAsyncComplete()
+	return js, stream, number
+}
+
+// fromFirst begins with the first message.
+var fromFirst = jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}
+
+// pause has a server send a reader no more.
+func pause(t *testing.T, js jetstream.JetStream, m StoredMsg) {
+	t.Helper()
+	if _, err := js.PauseConsumer(t.Context(), m.Meta.Stream, m.Meta.Consumer, time.Now().Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestReadAnew has a server forget a reader, which has taken some of the messages: it is asked for the others anew.
+func TestReadAnew(t *testing.T) {
+	t.Parallel()
+	js, stream, last := readable(t)
+	var seqs []uint64
+	first, of := "", ""
+	for m, err := range Read(t.Context(), stream, fromFirst, last) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		seqs, of = append(seqs, m.Meta.Sequence.Stream), m.Meta.Consumer
+		if first == "" {
+			first = of
+			pause(t, js, m)
+		}
+	}
+	if first == of {
+		t.Error("the server had not forgotten the reader")
+	}
+	want := make([]uint64, last)
+	for i := range want {
+		want[i] = uint64(i) + 1
+	}
+	if !slices.Equal(seqs, want) {
+		t.Errorf("%d messages were read of %d, or not in their order", len(seqs), last)
+	}
+}
+
+// TestReadEnds has the stream removed that is being read, and before it the consumer, or not; or the reader gives up while
+// the server sends nothing.
+func TestReadEnds(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		removes, consumer, givesUp bool
+		want                       error
+	}{
+		"the stream is removed": {removes: true, want: jetstream.ErrStreamNotFound},
+		"both are removed":      {removes: true, consumer: true, want: jetstream.ErrStreamNotFound},
+		"the reader gives up":   {givesUp: true, want: context.Canceled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			js, stream, last := readable(t)
+			ctx, giveUp := context.WithCancel(t.Context())
+			defer giveUp()
+			read := 0
+			var failed error
+			for m, err := range Read(ctx, stream, fromFirst, last) {
+				if failed = err; err != nil {
+					break
+				}
+				if read++; read > 1 {
+					continue
+				}
+				pause(t, js, m)
+				if c.consumer {
+					if err := js.DeleteConsumer(t.Context(), m.Meta.Stream, m.Meta.Consumer); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if c.removes {
+					if err := js.DeleteStream(t.Context(), m.Meta.Stream); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if c.givesUp {
+					time.AfterFunc(time.Second, giveUp)
+				}
+			}
+			if !errors.Is(failed, c.want) {
+				t.Errorf("after %d messages of %d it ended with %v, want %v", read, last, failed, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,59 @@
+package events
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestConsumerDeleted has somebody delete the durable consumers under workers. They are made again,
+// nothing waits for ever, what was answered long before is not decided again, and who starts
+// later finds nothing wrong with them.
+func TestConsumerDeleted(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("long-before"))
+	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "p1", `{"hold_id":"`+holdID+`","payment_id":"p1"}`))
+	b.publish(b.ns.In(BookingCancelled, "room"), nil, envelopeOf(BookingCancelled, "c1", `{"hold_id":"`+holdID+`"}`))
+	b.await("all outcomes", func() bool { return len(b.out) == 3 })
+	for i, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
+		b.awaitIdle(name)
+		stacktest.Eventually(t, "the worker to see that", func() bool {
+			floor, err := b.workers[i].look(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return floor > 0 && b.workers[i].floor.Load() == floor
+		})
+		if err := b.js.DeleteConsumer(t.Context(), b.ns.InStream(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 20 {
+		key := fmt.Sprintf("k%d", i)
+		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(key))
+		b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "p"+key, `{"hold_id":"`+holdID+`","payment_id":"p`+key+`"}`))
+	}
+	b.await("an outcome of each", func() bool { return len(b.out) == 43 })
+	if n := b.asked("long-before"); n != 1 {
+		t.Errorf("what was answered before was decided %d times", n)
+	}
+	stacktest.Eventually(t, "the third, which nothing waits for", func() bool {
+		_, err := b.js.Consumer(t.Context(), b.ns.InStream(), ConsumerChanges)
+		return err == nil
+	})
+	if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}); err != nil {
+		t.Errorf("a worker that starts then: %v", err)
+	}
+	consumer, err := b.js.Consumer(t.Context(), b.ns.InStream(), ConsumerRequests)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if config := consumer.CachedInfo().Config; config.MaxDeliver != -1 || config.AckPolicy != jetstream.AckExplicitPolicy {
+		t.Errorf("it is made again as %+v", config)
+	}
+}

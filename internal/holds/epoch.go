@@ -1,0 +1,162 @@
+package holds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/lua"
+)
+
+// Epoch is Postgres' entry about what Redis has. A name is a UUID, or that UUID, a slash and a
+// number that grows: the UUID is the database's, and tells its epochs from those of another.
+type Epoch struct {
+	Name    string
+	Written bool   // Redis has it, and all that was written under it
+	Server  string // that has it, "" = it was not looked at
+
+	// While it is not written:
+	Lost      string // the last that was written, "" = there was none
+	Why       string // that is not any more
+	Rebuilder string // who fills Redis, "" = nobody has begun
+	Progress  string
+}
+
+// lineage and generation are the parts of an epoch's name.
+func lineage(name string) string {
+	first, _, _ := strings.Cut(strings.TrimSuffix(name, markSuffix), "/")
+	return first
+}
+
+func generation(name string) int64 {
+	_, number, _ := strings.Cut(strings.TrimSuffix(name, markSuffix), "/")
+	n, err := strconv.ParseInt(number, 10, 64)
+	if err != nil {
+		return 1 // the first has no number
+	}
+	return n
+}
+
+// markSuffix makes of an epoch's name what partitions have while they are filled under it.
+const markSuffix = " rebuilding"
+
+// ErrOtherEpoch says that the entry is not as the caller believes: nothing was changed.
+var ErrOtherEpoch = errors.New("somebody else has changed the epoch")
+
+// errForeign says that Redis has what another database has written to it.
+var errForeign = errors.New("this Redis has the namespace of another database")
+
+// Register is Postgres' word on what Redis has. Every change is refused with ErrOtherEpoch
+// when the entry is another one than the caller believes, so it may be repeated after any error.
+type Register interface {
+	// Epoch reads the entry.
+	Epoch(ctx context.Context) (Epoch, error)
+	// CondemnEpoch notes that Redis has not all that was written under an epoch. When it returns
+	// no payment is decided under it any more (see Inventory.Decide).
+	CondemnEpoch(ctx context.Context, epoch, why string) error
+	// BeginEpoch begins the next epoch for one who fills Redis under it; nobody else can for as
+	// long as the lease, or until it is written.
+	BeginEpoch(ctx context.Context, rebuilder string, lease time.Duration) (epoch string, err error)
+	// KeepEpoch begins the lease anew and notes the progress.
+	KeepEpoch(ctx context.Context, epoch, rebuilder string, lease time.Duration, progress string) error
+	// EpochWritten notes that a server has an epoch. Who has written it is "" for the first.
+	EpochWritten(ctx context.Context, epoch, server, rebuilder string) error
+	// EpochServed notes by what name the server of a written epoch goes now.
+	EpochServed(ctx context.Context, epoch, server, before string) error
+	// Reservations hands to each which of the holds have become reservations.
+	Reservations(ctx context.Context, holds []HoldID, each func(Reservation)) error
+}
+
+// Initialise writes the first epoch to every partition of an empty Redis, and returns the
+// server's name. Where there is another epoch it returns an error: this Redis belongs to another
+// database.
+func Initialise(ctx context.Context, namespace string, client redis.UniversalClient, epoch string) (server string, err error) {
+	keys := keyspace(namespace)
+	for p := range Partitions {
+		if err := client.SetNX(ctx, keys.epoch(p), epoch, 0).Err(); err != nil {
+			return "", fmt.Errorf("write epoch of partition %d: %w", p, err)
+		}
+	}
+	seen, err := look(ctx, namespace, client)
+	if err != nil {
+		return "", err
+	}
+	for p, found := range seen.epochs {
+		if found != epoch {
+			return "", fmt.Errorf("partition %d: %w", p, errForeign)
+		}
+	}
+	return seen.server.name(), nil
+}
+
+// seen is what a look at a Redis has found.
+type seen struct {
+	server server
+	epochs []string // of each partition, "" = none
+}
+
+// look asks a server who it is and which epochs it has, all on one connection.
+func look(ctx context.Context, namespace string, client redis.UniversalClient) (s seen, err error) {
+	keys := keyspace(namespace)
+	pipe := client.Pipeline()
+	info := pipe.Do(ctx, infoCommand...)
+	found := make([]*redis.StringCmd, Partitions)
+	for p := range found {
+		found[p] = pipe.Get(ctx, keys.epoch(p))
+	}
+	_, _ = pipe.Exec(ctx) // each command has its own error
+	text, err := info.Text()
+	if err == nil {
+		s.server, err = parseServer(text)
+	}
+	if err != nil {
+		return s, fmt.Errorf("look at redis: %w", err)
+	}
+	s.epochs = make([]string, Partitions)
+	for p, cmd := range found {
+		// What is no string is not what was written.
+		if err := cmd.Err(); err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "WRONGTYPE") {
+			return s, fmt.Errorf("look at redis: %w", err)
+		}
+		s.epochs[p] = cmd.Val()
+	}
+	return s, nil
+}
+
+// CheckEpoch returns ErrDataLost unless every partition has the epoch.
+func CheckEpoch(ctx context.Context, namespace string, client redis.UniversalClient, epoch string) error {
+	seen, err := look(ctx, namespace, client)
+	if err != nil {
+		return err
+	}
+	for p, found := range seen.epochs {
+		if found != epoch {
+			return fmt.Errorf("partition %d: %w", p, ErrDataLost)
+		}
+	}
+	return nil
+}
+
+// swapEpoch gives every partition that has one epoch another ("" = none). Those that have not the
+// first are left as they are; their number is returned.
+func swapEpoch(ctx context.Context, keys keyspace, client redis.UniversalClient, from, to string) (others int, err error) {
+	calls := make([]*lua.Call, Partitions)
+	for p := range calls {
+		calls[p] = &lua.Call{Script: scriptSwap, Keys: []string{keys.epoch(p)}, Args: []any{from, "", "", to}}
+	}
+	lua.Run(ctx, client, calls)
+	for p, c := range calls {
+		switch settle(c); {
+		case errors.Is(c.Err, ErrDataLost):
+			others++
+		case c.Expect(0) != nil:
+			return 0, fmt.Errorf("change epoch of partition %d: %w", p, c.Err)
+		}
+	}
+	return others, nil
+}

@@ -1,0 +1,66 @@
+package holds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/lua"
+)
+
+// Format numbers the form in which the scripts keep holds in Redis. Whoever changes that form, so
+// that a program which knows only the one before would misread it, raises the number: programs
+// that know a lower one then refuse to start.
+const Format = 1
+
+// ErrUnknownFormat says that a Redis has a format that this program does not know.
+var ErrUnknownFormat = errors.New("redis is written by newer scripts than this program has")
+
+// scriptFormat notes a format unless a higher one is noted. What is no string nobody has noted.
+//
+// KEYS  1 format  ARGV  1 the format
+// Returns ok format: what is noted now
+var scriptFormat = lua.New("format", "", `
+local noted = redis.pcall('GET', KEYS[1])
+if type(noted) ~= 'string' or tonumber(noted) and tonumber(noted) < tonumber(ARGV[1]) then
+  redis.call('SET', KEYS[1], ARGV[1])
+  noted = ARGV[1]
+end
+return {'ok', noted}
+`)
+
+// ReadFormat returns the format that is noted, 0 = none is, as before the first one was. It returns
+// ErrUnknownFormat for one that this program does not know.
+func ReadFormat(ctx context.Context, namespace string, client redis.UniversalClient) (int, error) {
+	noted, err := client.Get(ctx, keyspace(namespace).format()).Result()
+	switch {
+	case errors.Is(err, redis.Nil):
+		return 0, nil
+	case err != nil:
+		return 0, fmt.Errorf("read the format: %w", err)
+	}
+	return knownFormat(noted)
+}
+
+// NoteFormat notes the format in which this program is about to write. It returns ErrUnknownFormat,
+// and has changed nothing, when a higher one is noted.
+func NoteFormat(ctx context.Context, namespace string, client redis.UniversalClient) error {
+	c := &lua.Call{Script: scriptFormat, Keys: []string{keyspace(namespace).format()}, Args: []any{Format}}
+	lua.Run(ctx, client, []*lua.Call{c})
+	if err := c.Expect(1); err != nil {
+		return fmt.Errorf("note the format: %w", err)
+	}
+	_, err := knownFormat(c.Reply[0])
+	return err
+}
+
+func knownFormat(noted string) (int, error) {
+	format, err := strconv.Atoi(noted)
+	if err != nil || format < 1 || format > Format {
+		return format, fmt.Errorf("%w: format %.20q, and this program knows up to %d", ErrUnknownFormat, noted, Format)
+	}
+	return format, nil
+}

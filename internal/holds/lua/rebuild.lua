@@ -1,0 +1,44 @@
+-- Writes again what a resource has had. What it must be was computed before (past_plan.go), so to repeat it
+-- changes nothing.
+--
+-- ARGV  1 what the partition's epoch is while it is filled (mark.lua): a script of one who was slow, and whose
+--         place another has taken, finds another and writes nothing
+--       4 when to look at the resource next (ms, "" = it need not be)
+--       then sections: name n, and n values, at most 3,000:
+--         records counts users       fields and their values
+--         due departing tombstones   times (ms) and ids
+--         strings                    suffixes and values: strings under <prefix><suffix>
+--         lapsing                    suffixes, values and when they expire (ms)
+--         fence                      of the partition: what it counts from, unless it is higher
+-- Returns ok now
+
+local HASHES = {records = true, counts = true, users = true}
+local ZSETS = {due = true, departing = true, tombstones = true}
+local FIRST = 5
+
+local function run(KEYS, ARGV)
+  if not enter(KEYS, ARGV) then return {'lost'} end
+  local i = FIRST
+  while i <= #ARGV do
+    local name, first, last = ARGV[i], i + 2, i + 1 + tonumber(ARGV[i + 1])
+    if HASHES[name] then
+      redis.call('HSET', prefix .. name, unpack(ARGV, first, last))
+    elseif ZSETS[name] then
+      redis.call('ZADD', prefix .. name, unpack(ARGV, first, last))
+    elseif name == 'strings' then
+      for j = first, last, 2 do ARGV[j] = prefix .. ARGV[j] end
+      redis.call('MSET', unpack(ARGV, first, last))
+    elseif name == 'fence' then
+      -- Whoever has not noticed the loss may have drawn a higher one, and count from it.
+      local fence = tonumber(redis.call('GET', prefix .. 'fence') or '')
+      if not fence or fence < tonumber(ARGV[first]) then redis.call('SET', prefix .. 'fence', ARGV[first]) end
+    else
+      for j = first, last, 3 do
+        if tonumber(ARGV[j + 2]) > now then redis.call('SET', prefix .. ARGV[j], ARGV[j + 1], 'PXAT', ARGV[j + 2]) end
+      end
+    end
+    i = last + 1
+  end
+  if ARGV[4] ~= '' then attend(ARGV[4]) end
+  return {'ok', now_text}
+end

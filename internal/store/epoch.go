@@ -1,0 +1,129 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"holdfast/internal/holds"
+)
+
+var _ holds.Register = (*Store)(nil)
+
+// Epoch implements holds.Register. The first call makes the first epoch.
+func (s *Store) Epoch(ctx context.Context) (e holds.Epoch, err error) {
+	if e, err = s.readEpoch(ctx); errors.Is(err, pgx.ErrNoRows) {
+		if _, err = s.pool.Exec(ctx, queryEpochInsert, uuid.NewString(), holds.Partitions); err == nil {
+			e, err = s.readEpoch(ctx)
+		}
+	}
+	var refused *pgconn.PgError
+	switch {
+	case errors.As(err, &refused) && refused.Code == codeUndefinedTable:
+		return holds.Epoch{}, fmt.Errorf("read epoch: %w (was `worker migrate` run?)", err)
+	case err != nil:
+		return holds.Epoch{}, fmt.Errorf("read epoch: %w", err)
+	}
+	return e, nil
+}
+
+func (s *Store) readEpoch(ctx context.Context) (e holds.Epoch, err error) {
+	var partitions int
+	err = s.pool.QueryRow(ctx, queryEpochRead).
+		Scan(&e.Name, &partitions, &e.Written, &e.Server, &e.Lost, &e.Why, &e.Rebuilder, &e.Progress)
+	if err == nil && partitions != holds.Partitions {
+		err = fmt.Errorf("the data is divided into %d partitions, this program knows %d", partitions, holds.Partitions)
+	}
+	return e, err
+}
+
+// EpochWritten implements holds.Register.
+func (s *Store) EpochWritten(ctx context.Context, epoch, server, rebuilder string) error {
+	return s.changeEpoch(ctx, "write", queryEpochWritten, epoch, server, rebuilder)
+}
+
+// EpochServed implements holds.Register.
+func (s *Store) EpochServed(ctx context.Context, epoch, server, before string) error {
+	return s.changeEpoch(ctx, "note the server of", queryEpochServed, epoch, server, before)
+}
+
+// CondemnEpoch implements holds.Register.
+func (s *Store) CondemnEpoch(ctx context.Context, epoch, why string) error {
+	return s.changeEpoch(ctx, "condemn", queryEpochCondemn, epoch, why)
+}
+
+// KeepEpoch implements holds.Register.
+func (s *Store) KeepEpoch(ctx context.Context, epoch, rebuilder string, lease time.Duration, progress string) error {
+	return s.changeEpoch(ctx, "keep", queryEpochKeep, epoch, rebuilder, lease.Milliseconds(), progress)
+}
+
+func (s *Store) changeEpoch(ctx context.Context, verb, query, epoch string, args ...any) error {
+	tag, err := s.pool.Exec(ctx, query, append([]any{epoch}, args...)...)
+	if err == nil && tag.RowsAffected() == 0 {
+		err = holds.ErrOtherEpoch
+	}
+	if err != nil {
+		return fmt.Errorf("%s epoch %s: %w", verb, epoch, err)
+	}
+	return nil
+}
+
+// BeginEpoch implements holds.Register.
+func (s *Store) BeginEpoch(ctx context.Context, rebuilder string, lease time.Duration) (epoch string, err error) {
+	err = s.pool.QueryRow(ctx, queryEpochBegin, rebuilder, lease.Milliseconds()).Scan(&epoch)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = holds.ErrOtherEpoch
+	}
+	if err != nil {
+		return "", fmt.Errorf("begin epoch: %w", err)
+	}
+	return epoch, nil
+}
+
+// keepCurrent keeps an epoch from being condemned until the transaction ends. It returns
+// holds.ErrDataLost when that has happened: what Redis has said under it is worth nothing.
+func keepCurrent(ctx context.Context, tx pgx.Tx, epoch string) error {
+	var current bool
+	err := tx.QueryRow(ctx, queryEpochCurrent, epoch).Scan(&current)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return holds.ErrDataLost
+	}
+	return err
+}
+
+// reservationsMax is how many holds are asked for at a time.
+const reservationsMax = 5000
+
+// Reservations implements holds.Register.
+func (s *Store) Reservations(ctx context.Context, ids []holds.HoldID, each func(holds.Reservation)) error {
+	for chunk := range slices.Chunk(ids, reservationsMax) {
+		texts := make([]string, len(chunk))
+		for i, id := range chunk {
+			texts[i] = id.String()
+		}
+		rows, err := s.pool.Query(ctx, queryReservationsOf, texts)
+		if err != nil {
+			return fmt.Errorf("read reservations: %w", err)
+		}
+		var text string
+		var confirmedAt time.Time
+		var r holds.Reservation
+		_, err = pgx.ForEachRow(rows, []any{&text, &r.PaymentID, &confirmedAt, &r.Late}, func() (err error) {
+			r.ConfirmedAt = holds.Time{Time: confirmedAt.UTC()}
+			if r.Hold, err = holds.ParseHoldID(text); err == nil {
+				each(r)
+			}
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("read reservations: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,190 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Facts are what a server is, and who asks it.
+type Facts struct {
+	Version  string
+	Standby  bool // it takes no writes
+	ReadOnly bool // this session takes none
+	Role     string
+	Database string
+	Settings map[string]Setting // of SettingsInspected
+	Schema   Schema
+}
+
+// SettingsInspected are the settings on which it depends whether what is committed is kept.
+var SettingsInspected = []string{"fsync", "full_page_writes", "synchronous_commit"}
+
+// Setting is a setting as it is in a worker's sessions.
+type Setting struct {
+	Value  string
+	Source string // where it comes from, as pg_settings tells it
+}
+
+// Schema is what there is of a namespace.
+type Schema struct {
+	Exists  bool
+	Creates bool  // the role may create schemas
+	Usable  bool  // the role may use it
+	Version int64 // the last migration, 0 = none; known only of a usable schema
+}
+
+// SchemaVersion is the version to which Migrate brings a schema, and that this program knows.
+var SchemaVersion = lastMigration()
+
+func lastMigration() (last int64) {
+	files, err := migrationFiles.ReadDir("migrations")
+	if err != nil {
+		panic(err) // embedded: cannot happen in a program that was built
+	}
+	for _, file := range files {
+		number, _, _ := strings.Cut(file.Name(), "_")
+		version, err := strconv.ParseInt(number, 10, 64)
+		if err != nil {
+			panic(err) // a file that is misnamed
+		}
+		last = max(last, version)
+	}
+	return last
+}
+
+// Inspect reads the facts. It changes nothing.
+func (s *Store) Inspect(ctx context.Context, namespace string) (*Facts, error) {
+	f := &Facts{Settings: make(map[string]Setting)}
+	migrated := false
+	err := s.pool.QueryRow(ctx, queryInspectServer, namespace).Scan(&f.Version, &f.Standby, &f.ReadOnly, &f.Role, &f.Database,
+		&f.Schema.Creates, &f.Schema.Exists, &f.Schema.Usable, &migrated)
+	if err != nil {
+		return nil, fmt.Errorf("inspect postgres: %w", err)
+	}
+	rows, err := s.pool.Query(ctx, queryInspectSettings, SettingsInspected)
+	if err != nil {
+		return nil, fmt.Errorf("inspect postgres: %w", err)
+	}
+	var name string
+	var setting Setting
+	_, err = pgx.ForEachRow(rows, []any{&name, &setting.Value, &setting.Source}, func() error {
+		f.Settings[name] = setting
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("inspect postgres: %w", err)
+	}
+	if migrated && f.Schema.Usable {
+		err := s.pool.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM goose_db_version WHERE is_applied`).Scan(&f.Schema.Version)
+		if err != nil {
+			return nil, fmt.Errorf("inspect postgres: version of schema %s: %w", namespace, err)
+		}
+	}
+	return f, nil
+}
+
+// grant is a privilege that a worker needs: on some columns of a table, on all of them, or on a
+// sequence.
+type grant struct {
+	on, privilege string
+	columns       []string
+}
+
+// grants are all that the queries need. deployments/postgres/grants.sql grants them.
+var grants = []grant{
+	{"inventory", "SELECT", nil},
+	{"inventory", "INSERT", []string{"resource_id", "slot", "capacity", "set_by_event_at"}},
+	{"inventory", "UPDATE", []string{"capacity", "reserved", "set_by_event_at", "updated_at"}},
+	{"reservations", "SELECT", nil},
+	{"reservations", "INSERT", []string{"hold_id", "resource_id", "user_id", "slots", "quantity", "payment_id", "request_key", "confirmed_at"}},
+	{"reservations", "UPDATE", []string{"status", "cancelled_by", "cancel_reason", "cancelled_at"}},
+	{"payments", "SELECT", nil},
+	{"payments", "INSERT", nil},
+	{"event_answers", "SELECT", nil},
+	{"event_answers", "INSERT", []string{"cause", "resource_id", "answer"}},
+	{"redis_epoch", "SELECT", nil},
+	{"redis_epoch", "UPDATE", []string{"epoch", "generation", "written", "server", "lost", "lost_why", "rebuilder", "leased_until", "progress"}},
+	{"lock_fence_bases", "USAGE", nil},
+	{"goose_db_version", "SELECT", nil},
+}
+
+// statement is the GRANT to a role.
+func (g grant) statement(namespace, role string) string {
+	kind, columns := "", ""
+	if g.privilege == "USAGE" {
+		kind = "SEQUENCE "
+	}
+	if len(g.columns) > 0 {
+		columns = " (" + strings.Join(g.columns, ", ") + ")"
+	}
+	return fmt.Sprintf("GRANT %s%s ON %s%s TO %s", g.privilege, columns, kind, pgx.Identifier{namespace, g.on}.Sanitize(), pgx.Identifier{role}.Sanitize())
+}
+
+// MissingGrants returns, as GRANT statements, what the role does not have of what a worker needs.
+// The schema must be there.
+func (s *Store) MissingGrants(ctx context.Context, namespace string, f *Facts) (statements []string, err error) {
+	if !f.Schema.Usable {
+		return []string{fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s", pgx.Identifier{namespace}.Sanitize(), pgx.Identifier{f.Role}.Sanitize())}, nil
+	}
+	var of []int // the grant of each row that is asked for
+	var relations, columns, privileges []string
+	for i, g := range grants {
+		add := func(column string) {
+			of, relations, columns, privileges = append(of, i), append(relations, g.on), append(columns, column), append(privileges, g.privilege)
+		}
+		if len(g.columns) == 0 {
+			add("")
+		}
+		for _, column := range g.columns {
+			add(column)
+		}
+	}
+	rows, err := s.pool.Query(ctx, queryInspectGrants, namespace, relations, columns, privileges)
+	if err != nil {
+		return nil, fmt.Errorf("inspect privileges: %w", err)
+	}
+	missing := make(map[int]bool)
+	var n int
+	_, err = pgx.ForEachRow(rows, []any{&n}, func() error {
+		missing[of[n-1]] = true
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("inspect privileges: %w", err)
+	}
+	for i, g := range grants {
+		if missing[i] {
+			statements = append(statements, g.statement(namespace, f.Role))
+		}
+	}
+	return statements, nil
+}
+
+// Powers are what the role may do and a worker need not.
+type Powers struct {
+	Attributes []string // SUPERUSER and the like, and predefined roles
+	Owned      []string // tables and sequences that it may alter and drop
+	Destroys   []string // "TRUNCATE on payments" and the like, of tables that it does not own
+}
+
+// Powers reads what the role may do. It changes nothing.
+func (s *Store) Powers(ctx context.Context, namespace string) (p Powers, err error) {
+	err = s.pool.QueryRow(ctx, queryInspectPowers, namespace).Scan(&p.Attributes, &p.Owned, &p.Destroys)
+	if err != nil {
+		return Powers{}, fmt.Errorf("inspect role: %w", err)
+	}
+	return p, nil
+}
+
+// Clock reads the server's clock.
+func (s *Store) Clock(ctx context.Context) (now time.Time, err error) {
+	if err := s.pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
+		return time.Time{}, fmt.Errorf("read the clock of postgres: %w", err)
+	}
+	return now, nil
+}

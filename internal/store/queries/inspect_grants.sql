@@ -1,0 +1,13 @@
+-- Finds the privileges that who asks does not have. Needs USAGE on the schema.
+-- $1 schema  $2 relation[]  $3 column[] ("" = the whole relation)  $4 privilege[]
+-- Returns n (from 1) of each that is missing; all of a relation that there is not.
+SELECT want.n
+FROM unnest($2::text[], $3::text[], $4::text[]) WITH ORDINALITY AS want (relation, attribute, privilege, n)
+LEFT JOIN pg_class AS c ON c.relnamespace = to_regnamespace($1) AND c.relname = want.relation
+WHERE NOT coalesce(
+    CASE
+        WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, want.privilege)
+        WHEN want.attribute = '' THEN has_table_privilege(c.oid, want.privilege)
+        ELSE has_column_privilege(c.oid, want.attribute, want.privilege)
+    END, false)
+ORDER BY want.n

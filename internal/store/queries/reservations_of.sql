@@ -1,0 +1,8 @@
+-- queries/reservations_of.sql
+-- Reads which holds became reservations, cancelled ones too.
+-- $1 hold_id[]
+-- Returns hold_id, payment_id, confirmed_at, late of each that did.
+SELECT r.hold_id, r.payment_id, r.confirmed_at, p.late
+FROM reservations AS r
+JOIN payments AS p ON p.hold_id = r.hold_id AND p.payment_id = r.payment_id
+WHERE r.hold_id = ANY ($1::text[])
