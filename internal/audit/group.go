@@ -1,0 +1,266 @@
+package audit
+
+import (
+	"context"
+	"hash/fnv"
+	"maps"
+	"slices"
+
+	"holdfast/internal/holds"
+)
+
+// group is a part of the resources, with all that is known of them. What an audit needs in memory is
+// what the largest group needs.
+type group struct {
+	*auditor
+	number, of int
+
+	in, out, dlq *stream
+	floors       floors
+	floorsBefore floors // of the reading before
+
+	events        map[id]*event
+	another       map[id]uint64 // sequence of an outcome with the same id as another's, and another content
+	unprocessable []unprocessable
+	pending       map[string][]*event // events that may not be answered yet, by what they are about
+	letters       map[uint64]*letter  // by the inbound sequence
+	strange       []uint64            // letters that do not say of which event they are
+	orphans       []orphan
+	unreadable    []uint64
+	misplaced     []uint64
+	former        int             // outcomes that were told before the schema was made
+	formerHolds   map[id]struct{} // that these are about: Redis may have been filled with them
+	formerLetters int             // letters of events of another stream, which had the name of this before
+	resources     map[string]*resource
+
+	// What the outbound stream has up to here was told before Redis and Postgres were read.
+	toldBefore uint64
+
+	checked Checked
+	waiting Pending
+	untold  untold
+	// Inbound sequences without outcome and letter: of events that can be processed, and that cannot.
+	unanswered, unlettered []uint64
+}
+
+// isMine reports whether a resource belongs to the group.
+func (g *group) isMine(resource string) bool {
+	if g.options.ResourceID != "" {
+		return resource == g.options.ResourceID
+	}
+	if g.of == 1 {
+		return true
+	}
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(resource)) // a hash never returns an error
+	return h.Sum64()%uint64(g.of) == uint64(g.number)
+}
+
+func (g *group) resource(name string) *resource {
+	r := g.resources[name]
+	if r == nil {
+		r = newResource(name)
+		g.resources[name] = r
+	}
+	return r
+}
+
+// audit looks at the resources of the group twice and returns what both have found. The second look
+// is only at where the first has found something.
+//
+// The order of reading keeps what is on its way from looking like a fault: what was told before
+// Redis and Postgres are read must be in them, and what is in them must be told by the end, or its
+// event is not acknowledged yet.
+func (g *group) audit(ctx context.Context, keyed map[string][]difference) ([]*Finding, error) {
+	if err := g.read(ctx); err != nil {
+		return nil, err
+	}
+	first, err := g.look(ctx, keyed, nil)
+	if err != nil || len(first) == 0 {
+		return nil, err
+	}
+	concerned := make(map[string]struct{})
+	for _, f := range first {
+		concerned[f.Resource] = struct{}{}
+	}
+	second, err := g.look(ctx, keyed, slices.Sorted(maps.Keys(concerned)))
+	if err != nil {
+		return nil, err
+	}
+	before := make(map[string][]*Finding)
+	for _, f := range first {
+		before[f.key()] = append(before[f.key()], f)
+	}
+	return slices.DeleteFunc(second, func(f *Finding) bool {
+		return !slices.ContainsFunc(before[f.key()], f.same)
+	}), nil
+}
+
+// read reads the streams: first up to where everything was answered, then what there is, then how
+// it was answered.
+func (g *group) read(ctx context.Context) (err error) {
+	g.floorsBefore = g.floors
+	if g.floors, err = readFloors(ctx, g.in); err != nil {
+		return err
+	}
+	if g.floorsBefore == nil {
+		g.floorsBefore = g.floors
+	}
+	// Outcomes come after their events, so they are counted first and read last.
+	for _, s := range []*stream{g.out, g.dlq, g.in} {
+		if err := s.refresh(ctx); err != nil {
+			return err
+		}
+	}
+	inbound, outbound := "", ""
+	if only := g.options.ResourceID; only != "" {
+		inbound, outbound = g.subjects.In("*.*", only), g.subjects.Out("*.*", only)
+	}
+	for _, step := range []struct {
+		s      *stream
+		filter string
+		read   reading
+		// Of the time that a group takes, about.
+		from, share float64
+	}{{g.dlq, "", g.readLetter, 0, 0.1}, {g.in, inbound, g.readInbound, 0.1, 0.4}, {g.out, outbound, g.readOutcome, 0.5, 0.3}} {
+		err := step.s.catchUp(ctx, step.filter, func(m message) func() {
+			note := step.read(m)
+			if m.seq%progressEvery != 0 {
+				return note
+			}
+			return func() {
+				g.show(step.s.name, step.from+step.share*float64(m.seq)/float64(step.s.upTo))
+				if note != nil {
+					note()
+				}
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	g.adopt()
+	for _, r := range g.resources {
+		g.askedToCancel(r, maxTime)
+	}
+	return nil
+}
+
+const (
+	maxTime       = 1 << 62
+	progressEvery = 1000 // messages
+	redisShare    = 0.9
+)
+
+// show tells how far the group is.
+func (g *group) show(what string, share float64) {
+	g.shown(what, (float64(g.number)+share)/float64(g.of))
+}
+
+// look reads Redis and Postgres, then the rest of the streams, and judges. keyed are the
+// differences among keys that were found by their names. Only the resources named are
+// looked at anew, nil = all.
+func (g *group) look(ctx context.Context, keyed map[string][]difference, only []string) ([]*Finding, error) {
+	g.toldBefore = g.out.read
+	again := only != nil
+	if !again {
+		for name := range keyed {
+			if g.isMine(name) && holds.ResourcePattern.MatchString(name) {
+				g.resource(name)
+			}
+		}
+	}
+	counted := g.checked
+	if err := g.readPostgres(ctx, only); err != nil {
+		return nil, err
+	}
+	if again {
+		g.checked = counted
+	}
+	names := only
+	if !again {
+		names = slices.Sorted(maps.Keys(g.resources))
+	}
+	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return g.resources[name] == nil })
+	err := g.looker.look(ctx, names, true, func(l looked) error {
+		g.show("redis", redisShare)
+		g.resources[l.resource].seen(l)
+		if !again {
+			g.checked.Resources++
+			g.checked.Records += len(l.records)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	for name, differences := range keyed {
+		r := g.resources[name]
+		if r == nil || again && !slices.Contains(only, name) || len(differences) == 0 {
+			continue
+		}
+		if again {
+			if differences, err = g.strayedStill(ctx, name, differences); err != nil {
+				return nil, err
+			}
+		}
+		r.differences = append(r.differences, differences...)
+	}
+	if err := g.read(ctx); err != nil {
+		return nil, err
+	}
+	return g.judge(), nil
+}
+
+// strayedStill judges keys again.
+func (g *group) strayedStill(ctx context.Context, resource string, differences []difference) ([]difference, error) {
+	keys := make([]string, len(differences))
+	for i, d := range differences {
+		keys[i] = d.name
+	}
+	found, err := g.looker.strays(ctx, map[string][]string{resource: keys})
+	return found[resource], err
+}
+
+// seen takes over what was found in Redis.
+func (r *resource) seen(l looked) {
+	r.looked, r.lost, r.now, r.differences = !l.lost, l.lost, l.now, l.differences
+	for _, h := range r.holds {
+		h.rec, h.late = nil, nil
+	}
+	for i := range l.records {
+		rec := &l.records[i]
+		if h := r.hold(rec.id); rec.late {
+			h.late = rec
+		} else {
+			h.rec = rec
+		}
+	}
+}
+
+// judge returns all differences.
+func (g *group) judge() (found []*Finding) {
+	g.waiting, g.untold, g.unanswered, g.unlettered = Pending{}, untold{former: g.former, eventsDropped: g.formerLetters}, nil, nil
+	found = append(g.judgeEvents(), g.judgeLetters()...)
+	for _, r := range g.resources {
+		if r.lost {
+			g.untold.unseen++
+		}
+		its := r.judge(g)
+		for _, f := range g.reserved[r.name] {
+			f.seq = r.lastReserved(f.difference.name)
+		}
+		lost := slices.ContainsFunc(its, func(f *Finding) bool { return f.Kind == HoldLost })
+		for _, d := range r.differences {
+			f := g.keys.describe(r.name, d)
+			g.blame(r, f)
+			if lost && f.Automatic && frees(d) {
+				f.Automatic = false
+				f.Remedy = "The holds themselves are lost: worker rebuild mends this too. Mending it alone would sell what others were told that they have. " + notSafe
+			}
+			its = append(its, f)
+		}
+		found = append(found, its...)
+	}
+	return found
+}

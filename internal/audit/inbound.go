@@ -1,0 +1,137 @@
+package audit
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+
+	"holdfast/internal/events"
+)
+
+// inboundDots is how many dots the subject of every inbound event has that is about one resource.
+const inboundDots = 4
+
+// readInbound reads an inbound event.
+func (g *group) readInbound(m message) (note func()) {
+	if !g.isMine(resourceOf(m.Subject())) {
+		return nil
+	}
+	consumer := consumerOf(g.subjects, m.Subject())
+	in, err := g.subjects.Decode(m.Subject(), m.Headers(), m.Data(), m.at)
+	if err != nil { // it can only be a dead letter
+		return func() {
+			g.checked.Events++
+			g.unprocessable = append(g.unprocessable, unprocessable{m.seq, m.stored, consumer})
+		}
+	}
+	outcome := id(uuid.MustParse(in.OutcomeID)) // Decode has made it
+	return func() { g.asked(m, in, outcome, consumer) }
+}
+
+// asked notes an inbound event.
+func (g *group) asked(m message, in *events.Inbound, outcome id, consumer string) {
+	g.checked.Events++
+	e := g.events[outcome]
+	if e == nil {
+		e = &event{seq: m.seq, stored: m.stored, name: nameOf(in.Event)}
+		g.events[outcome] = e
+	} else {
+		e.copies = append(e.copies, m.seq)
+	}
+	if m.seq > g.floorsBefore[consumer] {
+		if about := subjectOf(in); about != "" {
+			g.pending[about] = append(g.pending[about], e)
+		}
+	}
+	r := g.resource(in.Resource)
+	switch {
+	case in.Extend != nil:
+		if hold, ok := parseID(in.Extend.Hold.UUID); ok && len(e.copies) == 0 {
+			more := r.hold(hold).extra()
+			more.extends = append(more.extends, e)
+		}
+	case in.Cancel != nil:
+		if hold, ok := parseID(in.Cancel.Hold.UUID); ok {
+			r.cancels = append(r.cancels, cancel{m.stored, hold})
+		}
+	case in.Inventory != nil:
+		for slot := range slotsOf(in.Inventory.Asked) {
+			r.capacityTold(slot, in.Inventory.Capacity, m.stored)
+			r.capacitySet(slot, capacityChange{in.Inventory.Capacity, m.stored, maxTime})
+		}
+	}
+}
+
+// subjectOf is what an event may be the reason of, as excused asks for it; "" when it is no hold's.
+func subjectOf(in *events.Inbound) string {
+	switch {
+	case in.Place != nil:
+		return aboutKey(in.Resource, in.Place.RequestKey)
+	case in.Release != nil && in.Release.RequestKey != "":
+		return aboutKey(in.Resource, in.Release.RequestKey)
+	case in.Release != nil:
+		return aboutHold(in.Resource, in.Release.Hold.UUID)
+	case in.Extend != nil:
+		return aboutHold(in.Resource, in.Extend.Hold.UUID)
+	case in.Confirm != nil:
+		return aboutHold(in.Resource, in.Confirm.Hold.UUID)
+	case in.Cancel != nil:
+		return aboutHold(in.Resource, in.Cancel.Hold.UUID)
+	}
+	return ""
+}
+
+func aboutKey(resource, key string) string   { return resource + " key " + key }
+func aboutHold(resource, uuid string) string { return resource + " hold " + uuid }
+
+// isPending reports whether an event is not answered yet and may still be.
+func (g *group) isPending(e *event) bool {
+	if e.outcome != 0 {
+		return false
+	}
+	last := e.seq
+	e.each(func(seq uint64) { last = max(last, seq) })
+	return last > g.floors[consumerOfEvent(e.name.String())]
+}
+
+// excused reports whether an event about a hold, or about its request, is still being answered, or
+// was answered since Redis and Postgres were read: then what is and what was told may differ.
+func (g *group) excused(resource string, h *hold) bool {
+	keys := []string{aboutHold(resource, h.id.String())}
+	if h.rec != nil {
+		keys = append(keys, aboutKey(resource, h.rec.key))
+	}
+	for _, key := range keys {
+		for _, e := range g.pending[key] {
+			if g.isPending(e) || e.outcome > g.toldBefore {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// readLetter reads a dead letter.
+func (g *group) readLetter(m message) (note func()) {
+	header := m.Headers()
+	subject := header.Get(events.HeaderDLQSubject)
+	if !g.isMine(resourceOf(subject)) || g.options.ResourceID != "" && strings.Count(subject, ".") != inboundDots {
+		return nil
+	}
+	seq, err := strconv.ParseUint(header.Get(events.HeaderDLQStreamSeq), 10, 64)
+	reason := header.Get(events.HeaderDLQReason)
+	return func() {
+		g.checked.DeadLetters++
+		switch l := g.letters[seq]; {
+		case m.at.Before(g.in.created): // of an event of another stream, which had this name before
+			g.formerLetters++
+		case err != nil || seq == 0:
+			g.strange = append(g.strange, m.seq)
+		case l == nil:
+			g.letters[seq] = &letter{seq: m.seq, reason: reason}
+		case l.reason != reason:
+			l.another = m.seq
+		}
+	}
+}

@@ -1,0 +1,359 @@
+package audit
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/lua"
+)
+
+// The bounds of what Redis is asked for in one round trip: it does nothing else meanwhile. A record
+// takes it about 30 µs, a key 10 µs.
+const (
+	lookMax    = 300     // records of a resource that is looked at in one step, and of all in one round trip
+	lookBatch  = 64      // resources in one round trip
+	pageSize   = 200     // records, or members of a sorted set, of one page of a larger resource
+	usersMax   = 20_000  // fields about users of a larger resource, two or more each, that are asked for in one step
+	sumsMax    = 200_000 // records that are added up in one step, where the pages say that a counter is wrong
+	straysMax  = 1000    // keys
+	scanCount  = 1000    // keys
+	staleLooks = 2       // looks at a resource that is too large even for that, with the same result
+)
+
+// difference is something in Redis that is not as holds/doc.go says.
+type difference struct{ what, name, found, expected string }
+
+// delta is by how much a number differs, ok is false when it is no number.
+func (d difference) delta() (delta int64, ok bool) {
+	if d.what != string(Counter) && d.what != string(Users) && d.what != string(Reserved) {
+		return 0, false
+	}
+	found, err := number(d.found)
+	expected, _ := number(d.expected)
+	return found - expected, err == nil
+}
+
+func number(text string) (int64, error) {
+	if text == "-" {
+		return 0, nil
+	}
+	return strconv.ParseInt(text, 10, 64)
+}
+
+// same reports whether two looks have found the same difference. A number that has changed by as
+// much as what is expected is the same.
+func (d difference) same(other difference) bool {
+	if d.what != other.what || d.name != other.name {
+		return false
+	}
+	mine, isNumber := d.delta()
+	its, isToo := other.delta()
+	return d.found == other.found && d.expected == other.expected || isNumber && isToo && mine == its
+}
+
+// both returns the differences that two looks have found.
+func both(first, second []difference) []difference {
+	return slices.DeleteFunc(slices.Clone(second), func(d difference) bool {
+		return !slices.ContainsFunc(first, d.same)
+	})
+}
+
+// looked is what was found at a resource in Redis.
+type looked struct {
+	resource    string
+	lost        bool  // Redis has lost its data, or is being rebuilt: nothing was judged
+	now         int64 // by Redis' clock
+	differences []difference
+	records     []record // when they were asked for
+	size        int      // records that were walked through, as far as they were
+}
+
+// looker looks at resources in Redis.
+type looker struct {
+	Servers
+	keys  keyspace
+	epoch string // what Redis must have: without it nothing is judged
+	// wait returns when so much more work may be done, measured in records. It bounds the load.
+	wait func(ctx context.Context, records int) error
+}
+
+// look looks at resources and hands each to take, with its records if they are wanted.
+func (l *looker) look(ctx context.Context, resources []string, records bool, take func(looked) error) error {
+	for batch := range slices.Chunk(resources, lookBatch) {
+		sizes, err := l.sizes(ctx, batch)
+		if err != nil {
+			return err
+		}
+		for len(batch) > 0 {
+			n, walked := 1, sizes[0]
+			for n < len(batch) && walked+sizes[n] <= lookMax {
+				walked += sizes[n]
+				n++
+			}
+			if err := l.lookAtOnce(ctx, batch[:n], records, take); err != nil {
+				return err
+			}
+			if err := l.wait(ctx, min(walked, lookMax)+n); err != nil {
+				return err
+			}
+			batch, sizes = batch[n:], sizes[n:]
+		}
+	}
+	return nil
+}
+
+// sizes returns how many records resources have.
+func (l *looker) sizes(ctx context.Context, resources []string) ([]int, error) {
+	pipe := l.Redis.Pipeline()
+	lengths := make([]*redis.IntCmd, len(resources))
+	for i, resource := range resources {
+		lengths[i] = pipe.HLen(ctx, l.keys.prefix(resource)+"records")
+	}
+	_, _ = pipe.Exec(ctx) // each command has its own error
+	sizes := make([]int, len(resources))
+	for i, length := range lengths {
+		if err := length.Err(); err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") { // of which the look tells
+			return nil, fmt.Errorf("look at %s: %w", resources[i], err)
+		}
+		sizes[i] = int(length.Val())
+	}
+	return sizes, nil
+}
+
+// lookAtOnce looks at resources in one round trip, and at those that are too large in pages.
+func (l *looker) lookAtOnce(ctx context.Context, resources []string, records bool, take func(looked) error) error {
+	calls := make([]*lua.Call, len(resources))
+	for i, resource := range resources {
+		calls[i] = l.newCall(scriptLook, resource, "all", lookMax, flag(records))
+	}
+	lua.Run(ctx, l.Redis, calls)
+	for i, c := range calls {
+		var found looked
+		var err error
+		if c.Err == nil && c.Status == "large" {
+			found, err = l.large(ctx, resources[i], records)
+		} else {
+			found, err = readLook(resources[i], c)
+		}
+		if err == nil {
+			err = take(found)
+		}
+		if err != nil {
+			return fmt.Errorf("look at %s: %w", resources[i], err)
+		}
+	}
+	return nil
+}
+
+func flag(on bool) int {
+	if on {
+		return 1
+	}
+	return 0
+}
+
+func readLook(resource string, c *lua.Call) (looked, error) {
+	if c.Err == nil && c.Status == statusLost {
+		return looked{resource: resource, lost: true}, nil
+	}
+	if err := c.Expect(3); err != nil {
+		return looked{}, err
+	}
+	w := &words{left: c.Reply}
+	found := looked{resource: resource, now: w.number(), size: int(w.number()), differences: w.differences()}
+	found.records = w.records()
+	return found, w.err
+}
+
+// large looks at a resource page by page. Where the pages say that a counter is wrong, it is added
+// up again in one step: pages are read one after another, while others work.
+func (l *looker) large(ctx context.Context, resource string, records bool) (looked, error) {
+	var before []difference
+	for try := 1; ; try++ {
+		found, sums, err := l.pages(ctx, resource, records)
+		if err != nil || len(sums) == 0 {
+			return found, err
+		}
+		c := l.newCall(scriptLook, resource, "sums", sumsMax, 0)
+		lua.Run(ctx, l.Redis, []*lua.Call{c})
+		if c.Err != nil || c.Status != "large" {
+			exact, err := readLook(resource, c)
+			found.lost = found.lost || exact.lost
+			found.differences = append(found.differences, exact.differences...)
+			return found, err
+		}
+		if try == staleLooks {
+			found.differences = append(found.differences, both(before, sums)...)
+			return found, nil
+		}
+		before = sums
+	}
+}
+
+// tally is what pages say of counters: what the records take, and what is counted.
+type tally struct {
+	what    string
+	sums    map[string]int64
+	counted map[string]string
+}
+
+// differences are the counters that seem to be wrong.
+func (t tally) differences() (found []difference) {
+	for name, sum := range t.sums {
+		if want := strconv.FormatInt(sum, 10); t.counted[name] != want {
+			found = append(found, difference{t.what, name, t.count(name), want})
+		}
+	}
+	for name := range t.counted {
+		if _, taken := t.sums[name]; !taken {
+			found = append(found, difference{t.what, name, t.count(name), "-"})
+		}
+	}
+	return found
+}
+
+// count is a counter as lua/prelude.lua tells it.
+func (t tally) count(name string) string {
+	text, there := t.counted[name]
+	switch _, err := number(text); {
+	case !there:
+		return "-"
+	case err != nil:
+		return "nonsense"
+	}
+	return text
+}
+
+// read reads what a page says. many reports that there are too many to be told.
+func (t tally) read(w *words) (many bool) {
+	for name, text := range w.pairs() {
+		n, err := number(text)
+		if err != nil && w.err == nil {
+			w.err = err
+		}
+		t.sums[name] += n
+	}
+	if len(w.left) > 0 && w.left[0] == "-1" {
+		_ = w.text()
+		return true
+	}
+	maps.Copy(t.counted, w.pairs())
+	return false
+}
+
+// pages looks at all pages of a resource. sums are the counters and numbers of users that seem to be wrong.
+func (l *looker) pages(ctx context.Context, resource string, records bool) (found looked, sums []difference, err error) {
+	found.resource = resource
+	at, last, many := "", "", false
+	slots := tally{string(Counter), make(map[string]int64), make(map[string]string)}
+	users := tally{string(Users), make(map[string]int64), make(map[string]string)}
+	for _, part := range []string{"records", "due", "departing", "tombstones", "users"} {
+		for cursor := "0"; ; {
+			c := l.newCall(scriptPage, resource, part, cursor, pageSize, at, last, flag(records), usersMax)
+			lua.Run(ctx, l.Redis, []*lua.Call{c})
+			if c.Err == nil && c.Status == statusLost {
+				return looked{resource: resource, lost: true}, nil, nil
+			}
+			if err := c.Expect(9); err != nil {
+				return found, nil, err
+			}
+			w := &words{left: c.Reply}
+			found.now = w.number()
+			cursor, at, last = w.text(), w.text(), w.text()
+			_ = slots.read(w)
+			many = users.read(w) || many
+			found.differences = append(found.differences, w.differences()...)
+			found.records = append(found.records, w.records()...)
+			if w.err != nil {
+				return found, nil, w.err
+			}
+			found.size += pageSize
+			if err := l.wait(ctx, pageSize); err != nil {
+				return found, nil, err
+			}
+			if cursor == "0" {
+				break
+			}
+		}
+	}
+	sums = slots.differences()
+	if !many {
+		sums = append(sums, users.differences()...)
+	}
+	if slices.ContainsFunc(found.differences, func(d difference) bool { return d.unknowable() }) {
+		sums = nil // what a record takes that cannot be read is not known
+	}
+	return found, sums, nil
+}
+
+// unknowable reports whether a difference keeps the counters from being judged.
+func (d difference) unknowable() bool {
+	return d.what == "record" || d.what == "type" && d.name == "records"
+}
+
+// strays judges keys of resources: names has what follows the prefix of each. It returns what
+// differs, by resource.
+func (l *looker) strays(ctx context.Context, names map[string][]string) (map[string][]difference, error) {
+	found := make(map[string][]difference)
+	var calls []*lua.Call
+	asked := 0
+	for resource, its := range names {
+		for chunk := range slices.Chunk(its, straysMax) {
+			args := make([]any, len(chunk))
+			for i, name := range chunk {
+				args[i] = name
+			}
+			calls = append(calls, l.newCall(scriptStrays, resource, args...))
+			if asked += len(chunk); asked < straysMax {
+				continue
+			}
+			if err := l.runStrays(ctx, calls, found); err != nil {
+				return nil, err
+			}
+			calls, asked = nil, 0
+		}
+	}
+	return found, l.runStrays(ctx, calls, found)
+}
+
+func (l *looker) runStrays(ctx context.Context, calls []*lua.Call, found map[string][]difference) error {
+	lua.Run(ctx, l.Redis, calls)
+	for _, c := range calls {
+		if c.Err == nil && c.Status == statusLost {
+			continue
+		}
+		resource, _ := c.Args[1].(string) // newCall has put it there
+		if err := c.Expect(2); err != nil {
+			return fmt.Errorf("look at keys of %s: %w", resource, err)
+		}
+		w := &words{left: c.Reply}
+		_ = w.number() // the time
+		differences := w.differences()
+		if w.err != nil {
+			return fmt.Errorf("look at keys of %s: %w", resource, w.err)
+		}
+		if len(differences) > 0 {
+			found[resource] = append(found[resource], differences...)
+		}
+	}
+	return nil
+}
+
+// scan hands the keys of the namespace to take, a page at a time. From cursor 0 on, it returns the
+// cursor of the next page, 0 = that was the last.
+func (l *looker) scan(ctx context.Context, cursor uint64, pattern string) (keys []key, next uint64, err error) {
+	names, next, err := l.Redis.Scan(ctx, cursor, pattern, scanCount).Result()
+	if err != nil {
+		return nil, 0, fmt.Errorf("scan redis: %w", err)
+	}
+	keys = make([]key, len(names))
+	for i, name := range names {
+		keys[i] = l.keys.parse(name)
+	}
+	return keys, next, nil
+}

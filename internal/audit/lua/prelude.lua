@@ -1,0 +1,301 @@
+-- What every script of the audit begins with. It knows the keys and the records from
+-- holds/doc.go, and shares no code with the scripts that it checks.
+--
+-- KEYS (of one resource)
+--   1 epoch  2 agenda  3 counts  4 records  5 due  6 departing  7 tombstones  8 rev  9 users
+-- ARGV
+--   1 epoch  what the partition's epoch must be  2 resource
+--   3 prefix  what its other keys begin with: hold: request: started: extension: locks
+-- Returns {status, ...}; besides those of each script the status is
+--   lost  the epoch is missing or another one: there is nothing to be judged, or not yet
+--
+-- A difference is four words: what differs, the name of what differs, found, expected. "-" is nothing.
+-- What was found is only repeated where it is what the scripts write: else it could be anything, also
+-- what nobody may be told, like metadata.
+
+local EPOCH, AGENDA, COUNTS, RECORDS, DUE, DEPARTING, TOMBSTONES, REV, USERS = unpack(KEYS)
+local resource, prefix = ARGV[2], ARGV[3]
+
+if redis.pcall('GET', EPOCH) ~= ARGV[1] then return {'lost'} end
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local differences = {}
+local function differs(what, name, found, expected)
+  differences[#differences + 1] = {what, name, tostring(found or '-'), tostring(expected or '-')}
+end
+
+local function number_in(found) return found and (string.match(found, '^%-?%d+$') or 'nonsense') end
+
+local function whole(number) return string.format('%.0f', number) end
+
+local function type_of(key) return redis.call('TYPE', key)['ok'] end
+
+-- A key of a wrong type is told once, and taken for empty.
+local TYPES = {
+  {'agenda', AGENDA, 'zset'}, {'counts', COUNTS, 'hash'}, {'records', RECORDS, 'hash'}, {'due', DUE, 'zset'},
+  {'departing', DEPARTING, 'zset'}, {'tombstones', TOMBSTONES, 'zset'}, {'rev', REV, 'string'}, {'users', USERS, 'hash'},
+}
+local broken = {}
+for _, t in ipairs(TYPES) do
+  local found = type_of(t[2])
+  broken[t[1]] = found ~= 'none' and found ~= t[3] and found or nil
+end
+
+local function judge_types()
+  for _, t in ipairs(TYPES) do
+    if broken[t[1]] then differs('type', t[1], broken[t[1]], t[3]) end
+  end
+end
+
+local function score(name, key, member)
+  return not broken[name] and redis.call('ZSCORE', key, member) or nil
+end
+
+-- state deadline_ms created_ms quantity ended_ms by user request_key slots asked metadata
+local LIVE = {held = true, confirming = true}
+local STATES = {held = true, confirming = true, confirmed = true, released = true, expired = true}
+local function is_late(id) return string.sub(id, 1, 5) == 'late:' end
+local function read(id, line)
+  local late = is_late(id)
+  local uuid = late and string.sub(id, 6) or id
+  if #uuid ~= 32 or string.find(uuid, '%X') then return nil end
+  local state, deadline, created, quantity, ended, user, key, slots, tail = string.match(line,
+    '^(%a+) (%d+) (%d+) (%d+) (%d+) %S+ (%S+) (%S+) (%S+)() %S+ ')
+  if not STATES[state] or quantity == '0' then return nil end
+  return {
+    line = line, tail = tail, state = state, live = LIVE[state], late = late, deadline = deadline, created = created,
+    quantity = tonumber(quantity), ended = ended, user = user, key = key, slots = slots,
+  }
+end
+
+local function record_of(id)
+  local line = not broken.records and redis.call('HGET', RECORDS, id)
+  return line and read(id, line), line
+end
+
+-- The users hash has two kinds of fields: how many live holds a user has, and which of them is on just
+-- these slots. A user has no space.
+local function index_field(hold) return hold.user .. ' ' .. redis.sha1hex(hold.slots) end
+local function is_index(field) return string.find(field, ' ', 1, true) ~= nil end
+local function indexed(field) return not broken.users and redis.call('HGET', USERS, field) or nil end
+
+-- A value of a string key, or what else it is.
+local function value_of(name)
+  local value = redis.pcall('GET', prefix .. name)
+  if type(value) == 'table' then return 'a ' .. type_of(prefix .. name) end
+  return value or nil
+end
+
+-- Until when a string key lasts: nil = it is not there, "for ever", milliseconds, or what else it is,
+-- unless it lasts until just when it should.
+local function end_of(name, expected)
+  local at = redis.call('PEXPIRETIME', prefix .. name)
+  if at == -2 then return nil end
+  at = at == -1 and 'for ever' or whole(at)
+  if at == expected then return at end
+  local found = type_of(prefix .. name)
+  return found == 'string' and at or 'a ' .. found
+end
+
+local function judge_due(id, hold)
+  local found, expected = score('due', DUE, id), nil
+  if hold and hold.state == 'held' and not hold.late then expected = hold.deadline end
+  if found ~= expected then differs('due', id, found, expected) end
+end
+
+-- Where an ended hold is: when it is to be announced, and when it is to be dropped.
+local function place_of(id, hold)
+  if not hold or not hold.placed then
+    local leaving, over = score('departing', DEPARTING, id), score('tombstones', TOMBSTONES, id)
+    if not hold then return leaving, over end
+    hold.placed, hold.leaving, hold.over = true, leaving, over
+  end
+  return hold.leaving, hold.over
+end
+
+-- An ended hold is either to be announced or remembered for a while.
+local function judge_departing(id, hold)
+  local leaving, over = place_of(id, hold)
+  if leaving and not (hold and hold.state == 'expired' and not over) then
+    differs('departing', id, leaving, nil)
+  elseif hold and hold.state == 'expired' and not leaving and not over then
+    differs('departing', id, nil, 'an entry')
+  end
+end
+
+local function judge_tombstone(id, hold)
+  local _, over = place_of(id, hold)
+  if over and (not hold or hold.live) then
+    differs('tombstone', id, over, nil)
+  elseif not over and hold and (hold.state == 'released' or hold.state == 'confirmed') then
+    differs('tombstone', id, nil, 'an entry')
+  end
+end
+
+local function judge_index(id, hold)
+  if not hold or not hold.live or hold.late then return end
+  local found = indexed(index_field(hold))
+  if found ~= id then differs('index', id, found and (string.match(found, '^%x+$') or 'nonsense'), id) end
+end
+
+local function judge_hold_key(id, hold)
+  if not hold or hold.state ~= 'held' or hold.late or tonumber(hold.deadline) <= now then return end
+  local found = end_of('hold:' .. id, hold.deadline)
+  if found ~= hold.deadline then differs('hold_key', id, found, hold.deadline) end
+end
+
+local function judge_request(id, hold)
+  if not hold or not hold.live or hold.late then return end
+  local found = value_of('request:' .. hold.key)
+  if not found or string.match(found, '^created %S+ %S+ %S+ ([^: ]+):') ~= id then
+    differs('request', id, found and (string.match(found, '^[%l_]+') or 'nonsense'), 'created')
+  end
+end
+
+local function judge_record(id, hold, line)
+  if line and not hold then differs('record', id, #line .. ' characters', 'a record') end
+end
+
+local HOLD_JUDGES = {
+  record = judge_record, due = judge_due, departing = judge_departing, tombstone = judge_tombstone,
+  index = judge_index, hold_key = judge_hold_key, request = judge_request,
+}
+local HOLD_ORDER = {'record', 'due', 'departing', 'tombstone', 'index', 'hold_key', 'request'}
+
+local function judge_hold(id, hold, line)
+  if line and not hold then return judge_record(id, hold, line) end
+  for _, what in ipairs(HOLD_ORDER) do HOLD_JUDGES[what](id, hold, line) end
+end
+
+-- The members of a sorted set that no record is behind.
+local function judge_member(name, id)
+  local _, line = record_of(id)
+  if line or broken.records then return end -- its record is judged
+  if name == 'due' then judge_due(id, nil) end
+  if name == 'departing' then judge_departing(id, nil) end
+  if name == 'tombstones' then judge_tombstone(id, nil) end
+end
+
+-- Who sweeps must be told to come not later than the first thing that is to be done, and not for nothing.
+local function judge_agenda()
+  local earliest
+  for _, z in ipairs({{'due', DUE}, {'departing', DEPARTING}, {'tombstones', TOMBSTONES}}) do
+    local at = not broken[z[1]] and tonumber(redis.call('ZRANGE', z[2], 0, 0, 'WITHSCORES')[2])
+    if at and (not earliest or at < earliest) then earliest = at end
+  end
+  local found = score('agenda', AGENDA, resource)
+  if earliest and (not found or tonumber(found) > earliest) then differs('agenda', resource, found, whole(earliest)) end
+  local known = not broken.due and not broken.departing and not broken.tombstones
+  if found and not earliest and known then differs('agenda', resource, found, nil) end
+end
+
+local function judge_rev()
+  if broken.rev then return end
+  local found = redis.call('GET', REV)
+  if found and not string.match(found, '^%d+$') then differs('rev', 'rev', number_in(found), 'a number') end
+end
+
+-- Other keys are there because of a hold, or end by themselves. So are the fields of the index, which are
+-- named index:<field> here.
+local function judge_key(name)
+  if broken.records then return end
+  local kind, rest = string.match(name, '^([%l_]+):?(.*)$')
+  if kind == 'hold' or kind == 'started' then
+    local hold, line = record_of(rest)
+    local reason = hold and hold.live and (kind == 'started' or hold.state == 'held') or line and not hold
+    if not reason and redis.call('EXISTS', prefix .. name) == 1 then
+      differs('residue', name, hold and 'the hold is ' .. hold.state or 'there is no such hold', nil)
+    end
+  elseif kind == 'index' then
+    local id = indexed(rest)
+    if not id then return end
+    local hold, line = record_of(id)
+    local reason = hold and hold.live and index_field(hold) == rest or line and not hold
+    if not reason then
+      differs('residue', name, hold and (hold.live and 'the hold is another' or 'the hold is ' .. hold.state) or 'there is no such hold', nil)
+    end
+  elseif kind == 'request' then
+    local until_ms = end_of(name)
+    if not until_ms or string.match(until_ms, '^%d+$') then return end
+    local id = string.match(value_of(name), '^created %S+ %S+ %S+ ([^: ]+):')
+    local hold = id and record_of(id)
+    if not (hold and hold.state == 'confirming' and until_ms == 'for ever') then
+      differs('residue', name, until_ms == 'for ever' and 'it has no end' or until_ms, nil)
+    end
+  elseif kind == 'extension' or kind == 'lock' or kind == 'locks' or kind == 'waited_for' or kind == 'waiting' or kind == 'queue' or kind == 'gone' then
+    if redis.call('PTTL', prefix .. name) == -1 then differs('residue', name, 'it has no end', nil) end
+  end
+end
+
+-- What live holds take of each slot and how many each user has, according to the records.
+local sums, live_of, held_records, unread = {}, {}, 0, 0
+local function take(hold)
+  for name in string.gmatch(hold.slots, '[^,]+') do sums[name] = (sums[name] or 0) + hold.quantity end
+  live_of[hold.user] = (live_of[hold.user] or 0) + 1
+end
+
+-- Calls each(id, hold, line) for every record; hold is nil for one that cannot be read.
+local function each_record(each)
+  if broken.records then return end
+  local cursor, seen = '0', {} -- a page may repeat what another has told
+  repeat
+    local page = redis.call('HSCAN', RECORDS, cursor, 'COUNT', 1000)
+    cursor = page[1]
+    for i = 1, #page[2], 2 do
+      local id, line = page[2][i], page[2][i + 1]
+      if not seen[id] then each(id, read(id, line), line) end
+      seen[id] = true
+    end
+  until cursor == '0'
+end
+
+local function judge_each(what, name, key, expected)
+  local found = {}
+  if not broken[name] then
+    local all = redis.call('HGETALL', key)
+    for i = 1, #all, 2 do
+      if not is_index(all[i]) then found[all[i]] = all[i + 1] end
+    end
+  end
+  local names = {}
+  for each in pairs(expected) do names[#names + 1] = each end
+  for each in pairs(found) do
+    if not expected[each] then names[#names + 1] = each end
+  end
+  table.sort(names)
+  for _, each in ipairs(names) do
+    local want = expected[each] and whole(expected[each]) or nil
+    if found[each] ~= want then differs(what, each, number_in(found[each]), want) end
+  end
+end
+
+-- After each_record has counted all. What a record that cannot be read takes is not known.
+local function judge_sums()
+  if broken.records or unread > 0 then return end
+  judge_each('counter', 'counts', COUNTS, sums)
+  judge_each('users', 'users', USERS, live_of)
+end
+
+local function count(id, hold)
+  if not hold then unread = unread + 1 return end
+  if hold.live then take(hold) end
+  if hold.state == 'held' and not hold.late then held_records = held_records + 1 end
+end
+
+-- A record as it is returned: id, its words up to the slots, and where it is: d to be announced,
+-- t remembered for a while, - neither.
+local function tell(reply, id, hold)
+  reply[#reply + 1] = id
+  reply[#reply + 1] = string.sub(hold.line, 1, hold.tail - 1)
+  local leaving, over = place_of(id, hold)
+  reply[#reply + 1] = leaving and 'd' or over and 't' or '-'
+end
+
+local function tell_differences(reply)
+  reply[#reply + 1] = whole(#differences)
+  for _, d in ipairs(differences) do
+    for i = 1, 4 do reply[#reply + 1] = d[i] end
+  end
+end

@@ -1,0 +1,199 @@
+-- Mends differences of a resource, each only if it is still the one that was planned for: it is
+-- judged again in this step. A number that has gone up or down meanwhile by as much as what is
+-- expected is the same difference.
+--
+-- ARGV  4 memory_ms  for how long an ended hold is remembered
+--       5 only_safe  1 = nobody has looked at it: what holds take, and how many a user has, is only lowered
+--                    when each of the other and the deadlines say too that no hold is missing
+--       then four words each: what name found expected
+-- Returns ok now_ms, and a word each:
+--   done | gone: it was not there any more | changed: it is another one now | unsafe | impossible
+
+local memory_ms, only_safe = tonumber(ARGV[4]), ARGV[5] == '1'
+
+local function attend(at)
+  if not broken.agenda then redis.call('ZADD', AGENDA, 'LT', at, resource) end
+end
+
+local function put(key, name, found, expected)
+  if expected == '-' then redis.call('HDEL', key, name) else redis.call('HSET', key, name, expected) end
+  return 'done'
+end
+
+local function put_entry(key, name, id, expected)
+  if broken[name] then return 'changed' end
+  if expected == '-' then
+    redis.call('ZREM', key, id)
+  else
+    redis.call('ZADD', key, expected, id)
+    attend(expected)
+  end
+  return 'done'
+end
+
+local counted, index = false, {} -- of the users: field -> id
+local function count_all()
+  if counted then return end
+  counted = true
+  each_record(function(id, hold)
+    count(id, hold)
+    if hold and hold.live and not hold.late then
+      local field = index_field(hold)
+      if not index[field] or id < index[field] then index[field] = id end
+    end
+  end)
+end
+
+-- Whether the deadlines, and the counters or the users, have no more holds than there are records.
+local function nothing_missing(but)
+  count_all()
+  if broken.records or broken.due or unread > 0 or redis.call('ZCARD', DUE) ~= held_records then return false end
+  local before = differences
+  differences = {}
+  judge_sums()
+  local agree = true
+  for _, d in ipairs(differences) do agree = agree and d[1] == but end
+  differences = before
+  return agree
+end
+
+local function lowers(found, expected)
+  if found == '-' then return false end
+  return not tonumber(found) or tonumber(found) > (tonumber(expected) or 0)
+end
+
+local FIELDS_MAX = 1000 -- that one command writes
+
+local function put_all(key, values)
+  local fields = {}
+  local function write()
+    if #fields > 0 then redis.call('HSET', key, unpack(fields)) end
+    fields = {}
+  end
+  for name, value in pairs(values) do
+    fields[#fields + 1], fields[#fields + 2] = name, type(value) == 'number' and whole(value) or value
+    if #fields >= 2 * FIELDS_MAX then write() end
+  end
+  write()
+end
+
+local MEND = {
+  type = function(name)
+    if name == 'records' then return 'impossible' end
+    local derived = ({counts = 'counter', users = 'users'})[name]
+    if derived then
+      -- All of it is written in this step: what is not there counts for nothing when the next hold is granted.
+      count_all()
+      if broken.records or unread > 0 then return 'impossible' end
+      if only_safe and not nothing_missing(derived) then return 'unsafe' end
+    end
+    for _, t in ipairs(TYPES) do
+      if t[1] == name then
+        redis.call('DEL', t[2])
+        -- A number that nobody has read before.
+        if name == 'rev' then redis.call('SET', t[2], whole(now)) end
+      end
+    end
+    broken[name] = nil
+    if name == 'counts' then put_all(COUNTS, sums) end
+    if name == 'users' then
+      put_all(USERS, live_of)
+      put_all(USERS, index)
+    end
+    return 'done'
+  end,
+  counter = function(name, found, expected)
+    if broken.counts then return 'changed' end
+    if only_safe and lowers(found, expected) and not nothing_missing('counter') then return 'unsafe' end
+    return put(COUNTS, name, found, expected)
+  end,
+  users = function(name, found, expected)
+    if broken.users then return 'changed' end
+    if only_safe and lowers(found, expected) and not nothing_missing('users') then return 'unsafe' end
+    return put(USERS, name, found, expected)
+  end,
+  due = function(id, _, expected) return put_entry(DUE, 'due', id, expected) end,
+  departing = function(id, _, expected)
+    return put_entry(DEPARTING, 'departing', id, expected == '-' and '-' or whole(now))
+  end,
+  tombstone = function(id, _, expected)
+    return put_entry(TOMBSTONES, 'tombstones', id, expected == '-' and '-' or whole(now + memory_ms))
+  end,
+  index = function(id, found)
+    if broken.users then return 'changed' end
+    local hold = record_of(id)
+    local other = found ~= '-' and record_of(found)
+    if other and other.live and index_field(other) == index_field(hold) then return 'impossible' end
+    redis.call('HSET', USERS, index_field(hold), id)
+    return 'done'
+  end,
+  hold_key = function(id)
+    local hold, line = record_of(id)
+    local asked = string.match(line, '^' .. string.rep('%S+ ', 9) .. '(%S+) ')
+    redis.call('SET', prefix .. 'hold:' .. id,
+      '{"user_id":' .. string.gsub(cjson.encode(hold.user), '\\/', '/') .. ',"quantity":' .. whole(hold.quantity) .. ',"asked":' .. asked ..
+      ',"expires_at_ms":' .. hold.deadline .. '}', 'PXAT', hold.deadline)
+    return 'done'
+  end,
+  request = function() return 'impossible' end,
+  record = function() return 'impossible' end,
+  agenda = function(_, _, expected)
+    if broken.agenda then return 'changed' end
+    if expected == '-' then redis.call('ZREM', AGENDA, resource) else attend(expected) end
+    return 'done'
+  end,
+  rev = function()
+    redis.call('SET', REV, whole(now))
+    return 'done'
+  end,
+  residue = function(name)
+    local field = string.match(name, '^index:(.*)$')
+    if field then
+      redis.call('HDEL', USERS, field)
+      return 'done'
+    end
+    -- Some are answers, which are to be remembered for a while.
+    if type_of(prefix .. name) == 'string' and (string.match(name, '^request:') or string.match(name, '^extension:')) then
+      redis.call('PEXPIRE', prefix .. name, memory_ms)
+    else
+      redis.call('DEL', prefix .. name)
+    end
+    return 'done'
+  end,
+}
+
+-- Judges one thing again.
+local function judge(what, name)
+  if what == 'type' then return judge_types() end
+  if what == 'agenda' then return judge_agenda() end
+  if what == 'rev' then return judge_rev() end
+  if what == 'residue' then return judge_key(name) end
+  if what == 'counter' or what == 'users' then
+    count_all()
+    if unread > 0 or broken.records then return differs(what, name, 'unknown') end
+    return judge_sums()
+  end
+  local hold, line = record_of(name)
+  HOLD_JUDGES[what](name, hold, line)
+end
+
+local function same(d, what, name, found, expected)
+  if d[1] ~= what or d[2] ~= name then return false end
+  local numbers = tonumber(d[3]) and tonumber(found) and (what == 'counter' or what == 'users')
+  if not numbers then return d[3] == found end
+  return d[3] - (tonumber(d[4]) or 0) == found - (tonumber(expected) or 0)
+end
+
+local reply = {'ok', whole(now)}
+for i = 6, #ARGV, 4 do
+  local what, name, found, expected = unpack(ARGV, i, i + 3)
+  differences = {}
+  judge(what, name)
+  local planned, word = nil, 'gone'
+  for _, d in ipairs(differences) do
+    if d[1] == what and d[2] == name then word = 'changed' end
+    if same(d, what, name, found, expected) then planned = d end
+  end
+  reply[#reply + 1] = planned and MEND[what](name, planned[3], planned[4]) or word
+end
+return reply

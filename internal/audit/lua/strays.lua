@@ -1,0 +1,9 @@
+-- Judges keys of a resource that are there because of a hold, or end by themselves.
+--
+-- ARGV  4... what follows the prefix in their names
+-- Returns ok now_ms n (what name found expected) ...
+
+for i = 4, #ARGV do judge_key(ARGV[i]) end
+local reply = {'ok', whole(now)}
+tell_differences(reply)
+return reply

@@ -1,0 +1,311 @@
+package audit
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"holdfast/internal/holds"
+)
+
+//go:embed queries/*.sql
+var queryFiles embed.FS
+
+var (
+	queryConstraints  = query("constraints")
+	queryOutOfBounds  = query("out_of_bounds")
+	queryReserved     = query("reserved")
+	queryReservations = query("reservations")
+	queryPayments     = query("payments")
+	queryInventory    = query("inventory")
+	queryResources    = query("resources")
+	queryEpoch        = query("epoch")
+	queryInstalled    = query("installed")
+	queryReservedLock = query("reserved_lock")
+	queryReservedSum  = query("reserved_sum")
+	queryReservedSet  = query("reserved_set")
+)
+
+func query(name string) string {
+	text, err := queryFiles.ReadFile("queries/" + name + ".sql")
+	if err != nil {
+		panic(err) // embedded: cannot happen in a program that was built
+	}
+	return string(text)
+}
+
+const (
+	postgresConnections = 2
+	postgresConnectMax  = 5 * time.Second
+)
+
+// ErrPostgresURL says that the URL of Postgres cannot be read. What is wrong with it is not told: it may
+// have a password in it.
+var ErrPostgresURL = errors.New("not a Postgres URL: want postgres://user[:password]@host:port/database; what is special in a password is percent-encoded")
+
+// OpenPostgres returns connections for an audit of a namespace. It does not connect: an unreachable
+// server shows at the first query. It returns ErrPostgresURL for what is no URL.
+func OpenPostgres(ctx context.Context, url, namespace string) (*pgxpool.Pool, error) {
+	if !holds.NamespacePattern.MatchString(namespace) {
+		return nil, fmt.Errorf("namespace %q does not match %s", namespace, holds.NamespacePattern)
+	}
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, ErrPostgresURL
+	}
+	config.MaxConns = postgresConnections
+	config.ConnConfig.RuntimeParams["search_path"] = namespace
+	config.ConnConfig.RuntimeParams["application_name"] = "holdfast audit " + namespace
+	config.ConnConfig.ConnectTimeout = postgresConnectMax
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("open postgres: %w", err)
+	}
+	return pool, nil
+}
+
+// readPostgres reads what Postgres has of the group's resources, all of it as it was at one moment.
+// Only those named are read anew; nil = all.
+func (g *group) readPostgres(ctx context.Context, only []string) error {
+	if only == nil && g.options.ResourceID != "" {
+		only = []string{g.options.ResourceID}
+	}
+	for _, r := range g.resources {
+		if only == nil || slices.Contains(only, r.name) {
+			r.forgetPostgres()
+		}
+	}
+	tx, err := g.Postgres.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+	if err != nil {
+		return fmt.Errorf("read postgres: %w", err)
+	}
+	defer func() { _ = tx.Rollback(ctx) }() // it has only read
+	if err := errors.Join(g.readReservations(ctx, tx, only), g.readPayments(ctx, tx, only), g.readInventory(ctx, tx, only)); err != nil {
+		return fmt.Errorf("read postgres: %w", err)
+	}
+	return nil
+}
+
+// forgetPostgres forgets what was read from Postgres, but for the highest capacity.
+func (r *resource) forgetPostgres() {
+	for _, h := range r.holds {
+		if h.more == nil {
+			continue
+		}
+		h.more.reservation = nil
+		h.more.answers = slices.DeleteFunc(h.more.answers, func(a answer) bool { return a.told == 0 })
+		for i := range h.more.answers {
+			h.more.answers[i].row = nil
+		}
+	}
+}
+
+func (g *group) readReservations(ctx context.Context, tx pgx.Tx, only []string) error {
+	rows, err := tx.Query(ctx, queryReservations, only)
+	if err != nil {
+		return err
+	}
+	var holdID, resourceID, payment string
+	var slots []string
+	var quantity, confirmedAt, cancelledAt int64
+	var cancelled bool
+	_, err = pgx.ForEachRow(rows, []any{&holdID, &resourceID, &slots, &quantity, &payment, &cancelled, &confirmedAt, &cancelledAt}, func() error {
+		if !g.isMine(resourceID) {
+			return nil
+		}
+		h := g.holdNamed(holdID)
+		if h == nil {
+			return nil
+		}
+		g.checked.Reservations++
+		h.extra().reservation = &reservation{payment, slices.Clone(slots), quantity, confirmedAt, cancelled, cancelledAt}
+		return nil
+	})
+	return err
+}
+
+func (g *group) readPayments(ctx context.Context, tx pgx.Tx, only []string) error {
+	rows, err := tx.Query(ctx, queryPayments, only)
+	if err != nil {
+		return err
+	}
+	var holdID, payment string
+	var found row
+	_, err = pgx.ForEachRow(rows, []any{&holdID, &payment, &found.confirmed, &found.reason, &found.late, &found.at}, func() error {
+		h := g.holdNamed(holdID)
+		if h == nil {
+			return nil
+		}
+		g.checked.Payments++
+		one := found
+		h.rowFound(payment, &one)
+		return nil
+	})
+	return err
+}
+
+// rowFound notes what Postgres has of a payment.
+func (h *hold) rowFound(payment string, found *row) {
+	for i := range h.extra().answers {
+		if h.more.answers[i].payment == payment {
+			h.more.answers[i].row = found
+			return
+		}
+	}
+	h.more.answers = append(h.more.answers, answer{payment: payment, row: found})
+}
+
+func (g *group) readInventory(ctx context.Context, tx pgx.Tx, only []string) error {
+	rows, err := tx.Query(ctx, queryInventory, only)
+	if err != nil {
+		return err
+	}
+	var resourceID, slot string
+	var capacity int64
+	_, err = pgx.ForEachRow(rows, []any{&resourceID, &slot, &capacity}, func() error {
+		if !g.isMine(resourceID) || !holds.ResourcePattern.MatchString(resourceID) {
+			return nil
+		}
+		g.checked.Slots++
+		g.resource(resourceID).capacityTold(slot, capacity, 0)
+		return nil
+	})
+	return err
+}
+
+// holdNamed returns a hold of the group's, nil when it is another's, or nobody's.
+func (g *group) holdNamed(text string) *hold {
+	parsed, err := holds.ParseHoldID(text)
+	if err != nil || !g.isMine(parsed.Resource) {
+		return nil
+	}
+	uuid, _ := parseID(parsed.UUID) // ParseHoldID has seen that it is one
+	return g.resource(parsed.Resource).hold(uuid)
+}
+
+// constraints are what the promises about Postgres rest on, and the line that puts each back.
+var constraints = []struct{ name, table, definition string }{
+	{"reserved_is_between_zero_and_capacity", "inventory", "CHECK (reserved BETWEEN 0 AND capacity)"},
+	{"inventory_has_one_row_per_resource_and_slot", "inventory", "PRIMARY KEY (resource_id, slot)"},
+	{"a_hold_becomes_one_reservation", "reservations", "PRIMARY KEY (hold_id)"},
+	{"a_payment_of_a_hold_has_one_answer", "payments", "PRIMARY KEY (hold_id, payment_id)"},
+}
+
+// judgeConstraints finds constraints that are missing, and rows that none can have let through.
+func (a *auditor) judgeConstraints(ctx context.Context) (found []*Finding, err error) {
+	rows, err := a.Postgres.Query(ctx, queryConstraints, a.Namespace)
+	if err != nil {
+		return nil, fmt.Errorf("read the constraints of postgres: %w", err)
+	}
+	valid := make(map[string]bool)
+	var name string
+	var validated bool
+	if _, err := pgx.ForEachRow(rows, []any{&name, &validated}, func() error { valid[name] = validated; return nil }); err != nil {
+		return nil, fmt.Errorf("read the constraints of postgres: %w", err)
+	}
+	for _, c := range constraints {
+		if valid[c.name] {
+			continue
+		}
+		is, remedy := "missing", fmt.Sprintf("ALTER TABLE %s.%s ADD CONSTRAINT %s %s", a.Namespace, c.table, c.name, c.definition)
+		if _, there := valid[c.name]; there {
+			is, remedy = "not validated", fmt.Sprintf("ALTER TABLE %s.%s VALIDATE CONSTRAINT %s", a.Namespace, c.table, c.name)
+		}
+		found = append(found, &Finding{
+			Kind: NoConstraint, Item: c.name, Where: a.Namespace + "." + c.table, Expected: c.definition, Found: is,
+			Text:   fmt.Sprintf("The constraint %s of table %s is %s: Postgres does not keep what is promised.", c.name, c.table, is),
+			Remedy: remedy + ". " + notSafe,
+		})
+	}
+	var only *string
+	if a.options.ResourceID != "" {
+		only = &a.options.ResourceID
+	}
+	if rows, err = a.Postgres.Query(ctx, queryOutOfBounds, only); err != nil {
+		return nil, fmt.Errorf("read inventory: %w", err)
+	}
+	var resourceID, slot string
+	var capacity, reserved int64
+	_, err = pgx.ForEachRow(rows, []any{&resourceID, &slot, &capacity, &reserved}, func() error {
+		found = append(found, &Finding{
+			Kind: OutOfBounds, Resource: quoted(resourceID), Item: quoted(slot), Where: a.Namespace + ".inventory",
+			Expected: fmt.Sprintf("0 to %d", capacity), Found: strconv.FormatInt(reserved, 10),
+			Text:   fmt.Sprintf("Of slot %s of %s %d are reserved, and %d may be sold.", quoted(slot), quoted(resourceID), reserved, capacity),
+			Remedy: "Raise the capacity if there is as much, or cancel reservations (publisher cancel-reservation). " + notSafe,
+		})
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read inventory: %w", err)
+	}
+	return found, nil
+}
+
+// judgeReserved finds slots of which another number is reserved than their reservations say.
+// resources are those that are looked at, nil = all. gone counts slots that are reserved and have
+// no inventory row any more.
+func (s *Servers) judgeReserved(ctx context.Context, resources []string) (found []*Finding, gone int, err error) {
+	rows, err := s.Postgres.Query(ctx, queryReserved, resources)
+	if err != nil {
+		return nil, 0, fmt.Errorf("sum up reservations: %w", err)
+	}
+	var resourceID, slot string
+	var reserved *int64
+	var reservations int64
+	_, err = pgx.ForEachRow(rows, []any{&resourceID, &slot, &reserved, &reservations}, func() error {
+		if reserved == nil {
+			gone++
+			return nil
+		}
+		d := difference{string(Reserved), slot, strconv.FormatInt(*reserved, 10), strconv.FormatInt(reservations, 10)}
+		found = append(found, &Finding{
+			Kind: Reserved, Resource: quoted(resourceID), Item: quoted(slot), Where: s.Namespace + ".inventory", Expected: d.expected, Found: d.found,
+			Text: fmt.Sprintf("Postgres has %d reserved of slot %s of %s; its confirmed reservations take %d.",
+				*reserved, quoted(slot), quoted(resourceID), reservations),
+			Remedy: "Set reserved to what the reservations say.", Automatic: true,
+			difference: d,
+		})
+		return nil
+	})
+	if err != nil {
+		return nil, 0, fmt.Errorf("sum up reservations: %w", err)
+	}
+	return found, gone, nil
+}
+
+// isViolation reports whether Postgres refused what a constraint forbids.
+func isViolation(err error) bool {
+	var refused *pgconn.PgError
+	return errors.As(err, &refused) && refused.Code == pgerrCheckViolation
+}
+
+// toMigrate says what makes a table of which Postgres says that it is not there.
+func toMigrate(err error) error {
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) && refused.Code == pgerrUndefinedTable {
+		return fmt.Errorf("%w (was `worker migrate` run?)", err)
+	}
+	return err
+}
+
+// isRefused reports whether Postgres does not permit something to a user.
+func isRefused(err error) bool {
+	var refused *pgconn.PgError
+	return errors.As(err, &refused) && (refused.Code == pgerrInsufficientPrivilege || refused.Code == pgerrReadOnly)
+}
+
+// What Postgres calls its errors.
+const (
+	pgerrCheckViolation        = "23514"
+	pgerrReadOnly              = "25006"
+	pgerrInsufficientPrivilege = "42501"
+	pgerrUndefinedTable        = "42P01"
+)

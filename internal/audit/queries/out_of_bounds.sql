@@ -1,0 +1,7 @@
+-- Finds inventory that no constraint can have let through.
+-- $1 resource_id, null = all
+-- Returns resource_id, slot, capacity, reserved.
+SELECT resource_id, slot, capacity, reserved
+FROM inventory
+WHERE NOT reserved BETWEEN 0 AND capacity AND resource_id = coalesce($1, resource_id)
+ORDER BY resource_id, slot

@@ -1,0 +1,113 @@
+package audit
+
+import (
+	"embed"
+	"fmt"
+	"strconv"
+
+	"holdfast/internal/lua"
+)
+
+//go:embed lua/*.lua
+var luaFiles embed.FS
+
+// The scripts. Each file's header tells its ARGV and what it returns; KEYS are told in
+// lua/prelude.lua. All but repair only read.
+var (
+	scriptLook   = load("look", "no-writes")
+	scriptPage   = load("page", "no-writes")
+	scriptStrays = load("strays", "no-writes")
+	scriptRepair = load("repair", "")
+)
+
+func load(name, flags string) lua.Script {
+	var text []byte
+	for _, file := range []string{"prelude", name} {
+		part, err := luaFiles.ReadFile("lua/" + file + ".lua")
+		if err != nil {
+			panic(err) // embedded: cannot happen in a program that was built
+		}
+		text = append(append(text, part...), '\n')
+	}
+	return lua.New("audit "+name, flags, string(text))
+}
+
+// ScriptCommands are the commands that the scripts give: those that only read, and all of them, see
+// holds.ScriptCommands.
+func ScriptCommands() (reading, all []string) {
+	texts := make(map[string]string)
+	for _, name := range []string{"prelude", "look", "page", "strays", "repair"} {
+		text, err := luaFiles.ReadFile("lua/" + name + ".lua")
+		if err != nil {
+			panic(err) // embedded: cannot happen in a program that was built
+		}
+		texts[name] = string(text)
+	}
+	read := texts["prelude"] + texts["look"] + texts["page"] + texts["strays"]
+	return lua.Commands(read), lua.Commands(read + texts["repair"])
+}
+
+// newCall prepares a script on a resource; args follow the three that every script takes.
+func (l *looker) newCall(script lua.Script, resource string, args ...any) *lua.Call {
+	return &lua.Call{Script: script, Keys: l.keys.of(resource), Args: append([]any{l.epoch, resource, l.keys.prefix(resource)}, args...)}
+}
+
+// statusLost is the status of a script that found another epoch.
+const statusLost = "lost"
+
+// words reads the reply of a script from left to right. After an error everything is zero.
+type words struct {
+	left []string
+	err  error
+}
+
+func (w *words) text() string {
+	if len(w.left) == 0 {
+		if w.err == nil {
+			w.err = fmt.Errorf("a reply ends too early")
+		}
+		return ""
+	}
+	word := w.left[0]
+	w.left = w.left[1:]
+	return word
+}
+
+func (w *words) number() int64 {
+	word := w.text()
+	n, err := strconv.ParseInt(word, 10, 64)
+	if err != nil && w.err == nil {
+		w.err = fmt.Errorf("a reply has %q where a number should be", word)
+	}
+	return n
+}
+
+// pairs reads n and n pairs of a name and a text.
+func (w *words) pairs() map[string]string {
+	n := w.number()
+	pairs := make(map[string]string, max(0, n))
+	for ; n > 0 && w.err == nil; n-- {
+		name := w.text()
+		pairs[name] = w.text()
+	}
+	return pairs
+}
+
+func (w *words) differences() (all []difference) {
+	for n := w.number(); n > 0 && w.err == nil; n-- {
+		all = append(all, difference{w.text(), w.text(), w.text(), w.text()})
+	}
+	return all
+}
+
+// records reads what is left.
+func (w *words) records() (all []record) {
+	for len(w.left) > 0 && w.err == nil {
+		r, err := parseRecord(w.text(), w.text(), w.text())
+		if err != nil {
+			w.err = err
+		}
+		all = append(all, r)
+	}
+	return all
+}

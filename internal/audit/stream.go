@@ -1,0 +1,206 @@
+package audit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/events"
+)
+
+const (
+	readBatch    = 128              // messages that are decoded together
+	requestLimit = 5 * time.Second  // for one answer of JetStream
+	clockSkewMax = 10 * time.Minute // by how much the clocks of NATS and Redis may be apart
+)
+
+// stream is one of the three streams, as far as it was read.
+type stream struct {
+	name    string
+	source  jetstream.Stream
+	read    uint64    // the last sequence that was read, or is not there any more
+	upTo    uint64    // the last sequence that there was when reading began
+	whole   bool      // nothing was dropped from its beginning
+	since   time.Time // when the oldest message that is there was stored, zero when there is none
+	created time.Time // there may have been another of its name before
+	state   jetstream.StreamState
+}
+
+// openStream asks what there is of a stream.
+func openStream(ctx context.Context, js jetstream.JetStream, name string) (*stream, error) {
+	source, err := js.Stream(ctx, name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil, fmt.Errorf("stream %s: %w (was `worker migrate` run?)", name, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("stream %s: %w", name, err)
+	}
+	s := &stream{name: name, source: source}
+	return s, s.refresh(ctx)
+}
+
+// refresh asks what there is of a stream now.
+func (s *stream) refresh(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	info, err := s.source.Info(ctx)
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", s.name, err)
+	}
+	s.state, s.created = info.State, info.Created
+	s.upTo = info.State.LastSeq
+	s.whole = info.State.FirstSeq <= 1
+	s.since = time.Time{}
+	if info.State.Msgs > 0 {
+		s.since = info.State.FirstTime
+	}
+	return nil
+}
+
+// removed is how many messages there were that are not there any more.
+func (s *stream) removed() uint64 { return s.state.LastSeq - s.state.Msgs }
+
+// message is a message of a stream.
+type message struct {
+	jetstream.Msg
+	seq    uint64
+	at     time.Time // when it was stored
+	stored int64     // likewise, in ms
+}
+
+func messageOf(m events.StoredMsg) message {
+	return message{m.Msg, m.Meta.Sequence.Stream, m.Meta.Timestamp, m.Meta.Timestamp.UnixMilli()}
+}
+
+// reading is what is made of a message: by any goroutine and without a look at others. What it
+// returns, if anything, is called in the order of the messages, one at a time.
+type reading func(m message) (note func())
+
+// catchUp reads the messages between read and upTo. filter is a subject, "" = all.
+func (s *stream) catchUp(ctx context.Context, filter string, read reading) error {
+	from := max(s.read+1, s.state.FirstSeq)
+	if from <= s.upTo && s.state.Msgs > 0 {
+		if err := s.readAll(ctx, from, filter, read); err != nil {
+			return fmt.Errorf("read stream %s: %w", s.name, err)
+		}
+	}
+	s.read = s.upTo
+	return nil
+}
+
+// batch is some messages on their way from the stream to their notes.
+type batch struct {
+	messages []message
+	notes    []func()
+	done     chan struct{} // closed when all of them are read
+}
+
+func (b *batch) read(read reading) {
+	for _, m := range b.messages {
+		if note := read(m); note != nil {
+			b.notes = append(b.notes, note)
+		}
+	}
+	close(b.done)
+}
+
+// readAll reads messages from a sequence on: while one batch is fetched, those before it are being
+// decoded, which takes the most time, and the notes of the oldest are taken.
+func (s *stream) readAll(ctx context.Context, from uint64, filter string, read reading) (err error) {
+	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from}
+	if filter != "" {
+		config.FilterSubjects = []string{filter}
+	}
+	readers := runtime.GOMAXPROCS(0)
+	waiting, ordered := make(chan *batch, readers), make(chan *batch, readers)
+	var working sync.WaitGroup
+	for range readers {
+		working.Go(func() {
+			for b := range waiting {
+				b.read(read)
+			}
+		})
+	}
+	working.Go(func() {
+		defer close(ordered)
+		defer close(waiting)
+		b := &batch{done: make(chan struct{})}
+		pass := func() {
+			waiting <- b
+			ordered <- b
+			b = &batch{done: make(chan struct{})}
+		}
+		var m events.StoredMsg
+		for m, err = range events.Read(ctx, s.source, config, s.upTo) {
+			if err != nil {
+				break
+			}
+			if b.messages = append(b.messages, messageOf(m)); len(b.messages) == readBatch {
+				pass()
+			}
+		}
+		pass()
+	})
+	for b := range ordered {
+		<-b.done
+		for _, note := range b.notes {
+			note()
+		}
+	}
+	working.Wait()
+	return err
+}
+
+// resourceOf is the last token of a subject: the resource that an event says it is about.
+func resourceOf(subject string) string { return subject[strings.LastIndexByte(subject, '.')+1:] }
+
+// consumerOf is the durable consumer that answers what is published on a subject.
+func consumerOf(ns events.Subjects, subject string) string {
+	event, _ := strings.CutPrefix(subject, strings.TrimSuffix(ns.AllIn(), ">"))
+	return consumerOfEvent(event[:max(0, strings.LastIndexByte(event, '.'))])
+}
+
+func consumerOfEvent(event string) string {
+	switch event {
+	case events.PaymentStarted, events.PaymentConfirmed:
+		return events.ConsumerPayments
+	case events.BookingExtended, events.BookingCancelled, events.ReservationCancelled, events.InventorySet:
+		return events.ConsumerChanges
+	}
+	return events.ConsumerRequests
+}
+
+// floors are, by consumer, the inbound sequences up to which everything was answered. A consumer that
+// is missing has answered nothing: what it would take waits.
+type floors map[string]uint64
+
+func readFloors(ctx context.Context, inbound *stream) (floors, error) {
+	found := make(floors)
+	for _, name := range consumers {
+		asking, cancel := context.WithTimeout(ctx, requestLimit)
+		consumer, err := inbound.source.Consumer(asking, name)
+		cancel()
+		if errors.Is(err, jetstream.ErrConsumerNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("consumer %s of stream %s: %w", name, inbound.name, err)
+		}
+		info := consumer.CachedInfo()
+		found[name] = info.AckFloor.Stream
+		// The floor stays behind where there is nothing for this consumer.
+		if info.NumPending == 0 && info.NumAckPending == 0 && info.Delivered.Stream > info.AckFloor.Stream {
+			found[name] = info.Delivered.Stream
+		}
+	}
+	return found, nil
+}
+
+// consumers are those that answer events.
+var consumers = []string{events.ConsumerRequests, events.ConsumerChanges, events.ConsumerPayments}
