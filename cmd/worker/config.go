@@ -31,6 +31,9 @@ type Config struct {
 	LockRenewMax    time.Duration `name:"lock-renew-max" env:"HOLDFAST_LOCK_RENEW_MAX" default:"0s" help:"For how long a lock is renewed, each third of its lease, while its work goes on; at most 10m. 0s: never."`
 	LockFair        bool          `name:"lock-fair" env:"HOLDFAST_LOCK_FAIR" default:"false" help:"Only range: who waits for a lock queues, first in, first out."`
 	LockWait        time.Duration `name:"lock-wait" env:"HOLDFAST_LOCK_WAIT" default:"2s" help:"How long a request waits for a lock before it is delivered again."`
+	Reconcile       string        `name:"reconcile" env:"HOLDFAST_RECONCILE" default:"heal" enum:"heal,report,off" help:"What is done about differences in what is kept: heal what follows from the records, only report, or off: nobody looks."`
+	NATSMonitorURLs []string      `name:"nats-monitor-urls" env:"HOLDFAST_NATS_MONITOR_URLS" placeholder:"URL" help:"Monitoring addresses of the NATS servers, like http://nats:8222: the preflight asks them for sync_interval."`
+	Preflight       string        `name:"preflight" env:"HOLDFAST_PREFLIGHT" default:"refuse" enum:"refuse,warn" help:"On servers that would break a promise (see worker preflight): refuse to start, or warn and start."`
 	LogLevel        string        `name:"log-level" env:"HOLDFAST_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"What is logged: debug, info, warn or error."`
 
 	NoNotifications bool `name:"no-notifications" env:"HOLDFAST_NO_NOTIFICATIONS" hidden:"" help:"For tests: ignore keyspace notifications."`
@@ -41,6 +44,12 @@ type Config struct {
 const (
 	rangeStrategy   = "range"
 	redlockStrategy = "redlock"
+)
+
+// What --reconcile can be besides report.
+const (
+	reconcileHeal = "heal"
+	reconcileOff  = "off"
 )
 
 // lockServersMin is the fewest of which one can be lost without the majority.

@@ -15,6 +15,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.uber.org/fx"
 
+	"holdfast/internal/audit"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
@@ -36,7 +37,7 @@ func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 			func(c *redis.Client) redis.UniversalClient { return c },
 			func(c Config) events.Subjects { return events.Subjects(c.Namespace) },
 			func(s *store.Store) holds.Inventory { return s },
-			newLeaser, provideLocker, provideService, provideExpirer, provideConsumers,
+			newLeaser, provideLocker, provideService, provideExpirer, provideConsumers, provideReconciler,
 			func() net.Listener { return listener },
 			provideQueries, newServer, newLoops,
 		),
@@ -56,6 +57,11 @@ func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 			func(l *loops, s *server) { l.run("http", s.run) },
 			func(l *loops, q *events.QueryService) { l.run("queries", q.Run) },
 			func(l *loops, x *leaser) { l.run("lease", x.run) },
+			func(l *loops, c Config, x *audit.Reconciler) {
+				if c.Reconcile != reconcileOff {
+					l.run("reconcile", x.Run)
+				}
+			},
 			(*loops).attach,
 		),
 	)
@@ -165,6 +171,19 @@ func provideConsumers(ns events.Subjects, s *holds.Service, nc *nats.Conn, js je
 
 func provideQueries(nc *nats.Conn, ns events.Subjects, s *holds.Service, db *store.Store, log zerolog.Logger) *events.QueryService {
 	return events.NewQueryService(nc, ns, s, s.Dry(db.Dry()), workerName(), log)
+}
+
+func provideReconciler(lc fx.Lifecycle, c Config, t *holds.Tenure, client redis.UniversalClient, s *holds.Service, m *audit.Metrics, log zerolog.Logger) (*audit.Reconciler, error) {
+	pool, err := audit.OpenPostgres(context.Background(), c.PostgresURL, c.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	lc.Append(fx.StopHook(pool.Close))
+	options := audit.ReconcilerOptions{Heal: c.Reconcile == reconcileHeal, Memory: c.RequestKeyTTL}
+	servers := audit.Servers{Namespace: c.Namespace, Redis: client, Postgres: pool}
+	r := audit.NewReconciler(servers, t, options, m, log)
+	s.OnDamage(r.Damaged)
+	return r, nil
 }
 
 // workerName names this process where more than one works.

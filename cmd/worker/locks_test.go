@@ -101,7 +101,7 @@ func locks(args ...string) (code int, out string) {
 func measured(t *testing.T) (*prometheus.Registry, *locking.Metrics) {
 	t.Helper()
 	lc := fxtest.NewLifecycle(t)
-	registry, metrics, err := provideMetrics(lc)
+	registry, metrics, _, err := provideMetrics(lc)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,14 +20,17 @@ const (
 	exitOK     = 0
 	exitFailed = 1
 	exitUsage  = 2
+	exitDiffer = 3 // of audit: something is not as it should be
 )
 
 type cli struct {
-	Dev     devCommand     `cmd:"" help:"Start everything, play a short story on it and stay up. Begin here."`
-	Run     runCommand     `cmd:"" help:"Run the daemon."`
-	Migrate migrateCommand `cmd:"" help:"Create streams, consumers, schema and epoch, then end."`
-	Locks   locksCommand   `cmd:"" help:"Show how the locks of running workers do, and which lease fits."`
-	Rebuild rebuildCommand `cmd:"" help:"Fill Redis again from what was told, or compare it."`
+	Dev       devCommand       `cmd:"" help:"Start everything, play a short story on it and stay up. Begin here."`
+	Run       runCommand       `cmd:"" help:"Run the daemon."`
+	Migrate   migrateCommand   `cmd:"" help:"Create streams, consumers, schema and epoch, then end."`
+	Preflight preflightCommand `cmd:"" help:"Check the servers that a worker would use, before it runs on them."`
+	Locks     locksCommand     `cmd:"" help:"Show how the locks of running workers do, and which lease fits."`
+	Audit     auditCommand     `cmd:"" help:"Check all that is kept against what is promised, explain what differs, and repair it on approval."`
+	Rebuild   rebuildCommand   `cmd:"" help:"Fill Redis again from what was told, or compare it."`
 }
 
 const description = `Holdfast keeps temporary holds on bookable capacity: rooms, seats, stock.
@@ -79,6 +82,10 @@ func run(ctx context.Context, args []string, std streams) int {
 			return exitUsage
 		}
 		fmt.Fprintf(std.err, "worker: %v\n", err)
+		var left *differencesError
+		if errors.As(err, &left) {
+			return exitDiffer
+		}
 		return exitFailed
 	}
 	return exitOK

@@ -12,22 +12,27 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.uber.org/fx"
 
+	"holdfast/internal/audit"
 	"holdfast/internal/locking"
 )
 
 // provideMetrics returns the registry that /metrics shows, and what is measured into it.
-func provideMetrics(lc fx.Lifecycle) (*prometheus.Registry, *locking.Metrics, error) {
+func provideMetrics(lc fx.Lifecycle) (*prometheus.Registry, *locking.Metrics, *audit.Metrics, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry),
 		otelprometheus.WithoutScopeInfo(), otelprometheus.WithoutTargetInfo()) // labels that would say the same everywhere
 	if err != nil {
-		return nil, nil, fmt.Errorf("metrics: %w", err)
+		return nil, nil, nil, fmt.Errorf("metrics: %w", err)
 	}
 	provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))
 	lc.Append(fx.StopHook(provider.Shutdown))
 	locks, err := locking.NewMetrics(provider.Meter("holdfast"))
-	return registry, locks, err
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	audits, err := audit.NewMetrics(provider.Meter("holdfast"))
+	return registry, locks, audits, err
 }
 
 // lockDurations sums the histograms of a name by class, those of several workers too. They must

@@ -119,6 +119,7 @@ func TestNeverOverCapacity(t *testing.T) {
 	if got := s.counts("double"); len(got) != 0 {
 		t.Errorf("all holds have ended and counts are %v", got)
 	}
+	s.silent()
 	t.Logf("%d holds created, %d requests rejected", len(s.ofType(holds.EventHoldCreated)), len(s.ofType(holds.EventHoldRejected)))
 }
 
@@ -218,6 +219,7 @@ func TestPaymentAtTheDeadline(t *testing.T) {
 		confirmed, number = confirmed+inTime, number+each
 	}
 	s.awaitExpired(number - confirmed)
+	s.silent()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ends := make(map[string][]string)
@@ -383,6 +385,7 @@ func (k killing) at(t *testing.T, step string) {
 	if n := len(s.ofType(holds.EventHoldExpired)); n != k.lapse {
 		t.Errorf("%d times hold.expired, want %d", n, k.lapse)
 	}
+	s.silent()
 }
 
 // awaitExpired waits for so many hold.expired.

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/rs/zerolog"
 	"go.uber.org/fx"
+
+	"holdfast/internal/preflight"
 )
 
 // runCommand is `worker run`.
@@ -55,7 +58,11 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 			return err
 		}
 	}
-	worker, err := start(ctx, config, listener, log, !r.NoMigrate)
+	p := preparation{migrate: !r.NoMigrate, skip: preflight.Privileges}
+	if r.Embedded {
+		p.skip = append(slices.Clone(p.skip), preflight.NATSReplicas)
+	}
+	worker, err := start(ctx, config, listener, log, p)
 	if err != nil {
 		return err
 	}
@@ -69,8 +76,8 @@ type running struct {
 }
 
 // start prepares the servers and starts a worker on them.
-func start(ctx context.Context, c Config, listener net.Listener, log zerolog.Logger, migrate bool) (*running, error) {
-	if err := prepare(ctx, c, log, migrate); err != nil {
+func start(ctx context.Context, c Config, listener net.Listener, log zerolog.Logger, p preparation) (*running, error) {
+	if err := prepare(ctx, c, log, p); err != nil {
 		return nil, err
 	}
 	app := graph(c, listener, log)
@@ -131,7 +138,9 @@ func (m *migrateCommand) Run(ctx context.Context, std streams) error {
 	if err := m.missingURL(); err != nil {
 		return err
 	}
-	if err := prepare(ctx, m.Config, log, true); err != nil {
+	// Whoever migrates need not be allowed what a worker does.
+	skip := append(slices.Clone(preflight.Privileges), preflight.RedisCommands)
+	if err := prepare(ctx, m.Config, log, preparation{migrate: true, skip: skip}); err != nil {
 		return err
 	}
 	fmt.Fprintf(std.out, "streams, consumers, schema and epoch of namespace %s are in place\n", m.Namespace)

@@ -105,8 +105,14 @@ func newNATS(c Config, log zerolog.Logger, closed func()) (*nats.Conn, error) {
 	return nc, err
 }
 
-// prepare has Redis and Postgres belong together and, if it is to migrate, creates what is missing on the servers.
-func prepare(ctx context.Context, c Config, log zerolog.Logger, migrate bool) (err error) {
+// preparation is what is done to the servers before a worker works on them.
+type preparation struct {
+	migrate bool     // create what is missing
+	skip    []string // checks of the preflight that are left out
+}
+
+// prepare checks the servers and, if it is to migrate, creates what is missing on them.
+func prepare(ctx context.Context, c Config, log zerolog.Logger, p preparation) (err error) {
 	client, err := newRedis(c)
 	if err != nil {
 		return err
@@ -117,7 +123,10 @@ func prepare(ctx context.Context, c Config, log zerolog.Logger, migrate bool) (e
 		return err
 	}
 	defer db.Close()
-	if migrate {
+	if err := c.fly(ctx, db, log, p); err != nil {
+		return err
+	}
+	if p.migrate {
 		if err := db.Migrate(ctx, c.Namespace); err != nil {
 			return err
 		}
@@ -125,7 +134,7 @@ func prepare(ctx context.Context, c Config, log zerolog.Logger, migrate bool) (e
 	if err := firstEpoch(ctx, c, client, db); err != nil {
 		return err
 	}
-	if migrate {
+	if p.migrate {
 		return setupStreams(ctx, c, log)
 	}
 	return nil

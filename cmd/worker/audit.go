@@ -1,0 +1,325 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/mattn/go-isatty"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/redis/go-redis/v9"
+	"github.com/schollz/progressbar/v3"
+
+	"holdfast/internal/audit"
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+// auditCommand is `worker audit`.
+type auditCommand struct {
+	NATSURL       string        `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"NATS with JetStream."`
+	RedisURL      string        `name:"redis-url" env:"HOLDFAST_REDIS_URL" placeholder:"URL" help:"The Redis of the workers."`
+	PostgresURL   string        `name:"postgres-url" env:"HOLDFAST_POSTGRES_URL" placeholder:"URL" help:"The Postgres of the workers."`
+	Namespace     string        `name:"namespace" env:"HOLDFAST_NAMESPACE" placeholder:"NAME" help:"First token of subjects, prefix of Redis keys, schema in Postgres; holdfast."`
+	RequestKeyTTL time.Duration `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" default:"24h" help:"How long answers and ended holds are remembered, as the workers have it: a repair needs it."`
+	ResourceID    string        `name:"resource-id" placeholder:"R" help:"Look at this resource only."`
+	CapacityTold  bool          `name:"capacity-by-events" help:"Nobody writes capacity by SQL: judge each grant by the capacity that was told for its time."`
+	Repair        bool          `help:"Repair what can be repaired safely, after showing it and asking."`
+	Yes           bool          `help:"Repair without asking."`
+	Output        string        `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
+	DataDir       string        `default:".holdfast" type:"path" placeholder:"DIR" help:"Where a worker may have written endpoints.env: the servers that are not given."`
+}
+
+func (*auditCommand) Help() string {
+	return `It reads the streams, Redis and Postgres by code of its own and says of each difference what it is,
+where, since when, and what helps. Workers may go on meanwhile, and it changes nothing unless
+--repair is given: that shows what there is and asks, or repairs at once with --yes, which it needs
+where nobody can be asked.
+
+Exit codes: 0 nothing is wrong (any more), 1 failed, 2 wrong usage, 3 something is.
+
+Example:
+
+  worker audit
+  worker audit --resource-id loft -o json
+  worker audit --repair`
+}
+
+// Validate implements kong's check.
+func (c *auditCommand) Validate() error {
+	switch {
+	case c.Yes && !c.Repair:
+		return misused("--yes is for --repair only")
+	case c.Repair && !c.Yes && c.Output == "json":
+		return misused("-o json asks nobody: add --yes")
+	case c.ResourceID != "" && !holds.ResourcePattern.MatchString(c.ResourceID):
+		return misused("--resource-id must match %s", holds.ResourcePattern)
+	case c.Namespace != "" && !holds.NamespacePattern.MatchString(c.Namespace):
+		return misused("--namespace must match %s", holds.NamespacePattern)
+	case c.RequestKeyTTL < time.Second:
+		return misused("--request-key-ttl %s must be at least 1s", c.RequestKeyTTL)
+	}
+	return nil
+}
+
+// differencesError says that an audit has found something that is not repaired.
+type differencesError struct{ left int }
+
+func (e *differencesError) Error() string { return counted(e.left, "difference") + " left" }
+
+// Run audits, and repairs if it is told to.
+func (c *auditCommand) Run(ctx context.Context, std streams) error {
+	if c.Repair && !c.Yes {
+		if err := canAsk(); err != nil {
+			return err
+		}
+	}
+	if err := c.settle(); err != nil {
+		return err
+	}
+	servers, disconnect, err := c.connect(ctx, std)
+	if err != nil {
+		return err
+	}
+	defer disconnect()
+	progress := newAuditProgress(std.err)
+	report, err := audit.Run(ctx, servers, audit.Options{ResourceID: c.ResourceID, CapacityIsTold: c.CapacityTold, Progress: progress.show})
+	progress.clear()
+	if err != nil {
+		return err
+	}
+	if c.Output == "table" {
+		printReport(std.out, report, c.ResourceID)
+	}
+	if c.Repair {
+		if err := c.repair(ctx, std, servers, report); err != nil {
+			return err
+		}
+	}
+	if c.Output == "json" {
+		text, err := json.Marshal(report, jsontext.WithIndent("  "))
+		if err != nil {
+			return fmt.Errorf("encode the report: %w", err)
+		}
+		fmt.Fprintf(std.out, "%s\n", text)
+	}
+	if left := report.Differences(); left > 0 {
+		return &differencesError{left}
+	}
+	return nil
+}
+
+// settle takes the servers that are not given from the worker in this directory.
+func (c *auditCommand) settle() error {
+	found, err := endpointsIn(c.DataDir)
+	if err != nil {
+		return err
+	}
+	if c.Namespace == "" && c.NATSURL == "" {
+		c.Namespace = found["HOLDFAST_NAMESPACE"]
+	}
+	if c.Namespace == "" {
+		c.Namespace = "holdfast"
+	}
+	for _, url := range []struct {
+		to        *string
+		name, env string
+	}{{&c.NATSURL, "--nats-url", "HOLDFAST_NATS_URL"}, {&c.RedisURL, "--redis-url", "HOLDFAST_REDIS_URL"}, {&c.PostgresURL, "--postgres-url", "HOLDFAST_POSTGRES_URL"}} {
+		if *url.to == "" {
+			*url.to = found[url.env]
+		}
+		if *url.to == "" {
+			return misused("give %s or %s, or start a worker with its servers here: worker dev", url.name, url.env)
+		}
+	}
+	return nil
+}
+
+// connect connects to the servers.
+func (c *auditCommand) connect(ctx context.Context, std streams) (servers audit.Servers, disconnect func(), err error) {
+	config := Config{Namespace: c.Namespace, RedisURL: c.RedisURL, PostgresURL: c.PostgresURL}
+	client, err := newRedis(config)
+	if err != nil {
+		return servers, nil, err
+	}
+	pool, err := audit.OpenPostgres(ctx, c.PostgresURL, c.Namespace)
+	if errors.Is(err, audit.ErrPostgresURL) {
+		err = misused("--postgres-url: %v", err)
+	}
+	if err != nil {
+		return servers, nil, errors.Join(err, client.Close())
+	}
+	logf := func(format string, args ...any) { fmt.Fprintf(std.err, "worker: "+format+"\n", args...) }
+	nc, err := events.Connect(c.NATSURL, "holdfast audit "+c.Namespace, logf)
+	if errors.Is(err, events.ErrURL) {
+		err = misused("--nats-url: %v", err)
+	}
+	if err != nil {
+		pool.Close()
+		return servers, nil, errors.Join(err, client.Close())
+	}
+	disconnect = func() { nc.Close(); pool.Close(); _ = client.Close() } // nothing is on its way any more
+	servers, err = auditServers(c.Namespace, nc, client)
+	servers.Postgres = pool
+	if err != nil {
+		disconnect()
+	}
+	return servers, disconnect, err
+}
+
+func auditServers(namespace string, nc *nats.Conn, client redis.UniversalClient) (audit.Servers, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return audit.Servers{}, fmt.Errorf("jetstream: %w", err)
+	}
+	return audit.Servers{Namespace: namespace, JetStream: js, Redis: client}, nil
+}
+
+// repair asks and repairs.
+func (c *auditCommand) repair(ctx context.Context, std streams, servers audit.Servers, report *audit.Report) error {
+	can := 0
+	for _, f := range report.Findings {
+		if f.Automatic {
+			can++
+		}
+	}
+	if can == 0 {
+		return nil
+	}
+	if !c.Yes && !agreed(ctx, std.err, "Repair %d of %s as told?", can, counted(report.Differences(), "difference")) {
+		fmt.Fprintln(std.err, "Nothing was changed.")
+		return nil
+	}
+	if err := audit.Repair(ctx, servers, report.Findings, c.RequestKeyTTL); err != nil {
+		return err
+	}
+	if c.Output == "table" {
+		printRepairs(std.out, report)
+	}
+	return nil
+}
+
+// printReport prints a report for people. only is the resource that was looked at, "" = all.
+func printReport(to io.Writer, r *audit.Report, only string) {
+	c := r.Checked
+	fmt.Fprintf(to, "Looked at %s of namespace %s: %s, %s, %s; %s with %s and %s in Redis;\n%s, %s and %s in Postgres; in %.1f s.\n",
+		r.At.Format(holds.TimeFormat), r.Namespace,
+		counted(c.Events, "event"), counted(c.Outcomes, "outcome"), counted(c.DeadLetters, "dead letter"),
+		counted(c.Resources, "resource"), counted(c.Records, "record"), counted(c.Keys, "key"),
+		counted(c.Slots, "slot"), counted(c.Reservations, "reservation"), counted(c.Payments, "payment"), float64(r.TookMS)/1000)
+	for _, name := range slices.Sorted(maps.Keys(r.Since)) {
+		if since := r.Since[name]; !since.Whole {
+			from := "it is empty"
+			if since.Time != nil {
+				from = fmt.Sprintf("it begins with sequence %d of %s", since.Seq, since.Time.Format(holds.TimeFormat))
+			}
+			fmt.Fprintf(to, "Of %s the older part is gone: %s.\n", name, from)
+		}
+	}
+	for _, text := range r.CannotTell {
+		fmt.Fprintf(to, "Cannot tell: %s.\n", text)
+	}
+	if p := r.Pending; p.Events > 0 {
+		fmt.Fprintf(to, "On its way: %s without an outcome yet, the oldest of %s.\n", counted(p.Events, "event"), p.Oldest.Format(holds.TimeFormat))
+	}
+	if p := r.Pending; p.Lapses > 0 || p.Announcements > 0 {
+		fmt.Fprintf(to, "On its way: %s over and not swept yet, %d swept and not announced yet.\n", counted(p.Lapses, "hold"), p.Announcements)
+	}
+	switch known := c.Events + c.Outcomes + c.Keys + c.Slots + c.Reservations + c.Payments; {
+	case r.Differences() > 0:
+	case only != "" && known == 0:
+		fmt.Fprintf(to, "\nNothing is known of resource %s.\n", only)
+		return
+	default:
+		fmt.Fprint(to, "\nNothing is wrong.\n")
+		return
+	}
+	for i, f := range r.Findings {
+		fmt.Fprintf(to, "\n%d. %s\n   %s\n", i+1, strings.Join(slices.DeleteFunc([]string{string(f.Kind), f.Resource, f.Item}, func(s string) bool { return s == "" }), "  "), f.Text)
+		fmt.Fprintf(to, "   where   %s: found %s, expected %s\n", f.Where, f.Found, f.Expected)
+		if f.After != nil {
+			fmt.Fprintf(to, "   after   sequence %d of %s: %s %s, %s\n", f.After.Seq, f.After.Stream, f.After.Type, f.After.ID, f.After.Time.Format(holds.TimeFormat))
+		}
+		fmt.Fprintf(to, "   remedy  %s%s\n", f.Remedy, automatic(f))
+	}
+	told := make(map[audit.Kind]int)
+	for _, f := range r.Findings {
+		told[f.Kind]++
+	}
+	for _, kind := range slices.Sorted(maps.Keys(r.Counts)) {
+		if more := r.Counts[kind] - told[kind]; more > 0 {
+			fmt.Fprintf(to, "\nAnd %d more of %s.\n", more, kind)
+		}
+	}
+}
+
+// counted is a number of things.
+func counted(n int, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
+}
+
+func automatic(f *audit.Finding) string {
+	if f.Automatic {
+		return " worker audit --repair does it."
+	}
+	return ""
+}
+
+// printRepairs prints what became of repairs.
+func printRepairs(to io.Writer, r *audit.Report) {
+	done := 0
+	for i, f := range r.Findings {
+		switch f.Result {
+		case audit.Done, audit.Gone:
+			done++
+		case audit.Changed:
+			fmt.Fprintf(to, "\n%d. was not repaired: it is another difference by now. Audit again.\n", i+1)
+		case audit.Impossible, audit.Unsafe:
+			fmt.Fprintf(to, "\n%d. was not repaired: there is more than one way to do it. That is for people.\n", i+1)
+		}
+	}
+	fmt.Fprintf(to, "\n%d repaired.\n", done)
+}
+
+// auditProgress shows on a terminal how far an audit is.
+type auditProgress struct{ bar *progressbar.ProgressBar } // nil when nobody looks
+
+func newAuditProgress(to io.Writer) auditProgress {
+	file, ok := to.(*os.File)
+	if !ok || !isatty.IsTerminal(file.Fd()) {
+		return auditProgress{}
+	}
+	return auditProgress{progressbar.NewOptions(progressSteps, progressbar.OptionSetWriter(to), progressbar.OptionSetWidth(progressWidth),
+		progressbar.OptionThrottle(progressEvery), progressbar.OptionSetElapsedTime(true), progressbar.OptionClearOnFinish())}
+}
+
+const (
+	progressSteps = 1000
+	progressWidth = 30
+	progressEvery = 100 * time.Millisecond
+)
+
+func (p auditProgress) show(what string, share float64) {
+	if p.bar != nil {
+		p.bar.Describe(what)
+		_ = p.bar.Set(int(share * progressSteps)) // it only draws
+	}
+}
+
+func (p auditProgress) clear() {
+	if p.bar != nil {
+		_ = p.bar.Clear() // it only draws
+	}
+}

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestAuditAsks answers `worker audit --repair` at a terminal.
+func TestAuditAsks(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.startWorker("HOLDFAST_RECONCILE=off")
+	s.setInventory("hall", seat, 3)
+	key := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, holds.Partition("hall"))
+	if err := s.redis.HSet(t.Context(), key, "A-12", "2").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, answer := range []string{"n\n", "\n", "\x04"} { // the last is the end of what is typed
+		code, screen := s.atTerminal(t, answer)
+		if code != exitDiffer || !strings.Contains(screen, "Repair 1 of 1 difference as told? [y/N] ") || !strings.Contains(screen, "Nothing was changed.") {
+			t.Errorf("after %q it ended with %d:\n%s", answer, code, screen)
+		}
+		if got := s.counts("hall")["A-12"]; got != "2" {
+			t.Errorf("after %q the counter is %q", answer, got)
+		}
+	}
+	if code, screen := s.atTerminal(t, "y\n"); code != exitOK || !strings.Contains(screen, "1 repaired.") {
+		t.Errorf("after y it ended with %d:\n%s", code, screen)
+	}
+	if got := s.counts("hall")["A-12"]; got != "" {
+		t.Errorf("after the repair the counter is %q", got)
+	}
+}
+
+// atTerminal runs `worker audit --repair` with a terminal as stdin, and types an answer.
+func (s *system) atTerminal(t *testing.T, answer string) (code int, screen string) {
+	t.Helper()
+	binary, err := workerBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	near, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = near.Close() }()
+	number, err := unix.IoctlGetInt(int(near.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(near.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	far, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = far.Close() }()
+	var out lockedBuffer
+	c := exec.Command(binary, s.auditFlags("--repair")...)
+	c.Stdin, c.Stdout, c.Stderr = far, &out, &out
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = c.Wait() }() // the code tells
+	stacktest.Eventually(t, "the question", func() bool {
+		select {
+		case <-ended:
+			t.Fatalf("it ended without a question: %s", out.String())
+		default:
+		}
+		return strings.Contains(out.String(), "[y/N]")
+	})
+	if _, err := io.WriteString(near, answer); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	return c.ProcessState.ExitCode(), out.String()
+}

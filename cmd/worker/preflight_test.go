@@ -1,0 +1,185 @@
+package main
+
+import (
+	"context"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/preflight"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestRunRefuses starts a worker, whose servers are healthy, on a Redis that evicts: it refuses with what
+// preflight says, and has started and created nothing. What it says is to be done mends it.
+func TestRunRefuses(t *testing.T) {
+	t.Parallel()
+	servers, err := stack.Start(t.Context(), stack.Options{Dir: stacktest.DataDir(t), NATS: true, Redis: true, Postgres: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := servers.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	flags := []string{"--nats-url", servers.NATSURL, "--redis-url", servers.RedisURL, "--postgres-url", servers.PostgresURL, "--preflight", "refuse", "--lock-strategy", rangeStrategy}
+	client := redis.NewClient(stacktest.RedisOptions(servers.RedisURL))
+	defer func() { _ = client.Close() }()
+	setting := func(value string) {
+		t.Helper()
+		if err := client.ConfigSet(t.Context(), "maxmemory-policy", value).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	setting("allkeys-lru")
+	const found, why, fix = "redis.maxmemory_policy: allkeys-lru, with maxmemory 0B", "why: when its memory is full it would drop holds", "do:  redis-cli config set maxmemory-policy noeviction"
+	for _, verb := range []string{"preflight", "run", "migrate", "dev"} {
+		args := append([]string{verb}, flags...)
+		if verb == "run" || verb == "dev" {
+			args = append(args, "--http-addr", "127.0.0.1:0", "--data-dir", t.TempDir())
+		}
+		var out strings.Builder
+		bounded, cancel := context.WithTimeout(t.Context(), time.Minute) // one that does not refuse would stay
+		code := run(bounded, args, streams{&out, &out})
+		cancel()
+		for _, want := range []string{found, why, fix, "preflight failed"} {
+			if code != exitFailed || !strings.Contains(out.String(), want) {
+				t.Errorf("worker %s: %d, it does not tell %q: %s", verb, code, want, out.String())
+			}
+		}
+		if strings.Contains(out.String(), "worker started") {
+			t.Errorf("worker %s: %s", verb, out.String())
+		}
+	}
+	if n := client.DBSize(t.Context()).Val(); n != 0 {
+		t.Errorf("a worker that refused has written %d keys", n)
+	}
+
+	// It starts where it is told to, and says what it has found.
+	binary, err := workerBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := func(mode string) (output string, ended error) {
+		t.Helper()
+		var out lockedBuffer
+		cmd := exec.Command(binary, append([]string{"run", "--http-addr", "127.0.0.1:0"}, append(slices.Clone(flags), "--preflight", mode)...)...)
+		cmd.Stderr = &out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		exited := make(chan error, 1)
+		go func() { exited <- cmd.Wait() }()
+		stacktest.Eventually(t, "the worker to start", func() bool {
+			select {
+			case err := <-exited:
+				t.Fatalf("the worker ended with %v: %s", err, out.String())
+			default:
+			}
+			return strings.Contains(out.String(), "worker started")
+		})
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		return out.String(), <-exited
+	}
+	if log, err := start("warn"); err != nil || !strings.Contains(log, `"check":"redis.maxmemory_policy","found":"allkeys-lru`) {
+		t.Errorf("with --preflight warn: %v, %s", err, log)
+	}
+	setting("noeviction")
+	if log, err := start("refuse"); err != nil || strings.Contains(log, `"check":"redis.maxmemory_policy"`) || !strings.Contains(log, `"check":"nats.replicas"`) {
+		t.Errorf("on healthy servers: %v, %s", err, log)
+	}
+
+	var text, errs strings.Builder
+	dir := t.TempDir()
+	if _, err := servers.WriteEndpoints(dir); err != nil {
+		t.Fatal(err)
+	}
+	if code := run(t.Context(), []string{"preflight", "-o", "json", "--no-migrate", "--lock-strategy", rangeStrategy, "--data-dir", dir}, streams{&text, &errs}); code != exitOK {
+		t.Errorf("preflight on healthy servers: %d %s %s", code, text.String(), errs.String())
+	}
+	var checks []preflight.Check
+	if err := json.Unmarshal([]byte(text.String()), &checks, json.RejectUnknownMembers(true)); err != nil || len(checks) < 20 {
+		t.Errorf("%d checks, %v: %s", len(checks), err, text.String())
+	}
+	for _, c := range checks {
+		if c.Name == "" || c.Status == "" || c.Found == "" {
+			t.Errorf("a check without name, status or what was found: %+v", c)
+		}
+	}
+
+	// What is of another version is refused in any case.
+	refuses := func(check string) {
+		t.Helper()
+		var out strings.Builder
+		bounded, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		code := run(bounded, append([]string{"run", "--http-addr", "127.0.0.1:0", "--no-migrate"}, append(slices.Clone(flags), "--preflight", "warn")...), streams{&out, &out})
+		if code != exitFailed || !strings.Contains(out.String(), check) || !strings.Contains(out.String(), "does not overrule") || strings.Contains(out.String(), "worker started") {
+			t.Errorf("with --preflight warn, where %s fails: %d %s", check, code, out.String())
+		}
+	}
+	pg, err := pgx.Connect(t.Context(), servers.PostgresURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = pg.Close(context.Background()) }()
+	sql := func(statement string) {
+		t.Helper()
+		if _, err := pg.Exec(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sql("INSERT INTO holdfast.goose_db_version (version_id, is_applied) VALUES (9999, true)")
+	refuses("postgres.schema")
+	sql("DELETE FROM holdfast.goose_db_version WHERE version_id = 9999")
+	if err := client.Set(t.Context(), "holdfast:{0}:format", "2", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	refuses("redis.format")
+}
+
+// lockedBuffer is written by one goroutine and read by another.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// TestPreflightReachesNobody names servers that there are not.
+func TestPreflightReachesNobody(t *testing.T) {
+	t.Parallel()
+	args := strings.Fields("preflight --lock-strategy range --nats-url nats://ann:s3cret@127.0.0.1:1 --redis-url redis://ann:s3cret@127.0.0.1:1 --postgres-url postgres://ann:s3cret@127.0.0.1:1/x")
+	var out strings.Builder
+	code := run(t.Context(), args, streams{&out, &out})
+	for _, want := range []string{"fail     redis.reachable", "fail     nats.reachable", "fail     postgres.reachable", "skipped", "3 fail"} {
+		if code != exitFailed || !strings.Contains(out.String(), want) {
+			t.Errorf("%d, it does not tell %q: %s", code, want, out.String())
+		}
+	}
+	if strings.Contains(out.String(), "s3cret") {
+		t.Errorf("it tells a password: %s", out.String())
+	}
+}

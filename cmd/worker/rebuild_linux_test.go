@@ -1,0 +1,517 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+)
+
+// rebuildSteps are all steps of who notices a loss and fills Redis again.
+var rebuildSteps = []string{
+	"rebuild.noticed", "rebuild.told", "rebuild.condemned", "rebuild.begun", "rebuild.marked", "rebuild.wiped", "rebuild.read",
+	"rebuild.writing", "rebuild.verified", "rebuild.sealed", "rebuild.finished",
+}
+
+// flushedWith returns a system that has lost two holds, of which one is being paid, and three
+// reservations' worth of stock. No worker runs.
+func flushedWith(t *testing.T) (s *system, held, paid, payment string) {
+	t.Helper()
+	s, _ = newSystemWithRedis(t, stack.Options{})
+	setUp := s.startWorker()
+	s.setInventory("hall", holds.Asked{}, 3)
+	held = s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", holds.Asked{}, hour))).Subject
+	booked := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", holds.Asked{}, soon)))
+	paid = booked.Subject
+	setUp.end(t)
+	// It is paid in time, and nobody is there to see it until its deadline is over.
+	payment = s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: paid, PaymentID: "p"})
+	s.awaitDeadline(t, booked)
+	if err := s.redis.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	return s, held, paid, payment
+}
+
+// recovered checks what flushedWith must have come to.
+func (s *system) recovered(t *testing.T, held, paid, payment string) {
+	t.Helper()
+	if o := s.answer(payment); o.Type != events.Type(holds.EventHoldConfirmed) || o.Subject != paid {
+		t.Errorf("the payment was answered with %s: %s", o.Type, o.Data)
+	}
+	again := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", holds.Asked{}, hour)))
+	if data := decoded[holds.HoldCreated](t, again); again.Subject != held || !data.Replayed {
+		t.Errorf("who asked again was answered with %s: %s", again.Type, again.Data)
+	}
+	s.answer(s.publish(events.BookingRequested, "hall", book("hall", "cleo", "k3", holds.Asked{}, hour)))
+	if stock := s.setInventory("hall", holds.Asked{}, 4); stock[0] != (holds.SlotStock{Slot: holds.StockSlot, Capacity: 4, Reserved: 1, Held: 2}) {
+		t.Errorf("the stock is %+v", stock)
+	}
+	if len(s.ofType(holds.EventHoldExpired)) != 0 || len(s.ofType(holds.EventHoldConfirmed)) != 1 {
+		t.Error("a hold has lapsed, or was confirmed twice")
+	}
+	s.mu.Lock()
+	letters := len(s.letters)
+	s.mu.Unlock()
+	if letters != 0 {
+		t.Errorf("%d events were dead-lettered", letters)
+	}
+	s.verifies(t)
+}
+
+// TestRebuilderKilledAtEachStep kills the worker that fills Redis again at each of its steps, as kill
+// -9 does. The next begins anew, and finishes.
+func TestRebuilderKilledAtEachStep(t *testing.T) {
+	t.Parallel()
+	var all sync.WaitGroup
+	defer all.Wait()
+	for _, step := range rebuildSteps {
+		all.Go(func() {
+			t.Run(step, func(t *testing.T) {
+				s, held, paid, payment := flushedWith(t)
+				s.launch("HOLDFAST_FAILPOINT=" + step).killed(t)
+				s.startWorker()
+				s.recovered(t, held, paid, payment)
+			})
+		})
+	}
+}
+
+// TestRebuilderStopped has the worker that fills Redis again stand still at a step, longer than others wait
+// for it. Another does it. When the first goes on it does no harm, and works as all others do.
+func TestRebuilderStopped(t *testing.T) {
+	t.Parallel()
+	var all sync.WaitGroup
+	defer all.Wait()
+	for _, step := range rebuildSteps {
+		all.Go(func() {
+			t.Run(step, func(t *testing.T) {
+				s, held, paid, payment := flushedWith(t)
+				before := s.epoch()
+				stopped := s.launch("HOLDFAST_FAILPOINT=" + step + ":stop")
+				stopped.stopped(t)
+				s.startWorker()
+				s.recovered(t, held, paid, payment)
+				after := s.epoch()
+				if !after.Written || after.Name == before.Name {
+					t.Errorf("the epoch is %+v", after)
+				}
+				if err := stopped.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+					t.Fatal(err)
+				}
+				stacktest.Eventually(t, "the first to be ready", func() bool {
+					select {
+					case <-stopped.exited:
+						t.Fatal("it ended")
+					default:
+					}
+					return stopped.ready(t)
+				})
+				s.verifies(t)
+				if now := s.epoch(); now != after {
+					t.Errorf("the epoch is %+v, it was %+v", now, after)
+				}
+				if stock := s.setInventory("hall", holds.Asked{}, 5); stock[0] != (holds.SlotStock{Slot: holds.StockSlot, Capacity: 5, Reserved: 1, Held: 2}) {
+					t.Errorf("the stock is %+v", stock)
+				}
+			})
+		})
+	}
+}
+
+// TestLostWhileFilled loses Redis again while it is being filled, at each step: all of it, or the one
+// partition that has anything. What was filled in is not used then, and filled in anew.
+func TestLostWhileFilled(t *testing.T) {
+	t.Parallel()
+	steps := rebuildSteps[slices.Index(rebuildSteps, "rebuild.begun"):]
+	var all sync.WaitGroup
+	defer all.Wait()
+	for i, step := range append(slices.Clone(steps), "rebuild.writing", "rebuild.verified", "rebuild.sealed") {
+		partition := i >= len(steps)
+		all.Go(func() {
+			t.Run(fmt.Sprintf("%s partition=%v", step, partition), func(t *testing.T) {
+				s, held, paid, payment := flushedWith(t)
+				worker := s.launch("HOLDFAST_FAILPOINT=" + step + ":stop")
+				worker.stopped(t)
+				if partition {
+					s.losePartition(t, "hall")
+				} else if err := s.redis.FlushAll(t.Context()).Err(); err != nil {
+					t.Fatal(err)
+				}
+				if err := worker.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+					t.Fatal(err)
+				}
+				s.recovered(t, held, paid, payment)
+			})
+		})
+	}
+}
+
+// losePartition removes all keys of a resource's partition.
+func (s *system) losePartition(t *testing.T, resource string) {
+	t.Helper()
+	keys, err := s.redis.Keys(t.Context(), fmt.Sprintf("%s:{%d}:*", s.namespace, holds.Partition(resource))).Result()
+	if err != nil || len(keys) == 0 {
+		t.Fatalf("%v %v", keys, err)
+	}
+	if err := s.redis.Del(t.Context(), keys...).Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPartitionLost loses one partition alone. Its holds are there again, and the others still are.
+func TestPartitionLost(t *testing.T) {
+	t.Parallel()
+	s, _ := newSystemWithRedis(t, stack.Options{})
+	s.startWorker()
+	hold := make(map[string]string)
+	for _, resource := range []string{"hall", "room"} {
+		s.setInventory(resource, holds.Asked{}, 2)
+		hold[resource] = s.answer(s.publish(events.BookingRequested, resource, book(resource, "ana", "k1", holds.Asked{}, hour))).Subject
+	}
+	if holds.Partition("hall") == holds.Partition("room") {
+		t.Fatal("they are in the same partition")
+	}
+	before := s.epoch()
+	s.losePartition(t, "hall")
+	s.awaitRebuilt(before)
+	for _, resource := range []string{"hall", "room"} {
+		again := s.answer(s.publish(events.BookingRequested, resource, book(resource, "ana", "k1", holds.Asked{}, hour)))
+		if data := decoded[holds.HoldCreated](t, again); again.Subject != hold[resource] || !data.Replayed {
+			t.Errorf("who asked again for %s was answered with %s: %s", resource, again.Type, again.Data)
+		}
+		if stock := s.setInventory(resource, holds.Asked{}, 2); stock[0].Held != 1 {
+			t.Errorf("of %s %d are held", resource, stock[0].Held)
+		}
+	}
+	s.verifies(t)
+}
+
+// TestOutcomesMissing loses Redis after the outbound stream was purged. It is told that the stream does not
+// reach back; a hold that nothing tells of any more is gone, somebody else has its room, and its payment is
+// given back.
+func TestOutcomesMissing(t *testing.T) {
+	t.Parallel()
+	s, _ := newSystemWithRedis(t, stack.Options{})
+	s.startWorker()
+	s.setInventory("hall", holds.Asked{}, 1)
+	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", holds.Asked{}, hour))).Subject
+	stream, err := s.js.Stream(t.Context(), s.subjects.OutStream())
+	if err == nil {
+		err = stream.Purge(t.Context())
+	}
+	if err == nil {
+		err = s.redis.FlushAll(t.Context()).Err()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", holds.Asked{}, hour)))
+	if other.Type != events.Type(holds.EventHoldCreated) {
+		t.Fatalf("ben was answered with %s: %s", other.Type, other.Data)
+	}
+	pay := func(hold, payment string) events.Envelope {
+		return s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: payment}))
+	}
+	refused := pay(hold, "p1")
+	if data := decoded[holds.ConfirmRejected](t, refused); data.Reason != holds.ReasonUnknownHold || !data.RefundRequired {
+		t.Errorf("ana's payment was answered with %s: %s", refused.Type, refused.Data)
+	}
+	if o := pay(other.Subject, "p2"); o.Type != events.Type(holds.EventHoldConfirmed) {
+		t.Errorf("ben's payment was answered with %s: %s", o.Type, o.Data)
+	}
+	var out strings.Builder
+	if code := run(t.Context(), append([]string{"rebuild", "--verify"}, s.flagsAs("worker")...), streams{&out, &out}); code != exitOK ||
+		!strings.Contains(out.String(), "has nothing of before") || !strings.Contains(out.String(), "refund_required") {
+		t.Errorf("worker rebuild --verify: %d %s", code, out.String())
+	}
+}
+
+// ready asks a worker whether it is ready. One that has not said where it listens is not.
+func (p *process) ready(t *testing.T) bool {
+	t.Helper()
+	select {
+	case p.http = <-p.started:
+	default:
+	}
+	if p.http == "" {
+		return false
+	}
+	code, _ := p.get(t, "/readyz")
+	return code == 200
+}
+
+// stopped waits until the process has stopped itself, at its failpoint.
+func (p *process) stopped(t *testing.T) {
+	t.Helper()
+	stacktest.Eventually(t, "the process to stop", func() bool {
+		stat, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid), "stat"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, state, _ := strings.Cut(string(stat), ") ")
+		return strings.HasPrefix(state, "T")
+	})
+}
+
+// TestOneRebuilds starts several workers at once on a Redis that has lost everything, and flushes it
+// under them. Each time one of them fills it, in one attempt, and the others go on with it.
+func TestOneRebuilds(t *testing.T) {
+	t.Parallel()
+	s, held, paid, payment := flushedWith(t)
+	first := s.epoch()
+	var workers []*process
+	for range 4 {
+		workers = append(workers, s.launch())
+	}
+	for _, w := range workers {
+		w.awaitStarted(t)
+	}
+	s.recovered(t, held, paid, payment)
+	if now := s.epoch(); now.Name != first.Name+"/2" {
+		t.Errorf("after the first loss the epoch is %s", now.Name)
+	}
+	second := s.epoch()
+	if err := s.redis.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if now := s.awaitRebuilt(second); now.Name != first.Name+"/3" {
+		t.Errorf("after the second loss the epoch is %s", now.Name)
+	}
+	for _, w := range workers {
+		stacktest.Eventually(t, "each worker to be ready", func() bool { return w.ready(t) })
+	}
+	s.verifies(t)
+}
+
+// TestLastToNotice has a worker stand still, in the midst of its work, while Redis is lost and others fill
+// it again. It goes on before its event is delivered to another, or after. What it was about to do is
+// refused.
+func TestLastToNotice(t *testing.T) {
+	t.Parallel()
+	for _, step := range []string{"place.read", "place.decided", "confirm.claimed", "confirm.committed", "requests.published"} {
+		for _, late := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s late=%v", step, late), func(t *testing.T) {
+				t.Parallel()
+				lastToNotice(t, step, late)
+			})
+		}
+	}
+}
+
+func lastToNotice(t *testing.T, step string, late bool) {
+	s, _ := newSystemWithRedis(t, stack.Options{})
+	setUp := s.startWorker()
+	s.setInventory("room", holds.Asked{}, 1)
+	var ana string // her event
+	if strings.HasPrefix(step, "confirm") {
+		booked := s.answer(s.publish(events.BookingRequested, "room", book("room", "ana", "k-ana", holds.Asked{}, soon)))
+		setUp.end(t)
+		setUp = s.launch("HOLDFAST_FAILPOINT=" + step + ":stop")
+		setUp.awaitStarted(t)
+		ana = s.publish(events.PaymentConfirmed, "room", events.PaymentConfirmedData{HoldID: booked.Subject, PaymentID: "p"})
+		setUp.stopped(t)
+		s.awaitDeadline(t, booked)
+	} else {
+		setUp.end(t)
+		setUp = s.launch("HOLDFAST_FAILPOINT=" + step + ":stop")
+		setUp.awaitStarted(t)
+		ana = s.publish(events.BookingRequested, "room", book("room", "ana", "k-ana", holds.Asked{}, hour))
+		setUp.stopped(t)
+	}
+	before := s.epoch()
+	if err := s.redis.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	s.startWorker()
+	s.awaitRebuilt(before)
+	goOn := func() {
+		if err := setUp.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		stacktest.Eventually(t, "the one that stood still to be ready", func() bool { return setUp.ready(t) })
+	}
+	if !late {
+		goOn()
+	}
+	answered := s.answer(ana)
+	ben := s.publish(events.BookingRequested, "room", book("room", "ben", "k-ben", holds.Asked{}, hour))
+	if o := s.answer(ben); o.Type != events.Type(holds.EventHoldRejected) {
+		t.Errorf("ana was answered %s, and ben %s", answered.Type, o.Type)
+	}
+	if late {
+		goOn()
+	}
+	s.setInventory("room", holds.Asked{}, 2)
+	s.mu.Lock()
+	its := answers(s.outcomes, ana)
+	s.mu.Unlock()
+	if len(its) != 1 {
+		t.Errorf("her event has %d outcomes", len(its))
+	}
+	if n := len(s.ofType(holds.EventHoldCreated)); n != 1 {
+		t.Errorf("%d holds were created", n)
+	}
+	s.verifies(t)
+}
+
+// TestLapsedWhileLost has holds lapse while Redis is empty. Each is announced once, and its room is free.
+func TestLapsedWhileLost(t *testing.T) {
+	t.Parallel()
+	s, _ := newSystemWithRedis(t, stack.Options{})
+	const number = 50
+	setUp := s.startWorker()
+	s.setInventory("hall", holds.Asked{}, number)
+	var last string
+	for i := range number {
+		last = s.publish(events.BookingRequested, "hall", book("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.Asked{}, soon))
+	}
+	s.await("all holds", func(outcomes []events.Envelope, _ []nats.Header) bool {
+		return len(ofType(outcomes, holds.EventHoldCreated)) == number
+	})
+	setUp.end(t)
+	before := s.epoch()
+	if err := s.redis.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	s.awaitDeadline(t, s.answer(last))
+	for range 3 {
+		s.startWorker()
+	}
+	s.awaitRebuilt(before)
+	s.awaitExpired(number)
+	if stock := s.setInventory("hall", holds.Asked{}, number); stock[0].Held != 0 {
+		t.Errorf("%d are held", stock[0].Held)
+	}
+	if n := len(s.ofType(holds.EventHoldExpired)); n != number {
+		t.Errorf("%d holds have lapsed, and %d were announced", number, n)
+	}
+	s.verifies(t)
+}
+
+// TestDamagedData writes nonsense over a counter where nobody heals it in place. The worker fills Redis again by
+// itself.
+func TestDamagedData(t *testing.T) {
+	t.Parallel()
+	s, _ := newSystemWithRedis(t, stack.Options{})
+	s.startWorker("HOLDFAST_RECONCILE=off")
+	s.setInventory("hall", seat, 2)
+	s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, hour)))
+	key := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, holds.Partition("hall"))
+	if err := s.redis.HSet(t.Context(), key, "A-12", "many").Err(); err != nil {
+		t.Fatal(err)
+	}
+	before := s.epoch()
+	asked := s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", seat, hour))
+	s.awaitRebuilt(before)
+	if o := s.answer(asked); o.Type != events.Type(holds.EventHoldCreated) {
+		t.Errorf("the request that waited was answered with %s", o.Type)
+	}
+	if got := s.counts("hall")["A-12"]; got != "2" {
+		t.Errorf("%s held, want 2", got)
+	}
+}
+
+// TestRebuildCommand compares, damages and fills in by hand.
+func TestRebuildCommand(t *testing.T) {
+	t.Parallel()
+	s, _ := newSystemWithRedis(t, stack.Options{})
+	s.startWorker("HOLDFAST_RECONCILE=off") // it would heal the damage
+	s.setInventory("hall", seat, 5)
+	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, hour))).Subject
+	command := func(args ...string) (code int, output string) {
+		var out strings.Builder
+		code = run(t.Context(), append(append([]string{"rebuild"}, args...), s.flagsAs("worker")...), streams{&out, &out})
+		return code, out.String()
+	}
+	if code, out := command("--verify"); code != exitOK || !strings.Contains(out, "compared from 1 outcomes") || !strings.Contains(out, "1 live holds") {
+		t.Errorf("compared when all is well: %d %s", code, out)
+	}
+	if code, out := command(); code != exitUsage || !strings.Contains(out, "--yes") {
+		t.Errorf("asked when nobody can answer: %d %s", code, out)
+	}
+	prefix := fmt.Sprintf("%s:{%d}:hall:", s.namespace, holds.Partition("hall"))
+	_, id, _ := strings.Cut(hold, ".")
+	pipe := s.redis.Pipeline()
+	pipe.HSet(t.Context(), prefix+"counts", "A-12", 3)
+	pipe.Del(t.Context(), prefix+"request:k1")
+	pipe.HDel(t.Context(), prefix+"records", id)
+	pipe.HSet(t.Context(), prefix+"users", "eve", 1)
+	if _, err := pipe.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	code, out := command("--verify", "-o", "json")
+	var report struct {
+		Live        int                `json:"live_holds"`
+		Differences []holds.Difference `json:"differences"`
+	}
+	text, _, _ := strings.Cut(out, "\nworker:")
+	if err := json.Unmarshal([]byte(text), &report); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	whats := make([]string, len(report.Differences))
+	for i, d := range report.Differences {
+		whats[i] = d.What + ": " + d.Redis
+	}
+	want := []string{"answer to request:k1: ", "held of slot A-12: 3", "hold " + id + ": ", "live holds of user eve: 1"}
+	if code != exitFailed || report.Live != 1 || !slices.Equal(whats, want) {
+		t.Errorf("compared after the damage: %d %v, want %v", code, whats, want)
+	}
+	if code, out = command("--verify"); code != exitFailed || !strings.Contains(out, "held of slot A-12") || !strings.Contains(out, "differences: 4") {
+		t.Errorf("the same as a table: %d %s", code, out)
+	}
+	before := s.epoch()
+	if code, out = command("--yes"); code != exitOK || !strings.Contains(out, "1 live holds") && !strings.Contains(out, "meanwhile") {
+		t.Errorf("filled in: %d %s", code, out)
+	}
+	if s.awaitRebuilt(before); s.counts("hall")["A-12"] != "1" {
+		t.Errorf("counts are %v", s.counts("hall"))
+	}
+	s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", seat, hour)))
+	s.verifies(t)
+}
+
+// TestForeignRedis puts another database's data in the place of ours. It is not touched, nothing is
+// decided, and worker rebuild takes it over.
+func TestForeignRedis(t *testing.T) {
+	t.Parallel()
+	s, _ := newSystemWithRedis(t, stack.Options{})
+	worker := s.startWorker()
+	s.setInventory("hall", seat, 5)
+	s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, hour)))
+	for p := range holds.Partitions {
+		if err := s.redis.Set(t.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, p), "another", 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stacktest.Eventually(t, "the worker to say so", func() bool {
+		code, body := worker.get(t, "/readyz")
+		return code == 503 && strings.Contains(body, "another database")
+	})
+	waiting := s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", seat, hour))
+	if e := s.epoch(); !e.Written || strings.Contains(e.Name, "/") {
+		t.Errorf("the epoch is %+v", e)
+	}
+	var out strings.Builder
+	if code := run(t.Context(), append([]string{"rebuild", "--yes"}, s.flagsAs("worker")...), streams{&out, &out}); code != exitOK {
+		t.Fatalf("worker rebuild: %d %s", code, out.String())
+	}
+	if o := s.answer(waiting); o.Type != events.Type(holds.EventHoldCreated) {
+		t.Errorf("the request that waited was answered with %s", o.Type)
+	}
+	if got := s.counts("hall")["A-12"]; got != "2" {
+		t.Errorf("%s held, want 2", got)
+	}
+}

@@ -1,0 +1,77 @@
+package deployments
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"holdfast/internal/audit"
+	"holdfast/internal/holds"
+	"holdfast/internal/locking"
+	"holdfast/internal/stack/stacktest"
+)
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestScriptsMayRun compares the rules of the worker and of the auditor with the commands that their
+// scripts give: none is missing, whether or not a test comes to it. The auditor has no more.
+func TestScriptsMayRun(t *testing.T) {
+	t.Parallel()
+	rules := make(map[string][]string)
+	for line := range strings.Lines(read(t, "redis/users.conf.template")) {
+		if words := strings.Fields(line); len(words) > 1 && words[0] == "user" {
+			rules[words[1]] = words
+		}
+	}
+	reading, ofAudit := audit.ScriptCommands()
+	for user, commands := range map[string][]string{
+		"holdfast_worker":  slices.Concat(holds.ScriptCommands(), locking.ScriptCommands(), ofAudit),
+		"holdfast_auditor": reading,
+	} {
+		for _, command := range commands {
+			if !slices.Contains(rules[user], "+"+strings.ToLower(command)) {
+				t.Errorf("%s may not %s, and a script does", user, command)
+			}
+		}
+	}
+	for _, command := range ofAudit {
+		if !slices.Contains(reading, command) && slices.Contains(rules["holdfast_auditor"], "+"+strings.ToLower(command)) {
+			t.Errorf("the auditor may %s, which only a repair does", command)
+		}
+	}
+	if !slices.Contains(rules["holdfast_worker"], "&"+holds.ExpiredChannel) {
+		t.Errorf("the worker may not hear %s", holds.ExpiredChannel)
+	}
+}
+
+// TestReadmeNamesTheUsers keeps README.md's table of users as the files have them.
+func TestReadmeNamesTheUsers(t *testing.T) {
+	t.Parallel()
+	users := regexp.MustCompile(`holdfast_[a-z]+`)
+	found := make(map[string]bool)
+	for _, path := range []string{"nats/accounts.conf", "redis/users.conf.template", "postgres/roles.sql"} {
+		for _, user := range users.FindAllString(read(t, path), -1) {
+			found[user] = true
+		}
+	}
+	readme := strings.NewReplacer("`_payment`", "`holdfast_payment`", "`_inventory`", "`holdfast_inventory`").Replace(read(t, "README.md"))
+	for _, user := range stacktest.GuardedUsers {
+		name := "holdfast_" + user
+		if !found[name] || !strings.Contains(readme, "`"+name+"`") {
+			t.Errorf("%s is in no file, or not in README.md", name)
+		}
+		delete(found, name)
+	}
+	if len(found) > 0 {
+		t.Errorf("users that no test knows: %v", found)
+	}
+}

@@ -1,0 +1,277 @@
+package deployments
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/events"
+)
+
+// inbound are the events that each team publishes.
+var inbound = map[string][]string{
+	"booking":   {events.BookingRequested, events.BookingExtended, events.BookingCancelled, events.ReservationCancelled},
+	"payment":   {events.PaymentStarted, events.PaymentConfirmed},
+	"inventory": {events.InventorySet},
+}
+
+// api are requests by which streams and consumers are changed or read, that no program makes but
+// those that are named.
+var api = map[string][]string{
+	"$JS.API.INFO":                                             {},
+	"$JS.API.STREAM.NAMES":                                     {},
+	"$JS.API.STREAM.LIST":                                      {},
+	"$JS.API.STREAM.INFO.HOLDFAST_IN":                          {"migrator", "worker", "operator", "auditor"},
+	"$JS.API.STREAM.INFO.HOLDFAST_OUT":                         {"migrator", "worker", "operator", "auditor"},
+	"$JS.API.STREAM.INFO.OTHERS":                               {},
+	"$JS.API.STREAM.CREATE.HOLDFAST_IN":                        {"migrator"},
+	"$JS.API.STREAM.CREATE.OTHERS":                             {},
+	"$JS.API.STREAM.UPDATE.HOLDFAST_IN":                        {},
+	"$JS.API.STREAM.UPDATE.HOLDFAST_OUT":                       {},
+	"$JS.API.STREAM.PURGE.HOLDFAST_IN":                         {},
+	"$JS.API.STREAM.PURGE.HOLDFAST_OUT":                        {},
+	"$JS.API.STREAM.PURGE.HOLDFAST_DLQ":                        {},
+	"$JS.API.STREAM.DELETE.HOLDFAST_IN":                        {},
+	"$JS.API.STREAM.DELETE.HOLDFAST_OUT":                       {},
+	"$JS.API.STREAM.DELETE.HOLDFAST_DLQ":                       {},
+	"$JS.API.STREAM.SNAPSHOT.HOLDFAST_OUT":                     {},
+	"$JS.API.STREAM.RESTORE.HOLDFAST_OUT":                      {},
+	"$JS.API.STREAM.PEER.REMOVE.HOLDFAST_OUT":                  {},
+	"$JS.API.STREAM.LEADER.STEPDOWN.HOLDFAST_OUT":              {},
+	"$JS.API.STREAM.MSG.GET.HOLDFAST_IN":                       {"operator", "auditor"},
+	"$JS.API.STREAM.MSG.GET.HOLDFAST_OUT":                      {"auditor"},
+	"$JS.API.STREAM.MSG.GET.HOLDFAST_DLQ":                      {"operator", "auditor"},
+	"$JS.API.STREAM.MSG.DELETE.HOLDFAST_IN":                    {},
+	"$JS.API.STREAM.MSG.DELETE.HOLDFAST_OUT":                   {},
+	"$JS.API.STREAM.MSG.DELETE.HOLDFAST_DLQ":                   {"operator"},
+	"$JS.API.DIRECT.GET.HOLDFAST_OUT":                          {},
+	"$JS.API.CONSUMER.NAMES.HOLDFAST_OUT":                      {},
+	"$JS.API.CONSUMER.LIST.HOLDFAST_OUT":                       {},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT":                     {},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.mine":                {"worker", "operator", "auditor"},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.mine.holdfast.out.>": {"worker", "operator", "auditor"},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_DLQ.mine":                {"operator", "auditor"},
+	"$JS.API.CONSUMER.CREATE.OTHERS.mine":                      {},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.booking":             {},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.booking.holdfast.>":  {},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.payment":             {},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_IN.mine":                 {"worker", "auditor"},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_IN.mine.holdfast.>":      {"worker", "auditor"},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_IN.changes":              {"migrator"},
+	"$JS.API.CONSUMER.DELETE.HOLDFAST_IN.mine":                 {"worker", "auditor"},
+	"$JS.API.CONSUMER.DELETE.HOLDFAST_OUT.mine":                {"worker", "operator", "auditor"},
+	"$JS.API.CONSUMER.DELETE.HOLDFAST_OUT.payment":             {},
+	"$JS.API.CONSUMER.DELETE.HOLDFAST_IN.changes":              {},
+	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_OUT.mine":              {"worker", "operator", "auditor"},
+	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_IN.mine":               {"worker", "auditor"},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_IN.requests":             {"migrator"},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_IN.requests.holdfast.>":  {"migrator"},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_IN.payments":             {"migrator"},
+	"$JS.API.CONSUMER.DURABLE.CREATE.HOLDFAST_OUT.mine":        {},
+	"$JS.API.CONSUMER.DURABLE.CREATE.HOLDFAST_IN.requests":     {},
+	"$JS.API.CONSUMER.DELETE.HOLDFAST_IN.requests":             {},
+	"$JS.API.CONSUMER.DELETE.HOLDFAST_IN.payments":             {},
+	"$JS.API.CONSUMER.DELETE.HOLDFAST_OUT.booking":             {},
+	"$JS.API.CONSUMER.PAUSE.HOLDFAST_IN.requests":              {},
+	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_IN.requests":           {"worker"},
+	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_IN.payments":           {"worker"},
+	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_OUT.booking":           {"booking"},
+	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_OUT.payment":           {"payment"},
+	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_OUT.inventory":         {"inventory"},
+	"$JS.ACK.HOLDFAST_IN.requests.1.1.1.1.0":                   {"worker"},
+	"$JS.ACK.HOLDFAST_IN.payments.1.1.1.1.0":                   {"worker"},
+	"$JS.ACK.HOLDFAST_OUT.booking.1.1.1.1.0":                   {"booking"},
+	"$JS.ACK.HOLDFAST_OUT.payment.1.1.1.1.0":                   {"payment"},
+
+	"holdfast.out.hold.created.x":       {"worker"},
+	"holdfast.out.hold.confirmed.x":     {"worker"},
+	"holdfast.dlq.malformed":            {"worker"},
+	"holdfast.runs.x":                   {"operator"},
+	"holdfast.svc.evaluate":             {"operator"},
+	"holdfast.svc.availability":         {"operator", "booking", "inventory"},
+	"holdfast.svc.hold":                 {"operator", "booking", "payment"},
+	"holdfast.in.booking.imagined.x":    {"operator"},
+	"holdfast.in.booking.requested.x.y": {"operator"},
+	"others.in.booking.requested.x":     {},
+	"others.out.hold.created.x":         {},
+	"_INBOX.holdfast_booking.x":         {"worker"},
+	"_INBOX.holdfast_worker.x":          {"worker"},
+	"$SYS.REQ.SERVER.PING":              {},
+	"$SYS.REQ.USER.INFO":                {"migrator", "worker", "auditor"},
+	"$SRV.PING":                         {},
+}
+
+// heard are subjects that nobody may subscribe to but those that are named.
+var heard = map[string][]string{
+	">": {}, "*": {}, "*.>": {}, "holdfast.>": {}, "holdfast.in.>": {}, "holdfast.in.payment.confirmed.x": {}, "holdfast.out.>": {},
+	"holdfast.out.hold.created.x": {}, "holdfast.dlq.>": {}, "holdfast.runs.>": {}, "others.>": {},
+	"_INBOX.>": {}, "_INBOX.*": {}, "_INBOX.*.>": {},
+	"_INBOX.holdfast_booking.>": {"booking"}, "_INBOX.holdfast_payment.>": {"payment"}, "_INBOX.holdfast_worker.>": {"worker"},
+	"_INBOX.holdfast_operator.x.y": {"operator"}, "_INBOX.holdfast_booking": {},
+	"$JS.>": {}, "$JS.API.>": {}, "$JS.API.STREAM.INFO.>": {}, "$JS.ACK.>": {}, "$JS.EVENT.ADVISORY.>": {}, "$JS.EVENT.METRIC.>": {},
+	"$SYS.>": {}, "$SRV.>": {}, "$SRV.PING": {"worker"}, "$SRV.STATS.holdfast": {"worker"}, "$SRV.PING.others": {},
+	"holdfast.svc.availability": {"worker"}, "holdfast.svc.evaluate": {"worker"}, "others.svc.availability": {},
+}
+
+// TestNATSPermissions goes through who may publish and subscribe where, for each user.
+func TestNATSPermissions(t *testing.T) {
+	t.Parallel()
+	g := newServers(t)
+	may := make(map[string][]string, len(api)) // subject -> users
+	for subject, users := range api {
+		may[subject] = users
+	}
+	for team, its := range inbound {
+		for _, event := range its {
+			may[subjects.In(event, "x")] = []string{"operator", team}
+		}
+	}
+	for _, user := range []string{"migrator", "worker", "operator", "auditor", "booking", "payment", "inventory"} {
+		t.Run(user, func(t *testing.T) {
+			t.Parallel()
+			nc, refused := natsAs(t, g, user)
+			// The server tells of a refusal before it answers a ping, so after it all is known.
+			told := func(kind, subject string, do func() error) (permitted bool) {
+				t.Helper()
+				if err := errors.Join(do(), nc.Flush()); err != nil {
+					t.Fatalf("%s %s: %v", kind, subject, err)
+				}
+				err := nc.LastError()
+				permitted = err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", subject)) || !strings.Contains(strings.ToLower(err.Error()), kind)
+				if !permitted {
+					<-refused
+				}
+				return permitted
+			}
+			for subject, users := range may {
+				// Without a reply subject, and with a body that JetStream does not understand, nothing is done.
+				want := slices.Contains(users, user)
+				if got := told("publish", subject, func() error { return nc.Publish(subject, []byte("x")) }); got != want {
+					t.Errorf("%s may publish on %s: %v, want %v", user, subject, got, want)
+				}
+			}
+			for subject, users := range heard {
+				want := slices.Contains(users, user)
+				var sub *nats.Subscription
+				got := told("subscription", subject, func() (err error) { sub, err = nc.SubscribeSync(subject); return err })
+				_ = sub.Unsubscribe() // one that was refused is none
+				if got != want {
+					t.Errorf("%s may subscribe to %s: %v, want %v", user, subject, got, want)
+				}
+			}
+		})
+	}
+}
+
+// TestTeams has two teams do what they may, and try to get at what is the other's.
+func TestTeams(t *testing.T) {
+	t.Parallel()
+	g := newServers(t)
+	ctx := t.Context()
+	admin, _ := natsAs(t, g, "admin")
+	adminJS, err := jetstream.New(admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for team, filters := range map[string][]string{
+		"booking": {"holdfast.out.hold.>", "holdfast.out.booking.>", "holdfast.out.reservation.>"},
+		"payment": {"holdfast.out.hold.confirmed.>", "holdfast.out.hold.confirm_rejected.>"},
+	} {
+		_, err := adminJS.CreateOrUpdateConsumer(ctx, subjects.OutStream(), jetstream.ConsumerConfig{
+			Durable: team, FilterSubjects: filters, AckPolicy: jetstream.AckExplicitPolicy,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, outcome := range []string{"hold.created", "hold.confirmed", "inventory.updated"} {
+		if _, err := adminJS.Publish(ctx, subjects.Out(outcome, "x"), []byte(outcome)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	booking, refused := natsAs(t, g, "booking")
+	js, err := jetstream.New(booking)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	// Its own: an event is stored, and outcomes are read and acknowledged.
+	if _, err := js.Publish(ctx, subjects.In(events.BookingRequested, "x"), []byte("x")); err != nil {
+		t.Errorf("booking publishes: %v", err)
+	}
+	own, err := js.Consumer(ctx, subjects.OutStream(), "booking")
+	if err != nil {
+		t.Fatal(err)
+	}
+	batch, err := own.Fetch(2, jetstream.FetchMaxWait(time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var read []string
+	for m := range batch.Messages() {
+		read = append(read, string(m.Data()))
+		if err := m.DoubleAck(ctx); err != nil {
+			t.Errorf("booking acknowledges: %v", err)
+		}
+	}
+	if fmt.Sprint(read) != "[hold.created hold.confirmed]" {
+		t.Errorf("booking reads %v", read)
+	}
+
+	// The other's. What is refused is never answered, so it is told by the error handler.
+	denied := func(what string, do func() error) {
+		t.Helper()
+		failed := make(chan error, 1)
+		go func() { failed <- do() }()
+		select {
+		case <-refused:
+		case err := <-failed:
+			t.Errorf("%s was answered with %v", what, err)
+		}
+	}
+	denied("payment's consumer", func() error { _, err := js.Consumer(ctx, subjects.OutStream(), "payment"); return err })
+	denied("a consumer of its own", func() error {
+		_, err := js.OrderedConsumer(ctx, subjects.OutStream(), jetstream.OrderedConsumerConfig{})
+		return err
+	})
+	denied("a purge", func() error {
+		_, err := booking.RequestWithContext(ctx, "$JS.API.STREAM.PURGE."+subjects.OutStream(), nil)
+		return err
+	})
+	denied("a payment", func() error {
+		_, err := js.Publish(ctx, subjects.In(events.PaymentConfirmed, "x"), []byte("x"))
+		return err
+	})
+
+	// Answers come to its own inbox.
+	if got := booking.NewInbox(); !strings.HasPrefix(got, "_INBOX.holdfast_booking.") {
+		t.Errorf("an inbox of booking is %s", got)
+	}
+	inbox, err := booking.SubscribeSync(booking.NewInbox())
+	if err != nil {
+		t.Fatal(err)
+	}
+	worker, _ := natsAs(t, g, "worker")
+	if err := errors.Join(booking.Flush(), worker.Publish(inbox.Subject, []byte("for booking")), worker.Flush()); err != nil {
+		t.Fatal(err)
+	}
+	if m, err := inbox.NextMsg(time.Minute); err != nil || string(m.Data) != "for booking" {
+		t.Errorf("booking hears %v, %v", m, err)
+	}
+	// Nothing was lost of what others rely on.
+	for stream, want := range map[string]uint64{subjects.InStream(): 1, subjects.OutStream(): 3} {
+		s, err := adminJS.Stream(ctx, stream)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := s.CachedInfo().State.Msgs; got != want {
+			t.Errorf("%s has %d messages, want %d", stream, got, want)
+		}
+	}
+}

@@ -1,0 +1,32 @@
+-- Who may do what in Postgres, part 1: roles and schema. Run it once, as a superuser, in a database that
+-- is Holdfast's alone: others are not let into it any more.
+--
+--   psql -v ON_ERROR_STOP=1 -f roles.sql "$ADMIN_URL"
+--   worker migrate                     as holdfast_migrator
+--   psql -v ON_ERROR_STOP=1 -f grants.sql "$MIGRATOR_URL"   after each worker migrate
+--
+-- Running it again changes nothing. The roles have no password: give each one (\password holdfast_worker),
+-- and have pg_hba.conf ask for it (scram-sha-256).
+-- For another namespace than holdfast: sed 's/holdfast/NAMESPACE/g'.
+
+DO $$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['holdfast_migrator', 'holdfast_worker', 'holdfast_upstream', 'holdfast_auditor'] LOOP
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name) THEN
+            EXECUTE format('CREATE ROLE %I', name);
+        END IF;
+        EXECUTE format('ALTER ROLE %I LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS', name);
+        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), name);
+    END LOOP;
+    EXECUTE format('REVOKE CONNECT, TEMPORARY ON DATABASE %I FROM PUBLIC', current_database());
+END
+$$;
+
+-- worker migrate: owns the schema and what is in it, and nothing else. It does not create the schema,
+-- which would take CREATE on the database.
+CREATE SCHEMA IF NOT EXISTS holdfast AUTHORIZATION holdfast_migrator;
+
+-- Who audits cannot write even by mistake.
+ALTER ROLE holdfast_auditor SET default_transaction_read_only = on;

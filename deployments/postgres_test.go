@@ -1,0 +1,150 @@
+package deployments
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// ofPostgres are statements, and the roles that may run them. Each is rolled back.
+var ofPostgres = map[string][]string{
+	"DROP TABLE payments":                   {"migrator"},
+	"DROP SCHEMA holdfast CASCADE":          {"migrator"},
+	"ALTER TABLE payments DROP COLUMN hold": {"migrator"},
+	"ALTER TABLE inventory DROP CONSTRAINT reserved_is_between_zero_and_capacity": {"migrator"},
+	"ALTER TABLE inventory DISABLE TRIGGER ALL":                                   {"migrator"},
+	"TRUNCATE inventory":                            {"migrator"},
+	"TRUNCATE payments":                             {"migrator"},
+	"CREATE TABLE holdfast.more (n int)":            {"migrator"},
+	"CREATE TABLE public.more (n int)":              {},
+	"CREATE TEMPORARY TABLE more (n int)":           {},
+	"CREATE SCHEMA others":                          {},
+	"CREATE ROLE others":                            {},
+	"ALTER ROLE holdfast_worker SUPERUSER":          {},
+	"SET ROLE holdfast_migrator":                    {"migrator"},
+	"SET ROLE postgres":                             {},
+	"ALTER SYSTEM SET fsync = off":                  {},
+	"SELECT pg_reload_conf()":                       {},
+	"SELECT pg_read_file('postgresql.conf')":        {},
+	"SELECT rolpassword FROM pg_authid":             {},
+	"COPY payments TO PROGRAM 'cat'":                {},
+	"SELECT setval('holdfast.lock_fence_bases', 1)": {"migrator"},
+
+	"DELETE FROM inventory":                                                                 {"migrator"},
+	"DELETE FROM reservations":                                                              {"migrator"},
+	"DELETE FROM payments":                                                                  {"migrator"},
+	"DELETE FROM event_answers":                                                             {"migrator"},
+	"DELETE FROM redis_epoch":                                                               {"migrator"},
+	"DELETE FROM goose_db_version":                                                          {"migrator"},
+	"UPDATE payments SET outcome = 'confirmed'":                                             {"migrator"},
+	"UPDATE payments SET hold = '{}'":                                                       {"migrator"},
+	"UPDATE event_answers SET answer = '{}'":                                                {"migrator"},
+	"UPDATE reservations SET user_id = 'x'":                                                 {"migrator"},
+	"UPDATE reservations SET quantity = 1":                                                  {"migrator"},
+	"UPDATE reservations SET confirmed_at = now()":                                          {"migrator"},
+	"UPDATE reservations SET status = 'cancelled'":                                          {"migrator", "worker"},
+	"UPDATE inventory SET resource_id = 'x'":                                                {"migrator"},
+	"UPDATE inventory SET slot = 'x'":                                                       {"migrator"},
+	"UPDATE inventory SET reserved = 0":                                                     {"migrator", "worker"},
+	"UPDATE inventory SET capacity = 1":                                                     {"migrator", "worker", "upstream"},
+	"UPDATE redis_epoch SET epoch = 'x'":                                                    {"migrator", "worker"},
+	"UPDATE redis_epoch SET partitions = 1":                                                 {"migrator"},
+	"SELECT true FROM redis_epoch FOR SHARE":                                                {"migrator", "worker"},
+	"SELECT true FROM payments FOR SHARE":                                                   {"migrator"},
+	"UPDATE goose_db_version SET version_id = 9":                                            {"migrator"},
+	"INSERT INTO redis_epoch (epoch, partitions, only_row) VALUES ('x', 64, false)":         {}, // there is only one epoch
+	"INSERT INTO goose_db_version (version_id, is_applied) VALUES (9, true)":                {"migrator"},
+	"INSERT INTO inventory (resource_id, slot, capacity) VALUES ('x', 's', 1)":              {"migrator", "worker", "upstream"},
+	"INSERT INTO inventory (resource_id, slot, capacity, reserved) VALUES ('x', 's', 1, 1)": {"migrator"},
+
+	"SELECT resource_id, slot, capacity, reserved FROM inventory": {"migrator", "worker", "upstream", "auditor"},
+	"SELECT set_by_event_at FROM inventory":                       {"migrator", "worker", "auditor"},
+	"SELECT * FROM reservations":                                  {"migrator", "worker", "auditor"},
+	"SELECT * FROM payments":                                      {"migrator", "worker", "auditor"},
+	"SELECT * FROM event_answers":                                 {"migrator", "worker", "auditor"},
+	"SELECT * FROM redis_epoch":                                   {"migrator", "worker", "auditor"},
+	"SELECT * FROM goose_db_version":                              {"migrator", "worker", "auditor"},
+	"SELECT last_value FROM lock_fence_bases":                     {"migrator", "auditor"},
+	"SELECT nextval('lock_fence_bases')":                          {"migrator", "worker"},
+	"LISTEN holdfast_inventory":                                   {"migrator", "worker", "upstream", "auditor"},
+	"SELECT * FROM secrets.of_others":                             {},
+}
+
+// TestPostgresPermissions goes through what each role may do.
+func TestPostgresPermissions(t *testing.T) {
+	t.Parallel()
+	g := newServers(t)
+	ctx := t.Context()
+	admin := postgresAs(t, g, "admin")
+	for _, statement := range []string{
+		"CREATE SCHEMA secrets", "CREATE TABLE secrets.of_others (n int)",
+		"INSERT INTO holdfast.inventory (resource_id, slot, capacity) VALUES ('hall', 'A', 2)",
+	} {
+		if _, err := admin.Exec(ctx, statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, role := range []string{"migrator", "worker", "upstream", "auditor"} {
+		conn := postgresAs(t, g, role)
+		if _, err := conn.Exec(ctx, "SET search_path = holdfast"); err != nil {
+			t.Fatal(err)
+		}
+		// Whoever audits could say this too; it helps nothing.
+		if _, err := conn.Exec(ctx, "SET default_transaction_read_only = off"); err != nil {
+			t.Fatal(err)
+		}
+		for statement, roles := range ofPostgres {
+			want := false
+			for _, r := range roles {
+				want = want || r == role
+			}
+			err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+				if _, err := tx.Exec(ctx, statement); err != nil {
+					return err
+				}
+				return errDone
+			})
+			if got := errors.Is(err, errDone); got != want {
+				t.Errorf("%s may %s: %v (%v), want %v", role, statement, got, err, want)
+			}
+			var refused *pgconn.PgError
+			if !want && (!errors.As(err, &refused) || refused.Code != "42501" && refused.Code != "25001" && refused.Code != "23514") {
+				t.Errorf("%s: %s is refused with %v", role, statement, err)
+			}
+		}
+	}
+	var capacity int
+	if err := admin.QueryRow(ctx, "SELECT capacity FROM holdfast.inventory").Scan(&capacity); err != nil || capacity != 2 {
+		t.Errorf("capacity %d, %v", capacity, err)
+	}
+
+	// The files may be run again, and give no more than they say.
+	if _, err := admin.Exec(ctx, "GRANT ALL ON ALL TABLES IN SCHEMA holdfast TO holdfast_worker"); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Grant(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var pgErr *pgconn.PgError
+	if _, err := postgresAs(t, g, "worker").Exec(ctx, "TRUNCATE holdfast.payments"); !errors.As(err, &pgErr) || pgErr.Code != "42501" {
+		t.Errorf("after the grants were made again a worker may truncate: %v", err)
+	}
+
+	// Nobody else is let in, and nobody without a password.
+	if _, err := admin.Exec(ctx, "CREATE ROLE stranger LOGIN PASSWORD 'x'"); err != nil {
+		t.Fatal(err)
+	}
+	config := admin.Config().Copy()
+	for user, password := range map[string]string{"stranger": "x", "holdfast_worker": "", "postgres": "wrong"} {
+		config.User, config.Password = user, password
+		if conn, err := pgx.ConnectConfig(ctx, config); err == nil {
+			t.Errorf("%s is let in with the password %q", user, password)
+			_ = conn.Close(context.Background())
+		}
+	}
+}
+
+var errDone = errors.New("done, and rolled back")

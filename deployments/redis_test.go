@@ -1,0 +1,178 @@
+package deployments
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+)
+
+// ofRedis are commands, and the users who may give them.
+var ofRedis = map[string][]string{
+	"FLUSHALL": {}, "FLUSHDB": {}, "FLUSHALL ASYNC": {}, "SWAPDB 0 1": {}, "SELECT 1": {}, "MOVE holdfast:k 1": {},
+	"CONFIG SET maxmemory-policy allkeys-lru": {}, "CONFIG GET *": {}, "CONFIG REWRITE": {}, "CONFIG RESETSTAT": {},
+	"KEYS *": {}, "KEYS holdfast:*": {}, "SCRIPT FLUSH": {}, "SCRIPT KILL": {}, "FUNCTION FLUSH": {}, "FUNCTION LIST": {},
+	"SHUTDOWN NOSAVE": {}, "SAVE": {}, "BGSAVE": {}, "BGREWRITEAOF": {}, "REPLICAOF NO ONE": {}, "FAILOVER": {},
+	"ACL LIST": {}, "ACL SETUSER x on": {}, "ACL GETUSER holdfast_worker": {}, "CLIENT KILL ID 99999": {}, "CLIENT LIST": {}, "CLIENT PAUSE 1": {},
+	"CLIENT NO-EVICT on": {}, "MONITOR": {}, "MODULE LIST": {}, "MEMORY DOCTOR": {}, "SLOWLOG GET": {}, "LATENCY RESET": {}, "PUBLISH holdfast:x y": {},
+	"RENAME holdfast:k holdfast:l": {}, "DUMP holdfast:k": {}, "RESTORE holdfast:k 0 x": {}, "SORT holdfast:k": {}, "OBJECT ENCODING holdfast:k": {},
+	"MIGRATE 127.0.0.1 1 holdfast:k 0 1": {}, "UNLINK others:k": {}, "MSET holdfast:k x others:k y": {}, "APPEND holdfast:k x": {}, "LPUSH holdfast:k x": {},
+
+	"SCAN 0":                  {"worker", "auditor"},
+	"TYPE holdfast:k":         {"worker", "auditor"},
+	"TYPE others:k":           {},
+	"HGETALL holdfast:h":      {"worker", "auditor"},
+	"HGETALL others:h":        {},
+	"HRANDFIELD holdfast:h 1": {"worker"},
+	"HRANDFIELD others:h 1":   {},
+	"HKEYS holdfast:h":        {},
+	"ZSCAN holdfast:z 0":      {"worker", "auditor"},
+	"ZCARD holdfast:z":        {"worker", "auditor"},
+	"ZADD others:z 1 m":       {},
+	"GET holdfast:k":          {"worker", "auditor"},
+	"MGET holdfast:k others":  {},
+	"GET others:k":            {}, "GET holdfast_dev:k": {}, "GET xholdfast:k": {}, "SET others:k x": {}, "HGET others:h f": {}, "DEL others:k": {},
+	"SET holdfast:k x": {"worker"}, "DEL holdfast:k": {"worker"}, "HSET holdfast:h f v": {"worker"}, "ZADD holdfast:z 1 m": {"worker"},
+	"SET holdfast:{7}:epoch x": {"worker", "migrator"}, "GET holdfast:{7}:epoch": {"worker", "migrator", "auditor"}, "SETNX holdfast:{7}:epoch x": {},
+	"SET holdfast:{0}:format 1": {"worker", "migrator"}, "DEL holdfast:{7}:epoch": {"worker"},
+	"UNLINK holdfast:k": {"worker"}, "MSET holdfast:k x": {"worker"}, "UNLINK holdfast:{7}:epoch": {"worker"},
+	"SPUBLISH holdfast:x y": {"worker"}, "SPUBLISH others:x y": {}, "SSUBSCRIBE holdfast:x": {"worker"}, "SSUBSCRIBE others:x": {},
+	"PSUBSCRIBE __keyevent@*__:expired": {"worker"}, "PSUBSCRIBE *": {}, "PSUBSCRIBE __keyevent@0__:*": {}, "PSUBSCRIBE __keyspace@0__:*": {}, "SUBSCRIBE others:x": {},
+	"INFO": {"worker", "migrator", "auditor"}, "TIME": {"worker", "migrator", "auditor"}, "ACL WHOAMI": {"worker", "migrator", "auditor"}, "PING": {"worker", "migrator", "auditor"},
+	"EVAL return{redis.call('FLUSHALL')} 0":                 {},
+	"EVAL return{redis.call('KEYS','*')} 0":                 {},
+	"EVAL return{redis.call('GET','others:k')} 0":           {},
+	"EVAL return{redis.call('SET','others:k','x')} 0":       {},
+	"EVAL return{redis.call('GET','holdfast:{7}:epoch')} 0": {"worker", "migrator"},
+	"EVAL return{redis.call('SET','holdfast:k','x')} 0":     {"worker"},
+	"EVAL return{redis.call('SPUBLISH','others:x','y')} 0":  {},
+
+	"EVAL_RO return{redis.call('GET','holdfast:{7}:epoch')} 0": {"worker", "migrator", "auditor"},
+	"EVAL_RO return{redis.call('HGETALL','holdfast:h')} 0":     {"worker", "auditor"},
+	"EVAL_RO return{redis.call('GET','others:k')} 0":           {},
+	"EVAL_RO return{redis.call('KEYS','*')} 0":                 {},
+}
+
+// TestRedisPermissions goes through what each user may say to Redis.
+func TestRedisPermissions(t *testing.T) {
+	t.Parallel()
+	g := newServers(t)
+	admin := redisAs(t, g, "admin")
+	if err := admin.Set(t.Context(), "others:k", "precious", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, user := range []string{"worker", "migrator", "auditor"} {
+		t.Run(user, func(t *testing.T) {
+			client := redisAs(t, g, user)
+			for line, users := range ofRedis {
+				var args []any
+				for _, word := range strings.Fields(line) {
+					args = append(args, word)
+				}
+				conn := client.Conn() // a subscription changes it
+				err := conn.Do(t.Context(), args...).Err()
+				_ = conn.Close()
+				if strings.Contains(line, "SUBSCRIBE") {
+					client.Close()
+					client = redisAs(t, g, user)
+				}
+				want := slices.Contains(users, user)
+				if got := !refusedByRedis(err); got != want {
+					t.Errorf("%s may say %s: %v (%v), want %v", user, line, got, err, want)
+				}
+			}
+		})
+	}
+	if got := admin.Get(t.Context(), "others:k").Val(); got != "precious" {
+		t.Errorf("a key of others has become %q", got)
+	}
+	_, address, _ := g.URLs("worker")
+	nobody := stacktest.RedisOptions(address)
+	nobody.Username, nobody.Password = "", ""
+	client := redis.NewClient(nobody)
+	defer func() { _ = client.Close() }()
+	if err := client.Ping(t.Context()).Err(); !redis.HasErrorPrefix(err, "NOAUTH") {
+		t.Errorf("somebody without a user is answered %v", err)
+	}
+}
+
+// refusedByRedis reports whether something was not permitted, by itself or within a script.
+func refusedByRedis(err error) bool {
+	return redis.HasErrorPrefix(err, "NOPERM") || err != nil && strings.Contains(err.Error(), "The user executing the script can't")
+}
+
+// TestRedisConfiguration starts Redis with these files, as the README says, and compares its users
+// with those that all other tests use.
+func TestRedisConfiguration(t *testing.T) {
+	t.Parallel()
+	g := stacktest.NewGuarded(t)
+	program, err := exec.LookPath("redis-server")
+	if err != nil {
+		t.Fatalf("%v (the tests have installed it, so it should be on PATH)", err)
+	}
+	dir := t.TempDir()
+	for name, from := range map[string]string{"redis.conf": "redis.conf", "users.conf": "users.conf.template"} {
+		text, err := os.ReadFile(filepath.Join("redis", from))
+		if err != nil {
+			t.Fatal(err)
+		}
+		const installed = "/etc/redis/users.conf"
+		if name == "redis.conf" && !strings.Contains(string(text), "\ninclude "+installed+"\n") {
+			t.Errorf("redis.conf does not include %s", installed)
+		}
+		here := strings.ReplaceAll(os.ExpandEnv(string(text)), installed, filepath.Join(dir, "users.conf"))
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(here), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ports, err := stack.QuietPorts(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := fmt.Sprint(ports[0])
+	cmd := exec.Command(program, "redis.conf", "--port", port, "--bind", "127.0.0.1")
+	cmd.Dir = dir
+	cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	_, address, _ := g.URLs("admin")
+	options := stacktest.RedisOptions(address)
+	options.Addr = "127.0.0.1:" + port
+	client := redis.NewClient(options)
+	defer func() { _ = client.Close() }()
+	stacktest.Eventually(t, "redis to start", func() bool { return client.Ping(context.Background()).Err() == nil })
+	users := func(c *redis.Client) string {
+		t.Helper()
+		list, err := c.Do(t.Context(), "ACL", "LIST").StringSlice()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, user := range list { // the order of commands means nothing
+			words := strings.Fields(user)
+			slices.Sort(words)
+			list[i] = strings.Join(words, " ")
+		}
+		return strings.Join(list[1:], "\n") // the first is the default user
+	}
+	if got, want := users(client), users(redisAs(t, g, "admin")); got != want || strings.Count(got, "holdfast_") != 4 {
+		t.Errorf("the users are\n%s\nother tests have\n%s", got, want)
+	}
+	for name, want := range map[string]string{
+		"maxmemory-policy": "noeviction", "appendonly": "no", "save": "", "notify-keyspace-events": "xE",
+	} {
+		if got := client.ConfigGet(t.Context(), name).Val()[name]; got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+}

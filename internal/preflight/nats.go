@@ -1,0 +1,361 @@
+package preflight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/events"
+)
+
+// The limits of what NATS must be.
+const (
+	natsMinorMin  = 10      // of NATS 2: consumers with several filters
+	payloadNeeded = 1 << 20 // a dead letter is its event and more headers
+	monitorLimit  = 4 << 20 // bytes of an answer
+)
+
+// natsLook is a connection that looks at NATS.
+type natsLook struct {
+	nc      *nats.Conn
+	js      jetstream.JetStream
+	refused chan refusal
+	serving []string // names of the server that is asked, and of those that have a copy of a stream
+}
+
+// refusal is what the server tells of something that it has not permitted.
+type refusal struct{ cause error }
+
+// ask asks something that NATS answers by silence when it is not permitted: the server tells of
+// that besides, and then it is not waited for.
+func (l *natsLook) ask(ctx context.Context, question func(context.Context) error) error {
+	for stale := true; stale; { // of what was asked before
+		select {
+		case <-l.refused:
+		default:
+			stale = false
+		}
+	}
+	asking, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var answer error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		answer = question(asking)
+	}()
+	select {
+	case <-done:
+		return answer
+	case r := <-l.refused:
+		cancel(r.cause)
+		<-done
+		return r.cause
+	}
+}
+
+// nats looks at NATS. It returns its clock.
+func (r *report) nats(ctx context.Context, t Target) clock {
+	const reachable = "nats.reachable"
+	l := &natsLook{refused: make(chan refusal, 16)}
+	names := []string{"nats.version", "nats.max_payload"}
+	for _, config := range events.Subjects(t.Namespace).Streams(t.Reach) {
+		names = append(names, "nats.stream."+config.Name)
+	}
+	names = append(names, NATSReplicas, "nats.consumers", NATSSync, natsReading, NATSPrivileges)
+	unreachable := func(err error) clock {
+		r.fail(reachable, err.Error(), "no event comes in, and none goes out", "start it with JetStream, or correct its URL")
+		r.skipAll(reachable+" failed", names...)
+		return clock{of: "nats", err: errors.New("it could not be asked")}
+	}
+	var err error
+	l.nc, err = events.Connect(t.NATSURL, "holdfast preflight "+t.Namespace, func(string, ...any) {}, nats.Timeout(within/2),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			select {
+			case l.refused <- refusal{err}:
+			default: // nobody asks
+			}
+		}))
+	if err != nil {
+		return unreachable(err)
+	}
+	defer l.nc.Close()
+	if l.js, err = jetstream.New(l.nc); err != nil {
+		return unreachable(err)
+	}
+	r.ok(reachable, fmt.Sprintf("%s %s", l.nc.ConnectedAddr(), l.nc.ConnectedServerName()))
+	r.natsVersion(l.nc.ConnectedServerVersion())
+	r.natsPayload(l.nc.MaxPayload())
+	l.serving = []string{l.nc.ConnectedServerName()}
+	r.natsStreams(ctx, l, t)
+	r.natsSync(ctx, l, t.Monitors)
+	who, err := l.who(ctx)
+	r.natsReading(who, err, t)
+	r.natsPrivileges(who, err, t)
+	return readClock(ctx, "nats", func(ctx context.Context) (time.Time, error) {
+		who, err := l.who(ctx)
+		return who.Server.Time, err
+	})
+}
+
+func (r *report) natsVersion(version string) {
+	const name = "nats.version"
+	numbers := strings.Split(version, ".")
+	if len(numbers) < 2 {
+		r.unknown(name, fmt.Sprintf("it says it is %.20q", version), "see that it is NATS 2.10 or newer")
+		return
+	}
+	major, majorErr := strconv.Atoi(numbers[0])
+	minor, minorErr := strconv.Atoi(numbers[1])
+	switch {
+	case majorErr != nil || minorErr != nil:
+		r.unknown(name, fmt.Sprintf("it says it is %.20q", version), "see that it is NATS 2.10 or newer")
+	case major < 2 || major == 2 && minor < natsMinorMin:
+		r.fail(name, version, "its consumers have no more than one filter", "use NATS 2.10 or newer (tested with 2.15)")
+	default:
+		r.ok(name, version)
+	}
+}
+
+func (r *report) natsPayload(limit int64) {
+	const name = "nats.max_payload"
+	found := fmt.Sprintf("%d bytes", limit)
+	if limit < payloadNeeded {
+		r.warn(name, found, "dead letters of large events do not fit, and are only pointers into the inbound stream, which must then keep them",
+			"max_payload: 1MB\nin the configuration of NATS")
+		return
+	}
+	r.ok(name, found)
+}
+
+// natsStreams looks at the streams, and at the consumers of the inbound one.
+func (r *report) natsStreams(ctx context.Context, l *natsLook, t Target) {
+	ns := events.Subjects(t.Namespace)
+	replicas, there := make(map[string]int), false
+	var coming []string
+	for _, wanted := range ns.Streams(t.Reach) {
+		name := "nats.stream." + wanted.Name
+		var stream jetstream.Stream
+		err := l.ask(ctx, func(ctx context.Context) (err error) {
+			stream, err = l.js.Stream(ctx, wanted.Name)
+			return err
+		})
+		switch {
+		case errors.Is(err, jetstream.ErrStreamNotFound) && t.Migrates:
+			r.ok(name, "there is none yet; the worker creates it")
+			coming = append(coming, wanted.Name)
+			continue
+		case errors.Is(err, jetstream.ErrStreamNotFound):
+			r.fail(name, "there is none", "with --no-migrate the worker does not create it", "worker migrate")
+			continue
+		case errors.Is(err, nats.ErrPermissionViolation):
+			r.unknown(name, err.Error(), "allow the user to publish on $JS.API.STREAM.INFO."+wanted.Name)
+			continue
+		case err != nil:
+			r.fail(name, err.Error(), "JetStream does not answer as it should", "see that JetStream is enabled for this account, and that the stream has a leader")
+			continue
+		}
+		found := stream.CachedInfo()
+		l.serves(found.Cluster)
+		replicas[wanted.Name] = found.Config.Replicas
+		there = there || wanted.Name == ns.InStream()
+		faults := ns.StreamFaults(found.Config, wanted, t.Reach)
+		if wanted.Name == ns.OutStream() {
+			faults = append(faults, forgets(found, t.Reach)...)
+		}
+		r.faults(name, fmt.Sprintf("in files, by limits, discards %s messages; it has %d", events.DiscardWord(found.Config.Discard), found.State.Msgs), faults)
+	}
+	r.natsReplicas(replicas, coming)
+	if !there {
+		r.skipAll("the inbound stream could not be looked at", "nats.consumers")
+		return
+	}
+	r.natsConsumers(ctx, l, t, ns)
+}
+
+// forgets is the fault of a stream of outcomes that is full and has dropped some before their time.
+func forgets(found *jetstream.StreamInfo, reach events.Reach) []events.Fault {
+	limited := found.Config.MaxBytes > 0 || found.Config.MaxMsgs > 0
+	oldest := found.TimeStamp.Sub(found.State.FirstTime)
+	if !limited || found.State.FirstSeq <= 1 || found.State.Msgs == 0 || oldest >= reach.Life+reach.Memory {
+		return nil
+	}
+	return []events.Fault{{
+		Found: fmt.Sprintf("it is limited (%d bytes, %d messages), and its oldest message is %s old", found.Config.MaxBytes, found.Config.MaxMsgs, oldest.Round(time.Second)),
+		Why:   fmt.Sprintf("it drops outcomes that still matter (%s): holds and answers cannot be rebuilt from it", reach.Life+reach.Memory),
+		Fix:   "nats stream edit " + found.Config.Name + " --force --max-bytes=-1 --max-msgs=-1",
+	}}
+}
+
+// serves notes which servers have a copy of a stream.
+func (l *natsLook) serves(copies *jetstream.ClusterInfo) {
+	if copies == nil {
+		return
+	}
+	if copies.Leader != "" {
+		l.serving = append(l.serving, copies.Leader)
+	}
+	for _, peer := range copies.Replicas {
+		l.serving = append(l.serving, peer.Name)
+	}
+}
+
+// natsReplicas is given how many copies streams have, and those that are not there and will be created.
+func (r *report) natsReplicas(of map[string]int, coming []string) {
+	const want = 3
+	var few, all []string
+	for _, name := range slices.Sorted(maps.Keys(of)) {
+		all = append(all, fmt.Sprintf("%s has %d", name, of[name]))
+		if of[name] < want {
+			few = append(few, name)
+		}
+	}
+	for _, name := range coming {
+		all = append(all, name+" will be created with 1")
+	}
+	few = append(few, coming...)
+	switch {
+	case len(all) == 0:
+		r.skipAll("no stream could be looked at", NATSReplicas)
+	case len(few) > 0:
+		var fixes []string
+		for _, name := range few {
+			fixes = append(fixes, fmt.Sprintf("nats stream edit %s --force --replicas %d", name, want))
+		}
+		when := "\n"
+		if len(coming) > 0 {
+			when = "\nwhen they are there, "
+		}
+		r.warn(NATSReplicas, strings.Join(all, ", "), "while that server is down no event is answered, and if its disk is lost so are events that were acknowledged",
+			strings.Join(fixes, "\n")+when+"in a cluster of at least three servers")
+	default:
+		r.ok(NATSReplicas, strings.Join(all, ", "))
+	}
+}
+
+func (r *report) natsConsumers(ctx context.Context, l *natsLook, t Target, ns events.Subjects) {
+	const name = "nats.consumers"
+	var all []events.Fault
+	var names []string
+	for _, wanted := range ns.Consumers() {
+		var consumer jetstream.Consumer
+		err := l.ask(ctx, func(ctx context.Context) (err error) {
+			consumer, err = l.js.Consumer(ctx, ns.InStream(), wanted.Durable)
+			return err
+		})
+		names = append(names, wanted.Durable)
+		switch {
+		case errors.Is(err, nats.ErrPermissionViolation):
+			r.unknown(name, err.Error(), fmt.Sprintf("allow the user to publish on $JS.API.CONSUMER.INFO.%s.%s", ns.InStream(), wanted.Durable))
+			return
+		case errors.Is(err, jetstream.ErrConsumerNotFound):
+			all = append(all, events.Fault{Found: "there is no consumer " + wanted.Durable, Why: "nobody takes its events", Fix: "worker migrate", Breaks: true})
+		case err != nil:
+			r.fail(name, err.Error(), "JetStream does not answer as it should", "see that the stream has a leader")
+			return
+		default:
+			for _, fault := range events.ConsumerFaults(consumer.CachedInfo().Config, wanted) {
+				fault.Found = wanted.Durable + ": " + fault.Found
+				all = append(all, fault)
+			}
+		}
+	}
+	if t.Migrates && len(all) > 0 {
+		var founds []string
+		for _, fault := range all {
+			founds = append(founds, fault.Found)
+		}
+		r.ok(name, strings.Join(founds, "; ")+"; the worker sets it right")
+		return
+	}
+	r.faults(name, strings.Join(names, ", "), all)
+}
+
+// natsSync asks the monitoring addresses how often messages are written to disk for good. It is ok when
+// each server that has a copy of a stream, and the one that is asked, says that it always does.
+func (r *report) natsSync(ctx context.Context, l *natsLook, monitors []string) {
+	const (
+		fix = "jetstream { sync_interval: always }\nin the configuration of every NATS server"
+		why = "a power cut loses what was acknowledged in the last minutes: events, and outcomes from which holds are rebuilt"
+	)
+	if len(monitors) == 0 {
+		r.unknown(NATSSync, "NATS tells it at its monitoring address only", "give --nats-monitor-urls (http_port in the configuration of NATS), and see that it says:\n"+fix)
+		return
+	}
+	var always, late, silent, missing []string
+	sure := make(map[string]bool) // by the name of a server
+	for _, monitor := range monitors {
+		config, err := jetStreamOf(ctx, monitor)
+		switch {
+		case err != nil:
+			silent = append(silent, fmt.Sprintf("%s: %v", events.RedactedURL(monitor), err))
+		case config.Always:
+			always = append(always, config.server+": always")
+			sure[config.server] = true
+		default:
+			late = append(late, fmt.Sprintf("%s: every %s", config.server, time.Duration(config.IntervalNS)))
+		}
+	}
+	for _, server := range slices.Compact(slices.Sorted(slices.Values(l.serving))) {
+		if !sure[server] {
+			missing = append(missing, server+" has not told it")
+		}
+	}
+	switch {
+	case len(late) > 0:
+		r.fail(NATSSync, strings.Join(slices.Concat(late, always, silent), ", "), why, fix)
+	case len(silent) > 0:
+		r.unknown(NATSSync, strings.Join(slices.Concat(silent, missing, always), ", "), "correct --nats-monitor-urls; it is like http://nats:8222")
+	case len(missing) > 0:
+		r.unknown(NATSSync, strings.Join(slices.Concat(missing, always), ", "), "give --nats-monitor-urls the monitoring address of each server of the cluster")
+	default:
+		r.ok(NATSSync, strings.Join(always, ", "))
+	}
+}
+
+// jetStreamConfig is what a monitoring address tells.
+type jetStreamConfig struct {
+	server     string
+	Always     bool  `json:"sync_always"`
+	IntervalNS int64 `json:"sync_interval"`
+}
+
+func jetStreamOf(ctx context.Context, monitor string) (*jetStreamConfig, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(monitor, "/")+"/varz", nil)
+	if err != nil {
+		return nil, errors.New("not a URL")
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	response, err := client.Do(request)
+	if err != nil {
+		return nil, errors.Unwrap(err) // without the URL
+	}
+	defer func() { _ = response.Body.Close() }() // only read
+	var varz struct {
+		Name      string `json:"server_name"`
+		JetStream struct {
+			Config *jetStreamConfig `json:"config"`
+		} `json:"jetstream"`
+	}
+	err = json.UnmarshalRead(http.MaxBytesReader(nil, response.Body, monitorLimit), &varz)
+	switch {
+	case response.StatusCode != http.StatusOK:
+		return nil, fmt.Errorf("it answers %s", response.Status)
+	case err != nil:
+		return nil, errors.New("it does not answer as NATS does")
+	case varz.JetStream.Config == nil:
+		return nil, errors.New("it has no JetStream")
+	}
+	varz.JetStream.Config.server = varz.Name
+	return varz.JetStream.Config, nil
+}

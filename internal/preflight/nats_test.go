@@ -1,0 +1,433 @@
+package preflight_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/events"
+	"holdfast/internal/preflight"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+)
+
+// natsTool reports whether the nats command is there, which remedies are told with. In CI it must be.
+func natsTool(t *testing.T) bool {
+	t.Helper()
+	_, err := exec.LookPath("nats")
+	if err != nil && os.Getenv("HOLDFAST_TEST_TOOLS") == "required" {
+		t.Fatal("nats is not on PATH, so no remedy is tried")
+	}
+	return err == nil
+}
+
+func (w *world) natsCommand(args string) {
+	w.t.Helper()
+	cmd := exec.CommandContext(w.t.Context(), "sh", "-c", "nats --server "+w.NATSURL+" "+args)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		w.t.Errorf("nats %s: %v\n%s", args, err, out)
+	}
+}
+
+// TestStreams makes each stream wrong in each way: just its check says so, and what it says is to
+// be done mends it.
+func TestStreams(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	hasTool := natsTool(t)
+	ctx := t.Context()
+	all := make(map[string]jetstream.StreamConfig)
+	for _, config := range w.ns.Streams(reach) {
+		all[config.Name] = config
+	}
+	const in, out, dlq, runs = "HOLDFAST_IN", "HOLDFAST_OUT", "HOLDFAST_DLQ", "HOLDFAST_RUNS"
+	for _, c := range []struct {
+		what, stream string
+		status       preflight.Status
+		wrong        func(*jetstream.StreamConfig)
+		anew         bool // it cannot be mended by an edit
+	}{
+		{"in memory", in, "fail", func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage }, true},
+		{"in memory", out, "fail", func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage }, true},
+		{"a queue", dlq, "fail", func(c *jetstream.StreamConfig) { c.Retention = jetstream.WorkQueuePolicy }, true},
+		{"by interest", in, "fail", func(c *jetstream.StreamConfig) { c.Retention = jetstream.InterestPolicy }, true},
+		{"discards old", in, "fail", func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardOld }, false},
+		{"discards old", dlq, "fail", func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardOld }, false},
+		{"discards new", out, "fail", func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardNew }, false},
+		{"no acks", in, "fail", func(c *jetstream.StreamConfig) { c.NoAck = true }, false},
+		{"other subjects", in, "fail", func(c *jetstream.StreamConfig) { c.Subjects = []string{"holdfast.in.booking.>"} }, false},
+		{"other subjects", out, "fail", func(c *jetstream.StreamConfig) { c.Subjects = []string{"holdfast.out.hold.>"} }, false},
+		{"one of a subject", in, "fail", func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }, false},
+		{"lives too short", out, "fail", func(c *jetstream.StreamConfig) { c.MaxAge = reach.Life - time.Second }, false},
+		{"forgets answers", out, "warn", func(c *jetstream.StreamConfig) { c.MaxAge = reach.Life + reach.Memory - time.Second }, false},
+		{"forgets events", in, "warn", func(c *jetstream.StreamConfig) { c.MaxAge = 7 * 24 * time.Hour }, false},
+		{"forgets letters", dlq, "warn", func(c *jetstream.StreamConfig) { c.MaxAge = 24 * time.Hour }, false},
+		{"small messages", in, "warn", func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1 << 10 }, false},
+		{"small messages", dlq, "warn", func(c *jetstream.StreamConfig) { c.MaxMsgSize = 128 << 10 }, false},
+		{"small window", out, "warn", func(c *jetstream.StreamConfig) { c.Duplicates = 2 * time.Minute }, false},
+		{"small window", dlq, "warn", func(c *jetstream.StreamConfig) { c.Duplicates = 2 * time.Minute }, false},
+		{"large, and lives for ever", out, "ok", func(c *jetstream.StreamConfig) { c.MaxAge, c.MaxBytes = 0, 1<<30 }, false},
+		{"more subjects", out, "ok", func(c *jetstream.StreamConfig) { c.Subjects = append(c.Subjects, "more.>") }, false},
+		{"lives for a day", runs, "ok", func(c *jetstream.StreamConfig) { c.MaxAge = 24 * time.Hour }, false},
+	} {
+		what := c.stream + ": " + c.what
+		config := all[c.stream]
+		c.wrong(&config)
+		if err := w.js.DeleteStream(ctx, c.stream); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.js.CreateStream(ctx, config); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		check := "nats.stream." + c.stream
+		if c.stream == in { // its consumers went with it
+			if c.status == "fail" {
+				for _, consumer := range w.ns.Consumers() {
+					if _, err := w.js.CreateOrUpdateConsumer(ctx, in, consumer); err != nil && config.Retention == jetstream.LimitsPolicy {
+						t.Fatalf("%s: %v", what, err)
+					}
+				}
+			} else {
+				w.migrate()
+			}
+		}
+		found := w.expect(what, []string{check + " " + string(c.status)})[check]
+		refused := events.Setup(ctx, w.js, w.ns, reach)
+		if (refused != nil) != (c.status == "fail") {
+			t.Errorf("%s: a worker that migrates says %v", what, refused)
+		}
+		if c.status == "fail" && !strings.Contains(found.Found, strings.TrimPrefix(strings.SplitN(refused.Error(), ": ", 3)[1], "")) {
+			t.Errorf("%s: preflight says %s, a worker that migrates %v", what, found.Found, refused)
+		}
+		switch {
+		case c.status == preflight.OK:
+			continue
+		case c.anew:
+			if !strings.Contains(found.Fix, "worker migrate") {
+				t.Errorf("%s: %s", what, found.Fix)
+			}
+		case hasTool:
+			w.follow(found)
+			w.expect("after "+what, nil)
+			continue
+		}
+		if err := w.js.DeleteStream(ctx, c.stream); err != nil {
+			t.Fatal(err)
+		}
+		w.migrate()
+		w.expect("made anew after "+what, nil)
+	}
+	if err := w.js.DeleteStream(ctx, dlq); err != nil {
+		t.Fatal(err)
+	}
+	w.expect("none, and a worker that migrates", nil, migrates)
+	w.follow(w.expect("none", []string{"nats.stream.HOLDFAST_DLQ fail"})["nats.stream.HOLDFAST_DLQ"])
+	w.expect("after none", nil)
+	if !hasTool {
+		t.Skip("nats is not on PATH, so the remedies were not tried (.ci/run has it, and sets HOLDFAST_TEST_TOOLS=required)")
+	}
+}
+
+// TestOutcomesThatAreDropped has the stream of outcomes drop some that are younger than a hold can be.
+func TestOutcomesThatAreDropped(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	config := w.ns.Streams(reach)[1]
+	config.MaxMsgs = 3
+	if _, err := w.js.UpdateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	w.expect("limited, and not full", nil)
+	for range 4 {
+		if _, err := w.js.Publish(t.Context(), "holdfast.out.hold.created.x", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := w.expect("limited, and full", []string{"nats.stream.HOLDFAST_OUT warn"})["nats.stream.HOLDFAST_OUT"]
+	if natsTool(t) {
+		w.follow(c)
+		w.expect("not limited any more", nil)
+	}
+}
+
+// TestConsumers makes consumers wrong.
+func TestConsumers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx := t.Context()
+	for what, wrong := range map[string]func(*jetstream.ConsumerConfig){
+		"a limit of deliveries": func(c *jetstream.ConsumerConfig) { c.MaxDeliver = 5 },
+		"a long wait for acks":  func(c *jetstream.ConsumerConfig) { c.AckWait = time.Minute },
+		"few at a time":         func(c *jetstream.ConsumerConfig) { c.MaxAckPending = 1 },
+		"another filter":        func(c *jetstream.ConsumerConfig) { c.FilterSubjects = []string{"holdfast.in.payment.started.>"} },
+	} {
+		config := w.ns.Consumers()[2]
+		wrong(&config)
+		if _, err := w.js.UpdateConsumer(ctx, "HOLDFAST_IN", config); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		w.expect(what+", and a worker that migrates", nil, migrates)
+		c := w.expect(what, []string{"nats.consumers fail"})["nats.consumers"]
+		if !strings.HasPrefix(c.Found, "payments: ") {
+			t.Errorf("%s: %s", what, c.Found)
+		}
+		w.follow(c)
+		w.expect("after "+what, nil)
+	}
+	if err := w.js.DeleteConsumer(ctx, "HOLDFAST_IN", "changes"); err != nil {
+		t.Fatal(err)
+	}
+	w.follow(w.expect("one is missing", []string{"nats.consumers fail"})["nats.consumers"])
+	w.expect("after one was missing", nil)
+}
+
+// natsServer starts a server for one test.
+func natsServer(t *testing.T, o server.Options) *server.Server {
+	t.Helper()
+	o.Host, o.Port, o.NoSigs, o.StoreDir = "127.0.0.1", server.RANDOM_PORT, true, t.TempDir()
+	s, err := server.NewServer(&o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	if !s.ReadyForConnections(time.Minute) {
+		t.Fatal("nats does not start")
+	}
+	return s
+}
+
+// TestNATS makes the server itself wrong.
+func TestNATS(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	at := func(url string) func(*preflight.Target) { return func(t *preflight.Target) { t.NATSURL = url } }
+	told := func(from, to string) func(*preflight.Target) {
+		return at("nats://" + altered(t, hostOf(w.NATSURL), func(said []byte) []byte {
+			return bytes.Replace(said, []byte(from), []byte(to), 1)
+		}))
+	}
+	w.expect("an old NATS", []string{"nats.version fail"}, told(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"2.9.25"`))
+	w.expect("a NATS that says nothing of itself", []string{"nats.version unknown"}, told(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"new"`))
+	w.expect("small payloads", []string{"nats.max_payload warn"}, told(`"max_payload":1048576`, `"max_payload":131072`))
+	if c := w.expect("nobody there", append(unreachable("nats"), "clocks unknown"), at("nats://127.0.0.1:1"))["clocks"]; !strings.HasPrefix(c.Fix, "mend what is above first") {
+		t.Errorf("nobody there: %+v", c)
+	}
+	plain := natsServer(t, server.Options{})
+	var streams []string
+	for _, config := range w.ns.Streams(reach) {
+		streams = append(streams, "nats.stream."+config.Name+" fail")
+	}
+	w.expect("no JetStream", append(streams, "nats.replicas skipped", "nats.consumers skipped"), at(plain.ClientURL()))
+
+	// Where it can be seen how often messages are written to disk for good.
+	monitored := func(o server.Options) (s *server.Server, monitor string) {
+		o.JetStream, o.HTTPHost, o.HTTPPort = true, "127.0.0.1", -1
+		s = natsServer(t, o)
+		return s, "http://" + s.MonitorAddr().String()
+	}
+	asked, always := monitored(server.Options{SyncAlways: true, ServerName: "nats-1"})
+	_, other := monitored(server.Options{SyncAlways: true, ServerName: "nats-2"})
+	_, late := monitored(server.Options{ServerName: "nats-1"})
+	w.expect("no streams yet", []string{"nats.consumers skipped"}, at(asked.ClientURL()), migrates)
+	w.setup(asked.ClientURL())
+	bare := "http://" + natsServer(t, server.Options{HTTPHost: "127.0.0.1", HTTPPort: -1}).MonitorAddr().String()
+	for what, c := range map[string]struct {
+		monitors []string
+		status   string
+	}{
+		"always":             {[]string{always}, "ok"},
+		"another server":     {[]string{other}, "unknown"},
+		"late":               {[]string{late}, "fail"},
+		"one of two late":    {[]string{always, late}, "fail"},
+		"one of two silent":  {[]string{always, "http://127.0.0.1:1"}, "unknown"},
+		"no JetStream there": {[]string{bare}, "unknown"},
+		"not a monitor":      {[]string{"http://" + hostOf(w.NATSURL)}, "unknown"},
+		"no URL":             {[]string{"http://ann:s3cret@[::1"}, "unknown"},
+		"with a password":    {[]string{"http://ann:s3cret@127.0.0.1:1/"}, "unknown"},
+	} {
+		found := w.expect(what, []string{"nats.sync_interval " + c.status}, func(t *preflight.Target) { t.Monitors = c.monitors }, at(asked.ClientURL()))["nats.sync_interval"]
+		if what == "another server" && found.Found != "nats-1 has not told it, nats-2: always" {
+			t.Errorf("%s: %+v", what, found)
+		}
+		if strings.Contains(fmt.Sprint(found), "s3cret") {
+			t.Errorf("%s: %+v", what, found)
+		}
+	}
+}
+
+// TestEverySync has another server than the one that is asked lead the streams, or have a copy of them: what is
+// acknowledged is on the disks of all of these, or it is not known.
+func TestEverySync(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const size = 3
+	servers := natsCluster(t, size)
+	w.at(servers[0].ClientURL(), func(js jetstream.JetStream) error {
+		for _, config := range w.ns.Streams(reach) {
+			config.Replicas = size
+			stacktest.Eventually(t, "servers to place a stream on", func() bool {
+				_, err := js.CreateStream(t.Context(), config)
+				return err == nil
+			})
+		}
+		stream, err := js.Stream(t.Context(), w.ns.InStream())
+		stacktest.Eventually(t, "all copies of a stream", func() bool {
+			info, err := stream.Info(t.Context())
+			return err == nil && info.Cluster != nil && info.Cluster.Leader != "" && len(info.Cluster.Replicas) == size-1
+		})
+		return err
+	})
+	look := func(monitors ...*server.Server) preflight.Check {
+		t.Helper()
+		return w.look(func(t *preflight.Target) {
+			t.NATSURL = servers[0].ClientURL()
+			for _, s := range monitors {
+				t.Monitors = append(t.Monitors, "http://"+s.MonitorAddr().String())
+			}
+		})["nats.sync_interval"]
+	}
+	if c := look(servers...); c.Status != preflight.OK {
+		t.Errorf("all of them: %+v", c)
+	}
+	for i := range servers {
+		some := slices.Delete(slices.Clone(servers), i, i+1)
+		if c := look(some...); c.Status != preflight.Unknown || !strings.Contains(c.Found, servers[i].Name()+" has not told it") {
+			t.Errorf("without %s: %+v", servers[i].Name(), c)
+		}
+	}
+	w.at(servers[0].ClientURL(), func(js jetstream.JetStream) (err error) { // the servers stop without them
+		for _, config := range w.ns.Streams(reach) {
+			err = errors.Join(err, js.DeleteStream(t.Context(), config.Name))
+		}
+		return err
+	})
+}
+
+// natsCluster starts a cluster for one test.
+func natsCluster(t *testing.T, size int) (servers []*server.Server) {
+	t.Helper()
+	ports, err := stack.QuietPorts(size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var routes []*url.URL
+	for _, port := range ports {
+		routes = append(routes, &url.URL{Scheme: "nats-route", Host: fmt.Sprint("127.0.0.1:", port)})
+	}
+	for i := range size {
+		o := &server.Options{
+			Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, StoreDir: t.TempDir(), ServerName: fmt.Sprint("nats-", i+1),
+			JetStream: true, SyncAlways: true, HTTPHost: "127.0.0.1", HTTPPort: -1,
+			Cluster: server.ClusterOpts{Name: "three", Host: "127.0.0.1", Port: ports[i]}, Routes: routes,
+		}
+		s, err := server.NewServer(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Start()
+		t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+		servers = append(servers, s)
+	}
+	stacktest.Eventually(t, "the cluster to have a leader", func() bool {
+		return slices.ContainsFunc(servers, func(s *server.Server) bool { return s.JetStreamIsLeader() }) &&
+			!slices.ContainsFunc(servers, func(s *server.Server) bool { return !s.JetStreamIsCurrent() })
+	})
+	return servers
+}
+
+// at does something to another NATS.
+func (w *world) at(url string, do func(jetstream.JetStream) error) {
+	w.t.Helper()
+	nc, err := events.Connect(url, "", w.t.Logf)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err == nil {
+		err = do(js)
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// setup makes the streams on another NATS.
+func (w *world) setup(url string) {
+	w.t.Helper()
+	w.at(url, func(js jetstream.JetStream) error { return events.Setup(w.t.Context(), js, w.ns, reach) })
+}
+
+// TestNATSUsers looks as users who may more or less than a worker needs.
+func TestNATSUsers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const needed = "$JS.API.STREAM.INFO.*"
+	users := map[string]*server.Permissions{
+		"all":     nil,
+		"nothing": {Publish: &server.SubjectPermission{Allow: []string{"nothing"}}, Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.nothing.>"}}},
+		"little": {
+			Publish: &server.SubjectPermission{Allow: []string{
+				needed, "$JS.API.CONSUMER.INFO.*.*", "$JS.API.CONSUMER.CREATE.HOLDFAST_IN.>", "$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.>", "$JS.API.CONSUMER.MSG.NEXT.*.*",
+				"$SYS.REQ.USER.INFO", "_INBOX.>",
+			}},
+			Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.little.>"}},
+		},
+		"forgetful": {
+			Publish:   &server.SubjectPermission{Allow: []string{needed, "$JS.API.CONSUMER.>", "$SYS.REQ.USER.INFO", "_INBOX.>"}, Deny: []string{"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.>"}},
+			Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.forgetful.>"}},
+		},
+		"denied": {
+			Publish:   &server.SubjectPermission{Deny: []string{"$JS.API.STREAM.PURGE.>", "$JS.API.STREAM.DELETE.*", "$JS.API.STREAM.MSG.DELETE.HOLDFAST_OUT", "*.in.>"}},
+			Subscribe: &server.SubjectPermission{Deny: []string{"_INBOX.preflight.>", "not-holdfast.>"}},
+		},
+		"purges": {Publish: &server.SubjectPermission{Allow: []string{"$JS.API.STREAM.>", "$JS.API.CONSUMER.INFO.>", "$SYS.REQ.USER.INFO"}}, Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.purges.>"}}},
+		"hears":  {Publish: &server.SubjectPermission{Allow: []string{needed, "$JS.API.CONSUMER.INFO.>", "$SYS.REQ.USER.INFO"}}, Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>"}}},
+	}
+	o := server.Options{JetStream: true, SyncAlways: true}
+	for name, permissions := range users {
+		o.Users = append(o.Users, &server.User{Username: name, Password: "pw", Permissions: permissions})
+	}
+	address := strings.TrimPrefix(natsServer(t, o).ClientURL(), "nats://")
+	as := func(user string) func(*preflight.Target) {
+		return func(t *preflight.Target) { t.NATSURL = "nats://" + user + ":pw@" + address }
+	}
+	w.setup("nats://all:pw@" + address)
+	w.expect("a user who may all", nil, as("all"))
+	w.expect("a user who may little", []string{"nats.privileges ok"}, as("little"))
+	c := w.expect("a user who may not read outcomes", []string{"nats.privileges ok", "nats.rebuild fail"}, as("forgetful"))["nats.rebuild"]
+	if !strings.Contains(c.Found, "$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.") || strings.Contains(c.Found, "HOLDFAST_IN") {
+		t.Errorf("it does not tell which permission is missing: %+v", c)
+	}
+	w.expect("a user who may all but that", []string{"nats.privileges warn"}, as("denied")) // others' subjects
+	var unseen []string
+	for _, config := range w.ns.Streams(reach) {
+		unseen = append(unseen, "nats.stream."+config.Name+" unknown")
+	}
+	began := time.Now()
+	checks := w.expect("a user who may nothing", append(unseen, "nats.consumers skipped", "nats.replicas skipped", "nats.rebuild unknown", "nats.privileges unknown", "clocks unknown"), as("nothing"))
+	t.Logf("a user who may nothing was looked at in %s", time.Since(began))
+	if c := checks["nats.stream.HOLDFAST_IN"]; !strings.Contains(c.Found, "$JS.API.STREAM.INFO.HOLDFAST_IN") || !strings.Contains(c.Fix, "$JS.API.STREAM.INFO.HOLDFAST_IN") {
+		t.Errorf("it does not tell which permission is missing: %+v", c)
+	}
+	for user, power := range map[string]string{"purges": "may purge HOLDFAST_IN, delete HOLDFAST_IN, delete outcomes", "hears": "may hear others' answers"} {
+		if c := w.look(as(user))["nats.privileges"]; c.Status != preflight.Warn || !strings.Contains(c.Found, power) {
+			t.Errorf("user %s: %+v", user, c)
+		}
+	}
+	checks = w.look(func(t *preflight.Target) { t.NATSURL = "nats://all:wrong@" + address })
+	if c := checks["nats.reachable"]; c.Status != preflight.Fail || !strings.Contains(c.Found, "Authorization") || strings.Contains(fmt.Sprint(checks), "wrong") {
+		t.Errorf("a wrong password: %+v", c)
+	}
+}

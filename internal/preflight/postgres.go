@@ -1,0 +1,144 @@
+package preflight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"holdfast/internal/store"
+)
+
+// postgres looks at Postgres. It returns its clock.
+func (r *report) postgres(ctx context.Context, t Target) clock {
+	const reachable = "postgres.reachable"
+	facts, err := t.Store.Inspect(ctx, t.Namespace)
+	if err != nil {
+		r.fail(reachable, err.Error(), "it does not answer as it should", "start it, correct its URL, or grant what is missing: deployments/postgres/grants.sql")
+		r.skipAll(reachable+" failed", "postgres.primary", PostgresFsync, PostgresCommit, PostgresPages, PostgresSchema, "postgres.grants", PostgresPowers)
+		return clock{of: "postgres", err: errors.New("it could not be asked")}
+	}
+	r.ok(reachable, fmt.Sprintf("Postgres %s, role %s, database %s", facts.Version, facts.Role, facts.Database))
+	r.postgresPrimary(facts)
+	r.postgresSetting(facts, PostgresFsync, Fail, "a crash of the machine may lose payments that were answered, or damage all tables")
+	r.postgresSetting(facts, PostgresCommit, Fail, "a crash loses the last payments, which were answered as reservations")
+	r.postgresSetting(facts, PostgresPages, Warn, "a crash in the midst of writing a page damages it, unless the file system writes pages whole (ZFS does)")
+	r.postgresSchema(facts, t)
+	r.postgresGrants(ctx, facts, t)
+	r.postgresPowers(ctx, facts, t)
+	return readClock(ctx, "postgres", t.Store.Clock)
+}
+
+func (r *report) postgresPrimary(f *store.Facts) {
+	const name, why = "postgres.primary", "no payment can be written"
+	switch {
+	case f.Standby:
+		r.fail(name, "it is a standby", why, "give the URL of the primary; with several hosts in it, add target_session_attrs=read-write")
+	case f.ReadOnly:
+		r.fail(name, "transactions are read-only", why, "ALTER ROLE "+quoted(f.Role)+" SET default_transaction_read_only = off;\nor use the worker's role")
+	default:
+		r.ok(name, "takes writes")
+	}
+}
+
+// postgresSetting says that a setting should be on. Its name is the part of the check's after the dot.
+func (r *report) postgresSetting(f *store.Facts, check string, bad Status, why string) {
+	_, name, _ := strings.Cut(check, ".")
+	setting := f.Settings[name]
+	if setting.Value != "off" {
+		r.ok(check, setting.Value)
+		return
+	}
+	r.add(check, bad, "off, by "+setting.Source, why, settingFix(f, name, setting.Source))
+}
+
+// settingFix is what switches a setting on again, which depends on where it was switched off.
+func settingFix(f *store.Facts, name, source string) string {
+	switch source {
+	case "command line":
+		return "start postgres without -c " + name + "=off"
+	case "database":
+		return fmt.Sprintf("ALTER DATABASE %s RESET %s;", quoted(f.Database), name)
+	case "user":
+		return fmt.Sprintf("ALTER ROLE %s RESET %s;", quoted(f.Role), name)
+	case "database user":
+		return fmt.Sprintf("ALTER ROLE %s IN DATABASE %s RESET %s;", quoted(f.Role), quoted(f.Database), name)
+	case "client", "session":
+		return "take " + name + " out of the worker's Postgres URL and PGOPTIONS"
+	default:
+		return fmt.Sprintf("ALTER SYSTEM SET %s = on;\nSELECT pg_reload_conf();", name)
+	}
+}
+
+func quoted(identifier string) string { return `"` + strings.ReplaceAll(identifier, `"`, `""`) + `"` }
+
+func (r *report) postgresSchema(f *store.Facts, t Target) {
+	const name, migrate = PostgresSchema, "worker migrate"
+	s, known := f.Schema, store.SchemaVersion
+	found := fmt.Sprintf("schema %s has version %d, this program knows %d", t.Namespace, s.Version, known)
+	switch {
+	case !s.Exists && t.Migrates && s.Creates:
+		r.ok(name, "there is no schema "+t.Namespace+" yet; the worker creates it")
+	case !s.Exists && t.Migrates:
+		r.fail(name, "there is no schema "+t.Namespace, "role "+f.Role+" may not create one",
+			fmt.Sprintf("CREATE SCHEMA %s AUTHORIZATION %s;\nor run worker migrate as another role, and the worker with --no-migrate", quoted(t.Namespace), quoted(f.Role)))
+	case !s.Exists:
+		r.fail(name, "there is no schema "+t.Namespace, "with --no-migrate the worker does not create it", migrate)
+	case !s.Usable:
+		r.unknown(name, "role "+f.Role+" may not use schema "+t.Namespace, "see postgres.grants")
+	case s.Version > known:
+		r.fail(name, found, "it may mean something else by now", "run the version of the worker that migrated it, or a newer one")
+	case s.Version < known && !t.Migrates:
+		r.fail(name, found, "its queries would fail", migrate)
+	case s.Version < known:
+		r.ok(name, found+"; the worker migrates it")
+	default:
+		r.ok(name, fmt.Sprintf("version %d", s.Version))
+	}
+}
+
+func (r *report) postgresGrants(ctx context.Context, f *store.Facts, t Target) {
+	const name = "postgres.grants"
+	if !f.Schema.Exists || f.Schema.Usable && f.Schema.Version < store.SchemaVersion {
+		r.skipAll("the tables are not there yet", name)
+		return
+	}
+	missing, err := t.Store.MissingGrants(ctx, t.Namespace, f)
+	switch {
+	case err != nil:
+		r.unknown(name, err.Error(), "look again")
+	case len(missing) > 0:
+		r.fail(name, fmt.Sprintf("role %s does not have %d of the privileges that it needs", f.Role, len(missing)),
+			"events would wait until it has them", strings.Join(missing, ";\n")+";\nor all of deployments/postgres/grants.sql, by the owner of the tables")
+	default:
+		r.ok(name, "role "+f.Role+" has all that it needs")
+	}
+}
+
+func (r *report) postgresPowers(ctx context.Context, f *store.Facts, t Target) {
+	const fix = "use a role like holdfast_worker in deployments/postgres/roles.sql"
+	powers, err := t.Store.Powers(ctx, t.Namespace)
+	if err != nil {
+		r.unknown(PostgresPowers, err.Error(), "look again")
+		return
+	}
+	var may []string
+	if len(powers.Attributes) > 0 {
+		may = append(may, "has "+strings.Join(powers.Attributes, ", "))
+	}
+	if len(powers.Owned) > 0 && !t.Migrates {
+		may = append(may, "owns "+strings.Join(powers.Owned, ", "))
+	}
+	if len(powers.Destroys) > 0 {
+		may = append(may, "has "+strings.Join(powers.Destroys, ", "))
+	}
+	switch {
+	case len(may) > 0:
+		r.warn(PostgresPowers, "role "+f.Role+" "+strings.Join(may, "; it "),
+			"a mistake, or whoever gets at the worker, could undo what the constraints promise", fix+", after worker migrate by another role, and run the worker with --no-migrate")
+	case len(powers.Owned) > 0:
+		r.ok(PostgresPowers, "role "+f.Role+" owns the tables, which a worker that migrates must")
+	default:
+		r.ok(PostgresPowers, "role "+f.Role+" has none that a worker does not need")
+	}
+}

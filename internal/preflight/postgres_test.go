@@ -1,0 +1,209 @@
+package preflight_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"holdfast/internal/preflight"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
+)
+
+// TestPostgres makes one thing of Postgres wrong after the other: just that check says so, and
+// what it says is to be done mends it.
+func TestPostgres(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.expect("healthy servers", nil)
+	mended := func(what, check string, status preflight.Status, change ...func(*preflight.Target)) preflight.Check {
+		t.Helper()
+		c := w.expect(what, []string{check + " " + string(status)}, change...)[check]
+		w.follow(c)
+		// Postgres tells its processes to read their settings again; some take their time.
+		stacktest.Eventually(t, check+" to be mended", func() bool { return w.look(change...)[check].Status == preflight.OK })
+		w.expect("after "+what, nil, change...)
+		return c
+	}
+	off := func(sql ...string) {
+		t.Helper()
+		for _, statement := range sql {
+			w.sql(statement)
+		}
+	}
+	system := func(setting, check string) {
+		t.Helper()
+		off("ALTER SYSTEM SET "+setting+" = off", "SELECT pg_reload_conf()")
+		stacktest.Eventually(t, setting+" to be off", func() bool { return w.look()[check].Status != preflight.OK })
+	}
+	system("fsync", "postgres.fsync")
+	mended("fsync off", "postgres.fsync", preflight.Fail)
+	system("full_page_writes", "postgres.full_page_writes")
+	mended("full_page_writes off", "postgres.full_page_writes", preflight.Warn)
+	system("synchronous_commit", "postgres.synchronous_commit")
+	mended("synchronous_commit off", "postgres.synchronous_commit", preflight.Fail)
+	off("ALTER ROLE postgres SET synchronous_commit = off")
+	mended("synchronous_commit off for the role", "postgres.synchronous_commit", preflight.Fail)
+	off("ALTER DATABASE postgres SET synchronous_commit = off")
+	mended("synchronous_commit off for the database", "postgres.synchronous_commit", preflight.Fail)
+	off("ALTER ROLE postgres IN DATABASE postgres SET synchronous_commit = off")
+	mended("synchronous_commit off for the role in the database", "postgres.synchronous_commit", preflight.Fail)
+	c := w.expect("synchronous_commit off in the URL", []string{"postgres.synchronous_commit fail"}, func(t *preflight.Target) {
+		t.Store = w.open(w.PostgresURL + "&synchronous_commit=off")
+	})["postgres.synchronous_commit"]
+	if !strings.Contains(c.Fix, "URL") {
+		t.Errorf("%+v", c)
+	}
+	off("ALTER ROLE postgres SET default_transaction_read_only = on")
+	c = w.expect("a role that only reads", []string{"postgres.primary fail"})["postgres.primary"]
+	off("SET default_transaction_read_only = off")
+	if !strings.HasSuffix(c.Fix, "use the worker's role") {
+		t.Errorf("%+v", c)
+	}
+	w.follow(c)
+	w.expect("a role that writes again", nil)
+	w.expect("nobody there", append(unreachable("postgres"), "clocks unknown"), func(t *preflight.Target) {
+		t.Store = w.open("postgres://postgres:s3cret@127.0.0.1:1/postgres")
+	})
+
+	// The schema.
+	off("INSERT INTO holdfast.goose_db_version (version_id, is_applied) VALUES (9999, true)")
+	w.expect("a newer schema", []string{"postgres.schema fail"})
+	w.expect("a newer schema, and a worker that migrates", []string{"postgres.schema fail"}, migrates)
+	off("DELETE FROM holdfast.goose_db_version WHERE version_id = 9999")
+	off("CREATE TABLE kept AS SELECT * FROM holdfast.goose_db_version", "DELETE FROM holdfast.goose_db_version WHERE version_id > 1")
+	w.expect("an older schema", []string{"postgres.schema fail", "postgres.grants skipped"})
+	w.expect("an older schema, and a worker that migrates", []string{"postgres.grants skipped"}, migrates)
+	off("DELETE FROM holdfast.goose_db_version", "INSERT INTO holdfast.goose_db_version SELECT * FROM kept")
+	w.expect("the schema again", nil)
+	off("ALTER SCHEMA holdfast RENAME TO aside")
+	w.expect("no schema, and a worker that migrates", []string{"postgres.grants skipped"}, migrates)
+	w.follow(w.expect("no schema", []string{"postgres.schema fail", "postgres.grants skipped"})["postgres.schema"])
+	w.expect("after no schema", nil)
+}
+
+// TestPostgresStandby looks at a server that takes no writes.
+func TestPostgresStandby(t *testing.T) {
+	t.Parallel()
+	dir := stacktest.DataDir(t)
+	start := func() *stack.Stack {
+		t.Helper()
+		s, err := stack.Start(t.Context(), stack.Options{Dir: dir, Postgres: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	w := newWorld(t)
+	if err := start().Close(); err != nil {
+		t.Fatal(err)
+	}
+	data := filepath.Join(dir, "postgres")
+	signal := filepath.Join(data, "standby.signal")
+	if err := os.WriteFile(signal, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	owner, err := os.Stat(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := owner.Sys().(*syscall.Stat_t); os.Chown(signal, int(s.Uid), int(s.Gid)) != nil {
+		t.Fatal("the file is not postgres'")
+	}
+	standby := start()
+	defer func() { _ = standby.Close() }()
+	c := w.look(func(t *preflight.Target) { t.Store = w.open(standby.PostgresURL) })["postgres.primary"]
+	if c.Status != preflight.Fail || !strings.Contains(c.Found, "standby") {
+		t.Errorf("%+v", c)
+	}
+}
+
+// TestPostgresRoles takes each privilege that a worker needs from its role, and gives the role
+// each that it should not have.
+func TestPostgresRoles(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, statement := range []string{
+		`CREATE ROLE worker LOGIN`, `CREATE ROLE "Odd ""one""" LOGIN`,
+		`GRANT USAGE ON SCHEMA holdfast TO worker`,
+	} {
+		w.sql(statement)
+	}
+	as := func(role string) func(*preflight.Target) {
+		return func(t *preflight.Target) { t.Store = w.open(strings.Replace(w.PostgresURL, "postgres@", role+"@", 1)) }
+	}
+	// What a role without any may not do it is told, statement by statement.
+	const noVersion = "version of schema"
+	c := w.look(as("worker"))["postgres.reachable"]
+	if c.Status != preflight.Fail || !strings.Contains(c.Found, noVersion) {
+		t.Errorf("a role that may read nothing: %+v", c)
+	}
+	w.sql(`GRANT SELECT ON holdfast.goose_db_version TO worker`)
+	c = w.expect("a role with nothing more", []string{"postgres.grants fail", "postgres.privileges ok"}, as("worker"))["postgres.grants"]
+	w.follow(preflight.Check{Name: c.Name, Fix: c.Fix[:strings.Index(c.Fix, "\nor all of")]})
+	w.expect("with what was told", []string{"postgres.privileges ok"}, as("worker"))
+	var all []string
+	for line := range strings.Lines(c.Fix) {
+		if strings.HasPrefix(line, "GRANT ") {
+			all = append(all, strings.TrimSuffix(strings.TrimSpace(line), ";"))
+		}
+	}
+	if len(all) < 10 {
+		t.Fatalf("only %d grants are told: %s", len(all), c.Fix)
+	}
+	for _, grant := range all {
+		w.sql(strings.Replace(strings.Replace(grant, "GRANT ", "REVOKE ", 1), " TO ", " FROM ", 1))
+		c := w.look(as("worker"))["postgres.grants"]
+		if c.Status != preflight.Fail || !strings.HasPrefix(c.Fix, grant+";\nor all") {
+			t.Errorf("without %s: %+v", grant, c)
+		}
+		w.sql(grant)
+	}
+	w.expect("with all again", []string{"postgres.privileges ok"}, as("worker"))
+	w.sql(`REVOKE USAGE ON SCHEMA holdfast FROM worker`)
+	c = w.expect("without the schema", []string{"postgres.grants fail", "postgres.schema unknown", "postgres.privileges ok"}, as("worker"))["postgres.grants"]
+	w.follow(c)
+	w.expect("with the schema again", []string{"postgres.privileges ok"}, as("worker"))
+
+	for give, take := range map[string]string{
+		`ALTER ROLE worker CREATEDB`:                                         `ALTER ROLE worker NOCREATEDB`,
+		`ALTER ROLE worker CREATEROLE`:                                       `ALTER ROLE worker NOCREATEROLE`,
+		`ALTER ROLE worker BYPASSRLS`:                                        `ALTER ROLE worker NOBYPASSRLS`,
+		`ALTER ROLE worker SUPERUSER`:                                        `ALTER ROLE worker NOSUPERUSER`,
+		`GRANT pg_write_all_data TO worker`:                                  `REVOKE pg_write_all_data FROM worker`,
+		`GRANT "Odd ""one""" TO worker; ALTER ROLE "Odd ""one""" CREATEROLE`: `DROP ROLE "Odd ""one"""`,
+		`GRANT TRUNCATE ON holdfast.payments TO worker`:                      `REVOKE TRUNCATE ON holdfast.payments FROM worker`,
+		`GRANT DELETE ON holdfast.reservations TO worker`:                    `REVOKE DELETE ON holdfast.reservations FROM worker`,
+		`ALTER TABLE holdfast.payments OWNER TO worker`:                      `ALTER TABLE holdfast.payments OWNER TO postgres`,
+	} {
+		w.sql(give)
+		if c := w.look(as("worker"))["postgres.privileges"]; c.Status != preflight.Warn {
+			t.Errorf("after %s: %+v", give, c)
+		}
+		w.sql(take)
+		if strings.Contains(give, "OWNER") {
+			w.sql(`GRANT SELECT, INSERT ON holdfast.payments TO worker`)
+		}
+	}
+	w.expect("with what it needs and nothing more", []string{"postgres.privileges ok"}, as("worker"))
+
+	// A role that migrates must own what it migrates, and may have to create it.
+	w.sql(`CREATE ROLE migrator LOGIN`)
+	w.sql(`ALTER SCHEMA holdfast RENAME TO aside`)
+	w.expect("a role that may not create schemas", []string{"postgres.schema fail", "postgres.grants skipped", "postgres.privileges ok"}, as("migrator"), migrates)
+	w.sql(`CREATE SCHEMA holdfast AUTHORIZATION migrator`)
+	w.expect("a role with an empty schema", []string{"postgres.grants skipped", "postgres.privileges ok"}, as("migrator"), migrates)
+	db, err := store.Open(t.Context(), strings.Replace(w.PostgresURL, "postgres@", "migrator@", 1), "holdfast")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	if err := db.Migrate(t.Context(), "holdfast"); err != nil {
+		t.Fatal(err)
+	}
+	w.expect("the owner, and a worker that migrates", []string{"postgres.privileges ok"}, as("migrator"), migrates)
+	w.expect("the owner, and a worker that does not", []string{"postgres.privileges warn"}, as("migrator"))
+}

@@ -1,0 +1,216 @@
+package preflight_test
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"holdfast/internal/audit"
+	"holdfast/internal/holds"
+	"holdfast/internal/locking"
+	"holdfast/internal/preflight"
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestRedis makes one thing of Redis wrong after the other: just that check says so, and what it
+// says is to be done mends it.
+func TestRedis(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx := t.Context()
+	w.expect("healthy servers", nil)
+
+	for name, c := range map[string]struct {
+		settings [][2]string
+		but      []string
+	}{
+		"a policy that evicts":      {[][2]string{{"maxmemory-policy", "allkeys-lru"}}, []string{"redis.maxmemory_policy fail"}},
+		"a policy for what has ttl": {[][2]string{{"maxmemory-policy", "volatile-ttl"}}, []string{"redis.maxmemory_policy fail"}},
+	} {
+		for _, s := range c.settings {
+			w.config(s[0], s[1])
+		}
+		checks := w.expect(name, c.but)
+		first, _, _ := strings.Cut(c.but[0], " ")
+		w.follow(checks[first])
+		w.expect("after "+name, nil)
+	}
+	w.config("appendonly", "no") // it is filled again after a restart, whatever it has kept
+	w.expect("no persistence", nil)
+
+	// Notifications: the worker switches them on where it may.
+	w.config("notify-keyspace-events", "KEA")
+	w.expect("all notifications", nil)
+	w.config("notify-keyspace-events", "")
+	user := func(name, rules string) func(*preflight.Target) {
+		t.Helper()
+		args := []any{"ACL", "SETUSER", name, "reset", "on", ">pw", "~holdfast:*", "&*", "+@all"}
+		for _, rule := range strings.Fields(rules) {
+			args = append(args, rule)
+		}
+		if err := w.redis.Do(ctx, args...).Err(); err != nil {
+			t.Fatal(err)
+		}
+		return redisAt(hostOf(w.RedisURL), name)
+	}
+	checks := w.expect("notifications that may not be switched on", []string{"redis.notifications warn"}, user("noset", "-config|set"))
+	if found := checks["redis.notifications"].Found; !strings.Contains(found, "config|set") {
+		t.Errorf("it does not tell which permission is missing: %s", found)
+	}
+	w.expect("no right to read settings", []string{"redis.notifications unknown"}, user("noconfig", "-config"))
+
+	// What a worker may.
+	const scripts = "resetchannels -@all +info +time +ping +acl|whoami +client|setname +eval +evalsha +eval_ro +evalsha_ro +spublish +ssubscribe +psubscribe +get +set +mset +mget +del +unlink +exists +incr " +
+		"+persist +pexpire +pttl +hget +hset +hdel +hlen +hmget +hincrby +hrandfield +zadd +zrem +zrange " + // and what audits do:
+		"+scan +type +pexpiretime +hgetall +hscan +zcard +zscan +zscore &holdfast:* &__keyevent@*__:expired"
+	little := []string{"redis.notifications unknown", "redis.privileges ok"}
+	w.expect("a user who may little", little, user("little", scripts))
+	w.expect("a user who may little, and no transactions", append(little, "redis.commands fail"), user("little", scripts), func(t *preflight.Target) { t.Optimistic = true })
+	w.expect("a user who may little, and transactions", little, user("little", scripts+" +watch +unwatch +multi +exec +script|load"), func(t *preflight.Target) { t.Optimistic = true })
+	for _, power := range []string{"flushall", "flushdb", "keys", "script|flush", "acl|setuser", "config|set", "shutdown", "replicaof"} {
+		checks := w.look(user("little", scripts+" +"+power))
+		if c := checks["redis.privileges"]; c.Status != preflight.Warn || !strings.HasSuffix(c.Found, " may "+power) {
+			t.Errorf("a user who may %s: %+v", power, c)
+		}
+	}
+	checks = w.look(user("little", scripts+" ~*"))
+	if c := checks["redis.privileges"]; c.Status != preflight.Warn || !strings.Contains(c.Found, "keys") {
+		t.Errorf("a user who may read others' keys: %+v", c)
+	}
+	_, ofAudit := audit.ScriptCommands()
+	for _, command := range slices.Concat(holds.ScriptCommands(), locking.ScriptCommands(), ofAudit, []string{"eval", "evalsha", "scan"}) {
+		if command = strings.ToLower(command); command == "spublish" || command == "info" { // a hint; and below
+			continue
+		}
+		c := w.look(user("little", scripts+" -"+command))["redis.commands"]
+		if c.Status != preflight.Fail || !strings.Contains(c.Found, "may not "+command+" ") || !strings.HasSuffix(c.Fix, "use the worker's user") {
+			t.Errorf("a user who may not %s: %+v", command, c)
+		}
+		w.follow(c)
+		w.expect("a user who may "+command+" again", little, redisAt(hostOf(w.RedisURL), "little"))
+	}
+	for _, hint := range []string{"-spublish", "-ssubscribe", "-psubscribe", "resetchannels &holdfast:*", "resetchannels &__keyevent@*__:expired"} {
+		c := w.expect("without "+hint, append(little, "redis.commands warn"), user("little", scripts+" "+hint))["redis.commands"]
+		w.follow(c)
+		w.expect("with "+hint, little, redisAt(hostOf(w.RedisURL), "little"))
+	}
+	w.expect("a user who may not run scripts", append(little, "redis.commands fail", "redis.privileges unknown"), user("little", scripts+" -eval -evalsha -eval_ro -evalsha_ro"))
+
+	// To look does nothing, and is noted nowhere.
+	if err := w.redis.Do(ctx, "ACL", "LOG", "RESET").Err(); err != nil {
+		t.Fatal(err)
+	}
+	w.expect("a user who may little, once more", little, user("little", scripts))
+	if log := w.redis.Do(ctx, "ACL", "LOG").Val(); len(log.([]any)) > 0 {
+		t.Errorf("Redis has noted %v", log)
+	}
+	w.expect("a user who may not read its own keys", []string{"redis.format fail", "redis.commands fail"}, user("nokeys", "resetkeys ~other:*"))
+	checks = w.expect("no password", append(unreachable("redis"), "clocks unknown"), redisAt(hostOf(w.RedisURL), "nobody"))
+	if c := checks["redis.reachable"]; !strings.Contains(c.Found, "WRONGPASS") {
+		t.Errorf("a user that there is not: %+v", c)
+	}
+	w.expect("a user who may not say INFO", append(unreachable("redis"), "clocks unknown"), user("noinfo", "-info"))
+
+	// Formats.
+	const key = "holdfast:{0}:format"
+	for _, noted := range []string{"2", "1.5", "x"} {
+		if err := w.redis.Set(ctx, key, noted, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		w.expect("the format "+noted, []string{"redis.format fail"})
+	}
+	if err := w.redis.Del(ctx, key).Err(); err != nil {
+		t.Fatal(err)
+	}
+	w.expect("no format", nil)
+
+	// What only a proxy can say.
+	older := altered(t, hostOf(w.RedisURL), func(said []byte) []byte {
+		return bytes.Replace(said, []byte("redis_version:7."), []byte("redis_version:6."), 1)
+	})
+	w.expect("an old Redis", []string{"redis.version fail"}, redisAt(older, ""))
+	w.expect("nobody there", append(unreachable("redis"), "clocks unknown"), redisAt("127.0.0.1:1", ""))
+	host, port, _ := net.SplitHostPort(hostOf(stacktest.Shared().RedisURL))
+	if err := w.redis.Do(ctx, "REPLICAOF", host, port).Err(); err != nil {
+		t.Fatal(err)
+	}
+	checks = w.look()
+	if c := checks["redis.role"]; c.Status != preflight.Fail || !strings.Contains(c.Found, host) {
+		t.Errorf("a replica: %+v", c)
+	}
+}
+
+// unreachable is what the checks of a server are when it cannot be asked.
+func unreachable(server string) (but []string) {
+	for name := range healthy {
+		switch {
+		case name == server+".reachable":
+			but = append(but, name+" fail")
+		case strings.HasPrefix(name, server+"."):
+			but = append(but, name+" skipped")
+		}
+	}
+	return but
+}
+
+// TestClocks lets the clock of Redis be wrong, and the way to it be slow: only a clock that is
+// surely wrong fails.
+func TestClocks(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	seconds := regexp.MustCompile(`^\*2\r\n\$10\r\n(\d{10})\r\n`)
+	off := func(by int64) string {
+		return altered(t, hostOf(w.RedisURL), func(said []byte) []byte {
+			found := seconds.FindSubmatch(said)
+			if found == nil {
+				return said
+			}
+			n, _ := strconv.ParseInt(string(found[1]), 10, 64)
+			return bytes.Replace(said, found[1], []byte(strconv.FormatInt(n+by, 10)), 1)
+		})
+	}
+	for _, by := range []int64{1, -1, 3600} {
+		c := w.expect(fmt.Sprintf("a clock that is %d s off", by), []string{"clocks fail"}, redisAt(off(by), ""))["clocks"]
+		if !strings.Contains(c.Found, "redis") || !strings.Contains(c.Fix, "chronyc") {
+			t.Errorf("a clock that is %d s off: %+v", by, c)
+		}
+	}
+	w.expect("a clock that is right, behind the same proxy", nil, redisAt(off(0), ""))
+	slow := altered(t, hostOf(w.RedisURL), func(said []byte) []byte {
+		if seconds.Match(said) {
+			time.Sleep(600 * time.Millisecond) // a network that is slow in one direction
+		}
+		return said
+	})
+	w.expect("a clock that is right, far away", []string{"clocks unknown"}, redisAt(slow, ""))
+}
+
+// TestLockServers makes servers of Redlock wrong.
+func TestLockServers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	urls := stacktest.LockServers(t, 3)
+	with := func(urls ...string) func(*preflight.Target) {
+		return func(t *preflight.Target) {
+			for _, url := range urls {
+				t.LockServers = append(t.LockServers, stacktest.RedisOptions(url))
+			}
+		}
+	}
+	const down = "redis://127.0.0.1:1/0"
+	w.expect("three", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 ok"}, with(urls...))
+	w.expect("one down", []string{"lock_redis.1 ok", "lock_redis.2 warn", "lock_redis.3 ok"}, with(urls[0], down, urls[1]))
+	w.expect("two down", []string{"lock_redis.1 warn", "lock_redis.2 warn", "lock_redis.3 ok", "lock_redis fail"}, with(down, down, urls[1]))
+	_, port, _ := net.SplitHostPort(hostOf(urls[0]))
+	w.expect("one twice", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 fail"}, with(urls[0], urls[1], "redis://localhost:"+port))
+	w.config("maxmemory-policy", "allkeys-lru")
+	checks := w.expect("one that evicts", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 warn", "redis.maxmemory_policy fail"}, with(urls[0], urls[1], w.RedisURL))
+	w.follow(checks["lock_redis.3"])
+	w.expect("three again", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 ok"}, with(urls[0], urls[1], w.RedisURL))
+}

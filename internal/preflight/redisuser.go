@@ -1,0 +1,178 @@
+package preflight
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/audit"
+	"holdfast/internal/holds"
+	"holdfast/internal/locking"
+	"holdfast/internal/lua"
+)
+
+// What a user may say to Redis, by the names that ACL rules have.
+const (
+	configGet = "config|get"
+	configSet = "config|set"
+	othersKey = "get of others' keys"
+)
+
+// exampleKey begins the example of a key in a script's command: none of the rest names one that is.
+const exampleKey = ":{0}:preflight:example"
+
+// needed are the commands of scripts, those by which they are run, and those by which a worker finds what
+// they are to look at, with arguments as they have there.
+func needed(namespace string) map[string][]string {
+	key := namespace + exampleKey
+	_, ofAudit := audit.ScriptCommands()
+	arguments := map[string][]string{
+		"HDEL": {key, "f"}, "HGET": {key, "f"}, "HINCRBY": {key, "f", "1"}, "HMGET": {key, "f"}, "HSET": {key, "f", "v"},
+		"HSCAN": {key, "0"}, "PEXPIRE": {key, "1"}, "SET": {key, "v"}, "ZADD": {key, "1", "m"}, "ZRANGE": {key, "0", "0"}, "ZREM": {key, "m"},
+		"MSET": {key, "v"}, "ZSCAN": {key, "0"}, "ZSCORE": {key, "m"}, "TIME": {}, "SPUBLISH": {key, "m"},
+	}
+	noHash := strings.Repeat("0", 40)
+	commands := map[string][]string{
+		"eval": {"EVAL", "", "0"}, "evalsha": {"EVALSHA", noHash, "0"}, "eval_ro": {"EVAL_RO", "", "0"}, "evalsha_ro": {"EVALSHA_RO", noHash, "0"},
+		"scan": {"SCAN", "0"}, "info": {"INFO"},
+	}
+	for _, name := range slices.Concat(holds.ScriptCommands(), locking.ScriptCommands(), ofAudit) {
+		rest, special := arguments[name]
+		if !special {
+			rest = []string{key}
+		}
+		commands[strings.ToLower(name)] = append([]string{name}, rest...)
+	}
+	return commands
+}
+
+// optimistic are the commands that lock by transactions.
+func optimistic(namespace string) map[string][]string {
+	return map[string][]string{
+		"watch": {"WATCH", namespace + exampleKey}, "unwatch": {"UNWATCH"}, "multi": {"MULTI"}, "exec": {"EXEC"}, "script|load": {"SCRIPT", "LOAD", ""},
+	}
+}
+
+// hints are what a worker does well to hear, and does without.
+func hints(namespace string) map[string][]string {
+	return map[string][]string{
+		"ssubscribe": {"SSUBSCRIBE", namespace + exampleKey}, "spublish": {"SPUBLISH", namespace + exampleKey, "m"},
+		"psubscribe": {"PSUBSCRIBE", holds.ExpiredChannel},
+	}
+}
+
+// powers are what a worker never says.
+func powers(namespace string) map[string][]string {
+	return map[string][]string{
+		configSet: {"CONFIG", "SET", "maxmemory-policy", "noeviction"}, "flushall": {"FLUSHALL"}, "flushdb": {"FLUSHDB"},
+		"keys": {"KEYS", "no-such-key"}, "script|flush": {"SCRIPT", "FLUSH"}, "acl|setuser": {"ACL", "SETUSER", "no-such-user"},
+		"shutdown": {"SHUTDOWN"}, "replicaof": {"REPLICAOF", "NO", "ONE"}, othersKey: {"GET", "not-" + namespace + ":nothing"},
+	}
+}
+
+// permissions are what a user may do.
+type permissions struct {
+	do  map[string]bool
+	err error // why that is not known
+}
+
+// scriptPermissions asks what its user may do. It does nothing of it, and nothing is noted in ACL LOG.
+//
+// ARGV  commands, their words separated by line feeds
+// Returns ok, and 1 or 0 for each
+var scriptPermissions = lua.New("permissions", "no-writes", `
+local reply = {'ok'}
+for i, command in ipairs(ARGV) do
+  local words = {}
+  for word in string.gmatch(command, '([^\n]*)\n') do words[#words + 1] = word end
+  reply[i + 1] = redis.acl_check_cmd(unpack(words)) and 1 or 0
+end
+return reply
+`)
+
+func readPermissions(ctx context.Context, client *redis.Client, namespace string) permissions {
+	var names []string
+	var args []any
+	ask := func(commands map[string][]string) {
+		for name, words := range commands {
+			names, args = append(names, name), append(args, strings.Join(words, "\n")+"\n")
+		}
+	}
+	ask(needed(namespace))
+	ask(optimistic(namespace))
+	ask(hints(namespace))
+	ask(powers(namespace))
+	ask(map[string][]string{configGet: {"CONFIG", "GET", "save"}})
+	c := &lua.Call{Script: scriptPermissions, Args: args}
+	lua.Run(ctx, client, []*lua.Call{c})
+	if err := c.Expect(len(names)); err != nil {
+		return permissions{err: err}
+	}
+	may := permissions{do: make(map[string]bool, len(names))}
+	for i, name := range names {
+		may.do[name] = c.Reply[i] == "1"
+	}
+	return may
+}
+
+// lacks returns which of some commands are not permitted.
+func (p permissions) lacks(commands map[string][]string) (names []string) {
+	for name := range commands {
+		if !p.do[name] {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// redisCommands says which of the commands that a worker needs its user lacks.
+func (r *report) redisCommands(t Target, user string, may permissions) {
+	allow := func(names []string, rest string) string {
+		return "redis-cli acl setuser " + user + " +" + strings.Join(names, " +") + " " + rest + "\nand the same in users.conf; stop the workers before. Or use the worker's user"
+	}
+	lacks := may.lacks(needed(t.Namespace))
+	lacks = slices.DeleteFunc(lacks, func(name string) bool { return name == "spublish" }) // the scripts go on without
+	if t.Optimistic {
+		lacks = append(lacks, may.lacks(optimistic(t.Namespace))...)
+	}
+	deaf := may.lacks(hints(t.Namespace))
+	keys := "~" + t.Namespace + ":*"
+	switch {
+	case redis.HasErrorPrefix(may.err, "NOPERM"):
+		r.fail(RedisCommands, may.err.Error(), "no script can be run", allow([]string{"eval", "evalsha", "eval_ro", "evalsha_ro"}, keys))
+	case may.err != nil:
+		r.unknown(RedisCommands, may.err.Error(), "look again")
+	case len(lacks) > 0:
+		r.fail(RedisCommands, fmt.Sprintf("user %s may not %s with keys %s:*", user, strings.Join(lacks, ", "), t.Namespace),
+			"a script that is refused a command stops in its midst, and what it has written by then stays: slots would be counted that nobody holds", allow(lacks, keys))
+	case len(deaf) > 0:
+		r.warn(RedisCommands, fmt.Sprintf("user %s may not %s on its channels", user, strings.Join(deaf, ", ")),
+			"releases of locks, or lapsed holds, are noticed later, by the clock", allow(deaf, "&"+t.Namespace+":* &"+holds.ExpiredChannel))
+	default:
+		r.ok(RedisCommands, "user "+user+" may do all that the scripts do")
+	}
+}
+
+// redisPrivileges says what the user may do and a worker need not.
+func (r *report) redisPrivileges(t Target, user string, may permissions) {
+	if may.err != nil {
+		r.unknown(RedisPrivileges, may.err.Error(), "ACL GETUSER "+user+"\nby an administrator: it should not have more than deployments/redis/users.conf.template")
+		return
+	}
+	all := powers(t.Namespace)
+	for _, name := range may.lacks(all) {
+		delete(all, name)
+	}
+	if len(all) == 0 {
+		r.ok(RedisPrivileges, "user "+user+" has none that a worker does not need, as far as was asked")
+		return
+	}
+	has := slices.Sorted(maps.Keys(all))
+	r.warn(RedisPrivileges, "user "+user+" may "+strings.Join(has, ", "), "a mistake, or whoever gets at the worker, could empty Redis or read others' data",
+		"use a user like holdfast_worker in deployments/redis/users.conf.template")
+}
