@@ -1,5 +1,5 @@
 # For habit; each line is what README.md says.
-.PHONY: dev test race lint bench bench-quick bench-parts bench-locks
+.PHONY: dev test race lint bench bench-quick bench-parts bench-locks torture mutants
 
 dev:
 	go run ./cmd/worker dev
@@ -23,13 +23,27 @@ bench bench-quick:
 	go build -o bin/ ./cmd/worker ./cmd/publisher
 	bin/publisher bench $(BENCH)
 
-# How late lapsed holds are restored, how long servers take to start, and 10,000 dead letters.
+# How late lapsed holds are restored, how long servers take to start, 10,000 dead letters, and an
+# audit of 100,000 holds.
 bench-parts:
 	go test ./internal/holds -run '^$$' -bench Expire -benchtime 1x
 	go test ./internal/stack -run '^$$' -bench Start -benchtime 3x
 	go test ./cmd/publisher -run '^$$' -bench TenThousand -benchtime 1x
+	go test ./internal/audit -run '^$$' -bench Audit -benchtime 1x
 
 # What each way to lock costs, and what it sells too much; the table in docs/locks.md. It takes
 # some minutes of a machine that does nothing else.
 bench-locks:
 	go test ./internal/locking -run '^TestCompare$$' -count 1 -timeout 40m -v -compare -compare.out $(CURDIR)/docs/locks.md
+
+# What docs/faults.md tells of, for as long as FOR says, with three nodes of NATS. The same SEED has the
+# same plan; STRATEGY is HOLDFAST_LOCK_STRATEGY of the workers.
+FOR ?= 60m
+SEED ?= 0
+STRATEGY ?= range
+torture:
+	go test ./internal/torture -run '^TestTorture$$' -count 1 -timeout 24h -v -torture.for $(FOR) -torture.seed $(SEED) -torture.strategy $(STRATEGY) -torture.report $(CURDIR)/torture.json
+
+# Our own code, broken on purpose: the table in docs/faults.md.
+mutants:
+	go test ./internal/mutants -run '^TestCaught$$' -count 1 -timeout 3h -v -mutants

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"fmt"
+	"net/url"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/torture"
+)
+
+// TestLostReplyIsNotRepeated loses the reply to a command, on the way from Redis. The worker's client does not send
+// the command again by itself: it is done once, and that nobody knows is an error.
+func TestLostReplyIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	server, err := url.Parse(stacktest.Shared().RedisURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy, err := torture.NewProxy(server.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = proxy.Close() })
+	c := &Config{Namespace: stacktest.Namespace(t)}
+	options, err := c.redisOptions("--redis-url", "redis://"+proxy.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, direct := redis.NewClient(options), redis.NewClient(stacktest.RedisOptions(stacktest.Shared().RedisURL))
+	t.Cleanup(func() { _, _ = client.Close(), direct.Close() })
+	if err := client.Ping(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	key := c.Namespace + ":counter"
+	proxy.Lose(torture.Loss{Words: []string{key}})
+	if err := client.Incr(t.Context(), key).Err(); err == nil {
+		t.Error("the reply was lost, and nobody noticed")
+	}
+	if n := direct.Get(t.Context(), key).Val(); n != "1" || proxy.Lost() != 1 {
+		t.Errorf("it was done %s times; %d replies were lost", n, proxy.Lost())
+	}
+}
+
+// TestNothingIsSentLater publishes while NATS is away: that is an error at once, and nothing is kept to be sent when
+// NATS is back, when it may not be true any more.
+func TestNothingIsSentLater(t *testing.T) {
+	t.Parallel()
+	servers, err := stack.Start(t.Context(), stack.Options{NATS: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := newNATS(Config{NATSURL: servers.NATSURL}, zerolog.Nop(), func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	if err := servers.Close(); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.Eventually(t, "the connection to be cut", func() bool { return nc.Status() == nats.RECONNECTING })
+	if err := nc.Publish("subject", []byte("text")); err == nil {
+		t.Error("it is kept")
+	}
+}
+
+// TestCapacityBySQL changes a capacity by plain SQL while a worker runs: rev says so, to whoever has read the
+// capacity before.
+func TestCapacityBySQL(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.startWorker()
+	s.setInventory("hall", seat, 1)
+	conn, err := pgx.Connect(t.Context(), s.urls.postgres)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(t.Context()) }()
+	rev := func() string {
+		return s.redis.Get(t.Context(), fmt.Sprintf("%s:{%d}:hall:rev", s.namespace, holds.Partition("hall"))).Val()
+	}
+	before := rev()
+	stacktest.Eventually(t, "the worker to hear of it", func() bool { // it may not listen yet
+		if _, err := conn.Exec(t.Context(), "UPDATE "+s.namespace+".inventory SET capacity = capacity + 1"); err != nil {
+			t.Fatal(err)
+		}
+		return rev() != before
+	})
+}

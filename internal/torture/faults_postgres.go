@@ -1,0 +1,146 @@
+package torture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	postgresProcess = "postgres process"
+	postgresTables  = "postgres tables"
+)
+
+var postgresFaults = []Fault{
+	{
+		Kind: "postgres killed", What: "immediate stop of Postgres, and recovery", Claims: []string{postgresProcess, postgresTables},
+		Strike: func(_ context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+			return s.postgres.up, s.postgres.kill()
+		},
+	},
+	{
+		Kind: "postgres paused", What: "SIGSTOP of all processes of Postgres", Claims: []string{postgresProcess, postgresTables}, Lasts: span{3 * time.Second, 20 * time.Second},
+		Strike: func(_ context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+			return mended(s.postgres.resume), s.postgres.pause()
+		},
+	},
+	{
+		Kind: "postgres connections exhausted", What: "all of max_connections are taken, and the workers' are ended", Claims: []string{postgresProcess, postgresTables},
+		Strike: exhaustConnections,
+	},
+	{
+		Kind: "postgres sessions ended", What: "pg_terminate_backend of all of the workers' sessions, several times", Claims: []string{postgresProcess},
+		Strike: func(ctx context.Context, s *Site, random *rand.Rand) (func(context.Context) error, error) {
+			return nothing, s.withPostgres(ctx, func(ctx context.Context, c *pgx.Conn) error {
+				for range 4 {
+					if err := terminateOthers(ctx, c); err != nil {
+						return err
+					}
+					wait(ctx, time.Duration(random.IntN(300))*time.Millisecond)
+				}
+				return nil
+			})
+		},
+	},
+	{
+		Kind: "serialization failures", What: "half of all changes of inventory and payments fail with 40001 or 40P01", Claims: []string{postgresProcess, postgresTables},
+		Strike: failStatements("CASE WHEN random() < 0.5 THEN '40001' ELSE '40P01' END"),
+	},
+	{
+		Kind: "disk full (as told)", What: "half of all changes of inventory and payments fail with 53100, as when no space is left; the disk itself is not filled", Claims: []string{postgresProcess, postgresTables},
+		Strike: failStatements("'53100'"),
+	},
+	{
+		Kind: "inventory locked", What: "somebody keeps the table of the inventory locked in a transaction", Claims: []string{postgresProcess, postgresTables},
+		Strike: lockInventory,
+	},
+	{
+		Kind: "capacity by SQL", What: "capacities are changed by plain SQL, over and over", Claims: []string{postgresProcess, postgresTables},
+		Strike: func(ctx context.Context, s *Site, random *rand.Rand) (func(context.Context) error, error) {
+			s.untold = true
+			return nothing, s.withPostgres(ctx, func(ctx context.Context, c *pgx.Conn) error {
+				for range 30 {
+					// Never above what was told: the checker compares with the most that was.
+					if _, err := c.Exec(ctx, fmt.Sprintf("UPDATE %s.inventory SET capacity = greatest(reserved, capacity - 1) WHERE resource_id = $1", s.Namespace),
+						fmt.Sprintf("hotel-%d", random.IntN(4))); err != nil {
+						return err
+					}
+					wait(ctx, 20*time.Millisecond)
+				}
+				return nil
+			})
+		},
+	},
+}
+
+func terminateOthers(ctx context.Context, c *pgx.Conn) error {
+	_, err := c.Exec(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
+	return err
+}
+
+// exhaustConnections takes every connection that Postgres has.
+func exhaustConnections(ctx context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+	var taken []*pgx.Conn
+	release := func(ctx context.Context) error {
+		var errs []error
+		for _, c := range taken {
+			errs = append(errs, c.Close(ctx))
+		}
+		return errors.Join(errs...)
+	}
+	first, err := pgx.Connect(ctx, postgresURL(s.postgres.addr()))
+	if err != nil {
+		return nothing, err
+	}
+	taken = append(taken, first)
+	for range 3 { // what is ended is taken at once by whoever is faster
+		if err := terminateOthersBut(ctx, first); err != nil {
+			return release, err
+		}
+		for len(taken) < postgresConnections {
+			c, err := pgx.Connect(ctx, postgresURL(s.postgres.addr()))
+			if err != nil {
+				break
+			}
+			taken = append(taken, c)
+		}
+	}
+	s.Log("%d connections of postgres taken", len(taken))
+	return release, nil
+}
+
+// terminateOthersBut ends the sessions of others than this package.
+func terminateOthersBut(ctx context.Context, c *pgx.Conn) error {
+	_, err := c.Exec(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'holdfast%'")
+	return err
+}
+
+// failStatements has a trigger fail every second change, with the code that a SQL expression gives.
+func failStatements(code string) func(context.Context, *Site, *rand.Rand) (func(context.Context) error, error) {
+	return func(ctx context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+		make := fmt.Sprintf(`CREATE OR REPLACE FUNCTION %[1]s.torture() RETURNS trigger LANGUAGE plpgsql AS $$
+			BEGIN
+				IF random() < 0.5 THEN RAISE EXCEPTION 'torture' USING ERRCODE = %[2]s; END IF;
+				RETURN NEW;
+			END $$;
+			CREATE TRIGGER torture BEFORE INSERT OR UPDATE ON %[1]s.inventory FOR EACH ROW EXECUTE FUNCTION %[1]s.torture();
+			CREATE TRIGGER torture BEFORE INSERT ON %[1]s.payments FOR EACH ROW EXECUTE FUNCTION %[1]s.torture();`, s.Namespace, code)
+		drop := fmt.Sprintf("DROP FUNCTION %s.torture CASCADE", s.Namespace)
+		return func(ctx context.Context) error {
+			return s.withPostgres(ctx, func(ctx context.Context, c *pgx.Conn) error { _, err := c.Exec(ctx, drop); return err })
+		}, s.withPostgres(ctx, func(ctx context.Context, c *pgx.Conn) error { _, err := c.Exec(ctx, make); return err })
+	}
+}
+
+func lockInventory(ctx context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+	conn, err := pgx.Connect(ctx, postgresURL(s.postgres.addr()))
+	if err != nil {
+		return nothing, err
+	}
+	_, err = conn.Exec(ctx, fmt.Sprintf("BEGIN; LOCK TABLE %s.inventory IN ACCESS EXCLUSIVE MODE", s.Namespace))
+	return conn.Close, err
+}

@@ -1,0 +1,21 @@
+package torture
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// TestMain runs the tests, or is a node of NATS in a process of its own.
+func TestMain(m *testing.M) {
+	if IsNode() {
+		if err := RunNode(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
