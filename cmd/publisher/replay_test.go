@@ -124,7 +124,7 @@ func TestReplayKilled(t *testing.T) {
 	}
 	m.run("dlq", "stats").want(t, exitOK, fmt.Sprintf("poison %16d", number*3/5), fmt.Sprintf("malformed %13d", number/5), fmt.Sprintf("subject_mismatch %6d", number/5))
 
-	replay, wait := m.program("", "dlq", "replay", "--all", "--rate", "0", "--stop-on-failures", "100%", "--note", "mended", "--yes")
+	replay, wait := m.program("", "dlq", "replay", "--all", "--rate", strconv.Itoa(number/4), "--stop-on-failures", "100%", "--note", "mended", "--yes")
 	stacktest.Eventually(t, "some to be recorded", func() bool {
 		r := m.run("dlq", "runs", "-o", "json")
 		var list []events.Run

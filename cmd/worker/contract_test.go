@@ -78,10 +78,13 @@ var contractRows = []contractRow{
 	{"reservation.cancelled", "{~hold_id~:~$H2~}", "reservation.cancel_rejected unknown_reservation", ""},
 }
 
-// contractLimits is what happens to a hold whose whole life is its ttl.
+// contractLimits is what happens to a hold whose whole life is its ttl, some time after it was created: that of
+// another hold.
 var contractLimits = []contractRow{
-	{"inventory.set", "{~resource_id~:~hall~,~slots~:[~A~],~capacity~:1}", "inventory.updated", ""},
+	{"inventory.set", "{~resource_id~:~hall~,~slots~:[~A~,~B~],~capacity~:1}", "inventory.updated", ""},
 	{"booking.requested", "{~request_key~:~1~,~user_id~:~ana~," + ask + "~slots~:[~A~],~ttl_seconds~:30}", "hold.created", "H1"},
+	{"booking.requested", "{~request_key~:~2~,~user_id~:~ben~," + ask + "~slots~:[~B~],~ttl_seconds~:1}", "hold.created", "H2"},
+	{"", "", "hold.expired", "H2"},
 	{"booking.extended", "{~hold_id~:~$H1~,~ttl_seconds~:30}", "hold.extension_rejected limit_reached", ""},
 	{"payment.started", "{~hold_id~:~$H1~}", "hold.extension_rejected limit_reached", ""},
 }

@@ -196,7 +196,6 @@ func (y *tale) tell() {
 	extend(extended, 5, "hold.extended")
 	extend(extended, 100000, "hold.extension_rejected invalid_request")
 	long := ask(one("gus", "k-e", seats("C"), 1800), "hold.created")
-	extend(long, 3600, "hold.extension_rejected limit_reached")
 
 	paid := ask(one("hal", "k-f", seats("D"), 60), "hold.created")
 	start(paid, "hold.extended")
@@ -211,6 +210,7 @@ func (y *tale) tell() {
 	lapsed := ask(one("joe", "k-h", seats("F"), 1), "hold.created")
 	late := ask(one("kim", "k-i", seats("G"), 1), "hold.created")
 	y.awaitExpired(2)
+	extend(long, 3600, "hold.extension_rejected limit_reached") // by the time that has gone by
 	extend(lapsed, 60, "hold.extension_rejected expired")
 	cancel(lapsed, "hold.release_rejected expired")
 	pay(late, "p5", "hold.confirmed")

@@ -553,7 +553,7 @@ var inStreams = []damage{
 		"a slot is oversold", func(s *scene) {
 			for i := range 3 {
 				user := fmt.Sprintf("mallory-%d", i)
-				now := holds.Time{Time: s.redis.Time(s.Context()).Val().UTC().Truncate(time.Millisecond)}
+				now := holds.Time{Time: s.redis.Time(s.Context()).Val().UTC().Truncate(time.Millisecond).Add(time.Duration(i) * time.Millisecond)} // one after the other
 				id, err := holds.NewHoldID("hall")
 				s.must(err)
 				quantity := int64(1)

@@ -233,7 +233,7 @@ func TestCancelledWaiter(t *testing.T) {
 			ended <- err
 		}()
 		if s.servers == 0 {
-			stacktest.Eventually(t, "the waiter to listen", func() bool { return k.listeners(t) == 1 })
+			stacktest.Eventually(t, "the waiter to wait", func() bool { return len(locking.Waiting(l, k.prefix)) == 1 })
 		}
 		gone := errors.New("the customer has gone")
 		cancel(gone)

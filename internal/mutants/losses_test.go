@@ -47,7 +47,7 @@ var ofLosses = []mutant{
 	{
 		name: "filled-by-two", wrong: "one who wants to fill Redis begins while another is at it", trap: "7",
 		file: "internal/store/queries/epoch_begin.sql",
-		old:  "WHERE NOT written AND (leased_until IS NULL OR leased_until < clock_timestamp())",
+		old:  "WHERE NOT written AND (leased_until IS NULL OR leased_until <= clock_timestamp())",
 		new:  "WHERE NOT written",
 		pkg:  "./internal/store", run: "^TestEpochOfOneRebuilder$",
 	},

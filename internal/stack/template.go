@@ -132,7 +132,7 @@ func keepTemplate(template, data string) error {
 		}
 		return info.ModTime().UnixNano()
 	}
-	slices.SortFunc(kept, func(a, b string) int { return int(min(max(age(a)-age(b), -1), 1)) })
+	slices.SortStableFunc(kept, func(a, b string) int { return int(min(max(age(a)-age(b), -1), 1)) })
 	for _, old := range kept[:len(kept)-templatesMax] {
 		if err := os.RemoveAll(old); err != nil {
 			return err

@@ -133,7 +133,9 @@ func TestWatchOfADeadConnection(t *testing.T) {
 		})
 	}
 	heard("a word")
-	network.cut.Store(network.opened.Load())
+	cut := network.opened.Load()
+	network.cut.Store(cut)
+	stacktest.Eventually(t, "another connection", func() bool { return network.opened.Load() > cut }) // what is told from here on is told by it
 	for len(told) > 0 {
 		<-told
 	}
