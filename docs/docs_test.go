@@ -18,9 +18,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
 )
 
 var (
@@ -31,7 +30,7 @@ var (
 func TestMain(m *testing.M) {
 	code, err := runBesideWorker(m)
 	if err == nil && code == 0 {
-		err = goleak.Find()
+		err = stacktest.Leaks()
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -14,9 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
 )
 
 // partVariable names, in its environment, the part that a process plays which
@@ -27,7 +26,7 @@ const partVariable = "HOLDFAST_STACK_TEST_PART"
 func TestMain(m *testing.M) {
 	switch part := os.Getenv(partVariable); part {
 	case "":
-		goleak.VerifyTestMain(m)
+		stacktest.MainAlone(m)
 	case "parent":
 		if err := parent(); err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -5,7 +5,7 @@ import (
 	"os"
 	"testing"
 
-	"go.uber.org/goleak"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestMain runs the tests, or is a node of NATS in a process of its own.
@@ -17,5 +17,5 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	goleak.VerifyTestMain(m)
+	stacktest.MainAlone(m)
 }

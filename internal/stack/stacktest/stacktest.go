@@ -67,13 +67,23 @@ func run(tests func() int) int {
 		complain(err)
 		code = max(code, 1)
 	}
-	if code == 0 {
-		if err := Leaks(); err != nil {
-			complain(fmt.Errorf("goroutines left behind by the tests: %w", err))
-			code = 1
-		}
+	return leakless(code)
+}
+
+// MainAlone runs the tests of a package that starts whatever servers it needs by itself. It exits with 1 when the tests
+// leave goroutines behind.
+func MainAlone(m *testing.M) { os.Exit(leakless(m.Run())) }
+
+// leakless returns the exit code of tests, 1 when they were right but for goroutines that they leave behind.
+func leakless(code int) int {
+	if code != 0 {
+		return code
 	}
-	return code
+	if err := Leaks(); err != nil {
+		complain(fmt.Errorf("goroutines left behind by the tests: %w", err))
+		return 1
+	}
+	return 0
 }
 
 // Leaks tells of goroutines that are left behind. What is about to end may take longer than goleak waits for it.
