@@ -198,20 +198,10 @@ func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery) {
 			c.outage(err)
 		}
 		if c.failing.Load() {
-			c.pause(ctx, retry)
+			_ = pauseFor(ctx, retry.NextBackOff()) // the next batch shows whether the outage is over
 		} else {
 			retry.Reset()
 		}
-	}
-}
-
-// pause waits, longer from time to time. The next batch shows whether the outage is over.
-func (c *Consumer) pause(ctx context.Context, retry *backoff.ExponentialBackOff) {
-	timer := time.NewTimer(retry.NextBackOff())
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
 	}
 }
 
