@@ -28,15 +28,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	code, err := runBesideWorker(m)
-	if err == nil && code == 0 {
-		err = stacktest.Leaks()
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = max(code, 1)
-	}
-	os.Exit(code)
+	stacktest.MainAlone(func() (int, error) { return runBesideWorker(m) })
 }
 
 func runBesideWorker(m *testing.M) (code int, err error) {

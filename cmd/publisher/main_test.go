@@ -32,18 +32,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	code, err := runBesideWorker(m)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = max(code, 1)
-	}
-	if code == 0 {
-		if err := stacktest.Leaks(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	stacktest.MainAlone(func() (int, error) { return runBesideWorker(m) })
 }
 
 // workerBinary is the worker that runs, for tests that need another of its verbs, and

@@ -7,14 +7,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"holdfast/internal/events"
 	"holdfast/internal/stack/stacktest"
@@ -29,21 +26,7 @@ type terminal struct {
 
 func newTerminal(t testing.TB) *terminal {
 	t.Helper()
-	near, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	number, err := unix.IoctlGetInt(int(near.Fd()), unix.TIOCGPTN)
-	if err == nil {
-		err = unix.IoctlSetPointerInt(int(near.Fd()), unix.TIOCSPTLCK, 0)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	far, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	near, far := stacktest.Terminal(t)
 	term := &terminal{near, &watched{done: func() {}}, far}
 	var reading sync.WaitGroup
 	reading.Go(func() { _, _ = term.screen.ReadFrom(near) }) // it ends with an error when the far end is closed

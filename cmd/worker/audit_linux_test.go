@@ -3,13 +3,9 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
@@ -49,22 +45,8 @@ func (s *system) atTerminal(t *testing.T, answer string) (code int, screen strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	near, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	near, far := stacktest.Terminal(t)
 	defer func() { _ = near.Close() }()
-	number, err := unix.IoctlGetInt(int(near.Fd()), unix.TIOCGPTN)
-	if err == nil {
-		err = unix.IoctlSetPointerInt(int(near.Fd()), unix.TIOCSPTLCK, 0)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	far, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
 	defer func() { _ = far.Close() }()
 	var out lockedBuffer
 	c := exec.Command(binary, s.auditFlags("--repair")...)

@@ -51,15 +51,7 @@ func newBulk(t *testing.T, ctx context.Context, ns Subjects, o BulkOptions) *bul
 // inStream creates the streams of a namespace, without anybody who answers.
 func inStream(t *testing.T, ns Subjects) jetstream.Stream {
 	t.Helper()
-	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := newJetStream(t)
 	if err := Setup(t.Context(), js, ns, Reach{Life: 2 * time.Hour}); err != nil {
 		t.Fatal(err)
 	}
@@ -73,15 +65,7 @@ func inStream(t *testing.T, ns Subjects) jetstream.Stream {
 // limit changes the inbound stream of a namespace.
 func limit(t *testing.T, ns Subjects, change func(c *jetstream.StreamConfig)) {
 	t.Helper()
-	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := newJetStream(t)
 	stream, err := js.Stream(t.Context(), ns.InStream())
 	if err != nil {
 		t.Fatal(err)

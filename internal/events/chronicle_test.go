@@ -16,15 +16,7 @@ import (
 // TestMissing takes outcomes away from the outbound stream in each way in which they can go.
 func TestMissing(t *testing.T) {
 	t.Parallel()
-	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := newJetStream(t)
 	stored := func(t *testing.T, ns Subjects, seq uint64) string {
 		t.Helper()
 		stream, err := js.Stream(t.Context(), ns.OutStream())

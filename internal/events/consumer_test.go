@@ -357,15 +357,7 @@ func TestFate(t *testing.T) {
 // TestSetupRefuses finds streams that would break a promise.
 func TestSetupRefuses(t *testing.T) {
 	t.Parallel()
-	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := newJetStream(t)
 	for name, spoil := range map[string]func(*jetstream.StreamConfig){
 		"retention": func(c *jetstream.StreamConfig) { c.Retention = jetstream.WorkQueuePolicy },
 		"storage":   func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage },

@@ -12,19 +12,28 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// readable is a stream with more messages than a reader asks for at a time.
-func readable(t *testing.T) (js jetstream.JetStream, stream jetstream.Stream, last uint64) {
+// newJetStream returns the JetStream of all tests, on a connection of this one's own.
+func newJetStream(t *testing.T) jetstream.JetStream {
 	t.Helper()
 	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	if js, err = jetstream.New(nc); err != nil {
+	js, err := jetstream.New(nc)
+	if err != nil {
 		t.Fatal(err)
 	}
+	return js
+}
+
+// readable is a stream with more messages than a reader asks for at a time.
+func readable(t *testing.T) (js jetstream.JetStream, stream jetstream.Stream, last uint64) {
+	t.Helper()
+	js = newJetStream(t)
 	name := stacktest.Namespace(t)
-	if stream, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name}}); err != nil {
+	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name}})
+	if err != nil {
 		t.Fatal(err)
 	}
 	const number = 3 * readAhead

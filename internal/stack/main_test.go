@@ -26,7 +26,7 @@ const partVariable = "HOLDFAST_STACK_TEST_PART"
 func TestMain(m *testing.M) {
 	switch part := os.Getenv(partVariable); part {
 	case "":
-		stacktest.MainAlone(m)
+		stacktest.MainAlone(func() (int, error) { return m.Run(), nil })
 	case "parent":
 		if err := parent(); err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -41,59 +41,51 @@ var (
 // cannot be stopped, or when the tests leave goroutines behind. HOLDFAST_INSTALL=never
 // forbids that missing servers are installed. cleanups are run after the tests.
 func Main(m *testing.M, cleanups ...func()) {
-	os.Exit(run(func() int {
+	MainAlone(func() (int, error) {
 		for _, cleanup := range cleanups {
 			defer cleanup()
 		}
-		return m.Run()
-	}))
+		return run(m)
+	})
 }
 
-func run(tests func() int) int {
+func run(m *testing.M) (code int, err error) {
 	s, err := start()
 	if err != nil {
-		complain(err)
-		return 1
+		return 1, err
 	}
 	shared = s
-	code := tests()
+	code = m.Run()
 	select {
-	case err := <-s.Failed():
-		complain(fmt.Errorf("while the tests ran: %w", err))
-		code = max(code, 1)
+	case failed := <-s.Failed():
+		err = fmt.Errorf("while the tests ran: %w", failed)
 	default:
 	}
-	if err := errors.Join(removeStreams(s), s.Close(), closeLockServers()); err != nil {
+	return code, errors.Join(err, removeStreams(s), s.Close(), closeLockServers())
+}
+
+// MainAlone runs the tests of a package that starts whatever servers it needs by itself: tests runs them and returns
+// their exit code. It does not return: it exits with that code, and with 1 when tests fails, or leaves goroutines behind.
+func MainAlone(tests func() (code int, err error)) {
+	code, err := tests()
+	if err == nil && code == 0 {
+		err = leaks()
+	}
+	if err != nil {
 		complain(err)
 		code = max(code, 1)
 	}
-	return leakless(code)
+	os.Exit(code)
 }
 
-// MainAlone runs the tests of a package that starts whatever servers it needs by itself. It exits with 1 when the tests
-// leave goroutines behind.
-func MainAlone(m *testing.M) { os.Exit(leakless(m.Run())) }
-
-// leakless returns the exit code of tests, 1 when they were right but for goroutines that they leave behind.
-func leakless(code int) int {
-	if code != 0 {
-		return code
-	}
-	if err := Leaks(); err != nil {
-		complain(fmt.Errorf("goroutines left behind by the tests: %w", err))
-		return 1
-	}
-	return 0
-}
-
-// Leaks tells of goroutines that are left behind. What is about to end may take longer than goleak waits for it.
-func Leaks() (err error) {
+// leaks tells of goroutines that are left behind. What is about to end may take longer than goleak waits for it.
+func leaks() (err error) {
 	for bound := time.Now().Add(leakBound); time.Now().Before(bound); {
 		if err = goleak.Find(); err == nil {
-			break
+			return nil
 		}
 	}
-	return err
+	return fmt.Errorf("goroutines left behind by the tests: %w", err)
 }
 
 // removeStreams removes what the tests have left in NATS: with hundreds of streams it takes seconds to stop.
