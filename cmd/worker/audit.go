@@ -6,17 +6,11 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
-	"github.com/mattn/go-isatty"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/redis/go-redis/v9"
 	"github.com/schollz/progressbar/v3"
 
 	"holdfast/internal/audit"
@@ -106,11 +100,9 @@ func (c *auditCommand) Run(ctx context.Context, std streams) error {
 		}
 	}
 	if c.Output == "json" {
-		text, err := json.Marshal(report, jsontext.WithIndent("  "))
-		if err != nil {
-			return fmt.Errorf("encode the report: %w", err)
+		if err := printJSON(std.out, report); err != nil {
+			return err
 		}
-		fmt.Fprintf(std.out, "%s\n", text)
 	}
 	if left := report.Differences(); left > 0 {
 		return &differencesError{left}
@@ -168,20 +160,12 @@ func (c *auditCommand) connect(ctx context.Context, std streams) (servers audit.
 		return servers, nil, errors.Join(err, client.Close())
 	}
 	disconnect = func() { nc.Close(); pool.Close(); _ = client.Close() } // nothing is on its way any more
-	servers, err = auditServers(c.Namespace, nc, client)
-	servers.Postgres = pool
-	if err != nil {
-		disconnect()
-	}
-	return servers, disconnect, err
-}
-
-func auditServers(namespace string, nc *nats.Conn, client redis.UniversalClient) (audit.Servers, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
-		return audit.Servers{}, fmt.Errorf("jetstream: %w", err)
+		disconnect()
+		return servers, nil, fmt.Errorf("jetstream: %w", err)
 	}
-	return audit.Servers{Namespace: namespace, JetStream: js, Redis: client}, nil
+	return audit.Servers{Namespace: c.Namespace, JetStream: js, Redis: client, Postgres: pool}, disconnect, nil
 }
 
 // repair asks and repairs.
@@ -297,8 +281,7 @@ func printRepairs(to io.Writer, r *audit.Report) {
 type auditProgress struct{ bar *progressbar.ProgressBar } // nil when nobody looks
 
 func newAuditProgress(to io.Writer) auditProgress {
-	file, ok := to.(*os.File)
-	if !ok || !isatty.IsTerminal(file.Fd()) {
+	if !isTerminal(to) {
 		return auditProgress{}
 	}
 	return auditProgress{progressbar.NewOptions(progressSteps, progressbar.OptionSetWriter(to), progressbar.OptionSetWidth(progressWidth),

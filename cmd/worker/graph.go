@@ -8,7 +8,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/mattn/go-isatty"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
@@ -201,7 +200,7 @@ func newLogger(w io.Writer, level string) (zerolog.Logger, error) {
 	if err != nil {
 		return zerolog.Nop(), misused("--log-level: %v", err)
 	}
-	if file, ok := w.(*os.File); ok && isatty.IsTerminal(file.Fd()) {
+	if isTerminal(w) {
 		w = zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly}
 	}
 	return zerolog.New(w).Level(parsed).With().Timestamp().Str("worker", workerName()).Logger(), nil

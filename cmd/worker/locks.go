@@ -14,8 +14,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
@@ -65,12 +63,10 @@ func (l *locksCommand) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	if l.Output == "json" {
-		text, err := json.Marshal(struct {
+		return printJSON(std.out, struct {
 			Workers []string    `json:"workers"`
 			Classes []lockClass `json:"classes"`
-		}{addrs, classes}, jsontext.WithIndent("  "))
-		fmt.Fprintf(std.out, "%s\n", text)
-		return err
+		}{addrs, classes})
 	}
 	fmt.Fprintf(std.out, "Locks of %s since the start, by how many slots they cover:\n\n", strings.Join(addrs, ", "))
 	if err := printLocks(std.out, classes); err != nil {

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"unicode"
 
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/preflight"
@@ -61,11 +59,9 @@ func (p *preflightCommand) Run(ctx context.Context, std streams) error {
 	}
 	checks := preflight.Run(ctx, target)
 	if p.Output == "json" {
-		text, err := json.Marshal(checks, jsontext.WithIndent("  "))
-		if err != nil {
-			return fmt.Errorf("encode checks: %w", err)
+		if err := printJSON(std.out, checks); err != nil {
+			return err
 		}
-		fmt.Fprintf(std.out, "%s\n", text)
 	} else {
 		printChecks(std.out, checks)
 	}

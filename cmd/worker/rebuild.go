@@ -1,23 +1,17 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 	"text/tabwriter"
 	"time"
 
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
-	"github.com/mattn/go-isatty"
 	"github.com/rs/zerolog"
-	"github.com/schollz/progressbar/v3"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -137,32 +131,6 @@ func (r *rebuildCommand) ask(ctx context.Context, to io.Writer) error {
 	return nil
 }
 
-// canAsk returns an error where nobody can be asked.
-func canAsk() error {
-	if !isatty.IsTerminal(os.Stdin.Fd()) {
-		return misused("stdin is no terminal, so nobody can be asked: give --yes")
-	}
-	return nil
-}
-
-// agreed asks a question on a terminal and reports whether the answer is yes.
-func agreed(ctx context.Context, to io.Writer, question string, args ...any) bool {
-	fmt.Fprintf(to, question+" [y/N] ", args...)
-	answered := make(chan string, 1)
-	go func() {
-		line, _ := bufio.NewReader(os.Stdin).ReadString('\n') // without an answer it is ""
-		answered <- line
-	}()
-	select {
-	case answer := <-answered:
-		word := strings.ToLower(strings.TrimSpace(answer))
-		return word == "y" || word == "yes"
-	case <-ctx.Done():
-		fmt.Fprintln(to)
-		return false
-	}
-}
-
 // keeper returns a Keeper of its own connections, and what closes them.
 func (r *rebuildCommand) keeper(ctx context.Context, log zerolog.Logger) (k *holds.Keeper, closeAll func(), err error) {
 	db, err := newStore(ctx, r.Config)
@@ -199,13 +167,11 @@ func (r *rebuildCommand) report(to io.Writer, done holds.Rebuilt, differences []
 		if differences == nil {
 			differences = []holds.Difference{}
 		}
-		text, err := json.Marshal(struct {
+		return errors.Join(printJSON(to, struct {
 			holds.Rebuilt
 			TookMS      int64              `json:"took_ms"`
 			Differences []holds.Difference `json:"differences"`
-		}{done, done.Took.Milliseconds(), differences}, jsontext.WithIndent("  "))
-		fmt.Fprintf(to, "%s\n", text)
-		return errors.Join(err, failed)
+		}{done, done.Took.Milliseconds(), differences}), failed)
 	}
 	verb := "filled in"
 	if r.Verify {
@@ -240,20 +206,4 @@ func orDash(text string) string {
 		return "-"
 	}
 	return text
-}
-
-// newProgress shows on a terminal, in one line, how far something is; elsewhere it shows nothing.
-// end takes the line away.
-func newProgress(to io.Writer) (say func(string), end func()) {
-	file, ok := to.(*os.File)
-	if !ok || !isatty.IsTerminal(file.Fd()) {
-		return func(string) {}, func() {}
-	}
-	bar := progressbar.NewOptions(-1,
-		progressbar.OptionSetWriter(to),
-		progressbar.OptionSetSpinnerChangeInterval(0), // no goroutine of its own
-		progressbar.OptionThrottle(100*time.Millisecond),
-		progressbar.OptionUseANSICodes(true),
-		progressbar.OptionSetElapsedTime(true))
-	return bar.Describe, func() { _ = bar.Clear() } // a terminal that is gone
 }

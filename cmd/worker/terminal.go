@@ -1,0 +1,73 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/mattn/go-isatty"
+	"github.com/schollz/progressbar/v3"
+)
+
+// isTerminal reports whether what is read or written is a person's.
+func isTerminal(stream any) bool {
+	file, ok := stream.(*os.File)
+	return ok && isatty.IsTerminal(file.Fd())
+}
+
+// printJSON prints a value for -o json.
+func printJSON(to io.Writer, value any) error {
+	text, err := json.Marshal(value, jsontext.WithIndent("  "))
+	if err != nil {
+		return fmt.Errorf("encode json: %w", err)
+	}
+	fmt.Fprintf(to, "%s\n", text)
+	return nil
+}
+
+// canAsk returns an error where nobody can be asked.
+func canAsk() error {
+	if !isTerminal(os.Stdin) {
+		return misused("stdin is no terminal, so nobody can be asked: give --yes")
+	}
+	return nil
+}
+
+// agreed asks a question on a terminal and reports whether the answer is yes.
+func agreed(ctx context.Context, to io.Writer, question string, args ...any) bool {
+	fmt.Fprintf(to, question+" [y/N] ", args...)
+	answered := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(os.Stdin).ReadString('\n') // without an answer it is ""
+		answered <- line
+	}()
+	select {
+	case answer := <-answered:
+		word := strings.ToLower(strings.TrimSpace(answer))
+		return word == "y" || word == "yes"
+	case <-ctx.Done():
+		fmt.Fprintln(to)
+		return false
+	}
+}
+
+// newProgress shows on a terminal, in one line, how far something is; elsewhere it shows nothing.
+// end takes the line away.
+func newProgress(to io.Writer) (say func(string), end func()) {
+	if !isTerminal(to) {
+		return func(string) {}, func() {}
+	}
+	bar := progressbar.NewOptions(-1,
+		progressbar.OptionSetWriter(to),
+		progressbar.OptionSetSpinnerChangeInterval(0), // no goroutine of its own
+		progressbar.OptionThrottle(100*time.Millisecond),
+		progressbar.OptionUseANSICodes(true),
+		progressbar.OptionSetElapsedTime(true))
+	return bar.Describe, func() { _ = bar.Clear() } // a terminal that is gone
+}
