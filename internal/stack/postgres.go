@@ -66,7 +66,7 @@ func postgresArgs(data string, durable bool, port int, more ...string) []string 
 	settings := []string{
 		"listen_addresses=127.0.0.1",
 		"unix_socket_directories=",
-		"max_connections=200",
+		"max_connections=500",
 		"huge_pages=off",
 		"logging_collector=off", // to standard error, which we read
 		"log_destination=stderr",

@@ -28,7 +28,7 @@ var (
 // sees that every promise holds. Without flags it is short; see docs/faults.md.
 func TestTorture(t *testing.T) {
 	o := Options{
-		Seed: *seedFlag, For: *forFlag, Nodes: 1, Workers: 3, Bursts: 5, Histories: 10, Strategy: *strategyFlag, Longest: 4 * time.Second,
+		Seed: *seedFlag, For: *forFlag, Nodes: 1, Workers: 3, Bursts: 2, Histories: 10, Strategy: *strategyFlag, Longest: 4 * time.Second,
 		Race: *raceFlag, Dir: t.TempDir(), Log: t.Logf,
 	}
 	if o.For > 0 {

@@ -5,6 +5,7 @@ package stacktest
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,7 +25,14 @@ import (
 const (
 	startWithin = 15 * time.Minute // with everything that may have to be installed
 	leakBound   = 20 * time.Second
+
+	// parallelTests is how many tests of a package run at a time unless -parallel says otherwise. Tests mostly wait
+	// for servers, leases and deadlines, so the default, one a processor, leaves the processors idle.
+	parallelTests = "12"
 )
+
+// Long reports whether tests run in their long form: HOLDFAST_TEST_LONG=1, as .ci/run sets it.
+func Long() bool { return os.Getenv("HOLDFAST_TEST_LONG") != "" }
 
 var (
 	shared     *stack.Stack
@@ -67,6 +75,9 @@ func run(m *testing.M) (code int, err error) {
 // MainAlone runs the tests of a package that starts whatever servers it needs by itself: tests runs them and returns
 // their exit code. It does not return: it exits with that code, and with 1 when tests fails, or leaves goroutines behind.
 func MainAlone(tests func() (code int, err error)) {
+	if err := flag.Set("test.parallel", parallelTests); err != nil { // before the command line is parsed, which wins
+		panic(err)
+	}
 	code, err := tests()
 	if err == nil && code == 0 {
 		err = leaks()

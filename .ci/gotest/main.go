@@ -1,0 +1,181 @@
+// Command gotest runs go test and repeats what failed. A test that fails and then passes twice alone is flaky: it is
+// reported with its first output, and does not fail the run.
+//
+//	gotest [-name=value ...] package ...
+//
+// Every flag is passed to go test. It exits with 0 when nothing failed or only flaky tests did, else with 1. With
+// FLAKY_FILE set, it appends a line for each flaky test to that file.
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+)
+
+const (
+	repeatsWanted = 2  // passes alone that show a failed test to be flaky
+	failuresMax   = 10 // with more failed tests than these the change is broken, and none is repeated
+)
+
+func main() {
+	var flags, packages []string
+	for _, arg := range os.Args[1:] {
+		if strings.HasPrefix(arg, "-") {
+			flags = append(flags, arg)
+		} else {
+			packages = append(packages, arg)
+		}
+	}
+	if len(packages) == 0 {
+		fmt.Fprintln(os.Stderr, "usage: gotest [-name=value ...] package ...")
+		os.Exit(2)
+	}
+	if err := check(os.Stdout, flags, packages); err != nil {
+		fmt.Println("gotest:", err)
+		os.Exit(1)
+	}
+}
+
+// check runs the packages and repeats what failed. It returns an error unless all passed or were flaky.
+func check(w io.Writer, flags, packages []string) error {
+	first, err := goTest(w, slices.Contains(flags, "-v"), append(flags, packages...)...)
+	if err == nil {
+		return nil
+	}
+	failed := first.failed()
+	for _, f := range failed {
+		fmt.Fprintf(w, "\n--- output of %s\n%s", f, first.output(f))
+	}
+	if len(failed) == 0 || len(failed) > failuresMax {
+		return fmt.Errorf("%w; %d tests failed", err, len(failed))
+	}
+	broken := 0
+	for _, f := range failed {
+		if !first.unbuilt[f.pkg] && passesAlone(f, flags) {
+			fmt.Fprintf(w, "\nFLAKY %s: it failed, and then passed %d times alone; its first output is above\n", f, repeatsWanted)
+			if err := note(f); err != nil {
+				return err
+			}
+			continue
+		}
+		fmt.Fprintf(w, "\nFAIL %s\n", f)
+		broken++
+	}
+	if broken > 0 {
+		return fmt.Errorf("%d of %d failed tests failed again alone", broken, len(failed))
+	}
+	return nil
+}
+
+// note appends a flaky test to FLAKY_FILE, if that is set.
+func note(f failure) error {
+	path := os.Getenv("FLAKY_FILE")
+	if path == "" {
+		return nil
+	}
+	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(file, f)
+	return cmp.Or(err, file.Close())
+}
+
+// passesAlone runs a failed test until it has passed often enough or failed once more.
+func passesAlone(f failure, flags []string) bool {
+	flags = slices.DeleteFunc(slices.Clone(flags), func(flag string) bool {
+		return f.test != "" && strings.HasPrefix(flag, "-run=") || strings.HasPrefix(flag, "-count=")
+	})
+	if f.test != "" {
+		flags = append(flags, "-run=^"+f.test+"$")
+	}
+	for range repeatsWanted {
+		again, err := goTest(io.Discard, false, append(flags, "-count=1", f.pkg)...)
+		if err != nil {
+			fmt.Printf("\n--- output of %s, alone\n%s", f, again.output(f))
+			return false
+		}
+	}
+	return true
+}
+
+// failure names a test that failed, or a package that failed without one.
+type failure struct{ pkg, test string }
+
+func (f failure) String() string { return strings.TrimSpace(f.pkg + " " + f.test) }
+
+// results are what a run of go test reported.
+type results struct {
+	outputs map[failure]*strings.Builder // of each test with its subtests; of each package under the empty test
+	failing map[failure]bool
+	unbuilt map[string]bool
+}
+
+func (r *results) output(f failure) string {
+	if text := r.outputs[f]; text != nil {
+		return text.String()
+	}
+	return ""
+}
+
+// failed returns the failed tests, and the packages that failed without a failed test.
+func (r *results) failed() []failure {
+	withTest := make(map[string]bool)
+	for f := range r.failing {
+		withTest[f.pkg] = withTest[f.pkg] || f.test != ""
+	}
+	failed := slices.Collect(maps.Keys(r.failing))
+	failed = slices.DeleteFunc(failed, func(f failure) bool { return f.test == "" && withTest[f.pkg] })
+	slices.SortFunc(failed, func(a, b failure) int { return strings.Compare(a.String(), b.String()) })
+	return failed
+}
+
+// goTest runs go test and copies its lines about packages to w, or all lines when verbose.
+func goTest(w io.Writer, verbose bool, args ...string) (*results, error) {
+	r := &results{outputs: make(map[failure]*strings.Builder), failing: make(map[failure]bool), unbuilt: make(map[string]bool)}
+	command := exec.Command("go", append([]string{"test", "-json"}, args...)...)
+	command.Stderr = os.Stderr
+	stdout, err := command.StdoutPipe()
+	if err != nil {
+		return r, err
+	}
+	if err := command.Start(); err != nil {
+		return r, err
+	}
+	lines := bufio.NewReader(stdout)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if err != nil {
+			break // the end; the exit code says the rest
+		}
+		var event struct{ Action, Package, ImportPath, Test, Output, FailedBuild string }
+		if json.Unmarshal(line, &event) != nil {
+			fmt.Fprintf(w, "%s", line)
+			continue
+		}
+		test, _, _ := strings.Cut(event.Test, "/")
+		its := failure{cmp.Or(event.Package, event.ImportPath), test}
+		switch event.Action {
+		case "output", "build-output":
+			if r.outputs[its] == nil {
+				r.outputs[its] = new(strings.Builder)
+			}
+			r.outputs[its].WriteString(event.Output)
+			if verbose || event.Test == "" && event.Output != "PASS\n" && event.Output != "FAIL\n" {
+				fmt.Fprint(w, event.Output)
+			}
+		case "fail":
+			r.failing[its] = true
+			r.unbuilt[its.pkg] = r.unbuilt[its.pkg] || event.FailedBuild != ""
+		}
+	}
+	return r, command.Wait()
+}

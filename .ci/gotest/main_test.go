@@ -1,0 +1,75 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// suite is a package with a test that passes, one that always fails, and one that fails at its first run only.
+const suite = `package suite
+
+import (
+	"os"
+	"testing"
+)
+
+func TestPasses(t *testing.T) {}
+
+func TestFails(t *testing.T) {
+	if os.Getenv("SUITE_FAILS") != "" {
+		t.Fatal("it always fails")
+	}
+}
+
+func TestFlaky(t *testing.T) {
+	t.Run("sub", func(t *testing.T) {
+		if _, err := os.Stat("ran"); err != nil {
+			_ = os.WriteFile("ran", nil, 0o600)
+			t.Fatal("it fails the first time")
+		}
+	})
+}
+`
+
+func TestCheck(t *testing.T) {
+	for name, c := range map[string]struct {
+		fails   string
+		source  string
+		wantErr bool
+		want    []string
+	}{
+		"a flaky test is reported and passes": {source: suite, want: []string{"it fails the first time", "FLAKY suite TestFlaky: "}},
+		"a test that fails again fails":       {fails: "1", source: suite, wantErr: true, want: []string{"it always fails", "FAIL suite TestFails", "FLAKY suite TestFlaky: "}},
+		"a package that does not build fails": {source: suite + "}", wantErr: true, want: []string{"expected declaration"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			for file, text := range map[string]string{"go.mod": "module suite\n", "suite_test.go": c.source} {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			t.Chdir(dir)
+			flaky := filepath.Join(dir, "flaky")
+			t.Setenv("FLAKY_FILE", flaky)
+			t.Setenv("SUITE_FAILS", c.fails)
+			t.Setenv("GOFLAGS", "")
+			var out strings.Builder
+			err := check(&out, []string{"-count=1"}, []string{"."})
+			if (err != nil) != c.wantErr {
+				t.Errorf("error %v", err)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(out.String(), want) {
+					t.Errorf("the output lacks %q:\n%s", want, out.String())
+				}
+			}
+			noted, _ := os.ReadFile(flaky)
+			if want := strings.Count(out.String(), "FLAKY "); strings.Count(string(noted), "suite TestFlaky\n") != want {
+				t.Errorf("noted %q, want %d lines", noted, want)
+			}
+		})
+	}
+}
