@@ -63,7 +63,7 @@ func (p *program) expand(members map[string]jsontext.Value, batch string) ([]byt
 	}
 	var event string
 	if err := json.Unmarshal(members[shortEvent], &event); err != nil || members[shortEvent].Kind() != '"' {
-		return nil, malformed("event: want a string")
+		return nil, malformed("event: must be a string, found %s", events.KindName(members[shortEvent]))
 	}
 	request, err := p.subjects().NewRequest(event, "", source, nil)
 	if err != nil {

@@ -236,7 +236,7 @@ func TestDeadLetterVerbs(t *testing.T) {
 	// What the contract says of -o json, to the letter.
 	letters := m.letters()
 	first := letters[0]
-	if text, err := first.JSON(); err != nil || first.Seq != 1 || first.Reason != "malformed" || first.Detail != "data.quantity: want a plain integer within 64 bits" ||
+	if text, err := first.JSON(); err != nil || first.Seq != 1 || first.Reason != "malformed" || first.Detail != "data.quantity: must be an integer such as 2, found a string" ||
 		first.EventID != "e-ann" || first.Subject != in || first.Deliveries != 1 || first.StreamSeq != 2 || !strings.Contains(string(text), `"event_id":"e-ann"`) {
 		t.Errorf("%v: letter %+v", err, first)
 	}
@@ -252,7 +252,7 @@ func TestDeadLetterVerbs(t *testing.T) {
 	m.run("dlq", "list", "--user-id", "ben", "--type", "booking.requested", "--since", "1h", "--contains", "belongs", "-o", "json").want(t, exitOK, `[{"seq":3,`)
 	m.run("dlq", "list", "--until", "1h").want(t, exitOK, "no dead letters")
 	m.run("dlq", "stats").want(t, exitOK, "malformed             2", "subject_mismatch      1", "3 dead letters in all")
-	m.run("dlq", "stats", "-o", "json").want(t, exitOK, `[{"reason":"malformed","count":2,"oldest":"20`, `"first":{"seq":1,"detail":"data.quantity: want a plain integer within 64 bits"}}`)
+	m.run("dlq", "stats", "-o", "json").want(t, exitOK, `[{"reason":"malformed","count":2,"oldest":"20`, `"first":{"seq":1,"detail":"data.quantity: must be an integer such as 2, found a string"}}`)
 
 	m.run("dlq", "show", "1").want(t, exitOK, "dead letter 1: malformed", `"quantity": "2"`, "X-Team", `new\u009b`, "data.quantity", "stream_seq  2", "deliveries  1")
 	m.run("dlq", "show", "2").want(t, exitOK, `\x1b[2J\xff no JSON`)

@@ -185,7 +185,7 @@ func TestLoadTwice(t *testing.T) {
 	}
 
 	// JetStream takes the second source's events for the first's; the worker does not.
-	first := publisher(t, "load", "-f", path, "--wait", "-o", "json").want(t, exitDeadLettered, "malformed: data.quantity: want a plain integer within 64 bits")
+	first := publisher(t, "load", "-f", path, "--wait", "-o", "json").want(t, exitDeadLettered, "malformed: data.quantity: must be an integer such as 2, found a number with a fraction or an exponent")
 	s := summaryOf(t, first)
 	s.expect(t, good-rooms*each/5, rooms*each/5, bad)
 	if got := s.outcomes(); fmt.Sprint(got) != fmt.Sprint(want) || !s.Complete || s.Unanswered != 0 {
@@ -295,11 +295,11 @@ func TestLoadBadLines(t *testing.T) {
 	path, rejects := fileOf(t, file.String()), filepath.Join(t.TempDir(), "rejects")
 	r := publisher(t, "load", "-f", path, "--wait", "--rejects", rejects, "-o", "json").want(t, exitDeadLettered,
 		path+":1: malformed: body: the JSON text ends too early\n",
-		path+":4: malformed: body: want a JSON object\n",
+		path+":4: malformed: body: must be a JSON object, found a list\n",
 		path+":7: too_large: the line is longer than 128 KiB\n",
 		path+":10: malformed: Data: unknown, the short form of an event has event and data\n",
 		path+":13: too_large: the body is larger than 64 KiB\n",
-		path+":16: malformed: event: want a string\n",
+		path+":16: malformed: event: must be a string, found a number\n",
 		path+":19: malformed: body: not one JSON text in UTF-8, at byte 0\n")
 	s := summaryOf(t, r)
 	s.expect(t, len(bad), 0, len(bad))

@@ -133,7 +133,7 @@ func TestEditor(t *testing.T) {
 	m.startWorker()
 	m.run(words("inventory set --resource-id loft --capacity 5 --wait")...).want(t, exitOK)
 	bad := strings.Replace(booking("loft", "ann"), `"quantity":1`, `"quantity":"1"`, 1)
-	m.park(events.ReasonMalformed, "data.quantity: want a plain integer within 64 bits", m.ns.In(events.BookingRequested, "loft"), bad)
+	m.park(events.ReasonMalformed, "data.quantity: must be an integer such as 2, found a string", m.ns.In(events.BookingRequested, "loft"), bad)
 
 	// editor is one that does these things to its file, one each time it is opened.
 	editor := func(steps ...string) []string {
@@ -168,7 +168,7 @@ func TestEditor(t *testing.T) {
 	if code, screen := m.at(broken, nil, "dlq", "edit", "1"); code != exitFailed || !strings.Contains(screen, "your text is in") {
 		t.Errorf("left broken: %d %s", code, screen)
 	}
-	if text := opened(broken, 1); !strings.Contains(text, "# it would be dead-lettered again: malformed: data.quantity: want a plain integer") || !strings.Contains(text, `"quantity": 1.0`) {
+	if text := opened(broken, 1); !strings.Contains(text, "# it would be dead-lettered again: malformed: data.quantity: must be an integer such as 2, found a string") || !strings.Contains(text, `"quantity": 1.0`) {
 		t.Errorf("the editor shows\n%s", text)
 	}
 	failing := editor("exit 3")

@@ -205,8 +205,8 @@ func TestValidatePrints(t *testing.T) {
 	// What only we can say: what is nearly the short form.
 	for text, want := range map[string]string{
 		`{"event":"booking.requested","data":{},"id":"1"}`: "malformed: id: unknown, the short form of an event has event and data",
-		`{"event":5,"data":{}}`:                            "malformed: event: want a string",
-		`{"event":null}`:                                   "malformed: event: want a string",
+		`{"event":5,"data":{}}`:                            "malformed: event: must be a string, found a number",
+		`{"event":null}`:                                   "malformed: event: must be a string, found null",
 		`{"event":"x","\u001b[2J":1}`:                      `malformed: \x1b[2J: unknown, the short form of an event has event and data`,
 		strings.Repeat("x", lineMax+1):                     "too_large: the line is longer than 128 KiB",
 	} {

@@ -1,6 +1,7 @@
 package events
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -65,13 +66,14 @@ func malformed(format string, args ...any) error {
 	return &malformedError{fmt.Sprintf(format, args...)}
 }
 
-// malformedJSON says what is wrong with a JSON text without repeating any of it: it may hold
-// what is nobody's business in a log.
-func malformedJSON(where string, err error) error {
+// malformedJSON says what is wrong with a JSON text without repeating any of it: it may be private.
+func malformedJSON(where string, text []byte, err error) error {
 	syntax, isSyntax := errors.AsType[*jsontext.SyntacticError](err)
 	switch {
 	case !isSyntax:
-		return malformed("%s: want a JSON object", where)
+		return notObject(where, text)
+	case len(bytes.TrimSpace(text)) == 0:
+		return malformed("%s: must be a JSON object, found nothing", where)
 	case errors.Is(err, jsontext.ErrDuplicateName):
 		return malformed("%s: a member is repeated, at byte %d", where, syntax.ByteOffset)
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
@@ -79,6 +81,11 @@ func malformedJSON(where string, err error) error {
 	default:
 		return malformed("%s: not one JSON text in UTF-8, at byte %d", where, syntax.ByteOffset)
 	}
+}
+
+// notObject says that a JSON text is no object.
+func notObject(where string, text jsontext.Value) error {
+	return malformed("%s: must be a JSON object, found %s", where, KindName(text))
 }
 
 // decodeEnvelope reads a CloudEvent in structured or binary mode (NATS protocol binding 1.0).
@@ -133,7 +140,7 @@ func headerAttributes(header nats.Header) (attributes, error) {
 	slices.SortFunc(as, func(a, b attribute) int { return strings.Compare(a.name, b.name) })
 	for i := 1; i < len(as); i++ {
 		if as[i].name == as[i-1].name {
-			return nil, malformed("%s: want one value", as[i].name)
+			return nil, malformed("%s: must be given once, found it repeated", as[i].name)
 		}
 	}
 	return as, nil
@@ -153,13 +160,20 @@ func mediaType(contentType string) (string, error) {
 	}
 	media, parameters, err := mime.ParseMediaType(contentType)
 	if err != nil || !strings.Contains(media, "/") {
-		return "", errors.New("not a media type")
+		return "", errors.New("must be a media type such as " + contentTypeEvent + ", found none")
 	}
 	if charset := parameters["charset"]; charset != "" && !strings.EqualFold(charset, "utf-8") {
-		return "", errors.New("want the charset utf-8")
+		return "", errors.New("must have the charset utf-8, found another")
 	}
-	if media != contentTypeJSON && !strings.HasSuffix(media, "+json") || media == "application/cloudevents-batch+json" {
-		return "", fmt.Errorf("want %s or %s", contentTypeEvent, contentTypeJSON)
+	found := ""
+	switch {
+	case media == "application/cloudevents-batch+json":
+		found = "a batch: publish each event by itself"
+	case media != contentTypeJSON && !strings.HasSuffix(media, "+json"):
+		found = "another type"
+	}
+	if found != "" {
+		return "", fmt.Errorf("must be %s or %s, found %s", contentTypeEvent, contentTypeJSON, found)
 	}
 	return media, nil
 }
@@ -167,10 +181,13 @@ func mediaType(contentType string) (string, error) {
 func decodeStructured(body []byte) (Envelope, error) {
 	var all members
 	if err := json.Unmarshal(body, &all); err != nil {
-		return Envelope{}, malformedJSON("body", err)
+		return Envelope{}, malformedJSON("body", body, err)
 	}
-	if all == nil {
-		return Envelope{}, malformed("body: want a JSON object")
+	switch {
+	case all == nil:
+		return Envelope{}, notObject("body", body)
+	case !all.haveEnvelope():
+		return Envelope{}, errNoEnvelope
 	}
 	r, as := reader{members: all}, make(attributes, 0, len(all))
 	for name := range all {
@@ -182,15 +199,21 @@ func decodeStructured(body []byte) (Envelope, error) {
 		value := all[a.name]
 		switch kind := value.Kind(); {
 		case a.name == "data":
-		case !isAttributeName(a.name): // data_base64 among them
-			r.fail(a.name, "not the name of an attribute")
+		case a.name == "data_base64":
+			r.fail(a.name, "must be data, a JSON object, found data in base64")
+		case slices.Contains(knownAttributes, strings.ToLower(a.name)) && a.name != strings.ToLower(a.name):
+			r.fail(a.name, "must be "+strings.ToLower(a.name)+", found it in other capitals")
+		case !isAttributeName(a.name):
+			r.fail(a.name, "must be within data: attributes have names of lower-case letters and digits")
 		case kind == '"':
 			texts = append(texts, attribute{a.name, r.text(a.name)})
 		case slices.Contains(knownAttributes, a.name):
-			r.fail(a.name, "want a string")
+			r.failFound(a.name, "a string", KindName(value))
 		case kind == 't', kind == 'f', plainInteger.Match(value):
+		case kind == '0':
+			r.failFound(a.name, "a string, a boolean or an integer", "another number")
 		default:
-			r.fail(a.name, "want a string, a boolean or an integer")
+			r.failFound(a.name, "a string, a boolean or an integer", KindName(value))
 		}
 	}
 	if r.err != nil {
@@ -204,16 +227,51 @@ func decodeStructured(body []byte) (Envelope, error) {
 	return e, r.err
 }
 
+// haveEnvelope reports whether these may be the members of a CloudEvent, right or wrong, and not of
+// its data alone.
+func (m members) haveEnvelope() bool {
+	_, version := m["specversion"]
+	_, data := m["data"]
+	_, typed := m["type"]
+	return version || data && typed
+}
+
+// What is said of an event that has its attributes neither in its body nor in its headers, and of
+// one whose content type says that they are not in its body.
+var (
+	errNoEnvelope = malformed("body: must be a CloudEvent, found none: send "+
+		`{"specversion": "1.0", "id": ..., "source": ..., "type": "holdfast.<event>.v1", "data": {...}} `+
+		"with Content-Type: %s, or data as the body and the headers ce-specversion, ce-id, ce-source, ce-type", contentTypeEvent)
+	errContentType = malformed("content-type: must be %s for a CloudEvent in the body, found another: "+
+		"with any other the attributes are headers (ce-specversion, ce-id, ce-source, ce-type) and the body is data",
+		contentTypeEvent)
+)
+
+// noAttributes says what was probably meant by a message with a content type and without any ce- header.
+func noAttributes(body []byte) error {
+	var all members
+	if err := json.Unmarshal(body, &all); err == nil && all.haveEnvelope() {
+		return errContentType
+	}
+	return errNoEnvelope
+}
+
 func decodeBinary(headers attributes, media string, body []byte) (Envelope, error) {
+	if !headers.haveAttribute() {
+		return Envelope{}, noAttributes(body)
+	}
 	as := make(attributes, 0, len(headers)+1)
 	for _, header := range headers {
 		name, ours := strings.CutPrefix(header.name, attributePrefix)
 		if !ours {
 			continue
 		}
+		if !isAttributeName(name) {
+			return Envelope{}, malformed("ce-%s: must have a name of lower-case letters and digits", name)
+		}
 		text, err := url.PathUnescape(header.text)
-		if err != nil || !isAttributeName(name) {
-			return Envelope{}, malformed("ce-%s: want a percent-encoded attribute", name)
+		if err != nil {
+			return Envelope{}, malformed("ce-%s: must be a percent-encoded attribute, found another form", name)
 		}
 		if name != datacontenttype || media == "" {
 			as = append(as, attribute{name, text})
@@ -229,10 +287,10 @@ func decodeBinary(headers attributes, media string, body []byte) (Envelope, erro
 	}
 	var data members
 	if err := json.Unmarshal(body, &data); err != nil {
-		return Envelope{}, malformedJSON("body", err)
+		return Envelope{}, malformedJSON("body", body, err)
 	}
 	if data == nil {
-		return Envelope{}, malformed("body: want a JSON object")
+		return Envelope{}, notObject("body", body)
 	}
 	e.Data = body
 	return e, nil
@@ -267,26 +325,26 @@ func newEnvelope(as attributes) (Envelope, error) {
 	for _, a := range as {
 		switch {
 		case !utf8.ValidString(a.text):
-			return Envelope{}, malformed("%s: want UTF-8", a.name)
+			return Envelope{}, malformed("%s: must be UTF-8, found other bytes", a.name)
 		case strings.ContainsFunc(a.text, unicode.IsControl):
-			return Envelope{}, malformed("%s: must not have control characters", a.name)
+			return Envelope{}, malformed("%s: must not have control characters, found some", a.name)
 		case a.text == "" && slices.Contains(knownAttributes, a.name):
-			return Envelope{}, malformed("%s: must not be empty", a.name)
+			return Envelope{}, malformed("%s: must not be empty, found an empty string", a.name)
 		}
 	}
 	if version, _ := as.get("specversion"); version != "1.0" {
-		return Envelope{}, malformed("specversion: want 1.0")
+		return Envelope{}, malformed("specversion: must be 1.0, found another version")
 	}
 	for _, name := range []string{"source", "dataschema"} {
 		value, found := as.get(name)
 		if _, err := url.Parse(value); found && (err != nil || !uriReference.MatchString(value)) {
-			return Envelope{}, malformed("%s: want a URI reference", name)
+			return Envelope{}, malformed("%s: must be a URI reference such as /box-office, found another string", name)
 		}
 	}
 	if at, found := as.get("time"); found {
 		at = strings.ToUpper(at)
 		if _, err := time.Parse(time.RFC3339Nano, at); err != nil || !timestamp.MatchString(at) {
-			return Envelope{}, malformed("time: want RFC 3339")
+			return Envelope{}, malformed("time: must be RFC 3339 such as 2026-12-31T09:00:00Z, found another string")
 		}
 	}
 	e := Envelope{SpecVersion: "1.0"}

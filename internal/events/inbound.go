@@ -2,6 +2,7 @@ package events
 
 import (
 	"errors"
+	"fmt"
 	"regexp"
 	"strings"
 	"time"
@@ -66,11 +67,11 @@ func DecodeAnywhere(header nats.Header, body []byte, storedAt time.Time) (*Inbou
 	event, ours := eventOf(envelope.Type)
 	decode, known := decoders[event]
 	if !ours || !known {
-		return nil, unprocessable(ReasonUnknownType, "type: unknown: "+envelope.Type)
+		return nil, unprocessable(ReasonUnknownType, unknownType(envelope.Type))
 	}
 	var data members
 	if err := json.Unmarshal(envelope.Data, &data); err != nil {
-		return nil, unprocessable(ReasonMalformed, malformedJSON("data", err).Error())
+		return nil, unprocessable(ReasonMalformed, malformedJSON("data", envelope.Data, err).Error())
 	}
 	in := &Inbound{
 		ID:          envelope.ID,
@@ -84,6 +85,9 @@ func DecodeAnywhere(header nats.Header, body []byte, storedAt time.Time) (*Inbou
 	if r.err != nil {
 		var wrong *malformedError
 		_ = errors.As(r.err, &wrong) // reader keeps nothing else
+		if r.has("specversion") && r.has("data") {
+			return nil, unprocessable(ReasonMalformed, "data: must be the event's data alone, found a whole CloudEvent in it")
+		}
 		return nil, unprocessable(ReasonMalformed, "data."+wrong.detail)
 	}
 	switch {
@@ -93,6 +97,28 @@ func DecodeAnywhere(header nats.Header, body []byte, storedAt time.Time) (*Inbou
 		in.Inventory.StoredAt = storedAt
 	}
 	return in, nil
+}
+
+// unknownType says what a type that no decoder knows may have been meant to be.
+func unknownType(given string) string {
+	found := "another type"
+	event, ours := strings.CutPrefix(strings.ToLower(given), "holdfast.")
+	event, version := strings.CutSuffix(event, ".v1")
+	_, inbound := decoders[event]
+	_, otherVersion := decoders[event[:max(0, strings.LastIndexByte(event, '.'))]]
+	switch {
+	case inbound && ours && version:
+		found = "it in other capitals"
+	case inbound && version:
+		found = "it without holdfast. at its beginning"
+	case inbound:
+		found = "it without its version .v1"
+	case otherVersion:
+		found = "another version of a known event"
+	case ours && version:
+		found = "an event that cannot be asked for"
+	}
+	return "type: must be holdfast.<event>.v1 such as " + Type(BookingRequested) + ", found " + found
 }
 
 // replyTo returns where an event's outcome is wanted besides, "" when nowhere.
@@ -131,7 +157,7 @@ var decoders = map[string]func(r *reader, in *Inbound) (resource string){
 		in.Release = &holds.ReleaseRequest{Cause: in.OutcomeID}
 		if r.has("hold_id") {
 			if r.has("request_key") {
-				r.fail("request_key", "not together with hold_id")
+				r.fail("request_key", "must not be together with hold_id, found both")
 			}
 			in.Release.Hold = r.holdID()
 			in.Release.Resource = in.Release.Hold.Resource
@@ -143,7 +169,7 @@ var decoders = map[string]func(r *reader, in *Inbound) (resource string){
 	PaymentConfirmed: func(r *reader, in *Inbound) string {
 		in.Confirm = &holds.ConfirmRequest{Hold: r.holdID(), PaymentID: r.name("payment_id")}
 		if r.has("amount") {
-			in.Confirm.Amount = r.matching("amount", decimal)
+			in.Confirm.Amount = r.amount()
 		}
 		if r.has("currency") {
 			in.Confirm.Currency = r.name("currency")
@@ -170,12 +196,21 @@ var decoders = map[string]func(r *reader, in *Inbound) (resource string){
 
 var decimal = regexp.MustCompile(`^-?[0-9]{1,30}(\.[0-9]{1,30})?$`)
 
+func (r *reader) amount() string {
+	const want = `a decimal in a string such as "12.50"`
+	text := r.textOf("amount", want)
+	if !decimal.MatchString(text) {
+		r.failFound("amount", want, unlike(text))
+	}
+	return text
+}
+
 // asked reads a set of slots: nights, or a list of at most slotsMax names, or neither.
 func (r *reader) asked(slotsMax int) holds.Asked {
 	nights := r.has("check_in") || r.has("check_out")
 	switch {
 	case nights && r.has("slots"):
-		r.fail("slots", "not together with nights")
+		r.fail("slots", "must not be together with nights, found both")
 		return holds.Asked{}
 	case nights:
 		return holds.Asked{CheckIn: r.date("check_in"), CheckOut: r.date("check_out")}
@@ -186,21 +221,23 @@ func (r *reader) asked(slotsMax int) holds.Asked {
 }
 
 func (r *reader) date(name string) string {
-	text := r.text(name)
+	const want = `a date of the calendar such as "2026-12-31"`
+	text := r.textOf(name, want)
 	if _, err := time.Parse(holds.DateFormat, text); err != nil {
-		r.fail(name, "want a date of the calendar, YYYY-MM-DD")
+		r.failFound(name, want, unlike(text))
 	}
 	return text
 }
 
 func (r *reader) slots(limit int) []string {
-	value := r.raw("slots", '[', "a list of slots")
+	const want = "a list of 1 to %d slots"
+	value := r.raw("slots", '[', fmt.Sprintf(want, limit))
 	if value == nil {
 		return nil
 	}
 	var list []jsontext.Value
 	if err := json.Unmarshal(value, &list); err != nil || len(list) == 0 || len(list) > limit {
-		r.fail("slots", "want a list of 1 or more slots within the limit")
+		r.failFound("slots", fmt.Sprintf(want, limit), fmt.Sprintf("%d", len(list)))
 		return nil
 	}
 	names, seen := make([]string, len(list)), make(map[string]struct{}, len(list))
@@ -211,7 +248,7 @@ func (r *reader) slots(limit int) []string {
 			r.err = one.err
 		}
 		if _, repeated := seen[names[i]]; repeated {
-			r.fail("slots", "must not repeat a slot")
+			r.fail("slots", "must not repeat a slot, found one twice")
 		}
 		seen[names[i]] = struct{}{}
 	}

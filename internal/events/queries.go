@@ -141,10 +141,10 @@ func parseHoldQuery(body []byte) (id string, err error) {
 func queryOf(body []byte, known ...string) (*reader, error) {
 	r := &reader{}
 	if err := json.Unmarshal(body, &r.members); err != nil {
-		return nil, malformedJSON("query", err)
+		return nil, malformedJSON("query", body, err)
 	}
 	if r.members == nil {
-		return nil, malformed("query: want a JSON object")
+		return nil, notObject("query", body)
 	}
 	r.only(known...)
 	return r, r.err

@@ -125,7 +125,7 @@ func TestEvaluate(t *testing.T) {
 		"too large":    {message(onRequest, strings.Repeat("x", BodyMax+1)), Verdict{"still too large", "", "too_large", "the body is larger than 64 KiB"}},
 		"a bug":        {message(onRequest, keyed("bug")), Verdict{"still fails", "", "poison", "panic: a bug"}},
 		"no subject":   {message("", keyed("k")), Verdict{"still on the wrong subject", "", "subject_mismatch", "the event belongs on " + client.ns.In(BookingRequested, "room")}},
-		"not ours yet": {message(onRequest, strings.Replace(keyed("k"), ".v1", ".v2", 1)), Verdict{"still of an unknown type", "", "unknown_type", "type: unknown: holdfast.booking.requested.v2"}},
+		"not ours yet": {message(onRequest, strings.Replace(keyed("k"), ".v1", ".v2", 1)), Verdict{"still of an unknown type", "", "unknown_type", "type: must be holdfast.<event>.v1 such as holdfast.booking.requested.v1, found another version of a known event"}},
 	} {
 		if got, err := client.Evaluate(t.Context(), c.m); err != nil || got != c.want {
 			t.Errorf("%s: %v %+v, want %+v", name, err, got, c.want)
@@ -168,9 +168,9 @@ func TestServiceIsFound(t *testing.T) {
 		{EndpointHold, `{"hold_id":"hall` + holdID[4:] + `"}`, "404", "unknown_hold"},
 		{EndpointHold, `{"hold_id":"room"}`, "400", "not a hold id"},
 		{EndpointHold, `{"hold_id":"room","x":1}`, "400", "x: unknown parameter"},
-		{EndpointHold, `[]`, "400", "want a JSON object"},
-		{EndpointHold, `null`, "400", "want a JSON object"},
-		{EndpointHold, ``, "400", "ends too early"},
+		{EndpointHold, `[]`, "400", "must be a JSON object, found a list"},
+		{EndpointHold, `null`, "400", "must be a JSON object, found null"},
+		{EndpointHold, ``, "400", "must be a JSON object, found nothing"},
 		{EndpointHold, "{\"\x1b\\n\":1}", "400", "query"},
 		{EndpointHold, `{"a\nb":1}`, "400", "unknown parameter"},
 		{EndpointAvailability, `{"resource_id":"panics"}`, "503", "unavailable"},
