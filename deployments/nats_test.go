@@ -61,6 +61,10 @@ var api = map[string][]string{
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.booking":             {},
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.booking.holdfast.>":  {},
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.payment":             {},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_DLQ.booking":             {},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_DLQ.booking.holdfast.>":  {},
+	"$JS.API.CONSUMER.DURABLE.CREATE.HOLDFAST_DLQ.booking":     {},
+	"$JS.API.CONSUMER.DELETE.HOLDFAST_DLQ.booking":             {},
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_IN.mine":                 {"worker", "auditor"},
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_IN.mine.holdfast.>":      {"worker", "auditor"},
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_IN.changes":              {"migrator"},
@@ -84,6 +88,10 @@ var api = map[string][]string{
 	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_OUT.booking":           {"booking"},
 	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_OUT.payment":           {"payment"},
 	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_OUT.inventory":         {"inventory"},
+	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_DLQ.booking":           {"booking"},
+	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_DLQ.payment":           {"payment"},
+	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_DLQ.inventory":         {"inventory"},
+	"$JS.ACK.HOLDFAST_DLQ.booking.1.1.1.1.0":                   {"booking"},
 	"$JS.ACK.HOLDFAST_IN.requests.1.1.1.1.0":                   {"worker"},
 	"$JS.ACK.HOLDFAST_IN.payments.1.1.1.1.0":                   {"worker"},
 	"$JS.ACK.HOLDFAST_OUT.booking.1.1.1.1.0":                   {"booking"},
@@ -190,6 +198,18 @@ func TestTeams(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	_, err = adminJS.CreateOrUpdateConsumer(ctx, subjects.DLQStream(), jetstream.ConsumerConfig{
+		Durable: "booking", HeadersOnly: true, AckPolicy: jetstream.AckExplicitPolicy,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead := nats.NewMsg(subjects.DLQ(events.ReasonMalformed))
+	dead.Data = []byte("private")
+	dead.Header.Set("Holdfast-Dlq-Subject", subjects.In(events.BookingRequested, "x"))
+	if _, err := adminJS.PublishMsg(ctx, dead); err != nil {
+		t.Fatal(err)
+	}
 	for _, outcome := range []string{"hold.created", "hold.confirmed", "inventory.updated"} {
 		if _, err := adminJS.Publish(ctx, subjects.Out(outcome, "x"), []byte(outcome)); err != nil {
 			t.Fatal(err)
@@ -224,6 +244,22 @@ func TestTeams(t *testing.T) {
 		t.Errorf("booking reads %v", read)
 	}
 
+	// Of dead letters the headers, and never a body, which may be another team's.
+	deadLetters, err := js.Consumer(ctx, subjects.DLQStream(), "booking")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := deadLetters.Next(jetstream.FetchMaxWait(time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := m.Headers().Get("Holdfast-Dlq-Subject"); got != dead.Header.Get("Holdfast-Dlq-Subject") || len(m.Data()) > 0 {
+		t.Errorf("booking reads a dead letter of %q with the body %q", got, m.Data())
+	}
+	if err := m.DoubleAck(ctx); err != nil {
+		t.Errorf("booking acknowledges a dead letter: %v", err)
+	}
+
 	// The other's. What is refused is never answered, so it is told by the error handler.
 	denied := func(what string, do func() error) {
 		t.Helper()
@@ -236,6 +272,15 @@ func TestTeams(t *testing.T) {
 		}
 	}
 	denied("payment's consumer", func() error { _, err := js.Consumer(ctx, subjects.OutStream(), "payment"); return err })
+	denied("payment's dead letters", func() error { _, err := js.Consumer(ctx, subjects.DLQStream(), "payment"); return err })
+	denied("a whole dead letter", func() error {
+		_, err := booking.RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+subjects.DLQStream(), []byte(`{"seq":1}`))
+		return err
+	})
+	denied("dead letters with bodies", func() error {
+		_, err := js.UpdateConsumer(ctx, subjects.DLQStream(), jetstream.ConsumerConfig{Durable: "booking", AckPolicy: jetstream.AckExplicitPolicy})
+		return err
+	})
 	denied("a consumer of its own", func() error {
 		_, err := js.OrderedConsumer(ctx, subjects.OutStream(), jetstream.OrderedConsumerConfig{})
 		return err

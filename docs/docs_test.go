@@ -13,18 +13,31 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 )
 
+// site is a worker, beside which a page is tried.
+type site struct {
+	dir     string   // in which its endpoints file is
+	natsURL string   // as the page has it, without a user
+	admin   string   // as who may do everything has it
+	env     []string // what a reader sets besides
+	guarded bool     // its NATS has the users of deployments/nats/accounts.conf
+}
+
 var (
-	devDir  string // where `worker dev` is running
-	natsURL string // its NATS
+	dev    site   // `worker dev`
+	binary string // the worker's
 )
 
 func TestMain(m *testing.M) {
@@ -32,16 +45,24 @@ func TestMain(m *testing.M) {
 }
 
 func runBesideWorker(m *testing.M) (code int, err error) {
-	if devDir, err = os.MkdirTemp("", "holdfast-test-"); err != nil {
+	if dev.dir, err = os.MkdirTemp("", "holdfast-test-"); err != nil {
 		return 1, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(devDir)) }()
-	binary := filepath.Join(devDir, "worker")
+	defer func() { err = errors.Join(err, os.RemoveAll(dev.dir)) }()
+	// It is the directory of a clone, as far as the pages need that.
+	root, err := filepath.Abs("..")
+	if err == nil {
+		err = os.Symlink(filepath.Join(root, "deployments"), filepath.Join(dev.dir, "deployments"))
+	}
+	if err != nil {
+		return 1, err
+	}
+	binary = filepath.Join(dev.dir, "worker")
 	if out, err := exec.Command("go", "build", "-o", binary, "../cmd/worker").CombinedOutput(); err != nil {
 		return 1, fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	worker := exec.Command(binary, "dev", "--http-addr", "127.0.0.1:0")
-	worker.Dir, worker.Stderr = devDir, os.Stderr
+	worker.Dir, worker.Stderr = dev.dir, os.Stderr
 	for _, variable := range os.Environ() {
 		if !strings.HasPrefix(variable, "HOLDFAST_") || strings.HasPrefix(variable, "HOLDFAST_INSTALL=") {
 			worker.Env = append(worker.Env, variable) // what names other servers is not meant for it
@@ -63,8 +84,9 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 	if !up {
 		return 1, fmt.Errorf("worker dev: %w\n%s", worker.Wait(), strings.Join(told, "\n"))
 	}
-	found, err := stack.ReadEndpoints(filepath.Join(devDir, ".holdfast", "endpoints.env"))
-	natsURL = found["HOLDFAST_NATS_URL"]
+	found, err := stack.ReadEndpoints(filepath.Join(dev.dir, ".holdfast", "endpoints.env"))
+	dev.natsURL = found["HOLDFAST_NATS_URL"]
+	dev.admin = dev.natsURL
 	code = 1
 	if err == nil {
 		code = m.Run()
@@ -102,15 +124,44 @@ func need(t *testing.T, program string) {
 // commandLimit bounds one command of a page.
 const commandLimit = 2 * time.Minute
 
-// command returns a command that is run in a directory beside the worker.
-func command(t *testing.T, dir, name string, args ...string) *exec.Cmd {
+// command returns a command that is run in a directory, beside the worker.
+func (s site) command(t *testing.T, dir, name string, args ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), commandLimit)
 	t.Cleanup(cancel)
 	c := exec.CommandContext(ctx, name, args...)
 	c.Dir = dir
-	c.Env = append(os.Environ(), "HOLDFAST_NATS_URL="+natsURL)
+	c.Env = append(append(os.Environ(), "HOLDFAST_NATS_URL="+s.natsURL), s.env...)
 	return c
+}
+
+// asOperator returns JetStream as a user who may do everything.
+func (s site) asOperator(t *testing.T) jetstream.JetStream {
+	t.Helper()
+	nc, err := nats.Connect(s.admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return js
+}
+
+// withConsumer returns the site with a durable consumer of all that follow.go and follow.mjs follow,
+// for tests that run at the same time.
+func (s site) withConsumer(t *testing.T, name string) site {
+	t.Helper()
+	_, err := s.asOperator(t).CreateConsumer(t.Context(), "HOLDFAST_OUT", jetstream.ConsumerConfig{
+		Durable: name, FilterSubject: "holdfast.out.hold.>", AckPolicy: jetstream.AckExplicitPolicy,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.env = append(slices.Clone(s.env), "HOLDFAST_CONSUMER="+name)
+	return s
 }
 
 var link = regexp.MustCompile(`\]\(([^)#: ]+)(#[^)]*)?\)`)

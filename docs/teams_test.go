@@ -1,0 +1,100 @@
+package docs_test
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestSamples_OnServersWithUsers_RunAsTheTeams tries everything on docs/upstream.md where NATS has the users of
+// deployments/nats/accounts.conf, beside a worker that is one of them. The operator has created the durable
+// consumers of the teams with consumers.sh, and nothing else.
+func TestSamples_OnServersWithUsers_RunAsTheTeams(t *testing.T) {
+	t.Parallel()
+	need(t, "nats")
+	s := guardedSite(t)
+	admin := s.command(t, s.dir, "sh", stacktest.Deployment("nats", "consumers.sh"))
+	address, err := url.Parse(s.admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	password, _ := address.User.Password()
+	admin.Env = append(admin.Env, "HOME="+t.TempDir(), "XDG_CONFIG_HOME="+t.TempDir(), "NATS_TIMEOUT="+commandLimit.String(),
+		"NATS_URL="+s.natsURL, "NATS_USER="+address.User.Username(), "NATS_PASSWORD="+password)
+	if out, err := admin.CombinedOutput(); err != nil {
+		t.Fatalf("consumers.sh: %v\n%s", err, out)
+	}
+	t.Run("nats", func(t *testing.T) { checkNATSCommand(t, s) }) //nolint:paralleltest // the samples read the same consumers
+	t.Run("go", func(t *testing.T) { checkGo(t, s) })            //nolint:paralleltest // as above
+	t.Run("node", func(t *testing.T) { checkNode(t, s) })        //nolint:paralleltest // as above
+}
+
+// guardedSite starts servers with users, migrates them, and runs a worker as holdfast_worker.
+func guardedSite(t *testing.T) site {
+	t.Helper()
+	g := stacktest.NewGuarded(t)
+	flags := func(user string) []string {
+		nats, redis, postgres := g.URLs(user)
+		return []string{"--namespace", stacktest.GuardedNamespace, "--nats-url", nats, "--redis-url", redis, "--postgres-url", postgres}
+	}
+	environment := append(os.Environ(), "HOLDFAST_PREFLIGHT=warn") // its Postgres does not sync
+	migrate := exec.CommandContext(t.Context(), binary, append([]string{"migrate"}, flags("migrator")...)...)
+	migrate.Env = environment
+	if out, err := migrate.CombinedOutput(); err != nil {
+		t.Fatalf("worker migrate: %v\n%s", err, out)
+	}
+	if err := g.Grant(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	worker := exec.Command(binary, append([]string{"run", "--no-migrate", "--http-addr", "127.0.0.1:0"}, flags("worker")...)...)
+	worker.Env = environment
+	stderr, err := worker.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := worker.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var log []string
+	lines, up := bufio.NewScanner(stderr), false
+	for !up && lines.Scan() {
+		log = append(log, lines.Text())
+		up = strings.Contains(lines.Text(), `"worker started"`)
+	}
+	if !up {
+		t.Fatalf("worker run: %v\n%s", worker.Wait(), strings.Join(log, "\n"))
+	}
+	rest := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(io.Discard, stderr)
+		rest <- err
+	}()
+	t.Cleanup(func() {
+		if err := errors.Join(worker.Process.Signal(syscall.SIGTERM), <-rest, worker.Wait()); err != nil {
+			t.Error(err)
+		}
+	})
+	s := site{dir: t.TempDir(), guarded: true}
+	s.admin, _, _ = g.URLs("admin")
+	address, err := url.Parse(s.admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address.User = nil
+	s.natsURL = address.String()
+	endpoints := filepath.Join(s.dir, ".holdfast", "endpoints.env")
+	err = errors.Join(os.Mkdir(filepath.Dir(endpoints), 0o755), os.WriteFile(endpoints, []byte("HOLDFAST_NATS_URL="+s.natsURL+"\n"), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
