@@ -28,11 +28,12 @@ import (
 
 // site is a worker, beside which a page is tried.
 type site struct {
-	dir     string   // in which its endpoints file is
-	natsURL string   // as the page has it, without a user
-	admin   string   // as who may do everything has it
-	env     []string // what a reader sets besides
-	guarded bool     // its NATS has the users of deployments/nats/accounts.conf
+	dir      string   // in which its endpoints file is
+	natsURL  string   // as the page has it, without a user
+	admin    string   // as who may do everything has it
+	httpAddr string   // of the worker
+	env      []string // what a reader sets besides
+	guarded  bool     // its NATS has the users of deployments/nats/accounts.conf
 }
 
 var (
@@ -86,7 +87,7 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 	}
 	found, err := stack.ReadEndpoints(filepath.Join(dev.dir, ".holdfast", "endpoints.env"))
 	dev.natsURL = found["HOLDFAST_NATS_URL"]
-	dev.admin = dev.natsURL
+	dev.admin, dev.httpAddr = dev.natsURL, found["HOLDFAST_HTTP_ADDR"]
 	code = 1
 	if err == nil {
 		code = m.Run()
@@ -98,27 +99,6 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 		return code, errors.Join(err, drained)
 	}
 	return code, errors.Join(err, worker.Wait())
-}
-
-// required reports whether tools that not everybody has must be there: in CI.
-func required() bool { return os.Getenv("HOLDFAST_TEST_TOOLS") == "required" }
-
-// lacking fails the test where tools are required, and else skips it.
-func lacking(t *testing.T, format string, args ...any) {
-	t.Helper()
-	what := fmt.Sprintf(format, args...)
-	if required() {
-		t.Fatal(what)
-	}
-	t.Skipf("%s (.ci/run has it, and sets HOLDFAST_TEST_TOOLS=required)", what)
-}
-
-// need looks for a program that this test runs.
-func need(t *testing.T, program string) {
-	t.Helper()
-	if _, err := exec.LookPath(program); err != nil {
-		lacking(t, "%s is not on PATH, so what docs/upstream.md says about it is not run", program)
-	}
 }
 
 // commandLimit bounds one command of a page.

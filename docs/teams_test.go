@@ -20,7 +20,7 @@ import (
 // consumers of the teams with consumers.sh, and nothing else.
 func TestSamples_OnServersWithUsers_RunAsTheTeams(t *testing.T) {
 	t.Parallel()
-	need(t, "nats")
+	stacktest.NeedTool(t, "nats")
 	s := guardedSite(t)
 	admin := s.command(t, s.dir, "sh", stacktest.Deployment("nats", "consumers.sh"))
 	address, err := url.Parse(s.admin)

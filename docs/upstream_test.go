@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // block is a fenced block of a page.
@@ -101,7 +103,7 @@ func TestNATSCommand(t *testing.T) { // not in parallel: it reads the next dead 
 // checkNATSCommand types what the page says to, block by block in one shell, and compares what is
 // printed with what the page shows.
 func checkNATSCommand(t *testing.T, s site) {
-	need(t, "nats")
+	stacktest.NeedTool(t, "nats")
 	const mark = "=== end of block ==="
 	var script strings.Builder
 	var shown []block // after each block of the section, or none
@@ -184,13 +186,13 @@ func TestNewcomersHour(t *testing.T) {
 
 // checkNode installs the client from npm as the page says, and runs the page's Node.js programs.
 func checkNode(t *testing.T, s site) {
-	need(t, "node")
-	need(t, "npm")
+	stacktest.NeedTool(t, "node")
+	stacktest.NeedTool(t, "npm")
 	dir := t.TempDir()
 	for _, b := range upstream(t) {
 		if b.section == sectionNode && b.name == "npm" {
 			if out, err := s.command(t, dir, "sh", "-eu", "-c", b.text).CombinedOutput(); err != nil {
-				lacking(t, "npm cannot install the client: %v\n%s", err, out)
+				stacktest.Lacking(t, "npm cannot install the client: %v\n%s", err, out)
 			}
 		}
 	}
