@@ -45,7 +45,7 @@ func TestNothingSecretIsTold(t *testing.T) {
 		return r
 	}
 	try(true, "inventory", "set", "--resource-id", "loft", "--capacity", "1", "--wait")
-	try(true, "inventory", "show", "--resource-id", "loft", "--http-addr", m.http)
+	try(true, "inventory", "show", "--resource-id", "loft")
 	request := []string{"request", "--resource-id", "loft", "--user-id", user, "--request-key", "k", "--metadata", `{"` + metadata + `":"` + metadata + `"}`}
 	if r := try(true, append(request, "--wait")...); !strings.Contains(r.out, metadata) {
 		t.Errorf("the outcome does not have the metadata: %s", r.out)

@@ -45,7 +45,6 @@ type cli struct {
 type common struct {
 	NATSURL   string        `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"Where NATS is. Default: what .holdfast/endpoints.env says, which a worker dev in this directory writes."`
 	Namespace string        `env:"HOLDFAST_NAMESPACE" placeholder:"NS" help:"First token of every subject. Default: as .holdfast/endpoints.env says, else holdfast."`
-	HTTPAddr  string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" placeholder:"HOST:PORT" help:"The worker's operations address. Default: as .holdfast/endpoints.env says, else 127.0.0.1:8080."`
 	Output    string        `short:"o" enum:"table,wide,json,ndjson" default:"table" help:"What to print: table or json; what lists things also knows wide and ndjson."`
 	Timeout   time.Duration `default:"10s" help:"How long to wait for an answer, of a server or (--wait) of the worker."`
 }
@@ -76,8 +75,6 @@ Environment (a flag of the same name takes precedence):
   HOLDFAST_NATS_URL   where NATS is; else HOLDFAST_NATS_URL in .holdfast/endpoints.env
   HOLDFAST_NAMESPACE  first token of every subject; else HOLDFAST_NAMESPACE in
                       .holdfast/endpoints.env, else holdfast
-  HOLDFAST_HTTP_ADDR  the worker's operations address; else HOLDFAST_HTTP_ADDR in
-                      .holdfast/endpoints.env, else 127.0.0.1:8080
 
 Exit codes:
 

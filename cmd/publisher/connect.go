@@ -15,14 +15,10 @@ import (
 // The names of what a worker that has started servers tells others in its endpoints file.
 const (
 	nameNATSURL   = "HOLDFAST_NATS_URL"
-	nameHTTPAddr  = "HOLDFAST_HTTP_ADDR"
 	nameNamespace = "HOLDFAST_NAMESPACE"
 )
 
-const (
-	defaultHTTPAddr  = "127.0.0.1:8080"
-	defaultNamespace = "holdfast"
-)
+const defaultNamespace = "holdfast"
 
 // endpointsPath is where a worker in the same directory writes where its servers are.
 var endpointsPath = filepath.Join(".holdfast", "endpoints.env")
@@ -59,15 +55,6 @@ func (p *program) natsURL() (string, error) {
 			endpointsPath, nameNATSURL)
 	}
 	return url, err
-}
-
-// httpAddr returns the worker's operations address.
-func (p *program) httpAddr() (string, error) {
-	addr, err := endpoint(p.HTTPAddr, nameHTTPAddr)
-	if err == nil && addr == "" {
-		addr = defaultHTTPAddr
-	}
-	return addr, err
 }
 
 // connect returns a client of the namespace. The caller calls disconnect.

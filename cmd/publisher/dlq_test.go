@@ -30,7 +30,6 @@ type morgue struct {
 	nc   *nats.Conn
 	js   jetstream.JetStream
 	args []string // of a worker there
-	http string   // the operations address of the worker that was started
 
 	guarded *stacktest.Guarded // its own servers, nil = those of all
 }
@@ -100,11 +99,9 @@ func (m *morgue) startWorker() {
 		defer close(exited)
 		for lines := bufio.NewScanner(stderr); lines.Scan(); {
 			var line struct {
-				Message  string `json:"message"`
-				HTTPAddr string `json:"http_addr"`
+				Message string `json:"message"`
 			}
 			if err := json.Unmarshal(lines.Bytes(), &line); err == nil && line.Message == "worker started" {
-				m.http = line.HTTPAddr
 				close(started)
 			}
 			if !strings.Contains(lines.Text(), "event dead-lettered") { // there are thousands

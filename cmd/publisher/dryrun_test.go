@@ -33,7 +33,7 @@ func (m *morgue) hold(resource, user, ttl string) string {
 // state is what the streams have, and what can be had of a resource.
 func (m *morgue) state(resource string) string {
 	m.t.Helper()
-	texts := []string{m.run("inventory", "show", "--resource-id", resource, "--http-addr", m.http, "-o", "json").want(m.t, exitOK).out}
+	texts := []string{m.run("inventory", "show", "--resource-id", resource, "-o", "json").want(m.t, exitOK).out}
 	for _, name := range []string{m.ns.InStream(), m.ns.OutStream(), m.ns.DLQStream()} {
 		stream, err := m.js.Stream(m.t.Context(), name)
 		if err != nil {

@@ -1,15 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"net/url"
-
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
+	"slices"
+	"strconv"
 
 	"holdfast/internal/events"
 )
@@ -40,9 +37,6 @@ func (v *inventorySet) Run(ctx context.Context, p *program) error {
 	})
 }
 
-// availabilityBytesMax bounds an answer of the operations address: 1,100 slots take a tenth of it.
-const availabilityBytesMax = 1 << 20
-
 // inventoryShow asks a worker what can be had.
 type inventoryShow struct {
 	ResourceID string    `required:"" placeholder:"R" help:"The resource."`
@@ -51,7 +45,7 @@ type inventoryShow struct {
 
 // Help implements kong's detailed help.
 func (*inventoryShow) Help() string {
-	return `Asks the worker's operations address (--http-addr), not NATS. Only live holds count as held.
+	return `Asks a worker of the namespace. Only live holds count as held. A slot without an inventory row was never set: nothing of it can be had.
 
 Examples:
 
@@ -61,70 +55,46 @@ Examples:
 
 // Run shows what can be had.
 func (v *inventoryShow) Run(ctx context.Context, p *program) error {
-	addr, err := p.httpAddr()
+	client, disconnect, err := p.connect()
 	if err != nil {
 		return err
 	}
+	defer disconnect()
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
-	where := url.URL{Scheme: "http", Host: addr, Path: "/v1/availability", RawQuery: v.Slots.query(v.ResourceID).Encode()}
-	body, err := get(ctx, where.String())
-	if err != nil {
+	found, body, err := client.Availability(ctx, v.ResourceID, v.Slots.asked())
+	refused, isRefused := errors.AsType[*events.RefusedQueryError](err)
+	switch {
+	case isRefused && refused.Status == http.StatusBadRequest:
+		return misused("%s", refused.Reason)
+	case errors.Is(err, events.ErrNoWorker):
+		return fmt.Errorf("%w: does one run in namespace %s?", err, p.Namespace)
+	case err != nil:
 		return err
 	}
 	if p.json() {
-		if !jsontext.Value(body).IsValid() {
-			return fmt.Errorf("%s did not answer as a worker does: not JSON", addr)
-		}
-		return p.printJSON(bytes.TrimRight(body, "\r\n"))
+		return p.printJSON(body)
 	}
-	members, err := membersOf(body)
-	if err != nil {
-		return fmt.Errorf("%s did not answer as a worker does: %w", addr, err)
-	}
-	for _, m := range members {
-		if m.isList() {
-			headers, rows := m.rows()
-			return p.print(table(headers, rows))
-		}
-	}
-	return fmt.Errorf("%s did not answer as a worker does: no slots", addr)
+	return p.print(availabilityTable(found.Slots))
 }
 
-// get returns what the operations address answers. A query that it finds bad is wrong usage.
-func get(ctx context.Context, where string) ([]byte, error) {
-	ask, err := http.NewRequestWithContext(ctx, http.MethodGet, where, nil)
-	if err != nil {
-		return nil, misused("--http-addr: %v", err)
+// availabilityTable is a row a slot. A slot without an inventory row has no numbers but what is held of it.
+func availabilityTable(slots []events.SlotAvailability) string {
+	unknown := func(slot events.SlotAvailability) bool { return slot.Known != nil && !*slot.Known }
+	headers := []string{"SLOT", "CAPACITY", "RESERVED", "HELD", "AVAILABLE"}
+	if slices.ContainsFunc(slots, unknown) {
+		headers = append(headers, "")
 	}
-	ask.Close = true // there is only one question
-	answer, err := http.DefaultClient.Do(ask)
-	if err != nil {
-		return nil, fmt.Errorf("ask the worker: %w (does one run there? else give --http-addr)", err)
+	rows := make([][]string, len(slots))
+	for i, slot := range slots {
+		number := func(n int64) string { return strconv.FormatInt(n, 10) }
+		rows[i] = []string{
+			printable(slot.Slot), number(slot.Capacity), number(slot.Reserved), number(slot.Held), number(slot.Available), "",
+		}
+		if unknown(slot) {
+			rows[i] = []string{printable(slot.Slot), "-", "-", number(slot.Held), "-", "no inventory row"}
+		}
+		rows[i] = rows[i][:len(headers)]
 	}
-	defer func() { _ = answer.Body.Close() }() // only read
-	body, err := io.ReadAll(io.LimitReader(answer.Body, availabilityBytesMax))
-	if err != nil {
-		return nil, fmt.Errorf("ask the worker: %w", err)
-	}
-	switch answer.StatusCode {
-	case http.StatusOK:
-		return body, nil
-	case http.StatusBadRequest:
-		return nil, misused("%s", problemIn(body))
-	default:
-		return nil, fmt.Errorf("the worker answers %s: %s", answer.Status, problemIn(body))
-	}
-}
-
-// problemIn returns what a refusal of the operations address says.
-func problemIn(body []byte) string {
-	var problem struct {
-		Error  string `json:"error"`
-		Detail string `json:"detail"`
-	}
-	if err := json.Unmarshal(body, &problem); err != nil || problem.Error == "" {
-		return string(bytes.TrimSpace(body[:min(len(body), 200)]))
-	}
-	return problem.Error + ": " + problem.Detail
+	return table(headers, rows)
 }

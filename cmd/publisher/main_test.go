@@ -21,7 +21,7 @@ import (
 // running, without a word about where anything is.
 func TestMain(m *testing.M) {
 	// What a shell has set for other servers is not meant for these tests.
-	for _, name := range []string{nameNATSURL, nameHTTPAddr, nameNamespace, "HOLDFAST_REDIS_URL", "HOLDFAST_POSTGRES_URL"} {
+	for _, name := range []string{nameNATSURL, "HOLDFAST_HTTP_ADDR", nameNamespace, "HOLDFAST_REDIS_URL", "HOLDFAST_POSTGRES_URL"} {
 		if err := os.Unsetenv(name); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)

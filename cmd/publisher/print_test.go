@@ -2,8 +2,6 @@ package main
 
 import (
 	"bytes"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -253,27 +251,10 @@ func TestCompact(t *testing.T) {
 	}
 }
 
-// TestOtherServer asks what is no worker for availability.
-func TestOtherServer(t *testing.T) {
-	t.Parallel()
-	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Query().Get("resource_id") == "gone" {
-			http.Error(w, "\x1b[2Jno", http.StatusTeapot)
-			return
-		}
-		_, _ = w.Write([]byte("<html>")) // shows in the answer
-	}))
-	defer other.Close()
-	show := "inventory show --http-addr " + other.Listener.Addr().String() + " --resource-id "
-	publisher(t, words(show+"loft")...).want(t, exitFailed, "as a worker does")
-	publisher(t, words(show+"loft -o json")...).want(t, exitFailed, "as a worker does")
-	publisher(t, words(show+"gone")...).want(t, exitFailed, "418", `\x1b[2J`)
-}
-
 // TestEndpoints looks where servers are in directories of its own, so it is not parallel.
 func TestEndpoints(t *testing.T) {
 	t.Chdir(t.TempDir())
-	for _, name := range []string{nameNATSURL, nameHTTPAddr, nameNamespace} {
+	for _, name := range []string{nameNATSURL, nameNamespace} {
 		t.Setenv(name, "")
 	}
 	const ask = "request --resource-id loft --user-id ann --timeout 1s"
@@ -288,10 +269,9 @@ func TestEndpoints(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("# a comment\nHOLDFAST_NATS_URL=nats://127.0.0.1:1\nHOLDFAST_HTTP_ADDR=127.0.0.1:2\nHOLDFAST_NAMESPACE=hotel\n")
+	write("# a comment\nHOLDFAST_NATS_URL=nats://127.0.0.1:1\nHOLDFAST_NAMESPACE=hotel\n")
 	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
 	publisher(t, words(ask)...).want(t, exitFailed, "connect to nats")
-	publisher(t, words("inventory show --resource-id loft")...).want(t, exitFailed, "127.0.0.1:2")
 	// The environment comes before the file, a flag before both.
 	t.Setenv(nameNATSURL, "nats://127.0.0.1:3")
 	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub holdfast.in.booking.requested.loft --server nats://127.0.0.1:3 ")

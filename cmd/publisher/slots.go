@@ -1,10 +1,6 @@
 package main
 
-import (
-	"net/url"
-
-	"holdfast/internal/holds"
-)
+import "holdfast/internal/holds"
 
 // slotFlags say which slots of a resource are meant: nights, or named slots, or neither.
 type slotFlags struct {
@@ -16,17 +12,4 @@ type slotFlags struct {
 // asked is what the flags say as events write it.
 func (f slotFlags) asked() holds.Asked {
 	return holds.Asked{CheckIn: f.CheckIn, CheckOut: f.CheckOut, Slots: f.Slot}
-}
-
-// query is what the flags say as the operations address understands it.
-func (f slotFlags) query(resource string) url.Values {
-	query := url.Values{"resource_id": {resource}}
-	if f.CheckIn != "" || f.CheckOut != "" {
-		query.Set("check_in", f.CheckIn)
-		query.Set("check_out", f.CheckOut)
-	}
-	for _, slot := range f.Slot {
-		query.Add("slot", slot)
-	}
-	return query
 }

@@ -103,7 +103,6 @@ func TestHelp(t *testing.T) {
 func TestNoConnection(t *testing.T) {
 	t.Parallel()
 	publisher(t, words("request --resource-id loft --user-id ana --nats-url nats://127.0.0.1:1 --timeout 1s")...).want(t, exitFailed, "worker dev")
-	publisher(t, words("inventory show --resource-id loft --http-addr 127.0.0.1:1")...).want(t, exitFailed, "--http-addr")
 	publisher(t, words("request --resource-id loft --user-id ana --namespace nobody")...).want(t, exitFailed, "worker migrate")
 }
 

@@ -45,6 +45,7 @@ func TestServiceAnswersAsHTTP(t *testing.T) {
 		{"hold", `{"hold_id":"` + nobody + `"}`, "/v1/holds/" + nobody},
 		{"hold", `{"hold_id":"nonsense"}`, "/v1/holds/nonsense"},
 	}
+	known := map[string]int{`,"known":true`: 0, `,"known":false`: 0} // what only NATS says of slots, how often
 	var same func(endpoint, query, path string) (status int)
 	same = func(endpoint, query, path string) int {
 		t.Helper()
@@ -56,8 +57,13 @@ func TestServiceAnswersAsHTTP(t *testing.T) {
 		if _, later := worker.get(t, path); later != body {
 			return same(endpoint, query, path) // it changed meanwhile
 		}
+		text := string(answer.Data)
+		for member := range known {
+			known[member] += strings.Count(text, member)
+			text = strings.ReplaceAll(text, member, "")
+		}
 		code := answer.Header.Get(micro.ErrorCodeHeader)
-		if status == 200 && code != "" || status != 200 && code != strconv.Itoa(status) || strings.TrimSpace(body) != string(answer.Data) {
+		if status == 200 && code != "" || status != 200 && code != strconv.Itoa(status) || strings.TrimSpace(body) != text {
 			t.Errorf("%s %s: %s %s\nGET %s: %d %s", endpoint, query, code, answer.Data, path, status, body)
 		}
 		return status
@@ -65,6 +71,9 @@ func TestServiceAnswersAsHTTP(t *testing.T) {
 	statuses := make(map[int]int)
 	for _, c := range table {
 		statuses[same(c.endpoint, c.query, c.path)]++
+	}
+	if known[`,"known":true`] != 4 || known[`,"known":false`] != 2 {
+		t.Errorf("of the slots are known: %v", known)
 	}
 	if statuses[200] != 4 || statuses[400] != 9 || statuses[404] != 1 {
 		t.Errorf("statuses %v", statuses)
@@ -129,7 +138,7 @@ func TestServiceIsShared(t *testing.T) {
 		}
 		return counts
 	}
-	want := `{"resource_id":"shoes","slots":[{"slot":"stock","capacity":0,"reserved":0,"held":0,"available":0}]}`
+	want := `{"resource_id":"shoes","slots":[{"slot":"stock","capacity":0,"reserved":0,"held":0,"available":0,"known":false}]}`
 	stacktest.Eventually(t, "both to have answered", func() bool {
 		if got := ask(); got != want {
 			t.Fatalf("answer %s", got)

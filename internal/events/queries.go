@@ -19,10 +19,32 @@ type Reader interface {
 	Lookup(ctx context.Context, id holds.HoldID) (view holds.HoldView, found bool, err error)
 }
 
-// Availability is what can be had of slots, as it is answered by HTTP and by NATS.
+// Availability is what can be had of slots, as it is answered by HTTP.
 type Availability struct {
 	ResourceID string                   `json:"resource_id"`
 	Slots      []holds.SlotAvailability `json:"slots"`
+}
+
+// KnownAvailability is the same as it is answered by NATS, where it says besides which slots are known.
+type KnownAvailability struct {
+	ResourceID string             `json:"resource_id"`
+	Slots      []SlotAvailability `json:"slots"`
+}
+
+// SlotAvailability is what can be had of a slot. Known says whether it has an inventory row; nil is the
+// answer of a worker of an older version, which does not say.
+type SlotAvailability struct {
+	holds.SlotAvailability
+	Known *bool `json:"known,omitzero"`
+}
+
+// known returns the answer by NATS.
+func (a Availability) known() KnownAvailability {
+	answer := KnownAvailability{a.ResourceID, make([]SlotAvailability, len(a.Slots))}
+	for i, slot := range a.Slots {
+		answer.Slots[i] = SlotAvailability{slot, &slot.Known}
+	}
+	return answer
 }
 
 // FindAvailability answers what can be had of slots.
@@ -125,6 +147,12 @@ func parseAvailability(body []byte) (resource string, asked holds.Asked, err err
 	}
 	resource, asked = r.resource(), r.asked(holds.InventorySlotsMax)
 	return resource, asked, r.err
+}
+
+// availabilityQuery is what parseAvailability reads.
+type availabilityQuery struct {
+	ResourceID string `json:"resource_id"`
+	holds.Asked
 }
 
 // parseHoldQuery reads which hold a query asks for.

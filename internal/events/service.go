@@ -14,6 +14,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
 )
 
 // The endpoints of the service that answers queries: <ns>.svc.<endpoint>.
@@ -65,7 +67,8 @@ func (q *QueryService) Run(ctx context.Context) error {
 			if err != nil {
 				return nil, err
 			}
-			return FindAvailability(ctx, q.reader, resource, asked)
+			found, err := FindAvailability(ctx, q.reader, resource, asked)
+			return found.known(), err
 		},
 		EndpointHold: func(ctx context.Context, m *query) (any, error) {
 			id, err := parseHoldQuery(m.body)
@@ -212,13 +215,12 @@ func (e *endpoint) send(m *query, body []byte, problem Problem) {
 	}
 }
 
-// ErrNoWorker says that nobody answers queries in the namespace.
+// ErrNoWorker says that no worker answers queries in the namespace.
 var ErrNoWorker = errors.New("no worker answers")
 
 // Evaluate asks a worker what would become of a message if it were published now.
 func (c *Client) Evaluate(ctx context.Context, m *nats.Msg) (Verdict, error) {
-	subject := c.ns.Service(EndpointEvaluate)
-	ask := nats.NewMsg(subject)
+	ask := nats.NewMsg(c.ns.Service(EndpointEvaluate))
 	ask.Data = m.Data
 	for name, values := range m.Header {
 		if isAttribute(name) { // no more than is decoded, so that it fits
@@ -226,19 +228,47 @@ func (c *Client) Evaluate(ctx context.Context, m *nats.Msg) (Verdict, error) {
 		}
 	}
 	ask.Header.Set(HeaderDLQSubject, m.Subject)
-	answer, err := c.nc.RequestMsgWithContext(ctx, ask)
+	var v Verdict
+	_, err := c.query(ctx, ask, &v)
+	return v, err
+}
+
+// Availability asks a worker of the namespace what can be had of slots. It returns the answer as received too.
+func (c *Client) Availability(ctx context.Context, resource string, asked holds.Asked) (KnownAvailability, []byte, error) {
+	ask := nats.NewMsg(c.ns.Service(EndpointAvailability))
+	var a KnownAvailability
+	var err error
+	if ask.Data, err = json.Marshal(availabilityQuery{resource, asked}); err != nil {
+		return a, nil, &RefusedQueryError{http.StatusBadRequest, err.Error()}
+	}
+	body, err := c.query(ctx, ask, &a)
+	return a, body, err
+}
+
+// RefusedQueryError is a worker's answer to a query that it does not answer.
+type RefusedQueryError struct {
+	Status int // of HTTP
+	Reason string
+}
+
+func (e *RefusedQueryError) Error() string { return strconv.Itoa(e.Status) + " " + e.Reason }
+
+// query asks a worker of the namespace, and reads its answer into answer. It returns ErrNoWorker and
+// *RefusedQueryError.
+func (c *Client) query(ctx context.Context, ask *nats.Msg, answer any) ([]byte, error) {
+	m, err := c.nc.RequestMsgWithContext(ctx, ask)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
-		return Verdict{}, fmt.Errorf("%w on %s", ErrNoWorker, subject)
+		return nil, fmt.Errorf("%w on %s", ErrNoWorker, ask.Subject)
 	case err != nil:
-		return Verdict{}, fmt.Errorf("ask on %s: %w", subject, err)
+		return nil, fmt.Errorf("ask on %s: %w", ask.Subject, err)
 	}
-	if problem := answer.Header.Get(micro.ErrorHeader); problem != "" {
-		return Verdict{}, fmt.Errorf("ask on %s: %s %s", subject, answer.Header.Get(micro.ErrorCodeHeader), problem)
+	if reason := m.Header.Get(micro.ErrorHeader); reason != "" {
+		status, _ := strconv.Atoi(m.Header.Get(micro.ErrorCodeHeader)) // of another program: 0
+		return nil, fmt.Errorf("ask on %s: %w", ask.Subject, &RefusedQueryError{status, reason})
 	}
-	var v Verdict
-	if err := json.Unmarshal(answer.Data, &v); err != nil {
-		return Verdict{}, fmt.Errorf("read the answer of %s: %w", subject, err)
+	if err := json.Unmarshal(m.Data, answer); err != nil {
+		return nil, fmt.Errorf("read the answer of %s: %w", ask.Subject, err)
 	}
-	return v, nil
+	return m.Data, nil
 }

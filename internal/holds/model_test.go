@@ -513,9 +513,10 @@ func (r *modelRun) sweep(t *rapid.T) {
 func (r *modelRun) compare(t *rapid.T) {
 	for _, slot := range r.available(t, r.resource, slots(modelSlots...)) {
 		capacity, reserved, held := r.model.capacity[slot.Slot], r.model.reserved[slot.Slot], r.model.held(slot.Slot)
+		_, known := r.model.capacity[slot.Slot]
 		want := holds.SlotAvailability{
 			SlotStock: holds.SlotStock{Slot: slot.Slot, Capacity: capacity, Reserved: reserved, Held: held},
-			Available: max(0, capacity-reserved-held),
+			Available: max(0, capacity-reserved-held), Known: known,
 		}
 		if slot != want {
 			t.Fatalf("available: got %+v, want %+v", slot, want)

@@ -12,6 +12,7 @@ import (
 type SlotAvailability struct {
 	SlotStock
 	Available int64 `json:"available"` // max(0, capacity - reserved - held)
+	Known     bool  `json:"-"`         // it has an inventory row; without one its capacity is 0
 }
 
 // Availability tells what can be had of each slot that a means, counting live holds only. A
@@ -38,6 +39,7 @@ func (s *Service) Availability(ctx context.Context, resource string, a Asked) ([
 	for i, row := range stock[0] {
 		slots[i].SlotStock = SlotStock{names[i], row.Capacity, row.Reserved, held[i]}
 		slots[i].Available = max(0, row.Capacity-row.Reserved-held[i])
+		slots[i].Known = row.Known
 	}
 	return slots, nil
 }

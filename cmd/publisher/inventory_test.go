@@ -1,0 +1,53 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestInventoryShow_OtherNamespace_ShowsThatNamespace asks in two namespaces on the same servers, and in one in
+// which no worker runs.
+func TestInventoryShow_OtherNamespace_ShowsThatNamespace(t *testing.T) {
+	t.Parallel()
+	if guarded != nil {
+		t.Skip("the users of these servers are of one namespace")
+	}
+	room, other := fresh("room"), strings.ReplaceAll(fresh("other"), "-", "_")
+	publisher(t, words("inventory set --resource-id "+room+" --capacity 3 --wait")...).want(t, exitOK)
+	show := "inventory show --resource-id " + room
+	publisher(t, words(show)...).want(t, exitOK, "AVAILABLE", "3")
+	if r := publisher(t, words(show+" --namespace "+other)...).want(t, exitFailed, "no worker answers", other); r.out != "" {
+		t.Errorf("it shows what another namespace has:\n%s", r.out)
+	}
+	runWorker(t, other, serverFlags(t)...)
+	publisher(t, words("inventory set --resource-id "+room+" --capacity 7 --wait --namespace "+other)...).want(t, exitOK)
+	publisher(t, words(show+" -o json --namespace "+other)...).want(t, exitOK, `"capacity":7`)
+	publisher(t, words(show+" -o json")...).want(t, exitOK, `"capacity":3`)
+}
+
+// TestInventoryShow_SlotWithoutRow_IsNotSoldOut shows slots that are sold out, and that do not exist.
+func TestInventoryShow_SlotWithoutRow_IsNotSoldOut(t *testing.T) {
+	t.Parallel()
+	room := fresh("room")
+	publisher(t, words("inventory set --resource-id "+room+" --slot A-1 --capacity 0 --wait")...).want(t, exitOK)
+	show := words("inventory show --resource-id " + room + " --slot A-1 --slot A-2")
+	r := publisher(t, show...).want(t, exitOK)
+	want := []string{
+		"SLOT CAPACITY RESERVED HELD AVAILABLE",
+		strings.Repeat("─", len([]rune(strings.Split(r.out, "\n")[1]))),
+		"A-1 0 0 0 0",
+		"A-2 - - 0 - no inventory row",
+	}
+	var got []string
+	for line := range strings.Lines(r.out) {
+		got = append(got, strings.Join(strings.Fields(line), " "))
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		t.Errorf("it shows\n%s", r.out)
+	}
+	publisher(t, append(show, "-o", "json")...).want(t, exitOK, `"slot":"A-1","capacity":0,"reserved":0,"held":0,"available":0,"known":true`,
+		`"slot":"A-2","capacity":0,"reserved":0,"held":0,"available":0,"known":false`)
+	if r := publisher(t, show[:len(show)-2]...).want(t, exitOK); strings.Contains(r.out, "inventory row") {
+		t.Errorf("it shows\n%s", r.out)
+	}
+}
