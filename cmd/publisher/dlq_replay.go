@@ -16,13 +16,31 @@ import (
 
 // dlqReplay publishes events of dead letters again.
 type dlqReplay struct {
-	Choice         choice  `embed:""`
-	DryRun         bool    `help:"Say for each what would happen now. Publishes nothing, removes nothing."`
-	Keep           bool    `help:"Leave the dead letters where they are."`
-	Rate           float64 `default:"50" help:"Events a second, at most; 0 for as many as it can."`
-	StopOnFailures percent `default:"20%" help:"Stop when more than this share is dead-lettered again or failed, of those that have ended, once that are 20; 100% never stops."`
-	Resume         string  `name:"run" placeholder:"ID" help:"Go on with a run that did not come to its end."`
-	Tending        tending `embed:""`
+	Choice         choice   `embed:""`
+	DryRun         bool     `help:"Say for each what would happen now. Publishes nothing, removes nothing."`
+	Keep           bool     `help:"Leave the dead letters where they are."`
+	Rate           *float64 `placeholder:"N" help:"Events a second, at most; 0 for as many as it can. Default: 50, or with --run the rate of that run."`
+	StopOnFailures *percent `placeholder:"SHARE" help:"Stop when more than this share is dead-lettered again or failed, of those that have ended, once that are 20; 100% never stops. Default: 20%, or with --run the share of that run."`
+	Resume         string   `name:"run" placeholder:"ID" help:"Go on with a run that did not come to its end, with its rate and its share of failures unless others are given."`
+	Tending        tending  `embed:""`
+}
+
+// defaultLimits are the limits of a replay for which none are given.
+var defaultLimits = events.RunLimits{Rate: 50, StopOnFailures: 20}
+
+// limits are the given limits, and those of base where none are given.
+func (v *dlqReplay) limits(base *events.RunLimits) *events.RunLimits {
+	limits := defaultLimits
+	if base != nil {
+		limits = *base
+	}
+	if v.Rate != nil {
+		limits.Rate = *v.Rate
+	}
+	if v.StopOnFailures != nil {
+		limits.StopOnFailures = int(*v.StopOnFailures)
+	}
+	return &limits
 }
 
 // failuresMin is how many letters must have ended before a share of failures says anything.
@@ -53,7 +71,7 @@ func (v *dlqReplay) Validate() error {
 		return misused("--run goes on with what it began with: give no sequences, --all, filters, --keep or --dry-run")
 	case v.Resume == "" && v.Choice.isEmpty():
 		return misused("which? Give sequences, --all, or --run")
-	case v.Rate < 0:
+	case v.Rate != nil && *v.Rate < 0:
 		return misused("--rate: must not be negative")
 	}
 	return nil
@@ -78,8 +96,8 @@ func (v *dlqReplay) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	defer replayer.Close()
-	limiter := rate.NewLimiter(rate.Limit(v.Rate), 1)
-	if v.Rate == 0 {
+	limiter := rate.NewLimiter(rate.Limit(log.Run.Limits.Rate), 1)
+	if log.Run.Limits.Rate == 0 {
 		limiter.SetLimit(rate.Inf)
 	}
 	variant := ""
@@ -87,7 +105,7 @@ func (v *dlqReplay) Run(ctx context.Context, p *program) error {
 		variant = log.Run.ID // the next run that keeps the letter publishes its event again
 	}
 	keep := log.Run.Keep
-	return p.carryOut(ctx, client, log, seqs, v.StopOnFailures.exceeded, "to go on: publisher dlq replay --run "+log.Run.ID,
+	return p.carryOut(ctx, client, log, seqs, percent(log.Run.Limits.StopOnFailures).exceeded, "to go on: publisher dlq replay --run "+log.Run.ID,
 		func(ctx context.Context, seq uint64) (func(context.Context) events.RunResult, error) {
 			if err := limiter.Wait(ctx); err != nil {
 				return nil, err
@@ -125,7 +143,9 @@ func resultOfError(seq uint64, err error) events.RunResult {
 // returns no log when there is nothing to do or it was not confirmed.
 func (v *dlqReplay) begin(ctx context.Context, p *program, client *events.Client, letters *events.DeadLetters) (*events.RunLog, []uint64, error) {
 	if v.Resume == "" {
-		return p.beginRun(ctx, client, letters, &v.Choice, &v.Tending, "Replay", events.Run{Verb: events.RunReplay, Keep: v.Keep})
+		return p.beginRun(ctx, client, letters, &v.Choice, &v.Tending, "Replay", events.Run{
+			Verb: events.RunReplay, Keep: v.Keep, Limits: v.limits(nil),
+		})
 	}
 	if uuid.Validate(v.Resume) != nil {
 		return nil, nil, misused("--run: %q is no id of a run: publisher dlq runs lists them", v.Resume)
@@ -141,7 +161,7 @@ func (v *dlqReplay) begin(ctx context.Context, p *program, client *events.Client
 	if err := p.confirm(ctx, v.Tending, question); err != nil {
 		return nil, nil, err
 	}
-	log, left, err := client.ResumeRun(ctx, v.Resume)
+	log, left, err := client.ResumeRun(ctx, v.Resume, v.limits(run.Limits))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -101,11 +101,12 @@ func runPage(run *events.Run, all bool) string {
 		{"who", run.Who},
 		{"note", run.Note},
 		{"which", whichOf(run)},
+		{"limits", limitsOf(run)},
 		{"started", run.StartedAt.Format(holds.TimeFormat)},
 		{"took", run.RecordedAt.Sub(run.StartedAt.Time).Round(time.Millisecond).String()},
 	}
 	if run.State != events.RunDone {
-		rows[5] = []string{"last sign", run.RecordedAt.Format(holds.TimeFormat) + ", " + since(run.RecordedAt.Time) + " ago"}
+		rows[6] = []string{"last sign", run.RecordedAt.Format(holds.TimeFormat) + ", " + since(run.RecordedAt.Time) + " ago"}
 	}
 	rows = slices.DeleteFunc(rows, func(row []string) bool { return row[1] == "" })
 	for i := range rows {
@@ -173,6 +174,18 @@ func whichOf(run *events.Run) string {
 	}
 	add("contains", f.Contains)
 	return strings.Join(texts, " ")
+}
+
+// limitsOf are the limits of a replay, "" of another run.
+func limitsOf(run *events.Run) string {
+	if run.Limits == nil {
+		return ""
+	}
+	pace := "no rate"
+	if run.Limits.Rate > 0 {
+		pace = strconv.FormatFloat(run.Limits.Rate, 'g', -1, 64) + " a second"
+	}
+	return fmt.Sprintf("%s, stops above %d%% failures", pace, run.Limits.StopOnFailures)
 }
 
 // printNothing tells that a run has nothing to do. It is not recorded.

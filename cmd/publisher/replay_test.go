@@ -276,6 +276,48 @@ func TestReplayStops(t *testing.T) {
 	m.run("dlq", "replay", "--run", run.ID, "--rate", "0", "--stop-on-failures", "100%", "--yes").want(t, exitDeadLettered, "done, 300 ended")
 }
 
+// TestReplay_RunGoesOn_KeepsItsLimits interrupts a replay that does one event in hours, and goes on with it: without
+// a word about limits that is as slow, and stops at the same share.
+func TestReplay_RunGoesOn_KeepsItsLimits(t *testing.T) {
+	t.Parallel()
+	m := newMorgue(t)
+	const number = 400 // far more than are worked on at a time
+	for range number {
+		m.park(events.ReasonMalformed, "", m.ns.In(events.BookingRequested, "loft"), "no JSON")
+	}
+	published := func() uint64 {
+		t.Helper()
+		stream, err := m.js.Stream(t.Context(), m.ns.InStream())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stream.CachedInfo().State.LastSeq
+	}
+	before := published()
+	ends := func(want uint64, args ...string) {
+		t.Helper()
+		replay, wait := m.program("", append([]string{"dlq", "replay", "--yes"}, args...)...)
+		stacktest.Eventually(t, "an event to be published again", func() bool { return published()-before >= want })
+		m.run("dlq", "runs").want(t, exitOK) // time for more to be published
+		if err := replay.Process.Signal(syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := wait(); err == nil || !strings.Contains(out, "interrupted") || !strings.Contains(out, "0.0001 a second, stops above 5% failures") {
+			t.Errorf("it ended with %v\n%s", err, out)
+		}
+		if got := published() - before; got != want {
+			t.Errorf("%d events were published, want %d", got, want)
+		}
+	}
+	ends(1, "--all", "--rate", "0.0001", "--stop-on-failures", "5%", "--timeout", "1s")
+	ends(2, "--run", m.lastRun().ID, "--timeout", "1s")
+	// A limit that is given replaces the one of the run.
+	m.startWorker()
+	m.run("dlq", "replay", "--run", m.lastRun().ID, "--rate", "0", "--yes").want(t, exitFailed, "more than 5%", "no rate, stops above 5% failures")
+	m.run("dlq", "replay", "--run", m.lastRun().ID, "--yes").want(t, exitFailed, "more than 5%", "no rate, stops above 5% failures")
+	m.run("dlq", "replay", "--run", m.lastRun().ID, "--yes", "--stop-on-failures", "100%").want(t, exitDeadLettered, "done, 400 ended")
+}
+
 // TestReplayInterrupted ends a slow replay as Ctrl-C does, and does the rest.
 func TestReplayInterrupted(t *testing.T) {
 	t.Parallel()

@@ -52,10 +52,17 @@ type Run struct {
 	RecordedAt holds.Time     `json:"recorded_at"`
 	Filter     *LetterFilter  `json:"filter,omitzero"` // how the letters were found, nil when they were named
 	Keep       bool           `json:"keep,omitzero"`   // the letters stay
+	Limits     *RunLimits     `json:"limits,omitzero"` // of a replay; nil in the records of older versions
 	Letters    int            `json:"letters"`         // how many there are to work on
 	Counts     map[string]int `json:"counts"`          // of each result
 	Seqs       []uint64       `json:"seqs,omitzero"`   // the letters
 	Results    []RunResult    `json:"results,omitzero"`
+}
+
+// RunLimits are the limits of a replay, which a run that goes on keeps.
+type RunLimits struct {
+	Rate           float64 `json:"rate"`             // events a second, at most; 0 means no limit
+	StopOnFailures int     `json:"stop_on_failures"` // percent of those that have ended
 }
 
 // Ended is how many letters have a result.
@@ -97,9 +104,9 @@ func ownTime() holds.Time { return holds.Time{Time: time.Now().UTC()} }
 // ErrRunNotBegun says that a run was killed before it did anything.
 var ErrRunNotBegun = errors.New("the run did nothing, start a new one")
 
-// ResumeRun goes on with the records of a run, and returns the letters that have no result or
-// failed. A process that is still at it has its next record refused: ErrRunElsewhere.
-func (c *Client) ResumeRun(ctx context.Context, id string) (log *RunLog, left []uint64, err error) {
+// ResumeRun goes on with the records of a run, with other limits unless those are nil, and returns the
+// letters that have no result or failed. A process that is still at it has its next record refused: ErrRunElsewhere.
+func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (log *RunLog, left []uint64, err error) {
 	run, last, err := c.run(ctx, id)
 	if err != nil {
 		return nil, nil, err
@@ -116,6 +123,9 @@ func (c *Client) ResumeRun(ctx context.Context, id string) (log *RunLog, left []
 	delete(run.Counts, ReplayFailed)
 	left = slices.DeleteFunc(run.Seqs, func(seq uint64) bool { _, has := ended[seq]; return has })
 	run.State, run.Seqs, run.Results = RunUnfinished, nil, nil
+	if limits != nil {
+		run.Limits = limits
+	}
 	log = &RunLog{Run: *run, c: c, last: last}
 	return log, left, log.write(ctx, nil, nil)
 }

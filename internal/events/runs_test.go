@@ -47,7 +47,7 @@ func TestRuns(t *testing.T) {
 	if err := log.Record(t.Context(), results(seqs[RunResultsMax:RunResultsMax+1], ReplayFailed)); err != nil {
 		t.Fatal(err)
 	}
-	later, left, err := client.ResumeRun(t.Context(), log.Run.ID)
+	later, left, err := client.ResumeRun(t.Context(), log.Run.ID, nil)
 	if err != nil || !slices.Equal(left, seqs[RunResultsMax:]) {
 		t.Fatalf("%v: %d letters are left, want %d", err, len(left), len(seqs)-RunResultsMax)
 	}
@@ -97,7 +97,7 @@ func TestRunKilledAtItsBegin(t *testing.T) {
 	if err := log.write(t.Context(), []uint64{1}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := client.ResumeRun(t.Context(), "half"); !errors.Is(err, ErrRunNotBegun) {
+	if _, _, err := client.ResumeRun(t.Context(), "half", nil); !errors.Is(err, ErrRunNotBegun) {
 		t.Error(err)
 	}
 }
