@@ -99,9 +99,13 @@ func commandLine(args []string) string {
 
 // show writes and prints a report. It returns errRejected when a goal is missed.
 func (v *benchmark) show(p *program, report *bench.Report) error {
-	encoded, err := json.Marshal(report, json.Deterministic(true), jsontext.WithIndent("  "))
+	compact, err := json.Marshal(report, json.Deterministic(true))
 	if err != nil {
 		return fmt.Errorf("encode the report: %w", err)
+	}
+	encoded := jsontext.Value(compact).Clone()
+	if err := encoded.Indent(jsontext.WithIndent("  ")); err != nil {
+		return fmt.Errorf("indent the report: %w", err)
 	}
 	if v.Out != "" {
 		if err := v.write(p, report, encoded); err != nil {
@@ -109,7 +113,7 @@ func (v *benchmark) show(p *program, report *bench.Report) error {
 		}
 	}
 	if p.json() {
-		err = p.printJSON(encoded)
+		err = p.printJSON(compact)
 	} else {
 		err = p.print(benchSummary(report))
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 
 	"holdfast/internal/bench"
 )
@@ -30,20 +31,22 @@ func exitOf(t *testing.T, encoded string) int {
 	return exitOK
 }
 
-// TestBenchOnGivenServers measures on servers that are named, and writes and prints one report.
+// TestBenchOnGivenServers measures on servers that are named, and writes and prints one report: the file is for
+// readers, and indented.
 func TestBenchOnGivenServers(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "docs", "bench")
 	r := publisher(t, append([]string{"bench", "--tiny", "--part", "latency", "--worker", workerBinary, "--out", dir, "-o", "json"}, serverFlags(t)...)...)
 	r.want(t, exitOf(t, r.out), "servers that were given", "latency: requests of 3 nights", "  at 80 %, ", "written: "+filepath.Join(dir, "bench.json"))
 	written, err := os.ReadFile(filepath.Join(dir, "bench.json"))
-	if err != nil || string(written) != r.out {
+	compact := jsontext.Value(written)
+	if err != nil || compact.Compact() != nil || string(compact)+"\n" != r.out {
 		t.Errorf("%v; printed and written differ:\n%s\n%s", err, r.out, written)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "holds.svg")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("there are no sales, and yet a plot: %v", err)
 	}
-	for _, member := range []string{`"command": "publisher `, `"processors": `, `"redis": "`, `"own_servers": false`} {
+	for _, member := range []string{`"command":"publisher `, `"processors":`, `"redis":"`, `"own_servers":false`} {
 		if !strings.Contains(r.out, member) {
 			t.Errorf("the report has no %s: %s", member, r.out)
 		}

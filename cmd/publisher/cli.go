@@ -45,7 +45,7 @@ type cli struct {
 type common struct {
 	NATSURL   string        `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"Where NATS is. Default: what .holdfast/endpoints.env says, which a worker dev in this directory writes."`
 	Namespace string        `env:"HOLDFAST_NAMESPACE" placeholder:"NS" help:"First token of every subject. Default: as .holdfast/endpoints.env says, else holdfast."`
-	Output    string        `short:"o" enum:"table,wide,json,ndjson" default:"table" help:"What to print: table or json; what lists things also knows wide and ndjson."`
+	Output    string        `short:"o" enum:"table,wide,json,ndjson" default:"table" help:"What to print: table, or json, which is one value, compact, of a list an element a line; what lists things also knows wide and ndjson (a value a line)."`
 	Timeout   time.Duration `default:"10s" help:"How long to wait for an answer, of a server or (--wait) of the worker."`
 }
 

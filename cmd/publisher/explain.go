@@ -7,15 +7,30 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 )
 
-// explain prints a message in place of publishing it: the event with -o json, else all of it and
-// the command that publishes it.
+// explainedMessage is a message, as -o json prints it in place of publishing it.
+type explainedMessage struct {
+	Subject string            `json:"subject"`
+	Headers map[string]string `json:"headers"`
+	Body    jsontext.Value    `json:"body"`
+}
+
+// explain prints a message in place of publishing it, and but for -o json the command that publishes it.
 func (p *program) explain(m *nats.Msg) error {
 	if p.json() {
-		return p.printJSON(m.Data)
+		message := explainedMessage{m.Subject, make(map[string]string), m.Data}
+		for name := range m.Header {
+			message.Headers[name] = m.Header.Get(name)
+		}
+		text, err := json.Marshal(message, json.Deterministic(true))
+		if err != nil {
+			return fmt.Errorf("explain: %w", err)
+		}
+		return p.printJSON(text)
 	}
 	body := jsontext.Value(escapeJSON(m.Data)).Clone()
 	if err := body.Indent(jsontext.WithIndentPrefix("  "), jsontext.WithIndent("  ")); err != nil {
@@ -33,7 +48,7 @@ func (p *program) explain(m *nats.Msg) error {
 // natsCommand returns the words of the command that publishes a message, quoted for a POSIX
 // shell. The server is named when it is known without a connection and its URL has no password.
 func (p *program) natsCommand(m *nats.Msg) []string {
-	words := []string{"nats", "pub", shellQuote(m.Subject)}
+	words := []string{"nats", "pub", "--jetstream", shellQuote(m.Subject)} // which waits until it is stored
 	if server, err := p.natsURL(); err == nil {
 		if !strings.Contains(server, "@") { // in none of several
 			words = append(words, "--server", shellQuote(server))

@@ -8,6 +8,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 )
 
 // lineMax is the longest line of a file of events, in bytes without its end.
@@ -67,6 +70,7 @@ type lineReader struct {
 	offset int64 // bytes that were read
 	open   bool  // the line that was returned last goes on
 	crlf   bool  // the line that was returned last ends in both
+	begun  bool  // an event was returned
 }
 
 // byteOrderMark is what some programs begin a file with.
@@ -134,6 +138,24 @@ func (r *lineReader) rest(to io.Writer) error {
 	return nil
 }
 
+// event returns the next event: a line, or of a file that is one event over several lines all of it.
+func (r *lineReader) event() (inputLine, error) {
+	next, err := r.next()
+	first := !r.begun
+	r.begun = true
+	if err != nil || next.tooLong || !first || !unfinished(next.text) {
+		return next, err
+	}
+	next.text, err = r.goesOn(bytes.Clone(next.text))
+	return next, err
+}
+
+// unfinished reports whether a text is how a JSON value begins.
+func unfinished(text []byte) bool {
+	var value jsontext.Value
+	return errors.Is(json.Unmarshal(text, &value), io.ErrUnexpectedEOF)
+}
+
 // goesOn returns the first line together with all that follows, if that reads as one event that
 // is written over several lines: the next one does not begin an event of its own. Else it returns
 // the line. What is longer than any event may be is cut.
@@ -149,6 +171,7 @@ func (r *lineReader) goesOn(first []byte) ([]byte, error) {
 		return nil, err
 	}
 	cut, err := io.Copy(io.Discard, r.source)
+	r.offset += int64(len(more)) + cut
 	all := append(append(first, '\n'), more...)
 	if cut == 0 {
 		all = bytes.TrimRight(all, " \t\r\n")

@@ -23,7 +23,7 @@ const rateSlack = 100 * time.Millisecond
 
 // load publishes a file of events.
 type load struct {
-	File        string        `short:"f" required:"" placeholder:"FILE" predictor:"file" help:"The events, one a line; - is standard input."`
+	File        string        `short:"f" required:"" placeholder:"FILE" predictor:"file" help:"The events, one a line, or one event over several lines; - is standard input."`
 	Wait        bool          `help:"Wait for the outcome of each event, and count them."`
 	Strict      bool          `help:"Stop at the first bad line."`
 	Rejects     string        `placeholder:"FILE" predictor:"file" help:"Write bad lines to this file, as they are. What was in it is lost."`
@@ -35,7 +35,7 @@ type load struct {
 
 // Help implements kong's detailed help.
 func (*load) Help() string {
-	return `Publishes the events of a file, one a line: CloudEvents in JSON, or in the short form of an event's name and data, like
+	return `Publishes the events of a file, one a line, or one event over several lines: CloudEvents in JSON, or in the short form of an event's name and data, like
 
   {"event": "booking.requested", "data": {"request_key": "k1", "user_id": "ann", "resource_id": "loft", "quantity": 1}}
 
@@ -167,7 +167,7 @@ func (l *loading) all(ctx context.Context) error {
 	}
 	lines := newLineReader(ctx, l.in.file)
 	for {
-		next, err := lines.next()
+		next, err := lines.event()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}

@@ -279,6 +279,28 @@ func TestLoadInterrupted(t *testing.T) {
 	}
 }
 
+// TestLoad_OverSeveralLines_ReadsWhatValidateReads loads an event that is written over several lines, and lines of
+// which the first is broken.
+func TestLoad_OverSeveralLines_ReadsWhatValidateReads(t *testing.T) {
+	t.Parallel()
+	room := fresh("room")
+	pretty := "\n{\n  \"event\": \"inventory.set\",\n  \"data\": {\n    \"resource_id\": \"" + room + "\",\n    \"capacity\": 5\n  }\n}\n"
+	path := fileOf(t, pretty)
+	publisher(t, "validate", "-f", path).want(t, exitOK, "2: ok inventory.set "+room)
+	s := summaryOf(t, publisher(t, "load", "-f", path, "--wait", "-o", "json").want(t, exitOK))
+	s.expect(t, 1, 0, 0)
+	publisher(t, words("inventory show -o json --resource-id "+room)...).want(t, exitOK, `"capacity":5`)
+	bad := strings.Replace(pretty, "5", `"5"`, 1)
+	rejects := filepath.Join(t.TempDir(), "rejects")
+	publisher(t, "load", "-f", fileOf(t, bad), "--rejects", rejects).want(t, exitDeadLettered, ":2: malformed: data.capacity: must be an integer")
+	if kept, err := os.ReadFile(rejects); err != nil || strings.TrimSpace(string(kept)) != strings.TrimSpace(bad) {
+		t.Errorf("the rejects are %q, %v", kept, err)
+	}
+	line := shortRequest(room, "k1")
+	s = summaryOf(t, publisher(t, "load", "-f", fileOf(t, line[:20]+"\n"+line), "-o", "json").want(t, exitDeadLettered, ":1: malformed: body: the JSON text ends too early"))
+	s.expect(t, 1, 0, 1)
+}
+
 // TestLoadBadLines has bad lines told, counted and kept, and the good ones among them published.
 func TestLoadBadLines(t *testing.T) {
 	t.Parallel()

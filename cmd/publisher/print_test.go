@@ -39,11 +39,19 @@ Body:
     }
   }
 The same with the nats command:
-  nats pub hotel.in.booking.cancelled.loft --server nats://127.0.0.1:1 --header Content-Type:application/cloudevents+json --header Nats-Msg-Id:ID '{"specversion":"1.0","id":"ID","source":"/holdfast/publisher","type":"holdfast.booking.cancelled.v1","datacontenttype":"application/json","data":{"resource_id":"loft","request_key":"it'\''s"}}'
+  nats pub --jetstream hotel.in.booking.cancelled.loft --server nats://127.0.0.1:1 --header Content-Type:application/cloudevents+json --header Nats-Msg-Id:ID '{"specversion":"1.0","id":"ID","source":"/holdfast/publisher","type":"holdfast.booking.cancelled.v1","datacontenttype":"application/json","data":{"resource_id":"loft","request_key":"it'\''s"}}'
 `
 	r := publisher(t, words("cancel --resource-id loft --request-key it's --explain --namespace hotel --nats-url nats://127.0.0.1:1")...)
 	if got := uuids.ReplaceAllString(r.want(t, exitOK).out, "ID"); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	// As JSON it is the same message: subject, headers and body in one value.
+	r = publisher(t, words("cancel --resource-id loft --request-key it's --explain --namespace hotel --nats-url nats://127.0.0.1:1 -o json")...)
+	const asJSON = `{"subject":"hotel.in.booking.cancelled.loft","headers":{"Content-Type":"application/cloudevents+json","Nats-Msg-Id":"ID"},` +
+		`"body":{"specversion":"1.0","id":"ID","source":"/holdfast/publisher","type":"holdfast.booking.cancelled.v1",` +
+		`"datacontenttype":"application/json","data":{"resource_id":"loft","request_key":"it's"}}}` + "\n"
+	if got := uuids.ReplaceAllString(r.want(t, exitOK).out, "ID"); got != asJSON {
+		t.Errorf("got\n%s\nwant\n%s", got, asJSON)
 	}
 	secret := publisher(t, words("cancel --resource-id loft --request-key k --explain --nats-url nats://ann:secret@127.0.0.1:1")...).want(t, exitOK)
 	if strings.Contains(secret.out, "secret") {
@@ -63,12 +71,12 @@ func TestExplainIsReadBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
-	if len(got) != 9 || got[1] != "holdfast.in.booking.requested.loft" || got[5] != "Content-Type:application/cloudevents+json" {
+	if len(got) != 10 || got[2] != "holdfast.in.booking.requested.loft" || got[6] != "Content-Type:application/cloudevents+json" {
 		t.Fatalf("the shell reads %q", got)
 	}
 	var e events.Envelope
 	var data events.BookingRequestedData
-	if err := json.Unmarshal([]byte(got[8]), &e); err != nil {
+	if err := json.Unmarshal([]byte(got[9]), &e); err != nil {
 		t.Fatal(err)
 	}
 	if err := json.Unmarshal(e.Data, &data); err != nil {
@@ -259,7 +267,7 @@ func TestEndpoints(t *testing.T) {
 	}
 	const ask = "request --resource-id loft --user-id ann --timeout 1s"
 	publisher(t, words(ask)...).want(t, exitFailed, "go run ./cmd/worker dev", "--nats-url")
-	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub holdfast.in.booking.requested.loft --header")
+	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub --jetstream holdfast.in.booking.requested.loft --header")
 
 	if err := os.Mkdir(filepath.Dir(endpointsPath), 0o755); err != nil {
 		t.Fatal(err)
@@ -270,12 +278,12 @@ func TestEndpoints(t *testing.T) {
 		}
 	}
 	write("# a comment\nHOLDFAST_NATS_URL=nats://127.0.0.1:1\nHOLDFAST_NAMESPACE=hotel\n")
-	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
+	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub --jetstream hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
 	publisher(t, words(ask)...).want(t, exitFailed, "connect to nats")
 	// The environment comes before the file, a flag before both.
 	t.Setenv(nameNATSURL, "nats://127.0.0.1:3")
-	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub holdfast.in.booking.requested.loft --server nats://127.0.0.1:3 ")
-	publisher(t, words(ask+" --explain --nats-url nats://127.0.0.1:4 --namespace inn")...).want(t, exitOK, "nats pub inn.in.booking.requested.loft --server nats://127.0.0.1:4 ")
+	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub --jetstream holdfast.in.booking.requested.loft --server nats://127.0.0.1:3 ")
+	publisher(t, words(ask+" --explain --nats-url nats://127.0.0.1:4 --namespace inn")...).want(t, exitOK, "nats pub --jetstream inn.in.booking.requested.loft --server nats://127.0.0.1:4 ")
 	t.Setenv(nameNATSURL, "")
 	write("nonsense\n")
 	publisher(t, words(ask)...).want(t, exitFailed, "endpoints.env:1")

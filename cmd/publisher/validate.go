@@ -8,9 +8,6 @@ import (
 	"io"
 	"time"
 
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
-
 	"holdfast/internal/events"
 )
 
@@ -34,6 +31,8 @@ Examples:
   publisher validate -f event.json --subject holdfast.in.booking.requested.loft
   generate | publisher validate -f - -o json`
 }
+
+func (*validate) outputs() []string { return []string{outputTable, outputJSON, outputNDJSON} }
 
 // verdict is what a worker would say of one event.
 type verdict struct {
@@ -64,19 +63,21 @@ func (v *validate) Run(ctx context.Context, p *program) error {
 	defer in.close()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	bad, count := 0, 0
+	bad, out := 0, p.newList(nil, nil)
 	err = v.each(newLineReader(ctx, in.file), p, func(said verdict) error {
-		count++
 		if !said.OK {
 			bad++
 		}
-		return p.printVerdict(said, count)
+		if out.isJSON() {
+			return out.addValue(said)
+		}
+		return p.print(said.String() + "\n")
 	})
 	if ctx.Err() != nil {
 		err = errStoppedByUser
 	}
-	if err == nil && p.json() {
-		err = p.print(closing(count))
+	if err == nil && out.isJSON() {
+		err = out.end("")
 	}
 	if err == nil && bad > 0 {
 		err = errDeadLettered
@@ -84,37 +85,10 @@ func (v *validate) Run(ctx context.Context, p *program) error {
 	return err
 }
 
-// closing ends the JSON list of so many verdicts.
-func closing(count int) string {
-	if count == 0 {
-		return "[]\n"
-	}
-	return "\n]\n"
-}
-
-// printVerdict prints the count-th verdict: a line, or an element of a JSON list.
-func (p *program) printVerdict(said verdict, count int) error {
-	if !p.json() {
-		return p.print(said.String() + "\n")
-	}
-	encoded, err := json.Marshal(said)
-	if err != nil {
-		return fmt.Errorf("encode a verdict: %w", err)
-	}
-	if p.terminal {
-		encoded = escapeJSON(encoded)
-	}
-	separator := ",\n"
-	if count == 1 {
-		separator = "[\n"
-	}
-	return p.print(separator + string(encoded))
-}
-
 // each hands what is said of every event to say.
 func (v *validate) each(lines *lineReader, p *program, say func(verdict) error) error {
-	for first := true; ; first = false {
-		next, err := lines.next()
+	for {
+		next, err := lines.event()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
@@ -125,11 +99,6 @@ func (v *validate) each(lines *lineReader, p *program, say func(verdict) error) 
 			err = say(v.verdict(next.number, composed{}, errLineTooLong))
 		} else {
 			text := bytes.Clone(next.text)
-			if first && unfinished(text) {
-				if text, err = lines.goesOn(text); err != nil {
-					return err
-				}
-			}
 			event, wrong := p.compose(text, "")
 			if wrong == nil && v.Subject != "" {
 				_, wrong = p.subjects().Decode(v.Subject, event.message.Header, event.message.Data, time.Time{})
@@ -148,10 +117,4 @@ func (v *validate) verdict(number int, event composed, wrong error) verdict {
 		return verdict{Line: number, Reason: why.Reason, Detail: why.Detail}
 	}
 	return verdict{Line: number, OK: true, Event: event.Event, ResourceID: event.Resource}
-}
-
-// unfinished reports whether a text is how a JSON value begins.
-func unfinished(text []byte) bool {
-	var value jsontext.Value
-	return errors.Is(json.Unmarshal(text, &value), io.ErrUnexpectedEOF)
 }

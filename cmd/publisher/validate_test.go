@@ -226,6 +226,9 @@ func TestValidatePrints(t *testing.T) {
 	if list := verdicts(t, "\n\n", exitOK); list == nil || len(list) != 0 {
 		t.Errorf("of nothing it says %+v", list)
 	}
+	if r := publisher(t, "validate", "-f", fileOf(t, file), "-o", "ndjson").want(t, exitDeadLettered); strings.Count(r.out, "\n") != 3 || !strings.HasPrefix(r.out, `{"line":1,"ok":true,`) {
+		t.Errorf("got\n%s", r.out)
+	}
 	publisher(t, "validate", "-f", "nowhere.json").want(t, exitUsage, "nowhere.json")
 }
 

@@ -159,7 +159,7 @@ func TestExplain(t *testing.T) {
 // TestWatch sees an outcome and a dead letter come, as text and as JSON.
 func TestWatch(t *testing.T) {
 	t.Parallel()
-	for _, format := range []string{"table", "json"} {
+	for _, format := range []string{"table", "json", "ndjson"} {
 		t.Run(format, func(t *testing.T) {
 			t.Parallel()
 			ctx, cancel := context.WithCancel(t.Context())

@@ -23,13 +23,15 @@ type watch struct {
 
 // Help implements kong's detailed help.
 func (*watch) Help() string {
-	return `Shows what is stored from now on, one line each, until Ctrl-C. With -o json an outcome is its event, and a dead letter is an object of seq, reason, detail, subject, event_id, stream_seq, deliveries and time.
+	return `Shows what is stored from now on, one line each, until Ctrl-C. With -o ndjson an outcome is its event, and a dead letter is an object of seq, reason, detail, subject, event_id, stream_seq, deliveries and time; -o json, which has no end to its list here, does the same.
 
 Examples:
 
   publisher watch
-  publisher watch --resource-id deluxe -o json`
+  publisher watch --resource-id deluxe -o ndjson`
 }
+
+func (*watch) outputs() []string { return []string{outputTable, outputNDJSON, outputJSON} }
 
 // Run shows what comes until ctx is over.
 func (v *watch) Run(ctx context.Context, p *program) error {
@@ -91,7 +93,7 @@ func (v *watch) show(p *program, m jetstream.Msg) error {
 	if !v.wants(m.Subject()) {
 		return nil
 	}
-	if p.json() {
+	if p.Output != outputTable {
 		return p.printCompact(m.Data())
 	}
 	var event events.Envelope
@@ -111,7 +113,7 @@ func (v *watch) show(p *program, m jetstream.Msg) error {
 
 // showLetter prints a dead letter on one line.
 func (v *watch) showLetter(p *program, meta *jetstream.MsgMetadata, l *events.DeadLetter) error {
-	if p.json() {
+	if p.Output != outputTable {
 		text, err := l.JSON()
 		if err != nil {
 			return err
