@@ -13,6 +13,7 @@ import (
 	kongcompletion "github.com/jotaen/kong-completion"
 	"github.com/mattn/go-isatty"
 	"github.com/posener/complete"
+	"golang.org/x/term"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -91,10 +92,15 @@ type program struct {
 	in       io.Reader
 	out, err io.Writer
 	terminal bool // out is one
+	width    int  // of the terminal in columns, 0 when there is none or it is not known
 }
 
 func newProgram(stdout, stderr io.Writer) *program {
-	return &program{in: os.Stdin, out: stdout, err: stderr, terminal: isTerminal(stdout)}
+	p := &program{in: os.Stdin, out: stdout, err: stderr, terminal: isTerminal(stdout)}
+	if file, isFile := stdout.(*os.File); isFile && p.terminal {
+		p.width, _, _ = term.GetSize(int(file.Fd())) // without it nothing is cut
+	}
+	return p
 }
 
 // isTerminal reports whether somebody sits at the other end of a stream.

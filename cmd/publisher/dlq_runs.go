@@ -90,12 +90,12 @@ func (p *program) printRun(run *events.Run) error {
 		}
 		return out.end("")
 	default:
-		return p.print(runPage(run, p.Output == outputWide))
+		return p.print(p.runPage(run))
 	}
 }
 
-// runPage is a run, for a person: its results counted, and with all also each of them.
-func runPage(run *events.Run, all bool) string {
+// runPage is a run, for a person: its results counted, and with -o wide each of them.
+func (p *program) runPage(run *events.Run) string {
 	rows := [][]string{
 		{"run", run.ID},
 		{"who", run.Who},
@@ -112,16 +112,22 @@ func runPage(run *events.Run, all bool) string {
 	for i := range rows {
 		rows[i] = []string{"  " + rows[i][0], printable(rows[i][1])}
 	}
+	if p.width > 0 && p.Output != outputWide { // a run may name thousands of sequences
+		const names = len("  last sign") + columnGap
+		for _, row := range rows {
+			row[1] = shortened(row[1], max(columnMin, p.width-names))
+		}
+	}
 	text := fmt.Sprintf("%s of %s: %s, %d ended\n", printable(run.Verb), counted(run.Letters, "dead letter"), printable(run.State), run.Ended()) + table(nil, rows)
 	if len(run.Results) == 0 {
 		return text
 	}
-	if all {
+	if p.Output == outputWide {
 		var rows [][]string
 		for _, r := range run.Results {
 			rows = append(rows, []string{strconv.FormatUint(r.Seq, 10), printable(r.EventID), printable(resultOf(r)), printable(r.Detail)})
 		}
-		return text + "\n" + table([]string{"SEQ", "EVENT_ID", "RESULT", "DETAIL"}, rows)
+		return text + "\n" + p.table([]string{"SEQ", "EVENT_ID", "RESULT", "DETAIL"}, rows)
 	}
 	counts, first := make(map[string]int), make(map[string]events.RunResult)
 	for _, r := range run.Results {
@@ -132,9 +138,9 @@ func runPage(run *events.Run, all bool) string {
 	rows = nil
 	for _, result := range byCount(counts) {
 		r := first[result]
-		rows = append(rows, []string{strconv.Itoa(counts[result]), printable(result), strconv.FormatUint(r.Seq, 10), cut(printable(r.Detail))})
+		rows = append(rows, []string{strconv.Itoa(counts[result]), printable(result), strconv.FormatUint(r.Seq, 10), printable(r.Detail)})
 	}
-	return text + "\n" + table([]string{"LETTERS", "RESULT", "FIRST", "ITS DETAIL"}, rows)
+	return text + "\n" + p.table([]string{"LETTERS", "RESULT", "FIRST", "ITS DETAIL"}, rows)
 }
 
 // resultOf is what became of a letter, with why.
@@ -154,7 +160,7 @@ func whichOf(run *events.Run) string {
 		for i, seq := range run.Seqs {
 			named[i] = strconv.FormatUint(seq, 10)
 		}
-		return cut(strings.Join(named, " "))
+		return strings.Join(named, " ")
 	}
 	texts := []string{"all"}
 	add := func(name, value string) {

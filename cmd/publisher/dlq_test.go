@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/base64"
 	"fmt"
 	"maps"
@@ -449,24 +448,6 @@ func TestEditable(t *testing.T) {
 	for _, text := range []string{"", "Subject: x", "Subject: x\nno header\n\n"} {
 		if read, err := parseEditable([]byte(text), m); err == nil {
 			t.Errorf("%q is %+v", text, read)
-		}
-	}
-}
-
-// TestLongCells cuts what is long, in tables that are not wide.
-func TestLongCells(t *testing.T) {
-	t.Parallel()
-	for output, want := range map[string]string{
-		outputTable: "A\n────────────────────────────────────────────────────────────\n" + strings.Repeat("é", 59) + "…\n",
-		outputWide:  "A\n" + strings.Repeat("─", 70) + "\n" + strings.Repeat("é", 70) + "\n",
-	} {
-		var out bytes.Buffer
-		p := newProgram(&out, &out)
-		p.Output = output
-		l := p.newList([]string{"a"}, []string{"a"})
-		l.addRow(strings.Repeat("é", 70))
-		if err := l.end(""); err != nil || out.String() != want {
-			t.Errorf("%s: %v\n%s", output, err, out.String())
 		}
 	}
 }

@@ -18,18 +18,6 @@ const (
 
 var everyOutput = []string{outputTable, outputWide, outputJSON, outputNDJSON}
 
-// cellMax is how many characters of a text from outside a table shows.
-const cellMax = 60
-
-// cut makes a text that has passed printable fit for a table.
-func cut(text string) string {
-	runes := []rune(text)
-	if len(runes) <= cellMax {
-		return text
-	}
-	return string(runes[:cellMax-1]) + "…"
-}
-
 // list prints things: as a table when all are there, as one JSON array, or one JSON value a line
 // as they come.
 type list struct {
@@ -55,12 +43,10 @@ func (p *program) newList(columns, wide []string) *list {
 // isJSON reports whether values are wanted, not rows.
 func (l *list) isJSON() bool { return l.p.Output == outputJSON || l.p.Output == outputNDJSON }
 
-// addRow adds a row of the table. The cells may be anything; long ones are cut unless it is wide.
+// addRow adds a row of the table. The cells may be anything.
 func (l *list) addRow(cells ...string) {
 	for i := range cells {
-		if cells[i] = printable(cells[i]); l.p.Output != outputWide {
-			cells[i] = cut(cells[i])
-		}
+		cells[i] = printable(cells[i])
 	}
 	l.rows = append(l.rows, cells)
 }
@@ -103,6 +89,6 @@ func (l *list) end(none string) error {
 		fmt.Fprintf(l.p.err, "publisher: %s\n", none)
 		return nil
 	default:
-		return l.p.print(table(l.headers, l.rows))
+		return l.p.print(l.p.table(l.headers, l.rows))
 	}
 }

@@ -12,6 +12,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
 
 	"holdfast/internal/events"
 	"holdfast/internal/stack/stacktest"
@@ -54,10 +57,19 @@ func (w *watched) shows(text string) bool {
 	return bytes.Contains(w.text.Bytes(), []byte(text))
 }
 
-// at runs the program at a terminal: answers are what a person types when the screen shows a text.
+// at runs the program at a terminal of unknown size: answers are what a person types when the screen shows a text.
 func (m *morgue) at(env []string, answers [][2]string, args ...string) (code int, screen string) {
 	m.t.Helper()
+	return m.atWidth(0, env, answers, args...)
+}
+
+// atWidth runs the program at a terminal with so many columns.
+func (m *morgue) atWidth(columns uint16, env []string, answers [][2]string, args ...string) (code int, screen string) {
+	m.t.Helper()
 	term := newTerminal(m.t)
+	if err := unix.IoctlSetWinsize(int(term.far.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}); err != nil {
+		m.t.Fatal(err)
+	}
 	bounded, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(bounded, publisherBinary, m.command(args)...)
@@ -109,6 +121,37 @@ func TestConfirm(t *testing.T) {
 	}
 	if code, screen := m.at(nil, [][2]string{{question, "yes\n"}}, "dlq", "discard", "--all", "--note", "n"); code != exitOK || m.letterCount() != 0 {
 		t.Errorf("%d %s", code, screen)
+	}
+}
+
+// TestTables_NarrowTerminal_Fit lists dead letters with long details at a terminal, and elsewhere.
+func TestTables_NarrowTerminal_Fit(t *testing.T) {
+	t.Parallel()
+	m := newMorgue(t)
+	detail := "data.metadata: " + strings.Repeat("long ", 40) + "end"
+	for range 3 {
+		m.park(events.ReasonMalformed, detail, m.ns.In(events.BookingRequested, "a-resource-with-a-long-name-of-its-own"), "no JSON")
+	}
+	m.run("dlq", "discard", "2", "3", "--yes", "--note", "n").want(t, exitOK)
+	for _, verb := range []string{"list", "stats", "runs"} {
+		for columns, fits := range map[uint16]bool{72: verb != "runs", 110: true, 0: false} {
+			code, screen := m.atWidth(columns, nil, nil, "dlq", verb)
+			whole := strings.Contains(screen, "end\r\n")
+			if code != exitOK || verb != "runs" && whole == fits {
+				t.Errorf("dlq %s on %d columns ends with %d:\n%s", verb, columns, code, screen)
+			}
+			for line := range strings.Lines(screen) {
+				if n := utf8.RuneCountInString(strings.TrimRight(line, "\r\n")); fits && n > int(columns) {
+					t.Errorf("dlq %s on %d columns has a line of %d: %s", verb, columns, n, line)
+				}
+			}
+		}
+		if r := m.run("dlq", verb).want(t, exitOK); verb != "runs" && !strings.Contains(r.out, detail) || strings.Contains(r.out, "…") {
+			t.Errorf("dlq %s cuts what is no terminal's:\n%s", verb, r.out)
+		}
+		if _, screen := m.atWidth(72, nil, nil, "dlq", verb, "-o", "wide"); strings.Contains(screen, "…") {
+			t.Errorf("dlq %s -o wide is cut:\n%s", verb, screen)
+		}
 	}
 }
 
@@ -168,7 +211,7 @@ func TestEditor(t *testing.T) {
 	if code, screen := m.at(broken, nil, "dlq", "edit", "1"); code != exitFailed || !strings.Contains(screen, "your text is in") {
 		t.Errorf("left broken: %d %s", code, screen)
 	}
-	if text := opened(broken, 1); !strings.Contains(text, "# it would be dead-lettered again: malformed: data.quantity: must be an integer such as 2, found a string") || !strings.Contains(text, `"quantity": 1.0`) {
+	if text := opened(broken, 1); !strings.Contains(text, "# it would be dead-lettered again: malformed: data.quantity: must be an integer such as 2, found a number") || !strings.Contains(text, `"quantity": 1.0`) {
 		t.Errorf("the editor shows\n%s", text)
 	}
 	failing := editor("exit 3")
