@@ -18,7 +18,8 @@
 // A child holds the lock file of its own data (redis.lock, postgres.lock)
 // through an inherited descriptor: the lock is free exactly when the last
 // process that could write there is gone. The stack holds one for the whole
-// directory (lock), which is free when the parent is gone.
+// directory (lock), which is free when the parent is gone, and one for the
+// directory of its endpoints file.
 //
 // # Directories
 //

@@ -17,19 +17,51 @@ const (
 	endpointsBytesMax = 64 << 10
 )
 
+// endpointsFile is the endpoints file of a directory that this stack has taken.
+type endpointsFile struct {
+	lock    *os.File // nil: the directory is the home, which has the lock
+	content string   // "" = not written
+}
+
+// takeEndpoints takes a directory for the endpoints file, until Close. It creates the directory if need be.
+// A directory that another living stack uses is an *InUseError. To take a directory twice does nothing.
+func (s *Stack) takeEndpoints(dir string) (*endpointsFile, string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, "", err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if taken, ok := s.endpoints[dir]; ok {
+		return taken, dir, nil
+	}
+	file := &endpointsFile{}
+	if s.home == nil || s.home.path != dir {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, "", err
+		}
+		if file.lock, err = lockDir(dir); err != nil {
+			return nil, "", err
+		}
+	}
+	s.endpoints[dir] = file
+	return file, dir, nil
+}
+
 // WriteEndpoints writes dir/endpoints.env, replacing it at once, and returns
 // its path. It has one line for each server that was started:
 //
 //	HOLDFAST_NATS_URL=nats://127.0.0.1:43210
 //
 // and then the lines of more, for example what a worker adds about itself.
-// dir is made if need be. Close removes the file unless somebody has
-// rewritten it, so that nobody is sent to ports that are another's by then.
+// It takes dir as Options.EndpointsDir does, if Start has not. Close removes
+// the file, so that no program connects to ports that are another's by then.
 func (s *Stack) WriteEndpoints(dir string, more ...string) (path string, err error) {
-	path, err = filepath.Abs(filepath.Join(dir, endpointsName))
+	file, dir, err := s.takeEndpoints(dir)
 	if err != nil {
 		return "", fmt.Errorf("write endpoints: %w", err)
 	}
+	path = filepath.Join(dir, endpointsName)
 	content := "# Written by Holdfast for the servers that it started; gone when they are.\n"
 	for _, e := range []struct{ name, url string }{
 		{"HOLDFAST_NATS_URL", s.NATSURL}, {"HOLDFAST_REDIS_URL", s.RedisURL}, {"HOLDFAST_POSTGRES_URL", s.PostgresURL},
@@ -46,21 +78,27 @@ func (s *Stack) WriteEndpoints(dir string, more ...string) (path string, err err
 	if err := replaceFile(path, content); err != nil {
 		return "", fmt.Errorf("write endpoints: %w", err)
 	}
-	s.endpoints[path] = content
+	file.content = content
 	return path, nil
 }
 
+// removeEndpoints removes the endpoints files, unless a program that takes no lock has replaced
+// them, and gives their directories free.
 func (s *Stack) removeEndpoints() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var errs []error
-	for path, content := range s.endpoints {
+	for dir, file := range s.endpoints {
+		path := filepath.Join(dir, endpointsName)
 		now, err := os.ReadFile(path)
-		if err == nil && string(now) == content {
+		if err == nil && string(now) == file.content {
 			err = os.Remove(path)
 		}
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("remove endpoints: %w", err))
+		}
+		if file.lock != nil {
+			errs = append(errs, unlock(file.lock))
 		}
 	}
 	clear(s.endpoints)

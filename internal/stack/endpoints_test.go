@@ -29,26 +29,76 @@ func TestEndpointsAreReadBack(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
-	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
-		t.Errorf("left after Close: %v, %v", left, err)
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 || left[0].Name() != "lock" {
+		t.Errorf("left after Close: %v, %v; want the lock only", left, err)
 	}
 }
 
-func TestEndpointsOfAnotherStay(t *testing.T) {
+// TestEndpoints_AnotherStackLives_Refused starts two stacks for one directory. The second one is refused with what
+// the first has written, writes nothing, and removes nothing. When the first has ended, the directory is free.
+func TestEndpoints_AnotherStackLives_Refused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	first, second := &Stack{RedisURL: "redis://127.0.0.1:1/0", endpoints: map[string]string{}}, &Stack{RedisURL: "redis://127.0.0.1:2/0", endpoints: map[string]string{}}
-	for _, s := range []*Stack{first, second} {
-		if _, err := s.WriteEndpoints(dir); err != nil {
+	o := Options{EndpointsDir: dir}
+	first, err := Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.RedisURL = "redis://127.0.0.1:1/0"
+	path, err := first.WriteEndpoints(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := Start(t.Context(), o)
+	if inUse, ok := errors.AsType[*InUseError](err); !ok || inUse.Endpoints["HOLDFAST_REDIS_URL"] != first.RedisURL || !errors.Is(err, ErrInUse) {
+		t.Errorf("second Start = %v, %v; want an InUseError with the first one's endpoints", second, err)
+	}
+	third, err := Start(t.Context(), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := third.WriteEndpoints(dir); !errors.Is(err, ErrInUse) {
+		t.Errorf("WriteEndpoints into the directory of another: %v, want ErrInUse", err)
+	}
+	if err := third.Close(); err != nil {
+		t.Error(err)
+	}
+	if got, err := ReadEndpoints(path); err != nil || got["HOLDFAST_REDIS_URL"] != first.RedisURL {
+		t.Errorf("endpoints of the first after the others were refused: %v, %v", got, err)
+	}
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	if second, err = Start(t.Context(), o); err != nil {
+		t.Fatalf("Start after the first has ended: %v", err)
+	}
+	if err := second.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestEndpoints_StackKilled_DirectoryIsFree has endpoints left by a process that could not close: they are replaced.
+func TestEndpoints_StackKilled_DirectoryIsFree(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, content := range map[string]string{"lock": "", endpointsName: "HOLDFAST_REDIS_URL=redis://127.0.0.1:1/0\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := first.removeEndpoints(); err != nil {
-		t.Error(err)
+	s, err := Start(t.Context(), Options{EndpointsDir: dir})
+	if err != nil {
+		t.Fatal(err)
 	}
-	got, err := ReadEndpoints(filepath.Join(dir, "endpoints.env"))
-	if err != nil || got["HOLDFAST_REDIS_URL"] != second.RedisURL {
-		t.Errorf("endpoints of the second after the first has closed: %v, %v", got, err)
+	path, err := s.WriteEndpoints(dir, "HOLDFAST_HTTP_ADDR=127.0.0.1:2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ReadEndpoints(path); err != nil || len(got) != 1 || got["HOLDFAST_HTTP_ADDR"] == "" {
+		t.Errorf("endpoints: %v, %v", got, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -51,9 +51,9 @@ func openHome(dir string) (*home, error) {
 	if err := openForOthers(path); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	lock, err := lockFile(filepath.Join(path, "lock"))
+	lock, err := lockDir(path)
 	if err != nil {
-		return nil, fmt.Errorf("data directory %s: %w", path, err)
+		return nil, fmt.Errorf("data directory: %w", err)
 	}
 	return &home{path: path, durable: true, lock: lock}, nil
 }

@@ -5,12 +5,35 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 )
 
 // ErrInUse says that another living stack uses the same directory.
 var ErrInUse = errors.New("in use by another process")
+
+// InUseError is an ErrInUse with the directory, and with what the other stack has written into its
+// endpoints file there: nil when it has written nothing, or not yet.
+type InUseError struct {
+	Dir       string
+	Endpoints map[string]string
+}
+
+func (e *InUseError) Error() string { return "directory " + e.Dir + ": " + ErrInUse.Error() }
+
+// Unwrap returns ErrInUse.
+func (*InUseError) Unwrap() error { return ErrInUse }
+
+// lockDir takes the lock of a directory for one stack, without waiting.
+func lockDir(dir string) (*os.File, error) {
+	lock, err := lockFile(filepath.Join(dir, "lock"))
+	if errors.Is(err, ErrInUse) {
+		found, _ := ReadEndpoints(filepath.Join(dir, endpointsName)) // nothing, when it cannot be read
+		return nil, &InUseError{dir, found}
+	}
+	return lock, err
+}
 
 // lockPoll is the pause between two attempts to take a lock.
 const lockPoll = 20 * time.Millisecond

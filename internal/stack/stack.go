@@ -25,6 +25,12 @@ type Options struct {
 	// and servers that never sync.
 	Dir string
 
+	// EndpointsDir is where WriteEndpoints will write. Start takes the
+	// directory, before anything else: no other living stack writes there
+	// until Close. It may be Dir. Empty means that WriteEndpoints takes its
+	// directory itself.
+	EndpointsDir string
+
 	// NATS, Redis, Postgres say which servers to start.
 	NATS, Redis, Postgres bool
 
@@ -56,8 +62,8 @@ type Stack struct {
 	failed   chan error
 	watchers sync.WaitGroup
 
-	mu        sync.Mutex // guards endpoints
-	endpoints map[string]string
+	mu        sync.Mutex                // guards endpoints
+	endpoints map[string]*endpointsFile // by directory
 
 	closeOnce sync.Once
 	closeErr  error
@@ -69,30 +75,48 @@ type Stack struct {
 // When one fails, those already started are stopped and the error says why,
 // with the end of the server's log. A program that is missing and could not be
 // installed is a *MissingError, a directory that another stack uses is an
-// ErrInUse, one that the postgres user cannot enter is an *UnreachableError.
+// *InUseError, one that the postgres user cannot enter is an *UnreachableError.
 func Start(ctx context.Context, o Options) (*Stack, error) {
 	o.Progress = serial(o.Progress)
 	s := &Stack{
 		stopWithin: cmp.Or(o.StopWithin, stopWithin),
 		closing:    make(chan struct{}),
 		failed:     make(chan error, 1),
-		endpoints:  map[string]string{},
+		endpoints:  map[string]*endpointsFile{},
 	}
-	if !o.NATS && !o.Redis && !o.Postgres {
-		return s, nil
-	}
-	bins, err := o.programs(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("start stack: %w", err)
-	}
-	if s.home, err = openHome(o.Dir); err != nil {
-		return nil, fmt.Errorf("start stack: %w", err)
-	}
-	if err := s.startAll(ctx, o, bins); err != nil {
+	if err := s.open(ctx, o); err != nil {
 		return nil, errors.Join(fmt.Errorf("start stack: %w", err), s.Close())
 	}
 	s.watch()
 	return s, nil
+}
+
+// open takes the directories and starts the servers. After an error, Close ends what was started.
+func (s *Stack) open(ctx context.Context, o Options) (err error) {
+	starts := o.NATS || o.Redis || o.Postgres
+	if starts && o.Dir != "" {
+		if s.home, err = openHome(o.Dir); err != nil {
+			return err
+		}
+	}
+	if o.EndpointsDir != "" {
+		if _, _, err := s.takeEndpoints(o.EndpointsDir); err != nil {
+			return err
+		}
+	}
+	if !starts {
+		return nil
+	}
+	bins, err := o.programs(ctx)
+	if err != nil {
+		return err
+	}
+	if s.home == nil {
+		if s.home, err = openHome(""); err != nil {
+			return err
+		}
+	}
+	return s.startAll(ctx, o, bins)
 }
 
 // startAll starts the servers in parallel. The first that fails makes the
