@@ -14,7 +14,7 @@ type Config struct {
 	NATSURL         string        `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"NATS with JetStream."`
 	RedisURL        string        `name:"redis-url" env:"HOLDFAST_REDIS_URL" placeholder:"URL" help:"Redis 7 or newer (tested with 7.0), with a maxmemory-policy that does not evict."`
 	PostgresURL     string        `name:"postgres-url" env:"HOLDFAST_POSTGRES_URL" placeholder:"URL" help:"Postgres; tested with 15."`
-	Namespace       string        `name:"namespace" env:"HOLDFAST_NAMESPACE" default:"holdfast" help:"First token of subjects, prefix of Redis keys, schema in Postgres."`
+	Namespace       string        `name:"namespace" env:"HOLDFAST_NAMESPACE" default:"${namespace}" help:"First token of subjects, prefix of Redis keys, schema in Postgres."`
 	HTTPAddr        string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" default:"127.0.0.1:8080" help:"Where health, readiness, metrics and queries are served."`
 	HoldTTL         time.Duration `name:"hold-ttl" env:"HOLDFAST_HOLD_TTL" default:"10m" help:"How long a hold lasts when its request names no ttl."`
 	HoldTTLMax      time.Duration `name:"hold-ttl-max" env:"HOLDFAST_HOLD_TTL_MAX" default:"1h" help:"The longest ttl that a request may name."`
@@ -34,11 +34,14 @@ type Config struct {
 	Reconcile       string        `name:"reconcile" env:"HOLDFAST_RECONCILE" default:"heal" enum:"heal,report,off" help:"What is done about differences in what is kept: heal what follows from the records, only report, or off: nobody looks."`
 	NATSMonitorURLs []string      `name:"nats-monitor-urls" env:"HOLDFAST_NATS_MONITOR_URLS" placeholder:"URL" help:"Monitoring addresses of the NATS servers, like http://nats:8222: the preflight asks them for sync_interval."`
 	Preflight       string        `name:"preflight" env:"HOLDFAST_PREFLIGHT" default:"refuse" enum:"refuse,warn" help:"On servers that would break a promise (see worker preflight): refuse to start, or warn and start."`
-	LogLevel        string        `name:"log-level" env:"HOLDFAST_LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"What is logged: debug, info, warn or error."`
+	LogLevel        string        `name:"log-level" env:"HOLDFAST_LOG_LEVEL" default:"${log_level}" enum:"debug,info,warn,error" help:"What is logged: debug, info, warn or error."`
 
 	NoNotifications bool `name:"no-notifications" env:"HOLDFAST_NO_NOTIFICATIONS" hidden:"" help:"For tests: ignore keyspace notifications."`
 	NoTimer         bool `name:"no-timer" env:"HOLDFAST_NO_TIMER" hidden:"" help:"For tests: no deadline timer."`
 }
+
+// defaultNamespace is the namespace that is used where none is given.
+const defaultNamespace = "holdfast"
 
 // The lock strategies that other settings depend on.
 const (
@@ -84,7 +87,7 @@ func misused(format string, args ...any) error { return &usageError{fmt.Sprintf(
 // AfterApply checks what the types do not say. kong calls it.
 func (c *Config) AfterApply() error {
 	switch {
-	case !holds.NamespacePattern.MatchString(c.Namespace):
+	case c.Namespace != "" && !holds.NamespacePattern.MatchString(c.Namespace):
 		return misused("--namespace %q must match %s", c.Namespace, holds.NamespacePattern)
 	case c.HoldTTL < time.Second || c.HoldTTL > c.HoldTTLMax:
 		return misused("--hold-ttl %s must be from 1s to --hold-ttl-max (%s)", c.HoldTTL, c.HoldTTLMax)

@@ -20,10 +20,10 @@ type servers struct {
 }
 
 // startServers starts the servers whose URLs are not given and sets their URLs. With an empty
-// dir they keep nothing.
-func startServers(ctx context.Context, c *Config, dir string, progress func(string)) (*servers, error) {
+// dir they keep nothing. It returns an error when another worker has its endpoints file in endpointsDir.
+func startServers(ctx context.Context, c *Config, dir, endpointsDir string, progress func(string)) (*servers, error) {
 	main, err := startStack(ctx, stack.Options{
-		Dir: dir, NATS: c.NATSURL == "", Redis: c.RedisURL == "", Postgres: c.PostgresURL == "", Progress: progress,
+		Dir: dir, EndpointsDir: endpointsDir, NATS: c.NATSURL == "", Redis: c.RedisURL == "", Postgres: c.PostgresURL == "", Progress: progress,
 	})
 	if err != nil {
 		return nil, err
@@ -71,10 +71,22 @@ func startStack(ctx context.Context, o stack.Options) (*stack.Stack, error) {
 	if missing, ok := errors.AsType[*stack.MissingError](err); ok {
 		return nil, fmt.Errorf("%w\n\n\t%s", err, missing.Line)
 	}
+	if used, ok := errors.AsType[*stack.InUseError](err); ok {
+		return nil, inUse(used)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("start servers: %w", err)
 	}
 	return started, nil
+}
+
+// inUse says which worker uses a directory already, and what to do.
+func inUse(used *stack.InUseError) error {
+	addr := used.Endpoints["HOLDFAST_HTTP_ADDR"]
+	if addr == "" {
+		return fmt.Errorf("another worker is just starting or stopping in %s: try again, or give another --data-dir", used.Dir)
+	}
+	return fmt.Errorf("a worker runs in %s already, at http://%s: use that one, stop it, or give another --data-dir", used.Dir, addr)
 }
 
 // watch tells failed why servers end, until close.

@@ -339,7 +339,7 @@ func TestLockServersStarted(t *testing.T) {
 	t.Parallel()
 	dir := stacktest.DataDir(t)
 	c := Config{NATSURL: "n", RedisURL: "r", PostgresURL: "p", HTTPAddr: "h:1", Namespace: "n", LockStrategy: redlockStrategy}
-	started, err := startServers(t.Context(), &c, dir, func(line string) { t.Log(line) })
+	started, err := startServers(t.Context(), &c, dir, "", func(line string) { t.Log(line) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -57,15 +57,21 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], streams{os.Stdout, os.Stderr}))
 }
 
+// newParser returns the parser of the command line. It calls exit when all was done in parsing.
+func newParser(std streams, exit func(code int)) *kong.Kong {
+	parser, err := kong.New(&cli{}, kong.Name("worker"), kong.Description(description), kong.Writers(std.out, std.err),
+		kong.Vars{"namespace": defaultNamespace, "log_level": "info"},
+		kong.UsageOnError(), kong.ConfigureHelp(kong.HelpOptions{Compact: true}), kong.Exit(exit))
+	if err != nil {
+		panic(err) // a mistake in the struct tags of cli
+	}
+	return parser
+}
+
 // run runs the program until it is done or ctx is over, and returns its exit code.
 func run(ctx context.Context, args []string, std streams) int {
-	var c cli
 	ended := -1
-	parser, err := kong.New(&c, kong.Name("worker"), kong.Description(description), kong.Writers(std.out, std.err),
-		kong.UsageOnError(), kong.ConfigureHelp(kong.HelpOptions{Compact: true}), kong.Exit(func(code int) { ended = code }))
-	if err != nil {
-		panic(err) // a mistake in the struct tags above
-	}
+	parser := newParser(std, func(code int) { ended = code })
 	parsed, err := parser.Parse(args)
 	if ended >= 0 { // --help
 		return ended

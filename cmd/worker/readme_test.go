@@ -3,8 +3,8 @@ package main
 import (
 	"flag"
 	"fmt"
+	"io"
 	"os"
-	"reflect"
 	"strings"
 	"testing"
 )
@@ -44,15 +44,21 @@ func TestConfigurationTable(t *testing.T) {
 func configurationTable() string {
 	var b strings.Builder
 	b.WriteString("| variable | flag | default | meaning |\n|---|---|---|---|\n")
-	for _, field := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
-		if _, hidden := field.Tag.Lookup("hidden"); hidden {
+	parser := newParser(streams{io.Discard, io.Discard}, func(int) {})
+	for _, command := range parser.Model.Children {
+		if command.Name != "run" {
 			continue
 		}
-		fallback := field.Tag.Get("default")
-		if fallback != "" {
-			fallback = "`" + fallback + "`"
+		for _, flag := range command.Flags {
+			if flag.Hidden || len(flag.Envs) == 0 {
+				continue
+			}
+			fallback := flag.Default
+			if fallback != "" {
+				fallback = "`" + fallback + "`"
+			}
+			fmt.Fprintf(&b, "| `%s` | `--%s` | %s | %s |\n", flag.Envs[0], flag.Name, fallback, flag.Help)
 		}
-		fmt.Fprintf(&b, "| `%s` | `--%s` | %s | %s |\n", field.Tag.Get("env"), field.Tag.Get("name"), fallback, field.Tag.Get("help"))
 	}
 	return b.String()
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,9 +34,10 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 		return err
 	}
 	config := r.Config
+	config.Namespace = cmp.Or(config.Namespace, defaultNamespace)
 	var started *servers
 	if r.Embedded {
-		started, err = startServers(ctx, &config, r.DataDir, func(line string) { log.Info().Msg(line) })
+		started, err = startServers(ctx, &config, r.DataDir, r.DataDir, func(line string) { log.Info().Msg(line) })
 		if err != nil {
 			return err
 		}
@@ -138,6 +140,7 @@ func (m *migrateCommand) Run(ctx context.Context, std streams) error {
 	if err := m.missingURL(); err != nil {
 		return err
 	}
+	m.Namespace = cmp.Or(m.Namespace, defaultNamespace)
 	// Whoever migrates need not be allowed what a worker does.
 	skip := append(slices.Clone(preflight.Privileges), preflight.RedisCommands)
 	if err := prepare(ctx, m.Config, log, preparation{migrate: true, skip: skip}); err != nil {

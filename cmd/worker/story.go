@@ -89,6 +89,9 @@ func (s *story) hear(m jetstream.Msg) {
 
 func (s *story) say(format string, args ...any) { fmt.Fprintf(s.out, format+"\n", args...) }
 
+// clock is a time as a person here reads it.
+func clock(t holds.Time) string { return t.Local().Format("15:04:05 MST") }
+
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // ask publishes an event and reads its outcome, which must be of a kind, into data.
@@ -140,7 +143,7 @@ func (s *story) hotel(ctx context.Context) error {
 	if err := s.book(ctx, room, "ana", stay, 10*time.Minute, holds.EventHoldCreated, &ana); err != nil {
 		return err
 	}
-	s.say("  Ana picks three nights from %s.  One room is kept for her until %s.", stay.CheckIn, ana.ExpiresAt.Format(time.TimeOnly))
+	s.say("  Ana picks three nights from %s.  One room is kept for her until %s.", stay.CheckIn, clock(ana.ExpiresAt))
 	if err := s.book(ctx, room, "ben", stay, 2*time.Second, holds.EventHoldCreated, &ben); err != nil {
 		return err
 	}
@@ -151,7 +154,7 @@ func (s *story) hotel(ctx context.Context) error {
 	if cleo.Reason != holds.ReasonSoldOut || cleo.RetryAt == nil {
 		return fmt.Errorf("cleo was refused for %s without retry_at, want sold_out", cleo.Reason)
 	}
-	s.say("  Cleo wants them too.                       Refused, sold out; she may try again at %s.", cleo.RetryAt.Format(time.TimeOnly))
+	s.say("  Cleo wants them too.                       Refused, sold out; she may try again at %s.", clock(*cleo.RetryAt))
 	if err := s.pay(ctx, room, ana, "ana-pays"); err != nil {
 		return err
 	}

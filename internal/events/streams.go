@@ -108,6 +108,17 @@ func Setup(ctx context.Context, js jetstream.JetStream, ns Subjects, reach Reach
 	return nil
 }
 
+// Remove removes the streams of a namespace, with all that is in them.
+func Remove(ctx context.Context, js jetstream.JetStream, ns Subjects) error {
+	var errs []error
+	for _, config := range ns.Streams(Reach{}) {
+		if err := js.DeleteStream(ctx, config.Name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			errs = append(errs, fmt.Errorf("remove stream %s: %w", config.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // changes and payments are the subjects of the consumers of these names.
 func (ns Subjects) changes() []string {
 	return ns.ofAny(BookingExtended, BookingCancelled, ReservationCancelled, InventorySet)

@@ -76,3 +76,11 @@ func (s *Store) migrate(ctx context.Context, namespace string) (err error) {
 	_, err = db.ExecContext(ctx, `DELETE FROM event_answers WHERE decided_at < now() - interval '`+answersKept+`'`)
 	return err
 }
+
+// Drop removes the namespace's schema, with all that is in it.
+func (s *Store) Drop(ctx context.Context, namespace string) error {
+	if _, err := s.pool.Exec(ctx, `DROP SCHEMA IF EXISTS `+pgx.Identifier{namespace}.Sanitize()+` CASCADE`); err != nil {
+		return fmt.Errorf("drop schema %s: %w", namespace, err)
+	}
+	return nil
+}

@@ -1,0 +1,22 @@
+package holds
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Remove removes every key of a namespace. No worker may run in it.
+func Remove(ctx context.Context, namespace string, client redis.UniversalClient) error {
+	keys := client.Scan(ctx, 0, namespace+":{*", scanMax).Iterator()
+	for keys.Next(ctx) {
+		if err := client.Unlink(ctx, keys.Val()).Err(); err != nil {
+			return fmt.Errorf("remove key: %w", err)
+		}
+	}
+	if err := keys.Err(); err != nil {
+		return fmt.Errorf("scan keys: %w", err)
+	}
+	return nil
+}
