@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -17,11 +18,13 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/version"
 )
 
 // cli is the command line: what every verb takes, and the verbs.
 type cli struct {
-	Common common `embed:"" group:"Flags of every verb:"`
+	Common  common           `embed:"" group:"Flags of every verb:"`
+	Version kong.VersionFlag `help:"Print the revision that this was built from, and the Go version."`
 
 	Inventory struct {
 		Set  inventorySet  `cmd:"" help:"Set the capacity of slots."`
@@ -116,7 +119,7 @@ func isTerminal(stream any) bool {
 func (p *program) parser(c *cli, exit func()) *kong.Kong {
 	parser, err := kong.New(c, kong.Name("publisher"), kong.Description(description),
 		kong.Writers(p.out, p.err), kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
-		kong.Exit(func(int) { exit() }))
+		kong.Vars{"version": version.Line("publisher")}, kong.Exit(func(int) { exit() }))
 	if err != nil {
 		panic(err) // a mistake in the tags of cli
 	}
@@ -136,7 +139,7 @@ func (p *program) run(ctx context.Context, args []string) error {
 		return nil
 	}
 	if err != nil {
-		return err
+		return p.helpInstead(parser, args, err)
 	}
 	if err := c.Common.settle(); err != nil {
 		return err
@@ -147,6 +150,28 @@ func (p *program) run(ctx context.Context, args []string) error {
 	}
 	verb.BindTo(ctx, (*context.Context)(nil))
 	return verb.Run(p)
+}
+
+// errNoVerb says that no verb was named, and help was printed.
+var errNoVerb = errors.New("expected one of the commands above")
+
+// helpInstead prints help where only a verb is missing, like publisher and publisher dlq: that is of more use than
+// err, which says so. It is wrong usage all the same.
+func (p *program) helpInstead(parser *kong.Kong, args []string, err error) error {
+	var parse *kong.ParseError
+	if !errors.As(err, &parse) || parse.Context == nil {
+		return err
+	}
+	node := parse.Context.Selected()
+	if node == nil {
+		node = parser.Model.Node
+	}
+	if len(node.Children) == 0 || !strings.HasPrefix(err.Error(), "expected ") {
+		return err
+	}
+	parser.Stdout = p.err
+	_, _ = parser.Parse(append(slices.Clone(args), "--help"))
+	return errNoVerb
 }
 
 // outputsOf returns what -o may be for a verb: table and json unless it says more.

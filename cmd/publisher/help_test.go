@@ -4,6 +4,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -39,6 +40,35 @@ func TestHelpOfEachVerb(t *testing.T) {
 	}
 }
 
+// TestNoVerb_HelpOnStderr names no verb. It is wrong usage, and help is printed instead of an error.
+func TestNoVerb_HelpOnStderr(t *testing.T) {
+	t.Parallel()
+	for line, want := range map[string][]string{
+		"":                  {"publisher inventory set --resource-id", "start-payment", "Exit codes"},
+		"dlq":               {"dlq replay", "dlq list"},
+		"inventory -o json": {"inventory set", "inventory show"},
+	} {
+		var out, errOut strings.Builder
+		if code := run(t.Context(), words(line), &out, &errOut); code != exitUsage || out.String() != "" {
+			t.Errorf("publisher %s: %d, want %d; it prints %q", line, code, exitUsage, out.String())
+		}
+		for _, text := range want {
+			if !strings.Contains(errOut.String(), text) {
+				t.Errorf("publisher %s does not say %q:\n%s", line, text, errOut.String())
+			}
+		}
+	}
+	publisher(t, "dlq", "fly").want(t, exitUsage, "unexpected argument fly", "(try --help)")
+}
+
+// TestVersion prints revision and Go version.
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	if r := publisher(t, "--version").want(t, exitOK, "publisher: revision ", runtime.Version()); r.errOut != "" {
+		t.Errorf("on stderr: %s", r.errOut)
+	}
+}
+
 // TestCompletionScripts prints a script for each shell, and for no other.
 func TestCompletionScripts(t *testing.T) {
 	t.Parallel()
@@ -65,7 +95,7 @@ func TestCompletes(t *testing.T) {
 		"publisher pay --hold-id ":       {},
 		"publisher watch -o j":           {"json"},
 		"publisher completion ":          {"bash", "fish", "zsh"},
-		"publisher cancel-reservation -": {"--explain", "--help", "--hold-id", "--namespace", "--nats-url", "--output", "--reason", "--timeout", "--wait", "-h", "-o"},
+		"publisher cancel-reservation -": {"--explain", "--help", "--hold-id", "--namespace", "--nats-url", "--output", "--reason", "--timeout", "--version", "--wait", "-h", "-o"},
 	} {
 		shell := asProgram(t.Context(), "publisher", "--help", "load") // as for publisher load --help
 		shell.Dir = dir

@@ -42,9 +42,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	p := newProgram(stdout, &lockedWriter{w: stderr})
 	err := p.run(ctx, args)
 	code := exitCode(err)
-	switch code {
-	case exitOK, exitRejected, exitDeadLettered: // the answer is on stdout
-	case exitUsage:
+	switch {
+	case code == exitOK, code == exitRejected, code == exitDeadLettered: // the answer is on stdout
+	case code == exitUsage && !errors.Is(err, errNoVerb):
 		fmt.Fprintf(p.err, "publisher: %s (try --help)\n", printable(err.Error()))
 	default:
 		fmt.Fprintf(p.err, "publisher: %s\n", printableLines(err.Error()))
@@ -75,7 +75,7 @@ func exitCode(err error) int {
 	switch {
 	case err == nil:
 		return exitOK
-	case errors.As(err, &usage), errors.As(err, &parse):
+	case errors.As(err, &usage), errors.As(err, &parse), errors.Is(err, errNoVerb):
 		return exitUsage
 	case errors.Is(err, errRejected):
 		return exitRejected

@@ -52,6 +52,7 @@ func newServer(l net.Listener, c Config, t *holds.Tenure, s *holds.Service, r re
 // run serves until ctx is over.
 func (s *server) run(ctx context.Context) error {
 	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", s.page)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		s.answer(w, http.StatusOK, map[string]string{"status": "alive"})
 	})

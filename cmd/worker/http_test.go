@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -48,6 +49,9 @@ func TestQueries(t *testing.T) {
 		status int
 		body   string // what it must have in it
 	}{
+		{"/", 200, `<a href="/readyz">`},
+		{"/", 200, "namespace " + s.namespace},
+		{"/nothing", 404, `not found`},
 		{"/healthz", 200, `alive`},
 		{"/v1/availability?resource_id=double&check_in=2027-01-01&check_out=2027-01-04", 200,
 			`{"resource_id":"double","slots":[{"slot":"2027-01-01","capacity":3,"reserved":0,"held":0,"available":3},{"slot":"2027-01-02","capacity":3,"reserved":0,"held":0,"available":3},{"slot":"2027-01-03","capacity":0,"reserved":0,"held":0,"available":0}]}`},
@@ -157,7 +161,8 @@ func TestUsage(t *testing.T) {
 		code int
 		text string
 	}{
-		"":                         {exitUsage, "expected"},
+		"":                         {exitUsage, "Start everything"},
+		"--version":                {exitOK, runtime.Version()},
 		"fly":                      {exitUsage, "fly"},
 		"--help":                   {exitOK, "worker dev --once"},
 		"run --help":               {exitOK, "--lock-strategy"},

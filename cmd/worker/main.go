@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
+
+	"holdfast/internal/version"
 )
 
 // The exit codes.
@@ -24,6 +26,8 @@ const (
 )
 
 type cli struct {
+	Version kong.VersionFlag `help:"Print the revision that this was built from, and the Go version."`
+
 	Dev       devCommand       `cmd:"" help:"Start everything, play a short story on it and stay up. Begin here."`
 	Run       runCommand       `cmd:"" help:"Run the daemon."`
 	Migrate   migrateCommand   `cmd:"" help:"Create streams, consumers, schema and epoch, then end."`
@@ -60,8 +64,8 @@ func main() {
 // newParser returns the parser of the command line. It calls exit when all was done in parsing.
 func newParser(std streams, exit func(code int)) *kong.Kong {
 	parser, err := kong.New(&cli{}, kong.Name("worker"), kong.Description(description), kong.Writers(std.out, std.err),
-		kong.Vars{"namespace": defaultNamespace, "log_level": "info"},
-		kong.UsageOnError(), kong.ConfigureHelp(kong.HelpOptions{Compact: true}), kong.Exit(exit))
+		kong.Vars{"namespace": defaultNamespace, "log_level": "info", "version": version.Line("worker")},
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}), kong.Exit(exit))
 	if err != nil {
 		panic(err) // a mistake in the struct tags of cli
 	}
@@ -73,8 +77,14 @@ func run(ctx context.Context, args []string, std streams) int {
 	ended := -1
 	parser := newParser(std, func(code int) { ended = code })
 	parsed, err := parser.Parse(args)
-	if ended >= 0 { // --help
+	if ended >= 0 { // --help, --version
 		return ended
+	}
+	if len(args) == 0 { // to name no command is wrong usage, but help is of more use than an error
+		parser.Stdout = std.err
+		_, _ = parser.Parse([]string{"--help"})
+		fmt.Fprintln(std.err, "worker: expected one of the commands above")
+		return exitUsage
 	}
 	if err != nil {
 		fmt.Fprintf(std.err, "worker: %v (try --help)\n", err)
