@@ -47,8 +47,9 @@ type cli struct {
 
 // common is what every verb takes.
 type common struct {
-	NATSURL   string        `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"Where NATS is. Default: what .holdfast/endpoints.env says, which a worker dev in this directory writes."`
-	Namespace string        `env:"HOLDFAST_NAMESPACE" placeholder:"NS" help:"First token of every subject. Default: as .holdfast/endpoints.env says, else holdfast."`
+	NATSURL   string        `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"Where NATS is. Default: as endpoints.env in --data-dir says."`
+	Namespace string        `env:"HOLDFAST_NAMESPACE" placeholder:"NS" help:"First token of every subject. Default: as endpoints.env says, else holdfast."`
+	DataDir   string        `env:"HOLDFAST_DATA_DIR" default:".holdfast" placeholder:"DIR" help:"The --data-dir of the worker that has started its servers: worker dev, or worker run --embedded. Its endpoints.env says where they are. Default: .holdfast."`
 	Output    string        `short:"o" enum:"table,wide,json,ndjson" default:"table" help:"What to print: table, or json, which is one value, compact, of a list an element a line; what lists things also knows wide and ndjson (a value a line)."`
 	Timeout   time.Duration `default:"10s" help:"How long to wait for an answer, of a server or (--wait) of the worker."`
 }
@@ -76,9 +77,9 @@ Examples, with a "worker dev" running in the same directory:
 
 Environment (a flag of the same name takes precedence):
 
-  HOLDFAST_NATS_URL   where NATS is; else HOLDFAST_NATS_URL in .holdfast/endpoints.env
-  HOLDFAST_NAMESPACE  first token of every subject; else HOLDFAST_NAMESPACE in
-                      .holdfast/endpoints.env, else holdfast
+  HOLDFAST_DATA_DIR   the --data-dir of the worker, .holdfast
+  HOLDFAST_NATS_URL   where NATS is; else as endpoints.env in that directory says
+  HOLDFAST_NAMESPACE  first token of every subject; else as endpoints.env says, else holdfast
 
 Exit codes:
 
@@ -94,12 +95,13 @@ type program struct {
 	common
 	in       io.Reader
 	out, err io.Writer
-	terminal bool // out is one
-	width    int  // of the terminal in columns, 0 when there is none or it is not known
+	terminal bool                    // out is one
+	width    int                     // of the terminal in columns, 0 when there is none or it is not known
+	refuse   context.CancelCauseFunc // ends the verb, for lack of a permission
 }
 
 func newProgram(stdout, stderr io.Writer) *program {
-	p := &program{in: os.Stdin, out: stdout, err: stderr, terminal: isTerminal(stdout)}
+	p := &program{refuse: func(error) {}, in: os.Stdin, out: stdout, err: stderr, terminal: isTerminal(stdout)}
 	if file, isFile := stdout.(*os.File); isFile && p.terminal {
 		p.width, _, _ = term.GetSize(int(file.Fd())) // without it nothing is cut
 	}
@@ -148,8 +150,13 @@ func (p *program) run(ctx context.Context, args []string) error {
 	if known := outputsOf(verb.Selected()); !slices.Contains(known, p.Output) {
 		return misused("--output: %s knows %s", verb.Selected().Path(), strings.Join(known, ", "))
 	}
+	ctx, p.refuse = context.WithCancelCause(ctx)
+	defer p.refuse(nil)
 	verb.BindTo(ctx, (*context.Context)(nil))
-	return verb.Run(p)
+	if err := verb.Run(p); err != nil {
+		return events.Refused(ctx, err)
+	}
+	return nil
 }
 
 // errNoVerb says that no verb was named, and help was printed.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,17 +19,22 @@ const (
 	nameNamespace = "HOLDFAST_NAMESPACE"
 )
 
-const defaultNamespace = "holdfast"
+const (
+	defaultDataDir   = ".holdfast"
+	defaultNamespace = "holdfast"
+)
 
-// endpointsPath is where a worker in the same directory writes where its servers are.
-var endpointsPath = filepath.Join(".holdfast", "endpoints.env")
+// endpointsPath is where a worker that has started its servers writes where they are.
+func (c *common) endpointsPath() string {
+	return filepath.Join(cmp.Or(c.DataDir, defaultDataDir), "endpoints.env") // an empty variable is none
+}
 
 // endpoint returns what was given, else what the endpoints file says, else "".
-func endpoint(given, name string) (string, error) {
+func (c *common) endpoint(given, name string) (string, error) {
 	if given != "" {
 		return given, nil
 	}
-	found, err := stack.ReadEndpoints(endpointsPath)
+	found, err := stack.ReadEndpoints(c.endpointsPath())
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
@@ -39,7 +45,7 @@ func endpoint(given, name string) (string, error) {
 // another NATS was named.
 func (c *common) settle() (err error) {
 	if c.Namespace == "" && c.NATSURL == "" {
-		c.Namespace, err = endpoint("", nameNamespace)
+		c.Namespace, err = c.endpoint("", nameNamespace)
 	}
 	if c.Namespace == "" {
 		c.Namespace = defaultNamespace
@@ -49,10 +55,10 @@ func (c *common) settle() (err error) {
 
 // natsURL returns where NATS is.
 func (p *program) natsURL() (string, error) {
-	url, err := endpoint(p.NATSURL, nameNATSURL)
+	url, err := p.endpoint(p.NATSURL, nameNATSURL)
 	if err == nil && url == "" {
-		err = fmt.Errorf("where is NATS? There is no %s here: start `go run ./cmd/worker dev`, or give --nats-url or %s",
-			endpointsPath, nameNATSURL)
+		err = fmt.Errorf("where is NATS? %s does not say it: start `worker dev` here, or give --nats-url or %s, "+
+			"or the --data-dir of `worker run --embedded`", p.endpointsPath(), nameNATSURL)
 	}
 	return url, err
 }
@@ -70,9 +76,12 @@ func (p *program) connect() (client *events.Client, disconnect func(), err error
 	switch {
 	case errors.Is(err, events.ErrURL):
 		return nil, nil, misused("--nats-url: %v", err)
+	case err != nil && p.NATSURL == "":
+		return nil, nil, fmt.Errorf("%w (%s says so: its worker may have been killed; `worker dev` starts another)", err, p.endpointsPath())
 	case err != nil:
-		return nil, nil, fmt.Errorf("%w (is there one? `go run ./cmd/worker dev` starts one)", err)
+		return nil, nil, err
 	}
+	events.OnRefusal(nc, func(refused *events.PermissionError) { p.refuse(refused) })
 	client, err = events.NewClient(nc, p.subjects())
 	if err != nil {
 		nc.Close()

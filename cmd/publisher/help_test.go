@@ -95,7 +95,7 @@ func TestCompletes(t *testing.T) {
 		"publisher pay --hold-id ":       {},
 		"publisher watch -o j":           {"json"},
 		"publisher completion ":          {"bash", "fish", "zsh"},
-		"publisher cancel-reservation -": {"--explain", "--help", "--hold-id", "--namespace", "--nats-url", "--output", "--reason", "--timeout", "--version", "--wait", "-h", "-o"},
+		"publisher cancel-reservation -": {"--data-dir", "--explain", "--help", "--hold-id", "--namespace", "--nats-url", "--output", "--reason", "--timeout", "--version", "--wait", "-h", "-o"},
 	} {
 		shell := asProgram(t.Context(), "publisher", "--help", "load") // as for publisher load --help
 		shell.Dir = dir

@@ -126,3 +126,24 @@ func runBesideGuarded(m *testing.M) (code int, err error) {
 	}
 	return code, err
 }
+
+// TestMissingNATSPermission_EndsAtOnce has a team do what it may not. The verb ends with the user and the subject, and
+// not when its time is over, which is long.
+func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
+	t.Parallel()
+	on := stacktest.NewGuarded(t)
+	url, _, _ := on.URLs("booking")
+	for line, want := range map[string]string{
+		"pay --payment-id p --hold-id " + someHold: `may not publish to "holdfast.in.payment.confirmed.loft" on NATS`,
+		"watch":    `may not publish to "$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.`,
+		"dlq list": `may not publish to "$JS.API.STREAM.INFO.HOLDFAST_DLQ" on NATS`,
+	} {
+		for _, more := range [][]string{nil, {"-o", "json"}} {
+			args := append(append(words(line), "--namespace", stacktest.GuardedNamespace, "--nats-url", url), more...)
+			r := publisher(t, args...).want(t, exitFailed, `publisher: permissions violation: user "holdfast_booking" `+want)
+			if strings.Contains(r.errOut, "deadline") || r.out != "" {
+				t.Errorf("%s prints %s and says: %s", line, r.out, r.errOut)
+			}
+		}
+	}
+}

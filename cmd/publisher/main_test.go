@@ -17,11 +17,14 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
+// endpointsPath is where the worker beside these tests writes where its servers are.
+var endpointsPath = new(common).endpointsPath()
+
 // These tests are run as a newcomer runs the program: in a directory in which `worker dev` is
 // running, without a word about where anything is.
 func TestMain(m *testing.M) {
 	// What a shell has set for other servers is not meant for these tests.
-	for _, name := range []string{nameNATSURL, "HOLDFAST_HTTP_ADDR", nameNamespace, "HOLDFAST_REDIS_URL", "HOLDFAST_POSTGRES_URL"} {
+	for _, name := range []string{nameNATSURL, "HOLDFAST_HTTP_ADDR", nameNamespace, "HOLDFAST_DATA_DIR", "HOLDFAST_REDIS_URL", "HOLDFAST_POSTGRES_URL"} {
 		if err := os.Unsetenv(name); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)

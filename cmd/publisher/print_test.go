@@ -266,7 +266,7 @@ func TestEndpoints(t *testing.T) {
 		t.Setenv(name, "")
 	}
 	const ask = "request --resource-id loft --user-id ann --timeout 1s"
-	publisher(t, words(ask)...).want(t, exitFailed, "go run ./cmd/worker dev", "--nats-url")
+	publisher(t, words(ask)...).want(t, exitFailed, "worker dev", "--nats-url", "--data-dir", ".holdfast/endpoints.env")
 	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub --jetstream holdfast.in.booking.requested.loft --header")
 
 	if err := os.Mkdir(filepath.Dir(endpointsPath), 0o755); err != nil {
@@ -279,12 +279,28 @@ func TestEndpoints(t *testing.T) {
 	}
 	write("# a comment\nHOLDFAST_NATS_URL=nats://127.0.0.1:1\nHOLDFAST_NAMESPACE=hotel\n")
 	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub --jetstream hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
-	publisher(t, words(ask)...).want(t, exitFailed, "connect to nats")
+	publisher(t, words(ask)...).want(t, exitFailed, "connect to nats at nats://127.0.0.1:1", "worker dev")
 	// The environment comes before the file, a flag before both.
 	t.Setenv(nameNATSURL, "nats://127.0.0.1:3")
 	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub --jetstream holdfast.in.booking.requested.loft --server nats://127.0.0.1:3 ")
 	publisher(t, words(ask+" --explain --nats-url nats://127.0.0.1:4 --namespace inn")...).want(t, exitOK, "nats pub --jetstream inn.in.booking.requested.loft --server nats://127.0.0.1:4 ")
+	given := publisher(t, words(ask)...).want(t, exitFailed, "connect to nats at nats://127.0.0.1:3")
+	if strings.Contains(given.errOut, "worker dev") {
+		t.Errorf("advice for a newcomer to one who has given a URL: %s", given.errOut)
+	}
 	t.Setenv(nameNATSURL, "")
+	// So it is with another directory.
+	elsewhere := filepath.Join(t.TempDir(), "data")
+	if err := os.Rename(filepath.Dir(endpointsPath), elsewhere); err != nil {
+		t.Fatal(err)
+	}
+	publisher(t, words(ask+" --explain --data-dir "+elsewhere)...).want(t, exitOK, "nats pub --jetstream hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
+	t.Setenv("HOLDFAST_DATA_DIR", elsewhere)
+	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub --jetstream hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
+	t.Setenv("HOLDFAST_DATA_DIR", "")
+	if err := os.Rename(elsewhere, filepath.Dir(endpointsPath)); err != nil {
+		t.Fatal(err)
+	}
 	write("nonsense\n")
 	publisher(t, words(ask)...).want(t, exitFailed, "endpoints.env:1")
 }

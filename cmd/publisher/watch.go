@@ -67,7 +67,7 @@ func (v *watch) Run(ctx context.Context, p *program) error {
 	ended = true
 	switch cause := context.Cause(following); {
 	case ctx.Err() != nil:
-		return nil
+		return events.Refused(ctx, nil)
 	case err != nil:
 		return p.explained(err)
 	case cause != nil:

@@ -80,7 +80,7 @@ func (c *auditCommand) Run(ctx context.Context, std streams) error {
 	if err := c.settle(); err != nil {
 		return err
 	}
-	servers, disconnect, err := c.connect(ctx, std)
+	ctx, servers, disconnect, err := c.connect(ctx, std)
 	if err != nil {
 		return err
 	}
@@ -89,7 +89,7 @@ func (c *auditCommand) Run(ctx context.Context, std streams) error {
 	report, err := audit.Run(ctx, servers, audit.Options{ResourceID: c.ResourceID, CapacityIsTold: c.CapacityTold, Progress: progress.show})
 	progress.clear()
 	if err != nil {
-		return err
+		return events.Refused(ctx, err)
 	}
 	if c.Output == "table" {
 		printReport(std.out, report, c.ResourceID)
@@ -136,19 +136,19 @@ func (c *auditCommand) settle() error {
 	return nil
 }
 
-// connect connects to the servers.
-func (c *auditCommand) connect(ctx context.Context, std streams) (servers audit.Servers, disconnect func(), err error) {
+// connect connects to the servers. until ends when NATS lacks a permission.
+func (c *auditCommand) connect(ctx context.Context, std streams) (until context.Context, servers audit.Servers, disconnect func(), err error) {
 	config := Config{Namespace: c.Namespace, RedisURL: c.RedisURL, PostgresURL: c.PostgresURL}
 	client, err := newRedis(config)
 	if err != nil {
-		return servers, nil, err
+		return nil, servers, nil, err
 	}
 	pool, err := audit.OpenPostgres(ctx, c.PostgresURL, c.Namespace)
 	if errors.Is(err, audit.ErrPostgresURL) {
 		err = misused("--postgres-url: %v", err)
 	}
 	if err != nil {
-		return servers, nil, errors.Join(err, client.Close())
+		return nil, servers, nil, errors.Join(err, client.Close())
 	}
 	logf := func(format string, args ...any) { fmt.Fprintf(std.err, "worker: "+format+"\n", args...) }
 	nc, err := events.Connect(c.NATSURL, "holdfast audit "+c.Namespace, logf)
@@ -157,15 +157,16 @@ func (c *auditCommand) connect(ctx context.Context, std streams) (servers audit.
 	}
 	if err != nil {
 		pool.Close()
-		return servers, nil, errors.Join(err, client.Close())
+		return nil, servers, nil, errors.Join(err, client.Close())
 	}
-	disconnect = func() { nc.Close(); pool.Close(); _ = client.Close() } // nothing is on its way any more
+	until, restore := events.UntilRefused(ctx, nc)
+	disconnect = func() { restore(); nc.Close(); pool.Close(); _ = client.Close() } // nothing is on its way any more
 	js, err := jetstream.New(nc)
 	if err != nil {
 		disconnect()
-		return servers, nil, fmt.Errorf("jetstream: %w", err)
+		return nil, servers, nil, fmt.Errorf("jetstream: %w", err)
 	}
-	return audit.Servers{Namespace: c.Namespace, JetStream: js, Redis: client, Postgres: pool}, disconnect, nil
+	return until, audit.Servers{Namespace: c.Namespace, JetStream: js, Redis: client, Postgres: pool}, disconnect, nil
 }
 
 // repair asks and repairs.

@@ -158,11 +158,13 @@ var consumerNames = []string{events.ConsumerRequests, events.ConsumerChanges, ev
 func provideConsumers(ns events.Subjects, s *holds.Service, nc *nats.Conn, js jetstream.JetStream, log zerolog.Logger) ([]*events.Consumer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
+	ctx, restore := events.UntilRefused(ctx, nc)
+	defer restore()
 	consumers := make([]*events.Consumer, len(consumerNames))
 	for i, name := range consumerNames {
 		var err error
 		if consumers[i], err = events.NewConsumer(ctx, name, ns, s, nc, js, workerName(), log); err != nil {
-			return nil, err
+			return nil, events.Refused(ctx, err)
 		}
 	}
 	return consumers, nil

@@ -154,3 +154,28 @@ func TestMissingPermission(t *testing.T) {
 		t.Errorf("%d events died of a missing permission", len(s.letters))
 	}
 }
+
+// TestMissingNATSPermission_EndsAtOnce takes a permission from the user of a command that ends by itself. It ends with
+// the user and the subject, and not when its time is over.
+func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newGuardedSystem(t)
+	s.publish(events.BookingRequested, "hall", book("hall", "ann", "k", holds.Asked{}, 600)) // the audit reads it
+	for _, c := range []struct {
+		user, subject string
+		args          []string
+	}{
+		{"migrator", "$JS.API.CONSUMER.CREATE.HOLDFAST_IN.changes", append([]string{"migrate"}, s.flagsAs("migrator")...)},
+		{"auditor", "$JS.API.CONSUMER.CREATE.HOLDFAST_IN.>", s.auditFlags()},
+	} {
+		if err := s.guarded.DenyNATS(c.user, c.subject); err != nil {
+			t.Fatal(err)
+		}
+		var out strings.Builder
+		code := run(t.Context(), c.args, streams{&out, &out})
+		want := fmt.Sprintf(`permissions violation: user "holdfast_%s" may not publish to "%s`, c.user, strings.TrimSuffix(c.subject, ">"))
+		if code != exitFailed || !strings.Contains(out.String(), want) || strings.Contains(out.String(), "deadline") {
+			t.Errorf("worker %s ended with %d, want %s:\n%s", c.args[0], code, want, out.String())
+		}
+	}
+}

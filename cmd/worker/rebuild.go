@@ -60,7 +60,7 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 			return err
 		}
 	}
-	keeper, closeAll, err := r.keeper(ctx, log)
+	ctx, keeper, closeAll, err := r.keeper(ctx, log)
 	if err != nil {
 		return err
 	}
@@ -70,14 +70,14 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 		compared, differences, err := keeper.Compare(ctx, say)
 		end()
 		if err != nil {
-			return err
+			return events.Refused(ctx, err)
 		}
 		return r.report(std.out, compared, differences)
 	}
 	rebuilt, err := keeper.Rebuild(ctx, "asked for by worker rebuild", true, say)
 	end()
 	if err != nil {
-		return err
+		return events.Refused(ctx, err)
 	}
 	return r.report(std.out, rebuilt, nil)
 }
@@ -131,27 +131,28 @@ func (r *rebuildCommand) ask(ctx context.Context, to io.Writer) error {
 	return nil
 }
 
-// keeper returns a Keeper of its own connections, and what closes them.
-func (r *rebuildCommand) keeper(ctx context.Context, log zerolog.Logger) (k *holds.Keeper, closeAll func(), err error) {
+// keeper returns a Keeper of its own connections, what closes them, and a context that ends when NATS lacks a permission.
+func (r *rebuildCommand) keeper(ctx context.Context, log zerolog.Logger) (until context.Context, k *holds.Keeper, closeAll func(), err error) {
 	db, err := newStore(ctx, r.Config)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	nc, err := newNATS(r.Config, log, func() {})
 	if err != nil {
 		db.Close()
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	closeAll = func() { nc.Close(); db.Close() }
+	until, restore := events.UntilRefused(ctx, nc)
+	closeAll = func() { restore(); nc.Close(); db.Close() }
 	js, err := events.NewJetStream(nc)
 	if err == nil {
 		k, err = newKeeper(r.Config, holds.NewTenure(), holds.NewGuard(), db, js, events.Subjects(r.Namespace), log)
 	}
 	if err != nil {
 		closeAll()
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	return k, closeAll, nil
+	return until, k, closeAll, nil
 }
 
 // differencesMax is how many differences a table has.

@@ -182,5 +182,7 @@ func setupStreams(ctx context.Context, c Config, log zerolog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("jetstream: %w", err)
 	}
-	return events.Setup(ctx, js, events.Subjects(c.Namespace), c.reach())
+	ctx, restore := events.UntilRefused(ctx, nc)
+	defer restore()
+	return events.Refused(ctx, events.Setup(ctx, js, events.Subjects(c.Namespace), c.reach()))
 }

@@ -44,6 +44,13 @@ func playStory(ctx context.Context, c Config, out io.Writer) (err error) {
 		return err
 	}
 	defer nc.Close()
+	ctx, restore := events.UntilRefused(ctx, nc)
+	defer restore()
+	defer func() {
+		if err != nil {
+			err = events.Refused(ctx, err)
+		}
+	}()
 	ns := events.Subjects(c.Namespace)
 	client, err := events.NewClient(nc, ns)
 	if err != nil {

@@ -45,7 +45,7 @@ func Connect(url, name string, logf func(format string, args ...any), options ..
 	}, options...)
 	nc, err := nats.Connect(url, options...)
 	if err != nil {
-		return nil, fmt.Errorf("connect to nats: %w", err)
+		return nil, fmt.Errorf("connect to nats at %s: %w", RedactedURL(withScheme(url)), err)
 	}
 	return nc, nil
 }

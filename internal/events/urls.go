@@ -60,11 +60,7 @@ func redactedRest(scheme, rest string) string {
 // so that permissions can keep users from hearing each other's answers; "" = nothing of its own,
 // for a URL without a user, or with one that cannot stand in a subject.
 func inboxOf(address string) (prefix string, err error) {
-	for i, one := range strings.Split(address, ",") {
-		one = strings.TrimSpace(one)
-		if !strings.Contains(one, "://") {
-			one = "nats://" + one
-		}
+	for i, one := range strings.Split(withScheme(address), ",") {
 		parsed, err := url.Parse(one)
 		if err != nil || parsed.Hostname() == "" {
 			return "", fmt.Errorf("%w (number %d)", ErrURL, i+1)
@@ -74,4 +70,15 @@ func inboxOf(address string) (prefix string, err error) {
 		}
 	}
 	return prefix, nil
+}
+
+// withScheme returns URLs of NATS with the scheme that may be left out.
+func withScheme(address string) string {
+	all := strings.Split(address, ",")
+	for i, one := range all {
+		if all[i] = strings.TrimSpace(one); !strings.Contains(one, "://") {
+			all[i] = "nats://" + all[i]
+		}
+	}
+	return strings.Join(all, ",")
 }
