@@ -113,3 +113,29 @@ func TestCompletes(t *testing.T) {
 		}
 	}
 }
+
+// TestSettingsAreDocumented finds each variable that a verb reads in README.md's table of settings.
+func TestSettingsAreDocumented(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(readmePath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newProgram(io.Discard, io.Discard)
+	seen := 0
+	for _, verb := range p.parser(&cli{}, func() {}).Model.Leaves(false) {
+		for _, level := range verb.AllFlags(false) {
+			for _, flag := range level {
+				for _, variable := range flag.Envs {
+					seen++
+					if !strings.Contains(string(text), "| `"+variable+"` | `--"+flag.Name+"` |") {
+						t.Errorf("README.md has no row for %s, --%s of publisher %s", variable, flag.Name, verb.Path())
+					}
+				}
+			}
+		}
+	}
+	if seen < 20 {
+		t.Errorf("only %d flags with a variable were seen", seen)
+	}
+}

@@ -20,17 +20,14 @@ import (
 
 // auditCommand is `worker audit`.
 type auditCommand struct {
-	NATSURL       string        `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"NATS with JetStream."`
-	RedisURL      string        `name:"redis-url" env:"HOLDFAST_REDIS_URL" placeholder:"URL" help:"The Redis of the workers."`
-	PostgresURL   string        `name:"postgres-url" env:"HOLDFAST_POSTGRES_URL" placeholder:"URL" help:"The Postgres of the workers."`
-	Namespace     string        `name:"namespace" env:"HOLDFAST_NAMESPACE" placeholder:"NAME" help:"First token of subjects, prefix of Redis keys, schema in Postgres; holdfast."`
-	RequestKeyTTL time.Duration `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" default:"24h" help:"How long answers and ended holds are remembered, as the workers have it: a repair needs it."`
-	ResourceID    string        `name:"resource-id" placeholder:"R" help:"Look at this resource only."`
-	CapacityTold  bool          `name:"capacity-by-events" help:"Nobody writes capacity by SQL: judge each grant by the capacity that was told for its time."`
-	Repair        bool          `help:"Repair what can be repaired safely, after showing it and asking."`
-	Yes           bool          `help:"Repair without asking."`
-	Output        string        `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
-	DataDir       string        `default:".holdfast" type:"path" placeholder:"DIR" help:"Where a worker may have written endpoints.env: the servers that are not given."`
+	ResourceID    string `name:"resource-id" placeholder:"R" help:"Look at this resource only."`
+	CapacityTold  bool   `name:"capacity-by-events" help:"Nobody writes capacity by SQL: judge each grant by the capacity that was told for its time."`
+	Repair        bool   `help:"Repair what can be repaired safely, after showing it and asking."`
+	Yes           bool   `help:"Repair without asking."`
+	Output        string `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
+	Directory     `embed:""`
+	Connections   `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: as endpoints.env says, else holdfast"`
+	RequestKeyTTL time.Duration `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" default:"24h" group:"Policies, as the workers have them:" help:"How long answers and ended holds are remembered: a repair needs it."`
 }
 
 func (*auditCommand) Help() string {
@@ -57,8 +54,6 @@ func (c *auditCommand) Validate() error {
 		return misused("-o json asks nobody: add --yes")
 	case c.ResourceID != "" && !holds.ResourcePattern.MatchString(c.ResourceID):
 		return misused("--resource-id must match %s", holds.ResourcePattern)
-	case c.Namespace != "" && !holds.NamespacePattern.MatchString(c.Namespace):
-		return misused("--namespace must match %s", holds.NamespacePattern)
 	case c.RequestKeyTTL < time.Second:
 		return misused("--request-key-ttl %s must be at least 1s", c.RequestKeyTTL)
 	}
@@ -77,7 +72,7 @@ func (c *auditCommand) Run(ctx context.Context, std streams) error {
 			return err
 		}
 	}
-	if err := c.settle(); err != nil {
+	if err := c.find(c.DataDir); err != nil {
 		return err
 	}
 	ctx, servers, disconnect, err := c.connect(ctx, std)
@@ -110,36 +105,9 @@ func (c *auditCommand) Run(ctx context.Context, std streams) error {
 	return nil
 }
 
-// settle takes the servers that are not given from the worker in this directory.
-func (c *auditCommand) settle() error {
-	found, err := endpointsIn(c.DataDir)
-	if err != nil {
-		return err
-	}
-	if c.Namespace == "" && c.NATSURL == "" {
-		c.Namespace = found["HOLDFAST_NAMESPACE"]
-	}
-	if c.Namespace == "" {
-		c.Namespace = "holdfast"
-	}
-	for _, url := range []struct {
-		to        *string
-		name, env string
-	}{{&c.NATSURL, "--nats-url", "HOLDFAST_NATS_URL"}, {&c.RedisURL, "--redis-url", "HOLDFAST_REDIS_URL"}, {&c.PostgresURL, "--postgres-url", "HOLDFAST_POSTGRES_URL"}} {
-		if *url.to == "" {
-			*url.to = found[url.env]
-		}
-		if *url.to == "" {
-			return misused("give %s or %s, or start a worker with its servers here: worker dev", url.name, url.env)
-		}
-	}
-	return nil
-}
-
 // connect connects to the servers. until ends when NATS lacks a permission.
 func (c *auditCommand) connect(ctx context.Context, std streams) (until context.Context, servers audit.Servers, disconnect func(), err error) {
-	config := Config{Namespace: c.Namespace, RedisURL: c.RedisURL, PostgresURL: c.PostgresURL}
-	client, err := newRedis(config)
+	client, err := newRedis(Config{Connections: c.Connections})
 	if err != nil {
 		return nil, servers, nil, err
 	}

@@ -178,7 +178,7 @@ func TestAuditMisused(t *testing.T) {
 		t.Errorf("without Postgres it ended with %d: %s", code, stderr.String())
 	}
 	stderr.Reset()
-	flags := append([]string{"rebuild", "--verify"}, s.flagsAs("worker")...)
+	flags := append([]string{"rebuild", "--verify"}, s.serversAs("worker")...)
 	if code := run(t.Context(), append(flags, "--namespace", "nobody"), streams{&out, &stderr}); code != exitFailed || !strings.Contains(stderr.String(), "was `worker migrate` run?") {
 		t.Errorf("rebuild without a schema ended with %d: %s", code, stderr.String())
 	}

@@ -17,13 +17,15 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/preflight"
+	"holdfast/internal/stack"
 )
 
 // devCommand is `worker dev`.
 type devCommand struct {
-	Config  `embed:"" set:"namespace=" set:"log_level=error"` // the story says what happens
-	Once    bool                                              `help:"End after the story: 0 when all of it went as it says, else 1."`
-	DataDir string                                            `default:".holdfast" type:"path" placeholder:"DIR" help:"Where endpoints.env is written. The servers themselves keep nothing."`
+	Once       bool `help:"End after the story: 0 when all of it went as it says, else 1."`
+	Directory  `embed:""`
+	Installing `embed:""`
+	Config     `embed:"" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: holdfast, or a new one on servers that you give" set:"log_level=error"` // the story says what happens
 }
 
 func (*devCommand) Help() string {
@@ -52,7 +54,9 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 			"(--namespace NAME uses another one, and keeps it.)\n\n", config.Namespace)
 	}
 	began := time.Now()
-	started, err := startServers(ctx, &config, "", d.DataDir, func(line string) { fmt.Fprintln(std.out, "  "+line) })
+	started, err := startServers(ctx, &config, stack.Options{
+		EndpointsDir: d.DataDir, Install: d.installPolicy(), Progress: func(line string) { fmt.Fprintln(std.out, "  "+line) },
+	})
 	if err != nil {
 		return err
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -19,12 +18,11 @@ type servers struct {
 	failed chan error     // why one of them ended by itself
 }
 
-// startServers starts the servers whose URLs are not given and sets their URLs. With an empty
-// dir they keep nothing. It returns an error when another worker has its endpoints file in endpointsDir.
-func startServers(ctx context.Context, c *Config, dir, endpointsDir string, progress func(string)) (*servers, error) {
-	main, err := startStack(ctx, stack.Options{
-		Dir: dir, EndpointsDir: endpointsDir, NATS: c.NATSURL == "", Redis: c.RedisURL == "", Postgres: c.PostgresURL == "", Progress: progress,
-	})
+// startServers starts the servers whose URLs are not given, with options o, and sets their URLs. With an empty
+// o.Dir they keep nothing. It returns an error when another worker has its endpoints file in o.EndpointsDir.
+func startServers(ctx context.Context, c *Config, o stack.Options) (*servers, error) {
+	o.NATS, o.Redis, o.Postgres = c.NATSURL == "", c.RedisURL == "", c.PostgresURL == ""
+	main, err := startStack(ctx, o)
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +36,7 @@ func startServers(ctx context.Context, c *Config, dir, endpointsDir string, prog
 	}
 	s := &servers{main: main}
 	if c.LockStrategy == redlockStrategy && len(c.LockRedisURLs) == 0 {
-		if err := s.startLocks(ctx, dir, progress); err != nil {
+		if err := s.startLocks(ctx, o); err != nil {
 			return nil, errors.Join(err, s.close())
 		}
 		c.LockRedisURLs = s.lockURLs()
@@ -48,11 +46,11 @@ func startServers(ctx context.Context, c *Config, dir, endpointsDir string, prog
 }
 
 // startLocks starts the servers of redlock, as many as can do without one.
-func (s *servers) startLocks(ctx context.Context, dir string, progress func(string)) error {
+func (s *servers) startLocks(ctx context.Context, o stack.Options) error {
 	for i := range lockServersMin {
-		options := stack.Options{Redis: true, Progress: progress}
-		if dir != "" {
-			options.Dir = filepath.Join(dir, fmt.Sprintf("redis-lock-%d", i+1))
+		options := stack.Options{Redis: true, Install: o.Install, Progress: o.Progress}
+		if o.Dir != "" {
+			options.Dir = filepath.Join(o.Dir, fmt.Sprintf("redis-lock-%d", i+1))
 		}
 		one, err := startStack(ctx, options)
 		if err != nil {
@@ -64,9 +62,6 @@ func (s *servers) startLocks(ctx context.Context, dir string, progress func(stri
 }
 
 func startStack(ctx context.Context, o stack.Options) (*stack.Stack, error) {
-	if os.Getenv("HOLDFAST_INSTALL") == "never" {
-		o.Install = stack.InstallNever
-	}
 	started, err := stack.Start(ctx, o)
 	if missing, ok := errors.AsType[*stack.MissingError](err); ok {
 		return nil, fmt.Errorf("%w\n\n\t%s", err, missing.Line)

@@ -42,7 +42,7 @@ var foreignImports = map[string][]string{
 	"go.opentelemetry.io/otel":       {"holdfast/internal/audit", "holdfast/internal/locking", "holdfast/cmd/worker"},
 	"go.uber.org/fx":                 {"holdfast/cmd/worker"},
 	"github.com/alecthomas/kong":     {"holdfast/cmd/worker", "holdfast/cmd/publisher"},
-	"github.com/jotaen":              {"holdfast/cmd/publisher"},
+	"github.com/jotaen":              {"holdfast/cmd/publisher", "holdfast/cmd/worker"},
 	"github.com/posener":             {"holdfast/cmd/publisher"},
 	"github.com/schollz/progressbar": {"holdfast/cmd/publisher", "holdfast/cmd/worker"},
 	"github.com/jackc/pgx":           {"holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/store", "holdfast/internal/torture"}, // events reads error codes

@@ -165,7 +165,7 @@ func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
 		user, subject string
 		args          []string
 	}{
-		{"migrator", "$JS.API.CONSUMER.CREATE.HOLDFAST_IN.changes", append([]string{"migrate"}, s.flagsAs("migrator")...)},
+		{"migrator", "$JS.API.CONSUMER.CREATE.HOLDFAST_IN.changes", append([]string{"migrate"}, s.serversAs("migrator")...)},
 		{"auditor", "$JS.API.CONSUMER.CREATE.HOLDFAST_IN.>", s.auditFlags()},
 	} {
 		if err := s.guarded.DenyNATS(c.user, c.subject); err != nil {

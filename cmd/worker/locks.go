@@ -6,7 +6,6 @@ import (
 	"io"
 	"maps"
 	"math"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -29,9 +28,9 @@ const (
 
 // locksCommand is `worker locks`.
 type locksCommand struct {
-	HTTPAddr []string `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" placeholder:"ADDR" help:"Workers to ask; all of them together are shown. Without it the one that --data-dir knows, else 127.0.0.1:8080."`
-	Output   string   `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
-	DataDir  string   `default:".holdfast" type:"path" placeholder:"DIR" help:"Where a worker may have written endpoints.env."`
+	HTTPAddr  []string `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" placeholder:"ADDR" help:"Workers to ask; all of them together are shown. Without it the one that --data-dir knows, else 127.0.0.1:8080."`
+	Output    string   `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
+	Directory `embed:""`
 }
 
 func (*locksCommand) Help() string {
@@ -78,24 +77,20 @@ func (l *locksCommand) Run(ctx context.Context, std streams) error {
 
 // addrs returns the workers to ask.
 func (l *locksCommand) addrs() ([]string, error) {
-	addrs := l.HTTPAddr
-	if len(addrs) == 0 {
-		addrs = []string{httpAddrDefault}
-		found, err := endpointsIn(l.DataDir)
+	given := l.HTTPAddr
+	if len(given) == 0 {
+		given = []string{""}
+	}
+	addrs := make([]string, len(given))
+	for i, one := range given {
+		addr, err := workerAddr(one, l.DataDir)
 		if err != nil {
 			return nil, err
-		}
-		if addr := found["HOLDFAST_HTTP_ADDR"]; addr != "" {
-			addrs = []string{addr}
-		}
-	}
-	for i, addr := range addrs {
-		if _, _, err := net.SplitHostPort(addr); err != nil {
-			return nil, misused("--http-addr %s is not host:port", addr)
 		}
 		if slices.Contains(addrs[:i], addr) {
 			return nil, misused("--http-addr names %s twice", addr)
 		}
+		addrs[i] = addr
 	}
 	return addrs, nil
 }

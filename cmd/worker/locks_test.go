@@ -281,7 +281,7 @@ func TestLeaseFollowsSections(t *testing.T) {
 	b := newBench(t)
 	ctx := t.Context()
 	var log strings.Builder
-	x := newLeaser(Config{LockLease: leaseAuto}, registry, zerolog.New(&log))
+	x := newLeaser(Config{Locks: Locks{LockLease: leaseAuto}}, registry, zerolog.New(&log))
 	l := b.locker(t, x.lease, metrics)
 	choose := func() time.Duration {
 		t.Helper()
@@ -338,8 +338,11 @@ func TestLeaseFollowsSections(t *testing.T) {
 func TestLockServersStarted(t *testing.T) {
 	t.Parallel()
 	dir := stacktest.DataDir(t)
-	c := Config{NATSURL: "n", RedisURL: "r", PostgresURL: "p", HTTPAddr: "h:1", Namespace: "n", LockStrategy: redlockStrategy}
-	started, err := startServers(t.Context(), &c, dir, "", func(line string) { t.Log(line) })
+	c := Config{
+		Connections: Connections{NATSURL: "n", RedisURL: "r", PostgresURL: "p", Namespace: "n"},
+		Operations:  Operations{HTTPAddr: "h:1"}, Locks: Locks{LockServers: LockServers{LockStrategy: redlockStrategy}},
+	}
+	started, err := startServers(t.Context(), &c, stack.Options{Dir: dir, Progress: func(line string) { t.Log(line) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -356,7 +359,7 @@ func TestLockServersStarted(t *testing.T) {
 	if urls := strings.Split(found["HOLDFAST_LOCK_REDIS_URLS"], ","); err != nil || len(urls) != lockServersMin || !slices.Equal(urls, c.LockRedisURLs) {
 		t.Errorf("endpoints: %v, %v, want %v", found, err, c.LockRedisURLs)
 	}
-	if err := c.checkLocks(); err != nil {
+	if err := c.LockServers.AfterApply(); err != nil {
 		t.Error(err)
 	}
 	for i := range lockServersMin {

@@ -304,7 +304,7 @@ func (s *system) checkHistory(t *testing.T, asked *sync.Map, capacity int) {
 func (s *system) verifies(t *testing.T) {
 	t.Helper()
 	var out strings.Builder
-	if code := run(t.Context(), append([]string{"rebuild", "--verify"}, s.flagsAs("worker")...), streams{&out, &out}); code != exitOK {
+	if code := run(t.Context(), append([]string{"rebuild", "--verify"}, s.serversAs("worker")...), streams{&out, &out}); code != exitOK {
 		t.Errorf("worker rebuild --verify ended with %d\n%s", code, out.String())
 	}
 }

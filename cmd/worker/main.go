@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
+	kongcompletion "github.com/jotaen/kong-completion"
 
 	"holdfast/internal/version"
 )
@@ -28,13 +29,15 @@ const (
 type cli struct {
 	Version kong.VersionFlag `help:"Print the revision that this was built from, and the Go version."`
 
-	Dev       devCommand       `cmd:"" help:"Start everything, play a short story on it and stay up. Begin here."`
-	Run       runCommand       `cmd:"" help:"Run the daemon."`
-	Migrate   migrateCommand   `cmd:"" help:"Create streams, consumers, schema and epoch, then end."`
-	Preflight preflightCommand `cmd:"" help:"Check the servers that a worker would use, before it runs on them."`
-	Locks     locksCommand     `cmd:"" help:"Show how the locks of running workers do, and which lease fits."`
-	Audit     auditCommand     `cmd:"" help:"Check all that is kept against what is promised, explain what differs, and repair it on approval."`
-	Rebuild   rebuildCommand   `cmd:"" help:"Fill Redis again from what was told, or compare it."`
+	Dev         devCommand         `cmd:"" help:"Start everything, play a short story on it and stay up. Begin here."`
+	Run         runCommand         `cmd:"" help:"Run the daemon."`
+	Migrate     migrateCommand     `cmd:"" help:"Create streams, consumers, schema and epoch, then end."`
+	Healthcheck healthcheckCommand `cmd:"" help:"Ask whether a worker lives: 0 or 1."`
+	Preflight   preflightCommand   `cmd:"" help:"Check the servers that a worker would use, before it runs on them."`
+	Locks       locksCommand       `cmd:"" help:"Show how the locks of running workers do, and which lease fits."`
+	Audit       auditCommand       `cmd:"" help:"Check all that is kept against what is promised, explain what differs, and repair it on approval."`
+	Rebuild     rebuildCommand     `cmd:"" help:"Fill Redis again from what was told, or compare it."`
+	Completion  completionCommand  `cmd:"" help:"Print the script that lets a shell complete what is typed."`
 }
 
 const description = `Holdfast keeps temporary holds on bookable capacity: rooms, seats, stock.
@@ -64,7 +67,7 @@ func main() {
 // newParser returns the parser of the command line. It calls exit when all was done in parsing.
 func newParser(std streams, exit func(code int)) *kong.Kong {
 	parser, err := kong.New(&cli{}, kong.Name("worker"), kong.Description(description), kong.Writers(std.out, std.err),
-		kong.Vars{"namespace": defaultNamespace, "log_level": "info", "version": version.Line("worker")},
+		tagVariables, kong.Vars{"version": version.Line("worker")},
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}), kong.Exit(exit))
 	if err != nil {
 		panic(err) // a mistake in the struct tags of cli
@@ -76,6 +79,10 @@ func newParser(std streams, exit func(code int)) *kong.Kong {
 func run(ctx context.Context, args []string, std streams) int {
 	ended := -1
 	parser := newParser(std, func(code int) { ended = code })
+	kongcompletion.Register(parser)
+	if ended >= 0 { // a shell has asked what could come next
+		return ended
+	}
 	parsed, err := parser.Parse(args)
 	if ended >= 0 { // --help, --version
 		return ended

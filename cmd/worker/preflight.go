@@ -18,10 +18,13 @@ import (
 
 // preflightCommand is `worker preflight`.
 type preflightCommand struct {
-	Config    `embed:""`
-	NoMigrate bool   `help:"Check for a worker that is run with --no-migrate: what it would not create must be there."`
-	Output    string `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
-	DataDir   string `default:".holdfast" type:"path" placeholder:"DIR" help:"Where a worker may have written endpoints.env, for the URLs that are not given."`
+	NoMigrate   bool   `env:"HOLDFAST_NO_MIGRATE" help:"Check for a worker that is run with --no-migrate: what it would not create must exist."`
+	Output      string `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
+	Directory   `embed:""`
+	Connections `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: as endpoints.env says, else holdfast"`
+	Lifetimes   `embed:"" group:"Policies, as the workers have them:"`
+	LockServers `embed:"" group:"Locks:"`
+	Monitors    `embed:"" group:"Operations:"`
 }
 
 func (*preflightCommand) Help() string {
@@ -42,18 +45,22 @@ var errPreflight = errors.New("preflight failed")
 
 // Run looks at the servers and prints what it has found.
 func (p *preflightCommand) Run(ctx context.Context, std streams) error {
-	if err := p.endpoints(p.DataDir); err != nil {
+	if err := errors.Join(p.Connections.find(p.DataDir), p.LockServers.find(p.DataDir)); err != nil {
 		return err
 	}
-	if err := errors.Join(p.missingURL(), p.missingLockURLs()); err != nil {
+	if err := p.missingLockURLs(); err != nil {
 		return err
 	}
-	db, err := newStore(ctx, p.Config)
+	c := Config{
+		Connections: p.Connections, Policies: Policies{Terms: Terms{Lifetimes: p.Lifetimes}},
+		Locks: Locks{LockServers: p.LockServers}, Operations: Operations{Starting: Starting{Monitors: p.Monitors}},
+	}
+	db, err := newStore(ctx, c)
 	if err != nil {
 		return err
 	}
 	defer db.Close()
-	target, err := p.target(db, preparation{migrate: !p.NoMigrate})
+	target, err := c.target(db, preparation{migrate: !p.NoMigrate})
 	if err != nil {
 		return err
 	}

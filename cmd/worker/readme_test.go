@@ -1,12 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/alecthomas/kong"
 )
 
 var update = flag.Bool("update", false, "write what is generated into README.md")
@@ -41,24 +45,76 @@ func TestConfigurationTable(t *testing.T) {
 	}
 }
 
+// publisherSettings are rows of what only the publisher can be set to. A test of its own looks for all its variables.
+const publisherSettings = "| `HOLDFAST_WHO` | `--who` |  | Who replays, edits or discards dead letters, as it is kept with the run. Default: user@host. | publisher |\n"
+
+// configurationTable is a row for each flag of all commands that has a variable: those of a group together, in the
+// order in which commands and flags are declared.
 func configurationTable() string {
-	var b strings.Builder
-	b.WriteString("| variable | flag | default | meaning |\n|---|---|---|---|\n")
-	parser := newParser(streams{io.Discard, io.Discard}, func(int) {})
-	for _, command := range parser.Model.Children {
-		if command.Name != "run" {
-			continue
-		}
+	type setting struct {
+		*kong.Flag
+		commands []string
+	}
+	var settings []*setting
+	var groups []string
+	for _, command := range commandsFrom("run") {
 		for _, flag := range command.Flags {
 			if flag.Hidden || len(flag.Envs) == 0 {
 				continue
 			}
-			fallback := flag.Default
+			i := slices.IndexFunc(settings, func(s *setting) bool { return s.Envs[0] == flag.Envs[0] })
+			if i < 0 {
+				i, settings = len(settings), append(settings, &setting{Flag: flag})
+			}
+			settings[i].commands = append(settings[i].commands, command.Name)
+			if group := groupOf(flag); !slices.Contains(groups, group) {
+				groups = append(groups, group)
+			}
+		}
+	}
+	var b strings.Builder
+	b.WriteString("| variable | flag | default | meaning | worker's commands |\n|---|---|---|---|---|\n")
+	for _, group := range groups {
+		first := true
+		for _, s := range settings {
+			if groupOf(s.Flag) != group {
+				continue
+			}
+			if first {
+				fmt.Fprintf(&b, "| **%s** | | | | |\n", group)
+				first = false
+			}
+			fallback := s.Default
 			if fallback != "" {
 				fallback = "`" + fallback + "`"
 			}
-			fmt.Fprintf(&b, "| `%s` | `--%s` | %s | %s |\n", flag.Envs[0], flag.Name, fallback, flag.Help)
+			fmt.Fprintf(&b, "| `%s` | `--%s` | %s | %s | %s |\n", s.Envs[0], s.Name, fallback, s.Help, strings.Join(s.commands, ", "))
 		}
 	}
-	return b.String()
+	return b.String() + publisherSettings
+}
+
+// commandsFrom are the commands, the named one first.
+func commandsFrom(name string) []*kong.Node {
+	commands := slices.Clone(newParser(streams{io.Discard, io.Discard}, func(int) {}).Model.Children)
+	slices.SortStableFunc(commands, func(a, b *kong.Node) int {
+		return cmp.Compare(btoi(b.Name == name), btoi(a.Name == name))
+	})
+	return commands
+}
+
+func btoi(is bool) int {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+// groupOf is the heading of a flag in a command's help.
+func groupOf(flag *kong.Flag) string {
+	if flag.Group == nil {
+		return "Programs"
+	}
+	title, _, _ := strings.Cut(strings.TrimSuffix(flag.Group.Title, ":"), ",") // "Policies, as the workers have them"
+	return title
 }

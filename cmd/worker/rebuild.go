@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"path/filepath"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -15,16 +13,16 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
-	"holdfast/internal/stack"
 )
 
 // rebuildCommand is `worker rebuild`.
 type rebuildCommand struct {
-	Config  `embed:""`
-	Verify  bool   `help:"Write nothing: compare holds, counters, users, index and answers in Redis with what they would be filled with."`
-	Yes     bool   `help:"Do not ask."`
-	Output  string `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
-	DataDir string `default:".holdfast" type:"path" placeholder:"DIR" help:"Where a worker may have written endpoints.env, for the URLs that are not given."`
+	Verify      bool   `help:"Write nothing: compare holds, counters, users, index and answers in Redis with what they would be filled with."`
+	Yes         bool   `help:"Do not ask."`
+	Output      string `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
+	Directory   `embed:""`
+	Connections `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: as endpoints.env says, else holdfast"`
+	Terms       `embed:"" group:"Policies, as the workers have them:"`
 }
 
 func (*rebuildCommand) Help() string {
@@ -34,7 +32,7 @@ Redis has what another database has written. All decisions wait meanwhile; nothi
 
 With --verify it only tells what Redis has otherwise, and ends with 1 if there is anything: holds,
 counters, numbers of users, the index of live holds, and answers. Deadlines, the agenda and what is left
-of what is over are the business of worker audit. Give it the same --hold-lifetime-max and
+of what is over are the business of worker audit. Give it the same --hold-ttl, --hold-lifetime-max and
 --request-key-ttl as the workers.
 
 Example:
@@ -45,10 +43,7 @@ Example:
 
 // Run fills Redis again, or compares it.
 func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
-	if err := r.endpoints(r.DataDir); err != nil {
-		return err
-	}
-	if err := r.missingURL(); err != nil {
+	if err := r.find(r.DataDir); err != nil {
 		return err
 	}
 	log, err := newLogger(std.err, "error")
@@ -82,38 +77,6 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 	return r.report(std.out, rebuilt, nil)
 }
 
-// endpoints takes the URLs that are not given from a worker that has started servers.
-func (c *Config) endpoints(dir string) error {
-	if c.NATSURL != "" && c.RedisURL != "" && c.PostgresURL != "" {
-		return nil
-	}
-	found, err := endpointsIn(dir)
-	for name, to := range map[string]*string{
-		"HOLDFAST_NATS_URL": &c.NATSURL, "HOLDFAST_REDIS_URL": &c.RedisURL, "HOLDFAST_POSTGRES_URL": &c.PostgresURL,
-	} {
-		if *to == "" {
-			*to = found[name]
-		}
-	}
-	if namespace := found["HOLDFAST_NAMESPACE"]; namespace != "" && c.Namespace == "holdfast" {
-		c.Namespace = namespace
-	}
-	if urls := found["HOLDFAST_LOCK_REDIS_URLS"]; urls != "" && c.LockStrategy == redlockStrategy && len(c.LockRedisURLs) == 0 {
-		c.LockRedisURLs = strings.Split(urls, ",")
-	}
-	return err
-}
-
-// endpointsIn returns where the worker is that has written endpoints.env to a directory, and its servers; nothing
-// when there is no such file.
-func endpointsIn(dir string) (map[string]string, error) {
-	found, err := stack.ReadEndpoints(filepath.Join(dir, "endpoints.env"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	return found, err
-}
-
 // errUnconfirmed says that nobody has agreed.
 var errUnconfirmed = errors.New("nothing was done")
 
@@ -133,11 +96,12 @@ func (r *rebuildCommand) ask(ctx context.Context, to io.Writer) error {
 
 // keeper returns a Keeper of its own connections, what closes them, and a context that ends when NATS lacks a permission.
 func (r *rebuildCommand) keeper(ctx context.Context, log zerolog.Logger) (until context.Context, k *holds.Keeper, closeAll func(), err error) {
-	db, err := newStore(ctx, r.Config)
+	c := Config{Connections: r.Connections, Policies: Policies{Terms: r.Terms}}
+	db, err := newStore(ctx, c)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	nc, err := newNATS(r.Config, log, func() {})
+	nc, err := newNATS(c, log, func() {})
 	if err != nil {
 		db.Close()
 		return nil, nil, nil, err
@@ -146,7 +110,7 @@ func (r *rebuildCommand) keeper(ctx context.Context, log zerolog.Logger) (until 
 	closeAll = func() { restore(); nc.Close(); db.Close() }
 	js, err := events.NewJetStream(nc)
 	if err == nil {
-		k, err = newKeeper(r.Config, holds.NewTenure(), holds.NewGuard(), db, js, events.Subjects(r.Namespace), log)
+		k, err = newKeeper(c, holds.NewTenure(), holds.NewGuard(), db, js, events.Subjects(r.Namespace), log)
 	}
 	if err != nil {
 		closeAll()

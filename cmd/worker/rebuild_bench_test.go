@@ -54,7 +54,7 @@ func BenchmarkRebuild(b *testing.B) {
 	}
 	defer db.Close()
 	var c cli
-	parser, err := kong.New(&c)
+	parser, err := kong.New(&c, tagVariables, kong.Vars{"version": ""})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -233,7 +233,7 @@ func TestOutcomesMissing(t *testing.T) {
 		t.Errorf("ben's payment was answered with %s: %s", o.Type, o.Data)
 	}
 	var out strings.Builder
-	if code := run(t.Context(), append([]string{"rebuild", "--verify"}, s.flagsAs("worker")...), streams{&out, &out}); code != exitOK ||
+	if code := run(t.Context(), append([]string{"rebuild", "--verify"}, s.serversAs("worker")...), streams{&out, &out}); code != exitOK ||
 		!strings.Contains(out.String(), "has nothing of before") || !strings.Contains(out.String(), "refund_required") {
 		t.Errorf("worker rebuild --verify: %d %s", code, out.String())
 	}
@@ -433,7 +433,7 @@ func TestRebuildCommand(t *testing.T) {
 	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, hour))).Subject
 	command := func(args ...string) (code int, output string) {
 		var out strings.Builder
-		code = run(t.Context(), append(append([]string{"rebuild"}, args...), s.flagsAs("worker")...), streams{&out, &out})
+		code = run(t.Context(), append(append([]string{"rebuild"}, args...), s.serversAs("worker")...), streams{&out, &out})
 		return code, out.String()
 	}
 	if code, out := command("--verify"); code != exitOK || !strings.Contains(out, "compared from 1 outcomes") || !strings.Contains(out, "1 live holds") {
@@ -505,7 +505,7 @@ func TestForeignRedis(t *testing.T) {
 		t.Errorf("the epoch is %+v", e)
 	}
 	var out strings.Builder
-	if code := run(t.Context(), append([]string{"rebuild", "--yes"}, s.flagsAs("worker")...), streams{&out, &out}); code != exitOK {
+	if code := run(t.Context(), append([]string{"rebuild", "--yes"}, s.serversAs("worker")...), streams{&out, &out}); code != exitOK {
 		t.Fatalf("worker rebuild: %d %s", code, out.String())
 	}
 	if o := s.answer(waiting); o.Type != events.Type(holds.EventHoldCreated) {

@@ -13,14 +13,16 @@ import (
 	"go.uber.org/fx"
 
 	"holdfast/internal/preflight"
+	"holdfast/internal/stack"
 )
 
 // runCommand is `worker run`.
 type runCommand struct {
-	Config    `embed:""`
-	Embedded  bool   `help:"Start the servers whose URLs are not given, and keep their data in --data-dir."`
-	DataDir   string `default:".holdfast" type:"path" placeholder:"DIR" help:"Where --embedded keeps data and endpoints.env."`
-	NoMigrate bool   `help:"Do not create streams, consumers and schema: worker migrate did."`
+	Embedded   bool `env:"HOLDFAST_EMBEDDED" help:"Start the servers whose URLs are not given, and keep their data in --data-dir."`
+	NoMigrate  bool `env:"HOLDFAST_NO_MIGRATE" help:"Do not create streams, consumers and schema: worker migrate did."`
+	Directory  `embed:""`
+	Installing `embed:""`
+	Config     `embed:""`
 }
 
 func (*runCommand) Help() string {
@@ -37,13 +39,15 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	config.Namespace = cmp.Or(config.Namespace, defaultNamespace)
 	var started *servers
 	if r.Embedded {
-		started, err = startServers(ctx, &config, r.DataDir, r.DataDir, func(line string) { log.Info().Msg(line) })
+		started, err = startServers(ctx, &config, stack.Options{
+			Dir: r.DataDir, EndpointsDir: r.DataDir, Install: r.installPolicy(), Progress: func(line string) { log.Info().Msg(line) },
+		})
 		if err != nil {
 			return err
 		}
 		defer func() { err = errors.Join(err, started.close()) }()
 	}
-	if err := config.missingURL(); err != nil {
+	if err := config.missingURL(startToo); err != nil {
 		return err
 	}
 	if err := config.missingLockURLs(); err != nil {
@@ -124,7 +128,9 @@ func (r *running) stop() error {
 
 // migrateCommand is `worker migrate`.
 type migrateCommand struct {
-	Config `embed:""`
+	Connections `embed:"" group:"Connections:"`
+	Lifetimes   `embed:"" group:"Policies, as the workers have them:"`
+	Starting    `embed:"" group:"Operations:"`
 }
 
 func (*migrateCommand) Help() string {
@@ -137,13 +143,14 @@ func (m *migrateCommand) Run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	if err := m.missingURL(); err != nil {
+	if err := m.missingURL(startToo); err != nil {
 		return err
 	}
 	m.Namespace = cmp.Or(m.Namespace, defaultNamespace)
 	// Whoever migrates need not be allowed what a worker does.
 	skip := append(slices.Clone(preflight.Privileges), preflight.RedisCommands)
-	if err := prepare(ctx, m.Config, log, preparation{migrate: true, skip: skip}); err != nil {
+	c := Config{Connections: m.Connections, Policies: Policies{Terms: Terms{Lifetimes: m.Lifetimes}}, Operations: Operations{Starting: m.Starting}}
+	if err := prepare(ctx, c, log, preparation{migrate: true, skip: skip}); err != nil {
 		return err
 	}
 	fmt.Fprintf(std.out, "streams, consumers, schema and epoch of namespace %s are in place\n", m.Namespace)

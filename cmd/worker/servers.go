@@ -45,7 +45,7 @@ func newKeeper(c Config, t *holds.Tenure, g *holds.Guard, db *store.Store, js je
 
 // redisOptions are those of a client that never sends a command again by itself: a reply that
 // was lost means that nobody knows, and the code that asked decides.
-func (c *Config) redisOptions(flag, address string) (*redis.Options, error) {
+func (c *Connections) redisOptions(flag, address string) (*redis.Options, error) {
 	options, err := redis.ParseURL(address)
 	if err != nil {
 		// err may repeat the URL, and with it the password.

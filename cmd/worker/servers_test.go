@@ -29,7 +29,7 @@ func TestLostReplyIsNotRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = proxy.Close() })
-	c := &Config{Namespace: stacktest.Namespace(t)}
+	c := &Connections{Namespace: stacktest.Namespace(t)}
 	options, err := c.redisOptions("--redis-url", "redis://"+proxy.Addr())
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func TestNothingIsSentLater(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := newNATS(Config{NATSURL: servers.NATSURL}, zerolog.Nop(), func() {})
+	nc, err := newNATS(Config{Connections: Connections{NATSURL: servers.NATSURL}}, zerolog.Nop(), func() {})
 	if err != nil {
 		t.Fatal(err)
 	}

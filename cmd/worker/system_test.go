@@ -129,7 +129,7 @@ func (s *system) begin() {
 	t := s.t
 	t.Helper()
 	s.changed, s.traces, s.subjects = make(chan struct{}), make(map[string]string), events.Subjects(s.namespace)
-	if code := run(t.Context(), append([]string{"migrate"}, s.flagsAs("migrator")...), streams{t.Output(), t.Output()}); code != exitOK {
+	if code := run(t.Context(), append([]string{"migrate"}, s.serversAs("migrator")...), streams{t.Output(), t.Output()}); code != exitOK {
 		t.Fatalf("worker migrate ended with %d", code)
 	}
 	if s.guarded != nil {
@@ -167,10 +167,15 @@ func (s *system) begin() {
 	s.follow(s.subjects.DLQStream(), func(m jetstream.Msg) { s.letters = append(s.letters, m.Headers()) })
 }
 
-// flagsAs are the flags of a worker that is a user.
-func (s *system) flagsAs(user string) []string {
+// serversAs are the flags that name the servers to a user: those that each command knows.
+func (s *system) serversAs(user string) []string {
 	at := s.as(user)
-	flags := []string{"--namespace", s.namespace, "--nats-url", at.nats, "--redis-url", at.redis, "--postgres-url", at.postgres, "--log-level", cmp.Or(s.logLevel, "info")}
+	return []string{"--namespace", s.namespace, "--nats-url", at.nats, "--redis-url", at.redis, "--postgres-url", at.postgres}
+}
+
+// flagsAs are the flags of worker run as a user.
+func (s *system) flagsAs(user string) []string {
+	flags := append(s.serversAs(user), "--log-level", cmp.Or(s.logLevel, "info"))
 	if strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY"); strategy != "" {
 		flags = append(flags, "--lock-strategy", strategy)
 		if strategy == redlockStrategy {

@@ -20,6 +20,7 @@ const (
 // endpointsFile is the endpoints file of a directory that this stack has taken.
 type endpointsFile struct {
 	lock    *os.File // nil: the directory is the home, which has the lock
+	created bool     // the file of the lock, by us
 	content string   // "" = not written
 }
 
@@ -40,6 +41,8 @@ func (s *Stack) takeEndpoints(dir string) (*endpointsFile, string, error) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, "", err
 		}
+		_, err := os.Lstat(filepath.Join(dir, lockName))
+		file.created = errors.Is(err, os.ErrNotExist)
 		if file.lock, err = lockDir(dir); err != nil {
 			return nil, "", err
 		}
@@ -96,6 +99,9 @@ func (s *Stack) removeEndpoints() error {
 		}
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, fmt.Errorf("remove endpoints: %w", err))
+		}
+		if file.created {
+			errs = append(errs, os.Remove(file.lock.Name()))
 		}
 		if file.lock != nil {
 			errs = append(errs, unlock(file.lock))

@@ -72,7 +72,7 @@ func openForOthers(path string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := os.Lstat(filepath.Join(path, "lock")); err != nil && len(entries) > 0 {
+	if _, err := os.Lstat(filepath.Join(path, lockName)); err != nil && len(entries) > 0 {
 		return nil
 	}
 	return os.Chmod(path, info.Mode().Perm()|0o011)

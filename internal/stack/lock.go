@@ -25,15 +25,31 @@ func (e *InUseError) Error() string { return "directory " + e.Dir + ": " + ErrIn
 // Unwrap returns ErrInUse.
 func (*InUseError) Unwrap() error { return ErrInUse }
 
-// lockDir takes the lock of a directory for one stack, without waiting.
+// lockDir takes the lock of a directory for one stack, without waiting. The file may be removed by who has its lock.
 func lockDir(dir string) (*os.File, error) {
-	lock, err := lockFile(filepath.Join(dir, "lock"))
-	if errors.Is(err, ErrInUse) {
-		found, _ := ReadEndpoints(filepath.Join(dir, endpointsName)) // nothing, when it cannot be read
-		return nil, &InUseError{dir, found}
+	path := filepath.Join(dir, lockName)
+	for {
+		lock, err := lockFile(path)
+		if errors.Is(err, ErrInUse) {
+			found, _ := ReadEndpoints(filepath.Join(dir, endpointsName)) // nothing, when it cannot be read
+			return nil, &InUseError{dir, found}
+		}
+		if err != nil {
+			return nil, err
+		}
+		taken, err := lock.Stat()
+		if err != nil {
+			return nil, errors.Join(err, lock.Close())
+		}
+		if now, err := os.Lstat(path); err == nil && os.SameFile(now, taken) {
+			return lock, nil
+		}
+		_ = lock.Close() // it was removed after it was opened: nothing is locked by it
 	}
-	return lock, err
 }
+
+// lockName is the file by which a stack locks a directory.
+const lockName = "lock"
 
 // lockPoll is the pause between two attempts to take a lock.
 const lockPoll = 20 * time.Millisecond
