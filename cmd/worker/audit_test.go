@@ -154,7 +154,7 @@ func TestAuditMisused(t *testing.T) {
 		"--yes is for --repair only":               s.auditFlags("--yes"),
 		"-o json asks nobody: add --yes":           s.auditFlags("--repair", "-o", "json"),
 		"--resource-id must match":                 s.auditFlags("--resource-id", "a b"),
-		"--namespace must match":                   s.auditFlags("--namespace", "A"),
+		`--namespace "A" must match`:               s.auditFlags("--namespace", "A"),
 		"--request-key-ttl 0s must be at least 1s": s.auditFlags("--request-key-ttl", "0s"),
 		"give --nats-url or HOLDFAST_NATS_URL":     {"audit", "--data-dir", t.TempDir(), "--nats-url", "", "--redis-url", "", "--postgres-url", ""},
 		"--redis-url is not a Redis URL":           s.auditFlags("--redis-url", "http://x"),

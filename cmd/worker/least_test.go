@@ -161,6 +161,20 @@ func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newGuardedSystem(t)
 	s.publish(events.BookingRequested, "hall", book("hall", "ann", "k", holds.Asked{}, 600)) // the audit reads it
+	started := func(user, subject string) (out string) {                                     // a worker as a process, for it leaves connections to its end
+		t.Helper()
+		s.mayLack = true
+		if err := s.guarded.DenyNATS(user, subject); err != nil {
+			t.Fatal(err)
+		}
+		p := s.launch()
+		<-p.exited
+		return p.log.String()
+	}
+	if log := started("worker", "$JS.API.CONSUMER.INFO.HOLDFAST_IN.*"); !strings.Contains(log, `user "holdfast_worker" may not publish to "$JS.API.CONSUMER.INFO.HOLDFAST_IN.`) ||
+		strings.Contains(log, "could not build") {
+		t.Errorf("worker run says:\n%s", log)
+	}
 	for _, c := range []struct {
 		user, subject string
 		args          []string

@@ -12,6 +12,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.uber.org/fx"
 
+	"holdfast/internal/events"
 	"holdfast/internal/preflight"
 	"holdfast/internal/stack"
 )
@@ -88,6 +89,9 @@ func start(ctx context.Context, c Config, listener net.Listener, log zerolog.Log
 	}
 	app := graph(c, listener, log)
 	if err := app.Start(ctx); err != nil {
+		if refused, ok := errors.AsType[*events.PermissionError](err); ok {
+			return nil, refused // without what fx was building
+		}
 		return nil, err
 	}
 	log.Info().Str("namespace", c.Namespace).Str("http_addr", listener.Addr().String()).
