@@ -102,7 +102,7 @@ func TestHelp(t *testing.T) {
 // TestNoConnection looks for servers where there are none.
 func TestNoConnection(t *testing.T) {
 	t.Parallel()
-	publisher(t, words("request --resource-id loft --user-id ana --nats-url nats://127.0.0.1:1 --timeout 1s")...).want(t, exitFailed, "worker dev")
+	publisher(t, words("request --resource-id loft --user-id ana --nats-url nats://127.0.0.1:1 --timeout 1s")...).want(t, exitFailed, "connect to nats at nats://127.0.0.1:1")
 	publisher(t, words("request --resource-id loft --user-id ana --namespace nobody")...).want(t, exitFailed, "worker migrate")
 }
 
