@@ -16,6 +16,7 @@ import (
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/postgres"
 )
 
 // auditCommand is `worker audit`.
@@ -111,12 +112,9 @@ func (c *auditCommand) connect(ctx context.Context, std streams) (until context.
 	if err != nil {
 		return nil, servers, nil, err
 	}
-	pool, err := audit.OpenPostgres(ctx, c.PostgresURL, c.Namespace)
-	if errors.Is(err, audit.ErrPostgresURL) {
-		err = misused("--postgres-url: %v", err)
-	}
+	pool, err := audit.OpenPostgres(ctx, c.PostgresURL, c.Namespace, postgres.AllowReadOnlyRole)
 	if err != nil {
-		return nil, servers, nil, errors.Join(err, client.Close())
+		return nil, servers, nil, errors.Join(misusedPostgres(err), client.Close())
 	}
 	logf := func(format string, args ...any) { fmt.Fprintf(std.err, "worker: "+format+"\n", args...) }
 	nc, err := events.Connect(c.NATSURL, "holdfast audit "+c.Namespace, logf)

@@ -159,6 +159,7 @@ func TestAuditMisused(t *testing.T) {
 		"give --nats-url or HOLDFAST_NATS_URL":     {"audit", "--data-dir", t.TempDir(), "--nats-url", "", "--redis-url", "", "--postgres-url", ""},
 		"--redis-url is not a Redis URL":           s.auditFlags("--redis-url", "http://x"),
 		"--postgres-url: not a Postgres URL":       s.auditFlags("--postgres-url", "http://x"),
+		"--postgres-url: target_session_attrs":     s.auditFlags("--postgres-url", "postgres://x/y?target_session_attrs=standby"),
 		"--nats-url: not a NATS URL":               s.auditFlags("--nats-url", "://x"),
 		`--output must be one of "table","json"`:   s.auditFlags("-o", "xml"),
 	} {

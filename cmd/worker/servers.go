@@ -15,6 +15,7 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/postgres"
 	"holdfast/internal/store"
 )
 
@@ -166,10 +167,15 @@ func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db 
 // newStore returns the namespace's schema.
 func newStore(ctx context.Context, c Config) (*store.Store, error) {
 	db, err := store.Open(ctx, c.PostgresURL, c.Namespace)
-	if errors.Is(err, store.ErrURL) {
-		return nil, misused("--postgres-url: %v", err)
+	return db, misusedPostgres(err)
+}
+
+// misusedPostgres turns the error about a URL of Postgres that cannot be used into one about the flag.
+func misusedPostgres(err error) error {
+	if errors.Is(err, postgres.ErrURL) || errors.Is(err, postgres.ErrTarget) {
+		return misused("--postgres-url: %v", err)
 	}
-	return db, err
+	return err
 }
 
 func setupStreams(ctx context.Context, c Config, log zerolog.Logger) error {

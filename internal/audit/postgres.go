@@ -7,13 +7,13 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/postgres"
 )
 
 //go:embed queries/*.sql
@@ -42,29 +42,21 @@ func query(name string) string {
 	return string(text)
 }
 
-const (
-	postgresConnections = 2
-	postgresConnectMax  = 5 * time.Second
-)
+const postgresConnections = 2
 
-// ErrPostgresURL says that the URL of Postgres cannot be read. What is wrong with it is not told: it may
-// have a password in it.
-var ErrPostgresURL = errors.New("not a Postgres URL: want postgres://user[:password]@host:port/database; what is special in a password is percent-encoded")
-
-// OpenPostgres returns connections for an audit of a namespace. It does not connect: an unreachable
-// server shows at the first query. It returns ErrPostgresURL for what is no URL.
-func OpenPostgres(ctx context.Context, url, namespace string) (*pgxpool.Pool, error) {
-	if !holds.NamespacePattern.MatchString(namespace) {
-		return nil, fmt.Errorf("namespace %q does not match %s", namespace, holds.NamespacePattern)
-	}
-	config, err := pgxpool.ParseConfig(url)
+// OpenPostgres returns connections for an audit of a namespace, to a server that takes writes, with some options
+// (see postgres.AllowReadOnlyRole). It does not connect: an unreachable server shows at the first query. It
+// returns postgres.ErrURL or postgres.ErrTarget for a URL that cannot be used.
+func OpenPostgres(ctx context.Context, url, namespace string, options ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
+	config, err := postgres.Config(url, namespace)
 	if err != nil {
-		return nil, ErrPostgresURL
+		return nil, err
+	}
+	for _, option := range options {
+		option(config)
 	}
 	config.MaxConns = postgresConnections
-	config.ConnConfig.RuntimeParams["search_path"] = namespace
 	config.ConnConfig.RuntimeParams["application_name"] = "holdfast audit " + namespace
-	config.ConnConfig.ConnectTimeout = postgresConnectMax
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("open postgres: %w", err)

@@ -6,20 +6,28 @@ import (
 	"fmt"
 	"strings"
 
+	"holdfast/internal/postgres"
 	"holdfast/internal/store"
 )
 
 // postgres looks at Postgres. It returns its clock.
 func (r *report) postgres(ctx context.Context, t Target) clock {
-	const reachable = "postgres.reachable"
+	const reachable, primary = "postgres.reachable", "postgres.primary"
+	others := []string{PostgresFsync, PostgresCommit, PostgresPages, PostgresSchema, "postgres.grants", PostgresPowers}
 	facts, err := t.Store.Inspect(ctx, t.Namespace)
-	if err != nil {
+	switch {
+	case errors.Is(err, postgres.ErrReadOnly), errors.Is(err, postgres.ErrStandby):
+		r.ok(reachable, "it answers")
+		r.fail(primary, err.Error(), "no payment can be written, and what is read may be old", writableFix(err, t.Store.Role()))
+		r.skipAll(primary+" failed", others...)
+		return clock{of: "postgres", err: errors.New("it could not be asked")}
+	case err != nil:
 		r.fail(reachable, err.Error(), "it does not answer as it should", "start it, correct its URL, or grant what is missing: deployments/postgres/grants.sql")
-		r.skipAll(reachable+" failed", "postgres.primary", PostgresFsync, PostgresCommit, PostgresPages, PostgresSchema, "postgres.grants", PostgresPowers)
+		r.skipAll(reachable+" failed", append([]string{primary}, others...)...)
 		return clock{of: "postgres", err: errors.New("it could not be asked")}
 	}
 	r.ok(reachable, fmt.Sprintf("Postgres %s, role %s, database %s", facts.Version, facts.Role, facts.Database))
-	r.postgresPrimary(facts)
+	r.ok(primary, "takes writes")
 	r.postgresSetting(facts, PostgresFsync, Fail, "a crash of the machine may lose payments that were answered, or damage all tables")
 	r.postgresSetting(facts, PostgresCommit, Fail, "a crash loses the last payments, which were answered as reservations")
 	r.postgresSetting(facts, PostgresPages, Warn, "a crash in the midst of writing a page damages it, unless the file system writes pages whole (ZFS does)")
@@ -29,16 +37,14 @@ func (r *report) postgres(ctx context.Context, t Target) clock {
 	return readClock(ctx, "postgres", t.Store.Clock)
 }
 
-func (r *report) postgresPrimary(f *store.Facts) {
-	const name, why = "postgres.primary", "no payment can be written"
-	switch {
-	case f.Standby:
-		r.fail(name, "it is a standby", why, "give the URL of the primary; with several hosts in it, add target_session_attrs=read-write")
-	case f.ReadOnly:
-		r.fail(name, "transactions are read-only", why, "ALTER ROLE "+quoted(f.Role)+" SET default_transaction_read_only = off;\nor use the worker's role")
-	default:
-		r.ok(name, "takes writes")
+// writableFix is how a worker gets sessions that may write.
+func writableFix(err error, role string) string {
+	const url = "add the primary to the URL, which may name several hosts: a worker uses the one that takes writes"
+	if errors.Is(err, postgres.ErrReadOnly) {
+		return "use the worker's role, or, if this role should write and this server is the primary:\n" +
+			"ALTER ROLE " + quoted(role) + " RESET default_transaction_read_only;\n" + url
 	}
+	return url
 }
 
 // postgresSetting says that a setting should be on. Its name is the part of the check's after the dot.

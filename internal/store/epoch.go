@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"holdfast/internal/holds"
 )
@@ -35,8 +36,10 @@ func (s *Store) Epoch(ctx context.Context) (e holds.Epoch, err error) {
 
 func (s *Store) readEpoch(ctx context.Context) (e holds.Epoch, err error) {
 	var partitions int
-	err = s.pool.QueryRow(ctx, queryEpochRead).
-		Scan(&e.Name, &partitions, &e.Written, &e.Server, &e.Lost, &e.Why, &e.Rebuilder, &e.Progress)
+	err = s.read(ctx, func(conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, queryEpochRead).
+			Scan(&e.Name, &partitions, &e.Written, &e.Server, &e.Lost, &e.Why, &e.Rebuilder, &e.Progress)
+	})
 	if err == nil && partitions != holds.Partitions {
 		err = fmt.Errorf("the data is divided into %d partitions, this program knows %d", partitions, holds.Partitions)
 	}
@@ -107,23 +110,24 @@ func (s *Store) Reservations(ctx context.Context, ids []holds.HoldID, each func(
 		for i, id := range chunk {
 			texts[i] = id.String()
 		}
-		rows, err := s.pool.Query(ctx, queryReservationsOf, texts)
-		if err != nil {
-			return fmt.Errorf("read reservations: %w", err)
-		}
-		var text string
-		var confirmedAt time.Time
-		var r holds.Reservation
-		_, err = pgx.ForEachRow(rows, []any{&text, &r.PaymentID, &confirmedAt, &r.Late}, func() (err error) {
-			r.ConfirmedAt = holds.Time{Time: confirmedAt.UTC()}
-			if r.Hold, err = holds.ParseHoldID(text); err == nil {
-				each(r)
-			}
-			return err
-		})
-		if err != nil {
+		if err := s.read(ctx, func(conn *pgxpool.Conn) error { return readReservations(ctx, conn, texts, each) }); err != nil {
 			return fmt.Errorf("read reservations: %w", err)
 		}
 	}
 	return nil
+}
+
+func readReservations(ctx context.Context, conn *pgxpool.Conn, ids []string, each func(holds.Reservation)) error {
+	rows, _ := conn.Query(ctx, queryReservationsOf, ids) // ForEachRow returns its error
+	var text string
+	var confirmedAt time.Time
+	var r holds.Reservation
+	_, err := pgx.ForEachRow(rows, []any{&text, &r.PaymentID, &confirmedAt, &r.Late}, func() (err error) {
+		r.ConfirmedAt = holds.Time{Time: confirmedAt.UTC()}
+		if r.Hold, err = holds.ParseHoldID(text); err == nil {
+			each(r)
+		}
+		return err
+	})
+	return err
 }

@@ -1,5 +1,15 @@
 package store
 
-import "time"
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
 
 func init() { watchPing = 2 * time.Second }
+
+// Read is what reads for decisions.
+func (s *Store) Read(ctx context.Context, work func(conn *pgxpool.Conn) error) error {
+	return s.read(ctx, work)
+}

@@ -13,8 +13,6 @@ import (
 // Facts are what a server is, and who asks it.
 type Facts struct {
 	Version  string
-	Standby  bool // it takes no writes
-	ReadOnly bool // this session takes none
 	Role     string
 	Database string
 	Settings map[string]Setting // of SettingsInspected
@@ -57,11 +55,15 @@ func lastMigration() (last int64) {
 	return last
 }
 
-// Inspect reads the facts. It changes nothing.
+// Role is the role that the URL names.
+func (s *Store) Role() string { return s.pool.Config().ConnConfig.User }
+
+// Inspect reads the facts. It changes nothing. It returns postgres.ErrStandby or postgres.ErrReadOnly when no host of
+// the URL takes writes.
 func (s *Store) Inspect(ctx context.Context, namespace string) (*Facts, error) {
 	f := &Facts{Settings: make(map[string]Setting)}
 	migrated := false
-	err := s.pool.QueryRow(ctx, queryInspectServer, namespace).Scan(&f.Version, &f.Standby, &f.ReadOnly, &f.Role, &f.Database,
+	err := s.pool.QueryRow(ctx, queryInspectServer, namespace).Scan(&f.Version, &f.Role, &f.Database,
 		&f.Schema.Creates, &f.Schema.Exists, &f.Schema.Usable, &migrated)
 	if err != nil {
 		return nil, fmt.Errorf("inspect postgres: %w", err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"holdfast/internal/holds"
 )
@@ -37,8 +38,8 @@ func (s *Store) Decide(ctx context.Context, epoch string, payments []holds.Payme
 
 // Answered implements holds.Inventory.
 func (s *Store) Answered(ctx context.Context, payments []holds.Payment) (answers []holds.PaymentAnswer, err error) {
-	err = s.transact(ctx, func(tx pgx.Tx) error {
-		answers, _, err = readAnswers(ctx, tx, payments)
+	err = s.read(ctx, func(conn *pgxpool.Conn) error {
+		answers, _, err = readAnswers(ctx, conn, payments)
 		return err
 	})
 	if err != nil {
@@ -150,14 +151,19 @@ func decideIn(ctx context.Context, tx pgx.Tx, payments []holds.Payment, refuse s
 	return answers, writeAnswers(ctx, tx, payments, answers, fresh)
 }
 
+// querier is a session or a transaction.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
 // readAnswers reads the answer of each payment (DecidedAt is zero when it has none yet), and
 // the payment that made the reservation of its hold ("" when there is none).
-func readAnswers(ctx context.Context, tx pgx.Tx, payments []holds.Payment) ([]holds.PaymentAnswer, []string, error) {
+func readAnswers(ctx context.Context, from querier, payments []holds.Payment) ([]holds.PaymentAnswer, []string, error) {
 	holdIDs, paymentIDs := make([]string, len(payments)), make([]string, len(payments))
 	for i, p := range payments {
 		holdIDs[i], paymentIDs[i] = p.Hold.String(), p.PaymentID
 	}
-	rows, err := tx.Query(ctx, queryPaymentsAnswered, holdIDs, paymentIDs)
+	rows, err := from.Query(ctx, queryPaymentsAnswered, holdIDs, paymentIDs)
 	if err != nil {
 		return nil, nil, err
 	}

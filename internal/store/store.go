@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/postgres"
 )
 
 //go:embed queries/*.sql
@@ -78,13 +79,9 @@ type Store struct {
 
 var _ holds.Inventory = (*Store)(nil)
 
-// ErrURL says that the URL of Postgres cannot be read. What is wrong with it is not told: it may
-// have a password in it.
-var ErrURL = errors.New("not a Postgres URL: want postgres://user[:password]@host:port/database; what is special in a password is percent-encoded")
-
 // Open returns a Store for a namespace, whose schema is the search path of every connection.
-// It does not connect: an unreachable server shows at the first query. It returns ErrURL for what
-// is no URL.
+// It does not connect: an unreachable server shows at the first query. It returns postgres.ErrURL or
+// postgres.ErrTarget for a URL that cannot be used.
 func Open(ctx context.Context, url, namespace string) (*Store, error) {
 	config, err := poolConfig(url, namespace)
 	if err != nil {
@@ -98,20 +95,15 @@ func Open(ctx context.Context, url, namespace string) (*Store, error) {
 }
 
 func poolConfig(url, namespace string) (*pgxpool.Config, error) {
-	if !holds.NamespacePattern.MatchString(namespace) {
-		return nil, fmt.Errorf("namespace %q does not match %s", namespace, holds.NamespacePattern)
-	}
-	config, err := pgxpool.ParseConfig(url)
+	config, err := postgres.Config(url, namespace)
 	if err != nil {
-		return nil, ErrURL
+		return nil, err
 	}
-	config.ConnConfig.RuntimeParams["search_path"] = namespace
 	config.ConnConfig.RuntimeParams["application_name"] = "holdfast " + namespace
 	// A worker that is cut off must not keep row locks for ever.
 	config.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "30000"
 	// Others may keep rows of inventory locked for as long as they like; nobody waits for them.
 	config.ConnConfig.RuntimeParams["lock_timeout"] = strconv.FormatInt(lockTimeout.Milliseconds(), 10)
-	config.ConnConfig.ConnectTimeout = 5 * time.Second
 	return config, nil
 }
 
@@ -145,19 +137,30 @@ func (s *Store) Stock(ctx context.Context, resources []string, slots [][]string)
 			rows = append(rows, &answer[i][j])
 		}
 	}
-	found, err := s.pool.Query(ctx, queryStock, resourceIDs, slotNames)
-	if err != nil {
-		return nil, fmt.Errorf("read stock: %w", err)
-	}
 	var n, capacity, reserved int64
-	_, err = pgx.ForEachRow(found, []any{&n, &capacity, &reserved}, func() error {
-		*rows[n-1] = holds.Stock{Known: true, Capacity: capacity, Reserved: reserved}
-		return nil
+	err := s.read(ctx, func(conn *pgxpool.Conn) error {
+		found, _ := conn.Query(ctx, queryStock, resourceIDs, slotNames) // ForEachRow returns its error
+		_, err := pgx.ForEachRow(found, []any{&n, &capacity, &reserved}, func() error {
+			*rows[n-1] = holds.Stock{Known: true, Capacity: capacity, Reserved: reserved}
+			return nil
+		})
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read stock: %w", err)
 	}
 	return answer, nil
+}
+
+// read runs work that only reads, on one session. It returns an error when the session may not write any more: what
+// work has read is then as old as another server's rows are new. What writes needs no such check.
+func (s *Store) read(ctx context.Context, work func(conn *pgxpool.Conn) error) error {
+	return s.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		if err := work(conn); err != nil {
+			return err
+		}
+		return postgres.MayWrite(conn.Conn())
+	})
 }
 
 // transact runs work in a transaction, and again from its start when Postgres asks for it by

@@ -13,8 +13,10 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/postgres"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
@@ -120,6 +122,35 @@ func TestNothingOversells(t *testing.T) {
 		if !errors.As(err, &violated) || violated.ConstraintName != "reserved_is_between_zero_and_capacity" {
 			t.Errorf("%s: %v, want it refused", sql, err)
 		}
+	}
+}
+
+// TestRead_SessionBecomesReadOnly_IsRefusedAndClosed switches writes off for a session while it reads.
+func TestRead_SessionBecomesReadOnly_IsRefusedAndClosed(t *testing.T) {
+	t.Parallel()
+	namespace := stacktest.Namespace(t)
+	db, err := store.Open(t.Context(), stacktest.Shared().PostgresURL+"&pool_max_conns=1", namespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(db.Close)
+	session := func(statement string) (pid uint32, err error) {
+		err = db.Read(t.Context(), func(conn *pgxpool.Conn) error {
+			pid = conn.Conn().PgConn().PID()
+			_, err := conn.Exec(t.Context(), statement)
+			return err
+		})
+		return pid, err
+	}
+	first, err := session("SELECT 1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pid, err := session("SET default_transaction_read_only = on"); pid != first || !errors.Is(err, postgres.ErrReadOnly) {
+		t.Errorf("session %d, %v, want %d and %v", pid, err, first, postgres.ErrReadOnly)
+	}
+	if pid, err := session("SELECT 1"); pid == first || err != nil {
+		t.Errorf("session %d, %v, want another than %d", pid, err, first)
 	}
 }
 

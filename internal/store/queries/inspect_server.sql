@@ -1,11 +1,9 @@
 -- Reads what the server promises, and who asks.
 -- $1 schema
--- Returns version, standby, read_only, who, database, creates (who asks may create schemas),
+-- Returns version, who, database, creates (who asks may create schemas),
 -- schema_exists, uses (who asks may use the schema), migrated (it has a table of migrations).
 SELECT
     current_setting('server_version') AS version,
-    pg_is_in_recovery() AS standby,
-    current_setting('transaction_read_only') = 'on' AS read_only,
     current_user::text AS who,
     current_database()::text AS database,
     has_database_privilege(current_database(), 'CREATE') AS creates,

@@ -1,0 +1,241 @@
+package postgres_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/postgres"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
+)
+
+func TestMain(m *testing.M) { stacktest.MainAlone(func() (int, error) { return m.Run(), nil }) }
+
+const stopWithin = time.Minute
+
+// pair is a primary with a namespace in which slot A of hall has capacity 2, and a standby that follows it.
+type pair struct {
+	*testing.T
+	primary, standby *stack.Solo
+}
+
+// newPair starts a pair. The settings are the standby's.
+func newPair(t *testing.T, settings ...string) *pair {
+	t.Helper()
+	p := &pair{T: t}
+	dir := stacktest.DataDir(t)
+	p.primary = p.start(dir)
+	db := p.open(p.primary)
+	if err := db.Migrate(t.Context(), "holdfast"); err != nil {
+		t.Fatal(err)
+	}
+	p.set(db, 2)
+	db.Close()
+
+	// A copy of a server that was stopped is a standby's beginning.
+	if err := p.primary.Stop(stopWithin); err != nil {
+		t.Fatal(err)
+	}
+	copied := stacktest.DataDir(t)
+	if err := os.Mkdir(copied, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	data := filepath.Join(copied, "postgres")
+	if out, err := exec.Command("cp", "-a", filepath.Join(dir, "postgres"), data).CombinedOutput(); err != nil {
+		t.Fatalf("copy the data: %v: %s", err, out)
+	}
+	signal := filepath.Join(data, "standby.signal")
+	if err := os.WriteFile(signal, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	owner, err := os.Stat(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := owner.Sys().(*syscall.Stat_t); os.Chown(signal, int(s.Uid), int(s.Gid)) != nil {
+		t.Fatal("the file does not belong to postgres")
+	}
+	p.primary = p.start(dir)
+	follow := fmt.Sprintf("primary_conninfo=host=127.0.0.1 port=%d user=postgres", p.primary.Port)
+	p.standby = p.start(copied, append([]string{follow}, settings...)...)
+	return p
+}
+
+func (p *pair) start(dir string, settings ...string) *stack.Solo {
+	p.Helper()
+	server, err := stack.SoloPostgres(p.Context(), dir, settings...)
+	if err != nil {
+		p.Fatal(err)
+	}
+	p.Cleanup(func() { _ = server.Kill() }) // the test may have ended it
+	return server
+}
+
+// url names servers in their order.
+func url(servers ...*stack.Solo) string {
+	hosts := make([]string, len(servers))
+	for i, s := range servers {
+		hosts[i] = fmt.Sprintf("127.0.0.1:%d", s.Port)
+	}
+	return "postgres://postgres@" + strings.Join(hosts, ",") + "/postgres?sslmode=disable"
+}
+
+// open opens the namespace on servers.
+func (p *pair) open(servers ...*stack.Solo) *store.Store {
+	p.Helper()
+	db, err := store.Open(p.Context(), url(servers...), "holdfast")
+	if err != nil {
+		p.Fatal(err)
+	}
+	p.Cleanup(db.Close)
+	return db
+}
+
+// set sets the capacity as an event does.
+func (p *pair) set(db *store.Store, capacity int64) {
+	p.Helper()
+	_, err := db.SetCapacity(p.Context(), holds.CapacityChange{
+		Cause: uuid.NewString(), StoredAt: time.Now(), Resource: "hall", Names: []string{"A"}, Capacity: capacity, Held: []int64{0},
+	})
+	if err != nil {
+		p.Fatal(err)
+	}
+}
+
+// capacity reads the capacity as a decision does.
+func capacity(ctx context.Context, db *store.Store) (int64, error) {
+	stock, err := db.Stock(ctx, []string{"hall"}, [][]string{{"A"}})
+	if err != nil {
+		return 0, err
+	}
+	return stock[0][0].Capacity, nil
+}
+
+// sql runs a statement on one server, whatever it is, and returns the value that it returns.
+func (p *pair) sql(server *stack.Solo, statement string) (value string) {
+	p.Helper()
+	conn, err := pgx.Connect(p.Context(), url(server))
+	if err != nil {
+		p.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.Background()) }()
+	results, err := conn.PgConn().Exec(p.Context(), statement).ReadAll()
+	if err != nil {
+		p.Fatalf("%s: %v", statement, err)
+	}
+	if len(results[0].Rows) == 1 {
+		value = string(results[0].Rows[0][0])
+	}
+	return value
+}
+
+// TestConfig_LaggingStandbyIsFirst_PrimaryIsRead names a standby that lags before its primary. Later the primary is
+// gone and the standby takes its place.
+func TestConfig_LaggingStandbyIsFirst_PrimaryIsRead(t *testing.T) {
+	t.Parallel()
+	p := newPair(t, "recovery_min_apply_delay=1h")
+	p.set(p.open(p.primary), 1)
+	if old := p.sql(p.standby, "SELECT capacity FROM holdfast.inventory"); old != "2" {
+		t.Fatalf("the standby has a capacity of %s, want the old one", old)
+	}
+	both := p.open(p.standby, p.primary)
+	if found, err := capacity(t.Context(), both); found != 1 || err != nil {
+		t.Errorf("the capacity is %d (%v), want the primary's 1", found, err)
+	}
+	if _, err := capacity(t.Context(), p.open(p.standby)); !errors.Is(err, postgres.ErrStandby) {
+		t.Errorf("the standby alone: %v, want %v", err, postgres.ErrStandby)
+	}
+
+	if err := p.primary.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.Eventually(t, "the standby to be refused", func() bool {
+		found, err := capacity(t.Context(), both)
+		if err == nil {
+			t.Fatalf("without a primary the capacity is read as %d", found)
+		}
+		return errors.Is(err, postgres.ErrStandby) // before that, the sessions of the primary end
+	})
+	p.sql(p.standby, "SELECT pg_promote()")
+	stacktest.Eventually(t, "the promoted standby to be read", func() bool {
+		_, err := capacity(t.Context(), both)
+		return err == nil
+	})
+	p.set(both, 3)
+}
+
+// TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt switches writes off on a primary, as before a switchover, while
+// there are sessions to it. They serve nothing more, and the server that takes its place does.
+func TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt(t *testing.T) {
+	t.Parallel()
+	p := newPair(t)
+	both := p.open(p.primary, p.standby)
+	if found, err := capacity(t.Context(), both); found != 2 || err != nil {
+		t.Fatalf("the capacity is %d (%v), want 2", found, err)
+	}
+	p.sql(p.primary, "ALTER SYSTEM SET default_transaction_read_only = on")
+	p.sql(p.primary, "SELECT pg_reload_conf()")
+	var last error
+	stacktest.Eventually(t, "sessions to be refused", func() bool {
+		_, last = capacity(t.Context(), both)
+		return last != nil
+	})
+	if !errors.Is(last, postgres.ErrReadOnly) {
+		t.Errorf("refused with %v, want %v", last, postgres.ErrReadOnly)
+	}
+	p.sql(p.standby, "SELECT pg_promote()")
+	stacktest.Eventually(t, "the promoted standby to be read", func() bool {
+		_, err := capacity(t.Context(), both)
+		return err == nil
+	})
+	p.set(both, 7)
+	if old := p.sql(p.primary, "SELECT capacity FROM holdfast.inventory"); old != "2" {
+		t.Errorf("the old primary has a capacity of %s: it was written to", old)
+	}
+	if found, err := capacity(t.Context(), both); found != 7 || err != nil {
+		t.Errorf("the capacity is %d (%v), want the new primary's 7", found, err)
+	}
+}
+
+// TestConfig_Target goes through what URLs and the environment may demand.
+func TestConfig_Target(t *testing.T) {
+	const plain = "postgres://u:s3cret@a:1,b:2/d"
+	for _, demanded := range []string{"any", "primary", "read-write"} {
+		if _, err := postgres.Config(plain+"?target_session_attrs="+demanded, "holdfast"); err != nil {
+			t.Errorf("%s: %v", demanded, err)
+		}
+	}
+	for _, demanded := range []string{"read-only", "standby", "prefer-standby"} {
+		for _, address := range []string{
+			plain + "?target_session_attrs=" + demanded,
+			"host=a,b port=1,2 user=u password=s3cret dbname=d target_session_attrs=" + demanded,
+		} {
+			if _, err := postgres.Config(address, "holdfast"); !errors.Is(err, postgres.ErrTarget) {
+				t.Errorf("%s: %v, want %v", demanded, err, postgres.ErrTarget)
+			}
+		}
+		t.Setenv("PGTARGETSESSIONATTRS", demanded)
+		if _, err := postgres.Config(plain, "holdfast"); !errors.Is(err, postgres.ErrTarget) {
+			t.Errorf("%s in the environment: %v, want %v", demanded, err, postgres.ErrTarget)
+		}
+		t.Setenv("PGTARGETSESSIONATTRS", "")
+	}
+	for _, address := range []string{"http://u:s3cret@a", plain + "?target_session_attrs=best"} {
+		if _, err := postgres.Config(address, "holdfast"); !errors.Is(err, postgres.ErrURL) || strings.Contains(err.Error(), "s3cret") {
+			t.Errorf("%s: %v, want %v", address, err, postgres.ErrURL)
+		}
+	}
+}
