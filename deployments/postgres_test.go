@@ -54,6 +54,7 @@ var ofPostgres = map[string][]string{
 	"UPDATE redis_epoch SET partitions = 1":                                                 {"migrator"},
 	"SELECT true FROM redis_epoch FOR SHARE":                                                {"migrator", "worker"},
 	"SELECT true FROM payments FOR SHARE":                                                   {"migrator"},
+	"UPDATE schema_compatibility SET works_from = 1":                                        {"migrator"},
 	"UPDATE goose_db_version SET version_id = 9":                                            {"migrator"},
 	"INSERT INTO redis_epoch (epoch, partitions, only_row) VALUES ('x', 64, false)":         {}, // there is only one epoch
 	"INSERT INTO goose_db_version (version_id, is_applied) VALUES (9, true)":                {"migrator"},
@@ -67,6 +68,7 @@ var ofPostgres = map[string][]string{
 	"SELECT * FROM event_answers":                                 {"migrator", "worker", "auditor"},
 	"SELECT * FROM redis_epoch":                                   {"migrator", "worker", "auditor"},
 	"SELECT * FROM goose_db_version":                              {"migrator", "worker", "auditor"},
+	"SELECT * FROM schema_compatibility":                          {"migrator", "worker", "auditor"},
 	"SELECT last_value FROM lock_fence_bases":                     {"migrator", "auditor"},
 	"SELECT nextval('lock_fence_bases')":                          {"migrator", "worker"},
 	"LISTEN holdfast_inventory":                                   {"migrator", "worker", "upstream", "auditor"},

@@ -44,7 +44,7 @@ func newServers(t *testing.T) *stacktest.Guarded {
 		t.Fatal(err)
 	}
 	client := redisAs(t, g, "migrator")
-	if err := holds.NoteFormat(ctx, ns, client); err != nil {
+	if _, err := holds.NoteFormat(ctx, ns, client); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := holds.Initialise(ctx, ns, client, uuid.NewString()); err != nil {

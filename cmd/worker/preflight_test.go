@@ -142,7 +142,9 @@ func TestRunRefuses(t *testing.T) {
 		}
 	}
 	sql("INSERT INTO holdfast.goose_db_version (version_id, is_applied) VALUES (9999, true)")
+	sql("UPDATE holdfast.schema_compatibility SET works_from = 9999")
 	refuses("postgres.schema")
+	sql("UPDATE holdfast.schema_compatibility SET works_from = 1")
 	sql("DELETE FROM holdfast.goose_db_version WHERE version_id = 9999")
 	if err := client.Set(t.Context(), "holdfast:{0}:format", "2", 0).Err(); err != nil {
 		t.Fatal(err)

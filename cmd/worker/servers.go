@@ -132,7 +132,7 @@ func prepare(ctx context.Context, c Config, log zerolog.Logger, p preparation) (
 			return err
 		}
 	}
-	if err := firstEpoch(ctx, c, client, db); err != nil {
+	if err := firstEpoch(ctx, c, client, db, log); err != nil {
 		return err
 	}
 	if p.migrate {
@@ -143,13 +143,22 @@ func prepare(ctx context.Context, c Config, log zerolog.Logger, p preparation) (
 
 // firstEpoch has Redis and Postgres belong together. When they have before, it is the Keeper's
 // business whether they still do.
-func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db *store.Store) error {
+func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db *store.Store, log zerolog.Logger) error {
 	epoch, err := db.Epoch(ctx)
 	if err != nil {
 		return err
 	}
-	if err := holds.NoteFormat(ctx, c.Namespace, client); err != nil {
+	raised, err := holds.NoteFormat(ctx, c.Namespace, client)
+	if err != nil {
 		return err
+	}
+	if raised {
+		log.Warn().Dur("wait_ms", holds.FormatDrain).Msg("the format in redis was raised, workers of older versions stop")
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(holds.FormatDrain):
+		}
 	}
 	if epoch.Written || epoch.Why != "" {
 		return nil

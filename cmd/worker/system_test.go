@@ -356,11 +356,16 @@ func (s *system) startWorker(env ...string) *process {
 // launch starts a worker process.
 func (s *system) launch(env ...string) *process {
 	s.t.Helper()
+	return launch(s.t, s.mayLack, s.runArgs(), env...)
+}
+
+// runArgs are the arguments of a worker process.
+func (s *system) runArgs() []string {
 	args := []string{"run", "--http-addr", "127.0.0.1:0"}
 	if s.guarded != nil {
 		args = append(args, "--no-migrate")
 	}
-	return launch(s.t, s.mayLack, append(args, s.flagsAs("worker")...), env...)
+	return append(args, s.flagsAs("worker")...)
 }
 
 // launch starts a process of the program. mayLack says that it may tell of a permission that it lacks.
@@ -370,6 +375,12 @@ func launch(t testing.TB, mayLack bool, args []string, env ...string) *process {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return launchBinary(t, binary, mayLack, args, env...)
+}
+
+// launchBinary starts a process of some build of the program.
+func launchBinary(t testing.TB, binary string, mayLack bool, args []string, env ...string) *process {
+	t.Helper()
 	p := &process{started: make(chan string, 1), exited: make(chan struct{})}
 	p.cmd = exec.Command(binary, args...)
 	p.cmd.Env = append(os.Environ(), env...)

@@ -29,6 +29,7 @@ GRANT UPDATE (epoch, generation, written, server, lost, lost_why, rebuilder, lea
     ON holdfast.redis_epoch TO holdfast_worker;                         -- when Redis has lost its data; and FOR SHARE
 GRANT USAGE ON SEQUENCE holdfast.lock_fence_bases TO holdfast_worker;   -- lock strategy range
 GRANT SELECT ON holdfast.goose_db_version TO holdfast_worker;           -- the version of the schema, at each start
+GRANT SELECT ON holdfast.schema_compatibility TO holdfast_worker;       -- which versions of workers it is for, always
 
 -- Upstream writes capacity by SQL at any time.
 GRANT SELECT (resource_id, slot, capacity, reserved), INSERT (resource_id, slot, capacity), UPDATE (capacity)

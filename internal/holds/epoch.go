@@ -48,13 +48,16 @@ const markSuffix = " rebuilding"
 // ErrOtherEpoch says that the entry is not as the caller believes: nothing was changed.
 var ErrOtherEpoch = errors.New("somebody else has changed the epoch")
 
+// ErrUnknownSchema says that Postgres has a schema that programs as old as this one must not use.
+var ErrUnknownSchema = errors.New("the schema is for newer programs than this one")
+
 // errForeign says that Redis has what another database has written to it.
 var errForeign = errors.New("this Redis has the namespace of another database")
 
 // Register is Postgres' word on what Redis has. Every change is refused with ErrOtherEpoch
 // when the entry is another one than the caller believes, so it may be repeated after any error.
 type Register interface {
-	// Epoch reads the entry.
+	// Epoch reads the entry. It returns ErrUnknownSchema when this program is too old for the schema.
 	Epoch(ctx context.Context) (Epoch, error)
 	// CondemnEpoch notes that Redis has not all that was written under an epoch. When it returns
 	// no payment is decided under it any more (see Inventory.Decide).
@@ -98,6 +101,7 @@ func Initialise(ctx context.Context, namespace string, client redis.UniversalCli
 type seen struct {
 	server server
 	epochs []string // of each partition, "" = none
+	format string   // that is noted, "" = none
 }
 
 // look asks a server who it is and which epochs it has, all on one connection.
@@ -105,10 +109,11 @@ func look(ctx context.Context, namespace string, client redis.UniversalClient) (
 	keys := keyspace(namespace)
 	pipe := client.Pipeline()
 	info := pipe.Do(ctx, infoCommand...)
-	found := make([]*redis.StringCmd, Partitions)
-	for p := range found {
+	found := make([]*redis.StringCmd, Partitions+1)
+	for p := range Partitions {
 		found[p] = pipe.Get(ctx, keys.epoch(p))
 	}
+	found[Partitions] = pipe.Get(ctx, keys.format())
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	text, err := info.Text()
 	if err == nil {
@@ -117,14 +122,15 @@ func look(ctx context.Context, namespace string, client redis.UniversalClient) (
 	if err != nil {
 		return s, fmt.Errorf("look at redis: %w", err)
 	}
-	s.epochs = make([]string, Partitions)
-	for p, cmd := range found {
+	values := make([]string, len(found))
+	for i, cmd := range found {
 		// What is no string is not what was written.
 		if err := cmd.Err(); err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "WRONGTYPE") {
 			return s, fmt.Errorf("look at redis: %w", err)
 		}
-		s.epochs[p] = cmd.Val()
+		values[i] = cmd.Val()
 	}
+	s.epochs, s.format = values[:Partitions], values[Partitions]
 	return s, nil
 }
 

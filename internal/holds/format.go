@@ -11,25 +11,30 @@ import (
 	"holdfast/internal/lua"
 )
 
-// Format numbers the form in which the scripts keep holds in Redis. Whoever changes that form, so
-// that a program which knows only the one before would misread it, raises the number: programs
-// that know a lower one then refuse to start.
+// Format numbers the form in which the scripts keep holds in Redis. It is raised by a change of that form that a
+// program which knows only the one before would misread: such programs then refuse to start, and those that run stop
+// (see Keeper). A program reads the forms of all lower numbers. What is only added does not raise it.
 const Format = 1
+
+// FormatDrain is how long programs that know only the format before may still decide after a higher one is noted:
+// the time between two checks of a Keeper, and of one check.
+const FormatDrain = trustFor + settleFor
 
 // ErrUnknownFormat says that a Redis has a format that this program does not know.
 var ErrUnknownFormat = errors.New("redis is written by newer scripts than this program has")
 
-// scriptFormat notes a format unless a higher one is noted. What is no string nobody has noted.
+// scriptFormat notes a format unless a higher one is noted. What is not a string was not noted.
 //
 // KEYS  1 format  ARGV  1 the format
-// Returns ok format: what is noted now
+// Returns ok format raised: what is noted now; 1 if a lower one was noted before
 var scriptFormat = lua.New("format", "", `
-local noted = redis.pcall('GET', KEYS[1])
+local noted, raised = redis.pcall('GET', KEYS[1]), '0'
 if type(noted) ~= 'string' or tonumber(noted) and tonumber(noted) < tonumber(ARGV[1]) then
+  if type(noted) == 'string' then raised = '1' end
   redis.call('SET', KEYS[1], ARGV[1])
   noted = ARGV[1]
 end
-return {'ok', noted}
+return {'ok', noted, raised}
 `)
 
 // ReadFormat returns the format that is noted, 0 = none is, as before the first one was. It returns
@@ -46,15 +51,15 @@ func ReadFormat(ctx context.Context, namespace string, client redis.UniversalCli
 }
 
 // NoteFormat notes the format in which this program is about to write. It returns ErrUnknownFormat,
-// and has changed nothing, when a higher one is noted.
-func NoteFormat(ctx context.Context, namespace string, client redis.UniversalClient) error {
+// and has changed nothing, when a higher one is noted. After raised the caller waits FormatDrain before it writes.
+func NoteFormat(ctx context.Context, namespace string, client redis.UniversalClient) (raised bool, err error) {
 	c := &lua.Call{Script: scriptFormat, Keys: []string{keyspace(namespace).format()}, Args: []any{Format}}
 	lua.Run(ctx, client, []*lua.Call{c})
-	if err := c.Expect(1); err != nil {
-		return fmt.Errorf("note the format: %w", err)
+	if err := c.Expect(2); err != nil {
+		return false, fmt.Errorf("note the format: %w", err)
 	}
-	_, err := knownFormat(c.Reply[0])
-	return err
+	_, err = knownFormat(c.Reply[0])
+	return err == nil && c.Reply[1] == "1", err
 }
 
 func knownFormat(noted string) (int, error) {

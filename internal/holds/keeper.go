@@ -92,11 +92,18 @@ func NewKeeper(o KeeperOptions) *Keeper {
 	return &Keeper{KeeperOptions: o, keys: keyspace(o.Namespace), drain: trustFor + settleFor, within: lookWithin}
 }
 
-// Run keeps watch until ctx is over.
+// Run keeps watch until ctx is over. It returns an error when Redis or Postgres has what only newer programs
+// understand: then nothing is decided any more, and the process must end.
 func (k *Keeper) Run(ctx context.Context) error {
 	defer k.closeLooker()
 	for ctx.Err() == nil {
 		err := k.runOnce(ctx)
+		if errors.Is(err, ErrUnknownFormat) || errors.Is(err, ErrUnknownSchema) {
+			k.Tenure.end(err.Error())
+			k.Guard.Close(err.Error())
+			k.Log.Error().Err(err).Msg("a newer version has changed what is stored: start this worker again in that version, or a newer one")
+			return err
+		}
 		if ctx.Err() == nil {
 			k.tell(err)
 		}
@@ -223,11 +230,23 @@ func (k *Keeper) inspect(ctx context.Context, e Epoch) (why string, err error) {
 			return "", err
 		}
 		if why, err = k.judge(ctx, e, s); why == "" && err == nil {
-			return "", nil
+			return "", k.checkFormat(ctx, s.format)
 		}
 		k.closeLooker()
 	}
 	return why, err
+}
+
+// checkFormat returns ErrUnknownFormat when a format is noted that this program does not know. Where none, or a lower
+// one, is noted it notes its own, so that older programs stop: Redis may have lost what was noted.
+func (k *Keeper) checkFormat(ctx context.Context, noted string) error {
+	if noted != "" {
+		if format, err := knownFormat(noted); err != nil || format == Format {
+			return err
+		}
+	}
+	_, err := NoteFormat(ctx, k.Namespace, k.client())
+	return err
 }
 
 // judge says why what was seen is not what was written under an epoch, "" when it is.

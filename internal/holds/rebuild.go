@@ -255,7 +255,8 @@ func (a *rebuild) connect(ctx context.Context) error {
 		_, err = ReadFormat(ctx, a.Namespace, a.client)
 		return err
 	}
-	return NoteFormat(ctx, a.Namespace, a.client)
+	_, err = NoteFormat(ctx, a.Namespace, a.client) // what was decided before is waited for in any case
+	return err
 }
 
 // marked is what partitions have for an epoch while they are filled.

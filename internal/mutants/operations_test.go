@@ -23,4 +23,32 @@ var ofOperations = []mutant{
 		new:  "		return nil\n",
 		pkg:  "./internal/store", run: "^TestRead_SessionBecomesReadOnly_IsRefusedAndClosed$",
 	},
+	{
+		name: "newer-format-ignored", wrong: "a worker goes on deciding after newer scripts have changed what is in Redis", trap: "2",
+		file: "internal/holds/keeper.go",
+		old:  "return \"\", k.checkFormat(ctx, s.format)",
+		new:  "return \"\", nil",
+		pkg:  "./cmd/worker", run: "^TestKeeper_NewerVersionChangedWhatIsStored_WorkerEnds$/^redis$",
+	},
+	{
+		name: "newer-schema-ignored", wrong: "a worker goes on deciding after a migration that it cannot work with", trap: "2",
+		file: "internal/store/epoch.go",
+		old:  "if err == nil && worksFrom > SchemaVersion {",
+		new:  "if err == nil && worksFrom < 0 {",
+		pkg:  "./cmd/worker", run: "^TestKeeper_NewerVersionChangedWhatIsStored_WorkerEnds$/^postgres$",
+	},
+	{
+		name: "format-not-noted-again", wrong: "after Redis has lost the number of its format older workers go on in it", trap: "2",
+		file: "internal/holds/keeper.go",
+		old:  "	if noted != \"\" {\n		if format, err",
+		new:  "	if noted == \"\" {\n		return nil\n	} else {\n		if format, err",
+		pkg:  "./cmd/worker", run: "^TestKeeper_FormatIsLost_IsNotedAgain$",
+	},
+	{
+		name: "newer-schema-refused", wrong: "a worker of the version before refuses to start after a migration that only adds", trap: "rolling back",
+		file: "internal/preflight/postgres.go",
+		old:  "	case s.Version > known && s.WorksFrom > known:\n",
+		new:  "	case s.Version > known:\n",
+		pkg:  "./cmd/worker", run: "^TestRun_NewerSchemaThatWorks_WorkerStarts$",
+	},
 }

@@ -92,8 +92,11 @@ func (r *report) postgresSchema(f *store.Facts, t Target) {
 		r.fail(name, "there is no schema "+t.Namespace, "with --no-migrate the worker does not create it", migrate)
 	case !s.Usable:
 		r.unknown(name, "role "+f.Role+" may not use schema "+t.Namespace, "see postgres.grants")
+	case s.Version > known && s.WorksFrom > known:
+		r.fail(name, fmt.Sprintf("%s, and %d is the lowest that works", found, s.WorksFrom), "it means something else by now",
+			"run the version of the worker that migrated it, or a newer one")
 	case s.Version > known:
-		r.fail(name, found, "it may mean something else by now", "run the version of the worker that migrated it, or a newer one")
+		r.ok(name, found+" and works with it")
 	case s.Version < known && !t.Migrates:
 		r.fail(name, found, "its queries would fail", migrate)
 	case s.Version < known:

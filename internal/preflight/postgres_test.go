@@ -71,9 +71,12 @@ func TestPostgres(t *testing.T) {
 
 	// The schema.
 	off("INSERT INTO holdfast.goose_db_version (version_id, is_applied) VALUES (9999, true)")
+	w.expect("a newer schema that works", nil)
+	w.expect("a newer schema that works, and a worker that migrates", nil, migrates)
+	off("UPDATE holdfast.schema_compatibility SET works_from = 9999")
 	w.expect("a newer schema", []string{"postgres.schema fail"})
 	w.expect("a newer schema, and a worker that migrates", []string{"postgres.schema fail"}, migrates)
-	off("DELETE FROM holdfast.goose_db_version WHERE version_id = 9999")
+	off("UPDATE holdfast.schema_compatibility SET works_from = 1", "DELETE FROM holdfast.goose_db_version WHERE version_id = 9999")
 	off("CREATE TABLE kept AS SELECT * FROM holdfast.goose_db_version", "DELETE FROM holdfast.goose_db_version WHERE version_id > 1")
 	w.expect("an older schema", []string{"postgres.schema fail", "postgres.grants skipped"})
 	w.expect("an older schema, and a worker that migrates", []string{"postgres.grants skipped"}, migrates)

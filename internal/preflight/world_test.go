@@ -76,7 +76,7 @@ func (w *world) migrate() {
 	if err := db.Migrate(w.t.Context(), string(w.ns)); err != nil {
 		w.t.Fatal(err)
 	}
-	if err := holds.NoteFormat(w.t.Context(), string(w.ns), w.redis); err != nil {
+	if _, err := holds.NoteFormat(w.t.Context(), string(w.ns), w.redis); err != nil {
 		w.t.Fatal(err)
 	}
 	if err := events.Setup(w.t.Context(), w.js, w.ns, reach); err != nil {

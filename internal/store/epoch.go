@@ -36,12 +36,16 @@ func (s *Store) Epoch(ctx context.Context) (e holds.Epoch, err error) {
 
 func (s *Store) readEpoch(ctx context.Context) (e holds.Epoch, err error) {
 	var partitions int
+	var worksFrom int64
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
 		return conn.QueryRow(ctx, queryEpochRead).
-			Scan(&e.Name, &partitions, &e.Written, &e.Server, &e.Lost, &e.Why, &e.Rebuilder, &e.Progress)
+			Scan(&e.Name, &partitions, &e.Written, &e.Server, &e.Lost, &e.Why, &e.Rebuilder, &e.Progress, &worksFrom)
 	})
 	if err == nil && partitions != holds.Partitions {
 		err = fmt.Errorf("the data is divided into %d partitions, this program knows %d", partitions, holds.Partitions)
+	}
+	if err == nil && worksFrom > SchemaVersion {
+		err = fmt.Errorf("%w: it knows version %d, and %d is the lowest", holds.ErrUnknownSchema, SchemaVersion, worksFrom)
 	}
 	return e, err
 }

@@ -34,6 +34,9 @@ type Schema struct {
 	Creates bool  // the role may create schemas
 	Usable  bool  // the role may use it
 	Version int64 // the last migration, 0 = none; known only of a usable schema
+
+	// WorksFrom is the lowest version that a program may know; known only of a version that this program does not.
+	WorksFrom int64
 }
 
 // SchemaVersion is the version to which Migrate brings a schema, and that this program knows.
@@ -87,6 +90,12 @@ func (s *Store) Inspect(ctx context.Context, namespace string) (*Facts, error) {
 			return nil, fmt.Errorf("inspect postgres: version of schema %s: %w", namespace, err)
 		}
 	}
+	if f.Schema.Version > SchemaVersion {
+		err := s.pool.QueryRow(ctx, `SELECT works_from FROM schema_compatibility`).Scan(&f.Schema.WorksFrom)
+		if err != nil {
+			return nil, fmt.Errorf("inspect postgres: which programs schema %s is for: %w", namespace, err)
+		}
+	}
 	return f, nil
 }
 
@@ -113,6 +122,7 @@ var grants = []grant{
 	{"redis_epoch", "UPDATE", []string{"epoch", "generation", "written", "server", "lost", "lost_why", "rebuilder", "leased_until", "progress"}},
 	{"lock_fence_bases", "USAGE", nil},
 	{"goose_db_version", "SELECT", nil},
+	{"schema_compatibility", "SELECT", nil},
 }
 
 // statement is the GRANT to a role.

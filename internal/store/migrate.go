@@ -24,6 +24,9 @@ const answersKept = "30 days"
 // Migrate creates the namespace's schema, brings its tables up to date, and drops what need not
 // be remembered any more. Any number of processes may do so at once: one does it, the others
 // wait.
+//
+// Migrations only add, so that programs of the version before work on beside those that migrated, and may start
+// again. One that such programs would misread, or write against, sets schema_compatibility.works_from to its number.
 func (s *Store) Migrate(ctx context.Context, namespace string) error {
 	if err := s.migrate(ctx, namespace); err != nil {
 		return fmt.Errorf("migrate schema %s: %w", namespace, err)

@@ -1,5 +1,6 @@
--- queries/epoch_read.sql
--- Reads the epoch.
--- Returns epoch, partitions, written, server, lost, lost_why, rebuilder, progress ("" = there is none).
-SELECT epoch, partitions, written, coalesce(server, ''), coalesce(lost, ''), coalesce(lost_why, ''), coalesce(rebuilder, ''), coalesce(progress, '')
+-- Reads the epoch, and which programs may use the schema.
+-- Returns epoch, partitions, written, server, lost, lost_why, rebuilder, progress ("" = there is none), works_from (the
+-- oldest schema version that a program may know).
+SELECT epoch, partitions, written, coalesce(server, ''), coalesce(lost, ''), coalesce(lost_why, ''), coalesce(rebuilder, ''), coalesce(progress, ''),
+    (SELECT works_from FROM schema_compatibility)
 FROM redis_epoch

@@ -1,0 +1,316 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+// formatKey is where the format is noted.
+func (s *system) formatKey() string { return s.namespace + ":{0}:format" }
+
+// sql runs a statement as the owner of the schema.
+func (s *system) sql(statement string) {
+	s.t.Helper()
+	conn, err := pgx.Connect(s.t.Context(), s.urls.postgres)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(s.t.Context()) }()
+	if _, err := conn.Exec(s.t.Context(), statement); err != nil {
+		s.t.Fatalf("%s: %v", statement, err)
+	}
+}
+
+// TestKeeper_NewerVersionChangedWhatIsStored_WorkerEnds raises what a worker must know, in Redis and in Postgres,
+// while the worker runs: it decides nothing more and ends with 1, and its events wait for a newer one.
+func TestKeeper_NewerVersionChangedWhatIsStored_WorkerEnds(t *testing.T) {
+	t.Parallel()
+	for name, one := range map[string]struct {
+		change, undo func(s *system)
+	}{
+		"redis": {
+			change: func(s *system) { s.redis.Set(s.t.Context(), s.formatKey(), holds.Format+1, 0) },
+			undo:   func(s *system) { s.redis.Set(s.t.Context(), s.formatKey(), holds.Format, 0) },
+		},
+		"postgres": {
+			change: func(s *system) { s.sql("UPDATE " + s.namespace + ".schema_compatibility SET works_from = 9999") },
+			undo:   func(s *system) { s.sql("UPDATE " + s.namespace + ".schema_compatibility SET works_from = 1") },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSystem(t)
+			worker := s.startWorker()
+			s.setInventory("hall", seat, 1)
+			one.change(s)
+			select {
+			case <-worker.exited:
+			case <-time.After(2 * time.Minute):
+				t.Fatal("the worker goes on")
+			}
+			var exit *exec.ExitError
+			if !errors.As(worker.err, &exit) || exit.ExitCode() != exitFailed {
+				t.Errorf("the worker ended with %v, want exit code %d", worker.err, exitFailed)
+			}
+			if log := worker.log.String(); !strings.Contains(log, "start this worker again in that version, or a newer one") {
+				t.Errorf("the log does not say what to do: %s", log)
+			}
+			asked := s.publish(events.BookingRequested, "hall", book("hall", "ana", "k", seat, hour))
+			one.undo(s)
+			s.startWorker()
+			if o := s.answer(asked); o.Type != events.Type(holds.EventHoldCreated) {
+				t.Errorf("what was asked meanwhile is answered with %s", o.Type)
+			}
+		})
+	}
+}
+
+// TestKeeper_FormatIsLost_IsNotedAgain removes what tells older versions to stop.
+func TestKeeper_FormatIsLost_IsNotedAgain(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.startWorker()
+	if err := s.redis.Del(t.Context(), s.formatKey()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.Eventually(t, "the format to be noted", func() bool {
+		noted, err := s.redis.Get(t.Context(), s.formatKey()).Int()
+		return err == nil && noted == holds.Format
+	})
+}
+
+// TestRun_NewerSchemaThatWorks_WorkerStarts starts a worker, one that migrates, on a schema to which a newer version
+// has only added.
+func TestRun_NewerSchemaThatWorks_WorkerStarts(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.sql("INSERT INTO " + s.namespace + ".goose_db_version (version_id, is_applied) VALUES (9999, true)")
+	s.startWorker()
+	s.setInventory("hall", seat, 1)
+}
+
+// TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent runs a worker of the commit before beside one of this tree,
+// under a load of all events. It stops the new one, as who rolls back does, and then the old one, as who upgrades
+// does. The old one starts first: it may refuse to start on the schema of the new one.
+func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
+	switch {
+	case os.Getenv("HOLDFAST_TEST_LONG") == "":
+		t.Skip("it builds another commit: HOLDFAST_TEST_LONG=1 runs it")
+	case stacktest.Least(), os.Getenv("HOLDFAST_LOCK_STRATEGY") != "":
+		t.Skip("other privileges and lock strategies show nothing more")
+	}
+	t.Parallel()
+	tree, before := lastCommit(t)
+	shared := stacktest.Shared()
+	s := &system{t: t, urls: urls{shared.NATSURL, shared.RedisURL, shared.PostgresURL}, namespace: stacktest.Namespace(t)}
+	startOld := func() *process {
+		t.Helper()
+		p := launchBinary(t, before, true, s.runArgs())
+		p.awaitStarted(t)
+		return p
+	}
+	older := startOld()
+	s.begin() // migrates
+	newer := s.startWorker()
+	load := s.mixedLoad(t)
+	goesOn := func(what string, worker *process) {
+		t.Helper()
+		began := worker.sections(t)
+		stacktest.Eventually(t, what, func() bool { return worker.sections(t) >= began+20 })
+	}
+	end := func(worker *process) {
+		t.Helper()
+		if err := worker.stop(t); err != nil {
+			t.Errorf("SIGTERM ended a worker with %v", err)
+		}
+	}
+
+	goesOn("the old worker to take part", older)
+	goesOn("the new worker to take part", newer)
+	end(newer)
+	goesOn("the old worker to go on alone", older)
+	newer = s.startWorker()
+	goesOn("the new worker to take part again", newer)
+	end(older)
+	goesOn("the new worker to go on alone", newer)
+	// The first version that starts on a newer schema has this migration.
+	if found, err := filepath.Glob(filepath.Join(tree, "internal/store/migrations/00010_*.sql")); err != nil || len(found) > 0 {
+		older = startOld()
+		goesOn("the old worker to take part again", older)
+	}
+	load.stop()
+	load.check(t)
+}
+
+// lastCommit builds the worker of the last commit that is not this tree, and returns its tree and its program.
+func lastCommit(t *testing.T) (tree, binary string) {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := func(dir, name string, args ...string) string {
+		t.Helper()
+		cmd := exec.Command(name, args...)
+		cmd.Dir = dir
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("this test needs the commit before this one (git, and in a shallow clone: git fetch --deepen=1): %s: %v: %s", cmd, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	commit := "HEAD"
+	if command(root, "git", "status", "--porcelain", "--", "go.mod", "*.go", "*.lua", "*.sql") == "" {
+		commit = "HEAD~1"
+	}
+	t.Logf("the last commit is %s", command(root, "git", "log", "-1", "--format=%h %s", commit))
+	tree = t.TempDir()
+	archive := filepath.Join(t.TempDir(), "tree.tar")
+	command(root, "git", "archive", "-o", archive, commit)
+	command(tree, "tar", "-xf", archive)
+	binary = filepath.Join(t.TempDir(), "worker")
+	command(tree, "go", "build", "-o", binary, "./cmd/worker")
+	return tree, binary
+}
+
+// sections is how much work a worker has done under locks since its start: each batch of requests has one.
+func (p *process) sections(t *testing.T) (n int) {
+	t.Helper()
+	families, err := readMetrics(t.Context(), p.http)
+	if err != nil {
+		t.Fatal(err)
+	}
+	classes, err := lockReport(families)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range classes {
+		n += c.Sections
+	}
+	return n
+}
+
+// mixedLoad publishes events of all kinds until it is stopped.
+type mixedLoad struct {
+	s        *system
+	capacity int64
+	running  sync.WaitGroup
+	done     chan struct{}
+	stop     func() // stops it and waits until what was published is answered
+	mu       sync.Mutex
+	asked    []string // the ids of all events
+}
+
+// mixedLoad begins with a capacity of 5 in each of 20 nights, for which 16 publishers compete.
+func (s *system) mixedLoad(t *testing.T) *mixedLoad {
+	t.Helper()
+	const publishers, calendar = 16, 20
+	l := &mixedLoad{s: s, capacity: 5, done: make(chan struct{})}
+	l.stop = sync.OnceFunc(func() {
+		close(l.done)
+		l.running.Wait()
+	})
+	t.Cleanup(l.stop)
+	first := time.Now().UTC().AddDate(0, 0, 7)
+	stay := func(from, nights int) holds.Asked {
+		in := first.AddDate(0, 0, from)
+		return holds.Asked{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
+	}
+	s.setInventory("double", stay(0, calendar), l.capacity)
+	for p := range publishers {
+		l.running.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-l.done:
+					return
+				default:
+				}
+				nights := 1 + rand.N(4)
+				l.live(fmt.Sprintf("%d-%d", p, i), stay(rand.N(calendar-nights+1), nights))
+			}
+		})
+	}
+	return l
+}
+
+// live is the life of one hold, if it is granted.
+func (l *mixedLoad) live(name string, asked holds.Asked) {
+	o := l.ask(events.BookingRequested, book("double", "u"+name, "k"+name, asked, 1+rand.Int64N(3)))
+	if o.Type != events.Type(holds.EventHoldCreated) {
+		return
+	}
+	cancel := func() { l.ask(events.BookingCancelled, events.BookingCancelledData{HoldID: o.Subject}) }
+	switch rand.N(6) {
+	case 0:
+		l.ask(events.PaymentConfirmed, events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: "p" + name})
+		l.ask(events.ReservationCancelled, events.ReservationCancelledData{HoldID: o.Subject})
+	case 1:
+		l.ask(events.BookingExtended, events.BookingExtendedData{HoldID: o.Subject, TTLSeconds: 5})
+		cancel()
+	case 2:
+		l.ask(events.PaymentStarted, events.PaymentStartedData{HoldID: o.Subject})
+		cancel()
+	case 3:
+		l.ask(events.InventorySet, events.InventorySetData{ResourceID: "double", Asked: asked, Capacity: l.capacity})
+	case 4:
+		cancel()
+	}
+}
+
+// ask publishes an event and waits for its outcome.
+func (l *mixedLoad) ask(event string, data any) events.Envelope {
+	id := l.s.publish(event, "double", data)
+	l.mu.Lock()
+	l.asked = append(l.asked, id)
+	l.mu.Unlock()
+	return l.s.answer(id)
+}
+
+// check waits for the end of all holds and checks the promises.
+func (l *mixedLoad) check(t *testing.T) {
+	t.Helper()
+	stacktest.Eventually(t, "the end of every hold", func() bool { return len(l.s.counts("double")) == 0 })
+	l.s.await("all that was published about holds", func(outcomes []events.Envelope, _ []nats.Header) bool {
+		created := len(ofType(outcomes, holds.EventHoldCreated))
+		ended := len(ofType(outcomes, holds.EventHoldReleased)) + len(ofType(outcomes, holds.EventHoldExpired)) + len(ofType(outcomes, holds.EventHoldConfirmed))
+		return created == ended
+	})
+	l.s.silent()
+	l.s.mu.Lock()
+	outcomes, letters := slices.Clone(l.s.outcomes), len(l.s.letters)
+	l.s.mu.Unlock()
+	of := make(map[string]int)
+	for _, o := range outcomes {
+		of[o.CausationID]++
+	}
+	for _, id := range l.asked {
+		if of[id] != 1 {
+			t.Errorf("event %s has %d outcomes", id, of[id])
+		}
+	}
+	if letters > 0 {
+		t.Errorf("%d dead letters", letters)
+	}
+	for night, most := range replay(t, outcomes) {
+		if int64(most) > l.capacity {
+			t.Errorf("%d rooms were taken in the night %s, there are %d", most, night, l.capacity)
+		}
+	}
+	t.Logf("%d events, %d holds", len(l.asked), len(ofType(outcomes, holds.EventHoldCreated)))
+}
