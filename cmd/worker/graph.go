@@ -24,6 +24,9 @@ import (
 // The time that a stop may take, the promised 10 s with something to spare.
 const stopWithin = 9 * time.Second
 
+// queryRedisConnections is how many connections to Redis the queries of a worker have.
+const queryRedisConnections = 8
+
 // graph is the worker: everything it is made of, and one Invoke for each of its loops.
 func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 	return fx.New(
@@ -38,7 +41,7 @@ func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 			func(s *store.Store) holds.Inventory { return s },
 			newLeaser, provideLocker, provideService, provideExpirer, provideConsumers, provideReconciler,
 			func() net.Listener { return listener },
-			provideQueries, newServer, newLoops,
+			provideReader, provideQueries, newServer, newLoops,
 		),
 		fx.Invoke(
 			func(l *loops, k *holds.Keeper) { l.run("keeper", k.Run) },
@@ -170,11 +173,35 @@ func provideConsumers(ns events.Subjects, s *holds.Service, nc *nats.Conn, js je
 	return consumers, nil
 }
 
-func provideQueries(nc *nats.Conn, ns events.Subjects, s *holds.Service, db *store.Store, log zerolog.Logger) *events.QueryService {
-	return events.NewQueryService(nc, ns, s, s.Dry(db.Dry()), workerName(), log)
+// reader answers queries, with connections of its own: however many queries there are, they take none from decisions.
+type reader struct {
+	*holds.Service
+	dry *holds.Service // says what would become of events
 }
 
-func provideReconciler(lc fx.Lifecycle, c Config, t *holds.Tenure, client redis.UniversalClient, s *holds.Service, m *audit.Metrics, log zerolog.Logger) (*audit.Reconciler, error) {
+func provideReader(lc fx.Lifecycle, c Config, t *holds.Tenure, g *holds.Guard) (*reader, error) {
+	options, err := c.redisOptions("--redis-url", c.RedisURL)
+	if err != nil {
+		return nil, err
+	}
+	options.ClientName += "-queries"
+	options.PoolSize = queryRedisConnections
+	g.Watch(options)
+	db, err := store.OpenQueries(context.Background(), c.PostgresURL, c.Namespace)
+	if err != nil {
+		return nil, misusedPostgres(err)
+	}
+	client := redis.NewClient(options)
+	lc.Append(fx.StopHook(func() error { db.Close(); return client.Close() }))
+	s := holds.NewService(c.Namespace, client, locking.New(locking.NewNone(client), locking.Options{}), db, t, c.policy())
+	return &reader{s, s.Dry(db.Dry())}, nil
+}
+
+func provideQueries(nc *nats.Conn, ns events.Subjects, r *reader, log zerolog.Logger) *events.QueryService {
+	return events.NewQueryService(nc, ns, r, r.dry, workerName(), log)
+}
+
+func provideReconciler(lc fx.Lifecycle, c Config, t *holds.Tenure, client redis.UniversalClient, s *holds.Service, queries *reader, m *audit.Metrics, log zerolog.Logger) (*audit.Reconciler, error) {
 	pool, err := audit.OpenPostgres(context.Background(), c.PostgresURL, c.Namespace)
 	if err != nil {
 		return nil, err
@@ -184,6 +211,7 @@ func provideReconciler(lc fx.Lifecycle, c Config, t *holds.Tenure, client redis.
 	servers := audit.Servers{Namespace: c.Namespace, Redis: client, Postgres: pool}
 	r := audit.NewReconciler(servers, t, options, m, log)
 	s.OnDamage(r.Damaged)
+	queries.OnDamage(r.Damaged)
 	return r, nil
 }
 

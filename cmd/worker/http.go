@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
+	"golang.org/x/sync/singleflight"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -22,18 +23,37 @@ import (
 )
 
 const (
-	readyWithin   = time.Second
-	answerWithin  = 5 * time.Second
-	headersWithin = 5 * time.Second
-	scrapesMax    = 4
+	readyWithin  = time.Second
+	answerWithin = 5 * time.Second
+	scrapesMax   = 4
+	queriesMax   = 64 // answered at a time
 )
+
+// webLimits bound what one connection may take of the operations address.
+type webLimits struct {
+	headers, read, write, idle time.Duration
+	headerBytes                int
+}
+
+// operationsLimits leave an answer, which may take answerWithin, as much time again to be sent.
+var operationsLimits = webLimits{
+	headers: 5 * time.Second, read: 10 * time.Second, write: 2 * answerWithin, idle: time.Minute, headerBytes: 16 << 10,
+}
+
+// serverOf returns a server for a handler within limits.
+func (l webLimits) serverOf(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler: h, ReadHeaderTimeout: l.headers, ReadTimeout: l.read, WriteTimeout: l.write, IdleTimeout: l.idle,
+		MaxHeaderBytes: l.headerBytes,
+	}
+}
 
 // server serves the operations address.
 type server struct {
 	listener  net.Listener
 	namespace string
 	tenure    *holds.Tenure
-	service   *holds.Service
+	reader    *reader
 	redis     redis.UniversalClient
 	store     *store.Store
 	nats      *nats.Conn
@@ -41,12 +61,18 @@ type server struct {
 	expirer   *holds.Expirer
 	metrics   *prometheus.Registry
 	log       zerolog.Logger
+
+	turns chan struct{}      // of queries that are being answered
+	ready singleflight.Group // all who ask at the same time get one answer
 }
 
-func newServer(l net.Listener, c Config, t *holds.Tenure, s *holds.Service, r redis.UniversalClient, db *store.Store,
+func newServer(l net.Listener, c Config, t *holds.Tenure, q *reader, r redis.UniversalClient, db *store.Store,
 	nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, log zerolog.Logger,
 ) *server {
-	return &server{l, c.Namespace, t, s, r, db, nc, cs, x, m, log}
+	return &server{
+		listener: l, namespace: c.Namespace, tenure: t, reader: q, redis: r, store: db, nats: nc, consumers: cs, expirer: x,
+		metrics: m, log: log, turns: make(chan struct{}, queriesMax),
+	}
 }
 
 // run serves until ctx is over.
@@ -58,9 +84,9 @@ func (s *server) run(ctx context.Context) error {
 	})
 	mux.HandleFunc("GET /readyz", s.readyz)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{MaxRequestsInFlight: scrapesMax}))
-	mux.HandleFunc("GET /v1/availability", s.availability)
-	mux.HandleFunc("GET /v1/holds/{hold_id}", s.hold)
-	web := &http.Server{Handler: mux, ReadHeaderTimeout: headersWithin}
+	mux.HandleFunc("GET /v1/availability", s.query(s.availability))
+	mux.HandleFunc("GET /v1/holds/{hold_id}", s.query(s.hold))
+	web := operationsLimits.serverOf(mux)
 	stopped := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
 		closing, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -96,6 +122,24 @@ func (s *server) respond(w http.ResponseWriter, value any, err error) {
 	s.answer(w, problem.Status, problem)
 }
 
+// query has a query answered within a time, or refuses it at once while as many as may be are being answered.
+func (s *server) query(answer func(ctx context.Context, r *http.Request) (any, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case s.turns <- struct{}{}:
+			defer func() { <-s.turns }()
+		default:
+			w.Header().Set("Retry-After", "1")
+			s.answer(w, events.Busy.Status, events.Busy)
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
+		defer cancel()
+		value, err := answer(ctx, r)
+		s.respond(w, value, err)
+	}
+}
+
 // readiness is the answer of /readyz.
 type readiness struct {
 	Ready   bool              `json:"ready"`
@@ -104,6 +148,19 @@ type readiness struct {
 }
 
 func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
+	shared, _, _ := s.ready.Do("", func() (any, error) {
+		return s.check(context.WithoutCancel(r.Context())), nil // others wait for it too
+	})
+	ready := shared.(readiness)
+	status := http.StatusOK
+	if !ready.Ready {
+		status = http.StatusServiceUnavailable
+	}
+	s.answer(w, status, ready)
+}
+
+// check asks all servers at once, so that one that hangs does not make the others look dead.
+func (s *server) check(ctx context.Context) readiness {
 	ready := readiness{Reasons: []string{}, Details: map[string]string{"namespace": s.namespace, "keyspace_notifications": "on"}}
 	var mu sync.Mutex
 	because := func(reason string, err error) {
@@ -112,7 +169,6 @@ func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
 		ready.Reasons = append(ready.Reasons, reason)
 		ready.Details[reason] = err.Error()
 	}
-	// All at once, so that one that hangs does not make the others look dead.
 	var checks sync.WaitGroup
 	for reason, check := range map[string]func(context.Context) error{
 		"redis":    s.checkRedis,
@@ -120,7 +176,7 @@ func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
 		"nats":     s.nats.FlushWithContext,
 	} {
 		checks.Go(func() {
-			ctx, cancel := context.WithTimeout(r.Context(), readyWithin)
+			ctx, cancel := context.WithTimeout(ctx, readyWithin)
 			defer cancel()
 			err := check(ctx)
 			switch {
@@ -143,11 +199,7 @@ func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
 	slices.Sort(ready.Reasons)
 	ready.Reasons = slices.Compact(ready.Reasons)
 	ready.Ready = len(ready.Reasons) == 0
-	status := http.StatusOK
-	if !ready.Ready {
-		status = http.StatusServiceUnavailable
-	}
-	s.answer(w, status, ready)
+	return ready
 }
 
 // checkRedis returns an error unless Redis answers and has all that was written to it.
@@ -159,21 +211,14 @@ func (s *server) checkRedis(ctx context.Context) error {
 	return holds.CheckEpoch(ctx, s.namespace, s.redis, epoch)
 }
 
-func (s *server) availability(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
-	defer cancel()
+func (s *server) availability(ctx context.Context, r *http.Request) (any, error) {
 	resource, asked, err := events.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		s.respond(w, nil, err)
-		return
+		return nil, err
 	}
-	availability, err := events.FindAvailability(ctx, s.service, resource, asked)
-	s.respond(w, availability, err)
+	return events.FindAvailability(ctx, s.reader, resource, asked)
 }
 
-func (s *server) hold(w http.ResponseWriter, r *http.Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
-	defer cancel()
-	hold, err := events.FindHold(ctx, s.service, r.PathValue("hold_id"))
-	s.respond(w, hold, err)
+func (s *server) hold(ctx context.Context, r *http.Request) (any, error) {
+	return events.FindHold(ctx, s.reader, r.PathValue("hold_id"))
 }

@@ -1,14 +1,18 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"os"
 	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-json-experiment/json"
 
@@ -79,6 +83,102 @@ func TestQueries(t *testing.T) {
 	if _, body := worker.get(t, "/v1/holds/"+hold.Subject); !strings.Contains(body, `"state":"released"`) {
 		t.Errorf("after it was cancelled: %s", body)
 	}
+}
+
+// TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped has clients that take more than one connection may.
+func TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped(t *testing.T) {
+	t.Parallel()
+	const short, long = 100 * time.Millisecond, time.Hour
+	unlimited := webLimits{headers: long, read: long, write: long, idle: long, headerBytes: 1 << 20}
+	serve := func(t *testing.T, l webLimits, h http.HandlerFunc) (client net.Conn) {
+		t.Helper()
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		web := l.serverOf(h)
+		served := make(chan struct{})
+		go func() { defer close(served); _ = web.Serve(listener) }() // ends by Close
+		t.Cleanup(func() { _ = web.Close(); <-served })
+		if client, err = net.Dial("tcp", listener.Addr().String()); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = client.Close() })
+		if err := client.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil { // the test fails then
+			t.Fatal(err)
+		}
+		return client
+	}
+	hello := func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "hello") }
+	// dropped reads all that the server says until it closes the connection.
+	dropped := func(t *testing.T, client net.Conn, sent string) (said string) {
+		t.Helper()
+		if _, err := io.WriteString(client, sent); err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(client)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("the connection stays open after %q", text)
+		}
+		return string(text)
+	}
+	t.Run("a header that does not end", func(t *testing.T) {
+		t.Parallel()
+		l := unlimited
+		l.headers = short
+		dropped(t, serve(t, l, hello), "GET / HTTP/1.1\r\nHost: x\r\n")
+	})
+	t.Run("a header that is too large", func(t *testing.T) {
+		t.Parallel()
+		l := unlimited
+		l.headerBytes = 1 << 10
+		said := dropped(t, serve(t, l, hello), "GET / HTTP/1.1\r\nHost: x\r\nX: "+strings.Repeat("x", 8<<10)+"\r\n\r\n")
+		if !strings.HasPrefix(said, "HTTP/1.1 431 ") {
+			t.Errorf("it is answered with %q", said)
+		}
+	})
+	t.Run("a body that does not come", func(t *testing.T) {
+		t.Parallel()
+		l := unlimited
+		l.read = short
+		said := dropped(t, serve(t, l, func(w http.ResponseWriter, r *http.Request) {
+			_, err := io.ReadAll(r.Body)
+			fmt.Fprintln(w, err)
+		}), "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
+		if !strings.Contains(said, "timeout") {
+			t.Errorf("it is answered with %q", said)
+		}
+	})
+	t.Run("an answer that is not read", func(t *testing.T) {
+		t.Parallel()
+		l := unlimited
+		l.write = short
+		ended := make(chan error, 1)
+		client := serve(t, l, func(w http.ResponseWriter, _ *http.Request) {
+			for {
+				if _, err := w.Write(make([]byte, 1<<20)); err != nil {
+					ended <- err
+					return
+				}
+			}
+		})
+		if _, err := io.WriteString(client, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-ended:
+		case <-time.After(2 * time.Minute):
+			t.Error("the answer is written for ever")
+		}
+	})
+	t.Run("nothing after an answer", func(t *testing.T) {
+		t.Parallel()
+		l := unlimited
+		l.idle = short
+		if said := dropped(t, serve(t, l, hello), "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); !strings.HasSuffix(said, "hello\n") {
+			t.Errorf("it is answered with %q", said)
+		}
+	})
 }
 
 // TestReadiness loses the data of Redis. The worker says so, on all its ways, and how far it is; what is

@@ -80,6 +80,9 @@ type Problem struct {
 // unavailable is the reason of a problem that somebody has to look into.
 const unavailable = "unavailable"
 
+// Busy is the answer to a query that comes while as many as a worker answers at a time are being answered.
+var Busy = Problem{http.StatusServiceUnavailable, "busy", "this worker is answering as many queries as it may at a time; ask again in a second"}
+
 // rebuilding says why nothing is known of holds now.
 const rebuilding = "redis has lost its data; no hold is granted until it is rebuilt"
 

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -29,6 +30,7 @@ const (
 	serviceVersion = "1.0.0" // of the contract
 	queriesMax     = 64      // answered at a time
 	queryLimit     = 5 * time.Second
+	busyWait       = 200 * time.Millisecond // before a worker that is busy is asked again
 )
 
 // QueryService answers queries on NATS with what the HTTP endpoints answer, and says what would
@@ -109,9 +111,9 @@ type query struct {
 // answerer answers a query.
 type answerer func(ctx context.Context, m *query) (any, error)
 
-// endpoint hands each query to a goroutine of its own, at most queriesMax at a time. The
-// framework would have one wait for the other, and counts only what a handler does before it
-// returns: so what becomes of queries is counted here and told beside its own statistics.
+// endpoint hands each query to a goroutine of its own, at most queriesMax at a time, and refuses more at once: those
+// who asked would be gone when it was their turn. The framework would have one wait for the other, and counts only
+// what a handler does before it returns: so what becomes of queries is counted here and told beside its own statistics.
 type endpoint struct {
 	q       *QueryService
 	ctx     context.Context // over when the service stops
@@ -148,12 +150,13 @@ func (e *endpoint) Handle(request micro.Request) {
 	select {
 	case e.q.turns <- struct{}{}: // also when the service stops: it is answered as long as there is a turn
 	default:
-		select {
-		case e.q.turns <- struct{}{}:
-		case <-e.ctx.Done():
+		e.failed.Add(1)
+		if e.ctx.Err() != nil {
 			e.send(m, nil, Problem{http.StatusServiceUnavailable, "stopping", "this worker stops; ask again"})
-			return
+		} else {
+			e.send(m, nil, Busy)
 		}
+		return
 	}
 	go func() {
 		defer func() { <-e.q.turns }()
@@ -256,7 +259,7 @@ func (e *RefusedQueryError) Error() string { return strconv.Itoa(e.Status) + " "
 // query asks a worker of the namespace, and reads its answer into answer. It returns ErrNoWorker and
 // *RefusedQueryError.
 func (c *Client) query(ctx context.Context, ask *nats.Msg, answer any) ([]byte, error) {
-	m, err := c.nc.RequestMsgWithContext(ctx, ask)
+	m, err := c.request(ctx, ask)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
 		return nil, fmt.Errorf("%w on %s", ErrNoWorker, ask.Subject)
@@ -271,4 +274,19 @@ func (c *Client) query(ctx context.Context, ask *nats.Msg, answer any) ([]byte, 
 		return nil, fmt.Errorf("read the answer of %s: %w", ask.Subject, err)
 	}
 	return m.Data, nil
+}
+
+// request asks, and again while the worker that has the question is busy.
+func (c *Client) request(ctx context.Context, ask *nats.Msg) (*nats.Msg, error) {
+	for {
+		answer, err := c.nc.RequestMsgWithContext(ctx, ask)
+		if err != nil || !strings.HasPrefix(answer.Header.Get(micro.ErrorHeader), Busy.Reason+": ") {
+			return answer, err
+		}
+		select {
+		case <-ctx.Done():
+			return answer, nil // which says why
+		case <-time.After(busyWait):
+		}
+	}
 }

@@ -90,6 +90,14 @@ func serve(t *testing.T, reader Reader, dry Evaluator) (client *Client, nc *nats
 	return client, nc, stop
 }
 
+// asPublished is a message as it would be published on a subject.
+func asPublished(client *Client, subject, body string) *nats.Msg {
+	m := nats.NewMsg(strings.Replace(subject, "holdfast", string(client.ns), 1))
+	m.Data = []byte(body)
+	m.Header.Set("traceparent", "t")
+	return m
+}
+
 // TestEvaluate says what would become of events, by the code that decides them.
 func TestEvaluate(t *testing.T) {
 	t.Parallel()
@@ -104,12 +112,7 @@ func TestEvaluate(t *testing.T) {
 		return nil
 	})
 	client, _, _ := serve(t, dry, dry)
-	message := func(subject, body string) *nats.Msg {
-		m := nats.NewMsg(strings.Replace(subject, "holdfast", string(client.ns), 1))
-		m.Data = []byte(body)
-		m.Header.Set("traceparent", "t")
-		return m
-	}
+	message := func(subject, body string) *nats.Msg { return asPublished(client, subject, body) }
 	binary := message(onPayment, `{"hold_id":"`+holdID+`","payment_id":"p"}`)
 	binary.Header = nats.Header{
 		"Content-Type": {"application/json"}, "ce-specversion": {"1.0"}, "ce-id": {"e%201"}, "ce-source": {"/s"}, "ce-type": {"holdfast.payment.confirmed.v1"},
@@ -202,33 +205,88 @@ func TestServiceIsFound(t *testing.T) {
 	}
 }
 
-// TestServiceStops has as many queries as are answered at a time wait, one more, and the service
-// stop: those that were begun are answered, the other one is told to ask again.
+// fill has as many queries wait as are answered at a time, and returns where their answers come.
+func fill(t *testing.T, client *Client, nc *nats.Conn, reader *dryEcho) chan *nats.Msg {
+	t.Helper()
+	answers := make(chan *nats.Msg, queriesMax)
+	for range queriesMax {
+		go func() {
+			m, err := nc.Request(client.ns.Service(EndpointAvailability), []byte(`{"resource_id":"room"}`), time.Minute)
+			if err != nil {
+				t.Error(err)
+				m = nats.NewMsg("")
+			}
+			answers <- m
+		}()
+		<-reader.asked
+	}
+	return answers
+}
+
+// TestQueryService_Full_RefusesAtOnce asks once more while as many queries as are answered at a time wait.
+func TestQueryService_Full_RefusesAtOnce(t *testing.T) {
+	t.Parallel()
+	dry := &dryEcho{echo: &echo{seen: make(map[string]int)}, block: make(chan struct{}), asked: make(chan struct{})}
+	client, nc, _ := serve(t, dry, dry)
+	answers := fill(t, client, nc, dry)
+	m, err := nc.Request(client.ns.Service(EndpointAvailability), []byte(`{"resource_id":"room"}`), time.Minute)
+	if err != nil || m.Header.Get(micro.ErrorCodeHeader) != "503" || !strings.Contains(string(m.Data), `"error":"busy"`) {
+		t.Errorf("the query that had no turn: %v %+v", err, m)
+	}
+
+	// A dry run asks again by itself.
+	evaluated := make(chan error)
+	go func() {
+		_, err := client.Evaluate(t.Context(), asPublished(client, onRequest, keyed("k")))
+		evaluated <- err
+	}()
+	stacktest.Eventually(t, "the evaluation to be refused", func() bool {
+		m, err := nc.Request("$SRV.STATS."+string(client.ns), nil, time.Minute)
+		return err == nil && failedAt(t, m.Data, EndpointEvaluate) > 0
+	})
+	close(dry.block)
+	if err := <-evaluated; err != nil {
+		t.Errorf("the evaluation that was refused at first: %v", err)
+	}
+	for range queriesMax {
+		if m := <-answers; string(m.Data) != `{"resource_id":"room","slots":[]}` {
+			t.Errorf("a query that had a turn: %s %v", m.Data, m.Header)
+		}
+	}
+}
+
+// failedAt reads from statistics how many queries of an endpoint failed.
+func failedAt(t *testing.T, stats []byte, endpoint string) (n int64) {
+	t.Helper()
+	var of struct {
+		Endpoints []struct {
+			Name string        `json:"name"`
+			Data endpointStats `json:"data"`
+		} `json:"endpoints"`
+	}
+	if err := json.Unmarshal(stats, &of); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range of.Endpoints {
+		if e.Name == endpoint {
+			n += e.Data.Failed
+		}
+	}
+	return n
+}
+
+// TestServiceStops has as many queries as are answered at a time wait, and the service stop: they are answered.
 func TestServiceStops(t *testing.T) {
 	t.Parallel()
 	reader := &dryEcho{block: make(chan struct{}), asked: make(chan struct{})}
 	client, nc, stop := serve(t, reader, nil)
-	answers := make(chan *nats.Msg, queriesMax+1)
-	ask := func() {
-		m, err := nc.Request(client.ns.Service(EndpointAvailability), []byte(`{"resource_id":"room"}`), time.Minute)
-		if err != nil {
-			t.Error(err)
-			m = nats.NewMsg("")
-		}
-		answers <- m
-	}
-	for range queriesMax {
-		go ask()
-		<-reader.asked
-	}
-	before := nc.Stats().InMsgs
-	go ask()
-	stacktest.Eventually(t, "the last query to arrive", func() bool { return nc.Stats().InMsgs > before })
+	answers := fill(t, client, nc, reader)
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); stop() }()
-	if m := <-answers; m.Header.Get(micro.ErrorCodeHeader) != "503" || !strings.Contains(string(m.Data), "stopping") {
-		t.Errorf("the query that had no turn: %s %v", m.Data, m.Header)
-	}
+	stacktest.Eventually(t, "the service to be gone", func() bool {
+		_, err := nc.Request("$SRV.INFO."+string(client.ns), nil, time.Minute)
+		return errors.Is(err, nats.ErrNoResponders)
+	})
 	select {
 	case <-stopped:
 		t.Error("it has stopped, and queries wait for their answers")

@@ -51,4 +51,32 @@ var ofOperations = []mutant{
 		new:  "	case s.Version > known:\n",
 		pkg:  "./cmd/worker", run: "^TestRun_NewerSchemaThatWorks_WorkerStarts$",
 	},
+	{
+		name: "queries-share-connections", wrong: "queries use the connections that decisions need", trap: "a flood of queries",
+		file: "cmd/worker/graph.go",
+		old:  "db, err := store.OpenQueries(context.Background(),",
+		new:  "db, err := store.Open(context.Background(),",
+		pkg:  "./cmd/worker", run: "^TestQueries_Hang_DecisionsGoOn$",
+	},
+	{
+		name: "queries-wait-in-line", wrong: "however many queries there are, all wait by HTTP until they are answered", trap: "a flood of queries",
+		file: "cmd/worker/http.go",
+		old:  "		default:\n			w.Header().Set(\"Retry-After\", \"1\")\n",
+		new:  "		case <-r.Context().Done():\n			w.Header().Set(\"Retry-After\", \"1\")\n",
+		pkg:  "./cmd/worker", run: "^TestQueries_Hang_DecisionsGoOn$",
+	},
+	{
+		name: "service-waits-in-line", wrong: "however many queries there are, all wait by NATS until they are answered", trap: "a flood of queries",
+		file: "internal/events/service.go",
+		old:  "	default:\n		e.failed.Add(1)\n",
+		new:  "	case <-e.ctx.Done():\n		e.failed.Add(1)\n",
+		pkg:  "./internal/events", run: "^TestQueryService_Full_RefusesAtOnce$",
+	},
+	{
+		name: "slow-reader-served", wrong: "a client that does not read its answer keeps a connection for ever", trap: "deadlines on every request",
+		file: "cmd/worker/http.go",
+		old:  "WriteTimeout: l.write, ",
+		new:  "",
+		pkg:  "./cmd/worker", run: "^TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped$",
+	},
 }

@@ -87,6 +87,25 @@ func Open(ctx context.Context, url, namespace string) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	return newStore(ctx, config)
+}
+
+// queryConnections is how many connections the queries of a worker have.
+const queryConnections = 4
+
+// OpenQueries returns a Store for queries, with few connections of its own: however many queries there are, they take
+// none from decisions.
+func OpenQueries(ctx context.Context, url, namespace string) (*Store, error) {
+	config, err := poolConfig(url, namespace)
+	if err != nil {
+		return nil, err
+	}
+	config.ConnConfig.RuntimeParams["application_name"] = "holdfast queries " + namespace
+	config.MinConns, config.MaxConns = 0, queryConnections
+	return newStore(ctx, config)
+}
+
+func newStore(ctx context.Context, config *pgxpool.Config) (*Store, error) {
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("open postgres: %w", err)

@@ -1,0 +1,172 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go/micro"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+)
+
+// stopSessions stops the processes of Postgres that serve sessions with a name, those that come later too, until the
+// function that it returns is called. atLeast waits until so many are stopped.
+func (s *system) stopSessions(t *testing.T, name string) (atLeast func(n int), goOn func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	conn, err := pgx.Connect(ctx, s.urls.postgres)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	var stopped []int
+	var stopping sync.WaitGroup
+	stopping.Go(func() {
+		for ctx.Err() == nil {
+			rows, _ := conn.Query(ctx, "SELECT pid FROM pg_stat_activity WHERE application_name = $1", name) // CollectRows returns its error
+			pids, err := pgx.CollectRows(rows, pgx.RowTo[int])
+			if err != nil && ctx.Err() == nil {
+				t.Error(err)
+				return
+			}
+			for _, pid := range pids {
+				mu.Lock()
+				if !slices.Contains(stopped, pid) && syscall.Kill(pid, syscall.SIGSTOP) == nil {
+					stopped = append(stopped, pid)
+				}
+				mu.Unlock()
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	})
+	goOn = sync.OnceFunc(func() {
+		cancel()
+		stopping.Wait()
+		for _, pid := range stopped {
+			if err := syscall.Kill(pid, syscall.SIGCONT); err != nil && !errors.Is(err, syscall.ESRCH) {
+				t.Errorf("let the process %d go on: %v", pid, err)
+			}
+		}
+		_ = conn.Close(context.Background())
+	})
+	t.Cleanup(goOn)
+	return func(n int) {
+		stacktest.Eventually(t, "sessions of "+name, func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(stopped) >= n
+		})
+	}, goOn
+}
+
+// await is the first answer to a query that was refused.
+func await[T any](t *testing.T, refused <-chan T) (answer T) {
+	t.Helper()
+	select {
+	case answer = <-refused:
+	case <-time.After(2 * time.Minute):
+		t.Fatal("no query is refused")
+	}
+	return answer
+}
+
+// TestQueries_Hang_DecisionsGoOn floods a worker with queries while none is answered, because the sessions of Postgres
+// that serve them stand still: beyond a number they are refused at once, and events are decided as before.
+func TestQueries_Hang_DecisionsGoOn(t *testing.T) {
+	t.Parallel()
+	own, err := stack.Start(t.Context(), stack.Options{Postgres: true}) // whose sessions stand still
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := own.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	shared := stacktest.Shared()
+	s := newSystemOn(t, urls{shared.NATSURL, shared.RedisURL, own.PostgresURL})
+	worker := s.startWorker()
+	s.setInventory("hall", seat, 1)
+	const path = "/v1/availability?resource_id=hall&slot=A-12"
+	if status, body := worker.get(t, path); status != http.StatusOK {
+		t.Fatalf("%d %s", status, body)
+	}
+	atLeast, goOn := s.stopSessions(t, "holdfast queries "+s.namespace)
+	atLeast(1)
+
+	flooding, enough := context.WithCancel(t.Context())
+	var flood sync.WaitGroup
+	t.Cleanup(func() { enough(); flood.Wait(); http.DefaultClient.CloseIdleConnections() })
+	var busy, busyByNATS sync.Once
+	byHTTP, byNATS := make(chan *http.Response, 1), make(chan string, 1)
+	for range queriesMax + 32 { // those that are refused do not ask again
+		flood.Go(func() {
+			for flooding.Err() == nil {
+				r, err := http.NewRequestWithContext(flooding, http.MethodGet, "http://"+worker.http+path, nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				response, err := http.DefaultClient.Do(r)
+				if err != nil {
+					continue // the flood is over
+				}
+				text, _ := io.ReadAll(response.Body)
+				_ = response.Body.Close()
+				if strings.Contains(string(text), `"error":"busy"`) {
+					busy.Do(func() { byHTTP <- response })
+					return
+				}
+			}
+		})
+		flood.Go(func() {
+			for flooding.Err() == nil {
+				m, err := s.nc.RequestWithContext(flooding, s.subjects.Service(events.EndpointAvailability), []byte(`{"resource_id":"hall","slots":["A-12"]}`))
+				if err == nil && strings.Contains(string(m.Data), `"error":"busy"`) {
+					busyByNATS.Do(func() { byNATS <- m.Header.Get(micro.ErrorCodeHeader) })
+					return
+				}
+			}
+		})
+	}
+	if r := await(t, byHTTP); r.StatusCode != http.StatusServiceUnavailable || r.Header.Get("Retry-After") == "" {
+		t.Errorf("a query too many is answered with %s, Retry-After %q", r.Status, r.Header.Get("Retry-After"))
+	}
+	if code := await(t, byNATS); code != "503" {
+		t.Errorf("a query too many by NATS is answered with %s", code)
+	}
+	o := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k", seat, hour)))
+	if o.Type != events.Type(holds.EventHoldCreated) {
+		t.Errorf("while queries hang a request is answered with %s", o.Type)
+	}
+	paid := s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: "p"}))
+	if paid.Type != events.Type(holds.EventHoldConfirmed) {
+		t.Errorf("while queries hang a payment is answered with %s", paid.Type)
+	}
+	stacktest.Eventually(t, "the worker to be ready", func() bool { status, _ := worker.get(t, "/readyz"); return status == http.StatusOK })
+
+	enough()
+	flood.Wait()
+	goOn()
+	stacktest.Eventually(t, "queries to be answered again", func() bool { status, _ := worker.get(t, path); return status == http.StatusOK })
+	if list := s.redis.ClientList(t.Context()).Val(); !strings.Contains(list, " name=holdfast-"+s.namespace+"-queries ") {
+		t.Errorf("queries have no connections to redis of their own: %s", list)
+	}
+}
