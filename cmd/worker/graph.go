@@ -201,7 +201,9 @@ func provideQueries(nc *nats.Conn, ns events.Subjects, r *reader, log zerolog.Lo
 	return events.NewQueryService(nc, ns, r, r.dry, workerName(), log)
 }
 
-func provideReconciler(lc fx.Lifecycle, c Config, t *holds.Tenure, client redis.UniversalClient, s *holds.Service, queries *reader, m *audit.Metrics, log zerolog.Logger) (*audit.Reconciler, error) {
+func provideReconciler(lc fx.Lifecycle, c Config, t *holds.Tenure, client redis.UniversalClient, s *holds.Service, queries *reader,
+	m *audit.Metrics, log zerolog.Logger,
+) (*audit.Reconciler, error) {
 	pool, err := audit.OpenPostgres(context.Background(), c.PostgresURL, c.Namespace)
 	if err != nil {
 		return nil, err

@@ -37,7 +37,8 @@ func (s *system) stopSessions(t *testing.T, name string) (atLeast func(n int), g
 	var stopping sync.WaitGroup
 	stopping.Go(func() {
 		for ctx.Err() == nil {
-			rows, _ := conn.Query(ctx, "SELECT pid FROM pg_stat_activity WHERE application_name = $1", name) // CollectRows returns its error
+			// CollectRows returns the error of Query.
+			rows, _ := conn.Query(ctx, "SELECT pid FROM pg_stat_activity WHERE application_name = $1", name)
 			pids, err := pgx.CollectRows(rows, pgx.RowTo[int])
 			if err != nil && ctx.Err() == nil {
 				t.Error(err)
@@ -138,7 +139,8 @@ func TestQueries_Hang_DecisionsGoOn(t *testing.T) {
 		})
 		flood.Go(func() {
 			for flooding.Err() == nil {
-				m, err := s.nc.RequestWithContext(flooding, s.subjects.Service(events.EndpointAvailability), []byte(`{"resource_id":"hall","slots":["A-12"]}`))
+				m, err := s.nc.RequestWithContext(flooding, s.subjects.Service(events.EndpointAvailability),
+					[]byte(`{"resource_id":"hall","slots":["A-12"]}`))
 				if err == nil && strings.Contains(string(m.Data), `"error":"busy"`) {
 					busyByNATS.Do(func() { byNATS <- m.Header.Get(micro.ErrorCodeHeader) })
 					return

@@ -81,7 +81,7 @@ func TestKeeper_NewerVersionChangedWhatIsStored_WorkerEnds(t *testing.T) {
 	}
 }
 
-// TestKeeper_FormatIsLost_IsNotedAgain removes what tells older versions to stop.
+// TestKeeper_FormatIsLost_IsNotedAgain removes the number by which older versions stop.
 func TestKeeper_FormatIsLost_IsNotedAgain(t *testing.T) {
 	t.Parallel()
 	s := newSystem(t)
@@ -293,7 +293,7 @@ func (l *mixedLoad) check(t *testing.T) {
 	})
 	l.s.silent()
 	l.s.mu.Lock()
-	outcomes, letters := slices.Clone(l.s.outcomes), len(l.s.letters)
+	outcomes, dead := slices.Clone(l.s.outcomes), len(l.s.letters)
 	l.s.mu.Unlock()
 	of := make(map[string]int)
 	for _, o := range outcomes {
@@ -304,8 +304,8 @@ func (l *mixedLoad) check(t *testing.T) {
 			t.Errorf("event %s has %d outcomes", id, of[id])
 		}
 	}
-	if letters > 0 {
-		t.Errorf("%d dead letters", letters)
+	if dead > 0 {
+		t.Errorf("%d dead letters", dead)
 	}
 	for night, most := range replay(t, outcomes) {
 		if int64(most) > l.capacity {

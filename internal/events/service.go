@@ -113,7 +113,7 @@ type answerer func(ctx context.Context, m *query) (any, error)
 
 // endpoint hands each query to a goroutine of its own, at most queriesMax at a time, and refuses more at once: those
 // who asked would be gone when it was their turn. The framework would have one wait for the other, and counts only
-// what a handler does before it returns: so what becomes of queries is counted here and told beside its own statistics.
+// what a handler does before it returns: so what becomes of queries is counted here and shown beside its own statistics.
 type endpoint struct {
 	q       *QueryService
 	ctx     context.Context // over when the service stops

@@ -28,7 +28,8 @@ const connectWithin = 5 * time.Second
 // Why a session is not used.
 var (
 	// ErrURL says that a URL cannot be read. It does not say what is wrong with it: the URL may contain a password.
-	ErrURL = errors.New("not a Postgres URL: want postgres://user[:password]@host:port/database; what is special in a password is percent-encoded")
+	ErrURL = errors.New("not a Postgres URL: want postgres://user[:password]@host:port/database; " +
+		"what is special in a password is percent-encoded")
 	// ErrTarget says that a URL demands sessions that may not write.
 	ErrTarget = errors.New("target_session_attrs demands sessions that may not write: leave it out, or give read-write")
 	// ErrStandby says that a server is a standby.

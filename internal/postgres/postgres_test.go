@@ -8,12 +8,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/postgres"
@@ -183,6 +185,19 @@ func TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)
 	both := p.open(p.primary, p.standby)
+	notified := make(chan struct{}, 1)
+	watching, stop := context.WithCancel(t.Context())
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		_ = both.Watch(watching, func(context.Context, ...string) error { // it returns no errors
+			select {
+			case notified <- struct{}{}:
+			default:
+			}
+			return nil
+		}, zerolog.Nop())
+	})
+	t.Cleanup(func() { stop(); watch.Wait() })
 	if found, err := capacity(t.Context(), both); found != 2 || err != nil {
 		t.Fatalf("the capacity is %d (%v), want 2", found, err)
 	}
@@ -208,6 +223,15 @@ func TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt(t *testing.T) {
 	if found, err := capacity(t.Context(), both); found != 7 || err != nil {
 		t.Errorf("the capacity is %d (%v), want the new primary's 7", found, err)
 	}
+	stacktest.Eventually(t, "changes on the new primary to be noticed", func() bool {
+		p.sql(p.standby, "UPDATE holdfast.inventory SET capacity = capacity + 1")
+		select {
+		case <-notified:
+			return true
+		default:
+			return false
+		}
+	})
 }
 
 // TestConfig_Target goes through what URLs and the environment may demand.

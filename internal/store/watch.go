@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
+
+	"holdfast/internal/postgres"
 )
 
 const (
@@ -84,5 +86,8 @@ func more(ctx context.Context, conn *pgx.Conn) (resources []string) {
 func ping(ctx context.Context, conn *pgx.Conn) error {
 	limited, cancel := context.WithTimeout(ctx, watchPing)
 	defer cancel()
-	return conn.Ping(limited)
+	if err := conn.Ping(limited); err != nil {
+		return err
+	}
+	return postgres.MayWrite(conn) // changes are made, and notified, on another server otherwise
 }
