@@ -50,7 +50,7 @@ func (p *program) compose(text []byte, batch string) (composed, error) {
 		return composed{message: c.message}, err
 	}
 	c.message.Subject = p.subjects().In(c.Event, c.Resource)
-	c.message.Header.Set(jetstream.MsgIDHeader, c.ID)
+	c.message.Header.Set(jetstream.MsgIDHeader, events.MessageID(c.Source, c.ID))
 	return c, nil
 }
 

@@ -96,6 +96,11 @@ func (v *dlqReplay) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	defer replayer.Close()
+	if v.Resume != "" {
+		if err := replayer.Resume(ctx, log); err != nil {
+			return p.explained(err)
+		}
+	}
 	limiter := rate.NewLimiter(rate.Limit(log.Run.Limits.Rate), 1)
 	if log.Run.Limits.Rate == 0 {
 		limiter.SetLimit(rate.Inf)

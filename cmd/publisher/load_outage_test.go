@@ -154,7 +154,7 @@ func TestLoadSignals(t *testing.T) {
 	}
 	r := publisher(t, "load", "-f", path, "--wait", "-o", "json").want(t, exitRejected)
 	s := summaryOf(t, r)
-	if s.Published == 0 || s.Duplicates == 0 || s.Published+s.Duplicates != count {
+	if s.Published+s.Duplicates != count { // what was stored before has the same outcome a second time
 		t.Errorf("%s", r.out)
 	}
 	if want := map[string]int{"hold.created": capacity, "hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {

@@ -25,7 +25,7 @@ func TestExplainIsComplete(t *testing.T) {
 	const want = `Subject: hotel.in.booking.cancelled.loft
 Headers:
   Content-Type: application/cloudevents+json
-  Nats-Msg-Id: ID
+  Nats-Msg-Id: /holdfast/publisher#ID
 Body:
   {
     "specversion": "1.0",
@@ -39,7 +39,7 @@ Body:
     }
   }
 The same with the nats command:
-  nats pub --jetstream hotel.in.booking.cancelled.loft --server nats://127.0.0.1:1 --header Content-Type:application/cloudevents+json --header Nats-Msg-Id:ID '{"specversion":"1.0","id":"ID","source":"/holdfast/publisher","type":"holdfast.booking.cancelled.v1","datacontenttype":"application/json","data":{"resource_id":"loft","request_key":"it'\''s"}}'
+  nats pub --jetstream hotel.in.booking.cancelled.loft --server nats://127.0.0.1:1 --header Content-Type:application/cloudevents+json --header 'Nats-Msg-Id:/holdfast/publisher#ID' '{"specversion":"1.0","id":"ID","source":"/holdfast/publisher","type":"holdfast.booking.cancelled.v1","datacontenttype":"application/json","data":{"resource_id":"loft","request_key":"it'\''s"}}'
 `
 	r := publisher(t, words("cancel --resource-id loft --request-key it's --explain --namespace hotel --nats-url nats://127.0.0.1:1")...)
 	if got := uuids.ReplaceAllString(r.want(t, exitOK).out, "ID"); got != want {

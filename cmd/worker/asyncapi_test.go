@@ -82,7 +82,7 @@ func (s *system) play(event string, example contract.Example, answer string) {
 		s.t.Errorf("%s: example %s is answered with %s, want %s", event, example.Name, got.Body, answer)
 		return
 	}
-	if stored := s.answer(example.Headers["Nats-Msg-Id"]); stored.ID != got.Envelope.ID || string(stored.Data) != string(got.Envelope.Data) {
+	if stored := s.answer(got.Envelope.CausationID); stored.ID != got.Envelope.ID || string(stored.Data) != string(got.Envelope.Data) {
 		s.t.Errorf("%s: example %s: the inbox got %s, the stream has %s", event, example.Name, got.Body, stored.Data)
 	}
 }

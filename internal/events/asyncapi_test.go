@@ -157,7 +157,7 @@ func checkInboundExamples(t *testing.T, m contract.Message, event string) {
 			continue
 		}
 		in, err := ns.Decode(ns.In(event, "deluxe"), headersOf(example), text, time.Now())
-		if err != nil || in.ID != example.Headers[headerMsgID] {
+		if err != nil || MessageID(in.Source, in.ID) != example.Headers[headerMsgID] {
 			t.Errorf("%s: example %s: %v", event, example.Name, err)
 		}
 		if !slices.Contains(outcomesOf[event], m.Answers[example.Name]) {

@@ -41,7 +41,7 @@ type BulkOptions struct {
 }
 
 // Bulk publishes many inbound events, a bounded number at a time. What could not be stored is
-// published again with the same message id, so it is stored once.
+// published again. It may be stored twice then: it is the same event, with the same outcome.
 type Bulk struct {
 	options BulkOptions
 	nc      *nats.Conn

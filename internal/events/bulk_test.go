@@ -154,6 +154,7 @@ func TestBulkFollows(t *testing.T) {
 func TestBulkDuplicates(t *testing.T) {
 	t.Parallel()
 	bench := newBench(t)
+	limit(t, bench.ns, func(c *jetstream.StreamConfig) { c.Duplicates = time.Hour })
 	o := BulkOptions{InFlight: 1, Follow: true, Timeout: generous, GiveUpAfter: generous}
 	earlier := newBulk(t, t.Context(), bench.ns, o)
 	earlier.mustSend("k")

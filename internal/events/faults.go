@@ -13,6 +13,7 @@ type Fault struct {
 	Why    string // what would come of it
 	Fix    string // what mends it: a command, or words
 	Breaks bool   // a promise, else it is a risk
+	Setup  bool   // removes it: a worker that migrates need not refuse
 }
 
 func (f Fault) String() string { return f.Found + ": " + f.Why + "; " + f.Fix }
@@ -22,7 +23,9 @@ func (f Fault) String() string { return f.Found + ": " + f.Why + "; " + f.Fix }
 func (ns Subjects) StreamFaults(found, wanted jetstream.StreamConfig, reach Reach) (faults []Fault) {
 	edit := func(flags string) string { return "nats stream edit " + wanted.Name + " --force " + flags }
 	const anew = "that cannot be changed: stop the workers, keep what is in it (nats stream backup), remove it, and run worker migrate"
-	fault := func(breaks bool, found, why, fix string) { faults = append(faults, Fault{found, why, fix, breaks}) }
+	fault := func(breaks bool, found, why, fix string) {
+		faults = append(faults, Fault{Found: found, Why: why, Fix: fix, Breaks: breaks})
+	}
 	inbound := wanted.Name == ns.InStream()
 
 	if found.Storage != wanted.Storage {
@@ -72,7 +75,12 @@ func (ns Subjects) StreamFaults(found, wanted jetstream.StreamConfig, reach Reac
 		fault(false, fmt.Sprintf("its messages have at most %d bytes, want %s", found.MaxMsgSize, want),
 			"larger ones are refused that the contract allows", edit("--max-msg-size="+want))
 	}
-	if wanted.Duplicates > 0 && found.Duplicates < wanted.Duplicates {
+	if inbound && found.Duplicates > wanted.Duplicates {
+		faults = append(faults, Fault{fmt.Sprintf("its duplicate window is %s, want %s", found.Duplicates, wanted.Duplicates),
+			"of two events with the same Nats-Msg-Id, from different sources, it drops the second, which has no outcome",
+			"worker migrate", true, true})
+	}
+	if !inbound && found.Duplicates < wanted.Duplicates {
 		fault(false, fmt.Sprintf("it knows repeats for %s, want %s", found.Duplicates, wanted.Duplicates),
 			"a worker that was cut off may store the same outcome again, which consumers have to drop by its id",
 			edit(fmt.Sprintf("--dupe-window %s", wanted.Duplicates)))
@@ -92,7 +100,7 @@ func DiscardWord(d jetstream.DiscardPolicy) string {
 // migrates.
 func ConsumerFaults(found, wanted jetstream.ConsumerConfig) (faults []Fault) {
 	const fix = "run worker migrate, which sets it right"
-	fault := func(found, why string) { faults = append(faults, Fault{found, why, fix, true}) }
+	fault := func(found, why string) { faults = append(faults, Fault{found, why, fix, true, true}) }
 	filters := found.FilterSubjects
 	if found.FilterSubject != "" {
 		filters = []string{found.FilterSubject}

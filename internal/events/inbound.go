@@ -16,7 +16,8 @@ import (
 
 // Inbound is an inbound event whose form is right. Exactly one of the requests is set.
 type Inbound struct {
-	ID          string // the publisher's
+	ID          string // the publisher's, unique within the source
+	Source      string
 	OutcomeID   string
 	TraceParent string
 	ReplyTo     string // "" = nobody waits for the outcome
@@ -75,6 +76,7 @@ func DecodeAnywhere(header nats.Header, body []byte, storedAt time.Time) (*Inbou
 	}
 	in := &Inbound{
 		ID:          envelope.ID,
+		Source:      envelope.Source,
 		OutcomeID:   outcomeID(envelope.Source, envelope.ID, body),
 		TraceParent: header.Get(headerTraceParent),
 		ReplyTo:     replyTo(header),

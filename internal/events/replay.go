@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -47,6 +48,8 @@ type Replayer struct {
 	mu      sync.Mutex
 	waiting map[string]chan *nats.Msg // by the inbox of each event
 	sent    int
+
+	before map[string]struct{} // message ids that a run has stored before it was resumed
 }
 
 // Replayer returns a Replayer that waits for so long for each answer: a PubAck, a removal, an
@@ -73,9 +76,35 @@ func (r *Replayer) answered(m *nats.Msg) {
 	}
 }
 
+// skew is by how much the clocks of two servers of a cluster may differ.
+const skew = time.Minute
+
+// Resume finds the events that a run has stored already. Publish does not publish them a second time: JetStream
+// knows their message ids for the duplicate window of the inbound stream only.
+func (r *Replayer) Resume(ctx context.Context, log *RunLog) error {
+	stream, err := r.d.c.js.Stream(ctx, r.d.c.ns.InStream())
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", r.d.c.ns.InStream(), err)
+	}
+	since := log.begun.Add(-skew)
+	config := jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, HeadersOnly: true,
+	}
+	r.before = make(map[string]struct{})
+	for m, err := range readAll(ctx, stream, config) {
+		if err != nil {
+			return fmt.Errorf("read stream %s: %w", r.d.c.ns.InStream(), err)
+		}
+		if id := m.Headers().Get(headerMsgID); strings.HasPrefix(id, r.d.c.ns.DLQStream()+"-") {
+			r.before[id] = struct{}{}
+		}
+	}
+	return nil
+}
+
 // MessageID is the Nats-Msg-Id under which the event of a letter is replayed. It is made of the
-// stream, when that was created (sequences begin anew in a new one) and the letter's sequence:
-// whoever replays the letter again because it could not be removed publishes nothing new, while
+// stream, when that was created (sequences begin at 1 in a new one) and the letter's sequence:
+// a run that is resumed knows by it what it has published (Resume), while
 // a later letter of the same event has another. variant tells apart what may be published of one
 // letter: copies that were edited, replays that keep it.
 func (r *Replayer) MessageID(seq uint64, variant string) string {
@@ -95,6 +124,7 @@ type Replay struct {
 	inbox   string
 	ack     jetstream.PubAckFuture
 	answer  chan *nats.Msg
+	before  bool // it was stored before the run was resumed
 }
 
 // Publish publishes a message, the event of a letter or an edited copy of it, under a message id.
@@ -106,6 +136,9 @@ func (r *Replayer) Publish(l *DeadLetter, m *nats.Msg, messageID string) (*Repla
 	r.mu.Unlock()
 	m.Header.Set(headerMsgID, messageID)
 	m.Header.Set(headerReplyTo, p.inbox)
+	if _, p.before = r.before[messageID]; p.before {
+		return p, nil
+	}
 	var err error
 	if p.ack, err = r.d.c.js.PublishMsgAsync(m); err != nil && !isTooLarge(err) {
 		p.forget()
@@ -118,6 +151,9 @@ func (r *Replayer) Publish(l *DeadLetter, m *nats.Msg, messageID string) (*Repla
 // the headers of a replay: then it is published without those, first without the wish to be told
 // its outcome, then without its message id.
 func (p *Replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) {
+	if p.before {
+		return &jetstream.PubAck{Duplicate: true}, nil
+	}
 	err = nats.ErrMaxPayload
 	if p.ack != nil {
 		select {

@@ -40,6 +40,7 @@ func TestReplayOfALetter(t *testing.T) {
 	subject := b.ns.In(BookingRequested, "room")
 	good := b.park(ReasonPoison, "", subject, nats.Header{"Holdfast-Reply-To": {"_INBOX.gone"}, "Nats-Msg-Id": {"old"}}, keyed("good"))
 	bad := b.park(ReasonPoison, "", subject, nil, "no JSON")
+	begun := d.must(t, bad).StoredAt
 
 	for i, c := range []struct {
 		seq     uint64
@@ -53,6 +54,11 @@ func TestReplayOfALetter(t *testing.T) {
 		{good, "", false, RunResult{Seq: good, EventID: "good", Result: ReplayBefore}},
 		{bad, "", false, RunResult{Seq: bad, Result: ReplayDeadAgain, Reason: ReasonMalformed, Detail: "body: not one JSON text in UTF-8, at byte 1"}},
 	} {
+		if c.want.Result == ReplayBefore {
+			if err := r.Resume(t.Context(), &RunLog{begun: begun}); err != nil {
+				t.Fatal(err)
+			}
+		}
 		if got := b.replay(r, c.seq, c.variant, c.keep); got != c.want {
 			t.Errorf("replay %d: %+v, want %+v", i, got, c.want)
 		}

@@ -84,5 +84,11 @@ func (ns Subjects) NewRequest(event, resource, source string, data any) (Request
 	}}, nil
 }
 
-// Message returns the NATS message of a request, in structured mode with its id as Nats-Msg-Id.
-func (r Request) Message() (*nats.Msg, error) { return message(r.Subject, r.Envelope.ID, r.Envelope) }
+// Message returns the NATS message of a request, in structured mode.
+func (r Request) Message() (*nats.Msg, error) {
+	return message(r.Subject, MessageID(r.Envelope.Source, r.Envelope.ID), r.Envelope)
+}
+
+// MessageID returns the Nats-Msg-Id of an inbound event. The id of an event is unique within its source
+// only, and JetStream drops a message whose Nats-Msg-Id it has just stored.
+func MessageID(source, id string) string { return source + "#" + id }

@@ -77,8 +77,9 @@ func (r *Run) Ended() (n int) {
 type RunLog struct {
 	Run Run // without letters and results
 
-	c    *Client
-	last uint64 // sequence of the last record
+	c     *Client
+	last  uint64    // sequence of the last record
+	begun time.Time // when the first record was stored, by the server's clock; zero unless the run is resumed
 }
 
 // BeginRun begins the records of a run over letters, and sets its id, its state, its times and
@@ -107,7 +108,7 @@ var ErrRunNotBegun = errors.New("the run did nothing, start a new one")
 // ResumeRun goes on with the records of a run, with other limits unless those are nil, and returns the
 // letters that have no result or failed. A process that is still at it has its next record refused: ErrRunElsewhere.
 func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (log *RunLog, left []uint64, err error) {
-	run, last, err := c.run(ctx, id)
+	run, last, begun, err := c.run(ctx, id)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -126,7 +127,7 @@ func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (l
 	if limits != nil {
 		run.Limits = limits
 	}
-	log = &RunLog{Run: *run, c: c, last: last}
+	log = &RunLog{Run: *run, c: c, last: last, begun: begun}
 	return log, left, log.write(ctx, nil, nil)
 }
 
@@ -179,25 +180,29 @@ var ErrNoRun = errors.New("no such run")
 
 // Run returns a run with all of its letters and results.
 func (c *Client) Run(ctx context.Context, id string) (*Run, error) {
-	run, _, err := c.run(ctx, id)
+	run, _, _, err := c.run(ctx, id)
 	return run, err
 }
 
-func (c *Client) run(ctx context.Context, id string) (run *Run, last uint64, err error) {
+// run also returns the sequence of the last record, and when the first was stored.
+func (c *Client) run(ctx context.Context, id string) (run *Run, last uint64, begun time.Time, err error) {
 	var seqs []uint64
 	var results []RunResult
 	places := make(map[uint64]int) // in results; of a letter that failed and was tried again the last counts
 	config := jetstream.OrderedConsumerConfig{FilterSubjects: []string{c.ns.Run(id)}}
 	for m, err := range c.records(ctx, config) {
 		if err != nil {
-			return nil, 0, err
+			return nil, 0, begun, err
 		}
 		meta, err := m.Metadata()
 		if err != nil {
-			return nil, 0, fmt.Errorf("read run %s: %w", id, err)
+			return nil, 0, begun, fmt.Errorf("read run %s: %w", id, err)
 		}
 		if run, err = readRun(m); err != nil {
-			return nil, 0, err
+			return nil, 0, begun, err
+		}
+		if begun.IsZero() {
+			begun = meta.Timestamp
 		}
 		seqs, last = append(seqs, run.Seqs...), meta.Sequence.Stream
 		for _, result := range run.Results {
@@ -211,10 +216,10 @@ func (c *Client) run(ctx context.Context, id string) (run *Run, last uint64, err
 		}
 	}
 	if run == nil {
-		return nil, 0, fmt.Errorf("run %s: %w", id, ErrNoRun)
+		return nil, 0, begun, fmt.Errorf("run %s: %w", id, ErrNoRun)
 	}
 	run.Seqs, run.Results = seqs, results
-	return run, last, nil
+	return run, last, begun, nil
 }
 
 // Runs returns the runs, the one that was recorded last at the end, without their letters and

@@ -21,6 +21,7 @@ const (
 
 const (
 	inMessageMax     = 128 << 10
+	inDuplicates     = 100 * time.Millisecond // the smallest window that a server takes: 0 means two minutes
 	outAgeMin        = 7 * 24 * time.Hour
 	outDuplicates    = 10 * time.Minute
 	dlqDuplicates    = 24 * time.Hour // a worker may die between a letter and its Term, and come back late
@@ -42,7 +43,7 @@ func (ns Subjects) Streams(reach Reach) []jetstream.StreamConfig {
 		{
 			Name: ns.InStream(), Subjects: []string{ns.AllIn()},
 			Description: "what booking, payment and inventory services ask of Holdfast",
-			Discard:     jetstream.DiscardNew, MaxMsgSize: inMessageMax,
+			Discard:     jetstream.DiscardNew, MaxMsgSize: inMessageMax, Duplicates: inDuplicates,
 		},
 		{
 			Name: ns.OutStream(), Subjects: []string{ns.AllOut()},
@@ -83,7 +84,8 @@ func (ns Subjects) Consumers() []jetstream.ConsumerConfig {
 }
 
 // Setup creates the streams that are missing and the consumers. Streams that exist are left as
-// their operators made them, unless they would break a promise: then it returns an error.
+// their operators made them, but for the duplicate window of the inbound stream, which it brings
+// down. For a stream that would break a promise it returns an error.
 func Setup(ctx context.Context, js jetstream.JetStream, ns Subjects, reach Reach) error {
 	ctx, cancel := context.WithTimeout(ctx, streamSetupLimit)
 	defer cancel()
@@ -145,7 +147,14 @@ func (ns Subjects) ensureStream(ctx context.Context, js jetstream.JetStream, con
 	if err != nil {
 		return err
 	}
-	for _, fault := range ns.StreamFaults(stream.CachedInfo().Config, config, reach) {
+	found := stream.CachedInfo().Config
+	if config.Name == ns.InStream() && found.Duplicates > config.Duplicates {
+		found.Duplicates = config.Duplicates
+		if _, err := js.UpdateStream(ctx, found); err != nil {
+			return fmt.Errorf("bring its duplicate window down to %s: %w", config.Duplicates, err)
+		}
+	}
+	for _, fault := range ns.StreamFaults(found, config, reach) {
 		if fault.Breaks {
 			return errors.New(fault.String())
 		}

@@ -170,6 +170,9 @@ func (r *report) natsStreams(ctx context.Context, l *natsLook, t Target) {
 		replicas[wanted.Name] = found.Config.Replicas
 		there = there || wanted.Name == ns.InStream()
 		faults := ns.StreamFaults(found.Config, wanted, t.Reach)
+		if t.Migrates {
+			faults = slices.DeleteFunc(faults, func(f events.Fault) bool { return f.Setup })
+		}
 		if wanted.Name == ns.OutStream() {
 			faults = append(faults, forgets(found, t.Reach)...)
 		}

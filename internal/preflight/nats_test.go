@@ -76,6 +76,7 @@ func TestStreams(t *testing.T) {
 		{"small messages", dlq, "warn", func(c *jetstream.StreamConfig) { c.MaxMsgSize = 128 << 10 }, false},
 		{"small window", out, "warn", func(c *jetstream.StreamConfig) { c.Duplicates = 2 * time.Minute }, false},
 		{"small window", dlq, "warn", func(c *jetstream.StreamConfig) { c.Duplicates = 2 * time.Minute }, false},
+		{"long window", in, "fail", func(c *jetstream.StreamConfig) { c.Duplicates = 2 * time.Minute }, false},
 		{"large, and lives for ever", out, "ok", func(c *jetstream.StreamConfig) { c.MaxAge, c.MaxBytes = 0, 1<<30 }, false},
 		{"more subjects", out, "ok", func(c *jetstream.StreamConfig) { c.Subjects = append(c.Subjects, "more.>") }, false},
 		{"lives for a day", runs, "ok", func(c *jetstream.StreamConfig) { c.MaxAge = 24 * time.Hour }, false},
@@ -102,6 +103,12 @@ func TestStreams(t *testing.T) {
 			}
 		}
 		found := w.expect(what, []string{check + " " + string(c.status)})[check]
+		if found.Fix == "worker migrate" {
+			w.expect(what+", and a worker that migrates", nil, migrates)
+			w.follow(found)
+			w.expect("after "+what, nil)
+			continue
+		}
 		refused := events.Setup(ctx, w.js, w.ns, reach)
 		if (refused != nil) != (c.status == "fail") {
 			t.Errorf("%s: a worker that migrates says %v", what, refused)
