@@ -41,7 +41,7 @@ func (a *Announcer) announce(ctx context.Context, outcomes []holds.Outcome) erro
 		}
 	}
 	for _, future := range futures {
-		if err := awaitStored(ctx, future); err != nil {
+		if _, err := awaitStored(ctx, future); err != nil {
 			return err
 		}
 	}

@@ -82,6 +82,8 @@ type Consumer struct {
 	failing  atomic.Bool  // something failed for nobody's fault, and nothing was settled since
 	failedAt atomic.Int64 // when, in Unix nanoseconds
 
+	repeats repeats
+
 	floor atomic.Uint64 // up to where the durable consumer has acknowledged everything, as last seen
 }
 

@@ -198,17 +198,20 @@ func checkIDs(t *testing.T, in *Inbound) {
 	var resource string
 	var hold holds.HoldID
 	var names, optional []string
-	requests := 0
+	requests, cause := 0, in.OutcomeID // of a payment its id is the cause
 	if r := in.Place; r != nil {
 		requests++
+		cause = r.Cause
 		resource, names = r.Resource, append(names, r.RequestKey, r.User)
 	}
 	if r := in.Extend; r != nil {
 		requests++
+		cause = r.Cause
 		hold = r.Hold
 	}
 	if r := in.Release; r != nil {
 		requests++
+		cause = r.Cause
 		resource, hold, optional = r.Resource, r.Hold, append(optional, r.RequestKey)
 		if (r.Hold == holds.HoldID{}) == (r.RequestKey == "") {
 			t.Fatalf("it names a hold and a key, or neither: %+v", r)
@@ -220,11 +223,16 @@ func checkIDs(t *testing.T, in *Inbound) {
 	}
 	if r := in.Cancel; r != nil {
 		requests++
+		cause = r.Cause
 		hold = r.Hold
 	}
 	if r := in.Inventory; r != nil {
 		requests++
+		cause = r.Cause
 		resource = r.Resource
+	}
+	if cause != in.OutcomeID || cause == "" {
+		t.Fatalf("the cause is %q, want the outcome id %q", cause, in.OutcomeID)
 	}
 	for _, name := range optional {
 		if name != "" {
@@ -380,20 +388,51 @@ func content(in *Inbound) *Inbound {
 	return c
 }
 
-// TestOutcomeID shows that an event's outcome has an id of its own, and always the same.
+// TestOutcomeID shows that an event's outcome has an id of its own, and always the same: workers of two
+// versions answer an event in structured mode under one id.
 func TestOutcomeID(t *testing.T) {
 	t.Parallel()
 	base := outcomeID("s", "1", []byte("body"))
-	if again := outcomeID("s", "1", []byte("body")); again != base {
-		t.Errorf("%s, then %s", base, again)
+	if want := "d77fc5dd-ca86-880b-acea-c829ef2097c8"; base != want {
+		t.Errorf("the outcome id is %s, before it was %s", base, want)
 	}
-	for name, other := range map[string]string{
-		"source": outcomeID("t", "1", []byte("body")), "id": outcomeID("s", "2", []byte("body")),
-		"body": outcomeID("s", "1", []byte("body2")), "a shifted boundary": outcomeID("s1", "", []byte("body")),
+	ids := map[string]string{
+		base:                                    "the event",
+		outcomeID("t", "1", []byte("body")):     "another source",
+		outcomeID("s", "2", []byte("body")):     "another id",
+		outcomeID("s", "1", []byte("body2")):    "another body",
+		outcomeID("s1", "", []byte("body")):     "a shifted boundary",
+		outcomeID("s", "1", []byte("body"), ""): "binary mode",
+	}
+	if len(ids) != 6 {
+		t.Errorf("two of these have the same outcome id: %v", ids)
+	}
+}
+
+// TestOutcomeIDInBinaryMode reads events with the same source, id and body in binary mode: those of another
+// type or resource are other events, and the id of each is the cause of what it asks for.
+func TestOutcomeIDInBinaryMode(t *testing.T) {
+	t.Parallel()
+	seen := make(map[string]string)
+	for name, c := range map[string]struct{ event, resource, body string }{
+		"payment.started":          {PaymentStarted, "room", `{"hold_id":"` + holdID + `"}`},
+		"booking.cancelled":        {BookingCancelled, "room", `{"hold_id":"` + holdID + `"}`},
+		"of another hold":          {BookingCancelled, "hall", `{"hold_id":"hall` + holdID[4:] + `"}`},
+		"reservation.cancelled":    {ReservationCancelled, "room", `{"hold_id":"` + holdID + `"}`},
+		"reservation.cancelled, 2": {ReservationCancelled, "room", `{"hold_id":"` + holdID + `","x":1}`},
 	} {
-		if other == base {
-			t.Errorf("another %s has the same outcome id", name)
+		header := nats.Header{
+			"Content-Type": {"application/json"}, "ce-specversion": {"1.0"}, "ce-id": {"1"}, "ce-source": {"/s"}, "ce-type": {Type(c.event)},
 		}
+		in, err := ns.Decode(ns.In(c.event, c.resource), header, []byte(c.body), storedAt)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if other, taken := seen[in.OutcomeID]; taken {
+			t.Errorf("%s is the same event as %s", name, other)
+		}
+		seen[in.OutcomeID] = name
+		checkIDs(t, in)
 	}
 }
 

@@ -90,20 +90,22 @@ func notObject(where string, text jsontext.Value) error {
 
 // decodeEnvelope reads a CloudEvent in structured or binary mode (NATS protocol binding 1.0).
 // Every error is a *malformedError.
-func decodeEnvelope(header nats.Header, body []byte) (Envelope, error) {
+func decodeEnvelope(header nats.Header, body []byte) (e Envelope, binary bool, err error) {
 	headers, err := headerAttributes(header)
 	if err != nil {
-		return Envelope{}, err
+		return Envelope{}, false, err
 	}
 	contentType, _ := headers.get("content-type")
 	media, err := mediaType(contentType)
 	if err != nil {
-		return Envelope{}, malformed("content-type: %v", err)
+		return Envelope{}, false, malformed("content-type: %v", err)
 	}
 	if media == contentTypeEvent || media == "" && !headers.haveAttribute() {
-		return decodeStructured(body)
+		e, err = decodeStructured(body)
+		return e, false, err
 	}
-	return decodeBinary(headers, media, body)
+	e, err = decodeBinary(headers, media, body)
+	return e, true, err
 }
 
 // attribute is an attribute of a CloudEvent, or a header that one may be made of.
@@ -358,13 +360,17 @@ func newEnvelope(as attributes) (Envelope, error) {
 	return e, nil
 }
 
-// outcomeID derives the id of an event's outcome from its source, id and body: the same event
-// has the same, whenever and wherever it is decided. It is the event's cause in package holds.
-func outcomeID(source, id string, body []byte) string {
-	text := make([]byte, 0, 24+len(source)+len(id)+len(body))
+// outcomeID derives the id of an event's outcome from its source, id, body and what its headers and
+// subject say besides: the same event has the same, whenever and wherever it is decided. It is the
+// event's cause in package holds. In structured mode the body says everything, type and resource too.
+func outcomeID(source, id string, body []byte, besides ...string) string {
+	text := make([]byte, 0, 128+len(source)+len(id)+len(body))
 	text = append(binary.BigEndian.AppendUint64(text, uint64(len(source))), source...)
 	text = append(binary.BigEndian.AppendUint64(text, uint64(len(id))), id...)
 	text = append(binary.BigEndian.AppendUint64(text, uint64(len(body))), body...)
+	for _, part := range besides {
+		text = append(binary.BigEndian.AppendUint64(text, uint64(len(part))), part...)
+	}
 	sum := sha256.Sum256(text)
 	return derivedID(sum[:])
 }

@@ -61,7 +61,7 @@ func DecodeAnywhere(header nats.Header, body []byte, storedAt time.Time) (*Inbou
 	if len(body) > BodyMax {
 		return nil, unprocessable(ReasonTooLarge, "the body is larger than 64 KiB")
 	}
-	envelope, err := decodeEnvelope(header, body)
+	envelope, binary, err := decodeEnvelope(header, body)
 	if err != nil {
 		return nil, unprocessable(ReasonMalformed, err.Error())
 	}
@@ -77,7 +77,6 @@ func DecodeAnywhere(header nats.Header, body []byte, storedAt time.Time) (*Inbou
 	in := &Inbound{
 		ID:          envelope.ID,
 		Source:      envelope.Source,
-		OutcomeID:   outcomeID(envelope.Source, envelope.ID, body),
 		TraceParent: header.Get(headerTraceParent),
 		ReplyTo:     replyTo(header),
 		Event:       event,
@@ -92,13 +91,28 @@ func DecodeAnywhere(header nats.Header, body []byte, storedAt time.Time) (*Inbou
 		}
 		return nil, unprocessable(ReasonMalformed, "data."+wrong.detail)
 	}
+	in.OutcomeID = outcomeID(envelope.Source, envelope.ID, body)
+	if binary {
+		in.OutcomeID = outcomeID(envelope.Source, envelope.ID, body, envelope.Type, in.Resource)
+	}
+	in.identify(storedAt)
+	return in, nil
+}
+
+// identify sets in the request what is the event's own: its cause, and when it was stored.
+func (in *Inbound) identify(storedAt time.Time) {
 	switch {
 	case in.Place != nil:
-		in.Place.StoredAt = storedAt
+		in.Place.Cause, in.Place.StoredAt = in.OutcomeID, storedAt
+	case in.Extend != nil:
+		in.Extend.Cause = in.OutcomeID
+	case in.Release != nil:
+		in.Release.Cause = in.OutcomeID
+	case in.Cancel != nil:
+		in.Cancel.Cause = in.OutcomeID
 	case in.Inventory != nil:
-		in.Inventory.StoredAt = storedAt
+		in.Inventory.Cause, in.Inventory.StoredAt = in.OutcomeID, storedAt
 	}
-	return in, nil
 }
 
 // unknownType says what a type that no decoder knows may have been meant to be.
@@ -136,7 +150,6 @@ func replyTo(header nats.Header) string {
 var decoders = map[string]func(r *reader, in *Inbound) (resource string){
 	BookingRequested: func(r *reader, in *Inbound) string {
 		in.Place = &holds.PlaceRequest{
-			Cause:      in.OutcomeID,
 			Resource:   r.resource(),
 			RequestKey: r.name("request_key"),
 			User:       r.name("user_id"),
@@ -148,15 +161,15 @@ var decoders = map[string]func(r *reader, in *Inbound) (resource string){
 		return in.Place.Resource
 	},
 	BookingExtended: func(r *reader, in *Inbound) string {
-		in.Extend = &holds.ExtendRequest{Cause: in.OutcomeID, Hold: r.holdID(), TTLSeconds: r.integer("ttl_seconds")}
+		in.Extend = &holds.ExtendRequest{Hold: r.holdID(), TTLSeconds: r.integer("ttl_seconds")}
 		return in.Extend.Hold.Resource
 	},
 	PaymentStarted: func(r *reader, in *Inbound) string {
-		in.Extend = &holds.ExtendRequest{Cause: in.OutcomeID, Hold: r.holdID(), PaymentStarted: true}
+		in.Extend = &holds.ExtendRequest{Hold: r.holdID(), PaymentStarted: true}
 		return in.Extend.Hold.Resource
 	},
 	BookingCancelled: func(r *reader, in *Inbound) string {
-		in.Release = &holds.ReleaseRequest{Cause: in.OutcomeID}
+		in.Release = &holds.ReleaseRequest{}
 		if r.has("hold_id") {
 			if r.has("request_key") {
 				r.fail("request_key", "must not be together with hold_id, found both")
@@ -179,7 +192,7 @@ var decoders = map[string]func(r *reader, in *Inbound) (resource string){
 		return in.Confirm.Hold.Resource
 	},
 	ReservationCancelled: func(r *reader, in *Inbound) string {
-		in.Cancel = &holds.CancelRequest{Cause: in.OutcomeID, Hold: r.holdID()}
+		in.Cancel = &holds.CancelRequest{Hold: r.holdID()}
 		if r.has("reason") {
 			in.Cancel.Reason = r.text("reason")
 		}
@@ -187,7 +200,6 @@ var decoders = map[string]func(r *reader, in *Inbound) (resource string){
 	},
 	InventorySet: func(r *reader, in *Inbound) string {
 		in.Inventory = &holds.InventoryRequest{
-			Cause:    in.OutcomeID,
 			Resource: r.resource(),
 			Asked:    r.asked(holds.InventorySlotsMax),
 			Capacity: r.integer("capacity"),

@@ -60,7 +60,7 @@ func (l *lane) settle(ctx context.Context, batch []*delivery) {
 	for _, s := range waiting {
 		err := s.unsent
 		if err == nil {
-			err = awaitStored(ctx, s.ack)
+			err = l.awaitSame(ctx, &s)
 		}
 		if s.dead && isTooLarge(err) {
 			s.message, err = l.park(ctx, s)
@@ -92,23 +92,24 @@ func (l *lane) settle(ctx context.Context, batch []*delivery) {
 func (c *Consumer) park(ctx context.Context, s stored) (letter *nats.Msg, err error) {
 	reason, detail := s.message.Header.Get(HeaderDLQReason), s.message.Header.Get(HeaderDLQDetail)
 	for _, form := range []letterForm{letterPointer, letterBare} {
-		letter = c.deadLetter(s.delivery, reason, detail, form)
-		if _, err = c.js.PublishMsg(ctx, letter); !isTooLarge(err) {
-			break
+		s.message = c.deadLetter(s.delivery, reason, detail, form)
+		var ack *jetstream.PubAck
+		if ack, err = c.js.PublishMsg(ctx, s.message); !isTooLarge(err) {
+			return s.message, c.same(ctx, &s, ack, err)
 		}
 	}
-	return letter, err
+	return s.message, err
 }
 
 // awaitStored waits for the PubAck of a message.
-func awaitStored(ctx context.Context, ack jetstream.PubAckFuture) error {
+func awaitStored(ctx context.Context, future jetstream.PubAckFuture) (*jetstream.PubAck, error) {
 	select {
-	case <-ack.Ok():
-		return nil
-	case err := <-ack.Err():
-		return err
+	case ack := <-future.Ok():
+		return ack, nil
+	case err := <-future.Err():
+		return nil, err
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
 }
 

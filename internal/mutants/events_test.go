@@ -19,14 +19,14 @@ var ofEvents = []mutant{
 	{
 		name: "refused-outcome-is-stored", wrong: "an outcome that JetStream refuses is taken for stored", trap: "3",
 		file: "internal/events/settle.go",
-		old:  "	case err := <-ack.Err():\n		return err\n",
-		new:  "	case <-ack.Err():\n		return nil\n",
+		old:  "	case err := <-future.Err():\n		return nil, err\n",
+		new:  "	case <-future.Err():\n		return &jetstream.PubAck{}, nil\n",
 		pkg:  "./internal/events", run: "^TestPubAckLost$",
 	},
 	{
 		name: "expiry-not-awaited", wrong: "hold.expired is taken for stored when it is sent", trap: "3",
 		file: "internal/events/announcer.go",
-		old:  "		if err := awaitStored(ctx, future); err != nil {\n			return err\n		}\n",
+		old:  "		if _, err := awaitStored(ctx, future); err != nil {\n			return err\n		}\n",
 		new:  "		_ = future\n",
 		pkg:  "./internal/events", run: "^TestAnnouncerWaits$",
 	},
