@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -111,6 +112,11 @@ func (s *system) checkFates(inputs []contract.Input) {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	stream, err := s.js.Stream(s.t.Context(), s.subjects.InStream())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	inbound := s.subjects.InStream() + "-" + strconv.FormatInt(stream.CachedInfo().Created.UnixMilli(), 36) + "-"
 	letters := make(map[string]nats.Header)
 	for _, h := range s.letters {
 		letters[h.Get(nameHeader)] = h
@@ -139,7 +145,7 @@ func (s *system) checkFates(inputs []contract.Input) {
 		if h.Get("Holdfast-Dlq-Reason") != in.Want || !strings.HasPrefix(h.Get("Holdfast-Dlq-Detail"), in.Detail) ||
 			h.Get("Holdfast-Dlq-Subject") != s.namespace+strings.TrimPrefix(in.Subject, "holdfast") ||
 			h.Get("Holdfast-Dlq-Deliveries") != "1" || h.Get("Holdfast-Dlq-Worker") == "" ||
-			h.Get("Nats-Msg-Id") != s.subjects.InStream()+"-"+h.Get("Holdfast-Dlq-Stream-Seq") {
+			h.Get("Nats-Msg-Id") != inbound+h.Get("Holdfast-Dlq-Stream-Seq") {
 			s.t.Errorf("%s: want %s: %s ..., got %v", in.Name, in.Want, in.Detail, h)
 		}
 		if _, err := time.Parse(holds.TimeFormat, h.Get("Holdfast-Dlq-Time")); err != nil {

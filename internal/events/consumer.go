@@ -83,6 +83,7 @@ type Consumer struct {
 	failedAt atomic.Int64 // when, in Unix nanoseconds
 
 	repeats repeats
+	seen    atomic.Pointer[sighting] // nil until an event is dead-lettered
 
 	floor atomic.Uint64 // up to where the durable consumer has acknowledged everything, as last seen
 }
@@ -92,7 +93,7 @@ type lane struct {
 	*Consumer
 	decoded chan *delivery
 	decided chan *delivery
-	faults  map[uint64]int // failures of events that failed alone, by stream sequence
+	faults  map[origin]int // failures of events that failed alone
 }
 
 // delivery is an event on its way through a consumer.
@@ -145,7 +146,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	lanes := make([]*lane, min(runtime.GOMAXPROCS(0), lanesMax))
 	var steps sync.WaitGroup
 	for i := range lanes {
-		l := &lane{c, make(chan *delivery, c.decides), make(chan *delivery, resultsMax), make(map[uint64]int)}
+		l := &lane{c, make(chan *delivery, c.decides), make(chan *delivery, resultsMax), make(map[origin]int)}
 		lanes[i] = l
 		steps.Go(func() { defer close(l.decided); l.decideAll(finish) })
 		steps.Go(func() { l.settleAll(finish) })

@@ -173,9 +173,8 @@ const (
 	letterBare                      // only where both are
 )
 
-// deadLetter returns the dead letter of an event: its body and its headers as they were, as far
-// as the form has them, and why, where and when it died. Its message id comes from the inbound
-// sequence, so an event that is published again and dies again is seen again.
+// deadLetter returns the dead letter of an event, without its message id (letterID): its body and
+// its headers as they were, as far as the form has them, and why, where and when it died.
 func (c *Consumer) deadLetter(d *delivery, reason, detail string, form letterForm) *nats.Msg {
 	m := nats.NewMsg(c.ns.DLQ(reason))
 	if form != letterBare {
@@ -193,7 +192,6 @@ func (c *Consumer) deadLetter(d *delivery, reason, detail string, form letterFor
 	m.Header.Set(HeaderDLQDeliveries, strconv.FormatUint(d.meta.NumDelivered, 10))
 	m.Header.Set(HeaderDLQTime, time.Now().UTC().Format(holds.TimeFormat))
 	m.Header.Set(HeaderDLQWorker, c.worker)
-	m.Header.Set(headerMsgID, c.ns.InStream()+"-"+seq)
 	if form == letterWhole {
 		// No event may pass for a pointer.
 		m.Header.Del(HeaderPointerStream)

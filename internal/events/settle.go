@@ -45,6 +45,14 @@ func (l *lane) settle(ctx context.Context, batch []*delivery) {
 		if message == nil {
 			continue
 		}
+		if dead {
+			id, err := l.letterID(ctx, d)
+			if err != nil {
+				l.failed(d, err)
+				continue
+			}
+			message.Header.Set(headerMsgID, id)
+		}
 		if !dead { // a dead letter rests on nothing
 			if doubt == nil || doubted != d.epoch {
 				doubt, doubted = l.service.Trust(ctx, d.epoch), d.epoch
@@ -91,8 +99,10 @@ func (l *lane) settle(ctx context.Context, batch []*delivery) {
 // event is in the inbound stream, with its headers if they fit.
 func (c *Consumer) park(ctx context.Context, s stored) (letter *nats.Msg, err error) {
 	reason, detail := s.message.Header.Get(HeaderDLQReason), s.message.Header.Get(HeaderDLQDetail)
+	id := s.message.Header.Get(headerMsgID)
 	for _, form := range []letterForm{letterPointer, letterBare} {
 		s.message = c.deadLetter(s.delivery, reason, detail, form)
+		s.message.Header.Set(headerMsgID, id)
 		var ack *jetstream.PubAck
 		if ack, err = c.js.PublishMsg(ctx, s.message); !isTooLarge(err) {
 			return s.message, c.same(ctx, &s, ack, err)
@@ -124,7 +134,7 @@ func isBeingStored(err error) bool {
 // answer returns the message that ends an event: its outcome, or its dead letter (dead). It
 // returns none for an event that is to be delivered again.
 func (l *lane) answer(d *delivery) (message *nats.Msg, dead bool) {
-	seq, deliveries := d.meta.Sequence.Stream, d.meta.NumDelivered
+	seq, deliveries := d.origin(), d.meta.NumDelivered
 	err := d.result.Err
 	if err == nil {
 		if message, err = l.outcome(d); err == nil {
@@ -133,7 +143,7 @@ func (l *lane) answer(d *delivery) (message *nats.Msg, dead bool) {
 		}
 		err = &encodeError{err}
 	}
-	log := l.log.With().Err(err).Uint64("stream_seq", seq).Str("subject", d.msg.Subject()).Logger()
+	log := l.log.With().Err(err).Uint64("stream_seq", seq.seq).Str("subject", d.msg.Subject()).Logger()
 	switch fateOf(err) {
 	case fateDead:
 		var why *UnprocessableError

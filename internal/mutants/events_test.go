@@ -53,9 +53,9 @@ var ofEvents = []mutant{
 	},
 	{
 		name: "letter-without-message-id", wrong: "dead letters are stored without Nats-Msg-Id: one whose PubAck is lost is stored twice", trap: "3",
-		file: "internal/events/deadletter.go",
-		old:  "	m.Header.Set(headerMsgID, c.ns.InStream()+\"-\"+seq)\n",
-		new:  "",
+		file: "internal/events/settle.go",
+		old:  "			message.Header.Set(headerMsgID, id)\n",
+		new:  "			_ = id\n",
 		pkg:  "./internal/events", run: "^TestPubAckLost$",
 	},
 	{

@@ -37,4 +37,25 @@ var ofIdentity = []mutant{
 		new:  "		return unrelated\n",
 		pkg:  "./internal/events", run: "^TestDuplicateWithAnotherAnswer$",
 	},
+	{
+		name: "letters-of-two-streams-mix", wrong: "the dead letters of an inbound stream that was created again have the ids of those before: they vanish", trap: "3",
+		file: "internal/events/origin.go",
+		old:  "strconv.FormatInt(created.UnixMilli(), 36)",
+		new:  "strconv.FormatInt(created.UnixMilli()*0, 36)",
+		pkg:  "./internal/events", run: "^TestStreamCreatedAgain$",
+	},
+	{
+		name: "stream-before-not-told-apart", wrong: "the dead letter of an event of a deleted stream has the id of one of the stream that was created since", trap: "3",
+		file: "internal/events/origin.go",
+		old:  "	if d.meta.Timestamp.Before(since) {\n",
+		new:  "	if false {\n",
+		pkg:  "./internal/events", run: "^TestStreamCreatedAgain$",
+	},
+	{
+		name: "failures-of-two-streams-mix", wrong: "failures of an event count for another one with its sequence, of the stream that was created since", trap: "3",
+		file: "internal/events/origin.go",
+		old:  "	return origin{d.meta.Sequence.Stream, d.meta.Timestamp.UnixNano()}\n",
+		new:  "	return origin{d.meta.Sequence.Stream, 0}\n",
+		pkg:  "./internal/events", run: "^TestStreamCreatedAgain$",
+	},
 }
