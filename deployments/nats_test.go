@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
 )
@@ -45,8 +46,8 @@ var api = map[string][]string{
 	"$JS.API.STREAM.PEER.REMOVE.HOLDFAST_OUT":                  {},
 	"$JS.API.STREAM.LEADER.STEPDOWN.HOLDFAST_OUT":              {},
 	"$JS.API.STREAM.MSG.GET.HOLDFAST_IN":                       {"operator", "auditor"},
-	"$JS.API.STREAM.MSG.GET.HOLDFAST_OUT":                      {"auditor"},
-	"$JS.API.STREAM.MSG.GET.HOLDFAST_DLQ":                      {"operator", "auditor"},
+	"$JS.API.STREAM.MSG.GET.HOLDFAST_OUT":                      {"migrator", "worker", "auditor"},
+	"$JS.API.STREAM.MSG.GET.HOLDFAST_DLQ":                      {"worker", "operator", "auditor"},
 	"$JS.API.STREAM.MSG.DELETE.HOLDFAST_IN":                    {},
 	"$JS.API.STREAM.MSG.DELETE.HOLDFAST_OUT":                   {},
 	"$JS.API.STREAM.MSG.DELETE.HOLDFAST_DLQ":                   {"operator"},
@@ -54,9 +55,9 @@ var api = map[string][]string{
 	"$JS.API.CONSUMER.NAMES.HOLDFAST_OUT":                      {},
 	"$JS.API.CONSUMER.LIST.HOLDFAST_OUT":                       {},
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT":                     {},
-	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.mine":                {"worker", "operator", "auditor"},
-	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.mine.holdfast.out.>": {"worker", "operator", "auditor"},
-	"$JS.API.CONSUMER.CREATE.HOLDFAST_DLQ.mine":                {"operator", "auditor"},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.mine":                {"migrator", "worker", "operator", "auditor"},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.mine.holdfast.out.>": {"migrator", "worker", "operator", "auditor"},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_DLQ.mine":                {"migrator", "operator", "auditor"},
 	"$JS.API.CONSUMER.CREATE.OTHERS.mine":                      {},
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.booking":             {},
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.booking.holdfast.>":  {},
@@ -65,15 +66,15 @@ var api = map[string][]string{
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_DLQ.booking.holdfast.>":  {},
 	"$JS.API.CONSUMER.DURABLE.CREATE.HOLDFAST_DLQ.booking":     {},
 	"$JS.API.CONSUMER.DELETE.HOLDFAST_DLQ.booking":             {},
-	"$JS.API.CONSUMER.CREATE.HOLDFAST_IN.mine":                 {"worker", "operator", "auditor"},
-	"$JS.API.CONSUMER.CREATE.HOLDFAST_IN.mine.holdfast.>":      {"worker", "operator", "auditor"},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_IN.mine":                 {"migrator", "worker", "operator", "auditor"},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_IN.mine.holdfast.>":      {"migrator", "worker", "operator", "auditor"},
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_IN.changes":              {"migrator"},
-	"$JS.API.CONSUMER.DELETE.HOLDFAST_IN.mine":                 {"worker", "operator", "auditor"},
-	"$JS.API.CONSUMER.DELETE.HOLDFAST_OUT.mine":                {"worker", "operator", "auditor"},
+	"$JS.API.CONSUMER.DELETE.HOLDFAST_IN.mine":                 {"migrator", "worker", "operator", "auditor"},
+	"$JS.API.CONSUMER.DELETE.HOLDFAST_OUT.mine":                {"migrator", "worker", "operator", "auditor"},
 	"$JS.API.CONSUMER.DELETE.HOLDFAST_OUT.payment":             {},
 	"$JS.API.CONSUMER.DELETE.HOLDFAST_IN.changes":              {},
-	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_OUT.mine":              {"worker", "operator", "auditor"},
-	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_IN.mine":               {"worker", "operator", "auditor"},
+	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_OUT.mine":              {"migrator", "worker", "operator", "auditor"},
+	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_IN.mine":               {"migrator", "worker", "operator", "auditor"},
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_IN.requests":             {"migrator"},
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_IN.requests.holdfast.>":  {"migrator"},
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_IN.payments":             {"migrator"},
@@ -174,6 +175,53 @@ func TestNATSPermissions(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestMigratorSetsStreamsRight has the migrator find a duplicate window that is too long, and a durable consumer
+// that is missing where events are stored.
+func TestMigratorSetsStreamsRight(t *testing.T) {
+	t.Parallel()
+	g := newServers(t)
+	ctx := t.Context()
+	admin, _ := natsAs(t, g, "admin")
+	js, err := jetstream.New(admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, subject := range []string{subjects.In(events.BookingRequested, "x"), subjects.Out("hold.created", "x"), subjects.DLQ("malformed")} {
+		if _, err := js.Publish(ctx, subject, []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stream, err := js.Stream(ctx, subjects.InStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := stream.CachedInfo().Config
+	config.Duplicates = 2 * time.Minute
+	if _, err := js.UpdateStream(ctx, config); err != nil {
+		t.Fatal(err)
+	}
+	if err := js.DeleteConsumer(ctx, subjects.InStream(), events.ConsumerRequests); err != nil {
+		t.Fatal(err)
+	}
+	nc, refused := natsAs(t, g, "migrator")
+	asMigrator, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := events.Setup(ctx, asMigrator, subjects, events.Reach{Life: time.Hour, Memory: time.Hour}, zerolog.Nop()); err != nil {
+		t.Error(err)
+	}
+	if len(refused) > 0 {
+		t.Error(<-refused)
+	}
+	if info, err := stream.Info(ctx); err != nil || info.Config.Duplicates >= 2*time.Minute {
+		t.Errorf("%v: the stream is %+v", err, info)
+	}
+	if _, err := js.Consumer(ctx, subjects.InStream(), events.ConsumerRequests); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -55,7 +56,7 @@ func newServers(t *testing.T) *stacktest.Guarded {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := events.Setup(ctx, js, subjects, events.Reach{Life: time.Hour, Memory: time.Hour}); err != nil {
+	if err := events.Setup(ctx, js, subjects, events.Reach{Life: time.Hour, Memory: time.Hour}, zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
 	return g

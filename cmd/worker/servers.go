@@ -199,5 +199,5 @@ func setupStreams(ctx context.Context, c Config, log zerolog.Logger) error {
 	}
 	ctx, restore := events.UntilRefused(ctx, nc)
 	defer restore()
-	return events.Refused(ctx, events.Setup(ctx, js, events.Subjects(c.Namespace), c.reach()))
+	return events.Refused(ctx, events.Setup(ctx, js, events.Subjects(c.Namespace), c.reach(), log))
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
@@ -132,7 +133,7 @@ func TestStreamsMadeAnew(t *testing.T) {
 			for _, stream := range which(s.subjects) {
 				s.must(s.js.DeleteStream(t.Context(), stream))
 			}
-			s.must(events.Setup(t.Context(), s.js, s.subjects, events.Reach{Life: s.policy.HoldLifetimeMax, Memory: memory}))
+			s.must(events.Setup(t.Context(), s.js, s.subjects, events.Reach{Life: s.policy.HoldLifetimeMax, Memory: memory}, zerolog.Nop()))
 			if report := s.silent(); name != "all" && len(report.CannotTell) == 0 {
 				t.Error("it does not say what it cannot tell")
 			}

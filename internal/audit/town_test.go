@@ -71,7 +71,7 @@ func newTown(t testing.TB) *town {
 	t.Cleanup(w.store.Close)
 	w.must(w.store.Migrate(ctx, w.namespace))
 	w.beginEpoch()
-	w.must(events.Setup(ctx, w.js, w.subjects, events.Reach{Life: w.policy.HoldLifetimeMax, Memory: memory}))
+	w.must(events.Setup(ctx, w.js, w.subjects, events.Reach{Life: w.policy.HoldLifetimeMax, Memory: memory}, zerolog.Nop()))
 	pool, err := audit.OpenPostgres(ctx, shared.PostgresURL, w.namespace)
 	w.must(err)
 	t.Cleanup(pool.Close)

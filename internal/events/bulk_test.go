@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/stack/stacktest"
 )
@@ -52,7 +53,7 @@ func newBulk(t *testing.T, ctx context.Context, ns Subjects, o BulkOptions) *bul
 func inStream(t *testing.T, ns Subjects) jetstream.Stream {
 	t.Helper()
 	js := newJetStream(t)
-	if err := Setup(t.Context(), js, ns, Reach{Life: 2 * time.Hour}); err != nil {
+	if err := Setup(t.Context(), js, ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
 	stream, err := js.Stream(t.Context(), ns.InStream())

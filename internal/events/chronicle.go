@@ -17,6 +17,9 @@ import (
 // chronicleBatch is how many messages are decoded together.
 const chronicleBatch = 1000
 
+// setupWithin is by how much streams may differ in age that were created together.
+const setupWithin = time.Minute
+
 // Chronicle reads what was published: it implements holds.Chronicle.
 type Chronicle struct {
 	js  jetstream.JetStream
@@ -28,7 +31,7 @@ type Chronicle struct {
 
 // NewChronicle returns the Chronicle of a namespace.
 func NewChronicle(js jetstream.JetStream, ns Subjects, log zerolog.Logger) *Chronicle {
-	return &Chronicle{js, ns, log, time.Minute}
+	return &Chronicle{js, ns, log, setupWithin}
 }
 
 // Outcomes implements holds.Chronicle. A message that is no outcome of a worker is passed over.
@@ -79,16 +82,8 @@ func (c *Chronicle) Missing(ctx context.Context, since time.Time) (what string, 
 	if err != nil {
 		return "", fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
 	}
-	state, made := out.CachedInfo().State, out.CachedInfo().Created
-	begins := state.FirstTime
-	switch {
-	case state.Msgs == 0 && state.LastSeq > 0: // all were removed
-		begins = state.LastTime
-	case state.FirstSeq <= 1: // none was, of this stream: it may be the second of its name
-		if begins = made; made.Before(in.CachedInfo().Created.Add(c.setupWithin)) {
-			begins = since
-		}
-	}
+	state := out.CachedInfo().State
+	begins := completeSince(out.CachedInfo(), in.CachedInfo(), c.setupWithin)
 	if begins.After(since) {
 		what = fmt.Sprintf("stream %s has nothing of before %s", c.ns.OutStream(), begins.UTC().Format(holds.TimeFormat))
 	}
@@ -99,6 +94,21 @@ func (c *Chronicle) Missing(ctx context.Context, since time.Time) (what string, 
 		what += fmt.Sprintf("%d messages were removed from the midst of stream %s", state.NumDeleted, c.ns.OutStream())
 	}
 	return what, nil
+}
+
+// completeSince returns since when the outbound stream has every outcome, zero when it has all. Streams that were
+// created within a time of each other were created together.
+func completeSince(out, in *jetstream.StreamInfo, together time.Duration) time.Time {
+	switch state := out.State; {
+	case state.Msgs == 0 && state.LastSeq > 0: // all were removed
+		return state.LastTime
+	case state.FirstSeq > 1:
+		return state.FirstTime
+	case out.Created.Before(in.Created.Add(together)):
+		return time.Time{}
+	default: // it may be the second of its name
+		return out.Created
+	}
 }
 
 // read hands to each the messages of a stream from a start up to the last that there is now, and

@@ -90,7 +90,7 @@ func TestMissing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ns := Subjects(stacktest.Namespace(t))
-			if err := Setup(t.Context(), js, ns, Reach{Life: 2 * time.Hour}); err != nil {
+			if err := Setup(t.Context(), js, ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
 				t.Fatal(err)
 			}
 			for i := range 5 {

@@ -76,8 +76,7 @@ type Consumer struct {
 	finishWithin     time.Duration // what was fetched before a stop
 	flow             *flow
 
-	takes []string // subject prefixes of its own, nil = all
-	skip  []string // subject prefixes that other consumers take
+	answers func(subject string) bool // those that others do not
 
 	failing  atomic.Bool  // something failed for nobody's fault, and nothing was settled since
 	failedAt atomic.Int64 // when, in Unix nanoseconds
@@ -85,7 +84,7 @@ type Consumer struct {
 	repeats repeats
 	seen    atomic.Pointer[sighting] // nil until an event is dead-lettered
 
-	floor atomic.Uint64 // up to where the durable consumer has acknowledged everything, as last seen
+	floors atomic.Pointer[floors] // up to where everything is answered, as last seen; nil until then
 }
 
 // lane is the way of the events about some of the resources through a consumer.
@@ -117,14 +116,9 @@ func NewConsumer(ctx context.Context, name string, ns Subjects, service Service,
 		decider: decider{service, ns, log.With().Str("consumer", name).Logger()},
 		name:    name, source: source, js: js, nc: nc, worker: worker, fetches: fetchMax, decides: decideMax, decideWithin: decideLimit, finishWithin: finishLimit, flow: newFlow(),
 	}
-	changes, payments := prefixes(ns.changes()), prefixes(ns.ofAny(PaymentStarted, PaymentConfirmed))
-	switch name {
-	case ConsumerRequests:
-		c.skip = append(changes, payments...)
-	case ConsumerChanges:
+	c.answers = ns.answeredBy(name)
+	if name == ConsumerChanges {
 		c.fetches, c.decides = changesMax, changesMax
-	case ConsumerPayments:
-		c.takes = payments
 	}
 	return c, nil
 }
@@ -269,12 +263,8 @@ func (c *Consumer) decodeAll(batch []*delivery) {
 	chunks.Wait()
 }
 
-// skips reports whether another consumer takes an event. That is so whatever the filters of the consumers
-// are, which workers of two versions may want to be different.
-func (c *Consumer) skips(d *delivery) bool {
-	begins := func(prefix string) bool { return strings.HasPrefix(d.msg.Subject(), prefix) }
-	return slices.ContainsFunc(c.skip, begins) || c.takes != nil && !slices.ContainsFunc(c.takes, begins)
-}
+// skips reports whether another consumer answers an event.
+func (c *Consumer) skips(d *delivery) bool { return !c.answers(d.msg.Subject()) }
 
 // prefixes are what subjects that end with > begin with.
 func prefixes(subjects []string) []string {

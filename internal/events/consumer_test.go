@@ -145,7 +145,7 @@ func newBenchAt(t *testing.T, url string, between func(jetstream.JetStream) jets
 		t.Fatal(err)
 	}
 	for range 2 { // the second finds all there
-		if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}); err != nil {
+		if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -369,7 +369,7 @@ func TestSetupRefuses(t *testing.T) {
 		if _, err := js.CreateStream(t.Context(), config); err != nil {
 			t.Fatal(err)
 		}
-		if err := Setup(t.Context(), js, ns, Reach{Life: 2 * time.Hour}); err == nil || !strings.Contains(err.Error(), name) {
+		if err := Setup(t.Context(), js, ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

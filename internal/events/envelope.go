@@ -39,6 +39,8 @@ const (
 	headerFingerprint = "Holdfast-Fingerprint"
 	headerFirstCause  = "Holdfast-First-Cause"
 	headerStarted     = "Holdfast-Payment-Started"
+
+	headerFloors = "Holdfast-Floors" // of an outcome: floors
 )
 
 // BodyMax is the largest body of an inbound event, in bytes.

@@ -19,6 +19,7 @@ type Inbound struct {
 	ID          string // the publisher's, unique within the source
 	Source      string
 	OutcomeID   string
+	formerID    string // OutcomeID as the version before made it; "" when that was the same
 	TraceParent string
 	ReplyTo     string // "" = nobody waits for the outcome
 
@@ -93,10 +94,19 @@ func DecodeAnywhere(header nats.Header, body []byte, storedAt time.Time) (*Inbou
 	}
 	in.OutcomeID = outcomeID(envelope.Source, envelope.ID, body)
 	if binary {
+		in.formerID = in.OutcomeID
 		in.OutcomeID = outcomeID(envelope.Source, envelope.ID, body, envelope.Type, in.Resource)
 	}
 	in.identify(storedAt)
 	return in, nil
+}
+
+// outcomeIDs are the ids that the event's outcome may have.
+func (in *Inbound) outcomeIDs() []string {
+	if in.formerID == "" {
+		return []string{in.OutcomeID}
+	}
+	return []string{in.OutcomeID, in.formerID}
 }
 
 // identify sets in the request what is the event's own: its cause, and when it was stored.

@@ -454,7 +454,7 @@ func TestUnknownPayments(t *testing.T) {
 	if err := m.DoubleAck(ctx); err != nil { // the worker of the version before has passed e1
 		t.Fatal(err)
 	}
-	if err := Setup(ctx, b.js, b.ns, Reach{Life: time.Hour}); err != nil {
+	if err := Setup(ctx, b.js, b.ns, Reach{Life: time.Hour}, zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
 	unknown("e3")

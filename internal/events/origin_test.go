@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/stack/stacktest"
 )
@@ -17,7 +18,7 @@ func (b *bench) streamAgain() {
 	if err := b.js.DeleteStream(b.t.Context(), b.ns.InStream()); err != nil {
 		b.t.Fatal(err)
 	}
-	if err := Setup(b.t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}); err != nil {
+	if err := Setup(b.t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
 		b.t.Fatal(err)
 	}
 }

@@ -3,35 +3,76 @@ package events
 import (
 	"context"
 	"errors"
-	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 )
 
 const (
-	lookEvery  = 3 * time.Second // at how far a consumer has come, and whether it is there
+	lookEvery  = 3 * time.Second // at how far the consumers have come, and whether they exist
 	lookWithin = 5 * time.Second
 )
 
-// tend makes the durable consumer again when somebody has deleted it, from where it was when it was
-// last seen: what was answered since is delivered again and answered the same. Made from the
-// beginning of the stream, it would deliver events again whose answers nobody remembers any
-// more, and capacities of long ago.
+// floors are, by consumer, the inbound sequences up to which everything is answered, in the stream that was
+// created then. Each outcome carries those that its worker has seen last, for a consumer that is deleted.
+type floors struct {
+	created time.Time
+	of      map[string]uint64
+	text    string // as a header
+}
+
+func newFloors(created time.Time, of map[string]uint64) *floors {
+	f := &floors{created: created, of: of, text: strconv.FormatInt(created.UnixNano(), 36)}
+	for _, name := range slices.Sorted(maps.Keys(of)) {
+		f.text += " " + name + "=" + strconv.FormatUint(of[name], 10)
+	}
+	return f
+}
+
+// readFloors reads the header of an outcome. What is not as newFloors writes it is left out.
+func readFloors(header string) *floors {
+	words := strings.Fields(header)
+	if len(words) == 0 {
+		return newFloors(time.Time{}, nil)
+	}
+	created, err := strconv.ParseInt(words[0], 36, 64)
+	if err != nil {
+		return newFloors(time.Time{}, nil)
+	}
+	of := make(map[string]uint64)
+	for _, word := range words[1:] {
+		name, number, _ := strings.Cut(word, "=")
+		if seq, err := strconv.ParseUint(number, 10, 64); err == nil {
+			of[name] = seq
+		}
+	}
+	return newFloors(time.Unix(0, created), of)
+}
+
+// on returns the floor of a consumer in the stream that was created then, 0 when it is not known.
+func (f *floors) on(created time.Time, name string) uint64 {
+	if f == nil || !f.created.Equal(created) {
+		return 0
+	}
+	return f.of[name]
+}
+
+// tend reads how far the consumers of the inbound stream have come, and creates the consumer again when it
+// was deleted, as Setup does, until ctx is over.
 func (c *Consumer) tend(ctx context.Context) {
 	ticker := time.NewTicker(lookEvery)
 	defer ticker.Stop()
-	var its time.Time // when the stream was made that the consumer was seen on
+	reported := ""
 	for {
-		switch floor, err := c.look(ctx); {
-		case err == nil:
-			if its.IsZero() {
-				its, _ = c.streamMade(ctx) // asked again at the next look
-			}
-			c.floor.Store(max(floor, c.floor.Load()))
-		case errors.Is(err, jetstream.ErrConsumerNotFound):
-			if err := c.remake(ctx, its); err != nil && ctx.Err() == nil {
-				c.log.Error().Err(err).Msg("the consumer was deleted and cannot be made again, `worker migrate` can")
+		if missing, err := c.look(ctx); err == nil && missing {
+			err := c.ns.ensureConsumer(ctx, c.js, c.name, c.floors.Load(), c.log)
+			if err != nil && ctx.Err() == nil && err.Error() != reported {
+				reported = err.Error()
+				c.log.Error().Err(err).Msg("the consumer was deleted and cannot be created again, `worker migrate` can")
 			}
 		}
 		select {
@@ -42,18 +83,36 @@ func (c *Consumer) tend(ctx context.Context) {
 	}
 }
 
-// look returns up to where the consumer has acknowledged everything.
-func (c *Consumer) look(ctx context.Context) (floor uint64, err error) {
+// look reads the floors of all consumers, of one stream, and reports whether this consumer is missing.
+func (c *Consumer) look(ctx context.Context) (missing bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, lookWithin)
 	defer cancel()
-	consumer, err := c.js.Consumer(ctx, c.ns.InStream(), c.name)
+	created, err := c.streamMade(ctx)
 	if err != nil {
-		return 0, err
+		return false, err
 	}
-	return consumer.CachedInfo().AckFloor.Stream, nil
+	of := make(map[string]uint64)
+	for _, config := range c.ns.Consumers() {
+		consumer, err := c.js.Consumer(ctx, c.ns.InStream(), config.Durable)
+		switch {
+		case err == nil:
+			of[config.Durable] = consumer.CachedInfo().AckFloor.Stream
+		case !errors.Is(err, jetstream.ErrConsumerNotFound):
+			return false, err
+		default:
+			of[config.Durable] = c.floors.Load().on(created, config.Durable)
+			missing = missing || config.Durable == c.name
+		}
+	}
+	again, err := c.streamMade(ctx)
+	if err != nil || !again.Equal(created) {
+		return false, err // created again meanwhile: the floors may be of two streams
+	}
+	c.floors.Store(newFloors(created, of))
+	return missing, nil
 }
 
-// streamMade returns when the inbound stream was made.
+// streamMade returns when the inbound stream was created.
 func (c *Consumer) streamMade(ctx context.Context) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookWithin)
 	defer cancel()
@@ -62,40 +121,4 @@ func (c *Consumer) streamMade(ctx context.Context) (time.Time, error) {
 		return time.Time{}, err
 	}
 	return stream.CachedInfo().Created, nil
-}
-
-// errUnseen says that nobody here knows where a consumer was.
-var errUnseen = errors.New("it was not seen before")
-
-// remake makes the consumer again, from where it was, unless another worker was faster. On another
-// stream than its own, made at another time, it begins with the first event.
-func (c *Consumer) remake(ctx context.Context, its time.Time) error {
-	if its.IsZero() {
-		return errUnseen
-	}
-	made, err := c.streamMade(ctx)
-	if err != nil {
-		return err
-	}
-	from := c.floor.Load() + 1
-	if !made.Equal(its) {
-		from = 1
-	}
-	ctx, cancel := context.WithTimeout(ctx, lookWithin)
-	defer cancel()
-	for _, config := range c.ns.Consumers() {
-		if config.Durable != c.name {
-			continue
-		}
-		config.DeliverPolicy, config.OptStartSeq = jetstream.DeliverByStartSequencePolicy, from
-		_, err := c.js.CreateConsumer(ctx, c.ns.InStream(), config)
-		if errors.Is(err, jetstream.ErrConsumerExists) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("consumer %s: %w", c.name, err)
-		}
-		c.log.Error().Uint64("from_stream_seq", from).Msg("the consumer was deleted and is made again")
-	}
-	return nil
 }

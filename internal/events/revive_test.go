@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/stack/stacktest"
 )
@@ -23,11 +24,8 @@ func TestConsumerDeleted(t *testing.T) {
 	for i, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
 		b.awaitIdle(name)
 		stacktest.Eventually(t, "the worker to see that", func() bool {
-			floor, err := b.workers[i].look(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			return floor > 0 && b.workers[i].floor.Load() == floor
+			seen := b.workers[i].floors.Load()
+			return seen != nil && seen.of[name] == map[string]uint64{ConsumerRequests: 3, ConsumerChanges: 3, ConsumerPayments: 2}[name]
 		})
 		if err := b.js.DeleteConsumer(t.Context(), b.ns.InStream(), name); err != nil {
 			t.Fatal(err)
@@ -39,6 +37,12 @@ func TestConsumerDeleted(t *testing.T) {
 		b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "p"+key, `{"hold_id":"`+holdID+`","payment_id":"p`+key+`"}`))
 	}
 	b.await("an outcome of each", func() bool { return len(b.out) == 43 })
+	b.mu.Lock()
+	carried := readFloors(b.out[42].Headers().Get(headerFloors))
+	b.mu.Unlock()
+	if created, err := b.workers[0].streamMade(t.Context()); err != nil || carried.on(created, ConsumerPayments) == 0 {
+		t.Errorf("%v: the last outcome carries the floors %+v", err, carried)
+	}
 	if n := b.asked("long-before"); n != 1 {
 		t.Errorf("what was answered before was decided %d times", n)
 	}
@@ -46,7 +50,7 @@ func TestConsumerDeleted(t *testing.T) {
 		_, err := b.js.Consumer(t.Context(), b.ns.InStream(), ConsumerChanges)
 		return err == nil
 	})
-	if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}); err != nil {
+	if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
 		t.Errorf("a worker that starts then: %v", err)
 	}
 	consumer, err := b.js.Consumer(t.Context(), b.ns.InStream(), ConsumerRequests)

@@ -188,6 +188,9 @@ func (c *Consumer) outcome(d *delivery) (*nats.Msg, error) {
 	if err == nil && d.in.TraceParent != "" {
 		message.Header.Set(headerTraceParent, d.in.TraceParent)
 	}
+	if seen := c.floors.Load(); err == nil && seen != nil {
+		message.Header.Set(headerFloors, seen.text)
+	}
 	return message, err
 }
 

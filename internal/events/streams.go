@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
 )
 
 // The durable consumers. requests takes everything, so that what nobody else knows is found
@@ -83,11 +86,41 @@ func (ns Subjects) Consumers() []jetstream.ConsumerConfig {
 	return consumers
 }
 
+// consumer is the durable consumer of a name.
+func (ns Subjects) consumer(name string) (config jetstream.ConsumerConfig) {
+	for _, config = range ns.Consumers() {
+		if config.Durable == name {
+			break
+		}
+	}
+	return config
+}
+
+// answeredBy returns which events a durable consumer answers, by their subjects. Those that another one answers it
+// passes over, whatever the filters of the consumers are, which workers of two versions may want to be different.
+func (ns Subjects) answeredBy(name string) func(subject string) bool {
+	begins := func(with []string) func(string) bool {
+		prefixes := prefixes(with)
+		return func(subject string) bool {
+			return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(subject, prefix) })
+		}
+	}
+	changes, payments := begins(ns.changes()), begins(ns.ofAny(PaymentStarted, PaymentConfirmed))
+	switch name {
+	case ConsumerChanges:
+		return changes
+	case ConsumerPayments:
+		return payments
+	}
+	return func(subject string) bool { return !changes(subject) && !payments(subject) }
+}
+
 // Setup creates the streams that are missing and the consumers. Streams that exist are left as
 // their operators made them, but for the duplicate window of the inbound stream, which it brings
-// down. For a stream that would break a promise it returns an error.
-func Setup(ctx context.Context, js jetstream.JetStream, ns Subjects, reach Reach) error {
-	ctx, cancel := context.WithTimeout(ctx, streamSetupLimit)
+// down. For a stream that would break a promise it returns an error. A consumer that is missing goes on
+// behind the last answered event, and log says so; where that is not known, Setup returns an error.
+func Setup(parent context.Context, js jetstream.JetStream, ns Subjects, reach Reach, log zerolog.Logger) error {
+	ctx, cancel := context.WithTimeout(parent, streamSetupLimit)
 	defer cancel()
 	for _, config := range ns.Streams(reach) {
 		if err := ns.ensureStream(ctx, js, config, reach); err != nil {
@@ -95,16 +128,8 @@ func Setup(ctx context.Context, js jetstream.JetStream, ns Subjects, reach Reach
 		}
 	}
 	for _, config := range ns.Consumers() {
-		found, err := js.Consumer(ctx, ns.InStream(), config.Durable)
-		if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
-			return fmt.Errorf("consumer %s of stream %s: %w", config.Durable, ns.InStream(), err)
-		}
-		if err == nil { // where it began cannot be changed, nor should it be
-			was := found.CachedInfo().Config
-			config.DeliverPolicy, config.OptStartSeq, config.OptStartTime = was.DeliverPolicy, was.OptStartSeq, was.OptStartTime
-		}
-		if _, err := js.CreateOrUpdateConsumer(ctx, ns.InStream(), config); err != nil {
-			return fmt.Errorf("consumer %s of stream %s: %w", config.Durable, ns.InStream(), err)
+		if err := ns.ensureConsumer(parent, js, config.Durable, nil, log); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/stack/stacktest"
 )
@@ -42,7 +43,7 @@ func TestSameIDOfTwoSources(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	limit(t, b.ns, func(c *jetstream.StreamConfig) { c.Duplicates = 2 * time.Minute })
-	if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}); err != nil {
+	if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
 	event := func(source string) *nats.Msg {

@@ -151,9 +151,9 @@ var ofEvents = []mutant{
 	},
 	{
 		name: "consumer-from-the-beginning", wrong: "a consumer that somebody has deleted is made again from the beginning of the stream", trap: "3",
-		file: "internal/events/revive.go",
-		old:  "	from := c.floor.Load() + 1\n",
-		new:  "	from := uint64(1)\n",
+		file: "internal/events/resume.go",
+		old:  "	if from > 1 {\n",
+		new:  "	if false {\n",
 		pkg:  "./internal/events", run: "^TestConsumerDeleted$",
 	},
 	{

@@ -58,4 +58,25 @@ var ofIdentity = []mutant{
 		new:  "	return origin{d.meta.Sequence.Stream, 0}\n",
 		pkg:  "./internal/events", run: "^TestStreamCreatedAgain$",
 	},
+	{
+		name: "waiting-payment-skipped", wrong: "a consumer that was missing goes on behind the last event, also where an older one is not answered", trap: "3",
+		file: "internal/events/resume.go",
+		old:  "		first = min(first, seq)\n",
+		new:  "		_ = seq\n",
+		pkg:  "./internal/events", run: "^TestMissingConsumerGoesOn$",
+	},
+	{
+		name: "floor-of-another-stream", wrong: "a consumer that was missing goes on where the consumer of a deleted stream was", trap: "3",
+		file: "internal/events/revive.go",
+		old:  "	if f == nil || !f.created.Equal(created) {\n",
+		new:  "	if f == nil {\n",
+		pkg:  "./internal/events", run: "^TestMissingConsumerGoesOn$",
+	},
+	{
+		name: "lost-outcomes-are-no-doubt", wrong: "a consumer that was missing decides old payments again when the outcome log has lost their answers", trap: "3",
+		file: "internal/events/resume.go",
+		old:  "	if lost && !r.floored {\n",
+		new:  "	if false {\n",
+		pkg:  "./internal/events", run: "^TestMissingConsumerThatIsNotKnown$",
+	},
 }

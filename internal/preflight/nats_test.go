@@ -14,6 +14,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
 	"holdfast/internal/preflight"
@@ -109,7 +110,7 @@ func TestStreams(t *testing.T) {
 			w.expect("after "+what, nil)
 			continue
 		}
-		refused := events.Setup(ctx, w.js, w.ns, reach)
+		refused := events.Setup(ctx, w.js, w.ns, reach, zerolog.Nop())
 		if (refused != nil) != (c.status == "fail") {
 			t.Errorf("%s: a worker that migrates says %v", what, refused)
 		}
@@ -373,7 +374,7 @@ func (w *world) at(url string, do func(jetstream.JetStream) error) {
 // setup makes the streams on another NATS.
 func (w *world) setup(url string) {
 	w.t.Helper()
-	w.at(url, func(js jetstream.JetStream) error { return events.Setup(w.t.Context(), js, w.ns, reach) })
+	w.at(url, func(js jetstream.JetStream) error { return events.Setup(w.t.Context(), js, w.ns, reach, zerolog.Nop()) })
 }
 
 // TestNATSUsers looks as users who may more or less than a worker needs.

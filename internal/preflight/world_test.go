@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -79,7 +80,7 @@ func (w *world) migrate() {
 	if _, err := holds.NoteFormat(w.t.Context(), string(w.ns), w.redis); err != nil {
 		w.t.Fatal(err)
 	}
-	if err := events.Setup(w.t.Context(), w.js, w.ns, reach); err != nil {
+	if err := events.Setup(w.t.Context(), w.js, w.ns, reach, zerolog.Nop()); err != nil {
 		w.t.Fatal(err)
 	}
 }

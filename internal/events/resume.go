@@ -1,0 +1,344 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
+)
+
+// resumeLimit bounds the search for the first event that is not answered.
+const resumeLimit = 10 * time.Minute
+
+// ensureConsumer creates a consumer of the inbound stream, or brings the configuration of one that exists in
+// line. One that is missing where events are stored goes on with the first event that is not answered. From the
+// beginning of the stream, it would decide events whose answers nobody remembers any more. known are the
+// floors that a worker has seen, nil when it has seen none.
+func (ns Subjects) ensureConsumer(ctx context.Context, js jetstream.JetStream, name string, known *floors, log zerolog.Logger) error {
+	config := ns.consumer(name)
+	found, err := js.Consumer(ctx, ns.InStream(), name)
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		if found, err = ns.createConsumer(ctx, js, config, known, log); found == nil && err == nil {
+			return nil
+		}
+	}
+	if err == nil { // where it began cannot be changed, nor should it be
+		was := found.CachedInfo().Config
+		config.DeliverPolicy, config.OptStartSeq, config.OptStartTime = was.DeliverPolicy, was.OptStartSeq, was.OptStartTime
+		_, err = js.UpdateConsumer(ctx, ns.InStream(), config)
+	}
+	if err != nil {
+		return fmt.Errorf("consumer %s of stream %s: %w", name, ns.InStream(), err)
+	}
+	return nil
+}
+
+// createConsumer creates a consumer that is missing, and returns none, or returns the one that another
+// worker has created meanwhile.
+func (ns Subjects) createConsumer(ctx context.Context, js jetstream.JetStream, config jetstream.ConsumerConfig, known *floors, log zerolog.Logger) (jetstream.Consumer, error) {
+	r, err := ns.newResumption(ctx, js, config, log)
+	if err != nil {
+		return nil, err
+	}
+	from, err := r.from(ctx, known)
+	if err != nil {
+		return nil, err
+	}
+	if from > 1 {
+		config.DeliverPolicy, config.OptStartSeq = jetstream.DeliverByStartSequencePolicy, from
+	}
+	_, err = js.CreateConsumer(ctx, ns.InStream(), config)
+	if errors.Is(err, jetstream.ErrConsumerExists) {
+		return js.Consumer(ctx, ns.InStream(), config.Durable)
+	}
+	if err == nil && r.in.State.LastSeq > 0 {
+		log.Warn().Str("consumer", config.Durable).Str("stream", ns.InStream()).Uint64("from_stream_seq", from).
+			Uint64("last_stream_seq", r.in.State.LastSeq).Int("unanswered", len(r.open)).
+			Msg("consumer missing, created behind the last answered event")
+	}
+	return nil, err
+}
+
+// resumption is the search for the first event of a consumer that is not answered. It reads the inbound
+// stream and the outcome log once each, side by side, and keeps the events that have no outcome yet.
+type resumption struct {
+	ns       Subjects
+	config   jetstream.ConsumerConfig
+	answers  func(subject string) bool // whether the consumer answers what is published on a subject
+	log      zerolog.Logger
+	inbound  jetstream.Stream
+	outcomes jetstream.Stream
+	letters  jetstream.Stream
+	in, out  *jetstream.StreamInfo
+	complete time.Time // what was answered since then is in the outcome log; zero: everything
+
+	open     map[uint64]unanswered
+	ofID     map[string][]uint64 // sequences of open events, by the ids of their outcomes
+	recent   map[string]time.Time
+	pruneAt  int
+	answered int
+	floored  bool // it is known up to where everything was answered, a short time before the newest outcome
+	older    int  // events of before the outcome log that are taken for answered
+}
+
+// unanswered is an event without an outcome so far.
+type unanswered struct {
+	subject string
+	stored  time.Time
+}
+
+func (ns Subjects) newResumption(ctx context.Context, js jetstream.JetStream, config jetstream.ConsumerConfig, log zerolog.Logger) (*resumption, error) {
+	r := &resumption{
+		ns: ns, config: config, answers: ns.answeredBy(config.Durable), log: log,
+		open: make(map[uint64]unanswered), ofID: make(map[string][]uint64), recent: make(map[string]time.Time), pruneAt: recentMin,
+	}
+	for name, stream := range map[string]*jetstream.Stream{
+		ns.InStream(): &r.inbound, ns.OutStream(): &r.outcomes, ns.DLQStream(): &r.letters,
+	} {
+		var err error
+		if *stream, err = js.Stream(ctx, name); err != nil {
+			return nil, fmt.Errorf("stream %s: %w", name, err)
+		}
+	}
+	r.in, r.out = r.inbound.CachedInfo(), r.outcomes.CachedInfo()
+	r.complete = completeSince(r.out, r.in, setupWithin)
+	return r, nil
+}
+
+// from returns the sequence of the first event that is not answered, or the next one that will be stored.
+func (r *resumption) from(ctx context.Context, known *floors) (uint64, error) {
+	state := r.in.State
+	if state.LastSeq == 0 {
+		return 1, nil
+	}
+	floor, err := r.floor(ctx)
+	if err != nil {
+		return 0, err
+	}
+	floor = max(floor, known.on(r.in.Created, r.config.Durable))
+	start := max(floor+1, state.FirstSeq)
+	r.floored = floor > 0
+	never := r.out.State.LastSeq == 0 && r.letters.CachedInfo().State.LastSeq == 0 && r.complete.IsZero()
+	if never || start > state.LastSeq || state.Msgs == 0 {
+		return start, nil // nothing was ever answered, or nothing waits
+	}
+	ctx, cancel := context.WithTimeout(ctx, resumeLimit)
+	defer cancel()
+	if err := r.search(ctx, start); err != nil {
+		return 0, r.unknown(start, err.Error())
+	}
+	first, err := r.first()
+	if err != nil {
+		return 0, r.unknown(start, err.Error())
+	}
+	return first, nil
+}
+
+// floor returns the highest floor of the consumer that the newest outcomes of each kind carry, 0 for none.
+func (r *resumption) floor(ctx context.Context) (floor uint64, err error) {
+	for _, event := range outcomeEvents {
+		m, err := r.outcomes.GetLastMsgForSubject(ctx, r.ns.Out(event, "*"))
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			continue
+		}
+		if err != nil {
+			return 0, fmt.Errorf("read stream %s: %w", r.ns.OutStream(), err)
+		}
+		floor = max(floor, readFloors(m.Header.Get(headerFloors)).on(r.in.Created, r.config.Durable))
+	}
+	return floor, nil
+}
+
+// outcomeEvents are the events that answer an inbound event.
+var outcomeEvents = []string{
+	holds.EventHoldCreated, holds.EventHoldRejected, holds.EventHoldExtended, holds.EventExtensionRejected,
+	holds.EventHoldReleased, holds.EventReleaseRejected, holds.EventHoldConfirmed, holds.EventConfirmRejected,
+	holds.EventReservationCancelled, holds.EventCancelRejected, holds.EventInventoryUpdated, holds.EventInventoryRejected,
+	holds.EventBookingCancelled,
+}
+
+// search reads the events from a sequence on, and what answers them.
+func (r *resumption) search(ctx context.Context, start uint64) error {
+	events := jetstream.OrderedConsumerConfig{
+		FilterSubjects: r.config.FilterSubjects,
+		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: start,
+	}
+	var outcomes func() (StoredMsg, error, bool)
+	var waiting StoredMsg
+	more := false
+	next := func() error {
+		var err error
+		if waiting, err, more = outcomes(); err != nil {
+			return fmt.Errorf("read stream %s: %w", r.ns.OutStream(), err)
+		}
+		return nil
+	}
+	for m, err := range Read(ctx, r.inbound, events, r.in.State.LastSeq) {
+		if err != nil {
+			return fmt.Errorf("read stream %s: %w", r.ns.InStream(), err)
+		}
+		if outcomes == nil {
+			var stop func()
+			outcomes, stop = iter.Pull2(r.since(ctx, r.outcomes, m.Meta.Timestamp, r.out.State.LastSeq))
+			defer stop() // once: outcomes is set
+			if err := next(); err != nil {
+				return err
+			}
+		}
+		for more && waiting.Meta.Timestamp.Before(m.Meta.Timestamp) {
+			r.outcome(waiting)
+			if err := next(); err != nil {
+				return err
+			}
+		}
+		if r.event(m); len(r.open) > unansweredMax {
+			return errTooMany
+		}
+	}
+	for more {
+		r.outcome(waiting)
+		if err := next(); err != nil {
+			return err
+		}
+	}
+	return r.deadLetters(ctx)
+}
+
+// since reads the headers of a stream from shortly before a time on.
+func (r *resumption) since(ctx context.Context, stream jetstream.Stream, at time.Time, last uint64) iter.Seq2[StoredMsg, error] {
+	at = at.Add(-skew)
+	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &at, HeadersOnly: true}
+	return Read(ctx, stream, config, last)
+}
+
+// event notes an event, unless it is answered: a repeat of one that was answered shortly before has no
+// outcome of its own, because JetStream drops that as a duplicate.
+func (r *resumption) event(m StoredMsg) {
+	if !r.answers(m.Subject()) {
+		return
+	}
+	seq, stored := m.Meta.Sequence.Stream, m.Meta.Timestamp
+	older := stored.Before(r.complete) && r.config.Durable != ConsumerPayments // see first
+	if older {
+		r.older++
+		if stored.Before(r.complete.Add(-skew)) {
+			return
+		}
+	}
+	in, err := r.ns.Decode(m.Subject(), m.Headers(), m.Data(), stored)
+	if err == nil { // else it has a dead letter
+		for _, id := range in.outcomeIDs() {
+			if _, is := r.recent[id]; is {
+				r.answered++
+				return
+			}
+		}
+		for _, id := range in.outcomeIDs() {
+			r.ofID[id] = append(r.ofID[id], seq)
+		}
+	}
+	if !older {
+		r.open[seq] = unanswered{m.Subject(), stored}
+	}
+}
+
+const (
+	recentMin     = 10_000     // outcomes that are remembered before the oldest are forgotten
+	unansweredMax = 10_000_000 // events without an outcome at a time
+)
+
+var errTooMany = fmt.Errorf("more than %d of them wait", unansweredMax)
+
+// outcome removes the events that an outcome answers.
+func (r *resumption) outcome(m StoredMsg) {
+	id, _, _ := strings.Cut(m.Headers().Get(headerMsgID), "#") // see Consumer.same
+	for _, seq := range r.ofID[id] {
+		delete(r.open, seq)
+		r.answered++
+	}
+	delete(r.ofID, id)
+	r.recent[id] = m.Meta.Timestamp
+	if len(r.recent) < r.pruneAt {
+		return
+	}
+	for id, at := range r.recent {
+		if m.Meta.Timestamp.Sub(at) > r.out.Config.Duplicates+skew {
+			delete(r.recent, id)
+		}
+	}
+	r.pruneAt = max(recentMin, 2*len(r.recent))
+}
+
+// deadLetters removes the events that have a dead letter.
+func (r *resumption) deadLetters(ctx context.Context) error {
+	oldest := time.Time{}
+	for _, e := range r.open {
+		if oldest.IsZero() || e.stored.Before(oldest) {
+			oldest = e.stored
+		}
+	}
+	if oldest.IsZero() {
+		return nil
+	}
+	for m, err := range r.since(ctx, r.letters, oldest, r.letters.CachedInfo().State.LastSeq) {
+		if err != nil {
+			return fmt.Errorf("read stream %s: %w", r.ns.DLQStream(), err)
+		}
+		seq, err := strconv.ParseUint(m.Headers().Get(HeaderDLQStreamSeq), 10, 64)
+		if e, is := r.open[seq]; err == nil && is && r.isLetterOf(m, seq, e) {
+			delete(r.open, seq)
+			r.answered++
+		}
+	}
+	return nil
+}
+
+// isLetterOf reports whether a dead letter is of an event with its sequence, not of one of a stream before. The
+// message ids of the version before do not tell these apart.
+func (r *resumption) isLetterOf(m StoredMsg, seq uint64, e unanswered) bool {
+	switch id, _, _ := strings.Cut(m.Headers().Get(headerMsgID), "#"); id {
+	case r.ns.letterID(r.in.Created, seq), r.ns.letterID(e.stored, seq):
+		return true
+	case r.ns.InStream() + "-" + strconv.FormatUint(seq, 10):
+		return e.subject == m.Headers().Get(HeaderDLQSubject) && !m.Meta.Timestamp.Before(e.stored.Add(-skew))
+	}
+	return false
+}
+
+// first returns the sequence of the first event that is not answered. Of an event that is older than the outcome
+// log it is not known whether it was:
+//
+//   - Requests and changes are taken for answered, where the consumer has answered any since: it took them before.
+//   - A payment that fails is retried for as long as it takes, so it may wait among answered ones. It is known to
+//     wait only when it lies above the floor.
+func (r *resumption) first() (uint64, error) {
+	first, lost := r.in.State.LastSeq+1, r.older > 0 && r.answered == 0
+	for seq, e := range r.open {
+		lost = lost || e.stored.Before(r.complete) // a payment
+		first = min(first, seq)
+	}
+	if lost && !r.floored {
+		return 0, fmt.Errorf("stream %s has nothing of before %s", r.ns.OutStream(), r.complete.UTC().Format(holds.TimeFormat))
+	}
+	if r.older > 0 {
+		r.log.Warn().Str("consumer", r.config.Durable).Int("events", r.older).Time("outcomes_since", r.complete).
+			Msg("events older than the outcome log taken for answered")
+	}
+	return first, nil
+}
+
+// unknown is the error of a consumer of which it is not known where it is to go on.
+func (r *resumption) unknown(start uint64, why string) error {
+	name, in := r.config.Durable, r.ns.InStream()
+	return fmt.Errorf("it is missing, and which events from sequence %d on are answered is not known: %s; create it where it is to go on: "+
+		"nats consumer add %s %s --pull --ack explicit --deliver SEQUENCE --defaults (%d: decide all of them, %d: none), "+
+		"and run worker migrate, which sets the rest right", start, why, in, name, start, r.in.State.LastSeq+1)
+}

@@ -1,0 +1,244 @@
+package events
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+// ledger is a namespace whose streams a test writes by hand, without a worker.
+type ledger struct {
+	t      *testing.T
+	js     jetstream.JetStream
+	ns     Subjects
+	events map[uint64]*nats.Msg
+	log    strings.Builder
+}
+
+func newLedger(t *testing.T) *ledger {
+	t.Helper()
+	l := &ledger{t: t, js: newJetStream(t), ns: Subjects(stacktest.Namespace(t)), events: make(map[uint64]*nats.Msg)}
+	if err := l.setup(); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
+		if err := l.js.DeleteConsumer(t.Context(), l.ns.InStream(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return l
+}
+
+func (l *ledger) setup() error {
+	return Setup(l.t.Context(), l.js, l.ns, Reach{Life: 2 * time.Hour}, zerolog.New(&l.log))
+}
+
+func (l *ledger) store(m *nats.Msg) uint64 {
+	l.t.Helper()
+	ack, err := l.js.PublishMsg(l.t.Context(), m)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return ack.Sequence
+}
+
+func (l *ledger) stream(name string) jetstream.Stream {
+	l.t.Helper()
+	stream, err := l.js.Stream(l.t.Context(), name)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return stream
+}
+
+// event stores an event on the room and returns its sequence.
+func (l *ledger) event(event, body string) uint64 {
+	l.t.Helper()
+	m := nats.NewMsg(l.ns.In(event, "room"))
+	m.Data = []byte(body)
+	seq := l.store(m)
+	l.events[seq] = m
+	return seq
+}
+
+func (l *ledger) request(id string) uint64 { l.t.Helper(); return l.event(BookingRequested, keyed(id)) }
+
+func (l *ledger) payment(id string) uint64 {
+	l.t.Helper()
+	return l.event(PaymentConfirmed, envelopeOf(PaymentConfirmed, id, `{"hold_id":"`+holdID+`","payment_id":"`+id+`"}`))
+}
+
+// answer stores outcomes of events.
+func (l *ledger) answer(floors string, seqs ...uint64) {
+	l.t.Helper()
+	for _, seq := range seqs {
+		in, err := l.ns.Decode(l.events[seq].Subject, nil, l.events[seq].Data, storedAt)
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		m := nats.NewMsg(l.ns.Out(holds.EventHoldRejected, "room"))
+		m.Header.Set(headerMsgID, in.OutcomeID)
+		if floors != "" {
+			m.Header.Set(headerFloors, floors)
+		}
+		l.store(m)
+	}
+}
+
+// letter stores the dead letter of an event, under a message id.
+func (l *ledger) letter(seq uint64, id string) {
+	l.t.Helper()
+	m := nats.NewMsg(l.ns.DLQ(ReasonMalformed))
+	m.Header.Set(HeaderDLQStreamSeq, fmt.Sprint(seq))
+	m.Header.Set(HeaderDLQSubject, l.events[seq].Subject)
+	m.Header.Set(headerMsgID, id)
+	l.store(m)
+}
+
+// forget removes the outcomes that are stored by now.
+func (l *ledger) forget() {
+	l.t.Helper()
+	if err := l.stream(l.ns.OutStream()).Purge(l.t.Context()); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+func (l *ledger) created() time.Time {
+	l.t.Helper()
+	return l.stream(l.ns.InStream()).CachedInfo().Created
+}
+
+// starts returns where the consumers begin, requests, changes and payments.
+func (l *ledger) starts() (seqs [3]uint64) {
+	l.t.Helper()
+	for i, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
+		consumer, err := l.js.Consumer(l.t.Context(), l.ns.InStream(), name)
+		if err != nil {
+			l.t.Fatal(err)
+		}
+		seqs[i] = max(1, consumer.CachedInfo().Config.OptStartSeq)
+	}
+	return seqs
+}
+
+// TestMissingConsumerGoesOn has durable consumers be missing where events are stored: each goes on with the
+// first event that is not answered.
+func TestMissingConsumerGoesOn(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		stored func(l *ledger)
+		want   [3]uint64 // requests, changes, payments
+	}{
+		"nothing is stored":             {func(*ledger) {}, [3]uint64{1, 1, 1}},
+		"no worker has answered so far": {func(l *ledger) { l.request("a"); l.payment("b") }, [3]uint64{1, 1, 1}},
+		"all is answered":               {func(l *ledger) { l.answer("", l.request("a"), l.payment("b")) }, [3]uint64{3, 3, 3}},
+		"a payment waits for longer than the last answered request": {func(l *ledger) {
+			l.answer("", l.request("a"))
+			l.payment("waits")
+			l.answer("", l.request("c"), l.payment("d"))
+		}, [3]uint64{5, 5, 2}},
+		"a request waits among answered ones": {func(l *ledger) {
+			a, _, c := l.request("a"), l.request("waits"), l.request("c")
+			l.answer("", c, a)
+		}, [3]uint64{2, 4, 4}},
+		"an event was published twice, and answered once": {func(l *ledger) {
+			l.answer("", l.request("a"))
+			l.request("a")
+		}, [3]uint64{3, 3, 3}},
+		"dead letters are answers": {func(l *ledger) {
+			l.letter(l.event(BookingRequested, "not JSON"), l.ns.letterID(l.created(), 1))
+			l.letter(l.request("poison"), l.ns.InStream()+"-2") // of the version before
+			l.request("waits")
+		}, [3]uint64{3, 4, 4}},
+		"a dead letter of a stream before is no answer": {func(l *ledger) {
+			seq := l.request("waits")
+			l.letter(seq, l.ns.letterID(l.created().Add(-time.Second), seq))
+		}, [3]uint64{1, 2, 2}},
+		"the outcome log has lost its beginning, and answers later requests": {func(l *ledger) {
+			l.answer("", l.request("a"), l.request("b"))
+			l.forget()
+			l.answer("", l.request("c"))
+			l.request("waits")
+		}, [3]uint64{4, 5, 5}},
+		"the outcome log has lost its beginning, and carries floors": {func(l *ledger) {
+			l.answer("", l.request("a"), l.payment("b"))
+			l.payment("waits")
+			c := l.request("c")
+			l.forget()
+			l.answer(newFloors(l.created(), map[string]uint64{ConsumerRequests: 1, ConsumerChanges: 1, ConsumerPayments: 2}).text, c)
+			l.payment("d")
+		}, [3]uint64{6, 6, 3}},
+		"a floor of a stream before is none": {func(l *ledger) {
+			floors := newFloors(l.created().Add(-time.Second), map[string]uint64{ConsumerRequests: 2})
+			l.request("waits")
+			l.answer(floors.text, l.request("b"))
+		}, [3]uint64{1, 3, 3}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLedger(t)
+			c.stored(l)
+			if err := l.setup(); err != nil {
+				t.Fatal(err)
+			}
+			if got := l.starts(); got != c.want {
+				t.Errorf("they begin at %v, want %v", got, c.want)
+			}
+			if stored := l.stream(l.ns.InStream()).CachedInfo().State.LastSeq > 0; strings.Contains(l.log.String(), "from_stream_seq") != stored {
+				t.Errorf("the log says %q", l.log.String())
+			}
+		})
+	}
+}
+
+// TestMissingConsumerThatIsNotKnown has a durable consumer be missing while it is not known which events are
+// answered. Setup refuses, and says how an operator decides it.
+func TestMissingConsumerThatIsNotKnown(t *testing.T) {
+	t.Parallel()
+	for name, stored := range map[string]func(l *ledger){
+		ConsumerPayments: func(l *ledger) {
+			l.answer("", l.payment("a"), l.request("b"))
+			l.forget()
+			l.answer("", l.request("c"))
+		},
+		ConsumerRequests: func(l *ledger) {
+			l.answer("", l.request("a"))
+			l.forget()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLedger(t)
+			stored(l)
+			err := l.setup()
+			if err == nil || !strings.Contains(err.Error(), "nats consumer add "+l.ns.InStream()+" "+name+" --pull") {
+				t.Fatalf("%v", err)
+			}
+			config := jetstream.ConsumerConfig{
+				Durable: name, AckPolicy: jetstream.AckExplicitPolicy, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: 2,
+			}
+			if _, err := l.js.CreateConsumer(t.Context(), l.ns.InStream(), config); err != nil {
+				t.Fatal(err)
+			}
+			if err := l.setup(); err != nil {
+				t.Fatalf("when it was created by hand: %v", err)
+			}
+			consumer, err := l.js.Consumer(t.Context(), l.ns.InStream(), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found := consumer.CachedInfo().Config
+			if faults := ConsumerFaults(found, l.ns.consumer(name)); len(faults) > 0 || found.OptStartSeq != 2 {
+				t.Errorf("it is %+v: %v", found, faults)
+			}
+		})
+	}
+}
