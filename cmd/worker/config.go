@@ -80,11 +80,17 @@ type Monitors struct {
 	NATSMonitorURLs []string `name:"nats-monitor-urls" env:"HOLDFAST_NATS_MONITOR_URLS" placeholder:"URL" help:"Monitoring addresses of the NATS servers, like http://nats:8222: the preflight asks them for sync_interval."`
 }
 
+// Replication is how streams are created.
+type Replication struct {
+	StreamReplicas int `name:"stream-replicas" env:"HOLDFAST_STREAM_REPLICAS" default:"0" help:"How many NATS servers keep a copy of each stream that is created, 1 to 5. 0: 3 in a cluster, 1 on a lone server."`
+}
+
 // Starting is what a command that prepares the servers needs.
 type Starting struct {
-	Monitors  `embed:""`
-	Preflight string `name:"preflight" env:"HOLDFAST_PREFLIGHT" default:"refuse" enum:"refuse,warn" help:"On servers that would break a promise (see worker preflight): refuse to start, or warn and start."`
-	LogLevel  string `name:"log-level" env:"HOLDFAST_LOG_LEVEL" default:"${log_level}" enum:"debug,info,warn,error" help:"What is logged: debug, info, warn or error."`
+	Monitors    `embed:""`
+	Replication `embed:""`
+	Preflight   string `name:"preflight" env:"HOLDFAST_PREFLIGHT" default:"refuse" enum:"refuse,warn" help:"On servers that would break a promise (see worker preflight): refuse to start, or warn and start."`
+	LogLevel    string `name:"log-level" env:"HOLDFAST_LOG_LEVEL" default:"${log_level}" enum:"debug,info,warn,error" help:"What is logged: debug, info, warn or error."`
 }
 
 // Operations are how a worker is run and watched.
@@ -126,6 +132,9 @@ const (
 	reconcileHeal = "heal"
 	reconcileOff  = "off"
 )
+
+// replicasMax is how many replicas NATS allows.
+const replicasMax = 5
 
 // lockServersMin is the fewest of which one can be lost without the majority.
 const lockServersMin = 3
@@ -229,6 +238,14 @@ func (l *Locks) AfterApply() error {
 	return nil
 }
 
+// AfterApply checks the bounds.
+func (r *Replication) AfterApply() error {
+	if r.StreamReplicas < 0 || r.StreamReplicas > replicasMax {
+		return misused("--stream-replicas %d must be from 1 to %d, or 0", r.StreamReplicas, replicasMax)
+	}
+	return nil
+}
+
 // AfterApply takes an empty variable for none.
 func (d *Directory) AfterApply() error {
 	d.DataDir = cmp.Or(d.DataDir, defaultDataDir)
@@ -300,9 +317,9 @@ func (l *LockServers) missingLockURLs() error {
 	return nil
 }
 
-// reach is how far back an outcome can matter.
-func (l *Lifetimes) reach() events.Reach {
-	return events.Reach{Life: l.HoldLifetimeMax, Memory: l.RequestKeyTTL}
+// reach is what the streams depend on.
+func (c *Config) reach() events.Reach {
+	return events.Reach{Life: c.HoldLifetimeMax, Memory: c.RequestKeyTTL, Replicas: c.StreamReplicas}
 }
 
 // policy is the part of the configuration that package holds decides by.

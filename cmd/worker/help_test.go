@@ -18,7 +18,7 @@ const (
 	theLifetimes = " hold-lifetime-max request-key-ttl"
 	thePolicies  = " hold-ttl" + theLifetimes + " hold-ttl-max payment-window late-payment holds-per-user nights-max horizon"
 	theLocks     = " lock-strategy lock-redis-urls lock-lease lock-renew-max lock-fair lock-wait"
-	theRest      = " http-addr reconcile nats-monitor-urls preflight log-level no-notifications no-timer"
+	theRest      = " http-addr reconcile nats-monitor-urls stream-replicas preflight log-level no-notifications no-timer"
 )
 
 // TestFlags_OfEachCommand has in the help of each command what it uses and no more, its own flags first. A new setting
@@ -28,9 +28,9 @@ func TestFlags_OfEachCommand(t *testing.T) {
 	want := map[string]string{
 		"dev":         "once data-dir install" + theServers + thePolicies + theLocks + theRest,
 		"run":         "embedded no-migrate data-dir install" + theServers + thePolicies + theLocks + theRest,
-		"migrate":     theServers + theLifetimes + " nats-monitor-urls preflight log-level",
+		"migrate":     theServers + theLifetimes + " nats-monitor-urls stream-replicas preflight log-level",
 		"healthcheck": "http-addr timeout data-dir",
-		"preflight":   "no-migrate output data-dir" + theServers + theLifetimes + " lock-strategy lock-redis-urls nats-monitor-urls",
+		"preflight":   "no-migrate output data-dir" + theServers + theLifetimes + " lock-strategy lock-redis-urls nats-monitor-urls stream-replicas",
 		"locks":       "http-addr output data-dir",
 		"audit":       "resource-id capacity-by-events repair yes output data-dir" + theServers + " request-key-ttl",
 		"rebuild":     "verify yes output data-dir" + theServers + " hold-ttl" + theLifetimes,

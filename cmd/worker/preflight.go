@@ -25,6 +25,7 @@ type preflightCommand struct {
 	Lifetimes   `embed:"" group:"Policies, as the workers have them:"`
 	LockServers `embed:"" group:"Locks:"`
 	Monitors    `embed:"" group:"Operations:"`
+	Replication `embed:"" group:"Operations:"`
 }
 
 func (*preflightCommand) Help() string {
@@ -53,7 +54,7 @@ func (p *preflightCommand) Run(ctx context.Context, std streams) error {
 	}
 	c := Config{
 		Connections: p.Connections, Policies: Policies{Terms: Terms{Lifetimes: p.Lifetimes}},
-		Locks: Locks{LockServers: p.LockServers}, Operations: Operations{Starting: Starting{Monitors: p.Monitors}},
+		Locks: Locks{LockServers: p.LockServers}, Operations: Operations{Starting: Starting{Monitors: p.Monitors, Replication: p.Replication}},
 	}
 	db, err := newStore(ctx, c)
 	if err != nil {

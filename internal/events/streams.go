@@ -34,11 +34,16 @@ const (
 	streamSetupLimit = 30 * time.Second
 )
 
-// Reach is how far back an outcome can matter to whoever fills Redis again from the outbound stream.
+// Reach is what the streams of a namespace depend on: how far back an outcome can matter when Redis is rebuilt
+// from the outbound stream, and how many servers keep a copy.
 type Reach struct {
-	Life   time.Duration // of a hold, at most
-	Memory time.Duration // of ended holds and of answers
+	Life     time.Duration // of a hold, at most
+	Memory   time.Duration // of ended holds and of answers
+	Replicas int           // of each stream; 0 = 3 in a cluster, 1 on a lone server
 }
+
+// replicasDefault is how many copies a stream has in a cluster.
+const replicasDefault = 3
 
 // Streams are the streams of a namespace as Setup creates them.
 func (ns Subjects) Streams(reach Reach) []jetstream.StreamConfig {
@@ -66,6 +71,7 @@ func (ns Subjects) Streams(reach Reach) []jetstream.StreamConfig {
 	}
 	for i := range streams {
 		streams[i].Storage, streams[i].Retention = jetstream.FileStorage, jetstream.LimitsPolicy
+		streams[i].Replicas = reach.Replicas
 	}
 	return streams
 }
@@ -165,9 +171,7 @@ func (ns Subjects) ofAny(events ...string) []string {
 func (ns Subjects) ensureStream(ctx context.Context, js jetstream.JetStream, config jetstream.StreamConfig, reach Reach) error {
 	stream, err := js.Stream(ctx, config.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		// Another worker may create it meanwhile: the same configuration is no conflict.
-		_, err = js.CreateStream(ctx, config)
-		return err
+		return createStream(ctx, js, config)
 	}
 	if err != nil {
 		return err
@@ -185,4 +189,32 @@ func (ns Subjects) ensureStream(ctx context.Context, js jetstream.JetStream, con
 		}
 	}
 	return nil
+}
+
+// createStream creates a stream, by default with as many replicas as are usual for the servers. Another worker
+// may create it meanwhile: the same configuration is no conflict. A cluster that lacks servers at this moment is an
+// error: a stream that is created with fewer replicas keeps them.
+func createStream(ctx context.Context, js jetstream.JetStream, config jetstream.StreamConfig) error {
+	byDefault := config.Replicas == 0
+	if byDefault {
+		config.Replicas = replicasDefault
+	}
+	_, err := js.CreateStream(ctx, config)
+	if byDefault && isLoneServer(err) {
+		config.Replicas = 1
+		_, err = js.CreateStream(ctx, config)
+		return err
+	}
+	var refused *jetstream.APIError
+	if errors.As(err, &refused) {
+		return fmt.Errorf("create it with %d replicas: %w (start as many servers, or set HOLDFAST_STREAM_REPLICAS)", config.Replicas, err)
+	}
+	return err
+}
+
+// isLoneServer reports whether a server has refused replicas because it is in no cluster.
+func isLoneServer(err error) bool {
+	const replicasNotSupported = 10074
+	refused, is := errors.AsType[*jetstream.APIError](err)
+	return is && refused.ErrorCode == replicasNotSupported
 }

@@ -79,4 +79,11 @@ var ofIdentity = []mutant{
 		new:  "	if false {\n",
 		pkg:  "./internal/events", run: "^TestMissingConsumerThatIsNotKnown$",
 	},
+	{
+		name: "one-replica-in-a-cluster", wrong: "streams have one replica in a cluster: what was acknowledged is lost with one server", trap: "3",
+		file: "internal/events/streams.go",
+		old:  "		config.Replicas = replicasDefault\n",
+		new:  "		config.Replicas = 1\n",
+		pkg:  "./internal/preflight", run: "^TestReplicas$",
+	},
 }

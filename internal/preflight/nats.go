@@ -178,7 +178,7 @@ func (r *report) natsStreams(ctx context.Context, l *natsLook, t Target) {
 		}
 		r.faults(name, fmt.Sprintf("in files, by limits, discards %s messages; it has %d", events.DiscardWord(found.Config.Discard), found.State.Msgs), faults)
 	}
-	r.natsReplicas(replicas, coming)
+	r.natsReplicas(replicas, coming, t.Reach.Replicas, l.nc.ConnectedClusterName() != "")
 	if !there {
 		r.skipAll("the inbound stream could not be looked at", "nats.consumers")
 		return
@@ -213,9 +213,15 @@ func (l *natsLook) serves(copies *jetstream.ClusterInfo) {
 	}
 }
 
-// natsReplicas is given how many copies streams have, and those that are not there and will be created.
-func (r *report) natsReplicas(of map[string]int, coming []string) {
-	const want = 3
+// natsReplicas is given how many copies streams have, those that are missing and will be created, how many copies
+// the settings ask for (0 = the default), and whether the server is one of a cluster.
+func (r *report) natsReplicas(of map[string]int, coming []string, set int, cluster bool) {
+	want, created := 3, 1
+	if set > 0 {
+		want, created = set, set
+	} else if cluster {
+		created = want
+	}
 	var few, all []string
 	for _, name := range slices.Sorted(maps.Keys(of)) {
 		all = append(all, fmt.Sprintf("%s has %d", name, of[name]))
@@ -224,9 +230,11 @@ func (r *report) natsReplicas(of map[string]int, coming []string) {
 		}
 	}
 	for _, name := range coming {
-		all = append(all, name+" will be created with 1")
+		all = append(all, fmt.Sprintf("%s will be created with %d", name, created))
+		if created < want {
+			few = append(few, name)
+		}
 	}
-	few = append(few, coming...)
 	switch {
 	case len(all) == 0:
 		r.skipAll("no stream could be looked at", NATSReplicas)
@@ -240,7 +248,7 @@ func (r *report) natsReplicas(of map[string]int, coming []string) {
 			when = "\nwhen they are there, "
 		}
 		r.warn(NATSReplicas, strings.Join(all, ", "), "while that server is down no event is answered, and if its disk is lost so are events that were acknowledged",
-			strings.Join(fixes, "\n")+when+"in a cluster of at least three servers")
+			strings.Join(fixes, "\n")+when+fmt.Sprintf("in a cluster of at least %d servers", want))
 	default:
 		r.ok(NATSReplicas, strings.Join(all, ", "))
 	}

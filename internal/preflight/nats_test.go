@@ -322,6 +322,65 @@ func TestEverySync(t *testing.T) {
 	})
 }
 
+// TestReplicas creates the streams in a cluster and on a lone server, with the default and with a setting.
+func TestReplicas(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	servers := natsCluster(t, 3)
+	cluster := func(t *preflight.Target) { t.NATSURL = servers[0].ClientURL() }
+	replicas := func(js jetstream.JetStream, ns events.Subjects) (all []int) {
+		t.Helper()
+		for _, config := range ns.Streams(reach) {
+			stream, err := js.Stream(t.Context(), config.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, stream.CachedInfo().Config.Replicas)
+		}
+		return all
+	}
+	if got := replicas(w.js, w.ns); !slices.Equal(got, []int{1, 1, 1, 1}) {
+		t.Errorf("on a lone server they have %v replicas", got)
+	}
+	two := reach
+	two.Replicas = 2
+	if err := events.Setup(t.Context(), w.js, "more", two, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "HOLDFAST_STREAM_REPLICAS") {
+		t.Errorf("two on a lone server: %v", err)
+	}
+	if c := w.look(cluster, migrates)["nats.replicas"]; c.Status != preflight.OK || !strings.Contains(c.Found, "HOLDFAST_IN will be created with 3") {
+		t.Errorf("before they are created: %+v", c)
+	}
+	w.at(servers[0].ClientURL(), func(js jetstream.JetStream) error {
+		for ns, c := range map[events.Subjects]struct {
+			set  events.Reach
+			want []int
+		}{w.ns: {reach, []int{3, 3, 3, 3}}, "pair": {two, []int{2, 2, 2, 2}}} {
+			stacktest.Eventually(t, "servers to place streams on", func() bool {
+				return events.Setup(t.Context(), js, ns, c.set, zerolog.Nop()) == nil
+			})
+			if got := replicas(js, ns); !slices.Equal(got, c.want) {
+				t.Errorf("set to %d they have %v replicas, want %v", c.set.Replicas, got, c.want)
+			}
+		}
+		return nil
+	})
+	if c := w.look(cluster)["nats.replicas"]; c.Status != preflight.OK {
+		t.Errorf("in the cluster: %+v", c)
+	}
+	one := func(t *preflight.Target) { t.Reach.Replicas = 1 }
+	if c := w.look(one)["nats.replicas"]; c.Status != preflight.OK {
+		t.Errorf("one, as it is set: %+v", c)
+	}
+	w.at(servers[0].ClientURL(), func(js jetstream.JetStream) (err error) { // the servers stop without them
+		for _, ns := range []events.Subjects{w.ns, "pair"} {
+			for _, config := range ns.Streams(reach) {
+				err = errors.Join(err, js.DeleteStream(t.Context(), config.Name))
+			}
+		}
+		return err
+	})
+}
+
 // natsCluster starts a cluster for one test.
 func natsCluster(t *testing.T, size int) (servers []*server.Server) {
 	t.Helper()
