@@ -18,4 +18,15 @@
 //
 // An event is acknowledged only after its one outcome is stored. A crash before that repeats
 // it, and repeating it gives the same outcome with the same id.
+//
+// What tells two things apart:
+//
+//   - An event: source, id, type, resource and content. The id of its outcome is derived from these, so the same
+//     event has the same outcome wherever and however often it is published (outcomeID).
+//   - A stored event: the creation time of the inbound stream and the sequence. A stream that is deleted and created
+//     again has other events under the same sequences (origin.go).
+//   - A stored outcome: its Nats-Msg-Id, which is its id. What JetStream takes for a duplicate is compared with what
+//     is stored (repeat.go).
+//
+// A durable consumer that is missing goes on with its first event that is not answered (resume.go).
 package events

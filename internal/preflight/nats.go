@@ -194,9 +194,10 @@ func forgets(found *jetstream.StreamInfo, reach events.Reach) []events.Fault {
 		return nil
 	}
 	return []events.Fault{{
-		Found: fmt.Sprintf("it is limited (%d bytes, %d messages), and its oldest message is %s old", found.Config.MaxBytes, found.Config.MaxMsgs, oldest.Round(time.Second)),
-		Why:   fmt.Sprintf("it drops outcomes that still matter (%s): holds and answers cannot be rebuilt from it", reach.Life+reach.Memory),
-		Fix:   "nats stream edit " + found.Config.Name + " --force --max-bytes=-1 --max-msgs=-1",
+		Found:  fmt.Sprintf("it is limited (%d bytes, %d messages), and its oldest message is %s old", found.Config.MaxBytes, found.Config.MaxMsgs, oldest.Round(time.Second)),
+		Why:    fmt.Sprintf("it drops outcomes that still matter (%s): holds and answers cannot be rebuilt from it", reach.Life+reach.Memory),
+		Fix:    "nats stream edit " + found.Config.Name + " --force --max-bytes=-1 --max-msgs=-1",
+		Breaks: oldest < reach.Life,
 	}}
 }
 

@@ -161,7 +161,7 @@ func TestOutcomesThatAreDropped(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c := w.expect("limited, and full", []string{"nats.stream.HOLDFAST_OUT warn"})["nats.stream.HOLDFAST_OUT"]
+	c := w.expect("limited, and full", []string{"nats.stream.HOLDFAST_OUT fail"})["nats.stream.HOLDFAST_OUT"]
 	if natsTool(t) {
 		w.follow(c)
 		w.expect("not limited any more", nil)
