@@ -95,14 +95,14 @@ func TestLoadOverOutage(t *testing.T) {
 		t.Fatalf("exit code %d, %v\n%s\n%s", code, err, out.String(), seen.text.String())
 	}
 	s := summaryOf(t, result{exitOK, out.String(), seen.text.String()})
-	s.expect(t, count, 0, 0)
-	if n := storedOf(t, url, subjects.InStream(), requests); n != count {
-		t.Errorf("%d are stored, want %d", n, count)
+	s.expect(t, count, 0)
+	if n := storedOf(t, url, subjects.InStream(), requests); n < count { // what NATS has stored and not acknowledged is stored twice
+		t.Errorf("%d are stored, want at least %d", n, count)
 	}
 
 	again := runWith(t.Context(), strings.NewReader(strings.Join(lines, "")), append([]string{"load", "-f", "-", "--wait", "-o", "json", "--timeout", "1m"}, there...)...).want(t, exitRejected)
 	s = summaryOf(t, again)
-	s.expect(t, 0, count, 0)
+	s.expect(t, count, 0)
 	if want := map[string]int{"hold.created": capacity, "hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
 		t.Errorf("got %v, want %v", s.outcomes(), want)
 	}
