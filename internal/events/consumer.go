@@ -85,6 +85,8 @@ type Consumer struct {
 	seen    atomic.Pointer[sighting] // nil until an event is dead-lettered
 
 	floors atomic.Pointer[floors] // up to where everything is answered, as last seen; nil until then
+
+	streamCreated atomic.Pointer[time.Time] // when the inbound stream was created, as last seen
 }
 
 // lane is the way of the events about some of the resources through a consumer.
@@ -100,6 +102,7 @@ type delivery struct {
 	msg     jetstream.Msg
 	meta    *jetstream.MsgMetadata
 	fetched time.Time
+	created time.Time // the creation of the inbound stream as it was known before the fetch
 	in      *Inbound
 	epoch   string // under which it was decided
 	result  holds.Result
@@ -120,6 +123,11 @@ func NewConsumer(ctx context.Context, name string, ns Subjects, service Service,
 	if name == ConsumerChanges {
 		c.fetches, c.decides = changesMax, changesMax
 	}
+	created, err := c.streamMade(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("consumer %s: %w", name, err)
+	}
+	c.streamCreated.Store(&created)
 	return c, nil
 }
 
@@ -221,6 +229,7 @@ func (c *Consumer) settled() {
 // the same time together. To ask for each batch anew would cost NATS and the worker more than the
 // events do, whenever there are few.
 func (c *Consumer) fetch(events int, batches chan<- []*delivery) error {
+	created := *c.streamCreated.Load()
 	fetched, err := c.source.Fetch(events, jetstream.FetchMaxWait(fetchWait))
 	if err != nil {
 		return err
@@ -233,7 +242,7 @@ func (c *Consumer) fetch(events int, batches chan<- []*delivery) error {
 			if err != nil {
 				return err
 			}
-			batch = append(batch, &delivery{msg: msg, meta: meta, fetched: time.Now()})
+			batch = append(batch, &delivery{msg: msg, meta: meta, fetched: time.Now(), created: created})
 			if len(messages) == 0 {
 				break
 			}
@@ -294,7 +303,7 @@ func (l *lane) decideAll(ctx context.Context) {
 				ready = append(ready, d)
 			}
 		}
-		l.decide(ctx, ready)
+		l.decide(ctx, l.locate(ctx, ready))
 	}
 }
 

@@ -27,6 +27,7 @@ type echo struct {
 	mu    sync.Mutex
 	fault func(key string, batch int) error // of a request, by its key; may panic
 	seen  map[string]int                    // how often each request was asked
+	sets  []holds.InventoryRequest
 }
 
 func (e *echo) Place(ctx context.Context, requests []holds.PlaceRequest, emit func(int, holds.Result)) {
@@ -97,7 +98,10 @@ func (*echo) Cancel(_ context.Context, requests []holds.CancelRequest, emit func
 	}
 }
 
-func (*echo) SetInventory(_ context.Context, r holds.InventoryRequest) holds.Result {
+func (e *echo) SetInventory(_ context.Context, r holds.InventoryRequest) holds.Result {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.sets = append(e.sets, r)
 	return holds.Result{Outcome: holds.Outcome{Event: holds.EventInventoryUpdated, Resource: r.Resource, Data: holds.InventoryUpdated{}}}
 }
 

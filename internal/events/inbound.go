@@ -121,7 +121,7 @@ func (in *Inbound) identify(storedAt time.Time) {
 	case in.Cancel != nil:
 		in.Cancel.Cause = in.OutcomeID
 	case in.Inventory != nil:
-		in.Inventory.Cause, in.Inventory.StoredAt = in.OutcomeID, storedAt
+		in.Inventory.Cause, in.Inventory.Stored.At = in.OutcomeID, storedAt
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"strings"
 	"time"
@@ -47,6 +48,9 @@ func (c *decider) evaluate(ctx context.Context, dry Evaluator, subject string, h
 	if d.in, err = c.decode(subject, header, body, now.Time); err != nil {
 		d.result.Err = err
 	} else {
+		if d.in.Inventory != nil { // later than every event that was stored
+			d.in.Inventory.Stored = holds.Stored{At: now.Time, StreamCreatedAt: now.Time, Seq: math.MaxInt64}
+		}
 		c.dispatch(ctx, []*delivery{d}, func(*delivery) {})
 	}
 	if d.result.Err == nil {

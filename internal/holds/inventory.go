@@ -12,17 +12,25 @@ import (
 
 // InventoryRequest sets the capacity of slots.
 type InventoryRequest struct {
-	Cause    string    // names the event: the same at every delivery of it
-	StoredAt time.Time // when JetStream stored the event: a later event wins whenever it is delivered
+	Cause    string // names the event: the same at every delivery of it
+	Stored   Stored // a later event wins whenever it is delivered
 	Resource string
 	Asked    Asked
 	Capacity int64
 }
 
+// Stored is where an event is in the inbound streams, which may have been created several times. Of
+// two events the later is that of the stream created later, or the one with the higher Seq in it.
+type Stored struct {
+	At              time.Time // by the clock of the server that led the stream then: it says nothing of the order
+	StreamCreatedAt time.Time
+	Seq             uint64
+}
+
 // CapacityChange sets the capacity of all of a resource's slots or of none of them.
 type CapacityChange struct {
 	Cause    string
-	StoredAt time.Time
+	Stored   Stored
 	Resource string
 	Names    []string // sorted
 	Capacity int64
@@ -94,7 +102,7 @@ func (s *Service) SetInventory(ctx context.Context, r InventoryRequest) Result {
 	if err != nil {
 		return Result{Err: fmt.Errorf("set inventory of %s: %w", r.Resource, err)}
 	}
-	answer, err := s.inventory.SetCapacity(ctx, CapacityChange{r.Cause, r.StoredAt, r.Resource, names, r.Capacity, held})
+	answer, err := s.inventory.SetCapacity(ctx, CapacityChange{r.Cause, r.Stored, r.Resource, names, r.Capacity, held})
 	if err == nil {
 		err = errors.Join(s.bump(ctx, []string{r.Resource})...)
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -333,10 +334,13 @@ func (w *world) setPolicy(t testing.TB, change func(*holds.Policy)) {
 	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
 }
 
+// inboundSeq is the sequence of the last inventory.set, of all worlds.
+var inboundSeq atomic.Uint64
+
 func (w *world) setInventory(t fatal, resource string, asked holds.Asked, capacity int64) holds.Outcome {
 	t.Helper()
 	r := w.service.SetInventory(context.Background(), holds.InventoryRequest{
-		Cause: uuid.NewString(), StoredAt: time.Now(), Resource: resource, Asked: asked, Capacity: capacity,
+		Cause: uuid.NewString(), Stored: holds.Stored{At: time.Now(), Seq: inboundSeq.Add(1)}, Resource: resource, Asked: asked, Capacity: capacity,
 	})
 	if r.Err != nil {
 		t.Fatalf("set inventory: %v", r.Err)

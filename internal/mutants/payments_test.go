@@ -131,8 +131,8 @@ var ofPayments = []mutant{
 	{
 		name: "earlier-capacity-wins", wrong: "an inventory.set that is delivered late undoes one that was stored after it", trap: "3",
 		file: "internal/store/queries/inventory_set.sql",
-		old:  "CASE WHEN i.set_by_event_at > excluded.set_by_event_at THEN i.capacity ELSE excluded.capacity END",
-		new:  "excluded.capacity",
+		old:  "            END THEN i ELSE excluded END)",
+		new:  "            END THEN excluded ELSE excluded END)",
 		pkg:  "./internal/store", run: "^TestInventoryInStreamOrder$",
 	},
 	{

@@ -109,8 +109,10 @@ type grant struct {
 // grants are all that the queries need. deployments/postgres/grants.sql grants them.
 var grants = []grant{
 	{"inventory", "SELECT", nil},
-	{"inventory", "INSERT", []string{"resource_id", "slot", "capacity", "set_by_event_at"}},
-	{"inventory", "UPDATE", []string{"capacity", "reserved", "set_by_event_at", "updated_at"}},
+	{"inventory", "INSERT", []string{"resource_id", "slot", "capacity", "set_by_event_at", "set_in_stream_at", "set_by_stream_created_at", "set_by_stream_seq"}},
+	{"inventory", "UPDATE", []string{
+		"capacity", "reserved", "set_by_event_at", "set_in_stream_at", "set_by_stream_created_at", "set_by_stream_seq", "updated_at",
+	}},
 	{"reservations", "SELECT", nil},
 	{"reservations", "INSERT", []string{"hold_id", "resource_id", "user_id", "slots", "quantity", "payment_id", "request_key", "confirmed_at"}},
 	{"reservations", "UPDATE", []string{"status", "cancelled_by", "cancel_reason", "cancelled_at"}},

@@ -85,7 +85,8 @@ func remember(ctx context.Context, tx pgx.Tx, causes, resources []string, answer
 }
 
 func setRows(ctx context.Context, tx pgx.Tx, change holds.CapacityChange) ([]holds.SlotStock, error) {
-	rows, err := tx.Query(ctx, queryInventorySet, change.Resource, change.Names, change.Capacity, change.StoredAt)
+	rows, err := tx.Query(ctx, queryInventorySet, change.Resource, change.Names, change.Capacity,
+		change.Stored.At, change.Stored.StreamCreatedAt, change.Stored.Seq)
 	if err != nil {
 		return nil, err
 	}

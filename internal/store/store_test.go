@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,11 +30,12 @@ type schema struct {
 	namespace string
 	conn      *pgx.Conn
 	epoch     string
+	seq       *atomic.Uint64 // of the last inventory.set
 }
 
 func newSchema(t *testing.T) schema {
 	t.Helper()
-	s := schema{namespace: stacktest.Namespace(t)}
+	s := schema{namespace: stacktest.Namespace(t), seq: new(atomic.Uint64)}
 	var err error
 	if s.Store, err = store.Open(t.Context(), stacktest.Shared().PostgresURL, s.namespace); err != nil {
 		t.Fatal(err)
@@ -70,7 +72,7 @@ func (s schema) Decide(ctx context.Context, payments []holds.Payment) ([]holds.P
 func (s schema) set(t *testing.T, resource string, capacity int64, names ...string) holds.CapacityAnswer {
 	t.Helper()
 	answer, err := s.SetCapacity(t.Context(), holds.CapacityChange{
-		Cause: uuid.NewString(), StoredAt: time.Now(), Resource: resource, Names: names, Capacity: capacity, Held: make([]int64, len(names)),
+		Cause: uuid.NewString(), Stored: holds.Stored{At: time.Now(), Seq: s.seq.Add(1)}, Resource: resource, Names: names, Capacity: capacity, Held: make([]int64, len(names)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -328,7 +330,7 @@ func TestRepeatsOnDeadlock(t *testing.T) {
 func TestInventoryEventIsAnsweredOnce(t *testing.T) {
 	t.Parallel()
 	s := newSchema(t)
-	old := holds.CapacityChange{Cause: "old", StoredAt: time.Now(), Resource: "room", Names: []string{"n1", "n2"}, Capacity: 10, Held: []int64{1, 0}}
+	old := holds.CapacityChange{Cause: "old", Stored: holds.Stored{At: time.Now()}, Resource: "room", Names: []string{"n1", "n2"}, Capacity: 10, Held: []int64{1, 0}}
 	first, err := s.SetCapacity(t.Context(), old)
 	if err != nil {
 		t.Fatal(err)
@@ -351,25 +353,119 @@ func TestInventoryEventIsAnsweredOnce(t *testing.T) {
 	}
 }
 
-// TestInventoryInStreamOrder delivers two inventory.set in the wrong order: the later one wins.
+// change sets the capacity of slots of the resource room by an event that is stored somewhere.
+func (s schema) change(t *testing.T, stored holds.Stored, capacity int64, names ...string) holds.CapacityAnswer {
+	t.Helper()
+	answer, err := s.SetCapacity(t.Context(), holds.CapacityChange{
+		Cause: uuid.NewString(), Stored: stored, Resource: "room", Names: names, Capacity: capacity, Held: make([]int64, len(names)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer
+}
+
+// capacities reads the capacity of slots of the resource room.
+func (s schema) capacities(t *testing.T, names ...string) string {
+	t.Helper()
+	stock, err := s.Stock(t.Context(), []string{"room"}, [][]string{names})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var capacities []int64
+	for _, row := range stock[0] {
+		capacities = append(capacities, row.Capacity)
+	}
+	return fmt.Sprint(capacities)
+}
+
+// TestInventoryInStreamOrder delivers inventory.set events in the wrong order and with clocks that
+// contradict it: the one stored later wins.
 func TestInventoryInStreamOrder(t *testing.T) {
 	t.Parallel()
 	s := newSchema(t)
-	s.set(t, "room", 1, "n1", "n2")
-	now := time.Now()
-	for _, change := range []holds.CapacityChange{
-		{Cause: "later", StoredAt: now.Add(2 * time.Second), Resource: "room", Names: []string{"n1"}, Capacity: 5, Held: []int64{0}},
-		{Cause: "earlier", StoredAt: now.Add(time.Second), Resource: "room", Names: []string{"n1", "n2"}, Capacity: 10, Held: []int64{0, 0}},
+	created := time.Now().Add(-time.Hour)
+	at := func(seconds int, seq uint64) holds.Stored {
+		return holds.Stored{At: created.Add(time.Duration(seconds) * time.Second), StreamCreatedAt: created, Seq: seq}
+	}
+	for _, step := range []struct {
+		what     string
+		stored   holds.Stored
+		capacity int64
+		names    []string
+		want     string
+	}{
+		{"the first", at(10, 1), 1, []string{"n1", "n2"}, "[1 1]"},
+		{"the third, before the second", at(30, 3), 3, []string{"n1"}, "[3 1]"},
+		{"the second, too late for n1", at(20, 2), 2, []string{"n1", "n2"}, "[3 2]"},
+		{"the fourth, of a leader whose clock is behind", at(5, 4), 4, []string{"n1"}, "[4 2]"},
+		{"the third again, as another event, with a later time", at(30, 3), 5, []string{"n1"}, "[4 2]"},
+		{
+			"the first of a stream that was created again, by a clock that is behind",
+			holds.Stored{At: created, StreamCreatedAt: created.Add(time.Minute), Seq: 1},
+			6, []string{"n1"},
+			"[6 2]",
+		},
+		{"one of the stream before", at(40, 9), 7, []string{"n1", "n2"}, "[6 7]"},
 	} {
-		answer, err := s.SetCapacity(t.Context(), change)
-		if err != nil || answer.Slots[0].Capacity != 5 {
-			t.Errorf("%s: %+v %v, want capacity 5 of n1", change.Cause, answer, err)
+		answer := s.change(t, step.stored, step.capacity, step.names...)
+		if got := s.capacities(t, "n1", "n2"); got != step.want {
+			t.Errorf("%s: capacities are %s, want %s", step.what, got, step.want)
+		}
+		if told := fmt.Sprint(answer.Slots[0].Capacity); !strings.HasPrefix(step.want, "["+told+" ") {
+			t.Errorf("%s: the answer says %s of n1, want as in %s", step.what, told, step.want)
 		}
 	}
-	stock, err := s.Stock(t.Context(), []string{"room"}, [][]string{{"n1", "n2"}})
-	if err != nil || stock[0][0].Capacity != 5 || stock[0][1].Capacity != 10 {
-		t.Errorf("stock %v %v, want 5 and 10", stock, err)
+}
+
+// setByVersionBefore is the query of the version before, which orders by time.
+const setByVersionBefore = `
+INSERT INTO inventory AS i (resource_id, slot, capacity, set_by_event_at)
+SELECT $1, slot, $3, $4
+FROM unnest($2::text[]) AS s (slot)
+ORDER BY slot
+ON CONFLICT ON CONSTRAINT inventory_has_one_row_per_resource_and_slot
+DO UPDATE SET
+    capacity = CASE WHEN i.set_by_event_at > excluded.set_by_event_at THEN i.capacity ELSE excluded.capacity END,
+    set_by_event_at = greatest(i.set_by_event_at, excluded.set_by_event_at),
+    updated_at = now()`
+
+// TestInventoryBesideTheVersionBefore has workers of this version and of the one before set capacities
+// of the same slot in turn. What that one has set is ordered by time, what this one has set by sequence.
+func TestInventoryBesideTheVersionBefore(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	created := time.Now().Add(-time.Hour)
+	at := func(seconds int) time.Time { return created.Add(time.Duration(seconds) * time.Second) }
+	now := func(seconds int, seq uint64) holds.Stored {
+		return holds.Stored{At: at(seconds), StreamCreatedAt: created, Seq: seq}
 	}
+	want := func(what, capacity string) {
+		t.Helper()
+		if got := s.capacities(t, "n1"); got != "["+capacity+"]" {
+			t.Errorf("%s: capacity is %s, want %s", what, got, capacity)
+		}
+	}
+	before := func(seconds int, capacity int64) {
+		t.Helper()
+		if _, err := s.conn.Exec(t.Context(), setByVersionBefore, "room", []string{"n1"}, capacity, at(seconds)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before(20, 20)
+	s.change(t, now(10, 1), 10, "n1")
+	want("the first is delivered after the second, which the version before has done", "20")
+	s.change(t, now(30, 3), 30, "n1")
+	want("the third", "30")
+	before(40, 40)
+	s.change(t, now(35, 4), 35, "n1")
+	want("the fourth is delivered after the fifth, which the version before has done", "40")
+	s.change(t, now(50, 6), 50, "n1")
+	want("the sixth", "50")
+	before(45, 45)
+	want("one of before, delivered again to the version before", "50")
+	s.change(t, now(1, 7), 1, "n1")
+	want("the seventh, of a leader whose clock is behind", "1")
 }
 
 // TestLockedByOthers has somebody keep a row of one resource locked: its payments and changes
@@ -396,7 +492,7 @@ func TestLockedByOthers(t *testing.T) {
 	if !errors.Is(answers[0].Err, holds.ErrBusy) || answers[1].Err != nil || !answers[1].Confirmed || answers[2].Err != nil || answers[2].Reason != holds.ReasonSoldOut {
 		t.Errorf("answers %+v, want busy, confirmed, sold_out", answers)
 	}
-	_, err = s.SetCapacity(ctx, holds.CapacityChange{Cause: "c", StoredAt: time.Now(), Resource: "locked", Names: []string{"n1"}, Capacity: 3, Held: []int64{0}})
+	_, err = s.SetCapacity(ctx, holds.CapacityChange{Cause: "c", Stored: holds.Stored{At: time.Now()}, Resource: "locked", Names: []string{"n1"}, Capacity: 3, Held: []int64{0}})
 	if !errors.Is(err, holds.ErrBusy) {
 		t.Errorf("change of a locked row: %v, want ErrBusy", err)
 	}
