@@ -56,7 +56,7 @@ func TestNothingSecretIsTold(t *testing.T) {
 	t.Parallel()
 	s := newGuardedSystem(t)
 	s.mayLack, s.logLevel = true, "debug"
-	worker := s.startWorker()
+	worker := s.startWorker("HOLDFAST_HOLDS_PER_USER=3")
 	metadata, user := "metadata"+rand.Text(), "user"+rand.Text()
 	secrets := append(stacktest.Passwords(), metadata, user)
 	seen := &outputs{}

@@ -28,7 +28,7 @@ func TestFlags_OfEachCommand(t *testing.T) {
 	want := map[string]string{
 		"dev":         "once data-dir install" + theServers + thePolicies + theLocks + theRest,
 		"run":         "embedded no-migrate data-dir install" + theServers + thePolicies + theLocks + theRest,
-		"migrate":     theServers + theLifetimes + " nats-monitor-urls stream-replicas preflight log-level",
+		"migrate":     theServers + thePolicies + " nats-monitor-urls stream-replicas preflight log-level",
 		"healthcheck": "http-addr timeout data-dir",
 		"preflight":   "no-migrate output data-dir" + theServers + theLifetimes + " lock-strategy lock-redis-urls nats-monitor-urls stream-replicas",
 		"locks":       "http-addr output data-dir",

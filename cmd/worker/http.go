@@ -53,6 +53,7 @@ type server struct {
 	listener  net.Listener
 	namespace string
 	tenure    *holds.Tenure
+	policy    holds.Policy
 	reader    *reader
 	redis     redis.UniversalClient
 	store     *store.Store
@@ -70,7 +71,7 @@ func newServer(l net.Listener, c Config, t *holds.Tenure, q *reader, r redis.Uni
 	nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, log zerolog.Logger,
 ) *server {
 	return &server{
-		listener: l, namespace: c.Namespace, tenure: t, reader: q, redis: r, store: db, nats: nc, consumers: cs, expirer: x,
+		listener: l, namespace: c.Namespace, tenure: t, policy: c.policy(), reader: q, redis: r, store: db, nats: nc, consumers: cs, expirer: x,
 		metrics: m, log: log, turns: make(chan struct{}, queriesMax),
 	}
 }
@@ -195,6 +196,9 @@ func (s *server) check(ctx context.Context) readiness {
 	}
 	if err := s.expirer.HintError(); err != nil {
 		ready.Details["keyspace_notifications"] = "off: " + err.Error()
+	}
+	if mismatch := s.tenure.Policies().Mismatch(s.policy); mismatch != "" {
+		ready.Details["policy_mismatch"] = mismatch
 	}
 	slices.Sort(ready.Reasons)
 	ready.Reasons = slices.Compact(ready.Reasons)

@@ -350,7 +350,7 @@ func TestKilledAtEachStep(t *testing.T) {
 func (k killing) at(t *testing.T, step string) {
 	const accepting = "HOLDFAST_LATE_PAYMENT=accept_if_free"
 	s := newSystem(t)
-	setUp := s.startWorker()
+	setUp := s.startWorker(accepting)
 	s.setInventory("hall", seat, 2)
 	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, k.ttl))).Subject
 	if k.ttl == 1 {

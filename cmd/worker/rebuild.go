@@ -32,8 +32,7 @@ Redis has what another database has written. All decisions wait meanwhile; nothi
 
 With --verify it only tells what Redis has otherwise, and ends with 1 if there is anything: holds,
 counters, numbers of users, the index of live holds, and answers. Deadlines, the agenda and what is left
-of what is over are the business of worker audit. Give it the same --hold-ttl, --hold-lifetime-max and
---request-key-ttl as the workers.
+of what is over are the business of worker audit.
 
 Example:
 

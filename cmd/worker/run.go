@@ -133,7 +133,7 @@ func (r *running) stop() error {
 // migrateCommand is `worker migrate`.
 type migrateCommand struct {
 	Connections `embed:"" group:"Connections:"`
-	Lifetimes   `embed:"" group:"Policies, as the workers have them:"`
+	Policies    `embed:"" group:"Policies, for all workers:"`
 	Starting    `embed:"" group:"Operations:"`
 }
 
@@ -153,7 +153,7 @@ func (m *migrateCommand) Run(ctx context.Context, std streams) error {
 	m.Namespace = cmp.Or(m.Namespace, defaultNamespace)
 	// Whoever migrates need not be allowed what a worker does.
 	skip := append(slices.Clone(preflight.Privileges), preflight.RedisCommands)
-	c := Config{Connections: m.Connections, Policies: Policies{Terms: Terms{Lifetimes: m.Lifetimes}}, Operations: Operations{Starting: m.Starting}}
+	c := Config{Connections: m.Connections, Policies: m.Policies, Operations: Operations{Starting: m.Starting}}
 	if err := prepare(ctx, c, log, preparation{migrate: true, skip: skip}); err != nil {
 		return err
 	}

@@ -131,6 +131,9 @@ func prepare(ctx context.Context, c Config, log zerolog.Logger, p preparation) (
 		if err := db.Migrate(ctx, c.Namespace); err != nil {
 			return err
 		}
+		if err := storePolicy(ctx, c, db, log); err != nil {
+			return err
+		}
 	}
 	if err := firstEpoch(ctx, c, client, db, log); err != nil {
 		return err
@@ -139,6 +142,21 @@ func prepare(ctx context.Context, c Config, log zerolog.Logger, p preparation) (
 		return setupStreams(ctx, c, log)
 	}
 	return nil
+}
+
+// storePolicy stores the policy of the settings for all workers and waits until it is in force.
+func storePolicy(ctx context.Context, c Config, db *store.Store, log zerolog.Logger) error {
+	inForceIn, err := db.StorePolicy(ctx, c.policy())
+	if err != nil || inForceIn == 0 {
+		return err
+	}
+	log.Info().Dur("in_force_in_ms", inForceIn).Msg("another policy is stored, all workers decide by it")
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(inForceIn):
+		return nil
+	}
 }
 
 // firstEpoch has Redis and Postgres belong together. When they have before, it is the Keeper's

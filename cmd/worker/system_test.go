@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
@@ -129,9 +130,8 @@ func (s *system) begin() {
 	t := s.t
 	t.Helper()
 	s.changed, s.traces, s.subjects = make(chan struct{}), make(map[string]string), events.Subjects(s.namespace)
-	if code := run(t.Context(), append([]string{"migrate"}, s.serversAs("migrator")...), streams{t.Output(), t.Output()}); code != exitOK {
-		t.Fatalf("worker migrate ended with %d", code)
-	}
+	s.migrate()
+	s.forgetPolicy()
 	if s.guarded != nil {
 		if err := s.guarded.Grant(t.Context()); err != nil {
 			t.Fatal(err)
@@ -165,6 +165,29 @@ func (s *system) begin() {
 		s.traces[e.ID] = m.Headers().Get("traceparent")
 	})
 	s.follow(s.subjects.DLQStream(), func(m jetstream.Msg) { s.letters = append(s.letters, m.Headers()) })
+}
+
+// migrate runs worker migrate with more flags.
+func (s *system) migrate(more ...string) {
+	s.t.Helper()
+	args := append(append([]string{"migrate"}, s.serversAs("migrator")...), more...)
+	if code := run(s.t.Context(), args, streams{s.t.Output(), s.t.Output()}); code != exitOK {
+		s.t.Fatalf("worker migrate ended with %d", code)
+	}
+}
+
+// forgetPolicy lets the first worker store its own policy, which then is in force at once. Where workers
+// do not migrate each of them has its own.
+func (s *system) forgetPolicy() {
+	s.t.Helper()
+	conn, err := pgx.Connect(s.t.Context(), s.urls.postgres)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.Background()) }()
+	if _, err := conn.Exec(s.t.Context(), "DELETE FROM "+pgx.Identifier{s.namespace, "policies"}.Sanitize()); err != nil {
+		s.t.Fatal(err)
+	}
 }
 
 // serversAs are the flags that name the servers to a user: those that each command knows.

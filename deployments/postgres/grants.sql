@@ -29,6 +29,7 @@ GRANT INSERT (cause, resource_id, answer) ON holdfast.event_answers TO holdfast_
 GRANT SELECT ON holdfast.redis_epoch TO holdfast_worker;
 GRANT UPDATE (epoch, generation, written, server, lost, lost_why, rebuilder, leased_until, progress)
     ON holdfast.redis_epoch TO holdfast_worker;                         -- when Redis has lost its data; and FOR SHARE
+GRANT SELECT ON holdfast.policies TO holdfast_worker;                   -- worker migrate stores them
 GRANT USAGE ON SEQUENCE holdfast.lock_fence_bases TO holdfast_worker;   -- lock strategy range
 GRANT SELECT ON holdfast.goose_db_version TO holdfast_worker;           -- the version of the schema, at each start
 GRANT SELECT ON holdfast.schema_compatibility TO holdfast_worker;       -- which versions of workers it is for, always

@@ -115,7 +115,7 @@ func (in *Inbound) identify(storedAt time.Time) {
 	case in.Place != nil:
 		in.Place.Cause, in.Place.StoredAt = in.OutcomeID, storedAt
 	case in.Extend != nil:
-		in.Extend.Cause = in.OutcomeID
+		in.Extend.Cause, in.Extend.StoredAt = in.OutcomeID, storedAt
 	case in.Release != nil:
 		in.Release.Cause = in.OutcomeID
 	case in.Cancel != nil:

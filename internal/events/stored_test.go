@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"holdfast/internal/holds"
 )
 
@@ -33,7 +35,7 @@ func TestInventorySet_StreamCreatedAgain_IsLater(t *testing.T) {
 	if err := b.js.DeleteStream(t.Context(), b.ns.InStream()); err != nil {
 		t.Fatal(err)
 	}
-	if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}); err != nil {
+	if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
 	set(3)

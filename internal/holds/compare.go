@@ -36,7 +36,11 @@ func (k *Keeper) Compare(ctx context.Context, progress func(string)) (r Rebuilt,
 	if !e.Written {
 		return r, nil, fmt.Errorf("redis is being filled again now: %w", &LostError{e.Progress})
 	}
-	a := &rebuild{Keeper: k, past: NewPast(k.Policy), tell: progress}
+	policies, err := k.policies(ctx)
+	if err != nil {
+		return r, nil, err
+	}
+	a := &rebuild{Keeper: k, past: NewPast(policies), tell: progress}
 	if err := a.connect(ctx); err != nil {
 		return r, nil, err
 	}

@@ -71,6 +71,8 @@ type Register interface {
 	EpochWritten(ctx context.Context, epoch, server, rebuilder string) error
 	// EpochServed notes by what name the server of a written epoch goes now.
 	EpochServed(ctx context.Context, epoch, server, before string) error
+	// Policies reads the stored policies, in the order of Since; there may be none.
+	Policies(ctx context.Context) (Policies, error)
 	// Reservations hands to each which of the holds have become reservations.
 	Reservations(ctx context.Context, holds []HoldID, each func(Reservation)) error
 }

@@ -12,7 +12,8 @@ import (
 // ExtendRequest asks for a later deadline: so many seconds from now, or, when a payment was
 // started, the payment window.
 type ExtendRequest struct {
-	Cause          string // names the event: the same at every delivery of it
+	Cause          string    // names the event: the same at every delivery of it
+	StoredAt       time.Time // when JetStream stored the event
 	Hold           HoldID
 	TTLSeconds     int64
 	PaymentStarted bool // once a hold; TTLSeconds is not looked at
@@ -31,7 +32,7 @@ func (s *Service) Extend(ctx context.Context, requests []ExtendRequest, emit fun
 		ttl, why := s.policy.PaymentWindow, "started"
 		if !r.PaymentStarted {
 			var err error
-			if ttl, err = s.ttl(r.TTLSeconds); err != nil {
+			if ttl, err = s.policyOf(r.StoredAt).ttl(r.TTLSeconds); err != nil {
 				why = "invalid"
 			} else {
 				why = "asked"
@@ -52,8 +53,8 @@ func (s *Service) Extend(ctx context.Context, requests []ExtendRequest, emit fun
 }
 
 // ttl is that of a request in seconds. It returns an *InvalidError for one out of range.
-func (s *Service) ttl(seconds int64) (time.Duration, error) {
-	limit := int64(s.policy.HoldTTLMax / time.Second)
+func (p Policy) ttl(seconds int64) (time.Duration, error) {
+	limit := int64(p.HoldTTLMax / time.Second)
 	if seconds < 1 || seconds > limit {
 		return 0, invalid("ttl_seconds", "must be 1 to %d", limit)
 	}

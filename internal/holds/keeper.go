@@ -71,17 +71,18 @@ type KeeperOptions struct {
 //	  └────────────────────────────────────────────────────────────────────────────────────────────┘
 type Keeper struct {
 	KeeperOptions
-	keys    keyspace
-	drain   time.Duration // how long after a loss something may be published that was decided before
-	within  time.Duration // of one look at Redis
-	looker  *redis.Client // nil until the first look
-	lost    string        // the epoch that is not written any more, as Postgres said
-	lostAt  time.Time     // first then
-	mended  time.Time     // when Redis was last filled again for damage
-	seen    string        // the server that had all that was written to it when it was last looked at
-	seenAt  time.Time
-	doubted string // the last epoch for which connections were made anew
-	trouble string // the last that was told of a check that failed
+	keys     keyspace
+	drain    time.Duration // how long after a loss something may be published that was decided before
+	within   time.Duration // of one look at Redis
+	looker   *redis.Client // nil until the first look
+	lost     string        // the epoch that is not written any more, as Postgres said
+	lostAt   time.Time     // first then
+	mended   time.Time     // when Redis was last filled again for damage
+	seen     string        // the server that had all that was written to it when it was last looked at
+	seenAt   time.Time
+	doubted  string // the last epoch for which connections were made anew
+	mismatch string // of the stored policy and Policy, as it was logged last
+	trouble  string // the last that was told of a check that failed
 }
 
 // NewKeeper returns a Keeper. It is used by one goroutine.
@@ -156,10 +157,14 @@ func (k *Keeper) Check(ctx context.Context) (Epoch, error) {
 		k.close(e)
 		return e, nil
 	}
+	policies, err := k.Register.Policies(ctx)
+	if err != nil {
+		return e, err
+	}
 	// What Redis has said may be published while it does not answer any more.
 	current := k.Tenure.trustsIn(e.Name)
 	if current {
-		k.open(e, asked)
+		k.open(e, policies, asked)
 	}
 	if k.Tenure.takeDoubt(e.Name) {
 		k.renew(e)
@@ -178,15 +183,21 @@ func (k *Keeper) Check(ctx context.Context) (Epoch, error) {
 			k.close(e)
 		}
 	case err == nil && !current:
-		k.open(e, asked)
+		k.open(e, policies, asked)
 	}
 	return e, err
 }
 
 // open lets the worker decide under an epoch that Redis has.
-func (k *Keeper) open(e Epoch, asked time.Time) {
+func (k *Keeper) open(e Epoch, policies Policies, asked time.Time) {
 	k.Guard.Open(e.Server)
-	k.Tenure.begin(e.Name, e.Server, asked)
+	k.Tenure.begin(e.Name, e.Server, policies, asked)
+	if mismatch := policies.Mismatch(k.Policy); mismatch != k.mismatch {
+		k.mismatch = mismatch
+		if mismatch != "" {
+			k.Log.Warn().Str("policy_mismatch", mismatch).Msg("the stored policy differs from the settings of this worker, the stored one is used")
+		}
+	}
 }
 
 // renew has all connections made anew, each of which asks who is there: the one on which a script has not found

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/google/uuid"
 )
@@ -33,7 +34,7 @@ type Reservation struct {
 //
 // It is used for one Redis that is filled again, or compared, and then dropped.
 type Past struct {
-	policy Policy
+	policies Policies
 
 	mu        sync.Mutex
 	told      uint64 // outcomes
@@ -78,9 +79,9 @@ type pastExtension struct {
 	at, deadline int64
 }
 
-// NewPast returns an empty Past. The policy must be that of the workers.
-func NewPast(policy Policy) *Past {
-	return &Past{policy: policy, resources: make(map[string]*pastResource)}
+// NewPast returns an empty Past. The policies must be those of the workers, at least one.
+func NewPast(policies Policies) *Past {
+	return &Past{policies: policies, resources: make(map[string]*pastResource)}
 }
 
 // unknown stands for a word of a remembered line that nobody knows any more.
@@ -424,10 +425,16 @@ func (p *Past) created(id string, h *pastHold) int64 {
 	return seconds*1000 + nanos/1e6
 }
 
+// memory is how long what ended or was answered at a time is remembered. All are in ms.
+func (p *Past) memory(at int64) int64 {
+	return p.policies.At(time.UnixMilli(at)).RequestKeyTTL.Milliseconds()
+}
+
 // deadline is that of a hold, the policy's where none was told.
 func (p *Past) deadline(id string, h *pastHold) int64 {
 	if h.deadline != 0 {
 		return h.deadline
 	}
-	return p.created(id, h) + p.policy.HoldTTL.Milliseconds()
+	created := p.created(id, h)
+	return created + p.policies.At(time.UnixMilli(created)).HoldTTL.Milliseconds()
 }

@@ -66,12 +66,11 @@ func (p *Past) plans(now int64, each func(*plan) error) error {
 
 func (p *Past) plan(resource string, r *pastResource, now int64) *plan {
 	one := &plan{resource: resource, live: newLiving()}
-	memory := p.policy.RequestKeyTTL.Milliseconds()
 	answers := make(map[string]*pastAnswer, len(r.answers)) // of what was created, by hold
 	for key, a := range r.answers {
 		if a.hold != "" {
 			answers[a.hold] = a
-		} else if until := a.at + memory; until > now {
+		} else if until := a.at + p.memory(a.at); until > now {
 			one.answer("request:"+key, a.line(), until)
 		}
 	}
@@ -95,16 +94,15 @@ func (p *Past) plan(resource string, r *pastResource, now int64) *plan {
 			one.answer("request:"+tail.key, a.line(), until)
 		}
 	}
-	one.planExtensions(r, now, memory)
+	one.planExtensions(p, r, now)
 	return one
 }
 
 // planHold plans all that follows from a hold, but for sums and its answer. It returns until when what is
 // remembered of it is remembered, 0 = for ever.
 func (one *plan) planHold(p *Past, id string, h *pastHold, was fate, now int64) (until int64) {
-	memory := p.policy.RequestKeyTTL.Milliseconds()
 	record := func(name string, was fate) { one.records = append(one.records, name, p.record(id, h, was)) }
-	until = was.ended + memory
+	until = was.ended + p.memory(was.ended)
 	switch {
 	case was.live():
 		until = one.planLive(p, id, h, was)
@@ -112,12 +110,12 @@ func (one *plan) planHold(p *Past, id string, h *pastHold, was fate, now int64) 
 	case was.departing:
 		one.at(&one.departing, now, id)
 		record(id, was)
-		until = max(until, now+memory)
+		until = max(until, now+p.memory(now))
 	case until > now:
 		one.at(&one.tombstones, until, id)
 		record(id, was)
 	}
-	if forgotten := h.lateAt + memory; h.lateBy != "" && forgotten > now {
+	if forgotten := h.lateAt + p.memory(h.lateAt); h.lateBy != "" && forgotten > now {
 		one.at(&one.tombstones, forgotten, "late:"+id)
 		record("late:"+id, fate{state: Confirmed, ended: h.lateAt, by: h.lateBy})
 	}
@@ -127,9 +125,9 @@ func (one *plan) planHold(p *Past, id string, h *pastHold, was fate, now int64) 
 // planLive plans what only live holds have, but for sums and index: the twins of lua/prelude.lua's
 // started_key and show.
 func (one *plan) planLive(p *Past, id string, h *pastHold, was fate) (until int64) {
-	memory, tail := p.policy.RequestKeyTTL.Milliseconds(), h.words()
+	tail := h.words()
 	if h.started != 0 {
-		one.lapsing = append(one.lapsing, "started:"+id, strconv.FormatInt(h.started, 10), strconv.FormatInt(h.started+memory, 10))
+		one.lapsing = append(one.lapsing, "started:"+id, strconv.FormatInt(h.started, 10), strconv.FormatInt(h.started+p.memory(h.started), 10))
 	}
 	if was.state != Held {
 		return 0
@@ -138,7 +136,7 @@ func (one *plan) planLive(p *Past, id string, h *pastHold, was fate) (until int6
 	at := one.at(&one.due, deadline, id)
 	one.lapsing = append(one.lapsing, "hold:"+id,
 		shown(tail.user, h.quantity, tail.asked)+`,"expires_at_ms":`+at+`}`, at)
-	return deadline + memory
+	return deadline + max(p.memory(p.created(id, h)), p.memory(deadline))
 }
 
 // at adds a time to look at something.
@@ -162,7 +160,7 @@ func (one *plan) answer(suffix, line string, until int64) {
 }
 
 // planExtensions plans the answers to extensions.
-func (one *plan) planExtensions(r *pastResource, now, memory int64) {
+func (one *plan) planExtensions(p *Past, r *pastResource, now int64) {
 	byHold := make(map[string][]string) // the causes
 	for cause, x := range r.extensions {
 		byHold[x.hold] = append(byHold[x.hold], cause)
@@ -176,7 +174,7 @@ func (one *plan) planExtensions(r *pastResource, now, memory int64) {
 		for _, cause := range causes {
 			x := r.extensions[cause]
 			deadline = max(deadline, x.deadline) // which a refusal leaves as it was
-			if until := x.at + memory; until > now {
+			if until := x.at + p.memory(x.at); until > now {
 				one.answer("extension:"+cause, x.word+" "+strconv.FormatInt(x.at, 10)+" "+strconv.FormatInt(deadline, 10), until)
 			}
 		}

@@ -137,11 +137,12 @@ func fail(requests []*placing, err error, done decided) {
 
 // understand checks what a request means. It returns an *InvalidError when it means nothing.
 func (s *Service) understand(r *PlaceRequest, index int) (*placing, error) {
+	policy := s.policyOf(r.StoredAt)
 	today := r.StoredAt.UTC().Truncate(24 * time.Hour)
 	names, err := r.Asked.names(nightsWindow{
-		max:      s.policy.NightsMax,
+		max:      policy.NightsMax,
 		earliest: today.AddDate(0, 0, -1), // a day of grace: any time zone's today
-		latest:   today.AddDate(0, 0, s.policy.HorizonDays),
+		latest:   today.AddDate(0, 0, policy.HorizonDays),
 	})
 	if err != nil {
 		return nil, err
@@ -149,9 +150,9 @@ func (s *Service) understand(r *PlaceRequest, index int) (*placing, error) {
 	if r.Quantity < 1 || r.Quantity > QuantityMax {
 		return nil, invalid("quantity", "must be 1 to %d", QuantityMax)
 	}
-	ttl, written := s.policy.HoldTTL, "-"
+	ttl, written := policy.HoldTTL, "-"
 	if r.TTLSeconds != nil {
-		if ttl, err = s.ttl(*r.TTLSeconds); err != nil {
+		if ttl, err = policy.ttl(*r.TTLSeconds); err != nil {
 			return nil, err
 		}
 		written = strconv.FormatInt(*r.TTLSeconds, 10)

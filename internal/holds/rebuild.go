@@ -98,6 +98,10 @@ func (k *Keeper) Rebuild(ctx context.Context, why string, force bool, progress f
 
 // rebuild makes one attempt. It returns ErrOtherEpoch when another is at it, or has taken over.
 func (k *Keeper) rebuild(ctx context.Context, force bool, tell func(string)) (r Rebuilt, err error) {
+	policies, err := k.policies(ctx)
+	if err != nil {
+		return r, err
+	}
 	epoch, err := k.Register.BeginEpoch(ctx, k.Name, rebuildLease)
 	if err != nil {
 		return r, err
@@ -105,7 +109,7 @@ func (k *Keeper) rebuild(ctx context.Context, force bool, tell func(string)) (r 
 	began := time.Now()
 	failpoint.Hit("rebuild.begun")
 	work, stop := context.WithCancelCause(ctx)
-	a := &rebuild{Keeper: k, epoch: epoch, past: NewPast(k.Policy), tell: tell}
+	a := &rebuild{Keeper: k, epoch: epoch, past: NewPast(policies), tell: tell}
 	a.say("beginning")
 	kept := make(chan struct{})
 	go func() { defer close(kept); a.keep(work, stop) }()
@@ -127,6 +131,15 @@ func (k *Keeper) rebuild(ctx context.Context, force bool, tell func(string)) (r 
 	}
 	r.Took = time.Since(began)
 	return r, nil
+}
+
+// policies returns the stored policies or, when there are none, the Keeper's own.
+func (k *Keeper) policies(ctx context.Context) (Policies, error) {
+	stored, err := k.Register.Policies(ctx)
+	if err == nil && len(stored) == 0 {
+		stored = Policies{{Policy: k.Policy}}
+	}
+	return stored, err
 }
 
 func (a *rebuild) say(progress string) {
@@ -343,14 +356,7 @@ func (a *rebuild) read(ctx context.Context, after uint64) (last uint64, err erro
 	})
 }
 
-func (a *rebuild) since() time.Time { return time.Now().Add(-a.Policy.reach()) }
-
-// reach is for how long an outcome can matter: the life of a hold, and what is remembered of it
-// after its end. What clocks may differ by is added.
-func (p Policy) reach() time.Duration {
-	const clocks = 10 * time.Minute
-	return p.HoldLifetimeMax + p.RequestKeyTTL + clocks
-}
+func (a *rebuild) since() time.Time { return time.Now().Add(-a.past.policies.reach(time.Now())) }
 
 // untold adds what was decided in Postgres and not told yet, and what waits for an answer.
 func (a *rebuild) untold(ctx context.Context) error {

@@ -131,7 +131,7 @@ func settle(c *lua.Call) {
 func (s *Service) tellDamage(resource string, err error) {
 	epoch := s.epoch
 	if epoch == "" { // not asked for by a piece of work
-		epoch = s.Epoch()
+		epoch, _ = s.tenure.Current() // no epoch is told by ""
 	}
 	s.tenure.noteDamage(epoch, resource, err)
 	if resource != "" && s.damaged != nil {

@@ -21,29 +21,6 @@ const (
 	staleRoundsMax   = 100 // times that Postgres is read again because rev changed meanwhile
 )
 
-// Policy is what may be asked for, and for how long things last.
-type Policy struct {
-	HoldTTL         time.Duration // of a request that names none
-	HoldTTLMax      time.Duration // longest ttl of a request
-	HoldLifetimeMax time.Duration // longest life of a hold, extensions included
-	PaymentWindow   time.Duration // what a hold has at least when its payment was started
-	LatePayment     LatePayment   // what becomes of a payment for a hold that has lapsed
-	HoldsPerUser    int           // live holds of one user on one resource
-	NightsMax       int           // nights in one request
-	HorizonDays     int           // days ahead that can be asked for
-	RequestKeyTTL   time.Duration // how long answers and ended holds are remembered
-	LockWait        time.Duration // how long a group waits for its lock
-}
-
-// LatePayment is what becomes of a payment for a hold that has lapsed.
-type LatePayment string
-
-// A late payment is rejected, or takes the slots of its hold again if they are free.
-const (
-	LateRejected       LatePayment = "reject"
-	LateAcceptedIfFree LatePayment = "accept_if_free"
-)
-
 // Stock is Postgres' row for one slot. Known is false when there is none.
 type Stock struct {
 	Known    bool
@@ -103,7 +80,9 @@ type Service struct {
 	// damaged is called for each resource that a script finds damaged, nil = nobody is told.
 	damaged func(resource string)
 
-	epoch, history string // of one piece of work, see under
+	// Of one piece of work, see under.
+	epoch, history string
+	policies       Policies // that are stored, nil = the policy is the worker's own
 }
 
 // NewService returns a Service for a namespace. The client must have MaxRetries -1 (see run),
@@ -126,7 +105,19 @@ func (s *Service) under() (*Service, error) {
 	}
 	work := *s
 	work.epoch, work.history = epoch, history
+	if work.policies = s.tenure.Policies(); work.policies != nil {
+		work.policy = work.policies.At(time.Now())
+		work.policy.LockWait = s.policy.LockWait
+	}
 	return &work, nil
+}
+
+// policyOf is the policy by which a request is validated, by when its event was stored.
+func (s *Service) policyOf(storedAt time.Time) Policy {
+	if s.policies == nil {
+		return s.policy
+	}
+	return s.policies.At(storedAt)
 }
 
 // refuse is the result of each of n requests.
@@ -136,12 +127,9 @@ func refuse(n int, err error, emit func(i int, r Result)) {
 	}
 }
 
-// Epoch returns the epoch that is the current one now, "" while Redis is not used. What is decided
-// by a call that begins after it is decided under this epoch, or a later one.
-func (s *Service) Epoch() string {
-	epoch, _ := s.tenure.Current() // no epoch is told by ""
-	return epoch
-}
+// Epoch returns the epoch that is the current one now and the version of the stored policies, "" while
+// Redis is not used. What is decided by a call that begins after it is decided under these, or later ones.
+func (s *Service) Epoch() string { return s.tenure.term() }
 
 // Await and Trust are those of the Tenure.
 func (s *Service) Await(ctx context.Context) error               { return s.tenure.Await(ctx) }

@@ -3,6 +3,7 @@ package holds
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 )
@@ -47,6 +48,7 @@ type Tenure struct {
 	damaged  map[string]*damage // by resource, "" = of no resource
 	doubted  string             // the last epoch that a script did not find
 	forever  bool               // nobody asks Postgres
+	policies Policies           // as Postgres has them, nil = it was not asked
 	changed  chan struct{}      // closed and replaced with each change
 }
 
@@ -101,19 +103,47 @@ func (t *Tenure) Await(ctx context.Context) error {
 	}
 }
 
-// Trust returns nil if what was decided under an epoch may be published at this moment: Postgres
-// has said within trustFor that it is the current one. That may be so also after Redis was lost:
-// who fills it again waits for what is published until then. Trust waits for Postgres as long.
-// It returns ErrDataLost when there is another epoch.
-func (t *Tenure) Trust(ctx context.Context, epoch string) error {
+// Policies returns the stored policies, nil when there are none.
+func (t *Tenure) Policies() Policies {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.policies
+}
+
+// termMark divides a term into an epoch and the version of the stored policies.
+const termMark = "@"
+
+// term returns the epoch and the version of the stored policies, "" while there is no epoch.
+func (t *Tenure) term() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.epoch == "" || t.policies == nil {
+		return t.epoch
+	}
+	return t.epoch + termMark + t.policies.version()
+}
+
+// errPolicyChanged is an ErrBusy.
+var errPolicyChanged = fmt.Errorf("another policy was stored meanwhile: %w", ErrBusy)
+
+// Trust returns nil if what was decided in a term, or in no matter which of an epoch, may be published
+// at this moment: Postgres has said within trustFor that the epoch is the current one, and that no
+// other policy was stored. That may be so also after Redis was lost: who fills it again waits for
+// what is published until then. Trust waits for Postgres as long. It returns ErrDataLost when there
+// is another epoch, and ErrBusy when there is another policy.
+func (t *Tenure) Trust(ctx context.Context, term string) error {
+	epoch, version, versioned := strings.Cut(term, termMark)
 	ctx, cancel := context.WithTimeoutCause(ctx, trustFor, fmt.Errorf("postgres has not said for %v whether redis has all that was written to it", trustFor))
 	defer cancel()
 	for {
 		t.mu.Lock()
 		trusted := epoch != "" && t.trusted == epoch && (t.forever || time.Now().Before(t.until))
 		lost, changed := t.epoch != epoch || epoch == "", t.changed
+		current := t.policies.version()
 		t.mu.Unlock()
 		switch {
+		case trusted && versioned && version != current:
+			return errPolicyChanged
 		case trusted:
 			return nil
 		case lost:
@@ -127,11 +157,13 @@ func (t *Tenure) Trust(ctx context.Context, epoch string) error {
 	}
 }
 
-// begin says that at asked, or later, Postgres has said that an epoch is the current one, and which server has it.
-func (t *Tenure) begin(epoch, server string, asked time.Time) {
+// begin says that at asked, or later, Postgres has said that an epoch is the current one, which server
+// has it, and which policies are stored.
+func (t *Tenure) begin(epoch, server string, policies Policies, asked time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.epoch, t.history, t.trusted, t.until = epoch, historyOf(server), epoch, asked.Add(trustFor)
+	t.policies = policies
 	t.tell()
 }
 

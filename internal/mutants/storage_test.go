@@ -16,4 +16,25 @@ var ofStorage = []mutant{
 		new:  "if created = *l.streamCreated.Load(); true {\n",
 		pkg:  "./internal/events", run: "^TestInventorySet_StreamCreatedAgain_IsLater$",
 	},
+	{
+		name: "validated-by-the-policy-of-now", wrong: "an event that is delivered again is validated by another policy than before", trap: "3",
+		file: "internal/holds/service.go",
+		old:  "	return s.policies.At(storedAt)\n",
+		new:  "	return s.policies.At(storedAt.AddDate(1, 0, 0))\n",
+		pkg:  "./internal/holds", run: "^TestPolicyChanged_EventIsDeliveredAgain_SameAnswer$",
+	},
+	{
+		name: "published-under-the-policy-before", wrong: "a worker publishes what it decided by a policy that it has read too long ago", trap: "3",
+		file: "internal/holds/tenure.go",
+		old:  "		case trusted && versioned && version != current:\n",
+		new:  "		case trusted && versioned && version > current:\n",
+		pkg:  "./internal/holds", run: "^TestPolicyChanged_EventIsDeliveredAgain_SameAnswer$",
+	},
+	{
+		name: "rebuilt-by-the-policy-of-now", wrong: "a rebuild reads as far back as a hold may live now, not as it could when it was created", trap: "7",
+		file: "internal/holds/policy.go",
+		old:  "			life = max(life, one.HoldLifetimeMax)\n",
+		new:  "			life = one.HoldLifetimeMax\n",
+		pkg:  "./internal/holds", run: "^TestRebuild_LifetimeShortened_ReadsAsFarBackAsHoldsLive$",
+	},
 }

@@ -110,7 +110,8 @@ func (p *pair) open(servers ...*stack.Solo) *store.Store {
 func (p *pair) set(db *store.Store, capacity int64) {
 	p.Helper()
 	_, err := db.SetCapacity(p.Context(), holds.CapacityChange{
-		Cause: uuid.NewString(), StoredAt: time.Now(), Resource: "hall", Names: []string{"A"}, Capacity: capacity, Held: []int64{0},
+		Cause: uuid.NewString(), Stored: holds.Stored{At: time.Now(), Seq: uint64(time.Now().UnixNano())},
+		Resource: "hall", Names: []string{"A"}, Capacity: capacity, Held: []int64{0},
 	})
 	if err != nil {
 		p.Fatal(err)

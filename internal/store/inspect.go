@@ -122,6 +122,7 @@ var grants = []grant{
 	{"event_answers", "INSERT", []string{"cause", "resource_id", "answer"}},
 	{"redis_epoch", "SELECT", nil},
 	{"redis_epoch", "UPDATE", []string{"epoch", "generation", "written", "server", "lost", "lost_why", "rebuilder", "leased_until", "progress"}},
+	{"policies", "SELECT", nil},
 	{"lock_fence_bases", "USAGE", nil},
 	{"goose_db_version", "SELECT", nil},
 	{"schema_compatibility", "SELECT", nil},

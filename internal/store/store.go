@@ -48,6 +48,9 @@ var (
 	queryEpochKeep               = query("epoch_keep")
 	queryEpochCurrent            = query("epoch_current")
 	queryReservationsOf          = query("reservations_of")
+	queryPoliciesRead            = query("policies_read")
+	queryPoliciesInsert          = query("policies_insert")
+	queryPoliciesDelete          = query("policies_delete")
 )
 
 func query(name string) string {

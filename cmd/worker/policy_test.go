@@ -1,0 +1,89 @@
+package main
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+// someNights are nights from a week from now on.
+func someNights(n int) holds.Asked {
+	in := time.Now().UTC().AddDate(0, 0, 7)
+	return holds.Asked{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, n).Format(holds.DateFormat)}
+}
+
+// TestPolicyChanged_WorkerDied_EventHasOneOutcome kills a worker between the outcome invalid_request and the
+// acknowledgement, and allows the request meanwhile. The worker that has the event next grants nothing: its
+// outcome would have the id of the first, and would not be stored.
+func TestPolicyChanged_WorkerDied_EventHasOneOutcome(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.migrate("--nights-max", "2")
+	doomed := s.startWorker("HOLDFAST_NIGHTS_MAX=2", "HOLDFAST_FAILPOINT=requests.published")
+	s.setInventory("cabin", someNights(5), 1)
+	asked := s.publish(events.BookingRequested, "cabin", book("cabin", "ana", "k1", someNights(3), 600))
+	doomed.killed(t)
+	if o := s.answer(asked); decoded[holds.HoldRejected](t, o).Reason != holds.ReasonInvalidRequest {
+		t.Fatalf("three nights were answered with %s", o.Data)
+	}
+	s.migrate("--nights-max", "30")
+	s.startWorker("HOLDFAST_NIGHTS_MAX=30")
+	stacktest.Eventually(t, "the event to be acknowledged", func() bool {
+		consumer, err := s.js.Consumer(t.Context(), s.subjects.InStream(), events.ConsumerRequests)
+		if err != nil {
+			t.Fatal(err)
+		}
+		info := consumer.CachedInfo()
+		return info.NumPending == 0 && info.NumAckPending == 0
+	})
+	if held := s.counts("cabin"); len(held) != 0 {
+		t.Errorf("slots are held for a request whose outcome is invalid_request: %v", held)
+	}
+	later := s.answer(s.publish(events.BookingRequested, "cabin", book("cabin", "ana", "k2", someNights(3), 600)))
+	if later.Type != events.Type(holds.EventHoldCreated) {
+		t.Errorf("asked later, three nights are answered with %s", later.Data)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if its := answers(s.outcomes, asked); len(its) != 1 {
+		t.Errorf("the event has %d outcomes", len(its))
+	}
+}
+
+// TestPolicyChanged_RunningWorker_UsesAndReportsIt stores another policy beside a running worker.
+func TestPolicyChanged_RunningWorker_UsesAndReportsIt(t *testing.T) {
+	t.Parallel()
+	s := newSystem(t)
+	s.migrate()
+	worker := s.startWorker()
+	awaitReady := func(mismatch string) {
+		t.Helper()
+		stacktest.Eventually(t, "/readyz to be 200 with the mismatch "+strconv.Quote(mismatch), func() bool {
+			code, body := worker.get(t, "/readyz")
+			var ready readiness
+			if err := json.Unmarshal([]byte(body), &ready); err != nil {
+				t.Fatalf("%v: %s", err, body)
+			}
+			return code == 200 && ready.Details["policy_mismatch"] == mismatch
+		})
+	}
+	awaitReady("")
+	const want = "hold-ttl-max: 1h0m0s here, 45m0s stored"
+	s.migrate("--hold-ttl-max", "45m")
+	awaitReady(want)
+	stacktest.Eventually(t, "the worker to log "+want, func() bool { return strings.Contains(worker.log.String(), want) })
+	s.setInventory("sauna", holds.Asked{}, 2)
+	for ttl, want := range map[int64]string{45*60 + 1: holds.EventHoldRejected, 45 * 60: holds.EventHoldCreated} {
+		o := s.answer(s.publish(events.BookingRequested, "sauna", book("sauna", "ana", strconv.FormatInt(ttl, 10), holds.Asked{}, ttl)))
+		if o.Type != events.Type(want) {
+			t.Errorf("a ttl of %d s is answered with %s %s, want %s", ttl, o.Type, o.Data, want)
+		}
+	}
+}

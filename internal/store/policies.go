@@ -1,0 +1,68 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/jackc/pgx/v5"
+
+	"holdfast/internal/holds"
+)
+
+// policiesKept is how long a policy is kept after the next one came into force.
+const policiesKept = 365 * 24 * time.Hour
+
+// Policies implements holds.Register.
+func (s *Store) Policies(ctx context.Context) (all holds.Policies, err error) {
+	rows, err := s.pool.Query(ctx, queryPoliciesRead)
+	if err != nil {
+		return nil, fmt.Errorf("read policies: %w", err)
+	}
+	var since time.Time
+	var text string
+	_, err = pgx.ForEachRow(rows, []any{&since, &text}, func() error {
+		var settings map[string]string
+		if err := json.Unmarshal([]byte(text), &settings); err != nil {
+			return err
+		}
+		policy, err := holds.ParsePolicy(settings)
+		all = append(all, holds.StoredPolicy{Since: since.UTC(), Policy: policy})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read policies: %w", err)
+	}
+	return all, nil
+}
+
+// StorePolicy stores a policy unless it is the latest already, and returns in how long it comes into
+// force: at once when it is the first, else in holds.PolicyDelay.
+func (s *Store) StorePolicy(ctx context.Context, policy holds.Policy) (inForceIn time.Duration, err error) {
+	settings, err := json.Marshal(policy.Settings())
+	if err != nil {
+		return 0, fmt.Errorf("store policy: %w", err)
+	}
+	err = s.transact(ctx, func(tx pgx.Tx) error {
+		// Another may store one at the same time. Readers do not wait for it.
+		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = 0; LOCK TABLE policies IN EXCLUSIVE MODE`); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, queryPoliciesDelete, policiesKept.Milliseconds()); err != nil {
+			return err
+		}
+		var ms int64
+		err := tx.QueryRow(ctx, queryPoliciesInsert, string(settings), holds.PolicyDelay.Milliseconds()).Scan(&ms)
+		if errors.Is(err, pgx.ErrNoRows) { // it is the latest
+			return nil
+		}
+		inForceIn = time.Duration(ms) * time.Millisecond
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("store policy: %w", err)
+	}
+	return inForceIn, nil
+}

@@ -1,0 +1,90 @@
+package store_test
+
+import (
+	"reflect"
+	"sync"
+	"testing"
+	"time"
+
+	"holdfast/internal/holds"
+)
+
+// somePolicy is a policy of which each setting differs from the others.
+var somePolicy = holds.Policy{
+	HoldTTL: time.Minute, HoldTTLMax: 90 * time.Second, HoldLifetimeMax: 2 * time.Hour, PaymentWindow: 1500 * time.Millisecond,
+	LatePayment: holds.LateAcceptedIfFree, HoldsPerUser: 1, NightsMax: 2, HorizonDays: 3, RequestKeyTTL: 24 * time.Hour,
+}
+
+func (s schema) policies(t *testing.T) holds.Policies {
+	t.Helper()
+	policies, err := s.Policies(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return policies
+}
+
+// TestStorePolicy_Changed_ComesIntoForceLater stores policies: the first is in force at once, the same again
+// changes nothing, and another one comes into force after a delay.
+func TestStorePolicy_Changed_ComesIntoForceLater(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	if found := s.policies(t); found != nil {
+		t.Errorf("before one is stored there are %+v", found)
+	}
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			if in, err := s.StorePolicy(t.Context(), somePolicy); err != nil || in != 0 {
+				t.Errorf("the first is in force in %v %v, want at once", in, err)
+			}
+		})
+	}
+	all.Wait()
+	want := holds.Policies{{Since: time.Unix(0, 0).UTC(), Policy: somePolicy}}
+	if found := s.policies(t); !reflect.DeepEqual(found, want) {
+		t.Errorf("stored is %+v, want %+v", found, want)
+	}
+	for _, nights := range []int{7, 2} { // the second is the first again
+		other := somePolicy
+		other.NightsMax = nights
+		before, err := s.Clock(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		in, err := s.StorePolicy(t.Context(), other)
+		if err != nil || in <= 0 {
+			t.Errorf("another is in force in %v %v, want later", in, err)
+		}
+		found := s.policies(t)
+		latest := found[len(found)-1]
+		if latest.Policy != other || latest.Since.Before(before.Add(holds.PolicyDelay)) {
+			t.Errorf("the latest is %+v, want %+v from %v after %v", latest, other, holds.PolicyDelay, before)
+		}
+	}
+	if found := s.policies(t); len(found) != 3 || !found[1].Since.Before(found[2].Since) {
+		t.Errorf("stored are %+v", found)
+	}
+}
+
+// TestStorePolicy_OldPolicies_AreDeleted ages policies until no event is decided by them any more.
+func TestStorePolicy_OldPolicies_AreDeleted(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	for nights := range 3 {
+		policy := somePolicy
+		policy.NightsMax = nights + 1
+		if _, err := s.StorePolicy(t.Context(), policy); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.execute(t, `UPDATE policies SET since = since - interval '366 days' WHERE settings ->> 'nights-max' <> '3'`)
+	latest := somePolicy
+	latest.NightsMax = 3
+	if _, err := s.StorePolicy(t.Context(), latest); err != nil {
+		t.Fatal(err)
+	}
+	if found := s.policies(t); len(found) != 2 || found[0].NightsMax != 2 || found[1].NightsMax != 3 {
+		t.Errorf("stored are %+v, want what is in force since a year and since then", found)
+	}
+}

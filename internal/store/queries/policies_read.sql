@@ -1,0 +1,3 @@
+-- Reads the stored policies.
+-- Returns since, settings, in the order of since.
+SELECT since, settings::text FROM policies ORDER BY since
