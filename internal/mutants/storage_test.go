@@ -37,4 +37,18 @@ var ofStorage = []mutant{
 		new:  "			life = one.HoldLifetimeMax\n",
 		pkg:  "./internal/holds", run: "^TestRebuild_LifetimeShortened_ReadsAsFarBackAsHoldsLive$",
 	},
+	{
+		name: "reserved-slot-deleted", wrong: "an inventory row is deleted while something of it is reserved", trap: "1",
+		file: "internal/store/migrations/00007_reserved_slots_stay.sql",
+		old:  "    WHEN (old.reserved > 0) EXECUTE",
+		new:  "    WHEN (old.reserved < 0) EXECUTE",
+		pkg:  "./internal/store", run: "^TestDeleteSlot_Reserved_IsRefused$",
+	},
+	{
+		name: "new-slot-forgets-reservations", wrong: "an inventory row that is inserted again begins with nothing reserved", trap: "1",
+		file: "internal/store/migrations/00007_reserved_slots_stay.sql",
+		old:  "        WHERE r.status = 'confirmed'\n",
+		new:  "        WHERE r.status = 'unconfirmed'\n",
+		pkg:  "./internal/store", run: "^TestInsertSlot_ReservationsExist_BeginsWithThem$",
+	},
 }

@@ -85,8 +85,12 @@ func remember(ctx context.Context, tx pgx.Tx, causes, resources []string, answer
 }
 
 func setRows(ctx context.Context, tx pgx.Tx, change holds.CapacityChange) ([]holds.SlotStock, error) {
-	rows, err := tx.Query(ctx, queryInventorySet, change.Resource, change.Names, change.Capacity,
+	_, err := tx.Exec(ctx, queryInventorySet, change.Resource, change.Names, change.Capacity,
 		change.Stored.At, change.Stored.StreamCreatedAt, change.Stored.Seq)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := tx.Query(ctx, queryInventoryRead, change.Resource, change.Names)
 	if err != nil {
 		return nil, err
 	}

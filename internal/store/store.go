@@ -32,6 +32,7 @@ var (
 	queryInventoryReserve        = query("inventory_reserve")
 	queryPaymentsInsert          = query("payments_insert")
 	queryInventorySet            = query("inventory_set")
+	queryInventoryRead           = query("inventory_read")
 	queryAnswersRead             = query("answers_read")
 	queryAnswersInsert           = query("answers_insert")
 	queryFenceBase               = query("fence_base")

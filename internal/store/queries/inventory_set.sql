@@ -1,7 +1,6 @@
 -- Sets the capacity of slots of one resource, except where a later event has set it already.
 -- Fails with reserved_is_between_zero_and_capacity when more is reserved of one of them.
 -- $1 resource_id  $2 slot[] (sorted)  $3 capacity  $4 when the event was stored  $5 when its stream was created  $6 its sequence there
--- Returns slot, capacity, reserved of each.
 INSERT INTO inventory AS i (resource_id, slot, capacity, set_by_event_at, set_in_stream_at, set_by_stream_created_at, set_by_stream_seq)
 SELECT $1, slot, $3, $4, $4, $5, $6
 FROM unnest($2::text[]) AS s (slot)
@@ -18,4 +17,3 @@ DO UPDATE SET
             END THEN i ELSE excluded END) AS one (winner)
     ),
     updated_at = now()
-RETURNING slot, capacity, reserved
