@@ -57,7 +57,7 @@ var api = map[string][]string{
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT":                     {},
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.mine":                {"migrator", "worker", "operator", "auditor"},
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.mine.holdfast.out.>": {"migrator", "worker", "operator", "auditor"},
-	"$JS.API.CONSUMER.CREATE.HOLDFAST_DLQ.mine":                {"migrator", "operator", "auditor"},
+	"$JS.API.CONSUMER.CREATE.HOLDFAST_DLQ.mine":                {"migrator", "worker", "operator", "auditor"},
 	"$JS.API.CONSUMER.CREATE.OTHERS.mine":                      {},
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.booking":             {},
 	"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.booking.holdfast.>":  {},

@@ -178,19 +178,44 @@ func readData[T any](e Envelope) (data T, err error) {
 }
 
 // Waiting implements holds.Chronicle: it reads what lies above the last acknowledgement before which
-// there is no gap.
+// there is no gap. An event that has a dead letter does not wait: that is its answer.
 func (c *Chronicle) Waiting(ctx context.Context, payment func(r holds.ConfirmRequest, storedAt holds.Time), cancel func(r holds.ReleaseRequest, storedAt holds.Time)) error {
-	err := c.waiting(ctx, ConsumerPayments, PaymentConfirmed, func(in *Inbound, storedAt holds.Time) { payment(*in.Confirm, storedAt) })
+	payments, err := c.waiting(ctx, ConsumerPayments, PaymentConfirmed)
 	if err != nil {
 		return err
 	}
-	return c.waiting(ctx, ConsumerChanges, BookingCancelled, func(in *Inbound, storedAt holds.Time) { cancel(*in.Release, storedAt) })
+	cancellations, err := c.waiting(ctx, ConsumerChanges, BookingCancelled)
+	if err != nil {
+		return err
+	}
+	dead, err := c.dead(ctx, append(payments, cancellations...))
+	if err != nil {
+		return err
+	}
+	for _, w := range payments {
+		if !dead[w.seq] {
+			payment(*w.in.Confirm, w.storedAt)
+		}
+	}
+	for _, w := range cancellations {
+		if !dead[w.seq] {
+			cancel(*w.in.Release, w.storedAt)
+		}
+	}
+	return nil
 }
 
-func (c *Chronicle) waiting(ctx context.Context, name, event string, each func(in *Inbound, storedAt holds.Time)) error {
+// unacknowledged is an inbound event that lies above the floor of its consumer.
+type unacknowledged struct {
+	in       *Inbound
+	seq      uint64
+	storedAt holds.Time
+}
+
+func (c *Chronicle) waiting(ctx context.Context, name, event string) (all []unacknowledged, err error) {
 	consumer, err := c.js.Consumer(ctx, c.ns.InStream(), name)
 	if err != nil {
-		return fmt.Errorf("consumer %s: %w", name, err)
+		return nil, fmt.Errorf("consumer %s: %w", name, err)
 	}
 	after := consumer.CachedInfo().AckFloor.Stream
 	_, err = c.read(ctx, c.ns.InStream(), after, jetstream.OrderedConsumerConfig{
@@ -199,11 +224,50 @@ func (c *Chronicle) waiting(ctx context.Context, name, event string, each func(i
 	}, func(m StoredMsg) {
 		// What cannot be read is dead-lettered.
 		if in, err := c.ns.Decode(m.Subject(), m.Headers(), m.Data(), m.Meta.Timestamp); err == nil {
-			each(in, holds.Time{Time: m.Meta.Timestamp.UTC()})
+			all = append(all, unacknowledged{in, m.Meta.Sequence.Stream, holds.Time{Time: m.Meta.Timestamp.UTC()}})
 		}
 	})
 	if err != nil {
-		return fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
+		return nil, fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
 	}
-	return nil
+	return all, nil
+}
+
+// leadersApart is by how much the clocks of servers that lead streams may be apart.
+const leadersApart = time.Minute
+
+// dead returns which of some events have a dead letter, by their sequences. A dead letter that was stored
+// before the inbound stream was created is of another stream with that name.
+func (c *Chronicle) dead(ctx context.Context, events []unacknowledged) (map[uint64]bool, error) {
+	if len(events) == 0 {
+		return nil, nil
+	}
+	in, err := c.js.Stream(ctx, c.ns.InStream())
+	if err != nil {
+		return nil, fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
+	}
+	subjects, since := make(map[uint64]string, len(events)), events[0].storedAt.Time
+	for _, e := range events {
+		subjects[e.seq] = c.ns.In(e.in.Event, e.in.Resource)
+		if e.storedAt.Before(since) {
+			since = e.storedAt.Time
+		}
+	}
+	since = since.Add(-leadersApart)
+	if created := in.CachedInfo().Created; created.After(since) {
+		since = created
+	}
+	dead := make(map[uint64]bool)
+	_, err = c.read(ctx, c.ns.DLQStream(), 0, jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, HeadersOnly: true,
+	}, func(m StoredMsg) {
+		letter := c.ns.readDeadLetter(m.Subject(), m.Headers(), nil, m.Meta.Sequence.Stream, m.Meta.Timestamp)
+		if subject, asked := subjects[letter.StreamSeq]; asked && subject == letter.Subject {
+			dead[letter.StreamSeq] = true
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read stream %s: %w", c.ns.DLQStream(), err)
+	}
+	return dead, nil
 }

@@ -64,8 +64,17 @@ func (e *echo) set(fault func(string, int) error) {
 	e.fault = fault
 }
 
-func (*echo) Release(_ context.Context, requests []holds.ReleaseRequest, emit func(int, holds.Result)) {
+func (e *echo) Release(_ context.Context, requests []holds.ReleaseRequest, emit func(int, holds.Result)) {
 	for i, r := range requests {
+		e.mu.Lock()
+		fault := e.fault
+		e.mu.Unlock()
+		if fault != nil {
+			if err := fault(r.RequestKey, len(requests)); err != nil {
+				emit(i, holds.Result{Err: err})
+				continue
+			}
+		}
 		emit(i, holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldReleased, Resource: r.Resource, Data: holds.HoldReleased{}}})
 	}
 }

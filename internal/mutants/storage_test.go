@@ -51,4 +51,11 @@ var ofStorage = []mutant{
 		new:  "        WHERE r.status = 'unconfirmed'\n",
 		pkg:  "./internal/store", run: "^TestInsertSlot_ReservationsExist_BeginsWithThem$",
 	},
+	{
+		name: "poison-taken-for-a-release", wrong: "a rebuild takes a cancellation that was dead-lettered for one that waits, and releases its hold", trap: "7",
+		file: "internal/events/chronicle.go",
+		old:  "	for _, w := range cancellations {\n		if !dead[w.seq] {\n",
+		new:  "	for _, w := range cancellations {\n		if w.in != nil {\n",
+		pkg:  "./internal/events", run: "^TestWaiting_DeadLetteredEvents_DoNotWait$",
+	},
 }

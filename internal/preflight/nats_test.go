@@ -447,7 +447,7 @@ func TestNATSUsers(t *testing.T) {
 		"little": {
 			Publish: &server.SubjectPermission{Allow: []string{
 				needed, "$JS.API.CONSUMER.INFO.*.*", "$JS.API.CONSUMER.CREATE.HOLDFAST_IN.>", "$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.>", "$JS.API.CONSUMER.MSG.NEXT.*.*",
-				"$SYS.REQ.USER.INFO", "_INBOX.>",
+				"$JS.API.CONSUMER.CREATE.HOLDFAST_DLQ.>", "$SYS.REQ.USER.INFO", "_INBOX.>",
 			}},
 			Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.little.>"}},
 		},

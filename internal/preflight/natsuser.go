@@ -92,6 +92,8 @@ func (r *report) natsReading(w who, err error, t Target) {
 		"CONSUMER.CREATE." + ns.OutStream() + "." + consumer, "CONSUMER.CREATE." + ns.InStream() + "." + consumer + "." + ns.In(events.PaymentConfirmed, "preflight"),
 		"CONSUMER.INFO." + ns.OutStream() + "." + consumer, "CONSUMER.INFO." + ns.InStream() + "." + consumer,
 		"CONSUMER.MSG.NEXT." + ns.OutStream() + "." + consumer, "CONSUMER.MSG.NEXT." + ns.InStream() + "." + consumer,
+		"STREAM.INFO." + ns.DLQStream(), "CONSUMER.CREATE." + ns.DLQStream() + "." + consumer,
+		"CONSUMER.INFO." + ns.DLQStream() + "." + consumer, "CONSUMER.MSG.NEXT." + ns.DLQStream() + "." + consumer,
 	} {
 		if subject = "$JS.API." + subject; w.Data.Permissions != nil && !w.Data.Permissions.Publish.permits(subject) {
 			lacks = append(lacks, subject)
