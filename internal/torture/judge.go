@@ -148,15 +148,18 @@ func (s *Site) audit(ctx context.Context, js jetstream.JetStream) (report *audit
 	return report, errors.Join(err, client.Close())
 }
 
-// migrate makes the namespace, with streams that have a copy on each node.
-func (s *Site) migrate(ctx context.Context) error {
+// migrate makes the namespace, with streams that have a copy on each node and the policy that flags say.
+func (s *Site) migrate(ctx context.Context, policy ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, hardBound)
 	defer cancel()
 	if err := s.elected(ctx); err != nil {
 		return err
 	}
-	out, err := exec.CommandContext(ctx, s.Binary, "migrate", "--namespace", s.Namespace, //nolint:gosec // our own program
-		"--nats-url", s.natsURL(), "--redis-url", "redis://"+s.redis.addr()+"/0", "--postgres-url", postgresURL(s.postgres.addr())).CombinedOutput()
+	args := append([]string{
+		"migrate", "--namespace", s.Namespace,
+		"--nats-url", s.natsURL(), "--redis-url", "redis://" + s.redis.addr() + "/0", "--postgres-url", postgresURL(s.postgres.addr()),
+	}, policy...)
+	out, err := exec.CommandContext(ctx, s.Binary, args...).CombinedOutput() //nolint:gosec // our own program
 	if err != nil {
 		return fmt.Errorf("worker migrate: %w\n%s", err, out)
 	}

@@ -146,10 +146,12 @@ func (w *world) open(ctx context.Context, seed uint64) (err error) {
 	if w.js, err = jetstream.New(w.nc); err != nil {
 		return err
 	}
-	if err := w.site.migrate(ctx); err != nil {
+	policy := []string{
+		"--late-payment", []string{"reject", "accept_if_free"}[seed%2], "--hold-ttl", "3s", "--payment-window", "3s",
+	}
+	if err := w.site.migrate(ctx, policy...); err != nil {
 		return err
 	}
-	policy := []string{"reject", "accept_if_free"}[seed%2]
 	w.site.Workers = nil
 	running, cancel := context.WithCancel(ctx)
 	w.workers = cancel
@@ -158,8 +160,9 @@ func (w *world) open(ctx context.Context, seed uint64) (err error) {
 		if err != nil {
 			return err
 		}
-		worker.run(running, "--namespace", w.site.Namespace, "--lock-strategy", w.Strategy, "--late-payment", policy,
-			"--hold-ttl", "3s", "--payment-window", "3s", "--lock-lease", "2s", "--log-level", "info")
+		worker.run(running, append([]string{
+			"--namespace", w.site.Namespace, "--lock-strategy", w.Strategy, "--lock-lease", "2s", "--log-level", "info",
+		}, policy...)...)
 		w.site.Workers = append(w.site.Workers, worker)
 	}
 	var addrs []string
