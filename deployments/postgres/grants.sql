@@ -14,9 +14,11 @@ GRANT USAGE ON SCHEMA holdfast TO holdfast_worker, holdfast_upstream, holdfast_a
 
 -- worker run --no-migrate. LISTEN needs no privilege, and triggers run without any on their functions.
 GRANT SELECT ON holdfast.inventory TO holdfast_worker;
-GRANT INSERT (resource_id, slot, capacity, set_by_event_at, set_in_stream_at, set_by_stream_created_at, set_by_stream_seq)
+GRANT INSERT (resource_id, slot, capacity,
+    set_by_event_at, set_in_stream_at, set_by_stream_created_at, set_by_stream_seq)
     ON holdfast.inventory TO holdfast_worker;                           -- inventory.set
-GRANT UPDATE (capacity, reserved, set_by_event_at, set_in_stream_at, set_by_stream_created_at, set_by_stream_seq, updated_at)
+GRANT UPDATE (capacity, reserved, updated_at,
+    set_by_event_at, set_in_stream_at, set_by_stream_created_at, set_by_stream_seq)
     ON holdfast.inventory TO holdfast_worker;                           -- and payments
 GRANT SELECT ON holdfast.reservations TO holdfast_worker;
 GRANT INSERT (hold_id, resource_id, user_id, slots, quantity, payment_id, request_key, confirmed_at)

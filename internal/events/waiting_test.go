@@ -40,10 +40,12 @@ func TestWaiting_DeadLetteredEvents_DoNotWait(t *testing.T) {
 		return &encodeError{errors.New("its own fault")}
 	})
 	cancel := func(key string) {
-		b.publish(b.ns.In(BookingCancelled, "room"), nil, envelopeOf(BookingCancelled, key, `{"resource_id":"room","request_key":"`+key+`"}`))
+		data := `{"resource_id":"room","request_key":"` + key + `"}`
+		b.publish(b.ns.In(BookingCancelled, "room"), nil, envelopeOf(BookingCancelled, key, data))
 	}
 	pay := func(id string) {
-		b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, id, `{"hold_id":"`+holdID+`","payment_id":"`+id+`"}`))
+		data := `{"hold_id":"` + holdID + `","payment_id":"` + id + `"}`
+		b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, id, data))
 	}
 	cancel("busy1")
 	pay("busy2")

@@ -195,7 +195,8 @@ func (k *Keeper) open(e Epoch, policies Policies, asked time.Time) {
 	if mismatch := policies.Mismatch(k.Policy); mismatch != k.mismatch {
 		k.mismatch = mismatch
 		if mismatch != "" {
-			k.Log.Warn().Str("policy_mismatch", mismatch).Msg("the stored policy differs from the settings of this worker, the stored one is used")
+			k.Log.Warn().Str("policy_mismatch", mismatch).
+				Msg("the stored policy differs from the settings of this worker, the stored one is used")
 		}
 	}
 }

@@ -109,9 +109,13 @@ type grant struct {
 // grants are all that the queries need. deployments/postgres/grants.sql grants them.
 var grants = []grant{
 	{"inventory", "SELECT", nil},
-	{"inventory", "INSERT", []string{"resource_id", "slot", "capacity", "set_by_event_at", "set_in_stream_at", "set_by_stream_created_at", "set_by_stream_seq"}},
+	{"inventory", "INSERT", []string{
+		"resource_id", "slot", "capacity",
+		"set_by_event_at", "set_in_stream_at", "set_by_stream_created_at", "set_by_stream_seq",
+	}},
 	{"inventory", "UPDATE", []string{
-		"capacity", "reserved", "set_by_event_at", "set_in_stream_at", "set_by_stream_created_at", "set_by_stream_seq", "updated_at",
+		"capacity", "reserved", "updated_at",
+		"set_by_event_at", "set_in_stream_at", "set_by_stream_created_at", "set_by_stream_seq",
 	}},
 	{"reservations", "SELECT", nil},
 	{"reservations", "INSERT", []string{"hold_id", "resource_id", "user_id", "slots", "quantity", "payment_id", "request_key", "confirmed_at"}},

@@ -72,7 +72,8 @@ func (s schema) Decide(ctx context.Context, payments []holds.Payment) ([]holds.P
 func (s schema) set(t *testing.T, resource string, capacity int64, names ...string) holds.CapacityAnswer {
 	t.Helper()
 	answer, err := s.SetCapacity(t.Context(), holds.CapacityChange{
-		Cause: uuid.NewString(), Stored: holds.Stored{At: time.Now(), Seq: s.seq.Add(1)}, Resource: resource, Names: names, Capacity: capacity, Held: make([]int64, len(names)),
+		Cause: uuid.NewString(), Stored: holds.Stored{At: time.Now(), Seq: s.seq.Add(1)},
+		Resource: resource, Names: names, Capacity: capacity, Held: make([]int64, len(names)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -412,8 +413,8 @@ func TestInventoryInStreamOrder(t *testing.T) {
 		if got := s.capacities(t, "n1", "n2"); got != step.want {
 			t.Errorf("%s: capacities are %s, want %s", step.what, got, step.want)
 		}
-		if told := fmt.Sprint(answer.Slots[0].Capacity); !strings.HasPrefix(step.want, "["+told+" ") {
-			t.Errorf("%s: the answer says %s of n1, want as in %s", step.what, told, step.want)
+		if answered := fmt.Sprint(answer.Slots[0].Capacity); !strings.HasPrefix(step.want, "["+answered+" ") {
+			t.Errorf("%s: the answer says %s of n1, want as in %s", step.what, answered, step.want)
 		}
 	}
 }

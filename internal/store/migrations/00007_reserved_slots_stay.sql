@@ -5,9 +5,11 @@
 -- +goose StatementBegin
 CREATE FUNCTION refuse_while_reserved() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION 'slot % of resource % is neither deleted nor renamed: % of it reserved', OLD.slot, OLD.resource_id, OLD.reserved
+    RAISE EXCEPTION 'slot % of resource % is neither deleted nor renamed: % of it are reserved',
+        OLD.slot, OLD.resource_id, OLD.reserved
         USING ERRCODE = 'restrict_violation', CONSTRAINT = TG_NAME, TABLE = TG_TABLE_NAME, SCHEMA = TG_TABLE_SCHEMA,
-            HINT = 'To sell no more of it, set its capacity to what is reserved. To delete it, have its reservations cancelled first.';
+            HINT = 'To sell no more of it, set its capacity to what is reserved. '
+                'To delete it, have its reservations cancelled first.';
 END
 $$;
 -- +goose StatementEnd
@@ -18,7 +20,8 @@ CREATE TRIGGER a_slot_with_reservations_stays BEFORE DELETE OR UPDATE OF resourc
 -- is reserved. It locks those reservations, so that none is cancelled meanwhile. Upstream may not read them:
 -- the function runs with the rights of its owner.
 -- +goose StatementBegin
-CREATE FUNCTION begin_with_what_is_reserved() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+CREATE FUNCTION begin_with_what_is_reserved() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     WITH found AS MATERIALIZED (
         SELECT r.resource_id, r.slots, r.quantity
@@ -40,7 +43,8 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-CREATE TRIGGER a_new_slot_begins_with_what_is_reserved AFTER INSERT ON inventory REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT
+CREATE TRIGGER a_new_slot_begins_with_what_is_reserved AFTER INSERT ON inventory
+    REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT
     EXECUTE FUNCTION begin_with_what_is_reserved();
 
 -- +goose Down

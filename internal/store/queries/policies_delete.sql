@@ -1,4 +1,8 @@
--- Deletes policies that no event is decided by any more: another has been in force for longer than any event waits.
+-- Deletes policies by which no event is decided any more: another has been in force for longer than any
+-- event waits.
 -- $1 how long that is (ms)
 DELETE FROM policies AS p
-WHERE EXISTS (SELECT FROM policies AS q WHERE q.since > p.since AND q.since < clock_timestamp() - $1 * interval '1 millisecond')
+WHERE EXISTS (
+    SELECT FROM policies AS q
+    WHERE q.since > p.since AND q.since < clock_timestamp() - $1 * interval '1 millisecond'
+)

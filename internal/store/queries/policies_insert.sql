@@ -6,7 +6,8 @@ WITH latest AS (
 )
 INSERT INTO policies (since, settings)
 SELECT coalesce(
-        (SELECT greatest(clock_timestamp() + $2 * interval '1 millisecond', since + interval '1 millisecond') FROM latest),
+        (SELECT greatest(clock_timestamp() + $2 * interval '1 millisecond', since + interval '1 millisecond')
+            FROM latest),
         to_timestamp(0)),
     $1
 WHERE NOT EXISTS (SELECT FROM latest WHERE settings = $1)
