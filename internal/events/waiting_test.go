@@ -65,7 +65,7 @@ func TestWaiting_DeadLetteredEvents_DoNotWait(t *testing.T) {
 	if err := b.js.DeleteStream(t.Context(), b.ns.InStream()); err != nil {
 		t.Fatal(err)
 	}
-	if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}); err != nil {
+	if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
 	pay("busy5")
