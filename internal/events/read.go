@@ -86,11 +86,16 @@ func readAll(ctx context.Context, stream jetstream.Stream, config jetstream.Orde
 }
 
 // readOnce hands messages to take for as long as that returns true.
-func readOnce(ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64, take func(StoredMsg) bool) error {
+func readOnce(ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64, take func(StoredMsg) bool) (err error) {
 	consumer, err := stream.OrderedConsumer(ctx, config)
 	if err != nil {
 		return err
 	}
+	defer func() {
+		if err == nil {
+			forget(ctx, stream, consumer)
+		}
+	}()
 	if consumer.CachedInfo().NumPending == 0 {
 		return nil
 	}
@@ -130,6 +135,14 @@ func readOnce(ctx context.Context, stream jetstream.Stream, config jetstream.Ord
 			return nil
 		}
 	}
+}
+
+// forget removes the consumer of a reader that has come to its end. The server does so too after readIdle; until then
+// a Trimmer would keep what follows for it.
+func forget(ctx context.Context, stream jetstream.Stream, consumer jetstream.Consumer) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readRequest)
+	defer cancel()
+	_ = stream.DeleteConsumer(ctx, consumer.CachedInfo().Name) // see above
 }
 
 func next(ctx context.Context, messages jetstream.MessagesContext) (jetstream.Msg, error) {

@@ -1,0 +1,277 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+)
+
+// What one step of a Trimmer does at most.
+const (
+	trimPurgeMax  = 100_000 // sequences that one purge removes
+	trimDeleteMax = 1_000   // events that are removed one by one, between those that dead letters need
+	trimLimit     = time.Minute
+)
+
+// ErrTrimBlocked says that a durable consumer of the workers is missing: what it has to answer is not known.
+var ErrTrimBlocked = errors.New("a consumer of the inbound stream is missing")
+
+// Trimmer removes events from the inbound stream.
+//
+// # What is removed
+//
+// An event is removed when all of this holds:
+//
+//   - It was stored longer ago than a given time, by the clock of the server.
+//   - Every consumer of the stream has acknowledged it, or does not take it: the three of the workers, and
+//     those that operators or readers (an audit, a rebuild) have made. While one of the three is missing, nothing
+//     is removed.
+//   - No dead letter is a claim check for it.
+//
+// # Who removes it
+//
+// Any number of workers. A step removes up to a sequence, so it does no harm when another has done it already.
+//
+// # What remains
+//
+// A purge names a stream and a sequence, and JetStream has no condition for it. A step compares when the
+// stream was created before it asks for the purge. A stream that is deleted and created in the one round trip
+// between the two loses what was published in that time.
+type Trimmer struct {
+	js   jetstream.JetStream
+	ns   Subjects
+	keep time.Duration
+	log  zerolog.Logger
+
+	purgeMax, deleteMax uint64
+
+	dlqCreated time.Time
+	dlqFrom    uint64 // no dead letter before this sequence is a claim check
+	named      string // the consumer that the log has named last
+}
+
+// NewTrimmer returns a Trimmer that keeps each event for a time after it was stored. It is for one goroutine.
+func NewTrimmer(js jetstream.JetStream, ns Subjects, keep time.Duration, log zerolog.Logger) *Trimmer {
+	return &Trimmer{js: js, ns: ns, keep: keep, log: log, purgeMax: trimPurgeMax, deleteMax: trimDeleteMax}
+}
+
+// Trimmed says what a step has done.
+type Trimmed struct {
+	Removed uint64 // sequences
+	More    bool   // the next step removes more
+	// Answered reports that the workers have acknowledged every event that is older than what is kept.
+	Answered bool
+}
+
+// RunOnce does one bounded step. It returns ErrTrimBlocked while it must not remove anything.
+func (t *Trimmer) RunOnce(ctx context.Context) (done Trimmed, err error) {
+	ctx, cancel := context.WithTimeout(ctx, trimLimit)
+	defer cancel()
+	inbound, err := t.js.Stream(ctx, t.ns.InStream())
+	if err != nil {
+		return done, fmt.Errorf("trim stream %s: %w", t.ns.InStream(), err)
+	}
+	if done, err = t.step(ctx, inbound); err != nil {
+		return done, fmt.Errorf("trim stream %s: %w", t.ns.InStream(), err)
+	}
+	return done, nil
+}
+
+func (t *Trimmer) step(ctx context.Context, inbound jetstream.Stream) (done Trimmed, err error) {
+	info := inbound.CachedInfo()
+	expired, err := t.expired(ctx, inbound)
+	if err != nil {
+		return done, err
+	}
+	// The order matters. What is stored after the state was read is above it, so a consumer that has nothing to
+	// do has acknowledged all up to there. A dead letter is stored before its event is acknowledged.
+	acked, err := t.acknowledged(ctx, inbound, info.State.LastSeq)
+	if err != nil {
+		return done, err
+	}
+	done.Answered = acked.ours >= expired
+	upTo := min(expired, acked.all)
+	t.name(acked, expired)
+	if upTo < info.State.FirstSeq {
+		return done, nil
+	}
+	needed, err := t.claimChecks(ctx)
+	if err != nil {
+		return done, err
+	}
+	now, err := inbound.Info(ctx)
+	if err != nil {
+		return done, err
+	}
+	if !now.Created.Equal(info.Created) {
+		return done, errors.New("it was deleted and created again meanwhile")
+	}
+	removed, more, err := t.remove(ctx, inbound, upTo, needed)
+	done.Removed, done.More = removed, more
+	return done, err
+}
+
+// expired returns the last sequence that was stored longer ago than what is kept, or that was removed before.
+func (t *Trimmer) expired(ctx context.Context, inbound jetstream.Stream) (uint64, error) {
+	info := inbound.CachedInfo()
+	cutoff := info.TimeStamp.Add(-t.keep)
+	if info.State.Msgs == 0 || !info.State.FirstTime.Before(cutoff) {
+		return max(info.State.FirstSeq, 1) - 1, nil
+	}
+	for m, err := range Read(ctx, inbound, jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &cutoff, HeadersOnly: true,
+	}, info.State.LastSeq) {
+		if err != nil {
+			return 0, err
+		}
+		return m.Meta.Sequence.Stream - 1, nil
+	}
+	return info.State.LastSeq, nil
+}
+
+// acknowledged says up to which sequence consumers have acknowledged what they take.
+type acknowledged struct {
+	ours, all uint64 // by the consumers of the workers, and by all
+	slowest   string // that of another program which is behind them all, "" when there is none
+}
+
+// acknowledged asks all consumers. last is a sequence that the stream had before.
+func (t *Trimmer) acknowledged(ctx context.Context, inbound jetstream.Stream, last uint64) (acked acknowledged, err error) {
+	acked.ours, acked.all = last, last
+	missing := make(map[string]struct{})
+	for _, config := range t.ns.Consumers() {
+		missing[config.Durable] = struct{}{}
+	}
+	names := inbound.ConsumerNames(ctx)
+	for name := range names.Name() {
+		_, isOurs := missing[name]
+		floor, err := floorOf(ctx, inbound, name, last)
+		if errors.Is(err, jetstream.ErrConsumerNotFound) {
+			continue // it has been removed; one of ours is missing then
+		}
+		if err != nil {
+			return acked, fmt.Errorf("consumer %s: %w", name, err)
+		}
+		delete(missing, name)
+		if isOurs {
+			acked.ours = min(acked.ours, floor)
+		} else if floor < acked.all {
+			acked.slowest = name
+		}
+		acked.all = min(acked.all, floor)
+	}
+	if err := names.Err(); err != nil {
+		return acked, fmt.Errorf("list consumers: %w", err)
+	}
+	for name := range missing {
+		return acked, fmt.Errorf("%w: %s", ErrTrimBlocked, name)
+	}
+	return acked, nil
+}
+
+// name logs which consumer of another program keeps events that the workers need no more, once.
+func (t *Trimmer) name(acked acknowledged, expired uint64) {
+	keeps := ""
+	if acked.all < min(expired, acked.ours) {
+		keeps = acked.slowest
+	}
+	if keeps != "" && keeps != t.named {
+		t.log.Warn().Str("consumer", keeps).Uint64("acknowledged_up_to", acked.all).
+			Msg("consumer of another program keeps inbound events")
+	}
+	t.named = keeps
+}
+
+// floorOf returns up to which sequence a consumer has acknowledged everything that it takes. Its own floor stays
+// behind where it takes nothing.
+func floorOf(ctx context.Context, inbound jetstream.Stream, name string, last uint64) (uint64, error) {
+	consumer, err := inbound.Consumer(ctx, name)
+	if err != nil {
+		return 0, err
+	}
+	info := consumer.CachedInfo()
+	if info.NumPending == 0 && info.NumAckPending == 0 {
+		return last, nil
+	}
+	return info.AckFloor.Stream, nil
+}
+
+// claimChecks returns the sequences of the events that dead letters are claim checks for. Once there is such a dead
+// letter, it and all that follow are read again in each step, because an operator may remove it.
+func (t *Trimmer) claimChecks(ctx context.Context) (map[uint64]struct{}, error) {
+	stream, err := t.js.Stream(ctx, t.ns.DLQStream())
+	if err != nil {
+		return nil, fmt.Errorf("stream %s: %w", t.ns.DLQStream(), err)
+	}
+	info := stream.CachedInfo()
+	if !info.Created.Equal(t.dlqCreated) {
+		t.dlqCreated, t.dlqFrom = info.Created, 1
+	}
+	needed := make(map[uint64]struct{})
+	from := info.State.LastSeq + 1
+	if t.dlqFrom <= info.State.LastSeq && info.State.Msgs > 0 {
+		for m, err := range Read(ctx, stream, jetstream.OrderedConsumerConfig{
+			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: t.dlqFrom, HeadersOnly: true,
+		}, info.State.LastSeq) {
+			if err != nil {
+				return nil, fmt.Errorf("read stream %s: %w", t.ns.DLQStream(), err)
+			}
+			l, err := t.ns.ReadDeadLetter(m.Msg)
+			if err != nil {
+				return nil, err
+			}
+			if l.Pointer == nil || l.Pointer.Stream != t.ns.InStream() {
+				continue
+			}
+			needed[l.Pointer.Seq] = struct{}{}
+			from = min(from, l.Seq)
+		}
+	}
+	t.dlqFrom = from
+	return needed, nil
+}
+
+// remove removes events up to a sequence, but for those that are needed, and no more than a step may.
+func (t *Trimmer) remove(ctx context.Context, inbound jetstream.Stream, upTo uint64, needed map[uint64]struct{}) (removed uint64, more bool, err error) {
+	state := inbound.CachedInfo().State
+	first := upTo + 1 // that stays
+	for seq := range needed {
+		if seq >= state.FirstSeq {
+			first = min(first, seq)
+		}
+	}
+	if first > state.FirstSeq {
+		purge := min(first, state.FirstSeq+t.purgeMax)
+		if err := inbound.Purge(ctx, jetstream.WithPurgeSequence(purge)); err != nil {
+			return 0, false, fmt.Errorf("purge up to sequence %d: %w", purge-1, err)
+		}
+		return purge - state.FirstSeq, purge <= upTo, nil
+	}
+	return t.removeBetween(ctx, inbound, upTo, needed)
+}
+
+// removeBetween removes one by one what lies above the first event that is needed.
+func (t *Trimmer) removeBetween(ctx context.Context, inbound jetstream.Stream, upTo uint64, needed map[uint64]struct{}) (removed uint64, more bool, err error) {
+	for m, err := range Read(ctx, inbound, jetstream.OrderedConsumerConfig{HeadersOnly: true}, upTo) {
+		if err != nil {
+			return removed, false, err
+		}
+		seq := m.Meta.Sequence.Stream
+		if _, stays := needed[seq]; stays {
+			continue
+		}
+		if removed == t.deleteMax {
+			return removed, true, nil
+		}
+		err := inbound.DeleteMsg(ctx, seq)
+		if err != nil && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) { // another worker has removed it
+			return removed, false, fmt.Errorf("remove sequence %d: %w", seq, err)
+		}
+		removed++
+	}
+	return removed, false, nil
+}

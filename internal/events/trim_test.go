@@ -1,0 +1,400 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/stack/stacktest"
+)
+
+// trimBench is the streams and consumers of a namespace, without a worker.
+type trimBench struct {
+	*testing.T
+	js      jetstream.JetStream
+	ns      Subjects
+	inbound jetstream.Stream
+	last    map[string]uint64 // what each consumer has to be delivered
+	*Trimmer
+}
+
+// newTrimBench keeps nothing: every event is old enough.
+func newTrimBench(t *testing.T) *trimBench {
+	t.Helper()
+	js, ns := newJetStream(t), Subjects(stacktest.Namespace(t))
+	if err := Setup(t.Context(), js, ns, Reach{Life: 2 * time.Hour}); err != nil {
+		t.Fatal(err)
+	}
+	b := &trimBench{T: t, js: js, ns: ns, last: make(map[string]uint64), Trimmer: NewTrimmer(js, ns, -time.Minute, zerolog.Nop())}
+	b.inbound = b.stream(ns.InStream())
+	return b
+}
+
+func (b *trimBench) stream(name string) jetstream.Stream {
+	b.Helper()
+	stream, err := b.js.Stream(b.Context(), name)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return stream
+}
+
+// publish stores events of these kinds.
+func (b *trimBench) publish(events ...string) {
+	b.Helper()
+	for _, event := range events {
+		ack, err := b.js.Publish(b.Context(), b.ns.In(event, "room"), []byte("{}"))
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.last[ConsumerRequests], b.last["theirs"] = ack.Sequence, ack.Sequence
+		switch event {
+		case InventorySet:
+			b.last[ConsumerChanges] = ack.Sequence
+		case PaymentConfirmed:
+			b.last[ConsumerPayments] = ack.Sequence
+		}
+	}
+}
+
+// ack has a consumer take all that it has, and acknowledge it but for some sequences.
+func (b *trimBench) ack(name string, but ...uint64) {
+	b.Helper()
+	consumer, err := b.js.Consumer(b.Context(), b.ns.InStream(), name)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for delivered := consumer.CachedInfo().Delivered.Stream; delivered < b.last[name]; {
+		m, err := consumer.Next(jetstream.FetchMaxWait(time.Minute))
+		if err != nil {
+			b.Fatal(err)
+		}
+		meta, err := m.Metadata()
+		if err == nil && !slices.Contains(but, meta.Sequence.Stream) {
+			err = m.DoubleAck(b.Context())
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+		delivered = meta.Sequence.Stream
+	}
+}
+
+func (b *trimBench) ackAll(but ...uint64) {
+	b.Helper()
+	for _, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
+		b.ack(name, but...)
+	}
+}
+
+// left are the sequences that the inbound stream has.
+func (b *trimBench) left() (seqs []uint64) {
+	b.Helper()
+	for m, err := range readAll(b.Context(), b.stream(b.ns.InStream()), jetstream.OrderedConsumerConfig{}) {
+		if err != nil {
+			b.Fatal(err)
+		}
+		seqs = append(seqs, m.Meta.Sequence.Stream)
+	}
+	return seqs
+}
+
+// claimCheck stores a dead letter that is a claim check for an event, and returns its sequence.
+func (b *trimBench) claimCheck(seq uint64) uint64 {
+	b.Helper()
+	m := nats.NewMsg(b.ns.DLQ(ReasonTooLarge))
+	m.Header.Set(HeaderPointerStream, b.ns.InStream())
+	m.Header.Set(HeaderPointerSeq, fmt.Sprint(seq))
+	m.Header.Set(HeaderPointerSHA256, bodySum([]byte("{}")))
+	ack, err := b.js.PublishMsg(b.Context(), m)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return ack.Sequence
+}
+
+// trims runs steps until there is no more to do, and compares what is left.
+func (b *trimBench) trims(want ...uint64) {
+	b.Helper()
+	for more := true; more; {
+		done, err := b.RunOnce(b.Context())
+		if err != nil {
+			b.Fatal(err)
+		}
+		more = done.More
+	}
+	if got := b.left(); !slices.Equal(got, want) {
+		b.Errorf("the inbound stream has %d, want %d", got, want)
+	}
+}
+
+var everyKind = []string{BookingRequested, PaymentConfirmed, InventorySet, BookingRequested, BookingRequested}
+
+func TestTrimmer_AllAcknowledged_RemovesAll(t *testing.T) {
+	t.Parallel()
+	b := newTrimBench(t)
+	b.trims()
+	b.publish(everyKind...)
+	b.ackAll()
+	b.trims()
+	b.publish(BookingRequested)
+	b.trims(6)
+}
+
+func TestTrimmer_OneConsumerOfTheWorkersIsBehind_KeepsFromThereOn(t *testing.T) {
+	t.Parallel()
+	for name, unacked := range map[string]uint64{ConsumerRequests: 4, ConsumerPayments: 2, ConsumerChanges: 3} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newTrimBench(t)
+			b.publish(everyKind...)
+			for _, config := range b.ns.Consumers() {
+				if config.Durable == name {
+					b.ack(name, unacked) // what is above it is acknowledged
+				} else {
+					b.ack(config.Durable)
+				}
+			}
+			// What the consumer acknowledged before may lie further back: then more is kept than is needed.
+			b.trims(b.above(name)...)
+			if got := b.left(); !slices.Contains(got, unacked) {
+				t.Errorf("%d is gone, and is not answered", unacked)
+			}
+		})
+	}
+}
+
+// above returns the sequences above the floor of a consumer.
+func (b *trimBench) above(name string) (seqs []uint64) {
+	b.Helper()
+	consumer, err := b.js.Consumer(b.Context(), b.ns.InStream(), name)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for seq := consumer.CachedInfo().AckFloor.Stream + 1; seq <= b.last[ConsumerRequests]; seq++ {
+		seqs = append(seqs, seq)
+	}
+	return seqs
+}
+
+func TestTrimmer_EventIsYoung_KeepsIt(t *testing.T) {
+	t.Parallel()
+	b := newTrimBench(t)
+	b.publish(BookingRequested, BookingRequested)
+	b.ackAll()
+	b.keep = time.Hour
+	b.trims(1, 2)
+	done, err := b.RunOnce(t.Context())
+	if err != nil || !done.Answered {
+		t.Errorf("%+v %v, want all that is old to be answered", done, err)
+	}
+}
+
+// TestTrimmer_OnlySomeAreOld_KeepsTheOthers has the server say when each was stored.
+func TestTrimmer_OnlySomeAreOld_KeepsTheOthers(t *testing.T) {
+	t.Parallel()
+	b := newTrimBench(t)
+	b.publish(everyKind...)
+	b.ackAll()
+	third, err := b.inbound.GetMsg(t.Context(), 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	aged := &agedStream{Stream: b.stream(b.ns.InStream()), now: third.Time}
+	b.keep = 0
+	done, err := b.step(t.Context(), aged)
+	if err != nil || done.Removed != 2 {
+		t.Fatalf("%+v %v, want 2 removed", done, err)
+	}
+	if got := b.left(); !slices.Equal(got, []uint64{3, 4, 5}) {
+		t.Errorf("left %d", got)
+	}
+}
+
+// agedStream says that it is another time, and does something before it is asked again.
+type agedStream struct {
+	jetstream.Stream
+	now    time.Time
+	before func()
+}
+
+func (s *agedStream) CachedInfo() *jetstream.StreamInfo {
+	info := *s.Stream.CachedInfo()
+	if !s.now.IsZero() {
+		info.TimeStamp = s.now
+	}
+	return &info
+}
+
+func (s *agedStream) Info(ctx context.Context, options ...jetstream.StreamInfoOpt) (*jetstream.StreamInfo, error) {
+	if s.before != nil {
+		s.before()
+	}
+	return s.Stream.Info(ctx, options...)
+}
+
+func TestTrimmer_ConsumerIsMissing_RemovesNothing(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{ConsumerRequests, ConsumerPayments, ConsumerChanges} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newTrimBench(t)
+			b.publish(BookingRequested, InventorySet)
+			b.ackAll()
+			if err := b.js.DeleteConsumer(t.Context(), b.ns.InStream(), name); err != nil {
+				t.Fatal(err)
+			}
+			if done, err := b.RunOnce(t.Context()); !errors.Is(err, ErrTrimBlocked) || done.Removed != 0 {
+				t.Errorf("%+v %v, want ErrTrimBlocked", done, err)
+			}
+			if got := b.left(); len(got) != 2 {
+				t.Errorf("left %d", got)
+			}
+		})
+	}
+}
+
+func TestTrimmer_ConsumerOfAnotherProgram_KeepsWhatItHasNotAcknowledged(t *testing.T) {
+	t.Parallel()
+	b := newTrimBench(t)
+	_, err := b.js.CreateConsumer(t.Context(), b.ns.InStream(), jetstream.ConsumerConfig{
+		Durable: "theirs", AckPolicy: jetstream.AckExplicitPolicy,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.publish(everyKind...)
+	b.ackAll()
+	b.trims(1, 2, 3, 4, 5)
+	if done, err := b.RunOnce(t.Context()); err != nil || !done.Answered {
+		t.Errorf("%+v %v, want the workers to have answered", done, err)
+	}
+	b.ack("theirs", 3)
+	b.trims(3, 4, 5)
+	if err := b.js.DeleteConsumer(t.Context(), b.ns.InStream(), "theirs"); err != nil {
+		t.Fatal(err)
+	}
+	b.trims()
+}
+
+// TestTrimmer_ReaderIsInTheMidst_KeepsWhatItReadsNext has a reader that acknowledges nothing, as an audit.
+func TestTrimmer_ReaderIsInTheMidst_KeepsWhatItReadsNext(t *testing.T) {
+	t.Parallel()
+	b := newTrimBench(t)
+	b.publish(everyKind...)
+	b.ackAll()
+	reader, err := b.js.CreateConsumer(t.Context(), b.ns.InStream(), jetstream.ConsumerConfig{AckPolicy: jetstream.AckNonePolicy})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err := reader.Next(); err != nil || string(m.Data()) != "{}" {
+		t.Fatal(m, err)
+	}
+	b.trims(2, 3, 4, 5)
+}
+
+func TestTrimmer_DeadLetterIsAClaimCheck_KeepsItsEventOnly(t *testing.T) {
+	t.Parallel()
+	b := newTrimBench(t)
+	b.deleteMax = 2 // so that it takes several steps
+	b.publish(everyKind...)
+	b.publish(everyKind...)
+	b.ackAll()
+	fourth := b.claimCheck(4)
+	b.claimCheck(9)
+	b.trims(4, 9)
+	b.publish(BookingRequested)
+	b.ackAll()
+	b.trims(4, 9)
+	if err := b.stream(b.ns.DLQStream()).DeleteMsg(t.Context(), fourth); err != nil {
+		t.Fatal(err)
+	}
+	b.trims(9)
+	if err := b.js.DeleteStream(t.Context(), b.ns.DLQStream()); err != nil {
+		t.Fatal(err)
+	}
+	if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}); err != nil {
+		t.Fatal(err)
+	}
+	b.publish(BookingRequested)
+	b.ackAll()
+	b.claimCheck(12)
+	b.trims(12)
+}
+
+func TestTrimmer_ManyEvents_RemovesABoundedNumberInAStep(t *testing.T) {
+	t.Parallel()
+	b := newTrimBench(t)
+	b.purgeMax = 2
+	b.publish(everyKind...)
+	b.ackAll()
+	for _, want := range []Trimmed{{2, true, true}, {2, true, true}, {1, false, true}, {0, false, true}} {
+		if got, err := b.RunOnce(t.Context()); err != nil || got != want {
+			t.Fatalf("%+v %v, want %+v", got, err, want)
+		}
+	}
+}
+
+// TestTrimmer_StreamIsCreatedAgainMeanwhile_RemovesNothing has the stream deleted and created again, and events
+// published, after the consumers were asked and before the purge.
+func TestTrimmer_StreamIsCreatedAgainMeanwhile_RemovesNothing(t *testing.T) {
+	t.Parallel()
+	b := newTrimBench(t)
+	b.publish(everyKind...)
+	b.ackAll()
+	recreated := &agedStream{Stream: b.stream(b.ns.InStream()), before: func() {
+		if err := b.js.DeleteStream(t.Context(), b.ns.InStream()); err != nil {
+			t.Error(err)
+		}
+		if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}); err != nil {
+			t.Error(err)
+		}
+		b.publish(BookingRequested, PaymentConfirmed)
+	}}
+	if done, err := b.step(t.Context(), recreated); err == nil || done.Removed != 0 {
+		t.Errorf("%+v %v, want an error", done, err)
+	}
+	if got := b.left(); !slices.Equal(got, []uint64{1, 2}) {
+		t.Errorf("left %d", got)
+	}
+}
+
+// TestTrimmer_SeveralWorkers_EachIsHarmless runs two at a time.
+func TestTrimmer_SeveralWorkers_EachIsHarmless(t *testing.T) {
+	t.Parallel()
+	b := newTrimBench(t)
+	for range 20 {
+		b.publish(everyKind...)
+	}
+	b.ackAll(77, 78)
+	b.claimCheck(40)
+	other := NewTrimmer(b.js, b.ns, b.keep, zerolog.Nop())
+	failed := make(chan error, 1)
+	go func() {
+		var err error
+		for done := (Trimmed{More: true}); done.More && err == nil; {
+			done, err = other.RunOnce(t.Context())
+		}
+		failed <- err
+	}()
+	for done := (Trimmed{More: true}); done.More; {
+		var err error
+		if done, err = b.RunOnce(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := <-failed; err != nil {
+		t.Fatal(err)
+	}
+	got := b.left()
+	if len(got) < 25 || got[0] != 40 || !slices.Contains(got, 77) || !slices.Contains(got, 78) || !slices.Contains(got, 100) {
+		t.Errorf("left %d", got)
+	}
+}
