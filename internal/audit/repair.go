@@ -129,7 +129,20 @@ func (s *Servers) mendReserved(ctx context.Context, f *Finding) (result Result, 
 	}
 	if err == nil && result == Done && holds.ResourcePattern.MatchString(f.Resource) {
 		// Whoever has read the old number decides again.
-		err = s.Redis.Incr(ctx, keyspace(s.Namespace).prefix(f.Resource)+"rev").Err()
+		err = s.bumpRev(ctx, keyspace(s.Namespace).prefix(f.Resource)+"rev")
 	}
 	return result, err
+}
+
+// revKept is how long rev stays after its last change.
+const revKept = time.Hour
+
+// bumpRev counts a change of what is reserved. A rev that has ended begins with a time, so that no value comes back.
+func (s *Servers) bumpRev(ctx context.Context, rev string) error {
+	pipe := s.Redis.Pipeline()
+	pipe.SetNX(ctx, rev, time.Now().UnixMicro(), revKept)
+	bumped := pipe.Incr(ctx, rev)
+	pipe.PExpire(ctx, rev, revKept)
+	_, _ = pipe.Exec(ctx) // whether it was counted is what matters
+	return bumped.Err()
 }

@@ -56,7 +56,7 @@
 //	<resource>:due           zset    id -> deadline (ms) of holds that can lapse
 //	<resource>:departing     zset    id -> when to announce hold.expired (again) (ms)
 //	<resource>:tombstones    zset    id -> when to drop the record of an ended hold (ms)
-//	<resource>:rev           string  counts the changes of capacity and reserved
+//	<resource>:rev           string  counts the changes of capacity and reserved, with TTL
 //	<resource>:hold:<id>     string  a live hold as JSON, with TTL; its expiry is a hint to sweep
 //	<resource>:started:<id>  string  when the payment of a live hold was started, with TTL
 //	<resource>:request:<key> string  the answer to a request, with TTL

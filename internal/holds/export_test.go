@@ -18,7 +18,7 @@ func init() {
 	prelude = strings.Replace(prelude, real, test, 1)
 	for _, s := range []*lua.Script{
 		&scriptPlace, &scriptClaim, &scriptSettle, &scriptRelease, &scriptExpire, &scriptForget,
-		&scriptExtend, &scriptAvailability, &scriptShow, &scriptAgenda, &scriptRebuild,
+		&scriptExtend, &scriptBump, &scriptAvailability, &scriptShow, &scriptAgenda, &scriptRebuild,
 	} {
 		*s = load(s.Name, s.Flags)
 	}

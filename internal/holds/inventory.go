@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"holdfast/internal/lua"
 )
 
 // InventoryRequest sets the capacity of slots.
@@ -56,23 +56,17 @@ func (s *Service) bump(ctx context.Context, resources []string) []error {
 	if s.dry {
 		return errs
 	}
-	pipe := s.redis.Pipeline()
-	bumps := make([]*redis.IntCmd, len(resources))
+	var calls []*lua.Call
+	var whose []int
 	for i, resource := range resources {
 		if ResourcePattern.MatchString(resource) {
-			bumps[i] = pipe.Incr(ctx, s.keys.rev(resource))
+			calls, whose = append(calls, s.newCall(scriptBump, resource)), append(whose, i)
 		}
 	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
-	for i, resource := range resources {
-		if bumps[i] == nil || bumps[i].Err() == nil {
-			continue
-		}
-		err := bumps[i].Err()
-		errs[i] = fmt.Errorf("bump rev of %s: %w", resource, err)
-		if redis.HasErrorPrefix(err, "WRONGTYPE") || redis.HasErrorPrefix(err, "value is not an integer") {
-			errs[i] = fmt.Errorf("rev of %s: %w: %w", resource, ErrDamaged, err)
-			s.tellDamage(resource, errs[i])
+	s.run(ctx, calls...)
+	for j, c := range calls {
+		if err := c.Expect(0); err != nil {
+			errs[whose[j]] = fmt.Errorf("bump rev of %s: %w", resources[whose[j]], err)
 		}
 	}
 	return errs

@@ -35,6 +35,7 @@ var (
 	scriptSettle       = load("settle", givesBack)
 	scriptRelease      = load("release", givesBack)
 	scriptExtend       = load("extend", "")
+	scriptBump         = load("bump", givesBack)
 	scriptExpire       = load("expire", givesBack)
 	scriptForget       = load("forget", givesBack)
 	scriptAvailability = load("availability", givesBack)

@@ -19,7 +19,7 @@ var ofPayments = []mutant{
 	{
 		name: "settled-without-rev", wrong: "a payment does not bump rev: who has read what was reserved before sells it again", trap: "2",
 		file: "internal/holds/lua/settle.lua",
-		old:  "    if type(redis.pcall('INCR', prefix .. 'rev')) == 'table' then return {'damaged', 'rev'} end\n",
+		old:  "    if bump_rev() then return {'damaged', 'rev'} end\n",
 		new:  "",
 		pkg:  "./internal/holds", run: "^TestSaleBetweenReadAndDecision$",
 	},

@@ -10,6 +10,7 @@
 --   done | gone: it was not there any more | changed: it is another one now | unsafe | impossible
 
 local memory_ms, only_safe = tonumber(ARGV[4]), ARGV[5] == '1'
+local REV_MS = 3600000 -- how long rev stays after its last change
 
 local function attend(at)
   if not broken.agenda then redis.call('ZADD', AGENDA, 'LT', at, resource) end
@@ -91,7 +92,7 @@ local MEND = {
       if t[1] == name then
         redis.call('DEL', t[2])
         -- A number that nobody has read before.
-        if name == 'rev' then redis.call('SET', t[2], whole(now)) end
+        if name == 'rev' then redis.call('SET', t[2], whole(now), 'PX', REV_MS) end
       end
     end
     broken[name] = nil
@@ -143,7 +144,7 @@ local MEND = {
     return 'done'
   end,
   rev = function()
-    redis.call('SET', REV, whole(now))
+    redis.call('SET', REV, whole(now), 'PX', REV_MS)
     return 'done'
   end,
   residue = function(name)

@@ -156,6 +156,20 @@ local function finish(id, hold, state, ended, by, memory_ms, swept)
   return nil
 end
 
+-- How long rev is kept after a change: far longer than what was read under it is decided on (readAge).
+local REV_MS = 3600000
+
+-- Counts a change of capacity or reserved: who has read Postgres before must read it again. rev ends an hour after the
+-- last change, and begins with a time, so that a value that was read before its end does not come back after it.
+-- Returns whether rev is damaged; then nothing was written.
+local function bump_rev()
+  local rev, time = prefix .. 'rev', redis.call('TIME')
+  redis.call('SET', rev, int(time[1] * 1000000 + time[2]), 'NX', 'PX', REV_MS)
+  if type(redis.pcall('INCR', rev)) == 'table' then return true end
+  redis.call('PEXPIRE', rev, REV_MS)
+  return false
+end
+
 -- An ended hold is remembered as a tombstone for memory_ms.
 local function bury(id, memory_ms)
   redis.call('ZADD', prefix .. 'tombstones', now + memory_ms, id)

@@ -17,8 +17,7 @@ local function run(KEYS, ARGV)
   end
 
   if verdict == 'confirmed' then
-    -- Postgres counts the slots as reserved: who has read Postgres before must read it again.
-    if type(redis.pcall('INCR', prefix .. 'rev')) == 'table' then return {'damaged', 'rev'} end
+    if bump_rev() then return {'damaged', 'rev'} end
     local damage = finish(id, hold, 'confirmed', hold.ended, payment, memory_ms)
     if damage then return {'damaged', damage} end
     bury(id, memory_ms)

@@ -1,0 +1,9 @@
+-- Counts a change of capacity or reserved in Postgres, under whatever epoch: a change is none of Redis' data.
+--
+-- Returns ok
+
+local function run(KEYS, ARGV)
+  enter(KEYS, ARGV)
+  if bump_rev() then return {'damaged', 'rev'} end
+  return {'ok'}
+end
