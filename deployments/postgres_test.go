@@ -33,10 +33,10 @@ var ofPostgres = map[string][]string{
 	"COPY payments TO PROGRAM 'cat'":                {},
 	"SELECT setval('holdfast.lock_fence_bases', 1)": {"migrator"},
 
-	"DELETE FROM inventory":                                                                 {"migrator"},
+	"DELETE FROM inventory":                                                                 {"migrator", "worker"},
 	"DELETE FROM reservations":                                                              {"migrator"},
 	"DELETE FROM payments":                                                                  {"migrator"},
-	"DELETE FROM event_answers":                                                             {"migrator"},
+	"DELETE FROM event_answers":                                                             {"migrator", "worker"},
 	"DELETE FROM redis_epoch":                                                               {"migrator"},
 	"DELETE FROM goose_db_version":                                                          {"migrator"},
 	"UPDATE payments SET outcome = 'confirmed'":                                             {"migrator"},

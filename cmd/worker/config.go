@@ -95,9 +95,10 @@ type Starting struct {
 
 // Operations are how a worker is run and watched.
 type Operations struct {
-	HTTPAddr  string `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" default:"127.0.0.1:8080" help:"Where health, readiness, metrics and queries are served."`
-	Reconcile string `name:"reconcile" env:"HOLDFAST_RECONCILE" default:"heal" enum:"heal,report,off" help:"What is done about differences in what is kept: heal what follows from the records, only report, or off: nobody looks."`
-	Starting  `embed:""`
+	InboundKeep time.Duration `name:"inbound-keep" env:"HOLDFAST_INBOUND_KEEP" default:"72h" help:"How long an inbound event is kept after it was stored; then a worker removes it, if every consumer has acknowledged it and no dead letter needs it. At least 1m."`
+	HTTPAddr    string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" default:"127.0.0.1:8080" help:"Where health, readiness, metrics and queries are served."`
+	Reconcile   string        `name:"reconcile" env:"HOLDFAST_RECONCILE" default:"heal" enum:"heal,report,off" help:"What is done about differences in what is kept: heal what follows from the records, only report, or off: nobody looks."`
+	Starting    `embed:""`
 }
 
 // Directory is where a worker that starts servers says where they are.
@@ -234,6 +235,14 @@ func (l *Locks) AfterApply() error {
 		return misused("--lock-lease auto is for --lock-strategy range and redlock only: %s has no leases", l.LockStrategy)
 	case !leased && l.LockRenewMax > 0:
 		return misused("--lock-renew-max is for --lock-strategy range and redlock only: %s has no leases", l.LockStrategy)
+	}
+	return nil
+}
+
+// AfterApply checks the bounds.
+func (o *Operations) AfterApply() error {
+	if o.InboundKeep < time.Minute {
+		return misused("--inbound-keep %s must be at least 1m", o.InboundKeep)
 	}
 	return nil
 }

@@ -39,7 +39,7 @@ func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 			func(c *redis.Client) redis.UniversalClient { return c },
 			func(c Config) events.Subjects { return events.Subjects(c.Namespace) },
 			func(s *store.Store) holds.Inventory { return s },
-			newLeaser, provideLocker, provideService, provideExpirer, provideConsumers, provideReconciler,
+			newLeaser, newTrimmer, provideLocker, provideService, provideExpirer, provideConsumers, provideReconciler,
 			func() net.Listener { return listener },
 			provideReader, provideQueries, newServer, newLoops,
 		),
@@ -59,6 +59,7 @@ func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 			func(l *loops, s *server) { l.run("http", s.run) },
 			func(l *loops, q *events.QueryService) { l.run("queries", q.Run) },
 			func(l *loops, x *leaser) { l.run("lease", x.run) },
+			func(l *loops, x *trimmer) { l.run("trim", x.run) },
 			func(l *loops, c Config, x *audit.Reconciler) {
 				if c.Reconcile != reconcileOff {
 					l.run("reconcile", x.Run)

@@ -18,7 +18,7 @@ const (
 	theLifetimes = " hold-lifetime-max request-key-ttl"
 	thePolicies  = " hold-ttl" + theLifetimes + " hold-ttl-max payment-window late-payment holds-per-user nights-max horizon"
 	theLocks     = " lock-strategy lock-redis-urls lock-lease lock-renew-max lock-fair lock-wait"
-	theRest      = " http-addr reconcile nats-monitor-urls stream-replicas preflight log-level no-notifications no-timer"
+	theRest      = " inbound-keep http-addr reconcile nats-monitor-urls stream-replicas preflight log-level no-notifications no-timer"
 )
 
 // TestFlags_OfEachCommand has in the help of each command what it uses and no more, its own flags first. A new setting

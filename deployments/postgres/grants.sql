@@ -28,6 +28,9 @@ GRANT SELECT ON holdfast.payments TO holdfast_worker;
 GRANT INSERT ON holdfast.payments TO holdfast_worker;                   -- an answer is for ever: no UPDATE
 GRANT SELECT ON holdfast.event_answers TO holdfast_worker;
 GRANT INSERT (cause, resource_id, answer) ON holdfast.event_answers TO holdfast_worker;
+GRANT DELETE ON holdfast.event_answers TO holdfast_worker;              -- old ones: docs/storage.md
+-- Removes rows of nights of 400 days ago and more, of which nothing is reserved. Without this line they stay.
+GRANT DELETE ON holdfast.inventory TO holdfast_worker;
 GRANT SELECT ON holdfast.redis_epoch TO holdfast_worker;
 GRANT UPDATE (epoch, generation, written, server, lost, lost_why, rebuilder, leased_until, progress)
     ON holdfast.redis_epoch TO holdfast_worker;                         -- when Redis has lost its data; and FOR SHARE

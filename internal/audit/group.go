@@ -26,6 +26,7 @@ type group struct {
 	letters       map[uint64]*letter  // by the inbound sequence
 	strange       []uint64            // letters that do not say of which event they are
 	orphans       []orphan
+	slowest       int64 // the longest time that an event has waited for its outcome (ms)
 	unreadable    []uint64
 	misplaced     []uint64
 	former        int             // outcomes that were told before the schema was made

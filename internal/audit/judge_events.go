@@ -65,9 +65,11 @@ func (g *group) judgeEvents() (found []*Finding) {
 			g.unlettered = append(g.unlettered, u.seq)
 		}
 	}
+	// The event of an outcome was stored before it, by as long as an outage lasted that others have waited for too.
+	margin := dropMargin + time.Duration(g.slowest)*time.Millisecond
 	holes := g.in.state.NumDeleted >= len(g.orphans) // somebody has removed as many events one by one
 	for _, o := range g.orphans {
-		if holes || g.in.couldBeDropped(o.stored, dropMargin) {
+		if holes || g.in.couldBeDropped(o.stored, margin) {
 			g.untold.eventsDropped++
 			continue
 		}

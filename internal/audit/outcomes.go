@@ -82,6 +82,7 @@ func (g *group) answered(outcome id, m message, name name, content uint64) {
 	case e == nil:
 		g.orphans = append(g.orphans, orphan{outcome, m.seq, m.stored, name, content})
 	case e.outcome == 0:
+		g.slowest = max(g.slowest, m.stored-e.stored)
 		e.outcome, e.told, e.content = m.seq, name, content
 	case e.content != content:
 		g.another[outcome] = m.seq

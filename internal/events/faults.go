@@ -44,6 +44,9 @@ func (ns Subjects) StreamFaults(found, wanted jetstream.StreamConfig, reach Reac
 	if found.NoAck {
 		fault(true, "it acknowledges nothing", "nobody knows whether an event or its outcome is stored", edit("--ack"))
 	}
+	if inbound && (found.DenyPurge || found.DenyDelete) {
+		fault(false, "it allows no purge, or no removal of single messages", "no event is ever removed from it, and it grows until it is full", anew)
+	}
 	if found.Sealed {
 		fault(true, "it is sealed", "nothing can be stored in it any more", anew)
 	}

@@ -29,7 +29,7 @@ type trimBench struct {
 func newTrimBench(t *testing.T) *trimBench {
 	t.Helper()
 	js, ns := newJetStream(t), Subjects(stacktest.Namespace(t))
-	if err := Setup(t.Context(), js, ns, Reach{Life: 2 * time.Hour}); err != nil {
+	if err := Setup(t.Context(), js, ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
 	b := &trimBench{T: t, js: js, ns: ns, last: make(map[string]uint64), Trimmer: NewTrimmer(js, ns, -time.Minute, zerolog.Nop())}
@@ -166,6 +166,9 @@ func TestTrimmer_OneConsumerOfTheWorkersIsBehind_KeepsFromThereOn(t *testing.T) 
 			b.trims(b.above(name)...)
 			if got := b.left(); !slices.Contains(got, unacked) {
 				t.Errorf("%d is gone, and is not answered", unacked)
+			}
+			if done, err := b.RunOnce(t.Context()); err != nil || done.Answered {
+				t.Errorf("%+v %v, want something old not to be answered", done, err)
 			}
 		})
 	}
@@ -320,7 +323,7 @@ func TestTrimmer_DeadLetterIsAClaimCheck_KeepsItsEventOnly(t *testing.T) {
 	if err := b.js.DeleteStream(t.Context(), b.ns.DLQStream()); err != nil {
 		t.Fatal(err)
 	}
-	if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}); err != nil {
+	if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
 	b.publish(BookingRequested)
@@ -353,7 +356,7 @@ func TestTrimmer_StreamIsCreatedAgainMeanwhile_RemovesNothing(t *testing.T) {
 		if err := b.js.DeleteStream(t.Context(), b.ns.InStream()); err != nil {
 			t.Error(err)
 		}
-		if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}); err != nil {
+		if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
 			t.Error(err)
 		}
 		b.publish(BookingRequested, PaymentConfirmed)

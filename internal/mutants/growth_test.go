@@ -1,7 +1,42 @@
 package mutants
 
-// ofGrowth are mutants of what removes what nobody needs any more.
+// ofGrowth are mutants of the code that removes old data.
 var ofGrowth = []mutant{
+	{
+		name: "trim-ignores-acks", wrong: "inbound events are removed that nobody has answered", trap: "3",
+		file: "internal/events/trim.go",
+		old:  "	upTo := min(expired, acked.all)\n",
+		new:  "	upTo := expired\n",
+		pkg:  "./internal/events", run: "^TestTrimmer_OneConsumerOfTheWorkersIsBehind_KeepsFromThereOn$",
+	},
+	{
+		name: "trim-without-a-consumer", wrong: "inbound events are removed while a consumer of the workers is missing", trap: "3",
+		file: "internal/events/trim.go",
+		old:  "		return acked, fmt.Errorf(\"%w: %s\", ErrTrimBlocked, name)\n",
+		new:  "		_ = name\n",
+		pkg:  "./internal/events", run: "^TestTrimmer_ConsumerIsMissing_RemovesNothing$",
+	},
+	{
+		name: "trim-ignores-claim-checks", wrong: "an event is removed that a dead letter is a claim check for", trap: "3",
+		file: "internal/events/trim.go",
+		old:  "			needed[l.Pointer.Seq] = struct{}{}\n",
+		new:  "",
+		pkg:  "./internal/events", run: "^TestTrimmer_DeadLetterIsAClaimCheck_KeepsItsEventOnly$",
+	},
+	{
+		name: "trim-of-another-stream", wrong: "events of a new stream are removed by the sequences of the one before", trap: "3",
+		file: "internal/events/trim.go",
+		old:  "	if !now.Created.Equal(info.Created) {\n",
+		new:  "	if now == nil {\n",
+		pkg:  "./internal/events", run: "^TestTrimmer_StreamIsCreatedAgainMeanwhile_RemovesNothing$",
+	},
+	{
+		name: "trim-of-young-events", wrong: "inbound events are removed before their time", trap: "growth",
+		file: "internal/events/trim.go",
+		old:  "	cutoff := info.TimeStamp.Add(-t.keep)\n",
+		new:  "	cutoff := info.TimeStamp\n",
+		pkg:  "./internal/events", run: "^TestTrimmer_EventIsYoung_KeepsIt$",
+	},
 	{
 		name: "rev-begins-again", wrong: "a rev that has ended begins with the same number again, so a reader of before is not refused", trap: "2",
 		file: "internal/holds/lua/prelude.lua",

@@ -72,7 +72,7 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 	for _, config := range events.Subjects(t.Namespace).Streams(t.Reach) {
 		names = append(names, "nats.stream."+config.Name)
 	}
-	names = append(names, NATSReplicas, "nats.consumers", NATSSync, natsReading, NATSPrivileges)
+	names = append(names, NATSReplicas, "nats.consumers", NATSSync, natsReading, natsTrimming, NATSPrivileges)
 	unreachable := func(err error) clock {
 		r.fail(reachable, err.Error(), "no event comes in, and none goes out", "start it with JetStream, or correct its URL")
 		r.skipAll(reachable+" failed", names...)
@@ -101,6 +101,7 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 	r.natsSync(ctx, l, t.Monitors)
 	who, err := l.who(ctx)
 	r.natsReading(who, err, t)
+	r.natsTrimming(who, err, t)
 	r.natsPrivileges(who, err, t)
 	return readClock(ctx, "nats", func(ctx context.Context) (time.Time, error) {
 		who, err := l.who(ctx)

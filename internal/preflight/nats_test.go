@@ -65,6 +65,7 @@ func TestStreams(t *testing.T) {
 		{"discards old", in, "fail", func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardOld }, false},
 		{"discards old", dlq, "fail", func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardOld }, false},
 		{"discards new", out, "fail", func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardNew }, false},
+		{"no purges", in, "warn", func(c *jetstream.StreamConfig) { c.DenyPurge = true }, true},
 		{"no acks", in, "fail", func(c *jetstream.StreamConfig) { c.NoAck = true }, false},
 		{"other subjects", in, "fail", func(c *jetstream.StreamConfig) { c.Subjects = []string{"holdfast.in.booking.>"} }, false},
 		{"other subjects", out, "fail", func(c *jetstream.StreamConfig) { c.Subjects = []string{"holdfast.out.hold.>"} }, false},
@@ -472,23 +473,23 @@ func TestNATSUsers(t *testing.T) {
 	}
 	w.setup("nats://all:pw@" + address)
 	w.expect("a user who may all", nil, as("all"))
-	w.expect("a user who may little", []string{"nats.privileges ok"}, as("little"))
-	c := w.expect("a user who may not read outcomes", []string{"nats.privileges ok", "nats.rebuild fail"}, as("forgetful"))["nats.rebuild"]
+	w.expect("a user who may little", []string{"nats.privileges ok", "nats.trim warn"}, as("little"))
+	c := w.expect("a user who may not read outcomes", []string{"nats.privileges ok", "nats.rebuild fail", "nats.trim warn"}, as("forgetful"))["nats.rebuild"]
 	if !strings.Contains(c.Found, "$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.") || strings.Contains(c.Found, "HOLDFAST_IN") {
 		t.Errorf("it does not tell which permission is missing: %+v", c)
 	}
-	w.expect("a user who may all but that", []string{"nats.privileges warn"}, as("denied")) // others' subjects
+	w.expect("a user who may all but that", []string{"nats.privileges warn", "nats.trim warn"}, as("denied")) // others' subjects
 	var unseen []string
 	for _, config := range w.ns.Streams(reach) {
 		unseen = append(unseen, "nats.stream."+config.Name+" unknown")
 	}
 	began := time.Now()
-	checks := w.expect("a user who may nothing", append(unseen, "nats.consumers skipped", "nats.replicas skipped", "nats.rebuild unknown", "nats.privileges unknown", "clocks unknown"), as("nothing"))
+	checks := w.expect("a user who may nothing", append(unseen, "nats.consumers skipped", "nats.replicas skipped", "nats.rebuild unknown", "nats.trim unknown", "nats.privileges unknown", "clocks unknown"), as("nothing"))
 	t.Logf("a user who may nothing was looked at in %s", time.Since(began))
 	if c := checks["nats.stream.HOLDFAST_IN"]; !strings.Contains(c.Found, "$JS.API.STREAM.INFO.HOLDFAST_IN") || !strings.Contains(c.Fix, "$JS.API.STREAM.INFO.HOLDFAST_IN") {
 		t.Errorf("it does not tell which permission is missing: %+v", c)
 	}
-	for user, power := range map[string]string{"purges": "may purge HOLDFAST_IN, delete HOLDFAST_IN, delete outcomes", "hears": "may hear others' answers"} {
+	for user, power := range map[string]string{"purges": "may purge HOLDFAST_OUT, delete HOLDFAST_IN, delete outcomes", "hears": "may hear others' answers"} {
 		if c := w.look(as(user))["nats.privileges"]; c.Status != preflight.Warn || !strings.Contains(c.Found, power) {
 			t.Errorf("user %s: %+v", user, c)
 		}

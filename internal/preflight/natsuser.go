@@ -75,30 +75,40 @@ func matches(pattern, subject string) bool {
 	return len(strings.Split(pattern, ".")) == len(tokens)
 }
 
-// natsReading is the check whether the user may read what Redis is filled from when it has lost its data.
-const natsReading = "nats.rebuild"
+// The checks whether the user may read what Redis is filled from when it has lost its data, and remove inbound events.
+const (
+	natsReading  = "nats.rebuild"
+	natsTrimming = "nats.trim"
+)
+
+// lacks returns on which subjects of JetStream's API the user may not publish.
+func (w who) lacks(requests ...string) (subjects []string) {
+	for _, request := range requests {
+		if subject := "$JS.API." + request; w.Data.Permissions != nil && !w.Data.Permissions.Publish.permits(subject) {
+			subjects = append(subjects, subject)
+		}
+	}
+	return subjects
+}
+
+// aReader is a name like that of any consumer that reads in order.
+const aReader = "preflight"
 
 // natsReading tries nothing, as natsPrivileges.
 func (r *report) natsReading(w who, err error, t Target) {
 	ns := events.Subjects(t.Namespace)
-	const consumer = "preflight" // a name like that of any consumer that reads in order
 	if err != nil {
 		r.unknown(natsReading, "what the user may do is not known", "see "+NATSPrivileges)
 		return
 	}
-	var lacks []string
-	for _, subject := range []string{
-		"STREAM.INFO." + ns.OutStream(), "STREAM.INFO." + ns.InStream(),
-		"CONSUMER.CREATE." + ns.OutStream() + "." + consumer, "CONSUMER.CREATE." + ns.InStream() + "." + consumer + "." + ns.In(events.PaymentConfirmed, "preflight"),
-		"CONSUMER.INFO." + ns.OutStream() + "." + consumer, "CONSUMER.INFO." + ns.InStream() + "." + consumer,
-		"CONSUMER.MSG.NEXT." + ns.OutStream() + "." + consumer, "CONSUMER.MSG.NEXT." + ns.InStream() + "." + consumer,
-		"STREAM.INFO." + ns.DLQStream(), "CONSUMER.CREATE." + ns.DLQStream() + "." + consumer,
-		"CONSUMER.INFO." + ns.DLQStream() + "." + consumer, "CONSUMER.MSG.NEXT." + ns.DLQStream() + "." + consumer,
-	} {
-		if subject = "$JS.API." + subject; w.Data.Permissions != nil && !w.Data.Permissions.Publish.permits(subject) {
-			lacks = append(lacks, subject)
-		}
-	}
+	lacks := w.lacks(
+		"STREAM.INFO."+ns.OutStream(), "STREAM.INFO."+ns.InStream(),
+		"CONSUMER.CREATE."+ns.OutStream()+"."+aReader, "CONSUMER.CREATE."+ns.InStream()+"."+aReader+"."+ns.In(events.PaymentConfirmed, "preflight"),
+		"CONSUMER.INFO."+ns.OutStream()+"."+aReader, "CONSUMER.INFO."+ns.InStream()+"."+aReader,
+		"CONSUMER.MSG.NEXT."+ns.OutStream()+"."+aReader, "CONSUMER.MSG.NEXT."+ns.InStream()+"."+aReader,
+		"STREAM.INFO."+ns.DLQStream(), "CONSUMER.CREATE."+ns.DLQStream()+"."+aReader,
+		"CONSUMER.INFO."+ns.DLQStream()+"."+aReader, "CONSUMER.MSG.NEXT."+ns.DLQStream()+"."+aReader,
+	)
 	if len(lacks) > 0 {
 		r.fail(natsReading, "user "+w.Data.User+" may not publish on "+strings.Join(lacks, ", "),
 			"when Redis has lost its data it cannot be filled again from what was told, and nothing is granted any more",
@@ -106,6 +116,27 @@ func (r *report) natsReading(w who, err error, t Target) {
 		return
 	}
 	r.ok(natsReading, "what was told, and what waits, can be read when Redis has lost its data")
+}
+
+// natsTrimming tries nothing, as natsPrivileges.
+func (r *report) natsTrimming(w who, err error, t Target) {
+	in, dlq := events.Subjects(t.Namespace).InStream(), events.Subjects(t.Namespace).DLQStream()
+	if err != nil {
+		r.unknown(natsTrimming, "the permissions of the user are not known", "see "+NATSPrivileges)
+		return
+	}
+	lacks := w.lacks(
+		"STREAM.INFO."+in, "STREAM.INFO."+dlq, "CONSUMER.NAMES."+in, "CONSUMER.INFO."+in+"."+aReader, "STREAM.PURGE."+in, "STREAM.MSG.DELETE."+in,
+		"CONSUMER.CREATE."+in+"."+aReader, "CONSUMER.MSG.NEXT."+in+"."+aReader, "CONSUMER.DELETE."+in+"."+aReader,
+		"CONSUMER.CREATE."+dlq+"."+aReader, "CONSUMER.MSG.NEXT."+dlq+"."+aReader, "CONSUMER.DELETE."+dlq+"."+aReader,
+	)
+	if len(lacks) > 0 {
+		r.warn(natsTrimming, "user "+w.Data.User+" may not publish on "+strings.Join(lacks, ", "),
+			"no inbound event is ever removed, and the stream grows until it is full",
+			"allow it what holdfast_worker has in deployments/nats/accounts.conf")
+		return
+	}
+	r.ok(natsTrimming, "inbound events that are answered can be removed")
 }
 
 // natsPrivileges tries nothing: it reads what the server says that the user may.
@@ -136,7 +167,7 @@ func (r *report) natsPrivileges(w who, err error, t Target) {
 		subject, means string
 		of             permission
 	}{
-		{"$JS.API.STREAM.PURGE." + ns.InStream(), "purge " + ns.InStream(), w.Data.Permissions.Publish},
+		{"$JS.API.STREAM.PURGE." + ns.OutStream(), "purge " + ns.OutStream(), w.Data.Permissions.Publish},
 		{"$JS.API.STREAM.DELETE." + ns.InStream(), "delete " + ns.InStream(), w.Data.Permissions.Publish},
 		{"$JS.API.STREAM.MSG.DELETE." + ns.OutStream(), "delete outcomes", w.Data.Permissions.Publish},
 		{ns.In(events.PaymentConfirmed, "preflight"), "publish payments", w.Data.Permissions.Publish},

@@ -157,7 +157,7 @@ var healthy = map[string]preflight.Status{
 	"redis.format": "ok", "redis.commands": "ok", "redis.privileges": "warn",
 	"nats.reachable": "ok", "nats.version": "ok", "nats.max_payload": "ok", "nats.stream.HOLDFAST_IN": "ok", "nats.stream.HOLDFAST_OUT": "ok",
 	"nats.stream.HOLDFAST_DLQ": "ok", "nats.stream.HOLDFAST_RUNS": "ok", "nats.replicas": "warn", "nats.consumers": "ok",
-	"nats.sync_interval": "unknown", "nats.rebuild": "ok", "nats.privileges": "warn",
+	"nats.sync_interval": "unknown", "nats.rebuild": "ok", "nats.trim": "ok", "nats.privileges": "warn",
 	"postgres.reachable": "ok", "postgres.primary": "ok", "postgres.fsync": "ok", "postgres.synchronous_commit": "ok",
 	"postgres.full_page_writes": "ok", "postgres.schema": "ok", "postgres.grants": "ok", "postgres.privileges": "warn",
 	"clocks": "ok",

@@ -124,6 +124,7 @@ var grants = []grant{
 	{"payments", "INSERT", nil},
 	{"event_answers", "SELECT", nil},
 	{"event_answers", "INSERT", []string{"cause", "resource_id", "answer"}},
+	{"event_answers", "DELETE", nil},
 	{"redis_epoch", "SELECT", nil},
 	{"redis_epoch", "UPDATE", []string{"epoch", "generation", "written", "server", "lost", "lost_why", "rebuilder", "leased_until", "progress"}},
 	{"policies", "SELECT", nil},

@@ -18,12 +18,8 @@ import (
 //go:embed migrations/*.sql
 var migrationFiles embed.FS
 
-// answersKept is how long the answers of events are remembered that have no row of their own.
-const answersKept = "30 days"
-
-// Migrate creates the namespace's schema, brings its tables up to date, and drops what need not
-// be remembered any more. Any number of processes may do so at once: one does it, the others
-// wait.
+// Migrate creates the namespace's schema and brings its tables up to date. Any number of processes may
+// do so at once: one does it, the others wait.
 //
 // Migrations only add, so that programs of the version before work on beside those that migrated, and may start
 // again. One that such programs would misread, or write against, sets schema_compatibility.works_from to its number.
@@ -73,10 +69,7 @@ func (s *Store) migrate(ctx context.Context, namespace string) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err = provider.Up(ctx); err != nil {
-		return err
-	}
-	_, err = db.ExecContext(ctx, `DELETE FROM event_answers WHERE decided_at < now() - interval '`+answersKept+`'`)
+	_, err = provider.Up(ctx)
 	return err
 }
 

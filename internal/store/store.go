@@ -35,6 +35,8 @@ var (
 	queryInventoryRead           = query("inventory_read")
 	queryAnswersRead             = query("answers_read")
 	queryAnswersInsert           = query("answers_insert")
+	queryAnswersDrop             = query("answers_drop")
+	queryNightsDrop              = query("nights_drop")
 	queryFenceBase               = query("fence_base")
 	queryInspectServer           = query("inspect_server")
 	queryInspectSettings         = query("inspect_settings")
@@ -64,15 +66,16 @@ func query(name string) string {
 
 // The constraint that keeps promise 1, the codes of errors, and how often a transaction is begun again after some.
 const (
-	constraintReserved   = "reserved_is_between_zero_and_capacity"
-	codeCheckViolation   = "23514"
-	codeSerialization    = "40001"
-	codeDeadlock         = "40P01"
-	codeLockNotAvailable = "55P03"
-	codeUndefinedTable   = "42P01"
-	transactionTriesMax  = 10
-	transactionRetryWait = 5 * time.Millisecond
-	lockTimeout          = 500 * time.Millisecond
+	constraintReserved        = "reserved_is_between_zero_and_capacity"
+	codeCheckViolation        = "23514"
+	codeSerialization         = "40001"
+	codeDeadlock              = "40P01"
+	codeLockNotAvailable      = "55P03"
+	codeUndefinedTable        = "42P01"
+	codeInsufficientPrivilege = "42501"
+	transactionTriesMax       = 10
+	transactionRetryWait      = 5 * time.Millisecond
+	lockTimeout               = 500 * time.Millisecond
 )
 
 // Store is a namespace's schema in a Postgres database. It implements holds.Inventory.

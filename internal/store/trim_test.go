@@ -1,0 +1,59 @@
+package store_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// column reads one column of text.
+func (s schema) column(t *testing.T, sql string) []string {
+	t.Helper()
+	rows, err := s.conn.Query(t.Context(), sql)
+	if err != nil {
+		t.Fatal(err)
+	}
+	values, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return values
+}
+
+func TestDropAnswers_Old_DropsTheOldestFirst(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	s.execute(t, `INSERT INTO event_answers (cause, resource_id, answer, decided_at)
+		SELECT 'd' || days, 'room', '{}', now() - days * interval '1 day' FROM unnest(ARRAY[0, 29, 31, 60, 90]) AS days`)
+	for _, want := range [][]string{{"d0", "d29", "d31"}, {"d0", "d29"}, {"d0", "d29"}} {
+		if _, err := s.DropAnswers(t.Context(), 30*24*time.Hour, 2); err != nil {
+			t.Fatal(err)
+		}
+		if left := s.column(t, `SELECT cause FROM event_answers ORDER BY decided_at DESC`); !slices.Equal(left, want) {
+			t.Errorf("left %v, want %v", left, want)
+		}
+	}
+}
+
+func TestDropPastNights_NothingIsReservedOfThem_DropsThem(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	s.execute(t, `INSERT INTO inventory (resource_id, slot, capacity, reserved) VALUES
+		('room', '2001-02-03', 5, 0), ('room', '2001-02-04', 5, 1), ('hall', '2001-02-03', 0, 0), ('room', 'stock', 5, 0),
+		('room', '2001-02-3', 5, 0), ('room', '2001', 5, 0), ('room', 'A-2001-02-03', 5, 0), ('room', '2999-02-03', 5, 0)`)
+	s.execute(t, `INSERT INTO inventory (resource_id, slot, capacity)
+		SELECT 'edge', to_char((now() AT TIME ZONE 'UTC') - days * interval '1 day', 'YYYY-MM-DD'), days FROM unnest(ARRAY[398, 402]) AS days`)
+	for _, want := range []int{2, 1, 0} {
+		if dropped, err := s.DropPastNights(t.Context(), 400, 2); err != nil || dropped != want {
+			t.Errorf("dropped %d, want %d: %v", dropped, want, err)
+		}
+	}
+	want := []string{"398 edge", "0 2001", "0 2001-02-04", "0 2001-02-3", "0 2999-02-03", "0 A-2001-02-03", "0 stock"}
+	left := s.column(t, `SELECT CASE WHEN resource_id = 'edge' THEN capacity || ' edge' ELSE '0 ' || slot END FROM inventory
+		ORDER BY resource_id, slot COLLATE "C"`)
+	if !slices.Equal(left, want) {
+		t.Errorf("left %q, want %q", left, want)
+	}
+}
