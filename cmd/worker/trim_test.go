@@ -1,6 +1,10 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -80,4 +84,52 @@ func TestTrimmer_AllAnswered_RemovesWhatIsOld(t *testing.T) {
 		t.Errorf("worker audit ended with %d: %s%s", code, out, stderr)
 	}
 	s.answer(s.publish(events.BookingRequested, "hall", book("hall", "cleo", "m", holds.Asked{}, 600)))
+}
+
+// TestStorageTable sees that docs/storage.md has every key of Redis, every table, every sequence and every stream.
+func TestStorageTable(t *testing.T) {
+	t.Parallel()
+	read := func(path string) string {
+		t.Helper()
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	page := read("../../docs/storage.md")
+	named := func(what string) {
+		t.Helper()
+		if !strings.Contains(page, "`"+what+"`") {
+			t.Errorf("docs/storage.md does not have %s", what)
+		}
+	}
+	keys := regexp.MustCompile(`(?m)^//\t([a-z_]+|<resource>:[a-z_]+(?::<[a-z]+>)?) +(?:string|hash|zset) `).FindAllStringSubmatch(read("../../internal/holds/doc.go"), -1)
+	if len(keys) < 20 {
+		t.Fatalf("doc.go has only %d keys: %q", len(keys), keys)
+	}
+	for _, key := range keys {
+		named(strings.Replace(key[1], "<resource>:", "R:", 1))
+	}
+	migrations, err := filepath.Glob("../../internal/store/migrations/*.sql")
+	if err != nil || len(migrations) == 0 {
+		t.Fatal(migrations, err)
+	}
+	renamed := map[string]string{"inventory_changes": "event_answers"}
+	for _, path := range migrations {
+		up, _, _ := strings.Cut(read(path), "-- +goose Down")
+		for _, made := range regexp.MustCompile(`(?m)^CREATE (?:TABLE|SEQUENCE) (?:IF NOT EXISTS )?([a-z_]+)`).FindAllStringSubmatch(up, -1) {
+			name := made[1]
+			if now := renamed[name]; now != "" {
+				name = now
+			}
+			named(name)
+		}
+	}
+	for _, config := range events.Subjects("n").Streams(events.Reach{}) {
+		named(config.Name)
+		if config.MaxAge == 0 && config.Name != "N_IN" && config.Name != "N_DLQ" {
+			t.Errorf("stream %s has no bound", config.Name)
+		}
+	}
 }

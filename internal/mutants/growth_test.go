@@ -51,4 +51,18 @@ var ofGrowth = []mutant{
 		new:  "",
 		pkg:  "./internal/holds", run: "^TestRev_NoChangeForAnHour_Ends$",
 	},
+	{
+		name: "past-nights-of-reservations", wrong: "the row of a past night is removed although a reservation uses it", trap: "1",
+		file: "internal/store/queries/nights_drop.sql",
+		old:  "        AND reserved = 0\n    ORDER BY resource_id, slot\n    LIMIT $2\n)\nDELETE FROM inventory AS i USING past\nWHERE i.resource_id = past.resource_id AND i.slot = past.slot AND i.reserved = 0\n",
+		new:  "    ORDER BY resource_id, slot\n    LIMIT $2\n)\nDELETE FROM inventory AS i USING past\nWHERE i.resource_id = past.resource_id AND i.slot = past.slot\n",
+		pkg:  "./internal/store", run: "^TestDropPastNights_NothingIsReservedOfThem_DropsThem$",
+	},
+	{
+		name: "tombstones-for-ever", wrong: "records of holds that have ended are never dropped", trap: "growth",
+		file: "internal/holds/lua/prelude.lua",
+		old:  "  redis.call('ZADD', prefix .. 'tombstones', now + memory_ms, id)\n",
+		new:  "  redis.call('ZADD', prefix .. 'tombstones', 9e15, id)\n",
+		pkg:  "./internal/holds", run: "^TestYear_EveryKindOfEventAllTheTime_NothingGrows$",
+	},
 }
