@@ -85,6 +85,12 @@ var descriptions = map[Kind]func(d *described){
 		d.Found = d.found
 		d.Remedy = fmt.Sprintf("Restore the record from hold.created of this hold (its words are told in holds/record.go), or, when it has ended, HDEL %srecords %s. ", d.prefix, d.Item) + notSafe
 	},
+	ClaimStuck: func(d *described) {
+		d.Where, d.Automatic = "records", false
+		d.Found, d.Expected = momentIn(d.found), "an answer"
+		d.say("Hold %s of %s is claimed by a payment since %s, which is not answered: it waits through an outage, or its event is gone.", d.Item, d.Resource, d.Found)
+		d.Remedy = "When no server is down, run worker audit: it names the payment if its event is gone, and what to publish. " + notSafe
+	},
 	Agenda: func(d *described) {
 		d.Where = "agenda"
 		d.Found, d.Expected = momentIn(d.found), momentIn(d.expected)

@@ -223,9 +223,10 @@ func (g *group) strayedStill(ctx context.Context, resource string, differences [
 	return found[resource], err
 }
 
-// seen takes over what was found in Redis.
+// seen takes over what was found in Redis. Whether the event of a claim is gone the streams say better.
 func (r *resource) seen(l looked) {
-	r.looked, r.lost, r.now, r.differences = !l.lost, l.lost, l.now, l.differences
+	r.looked, r.lost, r.now = !l.lost, l.lost, l.now
+	r.differences = slices.DeleteFunc(l.differences, func(d difference) bool { return d.what == string(ClaimStuck) })
 	for _, h := range r.holds {
 		h.rec, h.late = nil, nil
 	}

@@ -22,7 +22,8 @@ const (
 
 // reconciled are the kinds of what a Reconciler can find.
 var reconciled = []Kind{
-	Counter, Users, Due, Departing, Tombstone, Index, HoldKey, RequestAnswer, RecordDamaged, Agenda, Rev, WrongType, Residue, Reserved,
+	Counter, Users, Due, Departing, Tombstone, Index, HoldKey, RequestAnswer, RecordDamaged, ClaimStuck, Agenda, Rev, WrongType, Residue,
+	Reserved,
 }
 
 // Metrics measures a Reconciler.

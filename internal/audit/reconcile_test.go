@@ -19,6 +19,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"holdfast/internal/audit"
+	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
 )
@@ -401,4 +402,45 @@ func TestLeavesLostDataAlone(t *testing.T) {
 		t.Errorf("cannot tell %s", got)
 	}
 	w.Damaged("hall")
+}
+
+// TestReconciler_PaymentIsNotAnswered_IsReportedAfterADay has a payment claim a hold, and its event be gone. It is reported when
+// that is a day ago; the payment, published again, ends it as a reservation.
+func TestReconciler_PaymentIsNotAnswered_IsReportedAfterADay(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	ctx := t.Context()
+	claimed := func(ago time.Duration) {
+		t.Helper()
+		line := s.redis.HGet(ctx, s.key("hall", "records"), uuidOf(s.other)).Val()
+		words := strings.SplitN(line, " ", 7)
+		words[0], words[4], words[5] = "confirming", fmt.Sprint(s.redis.Time(ctx).Val().Add(-ago).UnixMilli()), "p-olga"
+		s.redis.HSet(ctx, s.key("hall", "records"), uuidOf(s.other), strings.Join(words, " "))
+		s.redis.ZRem(ctx, s.key("hall", "due"), uuidOf(s.other))
+		s.redis.Del(ctx, s.key("hall", "hold:"+uuidOf(s.other)))
+	}
+	for _, c := range []struct {
+		ago  time.Duration
+		want []string
+	}{{23 * time.Hour, nil}, {25 * time.Hour, []string{"claim_stuck, left"}}} {
+		claimed(c.ago)
+		w := s.watcher(true)
+		s.must(w.Round(ctx))
+		if got := w.logged(); !slices.Equal(got, c.want) {
+			t.Errorf("after %s it logged %v, want %v", c.ago, got, c.want)
+		}
+	}
+	if got := kinds(s.audit(audit.Options{})); !slices.Equal(got, []string{"claim_stuck"}) {
+		t.Errorf("the audit found %v", got)
+	}
+	s.work(1)
+	if got := s.pay(s.other, "p-olga"); got != events.Type(holds.EventHoldConfirmed) {
+		t.Errorf("the payment was answered %s", got)
+	}
+	s.rest()
+	w := s.watcher(true)
+	s.must(w.Round(ctx))
+	if got := w.logged(); len(got) > 0 {
+		t.Errorf("afterwards it logged %v", got)
+	}
 }

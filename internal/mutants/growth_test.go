@@ -65,4 +65,11 @@ var ofGrowth = []mutant{
 		new:  "  redis.call('ZADD', prefix .. 'tombstones', 9e15, id)\n",
 		pkg:  "./internal/holds", run: "^TestYear_EveryKindOfEventAllTheTime_NothingGrows$",
 	},
+	{
+		name: "claim-not-reported", wrong: "a claim whose payment is never answered is reported by no worker", trap: "growth",
+		file: "internal/audit/lua/prelude.lua",
+		old:  "now - hold.ended > CLAIM_MS",
+		new:  "now - hold.ended > 9e15",
+		pkg:  "./internal/audit", run: "^TestReconciler_PaymentIsNotAnswered_IsReportedAfterADay$",
+	},
 }

@@ -158,11 +158,19 @@ local function judge_record(id, hold, line)
   if line and not hold then differs('record', id, #line .. ' characters', 'a record') end
 end
 
+-- How long a payment may wait for its answer: it waits through an outage, and for ever when its event is gone.
+local CLAIM_MS = 86400000
+
+local function judge_claim(id, hold)
+  if hold and hold.state == 'confirming' and now - hold.ended > CLAIM_MS then differs('claim_stuck', id, hold.ended, nil) end
+end
+
 local HOLD_JUDGES = {
   record = judge_record, due = judge_due, departing = judge_departing, tombstone = judge_tombstone,
   index = judge_index, hold_key = judge_hold_key, request = judge_request,
+  claim_stuck = judge_claim,
 }
-local HOLD_ORDER = {'record', 'due', 'departing', 'tombstone', 'index', 'hold_key', 'request'}
+local HOLD_ORDER = {'record', 'due', 'departing', 'tombstone', 'index', 'hold_key', 'request', 'claim_stuck'}
 
 local function judge_hold(id, hold, line)
   if line and not hold then return judge_record(id, hold, line) end

@@ -138,6 +138,7 @@ local MEND = {
   end,
   request = function() return 'impossible' end,
   record = function() return 'impossible' end,
+  claim_stuck = function() return 'impossible' end,
   agenda = function(_, _, expected)
     if broken.agenda then return 'changed' end
     if expected == '-' then redis.call('ZREM', AGENDA, resource) else attend(expected) end
