@@ -140,7 +140,9 @@ type acknowledged struct {
 }
 
 // acknowledged asks all consumers. last is a sequence that the stream had before.
-func (t *Trimmer) acknowledged(ctx context.Context, inbound jetstream.Stream, last uint64) (acked acknowledged, err error) {
+func (t *Trimmer) acknowledged(
+	ctx context.Context, inbound jetstream.Stream, last uint64,
+) (acked acknowledged, err error) {
 	acked.ours, acked.all = last, last
 	missing := make(map[string]struct{})
 	for _, config := range t.ns.Consumers() {
@@ -236,7 +238,9 @@ func (t *Trimmer) claimChecks(ctx context.Context) (map[uint64]struct{}, error) 
 }
 
 // remove removes events up to a sequence, but for those that are needed, and no more than a step may.
-func (t *Trimmer) remove(ctx context.Context, inbound jetstream.Stream, upTo uint64, needed map[uint64]struct{}) (removed uint64, more bool, err error) {
+func (t *Trimmer) remove(
+	ctx context.Context, inbound jetstream.Stream, upTo uint64, needed map[uint64]struct{},
+) (removed uint64, more bool, err error) {
 	state := inbound.CachedInfo().State
 	first := upTo + 1 // that stays
 	for seq := range needed {
@@ -255,7 +259,9 @@ func (t *Trimmer) remove(ctx context.Context, inbound jetstream.Stream, upTo uin
 }
 
 // removeBetween removes one by one what lies above the first event that is needed.
-func (t *Trimmer) removeBetween(ctx context.Context, inbound jetstream.Stream, upTo uint64, needed map[uint64]struct{}) (removed uint64, more bool, err error) {
+func (t *Trimmer) removeBetween(
+	ctx context.Context, inbound jetstream.Stream, upTo uint64, needed map[uint64]struct{},
+) (removed uint64, more bool, err error) {
 	for m, err := range Read(ctx, inbound, jetstream.OrderedConsumerConfig{HeadersOnly: true}, upTo) {
 		if err != nil {
 			return removed, false, err

@@ -22,9 +22,9 @@ const (
 	yearKept   = 60 // days: answers and past nights
 )
 
-// TestYear_EveryKindOfEventAllTheTime_NothingGrows lives through a year, in which each step has a resource and a night of its
-// own, and everything happens that can. What is in Redis and Postgres at its end is no more than in spring, but for
-// the record of what was sold.
+// TestYear_EveryKindOfEventAllTheTime_NothingGrows lives through a year, in which each step has a resource and a
+// night of its own, and everything happens that can. What is in Redis and Postgres at its end is no more than in
+// spring, but for the record of what was sold.
 func TestYear_EveryKindOfEventAllTheTime_NothingGrows(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -72,7 +72,9 @@ func (w *world) liveThrough(t *testing.T, step int) {
 	}
 	w.setInventory(t, resource, night, 4)
 	request := func(user string, quantity int64) holds.Outcome {
-		return w.place(t, holds.PlaceRequest{Resource: resource, User: user, Asked: night, Quantity: quantity, StoredAt: w.now, RequestKey: user})[0]
+		return w.place(t, holds.PlaceRequest{
+			Resource: resource, User: user, Asked: night, Quantity: quantity, StoredAt: w.now, RequestKey: user,
+		})[0]
 	}
 	expires := created(t, request("ana", 1)).HoldID
 	released := created(t, request("ben", 1)).HoldID
