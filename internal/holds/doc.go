@@ -87,6 +87,9 @@
 //   - Damage stays with its resource: a script that finds there what no script writes refuses before it has written
 //     anything of the hold (ErrDamaged). Events of that resource wait until it is mended, in place by whoever is
 //     told (OnDamage), or a few seconds later by filling Redis again, which is all that the others notice.
+//   - One resource delays no other's sweep: holds are expired in rounds, a bounded number of each partition. A
+//     resource that fails rests for a second, alone; one that always has more due takes its turn; a partition that
+//     fails, or does not answer within a second, is left to the next round.
 //
 // # When Redis has lost what was written to it
 //

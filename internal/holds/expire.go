@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -18,8 +19,11 @@ import (
 // The bounds of the sweep.
 const (
 	sweepTick     = 250 * time.Millisecond // longest wait for the next look at the agenda
-	sweepRetry    = time.Second            // wait after a look that failed
-	dueMax        = 128                    // resources of a partition swept in one round trip
+	sweepRetry    = time.Second            // rest of a resource that could not be swept
+	restingMax    = 1024                   // resources that rest at a time: of more, some fail in each round
+	dueMax        = 128                    // resources of a partition swept in one round
+	expireMax     = 1024                   // resources swept in one round trip
+	failuresMax   = 20                     // failures of one round trip that are logged
 	announceQueue = 64                     // swept batches that wait to be announced
 	announceMax   = 512                    // hold.expired on their way at a time
 	allPartitions = -1
@@ -119,115 +123,143 @@ func (e *Expirer) setHintError(err error) {
 	e.hintErr = err
 }
 
-// Sweep looks at the agenda whenever its earliest deadline has come, at least every 250 ms, and
-// at a partition when it is nudged, until ctx is over. However many nudges there are, they do
-// not put off the look at all partitions.
+// Sweep reads the agenda whenever its earliest deadline has come, at least every 250 ms, and the
+// part of a partition when it is nudged, until ctx is over. Neither nudges nor failures put off the
+// next read of all partitions: a resource that fails rests alone, and one that always has more due
+// takes its turn with the others.
 func (e *Expirer) Sweep(ctx context.Context) error {
-	all := time.Now() // when to look at all partitions
+	sw := newSweep(e)
+	all := time.Now()    // when to read all partitions
+	var unfinished []int // partitions that had more due than one round expires
 	for e.service.Await(ctx) == nil {
 		var timer <-chan time.Time
 		if !e.options.NoTimer {
 			timer = time.After(time.Until(all))
 		}
-		var partitions []int
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-timer:
-			partitions = everyPartition()
-			all = time.Now().Add(sweepTick)
-		case <-e.nudged:
-			partitions = e.take()
+		partitions := unfinished
+		if len(unfinished) == 0 {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-timer:
+			case <-e.nudged:
+			}
 		}
-		next, err := e.sweepOnce(ctx, partitions)
-		switch {
-		case ctx.Err() != nil: // it is over, whatever became of the sweep
-		case err != nil && (errors.Is(err, ErrDataLost) || e.service.Epoch() == ""): // the Keeper tells it
-			all = time.Now().Add(sweepRetry)
-		case err != nil:
-			e.log.Error().Err(err).Msg("sweep failed, will be repeated")
-			all = time.Now().Add(sweepRetry)
-		case time.Until(all) > next:
-			all = time.Now().Add(next)
+		if now := time.Now(); !e.options.NoTimer && !now.Before(all) {
+			partitions, all = everyPartition(), now.Add(sweepTick)
+		} else {
+			partitions = union(partitions, e.take())
+		}
+		next, err := time.Duration(0), error(nil)
+		unfinished, next, err = sw.round(ctx, partitions)
+		if ctx.Err() == nil && (err != nil || len(partitions) == Partitions) {
+			sw.log(err)
+		}
+		if earlier := time.Now().Add(next); earlier.Before(all) {
+			all = earlier
 		}
 	}
 	return nil
 }
 
-// sweepOnce lapses everything that is due in some partitions and passes it on to be announced.
-// It returns how long nothing more is due there.
-func (e *Expirer) sweepOnce(ctx context.Context, partitions []int) (next time.Duration, err error) {
-	next = sweepTick
-	s, err := e.service.under()
-	if err != nil {
-		return 0, err
-	}
-	var failed []error
-	for len(partitions) > 0 {
-		resources, again, wait, err := s.readAgenda(ctx, partitions)
-		if err != nil {
-			return 0, err
-		}
-		next = min(next, wait)
-		full, err := e.expire(ctx, s, resources)
-		if err != nil {
-			// One damaged resource must not keep the others from being swept.
-			failed = append(failed, err)
-			if len(full) == 0 {
-				break
-			}
-		}
-		for p := range full {
-			again[p] = struct{}{}
-		}
-		partitions = partitions[:0]
-		for p := range again {
-			partitions = append(partitions, p)
-		}
-	}
-	return next, errors.Join(failed...)
+func union(some, others []int) []int {
+	all := slices.Concat(some, others)
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
-// readAgenda returns the resources that have something due, the partitions that have more of
-// them, and how long nothing else is due.
-func (s *Service) readAgenda(ctx context.Context, partitions []int) (resources []string, more map[int]struct{}, wait time.Duration, err error) {
+// sweep is what the sweep remembers from one round to the next. One goroutine uses it.
+type sweep struct {
+	*Expirer
+	rest    time.Duration        // of a resource that could not be swept
+	within  time.Duration        // of one read of the agenda
+	resting map[string]time.Time // such resources, and when each is swept again; at most restingMax
+	fed     map[string]bool      // resources that reached the limit of their run in the last round
+	trouble string               // the last failure that was logged
+}
+
+func newSweep(e *Expirer) *sweep {
+	return &sweep{Expirer: e, rest: sweepRetry, within: lookWithin, resting: make(map[string]time.Time)}
+}
+
+// round expires what is due in some partitions, at most sweepMax holds of each run of expire.lua, and
+// passes it on to be announced. It returns the partitions that have more due, and how long nothing
+// else is due in the others. err joins the failures that are new; the others are not touched by them.
+func (sw *sweep) round(ctx context.Context, partitions []int) (unfinished []int, next time.Duration, err error) {
+	s, err := sw.service.under()
+	if err != nil {
+		return nil, sweepTick, err
+	}
+	due, more, next, err := sw.readAgenda(ctx, s, partitions)
+	// Calls of one partition share a run and its limit. Who reached it in the last round comes last in this one.
+	slices.SortStableFunc(due, func(a, b string) int { return flag(sw.fed[a]) - flag(sw.fed[b]) })
+	sw.fed = make(map[string]bool)
+	failed, done := []error{err}, make(map[int]bool)
+	for batch := range slices.Chunk(due, expireMax) {
+		failed = append(failed, sw.expire(ctx, s, batch, more, done))
+	}
+	for p := range more {
+		if done[p] { // else what is due there is what fails
+			unfinished = append(unfinished, p)
+		}
+	}
+	return unfinished, next, errors.Join(failed...)
+}
+
+func flag(on bool) int {
+	if on {
+		return 1
+	}
+	return 0
+}
+
+// readAgenda returns the resources that have something due and do not rest, the partitions that have
+// more of them, and how long nothing else is due. A partition that fails, or does not answer within
+// sw.within, has nothing due until the next round.
+func (sw *sweep) readAgenda(ctx context.Context, s *Service, partitions []int) (due []string, more map[int]bool, wait time.Duration, err error) {
+	now, restingIn := time.Now(), make(map[int]int)
+	for resource := range sw.resting {
+		restingIn[Partition(resource)]++
+	}
 	calls := make([]*lua.Call, len(partitions))
 	for i, p := range partitions {
 		calls[i] = &lua.Call{
 			Script: scriptAgenda,
 			Keys:   []string{s.keys.epoch(p)},
-			Args:   []any{s.told(), "", "", dueMax},
+			Args:   []any{s.told(), "", "", dueMax + restingIn[p]},
 		}
 	}
-	s.run(ctx, calls...)
-	wait, more = sweepTick, make(map[int]struct{})
+	s.runWithin(ctx, sw.within, calls...)
+	wait, more = sweepTick, make(map[int]bool)
+	failed := 0
 	for i, c := range calls {
-		if err := c.Expect(1); err != nil {
-			return nil, nil, 0, fmt.Errorf("read agenda of partition %d: %w", partitions[i], err)
+		waitMS, callErr := int64(0), c.Expect(1)
+		if callErr == nil {
+			waitMS, callErr = strconv.ParseInt(c.Reply[0], 10, 64)
 		}
-		waitMS, err := strconv.ParseInt(c.Reply[0], 10, 64)
-		if err != nil {
-			return nil, nil, 0, fmt.Errorf("read agenda of partition %d: %w", partitions[i], err)
+		if callErr != nil {
+			failed++
+			err = fmt.Errorf("read agenda of partition %d and %d more: %w", partitions[i], failed-1, callErr)
+			continue
 		}
 		if waitMS >= 0 {
 			wait = min(wait, time.Duration(waitMS)*time.Millisecond)
 		}
-		due := c.Reply[1:]
-		if len(due) == dueMax {
-			more[partitions[i]] = struct{}{}
+		for _, resource := range c.Reply[1:] {
+			if !sw.resting[resource].After(now) {
+				due = append(due, resource)
+			}
 		}
-		resources = append(resources, due...)
+		if len(c.Reply) > dueMax+restingIn[partitions[i]] {
+			more[partitions[i]] = true
+		}
 	}
-	return resources, more, wait, nil
+	return due, more, wait, err
 }
 
-// expire lapses what is due on some resources, passes it on, and returns the partitions in
-// which a limit was reached.
-func (e *Expirer) expire(ctx context.Context, s *Service, resources []string) (full map[int]struct{}, err error) {
-	full = make(map[int]struct{})
-	if len(resources) == 0 {
-		return full, nil
-	}
+// expire expires what is due on some resources and passes it on. It notes in more the partitions in which
+// a limit was reached, and in done those of which a resource did not fail.
+func (sw *sweep) expire(ctx context.Context, s *Service, resources []string, more, done map[int]bool) error {
 	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
 		calls[i] = s.newCall(scriptExpire, resource, s.memory(), sweepMax, announceLease.Milliseconds())
@@ -237,30 +269,78 @@ func (e *Expirer) expire(ctx context.Context, s *Service, resources []string) (f
 	var batch []Outcome
 	var failed []error
 	for i, c := range calls {
-		if err := c.Expect(1); err != nil {
-			failed = append(failed, fmt.Errorf("expire holds on %s: %w", resources[i], err))
+		resource := resources[i]
+		expired, err := expiredBy(resource, c)
+		batch = append(batch, expired...)
+		if err != nil {
+			if sw.failed(resource, err) && len(failed) < failuresMax {
+				failed = append(failed, fmt.Errorf("expire holds on %s: %w", resource, err))
+			}
 			continue
 		}
-		if c.Reply[0] == "1" {
-			full[Partition(resources[i])] = struct{}{}
-		}
-		for j := 1; j+1 < len(c.Reply); j += 2 {
-			hold, err := parseRecord(HoldID{resources[i], c.Reply[j]}, c.Reply[j+1])
-			if err != nil {
-				failed = append(failed, err)
-				continue
-			}
-			batch = append(batch, hold.expired())
+		delete(sw.resting, resource)
+		done[Partition(resource)] = true
+		if c.Reply[0] != "0" {
+			more[Partition(resource)] = true
+			sw.fed[resource] = c.Reply[0] == "1"
 		}
 	}
 	if len(batch) > 0 {
 		select {
-		case e.departed <- departure{s, batch}:
+		case sw.departed <- departure{s, batch}:
 		default:
 			// Announcing is behind. Restoring must not wait for it; they are handed out again.
 		}
 	}
-	return full, errors.Join(failed...)
+	return errors.Join(failed...)
+}
+
+// expiredBy returns the outcomes of what expire.lua has handed out, also when one of them cannot be read.
+func expiredBy(resource string, c *lua.Call) (expired []Outcome, err error) {
+	if err := c.Expect(1); err != nil {
+		return nil, err
+	}
+	for i := 1; i+1 < len(c.Reply); i += 2 {
+		hold, unread := parseRecord(HoldID{resource, c.Reply[i]}, c.Reply[i+1])
+		if unread != nil {
+			err = unread
+			continue
+		}
+		expired = append(expired, hold.expired())
+	}
+	return expired, err
+}
+
+// failed has a resource rest, and reports whether it has not failed before. That data is lost is not
+// the resource's failure.
+func (sw *sweep) failed(resource string, err error) (first bool) {
+	if errors.Is(err, ErrDataLost) {
+		return true
+	}
+	now := time.Now()
+	if _, known := sw.resting[resource]; !known {
+		first = true
+		if len(sw.resting) >= restingMax { // those that have rested are forgotten, and remembered when they fail again
+			maps.DeleteFunc(sw.resting, func(_ string, until time.Time) bool { return until.Before(now) })
+		}
+		if len(sw.resting) >= restingMax {
+			return true
+		}
+	}
+	sw.resting[resource] = now.Add(sw.rest)
+	return first
+}
+
+// log logs a failure once, and again when it is another. The Keeper reports that data is lost.
+func (sw *sweep) log(err error) {
+	switch {
+	case err == nil:
+		sw.trouble = ""
+	case errors.Is(err, ErrDataLost) || sw.service.Epoch() == "":
+	case err.Error() != sw.trouble:
+		sw.trouble = err.Error()
+		sw.Expirer.log.Error().Err(err).Msg("sweep failed, will be retried")
+	}
 }
 
 func (h Hold) expired() Outcome {

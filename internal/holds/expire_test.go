@@ -2,12 +2,15 @@ package holds_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 
@@ -307,22 +310,218 @@ func TestForeignNotifications(t *testing.T) {
 func TestNudgesDoNotPutOffTheTimer(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeWorld(t)
-	x := holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
+	w.nudgeUntil(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop()), "other")
+}
+
+// nudgeUntil has a hold of another partition than resource's expire, without a notification, while the partition of
+// resource is nudged without end, and waits until the hold's count is restored.
+func (w *world) nudgeUntil(t *testing.T, x *holds.Expirer, resource string) {
+	t.Helper()
 	runExpirer(t, x)
 	stacktest.Eventually(t, "the subscription", func() bool { return x.HintError() == nil })
-	w.setInventory(t, "tent", holds.Asked{}, 1)
-	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "tent", User: "ana", TTLSeconds: seconds(1)})[0]).HoldID
-	if err := w.client.Del(t.Context(), holds.Key(w.namespace, "tent", "hold:"+hold.UUID)).Err(); err != nil {
+	other := "tent"
+	for i := 0; holds.Partition(other) == holds.Partition(resource); i++ {
+		other = fmt.Sprint("tent-", i)
+	}
+	w.setInventory(t, other, holds.Asked{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: other, User: "ana", TTLSeconds: seconds(1)})[0]).HoldID
+	if err := w.client.Del(t.Context(), holds.Key(w.namespace, other, "hold:"+hold.UUID)).Err(); err != nil {
 		t.Fatal(err) // its expiry is not notified
 	}
-	forged := fmt.Sprintf("%s:{%d}:other:hold:0", w.namespace, (holds.Partition("tent")+1)%holds.Partitions)
-	stacktest.Eventually(t, "the counter to be restored", func() bool {
-		if err := w.client.Publish(t.Context(), "__keyevent@0__:expired", forged).Err(); err != nil {
+	nudge := holds.Key(w.namespace, resource, "hold:0")
+	stacktest.Eventually(t, "the count to be restored", func() bool {
+		if err := w.client.Publish(t.Context(), "__keyevent@0__:expired", nudge).Err(); err != nil {
 			t.Fatal(err)
 		}
-		return w.held(t, "tent") == "0"
+		return w.held(t, other) == "0"
 	})
 }
+
+// TestSweep_ResourceCorrupt_RestoresOthers corrupts a resource whose partition is nudged without end: a hold of
+// another partition is restored all the same.
+func TestSweep_ResourceCorrupt_RestoresOthers(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeWorld(t)
+	w.corrupt(t, "room")
+	w.nudgeUntil(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop()), "room")
+}
+
+// TestSweep_DueWithoutEnd_RestoresOthers gives a resource more that is due before each round trip than one sweeps.
+func TestSweep_DueWithoutEnd_RestoresOthers(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeWorld(t)
+	client := newClient(t, w.redisURL)
+	client.AddHook(beforePipeline(func(context.Context, []redis.Cmder) error { return w.addDue(w.client, "room") }))
+	x := holds.NewExpirer(w.newService(client, w.locker(t), w.store), w, holds.ExpirerOptions{}, zerolog.Nop())
+	w.nudgeUntil(t, x, "room")
+}
+
+// TestSweep_PartitionSilent_RestoresOthers has Redis not answer what concerns a partition, as one of several servers that
+// does not answer, and the agenda of another partition be of a wrong type.
+func TestSweep_PartitionSilent_RestoresOthers(t *testing.T) {
+	t.Parallel()
+	w := newWorldOn(t, stacktest.StartRedis(t).RedisURL) // which knows no script yet
+	silent := holds.EpochKey(w.namespace, "room")
+	client := newClient(t, w.redisURL)
+	client.AddHook(silentKey(silent))
+	corrupt := "hall"
+	for i := 0; holds.EpochKey(w.namespace, corrupt) == silent; i++ {
+		corrupt = fmt.Sprint("hall-", i)
+	}
+	agenda := strings.TrimSuffix(holds.EpochKey(w.namespace, corrupt), "epoch") + "agenda"
+	if err := w.client.Set(t.Context(), agenda, "oops", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	other := "tent"
+	for i := 0; holds.EpochKey(w.namespace, other) == silent || holds.EpochKey(w.namespace, other) == holds.EpochKey(w.namespace, corrupt); i++ {
+		other = fmt.Sprint("tent-", i)
+	}
+	w.setInventory(t, other, holds.Asked{}, 1)
+	created(t, w.place(t, holds.PlaceRequest{Resource: other, User: "ana", TTLSeconds: seconds(1)})[0])
+	runExpirer(t, holds.NewExpirer(w.newService(client, w.locker(t), w.store), w, holds.ExpirerOptions{NoNotifications: true}, zerolog.Nop()))
+	stacktest.Eventually(t, "the count to be restored", func() bool { return w.held(t, other) == "0" })
+}
+
+// TestSweep_ResourcesCorrupt_RestAlone corrupts more resources of a partition than one round sweeps, and more than
+// can rest. They rest, as many as can, and what is due later in the same partition is restored.
+func TestSweep_ResourcesCorrupt_RestAlone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	resources := sameScope(2*holds.DueMax + 1)
+	good, corrupt := resources[0], resources[1:]
+	w.setInventory(t, good, holds.Asked{}, 1)
+	hold := w.place(t, holds.PlaceRequest{Resource: good, User: "ana", TTLSeconds: seconds(1)})
+	created(t, hold[0])
+	w.corrupt(t, corrupt...)
+	w.pass(t, time.Second)
+	reports := 0
+	w.service.OnDamage(func(string) { reports++ })
+	round := w.expirer.Rounds(time.Hour)
+	for n := range 3 {
+		resting, err := round(t.Context())
+		if want := min(n+1, 2) * holds.DueMax; resting != want || reports != want || (err == nil) != (n == 2) {
+			t.Errorf("after round %d %d resources rest, %d failures were reported: %v", n, resting, reports, err)
+		}
+	}
+	if got := w.held(t, good); got != "0" {
+		t.Errorf("%s are held", got)
+	}
+	tireless := w.expirer.Rounds(-time.Second)
+	for n := range 3 { // a failure is an error once
+		if _, err := tireless(t.Context()); (err == nil) != (n == 2) {
+			t.Errorf("round %d: %v", n, err)
+		}
+	}
+	more := make([]string, holds.RestingMax)
+	for i := range more {
+		more[i] = fmt.Sprint("e", i)
+	}
+	w.corrupt(t, more...)
+	for range 3 {
+		if resting, _ := round(t.Context()); resting > holds.RestingMax {
+			t.Errorf("%d resources rest", resting)
+		}
+	}
+}
+
+// TestSweep_OneResourceFull_TakesTurns has more due on one resource than a round sweeps, and one hold on each of others
+// that share its run.
+func TestSweep_OneResourceFull_TakesTurns(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	resources := sameScope(5)
+	for _, resource := range resources[1:] {
+		w.setInventory(t, resource, holds.Asked{}, 1)
+		created(t, w.place(t, holds.PlaceRequest{Resource: resource, User: "ana", TTLSeconds: seconds(1)})[0])
+	}
+	w.pass(t, time.Second)
+	round := w.expirer.Rounds(time.Second)
+	for range 2 {
+		if err := w.addDue(w.client, resources[0]); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := round(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, resource := range resources[1:] {
+		if got := w.held(t, resource); got != "0" {
+			t.Errorf("%s are held of %s", got, resource)
+		}
+	}
+}
+
+// addDue makes more due on a resource, since long ago, than one run sweeps. No hold is behind it.
+func (w *world) addDue(client *redis.Client, resource string) error {
+	stray := make([]redis.Z, holds.SweepMax)
+	for i := range stray {
+		stray[i] = redis.Z{Score: 1, Member: uuid.NewString()}
+	}
+	ctx := context.Background()
+	agenda := strings.TrimSuffix(holds.EpochKey(w.namespace, resource), "epoch") + "agenda"
+	return errors.Join(client.ZAdd(ctx, holds.Key(w.namespace, resource, "due"), stray...).Err(),
+		client.ZAdd(ctx, agenda, redis.Z{Score: 1, Member: resource}).Err())
+}
+
+// corrupt makes resources have a hold due whose record cannot be read.
+func (w *world) corrupt(t *testing.T, resources ...string) {
+	t.Helper()
+	pipe := w.client.Pipeline()
+	for _, resource := range resources {
+		agenda := strings.TrimSuffix(holds.EpochKey(w.namespace, resource), "epoch") + "agenda"
+		pipe.HSet(t.Context(), holds.Key(w.namespace, resource, "records"), "x", "rubbish")
+		pipe.ZAdd(t.Context(), holds.Key(w.namespace, resource, "due"), redis.Z{Score: 1, Member: "x"})
+		pipe.ZAdd(t.Context(), agenda, redis.Z{Score: 1, Member: resource})
+	}
+	if _, err := pipe.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// beforePipeline does something before each pipeline, which fails if that does.
+type beforePipeline func(context.Context, []redis.Cmder) error
+
+func (f beforePipeline) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, commands []redis.Cmder) error {
+		if err := f(ctx, commands); err != nil {
+			return err
+		}
+		return next(ctx, commands)
+	}
+}
+
+func (beforePipeline) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (beforePipeline) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+// silentKey is a server that never answers commands of which an argument is this key, beside one that answers others.
+type silentKey string
+
+func (k silentKey) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, commands []redis.Cmder) error {
+		var heard, unheard []redis.Cmder
+		for _, c := range commands {
+			if slices.Contains(c.Args(), any(string(k))) {
+				unheard = append(unheard, c)
+			} else {
+				heard = append(heard, c)
+			}
+		}
+		err := next(ctx, heard)
+		if len(unheard) > 0 {
+			<-ctx.Done()
+			err = context.Cause(ctx)
+			for _, c := range unheard {
+				c.SetErr(err)
+			}
+		}
+		return err
+	}
+}
+
+func (silentKey) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (silentKey) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
 // BenchmarkExpire lets 2,000 holds lapse within a second among 100,000 keys of others that have
 // a TTL, and prints how late their counters were restored.

@@ -2,7 +2,9 @@ package holds
 
 import (
 	"context"
+	"errors"
 	"strings"
+	"time"
 
 	"holdfast/internal/lua"
 )
@@ -42,7 +44,7 @@ func ClockKeys(namespace string) []string {
 
 // SweepAndAnnounce sweeps every partition once and announces what has lapsed.
 func (e *Expirer) SweepAndAnnounce(ctx context.Context) error {
-	if _, err := e.sweepOnce(ctx, everyPartition()); err != nil {
+	if err := e.SweepOnly(ctx); err != nil {
 		return err
 	}
 	for len(e.departed) > 0 {
@@ -56,9 +58,32 @@ func (e *Expirer) SweepAndAnnounce(ctx context.Context) error {
 
 // SweepOnly sweeps every partition once, as a worker does that dies before it announces.
 func (e *Expirer) SweepOnly(ctx context.Context) error {
-	_, err := e.sweepOnce(ctx, everyPartition())
-	return err
+	sw, failed := newSweep(e), []error(nil)
+	sw.within = askWithin
+	for partitions := everyPartition(); len(partitions) > 0; {
+		var err error
+		partitions, _, err = sw.round(ctx, partitions)
+		failed = append(failed, err)
+	}
+	return errors.Join(failed...)
 }
+
+// Rounds returns what takes one round of a sweep through all partitions after another. A resource that fails rests for so
+// long. The function returned reports how many rest then.
+func (e *Expirer) Rounds(rest time.Duration) func(ctx context.Context) (resting int, err error) {
+	sw := newSweep(e)
+	sw.rest, sw.within = rest, askWithin
+	return func(ctx context.Context) (int, error) {
+		_, _, err := sw.round(ctx, everyPartition())
+		return len(sw.resting), err
+	}
+}
+
+// What bounds a round of a sweep.
+const (
+	DueMax     = dueMax
+	RestingMax = restingMax
+)
 
 // ExpireOnce has expire.lua look at resources, all in one round trip.
 func (s *Service) ExpireOnce(ctx context.Context, resources ...string) (again []bool, err error) {
@@ -74,7 +99,7 @@ func (s *Service) ExpireOnce(ctx context.Context, resources ...string) (again []
 		if err := c.Expect(1); err != nil {
 			return nil, err
 		}
-		again = append(again, c.Reply[0] == "1")
+		again = append(again, c.Reply[0] != "0")
 	}
 	return again, nil
 }

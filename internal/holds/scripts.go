@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -98,7 +99,12 @@ func (s *Service) newCall(script lua.Script, resource string, args ...any) *lua.
 // run runs calls in one round trip and turns the answers that every script can give into
 // errors: ErrDataLost and ErrDamaged.
 func (s *Service) run(ctx context.Context, calls ...*lua.Call) {
-	lua.Run(ctx, s.redis, calls)
+	s.runWithin(ctx, 0, calls...)
+}
+
+// runWithin is run with a limit to each pipeline, 0 = none but the client's.
+func (s *Service) runWithin(ctx context.Context, limit time.Duration, calls ...*lua.Call) {
+	lua.RunWithin(ctx, limit, s.redis, calls)
 	for _, c := range calls {
 		s.judge(c)
 	}

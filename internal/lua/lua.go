@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -90,11 +91,17 @@ func (c *Call) Expect(n int) error {
 // The client must have MaxRetries -1. It would otherwise send again what may have been done;
 // each caller here has a way to ask again that gives the same answer.
 func Run(ctx context.Context, client redis.UniversalClient, calls []*Call) {
+	RunWithin(ctx, 0, client, calls)
+}
+
+// RunWithin is Run with a limit to each of its pipelines, 0 = none but the client's. What one server has not answered by then
+// does not keep a script from being sent to another that does not know it.
+func RunWithin(ctx context.Context, limit time.Duration, client redis.UniversalClient, calls []*Call) {
 	if len(calls) == 0 {
 		return
 	}
-	if unknown := pipeline(ctx, client, calls, evalSha); len(unknown) > 0 {
-		pipeline(ctx, client, unknown, eval)
+	if unknown := pipeline(ctx, limit, client, calls, evalSha); len(unknown) > 0 {
+		pipeline(ctx, limit, client, unknown, eval)
 	}
 }
 
@@ -116,7 +123,12 @@ func eval(s Script, ctx context.Context, c redis.Scripter, keys []string, args .
 	return s.script.Eval(ctx, c, keys, args...)
 }
 
-func pipeline(ctx context.Context, client redis.UniversalClient, calls []*Call, run evaluation) (unknown []*Call) {
+func pipeline(ctx context.Context, limit time.Duration, client redis.UniversalClient, calls []*Call, run evaluation) (unknown []*Call) {
+	if limit > 0 {
+		bounded, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		ctx = bounded
+	}
 	_ = exec(ctx, client.Pipeline(), calls, run) // each call has its own error
 	for _, c := range calls {
 		if c.unknown() {

@@ -173,7 +173,7 @@ var ofHolds = []mutant{
 	{
 		name: "no-source-after-flush", wrong: "a script that the server has forgotten is not sent again", trap: "reload and retry on NOSCRIPT",
 		file: "internal/lua/lua.go",
-		old:  "		pipeline(ctx, client, unknown, eval)\n",
+		old:  "		pipeline(ctx, limit, client, unknown, eval)\n",
 		new:  "		_ = eval\n",
 		pkg:  "./internal/lua", run: "^TestUnknownScript$",
 	},
@@ -198,8 +198,8 @@ var ofExpiry = []mutant{
 	{
 		name: "nudges-put-off-the-timer", wrong: "each notification puts off the look at all partitions, by five seconds: forged ones keep it from ever coming", trap: "5",
 		file: "internal/holds/expire.go",
-		old:  "timer = time.After(time.Until(all))",
-		new:  "timer = time.After(20 * sweepTick)",
+		old:  "			case <-e.nudged:\n",
+		new:  "			case <-e.nudged:\n				all = time.Now().Add(20 * sweepTick)\n",
 		pkg:  "./internal/holds", run: "^TestNudgesDoNotPutOffTheTimer$",
 	},
 	{

@@ -2,13 +2,15 @@
 -- drops tombstones whose time is over. Then it notes in the agenda when to look again.
 --
 -- ARGV  4 memory_ms  5 limit: of each of the three  6 announce_ms: for so long nobody else is handed the same holds
--- Returns ok again id line id line ...: again is 1 when a limit was reached, else 0
+-- Returns ok again id line id line ...: again is 1 when this call reached a limit, 2 when the calls before it in
+--           its run had reached that of the run, else 0
 
 local function run(KEYS, ARGV)
   if not enter(KEYS, ARGV) then return {'lost'} end
   local DEPARTING, TOMBSTONES = prefix .. 'departing', prefix .. 'tombstones'
   local memory_ms, limit, announce_ms = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 
+  local too_late = sweep_budget == 0
   local more, damage = sweep(limit, memory_ms)
   if damage then return {'damaged', damage} end
 
@@ -20,7 +22,7 @@ local function run(KEYS, ARGV)
 
   local leaving = redis.call('ZRANGE', DEPARTING, '-inf', now, 'BYSCORE', 'LIMIT', 0, limit)
   local full = more or #over == limit or #leaving == limit
-  local reply = {'ok', full and 1 or 0}
+  local reply = {'ok', not full and 0 or too_late and 2 or 1}
   for _, id in ipairs(leaving) do
     local line = redis.call('HGET', RECORDS, id)
     if line then
