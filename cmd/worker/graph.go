@@ -202,7 +202,7 @@ func provideQueries(nc *nats.Conn, ns events.Subjects, r *reader, log zerolog.Lo
 	return events.NewQueryService(nc, ns, r, r.dry, workerName(), log)
 }
 
-func provideReconciler(lc fx.Lifecycle, c Config, t *holds.Tenure, client redis.UniversalClient, s *holds.Service, queries *reader,
+func provideReconciler(lc fx.Lifecycle, c Config, t *holds.Tenure, client redis.UniversalClient, s *holds.Service, db *store.Store, queries *reader,
 	m *audit.Metrics, log zerolog.Logger,
 ) (*audit.Reconciler, error) {
 	pool, err := audit.OpenPostgres(context.Background(), c.PostgresURL, c.Namespace)
@@ -210,9 +210,9 @@ func provideReconciler(lc fx.Lifecycle, c Config, t *holds.Tenure, client redis.
 		return nil, err
 	}
 	lc.Append(fx.StopHook(pool.Close))
-	options := audit.ReconcilerOptions{Heal: c.Reconcile == reconcileHeal, Memory: c.RequestKeyTTL}
+	options := audit.ReconcilerOptions{Heal: c.Reconcile == reconcileHeal, Memory: c.RequestKeyTTL, Name: workerName()}
 	servers := audit.Servers{Namespace: c.Namespace, Redis: client, Postgres: pool}
-	r := audit.NewReconciler(servers, t, options, m, log)
+	r := audit.NewReconciler(servers, db, t, options, m, log)
 	s.OnDamage(r.Damaged)
 	queries.OnDamage(r.Damaged)
 	return r, nil

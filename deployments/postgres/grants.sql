@@ -35,6 +35,9 @@ GRANT SELECT ON holdfast.redis_epoch TO holdfast_worker;
 GRANT UPDATE (epoch, generation, written, server, lost, lost_why, rebuilder, leased_until, progress)
     ON holdfast.redis_epoch TO holdfast_worker;                         -- when Redis has lost its data; and FOR SHARE
 GRANT SELECT ON holdfast.policies TO holdfast_worker;                   -- worker migrate stores them
+GRANT SELECT ON holdfast.leases TO holdfast_worker;
+GRANT INSERT (name, holder, held_until) ON holdfast.leases TO holdfast_worker;
+GRANT UPDATE (holder, held_until) ON holdfast.leases TO holdfast_worker;   -- what one worker does at a time
 GRANT USAGE ON SEQUENCE holdfast.lock_fence_bases TO holdfast_worker;   -- lock strategy range
 GRANT SELECT ON holdfast.goose_db_version TO holdfast_worker;           -- the version of the schema, at each start
 GRANT SELECT ON holdfast.schema_compatibility TO holdfast_worker;       -- which versions of workers it is for, always

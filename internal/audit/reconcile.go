@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 	"golang.org/x/time/rate"
@@ -16,14 +17,19 @@ import (
 	"holdfast/internal/holds"
 )
 
+// The pace of a Reconciler: its rounds take reconcileShare of the time, so they cost all servers and
+// the worker together that much of one core at most. What it did not use is kept for later, up to
+// reconcileSaved of work: a small installation is looked through at once.
 const (
-	reconcileRate  = 5000 // keys, records and rows that are looked at in a second
-	reconcileBurst = 2000
+	reconcileShare = 0.005
+	reconcileSaved = 500 * time.Millisecond
 	reconcilePause = 10 * time.Second // between two rounds
 	reconcileRetry = 5 * time.Second  // after a failure
-	reconcileRows  = 500              // resources whose reservations are summed up in one query
+	reconcileRows  = 20               // resources whose reservations are summed up in one query
 	damagedMax     = 1000             // resources that wait to be looked at at once
-	loggedMax      = 20               // differences of one resource that are logged one by one
+	damagedRest    = 20               // times that a look at a resource took, for which it rests when nothing was healed
+	damagedRestMin = 5 * time.Second
+	loggedMax      = 20 // differences of one resource that are logged one by one
 )
 
 // ReconcilerOptions say what a Reconciler does about differences.
@@ -31,10 +37,16 @@ type ReconcilerOptions struct {
 	// Heal mends what follows from the records and takes nothing away from anybody.
 	Heal   bool
 	Memory time.Duration // for how long ended holds and answers are remembered
+	Name   string        // of this process, where people see it
+	Share  float64       // of the time that rounds take, 0 = reconcileShare
 }
 
-// Reconciler looks at all resources in turn, a few at a time, for as long as it runs: at what Redis
-// has of each, and at the sums of Postgres. It does not read the streams; an audit does.
+// Reconciler reads all resources in turn, a few at a time, for as long as it runs: what Redis
+// has of each, and the sums of Postgres. It does not read the streams; an audit does.
+//
+// One worker at a time does so, the one that has the lease. What a script finds corrupt is read and
+// healed by the worker that has run it, at once and at full speed, whoever has the lease: each repair
+// checks again, in the step in which it writes, what it repairs.
 //
 // What it heals it heals at once, because a resource whose counter is damaged grants nothing any more,
 // and those who could look are asleep: numbers and entries that are derived from the records are made
@@ -45,50 +57,55 @@ type ReconcilerOptions struct {
 // Nothing is looked at while Redis has not all that was written to it: that is the Keeper's, who fills it
 // again. It needs no JetStream.
 type Reconciler struct {
-	looker  *looker
+	looker  *looker // of rounds
+	healer  *looker // of what was found corrupt
 	tenure  *holds.Tenure
 	options ReconcilerOptions
 	metrics *Metrics
 	log     zerolog.Logger
 	pause   time.Duration
+	lease   lease
+	budget  *rate.Limiter // of rounds, in microseconds of work
+	resumed time.Time     // when the work began that is not paid for yet
 
 	round map[string]*Finding // what is there and was not healed, in this round
 	known map[string]*Finding // and in the one before
 
 	mu      sync.Mutex
 	damaged map[string]struct{}
-	nudged  chan struct{} // has one element when damaged is not empty
+	resting map[string]time.Time // until when what was reported is not looked at again
+	nudged  chan struct{}        // has one element when damaged is not empty
 }
 
 // NewReconciler returns a Reconciler. tenure says what Redis must have.
-func NewReconciler(servers Servers, tenure *holds.Tenure, o ReconcilerOptions, m *Metrics, log zerolog.Logger) *Reconciler {
-	limit := rate.NewLimiter(reconcileRate, reconcileBurst)
-	wait := func(ctx context.Context, n int) error {
-		for ; n > 0; n -= reconcileBurst {
-			if err := limit.WaitN(ctx, min(n, reconcileBurst)); err != nil {
-				return err
-			}
-		}
-		return nil
+func NewReconciler(
+	servers Servers, leases Leases, tenure *holds.Tenure, o ReconcilerOptions, m *Metrics, log zerolog.Logger,
+) *Reconciler {
+	if o.Share == 0 {
+		o.Share = reconcileShare
 	}
-	return &Reconciler{
-		looker: &looker{Servers: servers, keys: keyspace(servers.Namespace), wait: wait}, tenure: tenure, options: o, metrics: m, log: log,
-		pause: reconcilePause, damaged: make(map[string]struct{}), nudged: make(chan struct{}, 1),
-		round: make(map[string]*Finding), known: make(map[string]*Finding),
+	r := &Reconciler{
+		tenure: tenure, options: o, metrics: m, log: log, pause: reconcilePause,
+		lease:  lease{leases: leases, holder: o.Name + "/" + uuid.NewString(), every: leaseEvery},
+		budget: rate.NewLimiter(rate.Limit(o.Share*float64(time.Second/time.Microsecond)), int(reconcileSaved/time.Microsecond)),
+		round:  make(map[string]*Finding), known: make(map[string]*Finding),
+		damaged: make(map[string]struct{}), resting: make(map[string]time.Time), nudged: make(chan struct{}, 1),
 	}
+	keys := keyspace(servers.Namespace)
+	r.looker = &looker{Servers: servers, keys: keys, wait: func(ctx context.Context, _ int) error { return r.pay(ctx) }}
+	r.healer = &looker{Servers: servers, keys: keys, wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
+	return r
 }
 
 // Damaged asks for a look at a resource now: a script has found it damaged. It never waits.
 func (r *Reconciler) Damaged(resource string) {
 	r.mu.Lock()
-	if len(r.damaged) < damagedMax {
-		r.damaged[resource] = struct{}{}
+	defer r.mu.Unlock()
+	if time.Now().Before(r.resting[resource]) || len(r.damaged) >= damagedMax {
+		return // it is reported again as long as it is damaged
 	}
-	r.mu.Unlock()
-	select {
-	case r.nudged <- struct{}{}:
-	default:
-	}
+	r.damaged[resource] = struct{}{}
+	r.nudge()
 }
 
 func (r *Reconciler) takeDamaged() []string {
@@ -99,17 +116,45 @@ func (r *Reconciler) takeDamaged() []string {
 	return resources
 }
 
-// Run looks until ctx is over. What fails is tried again: an outage is for others to tell.
+// Run reconciles until ctx is over. What fails is retried: an outage is for others to report.
 func (r *Reconciler) Run(ctx context.Context) error {
 	for r.tenure.Await(ctx) == nil && ctx.Err() == nil {
-		pause := r.pause
-		if err := r.Round(ctx); err != nil {
+		had := !r.lease.until.IsZero()
+		pause, err := r.pause, r.lease.keep(ctx)
+		if err == nil {
+			had, err = true, r.Round(ctx)
+		}
+		switch {
+		case errors.Is(err, errNotMine):
+			if had || len(r.round) > damagedMax {
+				r.forget()
+			}
+			pause = r.lease.next()
+		case err != nil:
 			r.failed(ctx, err, "looking for differences failed, will be repeated")
 			pause = reconcileRetry
 		}
-		r.rest(ctx, pause)
+		_ = r.rest(ctx, pause) // whether the lease is held is asked again
+	}
+	if err := r.lease.release(ctx); err != nil {
+		r.log.Warn().Err(err).Msg("lease of the reconciler not released, another worker waits for its end")
 	}
 	return nil
+}
+
+// forget forgets what was found in rounds: they are another worker's now.
+func (r *Reconciler) forget() {
+	r.round, r.known = make(map[string]*Finding), make(map[string]*Finding)
+	r.metrics.setLeft(nil)
+}
+
+// pay rests for as long as the work since it last rested costs. It returns an error when the lease is not held
+// any more.
+func (r *Reconciler) pay(ctx context.Context) error {
+	worked := min(time.Since(r.resumed), reconcileSaved)
+	err := r.rest(ctx, r.budget.ReserveN(time.Now(), int(worked/time.Microsecond)).Delay())
+	r.resumed = time.Now()
+	return err
 }
 
 // failed logs a failure. That Redis has lost its data is the Keeper's to tell.
@@ -119,32 +164,79 @@ func (r *Reconciler) failed(ctx context.Context, err error, message string) {
 	}
 }
 
-// rest looks at what is damaged until the next round.
-func (r *Reconciler) rest(ctx context.Context, pause time.Duration) {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
+// rest heals what is damaged, and keeps the lease if it is held, for some time. It returns an error, before
+// that time is over, when the lease is not held any more.
+func (r *Reconciler) rest(ctx context.Context, pause time.Duration) error {
+	over := time.NewTimer(pause)
+	defer over.Stop()
 	for {
+		var keep <-chan time.Time
+		if !r.lease.until.IsZero() {
+			keep = time.After(r.lease.next())
+		}
 		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-			return
 		case <-r.nudged:
 			if err := r.lookAtDamaged(ctx); err != nil {
 				r.failed(ctx, err, "looking at a damaged resource failed, will be repeated")
 			}
+			continue
+		default: // first of all
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-over.C:
+			return nil
+		case <-keep:
+			if err := r.lease.keep(ctx); err != nil {
+				return err
+			}
+		case <-r.nudged:
+			r.nudge()
 		}
 	}
 }
 
-// lookAtDamaged looks under the epoch that is the current one now: Redis may have been filled again since
-// the damage was found, or since the round began that it interrupts.
+// nudge wakes what looks at damaged resources.
+func (r *Reconciler) nudge() {
+	select {
+	case r.nudged <- struct{}{}:
+	default:
+	}
+}
+
+// lookAtDamaged looks at each resource that was reported, under the epoch that is the current one now:
+// Redis may have been filled again since the damage was found, or since the round began that it
+// interrupts. One that it has not healed rests before it is looked at again.
 func (r *Reconciler) lookAtDamaged(ctx context.Context) (err error) {
-	if r.looker.epoch, err = r.tenure.Current(); err != nil {
+	if r.healer.epoch, err = r.tenure.Current(); err != nil {
 		return err
 	}
-	resources := slices.DeleteFunc(r.takeDamaged(), func(name string) bool { return !holds.ResourcePattern.MatchString(name) })
-	return r.reconcile(ctx, resources, nil)
+	for _, resource := range r.takeDamaged() {
+		if !holds.ResourcePattern.MatchString(resource) {
+			continue
+		}
+		began := time.Now()
+		healed, err := r.reconcile(ctx, r.healer, []string{resource}, nil)
+		if err != nil {
+			return err
+		}
+		if healed == 0 {
+			r.restFor(resource, max(damagedRest*time.Since(began), damagedRestMin))
+		}
+	}
+	return nil
+}
+
+// restFor has reports of a resource ignored for some time. Not more than damagedMax rest at a time.
+func (r *Reconciler) restFor(resource string, pause time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(r.resting, func(_ string, until time.Time) bool { return until.Before(now) })
+	if len(r.resting) < damagedMax {
+		r.resting[resource] = now.Add(pause)
+	}
 }
 
 // Round looks at everything once.
@@ -152,7 +244,7 @@ func (r *Reconciler) Round(ctx context.Context) (err error) {
 	if r.looker.epoch, err = r.tenure.Current(); err != nil {
 		return err
 	}
-	r.round = make(map[string]*Finding)
+	r.round, r.resumed = make(map[string]*Finding), time.Now()
 	if err := r.roundOfRedis(ctx); err != nil {
 		return err
 	}
@@ -197,15 +289,8 @@ func (r *Reconciler) roundOfRedis(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := r.reconcile(ctx, fresh, stray); err != nil {
+		if _, err := r.reconcile(ctx, r.looker, fresh, stray); err != nil {
 			return err
-		}
-		select {
-		case <-r.nudged:
-			if err := r.lookAtDamaged(ctx); err != nil {
-				return err
-			}
-		default:
 		}
 		if cursor = next; cursor == 0 {
 			return nil
@@ -214,54 +299,60 @@ func (r *Reconciler) roundOfRedis(ctx context.Context) error {
 }
 
 // reconcile looks at resources, a second time where something differs, and heals and tells what is
-// there both times. stray is what differs among their other keys, or those of other resources.
-func (r *Reconciler) reconcile(ctx context.Context, resources []string, stray map[string][]difference) error {
+// there both times. stray is what differs among their other keys, or those of other resources. It returns how many
+// differences it has healed.
+func (r *Reconciler) reconcile(ctx context.Context, l *looker, resources []string, stray map[string][]difference) (healed int, err error) {
 	first := make(map[string][]difference)
 	collect := func(into map[string][]difference) func(looked) error {
-		return func(l looked) error {
-			if len(l.differences) > 0 {
-				into[l.resource] = l.differences
+		return func(found looked) error {
+			if len(found.differences) > 0 {
+				into[found.resource] = found.differences
 			}
 			return nil
 		}
 	}
-	if err := r.looker.look(ctx, resources, false, collect(first)); err != nil {
-		return err
+	if err := l.look(ctx, resources, false, collect(first)); err != nil {
+		return healed, err
 	}
 	r.metrics.looked(len(resources))
 	second := make(map[string][]difference)
-	if err := r.looker.look(ctx, slices.Sorted(maps.Keys(first)), false, collect(second)); err != nil {
-		return err
+	if err := l.look(ctx, slices.Sorted(maps.Keys(first)), false, collect(second)); err != nil {
+		return healed, err
 	}
 	found := make(map[string][]*Finding)
 	for name, differences := range second {
 		for _, d := range both(first[name], differences) {
-			found[name] = append(found[name], r.looker.keys.describe(name, d))
+			found[name] = append(found[name], l.keys.describe(name, d))
 		}
 	}
 	for name, differences := range stray { // each was judged in one step
 		for _, d := range differences {
-			found[name] = append(found[name], r.looker.keys.describe(name, d))
+			found[name] = append(found[name], l.keys.describe(name, d))
 		}
 	}
 	for name, its := range found {
-		if err := r.settle(ctx, name, its); err != nil {
-			return err
+		n, err := r.settle(ctx, l, name, its)
+		if err != nil {
+			return healed, err
 		}
+		healed += n
 	}
-	return nil
+	return healed, nil
 }
 
-// settle heals what it may of a resource, and tells.
-func (r *Reconciler) settle(ctx context.Context, resource string, found []*Finding) error {
+// settle heals what it may of a resource, and tells. It returns how many differences it has healed.
+func (r *Reconciler) settle(ctx context.Context, l *looker, resource string, found []*Finding) (healed int, err error) {
 	if r.options.Heal {
 		healing := slices.DeleteFunc(slices.Clone(found), func(f *Finding) bool { return !f.takesNothing() })
-		if err := r.looker.mend(ctx, resource, healing, r.options.Memory, true); err != nil {
-			return err
+		if err := l.mend(ctx, resource, healing, r.options.Memory, true); err != nil {
+			return 0, err
 		}
 	}
+	for _, f := range found {
+		healed += flag(f.Result.mended())
+	}
 	r.tell(resource, found)
-	return nil
+	return healed, nil
 }
 
 // takesNothing reports whether mending a difference takes nothing away from anybody, whatever

@@ -49,7 +49,7 @@ func (s *scene) watcherOf(tenure *holds.Tenure, heal bool) *watcher {
 	s.must(err)
 	servers := s.servers
 	servers.JetStream = nil // it needs none
-	w.Reconciler = audit.NewReconciler(servers, tenure, audit.ReconcilerOptions{Heal: heal, Memory: memory}, metrics, zerolog.New(w))
+	w.Reconciler = audit.NewReconciler(servers, s.store, tenure, audit.ReconcilerOptions{Heal: heal, Memory: memory, Share: 1}, metrics, zerolog.New(w))
 	return w
 }
 

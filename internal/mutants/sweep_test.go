@@ -51,4 +51,25 @@ var ofSweep = []mutant{
 		new:  "	s.run(ctx, calls...)\n",
 		pkg:  "./internal/holds", run: "^TestSweep_PartitionSilent_RestoresOthers$",
 	},
+	{
+		name: "every-worker-reconciles", wrong: "a worker reads all that is kept although another has the lease", trap: "one worker at a time",
+		file: "internal/audit/lease.go",
+		old:  "	case held:\n",
+		new:  "	case held || err == nil:\n",
+		pkg:  "./internal/audit", run: "^TestReconciler_SeveralWorkers_OneReads$",
+	},
+	{
+		name: "lease-taken-from-its-holder", wrong: "a lease is taken whether or not another holder has it", trap: "one worker at a time",
+		file: "internal/store/queries/lease_keep.sql",
+		old:  "WHERE l.holder = excluded.holder OR l.held_until <= clock_timestamp()\n",
+		new:  "",
+		pkg:  "./internal/store", run: "^TestLease_SeveralHolders_OneHasIt$",
+	},
+	{
+		name: "rounds-do-not-rest", wrong: "a round takes as much of the time as it can get", trap: "a limit on everything",
+		file: "internal/audit/reconcile.go",
+		old:  "	err := r.rest(ctx, r.budget.ReserveN(time.Now(), int(worked/time.Microsecond)).Delay())\n",
+		new:  "	_ = r.budget.ReserveN(time.Now(), int(worked/time.Microsecond))\n	err := r.rest(ctx, 0)\n",
+		pkg:  "./internal/audit", run: "^TestReconciler_BudgetExhausted_HealsWhatIsReported$",
+	},
 }

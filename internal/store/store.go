@@ -54,6 +54,8 @@ var (
 	queryPoliciesRead            = query("policies_read")
 	queryPoliciesInsert          = query("policies_insert")
 	queryPoliciesDelete          = query("policies_delete")
+	queryLeaseKeep               = query("lease_keep")
+	queryLeaseRelease            = query("lease_release")
 )
 
 func query(name string) string {
