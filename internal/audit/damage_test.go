@@ -204,15 +204,15 @@ func afters(r *audit.Report) (all []string) {
 	return slices.Compact(all)
 }
 
-func (s *scene) agenda(resource string) string {
+func (s *town) agenda(resource string) string {
 	return fmt.Sprintf("%s:{%d}:agenda", s.namespace, holds.Partition(resource))
 }
 
-func (s *scene) indexOf(user, slots string) string {
+func (s *town) indexOf(user, slots string) string {
 	return user + " " + s.sha1(slots)
 }
 
-func (s *scene) sha1(text string) string {
+func (s *town) sha1(text string) string {
 	s.Helper()
 	sum, err := s.redis.Eval(s.Context(), "return redis.sha1hex(ARGV[1])", nil, text).Text()
 	s.must(err)

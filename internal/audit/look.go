@@ -3,7 +3,6 @@ package audit
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 
@@ -15,14 +14,11 @@ import (
 // The bounds of what Redis is asked for in one round trip: it does nothing else meanwhile. A record
 // takes it about 30 µs, a key 10 µs.
 const (
-	lookMax    = 300     // records of a resource that is looked at in one step, and of all in one round trip
-	lookBatch  = 64      // resources in one round trip
-	pageSize   = 200     // records, or members of a sorted set, of one page of a larger resource
-	usersMax   = 20_000  // fields about users of a larger resource, two or more each, that are asked for in one step
-	sumsMax    = 200_000 // records that are added up in one step, where the pages say that a counter is wrong
-	straysMax  = 1000    // keys
-	scanCount  = 1000    // keys
-	staleLooks = 2       // looks at a resource that is too large even for that, with the same result
+	lookMax   = 300  // records of a resource that is looked at in one step, and of all in one round trip
+	lookBatch = 64   // resources in one round trip
+	pageSize  = 200  // records, counters, or members of a sorted set, of one page of a larger resource
+	straysMax = 500  // keys
+	scanCount = 1000 // keys
 )
 
 // difference is something in Redis that is not as holds/doc.go says.
@@ -71,6 +67,7 @@ type looked struct {
 	differences []difference
 	records     []record // when they were asked for
 	size        int      // records that were walked through, as far as they were
+	unsure      bool     // there are counters of which it is not certain whether they are wrong
 }
 
 // looker looks at resources in Redis.
@@ -129,7 +126,7 @@ func (l *looker) sizes(ctx context.Context, resources []string) ([]int, error) {
 func (l *looker) lookAtOnce(ctx context.Context, resources []string, records bool, take func(looked) error) error {
 	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
-		calls[i] = l.newCall(scriptLook, resource, "all", lookMax, flag(records))
+		calls[i] = l.newCall(scriptLook, resource, lookMax, flag(records))
 	}
 	lua.Run(ctx, l.Redis, calls)
 	for i, c := range calls {
@@ -168,127 +165,6 @@ func readLook(resource string, c *lua.Call) (looked, error) {
 	found := looked{resource: resource, now: w.number(), size: int(w.number()), differences: w.differences()}
 	found.records = w.records()
 	return found, w.err
-}
-
-// large looks at a resource page by page. Where the pages say that a counter is wrong, it is added
-// up again in one step: pages are read one after another, while others work.
-func (l *looker) large(ctx context.Context, resource string, records bool) (looked, error) {
-	var before []difference
-	for try := 1; ; try++ {
-		found, sums, err := l.pages(ctx, resource, records)
-		if err != nil || len(sums) == 0 {
-			return found, err
-		}
-		c := l.newCall(scriptLook, resource, "sums", sumsMax, 0)
-		lua.Run(ctx, l.Redis, []*lua.Call{c})
-		if c.Err != nil || c.Status != "large" {
-			exact, err := readLook(resource, c)
-			found.lost = found.lost || exact.lost
-			found.differences = append(found.differences, exact.differences...)
-			return found, err
-		}
-		if try == staleLooks {
-			found.differences = append(found.differences, both(before, sums)...)
-			return found, nil
-		}
-		before = sums
-	}
-}
-
-// tally is what pages say of counters: what the records take, and what is counted.
-type tally struct {
-	what    string
-	sums    map[string]int64
-	counted map[string]string
-}
-
-// differences are the counters that seem to be wrong.
-func (t tally) differences() (found []difference) {
-	for name, sum := range t.sums {
-		if want := strconv.FormatInt(sum, 10); t.counted[name] != want {
-			found = append(found, difference{t.what, name, t.count(name), want})
-		}
-	}
-	for name := range t.counted {
-		if _, taken := t.sums[name]; !taken {
-			found = append(found, difference{t.what, name, t.count(name), "-"})
-		}
-	}
-	return found
-}
-
-// count is a counter as lua/prelude.lua tells it.
-func (t tally) count(name string) string {
-	text, there := t.counted[name]
-	switch _, err := number(text); {
-	case !there:
-		return "-"
-	case err != nil:
-		return "nonsense"
-	}
-	return text
-}
-
-// read reads what a page says. many reports that there are too many to be told.
-func (t tally) read(w *words) (many bool) {
-	for name, text := range w.pairs() {
-		n, err := number(text)
-		if err != nil && w.err == nil {
-			w.err = err
-		}
-		t.sums[name] += n
-	}
-	if len(w.left) > 0 && w.left[0] == "-1" {
-		_ = w.text()
-		return true
-	}
-	maps.Copy(t.counted, w.pairs())
-	return false
-}
-
-// pages looks at all pages of a resource. sums are the counters and numbers of users that seem to be wrong.
-func (l *looker) pages(ctx context.Context, resource string, records bool) (found looked, sums []difference, err error) {
-	found.resource = resource
-	at, last, many := "", "", false
-	slots := tally{string(Counter), make(map[string]int64), make(map[string]string)}
-	users := tally{string(Users), make(map[string]int64), make(map[string]string)}
-	for _, part := range []string{"records", "due", "departing", "tombstones", "users"} {
-		for cursor := "0"; ; {
-			c := l.newCall(scriptPage, resource, part, cursor, pageSize, at, last, flag(records), usersMax)
-			lua.Run(ctx, l.Redis, []*lua.Call{c})
-			if c.Err == nil && c.Status == statusLost {
-				return looked{resource: resource, lost: true}, nil, nil
-			}
-			if err := c.Expect(9); err != nil {
-				return found, nil, err
-			}
-			w := &words{left: c.Reply}
-			found.now = w.number()
-			cursor, at, last = w.text(), w.text(), w.text()
-			_ = slots.read(w)
-			many = users.read(w) || many
-			found.differences = append(found.differences, w.differences()...)
-			found.records = append(found.records, w.records()...)
-			if w.err != nil {
-				return found, nil, w.err
-			}
-			found.size += pageSize
-			if err := l.wait(ctx, pageSize); err != nil {
-				return found, nil, err
-			}
-			if cursor == "0" {
-				break
-			}
-		}
-	}
-	sums = slots.differences()
-	if !many {
-		sums = append(sums, users.differences()...)
-	}
-	if slices.ContainsFunc(found.differences, func(d difference) bool { return d.unknowable() }) {
-		sums = nil // what a record takes that cannot be read is not known
-	}
-	return found, sums, nil
 }
 
 // unknowable reports whether a difference keeps the counters from being judged.

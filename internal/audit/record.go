@@ -44,6 +44,7 @@ type record struct {
 	slots      string // sorted, with commas
 	toAnnounce bool   // hold.expired is to be stored still
 	remembered bool   // as a tombstone
+	over       int64  // until when it is remembered, 0 = it is not
 }
 
 func (r *record) live() bool { return r.state == "held" || r.state == "confirming" }
@@ -67,6 +68,12 @@ func parseRecord(name, head, place string) (r record, err error) {
 		}
 	}
 	r.late, r.state, r.by, r.user, r.key, r.slots = late, words[0], words[5], words[6], words[7], words[8]
-	r.toAnnounce, r.remembered = place == "d", place == "t"
+	r.toAnnounce = place == "d"
+	if over, is := strings.CutPrefix(place, "t"); is {
+		r.remembered = true
+		if r.over, err = strconv.ParseInt(over, 10, 64); err != nil {
+			return r, fmt.Errorf("the record of hold %s: %w", uuid, err)
+		}
+	}
 	return r, nil
 }

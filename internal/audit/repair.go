@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
@@ -25,13 +26,20 @@ const (
 	Changed    Result = "changed"    // it is another difference now: look again
 	Unsafe     Result = "unsafe"     // nothing was done
 	Impossible Result = "impossible" // nothing was done: there is more than one way to mend it
+	large      Result = "large"      // nothing was done yet: the resource is too large for one step
 )
 
 // mended reports whether a difference is gone.
 func (r Result) mended() bool { return r == Done || r == Gone }
 
-// repairBatch is how many differences of a resource are mended in one step.
-const repairBatch = 200
+// The bounds of a step of a repair.
+const (
+	repairBatch = 200         // differences of a resource
+	repairLook  = 2 * lookMax // records that are added up in one step
+	// For how long one repairs counters of a large resource alone, at most: much longer than it takes.
+	adjustLease     = 10 * time.Second
+	adjustPerRecord = time.Millisecond
+)
 
 // Repair mends what is Automatic among findings and sets the Result of each. Each difference is
 // looked at again in the same step in which it is mended, and left alone unless it is the one that
@@ -59,7 +67,7 @@ func repair(ctx context.Context, servers Servers, findings []*Finding, memory ti
 			inRedis[f.Resource] = append(inRedis[f.Resource], f)
 		}
 	}
-	l := &looker{Servers: servers, keys: keyspace(servers.Namespace)}
+	l := &looker{Servers: servers, keys: keyspace(servers.Namespace), wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
 	var err error
 	if l.epoch, err = servers.readEpoch(ctx); err != nil {
 		return err
@@ -76,24 +84,127 @@ func repair(ctx context.Context, servers Servers, findings []*Finding, memory ti
 func (l *looker) mend(ctx context.Context, resource string, findings []*Finding, memory time.Duration, onlySafe bool) error {
 	// A key of a wrong type comes first: the others are mended in what is made in its place.
 	slices.SortStableFunc(findings, func(a, b *Finding) int { return flag(b.Kind == WrongType) - flag(a.Kind == WrongType) })
+	head := []any{memory.Milliseconds(), flag(onlySafe), repairLook}
+	if err := l.repairEach(ctx, scriptRepair, resource, head, findings); err != nil {
+		return err
+	}
+	var counted []*Finding
+	for _, f := range findings {
+		switch {
+		case f.Result == large && f.Kind == WrongType:
+			f.Result = Impossible // all that it counts would have to be written in one step
+		case f.Result == large:
+			counted = append(counted, f)
+		}
+	}
+	if len(counted) == 0 {
+		return nil
+	}
+	return l.adjust(ctx, resource, counted, onlySafe)
+}
+
+// repairEach has a script repair differences, some in each step, and sets their results. head comes before them.
+func (l *looker) repairEach(ctx context.Context, script lua.Script, resource string, head []any, findings []*Finding) error {
 	for chunk := range slices.Chunk(findings, repairBatch) {
-		args := []any{memory.Milliseconds(), flag(onlySafe)}
+		args := slices.Clone(head)
 		for _, f := range chunk {
 			args = append(args, f.difference.what, f.difference.name, f.difference.found, f.difference.expected)
 		}
-		c := l.newCall(scriptRepair, resource, args...)
-		lua.Run(ctx, l.Redis, []*lua.Call{c})
-		if c.Err == nil && c.Status == statusLost {
-			return fmt.Errorf("repair %s: %w, or is being filled again", resource, holds.ErrDataLost)
+		words, err := l.repairStep(ctx, script, resource, args...)
+		if err == nil && len(words) < len(chunk) {
+			err = fmt.Errorf("repair %s: %d results of %d differences", resource, len(words), len(chunk))
 		}
-		if err := c.Expect(1 + len(chunk)); err != nil {
-			return fmt.Errorf("repair %s: %w", resource, err)
+		if err != nil {
+			return err
 		}
 		for i, f := range chunk {
-			f.Result = Result(c.Reply[1+i])
+			f.Result = Result(words[i])
 		}
 	}
 	return nil
+}
+
+// repairStep runs a script that repairs, and returns what it says besides its status.
+func (l *looker) repairStep(ctx context.Context, script lua.Script, resource string, args ...any) (words []string, err error) {
+	c := l.newCall(script, resource, args...)
+	lua.Run(ctx, l.Redis, []*lua.Call{c})
+	if c.Err == nil && c.Status == statusLost {
+		return nil, fmt.Errorf("repair %s: %w, or is being filled again", resource, holds.ErrDataLost)
+	}
+	if err := c.Expect(0); err != nil {
+		return nil, fmt.Errorf("repair %s: %w", resource, err)
+	}
+	return c.Reply, nil
+}
+
+// adjust repairs counters of a resource that is too large to be added up in one step: it reads them once more, page by
+// page, and takes off by how much each is wrong then, if it was wrong by as much before. It has a mark, without
+// which nothing is changed: another that repairs the same would take it off twice.
+func (l *looker) adjust(ctx context.Context, resource string, findings []*Finding, onlySafe bool) (err error) {
+	sizes, err := l.sizes(ctx, []string{resource})
+	if err != nil {
+		return err
+	}
+	token, lease := uuid.NewString(), adjustLease+time.Duration(sizes[0])*adjustPerRecord
+	begun, err := l.repairStep(ctx, scriptAdjust, resource, "begin", token, lease.Milliseconds())
+	if err != nil {
+		return err
+	}
+	for _, f := range findings {
+		f.Result = Changed
+	}
+	if len(begun) == 0 || begun[0] != "begun" {
+		return nil // another repairs it
+	}
+	defer func() {
+		_, ended := l.repairStep(ctx, scriptAdjust, resource, "end", token)
+		err = errors.Join(err, ended)
+	}()
+	now, err := l.large(ctx, resource, false)
+	if err != nil || now.lost {
+		return err
+	}
+	var planned []*Finding
+	for _, f := range findings {
+		if f.Result = now.resultOf(f.difference, onlySafe); f.Result == large {
+			planned = append(planned, f)
+		}
+	}
+	return l.repairEach(ctx, scriptAdjust, resource, []any{"adjust", token}, planned)
+}
+
+// resultOf returns what becomes of the repair of a counter: large if it is to be adjusted.
+func (l looked) resultOf(planned difference, onlySafe bool) Result {
+	for _, d := range l.differences {
+		switch {
+		case d.what != planned.what || d.name != planned.name:
+		case !d.same(planned):
+			return Changed
+		case onlySafe && d.lowers() && !l.nothingMissing(d.what):
+			return Unsafe
+		default:
+			return large
+		}
+	}
+	if l.unsure {
+		return Changed
+	}
+	return Gone
+}
+
+// lowers reports whether the repair of a counter lowers it.
+func (d difference) lowers() bool {
+	delta, isNumber := d.delta()
+	return d.found != "-" && (!isNumber || delta > 0)
+}
+
+// nothingMissing reports whether the deadlines, and those counters that are of another kind, have no more holds than there
+// are records.
+func (l looked) nothingMissing(kind string) bool {
+	return !l.unsure && !slices.ContainsFunc(l.differences, func(d difference) bool {
+		return d.what == string(Due) || d.unknowable() || d.what == "type" ||
+			d.what != kind && (d.what == string(Counter) || d.what == string(Users))
+	})
 }
 
 // mendReserved sets what is reserved of a slot to what its reservations say. The row is locked before

@@ -12,12 +12,13 @@ import (
 var luaFiles embed.FS
 
 // The scripts. Each file's header tells its ARGV and what it returns; KEYS are told in
-// lua/prelude.lua. All but repair only read.
+// lua/prelude.lua. All but repair and adjust only read.
 var (
 	scriptLook   = load("look", "no-writes")
 	scriptPage   = load("page", "no-writes")
 	scriptStrays = load("strays", "no-writes")
 	scriptRepair = load("repair", "")
+	scriptAdjust = load("adjust", "")
 )
 
 func load(name, flags string) lua.Script {
@@ -36,7 +37,7 @@ func load(name, flags string) lua.Script {
 // holds.ScriptCommands.
 func ScriptCommands() (reading, all []string) {
 	texts := make(map[string]string)
-	for _, name := range []string{"prelude", "look", "page", "strays", "repair"} {
+	for _, name := range []string{"prelude", "look", "page", "strays", "repair", "adjust"} {
 		text, err := luaFiles.ReadFile("lua/" + name + ".lua")
 		if err != nil {
 			panic(err) // embedded: cannot happen in a program that was built
@@ -44,7 +45,7 @@ func ScriptCommands() (reading, all []string) {
 		texts[name] = string(text)
 	}
 	read := texts["prelude"] + texts["look"] + texts["page"] + texts["strays"]
-	return lua.Commands(read), lua.Commands(read + texts["repair"])
+	return lua.Commands(read), lua.Commands(read + texts["repair"] + texts["adjust"])
 }
 
 // newCall prepares a script on a resource; args follow the three that every script takes.
@@ -82,15 +83,15 @@ func (w *words) number() int64 {
 	return n
 }
 
-// pairs reads n and n pairs of a name and a text.
-func (w *words) pairs() map[string]string {
+// counters reads n and n counters, as they were at a time.
+func (w *words) counters(at readTime) counters {
 	n := w.number()
-	pairs := make(map[string]string, max(0, n))
+	all := make(counters, max(0, n))
 	for ; n > 0 && w.err == nil; n-- {
-		name := w.text()
-		pairs[name] = w.text()
+		of := counterName{w.text(), w.text()}
+		all[of] = &counter{found: w.text(), readTime: at}
 	}
-	return pairs
+	return all
 }
 
 func (w *words) differences() (all []difference) {

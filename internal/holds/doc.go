@@ -62,6 +62,7 @@
 //	<resource>:request:<key> string  the answer to a request, with TTL
 //	<resource>:extension:<event>  string  the answer to a booking.extended or payment.started, with TTL
 //	<resource>:locks         hash    slot -> owner, fencing token and end of a lease; TTL: the longest of these
+//	<resource>:lock          string  who repairs counters of a large resource, with TTL (package audit)
 //	<resource>:waited_for    string  is there while somebody waits for one of them, with TTL
 //	<resource>:waiting       hash    who waits for locks, and until when (only with HOLDFAST_LOCK_FAIR)
 //	<resource>:queue:<slot>  zset    those who wait for it, in the order in which they came (likewise)

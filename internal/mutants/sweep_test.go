@@ -72,4 +72,25 @@ var ofSweep = []mutant{
 		new:  "	_ = r.budget.ReserveN(time.Now(), int(worked/time.Microsecond))\n	err := r.rest(ctx, 0)\n",
 		pkg:  "./internal/audit", run: "^TestReconciler_BudgetExhausted_HealsWhatIsReported$",
 	},
+	{
+		name: "hot-resource-in-one-step", wrong: "a repair adds up all records of a resource in one step, however many they are", trap: "a limit on everything",
+		file: "internal/audit/lua/repair.lua",
+		old:  "  if derived and size_of_sums() > limit then",
+		new:  "  if derived and size_of_sums() < 0 then",
+		pkg:  "./internal/audit", run: "^TestReconciler_HotResource_RepairedInBoundedSteps$",
+	},
+	{
+		name: "taken-off-twice", wrong: "a repair of a large resource takes off a difference that another has taken off", trap: "2",
+		file: "internal/audit/lua/adjust.lua",
+		old:  "  if holder ~= token or broken[kind] then",
+		new:  "  if broken[kind] then",
+		pkg:  "./internal/audit", run: "^TestReconciler_TwoRepair_TakenOffOnce$",
+	},
+	{
+		name: "repaired-by-two", wrong: "two repair the same large resource at a time", trap: "2",
+		file: "internal/audit/lua/adjust.lua",
+		old:  "  if holder and holder ~= token then return {'ok', 'busy'} end\n",
+		new:  "",
+		pkg:  "./internal/audit", run: "^TestReconciler_TwoRepair_TakenOffOnce$",
+	},
 }

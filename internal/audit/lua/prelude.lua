@@ -244,6 +244,15 @@ local function take(hold)
   live_of[hold.user] = (live_of[hold.user] or 0) + 1
 end
 
+-- How much each_record and judge_sums have to read, in records.
+local function size_of_sums()
+  return math.max(
+    broken.records and 0 or redis.call('HLEN', RECORDS),
+    broken.users and 0 or math.floor(redis.call('HLEN', USERS) / 2),
+    broken.counts and 0 or math.floor(redis.call('HLEN', COUNTS) / 10)
+  )
+end
+
 -- Calls each(id, hold, line) for every record; hold is nil for one that cannot be read.
 local function each_record(each)
   if broken.records then return end
@@ -293,12 +302,12 @@ local function count(id, hold)
 end
 
 -- A record as it is returned: id, its words up to the slots, and where it is: d to be announced,
--- t remembered for a while, - neither.
+-- t and a time: remembered until then, - neither.
 local function tell(reply, id, hold)
   reply[#reply + 1] = id
   reply[#reply + 1] = string.sub(hold.line, 1, hold.tail - 1)
   local leaving, over = place_of(id, hold)
-  reply[#reply + 1] = leaving and 'd' or over and 't' or '-'
+  reply[#reply + 1] = leaving and 'd' or over and 't' .. (string.match(over, '^%d+$') or '0') or '-'
 end
 
 local function tell_differences(reply)

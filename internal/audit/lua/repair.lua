@@ -5,11 +5,13 @@
 -- ARGV  4 memory_ms  for how long an ended hold is remembered
 --       5 only_safe  1 = nobody has looked at it: what holds take, and how many a user has, is only lowered
 --                    when each of the other and the deadlines say too that no hold is missing
+--       6 limit        of records: of a larger resource counters are not added up in one step
 --       then four words each: what name found expected
--- Returns ok now_ms, and a word each:
---   done | gone: it was not there any more | changed: it is another one now | unsafe | impossible
+-- Returns ok, and a word each:
+--   done | gone: it was not there any more | changed: it is another one now | unsafe | impossible |
+--   large: nothing was done, adjust.lua does it
 
-local memory_ms, only_safe = tonumber(ARGV[4]), ARGV[5] == '1'
+local memory_ms, only_safe, limit = tonumber(ARGV[4]), ARGV[5] == '1', tonumber(ARGV[6])
 local REV_MS = 3600000 -- how long rev stays after its last change
 
 local function attend(at)
@@ -186,12 +188,13 @@ local function same(d, what, name, found, expected)
   return d[3] - (tonumber(d[4]) or 0) == found - (tonumber(expected) or 0)
 end
 
-local reply = {'ok', whole(now)}
-for i = 6, #ARGV, 4 do
+local reply = {'ok'}
+for i = 7, #ARGV, 4 do
   local what, name, found, expected = unpack(ARGV, i, i + 3)
   differences = {}
-  judge(what, name)
   local planned, word = nil, 'gone'
+  local derived = what == 'counter' or what == 'users' or what == 'type' and (name == 'counts' or name == 'users')
+  if derived and size_of_sums() > limit then word = 'large' else judge(what, name) end
   for _, d in ipairs(differences) do
     if d[1] == what and d[2] == name then word = 'changed' end
     if same(d, what, name, found, expected) then planned = d end

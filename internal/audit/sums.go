@@ -1,0 +1,252 @@
+package audit
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"holdfast/internal/lua"
+)
+
+// What a larger resource has counted is compared with its records in pages, while others change both. A record
+// tells when its hold took its slots and when it gave them back, so the records tell what a counter was when it was
+// read. Only what happened in just that millisecond they do not tell: what it concerns is read again.
+const (
+	namedMax = 500 // counters that are read again in one step
+	sureMax  = 5   // times that they are, where something happened in that millisecond
+)
+
+// counterName names a counter: of a slot, or of a user's live holds.
+type counterName struct{ what, name string }
+
+// readTime is when counters were read.
+type readTime struct {
+	at   int64 // ms
+	last int64 // the highest time of a tombstone then
+}
+
+// counter is what was counted, and what the records say that it was.
+type counter struct {
+	readTime
+	found  string // as it was counted: "-" = nothing, "nonsense" = no number
+	sum    int64
+	unsure bool // something happened to a hold that it counts in the same millisecond
+}
+
+type counters map[counterName]*counter
+
+// expected is what should have been counted.
+func (c *counter) expected() string {
+	if c.sum == 0 {
+		return "-"
+	}
+	return strconv.FormatInt(c.sum, 10)
+}
+
+// wrong returns the counters that differ, in order.
+func (cs counters) wrong() (names []counterName) {
+	for name, c := range cs {
+		if c.found != c.expected() {
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, func(a, b counterName) int {
+		return cmp.Or(strings.Compare(a.what, b.what), strings.Compare(a.name, b.name))
+	})
+	return names
+}
+
+// add adds what a hold took to what it was counted in. all has counters be added that were not found: they
+// were not there since then.
+func (cs counters) add(r *record, since readTime, all bool) {
+	add := func(what, name string, quantity int64) {
+		c := cs[counterName{what, name}]
+		if c == nil && all {
+			c = &counter{found: "-", readTime: since}
+			cs[counterName{what, name}] = c
+		}
+		if c == nil {
+			return
+		}
+		took, sure := r.tookAt(c.readTime)
+		if took {
+			c.sum += quantity
+		}
+		c.unsure = c.unsure || !sure
+	}
+	for slot := range strings.SplitSeq(r.slots, ",") {
+		add(string(Counter), slot, r.quantity)
+	}
+	add(string(Users), r.user, 1)
+}
+
+// tookAt reports whether the hold took its slots at that time, and whether that is certain. When a payment was settled
+// is only told by its tombstone, and those are written in order.
+func (r *record) tookAt(m readTime) (took, sure bool) {
+	began := r.created
+	if r.late {
+		began = r.ended
+	}
+	switch {
+	case began >= m.at:
+		return false, began > m.at
+	case r.live():
+		return true, true
+	case r.state != "confirmed":
+		return r.ended > m.at, r.ended != m.at
+	case r.ended >= m.at || !r.remembered: // it was claimed later, or is just being settled
+		return true, true
+	}
+	return r.over > m.last, r.over != m.last
+}
+
+// pager reads a large resource page by page.
+type pager struct {
+	*looker
+	resource string
+	records  bool     // all are wanted
+	again    bool     // what differs is known, but for the counters
+	began    readTime // of the first page
+	found    looked
+}
+
+// large looks at a resource page by page. Counters that seem to be wrong are read again, and compared with
+// the records as they were then.
+func (l *looker) large(ctx context.Context, resource string, records bool) (looked, error) {
+	p := &pager{looker: l, resource: resource, records: records, found: looked{resource: resource}}
+	seem := make(counters)
+	note := func(cs counters, _ []record) { maps.Copy(seem, cs) }
+	for _, part := range []string{"counts", "users"} {
+		if err := p.part(ctx, part, note); err != nil {
+			return p.found, err
+		}
+	}
+	if err := p.sum(ctx, seem, p.began, true); err != nil {
+		return p.found, err
+	}
+	for _, part := range []string{"due", "departing", "tombstones"} {
+		if err := p.part(ctx, part, func(counters, []record) {}); err != nil {
+			return p.found, err
+		}
+	}
+	p.records, p.again = false, true
+	suspects := seem.wrong()
+	for try := 0; try < sureMax && len(suspects) > 0 && p.comparable(); try++ {
+		named, err := p.named(ctx, suspects)
+		if err == nil {
+			err = p.sum(ctx, named, p.began, false)
+		}
+		if err != nil {
+			return p.found, err
+		}
+		suspects = p.compare(named)
+	}
+	p.found.unsure = len(suspects) > 0
+	return p.found, nil
+}
+
+// comparable reports whether it is known what the records take.
+func (p *pager) comparable() bool {
+	return !p.found.lost && !slices.ContainsFunc(p.found.differences, difference.unknowable)
+}
+
+// compare notes which counters are wrong, and returns those of which it is not certain.
+func (p *pager) compare(cs counters) (unsure []counterName) {
+	for _, name := range cs.wrong() {
+		if c := cs[name]; c.unsure {
+			unsure = append(unsure, name)
+		} else {
+			p.found.differences = append(p.found.differences, difference{name.what, name.name, c.found, c.expected()})
+		}
+	}
+	return unsure
+}
+
+// named reads counters again.
+func (p *pager) named(ctx context.Context, names []counterName) (found counters, err error) {
+	found, p.began = make(counters), readTime{}
+	for chunk := range slices.Chunk(names, namedMax) {
+		args := make([]any, 0, 2*len(chunk))
+		for _, n := range chunk {
+			args = append(args, n.what, n.name)
+		}
+		_, err := p.page(ctx, "named", "0", readTime{}, func(cs counters, _ []record) { maps.Copy(found, cs) }, args...)
+		if err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// sum adds up what the records say of counters that were read since a time. all has it add those that
+// were not found.
+func (p *pager) sum(ctx context.Context, cs counters, since readTime, all bool) error {
+	type name struct {
+		id   id
+		late bool
+	}
+	seen := make(map[name]bool) // a page may repeat what another has told
+	return p.partSince(ctx, "records", since, func(_ counters, records []record) {
+		for i := range records {
+			r := &records[i]
+			if !seen[name{r.id, r.late}] {
+				seen[name{r.id, r.late}] = true
+				cs.add(r, since, all)
+			}
+		}
+		if p.records {
+			p.found.records = append(p.found.records, records...)
+		}
+	})
+}
+
+// part reads all pages of a part of the resource.
+func (p *pager) part(ctx context.Context, part string, take func(counters, []record)) error {
+	return p.partSince(ctx, part, readTime{}, take)
+}
+
+func (p *pager) partSince(ctx context.Context, part string, since readTime, take func(counters, []record)) (err error) {
+	for cursor := "0"; !p.found.lost; {
+		if cursor, err = p.page(ctx, part, cursor, since, take); err != nil || cursor == "0" {
+			return err
+		}
+	}
+	return nil
+}
+
+// page reads one page, and returns the cursor of the next.
+func (p *pager) page(
+	ctx context.Context, part, cursor string, since readTime, take func(counters, []record), args ...any,
+) (next string, err error) {
+	args = append([]any{part, cursor, pageSize, since.at, since.last, flag(p.records)}, args...)
+	c := p.newCall(scriptPage, p.resource, args...)
+	lua.Run(ctx, p.Redis, []*lua.Call{c})
+	if c.Err == nil && c.Status == statusLost {
+		p.found.lost = true
+		return "0", nil
+	}
+	if err := c.Expect(5); err != nil {
+		return "", err
+	}
+	w := &words{left: c.Reply}
+	at := readTime{at: w.number()}
+	next, at.last = w.text(), w.number()
+	counters, differences, records := w.counters(at), w.differences(), w.records()
+	if w.err != nil {
+		return "", fmt.Errorf("page of %s: %w", part, w.err)
+	}
+	p.found.now = at.at
+	if p.began.at == 0 {
+		p.began = at
+	}
+	if !p.again {
+		p.found.differences = append(p.found.differences, differences...)
+	}
+	take(counters, records)
+	p.found.size += pageSize
+	return next, p.wait(ctx, pageSize)
+}
