@@ -228,10 +228,12 @@ func TestQueryService_Full_RefusesAtOnce(t *testing.T) {
 	t.Parallel()
 	dry := &dryEcho{echo: &echo{seen: make(map[string]int)}, block: make(chan struct{}), asked: make(chan struct{})}
 	client, nc, _ := serve(t, dry, dry)
+	goOn := sync.OnceFunc(func() { close(dry.block) })
+	t.Cleanup(goOn)
 	answers := fill(t, client, nc, dry)
 	m, err := nc.Request(client.ns.Service(EndpointAvailability), []byte(`{"resource_id":"room"}`), time.Minute)
 	if err != nil || m.Header.Get(micro.ErrorCodeHeader) != "503" || !strings.Contains(string(m.Data), `"error":"busy"`) {
-		t.Errorf("the query that had no turn: %v %+v", err, m)
+		t.Fatalf("the query that had no turn: %v %+v", err, m)
 	}
 
 	// A dry run asks again by itself.
@@ -244,7 +246,7 @@ func TestQueryService_Full_RefusesAtOnce(t *testing.T) {
 		m, err := nc.Request("$SRV.STATS."+string(client.ns), nil, time.Minute)
 		return err == nil && failedAt(t, m.Data, EndpointEvaluate) > 0
 	})
-	close(dry.block)
+	goOn()
 	if err := <-evaluated; err != nil {
 		t.Errorf("the evaluation that was refused at first: %v", err)
 	}
