@@ -77,7 +77,8 @@ func (p *program) connect() (client *events.Client, disconnect func(), err error
 	case errors.Is(err, events.ErrURL):
 		return nil, nil, misused("--nats-url: %v", err)
 	case err != nil && p.NATSURL == "":
-		return nil, nil, fmt.Errorf("%w (%s says so: its worker may have been killed; `worker dev` starts another)", err, p.endpointsPath())
+		return nil, nil, fmt.Errorf("%w (%s says so: its worker may have been killed; `worker dev` starts another)",
+			err, p.endpointsPath())
 	case err != nil:
 		return nil, nil, err
 	}

@@ -188,8 +188,8 @@ func (l *Lifetimes) AfterApply() error {
 		return misused("--hold-lifetime-max %s must be at least 1s", l.HoldLifetimeMax)
 	}
 	if l.RequestKeyTTL < l.HoldLifetimeMax {
-		return misused("--request-key-ttl %s must not be shorter than --hold-lifetime-max (%s): a hold would outlive the memory of its request",
-			l.RequestKeyTTL, l.HoldLifetimeMax)
+		return misused("--request-key-ttl %s must not be shorter than --hold-lifetime-max (%s): "+
+			"a hold would outlive the memory of its request", l.RequestKeyTTL, l.HoldLifetimeMax)
 	}
 	return nil
 }
@@ -213,9 +213,11 @@ func (p *Policies) AfterApply() error {
 func (l *LockServers) AfterApply() error {
 	switch n := len(l.LockRedisURLs); {
 	case n > 0 && l.LockStrategy != redlockStrategy:
-		return misused("--lock-redis-urls is used by --lock-strategy redlock only, not by %s: leave one of them out", l.LockStrategy)
+		return misused("--lock-redis-urls is used by --lock-strategy redlock only, not by %s: leave one of them out",
+			l.LockStrategy)
 	case n > 0 && (n < lockServersMin || n%2 == 0):
-		return misused("--lock-redis-urls names %d, but a majority needs an odd number of servers, at least %d", n, lockServersMin)
+		return misused("--lock-redis-urls names %d, but a majority needs an odd number of servers, at least %d",
+			n, lockServersMin)
 	}
 	_, err := (&Config{Locks: Locks{LockServers: *l}}).lockServerOptions()
 	return err
@@ -292,7 +294,8 @@ func (c *Connections) find(dir string) error {
 	c.NATSURL = cmp.Or(c.NATSURL, found["HOLDFAST_NATS_URL"])
 	c.RedisURL = cmp.Or(c.RedisURL, found["HOLDFAST_REDIS_URL"])
 	c.PostgresURL = cmp.Or(c.PostgresURL, found["HOLDFAST_POSTGRES_URL"])
-	return c.missingURL(fmt.Sprintf("the --data-dir of a worker with servers of its own, worker dev or worker run --embedded (%s has no such address)", dir))
+	return c.missingURL(fmt.Sprintf("the --data-dir of a worker with servers of its own, "+
+		"worker dev or worker run --embedded (%s has no such address)", dir))
 }
 
 // find takes the servers of redlock from the endpoints file of a directory, unless they are given.

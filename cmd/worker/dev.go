@@ -25,7 +25,8 @@ type devCommand struct {
 	Once       bool `help:"End after the story: 0 when all of it went as it says, else 1."`
 	Directory  `embed:""`
 	Installing `embed:""`
-	Config     `embed:"" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: holdfast, or a new one on servers that you give" set:"log_level=error"` // the story says what happens
+	// The story says what happens, so the log says what goes wrong only.
+	Config `embed:"" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: holdfast, or a new one on servers that you give" set:"log_level=error"`
 }
 
 func (*devCommand) Help() string {
@@ -46,11 +47,13 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	if err != nil {
 		return err
 	}
-	fmt.Fprint(std.out, "Holdfast keeps rooms, seats and stock for customers while they pay, and takes them back if they do not.\n\n")
+	fmt.Fprint(std.out, "Holdfast keeps rooms, seats and stock for customers while they pay, "+
+		"and takes them back if they do not.\n\n")
 	given := config // the URLs of the servers that exist already
 	own := config.ownNamespace()
 	if own {
-		fmt.Fprintf(std.out, "On your servers everything goes into a namespace of its own, %s, which is removed at the end.\n"+
+		fmt.Fprintf(std.out, "On your servers everything goes into a namespace of its own, %s, "+
+			"which is removed at the end.\n"+
 			"(--namespace NAME uses another one, and keeps it.)\n\n", config.Namespace)
 	}
 	began := time.Now()
@@ -71,7 +74,8 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	if err != nil {
 		return err
 	}
-	worker, err := start(ctx, config, listener, log, preparation{migrate: true, skip: slices.Concat(preflight.Durability, preflight.Privileges)})
+	skip := slices.Concat(preflight.Durability, preflight.Privileges)
+	worker, err := start(ctx, config, listener, log, preparation{migrate: true, skip: skip})
 	if own && !errors.Is(err, errPreflight) { // which fails before anything is created
 		given.Namespace = config.Namespace
 		defer func() { err = errors.Join(err, given.removeNamespace(std.out)) }()
@@ -126,7 +130,8 @@ func (c *Config) printServers(to io.Writer, started *servers) {
 		one("locks", url, len(started.locks) > 0)
 	}
 	fmt.Fprintf(to, "  %-9s http://%s\n", "worker", c.HTTPAddr)
-	fmt.Fprint(to, "Not checked here: what outlives a crash, and who may do what. For that there is `worker preflight`, which refuses servers that keep nothing.\n\n")
+	fmt.Fprint(to, "Not checked here: what outlives a crash, and who may do what. "+
+		"For that there is `worker preflight`, which refuses servers that keep nothing.\n\n")
 }
 
 // listenNear listens on addr, or, when that is taken, on a free port of the same host.
@@ -191,8 +196,8 @@ func (c *Config) removeNamespace(out io.Writer) error {
 	}
 	if err := errors.Join(errs...); err != nil {
 		ns := events.Subjects(c.Namespace)
-		return fmt.Errorf("namespace %s is not removed: %w; remove by hand what is left of the streams %s, %s, %s and %s, the Redis keys %s:* and the schema %s",
-			c.Namespace, err, ns.InStream(), ns.OutStream(), ns.DLQStream(), ns.RunsStream(), c.Namespace, c.Namespace)
+		return fmt.Errorf("namespace %s is not removed: %w; remove by hand what is left of the streams %s, %s, %s and %s, "+
+			"the Redis keys %s:* and the schema %s", c.Namespace, err, ns.InStream(), ns.OutStream(), ns.DLQStream(), ns.RunsStream(), c.Namespace, c.Namespace)
 	}
 	fmt.Fprintf(out, "\nThe namespace %s is removed from your servers.\n", c.Namespace)
 	return nil

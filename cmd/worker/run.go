@@ -41,7 +41,8 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	var started *servers
 	if r.Embedded {
 		started, err = startServers(ctx, &config, stack.Options{
-			Dir: r.DataDir, EndpointsDir: r.DataDir, Install: r.installPolicy(), Progress: func(line string) { log.Info().Msg(line) },
+			Dir: r.DataDir, EndpointsDir: r.DataDir, Install: r.installPolicy(),
+			Progress: func(line string) { log.Info().Msg(line) },
 		})
 		if err != nil {
 			return err

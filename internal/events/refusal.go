@@ -29,8 +29,8 @@ func (e *PermissionError) Error() string {
 		return fmt.Sprintf("permissions violation: NATS refuses %s: %v", user, e.Err)
 	}
 	verb := map[string]string{"Publish": "publish", "Subscription": "subscribe"}[what[1]]
-	return fmt.Sprintf("permissions violation: %s may not %s to %q on NATS (deployments/nats/accounts.conf has what each program needs)",
-		user, verb, what[2])
+	return fmt.Sprintf("permissions violation: %s may not %s to %q on NATS "+
+		"(deployments/nats/accounts.conf has what each program needs)", user, verb, what[2])
 }
 
 // Unwrap returns what the server says, a nats.ErrPermissionViolation.

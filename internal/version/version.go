@@ -33,5 +33,6 @@ func line(program string, info *debug.BuildInfo) string {
 	if at := settings["vcs.time"]; at != "" {
 		revision += ", " + at
 	}
-	return fmt.Sprintf("%s: revision %s; %s %s/%s", program, revision, info.GoVersion, settings["GOOS"], settings["GOARCH"])
+	return fmt.Sprintf("%s: revision %s; %s %s/%s",
+		program, revision, info.GoVersion, settings["GOOS"], settings["GOARCH"])
 }
