@@ -37,7 +37,7 @@ type letterFlags struct {
 	Since      moment   `placeholder:"WHEN" help:"Only those stored since then: RFC 3339, or how long ago, like 90m or 2d."`
 	Until      moment   `placeholder:"WHEN" help:"Only those stored before then, likewise."`
 	Contains   string   `placeholder:"TEXT" help:"Only those with this text in their detail."`
-	Limit      int      `placeholder:"N" help:"At most so many, the oldest."`
+	Limit      int      `placeholder:"N" help:"At most so many: the oldest, but for list --newest."`
 }
 
 // Validate implements kong's check.

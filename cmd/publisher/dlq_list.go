@@ -13,16 +13,20 @@ import (
 // dlqList lists dead letters.
 type dlqList struct {
 	Letters letterFlags `embed:""`
+	Newest  bool        `help:"List the newest first."`
+	After   uint64      `placeholder:"SEQ" help:"List what comes after this one: the next page after the one that ended with it."`
 }
 
 // Help implements kong's detailed help.
 func (*dlqList) Help() string {
-	return `Lists dead letters, oldest first. -o wide shows more of each, and details whole. -o json prints an array of {seq, reason, detail, subject, event_id, stream_seq, deliveries, time}; -o ndjson prints one such object a line, and begins at once.
+	return `Lists dead letters, oldest first, or with --newest newest first. --limit ends a page, and --after with the last sequence of it begins the next one, also when that one was removed meanwhile. -o wide shows more of each, and details whole. -o json prints an array of {seq, reason, detail, subject, event_id, stream_seq, deliveries, time}; -o ndjson prints one such object a line, and begins at once.
 
 Examples:
 
   publisher dlq list
   publisher dlq list --reason malformed --since 2h -o wide
+  publisher dlq list --newest --limit 20
+  publisher dlq list --newest --limit 20 --after 4711
   publisher dlq list --type booking.requested --user-id ann -o ndjson | jq .detail`
 }
 
@@ -37,15 +41,25 @@ func (v *dlqList) Run(ctx context.Context, p *program) error {
 	defer disconnect()
 	out := p.newList([]string{"seq", "reason", "age", "event", "resource", "detail"},
 		[]string{"seq", "reason", "stored_at", "subject", "event_id", "user", "stream_seq", "deliveries", "size", "worker", "detail"})
-	for l, err := range limited(letters.All(ctx, v.Letters.filter(), true), v.Letters.Limit) {
+	all := letters.After
+	if v.Newest {
+		all = letters.Before
+	}
+	listed, last := 0, uint64(0)
+	for l, err := range limited(all(ctx, v.Letters.filter(), true, v.After), v.Letters.Limit) {
 		if err != nil {
 			return err
 		}
 		if err := v.add(p, out, l); err != nil {
 			return err
 		}
+		listed, last = listed+1, l.Seq
 	}
-	return out.end("no dead letters")
+	if err := out.end("no dead letters"); err != nil || out.isJSON() || listed == 0 || listed < v.Letters.Limit || v.Letters.Limit == 0 {
+		return err
+	}
+	p.tell("there may be more: --after %d", last)
+	return nil
 }
 
 func (v *dlqList) add(p *program, out *list, l *events.DeadLetter) error {

@@ -67,15 +67,90 @@ func (f LetterFilter) Matches(l *DeadLetter) bool {
 // begins. bodies says whether the events themselves are wanted; without them the id and what
 // else stands in a body is not known. After an error there is no more.
 func (d *DeadLetters) All(ctx context.Context, f LetterFilter, bodies bool) iter.Seq2[*DeadLetter, error] {
+	return d.After(ctx, f, bodies, 0)
+}
+
+// After is All of those with a higher sequence than seq.
+func (d *DeadLetters) After(ctx context.Context, f LetterFilter, bodies bool, seq uint64) iter.Seq2[*DeadLetter, error] {
+	return func(yield func(*DeadLetter, error) bool) {
+		info, err := d.stream.Info(ctx)
+		if err != nil {
+			yield(nil, fmt.Errorf("read dead letters: %w", err))
+			return
+		}
+		if seq < info.State.LastSeq {
+			d.between(ctx, f, bodies, seq+1, info.State.LastSeq)(yield)
+		}
+	}
+}
+
+// newestBlock is how many sequences are read at a time to return the newest first; many more where all of those
+// were removed.
+const (
+	newestBlock    = 200
+	newestBlockMax = newestBlock << 12
+)
+
+// Before is All of those with a lower sequence than seq, or of all when that is 0, newest first.
+func (d *DeadLetters) Before(ctx context.Context, f LetterFilter, bodies bool, seq uint64) iter.Seq2[*DeadLetter, error] {
+	return func(yield func(*DeadLetter, error) bool) {
+		info, err := d.stream.Info(ctx)
+		if err != nil {
+			yield(nil, fmt.Errorf("read dead letters: %w", err))
+			return
+		}
+		first, last := info.State.FirstSeq, info.State.LastSeq
+		if seq > 0 {
+			last = min(last, seq-1)
+		}
+		if !f.Since.IsZero() {
+			first = last + 1
+			for l, err := range d.between(ctx, LetterFilter{Since: f.Since}, false, 1, last) {
+				if err != nil {
+					yield(nil, err)
+					return
+				}
+				first = l.Seq
+				break
+			}
+		}
+		for size := uint64(newestBlock); last >= first && last > 0; {
+			from := max(first, last-min(last, size)+1)
+			var block []*DeadLetter
+			for l, err := range d.between(ctx, f, bodies, from, last) {
+				if err != nil {
+					yield(nil, err)
+					return
+				}
+				block = append(block, l)
+			}
+			for _, l := range slices.Backward(block) {
+				if !yield(l, nil) {
+					return
+				}
+			}
+			if size = newestBlock; len(block) == 0 {
+				size = min(newestBlockMax, 2*(last-from+1))
+			}
+			last = from - 1
+		}
+	}
+}
+
+// between returns the letters that a filter means from one sequence to another, oldest first.
+func (d *DeadLetters) between(ctx context.Context, f LetterFilter, bodies bool, from, to uint64) iter.Seq2[*DeadLetter, error] {
 	config := jetstream.OrderedConsumerConfig{HeadersOnly: !bodies && !f.NeedsBodies()}
 	for _, reason := range f.Reasons {
 		config.FilterSubjects = append(config.FilterSubjects, d.c.ns.DLQ(reason))
 	}
-	if !f.Since.IsZero() {
+	switch {
+	case from > 1:
+		config.DeliverPolicy, config.OptStartSeq = jetstream.DeliverByStartSequencePolicy, from
+	case !f.Since.IsZero():
 		config.DeliverPolicy, config.OptStartTime = jetstream.DeliverByStartTimePolicy, &f.Since
 	}
 	return func(yield func(*DeadLetter, error) bool) {
-		for m, err := range readAll(ctx, d.stream, config) {
+		for m, err := range Read(ctx, d.stream, config, to) {
 			if err != nil {
 				yield(nil, fmt.Errorf("read dead letters: %w", err))
 				return

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"holdfast/internal/events"
+)
+
+// TestDLQList_Pages_GoOnAfterTheLast lists dead letters page by page, oldest and newest first.
+func TestDLQList_Pages_GoOnAfterTheLast(t *testing.T) {
+	t.Parallel()
+	m := newMorgue(t)
+	for range 5 {
+		m.park(events.ReasonMalformed, "", m.ns.In(events.BookingRequested, "loft"), "no JSON")
+	}
+	for line, want := range map[string]struct {
+		seqs []int
+		hint string // on stderr
+	}{
+		"":                              {[]int{1, 2, 3, 4, 5}, ""},
+		"--limit 2":                     {[]int{1, 2}, "--after 2\n"},
+		"--limit 2 --after 2":           {[]int{3, 4}, "--after 4\n"},
+		"--limit 2 --after 4":           {[]int{5}, ""},
+		"--after 5":                     {nil, "no dead letters\n"},
+		"--newest":                      {[]int{5, 4, 3, 2, 1}, ""},
+		"--newest --limit 2":            {[]int{5, 4}, "--after 4\n"},
+		"--newest --limit 3 --after 4":  {[]int{3, 2, 1}, "--after 1\n"},
+		"--newest --after 1":            {nil, "no dead letters\n"},
+		"--newest --reason poison":      {nil, "no dead letters\n"},
+		"--newest --type payment.start": {nil, "no dead letters\n"},
+	} {
+		r := m.run(append([]string{"dlq", "list"}, words(line)...)...).want(t, exitOK)
+		var got []string
+		for row := range strings.Lines(r.out) {
+			if fields := strings.Fields(row); len(fields) > 1 && fields[0] != "SEQ" {
+				got = append(got, fields[0])
+			}
+		}
+		if fmt.Sprint(got) != fmt.Sprint(want.seqs) || !strings.HasSuffix(r.errOut, want.hint) || want.hint == "" && r.errOut != "" {
+			t.Errorf("dlq list %s: %v, want %v\n%s%s", line, got, want.seqs, r.out, r.errOut)
+		}
+	}
+	if r := m.run(words("dlq list --newest --limit 1 -o json")...).want(t, exitOK, `[{"seq":5,`); strings.Count(r.out, `"seq"`) != 1 || r.errOut != "" {
+		t.Errorf("%s%s", r.out, r.errOut)
+	}
+}
