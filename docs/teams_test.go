@@ -33,9 +33,10 @@ func TestSamples_OnServersWithUsers_RunAsTheTeams(t *testing.T) {
 	if out, err := admin.CombinedOutput(); err != nil {
 		t.Fatalf("consumers.sh: %v\n%s", err, out)
 	}
-	t.Run("nats", func(t *testing.T) { checkNATSCommand(t, s) }) //nolint:paralleltest // the samples read the same consumers
-	t.Run("go", func(t *testing.T) { checkGo(t, s) })            //nolint:paralleltest // as above
-	t.Run("node", func(t *testing.T) { checkNode(t, s) })        //nolint:paralleltest // as above
+	// One after the other: they read the same consumers.
+	t.Run("nats", func(t *testing.T) { checkNATSCommand(t, s) })
+	t.Run("go", func(t *testing.T) { checkGo(t, s) })
+	t.Run("node", func(t *testing.T) { checkNode(t, s) })
 }
 
 // guardedSite starts servers with users, migrates them, and runs a worker as holdfast_worker.

@@ -55,10 +55,12 @@ func (v *dlqList) Run(ctx context.Context, p *program) error {
 		}
 		listed, last = listed+1, l.Seq
 	}
-	if err := out.end("no dead letters"); err != nil || out.isJSON() || listed == 0 || listed < v.Letters.Limit || v.Letters.Limit == 0 {
+	if err := out.end("no dead letters"); err != nil {
 		return err
 	}
-	p.tell("there may be more: --after %d", last)
+	if listed > 0 && listed == v.Letters.Limit && !out.isJSON() {
+		p.tell("there may be more: --after %d", last)
+	}
 	return nil
 }
 
