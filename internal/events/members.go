@@ -88,6 +88,7 @@ func KindName(value jsontext.Value) string {
 		return "an object"
 	case '[':
 		return "a list"
+	case jsontext.KindInvalid, jsontext.KindEndObject, jsontext.KindEndArray:
 	}
 	return "no JSON"
 }
