@@ -159,15 +159,18 @@ func provideExpirer(c Config, s *holds.Service, nc *nats.Conn, ns events.Subject
 
 var consumerNames = []string{events.ConsumerRequests, events.ConsumerChanges, events.ConsumerPayments}
 
-func provideConsumers(ns events.Subjects, s *holds.Service, nc *nats.Conn, js jetstream.JetStream, log zerolog.Logger) ([]*events.Consumer, error) {
+func provideConsumers(
+	ns events.Subjects, s *holds.Service, db *store.Store, nc *nats.Conn, js jetstream.JetStream, log zerolog.Logger,
+) ([]*events.Consumer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	ctx, restore := events.UntilRefused(ctx, nc)
 	defer restore()
+	process := events.NewProcess(workerName(), db, log)
 	consumers := make([]*events.Consumer, len(consumerNames))
 	for i, name := range consumerNames {
 		var err error
-		if consumers[i], err = events.NewConsumer(ctx, name, ns, s, nc, js, workerName(), log); err != nil {
+		if consumers[i], err = events.NewConsumer(ctx, name, ns, s, nc, js, process); err != nil {
 			return nil, events.Refused(ctx, err)
 		}
 	}

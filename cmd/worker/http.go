@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"slices"
@@ -168,6 +169,9 @@ func (s *server) check(ctx context.Context) readiness {
 		mu.Lock()
 		defer mu.Unlock()
 		ready.Reasons = append(ready.Reasons, reason)
+		if before := ready.Details[reason]; before != "" {
+			err = fmt.Errorf("%s; %w", before, err)
+		}
 		ready.Details[reason] = err.Error()
 	}
 	var checks sync.WaitGroup
@@ -190,8 +194,8 @@ func (s *server) check(ctx context.Context) readiness {
 	}
 	checks.Wait()
 	for i, consumer := range s.consumers {
-		if consumer.Paused() {
-			because("paused", errors.New("consumer "+consumerNames[i]+" waits for an outage to end"))
+		if err := consumer.Outage(); err != nil {
+			because("paused", fmt.Errorf("consumer %s waits for an outage to end: %w", consumerNames[i], err))
 		}
 	}
 	if err := s.expirer.HintError(); err != nil {

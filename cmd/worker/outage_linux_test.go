@@ -46,7 +46,8 @@ func TestServerStandsStill(t *testing.T) {
 			if err := json.Unmarshal([]byte(body), &ready); err != nil {
 				t.Fatalf("%v: %s", err, body)
 			}
-			return code == 503 && slices.Contains(ready.Reasons, name) && slices.Contains(ready.Reasons, "paused")
+			return code == 503 && slices.Contains(ready.Reasons, name) && slices.Contains(ready.Reasons, "paused") &&
+				strings.Contains(ready.Details["paused"], "waits for an outage to end: ")
 		})
 		signalAll(t, pid, syscall.SIGCONT)
 		if o := s.answer(requested); o.Type != events.Type(holds.EventHoldCreated) {

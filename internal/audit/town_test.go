@@ -111,8 +111,9 @@ func (w *town) work(number int) {
 	var running sync.WaitGroup
 	for n := range number {
 		service := w.service()
+		process := events.NewProcess(fmt.Sprintf("worker-%d", n), w.store, zerolog.Nop())
 		for _, name := range []string{events.ConsumerRequests, events.ConsumerChanges, events.ConsumerPayments} {
-			c, err := events.NewConsumer(ctx, name, w.subjects, service, w.nc, w.js, fmt.Sprintf("worker-%d", n), zerolog.Nop())
+			c, err := events.NewConsumer(ctx, name, w.subjects, service, w.nc, w.js, process)
 			w.must(err)
 			running.Go(func() { _ = c.Run(ctx) })
 		}

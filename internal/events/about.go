@@ -52,6 +52,14 @@ func AboutEvent(subject string, header nats.Header, body []byte) About {
 	return a
 }
 
+// sourceOf returns the source of an event as it says, "" when it cannot be read.
+func sourceOf(header nats.Header, body []byte) string {
+	if source := laxText(laxObject(body)["source"]); source != "" {
+		return source
+	}
+	return attributeOf(header, "source")
+}
+
 // attributeOf returns an attribute of an event in binary mode, "" when it has none.
 func attributeOf(header nats.Header, name string) string {
 	for given, values := range header {

@@ -3,7 +3,6 @@ package events
 import (
 	"context"
 	"fmt"
-	"hash/fnv"
 	"math/rand/v2"
 	"runtime"
 	"runtime/debug"
@@ -18,7 +17,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
-	"holdfast/internal/failpoint"
 	"holdfast/internal/holds"
 )
 
@@ -69,17 +67,20 @@ type Consumer struct {
 	source jetstream.Consumer
 	js     jetstream.JetStream
 	nc     *nats.Conn
-	worker string
+
+	process *Process
 
 	fetches, decides int           // events fetched, and decided, at a time
 	decideWithin     time.Duration // what is decided at a time
 	finishWithin     time.Duration // what was fetched before a stop
+	slowAfter        time.Duration // a lane in which an event waits for so long is slow
 	flow             *flow
 
 	answers func(subject string) bool // those that others do not
 
-	failing  atomic.Bool  // something failed for nobody's fault, and nothing was settled since
+	failing  atomic.Bool  // something failed for no fault of an event, and nothing was settled since
 	failedAt atomic.Int64 // when, in Unix nanoseconds
+	cause    atomic.Pointer[error]
 
 	repeats repeats
 	seen    atomic.Pointer[sighting] // nil until an event is dead-lettered
@@ -87,14 +88,8 @@ type Consumer struct {
 	floors atomic.Pointer[floors] // up to where everything is answered, as last seen; nil until then
 
 	streamCreated atomic.Pointer[time.Time] // when the inbound stream was created, as last seen
-}
 
-// lane is the way of the events about some of the resources through a consumer.
-type lane struct {
-	*Consumer
-	decoded chan *delivery
-	decided chan *delivery
-	faults  map[origin]int // failures of events that failed alone
+	outcomeMax atomic.Int64 // bytes that the stream of outcomes takes in a message, 0 or less = no limit of its own
 }
 
 // delivery is an event on its way through a consumer.
@@ -108,16 +103,20 @@ type delivery struct {
 	result  holds.Result
 }
 
-// NewConsumer returns a Consumer on a durable consumer that Setup has made. js is of NewJetStream; worker names this
-// process in dead letters.
-func NewConsumer(ctx context.Context, name string, ns Subjects, service Service, nc *nats.Conn, js jetstream.JetStream, worker string, log zerolog.Logger) (*Consumer, error) {
+// NewConsumer returns a Consumer on a durable consumer that Setup has made. js is of NewJetStream.
+func NewConsumer(
+	ctx context.Context, name string, ns Subjects, service Service,
+	nc *nats.Conn, js jetstream.JetStream, process *Process,
+) (*Consumer, error) {
 	source, err := js.Consumer(ctx, ns.InStream(), name)
 	if err != nil {
 		return nil, fmt.Errorf("consumer %s: %w", name, err)
 	}
 	c := &Consumer{
-		decider: decider{service, ns, log.With().Str("consumer", name).Logger()},
-		name:    name, source: source, js: js, nc: nc, worker: worker, fetches: fetchMax, decides: decideMax, decideWithin: decideLimit, finishWithin: finishLimit, flow: newFlow(),
+		decider: decider{service, ns, process.log.With().Str("consumer", name).Logger()},
+		name:    name, source: source, js: js, nc: nc, process: process,
+		fetches: fetchMax, decides: decideMax, decideWithin: decideLimit, finishWithin: finishLimit, slowAfter: laneSlow,
+		flow: newFlow(),
 	}
 	c.answers = ns.answeredBy(name)
 	if name == ConsumerChanges {
@@ -128,17 +127,13 @@ func NewConsumer(ctx context.Context, name string, ns Subjects, service Service,
 		return nil, fmt.Errorf("consumer %s: %w", name, err)
 	}
 	c.streamCreated.Store(&created)
+	c.readOutcomeMax(ctx)
+	process.add(c)
 	return c, nil
 }
 
-// Paused reports whether the consumer waits for an outage to end: something has failed lately
-// and nothing was settled since.
-func (c *Consumer) Paused() bool {
-	return c.failing.Load() && time.Since(time.Unix(0, c.failedAt.Load())) < pausedFor
-}
-
 // Run works until ctx is over; then it fetches no more, finishes what it can of what it has
-// fetched within finishLimit, and returns. What it could not finish is delivered again.
+// fetched within finishLimit, gives back the rest, and returns.
 // Meanwhile the durable consumer is tended, and the server reminded of what takes long.
 func (c *Consumer) Run(ctx context.Context) error {
 	finish, giveUp := context.WithCancel(context.WithoutCancel(ctx))
@@ -148,7 +143,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	lanes := make([]*lane, min(runtime.GOMAXPROCS(0), lanesMax))
 	var steps sync.WaitGroup
 	for i := range lanes {
-		l := &lane{c, make(chan *delivery, c.decides), make(chan *delivery, resultsMax), make(map[origin]int)}
+		l := c.newLane(len(lanes))
 		lanes[i] = l
 		steps.Go(func() { defer close(l.decided); l.decideAll(finish) })
 		steps.Go(func() { l.settleAll(finish) })
@@ -158,35 +153,49 @@ func (c *Consumer) Run(ctx context.Context) error {
 		for batch := range fetched {
 			c.decodeAll(batch)
 			for _, d := range batch {
-				lanes[laneOf(d.msg.Subject(), len(lanes))].decoded <- d
+				if c.skips(d) {
+					c.ack(d)
+				} else {
+					lanes[laneOf(d.msg.Subject(), len(lanes))].enqueue(d)
+				}
 			}
 		}
 		for _, l := range lanes {
-			close(l.decoded)
+			l.queue.close()
 		}
 	})
 	reminding, enough := context.WithCancel(finish)
 	var reminders sync.WaitGroup
 	reminders.Go(func() { c.remind(reminding) })
 	steps.Go(func() { c.tend(ctx) })
-	c.fetchAll(ctx, fetched)
+	c.fetchAll(ctx, fetched, func() {
+		for _, l := range lanes {
+			l.relieve()
+		}
+	})
 	close(fetched)
 	steps.Wait()
 	enough()
 	reminders.Wait()
+	c.giveBack(lanes)
 	return nil
 }
 
-// laneOf chooses a lane by the resource, the last token of a subject.
-func laneOf(subject string, lanes int) int {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(subject[strings.LastIndexByte(subject, '.')+1:])) // a hash never returns an error
-	return int(h.Sum32() % uint32(lanes))
+// giveBack has all events that a stop has kept from being settled delivered to others at once.
+func (c *Consumer) giveBack(lanes []*lane) {
+	for _, d := range c.flow.older(0) {
+		c.recall([]string{d.msg.Reply()})
+		c.flow.end(d)
+	}
+	for _, l := range lanes {
+		c.recall(l.held.recallAll())
+	}
 }
 
 // fetchAll fetches until ctx is over. It does not cut a fetch short: a message that is on its way to a
-// fetch that was given up is delivered again only after ackWait.
-func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery) {
+// fetch that was given up is delivered again only after ackWait. It calls full now and then while there is no room for
+// more.
+func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery, full func()) {
 	retry := &backoff.ExponentialBackOff{InitialInterval: pauseMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: pauseMax}
 	for ctx.Err() == nil {
 		if c.service.Epoch() == "" {
@@ -195,12 +204,16 @@ func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery) {
 			}
 			c.settled()
 		}
-		room := c.flow.room(ctx, c.fetches)
+		if c.failing.Load() && !c.Paused() {
+			c.settled() // others have the events that could have shown it
+		}
+		c.process.checkOutage(ctx)
+		room := c.flow.room(ctx, c.fetches, full)
 		if room == 0 {
 			return
 		}
 		if err := c.fetch(room, batches); err != nil {
-			c.outage(err)
+			c.outage(ofNATS(err))
 		}
 		if c.failing.Load() {
 			_ = pauseFor(ctx, retry.NextBackOff()) // the next batch shows whether the outage is over
@@ -210,23 +223,8 @@ func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery) {
 	}
 }
 
-// outage notes that something failed for nobody's fault, and tells the first time.
-func (c *Consumer) outage(err error) {
-	c.failedAt.Store(time.Now().UnixNano())
-	if !c.failing.Swap(true) {
-		c.log.Error().Err(err).Msg("events cannot be processed now, they wait")
-	}
-}
-
-// settled notes that things work.
-func (c *Consumer) settled() {
-	if c.failing.Swap(false) {
-		c.log.Info().Msg("events are processed again")
-	}
-}
-
 // fetch asks for some events and passes them on as they come, within fetchWait, those that are there at
-// the same time together. To ask for each batch anew would cost NATS and the worker more than the
+// the same time together. To ask for each batch again would cost NATS and the worker more than the
 // events do, whenever there are few.
 func (c *Consumer) fetch(events int, batches chan<- []*delivery) error {
 	created := *c.streamCreated.Load()
@@ -282,29 +280,6 @@ func prefixes(subjects []string) []string {
 		prefixes[i] = strings.TrimSuffix(subject, ">")
 	}
 	return prefixes
-}
-
-// decideAll decides what waits in the lane, until there is no more.
-func (l *lane) decideAll(ctx context.Context) {
-	for first := range l.decoded {
-		batch := []*delivery{first}
-		for len(l.decoded) > 0 && len(batch) < l.decides {
-			batch = append(batch, <-l.decoded)
-		}
-		failpoint.Hit(l.name + ".fetched")
-		ready := batch[:0]
-		for _, d := range batch {
-			switch {
-			case l.skips(d):
-				l.ack(d)
-			case d.result.Err != nil:
-				l.decided <- d
-			default:
-				ready = append(ready, d)
-			}
-		}
-		l.decide(ctx, l.locate(ctx, ready))
-	}
 }
 
 // decider reads events and has them decided.

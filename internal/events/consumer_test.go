@@ -28,6 +28,8 @@ type echo struct {
 	fault func(key string, batch int) error // of a request, by its key; may panic
 	seen  map[string]int                    // how often each request was asked
 	sets  []holds.InventoryRequest
+	grant bool     // requests, else they are rejected
+	freed []string // the resources of releases
 }
 
 func (e *echo) Place(ctx context.Context, requests []holds.PlaceRequest, emit func(int, holds.Result)) {
@@ -45,6 +47,16 @@ func (e *echo) Place(ctx context.Context, requests []holds.PlaceRequest, emit fu
 				emit(i, holds.Result{Err: err})
 				continue
 			}
+		}
+		if e.grant {
+			id := holds.HoldID{Resource: r.Resource, UUID: strings.Repeat("a", 32)}
+			emit(i, holds.Result{Outcome: holds.Outcome{
+				Event: holds.EventHoldCreated, Resource: r.Resource, Hold: id,
+				Data: holds.HoldCreated{HoldData: holds.HoldData{
+					ResourceID: r.Resource, HoldID: id, RequestKey: r.RequestKey, UserID: r.User, Quantity: &r.Quantity,
+				}},
+			}})
+			continue
 		}
 		emit(i, holds.Result{Outcome: holds.Outcome{
 			Event: holds.EventHoldRejected, Resource: r.Resource, Data: holds.HoldRejected{Reason: "echo", Message: r.RequestKey},
@@ -75,6 +87,9 @@ func (e *echo) Release(_ context.Context, requests []holds.ReleaseRequest, emit 
 				continue
 			}
 		}
+		e.mu.Lock()
+		e.freed = append(e.freed, r.Hold.String())
+		e.mu.Unlock()
 		emit(i, holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldReleased, Resource: r.Resource, Data: holds.HoldReleased{}}})
 	}
 }
@@ -111,6 +126,7 @@ func (e *echo) SetInventory(_ context.Context, r holds.InventoryRequest) holds.R
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.sets = append(e.sets, r)
+	e.seen[r.Resource]++
 	return holds.Result{Outcome: holds.Outcome{Event: holds.EventInventoryUpdated, Resource: r.Resource, Data: holds.InventoryUpdated{}}}
 }
 
@@ -131,6 +147,8 @@ type bench struct {
 	mu      sync.Mutex
 	out     []jetstream.Msg
 	dlq     []jetstream.Msg
+	poison  poisoned
+	logged  logLines
 	changed chan struct{}
 }
 
@@ -183,12 +201,16 @@ func newBenchAt(t *testing.T, url string, between func(jetstream.JetStream) jets
 	b.cancel = cancel
 	t.Cleanup(func() { cancel(); b.loops.Wait() })
 	js := between(b.js)
+	shown := zerolog.LevelWriterAdapter{Writer: zerolog.NewTestWriter(t)}
+	errors := zerolog.FilteredLevelWriter{Writer: shown, Level: zerolog.ErrorLevel}
+	process := NewProcess("w1", &b.poison, zerolog.New(zerolog.MultiLevelWriter(&errors, &b.logged)))
 	for _, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
-		c, err := NewConsumer(ctx, name, b.ns, b.echo, b.nc, js, "w1", zerolog.New(zerolog.NewTestWriter(t)).Level(zerolog.ErrorLevel))
+		c, err := NewConsumer(ctx, name, b.ns, b.echo, b.nc, js, process)
 		if err != nil {
 			t.Fatal(err)
 		}
 		c.decideWithin, c.finishWithin = time.Minute, time.Minute // however slow the machine is
+		c.slowAfter = time.Second
 		b.workers = append(b.workers, c)
 		b.loops.Go(func() {
 			if err := c.Run(ctx); err != nil {

@@ -191,7 +191,7 @@ func (c *Consumer) deadLetter(d *delivery, reason, detail string, form letterFor
 	m.Header.Set(HeaderDLQStreamSeq, seq)
 	m.Header.Set(HeaderDLQDeliveries, strconv.FormatUint(d.meta.NumDelivered, 10))
 	m.Header.Set(HeaderDLQTime, time.Now().UTC().Format(holds.TimeFormat))
-	m.Header.Set(HeaderDLQWorker, c.worker)
+	m.Header.Set(HeaderDLQWorker, c.process.worker)
 	if form == letterWhole {
 		// No event may pass for a pointer.
 		m.Header.Del(HeaderPointerStream)

@@ -12,9 +12,12 @@
 // A lane is the way of the events about some of the resources, chosen by a hash of the resource: one a
 // processor, four at most. What is about one resource is decided in the order in which it came, and
 // never waits for a lock that its own consumer has; what is about others goes on while one of
-// them waits. A lane counts the failures of its own events. When a lane has as many waiting as a batch
-// has, the others wait with it. A consumer fetches no more than inFlightMax events and some 32 MiB ahead of what
-// has ended, and says of those that take long that they are in progress.
+// them waits. A lane counts the failures of its own events. A consumer fetches no more than inFlightMax events and
+// some 32 MiB ahead of what has ended, and says of those that take long that they are in progress.
+//
+// What cannot be decided now waits at the server, not here, and without a bound: neither a slow lane nor a
+// resource whose data is corrupt keeps the events about others waiting. A slow lane gives back what is more than
+// its share, and recalls it in its order (held).
 //
 // An event is acknowledged only after its one outcome is stored. A crash before that repeats
 // it, and repeating it gives the same outcome with the same id.

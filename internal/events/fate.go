@@ -35,10 +35,14 @@ const (
 
 // growing doubles a delay with each delivery after the first, up to delayMax.
 func growing(delay time.Duration, deliveries uint64) time.Duration {
-	for ; deliveries > 1 && delay < delayMax; deliveries-- {
+	return growingTo(delay, deliveries, delayMax)
+}
+
+func growingTo(delay time.Duration, deliveries uint64, limit time.Duration) time.Duration {
+	for ; deliveries > 1 && delay < limit; deliveries-- {
 		delay *= 2
 	}
-	return min(delay, delayMax)
+	return min(delay, limit)
 }
 
 // encodeError says that an outcome could not be written.
@@ -55,6 +59,7 @@ func fateOf(err error) fate {
 	var dead *UnprocessableError
 	var panicked *panicError
 	var unwritten *encodeError
+	var oversized *oversizedError
 	var postgres *pgconn.PgError
 	switch {
 	case errors.As(err, &dead):
@@ -65,7 +70,7 @@ func fateOf(err error) fate {
 		return fateOutage
 	case errors.Is(err, holds.ErrDamaged):
 		return fateDamaged
-	case errors.As(err, &panicked), errors.As(err, &unwritten):
+	case errors.As(err, &panicked), errors.As(err, &unwritten), errors.As(err, &oversized):
 		return fateFault
 	case errors.As(err, &postgres) && (postgres.Code[:2] == "22" || postgres.Code[:2] == "23"):
 		return fateFault // data exception, constraint violation

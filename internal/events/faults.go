@@ -121,7 +121,8 @@ func ConsumerFaults(found, wanted jetstream.ConsumerConfig) (faults []Fault) {
 		fault(fmt.Sprintf("it waits %s for an ack, want %s", found.AckWait, wanted.AckWait), "events of a killed worker are taken up too late, or those of a living one twice")
 	}
 	if found.MaxAckPending != wanted.MaxAckPending {
-		fault(fmt.Sprintf("%d may wait for an ack, want %d", found.MaxAckPending, wanted.MaxAckPending), "it may stand still while events wait")
+		fault(fmt.Sprintf("%d may wait for an ack, want %d", found.MaxAckPending, wanted.MaxAckPending),
+			"events that wait to be retried keep all others back")
 	}
 	return faults
 }

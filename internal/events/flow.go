@@ -30,8 +30,13 @@ func newFlow() *flow {
 	return &flow{events: make(map[*delivery]struct{}), size: 1 << 10, freed: make(chan struct{}, 1)}
 }
 
+// fullEvery is how often it is said that there is no room.
+const fullEvery = 500 * time.Millisecond
+
 // room waits until there is room for a good part of a batch, and returns for how much of it, 0 when ctx is over.
-func (f *flow) room(ctx context.Context, batch int) int {
+// Meanwhile it calls full now and then.
+func (f *flow) room(ctx context.Context, batch int, full func()) int {
+	var tick *time.Ticker
 	for {
 		f.mu.Lock()
 		n := min(batch, inFlightMax-len(f.events), (inFlightBytesMax-f.bytes)/f.size)
@@ -40,10 +45,16 @@ func (f *flow) room(ctx context.Context, batch int) int {
 		if n >= batch/4 || empty {
 			return max(n, 1)
 		}
+		if tick == nil {
+			tick = time.NewTicker(fullEvery)
+			defer tick.Stop()
+		}
 		select {
 		case <-ctx.Done():
 			return 0
 		case <-f.freed:
+		case <-tick.C:
+			full()
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
+	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -292,6 +293,71 @@ func TestStopFinishes(t *testing.T) {
 	}
 }
 
+// stuck is a Service that decides no request before it has to give up.
+type stuck struct {
+	*echo
+	begun chan struct{}
+}
+
+func (s *stuck) Place(ctx context.Context, requests []holds.PlaceRequest, emit func(int, holds.Result)) {
+	select {
+	case s.begun <- struct{}{}:
+	default:
+	}
+	<-ctx.Done()
+	s.echo.Place(ctx, requests, emit)
+}
+
+// TestStop_UnfinishedGivenBack stops a consumer while events are being decided and others wait. They are delivered to
+// another worker at once: not when their acks are overdue, which here takes an hour.
+func TestStop_UnfinishedGivenBack(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.cancel()
+	b.loops.Wait()
+	b.ackWithin(ConsumerRequests, time.Hour)
+	run := func(service Service) (stop func()) {
+		process := NewProcess("w", &b.poison, zerolog.Nop())
+		c, err := NewConsumer(t.Context(), ConsumerRequests, b.ns, service, b.nc, b.js, process)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.decideWithin, c.finishWithin = time.Minute, 0
+		ctx, cancel := context.WithCancel(t.Context())
+		var loop sync.WaitGroup
+		loop.Go(func() { _ = c.Run(ctx) })
+		return func() { cancel(); loop.Wait() }
+	}
+	const number = 50
+	for i := range number {
+		b.ask("room", i)
+	}
+	b.awaitPublished()
+	first := &stuck{b.echo, make(chan struct{}, 1)}
+	stop := run(first)
+	<-first.begun
+	stop()
+	if n := b.asked("room:00000"); n != 0 {
+		t.Errorf("an event was decided %d times before the stop", n)
+	}
+	defer run(b.echo)()
+	b.await("all outcomes", func() bool { return len(b.out) == number })
+}
+
+// ackWithin changes how long the server waits for an ack before it delivers an event again.
+func (b *bench) ackWithin(name string, wait time.Duration) {
+	b.t.Helper()
+	consumer, err := b.js.Consumer(b.t.Context(), b.ns.InStream(), name)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	config := consumer.CachedInfo().Config
+	config.AckWait = wait
+	if _, err := b.js.UpdateConsumer(b.t.Context(), b.ns.InStream(), config); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
 // fetchAllOf fetches so many events by hand.
 func (b *bench) fetchAllOf(c *Consumer, number int) (batch []*delivery) {
 	b.t.Helper()
@@ -387,7 +453,7 @@ func TestFlow(t *testing.T) {
 			cancel() // it would wait
 		}
 		defer cancel()
-		if got := c.flow.room(ctx, fetchMax); got != want {
+		if got := c.flow.room(ctx, fetchMax, func() {}); got != want {
 			t.Errorf("there is room for %d, want %d", got, want)
 		}
 	}
@@ -408,7 +474,7 @@ func TestFlow(t *testing.T) {
 	c.flow.bytes = size
 	waits := make(chan int)
 	c.flow.begin(full)
-	go func() { waits <- c.flow.room(t.Context(), fetchMax) }()
+	go func() { waits <- c.flow.room(t.Context(), fetchMax, func() {}) }()
 	for _, d := range full {
 		c.flow.end(d)
 	}
@@ -463,7 +529,8 @@ func TestUnknownPayments(t *testing.T) {
 	defer loops.Wait()
 	defer stop()
 	for _, name := range []string{ConsumerRequests, ConsumerPayments} {
-		c, err := NewConsumer(ctx, name, b.ns, b.workers[0].service, b.nc, b.js, "w", zerolog.Nop())
+		process := NewProcess("w", &b.poison, zerolog.Nop())
+		c, err := NewConsumer(ctx, name, b.ns, b.workers[0].service, b.nc, b.js, process)
 		if err != nil {
 			t.Fatal(err)
 		}

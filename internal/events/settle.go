@@ -3,12 +3,15 @@ package events
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/failpoint"
+	"holdfast/internal/holds"
 )
 
 // settleAll settles decided events, as many together as are waiting, until there are no more.
@@ -39,9 +42,9 @@ func (l *lane) settle(ctx context.Context, batch []*delivery) {
 	var doubted string
 	for _, d := range batch {
 		if ctx.Err() != nil {
-			return // stopping: what is not settled is delivered again
+			return // stopping: what is not settled is given back
 		}
-		message, dead := l.answer(d)
+		message, dead := l.answer(ctx, d)
 		if message == nil {
 			continue
 		}
@@ -56,6 +59,9 @@ func (l *lane) settle(ctx context.Context, batch []*delivery) {
 		if !dead { // a dead letter rests on nothing
 			if doubt == nil || doubted != d.epoch {
 				doubt, doubted = l.service.Trust(ctx, d.epoch), d.epoch
+				if doubt != nil && !errors.Is(doubt, holds.ErrDataLost) {
+					doubt = &serverError{serverPostgres, doubt}
+				}
 			}
 			if doubt != nil {
 				l.failed(d, doubt)
@@ -63,19 +69,25 @@ func (l *lane) settle(ctx context.Context, batch []*delivery) {
 			}
 		}
 		future, err := l.js.PublishMsgAsync(message)
-		waiting = append(waiting, stored{d, message, future, err, dead})
+		waiting = append(waiting, stored{d, message, future, ofNATS(err), dead})
 	}
 	for _, s := range waiting {
 		err := s.unsent
 		if err == nil {
-			err = l.awaitSame(ctx, &s)
+			err = ofNATS(l.awaitSame(ctx, &s))
 		}
-		if s.dead && isTooLarge(err) {
+		switch {
+		case s.dead && isTooLarge(err):
 			s.message, err = l.park(ctx, s)
+		case isTooLarge(err):
+			s.dead = true
+			if s.message, err = l.oversized(ctx, s); s.message == nil && err == nil {
+				continue
+			}
 		}
 		if err != nil {
 			if ctx.Err() != nil {
-				return // stopping: what is not settled is delivered again
+				return // stopping: what is not settled is given back
 			}
 			l.failed(s.delivery, err)
 			continue
@@ -133,12 +145,13 @@ func isBeingStored(err error) bool {
 
 // answer returns the message that ends an event: its outcome, or its dead letter (dead). It
 // returns none for an event that is to be delivered again.
-func (l *lane) answer(d *delivery) (message *nats.Msg, dead bool) {
+func (l *lane) answer(ctx context.Context, d *delivery) (message *nats.Msg, dead bool) {
 	seq, deliveries := d.origin(), d.meta.NumDelivered
 	err := d.result.Err
 	if err == nil {
-		if message, err = l.outcome(d); err == nil {
+		if message, err = l.message(d, d.result.Outcome); err == nil {
 			delete(l.faults, seq)
+			l.recall(l.held.decided(resourceOf(d.msg.Subject()), seq.seq))
 			return message, false
 		}
 		err = &encodeError{err}
@@ -148,28 +161,56 @@ func (l *lane) answer(d *delivery) (message *nats.Msg, dead bool) {
 	case fateDead:
 		var why *UnprocessableError
 		_ = errors.As(err, &why) // fateDead means that it is one
-		log.Warn().Str("reason", why.Reason).Msg("event dead-lettered")
+		l.logDead(log.Warn(), d, why.Reason)
 		return l.deadLetter(d, why.Reason, why.Detail, letterWhole), true
 	case fateFault:
 		l.faults[seq]++
+		_, oversized := errors.AsType[*oversizedError](err) // it stays so
 		// A payment must end in a reservation or a refund, and its hold may be claimed: it waits
-		// for whoever mends the fault.
-		if l.faults[seq] >= faultsMax && (d.in == nil || d.in.Confirm == nil) {
+		// until the fault is repaired.
+		if (oversized || l.faults[seq] >= faultsMax) && !l.isPayment(d) {
+			letter, err := l.condemn(ctx, d, err)
+			switch {
+			case err != nil:
+				l.failed(d, err)
+				return nil, false
+			case letter == nil:
+				l.ack(d)
+			default:
+				l.logDead(log.Error(), d, ReasonPoison)
+			}
 			delete(l.faults, seq)
-			log.Error().Str("reason", ReasonPoison).Msg("event dead-lettered")
-			return l.deadLetter(d, ReasonPoison, err.Error(), letterWhole), true
+			return letter, letter != nil
 		}
-		log.Error().Int("faults", l.faults[seq]).Msg("event failed, will be repeated")
+		if faults := l.faults[seq]; faults&(faults-1) == 0 { // the longer it waits, the rarer
+			log.Error().Int("faults", faults).Msg("event failed, it is retried")
+		}
 		l.again(d, growing(delayFault, uint64(l.faults[seq])))
 	case fateDamaged:
-		if deliveries&(deliveries-1) == 0 { // the longer it waits, the rarer
-			log.Error().Uint64("deliveries", deliveries).Msg("event waits, what there is of its resource is damaged")
+		if l.hold(d, true) && deliveries&(deliveries-1) == 0 { // the longer it waits, the rarer
+			log.Error().Uint64("deliveries", deliveries).Msg("event waits, the data of its resource is corrupt")
 		}
-		l.again(d, growing(delayDamaged, deliveries))
 	case fateLater, fateOutage:
 		l.failed(d, err)
 	}
 	return nil, false
+}
+
+// logDead logs that an event is dead-lettered, and which one it is as far as that can be read. The resource is that of
+// its subject: in the data there may be anything.
+func (c *Consumer) logDead(log *zerolog.Event, d *delivery, reason string) {
+	header, body := d.msg.Headers(), d.msg.Data()
+	log.Str("reason", reason).Str("event_id", oneLine(AboutEvent(d.msg.Subject(), header, body).ID)).
+		Str("source", oneLine(sourceOf(header, body))).
+		Str("resource_id", oneLine(resourceOf(d.msg.Subject()))).Msg("event dead-lettered")
+}
+
+// isPayment reports whether an event is a payment, also when it could not be read.
+func (c *Consumer) isPayment(d *delivery) bool {
+	if d.in != nil {
+		return d.in.Confirm != nil
+	}
+	return strings.HasPrefix(d.msg.Subject(), c.ns.In(PaymentConfirmed, ""))
 }
 
 // failed has an event delivered again for nobody's fault: soon when something was only in its way, else after an
@@ -183,8 +224,9 @@ func (c *Consumer) failed(d *delivery, err error) {
 	c.again(d, delayOutage)
 }
 
-func (c *Consumer) outcome(d *delivery) (*nats.Msg, error) {
-	message, err := c.ns.outcomeMessage(d.result.Outcome, d.in.OutcomeID, d.in.ID)
+// message returns the message that carries an outcome of an event.
+func (c *Consumer) message(d *delivery, o holds.Outcome) (*nats.Msg, error) {
+	message, err := c.ns.outcomeMessage(o, d.in.OutcomeID, d.in.ID)
 	if err == nil && d.in.TraceParent != "" {
 		message.Header.Set(headerTraceParent, d.in.TraceParent)
 	}

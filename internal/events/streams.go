@@ -30,7 +30,7 @@ const (
 	dlqDuplicates    = 24 * time.Hour // a worker may die between a letter and its Term, and come back late
 	runsAge          = 365 * 24 * time.Hour
 	ackWait          = 15 * time.Second // a killed worker's events are taken up after it
-	ackPendingMax    = 4 * inFlightMax  // so that four workers are never idle while events wait
+	ackPendingMax    = -1               // no limit: what waits to be retried must not keep others back
 	streamSetupLimit = 30 * time.Second
 )
 

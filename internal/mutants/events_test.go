@@ -75,8 +75,8 @@ var ofEvents = []mutant{
 	{
 		name: "payment-dies", wrong: "a payment that fails by its own fault becomes poison: its hold stays claimed, and nobody refunds it", trap: "4",
 		file: "internal/events/settle.go",
-		old:  "if l.faults[seq] >= faultsMax && (d.in == nil || d.in.Confirm == nil) {",
-		new:  "if l.faults[seq] >= faultsMax {",
+		old:  "(oversized || l.faults[seq] >= faultsMax) && !l.isPayment(d) {",
+		new:  "oversized || l.faults[seq] >= faultsMax {",
 		pkg:  "./internal/events", run: "^TestPaymentIsNeverPoison$",
 	},
 	{
@@ -96,7 +96,7 @@ var ofEvents = []mutant{
 	{
 		name: "unknown-dropped", wrong: "an event of an unknown type is acknowledged and dropped", trap: "3",
 		file: "internal/events/settle.go",
-		old:  "		log.Warn().Str(\"reason\", why.Reason).Msg(\"event dead-lettered\")\n",
+		old:  "		l.logDead(log.Warn(), d, why.Reason)\n",
 		new:  "		if why.Reason == ReasonUnknownType {\n			l.ack(d)\n			return nil, false\n		}\n",
 		pkg:  "./internal/events", run: "^TestUnknownPayments$",
 	},
@@ -131,8 +131,8 @@ var ofEvents = []mutant{
 	{
 		name: "lanes-mix", wrong: "the events about one resource go through several lanes", trap: "events about a resource are decided in their order",
 		file: "internal/events/consumer.go",
-		old:  "lanes[laneOf(d.msg.Subject(), len(lanes))].decoded <- d",
-		new:  "lanes[d.meta.Sequence.Stream%uint64(len(lanes))].decoded <- d",
+		old:  "lanes[laneOf(d.msg.Subject(), len(lanes))].enqueue(d)",
+		new:  "lanes[d.meta.Sequence.Stream%uint64(len(lanes))].enqueue(d)",
 		pkg:  "./internal/events", run: "^TestLanesKeepOrder$",
 	},
 	{

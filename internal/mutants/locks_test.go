@@ -114,8 +114,8 @@ var ofPrograms = []mutant{
 	{
 		name: "body-in-a-log", wrong: "the body of an event that cannot be processed is logged", trap: "no metadata in any log",
 		file: "internal/events/settle.go",
-		old:  "		log.Warn().Str(\"reason\", why.Reason).Msg(\"event dead-lettered\")\n",
-		new:  "		log.Warn().Str(\"reason\", why.Reason).Str(\"body\", oneLine(string(d.msg.Data()))).Msg(\"event dead-lettered\")\n",
+		old:  "		l.logDead(log.Warn(), d, why.Reason)\n",
+		new:  "		l.logDead(log.Warn().Str(\"body\", oneLine(string(d.msg.Data()))), d, why.Reason)\n",
 		pkg:  "./cmd/worker", run: "^TestNothingSecretIsTold$",
 	},
 }

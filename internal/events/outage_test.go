@@ -1,0 +1,135 @@
+package events
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/go-json-experiment/json"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+// logLines are the lines of a log.
+type logLines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logLines) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(line)
+}
+
+// with returns the lines that have a message.
+func (l *logLines) with(t *testing.T, message string) (lines []map[string]any) {
+	t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for text := range strings.Lines(l.text.String()) {
+		var line map[string]any
+		if err := json.Unmarshal([]byte(text), &line); err != nil {
+			t.Fatal(err)
+		}
+		if line["message"] == message {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// TestOutage_LoggedOnce has an outage that two consumers see, more than once: it is logged once when it begins, and once
+// when it has ended. Meanwhile the cause can be had.
+func TestOutage_LoggedOnce(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.set(func(string, int) error { return &net.OpError{Op: "dial", Err: errors.New("connection refused")} })
+	for i := range 10 {
+		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", i)))
+	}
+	paid := envelopeOf(PaymentConfirmed, "p1", `{"hold_id":"`+holdID+`","payment_id":"p"}`)
+	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, paid)
+	stacktest.Eventually(t, "another try of each", func() bool { return b.asked("k0") > 1 && b.asked("p") > 1 })
+	for _, i := range []int{0, 2} {
+		if err := b.workers[i].Outage(); err == nil || err.Error() != "redis: dial: connection refused" {
+			t.Errorf("consumer %s waits for: %v", b.workers[i].name, err)
+		}
+	}
+	if err := b.workers[1].Outage(); err != nil {
+		t.Errorf("a consumer without events waits for: %v", err)
+	}
+	const begin, end = "event processing paused", "event processing resumed"
+	if n := len(b.logged.with(t, end)); n != 0 {
+		t.Errorf("the end of the outage was logged %d times before it ended", n)
+	}
+	b.set(nil)
+	b.await("all outcomes", func() bool { return len(b.out) == 11 })
+	stacktest.Eventually(t, "the end to be logged", func() bool { return len(b.logged.with(t, end)) > 0 })
+	began, ended := b.logged.with(t, begin), b.logged.with(t, end)
+	if len(began) != 1 || len(ended) != 1 {
+		t.Fatalf("logged the begin %d times and the end %d times", len(began), len(ended))
+	}
+	if began[0]["server"] != "redis" || began[0]["error"] == nil || began[0]["level"] != "error" {
+		t.Errorf("logged %v", began[0])
+	}
+	if ended[0]["server"] != "redis" || ended[0]["level"] != "info" {
+		t.Errorf("logged %v", ended[0])
+	}
+	if duration, _ := ended[0]["duration_ms"].(float64); duration <= 0 || ended[0]["events_waiting"] == nil {
+		t.Errorf("logged %v", ended[0])
+	}
+	for _, c := range b.workers {
+		if err := c.Outage(); err != nil {
+			t.Errorf("consumer %s waits for: %v", c.name, err)
+		}
+	}
+}
+
+// TestServerOf names the servers of errors.
+func TestServerOf(t *testing.T) {
+	t.Parallel()
+	for want, errs := range map[string][]error{
+		"nats":     {ofNATS(nats.ErrTimeout), fmt.Errorf("x: %w", ofNATS(context.DeadlineExceeded))},
+		"postgres": {fmt.Errorf("x: %w", &pgconn.PgError{Code: "57P01"}), &pgconn.NotPreferredError{}},
+		"redis":    {&net.OpError{Op: "dial", Err: errors.New("refused")}, fmt.Errorf("x: %w", holds.ErrDataLost)},
+
+		"redis or postgres": {fmt.Errorf("x: %w", context.DeadlineExceeded)},
+	} {
+		for _, err := range errs {
+			if got := serverOf(err); got != want {
+				t.Errorf("%T %v is of %s, want %s", err, err, got, want)
+			}
+		}
+	}
+	if ofNATS(nil) != nil {
+		t.Error("no error is one")
+	}
+}
+
+// TestDeadLetter_Logged says which event was dead-lettered, in both modes, also when it could not be read.
+func TestDeadLetter_Logged(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.publish(b.ns.In(BookingRequested, "room"), nil, envelopeOf(BookingRequested, "e1", `{"resource_id":"room"}`))
+	b.publish(b.ns.In(BookingRequested, "room"), nats.Header{
+		"ce-specversion": {"1.0"}, "ce-id": {"e2"}, "ce-source": {"/binary"},
+		"ce-type": {"holdfast.booking.requested.v1"},
+	}, `no JSON`)
+	b.await("the dead letters", func() bool { return len(b.dlq) == 2 })
+	got := make(map[any]string)
+	for _, line := range b.logged.with(t, "event dead-lettered") {
+		got[line["event_id"]] = fmt.Sprint(line["source"], " ", line["resource_id"], " ", line["reason"])
+	}
+	if len(got) != 2 || got["e1"] != "/s room malformed" || got["e2"] != "/binary room malformed" {
+		t.Errorf("logged %v", got)
+	}
+}

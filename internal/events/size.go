@@ -1,0 +1,180 @@
+package events
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/holds"
+)
+
+// outcomeSlot bounds the bytes of one slot in inventory.updated.
+const outcomeSlot = 192
+
+// oversizedError says that the outcome of an event is larger than what can be published.
+type oversizedError struct{ size, limit int64 }
+
+func (e *oversizedError) Error() string {
+	return fmt.Sprintf("the outcome has %d bytes, the server takes %d", e.size, e.limit)
+}
+
+// outcomeLimit returns how many bytes an outcome may have with its headers: what the server takes, and what the
+// stream of outcomes takes, as it was last read.
+func (c *Consumer) outcomeLimit() int64 {
+	limit := c.nc.MaxPayload()
+	if ofStream := c.outcomeMax.Load(); ofStream > 0 {
+		limit = min(limit, ofStream)
+	}
+	return limit
+}
+
+// readOutcomeMax reads how many bytes the stream of outcomes takes in a message. When that fails, what was read before
+// stays.
+func (c *Consumer) readOutcomeMax(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, lookWithin)
+	defer cancel()
+	if out, err := c.js.Stream(ctx, c.ns.OutStream()); err == nil {
+		c.outcomeMax.Store(int64(out.CachedInfo().Config.MaxMsgSize))
+	}
+}
+
+// checkSize returns an *oversizedError when what an event asks for would have an outcome that is larger than what can
+// be published. It is called before the event is decided, so that such an event changes nothing: no hold is granted
+// that cannot be announced. A payment passes: it has to be decided. limit is the outcomeLimit as it was lately.
+func (c *Consumer) checkSize(ctx context.Context, d *delivery, limit int64) error {
+	if d.in.Confirm != nil || roughSize(d) <= limit {
+		return nil
+	}
+	c.readOutcomeMax(ctx)
+	m, err := c.message(d, wantedOutcome(d.in))
+	if err != nil {
+		return nil // it fails again when the event is decided
+	}
+	if size, limit := messageSize(m), c.outcomeLimit(); size > limit {
+		return &oversizedError{size, limit}
+	}
+	return nil
+}
+
+// roughSize bounds the size of an event's outcome, in bytes: JSON doubles at most what is echoed.
+func roughSize(d *delivery) int64 {
+	size := 2048 + 2*len(d.msg.Data())
+	for name, values := range d.msg.Headers() {
+		for _, value := range values {
+			size += len(name) + 2*len(value)
+		}
+	}
+	if d.in.Inventory != nil {
+		size += outcomeSlot * len(slotNames(d.in.Inventory.Asked))
+	}
+	return int64(size)
+}
+
+// messageSize is the size of a message as a server counts it.
+func messageSize(m *nats.Msg) int64 {
+	size := len("NATS/1.0\r\n\r\n") + len(m.Data)
+	for name, values := range m.Header {
+		for _, value := range values {
+			size += len(name) + len(": \r\n") + len(value)
+		}
+	}
+	return int64(size)
+}
+
+// wantedOutcome returns the outcome of an event that does what it asks for, as far as the event itself has it: as large
+// as it can become where the event has all of it, for a booking.requested or an inventory.set.
+func wantedOutcome(in *Inbound) holds.Outcome {
+	at := holds.Time{Time: time.Now().UTC()}
+	o := holds.Outcome{Resource: in.Resource, At: at}
+	switch {
+	case in.Place != nil:
+		r := in.Place
+		o.Event, o.Hold = holds.EventHoldCreated, holds.HoldID{Resource: r.Resource, UUID: strings.Repeat("0", 32)}
+		o.Memory.Fingerprint = strings.Repeat("0", 32)
+		o.Data = holds.HoldCreated{CreatedAt: at, ExpiresAt: at, HoldData: holds.HoldData{
+			ResourceID: r.Resource, HoldID: o.Hold, RequestKey: r.RequestKey, UserID: r.User,
+			Asked: r.Asked, Quantity: &r.Quantity, Metadata: r.Metadata,
+		}}
+	case in.Inventory != nil:
+		r := in.Inventory
+		names := slotNames(r.Asked)
+		slots := make([]holds.SlotStock, len(names))
+		for i, name := range names {
+			slots[i] = holds.SlotStock{Slot: name, Capacity: r.Capacity, Reserved: r.Capacity, Held: r.Capacity}
+		}
+		o.Event, o.At = holds.EventInventoryUpdated, holds.Time{}
+		o.Data = holds.InventoryUpdated{ResourceID: r.Resource, Slots: slots}
+	case in.Extend != nil:
+		o.Event, o.Hold = holds.EventHoldExtended, in.Extend.Hold
+		data := holds.HoldData{ResourceID: in.Resource, HoldID: o.Hold}
+		o.Data = holds.HoldExtended{HoldData: data, ExtendedAt: at, ExpiresAt: at}
+	case in.Cancel != nil:
+		o.Event, o.Hold = holds.EventReservationCancelled, in.Cancel.Hold
+		data := holds.HoldData{ResourceID: in.Resource, HoldID: o.Hold}
+		o.Data = holds.ReservationCancelled{HoldData: data, CancelledAt: at}
+	case in.Release != nil:
+		o.Event = holds.EventBookingCancelled
+		o.Data = holds.BookingCancelled{ResourceID: in.Resource, RequestKey: in.Release.RequestKey}
+	}
+	return o
+}
+
+// slotNames returns the names of the slots that an inventory.set asks for, at most holds.InventorySlotsMax.
+func slotNames(asked holds.Asked) []string {
+	if asked.CheckIn == "" {
+		if asked.Slots == nil {
+			return []string{holds.StockSlot}
+		}
+		return asked.Slots
+	}
+	in, err := time.Parse(holds.DateFormat, asked.CheckIn)
+	out, err2 := time.Parse(holds.DateFormat, asked.CheckOut)
+	if err != nil || err2 != nil {
+		return nil
+	}
+	var names []string
+	for night := in; night.Before(out) && len(names) < holds.InventorySlotsMax; night = night.AddDate(0, 0, 1) {
+		names = append(names, night.Format(holds.DateFormat))
+	}
+	return names
+}
+
+// oversized handles an outcome that NATS has refused as too large after its event was decided, because the limit has
+// shrunk meanwhile or only the hold makes it so large. It withdraws what was granted and returns the dead letter that
+// it has stored, nil for a payment, which is retried.
+func (l *lane) oversized(ctx context.Context, s stored) (dead *nats.Msg, err error) {
+	l.readOutcomeMax(ctx)
+	if err := l.withdraw(ctx, s.delivery); err != nil {
+		return nil, err
+	}
+	s.result.Err = &oversizedError{messageSize(s.message), l.outcomeLimit()}
+	message, _ := l.answer(ctx, s.delivery)
+	if message == nil {
+		return nil, nil // it waits
+	}
+	id, err := l.letterID(ctx, s.delivery)
+	if err != nil {
+		return nil, err
+	}
+	message.Header.Set(headerMsgID, id)
+	_, err = l.js.PublishMsg(ctx, message)
+	if isTooLarge(err) {
+		message, err = l.park(ctx, stored{delivery: s.delivery, message: message})
+	}
+	return message, err
+}
+
+// withdraw releases a hold that was granted for an event and cannot be announced. One that another event was granted
+// stays.
+func (l *lane) withdraw(ctx context.Context, d *delivery) (err error) {
+	created, granted := d.result.Outcome.Data.(holds.HoldCreated)
+	if !granted || created.Replayed {
+		return nil
+	}
+	release := holds.ReleaseRequest{Cause: d.in.OutcomeID, Hold: d.result.Outcome.Hold, Resource: d.in.Resource}
+	l.service.Release(ctx, []holds.ReleaseRequest{release}, func(_ int, r holds.Result) { err = r.Err })
+	return err
+}

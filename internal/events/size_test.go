@@ -1,0 +1,146 @@
+package events
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/stack/stacktest"
+)
+
+// filled is an event of so many bytes, because its id is long.
+func filled(event, data string, size int) string {
+	body := envelopeOf(event, "", data)
+	return strings.Replace(body, `"id":""`, `"id":"`+strings.Repeat("x", size-len(body))+`"`, 1)
+}
+
+func requestData(key string) string {
+	return `{"request_key":"` + key + `","user_id":"u","resource_id":"room","quantity":1}`
+}
+
+// TestOversized_NotDecided has events whose outcomes are larger than the server takes: each is dead-lettered once and
+// at once, nothing is decided for it, and the consumers do not pause. A payment is decided and retried.
+func TestOversized_NotDecided(t *testing.T) {
+	t.Parallel()
+	const limit = 16 << 10
+	b := newBenchAt(t, smallServer(t, limit), func(js jetstream.JetStream) jetstream.JetStream { return js })
+	b.publish(b.ns.In(BookingRequested, "room"), nil, filled(BookingRequested, requestData("large"), limit-100))
+	traced := nats.Header{headerTraceParent: {strings.Repeat("x", limit-500)}}
+	b.publish(b.ns.In(BookingRequested, "room"), traced, keyed("traced"))
+	b.publish(b.ns.In(InventorySet, "nights"), nil, envelopeOf(InventorySet, "i1",
+		`{"resource_id":"nights","check_in":"2026-01-01","check_out":"2028-12-31","capacity":7}`))
+	payment := func(id string) string { return `{"hold_id":"` + holdID + `","payment_id":"` + id + `"}` }
+	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, filled(PaymentConfirmed, payment("large-payment"), limit-100))
+	b.await("the dead letters", func() bool { return len(b.dlq) == 3 })
+	for _, m := range b.dlq {
+		h := m.Headers()
+		said := strings.HasPrefix(h.Get(HeaderDLQDetail), "the outcome has ")
+		if h.Get(HeaderDLQReason) != ReasonPoison || !said || h.Get(HeaderDLQDeliveries) != "1" {
+			t.Errorf("headers %.300v", h)
+		}
+	}
+	stacktest.Eventually(t, "retries of the payment", func() bool { return b.asked("large-payment") > 3 })
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("small"))
+	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "e2", payment("small-payment")))
+	b.await("the outcomes of others", func() bool { return len(b.out) == 2 })
+	if n := b.asked("large") + b.asked("traced") + b.asked("nights"); n != 0 {
+		t.Errorf("%d events were decided whose outcomes cannot be published", n)
+	}
+	for _, c := range b.workers {
+		if c.failedAt.Load() != 0 {
+			t.Errorf("consumer %s has paused", c.name)
+		}
+	}
+	if len(b.dlq) != 3 {
+		t.Errorf("%d dead letters, want 3", len(b.dlq))
+	}
+}
+
+// TestOversized_LimitShrinks has the stream of outcomes take less than before: the hold that was granted before that is
+// seen is released, its request is dead-lettered, and the next such request is not decided.
+func TestOversized_LimitShrinks(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.mu.Lock()
+	b.grant = true
+	b.mu.Unlock()
+	out, err := b.js.Stream(t.Context(), b.ns.OutStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := out.CachedInfo().Config
+	config.MaxMsgSize = 8 << 10
+	if _, err := b.js.UpdateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	for i, key := range []string{"first", "second"} {
+		b.publish(b.ns.In(BookingRequested, "room"), nil, filled(BookingRequested, requestData(key), 9<<10))
+		b.await("the dead letter", func() bool { return len(b.dlq) == i+1 })
+	}
+	b.awaitIdle(ConsumerRequests)
+	b.echo.mu.Lock()
+	freed := fmt.Sprint(b.freed)
+	b.echo.mu.Unlock()
+	first, second := b.asked("first"), b.asked("second")
+	if first != 1 || second != 0 || freed != "[room."+strings.Repeat("a", 32)+"]" || len(b.out) != 0 {
+		t.Errorf("decided %d and %d times, released %s, %d outcomes", first, second, freed, len(b.out))
+	}
+	if b.workers[0].failedAt.Load() != 0 {
+		t.Error("the consumer has paused")
+	}
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("small"))
+	b.await("the outcome of a small one", func() bool { return len(b.out) == 1 })
+}
+
+// TestWantedOutcome_Bound compares the bound of an outcome's size with the size of outcomes.
+func TestWantedOutcome_Bound(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.cancel()
+	b.loops.Wait()
+	c := b.workers[0]
+	text := strings.Repeat(`\"`, 2000)
+	for i, event := range []struct{ event, body string }{
+		{BookingRequested, envelopeOf(BookingRequested, text,
+			`{"request_key":"k","user_id":"u","resource_id":"room","quantity":1,"metadata":{"a":"`+text[:3000]+`"}}`)},
+		{InventorySet, envelopeOf(InventorySet, "i",
+			`{"resource_id":"room","check_in":"2026-01-01","check_out":"2028-12-31","capacity":9223372036854775807}`)},
+		{InventorySet, envelopeOf(InventorySet, "i", `{"resource_id":"room","capacity":7}`)},
+		{BookingExtended, envelopeOf(BookingExtended, text, `{"hold_id":"`+holdID+`","ttl_seconds":5}`)},
+		{BookingCancelled, envelopeOf(BookingCancelled, text, `{"hold_id":"`+holdID+`"}`)},
+		{ReservationCancelled, envelopeOf(ReservationCancelled, text, `{"hold_id":"`+holdID+`"}`)},
+	} {
+		b.publish(b.ns.In(event.event, "room"), nats.Header{headerTraceParent: {"t"}}, event.body)
+		d := b.fetchAllOf(c, 1)[0]
+		in, err := DecodeAnywhere(d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.in = in
+		m, err := c.message(d, wantedOutcome(in))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if size, rough := messageSize(m), roughSize(d); size > rough {
+			t.Errorf("event %d: %d bytes, but roughly %d", i, size, rough)
+		}
+		if _, err := b.js.PublishMsg(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+		stream, err := b.js.Stream(t.Context(), b.ns.OutStream())
+		if err != nil {
+			t.Fatal(err)
+		}
+		stored, err := stream.GetLastMsgForSubject(t.Context(), m.Subject)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if size := messageSize(&nats.Msg{Header: stored.Header, Data: stored.Data}); size != messageSize(m) {
+			t.Errorf("event %d: %d bytes were stored, %d were counted", i, size, messageSize(m))
+		}
+		c.ack(d)
+	}
+}

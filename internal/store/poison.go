@@ -1,0 +1,44 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-json-experiment/json"
+	"github.com/jackc/pgx/v5"
+)
+
+// poisonAnswer is what is stored as the answer of an event that is poison.
+type poisonAnswer struct {
+	Poison string `json:"poison"` // the detail of its dead letter
+}
+
+// RecordPoison implements events.PoisonRegister.
+func (s *Store) RecordPoison(ctx context.Context, id, resource, detail string) error {
+	err := s.transact(ctx, func(tx pgx.Tx) error {
+		return remember(ctx, tx, []string{id}, []string{resource}, []any{poisonAnswer{detail}})
+	})
+	if err != nil && !errors.Is(err, errRaced) { // raced: it is recorded
+		return fmt.Errorf("record that event %s is poison: %w", id, err)
+	}
+	return nil
+}
+
+// Poisoned implements events.PoisonRegister.
+func (s *Store) Poisoned(ctx context.Context, ids []string) (details map[string]string, err error) {
+	err = s.transact(ctx, func(tx pgx.Tx) error {
+		answers, err := readRemembered(ctx, tx, ids)
+		details = make(map[string]string, len(answers))
+		for id, text := range answers {
+			var a poisonAnswer
+			err = errors.Join(err, json.Unmarshal([]byte(text), &a))
+			details[id] = a.Poison
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read which events are poison: %w", err)
+	}
+	return details, nil
+}
