@@ -110,7 +110,7 @@ func TestRun_NewerSchemaThatWorks_WorkerStarts(t *testing.T) {
 // does. The old one starts first: it may refuse to start on the schema of the new one.
 func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
 	switch {
-	case os.Getenv("HOLDFAST_TEST_LONG") == "":
+	case !stacktest.Long():
 		t.Skip("it builds another commit: HOLDFAST_TEST_LONG=1 runs it")
 	case stacktest.Least(), os.Getenv("HOLDFAST_LOCK_STRATEGY") != "":
 		t.Skip("other privileges and lock strategies show nothing more")
