@@ -136,7 +136,7 @@ GOAL                      BOUND     WANT  FOUND
 	r.Goals = append(r.Goals, bench.Goal{Name: "latency at 50 %: p99 in ms", Bound: bench.AtMost, Want: 20, Found: 20.5})
 	show(outputTable).want(t, exitRejected, "Goals: 1 of 2 are missed.", "missed\n")
 	missed := show(outputJSON)
-	missed.want(t, exitOf(t, missed.out), `"met": false`)
+	missed.want(t, exitOf(t, missed.out), `"met":false`)
 	if missed.code != exitRejected {
 		t.Errorf("a goal is missed, and the code is %d", missed.code)
 	}

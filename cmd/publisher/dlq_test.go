@@ -288,8 +288,11 @@ func TestDeadLetterVerbs(t *testing.T) {
 	if err != nil || copied.Header.Get("X-Team") != "" || copied.Header.Get("X-Fixed") != "yes" || copied.Header.Get("traceparent") != "00-1-2-01" || copied.Header.Get(events.HeaderDLQReason) != "" {
 		t.Errorf("%v: the copy has the headers %v", err, copied.Header)
 	}
-	// The same copy again: the stream has it.
-	m.run("dlq", "edit", "1", "--body", file, "--set-header", "X-Team=", "--set-header", "X-Fixed=yes", "--yes").want(t, exitOK, "repeated")
+	// The same copy again is not stored, within the duplicate window, or has the same outcome.
+	m.run("dlq", "edit", "1", "--body", file, "--set-header", "X-Team=", "--set-header", "X-Fixed=yes", "--yes").want(t, exitOK)
+	if got := m.outcomes()["e-ann"]; got != 1 {
+		t.Errorf("the corrected copy has %d outcomes after another edit", got)
+	}
 	m.run("dlq", "edit", "3", "--subject", in, "--yes").want(t, exitOK, "hold.created")
 
 	m.run("dlq", "discard", "1", "3", "--note", "corrected", "--yes").want(t, exitOK, "discard of 2 dead letters: done", "discarded")

@@ -47,7 +47,7 @@ The same with the nats command:
 	}
 	// As JSON it is the same message: subject, headers and body in one value.
 	r = publisher(t, words("cancel --resource-id loft --request-key it's --explain --namespace hotel --nats-url nats://127.0.0.1:1 -o json")...)
-	const asJSON = `{"subject":"hotel.in.booking.cancelled.loft","headers":{"Content-Type":"application/cloudevents+json","Nats-Msg-Id":"ID"},` +
+	const asJSON = `{"subject":"hotel.in.booking.cancelled.loft","headers":{"Content-Type":"application/cloudevents+json","Nats-Msg-Id":"/holdfast/publisher#ID"},` +
 		`"body":{"specversion":"1.0","id":"ID","source":"/holdfast/publisher","type":"holdfast.booking.cancelled.v1",` +
 		`"datacontenttype":"application/json","data":{"resource_id":"loft","request_key":"it's"}}}` + "\n"
 	if got := uuids.ReplaceAllString(r.want(t, exitOK).out, "ID"); got != asJSON {

@@ -3,6 +3,10 @@ package main
 import (
 	"strings"
 	"testing"
+
+	"github.com/go-json-experiment/json"
+
+	"holdfast/internal/events"
 )
 
 // TestLifecycleUsage makes the mistakes that people make with the life of a hold.
@@ -40,9 +44,16 @@ func TestLifecycleExplained(t *testing.T) {
 		"cancel-reservation --reason it's-over": {"reservation.cancelled", `{"hold_id":"` + someHold + `","reason":"it's-over"}`},
 	} {
 		line += " --explain --nats-url nats://127.0.0.1:1 --hold-id " + someHold
-		publisher(t, words(line)...).want(t, exitOK, "Subject: holdfast.in."+want[0]+".loft\n", "nats pub holdfast.in."+want[0]+".loft ")
-		e := outcome(t, publisher(t, words(line+" -o json")...).want(t, exitOK))
-		if e.Type != "holdfast."+want[0]+".v1" || string(e.Data) != want[1] {
+		publisher(t, words(line)...).want(t, exitOK, "Subject: holdfast.in."+want[0]+".loft\n", "nats pub --jetstream holdfast.in."+want[0]+".loft ")
+		var message struct {
+			Subject string          `json:"subject"`
+			Body    events.Envelope `json:"body"`
+		}
+		if r := publisher(t, words(line+" -o json")...).want(t, exitOK); json.Unmarshal([]byte(r.out), &message) != nil {
+			t.Fatalf("%s: no JSON: %s", line, r.out)
+		}
+		e := message.Body
+		if message.Subject != "holdfast.in."+want[0]+".loft" || e.Type != "holdfast."+want[0]+".v1" || string(e.Data) != want[1] {
 			t.Errorf("%s: %s %s, want %s", line, e.Type, e.Data, want[1])
 		}
 	}
