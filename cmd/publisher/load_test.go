@@ -290,7 +290,7 @@ func TestLoad_OverSeveralLines_ReadsWhatValidateReads(t *testing.T) {
 	s := summaryOf(t, publisher(t, "load", "-f", path, "--wait", "-o", "json").want(t, exitOK))
 	s.expect(t, 1, 0)
 	publisher(t, words("inventory show -o json --resource-id "+room)...).want(t, exitOK, `"capacity":5`)
-	bad := strings.Replace(pretty, "5", `"5"`, 1)
+	bad := strings.Replace(pretty, `"capacity": 5`, `"capacity": "5"`, 1)
 	rejects := filepath.Join(t.TempDir(), "rejects")
 	publisher(t, "load", "-f", fileOf(t, bad), "--rejects", rejects).want(t, exitDeadLettered, ":2: malformed: data.capacity: must be an integer")
 	if kept, err := os.ReadFile(rejects); err != nil || strings.TrimSpace(string(kept)) != strings.TrimSpace(bad) {
