@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/redis/go-redis/v9"
 )
 
 // The servers that an outage may be of.
@@ -57,24 +58,54 @@ func serverOf(err error) string {
 	}
 }
 
+// denialsMax bounds how many missing permissions are logged in one outage.
+const denialsMax = 16
+
 // outage is a time in which a process cannot process events for no fault of theirs.
 type outage struct {
 	server string
 	began  time.Time
-	failed time.Time // when something failed last
-	worked time.Time // when something worked again after that, zero = not yet
+	failed time.Time       // when something failed last
+	worked time.Time       // when something worked again after that, zero = not yet
+	denied map[string]bool // the missing permissions that are logged
 }
 
-// fails notes that an event could not be processed, and logs when that begins an outage.
+// fails notes that an event could not be processed, and logs when that begins an outage. It also logs each permission
+// that is missing, once in an outage: when an operator grants one, the next that is missing continues the same outage.
 func (p *Process) fails(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now := time.Now()
+	now, denial := time.Now(), denialOf(err)
 	if p.outage == nil {
-		p.outage = &outage{server: serverOf(err), began: now}
+		p.outage = &outage{server: serverOf(err), began: now, denied: make(map[string]bool)}
 		p.log.Error().Err(err).Str("server", p.outage.server).Msg("event processing paused")
+	} else if denial != "" && !p.outage.denied[denial] && len(p.outage.denied) < denialsMax {
+		p.log.Error().Err(err).Str("server", serverOf(err)).Msg("event processing still paused")
+	}
+	if denial != "" && len(p.outage.denied) < denialsMax {
+		p.outage.denied[denial] = true
 	}
 	p.outage.failed, p.outage.worked = now, time.Time{}
+}
+
+// denialOf returns what a server answers when it denies something for lack of a permission, "" for other errors. What
+// NATS denies is logged by its connection (see Connect): a request that is denied there has no answer.
+func denialOf(err error) string {
+	const insufficientPrivilege = "42501"
+	if refused, is := errors.AsType[*pgconn.PgError](err); is && refused.Code == insufficientPrivilege {
+		return refused.Message
+	}
+	for _, prefix := range []string{
+		"NOPERM",                              // of a command
+		"The user executing the script can't", // of a command in a script, Redis 7.0
+		"ACL failure in script",               // later versions
+	} {
+		if redis.HasErrorPrefix(err, prefix) {
+			refused, _ := errors.AsType[redis.Error](err) // it is one
+			return refused.Error()
+		}
+	}
+	return ""
 }
 
 // works notes that a consumer that could not process events does so again.

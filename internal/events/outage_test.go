@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -91,6 +92,48 @@ func TestOutage_LoggedOnce(t *testing.T) {
 		if err := c.Outage(); err != nil {
 			t.Errorf("consumer %s waits for: %v", c.name, err)
 		}
+	}
+}
+
+// denied is what Redis answers when a user lacks a permission.
+type denied string
+
+func (d denied) Error() string { return string(d) }
+func (denied) RedisError()     {}
+
+// TestOutage_EachMissingPermissionLogged has one permission after the other be missing in one outage: each is logged,
+// once however many events need it.
+func TestOutage_EachMissingPermissionLogged(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	missing := []error{
+		&net.OpError{Op: "dial", Err: errors.New("connection refused")},
+		fmt.Errorf("place.lua: %w", denied("ERR The user executing the script can't run this command or subcommand")),
+		denied("NOPERM this user has no permissions to run the 'mget' command"),
+		&pgconn.PgError{Code: "42501", Message: "permission denied for table inventory"},
+		fmt.Errorf("place.lua: %w", denied("ERR ACL failure in script: User 'w' has no permissions to run the 'zrange' command")),
+	}
+	for i, err := range missing {
+		b.set(func(string, int) error { return err })
+		for j := range 3 {
+			b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d-%d", i, j)))
+		}
+		stacktest.Eventually(t, "another try of each", func() bool {
+			return b.asked(fmt.Sprintf("k%d-0", i)) > 1 && b.asked(fmt.Sprintf("k%d-1", i)) > 1 && b.asked(fmt.Sprintf("k%d-2", i)) > 1
+		})
+	}
+	b.set(nil)
+	b.await("all outcomes", func() bool { return len(b.out) == 3*len(missing) })
+	var logged []string
+	for _, line := range append(b.logged.with(t, "event processing paused"), b.logged.with(t, "event processing still paused")...) {
+		logged = append(logged, fmt.Sprint(line["server"], " ", line["error"]))
+	}
+	want := make([]string, len(missing))
+	for i, err := range missing {
+		want[i] = serverOf(err) + " " + err.Error()
+	}
+	if !slices.Equal(logged, want) {
+		t.Errorf("logged %q, want %q", logged, want)
 	}
 }
 
