@@ -32,7 +32,8 @@ func TestRunRefuses(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	flags := []string{"--nats-url", servers.NATSURL, "--redis-url", servers.RedisURL, "--postgres-url", servers.PostgresURL, "--preflight", "refuse", "--lock-strategy", rangeStrategy}
+	at := []string{"--nats-url", servers.NATSURL, "--redis-url", servers.RedisURL, "--postgres-url", servers.PostgresURL}
+	flags := append(slices.Clone(at), "--preflight", "refuse", "--lock-strategy", rangeStrategy) // of worker run
 	client := redis.NewClient(stacktest.RedisOptions(servers.RedisURL))
 	defer func() { _ = client.Close() }()
 	setting := func(value string) {
@@ -43,11 +44,14 @@ func TestRunRefuses(t *testing.T) {
 	}
 	setting("allkeys-lru")
 	const found, why, fix = "redis.maxmemory_policy: allkeys-lru, with maxmemory 0B", "why: when its memory is full it would drop holds", "do:  redis-cli config set maxmemory-policy noeviction"
-	for _, verb := range []string{"preflight", "run", "migrate", "dev"} {
-		args := append([]string{verb}, flags...)
-		if verb == "run" || verb == "dev" {
-			args = append(args, "--http-addr", "127.0.0.1:0", "--data-dir", t.TempDir())
-		}
+	starts := append(slices.Clone(flags), "--http-addr", "127.0.0.1:0", "--data-dir", t.TempDir())
+	for verb, given := range map[string][]string{
+		"preflight": append(slices.Clone(at), "--lock-strategy", rangeStrategy),
+		"migrate":   append(slices.Clone(at), "--preflight", "refuse"),
+		"run":       starts,
+		"dev":       starts,
+	} {
+		args := append([]string{verb}, given...)
 		var out strings.Builder
 		bounded, cancel := context.WithTimeout(t.Context(), time.Minute) // one that does not refuse would stay
 		code := run(bounded, args, streams{&out, &out})
