@@ -23,6 +23,7 @@ import (
 // preflight says, and has started and created nothing. What it says is to be done mends it.
 func TestRunRefuses(t *testing.T) {
 	t.Parallel()
+	dir := t.TempDir() // longer there than the servers, whose addresses it has
 	servers, err := stack.Start(t.Context(), stack.Options{Dir: stacktest.DataDir(t), NATS: true, Redis: true, Postgres: true})
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +107,6 @@ func TestRunRefuses(t *testing.T) {
 	}
 
 	var text, errs strings.Builder
-	dir := t.TempDir()
 	if _, err := servers.WriteEndpoints(dir); err != nil {
 		t.Fatal(err)
 	}
