@@ -155,6 +155,31 @@ func TestReconciler_HotResource_RepairedInBoundedSteps(t *testing.T) {
 	}
 }
 
+// TestReconciler_LargeResource_LastEndedHoldIsPaid makes a counter of a large resource wrong. The holds of it that
+// ended last are paid, and settled in one millisecond: the counter is repaired all the same.
+func TestReconciler_LargeResource_LastEndedHoldIsPaid(t *testing.T) {
+	t.Parallel()
+	const number, paid = 700, 3
+	w := newTown(t)
+	w.hot("hot", number)
+	now := time.Now().UnixMilli()
+	for i := range paid {
+		id := fmt.Sprintf("%032x", number+i)
+		w.redis.HSet(t.Context(), w.key("hot", "records"), id, fmt.Sprintf("confirmed %d %d 1 %d - paid k-%s S-0 {} ", now+60_000, now-60_000, now-1000, id))
+		w.redis.ZAdd(t.Context(), w.key("hot", "tombstones"), redis.Z{Score: float64(now + time.Hour.Milliseconds()), Member: id})
+	}
+	w.redis.HIncrBy(t.Context(), w.key("hot", "counts"), "S-0", 5)
+	s := &scene{town: w}
+	watcher := s.watcher(true)
+	s.must(watcher.Round(t.Context()))
+	if got := watcher.logged(); !slices.Equal(got, []string{"counter"}) {
+		t.Errorf("it logged %v", got)
+	}
+	if got := w.redis.HGet(t.Context(), w.key("hot", "counts"), "S-0").Val(); got != "350" {
+		t.Errorf("%s are held", got)
+	}
+}
+
 // beforeAdjust does something once, before a repair changes counters.
 type beforeAdjust struct {
 	redis.Hook

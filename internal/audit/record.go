@@ -47,6 +47,14 @@ type record struct {
 	over       int64  // until when it is remembered, 0 = it is not
 }
 
+// name is the name of the record in Redis.
+func (r *record) name() string {
+	if r.late {
+		return "late:" + r.id.String()
+	}
+	return r.id.String()
+}
+
 func (r *record) live() bool { return r.state == "held" || r.state == "confirming" }
 
 // parseRecord reads a record as the scripts return it:

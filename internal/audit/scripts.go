@@ -83,6 +83,16 @@ func (w *words) number() int64 {
 	return n
 }
 
+// set reads n and n words.
+func (w *words) set() map[string]bool {
+	n := w.number()
+	all := make(map[string]bool, max(0, n))
+	for ; n > 0 && w.err == nil; n-- {
+		all[w.text()] = true
+	}
+	return all
+}
+
 // counters reads n and n counters, as they were at a time.
 func (w *words) counters(at readTime) counters {
 	n := w.number()

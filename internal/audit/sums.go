@@ -18,6 +18,8 @@ import (
 const (
 	namedMax = 500 // counters that are read again in one step
 	sureMax  = 5   // times that they are, where something happened in that millisecond
+
+	latestMax = 1000 // tombstones of one millisecond that are known by name: LATEST_MAX of page.lua
 )
 
 // counterName names a counter: of a slot, or of a user's live holds.
@@ -25,8 +27,9 @@ type counterName struct{ what, name string }
 
 // readTime is when counters were read.
 type readTime struct {
-	at   int64 // ms
-	last int64 // the highest time of a tombstone then
+	at     int64           // ms
+	last   int64           // the highest time of a tombstone then
+	latest map[string]bool // the records whose tombstone had it
 }
 
 // counter is what was counted, and what the records say that it was.
@@ -84,8 +87,8 @@ func (cs counters) add(r *record, since readTime, all bool) {
 	add(string(Users), r.user, 1)
 }
 
-// tookAt reports whether the hold took its slots at that time, and whether that is certain. When a payment was settled
-// is only told by its tombstone, and those are written in order.
+// tookAt reports whether the hold took its slots at that time, and whether that is certain. Only its tombstone says
+// when a payment was settled: tombstones are written in order, and those of the last millisecond are known by name.
 func (r *record) tookAt(m readTime) (took, sure bool) {
 	began := r.created
 	if r.late {
@@ -101,7 +104,8 @@ func (r *record) tookAt(m readTime) (took, sure bool) {
 	case r.ended >= m.at || !r.remembered: // it was claimed later, or is just being settled
 		return true, true
 	}
-	return r.over > m.last, r.over != m.last
+	known := m.latest[r.name()]
+	return r.over >= m.last && !known, r.over != m.last || known || len(m.latest) < latestMax
 }
 
 // pager reads a large resource page by page.
@@ -229,12 +233,13 @@ func (p *pager) page(
 		p.found.lost = true
 		return "0", nil
 	}
-	if err := c.Expect(5); err != nil {
+	if err := c.Expect(6); err != nil {
 		return "", err
 	}
 	w := &words{left: c.Reply}
 	at := readTime{at: w.number()}
 	next, at.last = w.text(), w.number()
+	at.latest = w.set()
 	counters, differences, records := w.counters(at), w.differences(), w.records()
 	if w.err != nil {
 		return "", fmt.Errorf("page of %s: %w", part, w.err)

@@ -137,6 +137,13 @@ var ofJudges = []mutant{
 		pkg:  "./internal/audit", run: "^TestDamages$/^an_outcome_is_gone$",
 	},
 	{
+		name: "audit-overlooks-the-last-paid", wrong: "the audit of a large resource takes what the last paid hold gave back for held", trap: "1, 2",
+		file: "internal/audit/sums.go",
+		old:  "	known := m.latest[r.name()]\n",
+		new:  "	known := false\n",
+		pkg:  "./internal/audit", run: "^TestReconciler_LargeResource_LastEndedHoldIsPaid$",
+	},
+	{
 		name: "audit-overlooks-two-grants", wrong: "the audit takes two holds of one request key for right", trap: "3",
 		file: "internal/audit/judge_grants.go",
 		old:  "		if first != nil && first.livedWhen(h) {\n",

@@ -8,12 +8,14 @@
 --       8 last     the highest time of a tombstone then
 --       9 records  1 = return all of them
 --       then, of named, two words for each counter that is read: counter | users, name
--- Returns ok now_ms cursor last  n (what name counter) ...  n (what name found expected) ...  and records as
---   look.lua does. last is the highest time of a tombstone now.
+-- Returns ok now_ms cursor last  n (id) ...  n (what name counter) ...  n (what name found expected) ...  and
+--   records as look.lua does. last is the highest time of a tombstone now. The ids are those with that time, at most
+--   LATEST_MAX; none unless counters are read.
 
 local part, cursor, count = ARGV[4], ARGV[5], ARGV[6]
 local since, last, wanted = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9] == '1'
 
+local LATEST_MAX = 1000
 local counters = {}
 local function tell_counter(what, name, counter)
   counters[#counters + 1] = what
@@ -80,7 +82,13 @@ PARTS[part]()
 
 local newest = not broken.tombstones and redis.call('ZRANGE', TOMBSTONES, -1, -1, 'WITHSCORES')[2]
 newest = newest and string.match(newest, '^%d+$') or '0'
-local reply = {'ok', whole(now), cursor, newest, whole(#counters / 3)}
+local latest = {}
+if newest ~= '0' and (part == 'counts' or part == 'users' or part == 'named') then
+  latest = redis.call('ZRANGE', TOMBSTONES, newest, newest, 'BYSCORE', 'LIMIT', 0, LATEST_MAX)
+end
+local reply = {'ok', whole(now), cursor, newest, whole(#latest)}
+for _, id in ipairs(latest) do reply[#reply + 1] = id end
+reply[#reply + 1] = whole(#counters / 3)
 for _, word in ipairs(counters) do reply[#reply + 1] = word end
 tell_differences(reply)
 for _, word in ipairs(heads) do reply[#reply + 1] = word end
