@@ -1,10 +1,10 @@
-// Package lua runs Lua scripts in Redis, many in one round trip, and of those that work on the same
-// hash slot many in one run.
+// Package lua runs Lua scripts in Redis, many calls in one round trip, and several calls in one run.
 //
 // A run of a script costs Redis about as much as three or four of its commands, before the script
-// does anything. So calls of one script whose keys share a hash slot are packed: they are handed to
-// one run, which answers for each of them. What a call does and answers is the same as if it were
-// run alone, and what goes wrong with one does not touch the others.
+// does anything. So calls of one script are packed: they share one run, which answers for each of
+// them. On a Redis Cluster only calls whose keys share a hash slot are packed, because a run may not
+// leave its slot. What a call does and answers is the same as if it were run alone, and an error of
+// one call does not touch the others.
 package lua
 
 import (
@@ -129,7 +129,8 @@ func pipeline(ctx context.Context, limit time.Duration, client redis.UniversalCl
 		defer cancel()
 		ctx = bounded
 	}
-	_ = exec(ctx, client.Pipeline(), calls, run) // each call has its own error
+	_, cluster := client.(*redis.ClusterClient)
+	_ = exec(ctx, client.Pipeline(), packed(calls, cluster), run) // each call has its own error
 	for _, c := range calls {
 		if c.unknown() {
 			unknown = append(unknown, c)
@@ -138,10 +139,9 @@ func pipeline(ctx context.Context, limit time.Duration, client redis.UniversalCl
 	return unknown
 }
 
-// exec runs calls through a pipe and fills in what came of each. It returns the error of the
+// exec sends runs through a pipe and fills in what came of each. It returns the error of the
 // connection or the transaction, or else that of the first run that has one.
-func exec(ctx context.Context, pipe redis.Pipeliner, calls []*Call, eval evaluation) error {
-	runs := packed(calls)
+func exec(ctx context.Context, pipe redis.Pipeliner, runs []run, eval evaluation) error {
 	commands := make([]*redis.Cmd, len(runs))
 	for i, run := range runs {
 		keys, args := run.arguments()
@@ -164,8 +164,9 @@ type run []*Call
 // aloneFrom is how many arguments make a call run alone: Lua hands on no more than some 8,000 values.
 const aloneFrom = 4000
 
-// packed divides calls into runs. Those of one script and hash tag are in their order.
-func packed(calls []*Call) []run {
+// packed divides calls into runs, with bySlot none of them of two hash tags. Calls of one script and hash tag
+// keep their order.
+func packed(calls []*Call, bySlot bool) []run {
 	type place struct {
 		script *redis.Script
 		slot   string
@@ -177,7 +178,10 @@ func packed(calls []*Call) []run {
 			runs = append(runs, run{c})
 			continue
 		}
-		at := place{c.Script.script, hashTag(c.Keys[0])}
+		at := place{script: c.Script.script}
+		if bySlot {
+			at.slot = hashTag(c.Keys[0])
+		}
 		if len(c.Args) >= aloneFrom {
 			delete(open, at) // those after it run after it
 			runs = append(runs, run{c})
@@ -287,7 +291,7 @@ func (c *Call) settle(values []any, err error) {
 // those has changed, it reports that it was refused: nothing was done and every call has the
 // status conflict. So have calls whose script the server did not know; it does afterwards.
 func RunTransaction(ctx context.Context, conn *redis.Conn, calls []*Call, conflict string) (refused bool) {
-	refused = errors.Is(exec(ctx, conn.TxPipeline(), calls, evalSha), redis.TxFailedErr)
+	refused = errors.Is(exec(ctx, conn.TxPipeline(), packed(calls, true), evalSha), redis.TxFailedErr)
 	for _, c := range calls {
 		if refused || c.unknown() && c.Script.script.Load(ctx, conn).Err() == nil {
 			c.Status, c.Reply, c.Err = conflict, nil, nil

@@ -1,4 +1,4 @@
--- Runs a script for several calls, whose keys share a hash slot.
+-- Runs a script for several calls. On a cluster their keys share a hash slot.
 --
 -- KEYS  of all calls, one after the other
 -- ARGV  of all calls, one after the other, then for each call how many KEYS and how many ARGV are its

@@ -1,5 +1,5 @@
 -- What every script has in common. scripts.go puts it in front of each of them, and enter at the
--- beginning of each call (see internal/lua: calls on one partition share a run of their script).
+-- beginning of each call (see internal/lua: several calls share a run of their script).
 --
 -- KEYS  1 epoch of the partition. All that a script works on has its hash tag; keys.go lists it.
 -- ARGV
@@ -17,7 +17,8 @@
 
 local EPOCH, AGENDA, COUNTS, USERS, RECORDS, DUE
 local resource, prefix
-local epoch, replication, time_ms, now, now_text -- of the run; now is Redis' time, but for tests that move it
+local epoch -- of the partition
+local replication, time_ms, now, now_text -- of the run; now is Redis' time, but for tests that move it
 local sweep_budget -- holds that the run may still lapse
 
 -- A whole number as text. Redis and Lua by themselves take the long way through all digits of a fraction.
@@ -38,10 +39,12 @@ end
 local function enter(KEYS, ARGV)
   resource, prefix = ARGV[2], ARGV[3]
   COUNTS, USERS, RECORDS, DUE = prefix .. 'counts', prefix .. 'users', prefix .. 'records', prefix .. 'due'
-  if not now then
+  if EPOCH ~= KEYS[1] then
     EPOCH = KEYS[1]
     AGENDA = string.sub(EPOCH, 1, -6) .. 'agenda'
     epoch = redis.call('GET', EPOCH)
+  end
+  if not now then
     local time = redis.call('TIME')
     time_ms = time[1] * 1000 + math.floor(time[2] / 1000)
     now = time_ms
