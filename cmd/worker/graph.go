@@ -54,7 +54,7 @@ func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 			func(l *loops, x *holds.Expirer) { l.run("sweep", x.Sweep) },
 			func(l *loops, x *holds.Expirer) { l.run("watch", x.Watch) },
 			func(l *loops, db *store.Store, s *holds.Service, log zerolog.Logger) {
-				l.run("inventory", func(ctx context.Context) error { return db.Watch(ctx, s.InventoryChanged, log) })
+				l.run("inventory", func(ctx context.Context) error { return db.Watch(ctx, s, log) })
 			},
 			func(l *loops, s *server) { l.run("http", s.run) },
 			func(l *loops, q *events.QueryService) { l.run("queries", q.Run) },

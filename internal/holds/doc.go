@@ -80,6 +80,9 @@
 //     stands behind it: a reservation that does not fit is refused.
 //   - The same event has the same answer: an answer is remembered with the cause that made it;
 //     payments are answered from their row in Postgres for ever.
+//   - Inventory rows may come from memory (rows.go): only while the worker has proof, not older than readAge, that it
+//     has heard of every change of them, and only with the rev that they were read under. Such a decision takes its
+//     locks and gives them back in the one step of place.lua, unless another holds one of them.
 //   - The lock only orders work. place.lua checks the group's tokens in the same step as it
 //     writes, and all of this holds with no lock at all.
 //   - What would be answered can be asked without doing it: a dry Service runs the same scripts

@@ -299,7 +299,7 @@ func TestCapacityBySQLIsNoticed(t *testing.T) {
 	w := newRealTimeWorld(t)
 	ctx, stop := context.WithCancel(t.Context())
 	watched := make(chan error)
-	go func() { watched <- w.store.Watch(ctx, w.service.InventoryChanged, zerolog.Nop()) }()
+	go func() { watched <- w.store.Watch(ctx, w.service, zerolog.Nop()) }()
 	t.Cleanup(func() {
 		stop()
 		if err := <-watched; err != nil {

@@ -43,10 +43,17 @@ type CapacityAnswer struct {
 	Slots         []SlotStock `json:"slots"`                   // as they are after the change; nil when refused
 }
 
-// InventoryChanged bumps rev, so that whoever has read capacities or reservations of these
-// resources before decides again. What is no resource id has no holds and is passed over; where rev is
-// damaged nothing is decided until that is mended.
+// InventoryChanged bumps rev, so that a decision on capacities or reservations of these resources that were read before
+// is refused and made again. A name that is no resource id has no holds; it says that any row may have changed. Where
+// rev is damaged nothing is decided until that is repaired.
 func (s *Service) InventoryChanged(ctx context.Context, resources ...string) error {
+	for _, resource := range resources {
+		if ResourcePattern.MatchString(resource) {
+			s.rows.drop(resource)
+		} else {
+			s.rows.unheard()
+		}
+	}
 	return errors.Join(slices.DeleteFunc(s.bump(ctx, resources), func(err error) bool { return errors.Is(err, ErrDamaged) })...)
 }
 

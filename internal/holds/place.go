@@ -88,8 +88,9 @@ func (s *Service) Place(ctx context.Context, requests []PlaceRequest, emit func(
 	})
 }
 
-// place has requests decided and tells done of each, once.
+// place decides requests and calls done for each, once.
 func (s *Service) place(ctx context.Context, waiting []*placing, done decided) {
+	waiting = s.placeAtOnce(ctx, waiting, done)
 	if len(waiting) == 0 {
 		return
 	}
@@ -267,6 +268,9 @@ func (s *Service) decide(ctx context.Context, groups []*group, done decided) (ag
 		for i, g := range groups {
 			c := calls[i]
 			s.judge(c)
+			if c.Err != nil || c.Status != "ok" {
+				s.rows.drop(g.resource)
+			}
 			switch {
 			case c.Err == nil && (c.Status == locking.StatusLockLost || c.Status == locking.StatusConflict):
 				undecided = append(undecided, g)
@@ -276,19 +280,26 @@ func (s *Service) decide(ctx context.Context, groups []*group, done decided) (ag
 			case c.Err == nil && c.Status == "stale":
 				undecided = append(undecided, g)
 				fail(g.requests, fmt.Errorf("inventory keeps changing: %w", ErrBusy), done)
-			case c.Expect(2*len(g.requests)) != nil:
+			case !g.answer(c, done):
 				undecided = append(undecided, g)
-				fail(g.requests, c.Err, done)
-			default:
-				for j, p := range g.requests {
-					done(p, c.Reply[2*j], c.Reply[1+2*j], nil)
-				}
 			}
 		}
 		s.unlock(ctx, undecided)
 		groups = repeat
 	}
 	return again
+}
+
+// answer calls done for each request of the group with what place.lua replied. It reports whether they were decided.
+func (g *group) answer(c *lua.Call, done decided) bool {
+	if c.Expect(2*len(g.requests)) != nil {
+		fail(g.requests, c.Err, done)
+		return false
+	}
+	for j, p := range g.requests {
+		done(p, c.Reply[2*j], c.Reply[1+2*j], nil)
+	}
+	return true
 }
 
 // prepare reads rev and then Postgres, in this order, and returns a run of place.lua a group.
@@ -307,6 +318,7 @@ func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, er
 			return nil, err
 		}
 	}
+	period := s.rows.period()
 	readings, err := s.readRevs(ctx, resources)
 	if err != nil {
 		return nil, err
@@ -315,13 +327,17 @@ func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, er
 	for i, g := range groups {
 		trusts[i] = g.lock.Trust()
 	}
-	stock, err := s.inventory.Stock(ctx, resources, slots)
+	stock, err := s.inventory.Stock(ctx, resources, s.withNeighbours(slots))
 	if err != nil {
 		return nil, err
 	}
 	calls := make([]*lua.Call, len(groups))
 	for i, g := range groups {
-		if calls[i], err = s.placeCall(g, readings[i], min(readAge, trusts[i]), stock[i]); err != nil {
+		if !s.dry {
+			s.rows.put(period, s.epoch, g.resource, readings[i].rev, slots[i], stock[i])
+		}
+		rows := pick(g.names, slots[i], stock[i])
+		if calls[i], err = s.placeCall(g, g.lock.Token, readings[i], min(readAge, trusts[i]), rows); err != nil {
 			return nil, err
 		}
 	}
@@ -334,11 +350,16 @@ type reading struct {
 	at  time.Time
 }
 
-// readRevs reads the revs of resources in one round trip.
+// readRevs reads the revs of resources, and before them the clock, in one round trip. On a cluster each
+// partition has a clock of its own.
 func (s *Service) readRevs(ctx context.Context, resources []string) ([]reading, error) {
+	_, cluster := s.redis.(*redis.ClusterClient)
 	byPartition := make(map[int][]int)
 	for i, resource := range resources {
-		p := Partition(resource)
+		p := 0
+		if cluster {
+			p = Partition(resource)
+		}
 		byPartition[p] = append(byPartition[p], i)
 	}
 	pipe := s.redis.Pipeline()
@@ -366,8 +387,8 @@ func (s *Service) readRevs(ctx context.Context, resources []string) ([]reading, 
 	return readings, nil
 }
 
-// placeCall returns a run of place.lua, whose header tells the arguments.
-func (s *Service) placeCall(g *group, read reading, age time.Duration, stock []Stock) (*lua.Call, error) {
+// placeCall returns a run of place.lua, whose header lists the arguments.
+func (s *Service) placeCall(g *group, token string, read reading, age time.Duration, stock []Stock) (*lua.Call, error) {
 	n := len(g.names)
 	var told []byte
 	for i, row := range stock {
@@ -378,7 +399,7 @@ func (s *Service) placeCall(g *group, read reading, age time.Duration, stock []S
 	}
 	k := len(g.requests)
 	args := make([]any, 0, 10+3*n+11*k)
-	args = append(args, read.rev, s.memory(), s.policy.HoldsPerUser, sweepMax, read.at.UnixMilli(), age.Milliseconds(), g.lock.Token, told, n, k)
+	args = append(args, read.rev, s.memory(), s.policy.HoldsPerUser, sweepMax, read.at.UnixMilli(), age.Milliseconds(), token, told, n, k)
 	slots, request := make([]string, k), s.keys.prefix(g.resource)+"request:"
 	for i, p := range g.requests {
 		slots[i] = joinSlots(p.names)

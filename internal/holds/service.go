@@ -74,6 +74,7 @@ type Service struct {
 	locker    *locking.Locker
 	inventory Inventory
 	tenure    *Tenure
+	rows      *rowCache
 	policy    Policy
 	dry       bool // nothing is written
 
@@ -88,7 +89,7 @@ type Service struct {
 // NewService returns a Service for a namespace. The client must have MaxRetries -1 (see run),
 // and the locker must do its work on the same Redis.
 func NewService(namespace string, client redis.UniversalClient, locker *locking.Locker, inventory Inventory, tenure *Tenure, policy Policy) *Service {
-	return &Service{keys: keyspace(namespace), redis: client, locker: locker, inventory: inventory, tenure: tenure, policy: policy}
+	return &Service{keys: keyspace(namespace), redis: client, locker: locker, inventory: inventory, tenure: tenure, rows: newRowCache(), policy: policy}
 }
 
 // OnDamage has f called for each resource that a script finds damaged, before anything is decided.

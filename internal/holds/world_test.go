@@ -93,6 +93,17 @@ func newWorldOn(t testing.TB, redisURL string) *world {
 	return w
 }
 
+// hears makes a service rely on the inventory rows that it has cached, as in a worker that hears of every change of
+// them: the changes of these tests bump rev before they return, unless the test says otherwise.
+func (w *world) hears(t fatal, s *holds.Service) {
+	t.Helper()
+	now, err := s.Now(context.Background())
+	if err != nil {
+		t.Fatalf("clock of redis: %v", err)
+	}
+	s.InventoryHeard(now)
+}
+
 // execute runs plain SQL in the world's schema, as upstream may.
 func (w *world) execute(t testing.TB, sql string) {
 	t.Helper()
@@ -252,6 +263,7 @@ func (w *world) place(t fatal, requests ...holds.PlaceRequest) []holds.Outcome {
 			r.Quantity = 1
 		}
 	}
+	w.hears(t, w.service)
 	outcomes := collect(t, len(requests), func(emit func(int, holds.Result)) {
 		w.service.Place(context.Background(), requests, emit)
 	})

@@ -95,6 +95,7 @@ func (l *Lock) trustUntil(end time.Time) {
 const (
 	StatusLockLost = "lock_lost" // the script did not find the lock's token
 	StatusConflict = "conflict"  // the version changed, see Optimistic
+	StatusBlocked  = "blocked"   // another holds a key, see CommitAtOnce
 )
 
 // ErrLost says that a lock has ended before it was released, as far as anyone can know.
@@ -126,6 +127,8 @@ type Strategy interface {
 	unlock(ctx context.Context, locks []*Lock) error
 	// leave gives back what an acquisition may have left on servers without holding it.
 	leave(ctx context.Context, a *Acquisition)
+	// atOnce returns the token of CommitAtOnce, and whether there can be such a commit.
+	atOnce() (token string, can bool)
 	// wakeups returns the hub that hears of releases, nil if waiters can only try again.
 	wakeups() *hub
 	// close closes what the strategy has opened itself.
@@ -139,6 +142,7 @@ type plain struct{ client redis.UniversalClient }
 func (p plain) commit(ctx context.Context, _ []*Lock, calls []*lua.Call) {
 	lua.Run(ctx, p.client, calls)
 }
+func (plain) atOnce() (string, bool)              { return "", false }
 func (plain) wakeups() *hub                       { return nil }
 func (plain) leave(context.Context, *Acquisition) {}
 func (plain) close() error                        { return nil }
@@ -221,6 +225,33 @@ func (l *Locker) Commit(ctx context.Context, locks []*Lock, calls []*lua.Call) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpWithin)
 		defer cancel()
 		_ = l.strategy.unlock(ctx, elsewhere) // the work is done; what cannot be released ends with its lease
+	}
+}
+
+// AtOnce returns the token that a script finds in place of a lock's when CommitAtOnce runs it, and whether the strategy
+// allows that.
+func (l *Locker) AtOnce() (token string, can bool) { return l.strategy.atOnce() }
+
+// CommitAtOnce runs calls[i], which takes the lock of sets[i], works and releases it in one step of its script, without
+// an attempt before. So no other sees the lock. The script must refuse with StatusBlocked while another holds one of
+// the keys. A caller that is blocked begins an Acquisition and waits as others do.
+func (l *Locker) CommitAtOnce(ctx context.Context, sets []Set, calls []*lua.Call) {
+	locks := make([]*Lock, len(sets))
+	for i, set := range sets {
+		locks[i] = &Lock{Set: set, began: time.Now()}
+	}
+	l.strategy.commit(ctx, locks, calls)
+	for i, lock := range locks {
+		lock.Held = calls[i].Err == nil && calls[i].Status == "ok"
+		switch {
+		case lock.Held:
+			l.metrics.tried([]*Lock{lock})
+			l.metrics.section(lock)
+		case calls[i].Err != nil:
+			l.metrics.failed([]*Lock{lock})
+		case calls[i].Status == StatusBlocked:
+			l.metrics.tried([]*Lock{lock})
+		}
 	}
 }
 

@@ -86,6 +86,9 @@ func NewRange(client redis.UniversalClient, o RangeOptions) *Range {
 	return &Range{plain{client}, o, newHub(client, o.Fair)}
 }
 
+// atOnce is not allowed where waiters queue: it would overtake them.
+func (r *Range) atOnce() (string, bool) { return "*", !r.options.Fair }
+
 func (r *Range) wakeups() *hub { return r.hub }
 func (r *Range) close() error  { return r.hub.close() }
 

@@ -26,15 +26,15 @@ var ofHolds = []mutant{
 	{
 		name: "lock-not-looked-at", wrong: "place.lua writes under locks that others have by now", trap: "a lost lock fails the work",
 		file: "internal/holds/lua/place.lua",
-		old:  "        if value ~= token or tonumber(until_ms) <= time_ms then return {'lock_lost', ARGV[name_at + i]} end\n",
-		new:  "",
+		old:  " or token ~= '*' and not (live and value == token) then return i end",
+		new:  " then return i end",
 		pkg:  "./internal/holds", run: "^TestLostLock$",
 	},
 	{
 		name: "lease-not-looked-at", wrong: "place.lua writes under a lock whose lease is over", trap: "a lost lock fails the work",
 		file: "internal/holds/lua/place.lua",
-		old:  "        if value ~= token or tonumber(until_ms) <= time_ms then",
-		new:  "        if value ~= token then",
+		old:  "not (live and value == token)",
+		new:  "value ~= token",
 		pkg:  "./internal/holds", run: "^TestLockLostBeforeDecision$/^over",
 	},
 	{
@@ -152,14 +152,14 @@ var ofHolds = []mutant{
 	{
 		name: "capacity-by-sql-not-noticed", wrong: "what Postgres tells of capacities that were changed by SQL is not passed on", trap: "2",
 		file: "internal/store/watch.go",
-		old:  "			err = changed(ctx, append(more(ctx, conn), notification.Payload)...)\n",
-		new:  "			_ = append(more(ctx, conn), notification.Payload)\n",
+		old:  "resources = append(resources, notification.Payload)",
+		new:  "_ = notification.Payload",
 		pkg:  "./internal/holds", run: "^TestCapacityBySQLIsNoticed$",
 	},
 	{
 		name: "nobody-listens-to-postgres", wrong: "a worker does not run the loop that hears of capacities that were changed by SQL", trap: "2",
 		file: "cmd/worker/graph.go",
-		old:  "				l.run(\"inventory\", func(ctx context.Context) error { return db.Watch(ctx, s.InventoryChanged, log) })\n",
+		old:  "				l.run(\"inventory\", func(ctx context.Context) error { return db.Watch(ctx, s, log) })\n",
 		new:  "				_, _, _ = db, s, log\n",
 		pkg:  "./cmd/worker", run: "^TestCapacityBySQL$",
 	},

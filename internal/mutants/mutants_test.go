@@ -36,7 +36,7 @@ type mutant struct {
 }
 
 // all are all mutants, in the order of the table.
-var all = slices.Concat(ofEvents, ofHolds, ofExpiry, ofLosses, ofPayments, ofLocks, ofPrograms, ofJudges, ofTorture, ofOperations, ofIdentity, ofStorage, ofGrowth, ofSweep, ofPublishing, ofConsumer)
+var all = slices.Concat(ofEvents, ofHolds, ofExpiry, ofLosses, ofPayments, ofLocks, ofPrograms, ofJudges, ofTorture, ofOperations, ofIdentity, ofStorage, ofGrowth, ofSweep, ofPublishing, ofConsumer, ofCache)
 
 // command is what finds the mutant, as it is typed.
 func (m mutant) command() string {

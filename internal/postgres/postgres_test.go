@@ -180,6 +180,21 @@ func TestConfig_LaggingStandbyIsFirst_PrimaryIsRead(t *testing.T) {
 	p.set(both, 3)
 }
 
+// watcher receives when a change was reported.
+type watcher chan struct{}
+
+func (watcher) Now(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1), nil }
+func (watcher) InventoryHeard(holds.Time)               {}
+func (watcher) InventoryUnheard()                       {}
+
+func (w watcher) InventoryChanged(context.Context, ...string) error {
+	select {
+	case w <- struct{}{}:
+	default:
+	}
+	return nil
+}
+
 // TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt switches writes off on a primary, as before a switchover, while
 // there are sessions to it. They serve nothing more, and the server that takes its place does.
 func TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt(t *testing.T) {
@@ -190,13 +205,7 @@ func TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt(t *testing.T) {
 	watching, stop := context.WithCancel(t.Context())
 	var watch sync.WaitGroup
 	watch.Go(func() {
-		_ = both.Watch(watching, func(context.Context, ...string) error { // it returns no errors
-			select {
-			case notified <- struct{}{}:
-			default:
-			}
-			return nil
-		}, zerolog.Nop())
+		_ = both.Watch(watching, watcher(notified), zerolog.Nop()) // it returns no errors
 	})
 	t.Cleanup(func() { stop(); watch.Wait() })
 	if found, err := capacity(t.Context(), both); found != 2 || err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-func init() { watchPing = 2 * time.Second }
+func init() { watchSilence = 2 * time.Second }
 
 // Read is what reads for decisions.
 func (s *Store) Read(ctx context.Context, work func(conn *pgxpool.Conn) error) error {

@@ -2,15 +2,18 @@ package store_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"net/url"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/rs/zerolog"
 
+	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
@@ -89,25 +92,77 @@ func (n *network) carry(number int32, from, to net.Conn) {
 	}
 }
 
-// watch collects what Watch tells, a batch a call.
-func watch(t *testing.T, s *store.Store) <-chan []string {
+// watcher records what Watch reports.
+type watcher struct {
+	changed chan []string // a batch a call
+	heard   chan holds.Time
+	unheard atomic.Int64
+	clock   atomic.Int64 // the next time of Redis' clock, in ms
+}
+
+func (w *watcher) Now(context.Context) (holds.Time, error) {
+	return holds.TimeFromMillis(w.clock.Add(1)), nil
+}
+
+func (w *watcher) InventoryChanged(_ context.Context, resources ...string) error {
+	w.changed <- resources
+	return nil
+}
+
+func (w *watcher) InventoryHeard(at holds.Time) { w.heard <- at }
+func (w *watcher) InventoryUnheard()            { w.unheard.Add(1) }
+
+// watch collects the changes that Watch reports, a batch a call.
+func watch(t *testing.T, s *store.Store) <-chan []string { return startWatch(t, s).changed }
+
+func startWatch(t *testing.T, s *store.Store) *watcher {
 	t.Helper()
-	told := make(chan []string, 10_000)
+	w := &watcher{changed: make(chan []string, 10_000), heard: make(chan holds.Time, 10_000)}
 	ctx, stop := context.WithCancel(t.Context())
 	watched := make(chan error)
-	go func() {
-		watched <- s.Watch(ctx, func(_ context.Context, resources ...string) error {
-			told <- resources
-			return nil
-		}, zerolog.New(io.Discard))
-	}()
+	go func() { watched <- s.Watch(ctx, w, zerolog.New(io.Discard)) }()
 	t.Cleanup(func() {
 		stop()
 		if err := <-watched; err != nil {
 			t.Error(err)
 		}
 	})
-	return told
+	return w
+}
+
+// TestWatch_ChangesBeforeAProof_AreReportedBeforeIt commits changes and asks for the time: a proof of a later time comes
+// after all of them.
+func TestWatch_ChangesBeforeAProof_AreReportedBeforeIt(t *testing.T) {
+	t.Parallel()
+	s := newSchema(t)
+	w := startWatch(t, s.Store)
+	<-w.heard
+	if w.unheard.Load() != 1 {
+		t.Errorf("unheard %d times, want once, as it began", w.unheard.Load())
+	}
+	for n := range 20 {
+		if _, err := s.conn.Exec(t.Context(), `INSERT INTO inventory (resource_id, slot, capacity) VALUES ($1, 's', 1)`, fmt.Sprint("r", n)); err != nil {
+			t.Fatal(err)
+		}
+		committed, _ := w.Now(t.Context())
+		for at := range w.heard {
+			if at.After(committed.Time) {
+				break
+			}
+		}
+		seen := false
+		for len(w.changed) > 0 {
+			seen = slices.Contains(<-w.changed, fmt.Sprint("r", n)) || seen
+		}
+		if !seen {
+			t.Fatalf("change %d was not reported before a proof of a later time", n)
+		}
+	}
+	if _, err := s.conn.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pg_notify%' AND application_name = $1`,
+		"holdfast "+s.namespace); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.Eventually(t, "the end of one listening and the begin of another", func() bool { return w.unheard.Load() >= 3 })
 }
 
 // TestWatchOfADeadConnection cuts the connection without a word to either side: Watch notices, and

@@ -9,7 +9,8 @@
 --   8 read_at_ms      Redis' time before Postgres was read
 --   9 read_age_ms     how old that may be: capacity may have been changed by others since, and a
 --                     lock that is not in this Redis is trusted no longer
---   10 token          the value of the group's locks, "" = there is none in this Redis
+--   10 token          the value of the group's locks; "" = there is none in this Redis; "*" = the call takes the
+--                     locks and gives them back in its one step, unless another holds one of them
 --   11 told           capacity:reserved,... of the slots in the union of the requests
 --   12 n  13 k        of slots, of requests
 --   then k request keys
@@ -23,6 +24,7 @@
 --   claimed_by_other, confirmed, already_confirmed (see claim.lua), sold_out or unknown_hold.
 -- Returns, besides those of the prelude,
 --   lock_lost slot  a lock is not the group's any more: nothing was decided
+--   blocked slot    another holds the lock of a slot (only with the token "*"): nothing was decided
 --   stale           rev has changed since Postgres was read, or that was too long ago: nothing was
 --                   decided, the lock is kept
 --   more            too many holds are due for one call: nothing was decided, the lock is kept
@@ -200,6 +202,21 @@ local function grant(r, user, count, index, quantity)
   return 'created ' .. args[r + FINGERPRINT] .. ' ' .. args[r + CAUSE] .. ' ' .. now_text .. ' ' .. id .. ':' .. deadline .. ' - '
 end
 
+-- Returns the number of the first name whose lock is not the token's or, with the token "*", is another's.
+local function not_ours(token, names)
+  local locks, checked = prefix .. 'locks', nil
+  if token == '*' and redis.call('EXISTS', locks) == 0 then return nil end -- nearly always
+  for i, field in ipairs(redis.call('HMGET', locks, unpack(names))) do
+    if field ~= checked then -- most are the same
+      local value, until_ms = string.match(field or '', '^(%S+) (%d+)$')
+      local live = value and tonumber(until_ms) > time_ms
+      if token == '*' and live or token ~= '*' and not (live and value == token) then return i end
+      checked = field
+    end
+  end
+  return nil
+end
+
 local function run(KEYS, ARGV)
   if not enter(KEYS, ARGV) then return {'lost'} end
   -- What is due lapses whatever comes of the decision.
@@ -214,14 +231,8 @@ local function run(KEYS, ARGV)
   local left_at = name_at + n + 2 * num_requests
   request_at = left_at + n
   if token ~= '' then
-    local checked
-    for i, field in ipairs(redis.call('HMGET', prefix .. 'locks', unpack(ARGV, name_at + 1, name_at + n))) do
-      if field ~= checked then -- most are the same
-        local value, until_ms = string.match(field or '', '^(%S+) (%d+)$')
-        if value ~= token or tonumber(until_ms) <= time_ms then return {'lock_lost', ARGV[name_at + i]} end
-        checked = field
-      end
-    end
+    local i = not_ours(token, {unpack(ARGV, name_at + 1, name_at + n)})
+    if i then return {token == '*' and 'blocked' or 'lock_lost', ARGV[name_at + i]} end
   end
   local answers = redis.call('MGET', prefix .. 'rev', prefix .. 'waited_for', unpack(ARGV, FIXED_ARGS + 1, name_at))
   if not string.match(ARGV[4], '^%-?%d+$') then return {'damaged', 'rev'} end -- nobody can bump it
@@ -323,7 +334,7 @@ local function run(KEYS, ARGV)
       redis.call('SET', key, reply[2 * k], 'PX', ARGV[5])
     end
   end
-  if token ~= '' then
+  if token ~= '' and token ~= '*' then
     redis.call('HDEL', prefix .. 'locks', unpack(ARGV, name_at + 1, name_at + n))
     if answers[2] then redis.pcall('SPUBLISH', prefix .. 'released', table.concat(ARGV, ' ', name_at + 1, name_at + n)) end
   end

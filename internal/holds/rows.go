@@ -1,0 +1,239 @@
+package holds
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"holdfast/internal/failpoint"
+	"holdfast/internal/locking"
+	"holdfast/internal/lua"
+)
+
+// The bounds of the cache of inventory rows.
+const (
+	neighbourNights  = 15               // before and after the nights of a request, which are read with them
+	neighbourDaysMax = 400              // from the first night of a request to the last
+	neighboursMax    = 2000             // slots that are read besides those that are needed, at a time
+	cachedSlotsMax   = 1_000_000        // some 64 bytes each
+	cachedAgeMax     = 10 * time.Minute // far shorter than a rev is kept
+)
+
+// rowCache keeps inventory rows, so that a request whose rows are known is decided without a read of Postgres.
+//
+// A row is used only if nothing can have changed it unnoticed:
+//
+//   - place.lua compares rev, which every change of reserved bumps, and every change of capacity that Postgres
+//     has notified this worker, or any other, of.
+//   - Postgres delivers notifications in the order of its commits. So a notification that the worker sent itself
+//     at a time by Redis' clock, and has received, proves that all changes committed before that time have bumped
+//     rev. place.lua refuses when that time is more than readAge ago.
+//   - What was read before the worker listened, or in another listening, is dropped.
+//
+// It is safe for concurrent use.
+type rowCache struct {
+	mu        sync.Mutex
+	listening uint64    // counts the times that the worker began to listen
+	heardAt   time.Time // by Redis' clock; all changes committed before it are heard; zero while the worker does not listen
+	resources map[string]*cachedRows
+	slots     int // of all resources
+}
+
+// cachedRows are rows of one resource that were read while rev and the epoch were these.
+type cachedRows struct {
+	epoch, rev string
+	readAt     time.Time
+	slots      []string // sorted
+	rows       []Stock
+}
+
+func newRowCache() *rowCache { return &rowCache{resources: make(map[string]*cachedRows)} }
+
+// heard says that every change of inventory that was committed before a time by Redis' clock has bumped rev.
+func (c *rowCache) heard(at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.heardAt = at
+}
+
+// unheard says that changes may have been missed until now. It drops all rows.
+func (c *rowCache) unheard() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.listening++
+	c.heardAt = time.Time{}
+	clear(c.resources)
+	c.slots = 0
+}
+
+// drop drops the rows of a resource.
+func (c *rowCache) drop(resource string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.remove(resource)
+}
+
+func (c *rowCache) remove(resource string) {
+	if cached := c.resources[resource]; cached != nil {
+		c.slots -= len(cached.slots)
+		delete(c.resources, resource)
+	}
+}
+
+// period names the time since the worker began to listen. Rows that are read in one period are not kept in another.
+func (c *rowCache) period() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.listening
+}
+
+// get returns the rows of sorted slots, what rev was when they were read, and the time by Redis' clock up to which
+// changes are heard. It finds nothing unless it has all of them.
+func (c *rowCache) get(epoch, resource string, slots []string) (read reading, rows []Stock, found bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	cached := c.resources[resource]
+	if cached == nil || c.heardAt.IsZero() {
+		return reading{}, nil, false
+	}
+	if cached.epoch != epoch || time.Since(cached.readAt) > cachedAgeMax {
+		c.remove(resource)
+		return reading{}, nil, false
+	}
+	rows = make([]Stock, len(slots))
+	from := 0
+	for i, slot := range slots {
+		at, has := slices.BinarySearch(cached.slots[from:], slot)
+		if !has {
+			return reading{}, nil, false
+		}
+		from += at
+		rows[i] = cached.rows[from]
+	}
+	return reading{cached.rev, c.heardAt}, rows, true
+}
+
+// put keeps rows that were read from Postgres in a period, after rev was read.
+func (c *rowCache) put(period uint64, epoch, resource, rev string, slots []string, rows []Stock) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if period != c.listening || c.heardAt.IsZero() || len(slots) > cachedSlotsMax {
+		return
+	}
+	old := c.resources[resource]
+	if old == nil || old.epoch != epoch || old.rev != rev {
+		c.remove(resource)
+		c.resources[resource] = &cachedRows{epoch, rev, time.Now(), slices.Clone(slots), slices.Clone(rows)}
+		c.slots += len(slots)
+	} else {
+		c.slots -= len(old.slots)
+		old.merge(slots, rows)
+		c.slots += len(old.slots)
+	}
+	for other := range c.resources { // in no particular order
+		if c.slots <= cachedSlotsMax {
+			break
+		}
+		c.remove(other)
+	}
+}
+
+// merge adds rows of the same rev. It keeps the age of the older ones.
+func (c *cachedRows) merge(slots []string, rows []Stock) {
+	for i, slot := range slots {
+		at, has := slices.BinarySearch(c.slots, slot)
+		if has {
+			continue
+		}
+		c.slots, c.rows = slices.Insert(c.slots, at, slot), slices.Insert(c.rows, at, rows[i])
+	}
+}
+
+// withNeighbours replaces slots, of one resource each, by the slots that are read: where they are nights, some before and
+// after them too, because the next requests are probably for these.
+func (s *Service) withNeighbours(slots [][]string) [][]string {
+	if s.dry {
+		return slots
+	}
+	more := 0
+	for i, names := range slots {
+		first, err := time.Parse(DateFormat, names[0])
+		last, err2 := time.Parse(DateFormat, names[len(names)-1])
+		if err != nil || err2 != nil || last.Sub(first) > neighbourDaysMax*24*time.Hour || more > neighboursMax {
+			continue
+		}
+		var wide []string
+		for night := first.AddDate(0, 0, -neighbourNights); !night.After(last.AddDate(0, 0, neighbourNights)); night = night.AddDate(0, 0, 1) {
+			wide = append(wide, night.Format(DateFormat))
+		}
+		wide = slices.Compact(slices.Sorted(slices.Values(append(wide, names...)))) // a slot may be named like no night
+		more += len(wide) - len(names)
+		slots[i] = wide
+	}
+	return slots
+}
+
+// pick returns the rows of some of the sorted slots that were read.
+func pick(names, slots []string, rows []Stock) []Stock {
+	if len(names) == len(slots) {
+		return rows
+	}
+	picked := make([]Stock, len(names))
+	for i, name := range names {
+		at, _ := slices.BinarySearch(slots, name)
+		picked[i] = rows[at]
+	}
+	return picked
+}
+
+// InventoryHeard says that every change of inventory that was committed before a time by Redis' clock has been passed
+// to InventoryChanged.
+func (s *Service) InventoryHeard(at Time) { s.rows.heard(at.Time) }
+
+// InventoryUnheard says that changes of inventory may have been missed until now.
+func (s *Service) InventoryUnheard() { s.rows.unheard() }
+
+// placeAtOnce decides the groups whose inventory rows are cached, in one round trip: place.lua takes the range of
+// locks, decides, and gives the range back in one step. It returns the requests that it has not decided: because rows
+// are not cached or have changed, because another holds the lock of a slot, or because too many holds are due.
+func (s *Service) placeAtOnce(ctx context.Context, waiting []*placing, done decided) []*placing {
+	token, can := s.locker.AtOnce()
+	if s.dry || !can {
+		return waiting
+	}
+	groups, left := s.gather(waiting)
+	var ready []*group
+	var calls []*lua.Call
+	var sets []locking.Set
+	for _, g := range groups {
+		read, rows, found := s.rows.get(s.epoch, g.resource, g.names)
+		if !found {
+			left = append(left, g.requests...)
+			continue
+		}
+		call, err := s.placeCall(g, token, read, readAge, rows)
+		if err != nil {
+			fail(g.requests, err, done)
+			continue
+		}
+		ready, calls, sets = append(ready, g), append(calls, call), append(sets, s.keys.locks(g.resource, g.names))
+	}
+	s.locker.CommitAtOnce(ctx, sets, calls)
+	failpoint.Hit("place.decided")
+	for i, g := range ready {
+		c := calls[i]
+		s.judge(c)
+		undecided := c.Err == nil && (c.Status == "stale" || c.Status == "more" || c.Status == locking.StatusBlocked)
+		if c.Err != nil || c.Status == "stale" {
+			s.rows.drop(g.resource)
+		}
+		if undecided {
+			left = append(left, g.requests...)
+			continue
+		}
+		g.answer(c, done)
+	}
+	slices.SortFunc(left, func(a, b *placing) int { return a.index - b.index })
+	return left
+}
