@@ -191,8 +191,8 @@ func (l *Load) send(ctx context.Context, s *sent, m *nats.Msg, persistent bool) 
 	l.mu.Lock()
 	l.kinds[s.kind]++
 	l.mu.Unlock()
-	l.book.copy(s)
 	for deadline := time.Now().Add(hardBound); ; wait(ctx, publishRetry) {
+		l.book.copy(s) // what is published once more, later than the duplicate window, is stored once more
 		within, cancel := context.WithTimeout(ctx, publishWithin)
 		_, err := l.js.PublishMsg(within, m)
 		cancel()
