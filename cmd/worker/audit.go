@@ -27,8 +27,8 @@ type auditCommand struct {
 	Yes           bool   `help:"Repair without asking."`
 	Output        string `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
 	Directory     `embed:""`
-	Connections   `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: as endpoints.env says, else holdfast"`
-	RequestKeyTTL time.Duration `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" default:"24h" group:"Policies, as the workers have them:" help:"How long answers and ended holds are remembered: a repair needs it."`
+	Connections   `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: as endpoints.env says, else holdfast"` //nolint:staticcheck // kong reads each set tag
+	RequestKeyTTL time.Duration                                                                                                                                    `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" default:"24h" group:"Policies, as the workers have them:" help:"How long answers and ended holds are remembered: a repair needs it."`
 }
 
 func (*auditCommand) Help() string {

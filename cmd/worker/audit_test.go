@@ -245,7 +245,9 @@ func TestDamagedWaits(t *testing.T) {
 			t.Errorf("while another resource is damaged, %s", o.Type)
 		}
 	}
-	stacktest.Eventually(t, "the log to tell what waits", func() bool { return strings.Contains(worker.log.String(), "event waits, the data of its resource is corrupt") })
+	stacktest.Eventually(t, "the log to tell what waits", func() bool {
+		return strings.Contains(worker.log.String(), "event waits, the data of its resource is corrupt")
+	})
 	stacktest.Eventually(t, "the worker to be ready, if it does not fill redis yet", func() bool {
 		code, _ := worker.get(t, "/readyz")
 		return code == 200 || s.epoch() != before

@@ -258,7 +258,7 @@ func (r *Replication) AfterApply() error {
 }
 
 // AfterApply takes an empty variable for none.
-func (d *Directory) AfterApply() error {
+func (d *Directory) AfterApply() error { //nolint:unparam // kong wants an error
 	d.DataDir = cmp.Or(d.DataDir, defaultDataDir)
 	return nil
 }

@@ -26,7 +26,7 @@ type devCommand struct {
 	Directory  `embed:""`
 	Installing `embed:""`
 	// The story says what happens, so the log says what goes wrong only.
-	Config `embed:"" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: holdfast, or a new one on servers that you give" set:"log_level=error"`
+	Config `embed:"" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: holdfast, or a new one on servers that you give" set:"log_level=error"` //nolint:staticcheck // kong reads each set tag
 }
 
 func (*devCommand) Help() string {

@@ -21,7 +21,7 @@ type preflightCommand struct {
 	NoMigrate   bool   `env:"HOLDFAST_NO_MIGRATE" help:"Check for a worker that is run with --no-migrate: what it would not create must exist."`
 	Output      string `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
 	Directory   `embed:""`
-	Connections `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: as endpoints.env says, else holdfast"`
+	Connections `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: as endpoints.env says, else holdfast"` //nolint:staticcheck // kong reads each set tag
 	Lifetimes   `embed:"" group:"Policies, as the workers have them:"`
 	LockServers `embed:"" group:"Locks:"`
 	Monitors    `embed:"" group:"Operations:"`

@@ -148,6 +148,7 @@ func TestQueries_Hang_DecisionsGoOn(t *testing.T) {
 			}
 		})
 	}
+	//nolint:bodyclose // its reader has closed it
 	if r := await(t, byHTTP); r.StatusCode != http.StatusServiceUnavailable || r.Header.Get("Retry-After") == "" {
 		t.Errorf("a query too many is answered with %s, Retry-After %q", r.Status, r.Header.Get("Retry-After"))
 	}

@@ -21,7 +21,7 @@ type rebuildCommand struct {
 	Yes         bool   `help:"Do not ask."`
 	Output      string `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
 	Directory   `embed:""`
-	Connections `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: as endpoints.env says, else holdfast"`
+	Connections `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: as endpoints.env says, else holdfast"` //nolint:staticcheck // kong reads each set tag
 	Terms       `embed:"" group:"Policies, as the workers have them:"`
 }
 

@@ -94,7 +94,7 @@ func (x *trimmer) trimInbound(ctx context.Context) (answered bool, err error) {
 // drop removes rows until there are no more.
 func (x *trimmer) drop(ctx context.Context, message string, some func() (int, error)) error {
 	all := 0
-	for dropped := trimRows; dropped == trimRows; all += dropped {
+	for dropped := trimRows; dropped == trimRows && ctx.Err() == nil; all += dropped {
 		var err error
 		if dropped, err = some(); err != nil {
 			return err

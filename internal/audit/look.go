@@ -113,11 +113,11 @@ func (l *looker) sizes(ctx context.Context, resources []string) ([]int, error) {
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	sizes := make([]int, len(resources))
-	for i, length := range lengths {
-		if err := length.Err(); err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") { // of which the look tells
-			return nil, fmt.Errorf("look at %s: %w", resources[i], err)
+	for i, resource := range resources {
+		if err := lengths[i].Err(); err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") { // the look reports that
+			return nil, fmt.Errorf("look at %s: %w", resource, err)
 		}
-		sizes[i] = int(length.Val())
+		sizes[i] = int(lengths[i].Val())
 	}
 	return sizes, nil
 }

@@ -61,6 +61,7 @@ func (c *Consumer) same(ctx context.Context, s *stored, ack *jetstream.PubAck, e
 				Msg("event decided twice with different outcomes, the stored outcome stands")
 			s.message.Data = found.Data
 			return nil
+		case unrelated:
 		}
 		log.Error().Str("stored_subject", found.Subject).Msg("message id taken by another message, publishing under a new one")
 		s.message.Header.Set(headerMsgID, id+"#"+strconv.FormatUint(ack.Sequence, 10))

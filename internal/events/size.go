@@ -51,7 +51,7 @@ func (c *Consumer) checkSize(ctx context.Context, d *delivery, limit int64) erro
 	c.readOutcomeMax(ctx)
 	m, err := c.message(d, wantedOutcome(d.in))
 	if err != nil {
-		return nil // it fails again when the event is decided
+		return nil //nolint:nilerr // it fails again when the event is decided
 	}
 	if size, limit := messageSize(m), c.outcomeLimit(); size > limit {
 		return &oversizedError{size, limit}

@@ -150,8 +150,8 @@ func (e *Expirer) Sweep(ctx context.Context) error {
 		} else {
 			partitions = union(partitions, e.take())
 		}
-		next, err := time.Duration(0), error(nil)
-		unfinished, next, err = sw.round(ctx, partitions)
+		left, next, err := sw.round(ctx, partitions)
+		unfinished = left
 		if ctx.Err() == nil && (err != nil || len(partitions) == Partitions) {
 			sw.log(err)
 		}
