@@ -1,12 +1,13 @@
-// Package mutants breaks our own code on purpose, one thing at a time, and sees that the tests find
-// each. Only tests use it; docs/faults.md has the table.
+// Package mutants breaks our own code on purpose, one change at a time, and checks that a test finds each
+// change. It has tests only; docs/faults.md has the table.
 //
-// A mutant is a change of source text: of Go, of a script, of a query. It is handed to the compiler as
-// an overlay (go build -overlay), so nothing is written into the tree, and no program has a switch by which
-// it could be broken. The overlay goes by way of GOFLAGS, so that tests that build programs of their own
-// build broken ones.
+// A mutant is a file testdata/<area>/<name>.txtar: a header, the lines before and the lines after. It changes
+// source text: Go, a script, a query. The compiler gets it as an overlay (go build -overlay), so nothing is
+// written into the tree, and no program has a switch that breaks it. The overlay is passed in GOFLAGS, so that
+// tests that build programs build the broken ones.
 //
 //	go test ./internal/mutants                                            # each mutant still fits the code
-//	go test ./internal/mutants -mutants -v -timeout 2h                    # and is found by its test
+//	go test ./internal/mutants -mutants -v -timeout 3h                    # a test finds each mutant
 //	go test ./internal/mutants -mutants -v -run 'Caught/^rev-not-compared$'
+//	go test ./internal/mutants -mutants -v -mutants.tenth 3               # every tenth mutant, from the third on
 package mutants

@@ -11,43 +11,104 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/tools/txtar"
 )
 
 var (
 	mutantsFlag = flag.Bool("mutants", false, "run the test of each mutant, with it and without it")
-	update      = flag.Bool("update", false, "write what is generated into docs/faults.md")
+	tenthFlag   = flag.Int("mutants.tenth", -1, "run only every tenth mutant, from this one on (0 to 9)")
+	update      = flag.Bool("update", false, "write the table of mutants into docs/faults.md")
 )
 
-// root is the tree that is broken.
+// root is the directory of the module.
 const root = "../.."
 
-// mutant is a change of our code by which it breaks a promise, and the test that finds it.
+// mutant is a change of our code that breaks a promise, and the test that finds it.
 type mutant struct {
-	name  string
-	wrong string // what is broken, in words
-	trap  string // the numbers of the promises in README.md, or the trap that it is
-	file  string // below root
-	old   string // what is there, exactly once
-	new   string // what is put in its place
-	pkg   string // whose test finds it
-	run   string // the pattern of that test
-	args  string // that it is run with besides, divided by spaces; one with spaces is in single quotes
-	hangs bool   // the test finds it by not coming to an end
+	name    string
+	breaks  string // what goes wrong, in words
+	promise string // the numbers of the promises in README.md, or the name of another rule
+	file    string // below root
+	before  string // whole lines, which the file has exactly once
+	after   string // the lines that replace them
+	pkg     string
+	run     string   // the pattern of the test
+	args    []string // more arguments of go test
+	hangs   bool     // the mutant is found because the test does not end
 }
 
-// all are all mutants, in the order of the table.
-var all = slices.Concat(ofEvents, ofHolds, ofExpiry, ofLosses, ofPayments, ofLocks, ofPrograms, ofJudges, ofTorture, ofOperations, ofIdentity, ofStorage, ofGrowth, ofSweep, ofPublishing, ofConsumer, ofCache)
+// words splits arguments as a shell does that knows single quotes only.
+var words = regexp.MustCompile(`'[^']*'|\S+`)
 
-// command is what finds the mutant, as it is typed.
+// all returns the mutants in the order of their areas and names.
+func all(t *testing.T) []mutant {
+	t.Helper()
+	paths, err := filepath.Glob("testdata/*/*.txtar")
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("no mutants in testdata: %v", err)
+	}
+	mutants := make([]mutant, 0, len(paths))
+	for _, path := range paths {
+		m, err := read(path)
+		if err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		mutants = append(mutants, m)
+	}
+	return mutants
+}
+
+func read(path string) (mutant, error) {
+	archive, err := txtar.ParseFile(path)
+	if err != nil {
+		return mutant{}, err
+	}
+	m := mutant{name: strings.TrimSuffix(filepath.Base(path), ".txtar")}
+	for line := range strings.Lines(string(archive.Comment)) {
+		key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ": ")
+		switch key {
+		case "breaks":
+			m.breaks = value
+		case "promise":
+			m.promise = value
+		case "file":
+			m.file = value
+		case "test":
+			args := words.FindAllString(value, -1)
+			for i, word := range args {
+				args[i] = strings.Trim(word, "'")
+			}
+			if len(args) < 3 || args[1] != "-run" {
+				return mutant{}, fmt.Errorf("want test: <package> -run <pattern> [arguments], found %q", value)
+			}
+			m.pkg, m.run, m.args = args[0], args[2], args[3:]
+		case "hangs":
+			m.hangs = value == "true"
+		default:
+			return mutant{}, fmt.Errorf("unknown key %q", key)
+		}
+	}
+	if len(archive.Files) != 2 || archive.Files[0].Name != "before" || archive.Files[1].Name != "after" {
+		return mutant{}, fmt.Errorf("want the sections before and after")
+	}
+	m.before, m.after = string(archive.Files[0].Data), string(archive.Files[1].Data)
+	return m, nil
+}
+
+// command is how a reader runs the mutant's test.
 func (m mutant) command() string {
 	line := "go test " + m.pkg + " -run '" + m.run + "'"
-	if m.args != "" {
-		line += " " + m.args
+	for _, arg := range m.args {
+		if strings.Contains(arg, " ") {
+			arg = "'" + arg + "'"
+		}
+		line += " " + arg
 	}
 	return line
 }
 
-// apply returns the file as the mutant has it.
+// apply returns the path and the changed text of the file.
 func (m mutant) apply() (path, text string, err error) {
 	if path, err = filepath.Abs(filepath.Join(root, m.file)); err != nil {
 		return "", "", err
@@ -56,20 +117,20 @@ func (m mutant) apply() (path, text string, err error) {
 	if err != nil {
 		return "", "", err
 	}
-	if n := strings.Count(string(source), m.old); n != 1 {
-		return "", "", fmt.Errorf("%s has %d times what is to be replaced, want once:\n%s", m.file, n, m.old)
+	if n := strings.Count(string(source), m.before); n != 1 {
+		return "", "", fmt.Errorf("%s has %d times the lines to replace, want once:\n%s", m.file, n, m.before)
 	}
-	return path, strings.Replace(string(source), m.old, m.new, 1), nil
+	return path, strings.Replace(string(source), m.before, m.after, 1), nil
 }
 
-// TestMutantsFit sees that each mutant still fits the code: what it replaces is there once, what comes of it
-// can be parsed, and the test that finds it is there.
+// TestMutantsFit checks that each mutant still fits the code: its file has the lines once, the result parses,
+// and its test exists.
 func TestMutantsFit(t *testing.T) {
 	t.Parallel()
 	names := make(map[string]bool)
-	for _, m := range all {
+	for _, m := range all(t) {
 		if names[m.name] || !regexp.MustCompile(`^[a-z][a-z0-9-]+$`).MatchString(m.name) {
-			t.Errorf("%s: the name is taken, or is none", m.name)
+			t.Errorf("%s: the name is invalid or used twice", m.name)
 		}
 		names[m.name] = true
 		path, text, err := m.apply()
@@ -77,7 +138,7 @@ func TestMutantsFit(t *testing.T) {
 			t.Errorf("%s: %v", m.name, err)
 			continue
 		}
-		if m.new == m.old || m.wrong == "" || m.trap == "" {
+		if m.after == m.before || m.breaks == "" || m.promise == "" {
 			t.Errorf("%s: changes nothing, or does not say what", m.name)
 		}
 		if filepath.Ext(path) == ".go" {
@@ -91,7 +152,7 @@ func TestMutantsFit(t *testing.T) {
 	}
 }
 
-// hasTests returns an error unless each of the tests that the pattern names is in the package.
+// hasTests returns an error unless the package has each of the tests that the pattern names.
 func (m mutant) hasTests() error {
 	files, err := filepath.Glob(filepath.Join(root, m.pkg, "*_test.go"))
 	if err != nil {
@@ -120,7 +181,7 @@ const (
 	tableEnd   = "<!-- mutants: end -->\n"
 )
 
-// TestMutantTable keeps the table in docs/faults.md as the mutants are.
+// TestMutantTable keeps the table in docs/faults.md equal to the mutants.
 func TestMutantTable(t *testing.T) {
 	t.Parallel()
 	const page = root + "/docs/faults.md"
@@ -133,9 +194,10 @@ func TestMutantTable(t *testing.T) {
 	if !found || !closed {
 		t.Fatalf("%s has no place for the table of mutants", page)
 	}
-	want := fmt.Sprintf("There are %d of them.\n\n| mutant | what is broken | promise, or trap | found by |\n|---|---|---|---|\n", len(all))
-	for _, m := range all {
-		want += fmt.Sprintf("| %s | %s | %s | `%s` |\n", m.name, m.wrong, m.trap, strings.ReplaceAll(m.command(), "|", `\|`))
+	mutants := all(t)
+	want := fmt.Sprintf("There are %d of them.\n\n| mutant | what it breaks | promise or rule | found by |\n|---|---|---|---|\n", len(mutants))
+	for _, m := range mutants {
+		want += fmt.Sprintf("| %s | %s | %s | `%s` |\n", m.name, m.breaks, m.promise, strings.ReplaceAll(m.command(), "|", `\|`))
 	}
 	if *update {
 		if err := os.WriteFile(page, []byte(before+tableBegin+want+tableEnd+after), 0o644); err != nil {
@@ -144,6 +206,21 @@ func TestMutantTable(t *testing.T) {
 		return
 	}
 	if is != want {
-		t.Errorf("%s is not as the mutants are; run: go test ./internal/mutants -run MutantTable -update", page)
+		t.Errorf("%s differs from the mutants; run: go test ./internal/mutants -run MutantTable -update", page)
 	}
+}
+
+// chosen returns the mutants to run.
+func chosen(t *testing.T) []mutant {
+	mutants := all(t)
+	if *tenthFlag < 0 {
+		return mutants
+	}
+	return slices.Collect(func(yield func(mutant) bool) {
+		for i := *tenthFlag % 10; i < len(mutants); i += 10 {
+			if !yield(mutants[i]) {
+				return
+			}
+		}
+	})
 }
