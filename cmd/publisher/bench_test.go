@@ -13,6 +13,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"holdfast/internal/bench"
+	"holdfast/internal/stack/stacktest"
 )
 
 // exitOf is the exit code that fits a report.
@@ -35,6 +36,7 @@ func exitOf(t *testing.T, encoded string) int {
 // readers, and indented.
 func TestBenchOnGivenServers(t *testing.T) {
 	t.Parallel()
+	stacktest.LongOnly(t)
 	dir := filepath.Join(t.TempDir(), "docs", "bench")
 	r := publisher(t, append([]string{"bench", "--tiny", "--part", "latency", "--worker", workerBinary, "--out", dir, "-o", "json"}, serverFlags(t)...)...)
 	r.want(t, exitOf(t, r.out), "servers that were given", "latency: requests of 3 nights", "  at 80 %, ", "written: "+filepath.Join(dir, "bench.json"))
@@ -57,6 +59,7 @@ func TestBenchOnGivenServers(t *testing.T) {
 // worker is the one beside the program.
 func TestBenchOnItsOwnServers(t *testing.T) {
 	t.Parallel()
+	stacktest.LongOnly(t)
 	dir := t.TempDir()
 	var out, errOut bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), publisherBinary, "bench", "--tiny", "--part", "payments", "--out", dir)

@@ -39,6 +39,7 @@ func stopNATS(s *server.Server) {
 // TestLoadOverOutage loads a file while the server goes away and comes back.
 func TestLoadOverOutage(t *testing.T) {
 	t.Parallel()
+	stacktest.LongOnly(t)
 	const count, capacity = 2000, 700
 	dir := t.TempDir()
 	nats := startNATS(t, dir, -1)

@@ -113,6 +113,7 @@ var lettersKilled = flag.Int("letters", 2000, "how many dead letters TestReplayK
 // letter again, and the run tells of each.
 func TestReplayKilled(t *testing.T) {
 	t.Parallel()
+	stacktest.LongOnly(t)
 	m := newMorgue(t)
 	number := *lettersKilled
 	all := m.fill(number)
@@ -280,6 +281,7 @@ func TestReplayStops(t *testing.T) {
 // a word about limits that is as slow, and stops at the same share.
 func TestReplay_RunGoesOn_KeepsItsLimits(t *testing.T) {
 	t.Parallel()
+	stacktest.LongOnly(t)
 	m := newMorgue(t)
 	const number = 400 // far more than are worked on at a time
 	for range number {

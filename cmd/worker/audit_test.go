@@ -226,6 +226,7 @@ func TestHealsItself(t *testing.T) {
 // while those about others are answered and the worker is ready, until the worker has filled Redis again.
 func TestDamagedWaits(t *testing.T) {
 	t.Parallel()
+	stacktest.LongOnly(t)
 	s := newSystem(t)
 	worker := s.startWorker("HOLDFAST_RECONCILE=report")
 	for _, resource := range []string{"hall", "tent"} {

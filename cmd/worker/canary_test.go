@@ -54,6 +54,7 @@ func (o *outputs) without(t *testing.T, words ...string) {
 // logs everything meet every kind of event, mistake and fault, and looks for them in all that it tells.
 func TestNothingSecretIsTold(t *testing.T) {
 	t.Parallel()
+	stacktest.LongOnly(t)
 	s := newGuardedSystem(t)
 	s.mayLack, s.logLevel = true, "debug"
 	worker := s.startWorker("HOLDFAST_HOLDS_PER_USER=3")

@@ -92,6 +92,7 @@ func TestAuditorChangesNothing(t *testing.T) {
 // what is missing, and all are answered once it is given back.
 func TestMissingPermission(t *testing.T) {
 	t.Parallel()
+	stacktest.LongOnly(t)
 	s := newGuardedSystem(t)
 	s.mayLack = true
 	worker := s.startWorker()

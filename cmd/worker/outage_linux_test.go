@@ -22,6 +22,7 @@ import (
 // says so, every event waits, none dies, and all are answered when the server goes on.
 func TestServerStandsStill(t *testing.T) {
 	t.Parallel()
+	stacktest.LongOnly(t)
 	servers, err := stack.Start(t.Context(), stack.Options{Redis: true, Postgres: true})
 	if err != nil {
 		t.Fatal(err)

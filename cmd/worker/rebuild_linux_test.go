@@ -77,7 +77,7 @@ func TestRebuilderKilledAtEachStep(t *testing.T) {
 	t.Parallel()
 	var all sync.WaitGroup
 	defer all.Wait()
-	for _, step := range rebuildSteps {
+	for _, step := range stacktest.Sample(rebuildSteps) {
 		all.Go(func() {
 			t.Run(step, func(t *testing.T) {
 				s, held, paid, payment := flushedWith(t)
@@ -93,6 +93,7 @@ func TestRebuilderKilledAtEachStep(t *testing.T) {
 // for it. Another does it. When the first goes on it does no harm, and works as all others do.
 func TestRebuilderStopped(t *testing.T) {
 	t.Parallel()
+	stacktest.LongOnly(t)
 	var all sync.WaitGroup
 	defer all.Wait()
 	for _, step := range rebuildSteps {
@@ -138,8 +139,12 @@ func TestLostWhileFilled(t *testing.T) {
 	steps := rebuildSteps[slices.Index(rebuildSteps, "rebuild.begun"):]
 	var all sync.WaitGroup
 	defer all.Wait()
+	wholes := len(steps)
 	for i, step := range append(slices.Clone(steps), "rebuild.writing", "rebuild.verified", "rebuild.sealed") {
-		partition := i >= len(steps)
+		if !stacktest.Long() && i%3 != 0 {
+			continue
+		}
+		partition := i >= wholes
 		all.Go(func() {
 			t.Run(fmt.Sprintf("%s partition=%v", step, partition), func(t *testing.T) {
 				s, held, paid, payment := flushedWith(t)
@@ -270,6 +275,7 @@ func (p *process) stopped(t *testing.T) {
 // under them. Each time one of them fills it, in one attempt, and the others go on with it.
 func TestOneRebuilds(t *testing.T) {
 	t.Parallel()
+	stacktest.LongOnly(t)
 	s, held, paid, payment := flushedWith(t)
 	first := s.epoch()
 	var workers []*process
@@ -370,6 +376,7 @@ func lastToNotice(t *testing.T, step string, late bool) {
 // TestLapsedWhileLost has holds lapse while Redis is empty. Each is announced once, and its room is free.
 func TestLapsedWhileLost(t *testing.T) {
 	t.Parallel()
+	stacktest.LongOnly(t)
 	s, _ := newSystemWithRedis(t, stack.Options{})
 	const number = 50
 	setUp := s.startWorker()

@@ -186,6 +186,7 @@ func (s *scene) beginAnew() {
 // before the schema was made is no fault, and what nobody has told is one.
 func TestFilledFromBefore(t *testing.T) {
 	t.Parallel()
+	stacktest.LongOnly(t)
 	s := newScene(t)
 	ctx := t.Context()
 	s.beginAnew()

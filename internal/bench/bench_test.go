@@ -49,6 +49,7 @@ func wantOrder(t *testing.T, what string, times Times) {
 // TestOwnServers measures sales, expiry and growth on servers that are started for it.
 func TestOwnServers(t *testing.T) {
 	t.Parallel()
+	stacktest.LongOnly(t)
 	var lines, steps []string
 	own, err := os.Executable()
 	if err != nil {
@@ -271,6 +272,7 @@ func TestWorkerFails(t *testing.T) {
 // TestStopped stops a run in its middle: it says so, tells what it has, and leaves nothing.
 func TestStopped(t *testing.T) {
 	t.Parallel()
+	stacktest.LongOnly(t)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	o := given("expiry", "growth")

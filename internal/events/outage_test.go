@@ -105,6 +105,7 @@ func (denied) RedisError()     {}
 // once however many events need it.
 func TestOutage_EachMissingPermissionLogged(t *testing.T) {
 	t.Parallel()
+	stacktest.LongOnly(t)
 	b := newBench(t)
 	missing := []error{
 		&net.OpError{Op: "dial", Err: errors.New("connection refused")},

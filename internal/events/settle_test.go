@@ -128,6 +128,7 @@ func TestPoison(t *testing.T) {
 // and the consumers do not pause.
 func TestDamagedWaits(t *testing.T) {
 	t.Parallel()
+	stacktest.LongOnly(t)
 	b := newBench(t)
 	b.set(func(key string, _ int) error {
 		if strings.HasPrefix(key, "bad") {

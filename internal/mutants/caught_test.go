@@ -150,9 +150,10 @@ func (m mutant) test(t *testing.T, overlay string) *result {
 	cmd.Dir = root
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it ends its servers
 	cmd.WaitDelay = 30 * time.Second
+	cmd.Env = append(cmd.Environ(), "HOLDFAST_TEST_LONG=1")
 	if overlay != "" {
 		flags := strings.TrimSpace(os.Getenv("GOFLAGS") + " -overlay=" + overlay)
-		cmd.Env = append(cmd.Environ(), "GOFLAGS="+flags)
+		cmd.Env = append(cmd.Env, "GOFLAGS="+flags)
 	}
 	began := time.Now()
 	r := &result{}

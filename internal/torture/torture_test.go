@@ -27,6 +27,9 @@ var (
 // TestTorture breaks the servers, the workers and what is between them while a load goes on, and
 // sees that every promise holds. Without flags it is short; see docs/faults.md.
 func TestTorture(t *testing.T) {
+	if *forFlag == 0 && *burstsFlag == 0 {
+		t.Skip("takes minutes: make torture, or -torture.bursts 2")
+	}
 	o := Options{
 		Seed: *seedFlag, For: *forFlag, Nodes: 1, Workers: 3, Bursts: 2, Histories: 10, Strategy: *strategyFlag, Longest: 4 * time.Second,
 		Race: *raceFlag, Dir: t.TempDir(), Log: t.Logf,

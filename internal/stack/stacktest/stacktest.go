@@ -31,8 +31,32 @@ const (
 	parallelTests = "12"
 )
 
-// Long reports whether tests run in their long form: HOLDFAST_TEST_LONG=1, as .ci/run sets it.
-func Long() bool { return os.Getenv("HOLDFAST_TEST_LONG") != "" }
+// longVariable is the environment variable that selects the long form of tests; .ci/run sets it.
+const longVariable = "HOLDFAST_TEST_LONG"
+
+// Long reports whether tests run in their long form.
+func Long() bool { return os.Getenv(longVariable) != "" }
+
+// LongOnly skips a test in the short form. It is for tests that wait for leases and deadlines for many seconds,
+// or start many servers.
+func LongOnly(t *testing.T) {
+	t.Helper()
+	if !Long() {
+		t.Skip("takes long; " + longVariable + "=1 runs it")
+	}
+}
+
+// Sample returns all cases in the long form, and every third one in the short form.
+func Sample[T any](cases []T) []T {
+	if Long() {
+		return cases
+	}
+	var some []T
+	for i := 0; i < len(cases); i += 3 {
+		some = append(some, cases[i])
+	}
+	return some
+}
 
 var (
 	shared     *stack.Stack
