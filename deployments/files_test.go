@@ -64,7 +64,7 @@ func TestReadmeNamesTheUsers(t *testing.T) {
 		}
 	}
 	readme := strings.NewReplacer("`_payment`", "`holdfast_payment`", "`_inventory`", "`holdfast_inventory`").Replace(read(t, "README.md"))
-	for _, user := range stacktest.GuardedUsers {
+	for _, user := range stacktest.RestrictedUsers {
 		name := "holdfast_" + user
 		if !found[name] || !strings.Contains(readme, "`"+name+"`") {
 			t.Errorf("%s is in no file, or not in README.md", name)

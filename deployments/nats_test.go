@@ -212,7 +212,7 @@ func TestMigratorSetsStreamsRight(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := events.Setup(ctx, asMigrator, subjects, events.Reach{Life: time.Hour, Memory: time.Hour}, zerolog.Nop()); err != nil {
+	if err := events.Setup(ctx, asMigrator, subjects, events.Retention{HoldLifetime: time.Hour, AnswerTTL: time.Hour}, zerolog.Nop()); err != nil {
 		t.Error(err)
 	}
 	if len(refused) > 0 {

@@ -44,7 +44,7 @@ func TestPreflight(t *testing.T) {
 	}
 }
 
-func look(t *testing.T, g *stacktest.Guarded, user string) map[string]preflight.Check {
+func look(t *testing.T, g *stacktest.RestrictedServers, user string) map[string]preflight.Check {
 	t.Helper()
 	nats, redis, postgres := g.URLs(user)
 	db, err := store.Open(t.Context(), postgres, ns)
@@ -54,7 +54,7 @@ func look(t *testing.T, g *stacktest.Guarded, user string) map[string]preflight.
 	defer db.Close()
 	checks := make(map[string]preflight.Check)
 	for _, c := range preflight.Run(t.Context(), preflight.Target{
-		Namespace: ns, NATSURL: nats, Redis: stacktest.RedisOptions(redis), Store: db, Optimistic: true, Reach: events.Reach{Life: time.Hour, Memory: time.Hour},
+		Namespace: ns, NATSURL: nats, Redis: stacktest.RedisOptions(redis), Store: db, Optimistic: true, Retention: events.Retention{HoldLifetime: time.Hour, AnswerTTL: time.Hour},
 		Monitors: []string{g.MonitorURL()},
 	}) {
 		checks[c.Name] = c

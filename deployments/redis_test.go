@@ -114,7 +114,7 @@ func refusedByRedis(err error) bool {
 // with those that all other tests use.
 func TestRedisConfiguration(t *testing.T) {
 	t.Parallel()
-	g := stacktest.NewGuarded(t)
+	g := stacktest.NewRestrictedServers(t)
 	program, err := exec.LookPath("redis-server")
 	if err != nil {
 		t.Fatalf("%v (the tests have installed it, so it should be on PATH)", err)

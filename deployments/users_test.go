@@ -23,14 +23,14 @@ import (
 func TestMain(m *testing.M) { stacktest.Main(m) }
 
 const (
-	ns       = stacktest.GuardedNamespace
-	subjects = events.Subjects(ns)
+	ns       = stacktest.RestrictedNamespace
+	subjects = events.Namespace(ns)
 )
 
 // newServers are servers with these users, on which worker migrate has run as the migrator.
-func newServers(t *testing.T) *stacktest.Guarded {
+func newServers(t *testing.T) *stacktest.RestrictedServers {
 	t.Helper()
-	g := stacktest.NewGuarded(t)
+	g := stacktest.NewRestrictedServers(t)
 	ctx := t.Context()
 	_, _, address := g.URLs("migrator")
 	db, err := store.Open(ctx, address, ns)
@@ -45,7 +45,7 @@ func newServers(t *testing.T) *stacktest.Guarded {
 		t.Fatal(err)
 	}
 	client := redisAs(t, g, "migrator")
-	if _, err := holds.NoteFormat(ctx, ns, client); err != nil {
+	if _, err := holds.WriteFormat(ctx, ns, client); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := holds.Initialise(ctx, ns, client, uuid.NewString()); err != nil {
@@ -56,14 +56,14 @@ func newServers(t *testing.T) *stacktest.Guarded {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := events.Setup(ctx, js, subjects, events.Reach{Life: time.Hour, Memory: time.Hour}, zerolog.Nop()); err != nil {
+	if err := events.Setup(ctx, js, subjects, events.Retention{HoldLifetime: time.Hour, AnswerTTL: time.Hour}, zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
 	return g
 }
 
 // natsAs connects as a user. What the server does not permit is told on refused.
-func natsAs(t *testing.T, g *stacktest.Guarded, user string) (nc *nats.Conn, refused chan string) {
+func natsAs(t *testing.T, g *stacktest.RestrictedServers, user string) (nc *nats.Conn, refused chan string) {
 	t.Helper()
 	address, _, _ := g.URLs(user)
 	refused = make(chan string, 64)
@@ -75,7 +75,7 @@ func natsAs(t *testing.T, g *stacktest.Guarded, user string) (nc *nats.Conn, ref
 	return nc, refused
 }
 
-func redisAs(t *testing.T, g *stacktest.Guarded, user string) *redis.Client {
+func redisAs(t *testing.T, g *stacktest.RestrictedServers, user string) *redis.Client {
 	t.Helper()
 	_, address, _ := g.URLs(user)
 	client := redis.NewClient(stacktest.RedisOptions(address))
@@ -83,7 +83,7 @@ func redisAs(t *testing.T, g *stacktest.Guarded, user string) *redis.Client {
 	return client
 }
 
-func postgresAs(t *testing.T, g *stacktest.Guarded, user string) *pgx.Conn {
+func postgresAs(t *testing.T, g *stacktest.RestrictedServers, user string) *pgx.Conn {
 	t.Helper()
 	_, _, address := g.URLs(user)
 	conn, err := pgx.Connect(t.Context(), address)

@@ -42,10 +42,10 @@ func TestSamples_OnServersWithUsers_RunAsTheTeams(t *testing.T) {
 // guardedSite starts servers with users, migrates them, and runs a worker as holdfast_worker.
 func guardedSite(t *testing.T) site {
 	t.Helper()
-	g := stacktest.NewGuarded(t)
+	g := stacktest.NewRestrictedServers(t)
 	flags := func(user string) []string {
 		nats, redis, postgres := g.URLs(user)
-		return []string{"--namespace", stacktest.GuardedNamespace, "--nats-url", nats, "--redis-url", redis, "--postgres-url", postgres}
+		return []string{"--namespace", stacktest.RestrictedNamespace, "--nats-url", nats, "--redis-url", redis, "--postgres-url", postgres}
 	}
 	environment := append(os.Environ(), "HOLDFAST_PREFLIGHT=warn") // its Postgres does not sync
 	migrate := exec.CommandContext(t.Context(), binary, append([]string{"migrate"}, flags("migrator")...)...)

@@ -72,7 +72,7 @@ func (v *benchmark) Run(ctx context.Context, p *program) error {
 		Progress: steps.say, Step: steps.at,
 	})
 	steps.end()
-	if errors.Is(err, bench.ErrSomeServers) {
+	if errors.Is(err, bench.ErrPartialURLs) {
 		return misused("%v (--nats-url or %s, --redis-url, --postgres-url)", err, nameNATSURL)
 	}
 	if report == nil {
@@ -117,7 +117,7 @@ func (v *benchmark) show(p *program, report *bench.Report) error {
 	} else {
 		err = p.print(benchSummary(report))
 	}
-	if err == nil && report.Missed() > 0 {
+	if err == nil && report.FailedGoals() > 0 {
 		err = errRejected
 	}
 	return err
@@ -130,7 +130,7 @@ func (v *benchmark) write(p *program, report *bench.Report, encoded []byte) erro
 		return err
 	}
 	written := path
-	if len(report.Sales) > 0 {
+	if len(report.Throughputs) > 0 {
 		path := filepath.Join(v.Out, "holds.svg")
 		if err := report.Plot(path); err != nil {
 			return err

@@ -19,7 +19,7 @@ func benchSummary(r *bench.Report) string {
 			text.WriteString(title + "\n" + table(headers, rows) + "\n")
 		}
 	}
-	text.WriteString(printable(r.Where()) + "\n\n")
+	text.WriteString(printable(r.Environment()) + "\n\n")
 	used := usedProcesses(r)
 	if len(used) > 0 {
 		text.WriteString("What a process used of the processor for each event is told in µs.\n\n")
@@ -41,7 +41,7 @@ func usedProcesses(r *bench.Report) (names []string) {
 			known[name] = true
 		}
 	}
-	for _, s := range r.Sales {
+	for _, s := range r.Throughputs {
 		note(s.ProcessorMicros)
 	}
 	if r.Payments != nil {
@@ -50,7 +50,7 @@ func usedProcesses(r *bench.Report) (names []string) {
 	for _, l := range r.Latencies {
 		note(l.ProcessorMicros)
 	}
-	for _, g := range r.Growth {
+	for _, g := range r.Scaling {
 		note(g.Rate.Processor)
 	}
 	for _, name := range bench.Processes {
@@ -86,8 +86,8 @@ func decimal(format string, figure float64) string {
 
 func benchSales(r *bench.Report, used []string) (title string, headers []string, rows [][]string) {
 	headers = []string{"NIGHTS", "RESOURCES", "WORKERS", "HOLDS/S", "CEILING/S", "OF CEILING", "X 1000 RES.", "BASELINE/S", "X BASELINE"}
-	rows = make([][]string, len(r.Sales))
-	for i, s := range r.Sales {
+	rows = make([][]string, len(r.Throughputs))
+	for i, s := range r.Throughputs {
 		rows[i] = withUse([]string{
 			strconv.Itoa(s.Nights), strconv.Itoa(s.Resources), strconv.Itoa(s.Workers), decimal("%.0f", s.PerSecond),
 			decimal("%.0f", s.CeilingSecond), decimal("%.2f", s.OfCeiling), decimal("%.2f", s.TimesMany),
@@ -140,7 +140,7 @@ func benchExpiries(r *bench.Report) (title string, headers []string, rows [][]st
 }
 
 func benchGrowth(r *bench.Report, used []string) (title string, headers []string, rows [][]string) {
-	for _, g := range r.Growth {
+	for _, g := range r.Scaling {
 		rows = append(rows, withUse([]string{
 			strconv.Itoa(g.Live), decimal("%.0f", g.Rate.PerSecond), decimal("%.0f", g.RedisBytes), decimal("%.0f", g.WireIn),
 			decimal("%.0f", g.WireOut), decimal("%.0f", g.EventBytes), decimal("%.0f", g.OutcomeBytes), decimal("%.0f", float64(g.WorkerBytes>>20)),
@@ -152,14 +152,14 @@ func benchGrowth(r *bench.Report, used []string) (title string, headers []string
 
 func benchGoals(r *bench.Report) (title string, headers []string, rows [][]string) {
 	for _, g := range r.Goals {
-		verdict := "met"
+		status := "met"
 		if !g.Met {
-			verdict = "missed"
+			status = "missed"
 		}
-		rows = append(rows, []string{g.Name, g.Bound, strconv.FormatFloat(g.Want, 'f', -1, 64), fmt.Sprintf("%.2f", g.Found), verdict})
+		rows = append(rows, []string{g.Name, g.Bound, strconv.FormatFloat(g.Want, 'f', -1, 64), fmt.Sprintf("%.2f", g.Found), status})
 	}
 	title = "Goals: all are met."
-	if missed := r.Missed(); missed > 0 {
+	if missed := r.FailedGoals(); missed > 0 {
 		title = fmt.Sprintf("Goals: %d of %d are missed.", missed, len(r.Goals))
 	}
 	return title, []string{"GOAL", "BOUND", "WANT", "FOUND", ""}, rows

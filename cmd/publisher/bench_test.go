@@ -26,15 +26,15 @@ func exitOf(t *testing.T, encoded string) int {
 	if len(r.Goals) == 0 {
 		t.Errorf("nothing was judged: %s", encoded)
 	}
-	if r.Missed() > 0 {
+	if r.FailedGoals() > 0 {
 		return exitRejected
 	}
 	return exitOK
 }
 
-// TestBenchOnGivenServers measures on servers that are named, and writes and prints one report: the file is for
+// TestBench_GivenServers_WritesOneReport measures on servers that are named, and writes and prints one report: the file is for
 // readers, and indented.
-func TestBenchOnGivenServers(t *testing.T) {
+func TestBench_GivenServers_WritesOneReport(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
 	dir := filepath.Join(t.TempDir(), "docs", "bench")
@@ -55,9 +55,9 @@ func TestBenchOnGivenServers(t *testing.T) {
 	}
 }
 
-// TestBenchOnItsOwnServers is run as a newcomer runs it: nothing is said but what to measure. The
+// TestBench_OwnServers_NeedsNoFlags is run as a newcomer runs it: nothing is said but what to measure. The
 // worker is the one beside the program.
-func TestBenchOnItsOwnServers(t *testing.T) {
+func TestBench_OwnServers_NeedsNoFlags(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
 	dir := t.TempDir()
@@ -76,8 +76,8 @@ func TestBenchOnItsOwnServers(t *testing.T) {
 	}
 }
 
-// TestBenchFails asks for what cannot be measured.
-func TestBenchFails(t *testing.T) {
+// TestBench_UnusableFlags_Fails asks for what cannot be measured.
+func TestBench_UnusableFlags_Fails(t *testing.T) {
 	t.Parallel()
 	servers := serverFlags(t)
 	for line, c := range map[string]struct {
@@ -98,16 +98,16 @@ func TestBenchFails(t *testing.T) {
 	}
 }
 
-// TestBenchShows prints reports that were measured elsewhere, with the exit code that fits.
-func TestBenchShows(t *testing.T) {
+// TestBench_StoredReports_ShownWithExitCode prints reports that were measured elsewhere, with the exit code that fits.
+func TestBench_StoredReports_ShownWithExitCode(t *testing.T) {
 	t.Parallel()
 	use := map[string]float64{"worker": 61, "redis": 42}
 	r := &bench.Report{
-		Sales: []bench.Sale{
+		Throughputs: []bench.Throughput{
 			{Nights: 3, Resources: 1000, Workers: 1, PerSecond: 12345.6, CeilingSecond: 24691.2, OfCeiling: 0.5, TimesMany: 1, BaselineSecond: 1000, TimesBaseline: 12.3, ProcessorMicros: use, CeilingMicros: map[string]float64{"redis": 21}},
 			{Nights: 3, Resources: 1, Workers: 1, PerSecond: 20000, CeilingSecond: 25000, OfCeiling: 0.8, TimesMany: 1.62, ProcessorMicros: use, CeilingMicros: map[string]float64{"redis": 20}},
 		},
-		Expiries: []bench.Expiry{{Notified: true, Number: 20000, Within: 1, Keys: 500000, Late: bench.Times{P50: 5, P99: 50, P999: 60, Max: 70}}},
+		Expiries: []bench.Expiry{{Notified: true, Number: 20000, Within: 1, Keys: 500000, Late: bench.Quantiles{P50: 5, P99: 50, P999: 60, Max: 70}}},
 		Goals:    []bench.Goal{{Name: "3 nights: of the ceiling", Bound: bench.AtLeast, Want: 0.5, Found: 0.5, Met: true}},
 	}
 	show := func(output string) result {
@@ -143,7 +143,7 @@ GOAL                      BOUND     WANT  FOUND
 	if missed.code != exitRejected {
 		t.Errorf("a goal is missed, and the code is %d", missed.code)
 	}
-	for _, s := range []*bench.Sale{&r.Sales[0], &r.Sales[1]} {
+	for _, s := range []*bench.Throughput{&r.Throughputs[0], &r.Throughputs[1]} {
 		s.ProcessorMicros, s.CeilingMicros = nil, nil
 	}
 	if text := benchSummary(r); strings.Contains(text, "µs") || strings.Contains(text, "REDIS)") {
@@ -154,8 +154,8 @@ GOAL                      BOUND     WANT  FOUND
 	}
 }
 
-// TestBenchCommand tells what was typed, but for passwords: reports are shown to others.
-func TestBenchCommand(t *testing.T) {
+// TestCommandLine_Passwords_AreHidden tells what was typed, but for passwords: reports are shown to others.
+func TestCommandLine_Passwords_AreHidden(t *testing.T) {
 	t.Parallel()
 	got := commandLine([]string{"bench", "--nats-url", "nats://token@nats:4222", "--redis-url=redis://:se/cr@et@redis:6379/0", "--quick"})
 	if want := "publisher bench --nats-url nats://...@nats:4222 --redis-url=redis://...@redis:6379/0 --quick"; got != want {
@@ -163,8 +163,8 @@ func TestBenchCommand(t *testing.T) {
 	}
 }
 
-// TestBenchSteps shows a bar with what is measured now, and lines above it.
-func TestBenchSteps(t *testing.T) {
+// TestSteps_Terminal_ShowsBarAndLines shows a bar with what is measured now, and lines above it.
+func TestSteps_Terminal_ShowsBarAndLines(t *testing.T) {
 	t.Parallel()
 	var screen bytes.Buffer
 	s := &steps{to: &screen}

@@ -143,7 +143,7 @@ func (p *program) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return p.helpInstead(parser, args, err)
 	}
-	if err := c.Common.settle(); err != nil {
+	if err := c.Common.setDefaults(); err != nil {
 		return err
 	}
 	p.common = c.Common
@@ -189,8 +189,8 @@ func outputsOf(verb *kong.Node) []string {
 	return []string{outputTable, outputJSON}
 }
 
-// subjects are those of the namespace.
-func (p *program) subjects() events.Subjects { return events.Subjects(p.Namespace) }
+// namespace are those of the namespace.
+func (p *program) namespace() events.Namespace { return events.Namespace(p.Namespace) }
 
 // json reports whether JSON is to be printed.
 func (p *program) json() bool { return p.Output == outputJSON }

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestBashCompletes types into a bash on a terminal that has run the script, and presses tab.
-func TestBashCompletes(t *testing.T) {
+// TestCompletion_TabInBash_CompletesLine types into a bash on a terminal that has run the script, and presses tab.
+func TestCompletion_TabInBash_CompletesLine(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	if err := os.Symlink(os.Args[0], filepath.Join(dir, "publisher")); err != nil {
@@ -20,7 +20,7 @@ func TestBashCompletes(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Ctrl-A goes to the begin of the line, so what was completed is not run but told.
-	const tab, told, nothing = "\t", "\x01echo TOLD \n", "\x01: \n"
+	const tab, echo, nothing = "\t", "\x01echo TOLD \n", "\x01: \n"
 	completed := map[string]string{
 		"start":                 "start-payment",
 		"inventory se":          "inventory set",
@@ -33,7 +33,7 @@ func TestBashCompletes(t *testing.T) {
 	}
 	typed := "bind 'set show-all-if-ambiguous on'\nsource <(publisher completion bash)\npublisher " + tab + nothing
 	for begin := range completed {
-		typed += "publisher " + begin + tab + told
+		typed += "publisher " + begin + tab + echo
 	}
 	terminal := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command", "bash --norc --noprofile -i", "/dev/null")
 	terminal.Dir = dir

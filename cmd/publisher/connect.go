@@ -41,9 +41,9 @@ func (c *common) endpoint(given, name string) (string, error) {
 	return found[name], err
 }
 
-// settle sets what was not given: the namespace is that of the worker in this directory, unless
+// setDefaults sets what was not given: the namespace is that of the worker in this directory, unless
 // another NATS was named.
-func (c *common) settle() (err error) {
+func (c *common) setDefaults() (err error) {
 	if c.Namespace == "" && c.NATSURL == "" {
 		c.Namespace, err = c.endpoint("", nameNamespace)
 	}
@@ -83,7 +83,7 @@ func (p *program) connect() (client *events.Client, disconnect func(), err error
 		return nil, nil, err
 	}
 	events.OnRefusal(nc, func(refused *events.PermissionError) { p.refuse(refused) })
-	client, err = events.NewClient(nc, p.subjects())
+	client, err = events.NewClient(nc, p.namespace())
 	if err != nil {
 		nc.Close()
 		return nil, nil, err

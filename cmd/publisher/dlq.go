@@ -28,8 +28,8 @@ type dlq struct {
 	Runs    dlqRuns    `cmd:"" help:"Show who did what to dead letters, when and why."`
 }
 
-// letterFlags say which dead letters are meant.
-type letterFlags struct {
+// deadLetterFlags say which dead letters are meant.
+type deadLetterFlags struct {
 	Reason     []string `enum:"too_large,malformed,unknown_type,subject_mismatch,poison" placeholder:"REASON" help:"Only those with this reason (repeat it for more): ${enum}."`
 	Type       string   `placeholder:"EVENT" help:"Only this event, like booking.requested."`
 	ResourceID string   `placeholder:"R" help:"Only about this resource."`
@@ -41,7 +41,7 @@ type letterFlags struct {
 }
 
 // Validate implements kong's check.
-func (f *letterFlags) Validate() error {
+func (f *deadLetterFlags) Validate() error {
 	switch {
 	case f.Limit < 0:
 		return misused("--limit: must not be negative")
@@ -52,8 +52,8 @@ func (f *letterFlags) Validate() error {
 }
 
 // filter is what the flags say, but for the limit.
-func (f *letterFlags) filter() events.LetterFilter {
-	return events.LetterFilter{
+func (f *deadLetterFlags) filter() events.DeadLetterFilter {
+	return events.DeadLetterFilter{
 		Reasons: f.Reason, Type: f.Type, ResourceID: f.ResourceID, UserID: f.UserID,
 		Since: f.Since.Time, Until: f.Until.Time, Contains: f.Contains,
 	}
@@ -89,9 +89,9 @@ func parseDays(text string) (uint16, error) {
 // choice says which dead letters a verb is for that changes something: some that are named, or
 // all that the flags mean.
 type choice struct {
-	Seqs    []uint64    `arg:"" optional:"" name:"seq" help:"Dead letters by their sequence, as list shows it."`
-	All     bool        `help:"All dead letters, or with filters all that they mean."`
-	Letters letterFlags `embed:""`
+	Seqs    []uint64        `arg:"" optional:"" name:"seq" help:"Dead letters by their sequence, as list shows it."`
+	All     bool            `help:"All dead letters, or with filters all that they mean."`
+	Filters deadLetterFlags `embed:""`
 }
 
 // isEmpty reports whether nothing was chosen.
@@ -99,8 +99,8 @@ func (c *choice) isEmpty() bool { return len(c.Seqs) == 0 && !c.All && !c.narrow
 
 // narrowed reports whether there are filters.
 func (c *choice) narrowed() bool {
-	f := c.Letters.filter()
-	return c.Letters.Limit > 0 || f.NeedsBodies() || len(f.Reasons) > 0 || f.Contains != "" || !f.Since.IsZero() || !f.Until.IsZero()
+	f := c.Filters.filter()
+	return c.Filters.Limit > 0 || f.NeedsBody() || len(f.Reasons) > 0 || f.Contains != "" || !f.Since.IsZero() || !f.Until.IsZero()
 }
 
 // Validate implements kong's check: letters are named or filtered, and all is said on purpose.
@@ -116,15 +116,15 @@ func (c *choice) Validate() error {
 	return nil
 }
 
-// tending is what every verb takes that changes something.
-type tending struct {
+// operatorFlags is what every verb takes that changes something.
+type operatorFlags struct {
 	Yes  bool   `short:"y" help:"Do not ask. Needed where nobody can be asked: stdin is no terminal."`
 	Note string `placeholder:"TEXT" help:"Why. It is kept with the run."`
 	Who  string `env:"HOLDFAST_WHO" placeholder:"NAME" help:"Who. It is kept with the run. Default: user@host."`
 }
 
-// who is who runs the program.
-func (t *tending) who() string {
+// operator is who runs the program.
+func (t *operatorFlags) operator() string {
 	if t.Who != "" {
 		return t.Who
 	}
@@ -142,11 +142,11 @@ func (t *tending) who() string {
 var errUnconfirmed = errors.New("nothing was done")
 
 // confirm asks whether something is to be done, unless that was said already.
-func (p *program) confirm(ctx context.Context, t tending, question string) error {
+func (p *program) confirm(ctx context.Context, t operatorFlags, question string) error {
 	if t.Yes {
 		return nil
 	}
-	if !p.canAsk() {
+	if !p.canPrompt() {
 		return misused("stdin is no terminal, so nobody can be asked: give --yes")
 	}
 	fmt.Fprintf(p.err, "%s [y/N] ", question)
@@ -166,34 +166,34 @@ func (p *program) confirm(ctx context.Context, t tending, question string) error
 	return errUnconfirmed
 }
 
-// canAsk reports whether somebody sits at stdin.
-func (p *program) canAsk() bool { return isTerminal(p.in) }
+// canPrompt reports whether somebody sits at stdin.
+func (p *program) canPrompt() bool { return isTerminal(p.in) }
 
 // deadLetters returns the dead letters of the namespace. The caller calls disconnect.
-func (p *program) deadLetters(ctx context.Context) (client *events.Client, letters *events.DeadLetters, disconnect func(), err error) {
+func (p *program) deadLetters(ctx context.Context) (client *events.Client, deadLetters *events.DeadLetters, disconnect func(), err error) {
 	client, disconnect, err = p.connect()
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
-	letters, err = client.DeadLetters(ctx)
+	deadLetters, err = client.DeadLetters(ctx)
 	if err != nil {
 		disconnect()
-		return nil, nil, nil, p.explained(err)
+		return nil, nil, nil, p.withHint(err)
 	}
-	return client, letters, disconnect, nil
+	return client, deadLetters, disconnect, nil
 }
 
 // choose returns the letters that are meant, oldest first. bodies says whether the events
 // themselves are wanted.
-func (c *choice) choose(ctx context.Context, letters *events.DeadLetters, bodies bool) iter.Seq2[*events.DeadLetter, error] {
+func (c *choice) choose(ctx context.Context, deadLetters *events.DeadLetters, bodies bool) iter.Seq2[*events.DeadLetter, error] {
 	if c.All {
-		return limited(letters.All(ctx, c.Letters.filter(), bodies), c.Letters.Limit)
+		return limited(deadLetters.All(ctx, c.Filters.filter(), bodies), c.Filters.Limit)
 	}
 	return func(yield func(*events.DeadLetter, error) bool) {
 		for _, seq := range c.Seqs {
-			if l, err := letters.Get(ctx, seq); !yield(l, err) || err != nil {
+			if l, err := deadLetters.Get(ctx, seq); !yield(l, err) || err != nil {
 				return
 			}
 		}
@@ -201,10 +201,10 @@ func (c *choice) choose(ctx context.Context, letters *events.DeadLetters, bodies
 }
 
 // limited returns the first so many, or all when that is 0.
-func limited(letters iter.Seq2[*events.DeadLetter, error], limit int) iter.Seq2[*events.DeadLetter, error] {
+func limited(deadLetters iter.Seq2[*events.DeadLetter, error], limit int) iter.Seq2[*events.DeadLetter, error] {
 	return func(yield func(*events.DeadLetter, error) bool) {
 		n := 0
-		for l, err := range letters {
+		for l, err := range deadLetters {
 			if !yield(l, err) {
 				return
 			}
@@ -215,35 +215,35 @@ func limited(letters iter.Seq2[*events.DeadLetter, error], limit int) iter.Seq2[
 	}
 }
 
-// beginRun asks whether something is to be done to the letters that are meant, and begins a run
+// startRun asks whether something is to be done to the letters that are meant, and begins a run
 // over them. It returns no log when there are none, which it tells, or when it was not confirmed.
-func (p *program) beginRun(ctx context.Context, client *events.Client, letters *events.DeadLetters,
-	c *choice, t *tending, question string, run events.Run,
+func (p *program) startRun(ctx context.Context, client *events.Client, deadLetters *events.DeadLetters,
+	c *choice, t *operatorFlags, question string, run events.Run,
 ) (*events.RunLog, []uint64, error) {
 	var seqs []uint64
 	var found []*events.DeadLetter
-	for l, err := range c.choose(ctx, letters, false) {
+	for l, err := range c.choose(ctx, deadLetters, false) {
 		if err != nil {
 			return nil, nil, err
 		}
 		seqs = append(seqs, l.Seq)
 		found = append(found, &events.DeadLetter{Reason: l.Reason, StoredAt: l.StoredAt})
 	}
-	run.Who, run.Note = t.who(), t.Note
+	run.Operator, run.Note = t.operator(), t.Note
 	if c.All {
-		filter := c.Letters.filter()
+		filter := c.Filters.filter()
 		run.Filter = &filter
 	}
 	if len(seqs) == 0 {
 		run.State = events.RunDone
-		return nil, nil, p.printNothing(&run)
+		return nil, nil, p.printNoDeadLetters(&run)
 	}
 	if err := p.confirm(ctx, *t, question+" "+described(found)+"?"); err != nil {
 		return nil, nil, err
 	}
-	log, err := client.BeginRun(ctx, run, seqs)
+	log, err := client.StartRun(ctx, run, seqs)
 	if err != nil {
-		return nil, nil, p.explained(err)
+		return nil, nil, p.withHint(err)
 	}
 	return log, seqs, nil
 }
@@ -294,7 +294,7 @@ func counted(n int, noun string) string {
 }
 
 // since is how long ago something was, for a person.
-func since(at time.Time) string { return events.Age(time.Since(at)) }
+func since(at time.Time) string { return events.Humanize(time.Since(at)) }
 
 // bytesText is a number of bytes, for a person.
 func bytesText(n int) string {

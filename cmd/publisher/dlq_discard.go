@@ -9,8 +9,8 @@ import (
 
 // dlqDiscard removes dead letters.
 type dlqDiscard struct {
-	Choice  choice  `embed:""`
-	Tending tending `embed:""`
+	Choice   choice        `embed:""`
+	Operator operatorFlags `embed:""`
 }
 
 // Help implements kong's detailed help.
@@ -30,7 +30,7 @@ func (v *dlqDiscard) Validate() error {
 	switch {
 	case v.Choice.isEmpty():
 		return misused("which? Give sequences, or --all")
-	case strings.TrimSpace(v.Tending.Note) == "":
+	case strings.TrimSpace(v.Operator.Note) == "":
 		return misused("--note: say why")
 	}
 	return nil
@@ -38,23 +38,23 @@ func (v *dlqDiscard) Validate() error {
 
 // Run removes them.
 func (v *dlqDiscard) Run(ctx context.Context, p *program) error {
-	client, letters, disconnect, err := p.deadLetters(ctx)
+	client, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
-	log, seqs, err := p.beginRun(ctx, client, letters, &v.Choice, &v.Tending, "Discard", events.Run{Verb: events.RunDiscard})
+	log, seqs, err := p.startRun(ctx, client, deadLetters, &v.Choice, &v.Operator, "Discard", events.Run{Verb: events.RunDiscard})
 	if log == nil {
 		return err
 	}
-	return p.carryOut(ctx, client, log, seqs, never, "the same command removes the rest",
+	return p.executeRun(ctx, client, log, seqs, neverStop, "the same command removes the rest",
 		func(ctx context.Context, seq uint64) (func(context.Context) events.RunResult, error) {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
 			return func(ctx context.Context) events.RunResult {
-				if err := letters.Remove(context.WithoutCancel(ctx), seq); err != nil {
-					return resultOfError(seq, err)
+				if err := deadLetters.Remove(context.WithoutCancel(ctx), seq); err != nil {
+					return failedResult(seq, err)
 				}
 				return events.RunResult{Seq: seq, Result: events.Discarded}
 			}, nil

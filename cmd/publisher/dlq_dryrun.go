@@ -9,17 +9,17 @@ import (
 	"holdfast/internal/events"
 )
 
-// evaluationsMax is how many letters a dry run asks about at a time.
-const evaluationsMax = 32
+// dryRunsMax is how many letters a dry run asks about at a time.
+const dryRunsMax = 32
 
-// evaluation is what would become of one letter.
-type evaluation struct {
+// dryRunRow is what would become of one letter.
+type dryRunRow struct {
 	Seq     uint64 `json:"seq"`
 	EventID string `json:"event_id"`
-	events.Verdict
+	events.DryRunResult
 
-	about events.About
-	err   error // why there is no verdict
+	summary events.EventSummary
+	err     error // why there is no verdict
 }
 
 // unknown begins the verdict on a letter of which nothing can be said.
@@ -27,30 +27,30 @@ const unknown = "not known"
 
 // dryRun says for each letter what would happen now. A worker decides it, by the code that
 // decides events, and writes nothing.
-func (v *dlqReplay) dryRun(ctx context.Context, p *program, client *events.Client, letters *events.DeadLetters) error {
-	asking, stop := context.WithCancel(ctx)
+func (v *dlqReplay) dryRun(ctx context.Context, p *program, client *events.Client, deadLetters *events.DeadLetters) error {
+	dryRunCtx, stop := context.WithCancel(ctx)
 	defer stop()
-	queue := make(chan chan evaluation, evaluationsMax) // in the order of the letters
+	queue := make(chan chan dryRunRow, dryRunsMax) // in the order of the letters
 	var unread error
 	go func() {
 		defer close(queue)
-		for l, err := range v.Choice.choose(asking, letters, true) {
+		for l, err := range v.Choice.choose(dryRunCtx, deadLetters, true) {
 			if err != nil {
 				unread = err
 				return
 			}
-			answer := make(chan evaluation, 1)
+			answer := make(chan dryRunRow, 1)
 			select {
 			case queue <- answer:
-				go func() { answer <- evaluate(asking, p, client, l) }()
-			case <-asking.Done():
+				go func() { answer <- dryRunDeadLetter(dryRunCtx, p, client, l) }()
+			case <-dryRunCtx.Done():
 				return
 			}
 		}
 	}()
 	out := p.newList([]string{"seq", "event", "resource", "verdict", "detail"},
 		[]string{"seq", "event", "event_id", "resource", "user", "verdict", "outcome", "reason", "detail"})
-	var all []evaluation
+	var all []dryRunRow
 	var failed error
 	for answer := range queue {
 		e := <-answer
@@ -69,9 +69,9 @@ func (v *dlqReplay) dryRun(ctx context.Context, p *program, client *events.Clien
 		}
 		seq := strconv.FormatUint(e.Seq, 10)
 		if p.Output == outputWide {
-			out.addRow(seq, e.about.Type, e.EventID, e.about.Resource, e.about.User, e.Verdict.Verdict, e.Event, e.Reason, e.Detail)
+			out.addRow(seq, e.summary.Type, e.EventID, e.summary.Resource, e.summary.User, e.DryRunResult.Text, e.Event, e.Reason, e.Detail)
 		} else {
-			out.addRow(seq, e.about.Type, e.about.Resource, e.Verdict.Verdict, e.Detail)
+			out.addRow(seq, e.summary.Type, e.summary.Resource, e.DryRunResult.Text, e.Detail)
 		}
 	}
 	if ctx.Err() != nil {
@@ -81,34 +81,34 @@ func (v *dlqReplay) dryRun(ctx context.Context, p *program, client *events.Clien
 		return err
 	}
 	if !out.isJSON() && len(all) > 1 {
-		if err := p.print("\n" + verdictCounts(all)); err != nil {
+		if err := p.print("\n" + countDryRuns(all)); err != nil {
 			return err
 		}
 	}
 	return failed
 }
 
-// evaluate asks about one letter.
-func evaluate(ctx context.Context, p *program, client *events.Client, l *events.DeadLetter) evaluation {
-	e := evaluation{Seq: l.Seq, EventID: l.EventID, about: l.Event}
-	m, err := l.Original(p.subjects())
+// dryRunDeadLetter asks about one letter.
+func dryRunDeadLetter(ctx context.Context, p *program, client *events.Client, l *events.DeadLetter) dryRunRow {
+	e := dryRunRow{Seq: l.Seq, EventID: l.EventID, summary: l.Event}
+	m, err := l.Original(p.namespace())
 	if err != nil {
-		e.Verdict = events.Verdict{Verdict: "cannot be replayed", Detail: err.Error()}
+		e.DryRunResult = events.DryRunResult{Text: "cannot be replayed", Detail: err.Error()}
 		return e
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
-	if e.Verdict, e.err = client.Evaluate(ctx, m); e.err != nil {
-		e.Verdict = events.Verdict{Verdict: unknown, Detail: e.err.Error()}
+	if e.DryRunResult, e.err = client.DryRun(ctx, m); e.err != nil {
+		e.DryRunResult = events.DryRunResult{Text: unknown, Detail: e.err.Error()}
 	}
 	return e
 }
 
-// verdictCounts is how many letters have which verdict.
-func verdictCounts(all []evaluation) string {
+// countDryRuns is how many letters have which verdict.
+func countDryRuns(all []dryRunRow) string {
 	counts, outcomes := make(map[string]int), make(map[string]string)
 	for _, e := range all {
-		kind := e.Kind()
+		kind := e.Label()
 		counts[kind]++
 		outcomes[kind] = e.Event
 	}

@@ -24,11 +24,11 @@ import (
 
 // dlqEdit publishes a corrected copy of an event.
 type dlqEdit struct {
-	Seq       uint64    `arg:"" help:"The dead letter, by its sequence."`
-	Body      string    `placeholder:"FILE" help:"Take the body from this file, - for stdin, and open no editor."`
-	Subject   string    `placeholder:"SUBJECT" help:"Publish on this subject, and open no editor."`
-	SetHeader []pairing `placeholder:"NAME=VALUE" help:"Set a header, or remove it when the value is empty, and open no editor. Repeat it for more."`
-	Tending   tending   `embed:""`
+	Seq       uint64        `arg:"" help:"The dead letter, by its sequence."`
+	Body      string        `placeholder:"FILE" help:"Take the body from this file, - for stdin, and open no editor."`
+	Subject   string        `placeholder:"SUBJECT" help:"Publish on this subject, and open no editor."`
+	SetHeader []headerFlag  `placeholder:"NAME=VALUE" help:"Set a header, or remove it when the value is empty, and open no editor. Repeat it for more."`
+	Operator  operatorFlags `embed:""`
 }
 
 // Help implements kong's detailed help.
@@ -48,11 +48,11 @@ Examples:
 
 func (*dlqEdit) outputs() []string { return everyOutput }
 
-// pairing is NAME=VALUE.
-type pairing struct{ name, value string }
+// headerFlag is NAME=VALUE.
+type headerFlag struct{ name, value string }
 
 // UnmarshalText implements encoding.TextUnmarshaler for a flag.
-func (h *pairing) UnmarshalText(text []byte) (err error) {
+func (h *headerFlag) UnmarshalText(text []byte) (err error) {
 	name, value, found := strings.Cut(string(text), "=")
 	if !found || name == "" {
 		return fmt.Errorf("want NAME=VALUE, got %q", text)
@@ -63,16 +63,16 @@ func (h *pairing) UnmarshalText(text []byte) (err error) {
 
 // Run publishes the copy.
 func (v *dlqEdit) Run(ctx context.Context, p *program) error {
-	client, letters, disconnect, err := p.deadLetters(ctx)
+	client, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
-	l, err := letters.Get(ctx, v.Seq)
+	l, err := deadLetters.Get(ctx, v.Seq)
 	if err != nil {
 		return err
 	}
-	original, err := l.Original(p.subjects())
+	original, err := l.Original(p.namespace())
 	if err != nil {
 		return fmt.Errorf("letter %d: %w", l.Seq, err)
 	}
@@ -81,26 +81,26 @@ func (v *dlqEdit) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	question := fmt.Sprintf("Publish the copy of dead letter %d on %s?", l.Seq, printable(edited.Subject))
-	if err := p.confirm(ctx, v.Tending, question); err != nil {
+	if err := p.confirm(ctx, v.Operator, question); err != nil {
 		return err
 	}
-	replayer, err := letters.Replayer(p.Timeout)
+	replayer, err := deadLetters.Replayer(p.Timeout)
 	if err != nil {
 		return err
 	}
 	defer replayer.Close()
-	log, err := client.BeginRun(ctx, events.Run{Verb: events.RunEdit, Who: v.Tending.who(), Note: v.Tending.Note, Keep: true}, []uint64{l.Seq})
+	log, err := client.StartRun(ctx, events.Run{Verb: events.RunEdit, Operator: v.Operator.operator(), Note: v.Operator.Note, Keep: true}, []uint64{l.Seq})
 	if err != nil {
-		return p.explained(err)
+		return p.withHint(err)
 	}
-	return p.carryOut(ctx, client, log, []uint64{l.Seq}, never, "the same command publishes it",
+	return p.executeRun(ctx, client, log, []uint64{l.Seq}, neverStop, "the same command publishes it",
 		func(context.Context, uint64) (func(context.Context) events.RunResult, error) {
 			sent, err := replayer.Publish(l, edited, replayer.MessageID(l.Seq, digest(edited)))
 			return func(ctx context.Context) events.RunResult {
 				if err != nil {
-					return resultOfError(l.Seq, err)
+					return failedResult(l.Seq, err)
 				}
-				return sent.Finish(ctx, true)
+				return sent.Wait(ctx, true)
 			}, nil
 		})
 }
@@ -136,7 +136,7 @@ func (v *dlqEdit) edit(ctx context.Context, p *program, l *events.DeadLetter, or
 			return nil, err
 		}
 	}
-	if reflectsOriginal(edited, original) {
+	if isUnchanged(edited, original) {
 		return nil, errUnchanged
 	}
 	return edited, p.check(edited)
@@ -162,14 +162,14 @@ func readBody(p *program, path string) ([]byte, error) {
 // errUnchanged says that there is nothing to publish: the event itself is replayed.
 var errUnchanged = errors.New("the event is unchanged, nothing was published (publisher dlq replay publishes it as it is)")
 
-func reflectsOriginal(edited, original *nats.Msg) bool {
+func isUnchanged(edited, original *nats.Msg) bool {
 	return edited.Subject == original.Subject && bytes.Equal(edited.Data, original.Data) &&
 		maps.EqualFunc(edited.Header, original.Header, slices.Equal)
 }
 
 // check reads an event as the worker will.
 func (p *program) check(m *nats.Msg) error {
-	if _, err := p.subjects().Decode(m.Subject, m.Header, m.Data, time.Now()); err != nil {
+	if _, err := p.namespace().Decode(m.Subject, m.Header, m.Data, time.Now()); err != nil {
 		return fmt.Errorf("it would be dead-lettered again: %w", err)
 	}
 	return nil
@@ -190,10 +190,10 @@ func (v *dlqEdit) editByHand(ctx context.Context, p *program, l *events.DeadLett
 	if err := file.Close(); err != nil {
 		return nil, fmt.Errorf("edit: %w", err)
 	}
-	complaint := fmt.Sprintf("it died: %s: %s", l.Reason, l.Detail)
+	problem := fmt.Sprintf("it died: %s: %s", l.Reason, l.Detail)
 	begun := editable(m)
 	for text := begun; ; {
-		if err := os.WriteFile(file.Name(), append(editorComments(l.Seq, complaint), text...), 0o600); err != nil {
+		if err := os.WriteFile(file.Name(), append(editorComments(l.Seq, problem), text...), 0o600); err != nil {
 			return nil, fmt.Errorf("edit: %w", err)
 		}
 		if err := runEditor(ctx, p, file.Name()); err != nil {
@@ -208,7 +208,7 @@ func (v *dlqEdit) editByHand(ctx context.Context, p *program, l *events.DeadLett
 		case bytes.Equal(saved, begun):
 			return nil, errors.Join(errUnchanged, os.Remove(file.Name()))
 		case bytes.Equal(saved, text):
-			return nil, fmt.Errorf("nothing was published: %s (your text is in %s)", complaint, file.Name())
+			return nil, fmt.Errorf("nothing was published: %s (your text is in %s)", problem, file.Name())
 		}
 		text = saved
 		edited, err := parseEditable(saved, m)
@@ -218,7 +218,7 @@ func (v *dlqEdit) editByHand(ctx context.Context, p *program, l *events.DeadLett
 		if err == nil {
 			return edited, os.Remove(file.Name())
 		}
-		complaint = err.Error()
+		problem = err.Error()
 	}
 }
 
@@ -240,10 +240,10 @@ func runEditor(ctx context.Context, p *program, path string) error {
 }
 
 // editorComments are the lines above an event in an editor.
-func editorComments(seq uint64, complaint string) []byte {
+func editorComments(seq uint64, problem string) []byte {
 	var text strings.Builder
 	fmt.Fprintf(&text, "# A copy of dead letter %d. Save it and leave to publish it; leave it as it is to publish nothing.\n", seq)
-	for line := range strings.SplitSeq(complaint, "\n") {
+	for line := range strings.SplitSeq(problem, "\n") {
 		fmt.Fprintf(&text, "# %s\n", printable(line))
 	}
 	text.WriteString("# Below: the subject, the headers, an empty line, the body.\n")

@@ -14,8 +14,8 @@ import (
 
 // dlqExport writes dead letters.
 type dlqExport struct {
-	Letters letterFlags `embed:""`
-	File    string      `short:"f" type:"path" placeholder:"FILE" help:"Where to write. It must not be there yet, and is there only when it is whole. Default: stdout."`
+	Filters deadLetterFlags `embed:""`
+	File    string          `short:"f" type:"path" placeholder:"FILE" help:"Where to write. It must not be there yet, and is there only when it is whole. Default: stdout."`
 }
 
 // Help implements kong's detailed help.
@@ -33,15 +33,15 @@ func (*dlqExport) outputs() []string { return []string{outputTable, outputNDJSON
 
 // Run writes them.
 func (v *dlqExport) Run(ctx context.Context, p *program) error {
-	_, letters, disconnect, err := p.deadLetters(ctx)
+	_, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
 	if v.File == "" {
-		return v.write(ctx, p, p.out, letters)
+		return v.write(ctx, p, p.out, deadLetters)
 	}
-	return v.writeFile(func(w io.Writer) error { return v.write(ctx, p, w, letters) })
+	return v.writeFile(func(w io.Writer) error { return v.write(ctx, p, w, deadLetters) })
 }
 
 // writeFile has the file written beside its place, and put there when it is whole.
@@ -70,10 +70,10 @@ func (v *dlqExport) writeFile(write func(io.Writer) error) (err error) {
 // errUnreadable says that some letters were written without their bodies.
 var errUnreadable = errors.New("exported without body, it cannot be read any more")
 
-func (v *dlqExport) write(ctx context.Context, p *program, w io.Writer, letters *events.DeadLetters) error {
+func (v *dlqExport) write(ctx context.Context, p *program, w io.Writer, deadLetters *events.DeadLetters) error {
 	out := bufio.NewWriter(w)
 	n, unreadable := 0, 0
-	for l, err := range limited(letters.All(ctx, v.Letters.filter(), true), v.Letters.Limit) {
+	for l, err := range limited(deadLetters.All(ctx, v.Filters.filter(), true), v.Filters.Limit) {
 		if err != nil {
 			return errors.Join(err, out.Flush())
 		}

@@ -12,9 +12,9 @@ import (
 
 // dlqList lists dead letters.
 type dlqList struct {
-	Letters letterFlags `embed:""`
-	Newest  bool        `help:"List the newest first."`
-	After   uint64      `placeholder:"SEQ" help:"List what comes after this one: the next page after the one that ended with it."`
+	Filters deadLetterFlags `embed:""`
+	Newest  bool            `help:"List the newest first."`
+	After   uint64          `placeholder:"SEQ" help:"List what comes after this one: the next page after the one that ended with it."`
 }
 
 // Help implements kong's detailed help.
@@ -34,19 +34,19 @@ func (*dlqList) outputs() []string { return everyOutput }
 
 // Run lists them.
 func (v *dlqList) Run(ctx context.Context, p *program) error {
-	_, letters, disconnect, err := p.deadLetters(ctx)
+	_, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
 	out := p.newList([]string{"seq", "reason", "age", "event", "resource", "detail"},
 		[]string{"seq", "reason", "stored_at", "subject", "event_id", "user", "stream_seq", "deliveries", "size", "worker", "detail"})
-	all := letters.After
+	all := deadLetters.After
 	if v.Newest {
-		all = letters.Before
+		all = deadLetters.Before
 	}
 	listed, last := 0, uint64(0)
-	for l, err := range limited(all(ctx, v.Letters.filter(), true, v.After), v.Letters.Limit) {
+	for l, err := range limited(all(ctx, v.Filters.filter(), true, v.After), v.Filters.Limit) {
 		if err != nil {
 			return err
 		}
@@ -58,8 +58,8 @@ func (v *dlqList) Run(ctx context.Context, p *program) error {
 	if err := out.end("no dead letters"); err != nil {
 		return err
 	}
-	if listed > 0 && listed == v.Letters.Limit && !out.isJSON() {
-		p.tell("there may be more: --after %d", last)
+	if listed > 0 && listed == v.Filters.Limit && !out.isJSON() {
+		p.reportf("there may be more: --after %d", last)
 	}
 	return nil
 }
@@ -84,7 +84,7 @@ func (v *dlqList) add(p *program, out *list, l *events.DeadLetter) error {
 
 // dlqStats counts dead letters.
 type dlqStats struct {
-	Letters letterFlags `embed:""`
+	Filters deadLetterFlags `embed:""`
 }
 
 // Help implements kong's detailed help.
@@ -113,14 +113,14 @@ type reasonStats struct {
 
 // Run counts them.
 func (v *dlqStats) Run(ctx context.Context, p *program) error {
-	_, letters, disconnect, err := p.deadLetters(ctx)
+	_, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
 	counts, stats := make(map[string]int), make(map[string]*reasonStats)
 	n := 0
-	for l, err := range limited(letters.All(ctx, v.Letters.filter(), false), v.Letters.Limit) {
+	for l, err := range limited(deadLetters.All(ctx, v.Filters.filter(), false), v.Filters.Limit) {
 		if err != nil {
 			return err
 		}

@@ -8,12 +8,12 @@ import (
 	"holdfast/internal/events"
 )
 
-// TestDLQList_Pages_GoOnAfterTheLast lists dead letters page by page, oldest and newest first.
-func TestDLQList_Pages_GoOnAfterTheLast(t *testing.T) {
+// TestDLQList_Pages_ContinueAfterLast lists dead letters page by page, oldest and newest first.
+func TestDLQList_Pages_ContinueAfterLast(t *testing.T) {
 	t.Parallel()
-	m := newMorgue(t)
+	m := newHarness(t)
 	for range 5 {
-		m.park(events.ReasonMalformed, "", m.ns.In(events.BookingRequested, "loft"), "no JSON")
+		m.storeDeadLetter(events.ReasonMalformed, "", m.ns.In(events.BookingRequested, "loft"), "no JSON")
 	}
 	for line, want := range map[string]struct {
 		seqs []int

@@ -16,13 +16,13 @@ import (
 
 // dlqReplay publishes events of dead letters again.
 type dlqReplay struct {
-	Choice         choice   `embed:""`
-	DryRun         bool     `help:"Say for each what would happen now. Publishes nothing, removes nothing."`
-	Keep           bool     `help:"Leave the dead letters where they are."`
-	Rate           *float64 `placeholder:"N" help:"Events a second, at most; 0 for as many as it can. Default: 50, or with --run the rate of that run."`
-	StopOnFailures *percent `placeholder:"SHARE" help:"Stop when more than this share is dead-lettered again or failed, of those that have ended, once that are 20; 100% never stops. Default: 20%, or with --run the share of that run."`
-	Resume         string   `name:"run" placeholder:"ID" help:"Go on with a run that did not come to its end, with its rate and its share of failures unless others are given."`
-	Tending        tending  `embed:""`
+	Choice         choice        `embed:""`
+	DryRun         bool          `help:"Say for each what would happen now. Publishes nothing, removes nothing."`
+	Keep           bool          `help:"Leave the dead letters where they are."`
+	Rate           *float64      `placeholder:"N" help:"Events a second, at most; 0 for as many as it can. Default: 50, or with --run the rate of that run."`
+	StopOnFailures *percent      `placeholder:"SHARE" help:"Stop when more than this share is dead-lettered again or failed, of those that have ended, once that are 20; 100% never stops. Default: 20%, or with --run the share of that run."`
+	Resume         string        `name:"run" placeholder:"ID" help:"Go on with a run that did not come to its end, with its rate and its share of failures unless others are given."`
+	Operator       operatorFlags `embed:""`
 }
 
 // defaultLimits are the limits of a replay for which none are given.
@@ -79,26 +79,26 @@ func (v *dlqReplay) Validate() error {
 
 // Run replays them, or says what would happen.
 func (v *dlqReplay) Run(ctx context.Context, p *program) error {
-	client, letters, disconnect, err := p.deadLetters(ctx)
+	client, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
 	if v.DryRun {
-		return v.dryRun(ctx, p, client, letters)
+		return v.dryRun(ctx, p, client, deadLetters)
 	}
-	log, seqs, err := v.begin(ctx, p, client, letters)
+	log, seqs, err := v.begin(ctx, p, client, deadLetters)
 	if log == nil {
 		return err
 	}
-	replayer, err := letters.Replayer(p.Timeout)
+	replayer, err := deadLetters.Replayer(p.Timeout)
 	if err != nil {
 		return err
 	}
 	defer replayer.Close()
 	if v.Resume != "" {
 		if err := replayer.Resume(ctx, log); err != nil {
-			return p.explained(err)
+			return p.withHint(err)
 		}
 	}
 	limiter := rate.NewLimiter(rate.Limit(log.Run.Limits.Rate), 1)
@@ -110,18 +110,18 @@ func (v *dlqReplay) Run(ctx context.Context, p *program) error {
 		variant = log.Run.ID // the next run that keeps the letter publishes its event again
 	}
 	keep := log.Run.Keep
-	return p.carryOut(ctx, client, log, seqs, percent(log.Run.Limits.StopOnFailures).exceeded, "to go on: publisher dlq replay --run "+log.Run.ID,
+	return p.executeRun(ctx, client, log, seqs, percent(log.Run.Limits.StopOnFailures).exceeded, "to go on: publisher dlq replay --run "+log.Run.ID,
 		func(ctx context.Context, seq uint64) (func(context.Context) events.RunResult, error) {
 			if err := limiter.Wait(ctx); err != nil {
 				return nil, err
 			}
-			l, err := letters.Get(ctx, seq)
+			l, err := deadLetters.Get(ctx, seq)
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
 			var m *nats.Msg
 			if err == nil {
-				m, err = l.Original(p.subjects())
+				m, err = l.Original(p.namespace())
 			}
 			var sent *events.Replay
 			if err == nil {
@@ -129,41 +129,41 @@ func (v *dlqReplay) Run(ctx context.Context, p *program) error {
 			}
 			return func(ctx context.Context) events.RunResult {
 				if err != nil {
-					return resultOfError(seq, err)
+					return failedResult(seq, err)
 				}
-				return sent.Finish(ctx, keep)
+				return sent.Wait(ctx, keep)
 			}, nil
 		})
 }
 
-// resultOfError is the result of a letter that nothing could be done to.
-func resultOfError(seq uint64, err error) events.RunResult {
-	if errors.Is(err, events.ErrNoLetter) {
-		return events.RunResult{Seq: seq, Result: events.ReplayGone}
+// failedResult is the result of a letter that nothing could be done to.
+func failedResult(seq uint64, err error) events.RunResult {
+	if errors.Is(err, events.ErrDeadLetterNotFound) {
+		return events.RunResult{Seq: seq, Result: events.ReplayNotFound}
 	}
 	return events.RunResult{Seq: seq, Result: events.ReplayFailed, Detail: err.Error()}
 }
 
 // begin begins a run, or goes on with one, and returns the letters that it has to work on. It
 // returns no log when there is nothing to do or it was not confirmed.
-func (v *dlqReplay) begin(ctx context.Context, p *program, client *events.Client, letters *events.DeadLetters) (*events.RunLog, []uint64, error) {
+func (v *dlqReplay) begin(ctx context.Context, p *program, client *events.Client, deadLetters *events.DeadLetters) (*events.RunLog, []uint64, error) {
 	if v.Resume == "" {
-		return p.beginRun(ctx, client, letters, &v.Choice, &v.Tending, "Replay", events.Run{
+		return p.startRun(ctx, client, deadLetters, &v.Choice, &v.Operator, "Replay", events.Run{
 			Verb: events.RunReplay, Keep: v.Keep, Limits: v.limits(nil),
 		})
 	}
 	if uuid.Validate(v.Resume) != nil {
 		return nil, nil, misused("--run: %q is no id of a run: publisher dlq runs lists them", v.Resume)
 	}
-	run, err := client.Run(ctx, v.Resume)
+	run, err := client.GetRun(ctx, v.Resume)
 	switch {
 	case err != nil:
-		return nil, nil, p.explained(err)
+		return nil, nil, p.withHint(err)
 	case run.Verb != events.RunReplay:
 		return nil, nil, misused("--run: that is a run of %s, not of replay", run.Verb)
 	}
-	question := fmt.Sprintf("Go on with the replay of %s, of which %d have ended?", counted(run.Letters, "dead letter"), run.Ended())
-	if err := p.confirm(ctx, v.Tending, question); err != nil {
+	question := fmt.Sprintf("Go on with the replay of %s, of which %d have ended?", counted(run.Total, "dead letter"), run.Processed())
+	if err := p.confirm(ctx, v.Operator, question); err != nil {
 		return nil, nil, err
 	}
 	log, left, err := client.ResumeRun(ctx, v.Resume, v.limits(run.Limits))

@@ -12,35 +12,35 @@ import (
 )
 
 const (
-	lettersMax    = 128         // letters of a run that are worked on at a time
-	recordEvery   = time.Second // results are recorded at least so often, while there are any
-	progressWidth = 30
-	progressEvery = 100 * time.Millisecond
+	deadLettersInFlightMax = 128         // letters of a run that are worked on at a time
+	recordEvery            = time.Second // results are recorded at least so often, while there are any
+	progressWidth          = 30
+	progressEvery          = 100 * time.Millisecond
 )
 
-// letterWork begins what is done to a letter, in order, and returns what is left of it, which may
+// deadLetterWork begins what is done to a letter, in order, and returns what is left of it, which may
 // take its time. An error says that nothing was begun, and that the run ends.
-type letterWork func(ctx context.Context, seq uint64) (finish func(context.Context) events.RunResult, err error)
+type deadLetterWork func(ctx context.Context, seq uint64) (finish func(context.Context) events.RunResult, err error)
 
-// letterRun is one run over dead letters. What becomes of each is recorded as it goes, so that
+// runProcessor is one run over dead letters. What becomes of each is recorded as it goes, so that
 // it is known also when the process is killed.
-type letterRun struct {
+type runProcessor struct {
 	log      *events.RunLog
 	progress *progressbar.ProgressBar // nil when nobody looks
 	stopWhen func(ended, failed int) error
 
-	pending       []events.RunResult // not recorded yet
-	unrecorded    error              // why some could not be recorded
-	ended, failed int
+	pending           []events.RunResult // not recorded yet
+	unrecorded        error              // why some could not be recorded
+	processed, failed int
 }
 
 // errInterrupted says that the operator ended a run.
 var errInterrupted = errors.New("interrupted")
 
-// over works on letters in order, and finishes at most lettersMax side by side. It returns when
+// process works on letters in order, and finishes at most deadLettersInFlightMax side by side. It returns when
 // all that was begun is finished and recorded, with an error when that is not all of them: ctx
 // was over, or stopWhen was told a number that it did not like, or a record could not be written.
-func (r *letterRun) over(ctx context.Context, seqs []uint64, work letterWork) error {
+func (r *runProcessor) process(ctx context.Context, seqs []uint64, work deadLetterWork) error {
 	working, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	results, recorded := make(chan events.RunResult), make(chan struct{})
@@ -48,7 +48,7 @@ func (r *letterRun) over(ctx context.Context, seqs []uint64, work letterWork) er
 		defer close(recorded)
 		r.collect(ctx, results, stop)
 	}()
-	turns := make(chan struct{}, lettersMax)
+	turns := make(chan struct{}, deadLettersInFlightMax)
 	for _, seq := range seqs {
 		if working.Err() != nil {
 			break
@@ -64,7 +64,7 @@ func (r *letterRun) over(ctx context.Context, seqs []uint64, work letterWork) er
 			results <- finish(working)
 		}()
 	}
-	for range lettersMax {
+	for range deadLettersInFlightMax {
 		turns <- struct{}{}
 	}
 	close(results)
@@ -72,7 +72,7 @@ func (r *letterRun) over(ctx context.Context, seqs []uint64, work letterWork) er
 	switch {
 	case r.unrecorded != nil:
 		return r.unrecorded
-	case r.ended == len(seqs):
+	case r.processed == len(seqs):
 		return nil
 	case ctx.Err() != nil:
 		return errInterrupted
@@ -82,7 +82,7 @@ func (r *letterRun) over(ctx context.Context, seqs []uint64, work letterWork) er
 }
 
 // collect records results as they come, many together but none late.
-func (r *letterRun) collect(ctx context.Context, results <-chan events.RunResult, stop context.CancelCauseFunc) {
+func (r *runProcessor) collect(ctx context.Context, results <-chan events.RunResult, stop context.CancelCauseFunc) {
 	tick := time.NewTicker(recordEvery)
 	defer tick.Stop()
 	for {
@@ -92,7 +92,7 @@ func (r *letterRun) collect(ctx context.Context, results <-chan events.RunResult
 				r.record(ctx, stop)
 				return
 			}
-			if err := r.take(result); err != nil {
+			if err := r.count(result); err != nil {
 				stop(err)
 			}
 			if len(r.pending) == events.RunResultsMax {
@@ -104,20 +104,20 @@ func (r *letterRun) collect(ctx context.Context, results <-chan events.RunResult
 	}
 }
 
-// take counts a result.
-func (r *letterRun) take(result events.RunResult) error {
+// count counts a result.
+func (r *runProcessor) count(result events.RunResult) error {
 	r.pending = append(r.pending, result)
-	r.ended++
-	if result.Result == events.ReplayDeadAgain || result.Result == events.ReplayFailed {
+	r.processed++
+	if result.Result == events.ReplayDeadLettered || result.Result == events.ReplayFailed {
 		r.failed++
 	}
 	if r.progress != nil {
 		_ = r.progress.Add(1) // it only draws
 	}
-	return r.stopWhen(r.ended, r.failed)
+	return r.stopWhen(r.processed, r.failed)
 }
 
-func (r *letterRun) record(ctx context.Context, stop context.CancelCauseFunc) {
+func (r *runProcessor) record(ctx context.Context, stop context.CancelCauseFunc) {
 	if len(r.pending) == 0 {
 		return
 	}
@@ -138,52 +138,52 @@ func (p *program) progressOf(verb string, n int) *progressbar.ProgressBar {
 		progressbar.OptionThrottle(progressEvery), progressbar.OptionClearOnFinish())
 }
 
-// carryOut works on letters in a run that has begun, ends the run, and prints what came of it:
+// executeRun works on letters in a run that has begun, ends the run, and prints what came of it:
 // its error says whether that is what was wanted. again says how the rest is done when the
 // run stops before its end.
-func (p *program) carryOut(ctx context.Context, client *events.Client, log *events.RunLog, seqs []uint64,
-	stopWhen func(ended, failed int) error, again string, work letterWork,
+func (p *program) executeRun(ctx context.Context, client *events.Client, log *events.RunLog, seqs []uint64,
+	stopWhen func(ended, failed int) error, again string, work deadLetterWork,
 ) error {
-	run := &letterRun{log: log, stopWhen: stopWhen, progress: p.progressOf(log.Run.Verb, len(seqs))}
-	why := run.over(ctx, seqs, work)
+	run := &runProcessor{log: log, stopWhen: stopWhen, progress: p.progressOf(log.Run.Verb, len(seqs))}
+	why := run.process(ctx, seqs, work)
 	if run.progress != nil {
 		_ = run.progress.Clear() // it only draws
 	}
 	state := events.RunDone
 	if why != nil {
 		state = events.RunStopped
-		why = fmt.Errorf("run %s: %w, after %d of %d\n%s", log.Run.ID, why, run.ended, len(seqs), again)
+		why = fmt.Errorf("run %s: %w, after %d of %d\n%s", log.Run.ID, why, run.processed, len(seqs), again)
 	}
 	if err := log.End(ctx, state); err != nil {
 		return errors.Join(why, err)
 	}
 	reading, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.Timeout)
 	defer cancel()
-	recorded, err := client.Run(reading, log.Run.ID)
+	recorded, err := client.GetRun(reading, log.Run.ID)
 	if err == nil {
 		err = p.printRun(recorded)
 	}
 	if why != nil || err != nil {
 		return errors.Join(why, err)
 	}
-	return verdictOn(recorded)
+	return runError(recorded)
 }
 
-// verdictOn is what the exit code says of a run that has come to its end.
-func verdictOn(run *events.Run) error {
-	failed, silent := run.Counts[events.ReplayFailed], run.Counts[events.ReplayNoAnswer]
+// runError is what the exit code says of a run that has come to its end.
+func runError(run *events.Run) error {
+	failed, silent := run.Counts[events.ReplayFailed], run.Counts[events.ReplayNoOutcome]
 	switch {
 	case failed > 0 && run.Verb == events.RunReplay:
 		return fmt.Errorf("%s failed: publisher dlq runs %s -o wide\nto try again: publisher dlq replay --run %s", counted(failed, "dead letter"), run.ID, run.ID)
 	case failed > 0:
 		return fmt.Errorf("%s failed: publisher dlq runs %s -o wide", counted(failed, "dead letter"), run.ID)
-	case run.Counts[events.ReplayDeadAgain] > 0:
+	case run.Counts[events.ReplayDeadLettered] > 0:
 		return errDeadLettered
 	case silent > 0:
-		return fmt.Errorf("%w for %s, which are stored and will have their outcomes. Does a worker run?", events.ErrNoAnswer, counted(silent, "event"))
+		return fmt.Errorf("%w for %s, which are stored and will have their outcomes. Does a worker run?", events.ErrReplyTimeout, counted(silent, "event"))
 	}
 	return nil
 }
 
-// never is for runs that nothing but the operator stops.
-func never(int, int) error { return nil }
+// neverStop is for runs that nothing but the operator stops.
+func neverStop(int, int) error { return nil }

@@ -43,30 +43,30 @@ func (v *dlqRuns) Run(ctx context.Context, p *program) error {
 	}
 	defer disconnect()
 	if v.ID != "" {
-		run, err := client.Run(ctx, v.ID)
+		run, err := client.GetRun(ctx, v.ID)
 		if err != nil {
-			return p.explained(err)
+			return p.withHint(err)
 		}
 		return p.printRun(run)
 	}
 	out := p.newList([]string{"run", "verb", "state", "letters", "ended", "when", "who", "note"},
 		[]string{"run", "verb", "state", "letters", "ended", "started", "recorded", "who", "which", "results", "note"})
-	runs, err := client.Runs(ctx)
+	runs, err := client.ListRuns(ctx)
 	if err != nil {
-		return p.explained(err)
+		return p.withHint(err)
 	}
 	for _, run := range runs {
-		letters, ended := strconv.Itoa(run.Letters), strconv.Itoa(run.Ended())
+		deadLetters, ended := strconv.Itoa(run.Total), strconv.Itoa(run.Processed())
 		switch {
 		case out.isJSON():
 			if err := out.addValue(run); err != nil {
 				return err
 			}
 		case p.Output == outputWide:
-			out.addRow(run.ID, run.Verb, run.State, letters, ended, run.StartedAt.Format(holds.TimeFormat),
-				run.RecordedAt.Format(holds.TimeFormat), run.Who, whichOf(run), tally(run.Counts), run.Note)
+			out.addRow(run.ID, run.Verb, run.State, deadLetters, ended, run.StartedAt.Format(holds.TimeFormat),
+				run.RecordedAt.Format(holds.TimeFormat), run.Operator, selectionOf(run), tally(run.Counts), run.Note)
 		default:
-			out.addRow(run.ID, run.Verb, run.State, letters, ended, since(run.StartedAt.Time)+" ago", run.Who, run.Note)
+			out.addRow(run.ID, run.Verb, run.State, deadLetters, ended, since(run.StartedAt.Time)+" ago", run.Operator, run.Note)
 		}
 	}
 	return out.end("no runs")
@@ -98,9 +98,9 @@ func (p *program) printRun(run *events.Run) error {
 func (p *program) runPage(run *events.Run) string {
 	rows := [][]string{
 		{"run", run.ID},
-		{"who", run.Who},
+		{"who", run.Operator},
 		{"note", run.Note},
-		{"which", whichOf(run)},
+		{"which", selectionOf(run)},
 		{"limits", limitsOf(run)},
 		{"started", run.StartedAt.Format(holds.TimeFormat)},
 		{"took", run.RecordedAt.Sub(run.StartedAt.Time).Round(time.Millisecond).String()},
@@ -118,7 +118,7 @@ func (p *program) runPage(run *events.Run) string {
 			row[1] = shortened(row[1], max(columnMin, p.width-names))
 		}
 	}
-	text := fmt.Sprintf("%s of %s: %s, %d ended\n", printable(run.Verb), counted(run.Letters, "dead letter"), printable(run.State), run.Ended()) + table(nil, rows)
+	text := fmt.Sprintf("%s of %s: %s, %d ended\n", printable(run.Verb), counted(run.Total, "dead letter"), printable(run.State), run.Processed()) + table(nil, rows)
 	if len(run.Results) == 0 {
 		return text
 	}
@@ -151,9 +151,9 @@ func resultOf(r events.RunResult) string {
 	return r.Result
 }
 
-// whichOf says which letters a run is for: how they were found, or those that were named, as far
+// selectionOf says which letters a run is for: how they were found, or those that were named, as far
 // as they were read.
-func whichOf(run *events.Run) string {
+func selectionOf(run *events.Run) string {
 	f := run.Filter
 	if f == nil {
 		named := make([]string, len(run.Seqs))
@@ -194,8 +194,8 @@ func limitsOf(run *events.Run) string {
 	return fmt.Sprintf("%s, stops above %d%% failures", pace, run.Limits.StopOnFailures)
 }
 
-// printNothing tells that a run has nothing to do. It is not recorded.
-func (p *program) printNothing(run *events.Run) error {
+// printNoDeadLetters tells that a run has nothing to do. It is not recorded.
+func (p *program) printNoDeadLetters(run *events.Run) error {
 	if p.json() {
 		return p.printRun(run)
 	}

@@ -35,12 +35,12 @@ Examples:
 
 // Run shows it.
 func (v *dlqShow) Run(ctx context.Context, p *program) error {
-	_, letters, disconnect, err := p.deadLetters(ctx)
+	_, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
-	l, err := letters.Get(ctx, v.Seq)
+	l, err := deadLetters.Get(ctx, v.Seq)
 	if err != nil {
 		return err
 	}
@@ -51,11 +51,11 @@ func (v *dlqShow) Run(ctx context.Context, p *program) error {
 		}
 		return p.printJSON(text)
 	}
-	return p.print(letterPage(l))
+	return p.print(deadLetterPage(l))
 }
 
-// letterPage is all of a letter, for a person.
-func letterPage(l *events.DeadLetter) string {
+// deadLetterPage is all of a letter, for a person.
+func deadLetterPage(l *events.DeadLetter) string {
 	rows := [][]string{
 		{"detail", l.Detail},
 		{"event", l.Event.Type},
@@ -66,8 +66,8 @@ func letterPage(l *events.DeadLetter) string {
 		{"deliveries", strconv.FormatUint(l.Deliveries, 10)},
 		{"stream_seq", strconv.FormatUint(l.StreamSeq, 10)},
 	}
-	if l.Pointer != nil {
-		rows = append(rows, []string{"pointer", fmt.Sprintf("the event was too large to be copied; it is sequence %d of %s", l.Pointer.Seq, l.Pointer.Stream)})
+	if l.ClaimCheck != nil {
+		rows = append(rows, []string{"pointer", fmt.Sprintf("the event was too large to be copied; it is sequence %d of %s", l.ClaimCheck.Seq, l.ClaimCheck.Stream)})
 	}
 	for i := range rows {
 		rows[i] = []string{"  " + rows[i][0], printable(rows[i][1])}
@@ -75,7 +75,7 @@ func letterPage(l *events.DeadLetter) string {
 	text := fmt.Sprintf("dead letter %d: %s\n", l.Seq, printable(l.Reason)) + table(nil, rows)
 	var headers [][]string
 	for _, name := range slices.Sorted(maps.Keys(l.Header)) {
-		if events.IsLetterHeader(name) {
+		if events.IsDeadLetterHeader(name) {
 			continue // told above
 		}
 		for _, value := range l.Header[name] {

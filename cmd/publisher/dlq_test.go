@@ -22,27 +22,27 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// morgue is a namespace of its own, with its dead letters, beside the one of the worker dev.
-type morgue struct {
+// harness is a namespace of its own, with its dead letters, beside the one of the worker dev.
+type harness struct {
 	t    testing.TB
-	ns   events.Subjects
+	ns   events.Namespace
 	nc   *nats.Conn
 	js   jetstream.JetStream
 	args []string // of a worker there
 
-	guarded *stacktest.Guarded // its own servers, nil = those of all
+	restricted *stacktest.RestrictedServers // its own servers, nil = those of all
 }
 
-func newMorgue(t testing.TB) *morgue {
+func newHarness(t testing.TB) *harness {
 	t.Helper()
-	if stacktest.Least() {
-		return newGuardedMorgue(t)
+	if stacktest.LeastPrivilege() {
+		return newRestrictedHarness(t)
 	}
 	found, err := stack.ReadEndpoints(endpointsPath)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &morgue{t: t, ns: events.Subjects(stacktest.Namespace(t))}
+	m := &harness{t: t, ns: events.Namespace(stacktest.Namespace(t))}
 	m.args = []string{"--namespace", string(m.ns), "--nats-url", found[nameNATSURL], "--redis-url", found["HOLDFAST_REDIS_URL"], "--postgres-url", found["HOLDFAST_POSTGRES_URL"]}
 	if out, err := exec.Command(workerBinary, append([]string{"migrate"}, m.args...)...).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -51,21 +51,21 @@ func newMorgue(t testing.TB) *morgue {
 	return m
 }
 
-// newGuardedMorgue returns a morgue on servers of its own, whose users are those of deployments.
-func newGuardedMorgue(t testing.TB) *morgue {
+// newRestrictedHarness returns a morgue on servers of its own, whose users are those of deployments.
+func newRestrictedHarness(t testing.TB) *harness {
 	t.Helper()
-	m := &morgue{t: t, ns: stacktest.GuardedNamespace, guarded: stacktest.NewGuarded(t)}
-	if err := migrateGuarded(t.Context(), m.guarded); err != nil {
+	m := &harness{t: t, ns: stacktest.RestrictedNamespace, restricted: stacktest.NewRestrictedServers(t)}
+	if err := migrateRestricted(t.Context(), m.restricted); err != nil {
 		t.Fatal(err)
 	}
-	m.args = append(workerFlags(m.guarded, "worker"), "--no-migrate")
-	url, _, _ := m.guarded.URLs("admin")
+	m.args = append(workerFlags(m.restricted, "worker"), "--no-migrate")
+	url, _, _ := m.restricted.URLs("admin")
 	m.connect(url)
 	return m
 }
 
 // connect connects as somebody who may do everything.
-func (m *morgue) connect(url string) {
+func (m *harness) connect(url string) {
 	m.t.Helper()
 	var err error
 	if m.nc, err = events.Connect(url, m.t.Name(), m.t.Logf); err != nil {
@@ -78,12 +78,12 @@ func (m *morgue) connect(url string) {
 }
 
 // command are the arguments of the program in the namespace.
-func (m *morgue) command(args []string) []string {
-	return asItsUser(m.guarded, append([]string{"--namespace", string(m.ns)}, args...))
+func (m *harness) command(args []string) []string {
+	return asItsUser(m.restricted, append([]string{"--namespace", string(m.ns)}, args...))
 }
 
 // startWorker runs a worker in the namespace until the test ends.
-func (m *morgue) startWorker() {
+func (m *harness) startWorker() {
 	m.t.Helper()
 	worker := exec.Command(workerBinary, append([]string{"run", "--http-addr", "127.0.0.1:0"}, m.args...)...)
 	stderr, err := worker.StderrPipe()
@@ -121,31 +121,31 @@ func (m *morgue) startWorker() {
 }
 
 // run runs the program in the namespace.
-func (m *morgue) run(args ...string) result {
+func (m *harness) run(args ...string) result {
 	m.t.Helper()
 	return publisher(m.t, m.command(args)...)
 }
 
 // send stores an event as some publisher does.
-func (m *morgue) send(subject string, header nats.Header, body string) {
+func (m *harness) send(subject string, header nats.Header, body string) {
 	m.t.Helper()
 	if _, err := m.js.PublishMsg(m.t.Context(), &nats.Msg{Subject: subject, Header: header, Data: []byte(body)}); err != nil {
 		m.t.Fatal(err)
 	}
 }
 
-// park stores a dead letter as a worker would have, and returns its sequence.
-func (m *morgue) park(reason, detail, subject, body string) uint64 {
+// storeDeadLetter stores a dead letter as a worker would have, and returns its sequence.
+func (m *harness) storeDeadLetter(reason, detail, subject, body string) uint64 {
 	m.t.Helper()
-	letter := nats.NewMsg(m.ns.DLQ(reason))
-	letter.Data = []byte(body)
-	letter.Header.Set(events.HeaderDLQReason, reason)
-	letter.Header.Set(events.HeaderDLQDetail, detail)
-	letter.Header.Set(events.HeaderDLQSubject, subject)
-	letter.Header.Set(events.HeaderDLQStreamSeq, "7")
-	letter.Header.Set(events.HeaderDLQDeliveries, "1")
-	letter.Header.Set(events.HeaderDLQTime, "2026-11-21T09:00:00.123Z")
-	ack, err := m.js.PublishMsg(m.t.Context(), letter)
+	deadLetter := nats.NewMsg(m.ns.DLQ(reason))
+	deadLetter.Data = []byte(body)
+	deadLetter.Header.Set(events.HeaderDLQReason, reason)
+	deadLetter.Header.Set(events.HeaderDLQDetail, detail)
+	deadLetter.Header.Set(events.HeaderDLQSubject, subject)
+	deadLetter.Header.Set(events.HeaderDLQStreamSeq, "7")
+	deadLetter.Header.Set(events.HeaderDLQDeliveries, "1")
+	deadLetter.Header.Set(events.HeaderDLQTime, "2026-11-21T09:00:00.123Z")
+	ack, err := m.js.PublishMsg(m.t.Context(), deadLetter)
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -158,8 +158,8 @@ func booking(resource, user string) string {
 		`{"request_key":"k-` + user + `","user_id":"` + user + `","resource_id":"` + resource + `","quantity":1}}`
 }
 
-// letters are the dead letters that there are.
-func (m *morgue) letters() (list []events.DeadLetter) {
+// deadLetters are the dead letters that there are.
+func (m *harness) deadLetters() (list []events.DeadLetter) {
 	m.t.Helper()
 	r := m.run("dlq", "list", "-o", "json").want(m.t, exitOK)
 	if err := json.Unmarshal([]byte(r.out), &list); err != nil {
@@ -169,7 +169,7 @@ func (m *morgue) letters() (list []events.DeadLetter) {
 }
 
 // lastRun is the run that was recorded last, with its results.
-func (m *morgue) lastRun() (run events.Run) {
+func (m *harness) lastRun() (run events.Run) {
 	m.t.Helper()
 	var list []events.Run
 	r := m.run("dlq", "runs", "-o", "json").want(m.t, exitOK)
@@ -184,7 +184,7 @@ func (m *morgue) lastRun() (run events.Run) {
 }
 
 // outcomes counts the outcomes of each inbound event.
-func (m *morgue) outcomes() map[string]int {
+func (m *harness) outcomes() map[string]int {
 	m.t.Helper()
 	stream, err := m.js.Stream(m.t.Context(), m.ns.OutStream())
 	if err != nil {
@@ -205,10 +205,10 @@ func (m *morgue) outcomes() map[string]int {
 	return counts
 }
 
-// TestDeadLetterVerbs follows letters from their death to their replay, with a worker.
-func TestDeadLetterVerbs(t *testing.T) {
+// TestDLQ_FromDeathToReplay_EachVerb follows letters from their death to their replay, with a worker.
+func TestDLQ_FromDeathToReplay_EachVerb(t *testing.T) {
 	t.Parallel()
-	m := newMorgue(t)
+	m := newHarness(t)
 	m.run("dlq", "list").want(t, exitOK, "no dead letters")
 	m.run("dlq", "stats", "-o", "json").want(t, exitOK, "[]")
 	m.run("dlq", "show", "1").want(t, exitFailed, "letter 1: no such dead letter")
@@ -225,13 +225,13 @@ func TestDeadLetterVerbs(t *testing.T) {
 	bad := strings.Replace(booking("loft", "ann"), `"quantity":1`, `"quantity":"2"`, 1)
 	m.send(in, nats.Header{"X-Team": {"new\u009b", "team"}, "traceparent": {"00-1-2-01"}}, bad)
 	m.send(in, nil, "\x1b[2J\xff no JSON")
-	stacktest.Eventually(t, "two dead letters", func() bool { return len(m.letters()) == 2 })
+	stacktest.Eventually(t, "two dead letters", func() bool { return len(m.deadLetters()) == 2 })
 	m.send(m.ns.In(events.BookingRequested, "attic"), nil, booking("loft", "ben")) // another resource: it would not wait
-	stacktest.Eventually(t, "three dead letters", func() bool { return len(m.letters()) == 3 })
+	stacktest.Eventually(t, "three dead letters", func() bool { return len(m.deadLetters()) == 3 })
 
 	// What the contract says of -o json, to the letter.
-	letters := m.letters()
-	first := letters[0]
+	deadLetters := m.deadLetters()
+	first := deadLetters[0]
 	if text, err := first.JSON(); err != nil || first.Seq != 1 || first.Reason != "malformed" || first.Detail != "data.quantity: must be an integer such as 2, found a string" ||
 		first.EventID != "e-ann" || first.Subject != in || first.Deliveries != 1 || first.StreamSeq != 2 || !strings.Contains(string(text), `"event_id":"e-ann"`) {
 		t.Errorf("%v: letter %+v", err, first)
@@ -264,7 +264,7 @@ func TestDeadLetterVerbs(t *testing.T) {
 	if seqs := m.seqs(); !slices.Equal(seqs, []uint64{1, 3, 4}) {
 		t.Errorf("letters %v", seqs)
 	}
-	if run := m.lastRun(); run.State != events.RunDone || run.Note != "to see" || run.Who == "" || len(run.Results) != 1 || run.Results[0].Reason != "malformed" {
+	if run := m.lastRun(); run.State != events.RunDone || run.Note != "to see" || run.Operator == "" || len(run.Results) != 1 || run.Results[0].Reason != "malformed" {
 		t.Errorf("run %+v", run)
 	}
 
@@ -305,21 +305,21 @@ func TestDeadLetterVerbs(t *testing.T) {
 	m.run("dlq", "runs", "0198f0c2-a1b4-7c3d-8e4f-5a6b7c8d9e0f").want(t, exitFailed, "no such run")
 }
 
-func (m *morgue) seqs() (seqs []uint64) {
+func (m *harness) seqs() (seqs []uint64) {
 	m.t.Helper()
-	for _, l := range m.letters() {
+	for _, l := range m.deadLetters() {
 		seqs = append(seqs, l.Seq)
 	}
 	return seqs
 }
 
-// TestExport writes letters whole, to stdout and to a file that is there only when it is whole.
-func TestExport(t *testing.T) {
+// TestDLQExport_StdoutAndFile_WritesWhole writes letters whole, to stdout and to a file that is there only when it is whole.
+func TestDLQExport_StdoutAndFile_WritesWhole(t *testing.T) {
 	t.Parallel()
-	m := newMorgue(t)
+	m := newHarness(t)
 	bodies := []string{booking("loft", "ann"), "\xff\x00", "", "line\nbreak \u009b"}
 	for _, body := range bodies {
-		m.park("malformed", "x", m.ns.In(events.BookingRequested, "loft"), body)
+		m.storeDeadLetter("malformed", "x", m.ns.In(events.BookingRequested, "loft"), body)
 	}
 	r := m.run("dlq", "export").want(t, exitOK, "exported 4 dead letters")
 	lines := strings.Split(strings.TrimSuffix(r.out, "\n"), "\n")
@@ -353,9 +353,9 @@ func TestExport(t *testing.T) {
 	m.run("dlq", "export", "-o", "json").want(t, exitUsage, "ndjson")
 
 	// A letter that points to what is gone is exported without a body, and that is told.
-	letter := nats.NewMsg(m.ns.DLQ("too_large"))
-	letter.Header = nats.Header{events.HeaderPointerStream: {m.ns.InStream()}, events.HeaderPointerSeq: {"9"}, events.HeaderPointerSHA256: {"00"}}
-	if _, err := m.js.PublishMsg(t.Context(), letter); err != nil {
+	deadLetter := nats.NewMsg(m.ns.DLQ("too_large"))
+	deadLetter.Header = nats.Header{events.HeaderClaimCheckStream: {m.ns.InStream()}, events.HeaderClaimCheckSeq: {"9"}, events.HeaderClaimCheckSHA256: {"00"}}
+	if _, err := m.js.PublishMsg(t.Context(), deadLetter); err != nil {
 		t.Fatal(err)
 	}
 	whole := filepath.Join(t.TempDir(), "all.ndjson")
@@ -370,8 +370,8 @@ func TestExport(t *testing.T) {
 	}
 }
 
-// TestDeadLetterUsage makes the mistakes that people make at night.
-func TestDeadLetterUsage(t *testing.T) {
+// TestDLQ_WrongUsage_ExitsUsage makes the mistakes that people make at night.
+func TestDLQ_WrongUsage_ExitsUsage(t *testing.T) {
 	t.Parallel()
 	for line, text := range map[string]string{
 		"dlq":                               "expected",
@@ -412,8 +412,8 @@ func TestDeadLetterUsage(t *testing.T) {
 	}
 }
 
-// TestMoments reads times as people write them.
-func TestMoments(t *testing.T) {
+// TestMoment_TimesAndAges_AreParsed reads times as people write them.
+func TestMoment_TimesAndAges_AreParsed(t *testing.T) {
 	t.Parallel()
 	for text, ago := range map[string]time.Duration{"90m": 90 * time.Minute, "2d": 48 * time.Hour, "0s": 0} {
 		var m moment
@@ -432,8 +432,8 @@ func TestMoments(t *testing.T) {
 	}
 }
 
-// TestEditable writes an event for an editor and reads it back.
-func TestEditable(t *testing.T) {
+// TestEditable_WrittenAndParsed_RoundTrips writes an event for an editor and reads it back.
+func TestEditable_WrittenAndParsed_RoundTrips(t *testing.T) {
 	t.Parallel()
 	m := nats.NewMsg("holdfast.in.x.y")
 	m.Header = nats.Header{"Subject": {"mine"}, "X": {"a", "b: c"}, "Empty": {""}}

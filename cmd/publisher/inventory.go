@@ -33,7 +33,7 @@ Examples:
 // Run sets the capacity.
 func (v *inventorySet) Run(ctx context.Context, p *program) error {
 	return p.publish(ctx, v.Publishing, events.InventorySet, v.ResourceID, events.InventorySetData{
-		ResourceID: v.ResourceID, Asked: v.Slots.asked(), Capacity: v.Capacity,
+		ResourceID: v.ResourceID, SlotSelection: v.Slots.selection(), Capacity: v.Capacity,
 	})
 }
 
@@ -62,7 +62,7 @@ func (v *inventoryShow) Run(ctx context.Context, p *program) error {
 	defer disconnect()
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
-	found, body, err := client.Availability(ctx, v.ResourceID, v.Slots.asked())
+	found, body, err := client.Availability(ctx, v.ResourceID, v.Slots.selection())
 	refused, isRefused := errors.AsType[*events.RefusedQueryError](err)
 	switch {
 	case isRefused && refused.Status == http.StatusBadRequest:

@@ -9,7 +9,7 @@ import (
 // which no worker runs.
 func TestInventoryShow_OtherNamespace_ShowsThatNamespace(t *testing.T) {
 	t.Parallel()
-	if guarded != nil {
+	if restricted != nil {
 		t.Skip("the users of these servers are of one namespace")
 	}
 	room, other := fresh("room"), strings.ReplaceAll(fresh("other"), "-", "_")

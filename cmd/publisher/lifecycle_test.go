@@ -10,9 +10,9 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestLifecycleOutcomes asks for every outcome and reason that the contract has for the later
+// TestLifecycle_EachStep_HasContractOutcome asks for every outcome and reason that the contract has for the later
 // life of a hold, in its order, of a worker with which no hold lives longer than an hour.
-func TestLifecycleOutcomes(t *testing.T) {
+func TestLifecycle_EachStep_HasContractOutcome(t *testing.T) {
 	t.Parallel()
 	namespace := stacktest.Namespace(t)
 	flags := serverFlags(t)
@@ -36,7 +36,7 @@ func TestLifecycleOutcomes(t *testing.T) {
 	do("cancel --hold-id "+holds["released"], exitOK)
 	do("pay --payment-id p1 --hold-id "+holds["confirmed"], exitOK)
 	stacktest.Eventually(t, "the hold to expire", func() bool {
-		subjects := events.Subjects(namespace)
+		subjects := events.Namespace(namespace)
 		return storedOf(t, flags[1], subjects.OutStream(), subjects.Out("hold.expired", "hall")) == 1
 	})
 	reserved := func() string {

@@ -91,7 +91,7 @@ func newLineReader(ctx context.Context, file io.Reader) *lineReader {
 // next returns the next line that is not blank. The last one may lack its end. The error after
 // the last line is io.EOF.
 func (r *lineReader) next() (inputLine, error) {
-	if err := r.rest(io.Discard); err != nil {
+	if err := r.copyRest(io.Discard); err != nil {
 		return inputLine{}, err
 	}
 	for {
@@ -119,8 +119,8 @@ func trimEnd(text []byte) []byte {
 	return bytes.TrimSuffix(bytes.TrimSuffix(text, []byte("\n")), []byte("\r"))
 }
 
-// rest copies what is left of a line that is too long.
-func (r *lineReader) rest(to io.Writer) error {
+// copyRest copies what is left of a line that is too long.
+func (r *lineReader) copyRest(to io.Writer) error {
 	for r.open {
 		text, err := r.source.ReadSlice('\n')
 		r.offset += int64(len(text))
@@ -146,7 +146,7 @@ func (r *lineReader) event() (inputLine, error) {
 	if err != nil || next.tooLong || !first || !unfinished(next.text) {
 		return next, err
 	}
-	next.text, err = r.goesOn(bytes.Clone(next.text))
+	next.text, err = r.joinLines(bytes.Clone(next.text))
 	return next, err
 }
 
@@ -156,10 +156,10 @@ func unfinished(text []byte) bool {
 	return errors.Is(json.Unmarshal(text, &value), io.ErrUnexpectedEOF)
 }
 
-// goesOn returns the first line together with all that follows, if that reads as one event that
+// joinLines returns the first line together with all that follows, if that reads as one event that
 // is written over several lines: the next one does not begin an event of its own. Else it returns
 // the line. What is longer than any event may be is cut.
-func (r *lineReader) goesOn(first []byte) ([]byte, error) {
+func (r *lineReader) joinLines(first []byte) ([]byte, error) {
 	if begin, err := r.source.Peek(1); err != nil || begin[0] == '{' {
 		return first, nil //nolint:nilerr // there is no next line, or reading it tells the error
 	}

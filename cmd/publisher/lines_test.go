@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestLines reads what has every kind of end and length.
-func TestLines(t *testing.T) {
+// TestLineReader_EndsAndLengths_AreRead reads what has every kind of end and length.
+func TestLineReader_EndsAndLengths_AreRead(t *testing.T) {
 	t.Parallel()
 	full, long := strings.Repeat("x", lineMax), strings.Repeat("y", lineMax+1)
 	type read struct {
@@ -47,7 +47,7 @@ func TestLines(t *testing.T) {
 				}
 				text := bytes.NewBuffer(bytes.Clone(next.text))
 				if !skip {
-					if err := lines.rest(text); err != nil {
+					if err := lines.copyRest(text); err != nil {
 						t.Fatalf("%s: %v", name, err)
 					}
 				}
@@ -89,9 +89,9 @@ func (e *endless) Read(b []byte) (int, error) {
 	return int(n), nil
 }
 
-// TestLinesAreBounded reads a line that is larger than any memory should be. It is not parallel,
+// TestLineReader_EndlessLine_UsesBoundedMemory reads a line that is larger than any memory should be. It is not parallel,
 // because it looks at what was allocated.
-func TestLinesAreBounded(t *testing.T) {
+func TestLineReader_EndlessLine_UsesBoundedMemory(t *testing.T) {
 	const size, bound = 256 << 20, 8 << 20
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -109,8 +109,8 @@ func TestLinesAreBounded(t *testing.T) {
 	}
 }
 
-// TestLinesEndWithTheContext waits for input that does not come.
-func TestLinesEndWithTheContext(t *testing.T) {
+// TestLineReader_ContextCancelled_Ends waits for input that does not come.
+func TestLineReader_ContextCancelled_Ends(t *testing.T) {
 	t.Parallel()
 	in, file := io.Pipe()
 	defer func() { _ = file.Close() }() // ends what still reads

@@ -87,9 +87,11 @@ func (v *load) Run(ctx context.Context, p *program) (err error) {
 		return err
 	}
 	defer disconnect()
-	bulk, err := client.Bulk(ctx, events.BulkOptions{
-		InFlight: v.InFlight, Follow: v.Wait, Timeout: p.Timeout, GiveUpAfter: v.GiveUpAfter,
-		Complain: func(err error) { p.tell("nothing can be stored now, tried again for up to %s: %v", v.GiveUpAfter, err) },
+	bulk, err := client.BulkPublisher(ctx, events.BulkOptions{
+		InFlight: v.InFlight, AwaitOutcomes: v.Wait, Timeout: p.Timeout, GiveUpAfter: v.GiveUpAfter,
+		OnError: func(err error) {
+			p.reportf("nothing can be stored now, tried again for up to %s: %v", v.GiveUpAfter, err)
+		},
 	})
 	if err != nil {
 		return err
@@ -97,7 +99,7 @@ func (v *load) Run(ctx context.Context, p *program) (err error) {
 	defer bulk.Close()
 
 	l := &loading{load: v, program: p, in: in, bar: bar, bulk: bulk, rejects: rejects, summary: newSummary(in.name, v.Wait)}
-	stopped := l.all(ctx)
+	stopped := l.publishAll(ctx)
 	if err := bulk.Wait(); stopped == nil {
 		stopped = err
 	}
@@ -105,7 +107,7 @@ func (v *load) Run(ctx context.Context, p *program) (err error) {
 		stopped = errStoppedByUser
 	}
 	bar.end()
-	return l.finish(p.explained(stopped))
+	return l.finish(p.withHint(stopped))
 }
 
 // openRejects opens the file for bad lines. Without one they are dropped.
@@ -129,8 +131,8 @@ type discard struct{ io.Writer }
 // Close implements io.Closer.
 func (discard) Close() error { return nil }
 
-// tell prints a message to who runs the program.
-func (p *program) tell(format string, args ...any) {
+// reportf prints a message to who runs the program.
+func (p *program) reportf(format string, args ...any) {
 	fmt.Fprintf(p.err, "publisher: %s\n", printable(fmt.Sprintf(format, args...)))
 }
 
@@ -140,7 +142,7 @@ type loading struct {
 	*program
 	in   input
 	bar  *progress
-	bulk *events.Bulk
+	bulk *events.BulkPublisher
 	stop context.CancelCauseFunc // publishes no more, for a reason
 
 	mu      sync.Mutex // guards what follows
@@ -155,8 +157,8 @@ var errStoppedByUser = errors.New("interrupted")
 // errStrict says that a bad line has stopped the load.
 var errStrict = errors.New("--strict")
 
-// all publishes line by line until the end of the file. It returns why it stopped before.
-func (l *loading) all(ctx context.Context) error {
+// publishAll publishes line by line until the end of the file. It returns why it stopped before.
+func (l *loading) publishAll(ctx context.Context) error {
 	ctx, l.stop = context.WithCancelCause(ctx)
 	defer l.stop(nil)
 	unhook := context.AfterFunc(l.bulk.Context(), func() { l.stop(context.Cause(l.bulk.Context())) })
@@ -173,7 +175,7 @@ func (l *loading) all(ctx context.Context) error {
 		}
 		if err == nil {
 			l.bar.at(lines.offset)
-			err = l.one(ctx, limiter, lines, next)
+			err = l.publishLine(ctx, limiter, lines, next)
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -184,38 +186,38 @@ func (l *loading) all(ctx context.Context) error {
 	}
 }
 
-// one publishes a line, or tells why not.
-func (l *loading) one(ctx context.Context, limiter *rate.Limiter, lines *lineReader, next inputLine) error {
+// publishLine publishes a line, or tells why not.
+func (l *loading) publishLine(ctx context.Context, limiter *rate.Limiter, lines *lineReader, next inputLine) error {
 	if next.tooLong {
-		return l.bad(next.number, errLineTooLong, func(to io.Writer) error {
+		return l.rejectLine(next.number, errLineTooLong, func(to io.Writer) error {
 			if _, err := to.Write(next.text); err != nil {
 				return err
 			}
-			return lines.rest(to)
+			return lines.copyRest(to)
 		})
 	}
 	text := bytes.Clone(next.text)
 	rewrite := func(to io.Writer) error { _, err := to.Write(text); return err }
 	event, err := l.compose(text, l.Batch)
 	if err != nil {
-		return l.bad(next.number, err, rewrite)
+		return l.rejectLine(next.number, err, rewrite)
 	}
 	if err := limiter.Wait(ctx); err != nil {
 		return err
 	}
 	// Events of several sources may have the same id; JetStream would drop all but one.
-	again := event.whole || l.Wait
+	again := event.isCloudEvent || l.Wait
 	err = l.bulk.Publish(event.message, again, func(r events.BulkResult) {
 		var refused *events.RefusedError
 		if errors.As(r.Err, &refused) {
 			l.count(func(s *summary) { s.Lines-- })
-			if err := l.bad(next.number, refused, rewrite); err != nil {
+			if err := l.rejectLine(next.number, refused, rewrite); err != nil {
 				l.stop(err)
 			}
 			return
 		}
 		if r.Stored && r.Err != nil {
-			l.tell("%s:%d: %v", l.in.name, next.number, r.Err)
+			l.reportf("%s:%d: %v", l.in.name, next.number, r.Err)
 		}
 		l.count(func(s *summary) { s.add(r) })
 	})
@@ -231,9 +233,9 @@ func (l *loading) count(add func(s *summary)) {
 	add(l.summary)
 }
 
-// bad tells, counts and keeps a bad line, which rewrite writes. It returns why the load has to
+// rejectLine tells, counts and keeps a bad line, which rewrite writes. It returns why the load has to
 // stop, if it has.
-func (l *loading) bad(number int, why error, rewrite func(to io.Writer) error) error {
+func (l *loading) rejectLine(number int, why error, rewrite func(to io.Writer) error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.summary.Lines++
@@ -269,7 +271,7 @@ func (l *loading) finish(stopped error) error {
 	}
 	switch {
 	case errors.Is(stopped, errStrict):
-		l.tell("stopped at a bad line (--strict); mend it and load the file again: what is stored already is not done twice")
+		l.reportf("stopped at a bad line (--strict); mend it and load the file again: what is stored already is not done twice")
 		return errDeadLettered
 	case stopped != nil:
 		return fmt.Errorf("stopped after line %d of %s: %w\nTo go on, load the same again: what is stored already is not done twice", s.last, s.File, stopped)
@@ -277,7 +279,7 @@ func (l *loading) finish(stopped error) error {
 		return errDeadLettered
 	case s.Unanswered > 0:
 		return fmt.Errorf("%w (%s): %d events are stored and will have their outcomes. To see them, load the same again: nothing is done twice. Does a worker run in namespace %s?",
-			events.ErrNoAnswer, l.Timeout, s.Unanswered, l.Namespace)
+			events.ErrReplyTimeout, l.Timeout, s.Unanswered, l.Namespace)
 	case s.rejected > 0:
 		return errRejected
 	}

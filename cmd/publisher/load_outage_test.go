@@ -36,8 +36,8 @@ func stopNATS(s *server.Server) {
 	s.WaitForShutdown()
 }
 
-// TestLoadOverOutage loads a file while the server goes away and comes back.
-func TestLoadOverOutage(t *testing.T) {
+// TestLoad_ServerOutage_Continues loads a file while the server goes away and comes back.
+func TestLoad_ServerOutage_Continues(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
 	const count, capacity = 2000, 700
@@ -47,7 +47,7 @@ func TestLoadOverOutage(t *testing.T) {
 	url := nats.ClientURL()
 	port := nats.Addr().String()[strings.LastIndex(nats.Addr().String(), ":")+1:]
 	namespace := stacktest.Namespace(t)
-	subjects := events.Subjects(namespace)
+	subjects := events.Namespace(namespace)
 	requests := subjects.In(events.BookingRequested, "loft")
 	runWorker(t, namespace, append([]string{"--nats-url", url}, serverFlags(t)[2:]...)...)
 	there := []string{"--namespace", namespace, "--nats-url", url}
@@ -116,9 +116,9 @@ func asProgram(ctx context.Context, args ...string) *exec.Cmd {
 	return program
 }
 
-// TestLoadSignals stops the process of a load half-way, by Ctrl-C and by force, and then loads
+// TestLoad_ProcessStopped_SecondLoadCompletes stops the process of a load half-way, by Ctrl-C and by force, and then loads
 // the file to its end.
-func TestLoadSignals(t *testing.T) {
+func TestLoad_ProcessStopped_SecondLoadCompletes(t *testing.T) {
 	t.Parallel()
 	const count, capacity = 1000, 600
 	resource := fresh("signals")
@@ -161,7 +161,7 @@ func TestLoadSignals(t *testing.T) {
 	if want := map[string]int{"hold.created": capacity, "hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
 		t.Errorf("got %v, want %v", s.outcomes(), want)
 	}
-	if n := held(t, resource); n != capacity {
+	if n := heldQuantity(t, resource); n != capacity {
 		t.Errorf("%d are held, want %d", n, capacity)
 	}
 }

@@ -95,8 +95,8 @@ func stock(t *testing.T, capacity int, resources ...string) {
 	}
 }
 
-// held is how many of a resource live holds take.
-func held(t *testing.T, resource string) int64 {
+// heldQuantity is how many of a resource live holds take.
+func heldQuantity(t *testing.T, resource string) int64 {
 	t.Helper()
 	r := publisher(t, words("inventory show -o json --resource-id "+resource)...).want(t, exitOK)
 	var availability struct {
@@ -147,9 +147,9 @@ func devURL(t *testing.T) string {
 	return url
 }
 
-// TestLoadTwice loads a mixed file of thousands of lines, and then loads it again: nothing is
+// TestLoad_SameFileTwice_ChangesNothing loads a mixed file of thousands of lines, and then loads it again: nothing is
 // done twice, and every answer is the same.
-func TestLoadTwice(t *testing.T) {
+func TestLoad_SameFileTwice_ChangesNothing(t *testing.T) {
 	t.Parallel()
 	const rooms, each, capacity = 4, 500, 300
 	var file strings.Builder
@@ -201,7 +201,7 @@ func TestLoadTwice(t *testing.T) {
 		t.Errorf("the second time %v, want %v", got, want)
 	}
 	for _, resource := range resources {
-		if n := held(t, resource); n != capacity {
+		if n := heldQuantity(t, resource); n != capacity {
 			t.Errorf("%s: %d are held, want %d", resource, n, capacity)
 		}
 	}
@@ -210,9 +210,9 @@ func TestLoadTwice(t *testing.T) {
 	}
 }
 
-// TestLoadIDs loads what JetStream has not seen, and the worker has: only the ids say so. Another
+// TestLoad_SameContent_IsSameEvent loads what JetStream has not seen, and the worker has: only the ids say so. Another
 // batch makes other events.
-func TestLoadIDs(t *testing.T) {
+func TestLoad_SameContent_IsSameEvent(t *testing.T) {
 	t.Parallel()
 	resource := fresh("ids")
 	stock(t, 1, resource)
@@ -232,11 +232,11 @@ func TestLoadIDs(t *testing.T) {
 	// Events of two sources with one id are not the same, neither for JetStream.
 	path = fileOf(t, wholeRequest("/shop", resource, resource, "a")+"\n"+wholeRequest("/app", resource, resource, "b"))
 	summaryOf(t, publisher(t, "load", "-o", "json", "-f", path).want(t, exitOK)).expect(t, 2, 0)
-	stacktest.Eventually(t, "both to be held", func() bool { return held(t, resource) == 2 })
+	stacktest.Eventually(t, "both to be held", func() bool { return heldQuantity(t, resource) == 2 })
 }
 
-// TestLoadInterrupted stops a load half-way and loads the file again.
-func TestLoadInterrupted(t *testing.T) {
+// TestLoad_Interrupted_SecondLoadCompletes stops a load half-way and loads the file again.
+func TestLoad_Interrupted_SecondLoadCompletes(t *testing.T) {
 	t.Parallel()
 	const count, capacity = 2000, 1500
 	resource := fresh("half")
@@ -274,7 +274,7 @@ func TestLoadInterrupted(t *testing.T) {
 	if want := map[string]int{"hold.created": capacity, "hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
 		t.Errorf("got %v, want %v", s.outcomes(), want)
 	}
-	if n := held(t, resource); n != capacity {
+	if n := heldQuantity(t, resource); n != capacity {
 		t.Errorf("%d are held, want %d", n, capacity)
 	}
 }
@@ -301,8 +301,8 @@ func TestLoad_OverSeveralLines_ReadsWhatValidateReads(t *testing.T) {
 	s.expect(t, 1, 1)
 }
 
-// TestLoadBadLines has bad lines told, counted and kept, and the good ones among them published.
-func TestLoadBadLines(t *testing.T) {
+// TestLoad_BadLines_ReportedOthersPublished has bad lines told, counted and kept, and the good ones among them published.
+func TestLoad_BadLines_ReportedOthersPublished(t *testing.T) {
 	t.Parallel()
 	nowhere := fresh("nowhere")
 	long := `{"event":"booking.requested","data":{"pad":"` + strings.Repeat("x", 3*lineMax) + `"}}`
@@ -353,12 +353,12 @@ func TestLoadBadLines(t *testing.T) {
 	}
 }
 
-// TestLoadRefused loads a line that JetStream does not take, in a namespace of its own.
-func TestLoadRefused(t *testing.T) {
+// TestLoad_MessageRefused_IsBadLine loads a line that JetStream does not take, in a namespace of its own.
+func TestLoad_MessageRefused_IsBadLine(t *testing.T) {
 	t.Parallel()
 	namespace := stacktest.Namespace(t)
 	js := migrated(t, namespace)
-	stream, err := js.Stream(t.Context(), events.Subjects(namespace).InStream())
+	stream, err := js.Stream(t.Context(), events.Namespace(namespace).InStream())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -403,8 +403,8 @@ func TestLoadRefused(t *testing.T) {
 	(<-ended).want(t, exitFailed, "nothing was stored for 100ms")
 }
 
-// TestLoadExitCodes ends with the codes that the contract has for outcomes.
-func TestLoadExitCodes(t *testing.T) {
+// TestLoad_EachOutcome_ExitCode ends with the codes that the contract has for outcomes.
+func TestLoad_EachOutcome_ExitCode(t *testing.T) {
 	t.Parallel()
 	resource, quiet := fresh("codes"), stacktest.Namespace(t)
 	stock(t, 1, resource)
@@ -413,7 +413,7 @@ func TestLoadExitCodes(t *testing.T) {
 	publisher(t, "load", "-f", refused, "--wait").want(t, exitRejected, "sold_out")
 	publisher(t, "load", "-f", refused).want(t, exitOK)
 	migrated(t, quiet)
-	publisher(t, "load", "-f", good, "--wait", "--timeout", "5s", "--namespace", quiet).want(t, exitNoAnswer, "namespace "+quiet)
+	publisher(t, "load", "-f", good, "--wait", "--timeout", "5s", "--namespace", quiet).want(t, exitReplyTimeout, "namespace "+quiet)
 	publisher(t, "load", "-f", good, "--namespace", "nobody").want(t, exitFailed, "worker migrate")
 	publisher(t, "load", "-f", good, "--nats-url", "nats://127.0.0.1:1", "--timeout", "1s").want(t, exitFailed, "connect to nats")
 	for line, text := range map[string]string{
@@ -432,7 +432,7 @@ func TestLoadExitCodes(t *testing.T) {
 		"all":          {summary{BadLines: 1, Unanswered: 1, rejected: 1, deadLettered: 1}, context.Canceled, exitFailed},
 		"dead letters": {summary{Unanswered: 1, rejected: 1, deadLettered: 1}, nil, exitDeadLettered},
 		"bad lines":    {summary{BadLines: 1, Unanswered: 1, rejected: 1}, nil, exitDeadLettered},
-		"unanswered":   {summary{Unanswered: 1, rejected: 1}, nil, exitNoAnswer},
+		"unanswered":   {summary{Unanswered: 1, rejected: 1}, nil, exitReplyTimeout},
 		"rejected":     {summary{rejected: 1}, nil, exitRejected},
 		"none":         {summary{}, nil, exitOK},
 	} {
@@ -443,16 +443,16 @@ func TestLoadExitCodes(t *testing.T) {
 	}
 }
 
-// TestLoadPrints compares what is printed of a load.
-func TestLoadPrints(t *testing.T) {
+// TestLoad_Summary_IsPrinted compares what is printed of a load.
+func TestLoad_Summary_IsPrinted(t *testing.T) {
 	t.Parallel()
 	s := newSummary("events.ndjson", true)
 	s.Complete, s.Lines, s.BadLines = true, 1205, 1
 	for range 1200 {
-		s.add(events.BulkResult{Stored: true, Answer: ptr(answered("hold.created", `{}`))})
+		s.add(events.BulkResult{Stored: true, Reply: ptr(newReply("hold.created", `{}`))})
 	}
-	s.add(events.BulkResult{Stored: true, Duplicate: true, Answer: ptr(answered("hold.rejected", `{"reason":"sold_out\u001b"}`))})
-	s.add(events.BulkResult{Stored: true, Answer: &events.Answer{Dead: &events.DeadLettered{Error: "poison"}}})
+	s.add(events.BulkResult{Stored: true, Duplicate: true, Reply: ptr(newReply("hold.rejected", `{"reason":"sold_out\u001b"}`))})
+	s.add(events.BulkResult{Stored: true, Reply: &events.Reply{DeadLetter: &events.DeadLetterReply{Error: "poison"}}})
 	s.add(events.BulkResult{Stored: true})
 	s.add(events.BulkResult{})
 	const want = `loaded events.ndjson
@@ -478,8 +478,8 @@ hold.rejected  sold_out\x1b      1
 
 func ptr[T any](v T) *T { return &v }
 
-// TestLoadPace publishes no faster than it was told.
-func TestLoadPace(t *testing.T) {
+// TestLoad_Rate_IsNotExceeded publishes no faster than it was told.
+func TestLoad_Rate_IsNotExceeded(t *testing.T) {
 	t.Parallel()
 	var file strings.Builder
 	nowhere := fresh("nowhere")
@@ -498,8 +498,8 @@ func TestLoadPace(t *testing.T) {
 // readmePath is found before the tests go to a directory of their own.
 var readmePath, _ = filepath.Abs("../../README.md")
 
-// TestReadmeLoads does what README.md says of a file of events, and compares what it shows.
-func TestReadmeLoads(t *testing.T) {
+// TestLoad_READMEExample_PrintsWhatItShows does what README.md says of a file of events, and compares what it shows.
+func TestLoad_READMEExample_PrintsWhatItShows(t *testing.T) {
 	t.Parallel()
 	readme, err := os.ReadFile(readmePath)
 	if err != nil {

@@ -27,7 +27,7 @@ const (
 	exitUsage        = 2
 	exitRejected     = 3
 	exitDeadLettered = 4
-	exitNoAnswer     = 5
+	exitReplyTimeout = 5
 )
 
 func main() {
@@ -81,8 +81,8 @@ func exitCode(err error) int {
 		return exitRejected
 	case errors.Is(err, errDeadLettered):
 		return exitDeadLettered
-	case errors.Is(err, events.ErrNoAnswer):
-		return exitNoAnswer
+	case errors.Is(err, events.ErrReplyTimeout):
+		return exitReplyTimeout
 	default:
 		return exitFailed
 	}

@@ -55,8 +55,8 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 	if err := os.Chdir(dir); err != nil {
 		return 1, err
 	}
-	if stacktest.Least() {
-		return runBesideGuarded(m)
+	if stacktest.LeastPrivilege() {
+		return runBesideRestricted(m)
 	}
 	worker := exec.Command(workerBinary, "dev", "--http-addr", "127.0.0.1:0")
 	stdout, err := worker.StdoutPipe()
@@ -67,13 +67,13 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 	if err := worker.Start(); err != nil {
 		return 1, err
 	}
-	var told bytes.Buffer
-	lines := bufio.NewScanner(io.TeeReader(stdout, &told))
+	var output bytes.Buffer
+	lines := bufio.NewScanner(io.TeeReader(stdout, &output))
 	for up := false; !up && lines.Scan(); {
 		up = strings.Contains(lines.Text(), "Ctrl-C stops it")
 	}
-	if !strings.Contains(told.String(), "Ctrl-C stops it") {
-		return 1, fmt.Errorf("worker dev: %w\n%s", worker.Wait(), told.String())
+	if !strings.Contains(output.String(), "Ctrl-C stops it") {
+		return 1, fmt.Errorf("worker dev: %w\n%s", worker.Wait(), output.String())
 	}
 	code = m.Run()
 	if err := worker.Process.Signal(syscall.SIGTERM); err != nil {
@@ -97,8 +97,8 @@ var patience = []string{"--timeout", "2m"}
 // publisher runs the program, with patience unless a test says otherwise.
 func publisher(t testing.TB, args ...string) result {
 	t.Helper()
-	if _, err := os.Stat(besideGuarded); err == nil && !slices.Contains(args, "--namespace") { // a test may have gone elsewhere
-		args = asItsUser(guarded, args)
+	if _, err := os.Stat(besideRestricted); err == nil && !slices.Contains(args, "--namespace") { // a test may have gone elsewhere
+		args = asItsUser(restricted, args)
 	}
 	if !slices.Contains(args, patience[0]) {
 		args = append(slices.Clone(args), patience...)

@@ -22,19 +22,19 @@ func (p *program) printStored(m *nats.Msg, event events.Envelope) error {
 	if err != nil {
 		return err
 	}
-	about := []member{{"event_id", quoted(event.ID)}, {"subject", quoted(m.Subject)}}
-	return p.print(page(eventName(event.Type)+" stored", append(about, data...)))
+	identity := []member{{"event_id", quoted(event.ID)}, {"subject", quoted(m.Subject)}}
+	return p.print(page(eventName(event.Type)+" stored", append(identity, data...)))
 }
 
-// printAnswer prints what was answered to an event. It returns errRejected or errDeadLettered
+// printReply prints what was answered to an event. It returns errRejected or errDeadLettered
 // when that is a refusal.
-func (p *program) printAnswer(a events.Answer) error {
+func (p *program) printReply(a events.Reply) error {
 	var text string
 	var refusal error
 	switch {
-	case a.Dead != nil:
+	case a.DeadLetter != nil:
 		refusal = errDeadLettered
-		text = page("dead-lettered: "+printable(a.Dead.Error), []member{{"detail", quoted(a.Dead.Detail)}})
+		text = page("dead-lettered: "+printable(a.DeadLetter.Error), []member{{"detail", quoted(a.DeadLetter.Detail)}})
 	default:
 		event := eventName(a.Envelope.Type)
 		if strings.HasSuffix(event, "rejected") {

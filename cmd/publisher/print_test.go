@@ -19,8 +19,8 @@ import (
 
 var uuids = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 
-// TestExplainIsComplete compares all that --explain prints, but for the new event id.
-func TestExplainIsComplete(t *testing.T) {
+// TestExplain_Request_PrintsWholeMessage compares all that --explain prints, but for the new event id.
+func TestExplain_Request_PrintsWholeMessage(t *testing.T) {
 	t.Parallel()
 	const want = `Subject: hotel.in.booking.cancelled.loft
 Headers:
@@ -59,8 +59,8 @@ The same with the nats command:
 	}
 }
 
-// TestExplainIsReadBack has a shell read the nats command, word by word, for what is hard to quote.
-func TestExplainIsReadBack(t *testing.T) {
+// TestExplain_NATSCommand_IsQuotedForShell has a shell read the nats command, word by word, for what is hard to quote.
+func TestExplain_NATSCommand_IsQuotedForShell(t *testing.T) {
 	t.Parallel()
 	const metadata = `{"note":"it's $HOME ` + "`id`" + ` \\ {{.}} \u009b2J","ümlaut":"\u202e"}`
 	r := publisher(t, "request", "--resource-id", "loft", "--user-id", "ann", "--request-key", "k", "--metadata", metadata,
@@ -102,16 +102,16 @@ func canonical(t *testing.T, value jsontext.Value) jsontext.Value {
 	return value
 }
 
-// TestPages compares what is printed of an answer.
-func TestPages(t *testing.T) {
+// TestPrintReply_EachReply_PageAndExitCode compares what is printed of an answer.
+func TestPrintReply_EachReply_PageAndExitCode(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		answer events.Answer
+		answer events.Reply
 		code   int
 		want   string
 	}{
 		"sold out": {
-			answered("hold.rejected", `{"resource_id":"loft","user_id":"ann","slots":["A-1","A-2"],"quantity":2,"metadata":{"a": "\u001b[2J"},`+
+			newReply("hold.rejected", `{"resource_id":"loft","user_id":"ann","slots":["A-1","A-2"],"quantity":2,"metadata":{"a": "\u001b[2J"},`+
 				`"reason":"sold_out","message":"not enough left","unavailable":[{"slot":"A-1","capacity":12,"reserved":3,"held":9},`+
 				`{"slot":"A-2","capacity":1,"reserved":1,"held":0}],"retry_at":null}`),
 			exitRejected,
@@ -133,11 +133,11 @@ A-2          1         1     0
 `,
 		},
 		"confirmed": {
-			answered("hold.confirmed", `{"resource_id":"loft","late":true}`), exitOK,
+			newReply("hold.confirmed", `{"resource_id":"loft","late":true}`), exitOK,
 			"hold.confirmed\n  resource_id  loft\n  late         true\n",
 		},
 		"dead": {
-			events.Answer{Dead: &events.DeadLettered{Error: "malformed", Detail: "data.\x1b[2Jslots: \u202ex"}}, exitDeadLettered,
+			events.Reply{DeadLetter: &events.DeadLetterReply{Error: "malformed", Detail: "data.\x1b[2Jslots: \u202ex"}}, exitDeadLettered,
 			"dead-lettered: malformed\n  detail  data.\\x1b[2Jslots: \\u202ex\n",
 		},
 	} {
@@ -145,7 +145,7 @@ A-2          1         1     0
 			t.Parallel()
 			var out bytes.Buffer
 			p := newProgram(&out, &out)
-			if code := exitCode(p.printAnswer(c.answer)); code != c.code {
+			if code := exitCode(p.printReply(c.answer)); code != c.code {
 				t.Errorf("exit code %d, want %d", code, c.code)
 			}
 			if out.String() != c.want {
@@ -155,23 +155,23 @@ A-2          1         1     0
 	}
 	p := newProgram(&bytes.Buffer{}, &bytes.Buffer{})
 	for _, data := range []string{``, `[]`, `{"a":`} {
-		if err := p.printAnswer(answered("hold.created", data)); exitCode(err) != exitFailed || strings.Contains(err.Error(), "%!") {
+		if err := p.printReply(newReply("hold.created", data)); exitCode(err) != exitFailed || strings.Contains(err.Error(), "%!") {
 			t.Errorf("data %q: %v", data, err)
 		}
 	}
 }
 
-func answered(event, data string) events.Answer {
-	return events.Answer{Envelope: events.Envelope{Type: events.Type(event), Data: jsontext.Value(data)}}
+func newReply(event, data string) events.Reply {
+	return events.Reply{Envelope: events.Envelope{Type: events.Type(event), Data: jsontext.Value(data)}}
 }
 
-// TestJSONIsAsReceived compares what -o json prints with what was stored, byte by byte.
-func TestJSONIsAsReceived(t *testing.T) {
+// TestJSONOutput_StoredEvent_IsByteIdentical compares what -o json prints with what was stored, byte by byte.
+func TestJSONOutput_StoredEvent_IsByteIdentical(t *testing.T) {
 	t.Parallel()
 	r := publisher(t, "request", "--resource-id", "bytes", "--user-id", "ann", "--metadata", "{\"a\":\"<é\u009b&\"}", "--wait", "-o", "json").
 		want(t, exitRejected, "unknown_resource")
 	p := newProgram(&bytes.Buffer{}, &bytes.Buffer{})
-	if err := p.settle(); err != nil {
+	if err := p.setDefaults(); err != nil {
 		t.Fatal(err)
 	}
 	url, err := p.natsURL()
@@ -187,11 +187,11 @@ func TestJSONIsAsReceived(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := js.Stream(t.Context(), p.subjects().OutStream())
+	out, err := js.Stream(t.Context(), p.namespace().OutStream())
 	if err != nil {
 		t.Fatal(err)
 	}
-	stored, err := out.GetLastMsgForSubject(t.Context(), p.subjects().Out("hold.rejected", "bytes"))
+	stored, err := out.GetLastMsgForSubject(t.Context(), p.namespace().Out("hold.rejected", "bytes"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,8 +200,8 @@ func TestJSONIsAsReceived(t *testing.T) {
 	}
 }
 
-// TestEscapes has nothing steer a terminal, and JSON keep its value.
-func TestEscapes(t *testing.T) {
+// TestPrintable_ControlCharacters_AreEscaped has nothing steer a terminal, and JSON keep its value.
+func TestPrintable_ControlCharacters_AreEscaped(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		"plain ünï €5 🛏":     "plain ünï €5 🛏",
@@ -225,8 +225,8 @@ func TestEscapes(t *testing.T) {
 	}
 }
 
-// TestEssentials is what a line of watch tells of each kind of event.
-func TestEssentials(t *testing.T) {
+// TestEssentials_EachEvent_OneLine is what a line of watch tells of each kind of event.
+func TestEssentials_EachEvent_OneLine(t *testing.T) {
 	t.Parallel()
 	for data, want := range map[string]string{
 		`{"hold_id":"h","user_id":"ann","check_in":"2027-05-01","check_out":"2027-05-03","quantity":1,"expires_at":"2027-01-01T00:00:00.000Z"}`: `user=ann slots=2027-05-01..2027-05-03 quantity=1 expires_at=2027-01-01T00:00:00.000Z`,
@@ -244,8 +244,8 @@ func TestEssentials(t *testing.T) {
 	}
 }
 
-// TestCompact prints one value on each line, and nothing else.
-func TestCompact(t *testing.T) {
+// TestPrintCompact_AnyJSON_OneLine prints one value on each line, and nothing else.
+func TestPrintCompact_AnyJSON_OneLine(t *testing.T) {
 	t.Parallel()
 	var out, errOut bytes.Buffer
 	p := newProgram(&out, &errOut)
@@ -259,8 +259,8 @@ func TestCompact(t *testing.T) {
 	}
 }
 
-// TestEndpoints looks where servers are in directories of its own, so it is not parallel.
-func TestEndpoints(t *testing.T) {
+// TestEndpoints_FlagsVariablesFile_Precedence looks where servers are in directories of its own, so it is not parallel.
+func TestEndpoints_FlagsVariablesFile_Precedence(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for _, name := range []string{nameNATSURL, nameNamespace} {
 		t.Setenv(name, "")

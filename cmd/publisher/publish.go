@@ -25,7 +25,7 @@ type publishing struct {
 // publish publishes an event about a resource, as how says. What would be dead-lettered for its
 // form is wrong usage and not published; what the form allows is the worker's to decide.
 func (p *program) publish(ctx context.Context, how publishing, event, resource string, data any) error {
-	request, err := p.subjects().NewRequest(event, resource, source, data)
+	request, err := p.namespace().NewRequest(event, resource, source, data)
 	if err != nil {
 		return misused("%v", err) // a value that JSON cannot have, like invalid UTF-8
 	}
@@ -33,7 +33,7 @@ func (p *program) publish(ctx context.Context, how publishing, event, resource s
 	if err != nil {
 		return misused("%v", err)
 	}
-	if _, err := p.subjects().Decode(m.Subject, m.Header, m.Data, time.Time{}); err != nil {
+	if _, err := p.namespace().Decode(m.Subject, m.Header, m.Data, time.Time{}); err != nil {
 		return misused("%s", inFlags(err))
 	}
 	if how.Explain {
@@ -72,26 +72,26 @@ func (p *program) deliver(ctx context.Context, m *nats.Msg, event events.Envelop
 	limited, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
 	if !wait {
-		if err := client.Send(limited, m); err != nil {
-			return p.explained(err)
+		if err := client.Publish(limited, m); err != nil {
+			return p.withHint(err)
 		}
 		return p.printStored(m, event)
 	}
-	answer, err := client.Ask(limited, m)
+	answer, err := client.Request(limited, m)
 	switch {
-	case ctx.Err() != nil && errors.Is(err, events.ErrNoAnswer):
+	case ctx.Err() != nil && errors.Is(err, events.ErrReplyTimeout):
 		return fmt.Errorf("interrupted; event %s is stored and will have its outcome", event.ID)
-	case errors.Is(err, events.ErrNoAnswer):
+	case errors.Is(err, events.ErrReplyTimeout):
 		return fmt.Errorf("%w (%s): event %s is stored on %s and will have its outcome. Does a worker run in namespace %s?",
-			events.ErrNoAnswer, p.Timeout, event.ID, m.Subject, p.Namespace)
+			events.ErrReplyTimeout, p.Timeout, event.ID, m.Subject, p.Namespace)
 	case err != nil:
-		return p.explained(err)
+		return p.withHint(err)
 	}
-	return p.printAnswer(answer)
+	return p.printReply(answer)
 }
 
-// explained adds to an error what to do about it.
-func (p *program) explained(err error) error {
+// withHint adds to an error what to do about it.
+func (p *program) withHint(err error) error {
 	if errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, nats.ErrNoResponders) {
 		return fmt.Errorf("%w: namespace %s has no streams there; `worker migrate` or `worker run` creates them", err, p.Namespace)
 	}

@@ -41,10 +41,10 @@ func (v *request) Run(ctx context.Context, p *program) error {
 		v.RequestKey = uuid.NewString()
 	}
 	err := p.publish(ctx, v.Publishing, events.BookingRequested, v.ResourceID, events.BookingRequestedData{
-		RequestKey: v.RequestKey, UserID: v.UserID, ResourceID: v.ResourceID, Asked: v.Slots.asked(),
+		RequestKey: v.RequestKey, UserID: v.UserID, ResourceID: v.ResourceID, SlotSelection: v.Slots.selection(),
 		Quantity: v.Quantity, TTLSeconds: v.TTL.seconds, Metadata: v.Metadata.Value,
 	})
-	if errors.Is(err, events.ErrNoAnswer) {
+	if errors.Is(err, events.ErrReplyTimeout) {
 		return fmt.Errorf("%w\nIts request key is %s: ask again with it to see the answer, or give the hold back with\n"+
 			"publisher cancel --resource-id %s --request-key %s", err, v.RequestKey, v.ResourceID, shellQuote(v.RequestKey))
 	}

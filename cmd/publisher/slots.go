@@ -9,7 +9,7 @@ type slotFlags struct {
 	Slot     []string `xor:"slots" placeholder:"SLOT" help:"Named slots, like seats: repeat it or separate them by commas. Without nights and slots the one slot stock is meant."`
 }
 
-// asked is what the flags say as events write it.
-func (f slotFlags) asked() holds.Asked {
-	return holds.Asked{CheckIn: f.CheckIn, CheckOut: f.CheckOut, Slots: f.Slot}
+// selection is what the flags say as events write it.
+func (f slotFlags) selection() holds.SlotSelection {
+	return holds.SlotSelection{CheckIn: f.CheckIn, CheckOut: f.CheckOut, Slots: f.Slot}
 }

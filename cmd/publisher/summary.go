@@ -60,19 +60,19 @@ func (s *summary) add(r events.BulkResult) {
 	}
 	switch {
 	case s.counts == nil:
-	case r.Answer == nil:
+	case r.Reply == nil:
 		s.Unanswered++
-	case r.Answer.Dead != nil:
+	case r.Reply.DeadLetter != nil:
 		s.deadLettered++
-		s.counts[outcomeCount{Event: eventDeadLettered, Reason: r.Answer.Dead.Error}]++
+		s.counts[outcomeCount{Event: eventDeadLettered, Reason: r.Reply.DeadLetter.Error}]++
 	default:
-		outcome := outcomeCount{Event: eventName(r.Answer.Envelope.Type)}
+		outcome := outcomeCount{Event: eventName(r.Reply.Envelope.Type)}
 		var data struct {
 			Reason string `json:"reason"`
 		}
 		if strings.HasSuffix(outcome.Event, "rejected") {
 			s.rejected++
-			_ = json.Unmarshal(r.Answer.Envelope.Data, &data) // what cannot be read has no reason
+			_ = json.Unmarshal(r.Reply.Envelope.Data, &data) // what cannot be read has no reason
 			outcome.Reason = data.Reason
 		}
 		s.counts[outcome]++

@@ -57,14 +57,14 @@ func (w *watched) shows(text string) bool {
 	return bytes.Contains(w.text.Bytes(), []byte(text))
 }
 
-// at runs the program at a terminal of unknown size: answers are what a person types when the screen shows a text.
-func (m *morgue) at(env []string, answers [][2]string, args ...string) (code int, screen string) {
+// runAtTerminal runs the program at a terminal of unknown size: answers are what a person types when the screen shows a text.
+func (m *harness) runAtTerminal(env []string, answers [][2]string, args ...string) (code int, screen string) {
 	m.t.Helper()
-	return m.atWidth(0, env, answers, args...)
+	return m.runAtTerminalWidth(0, env, answers, args...)
 }
 
-// atWidth runs the program at a terminal with so many columns.
-func (m *morgue) atWidth(columns uint16, env []string, answers [][2]string, args ...string) (code int, screen string) {
+// runAtTerminalWidth runs the program at a terminal with so many columns.
+func (m *harness) runAtTerminalWidth(columns uint16, env []string, answers [][2]string, args ...string) (code int, screen string) {
 	m.t.Helper()
 	term := newTerminal(m.t)
 	if err := unix.IoctlSetWinsize(int(term.far.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}); err != nil {
@@ -96,46 +96,46 @@ func (m *morgue) atWidth(columns uint16, env []string, answers [][2]string, args
 	return code, term.screen.text.String()
 }
 
-// TestConfirm is asked at a terminal whether it means it.
-func TestConfirm(t *testing.T) {
+// TestConfirm_Terminal_ProceedsOnYesOnly is asked at a terminal whether it means it.
+func TestConfirm_Terminal_ProceedsOnYesOnly(t *testing.T) {
 	t.Parallel()
-	m := newMorgue(t)
+	m := newHarness(t)
 	m.startWorker()
 	for range 2 {
-		m.park(events.ReasonMalformed, "", m.ns.In(events.BookingRequested, "loft"), "no JSON")
+		m.storeDeadLetter(events.ReasonMalformed, "", m.ns.In(events.BookingRequested, "loft"), "no JSON")
 	}
 	const question = "Discard 2 dead letters (2 malformed), "
 	for _, no := range []string{"n\n", "\n", "\x04", "yep\n"} {
-		if code, screen := m.at(nil, [][2]string{{question, no}}, "dlq", "discard", "--all", "--note", "n"); code != exitFailed || !strings.Contains(screen, "nothing was done") {
+		if code, screen := m.runAtTerminal(nil, [][2]string{{question, no}}, "dlq", "discard", "--all", "--note", "n"); code != exitFailed || !strings.Contains(screen, "nothing was done") {
 			t.Errorf("%q: %d %s", no, code, screen)
 		}
 	}
-	if code, screen := m.at(nil, [][2]string{{question, "\x03"}}, "dlq", "discard", "--all", "--note", "n"); code == exitOK {
+	if code, screen := m.runAtTerminal(nil, [][2]string{{question, "\x03"}}, "dlq", "discard", "--all", "--note", "n"); code == exitOK {
 		t.Errorf("Ctrl-C: %d %s", code, screen)
 	}
-	if m.letterCount() != 2 {
-		t.Fatalf("%d letters are left", m.letterCount())
+	if m.deadLetterCount() != 2 {
+		t.Fatalf("%d letters are left", m.deadLetterCount())
 	}
-	if code, screen := m.at(nil, [][2]string{{"Replay 1 dead letter (1 malformed), ", "y\n"}}, "dlq", "replay", "2"); code != exitDeadLettered || !strings.Contains(screen, "dead_lettered: malformed") {
+	if code, screen := m.runAtTerminal(nil, [][2]string{{"Replay 1 dead letter (1 malformed), ", "y\n"}}, "dlq", "replay", "2"); code != exitDeadLettered || !strings.Contains(screen, "dead_lettered: malformed") {
 		t.Errorf("%d %s", code, screen)
 	}
-	if code, screen := m.at(nil, [][2]string{{question, "yes\n"}}, "dlq", "discard", "--all", "--note", "n"); code != exitOK || m.letterCount() != 0 {
+	if code, screen := m.runAtTerminal(nil, [][2]string{{question, "yes\n"}}, "dlq", "discard", "--all", "--note", "n"); code != exitOK || m.deadLetterCount() != 0 {
 		t.Errorf("%d %s", code, screen)
 	}
 }
 
-// TestTables_NarrowTerminal_Fit lists dead letters with long details at a terminal, and elsewhere.
-func TestTables_NarrowTerminal_Fit(t *testing.T) {
+// TestTable_NarrowTerminal_Fits lists dead letters with long details at a terminal, and elsewhere.
+func TestTable_NarrowTerminal_Fits(t *testing.T) {
 	t.Parallel()
-	m := newMorgue(t)
+	m := newHarness(t)
 	detail := "data.metadata: " + strings.Repeat("long ", 40) + "end"
 	for range 3 {
-		m.park(events.ReasonMalformed, detail, m.ns.In(events.BookingRequested, "a-resource-with-a-long-name-of-its-own"), "no JSON")
+		m.storeDeadLetter(events.ReasonMalformed, detail, m.ns.In(events.BookingRequested, "a-resource-with-a-long-name-of-its-own"), "no JSON")
 	}
 	m.run("dlq", "discard", "2", "3", "--yes", "--note", "n").want(t, exitOK)
 	for _, verb := range []string{"list", "stats", "runs"} {
 		for columns, fits := range map[uint16]bool{72: verb != "runs", 110: true, 0: false} {
-			code, screen := m.atWidth(columns, nil, nil, "dlq", verb)
+			code, screen := m.runAtTerminalWidth(columns, nil, nil, "dlq", verb)
 			whole := strings.Contains(screen, "end\r\n")
 			if code != exitOK || verb != "runs" && whole == fits {
 				t.Errorf("dlq %s on %d columns ends with %d:\n%s", verb, columns, code, screen)
@@ -149,34 +149,34 @@ func TestTables_NarrowTerminal_Fit(t *testing.T) {
 		if r := m.run("dlq", verb).want(t, exitOK); verb != "runs" && !strings.Contains(r.out, detail) || strings.Contains(r.out, "…") {
 			t.Errorf("dlq %s cuts what is no terminal's:\n%s", verb, r.out)
 		}
-		if _, screen := m.atWidth(72, nil, nil, "dlq", verb, "-o", "wide"); strings.Contains(screen, "…") {
+		if _, screen := m.runAtTerminalWidth(72, nil, nil, "dlq", verb, "-o", "wide"); strings.Contains(screen, "…") {
 			t.Errorf("dlq %s -o wide is cut:\n%s", verb, screen)
 		}
 	}
 }
 
-// TestProgress shows at a terminal how far it is, and nothing of it elsewhere.
-func TestProgress(t *testing.T) {
+// TestReplay_Terminal_ShowsProgress shows at a terminal how far it is, and nothing of it elsewhere.
+func TestReplay_Terminal_ShowsProgress(t *testing.T) {
 	t.Parallel()
-	m := newMorgue(t)
-	m.fill(50)
-	if code, screen := m.at(nil, nil, "dlq", "discard", "--all", "--note", "n", "--yes"); code != exitOK || !strings.Contains(screen, "/50") {
+	m := newHarness(t)
+	m.storeMixedDeadLetters(50)
+	if code, screen := m.runAtTerminal(nil, nil, "dlq", "discard", "--all", "--note", "n", "--yes"); code != exitOK || !strings.Contains(screen, "/50") {
 		t.Errorf("%d %q", code, screen)
 	}
-	m.fill(50)
+	m.storeMixedDeadLetters(50)
 	if r := m.run("dlq", "discard", "--all", "--note", "n", "--yes").want(t, exitOK); strings.Contains(r.out+r.errOut, "/50") {
 		t.Errorf("it draws where nobody looks: %q", r.out+r.errOut)
 	}
 }
 
-// TestEditor edits an event by hand: a mistake opens the editor again, which says what is wrong.
-func TestEditor(t *testing.T) {
+// TestDLQEdit_MistakeInEditor_ReopensWithError edits an event by hand: a mistake opens the editor again, which says what is wrong.
+func TestDLQEdit_MistakeInEditor_ReopensWithError(t *testing.T) {
 	t.Parallel()
-	m := newMorgue(t)
+	m := newHarness(t)
 	m.startWorker()
 	m.run(words("inventory set --resource-id loft --capacity 5 --wait")...).want(t, exitOK)
 	bad := strings.Replace(booking("loft", "ann"), `"quantity":1`, `"quantity":"1"`, 1)
-	m.park(events.ReasonMalformed, "data.quantity: must be an integer such as 2, found a string", m.ns.In(events.BookingRequested, "loft"), bad)
+	m.storeDeadLetter(events.ReasonMalformed, "data.quantity: must be an integer such as 2, found a string", m.ns.In(events.BookingRequested, "loft"), bad)
 
 	// editor is one that does these things to its file, one each time it is opened.
 	editor := func(steps ...string) []string {
@@ -201,32 +201,32 @@ func TestEditor(t *testing.T) {
 	}
 
 	untouched := editor("true")
-	if code, screen := m.at(untouched, nil, "dlq", "edit", "1"); code != exitFailed || !strings.Contains(screen, "unchanged") {
+	if code, screen := m.runAtTerminal(untouched, nil, "dlq", "edit", "1"); code != exitFailed || !strings.Contains(screen, "unchanged") {
 		t.Errorf("left as it was: %d %s", code, screen)
 	}
 	if text := opened(untouched, 0); !strings.Contains(text, "# it died: malformed: data.quantity") || !strings.Contains(text, "\nSubject: "+m.ns.In(events.BookingRequested, "loft")+"\n\n{\n  \"specversion\"") {
 		t.Errorf("the editor shows\n%s", text)
 	}
 	broken := editor(`sed -i 's/"1"/1.0/' "$2"`, "true")
-	if code, screen := m.at(broken, nil, "dlq", "edit", "1"); code != exitFailed || !strings.Contains(screen, "your text is in") {
+	if code, screen := m.runAtTerminal(broken, nil, "dlq", "edit", "1"); code != exitFailed || !strings.Contains(screen, "your text is in") {
 		t.Errorf("left broken: %d %s", code, screen)
 	}
 	if text := opened(broken, 1); !strings.Contains(text, "# it would be dead-lettered again: malformed: data.quantity: must be an integer such as 2, found a number") || !strings.Contains(text, `"quantity": 1.0`) {
 		t.Errorf("the editor shows\n%s", text)
 	}
 	failing := editor("exit 3")
-	if code, screen := m.at(failing, nil, "dlq", "edit", "1"); code != exitFailed || !strings.Contains(screen, "exit status 3") {
+	if code, screen := m.runAtTerminal(failing, nil, "dlq", "edit", "1"); code != exitFailed || !strings.Contains(screen, "exit status 3") {
 		t.Errorf("an editor that fails: %d %s", code, screen)
 	}
 	right := editor(`sed -i 's/"1"/1.0/' "$2"`, `sed -i 's/: 1.0/: 1/' "$2"`)
-	if code, screen := m.at(right, [][2]string{{"Publish the copy of dead letter 1", "y\n"}}, "dlq", "edit", "1"); code != exitOK || !strings.Contains(screen, "hold.created") {
+	if code, screen := m.runAtTerminal(right, [][2]string{{"Publish the copy of dead letter 1", "y\n"}}, "dlq", "edit", "1"); code != exitOK || !strings.Contains(screen, "hold.created") {
 		t.Errorf("corrected: %d %s", code, screen)
 	}
 	left, err := filepath.Glob(filepath.Join(strings.TrimPrefix(right[2], "TMPDIR="), "holdfast-letter-*"))
 	if err != nil || len(left) != 0 {
 		t.Errorf("%v: left behind: %v", err, left)
 	}
-	if m.letterCount() != 1 || m.held("loft") != 1 {
-		t.Errorf("%d letters, %d held", m.letterCount(), m.held("loft"))
+	if m.deadLetterCount() != 1 || m.heldQuantity("loft") != 1 {
+		t.Errorf("%d letters, %d held", m.deadLetterCount(), m.heldQuantity("loft"))
 	}
 }

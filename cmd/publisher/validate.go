@@ -34,8 +34,8 @@ Examples:
 
 func (*validate) outputs() []string { return []string{outputTable, outputJSON, outputNDJSON} }
 
-// verdict is what a worker would say of one event.
-type verdict struct {
+// validation is what a worker would say of one event.
+type validation struct {
 	Line       int    `json:"line"`
 	OK         bool   `json:"ok"`
 	Event      string `json:"event,omitzero"`
@@ -44,7 +44,7 @@ type verdict struct {
 	Detail     string `json:"detail,omitzero"`
 }
 
-func (v verdict) String() string {
+func (v validation) String() string {
 	if v.OK {
 		return printable(fmt.Sprintf("%d: ok %s %s", v.Line, v.Event, v.ResourceID))
 	}
@@ -64,14 +64,14 @@ func (v *validate) Run(ctx context.Context, p *program) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	bad, out := 0, p.newList(nil, nil)
-	err = v.each(newLineReader(ctx, in.file), p, func(said verdict) error {
-		if !said.OK {
+	err = v.each(newLineReader(ctx, in.file), p, func(result validation) error {
+		if !result.OK {
 			bad++
 		}
 		if out.isJSON() {
-			return out.addValue(said)
+			return out.addValue(result)
 		}
-		return p.print(said.String() + "\n")
+		return p.print(result.String() + "\n")
 	})
 	if ctx.Err() != nil {
 		err = errStoppedByUser
@@ -86,7 +86,7 @@ func (v *validate) Run(ctx context.Context, p *program) error {
 }
 
 // each hands what is said of every event to say.
-func (v *validate) each(lines *lineReader, p *program, say func(verdict) error) error {
+func (v *validate) each(lines *lineReader, p *program, say func(validation) error) error {
 	for {
 		next, err := lines.event()
 		if errors.Is(err, io.EOF) {
@@ -96,14 +96,14 @@ func (v *validate) each(lines *lineReader, p *program, say func(verdict) error) 
 			return err
 		}
 		if next.tooLong {
-			err = say(v.verdict(next.number, composed{}, errLineTooLong))
+			err = say(v.result(next.number, composed{}, errLineTooLong))
 		} else {
 			text := bytes.Clone(next.text)
 			event, wrong := p.compose(text, "")
 			if wrong == nil && v.Subject != "" {
-				_, wrong = p.subjects().Decode(v.Subject, event.message.Header, event.message.Data, time.Time{})
+				_, wrong = p.namespace().Decode(v.Subject, event.message.Header, event.message.Data, time.Time{})
 			}
-			err = say(v.verdict(next.number, event, wrong))
+			err = say(v.result(next.number, event, wrong))
 		}
 		if err != nil {
 			return err
@@ -111,10 +111,10 @@ func (v *validate) each(lines *lineReader, p *program, say func(verdict) error) 
 	}
 }
 
-func (v *validate) verdict(number int, event composed, wrong error) verdict {
+func (v *validate) result(number int, event composed, wrong error) validation {
 	var why *events.UnprocessableError
 	if errors.As(wrong, &why) {
-		return verdict{Line: number, Reason: why.Reason, Detail: why.Detail}
+		return validation{Line: number, Reason: why.Reason, Detail: why.Detail}
 	}
-	return verdict{Line: number, OK: true, Event: event.Event, ResourceID: event.Resource}
+	return validation{Line: number, OK: true, Event: event.Event, ResourceID: event.Resource}
 }

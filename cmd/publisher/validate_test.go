@@ -24,73 +24,73 @@ func whole(event, more, data string) string {
 	return `{"specversion":"1.0","id":"e1","source":"/s","type":"holdfast.` + event + `.v1"` + more + `,"data":` + data + `}`
 }
 
-// asked is the data of a request with more members.
-func asked(more string) string {
+// requestData is the data of a request with more members.
+func requestData(more string) string {
 	return `{"request_key":"k","user_id":"u","resource_id":"loft","quantity":1` + more + `}`
 }
 
 // goodLines are events that a worker decides, with what validate says of them.
 var goodLines = map[string]string{
-	short("booking.requested", asked(``)): "ok booking.requested loft",
-	"\t " + short("booking.requested", asked(`,"check_in":"2027-05-01","check_out":"2027-05-03"`)) + " ": "ok booking.requested loft",
-	short("booking.requested", asked(`,"metadata":{"event":"x","é":[1.5,null]},"quantity2":1e999`)):      "ok booking.requested loft",
-	short("booking.requested", strings.Replace(asked(``), `:1`, `:0`, 1)):                                "ok booking.requested loft",
-	short("inventory.set", `{"resource_id":"loft","capacity":-1}`):                                       "ok inventory.set loft",
-	short("payment.confirmed", `{"hold_id":"`+someHold+`","payment_id":"p"}`):                            "ok payment.confirmed loft",
-	short("booking.cancelled", `{"hold_id":"`+someHold+`"}`):                                             "ok booking.cancelled loft",
-	whole("booking.requested", `,"event":"not the short form"`, asked(``)):                               "ok booking.requested loft",
-	whole("booking.requested", `,"time":"2026-11-21T09:00:00Z","traceparent":"00-1-2-01"`, asked(``)):    "ok booking.requested loft",
-	"\v" + short("booking.requested", asked(``)):                                                         "",
+	short("booking.requested", requestData(``)):                                                                "ok booking.requested loft",
+	"\t " + short("booking.requested", requestData(`,"check_in":"2027-05-01","check_out":"2027-05-03"`)) + " ": "ok booking.requested loft",
+	short("booking.requested", requestData(`,"metadata":{"event":"x","é":[1.5,null]},"quantity2":1e999`)):      "ok booking.requested loft",
+	short("booking.requested", strings.Replace(requestData(``), `:1`, `:0`, 1)):                                "ok booking.requested loft",
+	short("inventory.set", `{"resource_id":"loft","capacity":-1}`):                                             "ok inventory.set loft",
+	short("payment.confirmed", `{"hold_id":"`+someHold+`","payment_id":"p"}`):                                  "ok payment.confirmed loft",
+	short("booking.cancelled", `{"hold_id":"`+someHold+`"}`):                                                   "ok booking.cancelled loft",
+	whole("booking.requested", `,"event":"not the short form"`, requestData(``)):                               "ok booking.requested loft",
+	whole("booking.requested", `,"time":"2026-11-21T09:00:00Z","traceparent":"00-1-2-01"`, requestData(``)):    "ok booking.requested loft",
+	"\v" + short("booking.requested", requestData(``)):                                                         "",
 }
 
 // badLines are events that a worker dead-letters.
 var badLines = []string{
 	`nonsense`, `7`, `null`, `[]`, `{`, `{}`, `{"data":{}}`, `"event"`, "\xff", `{"event":"booking.requested"`,
-	short("booking.requested", asked(``)) + ` {}`,
-	short("booking.requested", asked(``)) + `,`,
+	short("booking.requested", requestData(``)) + ` {}`,
+	short("booking.requested", requestData(``)) + `,`,
 	`{"event":"booking.requested","event":"booking.cancelled","data":{}}`,
 	short("booking.requested", `{"request_key":"k","request_key":"k"}`),
-	short("booking.requested", asked(`,"metadata":{"a":{"b":1,"b":2}}`)),
-	short("booking.requested", asked(`,"x":"`+"\xed\xa0\x80"+`"`)),
-	short("booking.requested", asked(`,"x":"\ud800"`)),
-	short("booking.requested", asked(`,"x":`+strings.Repeat("[", 20_000)+strings.Repeat("]", 20_000))),
+	short("booking.requested", requestData(`,"metadata":{"a":{"b":1,"b":2}}`)),
+	short("booking.requested", requestData(`,"x":"`+"\xed\xa0\x80"+`"`)),
+	short("booking.requested", requestData(`,"x":"\ud800"`)),
+	short("booking.requested", requestData(`,"x":`+strings.Repeat("[", 20_000)+strings.Repeat("]", 20_000))),
 	`{"event":"booking.requested"}`, short("booking.requested", `null`), short("booking.requested", `[]`), short("booking.requested", `{}`),
-	`{"event":"","data":{}}`, short("booking.imagined", `{}`), short("Booking.Requested", asked(``)), short("inventory", `{}`),
+	`{"event":"","data":{}}`, short("booking.imagined", `{}`), short("Booking.Requested", requestData(``)), short("inventory", `{}`),
 	short(`\u001b[2J\u009b\u202e`, `{}`), short(`é`, `{}`), short(strings.Repeat("long", 300), `{}`), short("*", `{}`), short(">", `{}`),
-	short("booking.requested", strings.Replace(asked(``), `:1`, `:1.0`, 1)),
-	short("booking.requested", strings.Replace(asked(``), `:1`, `:9223372036854775808`, 1)),
-	short("booking.requested", strings.Replace(asked(``), `:1`, `:"1"`, 1)),
-	short("booking.requested", strings.Replace(asked(``), `loft`, `lo.ft`, 1)),
-	short("booking.requested", strings.Replace(asked(``), `loft`, `{loft}`, 1)),
-	short("booking.requested", strings.Replace(asked(``), `loft`, `loft\n`, 1)),
-	short("booking.requested", strings.Replace(asked(``), `"k"`, `"k k"`, 1)),
-	short("booking.requested", strings.Replace(asked(``), `"u"`, `""`, 1)),
-	short("booking.requested", strings.Replace(asked(``), `"request_key"`, `"Request_Key"`, 1)),
-	short("booking.requested", asked(`,"check_in":"2026-02-30","check_out":"2026-03-02"`)),
-	short("booking.requested", asked(`,"check_in":"2027-05-01"`)),
-	short("booking.requested", asked(`,"check_in":"2027-05-01","check_out":"2027-05-03","slots":["A"]`)),
-	short("booking.requested", asked(`,"slots":["A","A"]`)), short("booking.requested", asked(`,"slots":[]`)),
-	short("booking.requested", asked(`,"ttl_seconds":null`)),
-	short("booking.requested", asked(`,"metadata":[]`)),
-	short("booking.requested", asked(`,"metadata":{"a":"`+strings.Repeat("x", 5000)+`"}`)),
-	short("booking.requested", asked(`,"pad":"`+strings.Repeat("x", events.BodyMax)+`"`)),
+	short("booking.requested", strings.Replace(requestData(``), `:1`, `:1.0`, 1)),
+	short("booking.requested", strings.Replace(requestData(``), `:1`, `:9223372036854775808`, 1)),
+	short("booking.requested", strings.Replace(requestData(``), `:1`, `:"1"`, 1)),
+	short("booking.requested", strings.Replace(requestData(``), `loft`, `lo.ft`, 1)),
+	short("booking.requested", strings.Replace(requestData(``), `loft`, `{loft}`, 1)),
+	short("booking.requested", strings.Replace(requestData(``), `loft`, `loft\n`, 1)),
+	short("booking.requested", strings.Replace(requestData(``), `"k"`, `"k k"`, 1)),
+	short("booking.requested", strings.Replace(requestData(``), `"u"`, `""`, 1)),
+	short("booking.requested", strings.Replace(requestData(``), `"request_key"`, `"Request_Key"`, 1)),
+	short("booking.requested", requestData(`,"check_in":"2026-02-30","check_out":"2026-03-02"`)),
+	short("booking.requested", requestData(`,"check_in":"2027-05-01"`)),
+	short("booking.requested", requestData(`,"check_in":"2027-05-01","check_out":"2027-05-03","slots":["A"]`)),
+	short("booking.requested", requestData(`,"slots":["A","A"]`)), short("booking.requested", requestData(`,"slots":[]`)),
+	short("booking.requested", requestData(`,"ttl_seconds":null`)),
+	short("booking.requested", requestData(`,"metadata":[]`)),
+	short("booking.requested", requestData(`,"metadata":{"a":"`+strings.Repeat("x", 5000)+`"}`)),
+	short("booking.requested", requestData(`,"pad":"`+strings.Repeat("x", events.BodyMax)+`"`)),
 	short("booking.cancelled", `{"hold_id":"`+someHold+`","request_key":"k"}`), short("booking.cancelled", `{"hold_id":"`+strings.ToUpper(someHold)+`"}`),
 	short("payment.confirmed", `{"hold_id":"`+someHold+`","payment_id":"p","amount":1.5}`),
 	short("inventory.set", `{"resource_id":"loft","capacity":"1"}`),
 	short("booking.extended", `{"hold_id":"`+someHold+`"}`), short("payment.started", `{}`), short("reservation.cancelled", `{"hold_id":"`+someHold+`","reason":1}`),
-	whole("booking.requested", `,"id":"e2"`, asked(``)), whole("booking.requested", `,"time":"today"`, asked(``)),
-	whole("booking.requested", `,"b-b":1,"a-a":1,"subject":5,"ext":{}`, asked(``)),
-	whole("booking.requested", `,"`+strings.Repeat("é", 300)+`":1`, asked(``)),
-	whole("booking.requested", `,"data_base64":"e30="`, asked(``)), whole("booking.requested", `,"datacontenttype":"text/xml"`, asked(``)),
-	strings.Replace(whole("booking.requested", ``, asked(``)), `"1.0"`, `"0.3"`, 1), strings.Replace(whole("booking.requested", ``, asked(``)), `"1.0"`, `1.0`, 1),
-	strings.Replace(whole("booking.requested", ``, asked(``)), `"/s"`, `"a b"`, 1), strings.Replace(whole("booking.requested", ``, asked(``)), `"e1"`, `""`, 1),
-	strings.Replace(whole("booking.requested", ``, asked(``)), `"e1"`, `"\u001b[2J"`, 1), strings.Replace(whole("booking.requested", ``, asked(``)), `.v1`, `.v2`, 1),
-	strings.Replace(whole("booking.requested", ``, asked(``)), `holdfast.`, `com.example.`, 1), whole("hold.created", ``, `{}`),
-	whole("booking.requested", ``, asked(`,"pad":"`+strings.Repeat("x", events.BodyMax)+`"`)),
+	whole("booking.requested", `,"id":"e2"`, requestData(``)), whole("booking.requested", `,"time":"today"`, requestData(``)),
+	whole("booking.requested", `,"b-b":1,"a-a":1,"subject":5,"ext":{}`, requestData(``)),
+	whole("booking.requested", `,"`+strings.Repeat("é", 300)+`":1`, requestData(``)),
+	whole("booking.requested", `,"data_base64":"e30="`, requestData(``)), whole("booking.requested", `,"datacontenttype":"text/xml"`, requestData(``)),
+	strings.Replace(whole("booking.requested", ``, requestData(``)), `"1.0"`, `"0.3"`, 1), strings.Replace(whole("booking.requested", ``, requestData(``)), `"1.0"`, `1.0`, 1),
+	strings.Replace(whole("booking.requested", ``, requestData(``)), `"/s"`, `"a b"`, 1), strings.Replace(whole("booking.requested", ``, requestData(``)), `"e1"`, `""`, 1),
+	strings.Replace(whole("booking.requested", ``, requestData(``)), `"e1"`, `"\u001b[2J"`, 1), strings.Replace(whole("booking.requested", ``, requestData(``)), `.v1`, `.v2`, 1),
+	strings.Replace(whole("booking.requested", ``, requestData(``)), `holdfast.`, `com.example.`, 1), whole("hold.created", ``, `{}`),
+	whole("booking.requested", ``, requestData(`,"pad":"`+strings.Repeat("x", events.BodyMax)+`"`)),
 }
 
-// verdicts runs validate over a text and reads what it says.
-func verdicts(t *testing.T, text string, code int, args ...string) (list []verdict) {
+// validateText runs validate over a text and reads what it says.
+func validateText(t *testing.T, text string, code int, args ...string) (list []validation) {
 	t.Helper()
 	r := runWith(t.Context(), strings.NewReader(text), append([]string{"validate", "-f", "-", "-o", "json", "--nats-url", "nats://127.0.0.1:1"}, args...)...)
 	if err := json.Unmarshal([]byte(r.want(t, code).out), &list, json.RejectUnknownMembers(true)); err != nil {
@@ -99,9 +99,9 @@ func verdicts(t *testing.T, text string, code int, args ...string) (list []verdi
 	return list
 }
 
-// TestValidateIsTheWorkersWord has a worker make dead letters of everything that validate finds
+// TestValidate_EachLine_AgreesWithWorker has a worker make dead letters of everything that validate finds
 // bad. Reason and detail are the same, byte for byte. What validate finds good is decided.
-func TestValidateIsTheWorkersWord(t *testing.T) {
+func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 	t.Parallel()
 	namespace := stacktest.Namespace(t)
 	flags := serverFlags(t)
@@ -114,7 +114,7 @@ func TestValidateIsTheWorkersWord(t *testing.T) {
 	}
 	defer disconnect()
 	// ask publishes what a line means, on a subject or where it belongs, and returns the answer.
-	ask := func(text, subject string) events.Answer {
+	ask := func(text, subject string) events.Reply {
 		t.Helper()
 		c, _ := p.compose([]byte(text), "") // of bad lines there is a message, too
 		if c.message == nil {
@@ -124,53 +124,53 @@ func TestValidateIsTheWorkersWord(t *testing.T) {
 			subject = c.message.Subject
 		}
 		if subject == "" {
-			subject = p.subjects().In(events.BookingRequested, "loft")
+			subject = p.namespace().In(events.BookingRequested, "loft")
 		}
 		c.message.Subject = subject
 		c.message.Header.Del(jetstream.MsgIDHeader) // many have the same
-		answer, err := client.Ask(stacktest.Patience(t), c.message)
+		answer, err := client.Request(stacktest.WaitContext(t), c.message)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return answer
 	}
 
-	said := verdicts(t, strings.Join(badLines, "\n"), exitDeadLettered, "--namespace", namespace)
-	if len(said) != len(badLines) {
-		t.Fatalf("%d verdicts of %d lines", len(said), len(badLines))
+	result := validateText(t, strings.Join(badLines, "\n"), exitDeadLettered, "--namespace", namespace)
+	if len(result) != len(badLines) {
+		t.Fatalf("%d verdicts of %d lines", len(result), len(badLines))
 	}
-	var letters []verdict
+	var deadLetters []validation
 	for i, text := range badLines {
-		if answer := ask(text, ""); answer.Dead == nil {
+		if answer := ask(text, ""); answer.DeadLetter == nil {
 			t.Errorf("%.200q is no dead letter: %s", text, answer.Body)
-		} else if said[i].Line != i+1 || said[i].OK || said[i].Reason != answer.Dead.Error || said[i].Detail != answer.Dead.Detail {
-			t.Errorf("%.200q: validate says %+v, the worker %+v", text, said[i], *answer.Dead)
+		} else if result[i].Line != i+1 || result[i].OK || result[i].Reason != answer.DeadLetter.Error || result[i].Detail != answer.DeadLetter.Detail {
+			t.Errorf("%.200q: validate says %+v, the worker %+v", text, result[i], *answer.DeadLetter)
 		}
-		letters = append(letters, said[i])
+		deadLetters = append(deadLetters, result[i])
 	}
-	good := whole("booking.requested", ``, asked(``))
+	good := whole("booking.requested", ``, requestData(``))
 	for _, subject := range []string{"in.booking.requested.hut", "in.booking.cancelled.loft", "in.booking.requested.loft.more", "in.booking"} {
 		subject = namespace + "." + subject
-		said := verdicts(t, good+"\n"+`{}`, exitDeadLettered, "--namespace", namespace, "--subject", subject)
+		result := validateText(t, good+"\n"+`{}`, exitDeadLettered, "--namespace", namespace, "--subject", subject)
 		for i, text := range []string{good, `{}`} {
-			if answer := ask(text, subject); answer.Dead == nil || said[i].Reason != answer.Dead.Error || said[i].Detail != answer.Dead.Detail {
-				t.Errorf("%q on %s: validate says %+v, the worker %s", text, subject, said[i], answer.Body)
+			if answer := ask(text, subject); answer.DeadLetter == nil || result[i].Reason != answer.DeadLetter.Error || result[i].Detail != answer.DeadLetter.Detail {
+				t.Errorf("%q on %s: validate says %+v, the worker %s", text, subject, result[i], answer.Body)
 			}
-			letters = append(letters, said[i])
+			deadLetters = append(deadLetters, result[i])
 		}
-		if said[0].Reason != events.ReasonSubjectMismatch {
-			t.Errorf("%s: %+v", subject, said[0])
+		if result[0].Reason != events.ReasonSubjectMismatch {
+			t.Errorf("%s: %+v", subject, result[0])
 		}
 	}
 	publisher(t, "validate", "-f", fileOf(t, good), "--namespace", namespace, "--subject", namespace+".in.booking.requested.loft").want(t, exitOK, "1: ok")
 
 	// What the dead letters themselves have on them.
 	js := migrated(t, namespace)
-	dlq, err := js.OrderedConsumer(t.Context(), p.subjects().DLQStream(), jetstream.OrderedConsumerConfig{})
+	dlq, err := js.OrderedConsumer(t.Context(), p.namespace().DLQStream(), jetstream.OrderedConsumerConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range letters {
+	for i, want := range deadLetters {
 		m, err := dlq.Next(jetstream.FetchMaxWait(time.Minute))
 		if err != nil {
 			t.Fatalf("letter %d: %v", i, err)
@@ -184,14 +184,14 @@ func TestValidateIsTheWorkersWord(t *testing.T) {
 		if want == "" {
 			continue
 		}
-		if answer := ask(text, ""); answer.Dead != nil {
-			t.Errorf("%s: %+v", text, answer.Dead)
+		if answer := ask(text, ""); answer.DeadLetter != nil {
+			t.Errorf("%s: %+v", text, answer.DeadLetter)
 		}
 	}
 }
 
-// TestValidatePrints compares what validate prints, without any server or endpoints.
-func TestValidatePrints(t *testing.T) {
+// TestValidate_Output_NeedsNoServer compares what validate prints, without any server or endpoints.
+func TestValidate_Output_NeedsNoServer(t *testing.T) {
 	t.Parallel()
 	for text, want := range goodLines {
 		if want == "" {
@@ -220,10 +220,10 @@ func TestValidatePrints(t *testing.T) {
 	if r := publisher(t, "validate", "-f", fileOf(t, file)).want(t, exitDeadLettered); r.out != want {
 		t.Errorf("got\n%s\nwant\n%s", r.out, want)
 	}
-	if list := verdicts(t, file, exitDeadLettered); len(list) != 3 || list[1] != (verdict{Line: 4, Reason: "malformed", Detail: "body: not one JSON text in UTF-8, at byte 1"}) {
+	if list := validateText(t, file, exitDeadLettered); len(list) != 3 || list[1] != (validation{Line: 4, Reason: "malformed", Detail: "body: not one JSON text in UTF-8, at byte 1"}) {
 		t.Errorf("%+v", list)
 	}
-	if list := verdicts(t, "\n\n", exitOK); list == nil || len(list) != 0 {
+	if list := validateText(t, "\n\n", exitOK); list == nil || len(list) != 0 {
 		t.Errorf("of nothing it says %+v", list)
 	}
 	if r := publisher(t, "validate", "-f", fileOf(t, file), "-o", "ndjson").want(t, exitDeadLettered); strings.Count(r.out, "\n") != 3 || !strings.HasPrefix(r.out, `{"line":1,"ok":true,`) {
@@ -232,13 +232,13 @@ func TestValidatePrints(t *testing.T) {
 	publisher(t, "validate", "-f", "nowhere.json").want(t, exitUsage, "nowhere.json")
 }
 
-// TestValidateOverSeveralLines takes an event that is written over several lines for one, and
+// TestValidate_EventOverSeveralLines_IsOne takes an event that is written over several lines for one, and
 // lines of which the first is broken for lines.
-func TestValidateOverSeveralLines(t *testing.T) {
+func TestValidate_EventOverSeveralLines_IsOne(t *testing.T) {
 	t.Parallel()
 	pretty := "{\n  \"event\": \"booking.requested\",\n  \"data\": {\n    \"request_key\": \"k\", \"user_id\": \"u\",\n    \"resource_id\": \"loft\",\n    \"quantity\": 1\n  }\n}\n"
-	event := strings.Replace(whole("booking.requested", ``, asked(``)), `{"specversion":"1.0",`, "{ \"specversion\": \"1.0\",\n\n", 1)
-	line := short("booking.requested", asked(``))
+	event := strings.Replace(whole("booking.requested", ``, requestData(``)), `{"specversion":"1.0",`, "{ \"specversion\": \"1.0\",\n\n", 1)
+	line := short("booking.requested", requestData(``))
 	for name, c := range map[string]struct {
 		text string
 		want string

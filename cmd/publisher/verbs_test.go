@@ -26,8 +26,8 @@ func outcome(t *testing.T, r result) (e events.Envelope) {
 	return e
 }
 
-// TestStay follows a stay through every verb, in tables and in JSON.
-func TestStay(t *testing.T) {
+// TestVerbs_WholeStay_PrintEachOutcome follows a stay through every verb, in tables and in JSON.
+func TestVerbs_WholeStay_PrintEachOutcome(t *testing.T) {
 	t.Parallel()
 	nights := "--resource-id loft --check-in 2027-05-01 --check-out 2027-05-03"
 	publisher(t, words("inventory set "+nights+" --capacity 1 --wait")...).want(t, exitOK, "inventory.updated", "2027-05-02")
@@ -58,8 +58,8 @@ func TestStay(t *testing.T) {
 	}
 }
 
-// TestUsage makes the mistakes that people make. Nothing may be published.
-func TestUsage(t *testing.T) {
+// TestVerbs_WrongUsage_PublishesNothing makes the mistakes that people make. Nothing may be published.
+func TestVerbs_WrongUsage_PublishesNothing(t *testing.T) {
 	t.Parallel()
 	const hold = "loft.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
 	for line, text := range map[string]string{
@@ -93,21 +93,21 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// TestHelp has all that a newcomer needs in the help of the program.
-func TestHelp(t *testing.T) {
+// TestHelp_Program_HasExamplesAndCodes has all that a newcomer needs in the help of the program.
+func TestHelp_Program_HasExamplesAndCodes(t *testing.T) {
 	t.Parallel()
 	publisher(t, "--help").want(t, exitOK, "Exit codes", "HOLDFAST_NATS_URL", "publisher watch")
 }
 
-// TestNoConnection looks for servers where there are none.
-func TestNoConnection(t *testing.T) {
+// TestVerbs_NoServerOrStreams_Fail looks for servers where there are none.
+func TestVerbs_NoServerOrStreams_Fail(t *testing.T) {
 	t.Parallel()
 	publisher(t, words("request --resource-id loft --user-id ana --nats-url nats://127.0.0.1:1 --timeout 1s")...).want(t, exitFailed, "connect to nats at nats://127.0.0.1:1")
 	publisher(t, words("request --resource-id loft --user-id ana --namespace nobody")...).want(t, exitFailed, "worker migrate")
 }
 
-// TestNoAnswer asks in a namespace that has streams and no worker.
-func TestNoAnswer(t *testing.T) {
+// TestVerbs_NoWorker_ReplyTimeout asks in a namespace that has streams and no worker.
+func TestVerbs_NoWorker_ReplyTimeout(t *testing.T) {
 	t.Parallel()
 	found, err := stack.ReadEndpoints(endpointsPath)
 	if err != nil {
@@ -118,16 +118,16 @@ func TestNoAnswer(t *testing.T) {
 	if out, err := migrate.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	publisher(t, words("request --resource-id loft --user-id ana --namespace idle --wait --timeout 5s")...).want(t, exitNoAnswer, "is stored")
+	publisher(t, words("request --resource-id loft --user-id ana --namespace idle --wait --timeout 5s")...).want(t, exitReplyTimeout, "is stored")
 }
 
-// TestDeadLettered delivers what this program does not let anybody publish.
-func TestDeadLettered(t *testing.T) {
+// TestDeliver_MalformedEvent_ExitsDeadLettered delivers what this program does not let anybody publish.
+func TestDeliver_MalformedEvent_ExitsDeadLettered(t *testing.T) {
 	t.Parallel()
 	var out, errOut bytes.Buffer
 	p := newProgram(&out, &errOut)
 	p.Timeout, p.Output = 1e10, "json"
-	if err := p.settle(); err != nil {
+	if err := p.setDefaults(); err != nil {
 		t.Fatal(err)
 	}
 	m := nats.NewMsg("holdfast.in.booking.requested.loft")
@@ -138,8 +138,8 @@ func TestDeadLettered(t *testing.T) {
 	}
 }
 
-// TestExplain prints a message instead of publishing it, without any connection.
-func TestExplain(t *testing.T) {
+// TestExplain_NoServer_PrintsMessage prints a message instead of publishing it, without any connection.
+func TestExplain_NoServer_PrintsMessage(t *testing.T) {
 	t.Parallel()
 	r := publisher(t, "request", "--resource-id", "loft", "--user-id", "o'hara", "--slot", "A-1", "--metadata", `{"note":"it's"}`,
 		"--request-key", "k", "--explain", "--nats-url", "nats://127.0.0.1:1").want(t, exitOK,
@@ -156,8 +156,8 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestWatch sees an outcome and a dead letter come, as text and as JSON.
-func TestWatch(t *testing.T) {
+// TestWatch_OutcomeAndDeadLetter_AreShown sees an outcome and a dead letter come, as text and as JSON.
+func TestWatch_OutcomeAndDeadLetter_AreShown(t *testing.T) {
 	t.Parallel()
 	for _, format := range []string{"table", "json", "ndjson"} {
 		t.Run(format, func(t *testing.T) {
@@ -172,7 +172,7 @@ func TestWatch(t *testing.T) {
 				publisher(t, words("request --resource-id nowhere --user-id ana --wait")...)
 				p := newProgram(seen, seen)
 				p.Timeout = 1e10
-				if err := p.settle(); err != nil {
+				if err := p.setDefaults(); err != nil {
 					t.Fatal(err)
 				}
 				client, disconnect, err := p.connect()
@@ -181,7 +181,7 @@ func TestWatch(t *testing.T) {
 				}
 				bad := nats.NewMsg("holdfast.in.booking.requested.loft")
 				bad.Data = []byte("\x1b[2J no JSON")
-				if _, err := client.Ask(stacktest.Patience(t), bad); err != nil {
+				if _, err := client.Request(stacktest.WaitContext(t), bad); err != nil {
 					t.Error(err)
 				}
 				disconnect()

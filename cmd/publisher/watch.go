@@ -59,7 +59,7 @@ func (v *watch) Run(ctx context.Context, p *program) error {
 		}
 	}
 	ready := func() {
-		fmt.Fprintf(p.err, "publisher: watching %s and %s, Ctrl-C ends\n", p.subjects().AllOut(), p.subjects().AllDLQ())
+		fmt.Fprintf(p.err, "publisher: watching %s and %s, Ctrl-C ends\n", p.namespace().AllOut(), p.namespace().AllDLQ())
 	}
 	err = client.Follow(following, ready, show)
 	mu.Lock()
@@ -69,7 +69,7 @@ func (v *watch) Run(ctx context.Context, p *program) error {
 	case ctx.Err() != nil:
 		return events.Refused(ctx, nil)
 	case err != nil:
-		return p.explained(err)
+		return p.withHint(err)
 	case cause != nil:
 		return cause
 	default:
@@ -83,10 +83,10 @@ func (v *watch) show(p *program, m jetstream.Msg) error {
 	if err != nil {
 		return fmt.Errorf("read %s: %w", m.Subject(), err)
 	}
-	if strings.HasPrefix(m.Subject(), p.subjects().DLQ("")) {
-		letter, err := p.subjects().ReadDeadLetter(m)
-		if err == nil && v.wants(letter.Subject) {
-			err = v.showLetter(p, meta, letter)
+	if strings.HasPrefix(m.Subject(), p.namespace().DLQ("")) {
+		deadLetter, err := p.namespace().ReadDeadLetter(m)
+		if err == nil && v.wants(deadLetter.Subject) {
+			err = v.showDeadLetter(p, meta, deadLetter)
 		}
 		return err
 	}
@@ -104,15 +104,15 @@ func (v *watch) show(p *program, m jetstream.Msg) error {
 	if err != nil {
 		return p.print(line(meta, "unreadable", m.Subject(), []string{field("detail", err.Error())}))
 	}
-	about := find(data, "hold_id")
-	if about == "" {
-		about = find(data, "resource_id")
+	identity := find(data, "hold_id")
+	if identity == "" {
+		identity = find(data, "resource_id")
 	}
-	return p.print(line(meta, eventName(event.Type), about, essentials(data)))
+	return p.print(line(meta, eventName(event.Type), identity, essentials(data)))
 }
 
-// showLetter prints a dead letter on one line.
-func (v *watch) showLetter(p *program, meta *jetstream.MsgMetadata, l *events.DeadLetter) error {
+// showDeadLetter prints a dead letter on one line.
+func (v *watch) showDeadLetter(p *program, meta *jetstream.MsgMetadata, l *events.DeadLetter) error {
 	if p.Output != outputTable {
 		text, err := l.JSON()
 		if err != nil {
@@ -148,9 +148,9 @@ func (p *program) printCompact(value jsontext.Value) error {
 }
 
 // line is what is shown of an event: when it was stored, what it is, what it is about.
-func line(meta *jetstream.MsgMetadata, event, about string, fields []string) string {
+func line(meta *jetstream.MsgMetadata, event, identity string, fields []string) string {
 	at := meta.Timestamp.UTC().Format(holds.TimeFormat)
-	text := fmt.Sprintf("%s  %-22s  %s  %s", at, printable(event), printable(about), strings.Join(fields, " "))
+	text := fmt.Sprintf("%s  %-22s  %s  %s", at, printable(event), printable(identity), strings.Join(fields, " "))
 	return strings.TrimRight(text, " ") + "\n"
 }
 

@@ -17,23 +17,23 @@ import (
 // exampleHold is the hold that the examples of docs/asyncapi.yaml mean.
 const exampleHold = "deluxe.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
 
-// TestAsyncAPIExamples publishes every inbound example of docs/asyncapi.yaml to a real worker: each
+// TestAsyncAPI_EveryExample_AnsweredAsDocumented publishes every inbound example of docs/asyncapi.yaml to a real worker: each
 // is answered as the document says, in an inbox and in the stream. What is stored is held against
 // its schema by checkOutbound.
-func TestAsyncAPIExamples(t *testing.T) {
+func TestAsyncAPI_EveryExample_AnsweredAsDocumented(t *testing.T) {
 	t.Parallel()
 	doc, err := contract.ReadAsyncAPI("../../docs/asyncapi.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newSystem(t)
+	s := newHarness(t)
 	s.startWorker()
 	played := 0
 	play := func(event string) {
 		message := doc.Components.Messages["in."+event]
 		for _, example := range message.Examples {
 			played++
-			s.play(event, example, message.Answers[example.Name])
+			s.publishExample(event, example, message.Answers[example.Name])
 		}
 	}
 	play(events.InventorySet) // the others need it
@@ -48,9 +48,9 @@ func TestAsyncAPIExamples(t *testing.T) {
 	}
 }
 
-// play publishes an example and compares its answer with what the document says. An example that
+// publishExample publishes an example and compares its answer with what the document says. An example that
 // means a hold gets one of its own, and one that cancels a reservation a paid one.
-func (s *system) play(event string, example contract.Example, answer string) {
+func (s *harness) publishExample(event string, example contract.Example, answer string) {
 	s.t.Helper()
 	body, err := example.JSON()
 	if err != nil {
@@ -60,7 +60,7 @@ func (s *system) play(event string, example contract.Example, answer string) {
 	text := strings.ReplaceAll(string(body), `"2027-`, fmt.Sprintf(`"%d-`, time.Now().Year()+1))
 	if strings.Contains(text, exampleHold) {
 		key := strings.ReplaceAll(event+example.Name, " ", "-")
-		hold := s.answer(s.publish(events.BookingRequested, "deluxe", book("deluxe", key, key, holds.Asked{Slots: []string{s.seat(key)}}, 600)))
+		hold := s.answer(s.publish(events.BookingRequested, "deluxe", bookingData("deluxe", key, key, holds.SlotSelection{Slots: []string{s.seat(key)}}, 600)))
 		if hold.Subject == "" {
 			s.t.Fatalf("a hold for %s: %s %s", example.Name, hold.Type, hold.Data)
 		}
@@ -74,11 +74,11 @@ func (s *system) play(event string, example contract.Example, answer string) {
 		m.Header.Set(name, value)
 	}
 	m.Data = []byte(text)
-	got, err := s.client.Ask(stacktest.Patience(s.t), m)
+	got, err := s.client.Request(stacktest.WaitContext(s.t), m)
 	if err != nil {
 		s.t.Fatalf("%s: example %s: %v", event, example.Name, err)
 	}
-	if got.Dead != nil || got.Envelope.Type != events.Type(answer) {
+	if got.DeadLetter != nil || got.Envelope.Type != events.Type(answer) {
 		s.t.Errorf("%s: example %s is answered with %s, want %s", event, example.Name, got.Body, answer)
 		return
 	}
@@ -88,9 +88,9 @@ func (s *system) play(event string, example contract.Example, answer string) {
 }
 
 // seat makes one more seat and returns its name.
-func (s *system) seat(name string) string {
+func (s *harness) seat(name string) string {
 	s.t.Helper()
 	seat := "seat-" + strings.ReplaceAll(name, ".", "-")[:min(len(name), 27)]
-	s.setInventory("deluxe", holds.Asked{Slots: []string{seat}}, 1)
+	s.setInventory("deluxe", holds.SlotSelection{Slots: []string{seat}}, 1)
 	return seat
 }

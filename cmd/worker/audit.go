@@ -21,14 +21,14 @@ import (
 
 // auditCommand is `worker audit`.
 type auditCommand struct {
-	ResourceID    string `name:"resource-id" placeholder:"R" help:"Look at this resource only."`
-	CapacityTold  bool   `name:"capacity-by-events" help:"Nobody writes capacity by SQL: judge each grant by the capacity that was told for its time."`
-	Repair        bool   `help:"Repair what can be repaired safely, after showing it and asking."`
-	Yes           bool   `help:"Repair without asking."`
-	Output        string `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
-	Directory     `embed:""`
-	Connections   `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: as endpoints.env says, else holdfast"` //nolint:staticcheck // kong reads each set tag
-	RequestKeyTTL time.Duration                                                                                                                                    `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" default:"24h" group:"Policies, as the workers have them:" help:"How long answers and ended holds are remembered: a repair needs it."`
+	ResourceID       string `name:"resource-id" placeholder:"R" help:"Look at this resource only."`
+	CapacityByEvents bool   `name:"capacity-by-events" help:"Nobody writes capacity by SQL: judge each grant by the capacity that was told for its time."`
+	Repair           bool   `help:"Repair what can be repaired safely, after showing it and asking."`
+	Yes              bool   `help:"Repair without asking."`
+	Output           string `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
+	Directory        `embed:""`
+	Connections      `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: as endpoints.env says, else holdfast"` //nolint:staticcheck // kong reads each set tag
+	RequestKeyTTL    time.Duration                                                                                                                                    `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" default:"24h" group:"Policies, as the workers have them:" help:"How long answers and ended holds are remembered: a repair needs it."`
 }
 
 func (*auditCommand) Help() string {
@@ -69,7 +69,7 @@ func (e *differencesError) Error() string { return counted(e.left, "difference")
 // Run audits, and repairs if it is told to.
 func (c *auditCommand) Run(ctx context.Context, std streams) error {
 	if c.Repair && !c.Yes {
-		if err := canAsk(); err != nil {
+		if err := requireTerminal(); err != nil {
 			return err
 		}
 	}
@@ -82,7 +82,7 @@ func (c *auditCommand) Run(ctx context.Context, std streams) error {
 	}
 	defer disconnect()
 	progress := newAuditProgress(std.err)
-	report, err := audit.Run(ctx, servers, audit.Options{ResourceID: c.ResourceID, CapacityIsTold: c.CapacityTold, Progress: progress.show})
+	report, err := audit.Run(ctx, servers, audit.Options{ResourceID: c.ResourceID, CapacityByEvents: c.CapacityByEvents, Progress: progress.show})
 	progress.clear()
 	if err != nil {
 		return events.Refused(ctx, err)
@@ -100,14 +100,14 @@ func (c *auditCommand) Run(ctx context.Context, std streams) error {
 			return err
 		}
 	}
-	if left := report.Differences(); left > 0 {
+	if left := report.Unrepaired(); left > 0 {
 		return &differencesError{left}
 	}
 	return nil
 }
 
 // connect connects to the servers. until ends when NATS lacks a permission.
-func (c *auditCommand) connect(ctx context.Context, std streams) (until context.Context, servers audit.Servers, disconnect func(), err error) {
+func (c *auditCommand) connect(ctx context.Context, std streams) (until context.Context, servers audit.Backends, disconnect func(), err error) {
 	client, err := newRedis(Config{Connections: c.Connections})
 	if err != nil {
 		return nil, servers, nil, err
@@ -132,11 +132,11 @@ func (c *auditCommand) connect(ctx context.Context, std streams) (until context.
 		disconnect()
 		return nil, servers, nil, fmt.Errorf("jetstream: %w", err)
 	}
-	return until, audit.Servers{Namespace: c.Namespace, JetStream: js, Redis: client, Postgres: pool}, disconnect, nil
+	return until, audit.Backends{Namespace: c.Namespace, JetStream: js, Redis: client, Postgres: pool}, disconnect, nil
 }
 
 // repair asks and repairs.
-func (c *auditCommand) repair(ctx context.Context, std streams, servers audit.Servers, report *audit.Report) error {
+func (c *auditCommand) repair(ctx context.Context, std streams, servers audit.Backends, report *audit.Report) error {
 	can := 0
 	for _, f := range report.Findings {
 		if f.Automatic {
@@ -146,7 +146,7 @@ func (c *auditCommand) repair(ctx context.Context, std streams, servers audit.Se
 	if can == 0 {
 		return nil
 	}
-	if !c.Yes && !agreed(ctx, std.err, "Repair %d of %s as told?", can, counted(report.Differences(), "difference")) {
+	if !c.Yes && !confirmed(ctx, std.err, "Repair %d of %s as told?", can, counted(report.Unrepaired(), "difference")) {
 		fmt.Fprintln(std.err, "Nothing was changed.")
 		return nil
 	}
@@ -161,14 +161,14 @@ func (c *auditCommand) repair(ctx context.Context, std streams, servers audit.Se
 
 // printReport prints a report for people. only is the resource that was looked at, "" = all.
 func printReport(to io.Writer, r *audit.Report, only string) {
-	c := r.Checked
+	c := r.Stats
 	fmt.Fprintf(to, "Looked at %s of namespace %s: %s, %s, %s; %s with %s and %s in Redis;\n%s, %s and %s in Postgres; in %.1f s.\n",
 		r.At.Format(holds.TimeFormat), r.Namespace,
 		counted(c.Events, "event"), counted(c.Outcomes, "outcome"), counted(c.DeadLetters, "dead letter"),
 		counted(c.Resources, "resource"), counted(c.Records, "record"), counted(c.Keys, "key"),
 		counted(c.Slots, "slot"), counted(c.Reservations, "reservation"), counted(c.Payments, "payment"), float64(r.TookMS)/1000)
-	for _, name := range slices.Sorted(maps.Keys(r.Since)) {
-		if since := r.Since[name]; !since.Whole {
+	for _, name := range slices.Sorted(maps.Keys(r.StreamStarts)) {
+		if since := r.StreamStarts[name]; !since.Whole {
 			from := "it is empty"
 			if since.Time != nil {
 				from = fmt.Sprintf("it begins with sequence %d of %s", since.Seq, since.Time.Format(holds.TimeFormat))
@@ -176,17 +176,17 @@ func printReport(to io.Writer, r *audit.Report, only string) {
 			fmt.Fprintf(to, "Of %s the older part is gone: %s.\n", name, from)
 		}
 	}
-	for _, text := range r.CannotTell {
+	for _, text := range r.Inconclusive {
 		fmt.Fprintf(to, "Cannot tell: %s.\n", text)
 	}
 	if p := r.Pending; p.Events > 0 {
 		fmt.Fprintf(to, "On its way: %s without an outcome yet, the oldest of %s.\n", counted(p.Events, "event"), p.Oldest.Format(holds.TimeFormat))
 	}
-	if p := r.Pending; p.Lapses > 0 || p.Announcements > 0 {
-		fmt.Fprintf(to, "On its way: %s over and not swept yet, %d swept and not announced yet.\n", counted(p.Lapses, "hold"), p.Announcements)
+	if p := r.Pending; p.Expirations > 0 || p.Announcements > 0 {
+		fmt.Fprintf(to, "On its way: %s over and not swept yet, %d swept and not announced yet.\n", counted(p.Expirations, "hold"), p.Announcements)
 	}
 	switch known := c.Events + c.Outcomes + c.Keys + c.Slots + c.Reservations + c.Payments; {
-	case r.Differences() > 0:
+	case r.Unrepaired() > 0:
 	case only != "" && known == 0:
 		fmt.Fprintf(to, "\nNothing is known of resource %s.\n", only)
 		return
@@ -202,12 +202,12 @@ func printReport(to io.Writer, r *audit.Report, only string) {
 		}
 		fmt.Fprintf(to, "   remedy  %s%s\n", f.Remedy, automatic(f))
 	}
-	told := make(map[audit.Kind]int)
+	reported := make(map[audit.Kind]int)
 	for _, f := range r.Findings {
-		told[f.Kind]++
+		reported[f.Kind]++
 	}
 	for _, kind := range slices.Sorted(maps.Keys(r.Counts)) {
-		if more := r.Counts[kind] - told[kind]; more > 0 {
+		if more := r.Counts[kind] - reported[kind]; more > 0 {
 			fmt.Fprintf(to, "\nAnd %d more of %s.\n", more, kind)
 		}
 	}

@@ -11,10 +11,10 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestAuditAsks answers `worker audit --repair` at a terminal.
-func TestAuditAsks(t *testing.T) {
+// TestAudit_RepairAtTerminal_NeedsConfirmation answers `worker audit --repair` at a terminal.
+func TestAudit_RepairAtTerminal_NeedsConfirmation(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	s.startWorker("HOLDFAST_RECONCILE=off")
 	s.setInventory("hall", seat, 3)
 	key := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, holds.Partition("hall"))
@@ -39,7 +39,7 @@ func TestAuditAsks(t *testing.T) {
 }
 
 // atTerminal runs `worker audit --repair` with a terminal as stdin, and types an answer.
-func (s *system) atTerminal(t *testing.T, answer string) (code int, screen string) {
+func (s *harness) atTerminal(t *testing.T, answer string) (code int, screen string) {
 	t.Helper()
 	binary, err := workerBinary()
 	if err != nil {

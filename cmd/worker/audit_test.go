@@ -21,21 +21,21 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// servers are those of the system, for an audit.
-func (s *system) servers() audit.Servers {
+// backends are those of the system, for an audit.
+func (s *harness) backends() audit.Backends {
 	s.t.Helper()
 	pool, err := audit.OpenPostgres(s.t.Context(), s.urls.postgres, s.namespace)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(pool.Close)
-	return audit.Servers{Namespace: s.namespace, JetStream: s.js, Redis: s.redis, Postgres: pool}
+	return audit.Backends{Namespace: s.namespace, JetStream: s.js, Redis: s.redis, Postgres: pool}
 }
 
-// silent fails the test unless an audit finds nothing.
-func (s *system) silent() {
+// wantNoFindings fails the test unless an audit finds nothing.
+func (s *harness) wantNoFindings() {
 	s.t.Helper()
-	report, err := audit.Run(s.t.Context(), s.servers(), audit.Options{})
+	report, err := audit.Run(s.t.Context(), s.backends(), audit.Options{})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -46,31 +46,31 @@ func (s *system) silent() {
 
 // auditFlags are those of `worker audit`, as the users who may do it: who repairs is the worker to Redis
 // and Postgres.
-func (s *system) auditFlags(more ...string) []string {
-	at := s.as("auditor")
+func (s *harness) auditFlags(more ...string) []string {
+	at := s.urlsAs("auditor")
 	if slices.Contains(more, "--repair") {
-		worker := s.as("worker")
+		worker := s.urlsAs("worker")
 		at.redis, at.postgres = worker.redis, worker.postgres
 	}
 	return append([]string{"audit", "--namespace", s.namespace, "--nats-url", at.nats, "--redis-url", at.redis, "--postgres-url", at.postgres}, more...)
 }
 
-// audited runs `worker audit` in this process.
-func (s *system) audited(more ...string) (code int, out, stderr string) {
+// runAudit runs `worker audit` in this process.
+func (s *harness) runAudit(more ...string) (code int, out, stderr string) {
 	var text, errors strings.Builder
 	code = run(context.Background(), s.auditFlags(more...), streams{&text, &errors})
 	return code, text.String(), errors.String()
 }
 
-// TestAuditCommand audits a system in which nothing is wrong, makes a counter wrong, and sees what is
+// TestAudit_CounterWrong_PrintedAndRepaired audits a system in which nothing is wrong, makes a counter wrong, and sees what is
 // printed, asked, repaired and returned.
-func TestAuditCommand(t *testing.T) {
+func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	worker := s.startWorker("HOLDFAST_RECONCILE=off")
 	s.setInventory("hall", seat, 3)
-	created := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k", seat, 600)))
-	code, out, stderr := s.audited()
+	created := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k", seat, 600)))
+	code, out, stderr := s.runAudit()
 	if code != exitOK || !strings.Contains(out, "Looked at ") || !strings.Contains(out, ": 2 events, 2 outcomes, 0 dead letters; 1 resource with 1 record and") ||
 		!strings.HasSuffix(out, "\nNothing is wrong.\n") || stderr != "" {
 		t.Errorf("%d %s %s", code, out, stderr)
@@ -80,7 +80,7 @@ func TestAuditCommand(t *testing.T) {
 	if err := s.redis.HSet(t.Context(), key, "A-12", "x\x1b[2J").Err(); err != nil {
 		t.Fatal(err)
 	}
-	code, out, stderr = s.audited()
+	code, out, stderr = s.runAudit()
 	for _, want := range []string{
 		"\n1. counter  hall  A-12\n   Redis counts nonsense held of slot A-12 of hall; its live holds take 1.\n",
 		"   where   " + key + ": found nonsense, expected 1\n",
@@ -94,11 +94,11 @@ func TestAuditCommand(t *testing.T) {
 	if code != exitDiffer || stderr != "worker: 1 difference left\n" {
 		t.Errorf("worker audit ended with %d and said %q", code, stderr)
 	}
-	if code, out, _ := s.audited("--resource-id", "elsewhere"); code != exitOK || !strings.HasSuffix(out, "\nNothing is known of resource elsewhere.\n") {
+	if code, out, _ := s.runAudit("--resource-id", "elsewhere"); code != exitOK || !strings.HasSuffix(out, "\nNothing is known of resource elsewhere.\n") {
 		t.Errorf("the audit of another resource ended with %d:\n%s", code, out)
 	}
 
-	code, out, _ = s.audited("-o", "json")
+	code, out, _ = s.runAudit("-o", "json")
 	var report audit.Report
 	if err := json.Unmarshal([]byte(out), &report, json.RejectUnknownMembers(true)); err != nil || code != exitDiffer {
 		t.Fatalf("worker audit -o json: %d, %v\n%s", code, err, out)
@@ -107,21 +107,21 @@ func TestAuditCommand(t *testing.T) {
 		t.Errorf("worker audit -o json: %s", out)
 	}
 
-	if code, text := s.piped(t, "y\n", "--repair"); code != exitUsage || !strings.Contains(text, "give --yes") || s.counts("hall")["A-12"] == "1" {
+	if code, text := s.runAuditPiped(t, "y\n", "--repair"); code != exitUsage || !strings.Contains(text, "give --yes") || s.counts("hall")["A-12"] == "1" {
 		t.Errorf("without a terminal it ended with %d:\n%s", code, text)
 	}
-	if code, text := s.piped(t, "", "--repair", "--yes"); code != exitOK || !strings.Contains(text, "\n1 repaired.\n") {
+	if code, text := s.runAuditPiped(t, "", "--repair", "--yes"); code != exitOK || !strings.Contains(text, "\n1 repaired.\n") {
 		t.Errorf("with --yes it ended with %d:\n%s", code, text)
 	}
 	if got := s.counts("hall")["A-12"]; got != "1" {
 		t.Errorf("%s are held after the repair", got)
 	}
-	if code, out, _ := s.audited(); code != exitOK {
+	if code, out, _ := s.runAudit(); code != exitOK {
 		t.Errorf("after the repair it ended with %d:\n%s", code, out)
 	}
 
 	s.redis.Del(t.Context(), key)
-	code, out, _ = s.audited("--repair", "--yes", "-o", "json")
+	code, out, _ = s.runAudit("--repair", "--yes", "-o", "json")
 	if err := json.Unmarshal([]byte(out), &report); err != nil || code != exitOK || report.Findings[0].Result != audit.Done {
 		t.Errorf("worker audit --repair --yes -o json: %d, %v\n%s", code, err, out)
 	}
@@ -130,8 +130,8 @@ func TestAuditCommand(t *testing.T) {
 	}
 }
 
-// piped runs `worker audit` as a process whose stdin is no terminal.
-func (s *system) piped(t *testing.T, stdin string, more ...string) (code int, text string) {
+// runAuditPiped runs `worker audit` as a process whose stdin is no terminal.
+func (s *harness) runAuditPiped(t *testing.T, stdin string, more ...string) (code int, text string) {
 	t.Helper()
 	binary, err := workerBinary()
 	if err != nil {
@@ -146,10 +146,10 @@ func (s *system) piped(t *testing.T, stdin string, more ...string) (code int, te
 	return c.ProcessState.ExitCode(), string(out)
 }
 
-// TestAuditMisused calls it wrongly, and where there is nothing to look at.
-func TestAuditMisused(t *testing.T) {
+// TestAudit_WrongUsage_Refused calls it wrongly, and where there is nothing to look at.
+func TestAudit_WrongUsage_Refused(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	for want, args := range map[string][]string{
 		"--yes is for --repair only":               s.auditFlags("--yes"),
 		"-o json asks nobody: add --yes":           s.auditFlags("--repair", "-o", "json"),
@@ -185,15 +185,15 @@ func TestAuditMisused(t *testing.T) {
 	}
 }
 
-// TestHealsItself makes a counter wrong under a running worker. The next who asks for the slot waits
+// TestReconcile_CounterWrong_HealedInPlace makes a counter wrong under a running worker. The next who asks for the slot waits
 // until it is healed in place, and is answered as if nothing had been; it is logged and counted.
-func TestHealsItself(t *testing.T) {
+func TestReconcile_CounterWrong_HealedInPlace(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	worker := s.startWorker()
 	s.setInventory("hall", seat, 2)
 	before := s.epoch()
-	s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, 600)))
+	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 600)))
 	stacktest.Eventually(t, "the first round", func() bool {
 		_, metrics := worker.get(t, "/metrics")
 		return strings.Contains(metrics, "\n"+audit.MetricRounds+" 1\n")
@@ -201,10 +201,10 @@ func TestHealsItself(t *testing.T) {
 	if err := s.redis.HSet(t.Context(), fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, holds.Partition("hall")), "A-12", "x").Err(); err != nil {
 		t.Fatal(err)
 	}
-	if o := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", seat, 600))); o.Type != events.Type(holds.EventHoldCreated) {
+	if o := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 600))); o.Type != events.Type(holds.EventHoldCreated) {
 		t.Errorf("ben was answered %s: %s", o.Type, o.Data)
 	}
-	if o := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "cleo", "k3", seat, 600))); o.Type != events.Type(holds.EventHoldRejected) {
+	if o := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "cleo", "k3", seat, 600))); o.Type != events.Type(holds.EventHoldRejected) {
 		t.Errorf("cleo was answered %s: %s", o.Type, o.Data)
 	}
 	_, metrics := worker.get(t, "/metrics")
@@ -219,30 +219,30 @@ func TestHealsItself(t *testing.T) {
 	if now := s.epoch(); now != before {
 		t.Errorf("redis was filled again for it: the epoch is %+v, it was %+v", now, before)
 	}
-	s.silent()
+	s.wantNoFindings()
 }
 
-// TestDamagedWaits damages the record of a hold, which nobody can heal in place. The events of its resource wait,
+// TestCorruptRecord_EventsOfResource_WaitUntilRebuilt damages the record of a hold, which nobody can heal in place. The events of its resource wait,
 // while those about others are answered and the worker is ready, until the worker has filled Redis again.
-func TestDamagedWaits(t *testing.T) {
+func TestCorruptRecord_EventsOfResource_WaitUntilRebuilt(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
-	s := newSystem(t)
+	s := newHarness(t)
 	worker := s.startWorker("HOLDFAST_RECONCILE=report")
 	for _, resource := range []string{"hall", "tent"} {
 		s.setInventory(resource, seat, 2)
 	}
 	before := s.epoch()
-	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, soon))).Subject
+	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, soon))).Subject
 	key := fmt.Sprintf("%s:{%d}:hall:records", s.namespace, holds.Partition("hall"))
 	id := hold[strings.IndexByte(hold, '.')+1:]
 	if err := s.redis.HSet(t.Context(), key, id, "held by nobody").Err(); err != nil {
 		t.Fatal(err)
 	}
 	stacktest.Eventually(t, "the damage to be told", func() bool { return strings.Contains(worker.log.String(), "damaged data in redis") })
-	waits := s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", seat, 600))
+	waits := s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 600))
 	for i := range 3 {
-		if o := s.answer(s.publish(events.BookingRequested, "tent", book("tent", fmt.Sprint("u", i), fmt.Sprint("k", i), seat, 600))); i < 2 && o.Type != events.Type(holds.EventHoldCreated) {
+		if o := s.answer(s.publish(events.BookingRequested, "tent", bookingData("tent", fmt.Sprint("u", i), fmt.Sprint("k", i), seat, 600))); i < 2 && o.Type != events.Type(holds.EventHoldCreated) {
 			t.Errorf("while another resource is damaged, %s", o.Type)
 		}
 	}
@@ -264,8 +264,8 @@ func TestDamagedWaits(t *testing.T) {
 	})
 }
 
-// TestAlerts keeps the alerts to what the worker measures.
-func TestAlerts(t *testing.T) {
+// TestAlerts_EveryMetric_IsMeasured keeps the alerts to what the worker measures.
+func TestAlerts_EveryMetric_IsMeasured(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../deployments/prometheus/holdfast.rules.yaml")
 	if err != nil {
@@ -283,9 +283,9 @@ func TestAlerts(t *testing.T) {
 	if err := yaml.Load(text, &rules, yaml.WithKnownFields()); err != nil {
 		t.Fatal(err)
 	}
-	registry, _ := measured(t)
+	registry, _ := newMetrics(t)
 	known := make(map[string]bool)
-	for _, family := range gathered(t, registry) {
+	for _, family := range metricFamilies(t, registry) {
 		known[family.GetName()] = true
 	}
 	metric := regexp.MustCompile(`\bholdfast_[a-z_]+\b`)

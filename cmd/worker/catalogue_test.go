@@ -21,35 +21,35 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestCatalogue sends every input of the catalogue to two real workers, each beside a good request:
+// TestCatalogue_EveryInput_HasItsOutcome sends every input of the catalogue to two real workers, each beside a good request:
 // every good one is granted, every input has its fate, and nothing else is left in Redis and in
 // Postgres than what the good ones wanted.
-func TestCatalogue(t *testing.T) {
+func TestCatalogue_EveryInput_HasItsOutcome(t *testing.T) {
 	t.Parallel()
 	inputs, err := contract.ReadInputs("../../internal/events/testdata/catalogue", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newSystem(t)
+	s := newHarness(t)
 	workers := []*process{s.startWorker(), s.startWorker()}
-	s.setInventory("good", holds.Asked{}, int64(len(inputs)))
+	s.setInventory("good", holds.SlotSelection{}, int64(len(inputs)))
 	dead := 0
 	var wanted []string // the events that want an outcome, by their id
 	for i, in := range inputs {
 		s.send(in)
-		if in.Dead() {
+		if in.IsDeadLetter() {
 			dead++
 		} else {
 			wanted = append(wanted, s.idOf(in))
 		}
-		request := book("good", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.Asked{}, 600)
+		request := bookingData("good", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, 600)
 		if i%2 == 0 {
 			request.Metadata = []byte(`{"name":"\u0000 ` + "\u202e" + `"}`)
 		}
 		s.publish(events.BookingRequested, "good", request)
 	}
-	s.await("an end of each", func(outcomes []events.Envelope, letters []nats.Header) bool {
-		return len(outcomes) == 1+len(inputs)+len(wanted) && len(letters) == dead
+	s.await("an end of each", func(outcomes []events.Envelope, deadLetters []nats.Header) bool {
+		return len(outcomes) == 1+len(inputs)+len(wanted) && len(deadLetters) == dead
 	})
 	for _, w := range workers {
 		select {
@@ -62,8 +62,8 @@ func TestCatalogue(t *testing.T) {
 	if len(granted) != len(inputs) {
 		t.Errorf("%d good requests were granted, want %d", len(granted), len(inputs))
 	}
-	s.checkFates(inputs)
-	s.checkLeft(inputs, len(inputs), 0)
+	s.checkOutcomes(inputs)
+	s.checkRemaining(inputs, len(inputs), 0)
 
 	// What was granted is like any other hold: it can be paid, and given back.
 	paid, released := granted[0], granted[1]
@@ -75,14 +75,14 @@ func TestCatalogue(t *testing.T) {
 	if answer.Type != events.Type(holds.EventHoldReleased) {
 		t.Errorf("a release was answered with %s: %s", answer.Type, answer.Data)
 	}
-	s.checkLeft(inputs, len(inputs)-2, 1)
+	s.checkRemaining(inputs, len(inputs)-2, 1)
 }
 
 // nameHeader tells which input a dead letter is of.
 const nameHeader = "X-Name"
 
 // send stores an input in the inbound stream, as it is.
-func (s *system) send(in contract.Input) {
+func (s *harness) send(in contract.Input) {
 	s.t.Helper()
 	m := nats.NewMsg(s.namespace + strings.TrimPrefix(in.Subject, "holdfast"))
 	maps.Copy(m.Header, nats.Header(in.Header))
@@ -98,17 +98,17 @@ func (s *system) send(in contract.Input) {
 const traceParent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 // idOf is the id of the event that a good input is.
-func (s *system) idOf(in contract.Input) string {
+func (s *harness) idOf(in contract.Input) string {
 	s.t.Helper()
-	decoded, err := events.Subjects("holdfast").Decode(in.Subject, in.Header, in.Body, time.Now())
+	decoded, err := events.Namespace("holdfast").Decode(in.Subject, in.Header, in.Body, time.Now())
 	if err != nil {
 		s.t.Fatalf("%s: %v", in.Name, err)
 	}
 	return decoded.ID
 }
 
-// checkFates compares what became of inputs with what they want.
-func (s *system) checkFates(inputs []contract.Input) {
+// checkOutcomes compares what became of inputs with what they want.
+func (s *harness) checkOutcomes(inputs []contract.Input) {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,12 +117,12 @@ func (s *system) checkFates(inputs []contract.Input) {
 		s.t.Fatal(err)
 	}
 	inbound := s.subjects.InStream() + "-" + strconv.FormatInt(stream.CachedInfo().Created.UnixMilli(), 36) + "-"
-	letters := make(map[string]nats.Header)
-	for _, h := range s.letters {
-		letters[h.Get(nameHeader)] = h
+	deadLetters := make(map[string]nats.Header)
+	for _, h := range s.deadLetters {
+		deadLetters[h.Get(nameHeader)] = h
 	}
 	for _, in := range inputs {
-		if !in.Dead() {
+		if !in.IsDeadLetter() {
 			its := answers(s.outcomes, s.idOf(in))
 			if len(its) != 1 {
 				s.t.Errorf("%s has %d outcomes", in.Name, len(its))
@@ -137,7 +137,7 @@ func (s *system) checkFates(inputs []contract.Input) {
 			}
 			continue
 		}
-		h, found := letters[in.Name]
+		h, found := deadLetters[in.Name]
 		if !found {
 			s.t.Errorf("%s is no dead letter", in.Name)
 			continue
@@ -162,9 +162,9 @@ func (s *system) checkFates(inputs []contract.Input) {
 	}
 }
 
-// checkLeft checks that nothing is counted but the holds and reservations of the resource good, and
+// checkRemaining checks that nothing is counted but the holds and reservations of the resource good, and
 // what is stored in the streams.
-func (s *system) checkLeft(inputs []contract.Input, held, reserved int) {
+func (s *harness) checkRemaining(inputs []contract.Input, held, reserved int) {
 	s.t.Helper()
 	keys, err := s.redis.Keys(s.t.Context(), s.namespace+":*").Result()
 	if err != nil {
@@ -190,7 +190,7 @@ func (s *system) checkLeft(inputs []contract.Input, held, reserved int) {
 
 	payments := reserved
 	for _, in := range inputs {
-		if !in.Dead() && strings.Contains(in.Subject, "."+events.PaymentConfirmed+".") {
+		if !in.IsDeadLetter() && strings.Contains(in.Subject, "."+events.PaymentConfirmed+".") {
 			payments++ // each has its permanent answer
 		}
 	}
@@ -220,12 +220,12 @@ func (s *system) checkLeft(inputs []contract.Input, held, reserved int) {
 
 // checkStreams reads what is stored: each dead letter has the body of its input, byte for byte, and
 // each outcome of an input carries on its trace.
-func (s *system) checkStreams(inputs []contract.Input) {
+func (s *harness) checkStreams(inputs []contract.Input) {
 	s.t.Helper()
 	bodies, traced := make(map[string][]byte), make(map[string]struct{})
 	for _, in := range inputs {
 		bodies[in.Name] = in.Body
-		if !in.Dead() {
+		if !in.IsDeadLetter() {
 			traced[s.idOf(in)] = struct{}{}
 		}
 	}
@@ -249,7 +249,7 @@ func (s *system) checkStreams(inputs []contract.Input) {
 }
 
 // eachStored reads a stream from its beginning to its end.
-func (s *system) eachStored(name string, read func(*jetstream.RawStreamMsg)) {
+func (s *harness) eachStored(name string, read func(*jetstream.RawStreamMsg)) {
 	s.t.Helper()
 	stream, err := s.js.Stream(s.t.Context(), name)
 	if err != nil {

@@ -329,9 +329,9 @@ func (l *LockServers) missingLockURLs() error {
 	return nil
 }
 
-// reach is what the streams depend on.
-func (c *Config) reach() events.Reach {
-	return events.Reach{Life: c.HoldLifetimeMax, Memory: c.RequestKeyTTL, Replicas: c.StreamReplicas}
+// retention is what the streams depend on.
+func (c *Config) retention() events.Retention {
+	return events.Retention{HoldLifetime: c.HoldLifetimeMax, AnswerTTL: c.RequestKeyTTL, Replicas: c.StreamReplicas}
 }
 
 // policy is the part of the configuration that package holds decides by.

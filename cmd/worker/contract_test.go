@@ -23,8 +23,8 @@ type contractRow struct {
 }
 
 const (
-	ask     = "~resource_id~:~hall~,~quantity~:1,"
-	tooMany = "~ttl_seconds~:7200"
+	requestData = "~resource_id~:~hall~,~quantity~:1,"
+	tooMany     = "~ttl_seconds~:7200"
 )
 
 // contractRows is every event of the contract with each of its outcomes and reasons, in the contract's
@@ -33,16 +33,16 @@ var contractRows = []contractRow{
 	{"inventory.set", "{~resource_id~:~hall~,~slots~:[~A~,~B~,~C~,~D~,~E~],~capacity~:1}", "inventory.updated", ""},
 	{"inventory.set", "{~resource_id~:~hall~,~slots~:[~A~],~capacity~:-1}", "inventory.rejected invalid_request capacity", ""},
 
-	{"booking.requested", "{~request_key~:~1~,~user_id~:~ana~," + ask + "~slots~:[~A~,~B~],~metadata~:{~cart~:7}}", "hold.created", "H1"},
-	{"booking.requested", "{~request_key~:~x~,~user_id~:~ana~," + ask + "~check_in~:~2027-02-02~,~check_out~:~2027-02-02~}", "hold.rejected invalid_request check_out", ""},
-	{"booking.requested", "{~request_key~:~x~,~user_id~:~ana~," + ask + "~slots~:[~A~]," + tooMany + "}", "hold.rejected invalid_request ttl_seconds", ""},
-	{"booking.requested", "{~request_key~:~1~,~user_id~:~ben~," + ask + "~slots~:[~A~]}", "hold.rejected request_key_reused", ""},
-	{"booking.requested", "{~request_key~:~2~,~user_id~:~ana~," + ask + "~slots~:[~B~,~A~]}", "hold.rejected already_holding", ""},
-	{"booking.requested", "{~request_key~:~3~,~user_id~:~ben~," + ask + "~slots~:[~A~,~C~]}", "hold.rejected sold_out", ""},
-	{"booking.requested", "{~request_key~:~4~,~user_id~:~ben~," + ask + "~slots~:[~Z~]}", "hold.rejected unknown_resource", ""},
-	{"booking.requested", "{~request_key~:~5~,~user_id~:~ana~," + ask + "~slots~:[~C~]}", "hold.created", "H2"},
-	{"booking.requested", "{~request_key~:~6~,~user_id~:~ana~," + ask + "~slots~:[~D~],~ttl_seconds~:5}", "hold.created", "H3"},
-	{"booking.requested", "{~request_key~:~7~,~user_id~:~ana~," + ask + "~slots~:[~E~]}", "hold.rejected hold_limit", ""},
+	{"booking.requested", "{~request_key~:~1~,~user_id~:~ana~," + requestData + "~slots~:[~A~,~B~],~metadata~:{~cart~:7}}", "hold.created", "H1"},
+	{"booking.requested", "{~request_key~:~x~,~user_id~:~ana~," + requestData + "~check_in~:~2027-02-02~,~check_out~:~2027-02-02~}", "hold.rejected invalid_request check_out", ""},
+	{"booking.requested", "{~request_key~:~x~,~user_id~:~ana~," + requestData + "~slots~:[~A~]," + tooMany + "}", "hold.rejected invalid_request ttl_seconds", ""},
+	{"booking.requested", "{~request_key~:~1~,~user_id~:~ben~," + requestData + "~slots~:[~A~]}", "hold.rejected request_key_reused", ""},
+	{"booking.requested", "{~request_key~:~2~,~user_id~:~ana~," + requestData + "~slots~:[~B~,~A~]}", "hold.rejected already_holding", ""},
+	{"booking.requested", "{~request_key~:~3~,~user_id~:~ben~," + requestData + "~slots~:[~A~,~C~]}", "hold.rejected sold_out", ""},
+	{"booking.requested", "{~request_key~:~4~,~user_id~:~ben~," + requestData + "~slots~:[~Z~]}", "hold.rejected unknown_resource", ""},
+	{"booking.requested", "{~request_key~:~5~,~user_id~:~ana~," + requestData + "~slots~:[~C~]}", "hold.created", "H2"},
+	{"booking.requested", "{~request_key~:~6~,~user_id~:~ana~," + requestData + "~slots~:[~D~],~ttl_seconds~:5}", "hold.created", "H3"},
+	{"booking.requested", "{~request_key~:~7~,~user_id~:~ana~," + requestData + "~slots~:[~E~]}", "hold.rejected hold_limit", ""},
 	{"", "", "hold.expired", "H3"},
 
 	{"booking.extended", "{~hold_id~:~$H1~,~ttl_seconds~:3600}", "hold.extended", ""},
@@ -57,7 +57,7 @@ var contractRows = []contractRow{
 	{"booking.cancelled", "{~resource_id~:~hall~,~request_key~:~3~}", "hold.release_rejected unknown_hold", ""},
 	{"booking.cancelled", "{~hold_id~:~$H3~}", "hold.release_rejected expired", ""},
 	{"booking.cancelled", "{~resource_id~:~hall~,~request_key~:~8~}", "booking.cancelled", ""},
-	{"booking.requested", "{~request_key~:~8~,~user_id~:~ana~," + ask + "~slots~:[~E~]}", "hold.rejected cancelled", ""},
+	{"booking.requested", "{~request_key~:~8~,~user_id~:~ana~," + requestData + "~slots~:[~E~]}", "hold.rejected cancelled", ""},
 	{"booking.extended", "{~hold_id~:~$H2~,~ttl_seconds~:60}", "hold.extension_rejected released", ""},
 
 	{"payment.confirmed", "{~hold_id~:~$H1~,~payment_id~:~p1~,~amount~:~99.50~,~currency~:~EUR~}", "hold.confirmed", ""},
@@ -65,7 +65,7 @@ var contractRows = []contractRow{
 	{"payment.confirmed", "{~hold_id~:~$H2~,~payment_id~:~p1~}", "hold.confirm_rejected released", ""},
 	{"payment.confirmed", "{~hold_id~:~$H3~,~payment_id~:~p1~}", "hold.confirm_rejected expired", ""},
 	{"payment.confirmed", "{~hold_id~:~hall.00000000000000000000000000000000~,~payment_id~:~p1~}", "hold.confirm_rejected unknown_hold", ""},
-	{"booking.requested", "{~request_key~:~9~,~user_id~:~ben~," + ask + "~slots~:[~E~]}", "hold.created", "H4"},
+	{"booking.requested", "{~request_key~:~9~,~user_id~:~ben~," + requestData + "~slots~:[~E~]}", "hold.created", "H4"},
 	{"inventory.set", "{~resource_id~:~hall~,~slots~:[~E~],~capacity~:0}", "inventory.updated", ""}, // under a live hold
 	{"payment.confirmed", "{~hold_id~:~$H4~,~payment_id~:~p1~}", "hold.confirm_rejected sold_out", ""},
 	{"inventory.set", "{~resource_id~:~hall~,~slots~:[~A~],~capacity~:0}", "inventory.rejected below_reserved capacity", ""},
@@ -82,8 +82,8 @@ var contractRows = []contractRow{
 // another hold.
 var contractLimits = []contractRow{
 	{"inventory.set", "{~resource_id~:~hall~,~slots~:[~A~,~B~],~capacity~:1}", "inventory.updated", ""},
-	{"booking.requested", "{~request_key~:~1~,~user_id~:~ana~," + ask + "~slots~:[~A~],~ttl_seconds~:30}", "hold.created", "H1"},
-	{"booking.requested", "{~request_key~:~2~,~user_id~:~ben~," + ask + "~slots~:[~B~],~ttl_seconds~:1}", "hold.created", "H2"},
+	{"booking.requested", "{~request_key~:~1~,~user_id~:~ana~," + requestData + "~slots~:[~A~],~ttl_seconds~:30}", "hold.created", "H1"},
+	{"booking.requested", "{~request_key~:~2~,~user_id~:~ben~," + requestData + "~slots~:[~B~],~ttl_seconds~:1}", "hold.created", "H2"},
 	{"", "", "hold.expired", "H2"},
 	{"booking.extended", "{~hold_id~:~$H1~,~ttl_seconds~:30}", "hold.extension_rejected limit_reached", ""},
 	{"payment.started", "{~hold_id~:~$H1~}", "hold.extension_rejected limit_reached", ""},
@@ -92,14 +92,14 @@ var contractLimits = []contractRow{
 // contractLate is the same nights paid late, with HOLDFAST_LATE_PAYMENT=accept_if_free.
 var contractLate = []contractRow{
 	{"inventory.set", "{~resource_id~:~hall~,~slots~:[~A~],~capacity~:1}", "inventory.updated", ""},
-	{"booking.requested", "{~request_key~:~1~,~user_id~:~ana~," + ask + "~slots~:[~A~],~ttl_seconds~:1}", "hold.created", "H1"},
+	{"booking.requested", "{~request_key~:~1~,~user_id~:~ana~," + requestData + "~slots~:[~A~],~ttl_seconds~:1}", "hold.created", "H1"},
 	{"", "", "hold.expired", "H1"},
 	{"payment.confirmed", "{~hold_id~:~$H1~,~payment_id~:~p1~}", "hold.confirmed late", ""},
 	{"payment.confirmed", "{~hold_id~:~$H1~,~payment_id~:~p2~}", "hold.confirm_rejected already_confirmed", ""},
 	{"reservation.cancelled", "{~hold_id~:~$H1~}", "reservation.cancelled", ""},
-	{"booking.requested", "{~request_key~:~2~,~user_id~:~ben~," + ask + "~slots~:[~A~],~ttl_seconds~:1}", "hold.created", "H2"},
+	{"booking.requested", "{~request_key~:~2~,~user_id~:~ben~," + requestData + "~slots~:[~A~],~ttl_seconds~:1}", "hold.created", "H2"},
 	{"", "", "hold.expired", "H2"},
-	{"booking.requested", "{~request_key~:~3~,~user_id~:~cyd~," + ask + "~slots~:[~A~]}", "hold.created", "H3"},
+	{"booking.requested", "{~request_key~:~3~,~user_id~:~cyd~," + requestData + "~slots~:[~A~]}", "hold.created", "H3"},
 	{"payment.confirmed", "{~hold_id~:~$H2~,~payment_id~:~p3~}", "hold.confirm_rejected sold_out", ""},
 }
 
@@ -131,13 +131,13 @@ var contractReasons = map[string][]string{
 	holds.EventInventoryRejected: {"invalid_request", "below_reserved"},
 }
 
-// TestContract goes through the contract's tables with a worker: every event, every outcome, every
+// TestContract_EveryRow_HasItsOutcome goes through the contract's tables with a worker: every event, every outcome, every
 // reason, the members of its data, the trace that is carried on, and that no event has two outcomes.
-func TestContract(t *testing.T) {
+func TestContract_EveryRow_HasItsOutcome(t *testing.T) {
 	t.Parallel()
 	seen := make(map[string]bool)
 	run := func(rows []contractRow, env ...string) {
-		s := newSystem(t)
+		s := newHarness(t)
 		s.startWorker(env...)
 		s.goThrough(rows, seen)
 	}
@@ -156,19 +156,19 @@ func TestContract(t *testing.T) {
 	}
 }
 
-func (s *system) goThrough(rows []contractRow, seen map[string]bool) {
+func (s *harness) goThrough(rows []contractRow, seen map[string]bool) {
 	s.t.Helper()
 	named := []string{"~", `"`}
-	asked := make(map[string]string) // event id -> row
+	rowOf := make(map[string]string) // event id -> row
 	for i, row := range rows {
 		var o events.Envelope
 		if row.event == "" {
-			o = s.lapsed(strings.NewReplacer(named...).Replace("$" + row.creates))
+			o = s.expiredOutcome(strings.NewReplacer(named...).Replace("$" + row.creates))
 		} else {
 			data := jsontext.Value(strings.NewReplacer(named...).Replace(row.data))
 			const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 			id := s.publishTraced(row.event, data, trace)
-			asked[id] = row.event
+			rowOf[id] = row.event
 			o = s.answer(id)
 			if got := s.traceOf(o.ID); got != trace {
 				s.t.Errorf("row %d: %s has the trace %q", i, o.Type, got)
@@ -181,7 +181,7 @@ func (s *system) goThrough(rows []contractRow, seen map[string]bool) {
 		}
 		words := []string{event}
 		for _, name := range []string{"reason", "field"} {
-			if word, told := data[name].(string); told {
+			if word, reported := data[name].(string); reported {
 				words = append(words, word)
 			}
 		}
@@ -194,7 +194,7 @@ func (s *system) goThrough(rows []contractRow, seen map[string]bool) {
 		seen[event] = true
 		seen[strings.Join(words[:min(2, len(words))], " ")] = true
 		for _, name := range append(contractMembers[event], "resource_id") {
-			if _, told := data[name]; !told {
+			if _, reported := data[name]; !reported {
 				s.t.Errorf("row %d: %s has no %s: %s", i, event, name, o.Data)
 			}
 		}
@@ -207,18 +207,18 @@ func (s *system) goThrough(rows []contractRow, seen map[string]bool) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for id, event := range asked {
+	for id, event := range rowOf {
 		if its := answers(s.outcomes, id); len(its) != 1 {
 			s.t.Errorf("%s has %d outcomes", event, len(its))
 		}
 	}
-	if len(s.letters) > 0 {
-		s.t.Errorf("dead letters: %v", s.letters)
+	if len(s.deadLetters) > 0 {
+		s.t.Errorf("dead letters: %v", s.deadLetters)
 	}
 }
 
 // publishTraced stores an event about the hall with a traceparent and returns its id.
-func (s *system) publishTraced(event string, data jsontext.Value, trace string) string {
+func (s *harness) publishTraced(event string, data jsontext.Value, trace string) string {
 	s.t.Helper()
 	r, err := s.subjects.NewRequest(event, "hall", "/test", data)
 	if err != nil {
@@ -229,21 +229,21 @@ func (s *system) publishTraced(event string, data jsontext.Value, trace string) 
 		s.t.Fatal(err)
 	}
 	m.Header.Set("traceparent", trace)
-	if err := s.client.Send(s.t.Context(), m); err != nil {
+	if err := s.client.Publish(s.t.Context(), m); err != nil {
 		s.t.Fatal(err)
 	}
 	return r.Envelope.ID
 }
 
 // traceOf is the traceparent of an outcome that was followed.
-func (s *system) traceOf(outcomeID string) string {
+func (s *harness) traceOf(outcomeID string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.traces[outcomeID]
 }
 
-// lapsed waits for the hold.expired of a hold.
-func (s *system) lapsed(hold string) (o events.Envelope) {
+// expiredOutcome waits for the hold.expired of a hold.
+func (s *harness) expiredOutcome(hold string) (o events.Envelope) {
 	s.t.Helper()
 	s.await(fmt.Sprintf("%s of %s", holds.EventHoldExpired, hold), func(outcomes []events.Envelope, _ []nats.Header) bool {
 		i := slices.IndexFunc(outcomes, func(e events.Envelope) bool {

@@ -117,11 +117,11 @@ func (c *Config) ownNamespace() (own bool) {
 // printServers prints where the servers and the worker are.
 func (c *Config) printServers(to io.Writer, started *servers) {
 	one := func(name, url string, isNew bool) {
-		whose := "yours"
+		origin := "yours"
 		if isNew {
-			whose = "started for you, keeps nothing"
+			origin = "started for you, keeps nothing"
 		}
-		fmt.Fprintf(to, "  %-9s %-60s %s\n", name, events.RedactedURL(url), whose)
+		fmt.Fprintf(to, "  %-9s %-60s %s\n", name, events.RedactedURL(url), origin)
 	}
 	one("NATS", c.NATSURL, started.main.NATSURL != "")
 	one("Redis", c.RedisURL, started.main.RedisURL != "")
@@ -195,7 +195,7 @@ func (c *Config) removeNamespace(out io.Writer) error {
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
-		ns := events.Subjects(c.Namespace)
+		ns := events.Namespace(c.Namespace)
 		return fmt.Errorf("namespace %s is not removed: %w; remove by hand what is left of the streams %s, %s, %s and %s, "+
 			"the Redis keys %s:* and the schema %s", c.Namespace, err, ns.InStream(), ns.OutStream(), ns.DLQStream(), ns.RunsStream(), c.Namespace, c.Namespace)
 	}
@@ -213,7 +213,7 @@ func (c *Config) removeStreams(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("jetstream: %w", err)
 	}
-	return events.Remove(ctx, js, events.Subjects(c.Namespace))
+	return events.Remove(ctx, js, events.Namespace(c.Namespace))
 }
 
 func (c *Config) removeKeys(ctx context.Context) error {

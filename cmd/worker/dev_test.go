@@ -60,9 +60,9 @@ func TestDev_SecondInDirectory_Refused(t *testing.T) {
 	}
 }
 
-// TestDev_ServersGiven_NamespaceOfItsOwn plays the story on servers that exist already: in a namespace of its own,
+// TestDev_ServersGiven_UsesOwnNamespace plays the story on servers that exist already: in a namespace of its own,
 // which is gone afterwards. Nothing is in namespace holdfast. A namespace that is given is used, and stays.
-func TestDev_ServersGiven_NamespaceOfItsOwn(t *testing.T) {
+func TestDev_ServersGiven_UsesOwnNamespace(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()
 	if err != nil {
@@ -82,14 +82,14 @@ func TestDev_ServersGiven_NamespaceOfItsOwn(t *testing.T) {
 		}
 		return string(out)
 	}
-	told := dev()
-	own := regexp.MustCompile(`namespace of its own, (holdfast_dev_[0-9a-f]{8}), which is removed`).FindStringSubmatch(told)
-	if own == nil || !strings.Contains(told, "The namespace "+own[1]+" is removed from your servers.") {
-		t.Fatalf("it does not say which namespace it uses and removes:\n%s", told)
+	reported := dev()
+	own := regexp.MustCompile(`namespace of its own, (holdfast_dev_[0-9a-f]{8}), which is removed`).FindStringSubmatch(reported)
+	if own == nil || !strings.Contains(reported, "The namespace "+own[1]+" is removed from your servers.") {
+		t.Fatalf("it does not say which namespace it uses and removes:\n%s", reported)
 	}
 	given := stacktest.Namespace(t)
-	if told := dev("--namespace", given); strings.Contains(told, "removed") {
-		t.Errorf("with --namespace it says:\n%s", told)
+	if reported := dev("--namespace", given); strings.Contains(reported, "removed") {
+		t.Errorf("with --namespace it says:\n%s", reported)
 	}
 	for namespace, want := range map[string]bool{own[1]: false, "holdfast": false, given: true} {
 		streams, keys, tables := contents(t, namespace)
@@ -112,7 +112,7 @@ func contents(t *testing.T, namespace string) (streams, keys int, schema bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, config := range events.Subjects(namespace).Streams(events.Reach{}) {
+	for _, config := range events.Namespace(namespace).Streams(events.Retention{}) {
 		if _, err := js.Stream(t.Context(), config.Name); err == nil {
 			streams++
 		}

@@ -87,14 +87,14 @@ func inUse(used *stack.InUseError) error {
 // watch tells failed why servers end, until close.
 func (s *servers) watch() {
 	s.failed = make(chan error, 1+len(s.locks))
-	tell := func(one *stack.Stack, as string) {
+	forward := func(one *stack.Stack, as string) {
 		if err, failed := <-one.Failed(); failed {
 			s.failed <- fmt.Errorf("%s%w", as, err)
 		}
 	}
-	go tell(s.main, "")
+	go forward(s.main, "")
 	for i, one := range s.locks {
-		go tell(one, fmt.Sprintf("lock server %d: ", i+1))
+		go forward(one, fmt.Sprintf("lock server %d: ", i+1))
 	}
 }
 

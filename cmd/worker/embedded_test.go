@@ -13,7 +13,7 @@ import (
 )
 
 // attachTo follows what is answered by a worker that has started its servers itself.
-func attachTo(t *testing.T, dir, namespace string) (s *system) {
+func attachTo(t *testing.T, dir, namespace string) (s *harness) {
 	t.Helper()
 	stacktest.Eventually(t, "the servers", func() bool {
 		found, err := stack.ReadEndpoints(filepath.Join(dir, "endpoints.env"))
@@ -26,12 +26,12 @@ func attachTo(t *testing.T, dir, namespace string) (s *system) {
 	return s
 }
 
-// TestEmbeddedWithoutRedisData starts a worker with its servers again after what its Redis kept was
+// TestEmbedded_RedisDataRemoved_HoldsRebuilt starts a worker with its servers again after what its Redis kept was
 // removed. The hold is there, from what the others kept.
-func TestEmbeddedWithoutRedisData(t *testing.T) {
+func TestEmbedded_RedisDataRemoved_HoldsRebuilt(t *testing.T) {
 	t.Parallel()
 	dir := stacktest.DataDir(t)
-	start := func() (*process, *system) {
+	start := func() (*process, *harness) {
 		t.Helper()
 		p := launch(t, false, []string{"run", "--embedded", "--http-addr", "127.0.0.1:0", "--data-dir", dir, "--namespace", "kept"})
 		p.awaitStarted(t)
@@ -39,7 +39,7 @@ func TestEmbeddedWithoutRedisData(t *testing.T) {
 	}
 	worker, s := start()
 	s.setInventory("hall", seat, 1)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, 3600))).Subject
+	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 3600))).Subject
 	worker.end(t)
 	if err := os.RemoveAll(filepath.Join(dir, "redis")); err != nil {
 		t.Fatal(err)
@@ -49,7 +49,7 @@ func TestEmbeddedWithoutRedisData(t *testing.T) {
 		code, body := worker.get(t, "/v1/holds/"+hold)
 		return code == 200 && strings.Contains(body, `"state":"held"`)
 	})
-	if o := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", seat, 3600))); o.Type != events.Type(holds.EventHoldRejected) {
+	if o := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 3600))); o.Type != events.Type(holds.EventHoldRejected) {
 		t.Errorf("the seat that is held was given to somebody else: %s", o.Type)
 	}
 	worker.end(t)

@@ -34,17 +34,17 @@ func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 		fx.StartTimeout(30*time.Second), fx.StopTimeout(stopWithin),
 		fx.Supply(c, log),
 		fx.Provide(
-			holds.NewTenure, holds.NewGuard, provideKeeper,
+			holds.NewEpochTerm, holds.NewConnGuard, provideSupervisor,
 			provideRedis, provideNATS, events.NewJetStream, provideStore, provideMetrics,
 			func(c *redis.Client) redis.UniversalClient { return c },
-			func(c Config) events.Subjects { return events.Subjects(c.Namespace) },
+			func(c Config) events.Namespace { return events.Namespace(c.Namespace) },
 			func(s *store.Store) holds.Inventory { return s },
 			newLeaser, newTrimmer, provideLocker, provideService, provideExpirer, provideConsumers, provideReconciler,
 			func() net.Listener { return listener },
 			provideReader, provideQueries, newServer, newLoops,
 		),
 		fx.Invoke(
-			func(l *loops, k *holds.Keeper) { l.run("keeper", k.Run) },
+			func(l *loops, k *holds.Supervisor) { l.run("keeper", k.Run) },
 			func(l *loops, cs []*events.Consumer) {
 				for i, consumer := range cs {
 					l.run(consumerNames[i], consumer.Run)
@@ -70,25 +70,25 @@ func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 	)
 }
 
-func provideRedis(lc fx.Lifecycle, c Config, g *holds.Guard) (*redis.Client, error) {
+func provideRedis(lc fx.Lifecycle, c Config, g *holds.ConnGuard) (*redis.Client, error) {
 	options, err := c.redisOptions("--redis-url", c.RedisURL)
 	if err != nil {
 		return nil, err
 	}
-	g.Watch(options)
+	g.Attach(options)
 	client := redis.NewClient(options)
 	lc.Append(fx.StopHook(client.Close))
 	return client, nil
 }
 
-// provideKeeper returns the Keeper, with connections of its own: whether Redis can be relied on must
+// provideSupervisor returns the Keeper, with connections of its own: whether Redis can be relied on must
 // be known while all others are busy. It looks once before anything is decided.
-func provideKeeper(lc fx.Lifecycle, c Config, t *holds.Tenure, g *holds.Guard, js jetstream.JetStream, ns events.Subjects, log zerolog.Logger) (*holds.Keeper, error) {
+func provideSupervisor(lc fx.Lifecycle, c Config, t *holds.EpochTerm, g *holds.ConnGuard, js jetstream.JetStream, ns events.Namespace, log zerolog.Logger) (*holds.Supervisor, error) {
 	db, err := newStore(context.Background(), c)
 	if err != nil {
 		return nil, err
 	}
-	k, err := newKeeper(c, t, g, db, js, ns, log)
+	k, err := newSupervisor(c, t, g, db, js, ns, log)
 	if err != nil {
 		return nil, err
 	}
@@ -144,11 +144,11 @@ func provideLocker(lc fx.Lifecycle, c Config, client *redis.Client, db *store.St
 	return l, nil
 }
 
-func provideService(c Config, t *holds.Tenure, client redis.UniversalClient, l *locking.Locker, i holds.Inventory) *holds.Service {
+func provideService(c Config, t *holds.EpochTerm, client redis.UniversalClient, l *locking.Locker, i holds.Inventory) *holds.Service {
 	return holds.NewService(c.Namespace, client, l, i, t, c.policy())
 }
 
-func provideExpirer(c Config, s *holds.Service, nc *nats.Conn, ns events.Subjects, log zerolog.Logger) (*holds.Expirer, error) {
+func provideExpirer(c Config, s *holds.Service, nc *nats.Conn, ns events.Namespace, log zerolog.Logger) (*holds.Expirer, error) {
 	own, err := events.NewJetStream(nc) // see NewAnnouncer
 	if err != nil {
 		return nil, err
@@ -160,7 +160,7 @@ func provideExpirer(c Config, s *holds.Service, nc *nats.Conn, ns events.Subject
 var consumerNames = []string{events.ConsumerRequests, events.ConsumerChanges, events.ConsumerPayments}
 
 func provideConsumers(
-	ns events.Subjects, s *holds.Service, db *store.Store, nc *nats.Conn, js jetstream.JetStream, log zerolog.Logger,
+	ns events.Namespace, s *holds.Service, db *store.Store, nc *nats.Conn, js jetstream.JetStream, log zerolog.Logger,
 ) ([]*events.Consumer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -183,14 +183,14 @@ type reader struct {
 	dry *holds.Service // says what would become of events
 }
 
-func provideReader(lc fx.Lifecycle, c Config, t *holds.Tenure, g *holds.Guard) (*reader, error) {
+func provideReader(lc fx.Lifecycle, c Config, t *holds.EpochTerm, g *holds.ConnGuard) (*reader, error) {
 	options, err := c.redisOptions("--redis-url", c.RedisURL)
 	if err != nil {
 		return nil, err
 	}
 	options.ClientName += "-queries"
 	options.PoolSize = queryRedisConnections
-	g.Watch(options)
+	g.Attach(options)
 	db, err := store.OpenQueries(context.Background(), c.PostgresURL, c.Namespace)
 	if err != nil {
 		return nil, misusedPostgres(err)
@@ -201,11 +201,11 @@ func provideReader(lc fx.Lifecycle, c Config, t *holds.Tenure, g *holds.Guard) (
 	return &reader{s, s.Dry(db.Dry())}, nil
 }
 
-func provideQueries(nc *nats.Conn, ns events.Subjects, r *reader, log zerolog.Logger) *events.QueryService {
+func provideQueries(nc *nats.Conn, ns events.Namespace, r *reader, log zerolog.Logger) *events.QueryService {
 	return events.NewQueryService(nc, ns, r, r.dry, workerName(), log)
 }
 
-func provideReconciler(lc fx.Lifecycle, c Config, t *holds.Tenure, client redis.UniversalClient, s *holds.Service, db *store.Store, queries *reader,
+func provideReconciler(lc fx.Lifecycle, c Config, t *holds.EpochTerm, client redis.UniversalClient, s *holds.Service, db *store.Store, queries *reader,
 	m *audit.Metrics, log zerolog.Logger,
 ) (*audit.Reconciler, error) {
 	pool, err := audit.OpenPostgres(context.Background(), c.PostgresURL, c.Namespace)
@@ -214,10 +214,10 @@ func provideReconciler(lc fx.Lifecycle, c Config, t *holds.Tenure, client redis.
 	}
 	lc.Append(fx.StopHook(pool.Close))
 	options := audit.ReconcilerOptions{Heal: c.Reconcile == reconcileHeal, Memory: c.RequestKeyTTL, Name: workerName()}
-	servers := audit.Servers{Namespace: c.Namespace, Redis: client, Postgres: pool}
+	servers := audit.Backends{Namespace: c.Namespace, Redis: client, Postgres: pool}
 	r := audit.NewReconciler(servers, db, t, options, m, log)
-	s.OnDamage(r.Damaged)
-	queries.OnDamage(r.Damaged)
+	s.OnCorruption(r.RecheckSoon)
+	queries.OnCorruption(r.RecheckSoon)
 	return r, nil
 }
 

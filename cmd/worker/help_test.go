@@ -21,9 +21,9 @@ const (
 	theRest      = " inbound-keep http-addr reconcile nats-monitor-urls stream-replicas preflight log-level no-notifications no-timer"
 )
 
-// TestFlags_OfEachCommand has in the help of each command what it uses and no more, its own flags first. A new setting
+// TestFlags_EachCommand_ShowsWhatItUses has in the help of each command what it uses and no more, its own flags first. A new setting
 // belongs here, in the row of each command that reads it.
-func TestFlags_OfEachCommand(t *testing.T) {
+func TestFlags_EachCommand_ShowsWhatItUses(t *testing.T) {
 	t.Parallel()
 	want := map[string]string{
 		"dev":         "once data-dir install" + theServers + thePolicies + theLocks + theRest,
@@ -56,8 +56,8 @@ func TestFlags_OfEachCommand(t *testing.T) {
 	}
 }
 
-// TestSettings_FlagBeforeEnvironment gives settings in both ways.
-func TestSettings_FlagBeforeEnvironment(t *testing.T) {
+// TestSettings_FlagAndEnvironment_FlagWins gives settings in both ways.
+func TestSettings_FlagAndEnvironment_FlagWins(t *testing.T) {
 	t.Setenv("HOLDFAST_HOLD_TTL", "20s")
 	t.Setenv("HOLDFAST_LOCK_WAIT", "1s")
 	t.Setenv("HOLDFAST_DATA_DIR", "")
@@ -72,8 +72,8 @@ func TestSettings_FlagBeforeEnvironment(t *testing.T) {
 	}
 }
 
-// TestHealthcheck asks a worker that lives, one that has ended, and what is none.
-func TestHealthcheck(t *testing.T) {
+// TestHealthcheck_LiveEndedAndForeign_ExitCodes asks a worker that lives, one that has ended, and what is none.
+func TestHealthcheck_LiveEndedAndForeign_ExitCodes(t *testing.T) {
 	t.Parallel()
 	other := httptest.NewServer(http.NotFoundHandler())
 	defer other.Close()
@@ -89,7 +89,7 @@ func TestHealthcheck(t *testing.T) {
 			t.Errorf("worker healthcheck %v: %d, %s\nwant %d with %s", args, code, out.String(), want, text)
 		}
 	}
-	worker := newSystem(t).startWorker()
+	worker := newHarness(t).startWorker()
 	_, port, err := net.SplitHostPort(worker.http)
 	if err != nil {
 		t.Fatal(err)
@@ -107,8 +107,8 @@ func TestHealthcheck(t *testing.T) {
 	check(exitFailed, "no worker answers", "--data-dir", dir, "--timeout", "1m")
 }
 
-// TestCompletes asks as a shell does what could come next. Nothing else is printed.
-func TestCompletes(t *testing.T) {
+// TestCompletion_Prefix_PrintsCandidates asks as a shell does what could come next. Nothing else is printed.
+func TestCompletion_Prefix_PrintsCandidates(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()
 	if err != nil {

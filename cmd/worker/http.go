@@ -53,7 +53,7 @@ func (l webLimits) serverOf(h http.Handler) *http.Server {
 type server struct {
 	listener  net.Listener
 	namespace string
-	tenure    *holds.Tenure
+	term      *holds.EpochTerm
 	policy    holds.Policy
 	reader    *reader
 	redis     redis.UniversalClient
@@ -68,11 +68,11 @@ type server struct {
 	ready singleflight.Group // all who ask at the same time get one answer
 }
 
-func newServer(l net.Listener, c Config, t *holds.Tenure, q *reader, r redis.UniversalClient, db *store.Store,
+func newServer(l net.Listener, c Config, t *holds.EpochTerm, q *reader, r redis.UniversalClient, db *store.Store,
 	nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, log zerolog.Logger,
 ) *server {
 	return &server{
-		listener: l, namespace: c.Namespace, tenure: t, policy: c.policy(), reader: q, redis: r, store: db, nats: nc, consumers: cs, expirer: x,
+		listener: l, namespace: c.Namespace, term: t, policy: c.policy(), reader: q, redis: r, store: db, nats: nc, consumers: cs, expirer: x,
 		metrics: m, log: log, turns: make(chan struct{}, queriesMax),
 	}
 }
@@ -118,7 +118,7 @@ func (s *server) respond(w http.ResponseWriter, value any, err error) {
 		return
 	}
 	problem := events.ProblemOf(err)
-	if problem.IsFault() {
+	if problem.IsInternal() {
 		s.log.Error().Err(err).Msg("query failed")
 	}
 	s.answer(w, problem.Status, problem)
@@ -198,10 +198,10 @@ func (s *server) check(ctx context.Context) readiness {
 			because("paused", fmt.Errorf("consumer %s waits for an outage to end: %w", consumerNames[i], err))
 		}
 	}
-	if err := s.expirer.HintError(); err != nil {
+	if err := s.expirer.NotificationError(); err != nil {
 		ready.Details["keyspace_notifications"] = "off: " + err.Error()
 	}
-	if mismatch := s.tenure.Policies().Mismatch(s.policy); mismatch != "" {
+	if mismatch := s.term.Policies().Mismatch(s.policy); mismatch != "" {
 		ready.Details["policy_mismatch"] = mismatch
 	}
 	slices.Sort(ready.Reasons)
@@ -212,7 +212,7 @@ func (s *server) check(ctx context.Context) readiness {
 
 // checkRedis returns an error unless Redis answers and has all that was written to it.
 func (s *server) checkRedis(ctx context.Context) error {
-	epoch, err := s.tenure.Current()
+	epoch, err := s.term.Current()
 	if err != nil {
 		return err
 	}
@@ -220,13 +220,13 @@ func (s *server) checkRedis(ctx context.Context) error {
 }
 
 func (s *server) availability(ctx context.Context, r *http.Request) (any, error) {
-	resource, asked, err := events.ParseQuery(r.URL.RawQuery)
+	resource, selection, err := events.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, err
 	}
-	return events.FindAvailability(ctx, s.reader, resource, asked)
+	return events.GetAvailability(ctx, s.reader, resource, selection)
 }
 
 func (s *server) hold(ctx context.Context, r *http.Request) (any, error) {
-	return events.FindHold(ctx, s.reader, r.PathValue("hold_id"))
+	return events.GetHold(ctx, s.reader, r.PathValue("hold_id"))
 }

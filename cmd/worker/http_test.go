@@ -37,15 +37,15 @@ func (p *process) get(t *testing.T, path string) (status int, body string) {
 	return response.StatusCode, string(text)
 }
 
-// TestQueries asks everything that section 9 of the contract names.
-func TestQueries(t *testing.T) {
+// TestHTTPQueries_EveryEndpoint_Answers asks everything that section 9 of the contract names.
+func TestHTTPQueries_EveryEndpoint_Answers(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	worker := s.startWorker()
-	s.setInventory("double", holds.Asked{CheckIn: "2027-01-01", CheckOut: "2027-01-03"}, 3)
+	s.setInventory("double", holds.SlotSelection{CheckIn: "2027-01-01", CheckOut: "2027-01-03"}, 3)
 	s.setInventory("hall", seat, 1)
-	s.setInventory("shoes", holds.Asked{}, 5)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, 3600)))
+	s.setInventory("shoes", holds.SlotSelection{}, 5)
+	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 3600)))
 	created := decoded[holds.HoldCreated](t, hold)
 
 	for _, c := range []struct {
@@ -111,7 +111,7 @@ func TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped(t *testing.T) {
 	}
 	hello := func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "hello") }
 	// dropped reads all that the server says until it closes the connection.
-	dropped := func(t *testing.T, client net.Conn, sent string) (said string) {
+	dropped := func(t *testing.T, client net.Conn, sent string) (reply string) {
 		t.Helper()
 		if _, err := io.WriteString(client, sent); err != nil {
 			t.Fatal(err)
@@ -132,21 +132,21 @@ func TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped(t *testing.T) {
 		t.Parallel()
 		l := unlimited
 		l.headerBytes = 1 << 10
-		said := dropped(t, serve(t, l, hello), "GET / HTTP/1.1\r\nHost: x\r\nX: "+strings.Repeat("x", 8<<10)+"\r\n\r\n")
-		if !strings.HasPrefix(said, "HTTP/1.1 431 ") {
-			t.Errorf("it is answered with %q", said)
+		reply := dropped(t, serve(t, l, hello), "GET / HTTP/1.1\r\nHost: x\r\nX: "+strings.Repeat("x", 8<<10)+"\r\n\r\n")
+		if !strings.HasPrefix(reply, "HTTP/1.1 431 ") {
+			t.Errorf("it is answered with %q", reply)
 		}
 	})
 	t.Run("a body that does not come", func(t *testing.T) {
 		t.Parallel()
 		l := unlimited
 		l.read = short
-		said := dropped(t, serve(t, l, func(w http.ResponseWriter, r *http.Request) {
+		reply := dropped(t, serve(t, l, func(w http.ResponseWriter, r *http.Request) {
 			_, err := io.ReadAll(r.Body)
 			fmt.Fprintln(w, err)
 		}), "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
-		if !strings.Contains(said, "timeout") {
-			t.Errorf("it is answered with %q", said)
+		if !strings.Contains(reply, "timeout") {
+			t.Errorf("it is answered with %q", reply)
 		}
 	})
 	t.Run("an answer that is not read", func(t *testing.T) {
@@ -175,17 +175,17 @@ func TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped(t *testing.T) {
 		t.Parallel()
 		l := unlimited
 		l.idle = short
-		if said := dropped(t, serve(t, l, hello), "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); !strings.HasSuffix(said, "hello\n") {
-			t.Errorf("it is answered with %q", said)
+		if reply := dropped(t, serve(t, l, hello), "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); !strings.HasSuffix(reply, "hello\n") {
+			t.Errorf("it is answered with %q", reply)
 		}
 	})
 }
 
-// TestReadiness loses the data of Redis. The worker says so, on all its ways, and how far it is; what is
+// TestReadiness_RedisEmptied_ReportsRebuild loses the data of Redis. The worker says so, on all its ways, and how far it is; what is
 // asked meanwhile waits. After a while it is ready again, by itself.
-func TestReadiness(t *testing.T) {
+func TestReadiness_RedisEmptied_ReportsRebuild(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	worker := s.startWorker()
 	status := func() (code int, ready readiness) {
 		code, body := worker.get(t, "/readyz")
@@ -209,7 +209,7 @@ func TestReadiness(t *testing.T) {
 	if code, body := worker.get(t, "/v1/availability?resource_id=hall&slot=A-12"); code != 503 || !strings.Contains(body, "rebuilding") {
 		t.Errorf("availability from a Redis that lost its data: %d %s", code, body)
 	}
-	waiting := s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, 600))
+	waiting := s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 600))
 	const progress, why = "waiting for what is on its way", "the epoch is gone"
 	stacktest.Eventually(t, "the worker to say how far it is", func() bool {
 		code, ready := status()
@@ -218,7 +218,7 @@ func TestReadiness(t *testing.T) {
 	if _, body := worker.get(t, "/v1/availability?resource_id=hall&slot=A-12"); !strings.Contains(body, progress) {
 		t.Errorf("availability does not say how far it is: %s", body)
 	}
-	if e := s.epoch(); e.Written || !strings.Contains(e.Why, why) {
+	if e := s.epoch(); e.Complete || !strings.Contains(e.Why, why) {
 		t.Errorf("the epoch is %+v", e)
 	}
 	if o := s.answer(waiting); o.Type != events.Type(holds.EventHoldCreated) {
@@ -227,8 +227,8 @@ func TestReadiness(t *testing.T) {
 	stacktest.Eventually(t, "the worker to be ready", func() bool { code, _ := status(); return code == 200 })
 }
 
-// TestDevOnce runs what a newcomer runs first, as a program of its own, also with lock servers.
-func TestDevOnce(t *testing.T) {
+// TestDev_Once_PlaysStoryAndEnds runs what a newcomer runs first, as a program of its own, also with lock servers.
+func TestDev_Once_PlaysStoryAndEnds(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()
 	if err != nil {
@@ -254,8 +254,8 @@ func TestDevOnce(t *testing.T) {
 	}
 }
 
-// TestUsage is what a user sees who makes a mistake.
-func TestUsage(t *testing.T) {
+// TestUsage_Mistakes_ExplainedWithExit2 is what a user sees who makes a mistake.
+func TestUsage_Mistakes_ExplainedWithExit2(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]struct {
 		code int

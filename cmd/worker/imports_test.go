@@ -56,8 +56,8 @@ var foreignImports = map[string][]string{
 	"github.com/nats-io/nats.go/micro": {"holdfast/internal/events"},
 }
 
-// TestAllowedImports keeps the arrows of the map in README.md.
-func TestAllowedImports(t *testing.T) {
+// TestAllowedImports_EveryPackage_OnlyListed keeps the arrows of the map in README.md.
+func TestAllowedImports_EveryPackage_OnlyListed(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("go", "list", "-tags", "failpoint", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "holdfast/...").Output()
 	if err != nil {

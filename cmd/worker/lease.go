@@ -19,7 +19,7 @@ const (
 
 // leaser says how long locks last. With --lock-lease auto it learns it from the metrics.
 type leaser struct {
-	lease    locking.Lease
+	lease    locking.LeaseFunc
 	auto     *locking.AutoLease // nil = the lease is fixed
 	gatherer prometheus.Gatherer
 	log      zerolog.Logger

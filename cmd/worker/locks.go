@@ -146,19 +146,19 @@ func lockReport(families []*dto.MetricFamily) ([]lockClass, error) {
 		return nil, err
 	}
 	lost, conflicts := lockCounts(families, locking.MetricLost), lockCounts(families, locking.MetricConflicts)
-	classes := make([]lockClass, len(locking.Classes))
-	for i, slots := range locking.Classes {
+	classes := make([]lockClass, len(locking.SizeClasses))
+	for i, slots := range locking.SizeClasses {
 		section, wait := sections[slots], waits[slots]
 		c := lockClass{
 			Slots: slots, Sections: int(section.Total()), Waits: int(wait.Total()),
 			SectionP50: millis(section.Quantile(0.5)), SectionP95: millis(section.Quantile(0.95)), SectionP99: millis(section.Quantile(0.99)),
 			WaitP50: millis(wait.Quantile(0.5)), WaitP99: millis(wait.Quantile(0.99)),
-			Lost: int(lost[slots]), Conflicts: int(conflicts[slots]), LeaseNeeds: locking.SamplesMin,
+			Lost: int(lost[slots]), Conflicts: int(conflicts[slots]), LeaseNeeds: locking.MinSamples,
 		}
 		if all := conflicts[slots] + section.Total(); all > 0 {
 			c.ConflictRate = math.Round(1e4*conflicts[slots]/all) / 1e4
 		}
-		if s, ok := locking.Suggest(slots, section); ok {
+		if s, ok := locking.RecommendLease(slots, section); ok {
 			c.Lease = s.Lease.Milliseconds()
 		}
 		classes[i] = c

@@ -34,13 +34,13 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestLocksCommand books at a real worker, and sees it in /metrics and `worker locks`.
-func TestLocksCommand(t *testing.T) {
+// TestLocks_RealWorker_ShowsItsMetrics books at a real worker, and sees it in /metrics and `worker locks`.
+func TestLocks_RealWorker_ShowsItsMetrics(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	// Postgres tells of the change also who listens, at some moment: to a booking that is being decided that is a conflict.
 	setUp := s.startWorker()
-	s.setInventory("shoes", holds.Asked{}, 1000)
+	s.setInventory("shoes", holds.SlotSelection{}, 1000)
 	if err := setUp.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func TestLocksCommand(t *testing.T) {
 	worker := s.startWorker("HOLDFAST_LOCK_LEASE=1m")
 	const bookings = 20
 	for i := range bookings {
-		s.answer(s.publish(events.BookingRequested, "shoes", book("shoes", fmt.Sprintf("user-%d", i), "k", holds.Asked{}, 600)))
+		s.answer(s.publish(events.BookingRequested, "shoes", bookingData("shoes", fmt.Sprintf("user-%d", i), "k", holds.SlotSelection{}, 600)))
 	}
 	status, metrics := worker.get(t, "/metrics")
 	for _, want := range []string{
@@ -82,7 +82,7 @@ func TestLocksCommand(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &report, json.MatchCaseInsensitiveNames(true)); err != nil || code != exitOK {
 		t.Fatalf("worker locks -o json: %d, %v\n%s", code, err, out)
 	}
-	if len(report.Workers) != 2 || len(report.Classes) != len(locking.Classes) {
+	if len(report.Workers) != 2 || len(report.Classes) != len(locking.SizeClasses) {
 		t.Fatalf("worker locks -o json: %s", out)
 	}
 	if one := report.Classes[0]; one["slots"] != "1" || one["sections"] != float64(bookings) || one["section_p99_ms"] == 0.0 || one["lease_ms"] != nil {
@@ -97,8 +97,8 @@ func locks(args ...string) (code int, out string) {
 	return code, text.String()
 }
 
-// measured is a registry, as the worker has it, and what is measured into it.
-func measured(t *testing.T) (*prometheus.Registry, *locking.Metrics) {
+// newMetrics is a registry, as the worker has it, and what is measured into it.
+func newMetrics(t *testing.T) (*prometheus.Registry, *locking.Metrics) {
 	t.Helper()
 	lc := fxtest.NewLifecycle(t)
 	registry, metrics, _, err := provideMetrics(lc)
@@ -110,7 +110,7 @@ func measured(t *testing.T) (*prometheus.Registry, *locking.Metrics) {
 	return registry, metrics
 }
 
-func gathered(t *testing.T, r *prometheus.Registry) []*dto.MetricFamily {
+func metricFamilies(t *testing.T, r *prometheus.Registry) []*dto.MetricFamily {
 	t.Helper()
 	families, err := r.Gather()
 	if err != nil {
@@ -119,20 +119,20 @@ func gathered(t *testing.T, r *prometheus.Registry) []*dto.MetricFamily {
 	return families
 }
 
-// bench is where locks are taken on a real Redis.
-type bench struct {
+// lockHarness is where locks are taken on a real Redis.
+type lockHarness struct {
 	client *redis.Client
 	prefix string
 }
 
-func newBench(t *testing.T) *bench {
+func newLockHarness(t *testing.T) *lockHarness {
 	t.Helper()
 	client := redis.NewClient(stacktest.RedisOptions(stacktest.Shared().RedisURL))
 	t.Cleanup(func() { _ = client.Close() })
-	return &bench{client, stacktest.Namespace(t) + ":{1}:"}
+	return &lockHarness{client, stacktest.Namespace(t) + ":{1}:"}
 }
 
-func (b *bench) locker(t *testing.T, lease locking.Lease, m *locking.Metrics) *locking.Locker {
+func (b *lockHarness) locker(t *testing.T, lease locking.LeaseFunc, m *locking.Metrics) *locking.Locker {
 	t.Helper()
 	var base atomic.Int64
 	l := locking.New(locking.NewRange(b.client, locking.RangeOptions{
@@ -142,8 +142,8 @@ func (b *bench) locker(t *testing.T, lease locking.Lease, m *locking.Metrics) *l
 	return l
 }
 
-func (b *bench) set(name string) locking.Set {
-	return locking.Set{Keys: []string{b.prefix + name}, Fence: b.prefix + "fence", Version: b.prefix + "version", Scope: b.prefix}
+func (b *lockHarness) set(name string) locking.KeySet {
+	return locking.KeySet{Keys: []string{b.prefix + name}, Fence: b.prefix + "fence", Version: b.prefix + "version", Scope: b.prefix}
 }
 
 var releaseScript = lua.New("release", "", `
@@ -154,21 +154,21 @@ redis.call('HDEL', KEYS[1], ARGV[2])
 return {'ok'}`)
 
 // section takes a lock, works, and commits. It returns the status.
-func (b *bench) section(ctx context.Context, l *locking.Locker, name string, work func(*locking.Lock)) (string, error) {
+func (b *lockHarness) section(ctx context.Context, l *locking.Locker, name string, work func(*locking.Lock)) (string, error) {
 	lock, err := l.Lock(ctx, "", time.Second, b.set(name))
 	if err != nil {
 		return "", err
 	}
 	work(lock)
-	call := &lua.Call{Script: releaseScript, Keys: []string{b.prefix + "locks"}, Args: []any{lock.Token, lock.Set.Names()[0]}}
-	l.Commit(ctx, []*locking.Lock{lock}, []*lua.Call{call})
+	call := &lua.Call{Script: releaseScript, Keys: []string{b.prefix + "locks"}, Args: []any{lock.Token, lock.KeySet.Names()[0]}}
+	l.Exec(ctx, []*locking.Lock{lock}, []*lua.Call{call})
 	return call.Status, call.Err
 }
 
-// outlive waits until the lease of a lock is over, by Redis' clock.
-func (b *bench) outlive(t *testing.T, lock *locking.Lock) {
+// awaitLeaseEnd waits until the lease of a lock is over, by Redis' clock.
+func (b *lockHarness) awaitLeaseEnd(t *testing.T, lock *locking.Lock) {
 	stacktest.Eventually(t, "the end of a lease", func() bool {
-		_, until, _ := strings.Cut(b.client.HGet(t.Context(), b.prefix+"locks", lock.Set.Names()[0]).Val(), " ")
+		_, until, _ := strings.Cut(b.client.HGet(t.Context(), b.prefix+"locks", lock.KeySet.Names()[0]).Val(), " ")
 		if until == "" {
 			return true // the hash has ended with the last lease in it
 		}
@@ -177,12 +177,12 @@ func (b *bench) outlive(t *testing.T, lock *locking.Lock) {
 	})
 }
 
-// TestMetricNames keeps the names of package locking those that Prometheus sees, and reads the
+// TestMetricNames_TextAndRegistry_AreEqual keeps the names of package locking those that Prometheus sees, and reads the
 // same from its text as from the registry.
-func TestMetricNames(t *testing.T) {
+func TestMetricNames_TextAndRegistry_AreEqual(t *testing.T) {
 	t.Parallel()
-	registry, metrics := measured(t)
-	b := newBench(t)
+	registry, metrics := newMetrics(t)
+	b := newLockHarness(t)
 	ctx := t.Context()
 	l := b.locker(t, locking.FixedLease(100*time.Millisecond), metrics)
 	lasting := b.locker(t, locking.FixedLease(time.Hour), nil)
@@ -192,17 +192,17 @@ func TestMetricNames(t *testing.T) {
 	if _, err := l.Lock(ctx, "", time.Millisecond, b.set("c")); !errors.Is(err, locking.ErrTimeout) {
 		t.Errorf("what is locked was locked again: %v", err)
 	}
-	status, err := b.section(ctx, l, "a", func(lock *locking.Lock) { b.outlive(t, lock) })
+	status, err := b.section(ctx, l, "a", func(lock *locking.Lock) { b.awaitLeaseEnd(t, lock) })
 	if status != locking.StatusLockLost || err != nil {
 		t.Errorf("a lock that was over: %s, %v", status, err)
 	}
 	optimist := locking.New(locking.NewOptimistic(b.client), locking.Options{Metrics: metrics})
-	status, err = b.section(ctx, optimist, "b", func(lock *locking.Lock) { b.client.Incr(ctx, lock.Set.Version) })
+	status, err = b.section(ctx, optimist, "b", func(lock *locking.Lock) { b.client.Incr(ctx, lock.KeySet.Version) })
 	if status != locking.StatusConflict || err != nil {
 		t.Errorf("a version that changed: %s, %v", status, err)
 	}
 
-	families := gathered(t, registry)
+	families := metricFamilies(t, registry)
 	for _, name := range []string{locking.MetricAttempts, locking.MetricLost, locking.MetricConflicts} {
 		if n := lockCounts(families, name)["1"]; n < 1 {
 			t.Errorf("%s: %v", name, n)
@@ -229,11 +229,11 @@ func TestMetricNames(t *testing.T) {
 	}
 }
 
-// TestLockReport is about what is counted and suggested.
-func TestLockReport(t *testing.T) {
+// TestLockReport_Samples_CountsAndRecommends is about what is counted and suggested.
+func TestLockReport_Samples_CountsAndRecommends(t *testing.T) {
 	t.Parallel()
-	for n, enough := range map[int]bool{locking.SamplesMin - 1: false, locking.SamplesMin: true} {
-		if _, ok := locking.Suggest("1", locking.Durations{Bounds: []float64{1}, Counts: []float64{float64(n), 0}}); ok != enough {
+	for n, enough := range map[int]bool{locking.MinSamples - 1: false, locking.MinSamples: true} {
+		if _, ok := locking.RecommendLease("1", locking.Histogram{Bounds: []float64{1}, Counts: []float64{float64(n), 0}}); ok != enough {
 			t.Errorf("a lease is suggested from %d sections: %v; package locking has another minimum", n, ok)
 		}
 	}
@@ -254,7 +254,7 @@ func TestLockReport(t *testing.T) {
 	}
 	want := lockClass{
 		Slots: "2-7", Sections: 300, SectionP50: 100, SectionP95: 190, SectionP99: 198,
-		Conflicts: 100, ConflictRate: 0.25, Lease: 1980, LeaseNeeds: locking.SamplesMin,
+		Conflicts: 100, ConflictRate: 0.25, Lease: 1980, LeaseNeeds: locking.MinSamples,
 	}
 	if got := classes[1]; got != want {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -273,12 +273,12 @@ func TestLockReport(t *testing.T) {
 	}
 }
 
-// TestLeaseFollowsSections shortens the lease after many short sections, and lengthens it again
+// TestLeaser_SectionsChange_LeaseFollows shortens the lease after many short sections, and lengthens it again
 // when some outlive it.
-func TestLeaseFollowsSections(t *testing.T) {
+func TestLeaser_SectionsChange_LeaseFollows(t *testing.T) {
 	t.Parallel()
-	registry, metrics := measured(t)
-	b := newBench(t)
+	registry, metrics := newMetrics(t)
+	b := newLockHarness(t)
 	ctx := t.Context()
 	var log strings.Builder
 	x := newLeaser(Config{Locks: Locks{LockLease: leaseAuto}}, registry, zerolog.New(&log))
@@ -295,7 +295,7 @@ func TestLeaseFollowsSections(t *testing.T) {
 	}
 	var short time.Duration
 	stacktest.Eventually(t, "so many short sections that the lease is shortened", func() bool { // a busy machine needs more
-		for range locking.SamplesMin {
+		for range locking.MinSamples {
 			if status, err := b.section(ctx, l, "short", func(*locking.Lock) {}); status != "ok" || err != nil {
 				t.Fatalf("%s, %v", status, err)
 			}
@@ -306,7 +306,7 @@ func TestLeaseFollowsSections(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range 50 {
 		all.Go(func() {
-			status, err := b.section(ctx, l, fmt.Sprintf("long-%d", i), func(lock *locking.Lock) { b.outlive(t, lock) })
+			status, err := b.section(ctx, l, fmt.Sprintf("long-%d", i), func(lock *locking.Lock) { b.awaitLeaseEnd(t, lock) })
 			if status != locking.StatusLockLost || err != nil {
 				t.Errorf("a section that outlived its lease: %s, %v", status, err)
 			}
@@ -326,16 +326,16 @@ func TestLeaseFollowsSections(t *testing.T) {
 		t.Errorf("no samples in %s", log.String())
 	}
 	for _, samples := range evidence {
-		if n, err := strconv.Atoi(samples[1]); err != nil || n < locking.SamplesMin {
+		if n, err := strconv.Atoi(samples[1]); err != nil || n < locking.MinSamples {
 			t.Errorf("a lease was chosen from %s samples", samples[1])
 		}
 	}
 	t.Log(log.String())
 }
 
-// TestLockServersStarted starts Redlock's servers, with their data in directories of their own,
+// TestEmbedded_Redlock_StartsLockServers starts Redlock's servers, with their data in directories of their own,
 // and kills one.
-func TestLockServersStarted(t *testing.T) {
+func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
 	t.Parallel()
 	dir := stacktest.DataDir(t)
 	c := Config{

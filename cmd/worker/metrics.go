@@ -37,8 +37,8 @@ func provideMetrics(lc fx.Lifecycle) (*prometheus.Registry, *locking.Metrics, *a
 
 // lockDurations sums the histograms of a name by class, those of several workers too. They must
 // have the same bounds.
-func lockDurations(families []*dto.MetricFamily, name string) (map[string]locking.Durations, error) {
-	sums := make(map[string]locking.Durations)
+func lockDurations(families []*dto.MetricFamily, name string) (map[string]locking.Histogram, error) {
+	sums := make(map[string]locking.Histogram)
 	for _, m := range metricsOf(families, name) {
 		class, one := classOf(m), durationsOf(m.GetHistogram())
 		sum, found := sums[class]
@@ -85,7 +85,7 @@ func classOf(m *dto.Metric) string {
 
 // durationsOf returns each bucket's own count; Prometheus has them with those of all below. The
 // bucket without a bound is there only in the text form.
-func durationsOf(h *dto.Histogram) (d locking.Durations) {
+func durationsOf(h *dto.Histogram) (d locking.Histogram) {
 	below := 0.0
 	for _, bucket := range h.GetBucket() {
 		if math.IsInf(bucket.GetUpperBound(), 1) {

@@ -18,9 +18,9 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestServerStandsStill stops Redis, and then Postgres, as a machine that hangs does. The worker
+// TestOutage_ServerHangs_EventsWait stops Redis, and then Postgres, as a machine that hangs does. The worker
 // says so, every event waits, none dies, and all are answered when the server goes on.
-func TestServerStandsStill(t *testing.T) {
+func TestOutage_ServerHangs_EventsWait(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
 	servers, err := stack.Start(t.Context(), stack.Options{Redis: true, Postgres: true})
@@ -32,14 +32,14 @@ func TestServerStandsStill(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	s := newSystemOn(t, urls{stacktest.Shared().NATSURL, servers.RedisURL, servers.PostgresURL})
+	s := newHarnessOn(t, urls{stacktest.Shared().NATSURL, servers.RedisURL, servers.PostgresURL})
 	worker := s.startWorker()
-	s.setInventory("hall", holds.Asked{}, 10)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k", holds.Asked{}, 3600)))
+	s.setInventory("hall", holds.SlotSelection{}, 10)
+	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k", holds.SlotSelection{}, 3600)))
 
 	for name, pid := range map[string]int{"redis": servers.RedisPID(), "postgres": servers.PostgresPID()} {
 		signalAll(t, pid, syscall.SIGSTOP)
-		requested := s.publish(events.BookingRequested, "hall", book("hall", "ben-"+name, "k-"+name, holds.Asked{}, 3600))
+		requested := s.publish(events.BookingRequested, "hall", bookingData("hall", "ben-"+name, "k-"+name, holds.SlotSelection{}, 3600))
 		paid := s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
 		stacktest.Eventually(t, "the worker to have tried, and to know why it waits", func() bool {
 			code, body := worker.get(t, "/readyz")
@@ -60,8 +60,8 @@ func TestServerStandsStill(t *testing.T) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.letters) != 0 {
-		t.Errorf("%d events died of an outage", len(s.letters))
+	if len(s.deadLetters) != 0 {
+		t.Errorf("%d events died of an outage", len(s.deadLetters))
 	}
 	if got := s.counts("hall")[holds.StockSlot]; got != "2" {
 		t.Errorf("%s held, want 2", got)

@@ -14,16 +14,16 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestPausedWorker has a worker stop (SIGSTOP) while it decides, under a lock, on what it has read
+// TestPausedWorker_LeaseExpired_DecisionRefused has a worker stop (SIGSTOP) while it decides, under a lock, on what it has read
 // from Postgres. Its lease ends, and another worker gives the last room to somebody else. When the first
 // goes on, what it was about to do is refused, and it decides anew.
-func TestPausedWorker(t *testing.T) {
+func TestPausedWorker_LeaseExpired_DecisionRefused(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	const lease = "HOLDFAST_LOCK_LEASE=1s"
 	paused := s.startWorker("HOLDFAST_FAILPOINT=place.read:stop", lease)
-	s.setInventory("room", holds.Asked{}, 1)
-	ana := s.publish(events.BookingRequested, "room", book("room", "ana", "k-ana", holds.Asked{}, 3600))
+	s.setInventory("room", holds.SlotSelection{}, 1)
+	ana := s.publish(events.BookingRequested, "room", bookingData("room", "ana", "k-ana", holds.SlotSelection{}, 3600))
 	var status syscall.WaitStatus
 	if _, err := syscall.Wait4(paused.cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
 		t.Fatalf("the worker is not stopped: %v %v", status, err)
@@ -31,7 +31,7 @@ func TestPausedWorker(t *testing.T) {
 
 	s.startWorker(lease)
 	// The stopped worker may have this one as well; then it is delivered again.
-	ben := s.publish(events.BookingRequested, "room", book("room", "ben", "k-ben", holds.Asked{}, 3600))
+	ben := s.publish(events.BookingRequested, "room", bookingData("room", "ben", "k-ben", holds.SlotSelection{}, 3600))
 	if o := s.answer(ben); o.Type != events.Type(holds.EventHoldCreated) && len(answers(s.ofType(holds.EventHoldCreated), ana)) == 0 {
 		t.Errorf("nobody has the room: %s", o.Type)
 	}

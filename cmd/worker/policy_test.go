@@ -14,9 +14,9 @@ import (
 )
 
 // someNights are nights from a week from now on.
-func someNights(n int) holds.Asked {
+func someNights(n int) holds.SlotSelection {
 	in := time.Now().UTC().AddDate(0, 0, 7)
-	return holds.Asked{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, n).Format(holds.DateFormat)}
+	return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, n).Format(holds.DateFormat)}
 }
 
 // TestPolicyChanged_WorkerDied_EventHasOneOutcome kills a worker between the outcome invalid_request and the
@@ -24,13 +24,13 @@ func someNights(n int) holds.Asked {
 // outcome would have the id of the first, and would not be stored.
 func TestPolicyChanged_WorkerDied_EventHasOneOutcome(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	s.migrate("--nights-max", "2")
 	doomed := s.startWorker("HOLDFAST_NIGHTS_MAX=2", "HOLDFAST_FAILPOINT=requests.published")
 	s.setInventory("cabin", someNights(5), 1)
-	asked := s.publish(events.BookingRequested, "cabin", book("cabin", "ana", "k1", someNights(3), 600))
+	selection := s.publish(events.BookingRequested, "cabin", bookingData("cabin", "ana", "k1", someNights(3), 600))
 	doomed.killed(t)
-	if o := s.answer(asked); decoded[holds.HoldRejected](t, o).Reason != holds.ReasonInvalidRequest {
+	if o := s.answer(selection); decoded[holds.HoldRejected](t, o).Reason != holds.ReasonInvalidRequest {
 		t.Fatalf("three nights were answered with %s", o.Data)
 	}
 	s.migrate("--nights-max", "30")
@@ -46,13 +46,13 @@ func TestPolicyChanged_WorkerDied_EventHasOneOutcome(t *testing.T) {
 	if held := s.counts("cabin"); len(held) != 0 {
 		t.Errorf("slots are held for a request whose outcome is invalid_request: %v", held)
 	}
-	later := s.answer(s.publish(events.BookingRequested, "cabin", book("cabin", "ana", "k2", someNights(3), 600)))
+	later := s.answer(s.publish(events.BookingRequested, "cabin", bookingData("cabin", "ana", "k2", someNights(3), 600)))
 	if later.Type != events.Type(holds.EventHoldCreated) {
 		t.Errorf("asked later, three nights are answered with %s", later.Data)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if its := answers(s.outcomes, asked); len(its) != 1 {
+	if its := answers(s.outcomes, selection); len(its) != 1 {
 		t.Errorf("the event has %d outcomes", len(its))
 	}
 }
@@ -60,7 +60,7 @@ func TestPolicyChanged_WorkerDied_EventHasOneOutcome(t *testing.T) {
 // TestPolicyChanged_RunningWorker_UsesAndReportsIt stores another policy beside a running worker.
 func TestPolicyChanged_RunningWorker_UsesAndReportsIt(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	s.migrate()
 	worker := s.startWorker()
 	awaitReady := func(mismatch string) {
@@ -79,9 +79,9 @@ func TestPolicyChanged_RunningWorker_UsesAndReportsIt(t *testing.T) {
 	s.migrate("--hold-ttl-max", "45m")
 	awaitReady(want)
 	stacktest.Eventually(t, "the worker to log "+want, func() bool { return strings.Contains(worker.log.String(), want) })
-	s.setInventory("sauna", holds.Asked{}, 2)
+	s.setInventory("sauna", holds.SlotSelection{}, 2)
 	for ttl, want := range map[int64]string{45*60 + 1: holds.EventHoldRejected, 45 * 60: holds.EventHoldCreated} {
-		o := s.answer(s.publish(events.BookingRequested, "sauna", book("sauna", "ana", strconv.FormatInt(ttl, 10), holds.Asked{}, ttl)))
+		o := s.answer(s.publish(events.BookingRequested, "sauna", bookingData("sauna", "ana", strconv.FormatInt(ttl, 10), holds.SlotSelection{}, ttl)))
 		if o.Type != events.Type(want) {
 			t.Errorf("a ttl of %d s is answered with %s %s, want %s", ttl, o.Type, o.Data, want)
 		}

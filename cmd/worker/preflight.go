@@ -73,7 +73,7 @@ func (p *preflightCommand) Run(ctx context.Context, std streams) error {
 	} else {
 		printChecks(std.out, checks)
 	}
-	if failed := len(preflight.Of(checks, preflight.Fail)); failed > 0 {
+	if failed := len(preflight.Filter(checks, preflight.Fail)); failed > 0 {
 		return fmt.Errorf("%w: %d of %d checks", errPreflight, failed, len(checks))
 	}
 	return nil
@@ -91,34 +91,34 @@ func (c *Config) target(db *store.Store, p preparation) (preflight.Target, error
 	}
 	return preflight.Target{
 		Namespace: c.Namespace, NATSURL: c.NATSURL, Redis: main, LockServers: locks, Store: db,
-		Optimistic: c.LockStrategy == "optimistic", Reach: c.reach(), Migrates: p.migrate, Monitors: c.NATSMonitorURLs, Skip: p.skip,
+		Optimistic: c.LockStrategy == "optimistic", Retention: c.retention(), Migrates: p.migrate, Monitors: c.NATSMonitorURLs, Skip: p.skip,
 	}, nil
 }
 
-// fly looks at the servers before a worker starts on them. It logs what is a risk and, unless
+// runPreflight looks at the servers before a worker starts on them. It logs what is a risk and, unless
 // --preflight warn says otherwise, returns an error when something would break a promise. What is
 // written by another version, and would be misread, is refused with --preflight warn too.
-func (c *Config) fly(ctx context.Context, db *store.Store, log zerolog.Logger, p preparation) error {
+func (c *Config) runPreflight(ctx context.Context, db *store.Store, log zerolog.Logger, p preparation) error {
 	target, err := c.target(db, p)
 	if err != nil {
 		return err
 	}
 	checks := preflight.Run(ctx, target)
-	told := []preflight.Status{preflight.Warn}
-	failed := preflight.Of(checks, preflight.Fail)
+	reported := []preflight.Status{preflight.Warn}
+	failed := preflight.Filter(checks, preflight.Fail)
 	if c.Preflight == "warn" {
-		told = append(told, preflight.Fail)
+		reported = append(reported, preflight.Fail)
 		failed = slices.DeleteFunc(failed, func(f preflight.Check) bool { return !slices.Contains(preflight.Versions, f.Name) })
 	}
-	for _, check := range preflight.Of(checks, told...) {
-		log.Warn().Str("check", check.Name).Str("found", check.Found).Str("why", check.Why).Str("fix", check.Fix).Msg("preflight")
+	for _, check := range preflight.Filter(checks, reported...) {
+		log.Warn().Str("check", check.Name).Str("found", check.Found).Str("why", check.Impact).Str("fix", check.Fix).Msg("preflight")
 	}
 	if len(failed) == 0 {
 		return nil
 	}
 	texts := make([]string, len(failed))
 	for i, check := range failed {
-		texts[i] = onScreen(check.Text("  "))
+		texts[i] = onScreen(check.Format("  "))
 	}
 	overrule := "HOLDFAST_PREFLIGHT=warn starts nevertheless"
 	if slices.ContainsFunc(failed, func(f preflight.Check) bool { return slices.Contains(preflight.Versions, f.Name) }) {
@@ -138,7 +138,7 @@ func printChecks(to io.Writer, checks []preflight.Check) {
 			skipped[c.Found] = append(skipped[c.Found], c.Name)
 			continue
 		}
-		fmt.Fprintf(to, "%-8s %s\n", c.Status, onScreen(strings.TrimLeft(c.Text("         "), " ")))
+		fmt.Fprintf(to, "%-8s %s\n", c.Status, onScreen(strings.TrimLeft(c.Format("         "), " ")))
 	}
 	for _, why := range slices.Sorted(maps.Keys(skipped)) {
 		fmt.Fprintf(to, "%-8s %s: %s\n", preflight.Skipped, strings.Join(skipped[why], " "), onScreen(why))

@@ -19,9 +19,9 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestRunRefuses starts a worker, whose servers are healthy, on a Redis that evicts: it refuses with what
+// TestRun_RedisEvicts_Refuses starts a worker, whose servers are healthy, on a Redis that evicts: it refuses with what
 // preflight says, and has started and created nothing. What it says is to be done mends it.
-func TestRunRefuses(t *testing.T) {
+func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir() // longer there than the servers, whose addresses it has
 	servers, err := stack.Start(t.Context(), stack.Options{Dir: stacktest.DataDir(t), NATS: true, Redis: true, Postgres: true})
@@ -174,8 +174,8 @@ func (b *lockedBuffer) String() string {
 	return b.text.String()
 }
 
-// TestPreflightReachesNobody names servers that there are not.
-func TestPreflightReachesNobody(t *testing.T) {
+// TestPreflight_ServersUnreachable_Fails names servers that there are not.
+func TestPreflight_ServersUnreachable_Fails(t *testing.T) {
 	t.Parallel()
 	args := strings.Fields("preflight --lock-strategy range --nats-url nats://ann:s3cret@127.0.0.1:1 --redis-url redis://ann:s3cret@127.0.0.1:1 --postgres-url postgres://ann:s3cret@127.0.0.1:1/x")
 	var out strings.Builder

@@ -19,24 +19,24 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-var seat = holds.Asked{Slots: []string{"A-12"}}
+var seat = holds.SlotSelection{Slots: []string{"A-12"}}
 
-// TestOneSeat has a thousand people ask for one seat over three worker processes.
-func TestOneSeat(t *testing.T) {
+// TestOneSeat_ThousandRequests_OneGranted has a thousand people ask for one seat over three worker processes.
+func TestOneSeat_ThousandRequests_OneGranted(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	for range 3 {
 		s.startWorker()
 	}
 	s.setInventory("hall", seat, 1)
 	const people = 1000
-	var crowd sync.WaitGroup
+	var requests sync.WaitGroup
 	for i := range people {
-		crowd.Go(func() {
-			s.publish(events.BookingRequested, "hall", book("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), seat, 600))
+		requests.Go(func() {
+			s.publish(events.BookingRequested, "hall", bookingData("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), seat, 600))
 		})
 	}
-	crowd.Wait()
+	requests.Wait()
 	s.await("an outcome for each", func(outcomes []events.Envelope, _ []nats.Header) bool { return len(outcomes) >= people+1 })
 	created, refused := s.ofType(holds.EventHoldCreated), s.ofType(holds.EventHoldRejected)
 	if len(created) != 1 || len(refused) != people-1 {
@@ -52,31 +52,31 @@ func TestOneSeat(t *testing.T) {
 	}
 }
 
-// TestNeverOverCapacity has 64 publishers ask for overlapping stays of 1 to 30 nights, some of
+// TestPlace_OverlappingStays_NeverOverCapacity has 64 publishers ask for overlapping stays of 1 to 30 nights, some of
 // which are paid, cancelled, or left to lapse, and recomputes from the outcomes alone how many
 // rooms were taken at every moment.
-func TestNeverOverCapacity(t *testing.T) {
+func TestPlace_OverlappingStays_NeverOverCapacity(t *testing.T) {
 	t.Parallel()
 	const publishers, each, calendar, capacity = 64, 20, 60, 7
-	s := newSystem(t)
+	s := newHarness(t)
 	for range 3 {
 		s.startWorker()
 	}
 	first := time.Now().UTC().AddDate(0, 0, 7)
-	stay := func(from, nights int) holds.Asked {
+	stay := func(from, nights int) holds.SlotSelection {
 		in := first.AddDate(0, 0, from)
-		return holds.Asked{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
+		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
 	}
 	s.setInventory("double", stay(0, calendar), capacity)
-	s.answer(s.publish(events.BookingRequested, "double", book("double", "u", "k", stay(0, calendar), 1))) // the others draw their nights
+	s.answer(s.publish(events.BookingRequested, "double", bookingData("double", "u", "k", stay(0, calendar), 1))) // the others draw their nights
 	var all sync.WaitGroup
 	for p := range publishers {
 		all.Go(func() {
 			for i := range each {
 				nights := 1 + rand.N(30)
-				asked := stay(rand.N(calendar-nights+1), nights)
+				selection := stay(rand.N(calendar-nights+1), nights)
 				name := fmt.Sprintf("%d-%d", p, i)
-				wanted := book("double", "u"+name, "k"+name, asked, 1+rand.Int64N(3))
+				wanted := bookingData("double", "u"+name, "k"+name, selection, 1+rand.Int64N(3))
 				wanted.Quantity = 1 + rand.Int64N(2)
 				o := s.answer(s.publish(events.BookingRequested, "double", wanted))
 				if o.Type != events.Type(holds.EventHoldCreated) {
@@ -107,7 +107,7 @@ func TestNeverOverCapacity(t *testing.T) {
 	s.mu.Lock()
 	outcomes := slices.Clone(s.outcomes)
 	s.mu.Unlock()
-	taken := replay(t, outcomes)
+	taken := recomputeTaken(t, outcomes)
 	if len(taken) < calendar {
 		t.Errorf("only %d nights were ever taken", len(taken))
 	}
@@ -119,15 +119,15 @@ func TestNeverOverCapacity(t *testing.T) {
 	if got := s.counts("double"); len(got) != 0 {
 		t.Errorf("all holds have ended and counts are %v", got)
 	}
-	s.silent()
+	s.wantNoFindings()
 	t.Logf("%d holds created, %d requests rejected", len(s.ofType(holds.EventHoldCreated)), len(s.ofType(holds.EventHoldRejected)))
 }
 
-// replay recomputes from outcomes the most that was ever taken of each slot. A hold takes its
+// recomputeTaken recomputes from outcomes the most that was ever taken of each slot. A hold takes its
 // slots from created_at until it is released or its deadline; a confirmed one for ever, or until it was
 // confirmed if the reservation was cancelled: when the slots were given back is not told exactly.
 // It also checks that each hold ended once.
-func replay(t *testing.T, outcomes []events.Envelope) map[string]int {
+func recomputeTaken(t *testing.T, outcomes []events.Envelope) map[string]int {
 	t.Helper()
 	type change struct {
 		at   time.Time
@@ -193,14 +193,14 @@ func replay(t *testing.T, outcomes []events.Envelope) map[string]int {
 	return most
 }
 
-// TestPaymentAtTheDeadline pays a thousand holds within 50 ms of their deadlines, in waves. Each
+// TestPaymentAtTheDeadline_InWaves_ReservedOrRefunded pays a thousand holds within 50 ms of their deadlines, in waves. Each
 // payment must end in a reservation, or in a refund and an expired hold. How long a payment is
 // on its way depends on the machine: after a wave that was all too late, or all in time, the
 // next is sent earlier, or later, so that the deadline itself is met.
-func TestPaymentAtTheDeadline(t *testing.T) {
+func TestPaymentAtTheDeadline_InWaves_ReservedOrRefunded(t *testing.T) {
 	t.Parallel()
 	const waves, each, wavesMax = 10, 100, 40
-	s := newSystem(t)
+	s := newHarness(t)
 	for range 2 {
 		s.startWorker()
 	}
@@ -219,7 +219,7 @@ func TestPaymentAtTheDeadline(t *testing.T) {
 		confirmed, number = confirmed+inTime, number+each
 	}
 	s.awaitExpired(number - confirmed)
-	s.silent()
+	s.wantNoFindings()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ends := make(map[string][]string)
@@ -244,14 +244,14 @@ func TestPaymentAtTheDeadline(t *testing.T) {
 
 // payAtDeadline holds all of a new resource, pays each hold within 50 ms of its deadline less
 // lead, and returns how many payments were in time.
-func (s *system) payAtDeadline(t *testing.T, room string, number, ttl int64, lead time.Duration) (inTime int) {
+func (s *harness) payAtDeadline(t *testing.T, room string, number, ttl int64, lead time.Duration) (inTime int) {
 	t.Helper()
-	s.setInventory(room, holds.Asked{}, number)
+	s.setInventory(room, holds.SlotSelection{}, number)
 	var all sync.WaitGroup
 	paid := make([]string, number)
 	for i := range number {
 		all.Go(func() {
-			o := s.answer(s.publish(events.BookingRequested, room, book(room, fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.Asked{}, ttl)))
+			o := s.answer(s.publish(events.BookingRequested, room, bookingData(room, fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, ttl)))
 			deadline := decoded[holds.HoldCreated](t, o).ExpiresAt.Add(rand.N(100*time.Millisecond) - 50*time.Millisecond - lead)
 			<-time.After(time.Until(deadline))
 			paid[i] = s.publish(events.PaymentConfirmed, room, events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: fmt.Sprintf("p%d", i)})
@@ -276,14 +276,14 @@ func (s *system) payAtDeadline(t *testing.T, room string, number, ttl int64, lea
 
 // killing is a verb whose worker is killed at each of its steps.
 type killing struct {
-	verb  string
-	steps []string
-	paid  bool  // ana has paid before
-	ttl   int64 // of her hold; 1 = it has lapsed before
-	event func(s *system, hold string) (eventID string)
-	want  string // outcome
-	stock holds.SlotStock
-	lapse int // hold.expired
+	verb        string
+	steps       []string
+	paid        bool  // ana has paid before
+	ttl         int64 // of her hold; 1 = it has lapsed before
+	event       func(s *harness, hold string) (eventID string)
+	want        string // outcome
+	wantSlot    holds.SlotCounts
+	wantExpired int // hold.expired
 }
 
 const hour = 3600
@@ -292,67 +292,67 @@ const hour = 3600
 var killings = []killing{
 	{
 		verb: "place", steps: []string{"requests.fetched", "place.locked", "place.read", "place.decided", "requests.published", "requests.acked"}, ttl: hour,
-		event: func(s *system, _ string) string {
-			return s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", seat, hour))
+		event: func(s *harness, _ string) string {
+			return s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, hour))
 		},
-		want: holds.EventHoldCreated, stock: holds.SlotStock{Held: 2},
+		want: holds.EventHoldCreated, wantSlot: holds.SlotCounts{Held: 2},
 	},
 	{
 		verb: "confirm", steps: []string{"payments.fetched", "confirm.claimed", "confirm.committed", "confirm.settled", "payments.published", "payments.acked"}, ttl: hour,
-		event: paying, want: holds.EventHoldConfirmed, stock: holds.SlotStock{Reserved: 1},
+		event: paying, want: holds.EventHoldConfirmed, wantSlot: holds.SlotCounts{Reserved: 1},
 	},
 	{
 		verb: "confirm late", steps: []string{"confirm.claimed", "place.decided", "confirm.retaken", "confirm.committed", "confirm.settled"}, ttl: 1,
-		event: paying, want: holds.EventHoldConfirmed, stock: holds.SlotStock{Reserved: 1}, lapse: 1,
+		event: paying, want: holds.EventHoldConfirmed, wantSlot: holds.SlotCounts{Reserved: 1}, wantExpired: 1,
 	},
 	{
 		verb: "expire", steps: []string{"expire.restored", "expire.announced", "expire.forgotten"}, ttl: hour,
-		event: func(s *system, _ string) string {
-			return s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", seat, 1))
+		event: func(s *harness, _ string) string {
+			return s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 1))
 		},
-		want: holds.EventHoldCreated, stock: holds.SlotStock{Held: 1}, lapse: 1,
+		want: holds.EventHoldCreated, wantSlot: holds.SlotCounts{Held: 1}, wantExpired: 1,
 	},
 	{
 		verb: "extend", steps: []string{"changes.fetched", "extend.decided", "changes.published", "changes.acked"}, ttl: hour,
-		event: func(s *system, hold string) string {
+		event: func(s *harness, hold string) string {
 			return s.publish(events.BookingExtended, "hall", events.BookingExtendedData{HoldID: hold, TTLSeconds: hour})
 		},
-		want: holds.EventHoldExtended, stock: holds.SlotStock{Held: 1},
+		want: holds.EventHoldExtended, wantSlot: holds.SlotCounts{Held: 1},
 	},
 	{
 		verb: "cancel reservation", steps: []string{"cancel.committed", "cancel.timed", "changes.published"}, ttl: hour, paid: true,
-		event: func(s *system, hold string) string {
+		event: func(s *harness, hold string) string {
 			return s.publish(events.ReservationCancelled, "hall", events.ReservationCancelledData{HoldID: hold})
 		},
 		want: holds.EventReservationCancelled,
 	},
 }
 
-func paying(s *system, hold string) string {
+func paying(s *harness, hold string) string {
 	return s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: "p"})
 }
 
-// TestKilledAtEachStep kills a worker, as kill -9 does, at each step of each verb. The next
+// TestWorker_KilledAtEachStep_NextFinishes kills a worker, as kill -9 does, at each step of each verb. The next
 // worker must finish: one outcome, right counters. The steps wait for redelivery most of the
 // time, so they all run at once, however few processors there are.
-func TestKilledAtEachStep(t *testing.T) {
+func TestWorker_KilledAtEachStep_NextFinishes(t *testing.T) {
 	t.Parallel()
 	var all sync.WaitGroup
 	defer all.Wait()
 	for _, k := range killings {
 		for _, step := range stacktest.Sample(k.steps) {
-			all.Go(func() { t.Run(k.verb+"/"+step, func(t *testing.T) { k.at(t, step) }) })
+			all.Go(func() { t.Run(k.verb+"/"+step, func(t *testing.T) { k.killAt(t, step) }) })
 		}
 	}
 }
 
-// at kills a worker at a step.
-func (k killing) at(t *testing.T, step string) {
+// killAt kills a worker at a step.
+func (k killing) killAt(t *testing.T, step string) {
 	const accepting = "HOLDFAST_LATE_PAYMENT=accept_if_free"
-	s := newSystem(t)
+	s := newHarness(t)
 	setUp := s.startWorker(accepting)
 	s.setInventory("hall", seat, 2)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, k.ttl))).Subject
+	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, k.ttl))).Subject
 	if k.ttl == 1 {
 		s.awaitExpired(1)
 	}
@@ -369,12 +369,12 @@ func (k killing) at(t *testing.T, step string) {
 	doomed.killed(t)
 	s.startWorker(accepting)
 	outcome := s.answer(event)
-	s.awaitExpired(k.lapse)
+	s.awaitExpired(k.wantExpired)
 
 	// An event that is asked after it, and answered, shows that nothing else is to come.
-	k.stock.Slot, k.stock.Capacity = "A-12", 3
-	if stock := s.setInventory("hall", seat, 3); stock[0] != k.stock {
-		t.Errorf("the seat is %+v, want %+v", stock[0], k.stock)
+	k.wantSlot.Slot, k.wantSlot.Capacity = "A-12", 3
+	if slots := s.setInventory("hall", seat, 3); slots[0] != k.wantSlot {
+		t.Errorf("the seat is %+v, want %+v", slots[0], k.wantSlot)
 	}
 	s.mu.Lock()
 	its := answers(s.outcomes, event)
@@ -382,46 +382,46 @@ func (k killing) at(t *testing.T, step string) {
 	if len(its) != 1 || outcome.Type != events.Type(k.want) {
 		t.Errorf("outcomes are %+v, want one %s", its, k.want)
 	}
-	if n := len(s.ofType(holds.EventHoldExpired)); n != k.lapse {
-		t.Errorf("%d times hold.expired, want %d", n, k.lapse)
+	if n := len(s.ofType(holds.EventHoldExpired)); n != k.wantExpired {
+		t.Errorf("%d times hold.expired, want %d", n, k.wantExpired)
 	}
-	s.silent()
+	s.wantNoFindings()
 }
 
 // awaitExpired waits for so many hold.expired.
-func (s *system) awaitExpired(n int) {
+func (s *harness) awaitExpired(n int) {
 	s.t.Helper()
 	s.await("hold.expired", func(outcomes []events.Envelope, _ []nats.Header) bool {
 		return len(ofType(outcomes, holds.EventHoldExpired)) >= n
 	})
 }
 
-// TestNobodySweeps runs workers that have neither a timer nor notifications: a hold that has
+// TestExpiry_NoSweep_NextRequestGetsTheSeat runs workers that have neither a timer nor notifications: a hold that has
 // lapsed is still held by its counter, and the next who asks gets the seat at once.
-func TestNobodySweeps(t *testing.T) {
+func TestExpiry_NoSweep_NextRequestGetsTheSeat(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	s.startWorker("HOLDFAST_NO_TIMER=true", "HOLDFAST_NO_NOTIFICATIONS=true")
 	s.setInventory("hall", seat, 1)
-	s.awaitDeadline(t, s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, 1))))
+	s.awaitDeadline(t, s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 1))))
 	if got := s.counts("hall")["A-12"]; got != "1" {
 		t.Errorf("%q held after the deadline: somebody has swept", got)
 	}
-	if o := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", seat, 600))); o.Type != events.Type(holds.EventHoldCreated) {
+	if o := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 600))); o.Type != events.Type(holds.EventHoldCreated) {
 		t.Errorf("after the deadline ben was answered %s: %s", o.Type, o.Data)
 	}
 }
 
-// TestStopsGracefully stops one of two workers while it works: it ends with 0, and every event
+// TestStop_WhileBusy_EveryEventHasItsOutcome stops one of two workers while it works: it ends with 0, and every event
 // has its outcome.
-func TestStopsGracefully(t *testing.T) {
+func TestStop_WhileBusy_EveryEventHasItsOutcome(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	first := s.startWorker()
-	s.setInventory("hall", holds.Asked{}, 1_000_000)
+	s.setInventory("hall", holds.SlotSelection{}, 1_000_000)
 	const number = 2000
 	for i := range number {
-		s.publish(events.BookingRequested, "hall", book("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.Asked{}, 600))
+		s.publish(events.BookingRequested, "hall", bookingData("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, 600))
 		if i == number/2 {
 			if err := first.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 				t.Fatal(err)
@@ -442,13 +442,13 @@ func TestStopsGracefully(t *testing.T) {
 	}
 }
 
-// TestStopsWhileBlocked stops a worker whose payment waits for a row that somebody keeps locked.
-func TestStopsWhileBlocked(t *testing.T) {
+// TestStop_RowLocked_EndsInTime stops a worker whose payment waits for a row that somebody keeps locked.
+func TestStop_RowLocked_EndsInTime(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	first := s.startWorker()
 	s.setInventory("hall", seat, 1)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, 600)))
+	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 600)))
 	conn, err := pgx.Connect(t.Context(), s.urls.postgres)
 	if err != nil {
 		t.Fatal(err)
@@ -482,10 +482,10 @@ func TestStopsWhileBlocked(t *testing.T) {
 	}
 }
 
-// TestAskedAgain publishes what publishers publish again: each is answered as the contract says.
-func TestAskedAgain(t *testing.T) {
+// TestRepeatedRequest_EachKind_AnsweredAsPromised publishes what publishers publish again: each is answered as the contract says.
+func TestRepeatedRequest_EachKind_AnsweredAsPromised(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	s.startWorker()
 	s.setInventory("hall", seat, 5)
 	send := func(r events.Request) string {
@@ -494,21 +494,21 @@ func TestAskedAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		m.Header.Del("Nats-Msg-Id") // or the stream would drop what comes twice
-		if err := s.client.Send(t.Context(), m); err != nil {
+		if err := s.client.Publish(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
 		return r.Envelope.ID
 	}
-	ask := func(data events.BookingRequestedData) events.Request {
+	request := func(data events.BookingRequestedData) events.Request {
 		r, err := s.subjects.NewRequest(events.BookingRequested, "hall", "/test", data)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return r
 	}
-	original := book("hall", "ana", "k1", seat, 600)
+	original := bookingData("hall", "ana", "k1", seat, 600)
 	original.Metadata = []byte(`{"shop":"x"}`)
-	first := ask(original)
+	first := request(original)
 	created := s.answer(send(first))
 	hold := decoded[holds.HoldCreated](t, created)
 
@@ -518,21 +518,23 @@ func TestAskedAgain(t *testing.T) {
 	// Another event with the same key and content, differently put: the same answer, replayed.
 	repeated := original
 	repeated.Metadata = nil
-	again := s.answer(send(ask(repeated)))
+	again := s.answer(send(request(repeated)))
 	data := decoded[holds.HoldCreated](t, again)
 	if again.ID == created.ID || !data.Replayed || data.HoldID != hold.HoldID || data.CreatedAt != hold.CreatedAt || data.ExpiresAt != hold.ExpiresAt || string(data.Metadata) != `{"shop":"x"}` {
 		t.Errorf("the same key and content: %s", again.Data)
 	}
 
 	for reason, change := range map[string]func(*events.BookingRequestedData){
-		"another user":     func(d *events.BookingRequestedData) { d.UserID = "ben" },
-		"another seat":     func(d *events.BookingRequestedData) { d.Asked = holds.Asked{Slots: []string{"A-12", "A-13"}} },
+		"another user": func(d *events.BookingRequestedData) { d.UserID = "ben" },
+		"another seat": func(d *events.BookingRequestedData) {
+			d.SlotSelection = holds.SlotSelection{Slots: []string{"A-12", "A-13"}}
+		},
 		"another quantity": func(d *events.BookingRequestedData) { d.Quantity = 2 },
 		"another ttl":      func(d *events.BookingRequestedData) { d.TTLSeconds = nil },
 	} {
 		other := original
 		change(&other)
-		o := s.answer(send(ask(other)))
+		o := s.answer(send(request(other)))
 		if data := decoded[holds.HoldRejected](t, o); o.Type != events.Type(holds.EventHoldRejected) || data.Reason != holds.ReasonKeyReused {
 			t.Errorf("the same key, %s: %s %s", reason, o.Type, o.Data)
 		}
@@ -540,7 +542,7 @@ func TestAskedAgain(t *testing.T) {
 
 	twice := original
 	twice.RequestKey, twice.Quantity = "k2", 3
-	o := s.answer(send(ask(twice)))
+	o := s.answer(send(request(twice)))
 	if data := decoded[holds.HoldRejected](t, o); data.Reason != holds.ReasonAlreadyHolding || data.HoldID != hold.HoldID || o.Subject != hold.HoldID.String() {
 		t.Errorf("the same user and seat: %s", o.Data)
 	}

@@ -25,7 +25,7 @@ import (
 
 // stopSessions stops the processes of Postgres that serve sessions with a name, those that come later too, until the
 // function that it returns is called. atLeast waits until so many are stopped.
-func (s *system) stopSessions(t *testing.T, name string) (atLeast func(n int), goOn func()) {
+func (s *harness) stopSessions(t *testing.T, name string) (atLeast func(n int), goOn func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	conn, err := pgx.Connect(ctx, s.urls.postgres)
@@ -102,7 +102,7 @@ func TestQueries_Hang_DecisionsGoOn(t *testing.T) {
 		}
 	})
 	shared := stacktest.Shared()
-	s := newSystemOn(t, urls{shared.NATSURL, shared.RedisURL, own.PostgresURL})
+	s := newHarnessOn(t, urls{shared.NATSURL, shared.RedisURL, own.PostgresURL})
 	worker := s.startWorker()
 	s.setInventory("hall", seat, 1)
 	const path = "/v1/availability?resource_id=hall&slot=A-12"
@@ -155,7 +155,7 @@ func TestQueries_Hang_DecisionsGoOn(t *testing.T) {
 	if code := await(t, byNATS); code != "503" {
 		t.Errorf("a query too many by NATS is answered with %s", code)
 	}
-	o := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k", seat, hour)))
+	o := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k", seat, hour)))
 	if o.Type != events.Type(holds.EventHoldCreated) {
 		t.Errorf("while queries hang a request is answered with %s", o.Type)
 	}

@@ -20,8 +20,8 @@ const (
 	tableEnd   = "<!-- configuration: end -->\n"
 )
 
-// TestConfigurationTable keeps README.md's table of settings as Config has them.
-func TestConfigurationTable(t *testing.T) {
+// TestConfigurationTable_README_IsCurrent keeps README.md's table of settings as Config has them.
+func TestConfigurationTable_README_IsCurrent(t *testing.T) {
 	t.Parallel()
 	const readme = "../../README.md"
 	text, err := os.ReadFile(readme)

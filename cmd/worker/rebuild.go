@@ -50,25 +50,25 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	if !r.Verify {
-		if err := r.ask(ctx, std.err); err != nil {
+		if err := r.confirm(ctx, std.err); err != nil {
 			return err
 		}
 	}
-	ctx, keeper, closeAll, err := r.keeper(ctx, log)
+	ctx, supervisor, closeAll, err := r.supervisor(ctx, log)
 	if err != nil {
 		return err
 	}
 	defer closeAll()
-	say, end := newProgress(std.err)
+	progress, end := newProgress(std.err)
 	if r.Verify {
-		compared, differences, err := keeper.Compare(ctx, say)
+		compared, differences, err := supervisor.Compare(ctx, progress)
 		end()
 		if err != nil {
 			return events.Refused(ctx, err)
 		}
 		return r.report(std.out, compared, differences)
 	}
-	rebuilt, err := keeper.Rebuild(ctx, "asked for by worker rebuild", true, say)
+	rebuilt, err := supervisor.Rebuild(ctx, "asked for by worker rebuild", true, progress)
 	end()
 	if err != nil {
 		return events.Refused(ctx, err)
@@ -79,22 +79,22 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 // errUnconfirmed says that nobody has agreed.
 var errUnconfirmed = errors.New("nothing was done")
 
-// ask asks whether Redis is to be emptied and filled.
-func (r *rebuildCommand) ask(ctx context.Context, to io.Writer) error {
+// confirm asks whether Redis is to be emptied and filled.
+func (r *rebuildCommand) confirm(ctx context.Context, to io.Writer) error {
 	if r.Yes {
 		return nil
 	}
-	if err := canAsk(); err != nil {
+	if err := requireTerminal(); err != nil {
 		return err
 	}
-	if !agreed(ctx, to, "Empty the namespace %s of %s, fill it again, and let all decisions wait until then?", r.Namespace, events.RedactedURL(r.RedisURL)) {
+	if !confirmed(ctx, to, "Empty the namespace %s of %s, fill it again, and let all decisions wait until then?", r.Namespace, events.RedactedURL(r.RedisURL)) {
 		return errUnconfirmed
 	}
 	return nil
 }
 
-// keeper returns a Keeper of its own connections, what closes them, and a context that ends when NATS lacks a permission.
-func (r *rebuildCommand) keeper(ctx context.Context, log zerolog.Logger) (until context.Context, k *holds.Keeper, closeAll func(), err error) {
+// supervisor returns a Keeper of its own connections, what closes them, and a context that ends when NATS lacks a permission.
+func (r *rebuildCommand) supervisor(ctx context.Context, log zerolog.Logger) (until context.Context, k *holds.Supervisor, closeAll func(), err error) {
 	c := Config{Connections: r.Connections, Policies: Policies{Terms: r.Terms}}
 	db, err := newStore(ctx, c)
 	if err != nil {
@@ -109,7 +109,7 @@ func (r *rebuildCommand) keeper(ctx context.Context, log zerolog.Logger) (until 
 	closeAll = func() { restore(); nc.Close(); db.Close() }
 	js, err := events.NewJetStream(nc)
 	if err == nil {
-		k, err = newKeeper(c, holds.NewTenure(), holds.NewGuard(), db, js, events.Subjects(r.Namespace), log)
+		k, err = newSupervisor(c, holds.NewEpochTerm(), holds.NewConnGuard(), db, js, events.Namespace(r.Namespace), log)
 	}
 	if err != nil {
 		closeAll()
@@ -122,7 +122,7 @@ func (r *rebuildCommand) keeper(ctx context.Context, log zerolog.Logger) (until 
 const differencesMax = 50
 
 // report prints what was filled in or compared.
-func (r *rebuildCommand) report(to io.Writer, done holds.Rebuilt, differences []holds.Difference) error {
+func (r *rebuildCommand) report(to io.Writer, done holds.RebuildResult, differences []holds.Difference) error {
 	var failed error
 	if len(differences) > 0 {
 		failed = fmt.Errorf("differences: %d; worker rebuild fills redis again", len(differences))
@@ -132,7 +132,7 @@ func (r *rebuildCommand) report(to io.Writer, done holds.Rebuilt, differences []
 			differences = []holds.Difference{}
 		}
 		return errors.Join(printJSON(to, struct {
-			holds.Rebuilt
+			holds.RebuildResult
 			TookMS      int64              `json:"took_ms"`
 			Differences []holds.Difference `json:"differences"`
 		}{done, done.Took.Milliseconds(), differences}), failed)
@@ -141,14 +141,14 @@ func (r *rebuildCommand) report(to io.Writer, done holds.Rebuilt, differences []
 	if r.Verify {
 		verb = "compared"
 	}
-	if done == (holds.Rebuilt{}) {
+	if done == (holds.RebuildResult{}) {
 		fmt.Fprintln(to, "a worker has filled it in meanwhile, see its log")
 		return failed
 	}
 	fmt.Fprintf(to, "%s from %d outcomes in %.1f s: %d live holds and %d that have ended, on %d resources; %d answers\n",
 		verb, done.Outcomes, done.Took.Round(time.Millisecond).Seconds(), done.Live, done.Ended, done.Resources, done.Answers)
-	if done.Missing != "" {
-		fmt.Fprintf(to, "not all outcomes that can matter are there any more: %s; %s\n", done.Missing, holds.MissingMeans)
+	if done.Gaps != "" {
+		fmt.Fprintf(to, "not all outcomes that can matter are there any more: %s; %s\n", done.Gaps, holds.GapsImpact)
 	}
 	if len(differences) == 0 {
 		return nil
@@ -160,7 +160,7 @@ func (r *rebuildCommand) report(to io.Writer, done holds.Rebuilt, differences []
 			fmt.Fprintf(w, "and %d more (-o json has all)\n", len(differences)-i)
 			break
 		}
-		fmt.Fprintln(w, strings.Join([]string{d.Resource, d.What, orDash(d.Redis), orDash(d.Told)}, "\t"))
+		fmt.Fprintln(w, strings.Join([]string{d.Resource, d.What, orDash(d.Redis), orDash(d.Expected)}, "\t"))
 	}
 	return errors.Join(w.Flush(), failed)
 }

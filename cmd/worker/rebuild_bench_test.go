@@ -43,7 +43,7 @@ func BenchmarkRebuild(b *testing.B) {
 	}
 	defer func() { _ = own.Close() }()
 	shared := stacktest.Shared()
-	s := newSystemOn(b, urls{shared.NATSURL, own.RedisURL, shared.PostgresURL})
+	s := newHarnessOn(b, urls{shared.NATSURL, own.RedisURL, shared.PostgresURL})
 	for _, stop := range s.unfollow {
 		stop()
 	}
@@ -65,12 +65,12 @@ func BenchmarkRebuild(b *testing.B) {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		keeper, err := newKeeper(c.Run.Config, holds.NewTenure(), holds.NewGuard(), db, s.js, s.subjects, zerolog.New(b.Output()))
+		supervisor, err := newSupervisor(c.Run.Config, holds.NewEpochTerm(), holds.NewConnGuard(), db, s.js, s.subjects, zerolog.New(b.Output()))
 		if err != nil {
 			b.Fatal(err)
 		}
 		last, phase := time.Now(), ""
-		r, err := keeper.Rebuild(b.Context(), "a benchmark", false, func(progress string) {
+		r, err := supervisor.Rebuild(b.Context(), "a benchmark", false, func(progress string) {
 			if now := strings.Trim(progress, " 0123456789"); !strings.HasPrefix(now, phase[:min(7, len(phase))]) || phase == "" {
 				fmt.Fprintf(os.Stderr, "%6.1f s  %s\n", time.Since(last).Seconds(), progress)
 				phase = now
@@ -88,7 +88,7 @@ func BenchmarkRebuild(b *testing.B) {
 	}
 }
 
-func usedMemory(b *testing.B, s *system) float64 {
+func usedMemory(b *testing.B, s *harness) float64 {
 	for line := range strings.Lines(s.redis.Info(b.Context(), "memory").Val()) {
 		if text, found := strings.CutPrefix(strings.TrimSpace(line), "used_memory:"); found {
 			n, err := strconv.ParseFloat(text, 64)
@@ -103,7 +103,7 @@ func usedMemory(b *testing.B, s *system) float64 {
 }
 
 // storeCreated stores outcomes as of workers that have created holds just now.
-func (s *system) storeCreated(b *testing.B, number, resources int) {
+func (s *harness) storeCreated(b *testing.B, number, resources int) {
 	b.Helper()
 	js, err := jetstream.New(s.nc, jetstream.WithPublishAsyncMaxPending(10_000))
 	if err != nil {
@@ -122,7 +122,7 @@ func (s *system) storeCreated(b *testing.B, number, resources int) {
 		data, err := json.Marshal(holds.HoldCreated{
 			HoldData: holds.HoldData{
 				ResourceID: resource, HoldID: id, RequestKey: fmt.Sprintf("key-%d", i), UserID: fmt.Sprintf("user-%d", i), Quantity: &quantity,
-				Asked: holds.Asked{CheckIn: from.Format(holds.DateFormat), CheckOut: from.AddDate(0, 0, 3).Format(holds.DateFormat)},
+				SlotSelection: holds.SlotSelection{CheckIn: from.Format(holds.DateFormat), CheckOut: from.AddDate(0, 0, 3).Format(holds.DateFormat)},
 			},
 			CreatedAt: now, ExpiresAt: holds.Time{Time: now.Add(time.Hour)},
 		})

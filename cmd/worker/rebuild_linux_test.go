@@ -25,15 +25,15 @@ var rebuildSteps = []string{
 	"rebuild.writing", "rebuild.verified", "rebuild.sealed", "rebuild.finished",
 }
 
-// flushedWith returns a system that has lost two holds, of which one is being paid, and three
+// newFlushedHarness returns a system that has lost two holds, of which one is being paid, and three
 // reservations' worth of stock. No worker runs.
-func flushedWith(t *testing.T) (s *system, held, paid, payment string) {
+func newFlushedHarness(t *testing.T) (s *harness, held, paid, payment string) {
 	t.Helper()
-	s, _ = newSystemWithRedis(t, stack.Options{})
+	s, _ = newHarnessWithRedis(t, stack.Options{})
 	setUp := s.startWorker()
-	s.setInventory("hall", holds.Asked{}, 3)
-	held = s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", holds.Asked{}, hour))).Subject
-	booked := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", holds.Asked{}, soon)))
+	s.setInventory("hall", holds.SlotSelection{}, 3)
+	held = s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", holds.SlotSelection{}, hour))).Subject
+	booked := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", holds.SlotSelection{}, soon)))
 	paid = booked.Subject
 	setUp.end(t)
 	// It is paid in time, and nobody is there to see it until its deadline is over.
@@ -45,53 +45,53 @@ func flushedWith(t *testing.T) (s *system, held, paid, payment string) {
 	return s, held, paid, payment
 }
 
-// recovered checks what flushedWith must have come to.
-func (s *system) recovered(t *testing.T, held, paid, payment string) {
+// checkRecovered checks what newFlushedHarness must have come to.
+func (s *harness) checkRecovered(t *testing.T, held, paid, payment string) {
 	t.Helper()
 	if o := s.answer(payment); o.Type != events.Type(holds.EventHoldConfirmed) || o.Subject != paid {
 		t.Errorf("the payment was answered with %s: %s", o.Type, o.Data)
 	}
-	again := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", holds.Asked{}, hour)))
+	again := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", holds.SlotSelection{}, hour)))
 	if data := decoded[holds.HoldCreated](t, again); again.Subject != held || !data.Replayed {
 		t.Errorf("who asked again was answered with %s: %s", again.Type, again.Data)
 	}
-	s.answer(s.publish(events.BookingRequested, "hall", book("hall", "cleo", "k3", holds.Asked{}, hour)))
-	if stock := s.setInventory("hall", holds.Asked{}, 4); stock[0] != (holds.SlotStock{Slot: holds.StockSlot, Capacity: 4, Reserved: 1, Held: 2}) {
-		t.Errorf("the stock is %+v", stock)
+	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "cleo", "k3", holds.SlotSelection{}, hour)))
+	if slots := s.setInventory("hall", holds.SlotSelection{}, 4); slots[0] != (holds.SlotCounts{Slot: holds.StockSlot, Capacity: 4, Reserved: 1, Held: 2}) {
+		t.Errorf("the stock is %+v", slots)
 	}
 	if len(s.ofType(holds.EventHoldExpired)) != 0 || len(s.ofType(holds.EventHoldConfirmed)) != 1 {
 		t.Error("a hold has lapsed, or was confirmed twice")
 	}
 	s.mu.Lock()
-	letters := len(s.letters)
+	deadLetters := len(s.deadLetters)
 	s.mu.Unlock()
-	if letters != 0 {
-		t.Errorf("%d events were dead-lettered", letters)
+	if deadLetters != 0 {
+		t.Errorf("%d events were dead-lettered", deadLetters)
 	}
-	s.verifies(t)
+	s.verifyRebuild(t)
 }
 
-// TestRebuilderKilledAtEachStep kills the worker that fills Redis again at each of its steps, as kill
+// TestRebuild_KilledAtEachStep_NextFinishes kills the worker that fills Redis again at each of its steps, as kill
 // -9 does. The next begins anew, and finishes.
-func TestRebuilderKilledAtEachStep(t *testing.T) {
+func TestRebuild_KilledAtEachStep_NextFinishes(t *testing.T) {
 	t.Parallel()
 	var all sync.WaitGroup
 	defer all.Wait()
 	for _, step := range stacktest.Sample(rebuildSteps) {
 		all.Go(func() {
 			t.Run(step, func(t *testing.T) {
-				s, held, paid, payment := flushedWith(t)
+				s, held, paid, payment := newFlushedHarness(t)
 				s.launch("HOLDFAST_FAILPOINT=" + step).killed(t)
 				s.startWorker()
-				s.recovered(t, held, paid, payment)
+				s.checkRecovered(t, held, paid, payment)
 			})
 		})
 	}
 }
 
-// TestRebuilderStopped has the worker that fills Redis again stand still at a step, longer than others wait
+// TestRebuild_RebuilderStopped_AnotherFinishes has the worker that fills Redis again stand still at a step, longer than others wait
 // for it. Another does it. When the first goes on it does no harm, and works as all others do.
-func TestRebuilderStopped(t *testing.T) {
+func TestRebuild_RebuilderStopped_AnotherFinishes(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
 	var all sync.WaitGroup
@@ -99,14 +99,14 @@ func TestRebuilderStopped(t *testing.T) {
 	for _, step := range rebuildSteps {
 		all.Go(func() {
 			t.Run(step, func(t *testing.T) {
-				s, held, paid, payment := flushedWith(t)
+				s, held, paid, payment := newFlushedHarness(t)
 				before := s.epoch()
 				stopped := s.launch("HOLDFAST_FAILPOINT=" + step + ":stop")
 				stopped.stopped(t)
 				s.startWorker()
-				s.recovered(t, held, paid, payment)
+				s.checkRecovered(t, held, paid, payment)
 				after := s.epoch()
-				if !after.Written || after.Name == before.Name {
+				if !after.Complete || after.Name == before.Name {
 					t.Errorf("the epoch is %+v", after)
 				}
 				if err := stopped.cmd.Process.Signal(syscall.SIGCONT); err != nil {
@@ -120,21 +120,21 @@ func TestRebuilderStopped(t *testing.T) {
 					}
 					return stopped.ready(t)
 				})
-				s.verifies(t)
+				s.verifyRebuild(t)
 				if now := s.epoch(); now != after {
 					t.Errorf("the epoch is %+v, it was %+v", now, after)
 				}
-				if stock := s.setInventory("hall", holds.Asked{}, 5); stock[0] != (holds.SlotStock{Slot: holds.StockSlot, Capacity: 5, Reserved: 1, Held: 2}) {
-					t.Errorf("the stock is %+v", stock)
+				if slots := s.setInventory("hall", holds.SlotSelection{}, 5); slots[0] != (holds.SlotCounts{Slot: holds.StockSlot, Capacity: 5, Reserved: 1, Held: 2}) {
+					t.Errorf("the stock is %+v", slots)
 				}
 			})
 		})
 	}
 }
 
-// TestLostWhileFilled loses Redis again while it is being filled, at each step: all of it, or the one
+// TestRedisLost_DuringRebuild_StartsOver loses Redis again while it is being filled, at each step: all of it, or the one
 // partition that has anything. What was filled in is not used then, and filled in anew.
-func TestLostWhileFilled(t *testing.T) {
+func TestRedisLost_DuringRebuild_StartsOver(t *testing.T) {
 	t.Parallel()
 	steps := rebuildSteps[slices.Index(rebuildSteps, "rebuild.begun"):]
 	var all sync.WaitGroup
@@ -147,7 +147,7 @@ func TestLostWhileFilled(t *testing.T) {
 		partition := i >= wholes
 		all.Go(func() {
 			t.Run(fmt.Sprintf("%s partition=%v", step, partition), func(t *testing.T) {
-				s, held, paid, payment := flushedWith(t)
+				s, held, paid, payment := newFlushedHarness(t)
 				worker := s.launch("HOLDFAST_FAILPOINT=" + step + ":stop")
 				worker.stopped(t)
 				if partition {
@@ -158,14 +158,14 @@ func TestLostWhileFilled(t *testing.T) {
 				if err := worker.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 					t.Fatal(err)
 				}
-				s.recovered(t, held, paid, payment)
+				s.checkRecovered(t, held, paid, payment)
 			})
 		})
 	}
 }
 
 // losePartition removes all keys of a resource's partition.
-func (s *system) losePartition(t *testing.T, resource string) {
+func (s *harness) losePartition(t *testing.T, resource string) {
 	t.Helper()
 	keys, err := s.redis.Keys(t.Context(), fmt.Sprintf("%s:{%d}:*", s.namespace, holds.Partition(resource))).Result()
 	if err != nil || len(keys) == 0 {
@@ -176,15 +176,15 @@ func (s *system) losePartition(t *testing.T, resource string) {
 	}
 }
 
-// TestPartitionLost loses one partition alone. Its holds are there again, and the others still are.
-func TestPartitionLost(t *testing.T) {
+// TestPartitionLost_OnlyOne_ItsHoldsAreRebuilt loses one partition alone. Its holds are there again, and the others still are.
+func TestPartitionLost_OnlyOne_ItsHoldsAreRebuilt(t *testing.T) {
 	t.Parallel()
-	s, _ := newSystemWithRedis(t, stack.Options{})
+	s, _ := newHarnessWithRedis(t, stack.Options{})
 	s.startWorker()
 	hold := make(map[string]string)
 	for _, resource := range []string{"hall", "room"} {
-		s.setInventory(resource, holds.Asked{}, 2)
-		hold[resource] = s.answer(s.publish(events.BookingRequested, resource, book(resource, "ana", "k1", holds.Asked{}, hour))).Subject
+		s.setInventory(resource, holds.SlotSelection{}, 2)
+		hold[resource] = s.answer(s.publish(events.BookingRequested, resource, bookingData(resource, "ana", "k1", holds.SlotSelection{}, hour))).Subject
 	}
 	if holds.Partition("hall") == holds.Partition("room") {
 		t.Fatal("they are in the same partition")
@@ -193,26 +193,26 @@ func TestPartitionLost(t *testing.T) {
 	s.losePartition(t, "hall")
 	s.awaitRebuilt(before)
 	for _, resource := range []string{"hall", "room"} {
-		again := s.answer(s.publish(events.BookingRequested, resource, book(resource, "ana", "k1", holds.Asked{}, hour)))
+		again := s.answer(s.publish(events.BookingRequested, resource, bookingData(resource, "ana", "k1", holds.SlotSelection{}, hour)))
 		if data := decoded[holds.HoldCreated](t, again); again.Subject != hold[resource] || !data.Replayed {
 			t.Errorf("who asked again for %s was answered with %s: %s", resource, again.Type, again.Data)
 		}
-		if stock := s.setInventory(resource, holds.Asked{}, 2); stock[0].Held != 1 {
-			t.Errorf("of %s %d are held", resource, stock[0].Held)
+		if slots := s.setInventory(resource, holds.SlotSelection{}, 2); slots[0].Held != 1 {
+			t.Errorf("of %s %d are held", resource, slots[0].Held)
 		}
 	}
-	s.verifies(t)
+	s.verifyRebuild(t)
 }
 
-// TestOutcomesMissing loses Redis after the outbound stream was purged. It is told that the stream does not
+// TestRebuild_OutcomesMissing_ReportsGap loses Redis after the outbound stream was purged. It is told that the stream does not
 // reach back; a hold that nothing tells of any more is gone, somebody else has its room, and its payment is
 // given back.
-func TestOutcomesMissing(t *testing.T) {
+func TestRebuild_OutcomesMissing_ReportsGap(t *testing.T) {
 	t.Parallel()
-	s, _ := newSystemWithRedis(t, stack.Options{})
+	s, _ := newHarnessWithRedis(t, stack.Options{})
 	s.startWorker()
-	s.setInventory("hall", holds.Asked{}, 1)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", holds.Asked{}, hour))).Subject
+	s.setInventory("hall", holds.SlotSelection{}, 1)
+	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", holds.SlotSelection{}, hour))).Subject
 	stream, err := s.js.Stream(t.Context(), s.subjects.OutStream())
 	if err == nil {
 		err = stream.Purge(t.Context())
@@ -223,7 +223,7 @@ func TestOutcomesMissing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", holds.Asked{}, hour)))
+	other := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", holds.SlotSelection{}, hour)))
 	if other.Type != events.Type(holds.EventHoldCreated) {
 		t.Fatalf("ben was answered with %s: %s", other.Type, other.Data)
 	}
@@ -271,12 +271,12 @@ func (p *process) stopped(t *testing.T) {
 	})
 }
 
-// TestOneRebuilds starts several workers at once on a Redis that has lost everything, and flushes it
+// TestRebuild_SeveralWorkers_OneRebuilds starts several workers at once on a Redis that has lost everything, and flushes it
 // under them. Each time one of them fills it, in one attempt, and the others go on with it.
-func TestOneRebuilds(t *testing.T) {
+func TestRebuild_SeveralWorkers_OneRebuilds(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
-	s, held, paid, payment := flushedWith(t)
+	s, held, paid, payment := newFlushedHarness(t)
 	first := s.epoch()
 	var workers []*process
 	for range 4 {
@@ -285,7 +285,7 @@ func TestOneRebuilds(t *testing.T) {
 	for _, w := range workers {
 		w.awaitStarted(t)
 	}
-	s.recovered(t, held, paid, payment)
+	s.checkRecovered(t, held, paid, payment)
 	if now := s.epoch(); now.Name != first.Name+"/2" {
 		t.Errorf("after the first loss the epoch is %s", now.Name)
 	}
@@ -299,31 +299,31 @@ func TestOneRebuilds(t *testing.T) {
 	for _, w := range workers {
 		stacktest.Eventually(t, "each worker to be ready", func() bool { return w.ready(t) })
 	}
-	s.verifies(t)
+	s.verifyRebuild(t)
 }
 
-// TestLastToNotice has a worker stand still, in the midst of its work, while Redis is lost and others fill
+// TestRebuild_StoppedWorkerResumes_DecisionRefused has a worker stand still, in the midst of its work, while Redis is lost and others fill
 // it again. It goes on before its event is delivered to another, or after. What it was about to do is
 // refused.
-func TestLastToNotice(t *testing.T) {
+func TestRebuild_StoppedWorkerResumes_DecisionRefused(t *testing.T) {
 	t.Parallel()
 	for _, step := range []string{"place.read", "place.decided", "confirm.claimed", "confirm.committed", "requests.published"} {
 		for _, late := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s late=%v", step, late), func(t *testing.T) {
 				t.Parallel()
-				lastToNotice(t, step, late)
+				stoppedWorkerResumes(t, step, late)
 			})
 		}
 	}
 }
 
-func lastToNotice(t *testing.T, step string, late bool) {
-	s, _ := newSystemWithRedis(t, stack.Options{})
+func stoppedWorkerResumes(t *testing.T, step string, late bool) {
+	s, _ := newHarnessWithRedis(t, stack.Options{})
 	setUp := s.startWorker()
-	s.setInventory("room", holds.Asked{}, 1)
+	s.setInventory("room", holds.SlotSelection{}, 1)
 	var ana string // her event
 	if strings.HasPrefix(step, "confirm") {
-		booked := s.answer(s.publish(events.BookingRequested, "room", book("room", "ana", "k-ana", holds.Asked{}, soon)))
+		booked := s.answer(s.publish(events.BookingRequested, "room", bookingData("room", "ana", "k-ana", holds.SlotSelection{}, soon)))
 		setUp.end(t)
 		setUp = s.launch("HOLDFAST_FAILPOINT=" + step + ":stop")
 		setUp.awaitStarted(t)
@@ -334,7 +334,7 @@ func lastToNotice(t *testing.T, step string, late bool) {
 		setUp.end(t)
 		setUp = s.launch("HOLDFAST_FAILPOINT=" + step + ":stop")
 		setUp.awaitStarted(t)
-		ana = s.publish(events.BookingRequested, "room", book("room", "ana", "k-ana", holds.Asked{}, hour))
+		ana = s.publish(events.BookingRequested, "room", bookingData("room", "ana", "k-ana", holds.SlotSelection{}, hour))
 		setUp.stopped(t)
 	}
 	before := s.epoch()
@@ -353,14 +353,14 @@ func lastToNotice(t *testing.T, step string, late bool) {
 		goOn()
 	}
 	answered := s.answer(ana)
-	ben := s.publish(events.BookingRequested, "room", book("room", "ben", "k-ben", holds.Asked{}, hour))
+	ben := s.publish(events.BookingRequested, "room", bookingData("room", "ben", "k-ben", holds.SlotSelection{}, hour))
 	if o := s.answer(ben); o.Type != events.Type(holds.EventHoldRejected) {
 		t.Errorf("ana was answered %s, and ben %s", answered.Type, o.Type)
 	}
 	if late {
 		goOn()
 	}
-	s.setInventory("room", holds.Asked{}, 2)
+	s.setInventory("room", holds.SlotSelection{}, 2)
 	s.mu.Lock()
 	its := answers(s.outcomes, ana)
 	s.mu.Unlock()
@@ -370,20 +370,20 @@ func lastToNotice(t *testing.T, step string, late bool) {
 	if n := len(s.ofType(holds.EventHoldCreated)); n != 1 {
 		t.Errorf("%d holds were created", n)
 	}
-	s.verifies(t)
+	s.verifyRebuild(t)
 }
 
-// TestLapsedWhileLost has holds lapse while Redis is empty. Each is announced once, and its room is free.
-func TestLapsedWhileLost(t *testing.T) {
+// TestRedisLost_HoldsExpire_AnnouncedOnce has holds lapse while Redis is empty. Each is announced once, and its room is free.
+func TestRedisLost_HoldsExpire_AnnouncedOnce(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
-	s, _ := newSystemWithRedis(t, stack.Options{})
+	s, _ := newHarnessWithRedis(t, stack.Options{})
 	const number = 50
 	setUp := s.startWorker()
-	s.setInventory("hall", holds.Asked{}, number)
+	s.setInventory("hall", holds.SlotSelection{}, number)
 	var last string
 	for i := range number {
-		last = s.publish(events.BookingRequested, "hall", book("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.Asked{}, soon))
+		last = s.publish(events.BookingRequested, "hall", bookingData("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, soon))
 	}
 	s.await("all holds", func(outcomes []events.Envelope, _ []nats.Header) bool {
 		return len(ofType(outcomes, holds.EventHoldCreated)) == number
@@ -399,31 +399,31 @@ func TestLapsedWhileLost(t *testing.T) {
 	}
 	s.awaitRebuilt(before)
 	s.awaitExpired(number)
-	if stock := s.setInventory("hall", holds.Asked{}, number); stock[0].Held != 0 {
-		t.Errorf("%d are held", stock[0].Held)
+	if slots := s.setInventory("hall", holds.SlotSelection{}, number); slots[0].Held != 0 {
+		t.Errorf("%d are held", slots[0].Held)
 	}
 	if n := len(s.ofType(holds.EventHoldExpired)); n != number {
 		t.Errorf("%d holds have lapsed, and %d were announced", number, n)
 	}
-	s.verifies(t)
+	s.verifyRebuild(t)
 }
 
-// TestDamagedData writes nonsense over a counter where nobody heals it in place. The worker fills Redis again by
+// TestCorruptCounter_NotHealed_RedisRebuilt writes nonsense over a counter where nobody heals it in place. The worker fills Redis again by
 // itself.
-func TestDamagedData(t *testing.T) {
+func TestCorruptCounter_NotHealed_RedisRebuilt(t *testing.T) {
 	t.Parallel()
-	s, _ := newSystemWithRedis(t, stack.Options{})
+	s, _ := newHarnessWithRedis(t, stack.Options{})
 	s.startWorker("HOLDFAST_RECONCILE=off")
 	s.setInventory("hall", seat, 2)
-	s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, hour)))
+	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, hour)))
 	key := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, holds.Partition("hall"))
 	if err := s.redis.HSet(t.Context(), key, "A-12", "many").Err(); err != nil {
 		t.Fatal(err)
 	}
 	before := s.epoch()
-	asked := s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", seat, hour))
+	selection := s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, hour))
 	s.awaitRebuilt(before)
-	if o := s.answer(asked); o.Type != events.Type(holds.EventHoldCreated) {
+	if o := s.answer(selection); o.Type != events.Type(holds.EventHoldCreated) {
 		t.Errorf("the request that waited was answered with %s", o.Type)
 	}
 	if got := s.counts("hall")["A-12"]; got != "2" {
@@ -431,13 +431,13 @@ func TestDamagedData(t *testing.T) {
 	}
 }
 
-// TestRebuildCommand compares, damages and fills in by hand.
-func TestRebuildCommand(t *testing.T) {
+// TestRebuild_Command_ComparesAndRebuilds compares, damages and fills in by hand.
+func TestRebuild_Command_ComparesAndRebuilds(t *testing.T) {
 	t.Parallel()
-	s, _ := newSystemWithRedis(t, stack.Options{})
+	s, _ := newHarnessWithRedis(t, stack.Options{})
 	s.startWorker("HOLDFAST_RECONCILE=off") // it would heal the damage
 	s.setInventory("hall", seat, 5)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, hour))).Subject
+	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, hour))).Subject
 	command := func(args ...string) (code int, output string) {
 		var out strings.Builder
 		code = run(t.Context(), append(append([]string{"rebuild"}, args...), s.serversAs("worker")...), streams{&out, &out})
@@ -486,18 +486,18 @@ func TestRebuildCommand(t *testing.T) {
 	if s.awaitRebuilt(before); s.counts("hall")["A-12"] != "1" {
 		t.Errorf("counts are %v", s.counts("hall"))
 	}
-	s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", seat, hour)))
-	s.verifies(t)
+	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, hour)))
+	s.verifyRebuild(t)
 }
 
-// TestForeignRedis puts another database's data in the place of ours. It is not touched, nothing is
+// TestRebuild_ForeignRedis_TakenOverByCommand puts another database's data in the place of ours. It is not touched, nothing is
 // decided, and worker rebuild takes it over.
-func TestForeignRedis(t *testing.T) {
+func TestRebuild_ForeignRedis_TakenOverByCommand(t *testing.T) {
 	t.Parallel()
-	s, _ := newSystemWithRedis(t, stack.Options{})
+	s, _ := newHarnessWithRedis(t, stack.Options{})
 	worker := s.startWorker()
 	s.setInventory("hall", seat, 5)
-	s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, hour)))
+	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, hour)))
 	for p := range holds.Partitions {
 		if err := s.redis.Set(t.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, p), "another", 0).Err(); err != nil {
 			t.Fatal(err)
@@ -507,8 +507,8 @@ func TestForeignRedis(t *testing.T) {
 		code, body := worker.get(t, "/readyz")
 		return code == 503 && strings.Contains(body, "another database")
 	})
-	waiting := s.publish(events.BookingRequested, "hall", book("hall", "ben", "k2", seat, hour))
-	if e := s.epoch(); !e.Written || strings.Contains(e.Name, "/") {
+	waiting := s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, hour))
+	if e := s.epoch(); !e.Complete || strings.Contains(e.Name, "/") {
 		t.Errorf("the epoch is %+v", e)
 	}
 	var out strings.Builder

@@ -28,18 +28,18 @@ func newRedis(c Config) (*redis.Client, error) {
 	return redis.NewClient(options), nil
 }
 
-// newKeeper returns a Keeper that works with a database and a JetStream.
-func newKeeper(c Config, t *holds.Tenure, g *holds.Guard, db *store.Store, js jetstream.JetStream, ns events.Subjects, log zerolog.Logger) (*holds.Keeper, error) {
+// newSupervisor returns a Keeper that works with a database and a JetStream.
+func newSupervisor(c Config, t *holds.EpochTerm, g *holds.ConnGuard, db *store.Store, js jetstream.JetStream, ns events.Namespace, log zerolog.Logger) (*holds.Supervisor, error) {
 	if _, err := c.redisOptions("--redis-url", c.RedisURL); err != nil {
 		return nil, err
 	}
-	return holds.NewKeeper(holds.KeeperOptions{
-		Namespace: c.Namespace, Name: workerName(), Policy: c.policy(), Tenure: t, Guard: g,
+	return holds.NewSupervisor(holds.SupervisorOptions{
+		Namespace: c.Namespace, Name: workerName(), Policy: c.policy(), Term: t, Guard: g,
 		Redis: func() *redis.Options {
 			options, _ := c.redisOptions("--redis-url", c.RedisURL) // as above
 			return options
 		},
-		Register: db, Inventory: db, Chronicle: events.NewChronicle(js, ns, log), Log: log,
+		EpochStore: db, Inventory: db, OutcomeLog: events.NewOutcomeLog(js, ns, log), Log: log,
 		Fence: locking.FenceBase(db.FenceBase).Next,
 	}), nil
 }
@@ -124,7 +124,7 @@ func prepare(ctx context.Context, c Config, log zerolog.Logger, p preparation) (
 		return err
 	}
 	defer db.Close()
-	if err := c.fly(ctx, db, log, p); err != nil {
+	if err := c.runPreflight(ctx, db, log, p); err != nil {
 		return err
 	}
 	if p.migrate {
@@ -166,7 +166,7 @@ func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db 
 	if err != nil {
 		return err
 	}
-	raised, err := holds.NoteFormat(ctx, c.Namespace, client)
+	raised, err := holds.WriteFormat(ctx, c.Namespace, client)
 	if err != nil {
 		return err
 	}
@@ -178,14 +178,14 @@ func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db 
 		case <-time.After(holds.FormatDrain):
 		}
 	}
-	if epoch.Written || epoch.Why != "" {
+	if epoch.Complete || epoch.Why != "" {
 		return nil
 	}
 	server, err := holds.Initialise(ctx, c.Namespace, client, epoch.Name)
 	if err != nil {
 		return fmt.Errorf("namespace %s: %w", c.Namespace, err)
 	}
-	if err := db.EpochWritten(ctx, epoch.Name, server, ""); err != nil && !errors.Is(err, holds.ErrOtherEpoch) {
+	if err := db.CompleteEpoch(ctx, epoch.Name, server, ""); err != nil && !errors.Is(err, holds.ErrEpochChanged) {
 		return err
 	}
 	return nil // written, by this process or by another that has started with it
@@ -217,5 +217,5 @@ func setupStreams(ctx context.Context, c Config, log zerolog.Logger) error {
 	}
 	ctx, restore := events.UntilRefused(ctx, nc)
 	defer restore()
-	return events.Refused(ctx, events.Setup(ctx, js, events.Subjects(c.Namespace), c.reach(), log))
+	return events.Refused(ctx, events.Setup(ctx, js, events.Namespace(c.Namespace), c.retention(), log))
 }

@@ -16,9 +16,9 @@ import (
 	"holdfast/internal/torture"
 )
 
-// TestLostReplyIsNotRepeated loses the reply to a command, on the way from Redis. The worker's client does not send
+// TestRedisClient_ReplyLost_NotSentAgain loses the reply to a command, on the way from Redis. The worker's client does not send
 // the command again by itself: it is done once, and that nobody knows is an error.
-func TestLostReplyIsNotRepeated(t *testing.T) {
+func TestRedisClient_ReplyLost_NotSentAgain(t *testing.T) {
 	t.Parallel()
 	server, err := url.Parse(stacktest.Shared().RedisURL)
 	if err != nil {
@@ -40,18 +40,18 @@ func TestLostReplyIsNotRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	key := c.Namespace + ":counter"
-	proxy.Lose(torture.Loss{Words: []string{key}})
+	proxy.Drop(torture.DropRule{Words: []string{key}})
 	if err := client.Incr(t.Context(), key).Err(); err == nil {
 		t.Error("the reply was lost, and nobody noticed")
 	}
-	if n := direct.Get(t.Context(), key).Val(); n != "1" || proxy.Lost() != 1 {
-		t.Errorf("it was done %s times; %d replies were lost", n, proxy.Lost())
+	if n := direct.Get(t.Context(), key).Val(); n != "1" || proxy.Dropped() != 1 {
+		t.Errorf("it was done %s times; %d replies were lost", n, proxy.Dropped())
 	}
 }
 
-// TestNothingIsSentLater publishes while NATS is away: that is an error at once, and nothing is kept to be sent when
+// TestNATSClient_Disconnected_PublishFails publishes while NATS is away: that is an error at once, and nothing is kept to be sent when
 // NATS is back, when it may not be true any more.
-func TestNothingIsSentLater(t *testing.T) {
+func TestNATSClient_Disconnected_PublishFails(t *testing.T) {
 	t.Parallel()
 	servers, err := stack.Start(t.Context(), stack.Options{NATS: true})
 	if err != nil {
@@ -71,11 +71,11 @@ func TestNothingIsSentLater(t *testing.T) {
 	}
 }
 
-// TestCapacityBySQL changes a capacity by plain SQL while a worker runs: rev says so, to whoever has read the
+// TestCapacityBySQL_WorkerRuns_RevChanges changes a capacity by plain SQL while a worker runs: rev says so, to whoever has read the
 // capacity before.
-func TestCapacityBySQL(t *testing.T) {
+func TestCapacityBySQL_WorkerRuns_RevChanges(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	s.startWorker()
 	s.setInventory("hall", seat, 1)
 	conn, err := pgx.Connect(t.Context(), s.urls.postgres)

@@ -18,15 +18,15 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestServiceAnswersAsHTTP asks the same by NATS and by HTTP.
-func TestServiceAnswersAsHTTP(t *testing.T) {
+// TestService_EveryQuery_AnswersAsHTTP asks the same by NATS and by HTTP.
+func TestService_EveryQuery_AnswersAsHTTP(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	worker := s.startWorker()
-	s.setInventory("double", holds.Asked{CheckIn: "2027-01-01", CheckOut: "2027-01-03"}, 3)
+	s.setInventory("double", holds.SlotSelection{CheckIn: "2027-01-01", CheckOut: "2027-01-03"}, 3)
 	s.setInventory("hall", seat, 1)
-	s.setInventory("shoes", holds.Asked{}, 5)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ana", "k1", seat, 3600)))
+	s.setInventory("shoes", holds.SlotSelection{}, 5)
+	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 3600)))
 
 	const nobody = "hall.00000000000000000000000000000000"
 	table := []struct{ endpoint, query, path string }{
@@ -90,12 +90,12 @@ func TestServiceAnswersAsHTTP(t *testing.T) {
 	}
 }
 
-// TestServiceIsShared has two workers answer, and one of them stop.
-func TestServiceIsShared(t *testing.T) {
+// TestService_TwoWorkers_ShareRequests has two workers answer, and one of them stop.
+func TestService_TwoWorkers_ShareRequests(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	first, _ := s.startWorker(), s.startWorker()
-	ask := func() string {
+	request := func() string {
 		t.Helper()
 		answer, err := s.nc.Request(s.subjects.Service("availability"), []byte(`{"resource_id":"shoes"}`), time.Minute)
 		if err != nil {
@@ -140,7 +140,7 @@ func TestServiceIsShared(t *testing.T) {
 	}
 	want := `{"resource_id":"shoes","slots":[{"slot":"stock","capacity":0,"reserved":0,"held":0,"available":0,"known":false}]}`
 	stacktest.Eventually(t, "both to have answered", func() bool {
-		if got := ask(); got != want {
+		if got := request(); got != want {
 			t.Fatalf("answer %s", got)
 		}
 		counts := answered()
@@ -150,7 +150,7 @@ func TestServiceIsShared(t *testing.T) {
 		t.Fatal(err)
 	}
 	for stopped := false; !stopped; {
-		if got := ask(); got != want && !strings.Contains(got, "this worker stops; ask again") {
+		if got := request(); got != want && !strings.Contains(got, "this worker stops; ask again") {
 			t.Errorf("while one stops: %s", got)
 		}
 		select {
@@ -159,7 +159,7 @@ func TestServiceIsShared(t *testing.T) {
 		default:
 		}
 	}
-	if got := ask(); got != want {
+	if got := request(); got != want {
 		t.Errorf("after one has stopped: %s", got)
 	}
 }

@@ -19,14 +19,14 @@ import (
 )
 
 const (
-	storyWithin = 60 * time.Second
-	storyCrowd  = 200
+	storyWithin     = 60 * time.Second
+	storyContenders = 200
 )
 
 // story plays what customers do, through the same door as every publisher, and tells it.
 type story struct {
 	client *events.Client
-	ns     events.Subjects
+	ns     events.Namespace
 	http   string
 	out    io.Writer
 	suffix string // makes the resources of each run its own, on servers that are given
@@ -51,7 +51,7 @@ func playStory(ctx context.Context, c Config, out io.Writer) (err error) {
 			err = events.Refused(ctx, err)
 		}
 	}()
-	ns := events.Subjects(c.Namespace)
+	ns := events.Namespace(c.Namespace)
 	client, err := events.NewClient(nc, ns)
 	if err != nil {
 		return err
@@ -60,7 +60,7 @@ func playStory(ctx context.Context, c Config, out io.Writer) (err error) {
 
 	following, ready := make(chan error, 1), make(chan struct{})
 	followCtx, stop := context.WithCancel(ctx)
-	go func() { following <- client.Follow(followCtx, func() { close(ready) }, s.hear) }()
+	go func() { following <- client.Follow(followCtx, func() { close(ready) }, s.onOutcome) }()
 	select {
 	case <-ready:
 	case err := <-following:
@@ -71,19 +71,19 @@ func playStory(ctx context.Context, c Config, out io.Writer) (err error) {
 		stop()
 		err = errors.Join(err, <-following)
 	}()
-	for _, chapter := range []func(context.Context) error{s.hotel, s.concert, s.stranger} {
+	for _, chapter := range []func(context.Context) error{s.hotel, s.concert, s.malformed} {
 		if err := chapter(ctx); err != nil {
 			return err
 		}
 	}
 	slices.Sort(s.waits)
-	s.say("\nMeasured here and now: from publishing an event to its stored outcome %.1f ms in the middle, %.1f ms at most,\nover the %d events that were asked one at a time.",
+	s.printf("\nMeasured here and now: from publishing an event to its stored outcome %.1f ms in the middle, %.1f ms at most,\nover the %d events that were asked one at a time.",
 		millis(s.waits[len(s.waits)/2]), millis(s.waits[len(s.waits)-1]), len(s.waits))
 	return nil
 }
 
-// hear keeps the holds that expire; nobody asked for those outcomes.
-func (s *story) hear(m jetstream.Msg) {
+// onOutcome keeps the holds that expire; nobody asked for those outcomes.
+func (s *story) onOutcome(m jetstream.Msg) {
 	var e events.Envelope
 	if json.Unmarshal(m.Data(), &e) != nil || e.Type != events.Type(holds.EventHoldExpired) {
 		return
@@ -94,15 +94,15 @@ func (s *story) hear(m jetstream.Msg) {
 	}
 }
 
-func (s *story) say(format string, args ...any) { fmt.Fprintf(s.out, format+"\n", args...) }
+func (s *story) printf(format string, args ...any) { fmt.Fprintf(s.out, format+"\n", args...) }
 
 // clock is a time as a person here reads it.
 func clock(t holds.Time) string { return t.Local().Format("15:04:05 MST") }
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// ask publishes an event and reads its outcome, which must be of a kind, into data.
-func (s *story) ask(ctx context.Context, event, resource string, request any, want string, data any) error {
+// request publishes an event and reads its outcome, which must be of a kind, into data.
+func (s *story) request(ctx context.Context, event, resource string, request any, want string, data any) error {
 	r, err := s.ns.NewRequest(event, resource, "/holdfast/story", request)
 	if err != nil {
 		return err
@@ -112,13 +112,13 @@ func (s *story) ask(ctx context.Context, event, resource string, request any, wa
 		return err
 	}
 	began := time.Now()
-	answer, err := s.client.Ask(ctx, message)
+	answer, err := s.client.Request(ctx, message)
 	if err != nil {
 		return fmt.Errorf("%s: %w", event, err)
 	}
 	s.waits = append(s.waits, time.Since(began))
-	if answer.Dead != nil {
-		return fmt.Errorf("%s was dead-lettered: %s", event, answer.Dead.Detail)
+	if answer.DeadLetter != nil {
+		return fmt.Errorf("%s was dead-lettered: %s", event, answer.DeadLetter.Detail)
 	}
 	if answer.Envelope.Type != events.Type(want) {
 		return fmt.Errorf("%s was answered with %s, want %s: %s", event, answer.Envelope.Type, want, answer.Body)
@@ -126,66 +126,66 @@ func (s *story) ask(ctx context.Context, event, resource string, request any, wa
 	return json.Unmarshal(answer.Envelope.Data, data)
 }
 
-// book asks for a hold. The outcome must be of the kind that data is for.
-func (s *story) book(ctx context.Context, resource, user string, asked holds.Asked, ttl time.Duration, want string, data any) error {
+// place asks for a hold. The outcome must be of the kind that data is for.
+func (s *story) place(ctx context.Context, resource, user string, selection holds.SlotSelection, ttl time.Duration, want string, data any) error {
 	seconds := int64(ttl / time.Second)
-	return s.ask(ctx, events.BookingRequested, resource, events.BookingRequestedData{
-		RequestKey: uuid.NewString(), UserID: user, ResourceID: resource, Asked: asked, Quantity: 1, TTLSeconds: &seconds,
+	return s.request(ctx, events.BookingRequested, resource, events.BookingRequestedData{
+		RequestKey: uuid.NewString(), UserID: user, ResourceID: resource, SlotSelection: selection, Quantity: 1, TTLSeconds: &seconds,
 	}, want, data)
 }
 
 func (s *story) hotel(ctx context.Context) error {
 	room := "double-" + s.suffix
 	day := time.Now().UTC().AddDate(0, 1, 0)
-	stay := holds.Asked{CheckIn: day.Format(holds.DateFormat), CheckOut: day.AddDate(0, 0, 3).Format(holds.DateFormat)}
-	s.say("A hotel has two rooms of the type %s.", room)
+	stay := holds.SlotSelection{CheckIn: day.Format(holds.DateFormat), CheckOut: day.AddDate(0, 0, 3).Format(holds.DateFormat)}
+	s.printf("A hotel has two rooms of the type %s.", room)
 	var inventory holds.InventoryUpdated
-	err := s.ask(ctx, events.InventorySet, room, events.InventorySetData{ResourceID: room, Asked: stay, Capacity: 2}, holds.EventInventoryUpdated, &inventory)
+	err := s.request(ctx, events.InventorySet, room, events.InventorySetData{ResourceID: room, SlotSelection: stay, Capacity: 2}, holds.EventInventoryUpdated, &inventory)
 	if err != nil {
 		return err
 	}
 
 	var ana, ben holds.HoldCreated
 	var cleo holds.HoldRejected
-	if err := s.book(ctx, room, "ana", stay, 10*time.Minute, holds.EventHoldCreated, &ana); err != nil {
+	if err := s.place(ctx, room, "ana", stay, 10*time.Minute, holds.EventHoldCreated, &ana); err != nil {
 		return err
 	}
-	s.say("  Ana picks three nights from %s.  One room is kept for her until %s.", stay.CheckIn, clock(ana.ExpiresAt))
-	if err := s.book(ctx, room, "ben", stay, 2*time.Second, holds.EventHoldCreated, &ben); err != nil {
+	s.printf("  Ana picks three nights from %s.  One room is kept for her until %s.", stay.CheckIn, clock(ana.ExpiresAt))
+	if err := s.place(ctx, room, "ben", stay, 2*time.Second, holds.EventHoldCreated, &ben); err != nil {
 		return err
 	}
-	s.say("  Ben picks the same nights.                 The other room is kept for him, for 2 seconds.")
-	if err := s.book(ctx, room, "cleo", stay, time.Minute, holds.EventHoldRejected, &cleo); err != nil {
+	s.printf("  Ben picks the same nights.                 The other room is kept for him, for 2 seconds.")
+	if err := s.place(ctx, room, "cleo", stay, time.Minute, holds.EventHoldRejected, &cleo); err != nil {
 		return err
 	}
 	if cleo.Reason != holds.ReasonSoldOut || cleo.RetryAt == nil {
 		return fmt.Errorf("cleo was refused for %s without retry_at, want sold_out", cleo.Reason)
 	}
-	s.say("  Cleo wants them too.                       Refused, sold out; she may try again at %s.", clock(*cleo.RetryAt))
+	s.printf("  Cleo wants them too.                       Refused, sold out; she may try again at %s.", clock(*cleo.RetryAt))
 	if err := s.pay(ctx, room, ana, "ana-pays"); err != nil {
 		return err
 	}
-	return s.walkAway(ctx, room, stay, ben)
+	return s.abandon(ctx, room, stay, ben)
 }
 
 func (s *story) pay(ctx context.Context, room string, hold holds.HoldCreated, payment string) error {
 	var confirmed, again holds.HoldConfirmed
 	request := events.PaymentConfirmedData{HoldID: hold.HoldID.String(), PaymentID: payment, Amount: "420.00", Currency: "EUR"}
-	if err := s.ask(ctx, events.PaymentConfirmed, room, request, holds.EventHoldConfirmed, &confirmed); err != nil {
+	if err := s.request(ctx, events.PaymentConfirmed, room, request, holds.EventHoldConfirmed, &confirmed); err != nil {
 		return err
 	}
-	s.say("  Ana pays.                                  Her hold is a reservation in Postgres now.")
-	if err := s.ask(ctx, events.PaymentConfirmed, room, request, holds.EventHoldConfirmed, &again); err != nil {
+	s.printf("  Ana pays.                                  Her hold is a reservation in Postgres now.")
+	if err := s.request(ctx, events.PaymentConfirmed, room, request, holds.EventHoldConfirmed, &again); err != nil {
 		return err
 	}
 	if !again.ConfirmedAt.Equal(confirmed.ConfirmedAt.Time) {
 		return fmt.Errorf("the payment was confirmed at %s and then at %s", confirmed.ConfirmedAt, again.ConfirmedAt)
 	}
-	s.say("  Her payment is reported a second time.     The same answer; nothing is sold twice.")
+	s.printf("  Her payment is reported a second time.     The same answer; nothing is sold twice.")
 	return nil
 }
 
-func (s *story) walkAway(ctx context.Context, room string, stay holds.Asked, ben holds.HoldCreated) error {
+func (s *story) abandon(ctx context.Context, room string, stay holds.SlotSelection, ben holds.HoldCreated) error {
 	for waiting := true; waiting; {
 		select {
 		case expired := <-s.expired:
@@ -193,31 +193,31 @@ func (s *story) walkAway(ctx context.Context, room string, stay holds.Asked, ben
 				continue
 			}
 			late := expired.RestoredAt.Sub(expired.ExpiresAt.Time)
-			s.say("  Ben walks away.                            His room came back by itself, %d ms after its time.", late.Milliseconds())
+			s.printf("  Ben walks away.                            His room came back by itself, %d ms after its time.", late.Milliseconds())
 			waiting = false
 		case <-ctx.Done():
 			return fmt.Errorf("ben's hold did not expire: %w", context.Cause(ctx))
 		}
 	}
 	var refused holds.ConfirmRejected
-	err := s.ask(ctx, events.PaymentConfirmed, room, events.PaymentConfirmedData{HoldID: ben.HoldID.String(), PaymentID: "ben-pays"}, holds.EventConfirmRejected, &refused)
+	err := s.request(ctx, events.PaymentConfirmed, room, events.PaymentConfirmedData{HoldID: ben.HoldID.String(), PaymentID: "ben-pays"}, holds.EventConfirmRejected, &refused)
 	if err != nil {
 		return err
 	}
 	if refused.Reason != holds.ReasonExpired || !refused.RefundRequired {
 		return fmt.Errorf("ben's payment was refused for %s, want expired", refused.Reason)
 	}
-	s.say("  Ben pays after all, too late.              Refused, with refund_required: the money goes back, nobody loses a room.")
+	s.printf("  Ben pays after all, too late.              Refused, with refund_required: the money goes back, nobody loses a room.")
 	var cleo holds.HoldCreated
-	if err := s.book(ctx, room, "cleo", stay, time.Minute, holds.EventHoldCreated, &cleo); err != nil {
+	if err := s.place(ctx, room, "cleo", stay, time.Minute, holds.EventHoldCreated, &cleo); err != nil {
 		return err
 	}
-	s.say("  Cleo tries again.                          The room is hers.")
+	s.printf("  Cleo tries again.                          The room is hers.")
 	return s.count(ctx, room, stay)
 }
 
 // count compares what the worker says is left with what was sold and held.
-func (s *story) count(ctx context.Context, room string, stay holds.Asked) error {
+func (s *story) count(ctx context.Context, room string, stay holds.SlotSelection) error {
 	url := fmt.Sprintf("%s/v1/availability?resource_id=%s&check_in=%s&check_out=%s", s.http, room, stay.CheckIn, stay.CheckOut)
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -241,26 +241,26 @@ func (s *story) count(ctx context.Context, room string, stay holds.Asked) error 
 			return fmt.Errorf("availability of %s is %+v, want 1 reserved, 1 held of 2", room, slot)
 		}
 	}
-	s.say("  Each night now: 2 rooms, 1 reserved, 1 held, 0 available.")
+	s.printf("  Each night now: 2 rooms, 1 reserved, 1 held, 0 available.")
 	return nil
 }
 
 // concert has a crowd ask for one seat at the same moment.
 func (s *story) concert(ctx context.Context) error {
 	show := "concert-" + s.suffix
-	seat := holds.Asked{Slots: []string{"A-12"}}
-	s.say("\nA concert has one seat A-12, and %d people click on it at the same moment.", storyCrowd)
+	seat := holds.SlotSelection{Slots: []string{"A-12"}}
+	s.printf("\nA concert has one seat A-12, and %d people click on it at the same moment.", storyContenders)
 	var inventory holds.InventoryUpdated
-	err := s.ask(ctx, events.InventorySet, show, events.InventorySetData{ResourceID: show, Asked: seat, Capacity: 1}, holds.EventInventoryUpdated, &inventory)
+	err := s.request(ctx, events.InventorySet, show, events.InventorySetData{ResourceID: show, SlotSelection: seat, Capacity: 1}, holds.EventInventoryUpdated, &inventory)
 	if err != nil {
 		return err
 	}
-	answers := make(chan string, storyCrowd)
+	answers := make(chan string, storyContenders)
 	began := time.Now()
-	for i := range storyCrowd {
+	for i := range storyContenders {
 		go func() {
 			r, err := s.ns.NewRequest(events.BookingRequested, show, "/holdfast/story", events.BookingRequestedData{
-				RequestKey: uuid.NewString(), UserID: fmt.Sprintf("guest-%d", i), ResourceID: show, Asked: seat, Quantity: 1,
+				RequestKey: uuid.NewString(), UserID: fmt.Sprintf("guest-%d", i), ResourceID: show, SlotSelection: seat, Quantity: 1,
 			})
 			if err != nil {
 				answers <- err.Error()
@@ -271,7 +271,7 @@ func (s *story) concert(ctx context.Context) error {
 				answers <- err.Error()
 				return
 			}
-			answer, err := s.client.Ask(ctx, message)
+			answer, err := s.client.Request(ctx, message)
 			if err != nil {
 				answers <- err.Error()
 				return
@@ -280,29 +280,29 @@ func (s *story) concert(ctx context.Context) error {
 		}()
 	}
 	counts := make(map[string]int)
-	for range storyCrowd {
+	for range storyContenders {
 		counts[<-answers]++
 	}
-	if counts[events.Type(holds.EventHoldCreated)] != 1 || counts[events.Type(holds.EventHoldRejected)] != storyCrowd-1 {
-		return fmt.Errorf("%d people asked for one seat: %v", storyCrowd, counts)
+	if counts[events.Type(holds.EventHoldCreated)] != 1 || counts[events.Type(holds.EventHoldRejected)] != storyContenders-1 {
+		return fmt.Errorf("%d people asked for one seat: %v", storyContenders, counts)
 	}
-	s.say("  One of them has it, %d are told that it is sold out, after %.0f ms for all.", storyCrowd-1, millis(time.Since(began)))
+	s.printf("  One of them has it, %d are told that it is sold out, after %.0f ms for all.", storyContenders-1, millis(time.Since(began)))
 	return nil
 }
 
-// stranger publishes something that is no booking.
-func (s *story) stranger(ctx context.Context) error {
-	s.say("\nA new team publishes a booking that has a mistake in it.")
+// malformed publishes something that is no booking.
+func (s *story) malformed(ctx context.Context) error {
+	s.printf("\nA new team publishes a booking that has a mistake in it.")
 	message := nats.NewMsg(s.ns.In(events.BookingRequested, "double-"+s.suffix))
 	message.Data = []byte(`{"specversion":"1.0","id":"1","source":"/new-team","type":"holdfast.booking.requested.v1",` +
 		`"data":{"request_key":"k","user_id":"dora","resource_id":"double-` + s.suffix + `","quantity":"two"}}`)
-	answer, err := s.client.Ask(ctx, message)
+	answer, err := s.client.Request(ctx, message)
 	if err != nil {
 		return err
 	}
-	if answer.Dead == nil || answer.Dead.Error != events.ReasonMalformed {
+	if answer.DeadLetter == nil || answer.DeadLetter.Error != events.ReasonMalformed {
 		return fmt.Errorf("the mistake was answered with %s, want a dead letter", answer.Body)
 	}
-	s.say("  It is kept as a dead letter, with the reason: %s; %s.", answer.Dead.Error, answer.Dead.Detail)
+	s.printf("  It is kept as a dead letter, with the reason: %s; %s.", answer.DeadLetter.Error, answer.DeadLetter.Detail)
 	return nil
 }

@@ -31,16 +31,16 @@ func printJSON(to io.Writer, value any) error {
 	return nil
 }
 
-// canAsk returns an error where nobody can be asked.
-func canAsk() error {
+// requireTerminal returns an error where nobody can be asked.
+func requireTerminal() error {
 	if !isTerminal(os.Stdin) {
 		return misused("stdin is no terminal, so nobody can be asked: give --yes")
 	}
 	return nil
 }
 
-// agreed asks a question on a terminal and reports whether the answer is yes.
-func agreed(ctx context.Context, to io.Writer, question string, args ...any) bool {
+// confirmed asks a question on a terminal and reports whether the answer is yes.
+func confirmed(ctx context.Context, to io.Writer, question string, args ...any) bool {
 	fmt.Fprintf(to, question+" [y/N] ", args...)
 	answered := make(chan string, 1)
 	go func() {
@@ -59,7 +59,7 @@ func agreed(ctx context.Context, to io.Writer, question string, args ...any) boo
 
 // newProgress shows on a terminal, in one line, how far something is; elsewhere it shows nothing.
 // end takes the line away.
-func newProgress(to io.Writer) (say func(string), end func()) {
+func newProgress(to io.Writer) (progress func(string), end func()) {
 	if !isTerminal(to) {
 		return func(string) {}, func() {}
 	}

@@ -32,7 +32,7 @@ type trimmer struct {
 	nightsAt time.Time     // when to look for past nights again
 }
 
-func newTrimmer(c Config, js jetstream.JetStream, ns events.Subjects, db *store.Store, log zerolog.Logger) *trimmer {
+func newTrimmer(c Config, js jetstream.JetStream, ns events.Namespace, db *store.Store, log zerolog.Logger) *trimmer {
 	return &trimmer{
 		inbound: events.NewTrimmer(js, ns, c.InboundKeep, log), db: db, log: log,
 		keep: c.InboundKeep, lifetime: c.HoldLifetimeMax,
@@ -66,7 +66,7 @@ func (x *trimmer) runOnce(ctx context.Context) error {
 	}
 	if now := time.Now(); now.After(x.nightsAt) {
 		days := nightsKept + int(x.lifetime/(24*time.Hour))
-		nights := x.drop(ctx, "past nights removed", func() (int, error) { return x.db.DropPastNights(ctx, days, trimRows) })
+		nights := x.drop(ctx, "past nights removed", func() (int, error) { return x.db.DropElapsedNights(ctx, days, trimRows) })
 		if nights == nil {
 			x.nightsAt = now.Add(nightsEach)
 		}
@@ -78,7 +78,7 @@ func (x *trimmer) runOnce(ctx context.Context) error {
 // trimInbound reports whether every event that is older than what is kept is answered.
 func (x *trimmer) trimInbound(ctx context.Context) (answered bool, err error) {
 	removed := uint64(0)
-	for done := (events.Trimmed{More: true}); done.More; {
+	for done := (events.TrimResult{More: true}); done.More; {
 		if done, err = x.inbound.RunOnce(ctx); err != nil {
 			return false, err
 		}

@@ -15,17 +15,17 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestTrimmer_AllAnswered_RemovesWhatIsOld has a worker, as the user that it is in deployments, answer events of all
+// TestTrimmer_AllAnswered_RemovesOldData has a worker, as the user that it is in deployments, answer events of all
 // kinds. Then they are old: they are removed, as are old answers and nights, and an audit finds nothing wrong.
-func TestTrimmer_AllAnswered_RemovesWhatIsOld(t *testing.T) {
+func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 	t.Parallel()
-	s := newGuardedSystem(t)
+	s := newRestrictedHarness(t)
 	s.startWorker("HOLDFAST_RECONCILE=off")
-	s.setInventory("hall", holds.Asked{}, 10)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ann", "k", holds.Asked{}, 600))).Subject
+	s.setInventory("hall", holds.SlotSelection{}, 10)
+	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))).Subject
 	s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: "p"}))
 	s.answer(s.publish(events.ReservationCancelled, "hall", events.ReservationCancelledData{HoldID: hold}))
-	s.answer(s.publish(events.BookingRequested, "hall", book("hall", "ben", "l", holds.Asked{}, 600)))
+	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "l", holds.SlotSelection{}, 600)))
 
 	admin, err := pgx.Connect(t.Context(), s.urls.postgres)
 	if err != nil {
@@ -40,7 +40,7 @@ func TestTrimmer_AllAnswered_RemovesWhatIsOld(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	at := s.as("worker")
+	at := s.urlsAs("worker")
 	nc, err := events.Connect(at.nats, t.Name(), t.Logf)
 	if err != nil {
 		t.Fatal(err)
@@ -80,14 +80,14 @@ func TestTrimmer_AllAnswered_RemovesWhatIsOld(t *testing.T) {
 		}
 		return inbound == 0 && answers == 0 && nights == 0 // acknowledgements may come late
 	})
-	if code, out, stderr := s.audited(); code != exitOK {
+	if code, out, stderr := s.runAudit(); code != exitOK {
 		t.Errorf("worker audit ended with %d: %s%s", code, out, stderr)
 	}
-	s.answer(s.publish(events.BookingRequested, "hall", book("hall", "cleo", "m", holds.Asked{}, 600)))
+	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "cleo", "m", holds.SlotSelection{}, 600)))
 }
 
-// TestStorageTable sees that docs/storage.md has every key of Redis, every table, every sequence and every stream.
-func TestStorageTable(t *testing.T) {
+// TestStorageTable_Docs_ListEverythingStored sees that docs/storage.md has every key of Redis, every table, every sequence and every stream.
+func TestStorageTable_Docs_ListEverythingStored(t *testing.T) {
 	t.Parallel()
 	read := func(path string) string {
 		t.Helper()
@@ -126,7 +126,7 @@ func TestStorageTable(t *testing.T) {
 			named(name)
 		}
 	}
-	for _, config := range events.Subjects("n").Streams(events.Reach{}) {
+	for _, config := range events.Namespace("n").Streams(events.Retention{}) {
 		named(config.Name)
 		if config.MaxAge == 0 && config.Name != "N_IN" && config.Name != "N_DLQ" {
 			t.Errorf("stream %s has no bound", config.Name)

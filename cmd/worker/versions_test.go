@@ -22,10 +22,10 @@ import (
 )
 
 // formatKey is where the format is noted.
-func (s *system) formatKey() string { return s.namespace + ":{0}:format" }
+func (s *harness) formatKey() string { return s.namespace + ":{0}:format" }
 
 // sql runs a statement as the owner of the schema.
-func (s *system) sql(statement string) {
+func (s *harness) sql(statement string) {
 	s.t.Helper()
 	conn, err := pgx.Connect(s.t.Context(), s.urls.postgres)
 	if err != nil {
@@ -37,25 +37,25 @@ func (s *system) sql(statement string) {
 	}
 }
 
-// TestKeeper_NewerVersionChangedWhatIsStored_WorkerEnds raises what a worker must know, in Redis and in Postgres,
+// TestSupervisor_NewerVersionRaisedFormat_WorkerEnds raises what a worker must know, in Redis and in Postgres,
 // while the worker runs: it decides nothing more and ends with 1, and its events wait for a newer one.
-func TestKeeper_NewerVersionChangedWhatIsStored_WorkerEnds(t *testing.T) {
+func TestSupervisor_NewerVersionRaisedFormat_WorkerEnds(t *testing.T) {
 	t.Parallel()
 	for name, one := range map[string]struct {
-		change, undo func(s *system)
+		change, undo func(s *harness)
 	}{
 		"redis": {
-			change: func(s *system) { s.redis.Set(s.t.Context(), s.formatKey(), holds.Format+1, 0) },
-			undo:   func(s *system) { s.redis.Set(s.t.Context(), s.formatKey(), holds.Format, 0) },
+			change: func(s *harness) { s.redis.Set(s.t.Context(), s.formatKey(), holds.Format+1, 0) },
+			undo:   func(s *harness) { s.redis.Set(s.t.Context(), s.formatKey(), holds.Format, 0) },
 		},
 		"postgres": {
-			change: func(s *system) { s.sql("UPDATE " + s.namespace + ".schema_compatibility SET works_from = 9999") },
-			undo:   func(s *system) { s.sql("UPDATE " + s.namespace + ".schema_compatibility SET works_from = 1") },
+			change: func(s *harness) { s.sql("UPDATE " + s.namespace + ".schema_compatibility SET works_from = 9999") },
+			undo:   func(s *harness) { s.sql("UPDATE " + s.namespace + ".schema_compatibility SET works_from = 1") },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newSystem(t)
+			s := newHarness(t)
 			worker := s.startWorker()
 			s.setInventory("hall", seat, 1)
 			one.change(s)
@@ -71,20 +71,20 @@ func TestKeeper_NewerVersionChangedWhatIsStored_WorkerEnds(t *testing.T) {
 			if log := worker.log.String(); !strings.Contains(log, "start this worker again in that version, or a newer one") {
 				t.Errorf("the log does not say what to do: %s", log)
 			}
-			asked := s.publish(events.BookingRequested, "hall", book("hall", "ana", "k", seat, hour))
+			selection := s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k", seat, hour))
 			one.undo(s)
 			s.startWorker()
-			if o := s.answer(asked); o.Type != events.Type(holds.EventHoldCreated) {
+			if o := s.answer(selection); o.Type != events.Type(holds.EventHoldCreated) {
 				t.Errorf("what was asked meanwhile is answered with %s", o.Type)
 			}
 		})
 	}
 }
 
-// TestKeeper_FormatIsLost_IsNotedAgain removes the number by which older versions stop.
-func TestKeeper_FormatIsLost_IsNotedAgain(t *testing.T) {
+// TestSupervisor_FormatLost_IsWrittenAgain removes the number by which older versions stop.
+func TestSupervisor_FormatLost_IsWrittenAgain(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	s.startWorker()
 	if err := s.redis.Del(t.Context(), s.formatKey()).Err(); err != nil {
 		t.Fatal(err)
@@ -99,7 +99,7 @@ func TestKeeper_FormatIsLost_IsNotedAgain(t *testing.T) {
 // has only added.
 func TestRun_NewerSchemaThatWorks_WorkerStarts(t *testing.T) {
 	t.Parallel()
-	s := newSystem(t)
+	s := newHarness(t)
 	s.sql("INSERT INTO " + s.namespace + ".goose_db_version (version_id, is_applied) VALUES (9999, true)")
 	s.startWorker()
 	s.setInventory("hall", seat, 1)
@@ -112,13 +112,13 @@ func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
 	switch {
 	case !stacktest.Long():
 		t.Skip("it builds another commit: HOLDFAST_TEST_LONG=1 runs it")
-	case stacktest.Least(), os.Getenv("HOLDFAST_LOCK_STRATEGY") != "":
+	case stacktest.LeastPrivilege(), os.Getenv("HOLDFAST_LOCK_STRATEGY") != "":
 		t.Skip("other privileges and lock strategies show nothing more")
 	}
 	t.Parallel()
 	tree, before := lastCommit(t)
 	shared := stacktest.Shared()
-	s := &system{t: t, urls: urls{shared.NATSURL, shared.RedisURL, shared.PostgresURL}, namespace: stacktest.Namespace(t)}
+	s := &harness{t: t, urls: urls{shared.NATSURL, shared.RedisURL, shared.PostgresURL}, namespace: stacktest.Namespace(t)}
 	startOld := func() *process {
 		t.Helper()
 		p := launchBinary(t, before, true, s.runArgs())
@@ -208,17 +208,17 @@ func (p *process) sections(t *testing.T) (n int) {
 
 // mixedLoad publishes events of all kinds until it is stopped.
 type mixedLoad struct {
-	s        *system
-	capacity int64
-	running  sync.WaitGroup
-	done     chan struct{}
-	stop     func() // stops it and waits until what was published is answered
-	mu       sync.Mutex
-	asked    []string // the ids of all events
+	s          *harness
+	capacity   int64
+	running    sync.WaitGroup
+	done       chan struct{}
+	stop       func() // stops it and waits until what was published is answered
+	mu         sync.Mutex
+	requestIDs []string // the ids of all events
 }
 
 // mixedLoad begins with a capacity of 5 in each of 20 nights, for which 16 publishers compete.
-func (s *system) mixedLoad(t *testing.T) *mixedLoad {
+func (s *harness) mixedLoad(t *testing.T) *mixedLoad {
 	t.Helper()
 	const publishers, calendar = 16, 20
 	l := &mixedLoad{s: s, capacity: 5, done: make(chan struct{})}
@@ -228,9 +228,9 @@ func (s *system) mixedLoad(t *testing.T) *mixedLoad {
 	})
 	t.Cleanup(l.stop)
 	first := time.Now().UTC().AddDate(0, 0, 7)
-	stay := func(from, nights int) holds.Asked {
+	stay := func(from, nights int) holds.SlotSelection {
 		in := first.AddDate(0, 0, from)
-		return holds.Asked{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
+		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
 	}
 	s.setInventory("double", stay(0, calendar), l.capacity)
 	for p := range publishers {
@@ -242,42 +242,42 @@ func (s *system) mixedLoad(t *testing.T) *mixedLoad {
 				default:
 				}
 				nights := 1 + rand.N(4)
-				l.live(fmt.Sprintf("%d-%d", p, i), stay(rand.N(calendar-nights+1), nights))
+				l.liveHold(fmt.Sprintf("%d-%d", p, i), stay(rand.N(calendar-nights+1), nights))
 			}
 		})
 	}
 	return l
 }
 
-// live is the life of one hold, if it is granted.
-func (l *mixedLoad) live(name string, asked holds.Asked) {
-	o := l.ask(events.BookingRequested, book("double", "u"+name, "k"+name, asked, 1+rand.Int64N(3)))
+// liveHold is the life of one hold, if it is granted.
+func (l *mixedLoad) liveHold(name string, selection holds.SlotSelection) {
+	o := l.request(events.BookingRequested, bookingData("double", "u"+name, "k"+name, selection, 1+rand.Int64N(3)))
 	if o.Type != events.Type(holds.EventHoldCreated) {
 		return
 	}
-	cancel := func() { l.ask(events.BookingCancelled, events.BookingCancelledData{HoldID: o.Subject}) }
+	cancel := func() { l.request(events.BookingCancelled, events.BookingCancelledData{HoldID: o.Subject}) }
 	switch rand.N(6) {
 	case 0:
-		l.ask(events.PaymentConfirmed, events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: "p" + name})
-		l.ask(events.ReservationCancelled, events.ReservationCancelledData{HoldID: o.Subject})
+		l.request(events.PaymentConfirmed, events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: "p" + name})
+		l.request(events.ReservationCancelled, events.ReservationCancelledData{HoldID: o.Subject})
 	case 1:
-		l.ask(events.BookingExtended, events.BookingExtendedData{HoldID: o.Subject, TTLSeconds: 5})
+		l.request(events.BookingExtended, events.BookingExtendedData{HoldID: o.Subject, TTLSeconds: 5})
 		cancel()
 	case 2:
-		l.ask(events.PaymentStarted, events.PaymentStartedData{HoldID: o.Subject})
+		l.request(events.PaymentStarted, events.PaymentStartedData{HoldID: o.Subject})
 		cancel()
 	case 3:
-		l.ask(events.InventorySet, events.InventorySetData{ResourceID: "double", Asked: asked, Capacity: l.capacity})
+		l.request(events.InventorySet, events.InventorySetData{ResourceID: "double", SlotSelection: selection, Capacity: l.capacity})
 	case 4:
 		cancel()
 	}
 }
 
-// ask publishes an event and waits for its outcome.
-func (l *mixedLoad) ask(event string, data any) events.Envelope {
+// request publishes an event and waits for its outcome.
+func (l *mixedLoad) request(event string, data any) events.Envelope {
 	id := l.s.publish(event, "double", data)
 	l.mu.Lock()
-	l.asked = append(l.asked, id)
+	l.requestIDs = append(l.requestIDs, id)
 	l.mu.Unlock()
 	return l.s.answer(id)
 }
@@ -291,15 +291,15 @@ func (l *mixedLoad) check(t *testing.T) {
 		ended := len(ofType(outcomes, holds.EventHoldReleased)) + len(ofType(outcomes, holds.EventHoldExpired)) + len(ofType(outcomes, holds.EventHoldConfirmed))
 		return created == ended
 	})
-	l.s.silent()
+	l.s.wantNoFindings()
 	l.s.mu.Lock()
-	outcomes, dead := slices.Clone(l.s.outcomes), len(l.s.letters)
+	outcomes, dead := slices.Clone(l.s.outcomes), len(l.s.deadLetters)
 	l.s.mu.Unlock()
 	of := make(map[string]int)
 	for _, o := range outcomes {
 		of[o.CausationID]++
 	}
-	for _, id := range l.asked {
+	for _, id := range l.requestIDs {
 		if of[id] != 1 {
 			t.Errorf("event %s has %d outcomes", id, of[id])
 		}
@@ -307,10 +307,10 @@ func (l *mixedLoad) check(t *testing.T) {
 	if dead > 0 {
 		t.Errorf("%d dead letters", dead)
 	}
-	for night, most := range replay(t, outcomes) {
+	for night, most := range recomputeTaken(t, outcomes) {
 		if int64(most) > l.capacity {
 			t.Errorf("%d rooms were taken in the night %s, there are %d", most, night, l.capacity)
 		}
 	}
-	t.Logf("%d events, %d holds", len(l.asked), len(ofType(outcomes, holds.EventHoldCreated)))
+	t.Logf("%d events, %d holds", len(l.requestIDs), len(ofType(outcomes, holds.EventHoldCreated)))
 }

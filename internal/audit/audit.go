@@ -17,8 +17,8 @@ import (
 	"holdfast/internal/holds"
 )
 
-// Servers are where the data of a namespace is.
-type Servers struct {
+// Backends are where the data of a namespace is.
+type Backends struct {
 	Namespace string
 	JetStream jetstream.JetStream
 	Redis     redis.UniversalClient // with MaxRetries -1: a repair is not sent twice
@@ -28,8 +28,8 @@ type Servers struct {
 // Options say what is looked at.
 type Options struct {
 	ResourceID string // only this one, "" = all
-	// CapacityIsTold says that nobody writes capacity by SQL, so that what was told of it is what there was.
-	CapacityIsTold bool
+	// CapacityByEvents says that nobody writes capacity by SQL, so that what was told of it is what there was.
+	CapacityByEvents bool
 	// Progress is told now and then what is being read and how far that is, 0 to 1; nil = nobody asks.
 	Progress func(what string, share float64)
 
@@ -41,8 +41,8 @@ const (
 	findingsMax   = 1000 // of a kind that are told one by one
 )
 
-// Checked counts what an audit has looked at.
-type Checked struct {
+// Stats counts what an audit has looked at.
+type Stats struct {
 	Events       int `json:"events"`
 	Outcomes     int `json:"outcomes"`
 	DeadLetters  int `json:"dead_letters"`
@@ -54,7 +54,7 @@ type Checked struct {
 	Slots        int `json:"slots"` // with inventory
 }
 
-func (c *Checked) add(other Checked) {
+func (c *Stats) add(other Stats) {
 	c.Events += other.Events
 	c.Outcomes += other.Outcomes
 	c.DeadLetters += other.DeadLetters
@@ -69,7 +69,7 @@ func (c *Checked) add(other Checked) {
 type Pending struct {
 	Events        int         `json:"events"` // that have no outcome yet
 	Oldest        *holds.Time `json:"oldest"` // when the oldest of them was stored, nil when there is none
-	Lapses        int         `json:"lapses"` // holds that are over and not swept yet
+	Expirations   int         `json:"lapses"` // holds that are over and not swept yet
 	Announcements int         `json:"announcements"`
 
 	oldest int64
@@ -84,7 +84,7 @@ func (p *Pending) event(stored int64) {
 
 func (p *Pending) add(other Pending) {
 	p.Events += other.Events
-	p.Lapses += other.Lapses
+	p.Expirations += other.Expirations
 	p.Announcements += other.Announcements
 	if p.oldest == 0 || other.oldest != 0 && other.oldest < p.oldest {
 		p.oldest = other.oldest
@@ -97,44 +97,44 @@ func (p *Pending) add(other Pending) {
 
 // Report is what an audit has found.
 type Report struct {
-	Namespace  string           `json:"namespace"`
-	At         holds.Time       `json:"at"` // by Redis' clock, when it began
-	TookMS     int64            `json:"took_ms"`
-	Checked    Checked          `json:"checked"`
-	Pending    Pending          `json:"pending"`
-	Since      map[string]Since `json:"since"`       // by stream
-	CannotTell []string         `json:"cannot_tell"` // what could not be judged, and why
-	Counts     map[Kind]int     `json:"counts"`
-	Findings   []*Finding       `json:"findings"` // at most 1,000 of a kind
+	Namespace    string                 `json:"namespace"`
+	At           holds.Time             `json:"at"` // by Redis' clock, when it began
+	TookMS       int64                  `json:"took_ms"`
+	Stats        Stats                  `json:"checked"`
+	Pending      Pending                `json:"pending"`
+	StreamStarts map[string]StreamStart `json:"since"`       // by stream
+	Inconclusive []string               `json:"cannot_tell"` // what could not be judged, and why
+	Counts       map[Kind]int           `json:"counts"`
+	Findings     []*Finding             `json:"findings"` // at most 1,000 of a kind
 }
 
-// Since tells from where on a stream is there.
-type Since struct {
+// StreamStart tells from where on a stream is there.
+type StreamStart struct {
 	Seq   uint64      `json:"seq"`
 	Time  *holds.Time `json:"time"`  // nil when it is empty
 	Whole bool        `json:"whole"` // nothing was dropped from its beginning
 }
 
-// Differences is how many differences are left: found, and not repaired.
-func (r *Report) Differences() (n int) {
+// Unrepaired is how many differences are left: found, and not repaired.
+func (r *Report) Unrepaired() (n int) {
 	for _, count := range r.Counts {
 		n += count
 	}
 	for _, f := range r.Findings {
-		if f.Result.mended() {
+		if f.Result.resolved() {
 			n--
 		}
 	}
 	return n
 }
 
-// cannotTell notes how many of something could not be judged.
-func (r *Report) cannotTell(n int, one, many string) {
+// addInconclusive notes how many of something could not be judged.
+func (r *Report) addInconclusive(n int, one, many string) {
 	switch {
 	case n == 1:
-		r.CannotTell = append(r.CannotTell, "1 "+one)
+		r.Inconclusive = append(r.Inconclusive, "1 "+one)
 	case n > 1:
-		r.CannotTell = append(r.CannotTell, fmt.Sprintf("%d %s", n, many))
+		r.Inconclusive = append(r.Inconclusive, fmt.Sprintf("%d %s", n, many))
 	}
 }
 
@@ -148,28 +148,28 @@ func (r *Report) add(found []*Finding) {
 	}
 }
 
-// untold counts what could not be judged.
-type untold struct {
-	outcomesDropped int // events whose outcome may have been dropped
-	eventsDropped   int // outcomes whose event may have been dropped
-	lettersDropped  int // events whose letter may have been in another stream of that name
-	former          int // outcomes that were told before the schema was made
-	slots           int // slots whose capacity at a time is not known
-	cut             int // slots that were sold beyond a capacity that somebody may have raised meanwhile
-	recounts        int // slots of resources with too many doubts
-	unseen          int // resources of which Redis had lost its data when they were looked at
+// inconclusive counts what could not be judged.
+type inconclusive struct {
+	outcomesDropped    int // events whose outcome may have been dropped
+	eventsDropped      int // outcomes whose event may have been dropped
+	deadLettersDropped int // events whose letter may have been in another stream of that name
+	former             int // outcomes that were told before the schema was made
+	slots              int // slots whose capacity at a time is not known
+	cut                int // slots that were sold beyond a capacity that somebody may have raised meanwhile
+	recounts           int // slots of resources with too many doubts
+	unread             int // resources of which Redis had lost its data when they were looked at
 }
 
 // auditor is one audit on its way.
 type auditor struct {
-	Servers
-	options  Options
-	keys     keyspace
-	subjects events.Subjects
-	looker   *looker
-	report   *Report
-	untold   untold
-	shown    func(what string, share float64)
+	Backends
+	options      Options
+	keys         keyspace
+	subjects     events.Namespace
+	inspector    *inspector
+	report       *Report
+	inconclusive inconclusive
+	progress     func(what string, share float64)
 
 	installed int64                 // when the schema was made: what was told before is of another database
 	reserved  map[string][]*Finding // of what is reserved, by resource
@@ -178,19 +178,19 @@ type auditor struct {
 // Run looks at everything that belongs to a namespace, or to one resource, and returns what
 // differs from what is promised. It only reads. Workers may go on meanwhile; doc.go says why that
 // makes no difference. It returns an error when it could not look.
-func Run(ctx context.Context, servers Servers, options Options) (*Report, error) {
+func Run(ctx context.Context, backends Backends, options Options) (*Report, error) {
 	began := time.Now()
 	a := &auditor{
-		Servers: servers, options: options, keys: keyspace(servers.Namespace), subjects: events.Subjects(servers.Namespace),
-		report: &Report{Namespace: servers.Namespace, Since: make(map[string]Since), CannotTell: []string{}, Counts: make(map[Kind]int), Findings: []*Finding{}},
-		shown:  options.Progress,
+		Backends: backends, options: options, keys: keyspace(backends.Namespace), subjects: events.Namespace(backends.Namespace),
+		report:   &Report{Namespace: backends.Namespace, StreamStarts: make(map[string]StreamStart), Inconclusive: []string{}, Counts: make(map[Kind]int), Findings: []*Finding{}},
+		progress: options.Progress,
 	}
-	if a.shown == nil {
-		a.shown = func(string, float64) {}
+	if a.progress == nil {
+		a.progress = func(string, float64) {}
 	}
-	a.looker = &looker{Servers: servers, keys: a.keys, wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
+	a.inspector = &inspector{Backends: backends, keys: a.keys, wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
 	if err := a.run(ctx); err != nil {
-		return nil, fmt.Errorf("audit of %s: %w", servers.Namespace, err)
+		return nil, fmt.Errorf("audit of %s: %w", backends.Namespace, err)
 	}
 	a.report.TookMS = time.Since(began).Milliseconds()
 	return a.report, nil
@@ -205,23 +205,23 @@ func (a *auditor) run(ctx context.Context) error {
 	if err := a.Postgres.QueryRow(ctx, queryInstalled).Scan(&a.installed); err != nil {
 		return fmt.Errorf("read when the schema was made: %w", toMigrate(err))
 	}
-	for _, step := range []func(context.Context) ([]*Finding, error){a.judgeEpoch, a.judgeConstraints, a.judgeSums, a.judgeGroups} {
+	for _, step := range []func(context.Context) ([]*Finding, error){a.checkEpoch, a.checkConstraints, a.checkSums, a.checkGroups} {
 		found, err := step(ctx)
 		if err != nil {
 			return err
 		}
 		a.report.add(found)
 	}
-	a.note()
+	a.reportInconclusive()
 	slices.SortStableFunc(a.report.Findings, func(x, y *Finding) int {
 		return strings.Compare(x.Resource+"\x00"+string(x.Kind)+"\x00"+x.Item, y.Resource+"\x00"+string(y.Kind)+"\x00"+y.Item)
 	})
 	return a.explain(ctx)
 }
 
-// readEpoch reads what the epoch of every partition of Redis must be. It returns a *holds.LostError while Redis
+// readEpoch reads what the epoch of every partition of Redis must be. It returns a *holds.RebuildingError while Redis
 // has not all that was written to it.
-func (s *Servers) readEpoch(ctx context.Context) (epoch string, err error) {
+func (s *Backends) readEpoch(ctx context.Context) (epoch string, err error) {
 	var written bool
 	var why, progress string
 	err = s.Postgres.QueryRow(ctx, queryEpoch).Scan(&epoch, &written, &why, &progress)
@@ -231,23 +231,23 @@ func (s *Servers) readEpoch(ctx context.Context) (epoch string, err error) {
 	case err != nil:
 		return "", fmt.Errorf("read the epoch: %w", toMigrate(err))
 	case !written && progress == "":
-		return "", &holds.LostError{Progress: quoted(why) + "; nobody fills it again yet"}
+		return "", &holds.RebuildingError{Progress: quoted(why) + "; nobody fills it again yet"}
 	case !written:
-		return "", &holds.LostError{Progress: quoted(why) + "; it is being filled again: " + quoted(progress)}
+		return "", &holds.RebuildingError{Progress: quoted(why) + "; it is being filled again: " + quoted(progress)}
 	}
 	return epoch, nil
 }
 
-// filledAgain reports whether Redis has lost its data, and was filled again, since the schema was made: the
+// wasRebuilt reports whether Redis has lost its data, and was filled again, since the schema was made: the
 // first epoch of a database has no number.
-func (a *auditor) filledAgain() bool { return strings.Contains(a.looker.epoch, "/") }
+func (a *auditor) wasRebuilt() bool { return strings.Contains(a.inspector.epoch, "/") }
 
-// judgeEpoch finds partitions whose data Redis has lost. While it is being filled again these are all.
-func (a *auditor) judgeEpoch(ctx context.Context) ([]*Finding, error) {
+// checkEpoch finds partitions whose data Redis has lost. While it is being filled again these are all.
+func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 	var err error
-	a.looker.epoch, err = a.readEpoch(ctx)
-	filling, isFilling := errors.AsType[*holds.LostError](err)
-	if err != nil && !isFilling {
+	a.inspector.epoch, err = a.readEpoch(ctx)
+	rebuilding, isRebuilding := errors.AsType[*holds.RebuildingError](err)
+	if err != nil && !isRebuilding {
 		return nil, err
 	}
 	if _, err := holds.ReadFormat(ctx, a.Namespace, a.Redis); errors.Is(err, holds.ErrUnknownFormat) {
@@ -259,40 +259,40 @@ func (a *auditor) judgeEpoch(ctx context.Context) ([]*Finding, error) {
 		found[p], fences[p] = pipe.Get(ctx, a.keys.partition(p)+"epoch"), pipe.Type(ctx, a.keys.partition(p)+"fence")
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
-	all := judgeFences(a.keys, fences)
+	all := checkFences(a.keys, fences)
 	lost, is := 0, "nothing"
 	for p, cmd := range found {
 		if err := cmd.Err(); err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "WRONGTYPE") {
 			return nil, fmt.Errorf("read the epoch of partition %d: %w", p, err)
 		}
-		if isFilling || cmd.Val() != a.looker.epoch {
+		if isRebuilding || cmd.Val() != a.inspector.epoch {
 			lost++
 		}
-		if other := cmd.Val(); other != a.looker.epoch && other != "" {
+		if other := cmd.Val(); other != a.inspector.epoch && other != "" {
 			is = quoted(other)
 		}
 	}
 	if lost == 0 {
 		return all, nil
 	}
-	if isFilling {
+	if isRebuilding {
 		return append(all, &Finding{
 			Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost), Where: string(a.keys) + ":{...}:epoch", Expected: "an epoch that postgres knows", Found: is,
-			Text: "Redis has not all that was written to it: " + filling.Progress + ". What it holds is not judged.", Remedy: remedyOfLoss,
+			Text: "Redis has not all that was written to it: " + rebuilding.Progress + ". What it holds is not judged.", Remedy: remedyDataLost,
 		}), nil
 	}
 	return append(all, &Finding{
-		Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost), Where: string(a.keys) + ":{...}:epoch", Expected: a.looker.epoch, Found: is,
+		Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost), Where: string(a.keys) + ":{...}:epoch", Expected: a.inspector.epoch, Found: is,
 		Text: fmt.Sprintf("%d of %d partitions of Redis do not have the epoch that was written: their data is lost, or of another database. What they hold is not judged.",
 			lost, holds.Partitions),
-		Remedy: remedyOfLoss,
+		Remedy: remedyDataLost,
 	}), nil
 }
 
-const remedyOfLoss = "A worker that runs notices it and fills Redis again, see its log and /readyz; by hand: worker rebuild. Until then nothing is granted. " + notSafe
+const remedyDataLost = "A worker that runs notices it and fills Redis again, see its log and /readyz; by hand: worker rebuild. Until then nothing is granted. " + notSafe
 
-// judgeFences finds partitions in which what counts the locks is damaged.
-func judgeFences(keys keyspace, types []*redis.StatusCmd) (found []*Finding) {
+// checkFences finds partitions in which what counts the locks is damaged.
+func checkFences(keys keyspace, types []*redis.StatusCmd) (found []*Finding) {
 	for p, cmd := range types {
 		is := cmd.Val()
 		if cmd.Err() != nil || is == "none" || is == "string" {
@@ -308,22 +308,22 @@ func judgeFences(keys keyspace, types []*redis.StatusCmd) (found []*Finding) {
 	return found
 }
 
-func (a *auditor) judgeSums(ctx context.Context) ([]*Finding, error) {
+func (a *auditor) checkSums(ctx context.Context) ([]*Finding, error) {
 	var only []string
 	if a.options.ResourceID != "" {
 		only = []string{a.options.ResourceID}
 	}
-	found, gone, err := a.judgeReserved(ctx, only)
+	found, gone, err := a.checkReserved(ctx, only)
 	a.reserved = make(map[string][]*Finding)
 	for _, f := range found {
 		a.reserved[f.Resource] = append(a.reserved[f.Resource], f)
 	}
-	a.report.cannotTell(gone, "slot is reserved and has no inventory row any more: nothing is to be compared", "slots are reserved and have no inventory row any more: nothing is to be compared")
+	a.report.addInconclusive(gone, "slot is reserved and has no inventory row any more: nothing is to be compared", "slots are reserved and have no inventory row any more: nothing is to be compared")
 	return found, err
 }
 
-// judgeGroups looks at the resources, so many at a time that what is known of them fits into memory.
-func (a *auditor) judgeGroups(ctx context.Context) (all []*Finding, err error) {
+// checkGroups looks at the resources, so many at a time that what is known of them fits into memory.
+func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 	keyed, err := a.scanKeys(ctx)
 	if err != nil {
 		return nil, err
@@ -335,12 +335,12 @@ func (a *auditor) judgeGroups(ctx context.Context) (all []*Finding, err error) {
 			return nil, err
 		}
 		messages += streams[i].state.Msgs
-		since := Since{Seq: streams[i].state.FirstSeq, Whole: streams[i].whole}
+		since := StreamStart{Seq: streams[i].state.FirstSeq, Whole: streams[i].whole}
 		if !streams[i].since.IsZero() {
 			at := holds.Time{Time: streams[i].since.UTC()}
 			since.Time = &at
 		}
-		a.report.Since[name] = since
+		a.report.StreamStarts[name] = since
 	}
 	each := a.options.groupMessages
 	if each == 0 {
@@ -352,12 +352,12 @@ func (a *auditor) judgeGroups(ctx context.Context) (all []*Finding, err error) {
 	}
 	var removed uint64
 	var missing []string
-	var unanswered, unlettered []uint64
+	var unanswered, withoutDeadLetter []uint64
 	for n := range groups {
 		g := &group{
 			auditor: a, number: n, of: groups,
 			events: make(map[id]*event), another: make(map[id]uint64), pending: make(map[string][]*event),
-			letters: make(map[uint64]*letter), formerHolds: make(map[id]struct{}), resources: make(map[string]*resource),
+			deadLetters: make(map[uint64]*deadLetter), formerHolds: make(map[id]struct{}), resources: make(map[string]*resource),
 		}
 		for i, to := range []**stream{&g.in, &g.out, &g.dlq} {
 			own := *streams[i]
@@ -368,10 +368,10 @@ func (a *auditor) judgeGroups(ctx context.Context) (all []*Finding, err error) {
 			return nil, err
 		}
 		all = append(all, found...)
-		a.report.Checked.add(g.checked)
+		a.report.Stats.add(g.stats)
 		a.report.Pending.add(g.waiting)
-		a.untold.add(g.untold)
-		unanswered, unlettered = append(unanswered, g.unanswered...), append(unlettered, g.unlettered...)
+		a.inconclusive.add(g.inconclusive)
+		unanswered, withoutDeadLetter = append(unanswered, g.unanswered...), append(withoutDeadLetter, g.withoutDeadLetter...)
 		removed = g.dlq.removed()
 		missing = missing[:0]
 		for _, name := range consumers {
@@ -381,9 +381,9 @@ func (a *auditor) judgeGroups(ctx context.Context) (all []*Finding, err error) {
 		}
 	}
 	for _, name := range missing {
-		a.report.CannotTell = append(a.report.CannotTell, fmt.Sprintf("consumer %s of %s is missing: what it would take waits until a worker or `worker migrate` has made it", name, a.subjects.InStream()))
+		a.report.Inconclusive = append(a.report.Inconclusive, fmt.Sprintf("consumer %s of %s is missing: what it would take waits until a worker or `worker migrate` has made it", name, a.subjects.InStream()))
 	}
-	return append(all, a.judgeUnanswered(unanswered, unlettered, removed)...), nil
+	return append(all, a.checkUnanswered(unanswered, withoutDeadLetter, removed)...), nil
 }
 
 // scanKeys judges all keys by their names. It returns all resources that have keys, with what
@@ -392,12 +392,12 @@ func (a *auditor) scanKeys(ctx context.Context) (map[string][]difference, error)
 	keyed, names := make(map[string][]difference), make(map[string][]string)
 	strange, waiting := 0, 0
 	for cursor := uint64(0); ; {
-		keys, next, err := a.looker.scan(ctx, cursor, a.keys.pattern(a.options.ResourceID))
+		keys, next, err := a.inspector.scan(ctx, cursor, a.keys.pattern(a.options.ResourceID))
 		if err != nil {
 			return nil, err
 		}
 		for _, k := range keys {
-			a.report.Checked.Keys++
+			a.report.Stats.Keys++
 			switch {
 			case !k.ours:
 				strange++
@@ -409,11 +409,11 @@ func (a *auditor) scanKeys(ctx context.Context) (map[string][]difference, error)
 				waiting++
 			}
 		}
-		a.shown("redis", 0)
+		a.progress("redis", 0)
 		if cursor = next; waiting < keysAhead && cursor != 0 {
 			continue
 		}
-		found, err := a.looker.strays(ctx, names)
+		found, err := a.inspector.strays(ctx, names)
 		if err != nil {
 			return nil, err
 		}
@@ -434,7 +434,7 @@ func (a *auditor) scanKeys(ctx context.Context) (map[string][]difference, error)
 		slices.SortFunc(differences, func(x, y difference) int { return strings.Compare(x.name, y.name) })
 		keyed[name] = slices.Compact(differences)
 	}
-	a.report.cannotTell(strange, "key or entry in redis is none that this version knows", "keys or entries in redis are none that this version knows")
+	a.report.addInconclusive(strange, "key or entry in redis is none that this version knows", "keys or entries in redis are none that this version knows")
 	return keyed, nil
 }
 
@@ -469,17 +469,17 @@ func (a *auditor) scanAgendas(ctx context.Context, keyed map[string][]difference
 // keysAhead is how many names of keys are kept until they are judged: the more, the fewer scripts.
 const keysAhead = 50_000
 
-// note tells what could not be judged.
-func (a *auditor) note() {
-	u := a.untold
-	a.report.cannotTell(u.outcomesDropped, "event is older than the outbound stream: its outcome was dropped", "events are older than the outbound stream: their outcomes were dropped")
-	a.report.cannotTell(u.eventsDropped, "outcome may belong to an event that was dropped from the inbound stream", "outcomes may belong to events that were dropped from the inbound stream")
-	a.report.cannotTell(u.lettersDropped, "event without outcome is older than the stream of dead letters: its letter may have been in another", "events without outcomes are older than the stream of dead letters: their letters may have been in another")
-	a.report.cannotTell(u.former, "outcome was told before the schema of this database was made: it is not compared with anything", "outcomes were told before the schema of this database was made: they are not compared with anything")
-	a.report.cannotTell(u.cut, "slot was granted beyond the capacity that was told of it last: somebody has raised it by SQL, or it was oversold (look with --capacity-by-events, if nobody has)", "slots were granted beyond the capacity that was told of them last: somebody has raised it by SQL, or they were oversold (look with --capacity-by-events, if nobody has)")
-	a.report.cannotTell(u.slots, "slot was taken more than is for sale now, at a time of which the capacity is not known any more", "slots were taken more than is for sale now, at times of which the capacity is not known any more")
-	a.report.cannotTell(u.unseen, "resource could not be looked at in redis, which has lost its data or was filled again meanwhile", "resources could not be looked at in redis, which has lost its data or was filled again meanwhile")
-	a.report.cannotTell(u.recounts, "slot has too many times to recount: was the clock of redis set back?", "slots have too many times to recount: was the clock of redis set back?")
+// reportInconclusive tells what could not be judged.
+func (a *auditor) reportInconclusive() {
+	u := a.inconclusive
+	a.report.addInconclusive(u.outcomesDropped, "event is older than the outbound stream: its outcome was dropped", "events are older than the outbound stream: their outcomes were dropped")
+	a.report.addInconclusive(u.eventsDropped, "outcome may belong to an event that was dropped from the inbound stream", "outcomes may belong to events that were dropped from the inbound stream")
+	a.report.addInconclusive(u.deadLettersDropped, "event without outcome is older than the stream of dead letters: its letter may have been in another", "events without outcomes are older than the stream of dead letters: their letters may have been in another")
+	a.report.addInconclusive(u.former, "outcome was told before the schema of this database was made: it is not compared with anything", "outcomes were told before the schema of this database was made: they are not compared with anything")
+	a.report.addInconclusive(u.cut, "slot was granted beyond the capacity that was told of it last: somebody has raised it by SQL, or it was oversold (look with --capacity-by-events, if nobody has)", "slots were granted beyond the capacity that was told of them last: somebody has raised it by SQL, or they were oversold (look with --capacity-by-events, if nobody has)")
+	a.report.addInconclusive(u.slots, "slot was taken more than is for sale now, at a time of which the capacity is not known any more", "slots were taken more than is for sale now, at times of which the capacity is not known any more")
+	a.report.addInconclusive(u.unread, "resource could not be looked at in redis, which has lost its data or was filled again meanwhile", "resources could not be looked at in redis, which has lost its data or was filled again meanwhile")
+	a.report.addInconclusive(u.recounts, "slot has too many times to recount: was the clock of redis set back?", "slots have too many times to recount: was the clock of redis set back?")
 }
 
 // explain reads the events that findings name.
@@ -516,17 +516,17 @@ func (a *auditor) eventAt(ctx context.Context, name string, seq uint64) (*Event,
 	if err != nil {
 		return nil, fmt.Errorf("read sequence %d of %s: %w", seq, name, err)
 	}
-	about := events.AboutEvent(m.Subject, m.Header, m.Data)
+	about := events.Summarize(m.Subject, m.Header, m.Data)
 	return &Event{Stream: name, Seq: seq, ID: quoted(about.ID), Type: quoted(about.Type), Time: holds.Time{Time: m.Time.UTC()}}, nil
 }
 
-func (u *untold) add(other untold) {
+func (u *inconclusive) add(other inconclusive) {
 	u.outcomesDropped += other.outcomesDropped
 	u.eventsDropped += other.eventsDropped
-	u.lettersDropped += other.lettersDropped
+	u.deadLettersDropped += other.deadLettersDropped
 	u.former += other.former
 	u.slots += other.slots
 	u.cut += other.cut
 	u.recounts += other.recounts
-	u.unseen += other.unseen
+	u.unread += other.unread
 }

@@ -12,15 +12,15 @@ import (
 
 // scene is a town in which everything has happened that can, and all of it is over but two holds.
 type scene struct {
-	*town
+	*harness
 	live, other                        string // holds
 	paid, late, cancelled, given, over string // holds that have ended
 }
 
 func newScene(t testing.TB) *scene {
 	t.Helper()
-	s := &scene{town: newTown(t)}
-	s.work(1)
+	s := &scene{harness: newHarness(t)}
+	s.startWorkers(1)
 	s.setInventory("hall", 5, "A-1", "A-2")
 	s.setInventory("tent", 2)
 	s.over = s.request("hall", "dan", time.Second, 1, "A-2")
@@ -35,40 +35,40 @@ func newScene(t testing.TB) *scene {
 	s.pay(s.paid, "p-ben")
 	s.pay(s.paid, "p-ben-2") // refused
 	s.given = s.request("hall", "cleo", time.Hour, 1, "A-2")
-	s.ask(events.BookingCancelled, "hall", events.BookingCancelledData{HoldID: s.given})
+	s.publish(events.BookingCancelled, "hall", events.BookingCancelledData{HoldID: s.given})
 	s.cancelled = s.request("tent", "fay", time.Hour, 1)
 	s.pay(s.cancelled, "p-fay")
-	s.ask(events.ReservationCancelled, "tent", events.ReservationCancelledData{HoldID: s.cancelled})
-	s.ask(events.PaymentStarted, "hall", events.PaymentStartedData{HoldID: s.live})
+	s.publish(events.ReservationCancelled, "tent", events.ReservationCancelledData{HoldID: s.cancelled})
+	s.publish(events.PaymentStarted, "hall", events.PaymentStartedData{HoldID: s.live})
 	if s.request("hall", "gus", time.Hour, 4, "A-1") != "" {
 		t.Fatal("gus has more than there is")
 	}
 	bad := s.message(events.BookingRequested, "hall", "no object")
-	if a, err := s.client.Ask(stacktest.Patience(t), bad); err != nil || a.Dead == nil {
+	if a, err := s.client.Request(stacktest.WaitContext(t), bad); err != nil || a.DeadLetter == nil {
 		t.Fatalf("a malformed event: %+v, %v", a, err)
 	}
-	s.rest()
+	s.stopWorkers()
 	return s
 }
 
-// TestSilent audits a town in which nothing is wrong, in one part and in many.
-func TestSilent(t *testing.T) {
+// TestRun_Healthy_NoFindings audits a town in which nothing is wrong, in one part and in many.
+func TestRun_Healthy_NoFindings(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	report := s.silent()
-	if c := report.Checked; c.Events != 18 || c.Outcomes != 20-1 || c.DeadLetters != 1 || c.Resources != 2 || c.Reservations != 3 || c.Payments != 4 || c.Slots != 3 {
+	report := s.wantNoFindings()
+	if c := report.Stats; c.Events != 18 || c.Outcomes != 20-1 || c.DeadLetters != 1 || c.Resources != 2 || c.Reservations != 3 || c.Payments != 4 || c.Slots != 3 {
 		t.Errorf("checked %+v", c)
 	}
-	if len(report.CannotTell) > 0 || report.Pending.Events > 0 {
-		t.Errorf("cannot tell %v, pending %+v", report.CannotTell, report.Pending)
+	if len(report.Inconclusive) > 0 || report.Pending.Events > 0 {
+		t.Errorf("cannot tell %v, pending %+v", report.Inconclusive, report.Pending)
 	}
 	parts := s.audit(audit.InGroups(audit.Options{}, 3))
-	if len(parts.Findings) > 0 || parts.Checked.Events != report.Checked.Events || parts.Checked.Reservations != report.Checked.Reservations {
-		t.Errorf("in parts, checked %+v:\n%s", parts.Checked, told(parts))
+	if len(parts.Findings) > 0 || parts.Stats.Events != report.Stats.Events || parts.Stats.Reservations != report.Stats.Reservations {
+		t.Errorf("in parts, checked %+v:\n%s", parts.Stats, findingsText(parts))
 	}
 	for _, resource := range []string{"hall", "tent", "nowhere"} {
 		if one := s.audit(audit.Options{ResourceID: resource}); len(one.Findings) > 0 {
-			t.Errorf("%s alone:\n%s", resource, told(one))
+			t.Errorf("%s alone:\n%s", resource, findingsText(one))
 		}
 	}
 }

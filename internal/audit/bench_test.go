@@ -17,22 +17,22 @@ func BenchmarkAudit(b *testing.B) {
 	const number = 100_000
 	for _, resources := range []int{1000, 1} {
 		b.Run(fmt.Sprintf("resources=%d", resources), func(b *testing.B) {
-			w := newTown(b)
-			w.work(2)
+			w := newHarness(b)
+			w.startWorkers(2)
 			first := time.Now().UTC().AddDate(0, 0, 7)
-			stay := func(from, nights int) holds.Asked {
+			stay := func(from, nights int) holds.SlotSelection {
 				in := first.AddDate(0, 0, from)
-				return holds.Asked{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
+				return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
 			}
 			for r := range resources {
 				name := fmt.Sprintf("room-%d", r)
-				w.ask(events.InventorySet, name, events.InventorySetData{ResourceID: name, Asked: stay(0, 30), Capacity: 1_000_000})
+				w.publish(events.InventorySet, name, events.InventorySetData{ResourceID: name, SlotSelection: stay(0, 30), Capacity: 1_000_000})
 			}
 			ttl := int64(3600)
 			for i := range number {
 				name, user := fmt.Sprintf("room-%d", i%resources), fmt.Sprintf("u%d", i)
 				m := w.message(events.BookingRequested, name, events.BookingRequestedData{
-					RequestKey: user, UserID: user, ResourceID: name, Asked: stay(i%20, 1+i%7), Quantity: 1, TTLSeconds: &ttl,
+					RequestKey: user, UserID: user, ResourceID: name, SlotSelection: stay(i%20, 1+i%7), Quantity: 1, TTLSeconds: &ttl,
 				})
 				if _, err := w.js.PublishMsgAsync(m); err != nil {
 					b.Fatal(err)
@@ -45,13 +45,13 @@ func BenchmarkAudit(b *testing.B) {
 				stream, err := w.js.Stream(b.Context(), w.subjects.OutStream())
 				return err == nil && stream.CachedInfo().State.Msgs == uint64(number+resources)
 			})
-			w.rest()
+			w.stopWorkers()
 			runtime.GC()
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
-			peak, told := uint64(0), 0
+			peak, reported := uint64(0), 0
 			options := audit.Options{Progress: func(string, float64) {
-				if told++; told%100 != 0 { // it stops the world
+				if reported++; reported%100 != 0 { // it stops the world
 					return
 				}
 				var now runtime.MemStats
@@ -60,8 +60,8 @@ func BenchmarkAudit(b *testing.B) {
 			}}
 			for b.Loop() {
 				report := w.audit(options)
-				if len(report.Findings) > 0 || report.Checked.Records != number {
-					b.Fatalf("checked %+v, found %v", report.Checked, report.Counts)
+				if len(report.Findings) > 0 || report.Stats.Records != number {
+					b.Fatalf("checked %+v, found %v", report.Stats, report.Counts)
 				}
 			}
 			b.StopTimer()

@@ -13,7 +13,7 @@
 // whether or not anybody has swept it; a reservation until somebody asked for it to be cancelled.
 // That is compared with the highest capacity that was ever told, because capacity may be written by
 // SQL, which nobody tells: that a slot was oversold while its capacity was lower for a time can only
-// be proved to who knows that nobody does so (Options.CapacityIsTold), and is counted otherwise; that it
+// be proved to who knows that nobody does so (Options.CapacityByEvents), and is counted otherwise; that it
 // was raised and lowered again by SQL cannot be known. What is taken within the millisecond in
 // which something else is given back is taken for later.
 //
@@ -31,7 +31,7 @@
 //
 // Streams lose their oldest messages, and may be deleted and made anew, as may Redis and Postgres under streams that
 // stay. What could have been dropped, and what was told before a stream or the schema was made, is not judged, but
-// counted: see Report.CannotTell and Report.Since. Letters that were removed are not known either: as many events
+// counted: see Report.Inconclusive and Report.Since. Letters that were removed are not known either: as many events
 // without an outcome are taken for theirs, and counted.
 //
 // # Why workers may go on

@@ -12,8 +12,8 @@ func InGroups(o Options, messages uint64) Options {
 	return o
 }
 
-// LookMax is how many records a resource can have that is looked at in one step.
-const LookMax = lookMax
+// InspectRecordsMax is how many records a resource can have that is looked at in one step.
+const InspectRecordsMax = inspectRecordsMax
 
 // Pace sets how often a Reconciler keeps its lease, and how long it pauses between two rounds.
 func (r *Reconciler) Pace(lease, pause time.Duration) { r.lease.every, r.pause = lease, pause }

@@ -29,12 +29,12 @@ const (
 
 // What Redis says of a hold, and what was told of it.
 const (
-	HoldLost    Kind = "hold_lost"    // it was granted and is not over, and Redis does not know it
-	HoldUndead  Kind = "hold_undead"  // its end was told, and Redis takes it for live
-	HoldUntold  Kind = "hold_untold"  // Redis has it, and it was never told
-	HoldDiffers Kind = "hold_differs" // Redis has another deadline, quantity, user or other slots
-	EndUntold   Kind = "end_untold"   // it has ended in Redis, and that was never told
-	ClaimStuck  Kind = "claim_stuck"  // a payment has claimed it, and is not being decided
+	HoldLost        Kind = "hold_lost"    // it was granted and is not over, and Redis does not know it
+	HoldStillLive   Kind = "hold_undead"  // its end was told, and Redis takes it for live
+	HoldUnannounced Kind = "hold_untold"  // Redis has it, and it was never told
+	HoldDiffers     Kind = "hold_differs" // Redis has another deadline, quantity, user or other slots
+	EndUnannounced  Kind = "end_untold"   // it has ended in Redis, and that was never told
+	ClaimStuck      Kind = "claim_stuck"  // a payment has claimed it, and is not being decided
 )
 
 // What Postgres has.
@@ -42,7 +42,7 @@ const (
 	TwoAnswers                Kind = "two_answers" // a payment, or the payments of a hold, have answers that exclude each other
 	AnswerDiffers             Kind = "answer_differs"
 	AnswerUnrecorded          Kind = "answer_unrecorded" // it was told, and Postgres does not have it
-	AnswerUntold              Kind = "answer_untold"     // Postgres has it, and it was never told
+	AnswerUnannounced         Kind = "answer_untold"     // Postgres has it, and it was never told
 	ReservationWithoutPayment Kind = "reservation_without_payment"
 	PaymentWithoutReservation Kind = "payment_without_reservation"
 	CancellationDiffers       Kind = "cancellation_differs"
@@ -62,7 +62,7 @@ const (
 	Index         Kind = "index"     // the user's hold on just these slots
 	HoldKey       Kind = "hold_key"  // the key whose expiry is the hint
 	RequestAnswer Kind = "request"   // the answer to the request of a live hold
-	RecordDamaged Kind = "record"    // a record that cannot be read
+	RecordCorrupt Kind = "record"    // a record that cannot be read
 	Agenda        Kind = "agenda"    // when to look at a resource next
 	Rev           Kind = "rev"       // counts the changes of capacity and reserved
 	WrongType     Kind = "type"      // a key that is not of its type

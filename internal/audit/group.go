@@ -19,29 +19,29 @@ type group struct {
 	floors       floors
 	floorsBefore floors // of the reading before
 
-	events        map[id]*event
-	another       map[id]uint64 // sequence of an outcome with the same id as another's, and another content
-	unprocessable []unprocessable
-	pending       map[string][]*event // events that may not be answered yet, by what they are about
-	letters       map[uint64]*letter  // by the inbound sequence
-	strange       []uint64            // letters that do not say of which event they are
-	orphans       []orphan
-	slowest       int64 // the longest time that an event has waited for its outcome (ms)
-	unreadable    []uint64
-	misplaced     []uint64
-	former        int             // outcomes that were told before the schema was made
-	formerHolds   map[id]struct{} // that these are about: Redis may have been filled with them
-	formerLetters int             // letters of events of another stream, which had the name of this before
-	resources     map[string]*resource
+	events            map[id]*event
+	another           map[id]uint64 // sequence of an outcome with the same id as another's, and another content
+	unprocessable     []unprocessable
+	pending           map[string][]*event    // events that may not be answered yet, by what they are about
+	deadLetters       map[uint64]*deadLetter // by the inbound sequence
+	strange           []uint64               // letters that do not say of which event they are
+	orphans           []orphan
+	slowest           int64 // the longest time that an event has waited for its outcome (ms)
+	unreadable        []uint64
+	misplaced         []uint64
+	former            int             // outcomes that were told before the schema was made
+	formerHolds       map[id]struct{} // that these are about: Redis may have been filled with them
+	formerDeadLetters int             // letters of events of another stream, which had the name of this before
+	resources         map[string]*resource
 
 	// What the outbound stream has up to here was told before Redis and Postgres were read.
-	toldBefore uint64
+	snapshotSeq uint64
 
-	checked Checked
-	waiting Pending
-	untold  untold
+	stats        Stats
+	waiting      Pending
+	inconclusive inconclusive
 	// Inbound sequences without outcome and letter: of events that can be processed, and that cannot.
-	unanswered, unlettered []uint64
+	unanswered, withoutDeadLetter []uint64
 }
 
 // isMine reports whether a resource belongs to the group.
@@ -76,7 +76,7 @@ func (g *group) audit(ctx context.Context, keyed map[string][]difference) ([]*Fi
 	if err := g.read(ctx); err != nil {
 		return nil, err
 	}
-	first, err := g.look(ctx, keyed, nil)
+	first, err := g.inspect(ctx, keyed, nil)
 	if err != nil || len(first) == 0 {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func (g *group) audit(ctx context.Context, keyed map[string][]difference) ([]*Fi
 	for _, f := range first {
 		concerned[f.Resource] = struct{}{}
 	}
-	second, err := g.look(ctx, keyed, slices.Sorted(maps.Keys(concerned)))
+	second, err := g.inspect(ctx, keyed, slices.Sorted(maps.Keys(concerned)))
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +123,7 @@ func (g *group) read(ctx context.Context) (err error) {
 		read   reading
 		// Of the time that a group takes, about.
 		from, share float64
-	}{{g.dlq, "", g.readLetter, 0, 0.1}, {g.in, inbound, g.readInbound, 0.1, 0.4}, {g.out, outbound, g.readOutcome, 0.5, 0.3}} {
+	}{{g.dlq, "", g.readDeadLetter, 0, 0.1}, {g.in, inbound, g.readInbound, 0.1, 0.4}, {g.out, outbound, g.readOutcome, 0.5, 0.3}} {
 		err := step.s.catchUp(ctx, step.filter, func(m message) func() {
 			note := step.read(m)
 			if m.seq%progressEvery != 0 {
@@ -142,7 +142,7 @@ func (g *group) read(ctx context.Context) (err error) {
 	}
 	g.adopt()
 	for _, r := range g.resources {
-		g.askedToCancel(r, maxTime)
+		g.applyCancelRequests(r, maxTime)
 	}
 	return nil
 }
@@ -155,14 +155,14 @@ const (
 
 // show tells how far the group is.
 func (g *group) show(what string, share float64) {
-	g.shown(what, (float64(g.number)+share)/float64(g.of))
+	g.progress(what, (float64(g.number)+share)/float64(g.of))
 }
 
-// look reads Redis and Postgres, then the rest of the streams, and judges. keyed are the
+// inspect reads Redis and Postgres, then the rest of the streams, and judges. keyed are the
 // differences among keys that were found by their names. Only the resources named are
 // looked at anew, nil = all.
-func (g *group) look(ctx context.Context, keyed map[string][]difference, only []string) ([]*Finding, error) {
-	g.toldBefore = g.out.read
+func (g *group) inspect(ctx context.Context, keyed map[string][]difference, only []string) ([]*Finding, error) {
+	g.snapshotSeq = g.out.read
 	again := only != nil
 	if !again {
 		for name := range keyed {
@@ -171,24 +171,24 @@ func (g *group) look(ctx context.Context, keyed map[string][]difference, only []
 			}
 		}
 	}
-	counted := g.checked
+	counted := g.stats
 	if err := g.readPostgres(ctx, only); err != nil {
 		return nil, err
 	}
 	if again {
-		g.checked = counted
+		g.stats = counted
 	}
 	names := only
 	if !again {
 		names = slices.Sorted(maps.Keys(g.resources))
 	}
 	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return g.resources[name] == nil })
-	err := g.looker.look(ctx, names, true, func(l looked) error {
+	err := g.inspector.inspect(ctx, names, true, func(l inspection) error {
 		g.show("redis", redisShare)
-		g.resources[l.resource].seen(l)
+		g.resources[l.resource].setInspection(l)
 		if !again {
-			g.checked.Resources++
-			g.checked.Records += len(l.records)
+			g.stats.Resources++
+			g.stats.Records += len(l.records)
 		}
 		return nil
 	})
@@ -201,7 +201,7 @@ func (g *group) look(ctx context.Context, keyed map[string][]difference, only []
 			continue
 		}
 		if again {
-			if differences, err = g.strayedStill(ctx, name, differences); err != nil {
+			if differences, err = g.recheckKeys(ctx, name, differences); err != nil {
 				return nil, err
 			}
 		}
@@ -210,22 +210,22 @@ func (g *group) look(ctx context.Context, keyed map[string][]difference, only []
 	if err := g.read(ctx); err != nil {
 		return nil, err
 	}
-	return g.judge(), nil
+	return g.check(), nil
 }
 
-// strayedStill judges keys again.
-func (g *group) strayedStill(ctx context.Context, resource string, differences []difference) ([]difference, error) {
+// recheckKeys judges keys again.
+func (g *group) recheckKeys(ctx context.Context, resource string, differences []difference) ([]difference, error) {
 	keys := make([]string, len(differences))
 	for i, d := range differences {
 		keys[i] = d.name
 	}
-	found, err := g.looker.strays(ctx, map[string][]string{resource: keys})
+	found, err := g.inspector.strays(ctx, map[string][]string{resource: keys})
 	return found[resource], err
 }
 
-// seen takes over what was found in Redis. Whether the event of a claim is gone the streams say better.
-func (r *resource) seen(l looked) {
-	r.looked, r.lost, r.now = !l.lost, l.lost, l.now
+// setInspection takes over what was found in Redis. Whether the event of a claim is gone the streams say better.
+func (r *resource) setInspection(l inspection) {
+	r.inspected, r.lost, r.now = !l.lost, l.lost, l.now
 	r.differences = slices.DeleteFunc(l.differences, func(d difference) bool { return d.what == string(ClaimStuck) })
 	for _, h := range r.holds {
 		h.rec, h.late = nil, nil
@@ -240,23 +240,23 @@ func (r *resource) seen(l looked) {
 	}
 }
 
-// judge returns all differences.
-func (g *group) judge() (found []*Finding) {
-	g.waiting, g.untold, g.unanswered, g.unlettered = Pending{}, untold{former: g.former, eventsDropped: g.formerLetters}, nil, nil
-	found = append(g.judgeEvents(), g.judgeLetters()...)
+// check returns all differences.
+func (g *group) check() (found []*Finding) {
+	g.waiting, g.inconclusive, g.unanswered, g.withoutDeadLetter = Pending{}, inconclusive{former: g.former, eventsDropped: g.formerDeadLetters}, nil, nil
+	found = append(g.checkEvents(), g.checkDeadLetters()...)
 	for _, r := range g.resources {
 		if r.lost {
-			g.untold.unseen++
+			g.inconclusive.unread++
 		}
-		its := r.judge(g)
+		its := r.check(g)
 		for _, f := range g.reserved[r.name] {
 			f.seq = r.lastReserved(f.difference.name)
 		}
 		lost := slices.ContainsFunc(its, func(f *Finding) bool { return f.Kind == HoldLost })
 		for _, d := range r.differences {
 			f := g.keys.describe(r.name, d)
-			g.blame(r, f)
-			if lost && f.Automatic && frees(d) {
+			g.findOrigin(r, f)
+			if lost && f.Automatic && freesSlots(d) {
 				f.Automatic = false
 				f.Remedy = "The holds themselves are lost: worker rebuild mends this too. Mending it alone would sell what others were told that they have. " + notSafe
 			}

@@ -42,13 +42,13 @@ var outcomesOf = map[string][]string{
 
 // event is an inbound event that can be processed. What was published twice is one event.
 type event struct {
-	seq     uint64   // of its first copy
-	copies  []uint64 // of the others
-	stored  int64    // of the first copy, ms
-	outcome uint64   // sequence of its outcome in the outbound stream, 0 = none yet
-	content uint64   // of the outcome
-	name    name
-	told    name // its outcome
+	seq         uint64   // of its first copy
+	copies      []uint64 // of the others
+	stored      int64    // of the first copy, ms
+	outcome     uint64   // sequence of its outcome in the outbound stream, 0 = none yet
+	content     uint64   // of the outcome
+	name        name
+	outcomeName name // its outcome
 }
 
 // each calls f for every copy of the event.
@@ -66,8 +66,8 @@ type unprocessable struct {
 	consumer string
 }
 
-// letter is a dead letter.
-type letter struct {
+// deadLetter is a dead letter.
+type deadLetter struct {
 	seq     uint64 // in the stream of dead letters
 	reason  string
 	another uint64 // sequence of a letter of the same event with another reason
@@ -92,13 +92,13 @@ type hold struct {
 	key      uint64 // of its request
 	quantity int64
 
-	created   uint64
-	asked     int64 // when the event was stored that asked for it, 0 = not known
-	createdAt int64
-	told      int64 // when created was stored
-	granted   int64 // the deadline that it was created with
-	deadline  int64 // the latest that was told
-	extended  uint64
+	created       uint64
+	requestStored int64 // when the event was stored that asked for it, 0 = not known
+	createdAt     int64
+	createdStored int64 // when created was stored
+	granted       int64 // the deadline that it was created with
+	deadline      int64 // the latest that was told
+	extended      uint64
 
 	end         name // what ended it first, 0 = nothing was told
 	endedBy     uint32
@@ -119,15 +119,15 @@ type more struct {
 	extends       []*event // that asked for one
 	answers       []answer
 	reservation   *reservation
-	lateTold      uint64
+	lateOutcome   uint64
 	lateAt        int64
 	cancelled     uint64
 	cancelledAt   int64
-	grantedAgain  uint64 // sequence of another grant of it, 0 = it was told once, or the same again
+	otherGrant    uint64 // sequence of another grant of it, 0 = it was told once, or the same again
 	restoredEarly int64  // when its slots were given back, if that was before its deadline
 	// The latest moment of Redis' clock that was told before anybody asked for the reservation to
 	// be cancelled: until then at least it took its slots. 0 = nobody asked.
-	askedToCancel int64
+	takenAtLeastUntil int64
 }
 
 func (h *hold) extra() *more {
@@ -150,7 +150,7 @@ type answer struct {
 	late      bool
 	reason    string
 	at        int64
-	told      uint64
+	outcome   uint64
 	another   uint64 // sequence of an outcome that answers the same payment otherwise
 	row       *row
 }
@@ -189,7 +189,7 @@ type resource struct {
 	latest  int64 // the latest moment of Redis' clock that an outcome has told
 	cancels []cancel
 
-	looked      bool // and Redis has not lost its data
+	inspected   bool // and Redis has not lost its data
 	lost        bool // it had, when it was looked at
 	now         int64
 	differences []difference
@@ -209,26 +209,26 @@ const changesMax = 200
 
 // capacityChange is an inventory.set, or what was answered to one.
 type capacityChange struct {
-	capacity int64
-	asked    int64 // when the event was stored: a later one wins, in whatever order they are decided
-	told     int64 // when it was answered, maxTime = that is not known
+	capacity  int64
+	requested int64 // when the event was stored: a later one wins, in whatever order they are decided
+	answered  int64 // when it was answered, maxTime = that is not known
 }
 
 // inForce is the most that can have been for sale of a slot, by what was told of it, when a hold was granted whose
 // request was stored at asked and answered at told.
-func (s *slot) inForce(asked, told int64) int64 {
+func (s *slot) inForce(requested, reported int64) int64 {
 	since := int64(-1) // what was set before this was over by asked
 	for _, c := range s.changes {
-		if c.told < asked-cancelMargin {
-			since = max(since, c.asked)
+		if c.answered < requested-cancelMargin {
+			since = max(since, c.requested)
 		}
 	}
-	if since < 0 || asked == 0 {
+	if since < 0 || requested == 0 {
 		return s.capacity
 	}
 	most := int64(0)
 	for _, c := range s.changes {
-		if c.asked >= since && c.asked < told+cancelMargin {
+		if c.requested >= since && c.requested < reported+cancelMargin {
 			most = max(most, c.capacity)
 		}
 	}
@@ -282,8 +282,8 @@ func (r *resource) setNamed(names string) int32 {
 	return i
 }
 
-// capacityTold notes a capacity that a slot has had.
-func (r *resource) capacityTold(name string, capacity, stored int64) {
+// addCapacity notes a capacity that a slot has had.
+func (r *resource) addCapacity(name string, capacity, stored int64) {
 	s := &r.slots[r.slotNamed(name)]
 	s.capacity = max(s.capacity, capacity)
 	if stored > 0 && (s.known == 0 || stored < s.known) {
@@ -291,8 +291,8 @@ func (r *resource) capacityTold(name string, capacity, stored int64) {
 	}
 }
 
-// capacitySet notes a change of a capacity.
-func (r *resource) capacitySet(name string, c capacityChange) {
+// addCapacityChange notes a change of a capacity.
+func (r *resource) addCapacityChange(name string, c capacityChange) {
 	s := &r.slots[r.slotNamed(name)]
 	if len(s.changes) == 0 || c.capacity < s.lowest {
 		s.lowest = c.capacity
@@ -300,7 +300,7 @@ func (r *resource) capacitySet(name string, c capacityChange) {
 	if len(s.changes) == changesMax {
 		one := &s.changes[changesMax/2]
 		for _, other := range s.changes[:changesMax/2] {
-			one.capacity, one.asked, one.told = max(one.capacity, other.capacity), max(one.asked, other.asked), max(one.told, other.told)
+			one.capacity, one.requested, one.answered = max(one.capacity, other.capacity), max(one.requested, other.requested), max(one.answered, other.answered)
 		}
 		s.changes = slices.Delete(s.changes, 0, changesMax/2)
 	}
@@ -308,7 +308,7 @@ func (r *resource) capacitySet(name string, c capacityChange) {
 }
 
 // slotsOf returns the slots that are meant, sorted; none when that cannot be told.
-func slotsOf(a holds.Asked) iter.Seq[string] {
+func slotsOf(a holds.SlotSelection) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		switch {
 		case a.CheckIn != "":

@@ -21,17 +21,17 @@ func (g *group) readInbound(m message) (note func()) {
 	in, err := g.subjects.Decode(m.Subject(), m.Headers(), m.Data(), m.at)
 	if err != nil { // it can only be a dead letter
 		return func() {
-			g.checked.Events++
+			g.stats.Events++
 			g.unprocessable = append(g.unprocessable, unprocessable{m.seq, m.stored, consumer})
 		}
 	}
 	outcome := id(uuid.MustParse(in.OutcomeID)) // Decode has made it
-	return func() { g.asked(m, in, outcome, consumer) }
+	return func() { g.addEvent(m, in, outcome, consumer) }
 }
 
-// asked notes an inbound event.
-func (g *group) asked(m message, in *events.Inbound, outcome id, consumer string) {
-	g.checked.Events++
+// addEvent notes an inbound event.
+func (g *group) addEvent(m message, in *events.Inbound, outcome id, consumer string) {
+	g.stats.Events++
 	e := g.events[outcome]
 	if e == nil {
 		e = &event{seq: m.seq, stored: m.stored, name: nameOf(in.Event)}
@@ -56,9 +56,9 @@ func (g *group) asked(m message, in *events.Inbound, outcome id, consumer string
 			r.cancels = append(r.cancels, cancel{m.stored, hold})
 		}
 	case in.Inventory != nil:
-		for slot := range slotsOf(in.Inventory.Asked) {
-			r.capacityTold(slot, in.Inventory.Capacity, m.stored)
-			r.capacitySet(slot, capacityChange{in.Inventory.Capacity, m.stored, maxTime})
+		for slot := range slotsOf(in.Inventory.Selection) {
+			r.addCapacity(slot, in.Inventory.Capacity, m.stored)
+			r.addCapacityChange(slot, capacityChange{in.Inventory.Capacity, m.stored, maxTime})
 		}
 	}
 }
@@ -95,16 +95,16 @@ func (g *group) isPending(e *event) bool {
 	return last > g.floors[consumerOfEvent(e.name.String())]
 }
 
-// excused reports whether an event about a hold, or about its request, is still being answered, or
+// inProgress reports whether an event about a hold, or about its request, is still being answered, or
 // was answered since Redis and Postgres were read: then what is and what was told may differ.
-func (g *group) excused(resource string, h *hold) bool {
+func (g *group) inProgress(resource string, h *hold) bool {
 	keys := []string{aboutHold(resource, h.id.String())}
 	if h.rec != nil {
 		keys = append(keys, aboutKey(resource, h.rec.key))
 	}
 	for _, key := range keys {
 		for _, e := range g.pending[key] {
-			if g.isPending(e) || e.outcome > g.toldBefore {
+			if g.isPending(e) || e.outcome > g.snapshotSeq {
 				return true
 			}
 		}
@@ -112,8 +112,8 @@ func (g *group) excused(resource string, h *hold) bool {
 	return false
 }
 
-// readLetter reads a dead letter.
-func (g *group) readLetter(m message) (note func()) {
+// readDeadLetter reads a dead letter.
+func (g *group) readDeadLetter(m message) (note func()) {
 	header := m.Headers()
 	subject := header.Get(events.HeaderDLQSubject)
 	if !g.isMine(resourceOf(subject)) || g.options.ResourceID != "" && strings.Count(subject, ".") != inboundDots {
@@ -122,14 +122,14 @@ func (g *group) readLetter(m message) (note func()) {
 	seq, err := strconv.ParseUint(header.Get(events.HeaderDLQStreamSeq), 10, 64)
 	reason := header.Get(events.HeaderDLQReason)
 	return func() {
-		g.checked.DeadLetters++
-		switch l := g.letters[seq]; {
+		g.stats.DeadLetters++
+		switch l := g.deadLetters[seq]; {
 		case m.at.Before(g.in.created): // of an event of another stream, which had this name before
-			g.formerLetters++
+			g.formerDeadLetters++
 		case err != nil || seq == 0:
 			g.strange = append(g.strange, m.seq)
 		case l == nil:
-			g.letters[seq] = &letter{seq: m.seq, reason: reason}
+			g.deadLetters[seq] = &deadLetter{seq: m.seq, reason: reason}
 		case l.reason != reason:
 			l.another = m.seq
 		}

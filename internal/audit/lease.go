@@ -28,21 +28,21 @@ var errNotMine = errors.New("another worker has the lease")
 
 // lease is what a Reconciler knows of its lease. One goroutine uses it.
 type lease struct {
-	leases Leases
-	holder string
-	every  time.Duration // between two attempts to keep it
-	asked  time.Time     // of the last attempt
-	until  time.Time     // until when it is held at least, zero = it is not held
+	leases      Leases
+	holder      string
+	every       time.Duration // between two attempts to keep it
+	lastAttempt time.Time     // of the last attempt
+	until       time.Time     // until when it is held at least, zero = it is not held
 }
 
 // keep keeps the lease, or takes it, where the last attempt was some time ago. It returns errNotMine while
 // another has it, and another error while it is not known whether it is still held.
 func (l *lease) keep(ctx context.Context) error {
 	now := time.Now()
-	if now.Sub(l.asked) < l.every {
+	if now.Sub(l.lastAttempt) < l.every {
 		return l.held(now, nil)
 	}
-	l.asked = now
+	l.lastAttempt = now
 	held, err := l.leases.KeepLease(ctx, leaseName, l.holder, leaseFor)
 	switch {
 	case held:
@@ -65,7 +65,7 @@ func (l *lease) held(now time.Time, err error) error {
 }
 
 // next returns how long it is until the next attempt.
-func (l *lease) next() time.Duration { return max(0, time.Until(l.asked.Add(l.every))) }
+func (l *lease) next() time.Duration { return max(0, time.Until(l.lastAttempt.Add(l.every))) }
 
 // release gives the lease up, so that another worker takes it at once.
 func (l *lease) release(ctx context.Context) error {

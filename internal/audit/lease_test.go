@@ -15,14 +15,14 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// mortal is a worker's view of the leases. When it dies it releases none.
-type mortal struct {
+// crashableLeases is a worker's view of the leases. When it dies it releases none.
+type crashableLeases struct {
 	audit.Leases
 	refused atomic.Int64
 	dead    atomic.Bool
 }
 
-func (m *mortal) KeepLease(ctx context.Context, name, holder string, lease time.Duration) (bool, error) {
+func (m *crashableLeases) KeepLease(ctx context.Context, name, holder string, lease time.Duration) (bool, error) {
 	held, err := m.Leases.KeepLease(ctx, name, holder, lease)
 	if err == nil && !held {
 		m.refused.Add(1)
@@ -30,20 +30,20 @@ func (m *mortal) KeepLease(ctx context.Context, name, holder string, lease time.
 	return held, err
 }
 
-func (m *mortal) ReleaseLease(ctx context.Context, name, holder string) error {
+func (m *crashableLeases) ReleaseLease(ctx context.Context, name, holder string) error {
 	if m.dead.Load() {
 		return nil
 	}
 	return m.Leases.ReleaseLease(ctx, name, holder)
 }
 
-// reconciler runs a Reconciler of its own until stop is called.
-func (s *scene) reconciler() (w *watcher, leases *mortal, stop func()) {
+// runReconciler runs a Reconciler of its own until stop is called.
+func (s *scene) runReconciler() (w *recordedReconciler, leases *crashableLeases, stop func()) {
 	s.Helper()
-	w, leases = &watcher{t: s.TB, reader: sdkmetric.NewManualReader()}, &mortal{Leases: s.store}
+	w, leases = &recordedReconciler{t: s.TB, reader: sdkmetric.NewManualReader()}, &crashableLeases{Leases: s.store}
 	metrics, err := audit.NewMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(w.reader)).Meter("test"))
 	s.must(err)
-	w.Reconciler = audit.NewReconciler(s.servers, leases, s.tenure, audit.ReconcilerOptions{Heal: true, Memory: memory, Share: 1}, metrics, zerolog.New(w))
+	w.Reconciler = audit.NewReconciler(s.backends, leases, s.term, audit.ReconcilerOptions{Heal: true, Memory: memory, Share: 1}, metrics, zerolog.New(w))
 	w.Pace(time.Millisecond, time.Hour)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -59,22 +59,22 @@ func (s *scene) reconciler() (w *watcher, leases *mortal, stop func()) {
 func TestReconciler_SeveralWorkers_OneReads(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	rounds := func(w *watcher, want int64) {
+	rounds := func(w *recordedReconciler, want int64) {
 		t.Helper()
 		stacktest.Eventually(t, "a round", func() bool { return w.measured("holdfast.audit.rounds") >= want })
 	}
-	refused := func(leases *mortal) {
+	refused := func(leases *crashableLeases) {
 		t.Helper()
 		for until := leases.refused.Load() + 3; leases.refused.Load() < until; {
 			stacktest.Eventually(t, "refusals", func() bool { return leases.refused.Load() >= until })
 		}
 	}
-	first, killed, kill := s.reconciler()
+	first, killed, kill := s.runReconciler()
 	rounds(first, 1)
-	second, leases, stop := s.reconciler()
+	second, leases, stop := s.runReconciler()
 	refused(leases)
 	s.redis.HSet(t.Context(), s.key("hall", "counts"), "A-1", "x")
-	second.Damaged("hall")
+	second.RecheckSoon("hall")
 	stacktest.Eventually(t, "the counter to be healed", func() bool { return second.measured("holdfast.audit.healed") == 1 })
 	if got := s.redis.HGet(t.Context(), s.key("hall", "counts"), "A-1").Val(); got != "3" {
 		t.Errorf("%s are held", got)
@@ -87,7 +87,7 @@ func TestReconciler_SeveralWorkers_OneReads(t *testing.T) {
 	}
 	s.execute(`UPDATE leases SET held_until = clock_timestamp()`)
 	rounds(second, 1)
-	third, leases, _ := s.reconciler()
+	third, leases, _ := s.runReconciler()
 	refused(leases)
 	if got := third.measured("holdfast.audit.rounds"); got != 0 {
 		t.Errorf("the third has read everything %d times", got)
@@ -101,13 +101,13 @@ func TestReconciler_SeveralWorkers_OneReads(t *testing.T) {
 func TestReconciler_BudgetExhausted_HealsWhatIsReported(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	w := s.watcher(true)
+	w := s.newReconciler(true)
 	w.Exhaust()
 	s.redis.HSet(t.Context(), s.key("hall", "counts"), "A-1", "x")
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- w.Round(ctx) }()
-	w.Damaged("hall")
+	w.RecheckSoon("hall")
 	stacktest.Eventually(t, "the counter to be healed", func() bool { return w.measured("holdfast.audit.healed") == 1 })
 	cancel()
 	if err := <-done; err == nil {
@@ -119,14 +119,14 @@ func TestReconciler_BudgetExhausted_HealsWhatIsReported(t *testing.T) {
 func TestResources_ManySlots_ReadsNoOthers(t *testing.T) {
 	t.Parallel()
 	const resources, limit = 20, 12
-	w := newTown(t)
+	w := newHarness(t)
 	w.execute(`INSERT INTO inventory (resource_id, slot, capacity)
 		SELECT 'r' || lpad(r::text, 2, '0'), 's' || s, 1 FROM generate_series(1, $1) AS r, generate_series(1, 500) AS s`, resources)
 	w.execute(`ANALYZE inventory`)
 	var found []string
 	for last := ""; ; last = found[len(found)-1] {
 		var page []string
-		w.must(w.servers.Postgres.QueryRow(t.Context(), `SELECT coalesce(array_agg(resource_id), '{}') FROM (`+audit.QueryResources+`) AS page`, last, limit).Scan(&page))
+		w.must(w.backends.Postgres.QueryRow(t.Context(), `SELECT coalesce(array_agg(resource_id), '{}') FROM (`+audit.QueryResources+`) AS page`, last, limit).Scan(&page))
 		if found = append(found, page...); len(page) == 0 {
 			break
 		}
@@ -137,7 +137,7 @@ func TestResources_ManySlots_ReadsNoOthers(t *testing.T) {
 		}
 	}
 	var text string
-	w.must(w.servers.Postgres.QueryRow(t.Context(), `EXPLAIN (ANALYZE, FORMAT JSON) `+audit.QueryResources, "", limit).Scan(&text))
+	w.must(w.backends.Postgres.QueryRow(t.Context(), `EXPLAIN (ANALYZE, FORMAT JSON) `+audit.QueryResources, "", limit).Scan(&text))
 	var plans []struct{ Plan planNode }
 	w.must(json.Unmarshal([]byte(text), &plans))
 	if got := plans[0].Plan.rowsOf("inventory"); got < limit || got > 2*limit {

@@ -22,7 +22,7 @@ const (
 
 // reconciled are the kinds of what a Reconciler can find.
 var reconciled = []Kind{
-	Counter, Users, Due, Departing, Tombstone, Index, HoldKey, RequestAnswer, RecordDamaged, ClaimStuck, Agenda, Rev, WrongType, Residue,
+	Counter, Users, Due, Departing, Tombstone, Index, HoldKey, RequestAnswer, RecordCorrupt, ClaimStuck, Agenda, Rev, WrongType, Residue,
 	Reserved,
 }
 
@@ -75,7 +75,7 @@ func (m *Metrics) setLeft(left map[Kind]int) {
 	m.left = left
 }
 
-func (m *Metrics) differs(f *Finding) { m.found.Add(context.Background(), 1, m.ofKind[f.Kind]) }
-func (m *Metrics) heals(f *Finding)   { m.healed.Add(context.Background(), 1, m.ofKind[f.Kind]) }
-func (m *Metrics) looked(n int)       { m.resources.Add(context.Background(), int64(n)) }
-func (m *Metrics) round()             { m.rounds.Add(context.Background(), 1) }
+func (m *Metrics) countFound(f *Finding)  { m.found.Add(context.Background(), 1, m.ofKind[f.Kind]) }
+func (m *Metrics) countHealed(f *Finding) { m.healed.Add(context.Background(), 1, m.ofKind[f.Kind]) }
+func (m *Metrics) countInspected(n int)   { m.resources.Add(context.Background(), int64(n)) }
+func (m *Metrics) countRound()            { m.rounds.Add(context.Background(), 1) }

@@ -20,16 +20,16 @@ func (g *group) readOutcome(m message) (note func()) {
 		return nil
 	}
 	e, outcome, name := decodeOutcome(m.Data())
-	var tell telling
+	var apply applyFunc
 	if name != 0 {
 		var err error
-		if tell, err = decodeData(name.String(), e.Data); err != nil {
+		if apply, err = decodeData(name.String(), e.Data); err != nil {
 			name = 0
 		}
 	}
 	if name == 0 {
 		return func() {
-			g.checked.Outcomes++
+			g.stats.Outcomes++
 			g.unreadable = append(g.unreadable, m.seq)
 		}
 	}
@@ -39,9 +39,9 @@ func (g *group) readOutcome(m message) (note func()) {
 		at = e.Time.UnixMilli()
 	}
 	return func() {
-		g.checked.Outcomes++
+		g.stats.Outcomes++
 		if name.String() != holds.EventHoldExpired {
-			g.answered(outcome, m, name, content)
+			g.addOutcome(outcome, m, name, content)
 		}
 		if m.stored < g.installed { // by workers on another database
 			g.former++
@@ -55,10 +55,10 @@ func (g *group) readOutcome(m message) (note func()) {
 			g.misplaced = append(g.misplaced, m.seq)
 		}
 		r := g.resource(resourceOf(m.Subject()))
-		g.askedToCancel(r, m.stored)
+		g.applyCancelRequests(r, m.stored)
 		r.latest = max(r.latest, at)
-		if tell != nil {
-			tell(g, r, m, outcome)
+		if apply != nil {
+			apply(g, r, m, outcome)
 		}
 	}
 }
@@ -75,15 +75,15 @@ func decodeOutcome(body []byte) (e events.Envelope, outcome id, name name) {
 	return e, id(parsed), nameOf(strings.TrimSuffix(strings.TrimPrefix(e.Type, "holdfast."), ".v1"))
 }
 
-// answered notes the outcome of an event.
-func (g *group) answered(outcome id, m message, name name, content uint64) {
+// addOutcome notes the outcome of an event.
+func (g *group) addOutcome(outcome id, m message, name name, content uint64) {
 	e := g.events[outcome]
 	switch {
 	case e == nil:
 		g.orphans = append(g.orphans, orphan{outcome, m.seq, m.stored, name, content})
 	case e.outcome == 0:
 		g.slowest = max(g.slowest, m.stored-e.stored)
-		e.outcome, e.told, e.content = m.seq, name, content
+		e.outcome, e.outcomeName, e.content = m.seq, name, content
 	case e.content != content:
 		g.another[outcome] = m.seq
 	}
@@ -95,18 +95,18 @@ func (g *group) adopt() {
 		if g.events[o.outcome] == nil {
 			return false
 		}
-		g.answered(o.outcome, message{seq: o.seq, stored: o.stored}, o.name, o.content)
+		g.addOutcome(o.outcome, message{seq: o.seq, stored: o.stored}, o.name, o.content)
 		return true
 	})
 }
 
-// askedToCancel notes up to when reservations took their slots at least: what was told before
+// applyCancelRequests notes up to when reservations took their slots at least: what was told before
 // somebody asked for them to be cancelled was decided before.
-func (g *group) askedToCancel(r *resource, stored int64) {
+func (g *group) applyCancelRequests(r *resource, stored int64) {
 	for len(r.cancels) > 0 && r.cancels[0].stored-cancelMargin <= stored {
 		more := r.hold(r.cancels[0].hold).extra()
-		if more.askedToCancel == 0 {
-			more.askedToCancel = max(r.latest, 1)
+		if more.takenAtLeastUntil == 0 {
+			more.takenAtLeastUntil = max(r.latest, 1)
 		}
 		r.cancels = r.cancels[1:]
 	}
@@ -115,11 +115,11 @@ func (g *group) askedToCancel(r *resource, stored int64) {
 // cancelMargin is by how much the clocks of the two streams, or of a stream and Redis, may differ, in ms.
 const cancelMargin = 1000
 
-// telling notes what an outcome says.
-type telling func(g *group, r *resource, m message, outcome id)
+// applyFunc notes what an outcome says.
+type applyFunc func(g *group, r *resource, m message, outcome id)
 
 // decodeData reads what an outcome says, nil when that is of no interest.
-func decodeData(name string, data []byte) (telling, error) {
+func decodeData(name string, data []byte) (applyFunc, error) {
 	switch name {
 	case holds.EventHoldCreated:
 		return as(data, func(d *holds.HoldCreated, g *group, r *resource, m message, outcome id) {
@@ -129,15 +129,15 @@ func decodeData(name string, data []byte) (telling, error) {
 			}
 			if h.created != 0 { // repeated, or replayed: with the same content
 				if h.createdAt != d.CreatedAt.UnixMilli() || h.granted != d.ExpiresAt.UnixMilli() || h.user != sum64(d.UserID) || h.key != sum64(d.RequestKey) {
-					h.extra().grantedAgain = m.seq
+					h.extra().otherGrant = m.seq
 				}
 				return
 			}
-			h.created, h.createdAt, h.told = m.seq, d.CreatedAt.UnixMilli(), m.stored
+			h.created, h.createdAt, h.createdStored = m.seq, d.CreatedAt.UnixMilli(), m.stored
 			h.granted = d.ExpiresAt.UnixMilli()
 			h.deadline = max(h.deadline, h.granted)
 			if e := g.events[outcome]; e != nil {
-				h.asked = e.stored
+				h.requestStored = e.stored
 			}
 		})
 	case holds.EventHoldRejected:
@@ -146,7 +146,7 @@ func decodeData(name string, data []byte) (telling, error) {
 				return
 			}
 			for _, s := range d.Unavailable {
-				r.capacityTold(s.Slot, s.Capacity, m.stored)
+				r.addCapacity(s.Slot, s.Capacity, m.stored)
 			}
 		})
 	case holds.EventHoldExtended:
@@ -162,22 +162,22 @@ func decodeData(name string, data []byte) (telling, error) {
 		})
 	case holds.EventHoldReleased:
 		return as(data, func(d *holds.HoldReleased, _ *group, r *resource, m message, outcome id) {
-			r.describe(m, d.HoldData).endTold(m, outcome, name, d.ReleasedAt)
+			r.describe(m, d.HoldData).addEnd(m, outcome, name, d.ReleasedAt)
 		})
 	case holds.EventHoldExpired:
 		return as(data, func(d *holds.HoldExpired, _ *group, r *resource, m message, outcome id) {
 			h := r.describe(m, d.HoldData)
-			h.endTold(m, outcome, name, d.ExpiresAt)
+			h.addEnd(m, outcome, name, d.ExpiresAt)
 			if h != nil && d.RestoredAt.Before(d.ExpiresAt.Time) {
 				h.extra().restoredEarly = d.RestoredAt.UnixMilli()
 			}
 		})
 	case holds.EventHoldConfirmed:
-		return as(data, tellConfirmed)
+		return as(data, applyConfirmed)
 	case holds.EventConfirmRejected:
 		return as(data, func(d *holds.ConfirmRejected, _ *group, r *resource, m message, _ id) {
 			if h := r.describe(m, d.HoldData); h != nil {
-				h.answerTold(m.seq, answer{payment: d.PaymentID, reason: d.Reason})
+				h.addAnswer(m.seq, answer{payment: d.PaymentID, reason: d.Reason})
 			}
 		})
 	case holds.EventReservationCancelled:
@@ -189,9 +189,9 @@ func decodeData(name string, data []byte) (telling, error) {
 	case holds.EventInventoryUpdated:
 		return as(data, func(d *holds.InventoryUpdated, g *group, r *resource, m message, outcome id) {
 			for _, s := range d.Slots {
-				r.capacityTold(s.Slot, s.Capacity, m.stored)
+				r.addCapacity(s.Slot, s.Capacity, m.stored)
 				if e := g.events[outcome]; e != nil {
-					r.capacitySet(s.Slot, capacityChange{s.Capacity, e.stored, m.stored})
+					r.addCapacityChange(s.Slot, capacityChange{s.Capacity, e.stored, m.stored})
 				}
 			}
 		})
@@ -199,27 +199,27 @@ func decodeData(name string, data []byte) (telling, error) {
 	return nil, nil //nolint:nilnil // of other outcomes it only counts that they are there
 }
 
-func tellConfirmed(d *holds.HoldConfirmed, _ *group, r *resource, m message, _ id) {
+func applyConfirmed(d *holds.HoldConfirmed, _ *group, r *resource, m message, _ id) {
 	h := r.describe(m, d.HoldData)
 	if h == nil {
 		return
 	}
 	if d.Late {
-		h.extra().lateTold, h.more.lateAt = m.seq, d.ConfirmedAt.UnixMilli()
+		h.extra().lateOutcome, h.more.lateAt = m.seq, d.ConfirmedAt.UnixMilli()
 	} else {
 		// By the payment, not the event: the same payment may be told by several.
-		h.endTold(m, id{}, holds.EventHoldConfirmed+" "+d.PaymentID, d.ConfirmedAt)
+		h.addEnd(m, id{}, holds.EventHoldConfirmed+" "+d.PaymentID, d.ConfirmedAt)
 	}
-	h.answerTold(m.seq, answer{payment: d.PaymentID, confirmed: true, late: d.Late, at: d.ConfirmedAt.UnixMilli()})
+	h.addAnswer(m.seq, answer{payment: d.PaymentID, confirmed: true, late: d.Late, at: d.ConfirmedAt.UnixMilli()})
 }
 
 // as reads data and returns what notes it.
-func as[T any](data []byte, tell func(d *T, g *group, r *resource, m message, outcome id)) (telling, error) {
+func as[T any](data []byte, apply func(d *T, g *group, r *resource, m message, outcome id)) (applyFunc, error) {
 	d := new(T)
 	if err := json.Unmarshal(data, d); err != nil {
 		return nil, err
 	}
-	return func(g *group, r *resource, m message, outcome id) { tell(d, g, r, m, outcome) }, nil
+	return func(g *group, r *resource, m message, outcome id) { apply(d, g, r, m, outcome) }, nil
 }
 
 // describe returns the hold that an outcome means, with what it says of it. It returns nil when
@@ -235,15 +235,15 @@ func (r *resource) describe(m message, d holds.HoldData) *hold {
 	}
 	h := r.hold(uuid)
 	if h.set < 0 && d.Quantity != nil {
-		slots := strings.Join(slices.Collect(slotsOf(d.Asked)), ",")
+		slots := strings.Join(slices.Collect(slotsOf(d.SlotSelection)), ",")
 		h.set, h.quantity, h.user = r.setNamed(slots), *d.Quantity, sum64(d.UserID)
 		h.key = sum64(d.RequestKey)
 	}
 	return h
 }
 
-// endTold notes that a hold has ended. The same outcome may be told more than once.
-func (h *hold) endTold(m message, outcome id, what string, at holds.Time) {
+// addEnd notes that a hold has ended. The same outcome may be told more than once.
+func (h *hold) addEnd(m message, outcome id, what string, at holds.Time) {
 	if h == nil {
 		return
 	}
@@ -257,8 +257,8 @@ func (h *hold) endTold(m message, outcome id, what string, at holds.Time) {
 	}
 }
 
-// answerTold notes the answer to a payment.
-func (h *hold) answerTold(seq uint64, a answer) {
+// addAnswer notes the answer to a payment.
+func (h *hold) addAnswer(seq uint64, a answer) {
 	for i := range h.extra().answers {
 		known := &h.more.answers[i]
 		if known.payment != a.payment {
@@ -269,6 +269,6 @@ func (h *hold) answerTold(seq uint64, a answer) {
 		}
 		return
 	}
-	a.payment, a.reason, a.told = strings.Clone(a.payment), strings.Clone(a.reason), seq
+	a.payment, a.reason, a.outcome = strings.Clone(a.payment), strings.Clone(a.reason), seq
 	h.more.answers = append(h.more.answers, a)
 }

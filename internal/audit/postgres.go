@@ -93,7 +93,7 @@ func (r *resource) forgetPostgres() {
 			continue
 		}
 		h.more.reservation = nil
-		h.more.answers = slices.DeleteFunc(h.more.answers, func(a answer) bool { return a.told == 0 })
+		h.more.answers = slices.DeleteFunc(h.more.answers, func(a answer) bool { return a.outcome == 0 })
 		for i := range h.more.answers {
 			h.more.answers[i].row = nil
 		}
@@ -117,7 +117,7 @@ func (g *group) readReservations(ctx context.Context, tx pgx.Tx, only []string) 
 		if h == nil {
 			return nil
 		}
-		g.checked.Reservations++
+		g.stats.Reservations++
 		h.extra().reservation = &reservation{payment, slices.Clone(slots), quantity, confirmedAt, cancelled, cancelledAt}
 		return nil
 	})
@@ -136,7 +136,7 @@ func (g *group) readPayments(ctx context.Context, tx pgx.Tx, only []string) erro
 		if h == nil {
 			return nil
 		}
-		g.checked.Payments++
+		g.stats.Payments++
 		one := found
 		h.rowFound(payment, &one)
 		return nil
@@ -166,8 +166,8 @@ func (g *group) readInventory(ctx context.Context, tx pgx.Tx, only []string) err
 		if !g.isMine(resourceID) || !holds.ResourcePattern.MatchString(resourceID) {
 			return nil
 		}
-		g.checked.Slots++
-		g.resource(resourceID).capacityTold(slot, capacity, 0)
+		g.stats.Slots++
+		g.resource(resourceID).addCapacity(slot, capacity, 0)
 		return nil
 	})
 	return err
@@ -191,8 +191,8 @@ var constraints = []struct{ name, table, definition string }{
 	{"a_payment_of_a_hold_has_one_answer", "payments", "PRIMARY KEY (hold_id, payment_id)"},
 }
 
-// judgeConstraints finds constraints that are missing, and rows that none can have let through.
-func (a *auditor) judgeConstraints(ctx context.Context) (found []*Finding, err error) {
+// checkConstraints finds constraints that are missing, and rows that none can have let through.
+func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err error) {
 	rows, err := a.Postgres.Query(ctx, queryConstraints, a.Namespace)
 	if err != nil {
 		return nil, fmt.Errorf("read the constraints of postgres: %w", err)
@@ -241,10 +241,10 @@ func (a *auditor) judgeConstraints(ctx context.Context) (found []*Finding, err e
 	return found, nil
 }
 
-// judgeReserved finds slots of which another number is reserved than their reservations say.
+// checkReserved finds slots of which another number is reserved than their reservations say.
 // resources are those that are looked at, nil = all. gone counts slots that are reserved and have
 // no inventory row any more.
-func (s *Servers) judgeReserved(ctx context.Context, resources []string) (found []*Finding, gone int, err error) {
+func (s *Backends) checkReserved(ctx context.Context, resources []string) (found []*Finding, gone int, err error) {
 	rows, err := s.Postgres.Query(ctx, queryReserved, resources)
 	if err != nil {
 		return nil, 0, fmt.Errorf("sum up reservations: %w", err)

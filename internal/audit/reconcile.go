@@ -26,9 +26,9 @@ const (
 	reconcilePause = 10 * time.Second // between two rounds
 	reconcileRetry = 5 * time.Second  // after a failure
 	reconcileRows  = 20               // resources whose reservations are summed up in one query
-	damagedMax     = 1000             // resources that wait to be looked at at once
-	damagedRest    = 20               // times that a look at a resource took, for which it rests when nothing was healed
-	damagedRestMin = 5 * time.Second
+	corruptMax     = 1000             // resources that wait to be looked at at once
+	corruptRest    = 20               // times that a look at a resource took, for which it rests when nothing was healed
+	corruptRestMin = 5 * time.Second
 	loggedMax      = 20 // differences of one resource that are logged one by one
 )
 
@@ -57,68 +57,68 @@ type ReconcilerOptions struct {
 // Nothing is looked at while Redis has not all that was written to it: that is the Keeper's, who fills it
 // again. It needs no JetStream.
 type Reconciler struct {
-	looker  *looker // of rounds
-	healer  *looker // of what was found corrupt
-	tenure  *holds.Tenure
-	options ReconcilerOptions
-	metrics *Metrics
-	log     zerolog.Logger
-	pause   time.Duration
-	lease   lease
-	budget  *rate.Limiter // of rounds, in microseconds of work
-	resumed time.Time     // when the work began that is not paid for yet
+	inspector *inspector // of rounds
+	healer    *inspector // of what was found corrupt
+	term      *holds.EpochTerm
+	options   ReconcilerOptions
+	metrics   *Metrics
+	log       zerolog.Logger
+	pause     time.Duration
+	lease     lease
+	budget    *rate.Limiter // of rounds, in microseconds of work
+	resumed   time.Time     // when the work began that is not paid for yet
 
 	round map[string]*Finding // what is there and was not healed, in this round
 	known map[string]*Finding // and in the one before
 
 	mu      sync.Mutex
-	damaged map[string]struct{}
+	corrupt map[string]struct{}
 	resting map[string]time.Time // until when what was reported is not looked at again
 	nudged  chan struct{}        // has one element when damaged is not empty
 }
 
 // NewReconciler returns a Reconciler. tenure says what Redis must have.
 func NewReconciler(
-	servers Servers, leases Leases, tenure *holds.Tenure, o ReconcilerOptions, m *Metrics, log zerolog.Logger,
+	backends Backends, leases Leases, term *holds.EpochTerm, o ReconcilerOptions, m *Metrics, log zerolog.Logger,
 ) *Reconciler {
 	if o.Share == 0 {
 		o.Share = reconcileShare
 	}
 	r := &Reconciler{
-		tenure: tenure, options: o, metrics: m, log: log, pause: reconcilePause,
+		term: term, options: o, metrics: m, log: log, pause: reconcilePause,
 		lease:  lease{leases: leases, holder: o.Name + "/" + uuid.NewString(), every: leaseEvery},
 		budget: rate.NewLimiter(rate.Limit(o.Share*float64(time.Second/time.Microsecond)), int(reconcileSaved/time.Microsecond)),
 		round:  make(map[string]*Finding), known: make(map[string]*Finding),
-		damaged: make(map[string]struct{}), resting: make(map[string]time.Time), nudged: make(chan struct{}, 1),
+		corrupt: make(map[string]struct{}), resting: make(map[string]time.Time), nudged: make(chan struct{}, 1),
 	}
-	keys := keyspace(servers.Namespace)
-	r.looker = &looker{Servers: servers, keys: keys, wait: func(ctx context.Context, _ int) error { return r.pay(ctx) }}
-	r.healer = &looker{Servers: servers, keys: keys, wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
+	keys := keyspace(backends.Namespace)
+	r.inspector = &inspector{Backends: backends, keys: keys, wait: func(ctx context.Context, _ int) error { return r.throttle(ctx) }}
+	r.healer = &inspector{Backends: backends, keys: keys, wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
 	return r
 }
 
-// Damaged asks for a look at a resource now: a script has found it damaged. It never waits.
-func (r *Reconciler) Damaged(resource string) {
+// RecheckSoon asks for a look at a resource now: a script has found it damaged. It never waits.
+func (r *Reconciler) RecheckSoon(resource string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if time.Now().Before(r.resting[resource]) || len(r.damaged) >= damagedMax {
+	if time.Now().Before(r.resting[resource]) || len(r.corrupt) >= corruptMax {
 		return // it is reported again as long as it is damaged
 	}
-	r.damaged[resource] = struct{}{}
+	r.corrupt[resource] = struct{}{}
 	r.nudge()
 }
 
-func (r *Reconciler) takeDamaged() []string {
+func (r *Reconciler) takeCorrupt() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	resources := slices.Sorted(maps.Keys(r.damaged))
-	clear(r.damaged)
+	resources := slices.Sorted(maps.Keys(r.corrupt))
+	clear(r.corrupt)
 	return resources
 }
 
 // Run reconciles until ctx is over. What fails is retried: an outage is for others to report.
 func (r *Reconciler) Run(ctx context.Context) error {
-	for r.tenure.Await(ctx) == nil && ctx.Err() == nil {
+	for r.term.WaitReady(ctx) == nil && ctx.Err() == nil {
 		had := !r.lease.until.IsZero()
 		pause, err := r.pause, r.lease.keep(ctx)
 		if err == nil {
@@ -126,12 +126,12 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		}
 		switch {
 		case errors.Is(err, errNotMine):
-			if had || len(r.round) > damagedMax {
+			if had || len(r.round) > corruptMax {
 				r.forget()
 			}
 			pause = r.lease.next()
 		case err != nil:
-			r.failed(ctx, err, "looking for differences failed, will be repeated")
+			r.logFailure(ctx, err, "looking for differences failed, will be repeated")
 			pause = reconcileRetry
 		}
 		_ = r.rest(ctx, pause) // whether the lease is held is asked again
@@ -148,18 +148,18 @@ func (r *Reconciler) forget() {
 	r.metrics.setLeft(nil)
 }
 
-// pay rests for as long as the work since it last rested costs. It returns an error when the lease is not held
+// throttle rests for as long as the work since it last rested costs. It returns an error when the lease is not held
 // any more.
-func (r *Reconciler) pay(ctx context.Context) error {
+func (r *Reconciler) throttle(ctx context.Context) error {
 	worked := min(time.Since(r.resumed), reconcileSaved)
 	err := r.rest(ctx, r.budget.ReserveN(time.Now(), int(worked/time.Microsecond)).Delay())
 	r.resumed = time.Now()
 	return err
 }
 
-// failed logs a failure. That Redis has lost its data is the Keeper's to tell.
-func (r *Reconciler) failed(ctx context.Context, err error, message string) {
-	if _, lost := r.tenure.Current(); lost == nil && ctx.Err() == nil && !errors.Is(err, holds.ErrDataLost) {
+// logFailure logs a failure. That Redis has lost its data is the Keeper's to tell.
+func (r *Reconciler) logFailure(ctx context.Context, err error, message string) {
+	if _, lost := r.term.Current(); lost == nil && ctx.Err() == nil && !errors.Is(err, holds.ErrDataLost) {
 		r.log.Warn().Err(err).Msg(message)
 	}
 }
@@ -176,8 +176,8 @@ func (r *Reconciler) rest(ctx context.Context, pause time.Duration) error {
 		}
 		select {
 		case <-r.nudged:
-			if err := r.lookAtDamaged(ctx); err != nil {
-				r.failed(ctx, err, "looking at a damaged resource failed, will be repeated")
+			if err := r.inspectCorrupt(ctx); err != nil {
+				r.logFailure(ctx, err, "looking at a damaged resource failed, will be repeated")
 			}
 			continue
 		default: // first of all
@@ -205,14 +205,14 @@ func (r *Reconciler) nudge() {
 	}
 }
 
-// lookAtDamaged looks at each resource that was reported, under the epoch that is the current one now:
+// inspectCorrupt looks at each resource that was reported, under the epoch that is the current one now:
 // Redis may have been filled again since the damage was found, or since the round began that it
 // interrupts. One that it has not healed rests before it is looked at again.
-func (r *Reconciler) lookAtDamaged(ctx context.Context) (err error) {
-	if r.healer.epoch, err = r.tenure.Current(); err != nil {
+func (r *Reconciler) inspectCorrupt(ctx context.Context) (err error) {
+	if r.healer.epoch, err = r.term.Current(); err != nil {
 		return err
 	}
-	for _, resource := range r.takeDamaged() {
+	for _, resource := range r.takeCorrupt() {
 		if !holds.ResourcePattern.MatchString(resource) {
 			continue
 		}
@@ -222,26 +222,26 @@ func (r *Reconciler) lookAtDamaged(ctx context.Context) (err error) {
 			return err
 		}
 		if healed == 0 {
-			r.restFor(resource, max(damagedRest*time.Since(began), damagedRestMin))
+			r.restFor(resource, max(corruptRest*time.Since(began), corruptRestMin))
 		}
 	}
 	return nil
 }
 
-// restFor has reports of a resource ignored for some time. Not more than damagedMax rest at a time.
+// restFor has reports of a resource ignored for some time. Not more than corruptMax rest at a time.
 func (r *Reconciler) restFor(resource string, pause time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := time.Now()
 	maps.DeleteFunc(r.resting, func(_ string, until time.Time) bool { return until.Before(now) })
-	if len(r.resting) < damagedMax {
+	if len(r.resting) < corruptMax {
 		r.resting[resource] = now.Add(pause)
 	}
 }
 
 // Round looks at everything once.
 func (r *Reconciler) Round(ctx context.Context) (err error) {
-	if r.looker.epoch, err = r.tenure.Current(); err != nil {
+	if r.inspector.epoch, err = r.term.Current(); err != nil {
 		return err
 	}
 	r.round, r.resumed = make(map[string]*Finding), time.Now()
@@ -257,14 +257,14 @@ func (r *Reconciler) Round(ctx context.Context) (err error) {
 	}
 	r.known = r.round
 	r.metrics.setLeft(left)
-	r.metrics.round()
+	r.metrics.countRound()
 	return nil
 }
 
 func (r *Reconciler) roundOfRedis(ctx context.Context) error {
 	seen := make(map[string]struct{})
 	for cursor := uint64(0); ; {
-		keys, next, err := r.looker.scan(ctx, cursor, r.looker.keys.pattern(""))
+		keys, next, err := r.inspector.scan(ctx, cursor, r.inspector.keys.pattern(""))
 		if err != nil {
 			return err
 		}
@@ -282,14 +282,14 @@ func (r *Reconciler) roundOfRedis(ctx context.Context) error {
 				names[k.resource] = append(names[k.resource], k.name)
 			}
 		}
-		if err := r.looker.wait(ctx, len(keys)); err != nil {
+		if err := r.inspector.wait(ctx, len(keys)); err != nil {
 			return err
 		}
-		stray, err := r.looker.strays(ctx, names)
+		stray, err := r.inspector.strays(ctx, names)
 		if err != nil {
 			return err
 		}
-		if _, err := r.reconcile(ctx, r.looker, fresh, stray); err != nil {
+		if _, err := r.reconcile(ctx, r.inspector, fresh, stray); err != nil {
 			return err
 		}
 		if cursor = next; cursor == 0 {
@@ -301,22 +301,22 @@ func (r *Reconciler) roundOfRedis(ctx context.Context) error {
 // reconcile looks at resources, a second time where something differs, and heals and tells what is
 // there both times. stray is what differs among their other keys, or those of other resources. It returns how many
 // differences it has healed.
-func (r *Reconciler) reconcile(ctx context.Context, l *looker, resources []string, stray map[string][]difference) (healed int, err error) {
+func (r *Reconciler) reconcile(ctx context.Context, l *inspector, resources []string, stray map[string][]difference) (healed int, err error) {
 	first := make(map[string][]difference)
-	collect := func(into map[string][]difference) func(looked) error {
-		return func(found looked) error {
+	collect := func(into map[string][]difference) func(inspection) error {
+		return func(found inspection) error {
 			if len(found.differences) > 0 {
 				into[found.resource] = found.differences
 			}
 			return nil
 		}
 	}
-	if err := l.look(ctx, resources, false, collect(first)); err != nil {
+	if err := l.inspect(ctx, resources, false, collect(first)); err != nil {
 		return healed, err
 	}
-	r.metrics.looked(len(resources))
+	r.metrics.countInspected(len(resources))
 	second := make(map[string][]difference)
-	if err := l.look(ctx, slices.Sorted(maps.Keys(first)), false, collect(second)); err != nil {
+	if err := l.inspect(ctx, slices.Sorted(maps.Keys(first)), false, collect(second)); err != nil {
 		return healed, err
 	}
 	found := make(map[string][]*Finding)
@@ -331,7 +331,7 @@ func (r *Reconciler) reconcile(ctx context.Context, l *looker, resources []strin
 		}
 	}
 	for name, its := range found {
-		n, err := r.settle(ctx, l, name, its)
+		n, err := r.healAndReport(ctx, l, name, its)
 		if err != nil {
 			return healed, err
 		}
@@ -340,24 +340,24 @@ func (r *Reconciler) reconcile(ctx context.Context, l *looker, resources []strin
 	return healed, nil
 }
 
-// settle heals what it may of a resource, and tells. It returns how many differences it has healed.
-func (r *Reconciler) settle(ctx context.Context, l *looker, resource string, found []*Finding) (healed int, err error) {
+// healAndReport heals what it may of a resource, and tells. It returns how many differences it has healed.
+func (r *Reconciler) healAndReport(ctx context.Context, l *inspector, resource string, found []*Finding) (healed int, err error) {
 	if r.options.Heal {
-		healing := slices.DeleteFunc(slices.Clone(found), func(f *Finding) bool { return !f.takesNothing() })
-		if err := l.mend(ctx, resource, healing, r.options.Memory, true); err != nil {
+		healing := slices.DeleteFunc(slices.Clone(found), func(f *Finding) bool { return !f.safeToHeal() })
+		if err := l.repairResource(ctx, resource, healing, r.options.Memory, true); err != nil {
 			return 0, err
 		}
 	}
 	for _, f := range found {
-		healed += flag(f.Result.mended())
+		healed += flag(f.Result.resolved())
 	}
-	r.tell(resource, found)
+	r.report(resource, found)
 	return healed, nil
 }
 
-// takesNothing reports whether mending a difference takes nothing away from anybody, whatever
+// safeToHeal reports whether mending a difference takes nothing away from anybody, whatever
 // else is lost. Of counters the script sees to it.
-func (f *Finding) takesNothing() bool {
+func (f *Finding) safeToHeal() bool {
 	switch d := f.difference; d.what {
 	case string(Counter), string(Users), string(Departing), string(Tombstone), string(Index), string(HoldKey), string(Agenda), string(Rev):
 		return true
@@ -371,21 +371,21 @@ func (f *Finding) takesNothing() bool {
 	return false
 }
 
-// tell logs and counts differences, those that are left once as long as they are there.
-func (r *Reconciler) tell(resource string, found []*Finding) {
+// report logs and counts differences, those that are left once as long as they are there.
+func (r *Reconciler) report(resource string, found []*Finding) {
 	logged := 0
 	for _, f := range found {
-		healed := f.Result.mended()
+		healed := f.Result.resolved()
 		if healed {
-			r.metrics.heals(f)
+			r.metrics.countHealed(f)
 		} else {
-			told := r.known[f.key()] != nil || r.round[f.key()] != nil
+			reported := r.known[f.key()] != nil || r.round[f.key()] != nil
 			r.round[f.key()] = f
-			if told {
+			if reported {
 				continue
 			}
 		}
-		r.metrics.differs(f)
+		r.metrics.countFound(f)
 		if logged++; logged <= loggedMax {
 			item, where := f.Item, f.Where
 			if f.personal {
@@ -404,7 +404,7 @@ func (r *Reconciler) tell(resource string, found []*Finding) {
 // roundOfPostgres compares what is reserved with the reservations.
 func (r *Reconciler) roundOfPostgres(ctx context.Context) error {
 	for last := ""; ; {
-		rows, err := r.looker.Postgres.Query(ctx, queryResources, last, reconcileRows)
+		rows, err := r.inspector.Postgres.Query(ctx, queryResources, last, reconcileRows)
 		if err != nil {
 			return fmt.Errorf("read the resources of postgres: %w", err)
 		}
@@ -415,14 +415,14 @@ func (r *Reconciler) roundOfPostgres(ctx context.Context) error {
 		if len(resources) == 0 {
 			return nil
 		}
-		found, _, err := r.looker.judgeReserved(ctx, resources)
+		found, _, err := r.inspector.checkReserved(ctx, resources)
 		if err != nil {
 			return err
 		}
 		for _, f := range found {
-			r.tell(f.Resource, []*Finding{f})
+			r.report(f.Resource, []*Finding{f})
 		}
-		if err := r.looker.wait(ctx, len(resources)); err != nil {
+		if err := r.inspector.wait(ctx, len(resources)); err != nil {
 			return err
 		}
 		last = resources[len(resources)-1]

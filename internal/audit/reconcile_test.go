@@ -24,8 +24,8 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// watcher is a Reconciler whose log and measurements are kept.
-type watcher struct {
+// recordedReconciler is a Reconciler whose log and measurements are kept.
+type recordedReconciler struct {
 	*audit.Reconciler
 	t      testing.TB
 	reader *sdkmetric.ManualReader
@@ -34,28 +34,30 @@ type watcher struct {
 	log bytes.Buffer
 }
 
-func (w *watcher) Write(p []byte) (int, error) {
+func (w *recordedReconciler) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.log.Write(p)
 }
 
-func (s *scene) watcher(heal bool) *watcher { return s.watcherOf(s.tenure, heal) }
+func (s *scene) newReconciler(heal bool) *recordedReconciler {
+	return s.newReconcilerWithTerm(s.term, heal)
+}
 
-func (s *scene) watcherOf(tenure *holds.Tenure, heal bool) *watcher {
+func (s *scene) newReconcilerWithTerm(term *holds.EpochTerm, heal bool) *recordedReconciler {
 	s.Helper()
-	w := &watcher{t: s.TB, reader: sdkmetric.NewManualReader()}
+	w := &recordedReconciler{t: s.TB, reader: sdkmetric.NewManualReader()}
 	metrics, err := audit.NewMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(w.reader)).Meter("test"))
 	s.must(err)
-	servers := s.servers
-	servers.JetStream = nil // it needs none
-	w.Reconciler = audit.NewReconciler(servers, s.store, tenure, audit.ReconcilerOptions{Heal: heal, Memory: memory, Share: 1}, metrics, zerolog.New(w))
+	backends := s.backends
+	backends.JetStream = nil // it needs none
+	w.Reconciler = audit.NewReconciler(backends, s.store, term, audit.ReconcilerOptions{Heal: heal, Memory: memory, Share: 1}, metrics, zerolog.New(w))
 	return w
 }
 
 // logged returns the kinds of the differences that were logged since the last call, and whether
 // each was healed.
-func (w *watcher) logged() (kinds []string) {
+func (w *recordedReconciler) logged() (kinds []string) {
 	w.t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -80,7 +82,7 @@ func (w *watcher) logged() (kinds []string) {
 }
 
 // measured is the sum of a measurement over all kinds.
-func (w *watcher) measured(name string) (sum int64) {
+func (w *recordedReconciler) measured(name string) (sum int64) {
 	w.t.Helper()
 	var all metricdata.ResourceMetrics
 	if err := w.reader.Collect(w.t.Context(), &all); err != nil {
@@ -106,40 +108,40 @@ func (w *watcher) measured(name string) (sum int64) {
 	return sum
 }
 
-// left are the damages that a Reconciler leaves to people although a repair can mend them: what
+// leftToOperator are the damages that a Reconciler leaves to people although a repair can mend them: what
 // could be the trace of a lost hold.
-var left = []string{"an ended hold is due", "nobody is due", "an index of nobody"}
+var leftToOperator = []string{"an ended hold is due", "nobody is due", "an index of nobody"}
 
-// TestHeals makes each thing wrong in Redis that can be mended, one after another, and sees that a
+// TestReconciler_EachCorruption_Healed makes each thing wrong in Redis that can be mended, one after another, and sees that a
 // round of the Reconciler heals it, logs it and counts it; one that may only report does no more than
 // that.
-func TestHeals(t *testing.T) {
+func TestReconciler_EachCorruption_Healed(t *testing.T) {
 	t.Parallel()
-	mended := slices.DeleteFunc(slices.Clone(inRedis), func(d damage) bool {
-		return !d.mended || slices.Contains(left, d.name) || d.name == "the agenda has what is over" // who sweeps takes it off
+	repairable := slices.DeleteFunc(slices.Clone(inRedis), func(d corruption) bool {
+		return !d.repairable || slices.Contains(leftToOperator, d.name) || d.name == "the agenda has what is over" // who sweeps takes it off
 	})
-	for part := range slices.Chunk(mended, 10) {
+	for part := range slices.Chunk(repairable, 10) {
 		t.Run(strings.ReplaceAll(part[0].name, " ", "_"), func(t *testing.T) {
 			t.Parallel()
 			s := newScene(t)
 			for _, d := range part {
-				s.heals(d)
+				s.checkHealed(d)
 			}
 		})
 	}
 }
 
-func (s *scene) heals(d damage) {
+func (s *scene) checkHealed(d corruption) {
 	s.Helper()
 	ctx := s.Context()
-	quiet := s.watcher(true)
+	quiet := s.newReconciler(true)
 	s.must(quiet.Round(ctx))
 	if got := quiet.logged(); len(got) > 0 || quiet.measured("holdfast.audit.differences") > 0 || quiet.measured("holdfast.audit.resources") != 2 || quiet.measured("holdfast.audit.rounds") != 1 {
 		s.Fatalf("before %s it says %v", d.name, got)
 	}
-	d.do(s)
-	want := strings.Fields(d.want)
-	reporting := s.watcher(false)
+	d.apply(s)
+	want := strings.Fields(d.wantKinds)
+	reporting := s.newReconciler(false)
 	for range 2 { // what is left is told once
 		s.must(reporting.Round(ctx))
 	}
@@ -150,35 +152,35 @@ func (s *scene) heals(d damage) {
 		s.Errorf("when %s, %d differences are left, want %d", d.name, got, len(want))
 	}
 	if report := s.audit(audit.Options{}); !slices.Equal(kinds(report), want) {
-		s.Errorf("who may only report has changed, when %s:\n%s", d.name, told(report))
+		s.Errorf("who may only report has changed, when %s:\n%s", d.name, findingsText(report))
 	}
 
-	healing := s.watcher(true)
+	healing := s.newReconciler(true)
 	s.must(healing.Round(ctx))
 	got := healing.logged()
 	// An index that is corrected is no residue any more, if it was seen in this order.
 	if !slices.Equal(got, want) && !slices.Equal(append(got, "residue"), want) || healing.measured("holdfast.audit.left") != 0 || healing.measured("holdfast.audit.healed") != int64(len(got)) {
 		s.Errorf("when %s it logged %v, want %v healed", d.name, got, want)
 	}
-	s.silent()
+	s.wantNoFindings()
 	if s.redis.Exists(ctx, s.key("hall", "departing")).Val() == 1 { // it has one announced again
-		s.work(1)
+		s.startWorkers(1)
 		stacktest.Eventually(s, "the announcement", func() bool { return s.redis.Exists(ctx, s.key("hall", "departing")).Val() == 0 })
-		s.rest()
+		s.stopWorkers()
 	}
 }
 
-// TestLeavesTraces makes wrong what a repair can mend and what could be the trace of a lost hold: it is told,
+// TestReconciler_TraceOfLostHold_OnlyReported makes wrong what a repair can mend and what could be the trace of a lost hold: it is told,
 // and left to people.
-func TestLeavesTraces(t *testing.T) {
+func TestReconciler_TraceOfLostHold_OnlyReported(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	for _, d := range inRedis {
-		if slices.Contains(left, d.name) {
-			d.do(s)
+		if slices.Contains(leftToOperator, d.name) {
+			d.apply(s)
 		}
 	}
-	w := s.watcher(true)
+	w := s.newReconciler(true)
 	s.must(w.Round(t.Context()))
 	if got := w.logged(); !slices.Equal(got, []string{"due, left", "due, left", "residue, left"}) {
 		t.Errorf("it logged %v", got)
@@ -192,13 +194,13 @@ func suffixed(words []string, suffix string) (all []string) {
 	return all
 }
 
-// TestHealsNoLostHold takes away a record, as lost data would be, and sees that nothing is given back of
+// TestReconciler_RecordLost_NothingFreed takes away a record, as lost data would be, and sees that nothing is given back of
 // what the hold took, but that it is told.
-func TestHealsNoLostHold(t *testing.T) {
+func TestReconciler_RecordLost_NothingFreed(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	s.redis.HDel(t.Context(), s.key("hall", "records"), uuidOf(s.other))
-	w := s.watcher(true)
+	w := s.newReconciler(true)
 	s.must(w.Round(t.Context()))
 	if got := w.logged(); !slices.Equal(got, []string{"counter, left", "due, left", "residue, left", "residue, left", "users, left"}) {
 		t.Errorf("it logged %v", got)
@@ -214,26 +216,26 @@ func TestHealsNoLostHold(t *testing.T) {
 	}
 }
 
-// TestHealsNoLostHoldOfNobody takes away all that is counted of a user as well: the deadline still says that there is
+// TestReconciler_RecordAndUserLost_NothingFreed takes away all that is counted of a user as well: the deadline still says that there is
 // a hold.
-func TestHealsNoLostHoldOfNobody(t *testing.T) {
+func TestReconciler_RecordAndUserLost_NothingFreed(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	s.redis.HDel(t.Context(), s.key("hall", "records"), uuidOf(s.other))
 	s.redis.HDel(t.Context(), s.key("hall", "users"), "olga", s.indexOf("olga", "A-1"))
-	s.must(s.watcher(true).Round(t.Context()))
+	s.must(s.newReconciler(true).Round(t.Context()))
 	if got := s.redis.HGet(t.Context(), s.key("hall", "counts"), "A-1").Val(); got != "3" {
 		t.Errorf("%s are held of A-1, want 3", got)
 	}
 }
 
-// onlyFirst is a Redis that is lost after the first script which repairs something.
-type onlyFirst struct {
+// failAfterRepair is a Redis that is lost after the first script which repairs something.
+type failAfterRepair struct {
 	redis.Hook
 	repaired bool
 }
 
-func (h *onlyFirst) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (h *failAfterRepair) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, commands []redis.Cmder) error {
 		repairs := func(c redis.Cmder) bool {
 			return slices.Contains(c.Args(), any("counter")) || slices.Contains(c.Args(), any("users"))
@@ -254,43 +256,43 @@ func (h *onlyFirst) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 	}
 }
 
-func (*onlyFirst) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (*failAfterRepair) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-func (*onlyFirst) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (*failAfterRepair) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
-// TestHealsInOneStep damages what has more fields than are mended in one step, and has who mends it die after the
+// TestReconciler_DiesAfterFirstStep_CountersComplete damages what has more fields than are mended in one step, and has who mends it die after the
 // first: what others decide by is there again, or not yet.
-func TestHealsInOneStep(t *testing.T) {
+func TestReconciler_DiesAfterFirstStep_CountersComplete(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"counts", "users"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newTown(t)
+			w := newHarness(t)
 			ctx := t.Context()
 			slots := make([]string, 250)
 			for i := range slots {
 				slots[i] = fmt.Sprintf("S-%03d", i)
 			}
-			w.work(1)
+			w.startWorkers(1)
 			w.setInventory("hall", 1000, slots...)
-			w.fill("hall", 150, slots[:1])
+			w.placeMany("hall", 150, slots[:1])
 			for i := range 5 {
 				if w.request("hall", fmt.Sprintf("u%d", i), time.Hour, 1, slots[i*50:i*50+50]...) == "" {
 					t.Fatal("refused")
 				}
 			}
-			w.rest()
+			w.stopWorkers()
 			key := w.key("hall", name)
 			before := w.redis.HGetAll(ctx, key).Val()
 			w.redis.Del(ctx, key)
 			w.redis.RPush(ctx, key, "oops")
-			hook := &onlyFirst{}
+			hook := &failAfterRepair{}
 			client := redis.NewClient(stacktest.RedisOptions(stacktest.Shared().RedisURL))
 			t.Cleanup(func() { _ = client.Close() })
 			client.AddHook(hook)
-			s := &scene{town: w}
-			s.servers.Redis = client
-			if err := s.watcher(true).Round(ctx); err == nil || !hook.repaired {
+			s := &scene{harness: w}
+			s.backends.Redis = client
+			if err := s.newReconciler(true).Round(ctx); err == nil || !hook.repaired {
 				t.Fatalf("nobody died: %v", err)
 			}
 			if after := w.redis.HGetAll(ctx, key).Val(); len(before) < 200 || !maps.Equal(before, after) {
@@ -300,9 +302,9 @@ func TestHealsInOneStep(t *testing.T) {
 	}
 }
 
-// TestNothingMadeUp damages the counters while a record cannot be read: what it takes is not known, and who asks for a
+// TestRepair_RecordUnreadable_CountersNotGuessed damages the counters while a record cannot be read: what it takes is not known, and who asks for a
 // repair all the same does not have them made up.
-func TestNothingMadeUp(t *testing.T) {
+func TestRepair_RecordUnreadable_CountersNotGuessed(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	ctx := t.Context()
@@ -310,22 +312,22 @@ func TestNothingMadeUp(t *testing.T) {
 	s.redis.Del(ctx, s.key("hall", "counts"))
 	s.redis.RPush(ctx, s.key("hall", "counts"), "oops")
 	report := s.audit(audit.Options{})
-	s.must(audit.Repair(ctx, s.servers, report.Findings, memory))
+	s.must(audit.Repair(ctx, s.backends, report.Findings, memory))
 	if kind := s.redis.Type(ctx, s.key("hall", "counts")).Val(); kind != "list" {
 		t.Errorf("the counters are a %s with %v", kind, s.redis.HGetAll(ctx, s.key("hall", "counts")).Val())
 	}
 }
 
-// TestHealsNoLostClaim takes away the record of a hold that is being paid, which has no deadline: only the
+// TestReconciler_ClaimedRecordLost_NothingFreed takes away the record of a hold that is being paid, which has no deadline: only the
 // number of its user's holds says still that there was one.
-func TestHealsNoLostClaim(t *testing.T) {
+func TestReconciler_ClaimedRecordLost_NothingFreed(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	ctx := t.Context()
 	s.redis.HDel(ctx, s.key("hall", "records"), uuidOf(s.other))
 	s.redis.ZRem(ctx, s.key("hall", "due"), uuidOf(s.other))
 	s.redis.Del(ctx, s.key("hall", "hold:"+uuidOf(s.other)))
-	w := s.watcher(true)
+	w := s.newReconciler(true)
 	for range 3 {
 		s.must(w.Round(ctx))
 	}
@@ -343,12 +345,12 @@ func TestHealsNoLostClaim(t *testing.T) {
 	}
 }
 
-// TestTellsReserved makes Postgres' sums wrong: they are told, and left to people.
-func TestTellsReserved(t *testing.T) {
+// TestReconciler_ReservedWrong_OnlyReported makes Postgres' sums wrong: they are told, and left to people.
+func TestReconciler_ReservedWrong_OnlyReported(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	s.execute(`UPDATE inventory SET reserved = 3 WHERE slot = 'A-1'`)
-	w := s.watcher(true)
+	w := s.newReconciler(true)
 	s.must(w.Round(t.Context()))
 	if got := w.logged(); !slices.Equal(got, []string{"reserved, left"}) || w.measured("holdfast.audit.left") != 1 {
 		t.Errorf("it logged %v", got)
@@ -360,11 +362,11 @@ func TestTellsReserved(t *testing.T) {
 	}
 }
 
-// TestLooksWhenNudged has a running Reconciler told of a damaged resource.
-func TestLooksWhenNudged(t *testing.T) {
+// TestReconciler_CorruptionReported_RechecksSoon has a running Reconciler told of a damaged resource.
+func TestReconciler_CorruptionReported_RechecksSoon(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	w := s.watcher(true)
+	w := s.newReconciler(true)
 	var running sync.WaitGroup
 	ctx := t.Context()
 	defer running.Wait()
@@ -373,8 +375,8 @@ func TestLooksWhenNudged(t *testing.T) {
 	running.Go(func() { _ = w.Run(stopping) })
 	stacktest.Eventually(t, "the first round", func() bool { return w.measured("holdfast.audit.rounds") == 1 })
 	s.redis.HSet(ctx, s.key("hall", "counts"), "A-1", "x")
-	w.Damaged("hall")
-	w.Damaged("no resource\n")
+	w.RecheckSoon("hall")
+	w.RecheckSoon("no resource\n")
 	stacktest.Eventually(t, "the counter to be healed", func() bool {
 		return s.redis.HGet(ctx, s.key("hall", "counts"), "A-1").Val() == "3"
 	})
@@ -383,13 +385,13 @@ func TestLooksWhenNudged(t *testing.T) {
 	}
 }
 
-// TestLeavesLostDataAlone takes the epoch away: whoever rebuilds is not to be disturbed.
-func TestLeavesLostDataAlone(t *testing.T) {
+// TestReconciler_EpochLost_DoesNothing takes the epoch away: whoever rebuilds is not to be disturbed.
+func TestReconciler_EpochLost_DoesNothing(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	s.redis.HSet(t.Context(), s.key("hall", "counts"), "A-1", "7")
 	s.redis.Del(t.Context(), strings.TrimSuffix(s.agenda("hall"), "agenda")+"epoch")
-	w := s.watcher(true)
+	w := s.newReconciler(true)
 	s.must(w.Round(t.Context()))
 	if got := w.logged(); len(got) > 0 || s.redis.HGet(t.Context(), s.key("hall", "counts"), "A-1").Val() != "7" {
 		t.Errorf("it logged %v", got)
@@ -398,15 +400,15 @@ func TestLeavesLostDataAlone(t *testing.T) {
 	if got := kinds(report); !slices.Equal(got, []string{"data_lost"}) {
 		t.Errorf("found %v", got)
 	}
-	if got := strings.Join(report.CannotTell, "\n"); !strings.Contains(got, "1 resource could not be looked at in redis") {
+	if got := strings.Join(report.Inconclusive, "\n"); !strings.Contains(got, "1 resource could not be looked at in redis") {
 		t.Errorf("cannot tell %s", got)
 	}
-	w.Damaged("hall")
+	w.RecheckSoon("hall")
 }
 
-// TestReconciler_PaymentIsNotAnswered_IsReportedAfterADay has a payment claim a hold, and its event be gone. It is reported when
+// TestReconciler_PaymentUnanswered_ReportedAfterADay has a payment claim a hold, and its event be gone. It is reported when
 // that is a day ago; the payment, published again, ends it as a reservation.
-func TestReconciler_PaymentIsNotAnswered_IsReportedAfterADay(t *testing.T) {
+func TestReconciler_PaymentUnanswered_ReportedAfterADay(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	ctx := t.Context()
@@ -424,7 +426,7 @@ func TestReconciler_PaymentIsNotAnswered_IsReportedAfterADay(t *testing.T) {
 		want []string
 	}{{23 * time.Hour, nil}, {25 * time.Hour, []string{"claim_stuck, left"}}} {
 		claimed(c.ago)
-		w := s.watcher(true)
+		w := s.newReconciler(true)
 		s.must(w.Round(ctx))
 		if got := w.logged(); !slices.Equal(got, c.want) {
 			t.Errorf("after %s it logged %v, want %v", c.ago, got, c.want)
@@ -433,12 +435,12 @@ func TestReconciler_PaymentIsNotAnswered_IsReportedAfterADay(t *testing.T) {
 	if got := kinds(s.audit(audit.Options{})); !slices.Equal(got, []string{"claim_stuck"}) {
 		t.Errorf("the audit found %v", got)
 	}
-	s.work(1)
+	s.startWorkers(1)
 	if got := s.pay(s.other, "p-olga"); got != events.Type(holds.EventHoldConfirmed) {
 		t.Errorf("the payment was answered %s", got)
 	}
-	s.rest()
-	w := s.watcher(true)
+	s.stopWorkers()
+	w := s.newReconciler(true)
 	s.must(w.Round(ctx))
 	if got := w.logged(); len(got) > 0 {
 		t.Errorf("afterwards it logged %v", got)

@@ -12,8 +12,8 @@ type id [16]byte
 
 func (i id) String() string { return hex.EncodeToString(i[:]) }
 
-// born is when the id of a hold was made, in ms of the clock of the worker that made it: the id is a UUIDv7.
-func (i id) born() (ms int64) {
+// unixMilli is when the id of a hold was made, in ms of the clock of the worker that made it: the id is a UUIDv7.
+func (i id) unixMilli() (ms int64) {
 	for _, b := range i[:6] {
 		ms = ms<<8 | int64(b)
 	}

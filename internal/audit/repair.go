@@ -29,13 +29,13 @@ const (
 	large      Result = "large"      // nothing was done yet: the resource is too large for one step
 )
 
-// mended reports whether a difference is gone.
-func (r Result) mended() bool { return r == Done || r == Gone }
+// resolved reports whether a difference is gone.
+func (r Result) resolved() bool { return r == Done || r == Gone }
 
 // The bounds of a step of a repair.
 const (
-	repairBatch = 200         // differences of a resource
-	repairLook  = 2 * lookMax // records that are added up in one step
+	repairBatch      = 200                   // differences of a resource
+	repairRecordsMax = 2 * inspectRecordsMax // records that are added up in one step
 	// For how long one repairs counters of a large resource alone, at most: much longer than it takes.
 	adjustLease     = 10 * time.Second
 	adjustPerRecord = time.Millisecond
@@ -44,21 +44,21 @@ const (
 // Repair mends what is Automatic among findings and sets the Result of each. Each difference is
 // looked at again in the same step in which it is mended, and left alone unless it is the one that
 // was found. memory is for how long ended holds and answers are remembered.
-func Repair(ctx context.Context, servers Servers, findings []*Finding, memory time.Duration) error {
-	err := repair(ctx, servers, findings, memory)
+func Repair(ctx context.Context, backends Backends, findings []*Finding, memory time.Duration) error {
+	err := repair(ctx, backends, findings, memory)
 	if redis.HasErrorPrefix(err, "NOPERM") || isRefused(err) {
 		return fmt.Errorf("%w: repair with the worker's Redis and Postgres URLs", err)
 	}
 	return err
 }
 
-func repair(ctx context.Context, servers Servers, findings []*Finding, memory time.Duration) error {
+func repair(ctx context.Context, backends Backends, findings []*Finding, memory time.Duration) error {
 	inRedis := make(map[string][]*Finding)
 	for _, f := range findings {
 		switch {
 		case !f.Automatic:
 		case f.Kind == Reserved:
-			result, err := servers.mendReserved(ctx, f)
+			result, err := backends.repairReserved(ctx, f)
 			if err != nil {
 				return fmt.Errorf("repair what is reserved of slot %s of %s: %w", f.Item, f.Resource, err)
 			}
@@ -67,24 +67,24 @@ func repair(ctx context.Context, servers Servers, findings []*Finding, memory ti
 			inRedis[f.Resource] = append(inRedis[f.Resource], f)
 		}
 	}
-	l := &looker{Servers: servers, keys: keyspace(servers.Namespace), wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
+	l := &inspector{Backends: backends, keys: keyspace(backends.Namespace), wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
 	var err error
-	if l.epoch, err = servers.readEpoch(ctx); err != nil {
+	if l.epoch, err = backends.readEpoch(ctx); err != nil {
 		return err
 	}
 	for resource, its := range inRedis {
-		if err := l.mend(ctx, resource, its, memory, false); err != nil {
+		if err := l.repairResource(ctx, resource, its, memory, false); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// mend mends differences of one resource in Redis. onlySafe is for who has asked nobody.
-func (l *looker) mend(ctx context.Context, resource string, findings []*Finding, memory time.Duration, onlySafe bool) error {
+// repairResource mends differences of one resource in Redis. onlySafe is for who has asked nobody.
+func (l *inspector) repairResource(ctx context.Context, resource string, findings []*Finding, memory time.Duration, onlySafe bool) error {
 	// A key of a wrong type comes first: the others are mended in what is made in its place.
 	slices.SortStableFunc(findings, func(a, b *Finding) int { return flag(b.Kind == WrongType) - flag(a.Kind == WrongType) })
-	head := []any{memory.Milliseconds(), flag(onlySafe), repairLook}
+	head := []any{memory.Milliseconds(), flag(onlySafe), repairRecordsMax}
 	if err := l.repairEach(ctx, scriptRepair, resource, head, findings); err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (l *looker) mend(ctx context.Context, resource string, findings []*Finding,
 }
 
 // repairEach has a script repair differences, some in each step, and sets their results. head comes before them.
-func (l *looker) repairEach(ctx context.Context, script lua.Script, resource string, head []any, findings []*Finding) error {
+func (l *inspector) repairEach(ctx context.Context, script lua.Script, resource string, head []any, findings []*Finding) error {
 	for chunk := range slices.Chunk(findings, repairBatch) {
 		args := slices.Clone(head)
 		for _, f := range chunk {
@@ -125,7 +125,7 @@ func (l *looker) repairEach(ctx context.Context, script lua.Script, resource str
 }
 
 // repairStep runs a script that repairs, and returns what it says besides its status.
-func (l *looker) repairStep(ctx context.Context, script lua.Script, resource string, args ...any) (words []string, err error) {
+func (l *inspector) repairStep(ctx context.Context, script lua.Script, resource string, args ...any) (words []string, err error) {
 	c := l.newCall(script, resource, args...)
 	lua.Run(ctx, l.Redis, []*lua.Call{c})
 	if c.Err == nil && c.Status == statusLost {
@@ -140,7 +140,7 @@ func (l *looker) repairStep(ctx context.Context, script lua.Script, resource str
 // adjust repairs counters of a resource that is too large to be added up in one step: it reads them once more, page by
 // page, and takes off by how much each is wrong then, if it was wrong by as much before. It has a mark, without
 // which nothing is changed: another that repairs the same would take it off twice.
-func (l *looker) adjust(ctx context.Context, resource string, findings []*Finding, onlySafe bool) (err error) {
+func (l *inspector) adjust(ctx context.Context, resource string, findings []*Finding, onlySafe bool) (err error) {
 	sizes, err := l.sizes(ctx, []string{resource})
 	if err != nil {
 		return err
@@ -174,7 +174,7 @@ func (l *looker) adjust(ctx context.Context, resource string, findings []*Findin
 }
 
 // resultOf returns what becomes of the repair of a counter: large if it is to be adjusted.
-func (l looked) resultOf(planned difference, onlySafe bool) Result {
+func (l inspection) resultOf(planned difference, onlySafe bool) Result {
 	for _, d := range l.differences {
 		switch {
 		case d.what != planned.what || d.name != planned.name:
@@ -200,16 +200,16 @@ func (d difference) lowers() bool {
 
 // nothingMissing reports whether the deadlines, and those counters that are of another kind, have no more holds than there
 // are records.
-func (l looked) nothingMissing(kind string) bool {
+func (l inspection) nothingMissing(kind string) bool {
 	return !l.unsure && !slices.ContainsFunc(l.differences, func(d difference) bool {
 		return d.what == string(Due) || d.unknowable() || d.what == "type" ||
 			d.what != kind && (d.what == string(Counter) || d.what == string(Users))
 	})
 }
 
-// mendReserved sets what is reserved of a slot to what its reservations say. The row is locked before
+// repairReserved sets what is reserved of a slot to what its reservations say. The row is locked before
 // they are summed up: a payment that comes meanwhile adds to what is set here.
-func (s *Servers) mendReserved(ctx context.Context, f *Finding) (result Result, err error) {
+func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Result, err error) {
 	result = Gone
 	err = pgx.BeginFunc(ctx, s.Postgres, func(tx pgx.Tx) error {
 		var now difference
@@ -249,7 +249,7 @@ func (s *Servers) mendReserved(ctx context.Context, f *Finding) (result Result, 
 const revKept = time.Hour
 
 // bumpRev counts a change of what is reserved. A rev that has ended begins with a time, so that no value comes back.
-func (s *Servers) bumpRev(ctx context.Context, rev string) error {
+func (s *Backends) bumpRev(ctx context.Context, rev string) error {
 	pipe := s.Redis.Pipeline()
 	pipe.SetNX(ctx, rev, time.Now().UnixMicro(), revKept)
 	bumped := pipe.Incr(ctx, rev)

@@ -14,11 +14,11 @@ var luaFiles embed.FS
 // The scripts. Each file's header tells its ARGV and what it returns; KEYS are told in
 // lua/prelude.lua. All but repair and adjust only read.
 var (
-	scriptLook   = load("look", "no-writes")
-	scriptPage   = load("page", "no-writes")
-	scriptStrays = load("strays", "no-writes")
-	scriptRepair = load("repair", "")
-	scriptAdjust = load("adjust", "")
+	scriptInspect = load("inspect", "no-writes")
+	scriptPage    = load("page", "no-writes")
+	scriptStrays  = load("strays", "no-writes")
+	scriptRepair  = load("repair", "")
+	scriptAdjust  = load("adjust", "")
 )
 
 func load(name, flags string) lua.Script {
@@ -37,19 +37,19 @@ func load(name, flags string) lua.Script {
 // holds.ScriptCommands.
 func ScriptCommands() (reading, all []string) {
 	texts := make(map[string]string)
-	for _, name := range []string{"prelude", "look", "page", "strays", "repair", "adjust"} {
+	for _, name := range []string{"prelude", "inspect", "page", "strays", "repair", "adjust"} {
 		text, err := luaFiles.ReadFile("lua/" + name + ".lua")
 		if err != nil {
 			panic(err) // embedded: cannot happen in a program that was built
 		}
 		texts[name] = string(text)
 	}
-	read := texts["prelude"] + texts["look"] + texts["page"] + texts["strays"]
+	read := texts["prelude"] + texts["inspect"] + texts["page"] + texts["strays"]
 	return lua.Commands(read), lua.Commands(read + texts["repair"] + texts["adjust"])
 }
 
 // newCall prepares a script on a resource; args follow the three that every script takes.
-func (l *looker) newCall(script lua.Script, resource string, args ...any) *lua.Call {
+func (l *inspector) newCall(script lua.Script, resource string, args ...any) *lua.Call {
 	return &lua.Call{Script: script, Keys: l.keys.of(resource), Args: append([]any{l.epoch, resource, l.keys.prefix(resource)}, args...)}
 }
 

@@ -137,7 +137,7 @@ func (s *stream) readAll(ctx context.Context, from uint64, filter string, read r
 			b = &batch{done: make(chan struct{})}
 		}
 		var m events.StoredMsg
-		for m, err = range events.Read(ctx, s.source, config, s.upTo) {
+		for m, err = range events.ReadStream(ctx, s.source, config, s.upTo) {
 			if err != nil {
 				break
 			}
@@ -161,7 +161,7 @@ func (s *stream) readAll(ctx context.Context, from uint64, filter string, read r
 func resourceOf(subject string) string { return subject[strings.LastIndexByte(subject, '.')+1:] }
 
 // consumerOf is the durable consumer that answers what is published on a subject.
-func consumerOf(ns events.Subjects, subject string) string {
+func consumerOf(ns events.Namespace, subject string) string {
 	event, _ := strings.CutPrefix(subject, strings.TrimSuffix(ns.AllIn(), ">"))
 	return consumerOfEvent(event[:max(0, strings.LastIndexByte(event, '.'))])
 }
@@ -183,8 +183,8 @@ type floors map[string]uint64
 func readFloors(ctx context.Context, inbound *stream) (floors, error) {
 	found := make(floors)
 	for _, name := range consumers {
-		asking, cancel := context.WithTimeout(ctx, requestLimit)
-		consumer, err := inbound.source.Consumer(asking, name)
+		requestCtx, cancel := context.WithTimeout(ctx, requestLimit)
+		consumer, err := inbound.source.Consumer(requestCtx, name)
 		cancel()
 		if errors.Is(err, jetstream.ErrConsumerNotFound) {
 			continue

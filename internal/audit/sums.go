@@ -110,18 +110,18 @@ func (r *record) tookAt(m readTime) (took, sure bool) {
 
 // pager reads a large resource page by page.
 type pager struct {
-	*looker
+	*inspector
 	resource string
 	records  bool     // all are wanted
 	again    bool     // what differs is known, but for the counters
 	began    readTime // of the first page
-	found    looked
+	found    inspection
 }
 
 // large looks at a resource page by page. Counters that seem to be wrong are read again, and compared with
 // the records as they were then.
-func (l *looker) large(ctx context.Context, resource string, records bool) (looked, error) {
-	p := &pager{looker: l, resource: resource, records: records, found: looked{resource: resource}}
+func (l *inspector) large(ctx context.Context, resource string, records bool) (inspection, error) {
+	p := &pager{inspector: l, resource: resource, records: records, found: inspection{resource: resource}}
 	seem := make(counters)
 	note := func(cs counters, _ []record) { maps.Copy(seem, cs) }
 	for _, part := range []string{"counts", "users"} {

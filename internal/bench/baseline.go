@@ -19,11 +19,11 @@ import (
 // baselineBatch is how many events the baseline fetches at a time.
 const baselineBatch = 256
 
-// sellNightByNight decides the same events in the way that most teams write themselves: event by
+// measureBaseline decides the same events in the way that most teams write themselves: event by
 // event, and for each night one after the other a lock, a read and a write in Redis. It is spared
 // what such programs also need: Postgres, waiting for others, undoing a half, giving locks back one
 // by one, and waiting for an outcome to be stored before the event is acknowledged.
-func (b *bench) sellNightByNight(ctx context.Context, what sale) (rate Rate, err error) {
+func (b *runner) measureBaseline(ctx context.Context, what scenario) (rate Rate, err error) {
 	s, err := b.open(ctx)
 	if err != nil {
 		return Rate{}, err
@@ -76,7 +76,7 @@ func (b *bench) sellNightByNight(ctx context.Context, what sale) (rate Rate, err
 }
 
 // tallyNights checks that every night of every event was counted.
-func (s *site) tallyNights(ctx context.Context, what sale) error {
+func (s *cluster) tallyNights(ctx context.Context, what scenario) error {
 	pipe := s.redis.Pipeline()
 	counts := make([]*redis.StringSliceCmd, what.resources)
 	for r := range counts {
@@ -102,9 +102,9 @@ func (s *site) tallyNights(ctx context.Context, what sale) error {
 }
 
 // nightByNight begins the baseline's keys of a resource.
-func (s *site) nightByNight(resource string) string { return string(s.ns) + ":" + resource + ":" }
+func (s *cluster) nightByNight(resource string) string { return string(s.ns) + ":" + resource + ":" }
 
-func (s *site) decideNightByNight(ctx context.Context, conn *redis.Conn, m jetstream.Msg) error {
+func (s *cluster) decideNightByNight(ctx context.Context, conn *redis.Conn, m jetstream.Msg) error {
 	var event struct {
 		ID   string                      `json:"id"`
 		Data events.BookingRequestedData `json:"data"`

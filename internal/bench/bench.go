@@ -24,17 +24,17 @@ import (
 // part is one of what can be measured.
 type part struct {
 	name  string
-	steps func(*bench) int // how many measurements it is made of
-	run   func(*bench, context.Context) error
+	steps func(*runner) int // how many measurements it is made of
+	run   func(*runner, context.Context) error
 }
 
 // parts are in the order in which they are measured.
 var parts = []part{
-	{"sales", (*bench).salesSteps, (*bench).sales},
-	{"payments", func(b *bench) int { return b.rounds }, (*bench).payAll},
-	{"latency", func(b *bench) int { return b.rounds + len(loads) }, (*bench).latencies},
-	{"expiry", func(*bench) int { return 2 }, (*bench).expiries},
-	{"growth", func(b *bench) int { return len(b.liveHolds) }, (*bench).growth},
+	{"sales", (*runner).throughputSteps, (*runner).throughput},
+	{"payments", func(b *runner) int { return b.rounds }, (*runner).payAll},
+	{"latency", func(b *runner) int { return b.rounds + len(loads) }, (*runner).latencies},
+	{"expiry", func(*runner) int { return 2 }, (*runner).expiries},
+	{"growth", func(b *runner) int { return len(b.liveHolds) }, (*runner).scaling},
 }
 
 // Options say what to measure, and on what.
@@ -54,8 +54,8 @@ type Options struct {
 	Step     func(done, total int, what string) // told what is measured next; nil = nobody
 }
 
-// bench is one run.
-type bench struct {
+// runner is one run.
+type runner struct {
 	Options
 	sizes
 	stack *stack.Stack // Redis and Postgres, when they are its own
@@ -85,35 +85,35 @@ const (
 
 // sizes are what is measured how often.
 type sizes struct {
-	rounds       int
-	nights       []int // of the sales
-	ceilingCalls int
-	saleEvents   int // of a sale; half as many when they are of 30 nights
-	baseline     int // events of the baseline
-	payments     int
-	latencyFor   time.Duration
-	warmFor      time.Duration // before that
-	lapsing      int           // holds that lapse within a second
-	placedIn     int           // seconds in which they are placed
-	keys         int           // others that have a TTL
-	liveHolds    []int         // how many there are when it is measured what one more costs
-	moreHolds    int           // placed to measure that
+	rounds         int
+	nights         []int // of the sales
+	ceilingCalls   int
+	scenarioEvents int // of a sale; half as many when they are of 30 nights
+	baseline       int // events of the baseline
+	payments       int
+	latencyFor     time.Duration
+	warmFor        time.Duration // before that
+	expiring       int           // holds that lapse within a second
+	placedIn       int           // seconds in which they are placed
+	keys           int           // others that have a TTL
+	liveHolds      []int         // how many there are when it is measured what one more costs
+	moreHolds      int           // placed to measure that
 }
 
 var allSizes = map[Size]sizes{
 	Whole: {
-		rounds: 5, nights: []int{1, 3, 7, 30}, ceilingCalls: 60_000, saleEvents: 60_000, baseline: 2_000, payments: 20_000,
-		latencyFor: 15 * time.Second, warmFor: 2 * time.Second, lapsing: 20_000, placedIn: 5, keys: 500_000,
+		rounds: 5, nights: []int{1, 3, 7, 30}, ceilingCalls: 60_000, scenarioEvents: 60_000, baseline: 2_000, payments: 20_000,
+		latencyFor: 15 * time.Second, warmFor: 2 * time.Second, expiring: 20_000, placedIn: 5, keys: 500_000,
 		liveHolds: []int{10_000, 100_000, 1_000_000}, moreHolds: 20_000,
 	},
 	Quick: {
-		rounds: 3, nights: []int{1, 3, 7, 30}, ceilingCalls: 30_000, saleEvents: 20_000, baseline: 600, payments: 8_000,
-		latencyFor: 5 * time.Second, warmFor: time.Second, lapsing: 20_000, placedIn: 5, keys: 100_000,
+		rounds: 3, nights: []int{1, 3, 7, 30}, ceilingCalls: 30_000, scenarioEvents: 20_000, baseline: 600, payments: 8_000,
+		latencyFor: 5 * time.Second, warmFor: time.Second, expiring: 20_000, placedIn: 5, keys: 100_000,
 		liveHolds: []int{10_000, 50_000}, moreHolds: 10_000,
 	},
 	Tiny: {
-		rounds: 1, nights: []int{3}, ceilingCalls: 256, saleEvents: 200, baseline: 40, payments: 100,
-		latencyFor: 300 * time.Millisecond, warmFor: 50 * time.Millisecond, lapsing: 100, placedIn: 1, keys: 500,
+		rounds: 1, nights: []int{3}, ceilingCalls: 256, scenarioEvents: 200, baseline: 40, payments: 100,
+		latencyFor: 300 * time.Millisecond, warmFor: 50 * time.Millisecond, expiring: 100, placedIn: 1, keys: 500,
 		liveHolds: []int{100, 300}, moreHolds: 100,
 	},
 }
@@ -132,7 +132,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &bench{Options: o, sizes: allSizes[o.Size], name: fmt.Sprintf("bench_%08x", rand.Uint32()), report: &Report{}}
+	b := &runner{Options: o, sizes: allSizes[o.Size], name: fmt.Sprintf("bench_%08x", rand.Uint32()), report: &Report{}}
 	for _, p := range wanted {
 		b.total += p.steps(b)
 	}
@@ -151,7 +151,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 			return b.report, fmt.Errorf("measure %s: %w", p.name, err)
 		}
 	}
-	b.report.judge()
+	b.report.checkGoals()
 	return b.report, nil
 }
 
@@ -170,16 +170,16 @@ func wantedParts(names []string) (wanted []part, err error) {
 	return wanted, nil
 }
 
-func (b *bench) tell(format string, args ...any) { b.Progress(fmt.Sprintf(format, args...)) }
+func (b *runner) progressf(format string, args ...any) { b.Progress(fmt.Sprintf(format, args...)) }
 
 // step says what is measured next.
-func (b *bench) step(format string, args ...any) {
+func (b *runner) step(format string, args ...any) {
 	b.Step(b.done, b.total, fmt.Sprintf(format, args...))
 	b.done++
 }
 
-// ErrSomeServers says that of the three servers only some were given.
-var ErrSomeServers = errors.New("of NATS, Redis and Postgres only some are given: give all three, or none")
+// ErrPartialURLs says that of the three servers only some were given.
+var ErrPartialURLs = errors.New("of NATS, Redis and Postgres only some are given: give all three, or none")
 
 // quiet keeps go-redis from writing lines of its own to stderr: what it would say comes back as an
 // error too.
@@ -190,7 +190,7 @@ func (quiet) Printf(context.Context, string, ...any) {}
 func init() { redis.SetLogger(quiet{}) }
 
 // connect starts servers, unless some are given, and connects to them.
-func (b *bench) connect(ctx context.Context) (err error) {
+func (b *runner) connect(ctx context.Context) (err error) {
 	given := 0
 	for _, url := range []string{b.NATSURL, b.RedisURL, b.PostgresURL} {
 		if url != "" {
@@ -204,9 +204,9 @@ func (b *bench) connect(ctx context.Context) (err error) {
 		}
 	case 3:
 	default:
-		return ErrSomeServers
+		return ErrPartialURLs
 	}
-	logf := func(format string, args ...any) { b.tell("%s", fmt.Sprintf(format, args...)) }
+	logf := func(format string, args ...any) { b.progressf("%s", fmt.Sprintf(format, args...)) }
 	if b.nc, err = events.Connect(b.NATSURL, "holdfast bench", logf); err != nil {
 		return err
 	}
@@ -240,7 +240,7 @@ func (b *bench) connect(ctx context.Context) (err error) {
 
 // startServers starts servers of its own, NATS in a process for itself, so that its use of the
 // processor can be told from that of the load.
-func (b *bench) startServers(ctx context.Context) (err error) {
+func (b *runner) startServers(ctx context.Context) (err error) {
 	b.stack, err = stack.Start(ctx, stack.Options{Redis: true, Postgres: true, Install: b.Install, Progress: b.Progress})
 	if err != nil {
 		return err
@@ -255,7 +255,7 @@ func (b *bench) startServers(ctx context.Context) (err error) {
 const optionNotify = "notify-keyspace-events"
 
 // notified is of what Redis notifies, "" when nobody may know.
-func (b *bench) notified(ctx context.Context) string {
+func (b *runner) notified(ctx context.Context) string {
 	options, err := b.redis.ConfigGet(ctx, optionNotify).Result()
 	if err != nil {
 		return ""
@@ -263,7 +263,7 @@ func (b *bench) notified(ctx context.Context) string {
 	return options[optionNotify]
 }
 
-func (b *bench) close() error {
+func (b *runner) close() error {
 	var errs []error
 	if b.pool != nil {
 		b.pool.Close()
@@ -290,7 +290,7 @@ func (b *bench) close() error {
 }
 
 // describe notes on what is measured.
-func (b *bench) describe(ctx context.Context) error {
+func (b *runner) describe(ctx context.Context) error {
 	r := b.report
 	r.Machine = machine()
 	r.At = time.Now().UTC().Truncate(time.Second)
@@ -308,9 +308,9 @@ func (b *bench) describe(ctx context.Context) error {
 		return fmt.Errorf("postgres: %w", err)
 	}
 	r.Versions.Postgres, _, _ = strings.Cut(postgres, " ")
-	b.tell("%s", r.Where())
+	b.progressf("%s", r.Environment())
 	if r.Machine.Load > float64(r.Machine.Processors)/4 {
-		b.tell("something else keeps %s of the processors busy: the figures will be worse, and rougher, than they need be",
+		b.progressf("something else keeps %s of the processors busy: the figures will be worse, and rougher, than they need be",
 			strconv.FormatFloat(r.Machine.Load, 'f', 1, 64))
 	}
 	return nil

@@ -39,15 +39,15 @@ func wantRate(t *testing.T, what string, r Rate, number int, processes ...string
 }
 
 // wantOrder checks that quantiles are in order.
-func wantOrder(t *testing.T, what string, times Times) {
+func wantOrder(t *testing.T, what string, times Quantiles) {
 	t.Helper()
 	if !slices.IsSorted([]float64{0, times.P50, times.P99, times.P999, times.Max}) || times.P50 == 0 {
 		t.Errorf("%s: %+v", what, times)
 	}
 }
 
-// TestOwnServers measures sales, expiry and growth on servers that are started for it.
-func TestOwnServers(t *testing.T) {
+// TestRun_OwnServers_MeasuresParts measures sales, expiry and growth on servers that are started for it.
+func TestRun_OwnServers_MeasuresParts(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
 	var lines, steps []string
@@ -76,32 +76,32 @@ func TestOwnServers(t *testing.T) {
 		t.Errorf("what it was measured on: %+v", r)
 	}
 	size := allSizes[Tiny]
-	asking := []string{processBench, processNATS, processRedis, processPostgres}
-	deciding := append([]string{processWorker}, asking...)
-	want := []sale{{3, 1000, 1}, {3, 10, 1}, {3, 1, 1}, {3, 1000, 2}, {3, 1000, 3}}
-	if len(r.Sales) != len(want) {
-		t.Fatalf("%d sales", len(r.Sales))
+	withoutWorker := []string{processBench, processNATS, processRedis, processPostgres}
+	deciding := append([]string{processWorker}, withoutWorker...)
+	want := []scenario{{3, 1000, 1}, {3, 10, 1}, {3, 1, 1}, {3, 1000, 2}, {3, 1000, 3}}
+	if len(r.Throughputs) != len(want) {
+		t.Fatalf("%d sales", len(r.Throughputs))
 	}
-	for i, s := range r.Sales {
+	for i, s := range r.Throughputs {
 		what := want[i].String()
-		if (sale{s.Nights, s.Resources, s.Workers}) != want[i] || len(s.Ceiling) != 1 || len(s.Holdfast) != 1 {
+		if (scenario{s.Nights, s.Resources, s.Workers}) != want[i] || len(s.Ceiling) != 1 || len(s.Holdfast) != 1 {
 			t.Fatalf("%s: %+v", what, s)
 		}
-		wantRate(t, what, s.Holdfast[0], size.saleEvents, deciding...)
-		wantRate(t, what+", ceiling", s.Ceiling[0], size.ceilingCalls, asking...)
+		wantRate(t, what, s.Holdfast[0], size.scenarioEvents, deciding...)
+		wantRate(t, what+", ceiling", s.Ceiling[0], size.ceilingCalls, withoutWorker...)
 		if s.PerSecond != s.Holdfast[0].PerSecond || !near(s.OfCeiling, s.PerSecond/s.Ceiling[0].PerSecond) ||
-			!near(s.TimesMany, s.PerSecond/r.Sales[0].PerSecond) {
+			!near(s.TimesMany, s.PerSecond/r.Throughputs[0].PerSecond) {
 			t.Errorf("%s: ratios: %+v", what, s)
 		}
 		if hasBaseline := i == 0; hasBaseline != (len(s.Baseline) == 1) {
 			t.Errorf("%s: baseline: %+v", what, s.Baseline)
 		} else if hasBaseline {
-			wantRate(t, what+", baseline", s.Baseline[0], size.baseline, asking...)
+			wantRate(t, what+", baseline", s.Baseline[0], size.baseline, withoutWorker...)
 			if !near(s.TimesBaseline, s.PerSecond/s.Baseline[0].PerSecond) {
 				t.Errorf("%s: ratios: %+v", what, s)
 			}
 		}
-		if len(s.ProcessorMicros) != len(deciding) || len(s.CeilingMicros) != len(asking) {
+		if len(s.ProcessorMicros) != len(deciding) || len(s.CeilingMicros) != len(withoutWorker) {
 			t.Errorf("%s: use of the processor: %v, %v", what, s.ProcessorMicros, s.CeilingMicros)
 		}
 	}
@@ -109,7 +109,7 @@ func TestOwnServers(t *testing.T) {
 		t.Fatalf("expiries: %+v", r.Expiries)
 	}
 	for i, e := range r.Expiries {
-		if e.Notified != (i == 1) || e.Number != size.lapsing || e.Keys != size.keys || e.Within <= 0 {
+		if e.Notified != (i == 1) || e.Number != size.expiring || e.Keys != size.keys || e.Within <= 0 {
 			t.Errorf("expiry: %+v", e)
 		}
 		if on := strings.Contains(e.RedisNotifies, "E") && strings.Contains(e.RedisNotifies, "x"); on != e.Notified || !on && e.RedisNotifies != "" {
@@ -117,10 +117,10 @@ func TestOwnServers(t *testing.T) {
 		}
 		wantOrder(t, "expiry", e.Late)
 	}
-	if len(r.Growth) != len(size.liveHolds) {
-		t.Fatalf("growth: %+v", r.Growth)
+	if len(r.Scaling) != len(size.liveHolds) {
+		t.Fatalf("growth: %+v", r.Scaling)
 	}
-	for i, g := range r.Growth {
+	for i, g := range r.Scaling {
 		what := fmt.Sprint(g.Live)
 		wantRate(t, what, g.Rate, size.moreHolds, deciding...)
 		if g.Live != size.liveHolds[i] || g.RedisBytes <= 0 || g.WireIn <= 0 || g.WireOut <= 0 || g.EventBytes <= 0 ||
@@ -137,9 +137,9 @@ func TestOwnServers(t *testing.T) {
 	}
 }
 
-// TestGivenServers measures the other parts on servers that were given, on which nothing is left, and which
+// TestRun_GivenServers_LeavesNothing measures the other parts on servers that were given, on which nothing is left, and which
 // are set as they were.
-func TestGivenServers(t *testing.T) {
+func TestRun_GivenServers_LeavesNothing(t *testing.T) {
 	t.Parallel()
 	o := given("payments", "latency")
 	o.RedisURL = stacktest.LockServers(t, 1)[0] // nobody else's, so that nobody else sets its options
@@ -161,7 +161,7 @@ func TestGivenServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	size := allSizes[Tiny]
-	if r.OwnServers || len(r.Sales) != 0 || len(r.Growth) != 0 || len(r.Expiries) != 0 {
+	if r.OwnServers || len(r.Throughputs) != 0 || len(r.Scaling) != 0 || len(r.Expiries) != 0 {
 		t.Errorf("%+v", r)
 	}
 	if p := r.Payments; p == nil || len(p.Ceiling) != 1 || len(p.Holdfast) != 1 {
@@ -180,7 +180,7 @@ func TestGivenServers(t *testing.T) {
 		if l.Percent != loads[i] || !near(l.PerSecond, l.Full*float64(loads[i])/100) || l.Number != int(l.PerSecond*size.latencyFor.Seconds())+1 {
 			t.Errorf("%s: %+v", what, l)
 		}
-		wantOrder(t, what, l.Times)
+		wantOrder(t, what, l.Quantiles)
 		wantOrder(t, what+", published", l.Sent)
 	}
 	if len(r.Goals) != 2 { // of the ceiling; p99
@@ -216,7 +216,7 @@ func nothingLeft(t *testing.T, o Options, prefix string) {
 	if names.Err() != nil {
 		t.Error(names.Err())
 	}
-	b := newBench(t)
+	b := newRunner(t)
 	var schemas int
 	if err := b.pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_namespace WHERE nspname LIKE $1`, prefix+"%").Scan(&schemas); err != nil || schemas > 0 {
 		t.Errorf("%d schemas are left, %v", schemas, err)
@@ -236,8 +236,8 @@ func script(t *testing.T, lines string) string {
 	return path
 }
 
-// TestWorkerFails has workers that fail in several ways. Each is told, and nothing is left.
-func TestWorkerFails(t *testing.T) {
+// TestRun_WorkerFails_ReportsAndLeavesNothing has workers that fail in several ways. Each is told, and nothing is left.
+func TestRun_WorkerFails_ReportsAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		lines string
@@ -269,8 +269,8 @@ func TestWorkerFails(t *testing.T) {
 	}
 }
 
-// TestStopped stops a run in its middle: it says so, tells what it has, and leaves nothing.
-func TestStopped(t *testing.T) {
+// TestRun_Cancelled_ReturnsWhatItHas stops a run in its middle: it says so, tells what it has, and leaves nothing.
+func TestRun_Cancelled_ReturnsWhatItHas(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
 	ctx, stop := context.WithCancel(t.Context())
@@ -285,20 +285,20 @@ func TestStopped(t *testing.T) {
 	if err == nil || err.Error() != "measure growth: it was stopped" {
 		t.Errorf("stopped: %v", err)
 	}
-	if r == nil || len(r.Expiries) != 2 || len(r.Growth) != 0 {
+	if r == nil || len(r.Expiries) != 2 || len(r.Scaling) != 0 {
 		t.Errorf("what was measured until then: %+v", r)
 	}
 }
 
-// TestWrongOptions asks for what there is not.
-func TestWrongOptions(t *testing.T) {
+// TestRun_WrongOptions_Fails asks for what there is not.
+func TestRun_WrongOptions_Fails(t *testing.T) {
 	t.Parallel()
 	if _, err := Run(t.Context(), given("sails")); err == nil || !strings.Contains(err.Error(), `no part "sails"`) {
 		t.Error(err)
 	}
 	o := given()
 	o.PostgresURL = ""
-	if _, err := Run(t.Context(), o); !errors.Is(err, ErrSomeServers) {
+	if _, err := Run(t.Context(), o); !errors.Is(err, ErrPartialURLs) {
 		t.Error(err)
 	}
 	for _, url := range []*string{&o.NATSURL, &o.RedisURL, &o.PostgresURL} {
@@ -311,15 +311,15 @@ func TestWrongOptions(t *testing.T) {
 	}
 }
 
-// TestSitesAreRemoved removes a namespace with everything in it, and one that was made by half.
-func TestSitesAreRemoved(t *testing.T) {
+// TestClose_UsedAndEmpty_RemovesNamespace removes a namespace with everything in it, and one that was made by half.
+func TestClose_UsedAndEmpty_RemovesNamespace(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	b := newRunner(t)
 	s, err := b.open(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.stock(t.Context(), 1); err != nil {
+	if err := s.setInventory(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.start(t.Context(), 2); err != nil {
@@ -345,10 +345,10 @@ func TestSitesAreRemoved(t *testing.T) {
 	nothingLeft(t, b.Options, b.name)
 }
 
-// TestTally counts outcomes that are not those that are meant.
-func TestTally(t *testing.T) {
+// TestTally_OutcomesDiffer_Fails counts outcomes that are not those that are meant.
+func TestTally_OutcomesDiffer_Fails(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
+	s := newCluster(t)
 	for _, event := range []string{"hold.created", "hold.created", "hold.rejected"} {
 		if err := s.publish(nats.NewMsg(s.ns.Out(event, "loft"))); err != nil {
 			t.Fatal(err)
@@ -367,11 +367,11 @@ func TestTally(t *testing.T) {
 	}
 }
 
-// TestBaselineGrants decides events night by night, and finds it when one night was not counted.
-func TestBaselineGrants(t *testing.T) {
+// TestBaseline_NightNotCounted_IsFound decides events night by night, and finds it when one night was not counted.
+func TestBaseline_NightNotCounted_IsFound(t *testing.T) {
 	t.Parallel()
-	s := newSite(t)
-	what := sale{3, 2, 1}
+	s := newCluster(t)
+	what := scenario{3, 2, 1}
 	if err := s.preload(t.Context(), s.baseline, func(n int) (*nats.Msg, error) { return s.request(n, what.resources, what.nights) }); err != nil {
 		t.Fatal(err)
 	}
@@ -413,10 +413,10 @@ func TestBaselineGrants(t *testing.T) {
 	}
 }
 
-// TestCeilingGrants looks at what the ceiling writes: it does all that a hold needs.
-func TestCeilingGrants(t *testing.T) {
+// TestCeiling_Calls_WriteAllThatAHoldNeeds looks at what the ceiling writes: it does all that a hold needs.
+func TestCeiling_Calls_WriteAllThatAHoldNeeds(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	b := newRunner(t)
 	calls := ceilingCallsOf(b.name, 1, 100, 7, 3)
 	script := redis.NewScript(ceilingSource)
 	if err := script.Load(t.Context(), b.redis).Err(); err != nil {
@@ -451,14 +451,14 @@ func TestCeilingGrants(t *testing.T) {
 	if err := ceilingOn(t.Context(), script, conn, calls); err == nil || !strings.Contains(err.Error(), "answered 0") {
 		t.Errorf("asked again: %v", err)
 	}
-	if err := b.forget(t.Context(), b.name); err != nil {
+	if err := b.removeKeys(t.Context(), b.name); err != nil {
 		t.Error(err)
 	}
 	nothingLeft(t, b.Options, b.name)
 }
 
-// TestPace does things in order, each when it is due or later.
-func TestPace(t *testing.T) {
+// TestPace_ThingsDue_DoneInOrderNotEarly does things in order, each when it is due or later.
+func TestPace_ThingsDue_DoneInOrderNotEarly(t *testing.T) {
 	t.Parallel()
 	due := evenly(time.Now(), 2000)
 	done := 0

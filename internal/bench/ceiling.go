@@ -27,13 +27,13 @@ const (
 
 // ceiling measures how many holds a second Redis can do by the least of all scripts. What is sent is
 // made before the clock runs.
-func (b *bench) ceiling(ctx context.Context, nights, resources int) (rate Rate, err error) {
+func (b *runner) ceiling(ctx context.Context, nights, resources int) (rate Rate, err error) {
 	script := redis.NewScript(ceilingSource)
 	if err := script.Load(ctx, b.redis).Err(); err != nil {
 		return Rate{}, fmt.Errorf("load the ceiling's script: %w", err)
 	}
 	namespace := b.name + "_ceiling"
-	defer func() { err = errors.Join(err, b.forget(context.WithoutCancel(ctx), namespace)) }()
+	defer func() { err = errors.Join(err, b.removeKeys(context.WithoutCancel(ctx), namespace)) }()
 	var connections [ceilingConnections]*redis.Conn
 	var calls [ceilingConnections][]ceilingCall
 	for c := range connections {
@@ -45,13 +45,13 @@ func (b *bench) ceiling(ctx context.Context, nights, resources int) (rate Rate, 
 		calls[c] = ceilingCallsOf(namespace, c, b.ceilingCalls/ceilingConnections, nights, resources)
 	}
 	errs := make([]error, ceilingConnections)
-	var asking sync.WaitGroup
+	var clients sync.WaitGroup
 	before := b.processorTimes(nil)
 	began := time.Now()
 	for c := range connections {
-		asking.Go(func() { errs[c] = ceilingOn(ctx, script, connections[c], calls[c]) })
+		clients.Go(func() { errs[c] = ceilingOn(ctx, script, connections[c], calls[c]) })
 	}
-	asking.Wait()
+	clients.Wait()
 	took := time.Since(began)
 	if err := errors.Join(errs...); err != nil {
 		return Rate{}, fmt.Errorf("ceiling: %w", err)

@@ -15,37 +15,37 @@ import (
 )
 
 const (
-	lapsingResources = 200
-	lapsingLater     = 5 // seconds between the last of them that is placed and the first that lapses
-	keysAtATime      = 1000
+	expiringResources = 200
+	expiryDelay       = 5 // seconds between the last of them that is placed and the first that lapses
+	keysAtATime       = 1000
 )
 
 // expiries measures how late lapsed holds are given back, with keyspace notifications and without.
-func (b *bench) expiries(ctx context.Context) error {
-	b.tell("expiry: %s lapse within a second among %s with a TTL", plural(b.lapsing, "hold"), plural(b.keys, "other key"))
+func (b *runner) expiries(ctx context.Context) error {
+	b.progressf("expiry: %s lapse within a second among %s with a TTL", plural(b.expiring, "hold"), plural(b.keys, "other key"))
 	for _, notified := range []bool{false, true} {
 		b.step("expiry, notifications %s", onOff(notified))
-		figure, err := b.lapse(ctx, notified)
+		figure, err := b.measureExpiry(ctx, notified)
 		if err != nil {
 			return fmt.Errorf("notifications %s: %w", onOff(notified), err)
 		}
 		b.report.Expiries = append(b.report.Expiries, figure)
-		b.tell("  %s", figure.line())
+		b.progressf("  %s", figure.line())
 	}
 	return nil
 }
 
 func onOff(on bool) string { return map[bool]string{true: "on", false: "off"}[on] }
 
-// lapse lets holds lapse within a second among other keys that have a TTL. They are placed during
+// measureExpiry lets holds lapse within a second among other keys that have a TTL. They are placed during
 // some seconds, each later one for a shorter time.
-func (b *bench) lapse(ctx context.Context, notified bool) (figure Expiry, err error) {
+func (b *runner) measureExpiry(ctx context.Context, notified bool) (figure Expiry, err error) {
 	s, err := b.open(ctx)
 	if err != nil {
 		return Expiry{}, err
 	}
 	defer func() { err = errors.Join(err, s.close(ctx)) }()
-	if err := s.stock(ctx, lapsingResources); err != nil {
+	if err := s.setInventory(ctx, expiringResources); err != nil {
 		return Expiry{}, err
 	}
 	if err := s.addKeys(ctx); err != nil {
@@ -59,11 +59,11 @@ func (b *bench) lapse(ctx context.Context, notified bool) (figure Expiry, err er
 	if err := s.start(ctx, 1, "HOLDFAST_NO_NOTIFICATIONS="+strconv.FormatBool(!notified)); err != nil {
 		return Expiry{}, err
 	}
-	number := b.lapsing
+	number := b.expiring
 	aSecond := max(number/b.placedIn, 1)
 	requests := make([]*nats.Msg, number)
 	for n := range requests {
-		if requests[n], err = s.briefRequest(n, int64(max(b.placedIn-n/aSecond, 1)+lapsingLater)); err != nil {
+		if requests[n], err = s.briefRequest(n, int64(max(b.placedIn-n/aSecond, 1)+expiryDelay)); err != nil {
 			return Expiry{}, err
 		}
 	}
@@ -101,21 +101,21 @@ func (b *bench) lapse(ctx context.Context, notified bool) (figure Expiry, err er
 	})
 	return Expiry{
 		Notified: notified, RedisNotifies: s.notified(ctx), Number: number, Keys: s.keys,
-		Within: last.Sub(first).Seconds(), Late: newTimes(late),
+		Within: last.Sub(first).Seconds(), Late: newQuantiles(late),
 	}, err
 }
 
 // briefRequest asks for a hold that lasts some seconds.
-func (s *site) briefRequest(n int, ttl int64) (*nats.Msg, error) {
-	resource, user := "r"+strconv.Itoa(n%lapsingResources), "u"+strconv.Itoa(n)
+func (s *cluster) briefRequest(n int, ttl int64) (*nats.Msg, error) {
+	resource, user := "r"+strconv.Itoa(n%expiringResources), "u"+strconv.Itoa(n)
 	return s.event(events.BookingRequested, resource, events.BookingRequestedData{
 		RequestKey: user, UserID: user, ResourceID: resource, Quantity: 1, TTLSeconds: &ttl,
-		Asked: holds.Asked{CheckIn: s.first.Format(time.DateOnly), CheckOut: s.first.AddDate(0, 0, usualNights).Format(time.DateOnly)},
+		SlotSelection: holds.SlotSelection{CheckIn: s.first.Format(time.DateOnly), CheckOut: s.first.AddDate(0, 0, usualNights).Format(time.DateOnly)},
 	})
 }
 
 // addKeys writes keys with a TTL that are nobody's: Redis has to look among them for what has lapsed.
-func (s *site) addKeys(ctx context.Context) error {
+func (s *cluster) addKeys(ctx context.Context) error {
 	for n := 0; n < s.keys; n += keysAtATime {
 		pipe := s.redis.Pipeline()
 		for i := range min(keysAtATime, s.keys-n) {

@@ -17,58 +17,58 @@ const (
 	AtMost  = "at most"
 )
 
-// judge compares what was measured with what is wanted. What was not measured is not judged.
-func (r *Report) judge() {
+// checkGoals compares what was measured with what is wanted. What was not measured is not judged.
+func (r *Report) checkGoals() {
 	r.Goals = []Goal{}
-	judge := func(bound string, want, found float64, format string, args ...any) {
+	check := func(bound string, want, found float64, format string, args ...any) {
 		met := found >= want
 		if bound == AtMost {
 			met = found <= want
 		}
 		r.Goals = append(r.Goals, Goal{fmt.Sprintf(format, args...), bound, want, found, met})
 	}
-	sales := make(map[sale]Sale)
-	for _, s := range r.Sales {
-		sales[sale{s.Nights, s.Resources, s.Workers}] = s
+	throughputs := make(map[scenario]Throughput)
+	for _, s := range r.Throughputs {
+		throughputs[scenario{s.Nights, s.Resources, s.Workers}] = s
 	}
 	nights := []int{1, 3, 7, 30}
 	ofCeiling := map[int]float64{1: 0.5, 3: 0.5, 7: 0.5, 30: 0.6}
 	for _, n := range nights {
-		if s, measured := sales[sale{n, manyResources, 1}]; measured {
-			judge(AtLeast, ofCeiling[n], s.OfCeiling, "%s: of the ceiling", plural(n, "night"))
+		if s, measured := throughputs[scenario{n, manyResources, 1}]; measured {
+			check(AtLeast, ofCeiling[n], s.OfCeiling, "%s: of the ceiling", plural(n, "night"))
 		}
 	}
 	timesBaseline := map[int]float64{7: 10, 30: 20}
 	for _, n := range nights {
-		if s, measured := sales[sale{n, manyResources, 1}]; measured && timesBaseline[n] > 0 {
-			judge(AtLeast, timesBaseline[n], s.TimesBaseline, "%s: times the baseline", plural(n, "night"))
+		if s, measured := throughputs[scenario{n, manyResources, 1}]; measured && timesBaseline[n] > 0 {
+			check(AtLeast, timesBaseline[n], s.TimesBaseline, "%s: times the baseline", plural(n, "night"))
 		}
 	}
 	for _, n := range nights {
-		if s, measured := sales[sale{n, 1, 1}]; measured {
-			judge(AtLeast, 1.3, s.TimesMany, "%s, one hot resource: times 1,000 resources", plural(n, "night"))
+		if s, measured := throughputs[scenario{n, 1, 1}]; measured {
+			check(AtLeast, 1.3, s.TimesMany, "%s, one hot resource: times 1,000 resources", plural(n, "night"))
 		}
 	}
-	if s, measured := sales[sale{1, 1, 1}]; measured {
-		judge(AtLeast, 0.7, s.OfCeiling, "1 night, one hot resource: of the ceiling")
+	if s, measured := throughputs[scenario{1, 1, 1}]; measured {
+		check(AtLeast, 0.7, s.OfCeiling, "1 night, one hot resource: of the ceiling")
 	}
 	if r.Payments != nil {
-		judge(AtLeast, 0.5, r.Payments.OfCeiling, "payments: of their ceiling")
+		check(AtLeast, 0.5, r.Payments.OfCeiling, "payments: of their ceiling")
 	}
 	for _, l := range r.Latencies {
 		if l.Percent == 50 {
-			judge(AtMost, 20, l.P99, "latency at 50 %%: p99 in ms")
+			check(AtMost, 20, l.P99, "latency at 50 %%: p99 in ms")
 		}
 	}
 	for _, e := range r.Expiries {
 		if !e.Notified {
-			judge(AtMost, 500, e.Late.P999, "expiry without notifications: p99.9 in ms")
+			check(AtMost, 500, e.Late.P999, "expiry without notifications: p99.9 in ms")
 		}
 	}
 }
 
-// Missed is how many goals are missed.
-func (r *Report) Missed() int {
+// FailedGoals is how many goals are missed.
+func (r *Report) FailedGoals() int {
 	missed := 0
 	for _, g := range r.Goals {
 		if !g.Met {

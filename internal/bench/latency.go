@@ -24,18 +24,18 @@ var loads = []int{10, 50, 80}
 
 // latencies measures how long requests take that come at 10, 50 and 80 % of what a worker has just
 // been seen to do with the same requests.
-func (b *bench) latencies(ctx context.Context) error {
-	b.tell("latency: requests of %s on %s come at a steady rate; each counts from when it was due", plural(usualNights, "night"), plural(manyResources, "resource"))
+func (b *runner) latencies(ctx context.Context) error {
+	b.progressf("latency: requests of %s on %s come at a steady rate; each counts from when it was due", plural(usualNights, "night"), plural(manyResources, "resource"))
 	rounds := make([]Rate, b.rounds)
 	for round := range rounds {
 		b.step("what a worker can do, round %d of %d", round+1, b.rounds)
-		rate, err := b.sell(ctx, sale{usualNights, manyResources, 1})
+		rate, err := b.decideRequests(ctx, scenario{usualNights, manyResources, 1})
 		if err != nil {
 			return fmt.Errorf("what a worker can do: %w", err)
 		}
 		rounds[round] = rate
 	}
-	full := middle(rounds, perSecond)
+	full := medianRate(rounds, perSecond)
 	for _, percent := range loads {
 		b.step("latency at %d %% of %.0f/s", percent, full)
 		figure, err := b.steady(ctx, full*float64(percent)/100)
@@ -44,7 +44,7 @@ func (b *bench) latencies(ctx context.Context) error {
 		}
 		figure.Percent, figure.Full = percent, full
 		b.report.Latencies = append(b.report.Latencies, figure)
-		b.tell("  %s", figure.line())
+		b.progressf("  %s", figure.line())
 	}
 	return nil
 }
@@ -62,13 +62,13 @@ func record(h *hdrhistogram.Histogram, took time.Duration) {
 // steady publishes requests at a steady rate, each at its time, however late answers are. A request's
 // time counts from when it should have been published: what kept the publisher is part of it (coordinated
 // omission: G. Tene, How NOT to Measure Latency, 2015).
-func (b *bench) steady(ctx context.Context, rate float64) (figure Latency, err error) {
+func (b *runner) steady(ctx context.Context, rate float64) (figure Latency, err error) {
 	s, err := b.open(ctx)
 	if err != nil {
 		return Latency{}, err
 	}
 	defer func() { err = errors.Join(err, s.close(ctx)) }()
-	if err := s.stock(ctx, manyResources); err != nil {
+	if err := s.setInventory(ctx, manyResources); err != nil {
 		return Latency{}, err
 	}
 	if err := s.start(ctx, 1); err != nil {
@@ -131,6 +131,6 @@ func (b *bench) steady(ctx context.Context, rate float64) (figure Latency, err e
 		return Latency{}, context.Cause(ctx)
 	}
 	used := s.processorTimes(s.workers).since(before)
-	figure = Latency{PerSecond: rate, Number: number, Times: newTimes(times), Sent: newTimes(sent), ProcessorMicros: used.each(len(requests))}
+	figure = Latency{PerSecond: rate, Number: number, Quantiles: newQuantiles(times), Sent: newQuantiles(sent), ProcessorMicros: used.each(len(requests))}
 	return figure, s.tally(ctx, map[string]int{holds.EventHoldCreated: len(requests)})
 }

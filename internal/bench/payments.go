@@ -24,8 +24,8 @@ const (
 )
 
 // payAll measures how many holds a second are paid, against what Postgres alone can do.
-func (b *bench) payAll(ctx context.Context) error {
-	b.tell("payments: holds are paid, %s, beside the same transactions in Postgres alone", plural(b.rounds, "time"))
+func (b *runner) payAll(ctx context.Context) error {
+	b.progressf("payments: holds are paid, %s, beside the same transactions in Postgres alone", plural(b.rounds, "time"))
 	var figure Payments
 	for round := range b.rounds {
 		b.step("payments, round %d of %d", round+1, b.rounds)
@@ -41,19 +41,19 @@ func (b *bench) payAll(ctx context.Context) error {
 	}
 	figure.sum()
 	b.report.Payments = &figure
-	b.tell("  %s", figure.line())
+	b.progressf("  %s", figure.line())
 	return nil
 }
 
 // pay has a worker confirm waiting payments. They wait for the consumer of requests too, which passes
 // over them: that is part of what a payment costs.
-func (b *bench) pay(ctx context.Context) (rate Rate, err error) {
+func (b *runner) pay(ctx context.Context) (rate Rate, err error) {
 	s, err := b.open(ctx)
 	if err != nil {
 		return Rate{}, err
 	}
 	defer func() { err = errors.Join(err, s.close(ctx)) }()
-	if err := s.stock(ctx, manyResources); err != nil {
+	if err := s.setInventory(ctx, manyResources); err != nil {
 		return Rate{}, err
 	}
 	if err := s.start(ctx, 1); err != nil {
@@ -90,7 +90,7 @@ func (b *bench) pay(ctx context.Context) (rate Rate, err error) {
 }
 
 // granted returns the holds that were granted.
-func (s *site) granted(ctx context.Context, number int) ([]holds.HoldID, error) {
+func (s *cluster) granted(ctx context.Context, number int) ([]holds.HoldID, error) {
 	granted := make([]holds.HoldID, 0, number)
 	err := s.read(ctx, holds.EventHoldCreated, number, func(e events.Envelope) error {
 		var data struct {
@@ -104,13 +104,13 @@ func (s *site) granted(ctx context.Context, number int) ([]holds.HoldID, error) 
 }
 
 // payInPostgres decides payments by the transactions that a worker uses, in tables of their own.
-func (b *bench) payInPostgres(ctx context.Context) (rate Rate, err error) {
+func (b *runner) payInPostgres(ctx context.Context) (rate Rate, err error) {
 	s, err := b.open(ctx)
 	if err != nil {
 		return Rate{}, err
 	}
 	defer func() { err = errors.Join(err, s.close(ctx)) }()
-	if err := s.stock(ctx, manyResources); err != nil {
+	if err := s.setInventory(ctx, manyResources); err != nil {
 		return Rate{}, err
 	}
 	db, err := store.Open(ctx, s.PostgresURL, string(s.ns))
@@ -143,7 +143,7 @@ func (b *bench) payInPostgres(ctx context.Context) (rate Rate, err error) {
 }
 
 // batches are payments from a number to another, as many in each as one transaction decides.
-func (s *site) batches(from, to int) (all [][]holds.Payment, err error) {
+func (s *cluster) batches(from, to int) (all [][]holds.Payment, err error) {
 	for n := from; n < to; n += ceilingPaid {
 		batch := make([]holds.Payment, min(ceilingPaid, to-n))
 		for i := range batch {
@@ -186,7 +186,7 @@ func decideAll(ctx context.Context, db *store.Store, epoch string, batches [][]h
 }
 
 // payment is the n-th of the ceiling: for a claimed hold that there never was.
-func (s *site) payment(n int) (holds.Payment, error) {
+func (s *cluster) payment(n int) (holds.Payment, error) {
 	resource := "r" + strconv.Itoa(rand.IntN(manyResources))
 	hold, err := holds.NewHoldID(resource)
 	if err != nil {

@@ -20,8 +20,8 @@ type bars struct {
 	name      string
 	colour    color.Color
 	resources int
-	figure    func(Sale) float64
-	label     func(Sale) string // nil = nothing
+	figure    func(Throughput) float64
+	label     func(Throughput) string // nil = nothing
 }
 
 const (
@@ -40,14 +40,14 @@ var (
 
 // Plot draws how many holds a second there are, beside what there could be, into an SVG file.
 func (r *Report) Plot(path string) error {
-	holdfast := func(s Sale) float64 { return s.PerSecond }
-	ofCeiling := func(s Sale) string { return fmt.Sprintf("%.2f", s.OfCeiling) }
-	p, err := barChart(r.Sales, []bars{
-		{"Redis alone, by the least script", color.Gray{0xb0}, manyResources, func(s Sale) float64 { return s.CeilingSecond }, nil},
+	holdfast := func(s Throughput) float64 { return s.PerSecond }
+	ofCeiling := func(s Throughput) string { return fmt.Sprintf("%.2f", s.OfCeiling) }
+	p, err := barChart(r.Throughputs, []bars{
+		{"Redis alone, by the least script", color.Gray{0xb0}, manyResources, func(s Throughput) float64 { return s.CeilingSecond }, nil},
 		{"Holdfast, 1 resource (on the bars: its share of what Redis alone can do)", color.RGBA{0x1b, 0x5e, 0x8c, 0xff}, 1, holdfast, ofCeiling},
 		{"Holdfast, 10 resources", color.RGBA{0x4a, 0x90, 0xc2, 0xff}, 10, holdfast, ofCeiling},
 		{"Holdfast, 1,000 resources", color.RGBA{0x9c, 0xc8, 0xe6, 0xff}, manyResources, holdfast, ofCeiling},
-		{"night by night: a lock, a read and a write for each", color.RGBA{0xc0, 0x5a, 0x3c, 0xff}, manyResources, func(s Sale) float64 { return s.BaselineSecond }, nil},
+		{"night by night: a lock, a read and a write for each", color.RGBA{0xc0, 0x5a, 0x3c, 0xff}, manyResources, func(s Throughput) float64 { return s.BaselineSecond }, nil},
 	})
 	if err != nil {
 		return fmt.Errorf("draw the plot: %w", err)
@@ -69,11 +69,11 @@ func (r *Report) Plot(path string) error {
 }
 
 // barChart draws, for each number of nights, a bar of each kind side by side.
-func barChart(sales []Sale, kinds []bars) (*plot.Plot, error) {
+func barChart(throughputs []Throughput, kinds []bars) (*plot.Plot, error) {
 	p := newPlot()
 	var nights []int
 	highest := 0.0
-	for _, s := range sales {
+	for _, s := range throughputs {
 		if len(nights) == 0 || nights[len(nights)-1] != s.Nights {
 			nights = append(nights, s.Nights)
 		}
@@ -83,7 +83,7 @@ func barChart(sales []Sale, kinds []bars) (*plot.Plot, error) {
 		values := make(plotter.Values, len(nights))
 		labels := plotter.XYLabels{XYs: make(plotter.XYs, len(nights)), Labels: make([]string, len(nights))}
 		for at, n := range nights {
-			for _, s := range sales {
+			for _, s := range throughputs {
 				if s.Nights != n || s.Resources != kind.resources || s.Workers != 1 {
 					continue
 				}

@@ -31,7 +31,7 @@ type processorTimes map[string]time.Duration
 const tick = 10 * time.Millisecond
 
 // processorTimes reads what has been used until now.
-func (b *bench) processorTimes(workers []*worker) processorTimes {
+func (b *runner) processorTimes(workers []*worker) processorTimes {
 	if b.stack == nil || runtime.GOOS != "linux" {
 		return nil
 	}

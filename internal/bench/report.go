@@ -25,17 +25,17 @@ type Report struct {
 		Postgres string `json:"postgres"`
 		NATS     string `json:"nats"`
 	} `json:"versions"`
-	OwnServers bool      `json:"own_servers"` // started for it; they keep nothing and never sync
-	Sales      []Sale    `json:"sales,omitempty"`
-	Payments   *Payments `json:"payments,omitempty"`
-	Latencies  []Latency `json:"latencies,omitempty"`
-	Expiries   []Expiry  `json:"expiries,omitempty"`
-	Growth     []Growth  `json:"growth,omitempty"`
-	Goals      []Goal    `json:"goals"`
+	OwnServers  bool         `json:"own_servers"` // started for it; they keep nothing and never sync
+	Throughputs []Throughput `json:"sales,omitempty"`
+	Payments    *Payments    `json:"payments,omitempty"`
+	Latencies   []Latency    `json:"latencies,omitempty"`
+	Expiries    []Expiry     `json:"expiries,omitempty"`
+	Scaling     []Scaling    `json:"growth,omitempty"`
+	Goals       []Goal       `json:"goals"`
 }
 
-// Where is on what it was measured, in a line.
-func (r *Report) Where() string {
+// Environment is on what it was measured, in a line.
+func (r *Report) Environment() string {
 	servers := "servers that were given"
 	if r.OwnServers {
 		servers = "servers of its own, which keep nothing and never sync"
@@ -127,8 +127,8 @@ func newRate(number int, took time.Duration, used processorTimes) (Rate, error) 
 
 func perSecond(r Rate) float64 { return r.PerSecond }
 
-// middle is the median of f over rounds.
-func middle(rounds []Rate, f func(Rate) float64) float64 {
+// medianRate is the median of f over rounds.
+func medianRate(rounds []Rate, f func(Rate) float64) float64 {
 	return median(len(rounds), func(i int) float64 { return f(rounds[i]) })
 }
 
@@ -149,21 +149,21 @@ func median(n int, f func(i int) float64) float64 {
 	return (values[(n-1)/2] + values[n/2]) / 2
 }
 
-// middleMicros is the median, over rounds, of what each process used for each.
-func middleMicros(rounds []Rate) map[string]float64 {
+// medianMicros is the median, over rounds, of what each process used for each.
+func medianMicros(rounds []Rate) map[string]float64 {
 	if len(rounds) == 0 || rounds[0].Processor == nil {
 		return nil
 	}
 	micros := make(map[string]float64)
 	for name := range rounds[0].Processor {
-		micros[name] = middle(rounds, func(r Rate) float64 { return r.Processor[name] })
+		micros[name] = medianRate(rounds, func(r Rate) float64 { return r.Processor[name] })
 	}
 	return micros
 }
 
-// Sale is a sale, measured in rounds: the n-th of each list right after the n-th of the others, and
+// Throughput is a sale, measured in rounds: the n-th of each list right after the n-th of the others, and
 // in turns with the other sales of as many nights.
-type Sale struct {
+type Throughput struct {
 	Nights    int `json:"nights"`
 	Resources int `json:"resources"`
 	Workers   int `json:"workers"`
@@ -185,19 +185,19 @@ type Sale struct {
 }
 
 // sum computes what the rounds say. many is the sale that this one is compared with.
-func (s *Sale) sum(many *Sale) {
-	s.PerSecond, s.CeilingSecond, s.BaselineSecond = middle(s.Holdfast, perSecond), middle(s.Ceiling, perSecond), middle(s.Baseline, perSecond)
+func (s *Throughput) sum(many *Throughput) {
+	s.PerSecond, s.CeilingSecond, s.BaselineSecond = medianRate(s.Holdfast, perSecond), medianRate(s.Ceiling, perSecond), medianRate(s.Baseline, perSecond)
 	s.OfCeiling, s.TimesBaseline = quotient(s.Holdfast, s.Ceiling), quotient(s.Holdfast, s.Baseline)
 	s.TimesMany = quotient(s.Holdfast, many.Holdfast)
-	s.ProcessorMicros, s.CeilingMicros = middleMicros(s.Holdfast), middleMicros(s.Ceiling)
-	s.CeilingBusy = middle(s.Ceiling, func(r Rate) float64 { return r.Processor[processRedis] * r.PerSecond / 1e6 })
+	s.ProcessorMicros, s.CeilingMicros = medianMicros(s.Holdfast), medianMicros(s.Ceiling)
+	s.CeilingBusy = medianRate(s.Ceiling, func(r Rate) float64 { return r.Processor[processRedis] * r.PerSecond / 1e6 })
 }
 
 // busyEnough is the share of time in which Redis must have had work for its rate to be what it can do.
 const busyEnough = 0.8
 
-func (s *Sale) line() string {
-	line := fmt.Sprintf("%s: %s/s, %.2f of the ceiling (%s/s)", sale{s.Nights, s.Resources, s.Workers}, rounded(s.PerSecond), s.OfCeiling, rounded(s.CeilingSecond))
+func (s *Throughput) line() string {
+	line := fmt.Sprintf("%s: %s/s, %.2f of the ceiling (%s/s)", scenario{s.Nights, s.Resources, s.Workers}, rounded(s.PerSecond), s.OfCeiling, rounded(s.CeilingSecond))
 	if s.TimesBaseline > 0 {
 		line += fmt.Sprintf(", %.1f times the baseline (%s/s)", s.TimesBaseline, rounded(s.BaselineSecond))
 	}
@@ -213,16 +213,16 @@ func rounded(perSecond float64) string { return grouped(int(perSecond + 0.5)) }
 
 // microsLine tells what processes used for each.
 func microsLine(micros map[string]float64) string {
-	var told []string
+	var texts []string
 	for _, name := range Processes {
 		if used, known := micros[name]; known {
-			told = append(told, fmt.Sprintf("%s %.0f", name, used))
+			texts = append(texts, fmt.Sprintf("%s %.0f", name, used))
 		}
 	}
-	if len(told) == 0 {
+	if len(texts) == 0 {
 		return ""
 	}
-	return "; µs of processor each: " + strings.Join(told, ", ")
+	return "; µs of processor each: " + strings.Join(texts, ", ")
 }
 
 // Payments is payments, measured in rounds as a Sale is.
@@ -239,29 +239,29 @@ type Payments struct {
 }
 
 func (p *Payments) sum() {
-	p.PerSecond, p.CeilingSecond = middle(p.Holdfast, perSecond), middle(p.Ceiling, perSecond)
+	p.PerSecond, p.CeilingSecond = medianRate(p.Holdfast, perSecond), medianRate(p.Ceiling, perSecond)
 	p.OfCeiling = quotient(p.Holdfast, p.Ceiling)
-	p.ProcessorMicros, p.CeilingMicros = middleMicros(p.Holdfast), middleMicros(p.Ceiling)
+	p.ProcessorMicros, p.CeilingMicros = medianMicros(p.Holdfast), medianMicros(p.Ceiling)
 }
 
 func (p *Payments) line() string {
 	return fmt.Sprintf("%s/s, %.2f of the ceiling (%s/s)", rounded(p.PerSecond), p.OfCeiling, rounded(p.CeilingSecond)) + microsLine(p.ProcessorMicros)
 }
 
-// Times are quantiles, in milliseconds.
-type Times struct {
+// Quantiles are quantiles, in milliseconds.
+type Quantiles struct {
 	P50  float64 `json:"p50_ms"`
 	P99  float64 `json:"p99_ms"`
 	P999 float64 `json:"p99_9_ms"`
 	Max  float64 `json:"max_ms"`
 }
 
-func newTimes(h *hdrhistogram.Histogram) Times {
+func newQuantiles(h *hdrhistogram.Histogram) Quantiles {
 	at := func(quantile float64) float64 { return float64(h.ValueAtQuantile(quantile)) / 1000 }
-	return Times{at(50), at(99), at(99.9), float64(h.Max()) / 1000}
+	return Quantiles{at(50), at(99), at(99.9), float64(h.Max()) / 1000}
 }
 
-func (t Times) String() string {
+func (t Quantiles) String() string {
 	return fmt.Sprintf("p50 %.1f ms, p99 %.1f ms, p99.9 %.1f ms, max %.1f ms", t.P50, t.P99, t.P999, t.Max)
 }
 
@@ -271,8 +271,8 @@ type Latency struct {
 	Full      float64 `json:"full_per_second"`
 	PerSecond float64 `json:"per_second"`
 	Number    int     `json:"number"` // of requests that count
-	Times
-	Sent            Times              `json:"published_late"` // what of it was because the publisher was late
+	Quantiles
+	Sent            Quantiles          `json:"published_late"` // what of it was because the publisher was late
 	ProcessorMicros map[string]float64 `json:"processor_us_each,omitempty"`
 }
 
@@ -280,7 +280,7 @@ type Latency struct {
 const sentLate = 0.25
 
 func (l Latency) line() string {
-	line := fmt.Sprintf("at %d %%, %s/s: %s", l.Percent, rounded(l.PerSecond), l.Times) + microsLine(l.ProcessorMicros)
+	line := fmt.Sprintf("at %d %%, %s/s: %s", l.Percent, rounded(l.PerSecond), l.Quantiles) + microsLine(l.ProcessorMicros)
 	if l.Sent.P99 > sentLate*l.P99 {
 		line += fmt.Sprintf("; what asked was late itself: p99 %.1f ms", l.Sent.P99)
 	}
@@ -289,20 +289,20 @@ func (l Latency) line() string {
 
 // Expiry is how late lapsed holds were given back.
 type Expiry struct {
-	Notified      bool    `json:"notified"`               // the worker listens to keyspace notifications
-	RedisNotifies string  `json:"notify_keyspace_events"` // of Redis
-	Number        int     `json:"number"`
-	Keys          int     `json:"other_keys"`
-	Within        float64 `json:"within_seconds"` // from the first deadline to the last
-	Late          Times   `json:"late"`
+	Notified      bool      `json:"notified"`               // the worker listens to keyspace notifications
+	RedisNotifies string    `json:"notify_keyspace_events"` // of Redis
+	Number        int       `json:"number"`
+	Keys          int       `json:"other_keys"`
+	Within        float64   `json:"within_seconds"` // from the first deadline to the last
+	Late          Quantiles `json:"late"`
 }
 
 func (e Expiry) line() string {
 	return fmt.Sprintf("notifications %s, lapsing within %.1f s: late by %s", onOff(e.Notified), e.Within, e.Late)
 }
 
-// Growth is what a live hold costs when there are so many.
-type Growth struct {
+// Scaling is what a live hold costs when there are so many.
+type Scaling struct {
 	Live         int     `json:"live"`
 	Rate         Rate    `json:"rate"` // at which more were placed then
 	RedisBytes   float64 `json:"redis_bytes_each"`
@@ -315,7 +315,7 @@ type Growth struct {
 	WorkerEmpty  int64   `json:"worker_resident_bytes_at_start,omitempty"`
 }
 
-func (g Growth) line() string {
+func (g Scaling) line() string {
 	return fmt.Sprintf("%s: %s/s, each %.0f bytes in Redis, which received %.0f and sent %.0f for it; the worker has %d MiB",
 		plural(g.Live, "live hold"), rounded(g.Rate.PerSecond), g.RedisBytes, g.WireIn, g.WireOut, g.WorkerBytes>>20) + microsLine(g.Rate.Processor)
 }

@@ -28,11 +28,11 @@ func rates(perSecond ...float64) []Rate {
 	return rounds
 }
 
-// TestSum computes ratios round by round, and takes their middle.
-func TestSum(t *testing.T) {
+// TestThroughputSum_Rounds_MediansOfRatios computes ratios round by round, and takes their middle.
+func TestThroughputSum_Rounds_MediansOfRatios(t *testing.T) {
 	t.Parallel()
-	many := Sale{Nights: 7, Resources: 1000, Workers: 1, Ceiling: rates(100, 100, 50), Holdfast: rates(50, 20, 20), Baseline: rates(5, 5, 5)}
-	hot := Sale{Nights: 7, Resources: 1, Workers: 1, Ceiling: rates(100, 100, 100), Holdfast: rates(100, 60, 20)}
+	many := Throughput{Nights: 7, Resources: 1000, Workers: 1, Ceiling: rates(100, 100, 50), Holdfast: rates(50, 20, 20), Baseline: rates(5, 5, 5)}
+	hot := Throughput{Nights: 7, Resources: 1, Workers: 1, Ceiling: rates(100, 100, 100), Holdfast: rates(100, 60, 20)}
 	hot.sum(&many)
 	many.sum(&many)
 	if many.PerSecond != 20 || many.CeilingSecond != 100 || many.OfCeiling != 0.4 || many.BaselineSecond != 5 || many.TimesBaseline != 4 || many.TimesMany != 1 {
@@ -47,7 +47,7 @@ func TestSum(t *testing.T) {
 	if line := hot.line(); !strings.Contains(line, "Redis was busy for 50 % of the time only") {
 		t.Error(line)
 	}
-	if median(0, nil) != 0 || middle(rates(1, 4), perSecond) != 2.5 {
+	if median(0, nil) != 0 || medianRate(rates(1, 4), perSecond) != 2.5 {
 		t.Error("medians of none and of two")
 	}
 	if _, err := newRate(1, 0, nil); err == nil {
@@ -55,30 +55,30 @@ func TestSum(t *testing.T) {
 	}
 }
 
-// TestJudge has each goal just met, and then just missed.
-func TestJudge(t *testing.T) {
+// TestCheckGoals_MetAndJustMissed_Counted has each goal just met, and then just missed.
+func TestCheckGoals_MetAndJustMissed_Counted(t *testing.T) {
 	t.Parallel()
 	met := func() *Report {
 		r := &Report{Payments: &Payments{OfCeiling: 0.5}}
 		for nights, of := range map[int]float64{1: 0.5, 3: 0.5, 7: 0.5, 30: 0.6} {
-			r.Sales = append(r.Sales,
-				Sale{Nights: nights, Resources: 1000, Workers: 1, OfCeiling: of, TimesBaseline: map[int]float64{7: 10, 30: 20}[nights], TimesMany: 1},
-				Sale{Nights: nights, Resources: 1, Workers: 1, OfCeiling: 0.7, TimesMany: 1.3},
-				Sale{Nights: nights, Resources: 1000, Workers: 2}, Sale{Nights: nights, Resources: 10, Workers: 1})
+			r.Throughputs = append(r.Throughputs,
+				Throughput{Nights: nights, Resources: 1000, Workers: 1, OfCeiling: of, TimesBaseline: map[int]float64{7: 10, 30: 20}[nights], TimesMany: 1},
+				Throughput{Nights: nights, Resources: 1, Workers: 1, OfCeiling: 0.7, TimesMany: 1.3},
+				Throughput{Nights: nights, Resources: 1000, Workers: 2}, Throughput{Nights: nights, Resources: 10, Workers: 1})
 		}
-		r.Latencies = []Latency{{Percent: 10, Times: Times{P99: 99}}, {Percent: 50, Times: Times{P99: 20, P999: 99, Max: 99}}, {Percent: 80, Times: Times{P99: 99}}}
-		r.Expiries = []Expiry{{Late: Times{P999: 500, Max: 999}}, {Notified: true, Late: Times{P999: 999}}}
+		r.Latencies = []Latency{{Percent: 10, Quantiles: Quantiles{P99: 99}}, {Percent: 50, Quantiles: Quantiles{P99: 20, P999: 99, Max: 99}}, {Percent: 80, Quantiles: Quantiles{P99: 99}}}
+		r.Expiries = []Expiry{{Late: Quantiles{P999: 500, Max: 999}}, {Notified: true, Late: Quantiles{P999: 999}}}
 		return r
 	}
 	r := met()
-	r.judge()
-	if len(r.Goals) != 14 || r.Missed() != 0 {
-		t.Errorf("%d goals, %d missed: %+v", len(r.Goals), r.Missed(), r.Goals)
+	r.checkGoals()
+	if len(r.Goals) != 14 || r.FailedGoals() != 0 {
+		t.Errorf("%d goals, %d missed: %+v", len(r.Goals), r.FailedGoals(), r.Goals)
 	}
-	lower := func(resources int, change func(*Sale)) func(*Report) {
+	lower := func(resources int, change func(*Throughput)) func(*Report) {
 		return func(r *Report) {
-			for i := range r.Sales {
-				if s := &r.Sales[i]; s.Resources == resources && s.Workers == 1 {
+			for i := range r.Throughputs {
+				if s := &r.Throughputs[i]; s.Resources == resources && s.Workers == 1 {
 					change(s)
 				}
 			}
@@ -88,10 +88,10 @@ func TestJudge(t *testing.T) {
 		change func(*Report)
 		missed int
 	}{
-		"of the ceiling":      {lower(1000, func(s *Sale) { s.OfCeiling -= 0.001 }), 4},
-		"times the baseline":  {lower(1000, func(s *Sale) { s.TimesBaseline -= 0.001 }), 2},
-		"times 1,000":         {lower(1, func(s *Sale) { s.TimesMany -= 0.001 }), 4},
-		"1 night, one hot":    {lower(1, func(s *Sale) { s.OfCeiling -= 0.001 }), 1},
+		"of the ceiling":      {lower(1000, func(s *Throughput) { s.OfCeiling -= 0.001 }), 4},
+		"times the baseline":  {lower(1000, func(s *Throughput) { s.TimesBaseline -= 0.001 }), 2},
+		"times 1,000":         {lower(1, func(s *Throughput) { s.TimesMany -= 0.001 }), 4},
+		"1 night, one hot":    {lower(1, func(s *Throughput) { s.OfCeiling -= 0.001 }), 1},
 		"payments":            {func(r *Report) { r.Payments.OfCeiling -= 0.001 }, 1},
 		"latency at 50":       {func(r *Report) { r.Latencies[1].P99 += 0.001 }, 1},
 		"expiry":              {func(r *Report) { r.Expiries[0].Late.P999 += 0.001 }, 1},
@@ -99,9 +99,9 @@ func TestJudge(t *testing.T) {
 	} {
 		r := met()
 		c.change(r)
-		r.judge()
-		if r.Missed() != c.missed {
-			t.Errorf("%s: %d missed, want %d: %+v", name, r.Missed(), c.missed, r.Goals)
+		r.checkGoals()
+		if r.FailedGoals() != c.missed {
+			t.Errorf("%s: %d missed, want %d: %+v", name, r.FailedGoals(), c.missed, r.Goals)
 		}
 		for _, g := range r.Goals {
 			if !g.Met && !strings.Contains(g.Name, name) {
@@ -113,24 +113,24 @@ func TestJudge(t *testing.T) {
 		}
 	}
 	none := &Report{}
-	none.judge()
+	none.checkGoals()
 	if text, err := json.Marshal(none); err != nil || !strings.Contains(string(text), `"goals":[]`) {
 		t.Errorf("nothing was measured: %s, %v", text, err)
 	}
 }
 
-// TestPlot draws every bar, with the share of the ceiling on those of Holdfast.
-func TestPlot(t *testing.T) {
+// TestPlot_EveryBar_IsDrawn draws every bar, with the share of the ceiling on those of Holdfast.
+func TestPlot_EveryBar_IsDrawn(t *testing.T) {
 	t.Parallel()
 	r := &Report{}
 	share := 0.11
 	for _, nights := range []int{1, 3, 7, 30} {
-		for _, k := range []sale{{nights, 1000, 1}, {nights, 10, 1}, {nights, 1, 1}, {nights, 1000, 2}} {
-			s := Sale{Nights: k.nights, Resources: k.resources, Workers: k.workers, PerSecond: 20_000, CeilingSecond: 40_000, OfCeiling: share}
+		for _, k := range []scenario{{nights, 1000, 1}, {nights, 10, 1}, {nights, 1, 1}, {nights, 1000, 2}} {
+			s := Throughput{Nights: k.nights, Resources: k.resources, Workers: k.workers, PerSecond: 20_000, CeilingSecond: 40_000, OfCeiling: share}
 			if k.resources == 1000 {
 				s.BaselineSecond = 1000
 			}
-			r.Sales = append(r.Sales, s)
+			r.Throughputs = append(r.Throughputs, s)
 			share += 0.01
 		}
 	}
@@ -175,7 +175,7 @@ func TestPlot(t *testing.T) {
 		}
 	}
 	want := []string{"nights in a request", "1", "3", "7", "30", "Holdfast, 1 resource (on the bars: its share of what Redis alone can do)", "50,000"}
-	for i, s := range r.Sales {
+	for i, s := range r.Throughputs {
 		if label := []string{"0.11", "0.12", "0.13", "", "0.15", "0.16", "0.17", "", "0.19", "0.20", "0.21", "", "0.23", "0.24", "0.25", ""}[i]; s.Workers == 1 {
 			want = append(want, label)
 		}
@@ -190,8 +190,8 @@ func TestPlot(t *testing.T) {
 	}
 }
 
-// TestProcessorTimes reads what processes have used, also those of Postgres that have ended.
-func TestProcessorTimes(t *testing.T) {
+// TestProcessorTimes_EndedProcesses_AreCounted reads what processes have used, also those of Postgres that have ended.
+func TestProcessorTimes_EndedProcesses_AreCounted(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("there is no /proc, and so no figures") // processorTimes says so too
 	}
@@ -238,8 +238,8 @@ func TestProcessorTimes(t *testing.T) {
 	}
 }
 
-// TestWords writes numbers for people.
-func TestWords(t *testing.T) {
+// TestPlural_Numbers_ThousandsApart writes numbers for people.
+func TestPlural_Numbers_ThousandsApart(t *testing.T) {
 	t.Parallel()
 	for n, want := range map[int]string{0: "0 holds", 1: "1 hold", 999: "999 holds", 1000: "1,000 holds", 1234567: "1,234,567 holds"} {
 		if got := plural(n, "hold"); got != want {

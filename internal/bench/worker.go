@@ -50,7 +50,7 @@ func (l *lastLines) String() string {
 }
 
 // start starts workers and waits until they are ready.
-func (s *site) start(ctx context.Context, number int, more ...string) error {
+func (s *cluster) start(ctx context.Context, number int, more ...string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, startWithin, fmt.Errorf("not ready within %s", startWithin))
 	defer cancel()
 	first := len(s.workers)
@@ -139,7 +139,7 @@ func (w *worker) ended() error {
 }
 
 // alive returns an error when a worker has ended.
-func (s *site) alive() error {
+func (s *cluster) alive() error {
 	for _, w := range s.workers {
 		select {
 		case <-w.exited:
@@ -151,7 +151,7 @@ func (s *site) alive() error {
 }
 
 // stopAll stops the workers. One that has ended before is no error here.
-func (s *site) stopAll() error {
+func (s *cluster) stopAll() error {
 	var errs []error
 	for _, w := range s.workers {
 		_ = w.cmd.Process.Signal(syscall.SIGTERM) // it may have ended

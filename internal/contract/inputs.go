@@ -35,10 +35,10 @@ type Input struct {
 }
 
 // The reasons of dead letters that an Input can want.
-var dead = []string{"too_large", "malformed", "unknown_type", "subject_mismatch"}
+var deadLetterReasons = []string{"too_large", "malformed", "unknown_type", "subject_mismatch"}
 
-// Dead reports whether the input is to be dead-lettered.
-func (in Input) Dead() bool { return slices.Contains(dead, in.Want) }
+// IsDeadLetter reports whether the input is to be dead-lettered.
+func (in Input) IsDeadLetter() bool { return slices.Contains(deadLetterReasons, in.Want) }
 
 // ReadInputs returns all inputs of a directory, in the order of the files and of each file. Dates
 // that are relative to today are taken from now. It returns an error that names the file and the
@@ -114,7 +114,7 @@ func parse(file txtar.File, now time.Time) (in Input, err error) {
 	switch {
 	case in.Subject == "":
 		return Input{}, fmt.Errorf("neither event nor subject")
-	case !in.Dead() && !strings.Contains(in.Want, "."):
+	case !in.IsDeadLetter() && !strings.Contains(in.Want, "."):
 		return Input{}, fmt.Errorf("want %q is neither the reason of a dead letter nor an event", in.Want)
 	case in.Beyond != "" && in.Want != "malformed":
 		return Input{}, fmt.Errorf("beyond says why a schema does not refuse what is malformed")
@@ -131,7 +131,7 @@ func expand(text []byte, now time.Time) ([]byte, error) {
 	fill := -1
 	expanded := placeholder.ReplaceAllFunc(text, func(match []byte) []byte {
 		words := placeholder.FindSubmatch(match)
-		value, err := one(string(words[1]), string(words[2]), now)
+		value, err := expandOne(string(words[1]), string(words[2]), now)
 		if err != nil && failed == nil {
 			failed = fmt.Errorf("%s: %w", match, err)
 		}
@@ -152,7 +152,7 @@ func expand(text []byte, now time.Time) ([]byte, error) {
 	return bytes.Replace(expanded, mark, bytes.Repeat([]byte("x"), missing), 1), nil
 }
 
-func one(verb, argument string, now time.Time) ([]byte, error) {
+func expandOne(verb, argument string, now time.Time) ([]byte, error) {
 	switch verb {
 	case "hex":
 		return hex.DecodeString(strings.ReplaceAll(argument, " ", ""))

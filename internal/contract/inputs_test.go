@@ -22,8 +22,8 @@ func readOne(t *testing.T, text string) (Input, error) {
 	return inputs[0], nil
 }
 
-// TestReadInputs reads what is hard to write, byte for byte.
-func TestReadInputs(t *testing.T) {
+// TestReadInputs_EachForm_ReadByteForByte reads what is hard to write, byte for byte.
+func TestReadInputs_EachForm_ReadByteForByte(t *testing.T) {
 	t.Parallel()
 	in, err := readOne(t, "want: malformed data.x: y\nbeyond: rule\nsubject: holdfast.in.x\nheader: A: %{hex FF}: b\nheader: A: c\n\n"+
 		"%{hex FF 0a}%{times 3 ab}%{slots 2} %{day -1} %{fill 40}\n\n")
@@ -34,21 +34,21 @@ func TestReadInputs(t *testing.T) {
 	if want := start + strings.Repeat("x", 40-len(start)-1) + "\n"; string(in.Body) != want {
 		t.Errorf("body %q, want %q", in.Body, want)
 	}
-	if in.Name != "theme/name" || in.Subject != "holdfast.in.x" || !in.Dead() || in.Want != "malformed" || in.Detail != "data.x: y" || in.Beyond != "rule" {
+	if in.Name != "theme/name" || in.Subject != "holdfast.in.x" || !in.IsDeadLetter() || in.Want != "malformed" || in.Detail != "data.x: y" || in.Beyond != "rule" {
 		t.Errorf("read %+v", in)
 	}
 	if a := in.Header["A"]; len(a) != 2 || a[0] != "\xff: b" || a[1] != "c" {
 		t.Errorf("headers %q", in.Header)
 	}
 	in, err = readOne(t, "want: booking.cancelled\nevent: booking.cancelled\n\n{\"a\": 1}\n")
-	if err != nil || in.Dead() || in.Subject != "holdfast.in.booking.cancelled.room" ||
+	if err != nil || in.IsDeadLetter() || in.Subject != "holdfast.in.booking.cancelled.room" ||
 		string(in.Body) != `{"specversion":"1.0","id":"name","source":"/catalogue","type":"holdfast.booking.cancelled.v1","data":{"a": 1}}` {
 		t.Errorf("read %+v %v: %s", in, err, in.Body)
 	}
 }
 
-// TestReadInputsRefuses makes the mistakes that people make: none may pass for another input.
-func TestReadInputsRefuses(t *testing.T) {
+// TestReadInputs_Malformed_IsError makes the mistakes that people make: none may pass for another input.
+func TestReadInputs_Malformed_IsError(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{
 		"no body":           "want: malformed\nevent: booking.requested\n",

@@ -11,19 +11,19 @@ import (
 // Schema is a compiled JSON Schema. Formats are asserted: a date must be in the calendar.
 type Schema struct{ compiled *jsonschema.Schema }
 
-// read are the schemas that were compiled.
-var read sync.Map
+// compiledSchemas are the schemas that were compiled.
+var compiledSchemas sync.Map
 
 // ReadSchema compiles a schema file, or, with a fragment like "#/$defs/data", a part of it.
 func ReadSchema(path, fragment string) (Schema, error) {
-	if found, compiled := read.Load(path + fragment); compiled {
+	if found, compiled := compiledSchemas.Load(path + fragment); compiled {
 		return found.(Schema), nil
 	}
 	c := jsonschema.NewCompiler()
 	c.AssertFormat()
 	compiled, err := c.Compile(path + fragment)
 	if err == nil {
-		read.Store(path+fragment, Schema{compiled})
+		compiledSchemas.Store(path+fragment, Schema{compiled})
 	}
 	return Schema{compiled}, err
 }

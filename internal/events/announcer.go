@@ -12,13 +12,13 @@ import (
 // Announcer stores hold.expired events.
 type Announcer struct {
 	js jetstream.JetStream
-	ns Subjects
+	ns Namespace
 }
 
 // NewAnnouncer returns an Announcer for a namespace. It implements holds.Announcer. The
 // JetStream context is one of NewJetStream, and should be its own: thousands of holds may lapse at once, and the
 // outcomes of events should not have to wait for them.
-func NewAnnouncer(js jetstream.JetStream, ns Subjects) *Announcer { return &Announcer{js, ns} }
+func NewAnnouncer(js jetstream.JetStream, ns Namespace) *Announcer { return &Announcer{js, ns} }
 
 // Announce implements holds.Announcer. The id of an event is derived from its hold, so one that
 // is announced again is dropped by the stream or by its consumers.

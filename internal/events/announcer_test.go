@@ -11,16 +11,16 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestAnnouncerWaits loses the PubAck of one hold.expired of several, stored or not: that not all are known to be
+// TestAnnounce_PubAckLost_FailsAndRetryStoresOnce loses the PubAck of one hold.expired of several, stored or not: that not all are known to be
 // stored is an error, and announcing them again stores what is missing, and nothing twice.
-func TestAnnouncerWaits(t *testing.T) {
+func TestAnnounce_PubAckLost_FailsAndRetryStoresOnce(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprintf("stored=%v", lost), func(t *testing.T) {
 			t.Parallel()
-			js := &unstored{lost: lost}
-			b := newBenchOn(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
-			js.times.Store(1)
+			js := &failingJetStream{storesFirst: lost}
+			b := newHarnessWithJetStream(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
+			js.failuresLeft.Store(1)
 			const number = 3
 			outcomes := make([]holds.Outcome, number)
 			for i := range outcomes {

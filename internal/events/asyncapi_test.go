@@ -28,10 +28,10 @@ var outcomesOf = map[string][]string{
 
 var deadLetterReasons = []string{ReasonTooLarge, ReasonMalformed, ReasonUnknownType, ReasonSubjectMismatch, ReasonPoison}
 
-// TestAsyncAPI holds docs/asyncapi.yaml against the code: every event has its channel, its
+// TestAsyncAPI_Document_MatchesCode holds docs/asyncapi.yaml against the code: every event has its channel, its
 // operation, its schema, and an example that is as the schema wants it; every event says what
 // answers it, and for which reasons it refuses.
-func TestAsyncAPI(t *testing.T) {
+func TestAsyncAPI_Document_MatchesCode(t *testing.T) {
 	t.Parallel()
 	doc, err := contract.ReadAsyncAPI("../../docs/asyncapi.yaml")
 	if err != nil {
@@ -57,11 +57,11 @@ func TestAsyncAPI(t *testing.T) {
 		checkInboundExamples(t, doc.Components.Messages[key], event)
 	}
 	inbox := map[string]string{"dead-lettered": "dead-lettered"}
-	for event := range answers {
+	for event := range outcomeData {
 		key := "out." + event
 		channels, messages, operations = append(channels, key), append(messages, key), append(operations, key)
 		checkChannel(t, doc, "send", "out", event)
-		checkReasons(t, doc.Components.Messages[key], event, slices.Collect(maps.Keys(answers[event].reasons)))
+		checkReasons(t, doc.Components.Messages[key], event, slices.Collect(maps.Keys(outcomeData[event].reasons)))
 		if event != holds.EventHoldExpired {
 			inbox[event] = key
 		}
@@ -193,16 +193,16 @@ func checkReasons(t *testing.T, m contract.Message, name string, want []string) 
 	}
 }
 
-// TestContractIsWhole finds the events and reasons that the code names, and wants each of them
+// TestSchemaTables_EventsAndReasons_AreComplete finds the events and reasons that the code names, and wants each of them
 // in the tables from which schemas are generated and by which the document is checked.
-func TestContractIsWhole(t *testing.T) {
+func TestSchemaTables_EventsAndReasons_AreComplete(t *testing.T) {
 	t.Parallel()
 	inbound := constants(t, "subjects.go", "")
 	outbound, reasons := constants(t, "../holds/outcome.go", "Event"), constants(t, "../holds/outcome.go", "Reason")
 	dlq := constants(t, "subjects.go", "Reason")
 	inbound = slices.DeleteFunc(inbound, func(value string) bool { return slices.Contains(dlq, value) })
 	given := make(map[string]struct{})
-	for _, answer := range answers {
+	for _, answer := range outcomeData {
 		for reason := range answer.reasons {
 			given[reason] = struct{}{}
 		}
@@ -210,7 +210,7 @@ func TestContractIsWhole(t *testing.T) {
 	for what, lists := range map[string][2][]string{
 		"inbound events":          {inbound, slices.Collect(maps.Keys(dataOf))},
 		"outcomes":                {inbound, slices.Collect(maps.Keys(outcomesOf))},
-		"outbound events":         {outbound, slices.Collect(maps.Keys(answers))},
+		"outbound events":         {outbound, slices.Collect(maps.Keys(outcomeData))},
 		"reasons":                 {reasons, slices.Collect(maps.Keys(given))},
 		"reasons of dead letters": {dlq, slices.Clone(deadLetterReasons)},
 	} {

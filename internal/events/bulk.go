@@ -31,46 +31,46 @@ const errCodeTooLarge jetstream.ErrorCode = 10054
 
 // BulkOptions say how many messages are published at a time, and how long a Bulk waits.
 type BulkOptions struct {
-	InFlight    int           // messages that are on their way at a time, at least 1
-	Follow      bool          // wait for the outcome of each
-	Timeout     time.Duration // for a message to be stored until it is published again, and for its outcome
-	GiveUpAfter time.Duration // without anything stored
+	InFlight      int           // messages that are on their way at a time, at least 1
+	AwaitOutcomes bool          // wait for the outcome of each
+	Timeout       time.Duration // for a message to be stored until it is published again, and for its outcome
+	GiveUpAfter   time.Duration // without anything stored
 
-	// Complain is told once in each outage why nothing is stored. It must not be nil.
-	Complain func(err error)
+	// OnError is told once in each outage why nothing is stored. It must not be nil.
+	OnError func(err error)
 }
 
-// Bulk publishes many inbound events, a bounded number at a time. What could not be stored is
+// BulkPublisher publishes many inbound events, a bounded number at a time. What could not be stored is
 // published again. It may be stored twice then: it is the same event, with the same outcome.
-type Bulk struct {
+type BulkPublisher struct {
 	options BulkOptions
 	nc      *nats.Conn
 	js      jetstream.JetStream
 
 	// work is over when the Bulk gives up (with the error as its cause), or bulkStopLimit after
 	// asked is over: then nothing is published again and no outcome is waited for any more.
-	asked  context.Context
+	parent context.Context
 	work   context.Context
 	giveUp context.CancelCauseFunc
 
-	places   chan struct{} // one is taken by each message on its way
+	inFlight chan struct{} // one is taken by each message on its way
 	running  sync.WaitGroup
 	storedAt atomic.Int64 // when a message was stored last, in Unix nanoseconds; 0 = never
 	failedAt atomic.Int64 // when Complain was told in this outage; 0 = there is none
 
 	inbox   string
-	answers *nats.Subscription
+	replies *nats.Subscription
 	mu      sync.Mutex
-	waiting map[string]chan *nats.Msg // who waits for an answer, by the last token of its inbox
+	pending map[string]chan *nats.Msg // who waits for an answer, by the last token of its inbox
 	tokens  uint64
 }
 
 // BulkResult is what became of a message.
 type BulkResult struct {
 	Stored    bool
-	Duplicate bool    // it was stored before, by somebody else or an earlier run
-	Answer    *Answer // nil unless it was followed and answered in time
-	Err       error   // why it is not stored, or its answer cannot be read
+	Duplicate bool   // it was stored before, by somebody else or an earlier run
+	Reply     *Reply // nil unless it was followed and answered in time
+	Err       error  // why it is not stored, or its answer cannot be read
 }
 
 // RefusedError says that JetStream will never store a message, however often it is published.
@@ -81,19 +81,19 @@ func (e *RefusedError) Error() string { return "JetStream refuses it: " + e.Caus
 // Unwrap returns what JetStream said.
 func (e *RefusedError) Unwrap() error { return e.Cause }
 
-// Bulk returns a Bulk that works until ctx is over. The caller calls Close.
-func (c *Client) Bulk(ctx context.Context, o BulkOptions) (*Bulk, error) {
+// BulkPublisher returns a Bulk that works until ctx is over. The caller calls Close.
+func (c *Client) BulkPublisher(ctx context.Context, o BulkOptions) (*BulkPublisher, error) {
 	js, err := jetstream.New(c.nc, jetstream.WithPublishAsyncTimeout(o.Timeout), jetstream.WithPublishAsyncMaxPending(2*o.InFlight))
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: %w", err)
 	}
-	b := &Bulk{
-		options: o, nc: c.nc, js: js, asked: ctx,
-		places: make(chan struct{}, o.InFlight), waiting: make(map[string]chan *nats.Msg),
+	b := &BulkPublisher{
+		options: o, nc: c.nc, js: js, parent: ctx,
+		inFlight: make(chan struct{}, o.InFlight), pending: make(map[string]chan *nats.Msg),
 	}
-	if o.Follow {
+	if o.AwaitOutcomes {
 		b.inbox = c.nc.NewInbox() + "."
-		if b.answers, err = c.nc.Subscribe(b.inbox+"*", b.answered); err != nil {
+		if b.replies, err = c.nc.Subscribe(b.inbox+"*", b.deliverReply); err != nil {
 			return nil, fmt.Errorf("subscribe: %w", err)
 		}
 	}
@@ -102,23 +102,23 @@ func (c *Client) Bulk(ctx context.Context, o BulkOptions) (*Bulk, error) {
 }
 
 // Context is over when the Bulk has given up; its cause says why.
-func (b *Bulk) Context() context.Context { return b.work }
+func (b *BulkPublisher) Context() context.Context { return b.work }
 
 // Close ends what is still under way. Publish must not be called any more. The subscription to
 // PubAcks ends with the connection: CleanupPublisher of nats.go v1.55 leaves a goroutine behind for
 // ever when it is called before that has begun.
-func (b *Bulk) Close() {
+func (b *BulkPublisher) Close() {
 	b.giveUp(errors.New("closed"))
 	b.running.Wait()
-	if b.answers != nil {
-		_ = b.answers.Unsubscribe() // only fails when the connection is closed
+	if b.replies != nil {
+		_ = b.replies.Unsubscribe() // only fails when the connection is closed
 	}
 }
 
 // Wait waits for all that is on its way, and returns why the Bulk gave up, if it did.
-func (b *Bulk) Wait() error {
-	stopped := context.AfterFunc(b.asked, func() {
-		time.AfterFunc(bulkStopLimit, func() { b.giveUp(context.Cause(b.asked)) })
+func (b *BulkPublisher) Wait() error {
+	stopped := context.AfterFunc(b.parent, func() {
+		time.AfterFunc(bulkStopLimit, func() { b.giveUp(context.Cause(b.parent)) })
 	})
 	defer stopped()
 	b.running.Wait()
@@ -136,53 +136,53 @@ func (b *Bulk) Wait() error {
 // A message that JetStream takes for a duplicate of one that was stored before is, with again,
 // published once more with a message id of its own: for a worker it is the same event and gets
 // the same outcome, or it is another event with the same id.
-func (b *Bulk) Publish(m *nats.Msg, again bool, done func(BulkResult)) error {
+func (b *BulkPublisher) Publish(m *nats.Msg, again bool, done func(BulkResult)) error {
 	select {
-	case b.places <- struct{}{}:
-	case <-b.asked.Done():
+	case b.inFlight <- struct{}{}:
+	case <-b.parent.Done():
 	case <-b.work.Done():
 	}
-	for _, ctx := range []context.Context{b.asked, b.work} {
+	for _, ctx := range []context.Context{b.parent, b.work} {
 		if ctx.Err() != nil { // also when there was a place: it may be free because all others have stopped
 			return context.Cause(ctx)
 		}
 	}
-	token, answer := b.await(m)
+	token, answer := b.expectReply(m)
 	p := b.publish(m)
 	b.running.Go(func() {
-		defer func() { <-b.places }()
-		defer b.forget(token)
-		done(b.see(p, again, answer))
+		defer func() { <-b.inFlight }()
+		defer b.dropReply(token)
+		done(b.awaitResult(p, again, answer))
 	})
 	return nil
 }
 
-// await has the answer to a message sent to the channel that it returns.
-func (b *Bulk) await(m *nats.Msg) (token string, answer chan *nats.Msg) {
-	if b.answers == nil {
+// expectReply has the answer to a message sent to the channel that it returns.
+func (b *BulkPublisher) expectReply(m *nats.Msg) (token string, answer chan *nats.Msg) {
+	if b.replies == nil {
 		return "", nil
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.tokens++
 	token, answer = strconv.FormatUint(b.tokens, 36), make(chan *nats.Msg, 1)
-	b.waiting[token] = answer
+	b.pending[token] = answer
 	m.Header.Set(headerReplyTo, b.inbox+token)
 	return token, answer
 }
 
-func (b *Bulk) forget(token string) {
+func (b *BulkPublisher) dropReply(token string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.waiting, token)
+	delete(b.pending, token)
 }
 
-// answered passes an answer on to who waits for it.
-func (b *Bulk) answered(reply *nats.Msg) {
+// deliverReply passes an answer on to who waits for it.
+func (b *BulkPublisher) deliverReply(reply *nats.Msg) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	select {
-	case b.waiting[strings.TrimPrefix(reply.Subject, b.inbox)] <- reply:
+	case b.pending[strings.TrimPrefix(reply.Subject, b.inbox)] <- reply:
 	default: // nobody waits any more, or it was answered already
 	}
 }
@@ -195,15 +195,15 @@ type publication struct {
 	err     error // it could not even be sent
 }
 
-func (b *Bulk) publish(m *nats.Msg) publication {
+func (b *BulkPublisher) publish(m *nats.Msg) publication {
 	p := publication{message: m, at: time.Now()}
 	p.ack, p.err = b.js.PublishMsgAsync(m)
 	return p
 }
 
-// see follows a message that was published until all is known about it.
-func (b *Bulk) see(p publication, again bool, answer <-chan *nats.Msg) (r BulkResult) {
-	ack, first, err := b.store(p)
+// awaitResult follows a message that was published until all is known about it.
+func (b *BulkPublisher) awaitResult(p publication, again bool, answer <-chan *nats.Msg) (r BulkResult) {
+	ack, first, err := b.publishUntilStored(p)
 	if err != nil {
 		return BulkResult{Err: err}
 	}
@@ -213,7 +213,7 @@ func (b *Bulk) see(p publication, again bool, answer <-chan *nats.Msg) (r BulkRe
 		own := *p.message
 		own.Header = maps.Clone(own.Header)
 		own.Header.Set(headerMsgID, own.Header.Get(headerMsgID)+" "+uuid.NewString())
-		if _, _, r.Err = b.store(b.publish(&own)); r.Err != nil {
+		if _, _, r.Err = b.publishUntilStored(b.publish(&own)); r.Err != nil {
 			return r
 		}
 	}
@@ -224,24 +224,24 @@ func (b *Bulk) see(p publication, again bool, answer <-chan *nats.Msg) (r BulkRe
 	defer limit.Stop()
 	select {
 	case reply := <-answer:
-		var read Answer
-		if read, r.Err = ParseAnswer(reply.Header.Get(headerContentType), reply.Data); r.Err == nil {
-			r.Answer = &read
+		var read Reply
+		if read, r.Err = ParseReply(reply.Header.Get(headerContentType), reply.Data); r.Err == nil {
+			r.Reply = &read
 		}
 	case <-limit.C:
-	case <-b.asked.Done():
+	case <-b.parent.Done():
 	case <-b.work.Done():
 	}
 	return r
 }
 
-// store waits until a message that was published is stored, and publishes it again until it is.
+// publishUntilStored waits until a message that was published is stored, and publishes it again until it is.
 // first says that it was published once.
-func (b *Bulk) store(p publication) (ack *jetstream.PubAck, first bool, err error) {
+func (b *BulkPublisher) publishUntilStored(p publication) (ack *jetstream.PubAck, first bool, err error) {
 	began := p.at
 	retry := &backoff.ExponentialBackOff{InitialInterval: bulkRetryMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: bulkRetryMax}
 	for first = true; ; first = false {
-		ack, err = b.acknowledged(p)
+		ack, err = b.awaitPubAck(p)
 		if err == nil {
 			b.storedAt.Store(time.Now().UnixNano())
 			if failedAt := b.failedAt.Load(); p.at.UnixNano() > failedAt {
@@ -249,15 +249,15 @@ func (b *Bulk) store(p publication) (ack *jetstream.PubAck, first bool, err erro
 			}
 			return ack, first, nil
 		}
-		if err := b.hopeless(err, began, p.at); err != nil {
+		if err := b.permanentError(err, began, p.at); err != nil {
 			return nil, first, err
 		}
 		pause := time.NewTimer(retry.NextBackOff())
 		select {
 		case <-pause.C:
-		case <-b.asked.Done():
+		case <-b.parent.Done():
 			pause.Stop()
-			return nil, first, context.Cause(b.asked)
+			return nil, first, context.Cause(b.parent)
 		case <-b.work.Done():
 			pause.Stop()
 			return nil, first, context.Cause(b.work)
@@ -266,7 +266,7 @@ func (b *Bulk) store(p publication) (ack *jetstream.PubAck, first bool, err erro
 	}
 }
 
-func (b *Bulk) acknowledged(p publication) (*jetstream.PubAck, error) {
+func (b *BulkPublisher) awaitPubAck(p publication) (*jetstream.PubAck, error) {
 	if p.err != nil {
 		return nil, p.err
 	}
@@ -280,9 +280,9 @@ func (b *Bulk) acknowledged(p publication) (*jetstream.PubAck, error) {
 	}
 }
 
-// hopeless returns the error of a message that it is of no use to publish again, or nil. When
+// permanentError returns the error of a message that it is of no use to publish again, or nil. When
 // nothing is stored for too long it gives up. began is when it was published first, at when the last time.
-func (b *Bulk) hopeless(err error, began, at time.Time) error {
+func (b *BulkPublisher) permanentError(err error, began, at time.Time) error {
 	var refusal *jetstream.APIError
 	storedAt := b.storedAt.Load()
 	if stored := time.Unix(0, storedAt); stored.After(began) {
@@ -300,7 +300,7 @@ func (b *Bulk) hopeless(err error, began, at time.Time) error {
 	default:
 		// What was refused before another was stored is no news.
 		if at.UnixNano() > storedAt && b.failedAt.CompareAndSwap(0, time.Now().UnixNano()) {
-			b.options.Complain(err)
+			b.options.OnError(err)
 		}
 		return nil
 	}

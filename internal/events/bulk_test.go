@@ -16,20 +16,20 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// bulkBench is a Bulk with what became of its messages, by their ids.
-type bulkBench struct {
-	*Bulk
-	t          *testing.T
-	ns         Subjects
-	mu         sync.Mutex
-	results    map[string]BulkResult
-	complaints chan error
+// bulkHarness is a Bulk with what became of its messages, by their ids.
+type bulkHarness struct {
+	*BulkPublisher
+	t       *testing.T
+	ns      Namespace
+	mu      sync.Mutex
+	results map[string]BulkResult
+	errs    chan error
 }
 
 // generous is a time within which a test's server surely answers.
 const generous = time.Minute
 
-func newBulk(t *testing.T, ctx context.Context, ns Subjects, o BulkOptions) *bulkBench {
+func newBulkHarness(t *testing.T, ctx context.Context, ns Namespace, o BulkOptions) *bulkHarness {
 	t.Helper()
 	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
 	if err != nil {
@@ -40,20 +40,20 @@ func newBulk(t *testing.T, ctx context.Context, ns Subjects, o BulkOptions) *bul
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bulkBench{t: t, ns: ns, results: make(map[string]BulkResult), complaints: make(chan error, 64)}
-	o.Complain = func(err error) { b.complaints <- err }
-	if b.Bulk, err = client.Bulk(ctx, o); err != nil {
+	b := &bulkHarness{t: t, ns: ns, results: make(map[string]BulkResult), errs: make(chan error, 64)}
+	o.OnError = func(err error) { b.errs <- err }
+	if b.BulkPublisher, err = client.BulkPublisher(ctx, o); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
 	return b
 }
 
-// inStream creates the streams of a namespace, without anybody who answers.
-func inStream(t *testing.T, ns Subjects) jetstream.Stream {
+// createStreams creates the streams of a namespace, without anybody who answers.
+func createStreams(t *testing.T, ns Namespace) jetstream.Stream {
 	t.Helper()
 	js := newJetStream(t)
-	if err := Setup(t.Context(), js, ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
+	if err := Setup(t.Context(), js, ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
 	stream, err := js.Stream(t.Context(), ns.InStream())
@@ -63,8 +63,8 @@ func inStream(t *testing.T, ns Subjects) jetstream.Stream {
 	return stream
 }
 
-// limit changes the inbound stream of a namespace.
-func limit(t *testing.T, ns Subjects, change func(c *jetstream.StreamConfig)) {
+// updateInboundStream changes the inbound stream of a namespace.
+func updateInboundStream(t *testing.T, ns Namespace, change func(c *jetstream.StreamConfig)) {
 	t.Helper()
 	js := newJetStream(t)
 	stream, err := js.Stream(t.Context(), ns.InStream())
@@ -79,8 +79,8 @@ func limit(t *testing.T, ns Subjects, change func(c *jetstream.StreamConfig)) {
 }
 
 // send publishes a message whose result is kept under its name.
-func (b *bulkBench) send(name, id, body string, again bool) error {
-	m := Structured([]byte(body))
+func (b *bulkHarness) send(name, id, body string, again bool) error {
+	m := NewStructuredMsg([]byte(body))
 	m.Subject = b.ns.In(BookingRequested, "room")
 	m.Header.Set(headerMsgID, id)
 	return b.Publish(m, again, func(r BulkResult) {
@@ -94,27 +94,27 @@ func (b *bulkBench) send(name, id, body string, again bool) error {
 }
 
 // mustSend sends a good request whose key is its name.
-func (b *bulkBench) mustSend(name string) {
+func (b *bulkHarness) mustSend(name string) {
 	b.t.Helper()
 	if err := b.send(name, name, keyed(name), false); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
-func (b *bulkBench) mustWait() {
+func (b *bulkHarness) mustWait() {
 	b.t.Helper()
 	if err := b.Wait(); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
-// TestBulkFollows publishes in order, never more than InFlight at a time, and hands each its own
+// TestBulkPublisher_AwaitOutcomes_EachGetsItsReply publishes in order, never more than InFlight at a time, and hands each its own
 // answer.
-func TestBulkFollows(t *testing.T) {
+func TestBulkPublisher_AwaitOutcomes_EachGetsItsReply(t *testing.T) {
 	t.Parallel()
 	const count, inFlight = 2000, 32
-	bench := newBench(t)
-	b := newBulk(t, t.Context(), bench.ns, BulkOptions{InFlight: inFlight, Follow: true, Timeout: generous, GiveUpAfter: generous})
+	h := newHarness(t)
+	b := newBulkHarness(t, t.Context(), h.ns, BulkOptions{InFlight: inFlight, AwaitOutcomes: true, Timeout: generous, GiveUpAfter: generous})
 	for i := range count {
 		b.mustSend(fmt.Sprintf("k%d", i))
 		b.mu.Lock()
@@ -128,14 +128,14 @@ func TestBulkFollows(t *testing.T) {
 	for i := range count {
 		key := fmt.Sprintf("k%d", i)
 		r := b.results[key]
-		if !r.Stored || r.Duplicate || r.Err != nil || r.Answer == nil || !strings.Contains(string(r.Answer.Envelope.Data), `"`+key+`"`) {
+		if !r.Stored || r.Duplicate || r.Err != nil || r.Reply == nil || !strings.Contains(string(r.Reply.Envelope.Data), `"`+key+`"`) {
 			t.Fatalf("%s: %+v", key, r)
 		}
 	}
-	if len(b.waiting) > 0 {
-		t.Errorf("%d answers are waited for still", len(b.waiting))
+	if len(b.pending) > 0 {
+		t.Errorf("%d answers are waited for still", len(b.pending))
 	}
-	stream, err := bench.js.Stream(t.Context(), bench.ns.InStream())
+	stream, err := h.js.Stream(t.Context(), h.ns.InStream())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,18 +150,18 @@ func TestBulkFollows(t *testing.T) {
 	}
 }
 
-// TestBulkDuplicates publishes ids that were published before. With again the worker decides
+// TestBulkPublisher_DuplicateID_RepublishedOnRequest publishes ids that were published before. With again the worker decides
 // whether it is the same event.
-func TestBulkDuplicates(t *testing.T) {
+func TestBulkPublisher_DuplicateID_RepublishedOnRequest(t *testing.T) {
 	t.Parallel()
-	bench := newBench(t)
-	limit(t, bench.ns, func(c *jetstream.StreamConfig) { c.Duplicates = time.Hour })
-	o := BulkOptions{InFlight: 1, Follow: true, Timeout: generous, GiveUpAfter: generous}
-	earlier := newBulk(t, t.Context(), bench.ns, o)
+	h := newHarness(t)
+	updateInboundStream(t, h.ns, func(c *jetstream.StreamConfig) { c.Duplicates = time.Hour })
+	o := BulkOptions{InFlight: 1, AwaitOutcomes: true, Timeout: generous, GiveUpAfter: generous}
+	earlier := newBulkHarness(t, t.Context(), h.ns, o)
 	earlier.mustSend("k")
 	earlier.mustWait()
 
-	b := newBulk(t, t.Context(), bench.ns, o)
+	b := newBulkHarness(t, t.Context(), h.ns, o)
 	for _, err := range []error{
 		b.send("the same", "k", keyed("k"), true),
 		b.send("another with the id", "k", keyed("other"), true),
@@ -177,48 +177,48 @@ func TestBulkDuplicates(t *testing.T) {
 		key       string
 	}{"the same": {true, "k"}, "another with the id": {true, "other"}, "another": {false, "new"}} {
 		r := b.results[name]
-		if r.Duplicate != want.duplicate || r.Answer == nil || !strings.Contains(string(r.Answer.Envelope.Data), `"`+want.key+`"`) {
+		if r.Duplicate != want.duplicate || r.Reply == nil || !strings.Contains(string(r.Reply.Envelope.Data), `"`+want.key+`"`) {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
-	if first, again := earlier.results["k"].Answer.Envelope.ID, b.results["the same"].Answer.Envelope.ID; first != again {
+	if first, again := earlier.results["k"].Reply.Envelope.ID, b.results["the same"].Reply.Envelope.ID; first != again {
 		t.Errorf("the outcome of the same event is %s, and then %s", first, again)
 	}
 
-	quiet := newBulk(t, t.Context(), bench.ns, BulkOptions{InFlight: 1, Timeout: generous, GiveUpAfter: generous})
+	quiet := newBulkHarness(t, t.Context(), h.ns, BulkOptions{InFlight: 1, Timeout: generous, GiveUpAfter: generous})
 	if err := quiet.send("dropped", "k", keyed("dropped"), false); err != nil {
 		t.Fatal(err)
 	}
 	quiet.mustWait()
-	if r := quiet.results["dropped"]; !r.Stored || !r.Duplicate || r.Answer != nil {
+	if r := quiet.results["dropped"]; !r.Stored || !r.Duplicate || r.Reply != nil {
 		t.Errorf("%+v", r)
 	}
 	quiet.mustSend("last") // what was dropped would be decided before it
 	quiet.mustWait()
-	bench.await("the last", func() bool { return bench.asked("last") == 1 })
-	if bench.asked("dropped") != 0 {
+	h.await("the last", func() bool { return h.decidedCount("last") == 1 })
+	if h.decidedCount("dropped") != 0 {
 		t.Error("a duplicate was published again, nobody had asked for it")
 	}
 }
 
-// TestBulkWaitsForRoom publishes to a stream that is full: it complains once, and goes on when
+// TestBulkPublisher_StreamFull_ReportsOnceAndRetries publishes to a stream that is full: it complains once, and goes on when
 // there is room.
-func TestBulkWaitsForRoom(t *testing.T) {
+func TestBulkPublisher_StreamFull_ReportsOnceAndRetries(t *testing.T) {
 	t.Parallel()
-	ns := Subjects(stacktest.Namespace(t))
-	stream := inStream(t, ns)
-	limit(t, ns, func(c *jetstream.StreamConfig) { c.MaxMsgs = 10 })
-	b := newBulk(t, t.Context(), ns, BulkOptions{InFlight: 64, Timeout: generous, GiveUpAfter: generous})
+	ns := Namespace(stacktest.Namespace(t))
+	stream := createStreams(t, ns)
+	updateInboundStream(t, ns, func(c *jetstream.StreamConfig) { c.MaxMsgs = 10 })
+	b := newBulkHarness(t, t.Context(), ns, BulkOptions{InFlight: 64, Timeout: generous, GiveUpAfter: generous})
 	for i := range 50 {
 		b.mustSend(fmt.Sprint(i))
 	}
-	if err := <-b.complaints; !strings.Contains(err.Error(), "maximum messages exceeded") {
+	if err := <-b.errs; !strings.Contains(err.Error(), "maximum messages exceeded") {
 		t.Errorf("it complains of %v", err)
 	}
-	limit(t, ns, func(c *jetstream.StreamConfig) { c.MaxMsgs = -1 })
+	updateInboundStream(t, ns, func(c *jetstream.StreamConfig) { c.MaxMsgs = -1 })
 	b.mustWait()
-	if len(b.complaints) > 0 {
-		t.Errorf("it complains again: %v", <-b.complaints)
+	if len(b.errs) > 0 {
+		t.Errorf("it complains again: %v", <-b.errs)
 	}
 	info, err := stream.Info(t.Context())
 	if err != nil {
@@ -234,15 +234,15 @@ func TestBulkWaitsForRoom(t *testing.T) {
 	}
 }
 
-// TestBulkGivesUp publishes where nothing will ever be stored.
-func TestBulkGivesUp(t *testing.T) {
+// TestBulkPublisher_NothingStored_GivesUp publishes where nothing will ever be stored.
+func TestBulkPublisher_NothingStored_GivesUp(t *testing.T) {
 	t.Parallel()
-	full := Subjects(stacktest.Namespace(t))
-	inStream(t, full)
-	limit(t, full, func(c *jetstream.StreamConfig) { c.MaxMsgs = 1 })
-	nowhere := Subjects(stacktest.Namespace(t))
-	for ns, want := range map[Subjects]string{full: "nothing was stored for 50ms", nowhere: jetstream.ErrNoStreamResponse.Error()} {
-		b := newBulk(t, t.Context(), ns, BulkOptions{InFlight: 1, Timeout: generous, GiveUpAfter: 50 * time.Millisecond})
+	full := Namespace(stacktest.Namespace(t))
+	createStreams(t, full)
+	updateInboundStream(t, full, func(c *jetstream.StreamConfig) { c.MaxMsgs = 1 })
+	nowhere := Namespace(stacktest.Namespace(t))
+	for ns, want := range map[Namespace]string{full: "nothing was stored for 50ms", nowhere: jetstream.ErrNoStreamResponse.Error()} {
+		b := newBulkHarness(t, t.Context(), ns, BulkOptions{InFlight: 1, Timeout: generous, GiveUpAfter: 50 * time.Millisecond})
 		var err error
 		sent := 0
 		for ; err == nil; sent++ {
@@ -257,13 +257,13 @@ func TestBulkGivesUp(t *testing.T) {
 	}
 }
 
-// TestBulkRefused publishes a message that is too large for its stream, and goes on.
-func TestBulkRefused(t *testing.T) {
+// TestBulkPublisher_MessageTooLarge_RefusedOthersStored publishes a message that is too large for its stream, and goes on.
+func TestBulkPublisher_MessageTooLarge_RefusedOthersStored(t *testing.T) {
 	t.Parallel()
-	ns := Subjects(stacktest.Namespace(t))
-	inStream(t, ns)
-	limit(t, ns, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1024 })
-	b := newBulk(t, t.Context(), ns, BulkOptions{InFlight: 2, Timeout: generous, GiveUpAfter: generous})
+	ns := Namespace(stacktest.Namespace(t))
+	createStreams(t, ns)
+	updateInboundStream(t, ns, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1024 })
+	b := newBulkHarness(t, t.Context(), ns, BulkOptions{InFlight: 2, Timeout: generous, GiveUpAfter: generous})
 	if err := b.send("large", "large", strings.Repeat("x", 2048), false); err != nil {
 		t.Fatal(err)
 	}
@@ -284,13 +284,13 @@ func TestBulkRefused(t *testing.T) {
 	}
 }
 
-// TestBulkStops stops a Bulk that waits for answers that nobody gives.
-func TestBulkStops(t *testing.T) {
+// TestBulkPublisher_Cancelled_StopsAwaitingReplies stops a Bulk that waits for answers that nobody gives.
+func TestBulkPublisher_Cancelled_StopsAwaitingReplies(t *testing.T) {
 	t.Parallel()
-	ns := Subjects(stacktest.Namespace(t))
-	stream := inStream(t, ns)
+	ns := Namespace(stacktest.Namespace(t))
+	stream := createStreams(t, ns)
 	ctx, cancel := context.WithCancel(t.Context())
-	b := newBulk(t, ctx, ns, BulkOptions{InFlight: 2, Follow: true, Timeout: 24 * time.Hour, GiveUpAfter: 24 * time.Hour})
+	b := newBulkHarness(t, ctx, ns, BulkOptions{InFlight: 2, AwaitOutcomes: true, Timeout: 24 * time.Hour, GiveUpAfter: 24 * time.Hour})
 	b.mustSend("a")
 	b.mustSend("b")
 	stacktest.Eventually(t, "two messages to be stored", func() bool {
@@ -303,15 +303,15 @@ func TestBulkStops(t *testing.T) {
 	}
 	b.mustWait()
 	for _, name := range []string{"a", "b"} {
-		if r := b.results[name]; !r.Stored || r.Answer != nil || r.Err != nil {
+		if r := b.results[name]; !r.Stored || r.Reply != nil || r.Err != nil {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}
 }
 
-// TestSameMistakeIsTold has an event with several mistakes die of the same one each time, and
+// TestDecode_SeveralErrors_ReportsSameOneEachTime has an event with several mistakes die of the same one each time, and
 // with the detail that its dead letter shows.
-func TestSameMistakeIsTold(t *testing.T) {
+func TestDecode_SeveralErrors_ReportsSameOneEachTime(t *testing.T) {
 	t.Parallel()
 	withAttribute := func(more string) string { return strings.Replace(request(``), `"id":"e1"`, `"id":"e1",`+more, 1) }
 	body := withAttribute(`"zz-z":1,"a-a":1,"ext":{},"time":5`)

@@ -62,18 +62,18 @@ func NewJetStream(nc *nats.Conn) (jetstream.JetStream, error) {
 	return jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(storingMax), jetstream.WithPublishAsyncTimeout(storeLimit))
 }
 
-// ErrNoAnswer says that no outcome came in time. The event is stored and will have one.
-var ErrNoAnswer = errors.New("no answer in time")
+// ErrReplyTimeout says that no outcome came in time. The event is stored and will have one.
+var ErrReplyTimeout = errors.New("no answer in time")
 
 // Client publishes inbound events and follows their outcomes.
 type Client struct {
 	nc *nats.Conn
 	js jetstream.JetStream
-	ns Subjects
+	ns Namespace
 }
 
 // NewClient returns a Client for a namespace.
-func NewClient(nc *nats.Conn, ns Subjects) (*Client, error) {
+func NewClient(nc *nats.Conn, ns Namespace) (*Client, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: %w", err)
@@ -81,55 +81,55 @@ func NewClient(nc *nats.Conn, ns Subjects) (*Client, error) {
 	return &Client{nc, js, ns}, nil
 }
 
-// Answer is the outcome of one event, or that it was dead-lettered.
-type Answer struct {
-	Body     []byte        // as received
-	Envelope Envelope      // of an outcome
-	Dead     *DeadLettered // nil unless the event was dead-lettered
+// Reply is the outcome of one event, or that it was dead-lettered.
+type Reply struct {
+	Body       []byte           // as received
+	Envelope   Envelope         // of an outcome
+	DeadLetter *DeadLetterReply // nil unless the event was dead-lettered
 }
 
-// Send publishes a message and returns when JetStream has stored it.
-func (c *Client) Send(ctx context.Context, m *nats.Msg) error {
+// Publish publishes a message and returns when JetStream has stored it.
+func (c *Client) Publish(ctx context.Context, m *nats.Msg) error {
 	if _, err := c.js.PublishMsg(ctx, m); err != nil {
 		return fmt.Errorf("publish on %s: %w", m.Subject, err)
 	}
 	return nil
 }
 
-// Ask publishes a message and waits for its outcome until ctx is over: then it returns ErrNoAnswer.
-func (c *Client) Ask(ctx context.Context, m *nats.Msg) (Answer, error) {
+// Request publishes a message and waits for its outcome until ctx is over: then it returns ErrReplyTimeout.
+func (c *Client) Request(ctx context.Context, m *nats.Msg) (Reply, error) {
 	inbox := c.nc.NewInbox()
 	sub, err := c.nc.SubscribeSync(inbox)
 	if err != nil {
-		return Answer{}, fmt.Errorf("subscribe: %w", err)
+		return Reply{}, fmt.Errorf("subscribe: %w", err)
 	}
 	defer func() { _ = sub.Unsubscribe() }() // only fails when the connection is closed
 	m.Header.Set(headerReplyTo, inbox)
-	if err := c.Send(ctx, m); err != nil {
-		return Answer{}, err
+	if err := c.Publish(ctx, m); err != nil {
+		return Reply{}, err
 	}
 	reply, err := sub.NextMsgWithContext(ctx)
 	if err != nil {
 		if ctx.Err() != nil {
-			err = ErrNoAnswer
+			err = ErrReplyTimeout
 		}
-		return Answer{}, fmt.Errorf("wait for the outcome: %w", err)
+		return Reply{}, fmt.Errorf("wait for the outcome: %w", err)
 	}
-	return ParseAnswer(reply.Header.Get(headerContentType), reply.Data)
+	return ParseReply(reply.Header.Get(headerContentType), reply.Data)
 }
 
-// ParseAnswer reads what is sent to Holdfast-Reply-To.
-func ParseAnswer(contentType string, body []byte) (Answer, error) {
-	a := Answer{Body: body}
+// ParseReply reads what is sent to Holdfast-Reply-To.
+func ParseReply(contentType string, body []byte) (Reply, error) {
+	a := Reply{Body: body}
 	var err error
 	if contentType == contentTypeEvent {
 		err = json.Unmarshal(body, &a.Envelope)
 	} else {
-		a.Dead = new(DeadLettered)
-		err = json.Unmarshal(body, a.Dead)
+		a.DeadLetter = new(DeadLetterReply)
+		err = json.Unmarshal(body, a.DeadLetter)
 	}
 	if err != nil {
-		return Answer{}, fmt.Errorf("read the answer: %w", err)
+		return Reply{}, fmt.Errorf("read the answer: %w", err)
 	}
 	return a, nil
 }

@@ -21,18 +21,18 @@ import (
 )
 
 const (
-	fetchMax    = 1024 // events asked for at a time
-	decideMax   = 2048 // decided together, in a lane: the more of them are about one resource, the less each costs
-	changesMax  = 256  // both of changes, of which some are decided one after the other, within decideLimit
-	fetchWait   = time.Second
-	decideLimit = 10 * time.Second // less than ackWait: an event is not decided twice at a time
-	awaitLimit  = 5 * time.Second  // of it, until something can be decided at all
-	finishLimit = 5 * time.Second  // for what was fetched before a stop
-	resultsMax  = 2048             // decided events that wait to be settled, in a lane
-	lanesMax    = 4
-	pauseMin    = 100 * time.Millisecond
-	pauseMax    = 5 * time.Second
-	pausedFor   = pauseMax + decideLimit + fetchWait // until a try after a failure has failed too
+	fetchMax       = 1024 // events asked for at a time
+	decideMax      = 2048 // decided together, in a lane: the more of them are about one resource, the less each costs
+	changesMax     = 256  // both of changes, of which some are decided one after the other, within decideLimit
+	fetchWait      = time.Second
+	decideLimit    = 10 * time.Second // less than ackWait: an event is not decided twice at a time
+	waitReadyLimit = 5 * time.Second  // of it, until something can be decided at all
+	finishLimit    = 5 * time.Second  // for what was fetched before a stop
+	resultsMax     = 2048             // decided events that wait to be settled, in a lane
+	lanesMax       = 4
+	pauseMin       = 100 * time.Millisecond
+	pauseMax       = 5 * time.Second
+	pausedFor      = pauseMax + decideLimit + fetchWait // until a try after a failure has failed too
 )
 
 // Service is what decides events: *holds.Service. Each call hands one result for each request
@@ -49,8 +49,8 @@ type Service interface {
 	// when something can be, or ctx is over. Trust returns nil if what was decided since Epoch was
 	// asked may be published at this moment.
 	Epoch() string
-	Await(ctx context.Context) error
-	Trust(ctx context.Context, epoch string) error
+	WaitReady(ctx context.Context) error
+	Verify(ctx context.Context, epoch string) error
 }
 
 // Consumer takes events from one durable consumer, has them decided in batches of what is
@@ -74,16 +74,16 @@ type Consumer struct {
 	decideWithin     time.Duration // what is decided at a time
 	finishWithin     time.Duration // what was fetched before a stop
 	slowAfter        time.Duration // a lane in which an event waits for so long is slow
-	flow             *flow
+	inFlight         *inFlightWindow
 
 	answers func(subject string) bool // those that others do not
 
-	failing  atomic.Bool  // something failed for no fault of an event, and nothing was settled since
-	failedAt atomic.Int64 // when, in Unix nanoseconds
-	cause    atomic.Pointer[error]
+	failing   atomic.Bool  // something failed for no fault of an event, and nothing was settled since
+	failedAt  atomic.Int64 // when, in Unix nanoseconds
+	outageErr atomic.Pointer[error]
 
-	repeats repeats
-	seen    atomic.Pointer[sighting] // nil until an event is dead-lettered
+	duplicates      duplicateChecks
+	inboundSnapshot atomic.Pointer[streamSnapshot] // nil until an event is dead-lettered
 
 	floors atomic.Pointer[floors] // up to where everything is answered, as last seen; nil until then
 
@@ -105,7 +105,7 @@ type delivery struct {
 
 // NewConsumer returns a Consumer on a durable consumer that Setup has made. js is of NewJetStream.
 func NewConsumer(
-	ctx context.Context, name string, ns Subjects, service Service,
+	ctx context.Context, name string, ns Namespace, service Service,
 	nc *nats.Conn, js jetstream.JetStream, process *Process,
 ) (*Consumer, error) {
 	source, err := js.Consumer(ctx, ns.InStream(), name)
@@ -116,13 +116,13 @@ func NewConsumer(
 		decider: decider{service, ns, process.log.With().Str("consumer", name).Logger()},
 		name:    name, source: source, js: js, nc: nc, process: process,
 		fetches: fetchMax, decides: decideMax, decideWithin: decideLimit, finishWithin: finishLimit, slowAfter: laneSlow,
-		flow: newFlow(),
+		inFlight: newInFlightWindow(),
 	}
 	c.answers = ns.answeredBy(name)
 	if name == ConsumerChanges {
 		c.fetches, c.decides = changesMax, changesMax
 	}
-	created, err := c.streamMade(ctx)
+	created, err := c.readStreamCreated(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("consumer %s: %w", name, err)
 	}
@@ -146,7 +146,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 		l := c.newLane(len(lanes))
 		lanes[i] = l
 		steps.Go(func() { defer close(l.decided); l.decideAll(finish) })
-		steps.Go(func() { l.settleAll(finish) })
+		steps.Go(func() { l.publishAll(finish) })
 	}
 	fetched := make(chan []*delivery)
 	steps.Go(func() {
@@ -166,29 +166,29 @@ func (c *Consumer) Run(ctx context.Context) error {
 	})
 	reminding, enough := context.WithCancel(finish)
 	var reminders sync.WaitGroup
-	reminders.Go(func() { c.remind(reminding) })
-	steps.Go(func() { c.tend(ctx) })
+	reminders.Go(func() { c.extendAckWait(reminding) })
+	steps.Go(func() { c.supervise(ctx) })
 	c.fetchAll(ctx, fetched, func() {
 		for _, l := range lanes {
-			l.relieve()
+			l.deferExcess()
 		}
 	})
 	close(fetched)
 	steps.Wait()
 	enough()
 	reminders.Wait()
-	c.giveBack(lanes)
+	c.nakUnfinished(lanes)
 	return nil
 }
 
-// giveBack has all events that a stop has kept from being settled delivered to others at once.
-func (c *Consumer) giveBack(lanes []*lane) {
-	for _, d := range c.flow.older(0) {
+// nakUnfinished has all events that a stop has kept from being settled delivered to others at once.
+func (c *Consumer) nakUnfinished(lanes []*lane) {
+	for _, d := range c.inFlight.olderThan(0) {
 		c.recall([]string{d.msg.Reply()})
-		c.flow.end(d)
+		c.inFlight.remove(d)
 	}
 	for _, l := range lanes {
-		c.recall(l.held.recallAll())
+		c.recall(l.deferred.recallAll())
 	}
 }
 
@@ -199,21 +199,21 @@ func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery, ful
 	retry := &backoff.ExponentialBackOff{InitialInterval: pauseMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: pauseMax}
 	for ctx.Err() == nil {
 		if c.service.Epoch() == "" {
-			if c.service.Await(ctx) != nil {
+			if c.service.WaitReady(ctx) != nil {
 				return
 			}
-			c.settled()
+			c.recordSuccess()
 		}
 		if c.failing.Load() && !c.Paused() {
-			c.settled() // others have the events that could have shown it
+			c.recordSuccess() // others have the events that could have shown it
 		}
 		c.process.checkOutage(ctx)
-		room := c.flow.room(ctx, c.fetches, full)
-		if room == 0 {
+		free := c.inFlight.waitCapacity(ctx, c.fetches, full)
+		if free == 0 {
 			return
 		}
-		if err := c.fetch(room, batches); err != nil {
-			c.outage(ofNATS(err))
+		if err := c.fetch(free, batches); err != nil {
+			c.recordOutage(ofNATS(err))
 		}
 		if c.failing.Load() {
 			_ = pauseFor(ctx, retry.NextBackOff()) // the next batch shows whether the outage is over
@@ -246,7 +246,7 @@ func (c *Consumer) fetch(events int, batches chan<- []*delivery) error {
 			}
 			msg = <-messages
 		}
-		c.flow.begin(batch)
+		c.inFlight.add(batch)
 		batches <- batch
 	}
 	return fetched.Error()
@@ -285,7 +285,7 @@ func prefixes(subjects []string) []string {
 // decider reads events and has them decided.
 type decider struct {
 	service Service
-	ns      Subjects
+	ns      Namespace
 	log     zerolog.Logger
 }
 
@@ -305,15 +305,15 @@ func (c *decider) decode(subject string, header nats.Header, body []byte, stored
 func (l *lane) decide(ctx context.Context, batch []*delivery) {
 	ctx, cancel := context.WithTimeout(ctx, l.decideWithin)
 	defer cancel()
-	waiting, enough := context.WithTimeout(ctx, awaitLimit)
-	_ = l.service.Await(waiting) // else they are refused
+	waiting, enough := context.WithTimeout(ctx, waitReadyLimit)
+	_ = l.service.WaitReady(waiting) // else they are refused
 	enough()
 	for _, d := range batch {
 		d.epoch = l.service.Epoch()
 	}
 	var suspects []*delivery
 	l.dispatch(ctx, batch, func(d *delivery) {
-		if d.result.Err != nil && len(batch) > 1 && fateOf(d.result.Err) == fateFault {
+		if d.result.Err != nil && len(batch) > 1 && dispositionOf(d.result.Err) == dispositionRetryCounted {
 			suspects = append(suspects, d)
 			return
 		}
@@ -394,15 +394,15 @@ func (c *decider) dispatch(ctx context.Context, batch []*delivery, done func(*de
 // ack acknowledges an event whose outcome is stored. A lost ack repeats the event, which
 // repeats the outcome.
 func (c *Consumer) ack(d *delivery) {
-	defer c.flow.end(d)
+	defer c.inFlight.remove(d)
 	if err := d.msg.Ack(); err != nil {
 		c.log.Debug().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Msg("ack failed, the event will be repeated")
 	}
 }
 
-// again asks for an event to be delivered again after about delay.
-func (c *Consumer) again(d *delivery, delay time.Duration) {
-	defer c.flow.end(d)
+// nakDelayed asks for an event to be delivered again after about delay.
+func (c *Consumer) nakDelayed(d *delivery, delay time.Duration) {
+	defer c.inFlight.remove(d)
 	delay += rand.N(delay / 2)
 	if err := d.msg.NakWithDelay(delay); err != nil {
 		c.log.Debug().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Msg("nak failed, the event will be repeated")

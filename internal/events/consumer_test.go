@@ -64,13 +64,13 @@ func (e *echo) Place(ctx context.Context, requests []holds.PlaceRequest, emit fu
 	}
 }
 
-func (e *echo) asked(key string) int {
+func (e *echo) decidedCount(key string) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.seen[key]
 }
 
-func (e *echo) set(fault func(string, int) error) {
+func (e *echo) setFault(fault func(string, int) error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.fault = fault
@@ -130,15 +130,15 @@ func (e *echo) SetInventory(_ context.Context, r holds.InventoryRequest) holds.R
 	return holds.Result{Outcome: holds.Outcome{Event: holds.EventInventoryUpdated, Resource: r.Resource, Data: holds.InventoryUpdated{}}}
 }
 
-func (*echo) Epoch() string                       { return "always" }
-func (*echo) Await(context.Context) error         { return nil }
-func (*echo) Trust(context.Context, string) error { return nil }
+func (*echo) Epoch() string                        { return "always" }
+func (*echo) WaitReady(context.Context) error      { return nil }
+func (*echo) Verify(context.Context, string) error { return nil }
 
-// bench is a namespace with its three consumers running on an echo.
-type bench struct {
+// harness is a namespace with its three consumers running on an echo.
+type harness struct {
 	*echo
 	t       *testing.T
-	ns      Subjects
+	ns      Namespace
 	nc      *nats.Conn
 	js      jetstream.JetStream
 	workers []*Consumer
@@ -147,26 +147,26 @@ type bench struct {
 	mu      sync.Mutex
 	out     []jetstream.Msg
 	dlq     []jetstream.Msg
-	poison  poisoned
+	poison  memoryPoisonRegister
 	logged  logLines
 	changed chan struct{}
 }
 
-func newBench(t *testing.T) *bench {
+func newHarness(t *testing.T) *harness {
 	t.Helper()
-	return newBenchOn(t, func(js jetstream.JetStream) jetstream.JetStream { return js })
+	return newHarnessWithJetStream(t, func(js jetstream.JetStream) jetstream.JetStream { return js })
 }
 
-// newBenchOn lets a test stand between the consumers and JetStream.
-func newBenchOn(t *testing.T, between func(jetstream.JetStream) jetstream.JetStream) *bench {
+// newHarnessWithJetStream lets a test stand between the consumers and JetStream.
+func newHarnessWithJetStream(t *testing.T, between func(jetstream.JetStream) jetstream.JetStream) *harness {
 	t.Helper()
-	return newBenchAt(t, stacktest.Shared().NATSURL, between)
+	return newHarnessAt(t, stacktest.Shared().NATSURL, between)
 }
 
-// newBenchAt uses another NATS than the shared one.
-func newBenchAt(t *testing.T, url string, between func(jetstream.JetStream) jetstream.JetStream) *bench {
+// newHarnessAt uses another NATS than the shared one.
+func newHarnessAt(t *testing.T, url string, between func(jetstream.JetStream) jetstream.JetStream) *harness {
 	t.Helper()
-	b := &bench{echo: &echo{seen: make(map[string]int)}, t: t, ns: Subjects(stacktest.Namespace(t)), changed: make(chan struct{})}
+	b := &harness{echo: &echo{seen: make(map[string]int)}, t: t, ns: Namespace(stacktest.Namespace(t)), changed: make(chan struct{})}
 	var err error
 	if b.nc, err = Connect(url, t.Name(), t.Logf); err != nil {
 		t.Fatal(err)
@@ -176,7 +176,7 @@ func newBenchAt(t *testing.T, url string, between func(jetstream.JetStream) jets
 		t.Fatal(err)
 	}
 	for range 2 { // the second finds all there
-		if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
+		if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -221,14 +221,14 @@ func newBenchAt(t *testing.T, url string, between func(jetstream.JetStream) jets
 	return b
 }
 
-func (b *bench) publish(subject string, header nats.Header, body string) {
+func (b *harness) publish(subject string, header nats.Header, body string) {
 	b.t.Helper()
 	if _, err := b.js.PublishMsg(context.Background(), &nats.Msg{Subject: subject, Header: header, Data: []byte(body)}); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
-func (b *bench) await(what string, so func() bool) {
+func (b *harness) await(what string, so func() bool) {
 	b.t.Helper()
 	bound := time.After(time.Minute)
 	for {
@@ -269,7 +269,7 @@ func keyed(key string) string {
 }
 
 // awaitIdle waits until a consumer has neither anything waiting nor unacknowledged.
-func (b *bench) awaitIdle(name string) (info *jetstream.ConsumerInfo) {
+func (b *harness) awaitIdle(name string) (info *jetstream.ConsumerInfo) {
 	b.t.Helper()
 	stacktest.Eventually(b.t, "consumer "+name+" to come to rest", func() bool {
 		consumer, err := b.js.Consumer(b.t.Context(), b.ns.InStream(), name)
@@ -282,10 +282,10 @@ func (b *bench) awaitIdle(name string) (info *jetstream.ConsumerInfo) {
 	return info
 }
 
-// TestSameEventTwice publishes an event twice, without a message id: one outcome is stored.
-func TestSameEventTwice(t *testing.T) {
+// TestConsumer_SameEventTwice_StoresOneOutcome publishes an event twice, without a message id: one outcome is stored.
+func TestConsumer_SameEventTwice_StoresOneOutcome(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	b := newHarness(t)
 	for range 2 {
 		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("twice"))
 	}
@@ -303,27 +303,27 @@ func TestSameEventTwice(t *testing.T) {
 			t.Errorf("outcome %+v with headers %v", e, m.Headers())
 		}
 	}
-	if slices.Sort(causes); !slices.Equal(causes, []string{"once", "twice"}) || b.asked("twice") != 2 {
-		t.Errorf("outcomes of %v; decided %d times", causes, b.asked("twice"))
+	if slices.Sort(causes); !slices.Equal(causes, []string{"once", "twice"}) || b.decidedCount("twice") != 2 {
+		t.Errorf("outcomes of %v; decided %d times", causes, b.decidedCount("twice"))
 	}
 }
 
-// TestOutage has every decision fail for nobody's fault: no event dies, all are answered later.
-func TestOutage(t *testing.T) {
+// TestConsumer_Outage_PausesAndDeadLettersNothing has every decision fail for nobody's fault: no event dies, all are answered later.
+func TestConsumer_Outage_PausesAndDeadLettersNothing(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	b := newHarness(t)
 	outage := &net.OpError{Op: "dial", Err: errors.New("connection refused")}
-	b.set(func(string, int) error { return outage })
+	b.setFault(func(string, int) error { return outage })
 	const number = 50
 	for i := range number {
 		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", i)))
 	}
 	stacktest.Eventually(t, "the consumer to pause", func() bool { return b.workers[0].Paused() })
 	for range 3 {
-		before := b.asked("k0")
-		stacktest.Eventually(t, "another try", func() bool { return b.asked("k0") > before })
+		before := b.decidedCount("k0")
+		stacktest.Eventually(t, "another try", func() bool { return b.decidedCount("k0") > before })
 	}
-	b.set(nil)
+	b.setFault(nil)
 	b.await("an outcome of each", func() bool { return len(b.out) == number })
 	stacktest.Eventually(t, "the pause to end", func() bool { return !b.workers[0].Paused() })
 	if len(b.dlq) != 0 {
@@ -331,22 +331,22 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// TestReply asks as a publisher does that waits.
-func TestReply(t *testing.T) {
+// TestReply_OutcomeOrDeadLetter_SentToInboxOnly asks as a publisher does that waits.
+func TestReply_OutcomeOrDeadLetter_SentToInboxOnly(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	b := newHarness(t)
 	client, err := NewClient(b.nc, b.ns)
 	if err != nil {
 		t.Fatal(err)
 	}
 	good, bad := nats.NewMsg(b.ns.In(BookingRequested, "room")), nats.NewMsg(b.ns.In(BookingRequested, "room"))
 	good.Data, bad.Data = []byte(keyed("good")), []byte("{")
-	answer, err := client.Ask(stacktest.Patience(t), good)
-	if err != nil || answer.Dead != nil || answer.Envelope.CausationID != "good" {
+	answer, err := client.Request(stacktest.WaitContext(t), good)
+	if err != nil || answer.DeadLetter != nil || answer.Envelope.CausationID != "good" {
 		t.Errorf("%+v %v", answer, err)
 	}
-	answer, err = client.Ask(stacktest.Patience(t), bad)
-	if err != nil || answer.Dead == nil || answer.Dead.Error != ReasonMalformed || answer.Dead.Detail == "" {
+	answer, err = client.Request(stacktest.WaitContext(t), bad)
+	if err != nil || answer.DeadLetter == nil || answer.DeadLetter.Error != ReasonMalformed || answer.DeadLetter.Detail == "" {
 		t.Errorf("%+v %v", answer, err)
 	}
 	for inbox, want := range map[string]string{
@@ -358,39 +358,39 @@ func TestReply(t *testing.T) {
 	}
 }
 
-// TestFate is the table of what is done with an event that has no outcome yet.
-func TestFate(t *testing.T) {
+// TestDispositionOf_EachError is the table of what is done with an event that has no outcome yet.
+func TestDispositionOf_EachError(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		err  error
-		want fate
+		want disposition
 	}{
-		"malformed":          {&UnprocessableError{ReasonMalformed, "x"}, fateDead},
-		"locked":             {fmt.Errorf("wait: %w", holds.ErrBusy), fateLater},
-		"being stored":       {fmt.Errorf("publish: %w", &jetstream.APIError{Code: 409, ErrorCode: 10158}), fateLater},
-		"full":               {&jetstream.APIError{Code: 503, ErrorCode: 10077}, fateOutage},
-		"data lost":          {fmt.Errorf("place: %w", holds.ErrDataLost), fateOutage},
-		"damaged":            {fmt.Errorf("place: %w", holds.ErrDamaged), fateDamaged},
-		"timeout":            {context.DeadlineExceeded, fateOutage},
-		"stopping":           {context.Canceled, fateOutage},
-		"connection refused": {&net.OpError{Op: "dial", Err: errors.New("refused")}, fateOutage},
-		"postgres stops":     {&pgconn.PgError{Code: "57P01"}, fateOutage},
-		"disk full":          {&pgconn.PgError{Code: "53100"}, fateOutage},
-		"deadlock":           {&pgconn.PgError{Code: "40P01"}, fateOutage},
-		"no such table":      {&pgconn.PgError{Code: "42P01"}, fateOutage},
-		"null character":     {&pgconn.PgError{Code: "22021"}, fateFault},
-		"constraint":         {fmt.Errorf("x: %w", &pgconn.PgError{Code: "23502"}), fateFault},
-		"panic":              {&panicError{"x"}, fateFault},
-		"unknown":            {errors.New("something new"), fateOutage},
+		"malformed":          {&UnprocessableError{ReasonMalformed, "x"}, dispositionDeadLetter},
+		"locked":             {fmt.Errorf("wait: %w", holds.ErrBusy), dispositionRetrySoon},
+		"being stored":       {fmt.Errorf("publish: %w", &jetstream.APIError{Code: 409, ErrorCode: 10158}), dispositionRetrySoon},
+		"full":               {&jetstream.APIError{Code: 503, ErrorCode: 10077}, dispositionPause},
+		"data lost":          {fmt.Errorf("place: %w", holds.ErrDataLost), dispositionPause},
+		"damaged":            {fmt.Errorf("place: %w", holds.ErrCorrupt), dispositionDefer},
+		"timeout":            {context.DeadlineExceeded, dispositionPause},
+		"stopping":           {context.Canceled, dispositionPause},
+		"connection refused": {&net.OpError{Op: "dial", Err: errors.New("refused")}, dispositionPause},
+		"postgres stops":     {&pgconn.PgError{Code: "57P01"}, dispositionPause},
+		"disk full":          {&pgconn.PgError{Code: "53100"}, dispositionPause},
+		"deadlock":           {&pgconn.PgError{Code: "40P01"}, dispositionPause},
+		"no such table":      {&pgconn.PgError{Code: "42P01"}, dispositionPause},
+		"null character":     {&pgconn.PgError{Code: "22021"}, dispositionRetryCounted},
+		"constraint":         {fmt.Errorf("x: %w", &pgconn.PgError{Code: "23502"}), dispositionRetryCounted},
+		"panic":              {&panicError{"x"}, dispositionRetryCounted},
+		"unknown":            {errors.New("something new"), dispositionPause},
 	} {
-		if got := fateOf(c.err); got != c.want {
+		if got := dispositionOf(c.err); got != c.want {
 			t.Errorf("%s: fate %d, want %d", name, got, c.want)
 		}
 	}
 }
 
-// TestSetupRefuses finds streams that would break a promise.
-func TestSetupRefuses(t *testing.T) {
+// TestSetup_StreamBreaksPromise_IsError finds streams that would break a promise.
+func TestSetup_StreamBreaksPromise_IsError(t *testing.T) {
 	t.Parallel()
 	js := newJetStream(t)
 	for name, spoil := range map[string]func(*jetstream.StreamConfig){
@@ -398,13 +398,13 @@ func TestSetupRefuses(t *testing.T) {
 		"storage":   func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage },
 		"discards":  func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardOld },
 	} {
-		ns := Subjects(stacktest.Namespace(t))
+		ns := Namespace(stacktest.Namespace(t))
 		config := jetstream.StreamConfig{Name: ns.InStream(), Subjects: []string{ns.AllIn()}, Discard: jetstream.DiscardNew}
 		spoil(&config)
 		if _, err := js.CreateStream(t.Context(), config); err != nil {
 			t.Fatal(err)
 		}
-		if err := Setup(t.Context(), js, ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), name) {
+		if err := Setup(t.Context(), js, ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

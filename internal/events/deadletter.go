@@ -35,13 +35,13 @@ const (
 // than the server or the stream takes. Its body is empty; body and headers of the event are
 // still in the inbound stream.
 const (
-	HeaderPointerStream = dlqPrefix + "Pointer-Stream" // always the inbound stream
-	HeaderPointerSeq    = dlqPrefix + "Pointer-Seq"
-	HeaderPointerSHA256 = dlqPrefix + "Pointer-Sha256" // of the body, in lowercase hex
+	HeaderClaimCheckStream = dlqPrefix + "Pointer-Stream" // always the inbound stream
+	HeaderClaimCheckSeq    = dlqPrefix + "Pointer-Seq"
+	HeaderClaimCheckSHA256 = dlqPrefix + "Pointer-Sha256" // of the body, in lowercase hex
 )
 
-// Pointer says where the event of a letter is that could not be copied.
-type Pointer struct {
+// ClaimCheck says where the event of a letter is that could not be copied.
+type ClaimCheck struct {
 	Stream string
 	Seq    uint64
 	SHA256 string
@@ -59,14 +59,14 @@ type DeadLetter struct {
 	Deliveries uint64 `json:"deliveries"`
 	Time       string `json:"time"` // as its worker wrote it
 
-	StoredAt time.Time   `json:"-"` // by the server's clock
-	Worker   string      `json:"-"`
-	Event    About       `json:"-"`
-	Header   nats.Header `json:"-"` // of the event and of the letter
-	Body     []byte      `json:"-"` // of the event, nil when only headers were read
-	Size     int         `json:"-"` // of the body, in bytes
-	Pointer  *Pointer    `json:"-"` // nil when the letter has its event itself
-	Missing  error       `json:"-"` // why the event that a pointer means could not be read
+	StoredAt   time.Time    `json:"-"` // by the server's clock
+	Worker     string       `json:"-"`
+	Event      EventSummary `json:"-"`
+	Header     nats.Header  `json:"-"` // of the event and of the letter
+	Body       []byte       `json:"-"` // of the event, nil when only headers were read
+	Size       int          `json:"-"` // of the body, in bytes
+	ClaimCheck *ClaimCheck  `json:"-"` // nil when the letter has its event itself
+	Missing    error        `json:"-"` // why the event that a pointer means could not be read
 }
 
 // JSON returns what a letter says of itself, whatever its headers say.
@@ -79,7 +79,7 @@ func (l *DeadLetter) JSON() (jsontext.Value, error) {
 }
 
 // ReadDeadLetter reads a message of the stream of dead letters.
-func (ns Subjects) ReadDeadLetter(m jetstream.Msg) (*DeadLetter, error) {
+func (ns Namespace) ReadDeadLetter(m jetstream.Msg) (*DeadLetter, error) {
 	meta, err := m.Metadata()
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", m.Subject(), err)
@@ -88,7 +88,7 @@ func (ns Subjects) ReadDeadLetter(m jetstream.Msg) (*DeadLetter, error) {
 }
 
 // readDeadLetter reads a dead letter. Its headers may say anything: numbers that are none are 0.
-func (ns Subjects) readDeadLetter(subject string, header nats.Header, body []byte, seq uint64, storedAt time.Time) *DeadLetter {
+func (ns Namespace) readDeadLetter(subject string, header nats.Header, body []byte, seq uint64, storedAt time.Time) *DeadLetter {
 	counted := func(name string) uint64 {
 		n, err := strconv.ParseUint(header.Get(name), 10, 64)
 		if err != nil {
@@ -101,8 +101,8 @@ func (ns Subjects) readDeadLetter(subject string, header nats.Header, body []byt
 		Subject: header.Get(HeaderDLQSubject), StreamSeq: counted(HeaderDLQStreamSeq), Deliveries: counted(HeaderDLQDeliveries),
 		Time: header.Get(HeaderDLQTime), StoredAt: storedAt, Worker: header.Get(HeaderDLQWorker),
 	}
-	if sum := header.Get(HeaderPointerSHA256); sum != "" {
-		l.Pointer = &Pointer{header.Get(HeaderPointerStream), counted(HeaderPointerSeq), sum}
+	if sum := header.Get(HeaderClaimCheckSHA256); sum != "" {
+		l.ClaimCheck = &ClaimCheck{header.Get(HeaderClaimCheckStream), counted(HeaderClaimCheckSeq), sum}
 	}
 	l.read(header, body)
 	if size, err := strconv.Atoi(header.Get(headerMsgSize)); err == nil && len(body) == 0 {
@@ -114,23 +114,23 @@ func (ns Subjects) readDeadLetter(subject string, header nats.Header, body []byt
 // read takes over the event of a letter.
 func (l *DeadLetter) read(header nats.Header, body []byte) {
 	l.Header, l.Body, l.Size = header, body, len(body)
-	l.Event = AboutEvent(l.Subject, header, body)
+	l.Event = Summarize(l.Subject, header, body)
 	l.EventID = l.Event.ID
 }
 
-// ErrNotThere says that the event of a letter cannot be had, or not any more.
-var ErrNotThere = errors.New("no event")
+// ErrEventGone says that the event of a letter cannot be had, or not any more.
+var ErrEventGone = errors.New("no event")
 
 // resolve takes over the event that a pointer means, as it was found in the inbound stream.
 func (l *DeadLetter) resolve(found *jetstream.RawStreamMsg, err error) {
-	where := fmt.Sprintf("sequence %d of stream %s", l.Pointer.Seq, l.Pointer.Stream)
+	where := fmt.Sprintf("sequence %d of stream %s", l.ClaimCheck.Seq, l.ClaimCheck.Stream)
 	switch {
 	case errors.Is(err, jetstream.ErrMsgNotFound):
-		l.Missing = fmt.Errorf("%w: it was too large to be copied, and %s, where it was, is gone", ErrNotThere, where)
+		l.Missing = fmt.Errorf("%w: it was too large to be copied, and %s, where it was, is gone", ErrEventGone, where)
 	case err != nil:
-		l.Missing = fmt.Errorf("%w: %s: %w", ErrNotThere, where, err)
-	case bodySum(found.Data) != l.Pointer.SHA256:
-		l.Missing = fmt.Errorf("%w: it was too large to be copied, and %s is another message now: its SHA-256 differs", ErrNotThere, where)
+		l.Missing = fmt.Errorf("%w: %s: %w", ErrEventGone, where, err)
+	case bodySum(found.Data) != l.ClaimCheck.SHA256:
+		l.Missing = fmt.Errorf("%w: it was too large to be copied, and %s is another message now: its SHA-256 differs", ErrEventGone, where)
 	default:
 		l.read(found.Header, found.Data)
 	}
@@ -138,46 +138,48 @@ func (l *DeadLetter) resolve(found *jetstream.RawStreamMsg, err error) {
 
 // Original returns the event of a letter as it was published, but for what was meant for its
 // first publication only: its message id and what else begins with Nats-, where its outcome was
-// awaited (that inbox is long gone), and what the letter adds. It returns ErrNotThere when the
+// awaited (that inbox is long gone), and what the letter adds. It returns ErrEventGone when the
 // letter does not have it, or does not say where it belongs.
-func (l *DeadLetter) Original(ns Subjects) (*nats.Msg, error) {
+func (l *DeadLetter) Original(ns Namespace) (*nats.Msg, error) {
 	inbound := strings.TrimSuffix(ns.AllIn(), ">")
 	switch {
 	case l.Missing != nil:
 		return nil, l.Missing
 	case !strings.HasPrefix(l.Subject, inbound) || strings.ContainsAny(l.Subject, " \t\r\n*>"):
-		return nil, fmt.Errorf("%w: its subject %q is not below %s", ErrNotThere, l.Subject, inbound)
+		return nil, fmt.Errorf("%w: its subject %q is not below %s", ErrEventGone, l.Subject, inbound)
 	}
 	m := nats.NewMsg(l.Subject)
 	m.Data = l.Body
 	for name, values := range l.Header {
-		if !IsLetterHeader(name) && name != headerReplyTo {
+		if !IsDeadLetterHeader(name) && name != headerReplyTo {
 			m.Header[name] = values
 		}
 	}
 	return m, nil
 }
 
-// IsLetterHeader reports whether a header is of the letter, not of its event.
-func IsLetterHeader(name string) bool { return isOfServer(name) || strings.HasPrefix(name, dlqPrefix) }
+// IsDeadLetterHeader reports whether a header is of the letter, not of its event.
+func IsDeadLetterHeader(name string) bool {
+	return isOfServer(name) || strings.HasPrefix(name, dlqPrefix)
+}
 
 // isOfServer reports whether a header is between a publisher and the server.
 func isOfServer(name string) bool { return strings.HasPrefix(strings.ToLower(name), "nats-") }
 
-// letterForm is how much of an event its dead letter has.
-type letterForm int
+// deadLetterForm is how much of an event its dead letter has.
+type deadLetterForm int
 
 const (
-	letterWhole   letterForm = iota // body and headers
-	letterPointer                   // the headers, and where the body is
-	letterBare                      // only where both are
+	deadLetterWhole      deadLetterForm = iota // body and headers
+	deadLetterClaimCheck                       // the headers, and where the body is
+	deadLetterBare                             // only where both are
 )
 
-// deadLetter returns the dead letter of an event, without its message id (letterID): its body and
+// deadLetter returns the dead letter of an event, without its message id (deadLetterID): its body and
 // its headers as they were, as far as the form has them, and why, where and when it died.
-func (c *Consumer) deadLetter(d *delivery, reason, detail string, form letterForm) *nats.Msg {
+func (c *Consumer) deadLetter(d *delivery, reason, detail string, form deadLetterForm) *nats.Msg {
 	m := nats.NewMsg(c.ns.DLQ(reason))
-	if form != letterBare {
+	if form != deadLetterBare {
 		for name, values := range d.msg.Headers() {
 			if !isOfServer(name) {
 				m.Header[name] = values
@@ -192,16 +194,16 @@ func (c *Consumer) deadLetter(d *delivery, reason, detail string, form letterFor
 	m.Header.Set(HeaderDLQDeliveries, strconv.FormatUint(d.meta.NumDelivered, 10))
 	m.Header.Set(HeaderDLQTime, time.Now().UTC().Format(holds.TimeFormat))
 	m.Header.Set(HeaderDLQWorker, c.process.worker)
-	if form == letterWhole {
+	if form == deadLetterWhole {
 		// No event may pass for a pointer.
-		m.Header.Del(HeaderPointerStream)
-		m.Header.Del(HeaderPointerSeq)
-		m.Header.Del(HeaderPointerSHA256)
+		m.Header.Del(HeaderClaimCheckStream)
+		m.Header.Del(HeaderClaimCheckSeq)
+		m.Header.Del(HeaderClaimCheckSHA256)
 		m.Data = d.msg.Data()
 	} else {
-		m.Header.Set(HeaderPointerStream, c.ns.InStream())
-		m.Header.Set(HeaderPointerSeq, seq)
-		m.Header.Set(HeaderPointerSHA256, bodySum(d.msg.Data()))
+		m.Header.Set(HeaderClaimCheckStream, c.ns.InStream())
+		m.Header.Set(HeaderClaimCheckSeq, seq)
+		m.Header.Set(HeaderClaimCheckSHA256, bodySum(d.msg.Data()))
 	}
 	return m
 }

@@ -28,8 +28,8 @@ func smallServer(t *testing.T, payloadMax int32) (url string) {
 	return s.ClientURL()
 }
 
-// letters are the dead letters of a bench.
-func (b *bench) letters() *DeadLetters {
+// deadLetters are the dead letters of a bench.
+func (b *harness) deadLetters() *DeadLetters {
 	b.t.Helper()
 	client, err := NewClient(b.nc, b.ns)
 	if err != nil {
@@ -51,11 +51,11 @@ func (d *DeadLetters) must(t *testing.T, seq uint64) *DeadLetter {
 	return l
 }
 
-// TestTooLargeToCopy has events die that fill a message, so that no letter could have them and
+// TestDeadLetter_EventTooLarge_StoresClaimCheck has events die that fill a message, so that no letter could have them and
 // say why: because of what the server takes, and of what the stream takes. Each is parked as a
 // pointer, with its headers if those fit, and read from where it is. None is lost, and none is
 // delivered again.
-func TestTooLargeToCopy(t *testing.T) {
+func TestDeadLetter_EventTooLarge_StoresClaimCheck(t *testing.T) {
 	t.Parallel()
 	const limit = 4096
 	fill := strings.Repeat("x", limit-250)
@@ -68,13 +68,13 @@ func TestTooLargeToCopy(t *testing.T) {
 		"large headers": {header: nats.Header{"X-Name": {"large headers"}, "X-Fill": {fill}}, body: "no JSON", bare: true},
 		"small":         {header: nats.Header{"X-Name": {"small"}}, body: "no JSON"},
 	}
-	for name, small := range map[string]func(*testing.T) *bench{
-		"for the server": func(t *testing.T) *bench {
-			return newBenchAt(t, smallServer(t, limit), func(js jetstream.JetStream) jetstream.JetStream { return js })
+	for name, small := range map[string]func(*testing.T) *harness{
+		"for the server": func(t *testing.T) *harness {
+			return newHarnessAt(t, smallServer(t, limit), func(js jetstream.JetStream) jetstream.JetStream { return js })
 		},
-		"for the stream": func(t *testing.T) *bench {
-			b := newBench(t)
-			config := b.letters().stream.CachedInfo().Config
+		"for the stream": func(t *testing.T) *harness {
+			b := newHarness(t)
+			config := b.deadLetters().stream.CachedInfo().Config
 			config.MaxMsgSize = limit
 			if _, err := b.js.UpdateStream(t.Context(), config); err != nil {
 				t.Fatal(err)
@@ -92,8 +92,8 @@ func TestTooLargeToCopy(t *testing.T) {
 			if info := b.awaitIdle(ConsumerRequests); info.Delivered.Consumer != uint64(len(events)) {
 				t.Errorf("%d deliveries of %d events", info.Delivered.Consumer, len(events))
 			}
-			d := b.letters()
-			for l, err := range d.All(t.Context(), LetterFilter{}, true) {
+			d := b.deadLetters()
+			for l, err := range d.All(t.Context(), DeadLetterFilter{}, true) {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -112,11 +112,11 @@ func TestTooLargeToCopy(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				pointer := raw.Header.Get(HeaderPointerSHA256) != ""
-				if pointer != (e.body != "no JSON" || e.bare) || pointer && len(raw.Data) > 0 || (raw.Header.Get("X-Name") == "") != e.bare {
-					t.Errorf("%s: is a pointer: %v; headers %.300v", l.Header.Get("X-Name"), pointer, raw.Header)
+				claimCheck := raw.Header.Get(HeaderClaimCheckSHA256) != ""
+				if claimCheck != (e.body != "no JSON" || e.bare) || claimCheck && len(raw.Data) > 0 || (raw.Header.Get("X-Name") == "") != e.bare {
+					t.Errorf("%s: is a pointer: %v; headers %.300v", l.Header.Get("X-Name"), claimCheck, raw.Header)
 				}
-				if !pointer {
+				if !claimCheck {
 					continue
 				}
 				// The event is gone: the letter itself can still be read.
@@ -124,7 +124,7 @@ func TestTooLargeToCopy(t *testing.T) {
 					t.Fatal(err)
 				}
 				lost := d.must(t, l.Seq)
-				if _, err := lost.Original(b.ns); !errors.Is(err, ErrNotThere) || !strings.Contains(err.Error(), "is gone") || lost.Reason != ReasonMalformed {
+				if _, err := lost.Original(b.ns); !errors.Is(err, ErrEventGone) || !strings.Contains(err.Error(), "is gone") || lost.Reason != ReasonMalformed {
 					t.Errorf("%v: %+v", err, lost)
 				}
 			}
@@ -132,23 +132,23 @@ func TestTooLargeToCopy(t *testing.T) {
 	}
 }
 
-// TestReplayOfWhatFillsAMessage replays events that leave no room for the headers of a replay.
-func TestReplayOfWhatFillsAMessage(t *testing.T) {
+// TestReplay_MessageAtSizeLimit_DropsReplayHeaders replays events that leave no room for the headers of a replay.
+func TestReplay_MessageAtSizeLimit_DropsReplayHeaders(t *testing.T) {
 	t.Parallel()
 	const limit = 4096
-	b := newBenchAt(t, smallServer(t, limit), func(js jetstream.JetStream) jetstream.JetStream { return js })
+	b := newHarnessAt(t, smallServer(t, limit), func(js jetstream.JetStream) jetstream.JetStream { return js })
 	subject := b.ns.In(BookingRequested, "room")
 	for i, size := range []int{limit, limit - 120, limit - 400} {
 		b.publish(subject, nil, strings.Repeat("x", size))
 		b.await("the letter", func() bool { return len(b.dlq) == i+1 }) // they need not be parked in their order
 	}
-	d := b.letters()
+	d := b.deadLetters()
 	r, err := d.Replayer(time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	for i, want := range []string{ReplayNoAnswer, ReplayNoAnswer, ReplayDeadAgain} {
+	for i, want := range []string{ReplayNoOutcome, ReplayNoOutcome, ReplayDeadLettered} {
 		if got := b.replay(r, uint64(i+1), "", false); got.Result != want {
 			t.Errorf("letter %d: %+v, want %s", i+1, got, want)
 		}
@@ -162,47 +162,47 @@ func TestReplayOfWhatFillsAMessage(t *testing.T) {
 	}
 }
 
-// TestPointers has letters point to what is not their event, and an event that wants to pass for
+// TestClaimCheck_WrongTarget_IsEventGone has letters point to what is not their event, and an event that wants to pass for
 // a pointer.
-func TestPointers(t *testing.T) {
+func TestClaimCheck_WrongTarget_IsEventGone(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
-	forged := nats.Header{HeaderPointerStream: {b.ns.OutStream()}, HeaderPointerSeq: {"1"}, HeaderPointerSHA256: {bodySum(nil)}}
+	b := newHarness(t)
+	forged := nats.Header{HeaderClaimCheckStream: {b.ns.OutStream()}, HeaderClaimCheckSeq: {"1"}, HeaderClaimCheckSHA256: {bodySum(nil)}}
 	b.publish(b.ns.In(BookingRequested, "room"), forged, "no JSON")
 	b.await("the letter", func() bool { return len(b.dlq) == 1 })
-	d := b.letters()
-	if l := d.must(t, 1); l.Pointer != nil || string(l.Body) != "no JSON" {
+	d := b.deadLetters()
+	if l := d.must(t, 1); l.ClaimCheck != nil || string(l.Body) != "no JSON" {
 		t.Errorf("an event passes for a pointer: %+v", l)
 	}
 	for name, c := range map[string]struct {
-		pointer Pointer
-		want    string
+		claimCheck ClaimCheck
+		want       string
 	}{
-		"another message": {Pointer{b.ns.InStream(), 1, bodySum([]byte("another"))}, "another message now"},
-		"another stream":  {Pointer{b.ns.OutStream(), 1, bodySum([]byte("no JSON"))}, "not the inbound stream"},
-		"nothing":         {Pointer{b.ns.InStream(), 77, bodySum([]byte("no JSON"))}, "is gone"},
-		"no sequence":     {Pointer{b.ns.InStream(), 0, bodySum([]byte("no JSON"))}, ""},
-		"right":           {Pointer{b.ns.InStream(), 1, bodySum([]byte("no JSON"))}, "fine"},
+		"another message": {ClaimCheck{b.ns.InStream(), 1, bodySum([]byte("another"))}, "another message now"},
+		"another stream":  {ClaimCheck{b.ns.OutStream(), 1, bodySum([]byte("no JSON"))}, "not the inbound stream"},
+		"nothing":         {ClaimCheck{b.ns.InStream(), 77, bodySum([]byte("no JSON"))}, "is gone"},
+		"no sequence":     {ClaimCheck{b.ns.InStream(), 0, bodySum([]byte("no JSON"))}, ""},
+		"right":           {ClaimCheck{b.ns.InStream(), 1, bodySum([]byte("no JSON"))}, "fine"},
 	} {
-		l := &DeadLetter{Subject: b.ns.In(BookingRequested, "room"), Pointer: &c.pointer}
-		d.follow(t.Context(), l)
+		l := &DeadLetter{Subject: b.ns.In(BookingRequested, "room"), ClaimCheck: &c.claimCheck}
+		d.resolveClaimCheck(t.Context(), l)
 		_, err := l.Original(b.ns)
 		if c.want == "fine" {
 			if err != nil || string(l.Body) != "no JSON" {
 				t.Errorf("%s: %v", name, err)
 			}
-		} else if !errors.Is(err, ErrNotThere) || !strings.Contains(err.Error(), c.want) {
+		} else if !errors.Is(err, ErrEventGone) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
 }
 
-// TestOriginal takes from a letter what is of the letter, and what was for one publication only.
-func TestOriginal(t *testing.T) {
+// TestOriginal_DeadLetterHeaders_AreRemoved takes from a letter what is of the letter, and what was for one publication only.
+func TestOriginal_DeadLetterHeaders_AreRemoved(t *testing.T) {
 	t.Parallel()
 	l := &DeadLetter{Subject: "holdfast.in.booking.requested.room", Body: []byte("b"), Header: nats.Header{
 		"Content-Type": {"application/json"}, "ce-id": {"1"}, "X-Two": {"a", "b"}, "traceparent": {"t"},
-		"Nats-Msg-Id": {"m"}, "nats-expected-stream": {"s"}, "Holdfast-Reply-To": {"_INBOX.gone"}, HeaderDLQReason: {"r"}, HeaderPointerSeq: {"1"},
+		"Nats-Msg-Id": {"m"}, "nats-expected-stream": {"s"}, "Holdfast-Reply-To": {"_INBOX.gone"}, HeaderDLQReason: {"r"}, HeaderClaimCheckSeq: {"1"},
 	}}
 	m, err := l.Original(ns)
 	if err != nil || m.Subject != l.Subject || string(m.Data) != "b" || len(m.Header) != 4 || len(m.Header["X-Two"]) != 2 || m.Header.Get("traceparent") != "t" {
@@ -210,14 +210,14 @@ func TestOriginal(t *testing.T) {
 	}
 	for _, subject := range []string{"", "holdfast.out.hold.created.room", "other.in.booking.requested.room", "$JS.API.STREAM.DELETE.X", "holdfast.in.a b", "holdfast.in.>"} {
 		l.Subject = subject
-		if _, err := l.Original(ns); !errors.Is(err, ErrNotThere) {
+		if _, err := l.Original(ns); !errors.Is(err, ErrEventGone) {
 			t.Errorf("subject %q: %v", subject, err)
 		}
 	}
 }
 
-// TestHostileLetter reads a letter that nobody of ours has written.
-func TestHostileLetter(t *testing.T) {
+// TestReadDeadLetter_HostileHeaders_ReadSafely reads a letter that nobody of ours has written.
+func TestReadDeadLetter_HostileHeaders_ReadSafely(t *testing.T) {
 	t.Parallel()
 	header := nats.Header{
 		HeaderDLQDetail: {"\x1b[2J\xff"}, HeaderDLQSubject: {"\x07"}, HeaderDLQStreamSeq: {"-1"}, HeaderDLQDeliveries: {"18446744073709551616"},

@@ -35,7 +35,7 @@ const (
 	contentTypeJSON   = "application/json"
 	inboxPrefix       = "_INBOX."
 
-	// What an outcome's data does not tell, and a Redis that is filled again must remember: holds.Memory.
+	// What an outcome's data does not tell, and a Redis that is filled again must remember: holds.RebuildMetadata.
 	headerFingerprint = "Holdfast-Fingerprint"
 	headerFirstCause  = "Holdfast-First-Cause"
 	headerStarted     = "Holdfast-Payment-Started"
@@ -393,7 +393,7 @@ func derivedID(hash []byte) string {
 }
 
 // outcomeMessage returns the message that stores an outcome under an id.
-func (ns Subjects) outcomeMessage(o holds.Outcome, id, causationID string) (*nats.Msg, error) {
+func (ns Namespace) outcomeMessage(o holds.Outcome, id, causationID string) (*nats.Msg, error) {
 	m, err := message(ns.Out(o.Event, o.Resource), id, struct {
 		Envelope
 		Data any `json:"data"`
@@ -404,13 +404,13 @@ func (ns Subjects) outcomeMessage(o holds.Outcome, id, causationID string) (*nat
 	if err != nil {
 		return nil, err
 	}
-	if o.Memory.Fingerprint != "" {
-		m.Header.Set(headerFingerprint, o.Memory.Fingerprint)
+	if o.RebuildMetadata.Fingerprint != "" {
+		m.Header.Set(headerFingerprint, o.RebuildMetadata.Fingerprint)
 	}
-	if o.Memory.Cause != "" {
-		m.Header.Set(headerFirstCause, o.Memory.Cause)
+	if o.RebuildMetadata.FirstEventID != "" {
+		m.Header.Set(headerFirstCause, o.RebuildMetadata.FirstEventID)
 	}
-	if o.Memory.Started {
+	if o.RebuildMetadata.Started {
 		m.Header.Set(headerStarted, "true")
 	}
 	return m, nil
@@ -422,15 +422,15 @@ func message(subject, id string, event any) (*nats.Msg, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode the event for %s: %w", subject, err)
 	}
-	m := Structured(body)
+	m := NewStructuredMsg(body)
 	m.Subject = subject
 	m.Header.Set(headerMsgID, id)
 	return m, nil
 }
 
-// Structured returns the message of an event that is written in structured mode, without a
+// NewStructuredMsg returns the message of an event that is written in structured mode, without a
 // subject and a message id yet.
-func Structured(body []byte) *nats.Msg {
+func NewStructuredMsg(body []byte) *nats.Msg {
 	m := nats.NewMsg("")
 	m.Data = body
 	m.Header.Set(headerContentType, contentTypeEvent)

@@ -16,12 +16,12 @@ import (
 
 // Inbound is an inbound event whose form is right. Exactly one of the requests is set.
 type Inbound struct {
-	ID          string // the publisher's, unique within the source
-	Source      string
-	OutcomeID   string
-	formerID    string // OutcomeID as the version before made it; "" when that was the same
-	TraceParent string
-	ReplyTo     string // "" = nobody waits for the outcome
+	ID                string // the publisher's, unique within the source
+	Source            string
+	OutcomeID         string
+	previousOutcomeID string // OutcomeID as the version before made it; "" when that was the same
+	TraceParent       string
+	ReplyTo           string // "" = nobody waits for the outcome
 
 	Event    string // its name, like BookingRequested
 	Resource string // what it is about
@@ -46,8 +46,8 @@ func (e *UnprocessableError) Error() string { return e.Reason + ": " + e.Detail 
 
 // Decode reads an inbound event; storedAt is when JetStream stored it. Every error is an
 // *UnprocessableError, the first that applies.
-func (ns Subjects) Decode(subject string, header nats.Header, body []byte, storedAt time.Time) (*Inbound, error) {
-	in, err := DecodeAnywhere(header, body, storedAt)
+func (ns Namespace) Decode(subject string, header nats.Header, body []byte, storedAt time.Time) (*Inbound, error) {
+	in, err := DecodeEvent(header, body, storedAt)
 	if err != nil {
 		return nil, err
 	}
@@ -57,8 +57,8 @@ func (ns Subjects) Decode(subject string, header nats.Header, body []byte, store
 	return in, nil
 }
 
-// DecodeAnywhere is Decode without a look at the subject, for who has yet to publish the event.
-func DecodeAnywhere(header nats.Header, body []byte, storedAt time.Time) (*Inbound, error) {
+// DecodeEvent is Decode without a look at the subject, for who has yet to publish the event.
+func DecodeEvent(header nats.Header, body []byte, storedAt time.Time) (*Inbound, error) {
 	if len(body) > BodyMax {
 		return nil, unprocessable(ReasonTooLarge, "the body is larger than 64 KiB")
 	}
@@ -94,7 +94,7 @@ func DecodeAnywhere(header nats.Header, body []byte, storedAt time.Time) (*Inbou
 	}
 	in.OutcomeID = outcomeID(envelope.Source, envelope.ID, body)
 	if binary {
-		in.formerID = in.OutcomeID
+		in.previousOutcomeID = in.OutcomeID
 		in.OutcomeID = outcomeID(envelope.Source, envelope.ID, body, envelope.Type, in.Resource)
 	}
 	in.identify(storedAt)
@@ -103,25 +103,25 @@ func DecodeAnywhere(header nats.Header, body []byte, storedAt time.Time) (*Inbou
 
 // outcomeIDs are the ids that the event's outcome may have.
 func (in *Inbound) outcomeIDs() []string {
-	if in.formerID == "" {
+	if in.previousOutcomeID == "" {
 		return []string{in.OutcomeID}
 	}
-	return []string{in.OutcomeID, in.formerID}
+	return []string{in.OutcomeID, in.previousOutcomeID}
 }
 
 // identify sets in the request what is the event's own: its cause, and when it was stored.
 func (in *Inbound) identify(storedAt time.Time) {
 	switch {
 	case in.Place != nil:
-		in.Place.Cause, in.Place.StoredAt = in.OutcomeID, storedAt
+		in.Place.EventID, in.Place.StoredAt = in.OutcomeID, storedAt
 	case in.Extend != nil:
-		in.Extend.Cause, in.Extend.StoredAt = in.OutcomeID, storedAt
+		in.Extend.EventID, in.Extend.StoredAt = in.OutcomeID, storedAt
 	case in.Release != nil:
-		in.Release.Cause = in.OutcomeID
+		in.Release.EventID = in.OutcomeID
 	case in.Cancel != nil:
-		in.Cancel.Cause = in.OutcomeID
+		in.Cancel.EventID = in.OutcomeID
 	case in.Inventory != nil:
-		in.Inventory.Cause, in.Inventory.Stored.At = in.OutcomeID, storedAt
+		in.Inventory.EventID, in.Inventory.Position.At = in.OutcomeID, storedAt
 	}
 }
 
@@ -163,7 +163,7 @@ var decoders = map[string]func(r *reader, in *Inbound) (resource string){
 			Resource:   r.resource(),
 			RequestKey: r.name("request_key"),
 			User:       r.name("user_id"),
-			Asked:      r.asked(holds.SlotsMax),
+			Selection:  r.slotSelection(holds.SlotsMax),
 			Quantity:   r.integer("quantity"),
 			TTLSeconds: r.optionalInteger("ttl_seconds"),
 			Metadata:   r.metadata(),
@@ -210,9 +210,9 @@ var decoders = map[string]func(r *reader, in *Inbound) (resource string){
 	},
 	InventorySet: func(r *reader, in *Inbound) string {
 		in.Inventory = &holds.InventoryRequest{
-			Resource: r.resource(),
-			Asked:    r.asked(holds.InventorySlotsMax),
-			Capacity: r.integer("capacity"),
+			Resource:  r.resource(),
+			Selection: r.slotSelection(holds.InventorySlotsMax),
+			Capacity:  r.integer("capacity"),
 		}
 		return in.Inventory.Resource
 	},
@@ -229,19 +229,19 @@ func (r *reader) amount() string {
 	return text
 }
 
-// asked reads a set of slots: nights, or a list of at most slotsMax names, or neither.
-func (r *reader) asked(slotsMax int) holds.Asked {
+// slotSelection reads a set of slots: nights, or a list of at most slotsMax names, or neither.
+func (r *reader) slotSelection(slotsMax int) holds.SlotSelection {
 	nights := r.has("check_in") || r.has("check_out")
 	switch {
 	case nights && r.has("slots"):
 		r.fail("slots", "must not be together with nights, found both")
-		return holds.Asked{}
+		return holds.SlotSelection{}
 	case nights:
-		return holds.Asked{CheckIn: r.date("check_in"), CheckOut: r.date("check_out")}
+		return holds.SlotSelection{CheckIn: r.date("check_in"), CheckOut: r.date("check_out")}
 	case r.has("slots"):
-		return holds.Asked{Slots: r.slots(slotsMax)}
+		return holds.SlotSelection{Slots: r.slots(slotsMax)}
 	}
-	return holds.Asked{}
+	return holds.SlotSelection{}
 }
 
 func (r *reader) date(name string) string {

@@ -16,11 +16,11 @@ const laneSlow = 5 * time.Second
 // lane is the way of the events about some of the resources through a consumer.
 type lane struct {
 	*Consumer
-	order   sync.Mutex // of what comes to wait
-	queue   *queue
-	held    *held
-	decided chan *delivery
-	faults  map[origin]int // failures of events that failed alone
+	order    sync.Mutex // of what comes to wait
+	queue    *queue
+	deferred *deferredEvents
+	decided  chan *delivery
+	failures map[origin]int // failures of events that failed alone
 
 	queueMax, queueBytesMax int // that a slow lane keeps waiting here
 	batchBytesMax           int // that are decided together
@@ -30,8 +30,8 @@ type lane struct {
 // that others go on, even when all but one are slow.
 func (c *Consumer) newLane(lanes int) *lane {
 	return &lane{
-		Consumer: c, queue: newQueue(), held: newHeld(),
-		decided: make(chan *delivery, resultsMax), faults: make(map[origin]int),
+		Consumer: c, queue: newQueue(), deferred: newDeferredEvents(),
+		decided: make(chan *delivery, resultsMax), failures: make(map[origin]int),
 		queueMax:      inFlightMax / (2 * lanes),
 		queueBytesMax: inFlightBytesMax / (4 * lanes), batchBytesMax: inFlightBytesMax / (2 * lanes),
 	}
@@ -52,27 +52,27 @@ func resourceOf(subject string) string { return subject[strings.LastIndexByte(su
 func (l *lane) enqueue(d *delivery) {
 	l.order.Lock()
 	defer l.order.Unlock()
-	if d.result.Err != nil || l.held.admits(resourceOf(d.msg.Subject()), d.meta.Sequence.Stream) {
+	if d.result.Err != nil || l.deferred.admits(resourceOf(d.msg.Subject()), d.meta.Sequence.Stream) {
 		l.queue.add(d)
 	} else {
-		l.hold(d, false)
+		l.deferEvent(d, false)
 	}
 }
 
-// relieve has most of the events that wait in a slow lane wait at the server: they keep others from being fetched.
-func (l *lane) relieve() {
+// deferExcess has most of the events that wait in a slow lane wait at the server: they keep others from being fetched.
+func (l *lane) deferExcess() {
 	l.order.Lock()
 	defer l.order.Unlock()
 	for _, d := range l.queue.cut(l.queueMax, l.queueBytesMax, l.slowAfter) {
-		l.hold(d, false)
+		l.deferEvent(d, false)
 	}
 }
 
-// hold has an event wait at the server, and reports whether it is the first of its resource. corrupt says that the
+// deferEvent has an event wait at the server, and reports whether it is the first of its resource. corrupt says that the
 // data of the resource was found to be so.
-func (l *lane) hold(d *delivery, corrupt bool) (first bool) {
-	delay, first := l.held.add(resourceOf(d.msg.Subject()), d, corrupt)
-	l.again(d, delay)
+func (l *lane) deferEvent(d *delivery, corrupt bool) (first bool) {
+	delay, first := l.deferred.add(resourceOf(d.msg.Subject()), d, corrupt)
+	l.nakDelayed(d, delay)
 	return first
 }
 
@@ -107,8 +107,8 @@ func (l *lane) decideAll(ctx context.Context) {
 			}
 		}
 		l.decide(ctx, l.locate(ctx, ready))
-		if room := l.queueMax/2 - l.queue.len(); room > 0 {
-			l.recall(l.held.recallWaiting(room))
+		if free := l.queueMax/2 - l.queue.len(); free > 0 {
+			l.recall(l.deferred.recallWaiting(free))
 		}
 	}
 }

@@ -12,42 +12,42 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// streamAgain deletes the inbound stream and creates it again.
-func (b *bench) streamAgain() {
+// recreateInboundStream deletes the inbound stream and creates it again.
+func (b *harness) recreateInboundStream() {
 	b.t.Helper()
 	if err := b.js.DeleteStream(b.t.Context(), b.ns.InStream()); err != nil {
 		b.t.Fatal(err)
 	}
-	if err := Setup(b.t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
+	if err := Setup(b.t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
 		b.t.Fatal(err)
 	}
 }
 
-// TestStreamCreatedAgain deletes the inbound stream under workers, and creates it again: its first event is
+// TestConsumer_StreamRecreated_EventsAreDistinct deletes the inbound stream under workers, and creates it again: its first event is
 // another than the first one of before.
-func TestStreamCreatedAgain(t *testing.T) {
+func TestConsumer_StreamRecreated_EventsAreDistinct(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	b := newHarness(t)
 	t.Log("the dead letter of the first event is stored each time")
 	subject := b.ns.In(BookingRequested, "room")
 	for i := range 2 {
 		b.publish(subject, nil, "not JSON")
 		b.await("the dead letter", func() bool { return len(b.dlq) == i+1 })
-		b.streamAgain()
+		b.recreateInboundStream()
 	}
 
 	t.Log("an event that fails counts from one")
-	b.set(func(string, int) error { return &pgconn.PgError{Code: "22P05"} })
+	b.setFault(func(string, int) error { return &pgconn.PgError{Code: "22P05"} })
 	b.publish(subject, nil, keyed("before"))
-	stacktest.Eventually(t, "a failure", func() bool { return b.asked("before") > 0 })
-	failed := b.asked("before")
-	b.streamAgain()
+	stacktest.Eventually(t, "a failure", func() bool { return b.decidedCount("before") > 0 })
+	failed := b.decidedCount("before")
+	b.recreateInboundStream()
 	b.publish(subject, nil, keyed("since"))
 	b.await("its dead letter", func() bool {
 		return slices.ContainsFunc(b.dlq, func(m jetstream.Msg) bool { return string(m.Data()) == keyed("since") })
 	})
-	if got := b.asked("since"); got < faultsMax {
-		t.Errorf("it died of %d failures, and another event of %d, want %d of its own", got, failed, faultsMax)
+	if got := b.decidedCount("since"); got < failuresMax {
+		t.Errorf("it died of %d failures, and another event of %d, want %d of its own", got, failed, failuresMax)
 	}
 	b.mu.Lock()
 	var ids []string
@@ -68,13 +68,13 @@ func TestStreamCreatedAgain(t *testing.T) {
 	delivered := func(stored time.Time) string {
 		meta := &jetstream.MsgMetadata{Sequence: jetstream.SequencePair{Stream: 1}, Timestamp: stored}
 		d := &delivery{meta: meta, fetched: time.Now()}
-		id, err := b.workers[0].letterID(t.Context(), d)
+		id, err := b.workers[0].deadLetterID(t.Context(), d)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return id
 	}
-	if before, now := delivered(created.Add(-time.Hour)), delivered(created.Add(time.Hour)); before == now || now != b.ns.letterID(created, 1) {
+	if before, now := delivered(created.Add(-time.Hour)), delivered(created.Add(time.Hour)); before == now || now != b.ns.deadLetterID(created, 1) {
 		t.Errorf("%s, and %s of the stream that exists", before, now)
 	}
 }

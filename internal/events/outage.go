@@ -18,7 +18,7 @@ const (
 )
 
 // An outage is over when nothing has failed for so long: what has failed is retried within it.
-const outageQuiet = 3 * delayOutage
+const outageQuiet = 3 * delayPause
 
 // serverError is an error of a server that is known by where the error came from.
 type serverError struct {
@@ -70,9 +70,9 @@ type outage struct {
 	denied map[string]bool // the missing permissions that are logged
 }
 
-// fails notes that an event could not be processed, and logs when that begins an outage. It also logs each permission
+// recordFailure notes that an event could not be processed, and logs when that begins an outage. It also logs each permission
 // that is missing, once in an outage: when an operator grants one, the next that is missing continues the same outage.
-func (p *Process) fails(err error) {
+func (p *Process) recordFailure(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now, denial := time.Now(), denialOf(err)
@@ -108,8 +108,8 @@ func denialOf(err error) string {
 	return ""
 }
 
-// works notes that a consumer that could not process events does so again.
-func (p *Process) works() {
+// recordRecovery notes that a consumer that could not process events does so again.
+func (p *Process) recordRecovery() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.outage != nil && p.outage.worked.IsZero() {
@@ -135,11 +135,11 @@ func (p *Process) checkOutage(ctx context.Context) {
 	consumers := p.consumers
 	p.mu.Unlock()
 
-	ctx, cancel := context.WithTimeout(ctx, lookWithin)
+	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
 	defer cancel()
 	waiting := uint64(0)
 	for _, c := range consumers {
-		number, err := c.waiting(ctx)
+		number, err := c.backlog(ctx)
 		if err != nil {
 			p.log.Debug().Err(err).Str("consumer", c.name).Msg("events that wait were not counted")
 		}
@@ -149,9 +149,9 @@ func (p *Process) checkOutage(ctx context.Context) {
 		Uint64("events_waiting", waiting).Msg("event processing resumed")
 }
 
-// waiting returns how many events of the durable consumer have no outcome yet. That of requests counts those of the
+// backlog returns how many events of the durable consumer have no outcome yet. That of requests counts those of the
 // other two only until it has passed over them.
-func (c *Consumer) waiting(ctx context.Context) (uint64, error) {
+func (c *Consumer) backlog(ctx context.Context) (uint64, error) {
 	consumer, err := c.js.Consumer(ctx, c.ns.InStream(), c.name)
 	if err != nil {
 		return 0, err
@@ -168,24 +168,24 @@ func (c *Consumer) Paused() bool {
 
 // Outage returns why the consumer is paused, nil when it is not.
 func (c *Consumer) Outage() error {
-	cause := c.cause.Load()
+	cause := c.outageErr.Load()
 	if cause == nil || !c.Paused() {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", serverOf(*cause), *cause)
 }
 
-// outage notes that something failed for no fault of an event.
-func (c *Consumer) outage(err error) {
-	c.cause.Store(&err)
+// recordOutage notes that something failed for no fault of an event.
+func (c *Consumer) recordOutage(err error) {
+	c.outageErr.Store(&err)
 	c.failedAt.Store(time.Now().UnixNano())
 	c.failing.Store(true)
-	c.process.fails(err)
+	c.process.recordFailure(err)
 }
 
-// settled notes that things work.
-func (c *Consumer) settled() {
+// recordSuccess notes that things work.
+func (c *Consumer) recordSuccess() {
 	if c.failing.Swap(false) {
-		c.process.works()
+		c.process.recordRecovery()
 	}
 }

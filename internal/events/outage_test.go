@@ -48,18 +48,18 @@ func (l *logLines) with(t *testing.T, message string) (lines []map[string]any) {
 	return lines
 }
 
-// TestOutage_LoggedOnce has an outage that two consumers see, more than once: it is logged once when it begins, and once
+// TestOutage_TwoConsumers_LoggedOnce has an outage that two consumers see, more than once: it is logged once when it begins, and once
 // when it has ended. Meanwhile the cause can be had.
-func TestOutage_LoggedOnce(t *testing.T) {
+func TestOutage_TwoConsumers_LoggedOnce(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
-	b.set(func(string, int) error { return &net.OpError{Op: "dial", Err: errors.New("connection refused")} })
+	b := newHarness(t)
+	b.setFault(func(string, int) error { return &net.OpError{Op: "dial", Err: errors.New("connection refused")} })
 	for i := range 10 {
 		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", i)))
 	}
 	paid := envelopeOf(PaymentConfirmed, "p1", `{"hold_id":"`+holdID+`","payment_id":"p"}`)
 	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, paid)
-	stacktest.Eventually(t, "another try of each", func() bool { return b.asked("k0") > 1 && b.asked("p") > 1 })
+	stacktest.Eventually(t, "another try of each", func() bool { return b.decidedCount("k0") > 1 && b.decidedCount("p") > 1 })
 	for _, i := range []int{0, 2} {
 		if err := b.workers[i].Outage(); err == nil || err.Error() != "redis: dial: connection refused" {
 			t.Errorf("consumer %s waits for: %v", b.workers[i].name, err)
@@ -72,7 +72,7 @@ func TestOutage_LoggedOnce(t *testing.T) {
 	if n := len(b.logged.with(t, end)); n != 0 {
 		t.Errorf("the end of the outage was logged %d times before it ended", n)
 	}
-	b.set(nil)
+	b.setFault(nil)
 	b.await("all outcomes", func() bool { return len(b.out) == 11 })
 	stacktest.Eventually(t, "the end to be logged", func() bool { return len(b.logged.with(t, end)) > 0 })
 	began, ended := b.logged.with(t, begin), b.logged.with(t, end)
@@ -95,35 +95,35 @@ func TestOutage_LoggedOnce(t *testing.T) {
 	}
 }
 
-// denied is what Redis answers when a user lacks a permission.
-type denied string
+// redisDenial is what Redis answers when a user lacks a permission.
+type redisDenial string
 
-func (d denied) Error() string { return string(d) }
-func (denied) RedisError()     {}
+func (d redisDenial) Error() string { return string(d) }
+func (redisDenial) RedisError()     {}
 
-// TestOutage_EachMissingPermissionLogged has one permission after the other be missing in one outage: each is logged,
+// TestOutage_SeveralMissingPermissions_EachLoggedOnce has one permission after the other be missing in one outage: each is logged,
 // once however many events need it.
-func TestOutage_EachMissingPermissionLogged(t *testing.T) {
+func TestOutage_SeveralMissingPermissions_EachLoggedOnce(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
-	b := newBench(t)
+	b := newHarness(t)
 	missing := []error{
 		&net.OpError{Op: "dial", Err: errors.New("connection refused")},
-		fmt.Errorf("place.lua: %w", denied("ERR The user executing the script can't run this command or subcommand")),
-		denied("NOPERM this user has no permissions to run the 'mget' command"),
+		fmt.Errorf("place.lua: %w", redisDenial("ERR The user executing the script can't run this command or subcommand")),
+		redisDenial("NOPERM this user has no permissions to run the 'mget' command"),
 		&pgconn.PgError{Code: "42501", Message: "permission denied for table inventory"},
-		fmt.Errorf("place.lua: %w", denied("ERR ACL failure in script: User 'w' has no permissions to run the 'zrange' command")),
+		fmt.Errorf("place.lua: %w", redisDenial("ERR ACL failure in script: User 'w' has no permissions to run the 'zrange' command")),
 	}
 	for i, err := range missing {
-		b.set(func(string, int) error { return err })
+		b.setFault(func(string, int) error { return err })
 		for j := range 3 {
 			b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d-%d", i, j)))
 		}
 		stacktest.Eventually(t, "another try of each", func() bool {
-			return b.asked(fmt.Sprintf("k%d-0", i)) > 1 && b.asked(fmt.Sprintf("k%d-1", i)) > 1 && b.asked(fmt.Sprintf("k%d-2", i)) > 1
+			return b.decidedCount(fmt.Sprintf("k%d-0", i)) > 1 && b.decidedCount(fmt.Sprintf("k%d-1", i)) > 1 && b.decidedCount(fmt.Sprintf("k%d-2", i)) > 1
 		})
 	}
-	b.set(nil)
+	b.setFault(nil)
 	b.await("all outcomes", func() bool { return len(b.out) == 3*len(missing) })
 	var logged []string
 	for _, line := range append(b.logged.with(t, "event processing paused"), b.logged.with(t, "event processing still paused")...) {
@@ -138,8 +138,8 @@ func TestOutage_EachMissingPermissionLogged(t *testing.T) {
 	}
 }
 
-// TestServerOf names the servers of errors.
-func TestServerOf(t *testing.T) {
+// TestServerOf_EachError_NamesServer names the servers of errors.
+func TestServerOf_EachError_NamesServer(t *testing.T) {
 	t.Parallel()
 	for want, errs := range map[string][]error{
 		"nats":     {ofNATS(nats.ErrTimeout), fmt.Errorf("x: %w", ofNATS(context.DeadlineExceeded))},
@@ -159,10 +159,10 @@ func TestServerOf(t *testing.T) {
 	}
 }
 
-// TestDeadLetter_Logged says which event was dead-lettered, in both modes, also when it could not be read.
-func TestDeadLetter_Logged(t *testing.T) {
+// TestLogDeadLetter_BothModes_NamesEvent says which event was dead-lettered, in both modes, also when it could not be read.
+func TestLogDeadLetter_BothModes_NamesEvent(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	b := newHarness(t)
 	b.publish(b.ns.In(BookingRequested, "room"), nil, envelopeOf(BookingRequested, "e1", `{"resource_id":"room"}`))
 	b.publish(b.ns.In(BookingRequested, "room"), nats.Header{
 		"ce-specversion": {"1.0"}, "ce-id": {"e2"}, "ce-source": {"/binary"},

@@ -31,8 +31,8 @@ const (
 func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
 	again := make(map[string]*delivery)
 	for _, d := range batch {
-		if d.meta.NumDelivered > 1 && !l.isPayment(d) && (d.result.Err == nil || fateOf(d.result.Err) == fateFault) {
-			id, err := l.letterID(ctx, d)
+		if d.meta.NumDelivered > 1 && !l.isPayment(d) && (d.result.Err == nil || dispositionOf(d.result.Err) == dispositionRetryCounted) {
+			id, err := l.deadLetterID(ctx, d)
 			if err != nil {
 				d.result.Err = fmt.Errorf("read which events are poison: %w", err)
 				continue
@@ -55,22 +55,22 @@ func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
 	}
 }
 
-// condemn records that an event is poison and returns its dead letter. It returns nil when the event has an outcome: an
+// recordPoison records that an event is poison and returns its dead letter. It returns nil when the event has an outcome: an
 // earlier delivery of it was decided, and only its ack was lost.
-func (l *lane) condemn(ctx context.Context, d *delivery, why error) (letter *nats.Msg, err error) {
+func (l *lane) recordPoison(ctx context.Context, d *delivery, why error) (deadLetter *nats.Msg, err error) {
 	answered := false
-	if d.in != nil && d.meta.NumDelivered > uint64(l.faults[d.origin()]) { // not all deliveries failed here
+	if d.in != nil && d.meta.NumDelivered > uint64(l.failures[d.origin()]) { // not all deliveries failed here
 		answered, err = l.hasOutcome(ctx, d)
 	}
 	if answered || err != nil {
 		return nil, err
 	}
-	id, err := l.letterID(ctx, d)
+	id, err := l.deadLetterID(ctx, d)
 	if err != nil {
 		return nil, err
 	}
-	letter = l.deadLetter(d, ReasonPoison, why.Error(), letterWhole)
-	return letter, l.process.poison.RecordPoison(ctx, id, resourceOf(d.msg.Subject()), letter.Header.Get(HeaderDLQDetail))
+	deadLetter = l.deadLetter(d, ReasonPoison, why.Error(), deadLetterWhole)
+	return deadLetter, l.process.poison.RecordPoison(ctx, id, resourceOf(d.msg.Subject()), deadLetter.Header.Get(HeaderDLQDetail))
 }
 
 // hasOutcome searches the outcomes about the resource of an event for its own.

@@ -13,15 +13,15 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// poisoned is a PoisonRegister in memory. The one in Postgres is tested in package store.
-type poisoned struct {
+// memoryPoisonRegister is a PoisonRegister in memory. The one in Postgres is tested in package store.
+type memoryPoisonRegister struct {
 	mu      sync.Mutex
 	details map[string]string
 	refuse  error // nil unless it is not available
 	refused int
 }
 
-func (p *poisoned) RecordPoison(_ context.Context, id, _, detail string) error {
+func (p *memoryPoisonRegister) RecordPoison(_ context.Context, id, _, detail string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.refuse != nil {
@@ -37,7 +37,7 @@ func (p *poisoned) RecordPoison(_ context.Context, id, _, detail string) error {
 	return nil
 }
 
-func (p *poisoned) Poisoned(_ context.Context, ids []string) (map[string]string, error) {
+func (p *memoryPoisonRegister) Poisoned(_ context.Context, ids []string) (map[string]string, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	found := make(map[string]string)
@@ -49,19 +49,19 @@ func (p *poisoned) Poisoned(_ context.Context, ids []string) (map[string]string,
 	return found, nil
 }
 
-// TestPoison_PubAckLost loses the PubAck of a dead letter, and then the fault is gone: the event, which is delivered
+// TestPoison_PubAckLost_NotDecidedAgain loses the PubAck of a dead letter, and then the fault is gone: the event, which is delivered
 // again, is not decided again. It has its dead letter, once, and no outcome.
-func TestPoison_PubAckLost(t *testing.T) {
+func TestPoison_PubAckLost_NotDecidedAgain(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []bool{false, true} {
 		t.Run(fmt.Sprintf("stored=%v", lost), func(t *testing.T) {
 			t.Parallel()
-			js := &unstored{lost: lost}
-			js.times.Store(1)
-			b := newBenchOn(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
+			js := &failingJetStream{storesFirst: lost}
+			js.failuresLeft.Store(1)
+			b := newHarnessWithJetStream(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
 			failures := 0
-			b.set(func(string, int) error { // one event, so one at a time
-				if failures++; failures > faultsMax {
+			b.setFault(func(string, int) error { // one event, so one at a time
+				if failures++; failures > failuresMax {
 					return nil
 				}
 				return &pgconn.PgError{Code: "22P05"}
@@ -69,9 +69,9 @@ func TestPoison_PubAckLost(t *testing.T) {
 			b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("bad"))
 			b.await("the dead letter", func() bool { return len(b.dlq) == 1 })
 			b.awaitIdle(ConsumerRequests)
-			if b.asked("bad") != faultsMax || len(b.out) != 0 || len(b.dlq) != 1 {
+			if b.decidedCount("bad") != failuresMax || len(b.out) != 0 || len(b.dlq) != 1 {
 				t.Errorf("decided %d times, want %d; %d outcomes, %d dead letters",
-					b.asked("bad"), faultsMax, len(b.out), len(b.dlq))
+					b.decidedCount("bad"), failuresMax, len(b.out), len(b.dlq))
 			}
 			if h := b.dlq[0].Headers(); h.Get(HeaderDLQReason) != ReasonPoison || h.Get(HeaderDLQDetail) == "" {
 				t.Errorf("headers %v", h)
@@ -80,15 +80,15 @@ func TestPoison_PubAckLost(t *testing.T) {
 	}
 }
 
-// TestPoison_OutcomeStored loses the PubAck of an outcome, and then the event fails as often as one that is poison: it
+// TestPoison_OutcomeStored_NoDeadLetter loses the PubAck of an outcome, and then the event fails as often as one that is poison: it
 // has its outcome, and no dead letter.
-func TestPoison_OutcomeStored(t *testing.T) {
+func TestPoison_OutcomeStored_NoDeadLetter(t *testing.T) {
 	t.Parallel()
-	js := &unstored{lost: true}
-	js.times.Store(1)
-	b := newBenchOn(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
+	js := &failingJetStream{storesFirst: true}
+	js.failuresLeft.Store(1)
+	b := newHarnessWithJetStream(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
 	first := true
-	b.set(func(key string, _ int) error {
+	b.setFault(func(key string, _ int) error {
 		if key == "other" {
 			return nil
 		}
@@ -103,21 +103,21 @@ func TestPoison_OutcomeStored(t *testing.T) {
 	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("other"))
 	b.await("another outcome", func() bool { return len(b.out) == 2 })
 	b.awaitIdle(ConsumerRequests)
-	if b.asked("k") != 1+faultsMax || len(b.out) != 2 || len(b.dlq) != 0 {
+	if b.decidedCount("k") != 1+failuresMax || len(b.out) != 2 || len(b.dlq) != 0 {
 		t.Errorf("decided %d times, want %d; %d outcomes, %d dead letters",
-			b.asked("k"), 1+faultsMax, len(b.out), len(b.dlq))
+			b.decidedCount("k"), 1+failuresMax, len(b.out), len(b.dlq))
 	}
 }
 
-// TestPoison_NotRecorded has Postgres be gone when an event is found to be poison: it waits, and dies when that is
+// TestPoison_RegisterUnavailable_WaitsUntilRecorded has Postgres be gone when an event is found to be poison: it waits, and dies when that is
 // recorded.
-func TestPoison_NotRecorded(t *testing.T) {
+func TestPoison_RegisterUnavailable_WaitsUntilRecorded(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	b := newHarness(t)
 	b.poison.mu.Lock()
 	b.poison.refuse = &net.OpError{Op: "dial", Err: context.DeadlineExceeded}
 	b.poison.mu.Unlock()
-	b.set(func(string, int) error { panic("a bug") })
+	b.setFault(func(string, int) error { panic("a bug") })
 	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("bad"))
 	stacktest.Eventually(t, "it to be refused twice", func() bool {
 		b.poison.mu.Lock()

@@ -13,10 +13,10 @@ import (
 	"holdfast/internal/holds"
 )
 
-// Reader answers queries: *holds.Service.
-type Reader interface {
-	Availability(ctx context.Context, resource string, asked holds.Asked) ([]holds.SlotAvailability, error)
-	Lookup(ctx context.Context, id holds.HoldID) (view holds.HoldView, found bool, err error)
+// HoldQuerier answers queries: *holds.Service.
+type HoldQuerier interface {
+	Availability(ctx context.Context, resource string, selection holds.SlotSelection) ([]holds.SlotAvailability, error)
+	GetHold(ctx context.Context, id holds.HoldID) (view holds.HoldView, found bool, err error)
 }
 
 // Availability is what can be had of slots, as it is answered by HTTP.
@@ -47,23 +47,23 @@ func (a Availability) known() KnownAvailability {
 	return answer
 }
 
-// FindAvailability answers what can be had of slots.
-func FindAvailability(ctx context.Context, r Reader, resource string, asked holds.Asked) (Availability, error) {
-	slots, err := r.Availability(ctx, resource, asked)
+// GetAvailability answers what can be had of slots.
+func GetAvailability(ctx context.Context, r HoldQuerier, resource string, selection holds.SlotSelection) (Availability, error) {
+	slots, err := r.Availability(ctx, resource, selection)
 	return Availability{resource, slots}, err
 }
 
 // ErrUnknownHold says that a hold is not remembered.
 var ErrUnknownHold = errors.New("no hold with this id is remembered")
 
-// FindHold answers what is known of a hold. It returns holds.ErrHoldID for what is no id, and
+// GetHold answers what is known of a hold. It returns holds.ErrHoldID for what is no id, and
 // ErrUnknownHold.
-func FindHold(ctx context.Context, r Reader, id string) (holds.HoldView, error) {
+func GetHold(ctx context.Context, r HoldQuerier, id string) (holds.HoldView, error) {
 	parsed, err := holds.ParseHoldID(id)
 	if err != nil {
 		return holds.HoldView{}, err
 	}
-	view, found, err := r.Lookup(ctx, parsed)
+	view, found, err := r.GetHold(ctx, parsed)
 	if err == nil && !found {
 		err = ErrUnknownHold
 	}
@@ -86,14 +86,14 @@ var Busy = Problem{http.StatusServiceUnavailable, "busy", "this worker is answer
 // rebuilding says why nothing is known of holds now.
 const rebuilding = "redis has lost its data; no hold is granted until it is rebuilt"
 
-// IsFault reports whether the error behind the problem is to be logged: the answer does not tell it.
-func (p Problem) IsFault() bool { return p.Reason == unavailable }
+// IsInternal reports whether the error behind the problem is to be logged: the answer does not tell it.
+func (p Problem) IsInternal() bool { return p.Reason == unavailable }
 
 // ProblemOf turns an error into the answer to the query that met it.
 func ProblemOf(err error) Problem {
 	var malformed *malformedError
 	var invalid *holds.InvalidError
-	var lost *holds.LostError
+	var lost *holds.RebuildingError
 	switch {
 	case errors.As(err, &malformed), errors.Is(err, holds.ErrHoldID):
 		return Problem{http.StatusBadRequest, "bad_query", err.Error()}
@@ -113,10 +113,10 @@ func ProblemOf(err error) Problem {
 // ParseQuery reads a resource and a set of slots from the query of a URL: resource_id and
 // check_in with check_out, or slot repeated, or neither. They have the form that they have in an
 // event.
-func ParseQuery(rawQuery string) (resource string, asked holds.Asked, err error) {
+func ParseQuery(rawQuery string) (resource string, selection holds.SlotSelection, err error) {
 	query, err := url.ParseQuery(rawQuery)
 	if err != nil {
-		return "", holds.Asked{}, malformed("the query is not percent-encoded as it should be")
+		return "", holds.SlotSelection{}, malformed("the query is not percent-encoded as it should be")
 	}
 	r := &reader{members: make(members)}
 	for name, values := range query {
@@ -133,29 +133,29 @@ func ParseQuery(rawQuery string) (resource string, asked holds.Asked, err error)
 		}
 		encoded, err := json.Marshal(value)
 		if err != nil {
-			return "", holds.Asked{}, malformed("%s: %v", name, err)
+			return "", holds.SlotSelection{}, malformed("%s: %v", name, err)
 		}
 		r.members[name] = encoded
 	}
-	resource, asked = r.resource(), r.asked(holds.InventorySlotsMax)
-	return resource, asked, r.err
+	resource, selection = r.resource(), r.slotSelection(holds.InventorySlotsMax)
+	return resource, selection, r.err
 }
 
 // parseAvailability reads what a query of availability asks, as JSON: resource_id and check_in
 // with check_out, or slots, or neither. They have the form that they have in an event.
-func parseAvailability(body []byte) (resource string, asked holds.Asked, err error) {
+func parseAvailability(body []byte) (resource string, selection holds.SlotSelection, err error) {
 	r, err := queryOf(body, "resource_id", "check_in", "check_out", "slots")
 	if err != nil {
-		return "", holds.Asked{}, err
+		return "", holds.SlotSelection{}, err
 	}
-	resource, asked = r.resource(), r.asked(holds.InventorySlotsMax)
-	return resource, asked, r.err
+	resource, selection = r.resource(), r.slotSelection(holds.InventorySlotsMax)
+	return resource, selection, r.err
 }
 
 // availabilityQuery is what parseAvailability reads.
 type availabilityQuery struct {
 	ResourceID string `json:"resource_id"`
-	holds.Asked
+	holds.SlotSelection
 }
 
 // parseHoldQuery reads which hold a query asks for.

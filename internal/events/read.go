@@ -11,16 +11,16 @@ import (
 )
 
 const (
-	readAhead    = 1000                   // messages that are asked for at a time
-	readPatience = 500 * time.Millisecond // without a message, before the server is asked whether there are more
-	readSilences = 10                     // times in a row, after which it is asked anew
-	readAnewMax  = 5                      // times without a message in between
-	readIdle     = 30 * time.Second       // after which the server forgets who reads
-	readRequest  = 5 * time.Second        // for one answer of JetStream
+	readAhead       = 1000                   // messages that are asked for at a time
+	readStallAfter  = 500 * time.Millisecond // without a message, before the server is asked whether there are more
+	readStallsMax   = 10                     // times in a row, after which it is asked anew
+	readRestartsMax = 5                      // times without a message in between
+	readIdle        = 30 * time.Second       // after which the server forgets who reads
+	readRequest     = 5 * time.Second        // for one answer of JetStream
 )
 
-// errSilent says that a server has messages left and sends none.
-var errSilent = errors.New("the server has more messages and does not send them, try again")
+// errReadStalled says that a server has messages left and sends none.
+var errReadStalled = errors.New("the server has more messages and does not send them, try again")
 
 // StoredMsg is a message of a stream, and where and when it was stored.
 type StoredMsg struct {
@@ -28,11 +28,11 @@ type StoredMsg struct {
 	Meta *jetstream.MsgMetadata
 }
 
-// Read returns the messages of a stream from where config begins up to a sequence, in their order, and ends also when
+// ReadStream returns the messages of a stream from where config begins up to a sequence, in their order, and ends also when
 // those that are left were removed meanwhile. A server that has forgotten what it was asked (its leader has changed,
 // it stood still, or who reads has) is asked anew for what follows, whatever config says of where to begin. After an
 // error there is no more.
-func Read(ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64) iter.Seq2[StoredMsg, error] {
+func ReadStream(ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64) iter.Seq2[StoredMsg, error] {
 	return func(yield func(StoredMsg, error) bool) {
 		config := config
 		// nats.go goes on by itself after a gap, but does not heed ctx then.
@@ -49,7 +49,7 @@ func Read(ctx context.Context, stream jetstream.Stream, config jetstream.Ordered
 			if !wanted || err == nil {
 				return
 			}
-			if fruitless++; fruitless == readAnewMax || !isForgotten(err) || pauseFor(ctx, readPatience) != nil {
+			if fruitless++; fruitless == readRestartsMax || !canRestartRead(err) || pauseFor(ctx, readStallAfter) != nil {
 				yield(StoredMsg{}, err)
 				return
 			}
@@ -57,9 +57,9 @@ func Read(ctx context.Context, stream jetstream.Stream, config jetstream.Ordered
 	}
 }
 
-// isForgotten reports whether a server may answer when it is asked anew.
-func isForgotten(err error) bool {
-	return errors.Is(err, errSilent) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrNoResponders) ||
+// canRestartRead reports whether a server may answer when it is asked anew.
+func canRestartRead(err error) bool {
+	return errors.Is(err, errReadStalled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrNoResponders) ||
 		errors.Is(err, jetstream.ErrMsgIteratorClosed) && !errors.Is(err, jetstream.ErrConnectionClosed)
 }
 
@@ -81,7 +81,7 @@ func readAll(ctx context.Context, stream jetstream.Stream, config jetstream.Orde
 			yield(StoredMsg{}, err)
 			return
 		}
-		Read(ctx, stream, config, info.State.LastSeq)(yield)
+		ReadStream(ctx, stream, config, info.State.LastSeq)(yield)
 	}
 }
 
@@ -93,7 +93,7 @@ func readOnce(ctx context.Context, stream jetstream.Stream, config jetstream.Ord
 	}
 	defer func() {
 		if err == nil {
-			forget(ctx, stream, consumer)
+			deleteReadConsumer(ctx, stream, consumer)
 		}
 	}()
 	if consumer.CachedInfo().NumPending == 0 {
@@ -112,14 +112,14 @@ func readOnce(ctx context.Context, stream jetstream.Stream, config jetstream.Ord
 		}
 		if errors.Is(err, context.DeadlineExceeded) {
 			// Those that are left may have been removed meanwhile.
-			asking, cancel := context.WithTimeout(ctx, readRequest)
-			now, err := consumer.Info(asking)
+			infoCtx, cancel := context.WithTimeout(ctx, readRequest)
+			now, err := consumer.Info(infoCtx)
 			cancel()
 			if err == nil && drained(now, last) {
 				return nil
 			}
-			if silent++; silent == readSilences || errors.Is(err, jetstream.ErrConsumerNotFound) {
-				return errSilent
+			if silent++; silent == readStallsMax || errors.Is(err, jetstream.ErrConsumerNotFound) {
+				return errReadStalled
 			}
 			continue
 		}
@@ -137,16 +137,16 @@ func readOnce(ctx context.Context, stream jetstream.Stream, config jetstream.Ord
 	}
 }
 
-// forget removes the consumer of a reader that has come to its end. The server does so too after readIdle; until then
+// deleteReadConsumer removes the consumer of a reader that has come to its end. The server does so too after readIdle; until then
 // a Trimmer would keep what follows for it.
-func forget(ctx context.Context, stream jetstream.Stream, consumer jetstream.Consumer) {
+func deleteReadConsumer(ctx context.Context, stream jetstream.Stream, consumer jetstream.Consumer) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readRequest)
 	defer cancel()
 	_ = stream.DeleteConsumer(ctx, consumer.CachedInfo().Name) // see above
 }
 
 func next(ctx context.Context, messages jetstream.MessagesContext) (jetstream.Msg, error) {
-	ctx, cancel := context.WithTimeout(ctx, readPatience)
+	ctx, cancel := context.WithTimeout(ctx, readStallAfter)
 	defer cancel()
 	return messages.Next(jetstream.NextContext(ctx))
 }

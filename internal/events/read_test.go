@@ -27,8 +27,8 @@ func newJetStream(t *testing.T) jetstream.JetStream {
 	return js
 }
 
-// readable is a stream with more messages than a reader asks for at a time.
-func readable(t *testing.T) (js jetstream.JetStream, stream jetstream.Stream, last uint64) {
+// newReadableStream is a stream with more messages than a reader asks for at a time.
+func newReadableStream(t *testing.T) (js jetstream.JetStream, stream jetstream.Stream, last uint64) {
 	t.Helper()
 	js = newJetStream(t)
 	name := stacktest.Namespace(t)
@@ -50,28 +50,28 @@ func readable(t *testing.T) (js jetstream.JetStream, stream jetstream.Stream, la
 // fromFirst begins with the first message.
 var fromFirst = jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}
 
-// pause has a server send a reader no more.
-func pause(t *testing.T, js jetstream.JetStream, m StoredMsg) {
+// pauseReadConsumer has a server send a reader no more.
+func pauseReadConsumer(t *testing.T, js jetstream.JetStream, m StoredMsg) {
 	t.Helper()
 	if _, err := js.PauseConsumer(t.Context(), m.Meta.Stream, m.Meta.Consumer, time.Now().Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// TestReadAnew has a server forget a reader, which has taken some of the messages: it is asked for the others anew.
-func TestReadAnew(t *testing.T) {
+// TestReadStream_ConsumerStalls_Restarts has a server forget a reader, which has taken some of the messages: it is asked for the others anew.
+func TestReadStream_ConsumerStalls_Restarts(t *testing.T) {
 	t.Parallel()
-	js, stream, last := readable(t)
+	js, stream, last := newReadableStream(t)
 	var seqs []uint64
 	first, of := "", ""
-	for m, err := range Read(t.Context(), stream, fromFirst, last) {
+	for m, err := range ReadStream(t.Context(), stream, fromFirst, last) {
 		if err != nil {
 			t.Fatal(err)
 		}
 		seqs, of = append(seqs, m.Meta.Sequence.Stream), m.Meta.Consumer
 		if first == "" {
 			first = of
-			pause(t, js, m)
+			pauseReadConsumer(t, js, m)
 		}
 	}
 	if first == of {
@@ -86,9 +86,9 @@ func TestReadAnew(t *testing.T) {
 	}
 }
 
-// TestReadEnds has the stream removed that is being read, and before it the consumer, or not; or the reader gives up while
+// TestReadStream_StreamRemovedOrCancelled_IsError has the stream removed that is being read, and before it the consumer, or not; or the reader gives up while
 // the server sends nothing.
-func TestReadEnds(t *testing.T) {
+func TestReadStream_StreamRemovedOrCancelled_IsError(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		removes, consumer, givesUp bool
@@ -100,19 +100,19 @@ func TestReadEnds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			js, stream, last := readable(t)
+			js, stream, last := newReadableStream(t)
 			ctx, giveUp := context.WithCancel(t.Context())
 			defer giveUp()
 			read := 0
 			var failed error
-			for m, err := range Read(ctx, stream, fromFirst, last) {
+			for m, err := range ReadStream(ctx, stream, fromFirst, last) {
 				if failed = err; err != nil {
 					break
 				}
 				if read++; read > 1 {
 					continue
 				}
-				pause(t, js, m)
+				pauseReadConsumer(t, js, m)
 				if c.consumer {
 					if err := js.DeleteConsumer(t.Context(), m.Meta.Stream, m.Meta.Consumer); err != nil {
 						t.Fatal(err)

@@ -18,11 +18,11 @@ import (
 // The ways in which a replay of a letter ends without an outcome. What has an outcome ends with
 // its event, like hold.created.
 const (
-	ReplayDeadAgain = "dead_lettered" // it is a letter again, a new one
-	ReplayBefore    = "repeated"      // the stream had it already from this letter: nothing was published
-	ReplayNoAnswer  = "no_answer"     // published, and no outcome came in time
-	ReplayGone      = "gone"          // the letter is not there: it was taken by somebody else, or by a run that was killed
-	ReplayFailed    = "failed"
+	ReplayDeadLettered = "dead_lettered" // it is a letter again, a new one
+	ReplayDuplicate    = "repeated"      // the stream had it already from this letter: nothing was published
+	ReplayNoOutcome    = "no_answer"     // published, and no outcome came in time
+	ReplayNotFound     = "gone"          // the letter is not there: it was taken by somebody else, or by a run that was killed
+	ReplayFailed       = "failed"
 )
 
 // outcomeGrace is how long outcomes are waited for when nothing more is to be done.
@@ -46,18 +46,18 @@ type Replayer struct {
 	timeout time.Duration
 
 	mu      sync.Mutex
-	waiting map[string]chan *nats.Msg // by the inbox of each event
+	pending map[string]chan *nats.Msg // by the inbox of each event
 	sent    int
 
-	before map[string]struct{} // message ids that a run has stored before it was resumed
+	storedIDs map[string]struct{} // message ids that a run has stored before it was resumed
 }
 
 // Replayer returns a Replayer that waits for so long for each answer: a PubAck, a removal, an
 // outcome. The caller calls Close.
 func (d *DeadLetters) Replayer(timeout time.Duration) (*Replayer, error) {
-	r := &Replayer{d: d, inbox: d.c.nc.NewInbox(), timeout: timeout, waiting: make(map[string]chan *nats.Msg)}
+	r := &Replayer{d: d, inbox: d.c.nc.NewInbox(), timeout: timeout, pending: make(map[string]chan *nats.Msg)}
 	var err error
-	if r.sub, err = d.c.nc.Subscribe(r.inbox+".*", r.answered); err != nil {
+	if r.sub, err = d.c.nc.Subscribe(r.inbox+".*", r.deliverReply); err != nil {
 		return nil, fmt.Errorf("subscribe: %w", err)
 	}
 	return r, nil
@@ -66,18 +66,18 @@ func (d *DeadLetters) Replayer(timeout time.Duration) (*Replayer, error) {
 // Close ends the subscription to outcomes.
 func (r *Replayer) Close() { _ = r.sub.Unsubscribe() } // only fails when the connection is closed
 
-func (r *Replayer) answered(m *nats.Msg) {
+func (r *Replayer) deliverReply(m *nats.Msg) {
 	r.mu.Lock()
-	waiting := r.waiting[m.Subject]
-	delete(r.waiting, m.Subject)
+	waiting := r.pending[m.Subject]
+	delete(r.pending, m.Subject)
 	r.mu.Unlock()
 	if waiting != nil {
 		waiting <- m
 	}
 }
 
-// skew is by how much the clocks of two servers of a cluster may differ.
-const skew = time.Minute
+// serverSkewMax is by how much the clocks of two servers of a cluster may differ.
+const serverSkewMax = time.Minute
 
 // Resume finds the events that a run has stored already. Publish does not publish them a second time: JetStream
 // knows their message ids for the duplicate window of the inbound stream only.
@@ -86,17 +86,17 @@ func (r *Replayer) Resume(ctx context.Context, log *RunLog) error {
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", r.d.c.ns.InStream(), err)
 	}
-	since := log.begun.Add(-skew)
+	since := log.startedAt.Add(-serverSkewMax)
 	config := jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, HeadersOnly: true,
 	}
-	r.before = make(map[string]struct{})
+	r.storedIDs = make(map[string]struct{})
 	for m, err := range readAll(ctx, stream, config) {
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", r.d.c.ns.InStream(), err)
 		}
 		if id := m.Headers().Get(headerMsgID); strings.HasPrefix(id, r.d.c.ns.DLQStream()+"-") {
-			r.before[id] = struct{}{}
+			r.storedIDs[id] = struct{}{}
 		}
 	}
 	return nil
@@ -118,30 +118,30 @@ func (r *Replayer) MessageID(seq uint64, variant string) string {
 
 // Replay is an event on its way.
 type Replay struct {
-	r       *Replayer
-	letter  *DeadLetter
-	message *nats.Msg
-	inbox   string
-	ack     jetstream.PubAckFuture
-	answer  chan *nats.Msg
-	before  bool // it was stored before the run was resumed
+	r             *Replayer
+	deadLetter    *DeadLetter
+	message       *nats.Msg
+	inbox         string
+	ack           jetstream.PubAckFuture
+	reply         chan *nats.Msg
+	alreadyStored bool // it was stored before the run was resumed
 }
 
 // Publish publishes a message, the event of a letter or an edited copy of it, under a message id.
 func (r *Replayer) Publish(l *DeadLetter, m *nats.Msg, messageID string) (*Replay, error) {
 	r.mu.Lock()
 	r.sent++
-	p := &Replay{r: r, letter: l, message: m, inbox: r.inbox + "." + strconv.Itoa(r.sent), answer: make(chan *nats.Msg, 1)}
-	r.waiting[p.inbox] = p.answer
+	p := &Replay{r: r, deadLetter: l, message: m, inbox: r.inbox + "." + strconv.Itoa(r.sent), reply: make(chan *nats.Msg, 1)}
+	r.pending[p.inbox] = p.reply
 	r.mu.Unlock()
 	m.Header.Set(headerMsgID, messageID)
 	m.Header.Set(headerReplyTo, p.inbox)
-	if _, p.before = r.before[messageID]; p.before {
+	if _, p.alreadyStored = r.storedIDs[messageID]; p.alreadyStored {
 		return p, nil
 	}
 	var err error
 	if p.ack, err = r.d.c.js.PublishMsgAsync(m); err != nil && !isTooLarge(err) {
-		p.forget()
+		p.dropReply()
 		return nil, fmt.Errorf("publish on %s: %w", m.Subject, err)
 	}
 	return p, nil
@@ -151,7 +151,7 @@ func (r *Replayer) Publish(l *DeadLetter, m *nats.Msg, messageID string) (*Repla
 // the headers of a replay: then it is published without those, first without the wish to be told
 // its outcome, then without its message id.
 func (p *Replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) {
-	if p.before {
+	if p.alreadyStored {
 		return &jetstream.PubAck{Duplicate: true}, nil
 	}
 	err = nats.ErrMaxPayload
@@ -173,37 +173,37 @@ func (p *Replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) 
 	return ack, err
 }
 
-func (p *Replay) forget() {
+func (p *Replay) dropReply() {
 	p.r.mu.Lock()
 	defer p.r.mu.Unlock()
-	delete(p.r.waiting, p.inbox)
+	delete(p.r.pending, p.inbox)
 }
 
-// Finish waits until the event is stored, removes the letter unless it is kept, and waits for
+// Wait waits until the event is stored, removes the letter unless it is kept, and waits for
 // the outcome. When ctx is over, what was begun is finished, and only the wait is cut short.
-func (p *Replay) Finish(ctx context.Context, keep bool) RunResult {
-	defer p.forget()
-	result := RunResult{Seq: p.letter.Seq, EventID: p.letter.EventID}
+func (p *Replay) Wait(ctx context.Context, keep bool) RunResult {
+	defer p.dropReply()
+	result := RunResult{Seq: p.deadLetter.Seq, EventID: p.deadLetter.EventID}
 	finishing, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.r.timeout)
 	defer cancel()
 	ack, err := p.stored(finishing)
 	if err != nil {
-		return result.failed(fmt.Errorf("publish: %w", err))
+		return result.withError(fmt.Errorf("publish: %w", err))
 	}
 	failpoint.Hit("replay.stored")
 	if !keep {
-		err := p.r.d.Remove(finishing, p.letter.Seq)
-		if err != nil && !errors.Is(err, ErrNoLetter) { // another operator may have removed it
-			return result.failed(fmt.Errorf("it was published, but its letter is still there: %w", err))
+		err := p.r.d.Remove(finishing, p.deadLetter.Seq)
+		if err != nil && !errors.Is(err, ErrDeadLetterNotFound) { // another operator may have removed it
+			return result.withError(fmt.Errorf("it was published, but its letter is still there: %w", err))
 		}
 	}
 	failpoint.Hit("replay.removed")
 	switch {
 	case ack.Duplicate:
-		result.Result = ReplayBefore
+		result.Result = ReplayDuplicate
 		return result
 	case p.message.Header.Get(headerReplyTo) == "":
-		result.Result, result.Detail = ReplayNoAnswer, "the event is too large to ask for its outcome"
+		result.Result, result.Detail = ReplayNoOutcome, "the event is too large to ask for its outcome"
 		return result
 	}
 	patience := time.NewTimer(p.r.timeout)
@@ -211,28 +211,28 @@ func (p *Replay) Finish(ctx context.Context, keep bool) RunResult {
 	hurry := context.AfterFunc(ctx, func() { patience.Reset(min(p.r.timeout, outcomeGrace)) })
 	defer hurry()
 	select {
-	case m := <-p.answer:
-		return result.answered(m)
+	case m := <-p.reply:
+		return result.withReply(m)
 	case <-patience.C:
-		result.Result = ReplayNoAnswer
+		result.Result = ReplayNoOutcome
 		return result
 	}
 }
 
-// failed is the result of a letter that something went wrong with.
-func (r RunResult) failed(err error) RunResult {
+// withError is the result of a letter that something went wrong with.
+func (r RunResult) withError(err error) RunResult {
 	r.Result, r.Detail = ReplayFailed, err.Error()
 	return r
 }
 
-// answered is the result of a letter whose event has an outcome or is a letter again.
-func (r RunResult) answered(m *nats.Msg) RunResult {
-	answer, err := ParseAnswer(m.Header.Get(headerContentType), m.Data)
+// withReply is the result of a letter whose event has an outcome or is a letter again.
+func (r RunResult) withReply(m *nats.Msg) RunResult {
+	answer, err := ParseReply(m.Header.Get(headerContentType), m.Data)
 	switch {
 	case err != nil:
-		return r.failed(err)
-	case answer.Dead != nil:
-		r.Result, r.Reason, r.Detail = ReplayDeadAgain, answer.Dead.Error, answer.Dead.Detail
+		return r.withError(err)
+	case answer.DeadLetter != nil:
+		r.Result, r.Reason, r.Detail = ReplayDeadLettered, answer.DeadLetter.Error, answer.DeadLetter.Detail
 	default:
 		event, _ := eventOf(answer.Envelope.Type)
 		r.Result, r.Reason = event, laxText(laxObject(answer.Envelope.Data)["reason"])

@@ -12,7 +12,7 @@ import (
 )
 
 // replay replays a letter and returns what became of it.
-func (b *bench) replay(r *Replayer, seq uint64, variant string, keep bool) RunResult {
+func (b *harness) replay(r *Replayer, seq uint64, variant string, keep bool) RunResult {
 	b.t.Helper()
 	l := r.d.must(b.t, seq)
 	m, err := l.Original(b.ns)
@@ -23,23 +23,23 @@ func (b *bench) replay(r *Replayer, seq uint64, variant string, keep bool) RunRe
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return sent.Finish(b.t.Context(), keep)
+	return sent.Wait(b.t.Context(), keep)
 }
 
-// TestReplayOfALetter replays letters: each is published once however often that is tried, its
+// TestReplay_SameDeadLetterTwice_PublishedOnce replays letters: each is published once however often that is tried, its
 // outcome is followed, and it is removed when its event is stored.
-func TestReplayOfALetter(t *testing.T) {
+func TestReplay_SameDeadLetterTwice_PublishedOnce(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
-	d := b.letters()
+	b := newHarness(t)
+	d := b.deadLetters()
 	r, err := d.Replayer(time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
 	subject := b.ns.In(BookingRequested, "room")
-	good := b.park(ReasonPoison, "", subject, nats.Header{"Holdfast-Reply-To": {"_INBOX.gone"}, "Nats-Msg-Id": {"old"}}, keyed("good"))
-	bad := b.park(ReasonPoison, "", subject, nil, "no JSON")
+	good := b.storeDeadLetter(ReasonPoison, "", subject, nats.Header{"Holdfast-Reply-To": {"_INBOX.gone"}, "Nats-Msg-Id": {"old"}}, keyed("good"))
+	bad := b.storeDeadLetter(ReasonPoison, "", subject, nil, "no JSON")
 	begun := d.must(t, bad).StoredAt
 
 	for i, c := range []struct {
@@ -49,13 +49,13 @@ func TestReplayOfALetter(t *testing.T) {
 		want    RunResult
 	}{
 		{good, "", true, RunResult{Seq: good, EventID: "good", Result: holds.EventHoldRejected, Reason: "echo"}},
-		{good, "", true, RunResult{Seq: good, EventID: "good", Result: ReplayBefore}},                               // as after a kill
+		{good, "", true, RunResult{Seq: good, EventID: "good", Result: ReplayDuplicate}},                            // as after a kill
 		{good, "run", true, RunResult{Seq: good, EventID: "good", Result: holds.EventHoldRejected, Reason: "echo"}}, // another run that keeps it
-		{good, "", false, RunResult{Seq: good, EventID: "good", Result: ReplayBefore}},
-		{bad, "", false, RunResult{Seq: bad, Result: ReplayDeadAgain, Reason: ReasonMalformed, Detail: "body: not one JSON text in UTF-8, at byte 1"}},
+		{good, "", false, RunResult{Seq: good, EventID: "good", Result: ReplayDuplicate}},
+		{bad, "", false, RunResult{Seq: bad, Result: ReplayDeadLettered, Reason: ReasonMalformed, Detail: "body: not one JSON text in UTF-8, at byte 1"}},
 	} {
-		if c.want.Result == ReplayBefore {
-			if err := r.Resume(t.Context(), &RunLog{begun: begun}); err != nil {
+		if c.want.Result == ReplayDuplicate {
+			if err := r.Resume(t.Context(), &RunLog{startedAt: begun}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -64,29 +64,29 @@ func TestReplayOfALetter(t *testing.T) {
 		}
 	}
 	b.await("the outcomes", func() bool { return len(b.out) == 1 && len(b.dlq) == 3 })
-	if b.asked("good") != 2 {
-		t.Errorf("the event was decided %d times, want 2", b.asked("good"))
+	if b.decidedCount("good") != 2 {
+		t.Errorf("the event was decided %d times, want 2", b.decidedCount("good"))
 	}
-	if _, err := d.Get(t.Context(), good); !errors.Is(err, ErrNoLetter) {
+	if _, err := d.Get(t.Context(), good); !errors.Is(err, ErrDeadLetterNotFound) {
 		t.Errorf("the letter that was replayed: %v", err)
 	}
 	// The event that died again is another letter, and is replayed under another message id.
-	again := d.seqs(t, LetterFilter{}, true)
+	again := d.seqs(t, DeadLetterFilter{}, true)
 	if len(again) != 1 || again[0] == bad {
 		t.Fatalf("letters %v", again)
 	}
-	if got := b.replay(r, again[0], "", false); got.Result != ReplayDeadAgain {
+	if got := b.replay(r, again[0], "", false); got.Result != ReplayDeadLettered {
 		t.Errorf("replayed once more: %+v", got)
 	}
 }
 
-// TestReplayEndsWithoutAnswer replays where nobody answers, and is told to hurry.
-func TestReplayEndsWithoutAnswer(t *testing.T) {
+// TestReplay_Cancelled_ReportsNoOutcome replays where nobody answers, and is told to hurry.
+func TestReplay_Cancelled_ReportsNoOutcome(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
-	b.set(func(string, int) error { return context.DeadlineExceeded })
-	seq := b.park(ReasonPoison, "", b.ns.In(BookingRequested, "room"), nil, keyed("k"))
-	d := b.letters()
+	b := newHarness(t)
+	b.setFault(func(string, int) error { return context.DeadlineExceeded })
+	seq := b.storeDeadLetter(ReasonPoison, "", b.ns.In(BookingRequested, "room"), nil, keyed("k"))
+	d := b.deadLetters()
 	r, err := d.Replayer(time.Hour)
 	if err != nil {
 		t.Fatal(err)
@@ -103,19 +103,19 @@ func TestReplayEndsWithoutAnswer(t *testing.T) {
 	}
 	interrupted, cancel := context.WithCancel(t.Context())
 	cancel()
-	if got := sent.Finish(interrupted, false); got.Result != ReplayNoAnswer {
+	if got := sent.Wait(interrupted, false); got.Result != ReplayNoOutcome {
 		t.Errorf("%+v", got)
 	}
-	if _, err := d.Get(t.Context(), seq); !errors.Is(err, ErrNoLetter) {
+	if _, err := d.Get(t.Context(), seq); !errors.Is(err, ErrDeadLetterNotFound) {
 		t.Errorf("its event is stored, and the letter is there: %v", err)
 	}
 }
 
-// TestReplayRefused replays a letter while the inbound stream is full: its event is not stored, and the letter stays.
-func TestReplayRefused(t *testing.T) {
+// TestReplay_InboundStreamFull_KeepsDeadLetter replays a letter while the inbound stream is full: its event is not stored, and the letter stays.
+func TestReplay_InboundStreamFull_KeepsDeadLetter(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
-	seq := b.park(ReasonPoison, "", b.ns.In(BookingRequested, "room"), nil, keyed("k"))
+	b := newHarness(t)
+	seq := b.storeDeadLetter(ReasonPoison, "", b.ns.In(BookingRequested, "room"), nil, keyed("k"))
 	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("other"))
 	inbound, err := b.js.Stream(t.Context(), b.ns.InStream())
 	if err != nil {
@@ -126,7 +126,7 @@ func TestReplayRefused(t *testing.T) {
 	if _, err := b.js.UpdateStream(t.Context(), full); err != nil {
 		t.Fatal(err)
 	}
-	d := b.letters()
+	d := b.deadLetters()
 	r, err := d.Replayer(time.Minute)
 	if err != nil {
 		t.Fatal(err)

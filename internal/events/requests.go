@@ -16,7 +16,7 @@ type BookingRequestedData struct {
 	RequestKey string `json:"request_key"` // 1 to 128 printable ASCII characters without space
 	UserID     string `json:"user_id"`     // likewise
 	ResourceID string `json:"resource_id"`
-	holds.Asked
+	holds.SlotSelection
 	Quantity   int64          `json:"quantity"`             // 1 to 1,000,000 of each slot
 	TTLSeconds *int64         `json:"ttl_seconds,omitzero"` // nil = the worker's default
 	Metadata   jsontext.Value `json:"metadata,omitzero"`    // an object of at most 4 KiB
@@ -57,7 +57,7 @@ type PaymentConfirmedData struct {
 // InventorySetData is the data of inventory.set.
 type InventorySetData struct {
 	ResourceID string `json:"resource_id"`
-	holds.Asked
+	holds.SlotSelection
 	Capacity int64 `json:"capacity"`
 }
 
@@ -69,7 +69,7 @@ type Request struct {
 
 // NewRequest returns a new event about a resource, with an id of its own. source says who
 // publishes it, as a URI reference.
-func (ns Subjects) NewRequest(event, resource, source string, data any) (Request, error) {
+func (ns Namespace) NewRequest(event, resource, source string, data any) (Request, error) {
 	id, err := uuid.NewV7()
 	if err != nil {
 		return Request{}, fmt.Errorf("new event id: %w", err)

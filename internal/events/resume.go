@@ -22,7 +22,7 @@ const resumeLimit = 10 * time.Minute
 // line. One that is missing where events are stored goes on with the first event that is not answered. From the
 // beginning of the stream, it would decide events whose answers nobody remembers any more. known are the
 // floors that a worker has seen, nil when it has seen none.
-func (ns Subjects) ensureConsumer(ctx context.Context, js jetstream.JetStream, name string, known *floors, log zerolog.Logger) error {
+func (ns Namespace) ensureConsumer(ctx context.Context, js jetstream.JetStream, name string, known *floors, log zerolog.Logger) error {
 	config := ns.consumer(name)
 	found, err := js.Consumer(ctx, ns.InStream(), name)
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
@@ -43,7 +43,7 @@ func (ns Subjects) ensureConsumer(ctx context.Context, js jetstream.JetStream, n
 
 // createConsumer creates a consumer that is missing, and returns none, or returns the one that another
 // worker has created meanwhile.
-func (ns Subjects) createConsumer(ctx context.Context, js jetstream.JetStream, config jetstream.ConsumerConfig, known *floors, log zerolog.Logger) (jetstream.Consumer, error) {
+func (ns Namespace) createConsumer(ctx context.Context, js jetstream.JetStream, config jetstream.ConsumerConfig, known *floors, log zerolog.Logger) (jetstream.Consumer, error) {
 	r, err := ns.newResumption(ctx, js, config, log)
 	if err != nil {
 		return nil, err
@@ -70,23 +70,23 @@ func (ns Subjects) createConsumer(ctx context.Context, js jetstream.JetStream, c
 // resumption is the search for the first event of a consumer that is not answered. It reads the inbound
 // stream and the outcome log once each, side by side, and keeps the events that have no outcome yet.
 type resumption struct {
-	ns       Subjects
+	ns       Namespace
 	config   jetstream.ConsumerConfig
 	answers  func(subject string) bool // whether the consumer answers what is published on a subject
 	log      zerolog.Logger
 	inbound  jetstream.Stream
 	outcomes jetstream.Stream
-	letters  jetstream.Stream
+	dlq      jetstream.Stream
 	in, out  *jetstream.StreamInfo
 	complete time.Time // what was answered since then is in the outcome log; zero: everything
 
-	open     map[uint64]unanswered
-	ofID     map[string][]uint64 // sequences of open events, by the ids of their outcomes
-	recent   map[string]time.Time
-	pruneAt  int
-	answered int
-	floored  bool // it is known up to where everything was answered, a short time before the newest outcome
-	older    int  // events of before the outcome log that are taken for answered
+	open        map[uint64]unanswered
+	ofID        map[string][]uint64 // sequences of open events, by the ids of their outcomes
+	recent      map[string]time.Time
+	pruneAt     int
+	answered    int
+	floorKnown  bool // it is known up to where everything was answered, a short time before the newest outcome
+	olderEvents int  // events of before the outcome log that are taken for answered
 }
 
 // unanswered is an event without an outcome so far.
@@ -95,13 +95,13 @@ type unanswered struct {
 	stored  time.Time
 }
 
-func (ns Subjects) newResumption(ctx context.Context, js jetstream.JetStream, config jetstream.ConsumerConfig, log zerolog.Logger) (*resumption, error) {
+func (ns Namespace) newResumption(ctx context.Context, js jetstream.JetStream, config jetstream.ConsumerConfig, log zerolog.Logger) (*resumption, error) {
 	r := &resumption{
 		ns: ns, config: config, answers: ns.answeredBy(config.Durable), log: log,
 		open: make(map[uint64]unanswered), ofID: make(map[string][]uint64), recent: make(map[string]time.Time), pruneAt: recentMin,
 	}
 	for name, stream := range map[string]*jetstream.Stream{
-		ns.InStream(): &r.inbound, ns.OutStream(): &r.outcomes, ns.DLQStream(): &r.letters,
+		ns.InStream(): &r.inbound, ns.OutStream(): &r.outcomes, ns.DLQStream(): &r.dlq,
 	} {
 		var err error
 		if *stream, err = js.Stream(ctx, name); err != nil {
@@ -125,19 +125,19 @@ func (r *resumption) from(ctx context.Context, known *floors) (uint64, error) {
 	}
 	floor = max(floor, known.on(r.in.Created, r.config.Durable))
 	start := max(floor+1, state.FirstSeq)
-	r.floored = floor > 0
-	never := r.out.State.LastSeq == 0 && r.letters.CachedInfo().State.LastSeq == 0 && r.complete.IsZero()
+	r.floorKnown = floor > 0
+	never := r.out.State.LastSeq == 0 && r.dlq.CachedInfo().State.LastSeq == 0 && r.complete.IsZero()
 	if never || start > state.LastSeq || state.Msgs == 0 {
 		return start, nil // nothing was ever answered, or nothing waits
 	}
 	ctx, cancel := context.WithTimeout(ctx, resumeLimit)
 	defer cancel()
 	if err := r.search(ctx, start); err != nil {
-		return 0, r.unknown(start, err.Error())
+		return 0, r.positionUnknown(start, err.Error())
 	}
 	first, err := r.first()
 	if err != nil {
-		return 0, r.unknown(start, err.Error())
+		return 0, r.positionUnknown(start, err.Error())
 	}
 	return first, nil
 }
@@ -181,7 +181,7 @@ func (r *resumption) search(ctx context.Context, start uint64) error {
 		}
 		return nil
 	}
-	for m, err := range Read(ctx, r.inbound, events, r.in.State.LastSeq) {
+	for m, err := range ReadStream(ctx, r.inbound, events, r.in.State.LastSeq) {
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", r.ns.InStream(), err)
 		}
@@ -200,7 +200,7 @@ func (r *resumption) search(ctx context.Context, start uint64) error {
 			}
 		}
 		if r.event(m); len(r.open) > unansweredMax {
-			return errTooMany
+			return errTooManyUnanswered
 		}
 	}
 	for more {
@@ -214,9 +214,9 @@ func (r *resumption) search(ctx context.Context, start uint64) error {
 
 // since reads the headers of a stream from shortly before a time on.
 func (r *resumption) since(ctx context.Context, stream jetstream.Stream, at time.Time, last uint64) iter.Seq2[StoredMsg, error] {
-	at = at.Add(-skew)
+	at = at.Add(-serverSkewMax)
 	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &at, HeadersOnly: true}
-	return Read(ctx, stream, config, last)
+	return ReadStream(ctx, stream, config, last)
 }
 
 // event notes an event, unless it is answered: a repeat of one that was answered shortly before has no
@@ -228,8 +228,8 @@ func (r *resumption) event(m StoredMsg) {
 	seq, stored := m.Meta.Sequence.Stream, m.Meta.Timestamp
 	older := stored.Before(r.complete) && r.config.Durable != ConsumerPayments // see first
 	if older {
-		r.older++
-		if stored.Before(r.complete.Add(-skew)) {
+		r.olderEvents++
+		if stored.Before(r.complete.Add(-serverSkewMax)) {
 			return
 		}
 	}
@@ -255,7 +255,7 @@ const (
 	unansweredMax = 10_000_000 // events without an outcome at a time
 )
 
-var errTooMany = fmt.Errorf("more than %d of them wait", unansweredMax)
+var errTooManyUnanswered = fmt.Errorf("more than %d of them wait", unansweredMax)
 
 // outcome removes the events that an outcome answers.
 func (r *resumption) outcome(m StoredMsg) {
@@ -270,7 +270,7 @@ func (r *resumption) outcome(m StoredMsg) {
 		return
 	}
 	for id, at := range r.recent {
-		if m.Meta.Timestamp.Sub(at) > r.out.Config.Duplicates+skew {
+		if m.Meta.Timestamp.Sub(at) > r.out.Config.Duplicates+serverSkewMax {
 			delete(r.recent, id)
 		}
 	}
@@ -288,12 +288,12 @@ func (r *resumption) deadLetters(ctx context.Context) error {
 	if oldest.IsZero() {
 		return nil
 	}
-	for m, err := range r.since(ctx, r.letters, oldest, r.letters.CachedInfo().State.LastSeq) {
+	for m, err := range r.since(ctx, r.dlq, oldest, r.dlq.CachedInfo().State.LastSeq) {
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", r.ns.DLQStream(), err)
 		}
 		seq, err := strconv.ParseUint(m.Headers().Get(HeaderDLQStreamSeq), 10, 64)
-		if e, is := r.open[seq]; err == nil && is && r.isLetterOf(m, seq, e) {
+		if e, is := r.open[seq]; err == nil && is && r.isDeadLetterOf(m, seq, e) {
 			delete(r.open, seq)
 			r.answered++
 		}
@@ -301,14 +301,14 @@ func (r *resumption) deadLetters(ctx context.Context) error {
 	return nil
 }
 
-// isLetterOf reports whether a dead letter is of an event with its sequence, not of one of a stream before. The
+// isDeadLetterOf reports whether a dead letter is of an event with its sequence, not of one of a stream before. The
 // message ids of the version before do not tell these apart.
-func (r *resumption) isLetterOf(m StoredMsg, seq uint64, e unanswered) bool {
+func (r *resumption) isDeadLetterOf(m StoredMsg, seq uint64, e unanswered) bool {
 	switch id, _, _ := strings.Cut(m.Headers().Get(headerMsgID), "#"); id {
-	case r.ns.letterID(r.in.Created, seq), r.ns.letterID(e.stored, seq):
+	case r.ns.deadLetterID(r.in.Created, seq), r.ns.deadLetterID(e.stored, seq):
 		return true
 	case r.ns.InStream() + "-" + strconv.FormatUint(seq, 10):
-		return e.subject == m.Headers().Get(HeaderDLQSubject) && !m.Meta.Timestamp.Before(e.stored.Add(-skew))
+		return e.subject == m.Headers().Get(HeaderDLQSubject) && !m.Meta.Timestamp.Before(e.stored.Add(-serverSkewMax))
 	}
 	return false
 }
@@ -320,23 +320,23 @@ func (r *resumption) isLetterOf(m StoredMsg, seq uint64, e unanswered) bool {
 //   - A payment that fails is retried for as long as it takes, so it may wait among answered ones. It is known to
 //     wait only when it lies above the floor.
 func (r *resumption) first() (uint64, error) {
-	first, lost := r.in.State.LastSeq+1, r.older > 0 && r.answered == 0
+	first, lost := r.in.State.LastSeq+1, r.olderEvents > 0 && r.answered == 0
 	for seq, e := range r.open {
 		lost = lost || e.stored.Before(r.complete) // a payment
 		first = min(first, seq)
 	}
-	if lost && !r.floored {
+	if lost && !r.floorKnown {
 		return 0, fmt.Errorf("stream %s has nothing of before %s", r.ns.OutStream(), r.complete.UTC().Format(holds.TimeFormat))
 	}
-	if r.older > 0 {
-		r.log.Warn().Str("consumer", r.config.Durable).Int("events", r.older).Time("outcomes_since", r.complete).
+	if r.olderEvents > 0 {
+		r.log.Warn().Str("consumer", r.config.Durable).Int("events", r.olderEvents).Time("outcomes_since", r.complete).
 			Msg("events older than the outcome log taken for answered")
 	}
 	return first, nil
 }
 
-// unknown is the error of a consumer of which it is not known where it is to go on.
-func (r *resumption) unknown(start uint64, why string) error {
+// positionUnknown is the error of a consumer of which it is not known where it is to go on.
+func (r *resumption) positionUnknown(start uint64, why string) error {
 	name, in := r.config.Durable, r.ns.InStream()
 	return fmt.Errorf("it is missing, and which events from sequence %d on are answered is not known: %s; create it where it is to go on: "+
 		"nats consumer add %s %s --pull --ack explicit --deliver SEQUENCE --defaults (%d: decide all of them, %d: none), "+

@@ -14,18 +14,18 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// ledger is a namespace whose streams a test writes by hand, without a worker.
-type ledger struct {
+// streamHarness is a namespace whose streams a test writes by hand, without a worker.
+type streamHarness struct {
 	t      *testing.T
 	js     jetstream.JetStream
-	ns     Subjects
+	ns     Namespace
 	events map[uint64]*nats.Msg
 	log    strings.Builder
 }
 
-func newLedger(t *testing.T) *ledger {
+func newStreamHarness(t *testing.T) *streamHarness {
 	t.Helper()
-	l := &ledger{t: t, js: newJetStream(t), ns: Subjects(stacktest.Namespace(t)), events: make(map[uint64]*nats.Msg)}
+	l := &streamHarness{t: t, js: newJetStream(t), ns: Namespace(stacktest.Namespace(t)), events: make(map[uint64]*nats.Msg)}
 	if err := l.setup(); err != nil {
 		t.Fatal(err)
 	}
@@ -37,11 +37,11 @@ func newLedger(t *testing.T) *ledger {
 	return l
 }
 
-func (l *ledger) setup() error {
-	return Setup(l.t.Context(), l.js, l.ns, Reach{Life: 2 * time.Hour}, zerolog.New(&l.log))
+func (l *streamHarness) setup() error {
+	return Setup(l.t.Context(), l.js, l.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.New(&l.log))
 }
 
-func (l *ledger) store(m *nats.Msg) uint64 {
+func (l *streamHarness) store(m *nats.Msg) uint64 {
 	l.t.Helper()
 	ack, err := l.js.PublishMsg(l.t.Context(), m)
 	if err != nil {
@@ -50,7 +50,7 @@ func (l *ledger) store(m *nats.Msg) uint64 {
 	return ack.Sequence
 }
 
-func (l *ledger) stream(name string) jetstream.Stream {
+func (l *streamHarness) stream(name string) jetstream.Stream {
 	l.t.Helper()
 	stream, err := l.js.Stream(l.t.Context(), name)
 	if err != nil {
@@ -59,8 +59,8 @@ func (l *ledger) stream(name string) jetstream.Stream {
 	return stream
 }
 
-// event stores an event on the room and returns its sequence.
-func (l *ledger) event(event, body string) uint64 {
+// storeEvent stores an event on the room and returns its sequence.
+func (l *streamHarness) storeEvent(event, body string) uint64 {
 	l.t.Helper()
 	m := nats.NewMsg(l.ns.In(event, "room"))
 	m.Data = []byte(body)
@@ -69,15 +69,18 @@ func (l *ledger) event(event, body string) uint64 {
 	return seq
 }
 
-func (l *ledger) request(id string) uint64 { l.t.Helper(); return l.event(BookingRequested, keyed(id)) }
-
-func (l *ledger) payment(id string) uint64 {
+func (l *streamHarness) storeRequest(id string) uint64 {
 	l.t.Helper()
-	return l.event(PaymentConfirmed, envelopeOf(PaymentConfirmed, id, `{"hold_id":"`+holdID+`","payment_id":"`+id+`"}`))
+	return l.storeEvent(BookingRequested, keyed(id))
 }
 
-// answer stores outcomes of events.
-func (l *ledger) answer(floors string, seqs ...uint64) {
+func (l *streamHarness) storePayment(id string) uint64 {
+	l.t.Helper()
+	return l.storeEvent(PaymentConfirmed, envelopeOf(PaymentConfirmed, id, `{"hold_id":"`+holdID+`","payment_id":"`+id+`"}`))
+}
+
+// storeOutcomes stores outcomes of events.
+func (l *streamHarness) storeOutcomes(floors string, seqs ...uint64) {
 	l.t.Helper()
 	for _, seq := range seqs {
 		in, err := l.ns.Decode(l.events[seq].Subject, nil, l.events[seq].Data, storedAt)
@@ -93,8 +96,8 @@ func (l *ledger) answer(floors string, seqs ...uint64) {
 	}
 }
 
-// letter stores the dead letter of an event, under a message id.
-func (l *ledger) letter(seq uint64, id string) {
+// storeDeadLetter stores the dead letter of an event, under a message id.
+func (l *streamHarness) storeDeadLetter(seq uint64, id string) {
 	l.t.Helper()
 	m := nats.NewMsg(l.ns.DLQ(ReasonMalformed))
 	m.Header.Set(HeaderDLQStreamSeq, fmt.Sprint(seq))
@@ -103,21 +106,21 @@ func (l *ledger) letter(seq uint64, id string) {
 	l.store(m)
 }
 
-// forget removes the outcomes that are stored by now.
-func (l *ledger) forget() {
+// purgeOutcomes removes the outcomes that are stored by now.
+func (l *streamHarness) purgeOutcomes() {
 	l.t.Helper()
 	if err := l.stream(l.ns.OutStream()).Purge(l.t.Context()); err != nil {
 		l.t.Fatal(err)
 	}
 }
 
-func (l *ledger) created() time.Time {
+func (l *streamHarness) created() time.Time {
 	l.t.Helper()
 	return l.stream(l.ns.InStream()).CachedInfo().Created
 }
 
-// starts returns where the consumers begin, requests, changes and payments.
-func (l *ledger) starts() (seqs [3]uint64) {
+// startSequences returns where the consumers begin, requests, changes and payments.
+func (l *streamHarness) startSequences() (seqs [3]uint64) {
 	l.t.Helper()
 	for i, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
 		consumer, err := l.js.Consumer(l.t.Context(), l.ns.InStream(), name)
@@ -129,67 +132,67 @@ func (l *ledger) starts() (seqs [3]uint64) {
 	return seqs
 }
 
-// TestMissingConsumerGoesOn has durable consumers be missing where events are stored: each goes on with the
+// TestSetup_ConsumerMissing_StartsAtFirstUnanswered has durable consumers be missing where events are stored: each goes on with the
 // first event that is not answered.
-func TestMissingConsumerGoesOn(t *testing.T) {
+func TestSetup_ConsumerMissing_StartsAtFirstUnanswered(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		stored func(l *ledger)
+		stored func(l *streamHarness)
 		want   [3]uint64 // requests, changes, payments
 	}{
-		"nothing is stored":             {func(*ledger) {}, [3]uint64{1, 1, 1}},
-		"no worker has answered so far": {func(l *ledger) { l.request("a"); l.payment("b") }, [3]uint64{1, 1, 1}},
-		"all is answered":               {func(l *ledger) { l.answer("", l.request("a"), l.payment("b")) }, [3]uint64{3, 3, 3}},
-		"a payment waits for longer than the last answered request": {func(l *ledger) {
-			l.answer("", l.request("a"))
-			l.payment("waits")
-			l.answer("", l.request("c"), l.payment("d"))
+		"nothing is stored":             {func(*streamHarness) {}, [3]uint64{1, 1, 1}},
+		"no worker has answered so far": {func(l *streamHarness) { l.storeRequest("a"); l.storePayment("b") }, [3]uint64{1, 1, 1}},
+		"all is answered":               {func(l *streamHarness) { l.storeOutcomes("", l.storeRequest("a"), l.storePayment("b")) }, [3]uint64{3, 3, 3}},
+		"a payment waits for longer than the last answered request": {func(l *streamHarness) {
+			l.storeOutcomes("", l.storeRequest("a"))
+			l.storePayment("waits")
+			l.storeOutcomes("", l.storeRequest("c"), l.storePayment("d"))
 		}, [3]uint64{5, 5, 2}},
-		"a request waits among answered ones": {func(l *ledger) {
-			a, _, c := l.request("a"), l.request("waits"), l.request("c")
-			l.answer("", c, a)
+		"a request waits among answered ones": {func(l *streamHarness) {
+			a, _, c := l.storeRequest("a"), l.storeRequest("waits"), l.storeRequest("c")
+			l.storeOutcomes("", c, a)
 		}, [3]uint64{2, 4, 4}},
-		"an event was published twice, and answered once": {func(l *ledger) {
-			l.answer("", l.request("a"))
-			l.request("a")
+		"an event was published twice, and answered once": {func(l *streamHarness) {
+			l.storeOutcomes("", l.storeRequest("a"))
+			l.storeRequest("a")
 		}, [3]uint64{3, 3, 3}},
-		"dead letters are answers": {func(l *ledger) {
-			l.letter(l.event(BookingRequested, "not JSON"), l.ns.letterID(l.created(), 1))
-			l.letter(l.request("poison"), l.ns.InStream()+"-2") // of the version before
-			l.request("waits")
+		"dead letters are answers": {func(l *streamHarness) {
+			l.storeDeadLetter(l.storeEvent(BookingRequested, "not JSON"), l.ns.deadLetterID(l.created(), 1))
+			l.storeDeadLetter(l.storeRequest("poison"), l.ns.InStream()+"-2") // of the version before
+			l.storeRequest("waits")
 		}, [3]uint64{3, 4, 4}},
-		"a dead letter of a stream before is no answer": {func(l *ledger) {
-			seq := l.request("waits")
-			l.letter(seq, l.ns.letterID(l.created().Add(-time.Second), seq))
+		"a dead letter of a stream before is no answer": {func(l *streamHarness) {
+			seq := l.storeRequest("waits")
+			l.storeDeadLetter(seq, l.ns.deadLetterID(l.created().Add(-time.Second), seq))
 		}, [3]uint64{1, 2, 2}},
-		"the outcome log has lost its beginning, and answers later requests": {func(l *ledger) {
-			l.answer("", l.request("a"), l.request("b"))
-			l.forget()
-			l.answer("", l.request("c"))
-			l.request("waits")
+		"the outcome log has lost its beginning, and answers later requests": {func(l *streamHarness) {
+			l.storeOutcomes("", l.storeRequest("a"), l.storeRequest("b"))
+			l.purgeOutcomes()
+			l.storeOutcomes("", l.storeRequest("c"))
+			l.storeRequest("waits")
 		}, [3]uint64{4, 5, 5}},
-		"the outcome log has lost its beginning, and carries floors": {func(l *ledger) {
-			l.answer("", l.request("a"), l.payment("b"))
-			l.payment("waits")
-			c := l.request("c")
-			l.forget()
-			l.answer(newFloors(l.created(), map[string]uint64{ConsumerRequests: 1, ConsumerChanges: 1, ConsumerPayments: 2}).text, c)
-			l.payment("d")
+		"the outcome log has lost its beginning, and carries floors": {func(l *streamHarness) {
+			l.storeOutcomes("", l.storeRequest("a"), l.storePayment("b"))
+			l.storePayment("waits")
+			c := l.storeRequest("c")
+			l.purgeOutcomes()
+			l.storeOutcomes(newFloors(l.created(), map[string]uint64{ConsumerRequests: 1, ConsumerChanges: 1, ConsumerPayments: 2}).text, c)
+			l.storePayment("d")
 		}, [3]uint64{6, 6, 3}},
-		"a floor of a stream before is none": {func(l *ledger) {
+		"a floor of a stream before is none": {func(l *streamHarness) {
 			floors := newFloors(l.created().Add(-time.Second), map[string]uint64{ConsumerRequests: 2})
-			l.request("waits")
-			l.answer(floors.text, l.request("b"))
+			l.storeRequest("waits")
+			l.storeOutcomes(floors.text, l.storeRequest("b"))
 		}, [3]uint64{1, 3, 3}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLedger(t)
+			l := newStreamHarness(t)
 			c.stored(l)
 			if err := l.setup(); err != nil {
 				t.Fatal(err)
 			}
-			if got := l.starts(); got != c.want {
+			if got := l.startSequences(); got != c.want {
 				t.Errorf("they begin at %v, want %v", got, c.want)
 			}
 			if stored := l.stream(l.ns.InStream()).CachedInfo().State.LastSeq > 0; strings.Contains(l.log.String(), "from_stream_seq") != stored {
@@ -199,24 +202,24 @@ func TestMissingConsumerGoesOn(t *testing.T) {
 	}
 }
 
-// TestMissingConsumerThatIsNotKnown has a durable consumer be missing while it is not known which events are
+// TestSetup_ConsumerPositionUnknown_IsError has a durable consumer be missing while it is not known which events are
 // answered. Setup refuses, and says how an operator decides it.
-func TestMissingConsumerThatIsNotKnown(t *testing.T) {
+func TestSetup_ConsumerPositionUnknown_IsError(t *testing.T) {
 	t.Parallel()
-	for name, stored := range map[string]func(l *ledger){
-		ConsumerPayments: func(l *ledger) {
-			l.answer("", l.payment("a"), l.request("b"))
-			l.forget()
-			l.answer("", l.request("c"))
+	for name, stored := range map[string]func(l *streamHarness){
+		ConsumerPayments: func(l *streamHarness) {
+			l.storeOutcomes("", l.storePayment("a"), l.storeRequest("b"))
+			l.purgeOutcomes()
+			l.storeOutcomes("", l.storeRequest("c"))
 		},
-		ConsumerRequests: func(l *ledger) {
-			l.answer("", l.request("a"))
-			l.forget()
+		ConsumerRequests: func(l *streamHarness) {
+			l.storeOutcomes("", l.storeRequest("a"))
+			l.purgeOutcomes()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLedger(t)
+			l := newStreamHarness(t)
 			stored(l)
 			err := l.setup()
 			if err == nil || !strings.Contains(err.Error(), "nats consumer add "+l.ns.InStream()+" "+name+" --pull") {
@@ -236,8 +239,8 @@ func TestMissingConsumerThatIsNotKnown(t *testing.T) {
 				t.Fatal(err)
 			}
 			found := consumer.CachedInfo().Config
-			if faults := ConsumerFaults(found, l.ns.consumer(name)); len(faults) > 0 || found.OptStartSeq != 2 {
-				t.Errorf("it is %+v: %v", found, faults)
+			if drifts := DiffConsumer(found, l.ns.consumer(name)); len(drifts) > 0 || found.OptStartSeq != 2 {
+				t.Errorf("it is %+v: %v", found, drifts)
 			}
 		})
 	}

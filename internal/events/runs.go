@@ -43,20 +43,20 @@ const runSeqsMax = 4000
 // what came of it. It is kept as records on one subject. Each says all of it as it is by then, but
 // has only those letters and results that are in no record before.
 type Run struct {
-	ID         string         `json:"run_id"` // a UUIDv7
-	Verb       string         `json:"verb"`
-	State      string         `json:"state"`
-	Who        string         `json:"who"`
-	Note       string         `json:"note"`
-	StartedAt  holds.Time     `json:"started_at"` // by the clock of who runs it
-	RecordedAt holds.Time     `json:"recorded_at"`
-	Filter     *LetterFilter  `json:"filter,omitzero"` // how the letters were found, nil when they were named
-	Keep       bool           `json:"keep,omitzero"`   // the letters stay
-	Limits     *RunLimits     `json:"limits,omitzero"` // of a replay; nil in the records of older versions
-	Letters    int            `json:"letters"`         // how many there are to work on
-	Counts     map[string]int `json:"counts"`          // of each result
-	Seqs       []uint64       `json:"seqs,omitzero"`   // the letters
-	Results    []RunResult    `json:"results,omitzero"`
+	ID         string            `json:"run_id"` // a UUIDv7
+	Verb       string            `json:"verb"`
+	State      string            `json:"state"`
+	Operator   string            `json:"who"`
+	Note       string            `json:"note"`
+	StartedAt  holds.Time        `json:"started_at"` // by the clock of who runs it
+	RecordedAt holds.Time        `json:"recorded_at"`
+	Filter     *DeadLetterFilter `json:"filter,omitzero"` // how the letters were found, nil when they were named
+	Keep       bool              `json:"keep,omitzero"`   // the letters stay
+	Limits     *RunLimits        `json:"limits,omitzero"` // of a replay; nil in the records of older versions
+	Total      int               `json:"letters"`         // how many there are to work on
+	Counts     map[string]int    `json:"counts"`          // of each result
+	Seqs       []uint64          `json:"seqs,omitzero"`   // the letters
+	Results    []RunResult       `json:"results,omitzero"`
 }
 
 // RunLimits are the limits of a replay, which a run that goes on keeps.
@@ -65,8 +65,8 @@ type RunLimits struct {
 	StopOnFailures int     `json:"stop_on_failures"` // percent of those that have ended
 }
 
-// Ended is how many letters have a result.
-func (r *Run) Ended() (n int) {
+// Processed is how many letters have a result.
+func (r *Run) Processed() (n int) {
 	for _, count := range r.Counts {
 		n += count
 	}
@@ -77,20 +77,20 @@ func (r *Run) Ended() (n int) {
 type RunLog struct {
 	Run Run // without letters and results
 
-	c     *Client
-	last  uint64    // sequence of the last record
-	begun time.Time // when the first record was stored, by the server's clock; zero unless the run is resumed
+	c         *Client
+	last      uint64    // sequence of the last record
+	startedAt time.Time // when the first record was stored, by the server's clock; zero unless the run is resumed
 }
 
-// BeginRun begins the records of a run over letters, and sets its id, its state, its times and
+// StartRun begins the records of a run over letters, and sets its id, its state, its times and
 // what it counts.
-func (c *Client) BeginRun(ctx context.Context, run Run, seqs []uint64) (*RunLog, error) {
+func (c *Client) StartRun(ctx context.Context, run Run, seqs []uint64) (*RunLog, error) {
 	id, err := uuid.NewV7()
 	if err != nil {
 		return nil, fmt.Errorf("new run id: %w", err)
 	}
 	run.ID, run.State, run.StartedAt = id.String(), RunUnfinished, ownTime()
-	run.Letters, run.Counts = len(seqs), make(map[string]int)
+	run.Total, run.Counts = len(seqs), make(map[string]int)
 	log := &RunLog{Run: run, c: c}
 	for chunk := range slices.Chunk(seqs, runSeqsMax) {
 		if err := log.write(ctx, chunk, nil); err != nil {
@@ -102,18 +102,18 @@ func (c *Client) BeginRun(ctx context.Context, run Run, seqs []uint64) (*RunLog,
 
 func ownTime() holds.Time { return holds.Time{Time: time.Now().UTC()} }
 
-// ErrRunNotBegun says that a run was killed before it did anything.
-var ErrRunNotBegun = errors.New("the run did nothing, start a new one")
+// ErrRunNotStarted says that a run was killed before it did anything.
+var ErrRunNotStarted = errors.New("the run did nothing, start a new one")
 
 // ResumeRun goes on with the records of a run, with other limits unless those are nil, and returns the
-// letters that have no result or failed. A process that is still at it has its next record refused: ErrRunElsewhere.
+// letters that have no result or failed. A process that is still at it has its next record refused: ErrRunLocked.
 func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (log *RunLog, left []uint64, err error) {
-	run, last, begun, err := c.run(ctx, id)
+	run, last, begun, err := c.loadRun(ctx, id)
 	if err != nil {
 		return nil, nil, err
 	}
-	if len(run.Seqs) < run.Letters {
-		return nil, nil, fmt.Errorf("run %s: %w", id, ErrRunNotBegun)
+	if len(run.Seqs) < run.Total {
+		return nil, nil, fmt.Errorf("run %s: %w", id, ErrRunNotStarted)
 	}
 	ended := make(map[uint64]struct{}, len(run.Results))
 	for _, result := range run.Results {
@@ -127,7 +127,7 @@ func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (l
 	if limits != nil {
 		run.Limits = limits
 	}
-	log = &RunLog{Run: *run, c: c, last: last, begun: begun}
+	log = &RunLog{Run: *run, c: c, last: last, startedAt: begun}
 	return log, left, log.write(ctx, nil, nil)
 }
 
@@ -145,12 +145,12 @@ func (l *RunLog) End(ctx context.Context, state string) error {
 	return l.write(ctx, nil, nil)
 }
 
-// ErrRunElsewhere says that another process has written records of the same run meanwhile.
-var ErrRunElsewhere = errors.New("another process is at this run")
+// ErrRunLocked says that another process has written records of the same run meanwhile.
+var ErrRunLocked = errors.New("another process is at this run")
 
 // write writes a record, also when ctx is over: what was done is to be known.
 func (l *RunLog) write(ctx context.Context, seqs []uint64, results []RunResult) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), letterRequests)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadLetterRequestLimit)
 	defer cancel()
 	l.Run.RecordedAt = ownTime()
 	record := l.Run
@@ -167,7 +167,7 @@ func (l *RunLog) write(ctx context.Context, seqs []uint64, results []RunResult) 
 	switch {
 	case errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence,
 		errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant:
-		return fmt.Errorf("record run %s: %w", l.Run.ID, ErrRunElsewhere)
+		return fmt.Errorf("record run %s: %w", l.Run.ID, ErrRunLocked)
 	case err != nil:
 		return fmt.Errorf("record run %s in stream %s: %w", l.Run.ID, l.c.ns.RunsStream(), err)
 	}
@@ -175,17 +175,17 @@ func (l *RunLog) write(ctx context.Context, seqs []uint64, results []RunResult) 
 	return nil
 }
 
-// ErrNoRun says that there is no such run.
-var ErrNoRun = errors.New("no such run")
+// ErrRunNotFound says that there is no such run.
+var ErrRunNotFound = errors.New("no such run")
 
-// Run returns a run with all of its letters and results.
-func (c *Client) Run(ctx context.Context, id string) (*Run, error) {
-	run, _, _, err := c.run(ctx, id)
+// GetRun returns a run with all of its letters and results.
+func (c *Client) GetRun(ctx context.Context, id string) (*Run, error) {
+	run, _, _, err := c.loadRun(ctx, id)
 	return run, err
 }
 
-// run also returns the sequence of the last record, and when the first was stored.
-func (c *Client) run(ctx context.Context, id string) (run *Run, last uint64, begun time.Time, err error) {
+// loadRun also returns the sequence of the last record, and when the first was stored.
+func (c *Client) loadRun(ctx context.Context, id string) (run *Run, last uint64, begun time.Time, err error) {
 	var seqs []uint64
 	var results []RunResult
 	places := make(map[uint64]int) // in results; of a letter that failed and was tried again the last counts
@@ -216,15 +216,15 @@ func (c *Client) run(ctx context.Context, id string) (run *Run, last uint64, beg
 		}
 	}
 	if run == nil {
-		return nil, 0, begun, fmt.Errorf("run %s: %w", id, ErrNoRun)
+		return nil, 0, begun, fmt.Errorf("run %s: %w", id, ErrRunNotFound)
 	}
 	run.Seqs, run.Results = seqs, results
 	return run, last, begun, nil
 }
 
-// Runs returns the runs, the one that was recorded last at the end, without their letters and
+// ListRuns returns the runs, the one that was recorded last at the end, without their letters and
 // results.
-func (c *Client) Runs(ctx context.Context) ([]*Run, error) {
+func (c *Client) ListRuns(ctx context.Context) ([]*Run, error) {
 	var runs []*Run
 	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubjects: []string{c.ns.AllRuns()}}
 	for m, err := range c.records(ctx, config) {

@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// TestRuns keeps a run, loses its process, and goes on with it.
-func TestRuns(t *testing.T) {
+// TestResumeRun_ProcessLost_ContinuesRun keeps a run, loses its process, and goes on with it.
+func TestResumeRun_ProcessLost_ContinuesRun(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	b := newHarness(t)
 	client, err := NewClient(b.nc, b.ns)
 	if err != nil {
 		t.Fatal(err)
@@ -20,7 +20,7 @@ func TestRuns(t *testing.T) {
 	for i := range seqs {
 		seqs[i] = uint64(10 + 3*i)
 	}
-	log, err := client.BeginRun(t.Context(), Run{Verb: RunReplay, Who: "ann@desk", Note: "fixed", Filter: &LetterFilter{UserID: "u"}, Keep: true}, seqs)
+	log, err := client.StartRun(t.Context(), Run{Verb: RunReplay, Operator: "ann@desk", Note: "fixed", Filter: &DeadLetterFilter{UserID: "u"}, Keep: true}, seqs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,11 +34,11 @@ func TestRuns(t *testing.T) {
 	if err := log.Record(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
-	run, err := client.Run(t.Context(), log.Run.ID)
+	run, err := client.GetRun(t.Context(), log.Run.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if run.State != RunUnfinished || run.Letters != len(seqs) || run.Ended() != RunResultsMax || run.Who != "ann@desk" || run.Note != "fixed" ||
+	if run.State != RunUnfinished || run.Total != len(seqs) || run.Processed() != RunResultsMax || run.Operator != "ann@desk" || run.Note != "fixed" ||
 		run.Filter.UserID != "u" || !run.Keep || !slices.Equal(run.Seqs, seqs) || !reflect.DeepEqual(run.Results, first) || run.StartedAt.IsZero() {
 		t.Errorf("run %+v", run)
 	}
@@ -52,52 +52,52 @@ func TestRuns(t *testing.T) {
 		t.Fatalf("%v: %d letters are left, want %d", err, len(left), len(seqs)-RunResultsMax)
 	}
 	// The process that was thought dead is told that it is not alone.
-	if err := log.Record(t.Context(), first); !errors.Is(err, ErrRunElsewhere) {
+	if err := log.Record(t.Context(), first); !errors.Is(err, ErrRunLocked) {
 		t.Errorf("two processes record: %v", err)
 	}
-	if err := later.Record(t.Context(), results(left[:2], ReplayDeadAgain)); err != nil {
+	if err := later.Record(t.Context(), results(left[:2], ReplayDeadLettered)); err != nil {
 		t.Error(err)
 	}
 	if err := later.End(t.Context(), RunDone); err != nil {
 		t.Error(err)
 	}
-	run, err = client.Run(t.Context(), log.Run.ID)
+	run, err = client.GetRun(t.Context(), log.Run.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := slices.Concat(first, results(left[:2], ReplayDeadAgain)); run.State != RunDone || run.Ended() != len(want) || !reflect.DeepEqual(run.Results, want) {
+	if want := slices.Concat(first, results(left[:2], ReplayDeadLettered)); run.State != RunDone || run.Processed() != len(want) || !reflect.DeepEqual(run.Results, want) {
 		t.Errorf("%s with %v: %+v", run.State, run.Counts, run.Results)
 	}
-	other, err := client.BeginRun(t.Context(), Run{Verb: RunDiscard}, seqs[:1])
+	other, err := client.StartRun(t.Context(), Run{Verb: RunDiscard}, seqs[:1])
 	if err != nil {
 		t.Fatal(err)
 	}
-	listed, err := client.Runs(t.Context())
+	listed, err := client.ListRuns(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(listed) != 2 || listed[0].ID != log.Run.ID || listed[0].State != RunDone || listed[0].Ended() != RunResultsMax+2 ||
-		listed[0].Counts[ReplayDeadAgain] != 2 || listed[1].ID != other.Run.ID || listed[1].State != RunUnfinished {
+	if len(listed) != 2 || listed[0].ID != log.Run.ID || listed[0].State != RunDone || listed[0].Processed() != RunResultsMax+2 ||
+		listed[0].Counts[ReplayDeadLettered] != 2 || listed[1].ID != other.Run.ID || listed[1].State != RunUnfinished {
 		t.Errorf("runs %+v", listed)
 	}
-	if _, err := client.Run(t.Context(), "none"); !errors.Is(err, ErrNoRun) {
+	if _, err := client.GetRun(t.Context(), "none"); !errors.Is(err, ErrRunNotFound) {
 		t.Errorf("a run that is none: %v", err)
 	}
 }
 
-// TestRunKilledAtItsBegin was killed before its plan was stored whole.
-func TestRunKilledAtItsBegin(t *testing.T) {
+// TestResumeRun_KilledBeforeStart_IsError was killed before its plan was stored whole.
+func TestResumeRun_KilledBeforeStart_IsError(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	b := newHarness(t)
 	client, err := NewClient(b.nc, b.ns)
 	if err != nil {
 		t.Fatal(err)
 	}
-	log := &RunLog{c: client, Run: Run{ID: "half", Letters: 2}}
+	log := &RunLog{c: client, Run: Run{ID: "half", Total: 2}}
 	if err := log.write(t.Context(), []uint64{1}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := client.ResumeRun(t.Context(), "half", nil); !errors.Is(err, ErrRunNotBegun) {
+	if _, _, err := client.ResumeRun(t.Context(), "half", nil); !errors.Is(err, ErrRunNotStarted) {
 		t.Error(err)
 	}
 }

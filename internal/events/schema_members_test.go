@@ -104,7 +104,7 @@ func memberOf(name string, slotsMax uint64) *jsonschema.Schema {
 
 // stockList is a list of what is known of slots.
 func stockList(description string) *jsonschema.Schema {
-	row := reflected(holds.SlotStock{})
+	row := reflected(holds.SlotCounts{})
 	for pair := row.Properties.Oldest(); pair != nil; pair = pair.Next() {
 		pair.Value = &jsonschema.Schema{Type: "integer", Minimum: "0", Maximum: int64Max}
 		if pair.Key == "slot" {

@@ -38,10 +38,10 @@ var dataOf = map[string]struct {
 	InventorySet:         {InventorySetData{}, holds.InventorySlotsMax},
 }
 
-// answers is the data of each outbound event and what it says for which reason. What stands in
+// outcomeData is the data of each outbound event and what it says for which reason. What stands in
 // requires is always there; what a reason requires is there when that is the reason: a|b is one
 // of both.
-var answers = map[string]struct {
+var outcomeData = map[string]struct {
 	data     any
 	requires string
 	reasons  map[string]string
@@ -103,14 +103,14 @@ func dataSchema(t *testing.T, value any, slotsMax uint64) *jsonschema.Schema {
 	t.Helper()
 	s := reflected(value)
 	for pair := s.Properties.Oldest(); pair != nil; pair = pair.Next() {
-		found, told := pair.Value, memberOf(pair.Key, slotsMax)
+		found, described := pair.Value, memberOf(pair.Key, slotsMax)
 		if pair.Key == "slots" && found.Items.Type == "object" {
-			told = stockList("The slots as they are after the change.")
+			described = stockList("The slots as they are after the change.")
 		}
-		if told.Type != "" && told.Type != found.Type {
-			t.Errorf("%T: %s is of the type %s, and told to be %s", value, pair.Key, found.Type, told.Type)
+		if described.Type != "" && described.Type != found.Type {
+			t.Errorf("%T: %s is of the type %s, and told to be %s", value, pair.Key, found.Type, described.Type)
 		}
-		pair.Value = told
+		pair.Value = described
 	}
 	if _, nights := s.Properties.Get("check_in"); nights {
 		s.DependentRequired = map[string][]string{"check_in": {"check_out"}, "check_out": {"check_in"}}
@@ -155,7 +155,7 @@ func inSchema(t *testing.T, event string) *jsonschema.Schema {
 
 // outSchema is the schema of an outbound event.
 func outSchema(t *testing.T, event string) *jsonschema.Schema {
-	answer := answers[event]
+	answer := outcomeData[event]
 	data := dataSchema(t, answer.data, holds.SlotsMax)
 	data.Required = append(data.Required, strings.Fields(answer.requires)...)
 	if quantity, found := data.Properties.Get("quantity"); found && event != holds.EventHoldRejected {
@@ -234,7 +234,7 @@ func deadLetteredSchema() *jsonschema.Schema {
 	for _, reason := range deadLetterReasons {
 		reasons = append(reasons, reason)
 	}
-	s := reflected(DeadLettered{})
+	s := reflected(DeadLetterReply{})
 	s.Version, s.ID, s.Title = jsonschema.Version, "urn:holdfast:schema:dead-lettered", "The event was dead-lettered"
 	s.Properties.Set("error", &jsonschema.Schema{Enum: reasons})
 	s.Properties.Set("detail", &jsonschema.Schema{Type: "string", Pattern: "^[ -~]*$", Description: "What is wrong, in printable ASCII."})
@@ -248,7 +248,7 @@ func schemas(t *testing.T) map[string][]byte {
 	for event := range dataOf {
 		files["in/"+event+".v1.json"] = inSchema(t, event)
 	}
-	for event := range answers {
+	for event := range outcomeData {
 		files["out/"+event+".v1.json"] = outSchema(t, event)
 	}
 	written := make(map[string][]byte)
@@ -266,8 +266,8 @@ func schemas(t *testing.T) map[string][]byte {
 	return written
 }
 
-// TestSchemas keeps docs/schemas as the Go types are.
-func TestSchemas(t *testing.T) {
+// TestSchemas_Files_MatchGoTypes keeps docs/schemas as the Go types are.
+func TestSchemas_Files_MatchGoTypes(t *testing.T) {
 	t.Parallel()
 	if got, want := slices.Sorted(maps.Keys(dataOf)), slices.Sorted(maps.Keys(decoders)); !slices.Equal(got, want) {
 		t.Fatalf("there are schemas of %v, and decoders of %v", got, want)

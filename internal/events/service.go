@@ -23,7 +23,7 @@ import (
 const (
 	EndpointAvailability = "availability" // {"resource_id", and "check_in" with "check_out", or "slots", or neither}
 	EndpointHold         = "hold"         // {"hold_id"}
-	EndpointEvaluate     = "evaluate"     // a message as it would be published, its subject in HeaderDLQSubject
+	EndpointDryRun       = "evaluate"     // a message as it would be published, its subject in HeaderDLQSubject
 )
 
 const (
@@ -38,18 +38,18 @@ const (
 // `nats service ls` finds it. Several workers share the queries.
 type QueryService struct {
 	decider
-	nc     *nats.Conn
-	reader Reader
-	dry    Evaluator
-	worker string
-	turns  chan struct{} // of queries that are being answered
+	nc        *nats.Conn
+	querier   HoldQuerier
+	dryRunner DryRunner
+	worker    string
+	turns     chan struct{} // of queries that are being answered
 }
 
-// NewQueryService returns a QueryService. With dry nil there is no EndpointEvaluate.
-func NewQueryService(nc *nats.Conn, ns Subjects, reader Reader, dry Evaluator, worker string, log zerolog.Logger) *QueryService {
+// NewQueryService returns a QueryService. With dry nil there is no EndpointDryRun.
+func NewQueryService(nc *nats.Conn, ns Namespace, reader HoldQuerier, dry DryRunner, worker string, log zerolog.Logger) *QueryService {
 	return &QueryService{
 		decider: decider{dry, ns, log.With().Str("consumer", "queries").Logger()},
-		nc:      nc, reader: reader, dry: dry, worker: worker, turns: make(chan struct{}, queriesMax),
+		nc:      nc, querier: reader, dryRunner: dry, worker: worker, turns: make(chan struct{}, queriesMax),
 	}
 }
 
@@ -65,11 +65,11 @@ func (q *QueryService) Run(ctx context.Context) error {
 	defer func() { _ = service.Stop() }() // only fails when the connection is closed
 	endpoints := map[string]answerer{
 		EndpointAvailability: func(ctx context.Context, m *query) (any, error) {
-			resource, asked, err := parseAvailability(m.body)
+			resource, selection, err := parseAvailability(m.body)
 			if err != nil {
 				return nil, err
 			}
-			found, err := FindAvailability(ctx, q.reader, resource, asked)
+			found, err := GetAvailability(ctx, q.querier, resource, selection)
 			return found.known(), err
 		},
 		EndpointHold: func(ctx context.Context, m *query) (any, error) {
@@ -77,12 +77,12 @@ func (q *QueryService) Run(ctx context.Context) error {
 			if err != nil {
 				return nil, err
 			}
-			return FindHold(ctx, q.reader, id)
+			return GetHold(ctx, q.querier, id)
 		},
 	}
-	if q.dry != nil {
-		endpoints[EndpointEvaluate] = func(ctx context.Context, m *query) (any, error) {
-			return q.evaluate(ctx, q.dry, m.header.Get(HeaderDLQSubject), m.header, m.body)
+	if q.dryRunner != nil {
+		endpoints[EndpointDryRun] = func(ctx context.Context, m *query) (any, error) {
+			return q.dryRun(ctx, q.dryRunner, m.header.Get(HeaderDLQSubject), m.header, m.body)
 		}
 	}
 	for name, answer := range endpoints {
@@ -182,7 +182,7 @@ func (e *endpoint) handle(m *query) {
 	} else {
 		e.failed.Add(1)
 	}
-	if problem.IsFault() {
+	if problem.IsInternal() {
 		e.q.log.Error().Err(err).Msg("query failed")
 	}
 	e.send(m, nil, problem)
@@ -221,30 +221,30 @@ func (e *endpoint) send(m *query, body []byte, problem Problem) {
 // ErrNoWorker says that no worker answers queries in the namespace.
 var ErrNoWorker = errors.New("no worker answers")
 
-// Evaluate asks a worker what would become of a message if it were published now.
-func (c *Client) Evaluate(ctx context.Context, m *nats.Msg) (Verdict, error) {
-	ask := nats.NewMsg(c.ns.Service(EndpointEvaluate))
-	ask.Data = m.Data
+// DryRun asks a worker what would become of a message if it were published now.
+func (c *Client) DryRun(ctx context.Context, m *nats.Msg) (DryRunResult, error) {
+	request := nats.NewMsg(c.ns.Service(EndpointDryRun))
+	request.Data = m.Data
 	for name, values := range m.Header {
 		if isAttribute(name) { // no more than is decoded, so that it fits
-			ask.Header[name] = values
+			request.Header[name] = values
 		}
 	}
-	ask.Header.Set(HeaderDLQSubject, m.Subject)
-	var v Verdict
-	_, err := c.query(ctx, ask, &v)
+	request.Header.Set(HeaderDLQSubject, m.Subject)
+	var v DryRunResult
+	_, err := c.query(ctx, request, &v)
 	return v, err
 }
 
 // Availability asks a worker of the namespace what can be had of slots. It returns the answer as received too.
-func (c *Client) Availability(ctx context.Context, resource string, asked holds.Asked) (KnownAvailability, []byte, error) {
-	ask := nats.NewMsg(c.ns.Service(EndpointAvailability))
+func (c *Client) Availability(ctx context.Context, resource string, selection holds.SlotSelection) (KnownAvailability, []byte, error) {
+	request := nats.NewMsg(c.ns.Service(EndpointAvailability))
 	var a KnownAvailability
 	var err error
-	if ask.Data, err = json.Marshal(availabilityQuery{resource, asked}); err != nil {
+	if request.Data, err = json.Marshal(availabilityQuery{resource, selection}); err != nil {
 		return a, nil, &RefusedQueryError{http.StatusBadRequest, err.Error()}
 	}
-	body, err := c.query(ctx, ask, &a)
+	body, err := c.query(ctx, request, &a)
 	return a, body, err
 }
 
@@ -258,28 +258,28 @@ func (e *RefusedQueryError) Error() string { return strconv.Itoa(e.Status) + " "
 
 // query asks a worker of the namespace, and reads its answer into answer. It returns ErrNoWorker and
 // *RefusedQueryError.
-func (c *Client) query(ctx context.Context, ask *nats.Msg, answer any) ([]byte, error) {
-	m, err := c.request(ctx, ask)
+func (c *Client) query(ctx context.Context, request *nats.Msg, answer any) ([]byte, error) {
+	m, err := c.requestWithRetry(ctx, request)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
-		return nil, fmt.Errorf("%w on %s", ErrNoWorker, ask.Subject)
+		return nil, fmt.Errorf("%w on %s", ErrNoWorker, request.Subject)
 	case err != nil:
-		return nil, fmt.Errorf("ask on %s: %w", ask.Subject, err)
+		return nil, fmt.Errorf("ask on %s: %w", request.Subject, err)
 	}
 	if reason := m.Header.Get(micro.ErrorHeader); reason != "" {
 		status, _ := strconv.Atoi(m.Header.Get(micro.ErrorCodeHeader)) // of another program: 0
-		return nil, fmt.Errorf("ask on %s: %w", ask.Subject, &RefusedQueryError{status, reason})
+		return nil, fmt.Errorf("ask on %s: %w", request.Subject, &RefusedQueryError{status, reason})
 	}
 	if err := json.Unmarshal(m.Data, answer); err != nil {
-		return nil, fmt.Errorf("read the answer of %s: %w", ask.Subject, err)
+		return nil, fmt.Errorf("read the answer of %s: %w", request.Subject, err)
 	}
 	return m.Data, nil
 }
 
-// request asks, and again while the worker that has the question is busy.
-func (c *Client) request(ctx context.Context, ask *nats.Msg) (*nats.Msg, error) {
+// requestWithRetry asks, and again while the worker that has the question is busy.
+func (c *Client) requestWithRetry(ctx context.Context, request *nats.Msg) (*nats.Msg, error) {
 	for {
-		answer, err := c.nc.RequestMsgWithContext(ctx, ask)
+		answer, err := c.nc.RequestMsgWithContext(ctx, request)
 		if err != nil || !strings.HasPrefix(answer.Header.Get(micro.ErrorHeader), Busy.Reason+": ") {
 			return answer, err
 		}

@@ -17,55 +17,55 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// dryEcho is an Evaluator and a Reader. Its time stands still, and its payments come too late.
-type dryEcho struct {
+// fakeDryRunner is an Evaluator and a Reader. Its time stands still, and its payments come too late.
+type fakeDryRunner struct {
 	*echo
-	down  bool          // its Redis
-	block chan struct{} // closed to let queries of availability go on; nil = they need not wait
-	asked chan struct{} // told of each
+	down     bool          // its Redis
+	block    chan struct{} // closed to let queries of availability go on; nil = they need not wait
+	received chan struct{} // told of each
 }
 
-var dryNow = holds.Time{Time: time.Date(2027, 5, 1, 12, 0, 0, 0, time.UTC)}
+var fakeNow = holds.Time{Time: time.Date(2027, 5, 1, 12, 0, 0, 0, time.UTC)}
 
-func (d *dryEcho) Now(context.Context) (holds.Time, error) {
+func (d *fakeDryRunner) Now(context.Context) (holds.Time, error) {
 	if d.down {
 		return holds.Time{}, holds.ErrDataLost
 	}
-	return dryNow, nil
+	return fakeNow, nil
 }
 
-func (d *dryEcho) Confirm(_ context.Context, requests []holds.ConfirmRequest, emit func(int, holds.Result)) {
+func (d *fakeDryRunner) Confirm(_ context.Context, requests []holds.ConfirmRequest, emit func(int, holds.Result)) {
 	for i, r := range requests {
 		emit(i, holds.Result{Outcome: holds.Outcome{
-			Event: holds.EventConfirmRejected, Resource: r.Hold.Resource, Hold: r.Hold, At: dryNow, Data: holds.ConfirmRejected{Reason: holds.ReasonExpired},
+			Event: holds.EventConfirmRejected, Resource: r.Hold.Resource, Hold: r.Hold, At: fakeNow, Data: holds.ConfirmRejected{Reason: holds.ReasonExpired},
 		}})
 	}
 }
 
-func (d *dryEcho) Lookup(_ context.Context, id holds.HoldID) (holds.HoldView, bool, error) {
-	return holds.HoldView{HoldID: id, ExpiresAt: holds.Time{Time: dryNow.Add(-3 * time.Hour)}}, id.Resource == "room", nil
+func (d *fakeDryRunner) GetHold(_ context.Context, id holds.HoldID) (holds.HoldView, bool, error) {
+	return holds.HoldView{HoldID: id, ExpiresAt: holds.Time{Time: fakeNow.Add(-3 * time.Hour)}}, id.Resource == "room", nil
 }
 
-func (d *dryEcho) Availability(ctx context.Context, resource string, _ holds.Asked) ([]holds.SlotAvailability, error) {
+func (d *fakeDryRunner) Availability(ctx context.Context, resource string, _ holds.SlotSelection) ([]holds.SlotAvailability, error) {
 	switch {
 	case resource == "panics":
 		panic("a bug")
 	case d.block != nil:
-		d.asked <- struct{}{}
+		d.received <- struct{}{}
 		<-d.block
 	}
 	return nil, ctx.Err()
 }
 
-// serve runs a QueryService in a namespace of its own until the test ends, or stop is called.
-func serve(t *testing.T, reader Reader, dry Evaluator) (client *Client, nc *nats.Conn, stop func()) {
+// serveQueries runs a QueryService in a namespace of its own until the test ends, or stop is called.
+func serveQueries(t *testing.T, reader HoldQuerier, dry DryRunner) (client *Client, nc *nats.Conn, stop func()) {
 	t.Helper()
 	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	ns := Subjects(stacktest.Namespace(t))
+	ns := Namespace(stacktest.Namespace(t))
 	if client, err = NewClient(nc, ns); err != nil {
 		t.Fatal(err)
 	}
@@ -98,11 +98,11 @@ func asPublished(client *Client, subject, body string) *nats.Msg {
 	return m
 }
 
-// TestEvaluate says what would become of events, by the code that decides them.
-func TestEvaluate(t *testing.T) {
+// TestDryRun_EachEvent_ReportsOutcome says what would become of events, by the code that decides them.
+func TestDryRun_EachEvent_ReportsOutcome(t *testing.T) {
 	t.Parallel()
-	dry := &dryEcho{echo: &echo{seen: make(map[string]int)}}
-	dry.set(func(key string, _ int) error {
+	dry := &fakeDryRunner{echo: &echo{seen: make(map[string]int)}}
+	dry.setFault(func(key string, _ int) error {
 		switch key {
 		case "bug":
 			panic("a bug")
@@ -111,7 +111,7 @@ func TestEvaluate(t *testing.T) {
 		}
 		return nil
 	})
-	client, _, _ := serve(t, dry, dry)
+	client, _, _ := serveQueries(t, dry, dry)
 	message := func(subject, body string) *nats.Msg { return asPublished(client, subject, body) }
 	binary := message(onPayment, `{"hold_id":"`+holdID+`","payment_id":"p"}`)
 	binary.Header = nats.Header{
@@ -119,46 +119,46 @@ func TestEvaluate(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		m    *nats.Msg
-		want Verdict
+		want DryRunResult
 	}{
-		"decided":      {message(onRequest, keyed("k")), Verdict{"would be refused: echo", "hold.rejected", "echo", "k"}},
-		"lapsed":       {binary, Verdict{"hold lapsed 3 h ago", "hold.confirm_rejected", "expired", "the payment would have to be refunded"}},
-		"malformed":    {message(onRequest, "no JSON"), Verdict{"still malformed", "", "malformed", "body: not one JSON text in UTF-8, at byte 1"}},
-		"misplaced":    {message("holdfast.in.booking.requested.hall", keyed("k")), Verdict{"still on the wrong subject", "", "subject_mismatch", "the event belongs on " + client.ns.In(BookingRequested, "room")}},
-		"too large":    {message(onRequest, strings.Repeat("x", BodyMax+1)), Verdict{"still too large", "", "too_large", "the body is larger than 64 KiB"}},
-		"a bug":        {message(onRequest, keyed("bug")), Verdict{"still fails", "", "poison", "panic: a bug"}},
-		"no subject":   {message("", keyed("k")), Verdict{"still on the wrong subject", "", "subject_mismatch", "the event belongs on " + client.ns.In(BookingRequested, "room")}},
-		"not ours yet": {message(onRequest, strings.Replace(keyed("k"), ".v1", ".v2", 1)), Verdict{"still of an unknown type", "", "unknown_type", "type: must be holdfast.<event>.v1 such as holdfast.booking.requested.v1, found another version of a known event"}},
+		"decided":      {message(onRequest, keyed("k")), DryRunResult{"would be refused: echo", "hold.rejected", "echo", "k"}},
+		"lapsed":       {binary, DryRunResult{"hold lapsed 3 h ago", "hold.confirm_rejected", "expired", "the payment would have to be refunded"}},
+		"malformed":    {message(onRequest, "no JSON"), DryRunResult{"still malformed", "", "malformed", "body: not one JSON text in UTF-8, at byte 1"}},
+		"misplaced":    {message("holdfast.in.booking.requested.hall", keyed("k")), DryRunResult{"still on the wrong subject", "", "subject_mismatch", "the event belongs on " + client.ns.In(BookingRequested, "room")}},
+		"too large":    {message(onRequest, strings.Repeat("x", BodyMax+1)), DryRunResult{"still too large", "", "too_large", "the body is larger than 64 KiB"}},
+		"a bug":        {message(onRequest, keyed("bug")), DryRunResult{"still fails", "", "poison", "panic: a bug"}},
+		"no subject":   {message("", keyed("k")), DryRunResult{"still on the wrong subject", "", "subject_mismatch", "the event belongs on " + client.ns.In(BookingRequested, "room")}},
+		"not ours yet": {message(onRequest, strings.Replace(keyed("k"), ".v1", ".v2", 1)), DryRunResult{"still of an unknown type", "", "unknown_type", "type: must be holdfast.<event>.v1 such as holdfast.booking.requested.v1, found another version of a known event"}},
 	} {
-		if got, err := client.Evaluate(t.Context(), c.m); err != nil || got != c.want {
+		if got, err := client.DryRun(t.Context(), c.m); err != nil || got != c.want {
 			t.Errorf("%s: %v %+v, want %+v", name, err, got, c.want)
 		}
 	}
-	if v, err := client.Evaluate(t.Context(), message(onRequest, keyed("outage"))); err == nil || !strings.Contains(err.Error(), "503 unavailable") {
+	if v, err := client.DryRun(t.Context(), message(onRequest, keyed("outage"))); err == nil || !strings.Contains(err.Error(), "503 unavailable") {
 		t.Errorf("an outage: %v %+v", err, v)
 	}
 }
 
-// TestEvaluateNowhere asks where nobody can say.
-func TestEvaluateNowhere(t *testing.T) {
+// TestDryRun_NoWorkerOrDataLost_IsError asks where nobody can say.
+func TestDryRun_NoWorkerOrDataLost_IsError(t *testing.T) {
 	t.Parallel()
-	down := &dryEcho{echo: &echo{}, down: true}
-	lost, _, _ := serve(t, down, down)
-	if _, err := lost.Evaluate(t.Context(), nats.NewMsg(onRequest)); err == nil || !strings.Contains(err.Error(), "503 rebuilding") {
+	down := &fakeDryRunner{echo: &echo{}, down: true}
+	lost, _, _ := serveQueries(t, down, down)
+	if _, err := lost.DryRun(t.Context(), nats.NewMsg(onRequest)); err == nil || !strings.Contains(err.Error(), "503 rebuilding") {
 		t.Errorf("redis has lost its data: %v", err)
 	}
-	without, _, _ := serve(t, down, nil)
-	if _, err := without.Evaluate(t.Context(), nats.NewMsg(onRequest)); !errors.Is(err, ErrNoWorker) {
+	without, _, _ := serveQueries(t, down, nil)
+	if _, err := without.DryRun(t.Context(), nats.NewMsg(onRequest)); !errors.Is(err, ErrNoWorker) {
 		t.Errorf("no evaluation there: %v", err)
 	}
 }
 
-// TestServiceIsFound asks as `nats service` does, and counts what was answered.
-func TestServiceIsFound(t *testing.T) {
+// TestQueryService_EachQuery_AnsweredAndCounted asks as `nats service` does, and counts what was answered.
+func TestQueryService_EachQuery_AnsweredAndCounted(t *testing.T) {
 	t.Parallel()
-	dry := &dryEcho{echo: &echo{}}
-	client, nc, _ := serve(t, dry, dry)
-	ask := func(subject, body string) *nats.Msg {
+	dry := &fakeDryRunner{echo: &echo{}}
+	client, nc, _ := serveQueries(t, dry, dry)
+	request := func(subject, body string) *nats.Msg {
 		t.Helper()
 		m, err := nc.Request(subject, []byte(body), time.Minute)
 		if err != nil {
@@ -179,13 +179,13 @@ func TestServiceIsFound(t *testing.T) {
 		{EndpointAvailability, `{"resource_id":"panics"}`, "503", "unavailable"},
 		{EndpointAvailability, `{"resource_id":"room","resource_id":"room"}`, "400", "repeated"},
 	} {
-		m := ask(client.ns.Service(c.subject), c.body)
+		m := request(client.ns.Service(c.subject), c.body)
 		if got := m.Header.Get(micro.ErrorCodeHeader); got != c.code || !strings.Contains(string(m.Data), c.has) || c.code != "" && !strings.Contains(m.Header.Get(micro.ErrorHeader), ": ") {
 			t.Errorf("%s %s: %s %v, want %s with %s", c.subject, c.body, m.Data, m.Header, c.code, c.has)
 		}
 	}
 	var info micro.Info
-	if err := json.Unmarshal(ask("$SRV.INFO."+string(client.ns), "").Data, &info); err != nil || len(info.Endpoints) != 3 || info.Metadata["worker"] != "w1" {
+	if err := json.Unmarshal(request("$SRV.INFO."+string(client.ns), "").Data, &info); err != nil || len(info.Endpoints) != 3 || info.Metadata["worker"] != "w1" {
 		t.Errorf("%v: info %+v", err, info)
 	}
 	var stats struct {
@@ -194,7 +194,7 @@ func TestServiceIsFound(t *testing.T) {
 			Data endpointStats `json:"data"`
 		} `json:"endpoints"`
 	}
-	if err := json.Unmarshal(ask("$SRV.STATS."+string(client.ns), "").Data, &stats); err != nil {
+	if err := json.Unmarshal(request("$SRV.STATS."+string(client.ns), "").Data, &stats); err != nil {
 		t.Fatal(err)
 	}
 	for _, e := range stats.Endpoints {
@@ -205,8 +205,8 @@ func TestServiceIsFound(t *testing.T) {
 	}
 }
 
-// fill has as many queries wait as are answered at a time, and returns where their answers come.
-func fill(t *testing.T, client *Client, nc *nats.Conn, reader *dryEcho) chan *nats.Msg {
+// fillQueryTurns has as many queries wait as are answered at a time, and returns where their answers come.
+func fillQueryTurns(t *testing.T, client *Client, nc *nats.Conn, reader *fakeDryRunner) chan *nats.Msg {
 	t.Helper()
 	answers := make(chan *nats.Msg, queriesMax)
 	for range queriesMax {
@@ -218,7 +218,7 @@ func fill(t *testing.T, client *Client, nc *nats.Conn, reader *dryEcho) chan *na
 			}
 			answers <- m
 		}()
-		<-reader.asked
+		<-reader.received
 	}
 	return answers
 }
@@ -226,28 +226,28 @@ func fill(t *testing.T, client *Client, nc *nats.Conn, reader *dryEcho) chan *na
 // TestQueryService_Full_RefusesAtOnce asks once more while as many queries as are answered at a time wait.
 func TestQueryService_Full_RefusesAtOnce(t *testing.T) {
 	t.Parallel()
-	dry := &dryEcho{echo: &echo{seen: make(map[string]int)}, block: make(chan struct{}), asked: make(chan struct{})}
-	client, nc, _ := serve(t, dry, dry)
+	dry := &fakeDryRunner{echo: &echo{seen: make(map[string]int)}, block: make(chan struct{}), received: make(chan struct{})}
+	client, nc, _ := serveQueries(t, dry, dry)
 	goOn := sync.OnceFunc(func() { close(dry.block) })
 	t.Cleanup(goOn)
-	answers := fill(t, client, nc, dry)
+	answers := fillQueryTurns(t, client, nc, dry)
 	m, err := nc.Request(client.ns.Service(EndpointAvailability), []byte(`{"resource_id":"room"}`), time.Minute)
 	if err != nil || m.Header.Get(micro.ErrorCodeHeader) != "503" || !strings.Contains(string(m.Data), `"error":"busy"`) {
 		t.Fatalf("the query that had no turn: %v %+v", err, m)
 	}
 
 	// A dry run asks again by itself.
-	evaluated := make(chan error)
+	dryRunDone := make(chan error)
 	go func() {
-		_, err := client.Evaluate(t.Context(), asPublished(client, onRequest, keyed("k")))
-		evaluated <- err
+		_, err := client.DryRun(t.Context(), asPublished(client, onRequest, keyed("k")))
+		dryRunDone <- err
 	}()
 	stacktest.Eventually(t, "the evaluation to be refused", func() bool {
 		m, err := nc.Request("$SRV.STATS."+string(client.ns), nil, time.Minute)
-		return err == nil && failedAt(t, m.Data, EndpointEvaluate) > 0
+		return err == nil && failedQueries(t, m.Data, EndpointDryRun) > 0
 	})
 	goOn()
-	if err := <-evaluated; err != nil {
+	if err := <-dryRunDone; err != nil {
 		t.Errorf("the evaluation that was refused at first: %v", err)
 	}
 	for range queriesMax {
@@ -257,8 +257,8 @@ func TestQueryService_Full_RefusesAtOnce(t *testing.T) {
 	}
 }
 
-// failedAt reads from statistics how many queries of an endpoint failed.
-func failedAt(t *testing.T, stats []byte, endpoint string) (n int64) {
+// failedQueries reads from statistics how many queries of an endpoint failed.
+func failedQueries(t *testing.T, stats []byte, endpoint string) (n int64) {
 	t.Helper()
 	var of struct {
 		Endpoints []struct {
@@ -277,12 +277,12 @@ func failedAt(t *testing.T, stats []byte, endpoint string) (n int64) {
 	return n
 }
 
-// TestServiceStops has as many queries as are answered at a time wait, and the service stop: they are answered.
-func TestServiceStops(t *testing.T) {
+// TestQueryService_Stop_AnswersBegunQueries has as many queries as are answered at a time wait, and the service stop: they are answered.
+func TestQueryService_Stop_AnswersBegunQueries(t *testing.T) {
 	t.Parallel()
-	reader := &dryEcho{block: make(chan struct{}), asked: make(chan struct{})}
-	client, nc, stop := serve(t, reader, nil)
-	answers := fill(t, client, nc, reader)
+	reader := &fakeDryRunner{block: make(chan struct{}), received: make(chan struct{})}
+	client, nc, stop := serveQueries(t, reader, nil)
+	answers := fillQueryTurns(t, client, nc, reader)
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); stop() }()
 	stacktest.Eventually(t, "the service to be gone", func() bool {

@@ -11,8 +11,8 @@ import (
 	"holdfast/internal/holds"
 )
 
-// outcomeSlot bounds the bytes of one slot in inventory.updated.
-const outcomeSlot = 192
+// outcomeSlotBytes bounds the bytes of one slot in inventory.updated.
+const outcomeSlotBytes = 192
 
 // oversizedError says that the outcome of an event is larger than what can be published.
 type oversizedError struct{ size, limit int64 }
@@ -34,7 +34,7 @@ func (c *Consumer) outcomeLimit() int64 {
 // readOutcomeMax reads how many bytes the stream of outcomes takes in a message. When that fails, what was read before
 // stays.
 func (c *Consumer) readOutcomeMax(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, lookWithin)
+	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
 	defer cancel()
 	if out, err := c.js.Stream(ctx, c.ns.OutStream()); err == nil {
 		c.outcomeMax.Store(int64(out.CachedInfo().Config.MaxMsgSize))
@@ -49,7 +49,7 @@ func (c *Consumer) checkSize(ctx context.Context, d *delivery, limit int64) erro
 		return nil
 	}
 	c.readOutcomeMax(ctx)
-	m, err := c.message(d, wantedOutcome(d.in))
+	m, err := c.message(d, largestOutcome(d.in))
 	if err != nil {
 		return nil //nolint:nilerr // it fails again when the event is decided
 	}
@@ -68,7 +68,7 @@ func roughSize(d *delivery) int64 {
 		}
 	}
 	if d.in.Inventory != nil {
-		size += outcomeSlot * len(slotNames(d.in.Inventory.Asked))
+		size += outcomeSlotBytes * len(slotNames(d.in.Inventory.Selection))
 	}
 	return int64(size)
 }
@@ -84,26 +84,26 @@ func messageSize(m *nats.Msg) int64 {
 	return int64(size)
 }
 
-// wantedOutcome returns the outcome of an event that does what it asks for, as far as the event itself has it: as large
+// largestOutcome returns the outcome of an event that does what it asks for, as far as the event itself has it: as large
 // as it can become where the event has all of it, for a booking.requested or an inventory.set.
-func wantedOutcome(in *Inbound) holds.Outcome {
+func largestOutcome(in *Inbound) holds.Outcome {
 	at := holds.Time{Time: time.Now().UTC()}
 	o := holds.Outcome{Resource: in.Resource, At: at}
 	switch {
 	case in.Place != nil:
 		r := in.Place
 		o.Event, o.Hold = holds.EventHoldCreated, holds.HoldID{Resource: r.Resource, UUID: strings.Repeat("0", 32)}
-		o.Memory.Fingerprint = strings.Repeat("0", 32)
+		o.RebuildMetadata.Fingerprint = strings.Repeat("0", 32)
 		o.Data = holds.HoldCreated{CreatedAt: at, ExpiresAt: at, HoldData: holds.HoldData{
 			ResourceID: r.Resource, HoldID: o.Hold, RequestKey: r.RequestKey, UserID: r.User,
-			Asked: r.Asked, Quantity: &r.Quantity, Metadata: r.Metadata,
+			SlotSelection: r.Selection, Quantity: &r.Quantity, Metadata: r.Metadata,
 		}}
 	case in.Inventory != nil:
 		r := in.Inventory
-		names := slotNames(r.Asked)
-		slots := make([]holds.SlotStock, len(names))
+		names := slotNames(r.Selection)
+		slots := make([]holds.SlotCounts, len(names))
 		for i, name := range names {
-			slots[i] = holds.SlotStock{Slot: name, Capacity: r.Capacity, Reserved: r.Capacity, Held: r.Capacity}
+			slots[i] = holds.SlotCounts{Slot: name, Capacity: r.Capacity, Reserved: r.Capacity, Held: r.Capacity}
 		}
 		o.Event, o.At = holds.EventInventoryUpdated, holds.Time{}
 		o.Data = holds.InventoryUpdated{ResourceID: r.Resource, Slots: slots}
@@ -123,15 +123,15 @@ func wantedOutcome(in *Inbound) holds.Outcome {
 }
 
 // slotNames returns the names of the slots that an inventory.set asks for, at most holds.InventorySlotsMax.
-func slotNames(asked holds.Asked) []string {
-	if asked.CheckIn == "" {
-		if asked.Slots == nil {
+func slotNames(selection holds.SlotSelection) []string {
+	if selection.CheckIn == "" {
+		if selection.Slots == nil {
 			return []string{holds.StockSlot}
 		}
-		return asked.Slots
+		return selection.Slots
 	}
-	in, err := time.Parse(holds.DateFormat, asked.CheckIn)
-	out, err2 := time.Parse(holds.DateFormat, asked.CheckOut)
+	in, err := time.Parse(holds.DateFormat, selection.CheckIn)
+	out, err2 := time.Parse(holds.DateFormat, selection.CheckOut)
 	if err != nil || err2 != nil {
 		return nil
 	}
@@ -142,27 +142,27 @@ func slotNames(asked holds.Asked) []string {
 	return names
 }
 
-// oversized handles an outcome that NATS has refused as too large after its event was decided, because the limit has
+// handleOversized handles an outcome that NATS has refused as too large after its event was decided, because the limit has
 // shrunk meanwhile or only the hold makes it so large. It withdraws what was granted and returns the dead letter that
 // it has stored, nil for a payment, which is retried.
-func (l *lane) oversized(ctx context.Context, s stored) (dead *nats.Msg, err error) {
+func (l *lane) handleOversized(ctx context.Context, s pendingMsg) (dead *nats.Msg, err error) {
 	l.readOutcomeMax(ctx)
 	if err := l.withdraw(ctx, s.delivery); err != nil {
 		return nil, err
 	}
 	s.result.Err = &oversizedError{messageSize(s.message), l.outcomeLimit()}
-	message, _ := l.answer(ctx, s.delivery)
+	message, _ := l.finalMessage(ctx, s.delivery)
 	if message == nil {
 		return nil, nil // it waits
 	}
-	id, err := l.letterID(ctx, s.delivery)
+	id, err := l.deadLetterID(ctx, s.delivery)
 	if err != nil {
 		return nil, err
 	}
 	message.Header.Set(headerMsgID, id)
 	_, err = l.js.PublishMsg(ctx, message)
 	if isTooLarge(err) {
-		message, err = l.park(ctx, stored{delivery: s.delivery, message: message})
+		message, err = l.storeClaimCheck(ctx, pendingMsg{delivery: s.delivery, message: message})
 	}
 	return message, err
 }
@@ -174,7 +174,7 @@ func (l *lane) withdraw(ctx context.Context, d *delivery) (err error) {
 	if !granted || created.Replayed {
 		return nil
 	}
-	release := holds.ReleaseRequest{Cause: d.in.OutcomeID, Hold: d.result.Outcome.Hold, Resource: d.in.Resource}
+	release := holds.ReleaseRequest{EventID: d.in.OutcomeID, Hold: d.result.Outcome.Hold, Resource: d.in.Resource}
 	l.service.Release(ctx, []holds.ReleaseRequest{release}, func(_ int, r holds.Result) { err = r.Err })
 	return err
 }

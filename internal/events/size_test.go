@@ -21,12 +21,12 @@ func requestData(key string) string {
 	return `{"request_key":"` + key + `","user_id":"u","resource_id":"room","quantity":1}`
 }
 
-// TestOversized_NotDecided has events whose outcomes are larger than the server takes: each is dead-lettered once and
+// TestOversized_OutcomeAboveLimit_NotDecided has events whose outcomes are larger than the server takes: each is dead-lettered once and
 // at once, nothing is decided for it, and the consumers do not pause. A payment is decided and retried.
-func TestOversized_NotDecided(t *testing.T) {
+func TestOversized_OutcomeAboveLimit_NotDecided(t *testing.T) {
 	t.Parallel()
 	const limit = 16 << 10
-	b := newBenchAt(t, smallServer(t, limit), func(js jetstream.JetStream) jetstream.JetStream { return js })
+	b := newHarnessAt(t, smallServer(t, limit), func(js jetstream.JetStream) jetstream.JetStream { return js })
 	b.publish(b.ns.In(BookingRequested, "room"), nil, filled(BookingRequested, requestData("large"), limit-100))
 	traced := nats.Header{headerTraceParent: {strings.Repeat("x", limit-500)}}
 	b.publish(b.ns.In(BookingRequested, "room"), traced, keyed("traced"))
@@ -42,11 +42,11 @@ func TestOversized_NotDecided(t *testing.T) {
 			t.Errorf("headers %.300v", h)
 		}
 	}
-	stacktest.Eventually(t, "retries of the payment", func() bool { return b.asked("large-payment") > 3 })
+	stacktest.Eventually(t, "retries of the payment", func() bool { return b.decidedCount("large-payment") > 3 })
 	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("small"))
 	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "e2", payment("small-payment")))
 	b.await("the outcomes of others", func() bool { return len(b.out) == 2 })
-	if n := b.asked("large") + b.asked("traced") + b.asked("nights"); n != 0 {
+	if n := b.decidedCount("large") + b.decidedCount("traced") + b.decidedCount("nights"); n != 0 {
 		t.Errorf("%d events were decided whose outcomes cannot be published", n)
 	}
 	for _, c := range b.workers {
@@ -59,11 +59,11 @@ func TestOversized_NotDecided(t *testing.T) {
 	}
 }
 
-// TestOversized_LimitShrinks has the stream of outcomes take less than before: the hold that was granted before that is
+// TestOversized_LimitShrinks_ReleasesHold has the stream of outcomes take less than before: the hold that was granted before that is
 // seen is released, its request is dead-lettered, and the next such request is not decided.
-func TestOversized_LimitShrinks(t *testing.T) {
+func TestOversized_LimitShrinks_ReleasesHold(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	b := newHarness(t)
 	b.mu.Lock()
 	b.grant = true
 	b.mu.Unlock()
@@ -84,7 +84,7 @@ func TestOversized_LimitShrinks(t *testing.T) {
 	b.echo.mu.Lock()
 	freed := fmt.Sprint(b.freed)
 	b.echo.mu.Unlock()
-	first, second := b.asked("first"), b.asked("second")
+	first, second := b.decidedCount("first"), b.decidedCount("second")
 	if first != 1 || second != 0 || freed != "[room."+strings.Repeat("a", 32)+"]" || len(b.out) != 0 {
 		t.Errorf("decided %d and %d times, released %s, %d outcomes", first, second, freed, len(b.out))
 	}
@@ -95,10 +95,10 @@ func TestOversized_LimitShrinks(t *testing.T) {
 	b.await("the outcome of a small one", func() bool { return len(b.out) == 1 })
 }
 
-// TestWantedOutcome_Bound compares the bound of an outcome's size with the size of outcomes.
-func TestWantedOutcome_Bound(t *testing.T) {
+// TestLargestOutcome_EachEvent_BoundsSize compares the bound of an outcome's size with the size of outcomes.
+func TestLargestOutcome_EachEvent_BoundsSize(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
+	b := newHarness(t)
 	b.cancel()
 	b.loops.Wait()
 	c := b.workers[0]
@@ -115,12 +115,12 @@ func TestWantedOutcome_Bound(t *testing.T) {
 	} {
 		b.publish(b.ns.In(event.event, "room"), nats.Header{headerTraceParent: {"t"}}, event.body)
 		d := b.fetchAllOf(c, 1)[0]
-		in, err := DecodeAnywhere(d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
+		in, err := DecodeEvent(d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
 		if err != nil {
 			t.Fatal(err)
 		}
 		d.in = in
-		m, err := c.message(d, wantedOutcome(in))
+		m, err := c.message(d, largestOutcome(in))
 		if err != nil {
 			t.Fatal(err)
 		}

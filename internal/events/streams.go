@@ -34,19 +34,19 @@ const (
 	streamSetupLimit = 30 * time.Second
 )
 
-// Reach is what the streams of a namespace depend on: how far back an outcome can matter when Redis is rebuilt
+// Retention is what the streams of a namespace depend on: how far back an outcome can matter when Redis is rebuilt
 // from the outbound stream, and how many servers keep a copy.
-type Reach struct {
-	Life     time.Duration // of a hold, at most
-	Memory   time.Duration // of ended holds and of answers
-	Replicas int           // of each stream; 0 = 3 in a cluster, 1 on a lone server
+type Retention struct {
+	HoldLifetime time.Duration // of a hold, at most
+	AnswerTTL    time.Duration // of ended holds and of answers
+	Replicas     int           // of each stream; 0 = 3 in a cluster, 1 on a lone server
 }
 
 // replicasDefault is how many copies a stream has in a cluster.
 const replicasDefault = 3
 
 // Streams are the streams of a namespace as Setup creates them.
-func (ns Subjects) Streams(reach Reach) []jetstream.StreamConfig {
+func (ns Namespace) Streams(retention Retention) []jetstream.StreamConfig {
 	streams := []jetstream.StreamConfig{
 		{
 			Name: ns.InStream(), Subjects: []string{ns.AllIn()},
@@ -56,7 +56,7 @@ func (ns Subjects) Streams(reach Reach) []jetstream.StreamConfig {
 		{
 			Name: ns.OutStream(), Subjects: []string{ns.AllOut()},
 			Description: "what Holdfast answers",
-			Discard:     jetstream.DiscardOld, MaxAge: max(outAgeMin, 2*(reach.Life+reach.Memory)), Duplicates: outDuplicates,
+			Discard:     jetstream.DiscardOld, MaxAge: max(outAgeMin, 2*(retention.HoldLifetime+retention.AnswerTTL)), Duplicates: outDuplicates,
 		},
 		{
 			Name: ns.DLQStream(), Subjects: []string{ns.AllDLQ()},
@@ -71,13 +71,13 @@ func (ns Subjects) Streams(reach Reach) []jetstream.StreamConfig {
 	}
 	for i := range streams {
 		streams[i].Storage, streams[i].Retention = jetstream.FileStorage, jetstream.LimitsPolicy
-		streams[i].Replicas = reach.Replicas
+		streams[i].Replicas = retention.Replicas
 	}
 	return streams
 }
 
 // Consumers are the durable consumers of the inbound stream as Setup creates them.
-func (ns Subjects) Consumers() []jetstream.ConsumerConfig {
+func (ns Namespace) Consumers() []jetstream.ConsumerConfig {
 	consumers := []jetstream.ConsumerConfig{
 		{Durable: ConsumerRequests, FilterSubjects: []string{ns.AllIn()}},
 		{Durable: ConsumerChanges, FilterSubjects: ns.changes()},
@@ -93,7 +93,7 @@ func (ns Subjects) Consumers() []jetstream.ConsumerConfig {
 }
 
 // consumer is the durable consumer of a name.
-func (ns Subjects) consumer(name string) (config jetstream.ConsumerConfig) {
+func (ns Namespace) consumer(name string) (config jetstream.ConsumerConfig) {
 	for _, config = range ns.Consumers() {
 		if config.Durable == name {
 			break
@@ -104,7 +104,7 @@ func (ns Subjects) consumer(name string) (config jetstream.ConsumerConfig) {
 
 // answeredBy returns which events a durable consumer answers, by their subjects. Those that another one answers it
 // passes over, whatever the filters of the consumers are, which workers of two versions may want to be different.
-func (ns Subjects) answeredBy(name string) func(subject string) bool {
+func (ns Namespace) answeredBy(name string) func(subject string) bool {
 	begins := func(with []string) func(string) bool {
 		prefixes := prefixes(with)
 		return func(subject string) bool {
@@ -125,11 +125,11 @@ func (ns Subjects) answeredBy(name string) func(subject string) bool {
 // their operators made them, but for the duplicate window of the inbound stream, which it brings
 // down. For a stream that would break a promise it returns an error. A consumer that is missing goes on
 // behind the last answered event, and log says so; where that is not known, Setup returns an error.
-func Setup(parent context.Context, js jetstream.JetStream, ns Subjects, reach Reach, log zerolog.Logger) error {
+func Setup(parent context.Context, js jetstream.JetStream, ns Namespace, retention Retention, log zerolog.Logger) error {
 	ctx, cancel := context.WithTimeout(parent, streamSetupLimit)
 	defer cancel()
-	for _, config := range ns.Streams(reach) {
-		if err := ns.ensureStream(ctx, js, config, reach); err != nil {
+	for _, config := range ns.Streams(retention) {
+		if err := ns.ensureStream(ctx, js, config, retention); err != nil {
 			return fmt.Errorf("stream %s: %w", config.Name, err)
 		}
 	}
@@ -142,9 +142,9 @@ func Setup(parent context.Context, js jetstream.JetStream, ns Subjects, reach Re
 }
 
 // Remove removes the streams of a namespace, with all that is in them.
-func Remove(ctx context.Context, js jetstream.JetStream, ns Subjects) error {
+func Remove(ctx context.Context, js jetstream.JetStream, ns Namespace) error {
 	var errs []error
-	for _, config := range ns.Streams(Reach{}) {
+	for _, config := range ns.Streams(Retention{}) {
 		if err := js.DeleteStream(ctx, config.Name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
 			errs = append(errs, fmt.Errorf("remove stream %s: %w", config.Name, err))
 		}
@@ -153,14 +153,14 @@ func Remove(ctx context.Context, js jetstream.JetStream, ns Subjects) error {
 }
 
 // changes and payments are the subjects of the consumers of these names.
-func (ns Subjects) changes() []string {
+func (ns Namespace) changes() []string {
 	return ns.ofAny(BookingExtended, BookingCancelled, ReservationCancelled, InventorySet)
 }
 
-func (ns Subjects) payments() []string { return ns.ofAny("payment") }
+func (ns Namespace) payments() []string { return ns.ofAny("payment") }
 
 // ofAny are the subjects of events about any resource.
-func (ns Subjects) ofAny(events ...string) []string {
+func (ns Namespace) ofAny(events ...string) []string {
 	subjects := make([]string, len(events))
 	for i, event := range events {
 		subjects[i] = ns.In(event, ">")
@@ -168,7 +168,7 @@ func (ns Subjects) ofAny(events ...string) []string {
 	return subjects
 }
 
-func (ns Subjects) ensureStream(ctx context.Context, js jetstream.JetStream, config jetstream.StreamConfig, reach Reach) error {
+func (ns Namespace) ensureStream(ctx context.Context, js jetstream.JetStream, config jetstream.StreamConfig, retention Retention) error {
 	stream, err := js.Stream(ctx, config.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return createStream(ctx, js, config)
@@ -183,9 +183,9 @@ func (ns Subjects) ensureStream(ctx context.Context, js jetstream.JetStream, con
 			return fmt.Errorf("bring its duplicate window down to %s: %w", config.Duplicates, err)
 		}
 	}
-	for _, fault := range ns.StreamFaults(found, config, reach) {
-		if fault.Breaks {
-			return errors.New(fault.String())
+	for _, drift := range ns.DiffStream(found, config, retention) {
+		if drift.Fatal {
+			return errors.New(drift.String())
 		}
 	}
 	return nil

@@ -11,11 +11,11 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestSmallestDuplicateWindow has the server say which duplicate windows it takes.
-func TestSmallestDuplicateWindow(t *testing.T) {
+// TestDuplicateWindow_BelowMinimum_IsRefused has the server say which duplicate windows it takes.
+func TestDuplicateWindow_BelowMinimum_IsRefused(t *testing.T) {
 	t.Parallel()
 	js := newJetStream(t)
-	ns := Subjects(stacktest.Namespace(t))
+	ns := Namespace(stacktest.Namespace(t))
 	for window, want := range map[time.Duration]time.Duration{
 		inDuplicates - time.Millisecond: 0, // refused
 		inDuplicates:                    inDuplicates,
@@ -37,13 +37,13 @@ func TestSmallestDuplicateWindow(t *testing.T) {
 	}
 }
 
-// TestSameIDOfTwoSources has two sources use the same event id, also as Nats-Msg-Id, on a stream that was
+// TestConsumer_SameIDFromTwoSources_BothAnswered has two sources use the same event id, also as Nats-Msg-Id, on a stream that was
 // made with the server's default duplicate window. Both have an outcome.
-func TestSameIDOfTwoSources(t *testing.T) {
+func TestConsumer_SameIDFromTwoSources_BothAnswered(t *testing.T) {
 	t.Parallel()
-	b := newBench(t)
-	limit(t, b.ns, func(c *jetstream.StreamConfig) { c.Duplicates = 2 * time.Minute })
-	if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
+	b := newHarness(t)
+	updateInboundStream(t, b.ns, func(c *jetstream.StreamConfig) { c.Duplicates = 2 * time.Minute })
+	if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
 	event := func(source string) *nats.Msg {
@@ -64,7 +64,7 @@ func TestSameIDOfTwoSources(t *testing.T) {
 		return !ack.Duplicate
 	})
 	b.await("an outcome of each", func() bool { return len(b.out) == 2 })
-	if b.asked("/one") == 0 || b.asked("/other") == 0 {
-		t.Errorf("decided: %d of one source, %d of the other", b.asked("/one"), b.asked("/other"))
+	if b.decidedCount("/one") == 0 || b.decidedCount("/other") == 0 {
+		t.Errorf("decided: %d of one source, %d of the other", b.decidedCount("/one"), b.decidedCount("/other"))
 	}
 }

@@ -22,39 +22,39 @@ const (
 	ReasonPoison          = "poison"
 )
 
-// Subjects builds every subject and stream name, for the namespace that it is.
-type Subjects string
+// Namespace builds every subject and stream name, for the namespace that it is.
+type Namespace string
 
 // InStream, OutStream, DLQStream and RunsStream are the names of the streams.
-func (ns Subjects) InStream() string   { return strings.ToUpper(string(ns)) + "_IN" }
-func (ns Subjects) OutStream() string  { return strings.ToUpper(string(ns)) + "_OUT" }
-func (ns Subjects) DLQStream() string  { return strings.ToUpper(string(ns)) + "_DLQ" }
-func (ns Subjects) RunsStream() string { return strings.ToUpper(string(ns)) + "_RUNS" }
+func (ns Namespace) InStream() string   { return strings.ToUpper(string(ns)) + "_IN" }
+func (ns Namespace) OutStream() string  { return strings.ToUpper(string(ns)) + "_OUT" }
+func (ns Namespace) DLQStream() string  { return strings.ToUpper(string(ns)) + "_DLQ" }
+func (ns Namespace) RunsStream() string { return strings.ToUpper(string(ns)) + "_RUNS" }
 
 // In is the subject of an inbound event about a resource; ">" as the resource means any.
-func (ns Subjects) In(event, resource string) string {
+func (ns Namespace) In(event, resource string) string {
 	return string(ns) + ".in." + event + "." + resource
 }
 
 // Out is the subject of an outbound event about a resource.
-func (ns Subjects) Out(event, resource string) string {
+func (ns Namespace) Out(event, resource string) string {
 	return string(ns) + ".out." + event + "." + resource
 }
 
 // DLQ is the subject of dead letters with a reason.
-func (ns Subjects) DLQ(reason string) string { return string(ns) + ".dlq." + reason }
+func (ns Namespace) DLQ(reason string) string { return string(ns) + ".dlq." + reason }
 
 // Run is the subject of the records of a run over dead letters.
-func (ns Subjects) Run(id string) string { return string(ns) + ".runs." + id }
+func (ns Namespace) Run(id string) string { return string(ns) + ".runs." + id }
 
 // Service is the subject of an endpoint of the service that answers queries.
-func (ns Subjects) Service(endpoint string) string { return string(ns) + ".svc." + endpoint }
+func (ns Namespace) Service(endpoint string) string { return string(ns) + ".svc." + endpoint }
 
 // AllIn, AllOut, AllDLQ and AllRuns cover a stream.
-func (ns Subjects) AllIn() string   { return string(ns) + ".in.>" }
-func (ns Subjects) AllOut() string  { return string(ns) + ".out.>" }
-func (ns Subjects) AllDLQ() string  { return string(ns) + ".dlq.>" }
-func (ns Subjects) AllRuns() string { return string(ns) + ".runs.>" }
+func (ns Namespace) AllIn() string   { return string(ns) + ".in.>" }
+func (ns Namespace) AllOut() string  { return string(ns) + ".out.>" }
+func (ns Namespace) AllDLQ() string  { return string(ns) + ".dlq.>" }
+func (ns Namespace) AllRuns() string { return string(ns) + ".runs.>" }
 
 // Type is the CloudEvents type of an event.
 func Type(event string) string { return "holdfast." + event + ".v1" }

@@ -43,24 +43,24 @@ var ErrTrimBlocked = errors.New("a consumer of the inbound stream is missing")
 // between the two loses what was published in that time.
 type Trimmer struct {
 	js   jetstream.JetStream
-	ns   Subjects
+	ns   Namespace
 	keep time.Duration
 	log  zerolog.Logger
 
 	purgeMax, deleteMax uint64
 
-	dlqCreated time.Time
-	dlqFrom    uint64 // no dead letter before this sequence is a claim check
-	named      string // the consumer that the log has named last
+	dlqCreated     time.Time
+	dlqFrom        uint64 // no dead letter before this sequence is a claim check
+	loggedConsumer string // the consumer that the log has named last
 }
 
 // NewTrimmer returns a Trimmer that keeps each event for a time after it was stored. It is for one goroutine.
-func NewTrimmer(js jetstream.JetStream, ns Subjects, keep time.Duration, log zerolog.Logger) *Trimmer {
+func NewTrimmer(js jetstream.JetStream, ns Namespace, keep time.Duration, log zerolog.Logger) *Trimmer {
 	return &Trimmer{js: js, ns: ns, keep: keep, log: log, purgeMax: trimPurgeMax, deleteMax: trimDeleteMax}
 }
 
-// Trimmed says what a step has done.
-type Trimmed struct {
+// TrimResult says what a step has done.
+type TrimResult struct {
 	Removed uint64 // sequences
 	More    bool   // the next step removes more
 	// Answered reports that the workers have acknowledged every event that is older than what is kept.
@@ -68,7 +68,7 @@ type Trimmed struct {
 }
 
 // RunOnce does one bounded step. It returns ErrTrimBlocked while it must not remove anything.
-func (t *Trimmer) RunOnce(ctx context.Context) (done Trimmed, err error) {
+func (t *Trimmer) RunOnce(ctx context.Context) (done TrimResult, err error) {
 	ctx, cancel := context.WithTimeout(ctx, trimLimit)
 	defer cancel()
 	inbound, err := t.js.Stream(ctx, t.ns.InStream())
@@ -81,7 +81,7 @@ func (t *Trimmer) RunOnce(ctx context.Context) (done Trimmed, err error) {
 	return done, nil
 }
 
-func (t *Trimmer) step(ctx context.Context, inbound jetstream.Stream) (done Trimmed, err error) {
+func (t *Trimmer) step(ctx context.Context, inbound jetstream.Stream) (done TrimResult, err error) {
 	info := inbound.CachedInfo()
 	expired, err := t.expired(ctx, inbound)
 	if err != nil {
@@ -95,7 +95,7 @@ func (t *Trimmer) step(ctx context.Context, inbound jetstream.Stream) (done Trim
 	}
 	done.Answered = acked.ours >= expired
 	upTo := min(expired, acked.all)
-	t.name(acked, expired)
+	t.logSlowestConsumer(acked, expired)
 	if upTo < info.State.FirstSeq {
 		return done, nil
 	}
@@ -122,7 +122,7 @@ func (t *Trimmer) expired(ctx context.Context, inbound jetstream.Stream) (uint64
 	if info.State.Msgs == 0 || !info.State.FirstTime.Before(cutoff) {
 		return max(info.State.FirstSeq, 1) - 1, nil
 	}
-	for m, err := range Read(ctx, inbound, jetstream.OrderedConsumerConfig{
+	for m, err := range ReadStream(ctx, inbound, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &cutoff, HeadersOnly: true,
 	}, info.State.LastSeq) {
 		if err != nil {
@@ -175,17 +175,17 @@ func (t *Trimmer) acknowledged(
 	return acked, nil
 }
 
-// name logs which consumer of another program keeps events that the workers need no more, once.
-func (t *Trimmer) name(acked acknowledged, expired uint64) {
+// logSlowestConsumer logs which consumer of another program keeps events that the workers need no more, once.
+func (t *Trimmer) logSlowestConsumer(acked acknowledged, expired uint64) {
 	keeps := ""
 	if acked.all < min(expired, acked.ours) {
 		keeps = acked.slowest
 	}
-	if keeps != "" && keeps != t.named {
+	if keeps != "" && keeps != t.loggedConsumer {
 		t.log.Warn().Str("consumer", keeps).Uint64("acknowledged_up_to", acked.all).
 			Msg("consumer of another program keeps inbound events")
 	}
-	t.named = keeps
+	t.loggedConsumer = keeps
 }
 
 // floorOf returns up to which sequence a consumer has acknowledged everything that it takes. Its own floor stays
@@ -216,7 +216,7 @@ func (t *Trimmer) claimChecks(ctx context.Context) (map[uint64]struct{}, error) 
 	needed := make(map[uint64]struct{})
 	from := info.State.LastSeq + 1
 	if t.dlqFrom <= info.State.LastSeq && info.State.Msgs > 0 {
-		for m, err := range Read(ctx, stream, jetstream.OrderedConsumerConfig{
+		for m, err := range ReadStream(ctx, stream, jetstream.OrderedConsumerConfig{
 			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: t.dlqFrom, HeadersOnly: true,
 		}, info.State.LastSeq) {
 			if err != nil {
@@ -226,10 +226,10 @@ func (t *Trimmer) claimChecks(ctx context.Context) (map[uint64]struct{}, error) 
 			if err != nil {
 				return nil, err
 			}
-			if l.Pointer == nil || l.Pointer.Stream != t.ns.InStream() {
+			if l.ClaimCheck == nil || l.ClaimCheck.Stream != t.ns.InStream() {
 				continue
 			}
-			needed[l.Pointer.Seq] = struct{}{}
+			needed[l.ClaimCheck.Seq] = struct{}{}
 			from = min(from, l.Seq)
 		}
 	}
@@ -262,7 +262,7 @@ func (t *Trimmer) remove(
 func (t *Trimmer) removeBetween(
 	ctx context.Context, inbound jetstream.Stream, upTo uint64, needed map[uint64]struct{},
 ) (removed uint64, more bool, err error) {
-	for m, err := range Read(ctx, inbound, jetstream.OrderedConsumerConfig{HeadersOnly: true}, upTo) {
+	for m, err := range ReadStream(ctx, inbound, jetstream.OrderedConsumerConfig{HeadersOnly: true}, upTo) {
 		if err != nil {
 			return removed, false, err
 		}

@@ -15,31 +15,31 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// trimBench is the streams and consumers of a namespace, without a worker.
-type trimBench struct {
+// trimHarness is the streams and consumers of a namespace, without a worker.
+type trimHarness struct {
 	*testing.T
 	js      jetstream.JetStream
-	ns      Subjects
+	ns      Namespace
 	inbound jetstream.Stream
 	last    map[string]uint64 // what each consumer has to be delivered
 	*Trimmer
 }
 
-// newTrimBench keeps nothing: every event is old enough.
-func newTrimBench(t *testing.T) *trimBench {
+// newTrimHarness keeps nothing: every event is old enough.
+func newTrimHarness(t *testing.T) *trimHarness {
 	t.Helper()
-	js, ns := newJetStream(t), Subjects(stacktest.Namespace(t))
-	if err := Setup(t.Context(), js, ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
+	js, ns := newJetStream(t), Namespace(stacktest.Namespace(t))
+	if err := Setup(t.Context(), js, ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
-	b := &trimBench{
+	b := &trimHarness{
 		T: t, js: js, ns: ns, last: make(map[string]uint64), Trimmer: NewTrimmer(js, ns, -time.Minute, zerolog.Nop()),
 	}
 	b.inbound = b.stream(ns.InStream())
 	return b
 }
 
-func (b *trimBench) stream(name string) jetstream.Stream {
+func (b *trimHarness) stream(name string) jetstream.Stream {
 	b.Helper()
 	stream, err := b.js.Stream(b.Context(), name)
 	if err != nil {
@@ -49,7 +49,7 @@ func (b *trimBench) stream(name string) jetstream.Stream {
 }
 
 // publish stores events of these kinds.
-func (b *trimBench) publish(events ...string) {
+func (b *trimHarness) publish(events ...string) {
 	b.Helper()
 	for _, event := range events {
 		ack, err := b.js.Publish(b.Context(), b.ns.In(event, "room"), []byte("{}"))
@@ -67,7 +67,7 @@ func (b *trimBench) publish(events ...string) {
 }
 
 // ack has a consumer take all that it has, and acknowledge it but for some sequences.
-func (b *trimBench) ack(name string, but ...uint64) {
+func (b *trimHarness) ack(name string, but ...uint64) {
 	b.Helper()
 	consumer, err := b.js.Consumer(b.Context(), b.ns.InStream(), name)
 	if err != nil {
@@ -89,7 +89,7 @@ func (b *trimBench) ack(name string, but ...uint64) {
 	}
 }
 
-func (b *trimBench) ackAll(but ...uint64) {
+func (b *trimHarness) ackAll(but ...uint64) {
 	b.Helper()
 	for _, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
 		b.ack(name, but...)
@@ -97,7 +97,7 @@ func (b *trimBench) ackAll(but ...uint64) {
 }
 
 // left are the sequences that the inbound stream has.
-func (b *trimBench) left() (seqs []uint64) {
+func (b *trimHarness) left() (seqs []uint64) {
 	b.Helper()
 	for m, err := range readAll(b.Context(), b.stream(b.ns.InStream()), jetstream.OrderedConsumerConfig{}) {
 		if err != nil {
@@ -109,12 +109,12 @@ func (b *trimBench) left() (seqs []uint64) {
 }
 
 // claimCheck stores a dead letter that is a claim check for an event, and returns its sequence.
-func (b *trimBench) claimCheck(seq uint64) uint64 {
+func (b *trimHarness) claimCheck(seq uint64) uint64 {
 	b.Helper()
 	m := nats.NewMsg(b.ns.DLQ(ReasonTooLarge))
-	m.Header.Set(HeaderPointerStream, b.ns.InStream())
-	m.Header.Set(HeaderPointerSeq, fmt.Sprint(seq))
-	m.Header.Set(HeaderPointerSHA256, bodySum([]byte("{}")))
+	m.Header.Set(HeaderClaimCheckStream, b.ns.InStream())
+	m.Header.Set(HeaderClaimCheckSeq, fmt.Sprint(seq))
+	m.Header.Set(HeaderClaimCheckSHA256, bodySum([]byte("{}")))
 	ack, err := b.js.PublishMsg(b.Context(), m)
 	if err != nil {
 		b.Fatal(err)
@@ -123,7 +123,7 @@ func (b *trimBench) claimCheck(seq uint64) uint64 {
 }
 
 // trims runs steps until there is no more to do, and compares what is left.
-func (b *trimBench) trims(want ...uint64) {
+func (b *trimHarness) trims(want ...uint64) {
 	b.Helper()
 	for more := true; more; {
 		done, err := b.RunOnce(b.Context())
@@ -141,7 +141,7 @@ var everyKind = []string{BookingRequested, PaymentConfirmed, InventorySet, Booki
 
 func TestTrimmer_AllAcknowledged_RemovesAll(t *testing.T) {
 	t.Parallel()
-	b := newTrimBench(t)
+	b := newTrimHarness(t)
 	b.trims()
 	b.publish(everyKind...)
 	b.ackAll()
@@ -155,7 +155,7 @@ func TestTrimmer_OneConsumerOfTheWorkersIsBehind_KeepsFromThereOn(t *testing.T) 
 	for name, unacked := range map[string]uint64{ConsumerRequests: 4, ConsumerPayments: 2, ConsumerChanges: 3} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newTrimBench(t)
+			b := newTrimHarness(t)
 			b.publish(everyKind...)
 			for _, config := range b.ns.Consumers() {
 				if config.Durable == name {
@@ -177,7 +177,7 @@ func TestTrimmer_OneConsumerOfTheWorkersIsBehind_KeepsFromThereOn(t *testing.T) 
 }
 
 // above returns the sequences above the floor of a consumer.
-func (b *trimBench) above(name string) (seqs []uint64) {
+func (b *trimHarness) above(name string) (seqs []uint64) {
 	b.Helper()
 	consumer, err := b.js.Consumer(b.Context(), b.ns.InStream(), name)
 	if err != nil {
@@ -191,7 +191,7 @@ func (b *trimBench) above(name string) (seqs []uint64) {
 
 func TestTrimmer_EventIsYoung_KeepsIt(t *testing.T) {
 	t.Parallel()
-	b := newTrimBench(t)
+	b := newTrimHarness(t)
 	b.publish(BookingRequested, BookingRequested)
 	b.ackAll()
 	b.keep = time.Hour
@@ -205,7 +205,7 @@ func TestTrimmer_EventIsYoung_KeepsIt(t *testing.T) {
 // TestTrimmer_OnlySomeAreOld_KeepsTheOthers has the server say when each was stored.
 func TestTrimmer_OnlySomeAreOld_KeepsTheOthers(t *testing.T) {
 	t.Parallel()
-	b := newTrimBench(t)
+	b := newTrimHarness(t)
 	b.publish(everyKind...)
 	b.ackAll()
 	third, err := b.inbound.GetMsg(t.Context(), 3)
@@ -250,7 +250,7 @@ func TestTrimmer_ConsumerIsMissing_RemovesNothing(t *testing.T) {
 	for _, name := range []string{ConsumerRequests, ConsumerPayments, ConsumerChanges} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newTrimBench(t)
+			b := newTrimHarness(t)
 			b.publish(BookingRequested, InventorySet)
 			b.ackAll()
 			if err := b.js.DeleteConsumer(t.Context(), b.ns.InStream(), name); err != nil {
@@ -268,7 +268,7 @@ func TestTrimmer_ConsumerIsMissing_RemovesNothing(t *testing.T) {
 
 func TestTrimmer_ConsumerOfAnotherProgram_KeepsWhatItHasNotAcknowledged(t *testing.T) {
 	t.Parallel()
-	b := newTrimBench(t)
+	b := newTrimHarness(t)
 	_, err := b.js.CreateConsumer(t.Context(), b.ns.InStream(), jetstream.ConsumerConfig{
 		Durable: "theirs", AckPolicy: jetstream.AckExplicitPolicy,
 	})
@@ -289,10 +289,10 @@ func TestTrimmer_ConsumerOfAnotherProgram_KeepsWhatItHasNotAcknowledged(t *testi
 	b.trims()
 }
 
-// TestTrimmer_ReaderIsInTheMidst_KeepsWhatItReadsNext has a reader that acknowledges nothing, as an audit.
-func TestTrimmer_ReaderIsInTheMidst_KeepsWhatItReadsNext(t *testing.T) {
+// TestTrimmer_ReaderHalfway_KeepsWhatItReadsNext has a reader that acknowledges nothing, as an audit.
+func TestTrimmer_ReaderHalfway_KeepsWhatItReadsNext(t *testing.T) {
 	t.Parallel()
-	b := newTrimBench(t)
+	b := newTrimHarness(t)
 	b.publish(everyKind...)
 	b.ackAll()
 	config := jetstream.ConsumerConfig{AckPolicy: jetstream.AckNonePolicy}
@@ -308,7 +308,7 @@ func TestTrimmer_ReaderIsInTheMidst_KeepsWhatItReadsNext(t *testing.T) {
 
 func TestTrimmer_DeadLetterIsAClaimCheck_KeepsItsEventOnly(t *testing.T) {
 	t.Parallel()
-	b := newTrimBench(t)
+	b := newTrimHarness(t)
 	b.deleteMax = 2 // so that it takes several steps
 	b.publish(everyKind...)
 	b.publish(everyKind...)
@@ -326,7 +326,7 @@ func TestTrimmer_DeadLetterIsAClaimCheck_KeepsItsEventOnly(t *testing.T) {
 	if err := b.js.DeleteStream(t.Context(), b.ns.DLQStream()); err != nil {
 		t.Fatal(err)
 	}
-	if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
+	if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
 	b.publish(BookingRequested)
@@ -337,29 +337,29 @@ func TestTrimmer_DeadLetterIsAClaimCheck_KeepsItsEventOnly(t *testing.T) {
 
 func TestTrimmer_ManyEvents_RemovesABoundedNumberInAStep(t *testing.T) {
 	t.Parallel()
-	b := newTrimBench(t)
+	b := newTrimHarness(t)
 	b.purgeMax = 2
 	b.publish(everyKind...)
 	b.ackAll()
-	for _, want := range []Trimmed{{2, true, true}, {2, true, true}, {1, false, true}, {0, false, true}} {
+	for _, want := range []TrimResult{{2, true, true}, {2, true, true}, {1, false, true}, {0, false, true}} {
 		if got, err := b.RunOnce(t.Context()); err != nil || got != want {
 			t.Fatalf("%+v %v, want %+v", got, err, want)
 		}
 	}
 }
 
-// TestTrimmer_StreamIsCreatedAgainMeanwhile_RemovesNothing has the stream deleted and created again, and events
+// TestTrimmer_StreamRecreated_RemovesNothing has the stream deleted and created again, and events
 // published, after the consumers were asked and before the purge.
-func TestTrimmer_StreamIsCreatedAgainMeanwhile_RemovesNothing(t *testing.T) {
+func TestTrimmer_StreamRecreated_RemovesNothing(t *testing.T) {
 	t.Parallel()
-	b := newTrimBench(t)
+	b := newTrimHarness(t)
 	b.publish(everyKind...)
 	b.ackAll()
 	recreated := &agedStream{Stream: b.stream(b.ns.InStream()), before: func() {
 		if err := b.js.DeleteStream(t.Context(), b.ns.InStream()); err != nil {
 			t.Error(err)
 		}
-		if err := Setup(t.Context(), b.js, b.ns, Reach{Life: 2 * time.Hour}, zerolog.Nop()); err != nil {
+		if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
 			t.Error(err)
 		}
 		b.publish(BookingRequested, PaymentConfirmed)
@@ -375,7 +375,7 @@ func TestTrimmer_StreamIsCreatedAgainMeanwhile_RemovesNothing(t *testing.T) {
 // TestTrimmer_SeveralWorkers_EachIsHarmless runs two at a time.
 func TestTrimmer_SeveralWorkers_EachIsHarmless(t *testing.T) {
 	t.Parallel()
-	b := newTrimBench(t)
+	b := newTrimHarness(t)
 	for range 20 {
 		b.publish(everyKind...)
 	}
@@ -385,12 +385,12 @@ func TestTrimmer_SeveralWorkers_EachIsHarmless(t *testing.T) {
 	failed := make(chan error, 1)
 	go func() {
 		var err error
-		for done := (Trimmed{More: true}); done.More && err == nil; {
+		for done := (TrimResult{More: true}); done.More && err == nil; {
 			done, err = other.RunOnce(t.Context())
 		}
 		failed <- err
 	}()
-	for done := (Trimmed{More: true}); done.More; {
+	for done := (TrimResult{More: true}); done.More; {
 		var err error
 		if done, err = b.RunOnce(t.Context()); err != nil {
 			t.Fatal(err)

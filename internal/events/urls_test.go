@@ -8,8 +8,8 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestRedactedURL shows what is left of URLs of every kind, also of those that are written wrongly.
-func TestRedactedURL(t *testing.T) {
+// TestRedactedURL_EachForm_HidesPassword shows what is left of URLs of every kind, also of those that are written wrongly.
+func TestRedactedURL_EachForm_HidesPassword(t *testing.T) {
 	t.Parallel()
 	for address, want := range map[string]string{
 		"nats://127.0.0.1:4222":                                     "nats://127.0.0.1:4222",
@@ -34,9 +34,9 @@ func TestRedactedURL(t *testing.T) {
 	}
 }
 
-// TestConnectTellsNoPassword tries to connect with URLs that are wrong, and with one that is right
+// TestConnect_BadURL_ErrorOmitsPassword tries to connect with URLs that are wrong, and with one that is right
 // to a place where nobody listens.
-func TestConnectTellsNoPassword(t *testing.T) {
+func TestConnect_BadURL_ErrorOmitsPassword(t *testing.T) {
 	t.Parallel()
 	for _, address := range []string{
 		"nats://ann:s3cret@host:bad", "nats://ann:s3cret@", "nats://ann:s3%zzcret@host", "nats://a,nats://ann:s3cret@[::1", "nats://ann:s3 cret@host",
@@ -50,8 +50,8 @@ func TestConnectTellsNoPassword(t *testing.T) {
 	}
 }
 
-// TestInboxes shows what inboxes begin with.
-func TestInboxes(t *testing.T) {
+// TestConnect_EachUser_InboxPrefix shows what inboxes begin with.
+func TestConnect_EachUser_InboxPrefix(t *testing.T) {
 	t.Parallel()
 	at := strings.TrimPrefix(stacktest.Shared().NATSURL, "nats://")
 	for user, want := range map[string]string{

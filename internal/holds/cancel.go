@@ -9,13 +9,13 @@ import (
 
 // CancelRequest gives back what a reservation took.
 type CancelRequest struct {
-	Cause  string // names the event: the same at every delivery of it
-	Hold   HoldID // that the reservation was made of
-	Reason string // "" = not told
+	EventID string // names the event: the same at every delivery of it
+	Hold    HoldID // that the reservation was made of
+	Reason  string // "" = not told
 }
 
-// CancelAnswer is the answer to a CancelRequest, the same whenever the same cause asks.
-type CancelAnswer struct {
+// CancelDecision is the answer to a CancelRequest, the same whenever the same cause asks.
+type CancelDecision struct {
 	Err         error    `json:"-"`               // ErrBusy when it could not be decided now, though others could
 	Reason      string   `json:"reason,omitzero"` // why it was refused; "" = it is cancelled
 	CancelledAt Time     `json:"-"`               // zero when it was refused
@@ -25,9 +25,9 @@ type CancelAnswer struct {
 // Cancel gives back what reservations took: Postgres lowers what is reserved, and then rev is
 // bumped, so that whoever has read the old number decides again.
 func (s *Service) Cancel(ctx context.Context, requests []CancelRequest, emit func(i int, r Result)) {
-	s, err := s.under()
+	s, err := s.forCurrentEpoch()
 	if err != nil {
-		refuse(len(requests), err, emit)
+		emitErrors(len(requests), err, emit)
 		return
 	}
 	answers, err := s.inventory.Cancel(ctx, requests, func(ctx context.Context) (Time, error) {
@@ -37,14 +37,14 @@ func (s *Service) Cancel(ctx context.Context, requests []CancelRequest, emit fun
 	failpoint.Hit("cancel.timed")
 	if err == nil {
 		var changed []string
-		var whose []int
+		var indices []int
 		for i, r := range requests {
 			if answers[i].Err == nil && answers[i].Reason == "" {
-				changed, whose = append(changed, r.Hold.Resource), append(whose, i)
+				changed, indices = append(changed, r.Hold.Resource), append(indices, i)
 			}
 		}
 		for j, err := range s.bump(ctx, changed) {
-			answers[whose[j]].Err = err
+			answers[indices[j]].Err = err
 		}
 	}
 	for i, r := range requests {
@@ -60,7 +60,7 @@ func (s *Service) Cancel(ctx context.Context, requests []CancelRequest, emit fun
 	}
 }
 
-func (a CancelAnswer) outcome(r CancelRequest) Outcome {
+func (a CancelDecision) outcome(r CancelRequest) Outcome {
 	outcome := Outcome{Resource: r.Hold.Resource, Hold: r.Hold, At: a.CancelledAt}
 	if a.Reason != "" {
 		outcome.Event = EventCancelRejected

@@ -15,61 +15,61 @@ type Difference struct {
 	Resource string `json:"resource_id"`
 	What     string `json:"what"`
 	Redis    string `json:"redis"` // "" = nothing
-	Told     string `json:"told"`  // by outcomes and Postgres, "" = nothing
+	Expected string `json:"told"`  // by outcomes and Postgres, "" = nothing
 }
 
-// compareAgain is after how long a difference is looked at again. What is on its way has arrived by then.
-const compareAgain = trustFor + settleFor
+// recheckDelay is after how long a difference is looked at again. What is on its way has arrived by then.
+const recheckDelay = termValidity + publishDelayMax
 
-// compareMargin is what is left out at the end of memory: it may be forgotten a little earlier or later.
-const compareMargin = time.Minute
+// retentionMargin is what is left out at the end of memory: it may be forgotten a little earlier or later.
+const retentionMargin = time.Minute
 
 // Compare tells what Redis has otherwise than it would be filled with, without writing anything. A
 // difference is told if it is the same after a while: meanwhile what was decided is published. Where
 // every hold changes all the time, some may still be told that are none.
-func (k *Keeper) Compare(ctx context.Context, progress func(string)) (r Rebuilt, found []Difference, err error) {
+func (k *Supervisor) Compare(ctx context.Context, progress func(string)) (r RebuildResult, found []Difference, err error) {
 	began := time.Now()
-	e, err := k.Register.Epoch(ctx)
+	e, err := k.EpochStore.Epoch(ctx)
 	if err != nil {
 		return r, nil, err
 	}
-	if !e.Written {
-		return r, nil, fmt.Errorf("redis is being filled again now: %w", &LostError{e.Progress})
+	if !e.Complete {
+		return r, nil, fmt.Errorf("redis is being filled again now: %w", &RebuildingError{e.Progress})
 	}
 	policies, err := k.policies(ctx)
 	if err != nil {
 		return r, nil, err
 	}
-	a := &rebuild{Keeper: k, past: NewPast(policies), tell: progress}
+	a := &rebuild{Supervisor: k, projection: NewProjection(policies), report: progress}
 	if err := a.connect(ctx); err != nil {
 		return r, nil, err
 	}
 	defer func() { _ = a.client.Close() }() // nothing is on its way
-	defer k.closeLooker()
-	missing, err := a.Chronicle.Missing(ctx, a.since())
+	defer k.closeInspectClient()
+	gaps, err := a.OutcomeLog.Gaps(ctx, a.since())
 	var last uint64
 	if err == nil {
-		last, err = a.read(ctx, 0)
+		last, err = a.readOutcomes(ctx, 0)
 	}
 	for round := 0; err == nil; round++ {
-		var again []Difference
-		if err = a.untold(ctx); err == nil {
-			r, again, err = a.compare(ctx)
+		var second []Difference
+		if err = a.addPending(ctx); err == nil {
+			r, second, err = a.compare(ctx)
 		}
 		if round == 1 {
-			found = slices.DeleteFunc(found, func(d Difference) bool { return !slices.Contains(again, d) })
+			found = slices.DeleteFunc(found, func(d Difference) bool { return !slices.Contains(second, d) })
 		} else {
-			found = again
+			found = second
 		}
 		if err != nil || len(found) == 0 || round == 1 {
 			break
 		}
-		a.say(fmt.Sprintf("looking again at %d differences", len(found)))
-		if err = sleep(ctx, compareAgain); err == nil {
-			last, err = a.read(ctx, last)
+		a.reportProgress(fmt.Sprintf("looking again at %d differences", len(found)))
+		if err = sleep(ctx, recheckDelay); err == nil {
+			last, err = a.readOutcomes(ctx, last)
 		}
 	}
-	r.Outcomes, r.Missing, r.Took = a.past.told, missing, time.Since(began)
+	r.Outcomes, r.Gaps, r.Took = a.projection.applied, gaps, time.Since(began)
 	slices.SortFunc(found, func(a, b Difference) int {
 		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.What, b.What))
 	})
@@ -77,29 +77,29 @@ func (k *Keeper) Compare(ctx context.Context, progress func(string)) (r Rebuilt,
 }
 
 // compare looks once.
-func (a *rebuild) compare(ctx context.Context) (r Rebuilt, found []Difference, err error) {
+func (a *rebuild) compare(ctx context.Context) (r RebuildResult, found []Difference, err error) {
 	clock, err := a.client.Time(ctx).Result()
 	if err != nil {
 		return r, nil, fmt.Errorf("read the clock of redis: %w", err)
 	}
 	now := clock.UnixMilli()
-	others, err := a.resources(ctx)
+	others, err := a.listResources(ctx)
 	if err != nil {
 		return r, nil, err
 	}
 	one := func(p *plan) error {
 		delete(others, p.resource)
 		r.count(p)
-		a.say(fmt.Sprintf("comparing, %d resources", r.Resources))
+		a.reportProgress(fmt.Sprintf("comparing, %d resources", r.Resources))
 		some, err := a.compareOne(ctx, p, now)
 		found = append(found, some...)
 		return err
 	}
-	if err = a.past.plans(now, one); err != nil {
+	if err = a.projection.eachPlan(now, one); err != nil {
 		return r, nil, err
 	}
 	for resource := range others {
-		some, err := a.compareOne(ctx, &plan{resource: resource, live: newLiving()}, now)
+		some, err := a.compareOne(ctx, &plan{resource: resource, live: newLiveTotals()}, now)
 		if err != nil {
 			return r, nil, err
 		}
@@ -108,8 +108,8 @@ func (a *rebuild) compare(ctx context.Context) (r Rebuilt, found []Difference, e
 	return r, found, nil
 }
 
-// resources returns those of which Redis has records.
-func (a *rebuild) resources(ctx context.Context) (map[string]struct{}, error) {
+// listResources returns those of which Redis has records.
+func (a *rebuild) listResources(ctx context.Context) (map[string]struct{}, error) {
 	all := make(map[string]struct{})
 	keys := a.client.Scan(ctx, 0, string(a.keys)+":{*}:*:records", scanMax).Iterator()
 	for keys.Next(ctx) {
@@ -127,18 +127,18 @@ func (a *rebuild) resources(ctx context.Context) (map[string]struct{}, error) {
 // compareOne compares what one resource has with what it must have.
 func (a *rebuild) compareOne(ctx context.Context, p *plan, now int64) (found []Difference, err error) {
 	prefix := a.keys.prefix(p.resource)
-	hashes, err := a.hashes(ctx, prefix+"records", prefix+"counts", prefix+"users")
+	hashes, err := a.readHashes(ctx, prefix+"records", prefix+"counts", prefix+"users")
 	if err != nil {
 		return nil, fmt.Errorf("compare resource %s: %w", p.resource, err)
 	}
-	suffixes, answers := p.answersAfter(now + compareMargin.Milliseconds())
-	values, err := a.values(ctx, prefix, suffixes)
+	suffixes, answers := p.answersAfter(now + retentionMargin.Milliseconds())
+	values, err := a.readStrings(ctx, prefix, suffixes)
 	if err != nil {
 		return nil, fmt.Errorf("compare resource %s: %w", p.resource, err)
 	}
-	differs := func(what, has, told string) {
-		if has != told {
-			found = append(found, Difference{p.resource, what, has, told})
+	differs := func(what, has, expected string) {
+		if has != expected {
+			found = append(found, Difference{p.resource, what, has, expected})
 		}
 	}
 	lines := hashes[0]
@@ -146,19 +146,19 @@ func (a *rebuild) compareOne(ctx context.Context, p *plan, now int64) (found []D
 		id := record[0]
 		line, there := lines[id]
 		delete(lines, id)
-		if told := a.brief(record[1], now); told != "" || !there {
-			differs("hold "+id, a.brief(line, now), told)
+		if expected := a.summarizeHold(record[1], now); expected != "" || !there {
+			differs("hold "+id, a.summarizeHold(line, now), expected)
 		}
 	}
 	for id, line := range lines {
-		differs("hold "+id, a.brief(line, now), "")
+		differs("hold "+id, a.summarizeHold(line, now), "")
 	}
 	a.compareSums("held of slot ", hashes[1], p.live.counts, differs)
-	users, index := apart(hashes[2])
+	users, index := splitUsers(hashes[2])
 	a.compareSums("live holds of user ", users, p.live.users, differs)
 	a.compareIndex(index, p.live.index, differs)
 	for i, suffix := range suffixes {
-		differs("answer to "+suffix, briefAnswer(values[i]), briefAnswer(answers[i]))
+		differs("answer to "+suffix, summarizeAnswer(values[i]), summarizeAnswer(answers[i]))
 	}
 	return found, nil
 }
@@ -173,7 +173,7 @@ func (one *plan) answersAfter(at int64) (suffixes, answers []string) {
 			suffixes, answers = append(suffixes, s[0]), append(answers, s[1])
 		}
 	}
-	for s := range slices.Chunk(one.lapsing, 3) {
+	for s := range slices.Chunk(one.expiring, 3) {
 		if until, _ := strconv.ParseInt(s[2], 10, 64); until > at && isAnswer(s[0]) {
 			suffixes, answers = append(suffixes, s[0]), append(answers, s[1])
 		}
@@ -181,7 +181,7 @@ func (one *plan) answersAfter(at int64) (suffixes, answers []string) {
 	return suffixes, answers
 }
 
-func (*rebuild) compareSums(what string, has map[string]string, want map[string]int64, differs func(what, has, told string)) {
+func (*rebuild) compareSums(what string, has map[string]string, want map[string]int64, differs func(what, has, expected string)) {
 	for name, sum := range want {
 		differs(what+name, has[name], strconv.FormatInt(sum, 10))
 		delete(has, name)
@@ -192,7 +192,7 @@ func (*rebuild) compareSums(what string, has map[string]string, want map[string]
 }
 
 // compareIndex compares which holds are found by their users and slots. What they are called tells users.
-func (*rebuild) compareIndex(has, want map[string]string, differs func(what, has, told string)) {
+func (*rebuild) compareIndex(has, want map[string]string, differs func(what, has, expected string)) {
 	for field, id := range want {
 		if has[field] != id {
 			differs("index of hold "+id, has[field], id)
@@ -204,9 +204,9 @@ func (*rebuild) compareIndex(has, want map[string]string, differs func(what, has
 	}
 }
 
-// brief is what is compared of a record: its state, deadline and quantity. One that has lapsed is
+// summarizeHold is what is compared of a record: its state, deadline and quantity. One that has lapsed is
 // expired, whether it was swept or not, and one that is soon forgotten is nothing.
-func (a *rebuild) brief(line string, now int64) string {
+func (a *rebuild) summarizeHold(line string, now int64) string {
 	if line == "" {
 		return ""
 	}
@@ -214,7 +214,7 @@ func (a *rebuild) brief(line string, now int64) string {
 	if err != nil {
 		return "damaged"
 	}
-	margin := compareMargin.Milliseconds()
+	margin := retentionMargin.Milliseconds()
 	switch {
 	case hold.State == Held && hold.ExpiresAt.UnixMilli() <= now:
 		hold.State = Expired
@@ -224,9 +224,9 @@ func (a *rebuild) brief(line string, now int64) string {
 	return fmt.Sprintf("%s, %d until %s", hold.State, hold.Quantity, hold.ExpiresAt.Format(TimeFormat))
 }
 
-// briefAnswer is what is compared of a remembered answer: all but who has had it first, and what was
+// summarizeAnswer is what is compared of a remembered answer: all but who has had it first, and what was
 // only echoed.
-func briefAnswer(line string) string {
+func summarizeAnswer(line string) string {
 	words := strings.SplitN(line, " ", 6)
 	if len(words) < 6 {
 		return line // to an extension

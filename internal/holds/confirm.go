@@ -28,8 +28,8 @@ type Payment struct {
 	Names   []string // its slots, sorted; nil when no hold is known
 }
 
-// PaymentAnswer is the permanent answer to a payment.
-type PaymentAnswer struct {
+// PaymentDecision is the permanent answer to a payment.
+type PaymentDecision struct {
 	Err       error // ErrBusy when it could not be decided now, though others could
 	Confirmed bool
 	Late      bool
@@ -51,28 +51,28 @@ type paymentKey struct {
 //
 // A result is ErrBusy while another payment of the same hold is being decided.
 func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest, emit func(i int, r Result)) {
-	s, err := s.under()
+	s, err := s.forCurrentEpoch()
 	if err != nil {
-		refuse(len(requests), err, emit)
+		emitErrors(len(requests), err, emit)
 		return
 	}
 	claims := make([]*lua.Call, len(requests))
 	for i, r := range requests {
-		claims[i] = s.newCall(scriptClaim, r.Hold.Resource, s.memory(), sweepMax, r.Hold.UUID, r.PaymentID)
+		claims[i] = s.newCall(scriptClaim, r.Hold.Resource, s.requestKeyTTLMS(), sweepMax, r.Hold.UUID, r.PaymentID)
 	}
 	s.run(ctx, claims...)
 	failpoint.Hit("confirm.claimed")
 
 	payments := make([]Payment, 0, len(requests))
 	places := make(map[paymentKey]int) // of each payment in payments
-	asking := make([]int, 0, len(requests))
+	claimed := make([]int, 0, len(requests))
 	for i, r := range requests {
-		payment, err := readClaim(r, claims[i])
+		payment, err := parseClaim(r, claims[i])
 		if err != nil {
 			emit(i, Result{Err: fmt.Errorf("confirm hold %s: %w", r.Hold, err)})
 			continue
 		}
-		asking = append(asking, i)
+		claimed = append(claimed, i)
 		key := paymentKey{r.Hold, r.PaymentID}
 		if _, repeated := places[key]; !repeated {
 			places[key] = len(payments)
@@ -80,7 +80,7 @@ func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest, emit f
 		}
 	}
 	answers := s.decidePayments(ctx, payments)
-	for _, i := range asking {
+	for _, i := range claimed {
 		r := requests[i]
 		answer := answers[places[paymentKey{r.Hold, r.PaymentID}]]
 		if answer.Err != nil {
@@ -92,14 +92,14 @@ func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest, emit f
 }
 
 // decidePayments has payments decided and settles them.
-func (s *Service) decidePayments(ctx context.Context, payments []Payment) []PaymentAnswer {
-	answers := make([]PaymentAnswer, len(payments))
-	s.retake(ctx, payments, answers)
+func (s *Service) decidePayments(ctx context.Context, payments []Payment) []PaymentDecision {
+	answers := make([]PaymentDecision, len(payments))
+	s.retakeLate(ctx, payments, answers)
 	failpoint.Hit("confirm.retaken")
-	deciding, whose := make([]Payment, 0, len(payments)), make([]int, 0, len(payments))
+	deciding, indices := make([]Payment, 0, len(payments)), make([]int, 0, len(payments))
 	for i, p := range payments {
 		if answers[i].Err == nil {
-			deciding, whose = append(deciding, p), append(whose, i)
+			deciding, indices = append(deciding, p), append(indices, i)
 		}
 	}
 	if len(deciding) == 0 {
@@ -111,7 +111,7 @@ func (s *Service) decidePayments(ctx context.Context, payments []Payment) []Paym
 		s.settle(ctx, deciding, decided)
 		failpoint.Hit("confirm.settled")
 	}
-	for j, i := range whose {
+	for j, i := range indices {
 		if err != nil {
 			answers[i].Err = err
 		} else {
@@ -121,28 +121,28 @@ func (s *Service) decidePayments(ctx context.Context, payments []Payment) []Paym
 	return answers
 }
 
-// retake has late payments take the slots of their holds again, if the policy wants it and they are
+// retakeLate has late payments take the slots of their holds again, if the policy wants it and they are
 // free: through the same door as a new hold, under its lock and against the same counters. One that
 // was answered before takes nothing: it would keep others from having it, for as long as Postgres
 // cannot say what its answer is.
-func (s *Service) retake(ctx context.Context, payments []Payment, answers []PaymentAnswer) {
+func (s *Service) retakeLate(ctx context.Context, payments []Payment, answers []PaymentDecision) {
 	if s.policy.LatePayment != LateAcceptedIfFree {
 		return
 	}
 	var expired []Payment
-	var whose []int
+	var indices []int
 	for i, p := range payments {
 		if p.Reason == ReasonExpired {
-			expired, whose = append(expired, p), append(whose, i)
+			expired, indices = append(expired, p), append(indices, i)
 		}
 	}
 	if len(expired) == 0 {
 		return
 	}
-	answered, err := s.inventory.Answered(ctx, expired)
+	answered, err := s.inventory.FindDecisions(ctx, expired)
 	var late []*placing
 	for j, p := range expired {
-		i := whose[j]
+		i := indices[j]
 		if err != nil {
 			answers[i].Err = err
 			continue
@@ -152,22 +152,22 @@ func (s *Service) retake(ctx context.Context, payments []Payment, answers []Paym
 		}
 		late = append(late, &placing{
 			PlaceRequest: &PlaceRequest{
-				Cause: p.PaymentID, Resource: p.Hold.Resource, RequestKey: p.Data.RequestKey,
+				EventID: p.PaymentID, Resource: p.Hold.Resource, RequestKey: p.Data.RequestKey,
 				User: p.Data.UserID, Quantity: *p.Data.Quantity,
 			},
-			index: i, late: p.Hold.UUID, names: p.Names, fingerprint: "late", asked: "-",
+			index: i, late: p.Hold.UUID, names: p.Names, fingerprint: "late", selectionJSON: "-",
 		})
 	}
 	s.place(ctx, late, func(p *placing, answer, _ string, err error) {
 		if err == nil {
-			err = payments[p.index].retaken(answer)
+			err = payments[p.index].parseRetake(answer)
 		}
 		answers[p.index].Err = err
 	})
 }
 
-// retaken reads an answer of place.lua to a late payment.
-func (p *Payment) retaken(answer string) error {
+// parseRetake reads an answer of place.lua to a late payment.
+func (p *Payment) parseRetake(answer string) error {
 	word, at, _ := strings.Cut(answer, " ")
 	decidedAt, err := parseMillis(at)
 	if err != nil {
@@ -189,8 +189,8 @@ func (p *Payment) retaken(answer string) error {
 // errPaymentDecided is an ErrBusy.
 var errPaymentDecided = fmt.Errorf("another payment is being decided: %w", ErrBusy)
 
-// readClaim reads an answer of claim.lua.
-func readClaim(r ConfirmRequest, c *lua.Call) (Payment, error) {
+// parseClaim reads an answer of claim.lua.
+func parseClaim(r ConfirmRequest, c *lua.Call) (Payment, error) {
 	if err := c.Expect(4); err != nil {
 		return Payment{}, err
 	}
@@ -220,31 +220,31 @@ func readClaim(r ConfirmRequest, c *lua.Call) (Payment, error) {
 }
 
 // settle tells Redis how the claims ended. A claim that it could not tell is an error of its answer.
-func (s *Service) settle(ctx context.Context, payments []Payment, answers []PaymentAnswer) {
-	calls, whose := make([]*lua.Call, 0, len(payments)), make([]int, 0, len(payments))
+func (s *Service) settle(ctx context.Context, payments []Payment, answers []PaymentDecision) {
+	calls, indices := make([]*lua.Call, 0, len(payments)), make([]int, 0, len(payments))
 	for i, p := range payments {
 		if !p.Claimed || answers[i].Err != nil {
 			continue
 		}
-		verdict, id := "rejected", p.Hold.UUID
+		decision, id := "rejected", p.Hold.UUID
 		if answers[i].Confirmed {
-			verdict = "confirmed"
+			decision = "confirmed"
 		}
 		if p.Late {
 			id = "late:" + id
 		}
-		calls = append(calls, s.newCall(scriptSettle, p.Hold.Resource, s.memory(), id, p.PaymentID, verdict))
-		whose = append(whose, i)
+		calls = append(calls, s.newCall(scriptSettle, p.Hold.Resource, s.requestKeyTTLMS(), id, p.PaymentID, decision))
+		indices = append(indices, i)
 	}
 	s.run(ctx, calls...)
 	for j, c := range calls {
 		if err := c.Expect(1); err != nil {
-			answers[whose[j]].Err = fmt.Errorf("settle: %w", err)
+			answers[indices[j]].Err = fmt.Errorf("settle: %w", err)
 		}
 	}
 }
 
-func (a PaymentAnswer) outcome(r ConfirmRequest) Outcome {
+func (a PaymentDecision) outcome(r ConfirmRequest) Outcome {
 	outcome := Outcome{Resource: r.Hold.Resource, Hold: r.Hold, At: a.DecidedAt}
 	if a.Confirmed {
 		outcome.Event = EventHoldConfirmed

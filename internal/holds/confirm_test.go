@@ -13,15 +13,15 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestAnotherPaymentIsBeingDecided pays a hold that another payment has claimed and not settled.
-func TestAnotherPaymentIsBeingDecided(t *testing.T) {
+// TestConfirm_OtherPaymentUndecided_IsBusy pays a hold that another payment has claimed and not settled.
+func TestConfirm_OtherPaymentUndecided_IsBusy(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	ctx := t.Context()
-	w.setInventory(t, "room", holds.Asked{}, 1)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(60)})[0]).HoldID
 
-	down := &outage{Inventory: w.store}
+	down := &failingInventory{Inventory: w.store}
 	w.newService(w.client, w.locker(t), down).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p1"}}, func(_ int, r holds.Result) {
 		if !errors.Is(r.Err, errDown) {
 			t.Errorf("Postgres is down: %+v", r)
@@ -34,7 +34,7 @@ func TestAnotherPaymentIsBeingDecided(t *testing.T) {
 	if got := w.takeAnnounced(); len(got) != 0 {
 		t.Fatalf("a claimed hold lapsed: %+v", got)
 	}
-	view, _, err := w.service.Lookup(ctx, hold)
+	view, _, err := w.service.GetHold(ctx, hold)
 	if err != nil || view.State != holds.Confirming {
 		t.Fatalf("the hold is %+v %v, want confirming", view, err)
 	}
@@ -44,7 +44,7 @@ func TestAnotherPaymentIsBeingDecided(t *testing.T) {
 		}
 	}
 	w.service.Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p2"}}, busy)
-	w.service.Release(ctx, []holds.ReleaseRequest{{Cause: uuid.NewString(), Hold: hold, Resource: "room"}}, busy)
+	w.service.Release(ctx, []holds.ReleaseRequest{{EventID: uuid.NewString(), Hold: hold, Resource: "room"}}, busy)
 	confirmed := w.pay(t, hold, "p1").Data.(holds.HoldConfirmed)
 	if want := w.now.Add(-time.Hour); !confirmed.ConfirmedAt.Equal(want) {
 		t.Errorf("confirmed at %v, want the moment of the claim, %v", confirmed.ConfirmedAt, want)
@@ -52,66 +52,66 @@ func TestAnotherPaymentIsBeingDecided(t *testing.T) {
 	if got := brief(w.pay(t, hold, "p2")); got != "hold.confirm_rejected already_confirmed" {
 		t.Errorf("the second payment: %s", got)
 	}
-	w.atRest(t, "room")
+	w.assertNothingHeld(t, "room")
 }
 
-// late is Postgres whose answers to payments arrive after something else has happened.
-type late struct {
+// slowInventory is Postgres whose answers to payments arrive after something else has happened.
+type slowInventory struct {
 	holds.Inventory
 	meanwhile func()
 }
 
-func (l *late) Decide(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
+func (l *slowInventory) Decide(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentDecision, error) {
 	answers, err := l.Inventory.Decide(ctx, epoch, payments)
 	l.meanwhile()
 	return answers, err
 }
 
-// TestLateSettlement has a worker pause between Postgres' refusal of a payment and its
+// TestConfirm_SettledByAnotherWorker_LeavesNewClaim has a worker pause between Postgres' refusal of a payment and its
 // settlement. Meanwhile another worker settles it and another payment claims the hold: what the
 // paused worker then settles is not its own any more.
-func TestLateSettlement(t *testing.T) {
+func TestConfirm_SettledByAnotherWorker_LeavesNewClaim(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	ctx := t.Context()
-	w.setInventory(t, "room", holds.Asked{}, 1)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
-	w.setInventory(t, "room", holds.Asked{}, 0)
-	paused := w.newService(w.client, w.locker(t), &late{w.store, func() {
+	w.setInventory(t, "room", holds.SlotSelection{}, 0)
+	paused := w.newService(w.client, w.locker(t), &slowInventory{w.store, func() {
 		if got := brief(w.pay(t, hold, "p1")); got != "hold.confirm_rejected sold_out" {
 			t.Errorf("the other worker: %s", got)
 		}
-		w.setInventory(t, "room", holds.Asked{}, 1)
-		w.newService(w.client, w.locker(t), &outage{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p2"}}, func(int, holds.Result) {})
+		w.setInventory(t, "room", holds.SlotSelection{}, 1)
+		w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p2"}}, func(int, holds.Result) {})
 	}})
 	paused.Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p1"}}, func(_ int, r holds.Result) {
 		if got := brief(r.Outcome); r.Err != nil || got != "hold.confirm_rejected sold_out" {
 			t.Errorf("the paused worker: %s %v", got, r.Err)
 		}
 	})
-	if view, _, err := w.service.Lookup(ctx, hold); err != nil || view.State != holds.Confirming {
+	if view, _, err := w.service.GetHold(ctx, hold); err != nil || view.State != holds.Confirming {
 		t.Errorf("the hold that p2 has claimed is %s: %v", view.State, err)
 	}
 	if got := brief(w.pay(t, hold, "p2")); got != holds.EventHoldConfirmed {
 		t.Errorf("p2: %s", got)
 	}
-	w.atRest(t, "room")
+	w.assertNothingHeld(t, "room")
 }
 
 var errDown = errors.New("postgres is down")
 
-// outage is Postgres when it does not answer payments.
-type outage struct{ holds.Inventory }
+// failingInventory is Postgres when it does not answer payments.
+type failingInventory struct{ holds.Inventory }
 
-func (*outage) Decide(context.Context, string, []holds.Payment) ([]holds.PaymentAnswer, error) {
+func (*failingInventory) Decide(context.Context, string, []holds.Payment) ([]holds.PaymentDecision, error) {
 	return nil, errDown
 }
 
-// TestBatchOfPayments pays many holds at once, some twice, some that do not fit any more.
-func TestBatchOfPayments(t *testing.T) {
+// TestConfirm_BatchExceedsCapacity_ConfirmsWhatFits pays many holds at once, some twice, some that do not fit any more.
+func TestConfirm_BatchExceedsCapacity_ConfirmsWhatFits(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.setInventory(t, "hall", holds.Asked{}, 10)
+	w := newHarness(t)
+	w.setInventory(t, "hall", holds.SlotSelection{}, 10)
 	var requests []holds.ConfirmRequest
 	for i := range 10 {
 		hold := created(t, w.place(t, holds.PlaceRequest{Resource: "hall", User: fmt.Sprintf("u%d", i)})[0])
@@ -122,7 +122,7 @@ func TestBatchOfPayments(t *testing.T) {
 		t.Fatal(err)
 	}
 	requests = append(requests, holds.ConfirmRequest{Hold: unknown, PaymentID: "p"}, requests[0], requests[9])
-	w.setInventory(t, "hall", holds.Asked{}, 7)
+	w.setInventory(t, "hall", holds.SlotSelection{}, 7)
 	outcomes := collect(t, len(requests), func(emit func(int, holds.Result)) { w.service.Confirm(t.Context(), requests, emit) })
 	kinds := make(map[string]int)
 	for _, o := range outcomes[:11] {
@@ -137,7 +137,7 @@ func TestBatchOfPayments(t *testing.T) {
 	if !slices.Equal(briefs(outcomes[11:]), briefs([]holds.Outcome{outcomes[0], outcomes[9]})) {
 		t.Errorf("the same payments in one batch were answered %v and %v", briefs(outcomes[11:]), briefs([]holds.Outcome{outcomes[0], outcomes[9]}))
 	}
-	if slot := w.available(t, "hall", holds.Asked{})[0]; slot.Reserved != 7 || slot.Held != 3 {
+	if slot := w.available(t, "hall", holds.SlotSelection{})[0]; slot.Reserved != 7 || slot.Held != 3 {
 		t.Errorf("after the payments: %+v", slot)
 	}
 }

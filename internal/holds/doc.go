@@ -89,8 +89,8 @@
 //     without their writes (dry.go), and the same transactions, rolled back.
 //   - Lost data is noticed, and filled in again before anything else is decided: see below.
 //   - Damage stays with its resource: a script that finds there what no script writes refuses before it has written
-//     anything of the hold (ErrDamaged). Events of that resource wait until it is mended, in place by whoever is
-//     told (OnDamage), or a few seconds later by filling Redis again, which is all that the others notice.
+//     anything of the hold (ErrCorrupt). Events of that resource wait until it is mended, in place by whoever is
+//     told (OnCorruption), or a few seconds later by filling Redis again, which is all that the others notice.
 //   - One resource delays no other's sweep: holds are expired in rounds, a bounded number of each partition. A
 //     resource that fails rests for a second, alone; one that always has more due takes its turn; a partition that
 //     fails, or does not answer within a second, is left to the next round.
@@ -113,7 +113,7 @@
 //	the server is another one             a restart, a failover: its data may be older, and have the same
 //	                                      epoch. So is one that has begun a new history while nobody looked
 //	scripts find damage for 5 s           a record that cannot be read, a key of another type, and nobody heals
-//	                                      it in place (see ErrDamaged)
+//	                                      it in place (see ErrCorrupt)
 //
 // Whoever notices first takes the epoch away from Redis and then from Postgres: no script and no payment
 // is decided under it any more, whoever else has not noticed yet. Then one worker, for as long as it
@@ -138,7 +138,7 @@
 // Who fills Redis needs about twice as much memory for it as Redis has, see the benchmark in cmd/worker.
 //
 // What is live again is part of what was live before, so there is never more of it than there was room
-// for: past.go says how what was decided and not told is judged. Where capacity was cut meanwhile, holds
+// for: projection.go says how what was decided and not told is judged. Where capacity was cut meanwhile, holds
 // stay, nobody is granted anything on their slots until they have ended, and Postgres decides whose
 // payment comes first. What differs from before:
 //

@@ -30,20 +30,20 @@ end
 local redis = {call = unless_write(real.call), pcall = unless_write(real.pcall), sha1hex = real.sha1hex}
 `
 
-var dryTwins = loadDryTwins()
+var dryScripts = loadDryScripts()
 
-func loadDryTwins() map[string]lua.Script {
-	twins := make(map[string]lua.Script)
+func loadDryScripts() map[string]lua.Script {
+	scripts := make(map[string]lua.Script)
 	for _, script := range []lua.Script{scriptPlace, scriptClaim, scriptSettle, scriptRelease, scriptExtend} {
-		twins[script.Name] = lua.NewPacked("dry "+script.Name, "no-writes", packMax, withoutWrites+prelude+source(script.Name))
+		scripts[script.Name] = lua.NewPacked("dry "+script.Name, "no-writes", packMax, withoutWrites+prelude+source(script.Name))
 	}
-	return twins
+	return scripts
 }
 
-// twin returns the script that s runs for one: itself, or its dry twin.
-func (s *Service) twin(script lua.Script) lua.Script {
-	if twin, writes := dryTwins[script.Name]; s.dry && writes {
-		return twin
+// dryVariant returns the script that s runs for one: itself, or its dry twin.
+func (s *Service) dryVariant(script lua.Script) lua.Script {
+	if variant, writes := dryScripts[script.Name]; s.dry && writes {
+		return variant
 	}
 	return script
 }

@@ -16,9 +16,9 @@ import (
 // Epoch is Postgres' entry about what Redis has. A name is a UUID, or that UUID, a slash and a
 // number that grows: the UUID is the database's, and tells its epochs from those of another.
 type Epoch struct {
-	Name    string
-	Written bool   // Redis has it, and all that was written under it
-	Server  string // that has it, "" = it was not looked at
+	Name     string
+	Complete bool   // Redis has it, and all that was written under it
+	Server   string // that has it, "" = it was not looked at
 
 	// While it is not written:
 	Lost      string // the last that was written, "" = there was none
@@ -45,8 +45,8 @@ func generation(name string) int64 {
 // markSuffix makes of an epoch's name what partitions have while they are filled under it.
 const markSuffix = " rebuilding"
 
-// ErrOtherEpoch says that the entry is not as the caller believes: nothing was changed.
-var ErrOtherEpoch = errors.New("somebody else has changed the epoch")
+// ErrEpochChanged says that the entry is not as the caller believes: nothing was changed.
+var ErrEpochChanged = errors.New("somebody else has changed the epoch")
 
 // ErrUnknownSchema says that Postgres has a schema that programs as old as this one must not use.
 var ErrUnknownSchema = errors.New("the schema is for newer programs than this one")
@@ -54,23 +54,23 @@ var ErrUnknownSchema = errors.New("the schema is for newer programs than this on
 // errForeign says that Redis has what another database has written to it.
 var errForeign = errors.New("this Redis has the namespace of another database")
 
-// Register is Postgres' word on what Redis has. Every change is refused with ErrOtherEpoch
+// EpochStore is Postgres' word on what Redis has. Every change is refused with ErrEpochChanged
 // when the entry is another one than the caller believes, so it may be repeated after any error.
-type Register interface {
+type EpochStore interface {
 	// Epoch reads the entry. It returns ErrUnknownSchema when this program is too old for the schema.
 	Epoch(ctx context.Context) (Epoch, error)
-	// CondemnEpoch notes that Redis has not all that was written under an epoch. When it returns
+	// InvalidateEpoch notes that Redis has not all that was written under an epoch. When it returns
 	// no payment is decided under it any more (see Inventory.Decide).
-	CondemnEpoch(ctx context.Context, epoch, why string) error
+	InvalidateEpoch(ctx context.Context, epoch, why string) error
 	// BeginEpoch begins the next epoch for one who fills Redis under it; nobody else can for as
 	// long as the lease, or until it is written.
 	BeginEpoch(ctx context.Context, rebuilder string, lease time.Duration) (epoch string, err error)
-	// KeepEpoch begins the lease anew and notes the progress.
-	KeepEpoch(ctx context.Context, epoch, rebuilder string, lease time.Duration, progress string) error
-	// EpochWritten notes that a server has an epoch. Who has written it is "" for the first.
-	EpochWritten(ctx context.Context, epoch, server, rebuilder string) error
-	// EpochServed notes by what name the server of a written epoch goes now.
-	EpochServed(ctx context.Context, epoch, server, before string) error
+	// RenewEpochLease begins the lease anew and notes the progress.
+	RenewEpochLease(ctx context.Context, epoch, rebuilder string, lease time.Duration, progress string) error
+	// CompleteEpoch notes that a server has an epoch. Who has written it is "" for the first.
+	CompleteEpoch(ctx context.Context, epoch, server, rebuilder string) error
+	// SetEpochServer notes by what name the server of a written epoch goes now.
+	SetEpochServer(ctx context.Context, epoch, server, before string) error
 	// Policies reads the stored policies, in the order of Since; there may be none.
 	Policies(ctx context.Context) (Policies, error)
 	// Reservations hands to each which of the holds have become reservations.
@@ -87,27 +87,27 @@ func Initialise(ctx context.Context, namespace string, client redis.UniversalCli
 			return "", fmt.Errorf("write epoch of partition %d: %w", p, err)
 		}
 	}
-	seen, err := look(ctx, namespace, client)
+	state, err := readState(ctx, namespace, client)
 	if err != nil {
 		return "", err
 	}
-	for p, found := range seen.epochs {
+	for p, found := range state.epochs {
 		if found != epoch {
 			return "", fmt.Errorf("partition %d: %w", p, errForeign)
 		}
 	}
-	return seen.server.name(), nil
+	return state.server.name(), nil
 }
 
-// seen is what a look at a Redis has found.
-type seen struct {
+// redisState is what a look at a Redis has found.
+type redisState struct {
 	server server
 	epochs []string // of each partition, "" = none
 	format string   // that is noted, "" = none
 }
 
-// look asks a server who it is and which epochs it has, all on one connection.
-func look(ctx context.Context, namespace string, client redis.UniversalClient) (s seen, err error) {
+// readState asks a server who it is and which epochs it has, all on one connection.
+func readState(ctx context.Context, namespace string, client redis.UniversalClient) (s redisState, err error) {
 	keys := keyspace(namespace)
 	pipe := client.Pipeline()
 	info := pipe.Do(ctx, infoCommand...)
@@ -138,11 +138,11 @@ func look(ctx context.Context, namespace string, client redis.UniversalClient) (
 
 // CheckEpoch returns ErrDataLost unless every partition has the epoch.
 func CheckEpoch(ctx context.Context, namespace string, client redis.UniversalClient, epoch string) error {
-	seen, err := look(ctx, namespace, client)
+	state, err := readState(ctx, namespace, client)
 	if err != nil {
 		return err
 	}
-	for p, found := range seen.epochs {
+	for p, found := range state.epochs {
 		if found != epoch {
 			return fmt.Errorf("partition %d: %w", p, ErrDataLost)
 		}
@@ -150,16 +150,16 @@ func CheckEpoch(ctx context.Context, namespace string, client redis.UniversalCli
 	return nil
 }
 
-// swapEpoch gives every partition that has one epoch another ("" = none). Those that have not the
+// replaceEpoch gives every partition that has one epoch another ("" = none). Those that have not the
 // first are left as they are; their number is returned.
-func swapEpoch(ctx context.Context, keys keyspace, client redis.UniversalClient, from, to string) (others int, err error) {
+func replaceEpoch(ctx context.Context, keys keyspace, client redis.UniversalClient, from, to string) (others int, err error) {
 	calls := make([]*lua.Call, Partitions)
 	for p := range calls {
 		calls[p] = &lua.Call{Script: scriptSwap, Keys: []string{keys.epoch(p)}, Args: []any{from, "", "", to}}
 	}
 	lua.Run(ctx, client, calls)
 	for p, c := range calls {
-		switch settle(c); {
+		switch setReplyError(c); {
 		case errors.Is(c.Err, ErrDataLost):
 			others++
 		case c.Expect(0) != nil:

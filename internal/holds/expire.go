@@ -49,17 +49,17 @@ type Expirer struct {
 	options   ExpirerOptions
 	log       zerolog.Logger
 
-	departed chan departure
+	toAnnounce chan expiredBatch
 
-	mu      sync.Mutex
-	due     map[int]struct{} // partitions to look at now
-	nudged  chan struct{}    // has one element when due is not empty
-	hintErr error            // why there are no notifications, nil when there are
+	mu              sync.Mutex
+	requested       map[int]struct{} // partitions to look at now
+	wake            chan struct{}    // has one element when due is not empty
+	notificationErr error            // why there are no notifications, nil when there are
 }
 
-// departure is the hold.expired of what a Service has restored.
-type departure struct {
-	by       *Service
+// expiredBatch is the hold.expired of what a Service has restored.
+type expiredBatch struct {
+	service  *Service
 	outcomes []Outcome
 }
 
@@ -67,37 +67,37 @@ type departure struct {
 func NewExpirer(s *Service, a Announcer, o ExpirerOptions, log zerolog.Logger) *Expirer {
 	return &Expirer{
 		service: s, announcer: a, options: o, log: log,
-		departed: make(chan departure, announceQueue),
-		due:      make(map[int]struct{}),
-		nudged:   make(chan struct{}, 1),
-		hintErr:  errors.New("not subscribed yet"),
+		toAnnounce:      make(chan expiredBatch, announceQueue),
+		requested:       make(map[int]struct{}),
+		wake:            make(chan struct{}, 1),
+		notificationErr: errors.New("not subscribed yet"),
 	}
 }
 
-// nudge asks the sweep to look at a partition now.
-func (e *Expirer) nudge(partition int) {
+// requestSweep asks the sweep to look at a partition now.
+func (e *Expirer) requestSweep(partition int) {
 	e.mu.Lock()
-	e.due[partition] = struct{}{}
+	e.requested[partition] = struct{}{}
 	e.mu.Unlock()
 	select {
-	case e.nudged <- struct{}{}:
+	case e.wake <- struct{}{}:
 	default:
 	}
 }
 
-// take returns the partitions that were nudged since the last call.
-func (e *Expirer) take() []int {
+// takeRequested returns the partitions that were nudged since the last call.
+func (e *Expirer) takeRequested() []int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	partitions := make([]int, 0, len(e.due))
-	for p := range e.due {
+	partitions := make([]int, 0, len(e.requested))
+	for p := range e.requested {
 		if p == allPartitions {
 			partitions = everyPartition()
 			break
 		}
 		partitions = append(partitions, p)
 	}
-	clear(e.due)
+	clear(e.requested)
 	return partitions
 }
 
@@ -109,18 +109,18 @@ func everyPartition() []int {
 	return partitions
 }
 
-// HintError tells why keyspace notifications cannot be had, or nil. Without them lapsed holds
+// NotificationError tells why keyspace notifications cannot be had, or nil. Without them lapsed holds
 // are noticed by the timer.
-func (e *Expirer) HintError() error {
+func (e *Expirer) NotificationError() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.hintErr
+	return e.notificationErr
 }
 
-func (e *Expirer) setHintError(err error) {
+func (e *Expirer) setNotificationError(err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.hintErr = err
+	e.notificationErr = err
 }
 
 // Sweep reads the agenda whenever its earliest deadline has come, at least every 250 ms, and the
@@ -128,10 +128,10 @@ func (e *Expirer) setHintError(err error) {
 // next read of all partitions: a resource that fails rests alone, and one that always has more due
 // takes its turn with the others.
 func (e *Expirer) Sweep(ctx context.Context) error {
-	sw := newSweep(e)
+	sw := newSweeper(e)
 	all := time.Now()    // when to read all partitions
 	var unfinished []int // partitions that had more due than one round expires
-	for e.service.Await(ctx) == nil {
+	for e.service.WaitReady(ctx) == nil {
 		var timer <-chan time.Time
 		if !e.options.NoTimer {
 			timer = time.After(time.Until(all))
@@ -142,13 +142,13 @@ func (e *Expirer) Sweep(ctx context.Context) error {
 			case <-ctx.Done():
 				return nil
 			case <-timer:
-			case <-e.nudged:
+			case <-e.wake:
 			}
 		}
 		if now := time.Now(); !e.options.NoTimer && !now.Before(all) {
 			partitions, all = everyPartition(), now.Add(sweepTick)
 		} else {
-			partitions = union(partitions, e.take())
+			partitions = union(partitions, e.takeRequested())
 		}
 		left, next, err := sw.round(ctx, partitions)
 		unfinished = left
@@ -168,32 +168,32 @@ func union(some, others []int) []int {
 	return slices.Compact(all)
 }
 
-// sweep is what the sweep remembers from one round to the next. One goroutine uses it.
-type sweep struct {
+// sweeper is what the sweep remembers from one round to the next. One goroutine uses it.
+type sweeper struct {
 	*Expirer
-	rest    time.Duration        // of a resource that could not be swept
-	within  time.Duration        // of one read of the agenda
-	resting map[string]time.Time // such resources, and when each is swept again; at most restingMax
-	fed     map[string]bool      // resources that reached the limit of their run in the last round
-	trouble string               // the last failure that was logged
+	restFor       time.Duration        // of a resource that could not be swept
+	agendaTimeout time.Duration        // of one read of the agenda
+	resting       map[string]time.Time // such resources, and when each is swept again; at most restingMax
+	saturated     map[string]bool      // resources that reached the limit of their run in the last round
+	lastLogged    string               // the last failure that was logged
 }
 
-func newSweep(e *Expirer) *sweep {
-	return &sweep{Expirer: e, rest: sweepRetry, within: lookWithin, resting: make(map[string]time.Time)}
+func newSweeper(e *Expirer) *sweeper {
+	return &sweeper{Expirer: e, restFor: sweepRetry, agendaTimeout: redisCheckTimeout, resting: make(map[string]time.Time)}
 }
 
 // round expires what is due in some partitions, at most sweepMax holds of each run of expire.lua, and
 // passes it on to be announced. It returns the partitions that have more due, and how long nothing
 // else is due in the others. err joins the failures that are new; the others are not touched by them.
-func (sw *sweep) round(ctx context.Context, partitions []int) (unfinished []int, next time.Duration, err error) {
-	s, err := sw.service.under()
+func (sw *sweeper) round(ctx context.Context, partitions []int) (unfinished []int, next time.Duration, err error) {
+	s, err := sw.service.forCurrentEpoch()
 	if err != nil {
 		return nil, sweepTick, err
 	}
 	due, more, next, err := sw.readAgenda(ctx, s, partitions)
 	// Calls of one partition share a run and its limit. Who reached it in the last round comes last in this one.
-	slices.SortStableFunc(due, func(a, b string) int { return flag(sw.fed[a]) - flag(sw.fed[b]) })
-	sw.fed = make(map[string]bool)
+	slices.SortStableFunc(due, func(a, b string) int { return boolToInt(sw.saturated[a]) - boolToInt(sw.saturated[b]) })
+	sw.saturated = make(map[string]bool)
 	failed, done := []error{err}, make(map[int]bool)
 	for batch := range slices.Chunk(due, expireMax) {
 		failed = append(failed, sw.expire(ctx, s, batch, more, done))
@@ -206,7 +206,7 @@ func (sw *sweep) round(ctx context.Context, partitions []int) (unfinished []int,
 	return unfinished, next, errors.Join(failed...)
 }
 
-func flag(on bool) int {
+func boolToInt(on bool) int {
 	if on {
 		return 1
 	}
@@ -216,7 +216,7 @@ func flag(on bool) int {
 // readAgenda returns the resources that have something due and do not rest, the partitions that have
 // more of them, and how long nothing else is due. A partition that fails, or does not answer within
 // sw.within, has nothing due until the next round.
-func (sw *sweep) readAgenda(ctx context.Context, s *Service, partitions []int) (due []string, more map[int]bool, wait time.Duration, err error) {
+func (sw *sweeper) readAgenda(ctx context.Context, s *Service, partitions []int) (due []string, more map[int]bool, wait time.Duration, err error) {
 	now, restingIn := time.Now(), make(map[int]int)
 	for resource := range sw.resting {
 		restingIn[Partition(resource)]++
@@ -226,10 +226,10 @@ func (sw *sweep) readAgenda(ctx context.Context, s *Service, partitions []int) (
 		calls[i] = &lua.Call{
 			Script: scriptAgenda,
 			Keys:   []string{s.keys.epoch(p)},
-			Args:   []any{s.told(), "", "", dueMax + restingIn[p]},
+			Args:   []any{s.epochArg(), "", "", dueMax + restingIn[p]},
 		}
 	}
-	s.runWithin(ctx, sw.within, calls...)
+	s.runWithin(ctx, sw.agendaTimeout, calls...)
 	wait, more = sweepTick, make(map[int]bool)
 	failed := 0
 	for i, c := range calls {
@@ -259,10 +259,10 @@ func (sw *sweep) readAgenda(ctx context.Context, s *Service, partitions []int) (
 
 // expire expires what is due on some resources and passes it on. It notes in more the partitions in which
 // a limit was reached, and in done those of which a resource did not fail.
-func (sw *sweep) expire(ctx context.Context, s *Service, resources []string, more, done map[int]bool) error {
+func (sw *sweeper) expire(ctx context.Context, s *Service, resources []string, more, done map[int]bool) error {
 	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
-		calls[i] = s.newCall(scriptExpire, resource, s.memory(), sweepMax, announceLease.Milliseconds())
+		calls[i] = s.newCall(scriptExpire, resource, s.requestKeyTTLMS(), sweepMax, announceLease.Milliseconds())
 	}
 	s.run(ctx, calls...)
 	failpoint.Hit("expire.restored")
@@ -270,10 +270,10 @@ func (sw *sweep) expire(ctx context.Context, s *Service, resources []string, mor
 	var failed []error
 	for i, c := range calls {
 		resource := resources[i]
-		expired, err := expiredBy(resource, c)
+		expired, err := parseExpired(resource, c)
 		batch = append(batch, expired...)
 		if err != nil {
-			if sw.failed(resource, err) && len(failed) < failuresMax {
+			if sw.noteFailure(resource, err) && len(failed) < failuresMax {
 				failed = append(failed, fmt.Errorf("expire holds on %s: %w", resource, err))
 			}
 			continue
@@ -282,12 +282,12 @@ func (sw *sweep) expire(ctx context.Context, s *Service, resources []string, mor
 		done[Partition(resource)] = true
 		if c.Reply[0] != "0" {
 			more[Partition(resource)] = true
-			sw.fed[resource] = c.Reply[0] == "1"
+			sw.saturated[resource] = c.Reply[0] == "1"
 		}
 	}
 	if len(batch) > 0 {
 		select {
-		case sw.departed <- departure{s, batch}:
+		case sw.toAnnounce <- expiredBatch{s, batch}:
 		default:
 			// Announcing is behind. Restoring must not wait for it; they are handed out again.
 		}
@@ -295,8 +295,8 @@ func (sw *sweep) expire(ctx context.Context, s *Service, resources []string, mor
 	return errors.Join(failed...)
 }
 
-// expiredBy returns the outcomes of what expire.lua has handed out, also when one of them cannot be read.
-func expiredBy(resource string, c *lua.Call) (expired []Outcome, err error) {
+// parseExpired returns the outcomes of what expire.lua has handed out, also when one of them cannot be read.
+func parseExpired(resource string, c *lua.Call) (expired []Outcome, err error) {
 	if err := c.Expect(1); err != nil {
 		return nil, err
 	}
@@ -306,14 +306,14 @@ func expiredBy(resource string, c *lua.Call) (expired []Outcome, err error) {
 			err = unread
 			continue
 		}
-		expired = append(expired, hold.expired())
+		expired = append(expired, hold.expiredOutcome())
 	}
 	return expired, err
 }
 
-// failed has a resource rest, and reports whether it has not failed before. That data is lost is not
+// noteFailure has a resource rest, and reports whether it has not failed before. That data is lost is not
 // the resource's failure.
-func (sw *sweep) failed(resource string, err error) (first bool) {
+func (sw *sweeper) noteFailure(resource string, err error) (first bool) {
 	if errors.Is(err, ErrDataLost) {
 		return true
 	}
@@ -327,23 +327,23 @@ func (sw *sweep) failed(resource string, err error) (first bool) {
 			return true
 		}
 	}
-	sw.resting[resource] = now.Add(sw.rest)
+	sw.resting[resource] = now.Add(sw.restFor)
 	return first
 }
 
 // log logs a failure once, and again when it is another. The Keeper reports that data is lost.
-func (sw *sweep) log(err error) {
+func (sw *sweeper) log(err error) {
 	switch {
 	case err == nil:
-		sw.trouble = ""
+		sw.lastLogged = ""
 	case errors.Is(err, ErrDataLost) || sw.service.Epoch() == "":
-	case err.Error() != sw.trouble:
-		sw.trouble = err.Error()
+	case err.Error() != sw.lastLogged:
+		sw.lastLogged = err.Error()
 		sw.Expirer.log.Error().Err(err).Msg("sweep failed, will be retried")
 	}
 }
 
-func (h Hold) expired() Outcome {
+func (h Hold) expiredOutcome() Outcome {
 	return Outcome{
 		Event: EventHoldExpired, Resource: h.ID.Resource, Hold: h.ID, At: h.EndedAt,
 		Data: HoldExpired{HoldData: h.data(), ExpiresAt: h.ExpiresAt, RestoredAt: h.EndedAt},
@@ -357,9 +357,9 @@ func (e *Expirer) Announce(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case d := <-e.departed:
+		case d := <-e.toAnnounce:
 			for batch := range slices.Chunk(d.outcomes, announceMax) {
-				if err := e.announce(ctx, d.by, batch); err != nil && ctx.Err() == nil && !errors.Is(err, ErrDataLost) {
+				if err := e.announce(ctx, d.service, batch); err != nil && ctx.Err() == nil && !errors.Is(err, ErrDataLost) {
 					e.log.Error().Err(err).Int("holds", len(batch)).Msg("announcing lapsed holds failed, will be repeated")
 				}
 			}
@@ -368,7 +368,7 @@ func (e *Expirer) Announce(ctx context.Context) error {
 }
 
 func (e *Expirer) announce(ctx context.Context, s *Service, batch []Outcome) error {
-	if err := s.Trust(ctx, s.epoch); err != nil {
+	if err := s.Verify(ctx, s.epoch); err != nil {
 		return err
 	}
 	if err := e.announcer.Announce(ctx, batch); err != nil {
@@ -381,7 +381,7 @@ func (e *Expirer) announce(ctx context.Context, s *Service, batch []Outcome) err
 	}
 	calls := make([]*lua.Call, 0, len(byResource))
 	for resource, ids := range byResource {
-		calls = append(calls, s.newCall(scriptForget, resource, append([]any{s.memory()}, ids...)...))
+		calls = append(calls, s.newCall(scriptForget, resource, append([]any{s.requestKeyTTLMS()}, ids...)...))
 	}
 	s.run(ctx, calls...)
 	failpoint.Hit("expire.forgotten")

@@ -32,7 +32,7 @@ func runExpirer(t *testing.T, x *holds.Expirer) {
 	t.Cleanup(func() { cancel(); loops.Wait() })
 }
 
-func (w *world) held(t testing.TB, resource string) string {
+func (w *harness) heldCount(t testing.TB, resource string) string {
 	t.Helper()
 	held, err := w.client.HGet(context.Background(), holds.Key(w.namespace, resource, "counts"), holds.StockSlot).Result()
 	if err != nil {
@@ -41,9 +41,9 @@ func (w *world) held(t testing.TB, resource string) string {
 	return held
 }
 
-// TestLapseIsNoticed lets a hold lapse by Redis' own clock, with each way of noticing it
+// TestExpirer_EachTrigger_ExpiresHold lets a hold lapse by Redis' own clock, with each way of noticing it
 // switched off.
-func TestLapseIsNoticed(t *testing.T) {
+func TestExpirer_EachTrigger_ExpiresHold(t *testing.T) {
 	t.Parallel()
 	for name, options := range map[string]holds.ExpirerOptions{
 		"timer and notifications": {},
@@ -52,17 +52,17 @@ func TestLapseIsNoticed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newRealTimeWorld(t)
+			w := newRealTimeHarness(t)
 			x := holds.NewExpirer(w.service, w, options, zerolog.Nop())
 			runExpirer(t, x)
 			if !options.NoNotifications {
-				stacktest.Eventually(t, "the subscription", func() bool { return x.HintError() == nil })
+				stacktest.Eventually(t, "the subscription", func() bool { return x.NotificationError() == nil })
 			}
-			w.setInventory(t, "tent", holds.Asked{}, 1)
+			w.setInventory(t, "tent", holds.SlotSelection{}, 1)
 			o := w.place(t, holds.PlaceRequest{Resource: "tent", User: "ana", TTLSeconds: seconds(1)})[0]
 			hold := created(t, o)
 			// Nobody reads availability here: reading would sweep.
-			stacktest.Eventually(t, "the counter to be restored", func() bool { return w.held(t, "tent") == "0" })
+			stacktest.Eventually(t, "the counter to be restored", func() bool { return w.heldCount(t, "tent") == "0" })
 			var expired []holds.Outcome
 			stacktest.Eventually(t, "hold.expired", func() bool { expired = append(expired, w.takeAnnounced()...); return len(expired) > 0 })
 			data := expired[0].Data.(holds.HoldExpired)
@@ -72,45 +72,45 @@ func TestLapseIsNoticed(t *testing.T) {
 			stacktest.Eventually(t, "the hold to be forgotten", func() bool {
 				return w.client.Exists(t.Context(), holds.Key(w.namespace, "tent", "departing")).Val() == 0
 			})
-			w.atRest(t, "tent")
+			w.assertNothingHeld(t, "tent")
 		})
 	}
 }
 
-// TestSubscriptionIsFollowedByASweep lets a hold lapse while nobody listens, with the timer
+// TestWatch_Subscribed_SweepsAllPartitions lets a hold lapse while nobody listens, with the timer
 // off: at the first subscription, and at the one that follows a cut. It runs alone: it cuts all who have
 // subscribed at the server, and switches off what they hear.
-func TestSubscriptionIsFollowedByASweep(t *testing.T) {
-	w := newRealTimeWorld(t)
+func TestWatch_Subscribed_SweepsAllPartitions(t *testing.T) {
+	w := newRealTimeHarness(t)
 	ctx := t.Context()
-	w.setInventory(t, "tent", holds.Asked{}, 1)
-	lapse := func() {
+	w.setInventory(t, "tent", holds.SlotSelection{}, 1)
+	expire := func() {
 		hold := created(t, w.place(t, holds.PlaceRequest{Resource: "tent", User: "ana", TTLSeconds: seconds(1)})[0]).HoldID
 		key := holds.Key(w.namespace, "tent", "hold:"+hold.UUID)
 		stacktest.Eventually(t, "the deadline", func() bool { return w.client.Exists(ctx, key).Val() == 0 })
 	}
-	lapse()
+	expire()
 	runExpirer(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{NoTimer: true}, zerolog.Nop()))
-	stacktest.Eventually(t, "the sweep after the first subscription", func() bool { return w.held(t, "tent") == "0" })
+	stacktest.Eventually(t, "the sweep after the first subscription", func() bool { return w.heldCount(t, "tent") == "0" })
 
 	if err := w.client.ConfigSet(ctx, "notify-keyspace-events", "").Err(); err != nil {
 		t.Fatal(err) // a server that has restarted has forgotten it
 	}
-	lapse()
+	expire()
 	stacktest.Eventually(t, "the sweep after the cut", func() bool {
 		if err := w.client.ClientKillByFilter(ctx, "TYPE", "pubsub").Err(); err != nil {
 			t.Fatal(err)
 		}
-		return w.held(t, "tent") == "0"
+		return w.heldCount(t, "tent") == "0"
 	})
 }
 
-// TestLapseIsSeenByPredicate has nobody sweep at all, and more holds lapse than one call sweeps.
-func TestLapseIsSeenByPredicate(t *testing.T) {
+// TestService_DueHoldsNotSwept_CountAsExpired has nobody sweep at all, and more holds lapse than one call sweeps.
+func TestService_DueHoldsNotSwept_CountAsExpired(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	const many = 3*holds.SweepMax + 7
-	w.setInventory(t, "hall", holds.Asked{}, many)
+	w.setInventory(t, "hall", holds.SlotSelection{}, many)
 	requests := make([]holds.PlaceRequest, many)
 	for i := range requests {
 		requests[i] = holds.PlaceRequest{Resource: "hall", User: fmt.Sprintf("u%d", i), TTLSeconds: seconds(60)}
@@ -129,14 +129,14 @@ func TestLapseIsSeenByPredicate(t *testing.T) {
 	if got := brief(w.release(t, holds.ReleaseRequest{Hold: first[many-2].Hold})); got != "hold.release_rejected expired" {
 		t.Errorf("a cancellation of a hold that nobody has swept: %s", got)
 	}
-	other := newWorld(t)
-	other.setInventory(t, "hall", holds.Asked{}, many)
+	other := newHarness(t)
+	other.setInventory(t, "hall", holds.SlotSelection{}, many)
 	for i := range requests {
-		requests[i].RequestKey, requests[i].Cause = "", ""
+		requests[i].RequestKey, requests[i].EventID = "", ""
 	}
 	other.place(t, requests...)
 	other.pass(t, time.Minute)
-	if slot := other.available(t, "hall", holds.Asked{})[0]; slot.Available != many {
+	if slot := other.available(t, "hall", holds.SlotSelection{})[0]; slot.Available != many {
 		t.Errorf("available after all have lapsed: %+v", slot)
 	}
 	created(t, w.place(t, holds.PlaceRequest{Resource: "hall", User: "whole", Quantity: many})[0])
@@ -160,15 +160,15 @@ func briefsAs(event string, outcomes []holds.Outcome) []string {
 	return texts
 }
 
-// TestOneRestorer has several workers sweep the same lapsed holds at the same time.
-func TestOneRestorer(t *testing.T) {
+// TestSweep_SeveralWorkers_RestoreEachHoldOnce has several workers sweep the same lapsed holds at the same time.
+func TestSweep_SeveralWorkers_RestoreEachHoldOnce(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	const resources, each = 20, 10
 	var all []holds.Outcome
 	for r := range resources {
 		name := fmt.Sprintf("room-%d", r)
-		w.setInventory(t, name, holds.Asked{}, each)
+		w.setInventory(t, name, holds.SlotSelection{}, each)
 		for i := range each {
 			o := w.place(t, holds.PlaceRequest{Resource: name, User: fmt.Sprintf("u%d", i), TTLSeconds: seconds(1)})
 			created(t, o[0])
@@ -190,16 +190,16 @@ func TestOneRestorer(t *testing.T) {
 		t.Errorf("announced %d, want each of %d once", len(got), len(want))
 	}
 	for r := range resources {
-		w.atRest(t, fmt.Sprintf("room-%d", r))
+		w.assertNothingHeld(t, fmt.Sprintf("room-%d", r))
 	}
 }
 
-// TestAnnouncedAfterACrash has a worker die after it has restored a hold and before it has
+// TestAnnounce_WorkerCrashed_IsHandedOutAgain has a worker die after it has restored a hold and before it has
 // announced it.
-func TestAnnouncedAfterACrash(t *testing.T) {
+func TestAnnounce_WorkerCrashed_IsHandedOutAgain(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.setInventory(t, "room", holds.Asked{}, 1)
+	w := newHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	o := w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(1)})
 	created(t, o[0])
 	w.pass(t, time.Second)
@@ -226,18 +226,18 @@ func TestAnnouncedAfterACrash(t *testing.T) {
 	}
 }
 
-// TestStrayDeadline puts holds that are claimed, confirmed or released into the deadline index,
+// TestSweep_StrayDeadline_ExpiresNothing puts holds that are claimed, confirmed or released into the deadline index,
 // as a damaged or restored Redis may have them: the state decides, not the index.
-func TestStrayDeadline(t *testing.T) {
+func TestSweep_StrayDeadline_ExpiresNothing(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	ctx := t.Context()
-	w.setInventory(t, "room", holds.Asked{}, 3)
+	w.setInventory(t, "room", holds.SlotSelection{}, 3)
 	var ids []holds.HoldID
 	for _, user := range []string{"claims", "pays", "cancels"} {
 		ids = append(ids, created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user, TTLSeconds: seconds(60)})[0]).HoldID)
 	}
-	w.newService(w.client, w.locker(t), &outage{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: ids[0], PaymentID: "p"}}, func(int, holds.Result) {})
+	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: ids[0], PaymentID: "p"}}, func(int, holds.Result) {})
 	w.pay(t, ids[1], "p")
 	w.release(t, holds.ReleaseRequest{Hold: ids[2]})
 	for _, later := range []time.Duration{0, time.Hour} { // before their deadlines, and long after
@@ -247,28 +247,28 @@ func TestStrayDeadline(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if slot := w.available(t, "room", holds.Asked{})[0]; slot.Held != 1 || slot.Reserved != 1 {
+		if slot := w.available(t, "room", holds.SlotSelection{})[0]; slot.Held != 1 || slot.Reserved != 1 {
 			t.Errorf("after a sweep of stray deadlines: %+v", slot)
 		}
 	}
 	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if lapsed := w.takeAnnounced(); len(lapsed) != 0 {
-		t.Errorf("lapsed: %v", briefs(lapsed))
+	if expired := w.takeAnnounced(); len(expired) != 0 {
+		t.Errorf("lapsed: %v", briefs(expired))
 	}
 	if got := brief(w.pay(t, ids[0], "p")); got != holds.EventHoldConfirmed {
 		t.Errorf("the claimed hold: %s", got)
 	}
-	w.atRest(t, "room")
+	w.assertNothingHeld(t, "room")
 }
 
-// TestAnnouncedAfterAFailure has the stream refuse a hold.expired: it is announced later, not
+// TestAnnounce_NotStored_IsHandedOutAgain has the stream refuse a hold.expired: it is announced later, not
 // forgotten.
-func TestAnnouncedAfterAFailure(t *testing.T) {
+func TestAnnounce_NotStored_IsHandedOutAgain(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.setInventory(t, "room", holds.Asked{}, 1)
+	w := newHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	o := w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(1)})
 	created(t, o[0])
 	w.pass(t, time.Second)
@@ -285,8 +285,8 @@ func TestAnnouncedAfterAFailure(t *testing.T) {
 	}
 }
 
-// TestForeignNotifications sends what others might publish on the channel of notifications.
-func TestForeignNotifications(t *testing.T) {
+// TestPartitionOfHold_ForeignKey_IsIgnored sends what others might publish on the channel of notifications.
+func TestPartitionOfHold_ForeignKey_IsIgnored(t *testing.T) {
 	t.Parallel()
 	for key, want := range map[string]bool{
 		"holdfast:{7}:room:hold:0123": true,
@@ -305,25 +305,25 @@ func TestForeignNotifications(t *testing.T) {
 	}
 }
 
-// TestNudgesDoNotPutOffTheTimer has somebody forge notifications about one partition without
+// TestSweep_RequestsWithoutEnd_TimerStillFires has somebody forge notifications about one partition without
 // end, while a hold of another lapses of which nobody is told.
-func TestNudgesDoNotPutOffTheTimer(t *testing.T) {
+func TestSweep_RequestsWithoutEnd_TimerStillFires(t *testing.T) {
 	t.Parallel()
-	w := newRealTimeWorld(t)
-	w.nudgeUntil(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop()), "other")
+	w := newRealTimeHarness(t)
+	w.expireWhileRequesting(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop()), "other")
 }
 
-// nudgeUntil has a hold of another partition than resource's expire, without a notification, while the partition of
+// expireWhileRequesting has a hold of another partition than resource's expire, without a notification, while the partition of
 // resource is nudged without end, and waits until the hold's count is restored.
-func (w *world) nudgeUntil(t *testing.T, x *holds.Expirer, resource string) {
+func (w *harness) expireWhileRequesting(t *testing.T, x *holds.Expirer, resource string) {
 	t.Helper()
 	runExpirer(t, x)
-	stacktest.Eventually(t, "the subscription", func() bool { return x.HintError() == nil })
+	stacktest.Eventually(t, "the subscription", func() bool { return x.NotificationError() == nil })
 	other := "tent"
 	for i := 0; holds.Partition(other) == holds.Partition(resource); i++ {
 		other = fmt.Sprint("tent-", i)
 	}
-	w.setInventory(t, other, holds.Asked{}, 1)
+	w.setInventory(t, other, holds.SlotSelection{}, 1)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: other, User: "ana", TTLSeconds: seconds(1)})[0]).HoldID
 	if err := w.client.Del(t.Context(), holds.Key(w.namespace, other, "hold:"+hold.UUID)).Err(); err != nil {
 		t.Fatal(err) // its expiry is not notified
@@ -333,7 +333,7 @@ func (w *world) nudgeUntil(t *testing.T, x *holds.Expirer, resource string) {
 		if err := w.client.Publish(t.Context(), "__keyevent@0__:expired", nudge).Err(); err != nil {
 			t.Fatal(err)
 		}
-		return w.held(t, other) == "0"
+		return w.heldCount(t, other) == "0"
 	})
 }
 
@@ -341,26 +341,26 @@ func (w *world) nudgeUntil(t *testing.T, x *holds.Expirer, resource string) {
 // another partition is restored all the same.
 func TestSweep_ResourceCorrupt_RestoresOthers(t *testing.T) {
 	t.Parallel()
-	w := newRealTimeWorld(t)
+	w := newRealTimeHarness(t)
 	w.corrupt(t, "room")
-	w.nudgeUntil(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop()), "room")
+	w.expireWhileRequesting(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop()), "room")
 }
 
 // TestSweep_DueWithoutEnd_RestoresOthers gives a resource more that is due before each round trip than one sweeps.
 func TestSweep_DueWithoutEnd_RestoresOthers(t *testing.T) {
 	t.Parallel()
-	w := newRealTimeWorld(t)
+	w := newRealTimeHarness(t)
 	client := newClient(t, w.redisURL)
 	client.AddHook(beforePipeline(func(context.Context, []redis.Cmder) error { return w.addDue(w.client, "room") }))
 	x := holds.NewExpirer(w.newService(client, w.locker(t), w.store), w, holds.ExpirerOptions{}, zerolog.Nop())
-	w.nudgeUntil(t, x, "room")
+	w.expireWhileRequesting(t, x, "room")
 }
 
 // TestSweep_PartitionSilent_RestoresOthers has Redis not answer what concerns a partition, as one of several servers that
 // does not answer, and the agenda of another partition be of a wrong type.
 func TestSweep_PartitionSilent_RestoresOthers(t *testing.T) {
 	t.Parallel()
-	w := newWorldOn(t, stacktest.StartRedis(t).RedisURL) // which knows no script yet
+	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL) // which knows no script yet
 	silent := holds.EpochKey(w.namespace, "room")
 	client := newClient(t, w.redisURL)
 	client.AddHook(silentKey(silent))
@@ -376,26 +376,26 @@ func TestSweep_PartitionSilent_RestoresOthers(t *testing.T) {
 	for i := 0; holds.EpochKey(w.namespace, other) == silent || holds.EpochKey(w.namespace, other) == holds.EpochKey(w.namespace, corrupt); i++ {
 		other = fmt.Sprint("tent-", i)
 	}
-	w.setInventory(t, other, holds.Asked{}, 1)
+	w.setInventory(t, other, holds.SlotSelection{}, 1)
 	created(t, w.place(t, holds.PlaceRequest{Resource: other, User: "ana", TTLSeconds: seconds(1)})[0])
 	runExpirer(t, holds.NewExpirer(w.newService(client, w.locker(t), w.store), w, holds.ExpirerOptions{NoNotifications: true}, zerolog.Nop()))
-	stacktest.Eventually(t, "the count to be restored", func() bool { return w.held(t, other) == "0" })
+	stacktest.Eventually(t, "the count to be restored", func() bool { return w.heldCount(t, other) == "0" })
 }
 
 // TestSweep_ResourcesCorrupt_RestAlone corrupts more resources of a partition than one round sweeps, and more than
 // can rest. They rest, as many as can, and what is due later in the same partition is restored.
 func TestSweep_ResourcesCorrupt_RestAlone(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	resources := sameScope(2*holds.DueMax + 1)
+	w := newHarness(t)
+	resources := samePartition(2*holds.DueMax + 1)
 	good, corrupt := resources[0], resources[1:]
-	w.setInventory(t, good, holds.Asked{}, 1)
+	w.setInventory(t, good, holds.SlotSelection{}, 1)
 	hold := w.place(t, holds.PlaceRequest{Resource: good, User: "ana", TTLSeconds: seconds(1)})
 	created(t, hold[0])
 	w.corrupt(t, corrupt...)
 	w.pass(t, time.Second)
 	reports := 0
-	w.service.OnDamage(func(string) { reports++ })
+	w.service.OnCorruption(func(string) { reports++ })
 	round := w.expirer.Rounds(time.Hour)
 	for n := range 3 {
 		resting, err := round(t.Context())
@@ -403,7 +403,7 @@ func TestSweep_ResourcesCorrupt_RestAlone(t *testing.T) {
 			t.Errorf("after round %d %d resources rest, %d failures were reported: %v", n, resting, reports, err)
 		}
 	}
-	if got := w.held(t, good); got != "0" {
+	if got := w.heldCount(t, good); got != "0" {
 		t.Errorf("%s are held", got)
 	}
 	tireless := w.expirer.Rounds(-time.Second)
@@ -428,10 +428,10 @@ func TestSweep_ResourcesCorrupt_RestAlone(t *testing.T) {
 // that share its run.
 func TestSweep_OneResourceFull_TakesTurns(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	resources := sameScope(5)
+	w := newHarness(t)
+	resources := samePartition(5)
 	for _, resource := range resources[1:] {
-		w.setInventory(t, resource, holds.Asked{}, 1)
+		w.setInventory(t, resource, holds.SlotSelection{}, 1)
 		created(t, w.place(t, holds.PlaceRequest{Resource: resource, User: "ana", TTLSeconds: seconds(1)})[0])
 	}
 	w.pass(t, time.Second)
@@ -445,14 +445,14 @@ func TestSweep_OneResourceFull_TakesTurns(t *testing.T) {
 		}
 	}
 	for _, resource := range resources[1:] {
-		if got := w.held(t, resource); got != "0" {
+		if got := w.heldCount(t, resource); got != "0" {
 			t.Errorf("%s are held of %s", got, resource)
 		}
 	}
 }
 
 // addDue makes more due on a resource, since long ago, than one run sweeps. No hold is behind it.
-func (w *world) addDue(client *redis.Client, resource string) error {
+func (w *harness) addDue(client *redis.Client, resource string) error {
 	stray := make([]redis.Z, holds.SweepMax)
 	for i := range stray {
 		stray[i] = redis.Z{Score: 1, Member: uuid.NewString()}
@@ -464,7 +464,7 @@ func (w *world) addDue(client *redis.Client, resource string) error {
 }
 
 // corrupt makes resources have a hold due whose record cannot be read.
-func (w *world) corrupt(t *testing.T, resources ...string) {
+func (w *harness) corrupt(t *testing.T, resources ...string) {
 	t.Helper()
 	pipe := w.client.Pipeline()
 	for _, resource := range resources {
@@ -499,19 +499,19 @@ type silentKey string
 
 func (k silentKey) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, commands []redis.Cmder) error {
-		var heard, unheard []redis.Cmder
+		var received, unanswered []redis.Cmder
 		for _, c := range commands {
 			if slices.Contains(c.Args(), any(string(k))) {
-				unheard = append(unheard, c)
+				unanswered = append(unanswered, c)
 			} else {
-				heard = append(heard, c)
+				received = append(received, c)
 			}
 		}
-		err := next(ctx, heard)
-		if len(unheard) > 0 {
+		err := next(ctx, received)
+		if len(unanswered) > 0 {
 			<-ctx.Done()
 			err = context.Cause(ctx)
-			for _, c := range unheard {
+			for _, c := range unanswered {
 				c.SetErr(err)
 			}
 		}
@@ -531,7 +531,7 @@ func BenchmarkExpire(b *testing.B) {
 	const resources, total, foreign = 200, 2000, 100_000
 	for _, notifications := range []bool{false, true} {
 		b.Run(fmt.Sprintf("notifications=%v", notifications), func(b *testing.B) {
-			w := newRealTimeWorld(b)
+			w := newRealTimeHarness(b)
 			pipe := w.client.Pipeline()
 			for i := range foreign {
 				pipe.Set(b.Context(), fmt.Sprintf("%s:foreign:%d", w.namespace, i), "x", time.Hour)
@@ -540,7 +540,7 @@ func BenchmarkExpire(b *testing.B) {
 				b.Fatal(err)
 			}
 			for r := range resources {
-				w.setInventory(b, fmt.Sprintf("room-%d", r), holds.Asked{}, total/resources)
+				w.setInventory(b, fmt.Sprintf("room-%d", r), holds.SlotSelection{}, total/resources)
 			}
 			x := holds.NewExpirer(w.service, w, holds.ExpirerOptions{NoNotifications: !notifications}, zerolog.Nop())
 			ctx, cancel := context.WithCancel(context.Background())

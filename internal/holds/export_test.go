@@ -24,14 +24,14 @@ func init() {
 	} {
 		*s = load(s.Name, s.Flags)
 	}
-	dryTwins = loadDryTwins()
+	dryScripts = loadDryScripts()
 }
 
-// DoNotWait has a Keeper not wait for what is on its way: nobody publishes.
-func (k *Keeper) DoNotWait() { k.drain = 0 }
+// SkipDrain has a Keeper not wait for what is on its way: nobody publishes.
+func (k *Supervisor) SkipDrain() { k.drain = 0 }
 
-// BePatient has a Keeper wait for Redis' answers, however slow the machine is.
-func (k *Keeper) BePatient() { k.within = askWithin }
+// RelaxTimeouts has a Keeper wait for Redis' answers, however slow the machine is.
+func (k *Supervisor) RelaxTimeouts() { k.inspectTimeout = postgresCheckTimeout }
 
 // ClockKeys are the keys from which the scripts of a namespace read their clock in tests.
 func ClockKeys(namespace string) []string {
@@ -47,9 +47,9 @@ func (e *Expirer) SweepAndAnnounce(ctx context.Context) error {
 	if err := e.SweepOnly(ctx); err != nil {
 		return err
 	}
-	for len(e.departed) > 0 {
-		d := <-e.departed
-		if err := e.announce(ctx, d.by, d.outcomes); err != nil {
+	for len(e.toAnnounce) > 0 {
+		d := <-e.toAnnounce
+		if err := e.announce(ctx, d.service, d.outcomes); err != nil {
 			return err
 		}
 	}
@@ -58,8 +58,8 @@ func (e *Expirer) SweepAndAnnounce(ctx context.Context) error {
 
 // SweepOnly sweeps every partition once, as a worker does that dies before it announces.
 func (e *Expirer) SweepOnly(ctx context.Context) error {
-	sw, failed := newSweep(e), []error(nil)
-	sw.within = askWithin
+	sw, failed := newSweeper(e), []error(nil)
+	sw.agendaTimeout = postgresCheckTimeout
 	for partitions := everyPartition(); len(partitions) > 0; {
 		var err error
 		partitions, _, err = sw.round(ctx, partitions)
@@ -71,8 +71,8 @@ func (e *Expirer) SweepOnly(ctx context.Context) error {
 // Rounds returns what takes one round of a sweep through all partitions after another. A resource that fails rests for so
 // long. The function returned reports how many rest then.
 func (e *Expirer) Rounds(rest time.Duration) func(ctx context.Context) (resting int, err error) {
-	sw := newSweep(e)
-	sw.rest, sw.within = rest, askWithin
+	sw := newSweeper(e)
+	sw.restFor, sw.agendaTimeout = rest, postgresCheckTimeout
 	return func(ctx context.Context) (int, error) {
 		_, _, err := sw.round(ctx, everyPartition())
 		return len(sw.resting), err
@@ -86,22 +86,22 @@ const (
 )
 
 // ExpireOnce has expire.lua look at resources, all in one round trip.
-func (s *Service) ExpireOnce(ctx context.Context, resources ...string) (again []bool, err error) {
-	if s, err = s.under(); err != nil {
+func (s *Service) ExpireOnce(ctx context.Context, resources ...string) (more []bool, err error) {
+	if s, err = s.forCurrentEpoch(); err != nil {
 		return nil, err
 	}
 	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
-		calls[i] = s.newCall(scriptExpire, resource, s.memory(), sweepMax, announceLease.Milliseconds())
+		calls[i] = s.newCall(scriptExpire, resource, s.requestKeyTTLMS(), sweepMax, announceLease.Milliseconds())
 	}
 	s.run(ctx, calls...)
 	for _, c := range calls {
 		if err := c.Expect(1); err != nil {
 			return nil, err
 		}
-		again = append(again, c.Reply[0] != "0")
+		more = append(more, c.Reply[0] != "0")
 	}
-	return again, nil
+	return more, nil
 }
 
 // Key names what tests look at directly.
@@ -128,25 +128,27 @@ const ReadAge = readAge
 
 // What a Tenure does about doubt.
 
-func (t *Tenure) Doubt(epoch string)          { t.doubt(epoch) }
-func (t *Tenure) TakeDoubt(epoch string) bool { return t.takeDoubt(epoch) }
+func (t *EpochTerm) ReportMismatch(epoch string)    { t.reportMismatch(epoch) }
+func (t *EpochTerm) TakeMismatch(epoch string) bool { return t.takeMismatch(epoch) }
 
 // What a Tenure does about damage.
 const (
-	HealWithin      = healWithin
-	DamageForgotten = damageForgotten
-	DamagedMax      = damagedMax
+	HealWithin               = healWithin
+	CorruptionForgottenAfter = corruptionForgottenAfter
+	CorruptionsMax           = corruptionsMax
 )
 
-// NoteDamage and TakeDamage are noteDamage and takeDamage.
-func (t *Tenure) NoteDamage(epoch, resource string, err error) { t.noteDamage(epoch, resource, err) }
-func (t *Tenure) TakeDamage(epoch string) error                { return t.takeDamage(epoch) }
+// NoteCorruption and TakeCorruption are noteCorruption and takeCorruption.
+func (t *EpochTerm) NoteCorruption(epoch, resource string, err error) {
+	t.noteCorruption(epoch, resource, err)
+}
+func (t *EpochTerm) TakeCorruption(epoch string) error { return t.takeCorruption(epoch) }
 
-// AgeDamage has all damage been found long ago for the first time.
-func (t *Tenure) AgeDamage() {
+// AgeCorruptions has all damage been found long ago for the first time.
+func (t *EpochTerm) AgeCorruptions() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, d := range t.damaged {
+	for _, d := range t.corruptions {
 		d.first = d.first.Add(-healWithin)
 	}
 }

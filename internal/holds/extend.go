@@ -12,7 +12,7 @@ import (
 // ExtendRequest asks for a later deadline: so many seconds from now, or, when a payment was
 // started, the payment window.
 type ExtendRequest struct {
-	Cause          string    // names the event: the same at every delivery of it
+	EventID        string    // names the event: the same at every delivery of it
 	StoredAt       time.Time // when JetStream stored the event
 	Hold           HoldID
 	TTLSeconds     int64
@@ -22,9 +22,9 @@ type ExtendRequest struct {
 // Extend puts off deadlines, never beyond the policy's HoldLifetimeMax. A result is ErrBusy
 // while a payment of the hold is being decided.
 func (s *Service) Extend(ctx context.Context, requests []ExtendRequest, emit func(i int, r Result)) {
-	s, err := s.under()
+	s, err := s.forCurrentEpoch()
 	if err != nil {
-		refuse(len(requests), err, emit)
+		emitErrors(len(requests), err, emit)
 		return
 	}
 	calls := make([]*lua.Call, len(requests))
@@ -32,13 +32,13 @@ func (s *Service) Extend(ctx context.Context, requests []ExtendRequest, emit fun
 		ttl, why := s.policy.PaymentWindow, "started"
 		if !r.PaymentStarted {
 			var err error
-			if ttl, err = s.policyOf(r.StoredAt).ttl(r.TTLSeconds); err != nil {
+			if ttl, err = s.policyAt(r.StoredAt).ttl(r.TTLSeconds); err != nil {
 				why = "invalid"
 			} else {
 				why = "asked"
 			}
 		}
-		calls[i] = s.newCall(scriptExtend, r.Hold.Resource, s.memory(), r.Cause, r.Hold.UUID,
+		calls[i] = s.newCall(scriptExtend, r.Hold.Resource, s.requestKeyTTLMS(), r.EventID, r.Hold.UUID,
 			ttl.Milliseconds(), s.policy.HoldLifetimeMax.Milliseconds(), why)
 	}
 	s.run(ctx, calls...)
@@ -70,7 +70,7 @@ func (r ExtendRequest) outcome(c *lua.Call) (Outcome, error) {
 	if word == "claimed" {
 		return Outcome{}, fmt.Errorf("a payment is being decided: %w", ErrBusy)
 	}
-	outcome := Outcome{Resource: r.Hold.Resource, Hold: r.Hold, Memory: Memory{Started: r.PaymentStarted}}
+	outcome := Outcome{Resource: r.Hold.Resource, Hold: r.Hold, RebuildMetadata: RebuildMetadata{Started: r.PaymentStarted}}
 	data := HoldData{ResourceID: r.Hold.Resource, HoldID: r.Hold}
 	if line != "" {
 		hold, err := parseRecord(r.Hold, line)

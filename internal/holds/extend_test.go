@@ -7,12 +7,12 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestExtensionThatChangesNothing asks for less than a hold has, which is more than it could get
+// TestExtend_DeadlineIsLaterAlready_KeepsDeadline asks for less than a hold has, which is more than it could get
 // since the policy was changed: what it was given lasts, and it is not told otherwise.
-func TestExtensionThatChangesNothing(t *testing.T) {
+func TestExtend_DeadlineIsLaterAlready_KeepsDeadline(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.setInventory(t, "room", holds.Asked{}, 1)
+	w := newHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(3600)})[0])
 	w.setPolicy(t, func(p *holds.Policy) { p.HoldLifetimeMax = 30 * time.Minute })
 	got, ok := w.extend(t, holds.ExtendRequest{Hold: hold.HoldID, TTLSeconds: 60}).Data.(holds.HoldExtended)

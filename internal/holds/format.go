@@ -18,7 +18,7 @@ const Format = 1
 
 // FormatDrain is how long programs that know only the format before may still decide after a higher one is noted:
 // the time between two checks of a Keeper, and of one check.
-const FormatDrain = trustFor + settleFor
+const FormatDrain = termValidity + publishDelayMax
 
 // ErrUnknownFormat says that a Redis has a format that this program does not know.
 var ErrUnknownFormat = errors.New("redis is written by newer scripts than this program has")
@@ -50,9 +50,9 @@ func ReadFormat(ctx context.Context, namespace string, client redis.UniversalCli
 	return knownFormat(noted)
 }
 
-// NoteFormat notes the format in which this program is about to write. It returns ErrUnknownFormat,
+// WriteFormat notes the format in which this program is about to write. It returns ErrUnknownFormat,
 // and has changed nothing, when a higher one is noted. After raised the caller waits FormatDrain before it writes.
-func NoteFormat(ctx context.Context, namespace string, client redis.UniversalClient) (raised bool, err error) {
+func WriteFormat(ctx context.Context, namespace string, client redis.UniversalClient) (raised bool, err error) {
 	c := &lua.Call{Script: scriptFormat, Keys: []string{keyspace(namespace).format()}, Args: []any{Format}}
 	lua.Run(ctx, client, []*lua.Call{c})
 	if err := c.Expect(2); err != nil {

@@ -7,10 +7,10 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestNoteFormat notes the format over what may be noted already.
-func TestNoteFormat(t *testing.T) {
+// TestWriteFormat_NewerFormatStored_ChangesNothing notes the format over what may be noted already.
+func TestWriteFormat_NewerFormatStored_ChangesNothing(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	key := w.namespace + ":{0}:format"
 	for _, c := range []struct {
 		noted  any // nil = nothing
@@ -32,7 +32,7 @@ func TestNoteFormat(t *testing.T) {
 			}
 		}
 		before := w.client.Get(t.Context(), key).Val()
-		raised, err := holds.NoteFormat(t.Context(), w.namespace, w.client)
+		raised, err := holds.WriteFormat(t.Context(), w.namespace, w.client)
 		if raised != c.raised || !errors.Is(err, c.err) {
 			t.Errorf("over %v: raised %v, %v, want %v, %v", c.noted, raised, err, c.raised, c.err)
 		}

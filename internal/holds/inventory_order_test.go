@@ -13,13 +13,13 @@ import (
 // of which the later has the earlier time.
 func TestSetInventory_ClockContradictsStream_StreamWins(t *testing.T) {
 	t.Parallel()
-	w := newRealTimeWorld(t)
+	w := newRealTimeHarness(t)
 	now := time.Now()
 	set := func(seq uint64, at time.Time, capacity int64) {
 		t.Helper()
 		r := w.service.SetInventory(t.Context(), holds.InventoryRequest{
-			Cause: uuid.NewString(), Resource: "room", Capacity: capacity,
-			Stored: holds.Stored{At: at, StreamCreatedAt: now.Add(-time.Hour), Seq: seq},
+			EventID: uuid.NewString(), Resource: "room", Capacity: capacity,
+			Position: holds.StreamPosition{At: at, StreamCreatedAt: now.Add(-time.Hour), Seq: seq},
 		})
 		updated, is := r.Outcome.Data.(holds.InventoryUpdated)
 		if r.Err != nil || !is || updated.Slots[0].Capacity != 2 {

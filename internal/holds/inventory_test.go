@@ -11,12 +11,12 @@ import (
 // TestRev_NoChangeForAnHour_Ends has both who count changes give rev an end, again with each change.
 func TestRev_NoChangeForAnHour_Ends(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	ctx, rev := t.Context(), holds.Key(w.namespace, "room", "rev")
 	for what, change := range map[string]func(){
-		"an event sets the capacity": func() { w.setInventory(t, "room", holds.Asked{}, 9) },
+		"an event sets the capacity": func() { w.setInventory(t, "room", holds.SlotSelection{}, 9) },
 		"plain SQL does": func() {
-			if err := w.service.InventoryChanged(ctx, "room"); err != nil {
+			if err := w.service.BumpRevisions(ctx, "room"); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -26,7 +26,7 @@ func TestRev_NoChangeForAnHour_Ends(t *testing.T) {
 		},
 	} {
 		if what == "a payment is settled" {
-			w.setInventory(t, "room", holds.Asked{}, 9)
+			w.setInventory(t, "room", holds.SlotSelection{}, 9)
 		}
 		w.client.Set(ctx, rev, "7", 0)
 		change()
@@ -43,13 +43,13 @@ func TestRev_NoChangeForAnHour_Ends(t *testing.T) {
 // after: the same number of changes as were counted when it was read.
 func TestRev_EndedSinceItWasRead_RefusesTheReader(t *testing.T) {
 	t.Parallel()
-	w := newRealTimeWorld(t)
+	w := newRealTimeHarness(t)
 	ctx, rev := t.Context(), holds.Key(w.namespace, "room", "rev")
-	w.setInventory(t, "room", holds.Asked{}, 1)
-	w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), &selling{w.store, func() {
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), &changingInventory{w.store, func() {
 		w.client.Del(ctx, rev)
 		w.execute(t, `UPDATE inventory SET capacity = 0`)
-		if err := w.service.InventoryChanged(ctx, "room"); err != nil {
+		if err := w.service.BumpRevisions(ctx, "room"); err != nil {
 			t.Error(err)
 		}
 	}})

@@ -48,9 +48,9 @@ func (ns keyspace) rev(resource string) string { return ns.prefix(resource) + "r
 
 // locks returns what is locked for some slots of a resource: fields of a hash, or keys on other
 // servers. Its scope begins the hash and more keys, see package locking.
-func (ns keyspace) locks(resource string, slots []string) locking.Set {
+func (ns keyspace) locks(resource string, slots []string) locking.KeySet {
 	prefix := ns.prefix(resource)
-	set := locking.Set{
+	set := locking.KeySet{
 		Keys:    make([]string, len(slots)),
 		Fence:   ns.partition(Partition(resource)) + "fence",
 		Version: prefix + "rev",

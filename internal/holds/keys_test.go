@@ -31,7 +31,7 @@ const keysOfParts = 18
 
 // KeysOf returns every key that is built of the parts, with what it stands for: two keys that
 // stand for different things must be different. What scripts build is built here once more;
-// TestKeysInRedis compares it with what they write.
+// TestKeys_AllVerbs_WriteOnlyKnownKeys compares it with what they write.
 func KeysOf(p KeyParts) map[string]string {
 	ns := keyspace(p.Namespace)
 	prefix := ns.prefix(p.Resource)

@@ -234,8 +234,8 @@ func (m *model) setCapacity(slots []string, capacity int64) string {
 	return "inventory.updated"
 }
 
-// tell is an outcome in the words of the model.
-func tell(o holds.Outcome) string {
+// modelText is an outcome in the words of the model.
+func modelText(o holds.Outcome) string {
 	text := brief(o)
 	switch data := o.Data.(type) {
 	case holds.HoldCreated:
@@ -264,10 +264,10 @@ func tell(o holds.Outcome) string {
 	return text
 }
 
-// TestAgainstModel does random things to a resource and to the model, and compares every
+// TestModel_RandomEvents_SameOutcomes does random things to a resource and to the model, and compares every
 // outcome and, after each step, what is available. Each thing is first done dry: that must say the
 // same and change nothing. At the end every hold is ended and nothing may be left of any.
-func TestAgainstModel(t *testing.T) {
+func TestModel_RandomEvents_SameOutcomes(t *testing.T) {
 	t.Parallel()
 	for _, late := range []holds.LatePayment{holds.LateRejected, holds.LateAcceptedIfFree} {
 		t.Run(string(late), func(t *testing.T) {
@@ -277,11 +277,11 @@ func TestAgainstModel(t *testing.T) {
 	}
 }
 
-// newModelWorld returns a world that can be compared with a model, and a connection to its schema.
-func newModelWorld(t *testing.T, late holds.LatePayment) (*world, *pgx.Conn) {
+// newModelHarness returns a world that can be compared with a model, and a connection to its schema.
+func newModelHarness(t *testing.T, late holds.LatePayment) (*harness, *pgx.Conn) {
 	t.Helper()
-	w := newWorldOn(t, stacktest.StartRedis(t).RedisURL).stopClock(t) // all its keys are looked through again and again
-	w.pass(t, 24*time.Hour)                                           // Redis ends TTL keys by its own clock: no hold may lapse by that one as well
+	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL).stopClock(t) // all its keys are looked through again and again
+	w.pass(t, 24*time.Hour)                                             // Redis ends TTL keys by its own clock: no hold may lapse by that one as well
 	w.setPolicy(t, func(p *holds.Policy) {
 		p.LatePayment = late
 		p.RequestKeyTTL = 10_000 * time.Hour // nothing is forgotten while a run lasts
@@ -292,13 +292,13 @@ func newModelWorld(t *testing.T, late holds.LatePayment) (*world, *pgx.Conn) {
 }
 
 func againstModel(t *testing.T, late holds.LatePayment) {
-	w, conn := newModelWorld(t, late)
-	dry := &world{service: w.service.Dry(w.store.Dry())}
+	w, conn := newModelHarness(t, late)
+	dry := &harness{service: w.service.Dry(w.store.Dry())}
 	var resources atomic.Int64
 	rapid.Check(t, func(t *rapid.T) {
 		resource := fmt.Sprintf("r%d", resources.Add(1))
 		m := newModel(w.now, late)
-		r := &modelRun{world: w, dry: dry, sql: conn, model: m, resource: resource}
+		r := &modelRun{harness: w, dry: dry, sql: conn, model: m, resource: resource}
 		t.Repeat(map[string]func(*rapid.T){
 			"place":    r.placeBatch,
 			"place 2":  r.placeBatch, // twice as often
@@ -316,33 +316,33 @@ func againstModel(t *testing.T, late holds.LatePayment) {
 }
 
 type modelRun struct {
-	*world
-	dry       *world // that decides and changes nothing
+	*harness
+	dry       *harness // that decides and changes nothing
 	sql       *pgx.Conn
 	model     *model
 	resource  string
 	announced map[holds.HoldID]int
 }
 
-// both does something dry and then really. The first must say the same and change nothing.
-func (r *modelRun) both(t *rapid.T, do func(w *world) holds.Outcome) holds.Outcome {
-	r.available(t, r.resource, holds.Asked{}) // what is due may be lapsed at any time
-	before := r.everything(t)
+// dryThenReal does something dry and then really. The first must say the same and change nothing.
+func (r *modelRun) dryThenReal(t *rapid.T, do func(w *harness) holds.Outcome) holds.Outcome {
+	r.available(t, r.resource, holds.SlotSelection{}) // what is due may be lapsed at any time
+	before := r.storedText(t)
 	dry := do(r.dry)
-	if after := r.everything(t); after != before {
+	if after := r.storedText(t); after != before {
 		t.Fatalf("dry, and yet something was changed: %s\n\tbefore %s\n\tafter  %s", brief(dry), before, after)
 	}
-	really := do(r.world)
+	really := do(r.harness)
 	if brief(dry) != brief(really) {
 		t.Fatalf("dry %s, really %s", brief(dry), brief(really))
 	}
 	return really
 }
 
-// everything is all that is stored of the resource.
-func (r *modelRun) everything(t *rapid.T) string {
+// storedText is all that is stored of the resource.
+func (r *modelRun) storedText(t *rapid.T) string {
 	ctx := context.Background()
-	keys, err := readEverything.Run(ctx, r.client, nil, holds.Key(r.namespace, r.resource, "*")).Text()
+	keys, err := readAllKeys.Run(ctx, r.client, nil, holds.Key(r.namespace, r.resource, "*")).Text()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -357,8 +357,8 @@ func (r *modelRun) everything(t *rapid.T) string {
 	return keys + rows
 }
 
-// readEverything reads all keys of a pattern, what they hold and when they end.
-var readEverything = redis.NewScript(`
+// readAllKeys reads all keys of a pattern, what they hold and when they end.
+var readAllKeys = redis.NewScript(`
 local text, keys = {}, redis.call('KEYS', ARGV[1])
 table.sort(keys)
 for _, key in ipairs(keys) do
@@ -395,18 +395,18 @@ func (r *modelRun) placeBatch(t *rapid.T) {
 			Resource:   r.resource,
 			User:       rapid.SampledFrom(modelUsers).Draw(t, "user"),
 			RequestKey: fmt.Sprintf("k%d", rapid.IntRange(1, 40).Draw(t, "key")),
-			Asked:      slots(drawSlots(t)...),
+			Selection:  slots(drawSlots(t)...),
 			Quantity:   rapid.Int64Range(1, 3).Draw(t, "quantity"),
 			TTLSeconds: &ttl,
 		}
 	}
-	outcomes := []holds.Outcome{r.both(t, func(w *world) holds.Outcome { return w.place(t, requests[0])[0] })}
+	outcomes := []holds.Outcome{r.dryThenReal(t, func(w *harness) holds.Outcome { return w.place(t, requests[0])[0] })}
 	outcomes = append(outcomes, r.place(t, requests[1:]...)...)
 	for i, o := range outcomes {
 		q := requests[i]
-		want := r.model.place(q.User, q.RequestKey, q.Asked.Slots, q.Quantity, time.Duration(*q.TTLSeconds)*time.Second, o.Hold)
-		if got := tell(o); got != want {
-			t.Fatalf("%s books %d of %v with key %s:\n\tgot  %s\n\twant %s", q.User, q.Quantity, q.Asked.Slots, q.RequestKey, got, want)
+		want := r.model.place(q.User, q.RequestKey, q.Selection.Slots, q.Quantity, time.Duration(*q.TTLSeconds)*time.Second, o.Hold)
+		if got := modelText(o); got != want {
+			t.Fatalf("%s books %d of %v with key %s:\n\tgot  %s\n\twant %s", q.User, q.Quantity, q.Selection.Slots, q.RequestKey, got, want)
 		}
 	}
 }
@@ -426,7 +426,7 @@ func (r *modelRun) payOne(t *rapid.T) {
 	}
 	payment := fmt.Sprintf("p%d", rapid.IntRange(1, 2).Draw(t, "payment"))
 	want := r.model.pay(h, payment)
-	if got := brief(r.both(t, func(w *world) holds.Outcome { return w.pay(t, h.id, payment) })); got != want {
+	if got := brief(r.dryThenReal(t, func(w *harness) holds.Outcome { return w.pay(t, h.id, payment) })); got != want {
 		t.Fatalf("%s pays for a hold that is %s: got %s, want %s", h.user, h.state, got, want)
 	}
 }
@@ -437,8 +437,8 @@ func (r *modelRun) releaseOne(t *rapid.T) {
 		return
 	}
 	want := r.model.release(h)
-	release := func(w *world) holds.Outcome { return w.release(t, holds.ReleaseRequest{Hold: h.id}) }
-	if got := brief(r.both(t, release)); got != want {
+	release := func(w *harness) holds.Outcome { return w.release(t, holds.ReleaseRequest{Hold: h.id}) }
+	if got := brief(r.dryThenReal(t, release)); got != want {
 		t.Fatalf("%s cancels: got %s, want %s", h.user, got, want)
 	}
 }
@@ -455,7 +455,7 @@ func (r *modelRun) extendOne(t *rapid.T) {
 		ttl = time.Duration(q.TTLSeconds) * time.Second
 	}
 	want := r.model.extend(h, ttl, q.PaymentStarted)
-	o := r.both(t, func(w *world) holds.Outcome { return w.extend(t, q) })
+	o := r.dryThenReal(t, func(w *harness) holds.Outcome { return w.extend(t, q) })
 	if got := brief(o); got != want {
 		t.Fatalf("%s extends by %v: got %s, want %s", h.user, ttl, got, want)
 	}
@@ -470,8 +470,8 @@ func (r *modelRun) cancelOne(t *rapid.T) {
 		return
 	}
 	want := r.model.cancelReservation(h)
-	cancel := func(w *world) holds.Outcome { return w.cancelReservation(t, holds.CancelRequest{Hold: h.id}) }
-	if got := brief(r.both(t, cancel)); got != want {
+	cancel := func(w *harness) holds.Outcome { return w.cancelReservation(t, holds.CancelRequest{Hold: h.id}) }
+	if got := brief(r.dryThenReal(t, cancel)); got != want {
 		t.Fatalf("the reservation of %s is cancelled: got %s, want %s", h.user, got, want)
 	}
 }
@@ -479,8 +479,8 @@ func (r *modelRun) cancelOne(t *rapid.T) {
 func (r *modelRun) changeCapacity(t *rapid.T) {
 	names, capacity := drawSlots(t), rapid.Int64Range(0, 5).Draw(t, "capacity")
 	want := r.model.setCapacity(names, capacity)
-	change := func(w *world) holds.Outcome { return w.setInventory(t, r.resource, slots(names...), capacity) }
-	if got := brief(r.both(t, change)); got != want {
+	change := func(w *harness) holds.Outcome { return w.setInventory(t, r.resource, slots(names...), capacity) }
+	if got := brief(r.dryThenReal(t, change)); got != want {
 		t.Fatalf("capacity %d of %v: got %s, want %s", capacity, names, got, want)
 	}
 }
@@ -503,8 +503,8 @@ func (r *modelRun) sweep(t *rapid.T) {
 		}
 	}
 	for _, h := range r.model.holds {
-		lapsed, times := h.state == holds.Held && !r.model.live(h), r.announced[h.id]
-		if lapsed && times != 1 || !lapsed && times != 0 {
+		expired, times := h.state == holds.Held && !r.model.live(h), r.announced[h.id]
+		if expired && times != 1 || !expired && times != 0 {
 			t.Fatalf("hold %s, %s until %v, was announced expired %d times at %v", h.id, h.state, h.deadline, times, r.now)
 		}
 	}
@@ -515,8 +515,8 @@ func (r *modelRun) compare(t *rapid.T) {
 		capacity, reserved, held := r.model.capacity[slot.Slot], r.model.reserved[slot.Slot], r.model.held(slot.Slot)
 		_, known := r.model.capacity[slot.Slot]
 		want := holds.SlotAvailability{
-			SlotStock: holds.SlotStock{Slot: slot.Slot, Capacity: capacity, Reserved: reserved, Held: held},
-			Available: max(0, capacity-reserved-held), Known: known,
+			SlotCounts: holds.SlotCounts{Slot: slot.Slot, Capacity: capacity, Reserved: reserved, Held: held},
+			Available:  max(0, capacity-reserved-held), Known: known,
 		}
 		if slot != want {
 			t.Fatalf("available: got %+v, want %+v", slot, want)
@@ -530,20 +530,20 @@ func (r *modelRun) end(t *rapid.T) {
 	r.model.now = r.now
 	r.sweep(t)
 	r.compare(t)
-	r.atRest(t, r.resource)
+	r.assertNothingHeld(t, r.resource)
 }
 
-// TestSameEventSameOutcome decides the same events several times, at once and one after the
+// TestPlace_EventDecidedTwice_SameOutcome decides the same events several times, at once and one after the
 // other, as redelivery does: the outcomes must be equal to the last detail.
-func TestSameEventSameOutcome(t *testing.T) {
+func TestPlace_EventDecidedTwice_SameOutcome(t *testing.T) {
 	t.Parallel()
-	w := newRealTimeWorld(t)
+	w := newRealTimeHarness(t)
 	w.setInventory(t, "hall", slots(modelSlots...), 2)
 	var requests []holds.PlaceRequest
 	for i := range 40 {
 		requests = append(requests, holds.PlaceRequest{
-			Cause: uuid.NewString(), RequestKey: fmt.Sprintf("k%d", i), Resource: "hall",
-			User: fmt.Sprintf("u%d", i%20), Asked: slots(modelSlots[i%4:]...), StoredAt: time.Now(), Quantity: 1,
+			EventID: uuid.NewString(), RequestKey: fmt.Sprintf("k%d", i), Resource: "hall",
+			User: fmt.Sprintf("u%d", i%20), Selection: slots(modelSlots[i%4:]...), StoredAt: time.Now(), Quantity: 1,
 			Metadata: []byte(fmt.Sprintf(`{"n":%d}`, i)),
 		})
 	}
@@ -562,7 +562,7 @@ func TestSameEventSameOutcome(t *testing.T) {
 	first := <-outcomes
 	for range cap(outcomes) - 1 {
 		for i, o := range <-outcomes {
-			if got, want := letter(t, o), letter(t, first[i]); got != want {
+			if got, want := exactText(t, o), exactText(t, first[i]); got != want {
 				t.Errorf("request %d was answered\n\t%s\nand\n\t%s", i, want, got)
 			}
 		}
@@ -576,8 +576,8 @@ func TestSameEventSameOutcome(t *testing.T) {
 	}
 }
 
-// letter is an outcome to the letter.
-func letter(t *testing.T, o holds.Outcome) string {
+// exactText is an outcome to the letter.
+func exactText(t *testing.T, o holds.Outcome) string {
 	t.Helper()
 	data, err := json.Marshal(o.Data)
 	if err != nil {

@@ -44,20 +44,20 @@ const (
 // Outcome is the one answer to an inbound event, or a hold's expiry. Asked twice, the same
 // event has the same outcome.
 type Outcome struct {
-	Event    string // one of the Event constants
-	Resource string
-	Hold     HoldID // zero when no hold is meant
-	At       Time   // when it was decided, zero when that is not remembered
-	Data     any    // one of the data types below
-	Memory   Memory
+	Event           string // one of the Event constants
+	Resource        string
+	Hold            HoldID // zero when no hold is meant
+	At              Time   // when it was decided, zero when that is not remembered
+	Data            any    // one of the data types below
+	RebuildMetadata RebuildMetadata
 }
 
-// Memory is what Redis remembers with an outcome and its data does not tell. It is stored beside
+// RebuildMetadata is what Redis remembers with an outcome and its data does not tell. It is stored beside
 // it, so that Redis can be filled again.
-type Memory struct {
-	Fingerprint string // of a request's content, when its answer is remembered
-	Cause       string // the event that had the answer first, "" = this one
-	Started     bool   // the extension was that of a payment.started
+type RebuildMetadata struct {
+	Fingerprint  string // of a request's content, when its answer is remembered
+	FirstEventID string // the event that had the answer first, "" = this one
+	Started      bool   // the extension was that of a payment.started
 }
 
 // HoldData is what every outcome that means a hold says of it.
@@ -66,7 +66,7 @@ type HoldData struct {
 	HoldID     HoldID `json:"hold_id,omitzero"`
 	RequestKey string `json:"request_key,omitzero"`
 	UserID     string `json:"user_id,omitzero"`
-	Asked
+	SlotSelection
 	Quantity *int64         `json:"quantity,omitzero"` // nil when no hold is known
 	Metadata jsontext.Value `json:"metadata,omitzero"`
 }
@@ -92,13 +92,13 @@ type HoldRejected struct {
 
 // SoldOut is what a hold.rejected says besides when the reason is sold_out.
 type SoldOut struct {
-	Unavailable []SlotStock `json:"unavailable"`
-	RetryAt     *Time       `json:"retry_at"` // the earliest deadline whose lapse could help, nil = none
+	Unavailable []SlotCounts `json:"unavailable"`
+	RetryAt     *Time        `json:"retry_at"` // the earliest deadline whose lapse could help, nil = none
 }
 
-// SlotStock is what is known of one slot: what may be sold, what is reserved in Postgres, and
+// SlotCounts is what is known of one slot: what may be sold, what is reserved in Postgres, and
 // what live holds take.
-type SlotStock struct {
+type SlotCounts struct {
 	Slot     string `json:"slot"`
 	Capacity int64  `json:"capacity"`
 	Reserved int64  `json:"reserved"`
@@ -175,8 +175,8 @@ type BookingCancelled struct {
 
 // InventoryUpdated is the data of inventory.updated.
 type InventoryUpdated struct {
-	ResourceID string      `json:"resource_id"`
-	Slots      []SlotStock `json:"slots"`
+	ResourceID string       `json:"resource_id"`
+	Slots      []SlotCounts `json:"slots"`
 }
 
 // InventoryRejected is the data of inventory.rejected.

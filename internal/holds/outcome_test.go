@@ -9,9 +9,9 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestOutcomeJSON has the data of every outbound event to the letter: members, their names,
+// TestOutcomeData_EachEvent_MarshalsExactly has the data of every outbound event to the letter: members, their names,
 // what is null, what is left out, and three digits in every time.
-func TestOutcomeJSON(t *testing.T) {
+func TestOutcomeData_EachEvent_MarshalsExactly(t *testing.T) {
 	t.Parallel()
 	id, err := holds.ParseHoldID("room.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4")
 	if err != nil {
@@ -22,12 +22,12 @@ func TestOutcomeJSON(t *testing.T) {
 	quantity, none := int64(2), int64(0)
 	nights := holds.HoldData{
 		ResourceID: "room", HoldID: id, RequestKey: "k", UserID: "u", Quantity: &quantity,
-		Asked: holds.Asked{CheckIn: "2026-12-01", CheckOut: "2026-12-03"}, Metadata: []byte(`{"a":1}`),
+		SlotSelection: holds.SlotSelection{CheckIn: "2026-12-01", CheckOut: "2026-12-03"}, Metadata: []byte(`{"a":1}`),
 	}
-	asked := nights
-	asked.HoldID, asked.Asked, asked.Metadata = holds.HoldID{}, holds.Asked{Slots: []string{"A-2", "A-1"}}, nil
-	stock := asked
-	stock.Asked, stock.Quantity = holds.Asked{}, &none
+	slotsHold := nights
+	slotsHold.HoldID, slotsHold.SlotSelection, slotsHold.Metadata = holds.HoldID{}, holds.SlotSelection{Slots: []string{"A-2", "A-1"}}, nil
+	stockHold := slotsHold
+	stockHold.SlotSelection, stockHold.Quantity = holds.SlotSelection{}, &none
 	bare := holds.HoldData{ResourceID: "room", HoldID: id}
 	const (
 		hold     = `"resource_id":"room","hold_id":"room.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"`
@@ -38,16 +38,16 @@ func TestOutcomeJSON(t *testing.T) {
 	for want, data := range map[string]any{
 		`{` + ofNights + `,"created_at":"2026-11-21T09:00:00.120Z","expires_at":"2026-11-21T09:00:00.000Z"}`:                 holds.HoldCreated{HoldData: nights, CreatedAt: at, ExpiresAt: whole},
 		`{` + ofNights + `,"created_at":"2026-11-21T09:00:00.120Z","expires_at":"2026-11-21T09:00:00.000Z","replayed":true}`: holds.HoldCreated{HoldData: nights, CreatedAt: at, ExpiresAt: whole, Replayed: true},
-		`{` + ofSlots + `,"reason":"hold_limit","message":"m"}`:                                                              holds.HoldRejected{HoldData: asked, Reason: holds.ReasonHoldLimit, Message: "m"},
+		`{` + ofSlots + `,"reason":"hold_limit","message":"m"}`:                                                              holds.HoldRejected{HoldData: slotsHold, Reason: holds.ReasonHoldLimit, Message: "m"},
 		`{` + ofNights + `,"reason":"already_holding","message":"m"}`:                                                        holds.HoldRejected{HoldData: nights, Reason: holds.ReasonAlreadyHolding, Message: "m"},
-		`{` + ofStock + `,"reason":"invalid_request","message":"m","field":"quantity"}`:                                      holds.HoldRejected{HoldData: stock, Reason: holds.ReasonInvalidRequest, Message: "m", Field: "quantity"},
+		`{` + ofStock + `,"reason":"invalid_request","message":"m","field":"quantity"}`:                                      holds.HoldRejected{HoldData: stockHold, Reason: holds.ReasonInvalidRequest, Message: "m", Field: "quantity"},
 		`{` + ofSlots + `,"reason":"sold_out","message":"m","unavailable":[{"slot":"A-1","capacity":1,"reserved":0,"held":1}],"retry_at":"2026-11-21T09:00:00.120Z"}`: holds.HoldRejected{
-			HoldData: asked, Reason: holds.ReasonSoldOut, Message: "m",
-			SoldOut: &holds.SoldOut{Unavailable: []holds.SlotStock{{Slot: "A-1", Capacity: 1, Held: 1}}, RetryAt: &at},
+			HoldData: slotsHold, Reason: holds.ReasonSoldOut, Message: "m",
+			SoldOut: &holds.SoldOut{Unavailable: []holds.SlotCounts{{Slot: "A-1", Capacity: 1, Held: 1}}, RetryAt: &at},
 		},
 		`{` + ofSlots + `,"reason":"sold_out","message":"m","unavailable":[{"slot":"A-1","capacity":1,"reserved":1,"held":0}],"retry_at":null,"replayed":true}`: holds.HoldRejected{
-			HoldData: asked, Reason: holds.ReasonSoldOut, Message: "m", Replayed: true,
-			SoldOut: &holds.SoldOut{Unavailable: []holds.SlotStock{{Slot: "A-1", Capacity: 1, Reserved: 1}}},
+			HoldData: slotsHold, Reason: holds.ReasonSoldOut, Message: "m", Replayed: true,
+			SoldOut: &holds.SoldOut{Unavailable: []holds.SlotCounts{{Slot: "A-1", Capacity: 1, Reserved: 1}}},
 		},
 		`{` + ofNights + `,"released_at":"2026-11-21T09:00:00.120Z"}`:                                         holds.HoldReleased{HoldData: nights, ReleasedAt: at},
 		`{` + hold + `,"reason":"unknown_hold"}`:                                                              holds.ReleaseRejected{HoldData: bare, Reason: holds.ReasonUnknownHold},
@@ -55,7 +55,7 @@ func TestOutcomeJSON(t *testing.T) {
 		`{` + ofNights + `,"payment_id":"p","confirmed_at":"2026-11-21T09:00:00.120Z"}`:                       holds.HoldConfirmed{HoldData: nights, PaymentID: "p", ConfirmedAt: at},
 		`{` + hold + `,"payment_id":"p","reason":"unknown_hold","refund_required":true}`:                      holds.ConfirmRejected{HoldData: bare, PaymentID: "p", Reason: holds.ReasonUnknownHold, RefundRequired: true},
 		`{"resource_id":"room","request_key":"k"}`:                                                            holds.BookingCancelled{ResourceID: "room", RequestKey: "k"},
-		`{"resource_id":"room","slots":[{"slot":"A-1","capacity":2,"reserved":1,"held":1}]}`:                  holds.InventoryUpdated{ResourceID: "room", Slots: []holds.SlotStock{{Slot: "A-1", Capacity: 2, Reserved: 1, Held: 1}}},
+		`{"resource_id":"room","slots":[{"slot":"A-1","capacity":2,"reserved":1,"held":1}]}`:                  holds.InventoryUpdated{ResourceID: "room", Slots: []holds.SlotCounts{{Slot: "A-1", Capacity: 2, Reserved: 1, Held: 1}}},
 		`{"resource_id":"room","reason":"invalid_request","field":"capacity"}`:                                holds.InventoryRejected{ResourceID: "room", Reason: holds.ReasonInvalidRequest, Field: "capacity"},
 	} {
 		got, err := json.Marshal(data)

@@ -25,12 +25,12 @@ const QuantityMax = 1_000_000
 
 // PlaceRequest asks for a hold. Its form has been checked, its meaning has not.
 type PlaceRequest struct {
-	Cause      string    // names the event: the same at every delivery of it
+	EventID    string    // names the event: the same at every delivery of it
 	StoredAt   time.Time // when JetStream stored the event
 	Resource   string
 	RequestKey string
 	User       string
-	Asked      Asked
+	Selection  SlotSelection
 	Quantity   int64
 	TTLSeconds *int64         // nil = the policy's
 	Metadata   jsontext.Value // compact, nil = none
@@ -39,16 +39,16 @@ type PlaceRequest struct {
 // placing is a request on its way, or a late payment that takes the slots of its hold again.
 type placing struct {
 	*PlaceRequest
-	index       int    // among the requests of the call
-	late        string // the id of the hold that was paid late, "" = none
-	names       []string
-	ttl         time.Duration
-	fingerprint string
-	asked       string
+	index         int    // among the requests of the call
+	late          string // the id of the hold that was paid late, "" = none
+	names         []string
+	ttl           time.Duration
+	fingerprint   string
+	selectionJSON string
 }
 
-// decided is told what place.lua answers to a request, or why there is no answer.
-type decided func(p *placing, answer, tail string, err error)
+// answerFunc is told what place.lua answers to a request, or why there is no answer.
+type answerFunc func(p *placing, answer, tail string, err error)
 
 // group is the requests of one resource that are decided together, under one lock on the
 // sorted union of their slots.
@@ -65,14 +65,14 @@ type group struct {
 // call share the round trips. A group whose lock is taken waits for it up to the policy's
 // LockWait while the others go on; then its results are ErrBusy.
 func (s *Service) Place(ctx context.Context, requests []PlaceRequest, emit func(i int, r Result)) {
-	s, err := s.under()
+	s, err := s.forCurrentEpoch()
 	if err != nil {
-		refuse(len(requests), err, emit)
+		emitErrors(len(requests), err, emit)
 		return
 	}
 	waiting := make([]*placing, 0, len(requests))
 	for i := range requests {
-		p, err := s.understand(&requests[i], i)
+		p, err := s.validate(&requests[i], i)
 		if err != nil {
 			emit(i, rejectInvalid(&requests[i], err))
 			continue
@@ -89,29 +89,29 @@ func (s *Service) Place(ctx context.Context, requests []PlaceRequest, emit func(
 }
 
 // place decides requests and calls done for each, once.
-func (s *Service) place(ctx context.Context, waiting []*placing, done decided) {
-	waiting = s.placeAtOnce(ctx, waiting, done)
+func (s *Service) place(ctx context.Context, waiting []*placing, done answerFunc) {
+	waiting = s.placeInOneStep(ctx, waiting, done)
 	if len(waiting) == 0 {
 		return
 	}
-	acquisition, err := s.locker.Begin("", s.policy.LockWait)
+	acquisition, err := s.locker.NewAcquisition("", s.policy.LockWait)
 	if err != nil {
 		fail(waiting, err, done)
 		return
 	}
-	defer acquisition.End(ctx)
+	defer acquisition.Close(ctx)
 	for len(waiting) > 0 {
-		groups, later := s.gather(waiting)
-		locked, blocked, err := s.lock(ctx, acquisition, groups)
+		groups, later := s.groupByResource(waiting)
+		locked, blocked, err := s.lockGroups(ctx, acquisition, groups)
 		if err != nil {
 			fail(waiting, err, done)
 			return
 		}
 		failpoint.Hit("place.locked")
-		again := s.decide(ctx, locked, done)
+		retry := s.decideGroups(ctx, locked, done)
 
 		before := len(waiting)
-		waiting = append(again, later...)
+		waiting = append(retry, later...)
 		for _, g := range blocked {
 			waiting = append(waiting, g.requests...)
 		}
@@ -130,17 +130,17 @@ func (s *Service) place(ctx context.Context, waiting []*placing, done decided) {
 	}
 }
 
-func fail(requests []*placing, err error, done decided) {
+func fail(requests []*placing, err error, done answerFunc) {
 	for _, p := range requests {
 		done(p, "", "", fmt.Errorf("place hold on %s: %w", p.Resource, err))
 	}
 }
 
-// understand checks what a request means. It returns an *InvalidError when it means nothing.
-func (s *Service) understand(r *PlaceRequest, index int) (*placing, error) {
-	policy := s.policyOf(r.StoredAt)
+// validate checks what a request means. It returns an *InvalidError when it means nothing.
+func (s *Service) validate(r *PlaceRequest, index int) (*placing, error) {
+	policy := s.policyAt(r.StoredAt)
 	today := r.StoredAt.UTC().Truncate(24 * time.Hour)
-	names, err := r.Asked.names(nightsWindow{
+	names, err := r.Selection.names(nightsWindow{
 		max:      policy.NightsMax,
 		earliest: today.AddDate(0, 0, -1), // a day of grace: any time zone's today
 		latest:   today.AddDate(0, 0, policy.HorizonDays),
@@ -158,21 +158,21 @@ func (s *Service) understand(r *PlaceRequest, index int) (*placing, error) {
 		}
 		written = strconv.FormatInt(*r.TTLSeconds, 10)
 	}
-	asked, err := r.Asked.compact()
+	selection, err := r.Selection.compact()
 	if err != nil {
 		return nil, err
 	}
 	content := strings.Join([]string{r.User, joinSlots(names), strconv.FormatInt(r.Quantity, 10), written}, " ")
 	sum := sha256.Sum256([]byte(content))
 	return &placing{
-		PlaceRequest: r, index: index, names: names, ttl: ttl, asked: asked,
+		PlaceRequest: r, index: index, names: names, ttl: ttl, selectionJSON: selection,
 		fingerprint: hex.EncodeToString(sum[:16]),
 	}, nil
 }
 
-// gather makes one group a resource. What would make a group's union of slots, or its requests, too
+// groupByResource makes one group a resource. What would make a group's union of slots, or its requests, too
 // many for one script is left for later, with all that follows it on the same resource.
-func (s *Service) gather(requests []*placing) (groups []*group, later []*placing) {
+func (s *Service) groupByResource(requests []*placing) (groups []*group, later []*placing) {
 	type draft struct {
 		*group
 		union map[string]struct{}
@@ -202,9 +202,9 @@ func (s *Service) gather(requests []*placing) (groups []*group, later []*placing
 	return groups, later
 }
 
-// lock tries to lock every group once, all in one round trip.
-func (s *Service) lock(ctx context.Context, a *locking.Acquisition, groups []*group) (locked, blocked []*group, err error) {
-	sets := make([]locking.Set, len(groups))
+// lockGroups tries to lock every group once, all in one round trip.
+func (s *Service) lockGroups(ctx context.Context, a *locking.Acquisition, groups []*group) (locked, blocked []*group, err error) {
+	sets := make([]locking.KeySet, len(groups))
 	for i, g := range groups {
 		sets[i] = s.keys.locks(g.resource, g.names)
 	}
@@ -230,22 +230,22 @@ func locksOf(groups []*group) []*locking.Lock {
 	return locks
 }
 
-// unlock gives back the locks of groups that were not decided, even when ctx is over.
-func (s *Service) unlock(ctx context.Context, groups []*group) {
+// unlockGroups gives back the locks of groups that were not decided, even when ctx is over.
+func (s *Service) unlockGroups(ctx context.Context, groups []*group) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	// Best effort: what cannot be unlocked ends with its lease.
 	_ = s.locker.Unlock(ctx, locksOf(groups)...)
 }
 
-// decide decides locked groups. It returns the requests of groups that
+// decideGroups decides locked groups. It returns the requests of groups that
 // lost their lock, or a conflict, and so were not decided.
-func (s *Service) decide(ctx context.Context, groups []*group, done decided) (again []*placing) {
+func (s *Service) decideGroups(ctx context.Context, groups []*group, done answerFunc) (retry []*placing) {
 	if len(groups) == 0 {
 		return nil
 	}
-	defer func() { s.unlock(ctx, groups) }() // those that are left, also after a panic
-	work, stop := s.locker.Keep(ctx, locksOf(groups)...)
+	defer func() { s.unlockGroups(ctx, groups) }() // those that are left, also after a panic
+	work, stop := s.locker.WithContext(ctx, locksOf(groups)...)
 	defer stop()
 	for round := 0; len(groups) > 0; round++ {
 		calls, err := s.prepare(work, groups)
@@ -253,45 +253,45 @@ func (s *Service) decide(ctx context.Context, groups []*group, done decided) (ag
 			lost := errors.Is(context.Cause(work), locking.ErrLost)
 			for _, g := range groups {
 				if lost {
-					again = append(again, g.requests...)
+					retry = append(retry, g.requests...)
 				} else {
 					fail(g.requests, err, done)
 				}
 			}
-			return again
+			return retry
 		}
 		failpoint.Hit("place.read")
-		s.locker.Commit(ctx, locksOf(groups), calls)
+		s.locker.Exec(ctx, locksOf(groups), calls)
 		failpoint.Hit("place.decided")
 
-		var repeat, undecided []*group
+		var rereadGroups, undecided []*group
 		for i, g := range groups {
 			c := calls[i]
-			s.judge(c)
+			s.classifyReply(c)
 			if c.Err != nil || c.Status != "ok" {
 				s.rows.drop(g.resource)
 			}
 			switch {
 			case c.Err == nil && (c.Status == locking.StatusLockLost || c.Status == locking.StatusConflict):
 				undecided = append(undecided, g)
-				again = append(again, g.requests...)
+				retry = append(retry, g.requests...)
 			case c.Err == nil && (c.Status == "more" || c.Status == "stale" && round < staleRoundsMax):
-				repeat = append(repeat, g)
+				rereadGroups = append(rereadGroups, g)
 			case c.Err == nil && c.Status == "stale":
 				undecided = append(undecided, g)
 				fail(g.requests, fmt.Errorf("inventory keeps changing: %w", ErrBusy), done)
-			case !g.answer(c, done):
+			case !g.deliverReply(c, done):
 				undecided = append(undecided, g)
 			}
 		}
-		s.unlock(ctx, undecided)
-		groups = repeat
+		s.unlockGroups(ctx, undecided)
+		groups = rereadGroups
 	}
-	return again
+	return retry
 }
 
-// answer calls done for each request of the group with what place.lua replied. It reports whether they were decided.
-func (g *group) answer(c *lua.Call, done decided) bool {
+// deliverReply calls done for each request of the group with what place.lua replied. It reports whether they were decided.
+func (g *group) deliverReply(c *lua.Call, done answerFunc) bool {
 	if c.Expect(2*len(g.requests)) != nil {
 		fail(g.requests, c.Err, done)
 		return false
@@ -323,36 +323,36 @@ func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, er
 	if err != nil {
 		return nil, err
 	}
-	trusts := make([]time.Duration, len(groups)) // from the reading of the clock
+	validities := make([]time.Duration, len(groups)) // from the reading of the clock
 	for i, g := range groups {
-		trusts[i] = g.lock.Trust()
+		validities[i] = g.lock.Validity()
 	}
-	stock, err := s.inventory.Stock(ctx, resources, s.withNeighbours(slots))
+	inventoryRows, err := s.inventory.InventoryRows(ctx, resources, s.withNeighbours(slots))
 	if err != nil {
 		return nil, err
 	}
 	calls := make([]*lua.Call, len(groups))
 	for i, g := range groups {
 		if !s.dry {
-			s.rows.put(period, s.epoch, g.resource, readings[i].rev, slots[i], stock[i])
+			s.rows.put(period, s.epoch, g.resource, readings[i].rev, slots[i], inventoryRows[i])
 		}
-		rows := pick(g.names, slots[i], stock[i])
-		if calls[i], err = s.placeCall(g, g.lock.Token, readings[i], min(readAge, trusts[i]), rows); err != nil {
+		rows := selectRows(g.names, slots[i], inventoryRows[i])
+		if calls[i], err = s.placeCall(g, g.lock.Token, readings[i], min(readAge, validities[i]), rows); err != nil {
 			return nil, err
 		}
 	}
 	return calls, nil
 }
 
-// reading is what rev was, and when it was read by Redis' clock.
-type reading struct {
+// revReading is what rev was, and when it was read by Redis' clock.
+type revReading struct {
 	rev string
 	at  time.Time
 }
 
 // readRevs reads the revs of resources, and before them the clock, in one round trip. On a cluster each
 // partition has a clock of its own.
-func (s *Service) readRevs(ctx context.Context, resources []string) ([]reading, error) {
+func (s *Service) readRevs(ctx context.Context, resources []string) ([]revReading, error) {
 	_, cluster := s.redis.(*redis.ClusterClient)
 	byPartition := make(map[int][]int)
 	for i, resource := range resources {
@@ -374,32 +374,32 @@ func (s *Service) readRevs(ctx context.Context, resources []string) ([]reading, 
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, fmt.Errorf("read rev: %w", err)
 	}
-	readings := make([]reading, len(resources))
+	readings := make([]revReading, len(resources))
 	for p, its := range byPartition {
 		for j, i := range its {
 			rev, known := revs[p].Val()[j].(string)
 			if !known {
 				rev = "0"
 			}
-			readings[i] = reading{rev, clocks[p].Val()}
+			readings[i] = revReading{rev, clocks[p].Val()}
 		}
 	}
 	return readings, nil
 }
 
 // placeCall returns a run of place.lua, whose header lists the arguments.
-func (s *Service) placeCall(g *group, token string, read reading, age time.Duration, stock []Stock) (*lua.Call, error) {
+func (s *Service) placeCall(g *group, token string, read revReading, age time.Duration, inventoryRows []InventoryRow) (*lua.Call, error) {
 	n := len(g.names)
-	var told []byte
-	for i, row := range stock {
+	var inventory []byte
+	for i, row := range inventoryRows {
 		if i > 0 {
-			told = append(told, ',')
+			inventory = append(inventory, ',')
 		}
-		told = strconv.AppendInt(append(strconv.AppendInt(told, row.Capacity, 10), ':'), row.Reserved, 10)
+		inventory = strconv.AppendInt(append(strconv.AppendInt(inventory, row.Capacity, 10), ':'), row.Reserved, 10)
 	}
 	k := len(g.requests)
 	args := make([]any, 0, 10+3*n+11*k)
-	args = append(args, read.rev, s.memory(), s.policy.HoldsPerUser, sweepMax, read.at.UnixMilli(), age.Milliseconds(), token, told, n, k)
+	args = append(args, read.rev, s.requestKeyTTLMS(), s.policy.HoldsPerUser, sweepMax, read.at.UnixMilli(), age.Milliseconds(), token, inventory, n, k)
 	slots, request := make([]string, k), s.keys.prefix(g.resource)+"request:"
 	for i, p := range g.requests {
 		slots[i] = joinSlots(p.names)
@@ -411,7 +411,7 @@ func (s *Service) placeCall(g *group, token string, read reading, age time.Durat
 	for i, p := range g.requests {
 		args = append(args, p.User, indexField(p.User, slots[i]))
 	}
-	for _, row := range stock {
+	for _, row := range inventoryRows {
 		if row.Known {
 			args = append(args, row.Capacity-row.Reserved)
 		} else {
@@ -427,14 +427,14 @@ func (s *Service) placeCall(g *group, token string, read reading, age time.Durat
 			}
 			id = fresh.UUID
 		}
-		args = append(args, id, p.Cause, p.fingerprint, p.Quantity, p.ttl.Milliseconds(), runsIn(g.names, p.names),
-			recordTail(p.User, p.RequestKey, slots[i], p.asked, p.Metadata), shown(p.User, p.Quantity, p.asked))
+		args = append(args, id, p.EventID, p.fingerprint, p.Quantity, p.ttl.Milliseconds(), slotRuns(g.names, p.names),
+			recordTail(p.User, p.RequestKey, slots[i], p.selectionJSON, p.Metadata), holdJSON(p.User, p.Quantity, p.selectionJSON))
 	}
 	return s.newCall(scriptPlace, g.resource, args...), nil
 }
 
-// runsIn tells place.lua which of the union's names some of them are, counted from 1, as runs.
-func runsIn(union, names []string) []byte {
+// slotRuns tells place.lua which of the union's names some of them are, counted from 1, as runs.
+func slotRuns(union, names []string) []byte {
 	var runs []byte
 	for i := 0; i < len(names); {
 		from, _ := slices.BinarySearch(union, names[i])

@@ -10,19 +10,19 @@ import (
 // data echoes a request.
 func (r *PlaceRequest) data() HoldData {
 	return HoldData{
-		ResourceID: r.Resource,
-		RequestKey: r.RequestKey,
-		UserID:     r.User,
-		Asked:      r.Asked,
-		Quantity:   &r.Quantity,
-		Metadata:   r.Metadata,
+		ResourceID:    r.Resource,
+		RequestKey:    r.RequestKey,
+		UserID:        r.User,
+		SlotSelection: r.Selection,
+		Quantity:      &r.Quantity,
+		Metadata:      r.Metadata,
 	}
 }
 
 // reject returns the outcome of a refused request.
 func (r *PlaceRequest) reject(at Time, rejected HoldRejected) Outcome {
 	if rejected.Message == "" {
-		rejected.Message = refusals[rejected.Reason]
+		rejected.Message = rejectionMessages[rejected.Reason]
 	}
 	return Outcome{Event: EventHoldRejected, Resource: r.Resource, Hold: rejected.HoldID, At: at, Data: rejected}
 }
@@ -37,8 +37,8 @@ func rejectInvalid(r *PlaceRequest, err error) Result {
 	})}
 }
 
-// refusals say each reason in a sentence.
-var refusals = map[string]string{
+// rejectionMessages say each reason in a sentence.
+var rejectionMessages = map[string]string{
 	ReasonKeyReused:       "this request key was used for a request with another user, slots, quantity or ttl",
 	ReasonCancelled:       "this request was cancelled before it came",
 	ReasonAlreadyHolding:  "this user has a live hold on these slots already",
@@ -55,28 +55,28 @@ func (p *placing) outcome(answer, tail string) (Outcome, error) {
 	}
 	words := strings.SplitN(answer, " ", 7)
 	if len(words) != 7 {
-		return Outcome{}, fmt.Errorf("answer to request %s: %w", p.RequestKey, ErrDamaged)
+		return Outcome{}, fmt.Errorf("answer to request %s: %w", p.RequestKey, ErrCorrupt)
 	}
 	word, cause, detail := words[0], words[2], words[4]
 	at, err := parseMillis(words[3])
 	if err != nil {
 		return Outcome{}, err
 	}
-	data, replayed := p.data(), cause != p.Cause
-	memory := Memory{Fingerprint: words[1]}
+	data, replayed := p.data(), cause != p.EventID
+	metadata := RebuildMetadata{Fingerprint: words[1]}
 	if replayed {
-		memory.Cause = cause
+		metadata.FirstEventID = cause
 	}
 	switch {
 	case word == "cancelled":
 		return p.reject(at, HoldRejected{HoldData: data, Reason: ReasonCancelled}), nil
 	case word == "created":
 		outcome, err := p.created(at, detail, tail, replayed)
-		outcome.Memory = memory
+		outcome.RebuildMetadata = metadata
 		return outcome, err
 	case replayed:
-		if data.Asked, data.Metadata, err = parseEcho(words[5], words[6]); err != nil {
-			return Outcome{}, fmt.Errorf("answer to request %s: %w", p.RequestKey, ErrDamaged)
+		if data.SlotSelection, data.Metadata, err = parseEcho(words[5], words[6]); err != nil {
+			return Outcome{}, fmt.Errorf("answer to request %s: %w", p.RequestKey, ErrCorrupt)
 		}
 	}
 	rejected := HoldRejected{HoldData: data, Reason: word, Replayed: replayed}
@@ -85,11 +85,11 @@ func (p *placing) outcome(answer, tail string) (Outcome, error) {
 		rejected.HoldID = HoldID{p.Resource, detail}
 	case ReasonSoldOut:
 		if rejected.SoldOut, err = parseShortage(detail); err != nil {
-			return Outcome{}, fmt.Errorf("answer to request %s: %w", p.RequestKey, ErrDamaged)
+			return Outcome{}, fmt.Errorf("answer to request %s: %w", p.RequestKey, ErrCorrupt)
 		}
 	}
 	outcome := p.reject(at, rejected)
-	outcome.Memory = memory
+	outcome.RebuildMetadata = metadata
 	return outcome, nil
 }
 
@@ -105,7 +105,7 @@ func (p *placing) created(at Time, detail, tail string, replayed bool) (Outcome,
 		if err != nil {
 			return Outcome{}, err
 		}
-		data.Asked, data.Metadata = first.Asked, first.Metadata
+		data.SlotSelection, data.Metadata = first.Selection, first.Metadata
 	}
 	data.HoldID = id
 	return Outcome{Event: EventHoldCreated, Resource: p.Resource, Hold: id, At: at, Data: HoldCreated{
@@ -127,7 +127,7 @@ func parseShortage(detail string) (*SoldOut, error) {
 	for row := range strings.SplitSeq(rows, ",") {
 		words := strings.Split(row, ":")
 		if len(words) != 4 {
-			return nil, ErrDamaged
+			return nil, ErrCorrupt
 		}
 		var numbers [3]int64
 		for i, word := range words[1:] {
@@ -136,7 +136,7 @@ func parseShortage(detail string) (*SoldOut, error) {
 				return nil, err
 			}
 		}
-		short.Unavailable = append(short.Unavailable, SlotStock{words[0], numbers[0], numbers[1], numbers[2]})
+		short.Unavailable = append(short.Unavailable, SlotCounts{words[0], numbers[0], numbers[1], numbers[2]})
 	}
 	return &short, nil
 }
@@ -146,7 +146,7 @@ func parseShortage(detail string) (*SoldOut, error) {
 func parseMillis(text string) (Time, error) {
 	ms, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
-		return Time{}, fmt.Errorf("a time: %w", ErrDamaged)
+		return Time{}, fmt.Errorf("a time: %w", ErrCorrupt)
 	}
 	return TimeFromMillis(ms), nil
 }

@@ -90,7 +90,7 @@ func ParsePolicy(texts map[string]string) (p Policy, err error) {
 }
 
 // PolicyDelay is after how long a policy that was stored comes into force. Until then each worker that
-// publishes outcomes knows it: one that has not read the stored policies for trustFor publishes
+// publishes outcomes knows it: one that has not read the stored policies for termValidity publishes
 // nothing. The clocks of NATS and Postgres may be apart by the rest.
 const PolicyDelay = 5 * time.Second
 
@@ -138,10 +138,10 @@ func (p Policies) Mismatch(own Policy) string {
 	return strings.Join(differences, "; ")
 }
 
-// reach is for how long before now an outcome can matter: the longest life of a hold, and how long it
+// replayWindow is for how long before now an outcome can matter: the longest life of a hold, and how long it
 // is remembered after its end, of the policies under which something was decided that still matters.
 // What clocks may differ by is added.
-func (p Policies) reach(now time.Time) time.Duration {
+func (p Policies) replayWindow(now time.Time) time.Duration {
 	const clocks = 10 * time.Minute
 	over := func(i int) time.Duration { // for how long a policy has not been in force
 		if i+1 == len(p) {
@@ -149,16 +149,16 @@ func (p Policies) reach(now time.Time) time.Duration {
 		}
 		return now.Sub(p[i+1].Since)
 	}
-	var life, memory time.Duration
+	var life, answerTTL time.Duration
 	for i, one := range p {
 		if over(i) < one.HoldLifetimeMax+one.RequestKeyTTL+clocks {
-			memory = max(memory, one.RequestKeyTTL)
+			answerTTL = max(answerTTL, one.RequestKeyTTL)
 		}
 	}
 	for i, one := range p {
-		if over(i) < one.HoldLifetimeMax+memory+clocks {
+		if over(i) < one.HoldLifetimeMax+answerTTL+clocks {
 			life = max(life, one.HoldLifetimeMax)
 		}
 	}
-	return life + memory + clocks
+	return life + answerTTL + clocks
 }

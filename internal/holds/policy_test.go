@@ -41,7 +41,7 @@ func TestPolicy_EachSetting_IsStored(t *testing.T) {
 }
 
 // changePolicy stores another policy, as of a time, and has a keeper read it.
-func (w *world) changePolicy(t *testing.T, keeper *holds.Keeper, since string, change func(*holds.Policy)) {
+func (w *harness) changePolicy(t *testing.T, supervisor *holds.Supervisor, since string, change func(*holds.Policy)) {
 	t.Helper()
 	change(&w.policy)
 	if _, err := w.store.StorePolicy(t.Context(), w.policy); err != nil {
@@ -50,7 +50,7 @@ func (w *world) changePolicy(t *testing.T, keeper *holds.Keeper, since string, c
 	if since != "" {
 		w.execute(t, `UPDATE policies SET since = `+since+` WHERE since = (SELECT max(since) FROM policies)`)
 	}
-	if e, err := keeper.Check(t.Context()); err != nil || !e.Written {
+	if e, err := supervisor.Check(t.Context()); err != nil || !e.Complete {
 		t.Fatalf("the epoch is %+v %v", e, err)
 	}
 }
@@ -60,17 +60,17 @@ func (w *world) changePolicy(t *testing.T, keeper *holds.Keeper, since string, c
 // what comes later is validated by the policy of then.
 func TestPolicyChanged_EventIsDeliveredAgain_SameAnswer(t *testing.T) {
 	t.Parallel()
-	w := newRealTimeWorld(t)
+	w := newRealTimeHarness(t)
 	w.setInventory(t, "room", nights(3, 5), 9)
-	tenure := holds.NewTenure()
-	keeper := w.newKeeper(&retold{world: w}, "w1", tenure)
-	w.tenure = tenure
-	w.changePolicy(t, keeper, "", func(p *holds.Policy) { p.NightsMax, p.HoldTTLMax = 2, 100*time.Second })
-	w.renew(t)
+	epochTerm := holds.NewEpochTerm()
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", epochTerm)
+	w.term = epochTerm
+	w.changePolicy(t, supervisor, "", func(p *holds.Policy) { p.NightsMax, p.HoldTTLMax = 2, 100*time.Second })
+	w.startNewTerm(t)
 	before := time.Now().Add(-time.Minute)
 
 	request := func(cause string, storedAt time.Time) holds.PlaceRequest {
-		return holds.PlaceRequest{Cause: cause, RequestKey: cause, Resource: "room", User: cause, Asked: nights(3, 3), StoredAt: storedAt}
+		return holds.PlaceRequest{EventID: cause, RequestKey: cause, Resource: "room", User: cause, Selection: nights(3, 3), StoredAt: storedAt}
 	}
 	want := func(what, reason string, o holds.Outcome) {
 		t.Helper()
@@ -87,60 +87,60 @@ func TestPolicyChanged_EventIsDeliveredAgain_SameAnswer(t *testing.T) {
 	}
 	want("three nights", holds.ReasonInvalidRequest, w.place(t, request("first", before))[0])
 	two := request("second", before)
-	two.Asked = nights(3, 2)
+	two.Selection = nights(3, 2)
 	hold := created(t, w.place(t, two)[0]).HoldID
-	longer := holds.ExtendRequest{Cause: "longer", Hold: hold, TTLSeconds: 1000, StoredAt: before}
+	longer := holds.ExtendRequest{EventID: "longer", Hold: hold, TTLSeconds: 1000, StoredAt: before}
 	want("a ttl beyond the limit", holds.ReasonInvalidRequest, w.extend(t, longer))
 
 	term := w.service.Epoch()
-	if err := w.service.Trust(t.Context(), term); err != nil {
+	if err := w.service.Verify(t.Context(), term); err != nil {
 		t.Errorf("before the policy changes: %v", err)
 	}
-	w.changePolicy(t, keeper, "now() - interval '10 seconds'", func(p *holds.Policy) { p.NightsMax, p.HoldTTLMax = 30, time.Hour })
-	if err := w.service.Trust(t.Context(), term); !errors.Is(err, holds.ErrBusy) {
+	w.changePolicy(t, supervisor, "now() - interval '10 seconds'", func(p *holds.Policy) { p.NightsMax, p.HoldTTLMax = 30, time.Hour })
+	if err := w.service.Verify(t.Context(), term); !errors.Is(err, holds.ErrBusy) {
 		t.Errorf("what was decided before may be published: %v", err)
 	}
-	if err := w.service.Trust(t.Context(), w.service.Epoch()); err != nil {
+	if err := w.service.Verify(t.Context(), w.service.Epoch()); err != nil {
 		t.Errorf("what is decided now may not be published: %v", err)
 	}
-	w.renew(t) // another worker
+	w.startNewTerm(t) // another worker
 	want("three nights, delivered again", holds.ReasonInvalidRequest, w.place(t, request("first", before))[0])
 	want("the extension, delivered again", holds.ReasonInvalidRequest, w.extend(t, longer))
 	want("three nights, asked later", "", w.place(t, request("third", time.Now()))[0])
-	want("an extension, asked later", "", w.extend(t, holds.ExtendRequest{Cause: "later", Hold: hold, TTLSeconds: 1000, StoredAt: time.Now()}))
+	want("an extension, asked later", "", w.extend(t, holds.ExtendRequest{EventID: "later", Hold: hold, TTLSeconds: 1000, StoredAt: time.Now()}))
 
 	// Its own settings do not matter to a worker.
 	w.setPolicy(t, func(p *holds.Policy) { p.NightsMax = 1 })
 	want("three nights, at a worker with other settings", "", w.place(t, request("fourth", time.Now()))[0])
 }
 
-// since notes from when on outcomes are read.
-type since struct {
-	*retold
+// startRecordingLog notes from when on outcomes are read.
+type startRecordingLog struct {
+	*replayLog
 	from time.Time
 }
 
-func (s *since) Outcomes(ctx context.Context, from time.Time, after uint64, each func(holds.Told) error, progress func(done, all uint64)) (uint64, error) {
+func (s *startRecordingLog) Outcomes(ctx context.Context, from time.Time, after uint64, each func(holds.StoredOutcome) error, progress func(done, all uint64)) (uint64, error) {
 	if after == 0 {
 		s.from = from
 	}
-	return s.retold.Outcomes(ctx, from, after, each, progress)
+	return s.replayLog.Outcomes(ctx, from, after, each, progress)
 }
 
 // TestRebuild_LifetimeShortened_ReadsAsFarBackAsHoldsLive changes the longest life of a hold and how long
 // answers are remembered. As long as a hold of before may live, a rebuild reads as far back as it was created.
 func TestRebuild_LifetimeShortened_ReadsAsFarBackAsHoldsLive(t *testing.T) {
 	t.Parallel()
-	w := newRealTimeWorld(t)
-	w.told = []holds.Told{}
-	keeper := w.newKeeper(&retold{world: w}, "w1", holds.NewTenure())
-	w.changePolicy(t, keeper, "", func(p *holds.Policy) { p.HoldLifetimeMax, p.RequestKeyTTL = 50*time.Hour, 60*time.Hour })
-	w.changePolicy(t, keeper, "now() - interval '100 hours'", func(p *holds.Policy) { p.HoldLifetimeMax, p.RequestKeyTTL = 2*time.Hour, 3*time.Hour })
+	w := newRealTimeHarness(t)
+	w.outcomes = []holds.StoredOutcome{}
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", holds.NewEpochTerm())
+	w.changePolicy(t, supervisor, "", func(p *holds.Policy) { p.HoldLifetimeMax, p.RequestKeyTTL = 50*time.Hour, 60*time.Hour })
+	w.changePolicy(t, supervisor, "now() - interval '100 hours'", func(p *holds.Policy) { p.HoldLifetimeMax, p.RequestKeyTTL = 2*time.Hour, 3*time.Hour })
 	read := func() time.Duration {
 		t.Helper()
-		s := &since{retold: &retold{world: w}}
-		k := w.newKeeper(s, "w2", holds.NewTenure())
-		k.DoNotWait()
+		s := &startRecordingLog{replayLog: &replayLog{harness: w}}
+		k := w.newSupervisor(s, "w2", holds.NewEpochTerm())
+		k.SkipDrain()
 		if _, err := k.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
 			t.Fatal(err)
 		}

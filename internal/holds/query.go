@@ -10,7 +10,7 @@ import (
 
 // SlotAvailability is what can be had of one slot now.
 type SlotAvailability struct {
-	SlotStock
+	SlotCounts
 	Available int64 `json:"available"` // max(0, capacity - reserved - held)
 	Known     bool  `json:"-"`         // it has an inventory row; without one its capacity is 0
 }
@@ -18,12 +18,12 @@ type SlotAvailability struct {
 // Availability tells what can be had of each slot that a means, counting live holds only. A
 // slot without an inventory row has capacity 0. It returns an *InvalidError for a set of slots
 // that cannot be asked for.
-func (s *Service) Availability(ctx context.Context, resource string, a Asked) ([]SlotAvailability, error) {
+func (s *Service) Availability(ctx context.Context, resource string, a SlotSelection) ([]SlotAvailability, error) {
 	names, err := a.names(nightsWindow{max: InventorySlotsMax})
 	if err != nil {
 		return nil, err
 	}
-	if s, err = s.under(); err != nil {
+	if s, err = s.forCurrentEpoch(); err != nil {
 		return nil, err
 	}
 	// Held before reserved: a hold that is confirmed in between is counted twice rather than never.
@@ -31,13 +31,13 @@ func (s *Service) Availability(ctx context.Context, resource string, a Asked) ([
 	if err != nil {
 		return nil, fmt.Errorf("availability of %s: %w", resource, err)
 	}
-	stock, err := s.inventory.Stock(ctx, []string{resource}, [][]string{names})
+	rows, err := s.inventory.InventoryRows(ctx, []string{resource}, [][]string{names})
 	if err != nil {
 		return nil, fmt.Errorf("availability of %s: %w", resource, err)
 	}
 	slots := make([]SlotAvailability, len(names))
-	for i, row := range stock[0] {
-		slots[i].SlotStock = SlotStock{names[i], row.Capacity, row.Reserved, held[i]}
+	for i, row := range rows[0] {
+		slots[i].SlotCounts = SlotCounts{names[i], row.Capacity, row.Reserved, held[i]}
 		slots[i].Available = max(0, row.Capacity-row.Reserved-held[i])
 		slots[i].Known = row.Known
 	}
@@ -46,7 +46,7 @@ func (s *Service) Availability(ctx context.Context, resource string, a Asked) ([
 
 // heldCounts reads what live holds take of slots. Lapsed holds are swept first, however many.
 func (s *Service) heldCounts(ctx context.Context, resource string, names []string) ([]int64, error) {
-	args := []any{s.memory(), sweepMax}
+	args := []any{s.requestKeyTTLMS(), sweepMax}
 	for _, name := range names {
 		args = append(args, name)
 	}
@@ -60,7 +60,7 @@ func (s *Service) heldCounts(ctx context.Context, resource string, names []strin
 	for i, text := range c.Reply {
 		var err error
 		if counts[i], err = strconv.ParseInt(text, 10, 64); err != nil {
-			return nil, fmt.Errorf("count of %s: %w", names[i], ErrDamaged)
+			return nil, fmt.Errorf("count of %s: %w", names[i], ErrCorrupt)
 		}
 	}
 	return counts, nil
@@ -73,17 +73,17 @@ type HoldView struct {
 	State      State  `json:"state"`
 	RequestKey string `json:"request_key"`
 	UserID     string `json:"user_id"`
-	Asked
+	SlotSelection
 	Quantity  int64          `json:"quantity"`
 	Metadata  jsontext.Value `json:"metadata,omitzero"`
 	CreatedAt Time           `json:"created_at"`
 	ExpiresAt Time           `json:"expires_at"`
 }
 
-// Lookup shows a hold while it is remembered; found is false when it is not. A hold whose
+// GetHold shows a hold while it is remembered; found is false when it is not. A hold whose
 // deadline has come is shown expired whether or not it was swept.
-func (s *Service) Lookup(ctx context.Context, id HoldID) (view HoldView, found bool, err error) {
-	if s, err = s.under(); err != nil {
+func (s *Service) GetHold(ctx context.Context, id HoldID) (view HoldView, found bool, err error) {
+	if s, err = s.forCurrentEpoch(); err != nil {
 		return HoldView{}, false, err
 	}
 	c := s.newCall(scriptShow, id.Resource, id.UUID)
@@ -107,7 +107,7 @@ func (s *Service) Lookup(ctx context.Context, id HoldID) (view HoldView, found b
 	}
 	return HoldView{
 		ResourceID: id.Resource, HoldID: id, State: hold.State, RequestKey: hold.RequestKey, UserID: hold.User,
-		Asked: hold.Asked, Quantity: hold.Quantity, Metadata: hold.Metadata,
+		SlotSelection: hold.Selection, Quantity: hold.Quantity, Metadata: hold.Metadata,
 		CreatedAt: hold.CreatedAt, ExpiresAt: hold.ExpiresAt,
 	}, true, nil
 }

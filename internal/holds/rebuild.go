@@ -17,102 +17,102 @@ import (
 	"holdfast/internal/lua"
 )
 
-// Rebuilt is what was filled in again.
-type Rebuilt struct {
+// RebuildResult is what was filled in again.
+type RebuildResult struct {
 	Outcomes  uint64        `json:"outcomes"` // read
 	Resources int           `json:"resources"`
 	Live      int           `json:"live_holds"`
 	Ended     int           `json:"ended_holds"`       // that are still remembered
 	Answers   int           `json:"answers"`           // to requests and extensions
-	Missing   string        `json:"missing,omitempty"` // of the outcomes, "" = there were all
+	Gaps      string        `json:"missing,omitempty"` // of the outcomes, "" = there were all
 	Took      time.Duration `json:"-"`
 }
 
-func (r *Rebuilt) count(one *plan) {
+func (r *RebuildResult) count(one *plan) {
 	r.Resources++
 	r.Live += one.live.holds
 	r.Ended += len(one.records)/2 - one.live.holds
 	r.Answers += one.answers
 }
 
-func (r Rebuilt) log(log zerolog.Logger, why string) {
-	if r.Missing != "" {
-		log.Error().Str("missing", r.Missing).Msg("not all outcomes that can matter are there any more: " + MissingMeans)
+func (r RebuildResult) log(log zerolog.Logger, why string) {
+	if r.Gaps != "" {
+		log.Error().Str("missing", r.Gaps).Msg("not all outcomes that can matter are there any more: " + GapsImpact)
 	}
 	log.Info().Str("why", why).Uint64("outcomes_read", r.Outcomes).Int("resources", r.Resources).
 		Int("live_holds", r.Live).Int("ended_holds", r.Ended).Int("answers", r.Answers).
 		Dur("took_ms", r.Took).Msg("redis is filled again, events are decided again")
 }
 
-// MissingMeans tells what follows from missing outcomes.
-const MissingMeans = "a hold that only they told of is gone, and its payment ends in refund_required; an answer is forgotten"
+// GapsImpact tells what follows from missing outcomes.
+const GapsImpact = "a hold that only they told of is gone, and its payment ends in refund_required; an answer is forgotten"
 
 // rebuild is one attempt to fill Redis under a new epoch.
 type rebuild struct {
-	*Keeper
-	client   *redis.Client
-	server   server
-	epoch    string // "" = nothing is written
-	past     *Past
-	progress atomic.Pointer[string]
-	saying   sync.Mutex
-	tell     func(progress string)
+	*Supervisor
+	client     *redis.Client
+	server     server
+	epoch      string // "" = nothing is written
+	projection *Projection
+	progress   atomic.Pointer[string]
+	progressMu sync.Mutex
+	report     func(progress string)
 }
 
 // Rebuild condemns the current epoch, if there is one, and fills Redis under a new one, or waits
 // until somebody else has. force also replaces what another database has written. progress is told
 // how far it is, whoever does it.
-func (k *Keeper) Rebuild(ctx context.Context, why string, force bool, progress func(string)) (r Rebuilt, err error) {
-	defer k.closeLooker()
-	e, err := k.Register.Epoch(ctx)
+func (k *Supervisor) Rebuild(ctx context.Context, why string, force bool, progress func(string)) (r RebuildResult, err error) {
+	defer k.closeInspectClient()
+	e, err := k.EpochStore.Epoch(ctx)
 	if err != nil {
 		return r, err
 	}
-	condemned := "" // unless it is filled, or will be, by somebody else already
-	if e.Written {
-		condemned, e.Why = e.Name, why
-		if err := k.condemn(ctx, e); err != nil {
+	invalidated := "" // unless it is filled, or will be, by somebody else already
+	if e.Complete {
+		invalidated, e.Why = e.Name, why
+		if err := k.invalidate(ctx, e); err != nil {
 			return r, err
 		}
 	}
 	for {
-		if e, err = k.Register.Epoch(ctx); err != nil {
+		if e, err = k.EpochStore.Epoch(ctx); err != nil {
 			return r, err
 		}
-		if e.Written && e.Name != condemned {
+		if e.Complete && e.Name != invalidated {
 			return r, nil // somebody else has done it
 		}
-		k.close(e)
+		k.blockDecisions(e)
 		r, err = k.rebuild(ctx, force, progress)
-		if !errors.Is(err, ErrOtherEpoch) {
+		if !errors.Is(err, ErrEpochChanged) {
 			return r, err
 		}
 		progress(e.Rebuilder + ": " + e.Progress)
 		select {
 		case <-ctx.Done():
 			return r, context.Cause(ctx)
-		case <-time.After(checkEvery):
+		case <-time.After(checkInterval):
 		}
 	}
 }
 
-// rebuild makes one attempt. It returns ErrOtherEpoch when another is at it, or has taken over.
-func (k *Keeper) rebuild(ctx context.Context, force bool, tell func(string)) (r Rebuilt, err error) {
+// rebuild makes one attempt. It returns ErrEpochChanged when another is at it, or has taken over.
+func (k *Supervisor) rebuild(ctx context.Context, force bool, report func(string)) (r RebuildResult, err error) {
 	policies, err := k.policies(ctx)
 	if err != nil {
 		return r, err
 	}
-	epoch, err := k.Register.BeginEpoch(ctx, k.Name, rebuildLease)
+	epoch, err := k.EpochStore.BeginEpoch(ctx, k.Name, rebuildLease)
 	if err != nil {
 		return r, err
 	}
 	began := time.Now()
 	failpoint.Hit("rebuild.begun")
 	work, stop := context.WithCancelCause(ctx)
-	a := &rebuild{Keeper: k, epoch: epoch, past: NewPast(policies), tell: tell}
-	a.say("beginning")
+	a := &rebuild{Supervisor: k, epoch: epoch, projection: NewProjection(policies), report: report}
+	a.reportProgress("beginning")
 	kept := make(chan struct{})
-	go func() { defer close(kept); a.keep(work, stop) }()
+	go func() { defer close(kept); a.renewLease(work, stop) }()
 	r, err = a.run(work, force)
 	stop(nil)
 	<-kept
@@ -124,9 +124,9 @@ func (k *Keeper) rebuild(ctx context.Context, force bool, tell func(string)) (r 
 	}
 	if err != nil {
 		// The next need not wait for the end of the lease.
-		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleFor)
+		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishDelayMax)
 		defer cancel()
-		_ = k.Register.KeepEpoch(release, epoch, k.Name, 0, "failed: "+err.Error()) // or the lease ends
+		_ = k.EpochStore.RenewEpochLease(release, epoch, k.Name, 0, "failed: "+err.Error()) // or the lease ends
 		return r, fmt.Errorf("fill redis again: %w", err)
 	}
 	r.Took = time.Since(began)
@@ -134,29 +134,29 @@ func (k *Keeper) rebuild(ctx context.Context, force bool, tell func(string)) (r 
 }
 
 // policies returns the stored policies or, when there are none, the Keeper's own.
-func (k *Keeper) policies(ctx context.Context) (Policies, error) {
-	stored, err := k.Register.Policies(ctx)
+func (k *Supervisor) policies(ctx context.Context) (Policies, error) {
+	stored, err := k.EpochStore.Policies(ctx)
 	if err == nil && len(stored) == 0 {
 		stored = Policies{{Policy: k.Policy}}
 	}
 	return stored, err
 }
 
-func (a *rebuild) say(progress string) {
-	a.saying.Lock()
-	defer a.saying.Unlock()
+func (a *rebuild) reportProgress(progress string) {
+	a.progressMu.Lock()
+	defer a.progressMu.Unlock()
 	a.progress.Store(&progress)
-	a.tell(progress)
+	a.report(progress)
 	if a.epoch != "" {
-		a.Tenure.end(a.Name + ": " + progress)
+		a.Term.end(a.Name + ": " + progress)
 	}
 }
 
-// keep keeps the lease, and tells how far it is, until ctx is over. It ends the work when somebody
+// renewLease keeps the lease, and tells how far it is, until ctx is over. It ends the work when somebody
 // else has taken over, or may have.
-func (a *rebuild) keep(ctx context.Context, stop context.CancelCauseFunc) {
+func (a *rebuild) renewLease(ctx context.Context, stop context.CancelCauseFunc) {
 	kept := time.Now()
-	ticker := time.NewTicker(keepEvery)
+	ticker := time.NewTicker(leaseRenewInterval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -165,13 +165,13 @@ func (a *rebuild) keep(ctx context.Context, stop context.CancelCauseFunc) {
 		case <-ticker.C:
 		}
 		began := time.Now()
-		asking, cancel := context.WithTimeout(ctx, askWithin)
-		err := a.Register.KeepEpoch(asking, a.epoch, a.Name, rebuildLease, *a.progress.Load())
+		renewing, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
+		err := a.EpochStore.RenewEpochLease(renewing, a.epoch, a.Name, rebuildLease, *a.progress.Load())
 		cancel()
 		switch {
 		case err == nil:
 			kept = began
-		case errors.Is(err, ErrOtherEpoch), time.Since(kept) > rebuildLease:
+		case errors.Is(err, ErrEpochChanged), time.Since(kept) > rebuildLease:
 			stop(err)
 			return
 		}
@@ -190,18 +190,18 @@ func (a *rebuild) readWhile(ctx context.Context, do func(context.Context) error)
 			fail(err)
 		}
 	}()
-	if last, err = a.read(ctx, 0); err == nil {
+	if last, err = a.readOutcomes(ctx, 0); err == nil {
 		// Whoever has decided under the epoch before may publish it for as long as it trusts in it.
-		a.say("waiting for what is on its way")
+		a.reportProgress("waiting for what is on its way")
 		err = sleep(ctx, time.Until(a.lostAt.Add(a.drain)))
 	}
 	if err == nil {
-		last, err = a.read(ctx, last)
+		last, err = a.readOutcomes(ctx, last)
 	}
 	if err != nil {
 		fail(err)
 	} else {
-		a.say("removing what was left")
+		a.reportProgress("removing what was left")
 	}
 	<-done
 	if ctx.Err() != nil {
@@ -211,14 +211,14 @@ func (a *rebuild) readWhile(ctx context.Context, do func(context.Context) error)
 }
 
 // run fills Redis: first everything is read, then written, then looked at again.
-func (a *rebuild) run(ctx context.Context, force bool) (r Rebuilt, err error) {
+func (a *rebuild) run(ctx context.Context, force bool) (r RebuildResult, err error) {
 	if err := a.connect(ctx); err != nil {
 		return r, err
 	}
-	if err := a.mark(ctx, force); err != nil {
+	if err := a.markPartitions(ctx, force); err != nil {
 		return r, err
 	}
-	missing, err := a.Chronicle.Missing(ctx, a.since())
+	gaps, err := a.OutcomeLog.Gaps(ctx, a.since())
 	if err != nil {
 		return r, err
 	}
@@ -227,21 +227,21 @@ func (a *rebuild) run(ctx context.Context, force bool) (r Rebuilt, err error) {
 		return r, err
 	}
 	for {
-		if err := a.untold(ctx); err != nil {
+		if err := a.addPending(ctx); err != nil {
 			return r, err
 		}
 		failpoint.Hit("rebuild.read")
-		if r, err = a.fill(ctx); err != nil {
+		if r, err = a.writeAll(ctx); err != nil {
 			return r, err
 		}
 		// What somebody who stood still for long has published in the meantime is filled in as well.
-		end, err := a.read(ctx, last)
+		end, err := a.readOutcomes(ctx, last)
 		if err != nil {
 			return r, err
 		}
 		if end == last {
-			r.Outcomes, r.Missing = a.past.told, missing
-			return r, a.finish(ctx)
+			r.Outcomes, r.Gaps = a.projection.applied, gaps
+			return r, a.seal(ctx)
 		}
 		last = end
 		if err := a.wipe(ctx); err != nil {
@@ -253,30 +253,30 @@ func (a *rebuild) run(ctx context.Context, force bool) (r Rebuilt, err error) {
 // connect connects to the server that is to be filled, or compared, whose format must be known. All that is
 // sent goes to this one.
 func (a *rebuild) connect(ctx context.Context) error {
-	a.closeLooker()
-	seen, err := look(ctx, a.Namespace, a.Keeper.client())
+	a.closeInspectClient()
+	state, err := readState(ctx, a.Namespace, a.Supervisor.client())
 	if err != nil {
 		return err
 	}
-	a.server = seen.server
-	guard := NewGuard()
-	guard.Open(a.server.name())
+	a.server = state.server
+	guard := NewConnGuard()
+	guard.Allow(a.server.name())
 	options := a.Redis()
-	guard.Watch(options)
+	guard.Attach(options)
 	a.client = redis.NewClient(options)
 	if a.epoch == "" {
 		_, err = ReadFormat(ctx, a.Namespace, a.client)
 		return err
 	}
-	_, err = NoteFormat(ctx, a.Namespace, a.client) // what was decided before is waited for in any case
+	_, err = WriteFormat(ctx, a.Namespace, a.client) // what was decided before is waited for in any case
 	return err
 }
 
-// marked is what partitions have for an epoch while they are filled.
-func (a *rebuild) marked() string { return a.epoch + markSuffix }
+// epochMark is what partitions have for an epoch while they are filled.
+func (a *rebuild) epochMark() string { return a.epoch + markSuffix }
 
-// mark has all scripts refuse, those of whoever has filled Redis before too.
-func (a *rebuild) mark(ctx context.Context, force bool) error {
+// markPartitions has all scripts refuse, those of whoever has filled Redis before too.
+func (a *rebuild) markPartitions(ctx context.Context, force bool) error {
 	calls := make([]*lua.Call, Partitions)
 	forced := 0
 	if force {
@@ -285,14 +285,14 @@ func (a *rebuild) mark(ctx context.Context, force bool) error {
 	for p := range calls {
 		calls[p] = &lua.Call{
 			Script: scriptMark, Keys: []string{a.keys.epoch(p)},
-			Args: []any{a.marked(), lineage(a.epoch), generation(a.epoch), forced},
+			Args: []any{a.epochMark(), lineage(a.epoch), generation(a.epoch), forced},
 		}
 	}
 	lua.Run(ctx, a.client, calls)
 	for _, c := range calls {
 		switch {
 		case c.Err == nil && c.Status == "newer":
-			return ErrOtherEpoch
+			return ErrEpochChanged
 		case c.Err == nil && c.Status == "foreign":
 			return fmt.Errorf("%w: it is not touched; if that other one is gone: worker rebuild", errForeign)
 		case c.Expect(0) != nil:
@@ -312,13 +312,13 @@ const (
 
 // wipe removes everything of the namespace but the marks and the format.
 func (a *rebuild) wipe(ctx context.Context) error {
-	removers := newSenders(ctx, fillCallsMax, a.send)
+	removers := newSenders(ctx, rebuildCallsMax, a.send)
 	for cursor := uint64(0); ; {
 		keys, next, err := a.client.Scan(ctx, cursor, string(a.keys)+":{*", wipeMax).Result()
 		if err != nil {
 			return errors.Join(fmt.Errorf("look for keys: %w", err), removers.wait())
 		}
-		for _, c := range a.removing(keys) {
+		for _, c := range a.wipeCalls(keys) {
 			if err := removers.add(c, 1); err != nil {
 				return errors.Join(err, removers.wait())
 			}
@@ -331,8 +331,8 @@ func (a *rebuild) wipe(ctx context.Context) error {
 	}
 }
 
-// removing returns the calls that remove keys, each those of one partition.
-func (a *rebuild) removing(keys []string) (calls []*lua.Call) {
+// wipeCalls returns the calls that remove keys, each those of one partition.
+func (a *rebuild) wipeCalls(keys []string) (calls []*lua.Call) {
 	byPartition := make(map[string][]string) // by the epoch's key
 	for _, key := range keys {
 		prefix, rest, found := strings.Cut(key, "}:")
@@ -343,67 +343,69 @@ func (a *rebuild) removing(keys []string) (calls []*lua.Call) {
 	}
 	for epoch, its := range byPartition {
 		for some := range slices.Chunk(its, removeMax) {
-			calls = append(calls, &lua.Call{Script: scriptWipe, Keys: append([]string{epoch}, some...), Args: []any{a.marked(), "", ""}})
+			calls = append(calls, &lua.Call{Script: scriptWipe, Keys: append([]string{epoch}, some...), Args: []any{a.epochMark(), "", ""}})
 		}
 	}
 	return calls
 }
 
-// read reads what was told after a sequence, and returns the last one.
-func (a *rebuild) read(ctx context.Context, after uint64) (last uint64, err error) {
-	return a.Chronicle.Outcomes(ctx, a.since(), after, a.past.Tell, func(done, all uint64) {
-		a.say(fmt.Sprintf("reading outcomes, %d of %d", done, all))
+// readOutcomes reads what was told after a sequence, and returns the last one.
+func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, err error) {
+	return a.OutcomeLog.Outcomes(ctx, a.since(), after, a.projection.Apply, func(done, all uint64) {
+		a.reportProgress(fmt.Sprintf("reading outcomes, %d of %d", done, all))
 	})
 }
 
-func (a *rebuild) since() time.Time { return time.Now().Add(-a.past.policies.reach(time.Now())) }
+func (a *rebuild) since() time.Time {
+	return time.Now().Add(-a.projection.policies.replayWindow(time.Now()))
+}
 
-// untold adds what was decided in Postgres and not told yet, and what waits for an answer.
-func (a *rebuild) untold(ctx context.Context) error {
-	a.say("asking which holds are paid, or about to be")
-	if err := a.Register.Reservations(ctx, a.past.Held(), a.past.Reserve); err != nil {
+// addPending adds what was decided in Postgres and not told yet, and what waits for an answer.
+func (a *rebuild) addPending(ctx context.Context) error {
+	a.reportProgress("asking which holds are paid, or about to be")
+	if err := a.EpochStore.Reservations(ctx, a.projection.OpenHolds(), a.projection.ApplyReservation); err != nil {
 		return err
 	}
-	a.past.Ask()
+	a.projection.ResetPending()
 	var waiting []Payment
-	err := a.Chronicle.Waiting(ctx, func(r ConfirmRequest, storedAt Time) {
+	err := a.OutcomeLog.Unacknowledged(ctx, func(r ConfirmRequest, storedAt Time) {
 		waiting = append(waiting, Payment{ConfirmRequest: r, At: storedAt})
-	}, a.past.Cancel)
+	}, a.projection.AddPendingCancellation)
 	if err != nil {
 		return err
 	}
 	for len(waiting) > 0 {
-		some := waiting[:min(len(waiting), answeredMax)]
+		some := waiting[:min(len(waiting), decisionsMax)]
 		waiting = waiting[len(some):]
-		answers, err := a.Inventory.Answered(ctx, some)
+		answers, err := a.Inventory.FindDecisions(ctx, some)
 		if err != nil {
 			return err
 		}
 		for i, payment := range some {
 			switch answer := answers[i]; {
 			case answer.DecidedAt.IsZero():
-				a.past.Claim(payment.ConfirmRequest, payment.At)
+				a.projection.AddPendingPayment(payment.ConfirmRequest, payment.At)
 			case answer.Confirmed: // a late one is not among what Reservations was asked for, when its hold has lapsed
-				a.past.Reserve(Reservation{payment.Hold, payment.PaymentID, answer.DecidedAt, answer.Late})
+				a.projection.ApplyReservation(Reservation{payment.Hold, payment.PaymentID, answer.DecidedAt, answer.Late})
 			}
 		}
 	}
 	return nil
 }
 
-// answeredMax is how many payments Postgres is asked about at a time.
-const answeredMax = 1000
+// decisionsMax is how many payments Postgres is asked about at a time.
+const decisionsMax = 1000
 
-// finish gives all partitions the new epoch and has Postgres say so. Until then nobody uses it.
-func (a *rebuild) finish(ctx context.Context) error {
-	seen, err := look(ctx, a.Namespace, a.client)
+// seal gives all partitions the new epoch and has Postgres say so. Until then nobody uses it.
+func (a *rebuild) seal(ctx context.Context) error {
+	state, err := readState(ctx, a.Namespace, a.client)
 	if err != nil {
 		return err
 	}
-	if !seen.server.is(a.server.name()) {
-		return &LostError{anotherServer}
+	if !state.server.is(a.server.name()) {
+		return &RebuildingError{anotherServer}
 	}
-	others, err := swapEpoch(ctx, a.keys, a.client, a.marked(), a.epoch)
+	others, err := replaceEpoch(ctx, a.keys, a.client, a.epochMark(), a.epoch)
 	if err == nil && others > 0 {
 		err = ErrDataLost // once more
 	}
@@ -411,7 +413,7 @@ func (a *rebuild) finish(ctx context.Context) error {
 		return err
 	}
 	failpoint.Hit("rebuild.sealed")
-	if err := a.Register.EpochWritten(ctx, a.epoch, seen.server.name(), a.Name); err != nil {
+	if err := a.EpochStore.CompleteEpoch(ctx, a.epoch, state.server.name(), a.Name); err != nil {
 		return err
 	}
 	failpoint.Hit("rebuild.finished")

@@ -20,39 +20,39 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// retold is what a world has told, as a stream tells it again: it implements holds.Chronicle.
-type retold struct {
-	*world
-	shuffle  func([]holds.Told) []holds.Told // nil = as it was told
-	payments []holds.Payment                 // that wait, stored at At
-	cancels  []waitingCancel
-	late     []holds.Told // what comes while Redis is being filled
+// replayLog is what a world has told, as a stream tells it again: it implements holds.Chronicle.
+type replayLog struct {
+	*harness
+	shuffle  func([]holds.StoredOutcome) []holds.StoredOutcome // nil = as it was told
+	payments []holds.Payment                                   // that wait, stored at At
+	cancels  []pendingCancellation
+	late     []holds.StoredOutcome // what comes while Redis is being filled
 }
 
-type waitingCancel struct {
+type pendingCancellation struct {
 	request  holds.ReleaseRequest
 	storedAt holds.Time
 }
 
-func (c *retold) Outcomes(_ context.Context, _ time.Time, after uint64, each func(holds.Told) error, _ func(done, all uint64)) (last uint64, err error) {
-	some := c.told[after:]
+func (c *replayLog) Outcomes(_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64)) (last uint64, err error) {
+	some := c.outcomes[after:]
 	if after == 0 {
 		if c.shuffle != nil {
 			some = c.shuffle(slices.Clone(some))
 		}
 	}
-	last = uint64(len(c.told))
-	for _, told := range some {
-		if err := each(told); err != nil {
+	last = uint64(len(c.outcomes))
+	for _, outcome := range some {
+		if err := each(outcome); err != nil {
 			return 0, err
 		}
 	}
 	return last, nil
 }
 
-func (*retold) Missing(context.Context, time.Time) (string, error) { return "", nil }
+func (*replayLog) Gaps(context.Context, time.Time) (string, error) { return "", nil }
 
-func (c *retold) Waiting(_ context.Context, payment func(holds.ConfirmRequest, holds.Time), cancel func(holds.ReleaseRequest, holds.Time)) error {
+func (c *replayLog) Unacknowledged(_ context.Context, payment func(holds.ConfirmRequest, holds.Time), cancel func(holds.ReleaseRequest, holds.Time)) error {
 	c.setClock() // the clock went with everything else
 	for _, p := range c.payments {
 		payment(p.ConfirmRequest, p.At)
@@ -60,12 +60,12 @@ func (c *retold) Waiting(_ context.Context, payment func(holds.ConfirmRequest, h
 	for _, w := range c.cancels {
 		cancel(w.request, w.storedAt)
 	}
-	c.told, c.late = append(c.told, c.late...), nil
+	c.outcomes, c.late = append(c.outcomes, c.late...), nil
 	return nil
 }
 
 // setClock writes the world's clock, if it has one.
-func (w *world) setClock() {
+func (w *harness) setClock() {
 	if w.now.IsZero() {
 		return
 	}
@@ -76,27 +76,27 @@ func (w *world) setClock() {
 	_, _ = pipe.Exec(context.Background()) // whoever asks the time next notices
 }
 
-// newKeeper returns a Keeper of another worker than the world's own.
-func (w *world) newKeeper(c holds.Chronicle, name string, tenure *holds.Tenure) *holds.Keeper {
-	return w.newKeeperOf(w.store, c, name, tenure)
+// newSupervisor returns a Keeper of another worker than the world's own.
+func (w *harness) newSupervisor(c holds.OutcomeLog, name string, epochTerm *holds.EpochTerm) *holds.Supervisor {
+	return w.newSupervisorWith(w.store, c, name, epochTerm)
 }
 
-func (w *world) newKeeperOf(r holds.Register, c holds.Chronicle, name string, tenure *holds.Tenure) *holds.Keeper {
-	keeper := holds.NewKeeper(holds.KeeperOptions{
-		Namespace: w.namespace, Name: name, Policy: w.policy, Tenure: tenure, Guard: holds.NewGuard(),
-		Redis:    func() *redis.Options { return stacktest.RedisOptions(w.redisURL) },
-		Register: r, Inventory: w.store, Chronicle: c, Log: zerolog.Nop(),
+func (w *harness) newSupervisorWith(r holds.EpochStore, c holds.OutcomeLog, name string, epochTerm *holds.EpochTerm) *holds.Supervisor {
+	supervisor := holds.NewSupervisor(holds.SupervisorOptions{
+		Namespace: w.namespace, Name: name, Policy: w.policy, Term: epochTerm, Guard: holds.NewConnGuard(),
+		Redis:      func() *redis.Options { return stacktest.RedisOptions(w.redisURL) },
+		EpochStore: r, Inventory: w.store, OutcomeLog: c, Log: zerolog.Nop(),
 		Fence: locking.FenceBase(w.store.FenceBase).Next,
 	})
-	keeper.BePatient()
-	return keeper
+	supervisor.RelaxTimeouts()
+	return supervisor
 }
 
 // loseAndRebuild removes everything that the world has in Redis, and has it filled again.
-func (w *world) loseAndRebuild(t fatal, c *retold) holds.Rebuilt {
+func (w *harness) loseAndRebuild(t fatal, c *replayLog) holds.RebuildResult {
 	t.Helper()
 	ctx := context.Background()
-	c.world = w
+	c.harness = w
 	keys, err := w.client.Keys(ctx, w.namespace+":*").Result()
 	if err == nil && len(keys) > 0 {
 		err = w.client.Del(ctx, keys...).Err()
@@ -104,9 +104,9 @@ func (w *world) loseAndRebuild(t fatal, c *retold) holds.Rebuilt {
 	if err != nil {
 		t.Fatalf("lose: %v", err)
 	}
-	keeper := w.newKeeper(c, "rebuilder", holds.NewTenure())
-	keeper.DoNotWait()
-	r, err := keeper.Rebuild(ctx, "a test", false, func(string) {})
+	supervisor := w.newSupervisor(c, "rebuilder", holds.NewEpochTerm())
+	supervisor.SkipDrain()
+	r, err := supervisor.Rebuild(ctx, "a test", false, func(string) {})
 	if err != nil {
 		t.Fatalf("rebuild: %v", err)
 	}
@@ -114,53 +114,53 @@ func (w *world) loseAndRebuild(t fatal, c *retold) holds.Rebuilt {
 	if err != nil {
 		t.Fatalf("epoch: %v", err)
 	}
-	w.epoch, w.tenure = e.Name, holds.Always(e.Name, e.Server)
+	w.epoch, w.term = e.Name, holds.StaticTerm(e.Name, e.Server)
 	return r
 }
 
-// renew has the world decide under its new epoch.
-func (w *world) renew(t testing.TB) {
+// startNewTerm has the world decide under its new epoch.
+func (w *harness) startNewTerm(t testing.TB) {
 	w.service = w.newService(w.client, w.locker(t), w.store)
 	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
 }
 
-// TestModelSurvivesLosses does random things to a resource and to the model, and loses everything that
+// TestModel_RedisLost_SameOutcomes does random things to a resource and to the model, and loses everything that
 // Redis has in between, as often as not. What was told comes back in any order, and some of it
 // twice. The model does not know of losses: everything goes on as if there were none.
-func TestModelSurvivesLosses(t *testing.T) {
+func TestModel_RedisLost_SameOutcomes(t *testing.T) {
 	t.Parallel()
 	for _, late := range []holds.LatePayment{holds.LateRejected, holds.LateAcceptedIfFree} {
 		t.Run(string(late), func(t *testing.T) {
 			t.Parallel()
-			w, conn := newModelWorld(t, late)
+			w, conn := newModelHarness(t, late)
 			var resources, losses atomic.Int64
 			locker := w.locker(t)
 			rapid.Check(t, func(rt *rapid.T) {
 				resource := fmt.Sprintf("r%d", resources.Add(1))
 				m := newModel(w.now, late)
-				r := &modelRun{world: w, dry: &world{}, sql: conn, model: m, resource: resource}
+				r := &modelRun{harness: w, dry: &harness{}, sql: conn, model: m, resource: resource}
 				renew := func() {
 					w.service = w.newService(w.client, locker, w.store)
 					w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
 					r.dry.service = w.service.Dry(w.store.Dry())
 				}
 				renew()
-				w.told = []holds.Told{}
+				w.outcomes = []holds.StoredOutcome{}
 				rt.Repeat(map[string]func(*rapid.T){
 					"place": r.placeBatch, "place 2": r.placeBatch, "pay": r.payOne, "release": r.releaseOne, "extend": r.extendOne,
 					"cancel": r.cancelOne, "capacity": r.changeCapacity, "time": r.passTime, "sweep": r.sweep, "": r.compare,
 					"lose": func(rt *rapid.T) {
 						losses.Add(1)
-						w.loseAndRebuild(rt, &retold{shuffle: func(told []holds.Told) []holds.Told {
-							for _, one := range told {
+						w.loseAndRebuild(rt, &replayLog{shuffle: func(outcomes []holds.StoredOutcome) []holds.StoredOutcome {
+							for _, one := range outcomes {
 								if rapid.Bool().Draw(rt, "told twice") {
-									told = append(told, one)
+									outcomes = append(outcomes, one)
 								}
 							}
-							if len(told) == 0 {
+							if len(outcomes) == 0 {
 								return nil
 							}
-							return rapid.Permutation(told).Draw(rt, "order")
+							return rapid.Permutation(outcomes).Draw(rt, "order")
 						}})
 						renew()
 					},
@@ -174,66 +174,66 @@ func TestModelSurvivesLosses(t *testing.T) {
 	}
 }
 
-// TestUntold loses Redis while somebody has decided, and died before it was told: what is filled in takes
+// TestRebuild_DecisionNotPublished_ResolvesHold loses Redis while somebody has decided, and died before it was told: what is filled in takes
 // no more than there was, and what waits for an answer has the one that there was.
-func TestUntold(t *testing.T) {
+func TestRebuild_DecisionNotPublished_ResolvesHold(t *testing.T) {
 	t.Parallel()
 	const key, payment = "k1", "p1"
-	type deed func(t *testing.T, w *world, c *retold, hold holds.HoldID)
-	wait := func(t *testing.T, w *world, c *retold, hold holds.HoldID) {
+	type deed func(t *testing.T, w *harness, c *replayLog, hold holds.HoldID)
+	wait := func(t *testing.T, w *harness, c *replayLog, hold holds.HoldID) {
 		c.payments = append(c.payments, holds.Payment{ConfirmRequest: holds.ConfirmRequest{Hold: hold, PaymentID: payment}, At: holds.Time{Time: w.now}})
 	}
 	cancel := func(byKey bool) deed {
-		return func(t *testing.T, w *world, c *retold, hold holds.HoldID) {
-			r := holds.ReleaseRequest{Cause: "cancelled", Resource: "room", Hold: hold}
+		return func(t *testing.T, w *harness, c *replayLog, hold holds.HoldID) {
+			r := holds.ReleaseRequest{EventID: "cancelled", Resource: "room", Hold: hold}
 			if byKey {
 				r.Hold, r.RequestKey = holds.HoldID{}, key
 			}
-			c.cancels = append(c.cancels, waitingCancel{r, holds.Time{Time: w.now}})
+			c.cancels = append(c.cancels, pendingCancellation{r, holds.Time{Time: w.now}})
 		}
 	}
 	pass := func(d time.Duration) deed {
-		return func(t *testing.T, w *world, _ *retold, _ holds.HoldID) { w.pass(t, d) }
+		return func(t *testing.T, w *harness, _ *replayLog, _ holds.HoldID) { w.pass(t, d) }
 	}
-	untold := func(do deed) deed {
-		return func(t *testing.T, w *world, c *retold, hold holds.HoldID) {
-			kept := w.told
+	unpublished := func(do deed) deed {
+		return func(t *testing.T, w *harness, c *replayLog, hold holds.HoldID) {
+			kept := w.outcomes
 			do(t, w, c, hold)
-			w.told = kept
+			w.outcomes = kept
 		}
 	}
-	release := func(t *testing.T, w *world, _ *retold, hold holds.HoldID) {
-		w.release(t, holds.ReleaseRequest{Cause: "cancelled", Hold: hold})
+	release := func(t *testing.T, w *harness, _ *replayLog, hold holds.HoldID) {
+		w.release(t, holds.ReleaseRequest{EventID: "cancelled", Hold: hold})
 	}
-	extend := func(t *testing.T, w *world, _ *retold, hold holds.HoldID) {
+	extend := func(t *testing.T, w *harness, _ *replayLog, hold holds.HoldID) {
 		if o := w.extend(t, holds.ExtendRequest{Hold: hold, TTLSeconds: 3000}); o.Event != holds.EventHoldExtended {
 			t.Fatalf("extended: %s", brief(o))
 		}
 	}
-	sweep := func(t *testing.T, w *world, _ *retold, _ holds.HoldID) {
+	sweep := func(t *testing.T, w *harness, _ *replayLog, _ holds.HoldID) {
 		if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	pay := func(t *testing.T, w *world, _ *retold, hold holds.HoldID) { w.pay(t, hold, payment) }
-	other := func(t *testing.T, w *world, _ *retold, _ holds.HoldID) {
+	pay := func(t *testing.T, w *harness, _ *replayLog, hold holds.HoldID) { w.pay(t, hold, payment) }
+	other := func(t *testing.T, w *harness, _ *replayLog, _ holds.HoldID) {
 		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben", RequestKey: "k2"})[0])
 	}
-	elsewhere := func(t *testing.T, w *world, _ *retold, _ holds.HoldID) {
+	elsewhere := func(t *testing.T, w *harness, _ *replayLog, _ holds.HoldID) {
 		w.setInventory(t, "room", slots("other"), 1)
-		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben", RequestKey: "k2", Asked: slots("other")})[0])
+		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben", RequestKey: "k2", Selection: slots("other")})[0])
 	}
-	forgetCreated := func(t *testing.T, w *world, c *retold, _ holds.HoldID) {
-		w.told = slices.DeleteFunc(w.told, func(told holds.Told) bool { return told.Event == holds.EventHoldCreated })
+	forgetCreated := func(t *testing.T, w *harness, c *replayLog, _ holds.HoldID) {
+		w.outcomes = slices.DeleteFunc(w.outcomes, func(outcome holds.StoredOutcome) bool { return outcome.Event == holds.EventHoldCreated })
 	}
-	backwards := func(t *testing.T, w *world, _ *retold, _ holds.HoldID) { w.now = w.now.Add(-time.Hour) }
+	backwards := func(t *testing.T, w *harness, _ *replayLog, _ holds.HoldID) { w.now = w.now.Add(-time.Hour) }
 
 	for name, c := range map[string]struct {
-		deeds []deed
-		state holds.State // of the hold after it was filled in, "" = it is not known
-		held  int64
-		paid  string // what becomes of a payment then
-		asked string // what becomes of the request when it is delivered again
+		deeds       []deed
+		state       holds.State // of the hold after it was filled in, "" = it is not known
+		held        int64
+		paid        string // what becomes of a payment then
+		redelivered string // what becomes of the request when it is delivered again
 	}{
 		"nothing has happened": {
 			nil, holds.Held, 1, "hold.confirmed", "hold.created",
@@ -242,20 +242,20 @@ func TestUntold(t *testing.T) {
 			[]deed{extend, pass(40 * time.Minute)}, holds.Held, 1, "hold.confirmed", "hold.created",
 		},
 		"it was extended, and that was not told": {
-			[]deed{untold(extend)}, holds.Held, 1, "hold.confirmed", "hold.created",
+			[]deed{unpublished(extend)}, holds.Held, 1, "hold.confirmed", "hold.created",
 		},
 		"it was extended, that was not told, and it has lapsed meanwhile": {
-			[]deed{untold(extend), pass(40 * time.Minute)}, holds.Expired, 0, "hold.confirm_rejected expired", "hold.created",
+			[]deed{unpublished(extend), pass(40 * time.Minute)}, holds.Expired, 0, "hold.confirm_rejected expired", "hold.created",
 		},
 		"it was extended, that was not told, and somebody else has other room meanwhile": {
-			[]deed{untold(extend), pass(40 * time.Minute), elsewhere, backwards}, holds.Expired, 0, "hold.confirm_rejected expired", "hold.created",
+			[]deed{unpublished(extend), pass(40 * time.Minute), elsewhere, backwards}, holds.Expired, 0, "hold.confirm_rejected expired", "hold.created",
 		},
 		"a payment waits, and the hold would lapse meanwhile": {
 			[]deed{wait, pass(time.Hour)}, holds.Confirming, 1, "hold.confirmed", "hold.created",
 		},
 		"a payment was claimed": {
-			[]deed{wait, untold(func(t *testing.T, w *world, _ *retold, hold holds.HoldID) {
-				w.claim(t, hold, payment)
+			[]deed{wait, unpublished(func(t *testing.T, w *harness, _ *replayLog, hold holds.HoldID) {
+				w.claimUndecided(t, hold, payment)
 			}), pass(time.Hour)}, holds.Confirming, 1, "hold.confirmed", "hold.created",
 		},
 		"a payment waits that came too late": {
@@ -268,10 +268,10 @@ func TestUntold(t *testing.T) {
 			[]deed{wait, pass(time.Hour), elsewhere}, holds.Expired, 0, "hold.confirm_rejected expired", "hold.created",
 		},
 		"a payment was answered in postgres, and not told": {
-			[]deed{wait, untold(pay)}, holds.Confirmed, 0, "hold.confirmed", "hold.created",
+			[]deed{wait, unpublished(pay)}, holds.Confirmed, 0, "hold.confirmed", "hold.created",
 		},
 		"a payment was answered in postgres and not told, and its event is gone": {
-			[]deed{untold(pay), pass(time.Hour)}, holds.Confirmed, 0, "hold.confirmed", "hold.created",
+			[]deed{unpublished(pay), pass(time.Hour)}, holds.Confirmed, 0, "hold.confirmed", "hold.created",
 		},
 		"a payment was told, and waits for its acknowledgement": {
 			[]deed{wait, pay}, holds.Confirmed, 0, "hold.confirmed", "hold.created",
@@ -283,7 +283,7 @@ func TestUntold(t *testing.T) {
 			[]deed{cancel(true)}, holds.Released, 0, "hold.confirm_rejected released", "hold.created",
 		},
 		"it was cancelled, not told, and somebody else has the room": {
-			[]deed{cancel(false), untold(release), other}, holds.Released, 1, "hold.confirm_rejected released", "hold.created",
+			[]deed{cancel(false), unpublished(release), other}, holds.Released, 1, "hold.confirm_rejected released", "hold.created",
 		},
 		"a cancellation waits that came too late": {
 			[]deed{pass(time.Hour), cancel(false)}, holds.Expired, 0, "hold.confirm_rejected expired", "hold.created",
@@ -292,7 +292,7 @@ func TestUntold(t *testing.T) {
 			[]deed{cancel(false), pass(time.Hour), release}, holds.Expired, 0, "hold.confirm_rejected expired", "hold.created",
 		},
 		"it has lapsed, and that was not told": {
-			[]deed{pass(time.Hour), untold(sweep)}, holds.Expired, 0, "hold.confirm_rejected expired", "hold.created",
+			[]deed{pass(time.Hour), unpublished(sweep)}, holds.Expired, 0, "hold.confirm_rejected expired", "hold.created",
 		},
 		"it has lapsed, somebody else has the room, and the clock goes back": {
 			[]deed{pass(time.Hour), other, backwards}, holds.Expired, 1, "hold.confirm_rejected expired", "hold.created",
@@ -306,29 +306,29 @@ func TestUntold(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t)
-			w.told = []holds.Told{}
-			w.setInventory(t, "room", holds.Asked{}, 1)
-			request := holds.PlaceRequest{Cause: "asked", Resource: "room", User: "ana", RequestKey: key}
+			w := newHarness(t)
+			w.outcomes = []holds.StoredOutcome{}
+			w.setInventory(t, "room", holds.SlotSelection{}, 1)
+			request := holds.PlaceRequest{EventID: "asked", Resource: "room", User: "ana", RequestKey: key}
 			first := w.place(t, request)[0]
 			hold := created(t, first)
-			retelling := &retold{world: w}
+			replay := &replayLog{harness: w}
 			for _, do := range c.deeds {
-				do(t, w, retelling, hold.HoldID)
+				do(t, w, replay, hold.HoldID)
 			}
 			w.takeAnnounced()
-			w.loseAndRebuild(t, retelling)
-			w.renew(t)
-			view, _, err := w.service.Lookup(t.Context(), hold.HoldID)
+			w.loseAndRebuild(t, replay)
+			w.startNewTerm(t)
+			view, _, err := w.service.GetHold(t.Context(), hold.HoldID)
 			if err != nil || view.State != c.state {
 				t.Errorf("the hold is %q %v, want %q", view.State, err, c.state)
 			}
-			if stock := w.available(t, "room", holds.Asked{}); stock[0].Held != c.held {
-				t.Errorf("%d held, want %d", stock[0].Held, c.held)
+			if available := w.available(t, "room", holds.SlotSelection{}); available[0].Held != c.held {
+				t.Errorf("%d held, want %d", available[0].Held, c.held)
 			}
 			sweep(t, w, nil, holds.HoldID{})
 			announced := slices.DeleteFunc(w.takeAnnounced(), func(o holds.Outcome) bool { return o.Hold != hold.HoldID })
-			if lapsed := c.state == holds.Expired; len(announced) > 1 || lapsed && len(announced) == 0 && !told(w, hold.HoldID, holds.EventHoldExpired) {
+			if expired := c.state == holds.Expired; len(announced) > 1 || expired && len(announced) == 0 && !wasPublished(w, hold.HoldID, holds.EventHoldExpired) {
 				t.Errorf("announced %v", briefs(announced))
 			}
 			again := w.place(t, request)[0]
@@ -338,11 +338,11 @@ func TestUntold(t *testing.T) {
 				got += " new"
 			case ok && data.Replayed:
 				got += " replayed"
-			case ok && letter(t, again) != letter(t, first):
+			case ok && exactText(t, again) != exactText(t, first):
 				got += " otherwise"
 			}
-			if got != c.asked {
-				t.Errorf("asked again: %s, want %s", got, c.asked)
+			if got != c.redelivered {
+				t.Errorf("asked again: %s, want %s", got, c.redelivered)
 			}
 			if got := brief(w.pay(t, hold.HoldID, payment)); got != c.paid {
 				t.Errorf("paid: %s, want %s", got, c.paid)
@@ -351,76 +351,76 @@ func TestUntold(t *testing.T) {
 	}
 }
 
-// TestPaidLateAndNotTold has a hold that lapsed be paid late, and that not be told. What is filled in has
+// TestRebuild_LatePaymentNotPublished_RestoresBothRecords has a hold that lapsed be paid late, and that not be told. What is filled in has
 // what the payment has taken again as confirmed, and the hold as expired.
-func TestPaidLateAndNotTold(t *testing.T) {
+func TestRebuild_LatePaymentNotPublished_RestoresBothRecords(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
-	w.told = []holds.Told{}
-	w.setInventory(t, "room", holds.Asked{}, 1)
+	w.outcomes = []holds.StoredOutcome{}
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
 	w.pass(t, time.Hour)
 	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	waiting := []holds.Payment{{ConfirmRequest: holds.ConfirmRequest{Hold: hold.HoldID, PaymentID: "p"}, At: holds.Time{Time: w.now}}}
-	kept := w.told
+	kept := w.outcomes
 	if got := brief(w.pay(t, hold.HoldID, "p")); got != "hold.confirmed late" {
 		t.Fatalf("paid late: %s", got)
 	}
-	w.told = kept
+	w.outcomes = kept
 	records := func() map[string]string {
 		return w.client.HGetAll(t.Context(), holds.Key(w.namespace, "room", "records")).Val()
 	}
 	had := records()
-	w.loseAndRebuild(t, &retold{payments: waiting})
+	w.loseAndRebuild(t, &replayLog{payments: waiting})
 	if has := records(); len(had) != 2 || !maps.Equal(has, had) {
 		t.Errorf("the records are\n%v, they were\n%v", has, had)
 	}
 }
 
-// TestComparesWhatWaitsAgain compares while a payment waits that was refused in between: there is no
+// TestCompare_PaymentDecidedMeanwhile_FindsNothing compares while a payment waits that was refused in between: there is no
 // difference when Redis is looked at again.
-func TestComparesWhatWaitsAgain(t *testing.T) {
+func TestCompare_PaymentDecidedMeanwhile_FindsNothing(t *testing.T) {
 	t.Parallel()
-	w := newRealTimeWorld(t)
-	w.told = []holds.Told{}
-	w.setInventory(t, "room", holds.Asked{}, 1)
+	w := newRealTimeHarness(t)
+	w.outcomes = []holds.StoredOutcome{}
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
-	once := &waitingOnce{retold: &retold{world: w, payments: []holds.Payment{
+	once := &pendingOnceLog{replayLog: &replayLog{harness: w, payments: []holds.Payment{
 		{ConfirmRequest: holds.ConfirmRequest{Hold: hold.HoldID, PaymentID: "p"}, At: hold.CreatedAt},
 	}}}
-	if _, found, err := w.newKeeper(once, "w", holds.NewTenure()).Compare(t.Context(), func(string) {}); err != nil || len(found) != 0 {
+	if _, found, err := w.newSupervisor(once, "w", holds.NewEpochTerm()).Compare(t.Context(), func(string) {}); err != nil || len(found) != 0 {
 		t.Errorf("found %+v %v", found, err)
 	}
-	if once.asked != 2 {
-		t.Errorf("asked %d times what waits", once.asked)
+	if once.reads != 2 {
+		t.Errorf("asked %d times what waits", once.reads)
 	}
 }
 
-// waitingOnce is a Chronicle in which nothing waits any more when it is asked again.
-type waitingOnce struct {
-	*retold
-	asked int
+// pendingOnceLog is a Chronicle in which nothing waits any more when it is asked again.
+type pendingOnceLog struct {
+	*replayLog
+	reads int
 }
 
-func (c *waitingOnce) Waiting(ctx context.Context, payment func(holds.ConfirmRequest, holds.Time), cancel func(holds.ReleaseRequest, holds.Time)) error {
-	if c.asked++; c.asked > 1 {
+func (c *pendingOnceLog) Unacknowledged(ctx context.Context, payment func(holds.ConfirmRequest, holds.Time), cancel func(holds.ReleaseRequest, holds.Time)) error {
+	if c.reads++; c.reads > 1 {
 		c.payments = nil
 	}
-	return c.retold.Waiting(ctx, payment, cancel)
+	return c.replayLog.Unacknowledged(ctx, payment, cancel)
 }
 
-// told reports whether something of a hold was told.
-func told(w *world, id holds.HoldID, event string) bool {
-	return slices.ContainsFunc(w.told, func(told holds.Told) bool { return told.Hold == id && told.Event == event })
+// wasPublished reports whether something of a hold was told.
+func wasPublished(w *harness, id holds.HoldID, event string) bool {
+	return slices.ContainsFunc(w.outcomes, func(outcome holds.StoredOutcome) bool { return outcome.Hold == id && outcome.Event == event })
 }
 
-// claim has a payment claim a hold, and Postgres not answer.
-func (w *world) claim(t *testing.T, id holds.HoldID, payment string) {
+// claimUndecided has a payment claim a hold, and Postgres not answer.
+func (w *harness) claimUndecided(t *testing.T, id holds.HoldID, payment string) {
 	t.Helper()
-	s := holds.NewService(w.namespace, w.client, w.locker(t), &outage{w.store}, w.tenure, w.policy)
+	s := holds.NewService(w.namespace, w.client, w.locker(t), &failingInventory{w.store}, w.term, w.policy)
 	s.Confirm(t.Context(), []holds.ConfirmRequest{{Hold: id, PaymentID: payment}}, func(_ int, r holds.Result) {
 		if !errors.Is(r.Err, errDown) {
 			t.Errorf("claimed: %+v", r)
@@ -428,35 +428,35 @@ func (w *world) claim(t *testing.T, id holds.HoldID, payment string) {
 	})
 }
 
-// TestToldWhileFilling has an outcome stored after all were read: by one who stood still in the moment
+// TestRebuild_OutcomeStoredMeanwhile_IsIncluded has an outcome stored after all were read: by one who stood still in the moment
 // before it was to be sent. It is filled in as well.
-func TestToldWhileFilling(t *testing.T) {
+func TestRebuild_OutcomeStoredMeanwhile_IsIncluded(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.told = []holds.Told{}
-	w.setInventory(t, "room", holds.Asked{}, 2)
+	w := newHarness(t)
+	w.outcomes = []holds.StoredOutcome{}
+	w.setInventory(t, "room", holds.SlotSelection{}, 2)
 	first := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0])
 	w.release(t, holds.ReleaseRequest{Hold: first.HoldID})
-	late := w.told[1:]
-	w.told = slices.Clone(w.told[:1])
-	r := w.loseAndRebuild(t, &retold{late: late})
+	late := w.outcomes[1:]
+	w.outcomes = slices.Clone(w.outcomes[:1])
+	r := w.loseAndRebuild(t, &replayLog{late: late})
 	if r.Live != 1 || r.Ended != 1 || r.Outcomes != 3 {
 		t.Errorf("filled in %+v", r)
 	}
-	w.renew(t)
-	if stock := w.available(t, "room", holds.Asked{}); stock[0].Held != 1 {
-		t.Errorf("%d held", stock[0].Held)
+	w.startNewTerm(t)
+	if available := w.available(t, "room", holds.SlotSelection{}); available[0].Held != 1 {
+		t.Errorf("%d held", available[0].Held)
 	}
 }
 
-// TestTwoOnTheSameSlots rebuilds what should not be: users who have two holds on the same slots. What is written
+// TestRebuild_TwoHoldsOnSameSlots_IsDeterministic rebuilds what should not be: users who have two holds on the same slots. What is written
 // is the same each time, and is what is compared.
-func TestTwoOnTheSameSlots(t *testing.T) {
+func TestRebuild_TwoHoldsOnSameSlots_IsDeterministic(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.told = []holds.Told{}
-	w.setInventory(t, "room", holds.Asked{}, 100)
+	w := newHarness(t)
+	w.outcomes = []holds.StoredOutcome{}
+	w.setInventory(t, "room", holds.SlotSelection{}, 100)
 	users := holds.Key(w.namespace, "room", "users")
 	for i := range 8 {
 		user := fmt.Sprintf("user-%d", i)
@@ -471,20 +471,20 @@ func TestTwoOnTheSameSlots(t *testing.T) {
 	}
 	before := w.client.HLen(t.Context(), holds.Key(w.namespace, "room", "records")).Val()
 	for range 2 {
-		w.loseAndRebuild(t, &retold{})
+		w.loseAndRebuild(t, &replayLog{})
 	}
 	if after := w.client.HLen(t.Context(), holds.Key(w.namespace, "room", "records")).Val(); after != before || before != 16 {
 		t.Errorf("%d records, before %d", after, before)
 	}
 }
 
-// TestManyHoldsOfOneResource fills in more holds of one resource than are looked at together.
-func TestManyHoldsOfOneResource(t *testing.T) {
+// TestRebuild_ManyHoldsOnOneResource_RestoresAll fills in more holds of one resource than are looked at together.
+func TestRebuild_ManyHoldsOnOneResource_RestoresAll(t *testing.T) {
 	t.Parallel()
 	const number = 2500
-	w := newRealTimeWorld(t)
-	w.told = []holds.Told{}
-	w.setInventory(t, "room", holds.Asked{}, number)
+	w := newRealTimeHarness(t)
+	w.outcomes = []holds.StoredOutcome{}
+	w.setInventory(t, "room", holds.SlotSelection{}, number)
 	requests := make([]holds.PlaceRequest, number)
 	for i := range requests {
 		requests[i] = holds.PlaceRequest{Resource: "room", User: fmt.Sprintf("u%d", i), RequestKey: fmt.Sprintf("k%d", i)}
@@ -494,26 +494,26 @@ func TestManyHoldsOfOneResource(t *testing.T) {
 			created(t, o)
 		}
 	}
-	if r := w.loseAndRebuild(t, &retold{}); r.Live != number {
+	if r := w.loseAndRebuild(t, &replayLog{}); r.Live != number {
 		t.Errorf("filled in %+v", r)
 	}
-	if _, found, err := w.newKeeper(&retold{world: w}, "w", holds.NewTenure()).Compare(t.Context(), func(string) {}); err != nil || len(found) != 0 {
+	if _, found, err := w.newSupervisor(&replayLog{harness: w}, "w", holds.NewEpochTerm()).Compare(t.Context(), func(string) {}); err != nil || len(found) != 0 {
 		t.Errorf("found %+v %v", found, err)
 	}
-	w.renew(t)
-	if stock := w.available(t, "room", holds.Asked{}); stock[0].Held != number {
-		t.Errorf("%d held", stock[0].Held)
+	w.startNewTerm(t)
+	if available := w.available(t, "room", holds.SlotSelection{}); available[0].Held != number {
+		t.Errorf("%d held", available[0].Held)
 	}
 }
 
-// TestKeyUsedAgain has a request key used again after its first answer was forgotten. The later answer is
+// TestRebuild_RequestKeyUsedTwice_KeepsLaterAnswer has a request key used again after its first answer was forgotten. The later answer is
 // remembered, in whichever order the two are told.
-func TestKeyUsedAgain(t *testing.T) {
+func TestRebuild_RequestKeyUsedTwice_KeepsLaterAnswer(t *testing.T) {
 	t.Parallel()
-	for _, turn := range []func([]holds.Told){func([]holds.Told) {}, slices.Reverse[[]holds.Told]} {
-		w := newWorld(t)
-		w.told = []holds.Told{}
-		w.setInventory(t, "room", holds.Asked{}, 5)
+	for _, turn := range []func([]holds.StoredOutcome){func([]holds.StoredOutcome) {}, slices.Reverse[[]holds.StoredOutcome]} {
+		w := newHarness(t)
+		w.outcomes = []holds.StoredOutcome{}
+		w.setInventory(t, "room", holds.SlotSelection{}, 5)
 		request := holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: "k", Quantity: 5}
 		first := created(t, w.place(t, request)[0])
 		w.release(t, holds.ReleaseRequest{Hold: first.HoldID})
@@ -522,39 +522,39 @@ func TestKeyUsedAgain(t *testing.T) {
 		}
 		w.pass(t, time.Second)
 		second := created(t, w.place(t, request)[0])
-		turn(w.told)
-		w.loseAndRebuild(t, &retold{})
-		w.renew(t)
+		turn(w.outcomes)
+		w.loseAndRebuild(t, &replayLog{})
+		w.startNewTerm(t)
 		if again := created(t, w.place(t, request)[0]); again.HoldID != second.HoldID || !again.Replayed {
 			t.Errorf("asked again: %+v", again)
 		}
 	}
 }
 
-// TestOutcomesOfBefore fills Redis from outcomes of a worker that did not store yet what a request asked.
+// TestRebuild_OutcomesWithoutMetadata_SameAnswers fills Redis from outcomes of a worker that did not store yet what a request asked.
 // Who asks with the same key has the same answer, whatever he asks.
-func TestOutcomesOfBefore(t *testing.T) {
+func TestRebuild_OutcomesWithoutMetadata_SameAnswers(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.told = []holds.Told{}
-	w.setInventory(t, "room", holds.Asked{}, 1)
-	request := holds.PlaceRequest{Cause: "first", Resource: "room", User: "ana", RequestKey: "k"}
-	refused := holds.PlaceRequest{Cause: "refused", Resource: "room", User: "ben", RequestKey: "k2"}
+	w := newHarness(t)
+	w.outcomes = []holds.StoredOutcome{}
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	request := holds.PlaceRequest{EventID: "first", Resource: "room", User: "ana", RequestKey: "k"}
+	refused := holds.PlaceRequest{EventID: "refused", Resource: "room", User: "ben", RequestKey: "k2"}
 	first, second := w.place(t, request)[0], w.place(t, refused)[0]
 	w.extend(t, holds.ExtendRequest{Hold: first.Hold, PaymentStarted: true})
-	for i := range w.told {
-		w.told[i].Memory = holds.Memory{}
+	for i := range w.outcomes {
+		w.outcomes[i].RebuildMetadata = holds.RebuildMetadata{}
 	}
-	w.loseAndRebuild(t, &retold{})
-	w.renew(t)
-	if again := w.place(t, request)[0]; letter(t, again) != letter(t, first) {
-		t.Errorf("delivered again: %s, it was %s", letter(t, again), letter(t, first))
+	w.loseAndRebuild(t, &replayLog{})
+	w.startNewTerm(t)
+	if again := w.place(t, request)[0]; exactText(t, again) != exactText(t, first) {
+		t.Errorf("delivered again: %s, it was %s", exactText(t, again), exactText(t, first))
 	}
-	if again := w.place(t, refused)[0]; letter(t, again) != letter(t, second) {
-		t.Errorf("delivered again: %s, it was %s", letter(t, again), letter(t, second))
+	if again := w.place(t, refused)[0]; exactText(t, again) != exactText(t, second) {
+		t.Errorf("delivered again: %s, it was %s", exactText(t, again), exactText(t, second))
 	}
 	other := request
-	other.Cause, other.Quantity = "other", 2
+	other.EventID, other.Quantity = "other", 2
 	if again := created(t, w.place(t, other)[0]); again.HoldID != first.Hold || !again.Replayed {
 		t.Errorf("asked otherwise with the same key: %+v", again)
 	}

@@ -12,19 +12,19 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// written is what Redis has of a resource that was filled in.
-type written struct {
+// storedResource is what Redis has of a resource that was filled in.
+type storedResource struct {
 	records, counts, users map[string]string // users with the index beside them
 	due, ended             int64
 }
 
-// verify reads the records that some resources have now and compares what they add up to, counted here
+// verifyBatch reads the records that some resources have now and compares what they add up to, counted here
 // apart from the plan, with the counts and the numbers that there are.
-func (a *rebuild) verify(ctx context.Context, batch []*plan) error {
+func (a *rebuild) verifyBatch(ctx context.Context, batch []*plan) error {
 	pipe := a.client.Pipeline()
-	reading := make([]func(context.Context) (written, error), len(batch))
+	reading := make([]func(context.Context) (storedResource, error), len(batch))
 	for i, one := range batch {
-		reading[i] = a.reading(ctx, pipe, one)
+		reading[i] = a.startRead(ctx, pipe, one)
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		return fmt.Errorf("count what was written: %w", err)
@@ -41,29 +41,29 @@ func (a *rebuild) verify(ctx context.Context, batch []*plan) error {
 	return nil
 }
 
-// reading has a pipe read what a resource has or, where that is much, has it read afterwards, a bounded part
+// startRead has a pipe read what a resource has or, where that is much, has it read afterwards, a bounded part
 // at a time.
-func (a *rebuild) reading(ctx context.Context, pipe redis.Pipeliner, one *plan) func(context.Context) (written, error) {
+func (a *rebuild) startRead(ctx context.Context, pipe redis.Pipeliner, one *plan) func(context.Context) (storedResource, error) {
 	prefix := a.keys.prefix(one.resource)
 	due, departing, tombstones := pipe.ZCard(ctx, prefix+"due"), pipe.ZCard(ctx, prefix+"departing"), pipe.ZCard(ctx, prefix+"tombstones")
 	if len(one.records)/2 > scanMax {
-		return func(ctx context.Context) (written, error) {
-			hashes, err := a.hashes(ctx, prefix+"records", prefix+"counts", prefix+"users")
+		return func(ctx context.Context) (storedResource, error) {
+			hashes, err := a.readHashes(ctx, prefix+"records", prefix+"counts", prefix+"users")
 			if err != nil {
-				return written{}, err
+				return storedResource{}, err
 			}
-			return written{hashes[0], hashes[1], hashes[2], due.Val(), departing.Val() + tombstones.Val()}, nil
+			return storedResource{hashes[0], hashes[1], hashes[2], due.Val(), departing.Val() + tombstones.Val()}, nil
 		}
 	}
 	records, counts, users := pipe.HGetAll(ctx, prefix+"records"), pipe.HGetAll(ctx, prefix+"counts"), pipe.HGetAll(ctx, prefix+"users")
-	return func(context.Context) (written, error) {
-		return written{records.Val(), counts.Val(), users.Val(), due.Val(), departing.Val() + tombstones.Val()}, nil
+	return func(context.Context) (storedResource, error) {
+		return storedResource{records.Val(), counts.Val(), users.Val(), due.Val(), departing.Val() + tombstones.Val()}, nil
 	}
 }
 
 // verify compares what there is with what the records add up to, and with their number in the plan.
-func (w written) verify(one *plan) error {
-	add := &tally{live: newLiving()}
+func (w storedResource) verify(one *plan) error {
+	add := &tally{live: newLiveTotals()}
 	for id, line := range w.records {
 		if err := add.add(id, line); err != nil {
 			return err
@@ -78,18 +78,18 @@ func (w written) verify(one *plan) error {
 		{"holds that have ended", w.ended, add.ended},
 	} {
 		if n.found != n.want {
-			return fmt.Errorf("%d %s, want %d: %w", n.found, n.what, n.want, ErrDamaged)
+			return fmt.Errorf("%d %s, want %d: %w", n.found, n.what, n.want, ErrCorrupt)
 		}
 	}
-	users, index := apart(w.users)
+	users, index := splitUsers(w.users)
 	if !maps.Equal(index, add.live.index) {
-		return fmt.Errorf("not all live holds are found by their users and slots: %w", ErrDamaged)
+		return fmt.Errorf("not all live holds are found by their users and slots: %w", ErrCorrupt)
 	}
-	return errors.Join(sameSums("count of slot ", w.counts, add.live.counts), sameSums("live holds of user ", users, add.live.users))
+	return errors.Join(checkSums("count of slot ", w.counts, add.live.counts), checkSums("live holds of user ", users, add.live.users))
 }
 
-// apart divides the fields of a hash of users: how many live holds each has, and the index of those.
-func apart(fields map[string]string) (users, index map[string]string) {
+// splitUsers divides the fields of a hash of users: how many live holds each has, and the index of those.
+func splitUsers(fields map[string]string) (users, index map[string]string) {
 	users, index = make(map[string]string), make(map[string]string)
 	for name, value := range fields {
 		if strings.Contains(name, " ") {
@@ -101,8 +101,8 @@ func apart(fields map[string]string) (users, index map[string]string) {
 	return users, index
 }
 
-// hashes reads hashes, a bounded part at a time. What has changed meanwhile may be in it or not.
-func (a *rebuild) hashes(ctx context.Context, keys ...string) ([]map[string]string, error) {
+// readHashes reads hashes, a bounded part at a time. What has changed meanwhile may be in it or not.
+func (a *rebuild) readHashes(ctx context.Context, keys ...string) ([]map[string]string, error) {
 	all := make([]map[string]string, len(keys))
 	for i, key := range keys {
 		all[i] = make(map[string]string)
@@ -122,20 +122,20 @@ func (a *rebuild) hashes(ctx context.Context, keys ...string) ([]map[string]stri
 	return all, nil
 }
 
-// values reads strings under a prefix, a bounded part at a time; "" = there is none.
-func (a *rebuild) values(ctx context.Context, prefix string, suffixes []string) ([]string, error) {
+// readStrings reads strings under a prefix, a bounded part at a time; "" = there is none.
+func (a *rebuild) readStrings(ctx context.Context, prefix string, suffixes []string) ([]string, error) {
 	all := make([]string, 0, len(suffixes))
 	for some := range slices.Chunk(suffixes, scanMax) {
-		values, err := a.client.MGet(ctx, under(prefix, some)...).Result()
+		values, err := a.client.MGet(ctx, withPrefix(prefix, some)...).Result()
 		if err != nil {
 			return nil, fmt.Errorf("read what redis has: %w", err)
 		}
-		all = append(all, texts(values)...)
+		all = append(all, toStrings(values)...)
 	}
 	return all, nil
 }
 
-func under(prefix string, suffixes []string) []string {
+func withPrefix(prefix string, suffixes []string) []string {
 	keys := make([]string, len(suffixes))
 	for i, suffix := range suffixes {
 		keys[i] = prefix + suffix
@@ -143,8 +143,8 @@ func under(prefix string, suffixes []string) []string {
 	return keys
 }
 
-// texts are the values of strings; "" = there is none, or it is no string.
-func texts(values []any) []string {
+// toStrings are the values of strings; "" = there is none, or it is no string.
+func toStrings(values []any) []string {
 	all := make([]string, len(values))
 	for i, value := range values {
 		all[i], _ = value.(string)
@@ -154,14 +154,14 @@ func texts(values []any) []string {
 
 // tally is what records add up to.
 type tally struct {
-	live        *living
+	live        *liveTotals
 	held, ended int64
 }
 
 func (t *tally) add(id, line string) error {
 	words := strings.SplitN(line, " ", 10)
 	if len(words) != 10 {
-		return fmt.Errorf("record %s: %w", id, ErrDamaged)
+		return fmt.Errorf("record %s: %w", id, ErrCorrupt)
 	}
 	switch State(words[0]) {
 	case Held:
@@ -173,20 +173,20 @@ func (t *tally) add(id, line string) error {
 	}
 	quantity, err := strconv.ParseInt(words[3], 10, 64)
 	if err != nil {
-		return fmt.Errorf("record %s: %w", id, ErrDamaged)
+		return fmt.Errorf("record %s: %w", id, ErrCorrupt)
 	}
 	t.live.add(id, words[6], words[8], quantity)
 	return nil
 }
 
-func sameSums(what string, found map[string]string, want map[string]int64) error {
+func checkSums(what string, found map[string]string, want map[string]int64) error {
 	for name, sum := range want {
 		if found[name] != strconv.FormatInt(sum, 10) {
-			return fmt.Errorf("%s%s is %s, want %d: %w", what, name, found[name], sum, ErrDamaged)
+			return fmt.Errorf("%s%s is %s, want %d: %w", what, name, found[name], sum, ErrCorrupt)
 		}
 	}
 	if len(found) != len(want) {
-		return fmt.Errorf("%d of %s, want %d: %w", len(found), what, len(want), ErrDamaged)
+		return fmt.Errorf("%d of %s, want %d: %w", len(found), what, len(want), ErrCorrupt)
 	}
 	return nil
 }

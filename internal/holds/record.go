@@ -23,7 +23,7 @@ type Hold struct {
 	User       string
 	RequestKey string
 	Names      []string // its slots, sorted
-	Asked      Asked
+	Selection  SlotSelection
 	Metadata   jsontext.Value // as it was asked, nil = none
 }
 
@@ -35,7 +35,7 @@ type Hold struct {
 func parseRecord(id HoldID, line string) (Hold, error) {
 	words := strings.SplitN(line, " ", 7)
 	if len(words) != 7 {
-		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrDamaged)
+		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrCorrupt)
 	}
 	hold, err := parseTail(id, words[6])
 	if err != nil {
@@ -44,7 +44,7 @@ func parseRecord(id HoldID, line string) (Hold, error) {
 	var numbers [4]int64
 	for i, word := range words[1:5] {
 		if numbers[i], err = strconv.ParseInt(word, 10, 64); err != nil {
-			return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrDamaged)
+			return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrCorrupt)
 		}
 	}
 	hold.State = State(words[0])
@@ -63,20 +63,20 @@ func parseRecord(id HoldID, line string) (Hold, error) {
 func parseTail(id HoldID, tail string) (Hold, error) {
 	words := strings.SplitN(tail, " ", 5)
 	if len(words) != 5 {
-		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrDamaged)
+		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrCorrupt)
 	}
 	hold := Hold{ID: id, User: words[0], RequestKey: words[1], Names: strings.Split(words[2], ",")}
 	var err error
-	hold.Asked, hold.Metadata, err = parseEcho(words[3], words[4])
+	hold.Selection, hold.Metadata, err = parseEcho(words[3], words[4])
 	if err != nil {
-		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrDamaged)
+		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrCorrupt)
 	}
 	return hold, nil
 }
 
 // recordTail writes what never changes in a record, see parseTail.
-func recordTail(user, requestKey, slots, asked string, metadata jsontext.Value) string {
-	return strings.Join([]string{user, requestKey, slots, asked, string(metadata)}, " ")
+func recordTail(user, requestKey, slots, selection string, metadata jsontext.Value) string {
+	return strings.Join([]string{user, requestKey, slots, selection, string(metadata)}, " ")
 }
 
 // indexField is index_field of lua/prelude.lua.
@@ -85,19 +85,19 @@ func indexField(user, slots string) string {
 	return user + " " + hex.EncodeToString(sum[:])
 }
 
-// shown is what lua/prelude.lua's function of this name makes of a hold.
-func shown(user string, quantity int64, asked string) string {
+// holdJSON is what lua/prelude.lua's function of this name makes of a hold.
+func holdJSON(user string, quantity int64, selection string) string {
 	text := []byte(`{"user_id":`)
 	text, _ = jsontext.AppendQuote(text, user) // of ASCII it is never an error
 	text = strconv.AppendInt(append(text, `,"quantity":`...), quantity, 10)
-	return string(append(append(text, `,"asked":`...), asked...))
+	return string(append(append(text, `,"asked":`...), selection...))
 }
 
 // parseEcho reads what is only kept to be echoed.
-func parseEcho(asked, metadata string) (Asked, jsontext.Value, error) {
-	var a Asked
-	if err := json.Unmarshal([]byte(asked), &a); err != nil {
-		return Asked{}, nil, err
+func parseEcho(selection, metadata string) (SlotSelection, jsontext.Value, error) {
+	var a SlotSelection
+	if err := json.Unmarshal([]byte(selection), &a); err != nil {
+		return SlotSelection{}, nil, err
 	}
 	if metadata == "" {
 		return a, nil, nil
@@ -108,12 +108,12 @@ func parseEcho(asked, metadata string) (Asked, jsontext.Value, error) {
 // data returns what every outcome that means a hold says of it.
 func (h Hold) data() HoldData {
 	return HoldData{
-		ResourceID: h.ID.Resource,
-		HoldID:     h.ID,
-		RequestKey: h.RequestKey,
-		UserID:     h.User,
-		Asked:      h.Asked,
-		Quantity:   &h.Quantity,
-		Metadata:   h.Metadata,
+		ResourceID:    h.ID.Resource,
+		HoldID:        h.ID,
+		RequestKey:    h.RequestKey,
+		UserID:        h.User,
+		SlotSelection: h.Selection,
+		Quantity:      &h.Quantity,
+		Metadata:      h.Metadata,
 	}
 }

@@ -8,12 +8,12 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestRecordsOfOtherVersions has a record in Redis as the first version has written it, and looks at
+// TestRecord_WrittenByFirstVersion_IsReadable has a record in Redis as the first version has written it, and looks at
 // one that is written now: workers of both may be at work, and a hold must end with each.
-func TestRecordsOfOtherVersions(t *testing.T) {
+func TestRecord_WrittenByFirstVersion_IsReadable(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.setInventory(t, "room", holds.Asked{}, 1)
+	w := newHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	request := holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: "k", Metadata: []byte(`{"a":"b c"}`)}
 	hold := created(t, w.place(t, request)[0])
 	if got := brief(w.extend(t, holds.ExtendRequest{Hold: hold.HoldID, PaymentStarted: true})); got != holds.EventHoldExtended {
@@ -29,8 +29,8 @@ func TestRecordsOfOtherVersions(t *testing.T) {
 	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if lapsed := w.takeAnnounced(); len(lapsed) != 1 || lapsed[0].Hold != hold.HoldID {
-		t.Errorf("lapsed: %+v", lapsed)
+	if expired := w.takeAnnounced(); len(expired) != 1 || expired[0].Hold != hold.HoldID {
+		t.Errorf("lapsed: %+v", expired)
 	}
-	w.atRest(t, "room")
+	w.assertNothingHeld(t, "room")
 }

@@ -11,7 +11,7 @@ import (
 // ReleaseRequest gives a hold back before its deadline. It names the hold, or the resource and
 // the request key when the answer to the request was never seen.
 type ReleaseRequest struct {
-	Cause      string // names the event: the same at every delivery of it
+	EventID    string // names the event: the same at every delivery of it
 	Hold       HoldID // zero when it is meant by its key
 	Resource   string
 	RequestKey string
@@ -19,9 +19,9 @@ type ReleaseRequest struct {
 
 // Release gives holds back. A result is ErrBusy while a payment of the hold is being decided.
 func (s *Service) Release(ctx context.Context, requests []ReleaseRequest, emit func(i int, r Result)) {
-	s, err := s.under()
+	s, err := s.forCurrentEpoch()
 	if err != nil {
-		refuse(len(requests), err, emit)
+		emitErrors(len(requests), err, emit)
 		return
 	}
 	calls := make([]*lua.Call, len(requests))
@@ -30,7 +30,7 @@ func (s *Service) Release(ctx context.Context, requests []ReleaseRequest, emit f
 		if r.Hold == (HoldID{}) {
 			by, name = "key", r.RequestKey
 		}
-		calls[i] = s.newCall(scriptRelease, r.Resource, s.memory(), r.Cause, by, name)
+		calls[i] = s.newCall(scriptRelease, r.Resource, s.requestKeyTTLMS(), r.EventID, by, name)
 	}
 	s.run(ctx, calls...)
 	for i, r := range requests {
@@ -81,7 +81,7 @@ func (r ReleaseRequest) outcome(c *lua.Call) (Outcome, error) {
 	case word == "claimed":
 		return Outcome{}, fmt.Errorf("a payment is being decided: %w", ErrBusy)
 	default:
-		return Outcome{}, fmt.Errorf("answer of release.lua: %w", ErrDamaged)
+		return Outcome{}, fmt.Errorf("answer of release.lua: %w", ErrCorrupt)
 	}
 	return outcome, nil
 }

@@ -35,7 +35,7 @@ const (
 type rowCache struct {
 	mu        sync.Mutex
 	listening uint64    // counts the times that the worker began to listen
-	heardAt   time.Time // by Redis' clock; all changes committed before it are heard; zero while the worker does not listen
+	syncedAt  time.Time // by Redis' clock; all changes committed before it are heard; zero while the worker does not listen
 	resources map[string]*cachedRows
 	slots     int // of all resources
 }
@@ -45,24 +45,24 @@ type cachedRows struct {
 	epoch, rev string
 	readAt     time.Time
 	slots      []string // sorted
-	rows       []Stock
+	rows       []InventoryRow
 }
 
 func newRowCache() *rowCache { return &rowCache{resources: make(map[string]*cachedRows)} }
 
-// heard says that every change of inventory that was committed before a time by Redis' clock has bumped rev.
-func (c *rowCache) heard(at time.Time) {
+// synced says that every change of inventory that was committed before a time by Redis' clock has bumped rev.
+func (c *rowCache) synced(at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.heardAt = at
+	c.syncedAt = at
 }
 
-// unheard says that changes may have been missed until now. It drops all rows.
-func (c *rowCache) unheard() {
+// syncLost says that changes may have been missed until now. It drops all rows.
+func (c *rowCache) syncLost() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.listening++
-	c.heardAt = time.Time{}
+	c.syncedAt = time.Time{}
 	clear(c.resources)
 	c.slots = 0
 }
@@ -90,35 +90,35 @@ func (c *rowCache) period() uint64 {
 
 // get returns the rows of sorted slots, what rev was when they were read, and the time by Redis' clock up to which
 // changes are heard. It finds nothing unless it has all of them.
-func (c *rowCache) get(epoch, resource string, slots []string) (read reading, rows []Stock, found bool) {
+func (c *rowCache) get(epoch, resource string, slots []string) (read revReading, rows []InventoryRow, found bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	cached := c.resources[resource]
-	if cached == nil || c.heardAt.IsZero() {
-		return reading{}, nil, false
+	if cached == nil || c.syncedAt.IsZero() {
+		return revReading{}, nil, false
 	}
 	if cached.epoch != epoch || time.Since(cached.readAt) > cachedAgeMax {
 		c.remove(resource)
-		return reading{}, nil, false
+		return revReading{}, nil, false
 	}
-	rows = make([]Stock, len(slots))
+	rows = make([]InventoryRow, len(slots))
 	from := 0
 	for i, slot := range slots {
 		at, has := slices.BinarySearch(cached.slots[from:], slot)
 		if !has {
-			return reading{}, nil, false
+			return revReading{}, nil, false
 		}
 		from += at
 		rows[i] = cached.rows[from]
 	}
-	return reading{cached.rev, c.heardAt}, rows, true
+	return revReading{cached.rev, c.syncedAt}, rows, true
 }
 
 // put keeps rows that were read from Postgres in a period, after rev was read.
-func (c *rowCache) put(period uint64, epoch, resource, rev string, slots []string, rows []Stock) {
+func (c *rowCache) put(period uint64, epoch, resource, rev string, slots []string, rows []InventoryRow) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if period != c.listening || c.heardAt.IsZero() || len(slots) > cachedSlotsMax {
+	if period != c.listening || c.syncedAt.IsZero() || len(slots) > cachedSlotsMax {
 		return
 	}
 	old := c.resources[resource]
@@ -140,7 +140,7 @@ func (c *rowCache) put(period uint64, epoch, resource, rev string, slots []strin
 }
 
 // merge adds rows of the same rev. It keeps the age of the older ones.
-func (c *cachedRows) merge(slots []string, rows []Stock) {
+func (c *cachedRows) merge(slots []string, rows []InventoryRow) {
 	for i, slot := range slots {
 		at, has := slices.BinarySearch(c.slots, slot)
 		if has {
@@ -174,12 +174,12 @@ func (s *Service) withNeighbours(slots [][]string) [][]string {
 	return slots
 }
 
-// pick returns the rows of some of the sorted slots that were read.
-func pick(names, slots []string, rows []Stock) []Stock {
+// selectRows returns the rows of some of the sorted slots that were read.
+func selectRows(names, slots []string, rows []InventoryRow) []InventoryRow {
 	if len(names) == len(slots) {
 		return rows
 	}
-	picked := make([]Stock, len(names))
+	picked := make([]InventoryRow, len(names))
 	for i, name := range names {
 		at, _ := slices.BinarySearch(slots, name)
 		picked[i] = rows[at]
@@ -187,25 +187,25 @@ func pick(names, slots []string, rows []Stock) []Stock {
 	return picked
 }
 
-// InventoryHeard says that every change of inventory that was committed before a time by Redis' clock has been passed
-// to InventoryChanged.
-func (s *Service) InventoryHeard(at Time) { s.rows.heard(at.Time) }
+// InventorySynced says that every change of inventory that was committed before a time by Redis' clock has been passed
+// to BumpRevisions.
+func (s *Service) InventorySynced(at Time) { s.rows.synced(at.Time) }
 
-// InventoryUnheard says that changes of inventory may have been missed until now.
-func (s *Service) InventoryUnheard() { s.rows.unheard() }
+// InventorySyncLost says that changes of inventory may have been missed until now.
+func (s *Service) InventorySyncLost() { s.rows.syncLost() }
 
-// placeAtOnce decides the groups whose inventory rows are cached, in one round trip: place.lua takes the range of
+// placeInOneStep decides the groups whose inventory rows are cached, in one round trip: place.lua takes the range of
 // locks, decides, and gives the range back in one step. It returns the requests that it has not decided: because rows
 // are not cached or have changed, because another holds the lock of a slot, or because too many holds are due.
-func (s *Service) placeAtOnce(ctx context.Context, waiting []*placing, done decided) []*placing {
-	token, can := s.locker.AtOnce()
+func (s *Service) placeInOneStep(ctx context.Context, waiting []*placing, done answerFunc) []*placing {
+	token, can := s.locker.OneStepToken()
 	if s.dry || !can {
 		return waiting
 	}
-	groups, left := s.gather(waiting)
+	groups, left := s.groupByResource(waiting)
 	var ready []*group
 	var calls []*lua.Call
-	var sets []locking.Set
+	var sets []locking.KeySet
 	for _, g := range groups {
 		read, rows, found := s.rows.get(s.epoch, g.resource, g.names)
 		if !found {
@@ -219,11 +219,11 @@ func (s *Service) placeAtOnce(ctx context.Context, waiting []*placing, done deci
 		}
 		ready, calls, sets = append(ready, g), append(calls, call), append(sets, s.keys.locks(g.resource, g.names))
 	}
-	s.locker.CommitAtOnce(ctx, sets, calls)
+	s.locker.ExecInOneStep(ctx, sets, calls)
 	failpoint.Hit("place.decided")
 	for i, g := range ready {
 		c := calls[i]
-		s.judge(c)
+		s.classifyReply(c)
 		undecided := c.Err == nil && (c.Status == "stale" || c.Status == "more" || c.Status == locking.StatusBlocked)
 		if c.Err != nil || c.Status == "stale" {
 			s.rows.drop(g.resource)
@@ -232,7 +232,7 @@ func (s *Service) placeAtOnce(ctx context.Context, waiting []*placing, done deci
 			left = append(left, g.requests...)
 			continue
 		}
-		g.answer(c, done)
+		g.deliverReply(c, done)
 	}
 	slices.SortFunc(left, func(a, b *placing) int { return a.index - b.index })
 	return left

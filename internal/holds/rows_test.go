@@ -19,57 +19,57 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// trips counts the round trips of a client.
-type trips struct{ atomic.Int64 }
+// tripCounter counts the round trips of a client.
+type tripCounter struct{ atomic.Int64 }
 
-func (*trips) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (*tripCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-func (n *trips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (n *tripCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, c redis.Cmder) error { n.Add(1); return next(ctx, c) }
 }
 
-func (n *trips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (n *tripCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cs []redis.Cmder) error { n.Add(1); return next(ctx, cs) }
 }
 
-// cachingWorld returns a world whose locks allow a decision in one step, and counts its reads of inventory rows.
-func cachingWorld(t *testing.T) (w *world, rows *meddled) {
+// newCachingHarness returns a world whose locks allow a decision in one step, and counts its reads of inventory rows.
+func newCachingHarness(t *testing.T) (w *harness, rows *interferingInventory) {
 	t.Helper()
 	switch strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY"); strategy {
 	case "redlock", "optimistic":
 		t.Skipf("%s decides in two steps", strategy)
 	}
-	w = newRealTimeWorld(t)
-	rows = &meddled{Inventory: w.store, meddle: func(int) {}}
+	w = newRealTimeHarness(t)
+	rows = &interferingInventory{Inventory: w.store, interfere: func(int) {}}
 	w.service = w.newService(w.client, w.locker(t), rows)
 	return w, rows
 }
 
-// booking is a request of a user of its own.
-func booking(resource string) holds.PlaceRequest {
+// newRequest is a request of a user of its own.
+func newRequest(resource string) holds.PlaceRequest {
 	return holds.PlaceRequest{
-		Cause: uuid.NewString(), RequestKey: uuid.NewString(), Resource: resource, User: uuid.NewString(), Quantity: 1, StoredAt: time.Now(),
+		EventID: uuid.NewString(), RequestKey: uuid.NewString(), Resource: resource, User: uuid.NewString(), Quantity: 1, StoredAt: time.Now(),
 	}
 }
 
 func TestPlace_RowsCached_TakesOneTripToRedisAndNoneToPostgres(t *testing.T) {
 	t.Parallel()
-	w, rows := cachingWorld(t)
-	resources := sameScope(2)
+	w, rows := newCachingHarness(t)
+	resources := samePartition(2)
 	resources = append(resources, "another-partition")
 	var requests []holds.PlaceRequest
 	for _, resource := range resources {
 		w.setInventory(t, resource, slots("a", "b", "c"), 5)
-		for _, asked := range []holds.Asked{slots("a", "b"), slots("b", "c")} {
-			request := booking(resource)
-			request.Asked = asked
+		for _, selection := range []holds.SlotSelection{slots("a", "b"), slots("b", "c")} {
+			request := newRequest(resource)
+			request.Selection = selection
 			requests = append(requests, request)
 		}
 	}
 	place := func() {
 		t.Helper()
 		for i := range requests {
-			requests[i].Cause, requests[i].RequestKey, requests[i].User = uuid.NewString(), uuid.NewString(), uuid.NewString()
+			requests[i].EventID, requests[i].RequestKey, requests[i].User = uuid.NewString(), uuid.NewString(), uuid.NewString()
 		}
 		w.service.Place(t.Context(), requests, func(i int, r holds.Result) {
 			if r.Err != nil || r.Outcome.Event != holds.EventHoldCreated {
@@ -77,15 +77,15 @@ func TestPlace_RowsCached_TakesOneTripToRedisAndNoneToPostgres(t *testing.T) {
 			}
 		})
 	}
-	w.hears(t, w.service)
+	w.syncInventory(t, w.service)
 	place() // reads the rows, and makes the script known
 	place()
-	counter := new(trips)
+	counter := new(tripCounter)
 	w.client.AddHook(counter)
 	rows.reads = 0
-	w.hears(t, w.service)
+	w.syncInventory(t, w.service)
 	counter.Store(0)
-	requests = slices.DeleteFunc(requests, func(r holds.PlaceRequest) bool { return slices.Equal(r.Asked.Slots, []string{"b", "c"}) })
+	requests = slices.DeleteFunc(requests, func(r holds.PlaceRequest) bool { return slices.Equal(r.Selection.Slots, []string{"b", "c"}) })
 	place()
 	if n := counter.Load(); n != 1 || rows.reads != 0 {
 		t.Errorf("%d round trips to Redis and %d reads of Postgres, want 1 and 0", n, rows.reads)
@@ -99,62 +99,62 @@ func TestPlace_RowsCached_TakesOneTripToRedisAndNoneToPostgres(t *testing.T) {
 
 func TestPlace_RowsMayHaveChanged_ReadsPostgres(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(t *testing.T, w *world){
-		"rev was bumped": func(t *testing.T, w *world) {
+	for name, change := range map[string]func(t *testing.T, w *harness){
+		"rev was bumped": func(t *testing.T, w *harness) {
 			if err := w.client.Incr(t.Context(), holds.Key(w.namespace, "room", "rev")).Err(); err != nil {
 				t.Fatal(err)
 			}
 		},
-		"a change was heard": func(t *testing.T, w *world) {
-			if err := w.service.InventoryChanged(t.Context(), "room"); err != nil {
+		"a change was heard": func(t *testing.T, w *harness) {
+			if err := w.service.BumpRevisions(t.Context(), "room"); err != nil {
 				t.Fatal(err)
 			}
-			w.hears(t, w.service)
+			w.syncInventory(t, w.service)
 		},
-		"any row may have changed": func(t *testing.T, w *world) {
-			if err := w.service.InventoryChanged(t.Context(), ""); err != nil {
+		"any row may have changed": func(t *testing.T, w *harness) {
+			if err := w.service.BumpRevisions(t.Context(), ""); err != nil {
 				t.Fatal(err)
 			}
-			w.hears(t, w.service)
+			w.syncInventory(t, w.service)
 		},
-		"changes may have been missed": func(t *testing.T, w *world) {
-			w.service.InventoryUnheard()
-			w.hears(t, w.service)
+		"changes may have been missed": func(t *testing.T, w *harness) {
+			w.service.InventorySyncLost()
+			w.syncInventory(t, w.service)
 		},
-		"changes are not heard now": func(_ *testing.T, w *world) { w.service.InventoryUnheard() },
-		"the last proof is too old": func(t *testing.T, w *world) {
+		"changes are not heard now": func(_ *testing.T, w *harness) { w.service.InventorySyncLost() },
+		"the last proof is too old": func(t *testing.T, w *harness) {
 			now, err := w.service.Now(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
-			w.service.InventoryHeard(holds.Time{Time: now.Add(-holds.ReadAge - time.Millisecond)})
+			w.service.InventorySynced(holds.Time{Time: now.Add(-holds.ReadAge - time.Millisecond)})
 		},
-		"the rows are of other slots": func(_ *testing.T, _ *world) {},
+		"the rows are of other slots": func(_ *testing.T, _ *harness) {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w, rows := cachingWorld(t)
+			w, rows := newCachingHarness(t)
 			w.setInventory(t, "room", slots("a", "b"), 2)
 			place := func(slot string) {
 				t.Helper()
-				request := booking("room")
-				request.Asked = slots(slot)
+				request := newRequest("room")
+				request.Selection = slots(slot)
 				w.service.Place(t.Context(), []holds.PlaceRequest{request}, func(_ int, r holds.Result) {
 					if r.Err != nil {
 						t.Error(r.Err)
 					}
 				})
 			}
-			w.hears(t, w.service)
+			w.syncInventory(t, w.service)
 			place("a")
 			// A change by SQL that nothing has reported yet.
 			w.execute(t, `UPDATE inventory SET capacity = 1`)
 			change(t, w)
 			rows.reads = 0
-			request := booking("room")
-			request.Asked = slots("a")
+			request := newRequest("room")
+			request.Selection = slots("a")
 			if name == "the rows are of other slots" {
-				request.Asked = slots("a", "b")
+				request.Selection = slots("a", "b")
 			}
 			w.service.Place(t.Context(), []holds.PlaceRequest{request}, func(_ int, r holds.Result) {
 				if r.Err != nil || r.Outcome.Event != holds.EventHoldRejected {
@@ -172,18 +172,18 @@ func TestPlace_RowsMayHaveChanged_ReadsPostgres(t *testing.T) {
 // and that moment was not heard.
 func TestPlace_ReadBeforeListening_IsNotCached(t *testing.T) {
 	t.Parallel()
-	w, rows := cachingWorld(t)
-	w.setInventory(t, "room", holds.Asked{}, 2)
-	w.hears(t, w.service)
-	rows.meddle = func(read int) {
+	w, rows := newCachingHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 2)
+	w.syncInventory(t, w.service)
+	rows.interfere = func(read int) {
 		if read == 1 {
 			w.execute(t, `UPDATE inventory SET capacity = 1`)
-			w.service.InventoryUnheard()
-			w.hears(t, w.service)
+			w.service.InventorySyncLost()
+			w.syncInventory(t, w.service)
 		}
 	}
 	for range 2 {
-		w.service.Place(t.Context(), []holds.PlaceRequest{booking("room")}, func(_ int, r holds.Result) {
+		w.service.Place(t.Context(), []holds.PlaceRequest{newRequest("room")}, func(_ int, r holds.Result) {
 			if r.Err != nil {
 				t.Error(r.Err)
 			}
@@ -203,20 +203,20 @@ func TestPlace_SlotLockedByAnother_WaitsForIt(t *testing.T) {
 	if strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY"); strategy != "" && strategy != "range" {
 		t.Skipf("%s has no locks in the Redis of the holds", strategy)
 	}
-	w, _ := cachingWorld(t)
+	w, _ := newCachingHarness(t)
 	w.setPolicy(t, func(p *holds.Policy) { p.LockWait = 10 * time.Millisecond })
-	ctx, request := t.Context(), booking("room")
-	request.Asked = slots("a", "b", "c")
-	w.setInventory(t, "room", request.Asked, 5)
-	w.hears(t, w.service)
+	ctx, request := t.Context(), newRequest("room")
+	request.Selection = slots("a", "b", "c")
+	w.setInventory(t, "room", request.Selection, 5)
+	w.syncInventory(t, w.service)
 	created(t, w.place(t, request)[0])
 	counts := w.client.HGetAll(ctx, holds.Key(w.namespace, "room", "counts")).Val()
 
 	locks := holds.Key(w.namespace, "room", "locks")
 	until := time.Now().Add(time.Hour).UnixMilli()
 	w.client.HSet(ctx, locks, "b", fmt.Sprintf("-:1.another %d", until))
-	other := booking("room")
-	other.Asked = request.Asked
+	other := newRequest("room")
+	other.Selection = request.Selection
 	w.service.Place(ctx, []holds.PlaceRequest{other}, func(_ int, r holds.Result) {
 		if !errors.Is(r.Err, holds.ErrBusy) {
 			t.Errorf("a slot is another's: %+v", r)
@@ -226,14 +226,14 @@ func TestPlace_SlotLockedByAnother_WaitsForIt(t *testing.T) {
 		t.Errorf("counts are %v, they were %v", now, counts)
 	}
 	w.client.HSet(ctx, locks, "b", "-:1.another 1") // its lease is over
-	w.hears(t, w.service)
+	w.syncInventory(t, w.service)
 	created(t, w.place(t, other)[0])
 }
 
-// TestPlace_CapacityChangedBySQL_SeesItOnceHeard changes capacity by SQL while a worker listens and has the rows cached.
-func TestPlace_CapacityChangedBySQL_SeesItOnceHeard(t *testing.T) {
+// TestPlace_CapacityChangedBySQL_UsesNewCapacity changes capacity by SQL while a worker listens and has the rows cached.
+func TestPlace_CapacityChangedBySQL_UsesNewCapacity(t *testing.T) {
 	t.Parallel()
-	w, rows := cachingWorld(t)
+	w, rows := newCachingHarness(t)
 	ctx, stop := context.WithCancel(t.Context())
 	watched := make(chan error)
 	go func() { watched <- w.store.Watch(ctx, w.service, zerolog.Nop()) }()
@@ -243,10 +243,10 @@ func TestPlace_CapacityChangedBySQL_SeesItOnceHeard(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	w.setInventory(t, "room", holds.Asked{}, 1_000_000)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1_000_000)
 	place := func() (o holds.Outcome) {
 		t.Helper()
-		w.service.Place(ctx, []holds.PlaceRequest{booking("room")}, func(_ int, r holds.Result) {
+		w.service.Place(ctx, []holds.PlaceRequest{newRequest("room")}, func(_ int, r holds.Result) {
 			if r.Err != nil {
 				t.Fatal(r.Err)
 			}
@@ -271,13 +271,13 @@ func TestPlace_CapacityChangedBySQL_SeesItOnceHeard(t *testing.T) {
 // TestPlace_OnePartitionLost_RefusesOnlyItsOwn has the calls of two partitions share a run, and takes the epoch of one away.
 func TestPlace_OnePartitionLost_RefusesOnlyItsOwn(t *testing.T) {
 	t.Parallel()
-	w, _ := cachingWorld(t)
+	w, _ := newCachingHarness(t)
 	resources := []string{"one", "two"}
 	if holds.Partition(resources[0]) == holds.Partition(resources[1]) {
 		t.Fatal("want two partitions")
 	}
 	for _, resource := range resources {
-		w.setInventory(t, resource, holds.Asked{}, 5)
+		w.setInventory(t, resource, holds.SlotSelection{}, 5)
 	}
 	for _, lost := range resources {
 		epoch := holds.Key(w.namespace, lost, "")
@@ -286,8 +286,8 @@ func TestPlace_OnePartitionLost_RefusesOnlyItsOwn(t *testing.T) {
 		if w.client.Del(t.Context(), epoch).Val() != 1 {
 			t.Fatalf("no key %s", epoch)
 		}
-		w.hears(t, w.service)
-		w.service.Place(t.Context(), []holds.PlaceRequest{booking("one"), booking("two")}, func(i int, r holds.Result) {
+		w.syncInventory(t, w.service)
+		w.service.Place(t.Context(), []holds.PlaceRequest{newRequest("one"), newRequest("two")}, func(i int, r holds.Result) {
 			if is := errors.Is(r.Err, holds.ErrDataLost); is != (resources[i] == lost) {
 				t.Errorf("%s is lost; place on %s: %+v", lost, resources[i], r)
 			}
@@ -299,10 +299,10 @@ func TestPlace_OnePartitionLost_RefusesOnlyItsOwn(t *testing.T) {
 // TestPlace_NextNights_AreReadWithThoseBefore places a hold of some nights, and then of others near them.
 func TestPlace_NextNights_AreReadWithThoseBefore(t *testing.T) {
 	t.Parallel()
-	w, rows := cachingWorld(t)
+	w, rows := newCachingHarness(t)
 	night := func(n int) string { return time.Now().UTC().AddDate(0, 0, 100+n).Format(holds.DateFormat) }
-	w.setInventory(t, "room", holds.Asked{CheckIn: night(0), CheckOut: night(40)}, 1)
-	w.hears(t, w.service)
+	w.setInventory(t, "room", holds.SlotSelection{CheckIn: night(0), CheckOut: night(40)}, 1)
+	w.syncInventory(t, w.service)
 	for i, c := range []struct {
 		from, to, reads int
 		event           string
@@ -314,8 +314,8 @@ func TestPlace_NextNights_AreReadWithThoseBefore(t *testing.T) {
 		{38, 41, 2, holds.EventHoldRejected}, // the last is not sold at all
 		{39, 41, 2, holds.EventHoldRejected},
 	} {
-		request := booking("room")
-		request.Asked = holds.Asked{CheckIn: night(c.from), CheckOut: night(c.to)}
+		request := newRequest("room")
+		request.Selection = holds.SlotSelection{CheckIn: night(c.from), CheckOut: night(c.to)}
 		w.service.Place(t.Context(), []holds.PlaceRequest{request}, func(_ int, r holds.Result) {
 			if r.Err != nil || r.Outcome.Event != c.event || rows.reads != c.reads {
 				t.Errorf("request %d: %+v after %d reads, want %s after %d", i, r, rows.reads, c.event, c.reads)

@@ -35,7 +35,7 @@ func TestScenarios(t *testing.T) {
 
 // scene is a story being played. People in it name holds H1, H2 ..., in the order they name them.
 type scene struct {
-	*world
+	*harness
 	t     *testing.T
 	holds map[string]holds.HoldID
 	first map[string]holds.Outcome // the outcome that named each hold
@@ -43,7 +43,7 @@ type scene struct {
 }
 
 func play(t *testing.T, file string) {
-	s := &scene{world: newWorld(t), t: t, holds: make(map[string]holds.HoldID), first: make(map[string]holds.Outcome)}
+	s := &scene{harness: newHarness(t), t: t, holds: make(map[string]holds.HoldID), first: make(map[string]holds.Outcome)}
 	s.now = time.Date(2026, 11, 21, 9, 0, 0, 0, time.UTC)
 	s.pass(t, 0)
 	f, err := os.Open(file)
@@ -71,7 +71,7 @@ var sentences = []struct {
 }{
 	{regexp.MustCompile(`^(\S+) has (\d+) of (\S+)$`), func(s *scene, w []string, _ string) string {
 		capacity, _ := strconv.ParseInt(w[2], 10, 64)
-		return brief(s.setInventory(s.t, w[1], asked(w[3]), capacity))
+		return brief(s.setInventory(s.t, w[1], parseSelection(w[3]), capacity))
 	}},
 	{regexp.MustCompile(`^(\S+) books (?:(\d+) of )?(\S+) (\S+?)(?: for (\S+))?(?: with key (\S+))?$`), (*scene).books},
 	{regexp.MustCompile(`^(\S+) pays for (\S+) with (\S+)$`), func(s *scene, w []string, _ string) string {
@@ -83,7 +83,7 @@ var sentences = []struct {
 	{regexp.MustCompile(`^(\S+) (extends|starts to pay for) (\S+?)(?: by (\S+))?$`), (*scene).extends},
 	{regexp.MustCompile(`^the reservation of (\S+) is cancelled$`), func(s *scene, w []string, _ string) string {
 		return s.repeatable(func(cause string) holds.Outcome {
-			return s.cancelReservation(s.t, holds.CancelRequest{Cause: cause, Hold: s.hold(w[1])})
+			return s.cancelReservation(s.t, holds.CancelRequest{EventID: cause, Hold: s.hold(w[1])})
 		})
 	}},
 	{regexp.MustCompile(`^the event comes again$`), func(s *scene, _ []string, _ string) string { return s.again() }},
@@ -115,13 +115,13 @@ var sentences = []struct {
 	}},
 	{regexp.MustCompile(`^left of (\S+) (\S+)$`), func(s *scene, w []string, _ string) string {
 		var left []string
-		for _, slot := range s.available(s.t, w[1], asked(w[2])) {
+		for _, slot := range s.available(s.t, w[1], parseSelection(w[2])) {
 			left = append(left, strconv.FormatInt(slot.Available, 10))
 		}
 		return strings.Join(left, " ")
 	}},
 	{regexp.MustCompile(`^(\S+) is$`), func(s *scene, w []string, _ string) string {
-		view, found, err := s.service.Lookup(s.t.Context(), s.hold(w[1]))
+		view, found, err := s.service.GetHold(s.t.Context(), s.hold(w[1]))
 		if err != nil {
 			s.t.Fatal(err)
 		}
@@ -131,7 +131,7 @@ var sentences = []struct {
 		return string(view.State)
 	}},
 	{regexp.MustCompile(`^nothing is left of (\S+)$`), func(s *scene, w []string, _ string) string {
-		s.atRest(s.t, w[1])
+		s.assertNothingHeld(s.t, w[1])
 		return ""
 	}},
 }
@@ -157,7 +157,7 @@ func (s *scene) extends(w []string, _ string) string {
 		r.TTLSeconds = int64(d / time.Second)
 	}
 	return s.repeatable(func(cause string) holds.Outcome {
-		r.Cause = cause
+		r.EventID = cause
 		return s.extend(s.t, r)
 	})
 }
@@ -173,7 +173,7 @@ func (s *scene) repeatable(decide func(cause string) holds.Outcome) string {
 	}
 	s.again = func() string {
 		again := decide(cause)
-		if got, want := letter(s.t, again), letter(s.t, first); got != want {
+		if got, want := exactText(s.t, again), exactText(s.t, first); got != want {
 			s.t.Fatalf("the same event is answered\n\t%s\nand then\n\t%s", want, got)
 		}
 		return brief(again)
@@ -183,7 +183,7 @@ func (s *scene) repeatable(decide func(cause string) holds.Outcome) string {
 
 // books: user, quantity, resource, slots, ttl, key.
 func (s *scene) books(w []string, want string) string {
-	r := holds.PlaceRequest{User: w[1], Resource: w[3], Asked: asked(w[4]), RequestKey: w[6], StoredAt: s.now}
+	r := holds.PlaceRequest{User: w[1], Resource: w[3], Selection: parseSelection(w[4]), RequestKey: w[6], StoredAt: s.now}
 	if w[2] != "" {
 		r.Quantity, _ = strconv.ParseInt(w[2], 10, 64)
 	}
@@ -256,14 +256,14 @@ func (s *scene) name(id holds.HoldID) string {
 	return "unnamed"
 }
 
-// asked reads a set of slots: nights as 2026-12-01..2026-12-03 (check-in..check-out), or named
+// parseSelection reads a set of slots: nights as 2026-12-01..2026-12-03 (check-in..check-out), or named
 // slots as A-1,A-2, or stock.
-func asked(text string) holds.Asked {
+func parseSelection(text string) holds.SlotSelection {
 	if in, out, found := strings.Cut(text, ".."); found {
-		return holds.Asked{CheckIn: in, CheckOut: out}
+		return holds.SlotSelection{CheckIn: in, CheckOut: out}
 	}
 	if text == holds.StockSlot {
-		return holds.Asked{}
+		return holds.SlotSelection{}
 	}
-	return holds.Asked{Slots: strings.Split(text, ",")}
+	return holds.SlotSelection{Slots: strings.Split(text, ",")}
 }

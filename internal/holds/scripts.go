@@ -20,32 +20,32 @@ var luaFiles embed.FS
 // missing or another one, or the server is. Nothing is decided until the live holds are rebuilt.
 var ErrDataLost = errors.New("redis has lost its data")
 
-// ErrDamaged says that something in Redis is not what the scripts write there. Whoever is told of it
-// (OnDamage) may heal it in place; Redis is filled again for what nobody has healed soon (healWithin).
-var ErrDamaged = errors.New("damaged data in redis")
+// ErrCorrupt says that something in Redis is not what the scripts write there. Whoever is told of it
+// (OnCorruption) may heal it in place; Redis is filled again for what nobody has healed soon (healWithin).
+var ErrCorrupt = errors.New("damaged data in redis")
 
 // What ends holds and gives memory back must run when Redis is out of memory; what takes more
 // is refused then, before its first command.
-const givesBack = "allow-oom"
+const allowOOM = "allow-oom"
 
 // The scripts. Each file's header tells its ARGV and what it returns; KEYS and the common
 // answers are told in lua/prelude.lua.
 var (
 	scriptPlace        = load("place", "")
-	scriptClaim        = load("claim", givesBack)
-	scriptSettle       = load("settle", givesBack)
-	scriptRelease      = load("release", givesBack)
+	scriptClaim        = load("claim", allowOOM)
+	scriptSettle       = load("settle", allowOOM)
+	scriptRelease      = load("release", allowOOM)
 	scriptExtend       = load("extend", "")
-	scriptBump         = load("bump", givesBack)
-	scriptExpire       = load("expire", givesBack)
-	scriptForget       = load("forget", givesBack)
-	scriptAvailability = load("availability", givesBack)
+	scriptBump         = load("bump", allowOOM)
+	scriptExpire       = load("expire", allowOOM)
+	scriptForget       = load("forget", allowOOM)
+	scriptAvailability = load("availability", allowOOM)
 	scriptShow         = load("show", "no-writes")
 	scriptAgenda       = load("agenda", "no-writes")
 	scriptRebuild      = load("rebuild", "")
-	scriptWipe         = load("wipe", givesBack)
-	scriptSwap         = load("swap", givesBack)
-	scriptMark         = lua.New("mark", givesBack, source("mark"))
+	scriptWipe         = load("wipe", allowOOM)
+	scriptSwap         = load("swap", allowOOM)
+	scriptMark         = lua.New("mark", allowOOM, source("mark"))
 )
 
 // packMax is how many calls share a run: the others of Redis' clients wait so long for its end.
@@ -82,8 +82,8 @@ func ScriptCommands() []string {
 	return lua.Commands(all.String())
 }
 
-// told is what every script is told of where it must be.
-func (s *Service) told() string {
+// epochArg is what every script is told of where it must be.
+func (s *Service) epochArg() string {
 	if s.history == "" {
 		return s.epoch
 	}
@@ -92,12 +92,12 @@ func (s *Service) told() string {
 
 // newCall prepares a script on one resource; args follow the three that every script takes.
 func (s *Service) newCall(script lua.Script, resource string, args ...any) *lua.Call {
-	head := []any{s.told(), resource, s.keys.prefix(resource)}
-	return &lua.Call{Script: s.twin(script), Keys: []string{s.keys.epoch(Partition(resource))}, Args: append(head, args...)}
+	head := []any{s.epochArg(), resource, s.keys.prefix(resource)}
+	return &lua.Call{Script: s.dryVariant(script), Keys: []string{s.keys.epoch(Partition(resource))}, Args: append(head, args...)}
 }
 
 // run runs calls in one round trip and turns the answers that every script can give into
-// errors: ErrDataLost and ErrDamaged.
+// errors: ErrDataLost and ErrCorrupt.
 func (s *Service) run(ctx context.Context, calls ...*lua.Call) {
 	s.runWithin(ctx, 0, calls...)
 }
@@ -106,42 +106,42 @@ func (s *Service) run(ctx context.Context, calls ...*lua.Call) {
 func (s *Service) runWithin(ctx context.Context, limit time.Duration, calls ...*lua.Call) {
 	lua.RunWithin(ctx, limit, s.redis, calls)
 	for _, c := range calls {
-		s.judge(c)
+		s.classifyReply(c)
 	}
 }
 
-// judge turns an answer that every script can give into its error, and tells of what is damaged or not found.
-func (s *Service) judge(c *lua.Call) {
-	settle(c)
+// classifyReply turns an answer that every script can give into its error, and tells of what is damaged or not found.
+func (s *Service) classifyReply(c *lua.Call) {
+	setReplyError(c)
 	switch resource, _ := c.Args[1].(string); {
-	case errors.Is(c.Err, ErrDamaged):
-		s.tellDamage(resource, c.Err)
+	case errors.Is(c.Err, ErrCorrupt):
+		s.reportCorruption(resource, c.Err)
 	case errors.Is(c.Err, ErrDataLost):
-		s.tenure.doubt(s.epoch)
+		s.term.reportMismatch(s.epoch)
 	}
 }
 
-// settle turns an answer that every script can give into its error.
-func settle(c *lua.Call) {
+// setReplyError turns an answer that every script can give into its error.
+func setReplyError(c *lua.Call) {
 	switch {
 	case c.Err != nil && redis.HasErrorPrefix(c.Err, "WRONGTYPE"):
-		c.Err = fmt.Errorf("%w: %w", ErrDamaged, c.Err)
+		c.Err = fmt.Errorf("%w: %w", ErrCorrupt, c.Err)
 	case c.Err == nil && c.Status == "lost":
 		c.Err = ErrDataLost
 	case c.Err == nil && c.Status == "damaged":
-		c.Err = fmt.Errorf("%s: %w", strings.Join(c.Reply, " "), ErrDamaged)
+		c.Err = fmt.Errorf("%s: %w", strings.Join(c.Reply, " "), ErrCorrupt)
 	}
 }
 
-// tellDamage tells who heals in place, and the Keeper, of something damaged: of a resource, or "" where it is of
+// reportCorruption tells who heals in place, and the Keeper, of something damaged: of a resource, or "" where it is of
 // a partition.
-func (s *Service) tellDamage(resource string, err error) {
+func (s *Service) reportCorruption(resource string, err error) {
 	epoch := s.epoch
 	if epoch == "" { // not asked for by a piece of work
-		epoch, _ = s.tenure.Current() // no epoch is told by ""
+		epoch, _ = s.term.Current() // no epoch is told by ""
 	}
-	s.tenure.noteDamage(epoch, resource, err)
-	if resource != "" && s.damaged != nil {
-		s.damaged(resource)
+	s.term.noteCorruption(epoch, resource, err)
+	if resource != "" && s.onCorruption != nil {
+		s.onCorruption(resource)
 	}
 }

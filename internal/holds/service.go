@@ -21,8 +21,8 @@ const (
 	staleRoundsMax   = 100 // times that Postgres is read again because rev changed meanwhile
 )
 
-// Stock is Postgres' row for one slot. Known is false when there is none.
-type Stock struct {
+// InventoryRow is Postgres' row for one slot. Known is false when there is none.
+type InventoryRow struct {
 	Known    bool
 	Capacity int64
 	Reserved int64
@@ -30,25 +30,25 @@ type Stock struct {
 
 // Inventory is what Postgres decides.
 type Inventory interface {
-	// Stock reads the rows of each resource's slots, all in one query: the answer has the shape
+	// InventoryRows reads the rows of each resource's slots, all in one query: the answer has the shape
 	// of slots. What it reads was committed at some moment after the call began.
-	Stock(ctx context.Context, resources []string, slots [][]string) ([][]Stock, error)
-	// Answered reads the permanent answers that payments have already. DecidedAt is zero where
+	InventoryRows(ctx context.Context, resources []string, slots [][]string) ([][]InventoryRow, error)
+	// FindDecisions reads the permanent answers that payments have already. DecidedAt is zero where
 	// there is none yet.
-	Answered(ctx context.Context, payments []Payment) ([]PaymentAnswer, error)
+	FindDecisions(ctx context.Context, payments []Payment) ([]PaymentDecision, error)
 	// Decide gives each payment its permanent answer: the one that it has, or a new one. It
 	// may be repeated after any error. Where only some could not be decided, their answers say so.
 	// It returns ErrDataLost unless the epoch, under which they were claimed, is the current one
 	// until all is committed.
-	Decide(ctx context.Context, epoch string, payments []Payment) ([]PaymentAnswer, error)
+	Decide(ctx context.Context, epoch string, payments []Payment) ([]PaymentDecision, error)
 	// Cancel cancels reservations and gives their slots back; now is asked after the commit. A
 	// repeated cause gets its first answer. It may be repeated after any error. Where only some
 	// could not be decided, their answers say so.
-	Cancel(ctx context.Context, requests []CancelRequest, now func(context.Context) (Time, error)) ([]CancelAnswer, error)
+	Cancel(ctx context.Context, requests []CancelRequest, now func(context.Context) (Time, error)) ([]CancelDecision, error)
 	// SetCapacity sets the capacity of all slots or of none, once for each cause: a repeated
 	// cause gets the first answer, and an event that was stored before one that has been applied
 	// changes nothing. Held is only for the answer.
-	SetCapacity(ctx context.Context, change CapacityChange) (CapacityAnswer, error)
+	SetCapacity(ctx context.Context, change CapacityChange) (CapacityDecision, error)
 }
 
 // Announcer stores a hold.expired for each outcome and returns when all are stored. It may be
@@ -73,13 +73,13 @@ type Service struct {
 	redis     redis.UniversalClient
 	locker    *locking.Locker
 	inventory Inventory
-	tenure    *Tenure
+	term      *EpochTerm
 	rows      *rowCache
 	policy    Policy
 	dry       bool // nothing is written
 
-	// damaged is called for each resource that a script finds damaged, nil = nobody is told.
-	damaged func(resource string)
+	// onCorruption is called for each resource that a script finds damaged, nil = nobody is told.
+	onCorruption func(resource string)
 
 	// Of one piece of work, see under.
 	epoch, history string
@@ -88,41 +88,41 @@ type Service struct {
 
 // NewService returns a Service for a namespace. The client must have MaxRetries -1 (see run),
 // and the locker must do its work on the same Redis.
-func NewService(namespace string, client redis.UniversalClient, locker *locking.Locker, inventory Inventory, tenure *Tenure, policy Policy) *Service {
-	return &Service{keys: keyspace(namespace), redis: client, locker: locker, inventory: inventory, tenure: tenure, rows: newRowCache(), policy: policy}
+func NewService(namespace string, client redis.UniversalClient, locker *locking.Locker, inventory Inventory, epochTerm *EpochTerm, policy Policy) *Service {
+	return &Service{keys: keyspace(namespace), redis: client, locker: locker, inventory: inventory, term: epochTerm, rows: newRowCache(), policy: policy}
 }
 
-// OnDamage has f called for each resource that a script finds damaged, before anything is decided.
+// OnCorruption has f called for each resource that a script finds damaged, before anything is decided.
 // It must not wait.
-func (s *Service) OnDamage(f func(resource string)) { s.damaged = f }
+func (s *Service) OnCorruption(f func(resource string)) { s.onCorruption = f }
 
-// under returns a Service for one piece of work: all of it is done under one epoch, the one that is
+// forCurrentEpoch returns a Service for one piece of work: all of it is done under one epoch, the one that is
 // the current one now. What it reads before Redis loses its data does not go with what others have
 // written after. It returns an ErrDataLost while there is none.
-func (s *Service) under() (*Service, error) {
-	epoch, history, err := s.tenure.current()
+func (s *Service) forCurrentEpoch() (*Service, error) {
+	epoch, history, err := s.term.current()
 	if err != nil {
 		return nil, err
 	}
 	work := *s
 	work.epoch, work.history = epoch, history
-	if work.policies = s.tenure.Policies(); work.policies != nil {
+	if work.policies = s.term.Policies(); work.policies != nil {
 		work.policy = work.policies.At(time.Now())
 		work.policy.LockWait = s.policy.LockWait
 	}
 	return &work, nil
 }
 
-// policyOf is the policy by which a request is validated, by when its event was stored.
-func (s *Service) policyOf(storedAt time.Time) Policy {
+// policyAt is the policy by which a request is validated, by when its event was stored.
+func (s *Service) policyAt(storedAt time.Time) Policy {
 	if s.policies == nil {
 		return s.policy
 	}
 	return s.policies.At(storedAt)
 }
 
-// refuse is the result of each of n requests.
-func refuse(n int, err error, emit func(i int, r Result)) {
+// emitErrors is the result of each of n requests.
+func emitErrors(n int, err error, emit func(i int, r Result)) {
 	for i := range n {
 		emit(i, Result{Err: err})
 	}
@@ -130,14 +130,14 @@ func refuse(n int, err error, emit func(i int, r Result)) {
 
 // Epoch returns the epoch that is the current one now and the version of the stored policies, "" while
 // Redis is not used. What is decided by a call that begins after it is decided under these, or later ones.
-func (s *Service) Epoch() string { return s.tenure.term() }
+func (s *Service) Epoch() string { return s.term.id() }
 
-// Await and Trust are those of the Tenure.
-func (s *Service) Await(ctx context.Context) error               { return s.tenure.Await(ctx) }
-func (s *Service) Trust(ctx context.Context, epoch string) error { return s.tenure.Trust(ctx, epoch) }
+// WaitReady and Trust are those of the Tenure.
+func (s *Service) WaitReady(ctx context.Context) error            { return s.term.WaitReady(ctx) }
+func (s *Service) Verify(ctx context.Context, epoch string) error { return s.term.Verify(ctx, epoch) }
 
-// memory is how long ended holds and answers are remembered, in ms, as an argument.
-func (s *Service) memory() int64 { return s.policy.RequestKeyTTL.Milliseconds() }
+// requestKeyTTLMS is how long ended holds and answers are remembered, in ms, as an argument.
+func (s *Service) requestKeyTTLMS() int64 { return s.policy.RequestKeyTTL.Milliseconds() }
 
 // Now reads Redis' clock.
 func (s *Service) Now(ctx context.Context) (Time, error) {

@@ -21,16 +21,16 @@ const StockSlot = "stock"
 // DateFormat is how a night is written; a night is named after the date of its evening.
 const DateFormat = "2006-01-02"
 
-// Asked is a set of slots as the publisher wrote it: nights, or named slots, or neither
+// SlotSelection is a set of slots as the publisher wrote it: nights, or named slots, or neither
 // (then it means the slot "stock"). It is echoed unchanged in every outcome.
-type Asked struct {
+type SlotSelection struct {
 	CheckIn  string   `json:"check_in,omitzero"`
 	CheckOut string   `json:"check_out,omitzero"`
 	Slots    []string `json:"slots,omitzero"`
 }
 
 // compact returns the JSON of a, which has no space in it.
-func (a Asked) compact() (string, error) {
+func (a SlotSelection) compact() (string, error) {
 	b, err := json.Marshal(a)
 	return string(b), err
 }
@@ -58,7 +58,7 @@ type nightsWindow struct {
 // names returns the sorted names of the slots that a means. It returns an *InvalidError when
 // the nights are not a stay: out of order, too many, passed, or beyond the horizon.
 // The form of a (patterns, calendar, repetition, not both) was checked when it was decoded.
-func (a Asked) names(w nightsWindow) ([]string, error) {
+func (a SlotSelection) names(w nightsWindow) ([]string, error) {
 	switch {
 	case a.CheckIn != "":
 		return nights(a.CheckIn, a.CheckOut, w)

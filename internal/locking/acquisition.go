@@ -24,26 +24,26 @@ var ownerPattern = regexp.MustCompile(OwnerPattern)
 //		err = a.Wait(ctx)                  // until what is blocked is worth another try
 //	}
 type Acquisition struct {
-	locker   *Locker
-	order    int64 // older acquisitions have lower ones
-	id       string
-	owner    string // "-" = none
-	deadline time.Time
-	tries    int
-	wanted   int                  // sets of the last TryLock
-	since    map[string]time.Time // first key of a set -> when it was first blocked
+	locker    *Locker
+	order     int64 // older acquisitions have lower ones
+	id        string
+	owner     string // "-" = none
+	deadline  time.Time
+	tries     int
+	requested int                  // sets of the last TryLock
+	since     map[string]time.Time // first key of a set -> when it was first blocked
 
-	blocked []*Lock           // of the last TryLock
-	failed  []*Lock           // those that may be held although nobody knows
-	listens map[string]uint64 // channel -> how much had been heard on it before the last TryLock
-	waiter  *waiter           // nil unless it has waited and not tried since
+	blocked   []*Lock           // of the last TryLock
+	uncertain []*Lock           // those that may be held although nobody knows
+	channels  map[string]uint64 // channel -> how much had been heard on it before the last TryLock
+	waiter    *waiter           // nil unless it has waited and not tried since
 }
 
 // acquisitions counts those of this process.
 var acquisitions atomic.Int64
 
-// Begin begins an acquisition that may wait, and keep its place in the queue, for wait.
-func (l *Locker) Begin(owner string, wait time.Duration) (*Acquisition, error) {
+// NewAcquisition begins an acquisition that may wait, and keep its place in the queue, for wait.
+func (l *Locker) NewAcquisition(owner string, wait time.Duration) (*Acquisition, error) {
 	switch {
 	case owner == "":
 		owner = "-"
@@ -52,7 +52,7 @@ func (l *Locker) Begin(owner string, wait time.Duration) (*Acquisition, error) {
 	}
 	return &Acquisition{
 		locker: l, order: acquisitions.Add(1), id: newID(), owner: owner, deadline: time.Now().Add(wait),
-		since: make(map[string]time.Time), listens: make(map[string]uint64),
+		since: make(map[string]time.Time), channels: make(map[string]uint64),
 	}, nil
 }
 
@@ -62,44 +62,44 @@ func newID() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint6
 // TryLock tries to lock each set once, without waiting, all in as few round trips as the
 // strategy has. The sets do not overlap. It returns a Lock for each, held or not. After an
 // error no lock is held; what a lost reply has left behind is given back by End.
-func (a *Acquisition) TryLock(ctx context.Context, sets []Set) ([]*Lock, error) {
+func (a *Acquisition) TryLock(ctx context.Context, sets []KeySet) ([]*Lock, error) {
 	locks := make([]*Lock, len(sets))
 	now := time.Now()
 	for i, set := range sets {
 		set.Keys = slices.Compact(slices.Sorted(slices.Values(set.Keys)))
-		locks[i] = &Lock{Set: set, id: a.id, began: now}
+		locks[i] = &Lock{KeySet: set, id: a.id, began: now}
 	}
 	a.tries++
-	a.wanted = len(sets)
+	a.requested = len(sets)
 	a.blocked = a.blocked[:0]
-	wakeups := a.locker.strategy.wakeups()
-	wakeups.mark(a)
-	asked := slices.DeleteFunc(slices.Clone(locks), func(l *Lock) bool { return wakeups.lineUp(a, l) })
-	if err := a.locker.strategy.try(ctx, a, asked); err != nil {
-		a.failed = append(a.failed, asked...)
-		wakeups.stepAside(a) // others in line look at its id
+	queue := a.locker.strategy.waitQueue()
+	queue.beforeTry(a)
+	attempted := slices.DeleteFunc(slices.Clone(locks), func(l *Lock) bool { return queue.blockedByOlder(a, l) })
+	if err := a.locker.strategy.try(ctx, a, attempted); err != nil {
+		a.uncertain = append(a.uncertain, attempted...)
+		queue.stopWaiting(a) // others in line look at its id
 		a.id = newID()       // else End could take a later success for what this has left
-		a.locker.metrics.failed(asked)
+		a.locker.metrics.failed(attempted)
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
 		return nil, err
 	}
 	for _, lock := range locks {
-		since, waited := a.since[lock.Set.Keys[0]]
+		since, waited := a.since[lock.KeySet.Keys[0]]
 		switch {
 		case !lock.Held:
 			a.blocked = append(a.blocked, lock)
 			if !waited {
-				a.since[lock.Set.Keys[0]] = now
+				a.since[lock.KeySet.Keys[0]] = now
 			}
 		case waited:
 			a.locker.metrics.waited(lock, since)
-			delete(a.since, lock.Set.Keys[0])
+			delete(a.since, lock.KeySet.Keys[0])
 		}
 	}
 	a.locker.metrics.tried(locks)
-	wakeups.tried(a)
+	queue.afterTry(a)
 	return locks, nil
 }
 
@@ -113,28 +113,28 @@ func (a *Acquisition) Wait(ctx context.Context) error {
 	if left <= 0 {
 		return ErrTimeout
 	}
-	wakeups := a.locker.strategy.wakeups()
-	if wakeups == nil || len(a.blocked) < a.wanted {
+	queue := a.locker.strategy.waitQueue()
+	if queue == nil || len(a.blocked) < a.requested {
 		return sleep(ctx, min(left, backoff(a.tries)))
 	}
-	return wakeups.wait(ctx, a, left)
+	return queue.wait(ctx, a, left)
 }
 
-// End ends the acquisition: it leaves the queues and gives back what a lost reply may have left
+// Close ends the acquisition: it leaves the queues and gives back what a lost reply may have left
 // behind, also when ctx is over. Locks that are held stay so.
-func (a *Acquisition) End(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpWithin)
+func (a *Acquisition) Close(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
 	for _, lock := range a.blocked {
-		a.locker.metrics.waited(lock, a.since[lock.Set.Keys[0]])
+		a.locker.metrics.waited(lock, a.since[lock.KeySet.Keys[0]])
 	}
-	a.locker.strategy.leave(ctx, a)
-	a.locker.strategy.wakeups().leave(a)
+	a.locker.strategy.cleanUp(ctx, a)
+	a.locker.strategy.waitQueue().leave(a)
 }
 
-// cleanUpWithin bounds what is done for locks whose caller has gone. What is not done by then
+// cleanUpTimeout bounds what is done for locks whose caller has gone. What is not done by then
 // is done by the lease.
-const cleanUpWithin = time.Second
+const cleanUpTimeout = time.Second
 
 // backoff returns how long to wait after so many tries: at random up to a bound that doubles,
 // from 1 ms to 256 ms. ("Full jitter", M. Brooker, Exponential Backoff And Jitter, 2015.)

@@ -34,7 +34,7 @@ const (
 
 // compareKey is what is compared.
 type compareKey struct {
-	way               string
+	seller            string
 	slots, contenders int
 }
 
@@ -50,7 +50,7 @@ type compareCell struct {
 // TestCompare sells by each way, all contenders the same slots. With -compare it measures how fast;
 // without, it sells a handful.
 func TestCompare(t *testing.T) {
-	sizes, crowds := []int{1, 7, compareSlots}, []int{1, 16, 200}
+	sizes, contenderCounts := []int{1, 7, compareSlots}, []int{1, 16, 200}
 	begin := func() func(done int) bool {
 		end := time.Now().Add(*compareFor)
 		return func(int) bool { return time.Now().Before(end) }
@@ -58,17 +58,17 @@ func TestCompare(t *testing.T) {
 	if !*compareAll {
 		*compareRounds = 1
 		const handful = 5
-		sizes, crowds = []int{7}, []int{4}
+		sizes, contenderCounts = []int{7}, []int{4}
 		begin = func() func(int) bool { return func(done int) bool { return done < handful } }
 	}
 	rounds := make(map[compareKey][]compareCell)
 	for range *compareRounds {
 		for _, slots := range sizes {
-			for _, contenders := range crowds {
-				for _, kind := range wayKinds {
+			for _, contenders := range contenderCounts {
+				for _, kind := range sellerKinds {
 					t.Run(fmt.Sprintf("%s/%d slots/%d", kind.name, slots, contenders), func(t *testing.T) {
 						c := compareOne(t, kind, slots, contenders, begin)
-						if kind.right && c.oversold != 0 {
+						if kind.correct && c.oversold != 0 {
 							t.Errorf("oversold %d units", c.oversold)
 						}
 						key := compareKey{kind.name, slots, contenders}
@@ -88,13 +88,13 @@ func TestCompare(t *testing.T) {
 	}
 	report := compareSetting(t)
 	for _, slots := range sizes {
-		report += "\n" + compareTable(cells, slots, crowds)
+		report += "\n" + compareTable(cells, slots, contenderCounts)
 	}
-	ratios, least := compareRatios(cells, crowds)
+	ratios, least := compareRatios(cells, contenderCounts)
 	report += "\n" + ratios
 	fmt.Println(report)
 	if least < compareLeast {
-		t.Errorf("%s does %.1f times as much as %s at %d slots, want %d", wayRange, least, wayCareful, compareSlots, compareLeast)
+		t.Errorf("%s does %.1f times as much as %s at %d slots, want %d", sellerRange, least, sellerCareful, compareSlots, compareLeast)
 	}
 	if *compareOut != "" {
 		compareWrite(t, *compareOut, report)
@@ -103,10 +103,10 @@ func TestCompare(t *testing.T) {
 
 // compareOne measures a cell. Every sale that was begun is finished and counts, and so does the
 // time until the last of them.
-func compareOne(t *testing.T, kind wayKind, slots, contenders int, begin func() (more func(done int) bool)) compareCell {
+func compareOne(t *testing.T, kind sellerKind, slots, contenders int, begin func() (more func(done int) bool)) compareCell {
 	t.Helper()
 	const endless = 1 << 50
-	m := newMarket(t, slots, endless, contenders)
+	m := newSaleHarness(t, slots, endless, contenders)
 	open := kind.open(t, m)
 	took := make([][]time.Duration, contenders)
 	errs := make([]error, contenders)
@@ -141,7 +141,7 @@ func compareOne(t *testing.T, kind wayKind, slots, contenders int, begin func() 
 }
 
 // sellWhile sells one after another, and returns how long each took.
-func sellWhile(ctx context.Context, w way, more func(done int) bool) (took []time.Duration, err error) {
+func sellWhile(ctx context.Context, w seller, more func(done int) bool) (took []time.Duration, err error) {
 	for more(len(took)) {
 		begun := time.Now()
 		if _, err := w.sell(ctx); err != nil {
@@ -153,22 +153,22 @@ func sellWhile(ctx context.Context, w way, more func(done int) bool) (took []tim
 }
 
 // compareTable is a row a way, with three columns for each number of contenders.
-func compareTable(cells map[compareKey]compareCell, slots int, crowds []int) string {
+func compareTable(cells map[compareKey]compareCell, slots int, contenderCounts []int) string {
 	var b strings.Builder
 	noun := "slots"
 	if slots == 1 {
 		noun = "slot"
 	}
 	fmt.Fprintf(&b, "**%d %s**\n\n| way |", slots, noun)
-	for _, n := range crowds {
+	for _, n := range contenderCounts {
 		fmt.Fprintf(&b, " %d: sales/s | p50 / p99 ms | trips |", n)
 	}
-	b.WriteString(" oversold |\n|---|" + strings.Repeat("--:|--:|--:|", len(crowds)) + "--:|\n")
+	b.WriteString(" oversold |\n|---|" + strings.Repeat("--:|--:|--:|", len(contenderCounts)) + "--:|\n")
 	noQuorum := int64(0)
-	for _, kind := range wayKinds {
+	for _, kind := range sellerKinds {
 		fmt.Fprintf(&b, "| %s |", kind.name)
 		oversold := int64(0)
-		for _, n := range crowds {
+		for _, n := range contenderCounts {
 			c := cells[compareKey{kind.name, slots, n}]
 			fmt.Fprintf(&b, " %.0f | %s / %s | %.1f |", c.perSecond, compareMillis(c.p50), compareMillis(c.p99), c.trips)
 			oversold += c.oversold
@@ -195,12 +195,12 @@ func compareMillis(d time.Duration) string {
 }
 
 // compareRatios compares range with one lock after the other, at compareSlots slots.
-func compareRatios(cells map[compareKey]compareCell, crowds []int) (table string, least float64) {
+func compareRatios(cells map[compareKey]compareCell, contenderCounts []int) (table string, least float64) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "| contenders for %d slots | %s / %s |\n|--:|--:|\n", compareSlots, wayRange, wayCareful)
+	fmt.Fprintf(&b, "| contenders for %d slots | %s / %s |\n|--:|--:|\n", compareSlots, sellerRange, sellerCareful)
 	least = math.Inf(1)
-	for _, n := range crowds {
-		ratio := cells[compareKey{wayRange, compareSlots, n}].perSecond / cells[compareKey{wayCareful, compareSlots, n}].perSecond
+	for _, n := range contenderCounts {
+		ratio := cells[compareKey{sellerRange, compareSlots, n}].perSecond / cells[compareKey{sellerCareful, compareSlots, n}].perSecond
 		least = min(least, ratio)
 		fmt.Fprintf(&b, "| %d | %.1f |\n", n, ratio)
 	}
@@ -210,7 +210,7 @@ func compareRatios(cells map[compareKey]compareCell, crowds []int) (table string
 // compareSetting says where it was measured.
 func compareSetting(t *testing.T) string {
 	t.Helper()
-	info, err := newMarket(t, 1, 1, 1).client.InfoMap(t.Context(), "server").Result()
+	info, err := newSaleHarness(t, 1, 1, 1).client.InfoMap(t.Context(), "server").Result()
 	if err != nil {
 		t.Fatal(err)
 	}

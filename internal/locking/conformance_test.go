@@ -22,17 +22,17 @@ import (
 // pass all of it; one that only refuses what came too late (guards) the part about work. None must
 // fail where it is said so: that is how it is known that the tests look.
 
-// TestMutualExclusion has 200 contenders, for overlapping ranges that are named in any order,
+// TestStrategy_ManyContenders_LoseNoUpdate has 200 contenders, for overlapping ranges that are named in any order,
 // add to a counter that nothing else protects. None loses what others have written.
-func TestMutualExclusion(t *testing.T) {
+func TestStrategy_ManyContenders_LoseNoUpdate(t *testing.T) {
 	const contenders = 200
-	guarding(t, func(t *testing.T, s subject, k keys) {
+	eachRefusingLateWork(t, func(t *testing.T, s subject, k harness) {
 		l := k.locker(t, s, long)
 		var insiders atomic.Int32
 		var all sync.WaitGroup
 		for range contenders {
 			all.Go(func() {
-				_, err := k.contend(t.Context(), l, k.set(nights(1+rand.IntN(10))...), func() func() {
+				_, err := k.contend(t.Context(), l, k.keySet(nights(1+rand.IntN(10))...), func() func() {
 					if n := insiders.Add(1); n != 1 && s.exclusive {
 						t.Errorf("%d are inside", n)
 					}
@@ -47,23 +47,23 @@ func TestMutualExclusion(t *testing.T) {
 		if n, err := k.client.Get(t.Context(), k.counter()).Int(); n != contenders {
 			t.Errorf("the counter is %d after %d were added: %v", n, contenders, err)
 		}
-		stacktest.Eventually(t, "all locks to be released", func() bool { return len(k.left(t)) == 0 })
+		stacktest.Eventually(t, "all locks to be released", func() bool { return len(k.lockedKeys(t)) == 0 })
 	})
 }
 
-// TestWithoutLock shows that the counter of the suite can be wrong: two that read before either
+// TestNone_TwoWriters_LoseAnUpdate shows that the counter of the suite can be wrong: two that read before either
 // writes.
-func TestWithoutLock(t *testing.T) {
+func TestNone_TwoWriters_LoseAnUpdate(t *testing.T) {
 	t.Parallel()
 	s := subjects[len(subjects)-1]
-	k := newKeys(t, s)
+	k := newHarness(t, s)
 	l := k.locker(t, s, long)
-	first, second := try(t, l, "", k.set("a")), try(t, l, "", k.set("a"))
+	first, second := try(t, l, "", k.keySet("a")), try(t, l, "", k.keySet("a"))
 	if !first.Held || !second.Held {
 		t.Fatal("none kept somebody out")
 	}
-	_, _, err := k.add(t.Context(), l, first, func() {
-		if _, _, err := k.add(t.Context(), l, second, func() {}); err != nil {
+	_, _, err := k.increment(t.Context(), l, first, func() {
+		if _, _, err := k.increment(t.Context(), l, second, func() {}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -72,66 +72,66 @@ func TestWithoutLock(t *testing.T) {
 	}
 }
 
-// exclusives runs a test for every strategy that keeps others out.
-func exclusives(t *testing.T, test func(t *testing.T, s subject, k keys)) {
+// eachExclusive runs a test for every strategy that keeps others out.
+func eachExclusive(t *testing.T, test func(t *testing.T, s subject, k harness)) {
 	t.Helper()
-	each(t, func(s subject) bool { return s.exclusive }, test)
+	eachStrategy(t, func(s subject) bool { return s.exclusive }, test)
 }
 
-// guarding runs a test for every strategy that refuses work that came too late.
-func guarding(t *testing.T, test func(t *testing.T, s subject, k keys)) {
+// eachRefusingLateWork runs a test for every strategy that refuses work that came too late.
+func eachRefusingLateWork(t *testing.T, test func(t *testing.T, s subject, k harness)) {
 	t.Helper()
-	each(t, func(s subject) bool { return s.guards }, test)
+	eachStrategy(t, func(s subject) bool { return s.refusesLateWork }, test)
 }
 
-func each(t *testing.T, which func(subject) bool, test func(t *testing.T, s subject, k keys)) {
+func eachStrategy(t *testing.T, which func(subject) bool, test func(t *testing.T, s subject, k harness)) {
 	t.Helper()
 	t.Parallel()
 	for _, s := range subjects {
 		if which(s) {
 			t.Run(s.name, func(t *testing.T) {
 				t.Parallel()
-				test(t, s, newKeys(t, s))
+				test(t, s, newHarness(t, s))
 			})
 		}
 	}
 }
 
-// TestAllOrNone locks sets that overlap: alone, and several in one call.
-func TestAllOrNone(t *testing.T) {
-	exclusives(t, func(t *testing.T, s subject, k keys) {
+// TestStrategy_KeySetsOverlap_LocksAllOrNone locks sets that overlap: alone, and several in one call.
+func TestStrategy_KeySetsOverlap_LocksAllOrNone(t *testing.T) {
+	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		l := k.locker(t, s, long)
-		first := mustLock(t, l, k.set("b", "c"))
-		if blocked := try(t, l, "", k.set("a", "b")); blocked.Held {
+		first := mustLock(t, l, k.keySet("b", "c"))
+		if blocked := try(t, l, "", k.keySet("a", "b")); blocked.Held {
 			t.Error("b is locked twice")
 		}
-		if left := k.left(t); len(left) != 2*max(s.servers, 1) {
+		if left := k.lockedKeys(t); len(left) != 2*max(s.servers, 1) {
 			t.Errorf("a set that was blocked has left something: %q", left)
 		}
-		a, err := l.Begin("", 0)
+		a, err := l.NewAcquisition("", 0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer a.End(t.Context())
-		locks, err := a.TryLock(t.Context(), []locking.Set{k.set("a"), k.set("c", "d"), k.set("e", "f")})
+		defer a.Close(t.Context())
+		locks, err := a.TryLock(t.Context(), []locking.KeySet{k.keySet("a"), k.keySet("c", "d"), k.keySet("e", "f")})
 		if err != nil || !locks[0].Held || locks[1].Held || !locks[2].Held {
 			t.Fatalf("three sets at once: %+v %v, want the second blocked", locks, err)
 		}
 		mustUnlock(t, l, first, locks[0], locks[2])
-		mustUnlock(t, l, mustLock(t, l, k.set("a", "b", "c", "d", "e", "f")))
+		mustUnlock(t, l, mustLock(t, l, k.keySet("a", "b", "c", "d", "e", "f")))
 	})
 }
 
-// TestOppositeOrders has contenders want the same keys in opposite orders: all get them.
-func TestOppositeOrders(t *testing.T) {
-	exclusives(t, func(t *testing.T, s subject, k keys) {
+// TestStrategy_OppositeOrders_NoDeadlock has contenders want the same keys in opposite orders: all get them.
+func TestStrategy_OppositeOrders_NoDeadlock(t *testing.T) {
+	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		const rounds = 20
 		l := k.locker(t, s, long)
 		var all sync.WaitGroup
 		for _, order := range [][]string{{"a", "b", "c"}, {"c", "b", "a"}, {"b", "a"}, {"c", "a"}} {
 			all.Go(func() {
 				for range rounds {
-					lock, err := l.Lock(t.Context(), "", long, k.set(order...))
+					lock, err := l.Lock(t.Context(), "", long, k.keySet(order...))
 					if err == nil {
 						err = l.Unlock(t.Context(), lock)
 					}
@@ -145,35 +145,35 @@ func TestOppositeOrders(t *testing.T) {
 	})
 }
 
-// TestRepeatedKeys names keys twice: they are locked, and unlocked, once.
-func TestRepeatedKeys(t *testing.T) {
-	exclusives(t, func(t *testing.T, s subject, k keys) {
+// TestStrategy_RepeatedKeys_LockedOnce names keys twice: they are locked, and unlocked, once.
+func TestStrategy_RepeatedKeys_LockedOnce(t *testing.T) {
+	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		l := k.locker(t, s, long)
-		lock := mustLock(t, l, k.set("b", "a", "b", "a"))
-		if n := len(lock.Set.Keys); n != 2 {
+		lock := mustLock(t, l, k.keySet("b", "a", "b", "a"))
+		if n := len(lock.KeySet.Keys); n != 2 {
 			t.Errorf("%d keys are locked of 2", n)
 		}
 		mustUnlock(t, l, lock)
-		if left := k.left(t); len(left) != 0 {
+		if left := k.lockedKeys(t); len(left) != 0 {
 			t.Errorf("left: %q", left)
 		}
 	})
 }
 
-// TestExpiry lets a lease end. The keys are free then, and what the late owner does, be it to
+// TestStrategy_LeaseExpired_RefusesLateOwner lets a lease end. The keys are free then, and what the late owner does, be it to
 // renew, to work or to unlock, is refused and does not touch the next owner.
-func TestExpiry(t *testing.T) {
-	exclusives(t, func(t *testing.T, s subject, k keys) {
+func TestStrategy_LeaseExpired_RefusesLateOwner(t *testing.T) {
+	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		ctx := t.Context()
 		const lease = 3 * time.Second
 		late := k.locker(t, s, lease)
-		old := mustLock(t, late, k.set("a", "b"))
-		work, stop := late.Keep(ctx, old)
+		old := mustLock(t, late, k.keySet("a", "b"))
+		work, stop := late.WithContext(ctx, old)
 		defer stop()
 
-		next := mustLock(t, k.locker(t, s, long), k.set("b")) // waits for the lease to end
-		if old.Trust() > 0 {
-			t.Errorf("the next owner has the lock, and the old one trusts its own for %v", old.Trust())
+		next := mustLock(t, k.locker(t, s, long), k.keySet("b")) // waits for the lease to end
+		if old.Validity() > 0 {
+			t.Errorf("the next owner has the lock, and the old one trusts its own for %v", old.Validity())
 		}
 		<-work.Done()
 		if cause := context.Cause(work); !errors.Is(cause, locking.ErrLost) {
@@ -182,54 +182,54 @@ func TestExpiry(t *testing.T) {
 		if err := late.Renew(ctx, old); !errors.Is(err, locking.ErrLost) {
 			t.Errorf("renew a lost lock: %v", err)
 		}
-		if _, status, err := k.add(ctx, late, old, func() {}); status != locking.StatusLockLost {
+		if _, status, err := k.increment(ctx, late, old, func() {}); status != locking.StatusLockLost {
 			t.Errorf("work under a lost lock: %q %v", status, err)
 		}
 		if err := late.Unlock(ctx, old); !errors.Is(err, locking.ErrLost) {
 			t.Errorf("unlock a lost lock: %v", err)
 		}
-		if _, status, err := k.add(ctx, late, next, func() {}); status != "ok" {
+		if _, status, err := k.increment(ctx, late, next, func() {}); status != "ok" {
 			t.Errorf("the next owner's work: %q %v", status, err)
 		}
 	})
 }
 
-// TestPartialLoss takes one key of three away: the others are renewed, and released, and the
+// TestStrategy_OneKeyLost_ReleasesOthers takes one key of three away: the others are renewed, and released, and the
 // loss is reported by name.
-func TestPartialLoss(t *testing.T) {
-	exclusives(t, func(t *testing.T, s subject, k keys) {
+func TestStrategy_OneKeyLost_ReleasesOthers(t *testing.T) {
+	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		ctx := t.Context()
 		l := k.locker(t, s, long)
-		lock := mustLock(t, l, k.set("x", "y", "z"))
-		stolen := k.set("y").Keys[0]
-		k.steal(t, stolen)
+		lock := mustLock(t, l, k.keySet("x", "y", "z"))
+		stolen := k.keySet("y").Keys[0]
+		k.stealKey(t, stolen)
 		for _, err := range []error{l.Renew(ctx, lock), l.Unlock(ctx, lock)} {
 			lost, ok := errors.AsType[*locking.LostError](err)
 			if !ok || len(lost.Keys) != 1 || lost.Keys[0] != stolen {
 				t.Errorf("%v, want %s to be lost", err, stolen)
 			}
 		}
-		for _, key := range k.left(t) {
+		for _, key := range k.lockedKeys(t) {
 			if key != stolen {
 				t.Errorf("%s is still locked", key)
 			}
 		}
-		if len(k.left(t)) != len(k.lockServers()) {
+		if len(k.lockedKeys(t)) != len(k.lockServers()) {
 			t.Error("the thief's lock was released")
 		}
 	})
 }
 
-// TestCancelledWaiter cancels a waiter: it ends with the cause, and leaves nothing behind.
-func TestCancelledWaiter(t *testing.T) {
-	exclusives(t, func(t *testing.T, s subject, k keys) {
+// TestStrategy_WaiterCancelled_LeavesNothing cancels a waiter: it ends with the cause, and leaves nothing behind.
+func TestStrategy_WaiterCancelled_LeavesNothing(t *testing.T) {
+	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		l := k.locker(t, s, long)
-		lock := mustLock(t, l, k.set("a"))
-		before := k.everything(t)
+		lock := mustLock(t, l, k.keySet("a"))
+		before := k.allKeys(t)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		ended := make(chan error)
 		go func() {
-			_, err := l.Lock(ctx, "", long, k.set("a", "b"))
+			_, err := l.Lock(ctx, "", long, k.keySet("a", "b"))
 			ended <- err
 		}()
 		if s.servers == 0 {
@@ -240,43 +240,43 @@ func TestCancelledWaiter(t *testing.T) {
 		if err := <-ended; !errors.Is(err, gone) {
 			t.Errorf("a cancelled waiter ended by %v", err)
 		}
-		if after := k.everything(t); fmt.Sprint(after) != fmt.Sprint(before) {
+		if after := k.allKeys(t); fmt.Sprint(after) != fmt.Sprint(before) {
 			t.Errorf("left behind: %q, before it came: %q", after, before)
 		}
 		if s.servers == 0 {
-			stacktest.Eventually(t, "nobody to listen", func() bool { return k.listeners(t) == 0 })
+			stacktest.Eventually(t, "nobody to listen", func() bool { return k.subscriberCount(t) == 0 })
 		}
 		mustUnlock(t, l, lock)
 	})
 }
 
-// TestLostReply loses the reply of an attempt that was successful: the same call finds that the
+// TestStrategy_ReplyLost_RetryFindsOwnLock loses the reply of an attempt that was successful: the same call finds that the
 // lock is its own.
-func TestLostReply(t *testing.T) {
-	exclusives(t, func(t *testing.T, s subject, k keys) {
+func TestStrategy_ReplyLost_RetryFindsOwnLock(t *testing.T) {
+	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		l := k.locker(t, s, long)
 		server := k.client
 		if s.servers > 0 {
 			server = k.servers[0].(*redis.Client)
 		}
-		mustUnlock(t, l, mustLock(t, l, k.set("a"))) // now scripts and fence are known
-		stacktest.LoseReply(server, 1, "evalsha", "eval", "set", "setnx")
-		lock := try(t, l, "", k.set("a", "b"))
+		mustUnlock(t, l, mustLock(t, l, k.keySet("a"))) // now scripts and fence are known
+		stacktest.DropReply(server, 1, "evalsha", "eval", "set", "setnx")
+		lock := try(t, l, "", k.keySet("a", "b"))
 		if !lock.Held {
 			t.Fatal("kept out by itself")
 		}
 		mustUnlock(t, l, lock)
-		stacktest.Eventually(t, "nothing to be left", func() bool { return len(k.left(t)) == 0 })
+		stacktest.Eventually(t, "nothing to be left", func() bool { return len(k.lockedKeys(t)) == 0 })
 	})
 }
 
-// TestUnknownScripts forgets the scripts before each step.
-func TestUnknownScripts(t *testing.T) {
+// TestStrategy_ScriptsFlushed_ReloadsThem forgets the scripts before each step.
+func TestStrategy_ScriptsFlushed_ReloadsThem(t *testing.T) {
 	t.Parallel()
 	for _, s := range subjects {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			k := newKeys(t, s)
+			k := newHarness(t, s)
 			l := k.locker(t, s, long)
 			flush := func() {
 				for _, server := range append([]redis.UniversalClient{k.client}, k.servers...) {
@@ -286,7 +286,7 @@ func TestUnknownScripts(t *testing.T) {
 				}
 			}
 			flush()
-			lock := mustLock(t, l, k.set("a"))
+			lock := mustLock(t, l, k.keySet("a"))
 			flush()
 			if err := l.Renew(t.Context(), lock); err != nil {
 				t.Error(err)
@@ -294,7 +294,7 @@ func TestUnknownScripts(t *testing.T) {
 			flush()
 			mustUnlock(t, l, lock)
 			var once sync.Once // or there would be no end to it
-			_, err := k.contend(t.Context(), l, k.set("a"), func() func() { return func() { once.Do(flush) } })
+			_, err := k.contend(t.Context(), l, k.keySet("a"), func() func() { return func() { once.Do(flush) } })
 			if err != nil {
 				t.Error(err)
 			}
@@ -305,51 +305,51 @@ func TestUnknownScripts(t *testing.T) {
 	}
 }
 
-// TestTimeout waits in vain.
-func TestTimeout(t *testing.T) {
-	exclusives(t, func(t *testing.T, s subject, k keys) {
+// TestStrategy_LockNotReleased_TimesOut waits in vain.
+func TestStrategy_LockNotReleased_TimesOut(t *testing.T) {
+	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		l := k.locker(t, s, long)
-		lock := mustLock(t, l, k.set("a"))
-		if _, err := l.Lock(t.Context(), "", 50*time.Millisecond, k.set("a")); !errors.Is(err, locking.ErrTimeout) {
+		lock := mustLock(t, l, k.keySet("a"))
+		if _, err := l.Lock(t.Context(), "", 50*time.Millisecond, k.keySet("a")); !errors.Is(err, locking.ErrTimeout) {
 			t.Errorf("waited for a lock that is not released: %v", err)
 		}
 		mustUnlock(t, l, lock)
 	})
 }
 
-// TestTrustWithoutLock checks that strategies without locks have no end of trust.
-func TestTrustWithoutLock(t *testing.T) {
+// TestStrategy_NotExclusive_ValidityIsUnlimited checks that strategies without locks have no end of trust.
+func TestStrategy_NotExclusive_ValidityIsUnlimited(t *testing.T) {
 	t.Parallel()
 	for _, s := range subjects {
 		if s.exclusive {
 			continue
 		}
-		k := newKeys(t, s)
+		k := newHarness(t, s)
 		l := k.locker(t, s, long)
-		lock := mustLock(t, l, k.set("a"))
-		if lock.Trust() != math.MaxInt64 {
-			t.Errorf("%s trusts for %v", s.name, lock.Trust())
+		lock := mustLock(t, l, k.keySet("a"))
+		if lock.Validity() != math.MaxInt64 {
+			t.Errorf("%s trusts for %v", s.name, lock.Validity())
 		}
 		mustUnlock(t, l, lock)
 	}
 }
 
-// TestSecondCommit works twice under one optimistic lock: the second time nothing is watched any
+// TestOptimistic_SecondExec_Conflicts works twice under one optimistic lock: the second time nothing is watched any
 // more, so it is a conflict.
-func TestSecondCommit(t *testing.T) {
+func TestOptimistic_SecondExec_Conflicts(t *testing.T) {
 	t.Parallel()
 	s := subjects[3]
-	k := newKeys(t, s)
+	k := newHarness(t, s)
 	l := k.locker(t, s, long)
 	var lock *locking.Lock
 	for status := ""; status != "ok"; { // other tests make the server forget its scripts: a conflict as well
-		lock = mustLock(t, l, k.set("a"))
+		lock = mustLock(t, l, k.keySet("a"))
 		var err error
-		if _, status, err = k.add(t.Context(), l, lock, func() {}); err != nil {
+		if _, status, err = k.increment(t.Context(), l, lock, func() {}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, status, err := k.add(t.Context(), l, lock, func() {}); status != locking.StatusConflict {
+	if _, status, err := k.increment(t.Context(), l, lock, func() {}); status != locking.StatusConflict {
 		t.Errorf("answered %q (%v), want %q", status, err, locking.StatusConflict)
 	}
 }

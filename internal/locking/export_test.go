@@ -4,7 +4,7 @@ import "slices"
 
 // Waiting returns the ids of who waits in this process for a release in a scope.
 func Waiting(l *Locker, scope string) (ids []string) {
-	h := l.strategy.wakeups()
+	h := l.strategy.waitQueue()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	c := h.channels[scope+"released"]
@@ -21,13 +21,13 @@ func Waiting(l *Locker, scope string) (ids []string) {
 	return ids
 }
 
-// Heard returns how much was heard of a scope.
-func Heard(l *Locker, scope string) uint64 {
-	h := l.strategy.wakeups()
+// Received returns how much was heard of a scope.
+func Received(l *Locker, scope string) uint64 {
+	h := l.strategy.waitQueue()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if c := h.channels[scope+"released"]; c != nil {
-		return c.heard
+		return c.received
 	}
 	return 0
 }

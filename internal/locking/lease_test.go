@@ -10,10 +10,10 @@ import (
 	"holdfast/internal/locking"
 )
 
-// TestQuantile reads times from a histogram.
-func TestQuantile(t *testing.T) {
+// TestHistogram_Quantile_Interpolates reads times from a histogram.
+func TestHistogram_Quantile_Interpolates(t *testing.T) {
 	t.Parallel()
-	d := locking.Durations{Bounds: []float64{0.001, 0.002, 0.004}, Counts: []float64{50, 40, 9, 1}}
+	d := locking.Histogram{Bounds: []float64{0.001, 0.002, 0.004}, Counts: []float64{50, 40, 9, 1}}
 	for q, want := range map[float64]time.Duration{
 		0.25: 500 * time.Microsecond, 0.5: time.Millisecond, 0.7: 1500 * time.Microsecond,
 		0.99: 4 * time.Millisecond, 1: 4 * time.Millisecond, // what took longer than the last bound is not known better
@@ -22,14 +22,14 @@ func TestQuantile(t *testing.T) {
 			t.Errorf("the quantile %v is %v, want %v", q, got, want)
 		}
 	}
-	if got := (locking.Durations{}).Quantile(0.5); got != 0 {
+	if got := (locking.Histogram{}).Quantile(0.5); got != 0 {
 		t.Errorf("of nothing: %v", got)
 	}
 }
 
-// TestAutoLease shows a lease what was measured: it follows, within its bounds, each class by
+// TestAutoLease_SectionsMeasured_FollowsThem shows a lease what was measured: it follows, within its bounds, each class by
 // itself, and only on enough evidence.
-func TestAutoLease(t *testing.T) {
+func TestAutoLease_SectionsMeasured_FollowsThem(t *testing.T) {
 	t.Parallel()
 	const initial = 5 * time.Second
 	a := locking.NewAutoLease(initial)
@@ -38,7 +38,7 @@ func TestAutoLease(t *testing.T) {
 	observe := func(at int, n float64) {
 		total[at] += n
 		counts := append([]float64(nil), total...)
-		a.Observe(map[string]locking.Durations{"2-7": {Bounds: bounds, Counts: counts}})
+		a.Observe(map[string]locking.Histogram{"2-7": {Bounds: bounds, Counts: counts}})
 	}
 	expect := func(what string, low, high time.Duration) {
 		t.Helper()
@@ -49,7 +49,7 @@ func TestAutoLease(t *testing.T) {
 			t.Errorf("%s: another class has %v", what, got)
 		}
 	}
-	observe(0, locking.SamplesMin-1)
+	observe(0, locking.MinSamples-1)
 	expect("too few", initial, initial)
 	observe(0, 50)
 	expect("quick work", 500*time.Millisecond, 500*time.Millisecond)
@@ -63,19 +63,19 @@ func TestAutoLease(t *testing.T) {
 	expect("quick work again", 500*time.Millisecond, time.Second)
 }
 
-// TestCutOffWorkIsMeasured has work be cut off by the end of its lease, before it could commit:
+// TestMetrics_WorkOutlivesLease_IsMeasured has work be cut off by the end of its lease, before it could commit:
 // it counts with the time that it took, or a lease that is too short would never be known.
-func TestCutOffWorkIsMeasured(t *testing.T) {
+func TestMetrics_WorkOutlivesLease_IsMeasured(t *testing.T) {
 	t.Parallel()
-	k := newKeys(t, ranges)
+	k := newHarness(t, ranges)
 	reader := sdkmetric.NewManualReader()
 	m, err := locking.NewMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)).Meter("test"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	l := newLocker(t, ranges.make(k, 200*time.Millisecond), locking.Options{Metrics: m})
-	lock := mustLock(t, l, k.set("a"))
-	work, stop := l.Keep(t.Context(), lock)
+	lock := mustLock(t, l, k.keySet("a"))
+	work, stop := l.WithContext(t.Context(), lock)
 	defer stop()
 	<-work.Done()
 	_ = l.Unlock(t.Context(), lock) // it may be in time to find the key, or not

@@ -10,16 +10,16 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestMain also runs this program as the holder of TestPausedHolder.
+// TestMain also runs this program as the holder of TestStrategy_HolderPausedPastLease_WorkIsRefused.
 func TestMain(m *testing.M) {
 	if os.Getenv(holderStrategy) != "" {
 		os.Exit(holder())
 	}
-	redis.SetLogger(quiet{})
+	redis.SetLogger(silentLogger{})
 	stacktest.Main(m)
 }
 
-// quiet keeps go-redis from telling that the servers are down that tests stop.
-type quiet struct{}
+// silentLogger keeps go-redis from telling that the servers are down that tests stop.
+type silentLogger struct{}
 
-func (quiet) Printf(context.Context, string, ...any) {}
+func (silentLogger) Printf(context.Context, string, ...any) {}

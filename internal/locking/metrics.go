@@ -23,10 +23,10 @@ const (
 
 // Metrics measures a Locker. A nil one measures nothing.
 type Metrics struct {
-	sections, waits           metric.Float64Histogram
-	attempts, losses, clashes metric.Int64Counter
-	byClass                   []metric.MeasurementOption
-	byResult                  map[string][]metric.MeasurementOption // and class
+	sections, waits             metric.Float64Histogram
+	attempts, losses, conflicts metric.Int64Counter
+	bySizeClass                 []metric.MeasurementOption
+	byResult                    map[string][]metric.MeasurementOption // and class
 }
 
 // The results of an attempt.
@@ -49,15 +49,15 @@ func NewMetrics(meter metric.Meter) (*Metrics, error) {
 		metric.WithDescription("Attempts to lock: held, blocked, or failed."))
 	m.losses, errs[3] = meter.Int64Counter("holdfast.lock.lost",
 		metric.WithDescription("Locks that ended before their work: refused, and done again."))
-	m.clashes, errs[4] = meter.Int64Counter("holdfast.lock.conflicts",
+	m.conflicts, errs[4] = meter.Int64Counter("holdfast.lock.conflicts",
 		metric.WithDescription("Optimistic transactions that were refused because something had changed."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("lock metrics: %w", err)
 	}
 	m.byResult = make(map[string][]metric.MeasurementOption)
-	for _, class := range Classes {
+	for _, class := range SizeClasses {
 		slots := attribute.String(LabelSlots, class)
-		m.byClass = append(m.byClass, metric.WithAttributeSet(attribute.NewSet(slots)))
+		m.bySizeClass = append(m.bySizeClass, metric.WithAttributeSet(attribute.NewSet(slots)))
 		for _, result := range []string{resultHeld, resultBlocked, resultFailed} {
 			set := attribute.NewSet(slots, attribute.String(LabelResult, result))
 			m.byResult[result] = append(m.byResult[result], metric.WithAttributeSet(set))
@@ -76,18 +76,20 @@ func boundaries() []float64 {
 	return append(all, 60)
 }
 
-func (m *Metrics) class(l *Lock) metric.MeasurementOption { return m.byClass[classOf(len(l.Set.Keys))] }
+func (m *Metrics) sizeClass(l *Lock) metric.MeasurementOption {
+	return m.bySizeClass[sizeClassOf(len(l.KeySet.Keys))]
+}
 
 // section measures a lock's section once, however it ends.
 func (m *Metrics) section(l *Lock) {
-	if m != nil && l.timed.CompareAndSwap(false, true) {
-		m.sections.Record(context.Background(), time.Since(l.began).Seconds(), m.class(l))
+	if m != nil && l.sectionMeasured.CompareAndSwap(false, true) {
+		m.sections.Record(context.Background(), time.Since(l.began).Seconds(), m.sizeClass(l))
 	}
 }
 
 func (m *Metrics) waited(l *Lock, since time.Time) {
 	if m != nil {
-		m.waits.Record(context.Background(), time.Since(since).Seconds(), m.class(l))
+		m.waits.Record(context.Background(), time.Since(since).Seconds(), m.sizeClass(l))
 	}
 }
 
@@ -114,18 +116,18 @@ func (m *Metrics) failed(locks []*Lock) {
 }
 
 func (m *Metrics) attempt(l *Lock, result string) {
-	m.attempts.Add(context.Background(), 1, m.byResult[result][classOf(len(l.Set.Keys))])
+	m.attempts.Add(context.Background(), 1, m.byResult[result][sizeClassOf(len(l.KeySet.Keys))])
 }
 
 // lost counts a lock once, however many notice that it is lost.
 func (m *Metrics) lost(l *Lock) {
-	if m != nil && l.lost.CompareAndSwap(false, true) {
-		m.losses.Add(context.Background(), 1, m.class(l))
+	if m != nil && l.lossCounted.CompareAndSwap(false, true) {
+		m.losses.Add(context.Background(), 1, m.sizeClass(l))
 	}
 }
 
 func (m *Metrics) conflict(l *Lock) {
 	if m != nil && l.tx.refused { // not when the server only did not know the script yet
-		m.clashes.Add(context.Background(), 1, m.class(l))
+		m.conflicts.Add(context.Background(), 1, m.sizeClass(l))
 	}
 }

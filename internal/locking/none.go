@@ -8,10 +8,10 @@ import (
 
 // None takes no locks and grants them all. It is there to show that the results are right
 // without locks; work on the same keys is then repeated more often.
-type None struct{ plain }
+type None struct{ baseStrategy }
 
 // NewNone returns a None whose scripts run on client.
-func NewNone(client redis.UniversalClient) *None { return &None{plain{client}} }
+func NewNone(client redis.UniversalClient) *None { return &None{baseStrategy{client}} }
 
 func (*None) try(_ context.Context, _ *Acquisition, locks []*Lock) error { //nolint:unparam // a Strategy may fail
 	for _, l := range locks {
@@ -20,6 +20,6 @@ func (*None) try(_ context.Context, _ *Acquisition, locks []*Lock) error { //nol
 	return nil
 }
 
-func (*None) atOnce() (string, bool)                { return "", true }
+func (*None) oneStepToken() (string, bool)          { return "", true }
 func (*None) renew(context.Context, []*Lock) error  { return nil }
 func (*None) unlock(context.Context, []*Lock) error { return nil }

@@ -21,7 +21,7 @@ import (
 // own; a conflict about one set repeats those that share its transaction. A Redis Cluster has no
 // transactions over several hash slots: it works on one server.
 type Optimistic struct {
-	plain
+	baseStrategy
 	pool  *redis.Client // of the connections that watch
 	turns chan struct{} // one for each of them
 }
@@ -30,7 +30,7 @@ type Optimistic struct {
 // connections, which must be at least two, are used to watch: the others are for what is read
 // under the lock.
 func NewOptimistic(client *redis.Client) *Optimistic {
-	return &Optimistic{plain{client}, client, make(chan struct{}, max(client.Options().PoolSize/2, 1))}
+	return &Optimistic{baseStrategy{client}, client, make(chan struct{}, max(client.Options().PoolSize/2, 1))}
 }
 
 // transactionsMax is how many connections one acquisition may keep.
@@ -90,7 +90,7 @@ func (o *Optimistic) try(ctx context.Context, a *Acquisition, locks []*Lock) err
 		all.Go(func() {
 			watch := []any{"watch"}
 			for _, l := range t.locks {
-				watch = append(watch, l.Set.Version)
+				watch = append(watch, l.KeySet.Version)
 			}
 			errs[i] = t.conn.Do(ctx, watch...).Err()
 		})
@@ -105,9 +105,9 @@ func (o *Optimistic) try(ctx context.Context, a *Acquisition, locks []*Lock) err
 	return nil
 }
 
-// commit runs the calls of each transaction, which is over then: another commit under one of
+// exec runs the calls of each transaction, which is over then: another commit under one of
 // its locks is a conflict, as it would not be watched.
-func (o *Optimistic) commit(ctx context.Context, locks []*Lock, calls []*lua.Call) {
+func (o *Optimistic) exec(ctx context.Context, locks []*Lock, calls []*lua.Call) {
 	work := make(map[*transaction][]*lua.Call)
 	for i, l := range locks {
 		if l.tx.over {

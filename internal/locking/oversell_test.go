@@ -17,14 +17,14 @@ import (
 const oversellCapacity = 20
 
 // Everybody reads before anybody writes: all find room.
-func TestUnlockedOversells(t *testing.T) {
+func TestSale_WithoutLock_Oversells(t *testing.T) {
 	t.Parallel()
 	const buyers = 50
 	for _, name := range []string{"no lock", "none"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := newMarket(t, 1, oversellCapacity, buyers)
-			open := wayNamed(t, name).open(t, m)
+			m := newSaleHarness(t, 1, oversellCapacity, buyers)
+			open := sellerNamed(t, name).open(t, m)
 			var reading sync.WaitGroup
 			reading.Add(buyers)
 			s := m.sale
@@ -34,7 +34,7 @@ func TestUnlockedOversells(t *testing.T) {
 					reading.Wait()
 				}
 			}
-			sold := sellAtOnce(t, buyers, func() way { return open(s) })
+			sold := sellAtOnce(t, buyers, func() seller { return open(s) })
 			if sold != buyers {
 				t.Errorf("sold %d, want %d of %d", sold, buyers, oversellCapacity)
 			}
@@ -46,18 +46,18 @@ func TestUnlockedOversells(t *testing.T) {
 }
 
 // All ways that are right sell what there is and not more, also with many who want it.
-func TestRightWaysSellExactlyWhatThereIs(t *testing.T) {
+func TestSale_CorrectSeller_SellsExactlyCapacity(t *testing.T) {
 	t.Parallel()
 	const slots, buyers = 3, 100
-	for _, kind := range wayKinds {
-		if !kind.right {
+	for _, kind := range sellerKinds {
+		if !kind.correct {
 			continue
 		}
 		t.Run(kind.name, func(t *testing.T) {
 			t.Parallel()
-			m := newMarket(t, slots, oversellCapacity, buyers)
+			m := newSaleHarness(t, slots, oversellCapacity, buyers)
 			open := kind.open(t, m)
-			if sold := sellAtOnce(t, buyers, func() way { return open(m.sale) }); sold != oversellCapacity {
+			if sold := sellAtOnce(t, buyers, func() seller { return open(m.sale) }); sold != oversellCapacity {
 				t.Errorf("sold %d of %d", sold, oversellCapacity)
 			}
 			if units := m.oversold(t, oversellCapacity); units != 0 {
@@ -68,7 +68,7 @@ func TestRightWaysSellExactlyWhatThereIs(t *testing.T) {
 }
 
 // sellAtOnce lets so many buyers buy at the same time and returns how many were sold one.
-func sellAtOnce(t *testing.T, buyers int, open func() way) (sold int64) {
+func sellAtOnce(t *testing.T, buyers int, open func() seller) (sold int64) {
 	t.Helper()
 	var all sync.WaitGroup
 	results := make(chan saleResult, buyers)
@@ -93,20 +93,20 @@ func sellAtOnce(t *testing.T, buyers int, open func() way) (sold int64) {
 
 // A lease is over before its holder unlocks. The next one has the lock by then, and loses it if
 // the unlock deletes what is not its own: a third one gets in while the second is inside.
-func TestLateUnlock(t *testing.T) {
+func TestSale_UnlockAfterLease_NeedsOwnerCheck(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		way, late string // where the first one is when its lease is over
-		oversells bool
+		seller, late string // where the first one is when its lease is over
+		oversells    bool
 	}{
 		{"SETNX, plain DEL", stepWritten, true},
 		{"SET NX, GET then DEL", stepOwned, true},
-		{wayCareful, stepWritten, false},
+		{sellerCareful, stepWritten, false},
 	} {
-		t.Run(c.way, func(t *testing.T) {
+		t.Run(c.seller, func(t *testing.T) {
 			t.Parallel()
-			m := newMarket(t, 1, oversellCapacity, 3)
-			open := wayNamed(t, c.way).open(t, m)
+			m := newSaleHarness(t, 1, oversellCapacity, 3)
+			open := sellerNamed(t, c.seller).open(t, m)
 			for range oversellCapacity - 2 {
 				if sold, err := open(m.sale).sell(t.Context()); err != nil || !sold {
 					t.Fatalf("sold %v, %v", sold, err)
@@ -133,7 +133,7 @@ func TestLateUnlock(t *testing.T) {
 }
 
 // endLease makes the lease of the first slot's lock end now.
-func (m *market) endLease(t *testing.T) {
+func (m *saleHarness) endLease(t *testing.T) {
 	t.Helper()
 	key := m.locks()[0]
 	if err := m.client.PExpire(t.Context(), key, time.Millisecond).Err(); err != nil {
@@ -145,10 +145,10 @@ func (m *market) endLease(t *testing.T) {
 }
 
 // A holder dies after it has set its lock and before it has set the expiry.
-func TestLateExpireLocksForEver(t *testing.T) {
+func TestSale_CrashBeforeExpire_LocksForever(t *testing.T) {
 	t.Parallel()
-	m := newMarket(t, 1, oversellCapacity, 2)
-	open := wayNamed(t, "SETNX, then EXPIRE").open(t, m)
+	m := newSaleHarness(t, 1, oversellCapacity, 2)
+	open := sellerNamed(t, "SETNX, then EXPIRE").open(t, m)
 	diesAt := func(step string, after int) error {
 		ctx, die := context.WithCancel(t.Context())
 		defer die()
@@ -177,34 +177,34 @@ func TestLateExpireLocksForEver(t *testing.T) {
 
 // A lease is over before its holder writes. Careful locks do not help; a script that looks for its
 // token, or at its clock, does.
-func TestLateWrite(t *testing.T) {
+func TestSale_WriteAfterLease_NeedsTokenCheck(t *testing.T) {
 	t.Parallel()
 	// Locks that end by themselves, some time after the sale has read; only the first sale has them.
 	short := locking.FixedLease(time.Second)
 	for _, c := range []struct {
-		way      string
+		seller   string
 		short    newStrategy // nil = the lease is ended by hand
 		want     int64       // of the last one
 		refusals int
 	}{
-		{wayCareful, nil, 2, 0},
-		{wayRange, rangeStrategy(false), 1, 1},
+		{sellerCareful, nil, 2, 0},
+		{sellerRange, rangeStrategy(false), 1, 1},
 		{"range, fair", rangeStrategy(true), 1, 1},
 		{"redlock", redlockStrategy, 1, 1},
 		{"optimistic", nil, 1, 1},
 	} {
-		t.Run(c.way, func(t *testing.T) {
+		t.Run(c.seller, func(t *testing.T) {
 			t.Parallel()
-			m := newMarket(t, 1, 1, 2)
-			kind := wayNamed(t, c.way)
+			m := newSaleHarness(t, 1, 1, 2)
+			kind := sellerNamed(t, c.seller)
 			open := kind.open(t, m)
 			openFirst := open
 			if c.short != nil {
-				openFirst = wayLeased(c.short, short)(t, m)
+				openFirst = sellerWithLease(c.short, short)(t, m)
 			}
 			first := sellUntil(t, openFirst, m.sale, stepRead)
 			first.awaitStop(t)
-			if c.way == wayCareful {
+			if c.seller == sellerCareful {
 				m.endLease(t)
 			}
 			// It waits for the end of the first one's lease, if that has one.
@@ -236,7 +236,7 @@ type stoppedSale struct {
 }
 
 // sellUntil begins a sale that stops at a step.
-func sellUntil(t *testing.T, open func(sale) way, s sale, step string) *stoppedSale {
+func sellUntil(t *testing.T, open func(sale) seller, s sale, step string) *stoppedSale {
 	t.Helper()
 	b := &stoppedSale{stopped: make(chan struct{}), on: make(chan struct{}), result: make(chan saleResult, 1)}
 	var once sync.Once

@@ -32,7 +32,7 @@ const (
 // holder locks, reads the counter, says so, and works when it is told to: it prints what became
 // of its work.
 func holder() int {
-	k := keys{client: redis.NewClient(stacktest.RedisOptions(os.Getenv(holderRedis))), prefix: os.Getenv(holderPrefix)}
+	k := harness{client: redis.NewClient(stacktest.RedisOptions(os.Getenv(holderRedis))), prefix: os.Getenv(holderPrefix)}
 	for _, url := range strings.Fields(os.Getenv(holderServers)) {
 		k.servers = append(k.servers, redis.NewClient(stacktest.RedisOptions(url)))
 	}
@@ -42,12 +42,12 @@ func holder() int {
 			continue
 		}
 		l := locking.New(s.make(k, pausedLease), locking.Options{})
-		lock, err := lockPatiently(ctx, l, k.set("a"))
+		lock, err := lockEventually(ctx, l, k.keySet("a"))
 		if err != nil {
 			fmt.Println("lock:", err)
 			return 1
 		}
-		_, status, err := k.add(ctx, l, lock, func() {
+		_, status, err := k.increment(ctx, l, lock, func() {
 			fmt.Println("locked")
 			_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // an error ends the wait as well
 		})
@@ -56,15 +56,15 @@ func holder() int {
 	return 0
 }
 
-// TestPausedHolder stops a process that holds a lock, with SIGSTOP, until its lease is over and
+// TestStrategy_HolderPausedPastLease_WorkIsRefused stops a process that holds a lock, with SIGSTOP, until its lease is over and
 // somebody else has done work under the lock. When it goes on, it does not know; its work is
 // refused. Without locks it is not: the other's work is lost.
-func TestPausedHolder(t *testing.T) {
+func TestStrategy_HolderPausedPastLease_WorkIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, s := range subjects {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			k := newKeys(t, s)
+			k := newHarness(t, s)
 			cmd := exec.Command(os.Args[0])
 			cmd.Env = append(os.Environ(), holderStrategy+"="+s.name, holderRedis+"="+stacktest.Shared().RedisURL, holderPrefix+"="+k.prefix)
 			if s.servers > 0 {
@@ -93,7 +93,7 @@ func TestPausedHolder(t *testing.T) {
 
 			// For this to be had the lease must be over.
 			l := k.locker(t, s, long)
-			if _, err := k.contend(t.Context(), l, k.set("a"), func() func() { return func() {} }); err != nil {
+			if _, err := k.contend(t.Context(), l, k.keySet("a"), func() func() { return func() {} }); err != nil {
 				t.Fatal(err)
 			}
 			if err := k.client.Set(t.Context(), k.counter(), 100, 0).Err(); err != nil { // more work of others
@@ -107,7 +107,7 @@ func TestPausedHolder(t *testing.T) {
 				t.Fatal(err)
 			}
 			refused := strings.HasPrefix(answer, locking.StatusLockLost) || strings.HasPrefix(answer, locking.StatusConflict)
-			if n := k.client.Get(t.Context(), k.counter()).Val(); refused != s.guards || s.guards && n != "100" {
+			if n := k.client.Get(t.Context(), k.counter()).Val(); refused != s.refusesLateWork || s.refusesLateWork && n != "100" {
 				t.Errorf("the paused holder's work was answered %q, and the counter is %s", answer, n)
 			}
 		})

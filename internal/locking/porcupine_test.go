@@ -23,8 +23,8 @@ type lockOp struct {
 	release bool
 }
 
-// lockAnswer is whether the keys were had, or were still had when they were given back.
-type lockAnswer struct {
+// lockOutput is whether the keys were had, or were still had when they were given back.
+type lockOutput struct {
 	held  bool
 	fence int64
 }
@@ -48,7 +48,7 @@ func lockModel(strict bool) porcupine.Model {
 			return t
 		},
 		Step: func(state, input, output any) (bool, any) {
-			t, op, answer := state.(table), input.(lockOp), output.(lockAnswer)
+			t, op, answer := state.(table), input.(lockOp), output.(lockOutput)
 			wanted, free := -1, true
 			if op.release {
 				wanted = op.client
@@ -108,7 +108,7 @@ func (h *history) check(t *testing.T, model porcupine.Model) porcupine.CheckResu
 }
 
 // lockAndUnlock has a client try to lock some keys and release them if it has them.
-func (k keys) lockAndUnlock(t *testing.T, h *history, l *locking.Locker, client int, bits uint8) {
+func (k harness) lockAndUnlock(t *testing.T, h *history, l *locking.Locker, client int, bits uint8) {
 	var names []string
 	for i := range lockKeys {
 		if bits&(1<<i) != 0 {
@@ -117,20 +117,20 @@ func (k keys) lockAndUnlock(t *testing.T, h *history, l *locking.Locker, client 
 	}
 	var lock *locking.Lock
 	answer := h.record(client, lockOp{client, bits, false}, func() any {
-		lock = try(t, l, "", k.set(names...))
-		return lockAnswer{lock.Held, lock.Fence}
+		lock = try(t, l, "", k.keySet(names...))
+		return lockOutput{lock.Held, lock.Fence}
 	})
-	if answer.(lockAnswer).held {
+	if answer.(lockOutput).held {
 		h.record(client, lockOp{client, bits, true}, func() any {
-			return lockAnswer{held: l.Unlock(t.Context(), lock) == nil}
+			return lockOutput{held: l.Unlock(t.Context(), lock) == nil}
 		})
 	}
 }
 
-// TestHistories checks histories of locks under contention.
-func TestHistories(t *testing.T) {
+// TestStrategy_ConcurrentHistories_AreLinearizable checks histories of locks under contention.
+func TestStrategy_ConcurrentHistories_AreLinearizable(t *testing.T) {
 	const histories, clients, rounds = 10, 6, 15
-	exclusives(t, func(t *testing.T, s subject, k keys) {
+	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		l := k.locker(t, s, long)
 		for range histories {
 			h := &history{began: time.Now()}
@@ -151,30 +151,30 @@ func TestHistories(t *testing.T) {
 	})
 }
 
-// TestHistoryOfNone shows that an illegal history is found: two have the same key.
-func TestHistoryOfNone(t *testing.T) {
+// TestNone_SharedKey_HistoryIsIllegal shows that an illegal history is found: two have the same key.
+func TestNone_SharedKey_HistoryIsIllegal(t *testing.T) {
 	t.Parallel()
 	s := subjects[len(subjects)-1]
-	k := newKeys(t, s)
+	k := newHarness(t, s)
 	l := k.locker(t, s, long)
 	h := &history{began: time.Now()}
 	for c := range 2 {
-		h.record(c, lockOp{c, 1, false}, func() any { return lockAnswer{held: try(t, l, "", k.set("key-0")).Held} })
+		h.record(c, lockOp{c, 1, false}, func() any { return lockOutput{held: try(t, l, "", k.keySet("key-0")).Held} })
 	}
 	if h.check(t, lockModel(true)) != porcupine.Illegal {
 		t.Error("two have the same key, and the history is called legal")
 	}
 }
 
-// TestCounterHistories checks histories of the work itself: each adds one to what it has read. This
+// TestExec_ConcurrentCounters_AreLinearizable checks histories of the work itself: each adds one to what it has read. This
 // is what Optimistic promises as well.
-func TestCounterHistories(t *testing.T) {
+func TestExec_ConcurrentCounters_AreLinearizable(t *testing.T) {
 	const clients, rounds = 8, 10
 	counter := porcupine.Model{
 		Init: func() any { return 0 },
 		Step: func(state, _, output any) (bool, any) { return state == output, state.(int) + 1 },
 	}
-	guarding(t, func(t *testing.T, s subject, k keys) {
+	eachRefusingLateWork(t, func(t *testing.T, s subject, k harness) {
 		l := k.locker(t, s, long)
 		h := &history{began: time.Now()}
 		var all sync.WaitGroup
@@ -182,7 +182,7 @@ func TestCounterHistories(t *testing.T) {
 			all.Go(func() {
 				for range rounds {
 					h.record(c, nil, func() any {
-						before, err := k.contend(t.Context(), l, k.set("a", fmt.Sprint(c)), func() func() { return func() {} })
+						before, err := k.contend(t.Context(), l, k.keySet("a", fmt.Sprint(c)), func() func() { return func() {} })
 						if err != nil {
 							t.Error(err)
 						}

@@ -65,7 +65,7 @@ func (draw FenceBase) Next(ctx context.Context) (int64, error) {
 
 // RangeOptions are the options of a Range.
 type RangeOptions struct {
-	Lease     Lease     // after how long a lock ends by itself
+	Lease     LeaseFunc // after how long a lock ends by itself
 	FenceBase FenceBase // required
 	// Fair makes waiters queue: nobody is overtaken for ever. It costs a command a key for
 	// each attempt.
@@ -76,21 +76,21 @@ type RangeOptions struct {
 // which two takers could wait for each other, and a taker costs one round trip however many keys
 // it wants. A lock ends with its lease: the script that writes under it must find its token.
 type Range struct {
-	plain
+	baseStrategy
 	options RangeOptions
-	hub     *hub
+	queue   *waitQueue
 }
 
 // NewRange returns a Range on one Redis.
 func NewRange(client redis.UniversalClient, o RangeOptions) *Range {
-	return &Range{plain{client}, o, newHub(client, o.Fair)}
+	return &Range{baseStrategy{client}, o, newWaitQueue(client, o.Fair)}
 }
 
-// atOnce is not allowed where waiters queue: it would overtake them.
-func (r *Range) atOnce() (string, bool) { return "*", !r.options.Fair }
+// oneStepToken is not allowed where waiters queue: it would overtake them.
+func (r *Range) oneStepToken() (string, bool) { return "*", !r.options.Fair }
 
-func (r *Range) wakeups() *hub { return r.hub }
-func (r *Range) close() error  { return r.hub.close() }
+func (r *Range) waitQueue() *waitQueue { return r.queue }
+func (r *Range) close() error          { return r.queue.close() }
 
 // fenceTriesMax bounds how often a base is drawn for one lock: each time Redis must have lost
 // its fence once more.
@@ -105,16 +105,16 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 	leases := make([]time.Duration, len(locks))
 	mark := newID()
 	for i, l := range locks {
-		leases[i] = r.options.Lease(len(l.Set.Keys))
+		leases[i] = r.options.Lease(len(l.KeySet.Keys))
 		calls[i] = &lua.Call{
 			Script: lockScript,
-			Keys:   []string{l.Set.Fence, l.Set.locks()},
-			Args:   l.Set.keysAfter(a.owner, l.id, leases[i].Milliseconds(), l.Set.Scope, wait, fenceBlock, mark, "", ""),
+			Keys:   []string{l.KeySet.Fence, l.KeySet.locksKey()},
+			Args:   l.KeySet.argsWithNames(a.owner, l.id, leases[i].Milliseconds(), l.KeySet.Scope, wait, fenceBlock, mark, "", ""),
 		}
 	}
 	start := time.Now()
 	lua.Run(ctx, r.client, calls)
-	if again := unanswered(calls); len(again) > 0 && ctx.Err() == nil {
+	if again := unconfirmed(calls); len(again) > 0 && ctx.Err() == nil {
 		lua.Run(ctx, r.client, again) // what was done before is found to be this acquisition's
 	}
 	for range fenceTriesMax {
@@ -136,9 +136,9 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 		l := locks[i]
 		switch {
 		case c.Err == nil && c.Status == "blocked" && len(c.Reply) == 2:
-			l.blocker = blocker{key: blockingKey(l, c), remaining: milliseconds(c.Reply[1])}
+			l.blocker = blocker{key: blockingKey(l, c), remaining: parseRemaining(c.Reply[1])}
 		case c.Err == nil && c.Status == "behind" && len(c.Reply) == 3:
-			l.blocker = blocker{key: blockingKey(l, c), remaining: milliseconds(c.Reply[1]), ahead: c.Reply[2]}
+			l.blocker = blocker{key: blockingKey(l, c), remaining: parseRemaining(c.Reply[1]), ahead: c.Reply[2]}
 		case c.Expect(1) != nil:
 			return fmt.Errorf("lock set %d of %d: %w", i+1, len(locks), c.Err)
 		default:
@@ -148,14 +148,14 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 			}
 			l.Held, l.Fence = true, fence
 			l.Token = fmt.Sprintf("%s:%d.%s", a.owner, fence, l.id)
-			l.trustFor(start, leases[i])
+			l.setValidity(start, leases[i])
 		}
 	}
 	return nil
 }
 
-// unanswered returns the calls of which nobody knows whether they were done.
-func unanswered(calls []*lua.Call) (unknown []*lua.Call) {
+// unconfirmed returns the calls of which nobody knows whether they were done.
+func unconfirmed(calls []*lua.Call) (unknown []*lua.Call) {
 	for _, c := range calls {
 		var refused redis.Error
 		if c.Err != nil && !errors.As(c.Err, &refused) {
@@ -175,8 +175,8 @@ func unfenced(calls []*lua.Call) (unfenced []*lua.Call) {
 	return unfenced
 }
 
-// milliseconds reads a time that remains. One that is over, or has no end, is a moment.
-func milliseconds(word string) time.Duration {
+// parseRemaining reads a time that remains. One that is over, or has no end, is a moment.
+func parseRemaining(word string) time.Duration {
 	n, _ := strconv.ParseInt(word, 10, 64) // our own script wrote it
 	return max(time.Duration(n)*time.Millisecond, time.Millisecond)
 }
@@ -186,13 +186,13 @@ func (r *Range) renew(ctx context.Context, locks []*Lock) error {
 	leases := make([]time.Duration, len(locks))
 	calls := make([]*lua.Call, len(locks))
 	for i, l := range locks {
-		leases[i] = r.options.Lease(len(l.Set.Keys))
-		calls[i] = &lua.Call{Script: renewScript, Keys: []string{l.Set.locks()}, Args: l.Set.keysAfter(l.Fence, l.id, leases[i].Milliseconds())}
+		leases[i] = r.options.Lease(len(l.KeySet.Keys))
+		calls[i] = &lua.Call{Script: renewScript, Keys: []string{l.KeySet.locksKey()}, Args: l.KeySet.argsWithNames(l.Fence, l.id, leases[i].Milliseconds())}
 	}
-	err := r.each(ctx, "renew", locks, calls)
+	err := r.runEach(ctx, "renew", locks, calls)
 	for i, l := range locks {
 		if calls[i].Err == nil && len(calls[i].Reply) == 0 {
-			l.trustFor(start, leases[i])
+			l.setValidity(start, leases[i])
 		}
 	}
 	return err
@@ -201,14 +201,14 @@ func (r *Range) renew(ctx context.Context, locks []*Lock) error {
 func (r *Range) unlock(ctx context.Context, locks []*Lock) error {
 	calls := make([]*lua.Call, len(locks))
 	for i, l := range locks {
-		calls[i] = &lua.Call{Script: unlockScript, Keys: []string{l.Set.locks()}, Args: l.Set.keysAfter(l.Fence, l.id, l.Set.Scope, "0", "0")}
+		calls[i] = &lua.Call{Script: unlockScript, Keys: []string{l.KeySet.locksKey()}, Args: l.KeySet.argsWithNames(l.Fence, l.id, l.KeySet.Scope, "0", "0")}
 	}
-	return r.each(ctx, "unlock", locks, calls)
+	return r.runEach(ctx, "unlock", locks, calls)
 }
 
-// each runs calls that answer with the numbers of the keys that were lost, and returns those as a
-// *LostError. All are run, also when one of them fails.
-func (r *Range) each(ctx context.Context, verb string, locks []*Lock, calls []*lua.Call) (err error) {
+// runEach runs calls that answer with the numbers of the keys that were lost, and returns those as a
+// *RebuildingError. All are run, also when one of them fails.
+func (r *Range) runEach(ctx context.Context, verb string, locks []*Lock, calls []*lua.Call) (err error) {
 	var lost []string
 	lua.Run(ctx, r.client, calls)
 	for i, c := range calls {
@@ -218,28 +218,28 @@ func (r *Range) each(ctx context.Context, verb string, locks []*Lock, calls []*l
 		}
 		for _, word := range c.Reply {
 			n, _ := strconv.Atoi(word) // our own script wrote it
-			lost = append(lost, locks[i].Set.Keys[n-1])
+			lost = append(lost, locks[i].KeySet.Keys[n-1])
 		}
 	}
 	return errors.Join(lostKeys(lost), err)
 }
 
-// goneFor is how long an attempt that nobody waits for any more may be on its way to Redis.
-const goneFor = time.Minute
+// lateAttemptMax is how long an attempt that nobody waits for any more may be on its way to Redis.
+const lateAttemptMax = time.Minute
 
-func (r *Range) leave(ctx context.Context, a *Acquisition) {
+func (r *Range) cleanUp(ctx context.Context, a *Acquisition) {
 	var calls []*lua.Call
 	leave := func(locks []*Lock, goneFor time.Duration) {
 		for _, l := range locks {
-			args := l.Set.keysAfter("", l.id, l.Set.Scope, "1", goneFor.Milliseconds())
-			calls = append(calls, &lua.Call{Script: unlockScript, Keys: []string{l.Set.locks()}, Args: args})
+			args := l.KeySet.argsWithNames("", l.id, l.KeySet.Scope, "1", goneFor.Milliseconds())
+			calls = append(calls, &lua.Call{Script: unlockScript, Keys: []string{l.KeySet.locksKey()}, Args: args})
 		}
 	}
 	if r.options.Fair {
-		leave(a.failed, goneFor)
+		leave(a.uncertain, lateAttemptMax)
 		leave(a.blocked, 0)
 	} else {
-		leave(a.failed, 0) // what comes late ends with its lease
+		leave(a.uncertain, 0) // what comes late ends with its lease
 	}
 	lua.Run(ctx, r.client, calls) // what cannot be given back ends with its lease, or its wait
 }
@@ -247,14 +247,14 @@ func (r *Range) leave(ctx context.Context, a *Acquisition) {
 // blockingKey returns the key of a lock whose number is the first value of a reply.
 func blockingKey(l *Lock, c *lua.Call) string {
 	n, _ := strconv.Atoi(c.Reply[0]) // our own script wrote it
-	return l.Set.Keys[n-1]
+	return l.KeySet.Keys[n-1]
 }
 
-// locks is the hash that has which of the set's keys are locked.
-func (s Set) locks() string { return s.Scope + "locks" }
+// locksKey is the hash that has which of the set's keys are locked.
+func (s KeySet) locksKey() string { return s.Scope + "locks" }
 
 // Names returns what the set's keys are called within their scope: the fields of the hash <scope>locks.
-func (s Set) Names() []string {
+func (s KeySet) Names() []string {
 	names := make([]string, len(s.Keys))
 	for i, key := range s.Keys {
 		names[i] = strings.TrimPrefix(key, s.Key(""))
@@ -262,8 +262,8 @@ func (s Set) Names() []string {
 	return names
 }
 
-// keysAfter returns arguments of a script, followed by the set's names.
-func (s Set) keysAfter(args ...any) []any {
+// argsWithNames returns arguments of a script, followed by the set's names.
+func (s KeySet) argsWithNames(args ...any) []any {
 	args = slices.Grow(args, len(s.Keys))
 	for _, name := range s.Names() {
 		args = append(args, name)

@@ -23,16 +23,16 @@ var ErrNoQuorum = errors.New("fewer than a majority of the lock servers answer")
 // It has no fencing token, and the server that does the work cannot see whether a lock is still
 // held: its Trust is by clocks, so it relies on clocks that run at about the same rate.
 type Redlock struct {
-	plain
+	baseStrategy
 	servers []redis.UniversalClient
 	sync    *redsync.Redsync
-	lease   Lease
+	lease   LeaseFunc
 }
 
 // NewRedlock returns a Redlock over servers that replicate nothing to each other; client is where
 // the work is done.
-func NewRedlock(client redis.UniversalClient, servers []redis.UniversalClient, lease Lease) *Redlock {
-	r := &Redlock{plain: plain{client}, servers: servers, lease: lease}
+func NewRedlock(client redis.UniversalClient, servers []redis.UniversalClient, lease LeaseFunc) *Redlock {
+	r := &Redlock{baseStrategy: baseStrategy{client}, servers: servers, lease: lease}
 	pools := make([]pool.Pool, len(servers))
 	for i, server := range servers {
 		pools[i] = goredis.NewPool(server)
@@ -44,8 +44,8 @@ func NewRedlock(client redis.UniversalClient, servers []redis.UniversalClient, l
 const (
 	// driftFactor is the part of the lease by which the servers' clocks may differ over it.
 	driftFactor = 0.01
-	// redlockAtOnce is how many keys, or sets, one call works on at a time.
-	redlockAtOnce = 8
+	// redlockParallelMax is how many keys, or sets, one call works on at a time.
+	redlockParallelMax = 8
 	// timeoutMin is the least time that a server is given to answer.
 	timeoutMin = 10 * time.Millisecond
 )
@@ -59,7 +59,7 @@ func (r *Redlock) timeout(keys int) time.Duration {
 
 // mutex returns redsync's lock on one key.
 func (r *Redlock) mutex(l *Lock, key, value string) *redsync.Mutex {
-	keys := len(l.Set.Keys)
+	keys := len(l.KeySet.Keys)
 	lease, timeout := r.lease(keys), r.timeout(keys)
 	return r.sync.NewMutex(key, redsync.WithExpiry(lease), redsync.WithTries(1), redsync.WithDriftFactor(driftFactor),
 		redsync.WithTimeoutFactor(timeout.Seconds()/lease.Seconds()), redsync.WithValue(value),
@@ -68,7 +68,7 @@ func (r *Redlock) mutex(l *Lock, key, value string) *redsync.Mutex {
 
 func (r *Redlock) try(ctx context.Context, _ *Acquisition, locks []*Lock) error {
 	errs := make([]error, len(locks))
-	atOnce(len(locks), func(i int) { errs[i] = r.lock(ctx, locks[i]) })
+	parallel(len(locks), func(i int) { errs[i] = r.lock(ctx, locks[i]) })
 	err := errors.Join(errs...)
 	if err == nil {
 		return nil
@@ -85,7 +85,7 @@ func (r *Redlock) try(ctx context.Context, _ *Acquisition, locks []*Lock) error 
 // a server did although its answer was not heard.
 func (r *Redlock) lock(ctx context.Context, l *Lock) error {
 	value := newID()
-	for _, key := range l.Set.Keys {
+	for _, key := range l.KeySet.Keys {
 		m := r.mutex(l, key, value)
 		err := m.TryLockContext(ctx)
 		if err == nil || ctx.Err() != nil {
@@ -93,26 +93,26 @@ func (r *Redlock) lock(ctx context.Context, l *Lock) error {
 		}
 		if err != nil {
 			r.release(ctx, l)
-			if ctx.Err() == nil && r.tooMany(err) {
+			if ctx.Err() == nil && r.noQuorum(err) {
 				return fmt.Errorf("lock %s: %w: %w", key, ErrNoQuorum, err)
 			}
 			return context.Cause(ctx)
 		}
 	}
-	until := l.shortest()
+	until := l.earliestUntil()
 	if !time.Now().Before(until) {
 		r.release(ctx, l) // it took longer than its lease
 		return nil
 	}
 	l.Held = true
-	l.lease = r.lease(len(l.Set.Keys))
-	l.trustUntil(until)
+	l.lease = r.lease(len(l.KeySet.Keys))
+	l.setValidUntil(until)
 	return nil
 }
 
-// shortest returns until when all keys of a lock are valid: lease less what it took to get each,
+// earliestUntil returns until when all keys of a lock are valid: lease less what it took to get each,
 // less the drift.
-func (l *Lock) shortest() time.Time {
+func (l *Lock) earliestUntil() time.Time {
 	until := l.mutexes[0].Until()
 	for _, m := range l.mutexes[1:] {
 		if m.Until().Before(until) {
@@ -122,16 +122,16 @@ func (l *Lock) shortest() time.Time {
 	return until
 }
 
-// tooMany reports whether so many servers did not answer that the others are no majority.
-func (r *Redlock) tooMany(err error) bool {
-	return unreachable(err) > (len(r.servers)-1)/2
+// noQuorum reports whether so many servers did not answer that the others are no majority.
+func (r *Redlock) noQuorum(err error) bool {
+	return countUnreachable(err) > (len(r.servers)-1)/2
 }
 
-// unreachable counts the servers that err says did not answer.
-func unreachable(err error) (n int) {
+// countUnreachable counts the servers that err says did not answer.
+func countUnreachable(err error) (n int) {
 	if all, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range all.Unwrap() {
-			n += unreachable(e)
+			n += countUnreachable(e)
 		}
 		return n
 	}
@@ -152,7 +152,7 @@ func (r *Redlock) release(ctx context.Context, l *Lock) {
 func (r *Redlock) renew(ctx context.Context, locks []*Lock) error {
 	err := r.each(ctx, locks, (*redsync.Mutex).ExtendContext)
 	for _, l := range locks {
-		l.trustUntil(l.shortest()) // what was not renewed is valid as long as it was
+		l.setValidUntil(l.earliestUntil()) // what was not renewed is valid as long as it was
 	}
 	return err
 }
@@ -161,20 +161,20 @@ func (r *Redlock) unlock(ctx context.Context, locks []*Lock) error {
 	return r.each(ctx, locks, (*redsync.Mutex).UnlockContext)
 }
 
-// each does something to every key of every lock and returns a *LostError with those that a
+// each does something to every key of every lock and returns a *RebuildingError with those that a
 // majority of the servers did not have any more.
 func (r *Redlock) each(ctx context.Context, locks []*Lock, do func(*redsync.Mutex, context.Context) (bool, error)) error {
 	var mutexes []*redsync.Mutex
 	var timeouts []time.Duration
 	for _, l := range locks {
 		for _, m := range l.mutexes {
-			mutexes, timeouts = append(mutexes, m), append(timeouts, r.timeout(len(l.Set.Keys)))
+			mutexes, timeouts = append(mutexes, m), append(timeouts, r.timeout(len(l.KeySet.Keys)))
 		}
 	}
 	var mu sync.Mutex
 	var lost []string
 	var failed error
-	atOnce(len(mutexes), func(i int) {
+	parallel(len(mutexes), func(i int) {
 		ctx, cancel := context.WithTimeout(ctx, timeouts[i])
 		ok, err := do(mutexes[i], ctx)
 		cancel()
@@ -182,7 +182,7 @@ func (r *Redlock) each(ctx context.Context, locks []*Lock, do func(*redsync.Mute
 		defer mu.Unlock()
 		switch {
 		case ok:
-		case r.tooMany(err):
+		case r.noQuorum(err):
 			failed = errors.Join(failed, fmt.Errorf("%s: %w: %w", mutexes[i].Name(), ErrNoQuorum, err))
 		default:
 			lost = append(lost, mutexes[i].Name())
@@ -191,10 +191,10 @@ func (r *Redlock) each(ctx context.Context, locks []*Lock, do func(*redsync.Mute
 	return errors.Join(lostKeys(lost), failed)
 }
 
-// atOnce calls do with 0 to n-1, a few at a time.
-func atOnce(n int, do func(i int)) {
+// parallel calls do with 0 to n-1, a few at a time.
+func parallel(n int, do func(i int)) {
 	var all sync.WaitGroup
-	turns := make(chan struct{}, redlockAtOnce)
+	turns := make(chan struct{}, redlockParallelMax)
 	for i := range n {
 		turns <- struct{}{}
 		all.Go(func() {

@@ -19,9 +19,9 @@ import (
 var redlock = subjects[2]
 
 // newServers starts lock servers that a test may break.
-func newServers(t *testing.T) (k keys, servers []*stack.Stack) {
+func newServers(t *testing.T) (k harness, servers []*stack.Stack) {
 	t.Helper()
-	k = newKeys(t, subjects[0])
+	k = newHarness(t, subjects[0])
 	servers = make([]*stack.Stack, redlockServers)
 	k.servers = make([]redis.UniversalClient, redlockServers)
 	var all sync.WaitGroup
@@ -52,16 +52,16 @@ func newServers(t *testing.T) (k keys, servers []*stack.Stack) {
 	return k, servers
 }
 
-// TestMinorityOfServers stops lock servers one after the other: with a majority it works, and
+// TestRedlock_MajorityStopped_FailsAndLeavesNothing stops lock servers one after the other: with a majority it works, and
 // then fails at once and leaves nothing behind on those that still answer.
-func TestMinorityOfServers(t *testing.T) {
+func TestRedlock_MajorityStopped_FailsAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	k, servers := newServers(t)
 	ctx := t.Context()
 	l := k.locker(t, redlock, long)
 	for stopped := range redlockServers/2 + 1 {
-		lock := mustLock(t, l, k.set("a", "b", "c"))
-		if other := try(t, l, "", k.set("b")); other.Held {
+		lock := mustLock(t, l, k.keySet("a", "b", "c"))
+		if other := try(t, l, "", k.keySet("b")); other.Held {
 			t.Errorf("locked twice with %d servers stopped", stopped)
 		}
 		mustUnlock(t, l, lock)
@@ -69,19 +69,19 @@ func TestMinorityOfServers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := l.Lock(ctx, "", long, k.set("a", "b")); !errors.Is(err, locking.ErrNoQuorum) {
+	if _, err := l.Lock(ctx, "", long, k.keySet("a", "b")); !errors.Is(err, locking.ErrNoQuorum) {
 		t.Errorf("with three of five servers stopped: %v", err)
 	}
 	rest := k
 	rest.servers = k.servers[redlockServers/2+1:]
-	if left := rest.left(t); len(left) != 0 {
+	if left := rest.lockedKeys(t); len(left) != 0 {
 		t.Errorf("a failure has left %q", left)
 	}
 }
 
-// TestHangingServer stops a lock server with SIGSTOP: it does not answer, and it does not
+// TestRedlock_OneServerHangs_Locks stops a lock server with SIGSTOP: it does not answer, and it does not
 // refuse either. The others are a majority.
-func TestHangingServer(t *testing.T) {
+func TestRedlock_OneServerHangs_Locks(t *testing.T) {
 	t.Parallel()
 	k, servers := newServers(t)
 	if err := syscall.Kill(servers[0].RedisPID(), syscall.SIGSTOP); err != nil {
@@ -93,30 +93,30 @@ func TestHangingServer(t *testing.T) {
 		}
 	}()
 	l := k.locker(t, redlock, 8*time.Second)
-	lock := mustLock(t, l, k.set("a"))
-	if trust := lock.Trust(); trust <= 0 {
-		t.Errorf("locked without trust: %v", trust)
+	lock := mustLock(t, l, k.keySet("a"))
+	if validity := lock.Validity(); validity <= 0 {
+		t.Errorf("locked without trust: %v", validity)
 	}
 	mustUnlock(t, l, lock)
 }
 
-// TestFastClock has the clock of one lock server run ahead, so that it drops its keys before
+// TestRedlock_FastClocks_MajorityLosesLock has the clock of one lock server run ahead, so that it drops its keys before
 // their lease is over: nobody else gets a majority for that, and the owner can still renew and release.
 // With three such servers exclusion is gone, as is known of Redlock: that is why work is refused
 // by what the server that does it can see.
-func TestFastClock(t *testing.T) {
+func TestRedlock_FastClocks_MajorityLosesLock(t *testing.T) {
 	t.Parallel()
 	k, _ := newServers(t)
 	ctx := t.Context()
 	l := k.locker(t, redlock, long)
-	lock := mustLock(t, l, k.set("a", "b"))
+	lock := mustLock(t, l, k.keySet("a", "b"))
 	drop := func(server redis.UniversalClient) {
-		if err := server.Del(ctx, lock.Set.Keys...).Err(); err != nil {
+		if err := server.Del(ctx, lock.KeySet.Keys...).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	drop(k.servers[4])
-	if other := try(t, l, "", k.set("b")); other.Held {
+	if other := try(t, l, "", k.keySet("b")); other.Held {
 		t.Error("one fast clock gives a lock away")
 	}
 	if err := l.Renew(ctx, lock); err != nil {
@@ -124,7 +124,7 @@ func TestFastClock(t *testing.T) {
 	}
 	drop(k.servers[3])
 	drop(k.servers[2])
-	if other := try(t, l, "", k.set("b")); !other.Held {
+	if other := try(t, l, "", k.keySet("b")); !other.Held {
 		t.Error("three servers have forgotten the lock, and yet it is not given away: what does this test drop?")
 	}
 	if err := l.Unlock(ctx, lock); !errors.Is(err, locking.ErrLost) {
@@ -157,37 +157,37 @@ func (slowServer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 	return next
 }
 
-// TestSlowAcquisition gets each of its keys within its lease, but the last when the first one's is
+// TestRedlock_LeaseExpiresWhileLocking_Fails gets each of its keys within its lease, but the last when the first one's is
 // over: that is a failure, after which nothing is left.
-func TestSlowAcquisition(t *testing.T) {
+func TestRedlock_LeaseExpiresWhileLocking_Fails(t *testing.T) {
 	t.Parallel()
-	k := newKeys(t, redlock)
+	k := newHarness(t, redlock)
 	const lease = 3 * time.Second
 	k.servers[0].(*redis.Client).AddHook(slowServer{command: "set", until: func() {
 		began := time.Now()
 		stacktest.Eventually(t, "most of the lease to be over", func() bool { return time.Since(began) > lease*6/10 })
 	}})
 	l := k.locker(t, redlock, lease)
-	if lock := try(t, l, "", k.set("a", "b")); lock.Held {
-		t.Errorf("held with a trust of %v", lock.Trust())
+	if lock := try(t, l, "", k.keySet("a", "b")); lock.Held {
+		t.Errorf("held with a trust of %v", lock.Validity())
 	}
-	if left := k.left(t); len(left) != 0 {
+	if left := k.lockedKeys(t); len(left) != 0 {
 		t.Errorf("left: %q", left)
 	}
 }
 
-// TestCancelledAcquisition cancels its caller in the midst of an acquisition: what it has locked
+// TestRedlock_CancelledWhileLocking_Releases cancels its caller in the midst of an acquisition: what it has locked
 // by then is released all the same.
-func TestCancelledAcquisition(t *testing.T) {
+func TestRedlock_CancelledWhileLocking_Releases(t *testing.T) {
 	t.Parallel()
-	k := newKeys(t, redlock)
+	k := newHarness(t, redlock)
 	ctx, cancel := context.WithCancel(t.Context())
 	k.servers[0].(*redis.Client).AddHook(slowServer{command: "set", until: cancel})
 	l := k.locker(t, redlock, long)
-	if _, err := l.Lock(ctx, "", long, k.set("a", "b", "c")); !errors.Is(err, context.Canceled) {
+	if _, err := l.Lock(ctx, "", long, k.keySet("a", "b", "c")); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled, and ended by %v", err)
 	}
-	if left := k.left(t); len(left) != 0 {
+	if left := k.lockedKeys(t); len(left) != 0 {
 		t.Errorf("left: %q", left)
 	}
 }

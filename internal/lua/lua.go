@@ -52,11 +52,11 @@ func NewPacked(name, flags string, pack int, source string) Script {
 	return s
 }
 
-var commandIn = regexp.MustCompile(`redis\.p?call\('([A-Z]+)'`)
+var commandPattern = regexp.MustCompile(`redis\.p?call\('([A-Z]+)'`)
 
 // Commands returns the commands that a script gives, each once, by its source.
 func Commands(source string) (names []string) {
-	for _, found := range commandIn.FindAllStringSubmatch(source, -1) {
+	for _, found := range commandPattern.FindAllStringSubmatch(source, -1) {
 		names = append(names, found[1])
 	}
 	slices.Sort(names)
@@ -153,7 +153,7 @@ func exec(ctx context.Context, pipe redis.Pipeliner, runs []run, eval evaluation
 		if execErr != nil && commands[i].Err() == nil && commands[i].Val() == nil {
 			err = execErr // it was not even sent, for want of a connection
 		}
-		run.settle(values, err)
+		run.setReplies(values, err)
 	}
 	return execErr
 }
@@ -161,8 +161,8 @@ func exec(ctx context.Context, pipe redis.Pipeliner, runs []run, eval evaluation
 // run is calls that share one run of their script.
 type run []*Call
 
-// aloneFrom is how many arguments make a call run alone: Lua hands on no more than some 8,000 values.
-const aloneFrom = 4000
+// unpackedArgsMin is how many arguments make a call run alone: Lua hands on no more than some 8,000 values.
+const unpackedArgsMin = 4000
 
 // packed divides calls into runs, with bySlot none of them of two hash tags. Calls of one script and hash tag
 // keep their order.
@@ -182,7 +182,7 @@ func packed(calls []*Call, bySlot bool) []run {
 		if bySlot {
 			at.slot = hashTag(c.Keys[0])
 		}
-		if len(c.Args) >= aloneFrom {
+		if len(c.Args) >= unpackedArgsMin {
 			delete(open, at) // those after it run after it
 			runs = append(runs, run{c})
 			continue
@@ -234,11 +234,11 @@ func (e scriptError) Error() string { return string(e) }
 // RedisError marks it as said by Redis, not by the connection.
 func (scriptError) RedisError() {}
 
-// settle fills in what came of each call of a run.
-func (r run) settle(values []any, err error) {
+// setReplies fills in what came of each call of a run.
+func (r run) setReplies(values []any, err error) {
 	if r[0].Script.pack == 0 || err != nil {
 		for _, c := range r {
-			c.settle(values, err)
+			c.setReply(values, err)
 		}
 		return
 	}
@@ -248,17 +248,17 @@ func (r run) settle(values []any, err error) {
 			its, _ = values[i].([]any) // what is none is an empty reply
 		}
 		if len(its) == 2 && its[0] == "error" {
-			c.settle(nil, scriptError(fmt.Sprint(its[1])))
+			c.setReply(nil, scriptError(fmt.Sprint(its[1])))
 			continue
 		}
-		c.settle(its, nil)
+		c.setReply(its, nil)
 	}
 }
 
 // unknown reports whether the server did not know the script.
 func (c *Call) unknown() bool { return c.Err != nil && redis.HasErrorPrefix(c.Err, "NOSCRIPT") }
 
-func (c *Call) settle(values []any, err error) {
+func (c *Call) setReply(values []any, err error) {
 	c.Status, c.Reply, c.Err = "", nil, nil
 	if err != nil {
 		hint := ""

@@ -23,12 +23,12 @@ func TestMain(m *testing.M) { stacktest.Main(m) }
 // pack is how many calls share a run in these tests.
 const pack = 4
 
-// diary writes down that it ran, and what it was given.
+// recorderSource writes down that it ran, and what it was given.
 //
 // KEYS  1 a list: each call pushes its name to it  2 a counter of the call's own
 // ARGV  1 name  2 what goes wrong, "" = nothing  then whatever
 // Returns ok, which call of its run this is, the number of KEYS, the KEYS, and of each ARGV its type and itself
-const diary = `
+const recorderSource = `
 local nth = 0
 local function run(KEYS, ARGV)
   nth = nth + 1
@@ -55,26 +55,26 @@ end
 `
 
 var (
-	packed = lua.NewPacked("diary", "", pack, diary)
-	alone  = lua.New("lonely diary", "", diary+"\nreturn run(KEYS, ARGV)")
+	packed = lua.NewPacked("diary", "", pack, recorderSource)
+	alone  = lua.New("lonely diary", "", recorderSource+"\nreturn run(KEYS, ARGV)")
 )
 
-// book is a namespace on a server.
-type book struct {
+// harness is a namespace on a server.
+type harness struct {
 	*redis.Client
 	prefix string
 }
 
-// open returns a book on the shared server.
-func open(t *testing.T) book {
+// newHarness returns a book on the shared server.
+func newHarness(t *testing.T) harness {
 	t.Helper()
-	return book{newClient(t, stacktest.RedisOptions(stacktest.Shared().RedisURL)), stacktest.Namespace(t) + ":"}
+	return harness{newClient(t, stacktest.RedisOptions(stacktest.Shared().RedisURL)), stacktest.Namespace(t) + ":"}
 }
 
-// openAlone returns a book on a server that no other test uses.
-func openAlone(t *testing.T) book {
+// newExclusiveHarness returns a book on a server that no other test uses.
+func newExclusiveHarness(t *testing.T) harness {
 	t.Helper()
-	return book{newClient(t, stacktest.RedisOptions(stacktest.StartRedis(t).RedisURL)), ""}
+	return harness{newClient(t, stacktest.RedisOptions(stacktest.StartRedis(t).RedisURL)), ""}
 }
 
 func newClient(t *testing.T, o *redis.Options) *redis.Client {
@@ -84,27 +84,29 @@ func newClient(t *testing.T, o *redis.Options) *redis.Client {
 	return client
 }
 
-func (b book) list(tag string) string          { return b.prefix + "{" + tag + "}:list" }
-func (b book) counter(tag, name string) string { return b.prefix + "{" + tag + "}:counter:" + name }
-
-// call is a call of a script that is written down under a tag.
-func (b book) call(s lua.Script, tag, name, fails string, args ...any) *lua.Call {
-	return &lua.Call{Script: s, Keys: []string{b.list(tag), b.counter(tag, name)}, Args: append([]any{name, fails}, args...)}
+func (b harness) listKey(tag string) string { return b.prefix + "{" + tag + "}:list" }
+func (b harness) counterKey(tag, name string) string {
+	return b.prefix + "{" + tag + "}:counter:" + name
 }
 
-// done returns how often a call was done.
-func (b book) done(t *testing.T, tag, name string) int {
+// call is a call of a script that is written down under a tag.
+func (b harness) call(s lua.Script, tag, name, fails string, args ...any) *lua.Call {
+	return &lua.Call{Script: s, Keys: []string{b.listKey(tag), b.counterKey(tag, name)}, Args: append([]any{name, fails}, args...)}
+}
+
+// doneCount returns how often a call was done.
+func (b harness) doneCount(t *testing.T, tag, name string) int {
 	t.Helper()
-	n, err := b.Get(t.Context(), b.counter(tag, name)).Int()
+	n, err := b.Get(t.Context(), b.counterKey(tag, name)).Int()
 	if err != nil && !errors.Is(err, redis.Nil) {
 		t.Fatal(err)
 	}
 	return n
 }
 
-// runs returns how many scripts the server has run since the last call, by EVALSHA and by EVAL; an
+// takeRunCounts returns how many scripts the server has run since the last call, by EVALSHA and by EVAL; an
 // EVALSHA of a script that it did not know counts too.
-func (b book) runs(t *testing.T) (evalsha, eval int) {
+func (b harness) takeRunCounts(t *testing.T) (evalsha, eval int) {
 	t.Helper()
 	for line := range strings.Lines(b.Info(t.Context(), "commandstats").Val()) {
 		for name, n := range map[string]*int{"cmdstat_evalsha:calls=": &evalsha, "cmdstat_eval:calls=": &eval} {
@@ -123,8 +125,8 @@ func (b book) runs(t *testing.T) (evalsha, eval int) {
 	return evalsha, eval
 }
 
-// nth returns which call of its run a call was.
-func nth(t *testing.T, c *lua.Call) string {
+// positionInRun returns which call of its run a call was.
+func positionInRun(t *testing.T, c *lua.Call) string {
 	t.Helper()
 	if err := c.Expect(1); err != nil {
 		t.Fatal(err)
@@ -132,12 +134,12 @@ func nth(t *testing.T, c *lua.Call) string {
 	return c.Reply[0]
 }
 
-// TestPacks runs calls of two scripts on several hash tags, mixed: those of one script share runs, at most pack in
+// TestRun_SeveralScripts_ShareRuns runs calls of two scripts on several hash tags, mixed: those of one script share runs, at most pack in
 // each, in their order, and each has its own KEYS, ARGV and reply.
-func TestPacks(t *testing.T) {
+func TestRun_SeveralScripts_ShareRuns(t *testing.T) {
 	t.Parallel()
-	b := openAlone(t)
-	other := lua.NewPacked("diary", "allow-oom", pack, diary) // the same name is not the same script
+	b := newExclusiveHarness(t)
+	other := lua.NewPacked("diary", "allow-oom", pack, recorderSource) // the same name is not the same script
 	var calls []*lua.Call
 	want := make(map[string][]string)
 	add := func(s lua.Script, tag string) {
@@ -156,13 +158,13 @@ func TestPacks(t *testing.T) {
 		add(other, "d")
 	}
 	lua.Run(t.Context(), b.Client, calls) // makes both scripts known
-	b.runs(t)
+	b.takeRunCounts(t)
 	if err := b.FlushAll(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
 	lua.Run(t.Context(), b.Client, calls)
 	const wantRuns = 4 + 3
-	if evalsha, eval := b.runs(t); evalsha != wantRuns || eval != 0 {
+	if evalsha, eval := b.takeRunCounts(t); evalsha != wantRuns || eval != 0 {
 		t.Errorf("%d runs by EVALSHA and %d by EVAL, want %d and 0", evalsha, eval, wantRuns)
 	}
 	seen := make(map[bool]int) // of the other script or not
@@ -178,33 +180,33 @@ func TestPacks(t *testing.T) {
 		}
 	}
 	for tag, names := range want {
-		if got := b.LRange(t.Context(), b.list(tag), 0, -1).Val(); !slices.Equal(got, names) {
+		if got := b.LRange(t.Context(), b.listKey(tag), 0, -1).Val(); !slices.Equal(got, names) {
 			t.Errorf("the calls on %s were done in the order %q, want %q", tag, got, names)
 		}
 	}
 }
 
-// TestSameNameOtherScript runs two scripts that only share their name and hash tag, as two versions of
+// TestRun_SameNameOtherSource_RunsItsOwn runs two scripts that only share their name and hash tag, as two versions of
 // one do: each runs its own.
-func TestSameNameOtherScript(t *testing.T) {
+func TestRun_SameNameOtherSource_RunsItsOwn(t *testing.T) {
 	t.Parallel()
-	b := open(t)
+	b := newHarness(t)
 	first := lua.NewPacked("twin", "", pack, "local function run() return {'ok', 'first'} end")
 	second := lua.NewPacked("twin", "", pack, "local function run() return {'ok', 'second'} end")
 	calls := []*lua.Call{b.call(first, "a", "1", ""), b.call(second, "a", "2", ""), b.call(first, "a", "3", "")}
 	lua.Run(t.Context(), b.Client, calls)
 	for i, want := range []string{"first", "second", "first"} {
-		if got := nth(t, calls[i]); got != want {
+		if got := positionInRun(t, calls[i]); got != want {
 			t.Errorf("call %d ran the %s script, want the %s", i, got, want)
 		}
 	}
 }
 
-// TestArguments gives a packed script whatever arguments there are, and compares it with the same
+// TestRun_AnyArguments_ArriveUnchanged gives a packed script whatever arguments there are, and compares it with the same
 // script on its own: alone in its run, and beside others.
-func TestArguments(t *testing.T) {
+func TestRun_AnyArguments_ArriveUnchanged(t *testing.T) {
 	t.Parallel()
-	b := open(t)
+	b := newHarness(t)
 	every := make([]byte, 256)
 	for i := range every {
 		every[i] = byte(i)
@@ -237,10 +239,10 @@ func TestArguments(t *testing.T) {
 	}
 }
 
-// TestManyArguments has calls with more arguments than Lua unpacks at once (some 8,000), beside others and alone.
-func TestManyArguments(t *testing.T) {
+// TestRun_ManyArguments_RunAlone has calls with more arguments than Lua unpacks at once (some 8,000), beside others and alone.
+func TestRun_ManyArguments_RunAlone(t *testing.T) {
 	t.Parallel()
-	b := open(t)
+	b := newHarness(t)
 	const many = 9000
 	for _, sizes := range [][]int{{many}, {0, many, 0}, {many, 0}, {many, many}, {0, 0, 0, 0, many, 0}, {4000, 4000, 4000}} {
 		var calls []*lua.Call
@@ -259,25 +261,25 @@ func TestManyArguments(t *testing.T) {
 				t.Errorf("%v arguments: call %d: %v", sizes, i, err)
 			}
 		}
-		if got := b.LRange(t.Context(), b.list(tag), 0, -1).Val(); !slices.Equal(got, names) {
+		if got := b.LRange(t.Context(), b.listKey(tag), 0, -1).Val(); !slices.Equal(got, names) {
 			t.Errorf("%v arguments: done in the order %q", sizes, got)
 		}
 	}
 }
 
-// TestErrorsStayAlone lets calls of a run fail, each in another way. What a call had done by then is
+// TestRun_OneCallFails_OthersSucceed lets calls of a run fail, each in another way. What a call had done by then is
 // done, the others are done, before it and after it, and what is said of its error is what would be said if it
 // had run alone: whoever asks whether it was an outage, or which one, is told the same.
-func TestErrorsStayAlone(t *testing.T) {
+func TestRun_OneCallFails_OthersSucceed(t *testing.T) {
 	t.Parallel()
-	b := open(t)
+	b := newHarness(t)
 	for fails, prefix := range map[string]string{
 		"wrong type": "WRONGTYPE ", "no number": "value is not an integer", "unknown command": "Unknown Redis command",
 		"lua": "user_script:", "error": "user_script:", "table": "OWN a text",
 	} {
 		for at := range pack {
 			tag := fmt.Sprintf("%s %d", fails, at)
-			if err := b.RPush(t.Context(), b.list(tag), "first").Err(); err != nil {
+			if err := b.RPush(t.Context(), b.listKey(tag), "first").Err(); err != nil {
 				t.Fatal(err)
 			}
 			calls := make([]*lua.Call, pack+1)
@@ -285,25 +287,25 @@ func TestErrorsStayAlone(t *testing.T) {
 				calls[i] = b.call(packed, tag, strconv.Itoa(i), "")
 			}
 			calls[at].Args[1], calls[at].Status, calls[at].Reply = fails, "ok", []string{"of an earlier run"}
-			twin := b.call(alone, tag, "twin", fails)
-			lua.Run(t.Context(), b.Client, append(calls, twin))
+			single := b.call(alone, tag, "twin", fails)
+			lua.Run(t.Context(), b.Client, append(calls, single))
 			want := []string{"first"}
 			for i, c := range calls {
-				if n := b.done(t, tag, strconv.Itoa(i)); n != 1 {
+				if n := b.doneCount(t, tag, strconv.Itoa(i)); n != 1 {
 					t.Errorf("%s: call %d was done %d times", tag, i, n)
 				}
 				if i != at {
 					want = append(want, strconv.Itoa(i))
-					if got := nth(t, c); got != strconv.Itoa(i%pack+1) {
+					if got := positionInRun(t, c); got != strconv.Itoa(i%pack+1) {
 						t.Errorf("%s: call %d was number %s of its run", tag, i, got)
 					}
 				}
 			}
-			if got := b.LRange(t.Context(), b.list(tag), 0, -1).Val(); !slices.Equal(got, want) {
+			if got := b.LRange(t.Context(), b.listKey(tag), 0, -1).Val(); !slices.Equal(got, want) {
 				t.Errorf("%s: done %q, want %q", tag, got, want)
 			}
 			c := calls[at]
-			for which, err := range map[string]error{"packed": c.Err, "alone": twin.Err} {
+			for which, err := range map[string]error{"packed": c.Err, "alone": single.Err} {
 				var its redis.Error
 				if !errors.As(err, &its) || !redis.HasErrorPrefix(err, prefix) || !strings.Contains(err.Error(), "diary.lua: ") {
 					t.Errorf("%s, %s: the error is %v, want one of Redis with %q", tag, which, err, prefix)
@@ -316,26 +318,26 @@ func TestErrorsStayAlone(t *testing.T) {
 	}
 }
 
-// TestUnknownScript has the server forget its scripts: a packed script, one that is not, and a known one beside
+// TestRun_ScriptUnknown_RunsItOnce has the server forget its scripts: a packed script, one that is not, and a known one beside
 // them. What has not run is run once.
-func TestUnknownScript(t *testing.T) {
+func TestRun_ScriptUnknown_RunsItOnce(t *testing.T) {
 	t.Parallel()
-	b := openAlone(t)
-	known := lua.NewPacked("known", "", pack, diary+"-- known")
+	b := newExclusiveHarness(t)
+	known := lua.NewPacked("known", "", pack, recorderSource+"-- known")
 	lua.Run(t.Context(), b.Client, []*lua.Call{b.call(known, "k", "before", "")})
 	for round := range 2 {
 		if err := b.ScriptFlush(t.Context()).Err(); err != nil {
 			t.Fatal(err)
 		}
 		lua.Run(t.Context(), b.Client, []*lua.Call{b.call(known, "k", "again", "")})
-		b.runs(t)
+		b.takeRunCounts(t)
 		var calls []*lua.Call
 		for i := range pack + 1 {
 			name := fmt.Sprintf("%d-%d", round, i)
 			calls = append(calls, b.call(packed, "a", name, ""), b.call(alone, "a", name+"-alone", ""), b.call(known, "a", name+"-known", ""))
 		}
 		calls = append(calls, b.call(packed, "b", fmt.Sprintf("%d-wrong", round), "wrong type"))
-		b.RPush(t.Context(), b.list("b"), "first")
+		b.RPush(t.Context(), b.listKey("b"), "first")
 		lua.Run(t.Context(), b.Client, calls)
 		for _, c := range calls[:len(calls)-1] {
 			if err := c.Expect(1); err != nil {
@@ -351,23 +353,23 @@ func TestUnknownScript(t *testing.T) {
 			t.Errorf("an error of its own after NOSCRIPT: %v", err)
 		}
 		const unknown, others = 2 + (pack + 1), 2 // runs
-		if evalsha, eval := b.runs(t); evalsha != unknown+others || eval != unknown {
+		if evalsha, eval := b.takeRunCounts(t); evalsha != unknown+others || eval != unknown {
 			t.Errorf("%d runs by EVALSHA and %d by EVAL, want %d and %d", evalsha, eval, unknown+others, unknown)
 		}
 	}
 }
 
-// TestBesideUnpacked runs calls of a script that is not packed among calls of one that is, on the same tag.
-func TestBesideUnpacked(t *testing.T) {
+// TestRun_PackedAndUnpacked_BothRun runs calls of a script that is not packed among calls of one that is, on the same tag.
+func TestRun_PackedAndUnpacked_BothRun(t *testing.T) {
 	t.Parallel()
-	b := openAlone(t)
-	one := lua.NewPacked("one", "", 1, diary)
+	b := newExclusiveHarness(t)
+	one := lua.NewPacked("one", "", 1, recorderSource)
 	for range 2 { // the first makes the scripts known
 		calls := []*lua.Call{
 			b.call(alone, "a", "0", ""), b.call(packed, "a", "1", ""), b.call(alone, "a", "2", ""), b.call(packed, "a", "3", ""),
 			b.call(one, "a", "4", ""), b.call(one, "a", "5", "lua"), b.call(one, "a", "6", ""),
 		}
-		b.runs(t)
+		b.takeRunCounts(t)
 		lua.Run(t.Context(), b.Client, calls)
 		if calls[5].Err == nil {
 			t.Error("what fails answers ok")
@@ -375,21 +377,21 @@ func TestBesideUnpacked(t *testing.T) {
 		calls = slices.Delete(calls, 5, 6)
 		for i, want := range []string{"1", "1", "1", "2", "1", "1"} {
 			name := calls[i].Args[0].(string)
-			if got := nth(t, calls[i]); got != want || calls[i].Reply[5] != name {
+			if got := positionInRun(t, calls[i]); got != want || calls[i].Reply[5] != name {
 				t.Errorf("call %s is number %s of its run, want %s, and was given %q", name, got, want, calls[i].Reply)
 			}
 		}
 	}
-	if evalsha, eval := b.runs(t); evalsha != 6 || eval != 0 {
+	if evalsha, eval := b.takeRunCounts(t); evalsha != 6 || eval != 0 {
 		t.Errorf("%d runs by EVALSHA and %d by EVAL, want 6 and 0", evalsha, eval)
 	}
 }
 
-// TestWrongReplies has calls answer what is no answer: each is an error of that call, and not one of
+// TestRun_MalformedReply_FailsItsCall has calls answer what is no answer: each is an error of that call, and not one of
 // Redis, for it may have been done.
-func TestWrongReplies(t *testing.T) {
+func TestRun_MalformedReply_FailsItsCall(t *testing.T) {
 	t.Parallel()
-	b := open(t)
+	b := newHarness(t)
 	wrong := []string{"none", "empty", "no list", "nested"}
 	for _, fails := range wrong {
 		for at := range pack {
@@ -472,12 +474,12 @@ func (c *cutter) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestCut cuts the connection before the reply is here, after the reply of the first run, and in the
+// TestRun_ConnectionCut_FailsUnansweredCalls cuts the connection before the reply is here, after the reply of the first run, and in the
 // midst of the second: every call whose reply was lost has an error that is not one of Redis, and
 // nothing is asked twice.
-func TestCut(t *testing.T) {
+func TestRun_ConnectionCut_FailsUnansweredCalls(t *testing.T) {
 	t.Parallel()
-	b := open(t)
+	b := newHarness(t)
 	quiet := lua.NewPacked("quiet", "", pack, "local function run(KEYS) redis.call('INCR', KEYS[2]) return {'ok'} end")
 	first := int64(len("*1\r\n*1\r\n$2\r\nok\r\n"))
 	lua.Run(t.Context(), b.Client, []*lua.Call{b.call(quiet, "a", "x", "")})
@@ -510,19 +512,19 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// TestReplyLost loses the reply of a run as the other tests do, whose callers find out what was done.
-func TestReplyLost(t *testing.T) {
+// TestRun_ReplyLost_IsNotRepeated loses the reply of a run as the other tests do, whose callers find out what was done.
+func TestRun_ReplyLost_IsNotRepeated(t *testing.T) {
 	t.Parallel()
-	b := open(t)
+	b := newHarness(t)
 	calls := []*lua.Call{b.call(packed, "a", "1", ""), b.call(packed, "a", "2", ""), b.call(packed, "a", "3", "wrong type")}
 	lua.Run(t.Context(), b.Client, calls)
-	stacktest.LoseReply(b.Client, 1, "evalsha")
+	stacktest.DropReply(b.Client, 1, "evalsha")
 	lua.Run(t.Context(), b.Client, calls)
 	for i, c := range calls {
-		if !errors.Is(c.Err, stacktest.ErrReplyLost) {
+		if !errors.Is(c.Err, stacktest.ErrReplyDropped) {
 			t.Errorf("call %d: %v", i, c.Err)
 		}
-		if n := b.done(t, "a", strconv.Itoa(i+1)); n != 2 {
+		if n := b.doneCount(t, "a", strconv.Itoa(i+1)); n != 2 {
 			t.Errorf("call %d was done %d times, want 2", i, n)
 		}
 	}
@@ -537,11 +539,11 @@ func TestReplyLost(t *testing.T) {
 	lua.Run(t.Context(), b.Client, nil) // nothing to do
 }
 
-// TestTransaction runs packed scripts in a transaction: each call has its own answer; when what is watched has
+// TestRunTransaction_WatchedKeyChanged_Conflicts runs packed scripts in a transaction: each call has its own answer; when what is watched has
 // changed, or the script is not known, nothing is done, and every call says so.
-func TestTransaction(t *testing.T) {
+func TestRunTransaction_WatchedKeyChanged_Conflicts(t *testing.T) {
 	t.Parallel()
-	b := openAlone(t)
+	b := newExclusiveHarness(t)
 	version := b.prefix + "{a}:version"
 	transact := func(change bool) (calls []*lua.Call, refused bool) {
 		t.Helper()
@@ -568,7 +570,7 @@ func TestTransaction(t *testing.T) {
 				t.Errorf("%s: call %d: %q %q %v", what, i, c.Status, c.Reply, c.Err)
 			}
 		}
-		if n := b.Exists(t.Context(), b.list("a")).Val(); n != 0 {
+		if n := b.Exists(t.Context(), b.listKey("a")).Val(); n != 0 {
 			t.Errorf("%s: something was done", what)
 		}
 	}
@@ -578,7 +580,7 @@ func TestTransaction(t *testing.T) {
 	}
 	conflict("the script is not known", calls)
 
-	b.runs(t)
+	b.takeRunCounts(t)
 	calls, refused = transact(true)
 	if !refused {
 		t.Error("what is watched has changed, and it was not refused")
@@ -593,27 +595,27 @@ func TestTransaction(t *testing.T) {
 		switch c := calls[i]; {
 		case want == "" && (c.Err == nil || redis.HasErrorPrefix(c.Err, "NOSCRIPT")):
 			t.Errorf("call %d: %q %v", i, c.Status, c.Err)
-		case want != "" && nth(t, c) != want:
-			t.Errorf("call %d was number %s of its run, want %s", i, nth(t, c), want)
+		case want != "" && positionInRun(t, c) != want:
+			t.Errorf("call %d was number %s of its run, want %s", i, positionInRun(t, c), want)
 		}
-		if n := b.done(t, "a", calls[i].Args[0].(string)); n != 1 {
+		if n := b.doneCount(t, "a", calls[i].Args[0].(string)); n != 1 {
 			t.Errorf("call %d was done %d times", i, n)
 		}
 	}
-	if evalsha, eval := b.runs(t); evalsha != 3 || eval != 0 {
+	if evalsha, eval := b.takeRunCounts(t); evalsha != 3 || eval != 0 {
 		t.Errorf("%d runs by EVALSHA and %d by EVAL, want 3 and 0", evalsha, eval)
 	}
 }
 
-// TestRefusals has a server refuse scripts by the flags of their shebang: because it is out of memory, is a replica,
+// TestRun_ServerRefusesByFlag_FailsWholeRun has a server refuse scripts by the flags of their shebang: because it is out of memory, is a replica,
 // lacks replicas or loads its data. The whole run is refused, nothing of it is done, and every call is told so; a
 // script with the flag for it runs.
-func TestRefusals(t *testing.T) {
+func TestRun_ServerRefusesByFlag_FailsWholeRun(t *testing.T) {
 	t.Parallel()
-	b, master := openAlone(t), openAlone(t)
+	b, master := newExclusiveHarness(t), newExclusiveHarness(t)
 	ctx := t.Context()
 	reads := lua.NewPacked("reads", "no-writes", pack, "local function run(KEYS) return {'ok', redis.call('GET', KEYS[2]) or '-'} end")
-	gives := lua.NewPacked("gives", "allow-oom", pack, diary)
+	gives := lua.NewPacked("gives", "allow-oom", pack, recorderSource)
 	configure := func(name, value string) {
 		t.Helper()
 		if err := b.ConfigSet(ctx, name, value).Err(); err != nil {
@@ -645,7 +647,7 @@ func TestRefusals(t *testing.T) {
 			if !errors.As(c.Err, &its) || !redis.HasErrorPrefix(c.Err, refused) || c.Status != "" {
 				t.Errorf("%s: %q %v, want %s", name, c.Status, c.Err, refused)
 			}
-			if b.done(t, "a", name) != 0 {
+			if b.doneCount(t, "a", name) != 0 {
 				t.Errorf("%s was refused, and was done", name)
 			}
 		}
@@ -697,9 +699,9 @@ func TestRefusals(t *testing.T) {
 	check("READONLY", "diary", "gives")
 }
 
-// TestHashTags has calls share a run on a cluster when their keys have the same hash slot for the same reason, as Redis
+// TestRun_Cluster_SharesRunsByHashTag has calls share a run on a cluster when their keys have the same hash slot for the same reason, as Redis
 // Cluster sees it: the first brace that opens, and the first that closes after it, with something between.
-func TestHashTags(t *testing.T) {
+func TestRun_Cluster_SharesRunsByHashTag(t *testing.T) {
 	t.Parallel()
 	script := lua.NewPacked("nth", "", 2, "")
 	for _, c := range []struct {

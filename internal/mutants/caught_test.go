@@ -18,10 +18,10 @@ import (
 	"github.com/go-json-experiment/json"
 )
 
-// TestCaught runs the test of each mutant, first without it, then with it. Without it the test must pass; with it
+// TestMutants_EachApplied_IsCaught runs the test of each mutant, first without it, then with it. Without it the test must pass; with it
 // the test must fail by itself: a mutant that does not compile shows nothing, and neither does a test that does
 // not end, unless that is what the mutant does.
-func TestCaught(t *testing.T) {
+func TestMutants_EachApplied_IsCaught(t *testing.T) {
 	if !*mutantsFlag {
 		t.Skip("it takes long: go test ./internal/mutants -mutants -v -timeout 3h")
 	}

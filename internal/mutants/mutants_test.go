@@ -123,9 +123,9 @@ func (m mutant) apply() (path, text string, err error) {
 	return path, strings.Replace(string(source), m.before, m.after, 1), nil
 }
 
-// TestMutantsFit checks that each mutant still fits the code: its file has the lines once, the result parses,
+// TestMutants_CurrentCode_TheyFit checks that each mutant still fits the code: its file has the lines once, the result parses,
 // and its test exists.
-func TestMutantsFit(t *testing.T) {
+func TestMutants_CurrentCode_TheyFit(t *testing.T) {
 	t.Parallel()
 	names := make(map[string]bool)
 	for _, m := range all(t) {
@@ -181,8 +181,8 @@ const (
 	tableEnd   = "<!-- mutants: end -->\n"
 )
 
-// TestMutantTable keeps the table in docs/faults.md equal to the mutants.
-func TestMutantTable(t *testing.T) {
+// TestMutantTable_Docs_IsCurrent keeps the table in docs/faults.md equal to the mutants.
+func TestMutantTable_Docs_IsCurrent(t *testing.T) {
 	t.Parallel()
 	const page = root + "/docs/faults.md"
 	text, err := os.ReadFile(page)

@@ -31,7 +31,7 @@ const stopWithin = time.Minute
 // pair is a primary with a namespace in which slot A of hall has capacity 2, and a standby that follows it.
 type pair struct {
 	*testing.T
-	primary, standby *stack.Solo
+	primary, standby *stack.Server
 }
 
 // newPair starts a pair. The settings are the standby's.
@@ -76,9 +76,9 @@ func newPair(t *testing.T, settings ...string) *pair {
 	return p
 }
 
-func (p *pair) start(dir string, settings ...string) *stack.Solo {
+func (p *pair) start(dir string, settings ...string) *stack.Server {
 	p.Helper()
-	server, err := stack.SoloPostgres(p.Context(), dir, settings...)
+	server, err := stack.StartPostgresServer(p.Context(), dir, settings...)
 	if err != nil {
 		p.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func (p *pair) start(dir string, settings ...string) *stack.Solo {
 }
 
 // url names servers in their order.
-func url(servers ...*stack.Solo) string {
+func url(servers ...*stack.Server) string {
 	hosts := make([]string, len(servers))
 	for i, s := range servers {
 		hosts[i] = fmt.Sprintf("127.0.0.1:%d", s.Port)
@@ -96,7 +96,7 @@ func url(servers ...*stack.Solo) string {
 }
 
 // open opens the namespace on servers.
-func (p *pair) open(servers ...*stack.Solo) *store.Store {
+func (p *pair) open(servers ...*stack.Server) *store.Store {
 	p.Helper()
 	db, err := store.Open(p.Context(), url(servers...), "holdfast")
 	if err != nil {
@@ -110,7 +110,7 @@ func (p *pair) open(servers ...*stack.Solo) *store.Store {
 func (p *pair) set(db *store.Store, capacity int64) {
 	p.Helper()
 	_, err := db.SetCapacity(p.Context(), holds.CapacityChange{
-		Cause: uuid.NewString(), Stored: holds.Stored{At: time.Now(), Seq: uint64(time.Now().UnixNano())},
+		EventID: uuid.NewString(), Position: holds.StreamPosition{At: time.Now(), Seq: uint64(time.Now().UnixNano())},
 		Resource: "hall", Names: []string{"A"}, Capacity: capacity, Held: []int64{0},
 	})
 	if err != nil {
@@ -120,15 +120,15 @@ func (p *pair) set(db *store.Store, capacity int64) {
 
 // capacity reads the capacity as a decision does.
 func capacity(ctx context.Context, db *store.Store) (int64, error) {
-	stock, err := db.Stock(ctx, []string{"hall"}, [][]string{{"A"}})
+	rows, err := db.InventoryRows(ctx, []string{"hall"}, [][]string{{"A"}})
 	if err != nil {
 		return 0, err
 	}
-	return stock[0][0].Capacity, nil
+	return rows[0][0].Capacity, nil
 }
 
 // sql runs a statement on one server, whatever it is, and returns the value that it returns.
-func (p *pair) sql(server *stack.Solo, statement string) (value string) {
+func (p *pair) sql(server *stack.Server, statement string) (value string) {
 	p.Helper()
 	conn, err := pgx.Connect(p.Context(), url(server))
 	if err != nil {
@@ -184,10 +184,10 @@ func TestConfig_LaggingStandbyIsFirst_PrimaryIsRead(t *testing.T) {
 type watcher chan struct{}
 
 func (watcher) Now(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1), nil }
-func (watcher) InventoryHeard(holds.Time)               {}
-func (watcher) InventoryUnheard()                       {}
+func (watcher) InventorySynced(holds.Time)              {}
+func (watcher) InventorySyncLost()                      {}
 
-func (w watcher) InventoryChanged(context.Context, ...string) error {
+func (w watcher) BumpRevisions(context.Context, ...string) error {
 	select {
 	case w <- struct{}{}:
 	default:
@@ -244,8 +244,8 @@ func TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt(t *testing.T) {
 	})
 }
 
-// TestConfig_Target goes through what URLs and the environment may demand.
-func TestConfig_Target(t *testing.T) {
+// TestConfig_TargetSessionAttrs_AcceptedOrRefused goes through what URLs and the environment may demand.
+func TestConfig_TargetSessionAttrs_AcceptedOrRefused(t *testing.T) {
 	const plain = "postgres://u:s3cret@a:1,b:2/d"
 	for _, demanded := range []string{"any", "primary", "read-write"} {
 		if _, err := postgres.Config(plain+"?target_session_attrs="+demanded, "holdfast"); err != nil {

@@ -28,14 +28,14 @@ type clock struct {
 func readClock(ctx context.Context, of string, read func(context.Context) (time.Time, error)) clock {
 	best := clock{of: of}
 	for try := range clockTries {
-		asked := time.Now()
-		told, err := read(ctx)
-		took := time.Since(asked)
+		sent := time.Now()
+		serverTime, err := read(ctx)
+		took := time.Since(sent)
 		switch {
 		case err != nil:
 			return clock{of: of, err: err}
 		case try == 0 || took/2 < best.blur:
-			best.offset, best.blur = told.Sub(asked.Add(took/2)), took/2
+			best.offset, best.blur = serverTime.Sub(sent.Add(took/2)), took/2
 		}
 	}
 	return best

@@ -25,8 +25,8 @@ const (
 	monitorLimit  = 4 << 20 // bytes of an answer
 )
 
-// natsLook is a connection that looks at NATS.
-type natsLook struct {
+// natsProbe is a connection that looks at NATS.
+type natsProbe struct {
 	nc      *nats.Conn
 	js      jetstream.JetStream
 	refused chan refusal
@@ -36,9 +36,9 @@ type natsLook struct {
 // refusal is what the server tells of something that it has not permitted.
 type refusal struct{ cause error }
 
-// ask asks something that NATS answers by silence when it is not permitted: the server tells of
+// request asks something that NATS answers by silence when it is not permitted: the server tells of
 // that besides, and then it is not waited for.
-func (l *natsLook) ask(ctx context.Context, question func(context.Context) error) error {
+func (l *natsProbe) request(ctx context.Context, question func(context.Context) error) error {
 	for stale := true; stale; { // of what was asked before
 		select {
 		case <-l.refused:
@@ -46,13 +46,13 @@ func (l *natsLook) ask(ctx context.Context, question func(context.Context) error
 			stale = false
 		}
 	}
-	asking, cancel := context.WithCancelCause(ctx)
+	requestCtx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var answer error
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		answer = question(asking)
+		answer = question(requestCtx)
 	}()
 	select {
 	case <-done:
@@ -67,9 +67,9 @@ func (l *natsLook) ask(ctx context.Context, question func(context.Context) error
 // nats looks at NATS. It returns its clock.
 func (r *report) nats(ctx context.Context, t Target) clock {
 	const reachable = "nats.reachable"
-	l := &natsLook{refused: make(chan refusal, 16)}
+	l := &natsProbe{refused: make(chan refusal, 16)}
 	names := []string{"nats.version", "nats.max_payload"}
-	for _, config := range events.Subjects(t.Namespace).Streams(t.Reach) {
+	for _, config := range events.Namespace(t.Namespace).Streams(t.Retention) {
 		names = append(names, "nats.stream."+config.Name)
 	}
 	names = append(names, NATSReplicas, "nats.consumers", NATSSync, natsReading, natsTrimming, NATSPrivileges)
@@ -99,13 +99,13 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 	l.serving = []string{l.nc.ConnectedServerName()}
 	r.natsStreams(ctx, l, t)
 	r.natsSync(ctx, l, t.Monitors)
-	who, err := l.who(ctx)
-	r.natsReading(who, err, t)
-	r.natsTrimming(who, err, t)
-	r.natsPrivileges(who, err, t)
+	user, err := l.user(ctx)
+	r.natsReading(user, err, t)
+	r.natsTrimming(user, err, t)
+	r.natsPrivileges(user, err, t)
 	return readClock(ctx, "nats", func(ctx context.Context) (time.Time, error) {
-		who, err := l.who(ctx)
-		return who.Server.Time, err
+		user, err := l.user(ctx)
+		return user.Server.Time, err
 	})
 }
 
@@ -140,14 +140,14 @@ func (r *report) natsPayload(limit int64) {
 }
 
 // natsStreams looks at the streams, and at the consumers of the inbound one.
-func (r *report) natsStreams(ctx context.Context, l *natsLook, t Target) {
-	ns := events.Subjects(t.Namespace)
+func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
+	ns := events.Namespace(t.Namespace)
 	replicas, there := make(map[string]int), false
 	var coming []string
-	for _, wanted := range ns.Streams(t.Reach) {
+	for _, wanted := range ns.Streams(t.Retention) {
 		name := "nats.stream." + wanted.Name
 		var stream jetstream.Stream
-		err := l.ask(ctx, func(ctx context.Context) (err error) {
+		err := l.request(ctx, func(ctx context.Context) (err error) {
 			stream, err = l.js.Stream(ctx, wanted.Name)
 			return err
 		})
@@ -167,19 +167,19 @@ func (r *report) natsStreams(ctx context.Context, l *natsLook, t Target) {
 			continue
 		}
 		found := stream.CachedInfo()
-		l.serves(found.Cluster)
+		l.addServing(found.Cluster)
 		replicas[wanted.Name] = found.Config.Replicas
 		there = there || wanted.Name == ns.InStream()
-		faults := ns.StreamFaults(found.Config, wanted, t.Reach)
+		drifts := ns.DiffStream(found.Config, wanted, t.Retention)
 		if t.Migrates {
-			faults = slices.DeleteFunc(faults, func(f events.Fault) bool { return f.Setup })
+			drifts = slices.DeleteFunc(drifts, func(f events.ConfigDrift) bool { return f.FixedBySetup })
 		}
 		if wanted.Name == ns.OutStream() {
-			faults = append(faults, forgets(found, t.Reach)...)
+			drifts = append(drifts, droppedEarly(found, t.Retention)...)
 		}
-		r.faults(name, fmt.Sprintf("in files, by limits, discards %s messages; it has %d", events.DiscardWord(found.Config.Discard), found.State.Msgs), faults)
+		r.drifts(name, fmt.Sprintf("in files, by limits, discards %s messages; it has %d", events.DiscardName(found.Config.Discard), found.State.Msgs), drifts)
 	}
-	r.natsReplicas(replicas, coming, t.Reach.Replicas, l.nc.ConnectedClusterName() != "")
+	r.natsReplicas(replicas, coming, t.Retention.Replicas, l.nc.ConnectedClusterName() != "")
 	if !there {
 		r.skipAll("the inbound stream could not be looked at", "nats.consumers")
 		return
@@ -187,23 +187,23 @@ func (r *report) natsStreams(ctx context.Context, l *natsLook, t Target) {
 	r.natsConsumers(ctx, l, t, ns)
 }
 
-// forgets is the fault of a stream of outcomes that is full and has dropped some before their time.
-func forgets(found *jetstream.StreamInfo, reach events.Reach) []events.Fault {
+// droppedEarly is the fault of a stream of outcomes that is full and has dropped some before their time.
+func droppedEarly(found *jetstream.StreamInfo, retention events.Retention) []events.ConfigDrift {
 	limited := found.Config.MaxBytes > 0 || found.Config.MaxMsgs > 0
 	oldest := found.TimeStamp.Sub(found.State.FirstTime)
-	if !limited || found.State.FirstSeq <= 1 || found.State.Msgs == 0 || oldest >= reach.Life+reach.Memory {
+	if !limited || found.State.FirstSeq <= 1 || found.State.Msgs == 0 || oldest >= retention.HoldLifetime+retention.AnswerTTL {
 		return nil
 	}
-	return []events.Fault{{
+	return []events.ConfigDrift{{
 		Found:  fmt.Sprintf("it is limited (%d bytes, %d messages), and its oldest message is %s old", found.Config.MaxBytes, found.Config.MaxMsgs, oldest.Round(time.Second)),
-		Why:    fmt.Sprintf("it drops outcomes that still matter (%s): holds and answers cannot be rebuilt from it", reach.Life+reach.Memory),
+		Impact: fmt.Sprintf("it drops outcomes that still matter (%s): holds and answers cannot be rebuilt from it", retention.HoldLifetime+retention.AnswerTTL),
 		Fix:    "nats stream edit " + found.Config.Name + " --force --max-bytes=-1 --max-msgs=-1",
-		Breaks: oldest < reach.Life,
+		Fatal:  oldest < retention.HoldLifetime,
 	}}
 }
 
-// serves notes which servers have a copy of a stream.
-func (l *natsLook) serves(copies *jetstream.ClusterInfo) {
+// addServing notes which servers have a copy of a stream.
+func (l *natsProbe) addServing(copies *jetstream.ClusterInfo) {
 	if copies == nil {
 		return
 	}
@@ -256,13 +256,13 @@ func (r *report) natsReplicas(of map[string]int, coming []string, set int, clust
 	}
 }
 
-func (r *report) natsConsumers(ctx context.Context, l *natsLook, t Target, ns events.Subjects) {
+func (r *report) natsConsumers(ctx context.Context, l *natsProbe, t Target, ns events.Namespace) {
 	const name = "nats.consumers"
-	var all []events.Fault
+	var all []events.ConfigDrift
 	var names []string
 	for _, wanted := range ns.Consumers() {
 		var consumer jetstream.Consumer
-		err := l.ask(ctx, func(ctx context.Context) (err error) {
+		err := l.request(ctx, func(ctx context.Context) (err error) {
 			consumer, err = l.js.Consumer(ctx, ns.InStream(), wanted.Durable)
 			return err
 		})
@@ -272,31 +272,31 @@ func (r *report) natsConsumers(ctx context.Context, l *natsLook, t Target, ns ev
 			r.unknown(name, err.Error(), fmt.Sprintf("allow the user to publish on $JS.API.CONSUMER.INFO.%s.%s", ns.InStream(), wanted.Durable))
 			return
 		case errors.Is(err, jetstream.ErrConsumerNotFound):
-			all = append(all, events.Fault{Found: "there is no consumer " + wanted.Durable, Why: "nobody takes its events", Fix: "worker migrate", Breaks: true})
+			all = append(all, events.ConfigDrift{Found: "there is no consumer " + wanted.Durable, Impact: "nobody takes its events", Fix: "worker migrate", Fatal: true})
 		case err != nil:
 			r.fail(name, err.Error(), "JetStream does not answer as it should", "see that the stream has a leader")
 			return
 		default:
-			for _, fault := range events.ConsumerFaults(consumer.CachedInfo().Config, wanted) {
-				fault.Found = wanted.Durable + ": " + fault.Found
-				all = append(all, fault)
+			for _, drift := range events.DiffConsumer(consumer.CachedInfo().Config, wanted) {
+				drift.Found = wanted.Durable + ": " + drift.Found
+				all = append(all, drift)
 			}
 		}
 	}
 	if t.Migrates && len(all) > 0 {
 		var founds []string
-		for _, fault := range all {
-			founds = append(founds, fault.Found)
+		for _, drift := range all {
+			founds = append(founds, drift.Found)
 		}
 		r.ok(name, strings.Join(founds, "; ")+"; the worker sets it right")
 		return
 	}
-	r.faults(name, strings.Join(names, ", "), all)
+	r.drifts(name, strings.Join(names, ", "), all)
 }
 
 // natsSync asks the monitoring addresses how often messages are written to disk for good. It is ok when
 // each server that has a copy of a stream, and the one that is asked, says that it always does.
-func (r *report) natsSync(ctx context.Context, l *natsLook, monitors []string) {
+func (r *report) natsSync(ctx context.Context, l *natsProbe, monitors []string) {
 	const (
 		fix = "jetstream { sync_interval: always }\nin the configuration of every NATS server"
 		why = "a power cut loses what was acknowledged in the last minutes: events, and outcomes from which holds are rebuilt"

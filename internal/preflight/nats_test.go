@@ -32,7 +32,7 @@ func natsTool(t *testing.T) bool {
 	return err == nil
 }
 
-func (w *world) natsCommand(args string) {
+func (w *harness) natsCommand(args string) {
 	w.t.Helper()
 	cmd := exec.CommandContext(w.t.Context(), "sh", "-c", "nats --server "+w.NATSURL+" "+args)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -40,15 +40,15 @@ func (w *world) natsCommand(args string) {
 	}
 }
 
-// TestStreams makes each stream wrong in each way: just its check says so, and what it says is to
+// TestNATSStreams_Misconfigured_FailsAndFixRepairs makes each stream wrong in each way: just its check says so, and what it says is to
 // be done mends it.
-func TestStreams(t *testing.T) {
+func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	hasTool := natsTool(t)
 	ctx := t.Context()
 	all := make(map[string]jetstream.StreamConfig)
-	for _, config := range w.ns.Streams(reach) {
+	for _, config := range w.ns.Streams(retention) {
 		all[config.Name] = config
 	}
 	const in, out, dlq, runs = "HOLDFAST_IN", "HOLDFAST_OUT", "HOLDFAST_DLQ", "HOLDFAST_RUNS"
@@ -70,8 +70,8 @@ func TestStreams(t *testing.T) {
 		{"other subjects", in, "fail", func(c *jetstream.StreamConfig) { c.Subjects = []string{"holdfast.in.booking.>"} }, false},
 		{"other subjects", out, "fail", func(c *jetstream.StreamConfig) { c.Subjects = []string{"holdfast.out.hold.>"} }, false},
 		{"one of a subject", in, "fail", func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }, false},
-		{"lives too short", out, "fail", func(c *jetstream.StreamConfig) { c.MaxAge = reach.Life - time.Second }, false},
-		{"forgets answers", out, "warn", func(c *jetstream.StreamConfig) { c.MaxAge = reach.Life + reach.Memory - time.Second }, false},
+		{"lives too short", out, "fail", func(c *jetstream.StreamConfig) { c.MaxAge = retention.HoldLifetime - time.Second }, false},
+		{"forgets answers", out, "warn", func(c *jetstream.StreamConfig) { c.MaxAge = retention.HoldLifetime + retention.AnswerTTL - time.Second }, false},
 		{"forgets events", in, "warn", func(c *jetstream.StreamConfig) { c.MaxAge = 7 * 24 * time.Hour }, false},
 		{"forgets letters", dlq, "warn", func(c *jetstream.StreamConfig) { c.MaxAge = 24 * time.Hour }, false},
 		{"small messages", in, "warn", func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1 << 10 }, false},
@@ -107,11 +107,11 @@ func TestStreams(t *testing.T) {
 		found := w.expect(what, []string{check + " " + string(c.status)})[check]
 		if found.Fix == "worker migrate" {
 			w.expect(what+", and a worker that migrates", nil, migrates)
-			w.follow(found)
+			w.applyFix(found)
 			w.expect("after "+what, nil)
 			continue
 		}
-		refused := events.Setup(ctx, w.js, w.ns, reach, zerolog.Nop())
+		refused := events.Setup(ctx, w.js, w.ns, retention, zerolog.Nop())
 		if (refused != nil) != (c.status == "fail") {
 			t.Errorf("%s: a worker that migrates says %v", what, refused)
 		}
@@ -126,7 +126,7 @@ func TestStreams(t *testing.T) {
 				t.Errorf("%s: %s", what, found.Fix)
 			}
 		case hasTool:
-			w.follow(found)
+			w.applyFix(found)
 			w.expect("after "+what, nil)
 			continue
 		}
@@ -140,18 +140,18 @@ func TestStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.expect("none, and a worker that migrates", nil, migrates)
-	w.follow(w.expect("none", []string{"nats.stream.HOLDFAST_DLQ fail"})["nats.stream.HOLDFAST_DLQ"])
+	w.applyFix(w.expect("none", []string{"nats.stream.HOLDFAST_DLQ fail"})["nats.stream.HOLDFAST_DLQ"])
 	w.expect("after none", nil)
 	if !hasTool {
 		t.Skip("nats is not on PATH, so the remedies were not tried (.ci/run has it, and sets HOLDFAST_TEST_TOOLS=required)")
 	}
 }
 
-// TestOutcomesThatAreDropped has the stream of outcomes drop some that are younger than a hold can be.
-func TestOutcomesThatAreDropped(t *testing.T) {
+// TestNATSStreams_OutcomesDroppedEarly_Fails has the stream of outcomes drop some that are younger than a hold can be.
+func TestNATSStreams_OutcomesDroppedEarly_Fails(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	config := w.ns.Streams(reach)[1]
+	w := newHarness(t)
+	config := w.ns.Streams(retention)[1]
 	config.MaxMsgs = 3
 	if _, err := w.js.UpdateStream(t.Context(), config); err != nil {
 		t.Fatal(err)
@@ -164,15 +164,15 @@ func TestOutcomesThatAreDropped(t *testing.T) {
 	}
 	c := w.expect("limited, and full", []string{"nats.stream.HOLDFAST_OUT fail"})["nats.stream.HOLDFAST_OUT"]
 	if natsTool(t) {
-		w.follow(c)
+		w.applyFix(c)
 		w.expect("not limited any more", nil)
 	}
 }
 
-// TestConsumers makes consumers wrong.
-func TestConsumers(t *testing.T) {
+// TestNATSConsumers_Misconfigured_FailsAndFixRepairs makes consumers wrong.
+func TestNATSConsumers_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	ctx := t.Context()
 	for what, wrong := range map[string]func(*jetstream.ConsumerConfig){
 		"a limit of deliveries": func(c *jetstream.ConsumerConfig) { c.MaxDeliver = 5 },
@@ -190,13 +190,13 @@ func TestConsumers(t *testing.T) {
 		if !strings.HasPrefix(c.Found, "payments: ") {
 			t.Errorf("%s: %s", what, c.Found)
 		}
-		w.follow(c)
+		w.applyFix(c)
 		w.expect("after "+what, nil)
 	}
 	if err := w.js.DeleteConsumer(ctx, "HOLDFAST_IN", "changes"); err != nil {
 		t.Fatal(err)
 	}
-	w.follow(w.expect("one is missing", []string{"nats.consumers fail"})["nats.consumers"])
+	w.applyFix(w.expect("one is missing", []string{"nats.consumers fail"})["nats.consumers"])
 	w.expect("after one was missing", nil)
 }
 
@@ -216,14 +216,14 @@ func natsServer(t *testing.T, o server.Options) *server.Server {
 	return s
 }
 
-// TestNATS makes the server itself wrong.
-func TestNATS(t *testing.T) {
+// TestNATS_ServerUnsuitable_FailsOrWarns makes the server itself wrong.
+func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	at := func(url string) func(*preflight.Target) { return func(t *preflight.Target) { t.NATSURL = url } }
 	told := func(from, to string) func(*preflight.Target) {
-		return at("nats://" + altered(t, hostOf(w.NATSURL), func(said []byte) []byte {
-			return bytes.Replace(said, []byte(from), []byte(to), 1)
+		return at("nats://" + altered(t, hostOf(w.NATSURL), func(reply []byte) []byte {
+			return bytes.Replace(reply, []byte(from), []byte(to), 1)
 		}))
 	}
 	w.expect("an old NATS", []string{"nats.version fail"}, told(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"2.9.25"`))
@@ -234,7 +234,7 @@ func TestNATS(t *testing.T) {
 	}
 	plain := natsServer(t, server.Options{})
 	var streams []string
-	for _, config := range w.ns.Streams(reach) {
+	for _, config := range w.ns.Streams(retention) {
 		streams = append(streams, "nats.stream."+config.Name+" fail")
 	}
 	w.expect("no JetStream", append(streams, "nats.replicas skipped", "nats.consumers skipped"), at(plain.ClientURL()))
@@ -249,7 +249,7 @@ func TestNATS(t *testing.T) {
 	_, other := monitored(server.Options{SyncAlways: true, ServerName: "nats-2"})
 	_, late := monitored(server.Options{ServerName: "nats-1"})
 	w.expect("no streams yet", []string{"nats.consumers skipped"}, at(asked.ClientURL()), migrates)
-	w.setup(asked.ClientURL())
+	w.createStreams(asked.ClientURL())
 	bare := "http://" + natsServer(t, server.Options{HTTPHost: "127.0.0.1", HTTPPort: -1}).MonitorAddr().String()
 	for what, c := range map[string]struct {
 		monitors []string
@@ -275,15 +275,15 @@ func TestNATS(t *testing.T) {
 	}
 }
 
-// TestEverySync has another server than the one that is asked lead the streams, or have a copy of them: what is
+// TestNATSSync_ServerNotMonitored_Unknown has another server than the one that is asked lead the streams, or have a copy of them: what is
 // acknowledged is on the disks of all of these, or it is not known.
-func TestEverySync(t *testing.T) {
+func TestNATSSync_ServerNotMonitored_Unknown(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	const size = 3
 	servers := natsCluster(t, size)
-	w.at(servers[0].ClientURL(), func(js jetstream.JetStream) error {
-		for _, config := range w.ns.Streams(reach) {
+	w.withNATS(servers[0].ClientURL(), func(js jetstream.JetStream) error {
+		for _, config := range w.ns.Streams(retention) {
 			config.Replicas = size
 			stacktest.Eventually(t, "servers to place a stream on", func() bool {
 				_, err := js.CreateStream(t.Context(), config)
@@ -297,41 +297,41 @@ func TestEverySync(t *testing.T) {
 		})
 		return err
 	})
-	look := func(monitors ...*server.Server) preflight.Check {
+	check := func(monitors ...*server.Server) preflight.Check {
 		t.Helper()
-		return w.look(func(t *preflight.Target) {
+		return w.check(func(t *preflight.Target) {
 			t.NATSURL = servers[0].ClientURL()
 			for _, s := range monitors {
 				t.Monitors = append(t.Monitors, "http://"+s.MonitorAddr().String())
 			}
 		})["nats.sync_interval"]
 	}
-	if c := look(servers...); c.Status != preflight.OK {
+	if c := check(servers...); c.Status != preflight.OK {
 		t.Errorf("all of them: %+v", c)
 	}
 	for i := range servers {
 		some := slices.Delete(slices.Clone(servers), i, i+1)
-		if c := look(some...); c.Status != preflight.Unknown || !strings.Contains(c.Found, servers[i].Name()+" has not told it") {
+		if c := check(some...); c.Status != preflight.Unknown || !strings.Contains(c.Found, servers[i].Name()+" has not told it") {
 			t.Errorf("without %s: %+v", servers[i].Name(), c)
 		}
 	}
-	w.at(servers[0].ClientURL(), func(js jetstream.JetStream) (err error) { // the servers stop without them
-		for _, config := range w.ns.Streams(reach) {
+	w.withNATS(servers[0].ClientURL(), func(js jetstream.JetStream) (err error) { // the servers stop without them
+		for _, config := range w.ns.Streams(retention) {
 			err = errors.Join(err, js.DeleteStream(t.Context(), config.Name))
 		}
 		return err
 	})
 }
 
-// TestReplicas creates the streams in a cluster and on a lone server, with the default and with a setting.
-func TestReplicas(t *testing.T) {
+// TestNATSReplicas_ClusterAndLoneServer_AreChecked creates the streams in a cluster and on a lone server, with the default and with a setting.
+func TestNATSReplicas_ClusterAndLoneServer_AreChecked(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	servers := natsCluster(t, 3)
 	cluster := func(t *preflight.Target) { t.NATSURL = servers[0].ClientURL() }
-	replicas := func(js jetstream.JetStream, ns events.Subjects) (all []int) {
+	replicas := func(js jetstream.JetStream, ns events.Namespace) (all []int) {
 		t.Helper()
-		for _, config := range ns.Streams(reach) {
+		for _, config := range ns.Streams(retention) {
 			stream, err := js.Stream(t.Context(), config.Name)
 			if err != nil {
 				t.Fatal(err)
@@ -343,19 +343,19 @@ func TestReplicas(t *testing.T) {
 	if got := replicas(w.js, w.ns); !slices.Equal(got, []int{1, 1, 1, 1}) {
 		t.Errorf("on a lone server they have %v replicas", got)
 	}
-	two := reach
+	two := retention
 	two.Replicas = 2
 	if err := events.Setup(t.Context(), w.js, "more", two, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "HOLDFAST_STREAM_REPLICAS") {
 		t.Errorf("two on a lone server: %v", err)
 	}
-	if c := w.look(cluster, migrates)["nats.replicas"]; c.Status != preflight.OK || !strings.Contains(c.Found, "HOLDFAST_IN will be created with 3") {
+	if c := w.check(cluster, migrates)["nats.replicas"]; c.Status != preflight.OK || !strings.Contains(c.Found, "HOLDFAST_IN will be created with 3") {
 		t.Errorf("before they are created: %+v", c)
 	}
-	w.at(servers[0].ClientURL(), func(js jetstream.JetStream) error {
-		for ns, c := range map[events.Subjects]struct {
-			set  events.Reach
+	w.withNATS(servers[0].ClientURL(), func(js jetstream.JetStream) error {
+		for ns, c := range map[events.Namespace]struct {
+			set  events.Retention
 			want []int
-		}{w.ns: {reach, []int{3, 3, 3, 3}}, "pair": {two, []int{2, 2, 2, 2}}} {
+		}{w.ns: {retention, []int{3, 3, 3, 3}}, "pair": {two, []int{2, 2, 2, 2}}} {
 			stacktest.Eventually(t, "servers to place streams on", func() bool {
 				return events.Setup(t.Context(), js, ns, c.set, zerolog.Nop()) == nil
 			})
@@ -365,16 +365,16 @@ func TestReplicas(t *testing.T) {
 		}
 		return nil
 	})
-	if c := w.look(cluster)["nats.replicas"]; c.Status != preflight.OK {
+	if c := w.check(cluster)["nats.replicas"]; c.Status != preflight.OK {
 		t.Errorf("in the cluster: %+v", c)
 	}
-	one := func(t *preflight.Target) { t.Reach.Replicas = 1 }
-	if c := w.look(one)["nats.replicas"]; c.Status != preflight.OK {
+	one := func(t *preflight.Target) { t.Retention.Replicas = 1 }
+	if c := w.check(one)["nats.replicas"]; c.Status != preflight.OK {
 		t.Errorf("one, as it is set: %+v", c)
 	}
-	w.at(servers[0].ClientURL(), func(js jetstream.JetStream) (err error) { // the servers stop without them
-		for _, ns := range []events.Subjects{w.ns, "pair"} {
-			for _, config := range ns.Streams(reach) {
+	w.withNATS(servers[0].ClientURL(), func(js jetstream.JetStream) (err error) { // the servers stop without them
+		for _, ns := range []events.Namespace{w.ns, "pair"} {
+			for _, config := range ns.Streams(retention) {
 				err = errors.Join(err, js.DeleteStream(t.Context(), config.Name))
 			}
 		}
@@ -414,8 +414,8 @@ func natsCluster(t *testing.T, size int) (servers []*server.Server) {
 	return servers
 }
 
-// at does something to another NATS.
-func (w *world) at(url string, do func(jetstream.JetStream) error) {
+// withNATS does something to another NATS.
+func (w *harness) withNATS(url string, do func(jetstream.JetStream) error) {
 	w.t.Helper()
 	nc, err := events.Connect(url, "", w.t.Logf)
 	if err != nil {
@@ -431,16 +431,18 @@ func (w *world) at(url string, do func(jetstream.JetStream) error) {
 	}
 }
 
-// setup makes the streams on another NATS.
-func (w *world) setup(url string) {
+// createStreams makes the streams on another NATS.
+func (w *harness) createStreams(url string) {
 	w.t.Helper()
-	w.at(url, func(js jetstream.JetStream) error { return events.Setup(w.t.Context(), js, w.ns, reach, zerolog.Nop()) })
+	w.withNATS(url, func(js jetstream.JetStream) error {
+		return events.Setup(w.t.Context(), js, w.ns, retention, zerolog.Nop())
+	})
 }
 
-// TestNATSUsers looks as users who may more or less than a worker needs.
-func TestNATSUsers(t *testing.T) {
+// TestNATSPrivileges_MissingAndExcess_AreReported looks as users who may more or less than a worker needs.
+func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	const needed = "$JS.API.STREAM.INFO.*"
 	users := map[string]*server.Permissions{
 		"all":     nil,
@@ -471,7 +473,7 @@ func TestNATSUsers(t *testing.T) {
 	as := func(user string) func(*preflight.Target) {
 		return func(t *preflight.Target) { t.NATSURL = "nats://" + user + ":pw@" + address }
 	}
-	w.setup("nats://all:pw@" + address)
+	w.createStreams("nats://all:pw@" + address)
 	w.expect("a user who may all", nil, as("all"))
 	w.expect("a user who may little", []string{"nats.privileges ok", "nats.trim warn"}, as("little"))
 	c := w.expect("a user who may not read outcomes", []string{"nats.privileges ok", "nats.rebuild fail", "nats.trim warn"}, as("forgetful"))["nats.rebuild"]
@@ -480,7 +482,7 @@ func TestNATSUsers(t *testing.T) {
 	}
 	w.expect("a user who may all but that", []string{"nats.privileges warn", "nats.trim warn"}, as("denied")) // others' subjects
 	var unseen []string
-	for _, config := range w.ns.Streams(reach) {
+	for _, config := range w.ns.Streams(retention) {
 		unseen = append(unseen, "nats.stream."+config.Name+" unknown")
 	}
 	began := time.Now()
@@ -490,11 +492,11 @@ func TestNATSUsers(t *testing.T) {
 		t.Errorf("it does not tell which permission is missing: %+v", c)
 	}
 	for user, power := range map[string]string{"purges": "may purge HOLDFAST_OUT, delete HOLDFAST_IN, delete outcomes", "hears": "may hear others' answers"} {
-		if c := w.look(as(user))["nats.privileges"]; c.Status != preflight.Warn || !strings.Contains(c.Found, power) {
+		if c := w.check(as(user))["nats.privileges"]; c.Status != preflight.Warn || !strings.Contains(c.Found, power) {
 			t.Errorf("user %s: %+v", user, c)
 		}
 	}
-	checks = w.look(func(t *preflight.Target) { t.NATSURL = "nats://all:wrong@" + address })
+	checks = w.check(func(t *preflight.Target) { t.NATSURL = "nats://all:wrong@" + address })
 	if c := checks["nats.reachable"]; c.Status != preflight.Fail || !strings.Contains(c.Found, "Authorization") || strings.Contains(fmt.Sprint(checks), "wrong") {
 		t.Errorf("a wrong password: %+v", c)
 	}

@@ -17,8 +17,8 @@ import (
 // userInfo is where every user may ask who it is, if it may publish there.
 const userInfo = "$SYS.REQ.USER.INFO"
 
-// who is what a server tells a user of itself and of the user.
-type who struct {
+// natsUser is what a server tells a user of itself and of the user.
+type natsUser struct {
 	Server struct {
 		Time time.Time `json:"time"`
 	} `json:"server"`
@@ -32,9 +32,9 @@ type who struct {
 	} `json:"data"`
 }
 
-// who asks. The user has no permissions set, and so all of them, when Data.Permissions is nil.
-func (l *natsLook) who(ctx context.Context) (w who, err error) {
-	err = l.ask(ctx, func(ctx context.Context) error {
+// user asks. The user has no permissions set, and so all of them, when Data.Permissions is nil.
+func (l *natsProbe) user(ctx context.Context) (w natsUser, err error) {
+	err = l.request(ctx, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, within/5)
 		defer cancel()
 		answer, err := l.nc.RequestWithContext(ctx, userInfo, nil)
@@ -82,7 +82,7 @@ const (
 )
 
 // lacks returns on which subjects of JetStream's API the user may not publish.
-func (w who) lacks(requests ...string) (subjects []string) {
+func (w natsUser) lacks(requests ...string) (subjects []string) {
 	for _, request := range requests {
 		if subject := "$JS.API." + request; w.Data.Permissions != nil && !w.Data.Permissions.Publish.permits(subject) {
 			subjects = append(subjects, subject)
@@ -91,23 +91,23 @@ func (w who) lacks(requests ...string) (subjects []string) {
 	return subjects
 }
 
-// aReader is a name like that of any consumer that reads in order.
-const aReader = "preflight"
+// readerName is a name like that of any consumer that reads in order.
+const readerName = "preflight"
 
 // natsReading tries nothing, as natsPrivileges.
-func (r *report) natsReading(w who, err error, t Target) {
-	ns := events.Subjects(t.Namespace)
+func (r *report) natsReading(w natsUser, err error, t Target) {
+	ns := events.Namespace(t.Namespace)
 	if err != nil {
 		r.unknown(natsReading, "what the user may do is not known", "see "+NATSPrivileges)
 		return
 	}
 	lacks := w.lacks(
 		"STREAM.INFO."+ns.OutStream(), "STREAM.INFO."+ns.InStream(),
-		"CONSUMER.CREATE."+ns.OutStream()+"."+aReader, "CONSUMER.CREATE."+ns.InStream()+"."+aReader+"."+ns.In(events.PaymentConfirmed, "preflight"),
-		"CONSUMER.INFO."+ns.OutStream()+"."+aReader, "CONSUMER.INFO."+ns.InStream()+"."+aReader,
-		"CONSUMER.MSG.NEXT."+ns.OutStream()+"."+aReader, "CONSUMER.MSG.NEXT."+ns.InStream()+"."+aReader,
-		"STREAM.INFO."+ns.DLQStream(), "CONSUMER.CREATE."+ns.DLQStream()+"."+aReader,
-		"CONSUMER.INFO."+ns.DLQStream()+"."+aReader, "CONSUMER.MSG.NEXT."+ns.DLQStream()+"."+aReader,
+		"CONSUMER.CREATE."+ns.OutStream()+"."+readerName, "CONSUMER.CREATE."+ns.InStream()+"."+readerName+"."+ns.In(events.PaymentConfirmed, "preflight"),
+		"CONSUMER.INFO."+ns.OutStream()+"."+readerName, "CONSUMER.INFO."+ns.InStream()+"."+readerName,
+		"CONSUMER.MSG.NEXT."+ns.OutStream()+"."+readerName, "CONSUMER.MSG.NEXT."+ns.InStream()+"."+readerName,
+		"STREAM.INFO."+ns.DLQStream(), "CONSUMER.CREATE."+ns.DLQStream()+"."+readerName,
+		"CONSUMER.INFO."+ns.DLQStream()+"."+readerName, "CONSUMER.MSG.NEXT."+ns.DLQStream()+"."+readerName,
 	)
 	if len(lacks) > 0 {
 		r.fail(natsReading, "user "+w.Data.User+" may not publish on "+strings.Join(lacks, ", "),
@@ -119,16 +119,16 @@ func (r *report) natsReading(w who, err error, t Target) {
 }
 
 // natsTrimming tries nothing, as natsPrivileges.
-func (r *report) natsTrimming(w who, err error, t Target) {
-	in, dlq := events.Subjects(t.Namespace).InStream(), events.Subjects(t.Namespace).DLQStream()
+func (r *report) natsTrimming(w natsUser, err error, t Target) {
+	in, dlq := events.Namespace(t.Namespace).InStream(), events.Namespace(t.Namespace).DLQStream()
 	if err != nil {
 		r.unknown(natsTrimming, "the permissions of the user are not known", "see "+NATSPrivileges)
 		return
 	}
 	lacks := w.lacks(
-		"STREAM.INFO."+in, "STREAM.INFO."+dlq, "CONSUMER.NAMES."+in, "CONSUMER.INFO."+in+"."+aReader, "STREAM.PURGE."+in, "STREAM.MSG.DELETE."+in,
-		"CONSUMER.CREATE."+in+"."+aReader, "CONSUMER.MSG.NEXT."+in+"."+aReader, "CONSUMER.DELETE."+in+"."+aReader,
-		"CONSUMER.CREATE."+dlq+"."+aReader, "CONSUMER.MSG.NEXT."+dlq+"."+aReader, "CONSUMER.DELETE."+dlq+"."+aReader,
+		"STREAM.INFO."+in, "STREAM.INFO."+dlq, "CONSUMER.NAMES."+in, "CONSUMER.INFO."+in+"."+readerName, "STREAM.PURGE."+in, "STREAM.MSG.DELETE."+in,
+		"CONSUMER.CREATE."+in+"."+readerName, "CONSUMER.MSG.NEXT."+in+"."+readerName, "CONSUMER.DELETE."+in+"."+readerName,
+		"CONSUMER.CREATE."+dlq+"."+readerName, "CONSUMER.MSG.NEXT."+dlq+"."+readerName, "CONSUMER.DELETE."+dlq+"."+readerName,
 	)
 	if len(lacks) > 0 {
 		r.warn(natsTrimming, "user "+w.Data.User+" may not publish on "+strings.Join(lacks, ", "),
@@ -140,7 +140,7 @@ func (r *report) natsTrimming(w who, err error, t Target) {
 }
 
 // natsPrivileges tries nothing: it reads what the server says that the user may.
-func (r *report) natsPrivileges(w who, err error, t Target) {
+func (r *report) natsPrivileges(w natsUser, err error, t Target) {
 	const (
 		why = "a mistake, or whoever gets at the worker, could pass for a publisher or throw away what is stored"
 		fix = "use a user like holdfast_worker in deployments/nats/accounts.conf"
@@ -161,7 +161,7 @@ func (r *report) natsPrivileges(w who, err error, t Target) {
 		r.warn(NATSPrivileges, fmt.Sprintf("%s may publish and subscribe everywhere in account %s", user, w.Data.Account), why, fix)
 		return
 	}
-	ns := events.Subjects(t.Namespace)
+	ns := events.Namespace(t.Namespace)
 	var may []string
 	for _, act := range []struct {
 		subject, means string

@@ -13,8 +13,8 @@ import (
 // postgres looks at Postgres. It returns its clock.
 func (r *report) postgres(ctx context.Context, t Target) clock {
 	const reachable, primary = "postgres.reachable", "postgres.primary"
-	others := []string{PostgresFsync, PostgresCommit, PostgresPages, PostgresSchema, "postgres.grants", PostgresPowers}
-	facts, err := t.Store.Inspect(ctx, t.Namespace)
+	others := []string{PostgresFsync, PostgresCommit, PostgresPages, PostgresSchema, "postgres.grants", PostgresPrivileges}
+	server, err := t.Store.Inspect(ctx, t.Namespace)
 	switch {
 	case errors.Is(err, postgres.ErrReadOnly), errors.Is(err, postgres.ErrStandby):
 		r.ok(reachable, "it answers")
@@ -26,14 +26,14 @@ func (r *report) postgres(ctx context.Context, t Target) clock {
 		r.skipAll(reachable+" failed", append([]string{primary}, others...)...)
 		return clock{of: "postgres", err: errors.New("it could not be asked")}
 	}
-	r.ok(reachable, fmt.Sprintf("Postgres %s, role %s, database %s", facts.Version, facts.Role, facts.Database))
+	r.ok(reachable, fmt.Sprintf("Postgres %s, role %s, database %s", server.Version, server.Role, server.Database))
 	r.ok(primary, "takes writes")
-	r.postgresSetting(facts, PostgresFsync, Fail, "a crash of the machine may lose payments that were answered, or damage all tables")
-	r.postgresSetting(facts, PostgresCommit, Fail, "a crash loses the last payments, which were answered as reservations")
-	r.postgresSetting(facts, PostgresPages, Warn, "a crash in the midst of writing a page damages it, unless the file system writes pages whole (ZFS does)")
-	r.postgresSchema(facts, t)
-	r.postgresGrants(ctx, facts, t)
-	r.postgresPowers(ctx, facts, t)
+	r.postgresSetting(server, PostgresFsync, Fail, "a crash of the machine may lose payments that were answered, or damage all tables")
+	r.postgresSetting(server, PostgresCommit, Fail, "a crash loses the last payments, which were answered as reservations")
+	r.postgresSetting(server, PostgresPages, Warn, "a crash in the midst of writing a page damages it, unless the file system writes pages whole (ZFS does)")
+	r.postgresSchema(server, t)
+	r.postgresGrants(ctx, server, t)
+	r.postgresPrivileges(ctx, server, t)
 	return readClock(ctx, "postgres", t.Store.Clock)
 }
 
@@ -48,7 +48,7 @@ func writableFix(err error, role string) string {
 }
 
 // postgresSetting says that a setting should be on. Its name is the part of the check's after the dot.
-func (r *report) postgresSetting(f *store.Facts, check string, bad Status, why string) {
+func (r *report) postgresSetting(f *store.ServerInfo, check string, bad Status, why string) {
 	_, name, _ := strings.Cut(check, ".")
 	setting := f.Settings[name]
 	if setting.Value != "off" {
@@ -59,7 +59,7 @@ func (r *report) postgresSetting(f *store.Facts, check string, bad Status, why s
 }
 
 // settingFix is what switches a setting on again, which depends on where it was switched off.
-func settingFix(f *store.Facts, name, source string) string {
+func settingFix(f *store.ServerInfo, name, source string) string {
 	switch source {
 	case "command line":
 		return "start postgres without -c " + name + "=off"
@@ -78,7 +78,7 @@ func settingFix(f *store.Facts, name, source string) string {
 
 func quoted(identifier string) string { return `"` + strings.ReplaceAll(identifier, `"`, `""`) + `"` }
 
-func (r *report) postgresSchema(f *store.Facts, t Target) {
+func (r *report) postgresSchema(f *store.ServerInfo, t Target) {
 	const name, migrate = PostgresSchema, "worker migrate"
 	s, known := f.Schema, store.SchemaVersion
 	found := fmt.Sprintf("schema %s has version %d, this program knows %d", t.Namespace, s.Version, known)
@@ -106,7 +106,7 @@ func (r *report) postgresSchema(f *store.Facts, t Target) {
 	}
 }
 
-func (r *report) postgresGrants(ctx context.Context, f *store.Facts, t Target) {
+func (r *report) postgresGrants(ctx context.Context, f *store.ServerInfo, t Target) {
 	const name = "postgres.grants"
 	if !f.Schema.Exists || f.Schema.Usable && f.Schema.Version < store.SchemaVersion {
 		r.skipAll("the tables are not there yet", name)
@@ -124,30 +124,30 @@ func (r *report) postgresGrants(ctx context.Context, f *store.Facts, t Target) {
 	}
 }
 
-func (r *report) postgresPowers(ctx context.Context, f *store.Facts, t Target) {
+func (r *report) postgresPrivileges(ctx context.Context, f *store.ServerInfo, t Target) {
 	const fix = "use a role like holdfast_worker in deployments/postgres/roles.sql"
-	powers, err := t.Store.Powers(ctx, t.Namespace)
+	role, err := t.Store.RoleAttributes(ctx, t.Namespace)
 	if err != nil {
-		r.unknown(PostgresPowers, err.Error(), "look again")
+		r.unknown(PostgresPrivileges, err.Error(), "look again")
 		return
 	}
 	var may []string
-	if len(powers.Attributes) > 0 {
-		may = append(may, "has "+strings.Join(powers.Attributes, ", "))
+	if len(role.Attributes) > 0 {
+		may = append(may, "has "+strings.Join(role.Attributes, ", "))
 	}
-	if len(powers.Owned) > 0 && !t.Migrates {
-		may = append(may, "owns "+strings.Join(powers.Owned, ", "))
+	if len(role.Owned) > 0 && !t.Migrates {
+		may = append(may, "owns "+strings.Join(role.Owned, ", "))
 	}
-	if len(powers.Destroys) > 0 {
-		may = append(may, "has "+strings.Join(powers.Destroys, ", "))
+	if len(role.Destroys) > 0 {
+		may = append(may, "has "+strings.Join(role.Destroys, ", "))
 	}
 	switch {
 	case len(may) > 0:
-		r.warn(PostgresPowers, "role "+f.Role+" "+strings.Join(may, "; it "),
+		r.warn(PostgresPrivileges, "role "+f.Role+" "+strings.Join(may, "; it "),
 			"a mistake, or whoever gets at the worker, could undo what the constraints promise", fix+", after worker migrate by another role, and run the worker with --no-migrate")
-	case len(powers.Owned) > 0:
-		r.ok(PostgresPowers, "role "+f.Role+" owns the tables, which a worker that migrates must")
+	case len(role.Owned) > 0:
+		r.ok(PostgresPrivileges, "role "+f.Role+" owns the tables, which a worker that migrates must")
 	default:
-		r.ok(PostgresPowers, "role "+f.Role+" has none that a worker does not need")
+		r.ok(PostgresPrivileges, "role "+f.Role+" has none that a worker does not need")
 	}
 }

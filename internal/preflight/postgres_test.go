@@ -13,18 +13,18 @@ import (
 	"holdfast/internal/store"
 )
 
-// TestPostgres makes one thing of Postgres wrong after the other: just that check says so, and
+// TestPostgres_Misconfigured_FailsAndFixRepairs makes one thing of Postgres wrong after the other: just that check says so, and
 // what it says is to be done mends it.
-func TestPostgres(t *testing.T) {
+func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	w.expect("healthy servers", nil)
-	mended := func(what, check string, status preflight.Status, change ...func(*preflight.Target)) preflight.Check {
+	wantFixed := func(what, check string, status preflight.Status, change ...func(*preflight.Target)) preflight.Check {
 		t.Helper()
 		c := w.expect(what, []string{check + " " + string(status)}, change...)[check]
-		w.follow(c)
+		w.applyFix(c)
 		// Postgres tells its processes to read their settings again; some take their time.
-		stacktest.Eventually(t, check+" to be mended", func() bool { return w.look(change...)[check].Status == preflight.OK })
+		stacktest.Eventually(t, check+" to be mended", func() bool { return w.check(change...)[check].Status == preflight.OK })
 		w.expect("after "+what, nil, change...)
 		return c
 	}
@@ -34,23 +34,23 @@ func TestPostgres(t *testing.T) {
 			w.sql(statement)
 		}
 	}
-	system := func(setting, check string) {
+	switchOff := func(setting, check string) {
 		t.Helper()
 		off("ALTER SYSTEM SET "+setting+" = off", "SELECT pg_reload_conf()")
-		stacktest.Eventually(t, setting+" to be off", func() bool { return w.look()[check].Status != preflight.OK })
+		stacktest.Eventually(t, setting+" to be off", func() bool { return w.check()[check].Status != preflight.OK })
 	}
-	system("fsync", "postgres.fsync")
-	mended("fsync off", "postgres.fsync", preflight.Fail)
-	system("full_page_writes", "postgres.full_page_writes")
-	mended("full_page_writes off", "postgres.full_page_writes", preflight.Warn)
-	system("synchronous_commit", "postgres.synchronous_commit")
-	mended("synchronous_commit off", "postgres.synchronous_commit", preflight.Fail)
+	switchOff("fsync", "postgres.fsync")
+	wantFixed("fsync off", "postgres.fsync", preflight.Fail)
+	switchOff("full_page_writes", "postgres.full_page_writes")
+	wantFixed("full_page_writes off", "postgres.full_page_writes", preflight.Warn)
+	switchOff("synchronous_commit", "postgres.synchronous_commit")
+	wantFixed("synchronous_commit off", "postgres.synchronous_commit", preflight.Fail)
 	off("ALTER ROLE postgres SET synchronous_commit = off")
-	mended("synchronous_commit off for the role", "postgres.synchronous_commit", preflight.Fail)
+	wantFixed("synchronous_commit off for the role", "postgres.synchronous_commit", preflight.Fail)
 	off("ALTER DATABASE postgres SET synchronous_commit = off")
-	mended("synchronous_commit off for the database", "postgres.synchronous_commit", preflight.Fail)
+	wantFixed("synchronous_commit off for the database", "postgres.synchronous_commit", preflight.Fail)
 	off("ALTER ROLE postgres IN DATABASE postgres SET synchronous_commit = off")
-	mended("synchronous_commit off for the role in the database", "postgres.synchronous_commit", preflight.Fail)
+	wantFixed("synchronous_commit off for the role in the database", "postgres.synchronous_commit", preflight.Fail)
 	c := w.expect("synchronous_commit off in the URL", []string{"postgres.synchronous_commit fail"}, func(t *preflight.Target) {
 		t.Store = w.open(w.PostgresURL + "&synchronous_commit=off")
 	})["postgres.synchronous_commit"]
@@ -63,7 +63,7 @@ func TestPostgres(t *testing.T) {
 	if !strings.Contains(c.Found, "default_transaction_read_only") || !strings.HasPrefix(c.Fix, "use the worker's role") {
 		t.Errorf("%+v", c)
 	}
-	w.follow(c)
+	w.applyFix(c)
 	w.expect("a role that writes again", nil)
 	w.expect("nobody there", append(unreachable("postgres"), "clocks unknown"), func(t *preflight.Target) {
 		t.Store = w.open("postgres://postgres:s3cret@127.0.0.1:1/postgres")
@@ -84,12 +84,12 @@ func TestPostgres(t *testing.T) {
 	w.expect("the schema again", nil)
 	off("ALTER SCHEMA holdfast RENAME TO aside")
 	w.expect("no schema, and a worker that migrates", []string{"postgres.grants skipped"}, migrates)
-	w.follow(w.expect("no schema", []string{"postgres.schema fail", "postgres.grants skipped"})["postgres.schema"])
+	w.applyFix(w.expect("no schema", []string{"postgres.schema fail", "postgres.grants skipped"})["postgres.schema"])
 	w.expect("after no schema", nil)
 }
 
-// TestPostgresStandby looks at a server that takes no writes.
-func TestPostgresStandby(t *testing.T) {
+// TestPostgres_Standby_Fails looks at a server that takes no writes.
+func TestPostgres_Standby_Fails(t *testing.T) {
 	t.Parallel()
 	dir := stacktest.DataDir(t)
 	start := func() *stack.Stack {
@@ -100,7 +100,7 @@ func TestPostgresStandby(t *testing.T) {
 		}
 		return s
 	}
-	w := newWorld(t)
+	w := newHarness(t)
 	if err := start().Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -118,17 +118,17 @@ func TestPostgresStandby(t *testing.T) {
 	}
 	standby := start()
 	defer func() { _ = standby.Close() }()
-	c := w.look(func(t *preflight.Target) { t.Store = w.open(standby.PostgresURL) })["postgres.primary"]
+	c := w.check(func(t *preflight.Target) { t.Store = w.open(standby.PostgresURL) })["postgres.primary"]
 	if c.Status != preflight.Fail || !strings.Contains(c.Found, "standby") {
 		t.Errorf("%+v", c)
 	}
 }
 
-// TestPostgresRoles takes each privilege that a worker needs from its role, and gives the role
+// TestPostgresGrants_MissingAndExcess_AreReported takes each privilege that a worker needs from its role, and gives the role
 // each that it should not have.
-func TestPostgresRoles(t *testing.T) {
+func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	for _, statement := range []string{
 		`CREATE ROLE worker LOGIN`, `CREATE ROLE "Odd ""one""" LOGIN`,
 		`GRANT USAGE ON SCHEMA holdfast TO worker`,
@@ -140,13 +140,13 @@ func TestPostgresRoles(t *testing.T) {
 	}
 	// What a role without any may not do it is told, statement by statement.
 	const noVersion = "version of schema"
-	c := w.look(as("worker"))["postgres.reachable"]
+	c := w.check(as("worker"))["postgres.reachable"]
 	if c.Status != preflight.Fail || !strings.Contains(c.Found, noVersion) {
 		t.Errorf("a role that may read nothing: %+v", c)
 	}
 	w.sql(`GRANT SELECT ON holdfast.goose_db_version TO worker`)
 	c = w.expect("a role with nothing more", []string{"postgres.grants fail", "postgres.privileges ok"}, as("worker"))["postgres.grants"]
-	w.follow(preflight.Check{Name: c.Name, Fix: c.Fix[:strings.Index(c.Fix, "\nor all of")]})
+	w.applyFix(preflight.Check{Name: c.Name, Fix: c.Fix[:strings.Index(c.Fix, "\nor all of")]})
 	w.expect("with what was told", []string{"postgres.privileges ok"}, as("worker"))
 	var all []string
 	for line := range strings.Lines(c.Fix) {
@@ -159,7 +159,7 @@ func TestPostgresRoles(t *testing.T) {
 	}
 	for _, grant := range all {
 		w.sql(strings.Replace(strings.Replace(grant, "GRANT ", "REVOKE ", 1), " TO ", " FROM ", 1))
-		c := w.look(as("worker"))["postgres.grants"]
+		c := w.check(as("worker"))["postgres.grants"]
 		if c.Status != preflight.Fail || !strings.HasPrefix(c.Fix, grant+";\nor all") {
 			t.Errorf("without %s: %+v", grant, c)
 		}
@@ -168,7 +168,7 @@ func TestPostgresRoles(t *testing.T) {
 	w.expect("with all again", []string{"postgres.privileges ok"}, as("worker"))
 	w.sql(`REVOKE USAGE ON SCHEMA holdfast FROM worker`)
 	c = w.expect("without the schema", []string{"postgres.grants fail", "postgres.schema unknown", "postgres.privileges ok"}, as("worker"))["postgres.grants"]
-	w.follow(c)
+	w.applyFix(c)
 	w.expect("with the schema again", []string{"postgres.privileges ok"}, as("worker"))
 
 	for give, take := range map[string]string{
@@ -183,7 +183,7 @@ func TestPostgresRoles(t *testing.T) {
 		`ALTER TABLE holdfast.payments OWNER TO worker`:                      `ALTER TABLE holdfast.payments OWNER TO postgres`,
 	} {
 		w.sql(give)
-		if c := w.look(as("worker"))["postgres.privileges"]; c.Status != preflight.Warn {
+		if c := w.check(as("worker"))["postgres.privileges"]; c.Status != preflight.Warn {
 			t.Errorf("after %s: %+v", give, c)
 		}
 		w.sql(take)

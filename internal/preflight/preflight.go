@@ -36,21 +36,21 @@ const (
 
 // The names of the checks that some workers leave out, or never do. The others are named where they are made.
 const (
-	RedisFormat     = "redis.format"
-	RedisCommands   = "redis.commands"
-	RedisPrivileges = "redis.privileges"
-	NATSReplicas    = "nats.replicas"
-	NATSSync        = "nats.sync_interval"
-	NATSPrivileges  = "nats.privileges"
-	PostgresFsync   = "postgres.fsync"
-	PostgresCommit  = "postgres.synchronous_commit"
-	PostgresPages   = "postgres.full_page_writes"
-	PostgresPowers  = "postgres.privileges"
-	PostgresSchema  = "postgres.schema"
+	RedisFormat        = "redis.format"
+	RedisCommands      = "redis.commands"
+	RedisPrivileges    = "redis.privileges"
+	NATSReplicas       = "nats.replicas"
+	NATSSync           = "nats.sync_interval"
+	NATSPrivileges     = "nats.privileges"
+	PostgresFsync      = "postgres.fsync"
+	PostgresCommit     = "postgres.synchronous_commit"
+	PostgresPages      = "postgres.full_page_writes"
+	PostgresPrivileges = "postgres.privileges"
+	PostgresSchema     = "postgres.schema"
 )
 
 // Privileges are the checks that ask whether somebody may do more than a worker needs.
-var Privileges = []string{RedisPrivileges, NATSPrivileges, PostgresPowers}
+var Privileges = []string{RedisPrivileges, NATSPrivileges, PostgresPrivileges}
 
 // Versions are the checks that ask whether what is kept was written by a version that this program knows: no
 // worker starts where one of them fails.
@@ -65,7 +65,7 @@ type Check struct {
 	Name   string `json:"name"` // server.thing
 	Status Status `json:"status"`
 	Found  string `json:"found"`           // what there is
-	Why    string `json:"reason,omitzero"` // what would come of it
+	Impact string `json:"reason,omitzero"` // what would come of it
 	Fix    string `json:"fix,omitzero"`    // what to do: a command, or words
 }
 
@@ -76,11 +76,11 @@ type Target struct {
 	Redis       *redis.Options
 	LockServers []*redis.Options // of redlock, in their order
 	Store       *store.Store
-	Optimistic  bool         // the worker locks by transactions
-	Reach       events.Reach // how far back outcomes can matter
-	Migrates    bool         // the worker creates what is missing
-	Monitors    []string     // monitoring addresses of NATS servers, like http://nats:8222; may be empty
-	Skip        []string     // names of checks that are not made
+	Optimistic  bool             // the worker locks by transactions
+	Retention   events.Retention // how far back outcomes can matter
+	Migrates    bool             // the worker creates what is missing
+	Monitors    []string         // monitoring addresses of NATS servers, like http://nats:8222; may be empty
+	Skip        []string         // names of checks that are not made
 }
 
 // within bounds everything that is asked of one server.
@@ -94,13 +94,13 @@ func Run(ctx context.Context, t Target) []Check {
 	var all sync.WaitGroup
 	var ofRedis, ofLocks, ofNATS, ofPostgres report
 	var clocks [3]clock
-	for _, look := range []func(){
+	for _, check := range []func(){
 		func() { clocks[0] = ofRedis.redis(ctx, t) },
 		func() { clocks[1] = ofPostgres.postgres(ctx, t) },
 		func() { clocks[2] = ofNATS.nats(ctx, t) },
 		func() { ofLocks.lockServers(ctx, t) },
 	} {
-		all.Go(look)
+		all.Go(check)
 	}
 	all.Wait()
 	var ofClocks report
@@ -114,16 +114,16 @@ func Run(ctx context.Context, t Target) []Check {
 	return checks
 }
 
-// Of returns the checks with one of the states.
-func Of(checks []Check, states ...Status) []Check {
+// Filter returns the checks with one of the states.
+func Filter(checks []Check, states ...Status) []Check {
 	return slices.DeleteFunc(slices.Clone(checks), func(c Check) bool { return !slices.Contains(states, c.Status) })
 }
 
-// Text tells a check that is not ok to a person, in lines that begin with indent.
-func (c Check) Text(indent string) string {
+// Format tells a check that is not ok to a person, in lines that begin with indent.
+func (c Check) Format(indent string) string {
 	text := indent + c.Name + ": " + c.Found
-	if c.Why != "" {
-		text += "\n" + indent + "  why: " + c.Why
+	if c.Impact != "" {
+		text += "\n" + indent + "  why: " + c.Impact
 	}
 	if c.Fix != "" {
 		text += "\n" + indent + "  do:  " + strings.ReplaceAll(c.Fix, "\n", "\n"+indent+"       ")
@@ -151,20 +151,20 @@ func (r *report) skipAll(because string, names ...string) {
 	}
 }
 
-// faults adds one check for all faults of something: it is ok when there are none, and fails when
+// drifts adds one check for all faults of something: it is ok when there are none, and fails when
 // one of them breaks a promise.
-func (r *report) faults(name, found string, faults []events.Fault) {
-	if len(faults) == 0 {
+func (r *report) drifts(name, found string, drifts []events.ConfigDrift) {
+	if len(drifts) == 0 {
 		r.ok(name, found)
 		return
 	}
 	status := Warn
 	var founds, whys, fixes []string
-	for _, f := range faults {
-		if f.Breaks {
+	for _, f := range drifts {
+		if f.Fatal {
 			status = Fail
 		}
-		founds, whys = append(founds, f.Found), append(whys, f.Why)
+		founds, whys = append(founds, f.Found), append(whys, f.Impact)
 		if !slices.Contains(fixes, f.Fix) {
 			fixes = append(fixes, f.Fix)
 		}

@@ -33,9 +33,9 @@ func readInfo(ctx context.Context, client *redis.Client) (info, error) {
 	return found, nil
 }
 
-// reach asks a Redis what it is, and says so when it does not tell: as a failure, or as a warning
+// connect asks a Redis what it is, and says so when it does not tell: as a failure, or as a warning
 // where others can do without it.
-func (r *report) reach(ctx context.Context, name string, client *redis.Client, bad Status) (found info, answers bool) {
+func (r *report) connect(ctx context.Context, name string, client *redis.Client, bad Status) (found info, answers bool) {
 	found, err := readInfo(ctx, client)
 	if err == nil {
 		return found, true
@@ -62,7 +62,7 @@ func (r *report) redis(ctx context.Context, t Target) clock {
 		"redis.version", "redis.role", "redis.maxmemory_policy",
 		"redis.notifications", RedisFormat, RedisCommands, RedisPrivileges,
 	}
-	found, answers := r.reach(ctx, reachable, client, Fail)
+	found, answers := r.connect(ctx, reachable, client, Fail)
 	if !answers {
 		r.skipAll(reachable+" failed", names...)
 		return clock{of: "redis", err: errors.New("it could not be asked")}
@@ -166,16 +166,16 @@ func (r *report) lockServers(ctx context.Context, t Target) {
 	for i, options := range t.LockServers {
 		name := fmt.Sprintf("lock_redis.%d", i+1)
 		client := redis.NewClient(options)
-		found, answers := r.reach(ctx, name, client, Warn)
+		found, answers := r.connect(ctx, name, client, Warn)
 		_ = client.Close() // nothing is under way
 		if !answers {
 			continue
 		}
-		other, again := runs[found["run_id"]]
+		other, duplicate := runs[found["run_id"]]
 		runs[found["run_id"]] = i + 1
 		const majority = "a majority must be of independent servers, or the loss of one gives the same lock twice"
 		switch {
-		case again:
+		case duplicate:
 			r.fail(name, fmt.Sprintf("%s is the same server as number %d", options.Addr, other), majority, "give servers of their own")
 		case found["role"] != "master":
 			r.fail(name, fmt.Sprintf("%s is a replica of %s", options.Addr, found["master_host"]), majority, "give servers that replicate nothing to each other")

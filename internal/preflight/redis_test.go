@@ -18,11 +18,11 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestRedis makes one thing of Redis wrong after the other: just that check says so, and what it
+// TestRedis_Misconfigured_FailsAndFixRepairs makes one thing of Redis wrong after the other: just that check says so, and what it
 // says is to be done mends it.
-func TestRedis(t *testing.T) {
+func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	ctx := t.Context()
 	w.expect("healthy servers", nil)
 
@@ -38,7 +38,7 @@ func TestRedis(t *testing.T) {
 		}
 		checks := w.expect(name, c.but)
 		first, _, _ := strings.Cut(c.but[0], " ")
-		w.follow(checks[first])
+		w.applyFix(checks[first])
 		w.expect("after "+name, nil)
 	}
 	w.config("appendonly", "no") // it is filled again after a restart, whatever it has kept
@@ -74,12 +74,12 @@ func TestRedis(t *testing.T) {
 	w.expect("a user who may little, and no transactions", append(little, "redis.commands fail"), user("little", scripts), func(t *preflight.Target) { t.Optimistic = true })
 	w.expect("a user who may little, and transactions", little, user("little", scripts+" +watch +unwatch +multi +exec +script|load"), func(t *preflight.Target) { t.Optimistic = true })
 	for _, power := range []string{"flushall", "flushdb", "keys", "script|flush", "acl|setuser", "config|set", "shutdown", "replicaof"} {
-		checks := w.look(user("little", scripts+" +"+power))
+		checks := w.check(user("little", scripts+" +"+power))
 		if c := checks["redis.privileges"]; c.Status != preflight.Warn || !strings.HasSuffix(c.Found, " may "+power) {
 			t.Errorf("a user who may %s: %+v", power, c)
 		}
 	}
-	checks = w.look(user("little", scripts+" ~*"))
+	checks = w.check(user("little", scripts+" ~*"))
 	if c := checks["redis.privileges"]; c.Status != preflight.Warn || !strings.Contains(c.Found, "keys") {
 		t.Errorf("a user who may read others' keys: %+v", c)
 	}
@@ -88,16 +88,16 @@ func TestRedis(t *testing.T) {
 		if command = strings.ToLower(command); command == "spublish" || command == "info" { // a hint; and below
 			continue
 		}
-		c := w.look(user("little", scripts+" -"+command))["redis.commands"]
+		c := w.check(user("little", scripts+" -"+command))["redis.commands"]
 		if c.Status != preflight.Fail || !strings.Contains(c.Found, "may not "+command+" ") || !strings.HasSuffix(c.Fix, "use the worker's user") {
 			t.Errorf("a user who may not %s: %+v", command, c)
 		}
-		w.follow(c)
+		w.applyFix(c)
 		w.expect("a user who may "+command+" again", little, redisAt(hostOf(w.RedisURL), "little"))
 	}
 	for _, hint := range []string{"-spublish", "-ssubscribe", "-psubscribe", "resetchannels &holdfast:*", "resetchannels &__keyevent@*__:expired"} {
 		c := w.expect("without "+hint, append(little, "redis.commands warn"), user("little", scripts+" "+hint))["redis.commands"]
-		w.follow(c)
+		w.applyFix(c)
 		w.expect("with "+hint, little, redisAt(hostOf(w.RedisURL), "little"))
 	}
 	w.expect("a user who may not run scripts", append(little, "redis.commands fail", "redis.privileges unknown"), user("little", scripts+" -eval -evalsha -eval_ro -evalsha_ro"))
@@ -131,8 +131,8 @@ func TestRedis(t *testing.T) {
 	w.expect("no format", nil)
 
 	// What only a proxy can say.
-	older := altered(t, hostOf(w.RedisURL), func(said []byte) []byte {
-		return bytes.Replace(said, []byte("redis_version:7."), []byte("redis_version:6."), 1)
+	older := altered(t, hostOf(w.RedisURL), func(reply []byte) []byte {
+		return bytes.Replace(reply, []byte("redis_version:7."), []byte("redis_version:6."), 1)
 	})
 	w.expect("an old Redis", []string{"redis.version fail"}, redisAt(older, ""))
 	w.expect("nobody there", append(unreachable("redis"), "clocks unknown"), redisAt("127.0.0.1:1", ""))
@@ -140,7 +140,7 @@ func TestRedis(t *testing.T) {
 	if err := w.redis.Do(ctx, "REPLICAOF", host, port).Err(); err != nil {
 		t.Fatal(err)
 	}
-	checks = w.look()
+	checks = w.check()
 	if c := checks["redis.role"]; c.Status != preflight.Fail || !strings.Contains(c.Found, host) {
 		t.Errorf("a replica: %+v", c)
 	}
@@ -159,20 +159,20 @@ func unreachable(server string) (but []string) {
 	return but
 }
 
-// TestClocks lets the clock of Redis be wrong, and the way to it be slow: only a clock that is
+// TestClocks_Apart_FailsOnlyWhenCertain lets the clock of Redis be wrong, and the way to it be slow: only a clock that is
 // surely wrong fails.
-func TestClocks(t *testing.T) {
+func TestClocks_Apart_FailsOnlyWhenCertain(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	seconds := regexp.MustCompile(`^\*2\r\n\$10\r\n(\d{10})\r\n`)
 	off := func(by int64) string {
-		return altered(t, hostOf(w.RedisURL), func(said []byte) []byte {
-			found := seconds.FindSubmatch(said)
+		return altered(t, hostOf(w.RedisURL), func(reply []byte) []byte {
+			found := seconds.FindSubmatch(reply)
 			if found == nil {
-				return said
+				return reply
 			}
 			n, _ := strconv.ParseInt(string(found[1]), 10, 64)
-			return bytes.Replace(said, found[1], []byte(strconv.FormatInt(n+by, 10)), 1)
+			return bytes.Replace(reply, found[1], []byte(strconv.FormatInt(n+by, 10)), 1)
 		})
 	}
 	for _, by := range []int64{1, -1, 3600} {
@@ -182,19 +182,19 @@ func TestClocks(t *testing.T) {
 		}
 	}
 	w.expect("a clock that is right, behind the same proxy", nil, redisAt(off(0), ""))
-	slow := altered(t, hostOf(w.RedisURL), func(said []byte) []byte {
-		if seconds.Match(said) {
+	slow := altered(t, hostOf(w.RedisURL), func(reply []byte) []byte {
+		if seconds.Match(reply) {
 			time.Sleep(600 * time.Millisecond) // a network that is slow in one direction
 		}
-		return said
+		return reply
 	})
 	w.expect("a clock that is right, far away", []string{"clocks unknown"}, redisAt(slow, ""))
 }
 
-// TestLockServers makes servers of Redlock wrong.
-func TestLockServers(t *testing.T) {
+// TestLockServers_Unsuitable_FailOrWarn makes servers of Redlock wrong.
+func TestLockServers_Unsuitable_FailOrWarn(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newHarness(t)
 	urls := stacktest.LockServers(t, 3)
 	with := func(urls ...string) func(*preflight.Target) {
 		return func(t *preflight.Target) {
@@ -211,6 +211,6 @@ func TestLockServers(t *testing.T) {
 	w.expect("one twice", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 fail"}, with(urls[0], urls[1], "redis://localhost:"+port))
 	w.config("maxmemory-policy", "allkeys-lru")
 	checks := w.expect("one that evicts", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 warn", "redis.maxmemory_policy fail"}, with(urls[0], urls[1], w.RedisURL))
-	w.follow(checks["lock_redis.3"])
+	w.applyFix(checks["lock_redis.3"])
 	w.expect("three again", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 ok"}, with(urls[0], urls[1], w.RedisURL))
 }

@@ -25,9 +25,9 @@ const (
 // exampleKey begins the example of a key in a script's command: none of the rest names one that is.
 const exampleKey = ":{0}:preflight:example"
 
-// needed are the commands of scripts, those by which they are run, and those by which a worker finds what
+// neededCommands are the commands of scripts, those by which they are run, and those by which a worker finds what
 // they are to look at, with arguments as they have there.
-func needed(namespace string) map[string][]string {
+func neededCommands(namespace string) map[string][]string {
 	key := namespace + exampleKey
 	_, ofAudit := audit.ScriptCommands()
 	arguments := map[string][]string{
@@ -50,23 +50,23 @@ func needed(namespace string) map[string][]string {
 	return commands
 }
 
-// optimistic are the commands that lock by transactions.
-func optimistic(namespace string) map[string][]string {
+// optimisticCommands are the commands that lock by transactions.
+func optimisticCommands(namespace string) map[string][]string {
 	return map[string][]string{
 		"watch": {"WATCH", namespace + exampleKey}, "unwatch": {"UNWATCH"}, "multi": {"MULTI"}, "exec": {"EXEC"}, "script|load": {"SCRIPT", "LOAD", ""},
 	}
 }
 
-// hints are what a worker does well to hear, and does without.
-func hints(namespace string) map[string][]string {
+// hintCommands are what a worker does well to hear, and does without.
+func hintCommands(namespace string) map[string][]string {
 	return map[string][]string{
 		"ssubscribe": {"SSUBSCRIBE", namespace + exampleKey}, "spublish": {"SPUBLISH", namespace + exampleKey, "m"},
 		"psubscribe": {"PSUBSCRIBE", holds.ExpiredChannel},
 	}
 }
 
-// powers are what a worker never says.
-func powers(namespace string) map[string][]string {
+// excessCommands are what a worker never says.
+func excessCommands(namespace string) map[string][]string {
 	return map[string][]string{
 		configSet: {"CONFIG", "SET", "maxmemory-policy", "noeviction"}, "flushall": {"FLUSHALL"}, "flushdb": {"FLUSHDB"},
 		"keys": {"KEYS", "no-such-key"}, "script|flush": {"SCRIPT", "FLUSH"}, "acl|setuser": {"ACL", "SETUSER", "no-such-user"},
@@ -97,16 +97,16 @@ return reply
 func readPermissions(ctx context.Context, client *redis.Client, namespace string) permissions {
 	var names []string
 	var args []any
-	ask := func(commands map[string][]string) {
+	add := func(commands map[string][]string) {
 		for name, words := range commands {
 			names, args = append(names, name), append(args, strings.Join(words, "\n")+"\n")
 		}
 	}
-	ask(needed(namespace))
-	ask(optimistic(namespace))
-	ask(hints(namespace))
-	ask(powers(namespace))
-	ask(map[string][]string{configGet: {"CONFIG", "GET", "save"}})
+	add(neededCommands(namespace))
+	add(optimisticCommands(namespace))
+	add(hintCommands(namespace))
+	add(excessCommands(namespace))
+	add(map[string][]string{configGet: {"CONFIG", "GET", "save"}})
 	c := &lua.Call{Script: scriptPermissions, Args: args}
 	lua.Run(ctx, client, []*lua.Call{c})
 	if err := c.Expect(len(names)); err != nil {
@@ -135,12 +135,12 @@ func (r *report) redisCommands(t Target, user string, may permissions) {
 	allow := func(names []string, rest string) string {
 		return "redis-cli acl setuser " + user + " +" + strings.Join(names, " +") + " " + rest + "\nand the same in users.conf; stop the workers before. Or use the worker's user"
 	}
-	lacks := may.lacks(needed(t.Namespace))
+	lacks := may.lacks(neededCommands(t.Namespace))
 	lacks = slices.DeleteFunc(lacks, func(name string) bool { return name == "spublish" }) // the scripts go on without
 	if t.Optimistic {
-		lacks = append(lacks, may.lacks(optimistic(t.Namespace))...)
+		lacks = append(lacks, may.lacks(optimisticCommands(t.Namespace))...)
 	}
-	deaf := may.lacks(hints(t.Namespace))
+	missingHints := may.lacks(hintCommands(t.Namespace))
 	keys := "~" + t.Namespace + ":*"
 	switch {
 	case redis.HasErrorPrefix(may.err, "NOPERM"):
@@ -150,9 +150,9 @@ func (r *report) redisCommands(t Target, user string, may permissions) {
 	case len(lacks) > 0:
 		r.fail(RedisCommands, fmt.Sprintf("user %s may not %s with keys %s:*", user, strings.Join(lacks, ", "), t.Namespace),
 			"a script that is refused a command stops in its midst, and what it has written by then stays: slots would be counted that nobody holds", allow(lacks, keys))
-	case len(deaf) > 0:
-		r.warn(RedisCommands, fmt.Sprintf("user %s may not %s on its channels", user, strings.Join(deaf, ", ")),
-			"releases of locks, or lapsed holds, are noticed later, by the clock", allow(deaf, "&"+t.Namespace+":* &"+holds.ExpiredChannel))
+	case len(missingHints) > 0:
+		r.warn(RedisCommands, fmt.Sprintf("user %s may not %s on its channels", user, strings.Join(missingHints, ", ")),
+			"releases of locks, or lapsed holds, are noticed later, by the clock", allow(missingHints, "&"+t.Namespace+":* &"+holds.ExpiredChannel))
 	default:
 		r.ok(RedisCommands, "user "+user+" may do all that the scripts do")
 	}
@@ -164,7 +164,7 @@ func (r *report) redisPrivileges(t Target, user string, may permissions) {
 		r.unknown(RedisPrivileges, may.err.Error(), "ACL GETUSER "+user+"\nby an administrator: it should not have more than deployments/redis/users.conf.template")
 		return
 	}
-	all := powers(t.Namespace)
+	all := excessCommands(t.Namespace)
 	for _, name := range may.lacks(all) {
 		delete(all, name)
 	}

@@ -62,22 +62,22 @@ func (a *account) chown(f *os.File) error {
 	return f.Chown(int(a.uid), int(a.gid))
 }
 
-// UnreachableError says that the user who runs postgres cannot enter the
+// DirPermissionError says that the user who runs postgres cannot enter the
 // directory where its data should lie.
-type UnreachableError struct {
+type DirPermissionError struct {
 	User string // "user postgres"
 	Data string // where the data should lie
 	Dir  string // the directory on the way that refuses
 }
 
-func (e *UnreachableError) Error() string {
+func (e *DirPermissionError) Error() string {
 	return fmt.Sprintf("postgres refuses root, so it runs as %s, who cannot enter %s on the way to %s: "+
 		"choose a place elsewhere (--data-dir /var/lib/holdfast; TMPDIR=/tmp for temporary servers), or run as a normal user", e.User, e.Dir, e.Data)
 }
 
-// reach returns an *UnreachableError when the account cannot enter dir or one
+// checkAccess returns an *DirPermissionError when the account cannot enter dir or one
 // of the directories above it. It reads the permission bits, not ACLs.
-func (a *account) reach(dir string) error {
+func (a *account) checkAccess(dir string) error {
 	if a == nil {
 		return nil
 	}
@@ -91,7 +91,7 @@ func (a *account) reach(dir string) error {
 			return fmt.Errorf("find out who can enter %s: %w", dir, err)
 		}
 		if !a.mayEnter(info) {
-			return &UnreachableError{User: a.name, Data: dir, Dir: d}
+			return &DirPermissionError{User: a.name, Data: dir, Dir: d}
 		}
 		if d == filepath.Dir(d) {
 			return nil

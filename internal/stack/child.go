@@ -120,8 +120,8 @@ func (c *child) awaitReady(ctx context.Context, probe func(context.Context) erro
 	poll := time.NewTicker(readyPoll)
 	defer poll.Stop()
 	for {
-		asked, done := context.WithTimeout(ctx, probeWithin)
-		err := probe(asked)
+		probeCtx, done := context.WithTimeout(ctx, probeWithin)
+		err := probe(probeCtx)
 		done()
 		if err == nil {
 			return nil

@@ -12,7 +12,7 @@ import (
 
 // The kernel ties a child to the thread that forked it. That must not be the
 // thread of the caller, which may end at any time.
-func TestChildOutlivesTheThreadOfItsStart(t *testing.T) {
+func TestStartChild_ThreadEnds_ChildLives(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()

@@ -27,7 +27,7 @@ func redisOn(t *testing.T, port int) command {
 
 // Whoever takes the port between its choice and the server's bind, be it even
 // another redis-server, makes the server try another port.
-func TestLostPortIsReplaced(t *testing.T) {
+func TestOnFreePort_PortTaken_TriesAnother(t *testing.T) {
 	t.Parallel()
 	stranger, taken, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
 	if err != nil {
@@ -61,7 +61,7 @@ func TestLostPortIsReplaced(t *testing.T) {
 	}
 }
 
-func TestPortLostTooOften(t *testing.T) {
+func TestOnFreePort_PortTakenTooOften_Fails(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
@@ -83,7 +83,7 @@ func TestPortLostTooOften(t *testing.T) {
 	}
 }
 
-func TestStopKillsFrozenChild(t *testing.T) {
+func TestStop_ChildFrozen_IsKilled(t *testing.T) {
 	t.Parallel()
 	c, _, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
 	if err != nil {
@@ -103,7 +103,7 @@ func TestStopKillsFrozenChild(t *testing.T) {
 	}
 }
 
-func TestProbeRedisRefusesStranger(t *testing.T) {
+func TestProbeRedis_OtherServer_Fails(t *testing.T) {
 	t.Parallel()
 	stranger, port, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
 	if err != nil {
@@ -120,7 +120,7 @@ func TestProbeRedisRefusesStranger(t *testing.T) {
 	}
 }
 
-func TestChildEnvIsOurs(t *testing.T) {
+func TestChildEnv_ForeignSettings_AreDropped(t *testing.T) {
 	t.Setenv("PGPORT", "1")
 	t.Setenv("NOTIFY_SOCKET", "/dev/null")
 	for _, v := range childEnv() {
@@ -131,7 +131,7 @@ func TestChildEnvIsOurs(t *testing.T) {
 	}
 }
 
-func TestTailKeepsTheEnd(t *testing.T) {
+func TestTail_TooLong_KeepsTheEnd(t *testing.T) {
 	t.Parallel()
 	var log tail
 	if got := log.String(); got != "its log is empty" {

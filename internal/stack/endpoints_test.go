@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestEndpointsAreReadBack(t *testing.T) {
+func TestEndpoints_Written_AreReadBack(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "made")
 	s, err := Start(t.Context(), Options{})
@@ -102,7 +102,7 @@ func TestEndpoints_StackKilled_DirectoryIsFree(t *testing.T) {
 	}
 }
 
-func TestReadEndpointsRefuses(t *testing.T) {
+func TestReadEndpoints_Malformed_Fails(t *testing.T) {
 	t.Parallel()
 	if _, err := ReadEndpoints(filepath.Join(t.TempDir(), "absent")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("absent file: %v, want ErrNotExist", err)

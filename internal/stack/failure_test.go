@@ -13,7 +13,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-func TestFailedTellsOfChildThatDies(t *testing.T) {
+func TestFailed_ChildDies_DeliversError(t *testing.T) {
 	t.Parallel()
 	for name, pid := range map[string]func(*stack.Stack) int{
 		"redis-server": (*stack.Stack).RedisPID,
@@ -37,7 +37,7 @@ func TestFailedTellsOfChildThatDies(t *testing.T) {
 }
 
 // A Ctrl-C reaches the whole foreground process group of a terminal.
-func TestChildrenHaveProcessGroupsOfTheirOwn(t *testing.T) {
+func TestStart_Children_HaveOwnProcessGroups(t *testing.T) {
 	t.Parallel()
 	s := start(t, all)
 	for _, pid := range []int{s.RedisPID(), s.PostgresPID()} {
@@ -48,7 +48,7 @@ func TestChildrenHaveProcessGroupsOfTheirOwn(t *testing.T) {
 }
 
 // One server that cannot start stops the others, and its own words are told.
-func TestStartFailsWithTheServersLog(t *testing.T) {
+func TestStart_ServerFails_ErrorHasItsLog(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ file, content, want string }{
 		"redis":    {"redis/appendonlydir/appendonly.aof.manifest", "nonsense\n", "AOF"},
@@ -78,7 +78,7 @@ func TestStartFailsWithTheServersLog(t *testing.T) {
 	}
 }
 
-func TestStalePostgresPIDFileIsNoHindrance(t *testing.T) {
+func TestStart_StalePostgresPIDFile_Starts(t *testing.T) {
 	t.Parallel()
 	o := stack.Options{Dir: stacktest.DataDir(t), Postgres: true, Install: stack.InstallNever}
 	s := start(t, o)
@@ -93,7 +93,7 @@ func TestStalePostgresPIDFileIsNoHindrance(t *testing.T) {
 	put(t, start(t, o), "started")
 }
 
-func TestUnreachableDirIsExplained(t *testing.T) {
+func TestStart_DirNotAccessible_IsExplained(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("only root runs postgres as somebody else")
@@ -103,7 +103,7 @@ func TestUnreachableDirIsExplained(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := stack.Start(t.Context(), stack.Options{Dir: filepath.Join(closed, "data"), Postgres: true, Install: stack.InstallNever})
-	unreachable, ok := errors.AsType[*stack.UnreachableError](err)
+	unreachable, ok := errors.AsType[*stack.DirPermissionError](err)
 	if !ok || unreachable.Dir != closed || !strings.Contains(err.Error(), "--data-dir") {
 		t.Errorf("Start below a closed directory: %v", err)
 	}

@@ -18,7 +18,7 @@ func program(t *testing.T, path string, mode os.FileMode) string {
 	return path
 }
 
-func TestPathComesBeforeUsualPlaces(t *testing.T) {
+func TestFindRedis_OnPath_ComesBeforeUsualPlaces(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	want := program(t, filepath.Join(dir, "b", "redis-server"), 0o755)
@@ -29,7 +29,7 @@ func TestPathComesBeforeUsualPlaces(t *testing.T) {
 	}
 }
 
-func TestPostgresNeedsItsInitdb(t *testing.T) {
+func TestFindPostgres_WithoutInitdb_IsSkipped(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	program(t, filepath.Join(dir, "a", "postgres"), 0o755)
@@ -41,7 +41,7 @@ func TestPostgresNeedsItsInitdb(t *testing.T) {
 	}
 }
 
-func TestNewestVersionComesFirst(t *testing.T) {
+func TestSearchDirs_SeveralVersions_NewestFirst(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for _, version := range []string{"9.6", "15", "17", "9"} {
@@ -56,7 +56,7 @@ func TestNewestVersionComesFirst(t *testing.T) {
 	}
 }
 
-func TestVersionOfDataIsPreferred(t *testing.T) {
+func TestFindPostgres_DataExists_ItsVersionFirst(t *testing.T) {
 	t.Parallel()
 	o := Options{Dir: t.TempDir()}
 	if got := o.dataVersion(); got != "" {

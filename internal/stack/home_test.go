@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestSweepRemovesOnlyTheDead(t *testing.T) {
+func TestSweepTemp_DeadAndLiving_RemovesOnlyDead(t *testing.T) {
 	t.Parallel()
 	parent := t.TempDir()
 	now := time.Now()
@@ -83,7 +83,7 @@ func TestSweepRemovesOnlyTheDead(t *testing.T) {
 	}
 }
 
-func TestSweepIsBounded(t *testing.T) {
+func TestSweepTemp_ManyDead_RemovesAtMostSweepMax(t *testing.T) {
 	t.Parallel()
 	parent := t.TempDir()
 	for range sweepMax + 3 {
@@ -99,7 +99,7 @@ func TestSweepIsBounded(t *testing.T) {
 	}
 }
 
-func TestLockOfServerIsAwaited(t *testing.T) {
+func TestLockFor_ServerLocked_Waits(t *testing.T) {
 	t.Parallel()
 	h, err := newTemp(t.TempDir())
 	if err != nil {
@@ -131,7 +131,7 @@ func TestLockOfServerIsAwaited(t *testing.T) {
 
 // Its parent may be gone: whoever takes the lock of a server's data must know
 // that the server is gone too.
-func TestServerHoldsItsLockToTheEnd(t *testing.T) {
+func TestLockFor_ServerRuns_KeepsLockUntilItEnds(t *testing.T) {
 	t.Parallel()
 	s, err := Start(t.Context(), Options{Redis: true, Postgres: true, Install: InstallNever})
 	if err != nil {

@@ -50,7 +50,7 @@ const (
 	aptUpdate  = "noninteractive -o DPkg::Lock::Timeout=300 update"
 )
 
-func TestInstallUpdatesListsOnlyWhenItMust(t *testing.T) {
+func TestInstall_FirstTryFails_UpdatesLists(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		script string
@@ -72,7 +72,7 @@ func TestInstallUpdatesListsOnlyWhenItMust(t *testing.T) {
 	}
 }
 
-func TestInstallOnceForAllProcesses(t *testing.T) {
+func TestInstall_SeveralAtOnce_InstallsOnce(t *testing.T) {
 	t.Parallel()
 	in, calls := fakeApt(t, "touch redis-server")
 	var wg sync.WaitGroup
@@ -89,7 +89,7 @@ func TestInstallOnceForAllProcesses(t *testing.T) {
 	}
 }
 
-func TestMissingNamesTheLine(t *testing.T) {
+func TestMissing_NotInstalled_NamesTheLine(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(*installer)

@@ -54,8 +54,8 @@ func parent() error {
 	if err != nil {
 		return err
 	}
-	tell := parentStack{s.RedisPID(), s.PostgresPID(), s.RedisURL, s.PostgresURL, s.NATSURL}
-	if err := json.NewEncoder(os.Stdout).Encode(tell); err != nil {
+	started := parentStack{s.RedisPID(), s.PostgresPID(), s.RedisURL, s.PostgresURL, s.NATSURL}
+	if err := json.NewEncoder(os.Stdout).Encode(started); err != nil {
 		return errors.Join(err, s.Close())
 	}
 	_, err = io.Copy(io.Discard, os.Stdin)
@@ -90,13 +90,13 @@ func startParent(t *testing.T, env ...string) (*exec.Cmd, parentStack) {
 		_ = stdin.Close() // that of a killed parent is closed already
 		_ = cmd.Wait()    // a test that cares has looked itself
 	})
-	var told parentStack
-	if err := json.NewDecoder(stdout).Decode(&told); err != nil {
+	var started parentStack
+	if err := json.NewDecoder(stdout).Decode(&started); err != nil {
 		_ = cmd.Process.Kill() // it is ill: never mind what of
 		_ = cmd.Wait()
 		t.Fatalf("parent: %v\n%s", err, &complaints)
 	}
-	return cmd, told
+	return cmd, started
 }
 
 // await polls until done, for at most two minutes.

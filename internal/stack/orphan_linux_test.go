@@ -11,7 +11,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-func TestChildrenDieWithKilledParent(t *testing.T) {
+func TestStart_ParentKilled_ChildrenDie(t *testing.T) {
 	t.Parallel()
 	temp := t.TempDir()
 	// The user that runs postgres must get through to what is below.
@@ -20,14 +20,14 @@ func TestChildrenDieWithKilledParent(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	cmd, told := startParent(t, "TMPDIR="+temp)
+	cmd, started := startParent(t, "TMPDIR="+temp)
 	if dirs := stackDirs(t, temp); len(dirs) != 1 {
 		t.Fatalf("temporary directories of a running parent: %v, want one", dirs)
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	for _, pid := range []int{told.RedisPID, told.PostgresPID} {
+	for _, pid := range []int{started.RedisPID, started.PostgresPID} {
 		await(t, fmt.Sprintf("end of process %d after its parent was killed", pid), func() bool { return !alive(pid) })
 	}
 	dirs := stackDirs(t, temp)
@@ -53,12 +53,12 @@ func stackDirs(t *testing.T, temp string) []string {
 	return dirs
 }
 
-func TestDirOfKilledParentIsTakenOverAtOnce(t *testing.T) {
+func TestStart_ParentKilled_DirTakenOver(t *testing.T) {
 	t.Parallel()
 	o := all
 	o.Dir = stacktest.DataDir(t)
-	cmd, told := startParent(t, "HOLDFAST_STACK_TEST_DIR="+o.Dir)
-	put(t, &stack.Stack{NATSURL: told.NATSURL, PostgresURL: told.PostgresURL}, "acknowledged")
+	cmd, started := startParent(t, "HOLDFAST_STACK_TEST_DIR="+o.Dir)
+	put(t, &stack.Stack{NATSURL: started.NATSURL, PostgresURL: started.PostgresURL}, "acknowledged")
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}

@@ -17,11 +17,11 @@ import (
 // runs as another user. One that is not durable never syncs. more settings win over the usual ones.
 func startPostgres(ctx context.Context, h *home, bin postgresBin, progress func(string), more ...string) (*child, string, error) {
 	data := filepath.Join(h.path, "postgres")
-	who, err := postgresAccount(data)
+	owner, err := postgresAccount(data)
 	if err != nil {
 		return nil, "", err
 	}
-	if err := who.reach(h.path); err != nil {
+	if err := owner.checkAccess(h.path); err != nil {
 		return nil, "", err
 	}
 	lock, err := h.lockFor(ctx, "postgres")
@@ -30,7 +30,7 @@ func startPostgres(ctx context.Context, h *home, bin postgresBin, progress func(
 	}
 	defer func() { _ = lock.Close() }() // the child holds its own copy
 	if _, err := os.Stat(data); errors.Is(err, os.ErrNotExist) {
-		if err := bin.makeData(ctx, data, who, h.durable, progress); err != nil {
+		if err := bin.makeData(ctx, data, owner, h.durable, progress); err != nil {
 			return nil, "", err
 		}
 	} else if err != nil {
@@ -44,7 +44,7 @@ func startPostgres(ctx context.Context, h *home, bin postgresBin, progress func(
 	}
 	make := func(port int) command {
 		return command{
-			name: "postgres", path: bin.postgres, args: postgresArgs(data, h.durable, port, more...), lock: lock, user: who,
+			name: "postgres", path: bin.postgres, args: postgresArgs(data, h.durable, port, more...), lock: lock, user: owner,
 			stop:  syscall.SIGINT,  // "fast": ends sessions, writes a checkpoint
 			death: syscall.SIGQUIT, // "immediate": at once, its own children too
 		}

@@ -75,7 +75,7 @@ type Stack struct {
 // When one fails, those already started are stopped and the error says why,
 // with the end of the server's log. A program that is missing and could not be
 // installed is a *MissingError, a directory that another stack uses is an
-// *InUseError, one that the postgres user cannot enter is an *UnreachableError.
+// *InUseError, one that the postgres user cannot enter is an *DirPermissionError.
 func Start(ctx context.Context, o Options) (*Stack, error) {
 	o.Progress = serial(o.Progress)
 	s := &Stack{

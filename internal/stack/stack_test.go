@@ -133,7 +133,7 @@ func connectPostgres(t *testing.T, s *stack.Stack) *pgx.Conn {
 	return conn
 }
 
-func TestStartServesAndCloseRemoves(t *testing.T) {
+func TestStart_Temporary_CloseRemovesAll(t *testing.T) {
 	t.Parallel()
 	s := start(t, all)
 	put(t, s, "hold")
@@ -169,7 +169,7 @@ func showPostgres(t *testing.T, s *stack.Stack, setting string) string {
 	return v
 }
 
-func TestStartOnlyWhatIsAskedFor(t *testing.T) {
+func TestStart_SomeServers_StartsOnlyThem(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]stack.Options{
 		"nothing": {},
@@ -188,7 +188,7 @@ func TestStartOnlyWhatIsAskedFor(t *testing.T) {
 	}
 }
 
-func TestStacksRunSideBySide(t *testing.T) {
+func TestStart_SeveralStacks_RunSideBySide(t *testing.T) {
 	t.Parallel()
 	words := []string{"one", "two", "three"}
 	stacks := make([]*stack.Stack, len(words))
@@ -225,7 +225,7 @@ func TestStacksRunSideBySide(t *testing.T) {
 	}
 }
 
-func TestTemporaryStackNeverSyncsDurableDoes(t *testing.T) {
+func TestStart_TemporaryAndDurable_SyncSettings(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ dir, fsync, appendonly string }{
 		"temporary": {"", "off", "no"},
@@ -247,7 +247,7 @@ func TestTemporaryStackNeverSyncsDurableDoes(t *testing.T) {
 	}
 }
 
-func TestDataSurvivesInDir(t *testing.T) {
+func TestStart_DirGiven_DataSurvives(t *testing.T) {
 	t.Parallel()
 	o := all
 	o.Dir = stacktest.DataDir(t)
@@ -259,7 +259,7 @@ func TestDataSurvivesInDir(t *testing.T) {
 	wantWord(t, start(t, o), "kept")
 }
 
-func TestDirOfLivingStackIsRefused(t *testing.T) {
+func TestStart_DirInUse_Refused(t *testing.T) {
 	t.Parallel()
 	o := stack.Options{Dir: stacktest.DataDir(t), NATS: true}
 	s := start(t, o)
@@ -272,7 +272,7 @@ func TestDirOfLivingStackIsRefused(t *testing.T) {
 	start(t, o)
 }
 
-func TestStartCancelled(t *testing.T) {
+func TestStart_ContextCancelled_Fails(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -32,16 +32,16 @@ var initdbArgs = []string{"--no-sync", "-A", "trust", "-U", "postgres", "-E", "U
 // because initdb takes most of a second. The template is made by the first who
 // needs it and kept in the user's cache directory. A durable data directory is
 // synced to disk. data appears complete or not at all.
-func (bin postgresBin) makeData(ctx context.Context, data string, who *account, durable bool, progress func(string)) error {
+func (bin postgresBin) makeData(ctx context.Context, data string, owner *account, durable bool, progress func(string)) error {
 	made := data + ".new"
 	if err := os.RemoveAll(made); err != nil { // of a process that was killed here
 		return fmt.Errorf("make data directory: %w", err)
 	}
-	if err := bin.fromTemplate(ctx, made, who, progress); err != nil {
+	if err := bin.fromTemplate(ctx, made, owner, progress); err != nil {
 		return errors.Join(fmt.Errorf("make data directory: %w", err), os.RemoveAll(made))
 	}
 	if durable {
-		if err := bin.runInitdb(ctx, who, "--sync-only", "-D", made); err != nil {
+		if err := bin.runInitdb(ctx, owner, "--sync-only", "-D", made); err != nil {
 			return fmt.Errorf("make data directory: %w", err)
 		}
 	}
@@ -53,10 +53,10 @@ func (bin postgresBin) makeData(ctx context.Context, data string, who *account, 
 
 // fromTemplate fills dst from the template of this Postgres build. Without one
 // it runs initdb on dst and keeps a copy as the template.
-func (bin postgresBin) fromTemplate(ctx context.Context, dst string, who *account, progress func(string)) error {
+func (bin postgresBin) fromTemplate(ctx context.Context, dst string, owner *account, progress func(string)) error {
 	cache, err := cacheDir()
 	if err != nil {
-		return bin.initData(ctx, dst, who)
+		return bin.initData(ctx, dst, owner)
 	}
 	name, err := bin.templateName()
 	if err != nil {
@@ -71,7 +71,7 @@ func (bin postgresBin) fromTemplate(ctx context.Context, dst string, who *accoun
 	}
 	_, err = os.Stat(template)
 	if err == nil {
-		return errors.Join(copyTree(dst, template, who), lock.Close())
+		return errors.Join(copyTree(dst, template, owner), lock.Close())
 	}
 	if err := lock.Close(); err != nil {
 		return err
@@ -82,10 +82,10 @@ func (bin postgresBin) fromTemplate(ctx context.Context, dst string, who *accoun
 	}
 	defer func() { _ = lock.Close() }() // nothing was written
 	if _, err = os.Stat(template); err == nil {
-		return copyTree(dst, template, who)
+		return copyTree(dst, template, owner)
 	}
 	progress("preparing a Postgres data directory with initdb (only this time)")
-	if err := bin.initData(ctx, dst, who); err != nil {
+	if err := bin.initData(ctx, dst, owner); err != nil {
 		return err
 	}
 	if err := keepTemplate(template, dst); err != nil {
@@ -142,14 +142,14 @@ func keepTemplate(template, data string) error {
 }
 
 // initData runs initdb on dst, as the account that will own it.
-func (bin postgresBin) initData(ctx context.Context, dst string, who *account) error {
-	if err := makeDir(dst, who); err != nil {
+func (bin postgresBin) initData(ctx context.Context, dst string, owner *account) error {
+	if err := makeDir(dst, owner); err != nil {
 		return err
 	}
-	return bin.runInitdb(ctx, who, append(slices.Clone(initdbArgs), "-D", dst)...)
+	return bin.runInitdb(ctx, owner, append(slices.Clone(initdbArgs), "-D", dst)...)
 }
 
-func (bin postgresBin) runInitdb(ctx context.Context, who *account, args ...string) error {
+func (bin postgresBin) runInitdb(ctx context.Context, owner *account, args ...string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, initdbWithin, fmt.Errorf("initdb took more than %v", initdbWithin))
 	defer cancel()
 	var log tail
@@ -157,7 +157,7 @@ func (bin postgresBin) runInitdb(ctx context.Context, who *account, args ...stri
 	cmd.Dir = "/"
 	cmd.Env = childEnv()
 	cmd.Stdout, cmd.Stderr = &log, &log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: who.credential()}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: owner.credential()}
 	cmd.WaitDelay = time.Second
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("initdb: %w; %s", errors.Join(context.Cause(ctx), err), &log)
@@ -167,8 +167,8 @@ func (bin postgresBin) runInitdb(ctx context.Context, who *account, args ...stri
 
 // copyTree copies the directories and regular files below src to dst, which it
 // makes, readable by the account only and owned by it. It syncs nothing.
-func copyTree(dst, src string, who *account) error {
-	if err := makeDir(dst, who); err != nil {
+func copyTree(dst, src string, owner *account) error {
+	if err := makeDir(dst, owner); err != nil {
 		return err
 	}
 	entries, err := os.ReadDir(src)
@@ -179,9 +179,9 @@ func copyTree(dst, src string, who *account) error {
 		from, to := filepath.Join(src, e.Name()), filepath.Join(dst, e.Name())
 		switch {
 		case e.IsDir():
-			err = copyTree(to, from, who)
+			err = copyTree(to, from, owner)
 		case e.Type().IsRegular():
-			err = copyFile(to, from, who)
+			err = copyFile(to, from, owner)
 		default:
 			err = fmt.Errorf("%s is neither a file nor a directory", from)
 		}
@@ -192,17 +192,17 @@ func copyTree(dst, src string, who *account) error {
 	return nil
 }
 
-func makeDir(path string, who *account) error {
+func makeDir(path string, owner *account) error {
 	if err := os.Mkdir(path, 0o700); err != nil {
 		return err
 	}
-	if who == nil {
+	if owner == nil {
 		return nil
 	}
-	return os.Chown(path, int(who.uid), int(who.gid))
+	return os.Chown(path, int(owner.uid), int(owner.gid))
 }
 
-func copyFile(dst, src string, who *account) (err error) {
+func copyFile(dst, src string, owner *account) (err error) {
 	from, err := os.Open(src)
 	if err != nil {
 		return err
@@ -213,7 +213,7 @@ func copyFile(dst, src string, who *account) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, to.Close()) }()
-	if err := who.chown(to); err != nil {
+	if err := owner.chown(to); err != nil {
 		return err
 	}
 	_, err = io.Copy(to, from)

@@ -9,7 +9,7 @@ import (
 )
 
 // Not parallel: it has a cache directory of its own, by the environment.
-func TestTemplateIsMadeOnce(t *testing.T) {
+func TestStart_SeveralAtOnce_OneTemplate(t *testing.T) {
 	cache := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", cache)
 	t.Setenv("HOME", cache)
@@ -38,7 +38,7 @@ func TestTemplateIsMadeOnce(t *testing.T) {
 	}
 }
 
-func TestCacheDirMustBeOurs(t *testing.T) {
+func TestCacheDir_WritableByOthers_Refused(t *testing.T) {
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)
 	t.Setenv("XDG_CACHE_HOME", filepath.Join(temp, "file", "below"))
@@ -57,7 +57,7 @@ func TestCacheDirMustBeOurs(t *testing.T) {
 	}
 }
 
-func TestCopyTreeRefusesWhatIsNoFile(t *testing.T) {
+func TestCopyTree_SymbolicLink_Fails(t *testing.T) {
 	t.Parallel()
 	src := t.TempDir()
 	writeFile(t, filepath.Join(src, "base", "1", "file"))
@@ -72,7 +72,7 @@ func TestCopyTreeRefusesWhatIsNoFile(t *testing.T) {
 	}
 }
 
-func TestOldTemplatesAreRemoved(t *testing.T) {
+func TestKeepTemplate_TooMany_RemovesOldest(t *testing.T) {
 	t.Parallel()
 	cache, data := t.TempDir(), t.TempDir()
 	writeFile(t, filepath.Join(data, "PG_VERSION"))

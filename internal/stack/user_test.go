@@ -13,7 +13,7 @@ import (
 
 // As root, this runs the tests that matter once more as nobody, without a home
 // directory. As a normal user all the tests are that already.
-func TestAsNormalUser(t *testing.T) {
+func TestStart_NormalUser_TestsPass(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("not root: every other test runs as a normal user")
@@ -39,7 +39,7 @@ func TestAsNormalUser(t *testing.T) {
 	// A copy, because the original lies where nobody may go.
 	binary := filepath.Join(dir, "stack.test")
 	copyTestBinary(t, binary)
-	const tests = "TestStartServesAndCloseRemoves|TestDataSurvivesInDir|TestChildrenDieWithKilledParent|TestDirOfKilledParentIsTakenOverAtOnce"
+	const tests = "TestStart_Temporary_CloseRemovesAll|TestStart_DirGiven_DataSurvives|TestStart_ParentKilled_ChildrenDie|TestStart_ParentKilled_DirTakenOver"
 	cmd := exec.CommandContext(t.Context(), binary, "-test.run", "^("+tests+")$", "-test.v", "-test.count=1")
 	cmd.Dir = dir
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "TMPDIR=" + dir}

@@ -15,9 +15,9 @@ import (
 	"holdfast/internal/holds"
 )
 
-var _ holds.Register = (*Store)(nil)
+var _ holds.EpochStore = (*Store)(nil)
 
-// Epoch implements holds.Register. The first call makes the first epoch.
+// Epoch implements holds.EpochStore. The first call makes the first epoch.
 func (s *Store) Epoch(ctx context.Context) (e holds.Epoch, err error) {
 	if e, err = s.readEpoch(ctx); errors.Is(err, pgx.ErrNoRows) {
 		if _, err = s.pool.Exec(ctx, queryEpochInsert, uuid.NewString(), holds.Partitions); err == nil {
@@ -39,7 +39,7 @@ func (s *Store) readEpoch(ctx context.Context) (e holds.Epoch, err error) {
 	var worksFrom int64
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
 		return conn.QueryRow(ctx, queryEpochRead).
-			Scan(&e.Name, &partitions, &e.Written, &e.Server, &e.Lost, &e.Why, &e.Rebuilder, &e.Progress, &worksFrom)
+			Scan(&e.Name, &partitions, &e.Complete, &e.Server, &e.Lost, &e.Why, &e.Rebuilder, &e.Progress, &worksFrom)
 	})
 	if err == nil && partitions != holds.Partitions {
 		err = fmt.Errorf("the data is divided into %d partitions, this program knows %d", partitions, holds.Partitions)
@@ -50,30 +50,30 @@ func (s *Store) readEpoch(ctx context.Context) (e holds.Epoch, err error) {
 	return e, err
 }
 
-// EpochWritten implements holds.Register.
-func (s *Store) EpochWritten(ctx context.Context, epoch, server, rebuilder string) error {
-	return s.changeEpoch(ctx, "write", queryEpochWritten, epoch, server, rebuilder)
+// CompleteEpoch implements holds.EpochStore.
+func (s *Store) CompleteEpoch(ctx context.Context, epoch, server, rebuilder string) error {
+	return s.changeEpoch(ctx, "write", queryEpochComplete, epoch, server, rebuilder)
 }
 
-// EpochServed implements holds.Register.
-func (s *Store) EpochServed(ctx context.Context, epoch, server, before string) error {
-	return s.changeEpoch(ctx, "note the server of", queryEpochServed, epoch, server, before)
+// SetEpochServer implements holds.EpochStore.
+func (s *Store) SetEpochServer(ctx context.Context, epoch, server, before string) error {
+	return s.changeEpoch(ctx, "note the server of", queryEpochServer, epoch, server, before)
 }
 
-// CondemnEpoch implements holds.Register.
-func (s *Store) CondemnEpoch(ctx context.Context, epoch, why string) error {
-	return s.changeEpoch(ctx, "condemn", queryEpochCondemn, epoch, why)
+// InvalidateEpoch implements holds.EpochStore.
+func (s *Store) InvalidateEpoch(ctx context.Context, epoch, why string) error {
+	return s.changeEpoch(ctx, "condemn", queryEpochInvalidate, epoch, why)
 }
 
-// KeepEpoch implements holds.Register.
-func (s *Store) KeepEpoch(ctx context.Context, epoch, rebuilder string, lease time.Duration, progress string) error {
-	return s.changeEpoch(ctx, "keep", queryEpochKeep, epoch, rebuilder, lease.Milliseconds(), progress)
+// RenewEpochLease implements holds.EpochStore.
+func (s *Store) RenewEpochLease(ctx context.Context, epoch, rebuilder string, lease time.Duration, progress string) error {
+	return s.changeEpoch(ctx, "keep", queryEpochRenew, epoch, rebuilder, lease.Milliseconds(), progress)
 }
 
 func (s *Store) changeEpoch(ctx context.Context, verb, query, epoch string, args ...any) error {
 	tag, err := s.pool.Exec(ctx, query, append([]any{epoch}, args...)...)
 	if err == nil && tag.RowsAffected() == 0 {
-		err = holds.ErrOtherEpoch
+		err = holds.ErrEpochChanged
 	}
 	if err != nil {
 		return fmt.Errorf("%s epoch %s: %w", verb, epoch, err)
@@ -81,11 +81,11 @@ func (s *Store) changeEpoch(ctx context.Context, verb, query, epoch string, args
 	return nil
 }
 
-// BeginEpoch implements holds.Register.
+// BeginEpoch implements holds.EpochStore.
 func (s *Store) BeginEpoch(ctx context.Context, rebuilder string, lease time.Duration) (epoch string, err error) {
 	err = s.pool.QueryRow(ctx, queryEpochBegin, rebuilder, lease.Milliseconds()).Scan(&epoch)
 	if errors.Is(err, pgx.ErrNoRows) {
-		err = holds.ErrOtherEpoch
+		err = holds.ErrEpochChanged
 	}
 	if err != nil {
 		return "", fmt.Errorf("begin epoch: %w", err)
@@ -107,7 +107,7 @@ func keepCurrent(ctx context.Context, tx pgx.Tx, epoch string) error {
 // reservationsMax is how many holds are asked for at a time.
 const reservationsMax = 5000
 
-// Reservations implements holds.Register.
+// Reservations implements holds.EpochStore.
 func (s *Store) Reservations(ctx context.Context, ids []holds.HoldID, each func(holds.Reservation)) error {
 	for chunk := range slices.Chunk(ids, reservationsMax) {
 		texts := make([]string, len(chunk))

@@ -12,16 +12,16 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestEpochIsMadeOnce starts several workers on a new database.
-func TestEpochIsMadeOnce(t *testing.T) {
+// TestEpoch_NewDatabase_CreatedOnce starts several workers on a new database.
+func TestEpoch_NewDatabase_CreatedOnce(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	s.execute(t, `DELETE FROM redis_epoch`)
 	epochs := make(chan string, 4)
 	for range cap(epochs) {
 		go func() {
 			epoch, err := s.Epoch(context.Background())
-			if err != nil || epoch.Written || epoch.Why != "" {
+			if err != nil || epoch.Complete || epoch.Why != "" {
 				t.Errorf("epoch %+v, %v", epoch, err)
 			}
 			epochs <- epoch.Name
@@ -33,10 +33,10 @@ func TestEpochIsMadeOnce(t *testing.T) {
 			t.Errorf("two epochs, %s and %s", first, other)
 		}
 	}
-	if err := s.EpochWritten(t.Context(), first, "run history", ""); err != nil {
+	if err := s.CompleteEpoch(t.Context(), first, "run history", ""); err != nil {
 		t.Fatal(err)
 	}
-	want := holds.Epoch{Name: first, Written: true, Server: "run history"}
+	want := holds.Epoch{Name: first, Complete: true, Server: "run history"}
 	if epoch, err := s.Epoch(t.Context()); epoch != want || err != nil {
 		t.Errorf("later: %+v %v", epoch, err)
 	}
@@ -46,22 +46,22 @@ func TestEpochIsMadeOnce(t *testing.T) {
 	}
 }
 
-func (s schema) execute(t *testing.T, sql string) {
+func (s harness) execute(t *testing.T, sql string) {
 	t.Helper()
 	if _, err := s.conn.Exec(t.Context(), sql); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// TestEpochOfOneRebuilder condemns an epoch and has several begin the next: one does. It keeps it
+// TestBeginEpoch_SeveralRebuilders_OneBegins condemns an epoch and has several begin the next: one does. It keeps it
 // for as long as its lease, or until it gives it up; what one who was late says changes nothing.
-func TestEpochOfOneRebuilder(t *testing.T) {
+func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	ctx := t.Context()
 	refused := func(what string, err error) {
 		t.Helper()
-		if !errors.Is(err, holds.ErrOtherEpoch) {
+		if !errors.Is(err, holds.ErrEpochChanged) {
 			t.Errorf("%s: %v, want it refused", what, err)
 		}
 	}
@@ -73,8 +73,8 @@ func TestEpochOfOneRebuilder(t *testing.T) {
 	}
 	_, err := s.BeginEpoch(ctx, "w1", time.Minute)
 	refused("to begin while there is one", err)
-	done(s.CondemnEpoch(ctx, s.epoch, "flushed"))
-	refused("to condemn it twice", s.CondemnEpoch(ctx, s.epoch, "flushed"))
+	done(s.InvalidateEpoch(ctx, s.epoch, "flushed"))
+	refused("to condemn it twice", s.InvalidateEpoch(ctx, s.epoch, "flushed"))
 
 	var all sync.WaitGroup
 	begun := make(chan string, 8)
@@ -95,33 +95,33 @@ func TestEpochOfOneRebuilder(t *testing.T) {
 	if first != s.epoch+"/2" {
 		t.Errorf("the second epoch is %s", first)
 	}
-	refused("another's word", s.KeepEpoch(ctx, first, "w2", time.Minute, "half"))
-	done(s.KeepEpoch(ctx, first, "w1", time.Minute, "half"))
+	refused("another's word", s.RenewEpochLease(ctx, first, "w2", time.Minute, "half"))
+	done(s.RenewEpochLease(ctx, first, "w1", time.Minute, "half"))
 	if e, err := s.Epoch(ctx); e != (holds.Epoch{Name: first, Server: "server", Lost: s.epoch, Why: "flushed", Rebuilder: "w1", Progress: "half"}) || err != nil {
 		t.Errorf("while it is written: %+v %v", e, err)
 	}
-	refused("to finish for another", s.EpochWritten(ctx, first, "server2", "w2"))
+	refused("to finish for another", s.CompleteEpoch(ctx, first, "server2", "w2"))
 
-	done(s.KeepEpoch(ctx, first, "w1", 0, "failed"))
+	done(s.RenewEpochLease(ctx, first, "w1", 0, "failed"))
 	second, err := s.BeginEpoch(ctx, "w2", time.Minute)
 	done(err)
-	refused("to finish after another has begun", s.EpochWritten(ctx, first, "server2", "w1"))
-	refused("to keep it then", s.KeepEpoch(ctx, first, "w1", time.Minute, ""))
-	done(s.EpochWritten(ctx, second, "server2", "w2"))
-	refused("to finish twice", s.EpochWritten(ctx, second, "server2", "w2"))
-	refused("to condemn the one before", s.CondemnEpoch(ctx, s.epoch, "noticed late"))
-	if e, err := s.Epoch(ctx); e != (holds.Epoch{Name: second, Written: true, Server: "server2"}) || err != nil {
+	refused("to finish after another has begun", s.CompleteEpoch(ctx, first, "server2", "w1"))
+	refused("to keep it then", s.RenewEpochLease(ctx, first, "w1", time.Minute, ""))
+	done(s.CompleteEpoch(ctx, second, "server2", "w2"))
+	refused("to finish twice", s.CompleteEpoch(ctx, second, "server2", "w2"))
+	refused("to condemn the one before", s.InvalidateEpoch(ctx, s.epoch, "noticed late"))
+	if e, err := s.Epoch(ctx); e != (holds.Epoch{Name: second, Complete: true, Server: "server2"}) || err != nil {
 		t.Errorf("at the end: %+v %v", e, err)
 	}
-	refused("another name for a server that is not noted", s.EpochServed(ctx, second, "server3", "server"))
-	done(s.EpochServed(ctx, second, "server3", "server2"))
+	refused("another name for a server that is not noted", s.SetEpochServer(ctx, second, "server3", "server"))
+	done(s.SetEpochServer(ctx, second, "server3", "server2"))
 }
 
-// TestLeaseOfARebuilderEnds lets one begin that says nothing any more.
-func TestLeaseOfARebuilderEnds(t *testing.T) {
+// TestBeginEpoch_LeaseExpired_AnotherBegins lets one begin that says nothing any more.
+func TestBeginEpoch_LeaseExpired_AnotherBegins(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
-	if err := s.CondemnEpoch(t.Context(), s.epoch, "flushed"); err != nil {
+	s := newHarness(t)
+	if err := s.InvalidateEpoch(t.Context(), s.epoch, "flushed"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.BeginEpoch(t.Context(), "w1", 50*time.Millisecond); err != nil {
@@ -133,12 +133,12 @@ func TestLeaseOfARebuilderEnds(t *testing.T) {
 	})
 }
 
-// TestCondemnedEpochDecidesNothing condemns an epoch while a payment is being decided under it. It is
+// TestDecide_EpochInvalidated_DecidesNothing condemns an epoch while a payment is being decided under it. It is
 // not condemned before the payment is answered, and whoever has condemned it finds that one; no
 // payment is decided under it after.
-func TestCondemnedEpochDecidesNothing(t *testing.T) {
+func TestDecide_EpochInvalidated_DecidesNothing(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	ctx := t.Context()
 	s.set(t, "room", 3, "n1")
 	// The payment waits in its transaction until the test lets it go on.
@@ -164,12 +164,12 @@ func TestCondemnedEpochDecidesNothing(t *testing.T) {
 		}
 		return waits
 	})
-	if err := s.CondemnEpoch(ctx, s.epoch, "flushed"); err == nil || errors.Is(err, holds.ErrOtherEpoch) {
+	if err := s.InvalidateEpoch(ctx, s.epoch, "flushed"); err == nil || errors.Is(err, holds.ErrEpochChanged) {
 		t.Fatalf("the epoch was condemned while a payment was being decided: %v", err)
 	}
 	s.execute(t, `SELECT pg_advisory_unlock(hashtext(current_schema))`)
 	deciding.Wait()
-	if err := s.CondemnEpoch(ctx, s.epoch, "flushed"); err != nil {
+	if err := s.InvalidateEpoch(ctx, s.epoch, "flushed"); err != nil {
 		t.Fatal(err)
 	}
 	var found []holds.Reservation

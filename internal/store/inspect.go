@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Facts are what a server is, and who asks it.
-type Facts struct {
+// ServerInfo are what a server is, and who asks it.
+type ServerInfo struct {
 	Version  string
 	Role     string
 	Database string
@@ -63,8 +63,8 @@ func (s *Store) Role() string { return s.pool.Config().ConnConfig.User }
 
 // Inspect reads the facts. It changes nothing. It returns postgres.ErrStandby or postgres.ErrReadOnly when no host of
 // the URL takes writes.
-func (s *Store) Inspect(ctx context.Context, namespace string) (*Facts, error) {
-	f := &Facts{Settings: make(map[string]Setting)}
+func (s *Store) Inspect(ctx context.Context, namespace string) (*ServerInfo, error) {
+	f := &ServerInfo{Settings: make(map[string]Setting)}
 	migrated := false
 	err := s.pool.QueryRow(ctx, queryInspectServer, namespace).Scan(&f.Version, &f.Role, &f.Database,
 		&f.Schema.Creates, &f.Schema.Exists, &f.Schema.Usable, &migrated)
@@ -150,7 +150,7 @@ func (g grant) statement(namespace, role string) string {
 
 // MissingGrants returns, as GRANT statements, what the role does not have of what a worker needs.
 // The schema must be there.
-func (s *Store) MissingGrants(ctx context.Context, namespace string, f *Facts) (statements []string, err error) {
+func (s *Store) MissingGrants(ctx context.Context, namespace string, f *ServerInfo) (statements []string, err error) {
 	if !f.Schema.Usable {
 		return []string{fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s", pgx.Identifier{namespace}.Sanitize(), pgx.Identifier{f.Role}.Sanitize())}, nil
 	}
@@ -188,18 +188,18 @@ func (s *Store) MissingGrants(ctx context.Context, namespace string, f *Facts) (
 	return statements, nil
 }
 
-// Powers are what the role may do and a worker need not.
-type Powers struct {
+// RoleAttributes are what the role may do and a worker need not.
+type RoleAttributes struct {
 	Attributes []string // SUPERUSER and the like, and predefined roles
 	Owned      []string // tables and sequences that it may alter and drop
 	Destroys   []string // "TRUNCATE on payments" and the like, of tables that it does not own
 }
 
-// Powers reads what the role may do. It changes nothing.
-func (s *Store) Powers(ctx context.Context, namespace string) (p Powers, err error) {
-	err = s.pool.QueryRow(ctx, queryInspectPowers, namespace).Scan(&p.Attributes, &p.Owned, &p.Destroys)
+// RoleAttributes reads what the role may do. It changes nothing.
+func (s *Store) RoleAttributes(ctx context.Context, namespace string) (p RoleAttributes, err error) {
+	err = s.pool.QueryRow(ctx, queryInspectRole, namespace).Scan(&p.Attributes, &p.Owned, &p.Destroys)
 	if err != nil {
-		return Powers{}, fmt.Errorf("inspect role: %w", err)
+		return RoleAttributes{}, fmt.Errorf("inspect role: %w", err)
 	}
 	return p, nil
 }

@@ -13,7 +13,7 @@ import (
 
 // SetCapacity implements holds.Inventory. The answer is written in the transaction that sets
 // the capacity, so a cause that comes again is answered and changes nothing.
-func (s *Store) SetCapacity(ctx context.Context, change holds.CapacityChange) (answer holds.CapacityAnswer, err error) {
+func (s *Store) SetCapacity(ctx context.Context, change holds.CapacityChange) (answer holds.CapacityDecision, err error) {
 	for _, refuse := range []bool{false, true} {
 		err = errRaced
 		for try := 0; try < transactionTriesMax && errors.Is(err, errRaced); try++ {
@@ -30,18 +30,18 @@ func (s *Store) SetCapacity(ctx context.Context, change holds.CapacityChange) (a
 		err = fmt.Errorf("%w: %w", holds.ErrBusy, err)
 	}
 	if err != nil {
-		return holds.CapacityAnswer{}, fmt.Errorf("set capacity of %d slots of %s: %w", len(change.Names), change.Resource, err)
+		return holds.CapacityDecision{}, fmt.Errorf("set capacity of %d slots of %s: %w", len(change.Names), change.Resource, err)
 	}
 	return answer, nil
 }
 
 // setCapacityIn answers a change, by refusing it when refuse is set.
-func setCapacityIn(ctx context.Context, tx pgx.Tx, change holds.CapacityChange, refuse bool) (answer holds.CapacityAnswer, err error) {
-	remembered, err := readRemembered(ctx, tx, []string{change.Cause})
+func setCapacityIn(ctx context.Context, tx pgx.Tx, change holds.CapacityChange, refuse bool) (answer holds.CapacityDecision, err error) {
+	remembered, err := readStoredAnswers(ctx, tx, []string{change.EventID})
 	if err != nil {
 		return answer, err
 	}
-	if text, answered := remembered[change.Cause]; answered {
+	if text, answered := remembered[change.EventID]; answered {
 		return answer, json.Unmarshal([]byte(text), &answer)
 	}
 	if refuse {
@@ -49,11 +49,11 @@ func setCapacityIn(ctx context.Context, tx pgx.Tx, change holds.CapacityChange, 
 	} else if answer.Slots, err = setRows(ctx, tx, change); err != nil {
 		return answer, err
 	}
-	return answer, remember(ctx, tx, []string{change.Cause}, []string{change.Resource}, []any{answer})
+	return answer, storeAnswers(ctx, tx, []string{change.EventID}, []string{change.Resource}, []any{answer})
 }
 
-// readRemembered reads the answers that events have already, by their causes.
-func readRemembered(ctx context.Context, tx pgx.Tx, causes []string) (map[string]string, error) {
+// readStoredAnswers reads the answers that events have already, by their causes.
+func readStoredAnswers(ctx context.Context, tx pgx.Tx, causes []string) (map[string]string, error) {
 	rows, err := tx.Query(ctx, queryAnswersRead, causes)
 	if err != nil {
 		return nil, err
@@ -67,8 +67,8 @@ func readRemembered(ctx context.Context, tx pgx.Tx, causes []string) (map[string
 	return answers, err
 }
 
-// remember writes the answers of events. It returns errRaced when one is being answered elsewhere.
-func remember(ctx context.Context, tx pgx.Tx, causes, resources []string, answers []any) error {
+// storeAnswers writes the answers of events. It returns errRaced when one is being answered elsewhere.
+func storeAnswers(ctx context.Context, tx pgx.Tx, causes, resources []string, answers []any) error {
 	texts := make([]string, len(answers))
 	for i, answer := range answers {
 		text, err := json.Marshal(answer)
@@ -84,9 +84,9 @@ func remember(ctx context.Context, tx pgx.Tx, causes, resources []string, answer
 	return err
 }
 
-func setRows(ctx context.Context, tx pgx.Tx, change holds.CapacityChange) ([]holds.SlotStock, error) {
+func setRows(ctx context.Context, tx pgx.Tx, change holds.CapacityChange) ([]holds.SlotCounts, error) {
 	_, err := tx.Exec(ctx, queryInventorySet, change.Resource, change.Names, change.Capacity,
-		change.Stored.At, change.Stored.StreamCreatedAt, change.Stored.Seq)
+		change.Position.At, change.Position.StreamCreatedAt, change.Position.Seq)
 	if err != nil {
 		return nil, err
 	}
@@ -94,8 +94,8 @@ func setRows(ctx context.Context, tx pgx.Tx, change holds.CapacityChange) ([]hol
 	if err != nil {
 		return nil, err
 	}
-	set := make(map[string]holds.SlotStock, len(change.Names))
-	var row holds.SlotStock
+	set := make(map[string]holds.SlotCounts, len(change.Names))
+	var row holds.SlotCounts
 	_, err = pgx.ForEachRow(rows, []any{&row.Slot, &row.Capacity, &row.Reserved}, func() error {
 		set[row.Slot] = row
 		return nil
@@ -103,7 +103,7 @@ func setRows(ctx context.Context, tx pgx.Tx, change holds.CapacityChange) ([]hol
 	if err != nil {
 		return nil, err
 	}
-	slots := make([]holds.SlotStock, len(change.Names))
+	slots := make([]holds.SlotCounts, len(change.Names))
 	for i, name := range change.Names {
 		slots[i] = set[name]
 		slots[i].Held = change.Held[i]

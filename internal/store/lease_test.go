@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// TestLease_SeveralHolders_OneHasIt has several holders take a lease at once: one has it, for as long as it keeps it.
+// TestKeepLease_SeveralHolders_OneHoldsIt has several holders take a lease at once: one has it, for as long as it keeps it.
 // Another takes it when it was released, or its time is over.
-func TestLease_SeveralHolders_OneHasIt(t *testing.T) {
+func TestKeepLease_SeveralHolders_OneHoldsIt(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	var holders sync.WaitGroup
 	var had atomic.Int32
 	for i := range 8 {

@@ -17,29 +17,29 @@ import (
 	"holdfast/internal/holds"
 )
 
-// errNoRoom says that a payment of the batch does not fit: there is no inventory row, or too
+// errInsufficientCapacity says that a payment of the batch does not fit: there is no inventory row, or too
 // little left. errRaced says that another transaction answered one meanwhile.
 var (
-	errNoRoom = errors.New("no room")
-	errRaced  = errors.New("another transaction decided one of these payments")
+	errInsufficientCapacity = errors.New("no room")
+	errRaced                = errors.New("another transaction decided one of these payments")
 )
 
 // Decide implements holds.Inventory: one transaction for all payments. When a payment does not
 // fit, or others keep rows locked, it is one for each resource: those of a locked resource are
 // ErrBusy, those of a full one are decided one by one. It may be repeated after any error, a
 // lost commit included, because it begins by reading the answers that there are.
-func (s *Store) Decide(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
+func (s *Store) Decide(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentDecision, error) {
 	answers, err := s.decide(ctx, epoch, payments, "")
-	if errors.Is(err, errNoRoom) || waitedForLock(err) {
+	if errors.Is(err, errInsufficientCapacity) || waitedForLock(err) {
 		return s.decideByResource(ctx, epoch, payments)
 	}
 	return answers, err
 }
 
-// Answered implements holds.Inventory.
-func (s *Store) Answered(ctx context.Context, payments []holds.Payment) (answers []holds.PaymentAnswer, err error) {
+// FindDecisions implements holds.Inventory.
+func (s *Store) FindDecisions(ctx context.Context, payments []holds.Payment) (answers []holds.PaymentDecision, err error) {
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
-		answers, _, err = readAnswers(ctx, conn, payments)
+		answers, _, err = readDecisions(ctx, conn, payments)
 		return err
 	})
 	if err != nil {
@@ -49,19 +49,19 @@ func (s *Store) Answered(ctx context.Context, payments []holds.Payment) (answers
 }
 
 // decideByResource decides the payments of each resource on their own.
-func (s *Store) decideByResource(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
+func (s *Store) decideByResource(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentDecision, error) {
 	places := make(map[string][]int)
 	for i, p := range payments {
 		places[p.Hold.Resource] = append(places[p.Hold.Resource], i)
 	}
-	answers := make([]holds.PaymentAnswer, len(payments))
+	answers := make([]holds.PaymentDecision, len(payments))
 	for _, its := range places {
 		some := make([]holds.Payment, len(its))
 		for j, i := range its {
 			some[j] = payments[i]
 		}
 		decided, err := s.decide(ctx, epoch, some, "")
-		if errors.Is(err, errNoRoom) {
+		if errors.Is(err, errInsufficientCapacity) {
 			decided, err = s.decideEach(ctx, epoch, some)
 		}
 		if err != nil && !waitedForLock(err) {
@@ -79,11 +79,11 @@ func (s *Store) decideByResource(ctx context.Context, epoch string, payments []h
 }
 
 // decideEach decides each payment on its own and refuses those that do not fit.
-func (s *Store) decideEach(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
-	answers := make([]holds.PaymentAnswer, len(payments))
+func (s *Store) decideEach(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentDecision, error) {
+	answers := make([]holds.PaymentDecision, len(payments))
 	for i := range payments {
 		one, err := s.decide(ctx, epoch, payments[i:i+1], "")
-		if errors.Is(err, errNoRoom) {
+		if errors.Is(err, errInsufficientCapacity) {
 			one, err = s.decide(ctx, epoch, payments[i:i+1], holds.ReasonSoldOut)
 		}
 		if err != nil {
@@ -95,8 +95,8 @@ func (s *Store) decideEach(ctx context.Context, epoch string, payments []holds.P
 }
 
 // decide answers payments in one transaction. refuse, unless it is empty, is the reason with
-// which claimed payments are refused. Returns errNoRoom when a claimed one does not fit.
-func (s *Store) decide(ctx context.Context, epoch string, payments []holds.Payment, refuse string) (answers []holds.PaymentAnswer, err error) {
+// which claimed payments are refused. Returns errInsufficientCapacity when a claimed one does not fit.
+func (s *Store) decide(ctx context.Context, epoch string, payments []holds.Payment, refuse string) (answers []holds.PaymentDecision, err error) {
 	for range transactionTriesMax {
 		err = s.transact(ctx, func(tx pgx.Tx) error {
 			if err := keepCurrent(ctx, tx, epoch); err != nil {
@@ -110,7 +110,7 @@ func (s *Store) decide(ctx context.Context, epoch string, payments []holds.Payme
 		}
 	}
 	if exceedsCapacity(err) {
-		return nil, errNoRoom
+		return nil, errInsufficientCapacity
 	}
 	if err != nil {
 		return nil, fmt.Errorf("decide %d payments: %w", len(payments), err)
@@ -118,8 +118,8 @@ func (s *Store) decide(ctx context.Context, epoch string, payments []holds.Payme
 	return answers, nil
 }
 
-func decideIn(ctx context.Context, tx pgx.Tx, payments []holds.Payment, refuse string) ([]holds.PaymentAnswer, error) {
-	answers, reservedBy, err := readAnswers(ctx, tx, payments)
+func decideIn(ctx context.Context, tx pgx.Tx, payments []holds.Payment, refuse string) ([]holds.PaymentDecision, error) {
+	answers, reservedBy, err := readDecisions(ctx, tx, payments)
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +129,7 @@ func decideIn(ctx context.Context, tx pgx.Tx, payments []holds.Payment, refuse s
 			continue
 		}
 		fresh = append(fresh, i)
-		answers[i] = holds.PaymentAnswer{Confirmed: p.Claimed, Late: p.Late, Reason: p.Reason, DecidedAt: p.At, Data: p.Data}
+		answers[i] = holds.PaymentDecision{Confirmed: p.Claimed, Late: p.Late, Reason: p.Reason, DecidedAt: p.At, Data: p.Data}
 		reject := func(reason string) {
 			answers[i].Confirmed, answers[i].Late, answers[i].Reason = false, false, reason
 		}
@@ -148,7 +148,7 @@ func decideIn(ctx context.Context, tx pgx.Tx, payments []holds.Payment, refuse s
 	if err := makeReservations(ctx, tx, payments, reserve); err != nil {
 		return nil, err
 	}
-	return answers, writeAnswers(ctx, tx, payments, answers, fresh)
+	return answers, writeDecisions(ctx, tx, payments, answers, fresh)
 }
 
 // querier is a session or a transaction.
@@ -156,9 +156,9 @@ type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// readAnswers reads the answer of each payment (DecidedAt is zero when it has none yet), and
+// readDecisions reads the answer of each payment (DecidedAt is zero when it has none yet), and
 // the payment that made the reservation of its hold ("" when there is none).
-func readAnswers(ctx context.Context, from querier, payments []holds.Payment) ([]holds.PaymentAnswer, []string, error) {
+func readDecisions(ctx context.Context, from querier, payments []holds.Payment) ([]holds.PaymentDecision, []string, error) {
 	holdIDs, paymentIDs := make([]string, len(payments)), make([]string, len(payments))
 	for i, p := range payments {
 		holdIDs[i], paymentIDs[i] = p.Hold.String(), p.PaymentID
@@ -167,7 +167,7 @@ func readAnswers(ctx context.Context, from querier, payments []holds.Payment) ([
 	if err != nil {
 		return nil, nil, err
 	}
-	answers, reservedBy := make([]holds.PaymentAnswer, len(payments)), make([]string, len(payments))
+	answers, reservedBy := make([]holds.PaymentDecision, len(payments)), make([]string, len(payments))
 	var (
 		n                            int64
 		outcome, reason, data, owner *string
@@ -181,7 +181,7 @@ func readAnswers(ctx context.Context, from querier, payments []holds.Payment) ([
 		if outcome == nil {
 			return nil
 		}
-		a := holds.PaymentAnswer{Confirmed: *outcome == "confirmed", Late: *late, DecidedAt: holds.Time{Time: decidedAt.UTC()}}
+		a := holds.PaymentDecision{Confirmed: *outcome == "confirmed", Late: *late, DecidedAt: holds.Time{Time: decidedAt.UTC()}}
 		if reason != nil {
 			a.Reason = *reason
 		}
@@ -223,7 +223,7 @@ func makeReservations(ctx context.Context, tx pgx.Tx, payments []holds.Payment, 
 		}
 	})
 	if err == nil && added != all {
-		err = errNoRoom // a slot has no inventory row any more
+		err = errInsufficientCapacity // a slot has no inventory row any more
 	}
 	return err
 }
@@ -250,8 +250,8 @@ func addReserved(ctx context.Context, tx pgx.Tx, each func(add func(resource str
 	return len(pairs), int(tag.RowsAffected()), err
 }
 
-// writeAnswers inserts the answers of some payments.
-func writeAnswers(ctx context.Context, tx pgx.Tx, payments []holds.Payment, answers []holds.PaymentAnswer, which []int) error {
+// writeDecisions inserts the answers of some payments.
+func writeDecisions(ctx context.Context, tx pgx.Tx, payments []holds.Payment, answers []holds.PaymentDecision, which []int) error {
 	var holdIDs, paymentIDs, outcomes, data []string
 	var reasons, amounts, currencies []*string
 	var late []bool

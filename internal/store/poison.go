@@ -17,7 +17,7 @@ type poisonAnswer struct {
 // RecordPoison implements events.PoisonRegister.
 func (s *Store) RecordPoison(ctx context.Context, id, resource, detail string) error {
 	err := s.transact(ctx, func(tx pgx.Tx) error {
-		return remember(ctx, tx, []string{id}, []string{resource}, []any{poisonAnswer{detail}})
+		return storeAnswers(ctx, tx, []string{id}, []string{resource}, []any{poisonAnswer{detail}})
 	})
 	if err != nil && !errors.Is(err, errRaced) { // raced: it is recorded
 		return fmt.Errorf("record that event %s is poison: %w", id, err)
@@ -28,7 +28,7 @@ func (s *Store) RecordPoison(ctx context.Context, id, resource, detail string) e
 // Poisoned implements events.PoisonRegister.
 func (s *Store) Poisoned(ctx context.Context, ids []string) (details map[string]string, err error) {
 	err = s.transact(ctx, func(tx pgx.Tx) error {
-		answers, err := readRemembered(ctx, tx, ids)
+		answers, err := readStoredAnswers(ctx, tx, ids)
 		details = make(map[string]string, len(answers))
 		for id, text := range answers {
 			var a poisonAnswer

@@ -5,10 +5,10 @@ import (
 	"testing"
 )
 
-// TestRecordPoison_Repeated records events as poison, one of them twice: the first detail stays.
-func TestRecordPoison_Repeated(t *testing.T) {
+// TestRecordPoison_Repeated_FirstDetailStays records events as poison, one of them twice: the first detail stays.
+func TestRecordPoison_Repeated_FirstDetailStays(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	for _, record := range [][2]string{{"IN-1-7", "panic: a bug"}, {"IN-1-8", "too large"}, {"IN-1-7", "another"}} {
 		if err := s.RecordPoison(t.Context(), record[0], "room", record[1]); err != nil {
 			t.Fatal(err)

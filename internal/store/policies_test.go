@@ -15,7 +15,7 @@ var somePolicy = holds.Policy{
 	LatePayment: holds.LateAcceptedIfFree, HoldsPerUser: 1, NightsMax: 2, HorizonDays: 3, RequestKeyTTL: 24 * time.Hour,
 }
 
-func (s schema) policies(t *testing.T) holds.Policies {
+func (s harness) policies(t *testing.T) holds.Policies {
 	t.Helper()
 	policies, err := s.Policies(t.Context())
 	if err != nil {
@@ -28,7 +28,7 @@ func (s schema) policies(t *testing.T) holds.Policies {
 // changes nothing, and another one comes into force after a delay.
 func TestStorePolicy_Changed_ComesIntoForceLater(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	if found := s.policies(t); found != nil {
 		t.Errorf("before one is stored there are %+v", found)
 	}
@@ -70,7 +70,7 @@ func TestStorePolicy_Changed_ComesIntoForceLater(t *testing.T) {
 // TestStorePolicy_OldPolicies_AreDeleted ages policies until no event is decided by them any more.
 func TestStorePolicy_OldPolicies_AreDeleted(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	for nights := range 3 {
 		policy := somePolicy
 		policy.NightsMax = nights + 1

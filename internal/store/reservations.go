@@ -15,10 +15,10 @@ import (
 
 // Cancel implements holds.Inventory: one transaction for all requests, or, when others keep rows
 // locked, one for each.
-func (s *Store) Cancel(ctx context.Context, requests []holds.CancelRequest, now func(context.Context) (holds.Time, error)) ([]holds.CancelAnswer, error) {
+func (s *Store) Cancel(ctx context.Context, requests []holds.CancelRequest, now func(context.Context) (holds.Time, error)) ([]holds.CancelDecision, error) {
 	answers, err := s.cancel(ctx, requests)
 	if waitedForLock(err) {
-		answers, err = make([]holds.CancelAnswer, len(requests)), nil
+		answers, err = make([]holds.CancelDecision, len(requests)), nil
 		for i := range requests {
 			one, e := s.cancel(ctx, requests[i:i+1])
 			switch {
@@ -37,7 +37,7 @@ func (s *Store) Cancel(ctx context.Context, requests []holds.CancelRequest, now 
 	return answers, err
 }
 
-func (s *Store) cancel(ctx context.Context, requests []holds.CancelRequest) (answers []holds.CancelAnswer, err error) {
+func (s *Store) cancel(ctx context.Context, requests []holds.CancelRequest) (answers []holds.CancelDecision, err error) {
 	err = errRaced
 	for try := 0; try < transactionTriesMax && errors.Is(err, errRaced); try++ {
 		err = s.transact(ctx, func(tx pgx.Tx) (err error) {
@@ -60,34 +60,34 @@ type reservation struct {
 	hold      holds.HoldData
 }
 
-func cancelIn(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) ([]holds.CancelAnswer, error) {
+func cancelIn(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) ([]holds.CancelDecision, error) {
 	causes, holdIDs := make([]string, len(requests)), make([]string, len(requests))
 	for i, r := range requests {
-		causes[i], holdIDs[i] = r.Cause, r.Hold.String()
+		causes[i], holdIDs[i] = r.EventID, r.Hold.String()
 	}
 	reservations, err := lockReservations(ctx, tx, holdIDs)
 	if err != nil {
 		return nil, err
 	}
-	remembered, err := readRemembered(ctx, tx, causes)
+	remembered, err := readStoredAnswers(ctx, tx, causes)
 	if err != nil {
 		return nil, err
 	}
-	answers := make([]holds.CancelAnswer, len(requests))
+	answers := make([]holds.CancelDecision, len(requests))
 	first := make(map[string]int) // cause -> the first request of this call with it
 	var fresh, cancel []int       // requests without an answer; those of them that cancel a reservation
 	for i, r := range requests {
-		if text, answered := remembered[r.Cause]; answered {
+		if text, answered := remembered[r.EventID]; answered {
 			if err := json.Unmarshal([]byte(text), &answers[i]); err != nil {
 				return nil, err
 			}
 			continue
 		}
-		if j, repeated := first[r.Cause]; repeated {
+		if j, repeated := first[r.EventID]; repeated {
 			answers[i] = answers[j]
 			continue
 		}
-		first[r.Cause] = i
+		first[r.EventID] = i
 		fresh = append(fresh, i)
 		found := reservations[holdIDs[i]]
 		switch {
@@ -103,7 +103,7 @@ func cancelIn(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) ([
 		}
 		answers[i].Data = found.hold
 	}
-	if err := giveBack(ctx, tx, requests, reservations, cancel); err != nil {
+	if err := restoreInventory(ctx, tx, requests, reservations, cancel); err != nil {
 		return nil, err
 	}
 	var freshCauses, resources []string
@@ -114,7 +114,7 @@ func cancelIn(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) ([
 	if len(fresh) == 0 {
 		return answers, nil
 	}
-	return answers, remember(ctx, tx, freshCauses, resources, texts)
+	return answers, storeAnswers(ctx, tx, freshCauses, resources, texts)
 }
 
 func lockReservations(ctx context.Context, tx pgx.Tx, holdIDs []string) (map[string]*reservation, error) {
@@ -134,9 +134,9 @@ func lockReservations(ctx context.Context, tx pgx.Tx, holdIDs []string) (map[str
 	return found, err
 }
 
-// giveBack cancels some reservations and subtracts them from inventory. A slot that has no
+// restoreInventory cancels some reservations and subtracts them from inventory. A slot that has no
 // inventory row any more has nothing to be given back to.
-func giveBack(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest, reservations map[string]*reservation, which []int) error {
+func restoreInventory(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest, reservations map[string]*reservation, which []int) error {
 	if len(which) == 0 {
 		return nil
 	}
@@ -144,7 +144,7 @@ func giveBack(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest, re
 	var reasons []*string
 	for _, i := range which {
 		r := requests[i]
-		holdIDs, causes = append(holdIDs, r.Hold.String()), append(causes, r.Cause)
+		holdIDs, causes = append(holdIDs, r.Hold.String()), append(causes, r.EventID)
 		reasons = append(reasons, nullable(strings.ReplaceAll(r.Reason, "\x00", "\uFFFD"))) // no text in Postgres has a NUL
 	}
 	if _, err := tx.Exec(ctx, queryReservationsCancel, holdIDs, causes, reasons); err != nil {
@@ -160,7 +160,7 @@ func giveBack(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest, re
 
 // cancelledAt reads the clock and writes it as the time of what was cancelled, unless an earlier
 // delivery has written one: the answer is the same at each.
-func (s *Store) cancelledAt(ctx context.Context, requests []holds.CancelRequest, answers []holds.CancelAnswer, now func(context.Context) (holds.Time, error)) error {
+func (s *Store) cancelledAt(ctx context.Context, requests []holds.CancelRequest, answers []holds.CancelDecision, now func(context.Context) (holds.Time, error)) error {
 	var holdIDs []string
 	for i, a := range answers {
 		if a.Err == nil && a.Reason == "" {

@@ -12,11 +12,11 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestCancelWhileOthersLock keeps a reservation locked while it is to be cancelled, and between the
+// TestCancel_RowLocked_Busy keeps a reservation locked while it is to be cancelled, and between the
 // commit and the time that is written after it: it is busy, and has one answer in the end.
-func TestCancelWhileOthersLock(t *testing.T) {
+func TestCancel_RowLocked_Busy(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	s.set(t, "room", 5, "A")
 	paid := payment(t, "room", "p", 2, "A")
 	other := payment(t, "room", "q", 1, "A")
@@ -38,7 +38,7 @@ func TestCancelWhileOthersLock(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	requests := []holds.CancelRequest{{Cause: uuid.NewString(), Hold: paid.Hold}, {Cause: uuid.NewString(), Hold: other.Hold}}
+	requests := []holds.CancelRequest{{EventID: uuid.NewString(), Hold: paid.Hold}, {EventID: uuid.NewString(), Hold: other.Hold}}
 	now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1000), nil }
 
 	locked := lock()
@@ -68,11 +68,11 @@ func TestCancelWhileOthersLock(t *testing.T) {
 	}
 }
 
-// TestCancelWhatOthersChanged cancels reservations after somebody has deleted their inventory, or
+// TestCancel_InventoryChangedByOthers_RestCancelled cancels reservations after somebody has deleted their inventory, or
 // lowered what is reserved: the one that cannot be given back does not keep the other from it.
-func TestCancelWhatOthersChanged(t *testing.T) {
+func TestCancel_InventoryChangedByOthers_RestCancelled(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	s.set(t, "room", 5, "A", "B")
 	s.set(t, "loft", 5, "A")
 	gone, tampered := payment(t, "room", "p", 2, "A", "B"), payment(t, "loft", "q", 1, "A")
@@ -84,8 +84,8 @@ func TestCancelWhatOthersChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1000), nil }
-	one := func(p holds.Payment) ([]holds.CancelAnswer, error) {
-		return s.Cancel(t.Context(), []holds.CancelRequest{{Cause: uuid.NewString(), Hold: p.Hold, Reason: "a\x00b"}}, now)
+	one := func(p holds.Payment) ([]holds.CancelDecision, error) {
+		return s.Cancel(t.Context(), []holds.CancelRequest{{EventID: uuid.NewString(), Hold: p.Hold, Reason: "a\x00b"}}, now)
 	}
 	if answers, err := one(gone); err != nil || answers[0].CancelledAt.UnixMilli() != 1000 || s.reserved(t, "room", "A") != 0 {
 		t.Errorf("inventory is gone: %+v %v", answers, err)
@@ -96,10 +96,10 @@ func TestCancelWhatOthersChanged(t *testing.T) {
 	}
 }
 
-// TestUpstreamMayWriteOnlyCapacity writes capacity as a role that may do nothing else.
-func TestUpstreamMayWriteOnlyCapacity(t *testing.T) {
+// TestGrants_UpstreamRole_WritesOnlyCapacity writes capacity as a role that may do nothing else.
+func TestGrants_UpstreamRole_WritesOnlyCapacity(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	s.set(t, "room", 5, "A")
 	role := pgx.Identifier{"upstream_" + s.namespace}.Sanitize()
 	for _, sql := range []string{
@@ -119,16 +119,16 @@ func TestUpstreamMayWriteOnlyCapacity(t *testing.T) {
 	}
 }
 
-// TestCancelTogether cancels one reservation by two events at once, one of which is there twice.
-func TestCancelTogether(t *testing.T) {
+// TestCancel_TwoEventsAtOnce_CancelledOnce cancels one reservation by two events at once, one of which is there twice.
+func TestCancel_TwoEventsAtOnce_CancelledOnce(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	s.set(t, "room", 5, "A")
 	paid := payment(t, "room", "p", 2, "A")
 	if _, err := s.Decide(t.Context(), []holds.Payment{paid}); err != nil {
 		t.Fatal(err)
 	}
-	first, second := holds.CancelRequest{Cause: uuid.NewString(), Hold: paid.Hold}, holds.CancelRequest{Cause: uuid.NewString(), Hold: paid.Hold}
+	first, second := holds.CancelRequest{EventID: uuid.NewString(), Hold: paid.Hold}, holds.CancelRequest{EventID: uuid.NewString(), Hold: paid.Hold}
 	now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(500), nil }
 	if answers, err := s.Dry().Cancel(t.Context(), []holds.CancelRequest{first}, now); err != nil || answers[0].CancelledAt.UnixMilli() != 500 {
 		t.Errorf("dry: %+v %v", answers, err)

@@ -15,7 +15,7 @@ import (
 // TestDeleteSlot_Reserved_IsRefused deletes and renames rows, as upstream might by mistake.
 func TestDeleteSlot_Reserved_IsRefused(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	s.set(t, "room", 5, "n1", "n2")
 	if _, err := s.Decide(t.Context(), []holds.Payment{payment(t, "room", "p", 2, "n1")}); err != nil {
 		t.Fatal(err)
@@ -43,7 +43,7 @@ func TestDeleteSlot_Reserved_IsRefused(t *testing.T) {
 // by inventory.set.
 func TestInsertSlot_ReservationsExist_BeginsWithThem(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	s.set(t, "room", 5, "n1", "n2", "n3")
 	s.set(t, "loft", 5, "n1")
 	cancelled := payment(t, "room", "c", 1, "n1")
@@ -53,7 +53,7 @@ func TestInsertSlot_ReservationsExist_BeginsWithThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1000), nil }
-	if _, err := s.Cancel(t.Context(), []holds.CancelRequest{{Cause: "cancel", Hold: cancelled.Hold}}, now); err != nil {
+	if _, err := s.Cancel(t.Context(), []holds.CancelRequest{{EventID: "cancel", Hold: cancelled.Hold}}, now); err != nil {
 		t.Fatal(err)
 	}
 	s.execute(t, `TRUNCATE inventory`)

@@ -23,7 +23,7 @@ import (
 var queryFiles embed.FS
 
 var (
-	queryStock                   = query("stock")
+	queryInventoryRows           = query("stock")
 	queryPaymentsAnswered        = query("payments_answered")
 	queryReservationsInsert      = query("reservations_insert")
 	queryReservationsLock        = query("reservations_lock")
@@ -41,14 +41,14 @@ var (
 	queryInspectServer           = query("inspect_server")
 	queryInspectSettings         = query("inspect_settings")
 	queryInspectGrants           = query("inspect_grants")
-	queryInspectPowers           = query("inspect_powers")
+	queryInspectRole             = query("inspect_powers")
 	queryEpochInsert             = query("epoch_insert")
 	queryEpochRead               = query("epoch_read")
-	queryEpochWritten            = query("epoch_written")
-	queryEpochServed             = query("epoch_served")
-	queryEpochCondemn            = query("epoch_condemn")
+	queryEpochComplete           = query("epoch_written")
+	queryEpochServer             = query("epoch_served")
+	queryEpochInvalidate         = query("epoch_condemn")
 	queryEpochBegin              = query("epoch_begin")
-	queryEpochKeep               = query("epoch_keep")
+	queryEpochRenew              = query("epoch_keep")
 	queryEpochCurrent            = query("epoch_current")
 	queryReservationsOf          = query("reservations_of")
 	queryPoliciesRead            = query("policies_read")
@@ -153,13 +153,13 @@ func (s *Store) Ping(ctx context.Context) error {
 	return nil
 }
 
-// Stock implements holds.Inventory.
-func (s *Store) Stock(ctx context.Context, resources []string, slots [][]string) ([][]holds.Stock, error) {
-	answer := make([][]holds.Stock, len(resources))
+// InventoryRows implements holds.Inventory.
+func (s *Store) InventoryRows(ctx context.Context, resources []string, slots [][]string) ([][]holds.InventoryRow, error) {
+	answer := make([][]holds.InventoryRow, len(resources))
 	var resourceIDs, slotNames []string
-	var rows []*holds.Stock // rows[n-1] is where pair n goes
+	var rows []*holds.InventoryRow // rows[n-1] is where pair n goes
 	for i, names := range slots {
-		answer[i] = make([]holds.Stock, len(names))
+		answer[i] = make([]holds.InventoryRow, len(names))
 		for j, name := range names {
 			resourceIDs, slotNames = append(resourceIDs, resources[i]), append(slotNames, name)
 			rows = append(rows, &answer[i][j])
@@ -167,9 +167,9 @@ func (s *Store) Stock(ctx context.Context, resources []string, slots [][]string)
 	}
 	var n, capacity, reserved int64
 	err := s.read(ctx, func(conn *pgxpool.Conn) error {
-		found, _ := conn.Query(ctx, queryStock, resourceIDs, slotNames) // ForEachRow returns its error
+		found, _ := conn.Query(ctx, queryInventoryRows, resourceIDs, slotNames) // ForEachRow returns its error
 		_, err := pgx.ForEachRow(found, []any{&n, &capacity, &reserved}, func() error {
-			*rows[n-1] = holds.Stock{Known: true, Capacity: capacity, Reserved: reserved}
+			*rows[n-1] = holds.InventoryRow{Known: true, Capacity: capacity, Reserved: reserved}
 			return nil
 		})
 		return err

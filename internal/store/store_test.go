@@ -24,8 +24,8 @@ import (
 
 func TestMain(m *testing.M) { stacktest.Main(m) }
 
-// schema is a migrated namespace and a plain connection to it.
-type schema struct {
+// harness is a migrated namespace and a plain connection to it.
+type harness struct {
 	*store.Store
 	namespace string
 	conn      *pgx.Conn
@@ -33,9 +33,9 @@ type schema struct {
 	seq       *atomic.Uint64 // of the last inventory.set
 }
 
-func newSchema(t *testing.T) schema {
+func newHarness(t *testing.T) harness {
 	t.Helper()
-	s := schema{namespace: stacktest.Namespace(t), seq: new(atomic.Uint64)}
+	s := harness{namespace: stacktest.Namespace(t), seq: new(atomic.Uint64)}
 	var err error
 	if s.Store, err = store.Open(t.Context(), stacktest.Shared().PostgresURL, s.namespace); err != nil {
 		t.Fatal(err)
@@ -55,7 +55,7 @@ func newSchema(t *testing.T) schema {
 	t.Cleanup(func() { _ = s.conn.Close(context.Background()) })
 	epoch, err := s.Epoch(t.Context())
 	if err == nil {
-		err = s.EpochWritten(t.Context(), epoch.Name, "server", "")
+		err = s.CompleteEpoch(t.Context(), epoch.Name, "server", "")
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -65,14 +65,14 @@ func newSchema(t *testing.T) schema {
 }
 
 // Decide decides payments under the first epoch.
-func (s schema) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentAnswer, error) {
+func (s harness) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentDecision, error) {
 	return s.Store.Decide(ctx, s.epoch, payments)
 }
 
-func (s schema) set(t *testing.T, resource string, capacity int64, names ...string) holds.CapacityAnswer {
+func (s harness) set(t *testing.T, resource string, capacity int64, names ...string) holds.CapacityDecision {
 	t.Helper()
 	answer, err := s.SetCapacity(t.Context(), holds.CapacityChange{
-		Cause: uuid.NewString(), Stored: holds.Stored{At: time.Now(), Seq: s.seq.Add(1)},
+		EventID: uuid.NewString(), Position: holds.StreamPosition{At: time.Now(), Seq: s.seq.Add(1)},
 		Resource: resource, Names: names, Capacity: capacity, Held: make([]int64, len(names)),
 	})
 	if err != nil {
@@ -81,13 +81,13 @@ func (s schema) set(t *testing.T, resource string, capacity int64, names ...stri
 	return answer
 }
 
-func (s schema) reserved(t *testing.T, resource, slot string) int64 {
+func (s harness) reserved(t *testing.T, resource, slot string) int64 {
 	t.Helper()
-	stock, err := s.Stock(t.Context(), []string{resource}, [][]string{{slot}})
+	rows, err := s.InventoryRows(t.Context(), []string{resource}, [][]string{{slot}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return stock[0][0].Reserved
+	return rows[0][0].Reserved
 }
 
 // payment is a claimed payment for a new hold.
@@ -103,16 +103,16 @@ func payment(t *testing.T, resource, id string, quantity int64, names ...string)
 		At:             holds.Time{Time: time.Now().UTC().Truncate(time.Millisecond)},
 		Data: holds.HoldData{
 			ResourceID: resource, HoldID: hold, RequestKey: "k", UserID: "ana", Quantity: &quantity,
-			Asked: holds.Asked{Slots: names}, Metadata: []byte(`{"a":1}`),
+			SlotSelection: holds.SlotSelection{Slots: names}, Metadata: []byte(`{"a":1}`),
 		},
 		Names: names,
 	}
 }
 
-// TestNothingOversells tries to break promise 1 by plain SQL.
-func TestNothingOversells(t *testing.T) {
+// TestConstraints_PlainSQL_NothingOversells tries to break promise 1 by plain SQL.
+func TestConstraints_PlainSQL_NothingOversells(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	s.set(t, "room", 2, "n1")
 	for _, sql := range []string{
 		`UPDATE inventory SET reserved = 3`,
@@ -157,8 +157,8 @@ func TestRead_SessionBecomesReadOnly_IsRefusedAndClosed(t *testing.T) {
 	}
 }
 
-// TestMigrateTogether has several processes migrate at the same time, and again.
-func TestMigrateTogether(t *testing.T) {
+// TestMigrate_SeveralAtOnce_MigratedOnce has several processes migrate at the same time, and again.
+func TestMigrate_SeveralAtOnce_MigratedOnce(t *testing.T) {
 	t.Parallel()
 	namespace := stacktest.Namespace(t)
 	var workers sync.WaitGroup
@@ -180,11 +180,11 @@ func TestMigrateTogether(t *testing.T) {
 	workers.Wait()
 }
 
-// TestPaymentIsAnsweredOnce decides the same payments at once and again: one reservation, one
+// TestDecide_PaymentRepeated_AnsweredOnce decides the same payments at once and again: one reservation, one
 // sum, the same answer to the last detail.
-func TestPaymentIsAnsweredOnce(t *testing.T) {
+func TestDecide_PaymentRepeated_AnsweredOnce(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	s.set(t, "room", 100, "n1", "n2")
 	var payments []holds.Payment
 	for i := range 8 {
@@ -195,7 +195,7 @@ func TestPaymentIsAnsweredOnce(t *testing.T) {
 	unknown.Data = holds.HoldData{ResourceID: "room", HoldID: unknown.Hold}
 	payments = append(payments, unknown)
 
-	answers := make(chan []holds.PaymentAnswer, 6)
+	answers := make(chan []holds.PaymentDecision, 6)
 	for range cap(answers) {
 		go func() {
 			got, err := s.Decide(context.Background(), payments)
@@ -226,10 +226,10 @@ func TestPaymentIsAnsweredOnce(t *testing.T) {
 	}
 }
 
-// TestClaimThatDoesNotFit has one payment of a batch not fit: it is refused, the others are not.
-func TestClaimThatDoesNotFit(t *testing.T) {
+// TestDecide_ClaimDoesNotFit_OnlyItIsRefused has one payment of a batch not fit: it is refused, the others are not.
+func TestDecide_ClaimDoesNotFit_OnlyItIsRefused(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	s.set(t, "room", 3, "n1", "n2")
 	s.set(t, "cut", 1, "n1")
 	payments := []holds.Payment{
@@ -258,10 +258,10 @@ func TestClaimThatDoesNotFit(t *testing.T) {
 	}
 }
 
-// TestReservationOfAnotherPayment pays a hold of which Redis knows nothing any more.
-func TestReservationOfAnotherPayment(t *testing.T) {
+// TestDecide_ReservedByAnotherPayment_Refused pays a hold of which Redis knows nothing any more.
+func TestDecide_ReservedByAnotherPayment_Refused(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	s.set(t, "room", 3, "n1")
 	first := payment(t, "room", "p1", 1, "n1")
 	if _, err := s.Decide(t.Context(), []holds.Payment{first}); err != nil {
@@ -275,11 +275,11 @@ func TestReservationOfAnotherPayment(t *testing.T) {
 	}
 }
 
-// TestLostCommit cuts the connection of a transaction at its commit, after and before Postgres
+// TestDecide_LostCommit_DecidedOnce cuts the connection of a transaction at its commit, after and before Postgres
 // has done it. Either way the payment is decided once when it is delivered again.
-func TestLostCommit(t *testing.T) {
+func TestDecide_LostCommit_DecidedOnce(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	s.set(t, "room", 3, "n1")
 	ctx := t.Context()
 	// A deferred trigger runs inside COMMIT: it ends its own backend before the commit is done.
@@ -307,10 +307,10 @@ func TestLostCommit(t *testing.T) {
 	}
 }
 
-// TestRepeatsOnDeadlock makes Postgres refuse the first tries with 40P01 and 40001.
-func TestRepeatsOnDeadlock(t *testing.T) {
+// TestTransact_DeadlockOrSerialization_Retries makes Postgres refuse the first tries with 40P01 and 40001.
+func TestTransact_DeadlockOrSerialization_Retries(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	s.set(t, "room", 3, "n1")
 	_, err := s.conn.Exec(t.Context(), `
 		CREATE SEQUENCE tries;
@@ -327,11 +327,11 @@ func TestRepeatsOnDeadlock(t *testing.T) {
 	}
 }
 
-// TestInventoryEventIsAnsweredOnce delivers an old inventory.set again after a later one.
-func TestInventoryEventIsAnsweredOnce(t *testing.T) {
+// TestSetCapacity_EventRepeated_AnsweredOnce delivers an old inventory.set again after a later one.
+func TestSetCapacity_EventRepeated_AnsweredOnce(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
-	old := holds.CapacityChange{Cause: "old", Stored: holds.Stored{At: time.Now()}, Resource: "room", Names: []string{"n1", "n2"}, Capacity: 10, Held: []int64{1, 0}}
+	s := newHarness(t)
+	old := holds.CapacityChange{EventID: "old", Position: holds.StreamPosition{At: time.Now()}, Resource: "room", Names: []string{"n1", "n2"}, Capacity: 10, Held: []int64{1, 0}}
 	first, err := s.SetCapacity(t.Context(), old)
 	if err != nil {
 		t.Fatal(err)
@@ -347,18 +347,18 @@ func TestInventoryEventIsAnsweredOnce(t *testing.T) {
 	if refused := s.set(t, "room", 3, "n1", "n2"); !refused.BelowReserved {
 		t.Errorf("capacity below what is reserved: %+v", refused)
 	}
-	stock, err := s.Stock(t.Context(), []string{"room", "other"}, [][]string{{"n1", "n2"}, {"n1"}})
-	want := [][]holds.Stock{{{Known: true, Capacity: 5, Reserved: 4}, {Known: true, Capacity: 5}}, {{}}}
-	if err != nil || fmt.Sprint(stock) != fmt.Sprint(want) {
-		t.Errorf("stock %v %v, want %v", stock, err, want)
+	rows, err := s.InventoryRows(t.Context(), []string{"room", "other"}, [][]string{{"n1", "n2"}, {"n1"}})
+	want := [][]holds.InventoryRow{{{Known: true, Capacity: 5, Reserved: 4}, {Known: true, Capacity: 5}}, {{}}}
+	if err != nil || fmt.Sprint(rows) != fmt.Sprint(want) {
+		t.Errorf("stock %v %v, want %v", rows, err, want)
 	}
 }
 
 // change sets the capacity of slots of the resource room by an event that is stored somewhere.
-func (s schema) change(t *testing.T, stored holds.Stored, capacity int64, names ...string) holds.CapacityAnswer {
+func (s harness) change(t *testing.T, stored holds.StreamPosition, capacity int64, names ...string) holds.CapacityDecision {
 	t.Helper()
 	answer, err := s.SetCapacity(t.Context(), holds.CapacityChange{
-		Cause: uuid.NewString(), Stored: stored, Resource: "room", Names: names, Capacity: capacity, Held: make([]int64, len(names)),
+		EventID: uuid.NewString(), Position: stored, Resource: "room", Names: names, Capacity: capacity, Held: make([]int64, len(names)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -367,31 +367,31 @@ func (s schema) change(t *testing.T, stored holds.Stored, capacity int64, names 
 }
 
 // capacities reads the capacity of slots of the resource room.
-func (s schema) capacities(t *testing.T, names ...string) string {
+func (s harness) capacities(t *testing.T, names ...string) string {
 	t.Helper()
-	stock, err := s.Stock(t.Context(), []string{"room"}, [][]string{names})
+	rows, err := s.InventoryRows(t.Context(), []string{"room"}, [][]string{names})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var capacities []int64
-	for _, row := range stock[0] {
+	for _, row := range rows[0] {
 		capacities = append(capacities, row.Capacity)
 	}
 	return fmt.Sprint(capacities)
 }
 
-// TestInventoryInStreamOrder delivers inventory.set events in the wrong order and with clocks that
+// TestSetCapacity_OutOfOrder_LaterStoredWins delivers inventory.set events in the wrong order and with clocks that
 // contradict it: the one stored later wins.
-func TestInventoryInStreamOrder(t *testing.T) {
+func TestSetCapacity_OutOfOrder_LaterStoredWins(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	created := time.Now().Add(-time.Hour)
-	at := func(seconds int, seq uint64) holds.Stored {
-		return holds.Stored{At: created.Add(time.Duration(seconds) * time.Second), StreamCreatedAt: created, Seq: seq}
+	at := func(seconds int, seq uint64) holds.StreamPosition {
+		return holds.StreamPosition{At: created.Add(time.Duration(seconds) * time.Second), StreamCreatedAt: created, Seq: seq}
 	}
 	for _, step := range []struct {
 		what     string
-		stored   holds.Stored
+		stored   holds.StreamPosition
 		capacity int64
 		names    []string
 		want     string
@@ -403,7 +403,7 @@ func TestInventoryInStreamOrder(t *testing.T) {
 		{"the third again, as another event, with a later time", at(30, 3), 5, []string{"n1"}, "[4 2]"},
 		{
 			"the first of a stream that was created again, by a clock that is behind",
-			holds.Stored{At: created, StreamCreatedAt: created.Add(time.Minute), Seq: 1},
+			holds.StreamPosition{At: created, StreamCreatedAt: created.Add(time.Minute), Seq: 1},
 			6, []string{"n1"},
 			"[6 2]",
 		},
@@ -431,15 +431,15 @@ DO UPDATE SET
     set_by_event_at = greatest(i.set_by_event_at, excluded.set_by_event_at),
     updated_at = now()`
 
-// TestInventoryBesideTheVersionBefore has workers of this version and of the one before set capacities
+// TestSetCapacity_BesidePreviousVersion_OrderedByTime has workers of this version and of the one before set capacities
 // of the same slot in turn. What that one has set is ordered by time, what this one has set by sequence.
-func TestInventoryBesideTheVersionBefore(t *testing.T) {
+func TestSetCapacity_BesidePreviousVersion_OrderedByTime(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	created := time.Now().Add(-time.Hour)
 	at := func(seconds int) time.Time { return created.Add(time.Duration(seconds) * time.Second) }
-	now := func(seconds int, seq uint64) holds.Stored {
-		return holds.Stored{At: at(seconds), StreamCreatedAt: created, Seq: seq}
+	now := func(seconds int, seq uint64) holds.StreamPosition {
+		return holds.StreamPosition{At: at(seconds), StreamCreatedAt: created, Seq: seq}
 	}
 	want := func(what, capacity string) {
 		t.Helper()
@@ -469,11 +469,11 @@ func TestInventoryBesideTheVersionBefore(t *testing.T) {
 	want("the seventh, of a leader whose clock is behind", "1")
 }
 
-// TestLockedByOthers has somebody keep a row of one resource locked: its payments and changes
+// TestDecide_RowLocked_OnlyItsResourceIsBusy has somebody keep a row of one resource locked: its payments and changes
 // are busy, those of others are decided.
-func TestLockedByOthers(t *testing.T) {
+func TestDecide_RowLocked_OnlyItsResourceIsBusy(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	ctx := t.Context()
 	for _, resource := range []string{"locked", "free", "full"} {
 		s.set(t, resource, 1, "n1")
@@ -493,7 +493,7 @@ func TestLockedByOthers(t *testing.T) {
 	if !errors.Is(answers[0].Err, holds.ErrBusy) || answers[1].Err != nil || !answers[1].Confirmed || answers[2].Err != nil || answers[2].Reason != holds.ReasonSoldOut {
 		t.Errorf("answers %+v, want busy, confirmed, sold_out", answers)
 	}
-	_, err = s.SetCapacity(ctx, holds.CapacityChange{Cause: "c", Stored: holds.Stored{At: time.Now()}, Resource: "locked", Names: []string{"n1"}, Capacity: 3, Held: []int64{0}})
+	_, err = s.SetCapacity(ctx, holds.CapacityChange{EventID: "c", Position: holds.StreamPosition{At: time.Now()}, Resource: "locked", Names: []string{"n1"}, Capacity: 3, Held: []int64{0}})
 	if !errors.Is(err, holds.ErrBusy) {
 		t.Errorf("change of a locked row: %v, want ErrBusy", err)
 	}
@@ -506,10 +506,10 @@ func TestLockedByOthers(t *testing.T) {
 	}
 }
 
-// TestFenceBase draws bases at the same time: each is had once, and later ones are higher.
-func TestFenceBase(t *testing.T) {
+// TestFenceBase_DrawnAtOnce_EachIsHigher draws bases at the same time: each is had once, and later ones are higher.
+func TestFenceBase_DrawnAtOnce_EachIsHigher(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	const drawers, draws = 8, 10
 	var mu sync.Mutex
 	seen := make(map[int64]bool)
@@ -535,11 +535,11 @@ func TestFenceBase(t *testing.T) {
 	all.Wait()
 }
 
-// TestRowsAreLockedInOrder has a payment wait for a row of the inventory that somebody else keeps locked: it has locked
+// TestDecide_RowLocked_LocksInNameOrder has a payment wait for a row of the inventory that somebody else keeps locked: it has locked
 // those before it, by their names, and none of those after it. So no two wait for each other.
-func TestRowsAreLockedInOrder(t *testing.T) {
+func TestDecide_RowLocked_LocksInNameOrder(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	ctx := t.Context()
 	for _, name := range []string{"n3", "n1", "n2", "n5", "n4"} { // as they lie in the table
 		s.set(t, "room", 5, name)
@@ -595,11 +595,11 @@ func TestRowsAreLockedInOrder(t *testing.T) {
 	}
 }
 
-// TestDecidedByTwo has two workers decide the same payment at once, of a hold and of one that nobody knows: both have read
+// TestDecide_TwoWorkersAtOnce_SameAnswer has two workers decide the same payment at once, of a hold and of one that nobody knows: both have read
 // that there is no answer when the first writes one. Both give the same, and neither fails.
-func TestDecidedByTwo(t *testing.T) {
+func TestDecide_TwoWorkersAtOnce_SameAnswer(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	ctx := t.Context()
 	s.set(t, "room", 3, "n1")
 	// Who writes the first row waits until the test lets it go on.

@@ -19,9 +19,9 @@ func (s *Store) DropAnswers(ctx context.Context, age time.Duration, most int) (d
 	return int(done.RowsAffected()), nil
 }
 
-// DropPastNights removes at most so many rows of inventory: those of nights of more than so many days ago, of which
+// DropElapsedNights removes at most so many rows of inventory: those of nights of more than so many days ago, of which
 // nothing is reserved. It returns how many it has removed. A role without the privilege to delete them keeps them.
-func (s *Store) DropPastNights(ctx context.Context, days, most int) (dropped int, err error) {
+func (s *Store) DropElapsedNights(ctx context.Context, days, most int) (dropped int, err error) {
 	done, err := s.pool.Exec(ctx, queryNightsDrop, days, most)
 	if refused, is := errors.AsType[*pgconn.PgError](err); is && refused.Code == codeInsufficientPrivilege {
 		return 0, nil

@@ -9,7 +9,7 @@ import (
 )
 
 // column reads one column of text.
-func (s schema) column(t *testing.T, sql string) []string {
+func (s harness) column(t *testing.T, sql string) []string {
 	t.Helper()
 	rows, err := s.conn.Query(t.Context(), sql)
 	if err != nil {
@@ -24,7 +24,7 @@ func (s schema) column(t *testing.T, sql string) []string {
 
 func TestDropAnswers_Old_DropsTheOldestFirst(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	s.execute(t, `INSERT INTO event_answers (cause, resource_id, answer, decided_at)
 		SELECT 'd' || days, 'room', '{}', now() - days * interval '1 day' FROM unnest(ARRAY[0, 29, 31, 60, 90]) AS days`)
 	for _, want := range [][]string{{"d0", "d29", "d31"}, {"d0", "d29"}, {"d0", "d29"}} {
@@ -37,16 +37,16 @@ func TestDropAnswers_Old_DropsTheOldestFirst(t *testing.T) {
 	}
 }
 
-func TestDropPastNights_NothingIsReservedOfThem_DropsThem(t *testing.T) {
+func TestDropElapsedNights_NothingReserved_DropsThem(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	s.execute(t, `INSERT INTO inventory (resource_id, slot, capacity, reserved) VALUES
 		('room', '2001-02-03', 5, 0), ('room', '2001-02-04', 5, 1), ('hall', '2001-02-03', 0, 0), ('room', 'stock', 5, 0),
 		('room', '2001-02-3', 5, 0), ('room', '2001', 5, 0), ('room', 'A-2001-02-03', 5, 0), ('room', '2999-02-03', 5, 0)`)
 	s.execute(t, `INSERT INTO inventory (resource_id, slot, capacity)
 		SELECT 'edge', to_char((now() AT TIME ZONE 'UTC') - days * interval '1 day', 'YYYY-MM-DD'), days FROM unnest(ARRAY[398, 402]) AS days`)
 	for _, want := range []int{2, 1, 0} {
-		if dropped, err := s.DropPastNights(t.Context(), 400, 2); err != nil || dropped != want {
+		if dropped, err := s.DropElapsedNights(t.Context(), 400, 2); err != nil || dropped != want {
 			t.Errorf("dropped %d, want %d: %v", dropped, want, err)
 		}
 	}

@@ -29,13 +29,13 @@ var watchSilence = 10 * time.Second
 type InventoryWatcher interface {
 	// Now reads Redis' clock.
 	Now(ctx context.Context) (holds.Time, error)
-	// InventoryChanged is called with the resources whose capacities others have changed.
-	InventoryChanged(ctx context.Context, resources ...string) error
-	// InventoryHeard is called when every change that was committed before a time by Redis' clock has been passed to
-	// InventoryChanged.
-	InventoryHeard(at holds.Time)
-	// InventoryUnheard is called when changes may have been missed until now.
-	InventoryUnheard()
+	// BumpRevisions is called with the resources whose capacities others have changed.
+	BumpRevisions(ctx context.Context, resources ...string) error
+	// InventorySynced is called when every change that was committed before a time by Redis' clock has been passed to
+	// BumpRevisions.
+	InventorySynced(at holds.Time)
+	// InventorySyncLost is called when changes may have been missed until now.
+	InventorySyncLost()
 }
 
 // Watch reports the changes of capacity that others have made, until ctx is over. It does not report changes that are
@@ -71,11 +71,11 @@ func (s *Store) watch(ctx context.Context, w InventoryWatcher) (err error) {
 			return fmt.Errorf("listen to postgres: %w", err)
 		}
 	}
-	w.InventoryUnheard() // before this
-	defer w.InventoryUnheard()
-	heard := time.Now()
-	for next := heard; ; {
-		if time.Since(heard) > watchSilence {
+	w.InventorySyncLost() // before this
+	defer w.InventorySyncLost()
+	lastNotified := time.Now()
+	for next := lastNotified; ; {
+		if time.Since(lastNotified) > watchSilence {
 			return fmt.Errorf("listen to postgres: no notification within %v", watchSilence)
 		}
 		if !time.Now().Before(next) {
@@ -86,15 +86,15 @@ func (s *Store) watch(ctx context.Context, w InventoryWatcher) (err error) {
 		}
 		resources, proofs, err := receive(ctx, conn, next, own)
 		if err == nil && len(resources) > 0 {
-			err = w.InventoryChanged(ctx, resources...)
+			err = w.BumpRevisions(ctx, resources...)
 		}
 		if err != nil {
 			return fmt.Errorf("listen to postgres: %w", err)
 		}
 		for _, proof := range proofs {
-			heard = time.Now()
+			lastNotified = time.Now()
 			if ms, err := strconv.ParseInt(proof, 10, 64); err == nil {
-				w.InventoryHeard(holds.TimeFromMillis(ms))
+				w.InventorySynced(holds.TimeFromMillis(ms))
 			}
 		}
 	}

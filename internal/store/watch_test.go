@@ -94,30 +94,30 @@ func (n *network) carry(number int32, from, to net.Conn) {
 
 // watcher records what Watch reports.
 type watcher struct {
-	changed chan []string // a batch a call
-	heard   chan holds.Time
-	unheard atomic.Int64
-	clock   atomic.Int64 // the next time of Redis' clock, in ms
+	changed  chan []string // a batch a call
+	synced   chan holds.Time
+	syncLost atomic.Int64
+	clock    atomic.Int64 // the next time of Redis' clock, in ms
 }
 
 func (w *watcher) Now(context.Context) (holds.Time, error) {
 	return holds.TimeFromMillis(w.clock.Add(1)), nil
 }
 
-func (w *watcher) InventoryChanged(_ context.Context, resources ...string) error {
+func (w *watcher) BumpRevisions(_ context.Context, resources ...string) error {
 	w.changed <- resources
 	return nil
 }
 
-func (w *watcher) InventoryHeard(at holds.Time) { w.heard <- at }
-func (w *watcher) InventoryUnheard()            { w.unheard.Add(1) }
+func (w *watcher) InventorySynced(at holds.Time) { w.synced <- at }
+func (w *watcher) InventorySyncLost()            { w.syncLost.Add(1) }
 
 // watch collects the changes that Watch reports, a batch a call.
 func watch(t *testing.T, s *store.Store) <-chan []string { return startWatch(t, s).changed }
 
 func startWatch(t *testing.T, s *store.Store) *watcher {
 	t.Helper()
-	w := &watcher{changed: make(chan []string, 10_000), heard: make(chan holds.Time, 10_000)}
+	w := &watcher{changed: make(chan []string, 10_000), synced: make(chan holds.Time, 10_000)}
 	ctx, stop := context.WithCancel(t.Context())
 	watched := make(chan error)
 	go func() { watched <- s.Watch(ctx, w, zerolog.New(io.Discard)) }()
@@ -134,18 +134,18 @@ func startWatch(t *testing.T, s *store.Store) *watcher {
 // after all of them.
 func TestWatch_ChangesBeforeAProof_AreReportedBeforeIt(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	w := startWatch(t, s.Store)
-	<-w.heard
-	if w.unheard.Load() != 1 {
-		t.Errorf("unheard %d times, want once, as it began", w.unheard.Load())
+	<-w.synced
+	if w.syncLost.Load() != 1 {
+		t.Errorf("unheard %d times, want once, as it began", w.syncLost.Load())
 	}
 	for n := range 20 {
 		if _, err := s.conn.Exec(t.Context(), `INSERT INTO inventory (resource_id, slot, capacity) VALUES ($1, 's', 1)`, fmt.Sprint("r", n)); err != nil {
 			t.Fatal(err)
 		}
 		committed, _ := w.Now(t.Context())
-		for at := range w.heard {
+		for at := range w.synced {
 			if at.After(committed.Time) {
 				break
 			}
@@ -162,21 +162,21 @@ func TestWatch_ChangesBeforeAProof_AreReportedBeforeIt(t *testing.T) {
 		"holdfast "+s.namespace); err != nil {
 		t.Fatal(err)
 	}
-	stacktest.Eventually(t, "the end of one listening and the begin of another", func() bool { return w.unheard.Load() >= 3 })
+	stacktest.Eventually(t, "the end of one listening and the begin of another", func() bool { return w.syncLost.Load() >= 3 })
 }
 
-// TestWatchOfADeadConnection cuts the connection without a word to either side: Watch notices, and
+// TestWatch_ConnectionDead_Reconnects cuts the connection without a word to either side: Watch notices, and
 // listens on another.
-func TestWatchOfADeadConnection(t *testing.T) {
+func TestWatch_ConnectionDead_Reconnects(t *testing.T) {
 	t.Parallel()
-	s := newSchema(t)
+	s := newHarness(t)
 	network, url := newNetwork(t)
 	far, err := store.Open(t.Context(), url, s.namespace)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(far.Close)
-	told := watch(t, far)
+	reported := watch(t, far)
 	s.set(t, "room", 1, "A")
 	heard := func(what string) {
 		t.Helper()
@@ -184,31 +184,31 @@ func TestWatchOfADeadConnection(t *testing.T) {
 			if _, err := s.conn.Exec(t.Context(), `UPDATE inventory SET capacity = capacity + 1`); err != nil {
 				t.Fatal(err)
 			}
-			return len(told) > 0
+			return len(reported) > 0
 		})
 	}
 	heard("a word")
 	cut := network.opened.Load()
 	network.cut.Store(cut)
 	stacktest.Eventually(t, "another connection", func() bool { return network.opened.Load() > cut }) // what is told from here on is told by it
-	for len(told) > 0 {
-		<-told
+	for len(reported) > 0 {
+		<-reported
 	}
 	heard("a word on another connection")
 }
 
-// TestWatchTellsManyTogether changes a thousand resources with one statement, as upstream may.
-func TestWatchTellsManyTogether(t *testing.T) {
+// TestWatch_ManyChanges_ReportedTogether changes a thousand resources with one statement, as upstream may.
+func TestWatch_ManyChanges_ReportedTogether(t *testing.T) {
 	t.Parallel()
 	const many = 1000
-	s := newSchema(t)
-	told := watch(t, s.Store)
+	s := newHarness(t)
+	reported := watch(t, s.Store)
 	s.set(t, "room", 1, "A")
 	stacktest.Eventually(t, "somebody to listen", func() bool {
 		if _, err := s.conn.Exec(t.Context(), `UPDATE inventory SET capacity = capacity + 1`); err != nil {
 			t.Fatal(err)
 		}
-		return len(told) > 0
+		return len(reported) > 0
 	})
 	if _, err := s.conn.Exec(t.Context(), `INSERT INTO inventory (resource_id, slot, capacity) SELECT 'r' || r, 's', 1 FROM generate_series(1, $1) AS r`, many); err != nil {
 		t.Fatal(err)
@@ -216,7 +216,7 @@ func TestWatchTellsManyTogether(t *testing.T) {
 	seen, calls := make(map[string]bool), 0
 	for len(seen) < many {
 		calls++
-		for _, resource := range <-told {
+		for _, resource := range <-reported {
 			if resource != "room" {
 				seen[resource] = true
 			}

@@ -12,10 +12,10 @@
 //	Proxy    cuts, stalls, delays, slices, refuses, loses requests and replies (proxy.go)
 //	Servers  real ones, as child processes: killed, paused, started again (servers.go, nodes.go)
 //	Worker   a worker process that is started again whenever it ends (workers.go)
-//	Load     what is asked (load.go); Book: what was asked and answered (book.go)
+//	Load     what is asked (load.go); Book: what was asked and answered (recorder.go)
 //	Fault    one thing that breaks, and how it is mended (faults*.go)
 //	history  what was done to one slot, for porcupine (history.go)
-//	Run      all of it (run.go), judged (judge.go), and told (report.go)
+//	Run      all of it (run.go), judged (check.go), and told (report.go)
 //
 // What is random is chosen by a seed: which faults, when and for how long, and what each customer
 // means to do. What comes of it is not.

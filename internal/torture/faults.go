@@ -22,33 +22,33 @@ type Fault struct {
 	// decided anew.
 	Forgets bool
 	// Missing says why it cannot happen here, "" when it can. nil = it always can.
-	Missing func(s *Site) string
+	Missing func(s *Cluster) string
 	// Strike breaks it, and returns what mends it.
-	Strike func(ctx context.Context, s *Site, random *rand.Rand) (mend func(ctx context.Context) error, err error)
+	Strike func(ctx context.Context, s *Cluster, random *rand.Rand) (undo func(ctx context.Context) error, err error)
 }
 
 type span struct{ min, max time.Duration }
 
-var usually = span{500 * time.Millisecond, 6 * time.Second}
+var usualSpan = span{500 * time.Millisecond, 6 * time.Second}
 
 func (s span) pick(random *rand.Rand) time.Duration {
 	if s.max == 0 {
-		s = usually
+		s = usualSpan
 	}
 	return s.min + time.Duration(random.Int64N(int64(s.max-s.min)+1))
 }
 
-// Site is where faults strike: the servers, the workers, and what is between them.
-type Site struct {
+// Cluster is where faults strike: the servers, the workers, and what is between them.
+type Cluster struct {
 	*Servers
-	Namespace string
-	Workers   []*Worker
-	Load      []*Proxy // between the load and the nodes of NATS
-	Log       func(format string, args ...any)
-	CanFill   bool   // workers fill Redis again that has lost its data
-	Binary    string // of the worker
+	Namespace  string
+	Workers    []*Worker
+	Load       []*Proxy // between the load and the nodes of NATS
+	Log        func(format string, args ...any)
+	CanRebuild bool   // workers fill Redis again that has lost its data
+	Binary     string // of the worker
 
-	untold bool // capacity was written by SQL in this round
+	capacityBySQL bool // capacity was written by SQL in this round
 
 	Later []func(ctx context.Context) error // what is to be done when all that strikes at once is mended
 }
@@ -69,17 +69,17 @@ func (f Fault) claims() []string {
 	return slices.Concat(f.Claims, []string{heldByWorker, heldByNetwork, heldByNATS})
 }
 
-// nothing mends what has mended itself, or what nobody mends.
-func nothing(context.Context) error { return nil }
+// noUndo mends what has mended itself, or what nobody mends.
+func noUndo(context.Context) error { return nil }
 
-// mended returns a mend that needs no context.
-func mended(f func() error) func(context.Context) error {
+// undoWith returns a mend that needs no context.
+func undoWith(f func() error) func(context.Context) error {
 	return func(context.Context) error { return f() }
 }
 
 // repair has `worker audit` repair a resource, again when it cannot look: something else may have
 // been mended only now.
-func (s *Site) repair(ctx context.Context, resource string) error {
+func (s *Cluster) repair(ctx context.Context, resource string) error {
 	ctx, cancel := context.WithTimeout(ctx, hardBound)
 	defer cancel()
 	args := []string{"audit", "--repair", "--yes", "--resource-id", resource, "--namespace", s.Namespace,
@@ -96,13 +96,15 @@ func (s *Site) repair(ctx context.Context, resource string) error {
 	}
 }
 
-// oneOf returns one worker.
-func (s *Site) oneOf(random *rand.Rand) *Worker { return s.Workers[random.IntN(len(s.Workers))] }
+// randomWorker returns one worker.
+func (s *Cluster) randomWorker(random *rand.Rand) *Worker {
+	return s.Workers[random.IntN(len(s.Workers))]
+}
 
 // Faults are all kinds of faults.
 func Faults() []Fault {
 	var all []Fault
-	for _, some := range [][]Fault{workerFaults, redisFaults, lostFaults, postgresFaults, natsFaults, pathFaults} {
+	for _, some := range [][]Fault{workerFaults, redisFaults, dataLossFaults, postgresFaults, natsFaults, networkFaults} {
 		all = append(all, some...)
 	}
 	return all

@@ -21,14 +21,14 @@ const (
 var natsFaults = []Fault{
 	{
 		Kind: "nats leader killed", What: "kill -9 of the node that leads the inbound stream", Claims: []string{natsProcess},
-		Strike: func(ctx context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+		Strike: func(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
 			node := s.leader(ctx)
 			return node.up, node.kill()
 		},
 	},
 	{
 		Kind: "nats killed", What: "kill -9 of all nodes at once", Claims: []string{natsProcess},
-		Strike: func(_ context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
 			var errs []error
 			for _, node := range s.nats {
 				errs = append(errs, node.kill())
@@ -44,37 +44,37 @@ var natsFaults = []Fault{
 	},
 	{
 		Kind: "nats node stopped", What: "SIGSTOP of one node", Claims: []string{natsProcess, heldByNATS}, Lasts: span{2 * time.Second, 15 * time.Second},
-		Strike: func(_ context.Context, s *Site, random *rand.Rand) (func(context.Context) error, error) {
+		Strike: func(_ context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
 			node := s.nats[random.IntN(len(s.nats))]
-			return mended(node.resume), node.pause()
+			return undoWith(node.resume), node.pause()
 		},
 	},
 	{
 		Kind: "consumer deleted", What: "a durable consumer of the inbound stream is deleted", Claims: []string{natsProcess, natsStream},
-		Strike: func(ctx context.Context, s *Site, random *rand.Rand) (func(context.Context) error, error) {
+		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
 			name := []string{events.ConsumerRequests, events.ConsumerChanges, events.ConsumerPayments}[random.IntN(3)]
 			s.Log("consumer %s is deleted", name)
-			return nothing, s.withJetStream(ctx, func(ctx context.Context, js jetstream.JetStream) error {
-				return js.DeleteConsumer(ctx, events.Subjects(s.Namespace).InStream(), name)
+			return noUndo, s.withJetStream(ctx, func(ctx context.Context, js jetstream.JetStream) error {
+				return js.DeleteConsumer(ctx, events.Namespace(s.Namespace).InStream(), name)
 			})
 		},
 	},
 	{
 		Kind: "inbound stream full", What: "the inbound stream takes no more messages", Claims: []string{natsProcess, natsStream},
-		Strike: fillStream(events.Subjects.InStream),
+		Strike: fillStream(events.Namespace.InStream),
 	},
 	{
 		Kind: "outbound stream full", What: "the outbound stream takes no more messages, and refuses them", Claims: []string{natsProcess, natsStream},
-		Strike: fillStream(events.Subjects.OutStream),
+		Strike: fillStream(events.Namespace.OutStream),
 	},
 	{
 		Kind: "dead letters full", What: "the stream of dead letters takes no more messages", Claims: []string{natsProcess, natsStream},
-		Strike: fillStream(events.Subjects.DLQStream),
+		Strike: fillStream(events.Namespace.DLQStream),
 	},
 }
 
 // withJetStream does something with JetStream past all proxies.
-func (s *Site) withJetStream(ctx context.Context, do func(ctx context.Context, js jetstream.JetStream) error) error {
+func (s *Cluster) withJetStream(ctx context.Context, do func(ctx context.Context, js jetstream.JetStream) error) error {
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
 	nc, err := s.connectNATS()
@@ -98,24 +98,24 @@ func (s *Site) withJetStream(ctx context.Context, do func(ctx context.Context, j
 }
 
 // leader returns the node that leads the inbound stream, the first when nobody says.
-func (s *Site) leader(ctx context.Context) *keeper {
+func (s *Cluster) leader(ctx context.Context) *serverProcess {
 	name := ""
 	_ = s.withJetStream(ctx, func(ctx context.Context, js jetstream.JetStream) error { // without an answer it is any node
-		stream, err := js.Stream(ctx, events.Subjects(s.Namespace).InStream())
+		stream, err := js.Stream(ctx, events.Namespace(s.Namespace).InStream())
 		if err == nil && stream.CachedInfo().Cluster != nil {
 			name = stream.CachedInfo().Cluster.Leader
 		}
 		return err
 	})
-	return s.nats[max(0, slices.IndexFunc(s.nats, func(k *keeper) bool { return k.name == "nats "+name }))]
+	return s.nats[max(0, slices.IndexFunc(s.nats, func(k *serverProcess) bool { return k.name == "nats "+name }))]
 }
 
 // fillStream lowers what a stream may have to what it has, and has it refuse what is new.
-func fillStream(which func(events.Subjects) string) func(context.Context, *Site, *rand.Rand) (func(context.Context) error, error) {
-	return func(ctx context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+func fillStream(which func(events.Namespace) string) func(context.Context, *Cluster, *rand.Rand) (func(context.Context) error, error) {
+	return func(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
 		change := func(ctx context.Context, do func(stream jetstream.Stream) jetstream.StreamConfig) error {
 			return s.withJetStream(ctx, func(ctx context.Context, js jetstream.JetStream) error {
-				stream, err := js.Stream(ctx, which(events.Subjects(s.Namespace)))
+				stream, err := js.Stream(ctx, which(events.Namespace(s.Namespace)))
 				if err == nil {
 					_, err = js.UpdateStream(ctx, do(stream))
 				}

@@ -18,14 +18,14 @@ const (
 var postgresFaults = []Fault{
 	{
 		Kind: "postgres killed", What: "immediate stop of Postgres, and recovery", Claims: []string{postgresProcess, postgresTables},
-		Strike: func(_ context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
 			return s.postgres.up, s.postgres.kill()
 		},
 	},
 	{
 		Kind: "postgres paused", What: "SIGSTOP of all processes of Postgres", Claims: []string{postgresProcess, postgresTables}, Lasts: span{3 * time.Second, 20 * time.Second},
-		Strike: func(_ context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
-			return mended(s.postgres.resume), s.postgres.pause()
+		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
+			return undoWith(s.postgres.resume), s.postgres.pause()
 		},
 	},
 	{
@@ -34,8 +34,8 @@ var postgresFaults = []Fault{
 	},
 	{
 		Kind: "postgres sessions ended", What: "pg_terminate_backend of all of the workers' sessions, several times", Claims: []string{postgresProcess},
-		Strike: func(ctx context.Context, s *Site, random *rand.Rand) (func(context.Context) error, error) {
-			return nothing, s.withPostgres(ctx, func(ctx context.Context, c *pgx.Conn) error {
+		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
+			return noUndo, s.withPostgres(ctx, func(ctx context.Context, c *pgx.Conn) error {
 				for range 4 {
 					if err := terminateOthers(ctx, c); err != nil {
 						return err
@@ -60,9 +60,9 @@ var postgresFaults = []Fault{
 	},
 	{
 		Kind: "capacity by SQL", What: "capacities are changed by plain SQL, over and over", Claims: []string{postgresProcess, postgresTables},
-		Strike: func(ctx context.Context, s *Site, random *rand.Rand) (func(context.Context) error, error) {
-			s.untold = true
-			return nothing, s.withPostgres(ctx, func(ctx context.Context, c *pgx.Conn) error {
+		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
+			s.capacityBySQL = true
+			return noUndo, s.withPostgres(ctx, func(ctx context.Context, c *pgx.Conn) error {
 				for range 30 {
 					// Never above what was told: the checker compares with the most that was.
 					if _, err := c.Exec(ctx, fmt.Sprintf("UPDATE %s.inventory SET capacity = greatest(reserved, capacity - 1) WHERE resource_id = $1", s.Namespace),
@@ -83,7 +83,7 @@ func terminateOthers(ctx context.Context, c *pgx.Conn) error {
 }
 
 // exhaustConnections takes every connection that Postgres has.
-func exhaustConnections(ctx context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+func exhaustConnections(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
 	var taken []*pgx.Conn
 	release := func(ctx context.Context) error {
 		var errs []error
@@ -94,7 +94,7 @@ func exhaustConnections(ctx context.Context, s *Site, _ *rand.Rand) (func(contex
 	}
 	first, err := pgx.Connect(ctx, postgresURL(s.postgres.addr()))
 	if err != nil {
-		return nothing, err
+		return noUndo, err
 	}
 	taken = append(taken, first)
 	for range 3 { // what is ended is taken at once by whoever is faster
@@ -120,8 +120,8 @@ func terminateOthersBut(ctx context.Context, c *pgx.Conn) error {
 }
 
 // failStatements has a trigger fail every second change, with the code that a SQL expression gives.
-func failStatements(code string) func(context.Context, *Site, *rand.Rand) (func(context.Context) error, error) {
-	return func(ctx context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+func failStatements(code string) func(context.Context, *Cluster, *rand.Rand) (func(context.Context) error, error) {
+	return func(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
 		make := fmt.Sprintf(`CREATE OR REPLACE FUNCTION %[1]s.torture() RETURNS trigger LANGUAGE plpgsql AS $$
 			BEGIN
 				IF random() < 0.5 THEN RAISE EXCEPTION 'torture' USING ERRCODE = %[2]s; END IF;
@@ -136,10 +136,10 @@ func failStatements(code string) func(context.Context, *Site, *rand.Rand) (func(
 	}
 }
 
-func lockInventory(ctx context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+func lockInventory(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
 	conn, err := pgx.Connect(ctx, postgresURL(s.postgres.addr()))
 	if err != nil {
-		return nothing, err
+		return noUndo, err
 	}
 	_, err = conn.Exec(ctx, fmt.Sprintf("BEGIN; LOCK TABLE %s.inventory IN ACCESS EXCLUSIVE MODE", s.Namespace))
 	return conn.Close, err

@@ -24,9 +24,9 @@ const (
 	clockMoved     = "clock moved"
 )
 
-// needsFill says why workers cannot survive the loss of data, "" when they can.
-func needsFill(s *Site) string {
-	if s.CanFill {
+// needsRebuild says why workers cannot survive the loss of data, "" when they can.
+func needsRebuild(s *Cluster) string {
+	if s.CanRebuild {
 		return ""
 	}
 	return "this worker cannot fill Redis again yet"
@@ -35,7 +35,7 @@ func needsFill(s *Site) string {
 var redisFaults = []Fault{
 	{
 		Kind: "redis killed", What: "kill -9 of Redis, which keeps an append-only file, synced at each write", Forgets: true, Claims: []string{redisProcess},
-		Strike: func(_ context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
 			return s.redis.up, s.redis.kill()
 		},
 	},
@@ -45,8 +45,8 @@ var redisFaults = []Fault{
 	},
 	{
 		Kind: "redis paused", What: "SIGSTOP of Redis, up to 30 s in the long form", Claims: []string{redisProcess}, Lasts: span{5 * time.Second, 30 * time.Second},
-		Strike: func(_ context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
-			return mended(s.redis.resume), s.redis.pause()
+		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
+			return undoWith(s.redis.resume), s.redis.pause()
 		},
 	},
 	{
@@ -59,7 +59,7 @@ var redisFaults = []Fault{
 	},
 	{
 		Kind: "redis read-only", What: "Redis follows a primary that cannot be reached: READONLY", Forgets: true, Claims: []string{redisProcess},
-		Strike: func(ctx context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+		Strike: func(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
 			back := func(ctx context.Context) error {
 				return s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error { return c.Do(ctx, "REPLICAOF", "NO", "ONE").Err() })
 			}
@@ -78,16 +78,16 @@ var redisFaults = []Fault{
 	},
 	{
 		Kind: "subscribers killed", What: "CLIENT KILL TYPE pubsub, again and again", Claims: []string{redisProcess},
-		Strike: func(ctx context.Context, s *Site, random *rand.Rand) (func(context.Context) error, error) {
+		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
 			for range 5 {
 				if err := s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error {
 					return c.Do(ctx, "CLIENT", "KILL", "TYPE", "pubsub").Err()
 				}); err != nil {
-					return nothing, err
+					return noUndo, err
 				}
 				wait(ctx, time.Duration(random.IntN(300))*time.Millisecond)
 			}
-			return nothing, nil
+			return noUndo, nil
 		},
 	},
 	{
@@ -96,29 +96,29 @@ var redisFaults = []Fault{
 	},
 	{
 		Kind: "redis clients killed", What: "CLIENT KILL of all connections, several times", Claims: []string{redisProcess},
-		Strike: func(ctx context.Context, s *Site, random *rand.Rand) (func(context.Context) error, error) {
+		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
 			for range 4 {
 				if err := s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error {
 					return c.Do(ctx, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err()
 				}); err != nil {
-					return nothing, err
+					return noUndo, err
 				}
 				wait(ctx, time.Duration(random.IntN(300))*time.Millisecond)
 			}
-			return nothing, nil
+			return noUndo, nil
 		},
 	},
 	{
 		Kind: clockMoved, What: "Redis is started again with its clock an hour ahead or back (an LD_PRELOAD shim); once in a round", Forgets: true, Claims: []string{redisProcess}, Missing: needsShim,
-		Strike: func(ctx context.Context, s *Site, random *rand.Rand) (func(context.Context) error, error) {
+		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
 			s.clock = []time.Duration{-time.Hour, time.Hour}[random.IntN(2)]
 			s.Log("the clock of redis is moved by %v", s.clock)
-			return nothing, errors.Join(s.redis.kill(), s.redis.up(ctx))
+			return noUndo, errors.Join(s.redis.kill(), s.redis.up(ctx))
 		},
 	},
 }
 
-func needsShim(s *Site) string {
+func needsShim(s *Cluster) string {
 	switch {
 	case s.shim == "":
 		return "there is no C compiler"
@@ -130,18 +130,18 @@ func needsShim(s *Site) string {
 }
 
 // onRedis is a fault that is over when it was done.
-func onRedis(do func(ctx context.Context, c *redis.Client) error) func(context.Context, *Site, *rand.Rand) (func(context.Context) error, error) {
-	return func(ctx context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
-		return nothing, s.withRedis(ctx, do)
+func onRedis(do func(ctx context.Context, c *redis.Client) error) func(context.Context, *Cluster, *rand.Rand) (func(context.Context) error, error) {
+	return func(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
+		return noUndo, s.withRedis(ctx, do)
 	}
 }
 
 // configured sets something to a value, and back.
-func configured(name, to, back string) func(context.Context, *Site, *rand.Rand) (func(context.Context) error, error) {
-	set := func(ctx context.Context, s *Site, value string) error {
+func configured(name, to, back string) func(context.Context, *Cluster, *rand.Rand) (func(context.Context) error, error) {
+	set := func(ctx context.Context, s *Cluster, value string) error {
 		return s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error { return c.ConfigSet(ctx, name, value).Err() })
 	}
-	return func(ctx context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+	return func(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
 		return func(ctx context.Context) error { return set(ctx, s, back) }, set(ctx, s, to)
 	}
 }
@@ -152,7 +152,7 @@ func resourceKey(namespace, resource, name string) string {
 
 // overwriteCounter damages the counter of a slot. The workers heal it by themselves, or, as often,
 // `worker audit --repair` does.
-func overwriteCounter(ctx context.Context, s *Site, random *rand.Rand) (func(context.Context) error, error) {
+func overwriteCounter(ctx context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
 	resource := fmt.Sprintf("hotel-%d", random.IntN(4))
 	key := resourceKey(s.Namespace, resource, "counts")
 	how := random.IntN(4)
@@ -177,12 +177,12 @@ func overwriteCounter(ctx context.Context, s *Site, random *rand.Rand) (func(con
 	if random.IntN(2) == 0 {
 		s.Later = append(s.Later, func(ctx context.Context) error { return s.repair(ctx, resource) })
 	}
-	return nothing, err
+	return noUndo, err
 }
 
 // forgeExpiries publishes what Redis would publish of keys that expire.
-func forgeExpiries(ctx context.Context, s *Site, random *rand.Rand) (func(context.Context) error, error) {
-	return nothing, s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error {
+func forgeExpiries(ctx context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
+	return noUndo, s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error {
 		pipe := c.Pipeline()
 		for i := range forgedExpiries {
 			resource := fmt.Sprintf("hotel-%d", random.IntN(4))
@@ -207,7 +207,7 @@ func forgeExpiries(ctx context.Context, s *Site, random *rand.Rand) (func(contex
 
 // loadSlowly kills Redis and starts it so that it takes some seconds to load what it has, and does
 // not wait for it.
-func loadSlowly(ctx context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+func loadSlowly(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
 	const (
 		loading       = 3 * time.Second
 		bytesPerWrite = 120
@@ -224,7 +224,7 @@ func loadSlowly(ctx context.Context, s *Site, _ *rand.Rand) (func(context.Contex
 		}
 		return err
 	}); err != nil {
-		return nothing, err
+		return noUndo, err
 	}
 	writes := max(1, size/bytesPerWrite)
 	delay := loading.Microseconds() / writes // after each write
@@ -233,47 +233,47 @@ func loadSlowly(ctx context.Context, s *Site, _ *rand.Rand) (func(context.Contex
 	}
 	s.redisMore = []string{"--key-load-delay", strconv.FormatInt(delay, 10), "--loading-process-events-interval-bytes", "1024"}
 	if err := s.redis.kill(); err != nil {
-		return nothing, err
+		return noUndo, err
 	}
 	done := make(chan error, 1)
 	go func() { done <- s.redis.up(ctx) }()
 	return func(context.Context) error { return <-done }, nil
 }
 
-// lostFaults are those that lose what Redis has acknowledged.
-var lostFaults = []Fault{
+// dataLossFaults are those that lose what Redis has acknowledged.
+var dataLossFaults = []Fault{
 	{
-		Kind: "redis flushed", What: "FLUSHALL", Forgets: true, Claims: []string{redisProcess}, Missing: needsFill,
+		Kind: "redis flushed", What: "FLUSHALL", Forgets: true, Claims: []string{redisProcess}, Missing: needsRebuild,
 		Strike: onRedis(func(ctx context.Context, c *redis.Client) error { return c.FlushAll(ctx).Err() }),
 	},
 	{
-		Kind: "redis emptied", What: "kill -9 of Redis, which comes back with nothing", Forgets: true, Claims: []string{redisProcess}, Missing: needsFill,
-		Strike: func(_ context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+		Kind: "redis emptied", What: "kill -9 of Redis, which comes back with nothing", Forgets: true, Claims: []string{redisProcess}, Missing: needsRebuild,
+		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
 			return s.redis.up, errors.Join(s.redis.kill(), os.RemoveAll(s.redisAt.dir))
 		},
 	},
 	{
-		Kind: "redis rewound", What: "an older replica of Redis is promoted: the last writes are lost", Forgets: true, Claims: []string{redisProcess}, Missing: needsFill, Lasts: span{time.Second, 3 * time.Second},
+		Kind: "redis rewound", What: "an older replica of Redis is promoted: the last writes are lost", Forgets: true, Claims: []string{redisProcess}, Missing: needsRebuild, Lasts: span{time.Second, 3 * time.Second},
 		Strike: promoteReplica,
 	},
 }
 
 // promoteReplica cuts a replica off from Redis, and has it take over some time later.
-func promoteReplica(ctx context.Context, s *Site, _ *rand.Rand) (func(context.Context) error, error) {
+func promoteReplica(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
 	ports, err := stack.QuietPorts(1)
 	if err != nil {
-		return nothing, err
+		return noUndo, err
 	}
 	at := redisServer{ports[0], filepath.Join(s.dir, fmt.Sprintf("redis-%d", ports[0]))}
 	replica, err := s.startRedis(ctx, at, "--replicaof", "127.0.0.1 "+strconv.Itoa(s.redisAt.port))
 	if err != nil {
-		return nothing, err
+		return noUndo, err
 	}
 	client := redis.NewClient(&redis.Options{Addr: local(at.port)})
 	for {
 		info, err := client.Info(ctx, "replication").Result()
 		if err != nil {
-			return nothing, errors.Join(err, client.Close(), replica.Kill())
+			return noUndo, errors.Join(err, client.Close(), replica.Kill())
 		}
 		if strings.Contains(info, "master_link_status:up") {
 			break
@@ -281,7 +281,7 @@ func promoteReplica(ctx context.Context, s *Site, _ *rand.Rand) (func(context.Co
 		wait(ctx, 20*time.Millisecond)
 	}
 	if err := errors.Join(client.Do(ctx, "REPLICAOF", "NO", "ONE").Err(), client.Close()); err != nil {
-		return nothing, errors.Join(err, replica.Kill())
+		return noUndo, errors.Join(err, replica.Kill())
 	}
 	return func(context.Context) error {
 		err := s.redis.replace(replica)

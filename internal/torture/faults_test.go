@@ -16,8 +16,8 @@ const (
 	tableEnd   = "<!-- faults: end -->\n"
 )
 
-// TestFaultTable keeps the table in docs/faults.md as Faults has them.
-func TestFaultTable(t *testing.T) {
+// TestFaultTable_Docs_IsCurrent keeps the table in docs/faults.md as Faults has them.
+func TestFaultTable_Docs_IsCurrent(t *testing.T) {
 	t.Parallel()
 	const page = "../../docs/faults.md"
 	text, err := os.ReadFile(page)
@@ -33,7 +33,7 @@ func TestFaultTable(t *testing.T) {
 	for _, f := range Faults() {
 		lasts := f.Lasts
 		if lasts == (span{}) {
-			lasts = usually
+			lasts = usualSpan
 		}
 		want += fmt.Sprintf("| %s | %s | %v to %v |\n", f.Kind, f.What, lasts.min, lasts.max)
 	}
@@ -48,13 +48,13 @@ func TestFaultTable(t *testing.T) {
 	}
 }
 
-// TestDeal deals hands for a long time: no two faults in a hand break the same, each kind comes once
+// TestDeal_ManyHands_DisjointAndFair deals hands for a long time: no two faults in a hand break the same, each kind comes once
 // before any comes again, and the same seed deals the same.
-func TestDeal(t *testing.T) {
+func TestDeal_ManyHands_DisjointAndFair(t *testing.T) {
 	t.Parallel()
 	deal := func() (kinds []string) {
-		w := &world{runner: newRunner(Options{Seed: 5})}
-		w.site = &Site{Servers: &Servers{shim: "there"}, CanFill: true}
+		w := &harness{runner: newRunner(Options{Seed: 5})}
+		w.cluster = &Cluster{Servers: &Servers{shim: "there"}, CanRebuild: true}
 		for range 500 {
 			hand := w.deal()
 			if len(hand) == 0 || len(hand) > 3 {

@@ -188,7 +188,7 @@ const (
 func (h *history) since(t time.Time) int64 { return t.Sub(h.began).Nanoseconds() }
 
 // do publishes an operation and waits for its outcome for as long as a customer would.
-func (h *history) do(ctx context.Context, client int, op slotOp, event string, data any) (said, bool) {
+func (h *history) do(ctx context.Context, client int, op slotOp, event string, data any) (outcome, bool) {
 	call := time.Now()
 	o := &operation{Operation: porcupine.Operation{ClientId: client, Input: op, Call: h.since(call)}}
 	s, m, err := h.load.event(event, h.resource, data)
@@ -200,12 +200,12 @@ func (h *history) do(ctx context.Context, client int, op slotOp, event string, d
 	h.operations = append(h.operations, o)
 	h.mu.Unlock()
 	h.load.send(ctx, s, m, true)
-	return h.load.book.await(ctx, s, hardBound)
+	return h.load.recorder.await(ctx, s, hardBound)
 }
 
 // client requests the slot some times, and does something with it each time that it has it.
 func (h *history) client(ctx context.Context, client int, random *rand.Rand, hurry <-chan struct{}) {
-	asked := holds.Asked{Slots: []string{h.slot}}
+	selection := holds.SlotSelection{Slots: []string{h.slot}}
 	for range historyRounds {
 		select {
 		case <-hurry:
@@ -219,7 +219,7 @@ func (h *history) client(ctx context.Context, client int, random *rand.Rand, hur
 		ttl := int64(1)
 		name := fmt.Sprintf("%s-%d", h.slot, hold)
 		o, ok := h.do(ctx, client, slotOp{verbRequest, hold}, events.BookingRequested, events.BookingRequestedData{
-			RequestKey: "k-" + name, UserID: "u-" + name, ResourceID: h.resource, Asked: asked, Quantity: 1, TTLSeconds: &ttl,
+			RequestKey: "k-" + name, UserID: "u-" + name, ResourceID: h.resource, SlotSelection: selection, Quantity: 1, TTLSeconds: &ttl,
 		})
 		if !ok {
 			return
@@ -233,7 +233,7 @@ func (h *history) client(ctx context.Context, client int, random *rand.Rand, hur
 }
 
 // decide is what a client does with its hold.
-func (h *history) decide(ctx context.Context, client, hold int, o said, random *rand.Rand) {
+func (h *history) decide(ctx context.Context, client, hold int, o outcome, random *rand.Rand) {
 	confirm := func() bool {
 		answer, ok := h.do(ctx, client, slotOp{verbConfirm, hold}, events.PaymentConfirmed, events.PaymentConfirmedData{HoldID: o.HoldID, PaymentID: fmt.Sprintf("p%d", hold)})
 		return ok && answer.event == holds.EventHoldConfirmed
@@ -277,9 +277,9 @@ func (h *history) decide(ctx context.Context, client, hold int, o said, random *
 func (h *history) complete() []porcupine.Operation {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	book := h.load.book
-	book.mu.Lock()
-	defer book.mu.Unlock()
+	recorder := h.load.recorder
+	recorder.mu.Lock()
+	defer recorder.mu.Unlock()
 	end := h.since(time.Now())
 	var all []porcupine.Operation
 	add := func(o porcupine.Operation) {
@@ -296,7 +296,7 @@ func (h *history) complete() []porcupine.Operation {
 		if h.forgets && answer.Reason == holds.ReasonSoldOut {
 			continue // to somebody whose hold was forgotten before it was told: it changes nothing
 		}
-		o.Output, o.Return = slotAnswer{done: answer.Reason == "", late: answer.Late, reason: answer.Reason}, h.since(o.sent.seen)
+		o.Output, o.Return = slotAnswer{done: answer.Reason == "", late: answer.Late, reason: answer.Reason}, h.since(o.sent.answeredAt)
 		add(o.Operation)
 		if op := o.Input.(slotOp); op.verb == verbRequest && answer.Reason == "" {
 			at := answer.ExpiresAt.Time
@@ -333,8 +333,8 @@ func (l *Load) Histories(ctx context.Context, resource string, number int, rando
 	for i := range names {
 		names[i] = fmt.Sprintf("H-%d", i)
 	}
-	set := l.publish(ctx, events.InventorySet, resource, events.InventorySetData{ResourceID: resource, Asked: holds.Asked{Slots: names}, Capacity: 1})
-	if o, ok := l.book.await(ctx, set, hardBound); !ok || o.event != holds.EventInventoryUpdated {
+	set := l.publish(ctx, events.InventorySet, resource, events.InventorySetData{ResourceID: resource, SlotSelection: holds.SlotSelection{Slots: names}, Capacity: 1})
+	if o, ok := l.recorder.await(ctx, set, hardBound); !ok || o.event != holds.EventInventoryUpdated {
 		return nil, fmt.Errorf("the capacity of %s was not set: %q %s", resource, o.event, o.Reason)
 	}
 	all := make([]*history, number)

@@ -22,8 +22,8 @@ var (
 
 func refused(reason string) slotAnswer { return slotAnswer{reason: reason} }
 
-// TestSlotModel has the checker judge histories of which it is known whether they are right.
-func TestSlotModel(t *testing.T) {
+// TestSlotModel_KnownHistories_AcceptedOrRejected has the checker judge histories of which it is known whether they are right.
+func TestSlotModel_KnownHistories_AcceptedOrRejected(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		legal   bool

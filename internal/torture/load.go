@@ -19,13 +19,13 @@ import (
 )
 
 const (
-	ratePerSecond  = 300
-	unansweredMax  = 2000 // events without an answer, at which the load waits
-	sessionsMax    = 400
-	answerPatience = 4 * time.Second // of a customer
-	publishWithin  = 2 * time.Second // for one PubAck
-	publishRetry   = 200 * time.Millisecond
-	longTTL        = 600 // seconds; such holds stay, or are cancelled
+	ratePerSecond = 300
+	unansweredMax = 2000 // events without an answer, at which the load waits
+	sessionsMax   = 400
+	answerWithin  = 4 * time.Second // of a customer
+	publishWithin = 2 * time.Second // for one PubAck
+	publishRetry  = 200 * time.Millisecond
+	longTTL       = 600 // seconds; such holds stay, or are cancelled
 )
 
 // place is a resource that is booked.
@@ -38,9 +38,9 @@ type place struct {
 
 // Load books, pays and cancels at random.
 type Load struct {
-	book     *Book
+	recorder *Recorder
 	js       jetstream.JetStream
-	subjects events.Subjects
+	subjects events.Namespace
 	limit    *rate.Limiter
 	seed     uint64
 	places   []place
@@ -56,9 +56,9 @@ type Load struct {
 }
 
 // NewLoad returns a Load that publishes over js.
-func NewLoad(book *Book, js jetstream.JetStream, subjects events.Subjects, seed uint64) *Load {
+func NewLoad(recorder *Recorder, js jetstream.JetStream, subjects events.Namespace, seed uint64) *Load {
 	l := &Load{
-		book: book, js: js, subjects: subjects, seed: seed, limit: rate.NewLimiter(ratePerSecond, ratePerSecond/10),
+		recorder: recorder, js: js, subjects: subjects, seed: seed, limit: rate.NewLimiter(ratePerSecond, ratePerSecond/10),
 		first: time.Now().UTC().AddDate(0, 0, 14), kinds: make(map[string]int),
 	}
 	random := rand.New(rand.NewPCG(seed, 1))
@@ -75,29 +75,29 @@ func NewLoad(book *Book, js jetstream.JetStream, subjects events.Subjects, seed 
 }
 
 // all are all slots of a place.
-func (p *place) all(first time.Time) holds.Asked {
+func (p *place) all(first time.Time) holds.SlotSelection {
 	switch {
 	case p.nights > 0:
-		return holds.Asked{CheckIn: first.Format(holds.DateFormat), CheckOut: first.AddDate(0, 0, p.nights).Format(holds.DateFormat)}
+		return holds.SlotSelection{CheckIn: first.Format(holds.DateFormat), CheckOut: first.AddDate(0, 0, p.nights).Format(holds.DateFormat)}
 	case p.seats > 0:
-		return holds.Asked{Slots: seats(0, p.seats)}
+		return holds.SlotSelection{Slots: seats(0, p.seats)}
 	default:
-		return holds.Asked{}
+		return holds.SlotSelection{}
 	}
 }
 
 // some are some slots of a place.
-func (p *place) some(first time.Time, random *rand.Rand) holds.Asked {
+func (p *place) some(first time.Time, random *rand.Rand) holds.SlotSelection {
 	switch {
 	case p.nights > 0:
 		n := 1 + random.IntN(min(4, p.nights))
 		in := first.AddDate(0, 0, random.IntN(p.nights-n+1))
-		return holds.Asked{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, n).Format(holds.DateFormat)}
+		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, n).Format(holds.DateFormat)}
 	case p.seats > 0:
 		n := 1 + random.IntN(2)
-		return holds.Asked{Slots: seats(random.IntN(p.seats-n+1), n)}
+		return holds.SlotSelection{Slots: seats(random.IntN(p.seats-n+1), n)}
 	default:
-		return holds.Asked{}
+		return holds.SlotSelection{}
 	}
 }
 
@@ -113,10 +113,10 @@ func (l *Load) Open(ctx context.Context) error {
 	var waiting []*sent
 	for i := range l.places {
 		p := &l.places[i]
-		waiting = append(waiting, l.publish(ctx, events.InventorySet, p.name, events.InventorySetData{ResourceID: p.name, Asked: p.all(l.first), Capacity: p.capacity}))
+		waiting = append(waiting, l.publish(ctx, events.InventorySet, p.name, events.InventorySetData{ResourceID: p.name, SlotSelection: p.all(l.first), Capacity: p.capacity}))
 	}
 	for _, s := range waiting {
-		if o, ok := l.book.await(ctx, s, hardBound); !ok || o.event != holds.EventInventoryUpdated {
+		if o, ok := l.recorder.await(ctx, s, hardBound); !ok || o.event != holds.EventInventoryUpdated {
 			return fmt.Errorf("inventory of %s was not set: %q %s", s.resource, o.event, o.Reason)
 		}
 	}
@@ -128,7 +128,7 @@ func (l *Load) Run(ctx context.Context) {
 	var customers sync.WaitGroup
 	free := make(chan struct{}, sessionsMax)
 	for ctx.Err() == nil {
-		if n, _ := l.book.unanswered(); n > unansweredMax {
+		if n, _ := l.recorder.unanswered(); n > unansweredMax {
 			wait(ctx, 50*time.Millisecond)
 			continue
 		}
@@ -181,7 +181,7 @@ func (l *Load) event(event, resource string, data any) (*sent, *nats.Msg, error)
 		return nil, nil, err
 	}
 	m.Header.Set(idHeader, r.Envelope.ID)
-	return l.book.open(r.Envelope.ID, event, resource, false), m, nil
+	return l.recorder.open(r.Envelope.ID, event, resource, false), m, nil
 }
 
 // send publishes a message, again and again until JetStream has it if persistent, for a bounded
@@ -192,12 +192,12 @@ func (l *Load) send(ctx context.Context, s *sent, m *nats.Msg, persistent bool) 
 	l.kinds[s.kind]++
 	l.mu.Unlock()
 	for deadline := time.Now().Add(hardBound); ; wait(ctx, publishRetry) {
-		l.book.copy(s) // what is published once more, later than the duplicate window, is stored once more
+		l.recorder.copy(s) // what is published once more, later than the duplicate window, is stored once more
 		within, cancel := context.WithTimeout(ctx, publishWithin)
 		_, err := l.js.PublishMsg(within, m)
 		cancel()
 		if err == nil {
-			l.book.ack(s)
+			l.recorder.ack(s)
 			return
 		}
 		if !persistent || ctx.Err() != nil || time.Now().After(deadline) {
@@ -207,8 +207,8 @@ func (l *Load) send(ctx context.Context, s *sent, m *nats.Msg, persistent bool) 
 	}
 }
 
-// again publishes an event another time, as a publisher does who has forgotten that it did.
-func (l *Load) again(ctx context.Context, s *sent, m *nats.Msg, random *rand.Rand) {
+// republish publishes an event another time, as a publisher does who has forgotten that it did.
+func (l *Load) republish(ctx context.Context, s *sent, m *nats.Msg, random *rand.Rand) {
 	second := nats.NewMsg(m.Subject)
 	second.Data = m.Data
 	for name, values := range m.Header {
@@ -230,14 +230,14 @@ func (l *Load) customer(ctx context.Context, hurry <-chan struct{}, number uint6
 		l.inventory(ctx, random)
 		return
 	case 2:
-		l.stranger(ctx, random)
+		l.publishUnknown(ctx, random)
 		return
 	}
 	p := l.places[random.IntN(len(l.places))]
 	ttl := 1 + random.Int64N(3)
 	request := events.BookingRequestedData{
 		RequestKey: fmt.Sprintf("k%d", number), UserID: fmt.Sprintf("u%d", random.IntN(300)), ResourceID: p.name,
-		Asked: p.some(l.first, random), Quantity: 1, TTLSeconds: &ttl,
+		SlotSelection: p.some(l.first, random), Quantity: 1, TTLSeconds: &ttl,
 	}
 	switch random.IntN(20) {
 	case 0:
@@ -259,7 +259,7 @@ func (l *Load) customer(ctx context.Context, hurry <-chan struct{}, number uint6
 	}
 	l.send(ctx, asked, m, random.IntN(20) > 0)
 	if random.IntN(12) == 0 {
-		l.again(ctx, asked, m, random)
+		l.republish(ctx, asked, m, random)
 	}
 	if random.IntN(12) == 0 {
 		repeated := request
@@ -268,7 +268,7 @@ func (l *Load) customer(ctx context.Context, hurry <-chan struct{}, number uint6
 		}
 		l.publish(ctx, events.BookingRequested, p.name, repeated)
 	}
-	o, ok := l.book.await(ctx, asked, answerPatience)
+	o, ok := l.recorder.await(ctx, asked, answerWithin)
 	if !ok {
 		if random.IntN(2) == 0 {
 			l.publish(ctx, events.BookingCancelled, p.name, byKey)
@@ -282,7 +282,7 @@ func (l *Load) customer(ctx context.Context, hurry <-chan struct{}, number uint6
 }
 
 // decide is what a customer does who has a hold.
-func (l *Load) decide(ctx context.Context, hurry <-chan struct{}, random *rand.Rand, resource string, number uint64, o said, byKey events.BookingCancelledData) {
+func (l *Load) decide(ctx context.Context, hurry <-chan struct{}, random *rand.Rand, resource string, number uint64, o outcome, byKey events.BookingCancelledData) {
 	pay := func(suffix string) *sent {
 		return l.publish(ctx, events.PaymentConfirmed, resource, events.PaymentConfirmedData{HoldID: o.HoldID, PaymentID: fmt.Sprintf("p%d%s", number, suffix), Amount: "12.50", Currency: "EUR"})
 	}
@@ -328,7 +328,7 @@ func (l *Load) decide(ctx context.Context, hurry <-chan struct{}, random *rand.R
 			panic(err) // see publish
 		}
 		l.send(ctx, s, m, true)
-		l.again(ctx, s, m, random)
+		l.republish(ctx, s, m, random)
 		payment = pay("") // a third time, in other words
 	default: // walks away
 		if time.Until(o.ExpiresAt.Time) > time.Minute {
@@ -340,7 +340,7 @@ func (l *Load) decide(ctx context.Context, hurry <-chan struct{}, random *rand.R
 	if payment == nil {
 		return
 	}
-	answer, ok := l.book.await(ctx, payment, answerPatience)
+	answer, ok := l.recorder.await(ctx, payment, answerWithin)
 	if !ok || answer.event != holds.EventHoldConfirmed {
 		return
 	}
@@ -360,11 +360,11 @@ func (l *Load) inventory(ctx context.Context, random *rand.Rand) {
 	if random.IntN(3) == 0 {
 		asked = p.all(l.first)
 	}
-	l.publish(ctx, events.InventorySet, p.name, events.InventorySetData{ResourceID: p.name, Asked: asked, Capacity: max(0, p.capacity+random.Int64N(5)-2)})
+	l.publish(ctx, events.InventorySet, p.name, events.InventorySetData{ResourceID: p.name, SlotSelection: asked, Capacity: max(0, p.capacity+random.Int64N(5)-2)})
 }
 
-// stranger asks about what there is not.
-func (l *Load) stranger(ctx context.Context, random *rand.Rand) {
+// publishUnknown asks about what there is not.
+func (l *Load) publishUnknown(ctx context.Context, random *rand.Rand) {
 	resource := l.places[random.IntN(len(l.places))].name
 	id, err := holds.NewHoldID(resource)
 	if err != nil {
@@ -393,9 +393,9 @@ func (l *Load) malformed(ctx context.Context, random *rand.Rand) {
 	if err != nil {
 		panic(err) // see publish
 	}
-	l.book.mu.Lock()
+	l.recorder.mu.Lock()
 	s.dead = true
-	l.book.mu.Unlock()
+	l.recorder.mu.Unlock()
 	switch random.IntN(5) {
 	case 0:
 		m.Data = m.Data[:len(m.Data)/2]
@@ -411,12 +411,12 @@ func (l *Load) malformed(ctx context.Context, random *rand.Rand) {
 	}
 	l.send(ctx, s, m, true)
 	if random.IntN(3) == 0 {
-		l.again(ctx, s, m, random)
+		l.republish(ctx, s, m, random)
 	}
 }
 
-// Tidy cancels what stays and most of what was paid, so that there is something to sell.
-func (l *Load) Tidy(ctx context.Context) {
+// Cleanup cancels what stays and most of what was paid, so that there is something to sell.
+func (l *Load) Cleanup(ctx context.Context) {
 	l.mu.Lock()
 	staying, paid := l.staying, l.paid
 	l.staying, l.paid = nil, nil

@@ -73,7 +73,7 @@ func RunNode() error {
 
 // newNodes returns the keepers of so many nodes, one alone or a cluster. Each keeps its ports, so
 // that the others find it again.
-func newNodes(dir string, number int) ([]*keeper, error) {
+func newNodes(dir string, number int) ([]*serverProcess, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -88,8 +88,8 @@ func newNodes(dir string, number int) ([]*keeper, error) {
 			routes = append(routes, "nats://"+local(port))
 		}
 	}
-	keepers := make([]*keeper, number)
-	for i := range keepers {
+	processes := make([]*serverProcess, number)
+	for i := range processes {
 		n := node{Name: fmt.Sprintf("n%d", i+1), Port: ports[i], Routes: routes, Dir: filepath.Join(dir, fmt.Sprintf("nats-%d", i+1))}
 		if number > 1 {
 			n.Route = ports[number+i]
@@ -98,19 +98,19 @@ func newNodes(dir string, number int) ([]*keeper, error) {
 		if err != nil {
 			return nil, err
 		}
-		keepers[i] = &keeper{name: "nats " + n.Name, start: func(ctx context.Context) (*stack.Solo, error) {
-			solo, err := stack.SoloProgram(ctx, stack.Program{
+		processes[i] = &serverProcess{name: "nats " + n.Name, start: func(ctx context.Context) (*stack.Server, error) {
+			process, err := stack.StartProgram(ctx, stack.Program{
 				Path: self, Env: []string{nodeVariable + "=" + string(config)},
 				Ready: func(ctx context.Context) error { return natsReady(ctx, n.Port) },
 			})
 			if err != nil {
 				return nil, err
 			}
-			solo.Port = n.Port
-			return solo, nil
+			process.Port = n.Port
+			return process, nil
 		}}
 	}
-	return keepers, nil
+	return processes, nil
 }
 
 // natsReady asks whether a node takes connections. That its streams have a leader is for others to

@@ -14,29 +14,29 @@ import (
 const (
 	chunkMax   = 32 << 10               // bytes that are read at once
 	sliceEvery = 200 * time.Microsecond // between two slices
-	lostDrain  = 2 * time.Second        // for which a server may still answer what nobody hears
+	dropDrain  = 2 * time.Second        // for which a server may still answer what nobody hears
 	dialServer = 2 * time.Second
 )
 
-// Way is one of the two directions of a connection.
-type Way int
+// Direction is one of the two directions of a connection.
+type Direction int
 
 // The two ways.
 const (
-	Up   Way = iota // from the client to the server
-	Down            // from the server to the client
+	Upstream   Direction = iota // from the client to the server
+	Downstream                  // from the server to the client
 )
 
-// Path is what happens to bytes on one way. The zero Path forwards them as they come.
-type Path struct {
+// Toxics is what happens to bytes on one way. The zero Path forwards them as they come.
+type Toxics struct {
 	Stall bool          // nothing passes; what comes waits
 	Delay time.Duration // before each piece that was read
 	Slice int           // most bytes that are written at once, 0 = no limit
 }
 
-// Loss is what is lost of a connection: what a client says that contains one of the words, or the
+// DropRule is what is lost of a connection: what a client says that contains one of the words, or the
 // answer to it. Then the connection is cut.
-type Loss struct {
+type DropRule struct {
 	Words   []string // in what the client sends, in upper or lower case
 	Skip    int      // so many that match pass unharmed
 	Request bool     // the request is lost, and not the reply: then nothing was done
@@ -53,16 +53,16 @@ type Proxy struct {
 	mu      sync.Mutex
 	target  string
 	refuse  bool
-	paths   [2]Path
-	losses  []*loss
-	lost    int
+	toxics  [2]Toxics
+	rules   []*armedRule
+	dropped int
 	links   map[*link]struct{}
 	changed chan struct{} // closed and replaced when paths change
 }
 
-// loss is a Loss that waits for its request.
-type loss struct {
-	Loss
+// armedRule is a Loss that waits for its request.
+type armedRule struct {
+	DropRule
 	words [][]byte
 }
 
@@ -70,7 +70,7 @@ type loss struct {
 type link struct {
 	client, server net.Conn
 	once           sync.Once
-	deaf           bool // guarded by Proxy.mu: the client hears nothing any more
+	muted          bool // guarded by Proxy.mu: the client hears nothing any more
 }
 
 // NewProxy listens on a free port of 127.0.0.1 and forwards to a target.
@@ -112,40 +112,40 @@ func (p *Proxy) Refuse(refuse bool) {
 }
 
 // Set changes what happens on one way.
-func (p *Proxy) Set(w Way, path Path) {
+func (p *Proxy) Set(w Direction, path Toxics) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.paths[w] = path
+	p.toxics[w] = path
 	close(p.changed)
 	p.changed = make(chan struct{})
 }
 
-// Lose loses the next request that matches, or the reply to it, once.
-func (p *Proxy) Lose(l Loss) {
-	armed := &loss{Loss: l}
+// Drop loses the next request that matches, or the reply to it, once.
+func (p *Proxy) Drop(l DropRule) {
+	armed := &armedRule{DropRule: l}
 	for _, word := range l.Words {
 		armed.words = append(armed.words, []byte(strings.ToLower(word)))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.losses = append(p.losses, armed)
+	p.rules = append(p.rules, armed)
 }
 
-// Lost is how many requests or replies were lost so far.
-func (p *Proxy) Lost() int {
+// Dropped is how many requests or replies were lost so far.
+func (p *Proxy) Dropped() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.lost
+	return p.dropped
 }
 
-// Calm ends all that Refuse, Set and Lose have begun.
-func (p *Proxy) Calm() {
+// Reset ends all that Refuse, Set and Lose have begun.
+func (p *Proxy) Reset() {
 	p.Refuse(false)
-	p.Set(Up, Path{})
-	p.Set(Down, Path{})
+	p.Set(Upstream, Toxics{})
+	p.Set(Downstream, Toxics{})
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.losses = nil
+	p.rules = nil
 }
 
 // Cut ends all connections, by a reset, or else as if both sides had said goodbye.
@@ -213,8 +213,8 @@ func (p *Proxy) serve(client net.Conn, target string) {
 		l.cut(true)
 	}
 	var both sync.WaitGroup
-	both.Go(func() { p.pump(l, Up, client, server) })
-	both.Go(func() { p.pump(l, Down, server, client) })
+	both.Go(func() { p.pump(l, Upstream, client, server) })
+	both.Go(func() { p.pump(l, Downstream, server, client) })
 	both.Wait()
 	l.cut(false)
 	p.mu.Lock()
@@ -223,22 +223,22 @@ func (p *Proxy) serve(client net.Conn, target string) {
 }
 
 // pump forwards one way until it ends. An end is forwarded as well: the other way may go on.
-func (p *Proxy) pump(l *link, w Way, from, to net.Conn) {
+func (p *Proxy) pump(l *link, w Direction, from, to net.Conn) {
 	buffer := make([]byte, chunkMax)
 	var tail []byte // the end of what was read before: a word may begin there
 	for {
 		n, err := from.Read(buffer)
 		if n > 0 {
 			chunk := buffer[:n]
-			path, alive := p.pass(w)
+			path, alive := p.awaitToxics(w)
 			if !alive {
 				return
 			}
 			if path.Delay > 0 && !p.sleep(path.Delay) {
 				return
 			}
-			var hit *loss
-			if w == Up {
+			var hit *armedRule
+			if w == Upstream {
 				hit, tail = p.match(tail, chunk)
 			}
 			switch {
@@ -246,8 +246,8 @@ func (p *Proxy) pump(l *link, w Way, from, to net.Conn) {
 				l.cut(true)
 				return
 			case hit != nil:
-				p.deafen(l)
-			case w == Down && p.isDeaf(l):
+				p.mute(l)
+			case w == Downstream && p.isMuted(l):
 				continue // done, and nobody hears of it
 			}
 			if err := p.write(to, chunk, path.Slice); err != nil {
@@ -257,14 +257,14 @@ func (p *Proxy) pump(l *link, w Way, from, to net.Conn) {
 			if hit != nil {
 				// The server has it. It may still answer for a while; the client is cut off now.
 				hangUp(l.client, true)
-				p.sleep(lostDrain)
+				p.sleep(dropDrain)
 				l.cut(false)
 				return
 			}
 		}
 		if err != nil {
 			switch {
-			case w == Down && p.isDeaf(l):
+			case w == Downstream && p.isMuted(l):
 			case isReset(err):
 				l.cut(true)
 			default:
@@ -280,11 +280,11 @@ func (p *Proxy) pump(l *link, w Way, from, to net.Conn) {
 // isReset reports whether a connection has ended otherwise than by a goodbye.
 func isReset(err error) bool { return errors.As(err, new(*net.OpError)) }
 
-// pass waits while a way is stalled, and returns its Path; alive is false when the proxy ends.
-func (p *Proxy) pass(w Way) (path Path, alive bool) {
+// awaitToxics waits while a way is stalled, and returns its Path; alive is false when the proxy ends.
+func (p *Proxy) awaitToxics(w Direction) (path Toxics, alive bool) {
 	for {
 		p.mu.Lock()
-		path, changed := p.paths[w], p.changed
+		path, changed := p.toxics[w], p.changed
 		p.mu.Unlock()
 		if !path.Stall {
 			return path, p.closed.Err() == nil
@@ -326,16 +326,16 @@ func (p *Proxy) write(to net.Conn, chunk []byte, slice int) error {
 }
 
 // match returns the loss that a chunk meets, if any, and what to remember of the chunk.
-func (p *Proxy) match(tail, chunk []byte) (hit *loss, end []byte) {
+func (p *Proxy) match(tail, chunk []byte) (hit *armedRule, end []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.losses) == 0 {
+	if len(p.rules) == 0 {
 		return nil, nil
 	}
 	text := bytes.ToLower(append(tail, chunk...))
 	most := 0
-	for i := 0; i < len(p.losses); i++ {
-		l := p.losses[i]
+	for i := 0; i < len(p.rules); i++ {
+		l := p.rules[i]
 		for _, word := range l.words {
 			most = max(most, len(word))
 			at := bytes.Index(text, word)
@@ -345,22 +345,22 @@ func (p *Proxy) match(tail, chunk []byte) (hit *loss, end []byte) {
 			if l.Skip--; l.Skip >= 0 {
 				break
 			}
-			p.losses = append(p.losses[:i], p.losses[i+1:]...)
-			p.lost++
+			p.rules = append(p.rules[:i], p.rules[i+1:]...)
+			p.dropped++
 			return l, nil
 		}
 	}
 	return nil, bytes.Clone(text[max(0, len(text)-most+1):])
 }
 
-func (p *Proxy) deafen(l *link) {
+func (p *Proxy) mute(l *link) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	l.deaf = true
+	l.muted = true
 }
 
-func (p *Proxy) isDeaf(l *link) bool {
+func (p *Proxy) isMuted(l *link) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return l.deaf
+	return l.muted
 }

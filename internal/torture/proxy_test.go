@@ -19,9 +19,9 @@ import (
 // echo is a server that answers each line with itself, and remembers it.
 type echo struct {
 	net.Listener
-	mu    sync.Mutex
-	heard []string
-	ends  []error
+	mu       sync.Mutex
+	received []string
+	ends     []error
 }
 
 func newEcho(t *testing.T) *echo {
@@ -52,7 +52,7 @@ func (e *echo) serve(c net.Conn) {
 		line, err := r.ReadString('\n')
 		e.mu.Lock()
 		if err == nil {
-			e.heard = append(e.heard, strings.TrimSpace(line))
+			e.received = append(e.received, strings.TrimSpace(line))
 		} else {
 			e.ends = append(e.ends, err)
 		}
@@ -69,7 +69,7 @@ func (e *echo) serve(c net.Conn) {
 func (e *echo) has(line string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return slices.Contains(e.heard, line)
+	return slices.Contains(e.received, line)
 }
 
 // through returns a proxy before an echo server, and a connection through it.
@@ -86,8 +86,8 @@ func through(t *testing.T) (*Proxy, *echo, net.Conn) {
 		}
 	})
 	c := dial(t, p)
-	say(t, c, "hello") // its dialer knows a connection before the proxy does
-	hear(t, c, "hello")
+	sendLine(t, c, "hello") // its dialer knows a connection before the proxy does
+	wantLine(t, c, "hello")
 	return p, e, c
 }
 
@@ -101,14 +101,14 @@ func dial(t *testing.T, p *Proxy) net.Conn {
 	return c
 }
 
-func say(t *testing.T, c net.Conn, line string) {
+func sendLine(t *testing.T, c net.Conn, line string) {
 	t.Helper()
 	if _, err := io.WriteString(c, line+"\n"); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func hear(t *testing.T, c net.Conn, want string) {
+func wantLine(t *testing.T, c net.Conn, want string) {
 	t.Helper()
 	got := make([]byte, len(want)+1)
 	if _, err := io.ReadFull(c, got); err != nil || string(got) != want+"\n" {
@@ -116,27 +116,27 @@ func hear(t *testing.T, c net.Conn, want string) {
 	}
 }
 
-func TestProxyForwards(t *testing.T) {
+func TestProxy_TargetChanged_ForwardsNewConnections(t *testing.T) {
 	t.Parallel()
 	p, _, c := through(t)
-	say(t, c, "a")
-	hear(t, c, "a")
+	sendLine(t, c, "a")
+	wantLine(t, c, "a")
 	other := newEcho(t)
 	p.Target(other.Addr().String())
-	say(t, c, "b") // of before
-	hear(t, c, "b")
+	sendLine(t, c, "b") // of before
+	wantLine(t, c, "b")
 	fresh := dial(t, p)
-	say(t, fresh, "c")
-	hear(t, fresh, "c")
+	sendLine(t, fresh, "c")
+	wantLine(t, fresh, "c")
 	if !other.has("c") {
 		t.Error("the new target has not heard what was said to it")
 	}
 }
 
-func TestProxyForwardsAnEnd(t *testing.T) {
+func TestProxy_ClientEnds_OtherDirectionGoesOn(t *testing.T) {
 	t.Parallel()
 	_, _, c := through(t)
-	say(t, c, "a")
+	sendLine(t, c, "a")
 	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
@@ -145,14 +145,14 @@ func TestProxyForwardsAnEnd(t *testing.T) {
 	}
 }
 
-func TestProxyCuts(t *testing.T) {
+func TestProxy_Cut_BothSidesSeeIt(t *testing.T) {
 	t.Parallel()
 	for name, reset := range map[string]bool{"FIN": false, "RST": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p, e, c := through(t)
-			say(t, c, "a")
-			hear(t, c, "a")
+			sendLine(t, c, "a")
+			wantLine(t, c, "a")
 			p.Cut(reset)
 			_, err := c.Read(make([]byte, 1))
 			if reset != errors.Is(err, syscall.ECONNRESET) || !reset && !errors.Is(err, io.EOF) {
@@ -164,17 +164,17 @@ func TestProxyCuts(t *testing.T) {
 				return len(e.ends) == 1 && reset == errors.Is(e.ends[0], syscall.ECONNRESET)
 			})
 			again := dial(t, p)
-			say(t, again, "b")
-			hear(t, again, "b")
+			sendLine(t, again, "b")
+			wantLine(t, again, "b")
 		})
 	}
 }
 
-func TestProxyRefuses(t *testing.T) {
+func TestProxy_Refuse_NewConnectionsReset(t *testing.T) {
 	t.Parallel()
 	p, e, c := through(t)
-	say(t, c, "there")
-	hear(t, c, "there")
+	sendLine(t, c, "there")
+	wantLine(t, c, "there")
 	p.Refuse(true)
 	if refused, err := net.Dial("tcp4", p.Addr()); err == nil { // it may be refused before it is told that it stands
 		_, _ = io.WriteString(refused, "x\n") // or now
@@ -183,28 +183,28 @@ func TestProxyRefuses(t *testing.T) {
 		}
 		_ = refused.Close() // it is gone
 	}
-	say(t, c, "still")
-	hear(t, c, "still")
+	sendLine(t, c, "still")
+	wantLine(t, c, "still")
 	p.Refuse(false)
 	again := dial(t, p)
-	say(t, again, "b")
-	hear(t, again, "b")
+	sendLine(t, again, "b")
+	wantLine(t, again, "b")
 	if e.has("x") {
 		t.Error("the server has heard who was refused")
 	}
 }
 
-// TestProxyStalls stalls each way alone: what is said up does not arrive, what is answered is
+// TestProxy_StallOneDirection_ArrivesAfterwards stalls each way alone: what is said up does not arrive, what is answered is
 // done and not heard, and all of it arrives afterwards.
-func TestProxyStalls(t *testing.T) {
+func TestProxy_StallOneDirection_ArrivesAfterwards(t *testing.T) {
 	t.Parallel()
-	for name, w := range map[string]Way{"up": Up, "down": Down} {
+	for name, w := range map[string]Direction{"up": Upstream, "down": Downstream} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p, e, c := through(t)
-			p.Set(w, Path{Stall: true})
-			say(t, c, "a")
-			if w == Down {
+			p.Set(w, Toxics{Stall: true})
+			sendLine(t, c, "a")
+			if w == Downstream {
 				stacktest.Eventually(t, "the server to hear", func() bool { return e.has("a") })
 			}
 			if err := c.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
@@ -213,14 +213,14 @@ func TestProxyStalls(t *testing.T) {
 			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, errTimeout(err)) {
 				t.Errorf("something came through: %v", err)
 			}
-			if w == Up && e.has("a") {
+			if w == Upstream && e.has("a") {
 				t.Error("the server has heard")
 			}
 			if err := c.SetReadDeadline(time.Time{}); err != nil {
 				t.Fatal(err)
 			}
-			p.Set(w, Path{})
-			hear(t, c, "a")
+			p.Set(w, Toxics{})
+			wantLine(t, c, "a")
 		})
 	}
 }
@@ -233,15 +233,15 @@ func errTimeout(err error) error {
 	return errors.New("a timeout")
 }
 
-func TestProxyDelays(t *testing.T) {
+func TestProxy_DelayBothDirections_AnswerTakesBoth(t *testing.T) {
 	t.Parallel()
 	p, _, c := through(t)
 	const delay = 30 * time.Millisecond
-	p.Set(Up, Path{Delay: delay})
-	p.Set(Down, Path{Delay: delay})
+	p.Set(Upstream, Toxics{Delay: delay})
+	p.Set(Downstream, Toxics{Delay: delay})
 	began := time.Now()
-	say(t, c, "a")
-	hear(t, c, "a")
+	sendLine(t, c, "a")
+	wantLine(t, c, "a")
 	if took := time.Since(began); took < 2*delay {
 		t.Errorf("an answer took %v, less than both delays", took)
 	}
@@ -258,57 +258,57 @@ func (p *pieces) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func TestProxySlices(t *testing.T) {
+func TestProxy_Slice_WritesSmallPieces(t *testing.T) {
 	t.Parallel()
 	p, _, c := through(t)
-	p.Set(Down, Path{Slice: 3})
+	p.Set(Downstream, Toxics{Slice: 3})
 	long := strings.Repeat("abcdefg", 20)
-	say(t, c, long)
-	hear(t, c, long)
+	sendLine(t, c, long)
+	wantLine(t, c, long)
 
 	// How much is heard at a time depends on who hears.
-	server, said := net.Pipe()
-	go func() { _, _ = io.WriteString(said, "12345678"); _ = said.Close() }()
+	server, writer := net.Pipe()
+	go func() { _, _ = io.WriteString(writer, "12345678"); _ = writer.Close() }()
 	out := &pieces{}
-	p.pump(&link{client: out, server: server}, Down, server, out)
+	p.pump(&link{client: out, server: server}, Downstream, server, out)
 	if !slices.Equal(out.written, []string{"123", "456", "78"}) {
 		t.Errorf("it was written as %q", out.written)
 	}
 }
 
-// TestProxyLosesReplies loses the third answer: the server has done what was asked.
-func TestProxyLosesReplies(t *testing.T) {
+// TestProxy_DropReply_ServerHasDoneIt loses the third answer: the server has done what was asked.
+func TestProxy_DropReply_ServerHasDoneIt(t *testing.T) {
 	t.Parallel()
 	p, e, c := through(t)
-	p.Lose(Loss{Words: []string{"COMMIT", "end"}, Skip: 1})
+	p.Drop(DropRule{Words: []string{"COMMIT", "end"}, Skip: 1})
 	for _, line := range []string{"begin", "commit 1", "other"} {
-		say(t, c, line)
-		hear(t, c, line)
+		sendLine(t, c, line)
+		wantLine(t, c, line)
 	}
-	say(t, c, "Commit 2")
+	sendLine(t, c, "Commit 2")
 	if got, err := io.ReadAll(c); len(got) > 0 || !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("heard %q, %v of an answer that was lost", got, err)
 	}
 	stacktest.Eventually(t, "the server to have done it", func() bool { return e.has("Commit 2") })
-	if p.Lost() != 1 {
-		t.Errorf("%d lost", p.Lost())
+	if p.Dropped() != 1 {
+		t.Errorf("%d lost", p.Dropped())
 	}
 	again := dial(t, p)
-	say(t, again, "commit 3")
-	hear(t, again, "commit 3")
+	sendLine(t, again, "commit 3")
+	wantLine(t, again, "commit 3")
 }
 
-// TestProxyLosesRequests loses a request: the server never hears of it.
-func TestProxyLosesRequests(t *testing.T) {
+// TestProxy_DropRequest_ServerNeverSeesIt loses a request: the server never hears of it.
+func TestProxy_DropRequest_ServerNeverSeesIt(t *testing.T) {
 	t.Parallel()
 	p, e, c := through(t)
-	p.Lose(Loss{Words: []string{"commit"}, Request: true})
-	say(t, c, "first")
-	hear(t, c, "first")
-	say(t, c, "first com")
-	hear(t, c, "first com")
-	say(t, c, "mit") // no word: there was an end of line
-	hear(t, c, "mit")
+	p.Drop(DropRule{Words: []string{"commit"}, Request: true})
+	sendLine(t, c, "first")
+	wantLine(t, c, "first")
+	sendLine(t, c, "first com")
+	wantLine(t, c, "first com")
+	sendLine(t, c, "mit") // no word: there was an end of line
+	wantLine(t, c, "mit")
 	_, _ = io.WriteString(c, "commit\n")
 	if got, err := io.ReadAll(c); len(got) > 0 || err == nil {
 		t.Errorf("heard %q, %v of a request that was lost", got, err)
@@ -318,27 +318,27 @@ func TestProxyLosesRequests(t *testing.T) {
 	}
 }
 
-func TestProxyCalms(t *testing.T) {
+func TestProxy_Reset_EndsAllToxics(t *testing.T) {
 	t.Parallel()
 	p, _, c := through(t)
 	p.Refuse(true)
-	p.Set(Up, Path{Stall: true})
-	p.Lose(Loss{Words: []string{"a"}})
-	say(t, c, "b")
-	p.Calm()
-	hear(t, c, "b")
-	say(t, c, "a")
-	hear(t, c, "a")
+	p.Set(Upstream, Toxics{Stall: true})
+	p.Drop(DropRule{Words: []string{"a"}})
+	sendLine(t, c, "b")
+	p.Reset()
+	wantLine(t, c, "b")
+	sendLine(t, c, "a")
+	wantLine(t, c, "a")
 	fresh := dial(t, p)
-	say(t, fresh, "a")
-	hear(t, fresh, "a")
+	sendLine(t, fresh, "a")
+	wantLine(t, fresh, "a")
 }
 
-func TestMatchAcrossPieces(t *testing.T) {
+func TestMatch_WordAcrossChunks_IsFound(t *testing.T) {
 	t.Parallel()
 	text := []byte("xxCoMMiTyy")
 	for cut := range text {
-		p := &Proxy{losses: []*loss{{Loss: Loss{}, words: [][]byte{[]byte("commit")}}}}
+		p := &Proxy{rules: []*armedRule{{DropRule: DropRule{}, words: [][]byte{[]byte("commit")}}}}
 		hit, tail := p.match(nil, bytes.Clone(text[:cut]))
 		if hit == nil {
 			hit, _ = p.match(tail, bytes.Clone(text[cut:]))

@@ -34,7 +34,7 @@ type Report struct {
 	WorkersLost int               `json:"workers_lost"`
 	AnsweredMS  []int64           `json:"answered_ms"` // after each burst: from healing to the last answer
 	Audited     int               `json:"audited"`     // outcomes that the checker has looked at, the same ones after each burst
-	NotJudged   int               `json:"not_judged"`  // most slots and holds in a round of which a clock that went back keeps the checker from telling what was taken when
+	NotChecked  int               `json:"not_judged"`  // most slots and holds in a round of which a clock that went back keeps the checker from telling what was taken when
 	Violations  []string          `json:"violations"`
 
 	mu sync.Mutex
@@ -57,7 +57,7 @@ func (r *Report) violate(format string, args ...any) {
 	}
 }
 
-func (r *Report) struck(kind string) {
+func (r *Report) countFault(kind string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.Faults[kind]++
@@ -70,10 +70,10 @@ func (r *Report) answeredAfter(d time.Duration) {
 	slices.Sort(r.AnsweredMS)
 }
 
-func (r *Report) audited(found *audit.Report) { r.Audited += found.Checked.Outcomes }
+func (r *Report) audited(found *audit.Report) { r.Audited += found.Stats.Outcomes }
 
 // count adds what a round has asked and what was answered.
-func (r *Report) count(b *Book, l *Load) {
+func (r *Report) count(b *Recorder, l *Load) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	l.mu.Lock()
@@ -89,7 +89,7 @@ func (r *Report) count(b *Book, l *Load) {
 
 // sample looks at what is promised of every committed state of Postgres, over a connection of its
 // own, all the time that there is one.
-func (r *Report) sample(ctx context.Context, s *Site) {
+func (r *Report) sample(ctx context.Context, s *Cluster) {
 	const every = 20 * time.Millisecond
 	for ctx.Err() == nil {
 		conn, err := pgx.Connect(ctx, postgresURL(s.postgres.addr()))
@@ -99,8 +99,8 @@ func (r *Report) sample(ctx context.Context, s *Site) {
 		}
 		for ctx.Err() == nil {
 			var wrong int
-			asked, cancel := context.WithTimeout(ctx, startWithin)
-			err := conn.QueryRow(asked, "SELECT count(*) FROM "+s.Namespace+".inventory WHERE reserved < 0 OR reserved > capacity").Scan(&wrong)
+			bounded, cancel := context.WithTimeout(ctx, startWithin)
+			err := conn.QueryRow(bounded, "SELECT count(*) FROM "+s.Namespace+".inventory WHERE reserved < 0 OR reserved > capacity").Scan(&wrong)
 			cancel()
 			if err != nil {
 				break

@@ -38,10 +38,10 @@ type Options struct {
 // runner is a run on its way.
 type runner struct {
 	Options
-	report *Report
-	site   *Site
-	deck   []Fault // what is still to strike before it is shuffled anew
-	random *rand.Rand
+	report  *Report
+	cluster *Cluster
+	deck    []Fault // what is still to strike before it is shuffled anew
+	random  *rand.Rand
 }
 
 // Run runs rounds, each in a namespace of its own, and reports what was broken, what was asked and
@@ -57,7 +57,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, servers.Close()) }()
-	r.site = &Site{Servers: servers, Log: o.Log, Binary: binary, CanFill: canFill(ctx, binary)}
+	r.cluster = &Cluster{Servers: servers, Log: o.Log, Binary: binary, CanRebuild: canRebuild(ctx, binary)}
 	r.noteMissing()
 	began := time.Now()
 	defer func() { r.report.took(time.Since(began)) }()
@@ -81,18 +81,18 @@ func newRunner(o Options) *runner {
 func (r *runner) noteMissing() {
 	for _, f := range Faults() {
 		if f.Missing != nil {
-			if why := f.Missing(r.site); why != "" {
+			if why := f.Missing(r.cluster); why != "" {
 				r.report.LeftOut[f.Kind] = why
 			}
 		}
 	}
 }
 
-// world is what there is for one round.
-type world struct {
+// harness is what there is for one round.
+type harness struct {
 	*runner
-	subjects events.Subjects
-	book     *Book
+	subjects events.Namespace
+	recorder *Recorder
 	load     *Load
 	nc       *nats.Conn // past all proxies
 	js       jetstream.JetStream
@@ -104,18 +104,18 @@ func (r *runner) round(ctx context.Context, number int) (err error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	seed := r.random.Uint64()
-	w := &world{runner: r}
-	r.site.Namespace = fmt.Sprintf("torture%d", number)
-	w.subjects = events.Subjects(r.site.Namespace)
-	if err := r.site.still(ctx); err != nil {
+	w := &harness{runner: r}
+	r.cluster.Namespace = fmt.Sprintf("torture%d", number)
+	w.subjects = events.Namespace(r.cluster.Namespace)
+	if err := r.cluster.resetClock(ctx); err != nil {
 		return err
 	}
 	if err := w.open(ctx, seed); err != nil {
 		return err
 	}
 	var readers sync.WaitGroup
-	readers.Go(func() { w.book.Follow(ctx, w.js) })
-	readers.Go(func() { r.report.sample(ctx, r.site) })
+	readers.Go(func() { w.recorder.Follow(ctx, w.js) })
+	readers.Go(func() { r.report.sample(ctx, r.cluster) })
 	defer func() { end(); readers.Wait() }()
 	if err := w.load.Open(ctx); err != nil {
 		return errors.Join(err, w.close(ctx))
@@ -128,9 +128,9 @@ func (r *runner) round(ctx context.Context, number int) (err error) {
 	return w.close(ctx)
 }
 
-// still gives Redis its own clock and nothing to remember: a round begins.
-func (s *Site) still(ctx context.Context) error {
-	s.untold = false
+// resetClock gives Redis its own clock and nothing to remember: a round begins.
+func (s *Cluster) resetClock(ctx context.Context) error {
+	s.capacityBySQL = false
 	if s.clock == 0 {
 		return nil
 	}
@@ -139,8 +139,8 @@ func (s *Site) still(ctx context.Context) error {
 }
 
 // open prepares a namespace, and starts workers and the load on it.
-func (w *world) open(ctx context.Context, seed uint64) (err error) {
-	if w.nc, err = w.site.connectNATS(); err != nil {
+func (w *harness) open(ctx context.Context, seed uint64) (err error) {
+	if w.nc, err = w.cluster.connectNATS(); err != nil {
 		return err
 	}
 	if w.js, err = jetstream.New(w.nc); err != nil {
@@ -149,29 +149,29 @@ func (w *world) open(ctx context.Context, seed uint64) (err error) {
 	policy := []string{
 		"--late-payment", []string{"reject", "accept_if_free"}[seed%2], "--hold-ttl", "3s", "--payment-window", "3s",
 	}
-	if err := w.site.migrate(ctx, policy...); err != nil {
+	if err := w.cluster.migrate(ctx, policy...); err != nil {
 		return err
 	}
-	w.site.Workers = nil
+	w.cluster.Workers = nil
 	running, cancel := context.WithCancel(ctx)
 	w.workers = cancel
 	for i := range w.Workers {
-		worker, err := newWorker(w.site.Servers, w.site.Binary, fmt.Sprintf("%s-worker-%d", w.site.Namespace, i+1), w.Dir)
+		worker, err := newWorker(w.cluster.Servers, w.cluster.Binary, fmt.Sprintf("%s-worker-%d", w.cluster.Namespace, i+1), w.Dir)
 		if err != nil {
 			return err
 		}
 		worker.run(running, append([]string{
-			"--namespace", w.site.Namespace, "--lock-strategy", w.Strategy, "--lock-lease", "2s", "--log-level", "info",
+			"--namespace", w.cluster.Namespace, "--lock-strategy", w.Strategy, "--lock-lease", "2s", "--log-level", "info",
 		}, policy...)...)
-		w.site.Workers = append(w.site.Workers, worker)
+		w.cluster.Workers = append(w.cluster.Workers, worker)
 	}
 	var addrs []string
-	for _, node := range w.site.nats {
+	for _, node := range w.cluster.nats {
 		p, err := node.proxy()
 		if err != nil {
 			return err
 		}
-		w.site.Load = append(w.site.Load, p)
+		w.cluster.Load = append(w.cluster.Load, p)
 		addrs = append(addrs, p.Addr())
 	}
 	nc, err := nats.Connect(natsURL(addrs), nats.Name("load"), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond),
@@ -184,45 +184,45 @@ func (w *world) open(ctx context.Context, seed uint64) (err error) {
 	if err != nil {
 		return err
 	}
-	w.book = NewBook(w.subjects)
-	w.load = NewLoad(w.book, js, w.subjects, seed)
+	w.recorder = NewRecorder(w.subjects)
+	w.load = NewLoad(w.recorder, js, w.subjects, seed)
 	return nil
 }
 
 // close ends the workers, each of which must end with 0, and forgets the namespace.
-func (w *world) close(ctx context.Context) error {
-	w.report.count(w.book, w.load)
+func (w *harness) close(ctx context.Context) error {
+	w.report.count(w.recorder, w.load)
 	var all sync.WaitGroup
-	errs := make([]error, len(w.site.Workers))
-	for i, worker := range w.site.Workers {
+	errs := make([]error, len(w.cluster.Workers))
+	for i, worker := range w.cluster.Workers {
 		all.Go(func() { errs[i] = worker.close(w.workers) })
 	}
 	all.Wait()
-	for i, worker := range w.site.Workers {
+	for i, worker := range w.cluster.Workers {
 		for _, line := range worker.alarms() {
 			w.report.violate("%s said: %s", worker.name, line)
 		}
 		if errs[i] != nil {
 			w.report.violate("%s was stopped: %v", worker.name, errs[i])
 		}
-		w.report.WorkersLost += worker.lost
+		w.report.WorkersLost += worker.exits
 	}
-	err := w.site.dropProxies()
+	err := w.cluster.dropProxies()
 	if len(w.report.Violations) == 0 { // else somebody wants to look
-		err = errors.Join(err, w.site.forget(ctx, w.js))
+		err = errors.Join(err, w.cluster.removeNamespace(ctx, w.js))
 	}
 	w.nc.Close()
 	return err
 }
 
 // burst breaks some things while the load goes on, mends them, and judges.
-func (w *world) burst(ctx context.Context, number int) error {
+func (w *harness) burst(ctx context.Context, number int) error {
 	faults := w.deal()
 	names := make([]string, len(faults))
 	for i, f := range faults {
 		names[i] = f.Kind
 	}
-	w.Log("%s burst %d: %v", w.site.Namespace, number+1, names)
+	w.Log("%s burst %d: %v", w.cluster.Namespace, number+1, names)
 	began := time.Now()
 	loading, stop := context.WithCancel(ctx)
 	defer stop()
@@ -230,7 +230,7 @@ func (w *world) burst(ctx context.Context, number int) error {
 	var made []*history
 	var madeErr error
 	histories := w.Histories
-	if slices.Contains(names, clockMoved) || w.site.clock != 0 {
+	if slices.Contains(names, clockMoved) || w.cluster.clock != 0 {
 		histories = 0 // they are judged by a clock that they share with Redis
 	}
 	load.Go(func() { w.load.Run(loading) })
@@ -242,17 +242,17 @@ func (w *world) burst(ctx context.Context, number int) error {
 	}
 	broken := w.strike(ctx, faults)
 	var later []error
-	for _, do := range w.site.Later {
+	for _, do := range w.cluster.Later {
 		later = append(later, do(ctx))
 	}
-	w.site.Later = nil
+	w.cluster.Later = nil
 	if err := errors.Join(append(later, broken)...); err != nil {
 		stop()
 		return err
 	}
 	healed := time.Now()
 	wait(ctx, time.Second)
-	w.load.Tidy(ctx)
+	w.load.Cleanup(ctx)
 	stop()
 	load.Wait()
 	if madeErr != nil {
@@ -262,12 +262,12 @@ func (w *world) burst(ctx context.Context, number int) error {
 		h.forgets = slices.ContainsFunc(faults, func(f Fault) bool { return f.Forgets })
 	}
 	w.report.Bursts++
-	return w.judge(ctx, began, healed, made)
+	return w.check(ctx, began, healed, made)
 }
 
 // deal takes up to three faults that do not claim the same from the deck, which has each kind once
 // and is shuffled anew when it is empty.
-func (w *world) deal() (hand []Fault) {
+func (w *harness) deal() (hand []Fault) {
 	number := 1 + w.random.IntN(3)
 	claimed := make(map[string]bool)
 	for range 2 {
@@ -278,7 +278,7 @@ func (w *world) deal() (hand []Fault) {
 			}
 			w.deck = slices.Delete(w.deck, i, i+1)
 			i--
-			if f.Missing != nil && f.Missing(w.site) != "" {
+			if f.Missing != nil && f.Missing(w.cluster) != "" {
 				continue
 			}
 			for _, claim := range f.claims() {
@@ -300,7 +300,7 @@ func (w *world) deal() (hand []Fault) {
 }
 
 // strike breaks things, each at its time, for its time, and returns when all are mended.
-func (w *world) strike(ctx context.Context, faults []Fault) error {
+func (w *harness) strike(ctx context.Context, faults []Fault) error {
 	errs := make([]error, len(faults))
 	var all sync.WaitGroup
 	for i, f := range faults {
@@ -312,15 +312,15 @@ func (w *world) strike(ctx context.Context, faults []Fault) error {
 		random := rand.New(rand.NewPCG(w.random.Uint64(), 0))
 		all.Go(func() {
 			wait(ctx, after)
-			mend, err := f.Strike(ctx, w.site, random)
+			undo, err := f.Strike(ctx, w.cluster, random)
 			if err != nil {
 				errs[i] = fmt.Errorf("%s: %w", f.Kind, err)
 			}
-			w.report.struck(f.Kind)
+			w.report.countFault(f.Kind)
 			wait(ctx, lasts)
-			mending, cancel := context.WithTimeout(ctx, hardBound)
+			undoCtx, cancel := context.WithTimeout(ctx, hardBound)
 			defer cancel()
-			if err := mend(mending); err != nil {
+			if err := undo(undoCtx); err != nil {
 				errs[i] = errors.Join(errs[i], fmt.Errorf("mend %s: %w", f.Kind, err))
 			}
 		})

@@ -21,83 +21,83 @@ import (
 // startWithin bounds each start of a server.
 const startWithin = 60 * time.Second
 
-// keeper is one server that is started and ended over and over, on the same data, and the
+// serverProcess is one server that is started and ended over and over, on the same data, and the
 // proxies before it.
-type keeper struct {
+type serverProcess struct {
 	name  string
-	start func(ctx context.Context) (*stack.Solo, error)
+	start func(ctx context.Context) (*stack.Server, error)
 
 	mu      sync.Mutex
-	solo    *stack.Solo // nil while it is down
+	server  *stack.Server // nil while it is down
 	proxies []*Proxy
 }
 
 // up starts the server, unless it runs, and turns its proxies to where it listens now.
-func (k *keeper) up(ctx context.Context) error {
+func (k *serverProcess) up(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.solo != nil {
+	if k.server != nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
-	solo, err := k.start(ctx)
+	process, err := k.start(ctx)
 	if err != nil {
 		return fmt.Errorf("start %s: %w", k.name, err)
 	}
-	k.solo = solo
+	k.server = process
 	for _, p := range k.proxies {
-		p.Target(local(solo.Port))
+		p.Target(local(process.Port))
 	}
 	return nil
 }
 
 // kill ends the server at once.
-func (k *keeper) kill() error {
+func (k *serverProcess) kill() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.solo == nil {
+	if k.server == nil {
 		return nil
 	}
-	err := k.solo.Kill()
-	k.solo = nil
+	err := k.server.Kill()
+	k.server = nil
 	return err
 }
 
 // replace kills the server and has another one take its place.
-func (k *keeper) replace(solo *stack.Solo) error {
+func (k *serverProcess) replace(process *stack.Server) error {
 	err := k.kill()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.solo = solo
+	k.server = process
 	for _, p := range k.proxies {
-		p.Target(local(solo.Port))
+		p.Target(local(process.Port))
 	}
 	return err
 }
 
-func (k *keeper) pause() error  { return k.now().Pause() }
-func (k *keeper) resume() error { return k.now().Resume() }
+func (k *serverProcess) pause() error  { return k.now().Pause() }
+func (k *serverProcess) resume() error { return k.now().Resume() }
 
-func (k *keeper) now() *stack.Solo {
+func (k *serverProcess) now() *stack.Server {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.solo
+	return k.server
 }
 
 // addr is where the server listens, or an address where nobody does.
-func (k *keeper) addr() string {
-	if solo := k.now(); solo != nil {
-		return local(solo.Port)
+func (k *serverProcess) addr() string {
+	if process := k.now(); process != nil {
+		return local(process.Port)
 	}
 	return local(1)
 }
 
 // proxy returns a new proxy before the server.
-func (k *keeper) proxy() (*Proxy, error) {
+func (k *serverProcess) proxy() (*Proxy, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	p, err := NewProxy(local(k.solo.Port))
+	p, err := NewProxy(local(k.server.Port))
 	if err == nil {
 		k.proxies = append(k.proxies, p)
 	}
@@ -109,11 +109,11 @@ func local(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(
 // Servers are the servers of a run, real ones, each a process of its own.
 type Servers struct {
 	dir      string
-	redis    *keeper
-	postgres *keeper
-	nats     []*keeper     // one node, or three of a cluster
-	shim     string        // the library that moves Redis' clock, "" = there is no compiler
-	clock    time.Duration // by which Redis' clock is moved from its next start on
+	redis    *serverProcess
+	postgres *serverProcess
+	nats     []*serverProcess // one node, or three of a cluster
+	shim     string           // the library that moves Redis' clock, "" = there is no compiler
+	clock    time.Duration    // by which Redis' clock is moved from its next start on
 
 	redisAt   redisServer
 	redisMore []string // arguments of its next start only
@@ -142,20 +142,20 @@ func NewServers(ctx context.Context, nodes int) (s *Servers, err error) {
 		return nil, err
 	}
 	s.redisAt = redisServer{ports[0], filepath.Join(dir, "redis")}
-	s.redis = &keeper{name: "redis", start: func(ctx context.Context) (*stack.Solo, error) {
+	s.redis = &serverProcess{name: "redis", start: func(ctx context.Context) (*stack.Server, error) {
 		more := s.redisMore
 		s.redisMore = nil
 		return s.startRedis(ctx, s.redisAt, more...)
 	}}
-	s.postgres = &keeper{name: "postgres", start: func(ctx context.Context) (*stack.Solo, error) {
-		return stack.SoloPostgres(ctx, filepath.Join(dir, "postgres"), fmt.Sprintf("max_connections=%d", postgresConnections))
+	s.postgres = &serverProcess{name: "postgres", start: func(ctx context.Context) (*stack.Server, error) {
+		return stack.StartPostgresServer(ctx, filepath.Join(dir, "postgres"), fmt.Sprintf("max_connections=%d", postgresConnections))
 	}}
 	if s.nats, err = newNodes(dir, nodes); err != nil {
 		return nil, err
 	}
 	var all sync.WaitGroup
 	errs := make([]error, 2+nodes)
-	for i, k := range append([]*keeper{s.redis, s.postgres}, s.nats...) {
+	for i, k := range append([]*serverProcess{s.redis, s.postgres}, s.nats...) {
 		all.Go(func() { errs[i] = k.up(ctx) })
 	}
 	all.Wait()
@@ -165,7 +165,7 @@ func NewServers(ctx context.Context, nodes int) (s *Servers, err error) {
 // Close ends all servers and removes what they have written.
 func (s *Servers) Close() error {
 	var errs []error
-	for _, k := range append([]*keeper{s.redis, s.postgres}, s.nats...) {
+	for _, k := range append([]*serverProcess{s.redis, s.postgres}, s.nats...) {
 		if k == nil {
 			continue
 		}
@@ -185,7 +185,7 @@ type redisServer struct {
 }
 
 // startRedis starts a Redis with more arguments, and its clock moved by s.clock.
-func (s *Servers) startRedis(ctx context.Context, r redisServer, more ...string) (*stack.Solo, error) {
+func (s *Servers) startRedis(ctx context.Context, r redisServer, more ...string) (*stack.Server, error) {
 	program, err := stack.RedisProgram(ctx)
 	if err != nil {
 		return nil, err
@@ -202,15 +202,15 @@ func (s *Servers) startRedis(ctx context.Context, r redisServer, more ...string)
 		"--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction",
 		"--enable-debug-command", "yes", "--repl-diskless-sync-delay", "0",
 	}, more...)
-	solo, err := stack.SoloProgram(ctx, stack.Program{Path: program, Args: args, Env: env, Ready: func(ctx context.Context) error {
+	process, err := stack.StartProgram(ctx, stack.Program{Path: program, Args: args, Env: env, Ready: func(ctx context.Context) error {
 		client := redis.NewClient(&redis.Options{Addr: local(r.port), MaxRetries: -1, ContextTimeoutEnabled: true})
 		return errors.Join(client.Ping(ctx).Err(), client.Close())
 	}})
 	if err != nil {
 		return nil, err
 	}
-	solo.Port = r.port
-	return solo, nil
+	process.Port = r.port
+	return process, nil
 }
 
 // redisClient returns a client that talks to Redis past all proxies. It is for one step: where the

@@ -29,10 +29,10 @@ type Worker struct {
 	mu      sync.Mutex
 	args    []string
 	env     []string // of the next start
-	solo    *stack.Solo
+	process *stack.Server
 	its     []string // environment of solo
 	wanted  bool     // it is to run
-	lost    int      // times that it has ended by itself
+	exits   int      // times that it has ended by itself
 	changed chan struct{}
 	ended   chan struct{} // closed when nobody keeps it any more
 }
@@ -68,13 +68,13 @@ func (l *log) Write(p []byte) (int, error) {
 // started reports whether a worker has said so since it was started.
 type started struct {
 	*log
-	once sync.Once
-	said chan struct{}
+	once  sync.Once
+	ready chan struct{}
 }
 
 func (s *started) Write(p []byte) (int, error) {
 	if bytes.Contains(p, []byte(`"message":"worker started"`)) {
-		s.once.Do(func() { close(s.said) })
+		s.once.Do(func() { close(s.ready) })
 	}
 	return s.log.Write(p)
 }
@@ -102,7 +102,7 @@ func newWorker(s *Servers, binary, name, dir string) (w *Worker, err error) {
 	}
 	w = &Worker{name: name, binary: binary, servers: s, log: &log{file: file}, changed: make(chan struct{}, 1), ended: make(chan struct{})}
 	var errs []error
-	add := func(k *keeper) *Proxy {
+	add := func(k *serverProcess) *Proxy {
 		p, err := k.proxy()
 		errs = append(errs, err)
 		return p
@@ -142,7 +142,7 @@ func (w *Worker) run(ctx context.Context, args ...string) {
 				}
 				continue
 			}
-			solo, err := w.startOnce(ctx)
+			process, err := w.startOnce(ctx)
 			if err != nil {
 				// A server that it needs is away: as whoever supervises it does, it is tried again.
 				select {
@@ -154,8 +154,8 @@ func (w *Worker) run(ctx context.Context, args ...string) {
 			}
 			pause = 100 * time.Millisecond
 			select {
-			case <-solo.Exited():
-				w.gone(solo)
+			case <-process.Exited():
+				w.gone(process)
 			case <-ctx.Done():
 			}
 		}
@@ -168,16 +168,16 @@ func (w *Worker) isWanted() bool {
 	return w.wanted
 }
 
-func (w *Worker) startOnce(ctx context.Context) (*stack.Solo, error) {
+func (w *Worker) startOnce(ctx context.Context) (*stack.Server, error) {
 	w.mu.Lock()
-	out, env := &started{log: w.log, said: make(chan struct{})}, w.env
+	out, env := &started{log: w.log, ready: make(chan struct{})}, w.env
 	its := env
 	if w.servers.clock != 0 { // which the preflight refuses
 		its = append(slices.Clone(env), "HOLDFAST_PREFLIGHT=warn")
 	}
 	program := stack.Program{Path: w.binary, Args: w.args, Env: its, Log: out, Ready: func(ctx context.Context) error {
 		select {
-		case <-out.said:
+		case <-out.ready:
 			return nil
 		default:
 			return errors.New("it has not said that it has started")
@@ -186,30 +186,30 @@ func (w *Worker) startOnce(ctx context.Context) (*stack.Solo, error) {
 	w.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
-	solo, err := stack.SoloProgram(ctx, program)
+	process, err := stack.StartProgram(ctx, program)
 	if err != nil {
 		return nil, err
 	}
 	w.mu.Lock()
-	w.solo, w.its = solo, env
+	w.process, w.its = process, env
 	w.mu.Unlock()
-	return solo, nil
+	return process, nil
 }
 
-func (w *Worker) gone(solo *stack.Solo) {
+func (w *Worker) gone(process *stack.Server) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.solo == solo {
-		w.solo = nil
-		w.lost++
+	if w.process == process {
+		w.process = nil
+		w.exits++
 	}
 }
 
 // running returns the process, nil while there is none.
-func (w *Worker) running() *stack.Solo {
+func (w *Worker) running() *stack.Server {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.solo
+	return w.process
 }
 
 // kill kills the process if there is one. It is started again, with env in its environment.
@@ -217,34 +217,34 @@ func (w *Worker) kill(env ...string) error {
 	w.mu.Lock()
 	w.env = env
 	w.mu.Unlock()
-	if solo := w.running(); solo != nil {
-		return solo.Kill()
+	if process := w.running(); process != nil {
+		return process.Kill()
 	}
 	return nil
 }
 
 // restart ends the process as an operator does. It is started again.
 func (w *Worker) restart() error {
-	solo := w.running()
-	if solo == nil {
+	process := w.running()
+	if process == nil {
 		return nil
 	}
-	return solo.Stop(stopWithin)
+	return process.Stop(stopWithin)
 }
 
-// calm lets a paused process go on, and ends one that has a failpoint.
-func (w *Worker) calm() error {
+// reset lets a paused process go on, and ends one that has a failpoint.
+func (w *Worker) reset() error {
 	w.mu.Lock()
-	solo, marked := w.solo, len(w.its) > 0
+	process, marked := w.process, len(w.its) > 0
 	w.env = nil
 	w.mu.Unlock()
 	switch {
-	case solo == nil:
+	case process == nil:
 		return nil
 	case marked:
-		return solo.Kill()
+		return process.Kill()
 	default:
-		return solo.Resume()
+		return process.Resume()
 	}
 }
 
@@ -266,8 +266,8 @@ func (w *Worker) close(cancel context.CancelFunc) error {
 	err := w.restart()
 	cancel()
 	<-w.ended
-	if solo := w.running(); solo != nil { // it was just being started
-		err = errors.Join(err, solo.Kill())
+	if process := w.running(); process != nil { // it was just being started
+		err = errors.Join(err, process.Kill())
 	}
 	return errors.Join(err, w.log.file.Close())
 }

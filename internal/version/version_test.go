@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestLine(t *testing.T) {
+func TestLine_BuildInfo_OneLine(t *testing.T) {
 	t.Parallel()
 	platform := []debug.BuildSetting{{Key: "GOOS", Value: "linux"}, {Key: "GOARCH", Value: "arm64"}}
 	vcs := append([]debug.BuildSetting{{Key: "vcs.revision", Value: "25c4dc4f"}, {Key: "vcs.time", Value: "2026-11-22T20:00:00Z"}}, platform...)

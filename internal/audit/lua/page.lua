@@ -1,6 +1,6 @@
 -- Reads one page of a resource that is too large for one step. Each hold is judged with its keys in
 -- this step. Counters are not: they are returned as they are now, and compared with the records, which
--- tell when each hold took its slots and when it gave them back, in Go (sums.go).
+-- append_record when each hold took its slots and when it gave them back, in Go (sums.go).
 --
 -- ARGV  4 part: counts | users | named | records | due | departing | tombstones
 --       5 cursor  6 count
@@ -9,7 +9,7 @@
 --       9 records  1 = return all of them
 --       then, of named, two words for each counter that is read: counter | users, name
 -- Returns ok now_ms cursor last  n (id) ...  n (what name counter) ...  n (what name found expected) ...  and
---   records as look.lua does. last is the highest time of a tombstone now. The ids are those with that time, at most
+--   records as inspect.lua does. last is the highest time of a tombstone now. The ids are those with that time, at most
 --   LATEST_MAX; none unless counters are read.
 
 local part, cursor, count = ARGV[4], ARGV[5], ARGV[6]
@@ -17,7 +17,7 @@ local since, last, wanted = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9] == '1'
 
 local LATEST_MAX = 1000
 local counters = {}
-local function tell_counter(what, name, counter)
+local function append_counter(what, name, counter)
   counters[#counters + 1] = what
   counters[#counters + 1] = name
   counters[#counters + 1] = number_in(counter) or '-'
@@ -47,35 +47,35 @@ local heads = {}
 local PARTS = {
   counts = function()
     if cursor == '0' then
-      judge_types()
-      judge_agenda()
-      judge_rev()
+      check_types()
+      check_agenda()
+      check_rev()
     end
-    each_of('HSCAN', COUNTS, 'counts', function(name, counter) tell_counter('counter', name, counter) end)
+    each_of('HSCAN', COUNTS, 'counts', function(name, counter) append_counter('counter', name, counter) end)
   end,
   users = function()
     each_of('HSCAN', USERS, 'users', function(name, value)
-      if is_index(name) then judge_key('index:' .. name) else tell_counter('users', name, value) end
+      if is_index(name) then check_key('index:' .. name) else append_counter('users', name, value) end
     end)
   end,
   named = function()
     for i = 10, #ARGV, 2 do
       local what, name = ARGV[i], ARGV[i + 1]
-      if what == 'users' then tell_counter(what, name, indexed(name)) end
-      if what == 'counter' then tell_counter(what, name, not broken.counts and redis.call('HGET', COUNTS, name)) end
+      if what == 'users' then append_counter(what, name, indexed(name)) end
+      if what == 'counter' then append_counter(what, name, not broken.counts and redis.call('HGET', COUNTS, name)) end
     end
   end,
   records = function()
     each_of('HSCAN', RECORDS, 'records', function(id, line)
       local hold = read(id, line)
-      judge_hold(id, hold, line)
-      if hold and (wanted or lived(id, hold)) then tell(heads, id, hold) end
+      check_hold(id, hold, line)
+      if hold and (wanted or lived(id, hold)) then append_record(heads, id, hold) end
     end)
   end,
-  due = function() each_of('ZSCAN', DUE, 'due', function(id) judge_member('due', id) end) end,
-  departing = function() each_of('ZSCAN', DEPARTING, 'departing', function(id) judge_member('departing', id) end) end,
+  due = function() each_of('ZSCAN', DUE, 'due', function(id) check_member('due', id) end) end,
+  departing = function() each_of('ZSCAN', DEPARTING, 'departing', function(id) check_member('departing', id) end) end,
   tombstones = function()
-    each_of('ZSCAN', TOMBSTONES, 'tombstones', function(id) judge_member('tombstones', id) end)
+    each_of('ZSCAN', TOMBSTONES, 'tombstones', function(id) check_member('tombstones', id) end)
   end,
 }
 PARTS[part]()
@@ -90,6 +90,6 @@ local reply = {'ok', whole(now), cursor, newest, whole(#latest)}
 for _, id in ipairs(latest) do reply[#reply + 1] = id end
 reply[#reply + 1] = whole(#counters / 3)
 for _, word in ipairs(counters) do reply[#reply + 1] = word end
-tell_differences(reply)
+append_differences(reply)
 for _, word in ipairs(heads) do reply[#reply + 1] = word end
 return reply

@@ -43,7 +43,7 @@ for _, t in ipairs(TYPES) do
   broken[t[1]] = found ~= 'none' and found ~= t[3] and found or nil
 end
 
-local function judge_types()
+local function check_types()
   for _, t in ipairs(TYPES) do
     if broken[t[1]] then differs('type', t[1], broken[t[1]], t[3]) end
   end
@@ -99,7 +99,7 @@ local function end_of(name, expected)
   return found == 'string' and at or 'a ' .. found
 end
 
-local function judge_due(id, hold)
+local function check_due(id, hold)
   local found, expected = score('due', DUE, id), nil
   if hold and hold.state == 'held' and not hold.late then expected = hold.deadline end
   if found ~= expected then differs('due', id, found, expected) end
@@ -116,7 +116,7 @@ local function place_of(id, hold)
 end
 
 -- An ended hold is either to be announced or remembered for a while.
-local function judge_departing(id, hold)
+local function check_departing(id, hold)
   local leaving, over = place_of(id, hold)
   if leaving and not (hold and hold.state == 'expired' and not over) then
     differs('departing', id, leaving, nil)
@@ -125,7 +125,7 @@ local function judge_departing(id, hold)
   end
 end
 
-local function judge_tombstone(id, hold)
+local function check_tombstone(id, hold)
   local _, over = place_of(id, hold)
   if over and (not hold or hold.live) then
     differs('tombstone', id, over, nil)
@@ -134,19 +134,19 @@ local function judge_tombstone(id, hold)
   end
 end
 
-local function judge_index(id, hold)
+local function check_index(id, hold)
   if not hold or not hold.live or hold.late then return end
   local found = indexed(index_field(hold))
   if found ~= id then differs('index', id, found and (string.match(found, '^%x+$') or 'nonsense'), id) end
 end
 
-local function judge_hold_key(id, hold)
+local function check_hold_key(id, hold)
   if not hold or hold.state ~= 'held' or hold.late or tonumber(hold.deadline) <= now then return end
   local found = end_of('hold:' .. id, hold.deadline)
   if found ~= hold.deadline then differs('hold_key', id, found, hold.deadline) end
 end
 
-local function judge_request(id, hold)
+local function check_request(id, hold)
   if not hold or not hold.live or hold.late then return end
   local found = value_of('request:' .. hold.key)
   if not found or string.match(found, '^created %S+ %S+ %S+ ([^: ]+):') ~= id then
@@ -154,40 +154,40 @@ local function judge_request(id, hold)
   end
 end
 
-local function judge_record(id, hold, line)
+local function check_record(id, hold, line)
   if line and not hold then differs('record', id, #line .. ' characters', 'a record') end
 end
 
 -- How long a payment may wait for its answer: it waits through an outage, and for ever when its event is gone.
 local CLAIM_MS = 86400000
 
-local function judge_claim(id, hold)
+local function check_claim(id, hold)
   if hold and hold.state == 'confirming' and now - hold.ended > CLAIM_MS then differs('claim_stuck', id, hold.ended, nil) end
 end
 
-local HOLD_JUDGES = {
-  record = judge_record, due = judge_due, departing = judge_departing, tombstone = judge_tombstone,
-  index = judge_index, hold_key = judge_hold_key, request = judge_request,
-  claim_stuck = judge_claim,
+local HOLD_CHECKS = {
+  record = check_record, due = check_due, departing = check_departing, tombstone = check_tombstone,
+  index = check_index, hold_key = check_hold_key, request = check_request,
+  claim_stuck = check_claim,
 }
 local HOLD_ORDER = {'record', 'due', 'departing', 'tombstone', 'index', 'hold_key', 'request', 'claim_stuck'}
 
-local function judge_hold(id, hold, line)
-  if line and not hold then return judge_record(id, hold, line) end
-  for _, what in ipairs(HOLD_ORDER) do HOLD_JUDGES[what](id, hold, line) end
+local function check_hold(id, hold, line)
+  if line and not hold then return check_record(id, hold, line) end
+  for _, what in ipairs(HOLD_ORDER) do HOLD_CHECKS[what](id, hold, line) end
 end
 
 -- The members of a sorted set that no record is behind.
-local function judge_member(name, id)
+local function check_member(name, id)
   local _, line = record_of(id)
   if line or broken.records then return end -- its record is judged
-  if name == 'due' then judge_due(id, nil) end
-  if name == 'departing' then judge_departing(id, nil) end
-  if name == 'tombstones' then judge_tombstone(id, nil) end
+  if name == 'due' then check_due(id, nil) end
+  if name == 'departing' then check_departing(id, nil) end
+  if name == 'tombstones' then check_tombstone(id, nil) end
 end
 
 -- Who sweeps must be told to come not later than the first thing that is to be done, and not for nothing.
-local function judge_agenda()
+local function check_agenda()
   local earliest
   for _, z in ipairs({{'due', DUE}, {'departing', DEPARTING}, {'tombstones', TOMBSTONES}}) do
     local at = not broken[z[1]] and tonumber(redis.call('ZRANGE', z[2], 0, 0, 'WITHSCORES')[2])
@@ -199,7 +199,7 @@ local function judge_agenda()
   if found and not earliest and known then differs('agenda', resource, found, nil) end
 end
 
-local function judge_rev()
+local function check_rev()
   if broken.rev then return end
   local found = redis.call('GET', REV)
   if found and not string.match(found, '^%d+$') then differs('rev', 'rev', number_in(found), 'a number') end
@@ -207,7 +207,7 @@ end
 
 -- Other keys are there because of a hold, or end by themselves. So are the fields of the index, which are
 -- named index:<field> here.
-local function judge_key(name)
+local function check_key(name)
   if broken.records then return end
   local kind, rest = string.match(name, '^([%l_]+):?(.*)$')
   if kind == 'hold' or kind == 'started' then
@@ -244,7 +244,7 @@ local function take(hold)
   live_of[hold.user] = (live_of[hold.user] or 0) + 1
 end
 
--- How much each_record and judge_sums have to read, in records.
+-- How much each_record and check_sums have to read, in records.
 local function size_of_sums()
   return math.max(
     broken.records and 0 or redis.call('HLEN', RECORDS),
@@ -268,7 +268,7 @@ local function each_record(each)
   until cursor == '0'
 end
 
-local function judge_each(what, name, key, expected)
+local function check_each(what, name, key, expected)
   local found = {}
   if not broken[name] then
     local all = redis.call('HGETALL', key)
@@ -289,10 +289,10 @@ local function judge_each(what, name, key, expected)
 end
 
 -- After each_record has counted all. What a record that cannot be read takes is not known.
-local function judge_sums()
+local function check_sums()
   if broken.records or unread > 0 then return end
-  judge_each('counter', 'counts', COUNTS, sums)
-  judge_each('users', 'users', USERS, live_of)
+  check_each('counter', 'counts', COUNTS, sums)
+  check_each('users', 'users', USERS, live_of)
 end
 
 local function count(id, hold)
@@ -303,14 +303,14 @@ end
 
 -- A record as it is returned: id, its words up to the slots, and where it is: d to be announced,
 -- t and a time: remembered until then, - neither.
-local function tell(reply, id, hold)
+local function append_record(reply, id, hold)
   reply[#reply + 1] = id
   reply[#reply + 1] = string.sub(hold.line, 1, hold.tail - 1)
   local leaving, over = place_of(id, hold)
   reply[#reply + 1] = leaving and 'd' or over and 't' .. (string.match(over, '^%d+$') or '0') or '-'
 end
 
-local function tell_differences(reply)
+local function append_differences(reply)
   reply[#reply + 1] = whole(#differences)
   for _, d in ipairs(differences) do
     for i = 1, 4 do reply[#reply + 1] = d[i] end

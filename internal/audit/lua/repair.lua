@@ -14,7 +14,7 @@
 local memory_ms, only_safe, limit = tonumber(ARGV[4]), ARGV[5] == '1', tonumber(ARGV[6])
 local REV_MS = 3600000 -- how long rev stays after its last change
 
-local function attend(at)
+local function schedule(at)
   if not broken.agenda then redis.call('ZADD', AGENDA, 'LT', at, resource) end
 end
 
@@ -29,7 +29,7 @@ local function put_entry(key, name, id, expected)
     redis.call('ZREM', key, id)
   else
     redis.call('ZADD', key, expected, id)
-    attend(expected)
+    schedule(expected)
   end
   return 'done'
 end
@@ -53,7 +53,7 @@ local function nothing_missing(but)
   if broken.records or broken.due or unread > 0 or redis.call('ZCARD', DUE) ~= held_records then return false end
   local before = differences
   differences = {}
-  judge_sums()
+  check_sums()
   local agree = true
   for _, d in ipairs(differences) do agree = agree and d[1] == but end
   differences = before
@@ -80,7 +80,7 @@ local function put_all(key, values)
   write()
 end
 
-local MEND = {
+local REPAIR = {
   type = function(name)
     if name == 'records' then return 'impossible' end
     local derived = ({counts = 'counter', users = 'users'})[name]
@@ -132,9 +132,9 @@ local MEND = {
   end,
   hold_key = function(id)
     local hold, line = record_of(id)
-    local asked = string.match(line, '^' .. string.rep('%S+ ', 9) .. '(%S+) ')
+    local selection = string.match(line, '^' .. string.rep('%S+ ', 9) .. '(%S+) ')
     redis.call('SET', prefix .. 'hold:' .. id,
-      '{"user_id":' .. string.gsub(cjson.encode(hold.user), '\\/', '/') .. ',"quantity":' .. whole(hold.quantity) .. ',"asked":' .. asked ..
+      '{"user_id":' .. string.gsub(cjson.encode(hold.user), '\\/', '/') .. ',"quantity":' .. whole(hold.quantity) .. ',"asked":' .. selection ..
       ',"expires_at_ms":' .. hold.deadline .. '}', 'PXAT', hold.deadline)
     return 'done'
   end,
@@ -143,7 +143,7 @@ local MEND = {
   claim_stuck = function() return 'impossible' end,
   agenda = function(_, _, expected)
     if broken.agenda then return 'changed' end
-    if expected == '-' then redis.call('ZREM', AGENDA, resource) else attend(expected) end
+    if expected == '-' then redis.call('ZREM', AGENDA, resource) else schedule(expected) end
     return 'done'
   end,
   rev = function()
@@ -167,18 +167,18 @@ local MEND = {
 }
 
 -- Judges one thing again.
-local function judge(what, name)
-  if what == 'type' then return judge_types() end
-  if what == 'agenda' then return judge_agenda() end
-  if what == 'rev' then return judge_rev() end
-  if what == 'residue' then return judge_key(name) end
+local function check(what, name)
+  if what == 'type' then return check_types() end
+  if what == 'agenda' then return check_agenda() end
+  if what == 'rev' then return check_rev() end
+  if what == 'residue' then return check_key(name) end
   if what == 'counter' or what == 'users' then
     count_all()
     if unread > 0 or broken.records then return differs(what, name, 'unknown') end
-    return judge_sums()
+    return check_sums()
   end
   local hold, line = record_of(name)
-  HOLD_JUDGES[what](name, hold, line)
+  HOLD_CHECKS[what](name, hold, line)
 end
 
 local function same(d, what, name, found, expected)
@@ -194,11 +194,11 @@ for i = 7, #ARGV, 4 do
   differences = {}
   local planned, word = nil, 'gone'
   local derived = what == 'counter' or what == 'users' or what == 'type' and (name == 'counts' or name == 'users')
-  if derived and size_of_sums() > limit then word = 'large' else judge(what, name) end
+  if derived and size_of_sums() > limit then word = 'large' else check(what, name) end
   for _, d in ipairs(differences) do
     if d[1] == what and d[2] == name then word = 'changed' end
     if same(d, what, name, found, expected) then planned = d end
   end
-  reply[#reply + 1] = planned and MEND[what](name, planned[3], planned[4]) or word
+  reply[#reply + 1] = planned and REPAIR[what](name, planned[3], planned[4]) or word
 end
 return reply

@@ -3,7 +3,7 @@
 -- ARGV  4... what follows the prefix in their names
 -- Returns ok now_ms n (what name found expected) ...
 
-for i = 4, #ARGV do judge_key(ARGV[i]) end
+for i = 4, #ARGV do check_key(ARGV[i]) end
 local reply = {'ok', whole(now)}
-tell_differences(reply)
+append_differences(reply)
 return reply

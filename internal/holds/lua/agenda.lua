@@ -4,7 +4,7 @@
 -- Returns ok wait_ms resource ...: wait_ms until the earliest entry that is not due yet, -1 = there is none
 
 local function run(KEYS, ARGV)
-  if not enter(KEYS, ARGV) then return {'lost'} end
+  if not begin(KEYS, ARGV) then return {'lost'} end
   local due = redis.call('ZRANGE', AGENDA, '-inf', now, 'BYSCORE', 'LIMIT', 0, tonumber(ARGV[4]))
   local after = redis.call('ZRANGE', AGENDA, '(' .. now, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
   local reply = {'ok', after[2] and tostring(after[2] - now) or '-1'}

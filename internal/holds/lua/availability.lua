@@ -4,10 +4,10 @@
 -- Returns ok held ...  |  more: too many holds are due for one call, call again
 
 local function run(KEYS, ARGV)
-  if not enter(KEYS, ARGV) then return {'lost'} end
+  if not begin(KEYS, ARGV) then return {'lost'} end
   local memory_ms, sweep_limit = tonumber(ARGV[4]), tonumber(ARGV[5])
-  local more, damage = sweep(sweep_limit, memory_ms)
-  if damage then return {'damaged', damage} end
+  local more, corrupt = sweep(sweep_limit, memory_ms)
+  if corrupt then return {'damaged', corrupt} end
   if more then return {'more'} end
 
   local reply = {'ok'}

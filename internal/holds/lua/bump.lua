@@ -3,7 +3,7 @@
 -- Returns ok
 
 local function run(KEYS, ARGV)
-  enter(KEYS, ARGV)
+  begin(KEYS, ARGV)
   if bump_rev() then return {'damaged', 'rev'} end
   return {'ok'}
 end

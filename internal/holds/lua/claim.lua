@@ -1,8 +1,8 @@
--- Claims a hold for a payment: from here on it cannot lapse, until settle.lua says how the payment ended.
+-- Claims a hold for a payment: from here on it cannot expire, until settle.lua says how the payment ended.
 --
 -- ARGV  4 memory_ms  5 sweep_limit  6 id  7 payment
 -- Returns ok word now line late, the line being the hold's record ("" when there is none), late 1 when it
--- is that of what a late payment has taken again, else 0; the word
+-- is that of what a late payment has taken late_line, else 0; the word
 --   claimed            the hold is this payment's, by this call or an earlier one
 --   confirmed          this payment was settled already: Postgres has its answer
 --   claimed_by_other   another payment is being decided: come back later
@@ -10,17 +10,17 @@
 --   expired released unknown_hold   there is nothing to pay for
 
 local function run(KEYS, ARGV)
-  if not enter(KEYS, ARGV) then return {'lost'} end
+  if not begin(KEYS, ARGV) then return {'lost'} end
   local memory_ms, sweep_limit, id, payment = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], ARGV[7]
 
-  local _, damage = sweep(sweep_limit, memory_ms)
-  if damage then return {'damaged', damage} end
+  local _, corrupt = sweep(sweep_limit, memory_ms)
+  if corrupt then return {'damaged', corrupt} end
 
-  local again = redis.call('HGET', RECORDS, late_id(id))
-  if again then -- whatever is remembered of the hold itself
-    local hold = parse(again)
+  local late_line = redis.call('HGET', RECORDS, late_id(id))
+  if late_line then -- whatever is remembered of the hold itself
+    local hold = parse(late_line)
     if not hold then return {'damaged', 'record of ' .. late_id(id)} end
-    return {'ok', claim_word(hold, payment), tostring(now), again, 1}
+    return {'ok', claim_word(hold, payment), tostring(now), late_line, 1}
   end
   local line = redis.call('HGET', RECORDS, id)
   if not line then return {'ok', 'unknown_hold', tostring(now), '', 0} end
@@ -28,8 +28,8 @@ local function run(KEYS, ARGV)
   if not hold then return {'damaged', 'record of ' .. id} end
 
   if hold.state == 'held' and hold.deadline <= now then
-    damage = lapse(id, hold, memory_ms)
-    if damage then return {'damaged', damage} end
+    corrupt = expire(id, hold, memory_ms)
+    if corrupt then return {'damaged', corrupt} end
   end
 
   local word = hold.state

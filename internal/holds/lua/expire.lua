@@ -6,13 +6,13 @@
 --           its run had reached that of the run, else 0
 
 local function run(KEYS, ARGV)
-  if not enter(KEYS, ARGV) then return {'lost'} end
+  if not begin(KEYS, ARGV) then return {'lost'} end
   local DEPARTING, TOMBSTONES = prefix .. 'departing', prefix .. 'tombstones'
   local memory_ms, limit, announce_ms = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 
   local too_late = sweep_budget == 0
-  local more, damage = sweep(limit, memory_ms)
-  if damage then return {'damaged', damage} end
+  local more, corrupt = sweep(limit, memory_ms)
+  if corrupt then return {'damaged', corrupt} end
 
   local over = redis.call('ZRANGE', TOMBSTONES, '-inf', now, 'BYSCORE', 'LIMIT', 0, limit)
   if #over > 0 then
@@ -20,10 +20,10 @@ local function run(KEYS, ARGV)
     redis.call('ZREM', TOMBSTONES, unpack(over))
   end
 
-  local leaving = redis.call('ZRANGE', DEPARTING, '-inf', now, 'BYSCORE', 'LIMIT', 0, limit)
-  local full = more or #over == limit or #leaving == limit
+  local to_announce = redis.call('ZRANGE', DEPARTING, '-inf', now, 'BYSCORE', 'LIMIT', 0, limit)
+  local full = more or #over == limit or #to_announce == limit
   local reply = {'ok', not full and 0 or too_late and 2 or 1}
-  for _, id in ipairs(leaving) do
+  for _, id in ipairs(to_announce) do
     local line = redis.call('HGET', RECORDS, id)
     if line then
       redis.call('ZADD', DEPARTING, now + announce_ms, id)

@@ -13,7 +13,7 @@
 -- The first three after invalid_request are remembered under extension:<cause>, so that they are the same at every delivery.
 
 local function run(KEYS, ARGV)
-  if not enter(KEYS, ARGV) then return {'lost'} end
+  if not begin(KEYS, ARGV) then return {'lost'} end
   local memory_ms, cause, id = tonumber(ARGV[4]), ARGV[5], ARGV[6]
   local ttl_ms, lifetime_ms, why = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9]
 
@@ -32,8 +32,8 @@ local function run(KEYS, ARGV)
   end
 
   if hold.state == 'held' and hold.deadline <= now then
-    local damage = lapse(id, hold, memory_ms)
-    if damage then return {'damaged', damage} end
+    local corrupt = expire(id, hold, memory_ms)
+    if corrupt then return {'damaged', corrupt} end
   end
   if hold.state == 'confirming' then return {'ok', 'claimed', '0', '0', ''} end
   if hold.state ~= 'held' then return {'ok', hold.state, '0', '0', format(hold)} end
@@ -48,7 +48,7 @@ local function run(KEYS, ARGV)
     if why == 'started' then redis.call('SET', started_key(id), now, 'PX', memory_ms) end
     redis.call('HSET', RECORDS, id, format(hold))
     redis.call('ZADD', DUE, deadline, id)
-    show(id, shown(hold), int(hold.deadline))
+    set_hold_key(id, hold_json(hold), int(hold.deadline))
     redis.call('PEXPIRE', prefix .. 'request:' .. hold.request_key, deadline - now + memory_ms)
   end
   redis.call('SET', answer_key, table.concat({word, now, hold.deadline}, ' '), 'PX', memory_ms)

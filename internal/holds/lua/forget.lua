@@ -4,17 +4,17 @@
 -- Returns ok
 
 local function run(KEYS, ARGV)
-  if not enter(KEYS, ARGV) then return {'lost'} end
-  local over, buried = now + ARGV[4], {}
+  if not begin(KEYS, ARGV) then return {'lost'} end
+  local over, tombstones = now + ARGV[4], {}
   for i = 5, #ARGV do
     if redis.call('ZREM', prefix .. 'departing', ARGV[i]) == 1 then
-      buried[#buried + 1] = over
-      buried[#buried + 1] = ARGV[i]
+      tombstones[#tombstones + 1] = over
+      tombstones[#tombstones + 1] = ARGV[i]
     end
   end
-  if #buried > 0 then
-    redis.call('ZADD', prefix .. 'tombstones', unpack(buried))
-    attend(over)
+  if #tombstones > 0 then
+    redis.call('ZADD', prefix .. 'tombstones', unpack(tombstones))
+    schedule(over)
   end
   return {'ok'}
 end

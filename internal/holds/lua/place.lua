@@ -11,13 +11,13 @@
 --                     lock that is not in this Redis is trusted no longer
 --   10 token          the value of the group's locks; "" = there is none in this Redis; "*" = the call takes the
 --                     locks and gives them back in its one step, unless another holds one of them
---   11 told           capacity:reserved,... of the slots in the union of the requests
+--   11 inventory           capacity:reserved,... of the slots in the union of the requests
 --   12 n  13 k        of slots, of requests
 --   then k request keys
 --   then n names, two a request: its user and the field of its index, see the prelude
 --   then n times what is left: the capacity less what is reserved, "-" = no inventory row
---   then 8 a request: id cause fingerprint quantity ttl_ms slots tail shown
---   Slots are runs of numbers in the union, from:to,...; tail is that of the hold's record; shown is what the
+--   then 8 a request: id cause fingerprint quantity ttl_ms slots tail hold_json
+--   Slots are runs of numbers in the union, from:to,...; tail is that of the hold's record; hold_json is what the
 --   function of this name in the prelude makes of the rest.
 --   A late payment is such a request too: the fingerprint is "late", id is that of the hold that has
 --   lapsed, cause the payment. Its answer is "word at_ms", never remembered as one; the word is claimed,
@@ -33,7 +33,7 @@
 -- An answer's line: word fingerprint cause at_ms detail asked metadata. The word `reused` is never remembered.
 
 local FIXED_ARGS, REQUEST_ARGS, SCAN_MAX = 13, 8, 1000
-local ID, CAUSE, FINGERPRINT, QUANTITY, TTL_MS, SLOTS, TAIL, SHOWN = 1, 2, 3, 4, 5, 6, 7, 8
+local ID, CAUSE, FINGERPRINT, QUANTITY, TTL_MS, SLOTS, TAIL, HOLD_JSON = 1, 2, 3, 4, 5, 6, 7, 8
 local RUNS = '(%d+):(%d+)'
 
 -- Of the call that is run: its arguments, and what come before its names and before its first request.
@@ -82,7 +82,7 @@ end
 
 -- retry_at: the earliest deadline among live holds on one of the slots. The deadline index is
 -- read once, in its order, and only as far as an answer needs (at most SCAN_MAX holds: past that
--- the last deadline seen is told, which is never too late). Holds granted by this very call are
+-- the last deadline seen is inventory, which is never too late). Holds granted by this very call are
 -- not in what was read, so they are kept beside it.
 local scanned, scan_at, first
 local function earliest(short)
@@ -141,12 +141,12 @@ end
 
 -- Says what is short: "retry_at_ms|slot:capacity:reserved:held,..."
 local function shortage(short, quantity)
-  local rows, told, lapse_helps = {}, split(args[11]), true
+  local rows, inventory, expiry_helps = {}, split(args[11]), true
   for k, i in ipairs(short) do
-    if quantity > left[i] then lapse_helps = false end
-    rows[k] = args[name_at + i] .. ':' .. told[i] .. ':' .. int(held[i])
+    if quantity > left[i] then expiry_helps = false end
+    rows[k] = args[name_at + i] .. ':' .. inventory[i] .. ':' .. int(held[i])
   end
-  local retry_at = lapse_helps and earliest(short)
+  local retry_at = expiry_helps and earliest(short)
   return (retry_at and int(retry_at) or '-') .. '|' .. table.concat(rows, ',')
 end
 
@@ -159,12 +159,12 @@ local function refusal(existing, count, quantity)
   return nil
 end
 
--- Takes the slots of a lapsed hold again for a payment, if they are free.
+-- Takes the slots of a lapsed hold late_line for a payment, if they are free.
 local function take_late(r, user, count)
   local id, payment, quantity = args[r + ID], args[r + CAUSE], tonumber(args[r + QUANTITY])
-  local again = record(late_id(id))
-  if again then
-    local hold = parse(again)
+  local late_line = record(late_id(id))
+  if late_line then
+    local hold = parse(late_line)
     if not hold then return nil, 'record of ' .. late_id(id) end
     return claim_word(hold, payment) .. ' ' .. int(hold.ended)
   end
@@ -203,7 +203,7 @@ local function grant(r, user, count, index, quantity)
 end
 
 -- Returns the number of the first name whose lock is not the token's or, with the token "*", is another's.
-local function not_ours(token, names)
+local function first_foreign(token, names)
   local locks, checked = prefix .. 'locks', nil
   if token == '*' and redis.call('EXISTS', locks) == 0 then return nil end -- nearly always
   for i, field in ipairs(redis.call('HMGET', locks, unpack(names))) do
@@ -218,10 +218,10 @@ local function not_ours(token, names)
 end
 
 local function run(KEYS, ARGV)
-  if not enter(KEYS, ARGV) then return {'lost'} end
+  if not begin(KEYS, ARGV) then return {'lost'} end
   -- What is due lapses whatever comes of the decision.
-  local more, damage, first_due = sweep(ARGV[7] + 0, ARGV[5])
-  if damage then return {'damaged', damage} end
+  local more, corrupt, first_due = sweep(ARGV[7] + 0, ARGV[5])
+  if corrupt then return {'damaged', corrupt} end
   if more then return {'more'} end
 
   -- Everything is read before the first decision, and written after the last: when something is
@@ -231,7 +231,7 @@ local function run(KEYS, ARGV)
   local left_at = name_at + n + 2 * num_requests
   request_at = left_at + n
   if token ~= '' then
-    local i = not_ours(token, {unpack(ARGV, name_at + 1, name_at + n)})
+    local i = first_foreign(token, {unpack(ARGV, name_at + 1, name_at + n)})
     if i then return {token == '*' and 'blocked' or 'lock_lost', ARGV[name_at + i]} end
   end
   local answers = redis.call('MGET', prefix .. 'rev', prefix .. 'waited_for', unpack(ARGV, FIXED_ARGS + 1, name_at))
@@ -271,8 +271,8 @@ local function run(KEYS, ARGV)
     local line = known[key] or answers[2 + k]
     if ARGV[r + FINGERPRINT] == 'late' then
       read_slots(ARGV[r + SLOTS])
-      line, damage = take_late(r, user, count)
-      if damage then return {'damaged', damage} end
+      line, corrupt = take_late(r, user, count)
+      if corrupt then return {'damaged', corrupt} end
     elseif line then
       local word, remembered, detail = string.match(line, '^(%S+) (%S+) %S+ %S+ (%S+)')
       if word == 'created' then
@@ -280,7 +280,7 @@ local function run(KEYS, ARGV)
         local hold = its and parse(its)
         tail = hold and hold.tail or ''
       end
-      -- An answer whose content nobody knows any more (past.go) is that to any.
+      -- An answer whose content nobody knows any more (projection.go) is that to any.
       if word ~= 'cancelled' and remembered ~= ARGV[r + FINGERPRINT] and remembered ~= '-' then
         line, tail = 'reused', ''
       end
@@ -304,7 +304,7 @@ local function run(KEYS, ARGV)
   for _, at in ipairs(granted_until) do
     if not first_due or at < first_due then first_due, earlier = at, true end
   end
-  if earlier then attend(int(first_due)) end
+  if earlier then schedule(int(first_due)) end
   if #records > 0 then
     redis.call('HSET', RECORDS, unpack(records)) -- perhaps not read before: nothing is taken if it is no hash
     local counts, c = {'', '', '', '', '', ''}, 0 -- room for most
@@ -328,7 +328,7 @@ local function run(KEYS, ARGV)
     if new[k] == 'granted' then
       local r = request_at + (k - 1) * REQUEST_ARGS
       read_ttl(ARGV[r + TTL_MS])
-      show(ARGV[r + ID], ARGV[r + SHOWN], deadline)
+      set_hold_key(ARGV[r + ID], ARGV[r + HOLD_JSON], deadline)
       redis.call('SET', key, reply[2 * k], 'PX', memory_ms)
     elseif new[k] then
       redis.call('SET', key, reply[2 * k], 'PX', ARGV[5])

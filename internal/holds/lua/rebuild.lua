@@ -1,4 +1,4 @@
--- Writes again what a resource has had. What it must be was computed before (past_plan.go), so to repeat it
+-- Writes again what a resource has had. What it must be was computed before (projection_plan.go), so to repeat it
 -- changes nothing.
 --
 -- ARGV  1 what the partition's epoch is while it is filled (mark.lua): a script of one who was slow, and whose
@@ -17,7 +17,7 @@ local ZSETS = {due = true, departing = true, tombstones = true}
 local FIRST = 5
 
 local function run(KEYS, ARGV)
-  if not enter(KEYS, ARGV) then return {'lost'} end
+  if not begin(KEYS, ARGV) then return {'lost'} end
   local i = FIRST
   while i <= #ARGV do
     local name, first, last = ARGV[i], i + 2, i + 1 + tonumber(ARGV[i + 1])
@@ -39,6 +39,6 @@ local function run(KEYS, ARGV)
     end
     i = last + 1
   end
-  if ARGV[4] ~= '' then attend(ARGV[4]) end
+  if ARGV[4] ~= '' then schedule(ARGV[4]) end
   return {'ok', now_text}
 end

@@ -9,7 +9,7 @@
 --   refused_expired refused_released refused_confirmed refused_unknown_hold
 
 local function run(KEYS, ARGV)
-  if not enter(KEYS, ARGV) then return {'lost'} end
+  if not begin(KEYS, ARGV) then return {'lost'} end
   local memory_ms, cause, by, id = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
 
   if by == 'key' then
@@ -32,20 +32,20 @@ local function run(KEYS, ARGV)
   local hold = parse(line)
   if not hold then return {'damaged', 'record of ' .. id} end
 
-  local damage
+  local corrupt
   local word = 'refused_' .. hold.state
   if hold.state == 'held' and hold.deadline <= now then
-    damage = lapse(id, hold, memory_ms)
+    corrupt = expire(id, hold, memory_ms)
     word = 'refused_expired'
   elseif hold.state == 'held' then
-    damage = finish(id, hold, 'released', now, cause, memory_ms)
-    if not damage then bury(id, memory_ms) end
+    corrupt = end_hold(id, hold, 'released', now, cause, memory_ms)
+    if not corrupt then add_tombstone(id, memory_ms) end
     word = 'released'
   elseif hold.state == 'confirming' then
     word = 'claimed'
   elseif hold.state == 'released' and hold.by == cause then
     word = 'released'
   end
-  if damage then return {'damaged', damage} end
+  if corrupt then return {'damaged', corrupt} end
   return {'ok', word, format(hold), id}
 end

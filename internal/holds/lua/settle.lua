@@ -2,12 +2,12 @@
 -- until its deadline. Does nothing when the hold is not claimed by this payment (any more).
 --
 -- ARGV  4 memory_ms  5 id (late:<id> of what a late payment has taken again)  6 payment
---       7 verdict: confirmed | rejected
+--       7 decision: confirmed | rejected
 -- Returns ok word: settled | nothing
 
 local function run(KEYS, ARGV)
-  if not enter(KEYS, ARGV) then return {'lost'} end
-  local memory_ms, id, payment, verdict = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
+  if not begin(KEYS, ARGV) then return {'lost'} end
+  local memory_ms, id, payment, decision = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
 
   local line = redis.call('HGET', RECORDS, id)
   local hold = line and parse(line)
@@ -16,22 +16,22 @@ local function run(KEYS, ARGV)
     return {'ok', 'nothing'}
   end
 
-  if verdict == 'confirmed' then
+  if decision == 'confirmed' then
     if bump_rev() then return {'damaged', 'rev'} end
-    local damage = finish(id, hold, 'confirmed', hold.ended, payment, memory_ms)
-    if damage then return {'damaged', damage} end
-    bury(id, memory_ms)
+    local corrupt = end_hold(id, hold, 'confirmed', hold.ended, payment, memory_ms)
+    if corrupt then return {'damaged', corrupt} end
+    add_tombstone(id, memory_ms)
   elseif is_late(id) then
-    local damage = finish(id, hold, 'released', now, payment, memory_ms)
-    if damage then return {'damaged', damage} end
+    local corrupt = end_hold(id, hold, 'released', now, payment, memory_ms)
+    if corrupt then return {'damaged', corrupt} end
     redis.call('HDEL', RECORDS, id)
   else
     hold.state, hold.ended, hold.by = 'held', 0, '-'
     redis.call('HSET', RECORDS, id, format(hold))
     redis.call('ZADD', DUE, hold.deadline, id)
-    if hold.deadline > now then show(id, shown(hold), int(hold.deadline)) end
+    if hold.deadline > now then set_hold_key(id, hold_json(hold), int(hold.deadline)) end
     redis.call('PEXPIRE', prefix .. 'request:' .. hold.request_key, math.max(hold.deadline - now, 0) + memory_ms)
-    attend(hold.deadline)
+    schedule(hold.deadline)
   end
   return {'ok', 'settled'}
 end

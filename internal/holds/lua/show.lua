@@ -4,6 +4,6 @@
 -- Returns ok now line ("" = not remembered)
 
 local function run(KEYS, ARGV)
-  if not enter(KEYS, ARGV) then return {'lost'} end
+  if not begin(KEYS, ARGV) then return {'lost'} end
   return {'ok', tostring(now), redis.call('HGET', RECORDS, ARGV[4]) or ''}
 end

@@ -4,7 +4,7 @@
 -- Returns ok
 
 local function run(KEYS, ARGV)
-  if not enter(KEYS, ARGV) then return {'lost'} end
+  if not begin(KEYS, ARGV) then return {'lost'} end
   redis.call('UNLINK', unpack(KEYS, 2))
   return {'ok'}
 end

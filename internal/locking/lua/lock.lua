@@ -1,7 +1,7 @@
 -- Locks a set of keys, all of them or none.
 --
 -- KEYS  1 fence (counts the locks)  2 locks (hash)
--- ARGV  1 owner (without a colon), "-" = nobody, who never locks again
+-- ARGV  1 owner (remove_acquisition a colon), "-" = nobody, who never locks again
 --       2 id of the acquisition (letters and digits): the same at each attempt and at each repeat
 --         of an attempt whose reply was lost
 --       3 lease_ms
@@ -16,10 +16,10 @@
 --         blocked n lease_ms     the n-th key belongs to another owner, for so long at most
 --         behind n wait_ms id    the n-th key is free, but the acquisition id has waited longer for it,
 --                                and will wait for so long at most
---         gone           the acquisition has left, and this attempt comes after it
+--         gone_key           the acquisition has left, and this attempt comes after it
 --         no_fence mark          Redis has lost the fence, or never had one, and it is marked: draw a
 --                                base above every fence there ever was, and call again with both. If
---                                the fence was lost once more since, the base is too old and the mark gone.
+--                                the fence was lost once more since, the base is too old and the mark gone_key.
 
 local FIXED_ARGS = 9
 
@@ -28,7 +28,7 @@ local function run(KEYS, ARGV)
   local owner, id, lease, scope, wait = ARGV[1], ARGV[2], ARGV[3] + 0, ARGV[4], tonumber(ARGV[5])
   local keys = {unpack(ARGV, FIXED_ARGS + 1)}
   local n, now = #keys, clock()
-  if wait and redis.call('EXISTS', gone(scope, id)) == 1 then return {'gone'} end
+  if wait and redis.call('EXISTS', gone_key(scope, id)) == 1 then return {'gone'} end
   local fields = redis.pcall('HMGET', LOCKS, unpack(keys))
   if fields.err then
     if string.sub(fields.err, 1, 9) ~= 'WRONGTYPE' then error(fields) end
@@ -38,10 +38,10 @@ local function run(KEYS, ARGV)
 
   local blocked, blocked_ms, reentrant
   for i = 1, n do
-    local value, until_ms = holder(fields[i])
+    local value, until_ms = live_value(fields[i])
     if value then
-      local _, mine = without(value, ANY, id)
-      if mine or owner ~= '-' and string.match(value, '^[^:]*') == owner then
+      local _, is_own = remove_acquisition(value, ANY, id)
+      if is_own or owner ~= '-' and string.match(value, '^[^:]*') == owner then
         reentrant = true
       else
         blocked, blocked_ms = i, until_ms - now
@@ -50,7 +50,7 @@ local function run(KEYS, ARGV)
     end
   end
   if blocked and not wait then
-    await(scope, blocked_ms)
+    note_waiter(scope, blocked_ms)
     return {'blocked', blocked, blocked_ms}
   end
 
@@ -74,7 +74,7 @@ local function run(KEYS, ARGV)
             break
           end
           redis.call('ZREM', queue, head)
-          leave(scope, head)
+          leave_queue(scope, head)
           head = redis.call('ZRANGE', queue, 0, 0)[1]
         end
         if behind then break end
@@ -83,16 +83,16 @@ local function run(KEYS, ARGV)
     if blocked or behind then
       local answer = behind or {'blocked', blocked, blocked_ms}
       if wait == 0 then return answer end
-      await(scope, wait)
+      note_waiter(scope, wait)
       local entry = redis.call('HGET', waiting, id)
       local ticket = entry and string.match(entry, '^%d+') or redis.call('HINCRBY', waiting, '#', 1)
       if not entry then
         redis.call('HSET', waiting, id, ticket .. ' ' .. string.format('%.0f', now + wait))
         redis.call('PEXPIRE', waiting, math.max(wait, redis.call('PTTL', waiting)))
-        -- Nobody finds in front who died alone in a queue: it has ended. So each who comes looks at somebody on the list.
-        local somebody = redis.call('HRANDFIELD', waiting, 1, 'WITHVALUES')
-        local deadline = tonumber(string.match(somebody[2], ' (%d+)$'))
-        if deadline and deadline <= now then leave(scope, somebody[1]) end
+        -- Nobody finds in front who died alone in a queue: it has ended. So each who comes looks at sampled on the list.
+        local sampled = redis.call('HRANDFIELD', waiting, 1, 'WITHVALUES')
+        local deadline = tonumber(string.match(sampled[2], ' (%d+)$'))
+        if deadline and deadline <= now then leave_queue(scope, sampled[1]) end
       end
       for i = 1, n do
         local queue = queue_prefix .. keys[i]
@@ -103,7 +103,7 @@ local function run(KEYS, ARGV)
       return answer
     end
   end
-  if wait and leave(scope, id) then
+  if wait and leave_queue(scope, id) then
     for i = 1, n do redis.call('ZREM', queue_prefix .. keys[i], id) end
   end
 
@@ -127,13 +127,13 @@ local function run(KEYS, ARGV)
   local fresh = owner .. acquisition .. ' ' .. int(now + lease)
   local changes = {}
   for i = 1, n do
-    local value, until_ms = holder(fields[i])
+    local value, until_ms = live_value(fields[i])
     changes[2 * i - 1], changes[2 * i] = keys[i], fresh
     if value then
-      changes[2 * i] = without(value, ANY, id) .. acquisition .. ' ' .. int(math.max(now + lease, until_ms))
+      changes[2 * i] = remove_acquisition(value, ANY, id) .. acquisition .. ' ' .. int(math.max(now + lease, until_ms))
     end
   end
   redis.call('HSET', LOCKS, unpack(changes))
-  outlast(LOCKS, lease)
+  extend_hash_ttl(LOCKS, lease)
   return {'ok', fence}
 end

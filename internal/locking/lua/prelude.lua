@@ -9,8 +9,8 @@
 -- that the owner has locked the key again. An acquisition is <fencing token>.<id>; its id never
 -- repeats, so one that was released or has lapsed is never taken for a later one.
 
--- Returns value without the acquisition (fence may be a pattern), and whether it was there.
-local function without(value, fence, id)
+-- Returns value remove_acquisition the acquisition (fence may be a pattern), and whether it was there.
+local function remove_acquisition(value, fence, id)
   local rest, found = string.gsub(value .. ':', ':' .. fence .. '%.' .. id .. ':', ':', 1)
   return string.sub(rest, 1, -2), found == 1
 end
@@ -19,11 +19,11 @@ local ANY = '%d+'
 
 -- Returns the key that says that an acquisition has left: an attempt of its that nobody waited for
 -- may come later than that, by another connection. It would queue for nobody.
-local function gone(scope, id) return scope .. 'gone:' .. id end
+local function gone_key(scope, id) return scope .. 'gone:' .. id end
 
 -- Takes an acquisition off the list of those who wait. Returns whether it was on it. Its places in
 -- the queues count for nothing then.
-local function leave(scope, id)
+local function leave_queue(scope, id)
   local was = redis.call('HDEL', scope .. 'waiting', id) == 1
   if was and redis.call('HLEN', scope .. 'waiting') == 1 then
     redis.call('DEL', scope .. 'waiting') -- only the last ticket was left
@@ -31,7 +31,7 @@ local function leave(scope, id)
   return was
 end
 
--- A whole number as text, without the long way through the digits of a fraction.
+-- A whole number as text, remove_acquisition the long way through the digits of a fraction.
 local function int(number) return string.format('%d', number) end
 
 -- Redis' time, the same for all calls of a run.
@@ -45,7 +45,7 @@ local function clock()
 end
 
 -- Returns the value of a locked key and until when it is locked, from its field; nil when nobody holds it.
-local function holder(field)
+local function live_value(field)
   if not field then return nil end
   local value, until_ms = string.match(field, '^(%S+) (%d+)$')
   until_ms = tonumber(until_ms)
@@ -54,13 +54,13 @@ local function holder(field)
 end
 
 -- Has the locks last for at least lease_ms from now on.
-local function outlast(locks, lease_ms)
+local function extend_hash_ttl(locks, lease_ms)
   if redis.call('PTTL', locks) < lease_ms then redis.call('PEXPIRE', locks, int(lease_ms)) end
 end
 
--- Notes that somebody waits for a key of the scope, for at most wait_ms: without such a note a release is
+-- Notes that somebody waits for a key of the scope, for at most wait_ms: remove_acquisition such a note a release is
 -- not told, because nobody listens.
-local function await(scope, wait_ms)
+local function note_waiter(scope, wait_ms)
   local key = scope .. 'waited_for'
   if redis.call('PTTL', key) < wait_ms then redis.call('SET', key, '1', 'PX', int(math.max(wait_ms, 1))) end
 end

@@ -8,8 +8,8 @@ local function run(KEYS, ARGV)
   local LOCKS, keys = KEYS[1], {unpack(ARGV, 4)}
   local reply, changes = {'ok'}, {}
   for i, field in ipairs(redis.call('HMGET', LOCKS, unpack(keys))) do
-    local value, until_ms = holder(field)
-    if value and select(2, without(value, ARGV[1], ARGV[2])) then
+    local value, until_ms = live_value(field)
+    if value and select(2, remove_acquisition(value, ARGV[1], ARGV[2])) then
       changes[#changes + 1] = keys[i]
       changes[#changes + 1] = value .. ' ' .. int(math.max(clock() + ARGV[3], until_ms))
     else
@@ -18,7 +18,7 @@ local function run(KEYS, ARGV)
   end
   if #changes > 0 then
     redis.call('HSET', LOCKS, unpack(changes))
-    outlast(LOCKS, tonumber(ARGV[3]))
+    extend_hash_ttl(LOCKS, tonumber(ARGV[3]))
   end
   return reply
 end

@@ -9,8 +9,8 @@ import (
 // The pace and the bound of Eventually, and of what a Patience is for. The bound is generous: a test that waits
 // in vain fails by it, one that does not never notices it.
 const (
-	askEvery  = 5 * time.Millisecond
-	waitBound = 2 * time.Minute
+	pollInterval = 5 * time.Millisecond
+	waitBound    = 2 * time.Minute
 )
 
 // Eventually asks again until something is so, for what no signal can be had of: the state of a
@@ -19,7 +19,7 @@ func Eventually(t testing.TB, what string, so func() bool) {
 	t.Helper()
 	bound := time.NewTimer(waitBound)
 	defer bound.Stop()
-	tick := time.NewTicker(askEvery)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for !so() {
 		select {
@@ -30,9 +30,9 @@ func Eventually(t testing.TB, what string, so func() bool) {
 	}
 }
 
-// Patience returns a context for a call that returns when something has come, like the answer to an event. It is
+// WaitContext returns a context for a call that returns when something has come, like the answer to an event. It is
 // over when a test has waited in vain.
-func Patience(t testing.TB) context.Context {
+func WaitContext(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), waitBound)
 	t.Cleanup(cancel)
 	return ctx

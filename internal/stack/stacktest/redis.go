@@ -39,8 +39,8 @@ func StartRedis(t testing.TB) *stack.Stack {
 	return s
 }
 
-// Follow has a Redis become a replica of another, and returns when it has what the other has.
-func Follow(t testing.TB, replica, master *redis.Client) {
+// ReplicaOf has a Redis become a replica of another, and returns when it has what the other has.
+func ReplicaOf(t testing.TB, replica, master *redis.Client) {
 	t.Helper()
 	host, port, _ := strings.Cut(master.Options().Addr, ":")
 	if err := replica.ReplicaOf(t.Context(), host, port).Err(); err != nil {
@@ -51,8 +51,8 @@ func Follow(t testing.TB, replica, master *redis.Client) {
 	})
 }
 
-// Lead has a replica become a master again.
-func Lead(t testing.TB, replica *redis.Client) {
+// Promote has a replica become a master again.
+func Promote(t testing.TB, replica *redis.Client) {
 	t.Helper()
 	if err := replica.ReplicaOf(t.Context(), "no", "one").Err(); err != nil {
 		t.Fatal(err)

@@ -107,7 +107,7 @@ func MainAlone(tests func() (code int, err error)) {
 		err = leaks()
 	}
 	if err != nil {
-		complain(err)
+		printError(err)
 		code = max(code, 1)
 	}
 	os.Exit(code)
@@ -158,8 +158,8 @@ func start() (*stack.Stack, error) {
 	return stack.Start(ctx, o)
 }
 
-// complain prints an error, and by itself the line that mends it, if any.
-func complain(err error) {
+// printError prints an error, and by itself the line that mends it, if any.
+func printError(err error) {
 	fmt.Fprintln(os.Stderr, "stacktest:", err)
 	if missing, ok := errors.AsType[*stack.MissingError](err); ok {
 		fmt.Fprintf(os.Stderr, "\n\t%s\n\n", missing.Line)
@@ -181,14 +181,14 @@ var lockServers struct {
 	started []*stack.Stack
 }
 
-// GuardedLockServers starts n independent Redis servers with the users of the file under
+// RestrictedLockServers starts n independent Redis servers with the users of the file under
 // deployments, and returns their URLs as a worker knows them.
-func GuardedLockServers(t testing.TB, n int) []string {
+func RestrictedLockServers(t testing.TB, n int) []string {
 	t.Helper()
 	urls := make([]string, n)
 	for i := range urls {
 		s := StartRedis(t)
-		if err := guardRedis(t.Context(), s.RedisURL); err != nil {
+		if err := restrictRedis(t.Context(), s.RedisURL); err != nil {
 			t.Fatalf("lock server: %v", err)
 		}
 		urls[i] = withUser(s.RedisURL, "holdfast_worker", passwords()["worker"])

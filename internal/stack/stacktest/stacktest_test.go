@@ -10,7 +10,7 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-func TestSharedRuns(t *testing.T) {
+func TestShared_AllServers_Run(t *testing.T) {
 	t.Parallel()
 	s := Shared()
 	if s.NATSURL == "" || s.RedisURL == "" || s.PostgresURL == "" {
@@ -30,7 +30,7 @@ func TestSharedRuns(t *testing.T) {
 	}
 }
 
-func TestNamespaceIsFreshAndValid(t *testing.T) {
+func TestNamespace_SeveralCalls_FreshAndValid(t *testing.T) {
 	t.Parallel()
 	valid := regexp.MustCompile(`^[a-z][a-z0-9_]{0,31}$`)
 	seen := map[string]bool{}

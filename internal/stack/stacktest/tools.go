@@ -11,13 +11,13 @@ import (
 func NeedTool(t testing.TB, program string) {
 	t.Helper()
 	if _, err := exec.LookPath(program); err != nil {
-		Lacking(t, "%s is not on PATH", program)
+		SkipUnlessRequired(t, "%s is not on PATH", program)
 	}
 }
 
-// Lacking skips a test for the lack of something that not every machine has, or fails it where CI requires
+// SkipUnlessRequired skips a test for the lack of something that not every machine has, or fails it where CI requires
 // that: HOLDFAST_TEST_TOOLS=required.
-func Lacking(t testing.TB, format string, args ...any) {
+func SkipUnlessRequired(t testing.TB, format string, args ...any) {
 	t.Helper()
 	what := fmt.Sprintf(format, args...)
 	if os.Getenv("HOLDFAST_TEST_TOOLS") == "required" {

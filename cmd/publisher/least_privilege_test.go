@@ -1,0 +1,149 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/go-json-experiment/json"
+
+	"holdfast/internal/stack/stacktest"
+)
+
+// restricted are the servers beside which the tests run, nil unless they run with least privileges:
+// then each verb is used by the user of deployments who is meant for it.
+var restricted *stacktest.RestrictedServers
+
+// besideRestricted is a file in the directory in which tests run beside guarded servers.
+const besideRestricted = "guarded"
+
+// userOf is who uses a verb.
+func userOf(args []string) string {
+	for _, arg := range args {
+		switch arg {
+		case "request", "extend", "cancel", "cancel-reservation":
+			return "booking"
+		case "start-payment", "pay":
+			return "payment"
+		case "inventory":
+			return "inventory"
+		case "load", "watch", "dlq":
+			return "operator"
+		}
+	}
+	return "operator"
+}
+
+// asItsUser names the server to a verb as its user knows it, unless a test says where it is.
+func asItsUser(on *stacktest.RestrictedServers, args []string) []string {
+	if on == nil || slices.Contains(args, "--nats-url") {
+		return args
+	}
+	url, _, _ := on.URLs(userOf(args))
+	return append(slices.Clone(args), "--nats-url", url)
+}
+
+// workerFlags are the flags of a worker that is a user of guarded servers.
+func workerFlags(on *stacktest.RestrictedServers, user string) []string {
+	nats, redis, postgres := on.URLs(user)
+	return []string{"--namespace", stacktest.RestrictedNamespace, "--nats-url", nats, "--redis-url", redis, "--postgres-url", postgres}
+}
+
+// migrateRestricted does what an operator does before workers run on guarded servers.
+func migrateRestricted(ctx context.Context, on *stacktest.RestrictedServers) error {
+	out, err := exec.CommandContext(ctx, workerBinary, append([]string{"migrate"}, workerFlags(on, "migrator")...)...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("worker migrate: %w: %s", err, out)
+	}
+	return on.Grant(ctx)
+}
+
+// runBesideRestricted runs the tests beside a worker that may do no more than it needs.
+func runBesideRestricted(m *testing.M) (code int, err error) {
+	ctx := context.Background()
+	if restricted, err = stacktest.StartRestrictedServers(ctx); err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, restricted.Close()) }()
+	if err := migrateRestricted(ctx, restricted); err != nil {
+		return 1, err
+	}
+	worker := exec.Command(workerBinary, append([]string{"run", "--no-migrate", "--http-addr", "127.0.0.1:0"}, workerFlags(restricted, "worker")...)...)
+	stderr, err := worker.StderrPipe()
+	if err != nil {
+		return 1, err
+	}
+	if err := worker.Start(); err != nil {
+		return 1, err
+	}
+	var log bytes.Buffer
+	var started struct {
+		Message  string `json:"message"`
+		HTTPAddr string `json:"http_addr"`
+	}
+	lines := bufio.NewScanner(io.TeeReader(stderr, &log))
+	for started.Message != "worker started" && lines.Scan() {
+		_ = json.Unmarshal(lines.Bytes(), &started) // not every line is of that kind
+	}
+	rest := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(&log, stderr)
+		rest <- err
+	}()
+	if started.HTTPAddr == "" {
+		return 1, fmt.Errorf("worker run: %w\n%s", errors.Join(<-rest, worker.Wait()), log.String())
+	}
+	// Tests that look behind the scenes find the servers here, as somebody who may do everything.
+	nats, redis, postgres := restricted.URLs("admin")
+	text := fmt.Sprintf("HOLDFAST_NATS_URL=%s\nHOLDFAST_REDIS_URL=%s\nHOLDFAST_POSTGRES_URL=%s\nHOLDFAST_HTTP_ADDR=%s\nHOLDFAST_NAMESPACE=%s\n",
+		nats, redis, postgres, started.HTTPAddr, stacktest.RestrictedNamespace)
+	err = errors.Join(os.MkdirAll(filepath.Dir(endpointsPath), 0o755), os.WriteFile(endpointsPath, []byte(text), 0o600), os.WriteFile(besideRestricted, nil, 0o600))
+	if err != nil {
+		return 1, err
+	}
+	code = m.Run()
+	if err := worker.Process.Signal(syscall.SIGTERM); err != nil {
+		return code, err
+	}
+	err = errors.Join(<-rest, worker.Wait())
+	for line := range strings.Lines(log.String()) {
+		if strings.Contains(strings.ToLower(line), "permission") && !strings.Contains(line, "keyspace notifications cannot be switched on") {
+			err = errors.Join(err, fmt.Errorf("the worker lacks a permission: %s", line))
+		}
+	}
+	if err != nil {
+		code = max(code, 1)
+	}
+	return code, err
+}
+
+// TestMissingNATSPermission_EndsAtOnce has a team do what it may not. The verb ends with the user and the subject, and
+// not when its time is over, which is long.
+func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
+	t.Parallel()
+	on := stacktest.NewRestrictedServers(t)
+	url, _, _ := on.URLs("booking")
+	for line, want := range map[string]string{
+		"pay --payment-id p --hold-id " + someHold: `may not publish to "holdfast.in.payment.confirmed.loft" on NATS`,
+		"watch":    `may not publish to "$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.`,
+		"dlq list": `may not publish to "$JS.API.STREAM.INFO.HOLDFAST_DLQ" on NATS`,
+	} {
+		for _, more := range [][]string{nil, {"-o", "json"}} {
+			args := append(append(words(line), "--namespace", stacktest.RestrictedNamespace, "--nats-url", url), more...)
+			r := publisher(t, args...).want(t, exitFailed, `publisher: permissions violation: user "holdfast_booking" `+want)
+			if strings.Contains(r.errOut, "deadline") || r.out != "" {
+				t.Errorf("%s prints %s and says: %s", line, r.out, r.errOut)
+			}
+		}
+	}
+}

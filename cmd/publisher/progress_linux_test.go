@@ -1,0 +1,65 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// onTerminal runs this program on a terminal, and returns what the terminal was sent. In the
+// shell's command line %s stands for the program with its arguments.
+func onTerminal(t *testing.T, commandLine string, args ...string) string {
+	t.Helper()
+	if _, err := exec.LookPath("script"); err != nil {
+		t.Fatal("missing: script; apt-get install bsdutils")
+	}
+	quoted := []string{shellQuote(os.Args[0])}
+	for _, arg := range args {
+		quoted = append(quoted, shellQuote(arg))
+	}
+	terminal := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command", fmt.Sprintf(commandLine, strings.Join(quoted, " ")), "/dev/null")
+	terminal.Env = append(os.Environ(), asPublisher+"=1", "TERM=xterm")
+	out, err := terminal.CombinedOutput()
+	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+// TestLoad_Terminal_ShowsProgress has a bar on a terminal for a file and a spinner for standard input, and
+// nothing when the messages go elsewhere. What is told does not run into the bar.
+func TestLoad_Terminal_ShowsProgress(t *testing.T) {
+	t.Parallel()
+	var file strings.Builder
+	nowhere := fresh("nowhere")
+	for i := range 300 {
+		file.WriteString(shortRequest(nowhere, fmt.Sprintf("bar%d", i)) + "\n")
+		if i == 200 {
+			file.WriteString("nonsense\n")
+		}
+	}
+	path, elsewhere := fileOf(t, file.String()), filepath.Join(t.TempDir(), "err")
+	const bar, erased = "loading", "\x1b[2K\r"
+	shown := onTerminal(t, "%s", "load", "-f", path, "--rate", "1000")
+	for _, want := range []string{bar, "%", erased + path + ":202: malformed", erased + "loaded " + path, "published   300"} {
+		if !strings.Contains(shown, want) {
+			t.Errorf("the terminal does not show %q: %q", want, shown)
+		}
+	}
+	shown = onTerminal(t, "cat "+path+" | %s", "load", "-f", "-", "--rate", "1000")
+	if !strings.Contains(shown, bar) || strings.Contains(shown, "%") {
+		t.Errorf("the terminal shows %q", shown)
+	}
+	shown = onTerminal(t, "%s 2> "+elsewhere, "load", "-f", path, "--rate", "1000")
+	stderr, err := os.ReadFile(elsewhere)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(shown+string(stderr), bar) || !strings.Contains(string(stderr), ":202: malformed") {
+		t.Errorf("the terminal shows %q, the file %q", shown, stderr)
+	}
+}

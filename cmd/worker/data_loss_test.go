@@ -1,0 +1,310 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+)
+
+// lossKind is a way to lose what was written to Redis.
+type lossKind struct {
+	name string
+	// prepare is called before there is any load. lose is called under load; the time between the
+	// call of older and it is what is lost.
+	prepare func(t *testing.T, l *lossTarget)
+	older   func(t *testing.T, l *lossTarget)
+	destroy func(t *testing.T, l *lossTarget)
+}
+
+// lossTarget is what a loss works on.
+type lossTarget struct {
+	proxy *failoverProxy
+	stack.Options
+	first, second *stack.Stack
+	redis         *redis.Client // of the first
+}
+
+func (l *lossTarget) client(t *testing.T, url string) *redis.Client {
+	t.Helper()
+	client := redis.NewClient(stacktest.RedisOptions(url))
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+func (l *lossTarget) start(t *testing.T, o stack.Options) *stack.Stack {
+	t.Helper()
+	o.Redis = true
+	s, err := stack.Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() }) // a test may have killed it
+	return s
+}
+
+var losses = []lossKind{
+	{
+		name: "flushed",
+		destroy: func(t *testing.T, l *lossTarget) {
+			if err := l.redis.FlushAll(t.Context()).Err(); err != nil {
+				t.Error(err)
+			}
+		},
+	},
+	{
+		name: "restarted without persistence",
+		destroy: func(t *testing.T, l *lossTarget) {
+			l.second = l.start(t, stack.Options{})
+			l.proxy.switchTo(t, l.second.RedisURL)
+			_ = l.first.Close() // it may complain that it was in use
+		},
+	},
+	{
+		name: "restarted with an older append-only file",
+		prepare: func(t *testing.T, l *lossTarget) {
+			l.Dir = stacktest.DataDir(t)
+		},
+		older: func(t *testing.T, l *lossTarget) {
+			to := stacktest.DataDir(t)
+			if err := os.CopyFS(filepath.Join(to, "redis"), os.DirFS(filepath.Join(l.Dir, "redis"))); err != nil {
+				t.Error(err)
+			}
+			l.Dir = to
+		},
+		destroy: func(t *testing.T, l *lossTarget) {
+			l.second = l.start(t, stack.Options{Dir: l.Dir})
+			l.proxy.switchTo(t, l.second.RedisURL)
+			_ = l.first.Close() // as above
+		},
+	},
+	{
+		name: "failed over to a replica that lags behind",
+		prepare: func(t *testing.T, l *lossTarget) {
+			l.second = l.start(t, stack.Options{})
+			stacktest.ReplicaOf(t, l.client(t, l.second.RedisURL), l.client(t, l.first.RedisURL))
+		},
+		older: func(t *testing.T, l *lossTarget) { // what is written from now on is not replicated
+			stacktest.Promote(t, l.client(t, l.second.RedisURL))
+		},
+		destroy: func(t *testing.T, l *lossTarget) { l.proxy.switchTo(t, l.second.RedisURL) }, // the first lives on
+	},
+	{
+		name: "made a replica of older data, and a master again",
+		prepare: func(t *testing.T, l *lossTarget) {
+			l.second = l.start(t, stack.Options{})
+		},
+		older: func(t *testing.T, l *lossTarget) {
+			other := l.client(t, l.second.RedisURL)
+			stacktest.ReplicaOf(t, other, l.redis)
+			stacktest.Promote(t, other)
+		},
+		destroy: func(t *testing.T, l *lossTarget) {
+			stacktest.ReplicaOf(t, l.redis, l.client(t, l.second.RedisURL))
+			stacktest.Promote(t, l.redis)
+		},
+	},
+}
+
+// TestRedisLost_UnderLoad_NothingSoldTwice loses the data of Redis in each way while three workers answer events of every
+// kind, and heal what they find. Nothing is sold twice, every event has one outcome and none dies, every hold
+// ends once, holds are granted again after, and no audit finds anything.
+func TestRedisLost_UnderLoad_NothingSoldTwice(t *testing.T) {
+	t.Parallel()
+	for _, kind := range losses {
+		t.Run(kind.name, func(t *testing.T) {
+			t.Parallel()
+			kind.underLoad(t)
+		})
+	}
+}
+
+func (kind lossKind) underLoad(t *testing.T) {
+	const publishers, calendar, capacity = 24, 20, 4
+	l := &lossTarget{}
+	if kind.name == "restarted with an older append-only file" {
+		kind.prepare(t, l)
+	}
+	l.first = l.start(t, l.Options)
+	if l.Dir == "" && kind.prepare != nil {
+		kind.prepare(t, l)
+	}
+	l.redis = l.client(t, l.first.RedisURL)
+	board, url := newFailoverProxy(t, l.first.RedisURL)
+	l.proxy = board
+	s := newHarnessOn(t, urls{stacktest.Shared().NATSURL, url, stacktest.Shared().PostgresURL})
+	for range 3 {
+		s.startWorker("HOLDFAST_LATE_PAYMENT=accept_if_free", "HOLDFAST_HOLDS_PER_USER=3")
+	}
+	first := time.Now().UTC().AddDate(0, 0, 7)
+	stay := func(from, nights int) holds.SlotSelection {
+		in := first.AddDate(0, 0, from)
+		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
+	}
+	s.setInventory("double", stay(0, calendar), capacity)
+
+	var requested sync.Map // ids of all events
+	request := func(event string, data any) events.Envelope {
+		id := s.publish(event, "double", data)
+		requested.Store(id, event)
+		return s.answer(id)
+	}
+	ending, end := context.WithCancel(t.Context())
+	defer end()
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer end()
+	for p := range publishers {
+		all.Go(func() {
+			for i := 0; ending.Err() == nil; i++ {
+				name := fmt.Sprintf("%d-%d", p, i)
+				nights := 1 + rand.N(4)
+				o := request(events.BookingRequested, bookingData("double", fmt.Sprintf("u%d", p), "k"+name, stay(rand.N(calendar-nights+1), nights), 1+rand.Int64N(4)))
+				if o.Type != events.Type(holds.EventHoldCreated) {
+					continue
+				}
+				hold := o.Subject
+				switch rand.N(10) {
+				case 0:
+					request(events.PaymentStarted, events.PaymentStartedData{HoldID: hold})
+					fallthrough
+				case 1:
+					paid := request(events.PaymentConfirmed, events.PaymentConfirmedData{HoldID: hold, PaymentID: "p" + name})
+					if rand.N(10) > 0 && paid.Type == events.Type(holds.EventHoldConfirmed) {
+						request(events.ReservationCancelled, events.ReservationCancelledData{HoldID: hold})
+					}
+				case 2, 3:
+					request(events.BookingExtended, events.BookingExtendedData{HoldID: hold, TTLSeconds: 2})
+				case 4, 5, 6:
+					request(events.BookingCancelled, events.BookingCancelledData{HoldID: hold})
+				case 7:
+					request(events.BookingCancelled, events.BookingCancelledData{ResourceID: "double", RequestKey: "k" + name})
+				}
+			}
+		})
+	}
+	outcomes := func(more int) {
+		t.Helper()
+		s.mu.Lock()
+		now := len(s.outcomes)
+		s.mu.Unlock()
+		s.await("outcomes", func(all []events.Envelope, _ []nats.Header) bool { return len(all) >= now+more })
+	}
+	outcomes(500)
+	if kind.older != nil {
+		kind.older(t, l)
+		outcomes(300)
+	}
+	before, fence := s.epoch(), s.fence(t, l.redis, "double")
+	kind.destroy(t, l)
+	s.awaitRebuilt(before)
+	grants := len(s.ofType(holds.EventHoldCreated))
+	outcomes(500)
+	s.wantNoFindings() // while they work
+	end()
+	all.Wait()
+	if more := len(s.ofType(holds.EventHoldCreated)) - grants; more < 10 {
+		t.Errorf("only %d holds were granted after the loss", more)
+	}
+	if now := s.fence(t, s.redis, "double"); fence > 0 && now < fence+fencesMax {
+		t.Errorf("the last fencing token is %d, before the loss it was %d: they do not begin anew", now, fence)
+	}
+	s.await("the end of every hold", func(all []events.Envelope, _ []nats.Header) bool { return open(all) == 0 })
+	s.checkHistory(t, &requested, capacity)
+	if got := s.counts("double"); len(got) != 0 {
+		t.Errorf("all holds have ended and counts are %v", got)
+	}
+	s.verifyRebuild(t)
+	if code, out, stderr := s.runAudit(); code != exitOK {
+		t.Errorf("worker audit ended with %d: %s%s", code, out, stderr)
+	}
+}
+
+// fencesMax is more than the fencing tokens that a test sees, and less than there are of one base.
+const fencesMax = 1 << 30
+
+// fence is the last fencing token of a resource's partition, 0 when there is none: not every strategy has them.
+func (s *harness) fence(t *testing.T, client *redis.Client, resource string) int64 {
+	t.Helper()
+	text, err := client.Get(t.Context(), fmt.Sprintf("%s:{%d}:fence", s.namespace, holds.Partition(resource))).Result()
+	if errors.Is(err, redis.Nil) {
+		return 0
+	}
+	n, parseErr := strconv.ParseInt(text, 10, 64)
+	if err := errors.Join(err, parseErr); err != nil {
+		t.Error(err)
+	}
+	return n
+}
+
+// open counts holds that have not ended.
+func open(outcomes []events.Envelope) (n int) {
+	for _, o := range outcomes {
+		switch o.Type {
+		case events.Type(holds.EventHoldCreated):
+			n++
+		case events.Type(holds.EventHoldReleased), events.Type(holds.EventHoldExpired):
+			n--
+		case events.Type(holds.EventHoldConfirmed):
+			if !strings.Contains(string(o.Data), `"late":true`) {
+				n--
+			}
+		}
+	}
+	return n
+}
+
+// checkHistory recomputes from outcomes and Postgres that nothing was sold twice, and that each event
+// has one outcome.
+func (s *harness) checkHistory(t *testing.T, requested *sync.Map, capacity int) {
+	t.Helper()
+	s.mu.Lock()
+	outcomes, deadLetters := slices.Clone(s.outcomes), len(s.deadLetters)
+	s.mu.Unlock()
+	if deadLetters > 0 {
+		t.Errorf("%d events were dead-lettered", deadLetters)
+	}
+	times := make(map[string]int)
+	for _, o := range outcomes {
+		times[o.CausationID]++
+	}
+	number := 0
+	requested.Range(func(id, event any) bool {
+		number++
+		if n := times[id.(string)]; n != 1 {
+			t.Errorf("a %s has %d outcomes", event, n)
+		}
+		return true
+	})
+	for slot, most := range recomputeTaken(t, outcomes) {
+		if most > capacity {
+			t.Errorf("%d were taken of %s, there are %d", most, slot, capacity)
+		}
+	}
+	t.Logf("%d events, %d outcomes, %d holds, %d confirmed", number, len(outcomes), len(s.ofType(holds.EventHoldCreated)), len(s.ofType(holds.EventHoldConfirmed)))
+}
+
+// verifyRebuild compares Redis with what was told, as worker rebuild --verify does.
+func (s *harness) verifyRebuild(t *testing.T) {
+	t.Helper()
+	var out strings.Builder
+	if code := run(t.Context(), append([]string{"rebuild", "--verify"}, s.serversAs("worker")...), streams{&out, &out}); code != exitOK {
+		t.Errorf("worker rebuild --verify ended with %d\n%s", code, out.String())
+	}
+}

@@ -1,0 +1,37 @@
+package audit
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// TestCheckEvents_TrimmedAfterOutage_NoFinding has an event wait for two days, be answered and be
+// removed, as one has that was stored after it and is still there.
+func TestCheckEvents_TrimmedAfterOutage_NoFinding(t *testing.T) {
+	t.Parallel()
+	at := func(hours int) time.Time { return time.Date(2026, 11, 1, hours, 0, 0, 0, time.UTC) }
+	for name, c := range map[string]struct {
+		answered int // hours, of the event that is still there
+		findings int
+	}{
+		"others waited as long": {49, 0},
+		"others did not wait":   {1, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := &group{
+				auditor: &auditor{subjects: "holdfast"}, dlq: &stream{}, out: &stream{whole: true},
+				in:      &stream{since: at(1), state: jetstream.StreamState{FirstSeq: 2}},
+				events:  map[id]*event{{1}: {seq: 2, stored: at(1).UnixMilli()}},
+				orphans: []orphan{{id{2}, 1, at(48).UnixMilli(), nameOf("hold.rejected"), 0}},
+			}
+			g.addOutcome(id{1}, message{seq: 2, stored: at(c.answered).UnixMilli()}, nameOf("hold.rejected"), 0)
+			g.events[id{1}].outcomeName = 0
+			if found := g.checkEvents(); len(found) != c.findings || g.inconclusive.eventsDropped != 1-c.findings {
+				t.Errorf("%+v, and %d cannot be told", found, g.inconclusive.eventsDropped)
+			}
+		})
+	}
+}

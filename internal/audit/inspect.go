@@ -1,0 +1,235 @@
+package audit
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/lua"
+)
+
+// The bounds of what Redis is asked for in one round trip: it does nothing else meanwhile. A record
+// takes it about 30 µs, a key 10 µs.
+const (
+	inspectRecordsMax   = 300  // records of a resource that is looked at in one step, and of all in one round trip
+	inspectResourcesMax = 64   // resources in one round trip
+	pageSize            = 200  // records, counters, or members of a sorted set, of one page of a larger resource
+	straysMax           = 500  // keys
+	scanCount           = 1000 // keys
+)
+
+// difference is something in Redis that is not as holds/doc.go says.
+type difference struct{ what, name, found, expected string }
+
+// delta is by how much a number differs, ok is false when it is no number.
+func (d difference) delta() (delta int64, ok bool) {
+	if d.what != string(Counter) && d.what != string(Users) && d.what != string(Reserved) {
+		return 0, false
+	}
+	found, err := number(d.found)
+	expected, _ := number(d.expected)
+	return found - expected, err == nil
+}
+
+func number(text string) (int64, error) {
+	if text == "-" {
+		return 0, nil
+	}
+	return strconv.ParseInt(text, 10, 64)
+}
+
+// same reports whether two looks have found the same difference. A number that has changed by as
+// much as what is expected is the same.
+func (d difference) same(other difference) bool {
+	if d.what != other.what || d.name != other.name {
+		return false
+	}
+	mine, isNumber := d.delta()
+	its, isToo := other.delta()
+	return d.found == other.found && d.expected == other.expected || isNumber && isToo && mine == its
+}
+
+// both returns the differences that two looks have found.
+func both(first, second []difference) []difference {
+	return slices.DeleteFunc(slices.Clone(second), func(d difference) bool {
+		return !slices.ContainsFunc(first, d.same)
+	})
+}
+
+// inspection is what was found at a resource in Redis.
+type inspection struct {
+	resource    string
+	lost        bool  // Redis has lost its data, or is being rebuilt: nothing was judged
+	now         int64 // by Redis' clock
+	differences []difference
+	records     []record // when they were asked for
+	size        int      // records that were walked through, as far as they were
+	unsure      bool     // there are counters of which it is not certain whether they are wrong
+}
+
+// inspector looks at resources in Redis.
+type inspector struct {
+	Backends
+	keys  keyspace
+	epoch string // what Redis must have: without it nothing is judged
+	// wait returns when so much more work may be done, measured in records. It bounds the load.
+	wait func(ctx context.Context, records int) error
+}
+
+// inspect looks at resources and hands each to take, with its records if they are wanted.
+func (l *inspector) inspect(ctx context.Context, resources []string, records bool, take func(inspection) error) error {
+	for batch := range slices.Chunk(resources, inspectResourcesMax) {
+		sizes, err := l.sizes(ctx, batch)
+		if err != nil {
+			return err
+		}
+		for len(batch) > 0 {
+			n, walked := 1, sizes[0]
+			for n < len(batch) && walked+sizes[n] <= inspectRecordsMax {
+				walked += sizes[n]
+				n++
+			}
+			if err := l.inspectBatch(ctx, batch[:n], records, take); err != nil {
+				return err
+			}
+			if err := l.wait(ctx, min(walked, inspectRecordsMax)+n); err != nil {
+				return err
+			}
+			batch, sizes = batch[n:], sizes[n:]
+		}
+	}
+	return nil
+}
+
+// sizes returns how many records resources have.
+func (l *inspector) sizes(ctx context.Context, resources []string) ([]int, error) {
+	pipe := l.Redis.Pipeline()
+	lengths := make([]*redis.IntCmd, len(resources))
+	for i, resource := range resources {
+		lengths[i] = pipe.HLen(ctx, l.keys.prefix(resource)+"records")
+	}
+	_, _ = pipe.Exec(ctx) // each command has its own error
+	sizes := make([]int, len(resources))
+	for i, resource := range resources {
+		if err := lengths[i].Err(); err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") { // the look reports that
+			return nil, fmt.Errorf("look at %s: %w", resource, err)
+		}
+		sizes[i] = int(lengths[i].Val())
+	}
+	return sizes, nil
+}
+
+// inspectBatch looks at resources in one round trip, and at those that are too large in pages.
+func (l *inspector) inspectBatch(ctx context.Context, resources []string, records bool, take func(inspection) error) error {
+	calls := make([]*lua.Call, len(resources))
+	for i, resource := range resources {
+		calls[i] = l.newCall(scriptInspect, resource, inspectRecordsMax, flag(records))
+	}
+	lua.Run(ctx, l.Redis, calls)
+	for i, c := range calls {
+		var found inspection
+		var err error
+		if c.Err == nil && c.Status == "large" {
+			found, err = l.large(ctx, resources[i], records)
+		} else {
+			found, err = readInspection(resources[i], c)
+		}
+		if err == nil {
+			err = take(found)
+		}
+		if err != nil {
+			return fmt.Errorf("look at %s: %w", resources[i], err)
+		}
+	}
+	return nil
+}
+
+func flag(on bool) int {
+	if on {
+		return 1
+	}
+	return 0
+}
+
+func readInspection(resource string, c *lua.Call) (inspection, error) {
+	if c.Err == nil && c.Status == statusLost {
+		return inspection{resource: resource, lost: true}, nil
+	}
+	if err := c.Expect(3); err != nil {
+		return inspection{}, err
+	}
+	w := &words{left: c.Reply}
+	found := inspection{resource: resource, now: w.number(), size: int(w.number()), differences: w.differences()}
+	found.records = w.records()
+	return found, w.err
+}
+
+// unknowable reports whether a difference keeps the counters from being judged.
+func (d difference) unknowable() bool {
+	return d.what == "record" || d.what == "type" && d.name == "records"
+}
+
+// strays judges keys of resources: names has what follows the prefix of each. It returns what
+// differs, by resource.
+func (l *inspector) strays(ctx context.Context, names map[string][]string) (map[string][]difference, error) {
+	found := make(map[string][]difference)
+	var calls []*lua.Call
+	requested := 0
+	for resource, its := range names {
+		for chunk := range slices.Chunk(its, straysMax) {
+			args := make([]any, len(chunk))
+			for i, name := range chunk {
+				args[i] = name
+			}
+			calls = append(calls, l.newCall(scriptStrays, resource, args...))
+			if requested += len(chunk); requested < straysMax {
+				continue
+			}
+			if err := l.runStrays(ctx, calls, found); err != nil {
+				return nil, err
+			}
+			calls, requested = nil, 0
+		}
+	}
+	return found, l.runStrays(ctx, calls, found)
+}
+
+func (l *inspector) runStrays(ctx context.Context, calls []*lua.Call, found map[string][]difference) error {
+	lua.Run(ctx, l.Redis, calls)
+	for _, c := range calls {
+		if c.Err == nil && c.Status == statusLost {
+			continue
+		}
+		resource, _ := c.Args[1].(string) // newCall has put it there
+		if err := c.Expect(2); err != nil {
+			return fmt.Errorf("look at keys of %s: %w", resource, err)
+		}
+		w := &words{left: c.Reply}
+		_ = w.number() // the time
+		differences := w.differences()
+		if w.err != nil {
+			return fmt.Errorf("look at keys of %s: %w", resource, w.err)
+		}
+		if len(differences) > 0 {
+			found[resource] = append(found[resource], differences...)
+		}
+	}
+	return nil
+}
+
+// scan hands the keys of the namespace to take, a page at a time. From cursor 0 on, it returns the
+// cursor of the next page, 0 = that was the last.
+func (l *inspector) scan(ctx context.Context, cursor uint64, pattern string) (keys []key, next uint64, err error) {
+	names, next, err := l.Redis.Scan(ctx, cursor, pattern, scanCount).Result()
+	if err != nil {
+		return nil, 0, fmt.Errorf("scan redis: %w", err)
+	}
+	keys = make([]key, len(names))
+	for i, name := range names {
+		keys[i] = l.keys.parse(name)
+	}
+	return keys, next, nil
+}

@@ -1,0 +1,76 @@
+package bench
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"holdfast/internal/stack/stacktest"
+)
+
+// asNATS is the argument with which the binary of these tests is the NATS server of a bench.
+const asNATS = "serve-nats-for-bench"
+
+// workerProgram is the worker program, with its failpoints.
+var workerProgram string
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == asNATS {
+		if err := ServeNATS(os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	dir, err := os.MkdirTemp("", "holdfast-bench-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	workerProgram = filepath.Join(dir, "worker")
+	if out, err := exec.Command("go", "build", "-tags", "failpoint", "-o", workerProgram, "../../cmd/worker").CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
+		os.Exit(1)
+	}
+	stacktest.Main(m, func() { _ = os.RemoveAll(dir) }) // what is left is in the directory of temporary files
+}
+
+// given are options of a tiny run on the servers that the tests share.
+func given(parts ...string) Options {
+	s := stacktest.Shared()
+	return Options{Worker: workerProgram, Parts: parts, Size: Tiny, NATSURL: s.NATSURL, RedisURL: s.RedisURL, PostgresURL: s.PostgresURL}
+}
+
+// newRunner returns a bench that is connected to the servers that the tests share.
+func newRunner(t *testing.T) *runner {
+	t.Helper()
+	o := given()
+	o.Progress, o.Step = func(line string) { t.Log(line) }, func(int, int, string) {}
+	b := &runner{Options: o, sizes: allSizes[Tiny], name: stacktest.Namespace(t), report: &Report{}}
+	t.Cleanup(func() {
+		if err := b.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := b.connect(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// newCluster returns a namespace of its own.
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	s, err := newRunner(t).open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}

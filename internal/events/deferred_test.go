@@ -1,0 +1,207 @@
+package events
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/holds"
+)
+
+// TestDeferred_SlowLane_OtherLanesDecide has the lane of one resource stand still while more events about it come than a consumer may
+// have in flight: those about others are decided. When the lane goes on, each of its events is decided.
+func TestDeferred_SlowLane_OtherLanesDecide(t *testing.T) {
+	t.Parallel()
+	resources := lanesOf(t)
+	b := newHarness(t)
+	const number = inFlightMax + fetchMax
+	stuck := resources[0]
+	decided := &decisions{keys: make(map[string][]string)}
+	goOn, letGo := newGate(t)
+	b.setFault(func(key string, _ int) error {
+		if strings.HasPrefix(key, stuck+":") {
+			<-goOn
+		}
+		decided.note(key)
+		return nil
+	})
+	for i := range number {
+		if b.publishRequest(stuck, i); i%fetchMax == 0 {
+			b.awaitPublished() // there is a bound
+		}
+	}
+	b.awaitPublished()
+	for i := range 10 {
+		for _, resource := range resources[1:] {
+			b.publishRequest(resource, i)
+		}
+	}
+	b.awaitPublished()
+	others := 10 * (len(resources) - 1)
+	b.await("the outcomes of the others", func() bool { return len(b.out) == others })
+	if n := len(decided.of(stuck)); n != 0 {
+		t.Errorf("%d events were decided that were to stand still", n)
+	}
+	letGo()
+	b.await("all outcomes", func() bool { return len(b.out) == number+others })
+	keys := decided.of(stuck)
+	slices.Sort(keys)
+	if got := len(slices.Compact(keys)); got != number {
+		t.Errorf("%d events of the slow lane were decided, want %d", got, number)
+	}
+}
+
+// TestDeferred_CorruptHotResource_OthersDecide has more events wait for one resource whose data is corrupt than consumers of
+// versions before would have had delivered at all. Those about others are decided, and later its own.
+func TestDeferred_CorruptHotResource_OthersDecide(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.setFault(func(key string, _ int) error {
+		if strings.HasPrefix(key, "hot:") {
+			return fmt.Errorf("count of stock: %w", holds.ErrCorrupt)
+		}
+		return nil
+	})
+	const number = 4*inFlightMax + fetchMax
+	for i := range number {
+		if b.publishRequest("hot", i); i%fetchMax == 0 {
+			b.awaitPublished() // there is a bound
+		}
+	}
+	b.awaitPublished()
+	for i := range 100 {
+		b.publishRequest(fmt.Sprintf("cold-%d", i), 0)
+	}
+	b.awaitPublished()
+	b.await("the outcomes of the others", func() bool { return len(b.out) == 100 })
+	consumer, err := b.js.Consumer(t.Context(), b.ns.InStream(), ConsumerRequests)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info := consumer.CachedInfo(); info.Config.MaxAckPending != ackPendingMax {
+		t.Errorf("%d events may wait, want %d", info.Config.MaxAckPending, ackPendingMax)
+	}
+	if b.workers[0].failedAt.Load() != 0 || len(b.dlq) > 0 {
+		t.Errorf("the consumer has paused, or %d events died", len(b.dlq))
+	}
+	b.setFault(nil)
+	before := len(b.out)
+	b.await("outcomes of the resource", func() bool { return len(b.out) > before+recallMax })
+}
+
+// newDeferredDelivery is an event that was delivered once.
+func newDeferredDelivery(seq uint64) *delivery {
+	return &delivery{
+		msg:  newReplyMsg(fmt.Sprint(seq)),
+		meta: &jetstream.MsgMetadata{NumDelivered: 1, Sequence: jetstream.SequencePair{Stream: seq}},
+	}
+}
+
+// TestDeferred_SlowLane_KeepsOrder has events of a slow lane wait and come back.
+func TestDeferred_SlowLane_KeepsOrder(t *testing.T) {
+	t.Parallel()
+	h := newDeferredEvents()
+	admits := func(resource string, seq uint64, want bool) {
+		t.Helper()
+		if got := h.admits(resource, seq); got != want {
+			t.Errorf("event %d of %s may be decided: %v, want %v", seq, resource, got, want)
+		}
+	}
+	admits("a", 1, true)
+	for seq := uint64(10); seq <= 14; seq++ {
+		if delay, first := h.add("a", newDeferredDelivery(seq), false); first != (seq == 10) || delay != delayDeferred {
+			t.Errorf("event %d waits %v, is the first: %v", seq, delay, first)
+		}
+	}
+	admits("b", 30, true) // nothing of it waits
+	admits("a", 15, false)
+	admits("a", 12, false) // it has come back, and is to wait again
+	h.add("a", newDeferredDelivery(12), false)
+	admits("a", 9, true)
+	admits("a", 10, true)
+	if got := h.recallWaiting(2); !slices.Equal(got, []string{"11", "12"}) {
+		t.Errorf("recalled %q", got)
+	}
+	if got := h.recallAll(); !slices.Equal(got, []string{"13", "14"}) {
+		t.Errorf("recalled %q", got)
+	}
+	for seq := uint64(11); seq <= 14; seq++ {
+		admits("a", 15, false)
+		admits("a", seq, true)
+	}
+	admits("a", 15, true)
+	h.add("b", newDeferredDelivery(20), false)
+	admits("b", 21, false)
+	h.resources["b"].events[0].returnsAt = time.Now().Add(-2 * lostAfter)
+	admits("b", 21, true) // another worker has it
+	if n := h.events.Load(); n != 0 || len(h.resources) != 0 {
+		t.Errorf("%d events are left, of %d resources", n, len(h.resources))
+	}
+}
+
+// TestDeferred_CorruptResource_RecallsAfterFirst has events of a corrupt resource wait: they keep no others waiting, the first is retried soon, and
+// when one of them can be decided the others are recalled.
+func TestDeferred_CorruptResource_RecallsAfterFirst(t *testing.T) {
+	t.Parallel()
+	h := newDeferredEvents()
+	for seq := uint64(10); seq <= 12; seq++ {
+		want := delayDeferred
+		if seq == 10 {
+			want = delayCorrupt
+		}
+		if delay, first := h.add("a", newDeferredDelivery(seq), true); first != (seq == 10) || delay != want {
+			t.Errorf("event %d waits %v, is the first: %v", seq, delay, first)
+		}
+	}
+	if !h.admits("a", 10) || !h.admits("a", 15) {
+		t.Error("an event waits for others that are corrupt")
+	}
+	if got := append(h.markDecided("a", 15), h.recallWaiting(10)...); len(got) > 0 {
+		t.Errorf("recalled %q when another one was decided", got)
+	}
+	if _, first := h.add("a", newDeferredDelivery(10), true); !first {
+		t.Error("the first that comes back is not the first any more")
+	}
+	if got := h.markDecided("a", 10); !slices.Equal(got, []string{"11", "12"}) {
+		t.Errorf("recalled %q", got)
+	}
+	h.markDecided("a", 11)
+	if h.markDecided("a", 12); h.events.Load() != 0 || len(h.resources) != 0 {
+		t.Errorf("%d events are left, of %d resources", h.events.Load(), len(h.resources))
+	}
+	h.add("a", newDeferredDelivery(20), true)
+	h.resources["a"].events[0].returnsAt = time.Now().Add(-2 * lostAfter)
+	if _, first := h.add("a", newDeferredDelivery(21), true); !first || h.events.Load() != 1 {
+		t.Error("one that another worker has is still the first")
+	}
+}
+
+// TestDeferred_Full_KeepsOnePerResource has more events wait than places are kept for: each resource has one at least.
+func TestDeferred_Full_KeepsOnePerResource(t *testing.T) {
+	t.Parallel()
+	h := newDeferredEvents()
+	h.events.Store(deferredMax)
+	for seq := range uint64(3) {
+		h.add("a", newDeferredDelivery(seq), false)
+	}
+	if n := h.events.Load(); n != deferredMax+1 {
+		t.Errorf("%d events, want %d", n, deferredMax+1)
+	}
+	if got := backoffDelayTo(delayDeferred, 100, delayDeferredMax); got != delayDeferredMax {
+		t.Errorf("event waits %v", got)
+	}
+}
+
+// replyMsg is a message of which only the reply subject is known.
+type replyMsg struct {
+	jetstream.Msg
+	subject string
+}
+
+func (r replyMsg) Reply() string { return r.subject }
+
+func newReplyMsg(subject string) jetstream.Msg { return replyMsg{subject: subject} }

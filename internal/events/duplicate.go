@@ -1,0 +1,134 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+const (
+	duplicateReadLimit  = 2 * time.Second // to read one stored message
+	duplicateCheckPause = time.Minute     // without a check, after one that failed
+	duplicateIDsMax     = 4               // message ids that one outcome is published under, at most
+)
+
+// duplicateChecks is what a Consumer keeps for its checks of duplicates.
+type duplicateChecks struct {
+	streams     sync.Map     // jetstream.Stream by its name
+	pausedUntil atomic.Int64 // in Unix nanoseconds
+}
+
+// awaitOutcomeStored waits until the message that ends an event is stored.
+func (c *Consumer) awaitOutcomeStored(ctx context.Context, s *pendingMsg) error {
+	ack, err := awaitStored(ctx, s.ack)
+	return c.checkDuplicate(ctx, s, ack, err)
+}
+
+// checkDuplicate returns nil when the message that ends an event is stored. What JetStream takes for a duplicate
+// must be a repeat: same reads what is stored under the message id and compares.
+//
+//   - It ends the same event in the same way: the message is a repeat.
+//   - It ends the same event in another way, because the event was decided twice and Redis had forgotten the
+//     first decision, or another policy applied: an event has one outcome, so the stored one stands, and
+//     whoever waits for a reply gets that one.
+//   - It is of something else: the message is published under a message id of its own.
+//
+// The latter two are logged. A stored message that cannot be read is taken for a repeat.
+func (c *Consumer) checkDuplicate(ctx context.Context, s *pendingMsg, ack *jetstream.PubAck, err error) error {
+	id := s.message.Header.Get(headerMsgID)
+	for range duplicateIDsMax {
+		if err != nil || !ack.Duplicate {
+			return err
+		}
+		found, known := c.readStored(ctx, ack)
+		if !known {
+			return nil
+		}
+		log := c.log.With().Uint64("stream_seq", s.meta.Sequence.Stream).Str("outcome_id", id).
+			Str("stream", ack.Stream).Uint64("stored_seq", ack.Sequence).Logger()
+		switch compare(s, found) {
+		case sameOutcome:
+			return nil
+		case otherOutcome:
+			log.Error().Str("stored_subject", found.Subject).Str("subject", s.message.Subject).
+				Msg("event decided twice with different outcomes, the stored outcome stands")
+			s.message.Data = found.Data
+			return nil
+		case unrelated:
+		}
+		log.Error().Str("stored_subject", found.Subject).Msg("message id taken by another message, publishing under a new one")
+		s.message.Header.Set(headerMsgID, id+"#"+strconv.FormatUint(ack.Sequence, 10))
+		ack, err = c.js.PublishMsg(ctx, s.message)
+	}
+	return fmt.Errorf("publish the outcome of event %d: its message ids are taken", s.meta.Sequence.Stream)
+}
+
+// likeness is what a stored message is to a message with the same message id.
+type likeness int
+
+const (
+	unrelated    likeness = iota
+	otherOutcome          // ends the same event in another way
+	sameOutcome           // ends the same event in the same way
+)
+
+func compare(s *pendingMsg, found *jetstream.RawStreamMsg) likeness {
+	if s.dead {
+		for _, name := range []string{HeaderDLQStreamSeq, HeaderDLQSubject} {
+			if found.Header.Get(name) != s.message.Header.Get(name) {
+				return unrelated
+			}
+		}
+		return sameOutcome
+	}
+	var ours, theirs Envelope
+	_ = json.Unmarshal(s.message.Data, &ours) // it was written here
+	if err := json.Unmarshal(found.Data, &theirs); err != nil || theirs.ID != ours.ID || theirs.CausationID != ours.CausationID {
+		return unrelated
+	}
+	if found.Subject != s.message.Subject || theirs.Type != ours.Type || theirs.Subject != ours.Subject {
+		return otherOutcome
+	}
+	return sameOutcome
+}
+
+// readStored returns the message that a PubAck names. It is not known when it was removed since, as a dead
+// letter is that was replayed, or when it cannot be read: then nothing is read for duplicateCheckPause.
+func (c *Consumer) readStored(ctx context.Context, ack *jetstream.PubAck) (found *jetstream.RawStreamMsg, known bool) {
+	if time.Now().UnixNano() < c.duplicates.pausedUntil.Load() {
+		return nil, false
+	}
+	ctx, cancel := context.WithTimeout(ctx, duplicateReadLimit)
+	defer cancel()
+	stream, err := c.streamOf(ctx, ack.Stream)
+	if err == nil {
+		found, err = stream.GetMsg(ctx, ack.Sequence)
+	}
+	switch {
+	case err == nil:
+		return found, true
+	case !errors.Is(err, jetstream.ErrMsgNotFound):
+		c.duplicates.pausedUntil.Store(time.Now().Add(duplicateCheckPause).UnixNano())
+		c.log.Warn().Err(err).Str("stream", ack.Stream).Uint64("stored_seq", ack.Sequence).
+			Msg("duplicate not compared with what is stored")
+	}
+	return nil, false
+}
+
+func (c *Consumer) streamOf(ctx context.Context, name string) (jetstream.Stream, error) {
+	if stream, known := c.duplicates.streams.Load(name); known {
+		return stream.(jetstream.Stream), nil
+	}
+	stream, err := c.js.Stream(ctx, name)
+	if err == nil {
+		c.duplicates.streams.Store(name, stream)
+	}
+	return stream, err
+}

@@ -1,0 +1,79 @@
+package events
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+// outcomeIDOf returns the id of the outcome that an event will have.
+func (b *harness) outcomeIDOf(subject, body string) string {
+	b.t.Helper()
+	in, err := b.ns.Decode(subject, nil, []byte(body), storedAt)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return in.OutcomeID
+}
+
+// TestDuplicate_IDOfOtherMessage_StoredUnderNewID has another message be stored under the message ids of an outcome. The outcome is
+// stored nevertheless, once, however often its event is delivered.
+func TestDuplicate_IDOfOtherMessage_StoredUnderNewID(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	subject := b.ns.In(BookingRequested, "room")
+	id := b.outcomeIDOf(subject, keyed("k"))
+	b.publish(b.ns.Out(holds.EventHoldRejected, "room"), nats.Header{headerMsgID: {id}}, "of another program")
+	b.publish(b.ns.Out(holds.EventHoldRejected, "room"), nats.Header{headerMsgID: {id + "#1"}}, keyed("no outcome"))
+	for range 2 {
+		b.publish(subject, nil, keyed("k"))
+	}
+	b.publish(subject, nil, keyed("last"))
+	b.awaitIdle(ConsumerRequests)
+	b.await("the outcomes", func() bool { return len(b.out) == 4 })
+	if b.decidedCount("k") != 2 {
+		t.Errorf("the event was decided %d times, want 2", b.decidedCount("k"))
+	}
+	stored := 0
+	for _, m := range b.out {
+		if strings.Contains(string(m.Data()), `"causationid":"k"`) {
+			stored++
+		}
+	}
+	if stored != 1 {
+		t.Errorf("%d outcomes of the event are stored, want 1", stored)
+	}
+}
+
+// TestDuplicate_DifferentOutcome_StoredOneStands has an event be decided otherwise than before. Its first outcome stands, and
+// the reply is that one.
+func TestDuplicate_DifferentOutcome_StoredOneStands(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	subject := b.ns.In(BookingRequested, "room")
+	id := b.outcomeIDOf(subject, keyed("k"))
+	before := envelopeOf(holds.EventHoldCreated, id, `{}`)
+	before = strings.Replace(before, `"data"`, `"causationid":"k","data"`, 1)
+	b.publish(b.ns.Out(holds.EventHoldCreated, "room"), nats.Header{headerMsgID: {id}}, before)
+	client, err := NewClient(b.nc, b.ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := nats.NewMsg(subject)
+	m.Data = []byte(keyed("k"))
+	answer, err := client.Request(stacktest.WaitContext(t), m)
+	if err != nil || string(answer.Body) != before {
+		t.Errorf("%v: the reply is %s, want %s", err, answer.Body, before)
+	}
+	b.publish(subject, nil, keyed("last"))
+	b.await("the last", func() bool { return len(b.out) >= 2 })
+	b.awaitIdle(ConsumerRequests)
+	if b.mu.Lock(); len(b.out) != 2 {
+		t.Errorf("%d messages are stored, want the outcome of before and that of the last event", len(b.out))
+	}
+	b.mu.Unlock()
+}

@@ -1,0 +1,446 @@
+package events
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/contract"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+func TestMain(m *testing.M) { stacktest.Main(m) }
+
+const (
+	ns           = Namespace("holdfast")
+	catalogueDir = "testdata/catalogue"
+)
+
+// storedAt is when all inputs are stored.
+var storedAt = time.Unix(1.8e9, 0)
+
+// readCatalogue returns what may come in, and its fate.
+func readCatalogue(t testing.TB) []contract.Input {
+	t.Helper()
+	inputs, err := contract.ReadInputs(catalogueDir, time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return inputs
+}
+
+// TestDecode_Catalogue_EndsAsWanted decodes the catalogue. TestCatalogue_EveryInput_HasItsOutcome in cmd/worker sends it to a worker.
+func TestDecode_Catalogue_EndsAsWanted(t *testing.T) {
+	t.Parallel()
+	outcomes, good := make(map[string]string), make(map[string]struct{})
+	for _, input := range readCatalogue(t) {
+		in, err := ns.Decode(input.Subject, input.Header, input.Body, storedAt)
+		if input.IsDeadLetter() {
+			var dead *UnprocessableError
+			if !errors.As(err, &dead) || dead.Reason != input.Want || !strings.HasPrefix(dead.Detail, input.Detail) {
+				t.Errorf("%s: %v, want %s: %s ...", input.Name, err, input.Want, input.Detail)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v, want it processed", input.Name, err)
+			continue
+		}
+		if other, taken := outcomes[in.OutcomeID]; taken {
+			t.Errorf("%s is the same event as %s", input.Name, other)
+		}
+		outcomes[in.OutcomeID] = input.Name
+		checkRoundTrip(t, input.Subject, input.Body, in)
+		good[eventOfSubject(input.Subject)] = struct{}{}
+	}
+	if got, want := slices.Sorted(maps.Keys(good)), slices.Sorted(maps.Keys(decoders)); !slices.Equal(got, want) {
+		t.Errorf("there are good inputs of %v, want some of %v", got, want)
+	}
+}
+
+// eventOfSubject is the event that a subject is for, "" when for none.
+func eventOfSubject(subject string) string {
+	tokens := strings.Split(subject, ".")
+	if len(tokens) < 5 || tokens[1] != "in" {
+		return ""
+	}
+	return tokens[2] + "." + tokens[3]
+}
+
+// schemaOf returns what an inbound message for a subject must be like: the whole event, or its
+// data in binary mode.
+func schemaOf(t testing.TB, subject string, header nats.Header) contract.Schema {
+	t.Helper()
+	fragment, structured := "", false
+	for name, values := range header {
+		switch name = strings.ToLower(name); {
+		case strings.HasPrefix(name, attributePrefix):
+			fragment = "#/$defs/data"
+		case name == "content-type":
+			media, _ := mediaType(values[0])
+			structured = media == contentTypeEvent
+		}
+	}
+	if structured {
+		fragment = ""
+	}
+	schema, err := contract.ReadSchema(schemasDir+"/in/"+eventOfSubject(subject)+".v1.json", fragment)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return schema
+}
+
+// TestSchemas_Catalogue_AgreeWithDecode holds every input against the schema of its event: what decodes is as
+// the schema wants it, and what is malformed is not, unless docs/schemas/README.md tells the
+// rule as one that no schema can express.
+func TestSchemas_Catalogue_AgreeWithDecode(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile(schemasDir + "/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := make(map[string]struct{}) // the first cell of each row of a table, when it is code
+	for line := range strings.Lines(string(readme)) {
+		if rule, found := strings.CutPrefix(line, "| `"); found {
+			rule, _, _ = strings.Cut(rule, "`")
+			documented[rule] = struct{}{}
+		}
+	}
+	shown := make(map[string]struct{})
+	for _, input := range readCatalogue(t) {
+		if input.IsDeadLetter() && input.Want != ReasonMalformed {
+			continue // it is about size, type or subject
+		}
+		err := schemaOf(t, input.Subject, input.Header).Validate(input.Body)
+		var notJSON *contract.NotJSONError
+		switch {
+		case !input.IsDeadLetter() && err != nil:
+			t.Errorf("%s decodes and is not as its schema wants it: %v", input.Name, err)
+		case !input.IsDeadLetter():
+		case input.Beyond == "" && (err == nil || errors.As(err, &notJSON)):
+			t.Errorf("%s is malformed, and its schema does not say so: %v", input.Name, err)
+		case input.Beyond != "" && err != nil && !errors.As(err, &notJSON):
+			t.Errorf("%s is told to be beyond a schema, which says: %v", input.Name, err)
+		case input.Beyond != "":
+			shown[input.Beyond] = struct{}{}
+		}
+	}
+	if got, want := slices.Sorted(maps.Keys(shown)), slices.Sorted(maps.Keys(documented)); !slices.Equal(got, want) {
+		t.Errorf("rules beyond schemas are %v in the catalogue and %v in docs/schemas/README.md", got, want)
+	}
+}
+
+// FuzzDecode looks for inputs that panic, for accepted ones whose ids are not valid, whose outcome
+// has not always the same id, or that are not as their schema wants them, and for accepted data
+// that is another after it was written and read again.
+func FuzzDecode(f *testing.F) {
+	for _, input := range readCatalogue(f) {
+		f.Add(strings.TrimPrefix(input.Subject, "holdfast.in."), headerText(input.Header), input.Body)
+	}
+	f.Fuzz(func(t *testing.T, subject, headers string, body []byte) {
+		subject = "holdfast.in." + subject
+		header := headerOf(headers)
+		in, err := ns.Decode(subject, header, body, storedAt)
+		if err != nil {
+			var dead *UnprocessableError
+			if !errors.As(err, &dead) || dead.Detail == "" {
+				t.Fatalf("%T: %v", err, err)
+			}
+			return
+		}
+		again, err := ns.Decode(subject, header, slices.Clone(body), storedAt)
+		if err != nil || again.OutcomeID != in.OutcomeID {
+			t.Fatalf("decoded again: %+v %v", again, err)
+		}
+		checkIDs(t, in)
+		if err := schemaOf(t, subject, header).Validate(body); err != nil {
+			t.Fatalf("it decodes and is not as its schema wants it: %v", err)
+		}
+		checkRoundTrip(t, subject, body, in)
+	})
+}
+
+// headerText and headerOf turn headers into a text that a fuzzer can change, and back.
+func headerText(header nats.Header) string {
+	var text strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(header)) {
+		for _, value := range header[name] {
+			fmt.Fprintf(&text, "%s: %s\n", name, value)
+		}
+	}
+	return text.String()
+}
+
+func headerOf(text string) nats.Header {
+	header := make(nats.Header)
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ": ")
+		header[name] = append(header[name], value)
+	}
+	return header
+}
+
+// checkIDs checks that exactly one request was decoded and that all its ids have their form.
+func checkIDs(t *testing.T, in *Inbound) {
+	t.Helper()
+	var resource string
+	var hold holds.HoldID
+	var names, optional []string
+	requests, cause := 0, in.OutcomeID // of a payment its id is the cause
+	if r := in.Place; r != nil {
+		requests++
+		cause = r.EventID
+		resource, names = r.Resource, append(names, r.RequestKey, r.User)
+	}
+	if r := in.Extend; r != nil {
+		requests++
+		cause = r.EventID
+		hold = r.Hold
+	}
+	if r := in.Release; r != nil {
+		requests++
+		cause = r.EventID
+		resource, hold, optional = r.Resource, r.Hold, append(optional, r.RequestKey)
+		if (r.Hold == holds.HoldID{}) == (r.RequestKey == "") {
+			t.Fatalf("it names a hold and a key, or neither: %+v", r)
+		}
+	}
+	if r := in.Confirm; r != nil {
+		requests++
+		hold, names, optional = r.Hold, append(names, r.PaymentID), append(optional, r.Currency)
+	}
+	if r := in.Cancel; r != nil {
+		requests++
+		cause = r.EventID
+		hold = r.Hold
+	}
+	if r := in.Inventory; r != nil {
+		requests++
+		cause = r.EventID
+		resource = r.Resource
+	}
+	if cause != in.OutcomeID || cause == "" {
+		t.Fatalf("the cause is %q, want the outcome id %q", cause, in.OutcomeID)
+	}
+	for _, name := range optional {
+		if name != "" {
+			names = append(names, name)
+		}
+	}
+	if hold != (holds.HoldID{}) {
+		if parsed, err := holds.ParseHoldID(hold.String()); err != nil || parsed != hold {
+			t.Fatalf("accepted the hold id %q: %v", hold, err)
+		}
+		if resource != "" && resource != hold.Resource {
+			t.Fatalf("a hold of %s, on resource %s", hold.Resource, resource)
+		}
+		resource = hold.Resource
+	}
+	if requests != 1 || !holds.ResourcePattern.MatchString(resource) {
+		t.Fatalf("%d requests on resource %q", requests, resource)
+	}
+	for _, name := range names {
+		if !holds.ValidName(name) {
+			t.Fatalf("accepted %q", name)
+		}
+	}
+	for _, slot := range slotsOf(in) {
+		if !holds.SlotPattern.MatchString(slot) {
+			t.Fatalf("accepted the slot %q", slot)
+		}
+	}
+}
+
+func slotsOf(in *Inbound) []string {
+	switch {
+	case in.Place != nil:
+		return in.Place.Selection.Slots
+	case in.Inventory != nil:
+		return in.Inventory.Selection.Slots
+	}
+	return nil
+}
+
+// checkRoundTrip writes what was decoded as a publisher does: it has every member that the body had
+// and that Holdfast knows, with the same value, and is decoded to the same.
+func checkRoundTrip(t *testing.T, subject string, body []byte, in *Inbound) {
+	t.Helper()
+	event := eventOfSubject(subject)
+	var data any
+	switch r := in; {
+	case r.Place != nil:
+		data = BookingRequestedData{r.Place.RequestKey, r.Place.User, r.Place.Resource, r.Place.Selection, r.Place.Quantity, r.Place.TTLSeconds, r.Place.Metadata}
+	case r.Extend != nil && r.Extend.PaymentStarted:
+		data = PaymentStartedData{r.Extend.Hold.String()}
+	case r.Extend != nil:
+		data = BookingExtendedData{r.Extend.Hold.String(), r.Extend.TTLSeconds}
+	case r.Release != nil && r.Release.RequestKey == "":
+		data = BookingCancelledData{HoldID: r.Release.Hold.String()}
+	case r.Release != nil:
+		data = BookingCancelledData{ResourceID: r.Release.Resource, RequestKey: r.Release.RequestKey}
+	case r.Confirm != nil:
+		data = PaymentConfirmedData{r.Confirm.Hold.String(), r.Confirm.PaymentID, r.Confirm.Amount, r.Confirm.Currency}
+	case r.Cancel != nil:
+		data = ReservationCancelledData{r.Cancel.Hold.String(), r.Cancel.Reason}
+	case r.Inventory != nil:
+		data = InventorySetData{r.Inventory.Resource, r.Inventory.Selection, r.Inventory.Capacity}
+	}
+	resource := subject[strings.LastIndex(subject, ".")+1:]
+	request, err := ns.NewRequest(event, resource, "/fuzz", data)
+	if err != nil {
+		t.Fatalf("write it again: %v", err)
+	}
+	if got, want := known(t, event, request.Envelope.Data), known(t, event, body); !maps.Equal(got, want) {
+		if _, byHold := want["hold_id"]; event == BookingCancelled && byHold {
+			delete(want, "resource_id") // beside a hold id it is not looked at
+		}
+		if !maps.Equal(got, want) {
+			t.Fatalf("written again it is %v, was %v", got, want)
+		}
+	}
+	message, err := request.Message()
+	if err != nil {
+		t.Fatalf("write it again: %v", err)
+	}
+	if len(message.Data) > BodyMax {
+		return // another envelope than it had
+	}
+	again, err := ns.Decode(message.Subject, message.Header, message.Data, storedAt)
+	if err != nil {
+		t.Fatalf("read it again: %v\n%s", err, message.Data)
+	}
+	if got, want := content(again), content(in); !reflect.DeepEqual(got, want) {
+		t.Fatalf("read again it is\n%s\nwas\n%+v", message.Data, in)
+	}
+}
+
+// known returns the members that Holdfast knows of the data of an event, in canonical form. text
+// is an event in structured mode, or its data.
+func known(t *testing.T, event string, text []byte) map[string]string {
+	t.Helper()
+	var outer, data members
+	if err := json.Unmarshal(text, &outer); err != nil {
+		t.Fatal(err)
+	}
+	if _, structured := outer["specversion"]; structured {
+		text = outer["data"]
+	}
+	if err := json.Unmarshal(text, &data); err != nil {
+		t.Fatal(err)
+	}
+	values := make(map[string]string)
+	for _, field := range reflect.VisibleFields(reflect.TypeOf(dataOf[event].data)) {
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		if value, found := data[name]; found && !field.Anonymous {
+			value = value.Clone()
+			if err := value.Canonicalize(); err != nil {
+				t.Fatal(err)
+			}
+			values[name] = string(value)
+		}
+	}
+	return values
+}
+
+// content is what an event asks for, without what is another for each event.
+func content(in *Inbound) *Inbound {
+	c := &Inbound{Confirm: in.Confirm}
+	if in.Place != nil {
+		place := *in.Place
+		place.EventID = ""
+		// It is the same value, perhaps with other escapes.
+		place.Metadata = place.Metadata.Clone()
+		_ = place.Metadata.Format(jsontext.PreserveRawStrings(false)) // it was read as JSON
+		c.Place = &place
+	}
+	if in.Extend != nil {
+		extend := *in.Extend
+		extend.EventID = ""
+		c.Extend = &extend
+	}
+	if in.Release != nil {
+		release := *in.Release
+		release.EventID = ""
+		c.Release = &release
+	}
+	if in.Cancel != nil {
+		cancel := *in.Cancel
+		cancel.EventID = ""
+		c.Cancel = &cancel
+	}
+	if in.Inventory != nil {
+		inventory := *in.Inventory
+		inventory.EventID = ""
+		c.Inventory = &inventory
+	}
+	return c
+}
+
+// TestOutcomeID_OtherEvents_AreDistinct shows that an event's outcome has an id of its own, and always the same: workers of two
+// versions answer an event in structured mode under one id.
+func TestOutcomeID_OtherEvents_AreDistinct(t *testing.T) {
+	t.Parallel()
+	base := outcomeID("s", "1", []byte("body"))
+	if want := "d77fc5dd-ca86-880b-acea-c829ef2097c8"; base != want {
+		t.Errorf("the outcome id is %s, before it was %s", base, want)
+	}
+	ids := map[string]string{
+		base:                                    "the event",
+		outcomeID("t", "1", []byte("body")):     "another source",
+		outcomeID("s", "2", []byte("body")):     "another id",
+		outcomeID("s", "1", []byte("body2")):    "another body",
+		outcomeID("s1", "", []byte("body")):     "a shifted boundary",
+		outcomeID("s", "1", []byte("body"), ""): "binary mode",
+	}
+	if len(ids) != 6 {
+		t.Errorf("two of these have the same outcome id: %v", ids)
+	}
+}
+
+// TestOutcomeID_BinaryMode_DependsOnTypeAndResource reads events with the same source, id and body in binary mode: those of another
+// type or resource are other events, and the id of each is the cause of what it asks for.
+func TestOutcomeID_BinaryMode_DependsOnTypeAndResource(t *testing.T) {
+	t.Parallel()
+	seen := make(map[string]string)
+	for name, c := range map[string]struct{ event, resource, body string }{
+		"payment.started":          {PaymentStarted, "room", `{"hold_id":"` + holdID + `"}`},
+		"booking.cancelled":        {BookingCancelled, "room", `{"hold_id":"` + holdID + `"}`},
+		"of another hold":          {BookingCancelled, "hall", `{"hold_id":"hall` + holdID[4:] + `"}`},
+		"reservation.cancelled":    {ReservationCancelled, "room", `{"hold_id":"` + holdID + `"}`},
+		"reservation.cancelled, 2": {ReservationCancelled, "room", `{"hold_id":"` + holdID + `","x":1}`},
+	} {
+		header := nats.Header{
+			"Content-Type": {"application/json"}, "ce-specversion": {"1.0"}, "ce-id": {"1"}, "ce-source": {"/s"}, "ce-type": {Type(c.event)},
+		}
+		in, err := ns.Decode(ns.In(c.event, c.resource), header, []byte(c.body), storedAt)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if other, taken := seen[in.OutcomeID]; taken {
+			t.Errorf("%s is the same event as %s", name, other)
+		}
+		seen[in.OutcomeID] = name
+		checkIDs(t, in)
+	}
+}
+
+// TestDecode_EmptyContentType_IsStructuredMode reads an event in structured mode whose header content-type is there and empty.
+func TestDecode_EmptyContentType_IsStructuredMode(t *testing.T) {
+	t.Parallel()
+	in, err := ns.Decode(onRequest, nats.Header{"Content-Type": {""}}, []byte(request("")), storedAt)
+	if err != nil || in.Place == nil {
+		t.Errorf("%+v %v", in, err)
+	}
+}

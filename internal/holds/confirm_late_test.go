@@ -1,0 +1,207 @@
+package holds_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"holdfast/internal/holds"
+)
+
+// TestConfirm_LateHoldForgotten_KeepsClaim has Postgres down between a late payment's claim and its decision
+// until the hold that lapsed is forgotten: what was taken again stays the payment's.
+func TestConfirm_LateHoldForgotten_KeepsClaim(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+	hold := w.expiredHold(t, "room")
+	w.pass(t, time.Second)
+	claimed := w.now
+	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(t.Context(), []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}, func(_ int, r holds.Result) {
+		if !errors.Is(r.Err, errDown) {
+			t.Errorf("Postgres is down: %+v", r)
+		}
+	})
+	w.pass(t, w.policy.RequestKeyTTL)
+	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, found, err := w.service.GetHold(t.Context(), hold); found || err != nil {
+		t.Fatalf("the hold is remembered: %v", err)
+	}
+	if o := w.pay(t, hold, "p"); brief(o) != "hold.confirmed late" || !o.At.Equal(claimed) {
+		t.Errorf("claimed late at %v, and decided after the hold was forgotten: %+v", claimed, o)
+	}
+	w.assertNothingHeld(t, "room")
+}
+
+// expiredHold returns a hold that took the only one there is of a resource until a moment ago.
+func (w *harness) expiredHold(t *testing.T, resource string) holds.HoldID {
+	t.Helper()
+	w.setInventory(t, resource, holds.SlotSelection{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: resource, User: "ana", TTLSeconds: seconds(60)})[0]).HoldID
+	w.pass(t, time.Minute)
+	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return hold
+}
+
+// watchedInventory is Postgres, and is looked at just before it decides payments.
+type watchedInventory struct {
+	holds.Inventory
+	before func()
+}
+
+func (d *watchedInventory) Decide(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentDecision, error) {
+	d.before()
+	return d.Inventory.Decide(ctx, epoch, payments)
+}
+
+// TestConfirm_LateAlreadyDecided_TakesNothing repeats a payment that was refused before late ones were
+// accepted: nobody will pay with it, so not for a moment may anything be taken for it.
+func TestConfirm_LateAlreadyDecided_TakesNothing(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	hold := w.expiredHold(t, "room")
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected expired" {
+		t.Fatal(got)
+	}
+	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+	decisions := 0
+	w.service = w.newService(w.client, w.locker(t), &watchedInventory{w.store, func() {
+		decisions++
+		if slot := w.available(t, "room", holds.SlotSelection{})[0]; slot.Available != 1 {
+			t.Errorf("a payment that was refused takes %+v", slot)
+		}
+	}})
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected expired" || decisions != 1 {
+		t.Errorf("asked again: %s, decided %d times", got, decisions)
+	}
+}
+
+// TestConfirm_LateRefused_FreesSlots has Postgres refuse a late payment after it has taken its
+// slots again. Another payment of the hold has its own chance.
+func TestConfirm_LateRefused_FreesSlots(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	hold := w.expiredHold(t, "room")
+	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+	whole := w.service
+	w.service = w.newService(w.client, w.locker(t), &watchedInventory{w.store, func() { w.setInventory(t, "room", holds.SlotSelection{}, 0) }})
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected sold_out" {
+		t.Errorf("capacity was cut: %s", got)
+	}
+	w.service = whole
+	w.assertNothingHeld(t, "room")
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	if got := brief(w.pay(t, hold, "p2")); got != "hold.confirmed late" {
+		t.Errorf("another payment: %s", got)
+	}
+	w.pass(t, w.policy.RequestKeyTTL)
+	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if left := w.client.HGetAll(t.Context(), holds.Key(w.namespace, "room", "records")).Val(); len(left) > 0 {
+		t.Errorf("remembered for ever: %v", left)
+	}
+}
+
+// TestConfirm_TwoLatePaymentsAtOnce_ReserveOnce pays a lapsed hold twice in one batch, with room for both: it is one
+// reservation. And the time of it is that of the payment, not that of the lapse.
+func TestConfirm_TwoLatePaymentsAtOnce_ReserveOnce(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	hold := w.expiredHold(t, "room")
+	w.setInventory(t, "room", holds.SlotSelection{}, 2)
+	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+	w.pass(t, time.Minute)
+	paid := []holds.ConfirmRequest{{Hold: hold, PaymentID: "p1"}, {Hold: hold, PaymentID: "p2"}}
+	busy, first := 0, holds.HoldConfirmed{}
+	w.service.Confirm(t.Context(), paid, func(_ int, r holds.Result) {
+		switch data, confirmed := r.Outcome.Data.(holds.HoldConfirmed); {
+		case errors.Is(r.Err, holds.ErrBusy):
+			busy++
+		case confirmed:
+			first = data
+		}
+	})
+	if busy != 1 || !first.Late || !first.ConfirmedAt.Equal(w.now) {
+		t.Errorf("%d busy, at %v confirmed: %+v", busy, w.now, first)
+	}
+	for _, p := range paid {
+		want := "hold.confirm_rejected already_confirmed"
+		if p.PaymentID == first.PaymentID {
+			want = "hold.confirmed late"
+		}
+		if got := brief(w.pay(t, hold, p.PaymentID)); got != want {
+			t.Errorf("paid again with %s: %s, want %s", p.PaymentID, got, want)
+		}
+	}
+	if slot := w.available(t, "room", holds.SlotSelection{})[0]; slot.Reserved != 1 || slot.Held != 0 {
+		t.Errorf("after two late payments: %+v", slot)
+	}
+	w.assertNothingHeld(t, "room")
+}
+
+// TestConfirm_Late_KeepsUsersHoldCount: what is taken late is given back to nobody's limit.
+func TestConfirm_Late_KeepsUsersHoldCount(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment, p.HoldsPerUser = holds.LateAcceptedIfFree, 1 })
+	w.setInventory(t, "room", slots("A", "B", "C"), 1)
+	book := func(slot string) holds.Outcome {
+		return w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Selection: slots(slot), TTLSeconds: seconds(60)})[0]
+	}
+	hold := created(t, book("A")).HoldID
+	w.pass(t, time.Minute)
+	created(t, book("B"))
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirmed late" {
+		t.Fatal(got)
+	}
+	rejected(t, book("C"), holds.ReasonHoldLimit)
+}
+
+// TestConfirm_LateInventoryDeleted_RejectsSoldOut pays for a slot whose inventory was deleted meanwhile.
+func TestConfirm_LateInventoryDeleted_RejectsSoldOut(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	hold := w.expiredHold(t, "room")
+	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+	w.execute(t, `DELETE FROM inventory`)
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected sold_out" {
+		t.Error(got)
+	}
+	w.assertNothingHeld(t, "room")
+}
+
+// interruptedInventory is Postgres, and something happens once it has told which payments have an answer.
+type interruptedInventory struct {
+	holds.Inventory
+	after func()
+}
+
+func (a *interruptedInventory) FindDecisions(ctx context.Context, payments []holds.Payment) ([]holds.PaymentDecision, error) {
+	answers, err := a.Inventory.FindDecisions(ctx, payments)
+	a.after()
+	return answers, err
+}
+
+// TestConfirm_LateHoldForgottenBeforeRetake_RejectsUnknownHold forgets the hold between claim.lua and place.lua.
+func TestConfirm_LateHoldForgottenBeforeRetake_RejectsUnknownHold(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	hold := w.expiredHold(t, "room")
+	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+	w.service = w.newService(w.client, w.locker(t), &interruptedInventory{w.store, func() {
+		w.pass(t, w.policy.RequestKeyTTL)
+		if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}})
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected unknown_hold" {
+		t.Error(got)
+	}
+	w.assertNothingHeld(t, "room")
+}

@@ -1,0 +1,449 @@
+package holds_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/locking"
+	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
+)
+
+func TestMain(m *testing.M) { stacktest.Main(m) }
+
+// fatal is what *testing.T and *rapid.T have in common.
+type fatal interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
+// harness is a namespace of its own on real servers, with a clock that stands still.
+type harness struct {
+	namespace string
+	redisURL  string
+	client    *redis.Client
+	store     *store.Store
+	service   *holds.Service
+	expirer   *holds.Expirer
+	policy    holds.Policy
+	epoch     string
+	term      *holds.EpochTerm
+	now       time.Time
+
+	mu        sync.Mutex
+	outcomes  []holds.StoredOutcome // every outcome, nil = they are not kept
+	announced []holds.Outcome
+	unstored  int // announcements that fail before they succeed
+}
+
+// testPolicy differs from the defaults where a test needs fewer of something.
+var testPolicy = holds.Policy{
+	HoldTTL: 10 * time.Minute, HoldTTLMax: time.Hour, HoldLifetimeMax: 90 * time.Minute, PaymentWindow: 5 * time.Minute,
+	LatePayment: holds.LateRejected, HoldsPerUser: 3, NightsMax: 30,
+	HorizonDays: 1095, RequestKeyTTL: 24 * time.Hour, LockWait: time.Minute,
+}
+
+// newRealTimeHarness returns a world in which Redis' own clock rules.
+func newRealTimeHarness(t testing.TB) *harness {
+	t.Helper()
+	return newHarnessOn(t, stacktest.Shared().RedisURL)
+}
+
+// newHarnessOn returns a real-time world on another Redis than the shared one.
+func newHarnessOn(t testing.TB, redisURL string) *harness {
+	t.Helper()
+	w := &harness{namespace: stacktest.Namespace(t), redisURL: redisURL, client: newClient(t, redisURL), policy: testPolicy}
+	ctx := t.Context()
+	var err error
+	if w.store, err = store.Open(ctx, stacktest.Shared().PostgresURL, w.namespace); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.store.Close)
+	if err := w.store.Migrate(ctx, w.namespace); err != nil {
+		t.Fatal(err)
+	}
+	epoch, err := w.store.Epoch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := holds.Initialise(ctx, w.namespace, w.client, epoch.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.store.CompleteEpoch(ctx, epoch.Name, server, ""); err != nil {
+		t.Fatal(err)
+	}
+	w.epoch, w.term = epoch.Name, holds.StaticTerm(epoch.Name, server)
+	w.service = w.newService(w.client, w.locker(t), w.store)
+	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
+	return w
+}
+
+// syncInventory makes a service rely on the inventory rows that it has cached, as in a worker that hears of every change of
+// them: the changes of these tests bump rev before they return, unless the test says otherwise.
+func (w *harness) syncInventory(t fatal, s *holds.Service) {
+	t.Helper()
+	now, err := s.Now(context.Background())
+	if err != nil {
+		t.Fatalf("clock of redis: %v", err)
+	}
+	s.InventorySynced(now)
+}
+
+// execute runs plain SQL in the world's schema, as upstream may.
+func (w *harness) execute(t testing.TB, sql string) {
+	t.Helper()
+	conn := w.connect(t)
+	defer func() { _ = conn.Close(context.Background()) }()
+	if _, err := conn.Exec(t.Context(), sql); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// connect connects to the world's schema.
+func (w *harness) connect(t testing.TB) *pgx.Conn {
+	t.Helper()
+	config, err := pgx.ParseConfig(stacktest.Shared().PostgresURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.RuntimeParams["search_path"] = w.namespace
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
+
+// newService returns another worker's service on the same servers.
+func (w *harness) newService(client redis.UniversalClient, l *locking.Locker, i holds.Inventory) *holds.Service {
+	return holds.NewService(w.namespace, client, l, i, w.term, w.policy)
+}
+
+// lockLease is longer than any test holds a lock.
+const lockLease = time.Minute
+
+// locker returns a locker of the strategy that HOLDFAST_LOCK_STRATEGY names: CI runs these tests
+// with each.
+func (w *harness) locker(t testing.TB) *locking.Locker {
+	t.Helper()
+	var strategy locking.Strategy
+	switch name := os.Getenv("HOLDFAST_LOCK_STRATEGY"); name {
+	case "", "range":
+		strategy = w.rangeLocks(w.client, lockLease)
+	case "redlock":
+		var servers []redis.UniversalClient
+		for _, url := range stacktest.LockServers(t, 3) {
+			servers = append(servers, newClient(t, url))
+		}
+		strategy = locking.NewRedlock(w.client, servers, locking.FixedLease(lockLease))
+	case "optimistic":
+		strategy = locking.NewOptimistic(w.client)
+	case "none":
+		strategy = locking.NewNone(w.client)
+	default:
+		t.Fatalf("HOLDFAST_LOCK_STRATEGY=%s: no such strategy", name)
+	}
+	return newLocker(t, strategy)
+}
+
+func (w *harness) rangeLocks(client redis.UniversalClient, lease time.Duration) locking.Strategy {
+	return locking.NewRange(client, locking.RangeOptions{Lease: locking.FixedLease(lease), FenceBase: w.store.FenceBase})
+}
+
+func newLocker(t testing.TB, s locking.Strategy) *locking.Locker {
+	t.Helper()
+	l := locking.New(s, locking.Options{})
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Errorf("close the locker: %v", err)
+		}
+	})
+	return l
+}
+
+// newClient returns a client that is configured as the worker's.
+func newClient(t testing.TB, url string) *redis.Client {
+	t.Helper()
+	client := redis.NewClient(stacktest.RedisOptions(url))
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// newHarness returns a world whose clock stands still until it is moved by pass.
+func newHarness(t testing.TB) *harness {
+	t.Helper()
+	return newRealTimeHarness(t).stopClock(t)
+}
+
+// stopClock has a world's clock stand still until it is moved by pass.
+func (w *harness) stopClock(t testing.TB) *harness {
+	t.Helper()
+	w.now = time.Now().UTC().Truncate(time.Second)
+	w.pass(t, 0)
+	return w
+}
+
+// pass moves the clock.
+func (w *harness) pass(t fatal, d time.Duration) {
+	t.Helper()
+	w.now = w.now.Add(d)
+	pipe := w.client.Pipeline()
+	for _, key := range holds.ClockKeys(w.namespace) {
+		pipe.Set(context.Background(), key, w.now.UnixMilli(), 0)
+	}
+	if _, err := pipe.Exec(context.Background()); err != nil {
+		t.Fatalf("move the clock: %v", err)
+	}
+}
+
+// Announce implements holds.Announcer.
+func (w *harness) Announce(_ context.Context, outcomes []holds.Outcome) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.unstored--; w.unstored >= 0 {
+		return errors.New("not stored")
+	}
+	w.announced = append(w.announced, outcomes...)
+	for _, o := range outcomes {
+		if w.outcomes != nil {
+			w.outcomes = append(w.outcomes, holds.StoredOutcome{Outcome: o, ID: uuid.NewString()})
+		}
+	}
+	return nil
+}
+
+// record keeps an outcome, if outcomes are kept.
+func (w *harness) record(id string, o holds.Outcome) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.outcomes != nil {
+		w.outcomes = append(w.outcomes, holds.StoredOutcome{Outcome: o, ID: id, StoredAt: holds.Time{Time: w.now}})
+	}
+}
+
+// takeAnnounced returns what was announced since the last call.
+func (w *harness) takeAnnounced() []holds.Outcome {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	announced := w.announced
+	w.announced = nil
+	return announced
+}
+
+// place decides requests and returns their outcomes in order. Missing causes are made up.
+func (w *harness) place(t fatal, requests ...holds.PlaceRequest) []holds.Outcome {
+	t.Helper()
+	for i := range requests {
+		r := &requests[i]
+		if r.EventID == "" {
+			r.EventID = uuid.NewString()
+		}
+		if r.RequestKey == "" {
+			r.RequestKey = uuid.NewString()
+		}
+		if r.StoredAt.IsZero() {
+			r.StoredAt = time.Now()
+		}
+		if r.Quantity == 0 {
+			r.Quantity = 1
+		}
+	}
+	w.syncInventory(t, w.service)
+	outcomes := collect(t, len(requests), func(emit func(int, holds.Result)) {
+		w.service.Place(context.Background(), requests, emit)
+	})
+	for i, o := range outcomes {
+		w.record(requests[i].EventID, o)
+	}
+	return outcomes
+}
+
+// collect checks that a verb emits each result once, none an error.
+func collect(t fatal, n int, verb func(emit func(int, holds.Result))) []holds.Outcome {
+	t.Helper()
+	outcomes, seen := make([]holds.Outcome, n), make([]int, n)
+	verb(func(i int, r holds.Result) {
+		if r.Err != nil {
+			t.Fatalf("request %d: %v", i, r.Err)
+		}
+		outcomes[i] = r.Outcome
+		seen[i]++
+	})
+	for i, times := range seen {
+		if times != 1 {
+			t.Fatalf("request %d had %d results", i, times)
+		}
+	}
+	return outcomes
+}
+
+func (w *harness) pay(t fatal, id holds.HoldID, payment string) holds.Outcome {
+	t.Helper()
+	o := collect(t, 1, func(emit func(int, holds.Result)) {
+		w.service.Confirm(context.Background(), []holds.ConfirmRequest{{Hold: id, PaymentID: payment}}, emit)
+	})[0]
+	w.record(uuid.NewString(), o)
+	return o
+}
+
+func (w *harness) release(t fatal, r holds.ReleaseRequest) holds.Outcome {
+	t.Helper()
+	if r.EventID == "" {
+		r.EventID = uuid.NewString()
+	}
+	if r.Resource == "" {
+		r.Resource = r.Hold.Resource
+	}
+	o := collect(t, 1, func(emit func(int, holds.Result)) {
+		w.service.Release(context.Background(), []holds.ReleaseRequest{r}, emit)
+	})[0]
+	w.record(r.EventID, o)
+	return o
+}
+
+func (w *harness) extend(t fatal, r holds.ExtendRequest) holds.Outcome {
+	t.Helper()
+	if r.EventID == "" {
+		r.EventID = uuid.NewString()
+	}
+	o := collect(t, 1, func(emit func(int, holds.Result)) {
+		w.service.Extend(context.Background(), []holds.ExtendRequest{r}, emit)
+	})[0]
+	w.record(r.EventID, o)
+	return o
+}
+
+func (w *harness) cancelReservation(t fatal, r holds.CancelRequest) holds.Outcome {
+	t.Helper()
+	if r.EventID == "" {
+		r.EventID = uuid.NewString()
+	}
+	return collect(t, 1, func(emit func(int, holds.Result)) {
+		w.service.Cancel(context.Background(), []holds.CancelRequest{r}, emit)
+	})[0]
+}
+
+// setPolicy has the world decide by another policy from now on.
+func (w *harness) setPolicy(t testing.TB, change func(*holds.Policy)) {
+	t.Helper()
+	change(&w.policy)
+	w.service = w.newService(w.client, w.locker(t), w.store)
+	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
+}
+
+// inboundSeq is the sequence of the last inventory.set, of all worlds.
+var inboundSeq atomic.Uint64
+
+func (w *harness) setInventory(t fatal, resource string, selection holds.SlotSelection, capacity int64) holds.Outcome {
+	t.Helper()
+	r := w.service.SetInventory(context.Background(), holds.InventoryRequest{
+		EventID: uuid.NewString(), Position: holds.StreamPosition{At: time.Now(), Seq: inboundSeq.Add(1)}, Resource: resource, Selection: selection, Capacity: capacity,
+	})
+	if r.Err != nil {
+		t.Fatalf("set inventory: %v", r.Err)
+	}
+	return r.Outcome
+}
+
+func (w *harness) available(t fatal, resource string, selection holds.SlotSelection) []holds.SlotAvailability {
+	t.Helper()
+	slots, err := w.service.Availability(context.Background(), resource, selection)
+	if err != nil {
+		t.Fatalf("availability: %v", err)
+	}
+	return slots
+}
+
+// assertNothingHeld checks that when no hold is live nothing of any is left but tombstones and answers.
+func (w *harness) assertNothingHeld(t fatal, resource string) {
+	t.Helper()
+	ctx := context.Background()
+	for _, name := range []string{"counts", "due", "departing", "users", "locks"} {
+		if n := w.client.Exists(ctx, holds.Key(w.namespace, resource, name)).Val(); n != 0 {
+			t.Fatalf("%s is left although no hold is live", name)
+		}
+	}
+	for _, pattern := range []string{"hold:*", "started:*"} {
+		keys, err := w.client.Keys(ctx, holds.Key(w.namespace, resource, pattern)).Result()
+		if err != nil || len(keys) > 0 {
+			t.Fatalf("left although no hold is live: %v %v", keys, err)
+		}
+	}
+}
+
+func slots(names ...string) holds.SlotSelection { return holds.SlotSelection{Slots: names} }
+
+// nights is n nights from the given number of days from now.
+func nights(from, n int) holds.SlotSelection {
+	in := time.Now().UTC().AddDate(0, 0, from)
+	return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, n).Format(holds.DateFormat)}
+}
+
+func seconds(n int64) *int64 { return &n }
+
+// created and rejected assert what an outcome is.
+func created(t fatal, o holds.Outcome) holds.HoldCreated {
+	t.Helper()
+	data, ok := o.Data.(holds.HoldCreated)
+	if !ok {
+		t.Fatalf("want hold.created, got %s %+v", o.Event, o.Data)
+	}
+	return data
+}
+
+func rejected(t fatal, o holds.Outcome, reason string) holds.HoldRejected {
+	t.Helper()
+	data, ok := o.Data.(holds.HoldRejected)
+	if !ok || data.Reason != reason {
+		t.Fatalf("want hold.rejected %s, got %s %+v", reason, o.Event, o.Data)
+	}
+	return data
+}
+
+// brief is an outcome's event and reason.
+func brief(o holds.Outcome) string {
+	reason := ""
+	switch data := o.Data.(type) {
+	case holds.HoldRejected:
+		reason = data.Reason
+	case holds.ReleaseRejected:
+		reason = data.Reason
+	case holds.ConfirmRejected:
+		reason = data.Reason
+	case holds.HoldConfirmed:
+		if data.Late {
+			reason = "late"
+		}
+	case holds.ExtensionRejected:
+		reason = data.Reason
+	case holds.CancelRejected:
+		reason = data.Reason
+	case holds.InventoryRejected:
+		reason = data.Reason
+	}
+	return strings.TrimSpace(o.Event + " " + reason)
+}
+
+func briefs(outcomes []holds.Outcome) []string {
+	texts := make([]string, len(outcomes))
+	for i, o := range outcomes {
+		texts[i] = fmt.Sprintf("%s %s", brief(o), o.Hold)
+	}
+	slices.Sort(texts)
+	return texts
+}

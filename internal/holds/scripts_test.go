@@ -1,0 +1,238 @@
+package holds_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/holds"
+)
+
+// samePartition returns names of n resources of one partition.
+func samePartition(n int) (names []string) {
+	for i := 0; len(names) < n; i++ {
+		if name := fmt.Sprint("s", i); len(names) == 0 || holds.Partition(name) == holds.Partition(names[0]) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// TestExpire_CallsShareRun_RespectSweepLimit has more holds due on some resources of a partition than a script lapses: the calls
+// that share its run lapse no more than that together, and say that there are more.
+func TestExpire_CallsShareRun_RespectSweepLimit(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	const each = holds.SweepMax - 50
+	resources := samePartition(3)
+	var requests []holds.PlaceRequest
+	for _, resource := range resources {
+		w.setInventory(t, resource, holds.SlotSelection{}, each)
+		for i := range each {
+			requests = append(requests, holds.PlaceRequest{Resource: resource, User: fmt.Sprint("user-", i), TTLSeconds: seconds(60)})
+		}
+	}
+	for _, o := range w.place(t, requests...) {
+		created(t, o)
+	}
+	w.pass(t, time.Minute)
+	due := func() (n int64) {
+		for _, resource := range resources {
+			n += w.client.ZCard(t.Context(), holds.Key(w.namespace, resource, "due")).Val()
+		}
+		return n
+	}
+	for left := int64(3 * each); left > 0; {
+		again, err := w.service.ExpireOnce(t.Context(), resources...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		left = max(left-holds.SweepMax, 0)
+		if got := due(); got != left || again[len(again)-1] != (left > 0) {
+			t.Fatalf("%d are due, want %d; there are more: %v", got, left, again)
+		}
+	}
+}
+
+// TestSweep_IndexIsTooEarly_CorrectsIndex has the deadline index say that a hold is due that is not: it stays, and the index is mended.
+func TestSweep_IndexIsTooEarly_CorrectsIndex(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	due := holds.Key(w.namespace, "room", "due")
+	w.client.ZAdd(ctx, due, redis.Z{Score: 1, Member: hold.HoldID.UUID})
+	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0], holds.ReasonSoldOut)
+	if at := w.client.ZScore(ctx, due, hold.HoldID.UUID).Val(); int64(at) != hold.ExpiresAt.UnixMilli() {
+		t.Errorf("the index has %v, the hold %v", int64(at), hold.ExpiresAt.UnixMilli())
+	}
+}
+
+// TestService_CountCorrupt_RefusesOnlyItsResource has a hold due whose count is lower than what it holds: nothing is decided on its resource,
+// and other resources of the same run are; once it is mended, it lapses.
+func TestService_CountCorrupt_RefusesOnlyItsResource(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	ctx := t.Context()
+	resources := samePartition(2)
+	for _, resource := range resources {
+		w.setInventory(t, resource, holds.SlotSelection{}, 5)
+	}
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: resources[0], User: "ana", Quantity: 2, TTLSeconds: seconds(60)})[0])
+	w.pass(t, time.Minute)
+	counts := holds.Key(w.namespace, resources[0], "counts")
+	for _, count := range []string{"1", "x", "-2"} {
+		w.client.HSet(ctx, counts, holds.StockSlot, count)
+		var requests []holds.PlaceRequest
+		for _, resource := range resources {
+			requests = append(requests, holds.PlaceRequest{
+				EventID: uuid.NewString(), RequestKey: uuid.NewString(), Resource: resource, User: uuid.NewString(), Quantity: 1, StoredAt: time.Now(),
+			})
+		}
+		w.service.Place(ctx, requests, func(i int, r holds.Result) {
+			if corrupt := errors.Is(r.Err, holds.ErrCorrupt); corrupt != (i == 0) || !corrupt && r.Err != nil {
+				t.Errorf("a count of %s: place on %s: %+v", count, requests[i].Resource, r)
+			}
+		})
+		w.service.Confirm(ctx, []holds.ConfirmRequest{{Hold: hold.HoldID, PaymentID: "p"}}, func(_ int, r holds.Result) {
+			if !errors.Is(r.Err, holds.ErrCorrupt) {
+				t.Errorf("a count of %s: confirm: %+v", count, r)
+			}
+		})
+	}
+	w.client.HSet(ctx, counts, holds.StockSlot, "2")
+	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if expired := w.takeAnnounced(); len(expired) != 1 || expired[0].Hold != hold.HoldID {
+		t.Errorf("lapsed: %+v", expired)
+	}
+	w.assertNothingHeld(t, resources[0])
+}
+
+// interferingInventory is Postgres with somebody who meddles with the locks of a group each time that it was read.
+type interferingInventory struct {
+	holds.Inventory
+	reads     int
+	interfere func(read int)
+}
+
+func (m *interferingInventory) InventoryRows(ctx context.Context, resources []string, slots [][]string) ([][]holds.InventoryRow, error) {
+	rows, err := m.Inventory.InventoryRows(ctx, resources, slots)
+	m.reads++
+	m.interfere(m.reads)
+	return rows, err
+}
+
+// TestPlace_LockLostAfterRead_ReadsAgain takes one lock of three away, or lets its lease be over, after Postgres was read:
+// nothing is decided by what was read then. It is locked and read again.
+func TestPlace_LockLostAfterRead_ReadsAgain(t *testing.T) {
+	t.Parallel()
+	for at, slot := range []string{"a", "b", "c"} {
+		for name, lose := range map[string]func(field string) string{ // "" = taken away
+			"gone":       func(string) string { return "" },
+			"over":       func(field string) string { return strings.Fields(field)[0] + " 1" },
+			"another's":  func(field string) string { return "-:1.thief 1" },
+			"not a lock": func(string) string { return "x" },
+		} {
+			t.Run(fmt.Sprint(name, at), func(t *testing.T) {
+				t.Parallel()
+				w := newRealTimeHarness(t)
+				ctx := t.Context()
+				w.setInventory(t, "room", slots("a", "b", "c"), 1)
+				locks := holds.Key(w.namespace, "room", "locks")
+				m := &interferingInventory{Inventory: w.store, interfere: func(read int) {
+					if field := w.client.HGet(ctx, locks, slot).Val(); read > 1 || field == "" {
+						return
+					} else if other := lose(field); other == "" {
+						w.client.HDel(ctx, locks, slot)
+					} else {
+						w.client.HSet(ctx, locks, slot, other)
+					}
+				}}
+				w.service = w.newService(w.client, newLocker(t, w.rangeLocks(w.client, lockLease)), m)
+				created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Selection: slots("a", "b", "c")})[0])
+				if m.reads != 2 {
+					t.Errorf("it was decided after %d readings, want 2", m.reads)
+				}
+				w.client.HDel(ctx, locks, slot) // what nobody's lock is stays until its hash ends
+				if n := w.client.Exists(ctx, locks).Val(); n != 0 {
+					t.Errorf("locks are left: %v", w.client.HGetAll(ctx, locks).Val())
+				}
+			})
+		}
+	}
+}
+
+// TestPlace_LockAwaited_PublishesRelease places holds while nobody waits for their locks, and then while somebody does: only the
+// release of the second is told.
+func TestPlace_LockAwaited_PublishesRelease(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	ctx := t.Context()
+	w.setInventory(t, "room", slots("a", "b", "c"), 1)
+	w.service = w.newService(w.client, newLocker(t, w.rangeLocks(w.client, lockLease)), w.store)
+	subscription := w.client.SSubscribe(ctx, holds.Key(w.namespace, "room", "released"))
+	defer func() { _ = subscription.Close() }()
+	if _, err := subscription.Receive(ctx); err != nil {
+		t.Fatal(err)
+	}
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Selection: slots("a")})[0])
+	w.client.Set(ctx, holds.Key(w.namespace, "room", "waited_for"), "1", time.Hour)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Selection: slots("b", "c")})[0])
+	want := "b c"
+	bound, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if message, err := subscription.ReceiveMessage(bound); err != nil || message.Payload != want {
+		t.Errorf("told first: %v %v, want %s", message, err, want)
+	}
+}
+
+// TestPlace_SoldOut_RetryAtIsEarliestDeadline has requests refused as sold out in one call with others: each is told the earliest deadline whose
+// lapse could help, be it that of a hold of the same call, and whatever was asked between.
+func TestPlace_SoldOut_RetryAtIsEarliestDeadline(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	after := func(o holds.Outcome, want time.Duration) {
+		t.Helper()
+		r := rejected(t, o, holds.ReasonSoldOut)
+		if r.RetryAt == nil || r.RetryAt.Sub(w.now) != want {
+			t.Errorf("to be tried again at %v, want %v after %v", r.RetryAt, want, w.now)
+		}
+	}
+	request := func(resource, user string, ttl int64, names ...string) holds.PlaceRequest {
+		return holds.PlaceRequest{Resource: resource, User: user, Selection: slots(names...), TTLSeconds: &ttl}
+	}
+	w.setInventory(t, "room", slots("a"), 3)
+	w.setInventory(t, "room", slots("b"), 1)
+	o := w.place(t,
+		request("room", "1", 300, "a"), request("room", "2", 60, "a"), request("room", "3", 600, "a", "b"),
+		request("room", "4", 60, "a"), request("room", "5", 60, "b"), request("room", "6", 60, "a", "b"))
+	for i, want := range []time.Duration{time.Minute, 10 * time.Minute, time.Minute} {
+		after(o[3+i], want)
+	}
+	o = w.place(t, request("room", "4", 60, "a"), request("room", "5", 60, "b"), request("room", "6", 60, "a"), request("room", "7", 60, "a", "b"))
+	for i, want := range []time.Duration{time.Minute, 10 * time.Minute, time.Minute, time.Minute} {
+		after(o[i], want)
+	}
+
+	// More holds than are looked at lapse before the one that is in the way: it is said no later than it may help.
+	const many = 1000
+	w.setInventory(t, "hall", slots("a"), 1)
+	w.setInventory(t, "hall", slots("b"), many)
+	requests := []holds.PlaceRequest{request("hall", "x", 600, "a")}
+	for i := range many {
+		requests = append(requests, request("hall", fmt.Sprint(i), 60, "b"))
+	}
+	for _, o := range w.place(t, requests...) {
+		created(t, o)
+	}
+	after(w.place(t, request("hall", "y", 60, "a"))[0], time.Minute)
+}

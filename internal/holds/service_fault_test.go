@@ -1,0 +1,599 @@
+package holds_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/locking"
+	"holdfast/internal/stack/stacktest"
+)
+
+// replyLosingService returns a service of the world whose n-th round trip of scripts from now is done while
+// its reply is lost. It takes no locks, so that every round trip is one of the verb's own.
+func (w *harness) replyLosingService(t *testing.T, n int32) *holds.Service {
+	t.Helper()
+	client := newClient(t, stacktest.Shared().RedisURL)
+	stacktest.DropReply(client, n, "eval", "evalsha")
+	return w.newService(client, newLocker(t, locking.NewNone(client)), w.store)
+}
+
+// TestService_ReplyLost_RedeliveryHasSameOutcome loses the reply of each script after it was done. The event is delivered again,
+// and its outcome is the one that was decided the first time.
+func TestService_ReplyLost_RedeliveryHasSameOutcome(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	ctx := t.Context()
+	w.setInventory(t, "tent", holds.SlotSelection{}, 1)
+
+	place := []holds.PlaceRequest{{
+		EventID: uuid.NewString(), RequestKey: "k", Resource: "tent", User: "ana", Quantity: 1, StoredAt: time.Now(),
+	}}
+	w.replyLosingService(t, 1).Place(ctx, place, expectReplyLost(t))
+	hold := created(t, w.place(t, place...)[0])
+	if hold.Replayed || w.heldCount(t, "tent") != "1" {
+		t.Fatalf("after a lost reply %s are held and the outcome is %+v", w.heldCount(t, "tent"), hold)
+	}
+
+	paid := []holds.ConfirmRequest{{Hold: hold.HoldID, PaymentID: "p"}}
+	w.replyLosingService(t, 1).Confirm(ctx, paid, expectReplyLost(t)) // claim.lua
+	w.replyLosingService(t, 2).Confirm(ctx, paid, expectReplyLost(t)) // settle.lua
+	if got := brief(w.pay(t, hold.HoldID, "p")); got != holds.EventHoldConfirmed {
+		t.Fatalf("paid after lost replies: %s", got)
+	}
+	if slot := w.available(t, "tent", holds.SlotSelection{})[0]; slot.Reserved != 1 || slot.Held != 0 {
+		t.Fatalf("after lost replies: %+v", slot)
+	}
+
+	cancel := holds.CancelRequest{EventID: uuid.NewString(), Hold: hold.HoldID}
+	w.execute(t, `CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'lost'; END $$;
+		CREATE TRIGGER lose BEFORE UPDATE OF cancelled_at ON reservations EXECUTE FUNCTION lose()`)
+	w.service.Cancel(ctx, []holds.CancelRequest{cancel}, func(_ int, r holds.Result) {
+		if r.Err == nil { // the first transaction is committed, the second is not
+			t.Errorf("cancelled, and nobody knows when: %+v", r.Outcome)
+		}
+	})
+	w.execute(t, `DROP TRIGGER lose ON reservations`)
+	first := exactText(t, w.cancelReservation(t, cancel))
+	if again := exactText(t, w.cancelReservation(t, cancel)); again != first || !strings.HasPrefix(first, holds.EventReservationCancelled) {
+		t.Fatalf("cancelled\n\t%s\nand again\n\t%s", first, again)
+	}
+	if slot := w.available(t, "tent", holds.SlotSelection{})[0]; slot.Reserved != 0 || slot.Available != 1 {
+		t.Fatalf("after a reservation was cancelled: %+v", slot)
+	}
+
+	w.setInventory(t, "boat", holds.SlotSelection{}, 1)
+	boat := created(t, w.place(t, holds.PlaceRequest{Resource: "boat", User: "ana"})[0])
+	start := holds.ExtendRequest{EventID: uuid.NewString(), Hold: boat.HoldID, PaymentStarted: true}
+	w.replyLosingService(t, 1).Extend(ctx, []holds.ExtendRequest{start}, expectReplyLost(t))
+	if got := brief(w.extend(t, start)); got != holds.EventHoldExtended {
+		t.Fatalf("started to pay after a lost reply: %s", got)
+	}
+	release := holds.ReleaseRequest{EventID: uuid.NewString(), Hold: boat.HoldID, Resource: "boat"}
+	w.replyLosingService(t, 1).Release(ctx, []holds.ReleaseRequest{release}, expectReplyLost(t))
+	if got := brief(w.release(t, release)); got != holds.EventHoldReleased {
+		t.Fatalf("released after a lost reply: %s", got)
+	}
+	if got := brief(w.release(t, holds.ReleaseRequest{Hold: boat.HoldID})); got != "hold.release_rejected released" {
+		t.Fatalf("released by another event: %s", got)
+	}
+	w.assertNothingHeld(t, "boat")
+}
+
+// TestConfirm_LateReplyLost_TakesSlotsOnce loses the reply of each script of it, and finds Postgres down between
+// them. The payment takes its slots once, and leaves nothing behind where it does not get them.
+func TestConfirm_LateReplyLost_TakesSlotsOnce(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+	ctx := t.Context()
+	w.setInventory(t, "tent", holds.SlotSelection{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "tent", User: "ana", TTLSeconds: seconds(60)})[0]).HoldID
+	w.pass(t, time.Minute)
+	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
+		t.Fatal(err)
+	}
+	paid := []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}
+	w.replyLosingService(t, 1).Confirm(ctx, paid, expectReplyLost(t)) // claim.lua, which finds it expired
+	w.replyLosingService(t, 2).Confirm(ctx, paid, expectReplyLost(t)) // place.lua, which takes the slot
+	if w.heldCount(t, "tent") != "1" {
+		t.Fatalf("%s are held by a late payment", w.heldCount(t, "tent"))
+	}
+	other := []holds.ConfirmRequest{{Hold: hold, PaymentID: "p2"}}
+	w.service.Confirm(ctx, other, func(_ int, r holds.Result) {
+		if !errors.Is(r.Err, holds.ErrBusy) {
+			t.Errorf("another payment while the first is being decided: %+v", r)
+		}
+	})
+	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, paid, func(_ int, r holds.Result) {
+		if !errors.Is(r.Err, errDown) {
+			t.Errorf("Postgres is down: %+v", r)
+		}
+	})
+	w.replyLosingService(t, 2).Confirm(ctx, paid, expectReplyLost(t)) // settle.lua
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirmed late" {
+		t.Fatalf("paid late after lost replies: %s", got)
+	}
+	if slot := w.available(t, "tent", holds.SlotSelection{})[0]; slot.Reserved != 1 || slot.Held != 0 {
+		t.Fatalf("after lost replies: %+v", slot)
+	}
+	w.assertNothingHeld(t, "tent")
+
+	// Capacity is cut after the slot was taken again: Postgres refuses, and it is free.
+	w.setInventory(t, "boat", holds.SlotSelection{}, 1)
+	hold = created(t, w.place(t, holds.PlaceRequest{Resource: "boat", User: "ana", TTLSeconds: seconds(60)})[0]).HoldID
+	w.pass(t, time.Minute)
+	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
+		t.Fatal(err)
+	}
+	w.replyLosingService(t, 2).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}, expectReplyLost(t))
+	w.setInventory(t, "boat", holds.SlotSelection{}, 0)
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected sold_out" {
+		t.Fatalf("paid late, and capacity was cut: %s", got)
+	}
+	w.assertNothingHeld(t, "boat")
+}
+
+func expectReplyLost(t *testing.T) func(int, holds.Result) {
+	return func(_ int, r holds.Result) {
+		if !errors.Is(r.Err, stacktest.ErrReplyDropped) {
+			t.Errorf("want the lost reply to be an error, got %+v", r)
+		}
+	}
+}
+
+// lockStealingInventory is Postgres, and takes a lock away while it is being read, the first n times.
+type lockStealingInventory struct {
+	holds.Inventory
+	steal func() error
+	times int
+}
+
+func (s *lockStealingInventory) InventoryRows(ctx context.Context, resources []string, slots [][]string) ([][]holds.InventoryRow, error) {
+	rows, err := s.Inventory.InventoryRows(ctx, resources, slots)
+	if s.times--; s.times >= 0 && err == nil {
+		err = s.steal()
+	}
+	return rows, err
+}
+
+// lockByOther has somebody else hold a lock for some time.
+func lockByOther(ctx context.Context, w *harness, resource, key string, lease time.Duration) error {
+	until := w.client.Time(ctx).Val().Add(lease).UnixMilli()
+	return w.client.HSet(ctx, holds.Key(w.namespace, resource, "locks"), key, fmt.Sprintf("another:1.x %d", until)).Err()
+}
+
+// TestPlace_LockLostDuringRead_RetriesUntilHeld loses one of the locks of a group while Postgres is being read: nothing may be
+// written under it, and the work must succeed once it has the lock.
+func TestPlace_LockLostDuringRead_RetriesUntilHeld(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", nights(1, 3), 1)
+	inventory := &lockStealingInventory{w.store, func() error {
+		locks, err := w.client.HKeys(t.Context(), holds.Key(w.namespace, "room", "locks")).Result()
+		if err != nil || len(locks) != 3 {
+			return fmt.Errorf("locks %q: %w", locks, err)
+		}
+		if held := w.client.HGetAll(t.Context(), holds.Key(w.namespace, "room", "counts")).Val(); len(held) > 0 {
+			return fmt.Errorf("%v are held under a lost lock", held)
+		}
+		return lockByOther(t.Context(), w, "room", locks[0], 50*time.Millisecond)
+	}, 3}
+	w.service = w.newService(w.client, newLocker(t, w.rangeLocks(w.client, lockLease)), inventory)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Selection: nights(1, 3)})[0])
+	if inventory.times >= 0 {
+		t.Errorf("the lock was not tried again after it was lost")
+	}
+	for _, slot := range w.available(t, "room", nights(1, 3)) {
+		if slot.Held != 1 {
+			t.Errorf("after lost locks: %+v", slot)
+		}
+	}
+}
+
+// TestPlace_LockHeldByOther_IsBusyAfterLockWait has another worker hold the lock for longer than anyone waits.
+func TestPlace_LockHeldByOther_IsBusyAfterLockWait(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.policy.LockWait = 50 * time.Millisecond
+	service := w.newService(w.client, newLocker(t, w.rangeLocks(w.client, time.Minute)), w.store)
+	for _, name := range []string{"free", "taken"} {
+		w.setInventory(t, name, holds.SlotSelection{}, 1)
+	}
+	if err := lockByOther(t.Context(), w, "taken", "stock", time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	var requests []holds.PlaceRequest
+	for _, name := range []string{"taken", "free"} {
+		requests = append(requests, holds.PlaceRequest{
+			EventID: uuid.NewString(), RequestKey: "k", Resource: name, User: "ana", Quantity: 1, StoredAt: time.Now(),
+		})
+	}
+	results := make(map[string]holds.Result)
+	service.Place(t.Context(), requests, func(i int, r holds.Result) { results[requests[i].Resource] = r })
+	if err := results["taken"].Err; !errors.Is(err, holds.ErrBusy) {
+		t.Errorf("a resource that is locked: %v, want ErrBusy", err)
+	}
+	if results["free"].Err != nil {
+		t.Errorf("a resource that is free, in the same batch: %v", results["free"].Err)
+	}
+}
+
+// changingInventory is Postgres with a sale that is committed and settled just after it was read.
+type changingInventory struct {
+	holds.Inventory
+	between func()
+}
+
+func (s *changingInventory) InventoryRows(ctx context.Context, resources []string, slots [][]string) ([][]holds.InventoryRow, error) {
+	rows, err := s.Inventory.InventoryRows(ctx, resources, slots)
+	if s.between != nil {
+		between := s.between
+		s.between = nil
+		between()
+	}
+	return rows, err
+}
+
+// TestPlace_SaleAfterRead_RejectsSoldOut sells the last room after Postgres was read and before the
+// script decides: what was read is out of date, and rev says so.
+func TestPlace_SaleAfterRead_RejectsSoldOut(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	ana := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	slow := w.newService(w.client, newLocker(t, locking.NewNone(w.client)), &changingInventory{w.store, func() { w.pay(t, ana.HoldID, "p") }})
+	w.service = slow
+	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0], holds.ReasonSoldOut)
+}
+
+// TestPlace_CancellationAfterRead_Grants gives the last room back after Postgres was read: whoever
+// asks for it just then has it.
+func TestPlace_CancellationAfterRead_Grants(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	ana := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	w.pay(t, ana.HoldID, "p")
+	w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), &changingInventory{w.store, func() {
+		w.cancelReservation(t, holds.CancelRequest{Hold: ana.HoldID})
+	}})
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0])
+}
+
+// TestPlace_CapacityCutAfterRead_RejectsSoldOut cuts the capacity by an event, and by plain SQL while the
+// worker is paused for longer than what it has read may be old.
+func TestPlace_CapacityCutAfterRead_RejectsSoldOut(t *testing.T) {
+	t.Parallel()
+	for name, cut := range map[string]func(w *harness){
+		"by an event": func(w *harness) { w.setInventory(t, "room", holds.SlotSelection{}, 0) },
+		"by SQL, and a pause": func(w *harness) {
+			began := w.client.Time(t.Context()).Val()
+			w.execute(t, `UPDATE inventory SET capacity = 0`)
+			stacktest.Eventually(t, "the pause", func() bool { return w.client.Time(t.Context()).Val().Sub(began) > holds.ReadAge+time.Millisecond }) // scripts count whole ms
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newRealTimeHarness(t)
+			w.setInventory(t, "room", holds.SlotSelection{}, 1)
+			w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), &changingInventory{w.store, func() { cut(w) }})
+			rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0], holds.ReasonSoldOut)
+		})
+	}
+}
+
+// TestBumpRevisions_CapacityChangedBySQL_BumpsRev changes capacities by plain SQL, as upstream may at any time: rev is
+// bumped by a word of Postgres, also after the connection was cut, and whatever else is written.
+func TestBumpRevisions_CapacityChangedBySQL_BumpsRev(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	ctx, stop := context.WithCancel(t.Context())
+	watched := make(chan error)
+	go func() { watched <- w.store.Watch(ctx, w.service, zerolog.Nop()) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-watched; err != nil {
+			t.Error(err)
+		}
+	})
+	rev := func(resource string) string { return w.client.Get(ctx, holds.Key(w.namespace, resource, "rev")).Val() }
+	noticed := func(resource, sql string) {
+		t.Helper()
+		before := rev(resource)
+		w.execute(t, sql)
+		stacktest.Eventually(t, "a word of: "+sql, func() bool { return rev(resource) != before })
+	}
+	// Of a resource of its own: the word of one of these changes may come after this has returned.
+	listening := func() {
+		t.Helper()
+		w.setInventory(t, "hall", holds.SlotSelection{}, 5)
+		before := rev("hall")
+		stacktest.Eventually(t, "somebody to listen", func() bool {
+			w.execute(t, `UPDATE inventory SET capacity = capacity + 1 WHERE resource_id = 'hall'`)
+			return rev("hall") != before
+		})
+	}
+	listening()
+	noticed("loft", `INSERT INTO inventory (resource_id, slot, capacity) VALUES ('loft', 'A-1', 5)`)
+	w.execute(t, `INSERT INTO inventory (resource_id, slot, capacity) VALUES ('no resource', 'A-1', 5), (repeat('x', 9000), 'A-1', 5)`)
+	noticed("loft", `DELETE FROM inventory WHERE slot = 'A-1'`)
+	w.execute(t, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND application_name = 'holdfast `+w.namespace+`'`)
+	listening()
+
+	// And so nobody decides on what was read before.
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), &changingInventory{w.store, func() { noticed("room", `UPDATE inventory SET capacity = 0`) }})
+	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0], holds.ReasonSoldOut)
+}
+
+// TestService_RedisOutOfMemory_OnlyFreesHolds fills Redis: nothing is granted, but what is held can be given back, paid and
+// swept, which frees memory. Redis' limit is for all, so this test has a Redis of its own.
+func TestService_RedisOutOfMemory_OnlyFreesHolds(t *testing.T) {
+	t.Parallel()
+	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.SlotSelection{}, 5)
+	var ids []holds.HoldID
+	for _, user := range []string{"pays", "cancels", "walks"} {
+		ttl := seconds(600)
+		if user == "walks" {
+			ttl = seconds(1)
+		}
+		ids = append(ids, created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user, TTLSeconds: ttl})[0]).HoldID)
+	}
+	if err := w.client.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	w.service.Place(ctx, []holds.PlaceRequest{{
+		EventID: uuid.NewString(), RequestKey: "k", Resource: "room", User: "late", Quantity: 1, StoredAt: time.Now(),
+	}}, func(_ int, r holds.Result) {
+		if r.Err == nil {
+			t.Errorf("granted without memory: %+v", r)
+		}
+	})
+	if got := brief(w.pay(t, ids[0], "p")); got != holds.EventHoldConfirmed {
+		t.Errorf("paid: %s", got)
+	}
+	if got := brief(w.release(t, holds.ReleaseRequest{Hold: ids[1]})); got != holds.EventHoldReleased {
+		t.Errorf("cancelled: %s", got)
+	}
+	stacktest.Eventually(t, "the deadline", func() bool {
+		if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
+			t.Fatal(err)
+		}
+		return len(w.takeAnnounced()) == 1
+	})
+	w.assertNothingHeld(t, "room")
+}
+
+// TestPlace_RequestAnswer_OutlastsItsHold looks at how long the answer to a request is remembered: not to be
+// forgotten before its hold, however long a payment is being decided, and not for ever.
+func TestPlace_RequestAnswer_OutlastsItsHold(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: "k"})[0]).HoldID
+	memory := func() time.Duration { return w.client.PTTL(ctx, holds.Key(w.namespace, "room", "request:k")).Val() }
+	if got := memory(); got <= w.policy.RequestKeyTTL || got > w.policy.RequestKeyTTL+w.policy.HoldTTL {
+		t.Errorf("of a live hold: %v", got)
+	}
+	longer := w.extend(t, holds.ExtendRequest{EventID: "longer", Hold: hold, TTLSeconds: int64(w.policy.HoldTTLMax / time.Second)}).Data.(holds.HoldExtended)
+	if got := memory(); got <= w.policy.RequestKeyTTL+w.policy.HoldTTL || got > w.policy.RequestKeyTTL+w.policy.HoldTTLMax {
+		t.Errorf("of an extended hold: %v", got)
+	}
+	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "extension:longer")).Val(); got <= 0 || got > w.policy.RequestKeyTTL {
+		t.Errorf("of an extension: %v", got)
+	}
+	w.extend(t, holds.ExtendRequest{EventID: "start", Hold: hold, PaymentStarted: true})
+	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "started:"+hold.UUID)).Val(); got <= w.policy.HoldLifetimeMax || got > w.policy.RequestKeyTTL {
+		t.Errorf("of the start of a payment: %v", got)
+	}
+	if got := w.client.PExpireTime(ctx, holds.Key(w.namespace, "room", "hold:"+hold.UUID)).Val(); got.Milliseconds() != longer.ExpiresAt.UnixMilli() {
+		t.Errorf("the hold is shown until %v, and lasts until %v", got, longer.ExpiresAt)
+	}
+	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}, func(int, holds.Result) {})
+	if got := memory(); got != -1 {
+		t.Errorf("of a claimed hold: %v, want for ever", got)
+	}
+	w.pay(t, hold, "p")
+	if got := memory(); got <= 0 || got > w.policy.RequestKeyTTL {
+		t.Errorf("of an ended hold: %v", got)
+	}
+	w.release(t, holds.ReleaseRequest{Resource: "room", RequestKey: "never"})
+	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "request:never")).Val(); got <= w.policy.RequestKeyTTL-time.Minute {
+		t.Errorf("of a cancelled key: %v", got)
+	}
+}
+
+// TestPlace_NightPassedSinceStored_IsGranted asks for a night that has passed since the event was stored: an
+// event that waited through an outage, or is delivered again, has the answer that it would have had.
+func TestPlace_NightPassedSinceStored_IsGranted(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", nights(-5, 3), 1)
+	old := holds.PlaceRequest{Resource: "room", User: "ana", Selection: nights(-5, 3), StoredAt: time.Now().AddDate(0, 0, -5)}
+	created(t, w.place(t, old)[0])
+	old.StoredAt = time.Now()
+	if got := rejected(t, w.place(t, old)[0], holds.ReasonInvalidRequest); got.Field != "check_in" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestService_EpochLostOrCountsCorrupt_Refuses forgets the scripts and then everything.
+func TestService_EpochLostOrCountsCorrupt_Refuses(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.SlotSelection{}, 5)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	if err := w.client.ScriptFlush(ctx).Err(); err != nil {
+		t.Fatal(err)
+	}
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0])
+
+	for name, corruption := range map[string]struct {
+		do, undo func() error
+		want     error
+	}{
+		"the epoch is gone": {
+			func() error { return w.client.Del(ctx, holds.EpochKey(w.namespace, "room")).Err() },
+			func() error { return w.client.Set(ctx, holds.EpochKey(w.namespace, "room"), w.epoch, 0).Err() },
+			holds.ErrDataLost,
+		},
+		"the epoch is another": {
+			func() error { return w.client.Set(ctx, holds.EpochKey(w.namespace, "room"), "other", 0).Err() },
+			func() error { return w.client.Set(ctx, holds.EpochKey(w.namespace, "room"), w.epoch, 0).Err() },
+			holds.ErrDataLost,
+		},
+		"the counters are of another type": {
+			func() error {
+				return errors.Join(w.client.Rename(ctx, holds.Key(w.namespace, "room", "counts"), holds.Key(w.namespace, "room", "aside")).Err(),
+					w.client.Set(ctx, holds.Key(w.namespace, "room", "counts"), "5", 0).Err())
+			},
+			func() error {
+				return w.client.Rename(ctx, holds.Key(w.namespace, "room", "aside"), holds.Key(w.namespace, "room", "counts")).Err()
+			},
+			holds.ErrCorrupt,
+		},
+		"a counter is not a number": {
+			func() error {
+				return w.client.HSet(ctx, holds.Key(w.namespace, "room", "counts"), "stock", "many").Err()
+			},
+			func() error { return w.client.HSet(ctx, holds.Key(w.namespace, "room", "counts"), "stock", "2").Err() },
+			holds.ErrCorrupt,
+		},
+		"a counter is negative": {
+			func() error { return w.client.HSet(ctx, holds.Key(w.namespace, "room", "counts"), "stock", "-3").Err() },
+			func() error { return w.client.HSet(ctx, holds.Key(w.namespace, "room", "counts"), "stock", "2").Err() },
+			holds.ErrCorrupt,
+		},
+	} {
+		if err := corruption.do(); err != nil {
+			t.Fatal(name, err)
+		}
+		var reported []string
+		w.service.OnCorruption(func(resource string) { reported = append(reported, resource) })
+		want := func(verb string) func(int, holds.Result) {
+			return func(_ int, r holds.Result) {
+				if !errors.Is(r.Err, corruption.want) {
+					t.Errorf("%s: %s: %+v, want %v", name, verb, r, corruption.want)
+				}
+			}
+		}
+		w.service.Place(ctx, []holds.PlaceRequest{{
+			EventID: uuid.NewString(), RequestKey: uuid.NewString(), Resource: "room", User: "cleo", Quantity: 1, StoredAt: time.Now(),
+		}}, want("place"))
+		w.service.Release(ctx, []holds.ReleaseRequest{{EventID: uuid.NewString(), Resource: "room", Hold: hold.HoldID}}, want("release"))
+		if wasReported := slices.Equal(reported, []string{"room", "room"}); wasReported != errors.Is(corruption.want, holds.ErrCorrupt) || !wasReported && len(reported) > 0 {
+			t.Errorf("%s: told of damage to %v", name, reported)
+		}
+		if err := corruption.undo(); err != nil {
+			t.Fatal(name, err)
+		}
+	}
+	if got := brief(w.release(t, holds.ReleaseRequest{Hold: hold.HoldID})); got != holds.EventHoldReleased {
+		t.Errorf("after all was mended: %s", got)
+	}
+}
+
+// TestRelease_RecordCorrupt_ChangesNothing has a record that the scripts do not write: nothing is done to its hold, and it
+// is said what is damaged.
+func TestRelease_RecordCorrupt_ChangesNothing(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
+	records := holds.Key(w.namespace, "room", "records")
+	line := w.client.HGet(ctx, records, hold.UUID).Val()
+	for _, corrupt := range []string{"", "held", "held 1 1 1 0 - ana", "held 1 1 1 0 - ana k stock", strings.Replace(line, " 1 0 ", " one 0 ", 1), strings.Replace(line, "held ", "held  ", 1)} {
+		w.client.HSet(ctx, records, hold.UUID, corrupt)
+		w.service.Release(ctx, []holds.ReleaseRequest{{EventID: "c", Resource: "room", Hold: hold}}, func(_ int, r holds.Result) {
+			if !errors.Is(r.Err, holds.ErrCorrupt) {
+				t.Errorf("%q: %+v", corrupt, r)
+			}
+		})
+	}
+	w.client.HSet(ctx, records, hold.UUID, line)
+	if got := brief(w.release(t, holds.ReleaseRequest{Hold: hold})); got != holds.EventHoldReleased {
+		t.Errorf("after all was mended: %s", got)
+	}
+	w.assertNothingHeld(t, "room")
+}
+
+// TestPlace_PublishForbiddenByACL_IsGranted places a hold as a user whom the server's ACL lets use no channel, while somebody waits
+// for the locks: it is granted all the same, and the locks are free.
+func TestPlace_PublishForbiddenByACL_IsGranted(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	if err := w.client.Do(ctx, "acl", "setuser", w.namespace, "on", ">secret", "~*", "+@all", "resetchannels").Err(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.client.Do(context.Background(), "acl", "deluser", w.namespace) })
+	options := stacktest.RedisOptions(stacktest.Shared().RedisURL)
+	options.Username, options.Password = w.namespace, "secret"
+	client := redis.NewClient(options)
+	t.Cleanup(func() { _ = client.Close() })
+	w.client.Set(ctx, holds.Key(w.namespace, "room", "waited_for"), "1", time.Hour)
+	w.service = w.newService(client, newLocker(t, w.rangeLocks(client, lockLease)), w.store)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	if n := w.client.Exists(ctx, holds.Key(w.namespace, "room", "locks")).Val(); n != 0 {
+		t.Error("the locks were not given back")
+	}
+}
+
+// TestPlace_RevHasWrongType_IsCorrupt has something else where changes of the inventory are counted: nothing is granted, because
+// nobody knows whether what was read from Postgres is still so.
+func TestPlace_RevHasWrongType_IsCorrupt(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", slots("a"), 1)
+	ctx, rev := t.Context(), holds.Key(w.namespace, "room", "rev")
+	w.client.Del(ctx, rev)
+	w.client.RPush(ctx, rev, "1")
+	request := holds.PlaceRequest{EventID: "c", Resource: "room", User: "ana", RequestKey: "k", Selection: slots("a"), Quantity: 1, StoredAt: time.Now()}
+	w.service.Place(ctx, []holds.PlaceRequest{request}, func(_ int, r holds.Result) {
+		if !errors.Is(r.Err, holds.ErrCorrupt) {
+			t.Errorf("%+v, want an error for damage", r)
+		}
+	})
+	w.client.Del(ctx, rev)
+	created(t, w.place(t, request)[0])
+}
+
+// TestPlace_IndexNamesEndedHold_IsGranted has the index name a hold of the user that has ended: it keeps nobody from the slots. And
+// a hold that ends leaves the index of a later one alone.
+func TestPlace_IndexNamesEndedHold_IsGranted(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", slots("a"), 2)
+	ctx, users := t.Context(), holds.Key(w.namespace, "room", "users")
+	request := func(key string) holds.PlaceRequest {
+		return holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: key, Selection: slots("a")}
+	}
+	first := created(t, w.place(t, request("k1"))[0]).HoldID
+	index := holds.IndexField("ana", "a")
+	if id := w.client.HGet(ctx, users, index).Val(); id != first.UUID {
+		t.Fatalf("the index names %q, want %s", id, first.UUID)
+	}
+	w.client.HDel(ctx, users, index) // as for a worker that kept it elsewhere
+	second := created(t, w.place(t, request("k2"))[0]).HoldID
+	w.release(t, holds.ReleaseRequest{Hold: first})
+	rejected(t, w.place(t, request("k3"))[0], holds.ReasonAlreadyHolding)
+	w.release(t, holds.ReleaseRequest{Hold: second})
+	w.client.HSet(ctx, users, index, first.UUID)
+	created(t, w.place(t, request("k4"))[0])
+}

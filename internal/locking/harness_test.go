@@ -1,0 +1,342 @@
+package locking_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/locking"
+	"holdfast/internal/lua"
+	"holdfast/internal/stack/stacktest"
+)
+
+// subject is a strategy under test.
+type subject struct {
+	name            string
+	exclusive       bool // nobody else has the keys until they are released
+	refusesLateWork bool // work that came too late is refused
+	servers         int  // that keep locks, besides the one that does the work
+	make            func(k harness, lease time.Duration) locking.Strategy
+}
+
+const redlockServers = 5
+
+var subjects = []subject{
+	{"range", true, true, 0, func(k harness, lease time.Duration) locking.Strategy {
+		return locking.NewRange(k.client, locking.RangeOptions{Lease: locking.FixedLease(lease), FenceBase: fenceBase})
+	}},
+	{"fair", true, true, 0, func(k harness, lease time.Duration) locking.Strategy {
+		return locking.NewRange(k.client, locking.RangeOptions{Lease: locking.FixedLease(lease), FenceBase: fenceBase, Fair: true})
+	}},
+	{"redlock", true, true, redlockServers, func(k harness, lease time.Duration) locking.Strategy {
+		return locking.NewRedlock(k.client, k.servers, locking.FixedLease(lease))
+	}},
+	{"optimistic", false, true, 0, func(k harness, _ time.Duration) locking.Strategy {
+		return locking.NewOptimistic(k.client)
+	}},
+	{"none", false, false, 0, func(k harness, _ time.Duration) locking.Strategy {
+		return locking.NewNone(k.client)
+	}},
+}
+
+// bases stands for the sequence in Postgres.
+var bases atomic.Int64
+
+func fenceBase(context.Context) (int64, error) { return bases.Add(1), nil }
+
+// harness are some keys of a test, and the servers that have them.
+type harness struct {
+	client  *redis.Client
+	servers []redis.UniversalClient // of Redlock
+	prefix  string
+}
+
+// newHarness returns keys on the shared servers, with clients of their own.
+func newHarness(t testing.TB, s subject) harness {
+	t.Helper()
+	k := harness{client: newClient(t, stacktest.Shared().RedisURL), prefix: stacktest.Namespace(t) + ":{1}:"}
+	if s.servers > 0 {
+		for _, url := range stacktest.LockServers(t, s.servers) {
+			k.servers = append(k.servers, newClient(t, url))
+		}
+	}
+	return k
+}
+
+func newClient(t testing.TB, url string) *redis.Client {
+	t.Helper()
+	options := stacktest.RedisOptions(url)
+	options.DialerRetries = 1 // a server that is down is known to be at once
+	options.PoolSize = 64
+	options.PoolTimeout = time.Minute // 200 contenders share a pool on a small machine
+	client := redis.NewClient(options)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// locker returns a locker on the keys' servers.
+func (k harness) locker(t testing.TB, s subject, lease time.Duration) *locking.Locker {
+	t.Helper()
+	return newLocker(t, s.make(k, lease), locking.Options{})
+}
+
+// newLocker returns a locker that is closed with its test.
+func newLocker(t testing.TB, s locking.Strategy, o locking.Options) *locking.Locker {
+	t.Helper()
+	l := locking.New(s, o)
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return l
+}
+
+// keySet names keys to be locked; work under it changes the counter.
+func (k harness) keySet(names ...string) locking.KeySet {
+	s := locking.KeySet{Fence: k.prefix + "fence", Version: k.counter(), Scope: k.prefix}
+	for _, name := range names {
+		s.Keys = append(s.Keys, s.Key(name))
+	}
+	return s
+}
+
+func (k harness) counter() string { return k.prefix + "counter" }
+
+// lockServers returns the servers that keep locks.
+func (k harness) lockServers() []redis.UniversalClient {
+	if len(k.servers) == 0 {
+		return []redis.UniversalClient{k.client}
+	}
+	return k.servers
+}
+
+// lockedKeys returns all keys that are locked on the servers that keep locks.
+func (k harness) lockedKeys(t testing.TB) (names []string) {
+	t.Helper()
+	if len(k.servers) == 0 {
+		now := k.client.Time(context.Background()).Val().UnixMilli()
+		for key, field := range k.client.HGetAll(context.Background(), k.prefix+"locks").Val() {
+			_, until, _ := strings.Cut(field, " ")
+			if ms, err := strconv.ParseInt(until, 10, 64); err != nil {
+				t.Fatalf("%s is locked by %q", key, field)
+			} else if ms > now {
+				names = append(names, k.prefix+"lock:"+key)
+			}
+		}
+		return names
+	}
+	for _, server := range k.servers {
+		found, err := server.Keys(context.Background(), k.prefix+"lock:*").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, found...)
+	}
+	return names
+}
+
+// deleteLocks takes locked keys away, as a server does that loses its data.
+func (k harness) deleteLocks(t testing.TB, names ...string) {
+	t.Helper()
+	for _, server := range k.lockServers() {
+		err := server.Del(context.Background(), names...).Err()
+		if len(k.servers) == 0 {
+			for _, name := range names {
+				err = errors.Join(err, server.HDel(context.Background(), k.prefix+"locks", strings.TrimPrefix(name, k.prefix+"lock:")).Err())
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// stealKey has somebody else hold a key for a long time.
+func (k harness) stealKey(t testing.TB, name string) {
+	t.Helper()
+	for _, server := range k.lockServers() {
+		err := server.Set(context.Background(), name, "thief:1.x", 0).Err()
+		if len(k.servers) == 0 {
+			until := server.Time(context.Background()).Val().Add(time.Hour).UnixMilli()
+			err = server.HSet(context.Background(), k.prefix+"locks", strings.TrimPrefix(name, k.prefix+"lock:"), fmt.Sprintf("thief:1.x %d", until)).Err()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// try makes one attempt, as a caller who does not wait.
+func try(t testing.TB, l *locking.Locker, owner string, set locking.KeySet) *locking.Lock {
+	t.Helper()
+	a, err := l.NewAcquisition(owner, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close(t.Context())
+	for {
+		locks, err := a.TryLock(t.Context(), []locking.KeySet{set})
+		if err == nil {
+			return locks[0]
+		}
+		if !tooBusy(err) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// tooBusy reports whether lock servers answered too late, as they may on a busy machine: any caller
+// would try again.
+func tooBusy(err error) bool { return errors.Is(err, locking.ErrNoQuorum) }
+
+// long is a time in which every wait of these tests is over, unless something is broken.
+const long = time.Minute
+
+// lockEventually locks a set, however busy the machine is.
+func lockEventually(ctx context.Context, l *locking.Locker, set locking.KeySet) (*locking.Lock, error) {
+	for {
+		lock, err := l.Lock(ctx, "", long, set)
+		if !tooBusy(err) {
+			return lock, err
+		}
+	}
+}
+
+func mustLock(t testing.TB, l *locking.Locker, set locking.KeySet) *locking.Lock {
+	t.Helper()
+	lock, err := lockEventually(t.Context(), l, set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lock
+}
+
+func mustUnlock(t testing.TB, l *locking.Locker, locks ...*locking.Lock) {
+	t.Helper()
+	if err := l.Unlock(t.Context(), locks...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// write is work under a lock, as place.lua is: the check and the writing are one step.
+//
+// KEYS 1 what to write  2 locks
+// ARGV 1 value  2 token  3 read_at_ms  4 trust_ms  5 scope  then the keys that are locked
+var write = lua.New("write", "", `
+local keys = {unpack(ARGV, 6)}
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if ARGV[2] ~= '' then
+  for _, field in ipairs(redis.call('HMGET', KEYS[2], unpack(keys))) do
+    local value, until_ms = string.match(field or '', '^(%S+) (%d+)$')
+    if value ~= ARGV[2] or tonumber(until_ms) <= now then return {'lock_lost'} end
+  end
+end
+if now - ARGV[3] > tonumber(ARGV[4]) then return {'lock_lost'} end
+redis.call('SET', KEYS[1], ARGV[1])
+if ARGV[2] ~= '' then
+  redis.call('HDEL', KEYS[2], unpack(keys))
+  redis.pcall('SPUBLISH', ARGV[5] .. 'released', table.concat(keys, ' '))
+end
+return {'ok'}`)
+
+// increment reads the counter under a lock that is held, and writes it with one more.
+func (k harness) increment(ctx context.Context, l *locking.Locker, lock *locking.Lock, between func()) (before int, status string, err error) {
+	readAt, err := k.client.Time(ctx).Result()
+	if err != nil {
+		return 0, "", err
+	}
+	validity := lock.Validity()
+	before, err = k.client.Get(ctx, k.counter()).Int()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return 0, "", err
+	}
+	between()
+	call := &lua.Call{
+		Script: write, Keys: []string{k.counter(), k.prefix + "locks"},
+		Args: []any{before + 1, lock.Token, readAt.UnixMilli(), validity.Milliseconds(), lock.KeySet.Scope},
+	}
+	for _, name := range lock.KeySet.Names() {
+		call.Args = append(call.Args, name)
+	}
+	l.Exec(ctx, []*locking.Lock{lock}, []*lua.Call{call})
+	return before, call.Status, call.Err
+}
+
+// contend locks a set and adds one to the counter under it, as often as it takes.
+func (k harness) contend(ctx context.Context, l *locking.Locker, set locking.KeySet, inside func() func()) (before int, err error) {
+	for {
+		// On a busy machine an attempt may leave something behind that is in the way for as long as a wait.
+		before, err := k.contendOnce(ctx, l, set, inside)
+		if !errors.Is(err, locking.ErrTimeout) || len(k.servers) == 0 {
+			return before, err
+		}
+	}
+}
+
+// contendOnce is contend for as long as one acquisition waits.
+func (k harness) contendOnce(ctx context.Context, l *locking.Locker, set locking.KeySet, inside func() func()) (before int, err error) {
+	a, err := l.NewAcquisition("", long)
+	if err != nil {
+		return 0, err
+	}
+	defer a.Close(ctx)
+	for {
+		locks, err := a.TryLock(ctx, []locking.KeySet{set})
+		if err != nil && !tooBusy(err) {
+			return 0, err
+		}
+		if err == nil && locks[0].Held {
+			leave := inside()
+			before, status, err := k.increment(ctx, l, locks[0], leave)
+			if err != nil || status == "ok" {
+				return before, err
+			}
+		}
+		if err := a.Wait(ctx); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// nights returns n keys, of which all that are returned by any call have at least one in common.
+func nights(n int) []string {
+	const last = 40
+	first := last/2 - rand.IntN(n)
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("night-%02d", first+i)
+	}
+	rand.Shuffle(n, func(i, j int) { names[i], names[j] = names[j], names[i] })
+	return names
+}
+
+// allKeys returns all keys of the test, on all servers, but the note that somebody waits, which ends by itself.
+func (k harness) allKeys(t testing.TB) (names []string) {
+	t.Helper()
+	for _, server := range append([]redis.UniversalClient{k.client}, k.servers...) {
+		found, err := server.Keys(context.Background(), k.prefix+"*").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(found)
+		names = append(names, slices.DeleteFunc(found, func(key string) bool { return key == k.prefix+"waited_for" })...)
+	}
+	return names
+}
+
+// subscriberCount returns how many connections hear of releases.
+func (k harness) subscriberCount(t testing.TB) int64 {
+	t.Helper()
+	return k.client.PubSubShardNumSub(t.Context(), k.prefix+"released").Val()[k.prefix+"released"]
+}

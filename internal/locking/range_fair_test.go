@@ -1,0 +1,319 @@
+package locking_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/locking"
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestFair_SeveralWaiters_ServedInOrder has waiters come one after the other, in two processes: they are served in that
+// order, and one that comes when the lock is free does not pass them. One of them dies in the queue:
+// it holds up the others no longer than it would have waited.
+func TestFair_SeveralWaiters_ServedInOrder(t *testing.T) {
+	t.Parallel()
+	k := newHarness(t, fair)
+	ctx := t.Context()
+	here, there := k.locker(t, fair, long), k.locker(t, fair, long)
+	lock := mustLock(t, here, k.keySet("a", "b"))
+	got := make(chan lockResult, 4)
+	k.startWaiter(t, here, "1", got, k.keySet("a"))
+	k.startWaiter(t, there, "2", got, k.keySet("b", "a"))
+	dead, err := there.NewAcquisition("", 500*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if locks, err := dead.TryLock(ctx, []locking.KeySet{k.keySet("b")}); err != nil || locks[0].Held {
+		t.Fatalf("%+v %v", locks, err)
+	}
+	k.startWaiter(t, here, "3", got, k.keySet("b"))
+	k.startWaiter(t, there, "4", got, k.keySet("a", "b"))
+	for _, want := range []string{"1", "2", "3", "4"} {
+		mustUnlock(t, here, lock)
+		if late := try(t, here, "", k.keySet("a", "b")); late.Held {
+			t.Error("who came last was served before those who wait")
+		}
+		r := <-got
+		if r.name != want || r.err != nil {
+			t.Fatalf("%s was served when it was the turn of %s: %v", r.name, want, r.err)
+		}
+		lock = r.lock
+	}
+	mustUnlock(t, there, lock)
+	dead.Close(ctx)
+	if left := k.allKeys(t); len(left) != 1 {
+		t.Errorf("left: %q, want the fence only", left)
+	}
+}
+
+// TestFair_OtherKeysWanted_LeavesOldQueues takes acquisitions through the queue whose owner has some of the keys already,
+// or who want other keys than before: nobody is left in a queue who does not wait, and whoever
+// came first comes first for every key.
+func TestFair_OtherKeysWanted_LeavesOldQueues(t *testing.T) {
+	t.Parallel()
+	k := newHarness(t, fair)
+	l := k.locker(t, fair, long)
+	begin := func(owner string) func(names ...string) *locking.Lock {
+		a, err := l.NewAcquisition(owner, long)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { a.Close(context.Background()) })
+		return func(names ...string) *locking.Lock {
+			locks, err := a.TryLock(t.Context(), []locking.KeySet{k.keySet(names...)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return locks[0]
+		}
+	}
+	outer, other := try(t, l, "job-1", k.keySet("a")), try(t, l, "job-2", k.keySet("b"))
+	job := begin("job-1")
+	if job("a", "b").Held {
+		t.Fatal("b is locked twice")
+	}
+	mustUnlock(t, l, other)
+	inner := job("a", "b")
+	if !inner.Held {
+		t.Fatal("the owner of a waits for itself")
+	}
+	mustUnlock(t, l, inner, outer)
+	lock := try(t, l, "", k.keySet("a", "b"))
+	if !lock.Held {
+		t.Fatal("who has its lock still stands in the queue")
+	}
+
+	first, second := begin(""), begin("")
+	first("a", "b")
+	second("a", "b")
+	mustUnlock(t, l, lock)
+	lock = first("a") // it wants less: its place on b is left behind
+	d := try(t, l, "", k.keySet("d"))
+	mustUnlock(t, l, lock)
+	first("a", "b", "d") // queues again, behind the second
+	mustUnlock(t, l, d)
+	if !second("a", "b").Held {
+		t.Error("all keys are free, and each waits for the other")
+	}
+}
+
+// TestFair_OwnerLocksAgain_PassesQueue has an owner lock again what it has while others queue for it: it would wait for
+// those who wait for it. What it does not have yet it must queue for.
+func TestFair_OwnerLocksAgain_PassesQueue(t *testing.T) {
+	t.Parallel()
+	k := newHarness(t, fair)
+	l := k.locker(t, fair, long)
+	outer := try(t, l, "job-1", k.keySet("a"))
+	got := make(chan lockResult, 1)
+	k.startWaiter(t, l, "who queues", got, k.keySet("a", "b"))
+	inner := try(t, l, "job-1", k.keySet("a"))
+	if !inner.Held {
+		t.Fatal("the owner waits for those who wait for it")
+	}
+	waiting, queue := k.prefix+"waiting", k.prefix+"queue:"+k.keySet("b").Names()[0]
+	before := k.client.HLen(t.Context(), waiting).Val() + k.client.ZCard(t.Context(), queue).Val()
+	late, err := l.NewAcquisition("", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if locks, err := late.TryLock(t.Context(), []locking.KeySet{k.keySet("b")}); err != nil || locks[0].Held {
+		t.Errorf("somebody has passed who queues for b: %v", err)
+	}
+	if after := k.client.HLen(t.Context(), waiting).Val() + k.client.ZCard(t.Context(), queue).Val(); after != before {
+		t.Errorf("who does not wait queues: %d places, before %d", after, before)
+	}
+	late.Close(t.Context())
+	mustUnlock(t, l, inner, outer)
+	r := <-got
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	mustUnlock(t, l, r.lock)
+}
+
+// TestFair_ShortWaiterDies_QueueOutlastsIt has somebody queue for long and then others for a moment, who die: the queues and the
+// list of those who stand in them last for the long wait. Of the dead nothing stays on the list, be they found
+// in front, or alone in a queue that has ended.
+func TestFair_ShortWaiterDies_QueueOutlastsIt(t *testing.T) {
+	t.Parallel()
+	k := newHarness(t, fair)
+	ctx := t.Context()
+	l := k.locker(t, fair, time.Hour)
+	lock := mustLock(t, l, k.keySet("a", "b", "c"))
+	waiting := k.prefix + "waiting"
+	queueOf := func(name string) string { return k.prefix + "queue:" + k.keySet(name).Names()[0] }
+	queue := func(wait time.Duration, name string) *locking.Acquisition {
+		t.Helper()
+		a, err := l.NewAcquisition("", wait)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if locks, err := a.TryLock(ctx, []locking.KeySet{k.keySet(name)}); err != nil || locks[0].Held {
+			t.Fatalf("%+v %v", locks, err)
+		}
+		return a
+	}
+	ends := func(key string) time.Duration { return k.client.PExpireTime(ctx, key).Val() }
+	listed := func() int64 { return k.client.HLen(ctx, waiting).Val() }
+
+	const moment = 200 * time.Millisecond
+	queue(moment, "b")                // dies in front of the next
+	defer queue(long, "b").Close(ctx) //
+	defer queue(long, "a").Close(ctx) //
+	before := map[string]time.Duration{waiting: ends(waiting), queueOf("a"): ends(queueOf("a")), queueOf("b"): ends(queueOf("b"))}
+	queue(moment, "a") // dies behind one who lives
+	queue(moment, "c") // dies alone
+	for key, end := range before {
+		if after := ends(key); after < end || end <= 0 {
+			t.Errorf("%s ends at %v, before a shorter wait at %v", key, after, end)
+		}
+	}
+	stacktest.Eventually(t, "the queue of the one who died alone to end", func() bool { return k.client.Exists(ctx, queueOf("c")).Val() == 0 })
+	mustUnlock(t, l, lock)
+	for _, name := range []string{"b", "c"} {
+		if late := try(t, l, "", k.keySet(name)); late.Held == (name == "b") {
+			t.Errorf("%s is had by one who comes late: %v", name, late.Held)
+		} else if late.Held {
+			defer mustUnlock(t, l, late)
+		}
+	}
+	if n := k.client.ZCard(ctx, queueOf("b")).Val(); n != 1 {
+		t.Errorf("%d stand in the queue of b, one is dead", n)
+	}
+	const alive = 3 // two, and the last ticket
+	if n := listed(); n > alive+2 {
+		t.Errorf("%d are on the list, and who died in front was passed", n)
+	}
+	stacktest.Eventually(t, "the dead to be off the list", func() bool {
+		queue(long, "b").Close(ctx)
+		return listed() == alive
+	})
+}
+
+// TestFair_OneSetUnlocked_KeepsPlaceForOther has an acquisition that got one set and queues for another unlock the first: it
+// keeps its place for the other.
+func TestFair_OneSetUnlocked_KeepsPlaceForOther(t *testing.T) {
+	t.Parallel()
+	k := newHarness(t, fair)
+	ctx := t.Context()
+	l := k.locker(t, fair, long)
+	lock := mustLock(t, l, k.keySet("b"))
+	a, err := l.NewAcquisition("", long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close(ctx)
+	locks, err := a.TryLock(ctx, []locking.KeySet{k.keySet("a"), k.keySet("b")})
+	if err != nil || !locks[0].Held || locks[1].Held {
+		t.Fatalf("%+v %v", locks, err)
+	}
+	mustUnlock(t, l, locks[0], lock)
+	if late := try(t, l, "", k.keySet("b")); late.Held {
+		t.Error("who unlocks one set has lost its place for another")
+	}
+	if locks, err = a.TryLock(ctx, []locking.KeySet{k.keySet("b")}); err != nil || !locks[0].Held {
+		t.Fatalf("%+v %v", locks, err)
+	}
+	mustUnlock(t, l, locks[0])
+}
+
+// TestFair_FirstWaiterLeaves_NotifiesNext has somebody give up who is first in the queue for a key that is free: who
+// stands behind is told, and does not wait for as long as that one would have.
+func TestFair_FirstWaiterLeaves_NotifiesNext(t *testing.T) {
+	t.Parallel()
+	k := newHarness(t, fair)
+	l := k.locker(t, fair, time.Hour)
+	lock := mustLock(t, l, k.keySet("a"))
+	first, err := l.NewAcquisition("", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if locks, err := first.TryLock(t.Context(), []locking.KeySet{k.keySet("a", "b")}); err != nil || locks[0].Held {
+		t.Fatalf("%+v %v", locks, err)
+	}
+	got := make(chan lockResult, 1)
+	bound, cancel := context.WithTimeout(t.Context(), long) // not the end of a wait, after which it would try again
+	defer cancel()
+	go func() {
+		lock, err := l.Lock(bound, "", time.Hour, k.keySet("b"))
+		got <- lockResult{lock: lock, err: err}
+	}()
+	stacktest.Eventually(t, "somebody to wait", func() bool { return len(locking.Waiting(l, k.prefix)) == 1 })
+	first.Close(t.Context())
+	r := <-got
+	if r.err != nil {
+		t.Fatalf("nobody told who was behind: %v", r.err)
+	}
+	mustUnlock(t, l, r.lock, lock)
+}
+
+// withholdingHook keeps the next pipeline from the server: who sent it hears that it was given up.
+type withholdingHook struct {
+	redis.Hook
+	giveUp   func()        // called instead of sending the next; nil = it is sent
+	withheld []redis.Cmder // what was not sent
+}
+
+func (h *withholdingHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, commands []redis.Cmder) error {
+		giveUp := h.giveUp
+		if giveUp == nil {
+			return next(ctx, commands)
+		}
+		h.giveUp = nil
+		for _, c := range commands {
+			h.withheld = append(h.withheld, redis.NewCmd(context.WithoutCancel(ctx), c.Args()...))
+			c.SetErr(context.Canceled)
+		}
+		giveUp()
+		return context.Canceled
+	}
+}
+
+func (*withholdingHook) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (*withholdingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+// TestFair_AttemptAfterLeaving_IsRefused has an attempt reach Redis when its caller has given it up, and has left the queues: nobody
+// waits for one who has gone.
+func TestFair_AttemptAfterLeaving_IsRefused(t *testing.T) {
+	t.Parallel()
+	k := newHarness(t, fair)
+	l := k.locker(t, fair, long)
+	lock := mustLock(t, l, k.keySet("a"))
+
+	ctx, cancel := context.WithCancel(t.Context())
+	hook := &withholdingHook{giveUp: cancel}
+	k.client = newClient(t, stacktest.Shared().RedisURL)
+	k.client.AddHook(hook)
+	gone, err := k.locker(t, fair, long).NewAcquisition("", long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := gone.TryLock(ctx, []locking.KeySet{k.keySet("a")}); !errors.Is(err, context.Canceled) {
+		t.Fatalf("an attempt that was given up: %v", err)
+	}
+	gone.Close(t.Context())
+	if len(hook.withheld) != 1 {
+		t.Fatalf("%d commands were not sent", len(hook.withheld))
+	}
+	late := hook.withheld[0].(*redis.Cmd)
+	_ = k.client.Process(t.Context(), late) // it keeps its error
+	if reply, err := late.Result(); err != nil || !strings.Contains(fmt.Sprint(reply), "gone") {
+		t.Errorf("who came late was told %v %v", reply, err)
+	}
+	mustUnlock(t, l, lock)
+	mustUnlock(t, l, try(t, l, "", k.keySet("a")))
+	for _, key := range k.allKeys(t) {
+		if key != k.prefix+"fence" && k.client.PTTL(t.Context(), key).Val() <= 0 {
+			t.Errorf("%s stays for ever", key)
+		}
+	}
+}

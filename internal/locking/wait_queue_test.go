@@ -1,0 +1,500 @@
+package locking_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/locking"
+	"holdfast/internal/stack/stacktest"
+)
+
+// tryCounter counts the attempts to lock that the server has run. One whose script it did not
+// know, because another test flushed them, is not one.
+type tryCounter struct {
+	redis.Hook
+	n atomic.Int32
+}
+
+func (c *tryCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, commands []redis.Cmder) error {
+		err := next(ctx, commands)
+		for _, command := range commands {
+			args := command.Args()
+			locks := len(args) > 3 && strings.HasSuffix(fmt.Sprint(args[3]), "fence")
+			if locks && !redis.HasErrorPrefix(command.Err(), "NOSCRIPT") {
+				c.n.Add(1)
+			}
+		}
+		return err
+	}
+}
+
+func (*tryCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (*tryCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+// lockResult is what came of a Lock that was waited for elsewhere.
+type lockResult struct {
+	name string
+	lock *locking.Lock
+	err  error
+}
+
+// startWaiter waits for a lock elsewhere, and returns when the wait has begun.
+func (k harness) startWaiter(t *testing.T, l *locking.Locker, name string, got chan<- lockResult, set locking.KeySet) {
+	t.Helper()
+	before := len(locking.Waiting(l, k.prefix))
+	go func() {
+		lock, err := l.Lock(context.Background(), "", long, set)
+		got <- lockResult{name, lock, err}
+	}()
+	stacktest.Eventually(t, name+" to wait", func() bool { return len(locking.Waiting(l, k.prefix)) == before+1 })
+}
+
+// TestWait_LockReleased_WakesWaiter has a waiter wait for a lock with a long lease: it hears of the release,
+// and asks at most three times in all, before it listens, after that, and when it is woken.
+func TestWait_LockReleased_WakesWaiter(t *testing.T) {
+	t.Parallel()
+	for _, s := range []subject{ranges, fair} {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			k := newHarness(t, s)
+			holder := k.locker(t, s, long)
+			lock := mustLock(t, holder, k.keySet("a", "b", "c"))
+
+			other := k // another process, so to say
+			other.client = newClient(t, stacktest.Shared().RedisURL)
+			tries := new(tryCounter)
+			other.client.AddHook(tries)
+			l := other.locker(t, s, long)
+			got := make(chan lockResult)
+			k.startWaiter(t, l, "the waiter", got, k.keySet("c", "d"))
+			mustUnlock(t, holder, lock)
+			if r := <-got; r.err != nil {
+				t.Fatal(r.err)
+			}
+			if n := tries.n.Load(); n > 3 {
+				t.Errorf("asked %d times", n)
+			}
+		})
+	}
+}
+
+// TestWait_ReleasedBeforeWait_ReturnsAtOnce releases a lock after somebody has tried to get it and before it waits:
+// once before it listens, so that it cannot have heard, and once after that, heard by nobody who
+// waits. Neither may cost it the lease of the lock that is gone.
+func TestWait_ReleasedBeforeWait_ReturnsAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, s := range []subject{ranges, fair} {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			k := newHarness(t, s)
+			l := k.locker(t, s, long)
+			a, err := l.NewAcquisition("", long)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer a.Close(t.Context())
+			for round := range 3 {
+				lock := try(t, l, "", k.keySet("a"))
+				locks, err := a.TryLock(t.Context(), []locking.KeySet{k.keySet("a", "b")})
+				if err != nil || locks[0].Held {
+					t.Fatalf("round %d: %+v %v", round, locks[0], err)
+				}
+				before := locking.Received(l, k.prefix)
+				mustUnlock(t, l, lock)
+				if round > 0 {
+					stacktest.Eventually(t, "the release to be heard", func() bool { return locking.Received(l, k.prefix) > before })
+				}
+				if err := a.Wait(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if locks, err = a.TryLock(t.Context(), []locking.KeySet{k.keySet("a", "b")}); err != nil || !locks[0].Held {
+					t.Fatalf("round %d: the wait was over, and the lock was not had: %v", round, err)
+				}
+				mustUnlock(t, l, locks[0])
+			}
+		})
+	}
+}
+
+// TestWait_OlderWaiterExists_QueuesWithoutServer has somebody come while another waits in the same process: it does not
+// even ask the server, and is served after that one.
+func TestWait_OlderWaiterExists_QueuesWithoutServer(t *testing.T) {
+	t.Parallel()
+	k := newHarness(t, ranges)
+	tries := new(tryCounter)
+	k.client.AddHook(tries)
+	l := k.locker(t, ranges, long)
+	lock := mustLock(t, l, k.keySet("a"))
+	got := make(chan lockResult, 2)
+	k.startWaiter(t, l, "first", got, k.keySet("a", "b"))
+	before := tries.n.Load()
+	k.startWaiter(t, l, "second", got, k.keySet("a", "c"))
+	if n := tries.n.Load(); n != before {
+		t.Errorf("it asked %d times", n-before)
+	}
+	for _, want := range []string{"first", "second"} {
+		mustUnlock(t, l, lock)
+		r := <-got
+		if r.err != nil || r.name != want {
+			t.Fatalf("%s was served in place of the %s: %v", r.name, want, r.err)
+		}
+		lock = r.lock
+	}
+	mustUnlock(t, l, lock)
+}
+
+// TestWait_OlderAcquisition_IsServedFirst wakes a waiter while an older one, who has tried before the release, is
+// about to wait: the younger lines up behind it, and tells it.
+func TestWait_OlderAcquisition_IsServedFirst(t *testing.T) {
+	t.Parallel()
+	k := newHarness(t, ranges)
+	l := k.locker(t, ranges, long)
+	ctx := t.Context()
+	tryAgain := func(a *locking.Acquisition) bool {
+		t.Helper()
+		locks, err := a.TryLock(ctx, []locking.KeySet{k.keySet("a")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return locks[0].Held
+	}
+	lock := mustLock(t, l, k.keySet("a"))
+	var both [2]*locking.Acquisition
+	for i := range both {
+		var err error
+		if both[i], err = l.NewAcquisition("", long); err != nil {
+			t.Fatal(err)
+		}
+		defer both[i].Close(ctx)
+		tryAgain(both[i])
+		if err := both[i].Wait(ctx); err != nil { // until it listens
+			t.Fatal(err)
+		}
+		if tryAgain(both[i]) {
+			t.Fatal("locked twice")
+		}
+	}
+	older, younger := both[0], both[1]
+	waited := make(chan error)
+	wait := func(a *locking.Acquisition) {
+		go func() { waited <- a.Wait(ctx) }()
+		stacktest.Eventually(t, "the wait to begin", func() bool { return len(locking.Waiting(l, k.prefix)) == 1 })
+	}
+	wait(younger)
+	mustUnlock(t, l, lock)
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+	wait(older)
+	if tryAgain(younger) {
+		t.Error("the younger has passed the older, who was in line before it tried")
+	}
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+	if !tryAgain(older) {
+		t.Error("the older was told, and did not get the lock")
+	}
+}
+
+// TestWait_ReleaseMissed_NotifiesNextWaiter releases a key when two have tried for it and none waits: the first
+// who comes to wait tries again instead, and when that does not help it, tells the other.
+func TestWait_ReleaseMissed_NotifiesNextWaiter(t *testing.T) {
+	t.Parallel()
+	k := newHarness(t, ranges)
+	l := k.locker(t, ranges, long)
+	ctx := t.Context()
+	a, b := mustLock(t, l, k.keySet("a")), mustLock(t, l, k.keySet("b"))
+	begin := func(names ...string) (acquisition *locking.Acquisition, tryAgain func() bool) {
+		acquisition, err := l.NewAcquisition("", long)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { acquisition.Close(context.Background()) })
+		tryAgain = func() bool {
+			locks, err := acquisition.TryLock(ctx, []locking.KeySet{k.keySet(names...)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return locks[0].Held
+		}
+		tryAgain()
+		if err := acquisition.Wait(ctx); err != nil { // until it listens
+			t.Fatal(err)
+		}
+		tryAgain()
+		return acquisition, tryAgain
+	}
+	both, tryBoth := begin("a", "b")
+	one, tryOne := begin("a")
+	before := locking.Received(l, k.prefix)
+	mustUnlock(t, l, a)
+	stacktest.Eventually(t, "the release to be heard", func() bool { return locking.Received(l, k.prefix) > before })
+	if err := both.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	waited := make(chan error)
+	go func() { waited <- one.Wait(ctx) }()
+	stacktest.Eventually(t, "the wait to begin", func() bool { return len(locking.Waiting(l, k.prefix)) == 1 })
+	if tryBoth() {
+		t.Fatal("b is locked twice")
+	}
+	if err := <-waited; err != nil {
+		t.Fatal(err)
+	}
+	if !tryOne() {
+		t.Error("a is free, and was not had")
+	}
+	mustUnlock(t, l, b)
+}
+
+// TestWait_WokenWaiterStillBlocked_NotifiesNext wakes a waiter that finds another key in its way: who waits behind it for
+// the key that was released must hear of it.
+func TestWait_WokenWaiterStillBlocked_NotifiesNext(t *testing.T) {
+	t.Parallel()
+	k := newHarness(t, ranges)
+	l := k.locker(t, ranges, long)
+	a, b := mustLock(t, l, k.keySet("a")), mustLock(t, l, k.keySet("b"))
+	got := make(chan lockResult, 2)
+	k.startWaiter(t, l, "both", got, k.keySet("a", "b"))
+	k.startWaiter(t, l, "one", got, k.keySet("a"))
+	mustUnlock(t, l, a)
+	first := <-got
+	if first.name != "one" || first.err != nil {
+		t.Fatalf("%s was locked first (%v), while b is locked", first.name, first.err)
+	}
+	mustUnlock(t, l, first.lock, b)
+	if second := <-got; second.err != nil {
+		t.Error(second.err)
+	}
+}
+
+// TestWait_ManyWaiters_AllGetTheLock has 200 wait for one lock at once, one attempt of each before the lock is
+// released: all get it, one after the other, though each release wakes only one.
+func TestWait_ManyWaiters_AllGetTheLock(t *testing.T) {
+	t.Parallel()
+	const waiters = 200
+	for _, s := range []subject{ranges, fair} {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			k := newHarness(t, s)
+			l := k.locker(t, s, long)
+			lock := mustLock(t, l, k.keySet("a", "b"))
+			var all sync.WaitGroup
+			for i := range waiters {
+				all.Go(func() {
+					set := k.keySet("a", "b")
+					if i%2 == 0 {
+						set = k.keySet("b", "c")
+					}
+					lock, err := l.Lock(t.Context(), "", long, set)
+					if err == nil {
+						err = l.Unlock(t.Context(), lock)
+					}
+					if err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			stacktest.Eventually(t, "all to wait", func() bool { return len(locking.Waiting(l, k.prefix)) == waiters })
+			mustUnlock(t, l, lock)
+			all.Wait()
+		})
+	}
+}
+
+// TestWait_CancelledBeforeSubscribed_Ends has the first waiter of a process leave before the server was asked for
+// its channel.
+func TestWait_CancelledBeforeSubscribed_Ends(t *testing.T) {
+	t.Parallel()
+	k := newHarness(t, ranges)
+	lock := mustLock(t, k.locker(t, ranges, long), k.keySet("a"))
+	for range 50 {
+		l := k.locker(t, ranges, long)
+		a, err := l.NewAcquisition("", long)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		if _, err := a.TryLock(ctx, []locking.KeySet{k.keySet("a")}); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		if err := a.Wait(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("a cancelled wait ended by %v", err)
+		}
+		a.Close(ctx)
+	}
+	mustUnlock(t, k.locker(t, ranges, long), lock)
+}
+
+// TestWait_CutWhileSubscribing_RestoresChannels has the connection cut just when a second channel is asked for on it: it
+// comes back with both.
+func TestWait_CutWhileSubscribing_RestoresChannels(t *testing.T) {
+	t.Parallel()
+	k := newHarness(t, ranges)
+	other := k
+	other.prefix += "other:"
+	var cut atomic.Bool
+	options := *k.client.Options()
+	options.Dialer = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		return &cuttingConn{conn, &cut}, err
+	}
+	k.client = redis.NewClient(&options)
+	defer func() { _ = k.client.Close() }()
+	l := k.locker(t, ranges, long)
+	one, two := mustLock(t, l, k.keySet("a")), mustLock(t, l, other.keySet("a"))
+
+	var all sync.WaitGroup
+	for i, waits := range []harness{k, other} {
+		cut.Store(i == 1)
+		all.Go(func() { mustUnlock(t, l, mustLock(t, l, waits.keySet("a"))) })
+		stacktest.Eventually(t, "the release to be listened for", func() bool { return len(locking.Waiting(l, waits.prefix)) == 1 })
+	}
+	if cut.Load() {
+		t.Error("nothing was cut")
+	}
+	mustUnlock(t, l, one, two)
+	all.Wait()
+}
+
+// cuttingConn is a connection that is cut once, by the next subscription that is written to it.
+type cuttingConn struct {
+	net.Conn
+	cut *atomic.Bool
+}
+
+func (c *cuttingConn) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte("ssubscribe")) && c.cut.CompareAndSwap(true, false) {
+		_ = c.Close()
+	}
+	return c.Conn.Write(b)
+}
+
+// TestUnlock_PublishForbiddenByACL_Releases unlocks as a user whom the server's ACL lets use no channel: the lock is
+// released all the same.
+func TestUnlock_PublishForbiddenByACL_Releases(t *testing.T) {
+	t.Parallel()
+	k := newHarness(t, ranges)
+	user := strings.NewReplacer(":", "", "{", "", "}", "").Replace(k.prefix)
+	if err := k.client.Do(t.Context(), "acl", "setuser", user, "on", ">secret", "~*", "+@all", "resetchannels").Err(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { k.client.Do(context.Background(), "acl", "deluser", user) })
+	options := *k.client.Options()
+	options.Username, options.Password = user, "secret"
+	k.client = redis.NewClient(&options)
+	defer func() { _ = k.client.Close() }()
+	l := k.locker(t, ranges, long)
+	lock := mustLock(t, l, k.keySet("a"))
+	if waits := try(t, l, "", k.keySet("a")); waits.Held { // else nothing is to be published
+		t.Error("locked twice")
+	}
+	mustUnlock(t, l, lock)
+	if left := k.lockedKeys(t); len(left) != 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+// TestWait_SubscriptionsCutRepeatedly_AllFinish has many wait for sets that overlap, in several scopes at once and in three
+// processes, so to say. Many give up at some moment, and the server cuts all subscriptions again and
+// again. Nobody waits in vain.
+func TestWait_SubscriptionsCutRepeatedly_AllFinish(t *testing.T) {
+	t.Parallel()
+	const waiters, rounds, scopes, names = 30, 25, 3, 4
+	own := stacktest.StartRedis(t).RedisURL // others would not like to be cut
+	for _, s := range []subject{ranges, fair} {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			k := newHarness(t, s)
+			k.client = newClient(t, own)
+			lockers := []*locking.Locker{k.locker(t, s, long), k.locker(t, s, long), k.locker(t, s, long)}
+			var all sync.WaitGroup
+			for i := range waiters {
+				all.Go(func() {
+					for round := range rounds {
+						if i == 0 && round%5 == 0 {
+							if err := k.client.ClientKillByFilter(t.Context(), "type", "pubsub").Err(); err != nil {
+								t.Error(err)
+							}
+						}
+						if err := k.lockScopes(t.Context(), lockers[i%len(lockers)], scopes, names); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			all.Wait()
+			if left := k.lockedKeys(t); len(left) != 0 {
+				t.Errorf("left: %q", left)
+			}
+		})
+	}
+}
+
+// lockScopes locks some keys in each of several scopes, each as soon as it can be had, and gives up
+// at random.
+func (k harness) lockScopes(ctx context.Context, l *locking.Locker, scopes, names int) error {
+	ctx, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	if rand.IntN(4) == 0 {
+		timer := time.AfterFunc(rand.N(10*time.Millisecond), giveUp)
+		defer timer.Stop()
+	}
+	var sets []locking.KeySet
+	for i := range scopes {
+		scope := k
+		scope.prefix += fmt.Sprintf("scope-%d:", i)
+		var some []string
+		for range 1 + rand.IntN(names) {
+			some = append(some, fmt.Sprint(rand.IntN(names)))
+		}
+		set := scope.keySet(some...)
+		set.Fence = k.keySet().Fence
+		sets = append(sets, set)
+	}
+	a, err := l.NewAcquisition("", long)
+	if err != nil {
+		return err
+	}
+	defer a.Close(ctx)
+	for len(sets) > 0 {
+		locks, err := a.TryLock(ctx, sets)
+		if err == nil {
+			var held []*locking.Lock
+			sets = sets[:0]
+			for _, lock := range locks {
+				if lock.Held {
+					held = append(held, lock)
+				} else {
+					sets = append(sets, lock.KeySet)
+				}
+			}
+			err = l.Unlock(context.WithoutCancel(ctx), held...)
+		}
+		if err == nil && len(sets) > 0 {
+			err = a.Wait(ctx)
+		}
+		if ctx.Err() != nil {
+			return nil // it has given up
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,301 @@
+package preflight_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/preflight"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
+)
+
+func TestMain(m *testing.M) { stacktest.Main(m) }
+
+var retention = events.Retention{HoldLifetime: 2 * time.Hour, AnswerTTL: 24 * time.Hour}
+
+// harness is a namespace on servers that keep what they acknowledge, ready for a worker. Its tests
+// break one thing after the other, so it is not shared.
+type harness struct {
+	*stack.Stack
+	t     *testing.T
+	ns    events.Namespace
+	redis *redis.Client
+	pg    *pgx.Conn
+	nc    *nats.Conn
+	js    jetstream.JetStream
+}
+
+func newHarness(t *testing.T) *harness {
+	t.Helper()
+	s, err := stack.Start(t.Context(), stack.Options{Dir: stacktest.DataDir(t), NATS: true, Redis: true, Postgres: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	w := &harness{Stack: s, t: t, ns: "holdfast"}
+	w.redis = redis.NewClient(stacktest.RedisOptions(s.RedisURL))
+	t.Cleanup(func() { _ = w.redis.Close() })
+	if w.pg, err = pgx.Connect(t.Context(), s.PostgresURL); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = w.pg.Close(context.Background()) })
+	if w.nc, err = nats.Connect(s.NATSURL); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.nc.Close)
+	if w.js, err = jetstream.New(w.nc); err != nil {
+		t.Fatal(err)
+	}
+	w.migrate()
+	return w
+}
+
+// migrate does what worker migrate does.
+func (w *harness) migrate() {
+	w.t.Helper()
+	db := w.open(w.PostgresURL)
+	if err := db.Migrate(w.t.Context(), string(w.ns)); err != nil {
+		w.t.Fatal(err)
+	}
+	if _, err := holds.WriteFormat(w.t.Context(), string(w.ns), w.redis); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := events.Setup(w.t.Context(), w.js, w.ns, retention, zerolog.Nop()); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *harness) open(url string) *store.Store {
+	w.t.Helper()
+	db, err := store.Open(w.t.Context(), url, string(w.ns))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(db.Close)
+	return db
+}
+
+// check makes all checks, after a test has changed what is looked at.
+func (w *harness) check(change ...func(*preflight.Target)) map[string]preflight.Check {
+	w.t.Helper()
+	target := preflight.Target{
+		Namespace: string(w.ns), NATSURL: w.NATSURL, Redis: stacktest.RedisOptions(w.RedisURL), Retention: retention,
+	}
+	for _, c := range change {
+		c(&target)
+	}
+	if target.Store == nil { // with a new connection: some settings are fixed when one begins
+		db, err := store.Open(w.t.Context(), w.PostgresURL, string(w.ns))
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		defer db.Close()
+		target.Store = db
+	}
+	checks := make(map[string]preflight.Check)
+	for _, c := range preflight.Run(w.t.Context(), target) {
+		if _, twice := checks[c.Name]; twice {
+			w.t.Errorf("%s is present twice", c.Name)
+		}
+		if bad := c.Status == preflight.Fail || c.Status == preflight.Warn; bad != (c.Impact != "" && c.Fix != "") {
+			w.t.Errorf("a check without its reason or remedy, or with one for nothing: %+v", c)
+		}
+		if c.Found == "" {
+			w.t.Errorf("%s does not tell what was found", c.Name)
+		}
+		checks[c.Name] = c
+	}
+	return checks
+}
+
+// expect makes all checks and compares them with what healthy servers give, but for those that are
+// named here: like "redis.maxmemory_policy fail".
+func (w *harness) expect(what string, but []string, change ...func(*preflight.Target)) map[string]preflight.Check {
+	w.t.Helper()
+	want := maps.Clone(healthy)
+	for _, line := range but {
+		name, status, _ := strings.Cut(line, " ")
+		want[name] = preflight.Status(status)
+	}
+	checks := w.check(change...)
+	for _, name := range slices.Sorted(maps.Keys(checks)) {
+		if checks[name].Status != want[name] {
+			w.t.Errorf("%s: %s is %s, want %s: %+v", what, name, checks[name].Status, want[name], checks[name])
+		}
+	}
+	for name := range want {
+		if _, present := checks[name]; !present {
+			w.t.Errorf("%s: %s is not told", what, name)
+		}
+	}
+	return checks
+}
+
+// healthy is what the checks of such servers come to, whose users may do everything.
+var healthy = map[string]preflight.Status{
+	"redis.reachable": "ok", "redis.version": "ok", "redis.role": "ok", "redis.maxmemory_policy": "ok", "redis.notifications": "ok",
+	"redis.format": "ok", "redis.commands": "ok", "redis.privileges": "warn",
+	"nats.reachable": "ok", "nats.version": "ok", "nats.max_payload": "ok", "nats.stream.HOLDFAST_IN": "ok", "nats.stream.HOLDFAST_OUT": "ok",
+	"nats.stream.HOLDFAST_DLQ": "ok", "nats.stream.HOLDFAST_RUNS": "ok", "nats.replicas": "warn", "nats.consumers": "ok",
+	"nats.sync_interval": "unknown", "nats.rebuild": "ok", "nats.trim": "ok", "nats.privileges": "warn",
+	"postgres.reachable": "ok", "postgres.primary": "ok", "postgres.fsync": "ok", "postgres.synchronous_commit": "ok",
+	"postgres.full_page_writes": "ok", "postgres.schema": "ok", "postgres.grants": "ok", "postgres.privileges": "warn",
+	"clocks": "ok",
+}
+
+// applyFix does what a check says is to be done, as far as it is a command.
+func (w *harness) applyFix(c preflight.Check) {
+	w.t.Helper()
+	done := 0
+	for line := range strings.Lines(c.Fix) {
+		line = strings.TrimSpace(line)
+		if words, is := strings.CutPrefix(line, "redis-cli "); is {
+			var args []any
+			for _, word := range strings.Fields(words) {
+				args = append(args, word)
+			}
+			if err := w.redis.Do(w.t.Context(), args...).Err(); err != nil {
+				w.t.Errorf("%s: %v", line, err)
+			}
+			done++
+		}
+		if strings.HasSuffix(line, ";") {
+			w.sql(line)
+			done++
+		}
+		if line == "worker migrate" || strings.HasPrefix(line, "run worker migrate,") {
+			w.migrate()
+			done++
+		}
+		if args, is := strings.CutPrefix(line, "nats "); is {
+			w.natsCommand(args)
+			done++
+		}
+	}
+	if done == 0 {
+		w.t.Errorf("%s: there is nothing to be done in %q", c.Name, c.Fix)
+	}
+}
+
+func (w *harness) sql(statement string) {
+	w.t.Helper()
+	if _, err := w.pg.Exec(w.t.Context(), statement); err != nil {
+		w.t.Fatalf("%s: %v", statement, err)
+	}
+}
+
+func (w *harness) config(name, value string) {
+	w.t.Helper()
+	if err := w.redis.ConfigSet(w.t.Context(), name, value).Err(); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// altered is the address of a server behind a proxy that alters what the server says.
+func altered(t *testing.T, server string, alter func([]byte) []byte) string {
+	t.Helper()
+	return proxied(t, server, func(_ int, reply []byte) ([]byte, bool) { return alter(reply), true })
+}
+
+// proxied is the address of a server behind a proxy. answer is given what the server says, with the
+// number of the connection from 1, and returns what is told in its place, and whether the
+// connection goes on.
+func proxied(t *testing.T, server string, answer func(connection int, reply []byte) ([]byte, bool)) string {
+	t.Helper()
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	var open []net.Conn
+	t.Cleanup(func() {
+		_ = listener.Close()
+		mu.Lock()
+		for _, c := range open {
+			_ = c.Close()
+		}
+		mu.Unlock()
+		all.Wait()
+	})
+	serve := func(number int, near net.Conn) {
+		far, err := net.Dial("tcp4", server)
+		if err != nil {
+			_ = near.Close()
+			return
+		}
+		mu.Lock()
+		open = append(open, near, far)
+		mu.Unlock()
+		all.Go(func() { copyBytes(far, near, func(b []byte) ([]byte, bool) { return b, true }) })
+		copyBytes(near, far, func(b []byte) ([]byte, bool) { return answer(number, b) })
+	}
+	all.Go(func() {
+		for number := 1; ; number++ {
+			near, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			all.Go(func() { serve(number, near) })
+		}
+	})
+	return listener.Addr().String()
+}
+
+func copyBytes(to, from net.Conn, alter func([]byte) ([]byte, bool)) {
+	defer func() { _ = to.Close(); _ = from.Close() }()
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := from.Read(buffer)
+		if n > 0 {
+			text, more := alter(slices.Clone(buffer[:n]))
+			if _, err := to.Write(text); err != nil || !more {
+				return
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// hostOf is the host and port of a URL.
+func hostOf(url string) string {
+	_, rest, _ := strings.Cut(url, "://")
+	if _, after, found := strings.Cut(rest, "@"); found {
+		rest = after
+	}
+	host, _, _ := strings.Cut(rest, "/")
+	return host
+}
+
+func redisAt(address, user string) func(*preflight.Target) {
+	return func(t *preflight.Target) {
+		if user != "" {
+			user += ":pw@"
+		}
+		t.Redis = stacktest.RedisOptions(fmt.Sprintf("redis://%s%s/0", user, address))
+	}
+}
+
+func migrates(t *preflight.Target) { t.Migrates = true }
