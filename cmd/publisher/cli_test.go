@@ -114,10 +114,10 @@ func TestCompletion_PartialLine_ListsCandidates(t *testing.T) {
 	}
 }
 
-// TestSettings_EachVariable_IsInREADME finds each variable that a verb reads in README.md's table of settings.
-func TestSettings_EachVariable_IsInREADME(t *testing.T) {
+// TestSettings_EachVariable_IsDocumented finds each variable that a verb reads in docs/settings.md.
+func TestSettings_EachVariable_IsDocumented(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile(readmePath)
+	text, err := os.ReadFile(settingsPath)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func TestSettings_EachVariable_IsInREADME(t *testing.T) {
 				for _, variable := range flag.Envs {
 					seen++
 					if !strings.Contains(string(text), "| `"+variable+"` | `--"+flag.Name+"` |") {
-						t.Errorf("README.md has no row for %s, --%s of publisher %s", variable, flag.Name, verb.Path())
+						t.Errorf("docs/settings.md has no row for %s, --%s of publisher %s", variable, flag.Name, verb.Path())
 					}
 				}
 			}

@@ -495,8 +495,11 @@ func TestLoad_Rate_IsNotExceeded(t *testing.T) {
 	summaryOf(t, r).expect(t, 31, 0)
 }
 
-// readmePath is found before the tests go to a directory of their own.
-var readmePath, _ = filepath.Abs("../../README.md")
+// Absolute paths of documents: the tests change to a directory of their own.
+var (
+	readmePath, _   = filepath.Abs("../../README.md")
+	settingsPath, _ = filepath.Abs("../../docs/settings.md")
+)
 
 // TestLoad_READMEExample_PrintsWhatItShows does what README.md says of a file of events, and compares what it shows.
 func TestLoad_READMEExample_PrintsWhatItShows(t *testing.T) {
@@ -505,7 +508,7 @@ func TestLoad_READMEExample_PrintsWhatItShows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(readme), "Many events come from a file")
+	_, section, _ := strings.Cut(string(readme), "A file has one event a line")
 	blocks := strings.Split(strings.ReplaceAll(section, "sauna", fresh("sauna")), "```\n")
 	if len(blocks) < 6 {
 		t.Fatalf("%d blocks", len(blocks))

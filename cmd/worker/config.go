@@ -17,7 +17,7 @@ import (
 )
 
 // Config is everything that a running worker can be set to, each by a flag or by the environment. A command
-// embeds the parts that it uses and no others: what it ignores is not in its help. The table in README.md is
+// embeds the parts that it uses and no others: what it ignores is not in its help. The table in docs/settings.md is
 // generated from the flags of all commands.
 type Config struct {
 	Connections `embed:"" group:"Connections:"`
