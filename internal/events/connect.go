@@ -8,16 +8,15 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// flushLimit is how long a connection that takes nothing is waited for: whoever publishes is held up meanwhile,
-// and so is a worker that is to stop.
+// flushLimit bounds a write to a connection that accepts no data. It delays a publisher, and a worker that stops.
 const flushLimit = 2 * time.Second
 
-// connectLimit bounds the way to one server, up to its first word.
+// connectLimit bounds the connection to one server, up to the server's first message.
 const connectLimit = 5 * time.Second
 
-// Connect connects to NATS as every program of ours does: it reconnects for ever, and tells
-// logf when it is cut off, when it is back, and which permission it lacks. The inboxes of a user
-// begin with _INBOX.<user>. It returns ErrURL for what is no URL; no error tells a password.
+// Connect connects to NATS. The connection reconnects for ever, and logs disconnections, reconnections and missing
+// permissions by logf. The inboxes of a user begin with _INBOX.<user>. Connect returns ErrURL for a malformed URL. No
+// error or log message contains a password.
 func Connect(url, name string, logf func(format string, args ...any), options ...nats.Option) (*nats.Conn, error) {
 	inbox, err := inboxOf(url)
 	if err != nil {
@@ -34,10 +33,10 @@ func Connect(url, name string, logf func(format string, args ...any), options ..
 		nats.FlusherTimeout(flushLimit),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
-				logf("nats: cut off: %v", err)
+				logf("nats: disconnected: %v", err)
 			}
 		}),
-		nats.ReconnectHandler(func(nc *nats.Conn) { logf("nats: connected again to %s", RedactedURL(nc.ConnectedUrl())) }),
+		nats.ReconnectHandler(func(nc *nats.Conn) { logf("nats: reconnected to %s", RedactedURL(nc.ConnectedUrl())) }),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { logf("nats: %v", err) }),
 	}, options...)
 	nc, err := nats.Connect(url, options...)
@@ -47,14 +46,13 @@ func Connect(url, name string, logf func(format string, args ...any), options ..
 	return nc, nil
 }
 
-// What a worker has on its way to be stored.
 const (
-	storingMax = 16384 // outcomes and dead letters of all consumers
-	storeLimit = 5 * time.Second
+	storingMax = 16384           // messages that wait for their PubAcks: outcomes and dead letters of all consumers
+	storeLimit = 5 * time.Second // of the wait for a PubAck
 )
 
-// NewJetStream returns a JetStream context as a Consumer and an Announcer need it: what they wait for to be stored ends
-// as stored or not, also when the server's word is lost.
+// NewJetStream returns a JetStream context for a Consumer and an Announcer. It bounds the wait for each PubAck, so that
+// a lost PubAck becomes an error.
 func NewJetStream(nc *nats.Conn) (jetstream.JetStream, error) {
 	return jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(storingMax), jetstream.WithPublishAsyncTimeout(storeLimit))
 }
