@@ -286,3 +286,16 @@ func (h *harness) get(d *DeadLetters, seq uint64) *events.DeadLetter {
 	}
 	return l
 }
+
+// awaitDuplicateWindowOver waits until JetStream has forgotten the message ids of the inbound stream.
+func (h *harness) awaitDuplicateWindowOver() {
+	h.t.Helper()
+	stacktest.Eventually(h.t, "the end of the duplicate window", func() bool {
+		stream, err := h.js.Stream(h.t.Context(), h.ns.InStream())
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		info := stream.CachedInfo()
+		return info.TimeStamp.Sub(info.State.LastTime) > 2*info.Config.Duplicates
+	})
+}

@@ -67,6 +67,7 @@ func TestReplay_SameDeadLetterTwice_PublishedOnce(t *testing.T) {
 		{bad, "", false, deadLettered},
 	} {
 		if c.want.Result == ReplayDuplicate {
+			h.awaitDuplicateWindowOver() // JetStream no longer knows the message id
 			if err := r.Resume(t.Context(), &RunLog{startedAt: begun}); err != nil {
 				t.Fatal(err)
 			}
