@@ -51,7 +51,7 @@ func BenchmarkAudit(b *testing.B) {
 			runtime.ReadMemStats(&before)
 			peak, reported := uint64(0), 0
 			options := audit.Options{Progress: func(string, float64) {
-				if reported++; reported%100 != 0 { // it stops the world
+				if reported++; reported%100 != 0 { // ReadMemStats stops the world
 					return
 				}
 				var now runtime.MemStats

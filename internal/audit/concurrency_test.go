@@ -17,9 +17,9 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestRun_WorkersBusy_NoFindings audits a town all the while that several publishers book, extend, pay, pay late, cancel
-// and let lapse what two workers grant, on a resource that is looked at in pages and on small ones. No audit
-// finds anything, and the one at rest has nothing pending.
+// TestRun_WorkersBusy_NoFindings audits again and again while publishers book, extend, pay, pay
+// late and cancel, and holds expire. Two workers decide the events, on one resource that is read in
+// pages and on small ones. No audit finds anything. At rest nothing is pending.
 func TestRun_WorkersBusy_NoFindings(t *testing.T) {
 	t.Parallel()
 	const publishers, each = 8, 60
@@ -50,7 +50,7 @@ func TestRun_WorkersBusy_NoFindings(t *testing.T) {
 				return
 			}
 			if len(report.Findings) > 0 {
-				t.Errorf("audit %d of a busy town:\n%s", number, findingsText(report))
+				t.Errorf("audit %d under load:\n%s", number, findingsText(report))
 			}
 		}
 	})
@@ -75,8 +75,8 @@ func TestRun_WorkersBusy_NoFindings(t *testing.T) {
 	w.wantNoFindings()
 }
 
-// TestRun_MessagesArriveLate_AreAwaited has messages of a stream arrive late, when the server has sent all of them and says that it
-// has no more: the audit waits for them.
+// TestRun_MessagesArriveLate_AreAwaited delays messages of a stream after the server has sent all
+// of them and has reported that there are no more. The audit waits for them.
 func TestRun_MessagesArriveLate_AreAwaited(t *testing.T) {
 	t.Parallel()
 	const number = 300
@@ -96,12 +96,12 @@ func TestRun_MessagesArriveLate_AreAwaited(t *testing.T) {
 	for _, bytes := range []int64{number * 300, number * 1000} { // among the events, and among the outcomes
 		late.PauseAfter(bytes)
 		if checked := w.wantNoFindings().Stats; checked.Events != number+1 || checked.Outcomes != number+1 {
-			t.Errorf("paused after %d bytes, it has read %+v", bytes, checked)
+			t.Errorf("paused after %d bytes, checked %+v", bytes, checked)
 		}
 	}
 }
 
-// placeMany asks for many holds at once, and waits until all are granted.
+// placeMany requests many holds at once, and waits until all are granted.
 func (w *harness) placeMany(resource string, number int, slots []string) {
 	w.Helper()
 	ttl := int64(3600)
@@ -119,7 +119,7 @@ func (w *harness) placeMany(resource string, number int, slots []string) {
 	})
 }
 
-// playCustomer asks for a hold and does with it what people do.
+// playCustomer requests a hold, and then cancels, extends, pays or leaves it at random.
 func (w *harness) playCustomer(resource, user string, slots []string) {
 	some := slices.Clone(slots)
 	rand.Shuffle(len(some), func(i, j int) { some[i], some[j] = some[j], some[i] })
@@ -153,15 +153,16 @@ func (w *harness) playCustomer(resource, user string, slots []string) {
 	}
 }
 
-// awaitDeadline waits until a hold is over by Redis' clock.
+// awaitDeadline waits until the deadline of a hold has passed by Redis' clock.
 func (w *harness) awaitDeadline(resource, hold string) {
-	stacktest.Eventually(w, "a lapse", func() bool {
+	stacktest.Eventually(w, "the deadline", func() bool {
 		return w.redis.Exists(w.Context(), w.key(resource, "hold:"+uuidOf(hold))).Val() == 0
 	})
 }
 
-// TestRepair_WorkersBusy_CountersRepaired makes counters wrong on a large and on a small resource while both are being
-// booked. An audit finds just that, and a repair mends it, however the numbers have changed since.
+// TestRepair_WorkersBusy_CountersRepaired makes counters of a large and of a small resource wrong
+// under load. An audit finds exactly those, and a repair corrects them although the counters change
+// all the time.
 func TestRepair_WorkersBusy_CountersRepaired(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)

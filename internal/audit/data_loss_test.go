@@ -18,26 +18,26 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// newSupervisor returns what notices that Redis has lost its data, and fills it again.
+// newSupervisor returns a supervisor, which detects that Redis has lost data and rebuilds it.
 func (w *harness) newSupervisor(term *holds.EpochTerm) *holds.Supervisor {
 	return holds.NewSupervisor(holds.SupervisorOptions{
-		Namespace: w.namespace, Name: "keeper", Policy: w.policy, Term: term,
+		Namespace: w.namespace, Name: "supervisor", Policy: w.policy, Term: term,
 		Redis:      func() *redis.Options { return stacktest.RedisOptions(stacktest.Shared().RedisURL) },
 		EpochStore: w.store, Inventory: w.store, OutcomeLog: events.NewOutcomeLog(w.js, w.subjects, zerolog.Nop()),
 		Fence: locking.FenceBase(w.store.FenceBase).Next, Log: zerolog.Nop(),
 	})
 }
 
-// runSupervisor has a Keeper keep watch until the test is over, as in every worker: without one, what is decided may be
-// published for two seconds after the last look, and then never.
+// runSupervisor runs a supervisor until the test ends, as every worker does. Without it outcomes
+// may be published for only two seconds after the last check.
 func (w *harness) runSupervisor(supervisor *holds.Supervisor) {
 	var running sync.WaitGroup
 	running.Go(func() { _ = supervisor.Run(w.Context()) })
 	w.Cleanup(running.Wait)
 }
 
-// checkEpoch has a Keeper check the servers, which may not answer in time on a slow machine, and fails the test unless it
-// finds an epoch that is written, or is not.
+// checkEpoch lets a supervisor check the servers, which may be slow to answer, and fails the test
+// unless the epoch is complete or not, as wanted.
 func (w *harness) checkEpoch(supervisor *holds.Supervisor, written bool) {
 	w.Helper()
 	stacktest.Eventually(w, "the servers to answer", func() bool {
@@ -52,7 +52,7 @@ func (w *harness) checkEpoch(supervisor *holds.Supervisor, written bool) {
 	})
 }
 
-// removeRedisData removes all that Redis has of a town.
+// removeRedisData removes all data of the namespace from Redis.
 func (w *harness) removeRedisData() {
 	w.Helper()
 	ctx := w.Context()
@@ -63,9 +63,9 @@ func (w *harness) removeRedisData() {
 	w.must(keys.Err())
 }
 
-// TestRun_RedisLostAndRebuilt_NoFindings loses all that Redis has of a town. While it is lost nothing of it is judged and nothing is
-// repaired, also where something is left; an audit finds nothing when it was filled again, and what goes wrong then is
-// healed as before.
+// TestRun_RedisLostAndRebuilt_NoFindings removes all data from Redis. Until the rebuild nothing is
+// checked or repaired, even where data is left. After it an audit finds nothing, and new corruption
+// is healed as before.
 func TestRun_RedisLostAndRebuilt_NoFindings(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
@@ -90,14 +90,14 @@ func TestRun_RedisLostAndRebuilt_NoFindings(t *testing.T) {
 	}
 	report := s.audit(audit.Options{})
 	if got := findingsText(report); len(report.Findings) != 1 || report.Findings[0].Kind != audit.DataLost ||
-		!strings.Contains(got, "the epoch is gone") || !strings.Contains(got, "nobody fills it again yet") || !strings.Contains(got, "2 resources could not be looked at in redis") {
+		!strings.Contains(got, "the epoch is gone") || !strings.Contains(got, "the rebuild has not started") || !strings.Contains(got, "2 resources could not be read in redis") {
 		t.Errorf("found\n%s", got)
 	}
 	if err := audit.Repair(ctx, s.backends, planned.Findings, memory); !errors.Is(err, holds.ErrDataLost) {
 		t.Errorf("a repair ended with %v", err)
 	}
 	if got := s.redis.HGet(ctx, s.key("hall", "counts"), "A-1").Val(); got != "7" {
-		t.Errorf("somebody has set the counter to %q", got)
+		t.Errorf("the counter is %q, want it unchanged", got)
 	}
 
 	if _, err := supervisor.Rebuild(ctx, "a test", false, func(string) {}); err != nil {
@@ -111,7 +111,7 @@ func TestRun_RedisLostAndRebuilt_NoFindings(t *testing.T) {
 	wrongCounter()
 	s.must(w.Round(ctx))
 	if got := s.redis.HGet(ctx, s.key("hall", "counts"), "A-1").Val(); got != "3" {
-		t.Errorf("it was healed to %q", got)
+		t.Errorf("healed to %q", got)
 	}
 	s.wantNoFindings()
 	s.term = term
@@ -122,12 +122,12 @@ func TestRun_RedisLostAndRebuilt_NoFindings(t *testing.T) {
 	s.wantNoFindings()
 }
 
-// TestRun_ExtensionLost_PaymentCounts has a hold extended, and then paid after its first deadline, by a worker that tells nobody, and
-// loses what Redis has: the payment counts, the extension is forgotten. That is no fault; it is one where nobody
-// has asked for an extension.
+// TestRun_ExtensionLost_PaymentCounts extends a hold and then pays it after its first deadline,
+// without publishing either outcome. Then Redis loses its data. The payment counts and the
+// extension is lost, which is no finding. It is one if no extension was requested.
 func TestRun_ExtensionLost_PaymentCounts(t *testing.T) {
 	t.Parallel()
-	for name, want := range map[string]string{"asked for": "", "not asked for": "after_end"} {
+	for name, want := range map[string]string{"requested": "", "not requested": "after_end"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newHarness(t)
@@ -141,7 +141,7 @@ func TestRun_ExtensionLost_PaymentCounts(t *testing.T) {
 
 			var hold holds.HoldID
 			event := ""
-			for ttl := time.Second; event != holds.EventHoldExtended; ttl *= 2 { // on a slow machine it lapses before
+			for ttl := time.Second; event != holds.EventHoldExtended; ttl *= 2 { // on a slow machine the hold may expire first
 				var err error
 				hold, err = holds.ParseHoldID(w.request("hall", "ana-"+ttl.String(), ttl, 1, "A-1"))
 				w.must(err)
@@ -163,7 +163,7 @@ func TestRun_ExtensionLost_PaymentCounts(t *testing.T) {
 			granted := w.outcomes(holds.EventHoldCreated)
 			var created holds.HoldCreated
 			w.must(json.Unmarshal(granted[len(granted)-1].Data, &created))
-			stacktest.Eventually(t, "the deadline that was told", func() bool {
+			stacktest.Eventually(t, "the published deadline", func() bool {
 				return !w.redis.Time(ctx).Val().Before(created.ExpiresAt.Time)
 			})
 			_, err := w.js.PublishMsg(ctx, w.message(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold.String(), PaymentID: "p"}))
@@ -185,7 +185,7 @@ func TestRun_ExtensionLost_PaymentCounts(t *testing.T) {
 			w.runSupervisor(supervisor)
 			w.startWorkers(1)
 			w.awaitOutcomes(holds.EventHoldConfirmed, 1)
-			stacktest.Eventually(t, "all to be answered", func() bool {
+			stacktest.Eventually(t, "every event to be answered", func() bool {
 				report := w.audit(audit.Options{})
 				return report.Pending == audit.Pending{}
 			})

@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { stacktest.Main(m) }
 
-// harness is a namespace of its own on real servers, with workers that can be stopped.
+// harness is a namespace on real servers, with workers that can be stopped.
 type harness struct {
 	testing.TB
 	namespace string
@@ -39,7 +39,7 @@ type harness struct {
 	term      *holds.EpochTerm
 	policy    holds.Policy
 
-	stop func() // ends the workers that run
+	stop func() // ends the running workers
 }
 
 var harnessPolicy = holds.Policy{
@@ -50,7 +50,7 @@ var harnessPolicy = holds.Policy{
 
 const memory = 24 * time.Hour
 
-// newHarness makes a namespace ready. No worker runs in it yet.
+// newHarness creates a namespace. It runs no worker yet.
 func newHarness(t testing.TB) *harness {
 	t.Helper()
 	shared := stacktest.Shared()
@@ -86,7 +86,7 @@ func (w *harness) must(err error) {
 	}
 }
 
-// beginEpoch has Redis and Postgres belong together.
+// beginEpoch writes the epoch of Postgres to Redis and marks it as complete.
 func (w *harness) beginEpoch() {
 	w.Helper()
 	epoch, err := w.store.Epoch(w.Context())
@@ -97,14 +97,14 @@ func (w *harness) beginEpoch() {
 	w.term = holds.StaticTerm(epoch.Name, server)
 }
 
-// service returns what decides in this town.
+// service returns a Service of the namespace.
 func (w *harness) service() *holds.Service {
 	locker := locking.New(locking.NewRange(w.redis, locking.RangeOptions{Lease: locking.FixedLease(5 * time.Second), FenceBase: w.store.FenceBase}), locking.Options{})
 	w.Cleanup(func() { _ = locker.Close() })
 	return holds.NewService(w.namespace, w.redis, locker, w.store, w.term, w.policy)
 }
 
-// startWorkers runs a number of workers until rest.
+// startWorkers runs a number of workers until stopWorkers.
 func (w *harness) startWorkers(number int) {
 	w.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -150,7 +150,7 @@ func (w *harness) setInventory(resource string, capacity int64, slots ...string)
 	w.publish(events.InventorySet, resource, events.InventorySetData{ResourceID: resource, SlotSelection: holds.SlotSelection{Slots: slots}, Capacity: capacity})
 }
 
-// request asks for a hold and returns its id, "" when it was refused.
+// request requests a hold and returns its id, "" when it was refused.
 func (w *harness) request(resource, user string, ttl time.Duration, quantity int64, slots ...string) string {
 	w.Helper()
 	seconds := int64(ttl / time.Second)
@@ -169,13 +169,13 @@ func (w *harness) pay(hold, payment string) string {
 	return w.publish(events.PaymentConfirmed, resource, events.PaymentConfirmedData{HoldID: hold, PaymentID: payment}).Type
 }
 
-// awaitOutcomes waits until so many outcomes of a kind are stored.
+// awaitOutcomes waits until n outcomes of an event are stored.
 func (w *harness) awaitOutcomes(event string, n int) {
 	w.Helper()
 	stacktest.Eventually(w, fmt.Sprintf("%d %s", n, event), func() bool { return len(w.outcomes(event)) >= n })
 }
 
-// outcomes returns the stored outcomes of a kind, "" = all, in order, each once.
+// outcomes returns the stored outcomes of an event in order; all outcomes for "".
 func (w *harness) outcomes(event string) (found []events.Envelope) {
 	w.Helper()
 	stream, err := w.js.Stream(w.Context(), w.subjects.OutStream())
@@ -200,7 +200,7 @@ func (w *harness) stopWorkers() {
 	w.stop()
 }
 
-// key is the name of a key of a resource.
+// key returns a key of a resource.
 func (w *harness) key(resource, name string) string {
 	return fmt.Sprintf("%s:{%d}:%s:%s", w.namespace, holds.Partition(resource), resource, name)
 }
@@ -223,12 +223,12 @@ func (w *harness) wantNoFindings() *audit.Report {
 	w.Helper()
 	report := w.audit(audit.Options{})
 	if len(report.Findings) > 0 {
-		w.Errorf("the audit is not silent:\n%s", findingsText(report))
+		w.Errorf("the audit has findings:\n%s", findingsText(report))
 	}
 	return report
 }
 
-// findingsText is what an audit has found, a line each.
+// findingsText formats a report, one line per finding.
 func findingsText(r *audit.Report) string {
 	var lines []string
 	for _, f := range r.Findings {
@@ -241,7 +241,7 @@ func findingsText(r *audit.Report) string {
 	return strings.Join(append(lines, r.Inconclusive...), "\n")
 }
 
-// kinds are the kinds of what an audit has found.
+// kinds returns the kinds of the findings, sorted.
 func kinds(r *audit.Report) (all []string) {
 	for _, f := range r.Findings {
 		all = append(all, string(f.Kind))

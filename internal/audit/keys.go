@@ -7,7 +7,7 @@ import (
 	"holdfast/internal/holds"
 )
 
-// keyspace names the Redis keys of a namespace, as holds/doc.go tells them.
+// keyspace is a namespace. It names the Redis keys that holds/doc.go describes.
 type keyspace string
 
 func (ns keyspace) partition(p int) string { return string(ns) + ":{" + strconv.Itoa(p) + "}:" }
@@ -25,7 +25,7 @@ func (ns keyspace) of(resource string) []string {
 	}
 }
 
-// pattern matches every key of a resource, or of all when it is "".
+// pattern returns the pattern of every key of a resource, or of all keys for "".
 func (ns keyspace) pattern(resource string) string {
 	if resource == "" {
 		return string(ns) + ":{*"
@@ -33,14 +33,14 @@ func (ns keyspace) pattern(resource string) string {
 	return ns.prefix(resource) + "*"
 }
 
-// key is what the name of a key says.
+// key is the parsed name of a key.
 type key struct {
-	resource string // "" = it is a partition's own
+	resource string // "" for a key of a partition
 	name     string // what follows the prefix
-	ours     bool   // it is one that holds/doc.go knows, in the partition of its resource
+	ours     bool   // holds/doc.go describes it, and it is in the partition of its resource
 }
 
-// parse reads the name of a key.
+// parse parses the name of a key.
 func (ns keyspace) parse(name string) key {
 	rest, _ := strings.CutPrefix(name, string(ns)+":{")
 	number, rest, _ := strings.Cut(rest, "}:")
@@ -54,7 +54,7 @@ func (ns keyspace) parse(name string) key {
 	return k
 }
 
-// isOwn reports whether a key is one of those that every script is given.
+// isOwn reports whether a key is one of the keys that every script gets.
 func isOwn(name string) bool {
 	switch name {
 	case "counts", "records", "due", "departing", "tombstones", "rev", "users":
@@ -63,7 +63,7 @@ func isOwn(name string) bool {
 	return false
 }
 
-// isStray reports whether keys of a kind are there because of a hold, or end by themselves.
+// isStray reports whether keys of a kind belong to a hold, or expire by themselves.
 func isStray(kind string) bool {
 	switch kind {
 	case "hold", "started", "request", "extension", "lock", "locks", "waited_for", "waiting", "queue", "gone":

@@ -15,7 +15,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// crashableLeases is a worker's view of the leases. When it dies it releases none.
+// crashableLeases is a worker's view of the leases. After a crash of the worker it releases none.
 type crashableLeases struct {
 	audit.Leases
 	refused atomic.Int64
@@ -37,7 +37,7 @@ func (m *crashableLeases) ReleaseLease(ctx context.Context, name, holder string)
 	return m.Leases.ReleaseLease(ctx, name, holder)
 }
 
-// runReconciler runs a Reconciler of its own until stop is called.
+// runReconciler runs another Reconciler until stop is called.
 func (s *scene) runReconciler() (w *recordedReconciler, leases *crashableLeases, stop func()) {
 	s.Helper()
 	w, leases = &recordedReconciler{t: s.TB, reader: sdkmetric.NewManualReader()}, &crashableLeases{Leases: s.store}
@@ -53,9 +53,9 @@ func (s *scene) runReconciler() (w *recordedReconciler, leases *crashableLeases,
 	return w, leases, stop
 }
 
-// TestReconciler_SeveralWorkers_OneReads runs a Reconciler after another. One reads all that is kept, while the others
-// heal what they find corrupt themselves; the next does so when the one before is gone: at once when it was stopped, at
-// the end of its lease when it was killed.
+// TestReconciler_SeveralWorkers_OneReads runs several Reconcilers. One runs the rounds, while the
+// others only heal the resources that their own scripts report. When it ends, the next takes over:
+// at once if it was stopped, at the end of its lease if it was killed.
 func TestReconciler_SeveralWorkers_OneReads(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
@@ -83,21 +83,21 @@ func TestReconciler_SeveralWorkers_OneReads(t *testing.T) {
 	kill()
 	refused(leases)
 	if got := second.measured("holdfast.audit.rounds"); got != 0 {
-		t.Errorf("the second has read everything %d times", got)
+		t.Errorf("the second has run %d rounds", got)
 	}
 	s.execute(`UPDATE leases SET held_until = clock_timestamp()`)
 	rounds(second, 1)
 	third, leases, _ := s.runReconciler()
 	refused(leases)
 	if got := third.measured("holdfast.audit.rounds"); got != 0 {
-		t.Errorf("the third has read everything %d times", got)
+		t.Errorf("the third has run %d rounds", got)
 	}
 	stop()
 	rounds(third, 1)
 }
 
-// TestReconciler_BudgetExhausted_HealsWhatIsReported has no budget left for a round: it rests, and what is reported
-// meanwhile is healed at once.
+// TestReconciler_BudgetExhausted_HealsWhatIsReported leaves no budget for a round, which rests. A
+// resource that is reported meanwhile is healed at once.
 func TestReconciler_BudgetExhausted_HealsWhatIsReported(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
@@ -111,11 +111,12 @@ func TestReconciler_BudgetExhausted_HealsWhatIsReported(t *testing.T) {
 	stacktest.Eventually(t, "the counter to be healed", func() bool { return w.measured("holdfast.audit.healed") == 1 })
 	cancel()
 	if err := <-done; err == nil {
-		t.Error("the round came to its end")
+		t.Error("the round ended without an error")
 	}
 }
 
-// TestResources_ManySlots_ReadsNoOthers reads a page of resources that have many slots: one row of each is read.
+// TestResources_ManySlots_ReadsNoOthers reads a page of resources with many slots: about one row of
+// each is read.
 func TestResources_ManySlots_ReadsNoOthers(t *testing.T) {
 	t.Parallel()
 	const resources, limit = 20, 12
@@ -145,7 +146,7 @@ func TestResources_ManySlots_ReadsNoOthers(t *testing.T) {
 	}
 }
 
-// planNode is a node of a plan that was executed.
+// planNode is a node of an executed query plan.
 type planNode struct {
 	Relation string  `json:"Relation Name"`
 	Rows     float64 `json:"Actual Rows"`

@@ -18,8 +18,9 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestRun_WorkIsPending_IsCounted audits what is on its way for long: an event that no worker takes, a payment that has
-// claimed its hold and waits for Postgres, and a hold that nobody sweeps.
+// TestRun_WorkIsPending_IsCounted audits work that stays in progress: an event that no worker
+// fetches, a payment that has claimed its hold and waits for Postgres, and an expired hold that is
+// not swept.
 func TestRun_WorkIsPending_IsCounted(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
@@ -46,7 +47,7 @@ func TestRun_WorkIsPending_IsCounted(t *testing.T) {
 	w.awaitDeadline("tent", short)
 	report = w.wantNoFindings()
 	if p := report.Pending; p.Events != 2 || p.Expirations+p.Announcements == 0 && len(w.outcomes(holds.EventHoldExpired)) < 3 {
-		t.Errorf("while nobody works, pending is %+v", p)
+		t.Errorf("without workers, pending is %+v", p)
 	}
 	w.must(tx.Rollback(t.Context()))
 	w.startWorkers(1)
@@ -54,7 +55,8 @@ func TestRun_WorkIsPending_IsCounted(t *testing.T) {
 	w.wantNoFindings()
 }
 
-// TestRun_Duplicates_CountAsOne publishes an event twice, and stores an outcome twice: both are one.
+// TestRun_Duplicates_CountAsOne publishes an event twice and stores an outcome twice. Both count as
+// one.
 func TestRun_Duplicates_CountAsOne(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
@@ -63,7 +65,7 @@ func TestRun_Duplicates_CountAsOne(t *testing.T) {
 	for range 2 {
 		_, err := s.client.Request(stacktest.WaitContext(t), m)
 		s.must(err)
-		m.Header.Del("Nats-Msg-Id") // or the stream would drop what comes twice
+		m.Header.Del("Nats-Msg-Id") // or the stream would drop the duplicate
 	}
 	e := s.outcomeOf(holds.EventHoldReleased, s.other)
 	s.storedAs(e.ID, holds.EventHoldReleased, "hall", e.Subject, e.CausationID, e.Data)
@@ -71,11 +73,11 @@ func TestRun_Duplicates_CountAsOne(t *testing.T) {
 	s.wantNoFindings()
 }
 
-// TestRun_OldMessagesDropped_Inconclusive drops the older part of each stream, as retention does. What cannot be told
-// any more is counted, and no fault.
+// TestRun_OldMessagesDropped_Inconclusive drops the older part of each stream, as retention does.
+// What cannot be checked any more is inconclusive, and no finding.
 func TestRun_OldMessagesDropped_Inconclusive(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"in", "out", "both", "out, all of it"} {
+	for _, name := range []string{"in", "out", "both", "all of out"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newScene(t)
@@ -92,12 +94,12 @@ func TestRun_OldMessagesDropped_Inconclusive(t *testing.T) {
 			switch name {
 			case "out", "both":
 				purge(s.subjects.OutStream(), -4)
-			case "out, all of it":
+			case "all of out":
 				purge(s.subjects.OutStream(), 1)
 			}
 			report := s.wantNoFindings()
 			if len(report.Inconclusive) == 0 {
-				t.Errorf("it does not say what it cannot tell: %+v", report)
+				t.Errorf("nothing is inconclusive: %+v", report)
 			}
 			for stream, since := range report.StreamStarts {
 				gone := stream == s.subjects.InStream() && (name == "in" || name == "both") || stream == s.subjects.OutStream() && name != "in"
@@ -110,25 +112,25 @@ func TestRun_OldMessagesDropped_Inconclusive(t *testing.T) {
 	}
 }
 
-// TestRun_CapacityUnknown_Inconclusive lowers a capacity by SQL below what was once sold, when what it was is not
-// told any more: that is no fault, and cannot be told from one.
+// TestRun_CapacityUnknown_Inconclusive lowers a capacity by SQL below what was sold before, after
+// the events with the earlier capacity were dropped. That is inconclusive, and no finding.
 func TestRun_CapacityUnknown_Inconclusive(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	for _, name := range []string{s.subjects.InStream(), s.subjects.OutStream()} {
 		stream, err := s.js.Stream(t.Context(), name)
 		s.must(err)
-		s.must(stream.Purge(t.Context(), jetstream.WithPurgeSequence(3))) // two of inventory
+		s.must(stream.Purge(t.Context(), jetstream.WithPurgeSequence(3))) // the two of inventory
 	}
 	s.execute(`UPDATE inventory SET capacity = 1 WHERE slot = 'A-2'`)
 	report := s.wantNoFindings()
-	if text := strings.Join(report.Inconclusive, "\n"); !strings.Contains(text, "1 slot was taken more than is for sale now, at a time of which the capacity is not known any more") {
-		t.Errorf("cannot tell:\n%s", text)
+	if text := strings.Join(report.Inconclusive, "\n"); !strings.Contains(text, "1 slot was taken beyond its current capacity at a time whose capacity is unknown") {
+		t.Errorf("inconclusive:\n%s", text)
 	}
 }
 
-// TestRun_DeadLettersRemoved_NoFindings discards letters: their events have none any more, and that is no fault. More
-// events without letters than letters were removed is one.
+// TestRun_DeadLettersRemoved_NoFindings discards dead letters, which is no finding. It is one if
+// more events lack a dead letter than were removed.
 func TestRun_DeadLettersRemoved_NoFindings(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
@@ -136,25 +138,26 @@ func TestRun_DeadLettersRemoved_NoFindings(t *testing.T) {
 	s.must(err)
 	s.must(deadLetters.Remove(t.Context(), 1))
 	report := s.wantNoFindings()
-	if text := strings.Join(report.Inconclusive, "\n"); text != "1 event that cannot be processed has no dead letter any more: as many were removed" {
-		t.Errorf("cannot tell:\n%s", text)
+	if text := strings.Join(report.Inconclusive, "\n"); text != "1 event that cannot be processed has no dead letter, and as many were removed" {
+		t.Errorf("inconclusive:\n%s", text)
 	}
 	m := s.message(events.BookingRequested, "hall", "no object, again")
 	s.answerByHand(m, "", "", nil)
 	if got := kinds(s.audit(audit.Options{})); !slices.Equal(got, []string{"no_outcome", "no_outcome"}) {
-		t.Errorf("with two events and one letter removed: %v", got)
+		t.Errorf("with two events and one removed dead letter: %v", got)
 	}
 }
 
-// TestRun_ClockSetBack_NothingOversold tells, by hand, of a hold that was given back before another was asked for, whose
-// times lie before it: Redis' clock was set back. Nothing was sold twice.
+// TestRun_ClockSetBack_NothingOversold stores by hand a hold that was released before another was
+// requested. The times of the second lie before the first, as after a step back of Redis' clock.
+// The slot was not sold twice.
 func TestRun_ClockSetBack_NothingOversold(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	s.setInventoryByHand("cell", 1)
 	now := s.redis.Time(t.Context()).Val().UTC().Truncate(time.Millisecond)
 	one := int64(1)
-	for i, hour := range []int{2, 1} { // later by its clock, and then earlier
+	for i, hour := range []int{2, 1} { // the second hold is earlier by Redis' clock
 		id, err := holds.NewHoldID("cell")
 		s.must(err)
 		at := now.Add(time.Duration(hour)*time.Hour - 12*time.Hour)
@@ -175,13 +178,13 @@ func (s *scene) setInventoryByHand(resource string, capacity int64) {
 	s.answerByHand(m, holds.EventInventoryUpdated, "", holds.InventoryUpdated{ResourceID: resource, Slots: []holds.SlotCounts{{Slot: "stock", Capacity: capacity}}})
 }
 
-// TestRun_LargeResource_FoundAndRepaired makes things wrong on a resource that is looked at in pages.
+// TestRun_LargeResource_FoundAndRepaired makes data of a resource wrong that is read in pages.
 func TestRun_LargeResource_FoundAndRepaired(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
 	w.startWorkers(1)
 	w.setInventory("arena", 1_000_000, "a", "b")
-	const number = 1100 // more than are looked at in one step, and more than are told one by one
+	const number = 1100 // more than are read in one step, and more than a report lists
 	w.placeMany("arena", number-1, []string{"a", "b"})
 	live := w.request("arena", "zoe", time.Hour, 1, "a")
 	w.stopWorkers()
@@ -203,7 +206,7 @@ func TestRun_LargeResource_FoundAndRepaired(t *testing.T) {
 	}
 	w.must(audit.Repair(ctx, w.backends, report.Findings, memory))
 	w.wantNoFindings()
-	w.redis.HIncrBy(ctx, w.key("arena", "users"), "zoe", 1) // and no counter
+	w.redis.HIncrBy(ctx, w.key("arena", "users"), "zoe", 1) // the counters stay right
 	report = w.audit(audit.Options{})
 	if got := kinds(report); !slices.Equal(got, []string{"users"}) {
 		t.Fatalf("found %v\n%s", got, findingsText(report))
@@ -220,11 +223,12 @@ func TestRun_LargeResource_FoundAndRepaired(t *testing.T) {
 	w.redis.RPush(ctx, w.key("arena", "records"), "oops")
 	report = w.audit(audit.Options{})
 	if report.Counts[audit.WrongType] != 1 || report.Counts[audit.HoldLost] != number || len(report.Counts) != 2 || len(report.Findings) != 1001 {
-		t.Errorf("found %v, %d of them told", report.Counts, len(report.Findings))
+		t.Errorf("found %v, %d of them listed", report.Counts, len(report.Findings))
 	}
 }
 
-// TestRun_ConsumerMissing_IsReported deletes a consumer: what it would take waits, and that is told.
+// TestRun_ConsumerMissing_IsReported deletes a consumer. Its events are pending, and the report
+// says so.
 func TestRun_ConsumerMissing_IsReported(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
@@ -236,7 +240,7 @@ func TestRun_ConsumerMissing_IsReported(t *testing.T) {
 	}
 }
 
-// TestRun_UnknownKeys_LeftAlone leaves what it does not know alone, and says so.
+// TestRun_UnknownKeys_LeftAlone writes unknown keys. They are left alone and counted.
 func TestRun_UnknownKeys_LeftAlone(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
@@ -245,13 +249,13 @@ func TestRun_UnknownKeys_LeftAlone(t *testing.T) {
 	s.redis.Set(ctx, fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, (holds.Partition("hall")+1)%holds.Partitions), "red", 0)
 	s.redis.ZAdd(ctx, s.agenda("hall"), redis.Z{Score: 1, Member: "no resource\n"})
 	report := s.wantNoFindings()
-	if text := strings.Join(report.Inconclusive, "\n"); text != "3 keys or entries in redis are none that this version knows" {
-		t.Errorf("cannot tell:\n%s", text)
+	if text := strings.Join(report.Inconclusive, "\n"); text != "3 keys or entries in redis are unknown to this version" {
+		t.Errorf("inconclusive:\n%s", text)
 	}
 }
 
-// TestRun_BookedDuringCancel_NothingOversold books a slot between the moment in which a reservation gave it back and the
-// one that is told for that, which is read after it. Nothing was sold twice.
+// TestRun_BookedDuringCancel_NothingOversold books a slot after a reservation has given it back and
+// before the published cancelled_at, which is read later. The slot was not sold twice.
 func TestRun_BookedDuringCancel_NothingOversold(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)

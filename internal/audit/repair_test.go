@@ -20,19 +20,19 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// corruption is something that is made wrong by hand, and what an audit has to say of it.
+// corruption is data that a test makes wrong by hand, and the findings that an audit has to report.
 type corruption struct {
 	name      string
 	apply     func(s *scene)
 	wantKinds string // the kinds of the findings, sorted
-	wantText  string // what one of them says, with the placeholders of scene.fill
-	// wantAfter are the events after which the findings are so, sorted and without repeats.
+	wantText  string // part of one of their texts
+	// wantAfter are the events after which the findings are true, sorted and without repeats.
 	wantAfter string
-	// repairable says that a repair mends it; else it is told that people must.
+	// repairable means that a repair corrects it. Else the finding says that an operator must.
 	repairable bool
 }
 
-// The damages of what Redis keeps.
+// inRedis are corruptions of Redis.
 var inRedis = []corruption{
 	{"a counter is too high", hset("counts", "A-1", "7"), "counter", "Redis counts 7 held of slot A-1 of hall; its live holds take 3.", "hold.confirmed", true},
 	{"a counter is too low", hset("counts", "A-2", "1"), "counter", "Redis counts 1 held of slot A-2 of hall; its live holds take 2.", "hold.released", true},
@@ -40,48 +40,48 @@ var inRedis = []corruption{
 	{"a counter is no number", hset("counts", "A-2", "many\x1b[31m"), "counter", "Redis counts nonsense held of slot A-2", "hold.released", true},
 	{"a counter is missing", func(s *scene) { s.redis.HDel(s.Context(), s.key("hall", "counts"), "A-2") }, "counter", "Redis counts 0 held of slot A-2", "hold.released", true},
 	{"a counter is of no hold", hset("counts", "B-9", "1"), "counter", "Redis counts 1 held of slot B-9 of hall; its live holds take 0.", "", true},
-	{"the counters are a list", replaced("counts", "oops"), "counter counter type", "The key counts of hall is a list, and should be a hash", "hold.confirmed hold.extended hold.released", true},
+	{"the counters are a list", replaced("counts", "oops"), "counter counter type", "The key counts of hall is a list and must be a hash", "hold.confirmed hold.extended hold.released", true},
 	{"the counters are gone", deleted("counts"), "counter counter", "Redis counts 0 held of slot A-1 of hall; its live holds take 3.", "hold.confirmed hold.released", true},
 	{"a user has too many", hset("users", "ana", "3"), "users", "Redis counts 3 live holds of user ana on hall; there are 1.", "hold.created", true},
 	{"a user is left over", hset("users", "zoe", "1"), "users", "Redis counts 1 live holds of user zoe on hall; there are 0.", "", true},
 	{"the users are a list", replaced("users", "oops"), "index index type users users", "The key users of hall is a list", "hold.created hold.extended", true},
 	{
 		"a deadline is missing", func(s *scene) { s.redis.ZRem(s.Context(), s.key("hall", "due"), uuidOf(s.live)) },
-		"due", "is not in the deadline index: it would never lapse.", "hold.extended", true,
+		"due", "is missing from the deadline index: it would never expire.", "hold.extended", true,
 	},
 	{
 		"a deadline is wrong", func(s *scene) { s.redis.ZIncrBy(s.Context(), s.key("hall", "due"), 60_000, uuidOf(s.other)) },
-		"due", "the deadline index says", "hold.created", true,
+		"due", "the deadline index has", "hold.created", true,
 	},
 	{
 		"an ended hold is due", func(s *scene) {
-			s.redis.ZAdd(s.Context(), s.key("hall", "due"), redis.Z{Score: 4e12, Member: uuidOf(s.given)})
+			s.redis.ZAdd(s.Context(), s.key("hall", "due"), redis.Z{Score: 4e12, Member: uuidOf(s.released)})
 		},
-		"due", "is in the deadline index with 2096-10-02T07:06:40.000Z and is not held.", "hold.released", true,
+		"due", "is in the deadline index at 2096-10-02T07:06:40.000Z and is not held.", "hold.released", true,
 	},
 	{
-		"nobody is due", func(s *scene) {
+		"an unknown hold is due", func(s *scene) {
 			s.redis.ZAdd(s.Context(), s.key("hall", "due"), redis.Z{Score: 4e12, Member: strings.Repeat("0", 32)})
 		}, "due", "and is not held.", "", true,
 	},
 	{"the deadlines are a list", replaced("due", "oops"), "due due type", "The key due of hall is a list", "hold.created hold.extended", true},
-	{"the deadlines are gone", deleted("due"), "due due", "it would never lapse.", "hold.created hold.extended", true},
+	{"the deadlines are gone", deleted("due"), "due due", "it would never expire.", "hold.created hold.extended", true},
 	{
-		"the hint is missing", func(s *scene) { s.redis.Del(s.Context(), s.key("hall", "hold:"+uuidOf(s.live))) },
-		"hold_key", "and its key is missing: no notification will tell that it lapses.", "hold.extended", true,
+		"the key of a hold is missing", func(s *scene) { s.redis.Del(s.Context(), s.key("hall", "hold:"+uuidOf(s.live))) },
+		"hold_key", "and its key is missing: no notification will report its expiry.", "hold.extended", true,
 	},
 	{
-		"the hint comes never", func(s *scene) { s.redis.Persist(s.Context(), s.key("hall", "hold:"+uuidOf(s.live))) },
-		"hold_key", "and its key lasts until \"for ever\".", "hold.extended", true,
+		"the key of a hold never expires", func(s *scene) { s.redis.Persist(s.Context(), s.key("hall", "hold:"+uuidOf(s.live))) },
+		"hold_key", "the expiry of its key is \"for ever\".", "hold.extended", true,
 	},
 	{
-		"a hint is a list", func(s *scene) {
+		"the key of a hold is a list", func(s *scene) {
 			s.redis.Del(s.Context(), s.key("hall", "hold:"+uuidOf(s.live)))
 			s.redis.RPush(s.Context(), s.key("hall", "hold:"+uuidOf(s.live)), "oops")
-		}, "hold_key", `and its key lasts until "a list".`, "hold.extended", true,
+		}, "hold_key", `the expiry of its key is "a list".`, "hold.extended", true,
 	},
 	{
-		"a hint is left over", func(s *scene) { s.redis.Set(s.Context(), s.key("hall", "hold:"+uuidOf(s.over)), "{}", 0) },
+		"the key of a hold is left over", func(s *scene) { s.redis.Set(s.Context(), s.key("hall", "hold:"+uuidOf(s.expired)), "{}", 0) },
 		"residue", "is left over: the hold is expired.", "hold.expired", true,
 	},
 	{
@@ -90,88 +90,88 @@ var inRedis = []corruption{
 	},
 	{
 		"an index is missing", func(s *scene) { s.redis.HDel(s.Context(), s.key("hall", "users"), s.indexOf("ana", "A-1,A-2")) },
-		"index", "not in the index of its user: the same user could hold the same slots twice.", "hold.extended", true,
+		"index", "missing from the index of its user: the user could hold the same slots twice.", "hold.extended", true,
 	},
 	{
 		"an index names another hold", func(s *scene) {
-			s.redis.HSet(s.Context(), s.key("hall", "users"), s.indexOf("ana", "A-1,A-2"), uuidOf(s.given))
+			s.redis.HSet(s.Context(), s.key("hall", "users"), s.indexOf("ana", "A-1,A-2"), uuidOf(s.released))
 		},
 		"index residue", "and the index of its user names", "hold.extended", true,
 	},
 	{
 		"an index is left over", func(s *scene) {
-			s.redis.HSet(s.Context(), s.key("hall", "users"), s.indexOf("cleo", "A-2"), uuidOf(s.given))
+			s.redis.HSet(s.Context(), s.key("hall", "users"), s.indexOf("cleo", "A-2"), uuidOf(s.released))
 		},
 		"residue", "is left over: the hold is released.", "", true,
 	},
 	{
-		"an index of nobody", func(s *scene) {
+		"an index of an unknown user", func(s *scene) {
 			s.redis.HSet(s.Context(), s.key("hall", "users"), s.indexOf("zoe", "A-2"), strings.Repeat("0", 32))
 		},
 		"residue", "is left over: there is no such hold.", "", true,
 	},
 	{
-		"an answer never ends", func(s *scene) { s.redis.Persist(s.Context(), s.key("hall", "request:key-of-gus")) },
-		"residue", "The key request:key-of-gus of hall is left over: it has no end.", "", true,
+		"an answer never expires", func(s *scene) { s.redis.Persist(s.Context(), s.key("hall", "request:key-of-gus")) },
+		"residue", "The key request:key-of-gus of hall is left over: it has no expiry.", "", true,
 	},
 	{
 		"an answer is missing", func(s *scene) { s.redis.Del(s.Context(), s.key("hall", "request:key-of-ana")) },
 		"request", "Redis does not remember it as the answer to its request", "hold.extended", false,
 	},
 	{
-		"a lock never ends", func(s *scene) { s.redis.HSet(s.Context(), s.key("hall", "locks"), "A-1", "x:1.y 1") },
-		"residue", "The key locks of hall is left over: it has no end.", "", true,
+		"a lock never expires", func(s *scene) { s.redis.HSet(s.Context(), s.key("hall", "locks"), "A-1", "x:1.y 1") },
+		"residue", "The key locks of hall is left over: it has no expiry.", "", true,
 	},
 	{
 		"a record is kept for ever", func(s *scene) { s.redis.ZRem(s.Context(), s.key("hall", "tombstones"), uuidOf(s.paid)) },
-		"tombstone", "has ended, and nothing will ever drop its record.", "hold.confirmed", true,
+		"tombstone", "has ended, and its record is not scheduled to be deleted.", "hold.confirmed", true,
 	},
 	{
-		"a live hold is to be dropped", func(s *scene) {
+		"a live hold is scheduled to be deleted", func(s *scene) {
 			s.redis.ZAdd(s.Context(), s.key("hall", "tombstones"), redis.Z{Score: 4e12, Member: uuidOf(s.live)})
-		}, "tombstone", "has not ended or is not known, and what there is of it is to be dropped", "hold.extended", true,
+		}, "tombstone", "has not ended or is unknown, and its record is scheduled to be deleted", "hold.extended", true,
 	},
 	{
-		"a live hold is to be announced", func(s *scene) {
+		"a live hold is scheduled to be announced", func(s *scene) {
 			s.redis.ZAdd(s.Context(), s.key("hall", "departing"), redis.Z{Score: 4e12, Member: uuidOf(s.live)})
-		}, "departing", "it has not lapsed or was announced.", "hold.extended", true,
+		}, "departing", "it has not expired or was announced before.", "hold.extended", true,
 	},
 	{
-		"a lapsed hold is forgotten", func(s *scene) { s.redis.ZRem(s.Context(), s.key("hall", "tombstones"), uuidOf(s.over)) },
-		"departing", "neither has its hold.expired to be announced nor remembers that it was.", "hold.expired", true,
+		"an expired hold is forgotten", func(s *scene) { s.redis.ZRem(s.Context(), s.key("hall", "tombstones"), uuidOf(s.expired)) },
+		"departing", "neither among the expiries to announce nor among the announced ones.", "hold.expired", true,
 	},
 	{"the tombstones are a list", replaced("tombstones", "oops"), "departing tombstone tombstone type", "The key tombstones of hall is a list", "hold.confirmed hold.expired hold.extended hold.released", true},
 	{
 		"a resource is not on the agenda", func(s *scene) { s.redis.ZRem(s.Context(), s.agenda("hall"), "hall") },
-		"agenda", "and it is not on the agenda: the sweep does not look at it.", "hold.extended", true,
+		"agenda", "and is missing from the agenda: the sweep skips it.", "hold.extended", true,
 	},
 	{
 		"the agenda is late", func(s *scene) { s.redis.ZAdd(s.Context(), s.agenda("hall"), redis.Z{Score: 4e12, Member: "hall"}) },
-		"agenda", "and the agenda says 2096-10-02T07:06:40.000Z: the sweep looks too late.", "hold.extended", true,
+		"agenda", "and the agenda has 2096-10-02T07:06:40.000Z: the sweep comes too late.", "hold.extended", true,
 	},
 	{
-		"the agenda has what is over", func(s *scene) {
+		"the agenda has a finished resource", func(s *scene) {
 			s.redis.ZAdd(s.Context(), s.agenda("ghost"), redis.Z{Score: 4e12, Member: "ghost"})
-		}, "agenda", "Nothing is to be done about ghost, and it is on the agenda with 2096-10-02T07:06:40.000Z.", "", true,
+		}, "agenda", "Resource ghost has no work due, and it is on the agenda at 2096-10-02T07:06:40.000Z.", "", true,
 	},
 	{
 		"the agenda is a list", func(s *scene) {
 			s.redis.Del(s.Context(), s.agenda("hall"))
 			s.redis.RPush(s.Context(), s.agenda("hall"), "oops")
-		}, "agenda type", "The key agenda of hall is a list, and should be a zset", "hold.extended", true,
+		}, "agenda type", "The key agenda of hall is a list and must be a zset", "hold.extended", true,
 	},
-	{"rev is no number", func(s *scene) { s.redis.Set(s.Context(), s.key("hall", "rev"), "x", 0) }, "rev", "What counts the changes of hall is no number", "hold.extended", true},
-	{"rev is a list", replaced("rev", "oops"), "type", "The key rev of hall is a list, and should be a string", "hold.extended", true},
+	{"rev is not a number", func(s *scene) { s.redis.Set(s.Context(), s.key("hall", "rev"), "x", 0) }, "rev", "The revision of hall is not a number", "hold.extended", true},
+	{"rev is a list", replaced("rev", "oops"), "type", "The key rev of hall is a list and must be a string", "hold.extended", true},
 	{
-		"a record cannot be read", func(s *scene) { s.redis.HSet(s.Context(), s.key("hall", "records"), uuidOf(s.given), "rubbish") },
-		"record", "cannot be read: it is 7 characters that are none. What it takes is not known", "hold.released", false,
+		"a record cannot be read", func(s *scene) { s.redis.HSet(s.Context(), s.key("hall", "records"), uuidOf(s.released), "rubbish") },
+		"record", "cannot be read: it is 7 characters of other text. Which slots it takes is unknown", "hold.released", false,
 	},
 	{
 		"the record of a live hold cannot be read", func(s *scene) { s.redis.HSet(s.Context(), s.key("hall", "records"), uuidOf(s.live), "rubbish") },
-		"record", "cannot be read: it is 7 characters that are none. What it takes is not known", "hold.extended", false,
+		"record", "cannot be read: it is 7 characters of other text. Which slots it takes is unknown", "hold.extended", false,
 	},
 	{
-		"there is a record of no hold", func(s *scene) {
+		"a record has no hold id", func(s *scene) {
 			s.redis.HSet(s.Context(), s.key("hall", "records"), "tom", "held 4000000000000 1 1 0 - u k A-1 {} ")
 		}, "record", "The record of hold tom of hall cannot be read", "", false,
 	},
@@ -193,7 +193,8 @@ func replaced(key, value string) func(*scene) {
 	}
 }
 
-// afters are the events after which what was found can have been so, without repeats.
+// afters returns the types of the events after which the findings are true, sorted and without
+// repeats.
 func afters(r *audit.Report) (all []string) {
 	for _, f := range r.Findings {
 		if f.After != nil {
@@ -219,12 +220,13 @@ func (s *harness) sha1(text string) string {
 	return sum
 }
 
-// corruptionsAtOnce is how many towns are damaged at a time, however few processors there are: most of
-// the time they wait for holds to lapse.
+// corruptionsAtOnce is how many scenes are corrupted at a time, on any number of processors: most
+// of the time they wait for holds to expire.
 const corruptionsAtOnce = 8
 
-// TestRun_EachCorruption_FoundAndRepaired makes each thing wrong by hand, and sees that an audit finds just that, says what it is
-// and since when, that a repair mends what can be mended, and that nothing is found after it.
+// TestRun_EachCorruption_FoundAndRepaired makes data wrong in each way. An audit finds exactly that
+// and names it and the event since which it is true. A repair corrects what can be repaired, and
+// nothing is found after it.
 func TestRun_EachCorruption_FoundAndRepaired(t *testing.T) {
 	t.Parallel()
 	turns := make(chan struct{}, corruptionsAtOnce)
@@ -247,10 +249,10 @@ func (d corruption) check(t *testing.T) {
 		t.Fatalf("found %q, want %q:\n%s", got, d.wantKinds, findingsText(report))
 	}
 	if !strings.Contains(findingsText(report), d.wantText) {
-		t.Errorf("nothing says %q:\n%s", d.wantText, findingsText(report))
+		t.Errorf("no text has %q:\n%s", d.wantText, findingsText(report))
 	}
 	if after := strings.Join(afters(report), " "); after != d.wantAfter {
-		t.Errorf("it is so after %q, want %q:\n%s", after, d.wantAfter, findingsText(report))
+		t.Errorf("true after %q, want %q:\n%s", after, d.wantAfter, findingsText(report))
 	}
 	for _, f := range report.Findings {
 		if f.Automatic != d.repairable {
@@ -260,7 +262,7 @@ func (d corruption) check(t *testing.T) {
 	s.must(audit.Repair(t.Context(), s.backends, report.Findings, memory))
 	if !d.repairable {
 		if again := s.audit(audit.Options{}); !slices.Equal(kinds(again), kinds(report)) {
-			t.Errorf("what is not mended has changed:\n%s", findingsText(again))
+			t.Errorf("a difference that cannot be repaired has changed:\n%s", findingsText(again))
 		}
 		return
 	}
@@ -271,13 +273,13 @@ func (d corruption) check(t *testing.T) {
 	s.wantWorking()
 }
 
-// wantWorking fails the test unless the town works as if nothing had been.
+// wantWorking fails the test unless workers decide events as usual.
 func (s *scene) wantWorking() {
 	s.Helper()
 	s.startWorkers(1)
 	hugo := s.request("hall", "hugo", time.Hour, 2, "A-2")
 	if hugo == "" || s.request("hall", "ida", time.Hour, 2, "A-2") != "" {
-		s.Error("A-2 does not have room for two more, or has room for four")
+		s.Error("A-2 does not have room for exactly two more")
 	}
 	if o := s.pay(hugo, "p-hugo"); o != events.Type(holds.EventHoldConfirmed) {
 		s.Errorf("hugo's payment was answered %s", o)
@@ -297,11 +299,11 @@ var inPostgres = []corruption{
 	},
 	{
 		"a reservation is gone", func(s *scene) { s.execute(`DELETE FROM reservations WHERE hold_id = $1`, s.cancelled) },
-		"cancellation_differs payment_without_reservation", "was paid by p-fay according to Postgres, and there is no reservation.", "hold.confirmed reservation.cancelled", false,
+		"cancellation_differs payment_without_reservation", "was paid by p-fay according to Postgres, and has no reservation.", "hold.confirmed reservation.cancelled", false,
 	},
 	{
 		"a payment is gone", func(s *scene) { s.execute(`DELETE FROM payments WHERE payment_id = 'p-ben'`) },
-		"answer_unrecorded reservation_without_payment", "is a reservation by payment p-ben, and Postgres has no such payment confirmed.", "hold.confirmed", false,
+		"answer_unrecorded reservation_without_payment", "is a reservation by payment p-ben, and Postgres has no such confirmed payment.", "hold.confirmed", false,
 	},
 	{
 		"a refusal is gone", func(s *scene) { s.execute(`DELETE FROM payments WHERE payment_id = 'p-ben-2'`) },
@@ -312,8 +314,8 @@ var inPostgres = []corruption{
 		"answer_differs", "; Postgres has rejected, expired.", "hold.confirm_rejected", false,
 	},
 	{
-		"a payment was never told", func(s *scene) {
-			s.execute(`INSERT INTO payments (hold_id, payment_id, outcome, reason, decided_at, hold) VALUES ($1, 'p-x', 'rejected', 'expired', now(), '{}')`, s.over)
+		"the answer to a payment was never published", func(s *scene) {
+			s.execute(`INSERT INTO payments (hold_id, payment_id, outcome, reason, decided_at, hold) VALUES ($1, 'p-x', 'rejected', 'expired', now(), '{}')`, s.expired)
 		}, "answer_untold", "has the answer rejected, expired to payment p-x in Postgres since", "hold.expired", false,
 	},
 	{
@@ -325,7 +327,7 @@ var inPostgres = []corruption{
 		"a reservation is cancelled by SQL", func(s *scene) {
 			s.execute(`UPDATE reservations SET status = 'cancelled', cancelled_at = now() WHERE hold_id = $1`, s.paid)
 			s.execute(`UPDATE inventory SET reserved = 0 WHERE slot = 'A-1'`)
-		}, "cancellation_differs", "is a cancelled reservation in Postgres, and that was never told.", "hold.confirmed", false,
+		}, "cancellation_differs", "is a cancelled reservation in Postgres, and no outcome says so.", "hold.confirmed", false,
 	},
 	{
 		"a cancellation is undone", func(s *scene) {
@@ -337,7 +339,7 @@ var inPostgres = []corruption{
 		"a reservation is of other slots", func(s *scene) {
 			s.execute(`UPDATE reservations SET slots = '{A-2}' WHERE hold_id = $1`, s.paid)
 			s.execute(`UPDATE inventory SET reserved = CASE slot WHEN 'A-2' THEN 1 ELSE 0 END WHERE resource_id = 'hall'`)
-		}, "answer_differs", "was told with the slots A-1; its reservation has A-2.", "hold.confirmed", false,
+		}, "answer_differs", "was published with the slots A-1; its reservation has A-2.", "hold.confirmed", false,
 	},
 	{
 		"the constraint is gone", func(s *scene) {
@@ -345,15 +347,15 @@ var inPostgres = []corruption{
 		}, "no_constraint", "The constraint reserved_is_between_zero_and_capacity of table inventory is missing", "", false,
 	},
 	{
-		"the constraint does not hold", func(s *scene) {
+		"the constraint is not validated", func(s *scene) {
 			s.execute(`ALTER TABLE inventory DROP CONSTRAINT reserved_is_between_zero_and_capacity`)
 			s.execute(`UPDATE inventory SET capacity = 0 WHERE slot = 'A-1'`)
 			s.execute(`ALTER TABLE inventory ADD CONSTRAINT reserved_is_between_zero_and_capacity CHECK (reserved BETWEEN 0 AND capacity) NOT VALID`)
-		}, "no_constraint out_of_bounds", "Of slot A-1 of hall 1 are reserved, and 0 may be sold.", "", false,
+		}, "no_constraint out_of_bounds", "Slot A-1 of hall has 1 reserved and a capacity of 0.", "", false,
 	},
 }
 
-// stored is an outcome that is published by hand, as a worker would.
+// stored stores an outcome, as a worker would.
 func (s *scene) stored(event, resource, hold, cause string, data any) {
 	s.Helper()
 	body, err := json.Marshal(data)
@@ -372,7 +374,7 @@ func (s *scene) storedAs(id, event, resource, hold, cause string, data []byte) {
 	s.must(err)
 }
 
-// erase removes the outcomes of a kind about a hold from the stream.
+// erase removes the outcomes of an event about a hold from the stream.
 func (s *scene) erase(event, hold string) {
 	s.Helper()
 	stream, err := s.js.Stream(s.Context(), s.subjects.OutStream())
@@ -390,7 +392,7 @@ func (s *scene) erase(event, hold string) {
 	}
 }
 
-// outcomeOf is an outcome of a kind about a hold.
+// outcomeOf returns an outcome of an event about a hold.
 func (s *scene) outcomeOf(event, hold string) events.Envelope {
 	s.Helper()
 	for _, e := range s.outcomes(event) {
@@ -402,7 +404,7 @@ func (s *scene) outcomeOf(event, hold string) events.Envelope {
 	return events.Envelope{}
 }
 
-// publishDeadLetter publishes a dead letter as a worker would, of an inbound sequence.
+// publishDeadLetter publishes a dead letter of an inbound sequence, as a worker would.
 func (s *scene) publishDeadLetter(seq uint64, subject, reason string) {
 	s.Helper()
 	m := nats.NewMsg(s.subjects.DLQ(reason))
@@ -413,7 +415,7 @@ func (s *scene) publishDeadLetter(seq uint64, subject, reason string) {
 	s.must(err)
 }
 
-// inboundSeq is the sequence of the first event on a subject.
+// inboundSeq returns the sequence of the first event on a subject.
 func (s *scene) inboundSeq(event, resource string) uint64 {
 	s.Helper()
 	stream, err := s.js.Stream(s.Context(), s.subjects.InStream())
@@ -432,86 +434,86 @@ var inStreams = []corruption{
 		"answer_untold no_outcome", "It was acknowledged, and has neither an outcome nor a dead letter.", "hold.confirmed payment.confirmed", false,
 	},
 	{
-		"a grant was never told", func(s *scene) { s.erase(holds.EventHoldCreated, s.other) },
-		"hold_untold no_outcome", "and was never told.", "booking.requested", false,
+		"a grant was never published", func(s *scene) { s.erase(holds.EventHoldCreated, s.other) },
+		"hold_untold no_outcome", "and no outcome was published.", "booking.requested", false,
 	},
 	{
-		"a release was never told", func(s *scene) { s.erase(holds.EventHoldReleased, s.given) },
+		"a release was never published", func(s *scene) { s.erase(holds.EventHoldReleased, s.released) },
 		"end_untold no_outcome", "is released in Redis since", "booking.cancelled hold.created", false,
 	},
 	{
-		"a lapse was never told", func(s *scene) { s.erase(holds.EventHoldExpired, s.over) },
+		"an expiry was never published", func(s *scene) { s.erase(holds.EventHoldExpired, s.expired) },
 		"end_untold", "is expired in Redis since", "hold.created", false,
 	},
 	{
 		"an event has two outcomes", func(s *scene) {
-			e := s.outcomeOf(holds.EventHoldReleased, s.given)
-			s.storedAs(e.ID, holds.EventReleaseRejected, "hall", s.given, e.CausationID, []byte(`{"reason":"expired"}`))
-		}, "two_outcomes", "have the same id and say different things.", "booking.cancelled", false,
+			e := s.outcomeOf(holds.EventHoldReleased, s.released)
+			s.storedAs(e.ID, holds.EventReleaseRejected, "hall", s.released, e.CausationID, []byte(`{"reason":"expired"}`))
+		}, "two_outcomes", "have the same id and different content.", "booking.cancelled", false,
 	},
 	{
-		"an event has an outcome and a letter", func(s *scene) {
+		"an event has an outcome and a dead letter", func(s *scene) {
 			s.publishDeadLetter(s.inboundSeq(events.BookingCancelled, "hall"), s.subjects.In(events.BookingCancelled, "hall"), events.ReasonPoison)
-		}, "two_outcomes", "and is a dead letter too", "booking.cancelled", false,
+		}, "two_outcomes", "and also a dead letter", "booking.cancelled", false,
 	},
 	{
-		"an event has an outcome of another", func(s *scene) {
+		"an event has an outcome of another kind of event", func(s *scene) {
 			e := s.outcomeOf(holds.EventConfirmRejected, s.paid)
 			s.erase(holds.EventConfirmRejected, s.paid)
 			s.execute(`DELETE FROM payments WHERE payment_id = 'p-ben-2'`)
 			s.storedAs(e.ID, holds.EventReleaseRejected, "hall", s.paid, e.CausationID, []byte(`{"reason":"expired"}`))
-		}, "wrong_outcome", "It is a payment.confirmed, and its outcome, sequence", "payment.confirmed", false,
+		}, "wrong_outcome", "It is payment.confirmed, and its outcome (sequence", "payment.confirmed", false,
 	},
 	{
 		"an outcome has no event", func(s *scene) {
-			s.stored(holds.EventReleaseRejected, "hall", s.given, "x", holds.ReleaseRejected{Reason: "expired"})
-		}, "outcome_without_event", "a hold.release_rejected, is the outcome of no event in", "hold.release_rejected", false,
+			s.stored(holds.EventReleaseRejected, "hall", s.released, "x", holds.ReleaseRejected{Reason: "expired"})
+		}, "outcome_without_event", "(hold.release_rejected) is an outcome, and", "hold.release_rejected", false,
 	},
 	{
-		"an outcome is none", func(s *scene) {
+		"an outcome cannot be read", func(s *scene) {
 			_, err := s.js.Publish(s.Context(), s.subjects.Out(holds.EventHoldCreated, "hall"), []byte("rubbish"))
 			s.must(err)
-		}, "unreadable", "is no outcome that can be read.", "hold.created", false,
+		}, "unreadable", "is not a readable outcome.", "hold.created", false,
 	},
 	{
-		"a letter has no event", func(s *scene) { s.publishDeadLetter(9999, s.subjects.In("x.y", "hall"), events.ReasonPoison) },
-		"outcome_without_event", "which has only", "", false,
+		"a dead letter has no event", func(s *scene) { s.publishDeadLetter(9999, s.subjects.In("x.y", "hall"), events.ReasonPoison) },
+		"outcome_without_event", "whose last sequence is", "", false,
 	},
 	{
-		"a letter does not say of what", func(s *scene) {
+		"a dead letter does not name its event", func(s *scene) {
 			m := nats.NewMsg(s.subjects.DLQ(events.ReasonPoison))
 			m.Header.Set(events.HeaderDLQSubject, s.subjects.In("x.y", "hall"))
 			_, err := s.js.PublishMsg(s.Context(), m)
 			s.must(err)
-		}, "outcome_without_event", "does not say of which event it is.", "", false,
+		}, "outcome_without_event", "does not name its event.", "", false,
 	},
 	{
 		"a hold ends twice", func(s *scene) {
-			e := s.outcomeOf(holds.EventHoldReleased, s.given)
+			e := s.outcomeOf(holds.EventHoldReleased, s.released)
 			var data holds.HoldReleased
 			s.must(json.Unmarshal(e.Data, &data))
-			s.stored(holds.EventHoldExpired, "hall", s.given, "", holds.HoldExpired{HoldData: data.HoldData, ExpiresAt: data.ReleasedAt, RestoredAt: data.ReleasedAt})
+			s.stored(holds.EventHoldExpired, "hall", s.released, "", holds.HoldExpired{HoldData: data.HoldData, ExpiresAt: data.ReleasedAt, RestoredAt: data.ReleasedAt})
 		}, "two_ends", "ended twice: as hold.released in sequence", "hold.expired", false,
 	},
 	{
-		"a live hold is told to have lapsed", func(s *scene) {
+		"a live hold is published as expired", func(s *scene) {
 			var data holds.HoldCreated
 			s.must(json.Unmarshal(s.outcomeOf(holds.EventHoldCreated, s.other).Data, &data))
 			s.stored(holds.EventHoldExpired, "hall", s.other, "", holds.HoldExpired{HoldData: data.HoldData, ExpiresAt: data.ExpiresAt, RestoredAt: data.ExpiresAt})
-		}, "hold_undead", "ended as hold.expired, and Redis takes it for held.", "hold.expired", false,
+		}, "hold_undead", "ended as hold.expired, and in Redis it is held.", "hold.expired", false,
 	},
 	{
 		"a hold is extended after its end", func(s *scene) {
 			var data holds.HoldExpired
-			s.must(json.Unmarshal(s.outcomeOf(holds.EventHoldExpired, s.over).Data, &data))
+			s.must(json.Unmarshal(s.outcomeOf(holds.EventHoldExpired, s.expired).Data, &data))
 			later := holds.Time{Time: data.ExpiresAt.Add(time.Minute)}
-			m := s.message(events.BookingExtended, "hall", events.BookingExtendedData{HoldID: s.over, TTLSeconds: 60})
-			s.answerByHand(m, holds.EventHoldExtended, s.over, holds.HoldExtended{HoldData: data.HoldData, ExtendedAt: later, ExpiresAt: later})
+			m := s.message(events.BookingExtended, "hall", events.BookingExtendedData{HoldID: s.expired, TTLSeconds: 60})
+			s.answerByHand(m, holds.EventHoldExtended, s.expired, holds.HoldExtended{HoldData: data.HoldData, ExtendedAt: later, ExpiresAt: later})
 		}, "after_end", "and was extended at", "hold.extended", false,
 	},
 	{
 		"a lost record", func(s *scene) { s.redis.HDel(s.Context(), s.key("hall", "records"), uuidOf(s.other)) },
-		"counter due hold_lost residue residue users", "and Redis does not know it.", "hold.confirmed hold.created", false,
+		"counter due hold_lost residue residue users", "and Redis has no record of it.", "hold.confirmed hold.created", false,
 	},
 	{
 		"an old record", func(s *scene) {
@@ -525,7 +527,7 @@ var inStreams = []corruption{
 			s.redis.ExpireAt(s.Context(), s.key("hall", "hold:"+uuidOf(s.other)), time.UnixMilli(deadline-60_000))
 			s.redis.PExpireAt(s.Context(), s.key("hall", "hold:"+uuidOf(s.other)), time.UnixMilli(deadline-60_000))
 			s.redis.ZAdd(s.Context(), s.agenda("hall"), redis.Z{Score: 1, Member: "hall"})
-		}, "hold_differs", "was told with the deadline", "hold.created", false,
+		}, "hold_differs", "was published with the deadline", "hold.created", false,
 	},
 	{
 		"a claim is stuck", func(s *scene) {
@@ -545,15 +547,15 @@ var inStreams = []corruption{
 		}, "type", "which counts the locks of a partition, is a list.", "", false,
 	},
 	{
-		"the epoch is another", func(s *scene) {
+		"the epoch is different", func(s *scene) {
 			s.redis.Set(s.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, holds.Partition("hall")), "x", 0)
-		}, "data_lost", "1 of 64 partitions of Redis do not have the epoch that was written", "", false,
+		}, "data_lost", "1 of 64 partitions of Redis lack the epoch that Postgres has", "", false,
 	},
 	{
 		"a slot is oversold", func(s *scene) {
 			for i := range 3 {
 				user := fmt.Sprintf("mallory-%d", i)
-				now := holds.Time{Time: s.redis.Time(s.Context()).Val().UTC().Truncate(time.Millisecond).Add(time.Duration(i) * time.Millisecond)} // one after the other
+				now := holds.Time{Time: s.redis.Time(s.Context()).Val().UTC().Truncate(time.Millisecond).Add(time.Duration(i) * time.Millisecond)} // one after another
 				id, err := holds.NewHoldID("hall")
 				s.must(err)
 				quantity := int64(1)
@@ -561,12 +563,12 @@ var inStreams = []corruption{
 				m := s.message(events.BookingRequested, "hall", events.BookingRequestedData{RequestKey: "k" + user, UserID: user, ResourceID: "hall", SlotSelection: data.SlotSelection, Quantity: 1})
 				s.answerByHand(m, holds.EventHoldCreated, id.String(), holds.HoldCreated{HoldData: data, CreatedAt: now, ExpiresAt: holds.Time{Time: now.Add(time.Minute)}})
 			}
-		}, "hold_lost hold_lost hold_lost oversold", "Of slot A-1 of hall 6 were taken at", "hold.created", false,
+		}, "hold_lost hold_lost hold_lost oversold", "Slot A-1 of hall: 6 were taken at", "hold.created", false,
 	},
 }
 
-// answerByHand stores an event, its outcome unless that is "", and acknowledges the event, as a worker
-// would that is mistaken.
+// answerByHand stores an event and its outcome, and acknowledges the event, as a faulty worker
+// would. It stores no outcome if event is "".
 func (s *scene) answerByHand(m *nats.Msg, event, hold string, data any) {
 	s.Helper()
 	stored, err := s.js.PublishMsg(s.Context(), m)
@@ -578,7 +580,7 @@ func (s *scene) answerByHand(m *nats.Msg, event, hold string, data any) {
 		s.must(err)
 		s.storedAs(in.OutcomeID, event, in.Resource, hold, in.ID, body)
 	}
-	// A consumer may be told of an event after its PubAck.
+	// A consumer may receive an event after its PubAck.
 	stacktest.Eventually(s, "the event to be acknowledged", func() bool {
 		last := uint64(0)
 		for _, name := range []string{events.ConsumerRequests, events.ConsumerChanges, events.ConsumerPayments} {
