@@ -431,7 +431,7 @@ func (s *scene) inboundSeq(event, resource string) uint64 {
 var inStreams = []corruption{
 	{
 		"an outcome is gone", func(s *scene) { s.erase(holds.EventConfirmRejected, s.paid) },
-		"answer_untold no_outcome", "It was acknowledged, and has neither an outcome nor a dead letter.", "hold.confirmed payment.confirmed", false,
+		"answer_untold no_outcome", "It was acknowledged and has neither an outcome nor a dead letter.", "hold.confirmed payment.confirmed", false,
 	},
 	{
 		"a grant was never published", func(s *scene) { s.erase(holds.EventHoldCreated, s.other) },

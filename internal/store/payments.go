@@ -17,17 +17,18 @@ import (
 	"holdfast/internal/holds"
 )
 
-// errInsufficientCapacity says that a payment of the batch does not fit: there is no inventory row, or too
-// little left. errRaced says that another transaction answered one meanwhile.
+// errInsufficientCapacity means that a payment of the batch does not fit: a slot has no inventory
+// row, or too little is left. errRaced means that another transaction has decided one of the
+// payments.
 var (
-	errInsufficientCapacity = errors.New("no room")
+	errInsufficientCapacity = errors.New("insufficient capacity")
 	errRaced                = errors.New("another transaction decided one of these payments")
 )
 
-// Decide implements holds.Inventory: one transaction for all payments. When a payment does not
-// fit, or others keep rows locked, it is one for each resource: those of a locked resource are
-// ErrBusy, those of a full one are decided one by one. It may be repeated after any error, a
-// lost commit included, because it begins by reading the answers that there are.
+// Decide implements holds.Inventory. It decides all payments in one transaction. If one does not
+// fit, or a row is locked by others, it uses one transaction for each resource: payments of a
+// locked resource are ErrBusy, and those of a full one are decided one by one. It may be called
+// again after any error, even a lost commit, because it first reads the stored answers.
 func (s *Store) Decide(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentDecision, error) {
 	answers, err := s.decide(ctx, epoch, payments, "")
 	if errors.Is(err, errInsufficientCapacity) || waitedForLock(err) {
@@ -43,12 +44,12 @@ func (s *Store) FindDecisions(ctx context.Context, payments []holds.Payment) (an
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read the answers to %d payments: %w", len(payments), err)
+		return nil, fmt.Errorf("read answers to %d payments: %w", len(payments), err)
 	}
 	return answers, nil
 }
 
-// decideByResource decides the payments of each resource on their own.
+// decideByResource decides the payments of each resource separately.
 func (s *Store) decideByResource(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentDecision, error) {
 	places := make(map[string][]int)
 	for i, p := range payments {
@@ -78,7 +79,7 @@ func (s *Store) decideByResource(ctx context.Context, epoch string, payments []h
 	return answers, nil
 }
 
-// decideEach decides each payment on its own and refuses those that do not fit.
+// decideEach decides each payment separately and refuses those that do not fit.
 func (s *Store) decideEach(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentDecision, error) {
 	answers := make([]holds.PaymentDecision, len(payments))
 	for i := range payments {
@@ -94,8 +95,8 @@ func (s *Store) decideEach(ctx context.Context, epoch string, payments []holds.P
 	return answers, nil
 }
 
-// decide answers payments in one transaction. refuse, unless it is empty, is the reason with
-// which claimed payments are refused. Returns errInsufficientCapacity when a claimed one does not fit.
+// decide decides payments in one transaction. refuse, unless "", is the reason with which claimed
+// payments are refused. It returns errInsufficientCapacity when a claimed payment does not fit.
 func (s *Store) decide(ctx context.Context, epoch string, payments []holds.Payment, refuse string) (answers []holds.PaymentDecision, err error) {
 	for range transactionTriesMax {
 		err = s.transact(ctx, func(tx pgx.Tx) error {
@@ -123,7 +124,7 @@ func decideIn(ctx context.Context, tx pgx.Tx, payments []holds.Payment, refuse s
 	if err != nil {
 		return nil, err
 	}
-	var fresh, reserve []int // payments without an answer; those of them that make a reservation
+	var fresh, reserve []int // payments without an answer; those of them that get a reservation
 	for i, p := range payments {
 		if !answers[i].DecidedAt.IsZero() {
 			continue
@@ -135,7 +136,7 @@ func decideIn(ctx context.Context, tx pgx.Tx, payments []holds.Payment, refuse s
 		}
 		switch {
 		case reservedBy[i] != "" && reservedBy[i] != p.PaymentID:
-			reject(holds.ReasonAlreadyConfirmed) // Redis may have forgotten the hold; the reservation says whose it was
+			reject(holds.ReasonAlreadyConfirmed) // the reservation decides, even if Redis no longer remembers the hold
 		case p.Claimed && refuse != "":
 			reject(refuse)
 		case p.Claimed && reservedBy[i] == "":
@@ -156,8 +157,8 @@ type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// readDecisions reads the answer of each payment (DecidedAt is zero when it has none yet), and
-// the payment that made the reservation of its hold ("" when there is none).
+// readDecisions reads the answer of each payment (DecidedAt is zero when it has none), and the
+// payment of its hold's reservation ("" when it has none).
 func readDecisions(ctx context.Context, from querier, payments []holds.Payment) ([]holds.PaymentDecision, []string, error) {
 	holdIDs, paymentIDs := make([]string, len(payments)), make([]string, len(payments))
 	for i, p := range payments {
@@ -223,13 +224,13 @@ func makeReservations(ctx context.Context, tx pgx.Tx, payments []holds.Payment, 
 		}
 	})
 	if err == nil && added != all {
-		err = errInsufficientCapacity // a slot has no inventory row any more
+		err = errInsufficientCapacity // a slot has no inventory row
 	}
 	return err
 }
 
-// addReserved adds to what is reserved of slots, in one statement. It returns how many slots were to be
-// changed, and how many have an inventory row and so were.
+// addReserved changes inventory.reserved of slots in one statement. It returns the number of slots
+// to change, and the number of those with an inventory row, which it changed.
 func addReserved(ctx context.Context, tx pgx.Tx, each func(add func(resource string, slots []string, quantity int64))) (all, changed int, err error) {
 	type pair struct{ resource, slot string }
 	sums := make(map[pair]int64)

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestRecordPoison_Repeated_FirstDetailStays records events as poison, one of them twice: the first detail stays.
+// TestRecordPoison_Repeated_FirstDetailStays records events as poison, one of them twice: the first
+// detail stays.
 func TestRecordPoison_Repeated_FirstDetailStays(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -19,6 +20,6 @@ func TestRecordPoison_Repeated_FirstDetailStays(t *testing.T) {
 		t.Errorf("%v: %v, want %v", err, got, want)
 	}
 	if got, err := s.Poisoned(t.Context(), nil); err != nil || len(got) != 0 {
-		t.Errorf("%v: %v of none", err, got)
+		t.Errorf("%v: %v for no ids", err, got)
 	}
 }

@@ -35,12 +35,12 @@ func TestDeleteSlot_Reserved_IsRefused(t *testing.T) {
 	}
 	s.execute(t, `DELETE FROM inventory WHERE slot = 'n2'`)
 	if got := s.reserved(t, "room", "n1"); got != 2 {
-		t.Errorf("reserved are %d, want 2", got)
+		t.Errorf("%d reserved, want 2", got)
 	}
 }
 
-// TestInsertSlot_ReservationsExist_BeginsWithThem has rows deleted without triggers, and inserted again by upstream and
-// by inventory.set.
+// TestInsertSlot_ReservationsExist_BeginsWithThem deletes rows without triggers. Upstream and
+// inventory.set insert them again: they begin with the sums of their reservations.
 func TestInsertSlot_ReservationsExist_BeginsWithThem(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -74,10 +74,10 @@ func TestInsertSlot_ReservationsExist_BeginsWithThem(t *testing.T) {
 		}
 	}
 	if a := s.set(t, "room", 2, "n1", "n2"); !a.BelowReserved {
-		t.Errorf("a capacity below what is reserved of a new slot: %+v", a)
+		t.Errorf("capacity below the reservations of a new slot: %+v", a)
 	}
 	if a := s.set(t, "room", 3, "n1", "n2"); a.BelowReserved || a.Slots[0].Reserved != 2 || a.Slots[1].Reserved != 3 {
-		t.Errorf("what is reserved of an old and a new slot: %+v", a)
+		t.Errorf("reserved of an old and a new slot: %+v", a)
 	}
 	for _, want := range []struct {
 		resource, slot string

@@ -24,13 +24,13 @@ import (
 
 func TestMain(m *testing.M) { stacktest.Main(m) }
 
-// harness is a migrated namespace and a plain connection to it.
+// harness is a migrated namespace with a plain connection to it.
 type harness struct {
 	*store.Store
 	namespace string
 	conn      *pgx.Conn
 	epoch     string
-	seq       *atomic.Uint64 // of the last inventory.set
+	seq       *atomic.Uint64 // sequence of the last inventory.set
 }
 
 func newHarness(t *testing.T) harness {
@@ -90,7 +90,7 @@ func (s harness) reserved(t *testing.T, resource, slot string) int64 {
 	return rows[0][0].Reserved
 }
 
-// payment is a claimed payment for a new hold.
+// payment returns a claimed payment of a new hold.
 func payment(t *testing.T, resource, id string, quantity int64, names ...string) holds.Payment {
 	t.Helper()
 	hold, err := holds.NewHoldID(resource)
@@ -109,7 +109,7 @@ func payment(t *testing.T, resource, id string, quantity int64, names ...string)
 	}
 }
 
-// TestConstraints_PlainSQL_NothingOversells tries to break promise 1 by plain SQL.
+// TestConstraints_PlainSQL_NothingOversells tries to violate promise 1 by plain SQL.
 func TestConstraints_PlainSQL_NothingOversells(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -128,7 +128,7 @@ func TestConstraints_PlainSQL_NothingOversells(t *testing.T) {
 	}
 }
 
-// TestRead_SessionBecomesReadOnly_IsRefusedAndClosed switches writes off for a session while it reads.
+// TestRead_SessionBecomesReadOnly_IsRefusedAndClosed makes a session read-only while it reads.
 func TestRead_SessionBecomesReadOnly_IsRefusedAndClosed(t *testing.T) {
 	t.Parallel()
 	namespace := stacktest.Namespace(t)
@@ -157,7 +157,7 @@ func TestRead_SessionBecomesReadOnly_IsRefusedAndClosed(t *testing.T) {
 	}
 }
 
-// TestMigrate_SeveralAtOnce_MigratedOnce has several processes migrate at the same time, and again.
+// TestMigrate_SeveralAtOnce_MigratedOnce migrates by several processes at once, each twice.
 func TestMigrate_SeveralAtOnce_MigratedOnce(t *testing.T) {
 	t.Parallel()
 	namespace := stacktest.Namespace(t)
@@ -180,8 +180,8 @@ func TestMigrate_SeveralAtOnce_MigratedOnce(t *testing.T) {
 	workers.Wait()
 }
 
-// TestDecide_PaymentRepeated_AnsweredOnce decides the same payments at once and again: one reservation, one
-// sum, the same answer to the last detail.
+// TestDecide_PaymentRepeated_AnsweredOnce decides the same payments several times at once: each has
+// one reservation and one answer, equal in every detail.
 func TestDecide_PaymentRepeated_AnsweredOnce(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -226,7 +226,8 @@ func TestDecide_PaymentRepeated_AnsweredOnce(t *testing.T) {
 	}
 }
 
-// TestDecide_ClaimDoesNotFit_OnlyItIsRefused has one payment of a batch not fit: it is refused, the others are not.
+// TestDecide_ClaimDoesNotFit_OnlyItIsRefused decides a batch with payments that do not fit: only
+// those are refused.
 func TestDecide_ClaimDoesNotFit_OnlyItIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -237,7 +238,7 @@ func TestDecide_ClaimDoesNotFit_OnlyItIsRefused(t *testing.T) {
 		payment(t, "cut", "p2", 2, "n1"),
 		payment(t, "room", "p3", 2, "n2"),
 		payment(t, "room", "p4", 1, "n1"),
-		payment(t, "room", "p5", 1, "gone", "n2"), // gone has no inventory row any more
+		payment(t, "room", "p5", 1, "gone", "n2"), // gone has no inventory row
 	}
 	answers, err := s.Decide(t.Context(), payments)
 	if err != nil {
@@ -258,7 +259,8 @@ func TestDecide_ClaimDoesNotFit_OnlyItIsRefused(t *testing.T) {
 	}
 }
 
-// TestDecide_ReservedByAnotherPayment_Refused pays a hold of which Redis knows nothing any more.
+// TestDecide_ReservedByAnotherPayment_Refused pays a hold that has a reservation and that Redis no
+// longer remembers.
 func TestDecide_ReservedByAnotherPayment_Refused(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -275,14 +277,14 @@ func TestDecide_ReservedByAnotherPayment_Refused(t *testing.T) {
 	}
 }
 
-// TestDecide_LostCommit_DecidedOnce cuts the connection of a transaction at its commit, after and before Postgres
-// has done it. Either way the payment is decided once when it is delivered again.
+// TestDecide_LostCommit_DecidedOnce cuts the connection of a transaction at its commit, before and
+// after Postgres has committed. Either way the payment is decided once when it is delivered again.
 func TestDecide_LostCommit_DecidedOnce(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	s.set(t, "room", 3, "n1")
 	ctx := t.Context()
-	// A deferred trigger runs inside COMMIT: it ends its own backend before the commit is done.
+	// A deferred trigger runs inside COMMIT. It ends its own backend before the commit is done.
 	_, err := s.conn.Exec(ctx, `
 		CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END';
 		CREATE CONSTRAINT TRIGGER dies AFTER INSERT ON payments DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION die()`)
@@ -291,12 +293,12 @@ func TestDecide_LostCommit_DecidedOnce(t *testing.T) {
 	}
 	p := payment(t, "room", "p1", 1, "n1")
 	if _, err := s.Decide(ctx, []holds.Payment{p}); err == nil {
-		t.Fatal("the connection was cut at the commit and nobody noticed")
+		t.Fatal("no error after the connection was cut at the commit")
 	}
 	if _, err := s.conn.Exec(ctx, `DROP TRIGGER dies ON payments`); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second is as after a commit whose reply was lost
+	for range 2 { // the second call is like one after a commit whose reply was lost
 		answers, err := s.Decide(ctx, []holds.Payment{p})
 		if err != nil || !answers[0].Confirmed {
 			t.Fatalf("delivered again: %+v %v", answers, err)
@@ -307,7 +309,8 @@ func TestDecide_LostCommit_DecidedOnce(t *testing.T) {
 	}
 }
 
-// TestTransact_DeadlockOrSerialization_Retries makes Postgres refuse the first tries with 40P01 and 40001.
+// TestTransact_DeadlockOrSerialization_Retries makes Postgres refuse the first tries with 40P01 and
+// 40001.
 func TestTransact_DeadlockOrSerialization_Retries(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -323,7 +326,7 @@ func TestTransact_DeadlockOrSerialization_Retries(t *testing.T) {
 	}
 	answers, err := s.Decide(t.Context(), []holds.Payment{payment(t, "room", "p1", 1, "n1")})
 	if err != nil || !answers[0].Confirmed {
-		t.Errorf("%+v %v, want it repeated until it is done", answers, err)
+		t.Errorf("%+v %v, want it retried until it succeeds", answers, err)
 	}
 }
 
@@ -345,16 +348,16 @@ func TestSetCapacity_EventRepeated_AnsweredOnce(t *testing.T) {
 		t.Errorf("delivered again: %+v %v, first %+v", again, err, first)
 	}
 	if refused := s.set(t, "room", 3, "n1", "n2"); !refused.BelowReserved {
-		t.Errorf("capacity below what is reserved: %+v", refused)
+		t.Errorf("capacity below the reservations: %+v", refused)
 	}
 	rows, err := s.InventoryRows(t.Context(), []string{"room", "other"}, [][]string{{"n1", "n2"}, {"n1"}})
 	want := [][]holds.InventoryRow{{{Known: true, Capacity: 5, Reserved: 4}, {Known: true, Capacity: 5}}, {{}}}
 	if err != nil || fmt.Sprint(rows) != fmt.Sprint(want) {
-		t.Errorf("stock %v %v, want %v", rows, err, want)
+		t.Errorf("inventory %v %v, want %v", rows, err, want)
 	}
 }
 
-// change sets the capacity of slots of the resource room by an event that is stored somewhere.
+// change sets the capacity of slots of the resource room by an event with a position in a stream.
 func (s harness) change(t *testing.T, stored holds.StreamPosition, capacity int64, names ...string) holds.CapacityDecision {
 	t.Helper()
 	answer, err := s.SetCapacity(t.Context(), holds.CapacityChange{
@@ -366,7 +369,7 @@ func (s harness) change(t *testing.T, stored holds.StreamPosition, capacity int6
 	return answer
 }
 
-// capacities reads the capacity of slots of the resource room.
+// capacities reads the capacities of slots of the resource room.
 func (s harness) capacities(t *testing.T, names ...string) string {
 	t.Helper()
 	rows, err := s.InventoryRows(t.Context(), []string{"room"}, [][]string{names})
@@ -380,8 +383,8 @@ func (s harness) capacities(t *testing.T, names ...string) string {
 	return fmt.Sprint(capacities)
 }
 
-// TestSetCapacity_OutOfOrder_LaterStoredWins delivers inventory.set events in the wrong order and with clocks that
-// contradict it: the one stored later wins.
+// TestSetCapacity_OutOfOrder_LaterStoredWins delivers inventory.set events in the wrong order and
+// with clocks that contradict it: the event stored later wins.
 func TestSetCapacity_OutOfOrder_LaterStoredWins(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -402,12 +405,12 @@ func TestSetCapacity_OutOfOrder_LaterStoredWins(t *testing.T) {
 		{"the fourth, of a leader whose clock is behind", at(5, 4), 4, []string{"n1"}, "[4 2]"},
 		{"the third again, as another event, with a later time", at(30, 3), 5, []string{"n1"}, "[4 2]"},
 		{
-			"the first of a stream that was created again, by a clock that is behind",
+			"the first of a recreated stream, by a clock that is behind",
 			holds.StreamPosition{At: created, StreamCreatedAt: created.Add(time.Minute), Seq: 1},
 			6, []string{"n1"},
 			"[6 2]",
 		},
-		{"one of the stream before", at(40, 9), 7, []string{"n1", "n2"}, "[6 7]"},
+		{"one of the previous stream", at(40, 9), 7, []string{"n1", "n2"}, "[6 7]"},
 	} {
 		answer := s.change(t, step.stored, step.capacity, step.names...)
 		if got := s.capacities(t, "n1", "n2"); got != step.want {
@@ -419,7 +422,7 @@ func TestSetCapacity_OutOfOrder_LaterStoredWins(t *testing.T) {
 	}
 }
 
-// setByVersionBefore is the query of the version before, which orders by time.
+// setByVersionBefore is the query of the previous version, which orders by time.
 const setByVersionBefore = `
 INSERT INTO inventory AS i (resource_id, slot, capacity, set_by_event_at)
 SELECT $1, slot, $3, $4
@@ -431,8 +434,9 @@ DO UPDATE SET
     set_by_event_at = greatest(i.set_by_event_at, excluded.set_by_event_at),
     updated_at = now()`
 
-// TestSetCapacity_BesidePreviousVersion_OrderedByTime has workers of this version and of the one before set capacities
-// of the same slot in turn. What that one has set is ordered by time, what this one has set by sequence.
+// TestSetCapacity_BesidePreviousVersion_OrderedByTime sets capacities of the same slot by workers
+// of this version and of the previous one in turn. A change by the previous version is ordered by
+// time, one by this version by sequence.
 func TestSetCapacity_BesidePreviousVersion_OrderedByTime(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -469,8 +473,8 @@ func TestSetCapacity_BesidePreviousVersion_OrderedByTime(t *testing.T) {
 	want("the seventh, of a leader whose clock is behind", "1")
 }
 
-// TestDecide_RowLocked_OnlyItsResourceIsBusy has somebody keep a row of one resource locked: its payments and changes
-// are busy, those of others are decided.
+// TestDecide_RowLocked_OnlyItsResourceIsBusy locks a row of one resource: its payments and changes
+// are busy, those of other resources are decided.
 func TestDecide_RowLocked_OnlyItsResourceIsBusy(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -506,7 +510,8 @@ func TestDecide_RowLocked_OnlyItsResourceIsBusy(t *testing.T) {
 	}
 }
 
-// TestFenceBase_DrawnAtOnce_EachIsHigher draws bases at the same time: each is had once, and later ones are higher.
+// TestFenceBase_DrawnAtOnce_EachIsHigher draws bases at once: each is returned once, and later ones
+// are higher.
 func TestFenceBase_DrawnAtOnce_EachIsHigher(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -535,13 +540,14 @@ func TestFenceBase_DrawnAtOnce_EachIsHigher(t *testing.T) {
 	all.Wait()
 }
 
-// TestDecide_RowLocked_LocksInNameOrder has a payment wait for a row of the inventory that somebody else keeps locked: it has locked
-// those before it, by their names, and none of those after it. So no two wait for each other.
+// TestDecide_RowLocked_LocksInNameOrder makes a payment wait for a locked row of the inventory. It
+// has locked the rows before it, by their names, and none of the rows after it. So two payments
+// never wait for each other.
 func TestDecide_RowLocked_LocksInNameOrder(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	ctx := t.Context()
-	for _, name := range []string{"n3", "n1", "n2", "n5", "n4"} { // as they lie in the table
+	for _, name := range []string{"n3", "n1", "n2", "n5", "n4"} { // the order in the table
 		s.set(t, "room", 5, name)
 	}
 	other, err := pgx.ConnectConfig(ctx, s.conn.Config())
@@ -559,7 +565,7 @@ func TestDecide_RowLocked_LocksInNameOrder(t *testing.T) {
 	paid := []holds.Payment{payment(t, "room", "p", 1, "n1", "n2", "n3", "n4", "n5")}
 	done := make(chan error, 1)
 	go func() {
-		for { // it waits for a while only, and asks again
+		for { // each wait for a lock is limited
 			answers, err := s.Decide(ctx, paid)
 			if err != nil || answers[0].Err == nil {
 				done <- err
@@ -571,7 +577,7 @@ func TestDecide_RowLocked_LocksInNameOrder(t *testing.T) {
 	stacktest.Eventually(t, "the payment to wait for the row", func() bool {
 		waits := func() (query string) {
 			_ = s.conn.QueryRow(ctx, `SELECT query_start::text FROM pg_stat_activity
-				WHERE wait_event_type = 'Lock' AND application_name = $1`, "holdfast "+s.namespace).Scan(&query) // "" = it does not
+				WHERE wait_event_type = 'Lock' AND application_name = $1`, "holdfast "+s.namespace).Scan(&query) // "" when it does not wait
 			return query
 		}
 		before := waits()
@@ -595,14 +601,15 @@ func TestDecide_RowLocked_LocksInNameOrder(t *testing.T) {
 	}
 }
 
-// TestDecide_TwoWorkersAtOnce_SameAnswer has two workers decide the same payment at once, of a hold and of one that nobody knows: both have read
-// that there is no answer when the first writes one. Both give the same, and neither fails.
+// TestDecide_TwoWorkersAtOnce_SameAnswer decides the same payment by two workers at once, of a
+// claimed hold and of an unknown one. Both have read that it has no answer when the first stores
+// one. Both return the same answer, and neither fails.
 func TestDecide_TwoWorkersAtOnce_SameAnswer(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	ctx := t.Context()
 	s.set(t, "room", 3, "n1")
-	// Who writes the first row waits until the test lets it go on.
+	// The transaction that inserts the first row waits until the test releases the lock.
 	s.execute(t, `
 		CREATE FUNCTION waits() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			PERFORM set_config('lock_timeout', '0', true), pg_advisory_xact_lock_shared(hashtext(TG_TABLE_SCHEMA));
