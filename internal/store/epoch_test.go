@@ -46,13 +46,6 @@ func TestEpoch_NewDatabase_CreatedOnce(t *testing.T) {
 	}
 }
 
-func (s harness) execute(t *testing.T, sql string) {
-	t.Helper()
-	if _, err := s.conn.Exec(t.Context(), sql); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestBeginEpoch_SeveralRebuilders_OneBegins invalidates an epoch and begins the next by several
 // rebuilders at once: one succeeds. It has the epoch until its lease ends or it gives the lease up.
 // A rebuilder that is too late changes nothing.
@@ -133,55 +126,4 @@ func TestBeginEpoch_LeaseExpired_AnotherBegins(t *testing.T) {
 		epoch, err := s.BeginEpoch(t.Context(), "w2", time.Minute)
 		return err == nil && strings.HasSuffix(epoch, "/3")
 	})
-}
-
-// TestDecide_EpochInvalidated_DecidesNothing invalidates an epoch while a payment is being decided
-// under it. That fails until the payment is decided, and its reservation is found afterwards. No
-// payment is decided under the epoch after that.
-func TestDecide_EpochInvalidated_DecidesNothing(t *testing.T) {
-	t.Parallel()
-	s := newHarness(t)
-	ctx := t.Context()
-	s.set(t, "room", 3, "n1")
-	// The payment waits in its transaction until the test releases the lock.
-	s.execute(t, `
-		CREATE FUNCTION waits() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-			PERFORM set_config('lock_timeout', '0', true), pg_advisory_xact_lock_shared(hashtext(TG_TABLE_SCHEMA));
-			RETURN NEW;
-		END $$;
-		CREATE TRIGGER waits BEFORE INSERT ON payments FOR EACH ROW EXECUTE FUNCTION waits();
-		SELECT pg_advisory_lock(hashtext(current_schema))`)
-	paid := payment(t, "room", "p1", 1, "n1")
-	var deciding sync.WaitGroup
-	deciding.Go(func() {
-		if answers, err := s.Decide(ctx, []holds.Payment{paid}); err != nil || !answers[0].Confirmed {
-			t.Errorf("the earlier payment: %+v %v", answers, err)
-		}
-	})
-	stacktest.Eventually(t, "the payment to wait", func() (waits bool) {
-		err := s.conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
-			AND objid::bigint = hashtext(current_schema)::bigint & 4294967295)`).Scan(&waits)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return waits
-	})
-	if err := s.InvalidateEpoch(ctx, s.epoch, "flushed"); err == nil || errors.Is(err, holds.ErrEpochChanged) {
-		t.Fatalf("the epoch was invalidated while a payment was being decided: %v", err)
-	}
-	s.execute(t, `SELECT pg_advisory_unlock(hashtext(current_schema))`)
-	deciding.Wait()
-	if err := s.InvalidateEpoch(ctx, s.epoch, "flushed"); err != nil {
-		t.Fatal(err)
-	}
-	var found []holds.Reservation
-	if err := s.Reservations(ctx, []holds.HoldID{paid.Hold}, func(r holds.Reservation) { found = append(found, r) }); err != nil {
-		t.Fatal(err)
-	}
-	if len(found) != 1 || found[0] != (holds.Reservation{Hold: paid.Hold, PaymentID: "p1", ConfirmedAt: paid.At}) {
-		t.Errorf("after the epoch was invalidated: %+v", found)
-	}
-	if answers, err := s.Decide(ctx, []holds.Payment{payment(t, "room", "p2", 1, "n1")}); !errors.Is(err, holds.ErrDataLost) {
-		t.Errorf("a payment under the invalidated epoch: %+v %v", answers, err)
-	}
 }

@@ -96,29 +96,6 @@ func TestCancel_InventoryChangedByOthers_RestCancelled(t *testing.T) {
 	}
 }
 
-// TestGrants_UpstreamRole_WritesOnlyCapacity sets capacity as a role without any other privilege.
-func TestGrants_UpstreamRole_WritesOnlyCapacity(t *testing.T) {
-	t.Parallel()
-	s := newHarness(t)
-	s.set(t, "room", 5, "A")
-	role := pgx.Identifier{"upstream_" + s.namespace}.Sanitize()
-	for _, sql := range []string{
-		`CREATE ROLE ` + role,
-		`GRANT USAGE ON SCHEMA ` + s.namespace + ` TO ` + role,
-		`GRANT SELECT (resource_id), UPDATE (capacity) ON inventory TO ` + role,
-		`SET search_path = ''`,
-		`SET ROLE ` + role,
-		`UPDATE ` + s.namespace + `.inventory SET capacity = 6 WHERE resource_id = 'room'`,
-		`RESET ROLE`,
-		`DROP OWNED BY ` + role,
-		`DROP ROLE ` + role,
-	} {
-		if _, err := s.conn.Exec(t.Context(), sql); err != nil {
-			t.Fatalf("%s: %v", sql, err)
-		}
-	}
-}
-
 // TestCancel_TwoEventsAtOnce_CancelledOnce cancels one reservation by two events in one call, one
 // of them twice.
 func TestCancel_TwoEventsAtOnce_CancelledOnce(t *testing.T) {

@@ -110,7 +110,8 @@ func (w *watcher) BumpRevisions(_ context.Context, resources ...string) error {
 }
 
 func (w *watcher) InventorySynced(at holds.Time) { w.synced <- at }
-func (w *watcher) InventorySyncLost()            { w.syncLost.Add(1) }
+
+func (w *watcher) InventorySyncLost() { w.syncLost.Add(1) }
 
 // watch returns the changes that Watch reports, one batch per call.
 func watch(t *testing.T, s *store.Store) <-chan []string { return startWatch(t, s).changed }
