@@ -3,6 +3,7 @@ package audit_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -125,6 +126,12 @@ func (w *harness) startWorkers(number int) {
 	w.Cleanup(func() { w.stop() })
 }
 
+// stopWorkers stops the workers.
+func (w *harness) stopWorkers() {
+	w.Helper()
+	w.stop()
+}
+
 // publish publishes an event and returns its outcome.
 func (w *harness) publish(event, resource string, data any) events.Envelope {
 	w.Helper()
@@ -194,15 +201,24 @@ func (w *harness) outcomes(event string) (found []events.Envelope) {
 	return found
 }
 
-// stopWorkers stops the workers.
-func (w *harness) stopWorkers() {
-	w.Helper()
-	w.stop()
-}
-
 // key returns a key of a resource.
 func (w *harness) key(resource, name string) string {
 	return fmt.Sprintf("%s:{%d}:%s:%s", w.namespace, holds.Partition(resource), resource, name)
+}
+
+func (s *harness) agenda(resource string) string {
+	return fmt.Sprintf("%s:{%d}:agenda", s.namespace, holds.Partition(resource))
+}
+
+func (s *harness) indexOf(user, slots string) string {
+	return user + " " + s.sha1(slots)
+}
+
+func (s *harness) sha1(text string) string {
+	s.Helper()
+	sum, err := s.redis.Eval(s.Context(), "return redis.sha1hex(ARGV[1])", nil, text).Text()
+	s.must(err)
+	return sum
 }
 
 func (w *harness) execute(sql string, args ...any) {
@@ -251,3 +267,107 @@ func kinds(r *audit.Report) (all []string) {
 }
 
 func uuidOf(hold string) string { return hold[strings.IndexByte(hold, '.')+1:] }
+
+// placeMany requests many holds at once, and waits until all are granted.
+func (w *harness) placeMany(resource string, number int, slots []string) {
+	w.Helper()
+	ttl := int64(3600)
+	for i := range number {
+		user := fmt.Sprintf("filler-%d", i)
+		m := w.message(events.BookingRequested, resource, events.BookingRequestedData{
+			RequestKey: user, UserID: user, ResourceID: resource, SlotSelection: holds.SlotSelection{Slots: slots[:1+i%len(slots)]}, Quantity: 1, TTLSeconds: &ttl,
+		})
+		if _, err := w.js.PublishMsgAsync(m); err != nil {
+			w.Fatal(err)
+		}
+	}
+	stacktest.Eventually(w, "all to be granted", func() bool {
+		return w.redis.HLen(w.Context(), w.key(resource, "records")).Val() == int64(number)
+	})
+}
+
+// playCustomer requests a hold, and then cancels, extends, pays or leaves it at random.
+func (w *harness) playCustomer(resource, user string, slots []string) {
+	some := slices.Clone(slots)
+	rand.Shuffle(len(some), func(i, j int) { some[i], some[j] = some[j], some[i] })
+	ttl := time.Hour
+	if rand.N(3) == 0 {
+		ttl = time.Second
+	}
+	hold := w.request(resource, user, ttl, 1+rand.Int64N(2), some[:1+rand.N(min(3, len(some)))]...)
+	if hold == "" {
+		return
+	}
+	switch rand.N(7) {
+	case 0:
+		w.publish(events.BookingCancelled, resource, events.BookingCancelledData{HoldID: hold})
+	case 1:
+		w.publish(events.BookingCancelled, resource, events.BookingCancelledData{ResourceID: resource, RequestKey: "key-of-" + user})
+	case 2:
+		w.publish(events.BookingExtended, resource, events.BookingExtendedData{HoldID: hold, TTLSeconds: 1 + rand.Int64N(5)})
+	case 3:
+		w.pay(hold, "p-"+user)
+		w.publish(events.ReservationCancelled, resource, events.ReservationCancelledData{HoldID: hold})
+	case 4:
+		w.publish(events.PaymentStarted, resource, events.PaymentStartedData{HoldID: hold})
+		w.pay(hold, "p-"+user)
+		w.pay(hold, "q-"+user)
+	case 5:
+		if ttl == time.Second {
+			w.awaitDeadline(resource, hold)
+			w.pay(hold, "late-"+user)
+		}
+	}
+}
+
+// awaitDeadline waits until the deadline of a hold has passed by Redis' clock.
+func (w *harness) awaitDeadline(resource, hold string) {
+	stacktest.Eventually(w, "the deadline", func() bool {
+		return w.redis.Exists(w.Context(), w.key(resource, "hold:"+uuidOf(hold))).Val() == 0
+	})
+}
+
+// newSupervisor returns a supervisor, which detects that Redis has lost data and rebuilds it.
+func (w *harness) newSupervisor(term *holds.EpochTerm) *holds.Supervisor {
+	return holds.NewSupervisor(holds.SupervisorOptions{
+		Namespace: w.namespace, Name: "supervisor", Policy: w.policy, Term: term,
+		Redis:      func() *redis.Options { return stacktest.RedisOptions(stacktest.Shared().RedisURL) },
+		EpochStore: w.store, Inventory: w.store, OutcomeLog: events.NewOutcomeLog(w.js, w.subjects, zerolog.Nop()),
+		Fence: locking.FenceBase(w.store.FenceBase).Next, Log: zerolog.Nop(),
+	})
+}
+
+// runSupervisor runs a supervisor until the test ends, as every worker does. Without it outcomes
+// may be published for only two seconds after the last check.
+func (w *harness) runSupervisor(supervisor *holds.Supervisor) {
+	var running sync.WaitGroup
+	running.Go(func() { _ = supervisor.Run(w.Context()) })
+	w.Cleanup(running.Wait)
+}
+
+// checkEpoch lets a supervisor check the servers, which may be slow to answer, and fails the test
+// unless the epoch is complete or not, as wanted.
+func (w *harness) checkEpoch(supervisor *holds.Supervisor, written bool) {
+	w.Helper()
+	stacktest.Eventually(w, "the servers to answer", func() bool {
+		e, err := supervisor.Check(w.Context())
+		if err == nil && e.Complete != written {
+			w.Fatalf("the epoch is %+v", e)
+		}
+		if err != nil {
+			w.Logf("check: %v", err)
+		}
+		return err == nil
+	})
+}
+
+// removeRedisData removes all data of the namespace from Redis.
+func (w *harness) removeRedisData() {
+	w.Helper()
+	ctx := w.Context()
+	keys := w.redis.Scan(ctx, 0, w.namespace+":*", 1000).Iterator()
+	for keys.Next(ctx) {
+		w.redis.Del(ctx, keys.Val())
+	}
+	w.must(keys.Err())
+}

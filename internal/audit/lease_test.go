@@ -2,12 +2,10 @@ package audit_test
 
 import (
 	"context"
-	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/go-json-experiment/json"
 	"github.com/rs/zerolog"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 
@@ -94,74 +92,4 @@ func TestReconciler_SeveralWorkers_OneReads(t *testing.T) {
 	}
 	stop()
 	rounds(third, 1)
-}
-
-// TestReconciler_BudgetExhausted_HealsWhatIsReported leaves no budget for a round, which rests. A
-// resource that is reported meanwhile is healed at once.
-func TestReconciler_BudgetExhausted_HealsWhatIsReported(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	w := s.newReconciler(true)
-	w.Exhaust()
-	s.redis.HSet(t.Context(), s.key("hall", "counts"), "A-1", "x")
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- w.Round(ctx) }()
-	w.RecheckSoon("hall")
-	stacktest.Eventually(t, "the counter to be healed", func() bool { return w.measured("holdfast.audit.healed") == 1 })
-	cancel()
-	if err := <-done; err == nil {
-		t.Error("the round ended without an error")
-	}
-}
-
-// TestResources_ManySlots_ReadsNoOthers reads a page of resources with many slots: about one row of
-// each is read.
-func TestResources_ManySlots_ReadsNoOthers(t *testing.T) {
-	t.Parallel()
-	const resources, limit = 20, 12
-	w := newHarness(t)
-	w.execute(`INSERT INTO inventory (resource_id, slot, capacity)
-		SELECT 'r' || lpad(r::text, 2, '0'), 's' || s, 1 FROM generate_series(1, $1) AS r, generate_series(1, 500) AS s`, resources)
-	w.execute(`ANALYZE inventory`)
-	var found []string
-	for last := ""; ; last = found[len(found)-1] {
-		var page []string
-		w.must(w.backends.Postgres.QueryRow(t.Context(), `SELECT coalesce(array_agg(resource_id), '{}') FROM (`+audit.QueryResources+`) AS page`, last, limit).Scan(&page))
-		if found = append(found, page...); len(page) == 0 {
-			break
-		}
-	}
-	for i, name := range found {
-		if want := fmt.Sprintf("r%02d", i+1); name != want || len(found) != resources {
-			t.Errorf("resource %d of %d is %s, want %s", i, len(found), name, want)
-		}
-	}
-	var text string
-	w.must(w.backends.Postgres.QueryRow(t.Context(), `EXPLAIN (ANALYZE, FORMAT JSON) `+audit.QueryResources, "", limit).Scan(&text))
-	var plans []struct{ Plan planNode }
-	w.must(json.Unmarshal([]byte(text), &plans))
-	if got := plans[0].Plan.rowsOf("inventory"); got < limit || got > 2*limit {
-		t.Errorf("%v rows are read for %d resources:\n%s", got, limit, text)
-	}
-}
-
-// planNode is a node of an executed query plan.
-type planNode struct {
-	Relation string  `json:"Relation Name"`
-	Rows     float64 `json:"Actual Rows"`
-	Removed  float64 `json:"Rows Removed by Filter"`
-	Loops    float64 `json:"Actual Loops"`
-	Plans    []planNode
-}
-
-// rowsOf returns how many rows of a table were read.
-func (n planNode) rowsOf(table string) (rows float64) {
-	if n.Relation == table {
-		rows = (n.Rows + n.Removed) * n.Loops
-	}
-	for _, child := range n.Plans {
-		rows += child.rowsOf(table)
-	}
-	return rows
 }

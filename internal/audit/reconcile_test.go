@@ -1,7 +1,6 @@
 package audit_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,11 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-json-experiment/json"
 	"github.com/redis/go-redis/v9"
-	"github.com/rs/zerolog"
-	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
@@ -24,88 +19,23 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// recordedReconciler is a Reconciler whose log and metrics are recorded.
-type recordedReconciler struct {
-	*audit.Reconciler
-	t      testing.TB
-	reader *sdkmetric.ManualReader
-
-	mu  sync.Mutex
-	log bytes.Buffer
-}
-
-func (w *recordedReconciler) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.log.Write(p)
-}
-
-func (s *scene) newReconciler(heal bool) *recordedReconciler {
-	return s.newReconcilerWithTerm(s.term, heal)
-}
-
-func (s *scene) newReconcilerWithTerm(term *holds.EpochTerm, heal bool) *recordedReconciler {
-	s.Helper()
-	w := &recordedReconciler{t: s.TB, reader: sdkmetric.NewManualReader()}
-	metrics, err := audit.NewMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(w.reader)).Meter("test"))
-	s.must(err)
-	backends := s.backends
-	backends.JetStream = nil // it needs none
-	w.Reconciler = audit.NewReconciler(backends, s.store, term, audit.ReconcilerOptions{Heal: heal, Memory: memory, Share: 1}, metrics, zerolog.New(w))
-	return w
-}
-
-// logged returns the kinds of the differences that were logged since the last call, sorted. Those
-// that were not healed have the suffix ", left".
-func (w *recordedReconciler) logged() (kinds []string) {
-	w.t.Helper()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for line := range bytes.Lines(w.log.Bytes()) {
-		var entry struct {
-			Level, Kind string
-			Resource    string `json:"resource_id"`
-			Healed      bool
-		}
-		if err := json.Unmarshal(line, &entry, json.MatchCaseInsensitiveNames(true)); err != nil || entry.Level != "error" || entry.Resource == "" {
-			w.t.Errorf("logged %s: %v", line, err)
-		}
-		kind := entry.Kind
-		if !entry.Healed {
-			kind += ", left"
-		}
-		kinds = append(kinds, kind)
+// TestReconciler_BudgetExhausted_HealsWhatIsReported leaves no budget for a round, which rests. A
+// resource that is reported meanwhile is healed at once.
+func TestReconciler_BudgetExhausted_HealsWhatIsReported(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	w := s.newReconciler(true)
+	w.Exhaust()
+	s.redis.HSet(t.Context(), s.key("hall", "counts"), "A-1", "x")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- w.Round(ctx) }()
+	w.RecheckSoon("hall")
+	stacktest.Eventually(t, "the counter to be healed", func() bool { return w.measured("holdfast.audit.healed") == 1 })
+	cancel()
+	if err := <-done; err == nil {
+		t.Error("the round ended without an error")
 	}
-	w.log.Reset()
-	slices.Sort(kinds)
-	return kinds
-}
-
-// measured returns the sum of a metric over all kinds.
-func (w *recordedReconciler) measured(name string) (sum int64) {
-	w.t.Helper()
-	var all metricdata.ResourceMetrics
-	if err := w.reader.Collect(w.t.Context(), &all); err != nil {
-		w.t.Fatal(err)
-	}
-	for _, scope := range all.ScopeMetrics {
-		for _, m := range scope.Metrics {
-			if m.Name != name {
-				continue
-			}
-			switch data := m.Data.(type) {
-			case metricdata.Sum[int64]:
-				for _, p := range data.DataPoints {
-					sum += p.Value
-				}
-			case metricdata.Gauge[int64]:
-				for _, p := range data.DataPoints {
-					sum += p.Value
-				}
-			}
-		}
-	}
-	return sum
 }
 
 // leftToOperator are the corruptions that a repair can repair and a Reconciler leaves to operators,
@@ -300,23 +230,6 @@ func TestReconciler_DiesAfterFirstStep_CountersComplete(t *testing.T) {
 				t.Errorf("%d fields after one step, before %d", len(after), len(before))
 			}
 		})
-	}
-}
-
-// TestRepair_RecordUnreadable_CountersNotGuessed corrupts the counters while a record cannot be
-// read. Which slots that record takes is unknown, so even a requested repair does not compute the
-// counters.
-func TestRepair_RecordUnreadable_CountersNotGuessed(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	ctx := t.Context()
-	s.redis.HSet(ctx, s.key("hall", "records"), uuidOf(s.other), "nonsense")
-	s.redis.Del(ctx, s.key("hall", "counts"))
-	s.redis.RPush(ctx, s.key("hall", "counts"), "oops")
-	report := s.audit(audit.Options{})
-	s.must(audit.Repair(ctx, s.backends, report.Findings, memory))
-	if kind := s.redis.Type(ctx, s.key("hall", "counts")).Val(); kind != "list" {
-		t.Errorf("the counters are a %s with %v", kind, s.redis.HGetAll(ctx, s.key("hall", "counts")).Val())
 	}
 }
 

@@ -13,9 +13,59 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"holdfast/internal/audit"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
 )
+
+// TestRun_LargeResource_FoundAndRepaired makes data of a resource wrong that is read in pages.
+func TestRun_LargeResource_FoundAndRepaired(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.startWorkers(1)
+	w.setInventory("arena", 1_000_000, "a", "b")
+	const number = 1100 // more than are read in one step, and more than a report lists
+	w.placeMany("arena", number-1, []string{"a", "b"})
+	live := w.request("arena", "zoe", time.Hour, 1, "a")
+	w.stopWorkers()
+	if report := w.wantNoFindings(); report.Stats.Records != number {
+		t.Fatalf("checked %+v", report.Stats)
+	}
+	ctx := t.Context()
+	w.redis.HIncrBy(ctx, w.key("arena", "counts"), "a", -3)
+	w.redis.HSet(ctx, w.key("arena", "counts"), "c", "1")
+	w.redis.HSet(ctx, w.key("arena", "users"), "nobody", "1")
+	w.redis.ZRem(ctx, w.key("arena", "due"), uuidOf(live))
+	w.redis.ZAdd(ctx, w.key("arena", "due"), redis.Z{Score: 4e12, Member: strings.Repeat("0", 32)})
+	w.redis.ZAdd(ctx, w.key("arena", "tombstones"), redis.Z{Score: 4e12, Member: strings.Repeat("1", 32)})
+	w.redis.Del(ctx, w.key("arena", "hold:"+uuidOf(live)))
+	w.redis.Set(ctx, w.key("arena", "rev"), "x", 0)
+	report := w.audit(audit.Options{})
+	if got := kinds(report); !slices.Equal(got, []string{"counter", "counter", "due", "due", "hold_key", "rev", "tombstone", "users"}) {
+		t.Fatalf("found %v\n%s", got, findingsText(report))
+	}
+	w.must(audit.Repair(ctx, w.backends, report.Findings, memory))
+	w.wantNoFindings()
+	w.redis.HIncrBy(ctx, w.key("arena", "users"), "zoe", 1) // the counters stay right
+	report = w.audit(audit.Options{})
+	if got := kinds(report); !slices.Equal(got, []string{"users"}) {
+		t.Fatalf("found %v\n%s", got, findingsText(report))
+	}
+	w.must(audit.Repair(ctx, w.backends, report.Findings, memory))
+	w.wantNoFindings()
+
+	w.redis.HSet(ctx, w.key("arena", "records"), uuidOf(live), "rubbish")
+	report = w.audit(audit.Options{})
+	if got := kinds(report); !slices.Equal(got, []string{"record"}) {
+		t.Errorf("found %v\n%s", got, findingsText(report))
+	}
+	w.redis.Del(ctx, w.key("arena", "records"))
+	w.redis.RPush(ctx, w.key("arena", "records"), "oops")
+	report = w.audit(audit.Options{})
+	if report.Counts[audit.WrongType] != 1 || report.Counts[audit.HoldLost] != number || len(report.Counts) != 2 || len(report.Findings) != 1001 {
+		t.Errorf("found %v, %d of them listed", report.Counts, len(report.Findings))
+	}
+}
 
 // writeHotResource writes a resource with many live holds, as the scripts would: each takes one of
 // two slots and belongs to a user of its own.
