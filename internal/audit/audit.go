@@ -185,14 +185,17 @@ type auditor struct {
 func Run(ctx context.Context, backends Backends, options Options) (*Report, error) {
 	began := time.Now()
 	a := &auditor{
-		Backends: backends, options: options, keys: keyspace(backends.Namespace), subjects: events.Namespace(backends.Namespace),
-		report:   &Report{Namespace: backends.Namespace, StreamStarts: make(map[string]StreamStart), Inconclusive: []string{}, Counts: make(map[Kind]int), Findings: []*Finding{}},
+		Backends: backends, options: options, keys: keyspace(backends.Namespace),
+		subjects: events.Namespace(backends.Namespace),
+		report: &Report{Namespace: backends.Namespace, StreamStarts: make(map[string]StreamStart),
+			Inconclusive: []string{}, Counts: make(map[Kind]int), Findings: []*Finding{}},
 		progress: options.Progress,
 	}
 	if a.progress == nil {
 		a.progress = func(string, float64) {}
 	}
-	a.inspector = &inspector{Backends: backends, keys: a.keys, wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
+	a.inspector = &inspector{Backends: backends, keys: a.keys,
+		wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
 	if err := a.run(ctx); err != nil {
 		return nil, fmt.Errorf("audit of %s: %w", backends.Namespace, err)
 	}
@@ -209,7 +212,8 @@ func (a *auditor) run(ctx context.Context) error {
 	if err := a.Postgres.QueryRow(ctx, queryInstalled).Scan(&a.installed); err != nil {
 		return fmt.Errorf("read when the schema was created: %w", toMigrate(err))
 	}
-	for _, step := range []func(context.Context) ([]*Finding, error){a.checkEpoch, a.checkConstraints, a.checkSums, a.checkGroups} {
+	for _, step := range []func(context.Context) ([]*Finding, error){a.checkEpoch, a.checkConstraints, a.checkSums,
+		a.checkGroups} {
 		found, err := step(ctx)
 		if err != nil {
 			return err
@@ -218,7 +222,8 @@ func (a *auditor) run(ctx context.Context) error {
 	}
 	a.reportInconclusive()
 	slices.SortStableFunc(a.report.Findings, func(x, y *Finding) int {
-		return strings.Compare(x.Resource+"\x00"+string(x.Kind)+"\x00"+x.Item, y.Resource+"\x00"+string(y.Kind)+"\x00"+y.Item)
+		return strings.Compare(x.Resource+"\x00"+string(x.Kind)+"\x00"+x.Item,
+			y.Resource+"\x00"+string(y.Kind)+"\x00"+y.Item)
 	})
 	return a.explain(ctx)
 }
@@ -281,19 +286,24 @@ func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 	}
 	if isRebuilding {
 		return append(all, &Finding{
-			Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost), Where: string(a.keys) + ":{...}:epoch", Expected: "an epoch that postgres knows", Found: is,
-			Text: "Redis has lost data: " + rebuilding.Progress + ". The audit does not check what Redis holds.", Remedy: remedyDataLost,
+			Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost), Where: string(a.keys) + ":{...}:epoch",
+			Expected: "an epoch that postgres knows", Found: is,
+			Text:   "Redis has lost data: " + rebuilding.Progress + ". The audit does not check what Redis holds.",
+			Remedy: remedyDataLost,
 		}), nil
 	}
 	return append(all, &Finding{
-		Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost), Where: string(a.keys) + ":{...}:epoch", Expected: a.inspector.epoch, Found: is,
-		Text: fmt.Sprintf("%d of %d partitions of Redis lack the epoch that Postgres has: their data is lost, or belongs to another database. The audit does not check what they hold.",
+		Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost), Where: string(a.keys) + ":{...}:epoch",
+		Expected: a.inspector.epoch, Found: is,
+		Text: fmt.Sprintf("%d of %d partitions of Redis lack the epoch that Postgres has: their data is lost, or "+
+			"belongs to another database. The audit does not check what they hold.",
 			lost, holds.Partitions),
 		Remedy: remedyDataLost,
 	}), nil
 }
 
-const remedyDataLost = "A running worker detects this and rebuilds Redis: see its log and /readyz. To rebuild by hand, run worker rebuild. Nothing is granted until then. " + notSafe
+const remedyDataLost = "A running worker detects this and rebuilds Redis: see its log and /readyz. To rebuild by " +
+	"hand, run worker rebuild. Nothing is granted until then. " + notSafe
 
 // checkFences finds partitions whose fence key, which counts their locks, has a wrong type.
 func checkFences(keys keyspace, types []*redis.StatusCmd) (found []*Finding) {
@@ -322,7 +332,8 @@ func (a *auditor) checkSums(ctx context.Context) ([]*Finding, error) {
 	for _, f := range found {
 		a.reserved[f.Resource] = append(a.reserved[f.Resource], f)
 	}
-	a.report.addInconclusive(gone, "slot has reservations and no inventory row: its reserved number cannot be compared", "slots have reservations and no inventory row: their reserved numbers cannot be compared")
+	a.report.addInconclusive(gone, "slot has reservations and no inventory row: its reserved number cannot be compared",
+		"slots have reservations and no inventory row: their reserved numbers cannot be compared")
 	return found, err
 }
 
@@ -362,7 +373,8 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 		g := &group{
 			auditor: a, number: n, of: groups,
 			events: make(map[id]*event), another: make(map[id]uint64), pending: make(map[string][]*event),
-			deadLetters: make(map[uint64]*deadLetter), formerHolds: make(map[id]struct{}), resources: make(map[string]*resource),
+			deadLetters: make(map[uint64]*deadLetter), formerHolds: make(map[id]struct{}),
+			resources: make(map[string]*resource),
 		}
 		for i, to := range []**stream{&g.in, &g.out, &g.dlq} {
 			own := *streams[i]
@@ -376,7 +388,8 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 		a.report.Stats.add(g.stats)
 		a.report.Pending.add(g.waiting)
 		a.inconclusive.add(g.inconclusive)
-		unanswered, withoutDeadLetter = append(unanswered, g.unanswered...), append(withoutDeadLetter, g.withoutDeadLetter...)
+		unanswered, withoutDeadLetter = append(unanswered, g.unanswered...),
+			append(withoutDeadLetter, g.withoutDeadLetter...)
 		removed = g.dlq.removed()
 		missing = missing[:0]
 		for _, name := range consumers {
@@ -386,7 +399,9 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 		}
 	}
 	for _, name := range missing {
-		a.report.Inconclusive = append(a.report.Inconclusive, fmt.Sprintf("consumer %s of %s is missing: its events wait until a worker or `worker migrate` creates it", name, a.subjects.InStream()))
+		a.report.Inconclusive = append(a.report.Inconclusive,
+			fmt.Sprintf("consumer %s of %s is missing: its events wait until a worker or `worker migrate` creates it",
+				name, a.subjects.InStream()))
 	}
 	return append(all, a.checkUnanswered(unanswered, withoutDeadLetter, removed)...), nil
 }
@@ -439,7 +454,8 @@ func (a *auditor) scanKeys(ctx context.Context) (map[string][]difference, error)
 		slices.SortFunc(differences, func(x, y difference) int { return strings.Compare(x.name, y.name) })
 		keyed[name] = slices.Compact(differences)
 	}
-	a.report.addInconclusive(strange, "key or entry in redis is unknown to this version", "keys or entries in redis are unknown to this version")
+	a.report.addInconclusive(strange, "key or entry in redis is unknown to this version",
+		"keys or entries in redis are unknown to this version")
 	return keyed, nil
 }
 
@@ -479,14 +495,29 @@ const keysAhead = 50_000
 // reportInconclusive adds the counts of what could not be checked to the report.
 func (a *auditor) reportInconclusive() {
 	u := a.inconclusive
-	a.report.addInconclusive(u.outcomesDropped, "event is older than the outbound stream: its outcome was dropped", "events are older than the outbound stream: their outcomes were dropped")
-	a.report.addInconclusive(u.eventsDropped, "outcome may belong to an event that was dropped from the inbound stream", "outcomes may belong to events that were dropped from the inbound stream")
-	a.report.addInconclusive(u.deadLettersDropped, "event without outcome is older than the stream of dead letters: its dead letter may have been in a deleted one", "events without outcomes are older than the stream of dead letters: their dead letters may have been in a deleted one")
-	a.report.addInconclusive(u.former, "outcome was published before the schema of this database was created: it is not checked", "outcomes were published before the schema of this database was created: they are not checked")
-	a.report.addInconclusive(u.cut, "slot was granted beyond its last published capacity: it was raised by SQL, or oversold (audit with --capacity-by-events if no capacity is written by SQL)", "slots were granted beyond their last published capacity: it was raised by SQL, or they were oversold (audit with --capacity-by-events if no capacity is written by SQL)")
-	a.report.addInconclusive(u.slots, "slot was taken beyond its current capacity at a time whose capacity is unknown", "slots were taken beyond their current capacity at times whose capacity is unknown")
-	a.report.addInconclusive(u.unread, "resource could not be read in redis, which has lost its data or was rebuilt meanwhile", "resources could not be read in redis, which has lost their data or was rebuilt meanwhile")
-	a.report.addInconclusive(u.recounts, "slot needs too many recounts: was the clock of redis set back?", "slots need too many recounts: was the clock of redis set back?")
+	a.report.addInconclusive(u.outcomesDropped, "event is older than the outbound stream: its outcome was dropped",
+		"events are older than the outbound stream: their outcomes were dropped")
+	a.report.addInconclusive(u.eventsDropped, "outcome may belong to an event that was dropped from the inbound stream",
+		"outcomes may belong to events that were dropped from the inbound stream")
+	a.report.addInconclusive(u.deadLettersDropped,
+		"event without outcome is older than the stream of dead letters: "+
+			"its dead letter may have been in a deleted stream",
+		"events without outcomes are older than the stream of dead letters: "+
+			"their dead letters may have been in a deleted stream")
+	a.report.addInconclusive(u.former,
+		"outcome was published before the schema of this database was created: it is not checked",
+		"outcomes were published before the schema of this database was created: they are not checked")
+	const audited = "(audit with --capacity-by-events if no capacity is written by SQL)"
+	a.report.addInconclusive(u.cut,
+		"slot was granted beyond its last published capacity: it was raised by SQL, or oversold "+audited,
+		"slots were granted beyond their last published capacity: it was raised by SQL, or they were oversold "+audited)
+	a.report.addInconclusive(u.slots, "slot was taken beyond its current capacity at a time whose capacity is unknown",
+		"slots were taken beyond their current capacity at times whose capacity is unknown")
+	a.report.addInconclusive(u.unread,
+		"resource could not be read in redis, which has lost its data or was rebuilt meanwhile",
+		"resources could not be read in redis, which has lost their data or was rebuilt meanwhile")
+	a.report.addInconclusive(u.recounts, "slot needs too many recounts: was the clock of redis set back?",
+		"slots need too many recounts: was the clock of redis set back?")
 }
 
 // explain reads the event of each finding that names one.
@@ -524,7 +555,8 @@ func (a *auditor) eventAt(ctx context.Context, name string, seq uint64) (*Event,
 		return nil, fmt.Errorf("read sequence %d of %s: %w", seq, name, err)
 	}
 	about := events.Summarize(m.Subject, m.Header, m.Data)
-	return &Event{Stream: name, Seq: seq, ID: quoted(about.ID), Type: quoted(about.Type), Time: holds.Time{Time: m.Time.UTC()}}, nil
+	return &Event{Stream: name, Seq: seq, ID: quoted(about.ID), Type: quoted(about.Type),
+		Time: holds.Time{Time: m.Time.UTC()}}, nil
 }
 
 func (u *inconclusive) add(other inconclusive) {

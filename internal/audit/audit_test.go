@@ -26,14 +26,16 @@ func TestRun_Healthy_NoFindings(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	report := s.wantNoFindings()
-	if c := report.Stats; c.Events != 18 || c.Outcomes != 20-1 || c.DeadLetters != 1 || c.Resources != 2 || c.Reservations != 3 || c.Payments != 4 || c.Slots != 3 {
+	if c := report.Stats; c.Events != 18 || c.Outcomes != 20-1 || c.DeadLetters != 1 || c.Resources != 2 ||
+		c.Reservations != 3 || c.Payments != 4 || c.Slots != 3 {
 		t.Errorf("checked %+v", c)
 	}
 	if len(report.Inconclusive) > 0 || report.Pending.Events > 0 {
 		t.Errorf("cannot tell %v, pending %+v", report.Inconclusive, report.Pending)
 	}
 	groups := s.audit(audit.InGroups(audit.Options{}, 3))
-	if len(groups.Findings) > 0 || groups.Stats.Events != report.Stats.Events || groups.Stats.Reservations != report.Stats.Reservations {
+	if len(groups.Findings) > 0 || groups.Stats.Events != report.Stats.Events ||
+		groups.Stats.Reservations != report.Stats.Reservations {
 		t.Errorf("in groups, checked %+v:\n%s", groups.Stats, findingsText(groups))
 	}
 	for _, resource := range []string{"hall", "tent", "nowhere"} {
@@ -182,9 +184,11 @@ func TestRun_WorkIsPending_IsCounted(t *testing.T) {
 	w.must(err)
 	_, err = tx.Exec(t.Context(), `UPDATE `+w.namespace+`.inventory SET capacity = capacity`)
 	w.must(err)
-	w.must(w.client.Publish(t.Context(), w.message(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: s.other, PaymentID: "p-olga"})))
+	w.must(w.client.Publish(t.Context(),
+		w.message(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: s.other, PaymentID: "p-olga"})))
 	stacktest.Eventually(t, "the claim", func() bool {
-		return strings.HasPrefix(w.redis.HGet(t.Context(), w.key("hall", "records"), uuidOf(s.other)).Val(), "confirming ")
+		return strings.HasPrefix(w.redis.HGet(t.Context(), w.key("hall", "records"), uuidOf(s.other)).Val(),
+			"confirming ")
 	})
 	report := w.wantNoFindings()
 	if report.Pending.Events != 1 || report.Pending.Oldest == nil {
@@ -194,7 +198,8 @@ func TestRun_WorkIsPending_IsCounted(t *testing.T) {
 	w.must(w.client.Publish(t.Context(), w.message(events.BookingRequested, "hall", "no object")))
 	w.awaitDeadline("tent", short)
 	report = w.wantNoFindings()
-	if p := report.Pending; p.Events != 2 || p.Expirations+p.Announcements == 0 && len(w.outcomes(holds.EventHoldExpired)) < 3 {
+	if p := report.Pending; p.Events != 2 ||
+		p.Expirations+p.Announcements == 0 && len(w.outcomes(holds.EventHoldExpired)) < 3 {
 		t.Errorf("without workers, pending is %+v", p)
 	}
 	w.must(tx.Rollback(t.Context()))
@@ -230,7 +235,8 @@ func TestRun_RedisLostAndRebuilt_NoFindings(t *testing.T) {
 	}
 	report := s.audit(audit.Options{})
 	if got := findingsText(report); len(report.Findings) != 1 || report.Findings[0].Kind != audit.DataLost ||
-		!strings.Contains(got, "the epoch is gone") || !strings.Contains(got, "the rebuild has not started") || !strings.Contains(got, "2 resources could not be read in redis") {
+		!strings.Contains(got, "the epoch is gone") || !strings.Contains(got, "the rebuild has not started") ||
+		!strings.Contains(got, "2 resources could not be read in redis") {
 		t.Errorf("found\n%s", got)
 	}
 	if err := audit.Repair(ctx, s.backends, planned.Findings, memory); !errors.Is(err, holds.ErrDataLost) {
@@ -270,7 +276,8 @@ func TestRun_DatabaseRecreated_NoFindings(t *testing.T) {
 	ctx := t.Context()
 	s.recreateDatabase()
 	report := s.wantNoFindings()
-	if text := strings.Join(report.Inconclusive, "\n"); !strings.HasPrefix(text, "19 outcomes were published before the schema of this database was created") {
+	if text := strings.Join(report.Inconclusive, "\n"); !strings.HasPrefix(text,
+		"19 outcomes were published before the schema of this database was created") {
 		t.Errorf("inconclusive:\n%s", text)
 	}
 	s.startWorkers(1)
@@ -300,17 +307,20 @@ func TestRun_RebuiltFromOlderStreams_OnlyUnannouncedFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	records := s.redis.HGetAll(ctx, s.key("hall", "records")).Val()
-	if !strings.HasPrefix(records[uuidOf(s.live)], "held ") || !strings.HasPrefix(records[uuidOf(s.released)], "released ") {
+	if !strings.HasPrefix(records[uuidOf(s.live)], "held ") ||
+		!strings.HasPrefix(records[uuidOf(s.released)], "released ") {
 		t.Fatalf("redis was rebuilt with %v", records)
 	}
 	report := s.wantNoFindings()
-	if text := strings.Join(report.Inconclusive, "\n"); !strings.HasPrefix(text, "19 outcomes were published before the schema of this database was created") {
+	if text := strings.Join(report.Inconclusive, "\n"); !strings.HasPrefix(text,
+		"19 outcomes were published before the schema of this database was created") {
 		t.Errorf("inconclusive:\n%s", text)
 	}
 	for i, line := range []string{records[uuidOf(s.live)], records[uuidOf(s.released)]} {
 		s.must(s.redis.HSet(ctx, s.key("hall", "records"), strings.Repeat(strconv.Itoa(i), 32), line).Err())
 	}
-	if got := kinds(s.audit(audit.Options{})); !slices.Contains(got, "hold_untold") || !slices.Contains(got, "end_untold") {
+	if got := kinds(s.audit(audit.Options{})); !slices.Contains(got, "hold_untold") ||
+		!slices.Contains(got, "end_untold") {
 		t.Errorf("holds without outcomes: found %v", got)
 	}
 }
@@ -325,17 +335,20 @@ func BenchmarkAudit(b *testing.B) {
 			first := time.Now().UTC().AddDate(0, 0, 7)
 			stay := func(from, nights int) holds.SlotSelection {
 				in := first.AddDate(0, 0, from)
-				return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
+				return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat),
+					CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
 			}
 			for r := range resources {
 				name := fmt.Sprintf("room-%d", r)
-				w.publish(events.InventorySet, name, events.InventorySetData{ResourceID: name, SlotSelection: stay(0, 30), Capacity: 1_000_000})
+				w.publish(events.InventorySet, name,
+					events.InventorySetData{ResourceID: name, SlotSelection: stay(0, 30), Capacity: 1_000_000})
 			}
 			ttl := int64(3600)
 			for i := range number {
 				name, user := fmt.Sprintf("room-%d", i%resources), fmt.Sprintf("u%d", i)
 				m := w.message(events.BookingRequested, name, events.BookingRequestedData{
-					RequestKey: user, UserID: user, ResourceID: name, SlotSelection: stay(i%20, 1+i%7), Quantity: 1, TTLSeconds: &ttl,
+					RequestKey: user, UserID: user, ResourceID: name, SlotSelection: stay(i%20, 1+i%7), Quantity: 1,
+					TTLSeconds: &ttl,
 				})
 				if _, err := w.js.PublishMsgAsync(m); err != nil {
 					b.Fatal(err)

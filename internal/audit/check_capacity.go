@@ -43,7 +43,8 @@ func (r *resource) spans(g *group, h *hold) (found []span) {
 		}
 	}
 	claimedAt := int64(0) // when the hold was paid, 0 when it was not
-	late := more.lateOutcome != 0 || made != nil && slices.ContainsFunc(more.answers, func(a answer) bool { return a.row != nil && a.row.late })
+	late := more.lateOutcome != 0 ||
+		made != nil && slices.ContainsFunc(more.answers, func(a answer) bool { return a.row != nil && a.row.late })
 	switch {
 	case more.lateOutcome != 0:
 		claimedAt = more.lateAt
@@ -144,7 +145,8 @@ func (r *resource) recount(all []span, begun *span, slot int32) (taken int64) {
 		if s.from > begun.from || s.upTo <= begun.from || !slices.Contains(r.sets[s.set], slot) {
 			continue
 		}
-		if s.hold == begun.hold || !s.hold.gaveBackBefore(begun.hold.requestStored) && !begun.hold.gaveBackBefore(s.hold.requestStored) {
+		if s.hold == begun.hold ||
+			!s.hold.gaveBackBefore(begun.hold.requestStored) && !begun.hold.gaveBackBefore(s.hold.requestStored) {
 			taken += s.quantity
 		}
 	}
@@ -167,11 +169,13 @@ func (r *resource) oversold(g *group, begun *span, s *slot, taken, most int64) *
 	return &Finding{
 		Kind: Oversold, Resource: r.name, Item: quoted(s.name), Where: g.out.name,
 		Expected: fmt.Sprintf("at most %d", most), Found: fmt.Sprint(taken),
-		Text: fmt.Sprintf("Slot %s of %s: %d were taken at %s, when hold %s was granted. The highest known capacity at that time is %d. "+
+		Text: fmt.Sprintf("Slot %s of %s: %d were taken at %s, when hold %s was granted. The highest known capacity "+
+			"at that time is %d. "+
 			"(A capacity that was raised and lowered again by SQL leaves no trace.)",
 			quoted(s.name), r.name, taken, moment(begun.from), name, most),
-		Remedy: "Raise the capacity if there is more to sell (publisher inventory set), or inform a customer and cancel: publisher cancel, publisher cancel-reservation. " + notSafe,
-		seq:    begun.seq,
+		Remedy: "Raise the capacity if there is more to sell (publisher inventory set), or inform a customer and " +
+			"cancel: publisher cancel, publisher cancel-reservation. " + notSafe,
+		seq: begun.seq,
 	}
 }
 

@@ -53,7 +53,9 @@ func TestRun_CapacityCut_OnlyGrantsBeyondItFound(t *testing.T) {
 	}
 	s.stopWorkers()
 	report := both("oversold")
-	if len(report.Findings) > 0 || !strings.HasPrefix(strings.Join(report.Inconclusive, "\n"), "1 slot was granted beyond its last published capacity") {
+	if len(report.Findings) > 0 ||
+		!strings.HasPrefix(strings.Join(report.Inconclusive, "\n"),
+			"1 slot was granted beyond its last published capacity") {
 		t.Errorf("after a grant beyond the published capacity:\n%s", findingsText(report))
 	}
 	s.startWorkers(1)
@@ -78,7 +80,8 @@ func TestRun_CapacityUnknown_Inconclusive(t *testing.T) {
 	}
 	s.execute(`UPDATE inventory SET capacity = 1 WHERE slot = 'A-2'`)
 	report := s.wantNoFindings()
-	if text := strings.Join(report.Inconclusive, "\n"); !strings.Contains(text, "1 slot was taken beyond its current capacity at a time whose capacity is unknown") {
+	if text := strings.Join(report.Inconclusive, "\n"); !strings.Contains(text,
+		"1 slot was taken beyond its current capacity at a time whose capacity is unknown") {
 		t.Errorf("inconclusive:\n%s", text)
 	}
 }
@@ -99,10 +102,13 @@ func TestRun_ClockSetBack_NothingOversold(t *testing.T) {
 		until := at.Add(2 * time.Hour)
 		key := fmt.Sprintf("k%d", i)
 		data := holds.HoldData{ResourceID: "cell", HoldID: id, RequestKey: key, UserID: "ann", Quantity: &one}
-		m := s.message(events.BookingRequested, "cell", events.BookingRequestedData{RequestKey: key, UserID: "ann", ResourceID: "cell", Quantity: 1})
-		s.answerByHand(m, holds.EventHoldCreated, id.String(), holds.HoldCreated{HoldData: data, CreatedAt: holds.Time{Time: at}, ExpiresAt: holds.Time{Time: until}})
+		m := s.message(events.BookingRequested, "cell",
+			events.BookingRequestedData{RequestKey: key, UserID: "ann", ResourceID: "cell", Quantity: 1})
+		s.answerByHand(m, holds.EventHoldCreated, id.String(),
+			holds.HoldCreated{HoldData: data, CreatedAt: holds.Time{Time: at}, ExpiresAt: holds.Time{Time: until}})
 		m = s.message(events.BookingCancelled, "cell", events.BookingCancelledData{HoldID: id.String()})
-		s.answerByHand(m, holds.EventHoldReleased, id.String(), holds.HoldReleased{HoldData: data, ReleasedAt: holds.Time{Time: until.Add(-time.Second)}})
+		s.answerByHand(m, holds.EventHoldReleased, id.String(),
+			holds.HoldReleased{HoldData: data, ReleasedAt: holds.Time{Time: until.Add(-time.Second)}})
 	}
 	s.wantNoFindings()
 }
@@ -130,8 +136,10 @@ func TestRun_BookedDuringCancel_NothingOversold(t *testing.T) {
 	id, err := holds.ParseHoldID(first)
 	s.must(err)
 	at := holds.Time{Time: s.redis.Time(t.Context()).Val().UTC().Truncate(time.Millisecond)}
-	s.execute(`UPDATE reservations SET status = 'cancelled', cancelled_by = 'x', cancelled_at = $2 WHERE hold_id = $1`, first, at.Time)
-	data, err := json.Marshal(holds.ReservationCancelled{HoldData: holds.HoldData{ResourceID: "cell", HoldID: id}, CancelledAt: at})
+	s.execute(`UPDATE reservations SET status = 'cancelled', cancelled_by = 'x', cancelled_at = $2 WHERE hold_id = $1`,
+		first, at.Time)
+	data, err := json.Marshal(holds.ReservationCancelled{HoldData: holds.HoldData{ResourceID: "cell", HoldID: id},
+		CancelledAt: at})
 	s.must(err)
 	s.storedAs(in.OutcomeID, holds.EventReservationCancelled, "cell", first, in.ID, data)
 	s.wantNoFindings()

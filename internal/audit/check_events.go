@@ -33,15 +33,22 @@ func (g *group) checkEvents() (found []*Finding) {
 		switch {
 		case another != 0:
 			found = append(found, g.onEvent(TwoOutcomes, e.seq,
-				fmt.Sprintf("sequence %d of %s", e.outcome, g.out.name), fmt.Sprintf("a different one in sequence %d", another),
-				"The outcomes in sequences %[1]d and %[3]d of %[2]s have the same id and different content.", e.outcome, g.out.name, another))
+				fmt.Sprintf("sequence %d of %s", e.outcome, g.out.name),
+				fmt.Sprintf("a different one in sequence %d", another),
+				"The outcomes in sequences %[1]d and %[3]d of %[2]s have the same id and different content.", e.outcome,
+				g.out.name, another))
 		case e.outcome != 0 && dead == copies:
 			found = append(found, g.onEvent(TwoOutcomes, e.seq,
-				"one outcome, or one dead letter", fmt.Sprintf("sequence %d of %s and dead letter %d", e.outcome, g.out.name, deadLetterSeq),
-				"It has an outcome (sequence %d of %s) and also a dead letter (sequence %d of %s).", e.outcome, g.out.name, deadLetterSeq, g.dlq.name))
-		case e.outcome != 0 && e.outcomeName != 0 && !slices.Contains(outcomesOf[e.name.String()], e.outcomeName.String()):
-			found = append(found, g.onEvent(WrongOutcome, e.seq, "an outcome of "+e.name.String(), e.outcomeName.String(),
-				"It is %s, and its outcome (sequence %d of %s) is %s, which cannot follow from it.", e.name, e.outcome, g.out.name, e.outcomeName))
+				"one outcome, or one dead letter",
+				fmt.Sprintf("sequence %d of %s and dead letter %d", e.outcome, g.out.name, deadLetterSeq),
+				"It has an outcome (sequence %d of %s) and also a dead letter (sequence %d of %s).", e.outcome,
+				g.out.name, deadLetterSeq, g.dlq.name))
+		case e.outcome != 0 && e.outcomeName != 0 &&
+			!slices.Contains(outcomesOf[e.name.String()], e.outcomeName.String()):
+			found = append(found,
+				g.onEvent(WrongOutcome, e.seq, "an outcome of "+e.name.String(), e.outcomeName.String(),
+					"It is %s, and its outcome (sequence %d of %s) is %s, which cannot follow from it.", e.name, e.outcome,
+					g.out.name, e.outcomeName))
 		case e.outcome != 0 || dead == copies:
 		case g.isPending(e):
 			g.waiting.event(e.stored)
@@ -75,8 +82,10 @@ func (g *group) checkEvents() (found []*Finding) {
 			continue
 		}
 		f := &Finding{
-			Kind: OutcomeWithoutEvent, Item: strconv.FormatUint(o.seq, 10), Where: g.out.name, Expected: "an event", Found: "none",
-			Text:   fmt.Sprintf("Sequence %d of %s (%s) is an outcome, and %s has no event for it.", o.seq, g.out.name, o.name, g.in.name),
+			Kind: OutcomeWithoutEvent, Item: strconv.FormatUint(o.seq, 10), Where: g.out.name, Expected: "an event",
+			Found: "none",
+			Text: fmt.Sprintf("Sequence %d of %s (%s) is an outcome, and %s has no event for it.", o.seq, g.out.name,
+				o.name, g.in.name),
 			Remedy: "Check who may publish on " + g.subjects.AllOut() + ": only workers should. " + notSafe, seq: o.seq,
 		}
 		found = append(found, f)
@@ -86,7 +95,8 @@ func (g *group) checkEvents() (found []*Finding) {
 	}
 	for _, seq := range g.unreadable {
 		found = append(found, &Finding{
-			Kind: Unreadable, Item: strconv.FormatUint(seq, 10), Where: g.out.name, Expected: "an outcome", Found: "something else",
+			Kind: Unreadable, Item: strconv.FormatUint(seq, 10), Where: g.out.name, Expected: "an outcome",
+			Found:  "something else",
 			Text:   fmt.Sprintf("Sequence %d of %s is not a readable outcome.", seq, g.out.name),
 			Remedy: "Check who may publish on " + g.subjects.AllOut() + ": only workers should. " + notSafe, seq: seq,
 		})
@@ -97,8 +107,10 @@ func (g *group) checkEvents() (found []*Finding) {
 // misplacedAt returns a finding about an outcome on the subject of another event or resource.
 func (g *group) misplacedAt(seq uint64) *Finding {
 	return &Finding{
-		Kind: Misplaced, Item: strconv.FormatUint(seq, 10), Where: g.out.name, Expected: "the event and the resource of its subject", Found: "different ones",
-		Text:   fmt.Sprintf("Sequence %d of %s is stored on the subject of another event or resource than its own: consumers that filter by subject miss it.", seq, g.out.name),
+		Kind: Misplaced, Item: strconv.FormatUint(seq, 10), Where: g.out.name,
+		Expected: "the event and the resource of its subject", Found: "different ones",
+		Text: fmt.Sprintf("Sequence %d of %s is stored on the subject of another event or resource than its own: "+
+			"consumers that filter by subject miss it.", seq, g.out.name),
 		Remedy: "Check who may publish on " + g.subjects.AllOut() + ": only workers should. " + notSafe, seq: seq,
 	}
 }
@@ -120,9 +132,11 @@ func (g *group) onEvent(kind Kind, seq uint64, expected, is, format string, args
 func (g *group) checkDeadLetters() (found []*Finding) {
 	stray := func(seq uint64, text string) {
 		found = append(found, &Finding{
-			Kind: OutcomeWithoutEvent, Item: strconv.FormatUint(seq, 10), Where: g.dlq.name, Expected: "an event", Found: "none",
-			Text:   fmt.Sprintf("Dead letter %d of %s %s", seq, g.dlq.name, text),
-			Remedy: fmt.Sprintf("Check who may publish on %s: only workers should. Show it with publisher dlq show %d, and discard it if it has no event. ", g.subjects.AllDLQ(), seq) + notSafe,
+			Kind: OutcomeWithoutEvent, Item: strconv.FormatUint(seq, 10), Where: g.dlq.name, Expected: "an event",
+			Found: "none",
+			Text:  fmt.Sprintf("Dead letter %d of %s %s", seq, g.dlq.name, text),
+			Remedy: fmt.Sprintf("Check who may publish on %s: only workers should. Show it with publisher dlq show "+
+				"%d, and discard it if it has no event. ", g.subjects.AllDLQ(), seq) + notSafe,
 		})
 	}
 	for _, seq := range g.strange {
@@ -131,15 +145,18 @@ func (g *group) checkDeadLetters() (found []*Finding) {
 	for inbound, l := range g.deadLetters {
 		switch {
 		case l.another != 0:
-			found = append(found, g.onEvent(TwoOutcomes, inbound, "one dead letter", fmt.Sprintf("dead letters %d and %d", l.seq, l.another),
-				"It has two dead letters with different reasons: %d and %d in %s.", l.seq, l.another, g.dlq.name))
+			found = append(found,
+				g.onEvent(TwoOutcomes, inbound, "one dead letter",
+					fmt.Sprintf("dead letters %d and %d", l.seq, l.another),
+					"It has two dead letters with different reasons: %d and %d in %s.", l.seq, l.another, g.dlq.name))
 		case l.found:
 		case inbound < g.in.state.FirstSeq, inbound <= g.in.read && g.in.state.NumDeleted > 0:
 			g.inconclusive.eventsDropped++
 		case inbound <= g.in.read:
 			stray(l.seq, fmt.Sprintf("names the event in sequence %d of %s, which does not exist.", inbound, g.in.name))
 		default:
-			stray(l.seq, fmt.Sprintf("names the event in sequence %d of %s, whose last sequence is %d.", inbound, g.in.name, g.in.state.LastSeq))
+			stray(l.seq, fmt.Sprintf("names the event in sequence %d of %s, whose last sequence is %d.", inbound,
+				g.in.name, g.in.state.LastSeq))
 		}
 	}
 	return found
@@ -150,22 +167,27 @@ func (g *group) checkDeadLetters() (found []*Finding) {
 // letter is taken as answered, first those that cannot be processed and so never had an outcome.
 func (a *auditor) checkUnanswered(unanswered, withoutDeadLetter []uint64, removed uint64) (found []*Finding) {
 	text := "It was acknowledged and has neither an outcome nor a dead letter."
-	remedy := fmt.Sprintf("Publish it again with the same body and headers (nats stream get %s SEQ). While answers are remembered, a repeat gets the answer that was lost. "+notSafe, a.subjects.InStream())
+	remedy := fmt.Sprintf("Publish it again with the same body and headers (nats stream get %s SEQ). While answers "+
+		"are remembered, a repeat gets the answer that was lost. "+notSafe, a.subjects.InStream())
 	if n := uint64(len(withoutDeadLetter)); n <= removed {
 		removed -= n
-		a.report.addInconclusive(int(n), "event that cannot be processed has no dead letter, and as many were removed", "events that cannot be processed have no dead letter, and as many were removed")
+		a.report.addInconclusive(int(n), "event that cannot be processed has no dead letter, and as many were removed",
+			"events that cannot be processed have no dead letter, and as many were removed")
 		withoutDeadLetter = nil
 	} else if removed > 0 {
 		text += fmt.Sprintf(" (%d dead letters were removed, fewer than there are such events.)", removed)
 		removed = 0
 	}
 	if n := uint64(len(unanswered)); n <= removed {
-		a.report.addInconclusive(int(n), "event has no outcome and no dead letter, and its dead letter may have been removed", "events have no outcome and no dead letter, and their dead letters may have been removed")
+		a.report.addInconclusive(int(n),
+			"event has no outcome and no dead letter, and its dead letter may have been removed",
+			"events have no outcome and no dead letter, and their dead letters may have been removed")
 		unanswered = nil
 	}
 	for _, seq := range slices.Concat(unanswered, withoutDeadLetter) {
 		found = append(found, &Finding{
-			Kind: NoOutcome, Item: strconv.FormatUint(seq, 10), Where: a.subjects.InStream(), Expected: "one outcome, or one dead letter", Found: "none",
+			Kind: NoOutcome, Item: strconv.FormatUint(seq, 10), Where: a.subjects.InStream(),
+			Expected: "one outcome, or one dead letter", Found: "none",
 			Text:   fmt.Sprintf("The event in sequence %d of %s: %s", seq, a.subjects.InStream(), text),
 			Remedy: remedy, seq: seq, inbound: true,
 		})

@@ -34,9 +34,10 @@ func (r *resource) checkGrants(g *group) (found []*Finding) {
 			first, of = byUser[its], "user and the same slots"
 		}
 		if first != nil && first.livedWhen(h) {
-			found = append(found, r.onHold(TwoGrants, h, g.out.name, h.created, "refused, or the same hold", "another hold",
-				"One of the two holds is not wanted: find out which, and release it (publisher cancel). "+notSafe,
-				"was granted while hold %s.%s of the same %s was live.", r.name, first.id, of))
+			found = append(found,
+				r.onHold(TwoGrants, h, g.out.name, h.created, "refused, or the same hold", "another hold",
+					"One of the two holds is not wanted: find out which, and release it (publisher cancel). "+notSafe,
+					"was granted while hold %s.%s of the same %s was live.", r.name, first.id, of))
 		}
 		byKey[h.key], byUser[its] = later(byKey[h.key], h), later(byUser[its], h)
 	}
@@ -78,19 +79,26 @@ func later(a, b *hold) *hold {
 func (r *resource) checkGranted(g *group, h *hold, more *more, deadline int64) (found []*Finding) {
 	const remedy = "Consumers have acted on the published outcomes: find out what is true, and inform them. " + notSafe
 	if more.otherGrant != 0 {
-		found = append(found, r.onHold(TwoGrants, h, g.out.name, more.otherGrant, "granted once", "granted with different content", remedy,
-			"was granted in sequence %d of %s, and with different content in sequence %d.", h.created, g.out.name, more.otherGrant))
+		found = append(found,
+			r.onHold(TwoGrants, h, g.out.name, more.otherGrant, "granted once", "granted with different content",
+				remedy,
+				"was granted in sequence %d of %s, and with different content in sequence %d.", h.created, g.out.name,
+				more.otherGrant))
 	}
 	isExpired := h.end.String() == holds.EventHoldExpired
 	if h.created != 0 && isExpired && h.endedAt < deadline {
 		found = append(found, r.onHold(EndedEarly, h, g.out.name, h.ended, moment(deadline), moment(h.endedAt), remedy,
 			"was granted until %s, and was published as expired at %s.", moment(deadline), moment(h.endedAt)))
 	} else if more.restoredEarly != 0 {
-		found = append(found, r.onHold(EndedEarly, h, g.out.name, h.ended, "not before "+moment(h.endedAt), moment(more.restoredEarly), remedy,
-			"expired at %s, and its slots were given back before that, at %s.", moment(h.endedAt), moment(more.restoredEarly)))
+		found = append(found,
+			r.onHold(EndedEarly, h, g.out.name, h.ended, "not before "+moment(h.endedAt), moment(more.restoredEarly),
+				remedy,
+				"expired at %s, and its slots were given back before that, at %s.", moment(h.endedAt),
+				moment(more.restoredEarly)))
 	}
 	reported := h.end != 0 || h.extended != 0 || more.lateOutcome != 0 || more.reservation != nil
-	if createdAt := h.id.unixMilli(); h.created == 0 && reported && createdAt >= g.installed && !g.out.couldBeDropped(createdAt, clockSkewMax) && !g.inProgress(r.name, h) {
+	if createdAt := h.id.unixMilli(); h.created == 0 && reported && createdAt >= g.installed &&
+		!g.out.couldBeDropped(createdAt, clockSkewMax) && !g.inProgress(r.name, h) {
 		found = append(found, r.onHold(NeverGranted, h, g.out.name, h.last(), "hold.created", "nothing", remedy,
 			"was extended, paid or ended, and no outcome grants it."))
 	}

@@ -30,7 +30,9 @@ func (r *resource) check(g *group) (found []*Finding) {
 }
 
 // onHold returns a finding about a hold. seq is the outcome after which it is true.
-func (r *resource) onHold(kind Kind, h *hold, where string, seq uint64, expected, is, remedy, format string, args ...any) *Finding {
+func (r *resource) onHold(
+	kind Kind, h *hold, where string, seq uint64, expected, is, remedy, format string, args ...any,
+) *Finding {
 	name := r.name + "." + h.id.String()
 	return &Finding{
 		Kind: kind, Resource: r.name, Item: name, Where: where, Expected: expected, Found: is,
@@ -47,17 +49,21 @@ func (r *resource) checkEnds(g *group, h *hold) (found []*Finding) {
 		more = &none
 	}
 	if more.other != 0 {
-		found = append(found, r.onHold(TwoEnds, h, g.out.name, more.other, h.end.String(), more.otherEnd.String(), remedy,
-			"ended twice: as %s in sequence %d of %s, and as %s in sequence %d.", h.end, h.ended, g.out.name, more.otherEnd, more.other))
+		found = append(found,
+			r.onHold(TwoEnds, h, g.out.name, more.other, h.end.String(), more.otherEnd.String(), remedy,
+				"ended twice: as %s in sequence %d of %s, and as %s in sequence %d.", h.end, h.ended, g.out.name,
+				more.otherEnd, more.other))
 	}
 	deadline, kept := h.deadline, h.deadline // kept counts only extensions that came in time
 	if len(more.extensions) > 0 && h.created != 0 {
-		slices.SortFunc(more.extensions, func(a, b extension) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.deadline, b.deadline)) })
+		slices.SortFunc(more.extensions,
+			func(a, b extension) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.deadline, b.deadline)) })
 		deadline, kept = h.granted, h.granted
 		for _, x := range more.extensions {
 			if x.at >= deadline {
-				found = append(found, r.onHold(AfterEnd, h, g.out.name, x.seq, "before "+moment(deadline), moment(x.at), remedy,
-					"expired at %s and was extended at %s.", moment(deadline), moment(x.at)))
+				found = append(found,
+					r.onHold(AfterEnd, h, g.out.name, x.seq, "before "+moment(deadline), moment(x.at), remedy,
+						"expired at %s and was extended at %s.", moment(deadline), moment(x.at)))
 			}
 			if x.at < kept {
 				kept = max(kept, x.deadline)
@@ -67,13 +73,16 @@ func (r *resource) checkEnds(g *group, h *hold) (found []*Finding) {
 	}
 	released, confirmed := h.end.String() == holds.EventHoldReleased, h.end.String() == holds.EventHoldConfirmed
 	if h.created != 0 && h.endedAt >= deadline && (released || confirmed && !g.extensionMayBeLost(h, deadline)) {
-		found = append(found, r.onHold(AfterEnd, h, g.out.name, h.ended, "before "+moment(deadline), moment(h.endedAt), remedy,
-			"expired at %s, and was published as %s at %s.", moment(deadline), h.end, moment(h.endedAt)))
+		found = append(found,
+			r.onHold(AfterEnd, h, g.out.name, h.ended, "before "+moment(deadline), moment(h.endedAt), remedy,
+				"expired at %s, and was published as %s at %s.", moment(deadline), h.end, moment(h.endedAt)))
 	}
 	found = append(found, r.checkGranted(g, h, more, kept)...)
 	if more.lateOutcome != 0 && h.end != 0 && h.end.String() != holds.EventHoldExpired {
-		found = append(found, r.onHold(TwoEnds, h, g.out.name, more.lateOutcome, h.end.String(), "a late payment", remedy,
-			"ended as %s in sequence %d of %s, and was paid late in sequence %d.", h.end, h.ended, g.out.name, more.lateOutcome))
+		found = append(found,
+			r.onHold(TwoEnds, h, g.out.name, more.lateOutcome, h.end.String(), "a late payment", remedy,
+				"ended as %s in sequence %d of %s, and was paid late in sequence %d.", h.end, h.ended, g.out.name,
+				more.lateOutcome))
 	}
 	return found
 }
@@ -87,7 +96,8 @@ func (g *group) extensionMayBeLost(h *hold, deadline int64) bool {
 		return a.row != nil && a.row.confirmed && !a.row.late && a.row.at == h.endedAt
 	})
 	return paid && g.wasRebuilt() && slices.ContainsFunc(h.more.extends, func(e *event) bool {
-		return e.stored < deadline+cancelMargin && (e.outcome == 0 || e.outcomeName.String() == holds.EventExtensionRejected)
+		return e.stored < deadline+cancelMargin &&
+			(e.outcome == 0 || e.outcomeName.String() == holds.EventExtensionRejected)
 	})
 }
 
@@ -105,7 +115,8 @@ func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
 	switch {
 	case rec == nil && h.created != 0 && h.end == 0 && h.created <= g.snapshotSeq && h.deadline > r.now:
 		add(r.onHold(HoldLost, h, where, h.last(), "held until "+moment(h.deadline), "nothing",
-			"Run worker rebuild, which rebuilds Redis from the outbound stream and Postgres. The hold cannot be paid until then. "+notSafe,
+			"Run worker rebuild, which rebuilds Redis from the outbound stream and Postgres. The hold cannot be paid "+
+				"until then. "+notSafe,
 			"was granted until %s, and Redis has no record of it.", moment(h.deadline)))
 	case rec == nil && h.created != 0 && h.end == 0 && h.created <= g.snapshotSeq && h.deadline+sweepGrace < r.now:
 		add(r.onHold(NoEnd, h, g.out.name, h.last(), "hold.released, hold.expired or hold.confirmed", "nothing",
@@ -119,9 +130,12 @@ func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
 	case rec.live() && h.end != 0: // published after Redis was read
 	case rec.state == "confirming":
 		if !g.inProgress(r.name, h) {
-			add(r.onHold(ClaimStuck, h, where, h.last(), "a payment in progress", "payment "+quoted(rec.by)+", which is not in progress",
-				"Publish the payment again: publisher pay --hold-id "+r.name+"."+h.id.String()+" --payment-id "+quoted(rec.by)+". "+notSafe,
-				"is claimed by payment %s since %s, and no such event is pending: it can neither expire nor be paid.", quoted(rec.by), moment(rec.ended)))
+			add(r.onHold(ClaimStuck, h, where, h.last(), "a payment in progress",
+				"payment "+quoted(rec.by)+", which is not in progress",
+				"Publish the payment again: publisher pay --hold-id "+r.name+"."+h.id.String()+
+					" --payment-id "+quoted(rec.by)+". "+notSafe,
+				"is claimed by payment %s since %s, and no such event is pending: it can neither expire nor be paid.",
+				quoted(rec.by), moment(rec.ended)))
 		}
 		fallthrough
 	case rec.live():
@@ -140,15 +154,19 @@ func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
 		add(r.onHold(EndUnannounced, h, g.out.name, h.last(), "hold."+rec.state, "nothing",
 			"Inform its publisher. "+notSafe,
 			"is %s in Redis since %s, and no outcome says so.", rec.state, moment(rec.ended)))
-	case h.end.String() != "hold."+rec.state && (h.more == nil || h.more.other == 0): // two ends are a finding of their own
+	// two ends are a finding of their own
+	case h.end.String() != "hold."+rec.state && (h.more == nil || h.more.other == 0):
 		add(r.onHold(HoldDiffers, h, where, h.ended, h.end.String(), rec.state,
 			"Consumers rely on the published end: find out which is true. "+notSafe,
 			"ended as %s, and Redis remembers it as %s.", h.end, rec.state))
 	}
 	if late := h.late; late != nil && late.state == "confirming" && !g.inProgress(r.name, h) {
-		add(r.onHold(ClaimStuck, h, where, h.last(), "a payment in progress", "payment "+quoted(late.by)+", which is not in progress",
-			"Publish the payment again: publisher pay --hold-id "+r.name+"."+h.id.String()+" --payment-id "+quoted(late.by)+". "+notSafe,
-			"was paid late: payment %s has taken its slots again since %s, and no such event is pending.", quoted(late.by), moment(late.ended)))
+		add(r.onHold(ClaimStuck, h, where, h.last(), "a payment in progress",
+			"payment "+quoted(late.by)+", which is not in progress",
+			"Publish the payment again: publisher pay --hold-id "+r.name+"."+h.id.String()+
+				" --payment-id "+quoted(late.by)+". "+notSafe,
+			"was paid late: payment %s has taken its slots again since %s, and no such event is pending.",
+			quoted(late.by), moment(late.ended)))
 	}
 	return found
 }
@@ -161,12 +179,14 @@ func (r *resource) checkLiveHold(g *group, h *hold, where string) (found []*Find
 			return nil
 		}
 		return append(found, r.onHold(HoldUnannounced, h, where, 0, "hold.created", "nothing",
-			"It expires by itself at its deadline. Its publisher does not know that it was granted; to release it now: publisher cancel --hold-id "+r.name+"."+h.id.String()+". "+notSafe,
+			"It expires by itself at its deadline. Its publisher does not know that it was granted; to release it "+
+				"now: publisher cancel --hold-id "+r.name+"."+h.id.String()+". "+notSafe,
 			"is %s in Redis until %s, and no outcome was published.", rec.state, moment(rec.deadline)))
 	}
 	differs := func(what, reported, is string) {
 		found = append(found, r.onHold(HoldDiffers, h, where, h.last(), reported, is,
-			"Consumers rely on the published outcome. Release the hold (publisher cancel), or correct the record by hand. "+notSafe,
+			"Consumers rely on the published outcome. Release the hold (publisher cancel), or correct the record by "+
+				"hand. "+notSafe,
 			"was published with %s %s, and Redis has %s.", what, reported, is))
 	}
 	if rec.deadline < h.deadline && max(h.created, h.extended) <= g.snapshotSeq {
@@ -218,7 +238,8 @@ func (g *group) findOrigin(r *resource, f *Finding) {
 	switch f.difference.what {
 	case string(Counter):
 		if s, known := r.slotOf[name]; known {
-			f.seq = r.lastOf((*hold).lastTaken, func(h *hold) bool { return h.set >= 0 && slices.Contains(r.sets[h.set], s) })
+			f.seq = r.lastOf((*hold).lastTaken,
+				func(h *hold) bool { return h.set >= 0 && slices.Contains(r.sets[h.set], s) })
 		}
 		return
 	case string(Users):

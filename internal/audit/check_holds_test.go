@@ -32,21 +32,24 @@ func TestRun_ExtensionLost_PaymentCounts(t *testing.T) {
 
 			var hold holds.HoldID
 			event := ""
-			for ttl := time.Second; event != holds.EventHoldExtended; ttl *= 2 { // on a slow machine the hold may expire first
+			// on a slow machine the hold may expire first
+			for ttl := time.Second; event != holds.EventHoldExtended; ttl *= 2 {
 				var err error
 				hold, err = holds.ParseHoldID(w.request("hall", "ana-"+ttl.String(), ttl, 1, "A-1"))
 				w.must(err)
 				requested := w.message(events.PaymentStarted, "hall", events.PaymentStartedData{HoldID: hold.String()})
 				if want != "" {
-					requested = w.message(events.BookingCancelled, "hall", events.BookingCancelledData{ResourceID: "hall", RequestKey: "k"})
+					requested = w.message(events.BookingCancelled, "hall",
+						events.BookingCancelledData{ResourceID: "hall", RequestKey: "k"})
 				}
 				w.stopWorkers()
 				_, err = w.js.PublishMsg(ctx, requested)
 				w.must(err)
-				w.service().Extend(ctx, []holds.ExtendRequest{{EventID: "c", Hold: hold, PaymentStarted: true}}, func(_ int, r holds.Result) {
-					w.must(r.Err)
-					event = r.Outcome.Event
-				})
+				w.service().Extend(ctx, []holds.ExtendRequest{{EventID: "c", Hold: hold, PaymentStarted: true}},
+					func(_ int, r holds.Result) {
+						w.must(r.Err)
+						event = r.Outcome.Event
+					})
 				if event != holds.EventHoldExtended {
 					w.startWorkers(1)
 				}
@@ -57,7 +60,9 @@ func TestRun_ExtensionLost_PaymentCounts(t *testing.T) {
 			stacktest.Eventually(t, "the published deadline", func() bool {
 				return !w.redis.Time(ctx).Val().Before(created.ExpiresAt.Time)
 			})
-			_, err := w.js.PublishMsg(ctx, w.message(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold.String(), PaymentID: "p"}))
+			_, err := w.js.PublishMsg(ctx,
+				w.message(events.PaymentConfirmed, "hall",
+					events.PaymentConfirmedData{HoldID: hold.String(), PaymentID: "p"}))
 			w.must(err)
 			w.service().Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}, func(_ int, r holds.Result) {
 				w.must(r.Err)

@@ -23,7 +23,8 @@ func (d *described) setText(format string, args ...any) { d.Text = fmt.Sprintf(f
 func (ns keyspace) describe(resource string, found difference) *Finding {
 	d := &described{
 		Finding: &Finding{
-			Kind: Kind(found.what), Resource: resource, Item: quoted(found.name), Found: quoted(found.found), Expected: quoted(found.expected),
+			Kind: Kind(found.what), Resource: resource, Item: quoted(found.name), Found: quoted(found.found),
+			Expected:  quoted(found.expected),
 			Automatic: true, difference: found,
 		},
 		difference: found, prefix: ns.prefix(resource),
@@ -44,12 +45,14 @@ func (ns keyspace) describe(resource string, found difference) *Finding {
 var descriptions = map[Kind]func(d *described){
 	Counter: func(d *described) {
 		d.Where = "counts"
-		d.setText("Redis counts %s held of slot %s of %s; its live holds take %s.", counted(d.Found), d.Item, d.Resource, counted(d.Expected))
+		d.setText("Redis counts %s held of slot %s of %s; its live holds take %s.", counted(d.Found), d.Item,
+			d.Resource, counted(d.Expected))
 		d.Remedy = "Set the counter to what the records of the live holds take."
 	},
 	Users: func(d *described) {
 		d.Where, d.personal = "users", true
-		d.setText("Redis counts %s live holds of user %s on %s; there are %s.", counted(d.Found), d.Item, d.Resource, counted(d.Expected))
+		d.setText("Redis counts %s live holds of user %s on %s; there are %s.", counted(d.Found), d.Item, d.Resource,
+			counted(d.Expected))
 		d.Remedy = "Set the number to the count of the user's live holds."
 	},
 	Due:       describeDue,
@@ -58,7 +61,8 @@ var descriptions = map[Kind]func(d *described){
 	Index: func(d *described) {
 		d.Where = "users"
 		if d.found == "-" {
-			d.setText("Hold %s of %s is live and missing from the index of its user: the user could hold the same slots twice.", d.Item, d.Resource)
+			d.setText("Hold %s of %s is live and missing from the index of its user: the user could hold the same "+
+				"slots twice.", d.Item, d.Resource)
 			d.Remedy = "Add it to the index."
 			return
 		}
@@ -69,28 +73,36 @@ var descriptions = map[Kind]func(d *described){
 		d.Where = "hold:" + d.Item
 		d.Found, d.Expected = momentIn(d.found), momentIn(d.expected)
 		if d.found == "-" {
-			d.setText("Hold %s of %s is held until %s, and its key is missing: no notification will report its expiry.", d.Item, d.Resource, d.Expected)
+			d.setText("Hold %s of %s is held until %s, and its key is missing: no notification will report its expiry.",
+				d.Item, d.Resource, d.Expected)
 		} else {
-			d.setText("Hold %s of %s is held until %s, and the expiry of its key is %s.", d.Item, d.Resource, d.Expected, d.Found)
+			d.setText("Hold %s of %s is held until %s, and the expiry of its key is %s.", d.Item, d.Resource,
+				d.Expected, d.Found)
 		}
 		d.Remedy = "Write the key again."
 	},
 	RequestAnswer: func(d *described) {
 		d.Where, d.Automatic = "request:...", false
-		d.setText("Hold %s of %s is live, and Redis does not remember it as the answer to its request (found %s): a repeat of the request would be decided again.", d.Item, d.Resource, d.Found)
-		d.Remedy = "Only its publisher knows the request: make sure that it does not publish the same request key again."
+		d.setText("Hold %s of %s is live, and Redis does not remember it as the answer to its request (found %s): a "+
+			"repeat of the request would be decided again.", d.Item, d.Resource, d.Found)
+		d.Remedy = "Only its publisher knows the request: make sure that it does not publish the same request key " +
+			"again."
 	},
 	RecordCorrupt: func(d *described) {
 		d.Where, d.Automatic = "records", false
-		d.setText("The record of hold %s of %s cannot be read: it is %s of other text. Which slots it takes is unknown, so the counters of %s cannot be checked.", d.Item, d.Resource, d.found, d.Resource)
+		d.setText("The record of hold %s of %s cannot be read: it is %s of other text. Which slots it takes is "+
+			"unknown, so the counters of %s cannot be checked.", d.Item, d.Resource, d.found, d.Resource)
 		d.Found = d.found
-		d.Remedy = fmt.Sprintf("Restore the record from hold.created of this hold (holds/record.go describes its words), or, when the hold has ended, HDEL %srecords %s. ", d.prefix, d.Item) + notSafe
+		d.Remedy = fmt.Sprintf("Restore the record from hold.created of this hold (holds/record.go describes its "+
+			"words), or, when the hold has ended, HDEL %srecords %s. ", d.prefix, d.Item) + notSafe
 	},
 	ClaimStuck: func(d *described) {
 		d.Where, d.Automatic = "records", false
 		d.Found, d.Expected = momentIn(d.found), "an answer"
-		d.setText("Hold %s of %s is claimed since %s by a payment without an answer: the payment waits for a server, or its event is lost.", d.Item, d.Resource, d.Found)
-		d.Remedy = "When all servers are up, run worker audit: if the event is lost, it names the payment and the command that publishes it. " + notSafe
+		d.setText("Hold %s of %s is claimed since %s by a payment without an answer: the payment waits for a server, "+
+			"or its event is lost.", d.Item, d.Resource, d.Found)
+		d.Remedy = "When all servers are up, run worker audit: if the event is lost, it names the payment and the " +
+			"command that publishes it. " + notSafe
 	},
 	Agenda: func(d *described) {
 		d.Where = "agenda"
@@ -98,12 +110,14 @@ var descriptions = map[Kind]func(d *described){
 		d.Remedy = "Add the resource to the agenda."
 		switch {
 		case d.found == "-":
-			d.setText("Resource %s has work due at %s and is missing from the agenda: the sweep skips it.", d.Resource, d.Expected)
+			d.setText("Resource %s has work due at %s and is missing from the agenda: the sweep skips it.", d.Resource,
+				d.Expected)
 		case d.expected == "-":
 			d.setText("Resource %s has no work due, and it is on the agenda at %s.", d.Resource, d.Found)
 			d.Remedy = "Remove the resource from the agenda."
 		default:
-			d.setText("Resource %s has work due at %s, and the agenda has %s: the sweep comes too late.", d.Resource, d.Expected, d.Found)
+			d.setText("Resource %s has work due at %s, and the agenda has %s: the sweep comes too late.", d.Resource,
+				d.Expected, d.Found)
 		}
 	},
 	Rev: func(d *described) {
@@ -113,10 +127,12 @@ var descriptions = map[Kind]func(d *described){
 	},
 	WrongType: func(d *described) {
 		d.Where = d.name
-		d.setText("The key %s of %s is a %s and must be a %s: no script can use it.", d.name, d.Resource, d.Found, d.Expected)
+		d.setText("The key %s of %s is a %s and must be a %s: no script can use it.", d.name, d.Resource, d.Found,
+			d.Expected)
 		d.Remedy = "Delete the key and write it again from the records."
 		if d.name == "records" {
-			d.Remedy, d.Automatic = "All holds of the resource are lost with it: run worker rebuild, unless a running worker has rebuilt Redis by now. "+notSafe, false
+			d.Remedy, d.Automatic = "All holds of the resource are lost with it: run worker rebuild, unless a "+
+				"running worker has rebuilt Redis by now. "+notSafe, false
 		}
 	},
 	Residue: func(d *described) {
@@ -138,7 +154,8 @@ func describeDue(d *described) {
 	d.Found, d.Expected = momentIn(d.found), momentIn(d.expected)
 	switch {
 	case d.found == "-":
-		d.setText("Hold %s of %s is held until %s and is missing from the deadline index: it would never expire.", d.Item, d.Resource, d.Expected)
+		d.setText("Hold %s of %s is held until %s and is missing from the deadline index: it would never expire.",
+			d.Item, d.Resource, d.Expected)
 		d.Remedy = "Add it to the index."
 	case d.expected == "-":
 		d.setText("Hold %s of %s is in the deadline index at %s and is not held.", d.Item, d.Resource, d.Found)
@@ -152,12 +169,14 @@ func describeDue(d *described) {
 func describeDeparting(d *described) {
 	d.Where = "departing"
 	if d.found == "-" {
-		d.setText("Hold %s of %s has expired, and Redis has it neither among the expiries to announce nor among the announced ones.", d.Item, d.Resource)
+		d.setText("Hold %s of %s has expired, and Redis has it neither among the expiries to announce nor among the "+
+			"announced ones.", d.Item, d.Resource)
 		d.Remedy = "Announce its hold.expired. If that was published before, consumers drop the repeat by its id."
 		return
 	}
 	d.Found = momentIn(d.found)
-	d.setText("Hold %s of %s is scheduled to be announced as expired at %s, and it has not expired or was announced before.", d.Item, d.Resource, d.Found)
+	d.setText("Hold %s of %s is scheduled to be announced as expired at %s, and it has not expired or was announced "+
+		"before.", d.Item, d.Resource, d.Found)
 	d.Remedy = "Remove it from the list."
 }
 
@@ -169,7 +188,8 @@ func describeTombstone(d *described) {
 		return
 	}
 	d.Found = momentIn(d.found)
-	d.setText("Hold %s of %s has not ended or is unknown, and its record is scheduled to be deleted at %s.", d.Item, d.Resource, d.Found)
+	d.setText("Hold %s of %s has not ended or is unknown, and its record is scheduled to be deleted at %s.", d.Item,
+		d.Resource, d.Found)
 	d.Remedy = "Remove it from the list, so that a live hold is not deleted."
 }
 

@@ -20,11 +20,13 @@ const (
 	TwoEnds             Kind = "two_ends"              // a hold ended more than once
 	NoEnd               Kind = "no_end"                // a hold is past its deadline and has no end
 	AfterEnd            Kind = "after_end"             // a hold was extended, released or paid after its deadline
-	Misplaced           Kind = "misplaced"             // an outcome is stored on the subject of another event or resource
-	TwoGrants           Kind = "two_grants"            // a request key, or a user and slots, had two live holds at a time
-	NeverGranted        Kind = "never_granted"         // a hold that was extended, paid or ended was never granted
-	EndedEarly          Kind = "ended_early"           // a hold expired before its deadline
-	Oversold            Kind = "oversold"              // more of a slot was taken than its capacity
+	// an outcome is stored on the subject of another event or resource
+	Misplaced Kind = "misplaced"
+	// a request key, or a user and slots, had two live holds at a time
+	TwoGrants    Kind = "two_grants"
+	NeverGranted Kind = "never_granted" // a hold that was extended, paid or ended was never granted
+	EndedEarly   Kind = "ended_early"   // a hold expired before its deadline
+	Oversold     Kind = "oversold"      // more of a slot was taken than its capacity
 )
 
 // Differences between Redis and the outcomes of a hold.
@@ -39,7 +41,8 @@ const (
 
 // Differences between Postgres and the outcomes of a hold, and within Postgres.
 const (
-	TwoAnswers                Kind = "two_answers" // the answers to a payment, or to the payments of a hold, contradict each other
+	// the answers to a payment, or to the payments of a hold, contradict each other
+	TwoAnswers                Kind = "two_answers"
 	AnswerDiffers             Kind = "answer_differs"
 	AnswerUnrecorded          Kind = "answer_unrecorded" // it was published, and Postgres does not have it
 	AnswerUnannounced         Kind = "answer_untold"     // Postgres has it, and no outcome was published

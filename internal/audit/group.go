@@ -123,7 +123,8 @@ func (g *group) read(ctx context.Context) (err error) {
 		read   reading
 		// Shares of the time that a group takes, estimated.
 		from, share float64
-	}{{g.dlq, "", g.readDeadLetter, 0, 0.1}, {g.in, inbound, g.readInbound, 0.1, 0.4}, {g.out, outbound, g.readOutcome, 0.5, 0.3}} {
+	}{{g.dlq, "", g.readDeadLetter, 0, 0.1}, {g.in, inbound, g.readInbound, 0.1, 0.4},
+		{g.out, outbound, g.readOutcome, 0.5, 0.3}} {
 		err := step.s.catchUp(ctx, step.filter, func(m message) func() {
 			note := step.read(m)
 			if m.seq%progressEvery != 0 {
@@ -243,7 +244,8 @@ func (r *resource) setInspection(l inspection) {
 
 // check compares everything that was read and returns all differences.
 func (g *group) check() (found []*Finding) {
-	g.waiting, g.inconclusive, g.unanswered, g.withoutDeadLetter = Pending{}, inconclusive{former: g.former, eventsDropped: g.formerDeadLetters}, nil, nil
+	g.waiting, g.inconclusive, g.unanswered, g.withoutDeadLetter = Pending{},
+		inconclusive{former: g.former, eventsDropped: g.formerDeadLetters}, nil, nil
 	found = append(g.checkEvents(), g.checkDeadLetters()...)
 	for _, r := range g.resources {
 		if r.lost {
@@ -259,7 +261,8 @@ func (g *group) check() (found []*Finding) {
 			g.findOrigin(r, f)
 			if lost && f.Automatic && freesSlots(d) {
 				f.Automatic = false
-				f.Remedy = "The holds themselves are lost. Run worker rebuild, which repairs this too. Repairing it alone would sell slots that were granted to others. " + notSafe
+				f.Remedy = "The holds themselves are lost. Run worker rebuild, which repairs this too. Repairing it " +
+					"alone would sell slots that were granted to others. " + notSafe
 			}
 			its = append(its, f)
 		}

@@ -28,23 +28,35 @@ type corruption struct {
 
 // inRedis are corruptions of Redis.
 var inRedis = []corruption{
-	{"a counter is too high", hset("counts", "A-1", "7"), "counter", "Redis counts 7 held of slot A-1 of hall; its live holds take 3.", "hold.confirmed", true},
-	{"a counter is too low", hset("counts", "A-2", "1"), "counter", "Redis counts 1 held of slot A-2 of hall; its live holds take 2.", "hold.released", true},
-	{"a counter is negative", hset("counts", "A-2", "-4"), "counter", "Redis counts -4 held of slot A-2 of hall; its live holds take 2.", "hold.released", true},
-	{"a counter is no number", hset("counts", "A-2", "many\x1b[31m"), "counter", "Redis counts nonsense held of slot A-2", "hold.released", true},
-	{"a counter is missing", func(s *scene) { s.redis.HDel(s.Context(), s.key("hall", "counts"), "A-2") }, "counter", "Redis counts 0 held of slot A-2", "hold.released", true},
-	{"a counter is of no hold", hset("counts", "B-9", "1"), "counter", "Redis counts 1 held of slot B-9 of hall; its live holds take 0.", "", true},
-	{"the counters are a list", replaced("counts", "oops"), "counter counter type", "The key counts of hall is a list and must be a hash", "hold.confirmed hold.extended hold.released", true},
-	{"the counters are gone", deleted("counts"), "counter counter", "Redis counts 0 held of slot A-1 of hall; its live holds take 3.", "hold.confirmed hold.released", true},
-	{"a user has too many", hset("users", "ana", "3"), "users", "Redis counts 3 live holds of user ana on hall; there are 1.", "hold.created", true},
-	{"a user is left over", hset("users", "zoe", "1"), "users", "Redis counts 1 live holds of user zoe on hall; there are 0.", "", true},
-	{"the users are a list", replaced("users", "oops"), "index index type users users", "The key users of hall is a list", "hold.created hold.extended", true},
+	{"a counter is too high", hset("counts", "A-1", "7"), "counter",
+		"Redis counts 7 held of slot A-1 of hall; its live holds take 3.", "hold.confirmed", true},
+	{"a counter is too low", hset("counts", "A-2", "1"), "counter",
+		"Redis counts 1 held of slot A-2 of hall; its live holds take 2.", "hold.released", true},
+	{"a counter is negative", hset("counts", "A-2", "-4"), "counter",
+		"Redis counts -4 held of slot A-2 of hall; its live holds take 2.", "hold.released", true},
+	{"a counter is no number", hset("counts", "A-2", "many\x1b[31m"), "counter",
+		"Redis counts nonsense held of slot A-2", "hold.released", true},
+	{"a counter is missing", func(s *scene) { s.redis.HDel(s.Context(), s.key("hall", "counts"), "A-2") }, "counter",
+		"Redis counts 0 held of slot A-2", "hold.released", true},
+	{"a counter is of no hold", hset("counts", "B-9", "1"), "counter",
+		"Redis counts 1 held of slot B-9 of hall; its live holds take 0.", "", true},
+	{"the counters are a list", replaced("counts", "oops"), "counter counter type",
+		"The key counts of hall is a list and must be a hash", "hold.confirmed hold.extended hold.released", true},
+	{"the counters are gone", deleted("counts"), "counter counter",
+		"Redis counts 0 held of slot A-1 of hall; its live holds take 3.", "hold.confirmed hold.released", true},
+	{"a user has too many", hset("users", "ana", "3"), "users",
+		"Redis counts 3 live holds of user ana on hall; there are 1.", "hold.created", true},
+	{"a user is left over", hset("users", "zoe", "1"), "users",
+		"Redis counts 1 live holds of user zoe on hall; there are 0.", "", true},
+	{"the users are a list", replaced("users", "oops"), "index index type users users",
+		"The key users of hall is a list", "hold.created hold.extended", true},
 	{
 		"a deadline is missing", func(s *scene) { s.redis.ZRem(s.Context(), s.key("hall", "due"), uuidOf(s.live)) },
 		"due", "is missing from the deadline index: it would never expire.", "hold.extended", true,
 	},
 	{
-		"a deadline is wrong", func(s *scene) { s.redis.ZIncrBy(s.Context(), s.key("hall", "due"), 60_000, uuidOf(s.other)) },
+		"a deadline is wrong",
+		func(s *scene) { s.redis.ZIncrBy(s.Context(), s.key("hall", "due"), 60_000, uuidOf(s.other)) },
 		"due", "the deadline index has", "hold.created", true,
 	},
 	{
@@ -58,14 +70,17 @@ var inRedis = []corruption{
 			s.redis.ZAdd(s.Context(), s.key("hall", "due"), redis.Z{Score: 4e12, Member: strings.Repeat("0", 32)})
 		}, "due", "and is not held.", "", true,
 	},
-	{"the deadlines are a list", replaced("due", "oops"), "due due type", "The key due of hall is a list", "hold.created hold.extended", true},
+	{"the deadlines are a list", replaced("due", "oops"), "due due type", "The key due of hall is a list",
+		"hold.created hold.extended", true},
 	{"the deadlines are gone", deleted("due"), "due due", "it would never expire.", "hold.created hold.extended", true},
 	{
-		"the key of a hold is missing", func(s *scene) { s.redis.Del(s.Context(), s.key("hall", "hold:"+uuidOf(s.live))) },
+		"the key of a hold is missing",
+		func(s *scene) { s.redis.Del(s.Context(), s.key("hall", "hold:"+uuidOf(s.live))) },
 		"hold_key", "and its key is missing: no notification will report its expiry.", "hold.extended", true,
 	},
 	{
-		"the key of a hold never expires", func(s *scene) { s.redis.Persist(s.Context(), s.key("hall", "hold:"+uuidOf(s.live))) },
+		"the key of a hold never expires",
+		func(s *scene) { s.redis.Persist(s.Context(), s.key("hall", "hold:"+uuidOf(s.live))) },
 		"hold_key", "the expiry of its key is \"for ever\".", "hold.extended", true,
 	},
 	{
@@ -75,15 +90,18 @@ var inRedis = []corruption{
 		}, "hold_key", `the expiry of its key is "a list".`, "hold.extended", true,
 	},
 	{
-		"the key of a hold is left over", func(s *scene) { s.redis.Set(s.Context(), s.key("hall", "hold:"+uuidOf(s.expired)), "{}", 0) },
+		"the key of a hold is left over",
+		func(s *scene) { s.redis.Set(s.Context(), s.key("hall", "hold:"+uuidOf(s.expired)), "{}", 0) },
 		"residue", "is left over: the hold is expired.", "hold.expired", true,
 	},
 	{
-		"a start of payment is left over", func(s *scene) { s.redis.Set(s.Context(), s.key("hall", "started:"+uuidOf(s.paid)), "1", time.Hour) },
+		"a start of payment is left over",
+		func(s *scene) { s.redis.Set(s.Context(), s.key("hall", "started:"+uuidOf(s.paid)), "1", time.Hour) },
 		"residue", "is left over: the hold is confirmed.", "hold.confirmed", true,
 	},
 	{
-		"an index is missing", func(s *scene) { s.redis.HDel(s.Context(), s.key("hall", "users"), s.indexOf("ana", "A-1,A-2")) },
+		"an index is missing",
+		func(s *scene) { s.redis.HDel(s.Context(), s.key("hall", "users"), s.indexOf("ana", "A-1,A-2")) },
 		"index", "missing from the index of its user: the user could hold the same slots twice.", "hold.extended", true,
 	},
 	{
@@ -117,7 +135,8 @@ var inRedis = []corruption{
 		"residue", "The key locks of hall is left over: it has no expiry.", "", true,
 	},
 	{
-		"a record is kept for ever", func(s *scene) { s.redis.ZRem(s.Context(), s.key("hall", "tombstones"), uuidOf(s.paid)) },
+		"a record is kept for ever",
+		func(s *scene) { s.redis.ZRem(s.Context(), s.key("hall", "tombstones"), uuidOf(s.paid)) },
 		"tombstone", "has ended, and its record is not scheduled to be deleted.", "hold.confirmed", true,
 	},
 	{
@@ -131,16 +150,19 @@ var inRedis = []corruption{
 		}, "departing", "it has not expired or was announced before.", "hold.extended", true,
 	},
 	{
-		"an expired hold is forgotten", func(s *scene) { s.redis.ZRem(s.Context(), s.key("hall", "tombstones"), uuidOf(s.expired)) },
+		"an expired hold is forgotten",
+		func(s *scene) { s.redis.ZRem(s.Context(), s.key("hall", "tombstones"), uuidOf(s.expired)) },
 		"departing", "neither among the expiries to announce nor among the announced ones.", "hold.expired", true,
 	},
-	{"the tombstones are a list", replaced("tombstones", "oops"), "departing tombstone tombstone type", "The key tombstones of hall is a list", "hold.confirmed hold.expired hold.extended hold.released", true},
+	{"the tombstones are a list", replaced("tombstones", "oops"), "departing tombstone tombstone type",
+		"The key tombstones of hall is a list", "hold.confirmed hold.expired hold.extended hold.released", true},
 	{
 		"a resource is not on the agenda", func(s *scene) { s.redis.ZRem(s.Context(), s.agenda("hall"), "hall") },
 		"agenda", "and is missing from the agenda: the sweep skips it.", "hold.extended", true,
 	},
 	{
-		"the agenda is late", func(s *scene) { s.redis.ZAdd(s.Context(), s.agenda("hall"), redis.Z{Score: 4e12, Member: "hall"}) },
+		"the agenda is late",
+		func(s *scene) { s.redis.ZAdd(s.Context(), s.agenda("hall"), redis.Z{Score: 4e12, Member: "hall"}) },
 		"agenda", "and the agenda has 2096-10-02T07:06:40.000Z: the sweep comes too late.", "hold.extended", true,
 	},
 	{
@@ -154,22 +176,29 @@ var inRedis = []corruption{
 			s.redis.RPush(s.Context(), s.agenda("hall"), "oops")
 		}, "agenda type", "The key agenda of hall is a list and must be a zset", "hold.extended", true,
 	},
-	{"rev is not a number", func(s *scene) { s.redis.Set(s.Context(), s.key("hall", "rev"), "x", 0) }, "rev", "The revision of hall is not a number", "hold.extended", true},
-	{"rev is a list", replaced("rev", "oops"), "type", "The key rev of hall is a list and must be a string", "hold.extended", true},
+	{"rev is not a number", func(s *scene) { s.redis.Set(s.Context(), s.key("hall", "rev"), "x", 0) }, "rev",
+		"The revision of hall is not a number", "hold.extended", true},
+	{"rev is a list", replaced("rev", "oops"), "type", "The key rev of hall is a list and must be a string",
+		"hold.extended", true},
 	{
-		"a record cannot be read", func(s *scene) { s.redis.HSet(s.Context(), s.key("hall", "records"), uuidOf(s.released), "rubbish") },
-		"record", "cannot be read: it is 7 characters of other text. Which slots it takes is unknown", "hold.released", false,
+		"a record cannot be read",
+		func(s *scene) { s.redis.HSet(s.Context(), s.key("hall", "records"), uuidOf(s.released), "rubbish") },
+		"record", "cannot be read: it is 7 characters of other text. Which slots it takes is unknown", "hold.released",
+		false,
 	},
 	{
-		"the record of a live hold cannot be read", func(s *scene) { s.redis.HSet(s.Context(), s.key("hall", "records"), uuidOf(s.live), "rubbish") },
-		"record", "cannot be read: it is 7 characters of other text. Which slots it takes is unknown", "hold.extended", false,
+		"the record of a live hold cannot be read",
+		func(s *scene) { s.redis.HSet(s.Context(), s.key("hall", "records"), uuidOf(s.live), "rubbish") },
+		"record", "cannot be read: it is 7 characters of other text. Which slots it takes is unknown", "hold.extended",
+		false,
 	},
 	{
 		"a record has no hold id", func(s *scene) {
 			s.redis.HSet(s.Context(), s.key("hall", "records"), "tom", "held 4000000000000 1 1 0 - u k A-1 {} ")
 		}, "record", "The record of hold tom of hall cannot be read", "", false,
 	},
-	{"the records are a list", replaced("records", "oops"), "hold_lost hold_lost type", "All holds of the resource are lost with it", "hold.created hold.extended", false},
+	{"the records are a list", replaced("records", "oops"), "hold_lost hold_lost type",
+		"All holds of the resource are lost with it", "hold.created hold.extended", false},
 }
 
 func hset(key, field, value string) func(*scene) {
@@ -190,47 +219,59 @@ func replaced(key, value string) func(*scene) {
 var inPostgres = []corruption{
 	{
 		"too much is reserved", func(s *scene) { s.execute(`UPDATE inventory SET reserved = 3 WHERE slot = 'A-1'`) },
-		"reserved", "Postgres has 3 reserved of slot A-1 of hall; its confirmed reservations take 1.", "hold.confirmed", true,
+		"reserved", "Postgres has 3 reserved of slot A-1 of hall; its confirmed reservations take 1.", "hold.confirmed",
+		true,
 	},
 	{
 		"too little is reserved", func(s *scene) { s.execute(`UPDATE inventory SET reserved = 0 WHERE slot = 'A-1'`) },
-		"reserved", "Postgres has 0 reserved of slot A-1 of hall; its confirmed reservations take 1.", "hold.confirmed", true,
+		"reserved", "Postgres has 0 reserved of slot A-1 of hall; its confirmed reservations take 1.", "hold.confirmed",
+		true,
 	},
 	{
-		"a reservation is gone", func(s *scene) { s.execute(`DELETE FROM reservations WHERE hold_id = $1`, s.cancelled) },
-		"cancellation_differs payment_without_reservation", "was paid by p-fay according to Postgres, and has no reservation.", "hold.confirmed reservation.cancelled", false,
+		"a reservation is gone",
+		func(s *scene) { s.execute(`DELETE FROM reservations WHERE hold_id = $1`, s.cancelled) },
+		"cancellation_differs payment_without_reservation",
+		"was paid by p-fay according to Postgres, and has no reservation.", "hold.confirmed reservation.cancelled",
+		false,
 	},
 	{
 		"a payment is gone", func(s *scene) { s.execute(`DELETE FROM payments WHERE payment_id = 'p-ben'`) },
-		"answer_unrecorded reservation_without_payment", "is a reservation by payment p-ben, and Postgres has no such confirmed payment.", "hold.confirmed", false,
+		"answer_unrecorded reservation_without_payment",
+		"is a reservation by payment p-ben, and Postgres has no such confirmed payment.", "hold.confirmed", false,
 	},
 	{
 		"a refusal is gone", func(s *scene) { s.execute(`DELETE FROM payments WHERE payment_id = 'p-ben-2'`) },
-		"answer_unrecorded", "has the answer rejected, already_confirmed to payment p-ben-2", "hold.confirm_rejected", false,
+		"answer_unrecorded", "has the answer rejected, already_confirmed to payment p-ben-2", "hold.confirm_rejected",
+		false,
 	},
 	{
-		"a refusal has another reason", func(s *scene) { s.execute(`UPDATE payments SET reason = 'expired' WHERE payment_id = 'p-ben-2'`) },
+		"a refusal has another reason",
+		func(s *scene) { s.execute(`UPDATE payments SET reason = 'expired' WHERE payment_id = 'p-ben-2'`) },
 		"answer_differs", "; Postgres has rejected, expired.", "hold.confirm_rejected", false,
 	},
 	{
 		"the answer to a payment was never published", func(s *scene) {
-			s.execute(`INSERT INTO payments (hold_id, payment_id, outcome, reason, decided_at, hold) VALUES ($1, 'p-x', 'rejected', 'expired', now(), '{}')`, s.expired)
+			s.execute(`INSERT INTO payments (hold_id, payment_id, outcome, reason, decided_at, hold) VALUES ($1, 'p-x', 'rejected', 'expired', now(), '{}')`,
+				s.expired)
 		}, "answer_untold", "has the answer rejected, expired to payment p-x in Postgres since", "hold.expired", false,
 	},
 	{
 		"a hold is paid twice", func(s *scene) {
 			s.execute(`UPDATE payments SET outcome = 'confirmed', reason = NULL WHERE payment_id = 'p-ben-2'`)
-		}, "answer_differs payment_without_reservation two_answers", "was paid more than once: p-ben and p-ben-2.", "hold.confirm_rejected", false,
+		}, "answer_differs payment_without_reservation two_answers", "was paid more than once: p-ben and p-ben-2.",
+		"hold.confirm_rejected", false,
 	},
 	{
 		"a reservation is cancelled by SQL", func(s *scene) {
 			s.execute(`UPDATE reservations SET status = 'cancelled', cancelled_at = now() WHERE hold_id = $1`, s.paid)
 			s.execute(`UPDATE inventory SET reserved = 0 WHERE slot = 'A-1'`)
-		}, "cancellation_differs", "is a cancelled reservation in Postgres, and no outcome says so.", "hold.confirmed", false,
+		}, "cancellation_differs", "is a cancelled reservation in Postgres, and no outcome says so.", "hold.confirmed",
+		false,
 	},
 	{
 		"a cancellation is undone", func(s *scene) {
-			s.execute(`UPDATE reservations SET status = 'confirmed', cancelled_at = NULL, cancelled_by = NULL WHERE hold_id = $1`, s.cancelled)
+			s.execute(`UPDATE reservations SET status = 'confirmed', cancelled_at = NULL, cancelled_by = NULL WHERE hold_id = $1`,
+				s.cancelled)
 			s.execute(`UPDATE inventory SET reserved = 2 WHERE resource_id = 'tent'`)
 		}, "cancellation_differs", "; in Postgres it is confirmed.", "reservation.cancelled", false,
 	},
@@ -243,7 +284,8 @@ var inPostgres = []corruption{
 	{
 		"the constraint is gone", func(s *scene) {
 			s.execute(`ALTER TABLE inventory DROP CONSTRAINT reserved_is_between_zero_and_capacity`)
-		}, "no_constraint", "The constraint reserved_is_between_zero_and_capacity of table inventory is missing", "", false,
+		}, "no_constraint", "The constraint reserved_is_between_zero_and_capacity of table inventory is missing", "",
+		false,
 	},
 	{
 		"the constraint is not validated", func(s *scene) {
@@ -257,7 +299,8 @@ var inPostgres = []corruption{
 var inStreams = []corruption{
 	{
 		"an outcome is gone", func(s *scene) { s.erase(holds.EventConfirmRejected, s.paid) },
-		"answer_untold no_outcome", "It was acknowledged and has neither an outcome nor a dead letter.", "hold.confirmed payment.confirmed", false,
+		"answer_untold no_outcome", "It was acknowledged and has neither an outcome nor a dead letter.",
+		"hold.confirmed payment.confirmed", false,
 	},
 	{
 		"a grant was never published", func(s *scene) { s.erase(holds.EventHoldCreated, s.other) },
@@ -274,12 +317,14 @@ var inStreams = []corruption{
 	{
 		"an event has two outcomes", func(s *scene) {
 			e := s.outcomeOf(holds.EventHoldReleased, s.released)
-			s.storedAs(e.ID, holds.EventReleaseRejected, "hall", s.released, e.CausationID, []byte(`{"reason":"expired"}`))
+			s.storedAs(e.ID, holds.EventReleaseRejected, "hall", s.released, e.CausationID,
+				[]byte(`{"reason":"expired"}`))
 		}, "two_outcomes", "have the same id and different content.", "booking.cancelled", false,
 	},
 	{
 		"an event has an outcome and a dead letter", func(s *scene) {
-			s.publishDeadLetter(s.inboundSeq(events.BookingCancelled, "hall"), s.subjects.In(events.BookingCancelled, "hall"), events.ReasonPoison)
+			s.publishDeadLetter(s.inboundSeq(events.BookingCancelled, "hall"),
+				s.subjects.In(events.BookingCancelled, "hall"), events.ReasonPoison)
 		}, "two_outcomes", "and also a dead letter", "booking.cancelled", false,
 	},
 	{
@@ -302,7 +347,8 @@ var inStreams = []corruption{
 		}, "unreadable", "is not a readable outcome.", "hold.created", false,
 	},
 	{
-		"a dead letter has no event", func(s *scene) { s.publishDeadLetter(9999, s.subjects.In("x.y", "hall"), events.ReasonPoison) },
+		"a dead letter has no event",
+		func(s *scene) { s.publishDeadLetter(9999, s.subjects.In("x.y", "hall"), events.ReasonPoison) },
 		"outcome_without_event", "whose last sequence is", "", false,
 	},
 	{
@@ -318,14 +364,16 @@ var inStreams = []corruption{
 			e := s.outcomeOf(holds.EventHoldReleased, s.released)
 			var data holds.HoldReleased
 			s.must(json.Unmarshal(e.Data, &data))
-			s.stored(holds.EventHoldExpired, "hall", s.released, "", holds.HoldExpired{HoldData: data.HoldData, ExpiresAt: data.ReleasedAt, RestoredAt: data.ReleasedAt})
+			s.stored(holds.EventHoldExpired, "hall", s.released, "",
+				holds.HoldExpired{HoldData: data.HoldData, ExpiresAt: data.ReleasedAt, RestoredAt: data.ReleasedAt})
 		}, "two_ends", "ended twice: as hold.released in sequence", "hold.expired", false,
 	},
 	{
 		"a live hold is published as expired", func(s *scene) {
 			var data holds.HoldCreated
 			s.must(json.Unmarshal(s.outcomeOf(holds.EventHoldCreated, s.other).Data, &data))
-			s.stored(holds.EventHoldExpired, "hall", s.other, "", holds.HoldExpired{HoldData: data.HoldData, ExpiresAt: data.ExpiresAt, RestoredAt: data.ExpiresAt})
+			s.stored(holds.EventHoldExpired, "hall", s.other, "",
+				holds.HoldExpired{HoldData: data.HoldData, ExpiresAt: data.ExpiresAt, RestoredAt: data.ExpiresAt})
 		}, "hold_undead", "ended as hold.expired, and in Redis it is held.", "hold.expired", false,
 	},
 	{
@@ -333,13 +381,16 @@ var inStreams = []corruption{
 			var data holds.HoldExpired
 			s.must(json.Unmarshal(s.outcomeOf(holds.EventHoldExpired, s.expired).Data, &data))
 			later := holds.Time{Time: data.ExpiresAt.Add(time.Minute)}
-			m := s.message(events.BookingExtended, "hall", events.BookingExtendedData{HoldID: s.expired, TTLSeconds: 60})
-			s.answerByHand(m, holds.EventHoldExtended, s.expired, holds.HoldExtended{HoldData: data.HoldData, ExtendedAt: later, ExpiresAt: later})
+			m := s.message(events.BookingExtended, "hall",
+				events.BookingExtendedData{HoldID: s.expired, TTLSeconds: 60})
+			s.answerByHand(m, holds.EventHoldExtended, s.expired,
+				holds.HoldExtended{HoldData: data.HoldData, ExtendedAt: later, ExpiresAt: later})
 		}, "after_end", "and was extended at", "hold.extended", false,
 	},
 	{
 		"a lost record", func(s *scene) { s.redis.HDel(s.Context(), s.key("hall", "records"), uuidOf(s.other)) },
-		"counter due hold_lost residue residue users", "and Redis has no record of it.", "hold.confirmed hold.created", false,
+		"counter due hold_lost residue residue users", "and Redis has no record of it.", "hold.confirmed hold.created",
+		false,
 	},
 	{
 		"an old record", func(s *scene) {
@@ -349,7 +400,8 @@ var inStreams = []corruption{
 			s.must(err)
 			earlier := strconv.FormatInt(deadline-60_000, 10)
 			s.redis.HSet(s.Context(), s.key("hall", "records"), uuidOf(s.other), "held "+earlier+" "+words[2])
-			s.redis.ZAdd(s.Context(), s.key("hall", "due"), redis.Z{Score: float64(deadline - 60_000), Member: uuidOf(s.other)})
+			s.redis.ZAdd(s.Context(), s.key("hall", "due"),
+				redis.Z{Score: float64(deadline - 60_000), Member: uuidOf(s.other)})
 			s.redis.ExpireAt(s.Context(), s.key("hall", "hold:"+uuidOf(s.other)), time.UnixMilli(deadline-60_000))
 			s.redis.PExpireAt(s.Context(), s.key("hall", "hold:"+uuidOf(s.other)), time.UnixMilli(deadline-60_000))
 			s.redis.ZAdd(s.Context(), s.agenda("hall"), redis.Z{Score: 1, Member: "hall"})
@@ -381,13 +433,19 @@ var inStreams = []corruption{
 		"a slot is oversold", func(s *scene) {
 			for i := range 3 {
 				user := fmt.Sprintf("mallory-%d", i)
-				now := holds.Time{Time: s.redis.Time(s.Context()).Val().UTC().Truncate(time.Millisecond).Add(time.Duration(i) * time.Millisecond)} // one after another
+				// one after another
+				now := holds.Time{Time: s.redis.Time(s.Context()).Val().UTC().Truncate(time.Millisecond).Add(time.Duration(i) * time.Millisecond)}
 				id, err := holds.NewHoldID("hall")
 				s.must(err)
 				quantity := int64(1)
-				data := holds.HoldData{ResourceID: "hall", HoldID: id, RequestKey: "k" + user, UserID: user, SlotSelection: holds.SlotSelection{Slots: []string{"A-1"}}, Quantity: &quantity}
-				m := s.message(events.BookingRequested, "hall", events.BookingRequestedData{RequestKey: "k" + user, UserID: user, ResourceID: "hall", SlotSelection: data.SlotSelection, Quantity: 1})
-				s.answerByHand(m, holds.EventHoldCreated, id.String(), holds.HoldCreated{HoldData: data, CreatedAt: now, ExpiresAt: holds.Time{Time: now.Add(time.Minute)}})
+				data := holds.HoldData{ResourceID: "hall", HoldID: id, RequestKey: "k" + user, UserID: user,
+					SlotSelection: holds.SlotSelection{Slots: []string{"A-1"}}, Quantity: &quantity}
+				m := s.message(events.BookingRequested, "hall",
+					events.BookingRequestedData{RequestKey: "k" + user, UserID: user, ResourceID: "hall",
+						SlotSelection: data.SlotSelection, Quantity: 1})
+				s.answerByHand(m, holds.EventHoldCreated, id.String(),
+					holds.HoldCreated{HoldData: data, CreatedAt: now,
+						ExpiresAt: holds.Time{Time: now.Add(time.Minute)}})
 			}
 		}, "hold_lost hold_lost hold_lost oversold", "Slot A-1 of hall: 6 were taken at", "hold.created", false,
 	},
@@ -398,9 +456,11 @@ var inHistories = []corruption{
 	{
 		"a hold expires at the deadline before its extension", func(s *scene) {
 			data := read[holds.HoldCreated](s, s.outcomeOf(holds.EventHoldCreated, s.expired))
-			m := s.message(events.BookingExtended, "hall", events.BookingExtendedData{HoldID: s.expired, TTLSeconds: 60})
+			m := s.message(events.BookingExtended, "hall",
+				events.BookingExtendedData{HoldID: s.expired, TTLSeconds: 60})
 			s.answerByHand(m, holds.EventHoldExtended, s.expired, holds.HoldExtended{
-				HoldData: data.HoldData, ExtendedAt: data.CreatedAt, ExpiresAt: holds.Time{Time: data.CreatedAt.Add(time.Minute)},
+				HoldData: data.HoldData, ExtendedAt: data.CreatedAt,
+				ExpiresAt: holds.Time{Time: data.CreatedAt.Add(time.Minute)},
 			})
 		}, "ended_early", "and was published as expired at", "hold.expired", false,
 	},
@@ -426,7 +486,8 @@ var inHistories = []corruption{
 	},
 	{
 		"a hold is paid that was never granted", func(s *scene) { s.erase(holds.EventHoldCreated, s.paid) },
-		"never_granted no_outcome", "was extended, paid or ended, and no outcome grants it.", "booking.requested hold.confirmed", false,
+		"never_granted no_outcome", "was extended, paid or ended, and no outcome grants it.",
+		"booking.requested hold.confirmed", false,
 	},
 	{
 		"an outcome is on the subject of another event", func(s *scene) {
@@ -453,7 +514,8 @@ var inHistories = []corruption{
 	{
 		"Redis remembers another end", func(s *scene) {
 			key, id := s.key("hall", "records"), uuidOf(s.released)
-			s.redis.HSet(s.Context(), key, id, strings.Replace(s.redis.HGet(s.Context(), key, id).Val(), "released", "expired", 1))
+			s.redis.HSet(s.Context(), key, id,
+				strings.Replace(s.redis.HGet(s.Context(), key, id).Val(), "released", "expired", 1))
 		}, "hold_differs", "ended as hold.released, and Redis remembers it as expired.", "hold.released", false,
 	},
 }

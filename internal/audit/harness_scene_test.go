@@ -150,7 +150,8 @@ func (s *scene) stored(event, resource, hold, cause string, data any) {
 func (s *scene) storedAs(id, event, resource, hold, cause string, data []byte) {
 	s.Helper()
 	body, err := json.Marshal(events.Envelope{
-		SpecVersion: "1.0", ID: id, Source: "/test", Type: events.Type(event), Subject: hold, CausationID: cause, Data: data,
+		SpecVersion: "1.0", ID: id, Source: "/test", Type: events.Type(event), Subject: hold, CausationID: cause,
+		Data: data,
 		Time: holds.Time{Time: time.Now()},
 	})
 	s.must(err)
@@ -231,9 +232,13 @@ func (s *scene) grantByHand(key, user, hold string, slots ...string) {
 		s.must(err)
 	}
 	one := int64(1)
-	data := holds.HoldData{ResourceID: "hall", HoldID: id, RequestKey: key, UserID: user, SlotSelection: requested, Quantity: &one}
-	m := s.message(events.BookingRequested, "hall", events.BookingRequestedData{RequestKey: key, UserID: user, ResourceID: "hall", SlotSelection: requested, Quantity: 1})
-	s.answerByHand(m, holds.EventHoldCreated, id.String(), holds.HoldCreated{HoldData: data, CreatedAt: now, ExpiresAt: holds.Time{Time: now.Add(time.Hour)}})
+	data := holds.HoldData{ResourceID: "hall", HoldID: id, RequestKey: key, UserID: user, SlotSelection: requested,
+		Quantity: &one}
+	m := s.message(events.BookingRequested, "hall",
+		events.BookingRequestedData{RequestKey: key, UserID: user, ResourceID: "hall", SlotSelection: requested,
+			Quantity: 1})
+	s.answerByHand(m, holds.EventHoldCreated, id.String(),
+		holds.HoldCreated{HoldData: data, CreatedAt: now, ExpiresAt: holds.Time{Time: now.Add(time.Hour)}})
 }
 
 // placed stores an outcome on a subject that is not its own.
@@ -248,7 +253,8 @@ func (s *scene) placed(e events.Envelope, subject string) {
 func (s *scene) setInventoryByHand(resource string, capacity int64) {
 	s.Helper()
 	m := s.message(events.InventorySet, resource, events.InventorySetData{ResourceID: resource, Capacity: capacity})
-	s.answerByHand(m, holds.EventInventoryUpdated, "", holds.InventoryUpdated{ResourceID: resource, Slots: []holds.SlotCounts{{Slot: "stock", Capacity: capacity}}})
+	s.answerByHand(m, holds.EventInventoryUpdated, "",
+		holds.InventoryUpdated{ResourceID: resource, Slots: []holds.SlotCounts{{Slot: "stock", Capacity: capacity}}})
 }
 
 // read decodes the data of an outcome.
@@ -285,7 +291,8 @@ func (s *scene) newReconcilerWithTerm(term *holds.EpochTerm, heal bool) *recorde
 	s.must(err)
 	backends := s.backends
 	backends.JetStream = nil // it needs none
-	w.Reconciler = audit.NewReconciler(backends, s.store, term, audit.ReconcilerOptions{Heal: heal, Memory: memory, Share: 1}, metrics, zerolog.New(w))
+	w.Reconciler = audit.NewReconciler(backends, s.store, term,
+		audit.ReconcilerOptions{Heal: heal, Memory: memory, Share: 1}, metrics, zerolog.New(w))
 	return w
 }
 
@@ -301,7 +308,8 @@ func (w *recordedReconciler) logged() (kinds []string) {
 			Resource    string `json:"resource_id"`
 			Healed      bool
 		}
-		if err := json.Unmarshal(line, &entry, json.MatchCaseInsensitiveNames(true)); err != nil || entry.Level != "error" || entry.Resource == "" {
+		if err := json.Unmarshal(line, &entry, json.MatchCaseInsensitiveNames(true)); err != nil ||
+			entry.Level != "error" || entry.Resource == "" {
 			w.t.Errorf("logged %s: %v", line, err)
 		}
 		kind := entry.Kind

@@ -55,7 +55,8 @@ const memory = 24 * time.Hour
 func newHarness(t testing.TB) *harness {
 	t.Helper()
 	shared := stacktest.Shared()
-	w := &harness{TB: t, namespace: stacktest.Namespace(t), redis: redis.NewClient(stacktest.RedisOptions(shared.RedisURL)), policy: harnessPolicy, stop: func() {}}
+	w := &harness{TB: t, namespace: stacktest.Namespace(t),
+		redis: redis.NewClient(stacktest.RedisOptions(shared.RedisURL)), policy: harnessPolicy, stop: func() {}}
 	t.Cleanup(func() { _ = w.redis.Close() })
 	w.subjects = events.Namespace(w.namespace)
 	ctx := t.Context()
@@ -72,7 +73,8 @@ func newHarness(t testing.TB) *harness {
 	t.Cleanup(w.store.Close)
 	w.must(w.store.Migrate(ctx, w.namespace))
 	w.beginEpoch()
-	w.must(events.Setup(ctx, w.js, w.subjects, events.Retention{HoldLifetime: w.policy.HoldLifetimeMax, AnswerTTL: memory}, zerolog.Nop()))
+	w.must(events.Setup(ctx, w.js, w.subjects,
+		events.Retention{HoldLifetime: w.policy.HoldLifetimeMax, AnswerTTL: memory}, zerolog.Nop()))
 	pool, err := audit.OpenPostgres(ctx, shared.PostgresURL, w.namespace)
 	w.must(err)
 	t.Cleanup(pool.Close)
@@ -100,7 +102,9 @@ func (w *harness) beginEpoch() {
 
 // service returns a Service of the namespace.
 func (w *harness) service() *holds.Service {
-	locker := locking.New(locking.NewRange(w.redis, locking.RangeOptions{Lease: locking.FixedLease(5 * time.Second), FenceBase: w.store.FenceBase}), locking.Options{})
+	locker := locking.New(locking.NewRange(w.redis,
+		locking.RangeOptions{Lease: locking.FixedLease(5 * time.Second), FenceBase: w.store.FenceBase}),
+		locking.Options{})
 	w.Cleanup(func() { _ = locker.Close() })
 	return holds.NewService(w.namespace, w.redis, locker, w.store, w.term, w.policy)
 }
@@ -118,7 +122,8 @@ func (w *harness) startWorkers(number int) {
 			w.must(err)
 			running.Go(func() { _ = c.Run(ctx) })
 		}
-		x := holds.NewExpirer(service, events.NewAnnouncer(w.js, w.subjects), holds.ExpirerOptions{NoNotifications: true}, zerolog.Nop())
+		x := holds.NewExpirer(service, events.NewAnnouncer(w.js, w.subjects),
+			holds.ExpirerOptions{NoNotifications: true}, zerolog.Nop())
 		running.Go(func() { _ = x.Sweep(ctx) })
 		running.Go(func() { _ = x.Announce(ctx) })
 	}
@@ -154,7 +159,9 @@ func (w *harness) message(event, resource string, data any) *nats.Msg {
 
 func (w *harness) setInventory(resource string, capacity int64, slots ...string) {
 	w.Helper()
-	w.publish(events.InventorySet, resource, events.InventorySetData{ResourceID: resource, SlotSelection: holds.SlotSelection{Slots: slots}, Capacity: capacity})
+	w.publish(events.InventorySet, resource,
+		events.InventorySetData{ResourceID: resource, SlotSelection: holds.SlotSelection{Slots: slots},
+			Capacity: capacity})
 }
 
 // request requests a hold and returns its id, "" when it was refused.
@@ -162,7 +169,8 @@ func (w *harness) request(resource, user string, ttl time.Duration, quantity int
 	w.Helper()
 	seconds := int64(ttl / time.Second)
 	o := w.publish(events.BookingRequested, resource, events.BookingRequestedData{
-		RequestKey: "key-of-" + user, UserID: user, ResourceID: resource, SlotSelection: holds.SlotSelection{Slots: slots}, Quantity: quantity, TTLSeconds: &seconds,
+		RequestKey: "key-of-" + user, UserID: user, ResourceID: resource,
+		SlotSelection: holds.SlotSelection{Slots: slots}, Quantity: quantity, TTLSeconds: &seconds,
 	})
 	if o.Type != events.Type(holds.EventHoldCreated) {
 		return ""
@@ -173,7 +181,8 @@ func (w *harness) request(resource, user string, ttl time.Duration, quantity int
 func (w *harness) pay(hold, payment string) string {
 	w.Helper()
 	resource, _, _ := strings.Cut(hold, ".")
-	return w.publish(events.PaymentConfirmed, resource, events.PaymentConfirmedData{HoldID: hold, PaymentID: payment}).Type
+	return w.publish(events.PaymentConfirmed, resource,
+		events.PaymentConfirmedData{HoldID: hold, PaymentID: payment}).Type
 }
 
 // awaitOutcomes waits until n outcomes of an event are stored.
@@ -252,7 +261,9 @@ func findingsText(r *audit.Report) string {
 		if f.After != nil {
 			after = fmt.Sprintf("%s %d, %s", f.After.Stream, f.After.Seq, f.After.Type)
 		}
-		lines = append(lines, fmt.Sprintf("%s: %s [expected %s, found %s, in %s, after %s] %s (%v)", f.Kind, f.Text, f.Expected, f.Found, f.Where, after, f.Remedy, f.Automatic))
+		lines = append(lines,
+			fmt.Sprintf("%s: %s [expected %s, found %s, in %s, after %s] %s (%v)", f.Kind, f.Text, f.Expected, f.Found,
+				f.Where, after, f.Remedy, f.Automatic))
 	}
 	return strings.Join(append(lines, r.Inconclusive...), "\n")
 }
@@ -275,7 +286,8 @@ func (w *harness) placeMany(resource string, number int, slots []string) {
 	for i := range number {
 		user := fmt.Sprintf("filler-%d", i)
 		m := w.message(events.BookingRequested, resource, events.BookingRequestedData{
-			RequestKey: user, UserID: user, ResourceID: resource, SlotSelection: holds.SlotSelection{Slots: slots[:1+i%len(slots)]}, Quantity: 1, TTLSeconds: &ttl,
+			RequestKey: user, UserID: user, ResourceID: resource,
+			SlotSelection: holds.SlotSelection{Slots: slots[:1+i%len(slots)]}, Quantity: 1, TTLSeconds: &ttl,
 		})
 		if _, err := w.js.PublishMsgAsync(m); err != nil {
 			w.Fatal(err)
@@ -302,9 +314,11 @@ func (w *harness) playCustomer(resource, user string, slots []string) {
 	case 0:
 		w.publish(events.BookingCancelled, resource, events.BookingCancelledData{HoldID: hold})
 	case 1:
-		w.publish(events.BookingCancelled, resource, events.BookingCancelledData{ResourceID: resource, RequestKey: "key-of-" + user})
+		w.publish(events.BookingCancelled, resource,
+			events.BookingCancelledData{ResourceID: resource, RequestKey: "key-of-" + user})
 	case 2:
-		w.publish(events.BookingExtended, resource, events.BookingExtendedData{HoldID: hold, TTLSeconds: 1 + rand.Int64N(5)})
+		w.publish(events.BookingExtended, resource,
+			events.BookingExtendedData{HoldID: hold, TTLSeconds: 1 + rand.Int64N(5)})
 	case 3:
 		w.pay(hold, "p-"+user)
 		w.publish(events.ReservationCancelled, resource, events.ReservationCancelledData{HoldID: hold})

@@ -18,7 +18,8 @@ type name uint8
 // names lists the events, inbound and outbound. The first is every unknown event.
 var names = []string{
 	"?",
-	events.BookingRequested, events.BookingExtended, events.BookingCancelled, events.PaymentStarted, events.PaymentConfirmed,
+	events.BookingRequested, events.BookingExtended, events.BookingCancelled, events.PaymentStarted,
+	events.PaymentConfirmed,
 	events.ReservationCancelled, events.InventorySet,
 	holds.EventHoldCreated, holds.EventHoldRejected, holds.EventHoldExtended, holds.EventExtensionRejected,
 	holds.EventHoldReleased, holds.EventReleaseRejected, holds.EventHoldExpired, holds.EventHoldConfirmed,
@@ -247,7 +248,8 @@ type cancel struct {
 }
 
 func newResource(name string) *resource {
-	return &resource{name: name, holds: make(map[id]*hold), slotOf: make(map[string]int32), setOf: make(map[string]int32)}
+	return &resource{name: name, holds: make(map[id]*hold), slotOf: make(map[string]int32),
+		setOf: make(map[string]int32)}
 }
 
 func (r *resource) hold(i id) *hold {
@@ -306,7 +308,8 @@ func (r *resource) addCapacityChange(name string, c capacityChange) {
 	if len(s.changes) == changesMax {
 		one := &s.changes[changesMax/2]
 		for _, other := range s.changes[:changesMax/2] {
-			one.capacity, one.requested, one.answered = max(one.capacity, other.capacity), max(one.requested, other.requested), max(one.answered, other.answered)
+			one.capacity, one.requested, one.answered = max(one.capacity, other.capacity),
+				max(one.requested, other.requested), max(one.answered, other.answered)
 		}
 		s.changes = slices.Delete(s.changes, 0, changesMax/2)
 	}

@@ -124,7 +124,9 @@ func (l *inspector) sizes(ctx context.Context, resources []string) ([]int, error
 }
 
 // inspectBatch reads resources in one round trip, and those that are too large in pages.
-func (l *inspector) inspectBatch(ctx context.Context, resources []string, records bool, take func(inspection) error) error {
+func (l *inspector) inspectBatch(
+	ctx context.Context, resources []string, records bool, take func(inspection) error,
+) error {
 	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
 		calls[i] = l.newCall(scriptInspect, resource, inspectRecordsMax, flag(records))

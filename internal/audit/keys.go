@@ -21,7 +21,8 @@ func (ns keyspace) of(resource string) []string {
 	partition, prefix := ns.partition(holds.Partition(resource)), ns.prefix(resource)
 	return []string{
 		partition + "epoch", partition + "agenda",
-		prefix + "counts", prefix + "records", prefix + "due", prefix + "departing", prefix + "tombstones", prefix + "rev", prefix + "users",
+		prefix + "counts", prefix + "records", prefix + "due", prefix + "departing", prefix + "tombstones",
+		prefix + "rev", prefix + "users",
 	}
 }
 
@@ -46,7 +47,8 @@ func (ns keyspace) parse(name string) key {
 	number, rest, _ := strings.Cut(rest, "}:")
 	resource, suffix, found := strings.Cut(rest, ":")
 	if !found {
-		return key{name: rest, ours: rest == "epoch" || rest == "fence" || rest == "agenda" || rest == "format" && number == "0"}
+		return key{name: rest, ours: rest == "epoch" || rest == "fence" || rest == "agenda" ||
+			rest == "format" && number == "0"}
 	}
 	k := key{resource: resource, name: suffix}
 	kind, _, _ := strings.Cut(suffix, ":")

@@ -41,7 +41,8 @@ func (s *scene) runReconciler() (w *recordedReconciler, leases *crashableLeases,
 	w, leases = &recordedReconciler{t: s.TB, reader: sdkmetric.NewManualReader()}, &crashableLeases{Leases: s.store}
 	metrics, err := audit.NewMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(w.reader)).Meter("test"))
 	s.must(err)
-	w.Reconciler = audit.NewReconciler(s.backends, leases, s.term, audit.ReconcilerOptions{Heal: true, Memory: memory, Share: 1}, metrics, zerolog.New(w))
+	w.Reconciler = audit.NewReconciler(s.backends, leases, s.term,
+		audit.ReconcilerOptions{Heal: true, Memory: memory, Share: 1}, metrics, zerolog.New(w))
 	w.Pace(time.Millisecond, time.Hour)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -73,7 +74,8 @@ func TestReconciler_SeveralWorkers_OneReads(t *testing.T) {
 	refused(leases)
 	s.redis.HSet(t.Context(), s.key("hall", "counts"), "A-1", "x")
 	second.RecheckSoon("hall")
-	stacktest.Eventually(t, "the counter to be healed", func() bool { return second.measured("holdfast.audit.healed") == 1 })
+	stacktest.Eventually(t, "the counter to be healed",
+		func() bool { return second.measured("holdfast.audit.healed") == 1 })
 	if got := s.redis.HGet(t.Context(), s.key("hall", "counts"), "A-1").Val(); got != "3" {
 		t.Errorf("%s are held", got)
 	}

@@ -22,7 +22,8 @@ const (
 
 // reconciled lists the kinds that a Reconciler can find.
 var reconciled = []Kind{
-	Counter, Users, Due, Departing, Tombstone, Index, HoldKey, RequestAnswer, RecordCorrupt, ClaimStuck, Agenda, Rev, WrongType, Residue,
+	Counter, Users, Due, Departing, Tombstone, Index, HoldKey, RequestAnswer, RecordCorrupt, ClaimStuck, Agenda, Rev,
+	WrongType, Residue,
 	Reserved,
 }
 
@@ -42,8 +43,10 @@ func NewMetrics(meter metric.Meter) (*Metrics, error) {
 	m.found, errs[0] = meter.Int64Counter("holdfast.audit.differences",
 		metric.WithDescription("Differences found in stored data, each counted once while it lasts."))
 	m.healed, errs[1] = meter.Int64Counter("holdfast.audit.healed", metric.WithDescription("Differences healed."))
-	m.resources, errs[2] = meter.Int64Counter("holdfast.audit.resources", metric.WithDescription("Resources inspected."))
-	m.rounds, errs[3] = meter.Int64Counter("holdfast.audit.rounds", metric.WithDescription("Complete rounds over all resources."))
+	m.resources, errs[2] = meter.Int64Counter("holdfast.audit.resources",
+		metric.WithDescription("Resources inspected."))
+	m.rounds, errs[3] = meter.Int64Counter("holdfast.audit.rounds",
+		metric.WithDescription("Complete rounds over all resources."))
 	_, errs[4] = meter.Int64ObservableGauge("holdfast.audit.left",
 		metric.WithDescription("Differences found and not healed."), metric.WithInt64Callback(m.observe))
 	if err := errors.Join(errs[:]...); err != nil {

@@ -116,7 +116,8 @@ const cancelMargin = 1000
 
 // countedOutcomes are the outcomes whose data an audit does not read. It only counts them.
 var countedOutcomes = []string{
-	holds.EventExtensionRejected, holds.EventReleaseRejected, holds.EventCancelRejected, holds.EventInventoryRejected, holds.EventBookingCancelled,
+	holds.EventExtensionRejected, holds.EventReleaseRejected, holds.EventCancelRejected, holds.EventInventoryRejected,
+	holds.EventBookingCancelled,
 }
 
 // apply notes what an outcome says. e is its event, nil when it was not found. data is nil for an outcome
@@ -173,7 +174,8 @@ func (r *resource) apply(e *event, m message, outcome id, data holds.OutcomeData
 func (h *hold) applyCreated(e *event, m message, data holds.HoldCreated) {
 	createdAt, granted := data.CreatedAt.UnixMilli(), data.ExpiresAt.UnixMilli()
 	if h.created != 0 { // a repeat or a replay has the same content
-		if h.createdAt != createdAt || h.granted != granted || h.user != sum64(data.UserID) || h.key != sum64(data.RequestKey) {
+		if h.createdAt != createdAt || h.granted != granted || h.user != sum64(data.UserID) ||
+			h.key != sum64(data.RequestKey) {
 			h.extra().otherGrant = m.seq
 		}
 		return
@@ -200,7 +202,8 @@ func (h *hold) applyConfirmed(m message, data holds.HoldConfirmed) {
 		// The payment identifies this end, not the event: several events may confirm the same payment.
 		h.addEnd(m, id{}, holds.EventHoldConfirmed+" "+data.PaymentID, data.ConfirmedAt)
 	}
-	h.addAnswer(m.seq, answer{payment: data.PaymentID, confirmed: true, late: data.Late, at: data.ConfirmedAt.UnixMilli()})
+	h.addAnswer(m.seq, answer{payment: data.PaymentID, confirmed: true, late: data.Late,
+		at: data.ConfirmedAt.UnixMilli()})
 }
 
 // describe returns the hold that an outcome is about, and notes what the outcome says of it. It returns

@@ -81,7 +81,8 @@ func (g *group) readPostgres(ctx context.Context, only []string) error {
 		return fmt.Errorf("read postgres: %w", err)
 	}
 	defer func() { _ = tx.Rollback(ctx) }() // nothing to commit
-	if err := errors.Join(g.readReservations(ctx, tx, only), g.readPayments(ctx, tx, only), g.readInventory(ctx, tx, only)); err != nil {
+	if err := errors.Join(g.readReservations(ctx, tx, only), g.readPayments(ctx, tx, only),
+		g.readInventory(ctx, tx, only)); err != nil {
 		return fmt.Errorf("read postgres: %w", err)
 	}
 	return nil
@@ -110,18 +111,20 @@ func (g *group) readReservations(ctx context.Context, tx pgx.Tx, only []string) 
 	var slots []string
 	var quantity, confirmedAt, cancelledAt int64
 	var cancelled bool
-	_, err = pgx.ForEachRow(rows, []any{&holdID, &resourceID, &slots, &quantity, &payment, &cancelled, &confirmedAt, &cancelledAt}, func() error {
-		if !g.isMine(resourceID) {
+	_, err = pgx.ForEachRow(rows,
+		[]any{&holdID, &resourceID, &slots, &quantity, &payment, &cancelled, &confirmedAt, &cancelledAt}, func() error {
+			if !g.isMine(resourceID) {
+				return nil
+			}
+			h := g.holdNamed(holdID)
+			if h == nil {
+				return nil
+			}
+			g.stats.Reservations++
+			h.extra().reservation = &reservation{payment, slices.Clone(slots), quantity, confirmedAt, cancelled,
+				cancelledAt}
 			return nil
-		}
-		h := g.holdNamed(holdID)
-		if h == nil {
-			return nil
-		}
-		g.stats.Reservations++
-		h.extra().reservation = &reservation{payment, slices.Clone(slots), quantity, confirmedAt, cancelled, cancelledAt}
-		return nil
-	})
+		})
 	return err
 }
 
@@ -132,16 +135,17 @@ func (g *group) readPayments(ctx context.Context, tx pgx.Tx, only []string) erro
 	}
 	var holdID, payment string
 	var found row
-	_, err = pgx.ForEachRow(rows, []any{&holdID, &payment, &found.confirmed, &found.reason, &found.late, &found.at}, func() error {
-		h := g.holdNamed(holdID)
-		if h == nil {
+	_, err = pgx.ForEachRow(rows, []any{&holdID, &payment, &found.confirmed, &found.reason, &found.late, &found.at},
+		func() error {
+			h := g.holdNamed(holdID)
+			if h == nil {
+				return nil
+			}
+			g.stats.Payments++
+			one := found
+			h.rowFound(payment, &one)
 			return nil
-		}
-		g.stats.Payments++
-		one := found
-		h.rowFound(payment, &one)
-		return nil
-	})
+		})
 	return err
 }
 
@@ -202,20 +206,24 @@ func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err e
 	valid := make(map[string]bool)
 	var name string
 	var validated bool
-	if _, err := pgx.ForEachRow(rows, []any{&name, &validated}, func() error { valid[name] = validated; return nil }); err != nil {
+	if _, err := pgx.ForEachRow(rows, []any{&name, &validated},
+		func() error { valid[name] = validated; return nil }); err != nil {
 		return nil, fmt.Errorf("read the constraints of postgres: %w", err)
 	}
 	for _, c := range constraints {
 		if valid[c.name] {
 			continue
 		}
-		is, remedy := "missing", fmt.Sprintf("ALTER TABLE %s.%s ADD CONSTRAINT %s %s", a.Namespace, c.table, c.name, c.definition)
+		is, remedy := "missing",
+			fmt.Sprintf("ALTER TABLE %s.%s ADD CONSTRAINT %s %s", a.Namespace, c.table, c.name, c.definition)
 		if _, there := valid[c.name]; there {
-			is, remedy = "not validated", fmt.Sprintf("ALTER TABLE %s.%s VALIDATE CONSTRAINT %s", a.Namespace, c.table, c.name)
+			is, remedy = "not validated",
+				fmt.Sprintf("ALTER TABLE %s.%s VALIDATE CONSTRAINT %s", a.Namespace, c.table, c.name)
 		}
 		found = append(found, &Finding{
 			Kind: NoConstraint, Item: c.name, Where: a.Namespace + "." + c.table, Expected: c.definition, Found: is,
-			Text:   fmt.Sprintf("The constraint %s of table %s is %s: Postgres does not enforce the promises.", c.name, c.table, is),
+			Text: fmt.Sprintf("The constraint %s of table %s is %s: Postgres does not enforce the promises.", c.name,
+				c.table, is),
 			Remedy: remedy + ". " + notSafe,
 		})
 	}
@@ -232,8 +240,10 @@ func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err e
 		found = append(found, &Finding{
 			Kind: OutOfBounds, Resource: quoted(resourceID), Item: quoted(slot), Where: a.Namespace + ".inventory",
 			Expected: fmt.Sprintf("0 to %d", capacity), Found: strconv.FormatInt(reserved, 10),
-			Text:   fmt.Sprintf("Slot %s of %s has %d reserved and a capacity of %d.", quoted(slot), quoted(resourceID), reserved, capacity),
-			Remedy: "Raise the capacity if there is more to sell, or cancel reservations (publisher cancel-reservation). " + notSafe,
+			Text: fmt.Sprintf("Slot %s of %s has %d reserved and a capacity of %d.", quoted(slot), quoted(resourceID),
+				reserved, capacity),
+			Remedy: "Raise the capacity if there is more to sell, or cancel reservations (publisher " +
+				"cancel-reservation). " + notSafe,
 		})
 		return nil
 	})
@@ -261,7 +271,8 @@ func (s *Backends) checkReserved(ctx context.Context, resources []string) (found
 		}
 		d := difference{string(Reserved), slot, strconv.FormatInt(*reserved, 10), strconv.FormatInt(reservations, 10)}
 		found = append(found, &Finding{
-			Kind: Reserved, Resource: quoted(resourceID), Item: quoted(slot), Where: s.Namespace + ".inventory", Expected: d.expected, Found: d.found,
+			Kind: Reserved, Resource: quoted(resourceID), Item: quoted(slot), Where: s.Namespace + ".inventory",
+			Expected: d.expected, Found: d.found,
 			Text: fmt.Sprintf("Postgres has %d reserved of slot %s of %s; its confirmed reservations take %d.",
 				*reserved, quoted(slot), quoted(resourceID), reservations),
 			Remedy: "Set reserved to the sum of the reservations.", Automatic: true,

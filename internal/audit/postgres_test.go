@@ -21,7 +21,9 @@ func TestResources_ManySlots_ReadsNoOthers(t *testing.T) {
 	var found []string
 	for last := ""; ; last = found[len(found)-1] {
 		var page []string
-		w.must(w.backends.Postgres.QueryRow(t.Context(), `SELECT coalesce(array_agg(resource_id), '{}') FROM (`+audit.QueryResources+`) AS page`, last, limit).Scan(&page))
+		w.must(w.backends.Postgres.QueryRow(t.Context(),
+			`SELECT coalesce(array_agg(resource_id), '{}') FROM (`+audit.QueryResources+`) AS page`, last,
+			limit).Scan(&page))
 		if found = append(found, page...); len(page) == 0 {
 			break
 		}
@@ -32,7 +34,8 @@ func TestResources_ManySlots_ReadsNoOthers(t *testing.T) {
 		}
 	}
 	var text string
-	w.must(w.backends.Postgres.QueryRow(t.Context(), `EXPLAIN (ANALYZE, FORMAT JSON) `+audit.QueryResources, "", limit).Scan(&text))
+	w.must(w.backends.Postgres.QueryRow(t.Context(), `EXPLAIN (ANALYZE, FORMAT JSON) `+audit.QueryResources, "",
+		limit).Scan(&text))
 	var plans []struct{ Plan planNode }
 	w.must(json.Unmarshal([]byte(text), &plans))
 	if got := plans[0].Plan.rowsOf("inventory"); got < limit || got > 2*limit {

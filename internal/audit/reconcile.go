@@ -27,7 +27,8 @@ const (
 	reconcileRetry = 5 * time.Second  // after a failure
 	reconcileRows  = 20               // resources whose reservations are summed up in one query
 	corruptMax     = 1000             // reported resources that wait for an inspection
-	corruptRest    = 20               // a resource that was not healed rests this many times the duration of its inspection
+	// a resource that was not healed rests this many times the duration of its inspection
+	corruptRest    = 20
 	corruptRestMin = 5 * time.Second
 	loggedMax      = 20 // differences of one resource that are logged one by one
 )
@@ -87,14 +88,17 @@ func NewReconciler(
 	}
 	r := &Reconciler{
 		term: term, options: o, metrics: m, log: log, pause: reconcilePause,
-		lease:  lease{leases: leases, holder: o.Name + "/" + uuid.NewString(), every: leaseEvery},
-		budget: rate.NewLimiter(rate.Limit(o.Share*float64(time.Second/time.Microsecond)), int(reconcileSaved/time.Microsecond)),
-		round:  make(map[string]*Finding), known: make(map[string]*Finding),
+		lease: lease{leases: leases, holder: o.Name + "/" + uuid.NewString(), every: leaseEvery},
+		budget: rate.NewLimiter(rate.Limit(o.Share*float64(time.Second/time.Microsecond)),
+			int(reconcileSaved/time.Microsecond)),
+		round: make(map[string]*Finding), known: make(map[string]*Finding),
 		corrupt: make(map[string]struct{}), resting: make(map[string]time.Time), nudged: make(chan struct{}, 1),
 	}
 	keys := keyspace(backends.Namespace)
-	r.inspector = &inspector{Backends: backends, keys: keys, wait: func(ctx context.Context, _ int) error { return r.throttle(ctx) }}
-	r.healer = &inspector{Backends: backends, keys: keys, wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
+	r.inspector = &inspector{Backends: backends, keys: keys,
+		wait: func(ctx context.Context, _ int) error { return r.throttle(ctx) }}
+	r.healer = &inspector{Backends: backends, keys: keys,
+		wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
 	return r
 }
 
@@ -304,7 +308,9 @@ func (r *Reconciler) roundOfRedis(ctx context.Context) error {
 // reconcile checks resources, and checks those that differ a second time. It heals and reports the
 // differences that both checks show. stray has differences among other keys, also of other
 // resources. It returns how many differences it has healed.
-func (r *Reconciler) reconcile(ctx context.Context, l *inspector, resources []string, stray map[string][]difference) (healed int, err error) {
+func (r *Reconciler) reconcile(
+	ctx context.Context, l *inspector, resources []string, stray map[string][]difference,
+) (healed int, err error) {
 	first := make(map[string][]difference)
 	collect := func(into map[string][]difference) func(inspection) error {
 		return func(found inspection) error {
@@ -345,7 +351,9 @@ func (r *Reconciler) reconcile(ctx context.Context, l *inspector, resources []st
 
 // healAndReport heals the differences of a resource as far as the options allow, and reports all of
 // them. It returns how many it has healed.
-func (r *Reconciler) healAndReport(ctx context.Context, l *inspector, resource string, found []*Finding) (healed int, err error) {
+func (r *Reconciler) healAndReport(
+	ctx context.Context, l *inspector, resource string, found []*Finding,
+) (healed int, err error) {
 	if r.options.Heal {
 		healing := slices.DeleteFunc(slices.Clone(found), func(f *Finding) bool { return !f.safeToHeal() })
 		if err := l.repairResource(ctx, resource, healing, r.options.Memory, true); err != nil {
@@ -363,7 +371,8 @@ func (r *Reconciler) healAndReport(ctx context.Context, l *inspector, resource s
 // counters the script makes sure of that.
 func (f *Finding) safeToHeal() bool {
 	switch d := f.difference; d.what {
-	case string(Counter), string(Users), string(Departing), string(Tombstone), string(Index), string(HoldKey), string(Agenda), string(Rev):
+	case string(Counter), string(Users), string(Departing), string(Tombstone), string(Index), string(HoldKey),
+		string(Agenda), string(Rev):
 		return true
 	case string(WrongType):
 		return d.name != "records"
@@ -395,13 +404,15 @@ func (r *Reconciler) report(resource string, found []*Finding) {
 			if f.personal {
 				item, where = "a user", "see worker audit"
 			}
-			r.log.Error().Str("kind", string(f.Kind)).Str("resource_id", resource).Str("item", item).Str("where", where).
+			r.log.Error().Str("kind", string(f.Kind)).Str("resource_id", resource).Str("item", item).Str("where",
+				where).
 				Str("found", f.Found).Str("expected", f.Expected).Bool("healed", healed).
 				Msg("data inconsistency found")
 		}
 	}
 	if logged > loggedMax {
-		r.log.Error().Str("resource_id", resource).Int("more", logged-loggedMax).Msg("further differences omitted, see worker audit")
+		r.log.Error().Str("resource_id", resource).Int("more",
+			logged-loggedMax).Msg("further differences omitted, see worker audit")
 	}
 }
 

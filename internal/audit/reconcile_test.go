@@ -48,7 +48,9 @@ var leftToOperator = []string{"an ended hold is due", "an unknown hold is due", 
 func TestReconciler_EachCorruption_Healed(t *testing.T) {
 	t.Parallel()
 	repairable := slices.DeleteFunc(slices.Clone(inRedis), func(d corruption) bool {
-		return !d.repairable || slices.Contains(leftToOperator, d.name) || d.name == "the agenda has a finished resource" // the sweep removes it
+		// the sweep removes it
+		return !d.repairable || slices.Contains(leftToOperator, d.name) ||
+			d.name == "the agenda has a finished resource"
 	})
 	for part := range slices.Chunk(repairable, 10) {
 		t.Run(strings.ReplaceAll(part[0].name, " ", "_"), func(t *testing.T) {
@@ -66,7 +68,8 @@ func (s *scene) checkHealed(d corruption) {
 	ctx := s.Context()
 	quiet := s.newReconciler(true)
 	s.must(quiet.Round(ctx))
-	if got := quiet.logged(); len(got) > 0 || quiet.measured("holdfast.audit.differences") > 0 || quiet.measured("holdfast.audit.resources") != 2 || quiet.measured("holdfast.audit.rounds") != 1 {
+	if got := quiet.logged(); len(got) > 0 || quiet.measured("holdfast.audit.differences") > 0 ||
+		quiet.measured("holdfast.audit.resources") != 2 || quiet.measured("holdfast.audit.rounds") != 1 {
 		s.Fatalf("before %q it logged %v", d.name, got)
 	}
 	d.apply(s)
@@ -78,7 +81,8 @@ func (s *scene) checkHealed(d corruption) {
 	if got := reporting.logged(); !slices.Equal(got, suffixed(want, ", left")) {
 		s.Errorf("when %q it logged %v, want %v", d.name, got, suffixed(want, ", left"))
 	}
-	if got := reporting.measured("holdfast.audit.left"); got != int64(len(want)) || reporting.measured("holdfast.audit.differences") != got || reporting.measured("holdfast.audit.healed") != 0 {
+	if got := reporting.measured("holdfast.audit.left"); got != int64(len(want)) ||
+		reporting.measured("holdfast.audit.differences") != got || reporting.measured("holdfast.audit.healed") != 0 {
 		s.Errorf("when %q, %d differences are left, want %d", d.name, got, len(want))
 	}
 	if report := s.audit(audit.Options{}); !slices.Equal(kinds(report), want) {
@@ -89,13 +93,15 @@ func (s *scene) checkHealed(d corruption) {
 	s.must(healing.Round(ctx))
 	got := healing.logged()
 	// A corrected index is no residue any more, if it was read in this order.
-	if !slices.Equal(got, want) && !slices.Equal(append(got, "residue"), want) || healing.measured("holdfast.audit.left") != 0 || healing.measured("holdfast.audit.healed") != int64(len(got)) {
+	if !slices.Equal(got, want) && !slices.Equal(append(got, "residue"), want) ||
+		healing.measured("holdfast.audit.left") != 0 || healing.measured("holdfast.audit.healed") != int64(len(got)) {
 		s.Errorf("when %q it logged %v, want %v healed", d.name, got, want)
 	}
 	s.wantNoFindings()
 	if s.redis.Exists(ctx, s.key("hall", "departing")).Val() == 1 { // an expiry is announced again
 		s.startWorkers(1)
-		stacktest.Eventually(s, "the announcement", func() bool { return s.redis.Exists(ctx, s.key("hall", "departing")).Val() == 0 })
+		stacktest.Eventually(s, "the announcement",
+			func() bool { return s.redis.Exists(ctx, s.key("hall", "departing")).Val() == 0 })
 		s.stopWorkers()
 	}
 }
@@ -132,7 +138,8 @@ func TestReconciler_RecordLost_NothingFreed(t *testing.T) {
 	s.redis.HDel(t.Context(), s.key("hall", "records"), uuidOf(s.other))
 	w := s.newReconciler(true)
 	s.must(w.Round(t.Context()))
-	if got := w.logged(); !slices.Equal(got, []string{"counter, left", "due, left", "residue, left", "residue, left", "users, left"}) {
+	if got := w.logged(); !slices.Equal(got,
+		[]string{"counter, left", "due, left", "residue, left", "residue, left", "users, left"}) {
 		t.Errorf("it logged %v", got)
 	}
 	if got := s.redis.HGet(t.Context(), s.key("hall", "counts"), "A-1").Val(); got != "3" {

@@ -68,7 +68,8 @@ func repair(ctx context.Context, backends Backends, findings []*Finding, memory 
 			inRedis[f.Resource] = append(inRedis[f.Resource], f)
 		}
 	}
-	l := &inspector{Backends: backends, keys: keyspace(backends.Namespace), wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
+	l := &inspector{Backends: backends, keys: keyspace(backends.Namespace),
+		wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
 	var err error
 	if l.epoch, err = backends.readEpoch(ctx); err != nil {
 		return err
@@ -83,9 +84,12 @@ func repair(ctx context.Context, backends Backends, findings []*Finding, memory 
 
 // repairResource repairs differences of one resource in Redis. onlySafe restricts it to repairs
 // that need no confirmation by an operator.
-func (l *inspector) repairResource(ctx context.Context, resource string, findings []*Finding, memory time.Duration, onlySafe bool) error {
+func (l *inspector) repairResource(
+	ctx context.Context, resource string, findings []*Finding, memory time.Duration, onlySafe bool,
+) error {
 	// Keys of a wrong type come first: the other repairs write to the keys that replace them.
-	slices.SortStableFunc(findings, func(a, b *Finding) int { return flag(b.Kind == WrongType) - flag(a.Kind == WrongType) })
+	slices.SortStableFunc(findings,
+		func(a, b *Finding) int { return flag(b.Kind == WrongType) - flag(a.Kind == WrongType) })
 	head := []any{memory.Milliseconds(), flag(onlySafe), repairRecordsMax}
 	if err := l.repairEach(ctx, scriptRepair, resource, head, findings); err != nil {
 		return err
@@ -107,7 +111,9 @@ func (l *inspector) repairResource(ctx context.Context, resource string, finding
 
 // repairEach runs a script that repairs differences, a batch in each step, and sets their results.
 // head comes before them in the arguments.
-func (l *inspector) repairEach(ctx context.Context, script lua.Script, resource string, head []any, findings []*Finding) error {
+func (l *inspector) repairEach(
+	ctx context.Context, script lua.Script, resource string, head []any, findings []*Finding,
+) error {
 	for chunk := range slices.Chunk(findings, repairBatch) {
 		args := slices.Clone(head)
 		for _, f := range chunk {
@@ -128,7 +134,9 @@ func (l *inspector) repairEach(ctx context.Context, script lua.Script, resource 
 }
 
 // repairStep runs a script that repairs, and returns its reply after the status.
-func (l *inspector) repairStep(ctx context.Context, script lua.Script, resource string, args ...any) (words []string, err error) {
+func (l *inspector) repairStep(
+	ctx context.Context, script lua.Script, resource string, args ...any,
+) (words []string, err error) {
 	c := l.newCall(script, resource, args...)
 	lua.Run(ctx, l.Redis, []*lua.Call{c})
 	if c.Err == nil && c.Status == statusLost {

@@ -50,7 +50,8 @@ func ScriptCommands() (reading, all []string) {
 
 // newCall prepares a script on a resource. args follow the three that every script takes.
 func (l *inspector) newCall(script lua.Script, resource string, args ...any) *lua.Call {
-	return &lua.Call{Script: script, Keys: l.keys.of(resource), Args: append([]any{l.epoch, resource, l.keys.prefix(resource)}, args...)}
+	return &lua.Call{Script: script, Keys: l.keys.of(resource),
+		Args: append([]any{l.epoch, resource, l.keys.prefix(resource)}, args...)}
 }
 
 // statusLost is the status of a script that found another epoch.

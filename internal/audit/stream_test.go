@@ -32,7 +32,8 @@ func TestRun_StreamsRecreated_NoFindings(t *testing.T) {
 			for _, stream := range which(s.subjects) {
 				s.must(s.js.DeleteStream(t.Context(), stream))
 			}
-			s.must(events.Setup(t.Context(), s.js, s.subjects, events.Retention{HoldLifetime: s.policy.HoldLifetimeMax, AnswerTTL: memory}, zerolog.Nop()))
+			s.must(events.Setup(t.Context(), s.js, s.subjects,
+				events.Retention{HoldLifetime: s.policy.HoldLifetimeMax, AnswerTTL: memory}, zerolog.Nop()))
 			if report := s.wantNoFindings(); name != "all" && len(report.Inconclusive) == 0 {
 				t.Error("nothing is inconclusive")
 			}
@@ -70,7 +71,8 @@ func TestRun_OldMessagesDropped_Inconclusive(t *testing.T) {
 				t.Errorf("nothing is inconclusive: %+v", report)
 			}
 			for stream, since := range report.StreamStarts {
-				gone := stream == s.subjects.InStream() && (name == "in" || name == "both") || stream == s.subjects.OutStream() && name != "in"
+				gone := stream == s.subjects.InStream() && (name == "in" || name == "both") ||
+					stream == s.subjects.OutStream() && name != "in"
 				if since.Whole == gone {
 					t.Errorf("%s since %+v", stream, since)
 				}
@@ -89,7 +91,8 @@ func TestRun_DeadLettersRemoved_NoFindings(t *testing.T) {
 	s.must(err)
 	s.must(deadLetters.Remove(t.Context(), 1))
 	report := s.wantNoFindings()
-	if text := strings.Join(report.Inconclusive, "\n"); text != "1 event that cannot be processed has no dead letter, and as many were removed" {
+	if text := strings.Join(report.Inconclusive,
+		"\n"); text != "1 event that cannot be processed has no dead letter, and as many were removed" {
 		t.Errorf("inconclusive:\n%s", text)
 	}
 	m := s.message(events.BookingRequested, "hall", "no object, again")
@@ -103,7 +106,8 @@ func TestRun_DeadLettersRemoved_NoFindings(t *testing.T) {
 // event is answered, with the dead letter removed or kept, or is dead-lettered again.
 func TestRun_DeadLetterReplayed_NoFindings(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"answered, dead letter removed", "answered, dead letter kept", "dead again", "dead again, first dead letter removed"} {
+	for _, name := range []string{"answered, dead letter removed", "answered, dead letter kept", "dead again",
+		"dead again, first dead letter removed"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newScene(t)
@@ -115,13 +119,15 @@ func TestRun_DeadLetterReplayed_NoFindings(t *testing.T) {
 			die()
 			s.wantNoFindings()
 			again := nats.NewMsg(m.Subject)
-			again.Data, again.Header = m.Data, nats.Header{"Content-Type": m.Header["Content-Type"], "Nats-Msg-Id": {"a replay"}}
+			again.Data, again.Header = m.Data,
+				nats.Header{"Content-Type": m.Header["Content-Type"], "Nats-Msg-Id": {"a replay"}}
 			m = again
 			if strings.HasPrefix(name, "dead") {
 				die()
 			} else {
 				s.startWorkers(1)
-				if a, err := s.client.Request(stacktest.WaitContext(t), m); err != nil || a.Envelope.Type != events.Type(holds.EventHoldReleased) {
+				if a, err := s.client.Request(stacktest.WaitContext(t), m); err != nil ||
+					a.Envelope.Type != events.Type(holds.EventHoldReleased) {
 					t.Errorf("the replay was answered %+v, %v", a, err)
 				}
 				s.stopWorkers()
@@ -160,9 +166,11 @@ func TestRun_ConsumerMissing_IsReported(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	s.must(s.js.DeleteConsumer(t.Context(), s.subjects.InStream(), events.ConsumerPayments))
-	s.must(s.client.Publish(t.Context(), s.message(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: s.other, PaymentID: "p"})))
+	s.must(s.client.Publish(t.Context(),
+		s.message(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: s.other, PaymentID: "p"})))
 	report := s.wantNoFindings()
-	if text := strings.Join(report.Inconclusive, "\n"); !strings.HasPrefix(text, "consumer payments of ") || report.Pending.Events != 1 {
+	if text := strings.Join(report.Inconclusive, "\n"); !strings.HasPrefix(text, "consumer payments of ") ||
+		report.Pending.Events != 1 {
 		t.Errorf("cannot tell:\n%s\npending %+v", text, report.Pending)
 	}
 }

@@ -41,7 +41,8 @@ func TestRun_LargeResource_FoundAndRepaired(t *testing.T) {
 	w.redis.Del(ctx, w.key("arena", "hold:"+uuidOf(live)))
 	w.redis.Set(ctx, w.key("arena", "rev"), "x", 0)
 	report := w.audit(audit.Options{})
-	if got := kinds(report); !slices.Equal(got, []string{"counter", "counter", "due", "due", "hold_key", "rev", "tombstone", "users"}) {
+	if got := kinds(report); !slices.Equal(got,
+		[]string{"counter", "counter", "due", "due", "hold_key", "rev", "tombstone", "users"}) {
 		t.Fatalf("found %v\n%s", got, findingsText(report))
 	}
 	w.must(audit.Repair(ctx, w.backends, report.Findings, memory))
@@ -62,7 +63,8 @@ func TestRun_LargeResource_FoundAndRepaired(t *testing.T) {
 	w.redis.Del(ctx, w.key("arena", "records"))
 	w.redis.RPush(ctx, w.key("arena", "records"), "oops")
 	report = w.audit(audit.Options{})
-	if report.Counts[audit.WrongType] != 1 || report.Counts[audit.HoldLost] != number || len(report.Counts) != 2 || len(report.Findings) != 1001 {
+	if report.Counts[audit.WrongType] != 1 || report.Counts[audit.HoldLost] != number || len(report.Counts) != 2 ||
+		len(report.Findings) != 1001 {
 		t.Errorf("found %v, %d of them listed", report.Counts, len(report.Findings))
 	}
 }
@@ -215,8 +217,10 @@ func TestReconciler_LargeResource_LastEndedHoldIsPaid(t *testing.T) {
 	now := time.Now().UnixMilli()
 	for i := range paid {
 		id := fmt.Sprintf("%032x", number+i)
-		w.redis.HSet(t.Context(), w.key("hot", "records"), id, fmt.Sprintf("confirmed %d %d 1 %d - paid k-%s S-0 {} ", now+60_000, now-60_000, now-1000, id))
-		w.redis.ZAdd(t.Context(), w.key("hot", "tombstones"), redis.Z{Score: float64(now + time.Hour.Milliseconds()), Member: id})
+		w.redis.HSet(t.Context(), w.key("hot", "records"), id,
+			fmt.Sprintf("confirmed %d %d 1 %d - paid k-%s S-0 {} ", now+60_000, now-60_000, now-1000, id))
+		w.redis.ZAdd(t.Context(), w.key("hot", "tombstones"),
+			redis.Z{Score: float64(now + time.Hour.Milliseconds()), Member: id})
 	}
 	w.redis.HIncrBy(t.Context(), w.key("hot", "counts"), "S-0", 5)
 	s := &scene{harness: w}

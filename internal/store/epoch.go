@@ -45,7 +45,8 @@ func (s *Store) readEpoch(ctx context.Context) (e holds.Epoch, err error) {
 		err = fmt.Errorf("data has %d partitions, this program expects %d", partitions, holds.Partitions)
 	}
 	if err == nil && worksFrom > SchemaVersion {
-		err = fmt.Errorf("%w: it knows version %d, the schema requires %d", holds.ErrUnknownSchema, SchemaVersion, worksFrom)
+		err = fmt.Errorf("%w: it knows version %d, the schema requires %d", holds.ErrUnknownSchema, SchemaVersion,
+			worksFrom)
 	}
 	return e, err
 }
@@ -66,7 +67,9 @@ func (s *Store) InvalidateEpoch(ctx context.Context, epoch, why string) error {
 }
 
 // RenewEpochLease implements holds.EpochStore.
-func (s *Store) RenewEpochLease(ctx context.Context, epoch, rebuilder string, lease time.Duration, progress string) error {
+func (s *Store) RenewEpochLease(
+	ctx context.Context, epoch, rebuilder string, lease time.Duration, progress string,
+) error {
 	return s.changeEpoch(ctx, "renew the lease of", queryEpochRenew, epoch, rebuilder, lease.Milliseconds(), progress)
 }
 
@@ -115,7 +118,8 @@ func (s *Store) Reservations(ctx context.Context, ids []holds.HoldID, each func(
 		for i, id := range chunk {
 			texts[i] = id.String()
 		}
-		if err := s.read(ctx, func(conn *pgxpool.Conn) error { return readReservations(ctx, conn, texts, each) }); err != nil {
+		if err := s.read(ctx,
+			func(conn *pgxpool.Conn) error { return readReservations(ctx, conn, texts, each) }); err != nil {
 			return fmt.Errorf("read reservations: %w", err)
 		}
 	}

@@ -91,7 +91,8 @@ func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 	}
 	refused("renew by another rebuilder", s.RenewEpochLease(ctx, first, "w2", time.Minute, "half"))
 	done(s.RenewEpochLease(ctx, first, "w1", time.Minute, "half"))
-	if e, err := s.Epoch(ctx); e != (holds.Epoch{Name: first, Server: "server", Lost: s.epoch, Why: "flushed", Rebuilder: "w1", Progress: "half"}) || err != nil {
+	if e, err := s.Epoch(ctx); e != (holds.Epoch{Name: first, Server: "server", Lost: s.epoch, Why: "flushed",
+		Rebuilder: "w1", Progress: "half"}) || err != nil {
 		t.Errorf("during the rebuild: %+v %v", e, err)
 	}
 	refused("complete by another rebuilder", s.CompleteEpoch(ctx, first, "server2", "w2"))

@@ -86,7 +86,8 @@ func (s *Store) Inspect(ctx context.Context, namespace string) (*ServerInfo, err
 		return nil, fmt.Errorf("inspect postgres: %w", err)
 	}
 	if migrated && f.Schema.Usable {
-		err := s.pool.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM goose_db_version WHERE is_applied`).Scan(&f.Schema.Version)
+		err := s.pool.QueryRow(ctx,
+			`SELECT coalesce(max(version_id), 0) FROM goose_db_version WHERE is_applied`).Scan(&f.Schema.Version)
 		if err != nil {
 			return nil, fmt.Errorf("inspect postgres: version of schema %s: %w", namespace, err)
 		}
@@ -119,7 +120,9 @@ var grants = []grant{
 		"set_by_event_at", "set_in_stream_at", "set_by_stream_created_at", "set_by_stream_seq",
 	}},
 	{"reservations", "SELECT", nil},
-	{"reservations", "INSERT", []string{"hold_id", "resource_id", "user_id", "slots", "quantity", "payment_id", "request_key", "confirmed_at"}},
+	{"reservations", "INSERT",
+		[]string{"hold_id", "resource_id", "user_id", "slots", "quantity", "payment_id", "request_key",
+			"confirmed_at"}},
 	{"reservations", "UPDATE", []string{"status", "cancelled_by", "cancel_reason", "cancelled_at"}},
 	{"payments", "SELECT", nil},
 	{"payments", "INSERT", nil},
@@ -127,7 +130,9 @@ var grants = []grant{
 	{"event_answers", "INSERT", []string{"cause", "resource_id", "answer"}},
 	{"event_answers", "DELETE", nil},
 	{"redis_epoch", "SELECT", nil},
-	{"redis_epoch", "UPDATE", []string{"epoch", "generation", "written", "server", "lost", "lost_why", "rebuilder", "leased_until", "progress"}},
+	{"redis_epoch", "UPDATE",
+		[]string{"epoch", "generation", "written", "server", "lost", "lost_why", "rebuilder", "leased_until",
+			"progress"}},
 	{"policies", "SELECT", nil},
 	{"leases", "SELECT", nil},
 	{"leases", "INSERT", []string{"name", "holder", "held_until"}},
@@ -146,20 +151,23 @@ func (g grant) statement(namespace, role string) string {
 	if len(g.columns) > 0 {
 		columns = " (" + strings.Join(g.columns, ", ") + ")"
 	}
-	return fmt.Sprintf("GRANT %s%s ON %s%s TO %s", g.privilege, columns, kind, pgx.Identifier{namespace, g.on}.Sanitize(), pgx.Identifier{role}.Sanitize())
+	return fmt.Sprintf("GRANT %s%s ON %s%s TO %s", g.privilege, columns, kind,
+		pgx.Identifier{namespace, g.on}.Sanitize(), pgx.Identifier{role}.Sanitize())
 }
 
 // MissingGrants returns, as GRANT statements, the privileges that a worker needs and the role
 // lacks. The schema must exist.
 func (s *Store) MissingGrants(ctx context.Context, namespace string, f *ServerInfo) (statements []string, err error) {
 	if !f.Schema.Usable {
-		return []string{fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s", pgx.Identifier{namespace}.Sanitize(), pgx.Identifier{f.Role}.Sanitize())}, nil
+		return []string{fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s", pgx.Identifier{namespace}.Sanitize(),
+			pgx.Identifier{f.Role}.Sanitize())}, nil
 	}
 	var of []int // the grant of each requested row
 	var relations, columns, privileges []string
 	for i, g := range grants {
 		add := func(column string) {
-			of, relations, columns, privileges = append(of, i), append(relations, g.on), append(columns, column), append(privileges, g.privilege)
+			of, relations, columns, privileges = append(of, i), append(relations, g.on), append(columns, column),
+				append(privileges, g.privilege)
 		}
 		if len(g.columns) == 0 {
 			add("")

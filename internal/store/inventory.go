@@ -13,7 +13,9 @@ import (
 
 // SetCapacity implements holds.Inventory. It stores the answer in the transaction that sets the
 // capacity, so an event that is delivered again gets the same answer and changes nothing.
-func (s *Store) SetCapacity(ctx context.Context, change holds.CapacityChange) (answer holds.CapacityDecision, err error) {
+func (s *Store) SetCapacity(
+	ctx context.Context, change holds.CapacityChange,
+) (answer holds.CapacityDecision, err error) {
 	for _, refuse := range []bool{false, true} {
 		err = errRaced
 		for try := 0; try < transactionTriesMax && errors.Is(err, errRaced); try++ {
@@ -30,13 +32,16 @@ func (s *Store) SetCapacity(ctx context.Context, change holds.CapacityChange) (a
 		err = fmt.Errorf("%w: %w", holds.ErrBusy, err)
 	}
 	if err != nil {
-		return holds.CapacityDecision{}, fmt.Errorf("set capacity of %d slots of %s: %w", len(change.Names), change.Resource, err)
+		return holds.CapacityDecision{},
+			fmt.Errorf("set capacity of %d slots of %s: %w", len(change.Names), change.Resource, err)
 	}
 	return answer, nil
 }
 
 // setCapacityIn decides a change; with refuse it refuses it.
-func setCapacityIn(ctx context.Context, tx pgx.Tx, change holds.CapacityChange, refuse bool) (answer holds.CapacityDecision, err error) {
+func setCapacityIn(
+	ctx context.Context, tx pgx.Tx, change holds.CapacityChange, refuse bool,
+) (answer holds.CapacityDecision, err error) {
 	remembered, err := readStoredAnswers(ctx, tx, []string{change.EventID})
 	if err != nil {
 		return answer, err

@@ -20,7 +20,8 @@ import (
 func TestSetCapacity_EventRepeated_AnsweredOnce(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	old := holds.CapacityChange{EventID: "old", Position: holds.StreamPosition{At: time.Now()}, Resource: "room", Names: []string{"n1", "n2"}, Capacity: 10, Held: []int64{1, 0}}
+	old := holds.CapacityChange{EventID: "old", Position: holds.StreamPosition{At: time.Now()}, Resource: "room",
+		Names: []string{"n1", "n2"}, Capacity: 10, Held: []int64{1, 0}}
 	first, err := s.SetCapacity(t.Context(), old)
 	if err != nil {
 		t.Fatal(err)
@@ -44,10 +45,13 @@ func TestSetCapacity_EventRepeated_AnsweredOnce(t *testing.T) {
 }
 
 // change sets the capacity of slots of the resource room by an event with a position in a stream.
-func (s harness) change(t *testing.T, stored holds.StreamPosition, capacity int64, names ...string) holds.CapacityDecision {
+func (s harness) change(
+	t *testing.T, stored holds.StreamPosition, capacity int64, names ...string,
+) holds.CapacityDecision {
 	t.Helper()
 	answer, err := s.SetCapacity(t.Context(), holds.CapacityChange{
-		EventID: uuid.NewString(), Position: stored, Resource: "room", Names: names, Capacity: capacity, Held: make([]int64, len(names)),
+		EventID: uuid.NewString(), Position: stored, Resource: "room", Names: names, Capacity: capacity,
+		Held: make([]int64, len(names)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +80,8 @@ func TestSetCapacity_OutOfOrder_LaterStoredWins(t *testing.T) {
 	s := newHarness(t)
 	created := time.Now().Add(-time.Hour)
 	at := func(seconds int, seq uint64) holds.StreamPosition {
-		return holds.StreamPosition{At: created.Add(time.Duration(seconds) * time.Second), StreamCreatedAt: created, Seq: seq}
+		return holds.StreamPosition{At: created.Add(time.Duration(seconds) * time.Second), StreamCreatedAt: created,
+			Seq: seq}
 	}
 	for _, step := range []struct {
 		what     string
@@ -139,7 +144,8 @@ func TestSetCapacity_BesidePreviousVersion_OrderedByTime(t *testing.T) {
 	}
 	before := func(seconds int, capacity int64) {
 		t.Helper()
-		if _, err := s.conn.Exec(t.Context(), setByVersionBefore, "room", []string{"n1"}, capacity, at(seconds)); err != nil {
+		if _, err := s.conn.Exec(t.Context(), setByVersionBefore, "room", []string{"n1"}, capacity,
+			at(seconds)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -218,12 +224,14 @@ func TestInsertSlot_ReservationsExist_BeginsWithThem(t *testing.T) {
 	s.set(t, "loft", 5, "n1")
 	cancelled := payment(t, "room", "c", 1, "n1")
 	if _, err := s.Decide(t.Context(), []holds.Payment{
-		payment(t, "room", "p", 2, "n1", "n2"), payment(t, "room", "q", 1, "n2", "n3"), payment(t, "loft", "r", 4, "n1"), cancelled,
+		payment(t, "room", "p", 2, "n1", "n2"), payment(t, "room", "q", 1, "n2", "n3"),
+		payment(t, "loft", "r", 4, "n1"), cancelled,
 	}); err != nil {
 		t.Fatal(err)
 	}
 	now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1000), nil }
-	if _, err := s.Cancel(t.Context(), []holds.CancelRequest{{EventID: "cancel", Hold: cancelled.Hold}}, now); err != nil {
+	if _, err := s.Cancel(t.Context(), []holds.CancelRequest{{EventID: "cancel", Hold: cancelled.Hold}},
+		now); err != nil {
 		t.Fatal(err)
 	}
 	s.execute(t, `TRUNCATE inventory`)

@@ -46,12 +46,14 @@ func (s *Store) migrate(ctx context.Context, namespace string) (err error) {
 	// goose keeps its table in the schema, so the schema must exist first. Two processes that
 	// create it at once would fail.
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtext($1))`, "holdfast schema "+namespace); err != nil {
+		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtext($1))`,
+			"holdfast schema "+namespace); err != nil {
 			return err
 		}
 		// A role that may not create schemas may not use IF NOT EXISTS on an existing one either.
 		var exists bool
-		if err := tx.QueryRow(ctx, `SELECT to_regnamespace($1) IS NOT NULL`, namespace).Scan(&exists); err != nil || exists {
+		if err := tx.QueryRow(ctx, `SELECT to_regnamespace($1) IS NOT NULL`, namespace).Scan(&exists); err != nil ||
+			exists {
 			return err
 		}
 		_, err := tx.Exec(ctx, `CREATE SCHEMA `+pgx.Identifier{namespace}.Sanitize())
@@ -60,7 +62,8 @@ func (s *Store) migrate(ctx context.Context, namespace string) (err error) {
 	if err != nil {
 		return err
 	}
-	locker, err := lock.NewPostgresSessionLocker(lock.WithLockID(int64(crc32.ChecksumIEEE([]byte(namespace)))), lock.WithLockTimeout(1, 60))
+	locker, err := lock.NewPostgresSessionLocker(lock.WithLockID(int64(crc32.ChecksumIEEE([]byte(namespace)))),
+		lock.WithLockTimeout(1, 60))
 	if err != nil {
 		return err
 	}
@@ -76,7 +79,8 @@ func (s *Store) migrate(ctx context.Context, namespace string) (err error) {
 
 // Drop removes the namespace's schema and everything in it.
 func (s *Store) Drop(ctx context.Context, namespace string) error {
-	if _, err := s.pool.Exec(ctx, `DROP SCHEMA IF EXISTS `+pgx.Identifier{namespace}.Sanitize()+` CASCADE`); err != nil {
+	if _, err := s.pool.Exec(ctx,
+		`DROP SCHEMA IF EXISTS `+pgx.Identifier{namespace}.Sanitize()+` CASCADE`); err != nil {
 		return fmt.Errorf("drop schema %s: %w", namespace, err)
 	}
 	return nil

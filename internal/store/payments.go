@@ -38,7 +38,9 @@ func (s *Store) Decide(ctx context.Context, epoch string, payments []holds.Payme
 }
 
 // FindDecisions implements holds.Inventory.
-func (s *Store) FindDecisions(ctx context.Context, payments []holds.Payment) (answers []holds.PaymentDecision, err error) {
+func (s *Store) FindDecisions(
+	ctx context.Context, payments []holds.Payment,
+) (answers []holds.PaymentDecision, err error) {
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
 		answers, _, err = readDecisions(ctx, conn, payments)
 		return err
@@ -50,7 +52,9 @@ func (s *Store) FindDecisions(ctx context.Context, payments []holds.Payment) (an
 }
 
 // decideByResource decides the payments of each resource separately.
-func (s *Store) decideByResource(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentDecision, error) {
+func (s *Store) decideByResource(
+	ctx context.Context, epoch string, payments []holds.Payment,
+) ([]holds.PaymentDecision, error) {
 	places := make(map[string][]int)
 	for i, p := range payments {
 		places[p.Hold.Resource] = append(places[p.Hold.Resource], i)
@@ -80,7 +84,9 @@ func (s *Store) decideByResource(ctx context.Context, epoch string, payments []h
 }
 
 // decideEach decides each payment separately and refuses those that do not fit.
-func (s *Store) decideEach(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentDecision, error) {
+func (s *Store) decideEach(
+	ctx context.Context, epoch string, payments []holds.Payment,
+) ([]holds.PaymentDecision, error) {
 	answers := make([]holds.PaymentDecision, len(payments))
 	for i := range payments {
 		one, err := s.decide(ctx, epoch, payments[i:i+1], "")
@@ -97,7 +103,9 @@ func (s *Store) decideEach(ctx context.Context, epoch string, payments []holds.P
 
 // decide decides payments in one transaction. refuse, unless "", is the reason with which claimed
 // payments are refused. It returns errInsufficientCapacity when a claimed payment does not fit.
-func (s *Store) decide(ctx context.Context, epoch string, payments []holds.Payment, refuse string) (answers []holds.PaymentDecision, err error) {
+func (s *Store) decide(
+	ctx context.Context, epoch string, payments []holds.Payment, refuse string,
+) (answers []holds.PaymentDecision, err error) {
 	for range transactionTriesMax {
 		err = s.transact(ctx, func(tx pgx.Tx) error {
 			if err := keepCurrent(ctx, tx, epoch); err != nil {
@@ -119,7 +127,9 @@ func (s *Store) decide(ctx context.Context, epoch string, payments []holds.Payme
 	return answers, nil
 }
 
-func decideIn(ctx context.Context, tx pgx.Tx, payments []holds.Payment, refuse string) ([]holds.PaymentDecision, error) {
+func decideIn(
+	ctx context.Context, tx pgx.Tx, payments []holds.Payment, refuse string,
+) ([]holds.PaymentDecision, error) {
 	answers, reservedBy, err := readDecisions(ctx, tx, payments)
 	if err != nil {
 		return nil, err
@@ -130,7 +140,8 @@ func decideIn(ctx context.Context, tx pgx.Tx, payments []holds.Payment, refuse s
 			continue
 		}
 		fresh = append(fresh, i)
-		answers[i] = holds.PaymentDecision{Confirmed: p.Claimed, Late: p.Late, Reason: p.Reason, DecidedAt: p.At, Data: p.Data}
+		answers[i] = holds.PaymentDecision{Confirmed: p.Claimed, Late: p.Late, Reason: p.Reason, DecidedAt: p.At,
+			Data: p.Data}
 		reject := func(reason string) {
 			answers[i].Confirmed, answers[i].Late, answers[i].Reason = false, false, reason
 		}
@@ -159,7 +170,9 @@ type querier interface {
 
 // readDecisions reads the answer of each payment (DecidedAt is zero when it has none), and the
 // payment of its hold's reservation ("" when it has none).
-func readDecisions(ctx context.Context, from querier, payments []holds.Payment) ([]holds.PaymentDecision, []string, error) {
+func readDecisions(
+	ctx context.Context, from querier, payments []holds.Payment,
+) ([]holds.PaymentDecision, []string, error) {
 	holdIDs, paymentIDs := make([]string, len(payments)), make([]string, len(payments))
 	for i, p := range payments {
 		holdIDs[i], paymentIDs[i] = p.Hold.String(), p.PaymentID
@@ -182,7 +195,8 @@ func readDecisions(ctx context.Context, from querier, payments []holds.Payment) 
 		if outcome == nil {
 			return nil
 		}
-		a := holds.PaymentDecision{Confirmed: *outcome == "confirmed", Late: *late, DecidedAt: holds.Time{Time: decidedAt.UTC()}}
+		a := holds.PaymentDecision{Confirmed: *outcome == "confirmed", Late: *late,
+			DecidedAt: holds.Time{Time: decidedAt.UTC()}}
 		if reason != nil {
 			a.Reason = *reason
 		}
@@ -210,7 +224,8 @@ func makeReservations(ctx context.Context, tx pgx.Tx, payments []holds.Payment, 
 		quantities, paymentIDs = append(quantities, *p.Data.Quantity), append(paymentIDs, p.PaymentID)
 		keys, confirmedAt = append(keys, p.Data.RequestKey), append(confirmedAt, p.At.Time)
 	}
-	made, err := tx.Exec(ctx, queryReservationsInsert, holdIDs, resources, users, slots, quantities, paymentIDs, keys, confirmedAt)
+	made, err := tx.Exec(ctx, queryReservationsInsert, holdIDs, resources, users, slots, quantities, paymentIDs, keys,
+		confirmedAt)
 	if err != nil {
 		return err
 	}
@@ -231,7 +246,9 @@ func makeReservations(ctx context.Context, tx pgx.Tx, payments []holds.Payment, 
 
 // addReserved changes inventory.reserved of slots in one statement. It returns the number of slots
 // to change, and the number of those with an inventory row, which it changed.
-func addReserved(ctx context.Context, tx pgx.Tx, each func(add func(resource string, slots []string, quantity int64))) (all, changed int, err error) {
+func addReserved(
+	ctx context.Context, tx pgx.Tx, each func(add func(resource string, slots []string, quantity int64)),
+) (all, changed int, err error) {
 	type pair struct{ resource, slot string }
 	sums := make(map[pair]int64)
 	each(func(resource string, slots []string, quantity int64) {
@@ -252,7 +269,9 @@ func addReserved(ctx context.Context, tx pgx.Tx, each func(add func(resource str
 }
 
 // writeDecisions inserts the answers of some payments.
-func writeDecisions(ctx context.Context, tx pgx.Tx, payments []holds.Payment, answers []holds.PaymentDecision, which []int) error {
+func writeDecisions(
+	ctx context.Context, tx pgx.Tx, payments []holds.Payment, answers []holds.PaymentDecision, which []int,
+) error {
 	var holdIDs, paymentIDs, outcomes, data []string
 	var reasons, amounts, currencies []*string
 	var late []bool
@@ -273,7 +292,8 @@ func writeDecisions(ctx context.Context, tx pgx.Tx, payments []holds.Payment, an
 		decidedAt, data = append(decidedAt, a.DecidedAt.Time), append(data, string(echo))
 		late = append(late, a.Late)
 	}
-	written, err := tx.Exec(ctx, queryPaymentsInsert, holdIDs, paymentIDs, outcomes, reasons, decidedAt, amounts, currencies, data, late)
+	written, err := tx.Exec(ctx, queryPaymentsInsert, holdIDs, paymentIDs, outcomes, reasons, decidedAt, amounts,
+		currencies, data, late)
 	if err != nil {
 		return err
 	}

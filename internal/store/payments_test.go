@@ -45,7 +45,8 @@ func TestDecide_PaymentRepeated_AnsweredOnce(t *testing.T) {
 	for range cap(answers) {
 		var text strings.Builder
 		for _, a := range <-answers {
-			fmt.Fprintf(&text, "%v %s %s %s %s %s\n", a.Confirmed, a.Reason, a.DecidedAt, a.Data.HoldID, a.Data.Metadata, a.Data.Slots)
+			fmt.Fprintf(&text, "%v %s %s %s %s %s\n", a.Confirmed, a.Reason, a.DecidedAt, a.Data.HoldID,
+				a.Data.Metadata, a.Data.Slots)
 		}
 		if first == "" {
 			first = text.String()
@@ -89,7 +90,9 @@ func TestDecide_ClaimDoesNotFit_OnlyItIsRefused(t *testing.T) {
 		t.Errorf("reserved %d and %d, want 3 and 2", n1, n2)
 	}
 	var reservations, confirmed int
-	err = s.conn.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM reservations), (SELECT count(*) FROM payments WHERE outcome = 'confirmed')`).Scan(&reservations, &confirmed)
+	err = s.conn.QueryRow(t.Context(),
+		`SELECT (SELECT count(*) FROM reservations), (SELECT count(*) FROM payments WHERE outcome = 'confirmed')`).Scan(&reservations,
+		&confirmed)
 	if err != nil || reservations != 2 || confirmed != 2 {
 		t.Errorf("%d reservations and %d confirmed payments, want 2 and 2: %v", reservations, confirmed, err)
 	}
@@ -161,15 +164,19 @@ func TestDecide_RowLocked_OnlyItsResourceIsBusy(t *testing.T) {
 	if _, err := tx.Exec(ctx, `UPDATE inventory SET capacity = 2 WHERE resource_id = 'locked'`); err != nil {
 		t.Fatal(err)
 	}
-	payments := []holds.Payment{payment(t, "locked", "p1", 1, "n1"), payment(t, "free", "p2", 1, "n1"), payment(t, "full", "p3", 2, "n1")}
+	payments := []holds.Payment{payment(t, "locked", "p1", 1, "n1"), payment(t, "free", "p2", 1, "n1"),
+		payment(t, "full", "p3", 2, "n1")}
 	answers, err := s.Decide(ctx, payments)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !errors.Is(answers[0].Err, holds.ErrBusy) || answers[1].Err != nil || !answers[1].Confirmed || answers[2].Err != nil || answers[2].Reason != holds.ReasonSoldOut {
+	if !errors.Is(answers[0].Err, holds.ErrBusy) || answers[1].Err != nil || !answers[1].Confirmed ||
+		answers[2].Err != nil || answers[2].Reason != holds.ReasonSoldOut {
 		t.Errorf("answers %+v, want busy, confirmed, sold_out", answers)
 	}
-	_, err = s.SetCapacity(ctx, holds.CapacityChange{EventID: "c", Position: holds.StreamPosition{At: time.Now()}, Resource: "locked", Names: []string{"n1"}, Capacity: 3, Held: []int64{0}})
+	_, err = s.SetCapacity(ctx,
+		holds.CapacityChange{EventID: "c", Position: holds.StreamPosition{At: time.Now()}, Resource: "locked",
+			Names: []string{"n1"}, Capacity: 3, Held: []int64{0}})
 	if !errors.Is(err, holds.ErrBusy) {
 		t.Errorf("change of a locked row: %v, want ErrBusy", err)
 	}
@@ -223,7 +230,8 @@ func TestDecide_RowLocked_LocksInNameOrder(t *testing.T) {
 			return query
 		}
 		before := waits()
-		rows, err := s.conn.Query(ctx, `SELECT slot FROM inventory WHERE slot <> 'n3' ORDER BY slot FOR UPDATE SKIP LOCKED`)
+		rows, err := s.conn.Query(ctx,
+			`SELECT slot FROM inventory WHERE slot <> 'n3' ORDER BY slot FOR UPDATE SKIP LOCKED`)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -267,7 +275,8 @@ func TestDecide_TwoWorkersAtOnce_SameAnswer(t *testing.T) {
 		for range 2 {
 			deciding.Go(func() {
 				answers, err := s.Decide(ctx, []holds.Payment{paid})
-				if err != nil || answers[0].Err != nil || answers[0].Confirmed != paid.Claimed || answers[0].Reason != paid.Reason {
+				if err != nil || answers[0].Err != nil || answers[0].Confirmed != paid.Claimed ||
+					answers[0].Reason != paid.Reason {
 					t.Errorf("payment %s: %+v %v", paid.PaymentID, answers, err)
 				}
 			})
@@ -329,13 +338,15 @@ func TestDecide_EpochInvalidated_DecidesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	var found []holds.Reservation
-	if err := s.Reservations(ctx, []holds.HoldID{paid.Hold}, func(r holds.Reservation) { found = append(found, r) }); err != nil {
+	if err := s.Reservations(ctx, []holds.HoldID{paid.Hold},
+		func(r holds.Reservation) { found = append(found, r) }); err != nil {
 		t.Fatal(err)
 	}
 	if len(found) != 1 || found[0] != (holds.Reservation{Hold: paid.Hold, PaymentID: "p1", ConfirmedAt: paid.At}) {
 		t.Errorf("after the epoch was invalidated: %+v", found)
 	}
-	if answers, err := s.Decide(ctx, []holds.Payment{payment(t, "room", "p2", 1, "n1")}); !errors.Is(err, holds.ErrDataLost) {
+	if answers, err := s.Decide(ctx, []holds.Payment{payment(t, "room", "p2", 1, "n1")}); !errors.Is(err,
+		holds.ErrDataLost) {
 		t.Errorf("a payment under the invalidated epoch: %+v %v", answers, err)
 	}
 }

@@ -16,7 +16,8 @@ func TestRecordPoison_Repeated_FirstDetailStays(t *testing.T) {
 		}
 	}
 	got, err := s.Poisoned(t.Context(), []string{"IN-1-7", "IN-1-9", "IN-1-8"})
-	if want := map[string]string{"IN-1-7": "panic: a bug", "IN-1-8": "too large"}; err != nil || !maps.Equal(got, want) {
+	if want := map[string]string{"IN-1-7": "panic: a bug", "IN-1-8": "too large"}; err != nil ||
+		!maps.Equal(got, want) {
 		t.Errorf("%v: %v, want %v", err, got, want)
 	}
 	if got, err := s.Poisoned(t.Context(), nil); err != nil || len(got) != 0 {

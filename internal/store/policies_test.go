@@ -11,8 +11,9 @@ import (
 
 // somePolicy is a policy whose settings all differ from each other.
 var somePolicy = holds.Policy{
-	HoldTTL: time.Minute, HoldTTLMax: 90 * time.Second, HoldLifetimeMax: 2 * time.Hour, PaymentWindow: 1500 * time.Millisecond,
-	LatePayment: holds.LateAcceptedIfFree, HoldsPerUser: 1, NightsMax: 2, HorizonDays: 3, RequestKeyTTL: 24 * time.Hour,
+	HoldTTL: time.Minute, HoldTTLMax: 90 * time.Second, HoldLifetimeMax: 2 * time.Hour,
+	PaymentWindow: 1500 * time.Millisecond,
+	LatePayment:   holds.LateAcceptedIfFree, HoldsPerUser: 1, NightsMax: 2, HorizonDays: 3, RequestKeyTTL: 24 * time.Hour,
 }
 
 func (s harness) policies(t *testing.T) holds.Policies {

@@ -15,7 +15,9 @@ import (
 
 // Cancel implements holds.Inventory. It cancels all reservations in one transaction, or each in its
 // own if a row is locked by others.
-func (s *Store) Cancel(ctx context.Context, requests []holds.CancelRequest, now func(context.Context) (holds.Time, error)) ([]holds.CancelDecision, error) {
+func (s *Store) Cancel(
+	ctx context.Context, requests []holds.CancelRequest, now func(context.Context) (holds.Time, error),
+) ([]holds.CancelDecision, error) {
 	answers, err := s.cancel(ctx, requests)
 	if waitedForLock(err) {
 		answers, err = make([]holds.CancelDecision, len(requests)), nil
@@ -37,7 +39,9 @@ func (s *Store) Cancel(ctx context.Context, requests []holds.CancelRequest, now 
 	return answers, err
 }
 
-func (s *Store) cancel(ctx context.Context, requests []holds.CancelRequest) (answers []holds.CancelDecision, err error) {
+func (s *Store) cancel(
+	ctx context.Context, requests []holds.CancelRequest,
+) (answers []holds.CancelDecision, err error) {
 	err = errRaced
 	for try := 0; try < transactionTriesMax && errors.Is(err, errRaced); try++ {
 		err = s.transact(ctx, func(tx pgx.Tx) (err error) {
@@ -109,7 +113,8 @@ func cancelIn(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) ([
 	var freshCauses, resources []string
 	var texts []any
 	for _, i := range fresh {
-		freshCauses, resources, texts = append(freshCauses, causes[i]), append(resources, requests[i].Hold.Resource), append(texts, answers[i])
+		freshCauses, resources, texts = append(freshCauses, causes[i]), append(resources, requests[i].Hold.Resource),
+			append(texts, answers[i])
 	}
 	if len(fresh) == 0 {
 		return answers, nil
@@ -136,7 +141,9 @@ func lockReservations(ctx context.Context, tx pgx.Tx, holdIDs []string) (map[str
 
 // restoreInventory cancels some reservations and subtracts them from inventory. It skips slots
 // without an inventory row.
-func restoreInventory(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest, reservations map[string]*reservation, which []int) error {
+func restoreInventory(
+	ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest, reservations map[string]*reservation, which []int,
+) error {
 	if len(which) == 0 {
 		return nil
 	}
@@ -160,7 +167,8 @@ func restoreInventory(ctx context.Context, tx pgx.Tx, requests []holds.CancelReq
 
 // cancelledAt reads the clock and stores it as the time of the cancellations, unless an earlier
 // delivery has stored one. So each delivery has the same answer.
-func (s *Store) cancelledAt(ctx context.Context, requests []holds.CancelRequest, answers []holds.CancelDecision, now func(context.Context) (holds.Time, error)) error {
+func (s *Store) cancelledAt(ctx context.Context, requests []holds.CancelRequest, answers []holds.CancelDecision,
+	now func(context.Context) (holds.Time, error)) error {
 	var holdIDs []string
 	for i, a := range answers {
 		if a.Err == nil && a.Reason == "" {

@@ -38,12 +38,14 @@ func TestCancel_RowLocked_Busy(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	requests := []holds.CancelRequest{{EventID: uuid.NewString(), Hold: paid.Hold}, {EventID: uuid.NewString(), Hold: other.Hold}}
+	requests := []holds.CancelRequest{{EventID: uuid.NewString(), Hold: paid.Hold},
+		{EventID: uuid.NewString(), Hold: other.Hold}}
 	now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1000), nil }
 
 	locked := lock()
 	answers, err := s.Cancel(t.Context(), requests, now)
-	if err != nil || !errors.Is(answers[0].Err, holds.ErrBusy) || answers[1].Err != nil || answers[1].CancelledAt.UnixMilli() != 1000 {
+	if err != nil || !errors.Is(answers[0].Err, holds.ErrBusy) || answers[1].Err != nil ||
+		answers[1].CancelledAt.UnixMilli() != 1000 {
 		t.Errorf("one of two is locked: %+v %v", answers, err)
 	}
 	unlock(locked)
@@ -85,9 +87,11 @@ func TestCancel_InventoryChangedByOthers_RestCancelled(t *testing.T) {
 	}
 	now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1000), nil }
 	one := func(p holds.Payment) ([]holds.CancelDecision, error) {
-		return s.Cancel(t.Context(), []holds.CancelRequest{{EventID: uuid.NewString(), Hold: p.Hold, Reason: "a\x00b"}}, now)
+		return s.Cancel(t.Context(), []holds.CancelRequest{{EventID: uuid.NewString(), Hold: p.Hold, Reason: "a\x00b"}},
+			now)
 	}
-	if answers, err := one(deleted); err != nil || answers[0].CancelledAt.UnixMilli() != 1000 || s.reserved(t, "room", "A") != 0 {
+	if answers, err := one(deleted); err != nil || answers[0].CancelledAt.UnixMilli() != 1000 ||
+		s.reserved(t, "room", "A") != 0 {
 		t.Errorf("inventory deleted: %+v %v", answers, err)
 	}
 	var refused *pgconn.PgError
@@ -106,20 +110,24 @@ func TestCancel_TwoEventsAtOnce_CancelledOnce(t *testing.T) {
 	if _, err := s.Decide(t.Context(), []holds.Payment{paid}); err != nil {
 		t.Fatal(err)
 	}
-	first, second := holds.CancelRequest{EventID: uuid.NewString(), Hold: paid.Hold}, holds.CancelRequest{EventID: uuid.NewString(), Hold: paid.Hold}
+	first, second := holds.CancelRequest{EventID: uuid.NewString(), Hold: paid.Hold},
+		holds.CancelRequest{EventID: uuid.NewString(), Hold: paid.Hold}
 	now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(500), nil }
-	if answers, err := s.Dry().Cancel(t.Context(), []holds.CancelRequest{first}, now); err != nil || answers[0].CancelledAt.UnixMilli() != 500 {
+	if answers, err := s.Dry().Cancel(t.Context(), []holds.CancelRequest{first}, now); err != nil ||
+		answers[0].CancelledAt.UnixMilli() != 500 {
 		t.Errorf("dry: %+v %v", answers, err)
 	}
 	for n := range int64(2) { // the second time every answer is stored
-		answers, err := s.Cancel(t.Context(), []holds.CancelRequest{first, second, first}, func(context.Context) (holds.Time, error) {
-			return holds.TimeFromMillis(1000 * (n + 1)), nil
-		})
+		answers, err := s.Cancel(t.Context(), []holds.CancelRequest{first, second, first},
+			func(context.Context) (holds.Time, error) {
+				return holds.TimeFromMillis(1000 * (n + 1)), nil
+			})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for i, want := range []string{"", holds.ReasonAlreadyCancelled, ""} {
-			if a := answers[i]; a.Reason != want || a.Err != nil || a.CancelledAt.IsZero() == (want == "") || a.Data.UserID != "ana" {
+			if a := answers[i]; a.Reason != want || a.Err != nil || a.CancelledAt.IsZero() == (want == "") ||
+				a.Data.UserID != "ana" {
 				t.Errorf("answer %d: %+v", i, a)
 			}
 		}

@@ -161,7 +161,9 @@ func (s *Store) Ping(ctx context.Context) error {
 }
 
 // InventoryRows implements holds.Inventory.
-func (s *Store) InventoryRows(ctx context.Context, resources []string, slots [][]string) ([][]holds.InventoryRow, error) {
+func (s *Store) InventoryRows(
+	ctx context.Context, resources []string, slots [][]string,
+) ([][]holds.InventoryRow, error) {
 	answer := make([][]holds.InventoryRow, len(resources))
 	var resourceIDs, slotNames []string
 	var rows []*holds.InventoryRow // rows[n-1] is where pair n goes
@@ -229,7 +231,8 @@ func (s *Store) transact(ctx context.Context, work func(tx pgx.Tx) error) error 
 // exceedsCapacity reports whether Postgres refused a change that would exceed the capacity.
 func exceedsCapacity(err error) bool {
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == codeCheckViolation && strings.EqualFold(pgErr.ConstraintName, constraintReserved)
+	return errors.As(err, &pgErr) && pgErr.Code == codeCheckViolation &&
+		strings.EqualFold(pgErr.ConstraintName, constraintReserved)
 }
 
 // waitedForLock reports whether Postgres stopped waiting for rows that another session has locked.

@@ -53,7 +53,8 @@ func TestRead_SessionBecomesReadOnly_IsRefusedAndClosed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if pid, err := session("SET default_transaction_read_only = on"); pid != first || !errors.Is(err, postgres.ErrReadOnly) {
+	if pid, err := session("SET default_transaction_read_only = on"); pid != first ||
+		!errors.Is(err, postgres.ErrReadOnly) {
 		t.Errorf("session %d, %v, want %d and %v", pid, err, first, postgres.ErrReadOnly)
 	}
 	if pid, err := session("SELECT 1"); pid == first || err != nil {

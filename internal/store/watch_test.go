@@ -142,7 +142,8 @@ func TestWatch_ChangesBeforeAProof_AreReportedBeforeIt(t *testing.T) {
 		t.Errorf("InventorySyncLost was called %d times, want once at the start", w.syncLost.Load())
 	}
 	for n := range 20 {
-		if _, err := s.conn.Exec(t.Context(), `INSERT INTO inventory (resource_id, slot, capacity) VALUES ($1, 's', 1)`, fmt.Sprint("r", n)); err != nil {
+		if _, err := s.conn.Exec(t.Context(), `INSERT INTO inventory (resource_id, slot, capacity) VALUES ($1, 's', 1)`,
+			fmt.Sprint("r", n)); err != nil {
 			t.Fatal(err)
 		}
 		committed, _ := w.Now(t.Context())
@@ -159,7 +160,8 @@ func TestWatch_ChangesBeforeAProof_AreReportedBeforeIt(t *testing.T) {
 			t.Fatalf("change %d was not reported before a proof of a later time", n)
 		}
 	}
-	if _, err := s.conn.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pg_notify%' AND application_name = $1`,
+	if _, err := s.conn.Exec(t.Context(),
+		`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pg_notify%' AND application_name = $1`,
 		"holdfast "+s.namespace); err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +193,8 @@ func TestWatch_ConnectionDead_Reconnects(t *testing.T) {
 	wantChange("a change")
 	cut := network.opened.Load()
 	network.cut.Store(cut)
-	stacktest.Eventually(t, "another connection", func() bool { return network.opened.Load() > cut }) // it reports the later changes
+	// it reports the later changes
+	stacktest.Eventually(t, "another connection", func() bool { return network.opened.Load() > cut })
 	for len(reported) > 0 {
 		<-reported
 	}
@@ -212,7 +215,9 @@ func TestWatch_ManyChanges_ReportedTogether(t *testing.T) {
 		}
 		return len(reported) > 0
 	})
-	if _, err := s.conn.Exec(t.Context(), `INSERT INTO inventory (resource_id, slot, capacity) SELECT 'r' || r, 's', 1 FROM generate_series(1, $1) AS r`, many); err != nil {
+	if _, err := s.conn.Exec(t.Context(),
+		`INSERT INTO inventory (resource_id, slot, capacity) SELECT 'r' || r, 's', 1 FROM generate_series(1, $1) AS r`,
+		many); err != nil {
 		t.Fatal(err)
 	}
 	seen, calls := make(map[string]bool), 0
