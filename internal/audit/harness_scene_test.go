@@ -349,3 +349,12 @@ func (w *recordedReconciler) measured(name string) (sum int64) {
 	}
 	return sum
 }
+
+// storePolicy stores a policy with a request-key-ttl. The first one is in force at once.
+func (s *scene) storePolicy(requestKeyTTL time.Duration) {
+	s.Helper()
+	policy := s.policy
+	policy.RequestKeyTTL = requestKeyTTL
+	_, err := s.store.StorePolicy(s.Context(), policy)
+	s.must(err)
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -29,6 +30,7 @@ var (
 	queryResources    = query("resources")
 	queryEpoch        = query("epoch")
 	queryInstalled    = query("installed")
+	queryKeyTTL       = query("request_key_ttl")
 	queryReservedLock = query("reserved_lock")
 	queryReservedSum  = query("reserved_sum")
 	queryReservedSet  = query("reserved_set")
@@ -284,6 +286,27 @@ func (s *Backends) checkReserved(ctx context.Context, resources []string) (found
 		return nil, 0, fmt.Errorf("sum up reservations: %w", err)
 	}
 	return found, gone, nil
+}
+
+// defaultMemory is how long answers and ended holds are remembered when no policy is stored.
+const defaultMemory = 24 * time.Hour
+
+// storedMemory returns how long answers and ended holds are remembered: the request-key-ttl of the stored
+// policy that is in force, or defaultMemory.
+func (s *Backends) storedMemory(ctx context.Context) (time.Duration, error) {
+	var text string
+	err := s.Postgres.QueryRow(ctx, queryKeyTTL).Scan(&text)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return defaultMemory, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the stored policy: %w", toMigrate(err))
+	}
+	memory, err := time.ParseDuration(text)
+	if err != nil {
+		return 0, fmt.Errorf("stored policy: request-key-ttl: %w", err)
+	}
+	return memory, nil
 }
 
 // isViolation reports whether Postgres refused a statement because of a check constraint.

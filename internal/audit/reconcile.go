@@ -37,7 +37,7 @@ const (
 type ReconcilerOptions struct {
 	// Heal repairs what follows from the records and frees nothing that may belong to a hold.
 	Heal   bool
-	Memory time.Duration // for how long ended holds and answers are remembered
+	Memory time.Duration // how long ended holds and answers are remembered if no policy is stored
 	Name   string        // of this process, for operators
 	Share  float64       // share of the time that rounds take, 0 for reconcileShare
 }
@@ -356,7 +356,7 @@ func (r *Reconciler) healAndReport(
 ) (healed int, err error) {
 	if r.options.Heal {
 		healing := slices.DeleteFunc(slices.Clone(found), func(f *Finding) bool { return !f.safeToHeal() })
-		if err := l.repairResource(ctx, resource, healing, r.options.Memory, true); err != nil {
+		if err := l.repairResource(ctx, resource, healing, r.memory(), true); err != nil {
 			return 0, err
 		}
 	}
@@ -365,6 +365,14 @@ func (r *Reconciler) healAndReport(
 	}
 	r.report(resource, found)
 	return healed, nil
+}
+
+// memory returns how long ended holds and answers are remembered, by the stored policy that is in force.
+func (r *Reconciler) memory() time.Duration {
+	if policies := r.term.Policies(); policies != nil {
+		return policies.At(time.Now()).RequestKeyTTL
+	}
+	return r.options.Memory
 }
 
 // safeToHeal reports whether the repair of a difference frees nothing, whatever else is lost. For

@@ -372,3 +372,26 @@ func TestReconciler_PaymentUnanswered_ReportedAfterADay(t *testing.T) {
 		t.Errorf("afterwards it logged %v", got)
 	}
 }
+
+// tombstoneTTL returns how long the record of a hold is still remembered.
+func (s *scene) tombstoneTTL(resource, hold string) time.Duration {
+	s.Helper()
+	until, err := s.redis.ZScore(s.Context(), s.key(resource, "tombstones"), uuidOf(hold)).Result()
+	s.must(err)
+	return time.UnixMilli(int64(until)).Sub(s.redis.Time(s.Context()).Val())
+}
+
+// TestReconciler_PolicyStored_DecidesTombstones removes the tombstone of an ended hold. The Reconciler
+// writes it again with the request-key-ttl of the stored policy, which differs from its own setting.
+func TestReconciler_PolicyStored_DecidesTombstones(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.storePolicy(2 * memory)
+	term := holds.NewEpochTerm()
+	s.checkEpoch(s.newSupervisor(term), true)
+	s.redis.ZRem(t.Context(), s.key("hall", "tombstones"), uuidOf(s.paid))
+	s.must(s.newReconcilerWithTerm(term, true).Round(t.Context()))
+	if got := s.tombstoneTTL("hall", s.paid); got < 2*memory-time.Minute || got > 2*memory {
+		t.Errorf("the record is remembered for %v, want %v", got, 2*memory)
+	}
+}

@@ -42,9 +42,9 @@ const (
 	adjustPerRecord = time.Millisecond
 )
 
-// Repair repairs the findings that are Automatic and sets the Result of each. It checks each
-// difference again in the same step in which it repairs it, and leaves it alone if it has changed.
-// memory is how long ended holds and answers are remembered.
+// Repair repairs the findings that are Automatic and sets the Result of each. It checks each difference
+// again in the same step in which it repairs it, and leaves it alone if it has changed. memory is how
+// long ended holds and answers are remembered, 0 for the stored policy.
 func Repair(ctx context.Context, backends Backends, findings []*Finding, memory time.Duration) error {
 	err := repair(ctx, backends, findings, memory)
 	if redis.HasErrorPrefix(err, "NOPERM") || isRefused(err) {
@@ -73,6 +73,11 @@ func repair(ctx context.Context, backends Backends, findings []*Finding, memory 
 	var err error
 	if l.epoch, err = backends.readEpoch(ctx); err != nil {
 		return err
+	}
+	if memory == 0 {
+		if memory, err = backends.storedMemory(ctx); err != nil {
+			return err
+		}
 	}
 	for resource, its := range inRedis {
 		if err := l.repairResource(ctx, resource, its, memory, false); err != nil {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"holdfast/internal/audit"
 )
@@ -69,4 +70,24 @@ func TestRepair_RecordUnreadable_CountersNotGuessed(t *testing.T) {
 	if kind := s.redis.Type(ctx, s.key("hall", "counts")).Val(); kind != "list" {
 		t.Errorf("the counters are a %s with %v", kind, s.redis.HGetAll(ctx, s.key("hall", "counts")).Val())
 	}
+}
+
+// TestRepair_NoMemoryGiven_PolicyDecidesTombstones removes the tombstone of an ended hold. A repair writes
+// it again with the time that it is given, else with the request-key-ttl of the stored policy, and with the
+// default when no policy is stored.
+func TestRepair_NoMemoryGiven_PolicyDecidesTombstones(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	repair := func(what string, given, want time.Duration) {
+		t.Helper()
+		s.redis.ZRem(t.Context(), s.key("hall", "tombstones"), uuidOf(s.paid))
+		s.must(audit.Repair(t.Context(), s.backends, s.audit(audit.Options{}).Findings, given))
+		if got := s.tombstoneTTL("hall", s.paid); got < want-time.Minute || got > want {
+			t.Errorf("%s: the record is remembered for %v, want %v", what, got, want)
+		}
+	}
+	repair("no policy stored", 0, 24*time.Hour)
+	s.storePolicy(2 * memory)
+	repair("policy stored", 0, 2*memory)
+	repair("given", 3*memory, 3*memory)
 }
