@@ -124,42 +124,12 @@ var countedOutcomes = []string{
 // that is only counted.
 func (r *resource) apply(e *event, m message, outcome id, data holds.OutcomeData) {
 	switch data := data.(type) {
-	case holds.HoldCreated:
-		if h := r.describe(m, data.HoldData); h != nil {
-			h.applyCreated(e, m, data)
-		}
+	case nil:
 	case holds.HoldRejected:
 		if data.SoldOut != nil {
 			for _, s := range data.Unavailable {
 				r.addCapacity(s.Slot, s.Capacity, m.stored)
 			}
-		}
-	case holds.HoldExtended:
-		if h := r.describe(m, data.HoldData); h != nil {
-			h.applyExtended(m, data)
-		}
-	case holds.HoldReleased:
-		if h := r.describe(m, data.HoldData); h != nil {
-			h.addEnd(m, outcome, holds.EventHoldReleased, data.ReleasedAt)
-		}
-	case holds.HoldExpired:
-		if h := r.describe(m, data.HoldData); h != nil {
-			h.addEnd(m, outcome, holds.EventHoldExpired, data.ExpiresAt)
-			if data.RestoredAt.Before(data.ExpiresAt.Time) {
-				h.extra().restoredEarly = data.RestoredAt.UnixMilli()
-			}
-		}
-	case holds.HoldConfirmed:
-		if h := r.describe(m, data.HoldData); h != nil {
-			h.applyConfirmed(m, data)
-		}
-	case holds.ConfirmRejected:
-		if h := r.describe(m, data.HoldData); h != nil {
-			h.addAnswer(m.seq, answer{payment: data.PaymentID, reason: data.Reason})
-		}
-	case holds.ReservationCancelled:
-		if h := r.describe(m, data.HoldData); h != nil && h.extra().cancelled == 0 {
-			h.more.cancelled, h.more.cancelledAt = m.seq, data.CancelledAt.UnixMilli()
 		}
 	case holds.InventoryUpdated:
 		for _, s := range data.Slots {
@@ -167,6 +137,35 @@ func (r *resource) apply(e *event, m message, outcome id, data holds.OutcomeData
 			if e != nil {
 				r.addCapacityChange(s.Slot, capacityChange{s.Capacity, e.stored, m.stored})
 			}
+		}
+	default:
+		if h := r.describe(m, data.Hold()); h != nil {
+			h.apply(e, m, outcome, data)
+		}
+	}
+}
+
+// apply notes what an outcome says of a hold.
+func (h *hold) apply(e *event, m message, outcome id, data holds.OutcomeData) {
+	switch data := data.(type) {
+	case holds.HoldCreated:
+		h.applyCreated(e, m, data)
+	case holds.HoldExtended:
+		h.applyExtended(m, data)
+	case holds.HoldReleased:
+		h.addEnd(m, outcome, holds.EventHoldReleased, data.ReleasedAt)
+	case holds.HoldExpired:
+		h.addEnd(m, outcome, holds.EventHoldExpired, data.ExpiresAt)
+		if data.RestoredAt.Before(data.ExpiresAt.Time) {
+			h.extra().restoredEarly = data.RestoredAt.UnixMilli()
+		}
+	case holds.HoldConfirmed:
+		h.applyConfirmed(m, data)
+	case holds.ConfirmRejected:
+		h.addAnswer(m.seq, answer{payment: data.PaymentID, reason: data.Reason})
+	case holds.ReservationCancelled:
+		if h.extra().cancelled == 0 {
+			h.more.cancelled, h.more.cancelledAt = m.seq, data.CancelledAt.UnixMilli()
 		}
 	}
 }
@@ -209,7 +208,10 @@ func (h *hold) applyConfirmed(m message, data holds.HoldConfirmed) {
 // describe returns the hold that an outcome is about, and notes what the outcome says of it. It returns
 // nil for an outcome without a hold, and for one about a hold of another resource, which it notes as
 // misplaced.
-func (r *resource) describe(m message, d holds.HoldData) *hold {
+func (r *resource) describe(m message, d *holds.HoldData) *hold {
+	if d == nil {
+		return nil
+	}
 	uuid, ok := parseID(d.HoldID.UUID)
 	if !ok {
 		return nil
