@@ -28,7 +28,7 @@ type auditCommand struct {
 	Output           string `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
 	Directory        `embed:""`
 	Connections      `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: as endpoints.env says, else holdfast"` //nolint:staticcheck // kong reads each set tag
-	RequestKeyTTL    time.Duration                                                                                                                                    `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" default:"24h" group:"Policies, as the workers have them:" help:"How long answers and ended holds are remembered: a repair needs it."`
+	RequestKeyTTL    *time.Duration                                                                                                                                   `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" group:"Policies, as the workers have them:" help:"How long repaired answers and ended holds are remembered. Default: the stored policy."`
 }
 
 func (*auditCommand) Help() string {
@@ -55,8 +55,8 @@ func (c *auditCommand) Validate() error {
 		return misused("-o json asks nobody: add --yes")
 	case c.ResourceID != "" && !holds.ResourcePattern.MatchString(c.ResourceID):
 		return misused("--resource-id must match %s", holds.ResourcePattern)
-	case c.RequestKeyTTL < time.Second:
-		return misused("--request-key-ttl %s must be at least 1s", c.RequestKeyTTL)
+	case c.RequestKeyTTL != nil && *c.RequestKeyTTL < time.Second:
+		return misused("--request-key-ttl %s must be at least 1s", *c.RequestKeyTTL)
 	}
 	return nil
 }
@@ -150,7 +150,11 @@ func (c *auditCommand) repair(ctx context.Context, std streams, servers audit.Ba
 		fmt.Fprintln(std.err, "Nothing was changed.")
 		return nil
 	}
-	if err := audit.Repair(ctx, servers, report.Findings, c.RequestKeyTTL); err != nil {
+	memory := time.Duration(0) // as the stored policy
+	if c.RequestKeyTTL != nil {
+		memory = *c.RequestKeyTTL
+	}
+	if err := audit.Repair(ctx, servers, report.Findings, memory); err != nil {
 		return err
 	}
 	if c.Output == "table" {
