@@ -35,7 +35,7 @@ func (s *Service) Extend(ctx context.Context, requests []ExtendRequest, emit fun
 			if ttl, err = s.policyAt(r.StoredAt).ttl(r.TTLSeconds); err != nil {
 				why = "invalid"
 			} else {
-				why = "asked"
+				why = "requested"
 			}
 		}
 		calls[i] = s.newCall(scriptExtend, r.Hold.Resource, s.requestKeyTTLMS(), r.EventID, r.Hold.UUID,

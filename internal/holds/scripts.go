@@ -101,7 +101,7 @@ func (s *Service) newCall(script lua.Script, resource string, args ...any) *lua.
 	return &lua.Call{Script: s.dryVariant(script), Keys: []string{s.keys.epoch(Partition(resource))}, Args: append(head, args...)}
 }
 
-// run runs calls in one round trip. It turns the common replies lost and damaged into ErrDataLost
+// run runs calls in one round trip. It turns the common replies lost and corrupt into ErrDataLost
 // and ErrCorrupt, and reports them.
 func (s *Service) run(ctx context.Context, calls ...*lua.Call) {
 	s.runWithin(ctx, 0, calls...)
@@ -134,7 +134,7 @@ func setReplyError(c *lua.Call) {
 		c.Err = fmt.Errorf("%w: %w", ErrCorrupt, c.Err)
 	case c.Err == nil && c.Status == "lost":
 		c.Err = ErrDataLost
-	case c.Err == nil && c.Status == "damaged":
+	case c.Err == nil && c.Status == "corrupt":
 		c.Err = fmt.Errorf("%s: %w", strings.Join(c.Reply, " "), ErrCorrupt)
 	}
 }
