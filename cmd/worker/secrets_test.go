@@ -173,7 +173,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 		_, body := limited.get(t, "/v1/availability?slot=A&resource_id="+resource)
 		seen.add("availability of what is damaged", body)
 	}
-	stacktest.Eventually(t, "the damage to be told", func() bool { return strings.Contains(limited.log.String(), "damaged data in redis") })
+	stacktest.Eventually(t, "the damage to be told", func() bool { return strings.Contains(limited.log.String(), "corrupt data in redis") })
 
 	// Servers that do not let the worker in any more, one after the other.
 	admin, err := pgx.Connect(t.Context(), s.urls.postgres)

@@ -23,7 +23,7 @@ const luaProbe = `
 local function run(KEYS, ARGV)
   begin(KEYS, ARGV)
   local hold = parse(ARGV[6])
-  if not hold then return {'damaged', ARGV[6]} end
+  if not hold then return {'corrupt', ARGV[6]} end
   return {'ok', index_field(ARGV[4], ARGV[5]), hold_json(hold), hold.tail, format(hold)}
 end`
 
