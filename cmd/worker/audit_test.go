@@ -21,7 +21,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// backends are those of the system, for an audit.
+// backends returns the servers of the harness for an audit.
 func (s *harness) backends() audit.Backends {
 	s.t.Helper()
 	pool, err := audit.OpenPostgres(s.t.Context(), s.urls.postgres, s.namespace)
@@ -44,8 +44,8 @@ func (s *harness) wantNoFindings() {
 	}
 }
 
-// auditFlags are those of `worker audit`, as the users who may do it: who repairs is the worker to Redis
-// and Postgres.
+// auditFlags returns the flags of `worker audit`, as users that may audit and repair: for a repair it
+// uses the worker's user of Redis and Postgres.
 func (s *harness) auditFlags(more ...string) []string {
 	at := s.urlsAs("auditor")
 	if slices.Contains(more, "--repair") {
@@ -62,8 +62,8 @@ func (s *harness) runAudit(more ...string) (code int, out, stderr string) {
 	return code, text.String(), errors.String()
 }
 
-// TestAudit_CounterWrong_PrintedAndRepaired audits a system in which nothing is wrong, makes a counter wrong, and sees what is
-// printed, asked, repaired and returned.
+// TestAudit_CounterWrong_PrintedAndRepaired audits a consistent system, makes a counter wrong, and checks
+// the output, the prompt, the repair and the exit codes.
 func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -92,10 +92,10 @@ func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
 		}
 	}
 	if code != exitDiffer || stderr != "worker: 1 difference left\n" {
-		t.Errorf("worker audit ended with %d and said %q", code, stderr)
+		t.Errorf("worker audit: exit code %d, stderr %q", code, stderr)
 	}
 	if code, out, _ := s.runAudit("--resource-id", "elsewhere"); code != exitOK || !strings.HasSuffix(out, "\nNothing is known of resource elsewhere.\n") {
-		t.Errorf("the audit of another resource ended with %d:\n%s", code, out)
+		t.Errorf("audit of another resource: exit code %d:\n%s", code, out)
 	}
 
 	code, out, _ = s.runAudit("-o", "json")
@@ -108,16 +108,16 @@ func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
 	}
 
 	if code, text := s.runAuditPiped(t, "y\n", "--repair"); code != exitUsage || !strings.Contains(text, "give --yes") || s.counts("hall")["A-12"] == "1" {
-		t.Errorf("without a terminal it ended with %d:\n%s", code, text)
+		t.Errorf("without a terminal: exit code %d:\n%s", code, text)
 	}
 	if code, text := s.runAuditPiped(t, "", "--repair", "--yes"); code != exitOK || !strings.Contains(text, "\n1 repaired.\n") {
-		t.Errorf("with --yes it ended with %d:\n%s", code, text)
+		t.Errorf("with --yes: exit code %d:\n%s", code, text)
 	}
 	if got := s.counts("hall")["A-12"]; got != "1" {
 		t.Errorf("%s are held after the repair", got)
 	}
 	if code, out, _ := s.runAudit(); code != exitOK {
-		t.Errorf("after the repair it ended with %d:\n%s", code, out)
+		t.Errorf("after the repair: exit code %d:\n%s", code, out)
 	}
 
 	s.redis.Del(t.Context(), key)
@@ -126,11 +126,11 @@ func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
 		t.Errorf("worker audit --repair --yes -o json: %d, %v\n%s", code, err, out)
 	}
 	if code, body := worker.get(t, "/v1/availability?resource_id=hall&slot=A-12"); code != 200 || !strings.Contains(body, `"held":1,`) {
-		t.Errorf("after the repair the worker says %d %s", code, body)
+		t.Errorf("after the repair the worker answers %d %s", code, body)
 	}
 }
 
-// runAuditPiped runs `worker audit` as a process whose stdin is no terminal.
+// runAuditPiped runs `worker audit` as a process whose stdin is not a terminal.
 func (s *harness) runAuditPiped(t *testing.T, stdin string, more ...string) (code int, text string) {
 	t.Helper()
 	binary, err := workerBinary()
@@ -146,7 +146,7 @@ func (s *harness) runAuditPiped(t *testing.T, stdin string, more ...string) (cod
 	return c.ProcessState.ExitCode(), string(out)
 }
 
-// TestAudit_WrongUsage_Refused calls it wrongly, and where there is nothing to look at.
+// TestAudit_WrongUsage_Refused runs `worker audit` with wrong flags and on an empty namespace.
 func TestAudit_WrongUsage_Refused(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -165,28 +165,29 @@ func TestAudit_WrongUsage_Refused(t *testing.T) {
 	} {
 		var out, stderr strings.Builder
 		if code := run(t.Context(), args, streams{&out, &stderr}); code != exitUsage || !strings.Contains(stderr.String(), want) {
-			t.Errorf("%v ended with %d: %s, want %s", args, code, stderr.String(), want)
+			t.Errorf("%v: exit code %d: %s, want %s", args, code, stderr.String(), want)
 		}
 	}
 	var out, stderr strings.Builder
 	other := s.auditFlags()
 	other[2] = "nobody"
 	if code := run(t.Context(), other, streams{&out, &stderr}); code != exitFailed || !strings.Contains(stderr.String(), "was `worker migrate` run?") {
-		t.Errorf("without a schema it ended with %d: %s", code, stderr.String())
+		t.Errorf("without a schema: exit code %d: %s", code, stderr.String())
 	}
 	stderr.Reset()
 	if code := run(t.Context(), s.auditFlags("--postgres-url", "postgres://127.0.0.1:1/x"), streams{&out, &stderr}); code != exitFailed || strings.Contains(stderr.String(), "migrate") {
-		t.Errorf("without Postgres it ended with %d: %s", code, stderr.String())
+		t.Errorf("without Postgres: exit code %d: %s", code, stderr.String())
 	}
 	stderr.Reset()
 	flags := append([]string{"rebuild", "--verify"}, s.serversAs("worker")...)
 	if code := run(t.Context(), append(flags, "--namespace", "nobody"), streams{&out, &stderr}); code != exitFailed || !strings.Contains(stderr.String(), "was `worker migrate` run?") {
-		t.Errorf("rebuild without a schema ended with %d: %s", code, stderr.String())
+		t.Errorf("rebuild without a schema: exit code %d: %s", code, stderr.String())
 	}
 }
 
-// TestReconcile_CounterWrong_HealedInPlace makes a counter wrong under a running worker. The next who asks for the slot waits
-// until it is healed in place, and is answered as if nothing had been; it is logged and counted.
+// TestReconcile_CounterWrong_HealedInPlace makes a counter wrong under a running worker. The next request
+// for the slot waits until the counter is healed in place, and gets a correct answer. The heal is logged
+// and counted.
 func TestReconcile_CounterWrong_HealedInPlace(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -217,13 +218,14 @@ func TestReconcile_CounterWrong_HealedInPlace(t *testing.T) {
 		}
 	}
 	if now := s.epoch(); now != before {
-		t.Errorf("redis was filled again for it: the epoch is %+v, it was %+v", now, before)
+		t.Errorf("redis was rebuilt: epoch %+v, before %+v", now, before)
 	}
 	s.wantNoFindings()
 }
 
-// TestCorruptRecord_EventsOfResource_WaitUntilRebuilt damages the record of a hold, which nobody can heal in place. The events of its resource wait,
-// while those about others are answered and the worker is ready, until the worker has filled Redis again.
+// TestCorruptRecord_EventsOfResource_WaitUntilRebuilt corrupts the record of a hold, which cannot be healed
+// in place. The events of its resource wait until the worker has rebuilt Redis. Meanwhile the worker is
+// ready and answers the events of other resources.
 func TestCorruptRecord_EventsOfResource_WaitUntilRebuilt(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
@@ -239,23 +241,23 @@ func TestCorruptRecord_EventsOfResource_WaitUntilRebuilt(t *testing.T) {
 	if err := s.redis.HSet(t.Context(), key, id, "held by nobody").Err(); err != nil {
 		t.Fatal(err)
 	}
-	stacktest.Eventually(t, "the damage to be told", func() bool { return strings.Contains(worker.log.String(), "damaged data in redis") })
+	stacktest.Eventually(t, "the corruption to be logged", func() bool { return strings.Contains(worker.log.String(), "damaged data in redis") })
 	waits := s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 600))
 	for i := range 3 {
 		if o := s.answer(s.publish(events.BookingRequested, "tent", bookingData("tent", fmt.Sprint("u", i), fmt.Sprint("k", i), seat, 600))); i < 2 && o.Type != events.Type(holds.EventHoldCreated) {
-			t.Errorf("while another resource is damaged, %s", o.Type)
+			t.Errorf("while another resource is corrupt: %s", o.Type)
 		}
 	}
-	stacktest.Eventually(t, "the log to tell what waits", func() bool {
+	stacktest.Eventually(t, "the deferred event to be logged", func() bool {
 		return strings.Contains(worker.log.String(), "event waits, the data of its resource is corrupt")
 	})
-	stacktest.Eventually(t, "the worker to be ready, if it does not fill redis yet", func() bool {
+	stacktest.Eventually(t, "the worker to be ready, unless it already rebuilds redis", func() bool {
 		code, _ := worker.get(t, "/readyz")
 		return code == 200 || s.epoch() != before
 	})
 	s.awaitRebuilt(before)
 	if o := s.answer(waits); o.Type != events.Type(holds.EventHoldCreated) {
-		t.Errorf("when it is mended, %s", o.Type)
+		t.Errorf("after the rebuild: %s", o.Type)
 	}
 	s.await("the lapse", func(outcomes []events.Envelope, _ []nats.Header) bool {
 		return slices.ContainsFunc(outcomes, func(e events.Envelope) bool {
@@ -264,7 +266,7 @@ func TestCorruptRecord_EventsOfResource_WaitUntilRebuilt(t *testing.T) {
 	})
 }
 
-// TestAlerts_EveryMetric_IsMeasured keeps the alerts to what the worker measures.
+// TestAlerts_EveryMetric_IsMeasured checks that a worker exports every metric that an alert uses.
 func TestAlerts_EveryMetric_IsMeasured(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../deployments/prometheus/holdfast.rules.yaml")
@@ -295,11 +297,11 @@ func TestAlerts_EveryMetric_IsMeasured(t *testing.T) {
 			alerts++
 			names := metric.FindAllString(rule.Expr, -1)
 			if len(names) == 0 || rule.Annotations["summary"] == "" || rule.Annotations["description"] == "" || rule.Labels["severity"] == "" {
-				t.Errorf("alert %s is not complete", rule.Alert)
+				t.Errorf("alert %s is incomplete", rule.Alert)
 			}
 			for _, name := range names {
 				if !known[name] {
-					t.Errorf("alert %s is about %s, which no worker measures", rule.Alert, name)
+					t.Errorf("alert %s uses %s, which no worker exports", rule.Alert, name)
 				}
 			}
 			if _, err := model.ParseDuration(rule.For); rule.For != "" && err != nil {

@@ -12,7 +12,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// attachTo follows what is answered by a worker that has started its servers itself.
+// attachTo follows the outcomes of a worker that has started its own servers.
 func attachTo(t *testing.T, dir, namespace string) (s *harness) {
 	t.Helper()
 	stacktest.Eventually(t, "the servers", func() bool {
@@ -26,8 +26,8 @@ func attachTo(t *testing.T, dir, namespace string) (s *harness) {
 	return s
 }
 
-// TestEmbedded_RedisDataRemoved_HoldsRebuilt starts a worker with its servers again after what its Redis kept was
-// removed. The hold is there, from what the others kept.
+// TestEmbedded_RedisDataRemoved_HoldsRebuilt removes the data of Redis while the worker and its servers are
+// stopped. After a restart the hold exists again, rebuilt from the other servers.
 func TestEmbedded_RedisDataRemoved_HoldsRebuilt(t *testing.T) {
 	t.Parallel()
 	dir := stacktest.DataDir(t)
@@ -40,17 +40,17 @@ func TestEmbedded_RedisDataRemoved_HoldsRebuilt(t *testing.T) {
 	worker, s := start()
 	s.setInventory("hall", seat, 1)
 	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 3600))).Subject
-	worker.end(t)
+	worker.stop(t)
 	if err := os.RemoveAll(filepath.Join(dir, "redis")); err != nil {
 		t.Fatal(err)
 	}
 	worker, s = start()
-	stacktest.Eventually(t, "the hold to be there again", func() bool {
+	stacktest.Eventually(t, "the hold to be rebuilt", func() bool {
 		code, body := worker.get(t, "/v1/holds/"+hold)
 		return code == 200 && strings.Contains(body, `"state":"held"`)
 	})
 	if o := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 3600))); o.Type != events.Type(holds.EventHoldRejected) {
-		t.Errorf("the seat that is held was given to somebody else: %s", o.Type)
+		t.Errorf("a held seat was granted again: %s", o.Type)
 	}
-	worker.end(t)
+	worker.stop(t)
 }

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// Sets of flags, as several commands have them.
+// Sets of flags that several commands have.
 const (
 	theServers   = " nats-url redis-url postgres-url namespace"
 	theLifetimes = " hold-lifetime-max request-key-ttl"
@@ -21,8 +21,8 @@ const (
 	theRest      = " inbound-keep http-addr reconcile nats-monitor-urls stream-replicas preflight log-level no-notifications no-timer"
 )
 
-// TestFlags_EachCommand_ShowsWhatItUses has in the help of each command what it uses and no more, its own flags first. A new setting
-// belongs here, in the row of each command that reads it.
+// TestFlags_EachCommand_ShowsWhatItUses checks that the help of each command lists exactly the flags that
+// it uses, its own flags first. Add a new setting to the row of each command that reads it.
 func TestFlags_EachCommand_ShowsWhatItUses(t *testing.T) {
 	t.Parallel()
 	want := map[string]string{
@@ -42,7 +42,7 @@ func TestFlags_EachCommand_ShowsWhatItUses(t *testing.T) {
 		for _, flag := range command.Flags {
 			flags = append(flags, flag.Name)
 			if grouped = grouped || flag.Group != nil; grouped && flag.Group == nil && !flag.Hidden {
-				t.Errorf("worker %s: --%s is its own, and comes after those of a group", command.Name, flag.Name)
+				t.Errorf("worker %s: its own flag --%s is listed after the flags of a group", command.Name, flag.Name)
 			}
 		}
 		if expected, known := want[command.Name]; !known || !slices.Equal(flags, strings.Fields(expected)) {
@@ -51,12 +51,12 @@ func TestFlags_EachCommand_ShowsWhatItUses(t *testing.T) {
 		var help strings.Builder
 		if code := run(t.Context(), []string{command.Name, "--help"}, streams{&help, &help}); code != exitOK ||
 			!strings.Contains(help.String(), "Example") || !strings.Contains(help.String(), "  worker "+command.Name) {
-			t.Errorf("worker %s --help: %d, without an example of itself:\n%s", command.Name, code, help.String())
+			t.Errorf("worker %s --help: exit code %d, or no example of the command:\n%s", command.Name, code, help.String())
 		}
 	}
 }
 
-// TestSettings_FlagAndEnvironment_FlagWins gives settings in both ways.
+// TestSettings_FlagAndEnvironment_FlagWins sets options by flag, by variable, and by both.
 func TestSettings_FlagAndEnvironment_FlagWins(t *testing.T) {
 	t.Setenv("HOLDFAST_HOLD_TTL", "20s")
 	t.Setenv("HOLDFAST_LOCK_WAIT", "1s")
@@ -72,12 +72,13 @@ func TestSettings_FlagAndEnvironment_FlagWins(t *testing.T) {
 	}
 }
 
-// TestHealthcheck_LiveEndedAndForeign_ExitCodes asks a worker that lives, one that has ended, and what is none.
+// TestHealthcheck_LiveEndedAndForeign_ExitCodes checks a running worker, a stopped one, and a server that is
+// not a worker.
 func TestHealthcheck_LiveEndedAndForeign_ExitCodes(t *testing.T) {
 	t.Parallel()
 	other := httptest.NewServer(http.NotFoundHandler())
 	defer other.Close()
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // it takes connections and never answers
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts connections and never answers
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,11 +104,12 @@ func TestHealthcheck_LiveEndedAndForeign_ExitCodes(t *testing.T) {
 	check(exitOK, "alive: http://"+worker.http, "--data-dir", dir, "--timeout", "1m")
 	check(exitFailed, "404", "--http-addr", other.Listener.Addr().String(), "--timeout", "1m")
 	check(exitFailed, "no worker answers", "--http-addr", silent.Addr().String(), "--timeout", "50ms")
-	worker.end(t)
+	worker.stop(t)
 	check(exitFailed, "no worker answers", "--data-dir", dir, "--timeout", "1m")
 }
 
-// TestCompletion_Prefix_PrintsCandidates asks as a shell does what could come next. Nothing else is printed.
+// TestCompletion_Prefix_PrintsCandidates requests completions as a shell does. Only the candidates are
+// printed.
 func TestCompletion_Prefix_PrintsCandidates(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()

@@ -21,7 +21,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// get asks the operations address of a worker.
+// get requests a path of the operations address of a worker.
 func (p *process) get(t *testing.T, path string) (status int, body string) {
 	t.Helper()
 	response, err := http.Get("http://" + p.http + path)
@@ -37,7 +37,7 @@ func (p *process) get(t *testing.T, path string) (status int, body string) {
 	return response.StatusCode, string(text)
 }
 
-// TestHTTPQueries_EveryEndpoint_Answers asks everything that section 9 of the contract names.
+// TestHTTPQueries_EveryEndpoint_Answers requests every endpoint of section 9 of the contract.
 func TestHTTPQueries_EveryEndpoint_Answers(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -51,7 +51,7 @@ func TestHTTPQueries_EveryEndpoint_Answers(t *testing.T) {
 	for _, c := range []struct {
 		path   string
 		status int
-		body   string // what it must have in it
+		body   string // a part of the expected body
 	}{
 		{"/", 200, `<a href="/readyz">`},
 		{"/", 200, "namespace " + s.namespace},
@@ -85,7 +85,7 @@ func TestHTTPQueries_EveryEndpoint_Answers(t *testing.T) {
 	}
 }
 
-// TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped has clients that take more than one connection may.
+// TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped has clients that exceed the limits of a connection.
 func TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped(t *testing.T) {
 	t.Parallel()
 	const short, long = 100 * time.Millisecond, time.Hour
@@ -98,19 +98,19 @@ func TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped(t *testing.T) {
 		}
 		web := l.serverOf(h)
 		served := make(chan struct{})
-		go func() { defer close(served); _ = web.Serve(listener) }() // ends by Close
+		go func() { defer close(served); _ = web.Serve(listener) }() // Close ends it
 		t.Cleanup(func() { _ = web.Close(); <-served })
 		if client, err = net.Dial("tcp", listener.Addr().String()); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = client.Close() })
-		if err := client.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil { // the test fails then
+		if err := client.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil { // then the test fails
 			t.Fatal(err)
 		}
 		return client
 	}
 	hello := func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "hello") }
-	// dropped reads all that the server says until it closes the connection.
+	// dropped reads what the server sends until the server closes the connection.
 	dropped := func(t *testing.T, client net.Conn, sent string) (reply string) {
 		t.Helper()
 		if _, err := io.WriteString(client, sent); err != nil {
@@ -168,7 +168,7 @@ func TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped(t *testing.T) {
 		select {
 		case <-ended:
 		case <-time.After(2 * time.Minute):
-			t.Error("the answer is written for ever")
+			t.Error("the server never stops writing the answer")
 		}
 	})
 	t.Run("nothing after an answer", func(t *testing.T) {
@@ -181,8 +181,8 @@ func TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped(t *testing.T) {
 	})
 }
 
-// TestReadiness_RedisEmptied_ReportsRebuild loses the data of Redis. The worker says so, on all its ways, and how far it is; what is
-// asked meanwhile waits. After a while it is ready again, by itself.
+// TestReadiness_RedisEmptied_ReportsRebuild empties Redis. The readiness, the metrics and the queries report
+// the rebuild and its progress, and events wait. The worker becomes ready again by itself.
 func TestReadiness_RedisEmptied_ReportsRebuild(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -211,12 +211,12 @@ func TestReadiness_RedisEmptied_ReportsRebuild(t *testing.T) {
 	}
 	waiting := s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 600))
 	const progress, why = "waiting for what is on its way", "the epoch is gone"
-	stacktest.Eventually(t, "the worker to say how far it is", func() bool {
+	stacktest.Eventually(t, "the worker to report its progress", func() bool {
 		code, ready := status()
 		return code == 503 && strings.Contains(ready.Details["rebuilding"], progress)
 	})
 	if _, body := worker.get(t, "/v1/availability?resource_id=hall&slot=A-12"); !strings.Contains(body, progress) {
-		t.Errorf("availability does not say how far it is: %s", body)
+		t.Errorf("availability does not report the progress: %s", body)
 	}
 	if e := s.epoch(); e.Complete || !strings.Contains(e.Why, why) {
 		t.Errorf("the epoch is %+v", e)
@@ -227,7 +227,7 @@ func TestReadiness_RedisEmptied_ReportsRebuild(t *testing.T) {
 	stacktest.Eventually(t, "the worker to be ready", func() bool { code, _ := status(); return code == 200 })
 }
 
-// TestDev_Once_PlaysStoryAndEnds runs what a newcomer runs first, as a program of its own, also with lock servers.
+// TestDev_Once_PlaysStoryAndEnds runs `worker dev --once` as a process, with and without lock servers.
 func TestDev_Once_PlaysStoryAndEnds(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()
@@ -241,11 +241,11 @@ func TestDev_Once_PlaysStoryAndEnds(t *testing.T) {
 			out, err := cmd.CombinedOutput()
 			for _, want := range []string{"Not checked here: what outlives a crash", "Ana pays", "came back by itself", "One of them has it, 199", "dead letter", "malformed"} {
 				if !strings.Contains(string(out), want) {
-					t.Errorf("it does not tell %q", want)
+					t.Errorf("the output lacks %q", want)
 				}
 			}
 			if n := strings.Count(string(out), "locks     redis://"); more != nil && n != lockServersMin {
-				t.Errorf("it tells of %d lock servers", n)
+				t.Errorf("the output lists %d lock servers", n)
 			}
 			if err != nil || t.Failed() {
 				t.Errorf("%v\n%s", err, out)
@@ -254,7 +254,7 @@ func TestDev_Once_PlaysStoryAndEnds(t *testing.T) {
 	}
 }
 
-// TestUsage_Mistakes_ExplainedWithExit2 is what a user sees who makes a mistake.
+// TestUsage_Mistakes_ExplainedWithExit2 checks the exit code and the message for wrong usage.
 func TestUsage_Mistakes_ExplainedWithExit2(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]struct {

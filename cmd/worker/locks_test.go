@@ -34,11 +34,13 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestLocks_RealWorker_ShowsItsMetrics books at a real worker, and sees it in /metrics and `worker locks`.
+// TestLocks_RealWorker_ShowsItsMetrics books at a real worker and finds the locks in /metrics and in the
+// output of `worker locks`.
 func TestLocks_RealWorker_ShowsItsMetrics(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	// Postgres tells of the change also who listens, at some moment: to a booking that is being decided that is a conflict.
+	// The notification of Postgres about the new capacity can arrive while a booking is being decided, which is
+	// a conflict.
 	setUp := s.startWorker()
 	s.setInventory("shoes", holds.SlotSelection{}, 1000)
 	if err := setUp.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -53,7 +55,7 @@ func TestLocks_RealWorker_ShowsItsMetrics(t *testing.T) {
 	status, metrics := worker.get(t, "/metrics")
 	for _, want := range []string{
 		locking.MetricSections + `_count\{slots="1"\} 20\n`,
-		locking.MetricAttempts + `\{result="held",slots="1"\} 2[01]\n`, // optimistic begins again when Redis did not know the script
+		locking.MetricAttempts + `\{result="held",slots="1"\} 2[01]\n`, // optimistic starts again when Redis has not loaded the script
 		"go_goroutines ", "process_open_fds ",
 	} {
 		if status != 200 || !regexp.MustCompile(want).MatchString(metrics) {
@@ -66,7 +68,7 @@ func TestLocks_RealWorker_ShowsItsMetrics(t *testing.T) {
 		}
 	}
 
-	dir := t.TempDir() // as `worker dev` leaves it
+	dir := t.TempDir() // with an endpoints file, as of `worker dev`
 	if err := os.WriteFile(filepath.Join(dir, "endpoints.env"), []byte("HOLDFAST_HTTP_ADDR="+worker.http+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +99,7 @@ func locks(args ...string) (code int, out string) {
 	return code, text.String()
 }
 
-// newMetrics is a registry, as the worker has it, and what is measured into it.
+// newMetrics returns a registry as the worker has it, and the lock metrics in it.
 func newMetrics(t *testing.T) (*prometheus.Registry, *locking.Metrics) {
 	t.Helper()
 	lc := fxtest.NewLifecycle(t)
@@ -119,7 +121,7 @@ func metricFamilies(t *testing.T, r *prometheus.Registry) []*dto.MetricFamily {
 	return families
 }
 
-// lockHarness is where locks are taken on a real Redis.
+// lockHarness has a real Redis for locks.
 type lockHarness struct {
 	client *redis.Client
 	prefix string
@@ -153,7 +155,7 @@ if value ~= ARGV[1] or tonumber(until_ms) <= time[1] * 1000 + math.floor(time[2]
 redis.call('HDEL', KEYS[1], ARGV[2])
 return {'ok'}`)
 
-// section takes a lock, works, and commits. It returns the status.
+// section takes a lock, calls work and commits. It returns the status of the commit.
 func (b *lockHarness) section(ctx context.Context, l *locking.Locker, name string, work func(*locking.Lock)) (string, error) {
 	lock, err := l.Lock(ctx, "", time.Second, b.set(name))
 	if err != nil {
@@ -165,20 +167,20 @@ func (b *lockHarness) section(ctx context.Context, l *locking.Locker, name strin
 	return call.Status, call.Err
 }
 
-// awaitLeaseEnd waits until the lease of a lock is over, by Redis' clock.
+// awaitLeaseEnd waits until the lease of a lock has expired by Redis' clock.
 func (b *lockHarness) awaitLeaseEnd(t *testing.T, lock *locking.Lock) {
-	stacktest.Eventually(t, "the end of a lease", func() bool {
+	stacktest.Eventually(t, "the lease to expire", func() bool {
 		_, until, _ := strings.Cut(b.client.HGet(t.Context(), b.prefix+"locks", lock.KeySet.Names()[0]).Val(), " ")
 		if until == "" {
-			return true // the hash has ended with the last lease in it
+			return true // the hash expires with its last lease
 		}
 		ms, err := strconv.ParseInt(until, 10, 64)
 		return err == nil && ms <= b.client.Time(t.Context()).Val().UnixMilli()
 	})
 }
 
-// TestMetricNames_TextAndRegistry_AreEqual keeps the names of package locking those that Prometheus sees, and reads the
-// same from its text as from the registry.
+// TestMetricNames_TextAndRegistry_AreEqual checks that package locking uses the names that Prometheus
+// exports, and that the text format and the registry have equal values.
 func TestMetricNames_TextAndRegistry_AreEqual(t *testing.T) {
 	t.Parallel()
 	registry, metrics := newMetrics(t)
@@ -190,16 +192,16 @@ func TestMetricNames_TextAndRegistry_AreEqual(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := l.Lock(ctx, "", time.Millisecond, b.set("c")); !errors.Is(err, locking.ErrTimeout) {
-		t.Errorf("what is locked was locked again: %v", err)
+		t.Errorf("a held lock was taken again: %v", err)
 	}
 	status, err := b.section(ctx, l, "a", func(lock *locking.Lock) { b.awaitLeaseEnd(t, lock) })
 	if status != locking.StatusLockLost || err != nil {
-		t.Errorf("a lock that was over: %s, %v", status, err)
+		t.Errorf("an expired lock: %s, %v", status, err)
 	}
 	optimist := locking.New(locking.NewOptimistic(b.client), locking.Options{Metrics: metrics})
 	status, err = b.section(ctx, optimist, "b", func(lock *locking.Lock) { b.client.Incr(ctx, lock.KeySet.Version) })
 	if status != locking.StatusConflict || err != nil {
-		t.Errorf("a version that changed: %s, %v", status, err)
+		t.Errorf("a changed revision: %s, %v", status, err)
 	}
 
 	families := metricFamilies(t, registry)
@@ -220,7 +222,7 @@ func TestMetricNames_TextAndRegistry_AreEqual(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, one, err)
 		}
 		if again, err := lockDurations(read, name); err != nil || !reflect.DeepEqual(again, one) {
-			t.Errorf("%s: %v, %v as text, want %v", name, again, err, one)
+			t.Errorf("%s: %v, %v in the text format, want %v", name, again, err, one)
 		}
 		two, err := lockDurations(slices.Concat(families, read), name)
 		if err != nil || two["1"].Total() != 2 {
@@ -229,12 +231,12 @@ func TestMetricNames_TextAndRegistry_AreEqual(t *testing.T) {
 	}
 }
 
-// TestLockReport_Samples_CountsAndRecommends is about what is counted and suggested.
+// TestLockReport_Samples_CountsAndRecommends checks the counts and recommendations of lockReport.
 func TestLockReport_Samples_CountsAndRecommends(t *testing.T) {
 	t.Parallel()
 	for n, enough := range map[int]bool{locking.MinSamples - 1: false, locking.MinSamples: true} {
 		if _, ok := locking.RecommendLease("1", locking.Histogram{Bounds: []float64{1}, Counts: []float64{float64(n), 0}}); ok != enough {
-			t.Errorf("a lease is suggested from %d sections: %v; package locking has another minimum", n, ok)
+			t.Errorf("a lease is recommended from %d sections: %v; package locking has another minimum", n, ok)
 		}
 	}
 	histogram := func(bound float64, below, all uint64) *dto.MetricFamily {
@@ -269,12 +271,12 @@ func TestLockReport_Samples_CountsAndRecommends(t *testing.T) {
 		}
 	}
 	if _, err := lockReport([]*dto.MetricFamily{histogram(0.2, 1, 1), histogram(0.3, 1, 1)}); err == nil {
-		t.Error("histograms that cannot be added were added")
+		t.Error("histograms with different bounds were added")
 	}
 }
 
-// TestLeaser_SectionsChange_LeaseFollows shortens the lease after many short sections, and lengthens it again
-// when some outlive it.
+// TestLeaser_SectionsChange_LeaseFollows shortens the lease after many short sections, and lengthens it when
+// some sections exceed it.
 func TestLeaser_SectionsChange_LeaseFollows(t *testing.T) {
 	t.Parallel()
 	registry, metrics := newMetrics(t)
@@ -291,10 +293,10 @@ func TestLeaser_SectionsChange_LeaseFollows(t *testing.T) {
 		return x.lease(1)
 	}
 	if first := choose(); first != leaseFirst || log.Len() > 0 {
-		t.Errorf("without evidence: %v, %s", first, log.String())
+		t.Errorf("without samples: %v, %s", first, log.String())
 	}
 	var short time.Duration
-	stacktest.Eventually(t, "so many short sections that the lease is shortened", func() bool { // a busy machine needs more
+	stacktest.Eventually(t, "enough short sections to shorten the lease", func() bool { // a busy machine needs more
 		for range locking.MinSamples {
 			if status, err := b.section(ctx, l, "short", func(*locking.Lock) {}); status != "ok" || err != nil {
 				t.Fatalf("%s, %v", status, err)
@@ -308,13 +310,13 @@ func TestLeaser_SectionsChange_LeaseFollows(t *testing.T) {
 		all.Go(func() {
 			status, err := b.section(ctx, l, fmt.Sprintf("long-%d", i), func(lock *locking.Lock) { b.awaitLeaseEnd(t, lock) })
 			if status != locking.StatusLockLost || err != nil {
-				t.Errorf("a section that outlived its lease: %s, %v", status, err)
+				t.Errorf("a section that exceeded its lease: %s, %v", status, err)
 			}
 		})
 	}
 	all.Wait()
 	if long := choose(); long <= short {
-		t.Errorf("after sections that outlived %v: %v, %s", short, long, log.String())
+		t.Errorf("after sections that exceeded %v: %v, %s", short, long, log.String())
 	}
 	for _, field := range []string{"lock lease chosen from measurement", `"slots":"1"`, `"lease_ms":`, `"p99_ms":`, `"margin":`} {
 		if !strings.Contains(log.String(), field) {
@@ -322,19 +324,19 @@ func TestLeaser_SectionsChange_LeaseFollows(t *testing.T) {
 		}
 	}
 	evidence := regexp.MustCompile(`"samples":(\d+)`).FindAllStringSubmatch(log.String(), -1)
-	if len(evidence) < 2 { // of the shorter lease and of the longer one
+	if len(evidence) < 2 { // one for the shorter lease, one for the longer
 		t.Errorf("no samples in %s", log.String())
 	}
 	for _, samples := range evidence {
 		if n, err := strconv.Atoi(samples[1]); err != nil || n < locking.MinSamples {
-			t.Errorf("a lease was chosen from %s samples", samples[1])
+			t.Errorf("a lease was chosen from only %s samples", samples[1])
 		}
 	}
 	t.Log(log.String())
 }
 
-// TestEmbedded_Redlock_StartsLockServers starts Redlock's servers, with their data in directories of their own,
-// and kills one.
+// TestEmbedded_Redlock_StartsLockServers starts the lock servers of redlock, each with its own data
+// directory, and kills one.
 func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
 	t.Parallel()
 	dir := stacktest.DataDir(t)
@@ -380,6 +382,6 @@ func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(10 * time.Second):
-		t.Error("nobody says that a lock server has ended")
+		t.Error("the end of a lock server was not reported")
 	}
 }
