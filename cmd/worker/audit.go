@@ -28,7 +28,7 @@ type auditCommand struct {
 	Output           string `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
 	Directory        `embed:""`
 	Connections      `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: from endpoints.env, else holdfast"` //nolint:staticcheck // kong reads each set tag
-	RequestKeyTTL    time.Duration                                                                                                                                    `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" default:"24h" group:"Policies, as set for the workers:" help:"How long answers and ended holds are remembered. A repair needs it."`
+	RequestKeyTTL    time.Duration                                                                                                                                 `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" default:"24h" group:"Policies, as set for the workers:" help:"How long answers and ended holds are remembered. A repair needs it."`
 }
 
 func (*auditCommand) Help() string {

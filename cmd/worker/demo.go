@@ -161,7 +161,7 @@ func (d *demo) hotel(ctx context.Context) error {
 	if err := d.place(ctx, room, "ana", stay, 10*time.Minute, holds.EventHoldCreated, &ana); err != nil {
 		return err
 	}
-	d.printf("  Ana requests three nights from %s.  hold.created: a room is held for her until %s.",
+	d.printf("  Ana requests three nights from %s.    hold.created: a room is held for her until %s.",
 		stay.CheckIn, clock(ana.ExpiresAt))
 	if err := d.place(ctx, room, "ben", stay, 2*time.Second, holds.EventHoldCreated, &ben); err != nil {
 		return err

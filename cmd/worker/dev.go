@@ -51,8 +51,8 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	if err != nil {
 		return err
 	}
-	fmt.Fprint(std.out, "Holdfast keeps rooms, seats and stock for customers while they pay, "+
-		"and takes them back if they do not.\n\n")
+	fmt.Fprint(std.out, "Holdfast holds rooms, seats and stock for customers while they pay, "+
+		"and frees them if they do not.\n\n")
 	given := config // with the URLs of the user's own servers only
 	own := config.ownNamespace()
 	if own {

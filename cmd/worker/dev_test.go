@@ -85,8 +85,8 @@ func TestDev_ServersGiven_UsesOwnNamespace(t *testing.T) {
 		return string(out)
 	}
 	reported := dev()
-	own := regexp.MustCompile(`namespace of its own, (holdfast_dev_[0-9a-f]{8}), which is removed`).FindStringSubmatch(reported)
-	if own == nil || !strings.Contains(reported, "The namespace "+own[1]+" is removed from your servers.") {
+	own := regexp.MustCompile(`into the new namespace (holdfast_dev_[0-9a-f]{8}), which is removed`).FindStringSubmatch(reported)
+	if own == nil || !strings.Contains(reported, "Namespace "+own[1]+" was removed from your servers.") {
 		t.Fatalf("the output does not name the namespace that is used and removed:\n%s", reported)
 	}
 	given := stacktest.Namespace(t)
@@ -133,4 +133,31 @@ func contents(t *testing.T, namespace string) (streams, keys int, schema bool) {
 	defer db.Close()
 	_, err = db.Epoch(t.Context())
 	return streams, keys, err == nil
+}
+
+// TestDev_Once_PlaysStoryAndEnds runs `worker dev --once` as a process, with and without lock servers.
+func TestDev_Once_PlaysStoryAndEnds(t *testing.T) {
+	t.Parallel()
+	binary, err := workerBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, more := range map[string][]string{"plain": nil, "redlock": {"--lock-strategy", "redlock"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command(binary, append([]string{"dev", "--once", "--http-addr", "127.0.0.1:0", "--data-dir", t.TempDir()}, more...)...)
+			out, err := cmd.CombinedOutput()
+			for _, want := range []string{"Do not use this setup in production", "Ana pays", "his room is free again", "One of them holds it, 199", "dead letter", "malformed"} {
+				if !strings.Contains(string(out), want) {
+					t.Errorf("the output lacks %q", want)
+				}
+			}
+			if n := strings.Count(string(out), "locks     redis://"); more != nil && n != lockServersMin {
+				t.Errorf("the output lists %d lock servers", n)
+			}
+			if err != nil || t.Failed() {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
 }

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -53,4 +56,55 @@ func TestEmbedded_RedisDataRemoved_HoldsRebuilt(t *testing.T) {
 		t.Errorf("a held seat was granted again: %s", o.Type)
 	}
 	worker.stop(t)
+}
+
+// TestEmbedded_Redlock_StartsLockServers starts the lock servers of redlock, each with its own data
+// directory, and kills one.
+func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
+	t.Parallel()
+	dir := stacktest.DataDir(t)
+	c := Config{
+		Connections: Connections{NATSURL: "n", RedisURL: "r", PostgresURL: "p", Namespace: "n"},
+		Operations:  Operations{HTTPAddr: "h:1"}, Locks: Locks{LockServers: LockServers{LockStrategy: redlockStrategy}},
+	}
+	started, err := startServers(t.Context(), &c, stack.Options{Dir: dir, Progress: func(line string) { t.Log(line) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := started.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	path, err := c.writeEndpoints(started, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := stack.ReadEndpoints(path)
+	if urls := strings.Split(found["HOLDFAST_LOCK_REDIS_URLS"], ","); err != nil || len(urls) != lockServersMin || !slices.Equal(urls, c.LockRedisURLs) {
+		t.Errorf("endpoints: %v, %v, want %v", found, err, c.LockRedisURLs)
+	}
+	if err := c.LockServers.AfterApply(); err != nil {
+		t.Error(err)
+	}
+	for i := range lockServersMin {
+		if _, err := os.Stat(filepath.Join(dir, fmt.Sprintf("redis-lock-%d", i+1), "redis")); err != nil {
+			t.Error(err)
+		}
+	}
+	victim, err := os.FindProcess(started.locks[1].RedisPID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := victim.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-started.failed:
+		if !strings.Contains(err.Error(), "lock server 2") {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the end of a lock server was not reported")
+	}
 }

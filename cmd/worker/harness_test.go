@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,6 +27,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
 
+	"holdfast/internal/contract"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
@@ -474,5 +477,55 @@ func (p *process) killed(t testing.TB) {
 	var exit *exec.ExitError
 	if !errors.As(p.err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 		t.Fatalf("the process exited with %v, want killed", p.err)
+	}
+}
+
+// get requests a path of the operations address of a worker.
+func (p *process) get(t *testing.T, path string) (status int, body string) {
+	t.Helper()
+	response, err := http.Get("http://" + p.http + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	defer http.DefaultClient.CloseIdleConnections()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(text)
+}
+
+// lockedBuffer is a buffer for concurrent use.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// checkOutbound validates an outbound event against its schema. Every event that a worker publishes in these tests
+// goes through it.
+func checkOutbound(t testing.TB, e events.Envelope, m jetstream.Msg) {
+	t.Helper()
+	schema, err := contract.ReadSchema("../../docs/schemas/out/"+strings.TrimPrefix(e.Type, "holdfast.")+".json", "")
+	if err == nil {
+		err = schema.Validate(m.Data())
+	}
+	if err != nil {
+		t.Errorf("%s does not match its schema: %v\n%s", e.Type, err, m.Data())
+	}
+	if m.Headers().Get("Content-Type") != "application/cloudevents+json" || m.Headers().Get("Nats-Msg-Id") != e.ID {
+		t.Errorf("%s has the headers %v", e.Type, m.Headers())
 	}
 }

@@ -7,8 +7,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -20,22 +18,6 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
 )
-
-// get requests a path of the operations address of a worker.
-func (p *process) get(t *testing.T, path string) (status int, body string) {
-	t.Helper()
-	response, err := http.Get("http://" + p.http + path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = response.Body.Close() }()
-	defer http.DefaultClient.CloseIdleConnections()
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return response.StatusCode, string(text)
-}
 
 // TestHTTPQueries_EveryEndpoint_Answers requests every endpoint of section 9 of the contract.
 func TestHTTPQueries_EveryEndpoint_Answers(t *testing.T) {
@@ -225,102 +207,4 @@ func TestReadiness_RedisEmptied_ReportsRebuild(t *testing.T) {
 		t.Errorf("the event that waited was answered with %s", o.Type)
 	}
 	stacktest.Eventually(t, "the worker to be ready", func() bool { code, _ := status(); return code == 200 })
-}
-
-// TestDev_Once_PlaysStoryAndEnds runs `worker dev --once` as a process, with and without lock servers.
-func TestDev_Once_PlaysStoryAndEnds(t *testing.T) {
-	t.Parallel()
-	binary, err := workerBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, more := range map[string][]string{"plain": nil, "redlock": {"--lock-strategy", "redlock"}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			cmd := exec.Command(binary, append([]string{"dev", "--once", "--http-addr", "127.0.0.1:0", "--data-dir", t.TempDir()}, more...)...)
-			out, err := cmd.CombinedOutput()
-			for _, want := range []string{"Not checked here: what outlives a crash", "Ana pays", "came back by itself", "One of them has it, 199", "dead letter", "malformed"} {
-				if !strings.Contains(string(out), want) {
-					t.Errorf("the output lacks %q", want)
-				}
-			}
-			if n := strings.Count(string(out), "locks     redis://"); more != nil && n != lockServersMin {
-				t.Errorf("the output lists %d lock servers", n)
-			}
-			if err != nil || t.Failed() {
-				t.Errorf("%v\n%s", err, out)
-			}
-		})
-	}
-}
-
-// TestUsage_Mistakes_ExplainedWithExit2 checks the exit code and the message for wrong usage.
-func TestUsage_Mistakes_ExplainedWithExit2(t *testing.T) {
-	t.Parallel()
-	for args, want := range map[string]struct {
-		code int
-		text string
-	}{
-		"":                         {exitUsage, "Start everything"},
-		"--version":                {exitOK, runtime.Version()},
-		"fly":                      {exitUsage, "fly"},
-		"--help":                   {exitOK, "worker dev --once"},
-		"run --help":               {exitOK, "--lock-strategy"},
-		"run":                      {exitUsage, "HOLDFAST_NATS_URL"},
-		"run --namespace Bad":      {exitUsage, "--namespace"},
-		"run --hold-ttl 2h":        {exitUsage, "--hold-ttl-max"},
-		"run --hold-ttl-max 3h":    {exitUsage, "--hold-lifetime-max"},
-		"run --request-key-ttl 1h": {exitUsage, "--request-key-ttl"},
-		"run --lock-lease 1ms":     {exitUsage, "--lock-lease"},
-		"run --lock-strategy hope": {exitUsage, "--lock-strategy"},
-		"run --lock-lease soon":    {exitUsage, "auto"},
-		"run --lock-lease 0s":      {exitUsage, "--lock-lease"},
-		"run --lock-renew-max 11m": {exitUsage, "--lock-renew-max"},
-
-		"run --nats-url x --redis-url y --postgres-url z --lock-strategy redlock":                       {exitUsage, "HOLDFAST_LOCK_REDIS_URLS"},
-		"run --lock-strategy redlock --lock-redis-urls redis://a":                                       {exitUsage, "odd number"},
-		"run --lock-strategy redlock --lock-redis-urls redis://a,redis://b,redis://c,redis://d":         {exitUsage, "odd number"},
-		"run --lock-strategy redlock --lock-redis-urls redis://a,redis://b,redis://a":                   {exitUsage, "twice"},
-		"run --lock-strategy redlock --lock-redis-urls redis://a,redis://:s3cret@b:bad/0,redis://c":     {exitUsage, "number 2"},
-		"run --lock-strategy redlock --lock-redis-urls redis://a,redis://:s3cret@b/0,redis://:s3cret@b": {exitUsage, "b:6379"},
-		"run --lock-strategy range --lock-redis-urls redis://:s3cret@a":                                 {exitUsage, "redlock only"},
-		"run --lock-strategy redlock --lock-fair":                                                       {exitUsage, "--lock-fair"},
-		"run --lock-strategy none --lock-lease auto":                                                    {exitUsage, "--lock-lease"},
-		"run --lock-strategy optimistic --lock-renew-max 1m":                                            {exitUsage, "--lock-renew-max"},
-
-		"preflight --help":                   {exitOK, "worker preflight --no-migrate"},
-		"preflight":                          {exitUsage, "HOLDFAST_NATS_URL"},
-		"preflight -o xml":                   {exitUsage, "--output"},
-		"run --preflight perhaps":            {exitUsage, "--preflight"},
-		"rebuild --help":                     {exitOK, "worker rebuild --verify"},
-		"rebuild -o xml":                     {exitUsage, "--output"},
-		"rebuild --verify":                   {exitUsage, "HOLDFAST_NATS_URL"},
-		"rebuild --log-level debug --verify": {exitUsage, "unknown flag --log-level"},
-		"migrate --lock-strategy none":       {exitUsage, "unknown flag --lock-strategy"},
-		"healthcheck --help":                 {exitOK, "worker healthcheck --http-addr"},
-		"healthcheck --http-addr here":       {exitUsage, "host:port"},
-		"healthcheck --http-addr a:1 x":      {exitUsage, "unexpected argument x"},
-		"healthcheck --timeout 0s":           {exitUsage, "--timeout"},
-		"healthcheck --http-addr :1":         {exitFailed, "127.0.0.1:1"},
-		"completion fish":                    {exitOK, "function __complete_worker"},
-		"completion tcsh":                    {exitUsage, "tcsh"},
-		"locks --help":                       {exitOK, "-o json"},
-		"locks -o xml":                       {exitUsage, "--output"},
-		"locks --http-addr here":             {exitUsage, "host:port"},
-		"locks --http-addr a:1,a:1":          {exitUsage, "twice"},
-		"locks --http-addr 127.0.0.1:1":      {exitFailed, "worker dev"},
-		"migrate --nats-url x --redis-url y": {exitUsage, "HOLDFAST_POSTGRES_URL"},
-		"migrate --nats-url x --redis-url redis://:s3cret@h:bad/0 --postgres-url z":                                                    {exitUsage, "--redis-url"},
-		"migrate --nats-url x --redis-url redis://127.0.0.1:1 --postgres-url postgres://a:s3cret@h:bad/0":                              {exitUsage, "--postgres-url"},
-		"preflight --lock-strategy range --nats-url x --redis-url redis://127.0.0.1:1 --postgres-url postgres://a:s3%zzs3cret@h/0":     {exitUsage, "--postgres-url"},
-		"preflight --lock-strategy range --nats-url nats://a:s3cret@h:bad --redis-url redis://127.0.0.1:1 --postgres-url postgres://h": {exitFailed, "nats.reachable"},
-	} {
-		var out strings.Builder
-		if code := run(t.Context(), strings.Fields(args), streams{&out, &out}); code != want.code || !strings.Contains(out.String(), want.text) {
-			t.Errorf("worker %s: %d, %s\nwant %d with %s", args, code, out.String(), want.code, want.text)
-		}
-		if strings.Contains(out.String(), "s3cret") {
-			t.Errorf("worker %s shows a password: %s", args, out.String())
-		}
-	}
 }

@@ -49,7 +49,7 @@ func TestOutage_ServerHangs_EventsWait(t *testing.T) {
 				t.Fatalf("%v: %s", err, body)
 			}
 			return code == 503 && slices.Contains(ready.Reasons, name) && slices.Contains(ready.Reasons, "paused") &&
-				strings.Contains(ready.Details["paused"], "waits for an outage to end: ")
+				strings.Contains(ready.Details["paused"], "is paused by an outage: ")
 		})
 		signalAll(t, pid, syscall.SIGCONT)
 		if o := s.answer(requested); o.Type != events.Type(holds.EventHoldCreated) {

@@ -35,59 +35,6 @@ func TestPrivileges_Least_EveryStrategyWorks(t *testing.T) {
 	}
 }
 
-// TestAudit_ReadOnlyUser_ChangesNothing runs an audit and a repair as a user that may only read.
-func TestAudit_ReadOnlyUser_ChangesNothing(t *testing.T) {
-	t.Parallel()
-	s := newRestrictedHarness(t)
-	s.startWorker("HOLDFAST_RECONCILE=off")
-	s.setInventory("hall", holds.SlotSelection{}, 10)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))).Subject
-	s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: "p"}))
-	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "l", holds.SlotSelection{}, 600)))
-	counts := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, holds.Partition("hall"))
-	if err := s.redis.HSet(t.Context(), counts, "stock", "5").Err(); err != nil {
-		t.Fatal(err)
-	}
-	admin, err := pgx.Connect(t.Context(), s.urls.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = admin.Close(context.Background()) }()
-	reserved := func() (n int) {
-		t.Helper()
-		if err := admin.QueryRow(t.Context(), "SELECT reserved FROM holdfast.inventory").Scan(&n); err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	repair := func(want string) {
-		t.Helper()
-		var out, stderr strings.Builder
-		code := run(t.Context(), append(s.auditFlags(), "--repair", "--yes"), streams{&out, &stderr})
-		if code != exitFailed || !strings.Contains(out.String(), want) || !strings.Contains(strings.ToLower(stderr.String()), "noperm") && !strings.Contains(stderr.String(), "25006") ||
-			!strings.HasSuffix(stderr.String(), ": repair with the worker's Redis and Postgres URLs\n") {
-			t.Errorf("the auditor's repair: exit code %d: %s%s", code, out.String(), stderr.String())
-		}
-	}
-	repair("Redis counts 5 held of slot stock of hall")
-	if got := s.counts("hall")["stock"]; got != "5" {
-		t.Errorf("%s are held afterwards", got)
-	}
-	if code, out, _ := s.runAudit("--repair", "--yes"); code != exitOK {
-		t.Errorf("the worker's repair: exit code %d: %s", code, out)
-	}
-	if _, err := admin.Exec(t.Context(), "UPDATE holdfast.inventory SET reserved = 3"); err != nil {
-		t.Fatal(err)
-	}
-	repair("Postgres has 3 reserved of slot stock of hall")
-	if got := reserved(); got != 3 {
-		t.Errorf("%d are reserved afterwards", got)
-	}
-	if code, out, _ := s.runAudit("--repair", "--yes"); code != exitOK || reserved() != 1 || s.counts("hall")["stock"] != "1" {
-		t.Errorf("the worker's repair: exit code %d: %s", code, out)
-	}
-}
-
 // TestWorker_PermissionMissing_EventsWait revokes a permission of the worker on each server. Events wait, none
 // is dead-lettered, the log names the missing permission, and all are answered once it is granted again.
 func TestWorker_PermissionMissing_EventsWait(t *testing.T) {

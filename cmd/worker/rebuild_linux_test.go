@@ -433,7 +433,7 @@ func TestCorruptCounter_NotHealed_RedisRebuilt(t *testing.T) {
 	}
 }
 
-// TestRebuild_Command_ComparesAndRebuilds compares, damages and fills in by hand.
+// TestRebuild_Command_ComparesAndRebuilds compares, corrupts, compares again and rebuilds.
 func TestRebuild_Command_ComparesAndRebuilds(t *testing.T) {
 	t.Parallel()
 	s, _ := newHarnessWithRedis(t, stack.Options{})
@@ -476,7 +476,7 @@ func TestRebuild_Command_ComparesAndRebuilds(t *testing.T) {
 	}
 	want := []string{"answer to request:k1: ", "held of slot A-12: 3", "hold " + id + ": ", "live holds of user eve: 1"}
 	if code != exitFailed || report.Live != 1 || !slices.Equal(whats, want) {
-		t.Errorf("compared after the damage: %d %v, want %v", code, whats, want)
+		t.Errorf("compared after the corruption: %d %v, want %v", code, whats, want)
 	}
 	if code, out = command("--verify"); code != exitFailed || !strings.Contains(out, "held of slot A-12") || !strings.Contains(out, "differences: 4") {
 		t.Errorf("the same as a table: %d %s", code, out)

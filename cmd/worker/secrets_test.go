@@ -157,7 +157,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 			t.Fatal(err)
 		}
 		if status, body := limited.get(t, "/v1/holds/"+hold.String()); status != http.StatusOK {
-			seen.add("answer about a damaged hold", body)
+			seen.add("answer about a corrupt hold", body)
 		}
 		s.publish(events.PaymentConfirmed, "ruin", events.PaymentConfirmedData{HoldID: hold.String(), PaymentID: "p"})
 		s.publish(events.BookingExtended, "ruin", events.BookingExtendedData{HoldID: hold.String(), TTLSeconds: 60})
@@ -171,7 +171,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 	for _, resource := range []string{"ruin2", "ruin3"} {
 		s.publish(events.BookingRequested, resource, bookingData(resource, user, "k", holds.SlotSelection{Slots: []string{"A"}}, 60))
 		_, body := limited.get(t, "/v1/availability?slot=A&resource_id="+resource)
-		seen.add("availability of what is damaged", body)
+		seen.add("availability of a corrupt resource", body)
 	}
 	stacktest.Eventually(t, "the corruption to be logged", func() bool { return strings.Contains(limited.log.String(), "damaged data in redis") })
 

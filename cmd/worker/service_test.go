@@ -28,7 +28,7 @@ func TestService_EveryQuery_AnswersAsHTTP(t *testing.T) {
 	s.setInventory("shoes", holds.SlotSelection{}, 5)
 	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 3600)))
 
-	const nobody = "hall.00000000000000000000000000000000"
+	const unknownHold = "hall.00000000000000000000000000000000"
 	table := []struct{ endpoint, query, path string }{
 		{"availability", `{"resource_id":"double","check_in":"2027-01-01","check_out":"2027-01-04"}`, "/v1/availability?resource_id=double&check_in=2027-01-01&check_out=2027-01-04"},
 		{"availability", `{"resource_id":"hall","slots":["A-12","A-13"]}`, "/v1/availability?resource_id=hall&slot=A-12&slot=A-13"},
@@ -42,7 +42,7 @@ func TestService_EveryQuery_AnswersAsHTTP(t *testing.T) {
 		{"availability", `{"resource_id":"hall","slots":["A-12","A-12"]}`, "/v1/availability?resource_id=hall&slot=A-12&slot=A-12"},
 		{"availability", `{"resource_id":"double","colour":"red"}`, "/v1/availability?resource_id=double&colour=red"},
 		{"hold", `{"hold_id":"` + hold.Subject + `"}`, "/v1/holds/" + hold.Subject},
-		{"hold", `{"hold_id":"` + nobody + `"}`, "/v1/holds/" + nobody},
+		{"hold", `{"hold_id":"` + unknownHold + `"}`, "/v1/holds/" + unknownHold},
 		{"hold", `{"hold_id":"nonsense"}`, "/v1/holds/nonsense"},
 	}
 	known := map[string]int{`,"known":true`: 0, `,"known":false`: 0} // the member that only NATS has, with its count

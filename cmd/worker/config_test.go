@@ -1,12 +1,6 @@
 package main
 
 import (
-	"net"
-	"net/http"
-	"net/http/httptest"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -69,68 +63,5 @@ func TestSettings_FlagAndEnvironment_FlagWins(t *testing.T) {
 	set := parsed.Selected().Target.Addr().Interface().(*runCommand)
 	if set.HoldTTL.String() != "30s" || set.LockWait.String() != "1s" || set.DataDir != defaultDataDir || set.Namespace != defaultNamespace {
 		t.Errorf("hold-ttl %s, lock-wait %s, data-dir %s, namespace %s", set.HoldTTL, set.LockWait, set.DataDir, set.Namespace)
-	}
-}
-
-// TestHealthcheck_LiveEndedAndForeign_ExitCodes checks a running worker, a stopped one, and a server that is
-// not a worker.
-func TestHealthcheck_LiveEndedAndForeign_ExitCodes(t *testing.T) {
-	t.Parallel()
-	other := httptest.NewServer(http.NotFoundHandler())
-	defer other.Close()
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts connections and never answers
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = silent.Close() }()
-	check := func(want int, text string, args ...string) {
-		t.Helper()
-		var out strings.Builder
-		if code := run(t.Context(), append([]string{"healthcheck"}, args...), streams{&out, &out}); code != want || !strings.Contains(out.String(), text) {
-			t.Errorf("worker healthcheck %v: %d, %s\nwant %d with %s", args, code, out.String(), want, text)
-		}
-	}
-	worker := newHarness(t).startWorker()
-	_, port, err := net.SplitHostPort(worker.http)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "endpoints.env"), []byte("HOLDFAST_HTTP_ADDR="+worker.http+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	check(exitOK, "alive: http://"+worker.http, "--http-addr", worker.http, "--timeout", "1m")
-	check(exitOK, "alive: http://"+worker.http, "--http-addr", "0.0.0.0:"+port, "--timeout", "1m")
-	check(exitOK, "alive: http://"+worker.http, "--data-dir", dir, "--timeout", "1m")
-	check(exitFailed, "404", "--http-addr", other.Listener.Addr().String(), "--timeout", "1m")
-	check(exitFailed, "no worker answers", "--http-addr", silent.Addr().String(), "--timeout", "50ms")
-	worker.stop(t)
-	check(exitFailed, "no worker answers", "--data-dir", dir, "--timeout", "1m")
-}
-
-// TestCompletion_Prefix_PrintsCandidates requests completions as a shell does. Only the candidates are
-// printed.
-func TestCompletion_Prefix_PrintsCandidates(t *testing.T) {
-	t.Parallel()
-	binary, err := workerBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line, want := range map[string][]string{
-		"worker pre":                          {"preflight"},
-		"worker run --lock-strategy ":         {"none", "optimistic", "range", "redlock"},
-		"worker healthcheck --":               {"--data-dir", "--help", "--http-addr", "--timeout", "--version"},
-		"worker completion ":                  {"bash", "fish", "zsh"},
-		"worker migrate --log-level w":        {"warn"},
-		"worker dev --once --late-payment re": {"reject"},
-	} {
-		shell := exec.Command(binary)
-		shell.Env = append(plainEnviron(), "COMP_LINE="+line)
-		out, err := shell.CombinedOutput()
-		got := strings.Fields(string(out))
-		slices.Sort(got)
-		if err != nil || !slices.Equal(got, want) {
-			t.Errorf("%q: %v, %q, want %q", line, err, got, want)
-		}
 	}
 }
