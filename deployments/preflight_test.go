@@ -14,7 +14,7 @@ import (
 )
 
 // TestPreflight looks at servers with these users as the worker, and as the administrator: the
-// worker has all that it needs and nothing that it should not have.
+// worker has all privileges that it needs and nothing that it should not have.
 func TestPreflight(t *testing.T) {
 	t.Parallel()
 	g := newServers(t)
