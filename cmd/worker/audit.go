@@ -28,7 +28,7 @@ type auditCommand struct {
 	Output           string `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
 	Directory        `embed:""`
 	Connections      `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: from endpoints.env, else holdfast"` //nolint:staticcheck // kong reads each set tag
-	RequestKeyTTL    time.Duration                                                                                                                                 `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" default:"24h" group:"Policies, as set for the workers:" help:"How long answers and ended holds are remembered. A repair needs it."`
+	RequestKeyTTL    *time.Duration                                                                                                                                `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" group:"Policies, as set for the workers:" help:"How long repaired answers and ended holds are remembered. Default: the stored policy."`
 }
 
 func (*auditCommand) Help() string {
@@ -56,8 +56,8 @@ func (c *auditCommand) Validate() error {
 		return misused("--repair with -o json cannot ask for confirmation: add --yes")
 	case c.ResourceID != "" && !holds.ResourcePattern.MatchString(c.ResourceID):
 		return misused("--resource-id must match %s", holds.ResourcePattern)
-	case c.RequestKeyTTL < time.Second:
-		return misused("--request-key-ttl %s must be at least 1s", c.RequestKeyTTL)
+	case c.RequestKeyTTL != nil && *c.RequestKeyTTL < time.Second:
+		return misused("--request-key-ttl %s must be at least 1s", *c.RequestKeyTTL)
 	}
 	return nil
 }
@@ -156,7 +156,11 @@ func (c *auditCommand) repair(ctx context.Context, std streams, servers audit.Ba
 		fmt.Fprintln(std.err, "Nothing was changed.")
 		return nil
 	}
-	if err := audit.Repair(ctx, servers, report.Findings, c.RequestKeyTTL); err != nil {
+	memory := time.Duration(0) // as the stored policy
+	if c.RequestKeyTTL != nil {
+		memory = *c.RequestKeyTTL
+	}
+	if err := audit.Repair(ctx, servers, report.Findings, memory); err != nil {
 		return err
 	}
 	if c.Output == "table" {

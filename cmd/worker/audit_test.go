@@ -82,7 +82,7 @@ func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
 		"\n1. counter  hall  A-12\n   Redis counts nonsense held of slot A-12 of hall; its live holds take 1.\n",
 		"   where   " + key + ": found nonsense, expected 1\n",
 		"   after   sequence 2 of " + s.subjects.OutStream() + ": hold.created " + created.ID + ", 20",
-		"   remedy  Set the counter to what the records of the live holds say. worker audit --repair does this.\n",
+		"   remedy  Set the counter to what the records of the live holds take. worker audit --repair does this.\n",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("worker audit does not print %q:\n%s", want, out)

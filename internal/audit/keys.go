@@ -7,7 +7,7 @@ import (
 	"holdfast/internal/holds"
 )
 
-// keyspace names the Redis keys of a namespace, as holds/doc.go tells them.
+// keyspace is a namespace. It names the Redis keys that holds/doc.go describes.
 type keyspace string
 
 func (ns keyspace) partition(p int) string { return string(ns) + ":{" + strconv.Itoa(p) + "}:" }
@@ -21,11 +21,12 @@ func (ns keyspace) of(resource string) []string {
 	partition, prefix := ns.partition(holds.Partition(resource)), ns.prefix(resource)
 	return []string{
 		partition + "epoch", partition + "agenda",
-		prefix + "counts", prefix + "records", prefix + "due", prefix + "departing", prefix + "tombstones", prefix + "rev", prefix + "users",
+		prefix + "counts", prefix + "records", prefix + "due", prefix + "departing", prefix + "tombstones",
+		prefix + "rev", prefix + "users",
 	}
 }
 
-// pattern matches every key of a resource, or of all when it is "".
+// pattern returns the pattern of every key of a resource, or of all keys for "".
 func (ns keyspace) pattern(resource string) string {
 	if resource == "" {
 		return string(ns) + ":{*"
@@ -33,20 +34,21 @@ func (ns keyspace) pattern(resource string) string {
 	return ns.prefix(resource) + "*"
 }
 
-// key is what the name of a key says.
+// key is the parsed name of a key.
 type key struct {
-	resource string // "" = it is a partition's own
+	resource string // "" for a key of a partition
 	name     string // what follows the prefix
-	ours     bool   // it is one that holds/doc.go knows, in the partition of its resource
+	ours     bool   // holds/doc.go describes it, and it is in the partition of its resource
 }
 
-// parse reads the name of a key.
+// parse parses the name of a key.
 func (ns keyspace) parse(name string) key {
 	rest, _ := strings.CutPrefix(name, string(ns)+":{")
 	number, rest, _ := strings.Cut(rest, "}:")
 	resource, suffix, found := strings.Cut(rest, ":")
 	if !found {
-		return key{name: rest, ours: rest == "epoch" || rest == "fence" || rest == "agenda" || rest == "format" && number == "0"}
+		return key{name: rest, ours: rest == "epoch" || rest == "fence" || rest == "agenda" ||
+			rest == "format" && number == "0"}
 	}
 	k := key{resource: resource, name: suffix}
 	kind, _, _ := strings.Cut(suffix, ":")
@@ -54,7 +56,7 @@ func (ns keyspace) parse(name string) key {
 	return k
 }
 
-// isOwn reports whether a key is one of those that every script is given.
+// isOwn reports whether a key is one of the keys that every script gets.
 func isOwn(name string) bool {
 	switch name {
 	case "counts", "records", "due", "departing", "tombstones", "rev", "users":
@@ -63,7 +65,7 @@ func isOwn(name string) bool {
 	return false
 }
 
-// isStray reports whether keys of a kind are there because of a hold, or end by themselves.
+// isStray reports whether keys of a kind belong to a hold, or expire by themselves.
 func isStray(kind string) bool {
 	switch kind {
 	case "hold", "started", "request", "extension", "lock", "locks", "waited_for", "waiting", "queue", "gone":

@@ -59,7 +59,7 @@ func (c *decider) dryRun(ctx context.Context, dry DryRunner, subject string, hea
 		}
 	}
 	var expiredAt *holds.Time
-	if id := d.result.Outcome.Hold; d.result.Err == nil && reasonOf(d.result.Outcome) == holds.ReasonExpired {
+	if id := d.result.Outcome.Hold; d.result.Err == nil && d.result.Outcome.Reason() == holds.ReasonExpired {
 		view, found, err := dry.GetHold(ctx, id)
 		if err != nil {
 			return DryRunResult{}, fmt.Errorf("evaluate: %w", err)
@@ -79,7 +79,7 @@ func newDryRunResult(r holds.Result, expiredAt *holds.Time, now holds.Time) (Dry
 		return dryRunFailure(r.Err)
 	}
 	o := r.Outcome
-	v := DryRunResult{Event: o.Event, Reason: reasonOf(o)}
+	v := DryRunResult{Event: o.Event, Reason: o.Reason()}
 	if !o.At.IsZero() && o.At.Before(now.Time) && v.Reason != holds.ReasonCancelled {
 		v.Text, v.Detail = "already answered", Humanize(now.Sub(o.At.Time))+" ago"
 		if o.Hold != (holds.HoldID{}) {
@@ -181,26 +181,6 @@ func describeShortage(s holds.SoldOut) string {
 		texts = append(texts, "worth another try at "+s.RetryAt.Format(holds.TimeFormat))
 	}
 	return strings.Join(texts, ", ")
-}
-
-// reasonOf is why an outcome refuses, "" when it does not.
-func reasonOf(o holds.Outcome) string {
-	switch data := o.Data.(type) {
-	case holds.HoldRejected:
-		return data.Reason
-	case holds.ExtensionRejected:
-		return data.Reason
-	case holds.ReleaseRejected:
-		return data.Reason
-	case holds.ConfirmRejected:
-		return data.Reason
-	case holds.CancelRejected:
-		return data.Reason
-	case holds.InventoryRejected:
-		return data.Reason
-	default:
-		return ""
-	}
 }
 
 // Humanize tells a duration to a person, in its largest unit: 41 s, 7 min, 3 h, 12 days.

@@ -19,7 +19,7 @@ func TestNewDryRunResult_EachResult_HasText(t *testing.T) {
 	later := holds.Time{Time: now.Add(10 * time.Minute)}
 	id := holds.HoldID{Resource: "room", UUID: "0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"}
 	expiredAt := before(3 * time.Hour)
-	outcome := func(event string, at holds.Time, data any) holds.Result {
+	outcome := func(event string, at holds.Time, data holds.OutcomeData) holds.Result {
 		return holds.Result{Outcome: holds.Outcome{Event: event, Resource: "room", Hold: id, At: at, Data: data}}
 	}
 	failed := func(err error) holds.Result { return holds.Result{Err: err} }

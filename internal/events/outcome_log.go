@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -130,6 +131,12 @@ func (c *OutcomeLog) read(ctx context.Context, name string, after uint64, config
 	return last, nil
 }
 
+// rememberedOutcomes are the outcomes of which Redis remembers something.
+var rememberedOutcomes = []string{
+	holds.EventHoldCreated, holds.EventHoldRejected, holds.EventHoldExtended, holds.EventExtensionRejected, holds.EventHoldReleased,
+	holds.EventReleaseRejected, holds.EventHoldExpired, holds.EventHoldConfirmed, holds.EventBookingCancelled,
+}
+
 // readOutcome reads an outcome and hands it on, unless it is of a kind that Redis does not remember.
 func (c *OutcomeLog) readOutcome(m StoredMsg, each func(holds.StoredOutcome) error) error {
 	var e Envelope
@@ -140,29 +147,10 @@ func (c *OutcomeLog) readOutcome(m StoredMsg, each func(holds.StoredOutcome) err
 	event, _ := eventOf(e.Type)
 	outcome := holds.StoredOutcome{ID: e.ID, StoredAt: holds.Time{Time: m.Meta.Timestamp.UTC()}}
 	outcome.Event, outcome.At = event, e.Time
-	switch event {
-	case holds.EventHoldCreated:
-		outcome.Data, err = readData[holds.HoldCreated](e)
-	case holds.EventHoldRejected:
-		outcome.Data, err = readData[holds.HoldRejected](e)
-	case holds.EventHoldExtended:
-		outcome.Data, err = readData[holds.HoldExtended](e)
-	case holds.EventExtensionRejected:
-		outcome.Data, err = readData[holds.ExtensionRejected](e)
-	case holds.EventReleaseRejected:
-		outcome.Data, err = readData[holds.ReleaseRejected](e)
-	case holds.EventHoldReleased:
-		outcome.Data, err = readData[holds.HoldReleased](e)
-	case holds.EventHoldExpired:
-		outcome.Data, err = readData[holds.HoldExpired](e)
-	case holds.EventHoldConfirmed:
-		outcome.Data, err = readData[holds.HoldConfirmed](e)
-	case holds.EventBookingCancelled:
-		outcome.Data, err = readData[holds.BookingCancelled](e)
-	default:
+	if !slices.Contains(rememberedOutcomes, event) {
 		return nil
 	}
-	if err != nil {
+	if outcome.Data, _, err = holds.DecodeOutcomeData(event, e.Data); err != nil {
 		return err
 	}
 	header := m.Headers()
@@ -170,11 +158,6 @@ func (c *OutcomeLog) readOutcome(m StoredMsg, each func(holds.StoredOutcome) err
 		Fingerprint: header.Get(headerFingerprint), FirstEventID: header.Get(headerFirstCause), Started: header.Get(headerStarted) != "",
 	}
 	return each(outcome)
-}
-
-func readData[T any](e Envelope) (data T, err error) {
-	err = json.Unmarshal(e.Data, &data)
-	return data, err
 }
 
 // Unacknowledged implements holds.OutcomeLog: it reads what lies above the last acknowledgement before which

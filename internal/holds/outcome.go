@@ -48,7 +48,7 @@ type Outcome struct {
 	Resource        string
 	Hold            HoldID // zero when no hold is meant
 	At              Time   // when it was decided, zero when that is not remembered
-	Data            any    // one of the data types below
+	Data            OutcomeData
 	RebuildMetadata RebuildMetadata
 }
 
