@@ -238,7 +238,7 @@ func TestCorruptRecord_EventsOfResource_WaitUntilRebuilt(t *testing.T) {
 	if err := s.redis.HSet(t.Context(), key, id, "not a record").Err(); err != nil {
 		t.Fatal(err)
 	}
-	stacktest.Eventually(t, "the corruption to be logged", func() bool { return strings.Contains(worker.log.String(), "damaged data in redis") })
+	stacktest.Eventually(t, "the corruption to be logged", func() bool { return strings.Contains(worker.log.String(), "corrupt data in redis") })
 	waits := s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 600))
 	for i := range 3 {
 		if o := s.answer(s.publish(events.BookingRequested, "tent", bookingData("tent", fmt.Sprint("u", i), fmt.Sprint("k", i), seat, 600))); i < 2 && o.Type != events.Type(holds.EventHoldCreated) {

@@ -432,7 +432,7 @@ func launchBinary(t testing.TB, binary string, mayLack bool, args []string, env 
 				p.started <- line.HTTPAddr
 			}
 			fmt.Fprintf(&p.log, "%s\n", lines.Bytes())
-			if !mayLack && forbidden.Match(lines.Bytes()) && !bytes.Contains(lines.Bytes(), []byte("keyspace notifications cannot be switched on")) {
+			if !mayLack && forbidden.Match(lines.Bytes()) && !bytes.Contains(lines.Bytes(), []byte("keyspace notifications unavailable")) {
 				t.Errorf("the worker lacks a permission: %s", lines.Bytes())
 			}
 			fmt.Fprintf(t.Output(), "[%d] %s\n", p.cmd.Process.Pid, lines.Bytes())

@@ -173,7 +173,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 		_, body := limited.get(t, "/v1/availability?slot=A&resource_id="+resource)
 		seen.add("availability of a corrupt resource", body)
 	}
-	stacktest.Eventually(t, "the corruption to be logged", func() bool { return strings.Contains(limited.log.String(), "damaged data in redis") })
+	stacktest.Eventually(t, "the corruption to be logged", func() bool { return strings.Contains(limited.log.String(), "corrupt data in redis") })
 
 	// Each server in turn rejects the worker's login.
 	admin, err := pgx.Connect(t.Context(), s.urls.postgres)

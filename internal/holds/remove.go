@@ -7,7 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Remove removes every key of a namespace. No worker may run in it.
+// Remove removes every key of a namespace. No worker may use the namespace meanwhile.
 func Remove(ctx context.Context, namespace string, client redis.UniversalClient) error {
 	keys := client.Scan(ctx, 0, namespace+":{*", scanMax).Iterator()
 	for keys.Next(ctx) {

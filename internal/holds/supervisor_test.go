@@ -343,7 +343,7 @@ func TestSupervisor_CorruptionNotHealed_InvalidatesEpoch(t *testing.T) {
 	}
 	epochTerm.AgeCorruptions()
 	find()
-	if e, err := supervisor.Check(t.Context()); err != nil || e.Complete || !strings.Contains(e.Why, "damaged data in redis") {
+	if e, err := supervisor.Check(t.Context()); err != nil || e.Complete || !strings.Contains(e.Why, "corrupt data in redis") {
 		t.Errorf("when it was found for long, the epoch is %+v %v", e, err)
 	}
 	if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil || r.Live != 1 {
