@@ -58,8 +58,9 @@ func promtool(t *testing.T, rules string) (string, error) {
 	return string(out), err
 }
 
-// TestAlerts_EachCondition_FiresAsTested runs the promtool tests of the rules. Then it changes one rule after the
-// other so that it always fires, or never: the promtool tests must detect each change.
+// TestAlerts_EachCondition_FiresAsTested runs the promtool tests of the rules. Then it changes one
+// rule after the other so that it always fires, or never: the promtool tests must detect each
+// change.
 func TestAlerts_EachCondition_FiresAsTested(t *testing.T) {
 	t.Parallel()
 	stacktest.NeedTool(t, "promtool")

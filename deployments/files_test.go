@@ -22,8 +22,9 @@ func read(t *testing.T, path string) string {
 	return string(text)
 }
 
-// TestUsersConf_Scripts_MayRunAllCommands compares the permissions of the worker and of the auditor with the
-// commands in their scripts: none is missing, even if no test runs it. The auditor has no others.
+// TestUsersConf_Scripts_MayRunAllCommands compares the permissions of the worker and of the auditor
+// with the commands in their scripts: none is missing, even if no test runs it. The auditor has no
+// others.
 func TestUsersConf_Scripts_MayRunAllCommands(t *testing.T) {
 	t.Parallel()
 	rules := make(map[string][]string)

@@ -18,8 +18,8 @@ import (
 	"holdfast/internal/store"
 )
 
-// These tests check what the users in these files may not do. The tests of both programs, which CI runs with
-// HOLDFAST_TEST_PRIVILEGES=least, show that each user may do what it needs.
+// These tests check what the users in these files may not do. The tests of both programs, which CI
+// runs with HOLDFAST_TEST_PRIVILEGES=least, show that each user may do what it needs.
 func TestMain(m *testing.M) { stacktest.Main(m) }
 
 const (

@@ -178,8 +178,8 @@ func TestAccounts_EachSubject_OnlyAllowedUsers(t *testing.T) {
 	}
 }
 
-// TestMigrator_StreamMisconfigured_Repairs runs the migrator on a stream with a too long duplicate window and a
-// missing durable consumer.
+// TestMigrator_StreamMisconfigured_Repairs runs the migrator on a stream with a too long duplicate
+// window and a missing durable consumer.
 func TestMigrator_StreamMisconfigured_Repairs(t *testing.T) {
 	t.Parallel()
 	g := newServers(t)
@@ -225,8 +225,8 @@ func TestMigrator_StreamMisconfigured_Repairs(t *testing.T) {
 	}
 }
 
-// TestTeams_OwnAndOthersData_OnlyOwnAccessible has two teams use their permissions, and try to access the data of
-// the other team.
+// TestTeams_OwnAndOthersData_OnlyOwnAccessible has two teams use their permissions, and try to
+// access the data of the other team.
 func TestTeams_OwnAndOthersData_OnlyOwnAccessible(t *testing.T) {
 	t.Parallel()
 	g := newServers(t)

@@ -13,8 +13,8 @@ import (
 	"holdfast/internal/store"
 )
 
-// TestPreflight_WorkerAndAdmin_StatusesDiffer runs the preflight as the worker and as the administrator. The worker has all
-// permissions that it needs and no others.
+// TestPreflight_WorkerAndAdmin_StatusesDiffer runs the preflight as the worker and as the
+// administrator. The worker has all permissions that it needs and no others.
 func TestPreflight_WorkerAndAdmin_StatusesDiffer(t *testing.T) {
 	t.Parallel()
 	g := newServers(t)
@@ -62,8 +62,9 @@ func runPreflight(t *testing.T, g *stacktest.RestrictedServers, user string) map
 	return checks
 }
 
-// TestPreflight_GrantRevoked_Fails revokes each privilege that grants.sql grants to the worker, column by column. The
-// preflight detects each. The tests that run as the worker show that it needs no others.
+// TestPreflight_GrantRevoked_Fails revokes each privilege that grants.sql grants to the worker,
+// column by column. The preflight detects each. The tests that run as the worker show that it needs
+// no others.
 func TestPreflight_GrantRevoked_Fails(t *testing.T) {
 	t.Parallel()
 	g := newServers(t)

@@ -110,8 +110,8 @@ func refusedByRedis(err error) bool {
 	return redis.HasErrorPrefix(err, "NOPERM") || err != nil && strings.Contains(err.Error(), "The user executing the script can't")
 }
 
-// TestRedisConf_AsInREADME_Starts starts Redis with these files as described in README.md, and compares its users with
-// those of all other tests.
+// TestRedisConf_AsInREADME_Starts starts Redis with these files as described in README.md, and
+// compares its users with those of all other tests.
 func TestRedisConf_AsInREADME_Starts(t *testing.T) {
 	t.Parallel()
 	g := stacktest.NewRestrictedServers(t)

@@ -17,9 +17,9 @@ import (
 // exampleHold is the hold id that the examples of docs/asyncapi.yaml use.
 const exampleHold = "deluxe.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
 
-// TestAsyncAPI_EveryExample_AnsweredAsDocumented publishes every inbound example of docs/asyncapi.yaml
-// to a real worker. Each answer, in the inbox and in the stream, is the one in the document.
-// checkOutbound validates what is stored against its schema.
+// TestAsyncAPI_EveryExample_AnsweredAsDocumented publishes every inbound example of
+// docs/asyncapi.yaml to a real worker. Each answer, in the inbox and in the stream, is the one in
+// the document. checkOutbound validates what is stored against its schema.
 func TestAsyncAPI_EveryExample_AnsweredAsDocumented(t *testing.T) {
 	t.Parallel()
 	doc, err := contract.ReadAsyncAPI("../../docs/asyncapi.yaml")

@@ -11,8 +11,8 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestAudit_RepairAtTerminal_NeedsConfirmation runs `worker audit --repair` on a terminal and answers its
-// prompt.
+// TestAudit_RepairAtTerminal_NeedsConfirmation runs `worker audit --repair` on a terminal and
+// answers its prompt.
 func TestAudit_RepairAtTerminal_NeedsConfirmation(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)

@@ -41,8 +41,8 @@ func (s *harness) wantNoFindings() {
 	}
 }
 
-// auditFlags returns the flags of `worker audit`, as users that may audit and repair: for a repair it
-// uses the worker's user of Redis and Postgres.
+// auditFlags returns the flags of `worker audit`, as users that may audit and repair: for a repair
+// it uses the worker's user of Redis and Postgres.
 func (s *harness) auditFlags(more ...string) []string {
 	at := s.urlsAs("auditor")
 	if slices.Contains(more, "--repair") {
@@ -59,8 +59,8 @@ func (s *harness) runAudit(more ...string) (code int, out, stderr string) {
 	return code, text.String(), errors.String()
 }
 
-// TestAudit_CounterWrong_PrintedAndRepaired audits a consistent system, makes a counter wrong, and checks
-// the output, the prompt, the repair and the exit codes.
+// TestAudit_CounterWrong_PrintedAndRepaired audits a consistent system, makes a counter wrong, and
+// checks the output, the prompt, the repair and the exit codes.
 func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -182,9 +182,9 @@ func TestAudit_WrongUsage_Refused(t *testing.T) {
 	}
 }
 
-// TestReconcile_CounterWrong_HealedInPlace makes a counter wrong under a running worker. The next request
-// for the slot waits until the counter is healed in place, and gets a correct answer. The heal is logged
-// and counted.
+// TestReconcile_CounterWrong_HealedInPlace makes a counter wrong under a running worker. The next
+// request for the slot waits until the counter is healed in place, and gets a correct answer. The
+// heal is logged and counted.
 func TestReconcile_CounterWrong_HealedInPlace(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -220,9 +220,9 @@ func TestReconcile_CounterWrong_HealedInPlace(t *testing.T) {
 	s.wantNoFindings()
 }
 
-// TestCorruptRecord_EventsOfResource_WaitUntilRebuilt corrupts the record of a hold, which cannot be healed
-// in place. The events of its resource wait until the worker has rebuilt Redis. Meanwhile the worker is
-// ready and answers the events of other resources.
+// TestCorruptRecord_EventsOfResource_WaitUntilRebuilt corrupts the record of a hold, which cannot
+// be healed in place. The events of its resource wait until the worker has rebuilt Redis. Meanwhile
+// the worker is ready and answers the events of other resources.
 func TestCorruptRecord_EventsOfResource_WaitUntilRebuilt(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)

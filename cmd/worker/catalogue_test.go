@@ -21,9 +21,9 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestCatalogue_EveryInput_HasItsOutcome publishes every input of the catalogue to two real workers, each
-// beside a valid request. Every valid request is granted, every input has the expected outcome, and Redis
-// and Postgres contain only what the valid requests need.
+// TestCatalogue_EveryInput_HasItsOutcome publishes every input of the catalogue to two real
+// workers, each beside a valid request. Every valid request is granted, every input has the
+// expected outcome, and Redis and Postgres contain only what the valid requests need.
 func TestCatalogue_EveryInput_HasItsOutcome(t *testing.T) {
 	t.Parallel()
 	inputs, err := contract.ReadInputs("../../internal/events/testdata/catalogue", time.Now())
@@ -162,8 +162,8 @@ func (s *harness) checkOutcomes(inputs []contract.Input) {
 	}
 }
 
-// checkRemaining checks that only the holds and reservations of the resource good are counted, and checks
-// the streams.
+// checkRemaining checks that only the holds and reservations of the resource good are counted, and
+// checks the streams.
 func (s *harness) checkRemaining(inputs []contract.Input, held, reserved int) {
 	s.t.Helper()
 	keys, err := s.redis.Keys(s.t.Context(), s.namespace+":*").Result()
@@ -218,8 +218,8 @@ func (s *harness) checkRemaining(inputs []contract.Input, held, reserved int) {
 	s.checkStreams(inputs)
 }
 
-// checkStreams reads the streams: each dead letter has the body of its input, byte for byte, and each
-// outcome has the trace of its input.
+// checkStreams reads the streams: each dead letter has the body of its input, byte for byte, and
+// each outcome has the trace of its input.
 func (s *harness) checkStreams(inputs []contract.Input) {
 	s.t.Helper()
 	bodies, traced := make(map[string][]byte), make(map[string]struct{})

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestCompletion_Prefix_PrintsCandidates requests completions as a shell does. Only the candidates are
-// printed.
+// TestCompletion_Prefix_PrintsCandidates requests completions as a shell does. Only the candidates
+// are printed.
 func TestCompletion_Prefix_PrintsCandidates(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()

@@ -182,7 +182,8 @@ func (c *Connections) AfterApply() error {
 	return nil
 }
 
-// AfterApply checks the bounds, and that an answer is remembered at least as long as its hold lives.
+// AfterApply checks the bounds, and that an answer is remembered at least as long as its hold
+// lives.
 func (l *Lifetimes) AfterApply() error {
 	if l.HoldLifetimeMax < time.Second {
 		return misused("--hold-lifetime-max %s must be at least 1s", l.HoldLifetimeMax)
@@ -265,8 +266,8 @@ func (d *Directory) AfterApply() error { //nolint:unparam // kong requires an er
 	return nil
 }
 
-// missingURL returns a usage error when the URL of a server is not given. The error names the flag and
-// the variable, and ends with advice.
+// missingURL returns a usage error when the URL of a server is not given. The error names the flag
+// and the variable, and ends with advice.
 func (c *Connections) missingURL(advice string) error {
 	for _, url := range []struct{ value, flag, env string }{
 		{c.NATSURL, "--nats-url", "HOLDFAST_NATS_URL"},
@@ -283,8 +284,8 @@ func (c *Connections) missingURL(advice string) error {
 // startToo is the advice of commands that use only servers whose URLs are given.
 const startToo = "use worker run --embedded or worker dev, which start the servers"
 
-// find takes the URLs that are not given from the endpoints file in dir. It takes the namespace from
-// there too, unless a NATS URL is given.
+// find takes the URLs that are not given from the endpoints file in dir. It takes the namespace
+// from there too, unless a NATS URL is given.
 func (c *Connections) find(dir string) error {
 	found, err := endpointsIn(dir)
 	if err != nil {
@@ -313,8 +314,8 @@ func (l *LockServers) find(dir string) error {
 	return err
 }
 
-// endpointsIn returns the addresses in the file endpoints.env of a directory: those of the worker that
-// wrote it and of its servers. It returns nothing when the file does not exist.
+// endpointsIn returns the addresses in the file endpoints.env of a directory: those of the worker
+// that wrote it and of its servers. It returns nothing when the file does not exist.
 func endpointsIn(dir string) (map[string]string, error) {
 	found, err := stack.ReadEndpoints(filepath.Join(dir, "endpoints.env"))
 	if errors.Is(err, fs.ErrNotExist) {

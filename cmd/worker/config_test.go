@@ -15,8 +15,9 @@ const (
 	theRest      = " inbound-keep http-addr reconcile nats-monitor-urls stream-replicas preflight log-level no-notifications no-timer"
 )
 
-// TestFlags_EachCommand_ShowsWhatItUses checks that the help of each command lists exactly the flags that
-// it uses, its own flags first. Add a new setting to the row of each command that reads it.
+// TestFlags_EachCommand_ShowsWhatItUses checks that the help of each command lists exactly the
+// flags that it uses, its own flags first. Add a new setting to the row of each command that reads
+// it.
 func TestFlags_EachCommand_ShowsWhatItUses(t *testing.T) {
 	t.Parallel()
 	want := map[string]string{

@@ -14,8 +14,8 @@ import (
 	"holdfast/internal/holds"
 )
 
-// contractRow is an inbound event and its expected outcome. In data, $H1 is the hold that was created as
-// H1, and ~ stands for a double quote.
+// contractRow is an inbound event and its expected outcome. In data, $H1 is the hold that was
+// created as H1, and ~ stands for a double quote.
 type contractRow struct {
 	event, data string
 	outcome     string // event, reason and field
@@ -27,8 +27,8 @@ const (
 	tooMany     = "~ttl_seconds~:7200"
 )
 
-// contractRows has every event of the contract with each of its outcomes and reasons, in the contract's
-// order. The worker of this table allows a user three holds.
+// contractRows has every event of the contract with each of its outcomes and reasons, in the
+// contract's order. The worker of this table allows a user three holds.
 var contractRows = []contractRow{
 	{"inventory.set", "{~resource_id~:~hall~,~slots~:[~A~,~B~,~C~,~D~,~E~],~capacity~:1}", "inventory.updated", ""},
 	{"inventory.set", "{~resource_id~:~hall~,~slots~:[~A~],~capacity~:-1}", "inventory.rejected invalid_request capacity", ""},
@@ -78,8 +78,8 @@ var contractRows = []contractRow{
 	{"reservation.cancelled", "{~hold_id~:~$H2~}", "reservation.cancel_rejected unknown_reservation", ""},
 }
 
-// contractLimits has the events of a hold whose ttl is the maximum lifetime, so it cannot be extended. The end
-// of another hold shows that time has passed.
+// contractLimits has the events of a hold whose ttl is the maximum lifetime, so it cannot be
+// extended. The end of another hold shows that time has passed.
 var contractLimits = []contractRow{
 	{"inventory.set", "{~resource_id~:~hall~,~slots~:[~A~,~B~],~capacity~:1}", "inventory.updated", ""},
 	{"booking.requested", "{~request_key~:~1~,~user_id~:~ana~," + requestData + "~slots~:[~A~],~ttl_seconds~:30}", "hold.created", "H1"},
@@ -131,9 +131,9 @@ var contractReasons = map[string][]string{
 	holds.EventInventoryRejected: {"invalid_request", "below_reserved"},
 }
 
-// TestContract_EveryRow_HasItsOutcome publishes the events of the contract's tables to a worker. It checks
-// every outcome, every reason, the members of its data, the trace of its event, and that no event has two
-// outcomes.
+// TestContract_EveryRow_HasItsOutcome publishes the events of the contract's tables to a worker. It
+// checks every outcome, every reason, the members of its data, the trace of its event, and that no
+// event has two outcomes.
 func TestContract_EveryRow_HasItsOutcome(t *testing.T) {
 	t.Parallel()
 	seen := make(map[string]bool)

@@ -26,8 +26,8 @@ import (
 // lossKind is a way to lose data that was written to Redis.
 type lossKind struct {
 	name string
-	// prepare is called before the load starts. older and then lose are called under load: the writes
-	// between the two calls are lost.
+	// prepare is called before the load starts. older and then lose are called under load: the
+	// writes between the two calls are lost.
 	prepare func(t *testing.T, l *lossTarget)
 	older   func(t *testing.T, l *lossTarget)
 	destroy func(t *testing.T, l *lossTarget)
@@ -122,9 +122,10 @@ var losses = []lossKind{
 	},
 }
 
-// TestRedisLost_UnderLoad_NothingSoldTwice loses the data of Redis in each way while three workers answer
-// events of every kind and reconcile. Nothing is sold twice, every event has one outcome, no event is
-// dead-lettered, every hold ends once, holds are granted again afterwards, and an audit finds nothing.
+// TestRedisLost_UnderLoad_NothingSoldTwice loses the data of Redis in each way while three workers
+// answer events of every kind and reconcile. Nothing is sold twice, every event has one outcome, no
+// event is dead-lettered, every hold ends once, holds are granted again afterwards, and an audit
+// finds nothing.
 func TestRedisLost_UnderLoad_NothingSoldTwice(t *testing.T) {
 	t.Parallel()
 	for _, kind := range losses {
@@ -239,7 +240,8 @@ func (kind lossKind) underLoad(t *testing.T) {
 // fencesMax exceeds the number of fencing tokens in a test, and is less than the number per base.
 const fencesMax = 1 << 30
 
-// fence returns the last fencing token of a resource's partition, or 0: not every strategy has tokens.
+// fence returns the last fencing token of a resource's partition, or 0: not every strategy has
+// tokens.
 func (s *harness) fence(t *testing.T, client *redis.Client, resource string) int64 {
 	t.Helper()
 	text, err := client.Get(t.Context(), fmt.Sprintf("%s:{%d}:fence", s.namespace, holds.Partition(resource))).Result()
@@ -270,8 +272,8 @@ func open(outcomes []events.Envelope) (n int) {
 	return n
 }
 
-// checkHistory recomputes from the outcomes and Postgres that nothing was sold twice and that each event
-// has one outcome.
+// checkHistory recomputes from the outcomes and Postgres that nothing was sold twice and that each
+// event has one outcome.
 func (s *harness) checkHistory(t *testing.T, requested *sync.Map, capacity int) {
 	t.Helper()
 	s.mu.Lock()

@@ -106,8 +106,8 @@ func clock(t holds.Time) string { return t.Local().Format("15:04:05 MST") }
 
 func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// request publishes an event and decodes the data of its outcome into data. It returns an error unless
-// the outcome is a want.
+// request publishes an event and decodes the data of its outcome into data. It returns an error
+// unless the outcome is a want.
 func (d *demo) request(ctx context.Context, event, resource string, request any, want string, data any) error {
 	r, err := d.ns.NewRequest(event, resource, "/holdfast/demo", request)
 	if err != nil {

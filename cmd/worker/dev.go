@@ -43,8 +43,8 @@ Examples:
   worker dev --once`
 }
 
-// Run starts the servers and a worker and runs the demo. Without --once it then keeps running until ctx
-// is cancelled.
+// Run starts the servers and a worker and runs the demo. Without --once it then keeps running until
+// ctx is cancelled.
 func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	config := d.Config
 	log, err := newLogger(std.err, config.LogLevel)
@@ -156,8 +156,8 @@ func listenNear(addr string) (net.Listener, error) {
 	return listener, nil
 }
 
-// nextCommands returns commands to try next. natsGiven means that the user gave the NATS URL, so the
-// endpoints file does not have it.
+// nextCommands returns commands to try next. natsGiven means that the user gave the NATS URL, so
+// the endpoints file does not have it.
 func nextCommands(endpoints string, c Config, natsGiven bool) string {
 	tomorrow := time.Now().UTC().AddDate(0, 0, 1)
 	night := func(days int) string { return tomorrow.AddDate(0, 0, days).Format(time.DateOnly) }

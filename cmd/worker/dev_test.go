@@ -19,16 +19,17 @@ import (
 	"holdfast/internal/store"
 )
 
-// plainEnviron returns the environment without the variables of other servers or of another output format.
+// plainEnviron returns the environment without the variables of other servers or of another output
+// format.
 func plainEnviron() []string {
 	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		return strings.HasPrefix(variable, "HOLDFAST_") && !strings.HasPrefix(variable, "HOLDFAST_INSTALL=")
 	})
 }
 
-// TestDev_SecondInDirectory_Refused starts a second worker with its own servers in a directory that a
-// worker uses. The second one exits at once, names the address of the first, and leaves the endpoints file
-// unchanged.
+// TestDev_SecondInDirectory_Refused starts a second worker with its own servers in a directory that
+// a worker uses. The second one exits at once, names the address of the first, and leaves the
+// endpoints file unchanged.
 func TestDev_SecondInDirectory_Refused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -61,9 +62,9 @@ func TestDev_SecondInDirectory_Refused(t *testing.T) {
 	}
 }
 
-// TestDev_ServersGiven_UsesOwnNamespace runs the demo on given servers. Without --namespace it uses a new
-// namespace, removes it afterwards and leaves namespace holdfast empty. With --namespace it uses that one
-// and keeps it.
+// TestDev_ServersGiven_UsesOwnNamespace runs the demo on given servers. Without --namespace it uses
+// a new namespace, removes it afterwards and leaves namespace holdfast empty. With --namespace it
+// uses that one and keeps it.
 func TestDev_ServersGiven_UsesOwnNamespace(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()
@@ -101,8 +102,8 @@ func TestDev_ServersGiven_UsesOwnNamespace(t *testing.T) {
 	}
 }
 
-// contents returns how many streams and keys a namespace has on the shared servers, and whether it has a
-// schema.
+// contents returns how many streams and keys a namespace has on the shared servers, and whether it
+// has a schema.
 func contents(t *testing.T, namespace string) (streams, keys int, schema bool) {
 	t.Helper()
 	shared := stacktest.Shared()
@@ -135,7 +136,8 @@ func contents(t *testing.T, namespace string) (streams, keys int, schema bool) {
 	return streams, keys, err == nil
 }
 
-// TestDev_Once_PlaysStoryAndEnds runs `worker dev --once` as a process, with and without lock servers.
+// TestDev_Once_PlaysStoryAndEnds runs `worker dev --once` as a process, with and without lock
+// servers.
 func TestDev_Once_PlaysStoryAndEnds(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()

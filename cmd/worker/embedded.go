@@ -18,9 +18,9 @@ type servers struct {
 	failed chan error     // receives why a server ended unexpectedly
 }
 
-// startServers starts the servers whose URLs are not given, with options o, and sets their URLs in c.
-// When o.Dir is empty, their data is lost when they stop. It returns an error when another worker has
-// its endpoints file in o.EndpointsDir.
+// startServers starts the servers whose URLs are not given, with options o, and sets their URLs in
+// c. When o.Dir is empty, their data is lost when they stop. It returns an error when another
+// worker has its endpoints file in o.EndpointsDir.
 func startServers(ctx context.Context, c *Config, o stack.Options) (*servers, error) {
 	o.NATS, o.Redis, o.Postgres = c.NATSURL == "", c.RedisURL == "", c.PostgresURL == ""
 	main, err := startStack(ctx, o)

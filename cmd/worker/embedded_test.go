@@ -29,8 +29,8 @@ func attachTo(t *testing.T, dir, namespace string) (s *harness) {
 	return s
 }
 
-// TestEmbedded_RedisDataRemoved_HoldsRebuilt removes the data of Redis while the worker and its servers are
-// stopped. After a restart the hold exists again, rebuilt from the other servers.
+// TestEmbedded_RedisDataRemoved_HoldsRebuilt removes the data of Redis while the worker and its
+// servers are stopped. After a restart the hold exists again, rebuilt from the other servers.
 func TestEmbedded_RedisDataRemoved_HoldsRebuilt(t *testing.T) {
 	t.Parallel()
 	dir := stacktest.DataDir(t)

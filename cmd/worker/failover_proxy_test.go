@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// failoverProxy is an address that leads to one server and, after switchTo, to another, as in a failover.
+// failoverProxy is an address that leads to one server and, after switchTo, to another, as in a
+// failover.
 type failoverProxy struct {
 	listener net.Listener
 

@@ -82,8 +82,8 @@ func provideRedis(lc fx.Lifecycle, c Config, g *holds.ConnGuard) (*redis.Client,
 }
 
 // provideSupervisor returns the supervisor, which detects data loss in Redis. It has its own
-// connections, so it can check Redis while all others are busy. The first check runs before any event
-// is decided.
+// connections, so it can check Redis while all others are busy. The first check runs before any
+// event is decided.
 func provideSupervisor(
 	lc fx.Lifecycle, c Config, t *holds.EpochTerm, g *holds.ConnGuard, js jetstream.JetStream, ns events.Namespace,
 	log zerolog.Logger,

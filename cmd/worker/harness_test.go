@@ -82,8 +82,8 @@ type harness struct {
 	unfollow []func() // stop following, for tests that store more than they read
 }
 
-// newHarness prepares a new namespace and follows its outcomes. With least privileges it starts servers
-// with the users of deployments/.
+// newHarness prepares a new namespace and follows its outcomes. With least privileges it starts
+// servers with the users of deployments/.
 func newHarness(t testing.TB) *harness {
 	t.Helper()
 	if stacktest.LeastPrivilege() {
@@ -110,8 +110,8 @@ func attach(t testing.TB, at urls, namespace string) *harness {
 	return s
 }
 
-// newRestrictedHarness prepares a new namespace on its own servers, where a worker has only the permissions
-// that it needs.
+// newRestrictedHarness prepares a new namespace on its own servers, where a worker has only the
+// permissions that it needs.
 func newRestrictedHarness(t testing.TB) *harness {
 	t.Helper()
 	s := &harness{t: t, restricted: stacktest.NewRestrictedServers(t), namespace: stacktest.RestrictedNamespace}
@@ -180,8 +180,8 @@ func (s *harness) migrate(more ...string) {
 	}
 }
 
-// dropPolicy removes the stored policy, so the first worker stores its own, which is in force at once. With
-// least privileges workers do not store a policy, and each uses its own.
+// dropPolicy removes the stored policy, so the first worker stores its own, which is in force at
+// once. With least privileges workers do not store a policy, and each uses its own.
 func (s *harness) dropPolicy() {
 	s.t.Helper()
 	conn, err := pgx.Connect(s.t.Context(), s.urls.postgres)
@@ -396,8 +396,8 @@ func (s *harness) runArgs() []string {
 	return append(args, s.flagsAs("worker")...)
 }
 
-// launch starts a process of the program. Unless mayLack is true, the test fails when the process logs that
-// a permission is missing.
+// launch starts a process of the program. Unless mayLack is true, the test fails when the process
+// logs that a permission is missing.
 func launch(t testing.TB, mayLack bool, args []string, env ...string) *process {
 	t.Helper()
 	binary, err := workerBinary()
@@ -514,8 +514,8 @@ func (b *lockedBuffer) String() string {
 	return b.text.String()
 }
 
-// checkOutbound validates an outbound event against its schema. Every event that a worker publishes in these tests
-// goes through it.
+// checkOutbound validates an outbound event against its schema. Every event that a worker publishes
+// in these tests goes through it.
 func checkOutbound(t testing.TB, e events.Envelope, m jetstream.Msg) {
 	t.Helper()
 	schema, err := contract.ReadSchema("../../docs/schemas/out/"+strings.TrimPrefix(e.Type, "holdfast.")+".json", "")

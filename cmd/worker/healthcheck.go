@@ -58,9 +58,9 @@ func (h *healthcheckCommand) Run(ctx context.Context, std streams) error {
 	return nil
 }
 
-// workerAddr returns the address at which to reach a worker: given, else the one in endpoints.env in
-// dir, else the default. It replaces an unspecified host such as 0.0.0.0, on which a worker may listen,
-// by loopback.
+// workerAddr returns the address at which to reach a worker: given, else the one in endpoints.env
+// in dir, else the default. It replaces an unspecified host such as 0.0.0.0, on which a worker may
+// listen, by loopback.
 func workerAddr(given, dir string) (string, error) {
 	found, err := endpointsIn(dir)
 	if given == "" && err != nil {

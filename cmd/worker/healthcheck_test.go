@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestHealthcheck_LiveEndedAndForeign_ExitCodes checks a running worker, a stopped one, and a server that is
-// not a worker.
+// TestHealthcheck_LiveEndedAndForeign_ExitCodes checks a running worker, a stopped one, and a
+// server that is not a worker.
 func TestHealthcheck_LiveEndedAndForeign_ExitCodes(t *testing.T) {
 	t.Parallel()
 	other := httptest.NewServer(http.NotFoundHandler())

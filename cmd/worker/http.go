@@ -124,8 +124,8 @@ func (s *server) respond(w http.ResponseWriter, value any, err error) {
 	s.answer(w, problem.Status, problem)
 }
 
-// query returns a handler that answers a query within answerWithin. It rejects the query at once, with
-// 503, while queriesMax others are being answered.
+// query returns a handler that answers a query within answerWithin. It rejects the query at once,
+// with 503, while queriesMax others are being answered.
 func (s *server) query(answer func(ctx context.Context, r *http.Request) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		select {

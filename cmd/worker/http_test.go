@@ -67,7 +67,8 @@ func TestHTTPQueries_EveryEndpoint_Answers(t *testing.T) {
 	}
 }
 
-// TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped has clients that exceed the limits of a connection.
+// TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped has clients that exceed the limits of a
+// connection.
 func TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped(t *testing.T) {
 	t.Parallel()
 	const short, long = 100 * time.Millisecond, time.Hour
@@ -163,8 +164,9 @@ func TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped(t *testing.T) {
 	})
 }
 
-// TestReadiness_RedisEmptied_ReportsRebuild empties Redis. The readiness, the metrics and the queries report
-// the rebuild and its progress, and events wait. The worker becomes ready again by itself.
+// TestReadiness_RedisEmptied_ReportsRebuild empties Redis. The readiness, the metrics and the
+// queries report the rebuild and its progress, and events wait. The worker becomes ready again by
+// itself.
 func TestReadiness_RedisEmptied_ReportsRebuild(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)

@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// allowedImports are the imports among our own packages. Every other import is forbidden: holds knows
-// neither NATS nor Postgres, locking and lua know no terms of other packages, and only the programs import
-// everything.
+// allowedImports are the imports among our own packages. Every other import is forbidden: holds
+// knows neither NATS nor Postgres, locking and lua know no terms of other packages, and only the
+// programs import everything.
 var allowedImports = map[string][]string{
 	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/store", "holdfast/internal/version"},
 	"holdfast/cmd/publisher":            {"holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack", "holdfast/internal/version"},

@@ -77,8 +77,8 @@ func (b *lockHarness) awaitLeaseEnd(t *testing.T, lock *locking.Lock) {
 	})
 }
 
-// TestLeaser_SectionsChange_LeaseFollows shortens the lease after many short sections, and lengthens it when
-// some sections exceed it.
+// TestLeaser_SectionsChange_LeaseFollows shortens the lease after many short sections, and
+// lengthens it when some sections exceed it.
 func TestLeaser_SectionsChange_LeaseFollows(t *testing.T) {
 	t.Parallel()
 	registry, metrics := newMetrics(t)

@@ -18,13 +18,13 @@ import (
 	"holdfast/internal/locking"
 )
 
-// TestLocks_RealWorker_ShowsItsMetrics books at a real worker and finds the locks in /metrics and in the
-// output of `worker locks`.
+// TestLocks_RealWorker_ShowsItsMetrics books at a real worker and finds the locks in /metrics and
+// in the output of `worker locks`.
 func TestLocks_RealWorker_ShowsItsMetrics(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	// The notification of Postgres about the new capacity can arrive while a booking is being decided, which is
-	// a conflict.
+	// The notification of Postgres about the new capacity can arrive while a booking is being
+	// decided, which is a conflict.
 	setUp := s.startWorker()
 	s.setInventory("shoes", holds.SlotSelection{}, 1000)
 	if err := setUp.cmd.Process.Signal(syscall.SIGTERM); err != nil {

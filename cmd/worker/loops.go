@@ -8,9 +8,9 @@ import (
 	"go.uber.org/fx"
 )
 
-// loops are the loops of the worker. They start with the app, and one context stops all of them at the
-// same time, so a slow loop does not keep the others running. Connections to the servers are closed
-// after the loops have ended.
+// loops are the loops of the worker. They start with the app, and one context stops all of them at
+// the same time, so a slow loop does not keep the others running. Connections to the servers are
+// closed after the loops have ended.
 type loops struct {
 	ctx        context.Context
 	cancel     context.CancelFunc
@@ -25,8 +25,8 @@ func newLoops(s fx.Shutdowner, log zerolog.Logger) *loops {
 	return &loops{ctx: ctx, cancel: cancel, shutdowner: s, log: log}
 }
 
-// attach adds the hooks that start and stop the loops. Call it after everything that the loops use was
-// constructed: fx calls hooks in this order at the start, and in the reverse order at the stop.
+// attach adds the hooks that start and stop the loops. Call it after everything that the loops use
+// was constructed: fx calls hooks in this order at the start, and in the reverse order at the stop.
 func (l *loops) attach(lc fx.Lifecycle) {
 	lc.Append(fx.StartStopHook(
 		func() {
@@ -48,8 +48,8 @@ func (l *loops) attach(lc fx.Lifecycle) {
 	))
 }
 
-// run adds a loop. Call it before the app starts. When the loop ends before its context is cancelled,
-// the process exits with code 1.
+// run adds a loop. Call it before the app starts. When the loop ends before its context is
+// cancelled, the process exits with code 1.
 func (l *loops) run(name string, loop func(context.Context) error) {
 	l.start = append(l.start, func() {
 		l.running.Go(func() {

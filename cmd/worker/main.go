@@ -68,8 +68,8 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], streams{os.Stdout, os.Stderr}))
 }
 
-// newParser returns the parser of the command line. It calls exit after a flag that prints something
-// and ends the program, such as --help.
+// newParser returns the parser of the command line. It calls exit after a flag that prints
+// something and ends the program, such as --help.
 func newParser(std streams, exit func(code int)) *kong.Kong {
 	parser, err := kong.New(&cli{}, kong.Name("worker"), kong.Description(description), kong.Writers(std.out, std.err),
 		tagVariables, kong.Vars{"version": version.Line("worker")},

@@ -35,8 +35,8 @@ func provideMetrics(lc fx.Lifecycle) (*prometheus.Registry, *locking.Metrics, *a
 	return registry, locks, audits, err
 }
 
-// lockDurations adds up the histograms called name by size class, over all workers. It returns an error
-// when their bounds differ.
+// lockDurations adds up the histograms called name by size class, over all workers. It returns an
+// error when their bounds differ.
 func lockDurations(families []*dto.MetricFamily, name string) (map[string]locking.Histogram, error) {
 	sums := make(map[string]locking.Histogram)
 	for _, m := range metricsOf(families, name) {
@@ -83,8 +83,9 @@ func classOf(m *dto.Metric) string {
 	return ""
 }
 
-// durationsOf converts a histogram: the count of a Prometheus bucket includes all lower buckets, the
-// count of a locking.Histogram does not. Only the text format has the bucket with the bound +Inf.
+// durationsOf converts a histogram: the count of a Prometheus bucket includes all lower buckets,
+// the count of a locking.Histogram does not. Only the text format has the bucket with the bound
+// +Inf.
 func durationsOf(h *dto.Histogram) (d locking.Histogram) {
 	below := 0.0
 	for _, bucket := range h.GetBucket() {

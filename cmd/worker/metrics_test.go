@@ -43,8 +43,8 @@ func metricFamilies(t *testing.T, r *prometheus.Registry) []*dto.MetricFamily {
 	return families
 }
 
-// TestMetricNames_TextAndRegistry_AreEqual checks that package locking uses the names that Prometheus
-// exports, and that the text format and the registry have equal values.
+// TestMetricNames_TextAndRegistry_AreEqual checks that package locking uses the names that
+// Prometheus exports, and that the text format and the registry have equal values.
 func TestMetricNames_TextAndRegistry_AreEqual(t *testing.T) {
 	t.Parallel()
 	registry, metrics := newMetrics(t)

@@ -18,9 +18,9 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestOutage_ServerHangs_EventsWait stops the process of Redis, and then of Postgres, as if the machine hung.
-// The worker reports it, every event waits, no event is dead-lettered, and all are answered when the server
-// continues.
+// TestOutage_ServerHangs_EventsWait stops the process of Redis, and then of Postgres, as if the
+// machine hung. The worker reports it, every event waits, no event is dead-lettered, and all are
+// answered when the server continues.
 func TestOutage_ServerHangs_EventsWait(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)

@@ -14,9 +14,9 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestPausedWorker_LeaseExpired_DecisionRefused stops a worker (SIGSTOP) while it decides under a lock, after
-// it has read from Postgres. Its lease expires, and another worker grants the last room. When the first
-// continues, Redis refuses its decision, and it decides again.
+// TestPausedWorker_LeaseExpired_DecisionRefused stops a worker (SIGSTOP) while it decides under a
+// lock, after it has read from Postgres. Its lease expires, and another worker grants the last
+// room. When the first continues, Redis refuses its decision, and it decides again.
 func TestPausedWorker_LeaseExpired_DecisionRefused(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)

@@ -20,8 +20,9 @@ func someNights(n int) holds.SlotSelection {
 }
 
 // TestPolicyChanged_WorkerDied_EventHasOneOutcome kills a worker after it has published the outcome
-// invalid_request and before it acknowledges the event. The policy then allows the request. The next worker
-// must not grant it: its outcome would have the id of the first and would not be stored.
+// invalid_request and before it acknowledges the event. The policy then allows the request. The
+// next worker must not grant it: its outcome would have the id of the first and would not be
+// stored.
 func TestPolicyChanged_WorkerDied_EventHasOneOutcome(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)

@@ -44,7 +44,8 @@ Examples:
   worker preflight --nats-monitor-urls http://nats:8222 -o json`
 }
 
-// errPreflight is the error when a check fails. The failed checks are printed or part of its message.
+// errPreflight is the error when a check fails. The failed checks are printed or part of its
+// message.
 var errPreflight = errors.New("preflight failed")
 
 // Run checks the servers and prints the checks. It returns errPreflight when one fails.
@@ -101,8 +102,8 @@ func (c *Config) target(db *store.Store, p preparation) (preflight.Target, error
 }
 
 // runPreflight checks the servers before a worker starts on them. It logs warnings, and returns
-// errPreflight when a check fails. With --preflight warn it only logs failed checks, except those of
-// preflight.Versions: data of another version would be misread.
+// errPreflight when a check fails. With --preflight warn it only logs failed checks, except those
+// of preflight.Versions: data of another version would be misread.
 func (c *Config) runPreflight(ctx context.Context, db *store.Store, log zerolog.Logger, p preparation) error {
 	target, err := c.target(db, p)
 	if err != nil {

@@ -18,8 +18,9 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestRun_RedisEvicts_Refuses starts a worker on healthy servers, but with a Redis that evicts. The worker
-// refuses to start with the message of the preflight, and creates nothing. The fix in the message works.
+// TestRun_RedisEvicts_Refuses starts a worker on healthy servers, but with a Redis that evicts. The
+// worker refuses to start with the message of the preflight, and creates nothing. The fix in the
+// message works.
 func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir() // removed after the servers have stopped

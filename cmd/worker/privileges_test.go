@@ -14,8 +14,9 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestPrivileges_Least_EveryStrategyWorks has workers do everything once with each lock strategy, as users
-// with least privileges. With HOLDFAST_TEST_PRIVILEGES=least all tests run with those users.
+// TestPrivileges_Least_EveryStrategyWorks has workers do everything once with each lock strategy,
+// as users with least privileges. With HOLDFAST_TEST_PRIVILEGES=least all tests run with those
+// users.
 func TestPrivileges_Least_EveryStrategyWorks(t *testing.T) {
 	t.Parallel()
 	if strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY"); strategy != "" {
@@ -35,8 +36,9 @@ func TestPrivileges_Least_EveryStrategyWorks(t *testing.T) {
 	}
 }
 
-// TestWorker_PermissionMissing_EventsWait revokes a permission of the worker on each server. Events wait, none
-// is dead-lettered, the log names the missing permission, and all are answered once it is granted again.
+// TestWorker_PermissionMissing_EventsWait revokes a permission of the worker on each server. Events
+// wait, none is dead-lettered, the log names the missing permission, and all are answered once it
+// is granted again.
 func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
@@ -103,8 +105,8 @@ func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 	}
 }
 
-// TestMissingNATSPermission_EndsAtOnce revokes a permission from the user of a command. The command exits at
-// once, before its timeout, and names the user and the subject.
+// TestMissingNATSPermission_EndsAtOnce revokes a permission from the user of a command. The command
+// exits at once, before its timeout, and names the user and the subject.
 func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newRestrictedHarness(t)

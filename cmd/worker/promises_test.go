@@ -21,7 +21,8 @@ import (
 
 var seat = holds.SlotSelection{Slots: []string{"A-12"}}
 
-// TestOneSeat_ThousandRequests_OneGranted sends a thousand requests for one seat to three worker processes.
+// TestOneSeat_ThousandRequests_OneGranted sends a thousand requests for one seat to three worker
+// processes.
 func TestOneSeat_ThousandRequests_OneGranted(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -52,9 +53,9 @@ func TestOneSeat_ThousandRequests_OneGranted(t *testing.T) {
 	}
 }
 
-// TestPlace_OverlappingStays_NeverOverCapacity has 64 publishers request overlapping stays of 1 to 30 nights.
-// Some are paid, some cancelled, some expire. It recomputes from the outcomes alone how many rooms were taken
-// at each moment.
+// TestPlace_OverlappingStays_NeverOverCapacity has 64 publishers request overlapping stays of 1 to
+// 30 nights. Some are paid, some cancelled, some expire. It recomputes from the outcomes alone how
+// many rooms were taken at each moment.
 func TestPlace_OverlappingStays_NeverOverCapacity(t *testing.T) {
 	t.Parallel()
 	const publishers, each, calendar, capacity = 64, 20, 60, 7
@@ -124,10 +125,11 @@ func TestPlace_OverlappingStays_NeverOverCapacity(t *testing.T) {
 		len(s.ofType(holds.EventHoldCreated)), len(s.ofType(holds.EventHoldRejected)))
 }
 
-// recomputeTaken returns the most that was taken of each slot at any moment, recomputed from outcomes. A hold
-// takes its slots from created_at until it is released or its deadline passes. A confirmed hold takes them for
-// ever; if its reservation was cancelled, until confirmed_at, because no outcome has the exact time at which
-// the slots became free. It also checks that each hold ended once.
+// recomputeTaken returns the most that was taken of each slot at any moment, recomputed from
+// outcomes. A hold takes its slots from created_at until it is released or its deadline passes. A
+// confirmed hold takes them for ever; if its reservation was cancelled, until confirmed_at, because
+// no outcome has the exact time at which the slots became free. It also checks that each hold ended
+// once.
 func recomputeTaken(t *testing.T, outcomes []events.Envelope) map[string]int {
 	t.Helper()
 	type change struct {
@@ -194,10 +196,11 @@ func recomputeTaken(t *testing.T, outcomes []events.Envelope) map[string]int {
 	return most
 }
 
-// TestPaymentAtTheDeadline_InWaves_ReservedOrRefunded pays a thousand holds within 50 ms of their deadlines, in
-// waves. Each payment must end in a reservation, or in a refund and an expired hold. How long a payment takes
-// to arrive depends on the machine. After a wave in which all payments were late, or all in time, the next wave
-// is published earlier, or later, until some waves meet the deadline.
+// TestPaymentAtTheDeadline_InWaves_ReservedOrRefunded pays a thousand holds within 50 ms of their
+// deadlines, in waves. Each payment must end in a reservation, or in a refund and an expired hold.
+// How long a payment takes to arrive depends on the machine. After a wave in which all payments
+// were late, or all in time, the next wave is published earlier, or later, until some waves meet
+// the deadline.
 func TestPaymentAtTheDeadline_InWaves_ReservedOrRefunded(t *testing.T) {
 	t.Parallel()
 	const waves, each, wavesMax = 10, 100, 40
@@ -243,8 +246,8 @@ func TestPaymentAtTheDeadline_InWaves_ReservedOrRefunded(t *testing.T) {
 	t.Logf("%d in time, %d too late", confirmed, number-confirmed)
 }
 
-// payAtDeadline fills a new resource with holds, publishes each payment lead before the deadline, give or take
-// 50 ms, and returns how many payments were in time.
+// payAtDeadline fills a new resource with holds, publishes each payment lead before the deadline,
+// give or take 50 ms, and returns how many payments were in time.
 func (s *harness) payAtDeadline(t *testing.T, room string, number, ttl int64, lead time.Duration) (inTime int) {
 	t.Helper()
 	s.setInventory(room, holds.SlotSelection{}, number)
@@ -333,9 +336,9 @@ func paying(s *harness, hold string) string {
 	return s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: "p"})
 }
 
-// TestWorker_KilledAtEachStep_NextFinishes kills a worker with SIGKILL at each step of each verb. The next
-// worker must finish: one outcome, correct counters. The steps mostly wait for redelivery, so all run in
-// parallel, whatever the number of processors.
+// TestWorker_KilledAtEachStep_NextFinishes kills a worker with SIGKILL at each step of each verb.
+// The next worker must finish: one outcome, correct counters. The steps mostly wait for redelivery,
+// so all run in parallel, whatever the number of processors.
 func TestWorker_KilledAtEachStep_NextFinishes(t *testing.T) {
 	t.Parallel()
 	var all sync.WaitGroup
@@ -397,8 +400,8 @@ func (s *harness) awaitExpired(n int) {
 	})
 }
 
-// TestExpiry_NoSweep_NextRequestGetsTheSeat runs workers without timer and notifications. The counter still
-// includes an expired hold, and the next request gets the seat at once.
+// TestExpiry_NoSweep_NextRequestGetsTheSeat runs workers without timer and notifications. The
+// counter still includes an expired hold, and the next request gets the seat at once.
 func TestExpiry_NoSweep_NextRequestGetsTheSeat(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -413,8 +416,8 @@ func TestExpiry_NoSweep_NextRequestGetsTheSeat(t *testing.T) {
 	}
 }
 
-// TestStop_WhileBusy_EveryEventHasItsOutcome stops one of two busy workers: it exits with 0, and every event has
-// its outcome.
+// TestStop_WhileBusy_EveryEventHasItsOutcome stops one of two busy workers: it exits with 0, and
+// every event has its outcome.
 func TestStop_WhileBusy_EveryEventHasItsOutcome(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -483,8 +486,8 @@ func TestStop_RowLocked_EndsInTime(t *testing.T) {
 	}
 }
 
-// TestRepeatedRequest_EachKind_AnsweredAsPromised publishes repeated requests of each kind and compares the
-// answers with the contract.
+// TestRepeatedRequest_EachKind_AnsweredAsPromised publishes repeated requests of each kind and
+// compares the answers with the contract.
 func TestRepeatedRequest_EachKind_AnsweredAsPromised(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -517,7 +520,8 @@ func TestRepeatedRequest_EachKind_AnsweredAsPromised(t *testing.T) {
 	// The same event has the same outcome, which the stream stores once.
 	send(first)
 
-	// Another event with the same key and content, written differently, has the same answer, replayed.
+	// Another event with the same key and content, written differently, has the same answer,
+	// replayed.
 	repeated := original
 	repeated.Metadata = nil
 	again := s.answer(send(request(repeated)))

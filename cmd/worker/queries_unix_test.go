@@ -23,8 +23,8 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// stopSessions stops the processes of Postgres that serve sessions with an application name, and those of later
-// sessions too, until goOn is called. atLeast waits until n of them are stopped.
+// stopSessions stops the processes of Postgres that serve sessions with an application name, and
+// those of later sessions too, until goOn is called. atLeast waits until n of them are stopped.
 func (s *harness) stopSessions(t *testing.T, name string) (atLeast func(n int), goOn func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -88,8 +88,9 @@ func await[T any](t *testing.T, refused <-chan T) (answer T) {
 	return answer
 }
 
-// TestQueries_Hang_DecisionsGoOn floods a worker with queries while its Postgres sessions for queries are
-// stopped, so none is answered. Beyond a limit queries are rejected at once, and events are decided as before.
+// TestQueries_Hang_DecisionsGoOn floods a worker with queries while its Postgres sessions for
+// queries are stopped, so none is answered. Beyond a limit queries are rejected at once, and events
+// are decided as before.
 func TestQueries_Hang_DecisionsGoOn(t *testing.T) {
 	t.Parallel()
 	own, err := stack.Start(t.Context(), stack.Options{Postgres: true}) // its own server, so that sessions can be stopped

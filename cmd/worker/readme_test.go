@@ -20,7 +20,8 @@ const (
 	tableEnd   = "<!-- configuration: end -->\n"
 )
 
-// TestConfigurationTable_README_IsCurrent compares the table of settings in README.md with the flags.
+// TestConfigurationTable_README_IsCurrent compares the table of settings in README.md with the
+// flags.
 func TestConfigurationTable_README_IsCurrent(t *testing.T) {
 	t.Parallel()
 	const readme = "../../README.md"
@@ -45,11 +46,12 @@ func TestConfigurationTable_README_IsCurrent(t *testing.T) {
 	}
 }
 
-// publisherSettings are the rows of settings that only the publisher has. Another test checks its variables.
+// publisherSettings are the rows of settings that only the publisher has. Another test checks its
+// variables.
 const publisherSettings = "| `HOLDFAST_WHO` | `--who` |  | Operator name, recorded with replays, edits and discards of dead letters. Default: user@host. | publisher |\n"
 
-// configurationTable returns a row for each flag with a variable, of all commands. The flags of a group are
-// together, in the order in which commands and flags are declared.
+// configurationTable returns a row for each flag with a variable, of all commands. The flags of a
+// group are together, in the order in which commands and flags are declared.
 func configurationTable() string {
 	type setting struct {
 		*kong.Flag

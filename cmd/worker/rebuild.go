@@ -94,8 +94,8 @@ func (r *rebuildCommand) confirm(ctx context.Context, to io.Writer) error {
 	return nil
 }
 
-// supervisor returns a supervisor with its own connections and a function that closes them. The context
-// until is cancelled when NATS refuses a permission.
+// supervisor returns a supervisor with its own connections and a function that closes them. The
+// context until is cancelled when NATS refuses a permission.
 func (r *rebuildCommand) supervisor(
 	ctx context.Context, log zerolog.Logger,
 ) (until context.Context, k *holds.Supervisor, closeAll func(), err error) {

@@ -26,9 +26,10 @@ import (
 //
 //	go test ./cmd/worker -run xxx -bench Rebuild -benchtime 1x -timeout 20m
 //
-// HOLDFAST_BENCH_HOLDS is the number of holds (default 1,000,000). It reports the time from the loss to the first
-// decision, the memory and processor time of the process (with the NATS server in it), and the memory of Redis.
-// With -benchtime 2x the second loss restores older data in Redis instead of removing all.
+// HOLDFAST_BENCH_HOLDS is the number of holds (default 1,000,000). It reports the time from the
+// loss to the first decision, the memory and processor time of the process (with the NATS server in
+// it), and the memory of Redis. With -benchtime 2x the second loss restores older data in Redis
+// instead of removing all.
 func BenchmarkRebuild(b *testing.B) {
 	number := 1_000_000
 	if text := os.Getenv("HOLDFAST_BENCH_HOLDS"); text != "" {

@@ -25,8 +25,8 @@ var rebuildSteps = []string{
 	"rebuild.writing", "rebuild.verified", "rebuild.sealed", "rebuild.finished",
 }
 
-// newFlushedHarness returns a system whose Redis was flushed. It had two holds, one with a payment to answer, and
-// a stock with three reservations. No worker runs.
+// newFlushedHarness returns a system whose Redis was flushed. It had two holds, one with a payment
+// to answer, and a stock with three reservations. No worker runs.
 func newFlushedHarness(t *testing.T) (s *harness, held, paid, payment string) {
 	t.Helper()
 	s, _ = newHarnessWithRedis(t, stack.Options{})
@@ -71,8 +71,8 @@ func (s *harness) checkRecovered(t *testing.T, held, paid, payment string) {
 	s.verifyRebuild(t)
 }
 
-// TestRebuild_KilledAtEachStep_NextFinishes kills a worker that rebuilds Redis with SIGKILL at each of its steps. The
-// next worker starts the rebuild again and finishes it.
+// TestRebuild_KilledAtEachStep_NextFinishes kills a worker that rebuilds Redis with SIGKILL at each
+// of its steps. The next worker starts the rebuild again and finishes it.
 func TestRebuild_KilledAtEachStep_NextFinishes(t *testing.T) {
 	t.Parallel()
 	var all sync.WaitGroup
@@ -89,8 +89,9 @@ func TestRebuild_KilledAtEachStep_NextFinishes(t *testing.T) {
 	}
 }
 
-// TestRebuild_RebuilderStopped_AnotherFinishes stops the worker that rebuilds Redis at a step, for longer than its
-// lease. Another worker rebuilds. When the first continues, it changes nothing and works like the others.
+// TestRebuild_RebuilderStopped_AnotherFinishes stops the worker that rebuilds Redis at a step, for
+// longer than its lease. Another worker rebuilds. When the first continues, it changes nothing and
+// works like the others.
 func TestRebuild_RebuilderStopped_AnotherFinishes(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
@@ -132,8 +133,9 @@ func TestRebuild_RebuilderStopped_AnotherFinishes(t *testing.T) {
 	}
 }
 
-// TestRedisLost_DuringRebuild_StartsOver loses Redis again during a rebuild, at each step: all of it, or the one
-// partition that has data. The incomplete rebuild is not used, and another one follows.
+// TestRedisLost_DuringRebuild_StartsOver loses Redis again during a rebuild, at each step: all of
+// it, or the one partition that has data. The incomplete rebuild is not used, and another one
+// follows.
 func TestRedisLost_DuringRebuild_StartsOver(t *testing.T) {
 	t.Parallel()
 	steps := rebuildSteps[slices.Index(rebuildSteps, "rebuild.begun"):]
@@ -176,8 +178,8 @@ func (s *harness) losePartition(t *testing.T, resource string) {
 	}
 }
 
-// TestPartitionLost_OnlyOne_ItsHoldsAreRebuilt loses one partition. Its holds are rebuilt, and the others are
-// unchanged.
+// TestPartitionLost_OnlyOne_ItsHoldsAreRebuilt loses one partition. Its holds are rebuilt, and the
+// others are unchanged.
 func TestPartitionLost_OnlyOne_ItsHoldsAreRebuilt(t *testing.T) {
 	t.Parallel()
 	s, _ := newHarnessWithRedis(t, stack.Options{})
@@ -205,9 +207,9 @@ func TestPartitionLost_OnlyOne_ItsHoldsAreRebuilt(t *testing.T) {
 	s.verifyRebuild(t)
 }
 
-// TestRebuild_OutcomesMissing_ReportsGap loses Redis after the outbound stream was purged. The rebuild reports that
-// the stream is incomplete. A hold without outcome is gone: its room is granted again, and its payment ends in a
-// refund.
+// TestRebuild_OutcomesMissing_ReportsGap loses Redis after the outbound stream was purged. The
+// rebuild reports that the stream is incomplete. A hold without outcome is gone: its room is
+// granted again, and its payment ends in a refund.
 func TestRebuild_OutcomesMissing_ReportsGap(t *testing.T) {
 	t.Parallel()
 	s, _ := newHarnessWithRedis(t, stack.Options{})
@@ -245,7 +247,8 @@ func TestRebuild_OutcomesMissing_ReportsGap(t *testing.T) {
 	}
 }
 
-// ready reports whether /readyz of a worker answers 200. It returns false before the worker has an address.
+// ready reports whether /readyz of a worker answers 200. It returns false before the worker has an
+// address.
 func (p *process) ready(t *testing.T) bool {
 	t.Helper()
 	select {
@@ -272,8 +275,9 @@ func (p *process) stopped(t *testing.T) {
 	})
 }
 
-// TestRebuild_SeveralWorkers_OneRebuilds starts several workers on an empty Redis, and flushes it again while they run.
-// Each time one of them rebuilds it, in one attempt, and the others continue with it.
+// TestRebuild_SeveralWorkers_OneRebuilds starts several workers on an empty Redis, and flushes it
+// again while they run. Each time one of them rebuilds it, in one attempt, and the others continue
+// with it.
 func TestRebuild_SeveralWorkers_OneRebuilds(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
@@ -303,9 +307,9 @@ func TestRebuild_SeveralWorkers_OneRebuilds(t *testing.T) {
 	s.verifyRebuild(t)
 }
 
-// TestRebuild_StoppedWorkerResumes_DecisionRefused stops a worker before a decision while Redis is lost and other
-// workers rebuild it. It continues before, or after, its event is redelivered to another worker. Redis refuses its
-// decision.
+// TestRebuild_StoppedWorkerResumes_DecisionRefused stops a worker before a decision while Redis is
+// lost and other workers rebuild it. It continues before, or after, its event is redelivered to
+// another worker. Redis refuses its decision.
 func TestRebuild_StoppedWorkerResumes_DecisionRefused(t *testing.T) {
 	t.Parallel()
 	for _, step := range []string{"place.read", "place.decided", "confirm.claimed", "confirm.committed", "requests.published"} {
@@ -374,8 +378,8 @@ func stoppedWorkerResumes(t *testing.T, step string, late bool) {
 	s.verifyRebuild(t)
 }
 
-// TestRedisLost_HoldsExpire_AnnouncedOnce has holds expire while Redis is empty. Each is announced once, and its room
-// is free.
+// TestRedisLost_HoldsExpire_AnnouncedOnce has holds expire while Redis is empty. Each is announced
+// once, and its room is free.
 func TestRedisLost_HoldsExpire_AnnouncedOnce(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
@@ -410,8 +414,8 @@ func TestRedisLost_HoldsExpire_AnnouncedOnce(t *testing.T) {
 	s.verifyRebuild(t)
 }
 
-// TestCorruptCounter_NotHealed_RedisRebuilt corrupts a counter without a reconciler. The worker rebuilds Redis by
-// itself.
+// TestCorruptCounter_NotHealed_RedisRebuilt corrupts a counter without a reconciler. The worker
+// rebuilds Redis by itself.
 func TestCorruptCounter_NotHealed_RedisRebuilt(t *testing.T) {
 	t.Parallel()
 	s, _ := newHarnessWithRedis(t, stack.Options{})
@@ -492,8 +496,8 @@ func TestRebuild_Command_ComparesAndRebuilds(t *testing.T) {
 	s.verifyRebuild(t)
 }
 
-// TestRebuild_ForeignRedis_TakenOverByCommand replaces Redis by that of another database. The worker leaves it
-// unchanged and decides nothing, until worker rebuild takes it over.
+// TestRebuild_ForeignRedis_TakenOverByCommand replaces Redis by that of another database. The
+// worker leaves it unchanged and decides nothing, until worker rebuild takes it over.
 func TestRebuild_ForeignRedis_TakenOverByCommand(t *testing.T) {
 	t.Parallel()
 	s, _ := newHarnessWithRedis(t, stack.Options{})

@@ -217,8 +217,8 @@ func (y *scenario) run() {
 	request(one("leo", "k-j", seats("G"), 60), "hold.rejected sold_out")
 }
 
-// contents returns the data of a namespace that a rebuild must restore, by key. It leaves out the keys of work in
-// progress, which end with that work.
+// contents returns the data of a namespace that a rebuild must restore, by key. It leaves out the
+// keys of work in progress, which end with that work.
 func (s *harness) contents() map[string]any {
 	s.t.Helper()
 	ctx := s.t.Context()
@@ -254,8 +254,9 @@ type value struct {
 	expires time.Duration
 }
 
-// rebuiltTolerance is by how much the expiry of an ended hold may differ after a rebuild. The outcome has the time at
-// which the hold ended, not the moment at which it was announced or its claim was settled, which comes a little later.
+// rebuiltTolerance is by how much the expiry of an ended hold may differ after a rebuild. The
+// outcome has the time at which the hold ended, not the moment at which it was announced or its
+// claim was settled, which comes a little later.
 const rebuiltTolerance = 10 * time.Second
 
 // sameContents compares the data before and after a rebuild.
@@ -295,8 +296,9 @@ func sameContents(t *testing.T, had, has map[string]any) {
 	}
 }
 
-// TestRedisLost_Rebuilt_EqualsWhatWasThere loses all data of Redis after events of every kind. The rebuilt data equals
-// the data before, and every repeated event gets the same answer as before, byte for byte.
+// TestRedisLost_Rebuilt_EqualsWhatWasThere loses all data of Redis after events of every kind. The
+// rebuilt data equals the data before, and every repeated event gets the same answer as before,
+// byte for byte.
 func TestRedisLost_Rebuilt_EqualsWhatWasThere(t *testing.T) {
 	t.Parallel()
 	s, _ := newHarnessWithRedis(t, stack.Options{})

@@ -108,8 +108,8 @@ func start(ctx context.Context, c Config, listener net.Listener, log zerolog.Log
 	return &running{app, log}, nil
 }
 
-// wait waits until ctx is cancelled, or the worker or one of the started servers ends. It then stops
-// the worker. It returns nil only when ctx was cancelled and the stop succeeded.
+// wait waits until ctx is cancelled, or the worker or one of the started servers ends. It then
+// stops the worker. It returns nil only when ctx was cancelled and the stop succeeded.
 func (r *running) wait(ctx context.Context, started *servers) error {
 	var failed <-chan error
 	if started != nil {
@@ -127,8 +127,8 @@ func (r *running) wait(ctx context.Context, started *servers) error {
 	return errors.Join(cause, r.stop())
 }
 
-// stop stops fetching events, finishes those that were fetched, and closes all connections. It takes at
-// most stopWithin.
+// stop stops fetching events, finishes those that were fetched, and closes all connections. It
+// takes at most stopWithin.
 func (r *running) stop() error {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), stopWithin)

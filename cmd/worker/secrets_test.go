@@ -50,8 +50,9 @@ func (o *outputs) wantNone(t *testing.T, words ...string) {
 	}
 }
 
-// TestSecrets_EveryOutput_NothingSecret puts marked words into metadata, user ids and the passwords of all servers. A
-// worker at log level debug handles every kind of event, mistake and fault. None of the words may be in an output.
+// TestSecrets_EveryOutput_NothingSecret puts marked words into metadata, user ids and the passwords
+// of all servers. A worker at log level debug handles every kind of event, mistake and fault. None
+// of the words may be in an output.
 func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
@@ -286,7 +287,8 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 	}
 }
 
-// TestSecrets_OwnProcess_NothingSecret checks the output of separate processes, where libraries may print too.
+// TestSecrets_OwnProcess_NothingSecret checks the output of separate processes, where libraries may
+// print too.
 func TestSecrets_OwnProcess_NothingSecret(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()

@@ -47,9 +47,9 @@ func newSupervisor(
 	}), nil
 }
 
-// redisOptions returns the options of a client for address. The client never retries a command: when
-// a reply is lost, the command may have been executed, and the caller decides what to do. flag names
-// the setting in the error for an address that is no Redis URL.
+// redisOptions returns the options of a client for address. The client never retries a command:
+// when a reply is lost, the command may have been executed, and the caller decides what to do. flag
+// names the setting in the error for an address that is no Redis URL.
 func (c *Connections) redisOptions(flag, address string) (*redis.Options, error) {
 	options, err := redis.ParseURL(address)
 	if err != nil {
@@ -59,15 +59,15 @@ func (c *Connections) redisOptions(flag, address string) (*redis.Options, error)
 	options.MaxRetries = -1
 	options.ContextTimeoutEnabled = true
 	options.DisableIdentity = true // CLIENT SETINFO is refused under an ACL
-	// Only Redis Enterprise has these notifications, and connections of optimistic locks would write this
-	// setting concurrently.
+	// Only Redis Enterprise has these notifications, and connections of optimistic locks would
+	// write this setting concurrently.
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	options.ClientName = "holdfast-" + c.Namespace
 	return options, nil
 }
 
-// lockServerWithin bounds dialing, reading and writing of a lock server. The majority suffices for a
-// lock, so one server that hangs must not delay it.
+// lockServerWithin bounds dialing, reading and writing of a lock server. The majority suffices for
+// a lock, so one server that hangs must not delay it.
 const lockServerWithin = 250 * time.Millisecond
 
 // lockServerOptions returns the options of the clients of Redlock's servers, in their order.
@@ -102,8 +102,8 @@ func init() { redis.SetLogger(quiet{}) }
 // connection is closed permanently.
 func newNATS(c Config, log zerolog.Logger, closed func()) (*nats.Conn, error) {
 	logf := func(format string, args ...any) { log.Warn().Msgf(format, args...) }
-	// While disconnected, publishing fails instead of being buffered: after the reconnect the message may
-	// no longer be true.
+	// While disconnected, publishing fails instead of being buffered: after the reconnect the
+	// message may no longer be true.
 	nc, err := events.Connect(c.NATSURL, "holdfast worker "+c.Namespace, logf,
 		nats.ClosedHandler(func(*nats.Conn) { closed() }), nats.ReconnectBufSize(-1))
 	if errors.Is(err, events.ErrURL) {
@@ -165,8 +165,8 @@ func storePolicy(ctx context.Context, c Config, db *store.Store, log zerolog.Log
 	}
 }
 
-// firstEpoch writes the first epoch to Redis and Postgres, which links the two. When there is an epoch
-// already, it does nothing: the supervisor checks whether both servers still have it.
+// firstEpoch writes the first epoch to Redis and Postgres, which links the two. When there is an
+// epoch already, it does nothing: the supervisor checks whether both servers still have it.
 func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db *store.Store, log zerolog.Logger) error {
 	epoch, err := db.Epoch(ctx)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"holdfast/internal/torture"
 )
 
-// TestRedisClient_ReplyLost_NotSentAgain drops the reply to a command. The worker's client does not retry the command:
-// it is executed once, and the lost reply is an error.
+// TestRedisClient_ReplyLost_NotSentAgain drops the reply to a command. The worker's client does not
+// retry the command: it is executed once, and the lost reply is an error.
 func TestRedisClient_ReplyLost_NotSentAgain(t *testing.T) {
 	t.Parallel()
 	server, err := url.Parse(stacktest.Shared().RedisURL)
@@ -49,8 +49,8 @@ func TestRedisClient_ReplyLost_NotSentAgain(t *testing.T) {
 	}
 }
 
-// TestNATSClient_Disconnected_PublishFails publishes while NATS is disconnected. Publishing fails at once, and nothing is
-// buffered: after the reconnect it may no longer be true.
+// TestNATSClient_Disconnected_PublishFails publishes while NATS is disconnected. Publishing fails
+// at once, and nothing is buffered: after the reconnect it may no longer be true.
 func TestNATSClient_Disconnected_PublishFails(t *testing.T) {
 	t.Parallel()
 	servers, err := stack.Start(t.Context(), stack.Options{NATS: true})
@@ -71,8 +71,8 @@ func TestNATSClient_Disconnected_PublishFails(t *testing.T) {
 	}
 }
 
-// TestCapacityBySQL_WorkerRuns_RevChanges changes a capacity by SQL while a worker runs. The revision of the slot
-// changes, so decisions that have read the old capacity are refused.
+// TestCapacityBySQL_WorkerRuns_RevChanges changes a capacity by SQL while a worker runs. The
+// revision of the slot changes, so decisions that have read the old capacity are refused.
 func TestCapacityBySQL_WorkerRuns_RevChanges(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)

@@ -18,7 +18,8 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestService_EveryQuery_AnswersAsHTTP sends the same queries by NATS and by HTTP and compares the answers.
+// TestService_EveryQuery_AnswersAsHTTP sends the same queries by NATS and by HTTP and compares the
+// answers.
 func TestService_EveryQuery_AnswersAsHTTP(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)

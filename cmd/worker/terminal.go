@@ -39,8 +39,8 @@ func requireTerminal() error {
 	return nil
 }
 
-// confirmed prompts with a question and reports whether the answer is yes. It returns false when ctx is
-// cancelled first.
+// confirmed prompts with a question and reports whether the answer is yes. It returns false when
+// ctx is cancelled first.
 func confirmed(ctx context.Context, to io.Writer, question string, args ...any) bool {
 	fmt.Fprintf(to, question+" [y/N] ", args...)
 	answered := make(chan string, 1)

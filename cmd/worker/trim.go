@@ -22,8 +22,8 @@ const (
 	nightsKept  = 400 // days
 )
 
-// trimmer removes old data: inbound events, answers of events, and past nights. Each step is bounded
-// and can be repeated, so any number of workers may run one.
+// trimmer removes old data: inbound events, answers of events, and past nights. Each step is
+// bounded and can be repeated, so any number of workers may run one.
 type trimmer struct {
 	inbound  *events.Trimmer
 	db       *store.Store
@@ -40,8 +40,8 @@ func newTrimmer(c Config, js jetstream.JetStream, ns events.Namespace, db *store
 	}
 }
 
-// run removes old data every trimEach until ctx is cancelled. It logs a failure and retries at the next
-// tick.
+// run removes old data every trimEach until ctx is cancelled. It logs a failure and retries at the
+// next tick.
 func (x *trimmer) run(ctx context.Context) error {
 	ticker := time.NewTicker(trimEach)
 	defer ticker.Stop()
@@ -61,7 +61,8 @@ func (x *trimmer) run(ctx context.Context) error {
 func (x *trimmer) runOnce(ctx context.Context) error {
 	answered, err := x.trimInbound(ctx)
 	if err == nil && answered {
-		// A redelivered event must find its answer, and an event without acknowledgement can be redelivered.
+		// A redelivered event must find its answer, and an event without acknowledgement can be
+		// redelivered.
 		err = x.drop(ctx, "answers of events removed", func() (int, error) {
 			return x.db.DropAnswers(ctx, x.keep+answersKept, trimRows)
 		})
@@ -79,7 +80,8 @@ func (x *trimmer) runOnce(ctx context.Context) error {
 	return err
 }
 
-// trimInbound removes inbound events older than x.keep. It reports whether all of those are answered.
+// trimInbound removes inbound events older than x.keep. It reports whether all of those are
+// answered.
 func (x *trimmer) trimInbound(ctx context.Context) (answered bool, err error) {
 	removed := uint64(0)
 	for done := (events.TrimResult{More: true}); done.More; {
@@ -95,7 +97,8 @@ func (x *trimmer) trimInbound(ctx context.Context) (answered bool, err error) {
 	return answered, nil
 }
 
-// drop calls some, which removes at most trimRows rows, until it finds fewer, and logs their number.
+// drop calls some, which removes at most trimRows rows, until it finds fewer, and logs their
+// number.
 func (x *trimmer) drop(ctx context.Context, message string, some func() (int, error)) error {
 	all := 0
 	for dropped := trimRows; dropped == trimRows && ctx.Err() == nil; all += dropped {

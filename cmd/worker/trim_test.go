@@ -15,8 +15,9 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestTrimmer_AllAnswered_RemovesOldData has a worker with the permissions in deployments/ answer events of all kinds.
-// Once they are old, it removes the events, old answers and past nights, and an audit finds no differences.
+// TestTrimmer_AllAnswered_RemovesOldData has a worker with the permissions in deployments/ answer
+// events of all kinds. Once they are old, it removes the events, old answers and past nights, and
+// an audit finds no differences.
 func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 	t.Parallel()
 	s := newRestrictedHarness(t)
@@ -86,8 +87,8 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "cleo", "m", holds.SlotSelection{}, 600)))
 }
 
-// TestStorageTable_Docs_ListEverythingStored checks that docs/storage.md lists every Redis key, table, sequence and
-// stream.
+// TestStorageTable_Docs_ListEverythingStored checks that docs/storage.md lists every Redis key,
+// table, sequence and stream.
 func TestStorageTable_Docs_ListEverythingStored(t *testing.T) {
 	t.Parallel()
 	read := func(path string) string {

@@ -37,8 +37,9 @@ func (s *harness) sql(statement string) {
 	}
 }
 
-// TestSupervisor_NewerVersionRaisedFormat_WorkerEnds raises the data format in Redis, and the schema version in
-// Postgres, while a worker runs. The worker decides nothing more and exits with 1, and its events wait.
+// TestSupervisor_NewerVersionRaisedFormat_WorkerEnds raises the data format in Redis, and the
+// schema version in Postgres, while a worker runs. The worker decides nothing more and exits with
+// 1, and its events wait.
 func TestSupervisor_NewerVersionRaisedFormat_WorkerEnds(t *testing.T) {
 	t.Parallel()
 	for name, one := range map[string]struct {
@@ -81,7 +82,8 @@ func TestSupervisor_NewerVersionRaisedFormat_WorkerEnds(t *testing.T) {
 	}
 }
 
-// TestSupervisor_FormatLost_IsWrittenAgain removes the format from Redis. A running worker writes it again.
+// TestSupervisor_FormatLost_IsWrittenAgain removes the format from Redis. A running worker writes
+// it again.
 func TestSupervisor_FormatLost_IsWrittenAgain(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -95,8 +97,8 @@ func TestSupervisor_FormatLost_IsWrittenAgain(t *testing.T) {
 	})
 }
 
-// TestRun_NewerSchemaThatWorks_WorkerStarts starts a worker that migrates on a schema that a newer version has
-// extended compatibly.
+// TestRun_NewerSchemaThatWorks_WorkerStarts starts a worker that migrates on a schema that a newer
+// version has extended compatibly.
 func TestRun_NewerSchemaThatWorks_WorkerStarts(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -105,9 +107,10 @@ func TestRun_NewerSchemaThatWorks_WorkerStarts(t *testing.T) {
 	s.setInventory("hall", seat, 1)
 }
 
-// TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent runs a worker of the previous commit beside one of this tree,
-// under a load of all events. It stops the new one, as a rollback does, and later the old one, as an upgrade does. The
-// old one starts first, because it may refuse to start on the schema of the new one.
+// TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent runs a worker of the previous commit
+// beside one of this tree, under a load of all events. It stops the new one, as a rollback does,
+// and later the old one, as an upgrade does. The old one starts first, because it may refuse to
+// start on the schema of the new one.
 func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
 	switch {
 	case !stacktest.Long():
@@ -158,7 +161,8 @@ func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
 	load.check(t)
 }
 
-// lastCommit builds the worker of the last commit that differs from this tree. It returns its tree and its binary.
+// lastCommit builds the worker of the last commit that differs from this tree. It returns its tree
+// and its binary.
 func lastCommit(t *testing.T) (tree, binary string) {
 	t.Helper()
 	root, err := filepath.Abs("../..")

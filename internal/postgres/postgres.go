@@ -1,11 +1,11 @@
 // Package postgres opens only Postgres sessions that may write.
 //
-// A URL may name several hosts. A standby lags behind its primary, and so does a primary that was made
-// read-only because another server replaced it: a decision on its data could sell a slot twice. So each
-// new session is checked, whatever the URL says, and when its server is a standby or read-only
-// (ErrStandby, ErrReadOnly) the next host is tried. A session that becomes read-only later is closed
-// before its next use, and MayWrite rejects what it has read in the meantime. The server reports both
-// states with each answer (Postgres 14 or newer), so the checks need no query.
+// A URL may name several hosts. A standby lags behind its primary, and so does a primary that was
+// made read-only because another server replaced it: a decision on its data could sell a slot
+// twice. So each new session is checked, whatever the URL says, and when its server is a standby or
+// read-only (ErrStandby, ErrReadOnly) the next host is tried. A session that becomes read-only
+// later is closed before its next use, and MayWrite rejects what it has read in the meantime. The
+// server reports both states with each answer (Postgres 14 or newer), so the checks need no query.
 package postgres
 
 import (
@@ -28,8 +28,8 @@ const connectWithin = 5 * time.Second
 
 // The reasons why a session is not used.
 var (
-	// ErrURL is the error for a URL that cannot be parsed. It has no details, because the URL may contain
-	// a password.
+	// ErrURL is the error for a URL that cannot be parsed. It has no details, because the URL may
+	// contain a password.
 	ErrURL = errors.New("not a Postgres URL: want postgres://user[:password]@host:port/database; " +
 		"percent-encode special characters in the password")
 	// ErrTarget is the error for a URL that requests sessions that may not write.
@@ -40,8 +40,8 @@ var (
 	ErrReadOnly = errors.New("the session may not write: default_transaction_read_only is on")
 )
 
-// Config returns the configuration of a pool of sessions that may write, with the schema of namespace as
-// their search path. It returns ErrURL or ErrTarget for a URL that cannot be used.
+// Config returns the configuration of a pool of sessions that may write, with the schema of
+// namespace as their search path. It returns ErrURL or ErrTarget for a URL that cannot be used.
 func Config(url, namespace string) (*pgxpool.Config, error) {
 	if !holds.NamespacePattern.MatchString(namespace) {
 		return nil, fmt.Errorf("namespace %q does not match %s", namespace, holds.NamespacePattern)
@@ -66,8 +66,8 @@ func AllowReadOnlyRole(config *pgxpool.Config) {
 	config.PrepareConn = nil
 }
 
-// demandsOthers reports whether a URL, or the environment, requests sessions that may not write. pgx
-// stores the requested kind of session as a function, so the functions are compared.
+// demandsOthers reports whether a URL, or the environment, requests sessions that may not write.
+// pgx stores the requested kind of session as a function, so the functions are compared.
 func demandsOthers(demanded pgconn.ValidateConnectFunc) bool {
 	for _, other := range []pgconn.ValidateConnectFunc{
 		pgconn.ValidateConnectTargetSessionAttrsReadOnly,
@@ -90,8 +90,8 @@ func validate(ctx context.Context, conn *pgconn.PgConn) error {
 	return err
 }
 
-// MayWrite returns ErrStandby or ErrReadOnly when the session could not write during its last query: the
-// result of that query may be out of date. It sends nothing.
+// MayWrite returns ErrStandby or ErrReadOnly when the session could not write during its last
+// query: the result of that query may be out of date. It sends nothing.
 func MayWrite(conn *pgx.Conn) error { return mayWrite(conn.PgConn()) }
 
 func mayWrite(conn *pgconn.PgConn) error {

@@ -145,8 +145,8 @@ func (p *pair) sql(server *stack.Server, statement string) (value string) {
 	return value
 }
 
-// TestConfig_LaggingStandbyIsFirst_PrimaryIsRead uses a URL with a lagging standby before its primary. Later the primary
-// stops and the standby replaces it.
+// TestConfig_LaggingStandbyIsFirst_PrimaryIsRead uses a URL with a lagging standby before its
+// primary. Later the primary stops and the standby replaces it.
 func TestConfig_LaggingStandbyIsFirst_PrimaryIsRead(t *testing.T) {
 	t.Parallel()
 	p := newPair(t, "recovery_min_apply_delay=1h")
@@ -195,8 +195,9 @@ func (w watcher) BumpRevisions(context.Context, ...string) error {
 	return nil
 }
 
-// TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt makes a primary read-only, as before a switchover, while it has
-// sessions. They are not used any more, and the server that replaces it is.
+// TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt makes a primary read-only, as before a
+// switchover, while it has sessions. They are not used any more, and the server that replaces it
+// is.
 func TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)
@@ -244,8 +245,8 @@ func TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt(t *testing.T) {
 	})
 }
 
-// TestConfig_TargetSessionAttrs_AcceptedOrRefused tries the values of target_session_attrs in URLs and in the
-// environment.
+// TestConfig_TargetSessionAttrs_AcceptedOrRefused tries the values of target_session_attrs in URLs
+// and in the environment.
 func TestConfig_TargetSessionAttrs_AcceptedOrRefused(t *testing.T) {
 	const plain = "postgres://u:s3cret@a:1,b:2/d"
 	for _, demanded := range []string{"any", "primary", "read-write"} {

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// apartMax is the largest allowed difference between the clocks of the servers. Holds expire by Redis'
-// clock and events have times of NATS' clock; a rebuild and an audit compare times of different
-// servers.
+// apartMax is the largest allowed difference between the clocks of the servers. Holds expire by
+// Redis' clock and events have times of NATS' clock; a rebuild and an audit compare times of
+// different servers.
 const apartMax = 250 * time.Millisecond
 
 // clockTries is how often each clock is read. The fastest answer gives the most exact time.
@@ -23,8 +23,8 @@ type clock struct {
 	err    error         // why the clock could not be read
 }
 
-// readClock reads a server's clock by read. The server reads its clock at some moment of the round trip:
-// readClock assumes the middle, so the maximum error is half of the round trip.
+// readClock reads a server's clock by read. The server reads its clock at some moment of the round
+// trip: readClock assumes the middle, so the maximum error is half of the round trip.
 func readClock(ctx context.Context, of string, read func(context.Context) (time.Time, error)) clock {
 	best := clock{of: of}
 	for try := range clockTries {

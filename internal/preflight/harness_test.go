@@ -29,8 +29,8 @@ func TestMain(m *testing.M) { stacktest.Main(m) }
 
 var retention = events.Retention{HoldLifetime: 2 * time.Hour, AnswerTTL: 24 * time.Hour}
 
-// harness is a namespace on durable servers, ready for a worker. Its tests misconfigure the servers, so each
-// has its own.
+// harness is a namespace on durable servers, ready for a worker. Its tests misconfigure the
+// servers, so each has its own.
 type harness struct {
 	*stack.Stack
 	t     *testing.T
@@ -128,8 +128,8 @@ func (w *harness) check(change ...func(*preflight.Target)) map[string]preflight.
 	return checks
 }
 
-// expect runs all checks and compares their states with those of healthy servers, except for the checks given
-// here, such as "redis.maxmemory_policy fail".
+// expect runs all checks and compares their states with those of healthy servers, except for the
+// checks given here, such as "redis.maxmemory_policy fail".
 func (w *harness) expect(what string, but []string, change ...func(*preflight.Target)) map[string]preflight.Check {
 	w.t.Helper()
 	want := maps.Clone(healthy)
@@ -217,8 +217,9 @@ func altered(t *testing.T, server string, alter func([]byte) []byte) string {
 	return proxied(t, server, func(_ int, reply []byte) ([]byte, bool) { return alter(reply), true })
 }
 
-// proxied returns the address of a proxy to a server. answer gets what the server sends and the number of the
-// connection, from 1. It returns what the client receives instead, and whether the connection stays open.
+// proxied returns the address of a proxy to a server. answer gets what the server sends and the
+// number of the connection, from 1. It returns what the client receives instead, and whether the
+// connection stays open.
 func proxied(t *testing.T, server string, answer func(connection int, reply []byte) ([]byte, bool)) string {
 	t.Helper()
 	listener, err := net.Listen("tcp4", "127.0.0.1:0")

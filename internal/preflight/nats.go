@@ -36,9 +36,9 @@ type natsProbe struct {
 // refusal is a permission violation that the server has reported.
 type refusal struct{ cause error }
 
-// request calls question, which sends a request. NATS does not answer a request without permission; it
-// reports the violation to the connection instead. request then returns the violation without waiting
-// for an answer.
+// request calls question, which sends a request. NATS does not answer a request without permission;
+// it reports the violation to the connection instead. request then returns the violation without
+// waiting for an answer.
 func (l *natsProbe) request(ctx context.Context, question func(context.Context) error) error {
 	for stale := true; stale; { // discard violations of earlier requests
 		select {
@@ -193,8 +193,8 @@ func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 	r.natsConsumers(ctx, l, t, ns)
 }
 
-// droppedEarly returns a drift when the outbound stream was full and has dropped outcomes that still
-// matter.
+// droppedEarly returns a drift when the outbound stream was full and has dropped outcomes that
+// still matter.
 func droppedEarly(found *jetstream.StreamInfo, retention events.Retention) []events.ConfigDrift {
 	limited := found.Config.MaxBytes > 0 || found.Config.MaxMsgs > 0
 	oldest := found.TimeStamp.Sub(found.State.FirstTime)
@@ -226,8 +226,8 @@ func (l *natsProbe) addServing(copies *jetstream.ClusterInfo) {
 }
 
 // natsReplicas checks the number of copies. of has the number of each existing stream, coming the
-// streams that the worker will create, and set the setting (0 for the default). cluster reports whether
-// the server is part of a cluster.
+// streams that the worker will create, and set the setting (0 for the default). cluster reports
+// whether the server is part of a cluster.
 func (r *report) natsReplicas(of map[string]int, coming []string, set int, cluster bool) {
 	want, created := 3, 1
 	if set > 0 {
@@ -310,9 +310,9 @@ func (r *report) natsConsumers(ctx context.Context, l *natsProbe, t Target, ns e
 	r.drifts(name, strings.Join(names, ", "), all)
 }
 
-// natsSync reads sync_interval from the monitoring addresses: how often a server syncs messages to disk.
-// The check is ok when it is "always" on each server that has a copy of a stream and on the connected
-// one.
+// natsSync reads sync_interval from the monitoring addresses: how often a server syncs messages to
+// disk. The check is ok when it is "always" on each server that has a copy of a stream and on the
+// connected one.
 func (r *report) natsSync(ctx context.Context, l *natsProbe, monitors []string) {
 	const (
 		fix = "jetstream { sync_interval: always }\nin the configuration of every NATS server"

@@ -40,8 +40,8 @@ func (w *harness) natsCommand(args string) {
 	}
 }
 
-// TestNATSStreams_Misconfigured_FailsAndFixRepairs misconfigures each stream in each way. Only the check of that
-// stream fails, and its fix repairs the stream.
+// TestNATSStreams_Misconfigured_FailsAndFixRepairs misconfigures each stream in each way. Only the
+// check of that stream fails, and its fix repairs the stream.
 func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -147,7 +147,8 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	}
 }
 
-// TestNATSStreams_OutcomesDroppedEarly_Fails has the outbound stream drop outcomes younger than a hold can be.
+// TestNATSStreams_OutcomesDroppedEarly_Fails has the outbound stream drop outcomes younger than a
+// hold can be.
 func TestNATSStreams_OutcomesDroppedEarly_Fails(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -275,8 +276,8 @@ func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 	}
 }
 
-// TestNATSSync_ServerNotMonitored_Unknown has other servers than the connected one lead the streams or have copies.
-// Unless all of them are monitored, the check is unknown.
+// TestNATSSync_ServerNotMonitored_Unknown has other servers than the connected one lead the streams
+// or have copies. Unless all of them are monitored, the check is unknown.
 func TestNATSSync_ServerNotMonitored_Unknown(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -323,8 +324,8 @@ func TestNATSSync_ServerNotMonitored_Unknown(t *testing.T) {
 	})
 }
 
-// TestNATSReplicas_ClusterAndLoneServer_AreChecked creates the streams in a cluster and on a single server, with the
-// default and with a setting.
+// TestNATSReplicas_ClusterAndLoneServer_AreChecked creates the streams in a cluster and on a single
+// server, with the default and with a setting.
 func TestNATSReplicas_ClusterAndLoneServer_AreChecked(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -440,7 +441,8 @@ func (w *harness) createStreams(url string) {
 	})
 }
 
-// TestNATSPrivileges_MissingAndExcess_AreReported connects as users with less or more permissions than a worker needs.
+// TestNATSPrivileges_MissingAndExcess_AreReported connects as users with less or more permissions
+// than a worker needs.
 func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)

@@ -32,8 +32,8 @@ type natsUser struct {
 	} `json:"data"`
 }
 
-// user requests the permissions of the connection's user. When Data.Permissions is nil, none are set and
-// the user may do everything.
+// user requests the permissions of the connection's user. When Data.Permissions is nil, none are
+// set and the user may do everything.
 func (l *natsProbe) user(ctx context.Context) (w natsUser, err error) {
 	err = l.request(ctx, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, within/5)
@@ -75,7 +75,8 @@ func matches(pattern, subject string) bool {
 	return len(strings.Split(pattern, ".")) == len(tokens)
 }
 
-// The checks whether the user may read the streams for a rebuild of Redis, and remove inbound events.
+// The checks whether the user may read the streams for a rebuild of Redis, and remove inbound
+// events.
 const (
 	natsReading  = "nats.rebuild"
 	natsTrimming = "nats.trim"
@@ -141,7 +142,8 @@ func (r *report) natsTrimming(w natsUser, err error, t Target) {
 	r.ok(natsTrimming, "the user may remove answered inbound events")
 }
 
-// natsPrivileges checks the permissions that the server reports for the user; it tries none of them.
+// natsPrivileges checks the permissions that the server reports for the user; it tries none of
+// them.
 func (r *report) natsPrivileges(w natsUser, err error, t Target) {
 	const (
 		why = "a mistake, or an intruder with the worker's login, could publish events of others or delete stored messages"

@@ -52,8 +52,8 @@ func writableFix(err error, role string) string {
 	return url
 }
 
-// postgresSetting checks that a setting is on. The name of the setting is the part of check after the
-// dot.
+// postgresSetting checks that a setting is on. The name of the setting is the part of check after
+// the dot.
 func (r *report) postgresSetting(f *store.ServerInfo, check string, bad Status, why string) {
 	_, name, _ := strings.Cut(check, ".")
 	setting := f.Settings[name]

@@ -13,8 +13,8 @@ import (
 	"holdfast/internal/store"
 )
 
-// TestPostgres_Misconfigured_FailsAndFixRepairs changes one setting of Postgres after the other. Only its check fails,
-// and the fix of the check repairs it.
+// TestPostgres_Misconfigured_FailsAndFixRepairs changes one setting of Postgres after the other.
+// Only its check fails, and the fix of the check repairs it.
 func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -124,8 +124,8 @@ func TestPostgres_Standby_Fails(t *testing.T) {
 	}
 }
 
-// TestPostgresGrants_MissingAndExcess_AreReported revokes each privilege that a worker needs from its role, and grants
-// each that it should not have.
+// TestPostgresGrants_MissingAndExcess_AreReported revokes each privilege that a worker needs from
+// its role, and grants each that it should not have.
 func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)

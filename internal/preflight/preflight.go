@@ -54,13 +54,13 @@ const (
 // Privileges are the checks whether the worker's users may do more than a worker needs.
 var Privileges = []string{RedisPrivileges, NATSPrivileges, PostgresPrivileges}
 
-// Versions are the checks whether this program knows the version of the stored data. No worker starts
-// when one of them fails.
+// Versions are the checks whether this program knows the version of the stored data. No worker
+// starts when one of them fails.
 var Versions = []string{RedisFormat, PostgresSchema}
 
-// Durability are the checks whether acknowledged writes survive a crash. None of them is about Redis: a
-// restart of Redis can lose writes without a trace, so after each restart Redis is rebuilt from the
-// other servers.
+// Durability are the checks whether acknowledged writes survive a crash. None of them is about
+// Redis: a restart of Redis can lose writes without a trace, so after each restart Redis is rebuilt
+// from the other servers.
 var Durability = []string{NATSReplicas, NATSSync, PostgresFsync, PostgresCommit, PostgresPages}
 
 // Check is the result of one check.
@@ -157,8 +157,8 @@ func (r *report) skipAll(because string, names ...string) {
 	}
 }
 
-// drifts adds one check for all drifts of a configuration. It is ok when there are none, and fails when
-// one of them breaks a promise.
+// drifts adds one check for all drifts of a configuration. It is ok when there are none, and fails
+// when one of them breaks a promise.
 func (r *report) drifts(name, found string, drifts []events.ConfigDrift) {
 	if len(drifts) == 0 {
 		r.ok(name, found)

@@ -33,8 +33,8 @@ func readInfo(ctx context.Context, client *redis.Client) (info, error) {
 	return found, nil
 }
 
-// connect reads INFO of a Redis server. When that fails it adds a check with status bad: Fail, or Warn
-// for a lock server, without which the majority can work.
+// connect reads INFO of a Redis server. When that fails it adds a check with status bad: Fail, or
+// Warn for a lock server, without which the majority can work.
 func (r *report) connect(
 	ctx context.Context, name string, client *redis.Client, bad Status,
 ) (found info, answers bool) {

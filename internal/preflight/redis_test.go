@@ -18,8 +18,8 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestRedis_Misconfigured_FailsAndFixRepairs changes one setting of Redis after the other. Only its check fails, and the
-// fix of the check repairs it.
+// TestRedis_Misconfigured_FailsAndFixRepairs changes one setting of Redis after the other. Only its
+// check fails, and the fix of the check repairs it.
 func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -159,8 +159,8 @@ func unreachable(server string) (but []string) {
 	return but
 }
 
-// TestClocks_Apart_FailsOnlyWhenCertain changes the clock of Redis and delays its replies. The check fails only when the
-// clock is certainly wrong.
+// TestClocks_Apart_FailsOnlyWhenCertain changes the clock of Redis and delays its replies. The
+// check fails only when the clock is certainly wrong.
 func TestClocks_Apart_FailsOnlyWhenCertain(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)

@@ -25,8 +25,8 @@ const (
 // exampleKey is the part of an example key after the namespace. No such key exists.
 const exampleKey = ":{0}:preflight:example"
 
-// neededCommands returns the commands that a worker needs, with example arguments: those inside scripts,
-// those that run scripts, and those that find the keys for them.
+// neededCommands returns the commands that a worker needs, with example arguments: those inside
+// scripts, those that run scripts, and those that find the keys for them.
 func neededCommands(namespace string) map[string][]string {
 	key := namespace + exampleKey
 	_, ofAudit := audit.ScriptCommands()
@@ -60,8 +60,8 @@ func optimisticCommands(namespace string) map[string][]string {
 	}
 }
 
-// hintCommands returns the commands for notifications, which make a worker faster and which it can do
-// without.
+// hintCommands returns the commands for notifications, which make a worker faster and which it can
+// do without.
 func hintCommands(namespace string) map[string][]string {
 	return map[string][]string{
 		"ssubscribe": {"SSUBSCRIBE", namespace + exampleKey}, "spublish": {"SPUBLISH", namespace + exampleKey, "m"},
@@ -85,8 +85,8 @@ type permissions struct {
 	err error           // why they are unknown
 }
 
-// scriptPermissions checks which commands its user may run. It runs none of them, and adds nothing to
-// ACL LOG.
+// scriptPermissions checks which commands its user may run. It runs none of them, and adds nothing
+// to ACL LOG.
 //
 // ARGV  commands, each word followed by a line feed
 // Returns ok, and 1 or 0 for each command

@@ -6,7 +6,8 @@ import (
 	"runtime/debug"
 )
 
-// Line returns the line that --version prints: the program, its source revision, and the Go version.
+// Line returns the line that --version prints: the program, its source revision, and the Go
+// version.
 func Line(program string) string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
