@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// failoverProxy is an address that leads to one server and then to another, as a failover does.
+// failoverProxy is an address that leads to one server and, after switchTo, to another, as in a
+// failover.
 type failoverProxy struct {
 	listener net.Listener
 
@@ -17,7 +18,7 @@ type failoverProxy struct {
 	conns map[net.Conn]struct{}
 }
 
-// newFailoverProxy returns one that leads to the server of a Redis URL, and its own URL.
+// newFailoverProxy returns a proxy to the server of a Redis URL, and the URL of the proxy.
 func newFailoverProxy(t *testing.T, redisURL string) (s *failoverProxy, ownURL string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -37,14 +38,14 @@ func newFailoverProxy(t *testing.T, redisURL string) (s *failoverProxy, ownURL s
 		}
 	})
 	t.Cleanup(func() {
-		_ = listener.Close() // nobody is left
+		_ = listener.Close() // no goroutine uses it any more
 		s.cut()
 		running.Wait()
 	})
 	return s, "redis://" + listener.Addr().String() + "/0"
 }
 
-// switchTo leads whoever connects from now on to another server, and cuts the connections that there are.
+// switchTo directs new connections to another server and cuts the existing ones.
 func (s *failoverProxy) switchTo(t *testing.T, redisURL string) {
 	t.Helper()
 	parsed, err := url.Parse(redisURL)
@@ -61,7 +62,7 @@ func (s *failoverProxy) cut() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for conn := range s.conns {
-		_ = conn.Close() // whatever was on its way is lost
+		_ = conn.Close() // data in transit is lost
 	}
 	clear(s.conns)
 }
@@ -71,7 +72,7 @@ func (s *failoverProxy) connect(near net.Conn) {
 	far, err := net.Dial("tcp", s.to)
 	if err != nil {
 		s.mu.Unlock()
-		_ = near.Close() // it learns that way
+		_ = near.Close() // the client sees the closed connection
 		return
 	}
 	s.conns[near], s.conns[far] = struct{}{}, struct{}{}
@@ -79,7 +80,7 @@ func (s *failoverProxy) connect(near net.Conn) {
 	var both sync.WaitGroup
 	for _, direction := range [][2]net.Conn{{near, far}, {far, near}} {
 		both.Go(func() {
-			_, _ = io.Copy(direction[0], direction[1]) // until one side is closed
+			_, _ = io.Copy(direction[0], direction[1]) // ends when one side is closed
 			_, _ = direction[0].Close(), direction[1].Close()
 		})
 	}

@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// allowedImports are the imports among our own packages. What is not here is not allowed:
-// holds knows neither NATS nor Postgres, locking and lua know no sibling's nouns, and only
-// the programs know everything.
+// allowedImports are the imports among our own packages. Every other import is forbidden: holds
+// knows neither NATS nor Postgres, locking and lua know no terms of other packages, and only the
+// programs import everything.
 var allowedImports = map[string][]string{
 	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/store", "holdfast/internal/version"},
 	"holdfast/cmd/publisher":            {"holdfast/internal/bench", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack", "holdfast/internal/version"},
@@ -58,7 +58,8 @@ var foreignImports = map[string][]string{
 	"github.com/nats-io/nats.go/micro": {"holdfast/internal/client", "holdfast/internal/events"},
 }
 
-// TestAllowedImports_EveryPackage_OnlyListed keeps the arrows of the map in README.md.
+// TestAllowedImports_EveryPackage_OnlyListed checks the imports of every package against the map in
+// README.md.
 func TestAllowedImports_EveryPackage_OnlyListed(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("go", "list", "-tags", "failpoint", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "holdfast/...").Output()

@@ -20,7 +20,8 @@ const (
 	tableEnd   = "<!-- configuration: end -->\n"
 )
 
-// TestConfigurationTable_Settings_AreCurrent compares the table in docs/settings.md with the flags of all commands.
+// TestConfigurationTable_Settings_AreCurrent compares the table of settings in docs/settings.md with the
+// flags.
 func TestConfigurationTable_Settings_AreCurrent(t *testing.T) {
 	t.Parallel()
 	const page = "../../docs/settings.md"
@@ -31,7 +32,7 @@ func TestConfigurationTable_Settings_AreCurrent(t *testing.T) {
 	before, rest, found := strings.Cut(string(text), tableBegin)
 	table, after, closed := strings.Cut(rest, tableEnd)
 	if !found || !closed {
-		t.Fatalf("%s has no place for the table of settings", page)
+		t.Fatalf("%s has no markers for the table of settings", page)
 	}
 	want := configurationTable()
 	if *update {
@@ -41,15 +42,16 @@ func TestConfigurationTable_Settings_AreCurrent(t *testing.T) {
 		return
 	}
 	if table != want {
-		t.Errorf("%s is not as Config is; run: go test ./cmd/worker -run ConfigurationTable -update", page)
+		t.Errorf("the table in %s is out of date; run: go test ./cmd/worker -run ConfigurationTable -update", page)
 	}
 }
 
-// publisherSettings are rows of what only the publisher can be set to. A test of its own looks for all its variables.
-const publisherSettings = "| `HOLDFAST_WHO` | `--who` |  | Who replays, edits or discards dead letters, as it is kept with the run. Default: user@host. | publisher |\n"
+// publisherSettings are the rows of settings that only the publisher has. Another test checks its
+// variables.
+const publisherSettings = "| `HOLDFAST_WHO` | `--who` |  | Operator name, recorded with replays, edits and discards of dead letters. Default: user@host. | publisher |\n"
 
-// configurationTable is a row for each flag of all commands that has a variable: those of a group together, in the
-// order in which commands and flags are declared.
+// configurationTable returns a row for each flag with a variable, of all commands. The flags of a
+// group are together, in the order in which commands and flags are declared.
 func configurationTable() string {
 	type setting struct {
 		*kong.Flag
@@ -94,7 +96,7 @@ func configurationTable() string {
 	return b.String() + publisherSettings
 }
 
-// commandsFrom are the commands, the named one first.
+// commandsFrom returns the commands, the named one first.
 func commandsFrom(name string) []*kong.Node {
 	commands := slices.Clone(newParser(streams{io.Discard, io.Discard}, func(int) {}).Model.Children)
 	slices.SortStableFunc(commands, func(a, b *kong.Node) int {
@@ -110,11 +112,11 @@ func btoi(is bool) int {
 	return 0
 }
 
-// groupOf is the heading of a flag in a command's help.
+// groupOf returns the heading of a flag in a command's help.
 func groupOf(flag *kong.Flag) string {
 	if flag.Group == nil {
 		return "Programs"
 	}
-	title, _, _ := strings.Cut(strings.TrimSuffix(flag.Group.Title, ":"), ",") // "Policies, as the workers have them"
+	title, _, _ := strings.Cut(strings.TrimSuffix(flag.Group.Title, ":"), ",") // as in "Policies, as set for the workers"
 	return title
 }

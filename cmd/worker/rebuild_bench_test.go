@@ -22,13 +22,14 @@ import (
 	"holdfast/internal/store"
 )
 
-// BenchmarkRebuild fills Redis with live holds again, of three nights each on 1,000 resources:
+// BenchmarkRebuild rebuilds Redis with live holds of three nights each on 1,000 resources:
 //
 //	go test ./cmd/worker -run xxx -bench Rebuild -benchtime 1x -timeout 20m
 //
-// HOLDFAST_BENCH_HOLDS says how many, 1,000,000 unless it is set. It reports how long that took from
-// the loss to the first decision, what the process needed for it (with the NATS server in it), and what
-// Redis has. With -benchtime 2x Redis has older data the second time, instead of none.
+// HOLDFAST_BENCH_HOLDS is the number of holds (default 1,000,000). It reports the time from the
+// loss to the first decision, the memory and processor time of the process (with the NATS server in
+// it), and the memory of Redis. With -benchtime 2x the second loss restores older data in Redis
+// instead of removing all.
 func BenchmarkRebuild(b *testing.B) {
 	number := 1_000_000
 	if text := os.Getenv("HOLDFAST_BENCH_HOLDS"); text != "" {
@@ -98,11 +99,11 @@ func usedMemory(b *testing.B, s *harness) float64 {
 			return n
 		}
 	}
-	b.Fatal("redis does not say how much memory it uses")
+	b.Fatal("INFO of redis lacks used_memory")
 	return 0
 }
 
-// storeCreated stores outcomes as of workers that have created holds just now.
+// storeCreated publishes outcomes of number holds, as if workers had just created them.
 func (s *harness) storeCreated(b *testing.B, number, resources int) {
 	b.Helper()
 	js, err := jetstream.New(s.nc, jetstream.WithPublishAsyncMaxPending(10_000))

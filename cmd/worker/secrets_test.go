@@ -21,7 +21,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// outputs are all texts that a test has seen, by where they come from.
+// outputs are all texts that a test has read, with their origins.
 type outputs struct {
 	mu    sync.Mutex
 	texts map[string]string
@@ -36,7 +36,7 @@ func (o *outputs) add(from, text string) {
 	o.texts[from] += text + "\n"
 }
 
-// wantNone checks that some words are nowhere in what was seen.
+// wantNone fails the test when one of the words is in an output.
 func (o *outputs) wantNone(t *testing.T, words ...string) {
 	t.Helper()
 	o.mu.Lock()
@@ -44,14 +44,15 @@ func (o *outputs) wantNone(t *testing.T, words ...string) {
 	for from, text := range o.texts {
 		for _, word := range words {
 			if at := strings.Index(text, word); at >= 0 {
-				t.Errorf("%s tells %s: ...%s...", from, word, text[max(0, at-200):min(len(text), at+len(word)+100)])
+				t.Errorf("%s contains %s: ...%s...", from, word, text[max(0, at-200):min(len(text), at+len(word)+100)])
 			}
 		}
 	}
 }
 
-// TestSecrets_EveryOutput_NothingSecret plants words in metadata, in user ids and in the passwords of all servers, has a worker that
-// logs everything meet every kind of event, mistake and fault, and looks for them in all that it tells.
+// TestSecrets_EveryOutput_NothingSecret puts marked words into metadata, user ids and the passwords
+// of all servers. A worker at log level debug handles every kind of event, mistake and fault. None
+// of the words may be in an output.
 func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
@@ -81,12 +82,12 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 			t.Fatal(err)
 		}
 		reply := <-replies
-		if reply.Header.Get("Content-Type") == "application/json" { // a dead letter, not an outcome
+		if reply.Header.Get("Content-Type") == "application/json" { // the answer is a dead letter
 			seen.add("reply about a dead letter", fmt.Sprint(reply.Header)+string(reply.Data))
 		}
 	}
 
-	// Every event and refusal of the contract, with the words in them.
+	// Every event and rejection of the contract, with the words in it.
 	s.setInventory("hall", holds.SlotSelection{Slots: []string{"A", "B", "C", "D", "E"}}, 1)
 	planted := make([]contractRow, len(contractRows))
 	for i, row := range contractRows {
@@ -105,7 +106,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 		})
 	})
 
-	// Every mistake that an event can have beside them.
+	// Every mistake that an event can have.
 	const id = `"specversion":"1.0","id":"%d","source":"/s","type":"holdfast.booking.requested.v1"`
 	data := func(meta, userID string) string {
 		return fmt.Sprintf(`{"request_key":"k","user_id":%s,"resource_id":"hall","quantity":1,"slots":["A"],"metadata":%s}`, userID, meta)
@@ -141,7 +142,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 		}
 	}
 
-	// What is damaged in Redis is told, not what is there in its place.
+	// The log reports corruption in Redis, without the corrupt data.
 	key := func(resource, name string) string {
 		return fmt.Sprintf("%s:{%d}:%s:%s", s.namespace, holds.Partition(resource), resource, name)
 	}
@@ -157,7 +158,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 			t.Fatal(err)
 		}
 		if status, body := limited.get(t, "/v1/holds/"+hold.String()); status != http.StatusOK {
-			seen.add("answer about a damaged hold", body)
+			seen.add("answer about a corrupt hold", body)
 		}
 		s.publish(events.PaymentConfirmed, "ruin", events.PaymentConfirmedData{HoldID: hold.String(), PaymentID: "p"})
 		s.publish(events.BookingExtended, "ruin", events.BookingExtendedData{HoldID: hold.String(), TTLSeconds: 60})
@@ -171,11 +172,11 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 	for _, resource := range []string{"ruin2", "ruin3"} {
 		s.publish(events.BookingRequested, resource, bookingData(resource, user, "k", holds.SlotSelection{Slots: []string{"A"}}, 60))
 		_, body := limited.get(t, "/v1/availability?slot=A&resource_id="+resource)
-		seen.add("availability of what is damaged", body)
+		seen.add("availability of a corrupt resource", body)
 	}
-	stacktest.Eventually(t, "the damage to be told", func() bool { return strings.Contains(limited.log.String(), "corrupt data in redis") })
+	stacktest.Eventually(t, "the corruption to be logged", func() bool { return strings.Contains(limited.log.String(), "corrupt data in redis") })
 
-	// Servers that do not let the worker in any more, one after the other.
+	// Each server in turn rejects the worker's login.
 	admin, err := pgx.Connect(t.Context(), s.urls.postgres)
 	if err != nil {
 		t.Fatal(err)
@@ -206,7 +207,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 			seen.add("GET "+path, body)
 		}
 	}
-	// Every verb, with these servers and with others that are wrong.
+	// Every command, with these servers and with wrong URLs.
 	at := s.urlsAs("worker")
 	for _, verb := range []string{"preflight", "preflight -o json", "run --http-addr 127.0.0.1:0", "run --no-migrate --preflight refuse --http-addr 127.0.0.1:0", "migrate", "locks --http-addr " + limited.http,
 		"locks -o json --http-addr " + limited.http, "audit", "audit -o json"} {
@@ -221,7 +222,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 		run(t.Context(), append(strings.Fields(verb), flags...), streams{&out, &out})
 		seen.add("worker "+verb, out.String())
 		if out.Len() == 0 || strings.HasPrefix(verb, "audit") && !strings.Contains(out.String(), "ruin") {
-			t.Errorf("worker %s says nothing, or nothing of what is damaged: %s", verb, out.String())
+			t.Errorf("worker %s prints nothing, or nothing about the corruption: %s", verb, out.String())
 		}
 	}
 	password := stacktest.Passwords()[0]
@@ -230,7 +231,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 			"://ann:%s@127.0.0.1:1/x", "://ann:%s@127.0.0.1:bad/x", "://ann:%s@[::1", "://ann:%%zz%s@h/x", "://%s@127.0.0.1:1", "://127.0.0.1:1/x?password=%s", "://h h/x?password=%s", ":%s", "%s", "://ann:%s@", "://ann:%s@h/%%zz",
 		} {
 			one := scheme + fmt.Sprintf(rest, password)
-			isName := scheme == "nats" && rest == "%s" || scheme == "postgres" && rest == "://%s@127.0.0.1:1" // of a host, of a user
+			isName := scheme == "nats" && rest == "%s" || scheme == "postgres" && rest == "://%s@127.0.0.1:1" // %s is a host or user name
 			if !isName {
 				urls = append(urls, one)
 			}
@@ -251,14 +252,14 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 				}
 				var out strings.Builder
 				if code := run(t.Context(), line, streams{&out, &out}); code == exitOK {
-					t.Errorf("worker %s with %s %s ended with 0", verb, flag, url)
+					t.Errorf("worker %s with %s %s exited with 0", verb, flag, url)
 				}
 				seen.add(fmt.Sprintf("worker %s with a wrong %s", verb, flag), out.String())
 			}
 		}
 	}
 
-	// What was kept: letters, and what workers logged.
+	// What was stored: dead letters and the logs of workers.
 	deadLetters, err := s.js.OrderedConsumer(t.Context(), s.subjects.DLQStream(), jetstream.OrderedConsumerConfig{})
 	if err != nil {
 		t.Fatal(err)
@@ -282,11 +283,12 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 	seen.add("the worker's log", limited.log.String()+worker.log.String())
 	seen.wantNone(t, secrets...)
 	if len(seen.texts) < 25 {
-		t.Errorf("only %d outputs were seen", len(seen.texts))
+		t.Errorf("there are only %d outputs", len(seen.texts))
 	}
 }
 
-// TestSecrets_OwnProcess_NothingSecret looks at what a process of its own prints, which may say more than what is given to it to print with.
+// TestSecrets_OwnProcess_NothingSecret checks the output of separate processes, where libraries may
+// print too.
 func TestSecrets_OwnProcess_NothingSecret(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()

@@ -22,12 +22,12 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// natsTool reports whether the nats command is there, which remedies are told with. In CI it must be.
+// natsTool reports whether the nats command is installed, which the fixes use. In CI it must be.
 func natsTool(t *testing.T) bool {
 	t.Helper()
 	_, err := exec.LookPath("nats")
 	if err != nil && os.Getenv("HOLDFAST_TEST_TOOLS") == "required" {
-		t.Fatal("nats is not on PATH, so no remedy is tried")
+		t.Fatal("nats is not on PATH, so no fix is tried")
 	}
 	return err == nil
 }
@@ -40,8 +40,8 @@ func (w *harness) natsCommand(args string) {
 	}
 }
 
-// TestNATSStreams_Misconfigured_FailsAndFixRepairs makes each stream wrong in each way: just its check says so, and what it says is to
-// be done mends it.
+// TestNATSStreams_Misconfigured_FailsAndFixRepairs misconfigures each stream in each way. Only the
+// check of that stream fails, and its fix repairs the stream.
 func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -56,7 +56,7 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		what, stream string
 		status       preflight.Status
 		wrong        func(*jetstream.StreamConfig)
-		anew         bool // it cannot be mended by an edit
+		anew         bool // an edit cannot repair it
 	}{
 		{"in memory", in, "fail", func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage }, true},
 		{"in memory", out, "fail", func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage }, true},
@@ -93,7 +93,7 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 			t.Fatalf("%s: %v", what, err)
 		}
 		check := "nats.stream." + c.stream
-		if c.stream == in { // its consumers went with it
+		if c.stream == in { // its consumers were deleted with it
 			if c.status == "fail" {
 				for _, consumer := range w.ns.Consumers() {
 					if _, err := w.js.CreateOrUpdateConsumer(ctx, in, consumer); err != nil && config.Retention == jetstream.LimitsPolicy {
@@ -113,10 +113,10 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		}
 		refused := events.Setup(ctx, w.js, w.ns, retention, zerolog.Nop())
 		if (refused != nil) != (c.status == "fail") {
-			t.Errorf("%s: a worker that migrates says %v", what, refused)
+			t.Errorf("%s: a worker that migrates returns %v", what, refused)
 		}
 		if c.status == "fail" && !strings.Contains(found.Found, strings.TrimPrefix(strings.SplitN(refused.Error(), ": ", 3)[1], "")) {
-			t.Errorf("%s: preflight says %s, a worker that migrates %v", what, found.Found, refused)
+			t.Errorf("%s: preflight reports %s, a worker that migrates %v", what, found.Found, refused)
 		}
 		switch {
 		case c.status == preflight.OK:
@@ -143,11 +143,12 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	w.applyFix(w.expect("none", []string{"nats.stream.HOLDFAST_DLQ fail"})["nats.stream.HOLDFAST_DLQ"])
 	w.expect("after none", nil)
 	if !hasTool {
-		t.Skip("nats is not on PATH, so the remedies were not tried (.ci/run has it, and sets HOLDFAST_TEST_TOOLS=required)")
+		t.Skip("nats is not on PATH, so the fixes were not tried (.ci/run has it, and sets HOLDFAST_TEST_TOOLS=required)")
 	}
 }
 
-// TestNATSStreams_OutcomesDroppedEarly_Fails has the stream of outcomes drop some that are younger than a hold can be.
+// TestNATSStreams_OutcomesDroppedEarly_Fails has the outbound stream drop outcomes younger than a
+// hold can be.
 func TestNATSStreams_OutcomesDroppedEarly_Fails(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -169,7 +170,7 @@ func TestNATSStreams_OutcomesDroppedEarly_Fails(t *testing.T) {
 	}
 }
 
-// TestNATSConsumers_Misconfigured_FailsAndFixRepairs makes consumers wrong.
+// TestNATSConsumers_Misconfigured_FailsAndFixRepairs misconfigures consumers.
 func TestNATSConsumers_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -211,12 +212,12 @@ func natsServer(t *testing.T, o server.Options) *server.Server {
 	s.Start()
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
 	if !s.ReadyForConnections(time.Minute) {
-		t.Fatal("nats does not start")
+		t.Fatal("nats did not start")
 	}
 	return s
 }
 
-// TestNATS_ServerUnsuitable_FailsOrWarns makes the server itself wrong.
+// TestNATS_ServerUnsuitable_FailsOrWarns uses unsuitable servers.
 func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -229,7 +230,7 @@ func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 	w.expect("an old NATS", []string{"nats.version fail"}, told(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"2.9.25"`))
 	w.expect("a NATS that says nothing of itself", []string{"nats.version unknown"}, told(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"new"`))
 	w.expect("small payloads", []string{"nats.max_payload warn"}, told(`"max_payload":1048576`, `"max_payload":131072`))
-	if c := w.expect("nobody there", append(unreachable("nats"), "clocks unknown"), at("nats://127.0.0.1:1"))["clocks"]; !strings.HasPrefix(c.Fix, "mend what is above first") {
+	if c := w.expect("nobody there", append(unreachable("nats"), "clocks unknown"), at("nats://127.0.0.1:1"))["clocks"]; !strings.HasPrefix(c.Fix, "fix the above first") {
 		t.Errorf("nobody there: %+v", c)
 	}
 	plain := natsServer(t, server.Options{})
@@ -239,7 +240,7 @@ func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 	}
 	w.expect("no JetStream", append(streams, "nats.replicas skipped", "nats.consumers skipped"), at(plain.ClientURL()))
 
-	// Where it can be seen how often messages are written to disk for good.
+	// Monitoring addresses, which report sync_interval.
 	monitored := func(o server.Options) (s *server.Server, monitor string) {
 		o.JetStream, o.HTTPHost, o.HTTPPort = true, "127.0.0.1", -1
 		s = natsServer(t, o)
@@ -275,8 +276,8 @@ func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 	}
 }
 
-// TestNATSSync_ServerNotMonitored_Unknown has another server than the one that is asked lead the streams, or have a copy of them: what is
-// acknowledged is on the disks of all of these, or it is not known.
+// TestNATSSync_ServerNotMonitored_Unknown has other servers than the connected one lead the streams
+// or have copies. Unless all of them are monitored, the check is unknown.
 func TestNATSSync_ServerNotMonitored_Unknown(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -285,7 +286,7 @@ func TestNATSSync_ServerNotMonitored_Unknown(t *testing.T) {
 	w.withNATS(servers[0].ClientURL(), func(js jetstream.JetStream) error {
 		for _, config := range w.ns.Streams(retention) {
 			config.Replicas = size
-			stacktest.Eventually(t, "servers to place a stream on", func() bool {
+			stacktest.Eventually(t, "servers that accept a stream", func() bool {
 				_, err := js.CreateStream(t.Context(), config)
 				return err == nil
 			})
@@ -307,15 +308,15 @@ func TestNATSSync_ServerNotMonitored_Unknown(t *testing.T) {
 		})["nats.sync_interval"]
 	}
 	if c := check(servers...); c.Status != preflight.OK {
-		t.Errorf("all of them: %+v", c)
+		t.Errorf("all servers monitored: %+v", c)
 	}
 	for i := range servers {
 		some := slices.Delete(slices.Clone(servers), i, i+1)
-		if c := check(some...); c.Status != preflight.Unknown || !strings.Contains(c.Found, servers[i].Name()+" has not told it") {
+		if c := check(some...); c.Status != preflight.Unknown || !strings.Contains(c.Found, servers[i].Name()+" has not reported it") {
 			t.Errorf("without %s: %+v", servers[i].Name(), c)
 		}
 	}
-	w.withNATS(servers[0].ClientURL(), func(js jetstream.JetStream) (err error) { // the servers stop without them
+	w.withNATS(servers[0].ClientURL(), func(js jetstream.JetStream) (err error) { // the servers then stop faster
 		for _, config := range w.ns.Streams(retention) {
 			err = errors.Join(err, js.DeleteStream(t.Context(), config.Name))
 		}
@@ -323,7 +324,8 @@ func TestNATSSync_ServerNotMonitored_Unknown(t *testing.T) {
 	})
 }
 
-// TestNATSReplicas_ClusterAndLoneServer_AreChecked creates the streams in a cluster and on a lone server, with the default and with a setting.
+// TestNATSReplicas_ClusterAndLoneServer_AreChecked creates the streams in a cluster and on a single
+// server, with the default and with a setting.
 func TestNATSReplicas_ClusterAndLoneServer_AreChecked(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -341,12 +343,12 @@ func TestNATSReplicas_ClusterAndLoneServer_AreChecked(t *testing.T) {
 		return all
 	}
 	if got := replicas(w.js, w.ns); !slices.Equal(got, []int{1, 1, 1, 1}) {
-		t.Errorf("on a lone server they have %v replicas", got)
+		t.Errorf("on a single server the streams have %v replicas", got)
 	}
 	two := retention
 	two.Replicas = 2
 	if err := events.Setup(t.Context(), w.js, "more", two, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "HOLDFAST_STREAM_REPLICAS") {
-		t.Errorf("two on a lone server: %v", err)
+		t.Errorf("two replicas on a single server: %v", err)
 	}
 	if c := w.check(cluster, migrates)["nats.replicas"]; c.Status != preflight.OK || !strings.Contains(c.Found, "HOLDFAST_IN will be created with 3") {
 		t.Errorf("before they are created: %+v", c)
@@ -356,11 +358,11 @@ func TestNATSReplicas_ClusterAndLoneServer_AreChecked(t *testing.T) {
 			set  events.Retention
 			want []int
 		}{w.ns: {retention, []int{3, 3, 3, 3}}, "pair": {two, []int{2, 2, 2, 2}}} {
-			stacktest.Eventually(t, "servers to place streams on", func() bool {
+			stacktest.Eventually(t, "servers that accept streams", func() bool {
 				return events.Setup(t.Context(), js, ns, c.set, zerolog.Nop()) == nil
 			})
 			if got := replicas(js, ns); !slices.Equal(got, c.want) {
-				t.Errorf("set to %d they have %v replicas, want %v", c.set.Replicas, got, c.want)
+				t.Errorf("with setting %d the streams have %v replicas, want %v", c.set.Replicas, got, c.want)
 			}
 		}
 		return nil
@@ -370,9 +372,9 @@ func TestNATSReplicas_ClusterAndLoneServer_AreChecked(t *testing.T) {
 	}
 	one := func(t *preflight.Target) { t.Retention.Replicas = 1 }
 	if c := w.check(one)["nats.replicas"]; c.Status != preflight.OK {
-		t.Errorf("one, as it is set: %+v", c)
+		t.Errorf("one replica, as set: %+v", c)
 	}
-	w.withNATS(servers[0].ClientURL(), func(js jetstream.JetStream) (err error) { // the servers stop without them
+	w.withNATS(servers[0].ClientURL(), func(js jetstream.JetStream) (err error) { // the servers then stop faster
 		for _, ns := range []events.Namespace{w.ns, "pair"} {
 			for _, config := range ns.Streams(retention) {
 				err = errors.Join(err, js.DeleteStream(t.Context(), config.Name))
@@ -414,7 +416,7 @@ func natsCluster(t *testing.T, size int) (servers []*server.Server) {
 	return servers
 }
 
-// withNATS does something to another NATS.
+// withNATS calls a function with another NATS server.
 func (w *harness) withNATS(url string, do func(jetstream.JetStream) error) {
 	w.t.Helper()
 	nc, err := events.Connect(url, "", w.t.Logf)
@@ -431,7 +433,7 @@ func (w *harness) withNATS(url string, do func(jetstream.JetStream) error) {
 	}
 }
 
-// createStreams makes the streams on another NATS.
+// createStreams creates the streams on another NATS server.
 func (w *harness) createStreams(url string) {
 	w.t.Helper()
 	w.withNATS(url, func(js jetstream.JetStream) error {
@@ -439,7 +441,8 @@ func (w *harness) createStreams(url string) {
 	})
 }
 
-// TestNATSPrivileges_MissingAndExcess_AreReported looks as users who may more or less than a worker needs.
+// TestNATSPrivileges_MissingAndExcess_AreReported connects as users with less or more permissions
+// than a worker needs.
 func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -478,7 +481,7 @@ func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 	w.expect("a user who may little", []string{"nats.privileges ok", "nats.trim warn"}, as("little"))
 	c := w.expect("a user who may not read outcomes", []string{"nats.privileges ok", "nats.rebuild fail", "nats.trim warn"}, as("forgetful"))["nats.rebuild"]
 	if !strings.Contains(c.Found, "$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.") || strings.Contains(c.Found, "HOLDFAST_IN") {
-		t.Errorf("it does not tell which permission is missing: %+v", c)
+		t.Errorf("the check does not name the missing permission: %+v", c)
 	}
 	w.expect("a user who may all but that", []string{"nats.privileges warn", "nats.trim warn"}, as("denied")) // others' subjects
 	var unseen []string
@@ -487,11 +490,11 @@ func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 	}
 	began := time.Now()
 	checks := w.expect("a user who may nothing", append(unseen, "nats.consumers skipped", "nats.replicas skipped", "nats.rebuild unknown", "nats.trim unknown", "nats.privileges unknown", "clocks unknown"), as("nothing"))
-	t.Logf("a user who may nothing was looked at in %s", time.Since(began))
+	t.Logf("the checks of a user without permissions took %s", time.Since(began))
 	if c := checks["nats.stream.HOLDFAST_IN"]; !strings.Contains(c.Found, "$JS.API.STREAM.INFO.HOLDFAST_IN") || !strings.Contains(c.Fix, "$JS.API.STREAM.INFO.HOLDFAST_IN") {
-		t.Errorf("it does not tell which permission is missing: %+v", c)
+		t.Errorf("the check does not name the missing permission: %+v", c)
 	}
-	for user, power := range map[string]string{"purges": "may purge HOLDFAST_OUT, delete HOLDFAST_IN, delete outcomes", "hears": "may hear others' answers"} {
+	for user, power := range map[string]string{"purges": "may purge HOLDFAST_OUT, delete HOLDFAST_IN, delete outcomes", "hears": "may subscribe to inboxes of others"} {
 		if c := w.check(as(user))["nats.privileges"]; c.Status != preflight.Warn || !strings.Contains(c.Found, power) {
 			t.Errorf("user %s: %+v", user, c)
 		}

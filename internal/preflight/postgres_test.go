@@ -13,8 +13,8 @@ import (
 	"holdfast/internal/store"
 )
 
-// TestPostgres_Misconfigured_FailsAndFixRepairs makes one thing of Postgres wrong after the other: just that check says so, and
-// what it says is to be done mends it.
+// TestPostgres_Misconfigured_FailsAndFixRepairs changes one setting of Postgres after the other.
+// Only its check fails, and the fix of the check repairs it.
 func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -23,8 +23,8 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		t.Helper()
 		c := w.expect(what, []string{check + " " + string(status)}, change...)[check]
 		w.applyFix(c)
-		// Postgres tells its processes to read their settings again; some take their time.
-		stacktest.Eventually(t, check+" to be mended", func() bool { return w.check(change...)[check].Status == preflight.OK })
+		// Postgres signals its processes to reload the settings; some take a while.
+		stacktest.Eventually(t, check+" to be fixed", func() bool { return w.check(change...)[check].Status == preflight.OK })
 		w.expect("after "+what, nil, change...)
 		return c
 	}
@@ -88,7 +88,7 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	w.expect("after no schema", nil)
 }
 
-// TestPostgres_Standby_Fails looks at a server that takes no writes.
+// TestPostgres_Standby_Fails checks a standby.
 func TestPostgres_Standby_Fails(t *testing.T) {
 	t.Parallel()
 	dir := stacktest.DataDir(t)
@@ -114,7 +114,7 @@ func TestPostgres_Standby_Fails(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s := owner.Sys().(*syscall.Stat_t); os.Chown(signal, int(s.Uid), int(s.Gid)) != nil {
-		t.Fatal("the file is not postgres'")
+		t.Fatal("the file does not belong to postgres")
 	}
 	standby := start()
 	defer func() { _ = standby.Close() }()
@@ -124,8 +124,8 @@ func TestPostgres_Standby_Fails(t *testing.T) {
 	}
 }
 
-// TestPostgresGrants_MissingAndExcess_AreReported takes each privilege that a worker needs from its role, and gives the role
-// each that it should not have.
+// TestPostgresGrants_MissingAndExcess_AreReported revokes each privilege that a worker needs from
+// its role, and grants each that it should not have.
 func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -138,15 +138,15 @@ func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 	as := func(role string) func(*preflight.Target) {
 		return func(t *preflight.Target) { t.Store = w.open(strings.Replace(w.PostgresURL, "postgres@", role+"@", 1)) }
 	}
-	// What a role without any may not do it is told, statement by statement.
+	// A role without privileges gets the missing grants as statements.
 	const noVersion = "version of schema"
 	c := w.check(as("worker"))["postgres.reachable"]
 	if c.Status != preflight.Fail || !strings.Contains(c.Found, noVersion) {
-		t.Errorf("a role that may read nothing: %+v", c)
+		t.Errorf("a role without privileges: %+v", c)
 	}
 	w.sql(`GRANT SELECT ON holdfast.goose_db_version TO worker`)
 	c = w.expect("a role with nothing more", []string{"postgres.grants fail", "postgres.privileges ok"}, as("worker"))["postgres.grants"]
-	w.applyFix(preflight.Check{Name: c.Name, Fix: c.Fix[:strings.Index(c.Fix, "\nor all of")]})
+	w.applyFix(preflight.Check{Name: c.Name, Fix: c.Fix[:strings.Index(c.Fix, "\nor run deployments")]})
 	w.expect("with what was told", []string{"postgres.privileges ok"}, as("worker"))
 	var all []string
 	for line := range strings.Lines(c.Fix) {
@@ -155,12 +155,12 @@ func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 		}
 	}
 	if len(all) < 10 {
-		t.Fatalf("only %d grants are told: %s", len(all), c.Fix)
+		t.Fatalf("only %d grants are listed: %s", len(all), c.Fix)
 	}
 	for _, grant := range all {
 		w.sql(strings.Replace(strings.Replace(grant, "GRANT ", "REVOKE ", 1), " TO ", " FROM ", 1))
 		c := w.check(as("worker"))["postgres.grants"]
-		if c.Status != preflight.Fail || !strings.HasPrefix(c.Fix, grant+";\nor all") {
+		if c.Status != preflight.Fail || !strings.HasPrefix(c.Fix, grant+";\nor run deployments") {
 			t.Errorf("without %s: %+v", grant, c)
 		}
 		w.sql(grant)
@@ -193,7 +193,7 @@ func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 	}
 	w.expect("with what it needs and nothing more", []string{"postgres.privileges ok"}, as("worker"))
 
-	// A role that migrates must own what it migrates, and may have to create it.
+	// A role that migrates must own the tables and may need to create the schema.
 	w.sql(`CREATE ROLE migrator LOGIN`)
 	w.sql(`ALTER SCHEMA holdfast RENAME TO aside`)
 	w.expect("a role that may not create schemas", []string{"postgres.schema fail", "postgres.grants skipped", "postgres.privileges ok"}, as("migrator"), migrates)

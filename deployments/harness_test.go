@@ -18,8 +18,8 @@ import (
 	"holdfast/internal/store"
 )
 
-// These tests are about what the users of these files may not do. That each may do all that it
-// needs is shown by the tests of both programs, which CI runs with HOLDFAST_TEST_PRIVILEGES=least.
+// These tests check what the users in these files may not do. The tests of both programs, which CI
+// runs with HOLDFAST_TEST_PRIVILEGES=least, show that each user may do what it needs.
 func TestMain(m *testing.M) { stacktest.Main(m) }
 
 const (
@@ -27,7 +27,7 @@ const (
 	subjects = events.Namespace(ns)
 )
 
-// newServers are servers with these users, on which worker migrate has run as the migrator.
+// newServers returns servers with these users, after worker migrate has run as the migrator.
 func newServers(t *testing.T) *stacktest.RestrictedServers {
 	t.Helper()
 	g := stacktest.NewRestrictedServers(t)
@@ -62,7 +62,7 @@ func newServers(t *testing.T) *stacktest.RestrictedServers {
 	return g
 }
 
-// natsAs connects as a user. What the server does not permit is told on refused.
+// natsAs connects as a user. refused receives the permission violations that the server reports.
 func natsAs(t *testing.T, g *stacktest.RestrictedServers, user string) (nc *nats.Conn, refused chan string) {
 	t.Helper()
 	address, _, _ := g.URLs(user)
