@@ -18,6 +18,7 @@ import (
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -62,6 +63,14 @@ func (s *harness) runAudit(more ...string) (code int, out, stderr string) {
 	return code, text.String(), errors.String()
 }
 
+// auditFindsNothing reports an error unless `worker audit` finds all stored data consistent.
+func (s *harness) auditFindsNothing(t *testing.T) {
+	t.Helper()
+	if code, out, stderr := s.runAudit(); code != exitOK {
+		t.Errorf("worker audit ended with %d\n%s%s", code, out, stderr)
+	}
+}
+
 // TestAudit_CounterWrong_PrintedAndRepaired audits a system in which nothing is wrong, makes a counter wrong, and sees what is
 // printed, asked, repaired and returned.
 func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
@@ -76,7 +85,7 @@ func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
 		t.Errorf("%d %s %s", code, out, stderr)
 	}
 
-	key := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, holds.Partition("hall"))
+	key := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall"))
 	if err := s.redis.HSet(t.Context(), key, "A-12", "x\x1b[2J").Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +188,7 @@ func TestAudit_WrongUsage_Refused(t *testing.T) {
 		t.Errorf("without Postgres it ended with %d: %s", code, stderr.String())
 	}
 	stderr.Reset()
-	flags := append([]string{"rebuild", "--verify"}, s.serversAs("worker")...)
+	flags := append([]string{"rebuild", "--yes"}, s.serversAs("worker")...)
 	if code := run(t.Context(), append(flags, "--namespace", "nobody"), streams{&out, &stderr}); code != exitFailed || !strings.Contains(stderr.String(), "was `worker migrate` run?") {
 		t.Errorf("rebuild without a schema ended with %d: %s", code, stderr.String())
 	}
@@ -198,7 +207,7 @@ func TestReconcile_CounterWrong_HealedInPlace(t *testing.T) {
 		_, metrics := worker.get(t, "/metrics")
 		return strings.Contains(metrics, "\n"+audit.MetricRounds+" 1\n")
 	})
-	if err := s.redis.HSet(t.Context(), fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, holds.Partition("hall")), "A-12", "x").Err(); err != nil {
+	if err := s.redis.HSet(t.Context(), fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall")), "A-12", "x").Err(); err != nil {
 		t.Fatal(err)
 	}
 	if o := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 600))); o.Type != events.Type(holds.EventHoldCreated) {
@@ -234,7 +243,7 @@ func TestCorruptRecord_EventsOfResource_WaitUntilRebuilt(t *testing.T) {
 	}
 	before := s.epoch()
 	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, soon))).Subject
-	key := fmt.Sprintf("%s:{%d}:hall:records", s.namespace, holds.Partition("hall"))
+	key := fmt.Sprintf("%s:{%d}:hall:records", s.namespace, record.Partition("hall"))
 	id := hold[strings.IndexByte(hold, '.')+1:]
 	if err := s.redis.HSet(t.Context(), key, id, "held by nobody").Err(); err != nil {
 		t.Fatal(err)

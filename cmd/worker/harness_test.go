@@ -27,6 +27,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
@@ -347,7 +348,7 @@ func decoded[T any](t testing.TB, e events.Envelope) (data T) {
 // counts is what Redis holds of a resource.
 func (s *harness) counts(resource string) map[string]string {
 	s.t.Helper()
-	key := fmt.Sprintf("%s:{%d}:%s:counts", s.namespace, holds.Partition(resource), resource)
+	key := fmt.Sprintf("%s:{%d}:%s:counts", s.namespace, record.Partition(resource), resource)
 	counts, err := s.redis.HGetAll(context.Background(), key).Result()
 	if err != nil {
 		s.t.Fatal(err)

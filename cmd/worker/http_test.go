@@ -18,6 +18,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -199,7 +200,7 @@ func TestReadiness_RedisEmptied_ReportsRebuild(t *testing.T) {
 		return code == 200 && ready.Ready && len(ready.Reasons) == 0
 	})
 	s.setInventory("hall", seat, 1)
-	if err := s.redis.Del(t.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, holds.Partition("hall"))).Err(); err != nil {
+	if err := s.redis.Del(t.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall"))).Err(); err != nil {
 		t.Fatal(err)
 	}
 	code, ready := status()
@@ -292,10 +293,10 @@ func TestUsage_Mistakes_ExplainedWithExit2(t *testing.T) {
 		"preflight":                          {exitUsage, "HOLDFAST_NATS_URL"},
 		"preflight -o xml":                   {exitUsage, "--output"},
 		"run --preflight perhaps":            {exitUsage, "--preflight"},
-		"rebuild --help":                     {exitOK, "worker rebuild --verify"},
+		"rebuild --help":                     {exitOK, "worker rebuild --yes"},
 		"rebuild -o xml":                     {exitUsage, "--output"},
-		"rebuild --verify":                   {exitUsage, "HOLDFAST_NATS_URL"},
-		"rebuild --log-level debug --verify": {exitUsage, "unknown flag --log-level"},
+		"rebuild --yes":                      {exitUsage, "HOLDFAST_NATS_URL"},
+		"rebuild --log-level debug --yes":    {exitUsage, "unknown flag --log-level"},
 		"migrate --lock-strategy none":       {exitUsage, "unknown flag --lock-strategy"},
 		"healthcheck --help":                 {exitOK, "worker healthcheck --http-addr"},
 		"healthcheck --http-addr here":       {exitUsage, "host:port"},

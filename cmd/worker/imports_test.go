@@ -11,15 +11,17 @@ import (
 // holds knows neither NATS nor Postgres, locking and lua know no sibling's nouns, and only
 // the programs know everything.
 var allowedImports = map[string][]string{
-	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/store", "holdfast/internal/version"},
-	"holdfast/cmd/publisher":            {"holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack", "holdfast/internal/version"},
-	"holdfast/internal/audit":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/postgres"}, // nouns, subjects and how scripts are run: none of the rules that it checks
+	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/stack", "holdfast/internal/store", "holdfast/internal/version"},
+	"holdfast/cmd/publisher":            {"holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/record", "holdfast/internal/stack", "holdfast/internal/version"},
+	"holdfast/internal/audit":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery"}, // nouns, subjects and how scripts are run: none of the rules that it checks
 	"holdfast/internal/bench":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack", "holdfast/internal/store"},
 	"holdfast/internal/events":          {"holdfast/internal/failpoint", "holdfast/internal/holds"},
-	"holdfast/internal/preflight":       {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/store"},
-	"holdfast/internal/store":           {"holdfast/internal/holds", "holdfast/internal/postgres"},
-	"holdfast/internal/postgres":        {"holdfast/internal/holds"},
-	"holdfast/internal/holds":           {"holdfast/internal/failpoint", "holdfast/internal/locking", "holdfast/internal/lua"},
+	"holdfast/internal/preflight":       {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/recovery", "holdfast/internal/store"},
+	"holdfast/internal/store":           {"holdfast/internal/holds", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery"},
+	"holdfast/internal/postgres":        {"holdfast/internal/record"},
+	"holdfast/internal/holds":           {"holdfast/internal/failpoint", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/record"},
+	"holdfast/internal/recovery":        {"holdfast/internal/failpoint", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/record"},
+	"holdfast/internal/record":          {},
 	"holdfast/internal/locking":         {"holdfast/internal/lua"},
 	"holdfast/internal/lua":             {},
 	"holdfast/internal/failpoint":       {},
@@ -30,7 +32,7 @@ var allowedImports = map[string][]string{
 	"holdfast/internal/contract":        {}, // only tests use it
 	"holdfast/internal/stack":           {},
 	"holdfast/internal/stack/stacktest": {"holdfast/internal/stack"},
-	"holdfast/internal/torture":         {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack"}, // a test: nouns, servers and the checker
+	"holdfast/internal/torture":         {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/record", "holdfast/internal/stack"}, // a test: nouns, servers and the checker
 }
 
 // foreignImports are modules that only the packages named may use.
@@ -49,7 +51,7 @@ var foreignImports = map[string][]string{
 	"github.com/jackc/pgx":           {"holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/postgres", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/store", "holdfast/internal/torture"}, // events reads error codes
 	"github.com/nats-io/nats.go":     {"holdfast/cmd/publisher", "holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
 	"github.com/nats-io/nats-server": {"holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
-	"github.com/redis/go-redis":      {"holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
+	"github.com/redis/go-redis":      {"holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/preflight", "holdfast/internal/recovery", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
 	"github.com/HdrHistogram":        {"holdfast/internal/bench"},
 	"gonum.org/v1/plot":              {"holdfast/internal/bench"},
 

@@ -11,6 +11,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -44,7 +45,7 @@ func TestAudit_ReadOnlyUser_ChangesNothing(t *testing.T) {
 	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))).Subject
 	s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: "p"}))
 	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "l", holds.SlotSelection{}, 600)))
-	counts := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, holds.Partition("hall"))
+	counts := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall"))
 	if err := s.redis.HSet(t.Context(), counts, "stock", "5").Err(); err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
@@ -34,7 +35,7 @@ func newHarnessWithRedis(t *testing.T, o stack.Options) (*harness, *stack.Stack)
 }
 
 // epoch reads Postgres' entry.
-func (s *harness) epoch() holds.Epoch {
+func (s *harness) epoch() recovery.Epoch {
 	s.t.Helper()
 	if s.store == nil {
 		var err error
@@ -51,7 +52,7 @@ func (s *harness) epoch() holds.Epoch {
 }
 
 // awaitRebuilt waits until Redis is filled under a later epoch than one.
-func (s *harness) awaitRebuilt(after holds.Epoch) (e holds.Epoch) {
+func (s *harness) awaitRebuilt(after recovery.Epoch) (e recovery.Epoch) {
 	s.t.Helper()
 	stacktest.Eventually(s.t, "redis to be filled again", func() bool {
 		e = s.epoch()

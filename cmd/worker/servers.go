@@ -13,9 +13,9 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
-	"holdfast/internal/holds"
 	"holdfast/internal/locking"
 	"holdfast/internal/postgres"
+	"holdfast/internal/recovery"
 	"holdfast/internal/store"
 )
 
@@ -29,11 +29,11 @@ func newRedis(c Config) (*redis.Client, error) {
 }
 
 // newSupervisor returns a Keeper that works with a database and a JetStream.
-func newSupervisor(c Config, t *holds.EpochTerm, g *holds.ConnGuard, db *store.Store, js jetstream.JetStream, ns events.Namespace, log zerolog.Logger) (*holds.Supervisor, error) {
+func newSupervisor(c Config, t *recovery.EpochTerm, g *recovery.ConnGuard, db *store.Store, js jetstream.JetStream, ns events.Namespace, log zerolog.Logger) (*recovery.Supervisor, error) {
 	if _, err := c.redisOptions("--redis-url", c.RedisURL); err != nil {
 		return nil, err
 	}
-	return holds.NewSupervisor(holds.SupervisorOptions{
+	return recovery.NewSupervisor(recovery.SupervisorOptions{
 		Namespace: c.Namespace, Name: workerName(), Policy: c.policy(), Term: t, Guard: g,
 		Redis: func() *redis.Options {
 			options, _ := c.redisOptions("--redis-url", c.RedisURL) // as above
@@ -166,26 +166,26 @@ func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db 
 	if err != nil {
 		return err
 	}
-	raised, err := holds.WriteFormat(ctx, c.Namespace, client)
+	raised, err := recovery.WriteFormat(ctx, c.Namespace, client)
 	if err != nil {
 		return err
 	}
 	if raised {
-		log.Warn().Dur("wait_ms", holds.FormatDrain).Msg("the format in redis was raised, workers of older versions stop")
+		log.Warn().Dur("wait_ms", recovery.FormatDrain).Msg("the format in redis was raised, workers of older versions stop")
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(holds.FormatDrain):
+		case <-time.After(recovery.FormatDrain):
 		}
 	}
 	if epoch.Complete || epoch.Why != "" {
 		return nil
 	}
-	server, err := holds.Initialise(ctx, c.Namespace, client, epoch.Name)
+	server, err := recovery.Initialise(ctx, c.Namespace, client, epoch.Name)
 	if err != nil {
 		return fmt.Errorf("namespace %s: %w", c.Namespace, err)
 	}
-	if err := db.CompleteEpoch(ctx, epoch.Name, server, ""); err != nil && !errors.Is(err, holds.ErrEpochChanged) {
+	if err := db.CompleteEpoch(ctx, epoch.Name, server, ""); err != nil && !errors.Is(err, recovery.ErrEpochChanged) {
 		return err
 	}
 	return nil // written, by this process or by another that has started with it

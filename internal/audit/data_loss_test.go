@@ -15,12 +15,13 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
 // newSupervisor returns what notices that Redis has lost its data, and fills it again.
-func (w *harness) newSupervisor(term *holds.EpochTerm) *holds.Supervisor {
-	return holds.NewSupervisor(holds.SupervisorOptions{
+func (w *harness) newSupervisor(term *recovery.EpochTerm) *recovery.Supervisor {
+	return recovery.NewSupervisor(recovery.SupervisorOptions{
 		Namespace: w.namespace, Name: "keeper", Policy: w.policy, Term: term,
 		Redis:      func() *redis.Options { return stacktest.RedisOptions(stacktest.Shared().RedisURL) },
 		EpochStore: w.store, Inventory: w.store, OutcomeLog: events.NewOutcomeLog(w.js, w.subjects, zerolog.Nop()),
@@ -30,7 +31,7 @@ func (w *harness) newSupervisor(term *holds.EpochTerm) *holds.Supervisor {
 
 // runSupervisor has a Keeper keep watch until the test is over, as in every worker: without one, what is decided may be
 // published for two seconds after the last look, and then never.
-func (w *harness) runSupervisor(supervisor *holds.Supervisor) {
+func (w *harness) runSupervisor(supervisor *recovery.Supervisor) {
 	var running sync.WaitGroup
 	running.Go(func() { _ = supervisor.Run(w.Context()) })
 	w.Cleanup(running.Wait)
@@ -38,7 +39,7 @@ func (w *harness) runSupervisor(supervisor *holds.Supervisor) {
 
 // checkEpoch has a Keeper check the servers, which may not answer in time on a slow machine, and fails the test unless it
 // finds an epoch that is written, or is not.
-func (w *harness) checkEpoch(supervisor *holds.Supervisor, written bool) {
+func (w *harness) checkEpoch(supervisor *recovery.Supervisor, written bool) {
 	w.Helper()
 	stacktest.Eventually(w, "the servers to answer", func() bool {
 		e, err := supervisor.Check(w.Context())
@@ -70,7 +71,7 @@ func TestRun_RedisLostAndRebuilt_NoFindings(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	ctx := t.Context()
-	term := holds.NewEpochTerm()
+	term := recovery.NewEpochTerm()
 	supervisor := s.newSupervisor(term)
 	w := s.newReconcilerWithTerm(term, true)
 	check := func(written bool) { s.checkEpoch(supervisor, written) }
@@ -105,7 +106,7 @@ func TestRun_RedisLostAndRebuilt_NoFindings(t *testing.T) {
 	}
 	check(true)
 	s.wantNoFindings()
-	if format, err := holds.ReadFormat(ctx, s.namespace, s.redis); err != nil || format != holds.Format {
+	if format, err := recovery.ReadFormat(ctx, s.namespace, s.redis); err != nil || format != recovery.Format {
 		t.Errorf("the format is %d, %v", format, err)
 	}
 	wrongCounter()
@@ -134,7 +135,7 @@ func TestRun_ExtensionLost_PaymentCounts(t *testing.T) {
 			ctx := t.Context()
 			w.startWorkers(1)
 			w.setInventory("hall", 100, "A-1")
-			term := holds.NewEpochTerm()
+			term := recovery.NewEpochTerm()
 			supervisor := w.newSupervisor(term)
 			check := func(written bool) { w.checkEpoch(supervisor, written) }
 			check(true)

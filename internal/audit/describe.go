@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
 // notSafe ends a remedy that is left to people.
@@ -26,13 +26,13 @@ func (ns keyspace) describe(resource string, found difference) *Finding {
 			Kind: Kind(found.what), Resource: resource, Item: quoted(found.name), Found: quoted(found.found), Expected: quoted(found.expected),
 			Automatic: true, difference: found,
 		},
-		difference: found, prefix: ns.prefix(resource),
+		difference: found, prefix: ns.Prefix(resource),
 	}
 	if apply, known := descriptions[d.Kind]; known {
 		apply(d)
 	}
 	if d.Where == "agenda" {
-		d.Where = ns.partition(holds.Partition(resource)) + "agenda"
+		d.Where = ns.Agenda(record.Partition(resource))
 	} else {
 		d.Where = d.prefix + d.Where
 	}
@@ -83,7 +83,7 @@ var descriptions = map[Kind]func(d *described){
 		d.Where, d.Automatic = "records", false
 		d.setText("The record of hold %s of %s cannot be read: it is %s that are none. What it takes is not known, so the counters of %s cannot be judged.", d.Item, d.Resource, d.found, d.Resource)
 		d.Found = d.found
-		d.Remedy = fmt.Sprintf("Restore the record from hold.created of this hold (its words are told in holds/record.go), or, when it has ended, HDEL %srecords %s. ", d.prefix, d.Item) + notSafe
+		d.Remedy = fmt.Sprintf("Restore the record from hold.created of this hold (its words are told in record/record.go), or, when it has ended, HDEL %srecords %s. ", d.prefix, d.Item) + notSafe
 	},
 	ClaimStuck: func(d *described) {
 		d.Where, d.Automatic = "records", false

@@ -19,6 +19,8 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/record"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
@@ -36,7 +38,7 @@ type harness struct {
 	redis     *redis.Client
 	store     *store.Store
 	backends  audit.Backends
-	term      *holds.EpochTerm
+	term      *recovery.EpochTerm
 	policy    holds.Policy
 
 	stop func() // ends the workers that run
@@ -91,10 +93,10 @@ func (w *harness) beginEpoch() {
 	w.Helper()
 	epoch, err := w.store.Epoch(w.Context())
 	w.must(err)
-	server, err := holds.Initialise(w.Context(), w.namespace, w.redis, epoch.Name)
+	server, err := recovery.Initialise(w.Context(), w.namespace, w.redis, epoch.Name)
 	w.must(err)
 	w.must(w.store.CompleteEpoch(w.Context(), epoch.Name, server, ""))
-	w.term = holds.StaticTerm(epoch.Name, server)
+	w.term = recovery.StaticTerm(epoch.Name, server)
 }
 
 // service returns what decides in this town.
@@ -202,7 +204,7 @@ func (w *harness) stopWorkers() {
 
 // key is the name of a key of a resource.
 func (w *harness) key(resource, name string) string {
-	return fmt.Sprintf("%s:{%d}:%s:%s", w.namespace, holds.Partition(resource), resource, name)
+	return fmt.Sprintf("%s:{%d}:%s:%s", w.namespace, record.Partition(resource), resource, name)
 }
 
 func (w *harness) execute(sql string, args ...any) {

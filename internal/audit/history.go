@@ -107,8 +107,8 @@ type hold struct {
 	endedStored int64
 
 	more *more
-	rec  *record // what Redis remembers
-	late *record // likewise, of what a late payment took again
+	rec  *holdRecord // what Redis remembers
+	late *holdRecord // likewise, of what a late payment took again
 }
 
 // more is what only some holds have.

@@ -15,6 +15,7 @@ import (
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
@@ -190,7 +191,7 @@ func TestRun_RebuiltFromOlderStreams_OnlyUnannouncedFound(t *testing.T) {
 	s := newScene(t)
 	ctx := t.Context()
 	s.recreateDatabase()
-	term := holds.NewEpochTerm()
+	term := recovery.NewEpochTerm()
 	if _, err := s.newSupervisor(term).Rebuild(ctx, "a test", true, func(string) {}); err != nil {
 		t.Fatal(err)
 	}

@@ -65,9 +65,9 @@ type inspection struct {
 	lost        bool  // Redis has lost its data, or is being rebuilt: nothing was judged
 	now         int64 // by Redis' clock
 	differences []difference
-	records     []record // when they were asked for
-	size        int      // records that were walked through, as far as they were
-	unsure      bool     // there are counters of which it is not certain whether they are wrong
+	records     []holdRecord // when they were asked for
+	size        int          // records that were walked through, as far as they were
+	unsure      bool         // there are counters of which it is not certain whether they are wrong
 }
 
 // inspector looks at resources in Redis.
@@ -109,7 +109,7 @@ func (l *inspector) sizes(ctx context.Context, resources []string) ([]int, error
 	pipe := l.Redis.Pipeline()
 	lengths := make([]*redis.IntCmd, len(resources))
 	for i, resource := range resources {
-		lengths[i] = pipe.HLen(ctx, l.keys.prefix(resource)+"records")
+		lengths[i] = pipe.HLen(ctx, l.keys.Prefix(resource)+"records")
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	sizes := make([]int, len(resources))

@@ -15,6 +15,7 @@ import (
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -242,7 +243,7 @@ func TestRun_UnknownKeys_LeftAlone(t *testing.T) {
 	s := newScene(t)
 	ctx := t.Context()
 	s.redis.Set(ctx, s.key("hall", "colour"), "red", 0)
-	s.redis.Set(ctx, fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, (holds.Partition("hall")+1)%holds.Partitions), "red", 0)
+	s.redis.Set(ctx, fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, (record.Partition("hall")+1)%record.Partitions), "red", 0)
 	s.redis.ZAdd(ctx, s.agenda("hall"), redis.Z{Score: 1, Member: "no resource\n"})
 	report := s.wantNoFindings()
 	if text := strings.Join(report.Inconclusive, "\n"); text != "3 keys or entries in redis are none that this version knows" {

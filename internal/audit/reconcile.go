@@ -59,7 +59,7 @@ type ReconcilerOptions struct {
 type Reconciler struct {
 	inspector *inspector // of rounds
 	healer    *inspector // of what was found corrupt
-	term      *holds.EpochTerm
+	term      holds.Term
 	options   ReconcilerOptions
 	metrics   *Metrics
 	log       zerolog.Logger
@@ -79,7 +79,7 @@ type Reconciler struct {
 
 // NewReconciler returns a Reconciler. tenure says what Redis must have.
 func NewReconciler(
-	backends Backends, leases Leases, term *holds.EpochTerm, o ReconcilerOptions, m *Metrics, log zerolog.Logger,
+	backends Backends, leases Leases, term holds.Term, o ReconcilerOptions, m *Metrics, log zerolog.Logger,
 ) *Reconciler {
 	if o.Share == 0 {
 		o.Share = reconcileShare
@@ -91,7 +91,7 @@ func NewReconciler(
 		round:  make(map[string]*Finding), known: make(map[string]*Finding),
 		corrupt: make(map[string]struct{}), resting: make(map[string]time.Time), nudged: make(chan struct{}, 1),
 	}
-	keys := keyspace(backends.Namespace)
+	keys := newKeyspace(backends.Namespace)
 	r.inspector = &inspector{Backends: backends, keys: keys, wait: func(ctx context.Context, _ int) error { return r.throttle(ctx) }}
 	r.healer = &inspector{Backends: backends, keys: keys, wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
 	return r
@@ -208,10 +208,12 @@ func (r *Reconciler) nudge() {
 // inspectCorrupt looks at each resource that was reported, under the epoch that is the current one now:
 // Redis may have been filled again since the damage was found, or since the round began that it
 // interrupts. One that it has not healed rests before it is looked at again.
-func (r *Reconciler) inspectCorrupt(ctx context.Context) (err error) {
-	if r.healer.epoch, err = r.term.Current(); err != nil {
+func (r *Reconciler) inspectCorrupt(ctx context.Context) error {
+	current, err := r.term.Current()
+	if err != nil {
 		return err
 	}
+	r.healer.epoch = current.Name
 	for _, resource := range r.takeCorrupt() {
 		if !holds.ResourcePattern.MatchString(resource) {
 			continue
@@ -240,10 +242,12 @@ func (r *Reconciler) restFor(resource string, pause time.Duration) {
 }
 
 // Round looks at everything once.
-func (r *Reconciler) Round(ctx context.Context) (err error) {
-	if r.inspector.epoch, err = r.term.Current(); err != nil {
+func (r *Reconciler) Round(ctx context.Context) error {
+	current, err := r.term.Current()
+	if err != nil {
 		return err
 	}
+	r.inspector.epoch = current.Name
 	r.round, r.resumed = make(map[string]*Finding), time.Now()
 	if err := r.roundOfRedis(ctx); err != nil {
 		return err

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"holdfast/internal/record"
 )
 
 // id is the 16 bytes of a UUID: of a hold, or of an outcome.
@@ -29,8 +31,8 @@ func parseID(text string) (i id, ok bool) {
 	return i, err == nil
 }
 
-// record is what Redis remembers of a hold.
-type record struct {
+// holdRecord is what Redis remembers of a hold.
+type holdRecord struct {
 	id         id
 	late       bool // it is what a late payment has taken again, not the hold itself
 	state      string
@@ -48,34 +50,34 @@ type record struct {
 }
 
 // name is the name of the record in Redis.
-func (r *record) name() string {
+func (r *holdRecord) name() string {
 	if r.late {
 		return "late:" + r.id.String()
 	}
 	return r.id.String()
 }
 
-func (r *record) live() bool { return r.state == "held" || r.state == "confirming" }
+func (r *holdRecord) live() bool { return r.state == "held" || r.state == "confirming" }
 
 // parseRecord reads a record as the scripts return it:
 //
 //	state deadline_ms created_ms quantity ended_ms by user request_key slots
-func parseRecord(name, head, place string) (r record, err error) {
+func parseRecord(name, head, place string) (r holdRecord, err error) {
 	uuid, late := strings.CutPrefix(name, "late:")
 	var ok bool
 	if r.id, ok = parseID(uuid); !ok {
 		return r, fmt.Errorf("the record %q is not a hold's", name)
 	}
-	words := strings.SplitN(head, " ", 9)
-	if len(words) != 9 {
-		return r, fmt.Errorf("the record of hold %s has %d words", uuid, len(words))
+	stored, err := record.Parse(head)
+	if err != nil {
+		return r, fmt.Errorf("the record of hold %s: %w", uuid, err)
 	}
-	for i, to := range []*int64{&r.deadline, &r.created, &r.quantity, &r.ended} {
-		if *to, err = strconv.ParseInt(words[i+1], 10, 64); err != nil {
-			return r, fmt.Errorf("the record of hold %s: %w", uuid, err)
-		}
+	tail, err := record.ParseShortTail(stored.Tail)
+	if err != nil {
+		return r, fmt.Errorf("the record of hold %s: %w", uuid, err)
 	}
-	r.late, r.state, r.by, r.user, r.key, r.slots = late, words[0], words[5], words[6], words[7], words[8]
+	r.late, r.state, r.by, r.user, r.key, r.slots = late, stored.State, stored.By, tail.User, tail.RequestKey, tail.Slots
+	r.deadline, r.created, r.ended, r.quantity = stored.Deadline, stored.Created, stored.Ended, stored.Quantity
 	r.toAnnounce = place == "d"
 	if over, is := strings.CutPrefix(place, "t"); is {
 		r.remembered = true

@@ -17,6 +17,7 @@ import (
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -205,7 +206,7 @@ func afters(r *audit.Report) (all []string) {
 }
 
 func (s *harness) agenda(resource string) string {
-	return fmt.Sprintf("%s:{%d}:agenda", s.namespace, holds.Partition(resource))
+	return fmt.Sprintf("%s:{%d}:agenda", s.namespace, record.Partition(resource))
 }
 
 func (s *harness) indexOf(user, slots string) string {
@@ -546,7 +547,7 @@ var inStreams = []corruption{
 	},
 	{
 		"the epoch is another", func(s *scene) {
-			s.redis.Set(s.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, holds.Partition("hall")), "x", 0)
+			s.redis.Set(s.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall")), "x", 0)
 		}, "data_lost", "1 of 64 partitions of Redis do not have the epoch that was written", "", false,
 	},
 	{

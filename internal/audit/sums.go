@@ -65,7 +65,7 @@ func (cs counters) wrong() (names []counterName) {
 
 // add adds what a hold took to what it was counted in. all has counters be added that were not found: they
 // were not there since then.
-func (cs counters) add(r *record, since readTime, all bool) {
+func (cs counters) add(r *holdRecord, since readTime, all bool) {
 	add := func(what, name string, quantity int64) {
 		c := cs[counterName{what, name}]
 		if c == nil && all {
@@ -89,7 +89,7 @@ func (cs counters) add(r *record, since readTime, all bool) {
 
 // tookAt reports whether the hold took its slots at that time, and whether that is certain. Only its tombstone says
 // when a payment was settled: tombstones are written in order, and those of the last millisecond are known by name.
-func (r *record) tookAt(m readTime) (took, sure bool) {
+func (r *holdRecord) tookAt(m readTime) (took, sure bool) {
 	began := r.created
 	if r.late {
 		began = r.ended
@@ -123,7 +123,7 @@ type pager struct {
 func (l *inspector) large(ctx context.Context, resource string, records bool) (inspection, error) {
 	p := &pager{inspector: l, resource: resource, records: records, found: inspection{resource: resource}}
 	seem := make(counters)
-	note := func(cs counters, _ []record) { maps.Copy(seem, cs) }
+	note := func(cs counters, _ []holdRecord) { maps.Copy(seem, cs) }
 	for _, part := range []string{"counts", "users"} {
 		if err := p.part(ctx, part, note); err != nil {
 			return p.found, err
@@ -133,7 +133,7 @@ func (l *inspector) large(ctx context.Context, resource string, records bool) (i
 		return p.found, err
 	}
 	for _, part := range []string{"due", "departing", "tombstones"} {
-		if err := p.part(ctx, part, func(counters, []record) {}); err != nil {
+		if err := p.part(ctx, part, func(counters, []holdRecord) {}); err != nil {
 			return p.found, err
 		}
 	}
@@ -178,7 +178,7 @@ func (p *pager) named(ctx context.Context, names []counterName) (found counters,
 		for _, n := range chunk {
 			args = append(args, n.what, n.name)
 		}
-		_, err := p.page(ctx, "named", "0", readTime{}, func(cs counters, _ []record) { maps.Copy(found, cs) }, args...)
+		_, err := p.page(ctx, "named", "0", readTime{}, func(cs counters, _ []holdRecord) { maps.Copy(found, cs) }, args...)
 		if err != nil {
 			return nil, err
 		}
@@ -194,7 +194,7 @@ func (p *pager) sum(ctx context.Context, cs counters, since readTime, all bool) 
 		late bool
 	}
 	seen := make(map[name]bool) // a page may repeat what another has told
-	return p.partSince(ctx, "records", since, func(_ counters, records []record) {
+	return p.partSince(ctx, "records", since, func(_ counters, records []holdRecord) {
 		for i := range records {
 			r := &records[i]
 			if !seen[name{r.id, r.late}] {
@@ -209,11 +209,11 @@ func (p *pager) sum(ctx context.Context, cs counters, since readTime, all bool) 
 }
 
 // part reads all pages of a part of the resource.
-func (p *pager) part(ctx context.Context, part string, take func(counters, []record)) error {
+func (p *pager) part(ctx context.Context, part string, take func(counters, []holdRecord)) error {
 	return p.partSince(ctx, part, readTime{}, take)
 }
 
-func (p *pager) partSince(ctx context.Context, part string, since readTime, take func(counters, []record)) (err error) {
+func (p *pager) partSince(ctx context.Context, part string, since readTime, take func(counters, []holdRecord)) (err error) {
 	for cursor := "0"; !p.found.lost; {
 		if cursor, err = p.page(ctx, part, cursor, since, take); err != nil || cursor == "0" {
 			return err
@@ -224,7 +224,7 @@ func (p *pager) partSince(ctx context.Context, part string, since readTime, take
 
 // page reads one page, and returns the cursor of the next.
 func (p *pager) page(
-	ctx context.Context, part, cursor string, since readTime, take func(counters, []record), args ...any,
+	ctx context.Context, part, cursor string, since readTime, take func(counters, []holdRecord), args ...any,
 ) (next string, err error) {
 	args = append([]any{part, cursor, pageSize, since.at, since.last, flag(p.records)}, args...)
 	c := p.newCall(scriptPage, p.resource, args...)

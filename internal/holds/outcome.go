@@ -60,6 +60,13 @@ type RebuildMetadata struct {
 	Started      bool   // the extension was that of a payment.started
 }
 
+// StoredOutcome is an outcome as it was stored.
+type StoredOutcome struct {
+	Outcome
+	ID       string // of the event that tells it: the cause of what it tells
+	StoredAt Time
+}
+
 // HoldData is what every outcome that means a hold says of it.
 type HoldData struct {
 	ResourceID string `json:"resource_id"`

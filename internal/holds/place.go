@@ -18,6 +18,7 @@ import (
 	"holdfast/internal/failpoint"
 	"holdfast/internal/locking"
 	"holdfast/internal/lua"
+	"holdfast/internal/record"
 )
 
 // QuantityMax is the most that one request can ask of each slot.
@@ -158,7 +159,7 @@ func (s *Service) validate(r *PlaceRequest, index int) (*placing, error) {
 		}
 		written = strconv.FormatInt(*r.TTLSeconds, 10)
 	}
-	selection, err := r.Selection.compact()
+	selection, err := r.Selection.Compact()
 	if err != nil {
 		return nil, err
 	}
@@ -206,7 +207,7 @@ func (s *Service) groupByResource(requests []*placing) (groups []*group, later [
 func (s *Service) lockGroups(ctx context.Context, a *locking.Acquisition, groups []*group) (locked, blocked []*group, err error) {
 	sets := make([]locking.KeySet, len(groups))
 	for i, g := range groups {
-		sets[i] = s.keys.locks(g.resource, g.names)
+		sets[i] = lockKeys(s.keys, g.resource, g.names)
 	}
 	locks, err := a.TryLock(ctx, sets)
 	if err != nil {
@@ -358,7 +359,7 @@ func (s *Service) readRevs(ctx context.Context, resources []string) ([]revReadin
 	for i, resource := range resources {
 		p := 0
 		if cluster {
-			p = Partition(resource)
+			p = record.Partition(resource)
 		}
 		byPartition[p] = append(byPartition[p], i)
 	}
@@ -367,7 +368,7 @@ func (s *Service) readRevs(ctx context.Context, resources []string) ([]revReadin
 	for p, its := range byPartition {
 		keys := make([]string, len(its))
 		for j, i := range its {
-			keys[j] = s.keys.rev(resources[i])
+			keys[j] = s.keys.Rev(resources[i])
 		}
 		clocks[p], revs[p] = pipe.Time(ctx), pipe.MGet(ctx, keys...)
 	}
@@ -400,7 +401,7 @@ func (s *Service) placeCall(g *group, token string, read revReading, age time.Du
 	k := len(g.requests)
 	args := make([]any, 0, 10+3*n+11*k)
 	args = append(args, read.rev, s.requestKeyTTLMS(), s.policy.HoldsPerUser, sweepMax, read.at.UnixMilli(), age.Milliseconds(), token, inventory, n, k)
-	slots, request := make([]string, k), s.keys.prefix(g.resource)+"request:"
+	slots, request := make([]string, k), s.keys.Prefix(g.resource)+"request:"
 	for i, p := range g.requests {
 		slots[i] = joinSlots(p.names)
 		args = append(args, request+p.RequestKey)
@@ -409,7 +410,7 @@ func (s *Service) placeCall(g *group, token string, read revReading, age time.Du
 		args = append(args, name)
 	}
 	for i, p := range g.requests {
-		args = append(args, p.User, indexField(p.User, slots[i]))
+		args = append(args, p.User, record.IndexField(p.User, slots[i]))
 	}
 	for _, row := range inventoryRows {
 		if row.Known {
@@ -428,7 +429,8 @@ func (s *Service) placeCall(g *group, token string, read revReading, age time.Du
 			id = fresh.UUID
 		}
 		args = append(args, id, p.EventID, p.fingerprint, p.Quantity, p.ttl.Milliseconds(), slotRuns(g.names, p.names),
-			recordTail(p.User, p.RequestKey, slots[i], p.selectionJSON, p.Metadata), holdJSON(p.User, p.Quantity, p.selectionJSON))
+			record.Tail{User: p.User, RequestKey: p.RequestKey, Slots: slots[i], Selection: p.selectionJSON, Metadata: string(p.Metadata)}.String(),
+			record.HoldJSON(p.User, p.Quantity, p.selectionJSON))
 	}
 	return s.newCall(scriptPlace, g.resource, args...), nil
 }

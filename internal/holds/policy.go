@@ -115,8 +115,8 @@ func (p Policies) At(t time.Time) Policy {
 	return p[0].Policy
 }
 
-// version names the latest policy, "" = none is stored.
-func (p Policies) version() string {
+// Version names the latest policy, "" = none is stored.
+func (p Policies) Version() string {
 	if len(p) == 0 {
 		return ""
 	}
@@ -138,10 +138,10 @@ func (p Policies) Mismatch(own Policy) string {
 	return strings.Join(differences, "; ")
 }
 
-// replayWindow is for how long before now an outcome can matter: the longest life of a hold, and how long it
+// ReplayWindow is for how long before now an outcome can matter: the longest life of a hold, and how long it
 // is remembered after its end, of the policies under which something was decided that still matters.
 // What clocks may differ by is added.
-func (p Policies) replayWindow(now time.Time) time.Duration {
+func (p Policies) ReplayWindow(now time.Time) time.Duration {
 	const clocks = 10 * time.Minute
 	over := func(i int) time.Duration { // for how long a policy has not been in force
 		if i+1 == len(p) {

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/lua"
+	"holdfast/internal/record"
 )
 
 //go:embed lua/*.lua
@@ -42,10 +43,6 @@ var (
 	scriptAvailability = load("availability", allowOOM)
 	scriptShow         = load("show", "no-writes")
 	scriptAgenda       = load("agenda", "no-writes")
-	scriptRebuild      = load("rebuild", "")
-	scriptWipe         = load("wipe", allowOOM)
-	scriptSwap         = load("swap", allowOOM)
-	scriptMark         = lua.New("mark", allowOOM, source("mark"))
 )
 
 // packMax is how many calls share a run: the others of Redis' clients wait so long for its end.
@@ -55,8 +52,12 @@ const packMax = 16
 var prelude = source("prelude")
 
 // load returns the script of a file under lua/.
-func load(name, flags string) lua.Script {
-	return lua.NewPacked(name, flags, packMax, prelude+source(name))
+func load(name, flags string) lua.Script { return NewScript(name, flags, source(name)) }
+
+// NewScript returns a script that begins with the prelude. Its text defines the function run, which
+// begins each call with begin.
+func NewScript(name, flags, text string) lua.Script {
+	return lua.NewPacked(name, flags, packMax, prelude+text)
 }
 
 // source returns a file under lua/.
@@ -82,18 +83,10 @@ func ScriptCommands() []string {
 	return lua.Commands(all.String())
 }
 
-// epochArg is what every script is told of where it must be.
-func (s *Service) epochArg() string {
-	if s.history == "" {
-		return s.epoch
-	}
-	return s.epoch + "@" + s.history
-}
-
 // newCall prepares a script on one resource; args follow the three that every script takes.
 func (s *Service) newCall(script lua.Script, resource string, args ...any) *lua.Call {
-	head := []any{s.epochArg(), resource, s.keys.prefix(resource)}
-	return &lua.Call{Script: s.dryVariant(script), Keys: []string{s.keys.epoch(Partition(resource))}, Args: append(head, args...)}
+	head := []any{s.epochArg, resource, s.keys.Prefix(resource)}
+	return &lua.Call{Script: s.dryVariant(script), Keys: []string{s.keys.Epoch(record.Partition(resource))}, Args: append(head, args...)}
 }
 
 // run runs calls in one round trip and turns the answers that every script can give into
@@ -112,17 +105,17 @@ func (s *Service) runWithin(ctx context.Context, limit time.Duration, calls ...*
 
 // classifyReply turns an answer that every script can give into its error, and tells of what is damaged or not found.
 func (s *Service) classifyReply(c *lua.Call) {
-	setReplyError(c)
+	SetReplyError(c)
 	switch resource, _ := c.Args[1].(string); {
 	case errors.Is(c.Err, ErrCorrupt):
 		s.reportCorruption(resource, c.Err)
 	case errors.Is(c.Err, ErrDataLost):
-		s.term.reportMismatch(s.epoch)
+		s.term.Report(s.epoch, resource, c.Err)
 	}
 }
 
-// setReplyError turns an answer that every script can give into its error.
-func setReplyError(c *lua.Call) {
+// SetReplyError turns an answer that every script can give into its error.
+func SetReplyError(c *lua.Call) {
 	switch {
 	case c.Err != nil && redis.HasErrorPrefix(c.Err, "WRONGTYPE"):
 		c.Err = fmt.Errorf("%w: %w", ErrCorrupt, c.Err)
@@ -138,9 +131,10 @@ func setReplyError(c *lua.Call) {
 func (s *Service) reportCorruption(resource string, err error) {
 	epoch := s.epoch
 	if epoch == "" { // not asked for by a piece of work
-		epoch, _ = s.term.Current() // no epoch is told by ""
+		current, _ := s.term.Current() // no epoch is told by ""
+		epoch = current.Name
 	}
-	s.term.noteCorruption(epoch, resource, err)
+	s.term.Report(epoch, resource, err)
 	if resource != "" && s.onCorruption != nil {
 		s.onCorruption(resource)
 	}

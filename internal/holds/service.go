@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/locking"
+	"holdfast/internal/record"
 )
 
 // The bounds of one call of a script.
@@ -69,11 +70,11 @@ var ErrBusy = errors.New("busy")
 
 // Service decides about holds.
 type Service struct {
-	keys      keyspace
+	keys      record.Keyspace
 	redis     redis.UniversalClient
 	locker    *locking.Locker
 	inventory Inventory
-	term      *EpochTerm
+	term      Term
 	rows      *rowCache
 	policy    Policy
 	dry       bool // nothing is written
@@ -82,14 +83,15 @@ type Service struct {
 	onCorruption func(resource string)
 
 	// Of one piece of work, see under.
-	epoch, history string
-	policies       Policies // that are stored, nil = the policy is the worker's own
+	epoch    string
+	epochArg string   // what every script is given of it
+	policies Policies // that are stored, nil = the policy is the worker's own
 }
 
 // NewService returns a Service for a namespace. The client must have MaxRetries -1 (see run),
 // and the locker must do its work on the same Redis.
-func NewService(namespace string, client redis.UniversalClient, locker *locking.Locker, inventory Inventory, epochTerm *EpochTerm, policy Policy) *Service {
-	return &Service{keys: keyspace(namespace), redis: client, locker: locker, inventory: inventory, term: epochTerm, rows: newRowCache(), policy: policy}
+func NewService(namespace string, client redis.UniversalClient, locker *locking.Locker, inventory Inventory, term Term, policy Policy) *Service {
+	return &Service{keys: record.Keyspace(namespace), redis: client, locker: locker, inventory: inventory, term: term, rows: newRowCache(), policy: policy}
 }
 
 // OnCorruption has f called for each resource that a script finds damaged, before anything is decided.
@@ -100,13 +102,13 @@ func (s *Service) OnCorruption(f func(resource string)) { s.onCorruption = f }
 // the current one now. What it reads before Redis loses its data does not go with what others have
 // written after. It returns an ErrDataLost while there is none.
 func (s *Service) forCurrentEpoch() (*Service, error) {
-	epoch, history, err := s.term.current()
+	current, err := s.term.Current()
 	if err != nil {
 		return nil, err
 	}
 	work := *s
-	work.epoch, work.history = epoch, history
-	if work.policies = s.term.Policies(); work.policies != nil {
+	work.epoch, work.epochArg = current.Name, current.ScriptArg()
+	if work.policies = current.Policies; work.policies != nil {
 		work.policy = work.policies.At(time.Now())
 		work.policy.LockWait = s.policy.LockWait
 	}
@@ -130,9 +132,12 @@ func emitErrors(n int, err error, emit func(i int, r Result)) {
 
 // Epoch returns the epoch that is the current one now and the version of the stored policies, "" while
 // Redis is not used. What is decided by a call that begins after it is decided under these, or later ones.
-func (s *Service) Epoch() string { return s.term.id() }
+func (s *Service) Epoch() string {
+	current, _ := s.term.Current() // "" when there is none
+	return current.TermID
+}
 
-// WaitReady and Trust are those of the Tenure.
+// WaitReady and Verify are those of the Term.
 func (s *Service) WaitReady(ctx context.Context) error            { return s.term.WaitReady(ctx) }
 func (s *Service) Verify(ctx context.Context, epoch string) error { return s.term.Verify(ctx, epoch) }
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 )
 
 // redisMajorMin is the first Redis that knows the flags of scripts and sharded pub/sub.
@@ -147,8 +147,8 @@ func (r *report) redisNotifications(config func(string) (string, error), may per
 
 func (r *report) redisFormat(ctx context.Context, t Target, client *redis.Client) {
 	const name = RedisFormat
-	switch format, err := holds.ReadFormat(ctx, t.Namespace, client); {
-	case errors.Is(err, holds.ErrUnknownFormat):
+	switch format, err := recovery.ReadFormat(ctx, t.Namespace, client); {
+	case errors.Is(err, recovery.ErrUnknownFormat):
 		r.fail(name, err.Error(), "holds would be misread", "run the version of the worker that wrote it, or a newer one")
 	case err != nil:
 		r.fail(name, err.Error(), "the worker may not read its own keys", "allow the user the keys ~"+t.Namespace+":*")

@@ -13,6 +13,7 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
 	"holdfast/internal/lua"
+	"holdfast/internal/recovery"
 )
 
 // What a user may say to Redis, by the names that ACL rules have.
@@ -40,7 +41,7 @@ func neededCommands(namespace string) map[string][]string {
 		"eval": {"EVAL", "", "0"}, "evalsha": {"EVALSHA", noHash, "0"}, "eval_ro": {"EVAL_RO", "", "0"}, "evalsha_ro": {"EVALSHA_RO", noHash, "0"},
 		"scan": {"SCAN", "0"}, "info": {"INFO"},
 	}
-	for _, name := range slices.Concat(holds.ScriptCommands(), locking.ScriptCommands(), ofAudit) {
+	for _, name := range slices.Concat(holds.ScriptCommands(), recovery.ScriptCommands(), locking.ScriptCommands(), ofAudit) {
 		rest, special := arguments[name]
 		if !special {
 			rest = []string{key}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -36,7 +37,7 @@ func TestEpoch_NewDatabase_CreatedOnce(t *testing.T) {
 	if err := s.CompleteEpoch(t.Context(), first, "run history", ""); err != nil {
 		t.Fatal(err)
 	}
-	want := holds.Epoch{Name: first, Complete: true, Server: "run history"}
+	want := recovery.Epoch{Name: first, Complete: true, Server: "run history"}
 	if epoch, err := s.Epoch(t.Context()); epoch != want || err != nil {
 		t.Errorf("later: %+v %v", epoch, err)
 	}
@@ -61,7 +62,7 @@ func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 	ctx := t.Context()
 	refused := func(what string, err error) {
 		t.Helper()
-		if !errors.Is(err, holds.ErrEpochChanged) {
+		if !errors.Is(err, recovery.ErrEpochChanged) {
 			t.Errorf("%s: %v, want it refused", what, err)
 		}
 	}
@@ -97,7 +98,7 @@ func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 	}
 	refused("another's word", s.RenewEpochLease(ctx, first, "w2", time.Minute, "half"))
 	done(s.RenewEpochLease(ctx, first, "w1", time.Minute, "half"))
-	if e, err := s.Epoch(ctx); e != (holds.Epoch{Name: first, Server: "server", Lost: s.epoch, Why: "flushed", Rebuilder: "w1", Progress: "half"}) || err != nil {
+	if e, err := s.Epoch(ctx); e != (recovery.Epoch{Name: first, Server: "server", Lost: s.epoch, Why: "flushed", Rebuilder: "w1", Progress: "half"}) || err != nil {
 		t.Errorf("while it is written: %+v %v", e, err)
 	}
 	refused("to finish for another", s.CompleteEpoch(ctx, first, "server2", "w2"))
@@ -110,7 +111,7 @@ func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 	done(s.CompleteEpoch(ctx, second, "server2", "w2"))
 	refused("to finish twice", s.CompleteEpoch(ctx, second, "server2", "w2"))
 	refused("to condemn the one before", s.InvalidateEpoch(ctx, s.epoch, "noticed late"))
-	if e, err := s.Epoch(ctx); e != (holds.Epoch{Name: second, Complete: true, Server: "server2"}) || err != nil {
+	if e, err := s.Epoch(ctx); e != (recovery.Epoch{Name: second, Complete: true, Server: "server2"}) || err != nil {
 		t.Errorf("at the end: %+v %v", e, err)
 	}
 	refused("another name for a server that is not noted", s.SetEpochServer(ctx, second, "server3", "server"))
@@ -164,7 +165,7 @@ func TestDecide_EpochInvalidated_DecidesNothing(t *testing.T) {
 		}
 		return waits
 	})
-	if err := s.InvalidateEpoch(ctx, s.epoch, "flushed"); err == nil || errors.Is(err, holds.ErrEpochChanged) {
+	if err := s.InvalidateEpoch(ctx, s.epoch, "flushed"); err == nil || errors.Is(err, recovery.ErrEpochChanged) {
 		t.Fatalf("the epoch was condemned while a payment was being decided: %v", err)
 	}
 	s.execute(t, `SELECT pg_advisory_unlock(hashtext(current_schema))`)
@@ -172,11 +173,11 @@ func TestDecide_EpochInvalidated_DecidesNothing(t *testing.T) {
 	if err := s.InvalidateEpoch(ctx, s.epoch, "flushed"); err != nil {
 		t.Fatal(err)
 	}
-	var found []holds.Reservation
-	if err := s.Reservations(ctx, []holds.HoldID{paid.Hold}, func(r holds.Reservation) { found = append(found, r) }); err != nil {
+	var found []recovery.Reservation
+	if err := s.Reservations(ctx, []holds.HoldID{paid.Hold}, func(r recovery.Reservation) { found = append(found, r) }); err != nil {
 		t.Fatal(err)
 	}
-	if len(found) != 1 || found[0] != (holds.Reservation{Hold: paid.Hold, PaymentID: "p1", ConfirmedAt: paid.At}) {
+	if len(found) != 1 || found[0] != (recovery.Reservation{Hold: paid.Hold, PaymentID: "p1", ConfirmedAt: paid.At}) {
 		t.Errorf("after the epoch was condemned: %+v", found)
 	}
 	if answers, err := s.Decide(ctx, []holds.Payment{payment(t, "room", "p2", 1, "n1")}); !errors.Is(err, holds.ErrDataLost) {

@@ -280,7 +280,7 @@ local function run(KEYS, ARGV)
         local hold = its and parse(its)
         tail = hold and hold.tail or ''
       end
-      -- An answer whose content nobody knows any more (projection.go) is that to any.
+      -- An answer whose content nobody knows any more (recovery/projection.go) is that to any.
       if word ~= 'cancelled' and remembered ~= ARGV[r + FINGERPRINT] and remembered ~= '-' then
         line, tail = 'reused', ''
       end

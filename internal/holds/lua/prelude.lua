@@ -1,9 +1,10 @@
 -- What every script has in common. scripts.go puts it in front of each of them, and begin at the
 -- beginning of each call (see internal/lua: several calls share a run of their script).
 --
--- KEYS  1 epoch of the partition. All that a script works on has its hash tag; keys.go lists it.
+-- KEYS  1 epoch of the partition. All that a script works on has its hash tag; record/keys.go lists it.
 -- ARGV
---   1 epoch     what it must be, and after an @ the history of the server that has it, if that is known
+--   1 epoch     what it must be, and after an @ the history of the server that has it, if that is known,
+--               and after another @ the time (ms) to use in place of Redis' clock: only tests supply one
 --   2 resource  its id, the member of the agenda
 --   3 prefix    what the keys of the resource begin with
 -- Returns {status, ...}; the status is a word:
@@ -44,17 +45,17 @@ local function begin(KEYS, ARGV)
     AGENDA = string.sub(EPOCH, 1, -6) .. 'agenda'
     epoch = redis.call('GET', EPOCH)
   end
+  local name, history, clock = string.match(ARGV[1], '^([^@]*)@?([^@]*)@?(%d*)$')
   if not now then
     local time = redis.call('TIME')
     time_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-    now = time_ms
+    now = tonumber(clock or '') or time_ms
     now_text = int(now)
   end
-  local name, history = string.match(ARGV[1], '^([^@]*)@?(.*)$')
   return epoch == name and (history == '' or is_primary(history))
 end
 
--- A record is one line, its words separated by one space (record.go is its Go twin):
+-- A record is one line, its words separated by one space (record/record.go is its Go twin):
 --   state deadline_ms created_ms quantity ended_ms by user request_key slots asked metadata
 -- by is the payment of a claimed or confirmed hold, the cause of a released one, else "-".
 -- Workers of different versions read each other's records: a new word is no part of them.
