@@ -10,6 +10,7 @@ import (
 	"holdfast/internal/audit"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -35,7 +36,7 @@ func TestUsersConf_Scripts_MayRunAllCommands(t *testing.T) {
 	}
 	reading, ofAudit := audit.ScriptCommands()
 	for user, commands := range map[string][]string{
-		"holdfast_worker":  slices.Concat(holds.ScriptCommands(), locking.ScriptCommands(), ofAudit),
+		"holdfast_worker":  slices.Concat(holds.ScriptCommands(), recovery.ScriptCommands(), locking.ScriptCommands(), ofAudit),
 		"holdfast_auditor": reading,
 	} {
 		for _, command := range commands {

@@ -13,7 +13,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
-	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
@@ -45,10 +45,10 @@ func newServers(t *testing.T) *stacktest.RestrictedServers {
 		t.Fatal(err)
 	}
 	client := redisAs(t, g, "migrator")
-	if _, err := holds.WriteFormat(ctx, ns, client); err != nil {
+	if _, err := recovery.WriteFormat(ctx, ns, client); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := holds.Initialise(ctx, ns, client, uuid.NewString()); err != nil {
+	if _, err := recovery.Initialise(ctx, ns, client, uuid.NewString()); err != nil {
 		t.Fatal(err)
 	}
 	nc, _ := natsAs(t, g, "migrator")

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/term"
 
 	"holdfast/internal/events"
-	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/version"
 )
 
@@ -56,8 +56,8 @@ type common struct {
 
 // Validate implements kong's check of what was given.
 func (c *common) Validate() error {
-	if c.Namespace != "" && !holds.NamespacePattern.MatchString(c.Namespace) {
-		return misused("--namespace: %q does not match %s", c.Namespace, holds.NamespacePattern)
+	if c.Namespace != "" && !record.NamespacePattern.MatchString(c.Namespace) {
+		return misused("--namespace: %q does not match %s", c.Namespace, record.NamespacePattern)
 	}
 	if c.Timeout <= 0 {
 		return misused("--timeout: want more than 0")

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -18,7 +18,7 @@ func TestAudit_RepairAtTerminal_NeedsConfirmation(t *testing.T) {
 	s := newHarness(t)
 	s.startWorker("HOLDFAST_RECONCILE=off")
 	s.setInventory("hall", seat, 3)
-	key := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, holds.Partition("hall"))
+	key := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall"))
 	if err := s.redis.HSet(t.Context(), key, "A-12", "2").Err(); err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -59,6 +60,14 @@ func (s *harness) runAudit(more ...string) (code int, out, stderr string) {
 	return code, text.String(), errors.String()
 }
 
+// auditFindsNothing reports an error unless `worker audit` finds all stored data consistent.
+func (s *harness) auditFindsNothing(t *testing.T) {
+	t.Helper()
+	if code, out, stderr := s.runAudit(); code != exitOK {
+		t.Errorf("worker audit ended with %d\n%s%s", code, out, stderr)
+	}
+}
+
 // TestAudit_CounterWrong_PrintedAndRepaired audits a consistent system, makes a counter wrong, and
 // checks the output, the prompt, the repair and the exit codes.
 func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
@@ -73,7 +82,7 @@ func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
 		t.Errorf("%d %s %s", code, out, stderr)
 	}
 
-	key := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, holds.Partition("hall"))
+	key := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall"))
 	if err := s.redis.HSet(t.Context(), key, "A-12", "x\x1b[2J").Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +185,7 @@ func TestAudit_WrongUsage_Refused(t *testing.T) {
 		t.Errorf("without Postgres: exit code %d: %s", code, stderr.String())
 	}
 	stderr.Reset()
-	flags := append([]string{"rebuild", "--verify"}, s.serversAs("worker")...)
+	flags := append([]string{"rebuild", "--yes"}, s.serversAs("worker")...)
 	if code := run(t.Context(), append(flags, "--namespace", "missing"), streams{&out, &stderr}); code != exitFailed || !strings.Contains(stderr.String(), "was `worker migrate` run?") {
 		t.Errorf("rebuild without a schema: exit code %d: %s", code, stderr.String())
 	}
@@ -196,7 +205,7 @@ func TestReconcile_CounterWrong_HealedInPlace(t *testing.T) {
 		_, metrics := worker.get(t, "/metrics")
 		return strings.Contains(metrics, "\n"+audit.MetricRounds+" 1\n")
 	})
-	if err := s.redis.HSet(t.Context(), fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, holds.Partition("hall")), "A-12", "x").Err(); err != nil {
+	if err := s.redis.HSet(t.Context(), fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall")), "A-12", "x").Err(); err != nil {
 		t.Fatal(err)
 	}
 	if o := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 600))); o.Type != events.Type(holds.EventHoldCreated) {
@@ -233,7 +242,7 @@ func TestCorruptRecord_EventsOfResource_WaitUntilRebuilt(t *testing.T) {
 	}
 	before := s.epoch()
 	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, soon))).Subject
-	key := fmt.Sprintf("%s:{%d}:hall:records", s.namespace, holds.Partition("hall"))
+	key := fmt.Sprintf("%s:{%d}:hall:records", s.namespace, record.Partition("hall"))
 	id := hold[strings.IndexByte(hold, '.')+1:]
 	if err := s.redis.HSet(t.Context(), key, id, "not a record").Err(); err != nil {
 		t.Fatal(err)
@@ -272,7 +281,7 @@ func TestAudit_ReadOnlyUser_ChangesNothing(t *testing.T) {
 	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))).Subject
 	s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: "p"}))
 	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "l", holds.SlotSelection{}, 600)))
-	counts := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, holds.Partition("hall"))
+	counts := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall"))
 	if err := s.redis.HSet(t.Context(), counts, "stock", "5").Err(); err != nil {
 		t.Fatal(err)
 	}

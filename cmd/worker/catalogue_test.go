@@ -19,6 +19,7 @@ import (
 	"holdfast/internal/contract"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
 // TestCatalogue_EveryInput_HasItsOutcome publishes every input of the catalogue to two real
@@ -170,7 +171,7 @@ func (s *harness) checkRemaining(inputs []contract.Input, held, reserved int) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	good := holds.Partition("good")
+	good := record.Partition("good")
 	for _, key := range keys {
 		rest := strings.TrimPrefix(key, s.namespace+":")
 		_, rest, _ = strings.Cut(rest, "}:")

@@ -13,6 +13,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack"
 )
 
@@ -176,8 +177,8 @@ func (i *Installing) installPolicy() stack.InstallPolicy {
 
 // AfterApply checks the namespace. kong calls this method and those below after parsing.
 func (c *Connections) AfterApply() error {
-	if c.Namespace != "" && !holds.NamespacePattern.MatchString(c.Namespace) {
-		return misused("--namespace %q must match %s", c.Namespace, holds.NamespacePattern)
+	if c.Namespace != "" && !record.NamespacePattern.MatchString(c.Namespace) {
+		return misused("--namespace %q must match %s", c.Namespace, record.NamespacePattern)
 	}
 	return nil
 }

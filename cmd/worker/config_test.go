@@ -28,7 +28,7 @@ func TestFlags_EachCommand_ShowsWhatItUses(t *testing.T) {
 		"preflight":   "no-migrate output data-dir" + theServers + theLifetimes + " lock-strategy lock-redis-urls nats-monitor-urls stream-replicas",
 		"locks":       "http-addr output data-dir",
 		"audit":       "resource-id capacity-by-events repair yes output data-dir" + theServers + " request-key-ttl",
-		"rebuild":     "verify yes output data-dir" + theServers + " hold-ttl" + theLifetimes,
+		"rebuild":     "yes output data-dir" + theServers + " hold-ttl" + theLifetimes,
 		"completion":  "",
 	}
 	for _, command := range commandsFrom("run") {

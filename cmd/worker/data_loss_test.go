@@ -19,6 +19,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 )
@@ -231,7 +232,7 @@ func (kind lossKind) underLoad(t *testing.T) {
 	if got := s.counts("double"); len(got) != 0 {
 		t.Errorf("all holds have ended and counts are %v", got)
 	}
-	s.verifyRebuild(t)
+	s.auditFindsNothing(t)
 	if code, out, stderr := s.runAudit(); code != exitOK {
 		t.Errorf("worker audit: exit code %d: %s%s", code, out, stderr)
 	}
@@ -244,7 +245,7 @@ const fencesMax = 1 << 30
 // tokens.
 func (s *harness) fence(t *testing.T, client *redis.Client, resource string) int64 {
 	t.Helper()
-	text, err := client.Get(t.Context(), fmt.Sprintf("%s:{%d}:fence", s.namespace, holds.Partition(resource))).Result()
+	text, err := client.Get(t.Context(), fmt.Sprintf("%s:{%d}:fence", s.namespace, record.Partition(resource))).Result()
 	if errors.Is(err, redis.Nil) {
 		return 0
 	}
@@ -301,13 +302,4 @@ func (s *harness) checkHistory(t *testing.T, requested *sync.Map, capacity int) 
 	}
 	t.Logf("%d events, %d outcomes, %d holds, %d confirmed", number, len(outcomes),
 		len(s.ofType(holds.EventHoldCreated)), len(s.ofType(holds.EventHoldConfirmed)))
-}
-
-// verifyRebuild compares Redis with what was told, as worker rebuild --verify does.
-func (s *harness) verifyRebuild(t *testing.T) {
-	t.Helper()
-	var out strings.Builder
-	if code := run(t.Context(), append([]string{"rebuild", "--verify"}, s.serversAs("worker")...), streams{&out, &out}); code != exitOK {
-		t.Errorf("worker rebuild --verify ended with %d\n%s", code, out.String())
-	}
 }

@@ -18,6 +18,7 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/recovery"
 	"holdfast/internal/store"
 )
 
@@ -34,7 +35,7 @@ func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 		fx.StartTimeout(30*time.Second), fx.StopTimeout(stopWithin),
 		fx.Supply(c, log),
 		fx.Provide(
-			holds.NewEpochTerm, holds.NewConnGuard, provideSupervisor,
+			recovery.NewEpochTerm, recovery.NewConnGuard, provideSupervisor,
 			provideRedis, provideNATS, events.NewJetStream, provideStore, provideMetrics,
 			func(c *redis.Client) redis.UniversalClient { return c },
 			func(c Config) events.Namespace { return events.Namespace(c.Namespace) },
@@ -44,7 +45,7 @@ func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 			provideReader, provideQueries, newServer, newLoops,
 		),
 		fx.Invoke(
-			func(l *loops, k *holds.Supervisor) { l.run("supervisor", k.Run) },
+			func(l *loops, k *recovery.Supervisor) { l.run("supervisor", k.Run) },
 			func(l *loops, cs []*events.Consumer) {
 				for i, consumer := range cs {
 					l.run(consumerNames[i], consumer.Run)
@@ -70,7 +71,7 @@ func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 	)
 }
 
-func provideRedis(lc fx.Lifecycle, c Config, g *holds.ConnGuard) (*redis.Client, error) {
+func provideRedis(lc fx.Lifecycle, c Config, g *recovery.ConnGuard) (*redis.Client, error) {
 	options, err := c.redisOptions("--redis-url", c.RedisURL)
 	if err != nil {
 		return nil, err
@@ -85,9 +86,9 @@ func provideRedis(lc fx.Lifecycle, c Config, g *holds.ConnGuard) (*redis.Client,
 // connections, so it can check Redis while all others are busy. The first check runs before any
 // event is decided.
 func provideSupervisor(
-	lc fx.Lifecycle, c Config, t *holds.EpochTerm, g *holds.ConnGuard, js jetstream.JetStream, ns events.Namespace,
+	lc fx.Lifecycle, c Config, t *recovery.EpochTerm, g *recovery.ConnGuard, js jetstream.JetStream, ns events.Namespace,
 	log zerolog.Logger,
-) (*holds.Supervisor, error) {
+) (*recovery.Supervisor, error) {
 	db, err := newStore(context.Background(), c)
 	if err != nil {
 		return nil, err
@@ -151,7 +152,7 @@ func provideLocker(
 }
 
 func provideService(
-	c Config, t *holds.EpochTerm, client redis.UniversalClient, l *locking.Locker, i holds.Inventory,
+	c Config, t *recovery.EpochTerm, client redis.UniversalClient, l *locking.Locker, i holds.Inventory,
 ) *holds.Service {
 	return holds.NewService(c.Namespace, client, l, i, t, c.policy())
 }
@@ -193,7 +194,7 @@ type reader struct {
 	dry *holds.Service // decides dry runs
 }
 
-func provideReader(lc fx.Lifecycle, c Config, t *holds.EpochTerm, g *holds.ConnGuard) (*reader, error) {
+func provideReader(lc fx.Lifecycle, c Config, t *recovery.EpochTerm, g *recovery.ConnGuard) (*reader, error) {
 	options, err := c.redisOptions("--redis-url", c.RedisURL)
 	if err != nil {
 		return nil, err
@@ -216,7 +217,7 @@ func provideQueries(nc *nats.Conn, ns events.Namespace, r *reader, log zerolog.L
 }
 
 func provideReconciler(
-	lc fx.Lifecycle, c Config, t *holds.EpochTerm, client redis.UniversalClient, s *holds.Service, db *store.Store,
+	lc fx.Lifecycle, c Config, t *recovery.EpochTerm, client redis.UniversalClient, s *holds.Service, db *store.Store,
 	queries *reader, m *audit.Metrics, log zerolog.Logger,
 ) (*audit.Reconciler, error) {
 	pool, err := audit.OpenPostgres(context.Background(), c.PostgresURL, c.Namespace)

@@ -31,6 +31,7 @@ import (
 	"holdfast/internal/contract"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
@@ -353,7 +354,7 @@ func decoded[T any](t testing.TB, e events.Envelope) (data T) {
 // counts returns the counters of a resource in Redis.
 func (s *harness) counts(resource string) map[string]string {
 	s.t.Helper()
-	key := fmt.Sprintf("%s:{%d}:%s:counts", s.namespace, holds.Partition(resource), resource)
+	key := fmt.Sprintf("%s:{%d}:%s:counts", s.namespace, record.Partition(resource), resource)
 	counts, err := s.redis.HGetAll(context.Background(), key).Result()
 	if err != nil {
 		s.t.Fatal(err)

@@ -20,6 +20,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/store"
 )
 
@@ -53,7 +54,7 @@ func (l webLimits) serverOf(h http.Handler) *http.Server {
 type server struct {
 	listener  net.Listener
 	namespace string
-	term      *holds.EpochTerm
+	term      *recovery.EpochTerm
 	policy    holds.Policy
 	reader    *reader
 	redis     redis.UniversalClient
@@ -68,7 +69,7 @@ type server struct {
 	ready singleflight.Group // one check answers all concurrent requests of /readyz
 }
 
-func newServer(l net.Listener, c Config, t *holds.EpochTerm, q *reader, r redis.UniversalClient, db *store.Store,
+func newServer(l net.Listener, c Config, t *recovery.EpochTerm, q *reader, r redis.UniversalClient, db *store.Store,
 	nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, log zerolog.Logger,
 ) *server {
 	return &server{
@@ -213,11 +214,11 @@ func (s *server) check(ctx context.Context) readiness {
 
 // checkRedis returns an error unless Redis answers and has the current epoch.
 func (s *server) checkRedis(ctx context.Context) error {
-	epoch, err := s.term.Current()
+	current, err := s.term.Current()
 	if err != nil {
 		return err
 	}
-	return holds.CheckEpoch(ctx, s.namespace, s.redis, epoch)
+	return recovery.CheckEpoch(ctx, s.namespace, s.redis, current.Name)
 }
 
 func (s *server) availability(ctx context.Context, r *http.Request) (any, error) {

@@ -16,6 +16,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -183,7 +184,7 @@ func TestReadiness_RedisEmptied_ReportsRebuild(t *testing.T) {
 		return code == 200 && ready.Ready && len(ready.Reasons) == 0
 	})
 	s.setInventory("hall", seat, 1)
-	if err := s.redis.Del(t.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, holds.Partition("hall"))).Err(); err != nil {
+	if err := s.redis.Del(t.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall"))).Err(); err != nil {
 		t.Fatal(err)
 	}
 	code, ready := status()

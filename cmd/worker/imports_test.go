@@ -11,16 +11,18 @@ import (
 // knows neither NATS nor Postgres, locking and lua know no terms of other packages, and only the
 // programs import everything.
 var allowedImports = map[string][]string{
-	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/store", "holdfast/internal/version"},
-	"holdfast/cmd/publisher":            {"holdfast/internal/bench", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack", "holdfast/internal/version"},
-	"holdfast/internal/audit":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/postgres"}, // nouns, subjects and how scripts are run: none of the rules that it checks
+	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/stack", "holdfast/internal/store", "holdfast/internal/version"},
+	"holdfast/cmd/publisher":            {"holdfast/internal/bench", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/record", "holdfast/internal/stack", "holdfast/internal/version"},
+	"holdfast/internal/audit":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery"}, // nouns, subjects and how scripts are run: none of the rules that it checks
 	"holdfast/internal/bench":           {"holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack", "holdfast/internal/store"},
 	"holdfast/internal/client":          {"holdfast/internal/events", "holdfast/internal/failpoint", "holdfast/internal/holds"},
 	"holdfast/internal/events":          {"holdfast/internal/failpoint", "holdfast/internal/holds"},
-	"holdfast/internal/preflight":       {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/store"},
-	"holdfast/internal/store":           {"holdfast/internal/holds", "holdfast/internal/postgres"},
-	"holdfast/internal/postgres":        {"holdfast/internal/holds"},
-	"holdfast/internal/holds":           {"holdfast/internal/failpoint", "holdfast/internal/locking", "holdfast/internal/lua"},
+	"holdfast/internal/preflight":       {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/recovery", "holdfast/internal/store"},
+	"holdfast/internal/store":           {"holdfast/internal/holds", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery"},
+	"holdfast/internal/postgres":        {"holdfast/internal/record"},
+	"holdfast/internal/holds":           {"holdfast/internal/failpoint", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/record"},
+	"holdfast/internal/recovery":        {"holdfast/internal/failpoint", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/record"},
+	"holdfast/internal/record":          {},
 	"holdfast/internal/locking":         {"holdfast/internal/lua"},
 	"holdfast/internal/lua":             {},
 	"holdfast/internal/failpoint":       {},
@@ -32,7 +34,7 @@ var allowedImports = map[string][]string{
 	"holdfast/internal/contract":        {}, // only tests use it
 	"holdfast/internal/stack":           {},
 	"holdfast/internal/stack/stacktest": {"holdfast/internal/stack"},
-	"holdfast/internal/torture":         {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack"}, // a test: nouns, servers and the checker
+	"holdfast/internal/torture":         {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/record", "holdfast/internal/stack"}, // a test: nouns, servers and the checker
 }
 
 // foreignImports are modules that only the packages named may use.
@@ -51,7 +53,7 @@ var foreignImports = map[string][]string{
 	"github.com/jackc/pgx":           {"holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/postgres", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/store", "holdfast/internal/torture"}, // events reads error codes
 	"github.com/nats-io/nats.go":     {"holdfast/cmd/publisher", "holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
 	"github.com/nats-io/nats-server": {"holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
-	"github.com/redis/go-redis":      {"holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
+	"github.com/redis/go-redis":      {"holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/preflight", "holdfast/internal/recovery", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
 	"github.com/HdrHistogram":        {"holdfast/internal/bench"},
 	"gonum.org/v1/plot":              {"holdfast/internal/bench"},
 

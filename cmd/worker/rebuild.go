@@ -5,19 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
-	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 )
 
 // rebuildCommand is `worker rebuild`.
 type rebuildCommand struct {
-	Verify      bool   `help:"Write nothing: compare holds, counters, users, index and answers in Redis with what they would be filled with."`
 	Yes         bool   `help:"Rebuild without confirmation."`
 	Output      string `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
 	Directory   `embed:""`
@@ -29,18 +26,15 @@ func (*rebuildCommand) Help() string {
 	return `A worker detects by itself that Redis has lost data, and rebuilds it from the outbound stream and
 Postgres. Run this command when a worker cannot detect it: data in Redis is corrupt, was restored from
 a backup, or belongs to another Postgres database. Events wait during the rebuild; none is lost.
-
-With --verify it only tells what Redis has otherwise, and ends with 1 if there is anything: holds,
-counters, numbers of users, the index of live holds, and answers. Deadlines, the agenda and what is left
-of what is over are the business of worker audit.
+worker audit checks, without writing anything, whether Redis has what it should have.
 
 Example:
 
-  worker rebuild --verify
+  worker audit
   worker rebuild --yes`
 }
 
-// Run rebuilds Redis, or compares it.
+// Run rebuilds Redis.
 func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 	if err := r.find(r.DataDir); err != nil {
 		return err
@@ -49,10 +43,8 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	if !r.Verify {
-		if err := r.confirm(ctx, std.err); err != nil {
-			return err
-		}
+	if err := r.confirm(ctx, std.err); err != nil {
+		return err
 	}
 	ctx, supervisor, closeAll, err := r.supervisor(ctx, log)
 	if err != nil {
@@ -60,20 +52,12 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 	}
 	defer closeAll()
 	progress, end := newProgress(std.err)
-	if r.Verify {
-		compared, differences, err := supervisor.Compare(ctx, progress)
-		end()
-		if err != nil {
-			return events.Refused(ctx, err)
-		}
-		return r.report(std.out, compared, differences)
-	}
 	rebuilt, err := supervisor.Rebuild(ctx, "requested by worker rebuild", true, progress)
 	end()
 	if err != nil {
 		return events.Refused(ctx, err)
 	}
-	return r.report(std.out, rebuilt, nil)
+	return r.report(std.out, rebuilt)
 }
 
 // errUnconfirmed is the error of a rebuild that the operator did not confirm.
@@ -98,7 +82,7 @@ func (r *rebuildCommand) confirm(ctx context.Context, to io.Writer) error {
 // context until is cancelled when NATS refuses a permission.
 func (r *rebuildCommand) supervisor(
 	ctx context.Context, log zerolog.Logger,
-) (until context.Context, k *holds.Supervisor, closeAll func(), err error) {
+) (until context.Context, k *recovery.Supervisor, closeAll func(), err error) {
 	c := Config{Connections: r.Connections, Policies: Policies{Terms: r.Terms}}
 	db, err := newStore(ctx, c)
 	if err != nil {
@@ -113,7 +97,7 @@ func (r *rebuildCommand) supervisor(
 	closeAll = func() { restore(); nc.Close(); db.Close() }
 	js, err := events.NewJetStream(nc)
 	if err == nil {
-		k, err = newSupervisor(c, holds.NewEpochTerm(), holds.NewConnGuard(), db, js, events.Namespace(r.Namespace), log)
+		k, err = newSupervisor(c, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, js, events.Namespace(r.Namespace), log)
 	}
 	if err != nil {
 		closeAll()
@@ -122,56 +106,22 @@ func (r *rebuildCommand) supervisor(
 	return until, k, closeAll, nil
 }
 
-// differencesMax is how many differences a table has.
-const differencesMax = 50
-
-// report prints what was filled in or compared.
-func (r *rebuildCommand) report(to io.Writer, done holds.RebuildResult, differences []holds.Difference) error {
-	var failed error
-	if len(differences) > 0 {
-		failed = fmt.Errorf("differences: %d; worker rebuild fills redis again", len(differences))
-	}
+// report prints what was filled in.
+func (r *rebuildCommand) report(to io.Writer, done recovery.RebuildResult) error {
 	if r.Output == "json" {
-		if differences == nil {
-			differences = []holds.Difference{}
-		}
-		return errors.Join(printJSON(to, struct {
-			holds.RebuildResult
-			TookMS      int64              `json:"took_ms"`
-			Differences []holds.Difference `json:"differences"`
-		}{done, done.Took.Milliseconds(), differences}), failed)
+		return printJSON(to, struct {
+			recovery.RebuildResult
+			TookMS int64 `json:"took_ms"`
+		}{done, done.Took.Milliseconds()})
 	}
-	verb := "filled in"
-	if r.Verify {
-		verb = "compared"
-	}
-	if done == (holds.RebuildResult{}) {
+	if done == (recovery.RebuildResult{}) {
 		fmt.Fprintln(to, "a worker has rebuilt it in the meantime, see its log")
-		return failed
-	}
-	fmt.Fprintf(to, "%s from %d outcomes in %.1f s: %d live and %d ended holds on %d resources, %d answers\n",
-		verb, done.Outcomes, done.Took.Round(time.Millisecond).Seconds(), done.Live, done.Ended, done.Resources, done.Answers)
-	if done.Gaps != "" {
-		fmt.Fprintf(to, "outbound stream is incomplete: %s; %s\n", done.Gaps, holds.GapsImpact)
-	}
-	if len(differences) == 0 {
 		return nil
 	}
-	w := tabwriter.NewWriter(to, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "\nresource\twhat\tredis\ttold")
-	for i, d := range differences {
-		if i == differencesMax {
-			fmt.Fprintf(w, "and %d more (-o json has all)\n", len(differences)-i)
-			break
-		}
-		fmt.Fprintln(w, strings.Join([]string{d.Resource, d.What, orDash(d.Redis), orDash(d.Expected)}, "\t"))
+	fmt.Fprintf(to, "filled in from %d outcomes in %.1f s: %d live and %d ended holds on %d resources, %d answers\n",
+		done.Outcomes, done.Took.Round(time.Millisecond).Seconds(), done.Live, done.Ended, done.Resources, done.Answers)
+	if done.Gaps != "" {
+		fmt.Fprintf(to, "outbound stream is incomplete: %s; %s\n", done.Gaps, recovery.GapsImpact)
 	}
-	return errors.Join(w.Flush(), failed)
-}
-
-func orDash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
+	return nil
 }

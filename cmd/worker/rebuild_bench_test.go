@@ -17,6 +17,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
@@ -66,7 +67,7 @@ func BenchmarkRebuild(b *testing.B) {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		supervisor, err := newSupervisor(c.Run.Config, holds.NewEpochTerm(), holds.NewConnGuard(), db, s.js, s.subjects, zerolog.New(b.Output()))
+		supervisor, err := newSupervisor(c.Run.Config, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, s.js, s.subjects, zerolog.New(b.Output()))
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -16,6 +16,7 @@ import (
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
@@ -35,7 +36,7 @@ func newHarnessWithRedis(t *testing.T, o stack.Options) (*harness, *stack.Stack)
 }
 
 // epoch reads the epoch in Postgres.
-func (s *harness) epoch() holds.Epoch {
+func (s *harness) epoch() recovery.Epoch {
 	s.t.Helper()
 	if s.store == nil {
 		var err error
@@ -52,7 +53,7 @@ func (s *harness) epoch() holds.Epoch {
 }
 
 // awaitRebuilt waits until Redis is rebuilt under a later epoch than after.
-func (s *harness) awaitRebuilt(after holds.Epoch) (e holds.Epoch) {
+func (s *harness) awaitRebuilt(after recovery.Epoch) (e recovery.Epoch) {
 	s.t.Helper()
 	stacktest.Eventually(s.t, "redis to be rebuilt", func() bool {
 		e = s.epoch()

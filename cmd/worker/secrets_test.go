@@ -18,6 +18,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -144,7 +145,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 
 	// The log reports corruption in Redis, without the corrupt data.
 	key := func(resource, name string) string {
-		return fmt.Sprintf("%s:{%d}:%s:%s", s.namespace, holds.Partition(resource), resource, name)
+		return fmt.Sprintf("%s:{%d}:%s:%s", s.namespace, record.Partition(resource), resource, name)
 	}
 	for _, record := range []string{
 		metadata, "held " + metadata, "held 1 1 " + metadata + " 0 - ann k A {} ", "held 1 1 1 " + metadata + " - ann k A {} ", "held " + metadata + " 1 1 0 - " + user + " k A {} ",

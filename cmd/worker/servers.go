@@ -13,9 +13,9 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
-	"holdfast/internal/holds"
 	"holdfast/internal/locking"
 	"holdfast/internal/postgres"
+	"holdfast/internal/recovery"
 	"holdfast/internal/store"
 )
 
@@ -30,13 +30,13 @@ func newRedis(c Config) (*redis.Client, error) {
 
 // newSupervisor returns a supervisor that detects data loss in Redis.
 func newSupervisor(
-	c Config, t *holds.EpochTerm, g *holds.ConnGuard, db *store.Store, js jetstream.JetStream, ns events.Namespace,
+	c Config, t *recovery.EpochTerm, g *recovery.ConnGuard, db *store.Store, js jetstream.JetStream, ns events.Namespace,
 	log zerolog.Logger,
-) (*holds.Supervisor, error) {
+) (*recovery.Supervisor, error) {
 	if _, err := c.redisOptions("--redis-url", c.RedisURL); err != nil {
 		return nil, err
 	}
-	return holds.NewSupervisor(holds.SupervisorOptions{
+	return recovery.NewSupervisor(recovery.SupervisorOptions{
 		Namespace: c.Namespace, Name: workerName(), Policy: c.policy(), Term: t, Guard: g,
 		Redis: func() *redis.Options {
 			options, _ := c.redisOptions("--redis-url", c.RedisURL) // it cannot fail: it succeeded above
@@ -172,26 +172,26 @@ func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db 
 	if err != nil {
 		return err
 	}
-	raised, err := holds.WriteFormat(ctx, c.Namespace, client)
+	raised, err := recovery.WriteFormat(ctx, c.Namespace, client)
 	if err != nil {
 		return err
 	}
 	if raised {
-		log.Warn().Dur("wait_ms", holds.FormatDrain).Msg("redis data format raised, workers of older versions stop")
+		log.Warn().Dur("wait_ms", recovery.FormatDrain).Msg("redis data format raised, workers of older versions stop")
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(holds.FormatDrain):
+		case <-time.After(recovery.FormatDrain):
 		}
 	}
 	if epoch.Complete || epoch.Why != "" {
 		return nil
 	}
-	server, err := holds.Initialise(ctx, c.Namespace, client, epoch.Name)
+	server, err := recovery.Initialise(ctx, c.Namespace, client, epoch.Name)
 	if err != nil {
 		return fmt.Errorf("namespace %s: %w", c.Namespace, err)
 	}
-	if err := db.CompleteEpoch(ctx, epoch.Name, server, ""); err != nil && !errors.Is(err, holds.ErrEpochChanged) {
+	if err := db.CompleteEpoch(ctx, epoch.Name, server, ""); err != nil && !errors.Is(err, recovery.ErrEpochChanged) {
 		return err
 	}
 	return nil // written by this process, or at the same time by another

@@ -10,7 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 
-	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/torture"
@@ -84,7 +84,7 @@ func TestCapacityBySQL_WorkerRuns_RevChanges(t *testing.T) {
 	}
 	defer func() { _ = conn.Close(t.Context()) }()
 	rev := func() string {
-		return s.redis.Get(t.Context(), fmt.Sprintf("%s:{%d}:hall:rev", s.namespace, holds.Partition("hall"))).Val()
+		return s.redis.Get(t.Context(), fmt.Sprintf("%s:{%d}:hall:rev", s.namespace, record.Partition("hall"))).Val()
 	}
 	before := rev()
 	stacktest.Eventually(t, "the worker to be notified", func() bool { // it may not listen yet

@@ -15,6 +15,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -81,7 +82,7 @@ func TestService_EveryQuery_AnswersAsHTTP(t *testing.T) {
 	}
 
 	// Redis loses its data: both report it.
-	if err := s.redis.Del(t.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, holds.Partition("hall"))).Err(); err != nil {
+	if err := s.redis.Del(t.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall"))).Err(); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ endpoint, query, path string }{table[1], table[11]} {

@@ -18,6 +18,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -46,8 +47,8 @@ func TestSupervisor_NewerVersionRaisedFormat_WorkerEnds(t *testing.T) {
 		change, undo func(s *harness)
 	}{
 		"redis": {
-			change: func(s *harness) { s.redis.Set(s.t.Context(), s.formatKey(), holds.Format+1, 0) },
-			undo:   func(s *harness) { s.redis.Set(s.t.Context(), s.formatKey(), holds.Format, 0) },
+			change: func(s *harness) { s.redis.Set(s.t.Context(), s.formatKey(), recovery.Format+1, 0) },
+			undo:   func(s *harness) { s.redis.Set(s.t.Context(), s.formatKey(), recovery.Format, 0) },
 		},
 		"postgres": {
 			change: func(s *harness) { s.sql("UPDATE " + s.namespace + ".schema_compatibility SET works_from = 9999") },
@@ -93,7 +94,7 @@ func TestSupervisor_FormatLost_IsWrittenAgain(t *testing.T) {
 	}
 	stacktest.Eventually(t, "the format to be written", func() bool {
 		noted, err := s.redis.Get(t.Context(), s.formatKey()).Int()
-		return err == nil && noted == holds.Format
+		return err == nil && noted == recovery.Format
 	})
 }
 

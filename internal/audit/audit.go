@@ -15,6 +15,8 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
+	"holdfast/internal/recovery"
 )
 
 // Backends holds the clients of the three servers that keep a namespace's data.
@@ -185,7 +187,7 @@ type auditor struct {
 func Run(ctx context.Context, backends Backends, options Options) (*Report, error) {
 	began := time.Now()
 	a := &auditor{
-		Backends: backends, options: options, keys: keyspace(backends.Namespace),
+		Backends: backends, options: options, keys: newKeyspace(backends.Namespace),
 		subjects: events.Namespace(backends.Namespace),
 		report: &Report{Namespace: backends.Namespace, StreamStarts: make(map[string]StreamStart),
 			Inconclusive: []string{}, Counts: make(map[Kind]int), Findings: []*Finding{}},
@@ -259,13 +261,13 @@ func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 	if err != nil && !isRebuilding {
 		return nil, err
 	}
-	if _, err := holds.ReadFormat(ctx, a.Namespace, a.Redis); errors.Is(err, holds.ErrUnknownFormat) {
+	if _, err := recovery.ReadFormat(ctx, a.Namespace, a.Redis); errors.Is(err, recovery.ErrUnknownFormat) {
 		return nil, err
 	}
 	pipe := a.Redis.Pipeline()
-	found, fences := make([]*redis.StringCmd, holds.Partitions), make([]*redis.StatusCmd, holds.Partitions)
+	found, fences := make([]*redis.StringCmd, record.Partitions), make([]*redis.StatusCmd, record.Partitions)
 	for p := range found {
-		found[p], fences[p] = pipe.Get(ctx, a.keys.partition(p)+"epoch"), pipe.Type(ctx, a.keys.partition(p)+"fence")
+		found[p], fences[p] = pipe.Get(ctx, a.keys.Epoch(p)), pipe.Type(ctx, a.keys.Fence(p))
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	all := checkFences(a.keys, fences)
@@ -286,18 +288,18 @@ func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 	}
 	if isRebuilding {
 		return append(all, &Finding{
-			Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost), Where: string(a.keys) + ":{...}:epoch",
+			Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost), Where: string(a.keys.Keyspace) + ":{...}:epoch",
 			Expected: "an epoch that postgres knows", Found: is,
 			Text:   "Redis has lost data: " + rebuilding.Progress + ". The audit does not check what Redis holds.",
 			Remedy: remedyDataLost,
 		}), nil
 	}
 	return append(all, &Finding{
-		Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost), Where: string(a.keys) + ":{...}:epoch",
+		Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost), Where: string(a.keys.Keyspace) + ":{...}:epoch",
 		Expected: a.inspector.epoch, Found: is,
 		Text: fmt.Sprintf("%d of %d partitions of Redis lack the epoch that Postgres has: their data is lost, or "+
 			"belongs to another database. The audit does not check what they hold.",
-			lost, holds.Partitions),
+			lost, record.Partitions),
 		Remedy: remedyDataLost,
 	}), nil
 }
@@ -312,7 +314,7 @@ func checkFences(keys keyspace, types []*redis.StatusCmd) (found []*Finding) {
 		if cmd.Err() != nil || is == "none" || is == "string" {
 			continue
 		}
-		key := keys.partition(p) + "fence"
+		key := keys.Fence(p)
 		found = append(found, &Finding{
 			Kind: WrongType, Item: "fence", Where: key, Expected: "string", Found: is,
 			Text:   fmt.Sprintf("The key %s, which counts the locks of a partition, is a %s.", key, is),
@@ -462,9 +464,9 @@ func (a *auditor) scanKeys(ctx context.Context) (map[string][]difference, error)
 // scanAgendas adds the resources that are on an agenda to keyed. It returns how many members of
 // agendas name no resource of their partition.
 func (a *auditor) scanAgendas(ctx context.Context, keyed map[string][]difference) (strange int, err error) {
-	for p := range holds.Partitions {
+	for p := range record.Partitions {
 		for cursor := uint64(0); ; {
-			members, next, err := a.Redis.ZScan(ctx, a.keys.partition(p)+"agenda", cursor, "", scanCount).Result()
+			members, next, err := a.Redis.ZScan(ctx, a.keys.Agenda(p), cursor, "", scanCount).Result()
 			if redis.HasErrorPrefix(err, "WRONGTYPE") {
 				break // the inspection of each resource reports it
 			}
@@ -474,7 +476,7 @@ func (a *auditor) scanAgendas(ctx context.Context, keyed map[string][]difference
 			for i := 0; i < len(members); i += 2 { // a member and its time
 				switch name := members[i]; {
 				case a.options.ResourceID != "" && name != a.options.ResourceID:
-				case !holds.ResourcePattern.MatchString(name) || holds.Partition(name) != p:
+				case !holds.ResourcePattern.MatchString(name) || record.Partition(name) != p:
 					strange++
 				default:
 					keyed[name] = slices.Clip(keyed[name])

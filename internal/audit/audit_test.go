@@ -17,6 +17,7 @@ import (
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -215,7 +216,7 @@ func TestRun_RedisLostAndRebuilt_NoFindings(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	ctx := t.Context()
-	term := holds.NewEpochTerm()
+	term := recovery.NewEpochTerm()
 	supervisor := s.newSupervisor(term)
 	w := s.newReconcilerWithTerm(term, true)
 	check := func(written bool) { s.checkEpoch(supervisor, written) }
@@ -251,7 +252,7 @@ func TestRun_RedisLostAndRebuilt_NoFindings(t *testing.T) {
 	}
 	check(true)
 	s.wantNoFindings()
-	if format, err := holds.ReadFormat(ctx, s.namespace, s.redis); err != nil || format != holds.Format {
+	if format, err := recovery.ReadFormat(ctx, s.namespace, s.redis); err != nil || format != recovery.Format {
 		t.Errorf("the format is %d, %v", format, err)
 	}
 	wrongCounter()
@@ -302,7 +303,7 @@ func TestRun_RebuiltFromOlderStreams_OnlyUnannouncedFound(t *testing.T) {
 	s := newScene(t)
 	ctx := t.Context()
 	s.recreateDatabase()
-	term := holds.NewEpochTerm()
+	term := recovery.NewEpochTerm()
 	if _, err := s.newSupervisor(term).Rebuild(ctx, "a test", true, func(string) {}); err != nil {
 		t.Fatal(err)
 	}

@@ -109,7 +109,7 @@ const sweepGrace = 2000
 
 // checkRedis compares the outcomes of a hold with what Redis remembers of it.
 func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
-	where := g.keys.prefix(r.name) + "records"
+	where := g.keys.Prefix(r.name) + "records"
 	add := func(f *Finding) { found = append(found, f) }
 	rec := h.rec
 	switch {

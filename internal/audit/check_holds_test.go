@@ -10,6 +10,7 @@ import (
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -25,7 +26,7 @@ func TestRun_ExtensionLost_PaymentCounts(t *testing.T) {
 			ctx := t.Context()
 			w.startWorkers(1)
 			w.setInventory("hall", 100, "A-1")
-			term := holds.NewEpochTerm()
+			term := recovery.NewEpochTerm()
 			supervisor := w.newSupervisor(term)
 			check := func(written bool) { w.checkEpoch(supervisor, written) }
 			check(true)

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
 // notSafe ends the remedy of a finding that Repair does not handle.
@@ -27,13 +27,13 @@ func (ns keyspace) describe(resource string, found difference) *Finding {
 			Expected:  quoted(found.expected),
 			Automatic: true, difference: found,
 		},
-		difference: found, prefix: ns.prefix(resource),
+		difference: found, prefix: ns.Prefix(resource),
 	}
 	if apply, known := descriptions[d.Kind]; known {
 		apply(d)
 	}
 	if d.Where == "agenda" {
-		d.Where = ns.partition(holds.Partition(resource)) + "agenda"
+		d.Where = ns.Agenda(record.Partition(resource))
 	} else {
 		d.Where = d.prefix + d.Where
 	}
@@ -93,7 +93,7 @@ var descriptions = map[Kind]func(d *described){
 		d.setText("The record of hold %s of %s cannot be read: it is %s of other text. Which slots it takes is "+
 			"unknown, so the counters of %s cannot be checked.", d.Item, d.Resource, d.found, d.Resource)
 		d.Found = d.found
-		d.Remedy = fmt.Sprintf("Restore the record from hold.created of this hold (holds/record.go describes its "+
+		d.Remedy = fmt.Sprintf("Restore the record from hold.created of this hold (record/record.go describes its "+
 			"words), or, when the hold has ended, HDEL %srecords %s. ", d.prefix, d.Item) + notSafe
 	},
 	ClaimStuck: func(d *described) {

@@ -12,6 +12,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
 // corruption is data that a test makes wrong by hand, and the findings that an audit has to report.
@@ -426,7 +427,7 @@ var inStreams = []corruption{
 	},
 	{
 		"the epoch is different", func(s *scene) {
-			s.redis.Set(s.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, holds.Partition("hall")), "x", 0)
+			s.redis.Set(s.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall")), "x", 0)
 		}, "data_lost", "1 of 64 partitions of Redis lack the epoch that Postgres has", "", false,
 	},
 	{

@@ -19,6 +19,7 @@ import (
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
@@ -284,7 +285,7 @@ func (s *scene) newReconciler(heal bool) *recordedReconciler {
 	return s.newReconcilerWithTerm(s.term, heal)
 }
 
-func (s *scene) newReconcilerWithTerm(term *holds.EpochTerm, heal bool) *recordedReconciler {
+func (s *scene) newReconcilerWithTerm(term *recovery.EpochTerm, heal bool) *recordedReconciler {
 	s.Helper()
 	w := &recordedReconciler{t: s.TB, reader: sdkmetric.NewManualReader()}
 	metrics, err := audit.NewMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(w.reader)).Meter("test"))

@@ -21,6 +21,8 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/record"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
@@ -38,7 +40,7 @@ type harness struct {
 	redis     *redis.Client
 	store     *store.Store
 	backends  audit.Backends
-	term      *holds.EpochTerm
+	term      *recovery.EpochTerm
 	policy    holds.Policy
 
 	stop func() // ends the running workers
@@ -95,10 +97,10 @@ func (w *harness) beginEpoch() {
 	w.Helper()
 	epoch, err := w.store.Epoch(w.Context())
 	w.must(err)
-	server, err := holds.Initialise(w.Context(), w.namespace, w.redis, epoch.Name)
+	server, err := recovery.Initialise(w.Context(), w.namespace, w.redis, epoch.Name)
 	w.must(err)
 	w.must(w.store.CompleteEpoch(w.Context(), epoch.Name, server, ""))
-	w.term = holds.StaticTerm(epoch.Name, server)
+	w.term = recovery.StaticTerm(epoch.Name, server)
 }
 
 // service returns a Service of the namespace.
@@ -213,11 +215,11 @@ func (w *harness) outcomes(event string) (found []events.Envelope) {
 
 // key returns a key of a resource.
 func (w *harness) key(resource, name string) string {
-	return fmt.Sprintf("%s:{%d}:%s:%s", w.namespace, holds.Partition(resource), resource, name)
+	return fmt.Sprintf("%s:{%d}:%s:%s", w.namespace, record.Partition(resource), resource, name)
 }
 
 func (s *harness) agenda(resource string) string {
-	return fmt.Sprintf("%s:{%d}:agenda", s.namespace, holds.Partition(resource))
+	return fmt.Sprintf("%s:{%d}:agenda", s.namespace, record.Partition(resource))
 }
 
 func (s *harness) indexOf(user, slots string) string {
@@ -343,8 +345,8 @@ func (w *harness) awaitDeadline(resource, hold string) {
 }
 
 // newSupervisor returns a supervisor, which detects that Redis has lost data and rebuilds it.
-func (w *harness) newSupervisor(term *holds.EpochTerm) *holds.Supervisor {
-	return holds.NewSupervisor(holds.SupervisorOptions{
+func (w *harness) newSupervisor(term *recovery.EpochTerm) *recovery.Supervisor {
+	return recovery.NewSupervisor(recovery.SupervisorOptions{
 		Namespace: w.namespace, Name: "supervisor", Policy: w.policy, Term: term,
 		Redis:      func() *redis.Options { return stacktest.RedisOptions(stacktest.Shared().RedisURL) },
 		EpochStore: w.store, Inventory: w.store, OutcomeLog: events.NewOutcomeLog(w.js, w.subjects, zerolog.Nop()),
@@ -354,7 +356,7 @@ func (w *harness) newSupervisor(term *holds.EpochTerm) *holds.Supervisor {
 
 // runSupervisor runs a supervisor until the test ends, as every worker does. Without it outcomes
 // may be published for only two seconds after the last check.
-func (w *harness) runSupervisor(supervisor *holds.Supervisor) {
+func (w *harness) runSupervisor(supervisor *recovery.Supervisor) {
 	var running sync.WaitGroup
 	running.Go(func() { _ = supervisor.Run(w.Context()) })
 	w.Cleanup(running.Wait)
@@ -362,7 +364,7 @@ func (w *harness) runSupervisor(supervisor *holds.Supervisor) {
 
 // checkEpoch lets a supervisor check the servers, which may be slow to answer, and fails the test
 // unless the epoch is complete or not, as wanted.
-func (w *harness) checkEpoch(supervisor *holds.Supervisor, written bool) {
+func (w *harness) checkEpoch(supervisor *recovery.Supervisor, written bool) {
 	w.Helper()
 	stacktest.Eventually(w, "the servers to answer", func() bool {
 		e, err := supervisor.Check(w.Context())

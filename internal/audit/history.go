@@ -110,8 +110,8 @@ type hold struct {
 	endedStored int64
 
 	more *more
-	rec  *record // its record in Redis
-	late *record // the record in Redis of the slots that a late payment took again
+	rec  *holdRecord // its record in Redis
+	late *holdRecord // the record in Redis of the slots that a late payment took again
 }
 
 // more is the optional part of a hold, which most holds lack.

@@ -66,9 +66,9 @@ type inspection struct {
 	lost        bool  // Redis has lost its data or is being rebuilt: nothing was checked
 	now         int64 // by Redis' clock
 	differences []difference
-	records     []record // empty unless requested
-	size        int      // records that were read
-	unsure      bool     // it is uncertain whether some counters are wrong
+	records     []holdRecord // empty unless requested
+	size        int          // records that were read
+	unsure      bool         // it is uncertain whether some counters are wrong
 }
 
 // inspector reads resources in Redis and compares their data.
@@ -110,7 +110,7 @@ func (l *inspector) sizes(ctx context.Context, resources []string) ([]int, error
 	pipe := l.Redis.Pipeline()
 	lengths := make([]*redis.IntCmd, len(resources))
 	for i, resource := range resources {
-		lengths[i] = pipe.HLen(ctx, l.keys.prefix(resource)+"records")
+		lengths[i] = pipe.HLen(ctx, l.keys.Prefix(resource)+"records")
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	sizes := make([]int, len(resources))

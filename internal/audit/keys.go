@@ -4,59 +4,53 @@ import (
 	"strconv"
 	"strings"
 
-	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
-// keyspace is a namespace. It names the Redis keys that holds/doc.go describes.
-type keyspace string
+// keyspace builds and reads the Redis keys of a namespace.
+type keyspace struct{ record.Keyspace }
 
-func (ns keyspace) partition(p int) string { return string(ns) + ":{" + strconv.Itoa(p) + "}:" }
-
-func (ns keyspace) prefix(resource string) string {
-	return ns.partition(holds.Partition(resource)) + resource + ":"
-}
+func newKeyspace(namespace string) keyspace { return keyspace{record.Keyspace(namespace)} }
 
 // of returns the KEYS of every script, in the order of lua/prelude.lua.
 func (ns keyspace) of(resource string) []string {
-	partition, prefix := ns.partition(holds.Partition(resource)), ns.prefix(resource)
+	partition, prefix := record.Partition(resource), ns.Prefix(resource)
 	return []string{
-		partition + "epoch", partition + "agenda",
-		prefix + "counts", prefix + "records", prefix + "due", prefix + "departing", prefix + "tombstones",
-		prefix + "rev", prefix + "users",
+		ns.Epoch(partition), ns.Agenda(partition),
+		prefix + "counts", prefix + "records", prefix + "due", prefix + "departing", prefix + "tombstones", ns.Rev(resource), prefix + "users",
 	}
 }
 
-// pattern returns the pattern of every key of a resource, or of all keys for "".
+// pattern matches every key of a resource, or of all when it is "".
 func (ns keyspace) pattern(resource string) string {
 	if resource == "" {
-		return string(ns) + ":{*"
+		return string(ns.Keyspace) + ":{*"
 	}
-	return ns.prefix(resource) + "*"
+	return ns.Prefix(resource) + "*"
 }
 
-// key is the parsed name of a key.
+// key is what the name of a key says.
 type key struct {
-	resource string // "" for a key of a partition
+	resource string // "" = it is a partition's own
 	name     string // what follows the prefix
-	ours     bool   // holds/doc.go describes it, and it is in the partition of its resource
+	ours     bool   // it is one that holds/doc.go knows, in the partition of its resource
 }
 
-// parse parses the name of a key.
+// parse reads the name of a key.
 func (ns keyspace) parse(name string) key {
-	rest, _ := strings.CutPrefix(name, string(ns)+":{")
+	rest, _ := strings.CutPrefix(name, string(ns.Keyspace)+":{")
 	number, rest, _ := strings.Cut(rest, "}:")
 	resource, suffix, found := strings.Cut(rest, ":")
 	if !found {
-		return key{name: rest, ours: rest == "epoch" || rest == "fence" || rest == "agenda" ||
-			rest == "format" && number == "0"}
+		return key{name: rest, ours: rest == "epoch" || rest == "fence" || rest == "agenda" || rest == "format" && number == "0"}
 	}
 	k := key{resource: resource, name: suffix}
 	kind, _, _ := strings.Cut(suffix, ":")
-	k.ours = number == strconv.Itoa(holds.Partition(resource)) && (isOwn(suffix) || isStray(kind))
+	k.ours = number == strconv.Itoa(record.Partition(resource)) && (isOwn(suffix) || isStray(kind))
 	return k
 }
 
-// isOwn reports whether a key is one of the keys that every script gets.
+// isOwn reports whether a key is one of those that every script is given.
 func isOwn(name string) bool {
 	switch name {
 	case "counts", "records", "due", "departing", "tombstones", "rev", "users":
@@ -65,7 +59,7 @@ func isOwn(name string) bool {
 	return false
 }
 
-// isStray reports whether keys of a kind belong to a hold, or expire by themselves.
+// isStray reports whether keys of a kind are there because of a hold, or end by themselves.
 func isStray(kind string) bool {
 	switch kind {
 	case "hold", "started", "request", "extension", "lock", "locks", "waited_for", "waiting", "queue", "gone":

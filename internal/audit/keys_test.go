@@ -7,7 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
 // TestRun_UnknownKeys_LeftAlone writes unknown keys. They are left alone and counted.
@@ -16,7 +16,7 @@ func TestRun_UnknownKeys_LeftAlone(t *testing.T) {
 	s := newScene(t)
 	ctx := t.Context()
 	s.redis.Set(ctx, s.key("hall", "colour"), "red", 0)
-	s.redis.Set(ctx, fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, (holds.Partition("hall")+1)%holds.Partitions),
+	s.redis.Set(ctx, fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, (record.Partition("hall")+1)%record.Partitions),
 		"red", 0)
 	s.redis.ZAdd(ctx, s.agenda("hall"), redis.Z{Score: 1, Member: "no resource\n"})
 	report := s.wantNoFindings()

@@ -61,7 +61,7 @@ type ReconcilerOptions struct {
 type Reconciler struct {
 	inspector *inspector // of rounds
 	healer    *inspector // of reported resources
-	term      *holds.EpochTerm
+	term      holds.Term
 	options   ReconcilerOptions
 	metrics   *Metrics
 	log       zerolog.Logger
@@ -81,7 +81,7 @@ type Reconciler struct {
 
 // NewReconciler returns a Reconciler. term has the epoch that Redis must have.
 func NewReconciler(
-	backends Backends, leases Leases, term *holds.EpochTerm, o ReconcilerOptions, m *Metrics, log zerolog.Logger,
+	backends Backends, leases Leases, term holds.Term, o ReconcilerOptions, m *Metrics, log zerolog.Logger,
 ) *Reconciler {
 	if o.Share == 0 {
 		o.Share = reconcileShare
@@ -94,7 +94,7 @@ func NewReconciler(
 		round: make(map[string]*Finding), known: make(map[string]*Finding),
 		corrupt: make(map[string]struct{}), resting: make(map[string]time.Time), nudged: make(chan struct{}, 1),
 	}
-	keys := keyspace(backends.Namespace)
+	keys := newKeyspace(backends.Namespace)
 	r.inspector = &inspector{Backends: backends, keys: keys,
 		wait: func(ctx context.Context, _ int) error { return r.throttle(ctx) }}
 	r.healer = &inspector{Backends: backends, keys: keys,
@@ -215,10 +215,12 @@ func (r *Reconciler) nudge() {
 // inspectCorrupt inspects each reported resource under the current epoch: Redis may have been
 // rebuilt since the report, or since the round began that this interrupts. A resource that was not
 // healed rests before it is inspected again.
-func (r *Reconciler) inspectCorrupt(ctx context.Context) (err error) {
-	if r.healer.epoch, err = r.term.Current(); err != nil {
+func (r *Reconciler) inspectCorrupt(ctx context.Context) error {
+	current, err := r.term.Current()
+	if err != nil {
 		return err
 	}
+	r.healer.epoch = current.Name
 	for _, resource := range r.takeCorrupt() {
 		if !holds.ResourcePattern.MatchString(resource) {
 			continue
@@ -247,10 +249,12 @@ func (r *Reconciler) restFor(resource string, pause time.Duration) {
 }
 
 // Round checks all resources once.
-func (r *Reconciler) Round(ctx context.Context) (err error) {
-	if r.inspector.epoch, err = r.term.Current(); err != nil {
+func (r *Reconciler) Round(ctx context.Context) error {
+	current, err := r.term.Current()
+	if err != nil {
 		return err
 	}
+	r.inspector.epoch = current.Name
 	r.round, r.resumed = make(map[string]*Finding), time.Now()
 	if err := r.roundOfRedis(ctx); err != nil {
 		return err
@@ -369,8 +373,8 @@ func (r *Reconciler) healAndReport(
 
 // memory returns how long ended holds and answers are remembered, by the stored policy that is in force.
 func (r *Reconciler) memory() time.Duration {
-	if policies := r.term.Policies(); policies != nil {
-		return policies.At(time.Now()).RequestKeyTTL
+	if epoch, err := r.term.Current(); err == nil && epoch.Policies != nil {
+		return epoch.Policies.At(time.Now()).RequestKeyTTL
 	}
 	return r.options.Memory
 }

@@ -16,6 +16,7 @@ import (
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -387,7 +388,7 @@ func TestReconciler_PolicyStored_DecidesTombstones(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	s.storePolicy(2 * memory)
-	term := holds.NewEpochTerm()
+	term := recovery.NewEpochTerm()
 	s.checkEpoch(s.newSupervisor(term), true)
 	s.redis.ZRem(t.Context(), s.key("hall", "tombstones"), uuidOf(s.paid))
 	s.must(s.newReconcilerWithTerm(term, true).Round(t.Context()))

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"holdfast/internal/record"
 )
 
 // id is the 16 bytes of a UUID: of a hold, or of an outcome.
@@ -30,8 +32,8 @@ func parseID(text string) (i id, ok bool) {
 	return i, err == nil
 }
 
-// record is the record of a hold in Redis.
-type record struct {
+// holdRecord is the record of a hold in Redis.
+type holdRecord struct {
 	id         id
 	late       bool // it has the slots that a late payment took again
 	state      string
@@ -49,35 +51,35 @@ type record struct {
 }
 
 // name returns the field of the record in Redis.
-func (r *record) name() string {
+func (r *holdRecord) name() string {
 	if r.late {
 		return "late:" + r.id.String()
 	}
 	return r.id.String()
 }
 
-func (r *record) live() bool { return r.state == "held" || r.state == "confirming" }
+func (r *holdRecord) live() bool { return r.state == "held" || r.state == "confirming" }
 
 // parseRecord parses a record as the scripts return it. head is:
 //
 //	state deadline_ms created_ms quantity ended_ms by user request_key slots
 //	state deadline_ms created_ms quantity ended_ms by user request_key slots
-func parseRecord(name, head, place string) (r record, err error) {
+func parseRecord(name, head, place string) (r holdRecord, err error) {
 	uuid, late := strings.CutPrefix(name, "late:")
 	var ok bool
 	if r.id, ok = parseID(uuid); !ok {
 		return r, fmt.Errorf("record %q: not the id of a hold", name)
 	}
-	words := strings.SplitN(head, " ", 9)
-	if len(words) != 9 {
-		return r, fmt.Errorf("record of hold %s: %d words", uuid, len(words))
+	stored, err := record.Parse(head)
+	if err != nil {
+		return r, fmt.Errorf("record of hold %s: %w", uuid, err)
 	}
-	for i, to := range []*int64{&r.deadline, &r.created, &r.quantity, &r.ended} {
-		if *to, err = strconv.ParseInt(words[i+1], 10, 64); err != nil {
-			return r, fmt.Errorf("record of hold %s: %w", uuid, err)
-		}
+	tail, err := record.ParseShortTail(stored.Tail)
+	if err != nil {
+		return r, fmt.Errorf("record of hold %s: %w", uuid, err)
 	}
-	r.late, r.state, r.by, r.user, r.key, r.slots = late, words[0], words[5], words[6], words[7], words[8]
+	r.late, r.state, r.by, r.user, r.key, r.slots = late, stored.State, stored.By, tail.User, tail.RequestKey, tail.Slots
+	r.deadline, r.created, r.ended, r.quantity = stored.Deadline, stored.Created, stored.Ended, stored.Quantity
 	r.toAnnounce = place == "d"
 	if over, is := strings.CutPrefix(place, "t"); is {
 		r.remembered = true

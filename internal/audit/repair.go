@@ -68,7 +68,7 @@ func repair(ctx context.Context, backends Backends, findings []*Finding, memory 
 			inRedis[f.Resource] = append(inRedis[f.Resource], f)
 		}
 	}
-	l := &inspector{Backends: backends, keys: keyspace(backends.Namespace),
+	l := &inspector{Backends: backends, keys: newKeyspace(backends.Namespace),
 		wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
 	var err error
 	if l.epoch, err = backends.readEpoch(ctx); err != nil {
@@ -257,7 +257,7 @@ func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Resul
 	}
 	if err == nil && result == Done && holds.ResourcePattern.MatchString(f.Resource) {
 		// Workers that have read the old number decide again.
-		err = s.bumpRev(ctx, keyspace(s.Namespace).prefix(f.Resource)+"rev")
+		err = s.bumpRev(ctx, newKeyspace(s.Namespace).Rev(f.Resource))
 	}
 	return result, err
 }

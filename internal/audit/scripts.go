@@ -51,7 +51,7 @@ func ScriptCommands() (reading, all []string) {
 // newCall prepares a script on a resource. args follow the three that every script takes.
 func (l *inspector) newCall(script lua.Script, resource string, args ...any) *lua.Call {
 	return &lua.Call{Script: script, Keys: l.keys.of(resource),
-		Args: append([]any{l.epoch, resource, l.keys.prefix(resource)}, args...)}
+		Args: append([]any{l.epoch, resource, l.keys.Prefix(resource)}, args...)}
 }
 
 // statusLost is the status of a script that found another epoch.
@@ -113,7 +113,7 @@ func (w *words) differences() (all []difference) {
 }
 
 // records reads the rest of the reply.
-func (w *words) records() (all []record) {
+func (w *words) records() (all []holdRecord) {
 	for len(w.left) > 0 && w.err == nil {
 		r, err := parseRecord(w.text(), w.text(), w.text())
 		if err != nil {

@@ -66,7 +66,7 @@ func (cs counters) wrong() (names []counterName) {
 
 // add adds what a hold took to its counters. With all, it also adds counters that were not found:
 // they were missing at since.
-func (cs counters) add(r *record, since readTime, all bool) {
+func (cs counters) add(r *holdRecord, since readTime, all bool) {
 	add := func(what, name string, quantity int64) {
 		c := cs[counterName{what, name}]
 		if c == nil && all {
@@ -91,7 +91,7 @@ func (cs counters) add(r *record, since readTime, all bool) {
 // tookAt reports whether the hold took its slots at a moment, and whether that is certain. Only its
 // tombstone states when a payment was settled. Tombstones are written in the order of their times,
 // and those of the last millisecond are known by name.
-func (r *record) tookAt(m readTime) (took, sure bool) {
+func (r *holdRecord) tookAt(m readTime) (took, sure bool) {
 	began := r.created
 	if r.late {
 		began = r.ended
@@ -125,7 +125,7 @@ type pager struct {
 func (l *inspector) large(ctx context.Context, resource string, records bool) (inspection, error) {
 	p := &pager{inspector: l, resource: resource, records: records, found: inspection{resource: resource}}
 	seem := make(counters)
-	note := func(cs counters, _ []record) { maps.Copy(seem, cs) }
+	note := func(cs counters, _ []holdRecord) { maps.Copy(seem, cs) }
 	for _, part := range []string{"counts", "users"} {
 		if err := p.part(ctx, part, note); err != nil {
 			return p.found, err
@@ -135,7 +135,7 @@ func (l *inspector) large(ctx context.Context, resource string, records bool) (i
 		return p.found, err
 	}
 	for _, part := range []string{"due", "departing", "tombstones"} {
-		if err := p.part(ctx, part, func(counters, []record) {}); err != nil {
+		if err := p.part(ctx, part, func(counters, []holdRecord) {}); err != nil {
 			return p.found, err
 		}
 	}
@@ -181,7 +181,7 @@ func (p *pager) named(ctx context.Context, names []counterName) (found counters,
 		for _, n := range chunk {
 			args = append(args, n.what, n.name)
 		}
-		_, err := p.page(ctx, "named", "0", readTime{}, func(cs counters, _ []record) { maps.Copy(found, cs) }, args...)
+		_, err := p.page(ctx, "named", "0", readTime{}, func(cs counters, _ []holdRecord) { maps.Copy(found, cs) }, args...)
 		if err != nil {
 			return nil, err
 		}
@@ -197,7 +197,7 @@ func (p *pager) sum(ctx context.Context, cs counters, since readTime, all bool) 
 		late bool
 	}
 	seen := make(map[name]bool) // pages of HSCAN may repeat a record
-	return p.partSince(ctx, "records", since, func(_ counters, records []record) {
+	return p.partSince(ctx, "records", since, func(_ counters, records []holdRecord) {
 		for i := range records {
 			r := &records[i]
 			if !seen[name{r.id, r.late}] {
@@ -212,11 +212,11 @@ func (p *pager) sum(ctx context.Context, cs counters, since readTime, all bool) 
 }
 
 // part reads all pages of a part of the resource.
-func (p *pager) part(ctx context.Context, part string, take func(counters, []record)) error {
+func (p *pager) part(ctx context.Context, part string, take func(counters, []holdRecord)) error {
 	return p.partSince(ctx, part, readTime{}, take)
 }
 
-func (p *pager) partSince(ctx context.Context, part string, since readTime, take func(counters, []record)) (err error) {
+func (p *pager) partSince(ctx context.Context, part string, since readTime, take func(counters, []holdRecord)) (err error) {
 	for cursor := "0"; !p.found.lost; {
 		if cursor, err = p.page(ctx, part, cursor, since, take); err != nil || cursor == "0" {
 			return err
@@ -227,7 +227,7 @@ func (p *pager) partSince(ctx context.Context, part string, since readTime, take
 
 // page reads one page and returns the cursor of the next.
 func (p *pager) page(
-	ctx context.Context, part, cursor string, since readTime, take func(counters, []record), args ...any,
+	ctx context.Context, part, cursor string, since readTime, take func(counters, []holdRecord), args ...any,
 ) (next string, err error) {
 	args = append([]any{part, cursor, pageSize, since.at, since.last, flag(p.records)}, args...)
 	c := p.newCall(scriptPage, p.resource, args...)

@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/audit"
-	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -103,9 +103,9 @@ func (w *harness) onRedis(client *redis.Client) {
 	w.Helper()
 	epoch, err := w.store.Epoch(w.Context())
 	w.must(err)
-	server, err := holds.Initialise(w.Context(), w.namespace, client, epoch.Name)
+	server, err := recovery.Initialise(w.Context(), w.namespace, client, epoch.Name)
 	w.must(err)
-	w.redis, w.backends.Redis, w.term = client, client, holds.StaticTerm(epoch.Name, server)
+	w.redis, w.backends.Redis, w.term = client, client, recovery.StaticTerm(epoch.Name, server)
 }
 
 // monitor counts how many entries each run of a script handles, as MONITOR shows, until stop is

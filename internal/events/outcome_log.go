@@ -21,7 +21,7 @@ const outcomeBatch = 1000
 // setupWithin is by how much streams may differ in age that were created together.
 const setupWithin = time.Minute
 
-// OutcomeLog reads what was published: it implements holds.OutcomeLog.
+// OutcomeLog reads what was published: it implements recovery.OutcomeLog.
 type OutcomeLog struct {
 	js  jetstream.JetStream
 	ns  Namespace
@@ -35,7 +35,7 @@ func NewOutcomeLog(js jetstream.JetStream, ns Namespace, log zerolog.Logger) *Ou
 	return &OutcomeLog{js, ns, log, setupWithin}
 }
 
-// Outcomes implements holds.OutcomeLog. A message that is no outcome of a worker is passed over.
+// Outcomes implements recovery.OutcomeLog. A message that is no outcome of a worker is passed over.
 func (c *OutcomeLog) Outcomes(ctx context.Context, since time.Time, after uint64, each func(holds.StoredOutcome) error, progress func(done, all uint64)) (last uint64, err error) {
 	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since}
 	if after > 0 {
@@ -73,7 +73,7 @@ func (c *OutcomeLog) Outcomes(ctx context.Context, since time.Time, after uint64
 	return last, nil
 }
 
-// Gaps implements holds.OutcomeLog.
+// Gaps implements recovery.OutcomeLog.
 func (c *OutcomeLog) Gaps(ctx context.Context, since time.Time) (what string, err error) {
 	out, err := c.js.Stream(ctx, c.ns.OutStream())
 	if err != nil {
@@ -160,7 +160,7 @@ func (c *OutcomeLog) readOutcome(m StoredMsg, each func(holds.StoredOutcome) err
 	return each(outcome)
 }
 
-// Unacknowledged implements holds.OutcomeLog: it reads what lies above the last acknowledgement before which
+// Unacknowledged implements recovery.OutcomeLog: it reads what lies above the last acknowledgement before which
 // there is no gap. An event that has a dead letter does not wait: that is its answer.
 func (c *OutcomeLog) Unacknowledged(ctx context.Context, payment func(r holds.ConfirmRequest, storedAt holds.Time), cancel func(r holds.ReleaseRequest, storedAt holds.Time)) error {
 	payments, err := c.readUnacknowledged(ctx, ConsumerPayments, PaymentConfirmed)

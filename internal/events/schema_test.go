@@ -18,6 +18,7 @@ import (
 	"github.com/invopop/jsonschema"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
 var update = flag.Bool("update", false, "write what is generated into docs/schemas")
@@ -177,7 +178,7 @@ func outSchema(t *testing.T, event string) *jsonschema.Schema {
 	}
 	s := envelopeSchema("out", event, data)
 	s.Properties.Set("id", &jsonschema.Schema{Type: "string", Pattern: uuidPattern, Description: "The same whenever the same event is told again: drop what you have seen."})
-	s.Properties.Set("source", &jsonschema.Schema{Type: "string", Pattern: "^/holdfast/" + strings.TrimPrefix(holds.NamespacePattern.String(), "^")})
+	s.Properties.Set("source", &jsonschema.Schema{Type: "string", Pattern: "^/holdfast/" + strings.TrimPrefix(record.NamespacePattern.String(), "^")})
 	s.Properties.Set("subject", &jsonschema.Schema{Type: "string", Pattern: holdIDPattern, Description: "The hold that is meant."})
 	s.Properties.Set("time", &jsonschema.Schema{Type: "string", Format: "date-time", Pattern: timePattern, Description: "When it was decided, if that is remembered. " + redisClock})
 	s.Properties.Set("datacontenttype", &jsonschema.Schema{Const: ContentTypeJSON})

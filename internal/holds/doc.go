@@ -54,7 +54,7 @@
 //	                                 during a rebuild, the mark of the worker that rebuilds
 //	fence                    string  the number of locks taken; each lock gets it as its fencing token
 //	agenda                   zset    resource -> when to sweep it next (ms)
-//	format                   string  version number of this format; only in partition 0
+//	format                   string  version number of this recovery/format; only in partition 0
 //	<resource>:counts        hash    slot -> held
 //	<resource>:users         hash    user -> number of live holds;
 //	                                 user and sha1 of slots -> id of the user's live hold on exactly these slots

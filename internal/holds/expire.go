@@ -14,6 +14,7 @@ import (
 
 	"holdfast/internal/failpoint"
 	"holdfast/internal/lua"
+	"holdfast/internal/record"
 )
 
 // The bounds of the sweep.
@@ -26,6 +27,7 @@ const (
 	failuresMax   = 20                     // failures of one round trip that are logged
 	announceQueue = 64                     // batches that wait for their announcement
 	announceMax   = 512                    // hold.expired events published at a time
+	agendaTimeout = time.Second            // of one read of the agenda
 	allPartitions = -1
 )
 
@@ -103,7 +105,7 @@ func (e *Expirer) takeRequested() []int {
 }
 
 func everyPartition() []int {
-	partitions := make([]int, Partitions)
+	partitions := make([]int, record.Partitions)
 	for p := range partitions {
 		partitions[p] = p
 	}
@@ -154,7 +156,7 @@ func (e *Expirer) Sweep(ctx context.Context) error {
 		}
 		left, next, err := sw.round(ctx, partitions)
 		unfinished = left
-		if ctx.Err() == nil && (err != nil || len(partitions) == Partitions) {
+		if ctx.Err() == nil && (err != nil || len(partitions) == record.Partitions) {
 			sw.log(err)
 		}
 		if earlier := time.Now().Add(next); earlier.Before(all) {
@@ -181,7 +183,7 @@ type sweeper struct {
 }
 
 func newSweeper(e *Expirer) *sweeper {
-	return &sweeper{Expirer: e, restFor: sweepRetry, agendaTimeout: redisCheckTimeout, resting: make(map[string]time.Time)}
+	return &sweeper{Expirer: e, restFor: sweepRetry, agendaTimeout: agendaTimeout, resting: make(map[string]time.Time)}
 }
 
 // round expires what is due in some partitions, at most sweepMax holds for each run of expire.lua,
@@ -225,14 +227,14 @@ func (sw *sweeper) readAgenda(
 ) (due []string, more map[int]bool, wait time.Duration, err error) {
 	now, restingIn := time.Now(), make(map[int]int)
 	for resource := range sw.resting {
-		restingIn[Partition(resource)]++
+		restingIn[record.Partition(resource)]++
 	}
 	calls := make([]*lua.Call, len(partitions))
 	for i, p := range partitions {
 		calls[i] = &lua.Call{
 			Script: scriptAgenda,
-			Keys:   []string{s.keys.epoch(p)},
-			Args:   []any{s.epochArg(), "", "", dueMax + restingIn[p]},
+			Keys:   []string{s.keys.Epoch(p)},
+			Args:   []any{s.epochArg, "", "", dueMax + restingIn[p]},
 		}
 	}
 	s.runWithin(ctx, sw.agendaTimeout, calls...)
@@ -286,9 +288,9 @@ func (sw *sweeper) expire(ctx context.Context, s *Service, resources []string, m
 			continue
 		}
 		delete(sw.resting, resource)
-		done[Partition(resource)] = true
+		done[record.Partition(resource)] = true
 		if c.Reply[0] != "0" {
-			more[Partition(resource)] = true
+			more[record.Partition(resource)] = true
 			sw.saturated[resource] = c.Reply[0] == "1"
 		}
 	}

@@ -4,12 +4,16 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"strings"
 	"time"
 
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
+
+	"holdfast/internal/record"
 )
 
 // State is a state in the life of a hold. doc.go has the drawing.
@@ -122,4 +126,93 @@ func (id HoldID) MarshalText() ([]byte, error) { return []byte(id.String()), nil
 func (id *HoldID) UnmarshalText(text []byte) (err error) {
 	*id, err = ParseHoldID(string(text))
 	return err
+}
+
+// Hold is a hold as its record in Redis describes it.
+type Hold struct {
+	ID         HoldID
+	State      State
+	ExpiresAt  Time
+	CreatedAt  Time
+	Quantity   int64
+	EndedAt    Time   // of a claimed or confirmed hold the claim, of the others the end; else zero
+	By         string // payment of a claimed or confirmed hold, event id of a released one
+	User       string
+	RequestKey string
+	Names      []string // its slots, sorted
+	Selection  SlotSelection
+	Metadata   jsontext.Value // as the request had it, nil when it had none
+}
+
+// parseRecord reads the record of a hold. It returns ErrCorrupt when the line is not a record.
+func parseRecord(id HoldID, line string) (Hold, error) {
+	r, err := record.Parse(line)
+	if err != nil {
+		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrCorrupt)
+	}
+	hold, err := parseTail(id, r.Tail)
+	if err != nil {
+		return Hold{}, err
+	}
+	hold.State = State(r.State)
+	hold.ExpiresAt, hold.CreatedAt = TimeFromMillis(r.Deadline), TimeFromMillis(r.Created)
+	hold.Quantity = r.Quantity
+	if r.Ended != 0 {
+		hold.EndedAt = TimeFromMillis(r.Ended)
+	}
+	if r.By != "-" {
+		hold.By = r.By
+	}
+	return hold, nil
+}
+
+// parseTail reads the tail of a record. It returns ErrCorrupt when the text is not a tail.
+func parseTail(id HoldID, text string) (Hold, error) {
+	tail, err := record.ParseTail(text)
+	if err != nil {
+		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrCorrupt)
+	}
+	hold := Hold{ID: id, User: tail.User, RequestKey: tail.RequestKey, Names: strings.Split(tail.Slots, ",")}
+	if hold.Selection, hold.Metadata, err = parseEcho(tail.Selection, tail.Metadata); err != nil {
+		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrCorrupt)
+	}
+	return hold, nil
+}
+
+// parseEcho reads what is stored only to be repeated in outcomes.
+func parseEcho(selection, metadata string) (SlotSelection, jsontext.Value, error) {
+	var a SlotSelection
+	if err := json.Unmarshal([]byte(selection), &a); err != nil {
+		return SlotSelection{}, nil, err
+	}
+	if metadata == "" {
+		return a, nil, nil
+	}
+	return a, jsontext.Value(metadata), nil
+}
+
+// data returns the members that every outcome of the hold has.
+func (h Hold) data() HoldData {
+	return HoldData{
+		ResourceID:    h.ID.Resource,
+		HoldID:        h.ID,
+		RequestKey:    h.RequestKey,
+		UserID:        h.User,
+		SlotSelection: h.Selection,
+		Quantity:      &h.Quantity,
+		Metadata:      h.Metadata,
+	}
+}
+
+// RecordTail returns the tail of the hold's record. It returns an error when the nights are not a stay.
+func (d HoldData) RecordTail() (record.Tail, error) {
+	names, err := d.SlotSelection.names(nightsWindow{max: math.MaxInt})
+	if err != nil {
+		return record.Tail{}, fmt.Errorf("hold %s: %w", d.HoldID, err)
+	}
+	selection, err := d.SlotSelection.Compact()
+	if err != nil {
+		return record.Tail{}, err
+	}
+	return record.Tail{User: d.UserID, RequestKey: d.RequestKey, Slots: joinSlots(names), Selection: selection, Metadata: string(d.Metadata)}, nil
 }

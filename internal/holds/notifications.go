@@ -71,7 +71,7 @@ func (e *Expirer) handleMessage(ctx context.Context, message any) {
 		e.requestSweep(allPartitions)
 	case *redis.Message:
 		e.setNotificationError(nil) // they arrive, even if this worker may not enable them
-		if p, ours := e.service.keys.partitionOfHold(m.Payload); ours {
+		if p, ours := e.service.keys.PartitionOfHold(m.Payload); ours {
 			e.requestSweep(p)
 		}
 	}

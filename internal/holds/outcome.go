@@ -60,6 +60,13 @@ type RebuildMetadata struct {
 	Started      bool   // the extension answered a payment.started
 }
 
+// StoredOutcome is an outcome as it was stored.
+type StoredOutcome struct {
+	Outcome
+	ID       string // of the event that tells it: the cause of what it tells
+	StoredAt Time
+}
+
 // HoldData contains the members that every outcome of a hold has.
 type HoldData struct {
 	ResourceID string `json:"resource_id"`

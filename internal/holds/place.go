@@ -18,6 +18,7 @@ import (
 	"holdfast/internal/failpoint"
 	"holdfast/internal/locking"
 	"holdfast/internal/lua"
+	"holdfast/internal/record"
 )
 
 // QuantityMax is the maximum quantity of one request.
@@ -162,7 +163,7 @@ func (s *Service) validate(r *PlaceRequest, index int) (*placing, error) {
 		}
 		written = strconv.FormatInt(*r.TTLSeconds, 10)
 	}
-	selection, err := r.Selection.compact()
+	selection, err := r.Selection.Compact()
 	if err != nil {
 		return nil, err
 	}
@@ -215,7 +216,7 @@ func (s *Service) lockGroups(
 ) (locked, blocked []*group, err error) {
 	sets := make([]locking.KeySet, len(groups))
 	for i, g := range groups {
-		sets[i] = s.keys.locks(g.resource, g.names)
+		sets[i] = lockKeys(s.keys, g.resource, g.names)
 	}
 	locks, err := a.TryLock(ctx, sets)
 	if err != nil {
@@ -368,7 +369,7 @@ func (s *Service) readRevs(ctx context.Context, resources []string) ([]revReadin
 	for i, resource := range resources {
 		p := 0
 		if cluster {
-			p = Partition(resource)
+			p = record.Partition(resource)
 		}
 		byPartition[p] = append(byPartition[p], i)
 	}
@@ -377,7 +378,7 @@ func (s *Service) readRevs(ctx context.Context, resources []string) ([]revReadin
 	for p, its := range byPartition {
 		keys := make([]string, len(its))
 		for j, i := range its {
-			keys[j] = s.keys.rev(resources[i])
+			keys[j] = s.keys.Rev(resources[i])
 		}
 		clocks[p], revs[p] = pipe.Time(ctx), pipe.MGet(ctx, keys...)
 	}
@@ -413,7 +414,7 @@ func (s *Service) placeCall(
 	args := make([]any, 0, 10+3*n+11*k)
 	args = append(args, read.rev, s.requestKeyTTLMS(), s.policy.HoldsPerUser, sweepMax,
 		read.at.UnixMilli(), age.Milliseconds(), token, inventory, n, k)
-	slots, request := make([]string, k), s.keys.prefix(g.resource)+"request:"
+	slots, request := make([]string, k), s.keys.Prefix(g.resource)+"request:"
 	for i, p := range g.requests {
 		slots[i] = joinSlots(p.names)
 		args = append(args, request+p.RequestKey)
@@ -422,7 +423,7 @@ func (s *Service) placeCall(
 		args = append(args, name)
 	}
 	for i, p := range g.requests {
-		args = append(args, p.User, indexField(p.User, slots[i]))
+		args = append(args, p.User, record.IndexField(p.User, slots[i]))
 	}
 	for _, row := range inventoryRows {
 		if row.Known {
@@ -441,7 +442,8 @@ func (s *Service) placeCall(
 			id = fresh.UUID
 		}
 		args = append(args, id, p.EventID, p.fingerprint, p.Quantity, p.ttl.Milliseconds(), slotRuns(g.names, p.names),
-			recordTail(p.User, p.RequestKey, slots[i], p.selectionJSON, p.Metadata), holdJSON(p.User, p.Quantity, p.selectionJSON))
+			record.Tail{User: p.User, RequestKey: p.RequestKey, Slots: slots[i], Selection: p.selectionJSON, Metadata: string(p.Metadata)}.String(),
+			record.HoldJSON(p.User, p.Quantity, p.selectionJSON))
 	}
 	return s.newCall(scriptPlace, g.resource, args...), nil
 }

@@ -120,8 +120,8 @@ func (p Policies) At(t time.Time) Policy {
 	return p[0].Policy
 }
 
-// version identifies the latest policy. It returns "" when no policy is stored.
-func (p Policies) version() string {
+// Version identifies the latest policy. It returns "" when no policy is stored.
+func (p Policies) Version() string {
 	if len(p) == 0 {
 		return ""
 	}
@@ -145,11 +145,11 @@ func (p Policies) Mismatch(own Policy) string {
 	return strings.Join(differences, "; ")
 }
 
-// replayWindow returns how long before now an outcome can still be relevant. It is the sum of the
+// ReplayWindow returns how long before now an outcome can still be relevant. It is the sum of the
 // longest life of a hold, the time for which an ended hold is remembered, and the largest assumed
 // difference between clocks. It uses the maximum of all policies under which a still relevant
 // outcome may have been decided.
-func (p Policies) replayWindow(now time.Time) time.Duration {
+func (p Policies) ReplayWindow(now time.Time) time.Duration {
 	const clocks = 10 * time.Minute
 	over := func(i int) time.Duration { // time since the end of a policy
 		if i+1 == len(p) {

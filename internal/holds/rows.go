@@ -228,7 +228,7 @@ func (s *Service) placeInOneStep(ctx context.Context, waiting []*placing, done a
 			fail(g.requests, err, done)
 			continue
 		}
-		ready, calls, sets = append(ready, g), append(calls, call), append(sets, s.keys.locks(g.resource, g.names))
+		ready, calls, sets = append(ready, g), append(calls, call), append(sets, lockKeys(s.keys, g.resource, g.names))
 	}
 	s.locker.ExecInOneStep(ctx, sets, calls)
 	failpoint.Hit("place.decided")

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/lua"
+	"holdfast/internal/record"
 )
 
 //go:embed lua/*.lua
@@ -44,10 +45,6 @@ var (
 	scriptAvailability = load("availability", allowOOM)
 	scriptShow         = load("show", "no-writes")
 	scriptAgenda       = load("agenda", "no-writes")
-	scriptRebuild      = load("rebuild", "")
-	scriptWipe         = load("wipe", allowOOM)
-	scriptSwap         = load("swap", allowOOM)
-	scriptMark         = lua.New("mark", allowOOM, source("mark"))
 )
 
 // packMax is the maximum number of calls in one run. Other clients of Redis wait until the run
@@ -58,8 +55,12 @@ const packMax = 16
 var prelude = source("prelude")
 
 // load returns the script of a file under lua/.
-func load(name, flags string) lua.Script {
-	return lua.NewPacked(name, flags, packMax, prelude+source(name))
+func load(name, flags string) lua.Script { return NewScript(name, flags, source(name)) }
+
+// NewScript returns a script that begins with the prelude. Its text defines the function run, which
+// begins each call with begin.
+func NewScript(name, flags, text string) lua.Script {
+	return lua.NewPacked(name, flags, packMax, prelude+text)
 }
 
 // source returns a file under lua/.
@@ -87,18 +88,11 @@ func ScriptCommands() []string {
 }
 
 // epochArg returns the epoch, and the server's history if it is known, that a script must find.
-func (s *Service) epochArg() string {
-	if s.history == "" {
-		return s.epoch
-	}
-	return s.epoch + "@" + s.history
-}
-
 // newCall returns a call of a script for one resource. args follow the three arguments that every
 // script has.
 func (s *Service) newCall(script lua.Script, resource string, args ...any) *lua.Call {
-	head := []any{s.epochArg(), resource, s.keys.prefix(resource)}
-	return &lua.Call{Script: s.dryVariant(script), Keys: []string{s.keys.epoch(Partition(resource))}, Args: append(head, args...)}
+	head := []any{s.epochArg, resource, s.keys.Prefix(resource)}
+	return &lua.Call{Script: s.dryVariant(script), Keys: []string{s.keys.Epoch(record.Partition(resource))}, Args: append(head, args...)}
 }
 
 // run runs calls in one round trip. It turns the common replies lost and corrupt into ErrDataLost
@@ -118,17 +112,17 @@ func (s *Service) runWithin(ctx context.Context, limit time.Duration, calls ...*
 
 // classifyReply sets the error of a common reply and reports corruption and a loss of data.
 func (s *Service) classifyReply(c *lua.Call) {
-	setReplyError(c)
+	SetReplyError(c)
 	switch resource, _ := c.Args[1].(string); {
 	case errors.Is(c.Err, ErrCorrupt):
 		s.reportCorruption(resource, c.Err)
 	case errors.Is(c.Err, ErrDataLost):
-		s.term.reportMismatch(s.epoch)
+		s.term.Report(s.epoch, resource, c.Err)
 	}
 }
 
-// setReplyError turns a common reply, or a value of the wrong type, into its error.
-func setReplyError(c *lua.Call) {
+// SetReplyError turns a common reply, or a value of the wrong type, into its error.
+func SetReplyError(c *lua.Call) {
 	switch {
 	case c.Err != nil && redis.HasErrorPrefix(c.Err, "WRONGTYPE"):
 		c.Err = fmt.Errorf("%w: %w", ErrCorrupt, c.Err)
@@ -144,9 +138,10 @@ func setReplyError(c *lua.Call) {
 func (s *Service) reportCorruption(resource string, err error) {
 	epoch := s.epoch
 	if epoch == "" { // s was not returned by forCurrentEpoch
-		epoch, _ = s.term.Current() // "" when no epoch is current
+		current, _ := s.term.Current() // "" when no epoch is current
+		epoch = current.Name
 	}
-	s.term.noteCorruption(epoch, resource, err)
+	s.term.Report(epoch, resource, err)
 	if resource != "" && s.onCorruption != nil {
 		s.onCorruption(resource)
 	}

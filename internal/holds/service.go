@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/locking"
+	"holdfast/internal/record"
 )
 
 // The bounds of one call of a script.
@@ -75,11 +76,11 @@ var ErrBusy = errors.New("resource busy")
 
 // Service decides about holds. It is safe for concurrent use.
 type Service struct {
-	keys      keyspace
+	keys      record.Keyspace
 	redis     redis.UniversalClient
 	locker    *locking.Locker
 	inventory Inventory
-	term      *EpochTerm
+	term      Term
 	rows      *rowCache
 	policy    Policy
 	dry       bool // decide, but write nothing
@@ -88,14 +89,15 @@ type Service struct {
 	onCorruption func(resource string)
 
 	// These are set by forCurrentEpoch, for one piece of work.
-	epoch, history string
-	policies       Policies // the stored policies; nil when policy is this worker's own
+	epoch    string
+	epochArg string   // what every script is given of it
+	policies Policies // the stored policies; nil when policy is this worker's own
 }
 
 // NewService returns a Service for a namespace. The client must have MaxRetries -1, because a
 // script may have run although its reply was lost. The locker must work on the same Redis.
-func NewService(namespace string, client redis.UniversalClient, locker *locking.Locker, inventory Inventory, epochTerm *EpochTerm, policy Policy) *Service {
-	return &Service{keys: keyspace(namespace), redis: client, locker: locker, inventory: inventory, term: epochTerm, rows: newRowCache(), policy: policy}
+func NewService(namespace string, client redis.UniversalClient, locker *locking.Locker, inventory Inventory, term Term, policy Policy) *Service {
+	return &Service{keys: record.Keyspace(namespace), redis: client, locker: locker, inventory: inventory, term: term, rows: newRowCache(), policy: policy}
 }
 
 // OnCorruption sets the function that is called with each resource in which a script finds
@@ -106,13 +108,13 @@ func (s *Service) OnCorruption(f func(resource string)) { s.onCorruption = f }
 // that is current now, so that data read before a loss is never combined with data written after
 // it. It returns ErrDataLost while no epoch is current.
 func (s *Service) forCurrentEpoch() (*Service, error) {
-	epoch, history, err := s.term.current()
+	current, err := s.term.Current()
 	if err != nil {
 		return nil, err
 	}
 	work := *s
-	work.epoch, work.history = epoch, history
-	if work.policies = s.term.Policies(); work.policies != nil {
+	work.epoch, work.epochArg = current.Name, current.ScriptArg()
+	if work.policies = current.Policies; work.policies != nil {
 		work.policy = work.policies.At(time.Now())
 		work.policy.LockWait = s.policy.LockWait
 	}
@@ -136,9 +138,12 @@ func emitErrors(n int, err error, emit func(i int, r Result)) {
 
 // Epoch returns the name of the current epoch and the version of the stored policies, or "" while
 // Redis is not used. A call that begins later decides under these or later ones.
-func (s *Service) Epoch() string { return s.term.id() }
+func (s *Service) Epoch() string {
+	current, _ := s.term.Current() // "" when there is none
+	return current.TermID
+}
 
-// WaitReady and Trust are those of the Tenure.
+// WaitReady and Verify are those of the Term.
 func (s *Service) WaitReady(ctx context.Context) error            { return s.term.WaitReady(ctx) }
 func (s *Service) Verify(ctx context.Context, epoch string) error { return s.term.Verify(ctx, epoch) }
 

@@ -29,8 +29,8 @@ type SlotSelection struct {
 	Slots    []string `json:"slots,omitzero"`
 }
 
-// compact returns the JSON of a, which has no space in it.
-func (a SlotSelection) compact() (string, error) {
+// Compact returns the JSON of a, which has no space in it.
+func (a SlotSelection) Compact() (string, error) {
 	b, err := json.Marshal(a)
 	return string(b), err
 }

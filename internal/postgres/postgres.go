@@ -20,7 +20,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
 // connectWithin bounds the time to connect to one host.
@@ -43,8 +43,8 @@ var (
 // Config returns the configuration of a pool of sessions that may write, with the schema of
 // namespace as their search path. It returns ErrURL or ErrTarget for a URL that cannot be used.
 func Config(url, namespace string) (*pgxpool.Config, error) {
-	if !holds.NamespacePattern.MatchString(namespace) {
-		return nil, fmt.Errorf("namespace %q does not match %s", namespace, holds.NamespacePattern)
+	if !record.NamespacePattern.MatchString(namespace) {
+		return nil, fmt.Errorf("namespace %q does not match %s", namespace, record.NamespacePattern)
 	}
 	config, err := pgxpool.ParseConfig(url)
 	switch {

@@ -18,8 +18,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
-	"holdfast/internal/holds"
 	"holdfast/internal/preflight"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
@@ -77,7 +77,7 @@ func (w *harness) migrate() {
 	if err := db.Migrate(w.t.Context(), string(w.ns)); err != nil {
 		w.t.Fatal(err)
 	}
-	if _, err := holds.WriteFormat(w.t.Context(), string(w.ns), w.redis); err != nil {
+	if _, err := recovery.WriteFormat(w.t.Context(), string(w.ns), w.redis); err != nil {
 		w.t.Fatal(err)
 	}
 	if err := events.Setup(w.t.Context(), w.js, w.ns, retention, zerolog.Nop()); err != nil {

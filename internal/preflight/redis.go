@@ -10,7 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 )
 
 // redisMajorMin is the first version of Redis with script flags and sharded pub/sub.
@@ -153,8 +153,8 @@ func (r *report) redisNotifications(config func(string) (string, error), may per
 
 func (r *report) redisFormat(ctx context.Context, t Target, client *redis.Client) {
 	const name = RedisFormat
-	switch format, err := holds.ReadFormat(ctx, t.Namespace, client); {
-	case errors.Is(err, holds.ErrUnknownFormat):
+	switch format, err := recovery.ReadFormat(ctx, t.Namespace, client); {
+	case errors.Is(err, recovery.ErrUnknownFormat):
 		r.fail(name, err.Error(), "this program would misread holds",
 			"run the version of the worker that wrote it, or a newer one")
 	case err != nil:

@@ -15,6 +15,7 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
 	"holdfast/internal/preflight"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -84,7 +85,7 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		t.Errorf("a user that may read keys of others: %+v", c)
 	}
 	_, ofAudit := audit.ScriptCommands()
-	for _, command := range slices.Concat(holds.ScriptCommands(), locking.ScriptCommands(), ofAudit, []string{"eval", "evalsha", "scan"}) {
+	for _, command := range slices.Concat(holds.ScriptCommands(), recovery.ScriptCommands(), locking.ScriptCommands(), ofAudit, []string{"eval", "evalsha", "scan"}) {
 		if command = strings.ToLower(command); command == "spublish" || command == "info" { // a hint; and below
 			continue
 		}

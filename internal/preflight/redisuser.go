@@ -13,6 +13,7 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
 	"holdfast/internal/lua"
+	"holdfast/internal/recovery"
 )
 
 // Commands that a user may run, by their names in ACL rules.
@@ -42,7 +43,7 @@ func neededCommands(namespace string) map[string][]string {
 		"eval_ro": {"EVAL_RO", "", "0"}, "evalsha_ro": {"EVALSHA_RO", noHash, "0"},
 		"scan": {"SCAN", "0"}, "info": {"INFO"},
 	}
-	for _, name := range slices.Concat(holds.ScriptCommands(), locking.ScriptCommands(), ofAudit) {
+	for _, name := range slices.Concat(holds.ScriptCommands(), recovery.ScriptCommands(), locking.ScriptCommands(), ofAudit) {
 		rest, special := arguments[name]
 		if !special {
 			rest = []string{key}

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -36,7 +36,7 @@ func TestEpoch_NewDatabase_CreatedOnce(t *testing.T) {
 	if err := s.CompleteEpoch(t.Context(), first, "run history", ""); err != nil {
 		t.Fatal(err)
 	}
-	want := holds.Epoch{Name: first, Complete: true, Server: "run history"}
+	want := recovery.Epoch{Name: first, Complete: true, Server: "run history"}
 	if epoch, err := s.Epoch(t.Context()); epoch != want || err != nil {
 		t.Errorf("later: %+v %v", epoch, err)
 	}
@@ -55,7 +55,7 @@ func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 	ctx := t.Context()
 	refused := func(what string, err error) {
 		t.Helper()
-		if !errors.Is(err, holds.ErrEpochChanged) {
+		if !errors.Is(err, recovery.ErrEpochChanged) {
 			t.Errorf("%s: %v, want ErrEpochChanged", what, err)
 		}
 	}
@@ -91,7 +91,7 @@ func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 	}
 	refused("renew by another rebuilder", s.RenewEpochLease(ctx, first, "w2", time.Minute, "half"))
 	done(s.RenewEpochLease(ctx, first, "w1", time.Minute, "half"))
-	if e, err := s.Epoch(ctx); e != (holds.Epoch{Name: first, Server: "server", Lost: s.epoch, Why: "flushed",
+	if e, err := s.Epoch(ctx); e != (recovery.Epoch{Name: first, Server: "server", Lost: s.epoch, Why: "flushed",
 		Rebuilder: "w1", Progress: "half"}) || err != nil {
 		t.Errorf("during the rebuild: %+v %v", e, err)
 	}
@@ -105,7 +105,7 @@ func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 	done(s.CompleteEpoch(ctx, second, "server2", "w2"))
 	refused("complete twice", s.CompleteEpoch(ctx, second, "server2", "w2"))
 	refused("invalidate the previous epoch", s.InvalidateEpoch(ctx, s.epoch, "noticed late"))
-	if e, err := s.Epoch(ctx); e != (holds.Epoch{Name: second, Complete: true, Server: "server2"}) || err != nil {
+	if e, err := s.Epoch(ctx); e != (recovery.Epoch{Name: second, Complete: true, Server: "server2"}) || err != nil {
 		t.Errorf("at the end: %+v %v", e, err)
 	}
 	refused("replace a server that is not the stored one", s.SetEpochServer(ctx, second, "server3", "server"))

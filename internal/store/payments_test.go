@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -329,7 +330,7 @@ func TestDecide_EpochInvalidated_DecidesNothing(t *testing.T) {
 		}
 		return waits
 	})
-	if err := s.InvalidateEpoch(ctx, s.epoch, "flushed"); err == nil || errors.Is(err, holds.ErrEpochChanged) {
+	if err := s.InvalidateEpoch(ctx, s.epoch, "flushed"); err == nil || errors.Is(err, recovery.ErrEpochChanged) {
 		t.Fatalf("the epoch was invalidated while a payment was being decided: %v", err)
 	}
 	s.execute(t, `SELECT pg_advisory_unlock(hashtext(current_schema))`)
@@ -337,12 +338,12 @@ func TestDecide_EpochInvalidated_DecidesNothing(t *testing.T) {
 	if err := s.InvalidateEpoch(ctx, s.epoch, "flushed"); err != nil {
 		t.Fatal(err)
 	}
-	var found []holds.Reservation
+	var found []recovery.Reservation
 	if err := s.Reservations(ctx, []holds.HoldID{paid.Hold},
-		func(r holds.Reservation) { found = append(found, r) }); err != nil {
+		func(r recovery.Reservation) { found = append(found, r) }); err != nil {
 		t.Fatal(err)
 	}
-	if len(found) != 1 || found[0] != (holds.Reservation{Hold: paid.Hold, PaymentID: "p1", ConfirmedAt: paid.At}) {
+	if len(found) != 1 || found[0] != (recovery.Reservation{Hold: paid.Hold, PaymentID: "p1", ConfirmedAt: paid.At}) {
 		t.Errorf("after the epoch was invalidated: %+v", found)
 	}
 	if answers, err := s.Decide(ctx, []holds.Payment{payment(t, "room", "p2", 1, "n1")}); !errors.Is(err,

@@ -15,7 +15,7 @@ import (
 // policiesKept is how long a policy is kept after the next one came into force.
 const policiesKept = 365 * 24 * time.Hour
 
-// Policies implements holds.EpochStore.
+// Policies implements recovery.EpochStore.
 func (s *Store) Policies(ctx context.Context) (all holds.Policies, err error) {
 	rows, err := s.pool.Query(ctx, queryPoliciesRead)
 	if err != nil {

@@ -235,5 +235,5 @@ func (s *Cluster) dropProxies() error {
 // canRebuild reports whether a worker program can fill Redis again.
 func canRebuild(ctx context.Context, binary string) bool {
 	out, err := exec.CommandContext(ctx, binary, "rebuild", "--help").CombinedOutput()
-	return err == nil && strings.Contains(string(out), "--verify")
+	return err == nil && strings.Contains(string(out), "--yes")
 }

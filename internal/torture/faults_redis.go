@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack"
 )
 
@@ -147,7 +148,7 @@ func configured(name, to, back string) func(context.Context, *Cluster, *rand.Ran
 }
 
 func resourceKey(namespace, resource, name string) string {
-	return fmt.Sprintf("%s:{%d}:%s:%s", namespace, holds.Partition(resource), resource, name)
+	return fmt.Sprintf("%s:{%d}:%s:%s", namespace, record.Partition(resource), resource, name)
 }
 
 // overwriteCounter damages the counter of a slot. The workers heal it by themselves, or, as often,

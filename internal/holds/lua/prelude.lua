@@ -1,4 +1,4 @@
--- The common part of all scripts. scripts.go puts it in front of each script. Each script calls
+-- TheThe common part of all scripts. scripts.go puts it in front of each script. Each script calls
 -- begin at the start of each call, because several calls share one run (see internal/lua).
 --
 -- KEYS  1 epoch of the partition. All other keys of a script have the same hash tag.
@@ -48,13 +48,13 @@ local function begin(KEYS, ARGV)
     AGENDA = string.sub(EPOCH, 1, -6) .. 'agenda'
     epoch = redis.call('GET', EPOCH)
   end
+  local name, history, clock = string.match(ARGV[1], '^([^@]*)@?([^@]*)@?(%d*)$')
   if not now then
     local time = redis.call('TIME')
     time_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-    now = time_ms
+    now = tonumber(clock or '') or time_ms
     now_text = int(now)
   end
-  local name, history = string.match(ARGV[1], '^([^@]*)@?(.*)$')
   return epoch == name and (history == '' or is_primary(history))
 end
 

@@ -1,4 +1,4 @@
-package holds
+package recovery
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/lua"
+	"holdfast/internal/record"
 )
 
 // Format numbers the form in which the scripts keep holds in Redis. It is raised by a change of that form that a
@@ -40,7 +41,7 @@ return {'ok', noted, raised}
 // ReadFormat returns the format that is noted, 0 = none is, as before the first one was. It returns
 // ErrUnknownFormat for one that this program does not know.
 func ReadFormat(ctx context.Context, namespace string, client redis.UniversalClient) (int, error) {
-	noted, err := client.Get(ctx, keyspace(namespace).format()).Result()
+	noted, err := client.Get(ctx, record.Keyspace(namespace).Format()).Result()
 	switch {
 	case errors.Is(err, redis.Nil):
 		return 0, nil
@@ -53,7 +54,7 @@ func ReadFormat(ctx context.Context, namespace string, client redis.UniversalCli
 // WriteFormat notes the format in which this program is about to write. It returns ErrUnknownFormat,
 // and has changed nothing, when a higher one is noted. After raised the caller waits FormatDrain before it writes.
 func WriteFormat(ctx context.Context, namespace string, client redis.UniversalClient) (raised bool, err error) {
-	c := &lua.Call{Script: scriptFormat, Keys: []string{keyspace(namespace).format()}, Args: []any{Format}}
+	c := &lua.Call{Script: scriptFormat, Keys: []string{record.Keyspace(namespace).Format()}, Args: []any{Format}}
 	lua.Run(ctx, client, []*lua.Call{c})
 	if err := c.Expect(2); err != nil {
 		return false, fmt.Errorf("note the format: %w", err)

@@ -1,29 +1,22 @@
-package holds
+package recovery
 
 import (
 	"encoding/hex"
 	"fmt"
-	"math"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
-)
 
-// StoredOutcome is an outcome as it was stored.
-type StoredOutcome struct {
-	Outcome
-	ID       string // of the event that tells it: the cause of what it tells
-	StoredAt Time
-}
+	"holdfast/internal/holds"
+	"holdfast/internal/record"
+)
 
 // Reservation is what a hold has become.
 type Reservation struct {
-	Hold        HoldID
+	Hold        holds.HoldID
 	PaymentID   string
-	ConfirmedAt Time
+	ConfirmedAt holds.Time
 	Late        bool // it had lapsed before
 }
 
@@ -34,7 +27,7 @@ type Reservation struct {
 //
 // It is used for one Redis that is filled again, or compared, and then dropped.
 type Projection struct {
-	policies Policies
+	policies holds.Policies
 
 	mu        sync.Mutex
 	applied   uint64 // outcomes
@@ -57,7 +50,7 @@ type projectedHold struct {
 	deadline      int64
 	firstDeadline int64 // the deadline that it was created with
 	started       int64
-	state         State // held, unless something else was told
+	state         holds.State // held, unless something else was told
 	ended         int64
 	by            string
 	ownTail       bool // tail is from its own hold.created
@@ -69,9 +62,8 @@ type projectedHold struct {
 
 // projectedAnswer is what is remembered under a request key, but for its key.
 type projectedAnswer struct {
-	word, fingerprint, cause, detail, selection, metadata string
-	at                                                    int64
-	hold                                                  string // UUID of the hold that was created
+	record.Answer
+	hold string // UUID of the hold that was created
 }
 
 type projectedExtension struct {
@@ -80,7 +72,7 @@ type projectedExtension struct {
 }
 
 // NewProjection returns an empty Past. The policies must be those of the workers, at least one.
-func NewProjection(policies Policies) *Projection {
+func NewProjection(policies holds.Policies) *Projection {
 	return &Projection{policies: policies, resources: make(map[string]*projectedResource)}
 }
 
@@ -88,7 +80,7 @@ func NewProjection(policies Policies) *Projection {
 const unknown = "-"
 
 // Apply adds an outcome. It returns an error when the outcome is none that a worker tells.
-func (p *Projection) Apply(t StoredOutcome) error {
+func (p *Projection) Apply(t holds.StoredOutcome) error {
 	info, err := holdInfoOf(t.Data) // before the lock: several goroutines tell at a time
 	if err != nil {
 		return err
@@ -97,11 +89,11 @@ func (p *Projection) Apply(t StoredOutcome) error {
 	defer p.mu.Unlock()
 	p.applied++
 	switch data := t.Data.(type) {
-	case HoldCreated:
+	case holds.HoldCreated:
 		return p.applyCreated(t, data, info)
-	case HoldRejected:
+	case holds.HoldRejected:
 		return p.applyRejected(t, data)
-	case HoldExtended:
+	case holds.HoldExtended:
 		h := p.hold(info)
 		at, deadline := data.ExtendedAt.UnixMilli(), data.ExpiresAt.UnixMilli()
 		h.deadline = max(h.deadline, deadline)
@@ -109,40 +101,40 @@ func (p *Projection) Apply(t StoredOutcome) error {
 			h.started = at
 		}
 		p.addExtension(data.HoldID, t.ID, projectedExtension{data.HoldID.UUID, "extended", at, deadline})
-	case ExtensionRejected:
-		remembered := data.Reason == ReasonLimitReached || data.Reason == ReasonAlreadyStarted
+	case holds.ExtensionRejected:
+		remembered := data.Reason == holds.ReasonLimitReached || data.Reason == holds.ReasonAlreadyStarted
 		if remembered && !t.At.IsZero() && info.id.UUID != "" {
 			h := p.hold(info)
 			at := t.At.UnixMilli()
-			if data.Reason == ReasonAlreadyStarted && h.started == 0 {
+			if data.Reason == holds.ReasonAlreadyStarted && h.started == 0 {
 				h.started = at // when it was is not told yet
 			}
 			p.addExtension(data.HoldID, t.ID, projectedExtension{data.HoldID.UUID, data.Reason, at, 0})
 		}
-	case ReleaseRejected:
+	case holds.ReleaseRejected:
 		p.resource(data.ResourceID).refused[t.ID] = struct{}{}
-	case HoldReleased:
-		p.endHold(p.hold(info), Released, data.ReleasedAt, t.ID)
-	case HoldExpired:
+	case holds.HoldReleased:
+		p.endHold(p.hold(info), holds.Released, data.ReleasedAt, t.ID)
+	case holds.HoldExpired:
 		h := p.hold(info)
 		h.deadline = max(h.deadline, data.ExpiresAt.UnixMilli())
-		p.endHold(h, Expired, data.RestoredAt, unknown)
-	case HoldConfirmed:
+		p.endHold(h, holds.Expired, data.RestoredAt, unknown)
+	case holds.HoldConfirmed:
 		p.hold(info)
 		p.applyReservation(Reservation{data.HoldID, data.PaymentID, data.ConfirmedAt, data.Late})
-	case BookingCancelled:
+	case holds.BookingCancelled:
 		at := t.At
 		if at.IsZero() {
 			at = t.StoredAt
 		}
-		p.addAnswer(data.ResourceID, data.RequestKey, &projectedAnswer{
-			word: ReasonCancelled, fingerprint: unknown, cause: t.ID, detail: "-", selection: "-", at: at.UnixMilli(),
-		})
+		p.addAnswer(data.ResourceID, data.RequestKey, &projectedAnswer{Answer: record.Answer{
+			Word: holds.ReasonCancelled, Fingerprint: unknown, EventID: t.ID, Detail: "-", Selection: "-", At: at.UnixMilli(),
+		}})
 	}
 	return nil
 }
 
-func (p *Projection) applyCreated(t StoredOutcome, data HoldCreated, info holdInfo) error {
+func (p *Projection) applyCreated(t holds.StoredOutcome, data holds.HoldCreated, info holdInfo) error {
 	h := p.hold(info)
 	if !h.ownTail && !data.Replayed {
 		h.tail = info.tail
@@ -152,67 +144,66 @@ func (p *Projection) applyCreated(t StoredOutcome, data HoldCreated, info holdIn
 	h.deadline = max(h.deadline, h.firstDeadline)
 	r := p.resource(data.HoldID.Resource)
 	r.lastGrant = max(r.lastGrant, h.created)
-	p.addAnswer(data.ResourceID, data.RequestKey, t.completeAnswer(data.Replayed, projectedAnswer{
-		word: "created", at: h.created, selection: "-", hold: data.HoldID.UUID,
-		detail: data.HoldID.UUID + ":" + strconv.FormatInt(h.firstDeadline, 10),
-	}))
+	p.addAnswer(data.ResourceID, data.RequestKey, completeAnswer(t, data.Replayed, projectedAnswer{hold: data.HoldID.UUID, Answer: record.Answer{
+		Word: "created", At: h.created, Selection: "-",
+		Detail: record.Created{UUID: data.HoldID.UUID, Deadline: h.firstDeadline}.String(),
+	}}))
 	return nil
 }
 
-func (p *Projection) applyRejected(t StoredOutcome, data HoldRejected) error {
-	a := projectedAnswer{word: data.Reason, at: t.At.UnixMilli(), detail: "-", metadata: string(data.Metadata)}
+func (p *Projection) applyRejected(t holds.StoredOutcome, data holds.HoldRejected) error {
+	a := record.Answer{Word: data.Reason, At: t.At.UnixMilli(), Detail: "-", Metadata: string(data.Metadata)}
 	switch data.Reason {
-	case ReasonInvalidRequest, ReasonKeyReused:
+	case holds.ReasonInvalidRequest, holds.ReasonKeyReused:
 		return nil // not remembered
-	case ReasonCancelled:
-		p.addAnswer(data.ResourceID, data.RequestKey, &projectedAnswer{
-			word: ReasonCancelled, fingerprint: unknown, cause: unknown, detail: "-", selection: "-", at: a.at,
-		})
+	case holds.ReasonCancelled:
+		p.addAnswer(data.ResourceID, data.RequestKey, &projectedAnswer{Answer: record.Answer{
+			Word: holds.ReasonCancelled, Fingerprint: unknown, EventID: unknown, Detail: "-", Selection: "-", At: a.At,
+		}})
 		return nil
-	case ReasonAlreadyHolding:
-		a.detail = data.HoldID.UUID
-	case ReasonSoldOut:
+	case holds.ReasonAlreadyHolding:
+		a.Detail = data.HoldID.UUID
+	case holds.ReasonSoldOut:
 		if data.SoldOut == nil {
 			return fmt.Errorf("outcome %s: sold out of what?", t.ID)
 		}
-		a.detail = formatShortage(data.SoldOut)
+		a.Detail = shortageOf(data.SoldOut).String()
 	}
 	var err error
-	if a.selection, err = data.compact(); err != nil {
+	if a.Selection, err = data.Compact(); err != nil {
 		return err
 	}
-	p.addAnswer(data.ResourceID, data.RequestKey, t.completeAnswer(data.Replayed, a))
+	p.addAnswer(data.ResourceID, data.RequestKey, completeAnswer(t, data.Replayed, projectedAnswer{Answer: a}))
 	return nil
 }
 
 // completeAnswer adds to an answer what the outcome's data does not tell of it. An outcome of a worker
 // that did not store that yet has the answer be that to any content, and to this event first unless
 // it says that it was not.
-func (t StoredOutcome) completeAnswer(replayed bool, a projectedAnswer) *projectedAnswer {
-	a.fingerprint, a.cause = t.RebuildMetadata.Fingerprint, t.RebuildMetadata.FirstEventID
-	if a.fingerprint == "" {
-		a.fingerprint = unknown
+func completeAnswer(t holds.StoredOutcome, replayed bool, a projectedAnswer) *projectedAnswer {
+	a.Fingerprint, a.EventID = t.RebuildMetadata.Fingerprint, t.RebuildMetadata.FirstEventID
+	if a.Fingerprint == "" {
+		a.Fingerprint = unknown
 	}
-	if a.cause == "" {
-		a.cause = t.ID
+	if a.EventID == "" {
+		a.EventID = t.ID
 		if replayed {
-			a.cause = unknown
+			a.EventID = unknown
 		}
 	}
 	return &a
 }
 
-// formatShortage is parseShortage the other way round.
-func formatShortage(s *SoldOut) string {
-	retryAt := "-"
+// shortageOf returns the detail of an answer that refuses because slots are sold out.
+func shortageOf(s *holds.SoldOut) record.Shortage {
+	var detail record.Shortage
 	if s.RetryAt != nil {
-		retryAt = strconv.FormatInt(s.RetryAt.UnixMilli(), 10)
+		detail.RetryAt = s.RetryAt.UnixMilli()
 	}
-	rows := make([]string, len(s.Unavailable))
-	for i, row := range s.Unavailable {
-		rows[i] = fmt.Sprintf("%s:%d:%d:%d", row.Slot, row.Capacity, row.Reserved, row.Held)
+	for _, slot := range s.Unavailable {
+		detail.Slots = append(detail.Slots, record.ShortSlot(slot))
 	}
-	return retryAt + "|" + strings.Join(rows, ",")
+	return detail
 }
 
 // resource returns what is known of a resource.
@@ -230,29 +221,29 @@ func (p *Projection) resource(id string) *projectedResource {
 
 // holdInfo is what an outcome tells of its hold.
 type holdInfo struct {
-	id       HoldID
+	id       holds.HoldID
 	tail     string
 	quantity int64
 }
 
 // holdInfoOf returns what an outcome tells of its hold, nothing when it is about none.
 func holdInfoOf(data any) (info holdInfo, err error) {
-	var hold HoldData
+	var hold holds.HoldData
 	switch data := data.(type) {
-	case HoldCreated:
+	case holds.HoldCreated:
 		hold = data.HoldData
-	case HoldExtended:
+	case holds.HoldExtended:
 		hold = data.HoldData
-	case ExtensionRejected:
+	case holds.ExtensionRejected:
 		if data.UserID == "" {
 			return info, nil // of an unknown hold
 		}
 		hold = data.HoldData
-	case HoldReleased:
+	case holds.HoldReleased:
 		hold = data.HoldData
-	case HoldExpired:
+	case holds.HoldExpired:
 		hold = data.HoldData
-	case HoldConfirmed:
+	case holds.HoldConfirmed:
 		hold = data.HoldData
 	default:
 		return info, nil
@@ -261,7 +252,8 @@ func holdInfoOf(data any) (info holdInfo, err error) {
 		return info, fmt.Errorf("an outcome about hold %s does not tell what it is", hold.HoldID)
 	}
 	info.id, info.quantity = hold.HoldID, *hold.Quantity
-	info.tail, err = formatTail(hold)
+	tail, err := hold.RecordTail()
+	info.tail = tail.String()
 	return info, err
 }
 
@@ -270,23 +262,10 @@ func (p *Projection) hold(info holdInfo) *projectedHold {
 	r := p.resource(info.id.Resource)
 	h := r.holds[info.id.UUID]
 	if h == nil {
-		h = &projectedHold{tail: info.tail, quantity: info.quantity, state: Held}
+		h = &projectedHold{tail: info.tail, quantity: info.quantity, state: holds.Held}
 		r.holds[info.id.UUID] = h
 	}
 	return h
-}
-
-// formatTail is parseTail the other way round.
-func formatTail(data HoldData) (string, error) {
-	names, err := data.names(nightsWindow{max: math.MaxInt})
-	if err != nil {
-		return "", fmt.Errorf("hold %s: %w", data.HoldID, err)
-	}
-	selection, err := data.compact()
-	if err != nil {
-		return "", err
-	}
-	return strings.Join([]string{data.UserID, data.RequestKey, joinSlots(names), selection, string(data.Metadata)}, " "), nil
 }
 
 // addAnswer keeps the latest answer to a request key. Of two of the same time the one that knows more
@@ -294,17 +273,17 @@ func formatTail(data HoldData) (string, error) {
 func (p *Projection) addAnswer(resource, key string, a *projectedAnswer) {
 	answers := p.resource(resource).answers
 	before := answers[key]
-	if before == nil || a.at > before.at || a.at == before.at && before.cause == unknown {
+	if before == nil || a.At > before.At || a.At == before.At && before.EventID == unknown {
 		answers[key] = a
 	}
 }
 
-func (p *Projection) addExtension(hold HoldID, cause string, x projectedExtension) {
+func (p *Projection) addExtension(hold holds.HoldID, cause string, x projectedExtension) {
 	p.resource(hold.Resource).extensions[cause] = x
 }
 
 // endHold ends a hold, which happens once.
-func (*Projection) endHold(h *projectedHold, state State, at Time, by string) {
+func (*Projection) endHold(h *projectedHold, state holds.State, at holds.Time, by string) {
 	h.state, h.ended, h.by = state, at.UnixMilli(), by
 }
 
@@ -324,7 +303,7 @@ func (p *Projection) applyReservation(r Reservation) {
 		h.lateBy, h.lateAt = r.PaymentID, r.ConfirmedAt.UnixMilli()
 		its.lastGrant = max(its.lastGrant, h.lateAt)
 	default:
-		h.state, h.ended, h.by = Confirmed, r.ConfirmedAt.UnixMilli(), r.PaymentID
+		h.state, h.ended, h.by = holds.Confirmed, r.ConfirmedAt.UnixMilli(), r.PaymentID
 	}
 }
 
@@ -340,7 +319,7 @@ func (p *Projection) ResetPending() {
 }
 
 // AddPendingPayment adds a payment that has no answer yet. Of several the one that comes first here counts.
-func (p *Projection) AddPendingPayment(r ConfirmRequest, storedAt Time) {
+func (p *Projection) AddPendingPayment(r holds.ConfirmRequest, storedAt holds.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if h := p.resource(r.Hold.Resource).holds[r.Hold.UUID]; h != nil && h.paidBy == "" {
@@ -349,7 +328,7 @@ func (p *Projection) AddPendingPayment(r ConfirmRequest, storedAt Time) {
 }
 
 // AddPendingCancellation adds a cancellation that has not been acknowledged yet.
-func (p *Projection) AddPendingCancellation(r ReleaseRequest, storedAt Time) {
+func (p *Projection) AddPendingCancellation(r holds.ReleaseRequest, storedAt holds.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	its := p.resource(r.Resource)
@@ -367,7 +346,7 @@ func (p *Projection) AddPendingCancellation(r ReleaseRequest, storedAt Time) {
 
 // resolution is what has become of a hold, as far as anybody can know.
 type resolution struct {
-	state       State
+	state       holds.State
 	ended       int64
 	by          string
 	unannounced bool // its hold.expired was not told
@@ -385,28 +364,28 @@ type resolution struct {
 func (p *Projection) resolve(r *projectedResource, id string, h *projectedHold) resolution {
 	created, deadline := p.created(id, h), p.deadline(id, h)
 	switch {
-	case h.state != Held:
+	case h.state != holds.Held:
 		return resolution{state: h.state, ended: h.ended, by: h.by}
 	case h.cancelledBy != "" && h.cancelledAt < deadline:
-		return resolution{state: Released, ended: max(h.cancelledAt, created), by: h.cancelledBy}
+		return resolution{state: holds.Released, ended: max(h.cancelledAt, created), by: h.cancelledBy}
 	case h.paidBy != "" && h.paidAt < deadline && r.lastGrant < deadline:
-		return resolution{state: Confirming, ended: max(h.paidAt, created), by: h.paidBy}
+		return resolution{state: holds.Confirming, ended: max(h.paidAt, created), by: h.paidBy}
 	case deadline <= r.lastGrant:
-		return resolution{state: Expired, ended: r.lastGrant, by: "-", unannounced: true}
+		return resolution{state: holds.Expired, ended: r.lastGrant, by: "-", unannounced: true}
 	default:
-		return resolution{state: Held, by: "-"}
+		return resolution{state: holds.Held, by: "-"}
 	}
 }
 
 // OpenHolds returns the holds of which no end is known.
-func (p *Projection) OpenHolds() []HoldID {
+func (p *Projection) OpenHolds() []holds.HoldID {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var ids []HoldID
+	var ids []holds.HoldID
 	for resource, r := range p.resources {
 		for id, h := range r.holds {
-			if h.state == Held {
-				ids = append(ids, HoldID{resource, id})
+			if h.state == holds.Held {
+				ids = append(ids, holds.HoldID{Resource: resource, UUID: id})
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-package holds_test
+package recovery_test
 
 import (
 	"context"
@@ -12,6 +12,8 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/record"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
@@ -34,19 +36,19 @@ func TestRebuild_AnotherIsRebuilding_WaitsAndReports(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
 	first := &blockedLog{&replayLog{harness: w}, make(chan struct{}), make(chan struct{})}
-	rebuild := func(supervisor *holds.Supervisor, progress func(string)) {
-		supervisor.SkipDrain()
+	rebuild := func(supervisor *recovery.Supervisor, progress func(string)) {
+		supervisor.Drain = 0
 		if _, err := supervisor.Rebuild(t.Context(), "a test", false, progress); err != nil {
 			t.Error(err)
 		}
 	}
 	var both sync.WaitGroup
-	both.Go(func() { rebuild(w.newSupervisor(first, "first", holds.NewEpochTerm()), func(string) {}) })
+	both.Go(func() { rebuild(w.newSupervisor(first, "first", recovery.NewEpochTerm()), func(string) {}) })
 	<-first.reached
 	var once sync.Once
 	received := ""
 	both.Go(func() {
-		rebuild(w.newSupervisor(&replayLog{harness: w}, "second", holds.NewEpochTerm()), func(progress string) {
+		rebuild(w.newSupervisor(&replayLog{harness: w}, "second", recovery.NewEpochTerm()), func(progress string) {
 			once.Do(func() { received = progress; close(first.may) })
 		})
 	})
@@ -62,15 +64,14 @@ func TestRebuild_DataChangedMeanwhile_FailsVerification(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{"counts", "users", "records"} {
 		w := newHarness(t)
-		w.outcomes = []holds.StoredOutcome{}
 		w.setInventory(t, "room", holds.SlotSelection{}, 2)
 		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
 		interfering := &interferingLog{replayLog: &replayLog{harness: w}, interfere: func() error {
 			const record = "held 9999999999999 1 1 0 - eve k stock {} "
-			return w.client.HSet(t.Context(), holds.Key(w.namespace, "room", key), "somebody", map[bool]string{true: record, false: "1"}[key == "records"]).Err()
+			return w.client.HSet(t.Context(), w.key("room", key), "somebody", map[bool]string{true: record, false: "1"}[key == "records"]).Err()
 		}}
-		supervisor := w.newSupervisor(interfering, "rebuilder", holds.NewEpochTerm())
-		supervisor.SkipDrain()
+		supervisor := w.newSupervisor(interfering, "rebuilder", recovery.NewEpochTerm())
+		supervisor.Drain = 0
 		_, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {})
 		if !errors.Is(err, holds.ErrCorrupt) {
 			t.Errorf("%s were other than the holds add up to: %v", key, err)
@@ -80,8 +81,8 @@ func TestRebuild_DataChangedMeanwhile_FailsVerification(t *testing.T) {
 		}
 		w.loseAndRebuild(t, &replayLog{})
 		w.startNewTerm(t)
-		if available := w.available(t, "room", holds.SlotSelection{}); available[0].Held != 1 {
-			t.Errorf("%d held", available[0].Held)
+		if held := w.held(t, "room"); held != 1 {
+			t.Errorf("%d held", held)
 		}
 	}
 }
@@ -92,24 +93,23 @@ func TestRebuild_KeyRemovedMeanwhile_FailsVerification(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{"counts", "users", "records", "due", "tombstones", "index"} {
 		w := newHarness(t)
-		w.outcomes = []holds.StoredOutcome{}
 		w.setInventory(t, "room", holds.SlotSelection{}, 2)
 		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
-		w.release(t, holds.ReleaseRequest{Hold: created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0]).HoldID})
+		w.release(t, created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0]).HoldID, "released")
 		removed := int64(0)
-		supervisor := w.newSupervisor(&replayLog{harness: w}, "rebuilder", holds.NewEpochTerm())
-		supervisor.SkipDrain()
+		supervisor := w.newSupervisor(&replayLog{harness: w}, "rebuilder", recovery.NewEpochTerm())
+		supervisor.Drain = 0
 		_, err := supervisor.Rebuild(t.Context(), "a test", false, func(progress string) {
 			if !strings.HasPrefix(progress, "writing holds") {
 				return
 			}
 			var err error
 			if key == "index" {
-				users := holds.Key(w.namespace, "room", "users")
+				users := w.key("room", "users")
 				fields := slices.DeleteFunc(w.client.HKeys(t.Context(), users).Val(), func(field string) bool { return !strings.Contains(field, " ") })
 				removed, err = w.client.HDel(t.Context(), users, fields...).Result()
 			} else {
-				removed, err = w.client.Del(t.Context(), holds.Key(w.namespace, "room", key)).Result()
+				removed, err = w.client.Del(t.Context(), w.key("room", key)).Result()
 			}
 			if err != nil {
 				t.Error(err)
@@ -127,20 +127,19 @@ func TestRebuild_OldKeysExist_RemovesThem(t *testing.T) {
 	t.Parallel()
 	const number = 20_000
 	w := newRealTimeHarness(t)
-	w.outcomes = []holds.StoredOutcome{}
 	pipe := w.client.Pipeline()
 	for i := range number {
-		pipe.Set(t.Context(), holds.Key(w.namespace, "room", fmt.Sprintf("request:k%d", i)), "x", 0)
+		pipe.Set(t.Context(), w.key("room", fmt.Sprintf("request:k%d", i)), "x", 0)
 	}
 	if _, err := pipe.Exec(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	supervisor := w.newSupervisor(&replayLog{harness: w}, "rebuilder", holds.NewEpochTerm())
-	supervisor.SkipDrain()
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "rebuilder", recovery.NewEpochTerm())
+	supervisor.Drain = 0
 	if _, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
 		t.Fatal(err)
 	}
-	if left := w.client.Keys(t.Context(), holds.Key(w.namespace, "room", "*")).Val(); len(left) != 0 {
+	if left := w.client.Keys(t.Context(), w.key("room", "*")).Val(); len(left) != 0 {
 		t.Errorf("%d of %d keys are left", len(left), number)
 	}
 }
@@ -150,10 +149,9 @@ func TestRebuild_OldKeysExist_RemovesThem(t *testing.T) {
 func TestRebuild_PostgresSilent_GivesUpWithItsLease(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
-	w.outcomes = []holds.StoredOutcome{}
 	w.setInventory(t, "room", holds.SlotSelection{}, 2)
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
-	supervisor := w.newSupervisorWith(&silentStore{Store: w.store}, &replayLog{harness: w}, "w1", holds.NewEpochTerm())
+	supervisor := w.newSupervisorWith(&silentStore{Store: w.store}, &replayLog{harness: w}, "w1", recovery.NewEpochTerm())
 	if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("filled in %+v %v", r, err)
 	}
@@ -165,7 +163,7 @@ func TestRebuild_PostgresSilent_GivesUpWithItsLease(t *testing.T) {
 // silentStore is a Store that does not answer one who fills Redis, from a point on.
 type silentStore struct{ *store.Store }
 
-func (*silentStore) Reservations(ctx context.Context, _ []holds.HoldID, _ func(holds.Reservation)) error {
+func (*silentStore) Reservations(ctx context.Context, _ []holds.HoldID, _ func(recovery.Reservation)) error {
 	<-ctx.Done()
 	return context.Cause(ctx)
 }
@@ -181,7 +179,6 @@ func (*silentStore) RenewEpochLease(ctx context.Context, _, _ string, _ time.Dur
 func TestRebuild_Fences_CountFromNewBase(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
-	w.outcomes = []holds.StoredOutcome{}
 	fence := func(p int) string { return fmt.Sprintf("%s:{%d}:fence", w.namespace, p) }
 	drawn := int64(0)
 	interfering := &interferingLog{replayLog: &replayLog{harness: w}, interfere: func() (err error) {
@@ -193,8 +190,8 @@ func TestRebuild_Fences_CountFromNewBase(t *testing.T) {
 	}}
 	last := int64(0)
 	for range 2 {
-		supervisor := w.newSupervisor(interfering, "rebuilder", holds.NewEpochTerm())
-		supervisor.SkipDrain()
+		supervisor := w.newSupervisor(interfering, "rebuilder", recovery.NewEpochTerm())
+		supervisor.Drain = 0
 		if _, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
 			t.Fatal(err)
 		}
@@ -202,7 +199,7 @@ func TestRebuild_Fences_CountFromNewBase(t *testing.T) {
 		if err != nil || base <= last {
 			t.Errorf("the fence is %d %v, it was %d", base, err, last)
 		}
-		for p := range holds.Partitions {
+		for p := range record.Partitions {
 			want := base
 			if p == 5 {
 				want = drawn
@@ -230,8 +227,7 @@ func (m *interferingLog) Unacknowledged(context.Context, func(holds.ConfirmReque
 func TestRebuild_OldTermStillValid_WaitsBeforeLastRead(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
-	w.outcomes = []holds.StoredOutcome{}
-	other := holds.NewEpochTerm()
+	other := recovery.NewEpochTerm()
 	supervisor := w.newSupervisor(&replayLog{harness: w}, "other", other)
 	stacktest.Eventually(t, "another worker to rely on the epoch", func() bool {
 		if _, err := supervisor.Check(t.Context()); err != nil {
@@ -240,7 +236,7 @@ func TestRebuild_OldTermStillValid_WaitsBeforeLastRead(t *testing.T) {
 		return other.Verify(t.Context(), w.epoch) == nil
 	})
 	reads := &verifyingLog{replayLog: &replayLog{harness: w}, term: other}
-	if _, err := w.newSupervisor(reads, "rebuilder", holds.NewEpochTerm()).Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
+	if _, err := w.newSupervisor(reads, "rebuilder", recovery.NewEpochTerm()).Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
 		t.Fatal(err)
 	}
 	if len(reads.verified) < 2 || slices.Contains(reads.verified[1:], true) {
@@ -251,7 +247,7 @@ func TestRebuild_OldTermStillValid_WaitsBeforeLastRead(t *testing.T) {
 // verifyingLog is a Chronicle that looks, each time that it is read, whether a worker relies on the epoch before.
 type verifyingLog struct {
 	*replayLog
-	term     *holds.EpochTerm
+	term     *recovery.EpochTerm
 	verified []bool
 }
 

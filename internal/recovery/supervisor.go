@@ -1,4 +1,4 @@
-package holds
+package recovery
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/failpoint"
+	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
 // The pace of a Keeper.
@@ -34,26 +36,26 @@ type OutcomeLog interface {
 	// Outcomes hands to each the outcomes that were stored since a time, and after a sequence,
 	// up to the last that there is when it begins. It returns the sequence of that one. each may
 	// be called by several goroutines.
-	Outcomes(ctx context.Context, since time.Time, after uint64, each func(StoredOutcome) error, progress func(done, all uint64)) (last uint64, err error)
+	Outcomes(ctx context.Context, since time.Time, after uint64, each func(holds.StoredOutcome) error, progress func(done, all uint64)) (last uint64, err error)
 	// Gaps tells what there is not any more of the outcomes that were stored since a time, for
 	// people, "" = there are all.
 	Gaps(ctx context.Context, since time.Time) (what string, err error)
 	// Unacknowledged hands on the payments and the cancellations of bookings that are not acknowledged
 	// yet, and some that are, each kind in the order in which they were stored.
-	Unacknowledged(ctx context.Context, payment func(r ConfirmRequest, storedAt Time), cancel func(r ReleaseRequest, storedAt Time)) error
+	Unacknowledged(ctx context.Context, payment func(r holds.ConfirmRequest, storedAt holds.Time), cancel func(r holds.ReleaseRequest, storedAt holds.Time)) error
 }
 
 // SupervisorOptions are what a Keeper works with.
 type SupervisorOptions struct {
 	Namespace string
 	Name      string // of this process, where others see it
-	Policy    Policy
+	Policy    holds.Policy
 	Term      *EpochTerm
 	Guard     *ConnGuard // of the worker's client of Redis, nil = there is none
 	// Redis returns the options of a client of Redis. The Keeper makes clients of its own of it.
 	Redis      func() *redis.Options
 	EpochStore EpochStore
-	Inventory  Inventory
+	Inventory  holds.Inventory
 	OutcomeLog OutcomeLog
 	Fence      func(context.Context) (int64, error) // returns a higher one than all fencing tokens that there were
 	Log        zerolog.Logger
@@ -71,9 +73,13 @@ type SupervisorOptions struct {
 //	  └────────────────────────────────────────────────────────────────────────────────────────────┘
 type Supervisor struct {
 	SupervisorOptions
-	keys                keyspace
-	drain               time.Duration // how long after a loss something may be published that was decided before
-	inspectTimeout      time.Duration // of one look at Redis
+
+	// Tests change these before the first use.
+	Drain          time.Duration // how long after a loss something may be published that was decided before
+	InspectTimeout time.Duration // of one look at Redis
+	Clock          int64         // ms, see holds.CurrentEpoch
+
+	keys                record.Keyspace
 	inspectClient       *redis.Client // nil until the first look
 	lostEpoch           string        // the epoch that is not written any more, as Postgres said
 	lostAt              time.Time     // first then
@@ -90,7 +96,7 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 	if o.Guard == nil {
 		o.Guard = NewConnGuard()
 	}
-	return &Supervisor{SupervisorOptions: o, keys: keyspace(o.Namespace), drain: termValidity + publishDelayMax, inspectTimeout: redisCheckTimeout}
+	return &Supervisor{SupervisorOptions: o, keys: record.Keyspace(o.Namespace), Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout}
 }
 
 // Run keeps watch until ctx is over. It returns an error when Redis or Postgres has what only newer programs
@@ -189,7 +195,7 @@ func (k *Supervisor) Check(ctx context.Context) (Epoch, error) {
 }
 
 // allowDecisions lets the worker decide under an epoch that Redis has.
-func (k *Supervisor) allowDecisions(e Epoch, policies Policies, checkedAt time.Time) {
+func (k *Supervisor) allowDecisions(e Epoch, policies holds.Policies, checkedAt time.Time) {
 	k.Guard.Allow(e.Server)
 	k.Term.begin(e.Name, e.Server, policies, checkedAt)
 	if mismatch := policies.Mismatch(k.Policy); mismatch != k.policyMismatch {
@@ -233,7 +239,7 @@ func (k *Supervisor) blockDecisions(e Epoch) {
 // it has. What speaks against it is looked at again on a new connection: the one that there was may
 // lead to a server that has been replaced.
 func (k *Supervisor) inspect(ctx context.Context, e Epoch) (why string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, k.inspectTimeout)
+	ctx, cancel := context.WithTimeout(ctx, k.InspectTimeout)
 	defer cancel()
 	for range 2 {
 		var state redisState

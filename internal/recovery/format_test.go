@@ -1,10 +1,10 @@
-package holds_test
+package recovery_test
 
 import (
 	"errors"
 	"testing"
 
-	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 )
 
 // TestWriteFormat_NewerFormatStored_ChangesNothing notes the format over what may be noted already.
@@ -18,10 +18,10 @@ func TestWriteFormat_NewerFormatStored_ChangesNothing(t *testing.T) {
 		err    error
 	}{
 		{nil, false, nil},
-		{holds.Format - 1, true, nil},
-		{holds.Format, false, nil},
-		{holds.Format + 1, false, holds.ErrUnknownFormat},
-		{"x", false, holds.ErrUnknownFormat},
+		{recovery.Format - 1, true, nil},
+		{recovery.Format, false, nil},
+		{recovery.Format + 1, false, recovery.ErrUnknownFormat},
+		{"x", false, recovery.ErrUnknownFormat},
 	} {
 		if err := w.client.Del(t.Context(), key).Err(); err != nil {
 			t.Fatal(err)
@@ -32,12 +32,12 @@ func TestWriteFormat_NewerFormatStored_ChangesNothing(t *testing.T) {
 			}
 		}
 		before := w.client.Get(t.Context(), key).Val()
-		raised, err := holds.WriteFormat(t.Context(), w.namespace, w.client)
+		raised, err := recovery.WriteFormat(t.Context(), w.namespace, w.client)
 		if raised != c.raised || !errors.Is(err, c.err) {
 			t.Errorf("over %v: raised %v, %v, want %v, %v", c.noted, raised, err, c.raised, c.err)
 		}
-		format, readErr := holds.ReadFormat(t.Context(), w.namespace, w.client)
-		if c.err == nil && (format != holds.Format || readErr != nil) {
+		format, readErr := recovery.ReadFormat(t.Context(), w.namespace, w.client)
+		if c.err == nil && (format != recovery.Format || readErr != nil) {
 			t.Errorf("over %v the format is %d, %v", c.noted, format, readErr)
 		}
 		if after := w.client.Get(t.Context(), key).Val(); c.err != nil && after != before {

@@ -1,10 +1,13 @@
-package holds
+package recovery
 
 import (
 	"cmp"
 	"slices"
 	"strconv"
 	"strings"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
 // plan is what one resource must have in Redis.
@@ -42,7 +45,7 @@ func (l *liveTotals) add(id, user, slots string, quantity int64) {
 	}
 	l.users[user]++
 	// A user should not have two on the same slots. Whoever has them pays for both; the older is found.
-	field := indexField(user, slots)
+	field := record.IndexField(user, slots)
 	if other, taken := l.index[field]; !taken || id < other {
 		l.index[field] = id
 	}
@@ -70,28 +73,28 @@ func (p *Projection) planResource(resource string, r *projectedResource, now int
 	for key, a := range r.answers {
 		if a.hold != "" {
 			answers[a.hold] = a
-		} else if until := a.at + p.requestKeyTTLMS(a.at); until > now {
-			one.addAnswer("request:"+key, a.line(), until)
+		} else if until := a.At + p.requestKeyTTLMS(a.At); until > now {
+			one.addAnswer("request:"+key, a.String(), until)
 		}
 	}
 	for id, h := range r.holds {
 		was := p.resolve(r, id, h)
 		until := one.planHold(p, id, h, was, now)
-		tail := h.words()
+		tail, _ := record.ParseTail(h.tail) // RecordTail has written it
 		if was.live() {
-			one.live.add(id, tail.user, tail.slots, h.quantity)
+			one.live.add(id, tail.User, tail.Slots, h.quantity)
 		}
 		a := answers[id]
-		if a == nil && r.answers[tail.key] == nil {
+		if a == nil && r.answers[tail.RequestKey] == nil {
 			// Its hold.created was not stored, but something else about it was. Who asks for it
 			// again has the same hold.
-			a = &projectedAnswer{
-				word: "created", fingerprint: unknown, cause: unknown, at: p.created(id, h), selection: "-",
-				detail: id + ":" + strconv.FormatInt(p.deadline(id, h), 10),
-			}
+			a = &projectedAnswer{Answer: record.Answer{
+				Word: "created", Fingerprint: unknown, EventID: unknown, At: p.created(id, h), Selection: "-",
+				Detail: record.Created{UUID: id, Deadline: p.deadline(id, h)}.String(),
+			}}
 		}
 		if a != nil && (until == 0 || until > now) {
-			one.addAnswer("request:"+tail.key, a.line(), until)
+			one.addAnswer("request:"+tail.RequestKey, a.String(), until)
 		}
 	}
 	one.planExtensions(p, r, now)
@@ -101,23 +104,23 @@ func (p *Projection) planResource(resource string, r *projectedResource, now int
 // planHold plans all that follows from a hold, but for sums and its answer. It returns until when what is
 // remembered of it is remembered, 0 = for ever.
 func (one *plan) planHold(p *Projection, id string, h *projectedHold, was resolution, now int64) (until int64) {
-	record := func(name string, was resolution) { one.records = append(one.records, name, p.recordLine(id, h, was)) }
+	add := func(name string, was resolution) { one.records = append(one.records, name, p.recordLine(id, h, was)) }
 	until = was.ended + p.requestKeyTTLMS(was.ended)
 	switch {
 	case was.live():
 		until = one.planLive(p, id, h, was)
-		record(id, was)
+		add(id, was)
 	case was.unannounced:
 		one.addAt(&one.departing, now, id)
-		record(id, was)
+		add(id, was)
 		until = max(until, now+p.requestKeyTTLMS(now))
 	case until > now:
 		one.addAt(&one.tombstones, until, id)
-		record(id, was)
+		add(id, was)
 	}
 	if forgotten := h.lateAt + p.requestKeyTTLMS(h.lateAt); h.lateBy != "" && forgotten > now {
 		one.addAt(&one.tombstones, forgotten, "late:"+id)
-		record("late:"+id, resolution{state: Confirmed, ended: h.lateAt, by: h.lateBy})
+		add("late:"+id, resolution{state: holds.Confirmed, ended: h.lateAt, by: h.lateBy})
 	}
 	return until
 }
@@ -125,17 +128,17 @@ func (one *plan) planHold(p *Projection, id string, h *projectedHold, was resolu
 // planLive plans what only live holds have, but for sums and index: the twins of lua/prelude.lua's
 // started_key and show.
 func (one *plan) planLive(p *Projection, id string, h *projectedHold, was resolution) (until int64) {
-	tail := h.words()
+	tail, _ := record.ParseTail(h.tail) // RecordTail has written it
 	if h.started != 0 {
 		one.expiring = append(one.expiring, "started:"+id, strconv.FormatInt(h.started, 10), strconv.FormatInt(h.started+p.requestKeyTTLMS(h.started), 10))
 	}
-	if was.state != Held {
+	if was.state != holds.Held {
 		return 0
 	}
 	deadline := p.deadline(id, h)
 	at := one.addAt(&one.due, deadline, id)
 	one.expiring = append(one.expiring, "hold:"+id,
-		holdJSON(tail.user, h.quantity, tail.selection)+`,"expires_at_ms":`+at+`}`, at)
+		record.HoldJSON(tail.User, h.quantity, tail.Selection)+`,"expires_at_ms":`+at+`}`, at)
 	return deadline + max(p.requestKeyTTLMS(p.created(id, h)), p.requestKeyTTLMS(deadline))
 }
 
@@ -175,7 +178,7 @@ func (one *plan) planExtensions(p *Projection, r *projectedResource, now int64) 
 			x := r.extensions[cause]
 			deadline = max(deadline, x.deadline) // which a refusal leaves as it was
 			if until := x.at + p.requestKeyTTLMS(x.at); until > now {
-				one.addAnswer("extension:"+cause, x.word+" "+strconv.FormatInt(x.at, 10)+" "+strconv.FormatInt(deadline, 10), until)
+				one.addAnswer("extension:"+cause, record.ExtensionAnswer(x.word, x.at, deadline), until)
 			}
 		}
 	}
@@ -198,29 +201,12 @@ func flattenStrings(of map[string]string) []string {
 	return list
 }
 
-// tailWords are the words of a record's tail, but for the metadata.
-type tailWords struct{ user, key, slots, selection string }
-
-func (h *projectedHold) words() tailWords {
-	words := strings.SplitN(h.tail, " ", 5)
-	return tailWords{words[0], words[1], words[2], words[3]}
-}
-
-func (f resolution) live() bool { return f.state == Held || f.state == Confirming }
+func (f resolution) live() bool { return f.state == holds.Held || f.state == holds.Confirming }
 
 // recordLine is the line of a record.
 func (p *Projection) recordLine(id string, h *projectedHold, was resolution) string {
-	text := make([]byte, 0, 96+len(h.tail))
-	text = append(text, was.state...)
-	for _, n := range []int64{p.deadline(id, h), p.created(id, h), h.quantity, was.ended} {
-		text = strconv.AppendInt(append(text, ' '), n, 10)
-	}
-	text = append(append(text, ' '), was.by...)
-	text = append(append(text, ' '), h.tail...)
-	return string(text)
-}
-
-// line is an answer as it is remembered, see lua/place.lua.
-func (a *projectedAnswer) line() string {
-	return strings.Join([]string{a.word, a.fingerprint, a.cause, strconv.FormatInt(a.at, 10), a.detail, a.selection, a.metadata}, " ")
+	return record.Record{
+		State: string(was.state), Deadline: p.deadline(id, h), Created: p.created(id, h), Quantity: h.quantity,
+		Ended: was.ended, By: was.by, Tail: h.tail,
+	}.String()
 }

@@ -1,4 +1,4 @@
-package holds
+package recovery
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/holds"
 )
 
 // storedResource is what Redis has of a resource that was filled in.
@@ -44,7 +46,7 @@ func (a *rebuild) verifyBatch(ctx context.Context, batch []*plan) error {
 // startRead has a pipe read what a resource has or, where that is much, has it read afterwards, a bounded part
 // at a time.
 func (a *rebuild) startRead(ctx context.Context, pipe redis.Pipeliner, one *plan) func(context.Context) (storedResource, error) {
-	prefix := a.keys.prefix(one.resource)
+	prefix := a.keys.Prefix(one.resource)
 	due, departing, tombstones := pipe.ZCard(ctx, prefix+"due"), pipe.ZCard(ctx, prefix+"departing"), pipe.ZCard(ctx, prefix+"tombstones")
 	if len(one.records)/2 > scanMax {
 		return func(ctx context.Context) (storedResource, error) {
@@ -78,12 +80,12 @@ func (w storedResource) verify(one *plan) error {
 		{"holds that have ended", w.ended, add.ended},
 	} {
 		if n.found != n.want {
-			return fmt.Errorf("%d %s, want %d: %w", n.found, n.what, n.want, ErrCorrupt)
+			return fmt.Errorf("%d %s, want %d: %w", n.found, n.what, n.want, holds.ErrCorrupt)
 		}
 	}
 	users, index := splitUsers(w.users)
 	if !maps.Equal(index, add.live.index) {
-		return fmt.Errorf("not all live holds are found by their users and slots: %w", ErrCorrupt)
+		return fmt.Errorf("not all live holds are found by their users and slots: %w", holds.ErrCorrupt)
 	}
 	return errors.Join(checkSums("count of slot ", w.counts, add.live.counts), checkSums("live holds of user ", users, add.live.users))
 }
@@ -122,36 +124,6 @@ func (a *rebuild) readHashes(ctx context.Context, keys ...string) ([]map[string]
 	return all, nil
 }
 
-// readStrings reads strings under a prefix, a bounded part at a time; "" = there is none.
-func (a *rebuild) readStrings(ctx context.Context, prefix string, suffixes []string) ([]string, error) {
-	all := make([]string, 0, len(suffixes))
-	for some := range slices.Chunk(suffixes, scanMax) {
-		values, err := a.client.MGet(ctx, withPrefix(prefix, some)...).Result()
-		if err != nil {
-			return nil, fmt.Errorf("read what redis has: %w", err)
-		}
-		all = append(all, toStrings(values)...)
-	}
-	return all, nil
-}
-
-func withPrefix(prefix string, suffixes []string) []string {
-	keys := make([]string, len(suffixes))
-	for i, suffix := range suffixes {
-		keys[i] = prefix + suffix
-	}
-	return keys
-}
-
-// toStrings are the values of strings; "" = there is none, or it is no string.
-func toStrings(values []any) []string {
-	all := make([]string, len(values))
-	for i, value := range values {
-		all[i], _ = value.(string)
-	}
-	return all
-}
-
 // tally is what records add up to.
 type tally struct {
 	live        *liveTotals
@@ -161,19 +133,19 @@ type tally struct {
 func (t *tally) add(id, line string) error {
 	words := strings.SplitN(line, " ", 10)
 	if len(words) != 10 {
-		return fmt.Errorf("record %s: %w", id, ErrCorrupt)
+		return fmt.Errorf("record %s: %w", id, holds.ErrCorrupt)
 	}
-	switch State(words[0]) {
-	case Held:
+	switch holds.State(words[0]) {
+	case holds.Held:
 		t.held++
-	case Confirming:
+	case holds.Confirming:
 	default:
 		t.ended++
 		return nil
 	}
 	quantity, err := strconv.ParseInt(words[3], 10, 64)
 	if err != nil {
-		return fmt.Errorf("record %s: %w", id, ErrCorrupt)
+		return fmt.Errorf("record %s: %w", id, holds.ErrCorrupt)
 	}
 	t.live.add(id, words[6], words[8], quantity)
 	return nil
@@ -182,11 +154,11 @@ func (t *tally) add(id, line string) error {
 func checkSums(what string, found map[string]string, want map[string]int64) error {
 	for name, sum := range want {
 		if found[name] != strconv.FormatInt(sum, 10) {
-			return fmt.Errorf("%s%s is %s, want %d: %w", what, name, found[name], sum, ErrCorrupt)
+			return fmt.Errorf("%s%s is %s, want %d: %w", what, name, found[name], sum, holds.ErrCorrupt)
 		}
 	}
 	if len(found) != len(want) {
-		return fmt.Errorf("%d of %s, want %d: %w", len(found), what, len(want), ErrCorrupt)
+		return fmt.Errorf("%d of %s, want %d: %w", len(found), what, len(want), holds.ErrCorrupt)
 	}
 	return nil
 }

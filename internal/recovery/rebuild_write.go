@@ -1,4 +1,4 @@
-package holds
+package recovery
 
 import (
 	"context"
@@ -11,7 +11,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/failpoint"
+	"holdfast/internal/holds"
 	"holdfast/internal/lua"
+	"holdfast/internal/record"
 )
 
 // The bounds of one rebuild.lua, and of one round trip.
@@ -71,7 +73,8 @@ func (a *rebuild) writeBatch(ctx context.Context, batch []*plan) error {
 
 // call is one of rebuild.lua about what begins with a prefix.
 func (a *rebuild) call(p int, resource, prefix, next string) *lua.Call {
-	return &lua.Call{Script: scriptRebuild, Keys: []string{a.keys.epoch(p)}, Args: []any{a.epochMark(), resource, prefix, next}}
+	epoch := holds.CurrentEpoch{Name: a.epochMark(), Clock: a.Clock}
+	return &lua.Call{Script: scriptRebuild, Keys: []string{a.keys.Epoch(p)}, Args: []any{epoch.ScriptArg(), resource, prefix, next}}
 }
 
 // writeFences has all partitions count their locks from a new base, one for all: bases are not drawn for ever. It
@@ -81,9 +84,9 @@ func (a *rebuild) writeFences(ctx context.Context) (now int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	calls := make([]*lua.Call, Partitions)
+	calls := make([]*lua.Call, record.Partitions)
 	for p := range calls {
-		calls[p] = a.call(p, "", a.keys.partition(p), "")
+		calls[p] = a.call(p, "", a.keys.Partition(p), "")
 		calls[p].Args = append(calls[p].Args, "fence", 1, base)
 	}
 	if err := a.send(ctx, calls); err != nil {
@@ -163,7 +166,7 @@ func (a *rebuild) split(one *plan, each func(*lua.Call) error) error {
 		next = strconv.FormatInt(one.earliest, 10)
 	}
 	begin := func() *lua.Call {
-		return a.call(Partition(one.resource), one.resource, a.keys.prefix(one.resource), next)
+		return a.call(record.Partition(one.resource), one.resource, a.keys.Prefix(one.resource), next)
 	}
 	c, size := begin(), 0
 	head := len(c.Args)
@@ -216,11 +219,11 @@ func (a *rebuild) send(ctx context.Context, calls []*lua.Call) error {
 		var failed error
 		retry := calls[:0:0]
 		for _, c := range calls {
-			if setReplyError(c); c.Expect(0) == nil {
+			if holds.SetReplyError(c); c.Expect(0) == nil {
 				continue
 			}
 			var refused redis.Error
-			if errors.Is(c.Err, ErrDataLost) || errors.Is(c.Err, ErrCorrupt) || errors.As(c.Err, &refused) {
+			if errors.Is(c.Err, holds.ErrDataLost) || errors.Is(c.Err, holds.ErrCorrupt) || errors.As(c.Err, &refused) {
 				return c.Err
 			}
 			retry, failed = append(retry, c), c.Err

@@ -1,4 +1,4 @@
-package holds
+package recovery
 
 import (
 	"context"
@@ -14,7 +14,9 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/failpoint"
+	"holdfast/internal/holds"
 	"holdfast/internal/lua"
+	"holdfast/internal/record"
 )
 
 // RebuildResult is what was filled in again.
@@ -52,7 +54,7 @@ type rebuild struct {
 	*Supervisor
 	client     *redis.Client
 	server     server
-	epoch      string // "" = nothing is written
+	epoch      string
 	projection *Projection
 	progress   atomic.Pointer[string]
 	progressMu sync.Mutex
@@ -134,10 +136,10 @@ func (k *Supervisor) rebuild(ctx context.Context, force bool, report func(string
 }
 
 // policies returns the stored policies or, when there are none, the Keeper's own.
-func (k *Supervisor) policies(ctx context.Context) (Policies, error) {
+func (k *Supervisor) policies(ctx context.Context) (holds.Policies, error) {
 	stored, err := k.EpochStore.Policies(ctx)
 	if err == nil && len(stored) == 0 {
-		stored = Policies{{Policy: k.Policy}}
+		stored = holds.Policies{{Policy: k.Policy}}
 	}
 	return stored, err
 }
@@ -147,9 +149,7 @@ func (a *rebuild) reportProgress(progress string) {
 	defer a.progressMu.Unlock()
 	a.progress.Store(&progress)
 	a.report(progress)
-	if a.epoch != "" {
-		a.Term.end(a.Name + ": " + progress)
-	}
+	a.Term.end(a.Name + ": " + progress)
 }
 
 // renewLease keeps the lease, and tells how far it is, until ctx is over. It ends the work when somebody
@@ -193,7 +193,7 @@ func (a *rebuild) readWhile(ctx context.Context, do func(context.Context) error)
 	if last, err = a.readOutcomes(ctx, 0); err == nil {
 		// Whoever has decided under the epoch before may publish it for as long as it trusts in it.
 		a.reportProgress("waiting for what is on its way")
-		err = sleep(ctx, time.Until(a.lostAt.Add(a.drain)))
+		err = sleep(ctx, time.Until(a.lostAt.Add(a.Drain)))
 	}
 	if err == nil {
 		last, err = a.readOutcomes(ctx, last)
@@ -250,7 +250,7 @@ func (a *rebuild) run(ctx context.Context, force bool) (r RebuildResult, err err
 	}
 }
 
-// connect connects to the server that is to be filled, or compared, whose format must be known. All that is
+// connect connects to the server that is to be filled, whose format must be known. All that is
 // sent goes to this one.
 func (a *rebuild) connect(ctx context.Context) error {
 	a.closeInspectClient()
@@ -264,10 +264,6 @@ func (a *rebuild) connect(ctx context.Context) error {
 	options := a.Redis()
 	guard.Attach(options)
 	a.client = redis.NewClient(options)
-	if a.epoch == "" {
-		_, err = ReadFormat(ctx, a.Namespace, a.client)
-		return err
-	}
 	_, err = WriteFormat(ctx, a.Namespace, a.client) // what was decided before is waited for in any case
 	return err
 }
@@ -277,14 +273,14 @@ func (a *rebuild) epochMark() string { return a.epoch + markSuffix }
 
 // markPartitions has all scripts refuse, those of whoever has filled Redis before too.
 func (a *rebuild) markPartitions(ctx context.Context, force bool) error {
-	calls := make([]*lua.Call, Partitions)
+	calls := make([]*lua.Call, record.Partitions)
 	forced := 0
 	if force {
 		forced = 1
 	}
 	for p := range calls {
 		calls[p] = &lua.Call{
-			Script: scriptMark, Keys: []string{a.keys.epoch(p)},
+			Script: scriptMark, Keys: []string{a.keys.Epoch(p)},
 			Args: []any{a.epochMark(), lineage(a.epoch), generation(a.epoch), forced},
 		}
 	}
@@ -357,7 +353,7 @@ func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, 
 }
 
 func (a *rebuild) since() time.Time {
-	return time.Now().Add(-a.projection.policies.replayWindow(time.Now()))
+	return time.Now().Add(-a.projection.policies.ReplayWindow(time.Now()))
 }
 
 // addPending adds what was decided in Postgres and not told yet, and what waits for an answer.
@@ -367,9 +363,9 @@ func (a *rebuild) addPending(ctx context.Context) error {
 		return err
 	}
 	a.projection.ResetPending()
-	var waiting []Payment
-	err := a.OutcomeLog.Unacknowledged(ctx, func(r ConfirmRequest, storedAt Time) {
-		waiting = append(waiting, Payment{ConfirmRequest: r, At: storedAt})
+	var waiting []holds.Payment
+	err := a.OutcomeLog.Unacknowledged(ctx, func(r holds.ConfirmRequest, storedAt holds.Time) {
+		waiting = append(waiting, holds.Payment{ConfirmRequest: r, At: storedAt})
 	}, a.projection.AddPendingCancellation)
 	if err != nil {
 		return err
@@ -403,11 +399,11 @@ func (a *rebuild) seal(ctx context.Context) error {
 		return err
 	}
 	if !state.server.is(a.server.name()) {
-		return &RebuildingError{anotherServer}
+		return &holds.RebuildingError{Progress: anotherServer}
 	}
 	others, err := replaceEpoch(ctx, a.keys, a.client, a.epochMark(), a.epoch)
 	if err == nil && others > 0 {
-		err = ErrDataLost // once more
+		err = holds.ErrDataLost // once more
 	}
 	if err != nil {
 		return err

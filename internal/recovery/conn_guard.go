@@ -1,4 +1,4 @@
-package holds
+package recovery
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/holds"
 )
 
 // errReplica says that the server follows another.
@@ -161,7 +163,7 @@ func (g *ConnGuard) verifyServer(ctx context.Context, conn *redis.Conn) error {
 	open, want, closed := g.allowed, g.server, g.blockedWhy
 	g.mu.Unlock()
 	if !open {
-		return fmt.Errorf("connect: %w", &RebuildingError{closed})
+		return fmt.Errorf("connect: %w", &holds.RebuildingError{Progress: closed})
 	}
 	info, err := conn.Do(ctx, infoCommand...).Text()
 	if err != nil {
@@ -172,13 +174,13 @@ func (g *ConnGuard) verifyServer(ctx context.Context, conn *redis.Conn) error {
 		return fmt.Errorf("connect: %w", err)
 	}
 	if want != "" && !found.is(want) {
-		return fmt.Errorf("connect: %w", &RebuildingError{anotherServer})
+		return fmt.Errorf("connect: %w", &holds.RebuildingError{Progress: anotherServer})
 	}
 	// It may have been closed meanwhile, before the connection was known to go-redis.
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.allowed || g.server != want {
-		return fmt.Errorf("connect: %w", &RebuildingError{g.blockedWhy})
+		return fmt.Errorf("connect: %w", &holds.RebuildingError{Progress: g.blockedWhy})
 	}
 	return nil
 }

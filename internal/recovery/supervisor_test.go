@@ -1,16 +1,16 @@
-package holds_test
+package recovery_test
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -21,8 +21,8 @@ func TestSupervisor_LastReplicaGone_KeepsEpoch(t *testing.T) {
 	own, replica := stacktest.StartRedis(t), stacktest.StartRedis(t)
 	w := newHarnessOn(t, own.RedisURL)
 	ctx := t.Context()
-	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", holds.NewEpochTerm())
-	check := func() holds.Epoch {
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", recovery.NewEpochTerm())
+	check := func() recovery.Epoch {
 		t.Helper()
 		e, err := supervisor.Check(ctx)
 		if err != nil || !e.Complete || e.Name != w.epoch {
@@ -59,7 +59,7 @@ func TestSupervisor_HistoryForgotten_DetectsLoss(t *testing.T) {
 	own, older := stacktest.StartRedis(t), stacktest.StartRedis(t)
 	w := newHarnessOn(t, own.RedisURL)
 	ctx := t.Context()
-	if e, err := w.newSupervisor(&replayLog{harness: w}, "w1", holds.NewEpochTerm()).Check(ctx); err != nil || !e.Complete {
+	if e, err := w.newSupervisor(&replayLog{harness: w}, "w1", recovery.NewEpochTerm()).Check(ctx); err != nil || !e.Complete {
 		t.Fatalf("the epoch is %+v %v", e, err)
 	}
 	if err := w.client.ConfigSet(ctx, "repl-backlog-ttl", "1").Err(); err != nil {
@@ -77,7 +77,7 @@ func TestSupervisor_HistoryForgotten_DetectsLoss(t *testing.T) {
 	if again := strings.Fields(info(t, w.client, "server", "run_id")); again[0] != run[0] {
 		t.Fatalf("it was restarted: %v, %v before", again, run)
 	}
-	e, err := w.newSupervisor(&replayLog{harness: w}, "w2", holds.NewEpochTerm()).Check(ctx)
+	e, err := w.newSupervisor(&replayLog{harness: w}, "w2", recovery.NewEpochTerm()).Check(ctx)
 	if err != nil || e.Complete || !strings.Contains(e.Why, "another server") {
 		t.Errorf("the epoch is %+v %v", e, err)
 	}
@@ -90,9 +90,8 @@ func TestSupervisor_ServerFollowedOlderData_ScriptsRefuse(t *testing.T) {
 	own, older := stacktest.StartRedis(t), stacktest.StartRedis(t)
 	w := newHarnessOn(t, own.RedisURL)
 	ctx := t.Context()
-	w.outcomes = []holds.StoredOutcome{}
 	w.setInventory(t, "room", holds.SlotSelection{}, 2)
-	epochTerm := holds.NewEpochTerm()
+	epochTerm := recovery.NewEpochTerm()
 	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", epochTerm)
 	if _, err := supervisor.Check(ctx); err != nil {
 		t.Fatal(err)
@@ -107,7 +106,7 @@ func TestSupervisor_ServerFollowedOlderData_ScriptsRefuse(t *testing.T) {
 			t.Fatalf("with its first replica, the epoch is %+v %v", e, err)
 		}
 	}
-	if view, found, err := w.newService(replica, w.locker(t), w.store).GetHold(ctx, paid.HoldID); !errors.Is(err, holds.ErrDataLost) {
+	if view, found, err := w.newService(t, replica, w.store).GetHold(ctx, paid.HoldID); !errors.Is(err, holds.ErrDataLost) {
 		t.Errorf("looked up on a replica, which may lag: %+v %v %v", view, found, err)
 	}
 	stacktest.Promote(t, replica)
@@ -129,9 +128,9 @@ func TestSupervisor_ServerFollowedOlderData_ScriptsRefuse(t *testing.T) {
 		}
 	}
 	w.now = time.Now()
-	w.pass(t, time.Hour) // there the hold lapses
-	if err := w.expirer.SweepAndAnnounce(ctx); !errors.Is(err, holds.ErrDataLost) {
-		t.Errorf("swept: %v", err)
+	w.pass(time.Hour) // there the hold lapses
+	if _, err := w.service.Availability(ctx, "room", holds.SlotSelection{}); !errors.Is(err, holds.ErrDataLost) {
+		t.Errorf("availability: %v", err)
 	}
 	w.service.Place(ctx, []holds.PlaceRequest{{EventID: "c1", Resource: "room", User: "ben", RequestKey: "k", Quantity: 1}}, lost("placed"))
 	w.service.Confirm(ctx, []holds.ConfirmRequest{{Hold: paid.HoldID, PaymentID: "q"}}, lost("paid"))
@@ -151,7 +150,7 @@ func TestSupervisor_EpochMismatchReported_Reconnects(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
 	ctx := t.Context()
-	epochTerm := holds.NewEpochTerm()
+	epochTerm := recovery.NewEpochTerm()
 	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", epochTerm)
 	options := stacktest.RedisOptions(w.redisURL)
 	supervisor.Guard.Attach(options)
@@ -159,7 +158,7 @@ func TestSupervisor_EpochMismatchReported_Reconnects(t *testing.T) {
 	t.Cleanup(func() { _ = client.Close() })
 	connection := func(doubted string) int64 {
 		t.Helper()
-		epochTerm.ReportMismatch(doubted)
+		epochTerm.Report(doubted, "", holds.ErrDataLost)
 		if e, err := supervisor.Check(ctx); err != nil || !e.Complete {
 			t.Fatalf("the epoch is %+v %v", e, err)
 		}
@@ -198,17 +197,16 @@ func info(t *testing.T, client *redis.Client, section, field string) string {
 func TestSupervisor_CorruptionOfOldEpoch_IsIgnored(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
-	w.outcomes = []holds.StoredOutcome{}
 	w.setInventory(t, "room", holds.SlotSelection{}, 2)
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
-	epochTerm := holds.NewEpochTerm()
+	epochTerm := recovery.NewEpochTerm()
 	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", epochTerm)
 	if e, err := supervisor.Check(t.Context()); err != nil || !e.Complete {
 		t.Fatalf("the epoch is %+v %v", e, err)
 	}
 	w.term = epochTerm
 	w.startNewTerm(t)
-	if err := w.client.Set(t.Context(), holds.Key(w.namespace, "room", "records"), "nonsense", 0).Err(); err != nil {
+	if err := w.client.Set(t.Context(), w.key("room", "records"), "nonsense", 0).Err(); err != nil {
 		t.Fatal(err)
 	}
 	w.service.Place(t.Context(), []holds.PlaceRequest{{EventID: "c", Resource: "room", User: "ben", RequestKey: "k", Quantity: 1}}, func(_ int, r holds.Result) {
@@ -227,87 +225,22 @@ func TestSupervisor_CorruptionOfOldEpoch_IsIgnored(t *testing.T) {
 func TestSupervisor_EpochKeyHasWrongType_Rebuilds(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
-	w.outcomes = []holds.StoredOutcome{}
 	w.setInventory(t, "room", holds.SlotSelection{}, 2)
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
-	key := holds.EpochKey(w.namespace, "room")
+	key := record.Keyspace(w.namespace).Epoch(record.Partition("room"))
 	pipe := w.client.TxPipeline()
 	pipe.Del(t.Context(), key)
 	pipe.RPush(t.Context(), key, "nonsense")
 	if _, err := pipe.Exec(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", holds.NewEpochTerm())
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", recovery.NewEpochTerm())
 	if e, err := supervisor.Check(t.Context()); err != nil || e.Complete {
 		t.Errorf("the epoch is %+v %v", e, err)
 	}
-	supervisor.SkipDrain()
+	supervisor.Drain = 0
 	if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil || r.Live != 1 {
 		t.Errorf("filled in %+v %v", r, err)
-	}
-}
-
-// TestConnGuard_OtherServer_IsRefused lets commands through to the server that is known, and to no other.
-func TestConnGuard_OtherServer_IsRefused(t *testing.T) {
-	t.Parallel()
-	own, other := stacktest.StartRedis(t), stacktest.StartRedis(t)
-	guard := holds.NewConnGuard()
-	guardedClient := func(url string) *redis.Client {
-		options := stacktest.RedisOptions(url)
-		guard.Attach(options)
-		client := redis.NewClient(options)
-		t.Cleanup(func() { _ = client.Close() })
-		return client
-	}
-	right, wrong := guardedClient(own.RedisURL), guardedClient(other.RedisURL)
-	ctx := t.Context()
-	refused := func(what string, err error) {
-		t.Helper()
-		if !errors.Is(err, holds.ErrDataLost) {
-			t.Errorf("%s: %v, want it refused", what, err)
-		}
-	}
-	refused("before anything is known", right.Ping(ctx).Err())
-
-	h := newHarnessOn(t, own.RedisURL)
-	e, err := h.store.Epoch(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	guard.Allow(e.Server)
-	if err := right.Set(ctx, "key", "value", 0).Err(); err != nil {
-		t.Errorf("to the server that is known: %v", err)
-	}
-	refused("to another", wrong.Set(ctx, "key", "value", 0).Err())
-	if n := newClient(t, other.RedisURL).Exists(ctx, "key").Val(); n != 0 {
-		t.Error("it was written nevertheless")
-	}
-
-	// A connection that there is, is cut when nothing is to be sent any more.
-	conn := right.Conn()
-	t.Cleanup(func() { _ = conn.Close() })
-	if err := conn.Ping(ctx).Err(); err != nil {
-		t.Fatal(err)
-	}
-	guard.Block("closed")
-	if err := conn.Ping(ctx).Err(); err == nil {
-		t.Error("a connection outlives the guard's closing")
-	}
-	refused("while it is closed", right.Ping(ctx).Err())
-	guard.Allow(e.Server)
-	if err := right.Ping(ctx).Err(); err != nil {
-		t.Errorf("after it was opened again: %v", err)
-	}
-
-	// Whoever follows another is not written to, whoever it is.
-	host, port, _ := strings.Cut(newClient(t, other.RedisURL).Options().Addr, ":")
-	if err := newClient(t, own.RedisURL).ReplicaOf(ctx, host, port).Err(); err != nil {
-		t.Fatal(err)
-	}
-	guard.Block("closed")
-	guard.Allow(e.Server)
-	if err := right.Ping(ctx).Err(); err == nil || errors.Is(err, holds.ErrDataLost) {
-		t.Errorf("to a replica: %v, want it refused as such", err)
 	}
 }
 
@@ -315,18 +248,17 @@ func TestConnGuard_OtherServer_IsRefused(t *testing.T) {
 func TestSupervisor_CorruptionNotHealed_InvalidatesEpoch(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
-	w.outcomes = []holds.StoredOutcome{}
 	w.setInventory(t, "room", holds.SlotSelection{}, 2)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
-	epochTerm := holds.NewEpochTerm()
+	epochTerm := recovery.NewEpochTerm()
 	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", epochTerm)
-	supervisor.SkipDrain()
+	supervisor.Drain = 0
 	if _, err := supervisor.Check(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	w.term = epochTerm
 	w.startNewTerm(t)
-	if err := w.client.HSet(t.Context(), holds.Key(w.namespace, "room", "records"), hold.HoldID.UUID, "nonsense").Err(); err != nil {
+	if err := w.client.HSet(t.Context(), w.key("room", "records"), hold.HoldID.UUID, "nonsense").Err(); err != nil {
 		t.Fatal(err)
 	}
 	find := func() {
@@ -352,54 +284,7 @@ func TestSupervisor_CorruptionNotHealed_InvalidatesEpoch(t *testing.T) {
 	if _, err := supervisor.Check(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if o := w.release(t, holds.ReleaseRequest{Hold: hold.HoldID}); o.Event != holds.EventHoldReleased {
+	if o := w.release(t, hold.HoldID, "released"); o.Event != holds.EventHoldReleased {
 		t.Errorf("then: %+v", o)
 	}
-}
-
-// TestEpochTerm_CorruptionPersists_IsReported goes through when damage is one that nobody has healed.
-func TestEpochTerm_CorruptionPersists_IsReported(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		epochTerm := holds.NewEpochTerm()
-		unhealed := func(epoch string, want bool) {
-			t.Helper()
-			if err := epochTerm.TakeCorruption(epoch); (err != nil) != want {
-				t.Errorf("under %s: %v, want one: %v", epoch, err, want)
-			}
-		}
-		epochTerm.NoteCorruption("e1", "room", holds.ErrCorrupt)
-		unhealed("e1", false)
-		time.Sleep(holds.HealWithin - time.Nanosecond)
-		epochTerm.NoteCorruption("e1", "room", holds.ErrCorrupt)
-		unhealed("e1", false)
-		time.Sleep(time.Nanosecond)
-		unhealed("e1", false) // not found again
-		epochTerm.NoteCorruption("e1", "hall", holds.ErrCorrupt)
-		unhealed("e1", false) // of another resource
-		epochTerm.NoteCorruption("e1", "room", holds.ErrCorrupt)
-		unhealed("e1", true)
-		unhealed("e1", true) // until it is healed
-		unhealed("e2", false)
-		unhealed("e1", false) // forgotten with its epoch
-
-		epochTerm.NoteCorruption("e2", "room", holds.ErrCorrupt)
-		time.Sleep(holds.CorruptionForgottenAfter + 1)
-		unhealed("e2", false)
-		epochTerm.NoteCorruption("e2", "room", holds.ErrCorrupt) // once more, later
-		unhealed("e2", false)
-		time.Sleep(holds.HealWithin)
-		epochTerm.NoteCorruption("e2", "room", holds.ErrCorrupt)
-		unhealed("e2", true)
-		time.Sleep(holds.CorruptionForgottenAfter + 1)
-		unhealed("e2", false)
-
-		for i := range holds.CorruptionsMax {
-			epochTerm.NoteCorruption("e3", fmt.Sprint(i), holds.ErrCorrupt)
-		}
-		epochTerm.NoteCorruption("e3", "one more", holds.ErrCorrupt)
-		time.Sleep(holds.HealWithin)
-		epochTerm.NoteCorruption("e3", "one more", holds.ErrCorrupt)
-		unhealed("e3", false)
-	})
 }

@@ -1,4 +1,4 @@
-package holds
+package recovery
 
 import (
 	"context"
@@ -10,7 +10,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"holdfast/internal/holds"
 	"holdfast/internal/lua"
+	"holdfast/internal/record"
 )
 
 // Epoch is Postgres' entry about what Redis has. A name is a UUID, or that UUID, a slash and a
@@ -72,18 +74,18 @@ type EpochStore interface {
 	// SetEpochServer notes by what name the server of a written epoch goes now.
 	SetEpochServer(ctx context.Context, epoch, server, before string) error
 	// Policies reads the stored policies, in the order of Since; there may be none.
-	Policies(ctx context.Context) (Policies, error)
+	Policies(ctx context.Context) (holds.Policies, error)
 	// Reservations hands to each which of the holds have become reservations.
-	Reservations(ctx context.Context, holds []HoldID, each func(Reservation)) error
+	Reservations(ctx context.Context, ids []holds.HoldID, each func(Reservation)) error
 }
 
 // Initialise writes the first epoch to every partition of an empty Redis, and returns the
 // server's name. Where there is another epoch it returns an error: this Redis belongs to another
 // database.
 func Initialise(ctx context.Context, namespace string, client redis.UniversalClient, epoch string) (server string, err error) {
-	keys := keyspace(namespace)
-	for p := range Partitions {
-		if err := client.SetNX(ctx, keys.epoch(p), epoch, 0).Err(); err != nil {
+	keys := record.Keyspace(namespace)
+	for p := range record.Partitions {
+		if err := client.SetNX(ctx, keys.Epoch(p), epoch, 0).Err(); err != nil {
 			return "", fmt.Errorf("write epoch of partition %d: %w", p, err)
 		}
 	}
@@ -108,14 +110,14 @@ type redisState struct {
 
 // readState asks a server who it is and which epochs it has, all on one connection.
 func readState(ctx context.Context, namespace string, client redis.UniversalClient) (s redisState, err error) {
-	keys := keyspace(namespace)
+	keys := record.Keyspace(namespace)
 	pipe := client.Pipeline()
 	info := pipe.Do(ctx, infoCommand...)
-	found := make([]*redis.StringCmd, Partitions+1)
-	for p := range Partitions {
-		found[p] = pipe.Get(ctx, keys.epoch(p))
+	found := make([]*redis.StringCmd, record.Partitions+1)
+	for p := range record.Partitions {
+		found[p] = pipe.Get(ctx, keys.Epoch(p))
 	}
-	found[Partitions] = pipe.Get(ctx, keys.format())
+	found[record.Partitions] = pipe.Get(ctx, keys.Format())
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	text, err := info.Text()
 	if err == nil {
@@ -132,7 +134,7 @@ func readState(ctx context.Context, namespace string, client redis.UniversalClie
 		}
 		values[i] = cmd.Val()
 	}
-	s.epochs, s.format = values[:Partitions], values[Partitions]
+	s.epochs, s.format = values[:record.Partitions], values[record.Partitions]
 	return s, nil
 }
 
@@ -144,7 +146,7 @@ func CheckEpoch(ctx context.Context, namespace string, client redis.UniversalCli
 	}
 	for p, found := range state.epochs {
 		if found != epoch {
-			return fmt.Errorf("partition %d: %w", p, ErrDataLost)
+			return fmt.Errorf("partition %d: %w", p, holds.ErrDataLost)
 		}
 	}
 	return nil
@@ -152,15 +154,15 @@ func CheckEpoch(ctx context.Context, namespace string, client redis.UniversalCli
 
 // replaceEpoch gives every partition that has one epoch another ("" = none). Those that have not the
 // first are left as they are; their number is returned.
-func replaceEpoch(ctx context.Context, keys keyspace, client redis.UniversalClient, from, to string) (others int, err error) {
-	calls := make([]*lua.Call, Partitions)
+func replaceEpoch(ctx context.Context, keys record.Keyspace, client redis.UniversalClient, from, to string) (others int, err error) {
+	calls := make([]*lua.Call, record.Partitions)
 	for p := range calls {
-		calls[p] = &lua.Call{Script: scriptSwap, Keys: []string{keys.epoch(p)}, Args: []any{from, "", "", to}}
+		calls[p] = &lua.Call{Script: scriptSwap, Keys: []string{keys.Epoch(p)}, Args: []any{from, "", "", to}}
 	}
 	lua.Run(ctx, client, calls)
 	for p, c := range calls {
-		switch setReplyError(c); {
-		case errors.Is(c.Err, ErrDataLost):
+		switch holds.SetReplyError(c); {
+		case errors.Is(c.Err, holds.ErrDataLost):
 			others++
 		case c.Expect(0) != nil:
 			return 0, fmt.Errorf("change epoch of partition %d: %w", p, c.Err)

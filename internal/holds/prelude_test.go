@@ -12,10 +12,11 @@ import (
 	"pgregory.net/rapid"
 
 	"holdfast/internal/lua"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
-// luaProbe is the prelude's side of what record.go writes too.
+// luaProbe is the prelude's side of what package record writes too.
 //
 // ARGV  4 user  5 slots  6 line of a record
 // Returns ok index_field hold_json tail line
@@ -60,7 +61,7 @@ func drawRecordInput(t *rapid.T) recordInput {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := a.compact()
+	text, err := a.Compact()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,33 +71,33 @@ func drawRecordInput(t *rapid.T) recordInput {
 	}
 }
 
-// TestRecord_LuaAndGo_WriteTheSame has the prelude and record.go write the same: the field of an index, what is
+// TestRecord_LuaAndGo_WriteTheSame has the prelude and package record write the same: the field of an index, what is
 // shown of a hold, and a record. Either writes what the other must find.
 func TestRecord_LuaAndGo_WriteTheSame(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClient(stacktest.RedisOptions(stacktest.Shared().RedisURL))
 	t.Cleanup(func() { _ = client.Close() })
 	script := lua.NewPacked("twins", "no-writes", packMax, prelude+luaProbe)
-	ns := keyspace(stacktest.Namespace(t))
+	ns := record.Keyspace(stacktest.Namespace(t))
 	id := HoldID{"room", "0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"}
 	rapid.Check(t, func(t *rapid.T) {
 		all := rapid.SliceOfN(rapid.Custom(drawRecordInput), 1, 20).Draw(t, "holds")
 		calls := make([]*lua.Call, len(all))
 		want := make([][]string, len(all))
 		for i, r := range all {
-			tail := recordTail(r.user, r.requestKey, r.slots, r.selection, r.metadata)
+			tail := record.Tail{User: r.user, RequestKey: r.requestKey, Slots: r.slots, Selection: r.selection, Metadata: string(r.metadata)}.String()
 			line := fmt.Sprintf("held %d %d %d 0 - %s", 1790000000000+int64(i), 1780000000000, r.quantity, tail)
-			want[i] = []string{indexField(r.user, r.slots), holdJSON(r.user, r.quantity, r.selection), tail, line}
-			calls[i] = &lua.Call{Script: script, Keys: []string{ns.epoch(0)}, Args: []any{"", "room", ns.prefix("room"), r.user, r.slots, line}}
+			want[i] = []string{record.IndexField(r.user, r.slots), record.HoldJSON(r.user, r.quantity, r.selection), tail, line}
+			calls[i] = &lua.Call{Script: script, Keys: []string{ns.Epoch(0)}, Args: []any{"", "room", ns.Prefix("room"), r.user, r.slots, line}}
 
 			hold, err := parseRecord(id, line)
 			if err != nil || hold.User != r.user || hold.RequestKey != r.requestKey || joinSlots(hold.Names) != r.slots || hold.Quantity != r.quantity || string(hold.Metadata) != string(r.metadata) {
 				t.Fatalf("%q is read as %+v: %v", line, hold, err)
 			}
-			if text, err := hold.Selection.compact(); err != nil || text != r.selection {
+			if text, err := hold.Selection.Compact(); err != nil || text != r.selection {
 				t.Fatalf("%q is read with asked %q: %v", line, text, err)
 			}
-			if value := jsontext.Value(holdJSON(r.user, r.quantity, r.selection) + `,"expires_at_ms":1}`); !value.IsValid() {
+			if value := jsontext.Value(record.HoldJSON(r.user, r.quantity, r.selection) + `,"expires_at_ms":1}`); !value.IsValid() {
 				t.Fatalf("%s is shown, which is no JSON", value)
 			}
 		}
@@ -107,7 +108,7 @@ func TestRecord_LuaAndGo_WriteTheSame(t *testing.T) {
 			}
 			for j, what := range strings.Fields("index_field shown tail record") {
 				if c.Reply[j] != want[i][j] {
-					t.Errorf("%s of %+v is\n\t%q in the prelude, and\n\t%q in record.go", what, all[i], c.Reply[j], want[i][j])
+					t.Errorf("%s of %+v is\n\t%q in the prelude, and\n\t%q in package record", what, all[i], c.Reply[j], want[i][j])
 				}
 			}
 			if !slices.Equal(c.Reply, want[i]) {

@@ -1,4 +1,4 @@
-package holds_test
+package recovery_test
 
 import (
 	"context"
@@ -7,172 +7,12 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-	"github.com/rs/zerolog"
-	"pgregory.net/rapid"
-
 	"holdfast/internal/holds"
-	"holdfast/internal/locking"
-	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/recovery"
 )
-
-// replayLog is what a world has told, as a stream tells it again: it implements holds.Chronicle.
-type replayLog struct {
-	*harness
-	shuffle  func([]holds.StoredOutcome) []holds.StoredOutcome // nil = as it was told
-	payments []holds.Payment                                   // that wait, stored at At
-	cancels  []pendingCancellation
-	late     []holds.StoredOutcome // what comes while Redis is being filled
-}
-
-type pendingCancellation struct {
-	request  holds.ReleaseRequest
-	storedAt holds.Time
-}
-
-func (c *replayLog) Outcomes(_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64)) (last uint64, err error) {
-	some := c.outcomes[after:]
-	if after == 0 {
-		if c.shuffle != nil {
-			some = c.shuffle(slices.Clone(some))
-		}
-	}
-	last = uint64(len(c.outcomes))
-	for _, outcome := range some {
-		if err := each(outcome); err != nil {
-			return 0, err
-		}
-	}
-	return last, nil
-}
-
-func (*replayLog) Gaps(context.Context, time.Time) (string, error) { return "", nil }
-
-func (c *replayLog) Unacknowledged(_ context.Context, payment func(holds.ConfirmRequest, holds.Time), cancel func(holds.ReleaseRequest, holds.Time)) error {
-	c.setClock() // the clock went with everything else
-	for _, p := range c.payments {
-		payment(p.ConfirmRequest, p.At)
-	}
-	for _, w := range c.cancels {
-		cancel(w.request, w.storedAt)
-	}
-	c.outcomes, c.late = append(c.outcomes, c.late...), nil
-	return nil
-}
-
-// setClock writes the world's clock, if it has one.
-func (w *harness) setClock() {
-	if w.now.IsZero() {
-		return
-	}
-	pipe := w.client.Pipeline()
-	for _, key := range holds.ClockKeys(w.namespace) {
-		pipe.Set(context.Background(), key, w.now.UnixMilli(), 0)
-	}
-	_, _ = pipe.Exec(context.Background()) // whoever asks the time next notices
-}
-
-// newSupervisor returns a Keeper of another worker than the world's own.
-func (w *harness) newSupervisor(c holds.OutcomeLog, name string, epochTerm *holds.EpochTerm) *holds.Supervisor {
-	return w.newSupervisorWith(w.store, c, name, epochTerm)
-}
-
-func (w *harness) newSupervisorWith(r holds.EpochStore, c holds.OutcomeLog, name string, epochTerm *holds.EpochTerm) *holds.Supervisor {
-	supervisor := holds.NewSupervisor(holds.SupervisorOptions{
-		Namespace: w.namespace, Name: name, Policy: w.policy, Term: epochTerm, Guard: holds.NewConnGuard(),
-		Redis:      func() *redis.Options { return stacktest.RedisOptions(w.redisURL) },
-		EpochStore: r, Inventory: w.store, OutcomeLog: c, Log: zerolog.Nop(),
-		Fence: locking.FenceBase(w.store.FenceBase).Next,
-	})
-	supervisor.RelaxTimeouts()
-	return supervisor
-}
-
-// loseAndRebuild removes everything that the world has in Redis, and has it filled again.
-func (w *harness) loseAndRebuild(t fatal, c *replayLog) holds.RebuildResult {
-	t.Helper()
-	ctx := context.Background()
-	c.harness = w
-	keys, err := w.client.Keys(ctx, w.namespace+":*").Result()
-	if err == nil && len(keys) > 0 {
-		err = w.client.Del(ctx, keys...).Err()
-	}
-	if err != nil {
-		t.Fatalf("lose: %v", err)
-	}
-	supervisor := w.newSupervisor(c, "rebuilder", holds.NewEpochTerm())
-	supervisor.SkipDrain()
-	r, err := supervisor.Rebuild(ctx, "a test", false, func(string) {})
-	if err != nil {
-		t.Fatalf("rebuild: %v", err)
-	}
-	e, err := w.store.Epoch(ctx)
-	if err != nil {
-		t.Fatalf("epoch: %v", err)
-	}
-	w.epoch, w.term = e.Name, holds.StaticTerm(e.Name, e.Server)
-	return r
-}
-
-// startNewTerm has the world decide under its new epoch.
-func (w *harness) startNewTerm(t testing.TB) {
-	w.service = w.newService(w.client, w.locker(t), w.store)
-	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
-}
-
-// TestModel_RedisLost_SameOutcomes does random things to a resource and to the model, and loses everything that
-// Redis has in between, as often as not. What was told comes back in any order, and some of it
-// twice. The model does not know of losses: everything goes on as if there were none.
-func TestModel_RedisLost_SameOutcomes(t *testing.T) {
-	t.Parallel()
-	for _, late := range []holds.LatePayment{holds.LateRejected, holds.LateAcceptedIfFree} {
-		t.Run(string(late), func(t *testing.T) {
-			t.Parallel()
-			w, conn := newModelHarness(t, late)
-			var resources, losses atomic.Int64
-			locker := w.locker(t)
-			rapid.Check(t, func(rt *rapid.T) {
-				resource := fmt.Sprintf("r%d", resources.Add(1))
-				m := newModel(w.now, late)
-				r := &modelRun{harness: w, dry: &harness{}, sql: conn, model: m, resource: resource}
-				renew := func() {
-					w.service = w.newService(w.client, locker, w.store)
-					w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
-					r.dry.service = w.service.Dry(w.store.Dry())
-				}
-				renew()
-				w.outcomes = []holds.StoredOutcome{}
-				rt.Repeat(map[string]func(*rapid.T){
-					"place": r.placeBatch, "place 2": r.placeBatch, "pay": r.payOne, "release": r.releaseOne, "extend": r.extendOne,
-					"cancel": r.cancelOne, "capacity": r.changeCapacity, "time": r.passTime, "sweep": r.sweep, "": r.compare,
-					"lose": func(rt *rapid.T) {
-						losses.Add(1)
-						w.loseAndRebuild(rt, &replayLog{shuffle: func(outcomes []holds.StoredOutcome) []holds.StoredOutcome {
-							for _, one := range outcomes {
-								if rapid.Bool().Draw(rt, "told twice") {
-									outcomes = append(outcomes, one)
-								}
-							}
-							if len(outcomes) == 0 {
-								return nil
-							}
-							return rapid.Permutation(outcomes).Draw(rt, "order")
-						}})
-						renew()
-					},
-				})
-				r.end(rt)
-			})
-			if losses.Load() == 0 {
-				t.Error("nothing was ever lost")
-			}
-		})
-	}
-}
 
 // TestRebuild_DecisionNotPublished_ResolvesHold loses Redis while somebody has decided, and died before it was told: what is filled in takes
 // no more than there was, and what waits for an answer has the one that there was.
@@ -193,7 +33,7 @@ func TestRebuild_DecisionNotPublished_ResolvesHold(t *testing.T) {
 		}
 	}
 	pass := func(d time.Duration) deed {
-		return func(t *testing.T, w *harness, _ *replayLog, _ holds.HoldID) { w.pass(t, d) }
+		return func(t *testing.T, w *harness, _ *replayLog, _ holds.HoldID) { w.pass(d) }
 	}
 	unpublished := func(do deed) deed {
 		return func(t *testing.T, w *harness, c *replayLog, hold holds.HoldID) {
@@ -203,25 +43,22 @@ func TestRebuild_DecisionNotPublished_ResolvesHold(t *testing.T) {
 		}
 	}
 	release := func(t *testing.T, w *harness, _ *replayLog, hold holds.HoldID) {
-		w.release(t, holds.ReleaseRequest{EventID: "cancelled", Hold: hold})
+		w.release(t, hold, "cancelled")
 	}
 	extend := func(t *testing.T, w *harness, _ *replayLog, hold holds.HoldID) {
 		if o := w.extend(t, holds.ExtendRequest{Hold: hold, TTLSeconds: 3000}); o.Event != holds.EventHoldExtended {
 			t.Fatalf("extended: %s", brief(o))
 		}
 	}
-	sweep := func(t *testing.T, w *harness, _ *replayLog, _ holds.HoldID) {
-		if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
+	sweep := func(t *testing.T, w *harness, _ *replayLog, _ holds.HoldID) { w.sweep(t) }
 	pay := func(t *testing.T, w *harness, _ *replayLog, hold holds.HoldID) { w.pay(t, hold, payment) }
 	other := func(t *testing.T, w *harness, _ *replayLog, _ holds.HoldID) {
 		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben", RequestKey: "k2"})[0])
 	}
 	elsewhere := func(t *testing.T, w *harness, _ *replayLog, _ holds.HoldID) {
-		w.setInventory(t, "room", slots("other"), 1)
-		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben", RequestKey: "k2", Selection: slots("other")})[0])
+		slot := holds.SlotSelection{Slots: []string{"other"}}
+		w.setInventory(t, "room", slot, 1)
+		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben", RequestKey: "k2", Selection: slot})[0])
 	}
 	forgetCreated := func(t *testing.T, w *harness, c *replayLog, _ holds.HoldID) {
 		w.outcomes = slices.DeleteFunc(w.outcomes, func(outcome holds.StoredOutcome) bool { return outcome.Event == holds.EventHoldCreated })
@@ -307,7 +144,6 @@ func TestRebuild_DecisionNotPublished_ResolvesHold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newHarness(t)
-			w.outcomes = []holds.StoredOutcome{}
 			w.setInventory(t, "room", holds.SlotSelection{}, 1)
 			request := holds.PlaceRequest{EventID: "asked", Resource: "room", User: "ana", RequestKey: key}
 			first := w.place(t, request)[0]
@@ -323,13 +159,13 @@ func TestRebuild_DecisionNotPublished_ResolvesHold(t *testing.T) {
 			if err != nil || view.State != c.state {
 				t.Errorf("the hold is %q %v, want %q", view.State, err, c.state)
 			}
-			if available := w.available(t, "room", holds.SlotSelection{}); available[0].Held != c.held {
-				t.Errorf("%d held, want %d", available[0].Held, c.held)
+			if held := w.held(t, "room"); held != c.held {
+				t.Errorf("%d held, want %d", held, c.held)
 			}
-			sweep(t, w, nil, holds.HoldID{})
+			w.sweep(t)
 			announced := slices.DeleteFunc(w.takeAnnounced(), func(o holds.Outcome) bool { return o.Hold != hold.HoldID })
 			if expired := c.state == holds.Expired; len(announced) > 1 || expired && len(announced) == 0 && !wasPublished(w, hold.HoldID, holds.EventHoldExpired) {
-				t.Errorf("announced %v", briefs(announced))
+				t.Errorf("announced %+v", announced)
 			}
 			again := w.place(t, request)[0]
 			got := brief(again)
@@ -357,13 +193,10 @@ func TestRebuild_LatePaymentNotPublished_RestoresBothRecords(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
 	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
-	w.outcomes = []holds.StoredOutcome{}
 	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
-	w.pass(t, time.Hour)
-	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	w.pass(time.Hour)
+	w.sweep(t)
 	waiting := []holds.Payment{{ConfirmRequest: holds.ConfirmRequest{Hold: hold.HoldID, PaymentID: "p"}, At: holds.Time{Time: w.now}}}
 	kept := w.outcomes
 	if got := brief(w.pay(t, hold.HoldID, "p")); got != "hold.confirmed late" {
@@ -371,7 +204,7 @@ func TestRebuild_LatePaymentNotPublished_RestoresBothRecords(t *testing.T) {
 	}
 	w.outcomes = kept
 	records := func() map[string]string {
-		return w.client.HGetAll(t.Context(), holds.Key(w.namespace, "room", "records")).Val()
+		return w.client.HGetAll(t.Context(), w.key("room", "records")).Val()
 	}
 	had := records()
 	w.loseAndRebuild(t, &replayLog{payments: waiting})
@@ -380,48 +213,24 @@ func TestRebuild_LatePaymentNotPublished_RestoresBothRecords(t *testing.T) {
 	}
 }
 
-// TestCompare_PaymentDecidedMeanwhile_FindsNothing compares while a payment waits that was refused in between: there is no
-// difference when Redis is looked at again.
-func TestCompare_PaymentDecidedMeanwhile_FindsNothing(t *testing.T) {
-	t.Parallel()
-	w := newRealTimeHarness(t)
-	w.outcomes = []holds.StoredOutcome{}
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
-	once := &pendingOnceLog{replayLog: &replayLog{harness: w, payments: []holds.Payment{
-		{ConfirmRequest: holds.ConfirmRequest{Hold: hold.HoldID, PaymentID: "p"}, At: hold.CreatedAt},
-	}}}
-	if _, found, err := w.newSupervisor(once, "w", holds.NewEpochTerm()).Compare(t.Context(), func(string) {}); err != nil || len(found) != 0 {
-		t.Errorf("found %+v %v", found, err)
-	}
-	if once.reads != 2 {
-		t.Errorf("asked %d times what waits", once.reads)
-	}
-}
-
-// pendingOnceLog is a Chronicle in which nothing waits any more when it is asked again.
-type pendingOnceLog struct {
-	*replayLog
-	reads int
-}
-
-func (c *pendingOnceLog) Unacknowledged(ctx context.Context, payment func(holds.ConfirmRequest, holds.Time), cancel func(holds.ReleaseRequest, holds.Time)) error {
-	if c.reads++; c.reads > 1 {
-		c.payments = nil
-	}
-	return c.replayLog.Unacknowledged(ctx, payment, cancel)
-}
-
 // wasPublished reports whether something of a hold was told.
 func wasPublished(w *harness, id holds.HoldID, event string) bool {
 	return slices.ContainsFunc(w.outcomes, func(outcome holds.StoredOutcome) bool { return outcome.Hold == id && outcome.Event == event })
 }
 
+var errDown = errors.New("postgres is down")
+
+// failingInventory is Postgres when it does not answer payments.
+type failingInventory struct{ holds.Inventory }
+
+func (*failingInventory) Decide(context.Context, string, []holds.Payment) ([]holds.PaymentDecision, error) {
+	return nil, errDown
+}
+
 // claimUndecided has a payment claim a hold, and Postgres not answer.
 func (w *harness) claimUndecided(t *testing.T, id holds.HoldID, payment string) {
 	t.Helper()
-	s := holds.NewService(w.namespace, w.client, w.locker(t), &failingInventory{w.store}, w.term, w.policy)
-	s.Confirm(t.Context(), []holds.ConfirmRequest{{Hold: id, PaymentID: payment}}, func(_ int, r holds.Result) {
+	w.newService(t, w.client, &failingInventory{w.store}).Confirm(t.Context(), []holds.ConfirmRequest{{Hold: id, PaymentID: payment}}, func(_ int, r holds.Result) {
 		if !errors.Is(r.Err, errDown) {
 			t.Errorf("claimed: %+v", r)
 		}
@@ -433,11 +242,10 @@ func (w *harness) claimUndecided(t *testing.T, id holds.HoldID, payment string) 
 func TestRebuild_OutcomeStoredMeanwhile_IsIncluded(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
-	w.outcomes = []holds.StoredOutcome{}
 	w.setInventory(t, "room", holds.SlotSelection{}, 2)
 	first := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0])
-	w.release(t, holds.ReleaseRequest{Hold: first.HoldID})
+	w.release(t, first.HoldID, "released")
 	late := w.outcomes[1:]
 	w.outcomes = slices.Clone(w.outcomes[:1])
 	r := w.loseAndRebuild(t, &replayLog{late: late})
@@ -445,8 +253,8 @@ func TestRebuild_OutcomeStoredMeanwhile_IsIncluded(t *testing.T) {
 		t.Errorf("filled in %+v", r)
 	}
 	w.startNewTerm(t)
-	if available := w.available(t, "room", holds.SlotSelection{}); available[0].Held != 1 {
-		t.Errorf("%d held", available[0].Held)
+	if held := w.held(t, "room"); held != 1 {
+		t.Errorf("%d held", held)
 	}
 }
 
@@ -455,9 +263,8 @@ func TestRebuild_OutcomeStoredMeanwhile_IsIncluded(t *testing.T) {
 func TestRebuild_TwoHoldsOnSameSlots_IsDeterministic(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
-	w.outcomes = []holds.StoredOutcome{}
 	w.setInventory(t, "room", holds.SlotSelection{}, 100)
-	users := holds.Key(w.namespace, "room", "users")
+	users := w.key("room", "users")
 	for i := range 8 {
 		user := fmt.Sprintf("user-%d", i)
 		for n := range 2 {
@@ -469,11 +276,11 @@ func TestRebuild_TwoHoldsOnSameSlots_IsDeterministic(t *testing.T) {
 			}
 		}
 	}
-	before := w.client.HLen(t.Context(), holds.Key(w.namespace, "room", "records")).Val()
+	before := w.client.HLen(t.Context(), w.key("room", "records")).Val()
 	for range 2 {
 		w.loseAndRebuild(t, &replayLog{})
 	}
-	if after := w.client.HLen(t.Context(), holds.Key(w.namespace, "room", "records")).Val(); after != before || before != 16 {
+	if after := w.client.HLen(t.Context(), w.key("room", "records")).Val(); after != before || before != 16 {
 		t.Errorf("%d records, before %d", after, before)
 	}
 }
@@ -483,7 +290,6 @@ func TestRebuild_ManyHoldsOnOneResource_RestoresAll(t *testing.T) {
 	t.Parallel()
 	const number = 2500
 	w := newRealTimeHarness(t)
-	w.outcomes = []holds.StoredOutcome{}
 	w.setInventory(t, "room", holds.SlotSelection{}, number)
 	requests := make([]holds.PlaceRequest, number)
 	for i := range requests {
@@ -497,12 +303,9 @@ func TestRebuild_ManyHoldsOnOneResource_RestoresAll(t *testing.T) {
 	if r := w.loseAndRebuild(t, &replayLog{}); r.Live != number {
 		t.Errorf("filled in %+v", r)
 	}
-	if _, found, err := w.newSupervisor(&replayLog{harness: w}, "w", holds.NewEpochTerm()).Compare(t.Context(), func(string) {}); err != nil || len(found) != 0 {
-		t.Errorf("found %+v %v", found, err)
-	}
 	w.startNewTerm(t)
-	if available := w.available(t, "room", holds.SlotSelection{}); available[0].Held != number {
-		t.Errorf("%d held", available[0].Held)
+	if held := w.held(t, "room"); held != number {
+		t.Errorf("%d held", held)
 	}
 }
 
@@ -512,15 +315,14 @@ func TestRebuild_RequestKeyUsedTwice_KeepsLaterAnswer(t *testing.T) {
 	t.Parallel()
 	for _, turn := range []func([]holds.StoredOutcome){func([]holds.StoredOutcome) {}, slices.Reverse[[]holds.StoredOutcome]} {
 		w := newHarness(t)
-		w.outcomes = []holds.StoredOutcome{}
 		w.setInventory(t, "room", holds.SlotSelection{}, 5)
 		request := holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: "k", Quantity: 5}
 		first := created(t, w.place(t, request)[0])
-		w.release(t, holds.ReleaseRequest{Hold: first.HoldID})
-		if err := w.client.Del(t.Context(), holds.Key(w.namespace, "room", "request:k")).Err(); err != nil {
+		w.release(t, first.HoldID, "released")
+		if err := w.client.Del(t.Context(), w.key("room", "request:k")).Err(); err != nil {
 			t.Fatal(err)
 		}
-		w.pass(t, time.Second)
+		w.pass(time.Second)
 		second := created(t, w.place(t, request)[0])
 		turn(w.outcomes)
 		w.loseAndRebuild(t, &replayLog{})
@@ -536,7 +338,6 @@ func TestRebuild_RequestKeyUsedTwice_KeepsLaterAnswer(t *testing.T) {
 func TestRebuild_OutcomesWithoutMetadata_SameAnswers(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
-	w.outcomes = []holds.StoredOutcome{}
 	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	request := holds.PlaceRequest{EventID: "first", Resource: "room", User: "ana", RequestKey: "k"}
 	refused := holds.PlaceRequest{EventID: "refused", Resource: "room", User: "ben", RequestKey: "k2"}
@@ -561,5 +362,45 @@ func TestRebuild_OutcomesWithoutMetadata_SameAnswers(t *testing.T) {
 	// Nobody knows that its payment was started, so it may be once more.
 	if o := w.extend(t, holds.ExtendRequest{Hold: first.Hold, PaymentStarted: true}); o.Event != holds.EventHoldExtended {
 		t.Errorf("started again: %s", brief(o))
+	}
+}
+
+// startRecordingLog notes from when on outcomes are read.
+type startRecordingLog struct {
+	*replayLog
+	from time.Time
+}
+
+func (s *startRecordingLog) Outcomes(ctx context.Context, from time.Time, after uint64, each func(holds.StoredOutcome) error, progress func(done, all uint64)) (uint64, error) {
+	if after == 0 {
+		s.from = from
+	}
+	return s.replayLog.Outcomes(ctx, from, after, each, progress)
+}
+
+// TestRebuild_LifetimeShortened_ReadsAsFarBackAsHoldsLive changes the longest life of a hold and how long
+// answers are remembered. As long as a hold of before may live, a rebuild reads as far back as it was created.
+func TestRebuild_LifetimeShortened_ReadsAsFarBackAsHoldsLive(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", recovery.NewEpochTerm())
+	w.changePolicy(t, supervisor, "", func(p *holds.Policy) { p.HoldLifetimeMax, p.RequestKeyTTL = 50*time.Hour, 60*time.Hour })
+	w.changePolicy(t, supervisor, "now() - interval '100 hours'", func(p *holds.Policy) { p.HoldLifetimeMax, p.RequestKeyTTL = 2*time.Hour, 3*time.Hour })
+	read := func() time.Duration {
+		t.Helper()
+		s := &startRecordingLog{replayLog: &replayLog{harness: w}}
+		k := w.newSupervisor(s, "w2", recovery.NewEpochTerm())
+		k.Drain = 0
+		if _, err := k.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
+			t.Fatal(err)
+		}
+		return time.Since(s.from)
+	}
+	if got := read(); got < 110*time.Hour {
+		t.Errorf("a hold of before may still be remembered, but only %v were read", got)
+	}
+	w.execute(t, `UPDATE policies SET since = now() - interval '200 hours' WHERE since > to_timestamp(0)`)
+	if got := read(); got < 5*time.Hour || got > 6*time.Hour {
+		t.Errorf("nothing of before matters, but %v were read", got)
 	}
 }
