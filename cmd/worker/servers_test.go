@@ -13,7 +13,6 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
-	"holdfast/internal/torture"
 )
 
 // TestRedisClient_ReplyLost_NotSentAgain loses the reply to a command, on the way from Redis. The worker's client does not send
@@ -24,7 +23,7 @@ func TestRedisClient_ReplyLost_NotSentAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	proxy, err := torture.NewProxy(server.Host)
+	proxy, err := stacktest.NewProxy(server.Host)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +39,7 @@ func TestRedisClient_ReplyLost_NotSentAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	key := c.Namespace + ":counter"
-	proxy.Drop(torture.DropRule{Words: []string{key}})
+	proxy.Drop(stacktest.DropRule{Words: []string{key}})
 	if err := client.Incr(t.Context(), key).Err(); err == nil {
 		t.Error("the reply was lost, and nobody noticed")
 	}

@@ -1,4 +1,4 @@
-package torture
+package robustness
 
 import (
 	"flag"
@@ -13,22 +13,22 @@ import (
 )
 
 var (
-	seedFlag     = flag.Uint64("torture.seed", 0, "what is random is chosen by it; 0 = another one each time")
-	forFlag      = flag.Duration("torture.for", 0, "rounds begin until this is over; 0 = the short form")
-	strategyFlag = flag.String("torture.strategy", "range", "HOLDFAST_LOCK_STRATEGY of the workers")
-	burstsFlag   = flag.Int("torture.bursts", 0, "bursts in a round; 0 = as the form says")
-	faultsFlag   = flag.String("torture.faults", "", "only these kinds of faults, divided by commas")
-	raceFlag     = flag.Bool("torture.race", false, "build the workers with the race detector")
-	reportFlag   = flag.String("torture.report", "", "write the report to this file (JSON), and beside it with the ending .md")
-	keepFlag     = flag.String("torture.logs", "", "keep the workers' logs in this directory")
-	nodesFlag    = flag.Int("torture.nodes", 0, "nodes of NATS, 1 or 3; 0 = as the form says")
+	seedFlag     = flag.Uint64("robustness.seed", 0, "what is random is chosen by it; 0 = another one each time")
+	forFlag      = flag.Duration("robustness.for", 0, "rounds begin until this is over; 0 = the short form")
+	strategyFlag = flag.String("robustness.strategy", "range", "HOLDFAST_LOCK_STRATEGY of the workers")
+	burstsFlag   = flag.Int("robustness.bursts", 0, "bursts in a round; 0 = as the form says")
+	faultsFlag   = flag.String("robustness.faults", "", "only these kinds of faults, divided by commas")
+	raceFlag     = flag.Bool("robustness.race", false, "build the workers with the race detector")
+	reportFlag   = flag.String("robustness.report", "", "write the report to this file (JSON), and beside it with the ending .md")
+	keepFlag     = flag.String("robustness.logs", "", "keep the workers' logs in this directory")
+	nodesFlag    = flag.Int("robustness.nodes", 0, "nodes of NATS, 1 or 3; 0 = as the form says")
 )
 
-// TestRobustness_FaultsUnderLoad_PromisesHold breaks the servers, the workers and what is between them while a load goes on, and
+// TestRobustness breaks the servers, the workers and what is between them while a load goes on, and
 // sees that every promise holds. Without flags it is short; see docs/faults.md.
-func TestRobustness_FaultsUnderLoad_PromisesHold(t *testing.T) {
+func TestRobustness(t *testing.T) {
 	if *forFlag == 0 && *burstsFlag == 0 {
-		t.Skip("takes minutes: make torture, or -torture.bursts 2")
+		t.Skip("takes minutes: make robustness, or -robustness.bursts 2")
 	}
 	o := Options{
 		Seed: *seedFlag, For: *forFlag, Nodes: 1, Workers: 3, Bursts: 2, Histories: 10, Strategy: *strategyFlag, Longest: 4 * time.Second,
@@ -52,7 +52,7 @@ func TestRobustness_FaultsUnderLoad_PromisesHold(t *testing.T) {
 	if o.Seed == 0 {
 		o.Seed = rand.Uint64N(1 << 32)
 	}
-	t.Logf("seed %d: -torture.seed=%d has the same plan", o.Seed, o.Seed)
+	t.Logf("seed %d: -robustness.seed=%d has the same plan", o.Seed, o.Seed)
 	report, err := Run(t.Context(), o)
 	if report != nil {
 		t.Logf("report\n%s", report.Markdown())

@@ -1,4 +1,4 @@
-package torture
+package robustness
 
 import (
 	"bytes"
@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
 )
 
 // Worker is one worker process, started again whenever it has ended, with proxies of its own
@@ -23,8 +24,8 @@ type Worker struct {
 	binary          string
 	servers         *Servers
 	log             *log
-	redis, postgres *Proxy
-	nats            []*Proxy
+	redis, postgres *stacktest.Proxy
+	nats            []*stacktest.Proxy
 
 	mu      sync.Mutex
 	args    []string
@@ -102,7 +103,7 @@ func newWorker(s *Servers, binary, name, dir string) (w *Worker, err error) {
 	}
 	w = &Worker{name: name, binary: binary, servers: s, log: &log{file: file}, changed: make(chan struct{}, 1), ended: make(chan struct{})}
 	var errs []error
-	add := func(k *serverProcess) *Proxy {
+	add := func(k *serverProcess) *stacktest.Proxy {
 		p, err := k.proxy()
 		errs = append(errs, err)
 		return p
@@ -115,7 +116,9 @@ func newWorker(s *Servers, binary, name, dir string) (w *Worker, err error) {
 }
 
 // proxies are all that the worker talks through.
-func (w *Worker) proxies() []*Proxy { return append([]*Proxy{w.redis, w.postgres}, w.nats...) }
+func (w *Worker) proxies() []*stacktest.Proxy {
+	return append([]*stacktest.Proxy{w.redis, w.postgres}, w.nats...)
+}
 
 // flags are where its servers are.
 func (w *Worker) flags() []string {

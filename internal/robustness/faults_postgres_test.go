@@ -1,4 +1,4 @@
-package torture
+package robustness
 
 import (
 	"context"
@@ -122,14 +122,14 @@ func terminateOthersBut(ctx context.Context, c *pgx.Conn) error {
 // failStatements has a trigger fail every second change, with the code that a SQL expression gives.
 func failStatements(code string) func(context.Context, *Cluster, *rand.Rand) (func(context.Context) error, error) {
 	return func(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
-		make := fmt.Sprintf(`CREATE OR REPLACE FUNCTION %[1]s.torture() RETURNS trigger LANGUAGE plpgsql AS $$
+		make := fmt.Sprintf(`CREATE OR REPLACE FUNCTION %[1]s.robustness() RETURNS trigger LANGUAGE plpgsql AS $$
 			BEGIN
-				IF random() < 0.5 THEN RAISE EXCEPTION 'torture' USING ERRCODE = %[2]s; END IF;
+				IF random() < 0.5 THEN RAISE EXCEPTION 'robustness' USING ERRCODE = %[2]s; END IF;
 				RETURN NEW;
 			END $$;
-			CREATE TRIGGER torture BEFORE INSERT OR UPDATE ON %[1]s.inventory FOR EACH ROW EXECUTE FUNCTION %[1]s.torture();
-			CREATE TRIGGER torture BEFORE INSERT ON %[1]s.payments FOR EACH ROW EXECUTE FUNCTION %[1]s.torture();`, s.Namespace, code)
-		drop := fmt.Sprintf("DROP FUNCTION %s.torture CASCADE", s.Namespace)
+			CREATE TRIGGER robustness BEFORE INSERT OR UPDATE ON %[1]s.inventory FOR EACH ROW EXECUTE FUNCTION %[1]s.robustness();
+			CREATE TRIGGER robustness BEFORE INSERT ON %[1]s.payments FOR EACH ROW EXECUTE FUNCTION %[1]s.robustness();`, s.Namespace, code)
+		drop := fmt.Sprintf("DROP FUNCTION %s.robustness CASCADE", s.Namespace)
 		return func(ctx context.Context) error {
 			return s.withPostgres(ctx, func(ctx context.Context, c *pgx.Conn) error { _, err := c.Exec(ctx, drop); return err })
 		}, s.withPostgres(ctx, func(ctx context.Context, c *pgx.Conn) error { _, err := c.Exec(ctx, make); return err })

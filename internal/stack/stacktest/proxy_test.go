@@ -1,4 +1,4 @@
-package torture
+package stacktest
 
 import (
 	"bufio"
@@ -12,8 +12,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"holdfast/internal/stack/stacktest"
 )
 
 // echo is a server that answers each line with itself, and remembers it.
@@ -158,7 +156,7 @@ func TestProxy_Cut_BothSidesSeeIt(t *testing.T) {
 			if reset != errors.Is(err, syscall.ECONNRESET) || !reset && !errors.Is(err, io.EOF) {
 				t.Errorf("the client sees %v", err)
 			}
-			stacktest.Eventually(t, "the server's end", func() bool {
+			Eventually(t, "the server's end", func() bool {
 				e.mu.Lock()
 				defer e.mu.Unlock()
 				return len(e.ends) == 1 && reset == errors.Is(e.ends[0], syscall.ECONNRESET)
@@ -205,7 +203,7 @@ func TestProxy_StallOneDirection_ArrivesAfterwards(t *testing.T) {
 			p.Set(w, Toxics{Stall: true})
 			sendLine(t, c, "a")
 			if w == Downstream {
-				stacktest.Eventually(t, "the server to hear", func() bool { return e.has("a") })
+				Eventually(t, "the server to hear", func() bool { return e.has("a") })
 			}
 			if err := c.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
 				t.Fatal(err)
@@ -289,7 +287,7 @@ func TestProxy_DropReply_ServerHasDoneIt(t *testing.T) {
 	if got, err := io.ReadAll(c); len(got) > 0 || !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("heard %q, %v of an answer that was lost", got, err)
 	}
-	stacktest.Eventually(t, "the server to have done it", func() bool { return e.has("Commit 2") })
+	Eventually(t, "the server to have done it", func() bool { return e.has("Commit 2") })
 	if p.Dropped() != 1 {
 		t.Errorf("%d lost", p.Dropped())
 	}

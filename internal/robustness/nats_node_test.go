@@ -1,4 +1,4 @@
-package torture
+package robustness
 
 import (
 	"context"
@@ -20,7 +20,7 @@ import (
 
 // nodeVariable has, in its environment, what a process that is to be a node of NATS should be:
 // there may be no nats-server program, so the test program runs itself.
-const nodeVariable = "HOLDFAST_TORTURE_NODE"
+const nodeVariable = "HOLDFAST_ROBUSTNESS_NODE"
 
 // node says what a node of NATS is.
 type node struct {
@@ -48,7 +48,7 @@ func RunNode() error {
 	}
 	if n.Route != 0 {
 		// Clients are not told of the other nodes: they would go past the proxies.
-		o.Cluster = server.ClusterOpts{Name: "torture", Host: "127.0.0.1", Port: n.Route, NoAdvertise: true}
+		o.Cluster = server.ClusterOpts{Name: "robustness", Host: "127.0.0.1", Port: n.Route, NoAdvertise: true}
 		for _, route := range n.Routes {
 			u, err := url.Parse(route)
 			if err != nil {

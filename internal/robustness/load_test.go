@@ -1,4 +1,4 @@
-package torture
+package robustness
 
 import (
 	"context"
@@ -172,7 +172,7 @@ func (l *Load) publish(ctx context.Context, event, resource string, data any) *s
 
 // event makes an event with an id of its own.
 func (l *Load) event(event, resource string, data any) (*sent, *nats.Msg, error) {
-	r, err := l.subjects.NewRequest(event, resource, "/torture", data)
+	r, err := l.subjects.NewRequest(event, resource, "/robustness", data)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -247,7 +247,7 @@ func (l *Load) customer(ctx context.Context, hurry <-chan struct{}, number uint6
 	case 2:
 		request.Quantity = 2
 	case 3:
-		request.Metadata = []byte(`{"note":"torture"}`)
+		request.Metadata = []byte(`{"note":"robustness"}`)
 	}
 	byKey := events.BookingCancelledData{ResourceID: p.name, RequestKey: request.RequestKey}
 	if random.IntN(30) == 0 {
@@ -345,7 +345,7 @@ func (l *Load) decide(ctx context.Context, hurry <-chan struct{}, random *rand.R
 		return
 	}
 	if random.IntN(2) == 0 {
-		l.publish(ctx, events.ReservationCancelled, resource, events.ReservationCancelledData{HoldID: o.HoldID, Reason: "torture"})
+		l.publish(ctx, events.ReservationCancelled, resource, events.ReservationCancelledData{HoldID: o.HoldID, Reason: "robustness"})
 		return
 	}
 	l.mu.Lock()

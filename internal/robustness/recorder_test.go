@@ -1,4 +1,4 @@
-package torture
+package robustness
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 )
 
 // idHeader has the id of an event that is too malformed to have one, also in its dead letter.
-const idHeader = "Torture-Id"
+const idHeader = "Robustness-Id"
 
 // sent is an event that was published, or may have been.
 type sent struct {

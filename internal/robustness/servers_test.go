@@ -1,4 +1,4 @@
-package torture
+package robustness
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
 )
 
 // startWithin bounds each start of a server.
@@ -29,7 +30,7 @@ type serverProcess struct {
 
 	mu      sync.Mutex
 	server  *stack.Server // nil while it is down
-	proxies []*Proxy
+	proxies []*stacktest.Proxy
 }
 
 // up starts the server, unless it runs, and turns its proxies to where it listens now.
@@ -94,10 +95,10 @@ func (k *serverProcess) addr() string {
 }
 
 // proxy returns a new proxy before the server.
-func (k *serverProcess) proxy() (*Proxy, error) {
+func (k *serverProcess) proxy() (*stacktest.Proxy, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	p, err := NewProxy(local(k.server.Port))
+	p, err := stacktest.NewProxy(local(k.server.Port))
 	if err == nil {
 		k.proxies = append(k.proxies, p)
 	}
@@ -123,7 +124,7 @@ const postgresConnections = 60
 
 // NewServers starts the servers in a directory of their own, with so many nodes of NATS.
 func NewServers(ctx context.Context, nodes int) (s *Servers, err error) {
-	dir, err := os.MkdirTemp("", "holdfast-torture-")
+	dir, err := os.MkdirTemp("", "holdfast-robustness-")
 	if err != nil {
 		return nil, fmt.Errorf("directory: %w", err)
 	}
@@ -253,6 +254,6 @@ func (s *Servers) natsURL() string {
 
 // connectNATS connects to any node past all proxies, and reconnects for ever. Nodes keep their ports.
 func (s *Servers) connectNATS() (*nats.Conn, error) {
-	return nats.Connect(s.natsURL(), nats.Name("torture"), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond), nats.RetryOnFailedConnect(true),
+	return nats.Connect(s.natsURL(), nats.Name("robustness"), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond), nats.RetryOnFailedConnect(true),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})) // what comes too fast is read again
 }

@@ -1,4 +1,4 @@
-package torture
+package robustness
 
 import (
 	"context"
@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"slices"
 	"time"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // Fault is one kind of thing that breaks.
@@ -43,7 +45,7 @@ type Cluster struct {
 	*Servers
 	Namespace  string
 	Workers    []*Worker
-	Load       []*Proxy // between the load and the nodes of NATS
+	Load       []*stacktest.Proxy // between the load and the nodes of NATS
 	Log        func(format string, args ...any)
 	CanRebuild bool   // workers fill Redis again that has lost its data
 	Binary     string // of the worker

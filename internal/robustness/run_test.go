@@ -1,4 +1,4 @@
-package torture
+package robustness
 
 import (
 	"context"
@@ -105,7 +105,7 @@ func (r *runner) round(ctx context.Context, number int) (err error) {
 	defer end()
 	seed := r.random.Uint64()
 	w := &harness{runner: r}
-	r.cluster.Namespace = fmt.Sprintf("torture%d", number)
+	r.cluster.Namespace = fmt.Sprintf("robustness%d", number)
 	w.subjects = events.Namespace(r.cluster.Namespace)
 	if err := r.cluster.resetClock(ctx); err != nil {
 		return err

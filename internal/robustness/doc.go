@@ -1,4 +1,4 @@
-// Package torture breaks servers, workers and what is between them while a load goes on, and sees
+// Package robustness breaks servers, workers and what is between them while a load goes on, and sees
 // that every promise holds. docs/faults.md says what is broken and what is judged. Only tests use it.
 //
 //	load ──► proxy ──► NATS (processes, 1 or 3) ◄── proxy ◄── worker ──► proxy ──► Redis, Postgres
@@ -19,4 +19,4 @@
 //
 // What is random is chosen by a seed: which faults, when and for how long, and what each customer
 // means to do. What comes of it is not.
-package torture
+package robustness
