@@ -1,22 +1,25 @@
-// Package robustness breaks servers, workers and what is between them while a load goes on, and sees
-// that every promise holds. docs/faults.md says what is broken and what is judged. Only tests use it.
+// Package robustness injects faults into servers, workers and connections while a load runs, and
+// checks that every promise of README.md holds. It has tests only; docs/faults.md describes the
+// faults and the checks.
 //
-//	load ──► proxy ──► NATS (processes, 1 or 3) ◄── proxy ◄── worker ──► proxy ──► Redis, Postgres
-//	  │                   │                                      × 3, each with proxies of its own
-//	  │                   └── past all proxies ──► Book, audit, sampler: the judges
-//	  └─────────────────────────────────────────────► Book: what was published
+//	load ──► proxy ──► NATS (1 or 3 processes) ◄── proxy ◄── worker ──► proxy ──► Redis, Postgres
+//	  │                   │                                   × 3, each with its own proxies
+//	  │                   └── without proxies ──► recorder, audit, sampler
+//	  └─────────────────────────────────────────► recorder: what was published
 //
-// A run has rounds, each with a namespace, workers and a load of its own. A round has bursts:
-// some faults strike, are mended, everything comes to rest, and is judged.
+// A run consists of rounds. Each round has its own namespace, workers and load. A round consists of
+// bursts: a burst injects up to three faults, repairs them, waits until everything is answered, and
+// checks.
 //
-//	Proxy    cuts, stalls, delays, slices, refuses, loses requests and replies (proxy.go)
-//	Servers  real ones, as child processes: killed, paused, started again (servers.go, nodes.go)
-//	Worker   a worker process that is started again whenever it ends (workers.go)
-//	Load     what is asked (load.go); Book: what was asked and answered (recorder.go)
-//	Fault    one thing that breaks, and how it is mended (faults*.go)
-//	history  what was done to one slot, for porcupine (history.go)
-//	Run      all of it (run.go), judged (check.go), and told (report.go)
+//	Servers   real servers as child processes: killed, paused, restarted   servers, nats_node, clock_shim
+//	Worker    a worker process that restarts whenever it ends              workers
+//	Proxy     cuts, stalls, delays, slices, refuses, drops                 internal/stack/stacktest
+//	Load      publishes requests, payments, cancellations                  load
+//	Recorder  records what was published and what was answered             recorder
+//	history   records the operations on one slot, for porcupine            history, slot_model
+//	Fault     one kind of failure and its repair                           faults*
+//	Run       runs the rounds, checks them and reports                     run, check, report
 //
-// What is random is chosen by a seed: which faults, when and for how long, and what each customer
-// means to do. What comes of it is not.
+// The seed determines the plan: which faults strike, when and for how long, and what each customer
+// intends. It does not determine the results, which depend on timing.
 package robustness

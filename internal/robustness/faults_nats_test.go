@@ -20,15 +20,16 @@ const (
 
 var natsFaults = []Fault{
 	{
-		Kind: "nats leader killed", What: "kill -9 of the node that leads the inbound stream", Claims: []string{natsProcess},
-		Strike: func(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
+		Kind: "nats leader killed", What: "kill -9 of the node that leads the inbound stream",
+		Claims: []string{natsProcess},
+		Strike: func(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 			node := s.leader(ctx)
 			return node.up, node.kill()
 		},
 	},
 	{
 		Kind: "nats killed", What: "kill -9 of all nodes at once", Claims: []string{natsProcess},
-		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
+		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 			var errs []error
 			for _, node := range s.nats {
 				errs = append(errs, node.kill())
@@ -43,37 +44,46 @@ var natsFaults = []Fault{
 		},
 	},
 	{
-		Kind: "nats node stopped", What: "SIGSTOP of one node", Claims: []string{natsProcess, heldByNATS}, Lasts: span{2 * time.Second, 15 * time.Second},
-		Strike: func(_ context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
+		Kind: "nats node stopped", What: "SIGSTOP of one node",
+		Claims: []string{natsProcess, heldByNATS}, Lasts: span{2 * time.Second, 15 * time.Second},
+		Strike: func(_ context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
 			node := s.nats[random.IntN(len(s.nats))]
 			return undoWith(node.resume), node.pause()
 		},
 	},
 	{
-		Kind: "consumer deleted", What: "a durable consumer of the inbound stream is deleted", Claims: []string{natsProcess, natsStream},
-		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
-			name := []string{events.ConsumerRequests, events.ConsumerChanges, events.ConsumerPayments}[random.IntN(3)]
-			s.Log("consumer %s is deleted", name)
+		Kind: "consumer deleted", What: "a durable consumer of the inbound stream is deleted",
+		Claims: []string{natsProcess, natsStream},
+		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
+			name := consumers[random.IntN(len(consumers))]
+			s.Log("consumer %s deleted", name)
 			return noUndo, s.withJetStream(ctx, func(ctx context.Context, js jetstream.JetStream) error {
 				return js.DeleteConsumer(ctx, events.Namespace(s.Namespace).InStream(), name)
 			})
 		},
 	},
 	{
-		Kind: "inbound stream full", What: "the inbound stream takes no more messages", Claims: []string{natsProcess, natsStream},
+		Kind: "inbound stream full", What: "the inbound stream refuses new messages",
+		Claims: []string{natsProcess, natsStream},
 		Strike: fillStream(events.Namespace.InStream),
 	},
 	{
-		Kind: "outbound stream full", What: "the outbound stream takes no more messages, and refuses them", Claims: []string{natsProcess, natsStream},
+		Kind: "outbound stream full", What: "the outbound stream refuses new messages",
+		Claims: []string{natsProcess, natsStream},
 		Strike: fillStream(events.Namespace.OutStream),
 	},
 	{
-		Kind: "dead letters full", What: "the stream of dead letters takes no more messages", Claims: []string{natsProcess, natsStream},
+		Kind: "dead letters full", What: "the stream of dead letters refuses new messages",
+		Claims: []string{natsProcess, natsStream},
 		Strike: fillStream(events.Namespace.DLQStream),
 	},
 }
 
-// withJetStream does something with JetStream past all proxies.
+// consumers are the durable consumers of the inbound stream.
+var consumers = []string{events.ConsumerRequests, events.ConsumerChanges, events.ConsumerPayments}
+
+// withJetStream calls do over a connection without proxies, and retries it until it succeeds or
+// startWithin is over.
 func (s *Cluster) withJetStream(ctx context.Context, do func(ctx context.Context, js jetstream.JetStream) error) error {
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
@@ -93,47 +103,48 @@ func (s *Cluster) withJetStream(ctx context.Context, do func(ctx context.Context
 		if err == nil || ctx.Err() != nil {
 			return err
 		}
-		wait(ctx, publishRetry) // there is no leader now
+		wait(ctx, publishRetry) // for example until JetStream has elected a leader
 	}
 }
 
-// leader returns the node that leads the inbound stream, the first when nobody says.
+// leader returns the node that leads the inbound stream, or the first node when the leader is unknown.
 func (s *Cluster) leader(ctx context.Context) *serverProcess {
 	name := ""
-	_ = s.withJetStream(ctx, func(ctx context.Context, js jetstream.JetStream) error { // without an answer it is any node
+	// Without an answer name stays empty, and leader returns the first node.
+	_ = s.withJetStream(ctx, func(ctx context.Context, js jetstream.JetStream) error {
 		stream, err := js.Stream(ctx, events.Namespace(s.Namespace).InStream())
 		if err == nil && stream.CachedInfo().Cluster != nil {
 			name = stream.CachedInfo().Cluster.Leader
 		}
 		return err
 	})
-	return s.nats[max(0, slices.IndexFunc(s.nats, func(k *serverProcess) bool { return k.name == "nats "+name }))]
+	return s.nats[max(0, slices.IndexFunc(s.nats, func(n *serverProcess) bool { return n.name == "nats "+name }))]
 }
 
-// fillStream lowers what a stream may have to what it has, and has it refuse what is new.
-func fillStream(which func(events.Namespace) string) func(context.Context, *Cluster, *rand.Rand) (func(context.Context) error, error) {
-	return func(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
-		change := func(ctx context.Context, do func(stream jetstream.Stream) jetstream.StreamConfig) error {
+// fillStream lowers the limit of a stream to the number of its messages and makes it refuse new ones.
+func fillStream(which func(events.Namespace) string) strikeFunc {
+	return func(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
+		change := func(ctx context.Context, newConfig func(stream jetstream.Stream) jetstream.StreamConfig) error {
 			return s.withJetStream(ctx, func(ctx context.Context, js jetstream.JetStream) error {
 				stream, err := js.Stream(ctx, which(events.Namespace(s.Namespace)))
 				if err == nil {
-					_, err = js.UpdateStream(ctx, do(stream))
+					_, err = js.UpdateStream(ctx, newConfig(stream))
 				}
 				return err
 			})
 		}
-		var was *jetstream.StreamConfig
+		var original *jetstream.StreamConfig
 		err := change(ctx, func(stream jetstream.Stream) jetstream.StreamConfig {
-			full := stream.CachedInfo().Config
-			if was == nil { // else it is asked again, and may have been done
-				before := full
-				was = &before
+			config := stream.CachedInfo().Config
+			if original == nil { // on a retry the first attempt may already have changed the stream
+				before := config
+				original = &before
 			}
-			full.Discard, full.MaxMsgs = jetstream.DiscardNew, max(1, int64(stream.CachedInfo().State.Msgs))
-			return full
+			config.Discard, config.MaxMsgs = jetstream.DiscardNew, max(1, int64(stream.CachedInfo().State.Msgs))
+			return config
 		})
 		return func(ctx context.Context) error {
-			return change(ctx, func(jetstream.Stream) jetstream.StreamConfig { return *was })
+			return change(ctx, func(jetstream.Stream) jetstream.StreamConfig { return *original })
 		}, err
 	}
 }

@@ -17,24 +17,29 @@ const (
 
 var postgresFaults = []Fault{
 	{
-		Kind: "postgres killed", What: "immediate stop of Postgres, and recovery", Claims: []string{postgresProcess, postgresTables},
-		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
+		Kind: "postgres killed", What: "immediate shutdown of Postgres, then recovery",
+		Claims: []string{postgresProcess, postgresTables},
+		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 			return s.postgres.up, s.postgres.kill()
 		},
 	},
 	{
-		Kind: "postgres paused", What: "SIGSTOP of all processes of Postgres", Claims: []string{postgresProcess, postgresTables}, Lasts: span{3 * time.Second, 20 * time.Second},
-		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
+		Kind: "postgres paused", What: "SIGSTOP of all processes of Postgres",
+		Claims: []string{postgresProcess, postgresTables}, Lasts: span{3 * time.Second, 20 * time.Second},
+		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 			return undoWith(s.postgres.resume), s.postgres.pause()
 		},
 	},
 	{
-		Kind: "postgres connections exhausted", What: "all of max_connections are taken, and the workers' are ended", Claims: []string{postgresProcess, postgresTables},
+		Kind:   "postgres connections exhausted",
+		What:   "the workers' sessions are ended, and all of max_connections are taken",
+		Claims: []string{postgresProcess, postgresTables},
 		Strike: exhaustConnections,
 	},
 	{
-		Kind: "postgres sessions ended", What: "pg_terminate_backend of all of the workers' sessions, several times", Claims: []string{postgresProcess},
-		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
+		Kind: "postgres sessions ended", What: "pg_terminate_backend of all sessions of the workers, several times",
+		Claims: []string{postgresProcess},
+		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
 			return noUndo, s.withPostgres(ctx, func(ctx context.Context, c *pgx.Conn) error {
 				for range 4 {
 					if err := terminateOthers(ctx, c); err != nil {
@@ -47,26 +52,33 @@ var postgresFaults = []Fault{
 		},
 	},
 	{
-		Kind: "serialization failures", What: "half of all changes of inventory and payments fail with 40001 or 40P01", Claims: []string{postgresProcess, postgresTables},
+		Kind:   "serialization failures",
+		What:   "half of all changes of inventory and payments fail with 40001 or 40P01",
+		Claims: []string{postgresProcess, postgresTables},
 		Strike: failStatements("CASE WHEN random() < 0.5 THEN '40001' ELSE '40P01' END"),
 	},
 	{
-		Kind: "disk full (as told)", What: "half of all changes of inventory and payments fail with 53100, as when no space is left; the disk itself is not filled", Claims: []string{postgresProcess, postgresTables},
+		Kind:   "disk full (simulated)",
+		What:   "half of all changes of inventory and payments fail with 53100 (disk full); the disk itself is not filled",
+		Claims: []string{postgresProcess, postgresTables},
 		Strike: failStatements("'53100'"),
 	},
 	{
-		Kind: "inventory locked", What: "somebody keeps the table of the inventory locked in a transaction", Claims: []string{postgresProcess, postgresTables},
+		Kind: "inventory locked", What: "another transaction locks the inventory table",
+		Claims: []string{postgresProcess, postgresTables},
 		Strike: lockInventory,
 	},
 	{
-		Kind: "capacity by SQL", What: "capacities are changed by plain SQL, over and over", Claims: []string{postgresProcess, postgresTables},
-		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
+		Kind: "capacity by SQL", What: "plain SQL changes capacities, many times",
+		Claims: []string{postgresProcess, postgresTables},
+		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
 			s.capacityBySQL = true
 			return noUndo, s.withPostgres(ctx, func(ctx context.Context, c *pgx.Conn) error {
+				// It only lowers capacities: the audit compares with the highest capacity that an event has set.
+				lower := fmt.Sprintf(`UPDATE %s.inventory SET capacity = greatest(reserved, capacity - 1)
+					WHERE resource_id = $1`, s.Namespace)
 				for range 30 {
-					// Never above what was told: the checker compares with the most that was.
-					if _, err := c.Exec(ctx, fmt.Sprintf("UPDATE %s.inventory SET capacity = greatest(reserved, capacity - 1) WHERE resource_id = $1", s.Namespace),
-						fmt.Sprintf("hotel-%d", random.IntN(4))); err != nil {
+					if _, err := c.Exec(ctx, lower, fmt.Sprintf("hotel-%d", random.IntN(4))); err != nil {
 						return err
 					}
 					wait(ctx, 20*time.Millisecond)
@@ -77,13 +89,21 @@ var postgresFaults = []Fault{
 	},
 }
 
+// terminateOthers ends all other client sessions.
 func terminateOthers(ctx context.Context, c *pgx.Conn) error {
-	_, err := c.Exec(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
+	_, err := c.Exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+		WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'`)
 	return err
 }
 
-// exhaustConnections takes every connection that Postgres has.
-func exhaustConnections(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
+// terminateWorkers ends the sessions of the workers.
+func terminateWorkers(ctx context.Context, c *pgx.Conn) error {
+	_, err := c.Exec(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'holdfast%'")
+	return err
+}
+
+// exhaustConnections takes every connection that Postgres allows.
+func exhaustConnections(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 	var taken []*pgx.Conn
 	release := func(ctx context.Context) error {
 		var errs []error
@@ -97,8 +117,8 @@ func exhaustConnections(ctx context.Context, s *Cluster, _ *rand.Rand) (func(con
 		return noUndo, err
 	}
 	taken = append(taken, first)
-	for range 3 { // what is ended is taken at once by whoever is faster
-		if err := terminateOthersBut(ctx, first); err != nil {
+	for range 3 { // a worker may reconnect before this loop takes its connection
+		if err := terminateWorkers(ctx, first); err != nil {
 			return release, err
 		}
 		for len(taken) < postgresConnections {
@@ -113,30 +133,31 @@ func exhaustConnections(ctx context.Context, s *Cluster, _ *rand.Rand) (func(con
 	return release, nil
 }
 
-// terminateOthersBut ends the sessions of others than this package.
-func terminateOthersBut(ctx context.Context, c *pgx.Conn) error {
-	_, err := c.Exec(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'holdfast%'")
-	return err
-}
-
-// failStatements has a trigger fail every second change, with the code that a SQL expression gives.
-func failStatements(code string) func(context.Context, *Cluster, *rand.Rand) (func(context.Context) error, error) {
-	return func(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
-		make := fmt.Sprintf(`CREATE OR REPLACE FUNCTION %[1]s.robustness() RETURNS trigger LANGUAGE plpgsql AS $$
+// failStatements installs a trigger that fails every second change on average. code is a SQL
+// expression for the SQLSTATE.
+func failStatements(code string) strikeFunc {
+	return func(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
+		create := fmt.Sprintf(`CREATE OR REPLACE FUNCTION %[1]s.robustness() RETURNS trigger LANGUAGE plpgsql AS $$
 			BEGIN
 				IF random() < 0.5 THEN RAISE EXCEPTION 'robustness' USING ERRCODE = %[2]s; END IF;
 				RETURN NEW;
 			END $$;
-			CREATE TRIGGER robustness BEFORE INSERT OR UPDATE ON %[1]s.inventory FOR EACH ROW EXECUTE FUNCTION %[1]s.robustness();
-			CREATE TRIGGER robustness BEFORE INSERT ON %[1]s.payments FOR EACH ROW EXECUTE FUNCTION %[1]s.robustness();`, s.Namespace, code)
+			CREATE TRIGGER robustness BEFORE INSERT OR UPDATE ON %[1]s.inventory
+				FOR EACH ROW EXECUTE FUNCTION %[1]s.robustness();
+			CREATE TRIGGER robustness BEFORE INSERT ON %[1]s.payments
+				FOR EACH ROW EXECUTE FUNCTION %[1]s.robustness();`, s.Namespace, code)
 		drop := fmt.Sprintf("DROP FUNCTION %s.robustness CASCADE", s.Namespace)
-		return func(ctx context.Context) error {
-			return s.withPostgres(ctx, func(ctx context.Context, c *pgx.Conn) error { _, err := c.Exec(ctx, drop); return err })
-		}, s.withPostgres(ctx, func(ctx context.Context, c *pgx.Conn) error { _, err := c.Exec(ctx, make); return err })
+		exec := func(ctx context.Context, statements string) error {
+			return s.withPostgres(ctx, func(ctx context.Context, c *pgx.Conn) error {
+				_, err := c.Exec(ctx, statements)
+				return err
+			})
+		}
+		return func(ctx context.Context) error { return exec(ctx, drop) }, exec(ctx, create)
 	}
 }
 
-func lockInventory(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
+func lockInventory(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 	conn, err := pgx.Connect(ctx, postgresURL(s.postgres.addr()))
 	if err != nil {
 		return noUndo, err

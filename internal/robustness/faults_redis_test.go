@@ -24,28 +24,23 @@ const (
 	clockMoved     = "clock moved"
 )
 
-// needsRebuild says why workers cannot survive the loss of data, "" when they can.
-func needsRebuild(s *Cluster) string {
-	if s.CanRebuild {
-		return ""
-	}
-	return "this worker cannot fill Redis again yet"
-}
-
 var redisFaults = []Fault{
 	{
-		Kind: "redis killed", What: "kill -9 of Redis, which keeps an append-only file, synced at each write", Forgets: true, Claims: []string{redisProcess},
-		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
+		Kind: "redis killed", What: "kill -9 of Redis; it syncs its append-only file on each write", CausesRebuild: true,
+		Claims: []string{redisProcess},
+		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 			return s.redis.up, s.redis.kill()
 		},
 	},
 	{
-		Kind: "redis loading", What: "Redis is killed and has so much to load that it answers LOADING for a time", Forgets: true, Claims: []string{redisProcess},
+		Kind: "redis loading", What: "kill -9 of Redis; it loads its data so slowly that it answers LOADING for a while",
+		CausesRebuild: true, Claims: []string{redisProcess},
 		Strike: loadSlowly,
 	},
 	{
-		Kind: "redis paused", What: "SIGSTOP of Redis, up to 30 s in the long form", Claims: []string{redisProcess}, Lasts: span{5 * time.Second, 30 * time.Second},
-		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
+		Kind: "redis paused", What: "SIGSTOP of Redis, for up to 30 s in the long form",
+		Claims: []string{redisProcess}, Lasts: span{5 * time.Second, 30 * time.Second},
+		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 			return undoWith(s.redis.resume), s.redis.pause()
 		},
 	},
@@ -54,65 +49,53 @@ var redisFaults = []Fault{
 		Strike: onRedis(func(ctx context.Context, c *redis.Client) error { return c.ScriptFlush(ctx).Err() }),
 	},
 	{
-		Kind: "redis full", What: "maxmemory below what is used, under noeviction: writes are refused (OOM)", Claims: []string{redisProcess, redisSettings},
+		Kind: "redis full", What: "maxmemory below the memory in use, with noeviction: Redis refuses writes (OOM)",
+		Claims: []string{redisProcess, redisSettings},
 		Strike: configured("maxmemory", "1mb", "0"),
 	},
 	{
-		Kind: "redis read-only", What: "Redis follows a primary that cannot be reached: READONLY", Forgets: true, Claims: []string{redisProcess},
-		Strike: func(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
-			back := func(ctx context.Context) error {
-				return s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error { return c.Do(ctx, "REPLICAOF", "NO", "ONE").Err() })
+		Kind: "redis read-only", What: "Redis becomes a replica of an unreachable primary: READONLY", CausesRebuild: true,
+		Claims: []string{redisProcess},
+		Strike: func(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
+			replicaOf := func(ctx context.Context, host, port string) error {
+				return s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error {
+					return c.ReplicaOf(ctx, host, port).Err()
+				})
 			}
-			return back, s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error {
-				return c.Do(ctx, "REPLICAOF", "127.0.0.1", "1").Err()
-			})
+			return func(ctx context.Context) error { return replicaOf(ctx, "NO", "ONE") }, replicaOf(ctx, "127.0.0.1", "1")
 		},
 	},
 	{
-		Kind: "counter overwritten", What: "a counter is set by hand: to a number, a negative one, a text, a key of another type", Claims: []string{"counter", redisProcess},
+		Kind:   "counter overwritten",
+		What:   "a counter is set by hand: to a number, a negative number, a text or a key of another type",
+		Claims: []string{"counter", redisProcess},
 		Strike: overwriteCounter,
 	},
 	{
-		Kind: "notifications off", What: "CONFIG SET notify-keyspace-events \"\"", Claims: []string{redisProcess, redisSettings},
+		Kind: "notifications off", What: `CONFIG SET notify-keyspace-events ""`,
+		Claims: []string{redisProcess, redisSettings},
 		Strike: configured("notify-keyspace-events", "", "Exg"),
 	},
 	{
-		Kind: "subscribers killed", What: "CLIENT KILL TYPE pubsub, again and again", Claims: []string{redisProcess},
-		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
-			for range 5 {
-				if err := s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error {
-					return c.Do(ctx, "CLIENT", "KILL", "TYPE", "pubsub").Err()
-				}); err != nil {
-					return noUndo, err
-				}
-				wait(ctx, time.Duration(random.IntN(300))*time.Millisecond)
-			}
-			return noUndo, nil
-		},
+		Kind: "subscribers killed", What: "CLIENT KILL TYPE pubsub, several times", Claims: []string{redisProcess},
+		Strike: killClients(5, "TYPE", "pubsub"),
 	},
 	{
-		Kind: "expiries forged", What: "10,000 messages that tell of expiries which there were not", Claims: []string{redisProcess},
+		Kind: "expiries forged", What: "10,000 keyspace notifications of expiries that did not happen",
+		Claims: []string{redisProcess},
 		Strike: forgeExpiries,
 	},
 	{
 		Kind: "redis clients killed", What: "CLIENT KILL of all connections, several times", Claims: []string{redisProcess},
-		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
-			for range 4 {
-				if err := s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error {
-					return c.Do(ctx, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err()
-				}); err != nil {
-					return noUndo, err
-				}
-				wait(ctx, time.Duration(random.IntN(300))*time.Millisecond)
-			}
-			return noUndo, nil
-		},
+		Strike: killClients(4, "TYPE", "normal", "SKIPME", "yes"),
 	},
 	{
-		Kind: clockMoved, What: "Redis is started again with its clock an hour ahead or back (an LD_PRELOAD shim); once in a round", Forgets: true, Claims: []string{redisProcess}, Missing: needsShim,
-		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
+		Kind:          clockMoved,
+		What:          "Redis restarts with its clock an hour ahead or back (an LD_PRELOAD shim); once in a round",
+		CausesRebuild: true, Claims: []string{redisProcess}, Unavailable: needsShim,
+		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
 			s.clock = []time.Duration{-time.Hour, time.Hour}[random.IntN(2)]
-			s.Log("the clock of redis is moved by %v", s.clock)
+			s.Log("clock of redis moved by %v", s.clock)
 			return noUndo, errors.Join(s.redis.kill(), s.redis.up(ctx))
 		},
 	},
@@ -121,28 +104,46 @@ var redisFaults = []Fault{
 func needsShim(s *Cluster) string {
 	switch {
 	case s.shim == "":
-		return "there is no C compiler"
+		return "no C compiler"
 	case s.clock != 0:
-		return "it was moved in this round"
+		return "the clock has already moved in this round"
 	default:
 		return ""
 	}
 }
 
-// onRedis is a fault that is over when it was done.
-func onRedis(do func(ctx context.Context, c *redis.Client) error) func(context.Context, *Cluster, *rand.Rand) (func(context.Context) error, error) {
-	return func(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
+// onRedis returns a fault that needs no repair.
+func onRedis(do func(ctx context.Context, c *redis.Client) error) strikeFunc {
+	return func(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 		return noUndo, s.withRedis(ctx, do)
 	}
 }
 
-// configured sets something to a value, and back.
-func configured(name, to, back string) func(context.Context, *Cluster, *rand.Rand) (func(context.Context) error, error) {
-	set := func(ctx context.Context, s *Cluster, value string) error {
-		return s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error { return c.ConfigSet(ctx, name, value).Err() })
+// killClients runs CLIENT KILL several times, with up to 300 ms between two.
+func killClients(times int, filter ...any) strikeFunc {
+	kill := append([]any{"CLIENT", "KILL"}, filter...)
+	return func(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
+		for range times {
+			if err := s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error {
+				return c.Do(ctx, kill...).Err()
+			}); err != nil {
+				return noUndo, err
+			}
+			wait(ctx, time.Duration(random.IntN(300))*time.Millisecond)
+		}
+		return noUndo, nil
 	}
-	return func(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
-		return func(ctx context.Context) error { return set(ctx, s, back) }, set(ctx, s, to)
+}
+
+// configured changes a setting of Redis. Its undoFunc sets the usual value.
+func configured(name, value, usual string) strikeFunc {
+	set := func(ctx context.Context, s *Cluster, value string) error {
+		return s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error {
+			return c.ConfigSet(ctx, name, value).Err()
+		})
+	}
+	return func(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
+		return func(ctx context.Context) error { return set(ctx, s, usual) }, set(ctx, s, value)
 	}
 }
 
@@ -150,20 +151,20 @@ func resourceKey(namespace, resource, name string) string {
 	return fmt.Sprintf("%s:{%d}:%s:%s", namespace, holds.Partition(resource), resource, name)
 }
 
-// overwriteCounter damages the counter of a slot. The workers heal it by themselves, or, as often,
-// `worker audit --repair` does.
-func overwriteCounter(ctx context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
+// overwriteCounter corrupts the counter of a slot. In half of all cases `worker audit --repair`
+// repairs it after the burst; in the other half the workers heal it.
+func overwriteCounter(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
 	resource := fmt.Sprintf("hotel-%d", random.IntN(4))
 	key := resourceKey(s.Namespace, resource, "counts")
-	how := random.IntN(4)
-	s.Log("counter of %s overwritten, way %d", resource, how)
+	variant := random.IntN(4)
+	s.Log("counter of %s overwritten, variant %d", resource, variant)
 	err := s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error {
 		slots, err := c.HKeys(ctx, key).Result()
 		if err != nil || len(slots) == 0 {
-			return err // a key of another type stays one
+			return err // without slots nothing can be overwritten
 		}
 		slot := slots[random.IntN(len(slots))]
-		switch how {
+		switch variant {
 		case 0:
 			return c.HSet(ctx, key, slot, 1000+random.IntN(1000)).Err()
 		case 1:
@@ -175,13 +176,14 @@ func overwriteCounter(ctx context.Context, s *Cluster, random *rand.Rand) (func(
 		}
 	})
 	if random.IntN(2) == 0 {
-		s.Later = append(s.Later, func(ctx context.Context) error { return s.repair(ctx, resource) })
+		s.AfterRepair = append(s.AfterRepair, func(ctx context.Context) error { return s.repair(ctx, resource) })
 	}
 	return noUndo, err
 }
 
-// forgeExpiries publishes what Redis would publish of keys that expire.
-func forgeExpiries(ctx context.Context, s *Cluster, random *rand.Rand) (func(context.Context) error, error) {
+// forgeExpiries publishes the notifications of keys that expire: nine of ten in the form of hold
+// keys, one of ten malformed.
+func forgeExpiries(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
 	return noUndo, s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error {
 		pipe := c.Pipeline()
 		for i := range forgedExpiries {
@@ -192,7 +194,10 @@ func forgeExpiries(ctx context.Context, s *Cluster, random *rand.Rand) (func(con
 			}
 			key := resourceKey(s.Namespace, resource, "hold:"+id.UUID)
 			if i%10 == 0 {
-				key = []string{"", ":", s.Namespace + ":{99}:x", s.Namespace + ":{1}:" + resource + ":hold:", key + ":x", "other:{1}:hotel-0:hold:" + id.UUID}[random.IntN(6)]
+				key = []string{
+					"", ":", s.Namespace + ":{99}:x", s.Namespace + ":{1}:" + resource + ":hold:", key + ":x",
+					"other:{1}:hotel-0:hold:" + id.UUID,
+				}[random.IntN(6)]
 			}
 			pipe.Publish(ctx, "__keyevent@0__:expired", key)
 			if pipe.Len() == 500 || i == forgedExpiries-1 {
@@ -205,13 +210,13 @@ func forgeExpiries(ctx context.Context, s *Cluster, random *rand.Rand) (func(con
 	})
 }
 
-// loadSlowly kills Redis and starts it so that it takes some seconds to load what it has, and does
-// not wait for it.
-func loadSlowly(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
+// loadSlowly kills Redis and restarts it so that it loads its data for some seconds. It does not wait
+// for the restart; its undoFunc does.
+func loadSlowly(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 	const (
 		loading       = 3 * time.Second
 		bytesPerWrite = 120
-		shortestSleep = 100 * time.Microsecond // however little is asked for
+		shortestSleep = 100 * time.Microsecond // Redis cannot sleep for less
 	)
 	var size int64
 	if err := filepath.WalkDir(s.redisAt.dir, func(_ string, entry os.DirEntry, err error) error {
@@ -229,9 +234,11 @@ func loadSlowly(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Con
 	writes := max(1, size/bytesPerWrite)
 	delay := loading.Microseconds() / writes // after each write
 	if sleeps := int64(loading / shortestSleep); writes > sleeps {
-		delay = -writes / sleeps // after one of so many
+		delay = -writes / sleeps // a negative delay means: sleep only once in so many writes
 	}
-	s.redisMore = []string{"--key-load-delay", strconv.FormatInt(delay, 10), "--loading-process-events-interval-bytes", "1024"}
+	s.redisArgs = []string{
+		"--key-load-delay", strconv.FormatInt(delay, 10), "--loading-process-events-interval-bytes", "1024",
+	}
 	if err := s.redis.kill(); err != nil {
 		return noUndo, err
 	}
@@ -240,26 +247,28 @@ func loadSlowly(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Con
 	return func(context.Context) error { return <-done }, nil
 }
 
-// dataLossFaults are those that lose what Redis has acknowledged.
+// dataLossFaults lose writes that Redis has acknowledged.
 var dataLossFaults = []Fault{
 	{
-		Kind: "redis flushed", What: "FLUSHALL", Forgets: true, Claims: []string{redisProcess}, Missing: needsRebuild,
+		Kind: "redis flushed", What: "FLUSHALL", CausesRebuild: true, Claims: []string{redisProcess},
 		Strike: onRedis(func(ctx context.Context, c *redis.Client) error { return c.FlushAll(ctx).Err() }),
 	},
 	{
-		Kind: "redis emptied", What: "kill -9 of Redis, which comes back with nothing", Forgets: true, Claims: []string{redisProcess}, Missing: needsRebuild,
-		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
+		Kind: "redis emptied", What: "kill -9 of Redis; it starts again without data", CausesRebuild: true,
+		Claims: []string{redisProcess},
+		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 			return s.redis.up, errors.Join(s.redis.kill(), os.RemoveAll(s.redisAt.dir))
 		},
 	},
 	{
-		Kind: "redis rewound", What: "an older replica of Redis is promoted: the last writes are lost", Forgets: true, Claims: []string{redisProcess}, Missing: needsRebuild, Lasts: span{time.Second, 3 * time.Second},
+		Kind: "redis rewound", What: "an older replica of Redis is promoted: the last writes are lost", CausesRebuild: true,
+		Claims: []string{redisProcess}, Lasts: span{time.Second, 3 * time.Second},
 		Strike: promoteReplica,
 	},
 }
 
-// promoteReplica cuts a replica off from Redis, and has it take over some time later.
-func promoteReplica(ctx context.Context, s *Cluster, _ *rand.Rand) (func(context.Context) error, error) {
+// promoteReplica stops the replication to a replica. Its undoFunc replaces Redis by the replica.
+func promoteReplica(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 	ports, err := stack.QuietPorts(1)
 	if err != nil {
 		return noUndo, err

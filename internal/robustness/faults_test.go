@@ -3,31 +3,40 @@ package robustness
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"os/exec"
 	"slices"
+	"strings"
+	"testing"
 	"time"
 
 	"holdfast/internal/stack/stacktest"
 )
 
-// Fault is one kind of thing that breaks.
+// Fault is one kind of failure that the suite injects.
 type Fault struct {
-	Kind string // as the report counts it
-	What string // in words, for docs/faults.md
-	// Claims names what it breaks: two that claim the same do not happen at once. See claims.
+	Kind string // the name in the report and in -robustness.faults
+	What string // the description in docs/faults.md
+	// Claims names what the fault breaks. Two faults with a common claim never strike in the same
+	// burst. See claims.
 	Claims []string
-	// Lasts bounds how long it lasts; the zero value is the usual time.
+	// Lasts bounds the duration of the fault; the zero value means usualSpan.
 	Lasts span
-	// Forgets says that Redis is filled again afterwards: what was decided and not told by then is
-	// decided anew.
-	Forgets bool
-	// Missing says why it cannot happen here, "" when it can. nil = it always can.
-	Missing func(s *Cluster) string
-	// Strike breaks it, and returns what mends it.
-	Strike func(ctx context.Context, s *Cluster, random *rand.Rand) (undo func(ctx context.Context) error, err error)
+	// CausesRebuild reports that workers rebuild Redis after the fault. Workers then decide again
+	// what was decided but not yet published.
+	CausesRebuild bool
+	// Unavailable returns why the fault cannot strike now, "" when it can; nil means that it always can.
+	Unavailable func(s *Cluster) string
+	Strike      strikeFunc
 }
+
+// strikeFunc injects a fault and returns the function that repairs it.
+type strikeFunc func(ctx context.Context, s *Cluster, random *rand.Rand) (undo undoFunc, err error)
+
+type undoFunc func(ctx context.Context) error
 
 type span struct{ min, max time.Duration }
 
@@ -40,56 +49,54 @@ func (s span) pick(random *rand.Rand) time.Duration {
 	return s.min + time.Duration(random.Int64N(int64(s.max-s.min)+1))
 }
 
-// Cluster is where faults strike: the servers, the workers, and what is between them.
+// Cluster is the system under test: the servers, the workers and the proxies between them.
 type Cluster struct {
 	*Servers
-	Namespace  string
-	Workers    []*Worker
-	Load       []*stacktest.Proxy // between the load and the nodes of NATS
-	Log        func(format string, args ...any)
-	CanRebuild bool   // workers fill Redis again that has lost its data
-	Binary     string // of the worker
+	Namespace string
+	Workers   []*Worker
+	Load      []*stacktest.Proxy // between the load and the nodes of NATS
+	Log       func(format string, args ...any)
+	Binary    string // path of the worker program
 
-	capacityBySQL bool // capacity was written by SQL in this round
+	capacityBySQL bool // SQL has changed capacities in this round
 
-	Later []func(ctx context.Context) error // what is to be done when all that strikes at once is mended
+	AfterRepair []func(ctx context.Context) error // runs once when all faults of a burst are repaired
 }
 
-// What may hold an outcome back on its way to JetStream until Redis is filled again claims one of these.
+// A fault that can delay an outcome on its way to JetStream until Redis is rebuilt claims one of these.
 const (
 	heldByWorker  = "outcomes in a worker"
 	heldByNetwork = "outcomes on their way"
 	heldByNATS    = "outcomes in a node"
 )
 
-// claims are all that a fault claims. One that Forgets claims all that may hold an outcome back as well: both together
-// are what holds/doc.go says that cannot be survived.
+// claims returns Claims and, for a fault that causes a rebuild, all claims of faults that can delay
+// an outcome. internal/holds/doc.go says why Holdfast cannot survive both together.
 func (f Fault) claims() []string {
-	if !f.Forgets {
+	if !f.CausesRebuild {
 		return f.Claims
 	}
 	return slices.Concat(f.Claims, []string{heldByWorker, heldByNetwork, heldByNATS})
 }
 
-// noUndo mends what has mended itself, or what nobody mends.
+// noUndo repairs nothing: the fault ended by itself, or the workers repair it.
 func noUndo(context.Context) error { return nil }
 
-// undoWith returns a mend that needs no context.
-func undoWith(f func() error) func(context.Context) error {
+// undoWith returns an undoFunc that needs no context.
+func undoWith(f func() error) undoFunc {
 	return func(context.Context) error { return f() }
 }
 
-// repair has `worker audit` repair a resource, again when it cannot look: something else may have
-// been mended only now.
+// repair runs `worker audit --repair` for a resource. It retries when the command cannot run,
+// because another fault may have ended only just now.
 func (s *Cluster) repair(ctx context.Context, resource string) error {
 	ctx, cancel := context.WithTimeout(ctx, hardBound)
 	defer cancel()
-	args := []string{"audit", "--repair", "--yes", "--resource-id", resource, "--namespace", s.Namespace,
-		"--nats-url", s.natsURL(), "--redis-url", "redis://" + s.redis.addr() + "/0", "--postgres-url", postgresURL(s.postgres.addr())}
+	args := append([]string{"audit", "--repair", "--yes", "--resource-id", resource}, s.workerFlags()...)
 	for {
 		out, err := exec.CommandContext(ctx, s.Binary, args...).CombinedOutput() //nolint:gosec // our own program
 		if exit := (*exec.ExitError)(nil); err == nil || errors.As(err, &exit) && exit.ExitCode() == 3 {
-			return nil // something may be left: whether it is right to be there is judged later
+			return nil // with 3 differences may remain; check decides later whether they are violations
 		}
 		if ctx.Err() != nil {
 			return fmt.Errorf("worker audit --repair: %w\n%s", err, out)
@@ -98,16 +105,98 @@ func (s *Cluster) repair(ctx context.Context, resource string) error {
 	}
 }
 
+// workerFlags returns the flags of a worker command that connects without proxies.
+func (s *Cluster) workerFlags() []string {
+	return []string{
+		"--namespace", s.Namespace, "--nats-url", s.natsURL(), "--redis-url", "redis://" + s.redis.addr() + "/0",
+		"--postgres-url", postgresURL(s.postgres.addr()),
+	}
+}
+
 // randomWorker returns one worker.
 func (s *Cluster) randomWorker(random *rand.Rand) *Worker {
 	return s.Workers[random.IntN(len(s.Workers))]
 }
 
-// Faults are all kinds of faults.
+// Faults returns all kinds of faults.
 func Faults() []Fault {
-	var all []Fault
-	for _, some := range [][]Fault{workerFaults, redisFaults, dataLossFaults, postgresFaults, natsFaults, networkFaults} {
-		all = append(all, some...)
+	return slices.Concat(workerFaults, redisFaults, dataLossFaults, postgresFaults, natsFaults, networkFaults)
+}
+
+var update = flag.Bool("update", false, "write the table of faults into docs/faults.md")
+
+const (
+	tableBegin = "<!-- faults: generated by go test ./internal/robustness -run FaultTable -update -->\n"
+	tableEnd   = "<!-- faults: end -->\n"
+)
+
+// TestFaultTable_Docs_IsCurrent keeps the table in docs/faults.md equal to Faults.
+func TestFaultTable_Docs_IsCurrent(t *testing.T) {
+	t.Parallel()
+	const page = "../../docs/faults.md"
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return all
+	before, rest, found := strings.Cut(string(text), tableBegin)
+	table, after, closed := strings.Cut(rest, tableEnd)
+	if !found || !closed {
+		t.Fatalf("%s lacks the markers of the table of faults", page)
+	}
+	want := "| kind | what happens | duration |\n|---|---|---|\n"
+	for _, f := range Faults() {
+		lasts := f.Lasts
+		if lasts == (span{}) {
+			lasts = usualSpan
+		}
+		want += fmt.Sprintf("| %s | %s | %v to %v |\n", f.Kind, f.What, lasts.min, lasts.max)
+	}
+	if *update {
+		if err := os.WriteFile(page, []byte(before+tableBegin+want+tableEnd+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if table != want {
+		t.Errorf("the table in %s differs from Faults; run: go test ./internal/robustness -run FaultTable -update", page)
+	}
+}
+
+// TestPickFaults_ManyBursts_DisjointAndFair picks the faults of many bursts: two faults of a burst
+// have no common claim, every kind comes once before any kind comes twice, and the same seed picks
+// the same faults.
+func TestPickFaults_ManyBursts_DisjointAndFair(t *testing.T) {
+	t.Parallel()
+	pickAll := func() (kinds []string) {
+		h := &harness{runner: newRunner(Options{Seed: 5})}
+		h.cluster = &Cluster{Servers: &Servers{shim: "clock.so"}}
+		for range 500 {
+			picked := h.pickFaults()
+			if len(picked) == 0 || len(picked) > 3 {
+				t.Fatalf("%d faults in a burst, want 1 to 3", len(picked))
+			}
+			var claims []string
+			for _, f := range picked {
+				kinds = append(kinds, f.Kind)
+				claims = append(claims, f.claims()...)
+			}
+			if slices.Sort(claims); len(slices.Compact(slices.Clone(claims))) != len(claims) {
+				t.Errorf("two faults of a burst have a common claim: %v", kinds[len(kinds)-len(picked):])
+			}
+		}
+		return kinds
+	}
+	kinds := pickAll()
+	if !slices.Equal(kinds, pickAll()) {
+		t.Error("the same seed picks other faults")
+	}
+	times := make(map[string]int)
+	for _, kind := range kinds {
+		times[kind]++
+	}
+	for _, f := range Faults() {
+		if n, fair := times[f.Kind], len(kinds)/len(Faults()); n < fair-2 || n > fair+2 {
+			t.Errorf("%s was picked %d times, want about %d", f.Kind, n, fair)
+		}
+	}
 }

@@ -2,7 +2,6 @@ package robustness
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -20,84 +19,91 @@ import (
 
 const (
 	ratePerSecond = 300
-	unansweredMax = 2000 // events without an answer, at which the load waits
-	sessionsMax   = 400
-	answerWithin  = 4 * time.Second // of a customer
-	publishWithin = 2 * time.Second // for one PubAck
-	publishRetry  = 200 * time.Millisecond
-	longTTL       = 600 // seconds; such holds stay, or are cancelled
+	unansweredMax = 2000                   // the load waits while more events have no answer
+	customersMax  = 400                    // at a time
+	answerWithin  = 4 * time.Second        // a customer waits for an answer
+	publishWithin = 2 * time.Second        // for one PubAck
+	publishRetry  = 200 * time.Millisecond // between two attempts
+	longTTL       = 600                    // seconds; longer than a round
 )
 
-// place is a resource that is booked.
-type place struct {
+// resourceSpec is a resource that customers book: by nights, by seats or, with neither, by stock.
+type resourceSpec struct {
 	name     string
-	nights   int // 0 = seats
-	seats    int // 0 = the one slot stock
-	capacity int64
+	nights   int
+	seats    int
+	capacity int64 // of each slot
 }
 
-// Load books, pays and cancels at random.
+// Load plays customers who request, pay and cancel at random.
 type Load struct {
-	recorder *Recorder
-	js       jetstream.JetStream
-	subjects events.Namespace
-	limit    *rate.Limiter
-	seed     uint64
-	places   []place
-	first    time.Time // night
+	recorder  *Recorder
+	js        jetstream.JetStream
+	subjects  events.Namespace
+	limit     *rate.Limiter
+	seed      uint64
+	resources []resourceSpec
+	first     time.Time // the first night
 
-	next    atomic.Uint64
-	unknown atomic.Int64
+	next    atomic.Uint64 // number of the last customer
+	unknown atomic.Int64  // publications without an ack
 
 	mu      sync.Mutex
-	kinds   map[string]int // events by kind
-	staying []string       // holds with a long ttl
+	kinds   map[string]int // publications by event
+	staying []string       // holds with a long TTL
 	paid    []string       // reservations
 }
 
-// NewLoad returns a Load that publishes over js.
+// NewLoad returns a Load that publishes over js. The seed determines what each customer intends.
 func NewLoad(recorder *Recorder, js jetstream.JetStream, subjects events.Namespace, seed uint64) *Load {
 	l := &Load{
-		recorder: recorder, js: js, subjects: subjects, seed: seed, limit: rate.NewLimiter(ratePerSecond, ratePerSecond/10),
+		recorder: recorder, js: js, subjects: subjects, seed: seed,
+		limit: rate.NewLimiter(ratePerSecond, ratePerSecond/10),
 		first: time.Now().UTC().AddDate(0, 0, 14), kinds: make(map[string]int),
 	}
+	add := func(r resourceSpec) { l.resources = append(l.resources, r) }
 	random := rand.New(rand.NewPCG(seed, 1))
 	for i := range 4 {
-		l.places = append(l.places, place{name: fmt.Sprintf("hotel-%d", i), nights: 6 + random.IntN(10), capacity: 1 + random.Int64N(4)})
+		add(resourceSpec{name: fmt.Sprintf("hotel-%d", i), nights: 6 + random.IntN(10), capacity: 1 + random.Int64N(4)})
 	}
 	for i := range 3 {
-		l.places = append(l.places, place{name: fmt.Sprintf("hall-%d", i), seats: 3 + random.IntN(6), capacity: 1})
+		add(resourceSpec{name: fmt.Sprintf("hall-%d", i), seats: 3 + random.IntN(6), capacity: 1})
 	}
 	for i := range 2 {
-		l.places = append(l.places, place{name: fmt.Sprintf("shop-%d", i), capacity: 5 + random.Int64N(20)})
+		add(resourceSpec{name: fmt.Sprintf("shop-%d", i), capacity: 5 + random.Int64N(20)})
 	}
 	return l
 }
 
-// all are all slots of a place.
-func (p *place) all(first time.Time) holds.SlotSelection {
+// allSlots selects all slots of the resource.
+func (r *resourceSpec) allSlots(first time.Time) holds.SlotSelection {
 	switch {
-	case p.nights > 0:
-		return holds.SlotSelection{CheckIn: first.Format(holds.DateFormat), CheckOut: first.AddDate(0, 0, p.nights).Format(holds.DateFormat)}
-	case p.seats > 0:
-		return holds.SlotSelection{Slots: seats(0, p.seats)}
+	case r.nights > 0:
+		return nights(first, r.nights)
+	case r.seats > 0:
+		return holds.SlotSelection{Slots: seats(0, r.seats)}
 	default:
 		return holds.SlotSelection{}
 	}
 }
 
-// some are some slots of a place.
-func (p *place) some(first time.Time, random *rand.Rand) holds.SlotSelection {
+// someSlots selects some consecutive slots of the resource.
+func (r *resourceSpec) someSlots(first time.Time, random *rand.Rand) holds.SlotSelection {
 	switch {
-	case p.nights > 0:
-		n := 1 + random.IntN(min(4, p.nights))
-		in := first.AddDate(0, 0, random.IntN(p.nights-n+1))
-		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, n).Format(holds.DateFormat)}
-	case p.seats > 0:
+	case r.nights > 0:
+		n := 1 + random.IntN(min(4, r.nights))
+		return nights(first.AddDate(0, 0, random.IntN(r.nights-n+1)), n)
+	case r.seats > 0:
 		n := 1 + random.IntN(2)
-		return holds.SlotSelection{Slots: seats(random.IntN(p.seats-n+1), n)}
+		return holds.SlotSelection{Slots: seats(random.IntN(r.seats-n+1), n)}
 	default:
 		return holds.SlotSelection{}
+	}
+}
+
+func nights(first time.Time, n int) holds.SlotSelection {
+	return holds.SlotSelection{
+		CheckIn: first.Format(holds.DateFormat), CheckOut: first.AddDate(0, 0, n).Format(holds.DateFormat),
 	}
 }
 
@@ -108,41 +114,42 @@ func seats(from, n int) (names []string) {
 	return names
 }
 
-// Open sets the capacities and waits until all are set.
+// Open sets the capacities and waits for the outcomes.
 func (l *Load) Open(ctx context.Context) error {
-	var waiting []*sent
-	for i := range l.places {
-		p := &l.places[i]
-		waiting = append(waiting, l.publish(ctx, events.InventorySet, p.name, events.InventorySetData{ResourceID: p.name, SlotSelection: p.all(l.first), Capacity: p.capacity}))
+	var published []*sent
+	for _, r := range l.resources {
+		published = append(published, l.publish(ctx, events.InventorySet, r.name, events.InventorySetData{
+			ResourceID: r.name, SlotSelection: r.allSlots(l.first), Capacity: r.capacity,
+		}))
 	}
-	for _, s := range waiting {
+	for _, s := range published {
 		if o, ok := l.recorder.await(ctx, s, hardBound); !ok || o.event != holds.EventInventoryUpdated {
-			return fmt.Errorf("inventory of %s was not set: %q %s", s.resource, o.event, o.Reason)
+			return fmt.Errorf("set capacity of %s: %q %s", s.resource, o.event, o.Reason)
 		}
 	}
 	return nil
 }
 
-// Run books until ctx is over, and then waits for all customers to have had their say.
+// Run starts customers until ctx is done, and then waits until they have finished.
 func (l *Load) Run(ctx context.Context) {
 	var customers sync.WaitGroup
-	free := make(chan struct{}, sessionsMax)
+	running := make(chan struct{}, customersMax)
 	for ctx.Err() == nil {
 		if n, _ := l.recorder.unanswered(); n > unansweredMax {
 			wait(ctx, 50*time.Millisecond)
 			continue
 		}
 		select {
-		case free <- struct{}{}:
+		case running <- struct{}{}:
 		case <-ctx.Done():
 			continue
 		}
 		n := l.next.Add(1)
 		customers.Go(func() {
-			defer func() { <-free }()
+			defer func() { <-running }()
 			l.customer(context.WithoutCancel(ctx), ctx.Done(), n)
 		})
-		// A customer publishes some two or three events.
+		// This bounds new customers; send bounds the two or three events that each publishes.
 		if l.limit.WaitN(ctx, 1) != nil {
 			break
 		}
@@ -150,7 +157,7 @@ func (l *Load) Run(ctx context.Context) {
 	customers.Wait()
 }
 
-// wait waits, or until ctx is over.
+// wait waits for d, or until ctx is done.
 func wait(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -160,17 +167,17 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// publish publishes a new event and returns when JetStream has it, or it is given up.
+// publish publishes a new event. It returns when JetStream has stored it, or when send gives up.
 func (l *Load) publish(ctx context.Context, event, resource string, data any) *sent {
 	s, m, err := l.event(event, resource, data)
 	if err != nil {
-		panic(err) // the load makes only what can be encoded
+		panic(err) // the load publishes only data that can be encoded
 	}
 	l.send(ctx, s, m, true)
 	return s
 }
 
-// event makes an event with an id of its own.
+// event returns a new event, recorded and not published yet.
 func (l *Load) event(event, resource string, data any) (*sent, *nats.Msg, error) {
 	r, err := l.subjects.NewRequest(event, resource, "/robustness", data)
 	if err != nil {
@@ -184,15 +191,15 @@ func (l *Load) event(event, resource string, data any) (*sent, *nats.Msg, error)
 	return l.recorder.open(r.Envelope.ID, event, resource, false), m, nil
 }
 
-// send publishes a message, again and again until JetStream has it if persistent, for a bounded
-// time. What is not acknowledged then may be stored or not.
+// send publishes a message and, if persistent, retries for up to hardBound until JetStream has stored
+// it. Without an ack the message may be stored or not.
 func (l *Load) send(ctx context.Context, s *sent, m *nats.Msg, persistent bool) {
-	_ = l.limit.Wait(ctx) // over: then the publication fails as well
+	_ = l.limit.Wait(ctx) // fails only when ctx is done, and then the publication fails as well
 	l.mu.Lock()
 	l.kinds[s.kind]++
 	l.mu.Unlock()
 	for deadline := time.Now().Add(hardBound); ; wait(ctx, publishRetry) {
-		l.recorder.copy(s) // what is published once more, later than the duplicate window, is stored once more
+		l.recorder.copy(s) // a retry later than the duplicate window is stored once more
 		within, cancel := context.WithTimeout(ctx, publishWithin)
 		_, err := l.js.PublishMsg(within, m)
 		cancel()
@@ -207,7 +214,8 @@ func (l *Load) send(ctx context.Context, s *sent, m *nats.Msg, persistent bool) 
 	}
 }
 
-// republish publishes an event another time, as a publisher does who has forgotten that it did.
+// republish publishes an event once more under another Nats-Msg-Id, like a publisher that has lost its
+// state.
 func (l *Load) republish(ctx context.Context, s *sent, m *nats.Msg, random *rand.Rand) {
 	second := nats.NewMsg(m.Subject)
 	second.Data = m.Data
@@ -218,26 +226,26 @@ func (l *Load) republish(ctx context.Context, s *sent, m *nats.Msg, random *rand
 	l.send(ctx, s, second, true)
 }
 
-// customer is what one customer does. It is chosen by the seed and its number; what comes of it is
-// not. hurry is closed when the load ends: then it waits no more.
-func (l *Load) customer(ctx context.Context, hurry <-chan struct{}, number uint64) {
+// customer plays one customer. The seed and the number determine what it intends. When loadEnded is
+// closed it no longer waits for deadlines.
+func (l *Load) customer(ctx context.Context, loadEnded <-chan struct{}, number uint64) {
 	random := rand.New(rand.NewPCG(l.seed, number+1000))
 	switch random.IntN(40) {
 	case 0:
 		l.malformed(ctx, random)
 		return
 	case 1:
-		l.inventory(ctx, random)
+		l.changeCapacity(ctx, random)
 		return
 	case 2:
 		l.publishUnknown(ctx, random)
 		return
 	}
-	p := l.places[random.IntN(len(l.places))]
+	r := l.resources[random.IntN(len(l.resources))]
 	ttl := 1 + random.Int64N(3)
 	request := events.BookingRequestedData{
-		RequestKey: fmt.Sprintf("k%d", number), UserID: fmt.Sprintf("u%d", random.IntN(300)), ResourceID: p.name,
-		SlotSelection: p.some(l.first, random), Quantity: 1, TTLSeconds: &ttl,
+		RequestKey: fmt.Sprintf("k%d", number), UserID: fmt.Sprintf("u%d", random.IntN(300)), ResourceID: r.name,
+		SlotSelection: r.someSlots(l.first, random), Quantity: 1, TTLSeconds: &ttl,
 	}
 	switch random.IntN(20) {
 	case 0:
@@ -249,53 +257,60 @@ func (l *Load) customer(ctx context.Context, hurry <-chan struct{}, number uint6
 	case 3:
 		request.Metadata = []byte(`{"note":"robustness"}`)
 	}
-	byKey := events.BookingCancelledData{ResourceID: p.name, RequestKey: request.RequestKey}
+	byKey := events.BookingCancelledData{ResourceID: r.name, RequestKey: request.RequestKey}
 	if random.IntN(30) == 0 {
-		go l.publish(ctx, events.BookingCancelled, p.name, byKey) // before, or after
+		go l.publish(ctx, events.BookingCancelled, r.name, byKey) // stored before or after the request
 	}
-	asked, m, err := l.event(events.BookingRequested, p.name, request)
+	requested, m, err := l.event(events.BookingRequested, r.name, request)
 	if err != nil {
 		panic(err) // see publish
 	}
-	l.send(ctx, asked, m, random.IntN(20) > 0)
+	l.send(ctx, requested, m, random.IntN(20) > 0)
 	if random.IntN(12) == 0 {
-		l.republish(ctx, asked, m, random)
+		l.republish(ctx, requested, m, random)
 	}
 	if random.IntN(12) == 0 {
 		repeated := request
 		if random.IntN(2) == 0 {
 			repeated.Quantity += 1 + random.Int64N(3)
 		}
-		l.publish(ctx, events.BookingRequested, p.name, repeated)
+		l.publish(ctx, events.BookingRequested, r.name, repeated)
 	}
-	o, ok := l.recorder.await(ctx, asked, answerWithin)
+	o, ok := l.recorder.await(ctx, requested, answerWithin)
 	if !ok {
 		if random.IntN(2) == 0 {
-			l.publish(ctx, events.BookingCancelled, p.name, byKey)
+			l.publish(ctx, events.BookingCancelled, r.name, byKey)
 		}
 		return
 	}
 	if o.event != holds.EventHoldCreated {
 		return
 	}
-	l.decide(ctx, hurry, random, p.name, number, o, byKey)
+	l.decide(ctx, loadEnded, random, number, o, byKey)
 }
 
-// decide is what a customer does who has a hold.
-func (l *Load) decide(ctx context.Context, hurry <-chan struct{}, random *rand.Rand, resource string, number uint64, o outcome, byKey events.BookingCancelledData) {
+// decide pays, extends, cancels or abandons a hold at random.
+func (l *Load) decide(ctx context.Context, loadEnded <-chan struct{}, random *rand.Rand, number uint64, o outcome,
+	byKey events.BookingCancelledData,
+) {
+	resource := byKey.ResourceID
 	pay := func(suffix string) *sent {
-		return l.publish(ctx, events.PaymentConfirmed, resource, events.PaymentConfirmedData{HoldID: o.HoldID, PaymentID: fmt.Sprintf("p%d%s", number, suffix), Amount: "12.50", Currency: "EUR"})
+		return l.publish(ctx, events.PaymentConfirmed, resource, events.PaymentConfirmedData{
+			HoldID: o.HoldID, PaymentID: fmt.Sprintf("p%d%s", number, suffix), Amount: "12.50", Currency: "EUR",
+		})
 	}
-	at := func(offset time.Duration) { // so long after the deadline
+	waitForDeadline := func(offset time.Duration) {
 		timer := time.NewTimer(min(time.Until(o.ExpiresAt.Add(offset)), 5*time.Second))
 		defer timer.Stop()
 		select {
 		case <-timer.C:
-		case <-hurry:
+		case <-loadEnded:
 		}
 	}
 	if random.IntN(8) == 0 {
-		l.publish(ctx, events.BookingExtended, resource, events.BookingExtendedData{HoldID: o.HoldID, TTLSeconds: 1 + random.Int64N(5)})
+		l.publish(ctx, events.BookingExtended, resource, events.BookingExtendedData{
+			HoldID: o.HoldID, TTLSeconds: 1 + random.Int64N(5),
+		})
 	}
 	if random.IntN(6) == 0 {
 		l.publish(ctx, events.PaymentStarted, resource, events.PaymentStartedData{HoldID: o.HoldID})
@@ -305,17 +320,17 @@ func (l *Load) decide(ctx context.Context, hurry <-chan struct{}, random *rand.R
 	case 0, 1:
 		l.publish(ctx, events.BookingCancelled, resource, events.BookingCancelledData{HoldID: o.HoldID})
 		if random.IntN(4) == 0 {
-			pay("") // all the same
+			pay("") // although cancelled
 		}
 	case 2:
 		l.publish(ctx, events.BookingCancelled, resource, byKey)
 	case 3, 4, 5:
 		payment = pay("")
 	case 6:
-		at(time.Duration(random.IntN(60)-30) * time.Millisecond)
+		waitForDeadline(time.Duration(random.IntN(60)-30) * time.Millisecond)
 		payment = pay("")
 	case 7:
-		at(time.Duration(random.IntN(1500)) * time.Millisecond)
+		waitForDeadline(time.Duration(random.IntN(1500)) * time.Millisecond)
 		payment = pay("")
 	case 8:
 		var both sync.WaitGroup
@@ -323,14 +338,16 @@ func (l *Load) decide(ctx context.Context, hurry <-chan struct{}, random *rand.R
 		payment = pay("a")
 		both.Wait()
 	case 9:
-		s, m, err := l.event(events.PaymentConfirmed, resource, events.PaymentConfirmedData{HoldID: o.HoldID, PaymentID: fmt.Sprintf("p%d", number)})
+		s, m, err := l.event(events.PaymentConfirmed, resource, events.PaymentConfirmedData{
+			HoldID: o.HoldID, PaymentID: fmt.Sprintf("p%d", number),
+		})
 		if err != nil {
 			panic(err) // see publish
 		}
 		l.send(ctx, s, m, true)
 		l.republish(ctx, s, m, random)
-		payment = pay("") // a third time, in other words
-	default: // walks away
+		payment = pay("") // a third event with other content
+	default: // abandons the hold
 		if time.Until(o.ExpiresAt.Time) > time.Minute {
 			l.mu.Lock()
 			l.staying = append(l.staying, o.HoldID)
@@ -345,7 +362,9 @@ func (l *Load) decide(ctx context.Context, hurry <-chan struct{}, random *rand.R
 		return
 	}
 	if random.IntN(2) == 0 {
-		l.publish(ctx, events.ReservationCancelled, resource, events.ReservationCancelledData{HoldID: o.HoldID, Reason: "robustness"})
+		l.publish(ctx, events.ReservationCancelled, resource, events.ReservationCancelledData{
+			HoldID: o.HoldID, Reason: "robustness",
+		})
 		return
 	}
 	l.mu.Lock()
@@ -353,24 +372,32 @@ func (l *Load) decide(ctx context.Context, hurry <-chan struct{}, random *rand.R
 	l.paid = append(l.paid, o.HoldID)
 }
 
-// inventory changes a capacity, up or down.
-func (l *Load) inventory(ctx context.Context, random *rand.Rand) {
-	p := l.places[random.IntN(len(l.places))]
-	asked := p.some(l.first, random)
+// changeCapacity sets the capacity of some or all slots of a resource to about its usual value.
+func (l *Load) changeCapacity(ctx context.Context, random *rand.Rand) {
+	r := l.resources[random.IntN(len(l.resources))]
+	selection := r.someSlots(l.first, random)
 	if random.IntN(3) == 0 {
-		asked = p.all(l.first)
+		selection = r.allSlots(l.first)
 	}
-	l.publish(ctx, events.InventorySet, p.name, events.InventorySetData{ResourceID: p.name, SlotSelection: asked, Capacity: max(0, p.capacity+random.Int64N(5)-2)})
+	l.publish(ctx, events.InventorySet, r.name, events.InventorySetData{
+		ResourceID: r.name, SlotSelection: selection, Capacity: max(0, r.capacity+random.Int64N(5)-2),
+	})
 }
 
-// publishUnknown asks about what there is not.
+// publishUnknown publishes an event about an unknown hold or resource, or with an invalid quantity.
 func (l *Load) publishUnknown(ctx context.Context, random *rand.Rand) {
-	resource := l.places[random.IntN(len(l.places))].name
+	resource := l.resources[random.IntN(len(l.resources))].name
 	id, err := holds.NewHoldID(resource)
 	if err != nil {
-		panic(err) // no random numbers: nothing would work
+		panic(err) // only a broken random source can fail
 	}
-	hold, ttl := id.String(), int64(1)
+	request := func(resource string, quantity int64) {
+		ttl := int64(1)
+		l.publish(ctx, events.BookingRequested, resource, events.BookingRequestedData{
+			RequestKey: id.String(), UserID: "u", ResourceID: resource, Quantity: quantity, TTLSeconds: &ttl,
+		})
+	}
+	hold := id.String()
 	switch random.IntN(6) {
 	case 0:
 		l.publish(ctx, events.PaymentConfirmed, resource, events.PaymentConfirmedData{HoldID: hold, PaymentID: "p"})
@@ -381,15 +408,17 @@ func (l *Load) publishUnknown(ctx context.Context, random *rand.Rand) {
 	case 3:
 		l.publish(ctx, events.PaymentStarted, resource, events.PaymentStartedData{HoldID: hold})
 	case 4:
-		l.publish(ctx, events.BookingRequested, "nowhere", events.BookingRequestedData{RequestKey: hold, UserID: "u", ResourceID: "nowhere", Quantity: 1, TTLSeconds: &ttl})
+		request("unknown", 1)
 	case 5:
-		l.publish(ctx, events.BookingRequested, resource, events.BookingRequestedData{RequestKey: hold, UserID: "u", ResourceID: resource, Quantity: -1, TTLSeconds: &ttl})
+		request(resource, -1)
 	}
 }
 
-// malformed publishes what can never be processed.
+// malformed publishes a malformed event.
 func (l *Load) malformed(ctx context.Context, random *rand.Rand) {
-	s, m, err := l.event(events.BookingRequested, "hotel-0", events.BookingRequestedData{RequestKey: "k", UserID: "u", ResourceID: "hotel-0", Quantity: 1})
+	s, m, err := l.event(events.BookingRequested, "hotel-0", events.BookingRequestedData{
+		RequestKey: "k", UserID: "u", ResourceID: "hotel-0", Quantity: 1,
+	})
 	if err != nil {
 		panic(err) // see publish
 	}
@@ -404,7 +433,7 @@ func (l *Load) malformed(ctx context.Context, random *rand.Rand) {
 	case 2:
 		m.Subject = l.subjects.In(events.BookingRequested, "hotel-1")
 	case 3:
-		m.Subject = l.subjects.In("booking.dreamt", "hotel-1")
+		m.Subject = l.subjects.In("booking.unknown", "hotel-1")
 		m.Data = slices.Concat(m.Data[:len(m.Data)-1], []byte(`,"data":{}}`))
 	case 4:
 		m.Data = slices.Concat(m.Data, make([]byte, 70<<10))
@@ -415,7 +444,8 @@ func (l *Load) malformed(ctx context.Context, random *rand.Rand) {
 	}
 }
 
-// Cleanup cancels what stays and most of what was paid, so that there is something to sell.
+// Cleanup cancels most reservations and holds with a long TTL, so that the next burst can sell their
+// slots.
 func (l *Load) Cleanup(ctx context.Context) {
 	l.mu.Lock()
 	staying, paid := l.staying, l.paid
@@ -442,7 +472,7 @@ func (l *Load) Cleanup(ctx context.Context) {
 func resourceOf(hold string) string {
 	id, err := holds.ParseHoldID(hold)
 	if err != nil {
-		panic(errors.Join(errors.New("a worker told of a hold without a right id"), err))
+		panic(fmt.Errorf("outcome with an invalid hold id: %w", err))
 	}
 	return id.Resource
 }

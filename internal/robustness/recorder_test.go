@@ -16,29 +16,29 @@ import (
 	"holdfast/internal/holds"
 )
 
-// idHeader has the id of an event that is too malformed to have one, also in its dead letter.
+// idHeader is the header of an event with its id. A dead letter has it too, so that the recorder finds
+// the event even when its body is malformed.
 const idHeader = "Robustness-Id"
 
-// sent is an event that was published, or may have been.
+// sent is an event that the load has published or tried to publish.
 type sent struct {
 	id       string
-	kind     string // the event, or what is wrong with it
+	kind     string // the name of the event
 	resource string
-	dead     bool // it is malformed: a dead letter is its right answer
+	dead     bool // malformed: the right answer is a dead letter
 
-	called      time.Time
-	acked       bool // JetStream has it; else nobody knows
-	copies      int  // times that it was published as a message of its own
-	outcomes    []outcome
-	deadLetters []string // reasons
+	acked       bool      // JetStream has stored it; without an ack it may be stored or not
+	copies      int       // how often it was published; each time may store a message
+	outcomes    []outcome // in the order of the outbound stream
+	deadLetters []string  // reasons
 	answeredAt  time.Time
 	answered    chan struct{} // closed at the first answer
 }
 
-// outcome is what an outcome says, as far as it matters here.
+// outcome has the members of an outcome that the suite reads.
 type outcome struct {
 	id    string // of the outcome
-	event string
+	event string // the name of the event, for example hold.created
 
 	HoldID         string      `json:"hold_id"`
 	PaymentID      string      `json:"payment_id"`
@@ -49,62 +49,64 @@ type outcome struct {
 	Late           bool        `json:"late"`
 }
 
-// holdRecord is what was told of a hold.
+// holdRecord summarizes the outcomes of a hold.
 type holdRecord struct {
-	created  bool            // its beginning was told
-	reported bool            // or anything that only a hold can have
-	deadline time.Time       // the latest that was told
-	ends     map[string]bool // events that end it
-	late     bool            // it was paid after it had lapsed
-	payments map[string]map[string]bool
+	created  bool                       // has hold.created
+	reported bool                       // has an outcome that only an existing hold can have
+	deadline time.Time                  // the latest of all outcomes
+	ends     map[string]bool            // the events that ended it
+	late     bool                       // confirmed after it had expired
+	payments map[string]map[string]bool // by payment: "confirmed" or the reason of the rejection
 }
 
-// Recorder is the load's own record of a round: what was published, and what was answered.
+// Recorder records what the load of a round has published and how it was answered.
 type Recorder struct {
 	subjects events.Namespace
 
 	mu          sync.Mutex
 	events      map[string]*sent
 	holdRecords map[string]*holdRecord
-	unexpected  []string // outcomes and letters that cannot be
-	counts      map[string]int
-	changed     chan struct{} // closed and replaced with each answer
-	lastSeen    time.Time
+	unexpected  []string       // violations found while reading
+	counts      map[string]int // outcomes and dead letters, by event and reason
+	lastSeen    time.Time      // when the last answer was read
 }
 
-// NewRecorder returns an empty Book.
+// NewRecorder returns an empty Recorder.
 func NewRecorder(subjects events.Namespace) *Recorder {
-	return &Recorder{subjects: subjects, events: make(map[string]*sent), holdRecords: make(map[string]*holdRecord), counts: make(map[string]int), changed: make(chan struct{})}
+	return &Recorder{
+		subjects: subjects, events: make(map[string]*sent), holdRecords: make(map[string]*holdRecord),
+		counts: make(map[string]int),
+	}
 }
 
-// open notes an event before it is published.
-func (b *Recorder) open(id, kind, resource string, dead bool) *sent {
-	s := &sent{id: id, kind: kind, resource: resource, dead: dead, called: time.Now(), answered: make(chan struct{})}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.events[id] = s
+// open records an event before its publication.
+func (r *Recorder) open(id, kind, resource string, dead bool) *sent {
+	s := &sent{id: id, kind: kind, resource: resource, dead: dead, answered: make(chan struct{})}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events[id] = s
 	return s
 }
 
-// copy notes that an event is published as a message of its own, which may be stored or not.
-func (b *Recorder) copy(s *sent) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// copy records that the event is about to be published once more.
+func (r *Recorder) copy(s *sent) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	s.copies++
 }
 
-// ack notes that JetStream has an event.
-func (b *Recorder) ack(s *sent) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// ack records that JetStream has stored the event.
+func (r *Recorder) ack(s *sent) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	s.acked = true
 }
 
-// unanswered counts acknowledged events that have no answer.
-func (b *Recorder) unanswered() (n int, some []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, s := range b.events {
+// unanswered returns the number of acknowledged events without an answer, and up to five of them.
+func (r *Recorder) unanswered() (n int, some []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.events {
 		if s.acked && s.answeredAt.IsZero() {
 			if n++; n <= 5 {
 				some = append(some, s.kind+" "+s.id)
@@ -114,33 +116,32 @@ func (b *Recorder) unanswered() (n int, some []string) {
 	return n, some
 }
 
-// Follow reads what is answered until ctx is over. Servers may go and come meanwhile.
-func (b *Recorder) Follow(ctx context.Context, js jetstream.JetStream) {
+// Follow reads outcomes and dead letters until ctx is done. It continues after failures of the servers.
+func (r *Recorder) Follow(ctx context.Context, js jetstream.JetStream) {
 	var both sync.WaitGroup
-	for name, read := range map[string]func(jetstream.Msg){b.subjects.OutStream(): b.onOutcome, b.subjects.DLQStream(): b.onDeadLetter} {
+	for name, read := range map[string]func(jetstream.Msg){
+		r.subjects.OutStream(): r.onOutcome, r.subjects.DLQStream(): r.onDeadLetter,
+	} {
 		both.Go(func() { follow(ctx, js, name, read) })
 	}
 	both.Wait()
 }
 
-// follow hands each message of a stream to read, once and in order.
+// follow calls read for each message of a stream, once and in order, until ctx is done.
 func follow(ctx context.Context, js jetstream.JetStream, stream string, read func(jetstream.Msg)) {
-	const patience, retry = 2 * time.Second, 200 * time.Millisecond
 	next := uint64(1)
 	for ctx.Err() == nil {
-		err := followFrom(ctx, js, stream, &next, patience, read)
-		if err != nil {
-			select {
-			case <-ctx.Done():
-			case <-time.After(retry):
-			}
+		if err := followFrom(ctx, js, stream, &next, read); err != nil {
+			wait(ctx, 200*time.Millisecond)
 		}
 	}
 }
 
-// followFrom reads what there is from a sequence on, until nothing comes for a while.
-func followFrom(ctx context.Context, js jetstream.JetStream, stream string, next *uint64, patience time.Duration, read func(jetstream.Msg)) error {
-	bounded, cancel := context.WithTimeout(ctx, patience)
+// followFrom calls read for each message from the sequence *next on, and advances *next. It returns
+// when no message has come for two seconds.
+func followFrom(ctx context.Context, js jetstream.JetStream, stream string, next *uint64, read func(jetstream.Msg)) error {
+	const silenceMax = 2 * time.Second
+	bounded, cancel := context.WithTimeout(ctx, silenceMax)
 	defer cancel()
 	consumer, err := js.OrderedConsumer(bounded, stream, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: *next, MaxResetAttempts: 1,
@@ -156,9 +157,9 @@ func followFrom(ctx context.Context, js jetstream.JetStream, stream string, next
 	stop := context.AfterFunc(ctx, messages.Stop)
 	defer stop()
 	for {
-		m, err := messages.Next(jetstream.NextMaxWait(patience))
+		m, err := messages.Next(jetstream.NextMaxWait(silenceMax))
 		if err != nil {
-			return nil // nothing came, or nobody was there: it is asked anew
+			return nil // no message or no server: follow tries again
 		}
 		meta, err := m.Metadata()
 		if err != nil {
@@ -172,47 +173,47 @@ func followFrom(ctx context.Context, js jetstream.JetStream, stream string, next
 	}
 }
 
-// onOutcome notes what OUT has.
-func (b *Recorder) onOutcome(m jetstream.Msg) {
+// onOutcome records a message of the outbound stream.
+func (r *Recorder) onOutcome(m jetstream.Msg) {
 	var e events.Envelope
 	meta, err := m.Metadata()
 	if err == nil {
 		err = json.Unmarshal(m.Data(), &e)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if err == nil {
-		err = b.addOutcome(e)
+		err = r.addOutcome(e)
 	}
 	if err != nil {
-		b.unexpected = append(b.unexpected, fmt.Sprintf("in %s is what is no outcome: %v: %+v %s", b.subjects.OutStream(), err, meta, m.Data()))
+		r.unexpected = append(r.unexpected,
+			fmt.Sprintf("%s has a malformed outcome: %v: %+v %s", r.subjects.OutStream(), err, meta, m.Data()))
 	}
 }
 
-// addOutcome notes an outcome. The caller holds mu.
-func (b *Recorder) addOutcome(e events.Envelope) error {
+// addOutcome records an outcome. The caller holds mu.
+func (r *Recorder) addOutcome(e events.Envelope) error {
 	s := outcome{id: e.ID, event: eventOf(e.Type)}
 	if err := json.Unmarshal(e.Data, &s); err != nil {
 		return err
 	}
-	b.lastSeen = time.Now()
-	word := s.event
+	r.lastSeen = time.Now()
+	kind := s.event
 	if s.Reason != "" {
-		word += " " + s.Reason
+		kind += " " + s.Reason
 	}
-	b.counts[word]++
-	b.updateHold(s, e.Subject)
+	r.counts[kind]++
+	r.updateHold(s, e.Subject)
 	if e.CausationID == "" {
 		if s.event != holds.EventHoldExpired {
-			b.unexpected = append(b.unexpected, "an outcome of nothing: "+e.ID+" "+s.event)
+			r.unexpected = append(r.unexpected, "outcome without an event: "+e.ID+" "+s.event)
 		}
-	} else if ev := b.events[e.CausationID]; ev == nil {
-		b.unexpected = append(b.unexpected, "an outcome of an event that was never published: "+e.ID+" of "+e.CausationID)
+	} else if ev := r.events[e.CausationID]; ev == nil {
+		r.unexpected = append(r.unexpected, "outcome of an event that was never published: "+e.ID+" of "+e.CausationID)
 	} else {
 		ev.outcomes = append(ev.outcomes, s)
-		b.markAnswered(ev)
+		ev.markAnswered()
 	}
-	b.wake()
 	return nil
 }
 
@@ -220,81 +221,78 @@ func eventOf(ceType string) string {
 	return strings.TrimSuffix(strings.TrimPrefix(ceType, "holdfast."), ".v1")
 }
 
-func (b *Recorder) markAnswered(s *sent) {
+// markAnswered records the first answer. The caller holds Recorder.mu.
+func (s *sent) markAnswered() {
 	if s.answeredAt.IsZero() {
 		s.answeredAt = time.Now()
 		close(s.answered)
 	}
 }
 
-func (b *Recorder) wake() {
-	close(b.changed)
-	b.changed = make(chan struct{})
-}
-
-// updateHold notes what an outcome tells of a hold. One consumer may tell of an end before another tells
-// of the beginning. Whoever asks about a hold that never was is told so, which says nothing of it.
-func (b *Recorder) updateHold(s outcome, hold string) {
+// updateHold updates the record of a hold from an outcome. The end of a hold may come before its
+// hold.created, because different consumers publish them. A rejected payment does not prove that the
+// hold exists: payments of unknown holds are rejected too.
+func (r *Recorder) updateHold(s outcome, hold string) {
 	switch s.event {
-	case holds.EventHoldCreated, holds.EventHoldExtended, holds.EventHoldReleased, holds.EventHoldExpired, holds.EventHoldConfirmed,
-		holds.EventReservationCancelled, holds.EventConfirmRejected:
+	case holds.EventHoldCreated, holds.EventHoldExtended, holds.EventHoldReleased, holds.EventHoldExpired,
+		holds.EventHoldConfirmed, holds.EventReservationCancelled, holds.EventConfirmRejected:
 	default:
 		return
 	}
-	l := b.holdRecords[hold]
-	if l == nil {
-		l = &holdRecord{ends: make(map[string]bool), payments: make(map[string]map[string]bool)}
-		b.holdRecords[hold] = l
+	h := r.holdRecords[hold]
+	if h == nil {
+		h = &holdRecord{ends: make(map[string]bool), payments: make(map[string]map[string]bool)}
+		r.holdRecords[hold] = h
 	}
-	l.created = l.created || s.event == holds.EventHoldCreated
-	l.reported = l.reported || s.event != holds.EventConfirmRejected
-	if s.ExpiresAt != nil && s.ExpiresAt.After(l.deadline) {
-		l.deadline = s.ExpiresAt.Time
+	h.created = h.created || s.event == holds.EventHoldCreated
+	h.reported = h.reported || s.event != holds.EventConfirmRejected
+	if s.ExpiresAt != nil && s.ExpiresAt.After(h.deadline) {
+		h.deadline = s.ExpiresAt.Time
 	}
 	switch s.event {
 	case holds.EventHoldReleased, holds.EventHoldExpired:
-		l.ends[s.event] = true
+		h.ends[s.event] = true
 	case holds.EventHoldConfirmed:
 		if s.Late {
-			l.late = true
+			h.late = true
 		} else {
-			l.ends[s.event] = true
+			h.ends[s.event] = true
 		}
-		l.paid(s.PaymentID, "confirmed")
+		h.paid(s.PaymentID, "confirmed")
 	case holds.EventConfirmRejected:
 		if !s.RefundRequired {
-			b.unexpected = append(b.unexpected, "a payment of "+hold+" was refused without refund_required")
+			r.unexpected = append(r.unexpected, "payment of "+hold+" was rejected without refund_required")
 		}
-		l.paid(s.PaymentID, s.Reason)
+		h.paid(s.PaymentID, s.Reason)
 	}
 }
 
-func (l *holdRecord) paid(payment, answer string) {
-	if l.payments[payment] == nil {
-		l.payments[payment] = make(map[string]bool)
+func (h *holdRecord) paid(payment, answer string) {
+	if h.payments[payment] == nil {
+		h.payments[payment] = make(map[string]bool)
 	}
-	l.payments[payment][answer] = true
+	h.payments[payment][answer] = true
 }
 
-// onDeadLetter notes what the stream of dead letters has.
-func (b *Recorder) onDeadLetter(m jetstream.Msg) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// onDeadLetter records a message of the stream of dead letters.
+func (r *Recorder) onDeadLetter(m jetstream.Msg) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	reason, id := m.Headers().Get(events.HeaderDLQReason), m.Headers().Get(idHeader)
-	b.counts["dead letter "+reason]++
-	b.lastSeen = time.Now()
-	if ev := b.events[id]; ev == nil || !ev.dead {
-		b.unexpected = append(b.unexpected, fmt.Sprintf("a dead letter %s (%s) of an event that should have an outcome: %s %s",
+	r.counts["dead letter "+reason]++
+	r.lastSeen = time.Now()
+	if ev := r.events[id]; ev == nil || !ev.dead {
+		r.unexpected = append(r.unexpected, fmt.Sprintf("dead letter %s (%s) of an event that should have an outcome: %s %s",
 			reason, m.Headers().Get(events.HeaderDLQDetail), id, m.Headers().Get(events.HeaderDLQSubject)))
 	} else {
 		ev.deadLetters = append(ev.deadLetters, reason)
-		b.markAnswered(ev)
+		ev.markAnswered()
 	}
-	b.wake()
 }
 
-// await waits for the answer to an event for at most so long, and returns its outcome.
-func (b *Recorder) await(ctx context.Context, s *sent, within time.Duration) (o outcome, ok bool) {
+// await waits for the answer to an event, for at most within, and returns its first outcome. ok is
+// false when there is none.
+func (r *Recorder) await(ctx context.Context, s *sent, within time.Duration) (o outcome, ok bool) {
 	timer := time.NewTimer(within)
 	defer timer.Stop()
 	select {
@@ -302,27 +300,28 @@ func (b *Recorder) await(ctx context.Context, s *sent, within time.Duration) (o 
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if len(s.outcomes) == 0 {
 		return outcome{}, false
 	}
 	return s.outcomes[0], true
 }
 
-// lastAnswer is when the last answer was seen.
-func (b *Recorder) lastAnswer() time.Time {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.lastSeen
+// lastAnswer returns when the last answer was read.
+func (r *Recorder) lastAnswer() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.lastSeen
 }
 
-// overdue counts the holds that have not ended though their deadline has passed at a time.
-func (b *Recorder) overdue(now time.Time) (n int, some []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for hold, l := range b.holdRecords {
-		if l.created && len(l.ends) == 0 && !l.deadline.After(now) {
+// overdue returns the number of holds whose deadline is not after now and that have not ended, and up
+// to five of them.
+func (r *Recorder) overdue(now time.Time) (n int, some []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for hold, h := range r.holdRecords {
+		if h.created && len(h.ends) == 0 && !h.deadline.After(now) {
 			if n++; n <= 5 {
 				some = append(some, hold)
 			}
@@ -331,51 +330,53 @@ func (b *Recorder) overdue(now time.Time) (n int, some []string) {
 	return n, some
 }
 
-// violations compares all that was answered with what is promised of it.
-func (b *Recorder) violations() (wrong []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	wrong = slices.Clone(b.unexpected)
-	for _, id := range slices.Sorted(maps.Keys(b.events)) {
-		s := b.events[id]
+// violations returns the promises that the recorded answers break.
+func (r *Recorder) violations() (found []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	found = slices.Clone(r.unexpected)
+	for _, id := range slices.Sorted(maps.Keys(r.events)) {
+		s := r.events[id]
 		ids := make(map[string]bool)
 		for _, o := range s.outcomes {
 			ids[o.id] = true
 		}
 		switch {
 		case s.dead && len(ids) > 0:
-			wrong = append(wrong, fmt.Sprintf("malformed event %s (%s) has an outcome", s.id, s.kind))
+			found = append(found, fmt.Sprintf("malformed event %s (%s) has an outcome", s.id, s.kind))
 		case s.dead && len(s.deadLetters) > s.copies:
-			wrong = append(wrong, fmt.Sprintf("malformed event %s (%s) has %d dead letters", s.id, s.kind, len(s.deadLetters)))
+			found = append(found, fmt.Sprintf("malformed event %s (%s) has %d dead letters", s.id, s.kind, len(s.deadLetters)))
 		case len(ids) > 1:
-			wrong = append(wrong, fmt.Sprintf("event %s (%s) has %d outcomes: %+v", s.id, s.kind, len(ids), s.outcomes))
+			found = append(found, fmt.Sprintf("event %s (%s) has %d outcomes: %+v", s.id, s.kind, len(ids), s.outcomes))
 		case s.acked && len(ids)+len(s.deadLetters) == 0:
-			wrong = append(wrong, fmt.Sprintf("event %s (%s, %s) was acknowledged and has no outcome", s.id, s.kind, s.resource))
+			found = append(found, fmt.Sprintf("event %s (%s, %s) was acknowledged and has no outcome", s.id, s.kind, s.resource))
 		}
 	}
-	for _, hold := range slices.Sorted(maps.Keys(b.holdRecords)) {
-		l := b.holdRecords[hold]
-		if l.reported && !l.created {
-			wrong = append(wrong, fmt.Sprintf("hold %s has ended as %v, and that it began was never told", hold, slices.Sorted(maps.Keys(l.ends))))
+	for _, hold := range slices.Sorted(maps.Keys(r.holdRecords)) {
+		h := r.holdRecords[hold]
+		ends := slices.Sorted(maps.Keys(h.ends))
+		if h.reported && !h.created {
+			found = append(found, fmt.Sprintf("hold %s has no hold.created, and ended as %v", hold, ends))
 		}
-		if len(l.ends) > 1 {
-			wrong = append(wrong, fmt.Sprintf("hold %s has ended as %v", hold, slices.Sorted(maps.Keys(l.ends))))
+		if len(h.ends) > 1 {
+			found = append(found, fmt.Sprintf("hold %s has several ends: %v", hold, ends))
 		}
-		if l.late && !l.ends[holds.EventHoldExpired] {
-			wrong = append(wrong, fmt.Sprintf("hold %s was confirmed late and has not expired: %v", hold, slices.Sorted(maps.Keys(l.ends))))
+		if h.late && !h.ends[holds.EventHoldExpired] {
+			found = append(found, fmt.Sprintf("hold %s was confirmed late and has not expired: %v", hold, ends))
 		}
 		confirmed := 0
-		for payment, answers := range l.payments {
+		for payment, answers := range h.payments {
 			if len(answers) > 1 {
-				wrong = append(wrong, fmt.Sprintf("payment %s of hold %s has answers %v", payment, hold, slices.Sorted(maps.Keys(answers))))
+				found = append(found, fmt.Sprintf("payment %s of hold %s has several answers: %v",
+					payment, hold, slices.Sorted(maps.Keys(answers))))
 			}
 			if answers["confirmed"] {
 				confirmed++
 			}
 		}
 		if confirmed > 1 {
-			wrong = append(wrong, fmt.Sprintf("hold %s was confirmed by %d payments", hold, confirmed))
+			found = append(found, fmt.Sprintf("hold %s was confirmed by %d payments", hold, confirmed))
 		}
 	}
-	return wrong
+	return found
 }

@@ -8,12 +8,15 @@ import (
 	"holdfast/internal/events"
 )
 
-// addOutcome tells a Book an outcome: event, its id, what caused it, the hold, and more data.
-func addOutcome(t *testing.T, b *Recorder, event, id, cause, hold, data string) {
+// addOutcome records an outcome with an id, the id of the event that it answers, a hold and more data.
+func addOutcome(t *testing.T, r *Recorder, event, id, eventID, hold, data string) {
 	t.Helper()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if err := b.addOutcome(events.Envelope{ID: id, Type: events.Type(event), CausationID: cause, Subject: hold, Data: []byte(`{` + data + `}`)}); err != nil {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	err := r.addOutcome(events.Envelope{
+		ID: id, Type: events.Type(event), CausationID: eventID, Subject: hold, Data: []byte(`{` + data + `}`),
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 }
@@ -23,110 +26,112 @@ const (
 	refunds = `"payment_id":"p","refund_required":true,"reason":"expired"`
 )
 
-// TestRecorder_EachViolation_IsFound has a Book judge what may be told, and what may not.
+// TestRecorder_EachViolation_IsFound records answers that break one promise each, and answers that
+// break none.
 func TestRecorder_EachViolation_IsFound(t *testing.T) {
 	t.Parallel()
-	for want, do := range map[string]func(t *testing.T, b *Recorder){
-		"": func(t *testing.T, b *Recorder) { // all is well
-			addOutcome(t, b, "hold.created", "o1", "e1", "room.1", lasts)
-			addOutcome(t, b, "hold.created", "o1", "e1", "room.1", lasts) // a repeat
-			addOutcome(t, b, "hold.expired", "x1", "", "room.1", "")
-			addOutcome(t, b, "hold.confirm_rejected", "o2", "e2", "room.1", refunds)
-			addOutcome(t, b, "hold.confirm_rejected", "o3", "e3", "room.2", refunds) // nobody knows it
+	for want, do := range map[string]func(t *testing.T, r *Recorder){
+		"": func(t *testing.T, r *Recorder) { // no violation
+			addOutcome(t, r, "hold.created", "o1", "e1", "room.1", lasts)
+			addOutcome(t, r, "hold.created", "o1", "e1", "room.1", lasts) // a duplicate
+			addOutcome(t, r, "hold.expired", "x1", "", "room.1", "")
+			addOutcome(t, r, "hold.confirm_rejected", "o2", "e2", "room.1", refunds)
+			addOutcome(t, r, "hold.confirm_rejected", "o3", "e3", "room.2", refunds) // an unknown hold
 		},
-		"e1 (requested, room) was acknowledged and has no outcome": func(t *testing.T, b *Recorder) {
-			addOutcome(t, b, "hold.confirm_rejected", "o2", "e2", "room.1", refunds)
-			addOutcome(t, b, "hold.confirm_rejected", "o3", "e3", "room.1", refunds)
+		"e1 (requested, room) was acknowledged and has no outcome": func(t *testing.T, r *Recorder) {
+			addOutcome(t, r, "hold.confirm_rejected", "o2", "e2", "room.1", refunds)
+			addOutcome(t, r, "hold.confirm_rejected", "o3", "e3", "room.1", refunds)
 		},
-		"has 2 outcomes": func(t *testing.T, b *Recorder) {
-			answerAll(t, b)
-			addOutcome(t, b, "hold.created", "other", "e1", "room.1", lasts)
+		"has 2 outcomes": func(t *testing.T, r *Recorder) {
+			answerAll(t, r)
+			addOutcome(t, r, "hold.created", "other", "e1", "room.1", lasts)
 		},
-		"has ended as [hold.expired hold.released]": func(t *testing.T, b *Recorder) {
-			answerAll(t, b)
-			addOutcome(t, b, "hold.released", "o4", "e2", "room.1", "")
-			addOutcome(t, b, "hold.expired", "x1", "", "room.1", "")
+		"has several ends: [hold.expired hold.released]": func(t *testing.T, r *Recorder) {
+			answerAll(t, r)
+			addOutcome(t, r, "hold.released", "o4", "e2", "room.1", "")
+			addOutcome(t, r, "hold.expired", "x1", "", "room.1", "")
 		},
-		"was confirmed by 2 payments": func(t *testing.T, b *Recorder) {
-			answerAll(t, b)
-			addOutcome(t, b, "hold.confirmed", "o2", "e2", "room.1", `"payment_id":"p1"`)
-			addOutcome(t, b, "hold.confirmed", "o3", "e3", "room.1", `"payment_id":"p2"`)
+		"was confirmed by 2 payments": func(t *testing.T, r *Recorder) {
+			answerAll(t, r)
+			addOutcome(t, r, "hold.confirmed", "o2", "e2", "room.1", `"payment_id":"p1"`)
+			addOutcome(t, r, "hold.confirmed", "o3", "e3", "room.1", `"payment_id":"p2"`)
 		},
-		"has answers [confirmed expired]": func(t *testing.T, b *Recorder) {
-			answerAll(t, b)
-			addOutcome(t, b, "hold.confirmed", "o2", "e2", "room.1", `"payment_id":"p"`)
-			addOutcome(t, b, "hold.confirm_rejected", "o3", "e3", "room.1", refunds)
+		"has several answers: [confirmed expired]": func(t *testing.T, r *Recorder) {
+			answerAll(t, r)
+			addOutcome(t, r, "hold.confirmed", "o2", "e2", "room.1", `"payment_id":"p"`)
+			addOutcome(t, r, "hold.confirm_rejected", "o3", "e3", "room.1", refunds)
 		},
-		"refused without refund_required": func(t *testing.T, b *Recorder) {
-			answerAll(t, b)
-			addOutcome(t, b, "hold.confirm_rejected", "o2", "e2", "room.1", `"payment_id":"p","reason":"expired"`)
+		"rejected without refund_required": func(t *testing.T, r *Recorder) {
+			answerAll(t, r)
+			addOutcome(t, r, "hold.confirm_rejected", "o2", "e2", "room.1", `"payment_id":"p","reason":"expired"`)
 		},
-		"was confirmed late and has not expired": func(t *testing.T, b *Recorder) {
-			answerAll(t, b)
-			addOutcome(t, b, "hold.confirmed", "o2", "e2", "room.1", `"payment_id":"p","late":true`)
+		"was confirmed late and has not expired": func(t *testing.T, r *Recorder) {
+			answerAll(t, r)
+			addOutcome(t, r, "hold.confirmed", "o2", "e2", "room.1", `"payment_id":"p","late":true`)
 		},
-		"that it began was never told": func(t *testing.T, b *Recorder) {
-			answerAll(t, b)
-			addOutcome(t, b, "hold.released", "o2", "e2", "room.2", "")
+		"has no hold.created": func(t *testing.T, r *Recorder) {
+			answerAll(t, r)
+			addOutcome(t, r, "hold.released", "o2", "e2", "room.2", "")
 		},
-		"of an event that was never published": func(t *testing.T, b *Recorder) {
-			answerAll(t, b)
-			addOutcome(t, b, "hold.created", "o9", "e9", "room.9", lasts)
+		"outcome of an event that was never published": func(t *testing.T, r *Recorder) {
+			answerAll(t, r)
+			addOutcome(t, r, "hold.created", "o9", "e9", "room.9", lasts)
 		},
-		"an outcome of nothing": func(t *testing.T, b *Recorder) {
-			answerAll(t, b)
-			addOutcome(t, b, "hold.released", "o9", "", "room.1", "")
+		"outcome without an event": func(t *testing.T, r *Recorder) {
+			answerAll(t, r)
+			addOutcome(t, r, "hold.released", "o9", "", "room.1", "")
 		},
-		"(malformed) has an outcome": func(t *testing.T, b *Recorder) {
-			answerAll(t, b)
-			addOutcome(t, b, "hold.created", "o9", "bad", "room.9", lasts)
+		"(malformed) has an outcome": func(t *testing.T, r *Recorder) {
+			answerAll(t, r)
+			addOutcome(t, r, "hold.created", "o9", "bad", "room.9", lasts)
 		},
 	} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
-			b := NewRecorder("holdfast")
+			r := NewRecorder("holdfast")
 			for id, kind := range map[string]string{"e1": "requested", "e2": "confirmed", "e3": "confirmed"} {
-				s := b.open(id, kind, "room", false)
-				b.copy(s)
-				b.ack(s)
+				s := r.open(id, kind, "room", false)
+				r.copy(s)
+				r.ack(s)
 			}
-			b.copy(b.open("bad", "malformed", "room", true))
-			do(t, b)
-			wrong := b.violations()
-			if want == "" && len(wrong) > 0 || want != "" && (len(wrong) == 0 || !strings.Contains(strings.Join(wrong, "\n"), want)) {
-				t.Errorf("found %q, want %q", wrong, want)
+			r.copy(r.open("bad", "malformed", "room", true))
+			do(t, r)
+			found := r.violations()
+			if (want == "") != (len(found) == 0) || !strings.Contains(strings.Join(found, "\n"), want) {
+				t.Errorf("found %q, want %q", found, want)
 			}
 		})
 	}
 }
 
 // answerAll answers e1, e2 and e3.
-func answerAll(t *testing.T, b *Recorder) {
+func answerAll(t *testing.T, r *Recorder) {
 	t.Helper()
-	addOutcome(t, b, "hold.created", "o1", "e1", "room.1", lasts)
-	addOutcome(t, b, "hold.confirm_rejected", "o2", "e2", "room.3", refunds)
-	addOutcome(t, b, "hold.confirm_rejected", "o3", "e3", "room.4", refunds)
+	addOutcome(t, r, "hold.created", "o1", "e1", "room.1", lasts)
+	addOutcome(t, r, "hold.confirm_rejected", "o2", "e2", "room.3", refunds)
+	addOutcome(t, r, "hold.confirm_rejected", "o3", "e3", "room.4", refunds)
 }
 
-// TestRecorder_HoldNotEnded_OverdueFromDeadline has a hold that should have ended.
+// TestRecorder_HoldNotEnded_OverdueFromDeadline checks that a hold is overdue from its deadline, as
+// extended, until it ends.
 func TestRecorder_HoldNotEnded_OverdueFromDeadline(t *testing.T) {
 	t.Parallel()
-	b := NewRecorder("holdfast")
-	b.open("e1", "requested", "room", false)
-	addOutcome(t, b, "hold.created", "o1", "e1", "room.1", lasts)
+	r := NewRecorder("holdfast")
+	r.open("e1", "requested", "room", false)
+	addOutcome(t, r, "hold.created", "o1", "e1", "room.1", lasts)
 	deadline := time.Date(2026, 11, 21, 10, 0, 2, 0, time.UTC)
-	if n, _ := b.overdue(deadline.Add(-time.Millisecond)); n != 0 {
+	if n, _ := r.overdue(deadline.Add(-time.Millisecond)); n != 0 {
 		t.Error("a hold is overdue before its deadline")
 	}
-	if n, _ := b.overdue(deadline); n != 1 {
+	if n, _ := r.overdue(deadline); n != 1 {
 		t.Error("a hold is not overdue at its deadline")
 	}
-	addOutcome(t, b, "hold.extended", "o2", "e1", "room.1", `"expires_at":"2026-11-21T10:00:05.000Z"`)
-	if n, _ := b.overdue(deadline); n != 0 {
-		t.Error("a hold is overdue that was extended")
+	addOutcome(t, r, "hold.extended", "o2", "e1", "room.1", `"expires_at":"2026-11-21T10:00:05.000Z"`)
+	if n, _ := r.overdue(deadline); n != 0 {
+		t.Error("an extended hold is overdue before its new deadline")
 	}
-	addOutcome(t, b, "hold.expired", "x1", "", "room.1", "")
-	if n, _ := b.overdue(deadline.Add(time.Hour)); n != 0 {
-		t.Error("a hold is overdue that has ended")
+	addOutcome(t, r, "hold.expired", "x1", "", "room.1", "")
+	if n, _ := r.overdue(deadline.Add(time.Hour)); n != 0 {
+		t.Error("a hold that has ended is overdue")
 	}
 }

@@ -11,44 +11,46 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 
 	"holdfast/internal/events"
 )
 
-// hardBound is after what time a thing that should have happened is taken for one that never will.
-// It is far beyond all that is promised: what is promised is measured and reported.
+// hardBound is the time after which the suite gives up waiting and reports a violation. It is far
+// longer than any promised time; the suite measures and reports the actual times.
 const hardBound = 5 * time.Minute
 
-// Options say how long and how hard a run is.
+// Options configure a run.
 type Options struct {
 	Seed      uint64
-	For       time.Duration // rounds begin until it is over; 0 = one round
+	For       time.Duration // new rounds begin until it is over; 0 means one round
 	Nodes     int           // of NATS, 1 or 3
 	Workers   int
-	Bursts    int // in a round, with the same namespace
+	Bursts    int // in a round
 	Histories int // in a burst
 	Strategy  string
-	Longest   time.Duration // of one fault, 0 = as the fault says
-	Kinds     []string      // only these faults, nil = all
-	Race      bool          // the workers have the race detector
-	Dir       string        // where the logs of the workers are kept
+	FaultMax  time.Duration // bounds the duration of each fault; 0 means as long as the fault says
+	Kinds     []string      // only these kinds of faults; empty means all
+	Race      bool          // build the workers with the race detector
+	Dir       string        // for the worker program and the workers' logs
 	Log       func(format string, args ...any)
 }
 
-// runner is a run on its way.
+// runner is the state of a run.
 type runner struct {
 	Options
 	report  *Report
 	cluster *Cluster
-	deck    []Fault // what is still to strike before it is shuffled anew
+	left    []Fault // faults still to strike before all of them are shuffled again
 	random  *rand.Rand
 }
 
-// Run runs rounds, each in a namespace of its own, and reports what was broken, what was asked and
-// what was wrong. It returns an error when it could not go on: what is wrong is in the report.
+// Run runs rounds and reports the faults, the load and the violations of promises. A violation is in
+// the report and ends the run; an error means that the run could not continue. The report may be nil
+// with an error.
 func Run(ctx context.Context, o Options) (report *Report, err error) {
 	r := newRunner(o)
-	binary, err := BuildWorker(ctx, o.Dir, o.Race)
+	binary, err := buildWorker(ctx, o.Dir, o.Race)
 	if err != nil {
 		return nil, err
 	}
@@ -57,17 +59,17 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, servers.Close()) }()
-	r.cluster = &Cluster{Servers: servers, Log: o.Log, Binary: binary, CanRebuild: canRebuild(ctx, binary)}
-	r.noteMissing()
+	r.cluster = &Cluster{Servers: servers, Log: o.Log, Binary: binary}
+	r.recordLeftOut()
 	began := time.Now()
-	defer func() { r.report.took(time.Since(began)) }()
+	defer func() { r.report.Seconds = time.Since(began).Seconds() }()
 	for round := 1; round == 1 || time.Since(began) < o.For && ctx.Err() == nil; round++ {
 		if err := r.round(ctx, round); err != nil {
 			return r.report, fmt.Errorf("round %d: %w", round, err)
 		}
 		r.report.Rounds++
 		if len(r.report.Violations) > 0 {
-			break // what comes after tells nothing new
+			break
 		}
 	}
 	return r.report, ctx.Err()
@@ -77,60 +79,60 @@ func newRunner(o Options) *runner {
 	return &runner{Options: o, report: newReport(o), random: rand.New(rand.NewPCG(o.Seed, 0))}
 }
 
-// noteMissing notes which faults cannot happen here, and why.
-func (r *runner) noteMissing() {
+// recordLeftOut records which faults cannot strike on this machine, and why.
+func (r *runner) recordLeftOut() {
 	for _, f := range Faults() {
-		if f.Missing != nil {
-			if why := f.Missing(r.cluster); why != "" {
+		if f.Unavailable != nil {
+			if why := f.Unavailable(r.cluster); why != "" {
 				r.report.LeftOut[f.Kind] = why
 			}
 		}
 	}
 }
 
-// harness is what there is for one round.
+// harness is the state of a round.
 type harness struct {
 	*runner
 	subjects events.Namespace
 	recorder *Recorder
 	load     *Load
-	nc       *nats.Conn // past all proxies
-	js       jetstream.JetStream
-	workers  context.CancelFunc
+	nc       *nats.Conn          // without proxies
+	js       jetstream.JetStream // over nc
+	stop     context.CancelFunc  // stops restarting the workers
 }
 
-// round runs some bursts on a fresh namespace.
+// round runs the bursts of one round in a new namespace.
 func (r *runner) round(ctx context.Context, number int) (err error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	seed := r.random.Uint64()
-	w := &harness{runner: r}
+	h := &harness{runner: r}
 	r.cluster.Namespace = fmt.Sprintf("robustness%d", number)
-	w.subjects = events.Namespace(r.cluster.Namespace)
+	h.subjects = events.Namespace(r.cluster.Namespace)
+	r.cluster.capacityBySQL = false
 	if err := r.cluster.resetClock(ctx); err != nil {
 		return err
 	}
-	if err := w.open(ctx, seed); err != nil {
+	if err := h.open(ctx, seed); err != nil {
 		return err
 	}
 	var readers sync.WaitGroup
-	readers.Go(func() { w.recorder.Follow(ctx, w.js) })
+	readers.Go(func() { h.recorder.Follow(ctx, h.js) })
 	readers.Go(func() { r.report.sample(ctx, r.cluster) })
 	defer func() { end(); readers.Wait() }()
-	if err := w.load.Open(ctx); err != nil {
-		return errors.Join(err, w.close(ctx))
+	if err := h.load.Open(ctx); err != nil {
+		return errors.Join(err, h.close(ctx))
 	}
 	for burst := range r.Bursts {
-		if err := w.burst(ctx, burst); err != nil || len(r.report.Violations) > 0 {
-			return errors.Join(err, w.close(ctx))
+		if err := h.burst(ctx, burst); err != nil || len(r.report.Violations) > 0 {
+			return errors.Join(err, h.close(ctx))
 		}
 	}
-	return w.close(ctx)
+	return h.close(ctx)
 }
 
-// resetClock gives Redis its own clock and nothing to remember: a round begins.
+// resetClock restarts Redis with the true time if a fault has moved its clock.
 func (s *Cluster) resetClock(ctx context.Context) error {
-	s.capacityBySQL = false
 	if s.clock == 0 {
 		return nil
 	}
@@ -138,44 +140,46 @@ func (s *Cluster) resetClock(ctx context.Context) error {
 	return errors.Join(s.redis.kill(), s.redis.up(ctx))
 }
 
-// open prepares a namespace, and starts workers and the load on it.
-func (w *harness) open(ctx context.Context, seed uint64) (err error) {
-	if w.nc, err = w.cluster.connectNATS(); err != nil {
+// open creates the namespace, starts its workers and prepares the load.
+func (h *harness) open(ctx context.Context, seed uint64) (err error) {
+	if h.nc, err = h.cluster.connectNATS(); err != nil {
 		return err
 	}
-	if w.js, err = jetstream.New(w.nc); err != nil {
+	if h.js, err = jetstream.New(h.nc); err != nil {
 		return err
 	}
 	policy := []string{
 		"--late-payment", []string{"reject", "accept_if_free"}[seed%2], "--hold-ttl", "3s", "--payment-window", "3s",
 	}
-	if err := w.cluster.migrate(ctx, policy...); err != nil {
+	if err := h.cluster.migrate(ctx, policy...); err != nil {
 		return err
 	}
-	w.cluster.Workers = nil
+	h.cluster.Workers = nil
 	running, cancel := context.WithCancel(ctx)
-	w.workers = cancel
-	for i := range w.Workers {
-		worker, err := newWorker(w.cluster.Servers, w.cluster.Binary, fmt.Sprintf("%s-worker-%d", w.cluster.Namespace, i+1), w.Dir)
+	h.stop = cancel
+	for i := range h.Workers {
+		name := fmt.Sprintf("%s-worker-%d", h.cluster.Namespace, i+1)
+		worker, err := newWorker(h.cluster.Servers, h.cluster.Binary, name, h.Dir)
 		if err != nil {
 			return err
 		}
 		worker.run(running, append([]string{
-			"--namespace", w.cluster.Namespace, "--lock-strategy", w.Strategy, "--lock-lease", "2s", "--log-level", "info",
+			"--namespace", h.cluster.Namespace, "--lock-strategy", h.Strategy, "--lock-lease", "2s", "--log-level", "info",
 		}, policy...)...)
-		w.cluster.Workers = append(w.cluster.Workers, worker)
+		h.cluster.Workers = append(h.cluster.Workers, worker)
 	}
 	var addrs []string
-	for _, node := range w.cluster.nats {
+	for _, node := range h.cluster.nats {
 		p, err := node.proxy()
 		if err != nil {
 			return err
 		}
-		w.cluster.Load = append(w.cluster.Load, p)
+		h.cluster.Load = append(h.cluster.Load, p)
 		addrs = append(addrs, p.Addr())
 	}
-	nc, err := nats.Connect(natsURL(addrs), nats.Name("load"), nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond),
-		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})) // a publication that fails says so itself
+	nc, err := nats.Connect(natsURL(addrs), nats.Name("load"),
+		nats.MaxReconnects(-1), nats.ReconnectWait(50*time.Millisecond),
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})) // each publication returns its own error
 	if err != nil {
 		return err
 	}
@@ -184,147 +188,148 @@ func (w *harness) open(ctx context.Context, seed uint64) (err error) {
 	if err != nil {
 		return err
 	}
-	w.recorder = NewRecorder(w.subjects)
-	w.load = NewLoad(w.recorder, js, w.subjects, seed)
+	h.recorder = NewRecorder(h.subjects)
+	h.load = NewLoad(h.recorder, js, h.subjects, seed)
 	return nil
 }
 
-// close ends the workers, each of which must end with 0, and forgets the namespace.
-func (w *harness) close(ctx context.Context) error {
-	w.report.count(w.recorder, w.load)
+// close stops the workers, each of which must exit with 0, and removes the namespace. After a violation
+// it keeps the namespace for inspection.
+func (h *harness) close(ctx context.Context) error {
+	h.report.count(h.recorder, h.load)
 	var all sync.WaitGroup
-	errs := make([]error, len(w.cluster.Workers))
-	for i, worker := range w.cluster.Workers {
-		all.Go(func() { errs[i] = worker.close(w.workers) })
+	errs := make([]error, len(h.cluster.Workers))
+	for i, worker := range h.cluster.Workers {
+		all.Go(func() { errs[i] = worker.close(h.stop) })
 	}
 	all.Wait()
-	for i, worker := range w.cluster.Workers {
+	for i, worker := range h.cluster.Workers {
 		for _, line := range worker.alarms() {
-			w.report.violate("%s said: %s", worker.name, line)
+			h.report.violate("%s logged: %s", worker.name, line)
 		}
 		if errs[i] != nil {
-			w.report.violate("%s was stopped: %v", worker.name, errs[i])
+			h.report.violate("stop %s: %v", worker.name, errs[i])
 		}
-		w.report.WorkersLost += worker.exits
+		h.report.WorkersLost += worker.exits
 	}
-	err := w.cluster.dropProxies()
-	if len(w.report.Violations) == 0 { // else somebody wants to look
-		err = errors.Join(err, w.cluster.removeNamespace(ctx, w.js))
+	err := h.cluster.dropProxies()
+	if len(h.report.Violations) == 0 {
+		err = errors.Join(err, h.cluster.removeNamespace(ctx, h.js))
 	}
-	w.nc.Close()
+	h.nc.Close()
 	return err
 }
 
-// burst breaks some things while the load goes on, mends them, and judges.
-func (w *harness) burst(ctx context.Context, number int) error {
-	faults := w.deal()
+// burst injects some faults while the load runs, repairs them and checks.
+func (h *harness) burst(ctx context.Context, number int) error {
+	faults := h.pickFaults()
 	names := make([]string, len(faults))
 	for i, f := range faults {
 		names[i] = f.Kind
 	}
-	w.Log("%s burst %d: %v", w.cluster.Namespace, number+1, names)
+	h.Log("%s burst %d: %v", h.cluster.Namespace, number+1, names)
 	began := time.Now()
 	loading, stop := context.WithCancel(ctx)
 	defer stop()
 	var load sync.WaitGroup
-	var made []*history
-	var madeErr error
-	histories := w.Histories
-	if slices.Contains(names, clockMoved) || w.cluster.clock != 0 {
-		histories = 0 // they are judged by a clock that they share with Redis
+	var histories []*history
+	var historiesErr error
+	n := h.Histories
+	if slices.Contains(names, clockMoved) || h.cluster.clock != 0 {
+		n = 0 // the check of a history needs this process and Redis to have the same time
 	}
-	load.Go(func() { w.load.Run(loading) })
-	if histories > 0 {
-		seed := w.random.Uint64()
+	load.Go(func() { h.load.Run(loading) })
+	if n > 0 {
+		random := rand.New(rand.NewPCG(h.random.Uint64(), 0))
 		load.Go(func() {
-			made, madeErr = w.load.Histories(ctx, fmt.Sprintf("history-%d", number), histories, rand.New(rand.NewPCG(seed, 0)), loading.Done())
+			histories, historiesErr = h.load.Histories(ctx, fmt.Sprintf("history-%d", number), n, random, loading.Done())
 		})
 	}
-	broken := w.strike(ctx, faults)
-	var later []error
-	for _, do := range w.cluster.Later {
-		later = append(later, do(ctx))
+	errs := []error{h.strike(ctx, faults)}
+	for _, do := range h.cluster.AfterRepair {
+		errs = append(errs, do(ctx))
 	}
-	w.cluster.Later = nil
-	if err := errors.Join(append(later, broken)...); err != nil {
+	h.cluster.AfterRepair = nil
+	if err := errors.Join(errs...); err != nil {
 		stop()
 		return err
 	}
-	healed := time.Now()
+	repaired := time.Now()
 	wait(ctx, time.Second)
-	w.load.Cleanup(ctx)
+	h.load.Cleanup(ctx)
 	stop()
 	load.Wait()
-	if madeErr != nil {
-		return madeErr
+	if historiesErr != nil {
+		return historiesErr
 	}
-	for _, h := range made {
-		h.forgets = slices.ContainsFunc(faults, func(f Fault) bool { return f.Forgets })
+	for _, hist := range histories {
+		hist.afterRebuild = slices.ContainsFunc(faults, func(f Fault) bool { return f.CausesRebuild })
 	}
-	w.report.Bursts++
-	return w.check(ctx, began, healed, made)
+	h.report.Bursts++
+	return h.check(ctx, began, repaired, histories)
 }
 
-// deal takes up to three faults that do not claim the same from the deck, which has each kind once
-// and is shuffled anew when it is empty.
-func (w *harness) deal() (hand []Fault) {
-	number := 1 + w.random.IntN(3)
+// pickFaults returns one to three faults without a common claim. Each kind strikes once before any
+// kind strikes twice: h.left has the kinds still to strike in random order, and pickFaults refills
+// and shuffles it when it is empty.
+func (h *harness) pickFaults() (picked []Fault) {
+	number := 1 + h.random.IntN(3)
 	claimed := make(map[string]bool)
 	for range 2 {
-		for i := 0; i < len(w.deck) && len(hand) < number; i++ {
-			f := w.deck[i]
+		for i := 0; i < len(h.left) && len(picked) < number; i++ {
+			f := h.left[i]
 			if slices.ContainsFunc(f.claims(), func(claim string) bool { return claimed[claim] }) {
 				continue
 			}
-			w.deck = slices.Delete(w.deck, i, i+1)
+			h.left = slices.Delete(h.left, i, i+1)
 			i--
-			if f.Missing != nil && f.Missing(w.cluster) != "" {
+			if f.Unavailable != nil && f.Unavailable(h.cluster) != "" {
 				continue
 			}
 			for _, claim := range f.claims() {
 				claimed[claim] = true
 			}
-			hand = append(hand, f)
+			picked = append(picked, f)
 		}
-		if len(hand) == number || len(w.deck) > 0 {
+		if len(picked) == number || len(h.left) > 0 {
 			break
 		}
 		for _, f := range Faults() {
-			if len(w.Kinds) == 0 || slices.Contains(w.Kinds, f.Kind) {
-				w.deck = append(w.deck, f)
+			if len(h.Kinds) == 0 || slices.Contains(h.Kinds, f.Kind) {
+				h.left = append(h.left, f)
 			}
 		}
-		w.random.Shuffle(len(w.deck), func(i, j int) { w.deck[i], w.deck[j] = w.deck[j], w.deck[i] })
+		h.random.Shuffle(len(h.left), func(i, j int) { h.left[i], h.left[j] = h.left[j], h.left[i] })
 	}
-	return hand
+	return picked
 }
 
-// strike breaks things, each at its time, for its time, and returns when all are mended.
-func (w *harness) strike(ctx context.Context, faults []Fault) error {
-	errs := make([]error, len(faults))
-	var all sync.WaitGroup
-	for i, f := range faults {
-		after := time.Duration(w.random.Int64N(int64(2 * time.Second)))
-		lasts := f.Lasts.pick(w.random)
-		if w.Longest > 0 {
-			lasts = min(lasts, w.Longest)
+// strike injects faults, each after a random delay of up to 2 s and for a random time, and returns
+// when all are repaired.
+func (h *harness) strike(ctx context.Context, faults []Fault) error {
+	var all errgroup.Group
+	for _, f := range faults {
+		after := time.Duration(h.random.Int64N(int64(2 * time.Second)))
+		lasts := f.Lasts.pick(h.random)
+		if h.FaultMax > 0 {
+			lasts = min(lasts, h.FaultMax)
 		}
-		random := rand.New(rand.NewPCG(w.random.Uint64(), 0))
-		all.Go(func() {
+		random := rand.New(rand.NewPCG(h.random.Uint64(), 0))
+		all.Go(func() error {
 			wait(ctx, after)
-			undo, err := f.Strike(ctx, w.cluster, random)
+			undo, err := f.Strike(ctx, h.cluster, random)
 			if err != nil {
-				errs[i] = fmt.Errorf("%s: %w", f.Kind, err)
+				err = fmt.Errorf("%s: %w", f.Kind, err)
 			}
-			w.report.countFault(f.Kind)
+			h.report.countFault(f.Kind)
 			wait(ctx, lasts)
 			undoCtx, cancel := context.WithTimeout(ctx, hardBound)
 			defer cancel()
-			if err := undo(undoCtx); err != nil {
-				errs[i] = errors.Join(errs[i], fmt.Errorf("mend %s: %w", f.Kind, err))
+			if undoErr := undo(undoCtx); undoErr != nil {
+				err = errors.Join(err, fmt.Errorf("repair %s: %w", f.Kind, undoErr))
 			}
+			return err
 		})
 	}
-	all.Wait()
-	return errors.Join(errs...)
+	return all.Wait()
 }

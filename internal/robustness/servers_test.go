@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
@@ -22,8 +24,8 @@ import (
 // startWithin bounds each start of a server.
 const startWithin = 60 * time.Second
 
-// serverProcess is one server that is started and ended over and over, on the same data, and the
-// proxies before it.
+// serverProcess is one server, which faults stop and restart on the same data, and the proxies in
+// front of it.
 type serverProcess struct {
 	name  string
 	start func(ctx context.Context) (*stack.Server, error)
@@ -33,102 +35,116 @@ type serverProcess struct {
 	proxies []*stacktest.Proxy
 }
 
-// up starts the server, unless it runs, and turns its proxies to where it listens now.
-func (k *serverProcess) up(ctx context.Context) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.server != nil {
+// up starts the server unless it runs, and directs its proxies to its address.
+func (s *serverProcess) up(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.server != nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
-	process, err := k.start(ctx)
+	process, err := s.start(ctx)
 	if err != nil {
-		return fmt.Errorf("start %s: %w", k.name, err)
+		return fmt.Errorf("start %s: %w", s.name, err)
 	}
-	k.server = process
-	for _, p := range k.proxies {
-		p.Target(local(process.Port))
-	}
+	s.set(process)
 	return nil
 }
 
-// kill ends the server at once.
-func (k *serverProcess) kill() error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.server == nil {
-		return nil
-	}
-	err := k.server.Kill()
-	k.server = nil
-	return err
-}
-
-// replace kills the server and has another one take its place.
-func (k *serverProcess) replace(process *stack.Server) error {
-	err := k.kill()
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.server = process
-	for _, p := range k.proxies {
+// set records the running process and directs the proxies to its address. The caller holds mu.
+func (s *serverProcess) set(process *stack.Server) {
+	s.server = process
+	for _, p := range s.proxies {
 		p.Target(local(process.Port))
 	}
+}
+
+// kill kills the server with SIGKILL, if it runs.
+func (s *serverProcess) kill() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.server == nil {
+		return nil
+	}
+	err := s.server.Kill()
+	s.server = nil
 	return err
 }
 
-func (k *serverProcess) pause() error  { return k.now().Pause() }
-func (k *serverProcess) resume() error { return k.now().Resume() }
-
-func (k *serverProcess) now() *stack.Server {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.server
+// replace kills the server and puts another process in its place.
+func (s *serverProcess) replace(process *stack.Server) error {
+	err := s.kill()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.set(process)
+	return err
 }
 
-// addr is where the server listens, or an address where nobody does.
-func (k *serverProcess) addr() string {
-	if process := k.now(); process != nil {
+func (s *serverProcess) pause() error  { return s.now().Pause() }
+func (s *serverProcess) resume() error { return s.now().Resume() }
+
+func (s *serverProcess) now() *stack.Server {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.server
+}
+
+// addr returns the address of the server, or an address without a listener while the server is down.
+func (s *serverProcess) addr() string {
+	if process := s.now(); process != nil {
 		return local(process.Port)
 	}
 	return local(1)
 }
 
-// proxy returns a new proxy before the server.
-func (k *serverProcess) proxy() (*stacktest.Proxy, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	p, err := stacktest.NewProxy(local(k.server.Port))
+// proxy returns a new proxy in front of the server, which must run.
+func (s *serverProcess) proxy() (*stacktest.Proxy, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p, err := stacktest.NewProxy(local(s.server.Port))
 	if err == nil {
-		k.proxies = append(k.proxies, p)
+		s.proxies = append(s.proxies, p)
 	}
 	return p, err
 }
 
+// closeProxies closes all proxies in front of the server.
+func (s *serverProcess) closeProxies() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	for _, p := range s.proxies {
+		errs = append(errs, p.Close())
+	}
+	s.proxies = nil
+	return errors.Join(errs...)
+}
+
 func local(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
-// Servers are the servers of a run, real ones, each a process of its own.
+// Servers are the real servers of a run, each in a process of its own.
 type Servers struct {
 	dir      string
 	redis    *serverProcess
 	postgres *serverProcess
-	nats     []*serverProcess // one node, or three of a cluster
-	shim     string           // the library that moves Redis' clock, "" = there is no compiler
-	clock    time.Duration    // by which Redis' clock is moved from its next start on
+	nats     []*serverProcess // one node, or a cluster of three
+	shim     string           // path of the library that moves Redis' clock, "" without a C compiler
+	clock    time.Duration    // offset of Redis' clock from its next start on
 
 	redisAt   redisServer
-	redisMore []string // arguments of its next start only
+	redisArgs []string // more arguments for the next start only
 }
 
 const postgresConnections = 60
 
-// NewServers starts the servers in a directory of their own, with so many nodes of NATS.
+// NewServers starts the servers, with one or three nodes of NATS, in a new directory. The caller calls Close.
 func NewServers(ctx context.Context, nodes int) (s *Servers, err error) {
 	dir, err := os.MkdirTemp("", "holdfast-robustness-")
 	if err != nil {
 		return nil, fmt.Errorf("directory: %w", err)
 	}
-	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // the user who runs postgres passes through it
+	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // the user of the postgres process must be able to enter it
 		return nil, fmt.Errorf("directory: %w", err)
 	}
 	s = &Servers{dir: dir}
@@ -144,48 +160,47 @@ func NewServers(ctx context.Context, nodes int) (s *Servers, err error) {
 	}
 	s.redisAt = redisServer{ports[0], filepath.Join(dir, "redis")}
 	s.redis = &serverProcess{name: "redis", start: func(ctx context.Context) (*stack.Server, error) {
-		more := s.redisMore
-		s.redisMore = nil
-		return s.startRedis(ctx, s.redisAt, more...)
+		args := s.redisArgs
+		s.redisArgs = nil
+		return s.startRedis(ctx, s.redisAt, args...)
 	}}
 	s.postgres = &serverProcess{name: "postgres", start: func(ctx context.Context) (*stack.Server, error) {
-		return stack.StartPostgresServer(ctx, filepath.Join(dir, "postgres"), fmt.Sprintf("max_connections=%d", postgresConnections))
+		limit := fmt.Sprintf("max_connections=%d", postgresConnections)
+		return stack.StartPostgresServer(ctx, filepath.Join(dir, "postgres"), limit)
 	}}
 	if s.nats, err = newNodes(dir, nodes); err != nil {
 		return nil, err
 	}
-	var all sync.WaitGroup
-	errs := make([]error, 2+nodes)
-	for i, k := range append([]*serverProcess{s.redis, s.postgres}, s.nats...) {
-		all.Go(func() { errs[i] = k.up(ctx) })
+	var starts errgroup.Group
+	for _, server := range s.all() {
+		starts.Go(func() error { return server.up(ctx) })
 	}
-	all.Wait()
-	return s, errors.Join(errs...)
+	return s, starts.Wait()
 }
 
-// Close ends all servers and removes what they have written.
+// all returns the servers that exist; after a failed NewServers some may be missing.
+func (s *Servers) all() []*serverProcess {
+	all := append([]*serverProcess{s.redis, s.postgres}, s.nats...)
+	return slices.DeleteFunc(all, func(server *serverProcess) bool { return server == nil })
+}
+
+// Close kills all servers and removes their directory.
 func (s *Servers) Close() error {
 	var errs []error
-	for _, k := range append([]*serverProcess{s.redis, s.postgres}, s.nats...) {
-		if k == nil {
-			continue
-		}
-		for _, p := range k.proxies {
-			errs = append(errs, p.Close())
-		}
-		errs = append(errs, k.kill())
+	for _, server := range s.all() {
+		errs = append(errs, server.closeProxies(), server.kill())
 	}
 	return errors.Join(append(errs, os.RemoveAll(s.dir))...)
 }
 
-// redisServer is where one Redis listens and keeps its data. It keeps its port, so that workers
-// also hear what it says while it loads.
+// redisServer is the port and the data directory of one Redis. The port stays the same over restarts,
+// so that workers also get the replies of a Redis that is still loading.
 type redisServer struct {
 	port int
 	dir  string
 }
 
-// startRedis starts a Redis with more arguments, and its clock moved by s.clock.
+// startRedis starts a Redis with more arguments. Its clock is off by s.clock.
 func (s *Servers) startRedis(ctx context.Context, r redisServer, more ...string) (*stack.Server, error) {
 	program, err := stack.RedisProgram(ctx)
 	if err != nil {
@@ -203,10 +218,11 @@ func (s *Servers) startRedis(ctx context.Context, r redisServer, more ...string)
 		"--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction",
 		"--enable-debug-command", "yes", "--repl-diskless-sync-delay", "0",
 	}, more...)
-	process, err := stack.StartProgram(ctx, stack.Program{Path: program, Args: args, Env: env, Ready: func(ctx context.Context) error {
+	ready := func(ctx context.Context) error {
 		client := redis.NewClient(&redis.Options{Addr: local(r.port), MaxRetries: -1, ContextTimeoutEnabled: true})
 		return errors.Join(client.Ping(ctx).Err(), client.Close())
-	}})
+	}
+	process, err := stack.StartProgram(ctx, stack.Program{Path: program, Args: args, Env: env, Ready: ready})
 	if err != nil {
 		return nil, err
 	}
@@ -214,13 +230,13 @@ func (s *Servers) startRedis(ctx context.Context, r redisServer, more ...string)
 	return process, nil
 }
 
-// redisClient returns a client that talks to Redis past all proxies. It is for one step: where the
-// server listens changes with each start.
+// redisClient returns a client that connects to Redis without a proxy. Use it for one step only: a
+// fault may replace Redis by a server at another address.
 func (s *Servers) redisClient() *redis.Client {
 	return redis.NewClient(&redis.Options{Addr: s.redis.addr(), MaxRetries: -1, ContextTimeoutEnabled: true})
 }
 
-// withRedis does something with Redis past all proxies.
+// withRedis calls do with a client that connects to Redis without a proxy.
 func (s *Servers) withRedis(ctx context.Context, do func(ctx context.Context, c *redis.Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
@@ -232,7 +248,7 @@ func postgresURL(addr string) string {
 	return "postgres://postgres@" + addr + "/postgres?sslmode=disable"
 }
 
-// withPostgres does something with Postgres past all proxies.
+// withPostgres calls do with a connection to Postgres without a proxy.
 func (s *Servers) withPostgres(ctx context.Context, do func(ctx context.Context, c *pgx.Conn) error) error {
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
@@ -243,7 +259,7 @@ func (s *Servers) withPostgres(ctx context.Context, do func(ctx context.Context,
 	return errors.Join(do(ctx, conn), conn.Close(ctx))
 }
 
-// natsURL is where all nodes listen, past all proxies.
+// natsURL returns the URLs of all nodes, without proxies.
 func (s *Servers) natsURL() string {
 	var addrs []string
 	for _, node := range s.nats {
@@ -252,8 +268,10 @@ func (s *Servers) natsURL() string {
 	return natsURL(addrs)
 }
 
-// connectNATS connects to any node past all proxies, and reconnects for ever. Nodes keep their ports.
+// connectNATS connects to any node without a proxy, and reconnects without a limit. Nodes keep their ports.
 func (s *Servers) connectNATS() (*nats.Conn, error) {
-	return nats.Connect(s.natsURL(), nats.Name("robustness"), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond), nats.RetryOnFailedConnect(true),
-		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})) // what comes too fast is read again
+	return nats.Connect(s.natsURL(), nats.Name("robustness"), nats.RetryOnFailedConnect(true),
+		nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond),
+		// A slow consumer loses messages; the recorder reads them again.
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 }
