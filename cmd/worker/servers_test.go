@@ -13,7 +13,6 @@ import (
 	"holdfast/internal/record"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
-	"holdfast/internal/torture"
 )
 
 // TestRedisClient_ReplyLost_NotSentAgain drops the reply to a command. The worker's client does not
@@ -24,7 +23,7 @@ func TestRedisClient_ReplyLost_NotSentAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	proxy, err := torture.NewProxy(server.Host)
+	proxy, err := stacktest.NewProxy(server.Host)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +39,7 @@ func TestRedisClient_ReplyLost_NotSentAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	key := c.Namespace + ":counter"
-	proxy.Drop(torture.DropRule{Words: []string{key}})
+	proxy.Drop(stacktest.DropRule{Words: []string{key}})
 	if err := client.Incr(t.Context(), key).Err(); err == nil {
 		t.Error("no error although the reply was lost")
 	}

@@ -1,4 +1,4 @@
-package torture
+package robustness
 
 import (
 	"fmt"
@@ -8,10 +8,10 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestMain runs the tests, or is a node of NATS in a process of its own.
+// TestMain runs the tests or, in a child process, a node of NATS.
 func TestMain(m *testing.M) {
-	if IsNode() {
-		if err := RunNode(); err != nil {
+	if isNode() {
+		if err := runNode(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

@@ -1,4 +1,4 @@
-package torture
+package robustness
 
 import (
 	"context"
@@ -10,11 +10,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"holdfast/internal/audit"
 )
 
-// Report is what a run has broken, asked and found.
+// Report has the figures of a run and the violations it found.
 type Report struct {
 	Seed        uint64            `json:"seed"`
 	Strategy    string            `json:"lock_strategy"`
@@ -24,17 +22,17 @@ type Report struct {
 	Rounds      int               `json:"rounds"`
 	Bursts      int               `json:"bursts"`
 	Faults      map[string]int    `json:"faults"`
-	LeftOut     map[string]string `json:"left_out"` // faults that could not happen, and why
+	LeftOut     map[string]string `json:"left_out"` // faults that cannot strike on this machine, and why
 	Events      map[string]int    `json:"events"`   // publications, by kind
 	Unknown     int               `json:"unknown"`  // publications that were never acknowledged
 	Outcomes    map[string]int    `json:"outcomes"`
 	Histories   int               `json:"histories"`
 	Operations  int               `json:"operations"` // in them
-	Samples     int               `json:"samples"`    // looks at 0 <= reserved <= capacity
+	Samples     int               `json:"samples"`    // checks of 0 <= reserved <= capacity
 	WorkersLost int               `json:"workers_lost"`
-	AnsweredMS  []int64           `json:"answered_ms"` // after each burst: from healing to the last answer
-	Audited     int               `json:"audited"`     // outcomes that the checker has looked at, the same ones after each burst
-	NotChecked  int               `json:"not_judged"`  // most slots and holds in a round of which a clock that went back keeps the checker from telling what was taken when
+	AnsweredMS  []int64           `json:"answered_ms"` // after each burst: from the repair to the last answer; sorted
+	Audited     int               `json:"audited"`     // outcomes that audits have read; each burst reads all of its round
+	NotChecked  int               `json:"not_judged"`  // maximum per round: slots and holds not checked because a clock went back
 	Violations  []string          `json:"violations"`
 
 	mu sync.Mutex
@@ -63,34 +61,31 @@ func (r *Report) countFault(kind string) {
 	r.Faults[kind]++
 }
 
-func (r *Report) took(d time.Duration) { r.Seconds = d.Seconds() }
-
 func (r *Report) answeredAfter(d time.Duration) {
 	r.AnsweredMS = append(r.AnsweredMS, max(0, d.Milliseconds()))
 	slices.Sort(r.AnsweredMS)
 }
 
-func (r *Report) audited(found *audit.Report) { r.Audited += found.Stats.Outcomes }
-
-// count adds what a round has asked and what was answered.
-func (r *Report) count(b *Recorder, l *Load) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+// count adds the events and the answers of a round.
+func (r *Report) count(recorder *Recorder, l *Load) {
+	recorder.mu.Lock()
+	defer recorder.mu.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for kind, n := range l.kinds {
 		r.Events[kind] += n
 	}
-	for outcome, n := range b.counts {
+	for outcome, n := range recorder.counts {
 		r.Outcomes[outcome] += n
 	}
 	r.Unknown += int(l.unknown.Load())
 }
 
-// sample looks at what is promised of every committed state of Postgres, over a connection of its
-// own, all the time that there is one.
+// sample checks every 20 ms, over its own connection, that no slot in Postgres has more reserved than
+// its capacity. It reconnects until ctx is done.
 func (r *Report) sample(ctx context.Context, s *Cluster) {
 	const every = 20 * time.Millisecond
+	query := "SELECT count(*) FROM " + s.Namespace + ".inventory WHERE reserved < 0 OR reserved > capacity"
 	for ctx.Err() == nil {
 		conn, err := pgx.Connect(ctx, postgresURL(s.postgres.addr()))
 		if err != nil {
@@ -98,9 +93,9 @@ func (r *Report) sample(ctx context.Context, s *Cluster) {
 			continue
 		}
 		for ctx.Err() == nil {
-			var wrong int
+			var oversold int
 			bounded, cancel := context.WithTimeout(ctx, startWithin)
-			err := conn.QueryRow(bounded, "SELECT count(*) FROM "+s.Namespace+".inventory WHERE reserved < 0 OR reserved > capacity").Scan(&wrong)
+			err := conn.QueryRow(bounded, query).Scan(&oversold)
 			cancel()
 			if err != nil {
 				break
@@ -108,16 +103,16 @@ func (r *Report) sample(ctx context.Context, s *Cluster) {
 			r.mu.Lock()
 			r.Samples++
 			r.mu.Unlock()
-			if wrong > 0 {
-				r.violate("%d slots have reserved what they do not have", wrong)
+			if oversold > 0 {
+				r.violate("%d slots break 0 <= reserved <= capacity", oversold)
 			}
 			wait(ctx, every)
 		}
-		_ = conn.Close(context.WithoutCancel(ctx)) // it may be gone
+		_ = conn.Close(context.WithoutCancel(ctx)) // a fault may have ended it
 	}
 }
 
-// total adds up counts.
+// total returns the sum of the counts.
 func total(counts map[string]int) (n int) {
 	for _, some := range counts {
 		n += some
@@ -125,19 +120,21 @@ func total(counts map[string]int) (n int) {
 	return n
 }
 
-// Markdown is the report as a part of docs/faults.md.
+// Markdown returns the report in the form of the tables in docs/faults.md.
 func (r *Report) Markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Seed %d, %d workers, locks by `%s`, %d node(s) of NATS: %.0f s, %d rounds, %d bursts.\n\n", r.Seed, r.Workers, r.Strategy, r.Nodes, r.Seconds, r.Rounds, r.Bursts)
+	fmt.Fprintf(&b, "Seed %d, %d workers, lock strategy `%s`, %d node(s) of NATS: %.0f s, %d rounds, %d bursts.\n\n",
+		r.Seed, r.Workers, r.Strategy, r.Nodes, r.Seconds, r.Rounds, r.Bursts)
 	fmt.Fprintf(&b, "| what | figure |\n|---|---|\n")
 	fmt.Fprintf(&b, "| faults | %d, of %d kinds |\n", total(r.Faults), len(r.Faults))
 	fmt.Fprintf(&b, "| publications | %d, of which %d were never acknowledged |\n", total(r.Events), r.Unknown)
 	fmt.Fprintf(&b, "| outcomes and dead letters | %d |\n", total(r.Outcomes))
 	fmt.Fprintf(&b, "| histories of one slot | %d, with %d operations |\n", r.Histories, r.Operations)
-	fmt.Fprintf(&b, "| outcomes that the checker has looked at, each after each burst of its round | %d |\n", r.Audited)
-	fmt.Fprintf(&b, "| looks at `0 <= reserved <= capacity` | %d |\n", r.Samples)
+	fmt.Fprintf(&b, "| outcomes audited, each after each burst of its round | %d |\n", r.Audited)
+	fmt.Fprintf(&b, "| checks of `0 <= reserved <= capacity` | %d |\n", r.Samples)
 	if n := len(r.AnsweredMS); n > 0 {
-		fmt.Fprintf(&b, "| from healing to the last answer | %.1f s in the middle, %.1f s at most |\n", float64(r.AnsweredMS[n/2])/1000, float64(r.AnsweredMS[n-1])/1000)
+		fmt.Fprintf(&b, "| from the repair to the last answer | median %.1f s, maximum %.1f s |\n",
+			float64(r.AnsweredMS[n/2])/1000, float64(r.AnsweredMS[n-1])/1000)
 	}
 	fmt.Fprintf(&b, "| worker processes that ended | %d |\n", r.WorkersLost)
 	fmt.Fprintf(&b, "| violations | %d |\n", len(r.Violations))

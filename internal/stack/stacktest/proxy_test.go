@@ -1,4 +1,4 @@
-package torture
+package stacktest
 
 import (
 	"bufio"
@@ -12,11 +12,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"holdfast/internal/stack/stacktest"
 )
 
-// echo is a server that answers each line with itself, and remembers it.
+// echo is a server that sends each line back, and records it.
 type echo struct {
 	net.Listener
 	mu       sync.Mutex
@@ -72,7 +70,7 @@ func (e *echo) has(line string) bool {
 	return slices.Contains(e.received, line)
 }
 
-// through returns a proxy before an echo server, and a connection through it.
+// through returns a proxy in front of an echo server, and a connection through it.
 func through(t *testing.T) (*Proxy, *echo, net.Conn) {
 	t.Helper()
 	e := newEcho(t)
@@ -86,7 +84,7 @@ func through(t *testing.T) (*Proxy, *echo, net.Conn) {
 		}
 	})
 	c := dial(t, p)
-	sendLine(t, c, "hello") // its dialer knows a connection before the proxy does
+	sendLine(t, c, "hello") // after the reply the proxy has registered the connection
 	wantLine(t, c, "hello")
 	return p, e, c
 }
@@ -112,7 +110,7 @@ func wantLine(t *testing.T, c net.Conn, want string) {
 	t.Helper()
 	got := make([]byte, len(want)+1)
 	if _, err := io.ReadFull(c, got); err != nil || string(got) != want+"\n" {
-		t.Fatalf("heard %q, %v, want %q", got, err, want)
+		t.Fatalf("read %q, %v, want %q", got, err, want)
 	}
 }
 
@@ -123,13 +121,13 @@ func TestProxy_TargetChanged_ForwardsNewConnections(t *testing.T) {
 	wantLine(t, c, "a")
 	other := newEcho(t)
 	p.Target(other.Addr().String())
-	sendLine(t, c, "b") // of before
+	sendLine(t, c, "b") // to the old target
 	wantLine(t, c, "b")
 	fresh := dial(t, p)
 	sendLine(t, fresh, "c")
 	wantLine(t, fresh, "c")
 	if !other.has("c") {
-		t.Error("the new target has not heard what was said to it")
+		t.Error("the new target did not receive the line")
 	}
 }
 
@@ -141,7 +139,7 @@ func TestProxy_ClientEnds_OtherDirectionGoesOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := io.ReadAll(c); err != nil || string(got) != "a\n" {
-		t.Errorf("after a goodbye %q, %v: the other way must go on to its end", got, err)
+		t.Errorf("after FIN the client read %q, %v, want the rest of the other direction", got, err)
 	}
 }
 
@@ -156,9 +154,9 @@ func TestProxy_Cut_BothSidesSeeIt(t *testing.T) {
 			p.Cut(reset)
 			_, err := c.Read(make([]byte, 1))
 			if reset != errors.Is(err, syscall.ECONNRESET) || !reset && !errors.Is(err, io.EOF) {
-				t.Errorf("the client sees %v", err)
+				t.Errorf("the client got %v", err)
 			}
-			stacktest.Eventually(t, "the server's end", func() bool {
+			Eventually(t, "the server's end", func() bool {
 				e.mu.Lock()
 				defer e.mu.Unlock()
 				return len(e.ends) == 1 && reset == errors.Is(e.ends[0], syscall.ECONNRESET)
@@ -176,12 +174,12 @@ func TestProxy_Refuse_NewConnectionsReset(t *testing.T) {
 	sendLine(t, c, "there")
 	wantLine(t, c, "there")
 	p.Refuse(true)
-	if refused, err := net.Dial("tcp4", p.Addr()); err == nil { // it may be refused before it is told that it stands
+	if refused, err := net.Dial("tcp4", p.Addr()); err == nil { // the reset may come before Dial returns
 		_, _ = io.WriteString(refused, "x\n") // or now
 		if _, err := refused.Read(make([]byte, 1)); err == nil {
 			t.Error("a connection was not refused")
 		}
-		_ = refused.Close() // it is gone
+		_ = refused.Close() // already reset
 	}
 	sendLine(t, c, "still")
 	wantLine(t, c, "still")
@@ -190,42 +188,43 @@ func TestProxy_Refuse_NewConnectionsReset(t *testing.T) {
 	sendLine(t, again, "b")
 	wantLine(t, again, "b")
 	if e.has("x") {
-		t.Error("the server has heard who was refused")
+		t.Error("the server received a line of a refused connection")
 	}
 }
 
-// TestProxy_StallOneDirection_ArrivesAfterwards stalls each way alone: what is said up does not arrive, what is answered is
-// done and not heard, and all of it arrives afterwards.
+// TestProxy_StallOneDirection_ArrivesAfterwards stalls each direction alone. Upstream the server does
+// not receive the line; downstream it does, and the client does not get the reply. After the stall
+// everything arrives.
 func TestProxy_StallOneDirection_ArrivesAfterwards(t *testing.T) {
 	t.Parallel()
-	for name, w := range map[string]Direction{"up": Upstream, "down": Downstream} {
+	for name, d := range map[string]Direction{"upstream": Upstream, "downstream": Downstream} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p, e, c := through(t)
-			p.Set(w, Toxics{Stall: true})
+			p.Set(d, Toxics{Stall: true})
 			sendLine(t, c, "a")
-			if w == Downstream {
-				stacktest.Eventually(t, "the server to hear", func() bool { return e.has("a") })
+			if d == Downstream {
+				Eventually(t, "the server to receive the line", func() bool { return e.has("a") })
 			}
 			if err := c.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, errTimeout(err)) {
-				t.Errorf("something came through: %v", err)
+				t.Errorf("read during the stall: %v, want a timeout", err)
 			}
-			if w == Upstream && e.has("a") {
-				t.Error("the server has heard")
+			if d == Upstream && e.has("a") {
+				t.Error("the server received the line during the stall")
 			}
 			if err := c.SetReadDeadline(time.Time{}); err != nil {
 				t.Fatal(err)
 			}
-			p.Set(w, Toxics{})
+			p.Set(d, Toxics{})
 			wantLine(t, c, "a")
 		})
 	}
 }
 
-// errTimeout returns err when it is a timeout, and nothing that it could be when it is not.
+// errTimeout returns err when it is a timeout, else another error.
 func errTimeout(err error) error {
 	if timeout := (net.Error)(nil); errors.As(err, &timeout) && timeout.Timeout() {
 		return err
@@ -243,11 +242,11 @@ func TestProxy_DelayBothDirections_AnswerTakesBoth(t *testing.T) {
 	sendLine(t, c, "a")
 	wantLine(t, c, "a")
 	if took := time.Since(began); took < 2*delay {
-		t.Errorf("an answer took %v, less than both delays", took)
+		t.Errorf("a reply took %v, less than both delays", took)
 	}
 }
 
-// pieces is a connection that keeps what was written to it at a time.
+// pieces is a connection that records each write.
 type pieces struct {
 	net.Conn
 	written []string
@@ -266,17 +265,17 @@ func TestProxy_Slice_WritesSmallPieces(t *testing.T) {
 	sendLine(t, c, long)
 	wantLine(t, c, long)
 
-	// How much is heard at a time depends on who hears.
+	// The size of a read depends on the reader, so this part observes the writes.
 	server, writer := net.Pipe()
 	go func() { _, _ = io.WriteString(writer, "12345678"); _ = writer.Close() }()
 	out := &pieces{}
 	p.pump(&link{client: out, server: server}, Downstream, server, out)
 	if !slices.Equal(out.written, []string{"123", "456", "78"}) {
-		t.Errorf("it was written as %q", out.written)
+		t.Errorf("written as %q", out.written)
 	}
 }
 
-// TestProxy_DropReply_ServerHasDoneIt loses the third answer: the server has done what was asked.
+// TestProxy_DropReply_ServerHasDoneIt drops a reply: the server has received the request.
 func TestProxy_DropReply_ServerHasDoneIt(t *testing.T) {
 	t.Parallel()
 	p, e, c := through(t)
@@ -289,16 +288,16 @@ func TestProxy_DropReply_ServerHasDoneIt(t *testing.T) {
 	if got, err := io.ReadAll(c); len(got) > 0 || !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("heard %q, %v of an answer that was lost", got, err)
 	}
-	stacktest.Eventually(t, "the server to have done it", func() bool { return e.has("Commit 2") })
+	Eventually(t, "the server to have done it", func() bool { return e.has("Commit 2") })
 	if p.Dropped() != 1 {
-		t.Errorf("%d lost", p.Dropped())
+		t.Errorf("%d replies dropped, want 1", p.Dropped())
 	}
 	again := dial(t, p)
 	sendLine(t, again, "commit 3")
 	wantLine(t, again, "commit 3")
 }
 
-// TestProxy_DropRequest_ServerNeverSeesIt loses a request: the server never hears of it.
+// TestProxy_DropRequest_ServerNeverSeesIt drops a request: the server does not receive it.
 func TestProxy_DropRequest_ServerNeverSeesIt(t *testing.T) {
 	t.Parallel()
 	p, e, c := through(t)
@@ -307,14 +306,14 @@ func TestProxy_DropRequest_ServerNeverSeesIt(t *testing.T) {
 	wantLine(t, c, "first")
 	sendLine(t, c, "first com")
 	wantLine(t, c, "first com")
-	sendLine(t, c, "mit") // no word: there was an end of line
+	sendLine(t, c, "mit") // not the word: a line ended within it
 	wantLine(t, c, "mit")
 	_, _ = io.WriteString(c, "commit\n")
 	if got, err := io.ReadAll(c); len(got) > 0 || err == nil {
-		t.Errorf("heard %q, %v of a request that was lost", got, err)
+		t.Errorf("read %q, %v after a dropped request", got, err)
 	}
 	if e.has("commit") {
-		t.Error("the server has heard what was lost")
+		t.Error("the server received a dropped request")
 	}
 }
 

@@ -1,4 +1,4 @@
-package torture
+package robustness
 
 import (
 	"context"
@@ -18,25 +18,24 @@ import (
 	"holdfast/internal/stack"
 )
 
-// nodeVariable has, in its environment, what a process that is to be a node of NATS should be:
-// there may be no nats-server program, so the test program runs itself.
-const nodeVariable = "HOLDFAST_TORTURE_NODE"
+// nodeVariable is the environment variable with the configuration of a NATS node, as JSON. The machine
+// may lack a nats-server program, so the test program starts itself as the node.
+const nodeVariable = "HOLDFAST_ROBUSTNESS_NODE"
 
-// node says what a node of NATS is.
+// node configures a node of NATS.
 type node struct {
 	Name   string   `json:"name"`
 	Port   int      `json:"port"`
-	Route  int      `json:"route"` // where the other nodes reach it, 0 = it is alone
-	Routes []string `json:"routes"`
+	Route  int      `json:"route"`  // the port for other nodes, 0 for a single node
+	Routes []string `json:"routes"` // URLs of the Route ports of all nodes
 	Dir    string   `json:"dir"`
 }
 
-// IsNode reports whether this process was started to be a node of NATS: then its main must call
-// RunNode and nothing else.
-func IsNode() bool { return os.Getenv(nodeVariable) != "" }
+// isNode reports whether this process was started as a node of NATS. TestMain then calls only runNode.
+func isNode() bool { return os.Getenv(nodeVariable) != "" }
 
-// RunNode is a node of NATS until it is told to end.
-func RunNode() error {
+// runNode runs a node of NATS until SIGTERM.
+func runNode() error {
 	var n node
 	if err := json.Unmarshal([]byte(os.Getenv(nodeVariable)), &n); err != nil {
 		return fmt.Errorf("%s: %w", nodeVariable, err)
@@ -47,8 +46,8 @@ func RunNode() error {
 		NoSigs: true, DisableJetStreamBanner: true,
 	}
 	if n.Route != 0 {
-		// Clients are not told of the other nodes: they would go past the proxies.
-		o.Cluster = server.ClusterOpts{Name: "torture", Host: "127.0.0.1", Port: n.Route, NoAdvertise: true}
+		// Without NoAdvertise clients would learn the addresses of the nodes and bypass the proxies.
+		o.Cluster = server.ClusterOpts{Name: "robustness", Host: "127.0.0.1", Port: n.Route, NoAdvertise: true}
 		for _, route := range n.Routes {
 			u, err := url.Parse(route)
 			if err != nil {
@@ -71,8 +70,8 @@ func RunNode() error {
 	return nil
 }
 
-// newNodes returns the keepers of so many nodes, one alone or a cluster. Each keeps its ports, so
-// that the others find it again.
+// newNodes returns a single node, or a cluster of so many nodes. They do not run yet. Each keeps its
+// ports over restarts, so that the others find it again.
 func newNodes(dir string, number int) ([]*serverProcess, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -90,7 +89,10 @@ func newNodes(dir string, number int) ([]*serverProcess, error) {
 	}
 	processes := make([]*serverProcess, number)
 	for i := range processes {
-		n := node{Name: fmt.Sprintf("n%d", i+1), Port: ports[i], Routes: routes, Dir: filepath.Join(dir, fmt.Sprintf("nats-%d", i+1))}
+		n := node{
+			Name: fmt.Sprintf("n%d", i+1), Port: ports[i], Routes: routes,
+			Dir: filepath.Join(dir, fmt.Sprintf("nats-%d", i+1)),
+		}
 		if number > 1 {
 			n.Route = ports[number+i]
 		}
@@ -113,8 +115,7 @@ func newNodes(dir string, number int) ([]*serverProcess, error) {
 	return processes, nil
 }
 
-// natsReady asks whether a node takes connections. That its streams have a leader is for others to
-// wait for.
+// natsReady returns an error unless the node accepts connections. Its streams may still lack a leader.
 func natsReady(ctx context.Context, port int) error {
 	within := time.Second
 	if deadline, ok := ctx.Deadline(); ok {

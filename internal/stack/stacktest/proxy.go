@@ -1,4 +1,4 @@
-package torture
+package stacktest
 
 import (
 	"bytes"
@@ -12,38 +12,41 @@ import (
 )
 
 const (
-	chunkMax   = 32 << 10               // bytes that are read at once
+	chunkMax   = 32 << 10               // bytes read at once
 	sliceEvery = 200 * time.Microsecond // between two slices
-	dropDrain  = 2 * time.Second        // for which a server may still answer what nobody hears
+	dropDrain  = 2 * time.Second        // the server may still reply for this time after a drop
 	dialServer = 2 * time.Second
 )
 
 // Direction is one of the two directions of a connection.
 type Direction int
 
-// The two ways.
+// The directions.
 const (
 	Upstream   Direction = iota // from the client to the server
 	Downstream                  // from the server to the client
 )
 
-// Toxics is what happens to bytes on one way. The zero Path forwards them as they come.
+// Toxics change how a proxy forwards bytes in one direction. The zero value changes nothing.
 type Toxics struct {
-	Stall bool          // nothing passes; what comes waits
-	Delay time.Duration // before each piece that was read
-	Slice int           // most bytes that are written at once, 0 = no limit
+	Stall bool          // forward nothing; the bytes arrive when the stall ends
+	Delay time.Duration // before each chunk
+	Slice int           // maximum number of bytes written at once; 0 means no limit
 }
 
-// DropRule is what is lost of a connection: what a client says that contains one of the words, or the
-// answer to it. Then the connection is cut.
+// DropRule drops a request that contains one of the words, or the reply to it, and then cuts the
+// connection.
 type DropRule struct {
-	Words   []string // in what the client sends, in upper or lower case
-	Skip    int      // so many that match pass unharmed
-	Request bool     // the request is lost, and not the reply: then nothing was done
+	Words   []string // matched in any case
+	Skip    int      // matching requests that pass before the rule applies
+	Request bool     // drop the request, so that the server never receives it; else drop the reply
 }
 
-// Proxy is a TCP proxy before one server. It knows bytes, and no protocol. Its methods may be
-// called at any time, and concern connections that there are as well as those to come.
+// Proxy is a TCP proxy in front of one server. It forwards bytes and knows no protocol. Its methods
+// are safe for concurrent use. Set, Drop and Reset apply to present and future connections.
+//
+// Shopify/toxiproxy (v2.12) cannot replace it: it discards the bytes of a stall, cannot relate a
+// reply to its request, and cannot refuse new connections while it keeps the present ones.
 type Proxy struct {
 	listener net.Listener
 	closed   context.Context
@@ -57,23 +60,24 @@ type Proxy struct {
 	rules   []*armedRule
 	dropped int
 	links   map[*link]struct{}
-	changed chan struct{} // closed and replaced when paths change
+	changed chan struct{} // closed and replaced when toxics change
 }
 
-// armedRule is a Loss that waits for its request.
+// armedRule is a DropRule that has not applied yet.
 type armedRule struct {
 	DropRule
-	words [][]byte
+	words [][]byte // lower case
 }
 
 // link is one connection through a proxy.
 type link struct {
 	client, server net.Conn
 	once           sync.Once
-	muted          bool // guarded by Proxy.mu: the client hears nothing any more
+	muted          bool // guarded by Proxy.mu: nothing more is forwarded to the client
 }
 
-// NewProxy listens on a free port of 127.0.0.1 and forwards to a target.
+// NewProxy returns a proxy that listens on a free port of 127.0.0.1 and forwards to the address
+// target. The caller calls Close.
 func NewProxy(target string) (*Proxy, error) {
 	listener, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
@@ -85,10 +89,10 @@ func NewProxy(target string) (*Proxy, error) {
 	return p, nil
 }
 
-// Addr is where the proxy listens.
+// Addr returns the address on which the proxy listens.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
-// Close ends the proxy and all its connections.
+// Close stops the proxy and resets all its connections.
 func (p *Proxy) Close() error {
 	p.close()
 	err := p.listener.Close()
@@ -97,33 +101,33 @@ func (p *Proxy) Close() error {
 	return err
 }
 
-// Target forwards new connections to another address: the server has been started elsewhere.
+// Target sets the address to which the proxy forwards new connections.
 func (p *Proxy) Target(address string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.target = address
 }
 
-// Refuse has new connections reset, or forwards them again.
+// Refuse makes the proxy reset new connections, or forward them again.
 func (p *Proxy) Refuse(refuse bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.refuse = refuse
 }
 
-// Set changes what happens on one way.
-func (p *Proxy) Set(w Direction, path Toxics) {
+// Set replaces the toxics of one direction.
+func (p *Proxy) Set(d Direction, toxics Toxics) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.toxics[w] = path
+	p.toxics[d] = toxics
 	close(p.changed)
 	p.changed = make(chan struct{})
 }
 
-// Drop loses the next request that matches, or the reply to it, once.
-func (p *Proxy) Drop(l DropRule) {
-	armed := &armedRule{DropRule: l}
-	for _, word := range l.Words {
+// Drop adds a rule, which applies once.
+func (p *Proxy) Drop(rule DropRule) {
+	armed := &armedRule{DropRule: rule}
+	for _, word := range rule.Words {
 		armed.words = append(armed.words, []byte(strings.ToLower(word)))
 	}
 	p.mu.Lock()
@@ -131,14 +135,14 @@ func (p *Proxy) Drop(l DropRule) {
 	p.rules = append(p.rules, armed)
 }
 
-// Dropped is how many requests or replies were lost so far.
+// Dropped returns how many rules have applied so far.
 func (p *Proxy) Dropped() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.dropped
 }
 
-// Reset ends all that Refuse, Set and Lose have begun.
+// Reset ends the effects of Refuse, Set and Drop.
 func (p *Proxy) Reset() {
 	p.Refuse(false)
 	p.Set(Upstream, Toxics{})
@@ -148,7 +152,7 @@ func (p *Proxy) Reset() {
 	p.rules = nil
 }
 
-// Cut ends all connections, by a reset, or else as if both sides had said goodbye.
+// Cut closes all connections, by RST if reset, else by FIN.
 func (p *Proxy) Cut(reset bool) {
 	p.mu.Lock()
 	links := make([]*link, 0, len(p.links))
@@ -169,10 +173,10 @@ func (l *link) cut(reset bool) {
 	})
 }
 
-// hangUp closes a connection; a reset loses what was not sent yet.
+// hangUp closes a connection. A reset discards unsent bytes.
 func hangUp(c net.Conn, reset bool) {
 	if tcp, ok := c.(*net.TCPConn); ok && reset {
-		_ = tcp.SetLinger(0) // it may be gone already
+		_ = tcp.SetLinger(0) // fails only on a closed connection
 	}
 	_ = c.Close() // likewise
 }
@@ -184,7 +188,7 @@ func (p *Proxy) accept() {
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
-			continue // one that has gone before it was accepted
+			continue // the client has already closed it
 		}
 		p.mu.Lock()
 		refuse, target := p.refuse, p.target
@@ -222,23 +226,24 @@ func (p *Proxy) serve(client net.Conn, target string) {
 	p.mu.Unlock()
 }
 
-// pump forwards one way until it ends. An end is forwarded as well: the other way may go on.
-func (p *Proxy) pump(l *link, w Direction, from, to net.Conn) {
+// pump forwards one direction until it ends. It forwards FIN too, so that the other direction can
+// continue.
+func (p *Proxy) pump(l *link, d Direction, from, to net.Conn) {
 	buffer := make([]byte, chunkMax)
-	var tail []byte // the end of what was read before: a word may begin there
+	var tail []byte // the end of earlier chunks, where a word may begin
 	for {
 		n, err := from.Read(buffer)
 		if n > 0 {
 			chunk := buffer[:n]
-			path, alive := p.awaitToxics(w)
+			toxics, alive := p.awaitToxics(d)
 			if !alive {
 				return
 			}
-			if path.Delay > 0 && !p.sleep(path.Delay) {
+			if toxics.Delay > 0 && !p.sleep(toxics.Delay) {
 				return
 			}
 			var hit *armedRule
-			if w == Upstream {
+			if d == Upstream {
 				hit, tail = p.match(tail, chunk)
 			}
 			switch {
@@ -247,15 +252,15 @@ func (p *Proxy) pump(l *link, w Direction, from, to net.Conn) {
 				return
 			case hit != nil:
 				p.mute(l)
-			case w == Downstream && p.isMuted(l):
-				continue // done, and nobody hears of it
+			case d == Downstream && p.isMuted(l):
+				continue // this drops the reply
 			}
-			if err := p.write(to, chunk, path.Slice); err != nil {
+			if err := p.write(to, chunk, toxics.Slice); err != nil {
 				l.cut(true)
 				return
 			}
 			if hit != nil {
-				// The server has it. It may still answer for a while; the client is cut off now.
+				// The server has the request. It gets some time to reply; the client is cut off now.
 				hangUp(l.client, true)
 				p.sleep(dropDrain)
 				l.cut(false)
@@ -264,12 +269,12 @@ func (p *Proxy) pump(l *link, w Direction, from, to net.Conn) {
 		}
 		if err != nil {
 			switch {
-			case w == Downstream && p.isMuted(l):
+			case d == Downstream && p.isMuted(l):
 			case isReset(err):
 				l.cut(true)
 			default:
 				if tcp, ok := to.(*net.TCPConn); ok {
-					_ = tcp.CloseWrite() // it may be gone already
+					_ = tcp.CloseWrite() // fails only on a closed connection
 				}
 			}
 			return
@@ -277,22 +282,23 @@ func (p *Proxy) pump(l *link, w Direction, from, to net.Conn) {
 	}
 }
 
-// isReset reports whether a connection has ended otherwise than by a goodbye.
+// isReset reports whether a connection has ended by anything but FIN.
 func isReset(err error) bool { return errors.As(err, new(*net.OpError)) }
 
-// awaitToxics waits while a way is stalled, and returns its Path; alive is false when the proxy ends.
-func (p *Proxy) awaitToxics(w Direction) (path Toxics, alive bool) {
+// awaitToxics waits until a direction is not stalled, and returns its toxics. alive is false when the
+// proxy is closed.
+func (p *Proxy) awaitToxics(d Direction) (toxics Toxics, alive bool) {
 	for {
 		p.mu.Lock()
-		path, changed := p.toxics[w], p.changed
+		toxics, changed := p.toxics[d], p.changed
 		p.mu.Unlock()
-		if !path.Stall {
-			return path, p.closed.Err() == nil
+		if !toxics.Stall {
+			return toxics, p.closed.Err() == nil
 		}
 		select {
 		case <-changed:
 		case <-p.closed.Done():
-			return path, false
+			return toxics, false
 		}
 	}
 }
@@ -308,7 +314,7 @@ func (p *Proxy) sleep(d time.Duration) (alive bool) {
 	}
 }
 
-// write writes a chunk, in pieces of at most slice bytes.
+// write writes a chunk in slices of at most slice bytes; 0 means no limit.
 func (p *Proxy) write(to net.Conn, chunk []byte, slice int) error {
 	if slice <= 0 {
 		slice = len(chunk)
@@ -325,7 +331,7 @@ func (p *Proxy) write(to net.Conn, chunk []byte, slice int) error {
 	return nil
 }
 
-// match returns the loss that a chunk meets, if any, and what to remember of the chunk.
+// match returns the rule that applies to a chunk, or nil, and the tail for the next call.
 func (p *Proxy) match(tail, chunk []byte) (hit *armedRule, end []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -333,24 +339,24 @@ func (p *Proxy) match(tail, chunk []byte) (hit *armedRule, end []byte) {
 		return nil, nil
 	}
 	text := bytes.ToLower(append(tail, chunk...))
-	most := 0
+	wordMax := 0
 	for i := 0; i < len(p.rules); i++ {
-		l := p.rules[i]
-		for _, word := range l.words {
-			most = max(most, len(word))
+		rule := p.rules[i]
+		for _, word := range rule.words {
+			wordMax = max(wordMax, len(word))
 			at := bytes.Index(text, word)
 			if at < 0 || at+len(word) <= len(tail) {
-				continue // what is in the tail was seen before
+				continue // an earlier call has counted a word within the tail
 			}
-			if l.Skip--; l.Skip >= 0 {
+			if rule.Skip--; rule.Skip >= 0 {
 				break
 			}
 			p.rules = append(p.rules[:i], p.rules[i+1:]...)
 			p.dropped++
-			return l, nil
+			return rule, nil
 		}
 	}
-	return nil, bytes.Clone(text[max(0, len(text)-most+1):])
+	return nil, bytes.Clone(text[max(0, len(text)-wordMax+1):])
 }
 
 func (p *Proxy) mute(l *link) {

@@ -1,4 +1,4 @@
-package torture
+package robustness
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 //go:embed testdata/clock.c
 var clockSource []byte
 
-// buildShim compiles the library that moves the clock of a process, and returns its path, "" when
-// there is no C compiler: then the faults of the clock are left out.
+// buildShim compiles the library that moves the clock of a process, and returns its path. Without a C
+// compiler it returns "", and no fault moves a clock.
 func buildShim(ctx context.Context, dir string) string {
 	source, library := filepath.Join(dir, "clock.c"), filepath.Join(dir, "clock.so")
 	if err := os.WriteFile(source, clockSource, 0o600); err != nil {

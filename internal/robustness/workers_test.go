@@ -1,4 +1,4 @@
-package torture
+package robustness
 
 import (
 	"bytes"
@@ -14,38 +14,39 @@ import (
 	"time"
 
 	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
 )
 
-// Worker is one worker process, started again whenever it has ended, with proxies of its own
-// between it and each server.
+// Worker is one worker process, which restarts whenever it has ended, with its own proxies between
+// it and each server.
 type Worker struct {
 	name            string
 	binary          string
 	servers         *Servers
 	log             *log
-	redis, postgres *Proxy
-	nats            []*Proxy
+	redis, postgres *stacktest.Proxy
+	nats            []*stacktest.Proxy
 
-	mu      sync.Mutex
-	args    []string
-	env     []string // of the next start
-	process *stack.Server
-	its     []string // environment of solo
-	wanted  bool     // it is to run
-	exits   int      // times that it has ended by itself
-	changed chan struct{}
-	ended   chan struct{} // closed when nobody keeps it any more
+	mu         sync.Mutex
+	args       []string
+	env        []string // more environment for the next start
+	process    *stack.Server
+	processEnv []string      // the env with which process was started
+	wanted     bool          // it must run
+	exits      int           // how often a process has ended
+	changed    chan struct{} // signals a change of wanted
+	ended      chan struct{} // closed when the process is no longer restarted
 }
 
-// log is what a worker says, in a file, and how much of it tells of a data race or a panic.
+// log writes the log of a worker to a file and collects its alarms.
 type log struct {
 	mu     sync.Mutex
 	file   *os.File
-	alarms []string
-	rest   []byte
+	alarms []string // lines with one of alarmWords
+	rest   []byte   // the line that is not complete yet
 }
 
-var alarming = []string{"DATA RACE", "panicked", "panic:", "fatal error:"}
+var alarmWords = []string{"DATA RACE", "panicked", "panic:", "fatal error:"}
 
 func (l *log) Write(p []byte) (int, error) {
 	l.mu.Lock()
@@ -58,14 +59,14 @@ func (l *log) Write(p []byte) (int, error) {
 		}
 		line := string(l.rest[:i])
 		l.rest = l.rest[i+1:]
-		if slices.ContainsFunc(alarming, func(word string) bool { return strings.Contains(line, word) }) {
+		if slices.ContainsFunc(alarmWords, func(word string) bool { return strings.Contains(line, word) }) {
 			l.alarms = append(l.alarms, line)
 		}
 	}
 	return l.file.Write(p)
 }
 
-// started reports whether a worker has said so since it was started.
+// started closes ready when the log has the line "worker started".
 type started struct {
 	*log
 	once  sync.Once
@@ -79,9 +80,9 @@ func (s *started) Write(p []byte) (int, error) {
 	return s.log.Write(p)
 }
 
-// BuildWorker builds the worker program, with its failpoints, into dir, with the race detector if
-// that is wanted.
-func BuildWorker(ctx context.Context, dir string, race bool) (binary string, err error) {
+// buildWorker builds the worker program with its failpoints into dir, optionally with the race detector,
+// and returns its path.
+func buildWorker(ctx context.Context, dir string, race bool) (binary string, err error) {
 	binary = filepath.Join(dir, "worker")
 	args := []string{"build", "-tags", "failpoint", "-o", binary}
 	if race {
@@ -94,16 +95,19 @@ func BuildWorker(ctx context.Context, dir string, race bool) (binary string, err
 	return binary, nil
 }
 
-// newWorker returns a worker that does not run yet. It says what it says to a file in dir.
+// newWorker returns a worker that does not run yet. Its log is a file in dir.
 func newWorker(s *Servers, binary, name, dir string) (w *Worker, err error) {
 	file, err := os.Create(filepath.Join(dir, name+".log"))
 	if err != nil {
 		return nil, err
 	}
-	w = &Worker{name: name, binary: binary, servers: s, log: &log{file: file}, changed: make(chan struct{}, 1), ended: make(chan struct{})}
+	w = &Worker{
+		name: name, binary: binary, servers: s, log: &log{file: file},
+		changed: make(chan struct{}, 1), ended: make(chan struct{}),
+	}
 	var errs []error
-	add := func(k *serverProcess) *Proxy {
-		p, err := k.proxy()
+	add := func(server *serverProcess) *stacktest.Proxy {
+		p, err := server.proxy()
 		errs = append(errs, err)
 		return p
 	}
@@ -114,22 +118,27 @@ func newWorker(s *Servers, binary, name, dir string) (w *Worker, err error) {
 	return w, errors.Join(errs...)
 }
 
-// proxies are all that the worker talks through.
-func (w *Worker) proxies() []*Proxy { return append([]*Proxy{w.redis, w.postgres}, w.nats...) }
+// proxies returns the proxies to all servers.
+func (w *Worker) proxies() []*stacktest.Proxy {
+	return append([]*stacktest.Proxy{w.redis, w.postgres}, w.nats...)
+}
 
-// flags are where its servers are.
+// flags returns the flags with the URLs of its servers, through the proxies.
 func (w *Worker) flags() []string {
 	var nodes []string
 	for _, p := range w.nats {
 		nodes = append(nodes, p.Addr())
 	}
-	return []string{"--nats-url", natsURL(nodes), "--redis-url", "redis://" + w.redis.Addr() + "/0", "--postgres-url", postgresURL(w.postgres.Addr())}
+	return []string{
+		"--nats-url", natsURL(nodes), "--redis-url", "redis://" + w.redis.Addr() + "/0",
+		"--postgres-url", postgresURL(w.postgres.Addr()),
+	}
 }
 
-// run keeps the worker running with these arguments until ctx is over.
+// run starts the worker with these arguments, and restarts it while it is wanted and ctx is not done.
 func (w *Worker) run(ctx context.Context, args ...string) {
 	w.mu.Lock()
-	w.wanted, w.args = true, append(append([]string{"run", "--http-addr", "127.0.0.1:0"}, w.flags()...), args...)
+	w.wanted, w.args = true, slices.Concat([]string{"run", "--http-addr", "127.0.0.1:0"}, w.flags(), args)
 	w.mu.Unlock()
 	go func() {
 		defer close(w.ended)
@@ -144,18 +153,15 @@ func (w *Worker) run(ctx context.Context, args ...string) {
 			}
 			process, err := w.startOnce(ctx)
 			if err != nil {
-				// A server that it needs is away: as whoever supervises it does, it is tried again.
-				select {
-				case <-time.After(pause):
-				case <-ctx.Done():
-				}
+				// A server that it needs may be down: retry, as a process supervisor does.
+				wait(ctx, pause)
 				pause = min(2*pause, 2*time.Second)
 				continue
 			}
 			pause = 100 * time.Millisecond
 			select {
 			case <-process.Exited():
-				w.gone(process)
+				w.exited(process)
 			case <-ctx.Done():
 			}
 		}
@@ -171,18 +177,18 @@ func (w *Worker) isWanted() bool {
 func (w *Worker) startOnce(ctx context.Context) (*stack.Server, error) {
 	w.mu.Lock()
 	out, env := &started{log: w.log, ready: make(chan struct{})}, w.env
-	its := env
-	if w.servers.clock != 0 { // which the preflight refuses
-		its = append(slices.Clone(env), "HOLDFAST_PREFLIGHT=warn")
-	}
-	program := stack.Program{Path: w.binary, Args: w.args, Env: its, Log: out, Ready: func(ctx context.Context) error {
+	ready := func(context.Context) error {
 		select {
 		case <-out.ready:
 			return nil
 		default:
-			return errors.New("it has not said that it has started")
+			return errors.New("worker started not logged")
 		}
-	}}
+	}
+	program := stack.Program{Path: w.binary, Args: w.args, Env: env, Log: out, Ready: ready}
+	if w.servers.clock != 0 { // the preflight check of the clocks would fail
+		program.Env = append(slices.Clone(env), "HOLDFAST_PREFLIGHT=warn")
+	}
 	w.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
@@ -191,12 +197,13 @@ func (w *Worker) startOnce(ctx context.Context) (*stack.Server, error) {
 		return nil, err
 	}
 	w.mu.Lock()
-	w.process, w.its = process, env
+	w.process, w.processEnv = process, env
 	w.mu.Unlock()
 	return process, nil
 }
 
-func (w *Worker) gone(process *stack.Server) {
+// exited records that a process has ended.
+func (w *Worker) exited(process *stack.Server) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.process == process {
@@ -205,14 +212,14 @@ func (w *Worker) gone(process *stack.Server) {
 	}
 }
 
-// running returns the process, nil while there is none.
+// running returns the process, or nil while none runs.
 func (w *Worker) running() *stack.Server {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.process
 }
 
-// kill kills the process if there is one. It is started again, with env in its environment.
+// kill kills the process, if one runs. The worker restarts with env added to its environment.
 func (w *Worker) kill(env ...string) error {
 	w.mu.Lock()
 	w.env = env
@@ -223,8 +230,9 @@ func (w *Worker) kill(env ...string) error {
 	return nil
 }
 
-// restart ends the process as an operator does. It is started again.
-func (w *Worker) restart() error {
+// stop stops the process with SIGTERM, if one runs, and returns an error unless it exits with 0 in
+// time. The worker restarts unless it is not wanted any more.
+func (w *Worker) stop() error {
 	process := w.running()
 	if process == nil {
 		return nil
@@ -232,23 +240,23 @@ func (w *Worker) restart() error {
 	return process.Stop(stopWithin)
 }
 
-// reset lets a paused process go on, and ends one that has a failpoint.
+// reset resumes a paused process, and kills one that was started with more environment.
 func (w *Worker) reset() error {
 	w.mu.Lock()
-	process, marked := w.process, len(w.its) > 0
+	process, hasEnv := w.process, len(w.processEnv) > 0
 	w.env = nil
 	w.mu.Unlock()
 	switch {
 	case process == nil:
 		return nil
-	case marked:
+	case hasEnv:
 		return process.Kill()
 	default:
 		return process.Resume()
 	}
 }
 
-// want says whether the worker is to run.
+// want sets whether the worker must run.
 func (w *Worker) want(wanted bool) {
 	w.mu.Lock()
 	w.wanted = wanted
@@ -259,23 +267,23 @@ func (w *Worker) want(wanted bool) {
 	}
 }
 
-// close ends the worker as an operator does, for good, and returns an error unless it ended with 0
-// in time.
+// close stops the worker for good, and returns an error unless it exits with 0 in time. cancel ends
+// the context of run.
 func (w *Worker) close(cancel context.CancelFunc) error {
 	w.want(false)
-	err := w.restart()
+	err := w.stop()
 	cancel()
 	<-w.ended
-	if process := w.running(); process != nil { // it was just being started
+	if process := w.running(); process != nil { // it started at the same time
 		err = errors.Join(err, process.Kill())
 	}
 	return errors.Join(err, w.log.file.Close())
 }
 
-// stopWithin is what is promised of a worker, with something for a busy machine.
+// stopWithin bounds a stop: the promised time of a worker, and a reserve for a busy machine.
 const stopWithin = 30 * time.Second
 
-// alarms are the lines of the log that no fault excuses.
+// alarms returns the lines of the log that report a data race or a panic.
 func (w *Worker) alarms() []string {
 	w.log.mu.Lock()
 	defer w.log.mu.Unlock()
