@@ -18,6 +18,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/postgres"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -374,12 +375,12 @@ func TestDispositionOf_EachError(t *testing.T) {
 		"timeout":            {context.DeadlineExceeded, dispositionPause},
 		"stopping":           {context.Canceled, dispositionPause},
 		"connection refused": {&net.OpError{Op: "dial", Err: errors.New("refused")}, dispositionPause},
-		"postgres stops":     {&pgconn.PgError{Code: "57P01"}, dispositionPause},
-		"disk full":          {&pgconn.PgError{Code: "53100"}, dispositionPause},
-		"deadlock":           {&pgconn.PgError{Code: "40P01"}, dispositionPause},
-		"no such table":      {&pgconn.PgError{Code: "42P01"}, dispositionPause},
-		"null character":     {&pgconn.PgError{Code: "22021"}, dispositionRetryCounted},
-		"constraint":         {fmt.Errorf("x: %w", &pgconn.PgError{Code: "23502"}), dispositionRetryCounted},
+		"postgres stops":     {postgres.WrapError(&pgconn.PgError{Code: "57P01"}), dispositionPause},
+		"disk full":          {postgres.WrapError(&pgconn.PgError{Code: "53100"}), dispositionPause},
+		"deadlock":           {postgres.WrapError(&pgconn.PgError{Code: "40P01"}), dispositionPause},
+		"no such table":      {postgres.WrapError(&pgconn.PgError{Code: "42P01"}), dispositionPause},
+		"null character":     {postgres.WrapError(&pgconn.PgError{Code: "22021"}), dispositionRetryCounted},
+		"constraint":         {fmt.Errorf("x: %w", postgres.WrapError(&pgconn.PgError{Code: "23502"})), dispositionRetryCounted},
 		"panic":              {&panicError{"x"}, dispositionRetryCounted},
 		"unknown":            {errors.New("something new"), dispositionPause},
 	} {

@@ -39,27 +39,27 @@ var ago = regexp.MustCompile(` [0-9]+ [a-z]+ ago$`)
 func (v DryRunResult) Label() string { return ago.ReplaceAllString(v.Text, "") }
 
 // dryRun says what would become of a message, if it were published now on a subject.
-func (c *decider) dryRun(ctx context.Context, dry DryRunner, subject string, header nats.Header, body []byte) (DryRunResult, error) {
+func (d *decider) dryRun(ctx context.Context, dry DryRunner, subject string, header nats.Header, body []byte) (DryRunResult, error) {
 	now, err := dry.Now(ctx)
 	if err != nil {
 		return DryRunResult{}, fmt.Errorf("evaluate: %w", err)
 	}
-	d := &delivery{result: holds.Result{Err: errors.New("the event was not decided")}}
-	if d.in, err = c.decode(subject, header, body, now.Time); err != nil {
-		d.result.Err = err
+	event := &delivery{result: holds.Result{Err: errors.New("the event was not decided")}}
+	if event.in, err = d.decode(subject, header, body, now.Time); err != nil {
+		event.result.Err = err
 	} else {
-		if d.in.Inventory != nil { // later than every event that was stored
-			d.in.Inventory.Position = holds.StreamPosition{At: now.Time, StreamCreatedAt: now.Time, Seq: math.MaxInt64}
+		if event.in.Inventory != nil { // later than every event that was stored
+			event.in.Inventory.Position = holds.StreamPosition{At: now.Time, StreamCreatedAt: now.Time, Seq: math.MaxInt64}
 		}
-		c.dispatch(ctx, []*delivery{d}, func(*delivery) {})
+		d.dispatch(ctx, []*delivery{event}, func(*delivery) {})
 	}
-	if d.result.Err == nil {
-		if _, err := c.ns.outcomeMessage(d.result.Outcome, "", ""); err != nil {
-			d.result.Err = &encodeError{err}
+	if event.result.Err == nil {
+		if _, err := d.ns.outcomeMessage(event.result.Outcome, "", ""); err != nil {
+			event.result.Err = &encodeError{err}
 		}
 	}
 	var expiredAt *holds.Time
-	if id := d.result.Outcome.Hold; d.result.Err == nil && reasonOf(d.result.Outcome) == holds.ReasonExpired {
+	if id := event.result.Outcome.Hold; event.result.Err == nil && reasonOf(event.result.Outcome) == holds.ReasonExpired {
 		view, found, err := dry.GetHold(ctx, id)
 		if err != nil {
 			return DryRunResult{}, fmt.Errorf("evaluate: %w", err)
@@ -68,7 +68,7 @@ func (c *decider) dryRun(ctx context.Context, dry DryRunner, subject string, hea
 			expiredAt = &view.ExpiresAt
 		}
 	}
-	return newDryRunResult(d.result, expiredAt, now)
+	return newDryRunResult(event.result, expiredAt, now)
 }
 
 // newDryRunResult says in words what would become of an event. lapsed is when its hold lapsed, nil

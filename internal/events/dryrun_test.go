@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/postgres"
 )
 
 // TestNewDryRunResult_EachResult_HasText is the table of what is said of an event that is not published.
@@ -82,7 +83,7 @@ func TestNewDryRunResult_EachResult_HasText(t *testing.T) {
 		"of no type": {failed(&UnprocessableError{ReasonUnknownType, "x"}), nil, DryRunResult{"still of an unknown type", "", "unknown_type", "x"}, ""},
 		"misplaced":  {failed(&UnprocessableError{ReasonSubjectMismatch, "x"}), nil, DryRunResult{"still on the wrong subject", "", "subject_mismatch", "x"}, ""},
 		"a bug":      {failed(&panicError{"x"}), nil, DryRunResult{"still fails", "", "poison", "panic: x"}, ""},
-		"its data":   {failed(fmt.Errorf("place: %w", &pgconn.PgError{Code: "22021", Message: "m"})), nil, DryRunResult{"still fails", "", "poison", "place: : m (SQLSTATE 22021)"}, ""},
+		"its data":   {failed(fmt.Errorf("place: %w", postgres.WrapError(&pgconn.PgError{Code: "22021", Message: "m"}))), nil, DryRunResult{"still fails", "", "poison", "place: : m (SQLSTATE 22021)"}, ""},
 		"busy": {failed(fmt.Errorf("release: %w", holds.ErrBusy)), nil,
 			DryRunResult{"would have to wait", "", "", "other work on the same slots or hold is in the way; ask again"}, ""},
 	} {

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
+	"holdfast/internal/postgres"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -37,7 +38,7 @@ func TestConsumer_StreamRecreated_EventsAreDistinct(t *testing.T) {
 	}
 
 	t.Log("an event that fails counts from one")
-	b.setFault(func(string, int) error { return &pgconn.PgError{Code: "22P05"} })
+	b.setFault(func(string, int) error { return postgres.WrapError(&pgconn.PgError{Code: "22P05"}) })
 	b.publish(subject, nil, keyed("before"))
 	stacktest.Eventually(t, "a failure", func() bool { return b.decidedCount("before") > 0 })
 	failed := b.decidedCount("before")

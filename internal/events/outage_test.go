@@ -16,6 +16,8 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/lua"
+	"holdfast/internal/postgres"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -109,10 +111,10 @@ func TestOutage_SeveralMissingPermissions_EachLoggedOnce(t *testing.T) {
 	b := newHarness(t)
 	missing := []error{
 		&net.OpError{Op: "dial", Err: errors.New("connection refused")},
-		fmt.Errorf("place.lua: %w", redisDenial("ERR The user executing the script can't run this command or subcommand")),
-		redisDenial("NOPERM this user has no permissions to run the 'mget' command"),
-		&pgconn.PgError{Code: "42501", Message: "permission denied for table inventory"},
-		fmt.Errorf("place.lua: %w", redisDenial("ERR ACL failure in script: User 'w' has no permissions to run the 'zrange' command")),
+		fmt.Errorf("place.lua: %w", lua.WrapError(redisDenial("ERR The user executing the script can't run this command or subcommand"))),
+		lua.WrapError(redisDenial("NOPERM this user has no permissions to run the 'mget' command")),
+		postgres.WrapError(&pgconn.PgError{Code: "42501", Message: "permission denied for table inventory"}),
+		fmt.Errorf("place.lua: %w", lua.WrapError(redisDenial("ERR ACL failure in script: User 'w' has no permissions to run the 'zrange' command"))),
 	}
 	for i, err := range missing {
 		b.setFault(func(string, int) error { return err })
@@ -143,7 +145,7 @@ func TestServerOf_EachError_NamesServer(t *testing.T) {
 	t.Parallel()
 	for want, errs := range map[string][]error{
 		"nats":     {ofNATS(nats.ErrTimeout), fmt.Errorf("x: %w", ofNATS(context.DeadlineExceeded))},
-		"postgres": {fmt.Errorf("x: %w", &pgconn.PgError{Code: "57P01"}), &pgconn.NotPreferredError{}},
+		"postgres": {fmt.Errorf("x: %w", postgres.WrapError(&pgconn.PgError{Code: "57P01"})), postgres.WrapError(&pgconn.NotPreferredError{})},
 		"redis":    {&net.OpError{Op: "dial", Err: errors.New("refused")}, fmt.Errorf("x: %w", holds.ErrDataLost)},
 
 		"redis or postgres": {fmt.Errorf("x: %w", context.DeadlineExceeded)},

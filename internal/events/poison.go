@@ -29,10 +29,11 @@ const (
 // findPoisoned reads which events of a batch were found to be poison at an earlier delivery: they are not decided
 // again. First deliveries, which nearly all are, cost nothing.
 func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
+	c := l.consumer
 	again := make(map[string]*delivery)
 	for _, d := range batch {
-		if d.meta.NumDelivered > 1 && !l.isPayment(d) && (d.result.Err == nil || dispositionOf(d.result.Err) == dispositionRetryCounted) {
-			id, err := l.deadLetterID(ctx, d)
+		if d.meta.NumDelivered > 1 && !c.isPayment(d) && (d.result.Err == nil || dispositionOf(d.result.Err) == dispositionRetryCounted) {
+			id, err := c.deadLetterID(ctx, d)
 			if err != nil {
 				d.result.Err = fmt.Errorf("read which events are poison: %w", err)
 				continue
@@ -43,9 +44,9 @@ func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
 	if len(again) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.decideWithin)
+	ctx, cancel := context.WithTimeout(ctx, c.decideWithin)
 	defer cancel()
-	details, err := l.process.poison.Poisoned(ctx, slices.Collect(maps.Keys(again)))
+	details, err := c.process.poison.Poisoned(ctx, slices.Collect(maps.Keys(again)))
 	for id, d := range again {
 		if detail, poisoned := details[id]; poisoned {
 			d.result.Err = &UnprocessableError{ReasonPoison, detail}
@@ -58,19 +59,20 @@ func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
 // recordPoison records that an event is poison and returns its dead letter. It returns nil when the event has an outcome: an
 // earlier delivery of it was decided, and only its ack was lost.
 func (l *lane) recordPoison(ctx context.Context, d *delivery, why error) (deadLetter *nats.Msg, err error) {
+	c := l.consumer
 	answered := false
 	if d.in != nil && d.meta.NumDelivered > uint64(l.failures[d.origin()]) { // not all deliveries failed here
-		answered, err = l.hasOutcome(ctx, d)
+		answered, err = c.hasOutcome(ctx, d)
 	}
 	if answered || err != nil {
 		return nil, err
 	}
-	id, err := l.deadLetterID(ctx, d)
+	id, err := c.deadLetterID(ctx, d)
 	if err != nil {
 		return nil, err
 	}
-	deadLetter = l.deadLetter(d, ReasonPoison, why.Error(), deadLetterWhole)
-	return deadLetter, l.process.poison.RecordPoison(ctx, id, resourceOf(d.msg.Subject()), deadLetter.Header.Get(HeaderDLQDetail))
+	deadLetter = c.deadLetter(d, ReasonPoison, why.Error(), deadLetterWhole)
+	return deadLetter, c.process.poison.RecordPoison(ctx, id, resourceOf(d.msg.Subject()), deadLetter.Header.Get(HeaderDLQDetail))
 }
 
 // hasOutcome searches the outcomes about the resource of an event for its own.

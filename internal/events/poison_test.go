@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/postgres"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -64,7 +65,7 @@ func TestPoison_PubAckLost_NotDecidedAgain(t *testing.T) {
 				if failures++; failures > failuresMax {
 					return nil
 				}
-				return &pgconn.PgError{Code: "22P05"}
+				return postgres.WrapError(&pgconn.PgError{Code: "22P05"})
 			})
 			b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("bad"))
 			b.await("the dead letter", func() bool { return len(b.dlq) == 1 })
@@ -96,7 +97,7 @@ func TestPoison_OutcomeStored_NoDeadLetter(t *testing.T) {
 			first = false
 			return nil
 		}
-		return &pgconn.PgError{Code: "22P05"}
+		return postgres.WrapError(&pgconn.PgError{Code: "22P05"})
 	})
 	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k"))
 	b.await("the outcome", func() bool { return len(b.out) == 1 })

@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/postgres"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -81,7 +82,7 @@ func TestPublish_PubAckLost_StoresEachOnce(t *testing.T) {
 func TestPoison_OneOfABatch_IsDeadLetteredAlone(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]func() error{
-		"error": func() error { return &pgconn.PgError{Code: "22P05"} },
+		"error": func() error { return postgres.WrapError(&pgconn.PgError{Code: "22P05"}) },
 		"panic": func() error { panic("a bug") },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -166,7 +167,7 @@ func TestPayment_FailsOften_NeverDeadLettered(t *testing.T) {
 	var failures atomic.Int32
 	b.setFault(func(string, int) error {
 		if failures.Add(1) <= failuresMax+1 {
-			return &pgconn.PgError{Code: "22P05"}
+			return postgres.WrapError(&pgconn.PgError{Code: "22P05"})
 		}
 		return nil
 	})

@@ -37,8 +37,10 @@ const (
 // become of events. It is a service of the NATS service framework, named after the namespace, so
 // `nats service ls` finds it. Several workers share the queries.
 type QueryService struct {
-	decider
+	ns        Namespace
+	log       zerolog.Logger
 	nc        *nats.Conn
+	decider   decider
 	querier   HoldQuerier
 	dryRunner DryRunner
 	worker    string
@@ -47,9 +49,9 @@ type QueryService struct {
 
 // NewQueryService returns a QueryService. With dry nil there is no EndpointDryRun.
 func NewQueryService(nc *nats.Conn, ns Namespace, reader HoldQuerier, dry DryRunner, worker string, log zerolog.Logger) *QueryService {
+	log = log.With().Str("consumer", "queries").Logger()
 	return &QueryService{
-		decider: decider{dry, ns, log.With().Str("consumer", "queries").Logger()},
-		nc:      nc, querier: reader, dryRunner: dry, worker: worker, turns: make(chan struct{}, queriesMax),
+		ns: ns, log: log, nc: nc, decider: decider{dry, ns, log}, querier: reader, dryRunner: dry, worker: worker, turns: make(chan struct{}, queriesMax),
 	}
 }
 
@@ -82,7 +84,7 @@ func (q *QueryService) Run(ctx context.Context) error {
 	}
 	if q.dryRunner != nil {
 		endpoints[EndpointDryRun] = func(ctx context.Context, m *query) (any, error) {
-			return q.dryRun(ctx, q.dryRunner, m.header.Get(HeaderDLQSubject), m.header, m.body)
+			return q.decider.dryRun(ctx, q.dryRunner, m.header.Get(HeaderDLQSubject), m.header, m.body)
 		}
 	}
 	for name, answer := range endpoints {

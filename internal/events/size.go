@@ -146,35 +146,36 @@ func slotNames(selection holds.SlotSelection) []string {
 // shrunk meanwhile or only the hold makes it so large. It withdraws what was granted and returns the dead letter that
 // it has stored, nil for a payment, which is retried.
 func (l *lane) handleOversized(ctx context.Context, s pendingMsg) (dead *nats.Msg, err error) {
-	l.readOutcomeMax(ctx)
-	if err := l.withdraw(ctx, s.delivery); err != nil {
+	c := l.consumer
+	c.readOutcomeMax(ctx)
+	if err := c.withdraw(ctx, s.delivery); err != nil {
 		return nil, err
 	}
-	s.result.Err = &oversizedError{messageSize(s.message), l.outcomeLimit()}
+	s.result.Err = &oversizedError{messageSize(s.message), c.outcomeLimit()}
 	message, _ := l.finalMessage(ctx, s.delivery)
 	if message == nil {
 		return nil, nil // it waits
 	}
-	id, err := l.deadLetterID(ctx, s.delivery)
+	id, err := c.deadLetterID(ctx, s.delivery)
 	if err != nil {
 		return nil, err
 	}
 	message.Header.Set(headerMsgID, id)
-	_, err = l.js.PublishMsg(ctx, message)
+	_, err = c.js.PublishMsg(ctx, message)
 	if isTooLarge(err) {
-		message, err = l.storeClaimCheck(ctx, pendingMsg{delivery: s.delivery, message: message})
+		message, err = c.storeClaimCheck(ctx, pendingMsg{delivery: s.delivery, message: message})
 	}
 	return message, err
 }
 
 // withdraw releases a hold that was granted for an event and cannot be announced. One that another event was granted
 // stays.
-func (l *lane) withdraw(ctx context.Context, d *delivery) (err error) {
+func (c *Consumer) withdraw(ctx context.Context, d *delivery) (err error) {
 	created, granted := d.result.Outcome.Data.(holds.HoldCreated)
 	if !granted || created.Replayed {
 		return nil
 	}
 	release := holds.ReleaseRequest{EventID: d.in.OutcomeID, Hold: d.result.Outcome.Hold, Resource: d.in.Resource}
-	l.service.Release(ctx, []holds.ReleaseRequest{release}, func(_ int, r holds.Result) { err = r.Err })
+	c.service.Release(ctx, []holds.ReleaseRequest{release}, func(_ int, r holds.Result) { err = r.Err })
 	return err
 }

@@ -105,13 +105,14 @@ func (ns Namespace) consumer(name string) (config jetstream.ConsumerConfig) {
 // answeredBy returns which events a durable consumer answers, by their subjects. Those that another one answers it
 // passes over, whatever the filters of the consumers are, which workers of two versions may want to be different.
 func (ns Namespace) answeredBy(name string) func(subject string) bool {
-	begins := func(with []string) func(string) bool {
-		prefixes := prefixes(with)
+	matches := func(filters []string) func(string) bool {
 		return func(subject string) bool {
-			return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(subject, prefix) })
+			return slices.ContainsFunc(filters, func(filter string) bool {
+				return strings.HasPrefix(subject, strings.TrimSuffix(filter, ">"))
+			})
 		}
 	}
-	changes, payments := begins(ns.changes()), begins(ns.ofAny(PaymentStarted, PaymentConfirmed))
+	changes, payments := matches(ns.changes()), matches(ns.ofAny(PaymentStarted, PaymentConfirmed))
 	switch name {
 	case ConsumerChanges:
 		return changes

@@ -87,7 +87,7 @@ func (c *Consumer) supervise(ctx context.Context) {
 func (c *Consumer) checkConsumers(ctx context.Context) (missing bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
 	defer cancel()
-	created, err := c.readStreamCreated(ctx)
+	created, err := c.readInboundCreated(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -104,21 +104,10 @@ func (c *Consumer) checkConsumers(ctx context.Context) (missing bool, err error)
 			missing = missing || config.Durable == c.name
 		}
 	}
-	again, err := c.readStreamCreated(ctx)
+	again, err := c.readInboundCreated(ctx)
 	if err != nil || !again.Equal(created) {
 		return false, err // created again meanwhile: the floors may be of two streams
 	}
 	c.floors.Store(newFloors(created, of))
 	return missing, nil
-}
-
-// readStreamCreated returns when the inbound stream was created.
-func (c *Consumer) readStreamCreated(ctx context.Context) (time.Time, error) {
-	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
-	defer cancel()
-	stream, err := c.js.Stream(ctx, c.ns.InStream())
-	if err != nil {
-		return time.Time{}, err
-	}
-	return stream.CachedInfo().Created, nil
 }

@@ -183,12 +183,12 @@ func (s *Store) InventoryRows(ctx context.Context, resources []string, slots [][
 // read runs work that only reads, on one session. It returns an error when the session may not write any more: what
 // work has read is then as old as another server's rows are new. What writes needs no such check.
 func (s *Store) read(ctx context.Context, work func(conn *pgxpool.Conn) error) error {
-	return s.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+	return postgres.WrapError(s.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 		if err := work(conn); err != nil {
 			return err
 		}
 		return postgres.MayWrite(conn.Conn())
-	})
+	}))
 }
 
 // transact runs work in a transaction, and again from its start when Postgres asks for it by
@@ -208,11 +208,11 @@ func (s *Store) transact(ctx context.Context, work func(tx pgx.Tx) error) error 
 		var pgErr *pgconn.PgError
 		repeat := errors.As(err, &pgErr) && (pgErr.Code == codeSerialization || pgErr.Code == codeDeadlock)
 		if !repeat || try == transactionTriesMax {
-			return err
+			return postgres.WrapError(err)
 		}
 		select {
 		case <-ctx.Done():
-			return errors.Join(err, context.Cause(ctx))
+			return postgres.WrapError(errors.Join(err, context.Cause(ctx)))
 		case <-time.After(time.Duration(try) * transactionRetryWait):
 		}
 	}
