@@ -1,12 +1,7 @@
 package events
 
 import (
-	"fmt"
-
-	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
-	"github.com/google/uuid"
-	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/holds"
 )
@@ -59,34 +54,6 @@ type InventorySetData struct {
 	ResourceID string `json:"resource_id"`
 	holds.SlotSelection
 	Capacity int64 `json:"capacity"`
-}
-
-// Request is an inbound event to be published.
-type Request struct {
-	Subject  string
-	Envelope Envelope
-}
-
-// NewRequest returns a new event about a resource, with an id of its own. source says who
-// publishes it, as a URI reference.
-func (ns Namespace) NewRequest(event, resource, source string, data any) (Request, error) {
-	id, err := uuid.NewV7()
-	if err != nil {
-		return Request{}, fmt.Errorf("new event id: %w", err)
-	}
-	encoded, err := json.Marshal(data)
-	if err != nil {
-		return Request{}, fmt.Errorf("encode %s: %w", event, err)
-	}
-	return Request{ns.In(event, resource), Envelope{
-		SpecVersion: "1.0", ID: id.String(), Source: source, Type: Type(event),
-		DataContentType: contentTypeJSON, Data: encoded,
-	}}, nil
-}
-
-// Message returns the NATS message of a request, in structured mode.
-func (r Request) Message() (*nats.Msg, error) {
-	return message(r.Subject, MessageID(r.Envelope.Source, r.Envelope.ID), r.Envelope)
 }
 
 // MessageID returns the Nats-Msg-Id of an inbound event. The id of an event is unique within its source

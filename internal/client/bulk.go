@@ -1,4 +1,4 @@
-package events
+package client
 
 import (
 	"context"
@@ -15,6 +15,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/events"
 )
 
 // The delays until a message that could not be stored is published again.
@@ -25,9 +27,6 @@ const (
 
 // bulkStopLimit is how long a Bulk that was stopped waits for what it has published to be stored.
 const bulkStopLimit = 2 * time.Second
-
-// errCodeTooLarge is JetStream's code for a message that is larger than its stream takes.
-const errCodeTooLarge jetstream.ErrorCode = 10054
 
 // BulkOptions say how many messages are published at a time, and how long a Bulk waits.
 type BulkOptions struct {
@@ -167,7 +166,7 @@ func (b *BulkPublisher) expectReply(m *nats.Msg) (token string, answer chan *nat
 	b.tokens++
 	token, answer = strconv.FormatUint(b.tokens, 36), make(chan *nats.Msg, 1)
 	b.pending[token] = answer
-	m.Header.Set(headerReplyTo, b.inbox+token)
+	m.Header.Set(events.HeaderReplyTo, b.inbox+token)
 	return token, answer
 }
 
@@ -212,7 +211,7 @@ func (b *BulkPublisher) awaitResult(p publication, again bool, answer <-chan *na
 	if ack.Duplicate && again {
 		own := *p.message
 		own.Header = maps.Clone(own.Header)
-		own.Header.Set(headerMsgID, own.Header.Get(headerMsgID)+" "+uuid.NewString())
+		own.Header.Set(jetstream.MsgIDHeader, own.Header.Get(jetstream.MsgIDHeader)+" "+uuid.NewString())
 		if _, _, r.Err = b.publishUntilStored(b.publish(&own)); r.Err != nil {
 			return r
 		}
@@ -225,7 +224,7 @@ func (b *BulkPublisher) awaitResult(p publication, again bool, answer <-chan *na
 	select {
 	case reply := <-answer:
 		var read Reply
-		if read, r.Err = ParseReply(reply.Header.Get(headerContentType), reply.Data); r.Err == nil {
+		if read, r.Err = ParseReply(reply.Header.Get(events.HeaderContentType), reply.Data); r.Err == nil {
 			r.Reply = &read
 		}
 	case <-limit.C:
@@ -283,7 +282,6 @@ func (b *BulkPublisher) awaitPubAck(p publication) (*jetstream.PubAck, error) {
 // permanentError returns the error of a message that it is of no use to publish again, or nil. When
 // nothing is stored for too long it gives up. began is when it was published first, at when the last time.
 func (b *BulkPublisher) permanentError(err error, began, at time.Time) error {
-	var refusal *jetstream.APIError
 	storedAt := b.storedAt.Load()
 	if stored := time.Unix(0, storedAt); stored.After(began) {
 		began = stored
@@ -291,7 +289,7 @@ func (b *BulkPublisher) permanentError(err error, began, at time.Time) error {
 	switch {
 	case b.work.Err() != nil:
 		return context.Cause(b.work)
-	case errors.Is(err, nats.ErrMaxPayload), errors.As(err, &refusal) && refusal.ErrorCode == errCodeTooLarge:
+	case events.IsTooLarge(err):
 		return &RefusedError{err}
 	case errors.Is(err, jetstream.ErrNoStreamResponse) && storedAt == 0:
 		b.giveUp(fmt.Errorf("publish: %w", err))

@@ -1,4 +1,4 @@
-package events
+package client
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/events"
 	"holdfast/internal/holds"
 )
 
@@ -161,7 +162,7 @@ func (l *RunLog) write(ctx context.Context, seqs []uint64, results []RunResult) 
 	}
 	m := nats.NewMsg(l.c.ns.Run(l.Run.ID))
 	m.Data = body
-	m.Header.Set(headerContentType, contentTypeJSON)
+	m.Header.Set(events.HeaderContentType, events.ContentTypeJSON)
 	ack, err := l.c.js.PublishMsg(ctx, m, jetstream.WithExpectLastSequencePerSubject(l.last))
 	var refused *jetstream.APIError
 	switch {
@@ -243,14 +244,14 @@ func (c *Client) ListRuns(ctx context.Context) ([]*Run, error) {
 	return runs, nil
 }
 
-func (c *Client) records(ctx context.Context, config jetstream.OrderedConsumerConfig) iter.Seq2[StoredMsg, error] {
-	return func(yield func(StoredMsg, error) bool) {
+func (c *Client) records(ctx context.Context, config jetstream.OrderedConsumerConfig) iter.Seq2[events.StoredMsg, error] {
+	return func(yield func(events.StoredMsg, error) bool) {
 		stream, err := c.js.Stream(ctx, c.ns.RunsStream())
 		if err != nil {
-			yield(StoredMsg{}, fmt.Errorf("stream %s: %w", c.ns.RunsStream(), err))
+			yield(events.StoredMsg{}, fmt.Errorf("stream %s: %w", c.ns.RunsStream(), err))
 			return
 		}
-		readAll(ctx, stream, config)(yield)
+		events.ReadAll(ctx, stream, config)(yield)
 	}
 }
 

@@ -1,4 +1,4 @@
-package events
+package client
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/events"
 )
 
 // deadLetterRequestLimit bounds one answer of JetStream.
@@ -52,7 +54,7 @@ func (f DeadLetterFilter) NeedsBody() bool {
 }
 
 // Matches reports whether a letter is meant.
-func (f DeadLetterFilter) Matches(l *DeadLetter) bool {
+func (f DeadLetterFilter) Matches(l *events.DeadLetter) bool {
 	switch {
 	case len(f.Reasons) > 0 && !slices.Contains(f.Reasons, l.Reason),
 		f.Type != "" && f.Type != l.Event.Type,
@@ -68,13 +70,13 @@ func (f DeadLetterFilter) Matches(l *DeadLetter) bool {
 // All returns the letters that a filter means, oldest first, of those that are there when it
 // begins. bodies says whether the events themselves are wanted; without them the id and what
 // else stands in a body is not known. After an error there is no more.
-func (d *DeadLetters) All(ctx context.Context, f DeadLetterFilter, bodies bool) iter.Seq2[*DeadLetter, error] {
+func (d *DeadLetters) All(ctx context.Context, f DeadLetterFilter, bodies bool) iter.Seq2[*events.DeadLetter, error] {
 	return d.After(ctx, f, bodies, 0)
 }
 
 // After is All of those with a higher sequence than seq.
-func (d *DeadLetters) After(ctx context.Context, f DeadLetterFilter, bodies bool, seq uint64) iter.Seq2[*DeadLetter, error] {
-	return func(yield func(*DeadLetter, error) bool) {
+func (d *DeadLetters) After(ctx context.Context, f DeadLetterFilter, bodies bool, seq uint64) iter.Seq2[*events.DeadLetter, error] {
+	return func(yield func(*events.DeadLetter, error) bool) {
 		info, err := d.stream.Info(ctx)
 		if err != nil {
 			yield(nil, fmt.Errorf("read dead letters: %w", err))
@@ -94,8 +96,8 @@ const (
 )
 
 // Before is All of those with a lower sequence than seq, or of all when that is 0, newest first.
-func (d *DeadLetters) Before(ctx context.Context, f DeadLetterFilter, bodies bool, seq uint64) iter.Seq2[*DeadLetter, error] {
-	return func(yield func(*DeadLetter, error) bool) {
+func (d *DeadLetters) Before(ctx context.Context, f DeadLetterFilter, bodies bool, seq uint64) iter.Seq2[*events.DeadLetter, error] {
+	return func(yield func(*events.DeadLetter, error) bool) {
 		info, err := d.stream.Info(ctx)
 		if err != nil {
 			yield(nil, fmt.Errorf("read dead letters: %w", err))
@@ -118,7 +120,7 @@ func (d *DeadLetters) Before(ctx context.Context, f DeadLetterFilter, bodies boo
 		}
 		for size := uint64(newestBlock); last >= first && last > 0; {
 			from := max(first, last-min(last, size)+1)
-			var block []*DeadLetter
+			var block []*events.DeadLetter
 			for l, err := range d.between(ctx, f, bodies, from, last) {
 				if err != nil {
 					yield(nil, err)
@@ -140,7 +142,7 @@ func (d *DeadLetters) Before(ctx context.Context, f DeadLetterFilter, bodies boo
 }
 
 // between returns the letters that a filter means from one sequence to another, oldest first.
-func (d *DeadLetters) between(ctx context.Context, f DeadLetterFilter, bodies bool, from, to uint64) iter.Seq2[*DeadLetter, error] {
+func (d *DeadLetters) between(ctx context.Context, f DeadLetterFilter, bodies bool, from, to uint64) iter.Seq2[*events.DeadLetter, error] {
 	config := jetstream.OrderedConsumerConfig{HeadersOnly: !bodies && !f.NeedsBody()}
 	for _, reason := range f.Reasons {
 		config.FilterSubjects = append(config.FilterSubjects, d.c.ns.DLQ(reason))
@@ -151,8 +153,8 @@ func (d *DeadLetters) between(ctx context.Context, f DeadLetterFilter, bodies bo
 	case !f.Since.IsZero():
 		config.DeliverPolicy, config.OptStartTime = jetstream.DeliverByStartTimePolicy, &f.Since
 	}
-	return func(yield func(*DeadLetter, error) bool) {
-		for m, err := range ReadStream(ctx, d.stream, config, to) {
+	return func(yield func(*events.DeadLetter, error) bool) {
+		for m, err := range events.ReadStream(ctx, d.stream, config, to) {
 			if err != nil {
 				yield(nil, fmt.Errorf("read dead letters: %w", err))
 				return
@@ -176,7 +178,7 @@ func (d *DeadLetters) between(ctx context.Context, f DeadLetterFilter, bodies bo
 }
 
 // Get returns a letter with its event. It returns ErrDeadLetterNotFound when there is none.
-func (d *DeadLetters) Get(ctx context.Context, seq uint64) (*DeadLetter, error) {
+func (d *DeadLetters) Get(ctx context.Context, seq uint64) (*events.DeadLetter, error) {
 	ctx, cancel := context.WithTimeout(ctx, deadLetterRequestLimit)
 	defer cancel()
 	m, err := d.stream.GetMsg(ctx, seq)
@@ -186,7 +188,7 @@ func (d *DeadLetters) Get(ctx context.Context, seq uint64) (*DeadLetter, error) 
 	case err != nil:
 		return nil, fmt.Errorf("read letter %d: %w", seq, err)
 	}
-	l := d.c.ns.readDeadLetter(m.Subject, m.Header, m.Data, m.Sequence, m.Time)
+	l := d.c.ns.ParseDeadLetter(m)
 	d.resolveClaimCheck(ctx, l)
 	return l, nil
 }
@@ -207,12 +209,12 @@ func (d *DeadLetters) Remove(ctx context.Context, seq uint64) error {
 
 // resolveClaimCheck reads the event of a letter that is a pointer. What is wrong with it is in l.Missing:
 // the letter itself can be shown nevertheless.
-func (d *DeadLetters) resolveClaimCheck(ctx context.Context, l *DeadLetter) {
+func (d *DeadLetters) resolveClaimCheck(ctx context.Context, l *events.DeadLetter) {
 	if l.ClaimCheck == nil {
 		return
 	}
 	if l.ClaimCheck.Stream != d.c.ns.InStream() {
-		l.resolve(nil, errors.New("that is not the inbound stream"))
+		l.Resolve(nil, errors.New("that is not the inbound stream"))
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, deadLetterRequestLimit)
@@ -220,9 +222,9 @@ func (d *DeadLetters) resolveClaimCheck(ctx context.Context, l *DeadLetter) {
 	var err error
 	if d.inbound == nil {
 		if d.inbound, err = d.c.js.Stream(ctx, d.c.ns.InStream()); err != nil {
-			l.resolve(nil, err)
+			l.Resolve(nil, err)
 			return
 		}
 	}
-	l.resolve(d.inbound.GetMsg(ctx, l.ClaimCheck.Seq))
+	l.Resolve(d.inbound.GetMsg(ctx, l.ClaimCheck.Seq))
 }

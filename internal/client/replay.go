@@ -1,4 +1,4 @@
-package events
+package client
 
 import (
 	"context"
@@ -9,9 +9,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/events"
 	"holdfast/internal/failpoint"
 )
 
@@ -76,9 +78,6 @@ func (r *Replayer) deliverReply(m *nats.Msg) {
 	}
 }
 
-// serverSkewMax is by how much the clocks of two servers of a cluster may differ.
-const serverSkewMax = time.Minute
-
 // Resume finds the events that a run has stored already. Publish does not publish them a second time: JetStream
 // knows their message ids for the duplicate window of the inbound stream only.
 func (r *Replayer) Resume(ctx context.Context, log *RunLog) error {
@@ -86,16 +85,16 @@ func (r *Replayer) Resume(ctx context.Context, log *RunLog) error {
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", r.d.c.ns.InStream(), err)
 	}
-	since := log.startedAt.Add(-serverSkewMax)
+	since := log.startedAt.Add(-events.ClockSkewMax)
 	config := jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, HeadersOnly: true,
 	}
 	r.storedIDs = make(map[string]struct{})
-	for m, err := range readAll(ctx, stream, config) {
+	for m, err := range events.ReadAll(ctx, stream, config) {
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", r.d.c.ns.InStream(), err)
 		}
-		if id := m.Headers().Get(headerMsgID); strings.HasPrefix(id, r.d.c.ns.DLQStream()+"-") {
+		if id := m.Headers().Get(jetstream.MsgIDHeader); strings.HasPrefix(id, r.d.c.ns.DLQStream()+"-") {
 			r.storedIDs[id] = struct{}{}
 		}
 	}
@@ -119,7 +118,7 @@ func (r *Replayer) MessageID(seq uint64, variant string) string {
 // Replay is an event on its way.
 type Replay struct {
 	r             *Replayer
-	deadLetter    *DeadLetter
+	deadLetter    *events.DeadLetter
 	message       *nats.Msg
 	inbox         string
 	ack           jetstream.PubAckFuture
@@ -128,19 +127,19 @@ type Replay struct {
 }
 
 // Publish publishes a message, the event of a letter or an edited copy of it, under a message id.
-func (r *Replayer) Publish(l *DeadLetter, m *nats.Msg, messageID string) (*Replay, error) {
+func (r *Replayer) Publish(l *events.DeadLetter, m *nats.Msg, messageID string) (*Replay, error) {
 	r.mu.Lock()
 	r.sent++
 	p := &Replay{r: r, deadLetter: l, message: m, inbox: r.inbox + "." + strconv.Itoa(r.sent), reply: make(chan *nats.Msg, 1)}
 	r.pending[p.inbox] = p.reply
 	r.mu.Unlock()
-	m.Header.Set(headerMsgID, messageID)
-	m.Header.Set(headerReplyTo, p.inbox)
+	m.Header.Set(jetstream.MsgIDHeader, messageID)
+	m.Header.Set(events.HeaderReplyTo, p.inbox)
 	if _, p.alreadyStored = r.storedIDs[messageID]; p.alreadyStored {
 		return p, nil
 	}
 	var err error
-	if p.ack, err = r.d.c.js.PublishMsgAsync(m); err != nil && !isTooLarge(err) {
+	if p.ack, err = r.d.c.js.PublishMsgAsync(m); err != nil && !events.IsTooLarge(err) {
 		p.dropReply()
 		return nil, fmt.Errorf("publish on %s: %w", m.Subject, err)
 	}
@@ -164,8 +163,8 @@ func (p *Replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) 
 			err = fmt.Errorf("no answer within %s: it may be stored or not", p.r.timeout)
 		}
 	}
-	for _, header := range []string{headerReplyTo, headerMsgID} {
-		if isTooLarge(err) {
+	for _, header := range []string{events.HeaderReplyTo, jetstream.MsgIDHeader} {
+		if events.IsTooLarge(err) {
 			p.message.Header.Del(header)
 			ack, err = p.r.d.c.js.PublishMsg(ctx, p.message)
 		}
@@ -202,7 +201,7 @@ func (p *Replay) Wait(ctx context.Context, keep bool) RunResult {
 	case ack.Duplicate:
 		result.Result = ReplayDuplicate
 		return result
-	case p.message.Header.Get(headerReplyTo) == "":
+	case p.message.Header.Get(events.HeaderReplyTo) == "":
 		result.Result, result.Detail = ReplayNoOutcome, "the event is too large to ask for its outcome"
 		return result
 	}
@@ -227,15 +226,19 @@ func (r RunResult) withError(err error) RunResult {
 
 // withReply is the result of a letter whose event has an outcome or is a letter again.
 func (r RunResult) withReply(m *nats.Msg) RunResult {
-	answer, err := ParseReply(m.Header.Get(headerContentType), m.Data)
+	answer, err := ParseReply(m.Header.Get(events.HeaderContentType), m.Data)
 	switch {
 	case err != nil:
 		return r.withError(err)
 	case answer.DeadLetter != nil:
 		r.Result, r.Reason, r.Detail = ReplayDeadLettered, answer.DeadLetter.Error, answer.DeadLetter.Detail
 	default:
-		event, _ := eventOf(answer.Envelope.Type)
-		r.Result, r.Reason = event, laxText(laxObject(answer.Envelope.Data)["reason"])
+		event, _ := events.EventOf(answer.Envelope.Type)
+		var data struct {
+			Reason string `json:"reason"`
+		}
+		_ = json.Unmarshal(answer.Envelope.Data, &data) // an outcome that grants has no reason
+		r.Result, r.Reason = event, data.Reason
 	}
 	return r
 }
