@@ -18,18 +18,7 @@ import (
 
 	"holdfast/internal/contract"
 	"holdfast/internal/holds"
-	"holdfast/internal/stack/stacktest"
 )
-
-func TestMain(m *testing.M) { stacktest.Main(m) }
-
-const (
-	ns           = Namespace("holdfast")
-	catalogueDir = "testdata/catalogue"
-)
-
-// storedAt is when all inputs are stored.
-var storedAt = time.Unix(1.8e9, 0)
 
 // readCatalogue returns what may come in, and its fate.
 func readCatalogue(t testing.TB) []contract.Input {

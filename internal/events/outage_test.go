@@ -1,17 +1,13 @@
 package events
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
 
-	"github.com/go-json-experiment/json"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go"
 
@@ -20,35 +16,6 @@ import (
 	"holdfast/internal/postgres"
 	"holdfast/internal/stack/stacktest"
 )
-
-// logLines are the lines of a log.
-type logLines struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logLines) Write(line []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(line)
-}
-
-// with returns the lines that have a message.
-func (l *logLines) with(t *testing.T, message string) (lines []map[string]any) {
-	t.Helper()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for text := range strings.Lines(l.text.String()) {
-		var line map[string]any
-		if err := json.Unmarshal([]byte(text), &line); err != nil {
-			t.Fatal(err)
-		}
-		if line["message"] == message {
-			lines = append(lines, line)
-		}
-	}
-	return lines
-}
 
 // TestOutage_TwoConsumers_LoggedOnce has an outage that two consumers see, more than once: it is logged once when it begins, and once
 // when it has ended. Meanwhile the cause can be had.
@@ -101,7 +68,8 @@ func TestOutage_TwoConsumers_LoggedOnce(t *testing.T) {
 type redisDenial string
 
 func (d redisDenial) Error() string { return string(d) }
-func (redisDenial) RedisError()     {}
+
+func (redisDenial) RedisError() {}
 
 // TestOutage_SeveralMissingPermissions_EachLoggedOnce has one permission after the other be missing in one outage: each is logged,
 // once however many events need it.
@@ -158,24 +126,5 @@ func TestServerOf_EachError_NamesServer(t *testing.T) {
 	}
 	if ofNATS(nil) != nil {
 		t.Error("no error is one")
-	}
-}
-
-// TestLogDeadLetter_BothModes_NamesEvent says which event was dead-lettered, in both modes, also when it could not be read.
-func TestLogDeadLetter_BothModes_NamesEvent(t *testing.T) {
-	t.Parallel()
-	b := newHarness(t)
-	b.publish(b.ns.In(BookingRequested, "room"), nil, envelopeOf(BookingRequested, "e1", `{"resource_id":"room"}`))
-	b.publish(b.ns.In(BookingRequested, "room"), nats.Header{
-		"ce-specversion": {"1.0"}, "ce-id": {"e2"}, "ce-source": {"/binary"},
-		"ce-type": {"holdfast.booking.requested.v1"},
-	}, `no JSON`)
-	b.await("the dead letters", func() bool { return len(b.dlq) == 2 })
-	got := make(map[any]string)
-	for _, line := range b.logged.with(t, "event dead-lettered") {
-		got[line["event_id"]] = fmt.Sprint(line["source"], " ", line["resource_id"], " ", line["reason"])
-	}
-	if len(got) != 2 || got["e1"] != "/s room malformed" || got["e2"] != "/binary room malformed" {
-		t.Errorf("logged %v", got)
 	}
 }

@@ -12,21 +12,6 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// newJetStream returns the JetStream of all tests, on a connection of this one's own.
-func newJetStream(t *testing.T) jetstream.JetStream {
-	t.Helper()
-	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return js
-}
-
 // newReadableStream is a stream with more messages than a reader asks for at a time.
 func newReadableStream(t *testing.T) (js jetstream.JetStream, stream jetstream.Stream, last uint64) {
 	t.Helper()
