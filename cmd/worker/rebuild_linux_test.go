@@ -239,7 +239,7 @@ func TestRebuild_OutcomesMissing_ReportsGap(t *testing.T) {
 	}
 	var out strings.Builder
 	if code := run(t.Context(), append([]string{"rebuild", "--verify"}, s.serversAs("worker")...), streams{&out, &out}); code != exitOK ||
-		!strings.Contains(out.String(), "has nothing of before") || !strings.Contains(out.String(), "refund_required") {
+		!strings.Contains(out.String(), "has no messages from before") || !strings.Contains(out.String(), "refund_required") {
 		t.Errorf("worker rebuild --verify: %d %s", code, out.String())
 	}
 }

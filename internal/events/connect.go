@@ -8,16 +8,17 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// flushLimit is how long a connection that takes nothing is waited for: whoever publishes is held up meanwhile,
-// and so is a worker that is to stop.
+// flushLimit bounds a flush on a connection that accepts no data. Publishers wait for it, and so
+// does a worker that stops.
 const flushLimit = 2 * time.Second
 
-// connectLimit bounds the way to one server, up to its first word.
+// connectLimit bounds a connection attempt to one server, up to its first message.
 const connectLimit = 5 * time.Second
 
-// Connect connects to NATS as every program of ours does: it reconnects for ever, and tells
-// logf when it is cut off, when it is back, and which permission it lacks. The inboxes of a user
-// begin with _INBOX.<user>. It returns ErrURL for what is no URL; no error tells a password.
+// Connect connects a program of Holdfast to NATS. The connection reconnects for ever. It reports to
+// logf when it is lost, when it is restored, and which permission its user lacks. The inboxes of a
+// user begin with _INBOX.<user>. Connect returns ErrURL if url cannot be read. No error contains a
+// password.
 func Connect(url, name string, logf func(format string, args ...any), options ...nats.Option) (*nats.Conn, error) {
 	inbox, err := inboxOf(url)
 	if err != nil {
@@ -34,10 +35,10 @@ func Connect(url, name string, logf func(format string, args ...any), options ..
 		nats.FlusherTimeout(flushLimit),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
-				logf("nats: cut off: %v", err)
+				logf("nats: disconnected: %v", err)
 			}
 		}),
-		nats.ReconnectHandler(func(nc *nats.Conn) { logf("nats: connected again to %s", RedactedURL(nc.ConnectedUrl())) }),
+		nats.ReconnectHandler(func(nc *nats.Conn) { logf("nats: reconnected to %s", RedactedURL(nc.ConnectedUrl())) }),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { logf("nats: %v", err) }),
 	}, options...)
 	nc, err := nats.Connect(url, options...)
@@ -47,14 +48,15 @@ func Connect(url, name string, logf func(format string, args ...any), options ..
 	return nc, nil
 }
 
-// What a worker has on its way to be stored.
+// The limits of messages that are being stored.
 const (
-	storingMax = 16384 // outcomes and dead letters of all consumers
+	storingMax = 16384 // outcomes and dead letters of all consumers of a worker
 	storeLimit = 5 * time.Second
 )
 
-// NewJetStream returns a JetStream context as a Consumer and an Announcer need it: what they wait for to be stored ends
-// as stored or not, also when the server's word is lost.
+// NewJetStream returns a JetStream context for a Consumer or an Announcer. Each message that they
+// publish ends as stored or as failed within storeLimit, even if the PubAck is lost.
 func NewJetStream(nc *nats.Conn) (jetstream.JetStream, error) {
-	return jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(storingMax), jetstream.WithPublishAsyncTimeout(storeLimit))
+	return jetstream.New(nc,
+		jetstream.WithPublishAsyncMaxPending(storingMax), jetstream.WithPublishAsyncTimeout(storeLimit))
 }

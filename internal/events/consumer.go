@@ -57,9 +57,9 @@ type Service interface {
 //	fetch ──► decode ──┬─► lane: decide ──► answer (publish the outcome) ──► acknowledge
 //	                   └─► lane: decide ──► answer ──► acknowledge
 //
-// The steps work at the same time, each on a batch of its own. A batch is what waits at that moment:
-// no step delays an event to fill a batch. All events of one resource go through the same lane, so
-// they are decided in their order and never wait for each other's locks.
+// The steps work at the same time, each on a batch of its own. A batch is what waits at that
+// moment: no step delays an event to fill a batch. All events of one resource go through the same
+// lane, so they are decided in their order and never wait for each other's locks.
 type Consumer struct {
 	name    string
 	ns      Namespace
@@ -100,7 +100,8 @@ type delivery struct {
 	result        holds.Result
 }
 
-// NewConsumer returns a Consumer of a durable consumer that Setup has created. js comes from NewJetStream.
+// NewConsumer returns a Consumer of a durable consumer that Setup has created. js comes from
+// NewJetStream.
 func NewConsumer(
 	ctx context.Context, name string, ns Namespace, service Service,
 	nc *nats.Conn, js jetstream.JetStream, process *Process,
@@ -159,8 +160,8 @@ func (c *Consumer) Run(ctx context.Context) error {
 	return nil
 }
 
-// fetchAll is the first step: it fetches until ctx ends. It never cuts a fetch short: a message that
-// is on its way to a cancelled fetch is delivered again only after ackWait.
+// fetchAll is the first step: it fetches until ctx ends. It never cuts a fetch short: a message
+// that is on its way to a cancelled fetch is delivered again only after ackWait.
 func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery, lanes []*lane) {
 	retry := &backoff.ExponentialBackOff{
 		InitialInterval: pauseMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: pauseMax,
@@ -225,8 +226,8 @@ func (c *Consumer) fetch(events int, batches chan<- []*delivery) error {
 	return fetched.Error()
 }
 
-// decodeAll is the second step: it decodes batches, and adds each event to the lane of its resource.
-// It closes the queues of the lanes after the last batch.
+// decodeAll is the second step: it decodes batches, and adds each event to the lane of its
+// resource. It closes the queues of the lanes after the last batch.
 func (c *Consumer) decodeAll(batches <-chan []*delivery, lanes []*lane) {
 	for batch := range batches {
 		c.decodeBatch(batch)
@@ -264,7 +265,8 @@ func (c *Consumer) decodeBatch(batch []*delivery) {
 // skips reports whether another consumer answers an event.
 func (c *Consumer) skips(d *delivery) bool { return !c.answers(d.msg.Subject()) }
 
-// decideAll is the third step: it decides the events of the lane until its queue is closed and empty.
+// decideAll is the third step: it decides the events of the lane until its queue is closed and
+// empty.
 func (l *lane) decideAll(ctx context.Context) {
 	c := l.consumer
 	for {
@@ -289,7 +291,8 @@ func (l *lane) decideAll(ctx context.Context) {
 	}
 }
 
-// canDecide reports whether an event can be decided. If not, the result of the event has the reason.
+// canDecide reports whether an event can be decided. If not, the result of the event has the
+// reason.
 func (c *Consumer) canDecide(ctx context.Context, d *delivery, outcomeLimit int64) bool {
 	if d.result.Err == nil {
 		d.result.Err = c.checkSize(ctx, d, outcomeLimit)
@@ -323,8 +326,8 @@ func (l *lane) decide(ctx context.Context, batch []*delivery) {
 	}
 }
 
-// publishAll is the fourth step: it publishes the answers to decided events until the third step has
-// ended. A batch is all events that wait at that moment. publishBatch acknowledges the events.
+// publishAll is the fourth step: it publishes the answers to decided events until the third step
+// has ended. A batch is all events that wait at that moment. publishBatch acknowledges the events.
 func (l *lane) publishAll(ctx context.Context) {
 	for d := range l.decided {
 		batch := []*delivery{d}

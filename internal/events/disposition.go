@@ -28,8 +28,8 @@ const (
 	dispositionDeadLetter
 )
 
-// dispositions lists which errors lead to which disposition. The first match counts. An error that is
-// not listed leads to dispositionPause: it is better that an event waits than that it is lost.
+// dispositions lists which errors lead to which disposition. The first match counts. An error that
+// is not listed leads to dispositionPause: it is better that an event waits than that it is lost.
 var dispositions = []struct {
 	matches func(error) bool
 	disposition

@@ -23,8 +23,8 @@ type lane struct {
 	batchBytesMax           int // what is decided together
 }
 
-// newLane returns one of so many lanes of a consumer. The limits of a slow lane are small enough that
-// the others have room in the in-flight window, even when all lanes but one are slow.
+// newLane returns one of so many lanes of a consumer. The limits of a slow lane are small enough
+// that the others have room in the in-flight window, even when all lanes but one are slow.
 func (c *Consumer) newLane(lanes int) *lane {
 	return &lane{
 		consumer: c, queue: newQueue(), deferred: newDeferredEvents(),
@@ -44,8 +44,8 @@ func laneOf(subject string, lanes int) int {
 // resourceOf returns the resource of an event, the last token of its subject.
 func resourceOf(subject string) string { return subject[strings.LastIndexByte(subject, '.')+1:] }
 
-// enqueue adds an event to the queue. If an earlier event of its resource is deferred, it defers the
-// event instead.
+// enqueue adds an event to the queue. If an earlier event of its resource is deferred, it defers
+// the event instead.
 func (l *lane) enqueue(d *delivery) {
 	l.order.Lock()
 	defer l.order.Unlock()
@@ -56,8 +56,8 @@ func (l *lane) enqueue(d *delivery) {
 	}
 }
 
-// deferExcess defers most of the events of a slow lane: in the queue they would keep the consumer from
-// fetching events of other lanes.
+// deferExcess defers most of the events of a slow lane: in the queue they would keep the consumer
+// from fetching events of other lanes.
 func (l *lane) deferExcess() {
 	l.order.Lock()
 	defer l.order.Unlock()

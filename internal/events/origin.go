@@ -9,8 +9,8 @@ import (
 	"holdfast/internal/holds"
 )
 
-// origin identifies an event within one consumer. A sequence alone does not: if the inbound stream is
-// deleted and recreated while a worker runs, its sequences start at 1 again.
+// origin identifies an event within one consumer. A sequence alone does not: if the inbound stream
+// is deleted and recreated while a worker runs, its sequences start at 1 again.
 type origin struct {
 	seq    uint64 // in the inbound stream
 	stored int64  // when, in Unix nanoseconds
@@ -80,8 +80,8 @@ func (ns Namespace) deadLetterID(created time.Time, seq uint64) string {
 	return ns.InStream() + "-" + strconv.FormatInt(created.UnixMilli(), 36) + "-" + strconv.FormatUint(seq, 10)
 }
 
-// locate sets the stream position of the inventory.set events of a batch, and returns the events that
-// can be decided. The others it passes on with an error.
+// locate sets the stream position of the inventory.set events of a batch, and returns the events
+// that can be decided. The others it passes on with an error.
 //
 // A message carries its sequence, but not when its stream was created. The event is in the stream
 // that exists now if that stream existed before the fetch too. Otherwise the stream was recreated:

@@ -14,8 +14,8 @@ const (
 	serverRedis    = "redis"
 )
 
-// outageQuiet is the time without a failure after which an outage is over. A failed event is retried
-// within it.
+// outageQuiet is the time without a failure after which an outage is over. A failed event is
+// retried within it.
 const outageQuiet = 3 * delayPause
 
 // ofServer is an error whose server is known. *serverError and *postgres.Error implement it.
@@ -24,8 +24,8 @@ type ofServer interface {
 	Server() string
 }
 
-// deniedError is an error of a server that may have denied something. *postgres.Error and *lua.Error
-// implement it.
+// deniedError is an error of a server that may have denied something. *postgres.Error and
+// *lua.Error implement it.
 type deniedError interface {
 	error
 	// Denied returns the server's message when its user lacks a permission, "" for other errors.

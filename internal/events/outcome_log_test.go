@@ -69,12 +69,12 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 				return ""
 			},
 		},
-		"one from their midst": {
+		"one between others": {
 			take: func(t *testing.T, _ Namespace, stream jetstream.Stream) string {
 				if err := stream.DeleteMsg(t.Context(), 3); err != nil {
 					t.Fatal(err)
 				}
-				return "1 messages were removed from the midst"
+				return "1 messages were removed between others"
 			},
 		},
 		"the stream, and it was made again": {

@@ -23,11 +23,11 @@ type pendingMsg struct {
 	dead    bool // the message is a dead letter
 }
 
-// publishBatch stores the outcomes and dead letters of events, waits until they are stored, and only
-// then acknowledges the events. An event whose answer cannot be stored is delivered again.
+// publishBatch stores the outcomes and dead letters of events, waits until they are stored, and
+// only then acknowledges the events. An event whose answer cannot be stored is delivered again.
 //
-// When ctx ends, the consumer is stopping: publishBatch returns at once, and nakUnfinished returns the
-// events that are left to the server.
+// When ctx ends, the consumer is stopping: publishBatch returns at once, and nakUnfinished returns
+// the events that are left to the server.
 func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 	c := l.consumer
 	waiting := make([]pendingMsg, 0, len(batch))
@@ -100,8 +100,8 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 	}
 }
 
-// storeClaimCheck stores the dead letter of an event that is too large to be copied: a claim check that
-// says where the event is in the inbound stream, with the headers of the event if they fit.
+// storeClaimCheck stores the dead letter of an event that is too large to be copied: a claim check
+// that says where the event is in the inbound stream, with the headers of the event if they fit.
 func (c *Consumer) storeClaimCheck(ctx context.Context, s pendingMsg) (deadLetter *nats.Msg, err error) {
 	reason, detail := s.message.Header.Get(HeaderDLQReason), s.message.Header.Get(HeaderDLQDetail)
 	id := s.message.Header.Get(headerMsgID)
@@ -129,16 +129,16 @@ func awaitStored(ctx context.Context, future jetstream.PubAckFuture) (*jetstream
 }
 
 // isBeingStored reports whether NATS refuses a message because its nodes have not agreed yet about
-// another one with the same id, from another delivery of the event. Soon this message is a duplicate,
-// or can be stored.
+// another one with the same id, from another delivery of the event. Soon this message is a
+// duplicate, or can be stored.
 func isBeingStored(err error) bool {
 	const duplicateInProcess = 10158
 	refused, is := errors.AsType[*jetstream.APIError](err)
 	return is && refused.ErrorCode == duplicateInProcess
 }
 
-// finalMessage returns the message that completes an event: its outcome, or its dead letter (dead). If
-// the event has to be delivered again, it requests that and returns nil.
+// finalMessage returns the message that completes an event: its outcome, or its dead letter (dead).
+// If the event has to be delivered again, it requests that and returns nil.
 func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg, dead bool) {
 	c := l.consumer
 	seq, deliveries := d.origin(), d.meta.NumDelivered
@@ -231,8 +231,8 @@ func (c *Consumer) message(d *delivery, o holds.Outcome) (*nats.Msg, error) {
 	return message, err
 }
 
-// reply sends a stored outcome or dead letter also to the inbox that the event names, if any. A lost
-// reply does not matter: the stream has the message.
+// reply sends a stored outcome or dead letter also to the inbox that the event names, if any. A
+// lost reply does not matter: the stream has the message.
 func (c *Consumer) reply(s pendingMsg) {
 	inbox := replyTo(s.msg.Headers())
 	if inbox == "" {
@@ -242,7 +242,8 @@ func (c *Consumer) reply(s pendingMsg) {
 	reply.Data = s.message.Data
 	reply.Header.Set(HeaderContentType, s.message.Header.Get(HeaderContentType))
 	if s.dead {
-		body, err := json.Marshal(DeadLetterReply{s.message.Header.Get(HeaderDLQReason), s.message.Header.Get(HeaderDLQDetail)})
+		why := DeadLetterReply{s.message.Header.Get(HeaderDLQReason), s.message.Header.Get(HeaderDLQDetail)}
+		body, err := json.Marshal(why)
 		if err != nil {
 			return
 		}

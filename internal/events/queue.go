@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// queue holds the events of a lane that wait to be decided, in their order. It needs no bound of its
-// own: the in-flight window bounds it.
+// queue holds the events of a lane that wait to be decided, in their order. It needs no bound of
+// its own: the in-flight window bounds it.
 type queue struct {
 	mu     sync.Mutex
 	events []*delivery
@@ -64,8 +64,8 @@ func (q *queue) take(number, bytes int) []*delivery {
 	}
 }
 
-// cut keeps the first events (see first), and removes and returns the others. It does so only if the
-// first event has waited for so long, else it returns none.
+// cut keeps the first events (see first), and removes and returns the others. It does so only if
+// the first event has waited for so long, else it returns none.
 func (q *queue) cut(number, bytes int, waited time.Duration) []*delivery {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -6,8 +6,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Error is an error that Redis sends, not one of the connection. It has the text of the error that it
-// wraps.
+// Error is an error that Redis sends, not one of the connection. It has the text of the error that
+// it wraps.
 type Error struct{ err error }
 
 // WrapError returns err as an *Error if Redis sends it. It returns all others unchanged, nil too.

@@ -13,7 +13,8 @@ const (
 	codeInsufficientPrivilege = "42501"
 )
 
-// Error is an error of Postgres or of a connection to it. It has the text of the error that it wraps.
+// Error is an error of Postgres or of a connection to it. It has the text of the error that it
+// wraps.
 type Error struct{ err error }
 
 // WrapError returns err as an *Error if pgx reports it: an error that Postgres sends, or one of a
@@ -37,8 +38,8 @@ func (e *Error) Unwrap() error { return e.err }
 // Server returns the name of the server.
 func (*Error) Server() string { return "postgres" }
 
-// Rejected reports whether Postgres rejected the data of a statement: a data exception or a violated
-// constraint. The same statement with other data could succeed.
+// Rejected reports whether Postgres rejected the data of a statement: a data exception or a
+// violated constraint. The same statement with other data could succeed.
 func (e *Error) Rejected() bool {
 	code := e.code()
 	return len(code) == 5 && (code[:2] == classDataException || code[:2] == classConstraintViolation)
