@@ -8,8 +8,8 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestConnect_BadURL_ErrorOmitsPassword tries to connect with URLs that are wrong, and with one that is right
-// to a place where nobody listens.
+// TestConnect_BadURL_ErrorOmitsPassword connects to invalid URLs, and to a valid one without a
+// server.
 func TestConnect_BadURL_ErrorOmitsPassword(t *testing.T) {
 	t.Parallel()
 	for _, address := range []string{
@@ -20,11 +20,11 @@ func TestConnect_BadURL_ErrorOmitsPassword(t *testing.T) {
 		}
 	}
 	if _, err := Connect("nats://ann:s3cret@127.0.0.1:1", "", t.Logf); err == nil || strings.Contains(err.Error(), "s3") {
-		t.Errorf("connect to where nobody listens: %v", err)
+		t.Errorf("connect without a server: %v", err)
 	}
 }
 
-// TestConnect_EachUser_InboxPrefix shows what inboxes begin with.
+// TestConnect_EachUser_InboxPrefix checks the inbox prefix of each kind of user.
 func TestConnect_EachUser_InboxPrefix(t *testing.T) {
 	t.Parallel()
 	at := strings.TrimPrefix(stacktest.Shared().NATSURL, "nats://")
@@ -37,7 +37,7 @@ func TestConnect_EachUser_InboxPrefix(t *testing.T) {
 		}
 		defer nc.Close()
 		if got := nc.NewInbox(); !strings.HasPrefix(got, want) || strings.Count(got, ".") != strings.Count(want, ".") {
-			t.Errorf("with the user %q an inbox is %s", user, got)
+			t.Errorf("the inbox of user %q is %s", user, got)
 		}
 	}
 }

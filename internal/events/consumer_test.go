@@ -20,7 +20,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestConsumer_SameEventTwice_StoresOneOutcome publishes an event twice, without a message id: one outcome is stored.
+// TestConsumer_SameEventTwice_StoresOneOutcome publishes an event twice, without a message id.
 func TestConsumer_SameEventTwice_StoresOneOutcome(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -29,7 +29,7 @@ func TestConsumer_SameEventTwice_StoresOneOutcome(t *testing.T) {
 	}
 	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("once"))
 	b.awaitIdle(ConsumerRequests)
-	b.await("both", func() bool { return len(b.out) >= 2 })
+	b.await("both outcomes", func() bool { return len(b.out) >= 2 })
 	var causes []string
 	for _, m := range b.out {
 		var e Envelope
@@ -46,7 +46,8 @@ func TestConsumer_SameEventTwice_StoresOneOutcome(t *testing.T) {
 	}
 }
 
-// TestConsumer_Outage_PausesAndDeadLettersNothing has every decision fail for nobody's fault: no event dies, all are answered later.
+// TestConsumer_Outage_PausesAndDeadLettersNothing makes every decision fail as in an outage. No
+// event is dead-lettered, and all are answered later.
 func TestConsumer_Outage_PausesAndDeadLettersNothing(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -59,18 +60,19 @@ func TestConsumer_Outage_PausesAndDeadLettersNothing(t *testing.T) {
 	stacktest.Eventually(t, "the consumer to pause", func() bool { return b.workers[0].Paused() })
 	for range 3 {
 		before := b.decidedCount("k0")
-		stacktest.Eventually(t, "another try", func() bool { return b.decidedCount("k0") > before })
+		stacktest.Eventually(t, "another delivery", func() bool { return b.decidedCount("k0") > before })
 	}
 	b.setFault(nil)
 	b.await("an outcome of each", func() bool { return len(b.out) == number })
 	stacktest.Eventually(t, "the pause to end", func() bool { return !b.workers[0].Paused() })
 	if len(b.dlq) != 0 {
-		t.Errorf("%d events died of an outage", len(b.dlq))
+		t.Errorf("%d events were dead-lettered in an outage", len(b.dlq))
 	}
 }
 
-// TestConsumerStop_FetchedEvents_AreFinished stops the consumers when all that waits was fetched, and nothing was decided: what was fetched is
-// decided, stored and acknowledged before they end, in every lane.
+// TestConsumerStop_FetchedEvents_AreFinished stops the consumers when all events are fetched and
+// none is decided. In every lane, the fetched events are decided, stored and acknowledged before
+// the consumers end.
 func TestConsumerStop_FetchedEvents_AreFinished(t *testing.T) {
 	t.Parallel()
 	resources := lanesOf(t)
@@ -100,20 +102,20 @@ func TestConsumerStop_FetchedEvents_AreFinished(t *testing.T) {
 		}
 		return consumer.CachedInfo()
 	}
-	// Not NumPending: NATS counts there what it has told its consumers of, which it does after the PubAck.
+	// Not NumPending: NATS counts there the messages that its consumers know of, after the PubAck.
 	stacktest.Eventually(t, "all to be fetched", func() bool { return pending().Delivered.Consumer == uint64(each*len(resources)) })
 	b.cancel()
 	stop()
 	b.loops.Wait()
 	b.await("the outcomes", func() bool { return len(b.out) == each*len(resources) })
-	// The acks are on their way.
+	// The acks have not arrived yet.
 	stacktest.Eventually(t, "all to be acknowledged", func() bool { return pending().NumAckPending == 0 })
 	if info := pending(); info.Delivered.Consumer != uint64(each*len(resources)) || info.NumRedelivered != 0 {
-		t.Errorf("of %d events there were %d deliveries, %d are delivered again", each*len(resources), info.Delivered.Consumer, info.NumRedelivered)
+		t.Errorf("%d events, %d deliveries, %d redelivered", each*len(resources), info.Delivered.Consumer, info.NumRedelivered)
 	}
 }
 
-// stuckService is a Service that decides no request before it has to give up.
+// stuckService is a Service that decides a request only when its context has ended.
 type stuckService struct {
 	*echo
 	begun chan struct{}
@@ -128,8 +130,9 @@ func (s *stuckService) Place(ctx context.Context, requests []holds.PlaceRequest,
 	s.echo.Place(ctx, requests, emit)
 }
 
-// TestConsumerStop_UnfinishedEvents_RedeliveredAtOnce stops a consumer while events are being decided and others wait. They are delivered to
-// another worker at once: not when their acks are overdue, which here takes an hour.
+// TestConsumerStop_UnfinishedEvents_RedeliveredAtOnce stops a consumer while some events are being
+// decided and others wait. The server delivers them to another worker at once, not after the ack
+// wait, which is an hour here.
 func TestConsumerStop_UnfinishedEvents_RedeliveredAtOnce(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -164,8 +167,9 @@ func TestConsumerStop_UnfinishedEvents_RedeliveredAtOnce(t *testing.T) {
 	b.await("all outcomes", func() bool { return len(b.out) == number })
 }
 
-// TestConsumer_UnknownPaymentEvent_DeadLetteredOnce has events that are called payments and that nobody knows come while the consumers have the
-// filters of the version before, and others when they have their own: each is dead-lettered once.
+// TestConsumer_UnknownPaymentEvent_DeadLetteredOnce publishes payment events of unknown types, some
+// while the consumers have the filters of the previous version, and some after they have their own.
+// Each is dead-lettered once.
 func TestConsumer_UnknownPaymentEvent_DeadLetteredOnce(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -192,7 +196,7 @@ func TestConsumer_UnknownPaymentEvent_DeadLetteredOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.DoubleAck(ctx); err != nil { // the worker of the version before has passed e1
+	if err := m.DoubleAck(ctx); err != nil { // the worker of the previous version has skipped e1
 		t.Fatal(err)
 	}
 	if err := Setup(ctx, b.js, b.ns, Retention{HoldLifetime: time.Hour}, zerolog.Nop()); err != nil {
@@ -216,20 +220,21 @@ func TestConsumer_UnknownPaymentEvent_DeadLetteredOnce(t *testing.T) {
 		b.awaitIdle(name)
 	}
 	if len(b.dlq) != 2 {
-		t.Errorf("%d dead letters, want one of each", len(b.dlq))
+		t.Errorf("%d dead letters, want one for each event", len(b.dlq))
 	}
 }
 
-// TestConsumer_CorruptResource_EventsWait has what there is of one resource be damaged for longer than a fault of an event would be
-// borne. Its events wait, also a payment; none dies; all others are answered, those in a batch with them too,
-// and the consumers do not pause.
+// TestConsumer_CorruptResource_EventsWait makes the data of one resource corrupt for more
+// deliveries than a failing event is allowed. Its events wait, also a payment, and none is
+// dead-lettered. All other events are answered, also those in the same batch, and the consumers do
+// not pause.
 func TestConsumer_CorruptResource_EventsWait(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
 	b := newHarness(t)
 	b.setFault(func(key string, _ int) error {
 		if strings.HasPrefix(key, "bad") {
-			return fmt.Errorf("count of stock: %w", holds.ErrCorrupt)
+			return fmt.Errorf("stock count: %w", holds.ErrCorrupt)
 		}
 		return nil
 	})
@@ -240,7 +245,7 @@ func TestConsumer_CorruptResource_EventsWait(t *testing.T) {
 	}
 	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "e1", `{"hold_id":"`+holdID+`","payment_id":"bad-payment"}`))
 	b.await("all others' outcomes", func() bool { return len(b.out) == number })
-	stacktest.Eventually(t, "more deliveries than a fault has", func() bool {
+	stacktest.Eventually(t, "more deliveries than failuresMax", func() bool {
 		return b.decidedCount("bad0") > failuresMax && b.decidedCount("bad-payment") > failuresMax
 	})
 	for _, c := range b.workers {
@@ -255,8 +260,9 @@ func TestConsumer_CorruptResource_EventsWait(t *testing.T) {
 	}
 }
 
-// TestConsumer_SameIDFromTwoSources_BothAnswered has two sources use the same event id, also as Nats-Msg-Id, on a stream that was
-// made with the server's default duplicate window. Both have an outcome.
+// TestConsumer_SameIDFromTwoSources_BothAnswered publishes events of two sources with the same
+// event id and the same Nats-Msg-Id, to a stream that was created with the server's default
+// duplicate window. Both have an outcome.
 func TestConsumer_SameIDFromTwoSources_BothAnswered(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)

@@ -132,7 +132,7 @@ func (l *DeadLetter) Resolve(found *jetstream.RawStreamMsg, err error) {
 	where := fmt.Sprintf("sequence %d of stream %s", l.ClaimCheck.Seq, l.ClaimCheck.Stream)
 	switch {
 	case errors.Is(err, jetstream.ErrMsgNotFound):
-		l.Missing = fmt.Errorf("%w: it was too large to be copied, and %s, where it was stored, is removed",
+		l.Missing = fmt.Errorf("%w: it was too large to be copied, and %s is gone",
 			ErrEventGone, where)
 	case err != nil:
 		l.Missing = fmt.Errorf("%w: %s: %w", ErrEventGone, where, err)

@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { stacktest.Main(m) }
 
-// storedAt is when all inputs are stored.
+// storedAt is the time when all inputs are stored.
 var storedAt = time.Unix(1.8e9, 0)
 
 const (
@@ -31,7 +31,7 @@ const (
 	catalogueDir = "testdata/catalogue"
 )
 
-// harness is a namespace with its three consumers running on an echo.
+// harness is a namespace with its three consumers, which use an echo.
 type harness struct {
 	*echo
 	t       *testing.T
@@ -39,8 +39,8 @@ type harness struct {
 	nc      *nats.Conn
 	js      jetstream.JetStream
 	workers []*Consumer
-	cancel  context.CancelFunc // has the consumers stop
-	loops   sync.WaitGroup     // until they have
+	cancel  context.CancelFunc // stops the consumers
+	loops   sync.WaitGroup     // of the consumers
 	mu      sync.Mutex
 	out     []jetstream.Msg
 	dlq     []jetstream.Msg
@@ -54,13 +54,13 @@ func newHarness(t *testing.T) *harness {
 	return newHarnessWithJetStream(t, func(js jetstream.JetStream) jetstream.JetStream { return js })
 }
 
-// newHarnessWithJetStream lets a test stand between the consumers and JetStream.
+// newHarnessWithJetStream returns a harness whose consumers use the JetStream that between returns.
 func newHarnessWithJetStream(t *testing.T, between func(jetstream.JetStream) jetstream.JetStream) *harness {
 	t.Helper()
 	return newHarnessAt(t, stacktest.Shared().NATSURL, between)
 }
 
-// newHarnessAt uses another NATS than the shared one.
+// newHarnessAt returns a harness on the NATS server at url.
 func newHarnessAt(t *testing.T, url string, between func(jetstream.JetStream) jetstream.JetStream) *harness {
 	t.Helper()
 	b := &harness{echo: &echo{seen: make(map[string]int)}, t: t, ns: Namespace(stacktest.Namespace(t)), changed: make(chan struct{})}
@@ -72,7 +72,7 @@ func newHarnessAt(t *testing.T, url string, between func(jetstream.JetStream) je
 	if b.js, err = NewJetStream(b.nc); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second finds all there
+	for range 2 { // the second call changes nothing
 		if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +106,7 @@ func newHarnessAt(t *testing.T, url string, between func(jetstream.JetStream) je
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.decideWithin, c.finishWithin = time.Minute, time.Minute // however slow the machine is
+		c.decideWithin, c.finishWithin = time.Minute, time.Minute // enough on a slow machine
 		c.slowAfter = time.Second
 		b.workers = append(b.workers, c)
 		b.loops.Go(func() {
@@ -154,15 +154,15 @@ func (b *harness) await(what string, so func() bool) {
 		select {
 		case <-changed:
 		case <-bound:
-			b.t.Fatalf("waited in vain for %s; %d outcomes, %d dead letters", what, len(b.out), len(b.dlq))
+			b.t.Fatalf("timed out waiting for %s; %d outcomes, %d dead letters", what, len(b.out), len(b.dlq))
 		}
 	}
 }
 
-// awaitIdle waits until a consumer has neither anything waiting nor unacknowledged.
+// awaitIdle waits until a consumer has no pending and no unacknowledged events.
 func (b *harness) awaitIdle(name string) (info *jetstream.ConsumerInfo) {
 	b.t.Helper()
-	stacktest.Eventually(b.t, "consumer "+name+" to come to rest", func() bool {
+	stacktest.Eventually(b.t, "consumer "+name+" to be idle", func() bool {
 		consumer, err := b.js.Consumer(b.t.Context(), b.ns.InStream(), name)
 		if err != nil {
 			b.t.Fatal(err)
@@ -173,7 +173,7 @@ func (b *harness) awaitIdle(name string) (info *jetstream.ConsumerInfo) {
 	return info
 }
 
-// publishRequest publishes the request of a number for a resource.
+// publishRequest publishes a numbered request for a resource.
 func (b *harness) publishRequest(resource string, number int) {
 	b.t.Helper()
 	if _, err := b.js.PublishMsgAsync(&nats.Msg{Subject: b.ns.In(BookingRequested, resource), Data: []byte(resourceKeyed(resource, number))}); err != nil {
@@ -181,7 +181,7 @@ func (b *harness) publishRequest(resource string, number int) {
 	}
 }
 
-// awaitPublished waits until what was asked is stored.
+// awaitPublished waits until all published events are stored.
 func (b *harness) awaitPublished() {
 	b.t.Helper()
 	select {
@@ -191,7 +191,7 @@ func (b *harness) awaitPublished() {
 	}
 }
 
-// fetchAllOf fetches so many events by hand.
+// fetchAllOf fetches so many events for a consumer that does not run.
 func (b *harness) fetchAllOf(c *Consumer, number int) (batch []*delivery) {
 	b.t.Helper()
 	batches := make(chan []*delivery, number)
@@ -218,7 +218,7 @@ func (b *harness) recreateInboundStream() {
 	}
 }
 
-// ackWithin changes how long the server waits for an ack before it delivers an event again.
+// ackWithin changes the ack wait of a durable consumer.
 func (b *harness) ackWithin(name string, wait time.Duration) {
 	b.t.Helper()
 	consumer, err := b.js.Consumer(b.t.Context(), b.ns.InStream(), name)
@@ -232,15 +232,16 @@ func (b *harness) ackWithin(name string, wait time.Duration) {
 	}
 }
 
-// echo is a Service that answers everything at once, or as fault says, unless its time is over. These tests are about
-// what a consumer does with answers and errors; cmd/worker's are about the answers.
+// echo is a Service that answers everything at once, or with the error of fault, unless its context
+// has ended. The tests of this package are about what a consumer does with answers and errors;
+// those of cmd/worker are about the answers.
 type echo struct {
 	mu    sync.Mutex
-	fault func(key string, batch int) error // of a request, by its key; may panic
-	seen  map[string]int                    // how often each request was asked
+	fault func(key string, batch int) error // returns the error of a request by its key; may panic
+	seen  map[string]int                    // how often each request was decided
 	sets  []holds.InventoryRequest
-	grant bool     // requests, else they are rejected
-	freed []string // the resources of releases
+	grant bool     // grants requests instead of rejecting them
+	freed []string // the holds of releases
 }
 
 func (e *echo) Place(ctx context.Context, requests []holds.PlaceRequest, emit func(int, holds.Result)) {
@@ -349,7 +350,7 @@ func (e *echo) setFault(fault func(string, int) error) {
 
 const holdID = "room.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
 
-// envelopeOf wraps data into a CloudEvent in structured mode.
+// envelopeOf wraps data in a CloudEvent in structured mode.
 func envelopeOf(event, id, data string) string {
 	return `{"specversion":"1.0","id":"` + id + `","source":"/s","type":"holdfast.` + event + `.v1","data":` + data + `}`
 }
@@ -359,23 +360,24 @@ const (
 	onPayment = "holdfast.in.payment.confirmed.room"
 )
 
-// request is a request with more members.
+// request returns a request with additional members.
 func request(members string) string {
 	return envelopeOf(BookingRequested, "e1", `{"request_key":"k","user_id":"u","resource_id":"room","quantity":1`+members+`}`)
 }
 
-// keyed is a request whose key is also the event's id.
+// keyed returns a request whose key is also the event's id.
 func keyed(key string) string {
 	return envelopeOf(BookingRequested, key, `{"request_key":"`+key+`","user_id":"u","resource_id":"room","quantity":1}`)
 }
 
-// resourceKeyed is a request for a resource; its key, "<resource>:<number>", is also the event's id.
+// resourceKeyed returns a request for a resource. Its key, "<resource>:<number>", is also the
+// event's id.
 func resourceKeyed(resource string, number int) string {
 	key := fmt.Sprintf("%s:%05d", resource, number)
 	return envelopeOf(BookingRequested, key, `{"request_key":"`+key+`","user_id":"u","resource_id":"`+resource+`","quantity":1}`)
 }
 
-// newJetStream returns the JetStream of all tests, on a connection of this one's own.
+// newJetStream returns the JetStream of the shared server, on a connection of its own.
 func newJetStream(t *testing.T) jetstream.JetStream {
 	t.Helper()
 	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
@@ -405,12 +407,12 @@ func updateInboundStream(t *testing.T, ns Namespace, change func(c *jetstream.St
 	}
 }
 
-// failingJetStream is a JetStream of which the first publications fail: before they are done, or after
-// (lost), when only the PubAck does not arrive.
+// failingJetStream is a JetStream whose first publications fail: before the message is stored, or
+// after it (storesFirst), when only the PubAck is lost.
 type failingJetStream struct {
 	jetstream.JetStream
 	storesFirst  bool
-	err          error // of the PubAck; nil = it does not come
+	err          error // of the PubAck; nil: a timeout
 	failuresLeft atomic.Int32
 }
 
@@ -440,7 +442,7 @@ func (f *failedAck) Err() <-chan error { return f.err }
 
 func (f *failedAck) Msg() *nats.Msg { return f.msg }
 
-// logLines are the lines of a log.
+// logLines collects the lines of a log.
 type logLines struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -452,7 +454,7 @@ func (l *logLines) Write(line []byte) (int, error) {
 	return l.text.Write(line)
 }
 
-// with returns the lines that have a message.
+// with returns the lines with a message.
 func (l *logLines) with(t *testing.T, message string) (lines []map[string]any) {
 	t.Helper()
 	l.mu.Lock()
@@ -469,11 +471,11 @@ func (l *logLines) with(t *testing.T, message string) (lines []map[string]any) {
 	return lines
 }
 
-// memoryPoisonRegister is a PoisonRegister in memory. The one in Postgres is tested in package store.
+// memoryPoisonRegister is a PoisonRegister in memory. Package store tests the one in Postgres.
 type memoryPoisonRegister struct {
 	mu      sync.Mutex
 	details map[string]string
-	refuse  error // nil unless it is not available
+	refuse  error // of RecordPoison while it is unavailable, else nil
 	refused int
 }
 
@@ -505,7 +507,7 @@ func (p *memoryPoisonRegister) Poisoned(_ context.Context, ids []string) (map[st
 	return found, nil
 }
 
-// newGate returns what can be waited for until open is called, or the test has failed.
+// newGate returns a channel that is closed by open, or at the end of the test.
 func newGate(t *testing.T) (opened <-chan struct{}, open func()) {
 	c := make(chan struct{})
 	open = sync.OnceFunc(func() { close(c) })
@@ -513,7 +515,7 @@ func newGate(t *testing.T) (opened <-chan struct{}, open func()) {
 	return c, open
 }
 
-// decisions notes which requests were decided, in which order.
+// decisions records the order in which requests are decided.
 type decisions struct {
 	mu   sync.Mutex
 	keys map[string][]string // resource -> keys

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// TestExtendAckWait_SlowEvents_GetInProgress has events on their way for long, in whatever step: the server is told to wait on for those, as
-// long as they have not ended, and for no others.
+// TestExtendAckWait_SlowEvents_GetInProgress keeps events in flight for long, in different steps.
+// The ack wait is extended for those that are not completed, and for no others.
 func TestExtendAckWait_SlowEvents_GetInProgress(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	b.cancel() // nobody else fetches
+	b.cancel() // no other consumer fetches
 	b.loops.Wait()
 	c := b.workers[0]
 	acks, err := b.nc.SubscribeSync("$JS.ACK." + b.ns.InStream() + "." + ConsumerRequests + ".>")
@@ -33,7 +33,7 @@ func TestExtendAckWait_SlowEvents_GetInProgress(t *testing.T) {
 			d.fetched = d.fetched.Add(time.Hour)
 		}
 	}
-	c.ack(batch[0]) // has ended
+	c.ack(batch[0]) // completed
 	c.sendInProgress(c.inFlight.olderThan(extendAckWaitEvery / 2))
 	received := make(map[string]string)
 	for range late {
@@ -49,18 +49,19 @@ func TestExtendAckWait_SlowEvents_GetInProgress(t *testing.T) {
 			want = "+ACK"
 		}
 		if got := received[d.msg.Reply()]; got != want {
-			t.Errorf("of event %d the server was told %q, want %q", i, got, want)
+			t.Errorf("event %d has the ack %q, want %q", i, got, want)
 		}
 	}
 	if err := b.nc.Flush(); err != nil {
 		t.Fatal(err)
 	}
 	if n, _, _ := acks.Pending(); n != 0 {
-		t.Errorf("it was told %d things more", n)
+		t.Errorf("%d more acks were sent", n)
 	}
 }
 
-// TestInFlightWindow_Full_WaitsForCapacity bounds what is fetched and has not ended, by number and by bytes, and goes on when something has.
+// TestInFlightWindow_Full_WaitsForCapacity checks that the window is bounded by number and by
+// bytes, and that a waiter continues when an event is completed.
 func TestInFlightWindow_Full_WaitsForCapacity(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -82,11 +83,11 @@ func TestInFlightWindow_Full_WaitsForCapacity(t *testing.T) {
 		t.Helper()
 		ctx, cancel := context.WithCancel(t.Context())
 		if want == 0 {
-			cancel() // it would wait
+			cancel() // otherwise it would wait
 		}
 		defer cancel()
 		if got := c.inFlight.waitCapacity(ctx, fetchMax, func() {}); got != want {
-			t.Errorf("there is room for %d, want %d", got, want)
+			t.Errorf("capacity for %d, want %d", got, want)
 		}
 	}
 	c.inFlight.add(full)
@@ -96,7 +97,7 @@ func TestInFlightWindow_Full_WaitsForCapacity(t *testing.T) {
 	}
 	free(fetchMax / 4)
 	for _, d := range full {
-		c.inFlight.remove(d) // of some a second time
+		c.inFlight.remove(d) // some for the second time
 	}
 	c.inFlight.eventSize = inFlightBytesMax / fetchMax
 	c.inFlight.bytes = inFlightBytesMax / 2
@@ -111,12 +112,12 @@ func TestInFlightWindow_Full_WaitsForCapacity(t *testing.T) {
 		c.inFlight.remove(d)
 	}
 	if got := <-waits; got < fetchMax/4 {
-		t.Errorf("who waited was given room for %d", got)
+		t.Errorf("the waiter has capacity for %d", got)
 	}
 	c.inFlight.remove(d)
 	if c.inFlight.bytes != 0 || len(c.inFlight.events) != 0 {
 		t.Errorf("%d events of %d bytes are left", len(c.inFlight.events), c.inFlight.bytes)
 	}
-	c.inFlight.eventSize = 2 * inFlightBytesMax // an event that is larger than all may be
+	c.inFlight.eventSize = 2 * inFlightBytesMax // an event larger than the window
 	free(1)
 }

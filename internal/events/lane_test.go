@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-// lanesOf returns a resource for each lane that a consumer has here, at least two.
+// lanesOf returns one resource for each lane that a consumer has on this machine, at least two.
 func lanesOf(t *testing.T) (resources []string) {
 	t.Helper()
-	runtime.GOMAXPROCS(max(2, runtime.GOMAXPROCS(0))) // a consumer has a lane a processor
+	runtime.GOMAXPROCS(max(2, runtime.GOMAXPROCS(0))) // one lane for each processor
 	resources = make([]string, min(runtime.GOMAXPROCS(0), lanesMax))
 	for i, missing := 0, len(resources); missing > 0; i++ {
 		name := fmt.Sprintf("lane-%d", i)
@@ -23,7 +23,8 @@ func lanesOf(t *testing.T) (resources []string) {
 	return resources
 }
 
-// TestLaneOf_SameResource_SameLane chooses lanes: one for all events of a resource, and each lane for some.
+// TestLaneOf_SameResource_SameLane checks that all events of a resource are in one lane, and that
+// each lane has some resources.
 func TestLaneOf_SameResource_SameLane(t *testing.T) {
 	t.Parallel()
 	ns := Namespace("holdfast")
@@ -35,18 +36,19 @@ func TestLaneOf_SameResource_SameLane(t *testing.T) {
 			used[want] = true
 			for _, event := range []string{BookingCancelled, BookingExtended, PaymentConfirmed, InventorySet} {
 				if got := laneOf(ns.In(event, resource), lanes); got != want {
-					t.Errorf("of %d lanes, %s of %s takes %d, its requests %d", lanes, event, resource, got, want)
+					t.Errorf("with %d lanes, %s of %s is in lane %d, its requests in %d", lanes, event, resource, got, want)
 				}
 			}
 		}
 		if len(used) != lanes {
-			t.Errorf("of %d lanes, 100 resources take %v", lanes, used)
+			t.Errorf("with %d lanes, 100 resources use %v", lanes, used)
 		}
 	}
 }
 
-// TestLane_ManyBatches_DecidedInOrder has the events of many resources wait, more than are fetched at once, while the
-// first of them are being decided: those of each resource are decided in the order in which they were published.
+// TestLane_ManyBatches_DecidedInOrder publishes events of many resources, more than one fetch
+// returns, while the first ones are being decided. Those of each resource are decided in the order
+// in which they were published.
 func TestLane_ManyBatches_DecidedInOrder(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -55,7 +57,7 @@ func TestLane_ManyBatches_DecidedInOrder(t *testing.T) {
 	published, publish := newGate(t)
 	begun := make(chan struct{})
 	begin := sync.OnceFunc(func() { close(begun) })
-	batches := make(map[int]int) // how many were decided in batches of a size
+	batches := make(map[int]int) // the number of events by the size of their batch
 	b.setFault(func(key string, batch int) error {
 		begin()
 		<-published
@@ -69,7 +71,7 @@ func TestLane_ManyBatches_DecidedInOrder(t *testing.T) {
 		for r := range resources {
 			b.publishRequest(fmt.Sprintf("room-%d", r), number)
 			if r == 0 && number == 0 {
-				<-begun // one batch is this event alone, and the others of its lane come in others
+				<-begun // this event is a batch of its own, and the others of its lane are in later batches
 			}
 		}
 	}
@@ -91,12 +93,13 @@ func TestLane_ManyBatches_DecidedInOrder(t *testing.T) {
 		tried += n / size
 	}
 	if tried < 3 {
-		t.Errorf("%d batches, events by the size of theirs %v: too little was tried", tried, batches)
+		t.Errorf("%d batches, events by batch size %v: too few to test", tried, batches)
 	}
 }
 
-// TestLane_ResourceStuck_OtherLanesDecide has one resource stuck, as one is whose lock somebody else has: those in other
-// lanes go on, batch after batch, and the later events of this one wait for their turn.
+// TestLane_ResourceStuck_OtherLanesDecide stops one resource, as when another worker has its lock.
+// The other lanes decide batch after batch, and the later events of the resource wait for their
+// turn.
 func TestLane_ResourceStuck_OtherLanesDecide(t *testing.T) {
 	t.Parallel()
 	resources := lanesOf(t)
@@ -126,7 +129,7 @@ func TestLane_ResourceStuck_OtherLanesDecide(t *testing.T) {
 		b.await("the outcomes of the others", func() bool { return len(b.out) >= want })
 	}
 	if keys := decided.of(stuck); len(keys) != 0 {
-		t.Errorf("%q were decided while one before them was", keys)
+		t.Errorf("%q were decided before an earlier event", keys)
 	}
 	letGo()
 	b.await("all outcomes", func() bool { return len(b.out) == rounds*each*len(resources)+1 })

@@ -15,8 +15,8 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestConsumer_StreamRecreated_EventsAreDistinct deletes the inbound stream under workers, and creates it again: its first event is
-// another than the first one of before.
+// TestConsumer_StreamRecreated_EventsAreDistinct deletes the inbound stream while workers run, and
+// recreates it. Its first event is another one than the first event of the deleted stream.
 func TestConsumer_StreamRecreated_EventsAreDistinct(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -28,7 +28,7 @@ func TestConsumer_StreamRecreated_EventsAreDistinct(t *testing.T) {
 		b.recreateInboundStream()
 	}
 
-	t.Log("an event that fails counts from one")
+	t.Log("the failures of an event are counted from one")
 	b.setFault(func(string, int) error { return postgres.WrapError(&pgconn.PgError{Code: "22P05"}) })
 	b.publish(subject, nil, keyed("before"))
 	stacktest.Eventually(t, "a failure", func() bool { return b.decidedCount("before") > 0 })
@@ -39,7 +39,7 @@ func TestConsumer_StreamRecreated_EventsAreDistinct(t *testing.T) {
 		return slices.ContainsFunc(b.dlq, func(m jetstream.Msg) bool { return string(m.Data()) == keyed("since") })
 	})
 	if got := b.decidedCount("since"); got < failuresMax {
-		t.Errorf("it died of %d failures, and another event of %d, want %d of its own", got, failed, failuresMax)
+		t.Errorf("dead-lettered after %d failures, another event had %d, want %d of its own", got, failed, failuresMax)
 	}
 	b.mu.Lock()
 	var ids []string
@@ -51,7 +51,7 @@ func TestConsumer_StreamRecreated_EventsAreDistinct(t *testing.T) {
 		t.Errorf("message ids %v", ids)
 	}
 
-	t.Log("an event of the stream before, that comes to its end now, has an id of its own")
+	t.Log("an event of the deleted stream that is dead-lettered now has an id of its own")
 	stream, err := b.js.Stream(t.Context(), b.ns.InStream())
 	if err != nil {
 		t.Fatal(err)
@@ -67,12 +67,13 @@ func TestConsumer_StreamRecreated_EventsAreDistinct(t *testing.T) {
 		return id
 	}
 	if before, now := delivered(created.Add(-time.Hour)), delivered(created.Add(time.Hour)); before == now || now != b.ns.deadLetterID(created, 1) {
-		t.Errorf("%s, and %s of the stream that exists", before, now)
+		t.Errorf("%s in the deleted stream, %s in the current one", before, now)
 	}
 }
 
-// TestInventorySet_StreamRecreated_IsLater publishes inventory.set events to a stream, and to the next
-// one of the same name: each is decided with its sequence and the creation of its own stream.
+// TestInventorySet_StreamRecreated_IsLater publishes inventory.set events to a stream, and to the
+// next stream of the same name. Each is decided with its sequence and the creation of its own
+// stream.
 func TestInventorySet_StreamRecreated_IsLater(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -105,7 +106,7 @@ func TestInventorySet_StreamRecreated_IsLater(t *testing.T) {
 
 	b.echo.mu.Lock()
 	defer b.echo.mu.Unlock()
-	seen := make(map[int64]holds.StreamPosition) // by capacity; an event may be delivered again
+	seen := make(map[int64]holds.StreamPosition) // by capacity; an event may be decided twice
 	for _, r := range b.sets {
 		seen[r.Capacity] = r.Position
 	}

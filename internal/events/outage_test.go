@@ -17,8 +17,8 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestOutage_TwoConsumers_LoggedOnce has an outage that two consumers see, more than once: it is logged once when it begins, and once
-// when it has ended. Meanwhile the cause can be had.
+// TestOutage_TwoConsumers_LoggedOnce makes an outage that two consumers see more than once. It is
+// logged once when it begins, and once when it ends. In between Outage returns the cause.
 func TestOutage_TwoConsumers_LoggedOnce(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -28,14 +28,14 @@ func TestOutage_TwoConsumers_LoggedOnce(t *testing.T) {
 	}
 	paid := envelopeOf(PaymentConfirmed, "p1", `{"hold_id":"`+holdID+`","payment_id":"p"}`)
 	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, paid)
-	stacktest.Eventually(t, "another try of each", func() bool { return b.decidedCount("k0") > 1 && b.decidedCount("p") > 1 })
+	stacktest.Eventually(t, "another delivery of each", func() bool { return b.decidedCount("k0") > 1 && b.decidedCount("p") > 1 })
 	for _, i := range []int{0, 2} {
 		if err := b.workers[i].Outage(); err == nil || err.Error() != "redis: dial: connection refused" {
-			t.Errorf("consumer %s waits for: %v", b.workers[i].name, err)
+			t.Errorf("consumer %s has the outage %v", b.workers[i].name, err)
 		}
 	}
 	if err := b.workers[1].Outage(); err != nil {
-		t.Errorf("a consumer without events waits for: %v", err)
+		t.Errorf("a consumer without events has the outage %v", err)
 	}
 	const begin, end = "event processing paused", "event processing resumed"
 	if n := len(b.logged.with(t, end)); n != 0 {
@@ -59,37 +59,37 @@ func TestOutage_TwoConsumers_LoggedOnce(t *testing.T) {
 	}
 	for _, c := range b.workers {
 		if err := c.Outage(); err != nil {
-			t.Errorf("consumer %s waits for: %v", c.name, err)
+			t.Errorf("consumer %s has the outage %v", c.name, err)
 		}
 	}
 }
 
-// redisDenial is what Redis answers when a user lacks a permission.
-type redisDenial string
+// redisError is an error that Redis sends.
+type redisError string
 
-func (d redisDenial) Error() string { return string(d) }
+func (d redisError) Error() string { return string(d) }
 
-func (redisDenial) RedisError() {}
+func (redisError) RedisError() {}
 
-// TestOutage_SeveralMissingPermissions_EachLoggedOnce has one permission after the other be missing in one outage: each is logged,
-// once however many events need it.
+// TestOutage_SeveralMissingPermissions_EachLoggedOnce removes one permission after the other in one
+// outage. Each is logged once, however many events need it.
 func TestOutage_SeveralMissingPermissions_EachLoggedOnce(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
 	b := newHarness(t)
 	missing := []error{
 		&net.OpError{Op: "dial", Err: errors.New("connection refused")},
-		fmt.Errorf("place.lua: %w", lua.WrapError(redisDenial("ERR The user executing the script can't run this command or subcommand"))),
-		lua.WrapError(redisDenial("NOPERM this user has no permissions to run the 'mget' command")),
+		fmt.Errorf("place.lua: %w", lua.WrapError(redisError("ERR The user executing the script can't run this command or subcommand"))),
+		lua.WrapError(redisError("NOPERM this user has no permissions to run the 'mget' command")),
 		postgres.WrapError(&pgconn.PgError{Code: "42501", Message: "permission denied for table inventory"}),
-		fmt.Errorf("place.lua: %w", lua.WrapError(redisDenial("ERR ACL failure in script: User 'w' has no permissions to run the 'zrange' command"))),
+		fmt.Errorf("place.lua: %w", lua.WrapError(redisError("ERR ACL failure in script: User 'w' has no permissions to run the 'zrange' command"))),
 	}
 	for i, err := range missing {
 		b.setFault(func(string, int) error { return err })
 		for j := range 3 {
 			b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d-%d", i, j)))
 		}
-		stacktest.Eventually(t, "another try of each", func() bool {
+		stacktest.Eventually(t, "another delivery of each", func() bool {
 			return b.decidedCount(fmt.Sprintf("k%d-0", i)) > 1 && b.decidedCount(fmt.Sprintf("k%d-1", i)) > 1 && b.decidedCount(fmt.Sprintf("k%d-2", i)) > 1
 		})
 	}
@@ -108,7 +108,7 @@ func TestOutage_SeveralMissingPermissions_EachLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestServerOf_EachError_NamesServer names the servers of errors.
+// TestServerOf_EachError_NamesServer is the table of errors and their servers.
 func TestServerOf_EachError_NamesServer(t *testing.T) {
 	t.Parallel()
 	for want, errs := range map[string][]error{
@@ -120,11 +120,11 @@ func TestServerOf_EachError_NamesServer(t *testing.T) {
 	} {
 		for _, err := range errs {
 			if got := serverOf(err); got != want {
-				t.Errorf("%T %v is of %s, want %s", err, err, got, want)
+				t.Errorf("%T %v comes from %s, want %s", err, err, got, want)
 			}
 		}
 	}
 	if ofNATS(nil) != nil {
-		t.Error("no error is one")
+		t.Error("ofNATS(nil) is not nil")
 	}
 }

@@ -17,7 +17,8 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestOutcomeLogGaps_OutcomesRemoved_AreReported takes outcomes away from the outbound stream in each way in which they can go.
+// TestOutcomeLogGaps_OutcomesRemoved_AreReported removes outcomes from the outbound stream in each
+// possible way.
 func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 	t.Parallel()
 	js := newJetStream(t)
@@ -35,8 +36,8 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		take   func(t *testing.T, ns Namespace, stream jetstream.Stream) (want string)
-		before bool // only what was stored before all that there was is asked for
-		makes  bool // the stream is made again
+		before bool // requests only a time before the first outcome
+		makes  bool // the stream is recreated
 	}{
 		"none": {
 			take: func(*testing.T, Namespace, jetstream.Stream) string { return "" },
@@ -48,7 +49,7 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 				if _, err := js.UpdateStream(t.Context(), config); err != nil {
 					t.Fatal(err)
 				}
-				return "nothing of before " + stored(t, ns, 3)
+				return "no messages from before " + stored(t, ns, 3)
 			},
 		},
 		"all": {
@@ -57,7 +58,7 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 				if err := stream.Purge(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				return "nothing of before " + last
+				return "no messages from before " + last
 			},
 		},
 		"all, none of which matters": {
@@ -77,7 +78,7 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 				return "1 messages were removed between others"
 			},
 		},
-		"the stream, and it was made again": {
+		"the stream, then recreated": {
 			makes: true,
 			take: func(t *testing.T, ns Namespace, stream jetstream.Stream) string {
 				if err := js.DeleteStream(t.Context(), ns.OutStream()); err != nil {
@@ -87,7 +88,7 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				return "nothing of before " + again.CachedInfo().Created.UTC().Format(holds.TimeFormat)
+				return "no messages from before " + again.CachedInfo().Created.UTC().Format(holds.TimeFormat)
 			},
 		},
 	} {
@@ -123,7 +124,8 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 	}
 }
 
-// unacknowledged returns the cancellations and payments that wait, by their request keys and payment ids.
+// unacknowledged returns the unacknowledged cancellations and payments, by their request keys and
+// payment ids.
 func (b *harness) unacknowledged() (found []string) {
 	b.t.Helper()
 	err := NewOutcomeLog(b.js, b.ns, zerolog.Nop()).Unacknowledged(b.t.Context(),
@@ -136,9 +138,10 @@ func (b *harness) unacknowledged() (found []string) {
 	return found
 }
 
-// TestUnacknowledged_DeadLetteredEvents_AreExcluded keeps the floors of the consumers low by events that are busy. Behind them
-// a cancellation becomes poison, and a payment has a dead letter, as one that the version before could not read.
-// Neither waits: a rebuild must not act on them.
+// TestUnacknowledged_DeadLetteredEvents_AreExcluded keeps the ack floors of the consumers low with
+// events that are busy. Behind them a cancellation becomes poison, and a payment has a dead letter,
+// like one that the previous version could not decode. Both are excluded, because a rebuild must
+// not act on them.
 func TestUnacknowledged_DeadLetteredEvents_AreExcluded(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -162,15 +165,15 @@ func TestUnacknowledged_DeadLetteredEvents_AreExcluded(t *testing.T) {
 	cancel("poison")
 	b.await("the dead letter", func() bool { return len(b.dlq) == 1 })
 	if got, want := b.unacknowledged(), []string{"busy1", "busy2", "busy3"}; !slices.Equal(got, want) {
-		t.Errorf("%v wait, want %v", got, want)
+		t.Errorf("unacknowledged %v, want %v", got, want)
 	}
 	header := nats.Header{HeaderDLQSubject: {b.ns.In(PaymentConfirmed, "room")}, HeaderDLQStreamSeq: {strconv.Itoa(3)}}
 	b.publish(b.ns.DLQ(ReasonMalformed), header, "{}")
 	if got, want := b.unacknowledged(), []string{"busy1", "busy2"}; !slices.Equal(got, want) {
-		t.Errorf("with a dead letter of the payment %v wait, want %v", got, want)
+		t.Errorf("after the dead letter of the payment %v, want %v", got, want)
 	}
 
-	// The dead letters are not those of the events of another stream.
+	// The dead letters do not belong to the events of the next stream.
 	if err := b.js.DeleteStream(t.Context(), b.ns.InStream()); err != nil {
 		t.Fatal(err)
 	}
@@ -182,6 +185,6 @@ func TestUnacknowledged_DeadLetteredEvents_AreExcluded(t *testing.T) {
 	pay("busy7")
 	cancel("busy8")
 	if got, want := b.unacknowledged(), []string{"busy5", "busy6", "busy7", "busy8"}; !slices.Equal(got, want) {
-		t.Errorf("of the next stream %v wait, want %v", got, want)
+		t.Errorf("in the next stream %v, want %v", got, want)
 	}
 }

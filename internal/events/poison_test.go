@@ -16,8 +16,9 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestPoison_PubAckLost_NotDecidedAgain loses the PubAck of a dead letter, and then the fault is gone: the event, which is delivered
-// again, is not decided again. It has its dead letter, once, and no outcome.
+// TestPoison_PubAckLost_NotDecidedAgain loses the PubAck of a dead letter; then the error
+// disappears. The event is delivered again, but not decided again. It has one dead letter and no
+// outcome.
 func TestPoison_PubAckLost_NotDecidedAgain(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []bool{false, true} {
@@ -27,7 +28,7 @@ func TestPoison_PubAckLost_NotDecidedAgain(t *testing.T) {
 			js.failuresLeft.Store(1)
 			b := newHarnessWithJetStream(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
 			failures := 0
-			b.setFault(func(string, int) error { // one event, so one at a time
+			b.setFault(func(string, int) error { // only one event, so no lock is needed
 				if failures++; failures > failuresMax {
 					return nil
 				}
@@ -47,8 +48,8 @@ func TestPoison_PubAckLost_NotDecidedAgain(t *testing.T) {
 	}
 }
 
-// TestPoison_OutcomeStored_NoDeadLetter loses the PubAck of an outcome, and then the event fails as often as one that is poison: it
-// has its outcome, and no dead letter.
+// TestPoison_OutcomeStored_NoDeadLetter loses the PubAck of an outcome; then the event fails as
+// often as poison. It has its outcome, and no dead letter.
 func TestPoison_OutcomeStored_NoDeadLetter(t *testing.T) {
 	t.Parallel()
 	js := &failingJetStream{storesFirst: true}
@@ -76,17 +77,17 @@ func TestPoison_OutcomeStored_NoDeadLetter(t *testing.T) {
 	}
 }
 
-// TestPoison_RegisterUnavailable_WaitsUntilRecorded has Postgres be gone when an event is found to be poison: it waits, and dies when that is
-// recorded.
+// TestPoison_RegisterUnavailable_WaitsUntilRecorded stops Postgres when an event is found to be
+// poison. The event waits, and is dead-lettered after it is recorded.
 func TestPoison_RegisterUnavailable_WaitsUntilRecorded(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
 	b.poison.mu.Lock()
 	b.poison.refuse = &net.OpError{Op: "dial", Err: context.DeadlineExceeded}
 	b.poison.mu.Unlock()
-	b.setFault(func(string, int) error { panic("a bug") })
+	b.setFault(func(string, int) error { panic("bug") })
 	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("bad"))
-	stacktest.Eventually(t, "it to be refused twice", func() bool {
+	stacktest.Eventually(t, "two failures to record it", func() bool {
 		b.poison.mu.Lock()
 		defer b.poison.mu.Unlock()
 		return b.poison.refused == 2
@@ -103,8 +104,9 @@ func TestPoison_RegisterUnavailable_WaitsUntilRecorded(t *testing.T) {
 	b.await("the dead letter", func() bool { return len(b.dlq) == 1 })
 }
 
-// TestPoison_EveryLane_EachCountedAlone has events fail by their own fault in all lanes, two in one of them, among
-// others: each is decided alone, and counted, and dies after as many tries as one that fails by itself.
+// TestPoison_EveryLane_EachCountedAlone makes events fail in all lanes, two in one of them, among
+// others. Each is decided alone and counted, and is dead-lettered after as many failures as an
+// event that is alone.
 func TestPoison_EveryLane_EachCountedAlone(t *testing.T) {
 	t.Parallel()
 	resources := lanesOf(t)
@@ -121,7 +123,7 @@ func TestPoison_EveryLane_EachCountedAlone(t *testing.T) {
 			if batch == 1 {
 				alone[key]++
 			}
-			panic("a bug")
+			panic("bug")
 		}
 		return nil
 	})
@@ -138,7 +140,7 @@ func TestPoison_EveryLane_EachCountedAlone(t *testing.T) {
 	}
 	b.awaitPublished()
 	publish()
-	b.await("all ends", func() bool { return len(b.out) == each*len(resources) && len(b.dlq) == len(bad) })
+	b.await("all answers", func() bool { return len(b.out) == each*len(resources) && len(b.dlq) == len(bad) })
 	for _, deadLetter := range b.dlq {
 		h := deadLetter.Headers()
 		if h.Get(HeaderDLQReason) != ReasonPoison || h.Get(HeaderDLQDeliveries) != fmt.Sprint(failuresMax) {
@@ -147,23 +149,23 @@ func TestPoison_EveryLane_EachCountedAlone(t *testing.T) {
 	}
 	info := b.awaitIdle(ConsumerRequests)
 	if again, want := info.Delivered.Consumer-info.Delivered.Stream, uint64((failuresMax-1)*len(bad)); again != want {
-		t.Errorf("%d deliveries were repeated, want those of the poison, %d", again, want)
+		t.Errorf("%d redeliveries, want only those of the poison, %d", again, want)
 	}
 	for _, key := range bad {
 		if alone[key] != failuresMax {
-			t.Errorf("%s was tried alone %d times, want %d", key, alone[key], failuresMax)
+			t.Errorf("%s was decided alone %d times, want %d", key, alone[key], failuresMax)
 		}
 	}
 }
 
-// TestPoison_OneOfABatch_IsDeadLetteredAlone has one event of many fail by its own fault, by an error and by a panic. It alone
-// dies, after several tries; those that were in a batch with it are answered, and none of them
-// is delivered again.
+// TestPoison_OneOfABatch_IsDeadLetteredAlone makes one event of many fail, by an error and by a
+// panic. Only that one is dead-lettered, after several tries. The others of its batch are answered,
+// and none of them is delivered again.
 func TestPoison_OneOfABatch_IsDeadLetteredAlone(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]func() error{
 		"error": func() error { return postgres.WrapError(&pgconn.PgError{Code: "22P05"}) },
-		"panic": func() error { panic("a bug") },
+		"panic": func() error { panic("bug") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -172,7 +174,7 @@ func TestPoison_OneOfABatch_IsDeadLetteredAlone(t *testing.T) {
 			var batched atomic.Bool
 			b.setFault(func(key string, batch int) error {
 				switch key {
-				case "first": // keeps the consumer busy until all others wait
+				case "first": // keeps the consumer busy until all other events wait
 					<-published
 				case "bad":
 					if batch > 1 {
@@ -198,14 +200,14 @@ func TestPoison_OneOfABatch_IsDeadLetteredAlone(t *testing.T) {
 			}
 			info := b.awaitIdle(ConsumerRequests)
 			if again := info.Delivered.Consumer - info.Delivered.Stream; again != failuresMax-1 || !batched.Load() {
-				t.Errorf("%d deliveries were repeated, want those of the poison, %d; it was in a batch with others: %v", again, failuresMax-1, batched.Load())
+				t.Errorf("%d redeliveries, want only those of the poison, %d; it was in a batch with others: %v", again, failuresMax-1, batched.Load())
 			}
 		})
 	}
 }
 
-// TestPayment_FailsOften_NeverDeadLettered has a payment fail by what looks like its own fault, more often than
-// other events may. It must not die: it ends in a reservation or a refund.
+// TestPayment_FailsOften_NeverDeadLettered makes a payment fail, with an error that counts, more
+// often than other events may. It is not dead-lettered: it must end in a reservation or a refund.
 func TestPayment_FailsOften_NeverDeadLettered(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)

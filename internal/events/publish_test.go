@@ -9,8 +9,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// TestPublish_PubAckLost_StoresEachOnce loses the PubAcks of outcomes and dead letters. No event may be acknowledged
-// before its outcome is stored, and none has two.
+// TestPublish_PubAckLost_StoresEachOnce loses the PubAcks of outcomes and dead letters. No event is
+// acknowledged before its outcome is stored, and none has two.
 func TestPublish_PubAckLost_StoresEachOnce(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []bool{false, true} {
@@ -25,7 +25,7 @@ func TestPublish_PubAckLost_StoresEachOnce(t *testing.T) {
 				b.publish(b.ns.In(BookingRequested, "room"), nil, "not JSON")
 			}
 			b.awaitIdle(ConsumerRequests)
-			b.await("an end of each", func() bool { return len(b.out) >= number && len(b.dlq) >= number })
+			b.await("an answer to each", func() bool { return len(b.out) >= number && len(b.dlq) >= number })
 			if js.failuresLeft.Load() >= 0 || len(b.out) != number || len(b.dlq) != number {
 				t.Errorf("%d outcomes, %d dead letters, want %d each; %d PubAcks not lost", len(b.out), len(b.dlq), number, js.failuresLeft.Load())
 			}
@@ -33,8 +33,9 @@ func TestPublish_PubAckLost_StoresEachOnce(t *testing.T) {
 	}
 }
 
-// TestPublish_DuplicateInProcess_RetriesWithoutPause has nodes of NATS say that they do not agree yet about an outcome with the same id: the event is
-// delivered again, and nothing else waits for that.
+// TestPublish_DuplicateInProcess_RetriesWithoutPause makes NATS answer that its nodes have not
+// agreed yet about an outcome with the same id. The event is delivered again, and no other event
+// waits for that.
 func TestPublish_DuplicateInProcess_RetriesWithoutPause(t *testing.T) {
 	t.Parallel()
 	js := &failingJetStream{err: &jetstream.APIError{Code: 409, ErrorCode: 10158, Description: "duplicate message id is in process"}}
@@ -44,14 +45,14 @@ func TestPublish_DuplicateInProcess_RetriesWithoutPause(t *testing.T) {
 	b.await("an outcome", func() bool { return len(b.out) == 1 })
 	b.awaitIdle(ConsumerRequests)
 	if n := b.decidedCount("k"); n != 3 {
-		t.Errorf("decided %d times, want one more than it was refused", n)
+		t.Errorf("decided %d times, want one more than refusals", n)
 	}
 	if b.workers[0].failedAt.Load() != 0 {
-		t.Error("it was taken for an outage")
+		t.Error("the consumer has paused")
 	}
 }
 
-// TestReply_OutcomeOrDeadLetter_SentToInboxOnly asks as a publisher does that waits.
+// TestReply_OutcomeOrDeadLetter_SentToInboxOnly publishes events with an inbox for the reply.
 func TestReply_OutcomeOrDeadLetter_SentToInboxOnly(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -74,7 +75,8 @@ func TestReply_OutcomeOrDeadLetter_SentToInboxOnly(t *testing.T) {
 	}
 }
 
-// TestLogDeadLetter_BothModes_NamesEvent says which event was dead-lettered, in both modes, also when it could not be read.
+// TestLogDeadLetter_BothModes_NamesEvent checks that the log identifies a dead-lettered event, in
+// both modes, even if it cannot be decoded.
 func TestLogDeadLetter_BothModes_NamesEvent(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)

@@ -27,8 +27,8 @@ const (
 
 var holdIDPattern = strings.TrimSuffix(holds.ResourcePattern.String(), "$") + `\.[0-9a-f]{32}$`
 
-// memberOf returns the schema of a member of data by its name: a name means the same everywhere.
-// slotsMax bounds a list of slots that was asked for.
+// memberOf returns the schema of a member of data by its name: a name means the same in all events.
+// slotsMax bounds a list of slots in a request.
 func memberOf(name string, slotsMax uint64) *jsonschema.Schema {
 	text := func(pattern, description string) *jsonschema.Schema {
 		return &jsonschema.Schema{Type: "string", Pattern: pattern, Description: description}
@@ -102,7 +102,7 @@ func memberOf(name string, slotsMax uint64) *jsonschema.Schema {
 	panic("docs/schemas: what does the member " + name + " mean? Tell it in memberOf")
 }
 
-// stockList is a list of what is known of slots.
+// stockList returns the schema of a list of slots with their counts.
 func stockList(description string) *jsonschema.Schema {
 	row := reflected(holds.SlotCounts{})
 	for pair := row.Properties.Oldest(); pair != nil; pair = pair.Next() {
@@ -114,7 +114,7 @@ func stockList(description string) *jsonschema.Schema {
 	return &jsonschema.Schema{Type: "array", Items: row, Description: description}
 }
 
-// reflected returns the schema of a Go type as it is written to JSON, with members in their order.
+// reflected returns the schema of a Go type as it is encoded in JSON, with members in their order.
 func reflected(value any) *jsonschema.Schema {
 	r := jsonschema.Reflector{
 		Anonymous: true, DoNotReference: true, ExpandedStruct: true, AllowAdditionalProperties: true,

@@ -11,7 +11,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestDuplicateWindow_BelowMinimum_IsRefused has the server say which duplicate windows it takes.
+// TestDuplicateWindow_BelowMinimum_IsRefused checks which duplicate windows the server allows.
 func TestDuplicateWindow_BelowMinimum_IsRefused(t *testing.T) {
 	t.Parallel()
 	js := newJetStream(t)
@@ -37,7 +37,7 @@ func TestDuplicateWindow_BelowMinimum_IsRefused(t *testing.T) {
 	}
 }
 
-// TestSetup_StreamBreaksPromise_IsError finds streams that would break a promise.
+// TestSetup_StreamBreaksPromise_IsError checks that Setup refuses streams that break a promise.
 func TestSetup_StreamBreaksPromise_IsError(t *testing.T) {
 	t.Parallel()
 	js := newJetStream(t)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestRedactedURL_EachForm_HidesPassword shows what is left of URLs of every kind, also of those that are written wrongly.
+// TestRedactedURL_EachForm_HidesPassword redacts URLs of every kind, also malformed ones.
 func TestRedactedURL_EachForm_HidesPassword(t *testing.T) {
 	t.Parallel()
 	for address, want := range map[string]string{
@@ -26,7 +26,7 @@ func TestRedactedURL_EachForm_HidesPassword(t *testing.T) {
 		"":                                                          "(not a URL)",
 	} {
 		if got := RedactedURL(address); got != want || strings.Contains(got, "s3") {
-			t.Errorf("%s is shown as %s, want %s", address, got, want)
+			t.Errorf("%s is redacted as %s, want %s", address, got, want)
 		}
 	}
 }
