@@ -137,16 +137,16 @@ func inSchema(t *testing.T, event string) *jsonschema.Schema {
 	attribute := func(description string) *jsonschema.Schema {
 		return &jsonschema.Schema{Type: "string", Pattern: "^" + noControls + "+$", Description: description}
 	}
-	s.Properties.Set("id", attribute("Of your own making, and another for each event. The same source, id and body are the same event."))
+	s.Properties.Set("id", attribute("Chosen by the publisher, a new one for each event. The same source, id and body are the same event."))
 	s.Properties.Set("source", &jsonschema.Schema{
 		Type: "string", Format: "uri-reference", Pattern: uriReference.String(), Description: "Who publishes, as a URI reference: /booking-service",
 	})
-	s.Properties.Set("subject", attribute("Not looked at."))
-	s.Properties.Set("time", &jsonschema.Schema{Type: "string", Format: "date-time", Description: "Not looked at; what counts is when JetStream stores the event."})
+	s.Properties.Set("subject", attribute("Ignored."))
+	s.Properties.Set("time", &jsonschema.Schema{Type: "string", Format: "date-time", Description: "Ignored; the time when JetStream stores the event counts."})
 	s.Properties.Set("datacontenttype", &jsonschema.Schema{Type: "string", Pattern: jsonMedia, Description: "JSON, in UTF-8."})
-	s.Properties.Set("dataschema", &jsonschema.Schema{Type: "string", Format: "uri-reference", Pattern: uriReference.String(), Description: "Not looked at."})
+	s.Properties.Set("dataschema", &jsonschema.Schema{Type: "string", Format: "uri-reference", Pattern: uriReference.String(), Description: "Ignored."})
 	s.AdditionalProperties = &jsonschema.Schema{
-		Description: "Extension attributes are not looked at, but must have the form of attributes.",
+		Description: "Extension attributes are ignored, but must have the form of attributes.",
 		AnyOf:       []*jsonschema.Schema{{Type: "string", Pattern: "^" + noControls + "*$"}, {Type: "boolean"}, {Type: "integer"}},
 	}
 	s.Required = append(slices.Clone(requiredAttributes), "data")
@@ -176,9 +176,9 @@ func outSchema(t *testing.T, event string) *jsonschema.Schema {
 		}
 	}
 	s := envelopeSchema("out", event, data)
-	s.Properties.Set("id", &jsonschema.Schema{Type: "string", Pattern: uuidPattern, Description: "The same whenever the same event is told again: drop what you have seen."})
+	s.Properties.Set("id", &jsonschema.Schema{Type: "string", Pattern: uuidPattern, Description: "The same whenever the same event is published again: drop an id that you have already processed."})
 	s.Properties.Set("source", &jsonschema.Schema{Type: "string", Pattern: "^/holdfast/" + strings.TrimPrefix(holds.NamespacePattern.String(), "^")})
-	s.Properties.Set("subject", &jsonschema.Schema{Type: "string", Pattern: holdIDPattern, Description: "The hold that is meant."})
+	s.Properties.Set("subject", &jsonschema.Schema{Type: "string", Pattern: holdIDPattern, Description: "The id of the hold."})
 	s.Properties.Set("time", &jsonschema.Schema{Type: "string", Format: "date-time", Pattern: timePattern, Description: "When it was decided, if that is remembered. " + redisClock})
 	s.Properties.Set("datacontenttype", &jsonschema.Schema{Const: ContentTypeJSON})
 	s.Properties.Set("causationid", &jsonschema.Schema{Type: "string", Pattern: "^" + noControls + "+$", Description: "The id of the inbound event that this answers."})
