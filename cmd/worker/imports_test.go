@@ -50,10 +50,10 @@ var foreignImports = map[string][]string{
 	"github.com/jotaen":              {"holdfast/cmd/publisher", "holdfast/cmd/worker"},
 	"github.com/posener":             {"holdfast/cmd/publisher"},
 	"github.com/schollz/progressbar": {"holdfast/cmd/publisher", "holdfast/cmd/worker"},
-	"github.com/jackc/pgx":           {"holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/postgres", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/store"}, // events reads error codes
+	"github.com/jackc/pgx":           {"holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/postgres", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/store"},
 	"github.com/nats-io/nats.go":     {"holdfast/cmd/publisher", "holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest"},
 	"github.com/nats-io/nats-server": {"holdfast/internal/stack", "holdfast/internal/stack/stacktest"},
-	"github.com/redis/go-redis":      {"holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/preflight", "holdfast/internal/recovery", "holdfast/internal/stack", "holdfast/internal/stack/stacktest"},
+	"github.com/redis/go-redis":      {"holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/preflight", "holdfast/internal/recovery", "holdfast/internal/stack", "holdfast/internal/stack/stacktest"},
 	"github.com/HdrHistogram":        {"holdfast/internal/bench"},
 	"gonum.org/v1/plot":              {"holdfast/internal/bench"},
 

@@ -243,7 +243,7 @@ func TestRebuild_OutcomesMissing_ReportsGap(t *testing.T) {
 	worker.stop(t) // else it may rebuild Redis before the command does
 	var out strings.Builder
 	if code := run(t.Context(), append([]string{"rebuild", "--yes"}, s.serversAs("worker")...), streams{&out, &out}); code != exitOK ||
-		!strings.Contains(out.String(), "has nothing of before") || !strings.Contains(out.String(), "refund_required") {
+		!strings.Contains(out.String(), "has no messages from before") || !strings.Contains(out.String(), "refund_required") {
 		t.Errorf("worker rebuild: %d %s", code, out.String())
 	}
 }

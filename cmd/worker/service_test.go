@@ -152,7 +152,7 @@ func TestService_TwoWorkers_ShareRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	for stopped := false; !stopped; {
-		if got := request(); got != want && !strings.Contains(got, "this worker stops; ask again") {
+		if got := request(); got != want && !strings.Contains(got, "this worker is stopping; try again") {
 			t.Errorf("while one stops: %s", got)
 		}
 		select {

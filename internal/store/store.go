@@ -193,12 +193,12 @@ func (s *Store) InventoryRows(
 // write: then another server may have newer rows than work has read. Work that writes needs no such
 // check.
 func (s *Store) read(ctx context.Context, work func(conn *pgxpool.Conn) error) error {
-	return s.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+	return postgres.WrapError(s.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 		if err := work(conn); err != nil {
 			return err
 		}
 		return postgres.MayWrite(conn.Conn())
-	})
+	}))
 }
 
 // transact runs work in a transaction, and retries it when Postgres returns 40001 or 40P01. After
@@ -218,11 +218,11 @@ func (s *Store) transact(ctx context.Context, work func(tx pgx.Tx) error) error 
 		var pgErr *pgconn.PgError
 		repeat := errors.As(err, &pgErr) && (pgErr.Code == codeSerialization || pgErr.Code == codeDeadlock)
 		if !repeat || try == transactionTriesMax {
-			return err
+			return postgres.WrapError(err)
 		}
 		select {
 		case <-ctx.Done():
-			return errors.Join(err, context.Cause(ctx))
+			return postgres.WrapError(errors.Join(err, context.Cause(ctx)))
 		case <-time.After(time.Duration(try) * transactionRetryWait):
 		}
 	}
