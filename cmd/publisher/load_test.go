@@ -370,7 +370,7 @@ func TestLoad_MessageRefused_IsBadLine(t *testing.T) {
 	}
 	large := strings.Replace(shortRequest("loft", "large"), `"quantity"`, `"metadata":{"a":"`+strings.Repeat("x", 1024)+`"},"quantity"`, 1)
 	path, rejects := fileOf(t, large+"\n"+shortRequest("loft", "small")), filepath.Join(t.TempDir(), "rejects")
-	r := publisher(t, "load", "-f", path, "--rejects", rejects, "-o", "json", "--namespace", namespace).want(t, exitDeadLettered, path+":1: JetStream refuses it")
+	r := publisher(t, "load", "-f", path, "--rejects", rejects, "-o", "json", "--namespace", namespace).want(t, exitDeadLettered, path+":1: JetStream refuses the message")
 	summaryOf(t, r).expect(t, 1, 1)
 	if kept, err := os.ReadFile(rejects); err != nil || string(kept) != large+"\n" {
 		t.Errorf("%v: the rejects are %.300q", err, kept)

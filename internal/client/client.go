@@ -12,17 +12,18 @@ import (
 	"holdfast/internal/events"
 )
 
-// ErrReplyTimeout says that no outcome came in time. The event is stored and will have one.
+// ErrReplyTimeout reports that no reply came in time. The event is stored and will have an outcome.
 var ErrReplyTimeout = errors.New("no answer in time")
 
-// Client publishes inbound events and follows their outcomes.
+// Client publishes inbound events, follows their outcomes and manages dead letters. Its methods may
+// be called concurrently.
 type Client struct {
 	nc *nats.Conn
 	js jetstream.JetStream
 	ns events.Namespace
 }
 
-// New returns a Client for a namespace.
+// New returns a Client of a namespace. The caller closes nc.
 func New(nc *nats.Conn, ns events.Namespace) (*Client, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -31,10 +32,11 @@ func New(nc *nats.Conn, ns events.Namespace) (*Client, error) {
 	return &Client{nc, js, ns}, nil
 }
 
-// Reply is the outcome of one event, or that it was dead-lettered.
+// Reply is what a worker sends to the publisher of an event: its outcome, or the notice of its dead
+// letter.
 type Reply struct {
 	Body       []byte                  // as received
-	Envelope   events.Envelope         // of an outcome
+	Envelope   events.Envelope         // the outcome; zero when the event was dead-lettered
 	DeadLetter *events.DeadLetterReply // nil unless the event was dead-lettered
 }
 
@@ -46,7 +48,8 @@ func (c *Client) Publish(ctx context.Context, m *nats.Msg) error {
 	return nil
 }
 
-// Request publishes a message and waits for its outcome until ctx is over: then it returns ErrReplyTimeout.
+// Request publishes a message and returns its reply. It returns ErrReplyTimeout when ctx ends while
+// the event is stored and has no reply.
 func (c *Client) Request(ctx context.Context, m *nats.Msg) (Reply, error) {
 	inbox := c.nc.NewInbox()
 	sub, err := c.nc.SubscribeSync(inbox)
@@ -65,31 +68,33 @@ func (c *Client) Request(ctx context.Context, m *nats.Msg) (Reply, error) {
 		}
 		return Reply{}, fmt.Errorf("wait for the outcome: %w", err)
 	}
-	return ParseReply(reply.Header.Get(events.HeaderContentType), reply.Data)
+	return parseReply(reply)
 }
 
-// ParseReply reads what is sent to Holdfast-Reply-To.
-func ParseReply(contentType string, body []byte) (Reply, error) {
-	a := Reply{Body: body}
+// parseReply parses a reply: an outcome or a DeadLetterReply, by its content type.
+func parseReply(m *nats.Msg) (Reply, error) {
+	r := Reply{Body: m.Data}
 	var err error
-	if contentType == events.ContentTypeEvent {
-		err = json.Unmarshal(body, &a.Envelope)
+	if m.Header.Get(events.HeaderContentType) == events.ContentTypeEvent {
+		err = json.Unmarshal(m.Data, &r.Envelope)
 	} else {
-		a.DeadLetter = new(events.DeadLetterReply)
-		err = json.Unmarshal(body, a.DeadLetter)
+		r.DeadLetter = new(events.DeadLetterReply)
+		err = json.Unmarshal(m.Data, r.DeadLetter)
 	}
 	if err != nil {
-		return Reply{}, fmt.Errorf("read the answer: %w", err)
+		return Reply{}, fmt.Errorf("parse the reply: %w", err)
 	}
-	return a, nil
+	return r, nil
 }
 
-// Follow hands every message that is stored in the outbound and dead-letter streams from now on
-// to handle, each stream's in its order, until ctx is over or the connection is closed. ready,
-// unless it is nil, is called once both are followed.
+// Follow calls handle with every message that the outbound and the dead-letter stream store from
+// now on, in the order of each stream. The two streams call it concurrently. Follow returns when
+// ctx ends or the connection is closed. It calls ready, unless that is nil, once it follows both
+// streams.
 func (c *Client) Follow(ctx context.Context, ready func(), handle func(m jetstream.Msg)) error {
 	for _, stream := range []string{c.ns.OutStream(), c.ns.DLQStream()} {
-		consumer, err := c.js.OrderedConsumer(ctx, stream, jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy})
+		config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy}
+		consumer, err := c.js.OrderedConsumer(ctx, stream, config)
 		if err != nil {
 			return fmt.Errorf("follow stream %s: %w", stream, err)
 		}

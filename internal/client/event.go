@@ -11,14 +11,15 @@ import (
 	"holdfast/internal/events"
 )
 
-// Event is an inbound event to be published.
+// Event is an inbound event that is ready to publish.
 type Event struct {
 	Subject  string
 	Envelope events.Envelope
 }
 
-// NewEvent returns a new event about a resource, with an id of its own. source says who
-// publishes it, as a URI reference.
+// NewEvent returns an event about a resource, with a new UUIDv7 as its id. event is a type such as
+// events.BookingRequested, source is a URI reference that identifies the publisher, and data is
+// encoded as JSON.
 func NewEvent(ns events.Namespace, event, resource, source string, data any) (Event, error) {
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -34,7 +35,7 @@ func NewEvent(ns events.Namespace, event, resource, source string, data any) (Ev
 	}}, nil
 }
 
-// Message returns the NATS message of an event, in structured mode.
+// Message returns the NATS message of the event: a CloudEvent in structured mode.
 func (e Event) Message() (*nats.Msg, error) {
 	body, err := json.Marshal(e.Envelope)
 	if err != nil {

@@ -17,30 +17,31 @@ import (
 	"holdfast/internal/failpoint"
 )
 
-// The ways in which a replay of a letter ends without an outcome. What has an outcome ends with
-// its event, like hold.created.
+// The results of replays without an outcome. The result of a replay with an outcome is the type of
+// the outcome, such as hold.created.
 const (
-	ReplayDeadLettered = "dead_lettered" // it is a letter again, a new one
-	ReplayDuplicate    = "repeated"      // the stream had it already from this letter: nothing was published
-	ReplayNoOutcome    = "no_answer"     // published, and no outcome came in time
-	ReplayNotFound     = "gone"          // the letter is not there: it was taken by somebody else, or by a run that was killed
+	ReplayDeadLettered = "dead_lettered" // the event has a new dead letter
+	ReplayDuplicate    = "repeated"      // an earlier replay has stored the event; nothing was published
+	ReplayNoOutcome    = "no_answer"     // the event is stored, and no outcome came in time
+	ReplayNotFound     = "gone"          // the dead letter was removed, by another operator or by a killed run
 	ReplayFailed       = "failed"
 )
 
-// outcomeGrace is how long outcomes are waited for when nothing more is to be done.
+// outcomeGrace bounds the wait for an outcome after the operator has interrupted the run.
 const outcomeGrace = 2 * time.Second
 
-// RunResult is what became of one letter in a run.
+// RunResult is the result of one dead letter in a run.
 type RunResult struct {
 	Seq     uint64 `json:"seq"`
 	EventID string `json:"event_id"`
-	Result  string `json:"result"` // the outcome's event, Discarded, or one of the words above
+	Result  string `json:"result"` // the type of the outcome, Discarded, or one of the constants above
 	Reason  string `json:"reason,omitzero"`
 	Detail  string `json:"detail,omitzero"`
 }
 
-// Replayer publishes events of dead letters again and follows their outcomes. Publish is called
-// by one goroutine, so that the events are stored in its order; everything else by any.
+// Replayer publishes the events of dead letters and follows their outcomes. One goroutine calls
+// Publish, so that the events are stored in its order. The other methods may be called
+// concurrently.
 type Replayer struct {
 	d       *DeadLetters
 	inbox   string
@@ -48,14 +49,14 @@ type Replayer struct {
 	timeout time.Duration
 
 	mu      sync.Mutex
-	pending map[string]chan *nats.Msg // by the inbox of each event
+	pending map[string]chan *nats.Msg // events that wait for a reply, by their inbox
 	sent    int
 
-	storedIDs map[string]struct{} // message ids that a run has stored before it was resumed
+	storedIDs map[string]struct{} // message ids that the run stored before it was resumed
 }
 
-// Replayer returns a Replayer that waits for so long for each answer: a PubAck, a removal, an
-// outcome. The caller calls Close.
+// Replayer returns a Replayer. timeout bounds each wait: for a PubAck, for the removal of a dead
+// letter, for an outcome. The caller calls Close.
 func (d *DeadLetters) Replayer(timeout time.Duration) (*Replayer, error) {
 	r := &Replayer{d: d, inbox: d.c.nc.NewInbox(), timeout: timeout, pending: make(map[string]chan *nats.Msg)}
 	var err error
@@ -70,16 +71,16 @@ func (r *Replayer) Close() { _ = r.sub.Unsubscribe() } // only fails when the co
 
 func (r *Replayer) deliverReply(m *nats.Msg) {
 	r.mu.Lock()
-	waiting := r.pending[m.Subject]
+	reply := r.pending[m.Subject]
 	delete(r.pending, m.Subject)
 	r.mu.Unlock()
-	if waiting != nil {
-		waiting <- m
+	if reply != nil {
+		reply <- m
 	}
 }
 
-// Resume finds the events that a run has stored already. Publish does not publish them a second time: JetStream
-// knows their message ids for the duplicate window of the inbound stream only.
+// Resume finds the events that a run has stored. Publish then skips them: JetStream drops
+// duplicates by their message ids only within the duplicate window of the inbound stream.
 func (r *Replayer) Resume(ctx context.Context, log *RunLog) error {
 	stream, err := r.d.c.js.Stream(ctx, r.d.c.ns.InStream())
 	if err != nil {
@@ -101,11 +102,11 @@ func (r *Replayer) Resume(ctx context.Context, log *RunLog) error {
 	return nil
 }
 
-// MessageID is the Nats-Msg-Id under which the event of a letter is replayed. It is made of the
-// stream, when that was created (sequences begin at 1 in a new one) and the letter's sequence:
-// a run that is resumed knows by it what it has published (Resume), while
-// a later letter of the same event has another. variant tells apart what may be published of one
-// letter: copies that were edited, replays that keep it.
+// MessageID returns the Nats-Msg-Id of the replay of a dead letter. It consists of the name of the
+// stream of dead letters, the stream's creation time (the sequences of a new stream begin at 1) and
+// the sequence of the dead letter. So a resumed run recognizes what it has stored (Resume), and a
+// later dead letter of the same event has another id. variant distinguishes several publications of
+// one dead letter: edited copies, and replays that keep it.
 func (r *Replayer) MessageID(seq uint64, variant string) string {
 	info := r.d.stream.CachedInfo()
 	id := info.Config.Name + "-" + strconv.FormatInt(info.Created.UnixMilli(), 36) + "-" + strconv.FormatUint(seq, 10)
@@ -115,22 +116,24 @@ func (r *Replayer) MessageID(seq uint64, variant string) string {
 	return id
 }
 
-// Replay is an event on its way.
+// Replay is the replay of one dead letter, between Publish and Wait.
 type Replay struct {
 	r             *Replayer
 	deadLetter    *events.DeadLetter
 	message       *nats.Msg
 	inbox         string
-	ack           jetstream.PubAckFuture
+	ack           jetstream.PubAckFuture // nil when alreadyStored, or when the message is too large to send
 	reply         chan *nats.Msg
-	alreadyStored bool // it was stored before the run was resumed
+	alreadyStored bool // the run stored the event before it was resumed
 }
 
-// Publish publishes a message, the event of a letter or an edited copy of it, under a message id.
+// Publish publishes m, the event of a dead letter or an edited copy of it, under a message id. The
+// caller calls Wait.
 func (r *Replayer) Publish(l *events.DeadLetter, m *nats.Msg, messageID string) (*Replay, error) {
 	r.mu.Lock()
 	r.sent++
-	p := &Replay{r: r, deadLetter: l, message: m, inbox: r.inbox + "." + strconv.Itoa(r.sent), reply: make(chan *nats.Msg, 1)}
+	inbox := r.inbox + "." + strconv.Itoa(r.sent)
+	p := &Replay{r: r, deadLetter: l, message: m, inbox: inbox, reply: make(chan *nats.Msg, 1)}
 	r.pending[p.inbox] = p.reply
 	r.mu.Unlock()
 	m.Header.Set(jetstream.MsgIDHeader, messageID)
@@ -146,9 +149,9 @@ func (r *Replayer) Publish(l *events.DeadLetter, m *nats.Msg, messageID string) 
 	return p, nil
 }
 
-// stored waits until the event is stored. An event that filled its message may be too large with
-// the headers of a replay: then it is published without those, first without the wish to be told
-// its outcome, then without its message id.
+// stored waits until the event is stored. The headers of a replay can make a large event too large.
+// Then stored publishes it without the inbox for its outcome, and if that is still too large,
+// without its message id too.
 func (p *Replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) {
 	if p.alreadyStored {
 		return &jetstream.PubAck{Duplicate: true}, nil
@@ -160,7 +163,7 @@ func (p *Replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) 
 			return ack, nil
 		case err = <-p.ack.Err():
 		case <-ctx.Done():
-			err = fmt.Errorf("no answer within %s: it may be stored or not", p.r.timeout)
+			err = fmt.Errorf("no PubAck within %s, the event may be stored", p.r.timeout)
 		}
 	}
 	for _, header := range []string{events.HeaderReplyTo, jetstream.MsgIDHeader} {
@@ -178,8 +181,9 @@ func (p *Replay) dropReply() {
 	delete(p.r.pending, p.inbox)
 }
 
-// Wait waits until the event is stored, removes the letter unless it is kept, and waits for
-// the outcome. When ctx is over, what was begun is finished, and only the wait is cut short.
+// Wait waits until the event is stored, removes the dead letter unless keep is true, and waits for
+// the outcome. When ctx ends, it still waits for the PubAck and the removal, and shortens the wait
+// for the outcome to outcomeGrace.
 func (p *Replay) Wait(ctx context.Context, keep bool) RunResult {
 	defer p.dropReply()
 	result := RunResult{Seq: p.deadLetter.Seq, EventID: p.deadLetter.EventID}
@@ -193,7 +197,7 @@ func (p *Replay) Wait(ctx context.Context, keep bool) RunResult {
 	if !keep {
 		err := p.r.d.Remove(finishing, p.deadLetter.Seq)
 		if err != nil && !errors.Is(err, ErrDeadLetterNotFound) { // another operator may have removed it
-			return result.withError(fmt.Errorf("it was published, but its letter is still there: %w", err))
+			return result.withError(fmt.Errorf("published, but the dead letter was not removed: %w", err))
 		}
 	}
 	failpoint.Hit("replay.removed")
@@ -202,43 +206,43 @@ func (p *Replay) Wait(ctx context.Context, keep bool) RunResult {
 		result.Result = ReplayDuplicate
 		return result
 	case p.message.Header.Get(events.HeaderReplyTo) == "":
-		result.Result, result.Detail = ReplayNoOutcome, "the event is too large to ask for its outcome"
+		result.Result, result.Detail = ReplayNoOutcome, "the event is too large to request its outcome"
 		return result
 	}
-	patience := time.NewTimer(p.r.timeout)
-	defer patience.Stop()
-	hurry := context.AfterFunc(ctx, func() { patience.Reset(min(p.r.timeout, outcomeGrace)) })
-	defer hurry()
+	limit := time.NewTimer(p.r.timeout)
+	defer limit.Stop()
+	interrupted := context.AfterFunc(ctx, func() { limit.Reset(min(p.r.timeout, outcomeGrace)) })
+	defer interrupted()
 	select {
 	case m := <-p.reply:
 		return result.withReply(m)
-	case <-patience.C:
+	case <-limit.C:
 		result.Result = ReplayNoOutcome
 		return result
 	}
 }
 
-// withError is the result of a letter that something went wrong with.
+// withError returns the result of a replay that failed.
 func (r RunResult) withError(err error) RunResult {
 	r.Result, r.Detail = ReplayFailed, err.Error()
 	return r
 }
 
-// withReply is the result of a letter whose event has an outcome or is a letter again.
+// withReply returns the result of a replay whose event has an outcome or a new dead letter.
 func (r RunResult) withReply(m *nats.Msg) RunResult {
-	answer, err := ParseReply(m.Header.Get(events.HeaderContentType), m.Data)
+	reply, err := parseReply(m)
 	switch {
 	case err != nil:
 		return r.withError(err)
-	case answer.DeadLetter != nil:
-		r.Result, r.Reason, r.Detail = ReplayDeadLettered, answer.DeadLetter.Error, answer.DeadLetter.Detail
+	case reply.DeadLetter != nil:
+		r.Result, r.Reason, r.Detail = ReplayDeadLettered, reply.DeadLetter.Error, reply.DeadLetter.Detail
 	default:
-		event, _ := events.EventOf(answer.Envelope.Type)
 		var data struct {
 			Reason string `json:"reason"`
 		}
-		_ = json.Unmarshal(answer.Envelope.Data, &data) // an outcome that grants has no reason
-		r.Result, r.Reason = event, data.Reason
+		_ = json.Unmarshal(reply.Envelope.Data, &data) // an outcome that grants has no reason
+		r.Result, _ = events.EventOf(reply.Envelope.Type)
+		r.Reason = data.Reason
 	}
 	return r
 }

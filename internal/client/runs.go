@@ -17,56 +17,57 @@ import (
 	"holdfast/internal/holds"
 )
 
-// What a run does to letters.
+// The verbs of runs.
 const (
 	RunReplay  = "replay"
 	RunEdit    = "edit"
 	RunDiscard = "discard"
 )
 
-// Discarded is the result of a letter that was discarded.
+// Discarded is the result of a dead letter that was discarded.
 const Discarded = "discarded"
 
-// The states of a run. One that is unfinished is still going on, or its process was killed.
+// The states of a run.
 const (
-	RunUnfinished = "unfinished"
+	RunUnfinished = "unfinished" // in progress, or its process was killed
 	RunDone       = "done"
-	RunStopped    = "stopped" // before its end, by an operator or by too many failures
+	RunStopped    = "stopped" // before its end, by an operator or after too many failures
 )
 
-// RunResultsMax is how many results one record has at most.
+// RunResultsMax is the maximum number of results in one record.
 const RunResultsMax = 50
 
-// runSeqsMax is how many letters one record names at most.
+// runSeqsMax is the maximum number of dead letters in one record.
 const runSeqsMax = 4000
 
-// Run is one run of a person over dead letters: who did what to which of them, when and why, and
-// what came of it. It is kept as records on one subject. Each says all of it as it is by then, but
-// has only those letters and results that are in no record before.
+// Run is the work of an operator on dead letters: who did what to which of them, when, why, and
+// with which results. It is stored as records on one subject. Each record repeats the fields of the
+// run as of that record, but contains only the dead letters and results that no earlier record
+// contains.
 type Run struct {
 	ID         string            `json:"run_id"` // a UUIDv7
 	Verb       string            `json:"verb"`
 	State      string            `json:"state"`
 	Operator   string            `json:"who"`
 	Note       string            `json:"note"`
-	StartedAt  holds.Time        `json:"started_at"` // by the clock of who runs it
+	StartedAt  holds.Time        `json:"started_at"` // by the clock of the operator's machine, like RecordedAt
 	RecordedAt holds.Time        `json:"recorded_at"`
-	Filter     *DeadLetterFilter `json:"filter,omitzero"` // how the letters were found, nil when they were named
-	Keep       bool              `json:"keep,omitzero"`   // the letters stay
-	Limits     *RunLimits        `json:"limits,omitzero"` // of a replay; nil in the records of older versions
-	Total      int               `json:"letters"`         // how many there are to work on
-	Counts     map[string]int    `json:"counts"`          // of each result
-	Seqs       []uint64          `json:"seqs,omitzero"`   // the letters
+	Filter     *DeadLetterFilter `json:"filter,omitzero"` // nil when the operator named the dead letters
+	Keep       bool              `json:"keep,omitzero"`   // the dead letters are not removed
+	Limits     *RunLimits        `json:"limits,omitzero"` // of a replay; nil in records of older versions
+	Total      int               `json:"letters"`         // number of dead letters
+	Counts     map[string]int    `json:"counts"`          // number of dead letters by result
+	Seqs       []uint64          `json:"seqs,omitzero"`   // the dead letters
 	Results    []RunResult       `json:"results,omitzero"`
 }
 
-// RunLimits are the limits of a replay, which a run that goes on keeps.
+// RunLimits are the limits of a replay. A resumed run keeps them.
 type RunLimits struct {
-	Rate           float64 `json:"rate"`             // events a second, at most; 0 means no limit
-	StopOnFailures int     `json:"stop_on_failures"` // percent of those that have ended
+	Rate           float64 `json:"rate"`             // maximum number of events per second; 0 is no limit
+	StopOnFailures int     `json:"stop_on_failures"` // percentage of the processed dead letters; above it the run stops
 }
 
-// Processed is how many letters have a result.
+// Processed returns the number of dead letters that have a result.
 func (r *Run) Processed() (n int) {
 	for _, count := range r.Counts {
 		n += count
@@ -74,17 +75,17 @@ func (r *Run) Processed() (n int) {
 	return n
 }
 
-// RunLog writes the records of a run.
+// RunLog writes the records of a run. It is not safe for concurrent use.
 type RunLog struct {
-	Run Run // without letters and results
+	Run Run // without dead letters and results
 
 	c         *Client
 	last      uint64    // sequence of the last record
 	startedAt time.Time // when the first record was stored, by the server's clock; zero unless the run is resumed
 }
 
-// StartRun begins the records of a run over letters, and sets its id, its state, its times and
-// what it counts.
+// StartRun writes the first records of a run over dead letters. It sets the id, the state, the
+// times and the counts.
 func (c *Client) StartRun(ctx context.Context, run Run, seqs []uint64) (*RunLog, error) {
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -101,38 +102,40 @@ func (c *Client) StartRun(ctx context.Context, run Run, seqs []uint64) (*RunLog,
 	return log, nil
 }
 
+// ownTime returns the time of this machine.
 func ownTime() holds.Time { return holds.Time{Time: time.Now().UTC()} }
 
-// ErrRunNotStarted says that a run was killed before it did anything.
-var ErrRunNotStarted = errors.New("the run did nothing, start a new one")
+// ErrRunNotStarted reports that a run was killed before it began its work.
+var ErrRunNotStarted = errors.New("run never started, start a new one")
 
-// ResumeRun goes on with the records of a run, with other limits unless those are nil, and returns the
-// letters that have no result or failed. A process that is still at it has its next record refused: ErrRunLocked.
+// ResumeRun continues the records of a run. Unless limits is nil, they replace the limits of the
+// run. It returns the dead letters that have no result or failed. When the earlier process of the
+// run is alive, its next record fails with ErrRunLocked.
 func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (log *RunLog, left []uint64, err error) {
-	run, last, begun, err := c.loadRun(ctx, id)
+	run, last, startedAt, err := c.loadRun(ctx, id)
 	if err != nil {
 		return nil, nil, err
 	}
 	if len(run.Seqs) < run.Total {
 		return nil, nil, fmt.Errorf("run %s: %w", id, ErrRunNotStarted)
 	}
-	ended := make(map[uint64]struct{}, len(run.Results))
+	processed := make(map[uint64]struct{}, len(run.Results))
 	for _, result := range run.Results {
 		if result.Result != ReplayFailed {
-			ended[result.Seq] = struct{}{}
+			processed[result.Seq] = struct{}{}
 		}
 	}
 	delete(run.Counts, ReplayFailed)
-	left = slices.DeleteFunc(run.Seqs, func(seq uint64) bool { _, has := ended[seq]; return has })
+	left = slices.DeleteFunc(run.Seqs, func(seq uint64) bool { _, found := processed[seq]; return found })
 	run.State, run.Seqs, run.Results = RunUnfinished, nil, nil
 	if limits != nil {
 		run.Limits = limits
 	}
-	log = &RunLog{Run: *run, c: c, last: last, startedAt: begun}
+	log = &RunLog{Run: *run, c: c, last: last, startedAt: startedAt}
 	return log, left, log.write(ctx, nil, nil)
 }
 
-// Record adds results, at most RunResultsMax.
+// Record writes results, at most RunResultsMax.
 func (l *RunLog) Record(ctx context.Context, results []RunResult) error {
 	for _, result := range results {
 		l.Run.Counts[result.Result]++
@@ -140,16 +143,17 @@ func (l *RunLog) Record(ctx context.Context, results []RunResult) error {
 	return l.write(ctx, nil, results)
 }
 
-// End writes the last record.
+// End writes the last record, with the state RunDone or RunStopped.
 func (l *RunLog) End(ctx context.Context, state string) error {
 	l.Run.State = state
 	return l.write(ctx, nil, nil)
 }
 
-// ErrRunLocked says that another process has written records of the same run meanwhile.
-var ErrRunLocked = errors.New("another process is at this run")
+// ErrRunLocked reports that another process has written records of the same run in the meantime.
+var ErrRunLocked = errors.New("run is active in another process")
 
-// write writes a record, also when ctx is over: what was done is to be known.
+// write writes a record. It does so also when ctx has ended: the results of the work must not be
+// lost.
 func (l *RunLog) write(ctx context.Context, seqs []uint64, results []RunResult) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadLetterRequestLimit)
 	defer cancel()
@@ -176,75 +180,82 @@ func (l *RunLog) write(ctx context.Context, seqs []uint64, results []RunResult) 
 	return nil
 }
 
-// ErrRunNotFound says that there is no such run.
+// ErrRunNotFound reports that a run does not exist.
 var ErrRunNotFound = errors.New("no such run")
 
-// GetRun returns a run with all of its letters and results.
+// GetRun returns a run with all its dead letters and results. It returns ErrRunNotFound when the
+// run does not exist.
 func (c *Client) GetRun(ctx context.Context, id string) (*Run, error) {
 	run, _, _, err := c.loadRun(ctx, id)
 	return run, err
 }
 
-// loadRun also returns the sequence of the last record, and when the first was stored.
-func (c *Client) loadRun(ctx context.Context, id string) (run *Run, last uint64, begun time.Time, err error) {
+// loadRun also returns the sequence of the last record, and when the first one was stored.
+func (c *Client) loadRun(ctx context.Context, id string) (run *Run, last uint64, startedAt time.Time, err error) {
 	var seqs []uint64
 	var results []RunResult
-	places := make(map[uint64]int) // in results; of a letter that failed and was tried again the last counts
+	indexOf := make(map[uint64]int) // in results, by dead letter: a later result replaces an earlier one
 	config := jetstream.OrderedConsumerConfig{FilterSubjects: []string{c.ns.Run(id)}}
-	for m, err := range c.records(ctx, config) {
+	for m, err := range c.runRecords(ctx, config) {
 		if err != nil {
-			return nil, 0, begun, err
+			return nil, 0, startedAt, err
 		}
 		meta, err := m.Metadata()
 		if err != nil {
-			return nil, 0, begun, fmt.Errorf("read run %s: %w", id, err)
+			return nil, 0, startedAt, fmt.Errorf("read run %s: %w", id, err)
 		}
-		if run, err = readRun(m); err != nil {
-			return nil, 0, begun, err
+		if run, err = parseRun(m); err != nil {
+			return nil, 0, startedAt, err
 		}
-		if begun.IsZero() {
-			begun = meta.Timestamp
+		if startedAt.IsZero() {
+			startedAt = meta.Timestamp
 		}
 		seqs, last = append(seqs, run.Seqs...), meta.Sequence.Stream
 		for _, result := range run.Results {
-			place, again := places[result.Seq]
-			if again {
-				results[place] = result
+			i, found := indexOf[result.Seq]
+			if found {
+				results[i] = result
 				continue
 			}
-			places[result.Seq] = len(results)
+			indexOf[result.Seq] = len(results)
 			results = append(results, result)
 		}
 	}
 	if run == nil {
-		return nil, 0, begun, fmt.Errorf("run %s: %w", id, ErrRunNotFound)
+		return nil, 0, startedAt, fmt.Errorf("run %s: %w", id, ErrRunNotFound)
 	}
 	run.Seqs, run.Results = seqs, results
-	return run, last, begun, nil
+	return run, last, startedAt, nil
 }
 
-// ListRuns returns the runs, the one that was recorded last at the end, without their letters and
+// ListRuns returns all runs in the order of their last records, without their dead letters and
 // results.
 func (c *Client) ListRuns(ctx context.Context) ([]*Run, error) {
 	var runs []*Run
-	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubjects: []string{c.ns.AllRuns()}}
-	for m, err := range c.records(ctx, config) {
+	config := jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubjects: []string{c.ns.AllRuns()},
+	}
+	for m, err := range c.runRecords(ctx, config) {
 		if err != nil {
 			return nil, err
 		}
-		run, err := readRun(m.Msg)
+		run, err := parseRun(m.Msg)
 		if err != nil {
 			return nil, err
 		}
 		run.Seqs, run.Results = nil, nil
-		// A server that was asked anew may tell of a run again.
+		// ReadStream continues with a new consumer after a stall. That one can return a later
+		// record of the same run.
 		runs = slices.DeleteFunc(runs, func(other *Run) bool { return other.ID == run.ID })
 		runs = append(runs, run)
 	}
 	return runs, nil
 }
 
-func (c *Client) records(ctx context.Context, config jetstream.OrderedConsumerConfig) iter.Seq2[events.StoredMsg, error] {
+// runRecords returns the records of runs.
+func (c *Client) runRecords(
+	ctx context.Context, config jetstream.OrderedConsumerConfig,
+) iter.Seq2[events.StoredMsg, error] {
 	return func(yield func(events.StoredMsg, error) bool) {
 		stream, err := c.js.Stream(ctx, c.ns.RunsStream())
 		if err != nil {
@@ -255,10 +266,10 @@ func (c *Client) records(ctx context.Context, config jetstream.OrderedConsumerCo
 	}
 }
 
-func readRun(m jetstream.Msg) (*Run, error) {
+func parseRun(m jetstream.Msg) (*Run, error) {
 	run := &Run{Counts: make(map[string]int)}
 	if err := json.Unmarshal(m.Data(), run); err != nil {
-		return nil, fmt.Errorf("read a record on %s: %w", m.Subject(), err)
+		return nil, fmt.Errorf("parse a record on %s: %w", m.Subject(), err)
 	}
 	return run, nil
 }

@@ -8,17 +8,16 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// flushLimit bounds a flush on a connection that accepts no data. Publishers wait for it, and so
-// does a worker that stops.
+// flushLimit bounds a write to a connection that accepts no data. It delays a publisher, and a
+// worker that stops.
 const flushLimit = 2 * time.Second
 
-// connectLimit bounds a connection attempt to one server, up to its first message.
+// connectLimit bounds the connection to one server, up to the server's first message.
 const connectLimit = 5 * time.Second
 
-// Connect connects a program of Holdfast to NATS. The connection reconnects for ever. It reports to
-// logf when it is lost, when it is restored, and which permission its user lacks. The inboxes of a
-// user begin with _INBOX.<user>. Connect returns ErrURL if url cannot be read. No error contains a
-// password.
+// Connect connects to NATS. The connection reconnects for ever, and logs disconnections,
+// reconnections and missing permissions by logf. The inboxes of a user begin with _INBOX.<user>.
+// Connect returns ErrURL for a malformed URL. No error or log message contains a password.
 func Connect(url, name string, logf func(format string, args ...any), options ...nats.Option) (*nats.Conn, error) {
 	inbox, err := inboxOf(url)
 	if err != nil {
@@ -48,14 +47,13 @@ func Connect(url, name string, logf func(format string, args ...any), options ..
 	return nc, nil
 }
 
-// The limits of messages that are being stored.
 const (
-	storingMax = 16384 // outcomes and dead letters of all consumers of a worker
-	storeLimit = 5 * time.Second
+	storingMax = 16384           // messages that wait for their PubAcks: outcomes and dead letters of all consumers
+	storeLimit = 5 * time.Second // of the wait for a PubAck
 )
 
-// NewJetStream returns a JetStream context for a Consumer or an Announcer. Each message that they
-// publish ends as stored or as failed within storeLimit, even if the PubAck is lost.
+// NewJetStream returns a JetStream context for a Consumer and an Announcer. It bounds the wait for
+// each PubAck, so that a lost PubAck becomes an error.
 func NewJetStream(nc *nats.Conn) (jetstream.JetStream, error) {
 	return jetstream.New(nc,
 		jetstream.WithPublishAsyncMaxPending(storingMax), jetstream.WithPublishAsyncTimeout(storeLimit))

@@ -9,11 +9,11 @@ import (
 // BookingRequestedData is the data of booking.requested.
 type BookingRequestedData struct {
 	RequestKey string `json:"request_key"` // 1 to 128 printable ASCII characters without space
-	UserID     string `json:"user_id"`     // the same
+	UserID     string `json:"user_id"`     // 1 to 128 printable ASCII characters without space
 	ResourceID string `json:"resource_id"`
 	holds.SlotSelection
 	Quantity   int64          `json:"quantity"`             // 1 to 1,000,000 of each slot
-	TTLSeconds *int64         `json:"ttl_seconds,omitzero"` // nil: the worker's default
+	TTLSeconds *int64         `json:"ttl_seconds,omitzero"` // default: the worker's hold TTL
 	Metadata   jsontext.Value `json:"metadata,omitzero"`    // an object of at most 4 KiB
 }
 
@@ -27,7 +27,7 @@ type BookingCancelledData struct {
 // BookingExtendedData is the data of booking.extended.
 type BookingExtendedData struct {
 	HoldID     string `json:"hold_id"`
-	TTLSeconds int64  `json:"ttl_seconds"` // from now on
+	TTLSeconds int64  `json:"ttl_seconds"` // from the decision on
 }
 
 // PaymentStartedData is the data of payment.started.
@@ -37,7 +37,7 @@ type PaymentStartedData struct {
 
 // ReservationCancelledData is the data of reservation.cancelled.
 type ReservationCancelledData struct {
-	HoldID string `json:"hold_id"` // of the hold that was confirmed
+	HoldID string `json:"hold_id"` // of the hold that became the reservation
 	Reason string `json:"reason,omitzero"`
 }
 
@@ -56,6 +56,7 @@ type InventorySetData struct {
 	Capacity int64 `json:"capacity"`
 }
 
-// MessageID returns the Nats-Msg-Id of an inbound event. The id of an event is unique within its
-// source only, and JetStream drops a message whose Nats-Msg-Id it has just stored.
+// MessageID returns the Nats-Msg-Id of an inbound event. It contains the source, because the id of
+// an event is unique within its source only. JetStream drops a message whose Nats-Msg-Id it has
+// stored within the duplicate window.
 func MessageID(source, id string) string { return source + "#" + id }
