@@ -156,7 +156,8 @@ func (kind lossKind) underLoad(t *testing.T) {
 	first := time.Now().UTC().AddDate(0, 0, 7)
 	stay := func(from, nights int) holds.SlotSelection {
 		in := first.AddDate(0, 0, from)
-		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
+		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat),
+			CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
 	}
 	s.setInventory("double", stay(0, calendar), capacity)
 
@@ -176,7 +177,8 @@ func (kind lossKind) underLoad(t *testing.T) {
 			for i := 0; ending.Err() == nil; i++ {
 				name := fmt.Sprintf("%d-%d", p, i)
 				nights := 1 + rand.N(4)
-				o := request(events.BookingRequested, bookingData("double", fmt.Sprintf("u%d", p), "k"+name, stay(rand.N(calendar-nights+1), nights), 1+rand.Int64N(4)))
+				o := request(events.BookingRequested,
+					bookingData("double", fmt.Sprintf("u%d", p), "k"+name, stay(rand.N(calendar-nights+1), nights), 1+rand.Int64N(4)))
 				if o.Type != events.Type(holds.EventHoldCreated) {
 					continue
 				}
@@ -307,7 +309,8 @@ func (s *harness) checkHistory(t *testing.T, requested *sync.Map, capacity int) 
 func (s *harness) verifyRebuild(t *testing.T) {
 	t.Helper()
 	var out strings.Builder
-	if code := run(t.Context(), append([]string{"rebuild", "--verify"}, s.serversAs("worker")...), streams{&out, &out}); code != exitOK {
+	if code := run(t.Context(), append([]string{"rebuild", "--verify"}, s.serversAs("worker")...),
+		streams{&out, &out}); code != exitOK {
 		t.Errorf("worker rebuild --verify ended with %d\n%s", code, out.String())
 	}
 }
