@@ -46,7 +46,7 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	}
 	setting("allkeys-lru")
 	const found, why, fix = "redis.maxmemory_policy: allkeys-lru, with maxmemory 0B",
-		"why: when its memory is full it would drop holds", "do:  redis-cli config set maxmemory-policy noeviction"
+		"why: when its memory is full it would evict granted holds", "do:  redis-cli config set maxmemory-policy noeviction"
 	starts := append(slices.Clone(flags), "--http-addr", "127.0.0.1:0", "--data-dir", t.TempDir())
 	for verb, given := range map[string][]string{
 		"preflight": append(slices.Clone(at), "--lock-strategy", rangeStrategy),
@@ -140,7 +140,7 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 		code := run(bounded, append([]string{"run", "--http-addr", "127.0.0.1:0", "--no-migrate"},
 			append(slices.Clone(flags), "--preflight", "warn")...), streams{&out, &out})
 		if code != exitFailed || !strings.Contains(out.String(), check) ||
-			!strings.Contains(out.String(), "does not overrule") || strings.Contains(out.String(), "worker started") {
+			!strings.Contains(out.String(), "does not override") || strings.Contains(out.String(), "worker started") {
 			t.Errorf("with --preflight warn and a failed %s: exit code %d, %s", check, code, out.String())
 		}
 	}

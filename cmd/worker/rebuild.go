@@ -146,7 +146,7 @@ func (r *rebuildCommand) report(to io.Writer, done holds.RebuildResult, differen
 		verb = "compared"
 	}
 	if done == (holds.RebuildResult{}) {
-		fmt.Fprintln(to, "a worker has rebuilt it in the meantime, see its log")
+		fmt.Fprintln(to, "a worker has already rebuilt it, see its log")
 		return failed
 	}
 	fmt.Fprintf(to, "%s from %d outcomes in %.1f s: %d live and %d ended holds on %d resources, %d answers\n",

@@ -465,7 +465,7 @@ func TestRebuild_Command_ComparesAndRebuilds(t *testing.T) {
 		return code, out.String()
 	}
 	if code, out := command("--verify"); code != exitOK || !strings.Contains(out, "compared from 1 outcomes") ||
-		!strings.Contains(out, "1 live holds") {
+		!strings.Contains(out, "1 live and 0 ended holds") {
 		t.Errorf("compared when all is well: %d %s", code, out)
 	}
 	if code, out := command(); code != exitUsage || !strings.Contains(out, "--yes") {
@@ -504,7 +504,7 @@ func TestRebuild_Command_ComparesAndRebuilds(t *testing.T) {
 	}
 	before := s.epoch()
 	if code, out = command("--yes"); code != exitOK ||
-		!strings.Contains(out, "1 live holds") && !strings.Contains(out, "meanwhile") {
+		!strings.Contains(out, "1 live and 0 ended holds") && !strings.Contains(out, "already") {
 		t.Errorf("worker rebuild: %d %s", code, out)
 	}
 	if s.awaitRebuilt(before); s.counts("hall")["A-12"] != "1" {
