@@ -47,7 +47,8 @@ func alerts(t *testing.T) (all []alert) {
 func promtool(t *testing.T, rules string) (string, error) {
 	t.Helper()
 	dir := t.TempDir()
-	for name, text := range map[string]string{rulesFile: rules, rulesTestFile: read(t, filepath.Join("prometheus", rulesTestFile))} {
+	for name, text := range map[string]string{rulesFile: rules,
+		rulesTestFile: read(t, filepath.Join("prometheus", rulesTestFile))} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -65,7 +65,8 @@ func TestREADME_UserTable_ListsAllUsers(t *testing.T) {
 			found[user] = true
 		}
 	}
-	readme := strings.NewReplacer("`_payment`", "`holdfast_payment`", "`_inventory`", "`holdfast_inventory`").Replace(read(t, "README.md"))
+	readme := strings.NewReplacer("`_payment`", "`holdfast_payment`", "`_inventory`",
+		"`holdfast_inventory`").Replace(read(t, "README.md"))
 	for _, user := range stacktest.RestrictedUsers {
 		name := "holdfast_" + user
 		if !found[name] || !strings.Contains(readme, "`"+name+"`") {

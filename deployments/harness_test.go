@@ -56,7 +56,8 @@ func newServers(t *testing.T) *stacktest.RestrictedServers {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := events.Setup(ctx, js, subjects, events.Retention{HoldLifetime: time.Hour, AnswerTTL: time.Hour}, zerolog.Nop()); err != nil {
+	if err := events.Setup(ctx, js, subjects, events.Retention{HoldLifetime: time.Hour, AnswerTTL: time.Hour},
+		zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
 	return g
@@ -67,7 +68,8 @@ func natsAs(t *testing.T, g *stacktest.RestrictedServers, user string) (nc *nats
 	t.Helper()
 	address, _, _ := g.URLs(user)
 	refused = make(chan string, 64)
-	nc, err := events.Connect(address, user, t.Logf, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err.Error() }))
+	nc, err := events.Connect(address, user, t.Logf,
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err.Error() }))
 	if err != nil {
 		t.Fatal(err)
 	}

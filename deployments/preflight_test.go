@@ -22,7 +22,8 @@ func TestPreflight_WorkerAndAdmin_StatusesDiffer(t *testing.T) {
 	// These servers are not durable and not replicated. What the worker may not see is unknown.
 	but := map[string]preflight.Status{
 		"redis.notifications":  preflight.Unknown,
-		preflight.NATSReplicas: preflight.Warn, preflight.PostgresFsync: preflight.Fail, preflight.PostgresCommit: preflight.Fail, preflight.PostgresPages: preflight.Warn,
+		preflight.NATSReplicas: preflight.Warn, preflight.PostgresFsync: preflight.Fail,
+		preflight.PostgresCommit: preflight.Fail, preflight.PostgresPages: preflight.Warn,
 	}
 	for name, c := range run("worker") {
 		want := preflight.OK
@@ -39,7 +40,8 @@ func TestPreflight_WorkerAndAdmin_StatusesDiffer(t *testing.T) {
 			t.Errorf("as the administrator, %s is %s: %+v", name, c.Status, c)
 		}
 	}
-	if len(all) < 25 || !slices.Contains(preflight.Durability, preflight.NATSSync) || all[preflight.NATSSync].Status != preflight.OK {
+	if len(all) < 25 || !slices.Contains(preflight.Durability, preflight.NATSSync) ||
+		all[preflight.NATSSync].Status != preflight.OK {
 		t.Errorf("%d checks, %+v", len(all), all[preflight.NATSSync])
 	}
 }
@@ -54,8 +56,9 @@ func runPreflight(t *testing.T, g *stacktest.RestrictedServers, user string) map
 	defer db.Close()
 	checks := make(map[string]preflight.Check)
 	for _, c := range preflight.Run(t.Context(), preflight.Target{
-		Namespace: ns, NATSURL: nats, Redis: stacktest.RedisOptions(redis), Store: db, Optimistic: true, Retention: events.Retention{HoldLifetime: time.Hour, AnswerTTL: time.Hour},
-		Monitors: []string{g.MonitorURL()},
+		Namespace: ns, NATSURL: nats, Redis: stacktest.RedisOptions(redis), Store: db, Optimistic: true,
+		Retention: events.Retention{HoldLifetime: time.Hour, AnswerTTL: time.Hour},
+		Monitors:  []string{g.MonitorURL()},
 	}) {
 		checks[c.Name] = c
 	}

@@ -60,12 +60,14 @@ func (s *harness) publishExample(event string, example contract.Example, answer 
 	text := strings.ReplaceAll(string(body), `"2027-`, fmt.Sprintf(`"%d-`, time.Now().Year()+1))
 	if strings.Contains(text, exampleHold) {
 		key := strings.ReplaceAll(event+example.Name, " ", "-")
-		hold := s.answer(s.publish(events.BookingRequested, "deluxe", bookingData("deluxe", key, key, holds.SlotSelection{Slots: []string{s.seat(key)}}, 600)))
+		hold := s.answer(s.publish(events.BookingRequested, "deluxe",
+			bookingData("deluxe", key, key, holds.SlotSelection{Slots: []string{s.seat(key)}}, 600)))
 		if hold.Subject == "" {
 			s.t.Fatalf("a hold for %s: %s %s", example.Name, hold.Type, hold.Data)
 		}
 		if event == events.ReservationCancelled {
-			s.answer(s.publish(events.PaymentConfirmed, "deluxe", events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: key}))
+			s.answer(s.publish(events.PaymentConfirmed, "deluxe",
+				events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: key}))
 		}
 		text = strings.ReplaceAll(text, exampleHold, hold.Subject)
 	}
@@ -82,7 +84,8 @@ func (s *harness) publishExample(event string, example contract.Example, answer 
 		s.t.Errorf("%s: example %s is answered with %s, want %s", event, example.Name, got.Body, answer)
 		return
 	}
-	if stored := s.answer(got.Envelope.CausationID); stored.ID != got.Envelope.ID || string(stored.Data) != string(got.Envelope.Data) {
+	if stored := s.answer(got.Envelope.CausationID); stored.ID != got.Envelope.ID ||
+		string(stored.Data) != string(got.Envelope.Data) {
 		s.t.Errorf("%s: example %s: the inbox got %s, the stream has %s", event, example.Name, got.Body, stored.Data)
 	}
 }

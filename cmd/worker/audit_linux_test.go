@@ -24,7 +24,8 @@ func TestAudit_RepairAtTerminal_NeedsConfirmation(t *testing.T) {
 	}
 	for _, answer := range []string{"n\n", "\n", "\x04"} { // the last one is Ctrl-D, the end of input
 		code, screen := s.atTerminal(t, answer)
-		if code != exitDiffer || !strings.Contains(screen, "Repair 1 of 1 difference as described above? [y/N] ") || !strings.Contains(screen, "Nothing was changed.") {
+		if code != exitDiffer || !strings.Contains(screen, "Repair 1 of 1 difference as described above? [y/N] ") ||
+			!strings.Contains(screen, "Nothing was changed.") {
 			t.Errorf("after %q: exit code %d:\n%s", answer, code, screen)
 		}
 		if got := s.counts("hall")["A-12"]; got != "2" {

@@ -50,7 +50,8 @@ func (s *harness) auditFlags(more ...string) []string {
 		worker := s.urlsAs("worker")
 		at.redis, at.postgres = worker.redis, worker.postgres
 	}
-	return append([]string{"audit", "--namespace", s.namespace, "--nats-url", at.nats, "--redis-url", at.redis, "--postgres-url", at.postgres}, more...)
+	return append([]string{"audit", "--namespace", s.namespace, "--nats-url", at.nats, "--redis-url", at.redis,
+		"--postgres-url", at.postgres}, more...)
 }
 
 // runAudit runs `worker audit` in this process.
@@ -77,7 +78,8 @@ func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
 	s.setInventory("hall", seat, 3)
 	created := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k", seat, 600)))
 	code, out, stderr := s.runAudit()
-	if code != exitOK || !strings.Contains(out, "Audited namespace ") || !strings.Contains(out, ": 2 events, 2 outcomes, 0 dead letters; 1 resource with 1 record and") ||
+	if code != exitOK || !strings.Contains(out, "Audited namespace ") ||
+		!strings.Contains(out, ": 2 events, 2 outcomes, 0 dead letters; 1 resource with 1 record and") ||
 		!strings.HasSuffix(out, "\nNo differences found.\n") || stderr != "" {
 		t.Errorf("%d %s %s", code, out, stderr)
 	}
@@ -100,7 +102,8 @@ func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
 	if code != exitDiffer || stderr != "worker: 1 difference left\n" {
 		t.Errorf("worker audit: exit code %d, stderr %q", code, stderr)
 	}
-	if code, out, _ := s.runAudit("--resource-id", "elsewhere"); code != exitOK || !strings.HasSuffix(out, "\nResource elsewhere has no data.\n") {
+	if code, out, _ := s.runAudit("--resource-id", "elsewhere"); code != exitOK ||
+		!strings.HasSuffix(out, "\nResource elsewhere has no data.\n") {
 		t.Errorf("audit of another resource: exit code %d:\n%s", code, out)
 	}
 
@@ -109,14 +112,17 @@ func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &report, json.RejectUnknownMembers(true)); err != nil || code != exitDiffer {
 		t.Fatalf("worker audit -o json: %d, %v\n%s", code, err, out)
 	}
-	if f := report.Findings[0]; len(report.Findings) != 1 || report.Counts[audit.Counter] != 1 || f.Kind != audit.Counter || !f.Automatic || f.After == nil || f.After.ID != created.ID {
+	if f := report.Findings[0]; len(report.Findings) != 1 || report.Counts[audit.Counter] != 1 ||
+		f.Kind != audit.Counter || !f.Automatic || f.After == nil || f.After.ID != created.ID {
 		t.Errorf("worker audit -o json: %s", out)
 	}
 
-	if code, text := s.runAuditPiped(t, "y\n", "--repair"); code != exitUsage || !strings.Contains(text, "add --yes") || s.counts("hall")["A-12"] == "1" {
+	if code, text := s.runAuditPiped(t, "y\n", "--repair"); code != exitUsage || !strings.Contains(text, "add --yes") ||
+		s.counts("hall")["A-12"] == "1" {
 		t.Errorf("without a terminal: exit code %d:\n%s", code, text)
 	}
-	if code, text := s.runAuditPiped(t, "", "--repair", "--yes"); code != exitOK || !strings.Contains(text, "\n1 repaired.\n") {
+	if code, text := s.runAuditPiped(t, "", "--repair", "--yes"); code != exitOK ||
+		!strings.Contains(text, "\n1 repaired.\n") {
 		t.Errorf("with --yes: exit code %d:\n%s", code, text)
 	}
 	if got := s.counts("hall")["A-12"]; got != "1" {
@@ -128,10 +134,12 @@ func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
 
 	s.redis.Del(t.Context(), key)
 	code, out, _ = s.runAudit("--repair", "--yes", "-o", "json")
-	if err := json.Unmarshal([]byte(out), &report); err != nil || code != exitOK || report.Findings[0].Result != audit.Done {
+	if err := json.Unmarshal([]byte(out), &report); err != nil || code != exitOK ||
+		report.Findings[0].Result != audit.Done {
 		t.Errorf("worker audit --repair --yes -o json: %d, %v\n%s", code, err, out)
 	}
-	if code, body := worker.get(t, "/v1/availability?resource_id=hall&slot=A-12"); code != 200 || !strings.Contains(body, `"held":1,`) {
+	if code, body := worker.get(t, "/v1/availability?resource_id=hall&slot=A-12"); code != 200 ||
+		!strings.Contains(body, `"held":1,`) {
 		t.Errorf("after the repair the worker answers %d %s", code, body)
 	}
 }
@@ -162,31 +170,37 @@ func TestAudit_WrongUsage_Refused(t *testing.T) {
 		"--resource-id must match":                 s.auditFlags("--resource-id", "a b"),
 		`--namespace "A" must match`:               s.auditFlags("--namespace", "A"),
 		"--request-key-ttl 0s must be at least 1s": s.auditFlags("--request-key-ttl", "0s"),
-		"give --nats-url or HOLDFAST_NATS_URL":     {"audit", "--data-dir", t.TempDir(), "--nats-url", "", "--redis-url", "", "--postgres-url", ""},
-		"--redis-url is not a Redis URL":           s.auditFlags("--redis-url", "http://x"),
-		"--postgres-url: not a Postgres URL":       s.auditFlags("--postgres-url", "http://x"),
-		"--postgres-url: target_session_attrs":     s.auditFlags("--postgres-url", "postgres://x/y?target_session_attrs=standby"),
-		"--nats-url: not a NATS URL":               s.auditFlags("--nats-url", "://x"),
-		`--output must be one of "table","json"`:   s.auditFlags("-o", "xml"),
+		"give --nats-url or HOLDFAST_NATS_URL": {"audit", "--data-dir", t.TempDir(), "--nats-url", "", "--redis-url",
+			"", "--postgres-url", ""},
+		"--redis-url is not a Redis URL":     s.auditFlags("--redis-url", "http://x"),
+		"--postgres-url: not a Postgres URL": s.auditFlags("--postgres-url", "http://x"),
+		"--postgres-url: target_session_attrs": s.auditFlags("--postgres-url",
+			"postgres://x/y?target_session_attrs=standby"),
+		"--nats-url: not a NATS URL":             s.auditFlags("--nats-url", "://x"),
+		`--output must be one of "table","json"`: s.auditFlags("-o", "xml"),
 	} {
 		var out, stderr strings.Builder
-		if code := run(t.Context(), args, streams{&out, &stderr}); code != exitUsage || !strings.Contains(stderr.String(), want) {
+		if code := run(t.Context(), args, streams{&out, &stderr}); code != exitUsage ||
+			!strings.Contains(stderr.String(), want) {
 			t.Errorf("%v: exit code %d: %s, want %s", args, code, stderr.String(), want)
 		}
 	}
 	var out, stderr strings.Builder
 	other := s.auditFlags()
 	other[2] = "missing"
-	if code := run(t.Context(), other, streams{&out, &stderr}); code != exitFailed || !strings.Contains(stderr.String(), "was `worker migrate` run?") {
+	if code := run(t.Context(), other, streams{&out, &stderr}); code != exitFailed ||
+		!strings.Contains(stderr.String(), "was `worker migrate` run?") {
 		t.Errorf("without a schema: exit code %d: %s", code, stderr.String())
 	}
 	stderr.Reset()
-	if code := run(t.Context(), s.auditFlags("--postgres-url", "postgres://127.0.0.1:1/x"), streams{&out, &stderr}); code != exitFailed || strings.Contains(stderr.String(), "migrate") {
+	if code := run(t.Context(), s.auditFlags("--postgres-url", "postgres://127.0.0.1:1/x"),
+		streams{&out, &stderr}); code != exitFailed || strings.Contains(stderr.String(), "migrate") {
 		t.Errorf("without Postgres: exit code %d: %s", code, stderr.String())
 	}
 	stderr.Reset()
 	flags := append([]string{"rebuild", "--yes"}, s.serversAs("worker")...)
-	if code := run(t.Context(), append(flags, "--namespace", "missing"), streams{&out, &stderr}); code != exitFailed || !strings.Contains(stderr.String(), "was `worker migrate` run?") {
+	if code := run(t.Context(), append(flags, "--namespace", "missing"), streams{&out, &stderr}); code != exitFailed ||
+		!strings.Contains(stderr.String(), "was `worker migrate` run?") {
 		t.Errorf("rebuild without a schema: exit code %d: %s", code, stderr.String())
 	}
 }
@@ -205,18 +219,22 @@ func TestReconcile_CounterWrong_HealedInPlace(t *testing.T) {
 		_, metrics := worker.get(t, "/metrics")
 		return strings.Contains(metrics, "\n"+audit.MetricRounds+" 1\n")
 	})
-	if err := s.redis.HSet(t.Context(), fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall")), "A-12", "x").Err(); err != nil {
+	if err := s.redis.HSet(t.Context(), fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall")),
+		"A-12", "x").Err(); err != nil {
 		t.Fatal(err)
 	}
-	if o := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 600))); o.Type != events.Type(holds.EventHoldCreated) {
+	if o := s.answer(s.publish(events.BookingRequested, "hall",
+		bookingData("hall", "ben", "k2", seat, 600))); o.Type != events.Type(holds.EventHoldCreated) {
 		t.Errorf("ben was answered %s: %s", o.Type, o.Data)
 	}
-	if o := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "cleo", "k3", seat, 600))); o.Type != events.Type(holds.EventHoldRejected) {
+	if o := s.answer(s.publish(events.BookingRequested, "hall",
+		bookingData("hall", "cleo", "k3", seat, 600))); o.Type != events.Type(holds.EventHoldRejected) {
 		t.Errorf("cleo was answered %s: %s", o.Type, o.Data)
 	}
 	_, metrics := worker.get(t, "/metrics")
 	for _, want := range []string{
-		audit.MetricFound + `{kind="counter"} 1`, audit.MetricHealed + `{kind="counter"} 1`, audit.MetricLeft + `{kind="counter"} 0`,
+		audit.MetricFound + `{kind="counter"} 1`, audit.MetricHealed + `{kind="counter"} 1`,
+		audit.MetricLeft + `{kind="counter"} 0`,
 		audit.MetricFound + `{kind="reserved"} 0`, audit.MetricResources + " ",
 	} {
 		if !strings.Contains(metrics, "\n"+want) {
@@ -247,10 +265,14 @@ func TestCorruptRecord_EventsOfResource_WaitUntilRebuilt(t *testing.T) {
 	if err := s.redis.HSet(t.Context(), key, id, "not a record").Err(); err != nil {
 		t.Fatal(err)
 	}
-	stacktest.Eventually(t, "the corruption to be logged", func() bool { return strings.Contains(worker.log.String(), "corrupt data in redis") })
+	stacktest.Eventually(t, "the corruption to be logged", func() bool {
+		return strings.Contains(worker.log.String(), "corrupt data in redis")
+	})
 	waits := s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 600))
 	for i := range 3 {
-		if o := s.answer(s.publish(events.BookingRequested, "tent", bookingData("tent", fmt.Sprint("u", i), fmt.Sprint("k", i), seat, 600))); i < 2 && o.Type != events.Type(holds.EventHoldCreated) {
+		if o := s.answer(s.publish(events.BookingRequested, "tent",
+			bookingData("tent", fmt.Sprint("u", i), fmt.Sprint("k", i), seat, 600))); i < 2 &&
+			o.Type != events.Type(holds.EventHoldCreated) {
 			t.Errorf("while another resource is corrupt: %s", o.Type)
 		}
 	}
@@ -278,7 +300,8 @@ func TestAudit_ReadOnlyUser_ChangesNothing(t *testing.T) {
 	s := newRestrictedHarness(t)
 	s.startWorker("HOLDFAST_RECONCILE=off")
 	s.setInventory("hall", holds.SlotSelection{}, 10)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))).Subject
+	hold := s.answer(s.publish(events.BookingRequested, "hall",
+		bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))).Subject
 	s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: "p"}))
 	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "l", holds.SlotSelection{}, 600)))
 	counts := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall"))
@@ -301,7 +324,8 @@ func TestAudit_ReadOnlyUser_ChangesNothing(t *testing.T) {
 		t.Helper()
 		var out, stderr strings.Builder
 		code := run(t.Context(), append(s.auditFlags(), "--repair", "--yes"), streams{&out, &stderr})
-		if code != exitFailed || !strings.Contains(out.String(), want) || !strings.Contains(strings.ToLower(stderr.String()), "noperm") && !strings.Contains(stderr.String(), "25006") ||
+		if code != exitFailed || !strings.Contains(out.String(), want) ||
+			!strings.Contains(strings.ToLower(stderr.String()), "noperm") && !strings.Contains(stderr.String(), "25006") ||
 			!strings.HasSuffix(stderr.String(), ": repair with the worker's Redis and Postgres URLs\n") {
 			t.Errorf("the auditor's repair: exit code %d: %s%s", code, out.String(), stderr.String())
 		}
@@ -320,7 +344,8 @@ func TestAudit_ReadOnlyUser_ChangesNothing(t *testing.T) {
 	if got := reserved(); got != 3 {
 		t.Errorf("%d are reserved afterwards", got)
 	}
-	if code, out, _ := s.runAudit("--repair", "--yes"); code != exitOK || reserved() != 1 || s.counts("hall")["stock"] != "1" {
+	if code, out, _ := s.runAudit("--repair", "--yes"); code != exitOK || reserved() != 1 ||
+		s.counts("hall")["stock"] != "1" {
 		t.Errorf("the worker's repair: exit code %d: %s", code, out)
 	}
 }

@@ -68,7 +68,8 @@ func TestCatalogue_EveryInput_HasItsOutcome(t *testing.T) {
 
 	// The granted holds are like any other: they can be paid and released.
 	paid, released := granted[0], granted[1]
-	answer := s.answer(s.publish(events.PaymentConfirmed, "good", events.PaymentConfirmedData{HoldID: paid.Subject, PaymentID: "p"}))
+	answer := s.answer(s.publish(events.PaymentConfirmed, "good",
+		events.PaymentConfirmedData{HoldID: paid.Subject, PaymentID: "p"}))
 	if answer.Type != events.Type(holds.EventHoldConfirmed) {
 		t.Errorf("a payment was answered with %s: %s", answer.Type, answer.Data)
 	}

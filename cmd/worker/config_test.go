@@ -62,7 +62,9 @@ func TestSettings_FlagAndEnvironment_FlagWins(t *testing.T) {
 		t.Fatal(err)
 	}
 	set := parsed.Selected().Target.Addr().Interface().(*runCommand)
-	if set.HoldTTL.String() != "30s" || set.LockWait.String() != "1s" || set.DataDir != defaultDataDir || set.Namespace != defaultNamespace {
-		t.Errorf("hold-ttl %s, lock-wait %s, data-dir %s, namespace %s", set.HoldTTL, set.LockWait, set.DataDir, set.Namespace)
+	if set.HoldTTL.String() != "30s" || set.LockWait.String() != "1s" || set.DataDir != defaultDataDir ||
+		set.Namespace != defaultNamespace {
+		t.Errorf("hold-ttl %s, lock-wait %s, data-dir %s, namespace %s", set.HoldTTL, set.LockWait, set.DataDir,
+			set.Namespace)
 	}
 }

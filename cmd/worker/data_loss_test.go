@@ -157,7 +157,8 @@ func (kind lossKind) underLoad(t *testing.T) {
 	first := time.Now().UTC().AddDate(0, 0, 7)
 	stay := func(from, nights int) holds.SlotSelection {
 		in := first.AddDate(0, 0, from)
-		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
+		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat),
+			CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
 	}
 	s.setInventory("double", stay(0, calendar), capacity)
 
@@ -177,7 +178,8 @@ func (kind lossKind) underLoad(t *testing.T) {
 			for i := 0; ending.Err() == nil; i++ {
 				name := fmt.Sprintf("%d-%d", p, i)
 				nights := 1 + rand.N(4)
-				o := request(events.BookingRequested, bookingData("double", fmt.Sprintf("u%d", p), "k"+name, stay(rand.N(calendar-nights+1), nights), 1+rand.Int64N(4)))
+				o := request(events.BookingRequested,
+					bookingData("double", fmt.Sprintf("u%d", p), "k"+name, stay(rand.N(calendar-nights+1), nights), 1+rand.Int64N(4)))
 				if o.Type != events.Type(holds.EventHoldCreated) {
 					continue
 				}

@@ -172,7 +172,8 @@ func (d *demo) hotel(ctx context.Context) error {
 		return err
 	}
 	if cleo.Reason != holds.ReasonSoldOut || cleo.RetryAt == nil {
-		return fmt.Errorf("cleo was rejected with reason %s and retry_at %v, want sold_out with retry_at", cleo.Reason, cleo.RetryAt)
+		return fmt.Errorf("cleo was rejected with reason %s and retry_at %v, want sold_out with retry_at",
+			cleo.Reason, cleo.RetryAt)
 	}
 	d.printf("  Cleo requests them too.                       hold.rejected: sold out, she can try again at %s.",
 		clock(*cleo.RetryAt))

@@ -49,7 +49,8 @@ func TestDev_SecondInDirectory_Refused(t *testing.T) {
 		var out strings.Builder
 		args := append(command, "--http-addr", "127.0.0.1:0", "--data-dir", dir)
 		if code := run(t.Context(), args, streams{&out, &out}); code != exitFailed ||
-			!strings.Contains(out.String(), "http://"+found["HOLDFAST_HTTP_ADDR"]) || !strings.Contains(out.String(), "--data-dir") {
+			!strings.Contains(out.String(), "http://"+found["HOLDFAST_HTTP_ADDR"]) ||
+			!strings.Contains(out.String(), "--data-dir") {
 			t.Errorf("a second worker %v: %d\n%s", command, code, out.String())
 		}
 	}
@@ -97,7 +98,8 @@ func TestDev_ServersGiven_UsesOwnNamespace(t *testing.T) {
 	for namespace, want := range map[string]bool{own[1]: false, "holdfast": false, given: true} {
 		streams, keys, tables := contents(t, namespace)
 		if want != (streams > 0) || want != (keys > 0) || want != tables {
-			t.Errorf("namespace %s: %d streams, %d keys, schema exists: %v; want any: %v", namespace, streams, keys, tables, want)
+			t.Errorf("namespace %s: %d streams, %d keys, schema exists: %v; want any: %v", namespace, streams, keys, tables,
+				want)
 		}
 	}
 }
@@ -147,9 +149,11 @@ func TestDev_Once_PlaysStoryAndEnds(t *testing.T) {
 	for name, more := range map[string][]string{"plain": nil, "redlock": {"--lock-strategy", "redlock"}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			cmd := exec.Command(binary, append([]string{"dev", "--once", "--http-addr", "127.0.0.1:0", "--data-dir", t.TempDir()}, more...)...)
+			cmd := exec.Command(binary,
+				append([]string{"dev", "--once", "--http-addr", "127.0.0.1:0", "--data-dir", t.TempDir()}, more...)...)
 			out, err := cmd.CombinedOutput()
-			for _, want := range []string{"Do not use this setup in production", "Ana pays", "his room is free again", "One of them holds it, 199", "dead letter", "malformed"} {
+			for _, want := range []string{"Do not use this setup in production", "Ana pays", "his room is free again",
+				"One of them holds it, 199", "dead letter", "malformed"} {
 				if !strings.Contains(string(out), want) {
 					t.Errorf("the output lacks %q", want)
 				}

@@ -23,7 +23,8 @@ func attachTo(t *testing.T, dir, namespace string) (s *harness) {
 		if err != nil {
 			return false
 		}
-		s = attach(t, urls{found["HOLDFAST_NATS_URL"], found["HOLDFAST_REDIS_URL"], found["HOLDFAST_POSTGRES_URL"]}, namespace)
+		s = attach(t, urls{found["HOLDFAST_NATS_URL"], found["HOLDFAST_REDIS_URL"], found["HOLDFAST_POSTGRES_URL"]},
+			namespace)
 		return true
 	})
 	return s
@@ -36,7 +37,8 @@ func TestEmbedded_RedisDataRemoved_HoldsRebuilt(t *testing.T) {
 	dir := stacktest.DataDir(t)
 	start := func() (*process, *harness) {
 		t.Helper()
-		p := launch(t, false, []string{"run", "--embedded", "--http-addr", "127.0.0.1:0", "--data-dir", dir, "--namespace", "kept"})
+		p := launch(t, false, []string{"run", "--embedded", "--http-addr", "127.0.0.1:0", "--data-dir", dir, "--namespace",
+			"kept"})
 		p.awaitStarted(t)
 		return p, attachTo(t, dir, "kept")
 	}
@@ -52,7 +54,8 @@ func TestEmbedded_RedisDataRemoved_HoldsRebuilt(t *testing.T) {
 		code, body := worker.get(t, "/v1/holds/"+hold)
 		return code == 200 && strings.Contains(body, `"state":"held"`)
 	})
-	if o := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 3600))); o.Type != events.Type(holds.EventHoldRejected) {
+	if o := s.answer(s.publish(events.BookingRequested, "hall",
+		bookingData("hall", "ben", "k2", seat, 3600))); o.Type != events.Type(holds.EventHoldRejected) {
 		t.Errorf("a held seat was granted again: %s", o.Type)
 	}
 	worker.stop(t)
@@ -81,7 +84,8 @@ func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	found, err := stack.ReadEndpoints(path)
-	if urls := strings.Split(found["HOLDFAST_LOCK_REDIS_URLS"], ","); err != nil || len(urls) != lockServersMin || !slices.Equal(urls, c.LockRedisURLs) {
+	if urls := strings.Split(found["HOLDFAST_LOCK_REDIS_URLS"], ","); err != nil || len(urls) != lockServersMin ||
+		!slices.Equal(urls, c.LockRedisURLs) {
 		t.Errorf("endpoints: %v, %v, want %v", found, err, c.LockRedisURLs)
 	}
 	if err := c.LockServers.AfterApply(); err != nil {

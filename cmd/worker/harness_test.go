@@ -199,7 +199,8 @@ func (s *harness) dropPolicy() {
 // serversAs returns the flags that every command has for the servers, with the login of a user.
 func (s *harness) serversAs(user string) []string {
 	at := s.urlsAs(user)
-	return []string{"--namespace", s.namespace, "--nats-url", at.nats, "--redis-url", at.redis, "--postgres-url", at.postgres}
+	return []string{"--namespace", s.namespace, "--nats-url", at.nats, "--redis-url", at.redis, "--postgres-url",
+		at.postgres}
 }
 
 // flagsAs returns the flags of worker run with the login of a user.
@@ -320,7 +321,8 @@ func (s *harness) publish(event, resource string, data any) string {
 // setInventory sets a capacity, waits for the outcome and returns its slots.
 func (s *harness) setInventory(resource string, selection holds.SlotSelection, capacity int64) []holds.SlotCounts {
 	s.t.Helper()
-	o := s.answer(s.publish(events.InventorySet, resource, events.InventorySetData{ResourceID: resource, SlotSelection: selection, Capacity: capacity}))
+	o := s.answer(s.publish(events.InventorySet, resource,
+		events.InventorySetData{ResourceID: resource, SlotSelection: selection, Capacity: capacity}))
 	if o.Type != events.Type(holds.EventInventoryUpdated) {
 		s.t.Fatalf("inventory.set was answered with %s", o.Type)
 	}
@@ -329,7 +331,8 @@ func (s *harness) setInventory(resource string, selection holds.SlotSelection, c
 
 // bookingData returns the data of a booking request.
 func bookingData(resource, user, key string, selection holds.SlotSelection, ttl int64) events.BookingRequestedData {
-	return events.BookingRequestedData{RequestKey: key, UserID: user, ResourceID: resource, SlotSelection: selection, Quantity: 1, TTLSeconds: &ttl}
+	return events.BookingRequestedData{RequestKey: key, UserID: user, ResourceID: resource, SlotSelection: selection,
+		Quantity: 1, TTLSeconds: &ttl}
 }
 
 // soon is a ttl in seconds, longer than a worker takes to stop and another one to start.
@@ -434,7 +437,8 @@ func launchBinary(t testing.TB, binary string, mayLack bool, args []string, env 
 				p.started <- line.HTTPAddr
 			}
 			fmt.Fprintf(&p.log, "%s\n", lines.Bytes())
-			if !mayLack && forbidden.Match(lines.Bytes()) && !bytes.Contains(lines.Bytes(), []byte("keyspace notifications unavailable")) {
+			if !mayLack && forbidden.Match(lines.Bytes()) &&
+				!bytes.Contains(lines.Bytes(), []byte("keyspace notifications unavailable")) {
 				t.Errorf("the worker lacks a permission: %s", lines.Bytes())
 			}
 			fmt.Fprintf(t.Output(), "[%d] %s\n", p.cmd.Process.Pid, lines.Bytes())

@@ -24,7 +24,8 @@ func TestHealthcheck_LiveEndedAndForeign_ExitCodes(t *testing.T) {
 	check := func(want int, text string, args ...string) {
 		t.Helper()
 		var out strings.Builder
-		if code := run(t.Context(), append([]string{"healthcheck"}, args...), streams{&out, &out}); code != want || !strings.Contains(out.String(), text) {
+		if code := run(t.Context(), append([]string{"healthcheck"}, args...), streams{&out, &out}); code != want ||
+			!strings.Contains(out.String(), text) {
 			t.Errorf("worker healthcheck %v: %d, %s\nwant %d with %s", args, code, out.String(), want, text)
 		}
 	}
@@ -34,7 +35,8 @@ func TestHealthcheck_LiveEndedAndForeign_ExitCodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "endpoints.env"), []byte("HOLDFAST_HTTP_ADDR="+worker.http+"\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "endpoints.env"), []byte("HOLDFAST_HTTP_ADDR="+worker.http+"\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	check(exitOK, "alive: http://"+worker.http, "--http-addr", worker.http, "--timeout", "1m")

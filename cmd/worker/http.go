@@ -73,7 +73,8 @@ func newServer(l net.Listener, c Config, t *recovery.EpochTerm, q *reader, r red
 	nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, log zerolog.Logger,
 ) *server {
 	return &server{
-		listener: l, namespace: c.Namespace, term: t, policy: c.policy(), reader: q, redis: r, store: db, nats: nc, consumers: cs, expirer: x,
+		listener: l, namespace: c.Namespace, term: t, policy: c.policy(), reader: q, redis: r, store: db, nats: nc,
+		consumers: cs, expirer: x,
 		metrics: m, log: log, turns: make(chan struct{}, queriesMax),
 	}
 }
@@ -165,7 +166,8 @@ func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
 
 // check checks all servers at the same time, so one that hangs does not delay the others.
 func (s *server) check(ctx context.Context) readiness {
-	ready := readiness{Reasons: []string{}, Details: map[string]string{"namespace": s.namespace, "keyspace_notifications": "on"}}
+	ready := readiness{Reasons: []string{},
+		Details: map[string]string{"namespace": s.namespace, "keyspace_notifications": "on"}}
 	var mu sync.Mutex
 	because := func(reason string, err error) {
 		mu.Lock()

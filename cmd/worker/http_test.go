@@ -159,7 +159,8 @@ func TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped(t *testing.T) {
 		t.Parallel()
 		l := unlimited
 		l.idle = short
-		if reply := dropped(t, serve(t, l, hello), "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); !strings.HasSuffix(reply, "hello\n") {
+		reply := dropped(t, serve(t, l, hello), "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		if !strings.HasSuffix(reply, "hello\n") {
 			t.Errorf("it is answered with %q", reply)
 		}
 	})
@@ -184,14 +185,16 @@ func TestReadiness_RedisEmptied_ReportsRebuild(t *testing.T) {
 		return code == 200 && ready.Ready && len(ready.Reasons) == 0
 	})
 	s.setInventory("hall", seat, 1)
-	if err := s.redis.Del(t.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall"))).Err(); err != nil {
+	if err := s.redis.Del(t.Context(),
+		fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall"))).Err(); err != nil {
 		t.Fatal(err)
 	}
 	code, ready := status()
 	if code != 503 || ready.Ready || !slices.Contains(ready.Reasons, "rebuilding") {
 		t.Errorf("a Redis that lost its data: %d %+v", code, ready)
 	}
-	if code, body := worker.get(t, "/v1/availability?resource_id=hall&slot=A-12"); code != 503 || !strings.Contains(body, "rebuilding") {
+	if code, body := worker.get(t, "/v1/availability?resource_id=hall&slot=A-12"); code != 503 ||
+		!strings.Contains(body, "rebuilding") {
 		t.Errorf("availability from a Redis that lost its data: %d %s", code, body)
 	}
 	waiting := s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 600))

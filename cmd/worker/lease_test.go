@@ -43,7 +43,8 @@ func (b *lockHarness) locker(t *testing.T, lease locking.LeaseFunc, m *locking.M
 }
 
 func (b *lockHarness) set(name string) locking.KeySet {
-	return locking.KeySet{Keys: []string{b.prefix + name}, Fence: b.prefix + "fence", Version: b.prefix + "version", Scope: b.prefix}
+	return locking.KeySet{Keys: []string{b.prefix + name}, Fence: b.prefix + "fence", Version: b.prefix + "version",
+		Scope: b.prefix}
 }
 
 var releaseScript = lua.New("release", "", `
@@ -54,13 +55,16 @@ redis.call('HDEL', KEYS[1], ARGV[2])
 return {'ok'}`)
 
 // section takes a lock, calls work and commits. It returns the status of the commit.
-func (b *lockHarness) section(ctx context.Context, l *locking.Locker, name string, work func(*locking.Lock)) (string, error) {
+func (b *lockHarness) section(
+	ctx context.Context, l *locking.Locker, name string, work func(*locking.Lock),
+) (string, error) {
 	lock, err := l.Lock(ctx, "", time.Second, b.set(name))
 	if err != nil {
 		return "", err
 	}
 	work(lock)
-	call := &lua.Call{Script: releaseScript, Keys: []string{b.prefix + "locks"}, Args: []any{lock.Token, lock.KeySet.Names()[0]}}
+	call := &lua.Call{Script: releaseScript, Keys: []string{b.prefix + "locks"},
+		Args: []any{lock.Token, lock.KeySet.Names()[0]}}
 	l.Exec(ctx, []*locking.Lock{lock}, []*lua.Call{call})
 	return call.Status, call.Err
 }
@@ -120,7 +124,8 @@ func TestLeaser_SectionsChange_LeaseFollows(t *testing.T) {
 	if long := choose(); long <= short {
 		t.Errorf("after sections that exceeded %v: %v, %s", short, long, log.String())
 	}
-	for _, field := range []string{"lock lease chosen from measurement", `"slots":"1"`, `"lease_ms":`, `"p99_ms":`, `"margin":`} {
+	for _, field := range []string{"lock lease chosen from measurement", `"slots":"1"`, `"lease_ms":`, `"p99_ms":`,
+		`"margin":`} {
 		if !strings.Contains(log.String(), field) {
 			t.Errorf("no %s in %s", field, log.String())
 		}

@@ -34,7 +34,8 @@ func TestLocks_RealWorker_ShowsItsMetrics(t *testing.T) {
 	worker := s.startWorker("HOLDFAST_LOCK_LEASE=1m")
 	const bookings = 20
 	for i := range bookings {
-		s.answer(s.publish(events.BookingRequested, "shoes", bookingData("shoes", fmt.Sprintf("user-%d", i), "k", holds.SlotSelection{}, 600)))
+		s.answer(s.publish(events.BookingRequested, "shoes",
+			bookingData("shoes", fmt.Sprintf("user-%d", i), "k", holds.SlotSelection{}, 600)))
 	}
 	status, metrics := worker.get(t, "/metrics")
 	for _, want := range []string{
@@ -53,10 +54,12 @@ func TestLocks_RealWorker_ShowsItsMetrics(t *testing.T) {
 	}
 
 	dir := t.TempDir() // with an endpoints file, as of `worker dev`
-	if err := os.WriteFile(filepath.Join(dir, "endpoints.env"), []byte("HOLDFAST_HTTP_ADDR="+worker.http+"\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "endpoints.env"), []byte("HOLDFAST_HTTP_ADDR="+worker.http+"\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, out := locks("--data-dir", dir); code != exitOK || !regexp.MustCompile(`(?m)^ +1 +20 .* not enough sections: 20 of 200$`).MatchString(out) {
+	if code, out := locks("--data-dir", dir); code != exitOK ||
+		!regexp.MustCompile(`(?m)^ +1 +20 .* not enough sections: 20 of 200$`).MatchString(out) {
 		t.Errorf("worker locks: %d\n%s", code, out)
 	}
 	other := s.startWorker()
@@ -71,7 +74,8 @@ func TestLocks_RealWorker_ShowsItsMetrics(t *testing.T) {
 	if len(report.Workers) != 2 || len(report.Classes) != len(locking.SizeClasses) {
 		t.Fatalf("worker locks -o json: %s", out)
 	}
-	if one := report.Classes[0]; one["slots"] != "1" || one["sections"] != float64(bookings) || one["section_p99_ms"] == 0.0 || one["lease_ms"] != nil {
+	if one := report.Classes[0]; one["slots"] != "1" || one["sections"] != float64(bookings) ||
+		one["section_p99_ms"] == 0.0 || one["lease_ms"] != nil {
 		t.Errorf("worker locks -o json: %v", one)
 	}
 }
@@ -87,7 +91,8 @@ func locks(args ...string) (code int, out string) {
 func TestLockReport_Samples_CountsAndRecommends(t *testing.T) {
 	t.Parallel()
 	for n, enough := range map[int]bool{locking.MinSamples - 1: false, locking.MinSamples: true} {
-		if _, ok := locking.RecommendLease("1", locking.Histogram{Bounds: []float64{1}, Counts: []float64{float64(n), 0}}); ok != enough {
+		if _, ok := locking.RecommendLease("1",
+			locking.Histogram{Bounds: []float64{1}, Counts: []float64{float64(n), 0}}); ok != enough {
 			t.Errorf("a lease is recommended from %d sections: %v; package locking has another minimum", n, ok)
 		}
 	}
@@ -117,7 +122,8 @@ func TestLockReport_Samples_CountsAndRecommends(t *testing.T) {
 	if err := printLocks(&table, classes); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{" 198 ms ", "100 (25.0 %)", "1.98s, from the p99 of 300 sections\n", "not enough sections: 0 of 200\n"} {
+	for _, want := range []string{" 198 ms ", "100 (25.0 %)", "1.98s, from the p99 of 300 sections\n",
+		"not enough sections: 0 of 200\n"} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("no %q in\n%s", want, table.String())
 		}

@@ -125,7 +125,8 @@ func TestAlerts_EveryMetric_IsMeasured(t *testing.T) {
 		for _, rule := range group.Rules {
 			alerts++
 			names := metric.FindAllString(rule.Expr, -1)
-			if len(names) == 0 || rule.Annotations["summary"] == "" || rule.Annotations["description"] == "" || rule.Labels["severity"] == "" {
+			if len(names) == 0 || rule.Annotations["summary"] == "" || rule.Annotations["description"] == "" ||
+				rule.Labels["severity"] == "" {
 				t.Errorf("alert %s is incomplete", rule.Alert)
 			}
 			for _, name := range names {

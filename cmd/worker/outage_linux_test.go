@@ -36,11 +36,13 @@ func TestOutage_ServerHangs_EventsWait(t *testing.T) {
 	s := newHarnessOn(t, urls{stacktest.Shared().NATSURL, servers.RedisURL, servers.PostgresURL})
 	worker := s.startWorker()
 	s.setInventory("hall", holds.SlotSelection{}, 10)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k", holds.SlotSelection{}, 3600)))
+	hold := s.answer(s.publish(events.BookingRequested, "hall",
+		bookingData("hall", "ana", "k", holds.SlotSelection{}, 3600)))
 
 	for name, pid := range map[string]int{"redis": servers.RedisPID(), "postgres": servers.PostgresPID()} {
 		signalAll(t, pid, syscall.SIGSTOP)
-		requested := s.publish(events.BookingRequested, "hall", bookingData("hall", "ben-"+name, "k-"+name, holds.SlotSelection{}, 3600))
+		requested := s.publish(events.BookingRequested, "hall",
+			bookingData("hall", "ben-"+name, "k-"+name, holds.SlotSelection{}, 3600))
 		paid := s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
 		stacktest.Eventually(t, "the worker to report why it is paused", func() bool {
 			code, body := worker.get(t, "/readyz")

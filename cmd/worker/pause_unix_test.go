@@ -32,7 +32,8 @@ func TestPausedWorker_LeaseExpired_DecisionRefused(t *testing.T) {
 	s.startWorker(lease)
 	// NATS may have delivered this event to the stopped worker; then it is redelivered.
 	ben := s.publish(events.BookingRequested, "room", bookingData("room", "ben", "k-ben", holds.SlotSelection{}, 3600))
-	if o := s.answer(ben); o.Type != events.Type(holds.EventHoldCreated) && len(answers(s.ofType(holds.EventHoldCreated), ana)) == 0 {
+	if o := s.answer(ben); o.Type != events.Type(holds.EventHoldCreated) &&
+		len(answers(s.ofType(holds.EventHoldCreated), ana)) == 0 {
 		t.Errorf("the room was not granted: %s", o.Type)
 	}
 	if err := paused.cmd.Process.Signal(syscall.SIGCONT); err != nil {

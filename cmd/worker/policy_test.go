@@ -16,7 +16,8 @@ import (
 // someNights returns n nights, the first a week from now.
 func someNights(n int) holds.SlotSelection {
 	in := time.Now().UTC().AddDate(0, 0, 7)
-	return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, n).Format(holds.DateFormat)}
+	return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat),
+		CheckOut: in.AddDate(0, 0, n).Format(holds.DateFormat)}
 }
 
 // TestPolicyChanged_WorkerDied_EventHasOneOutcome kills a worker after it has published the outcome
@@ -82,7 +83,8 @@ func TestPolicyChanged_RunningWorker_UsesAndReportsIt(t *testing.T) {
 	stacktest.Eventually(t, "the worker to log "+want, func() bool { return strings.Contains(worker.log.String(), want) })
 	s.setInventory("sauna", holds.SlotSelection{}, 2)
 	for ttl, want := range map[int64]string{45*60 + 1: holds.EventHoldRejected, 45 * 60: holds.EventHoldCreated} {
-		o := s.answer(s.publish(events.BookingRequested, "sauna", bookingData("sauna", "ana", strconv.FormatInt(ttl, 10), holds.SlotSelection{}, ttl)))
+		o := s.answer(s.publish(events.BookingRequested, "sauna",
+			bookingData("sauna", "ana", strconv.FormatInt(ttl, 10), holds.SlotSelection{}, ttl)))
 		if o.Type != events.Type(want) {
 			t.Errorf("a ttl of %d s was answered with %s %s, want %s", ttl, o.Type, o.Data, want)
 		}

@@ -24,7 +24,8 @@ import (
 func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir() // removed after the servers have stopped
-	servers, err := stack.Start(t.Context(), stack.Options{Dir: stacktest.DataDir(t), NATS: true, Redis: true, Postgres: true})
+	servers, err := stack.Start(t.Context(),
+		stack.Options{Dir: stacktest.DataDir(t), NATS: true, Redis: true, Postgres: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +45,8 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 		}
 	}
 	setting("allkeys-lru")
-	const found, why, fix = "redis.maxmemory_policy: allkeys-lru, with maxmemory 0B", "why: when its memory is full it would drop holds", "do:  redis-cli config set maxmemory-policy noeviction"
+	const found, why, fix = "redis.maxmemory_policy: allkeys-lru, with maxmemory 0B",
+		"why: when its memory is full it would evict granted holds", "do:  redis-cli config set maxmemory-policy noeviction"
 	starts := append(slices.Clone(flags), "--http-addr", "127.0.0.1:0", "--data-dir", t.TempDir())
 	for verb, given := range map[string][]string{
 		"preflight": append(slices.Clone(at), "--lock-strategy", rangeStrategy),
@@ -78,7 +80,8 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	start := func(mode string) (output string, ended error) {
 		t.Helper()
 		var out lockedBuffer
-		cmd := exec.Command(binary, append([]string{"run", "--http-addr", "127.0.0.1:0"}, append(slices.Clone(flags), "--preflight", mode)...)...)
+		cmd := exec.Command(binary,
+			append([]string{"run", "--http-addr", "127.0.0.1:0"}, append(slices.Clone(flags), "--preflight", mode)...)...)
 		cmd.Stderr = &out
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -98,11 +101,13 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 		}
 		return out.String(), <-exited
 	}
-	if log, err := start("warn"); err != nil || !strings.Contains(log, `"check":"redis.maxmemory_policy","found":"allkeys-lru`) {
+	if log, err := start("warn"); err != nil ||
+		!strings.Contains(log, `"check":"redis.maxmemory_policy","found":"allkeys-lru`) {
 		t.Errorf("with --preflight warn: %v, %s", err, log)
 	}
 	setting("noeviction")
-	if log, err := start("refuse"); err != nil || strings.Contains(log, `"check":"redis.maxmemory_policy"`) || !strings.Contains(log, `"check":"nats.replicas"`) {
+	if log, err := start("refuse"); err != nil || strings.Contains(log, `"check":"redis.maxmemory_policy"`) ||
+		!strings.Contains(log, `"check":"nats.replicas"`) {
 		t.Errorf("on healthy servers: %v, %s", err, log)
 	}
 
@@ -110,11 +115,14 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	if _, err := servers.WriteEndpoints(dir); err != nil {
 		t.Fatal(err)
 	}
-	if code := run(t.Context(), []string{"preflight", "-o", "json", "--no-migrate", "--lock-strategy", rangeStrategy, "--data-dir", dir}, streams{&text, &errs}); code != exitOK {
+	if code := run(t.Context(),
+		[]string{"preflight", "-o", "json", "--no-migrate", "--lock-strategy", rangeStrategy, "--data-dir", dir},
+		streams{&text, &errs}); code != exitOK {
 		t.Errorf("preflight on healthy servers: %d %s %s", code, text.String(), errs.String())
 	}
 	var checks []preflight.Check
-	if err := json.Unmarshal([]byte(text.String()), &checks, json.RejectUnknownMembers(true)); err != nil || len(checks) < 20 {
+	if err := json.Unmarshal([]byte(text.String()), &checks, json.RejectUnknownMembers(true)); err != nil ||
+		len(checks) < 20 {
 		t.Errorf("%d checks, error %v: %s", len(checks), err, text.String())
 	}
 	for _, c := range checks {
@@ -129,8 +137,10 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 		var out strings.Builder
 		bounded, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		code := run(bounded, append([]string{"run", "--http-addr", "127.0.0.1:0", "--no-migrate"}, append(slices.Clone(flags), "--preflight", "warn")...), streams{&out, &out})
-		if code != exitFailed || !strings.Contains(out.String(), check) || !strings.Contains(out.String(), "does not overrule") || strings.Contains(out.String(), "worker started") {
+		code := run(bounded, append([]string{"run", "--http-addr", "127.0.0.1:0", "--no-migrate"},
+			append(slices.Clone(flags), "--preflight", "warn")...), streams{&out, &out})
+		if code != exitFailed || !strings.Contains(out.String(), check) ||
+			!strings.Contains(out.String(), "does not override") || strings.Contains(out.String(), "worker started") {
 			t.Errorf("with --preflight warn and a failed %s: exit code %d, %s", check, code, out.String())
 		}
 	}
@@ -162,7 +172,8 @@ func TestPreflight_ServersUnreachable_Fails(t *testing.T) {
 	args := strings.Fields("preflight --lock-strategy range --nats-url nats://ann:s3cret@127.0.0.1:1 --redis-url redis://ann:s3cret@127.0.0.1:1 --postgres-url postgres://ann:s3cret@127.0.0.1:1/x")
 	var out strings.Builder
 	code := run(t.Context(), args, streams{&out, &out})
-	for _, want := range []string{"fail     redis.reachable", "fail     nats.reachable", "fail     postgres.reachable", "skipped", "3 fail"} {
+	for _, want := range []string{"fail     redis.reachable", "fail     nats.reachable", "fail     postgres.reachable",
+		"skipped", "3 fail"} {
 		if code != exitFailed || !strings.Contains(out.String(), want) {
 			t.Errorf("exit code %d, output lacks %q: %s", code, want, out.String())
 		}

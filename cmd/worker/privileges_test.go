@@ -20,9 +20,11 @@ import (
 func TestPrivileges_Least_EveryStrategyWorks(t *testing.T) {
 	t.Parallel()
 	if strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY"); strategy != "" {
-		t.Skipf("HOLDFAST_LOCK_STRATEGY is %s for all workers of this run; without it this test uses every strategy", strategy)
+		t.Skipf("HOLDFAST_LOCK_STRATEGY is %s for all workers of this run; without it this test uses every strategy",
+			strategy)
 	}
-	for _, more := range [][]string{{rangeStrategy}, {rangeStrategy, "HOLDFAST_LOCK_FAIR=true"}, {redlockStrategy}, {"optimistic"}, {"none"}} {
+	for _, more := range [][]string{{rangeStrategy}, {rangeStrategy, "HOLDFAST_LOCK_FAIR=true"}, {redlockStrategy},
+		{"optimistic"}, {"none"}} {
 		t.Run(strings.Join(more, " "), func(t *testing.T) {
 			t.Parallel()
 			s := newRestrictedHarness(t)
@@ -77,8 +79,10 @@ func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 			"place.lua: ERR The user executing the script can't run this command or subcommand"},
 		{func() { setUser("-mget") }, func() { setUser("+mget") },
 			"NOPERM this user has no permissions to run the 'mget' command"},
-		{func() { setUser("resetkeys") }, func() { setUser("~holdfast:*") }, "NOPERM this user has no permissions to access one of the keys"},
-		{func() { sql("REVOKE SELECT ON holdfast.inventory FROM holdfast_worker") }, func() { sql("GRANT SELECT ON holdfast.inventory TO holdfast_worker") },
+		{func() { setUser("resetkeys") }, func() { setUser("~holdfast:*") },
+			"NOPERM this user has no permissions to access one of the keys"},
+		{func() { sql("REVOKE SELECT ON holdfast.inventory FROM holdfast_worker") },
+			func() { sql("GRANT SELECT ON holdfast.inventory TO holdfast_worker") },
 			"permission denied for table inventory"},
 		{func() { deny("holdfast.out.>") }, func() { deny("") },
 			`permissions violation for publish to \"holdfast.out.hold.created.hall\"`},
@@ -86,7 +90,9 @@ func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 		c.take()
 		name := fmt.Sprintf("u%d", i)
 		id := s.publish(events.BookingRequested, "hall", bookingData("hall", name, name, holds.SlotSelection{}, 600))
-		stacktest.Eventually(t, "the log to contain: "+c.logged, func() bool { return strings.Contains(strings.ToLower(worker.log.String()), strings.ToLower(c.logged)) })
+		stacktest.Eventually(t, "the log to contain: "+c.logged, func() bool {
+			return strings.Contains(strings.ToLower(worker.log.String()), strings.ToLower(c.logged))
+		})
 		if log := fmt.Sprint(s.redis.Do(t.Context(), "ACL", "LOG", "128").Val()); i == 0 && !strings.Contains(log, "zrange") {
 			t.Errorf("ACL LOG: %s", log)
 		}
@@ -121,7 +127,8 @@ func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
 		<-p.exited
 		return p.log.String()
 	}
-	if log := started("worker", "$JS.API.CONSUMER.INFO.HOLDFAST_IN.*"); !strings.Contains(log, `user "holdfast_worker" may not publish to "$JS.API.CONSUMER.INFO.HOLDFAST_IN.`) ||
+	if log := started("worker", "$JS.API.CONSUMER.INFO.HOLDFAST_IN.*"); !strings.Contains(log,
+		`user "holdfast_worker" may not publish to "$JS.API.CONSUMER.INFO.HOLDFAST_IN.`) ||
 		strings.Contains(log, "could not build") {
 		t.Errorf("worker run printed:\n%s", log)
 	}
@@ -137,7 +144,8 @@ func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
 		}
 		var out strings.Builder
 		code := run(t.Context(), c.args, streams{&out, &out})
-		want := fmt.Sprintf(`permissions violation: user "holdfast_%s" may not publish to "%s`, c.user, strings.TrimSuffix(c.subject, ">"))
+		want := fmt.Sprintf(`permissions violation: user "holdfast_%s" may not publish to "%s`, c.user,
+			strings.TrimSuffix(c.subject, ">"))
 		if code != exitFailed || !strings.Contains(out.String(), want) || strings.Contains(out.String(), "deadline") {
 			t.Errorf("worker %s: exit code %d, want %s:\n%s", c.args[0], code, want, out.String())
 		}

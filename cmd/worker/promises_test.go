@@ -35,11 +35,13 @@ func TestOneSeat_ThousandRequests_OneGranted(t *testing.T) {
 	var requests sync.WaitGroup
 	for i := range people {
 		requests.Go(func() {
-			s.publish(events.BookingRequested, "hall", bookingData("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), seat, 600))
+			s.publish(events.BookingRequested, "hall",
+				bookingData("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), seat, 600))
 		})
 	}
 	requests.Wait()
-	s.await("an outcome for each", func(outcomes []events.Envelope, _ []nats.Header) bool { return len(outcomes) >= people+1 })
+	s.await("an outcome for each",
+		func(outcomes []events.Envelope, _ []nats.Header) bool { return len(outcomes) >= people+1 })
 	created, refused := s.ofType(holds.EventHoldCreated), s.ofType(holds.EventHoldRejected)
 	if len(created) != 1 || len(refused) != people-1 {
 		t.Errorf("%d created, %d rejected, want 1 and %d", len(created), len(refused), people-1)
@@ -67,7 +69,8 @@ func TestPlace_OverlappingStays_NeverOverCapacity(t *testing.T) {
 	first := time.Now().UTC().AddDate(0, 0, 7)
 	stay := func(from, nights int) holds.SlotSelection {
 		in := first.AddDate(0, 0, from)
-		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
+		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat),
+			CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
 	}
 	s.setInventory("double", stay(0, calendar), capacity)
 	s.answer(s.publish(events.BookingRequested, "double", bookingData("double", "u", "k", stay(0, calendar), 1))) // the other requests draw random nights
@@ -86,7 +89,8 @@ func TestPlace_OverlappingStays_NeverOverCapacity(t *testing.T) {
 				}
 				switch rand.N(10) {
 				case 0:
-					s.answer(s.publish(events.PaymentConfirmed, "double", events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: "p" + name}))
+					s.answer(s.publish(events.PaymentConfirmed, "double",
+						events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: "p" + name}))
 				case 1, 2, 3, 4:
 					s.answer(s.publish(events.BookingCancelled, "double", events.BookingCancelledData{HoldID: o.Subject}))
 				}
@@ -100,7 +104,8 @@ func TestPlace_OverlappingStays_NeverOverCapacity(t *testing.T) {
 			switch o.Type {
 			case events.Type(holds.EventHoldCreated):
 				open++
-			case events.Type(holds.EventHoldReleased), events.Type(holds.EventHoldExpired), events.Type(holds.EventHoldConfirmed):
+			case events.Type(holds.EventHoldReleased), events.Type(holds.EventHoldExpired),
+				events.Type(holds.EventHoldConfirmed):
 				open--
 			}
 		}
@@ -256,10 +261,12 @@ func (s *harness) payAtDeadline(t *testing.T, room string, number, ttl int64, le
 	paid := make([]string, number)
 	for i := range number {
 		all.Go(func() {
-			o := s.answer(s.publish(events.BookingRequested, room, bookingData(room, fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, ttl)))
+			o := s.answer(s.publish(events.BookingRequested, room,
+				bookingData(room, fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, ttl)))
 			deadline := decoded[holds.HoldCreated](t, o).ExpiresAt.Add(rand.N(100*time.Millisecond) - 50*time.Millisecond - lead)
 			<-time.After(time.Until(deadline))
-			paid[i] = s.publish(events.PaymentConfirmed, room, events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: fmt.Sprintf("p%d", i)})
+			paid[i] = s.publish(events.PaymentConfirmed, room,
+				events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: fmt.Sprintf("p%d", i)})
 		})
 	}
 	all.Wait()
@@ -296,18 +303,21 @@ const hour = 3600
 // killings has all verbs that write to more than one place.
 var killings = []killing{
 	{
-		verb: "place", steps: []string{"requests.fetched", "place.locked", "place.read", "place.decided", "requests.published", "requests.acked"}, ttl: hour,
+		verb: "place", steps: []string{"requests.fetched", "place.locked", "place.read", "place.decided",
+			"requests.published", "requests.acked"}, ttl: hour,
 		event: func(s *harness, _ string) string {
 			return s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, hour))
 		},
 		want: holds.EventHoldCreated, wantSlot: holds.SlotCounts{Held: 2},
 	},
 	{
-		verb: "confirm", steps: []string{"payments.fetched", "confirm.claimed", "confirm.committed", "confirm.settled", "payments.published", "payments.acked"}, ttl: hour,
+		verb: "confirm", steps: []string{"payments.fetched", "confirm.claimed", "confirm.committed", "confirm.settled",
+			"payments.published", "payments.acked"}, ttl: hour,
 		event: paying, want: holds.EventHoldConfirmed, wantSlot: holds.SlotCounts{Reserved: 1},
 	},
 	{
-		verb: "confirm late", steps: []string{"confirm.claimed", "place.decided", "confirm.retaken", "confirm.committed", "confirm.settled"}, ttl: 1,
+		verb: "confirm late", steps: []string{"confirm.claimed", "place.decided", "confirm.retaken", "confirm.committed",
+			"confirm.settled"}, ttl: 1,
 		event: paying, want: holds.EventHoldConfirmed, wantSlot: holds.SlotCounts{Reserved: 1}, wantExpired: 1,
 	},
 	{
@@ -325,7 +335,8 @@ var killings = []killing{
 		want: holds.EventHoldExtended, wantSlot: holds.SlotCounts{Held: 1},
 	},
 	{
-		verb: "cancel reservation", steps: []string{"cancel.committed", "cancel.timed", "changes.published"}, ttl: hour, paid: true,
+		verb: "cancel reservation", steps: []string{"cancel.committed", "cancel.timed", "changes.published"}, ttl: hour,
+		paid: true,
 		event: func(s *harness, hold string) string {
 			return s.publish(events.ReservationCancelled, "hall", events.ReservationCancelledData{HoldID: hold})
 		},
@@ -412,7 +423,8 @@ func TestExpiry_NoSweep_NextRequestGetsTheSeat(t *testing.T) {
 	if got := s.counts("hall")["A-12"]; got != "1" {
 		t.Errorf("%q held after the deadline: the hold was swept", got)
 	}
-	if o := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 600))); o.Type != events.Type(holds.EventHoldCreated) {
+	if o := s.answer(s.publish(events.BookingRequested, "hall",
+		bookingData("hall", "ben", "k2", seat, 600))); o.Type != events.Type(holds.EventHoldCreated) {
 		t.Errorf("after the deadline ben was answered %s: %s", o.Type, o.Data)
 	}
 }
@@ -426,7 +438,8 @@ func TestStop_WhileBusy_EveryEventHasItsOutcome(t *testing.T) {
 	s.setInventory("hall", holds.SlotSelection{}, 1_000_000)
 	const number = 2000
 	for i := range number {
-		s.publish(events.BookingRequested, "hall", bookingData("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, 600))
+		s.publish(events.BookingRequested, "hall",
+			bookingData("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, 600))
 		if i == number/2 {
 			if err := first.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 				t.Fatal(err)
@@ -438,7 +451,8 @@ func TestStop_WhileBusy_EveryEventHasItsOutcome(t *testing.T) {
 		t.Errorf("the stopped worker exited with %v, want 0", first.err)
 	}
 	s.startWorker()
-	s.await("an outcome for each", func(outcomes []events.Envelope, _ []nats.Header) bool { return len(outcomes) >= number+1 })
+	s.await("an outcome for each",
+		func(outcomes []events.Envelope, _ []nats.Header) bool { return len(outcomes) >= number+1 })
 	if n := len(s.ofType(holds.EventHoldCreated)); n != number {
 		t.Errorf("%d created, want %d", n, number)
 	}
@@ -466,7 +480,8 @@ func TestStop_RowLocked_EndsInTime(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), "UPDATE "+s.namespace+".inventory SET capacity = 2"); err != nil {
 		t.Fatal(err)
 	}
-	payment := s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
+	payment := s.publish(events.PaymentConfirmed, "hall",
+		events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
 	stacktest.Eventually(t, "the claim", func() bool {
 		_, body := first.get(t, "/v1/holds/"+hold.Subject)
 		return strings.Contains(body, "confirming")
@@ -527,7 +542,8 @@ func TestRepeatedRequest_EachKind_AnsweredAsPromised(t *testing.T) {
 	repeated.Metadata = nil
 	again := s.answer(send(request(repeated)))
 	data := decoded[holds.HoldCreated](t, again)
-	if again.ID == created.ID || !data.Replayed || data.HoldID != hold.HoldID || data.CreatedAt != hold.CreatedAt || data.ExpiresAt != hold.ExpiresAt || string(data.Metadata) != `{"shop":"x"}` {
+	if again.ID == created.ID || !data.Replayed || data.HoldID != hold.HoldID || data.CreatedAt != hold.CreatedAt ||
+		data.ExpiresAt != hold.ExpiresAt || string(data.Metadata) != `{"shop":"x"}` {
 		t.Errorf("the same key and content: %s", again.Data)
 	}
 
@@ -542,7 +558,8 @@ func TestRepeatedRequest_EachKind_AnsweredAsPromised(t *testing.T) {
 		other := original
 		change(&other)
 		o := s.answer(send(request(other)))
-		if data := decoded[holds.HoldRejected](t, o); o.Type != events.Type(holds.EventHoldRejected) || data.Reason != holds.ReasonKeyReused {
+		if data := decoded[holds.HoldRejected](t, o); o.Type != events.Type(holds.EventHoldRejected) ||
+			data.Reason != holds.ReasonKeyReused {
 			t.Errorf("the same key, %s: %s %s", reason, o.Type, o.Data)
 		}
 	}
@@ -550,7 +567,8 @@ func TestRepeatedRequest_EachKind_AnsweredAsPromised(t *testing.T) {
 	twice := original
 	twice.RequestKey, twice.Quantity = "k2", 3
 	o := s.answer(send(request(twice)))
-	if data := decoded[holds.HoldRejected](t, o); data.Reason != holds.ReasonAlreadyHolding || data.HoldID != hold.HoldID || o.Subject != hold.HoldID.String() {
+	if data := decoded[holds.HoldRejected](t, o); data.Reason != holds.ReasonAlreadyHolding ||
+		data.HoldID != hold.HoldID || o.Subject != hold.HoldID.String() {
 		t.Errorf("the same user and seat: %s", o.Data)
 	}
 

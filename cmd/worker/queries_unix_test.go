@@ -160,16 +160,19 @@ func TestQueries_Hang_DecisionsGoOn(t *testing.T) {
 	if o.Type != events.Type(holds.EventHoldCreated) {
 		t.Errorf("while queries hang a request was answered with %s", o.Type)
 	}
-	paid := s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: "p"}))
+	paid := s.answer(s.publish(events.PaymentConfirmed, "hall",
+		events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: "p"}))
 	if paid.Type != events.Type(holds.EventHoldConfirmed) {
 		t.Errorf("while queries hang a payment was answered with %s", paid.Type)
 	}
-	stacktest.Eventually(t, "the worker to be ready", func() bool { status, _ := worker.get(t, "/readyz"); return status == http.StatusOK })
+	stacktest.Eventually(t, "the worker to be ready",
+		func() bool { status, _ := worker.get(t, "/readyz"); return status == http.StatusOK })
 
 	enough()
 	flood.Wait()
 	goOn()
-	stacktest.Eventually(t, "queries to be answered again", func() bool { status, _ := worker.get(t, path); return status == http.StatusOK })
+	stacktest.Eventually(t, "queries to be answered again",
+		func() bool { status, _ := worker.get(t, path); return status == http.StatusOK })
 	if list := s.redis.ClientList(t.Context()).Val(); !strings.Contains(list, " name=holdfast-"+s.namespace+"-queries ") {
 		t.Errorf("queries have no separate connections to redis: %s", list)
 	}

@@ -115,7 +115,7 @@ func (r *rebuildCommand) report(to io.Writer, done recovery.RebuildResult) error
 		}{done, done.Took.Milliseconds()})
 	}
 	if done == (recovery.RebuildResult{}) {
-		fmt.Fprintln(to, "a worker has rebuilt it in the meantime, see its log")
+		fmt.Fprintln(to, "a worker has already rebuilt it, see its log")
 		return nil
 	}
 	fmt.Fprintf(to, "filled in from %d outcomes in %.1f s: %d live and %d ended holds on %d resources, %d answers\n",

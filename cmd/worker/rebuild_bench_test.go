@@ -67,7 +67,8 @@ func BenchmarkRebuild(b *testing.B) {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		supervisor, err := newSupervisor(c.Run.Config, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, s.js, s.subjects, zerolog.New(b.Output()))
+		supervisor, err := newSupervisor(c.Run.Config, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, s.js, s.subjects,
+			zerolog.New(b.Output()))
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -123,8 +124,10 @@ func (s *harness) storeCreated(b *testing.B, number, resources int) {
 		from := in.AddDate(0, 0, i/resources%300)
 		data, err := json.Marshal(holds.HoldCreated{
 			HoldData: holds.HoldData{
-				ResourceID: resource, HoldID: id, RequestKey: fmt.Sprintf("key-%d", i), UserID: fmt.Sprintf("user-%d", i), Quantity: &quantity,
-				SlotSelection: holds.SlotSelection{CheckIn: from.Format(holds.DateFormat), CheckOut: from.AddDate(0, 0, 3).Format(holds.DateFormat)},
+				ResourceID: resource, HoldID: id, RequestKey: fmt.Sprintf("key-%d", i), UserID: fmt.Sprintf("user-%d", i),
+				Quantity: &quantity,
+				SlotSelection: holds.SlotSelection{CheckIn: from.Format(holds.DateFormat),
+					CheckOut: from.AddDate(0, 0, 3).Format(holds.DateFormat)},
 			},
 			CreatedAt: now, ExpiresAt: holds.Time{Time: now.Add(time.Hour)},
 		})
@@ -132,7 +135,8 @@ func (s *harness) storeCreated(b *testing.B, number, resources int) {
 			b.Fatal(err)
 		}
 		body, err := json.Marshal(events.Envelope{
-			SpecVersion: "1.0", ID: id.UUID[:8] + "-0000-8000-8000-" + id.UUID[20:], DataContentType: "application/json", Source: "/holdfast/" + s.namespace, Type: events.Type(holds.EventHoldCreated),
+			SpecVersion: "1.0", ID: id.UUID[:8] + "-0000-8000-8000-" + id.UUID[20:], DataContentType: "application/json",
+			Source: "/holdfast/" + s.namespace, Type: events.Type(holds.EventHoldCreated),
 			Subject: id.String(), Time: now, CausationID: fmt.Sprintf("event-%d", i), Data: data,
 		})
 		if err != nil {

@@ -120,7 +120,8 @@ func (y *scenario) step(event, resource string, data any, want string) events.En
 func (y *scenario) run() {
 	y.t.Helper()
 	in := time.Now().UTC().AddDate(0, 0, 9)
-	stay := holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, 3).Format(holds.DateFormat)}
+	stay := holds.SlotSelection{CheckIn: in.Format(holds.DateFormat),
+		CheckOut: in.AddDate(0, 0, 3).Format(holds.DateFormat)}
 	seats := func(names ...string) holds.SlotSelection { return holds.SlotSelection{Slots: names} }
 	one := func(user, key string, of holds.SlotSelection, ttl int64) events.BookingRequestedData {
 		return bookingData("hall", user, key, of, ttl)
@@ -150,8 +151,11 @@ func (y *scenario) run() {
 		y.step(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: payment}, want)
 	}
 
-	y.step(events.InventorySet, "double", events.InventorySetData{ResourceID: "double", SlotSelection: stay, Capacity: 3}, "inventory.updated")
-	y.step(events.InventorySet, "hall", events.InventorySetData{ResourceID: "hall", SlotSelection: seats("A", "B", "C", "D", "E", "F", "G"), Capacity: 1}, "inventory.updated")
+	y.step(events.InventorySet, "double",
+		events.InventorySetData{ResourceID: "double", SlotSelection: stay, Capacity: 3}, "inventory.updated")
+	y.step(events.InventorySet, "hall",
+		events.InventorySetData{ResourceID: "hall", SlotSelection: seats("A", "B", "C", "D", "E", "F", "G"), Capacity: 1},
+		"inventory.updated")
 	y.step(events.InventorySet, "shoes", events.InventorySetData{ResourceID: "shoes", Capacity: 50}, "inventory.updated")
 
 	plain := bookingData("double", "ana", "k-plain", stay, 3600)
@@ -179,7 +183,8 @@ func (y *scenario) run() {
 	request(bookingData("hall", "ana", "k-none", seats("Z"), 60), "hold.rejected unknown_resource")
 	request(bookingData("hall", "ana", "k-invalid", seats("A"), 100000), "hold.rejected invalid_request")
 	for i := range 10 {
-		request(bookingData("shoes", "dan", fmt.Sprintf("k-dan-%d", i), holds.SlotSelection{}, 3600-int64(i)), map[bool]string{true: "hold.created", false: "hold.rejected already_holding"}[i == 0])
+		request(bookingData("shoes", "dan", fmt.Sprintf("k-dan-%d", i), holds.SlotSelection{}, 3600-int64(i)),
+			map[bool]string{true: "hold.created", false: "hold.rejected already_holding"}[i == 0])
 	}
 
 	cancelKey("k-never", "booking.cancelled")
@@ -230,7 +235,8 @@ func (s *harness) contents() map[string]any {
 		key := keys.Val()
 		name := strings.SplitN(key, "}:", 2)[1]
 		switch parts := strings.SplitN(name, ":", 3); {
-		case name == "epoch", name == "fence", len(parts) > 1 && (parts[1] == "rev" || parts[1] == "lock" || parts[1] == "locks" || parts[1] == "waited_for"):
+		case name == "epoch", name == "fence", len(parts) > 1 &&
+			(parts[1] == "rev" || parts[1] == "lock" || parts[1] == "locks" || parts[1] == "waited_for"):
 			continue
 		}
 		switch kind := s.redis.Type(ctx, key).Val(); kind {
@@ -325,7 +331,8 @@ func TestRedisLost_Rebuilt_EqualsWhatWasThere(t *testing.T) {
 		}
 	}
 	sameContents(t, had, s.contents())
-	stacktest.Eventually(t, "the worker to be ready", func() bool { code, _ := worker.get(t, "/readyz"); return code == 200 })
+	stacktest.Eventually(t, "the worker to be ready",
+		func() bool { code, _ := worker.get(t, "/readyz"); return code == 200 })
 }
 
 // has reports whether there is a key whose last part is last.

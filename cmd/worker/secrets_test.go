@@ -92,7 +92,8 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 	s.setInventory("hall", holds.SlotSelection{Slots: []string{"A", "B", "C", "D", "E"}}, 1)
 	planted := make([]contractRow, len(contractRows))
 	for i, row := range contractRows {
-		row.data = strings.ReplaceAll(row.data, "~user_id~:~ana~,", "~user_id~:~"+user+"~,~metadata~:{~"+metadata+"~:[~"+metadata+"~]},")
+		row.data = strings.ReplaceAll(row.data, "~user_id~:~ana~,",
+			"~user_id~:~"+user+"~,~metadata~:{~"+metadata+"~:[~"+metadata+"~]},")
 		row.data = strings.ReplaceAll(row.data, ",~metadata~:{~cart~:7}", "")
 		planted[i] = row
 	}
@@ -114,22 +115,32 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 	}
 	good, userID := `{"a":"`+metadata+`"}`, `"`+user+`"`
 	for i, body := range []string{
-		data(`"`+metadata+`"`, userID), data(`["`+metadata+`"]`, userID), data(`{"`+metadata+`":1,"`+metadata+`":2}`, userID), data(`{"`+metadata+`":}`, userID),
-		data(`{"a":"`+metadata+`\ud800"}`, userID), data("{\"a\":\""+metadata+"\xff\"}", userID), data(`{"a":"`+metadata+`"`, userID), data(`{"a":`+metadata+`}`, userID),
+		data(`"`+metadata+`"`, userID), data(`["`+metadata+`"]`, userID),
+		data(`{"`+metadata+`":1,"`+metadata+`":2}`, userID), data(`{"`+metadata+`":}`, userID),
+		data(`{"a":"`+metadata+`\ud800"}`, userID), data("{\"a\":\""+metadata+"\xff\"}", userID),
+		data(`{"a":"`+metadata+`"`, userID), data(`{"a":`+metadata+`}`, userID),
 		data(`{"a":"`+strings.Repeat(metadata, 200)+`"}`, userID), data(`{"a":"`+strings.Repeat(metadata, 3000)+`"}`, userID),
-		data(good, `"`+user+` `+user+`"`), data(good, `["`+user+`"]`), data(good, `{"`+user+`":1,"`+user+`":1}`), data(good, `"`+strings.Repeat(user, 10)+`"`), data(good, user),
-		strings.Replace(data(good, userID), `"quantity":1`, `"quantity":1.0`, 1), strings.Replace(data(good, userID), `"quantity":1`, `"quantity":"`+metadata+`"`, 1),
-		strings.Replace(data(good, userID), `"slots":["A"]`, `"slots":["`+metadata+` "]`, 1), strings.Replace(data(good, userID), `"slots":["A"]`, `"check_in":"`+metadata+`","check_out":"x"`, 1),
-		strings.Replace(data(good, userID), `"resource_id":"hall"`, `"resource_id":"`+metadata+` "`, 1), strings.Replace(data(good, userID), `"k"`, `"`+metadata+` "`, 1),
+		data(good, `"`+user+` `+user+`"`), data(good, `["`+user+`"]`), data(good, `{"`+user+`":1,"`+user+`":1}`),
+		data(good, `"`+strings.Repeat(user, 10)+`"`), data(good, user),
+		strings.Replace(data(good, userID), `"quantity":1`, `"quantity":1.0`, 1),
+		strings.Replace(data(good, userID), `"quantity":1`, `"quantity":"`+metadata+`"`, 1),
+		strings.Replace(data(good, userID), `"slots":["A"]`, `"slots":["`+metadata+` "]`, 1),
+		strings.Replace(data(good, userID), `"slots":["A"]`, `"check_in":"`+metadata+`","check_out":"x"`, 1),
+		strings.Replace(data(good, userID), `"resource_id":"hall"`, `"resource_id":"`+metadata+` "`, 1),
+		strings.Replace(data(good, userID), `"k"`, `"`+metadata+` "`, 1),
 		`{"hold_id":"` + metadata + `","metadata":` + good + `}`, `"` + metadata + `"`, metadata,
 	} {
 		head := fmt.Sprintf(id, i)
 		send("holdfast.in.booking.requested.hall", `{`+head+`,"data":`+body+`}`)
-		send("holdfast.in.booking.extended.hall", `{`+strings.Replace(head, "booking.requested", "booking.extended", 1)+`,"data":`+body+`}`)
-		send("holdfast.in.payment.confirmed.hall", `{`+strings.Replace(head, "booking.requested", "payment.confirmed", 1)+`,"data":`+body+`}`)
-		send("holdfast.in.booking.imagined.hall", `{`+strings.Replace(head, "booking.requested", "booking.imagined", 1)+`,"data":`+body+`}`)
+		send("holdfast.in.booking.extended.hall",
+			`{`+strings.Replace(head, "booking.requested", "booking.extended", 1)+`,"data":`+body+`}`)
+		send("holdfast.in.payment.confirmed.hall",
+			`{`+strings.Replace(head, "booking.requested", "payment.confirmed", 1)+`,"data":`+body+`}`)
+		send("holdfast.in.booking.imagined.hall",
+			`{`+strings.Replace(head, "booking.requested", "booking.imagined", 1)+`,"data":`+body+`}`)
 		send("holdfast.in.booking.requested.other", `{`+head+`,"data":`+body+`}`)
-		send("holdfast.in.booking.requested.hall", body, "ce-specversion", "1.0", "ce-id", head, "ce-source", "/s", "ce-type", "holdfast.booking.requested.v1", "content-type", "application/json")
+		send("holdfast.in.booking.requested.hall", body, "ce-specversion", "1.0", "ce-id", head, "ce-source", "/s",
+			"ce-type", "holdfast.booking.requested.v1", "content-type", "application/json")
 		send("holdfast.in.booking.requested.hall", body)
 		for _, endpoint := range []string{"availability", "hold", "evaluate"} {
 			m := nats.NewMsg("holdfast.svc." + endpoint)
@@ -148,8 +159,10 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 		return fmt.Sprintf("%s:{%d}:%s:%s", s.namespace, record.Partition(resource), resource, name)
 	}
 	for _, record := range []string{
-		metadata, "held " + metadata, "held 1 1 " + metadata + " 0 - ann k A {} ", "held 1 1 1 " + metadata + " - ann k A {} ", "held " + metadata + " 1 1 0 - " + user + " k A {} ",
-		"held 1 1 1 0 - " + user + " k A {\"" + metadata + " " + metadata, "held 1 1 1 0 - " + user + " " + metadata, metadata + " 1 1 1 0 - " + user + " k A {} ",
+		metadata, "held " + metadata, "held 1 1 " + metadata + " 0 - ann k A {} ",
+		"held 1 1 1 " + metadata + " - ann k A {} ", "held " + metadata + " 1 1 0 - " + user + " k A {} ",
+		"held 1 1 1 0 - " + user + " k A {\"" + metadata + " " + metadata, "held 1 1 1 0 - " + user + " " + metadata,
+		metadata + " 1 1 1 0 - " + user + " k A {} ",
 	} {
 		hold, err := holds.NewHoldID("ruin")
 		if err != nil {
@@ -171,11 +184,14 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, resource := range []string{"ruin2", "ruin3"} {
-		s.publish(events.BookingRequested, resource, bookingData(resource, user, "k", holds.SlotSelection{Slots: []string{"A"}}, 60))
+		s.publish(events.BookingRequested, resource,
+			bookingData(resource, user, "k", holds.SlotSelection{Slots: []string{"A"}}, 60))
 		_, body := limited.get(t, "/v1/availability?slot=A&resource_id="+resource)
 		seen.add("availability of a corrupt resource", body)
 	}
-	stacktest.Eventually(t, "the corruption to be logged", func() bool { return strings.Contains(limited.log.String(), "corrupt data in redis") })
+	stacktest.Eventually(t, "the corruption to be logged", func() bool {
+		return strings.Contains(limited.log.String(), "corrupt data in redis")
+	})
 
 	// Each server in turn rejects the worker's login.
 	admin, err := pgx.Connect(t.Context(), s.urls.postgres)
@@ -184,15 +200,21 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 	}
 	defer func() { _ = admin.Close(context.Background()) }()
 	for _, statement := range []string{
-		"ALTER ROLE holdfast_worker PASSWORD 'another'", "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'holdfast_worker'",
+		"ALTER ROLE holdfast_worker PASSWORD 'another'",
+		"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'holdfast_worker'",
 	} {
 		if _, err := admin.Exec(t.Context(), statement); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s.publish(events.BookingRequested, "hall", map[string]any{"request_key": "k9", "user_id": user, "resource_id": "hall", "quantity": 1, "metadata": map[string]string{"a": metadata}})
-	stacktest.Eventually(t, "Postgres to refuse", func() bool { return strings.Contains(limited.log.String(), "password authentication failed") })
-	for _, command := range [][]any{{"ACL", "SETUSER", "holdfast_worker", "resetpass", ">another"}, {"CLIENT", "KILL", "USER", "holdfast_worker"}} {
+	s.publish(events.BookingRequested, "hall",
+		map[string]any{"request_key": "k9", "user_id": user, "resource_id": "hall", "quantity": 1,
+			"metadata": map[string]string{"a": metadata}})
+	stacktest.Eventually(t, "Postgres to refuse", func() bool {
+		return strings.Contains(limited.log.String(), "password authentication failed")
+	})
+	for _, command := range [][]any{{"ACL", "SETUSER", "holdfast_worker", "resetpass", ">another"},
+		{"CLIENT", "KILL", "USER", "holdfast_worker"}} {
 		if err := s.redis.Do(t.Context(), command...).Err(); err != nil {
 			t.Fatal(err)
 		}
@@ -201,8 +223,11 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 	if err := s.restricted.DenyNATS("worker", "$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_IN.requests"); err != nil {
 		t.Fatal(err)
 	}
-	stacktest.Eventually(t, "NATS to refuse", func() bool { return strings.Contains(limited.log.String(), "permissions violation") })
-	for _, path := range []string{"/readyz", "/metrics", "/healthz", "/v1/availability?resource_id=hall", "/v1/holds/" + user, "/v1/holds/" + metadata, "/nothing/" + metadata} {
+	stacktest.Eventually(t, "NATS to refuse", func() bool {
+		return strings.Contains(limited.log.String(), "permissions violation")
+	})
+	for _, path := range []string{"/readyz", "/metrics", "/healthz", "/v1/availability?resource_id=hall",
+		"/v1/holds/" + user, "/v1/holds/" + metadata, "/nothing/" + metadata} {
 		_, body := limited.get(t, path)
 		if !strings.Contains(path, user) && !strings.Contains(path, metadata) {
 			seen.add("GET "+path, body)
@@ -210,9 +235,11 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 	}
 	// Every command, with these servers and with wrong URLs.
 	at := s.urlsAs("worker")
-	for _, verb := range []string{"preflight", "preflight -o json", "run --http-addr 127.0.0.1:0", "run --no-migrate --preflight refuse --http-addr 127.0.0.1:0", "migrate", "locks --http-addr " + limited.http,
+	for _, verb := range []string{"preflight", "preflight -o json", "run --http-addr 127.0.0.1:0",
+		"run --no-migrate --preflight refuse --http-addr 127.0.0.1:0", "migrate", "locks --http-addr " + limited.http,
 		"locks -o json --http-addr " + limited.http, "audit", "audit -o json"} {
-		flags := []string{"--namespace", s.namespace, "--nats-url", at.nats, "--redis-url", at.redis, "--postgres-url", at.postgres}
+		flags := []string{"--namespace", s.namespace, "--nats-url", at.nats, "--redis-url", at.redis, "--postgres-url",
+			at.postgres}
 		if strings.HasPrefix(verb, "audit") {
 			flags = s.auditFlags()[1:]
 		}
@@ -229,7 +256,9 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 	password := stacktest.Passwords()[0]
 	wrong := func(scheme string) (urls []string) {
 		for _, rest := range []string{
-			"://ann:%s@127.0.0.1:1/x", "://ann:%s@127.0.0.1:bad/x", "://ann:%s@[::1", "://ann:%%zz%s@h/x", "://%s@127.0.0.1:1", "://127.0.0.1:1/x?password=%s", "://h h/x?password=%s", ":%s", "%s", "://ann:%s@", "://ann:%s@h/%%zz",
+			"://ann:%s@127.0.0.1:1/x", "://ann:%s@127.0.0.1:bad/x", "://ann:%s@[::1", "://ann:%%zz%s@h/x",
+			"://%s@127.0.0.1:1", "://127.0.0.1:1/x?password=%s", "://h h/x?password=%s", ":%s", "%s", "://ann:%s@",
+			"://ann:%s@h/%%zz",
 		} {
 			one := scheme + fmt.Sprintf(rest, password)
 			isName := scheme == "nats" && rest == "%s" || scheme == "postgres" && rest == "://%s@127.0.0.1:1" // %s is a host or user name
@@ -240,9 +269,12 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 		return urls
 	}
 	fine := s.urlsAs("migrator")
-	for flag, urls := range map[string][]string{"--nats-url": wrong("nats"), "--redis-url": wrong("redis"), "--postgres-url": append(wrong("postgres"), "host=127.0.0.1 port=1 user=ann password="+password, "host=127.0.0.1 port=bad password="+password)} {
+	for flag, urls := range map[string][]string{"--nats-url": wrong("nats"), "--redis-url": wrong("redis"),
+		"--postgres-url": append(wrong("postgres"), "host=127.0.0.1 port=1 user=ann password="+password,
+			"host=127.0.0.1 port=bad password="+password)} {
 		for _, url := range urls {
-			args := map[string]string{"--nats-url": fine.nats, "--redis-url": fine.redis, "--postgres-url": fine.postgres, flag: url}
+			args := map[string]string{"--nats-url": fine.nats, "--redis-url": fine.redis, "--postgres-url": fine.postgres,
+				flag: url}
 			for _, verb := range []string{"preflight", "run", "migrate", "dev --once", "audit"} {
 				line := strings.Fields(verb)
 				for name, value := range args {
@@ -298,13 +330,16 @@ func TestSecrets_OwnProcess_NothingSecret(t *testing.T) {
 	}
 	const secret = "s3cret-in-url"
 	for _, args := range [][]string{
-		{"preflight", "--nats-url", "nats://a:" + secret + "@127.0.0.1:1", "--redis-url", "redis://a:" + secret + "@127.0.0.1:1", "--postgres-url", "postgres://a:" + secret + "@127.0.0.1:1/x"},
-		{"run", "--http-addr", "127.0.0.1:0", "--nats-url", "nats://a:" + secret + "@127.0.0.1:1", "--redis-url", "redis://a:" + secret + "@127.0.0.1:1", "--postgres-url", "postgres://a:" + secret + "@127.0.0.1:1/x"},
+		{"preflight", "--nats-url", "nats://a:" + secret + "@127.0.0.1:1", "--redis-url",
+			"redis://a:" + secret + "@127.0.0.1:1", "--postgres-url", "postgres://a:" + secret + "@127.0.0.1:1/x"},
+		{"run", "--http-addr", "127.0.0.1:0", "--nats-url", "nats://a:" + secret + "@127.0.0.1:1", "--redis-url",
+			"redis://a:" + secret + "@127.0.0.1:1", "--postgres-url", "postgres://a:" + secret + "@127.0.0.1:1/x"},
 		{"run", "--lock-strategy", "redlock", "--lock-redis-urls", "redis://a:" + secret + "@h:bad,redis://b,redis://c"},
 		{"run", "--help"}, {"preflight", "--help"},
 	} {
 		cmd := exec.Command(binary, args...)
-		cmd.Env = append(cmd.Environ(), "HOLDFAST_NATS_URL=nats://"+secret+"@127.0.0.1:1", "HOLDFAST_REDIS_URL=redis://:"+secret+"@127.0.0.1:1", "HOLDFAST_POSTGRES_URL=postgres://a:"+secret+"@127.0.0.1:1/x")
+		cmd.Env = append(cmd.Environ(), "HOLDFAST_NATS_URL=nats://"+secret+"@127.0.0.1:1",
+			"HOLDFAST_REDIS_URL=redis://:"+secret+"@127.0.0.1:1", "HOLDFAST_POSTGRES_URL=postgres://a:"+secret+"@127.0.0.1:1/x")
 		out, _ := cmd.CombinedOutput()
 		if len(out) == 0 || strings.Contains(string(out), secret) {
 			t.Errorf("worker %v: %s", args, out)

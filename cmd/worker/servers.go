@@ -167,7 +167,8 @@ func storePolicy(ctx context.Context, c Config, db *store.Store, log zerolog.Log
 
 // firstEpoch writes the first epoch to Redis and Postgres, which links the two. When there is an
 // epoch already, it does nothing: the supervisor checks whether both servers still have it.
-func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db *store.Store, log zerolog.Logger) error {
+func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db *store.Store,
+	log zerolog.Logger) error {
 	epoch, err := db.Epoch(ctx)
 	if err != nil {
 		return err

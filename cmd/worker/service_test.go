@@ -32,16 +32,23 @@ func TestService_EveryQuery_AnswersAsHTTP(t *testing.T) {
 
 	const unknownHold = "hall.00000000000000000000000000000000"
 	table := []struct{ endpoint, query, path string }{
-		{"availability", `{"resource_id":"double","check_in":"2027-01-01","check_out":"2027-01-04"}`, "/v1/availability?resource_id=double&check_in=2027-01-01&check_out=2027-01-04"},
-		{"availability", `{"resource_id":"hall","slots":["A-12","A-13"]}`, "/v1/availability?resource_id=hall&slot=A-12&slot=A-13"},
+		{"availability", `{"resource_id":"double","check_in":"2027-01-01","check_out":"2027-01-04"}`,
+			"/v1/availability?resource_id=double&check_in=2027-01-01&check_out=2027-01-04"},
+		{"availability", `{"resource_id":"hall","slots":["A-12","A-13"]}`,
+			"/v1/availability?resource_id=hall&slot=A-12&slot=A-13"},
 		{"availability", `{"resource_id":"shoes"}`, "/v1/availability?resource_id=shoes"},
 		{"availability", `{}`, "/v1/availability"},
 		{"availability", `{"resource_id":"a.b"}`, "/v1/availability?resource_id=a.b"},
-		{"availability", `{"resource_id":"double","check_in":"2027-01-01"}`, "/v1/availability?resource_id=double&check_in=2027-01-01"},
-		{"availability", `{"resource_id":"double","check_in":"2027-01-02","check_out":"2027-01-02"}`, "/v1/availability?resource_id=double&check_in=2027-01-02&check_out=2027-01-02"},
-		{"availability", `{"resource_id":"double","check_in":"2027-02-30","check_out":"2027-03-02"}`, "/v1/availability?resource_id=double&check_in=2027-02-30&check_out=2027-03-02"},
-		{"availability", `{"resource_id":"hall","slots":["A-12"],"check_in":"2027-01-01","check_out":"2027-01-02"}`, "/v1/availability?resource_id=hall&slot=A-12&check_in=2027-01-01&check_out=2027-01-02"},
-		{"availability", `{"resource_id":"hall","slots":["A-12","A-12"]}`, "/v1/availability?resource_id=hall&slot=A-12&slot=A-12"},
+		{"availability", `{"resource_id":"double","check_in":"2027-01-01"}`,
+			"/v1/availability?resource_id=double&check_in=2027-01-01"},
+		{"availability", `{"resource_id":"double","check_in":"2027-01-02","check_out":"2027-01-02"}`,
+			"/v1/availability?resource_id=double&check_in=2027-01-02&check_out=2027-01-02"},
+		{"availability", `{"resource_id":"double","check_in":"2027-02-30","check_out":"2027-03-02"}`,
+			"/v1/availability?resource_id=double&check_in=2027-02-30&check_out=2027-03-02"},
+		{"availability", `{"resource_id":"hall","slots":["A-12"],"check_in":"2027-01-01","check_out":"2027-01-02"}`,
+			"/v1/availability?resource_id=hall&slot=A-12&check_in=2027-01-01&check_out=2027-01-02"},
+		{"availability", `{"resource_id":"hall","slots":["A-12","A-12"]}`,
+			"/v1/availability?resource_id=hall&slot=A-12&slot=A-12"},
 		{"availability", `{"resource_id":"double","colour":"red"}`, "/v1/availability?resource_id=double&colour=red"},
 		{"hold", `{"hold_id":"` + hold.Subject + `"}`, "/v1/holds/" + hold.Subject},
 		{"hold", `{"hold_id":"` + unknownHold + `"}`, "/v1/holds/" + unknownHold},
@@ -82,7 +89,8 @@ func TestService_EveryQuery_AnswersAsHTTP(t *testing.T) {
 	}
 
 	// Redis loses its data: both report it.
-	if err := s.redis.Del(t.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall"))).Err(); err != nil {
+	if err := s.redis.Del(t.Context(),
+		fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall"))).Err(); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ endpoint, query, path string }{table[1], table[11]} {

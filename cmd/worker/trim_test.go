@@ -23,7 +23,8 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 	s := newRestrictedHarness(t)
 	s.startWorker("HOLDFAST_RECONCILE=off")
 	s.setInventory("hall", holds.SlotSelection{}, 10)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))).Subject
+	hold := s.answer(s.publish(events.BookingRequested, "hall",
+		bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))).Subject
 	s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: "p"}))
 	s.answer(s.publish(events.ReservationCancelled, "hall", events.ReservationCancelledData{HoldID: hold}))
 	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "l", holds.SlotSelection{}, 600)))
@@ -53,7 +54,8 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 	}
 	c := Config{
 		Connections: Connections{Namespace: s.namespace, PostgresURL: at.postgres},
-		Policies:    Policies{Terms: Terms{Lifetimes: Lifetimes{HoldLifetimeMax: 2 * time.Hour}}}, Operations: Operations{InboundKeep: -time.Minute},
+		Policies:    Policies{Terms: Terms{Lifetimes: Lifetimes{HoldLifetimeMax: 2 * time.Hour}}},
+		Operations:  Operations{InboundKeep: -time.Minute},
 	}
 	db, err := newStore(t.Context(), c)
 	if err != nil {

@@ -154,7 +154,8 @@ func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
 	end(older)
 	goesOn("the new worker to go on alone", newer)
 	// The first version that starts on a newer schema has this migration.
-	if found, err := filepath.Glob(filepath.Join(tree, "internal/store/migrations/00010_*.sql")); err != nil || len(found) > 0 {
+	if found, err := filepath.Glob(filepath.Join(tree, "internal/store/migrations/00010_*.sql")); err != nil ||
+		len(found) > 0 {
 		older = startOld()
 		goesOn("the old worker to take part again", older)
 	}
@@ -235,7 +236,8 @@ func (s *harness) mixedLoad(t *testing.T) *mixedLoad {
 	first := time.Now().UTC().AddDate(0, 0, 7)
 	stay := func(from, nights int) holds.SlotSelection {
 		in := first.AddDate(0, 0, from)
-		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
+		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat),
+			CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
 	}
 	s.setInventory("double", stay(0, calendar), l.capacity)
 	for p := range publishers {
@@ -272,7 +274,8 @@ func (l *mixedLoad) liveHold(name string, selection holds.SlotSelection) {
 		l.request(events.PaymentStarted, events.PaymentStartedData{HoldID: o.Subject})
 		cancel()
 	case 3:
-		l.request(events.InventorySet, events.InventorySetData{ResourceID: "double", SlotSelection: selection, Capacity: l.capacity})
+		l.request(events.InventorySet,
+			events.InventorySetData{ResourceID: "double", SlotSelection: selection, Capacity: l.capacity})
 	case 4:
 		cancel()
 	}
@@ -293,7 +296,8 @@ func (l *mixedLoad) check(t *testing.T) {
 	stacktest.Eventually(t, "the end of every hold", func() bool { return len(l.s.counts("double")) == 0 })
 	l.s.await("all that was published about holds", func(outcomes []events.Envelope, _ []nats.Header) bool {
 		created := len(ofType(outcomes, holds.EventHoldCreated))
-		ended := len(ofType(outcomes, holds.EventHoldReleased)) + len(ofType(outcomes, holds.EventHoldExpired)) + len(ofType(outcomes, holds.EventHoldConfirmed))
+		ended := len(ofType(outcomes, holds.EventHoldReleased)) + len(ofType(outcomes,
+			holds.EventHoldExpired)) + len(ofType(outcomes, holds.EventHoldConfirmed))
 		return created == ended
 	})
 	l.s.wantNoFindings()

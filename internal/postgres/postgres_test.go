@@ -270,7 +270,8 @@ func TestConfig_TargetSessionAttrs_AcceptedOrRefused(t *testing.T) {
 		t.Setenv("PGTARGETSESSIONATTRS", "")
 	}
 	for _, address := range []string{"http://u:s3cret@a", plain + "?target_session_attrs=best"} {
-		if _, err := postgres.Config(address, "holdfast"); !errors.Is(err, postgres.ErrURL) || strings.Contains(err.Error(), "s3cret") {
+		if _, err := postgres.Config(address, "holdfast"); !errors.Is(err, postgres.ErrURL) ||
+			strings.Contains(err.Error(), "s3cret") {
 			t.Errorf("%s: %v, want %v", address, err, postgres.ErrURL)
 		}
 	}

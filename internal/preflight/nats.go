@@ -81,7 +81,8 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 		return clock{of: "nats", err: errUnreachable}
 	}
 	var err error
-	l.nc, err = events.Connect(t.NATSURL, "holdfast preflight "+t.Namespace, func(string, ...any) {}, nats.Timeout(within/2),
+	l.nc, err = events.Connect(t.NATSURL, "holdfast preflight "+t.Namespace, func(string, ...any) {},
+		nats.Timeout(within/2),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 			select {
 			case l.refused <- refusal{err}:

@@ -67,11 +67,15 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		{"discards new", out, "fail", func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardNew }, false},
 		{"no purges", in, "warn", func(c *jetstream.StreamConfig) { c.DenyPurge = true }, true},
 		{"no acks", in, "fail", func(c *jetstream.StreamConfig) { c.NoAck = true }, false},
-		{"other subjects", in, "fail", func(c *jetstream.StreamConfig) { c.Subjects = []string{"holdfast.in.booking.>"} }, false},
-		{"other subjects", out, "fail", func(c *jetstream.StreamConfig) { c.Subjects = []string{"holdfast.out.hold.>"} }, false},
+		{"other subjects", in, "fail", func(c *jetstream.StreamConfig) { c.Subjects = []string{"holdfast.in.booking.>"} },
+			false},
+		{"other subjects", out, "fail", func(c *jetstream.StreamConfig) { c.Subjects = []string{"holdfast.out.hold.>"} },
+			false},
 		{"one of a subject", in, "fail", func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }, false},
-		{"lives too short", out, "fail", func(c *jetstream.StreamConfig) { c.MaxAge = retention.HoldLifetime - time.Second }, false},
-		{"forgets answers", out, "warn", func(c *jetstream.StreamConfig) { c.MaxAge = retention.HoldLifetime + retention.AnswerTTL - time.Second }, false},
+		{"lives too short", out, "fail",
+			func(c *jetstream.StreamConfig) { c.MaxAge = retention.HoldLifetime - time.Second }, false},
+		{"forgets answers", out, "warn",
+			func(c *jetstream.StreamConfig) { c.MaxAge = retention.HoldLifetime + retention.AnswerTTL - time.Second }, false},
 		{"forgets events", in, "warn", func(c *jetstream.StreamConfig) { c.MaxAge = 7 * 24 * time.Hour }, false},
 		{"forgets letters", dlq, "warn", func(c *jetstream.StreamConfig) { c.MaxAge = 24 * time.Hour }, false},
 		{"small messages", in, "warn", func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1 << 10 }, false},
@@ -96,7 +100,8 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		if c.stream == in { // its consumers were deleted with it
 			if c.status == "fail" {
 				for _, consumer := range w.ns.Consumers() {
-					if _, err := w.js.CreateOrUpdateConsumer(ctx, in, consumer); err != nil && config.Retention == jetstream.LimitsPolicy {
+					if _, err := w.js.CreateOrUpdateConsumer(ctx, in, consumer); err != nil &&
+						config.Retention == jetstream.LimitsPolicy {
 						t.Fatalf("%s: %v", what, err)
 					}
 				}
@@ -115,7 +120,8 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		if (refused != nil) != (c.status == "fail") {
 			t.Errorf("%s: a worker that migrates returns %v", what, refused)
 		}
-		if c.status == "fail" && !strings.Contains(found.Found, strings.TrimPrefix(strings.SplitN(refused.Error(), ": ", 3)[1], "")) {
+		if c.status == "fail" && !strings.Contains(found.Found,
+			strings.TrimPrefix(strings.SplitN(refused.Error(), ": ", 3)[1], "")) {
 			t.Errorf("%s: preflight reports %s, a worker that migrates %v", what, found.Found, refused)
 		}
 		switch {
@@ -227,10 +233,13 @@ func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 			return bytes.Replace(reply, []byte(from), []byte(to), 1)
 		}))
 	}
-	w.expect("an old NATS", []string{"nats.version fail"}, told(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"2.9.25"`))
-	w.expect("a NATS that says nothing of itself", []string{"nats.version unknown"}, told(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"new"`))
+	w.expect("an old NATS", []string{"nats.version fail"},
+		told(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"2.9.25"`))
+	w.expect("a NATS that says nothing of itself", []string{"nats.version unknown"},
+		told(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"new"`))
 	w.expect("small payloads", []string{"nats.max_payload warn"}, told(`"max_payload":1048576`, `"max_payload":131072`))
-	if c := w.expect("nobody there", append(unreachable("nats"), "clocks unknown"), at("nats://127.0.0.1:1"))["clocks"]; !strings.HasPrefix(c.Fix, "fix the above first") {
+	if c := w.expect("nobody there", append(unreachable("nats"), "clocks unknown"),
+		at("nats://127.0.0.1:1"))["clocks"]; !strings.HasPrefix(c.Fix, "fix the above first") {
 		t.Errorf("nobody there: %+v", c)
 	}
 	plain := natsServer(t, server.Options{})
@@ -246,11 +255,11 @@ func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 		s = natsServer(t, o)
 		return s, "http://" + s.MonitorAddr().String()
 	}
-	asked, always := monitored(server.Options{SyncAlways: true, ServerName: "nats-1"})
+	connected, always := monitored(server.Options{SyncAlways: true, ServerName: "nats-1"})
 	_, other := monitored(server.Options{SyncAlways: true, ServerName: "nats-2"})
 	_, late := monitored(server.Options{ServerName: "nats-1"})
-	w.expect("no streams yet", []string{"nats.consumers skipped"}, at(asked.ClientURL()), migrates)
-	w.createStreams(asked.ClientURL())
+	w.expect("no streams yet", []string{"nats.consumers skipped"}, at(connected.ClientURL()), migrates)
+	w.createStreams(connected.ClientURL())
 	bare := "http://" + natsServer(t, server.Options{HTTPHost: "127.0.0.1", HTTPPort: -1}).MonitorAddr().String()
 	for what, c := range map[string]struct {
 		monitors []string
@@ -266,8 +275,9 @@ func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 		"no URL":             {[]string{"http://ann:s3cret@[::1"}, "unknown"},
 		"with a password":    {[]string{"http://ann:s3cret@127.0.0.1:1/"}, "unknown"},
 	} {
-		found := w.expect(what, []string{"nats.sync_interval " + c.status}, func(t *preflight.Target) { t.Monitors = c.monitors }, at(asked.ClientURL()))["nats.sync_interval"]
-		if what == "another server" && found.Found != "nats-1 has not told it, nats-2: always" {
+		found := w.expect(what, []string{"nats.sync_interval " + c.status},
+			func(t *preflight.Target) { t.Monitors = c.monitors }, at(connected.ClientURL()))["nats.sync_interval"]
+		if what == "another server" && found.Found != "nats-1 has not reported it, nats-2: always" {
 			t.Errorf("%s: %+v", what, found)
 		}
 		if strings.Contains(fmt.Sprint(found), "s3cret") {
@@ -312,7 +322,8 @@ func TestNATSSync_ServerNotMonitored_Unknown(t *testing.T) {
 	}
 	for i := range servers {
 		some := slices.Delete(slices.Clone(servers), i, i+1)
-		if c := check(some...); c.Status != preflight.Unknown || !strings.Contains(c.Found, servers[i].Name()+" has not reported it") {
+		if c := check(some...); c.Status != preflight.Unknown ||
+			!strings.Contains(c.Found, servers[i].Name()+" has not reported it") {
 			t.Errorf("without %s: %+v", servers[i].Name(), c)
 		}
 	}
@@ -347,10 +358,12 @@ func TestNATSReplicas_ClusterAndLoneServer_AreChecked(t *testing.T) {
 	}
 	two := retention
 	two.Replicas = 2
-	if err := events.Setup(t.Context(), w.js, "more", two, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "HOLDFAST_STREAM_REPLICAS") {
+	if err := events.Setup(t.Context(), w.js, "more", two, zerolog.Nop()); err == nil ||
+		!strings.Contains(err.Error(), "HOLDFAST_STREAM_REPLICAS") {
 		t.Errorf("two replicas on a single server: %v", err)
 	}
-	if c := w.check(cluster, migrates)["nats.replicas"]; c.Status != preflight.OK || !strings.Contains(c.Found, "HOLDFAST_IN will be created with 3") {
+	if c := w.check(cluster, migrates)["nats.replicas"]; c.Status != preflight.OK ||
+		!strings.Contains(c.Found, "HOLDFAST_IN will be created with 3") {
 		t.Errorf("before they are created: %+v", c)
 	}
 	w.withNATS(servers[0].ClientURL(), func(js jetstream.JetStream) error {
@@ -397,8 +410,9 @@ func natsCluster(t *testing.T, size int) (servers []*server.Server) {
 	}
 	for i := range size {
 		o := &server.Options{
-			Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, StoreDir: t.TempDir(), ServerName: fmt.Sprint("nats-", i+1),
-			JetStream: true, SyncAlways: true, HTTPHost: "127.0.0.1", HTTPPort: -1,
+			Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, StoreDir: t.TempDir(),
+			ServerName: fmt.Sprint("nats-", i+1),
+			JetStream:  true, SyncAlways: true, HTTPHost: "127.0.0.1", HTTPPort: -1,
 			Cluster: server.ClusterOpts{Name: "three", Host: "127.0.0.1", Port: ports[i]}, Routes: routes,
 		}
 		s, err := server.NewServer(o)
@@ -448,25 +462,31 @@ func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 	w := newHarness(t)
 	const needed = "$JS.API.STREAM.INFO.*"
 	users := map[string]*server.Permissions{
-		"all":     nil,
-		"nothing": {Publish: &server.SubjectPermission{Allow: []string{"nothing"}}, Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.nothing.>"}}},
+		"all": nil,
+		"nothing": {Publish: &server.SubjectPermission{Allow: []string{"nothing"}},
+			Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.nothing.>"}}},
 		"little": {
 			Publish: &server.SubjectPermission{Allow: []string{
-				needed, "$JS.API.CONSUMER.INFO.*.*", "$JS.API.CONSUMER.CREATE.HOLDFAST_IN.>", "$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.>", "$JS.API.CONSUMER.MSG.NEXT.*.*",
+				needed, "$JS.API.CONSUMER.INFO.*.*", "$JS.API.CONSUMER.CREATE.HOLDFAST_IN.>",
+				"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.>", "$JS.API.CONSUMER.MSG.NEXT.*.*",
 				"$JS.API.CONSUMER.CREATE.HOLDFAST_DLQ.>", "$SYS.REQ.USER.INFO", "_INBOX.>",
 			}},
 			Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.little.>"}},
 		},
 		"forgetful": {
-			Publish:   &server.SubjectPermission{Allow: []string{needed, "$JS.API.CONSUMER.>", "$SYS.REQ.USER.INFO", "_INBOX.>"}, Deny: []string{"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.>"}},
+			Publish: &server.SubjectPermission{Allow: []string{needed, "$JS.API.CONSUMER.>", "$SYS.REQ.USER.INFO",
+				"_INBOX.>"}, Deny: []string{"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.>"}},
 			Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.forgetful.>"}},
 		},
 		"denied": {
-			Publish:   &server.SubjectPermission{Deny: []string{"$JS.API.STREAM.PURGE.>", "$JS.API.STREAM.DELETE.*", "$JS.API.STREAM.MSG.DELETE.HOLDFAST_OUT", "*.in.>"}},
+			Publish: &server.SubjectPermission{Deny: []string{"$JS.API.STREAM.PURGE.>", "$JS.API.STREAM.DELETE.*",
+				"$JS.API.STREAM.MSG.DELETE.HOLDFAST_OUT", "*.in.>"}},
 			Subscribe: &server.SubjectPermission{Deny: []string{"_INBOX.preflight.>", "not-holdfast.>"}},
 		},
-		"purges": {Publish: &server.SubjectPermission{Allow: []string{"$JS.API.STREAM.>", "$JS.API.CONSUMER.INFO.>", "$SYS.REQ.USER.INFO"}}, Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.purges.>"}}},
-		"hears":  {Publish: &server.SubjectPermission{Allow: []string{needed, "$JS.API.CONSUMER.INFO.>", "$SYS.REQ.USER.INFO"}}, Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>"}}},
+		"purges": {Publish: &server.SubjectPermission{Allow: []string{"$JS.API.STREAM.>", "$JS.API.CONSUMER.INFO.>",
+			"$SYS.REQ.USER.INFO"}}, Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.purges.>"}}},
+		"hears": {Publish: &server.SubjectPermission{Allow: []string{needed, "$JS.API.CONSUMER.INFO.>",
+			"$SYS.REQ.USER.INFO"}}, Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>"}}},
 	}
 	o := server.Options{JetStream: true, SyncAlways: true}
 	for name, permissions := range users {
@@ -479,7 +499,8 @@ func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 	w.createStreams("nats://all:pw@" + address)
 	w.expect("a user who may all", nil, as("all"))
 	w.expect("a user who may little", []string{"nats.privileges ok", "nats.trim warn"}, as("little"))
-	c := w.expect("a user who may not read outcomes", []string{"nats.privileges ok", "nats.rebuild fail", "nats.trim warn"}, as("forgetful"))["nats.rebuild"]
+	c := w.expect("a user who may not read outcomes",
+		[]string{"nats.privileges ok", "nats.rebuild fail", "nats.trim warn"}, as("forgetful"))["nats.rebuild"]
 	if !strings.Contains(c.Found, "$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.") || strings.Contains(c.Found, "HOLDFAST_IN") {
 		t.Errorf("the check does not name the missing permission: %+v", c)
 	}
@@ -489,18 +510,23 @@ func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 		unseen = append(unseen, "nats.stream."+config.Name+" unknown")
 	}
 	began := time.Now()
-	checks := w.expect("a user who may nothing", append(unseen, "nats.consumers skipped", "nats.replicas skipped", "nats.rebuild unknown", "nats.trim unknown", "nats.privileges unknown", "clocks unknown"), as("nothing"))
+	checks := w.expect("a user who may nothing",
+		append(unseen, "nats.consumers skipped", "nats.replicas skipped", "nats.rebuild unknown", "nats.trim unknown",
+			"nats.privileges unknown", "clocks unknown"), as("nothing"))
 	t.Logf("the checks of a user without permissions took %s", time.Since(began))
-	if c := checks["nats.stream.HOLDFAST_IN"]; !strings.Contains(c.Found, "$JS.API.STREAM.INFO.HOLDFAST_IN") || !strings.Contains(c.Fix, "$JS.API.STREAM.INFO.HOLDFAST_IN") {
+	if c := checks["nats.stream.HOLDFAST_IN"]; !strings.Contains(c.Found, "$JS.API.STREAM.INFO.HOLDFAST_IN") ||
+		!strings.Contains(c.Fix, "$JS.API.STREAM.INFO.HOLDFAST_IN") {
 		t.Errorf("the check does not name the missing permission: %+v", c)
 	}
-	for user, power := range map[string]string{"purges": "may purge HOLDFAST_OUT, delete HOLDFAST_IN, delete outcomes", "hears": "may subscribe to inboxes of others"} {
+	for user, power := range map[string]string{"purges": "may purge HOLDFAST_OUT, delete HOLDFAST_IN, delete outcomes",
+		"hears": "may subscribe to inboxes of others"} {
 		if c := w.check(as(user))["nats.privileges"]; c.Status != preflight.Warn || !strings.Contains(c.Found, power) {
 			t.Errorf("user %s: %+v", user, c)
 		}
 	}
 	checks = w.check(func(t *preflight.Target) { t.NATSURL = "nats://all:wrong@" + address })
-	if c := checks["nats.reachable"]; c.Status != preflight.Fail || !strings.Contains(c.Found, "Authorization") || strings.Contains(fmt.Sprint(checks), "wrong") {
+	if c := checks["nats.reachable"]; c.Status != preflight.Fail || !strings.Contains(c.Found, "Authorization") ||
+		strings.Contains(fmt.Sprint(checks), "wrong") {
 		t.Errorf("a wrong password: %+v", c)
 	}
 }

@@ -51,14 +51,17 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	wantFixed("synchronous_commit off for the database", "postgres.synchronous_commit", preflight.Fail)
 	off("ALTER ROLE postgres IN DATABASE postgres SET synchronous_commit = off")
 	wantFixed("synchronous_commit off for the role in the database", "postgres.synchronous_commit", preflight.Fail)
-	c := w.expect("synchronous_commit off in the URL", []string{"postgres.synchronous_commit fail"}, func(t *preflight.Target) {
-		t.Store = w.open(w.PostgresURL + "&synchronous_commit=off")
-	})["postgres.synchronous_commit"]
+	c := w.expect("synchronous_commit off in the URL", []string{"postgres.synchronous_commit fail"},
+		func(t *preflight.Target) {
+			t.Store = w.open(w.PostgresURL + "&synchronous_commit=off")
+		})["postgres.synchronous_commit"]
 	if !strings.Contains(c.Fix, "URL") {
 		t.Errorf("%+v", c)
 	}
 	off("ALTER ROLE postgres SET default_transaction_read_only = on")
-	c = w.expect("a role that only reads", append(unreachable("postgres"), "postgres.reachable ok", "postgres.primary fail", "clocks unknown"))["postgres.primary"]
+	c = w.expect("a role that only reads",
+		append(unreachable("postgres"), "postgres.reachable ok", "postgres.primary fail",
+			"clocks unknown"))["postgres.primary"]
 	off("SET default_transaction_read_only = off")
 	if !strings.Contains(c.Found, "default_transaction_read_only") || !strings.HasPrefix(c.Fix, "use the worker's role") {
 		t.Errorf("%+v", c)
@@ -76,8 +79,10 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	off("UPDATE holdfast.schema_compatibility SET works_from = 9999")
 	w.expect("a newer schema", []string{"postgres.schema fail"})
 	w.expect("a newer schema, and a worker that migrates", []string{"postgres.schema fail"}, migrates)
-	off("UPDATE holdfast.schema_compatibility SET works_from = 1", "DELETE FROM holdfast.goose_db_version WHERE version_id = 9999")
-	off("CREATE TABLE kept AS SELECT * FROM holdfast.goose_db_version", "DELETE FROM holdfast.goose_db_version WHERE version_id > 1")
+	off("UPDATE holdfast.schema_compatibility SET works_from = 1",
+		"DELETE FROM holdfast.goose_db_version WHERE version_id = 9999")
+	off("CREATE TABLE kept AS SELECT * FROM holdfast.goose_db_version",
+		"DELETE FROM holdfast.goose_db_version WHERE version_id > 1")
 	w.expect("an older schema", []string{"postgres.schema fail", "postgres.grants skipped"})
 	w.expect("an older schema, and a worker that migrates", []string{"postgres.grants skipped"}, migrates)
 	off("DELETE FROM holdfast.goose_db_version", "INSERT INTO holdfast.goose_db_version SELECT * FROM kept")
@@ -145,7 +150,8 @@ func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 		t.Errorf("a role without privileges: %+v", c)
 	}
 	w.sql(`GRANT SELECT ON holdfast.goose_db_version TO worker`)
-	c = w.expect("a role with nothing more", []string{"postgres.grants fail", "postgres.privileges ok"}, as("worker"))["postgres.grants"]
+	c = w.expect("a role with nothing more", []string{"postgres.grants fail", "postgres.privileges ok"},
+		as("worker"))["postgres.grants"]
 	w.applyFix(preflight.Check{Name: c.Name, Fix: c.Fix[:strings.Index(c.Fix, "\nor run deployments")]})
 	w.expect("with what was told", []string{"postgres.privileges ok"}, as("worker"))
 	var all []string
@@ -167,7 +173,9 @@ func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 	}
 	w.expect("with all again", []string{"postgres.privileges ok"}, as("worker"))
 	w.sql(`REVOKE USAGE ON SCHEMA holdfast FROM worker`)
-	c = w.expect("without the schema", []string{"postgres.grants fail", "postgres.schema unknown", "postgres.privileges ok"}, as("worker"))["postgres.grants"]
+	c = w.expect("without the schema",
+		[]string{"postgres.grants fail", "postgres.schema unknown", "postgres.privileges ok"},
+		as("worker"))["postgres.grants"]
 	w.applyFix(c)
 	w.expect("with the schema again", []string{"postgres.privileges ok"}, as("worker"))
 
@@ -196,9 +204,11 @@ func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 	// A role that migrates must own the tables and may need to create the schema.
 	w.sql(`CREATE ROLE migrator LOGIN`)
 	w.sql(`ALTER SCHEMA holdfast RENAME TO aside`)
-	w.expect("a role that may not create schemas", []string{"postgres.schema fail", "postgres.grants skipped", "postgres.privileges ok"}, as("migrator"), migrates)
+	w.expect("a role that may not create schemas",
+		[]string{"postgres.schema fail", "postgres.grants skipped", "postgres.privileges ok"}, as("migrator"), migrates)
 	w.sql(`CREATE SCHEMA holdfast AUTHORIZATION migrator`)
-	w.expect("a role with an empty schema", []string{"postgres.grants skipped", "postgres.privileges ok"}, as("migrator"), migrates)
+	w.expect("a role with an empty schema", []string{"postgres.grants skipped", "postgres.privileges ok"},
+		as("migrator"), migrates)
 	db, err := store.Open(t.Context(), strings.Replace(w.PostgresURL, "postgres@", "migrator@", 1), "holdfast")
 	if err != nil {
 		t.Fatal(err)

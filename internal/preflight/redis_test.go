@@ -31,8 +31,10 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		settings [][2]string
 		but      []string
 	}{
-		"a policy that evicts all keys":      {[][2]string{{"maxmemory-policy", "allkeys-lru"}}, []string{"redis.maxmemory_policy fail"}},
-		"a policy that evicts keys with ttl": {[][2]string{{"maxmemory-policy", "volatile-ttl"}}, []string{"redis.maxmemory_policy fail"}},
+		"a policy that evicts all keys": {[][2]string{{"maxmemory-policy", "allkeys-lru"}},
+			[]string{"redis.maxmemory_policy fail"}},
+		"a policy that evicts keys with ttl": {[][2]string{{"maxmemory-policy", "volatile-ttl"}},
+			[]string{"redis.maxmemory_policy fail"}},
 	} {
 		for _, s := range c.settings {
 			w.config(s[0], s[1])
@@ -60,7 +62,8 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		}
 		return redisAt(hostOf(w.RedisURL), name)
 	}
-	checks := w.expect("notifications that may not be switched on", []string{"redis.notifications warn"}, user("noset", "-config|set"))
+	checks := w.expect("notifications that may not be switched on", []string{"redis.notifications warn"},
+		user("noset", "-config|set"))
 	if found := checks["redis.notifications"].Found; !strings.Contains(found, "config|set") {
 		t.Errorf("the check does not name the missing permission: %s", found)
 	}
@@ -72,11 +75,15 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		"+scan +type +pexpiretime +hgetall +hscan +zcard +zscan +zscore &holdfast:* &__keyevent@*__:expired"
 	little := []string{"redis.notifications unknown", "redis.privileges ok"}
 	w.expect("a user who may little", little, user("little", scripts))
-	w.expect("a user who may little, and no transactions", append(little, "redis.commands fail"), user("little", scripts), func(t *preflight.Target) { t.Optimistic = true })
-	w.expect("a user who may little, and transactions", little, user("little", scripts+" +watch +unwatch +multi +exec +script|load"), func(t *preflight.Target) { t.Optimistic = true })
-	for _, power := range []string{"flushall", "flushdb", "keys", "script|flush", "acl|setuser", "config|set", "shutdown", "replicaof"} {
+	w.expect("a user who may little, and no transactions", append(little, "redis.commands fail"),
+		user("little", scripts), func(t *preflight.Target) { t.Optimistic = true })
+	w.expect("a user who may little, and transactions", little,
+		user("little", scripts+" +watch +unwatch +multi +exec +script|load"),
+		func(t *preflight.Target) { t.Optimistic = true })
+	for _, power := range []string{"flushall", "flushdb", "keys", "script|flush", "acl|setuser", "config|set",
+		"shutdown", "replicaof"} {
 		checks := w.check(user("little", scripts+" +"+power))
-		if c := checks["redis.privileges"]; c.Status != preflight.Warn || !strings.HasSuffix(c.Found, " may "+power) {
+		if c := checks["redis.privileges"]; c.Status != preflight.Warn || !strings.HasSuffix(c.Found, " may run "+power) {
 			t.Errorf("a user who may %s: %+v", power, c)
 		}
 	}
@@ -85,23 +92,28 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		t.Errorf("a user that may read keys of others: %+v", c)
 	}
 	_, ofAudit := audit.ScriptCommands()
-	for _, command := range slices.Concat(holds.ScriptCommands(), recovery.ScriptCommands(), locking.ScriptCommands(), ofAudit, []string{"eval", "evalsha", "scan"}) {
+	for _, command := range slices.Concat(holds.ScriptCommands(), recovery.ScriptCommands(), locking.ScriptCommands(), ofAudit,
+		[]string{"eval", "evalsha", "scan"}) {
 		if command = strings.ToLower(command); command == "spublish" || command == "info" { // a hint; and below
 			continue
 		}
 		c := w.check(user("little", scripts+" -"+command))["redis.commands"]
-		if c.Status != preflight.Fail || !strings.Contains(c.Found, "may not run "+command+" ") || !strings.HasSuffix(c.Fix, "use the worker's user") {
+		if c.Status != preflight.Fail || !strings.Contains(c.Found, "may not run "+command+" ") ||
+			!strings.HasSuffix(c.Fix, "use the worker's user") {
 			t.Errorf("a user who may not %s: %+v", command, c)
 		}
 		w.applyFix(c)
 		w.expect("a user who may "+command+" again", little, redisAt(hostOf(w.RedisURL), "little"))
 	}
-	for _, hint := range []string{"-spublish", "-ssubscribe", "-psubscribe", "resetchannels &holdfast:*", "resetchannels &__keyevent@*__:expired"} {
-		c := w.expect("without "+hint, append(little, "redis.commands warn"), user("little", scripts+" "+hint))["redis.commands"]
+	for _, hint := range []string{"-spublish", "-ssubscribe", "-psubscribe", "resetchannels &holdfast:*",
+		"resetchannels &__keyevent@*__:expired"} {
+		c := w.expect("without "+hint, append(little, "redis.commands warn"),
+			user("little", scripts+" "+hint))["redis.commands"]
 		w.applyFix(c)
 		w.expect("with "+hint, little, redisAt(hostOf(w.RedisURL), "little"))
 	}
-	w.expect("a user who may not run scripts", append(little, "redis.commands fail", "redis.privileges unknown"), user("little", scripts+" -eval -evalsha -eval_ro -evalsha_ro"))
+	w.expect("a user who may not run scripts", append(little, "redis.commands fail", "redis.privileges unknown"),
+		user("little", scripts+" -eval -evalsha -eval_ro -evalsha_ro"))
 
 	// The check runs none of the commands, and adds nothing to ACL LOG.
 	if err := w.redis.Do(ctx, "ACL", "LOG", "RESET").Err(); err != nil {
@@ -111,7 +123,8 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	if log := w.redis.Do(ctx, "ACL", "LOG").Val(); len(log.([]any)) > 0 {
 		t.Errorf("ACL LOG has %v", log)
 	}
-	w.expect("a user who may not read its own keys", []string{"redis.format fail", "redis.commands fail"}, user("nokeys", "resetkeys ~other:*"))
+	w.expect("a user who may not read its own keys", []string{"redis.format fail", "redis.commands fail"},
+		user("nokeys", "resetkeys ~other:*"))
 	checks = w.expect("no password", append(unreachable("redis"), "clocks unknown"), redisAt(hostOf(w.RedisURL), "nobody"))
 	if c := checks["redis.reachable"]; !strings.Contains(c.Found, "WRONGPASS") {
 		t.Errorf("an unknown user: %+v", c)
@@ -207,11 +220,16 @@ func TestLockServers_Unsuitable_FailOrWarn(t *testing.T) {
 	const down = "redis://127.0.0.1:1/0"
 	w.expect("three", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 ok"}, with(urls...))
 	w.expect("one down", []string{"lock_redis.1 ok", "lock_redis.2 warn", "lock_redis.3 ok"}, with(urls[0], down, urls[1]))
-	w.expect("two down", []string{"lock_redis.1 warn", "lock_redis.2 warn", "lock_redis.3 ok", "lock_redis fail"}, with(down, down, urls[1]))
+	w.expect("two down", []string{"lock_redis.1 warn", "lock_redis.2 warn", "lock_redis.3 ok", "lock_redis fail"},
+		with(down, down, urls[1]))
 	_, port, _ := net.SplitHostPort(hostOf(urls[0]))
-	w.expect("one twice", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 fail"}, with(urls[0], urls[1], "redis://localhost:"+port))
+	w.expect("one twice", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 fail"},
+		with(urls[0], urls[1], "redis://localhost:"+port))
 	w.config("maxmemory-policy", "allkeys-lru")
-	checks := w.expect("one that evicts", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 warn", "redis.maxmemory_policy fail"}, with(urls[0], urls[1], w.RedisURL))
+	checks := w.expect("one that evicts",
+		[]string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 warn", "redis.maxmemory_policy fail"},
+		with(urls[0], urls[1], w.RedisURL))
 	w.applyFix(checks["lock_redis.3"])
-	w.expect("three again", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 ok"}, with(urls[0], urls[1], w.RedisURL))
+	w.expect("three again", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 ok"},
+		with(urls[0], urls[1], w.RedisURL))
 }
