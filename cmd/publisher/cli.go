@@ -12,12 +12,12 @@ import (
 
 	"github.com/alecthomas/kong"
 	kongcompletion "github.com/jotaen/kong-completion"
-	"github.com/mattn/go-isatty"
 	"github.com/posener/complete"
 	"golang.org/x/term"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/terminal"
 	"holdfast/internal/version"
 )
 
@@ -40,8 +40,6 @@ type cli struct {
 	Validate          validate          `cmd:"" help:"Say what a worker would say of events, without any server."`
 	Watch             watch             `cmd:"" help:"Show outcomes and dead letters as they come."`
 	DLQ               dlq               `cmd:"" name:"dlq" help:"Look after dead letters: list, show, replay, edit, discard, export them."`
-	Bench             benchmark         `cmd:"" help:"Measure how much a worker can do on this machine, against what its servers can."`
-	BenchNATS         benchNATS         `cmd:"" name:"bench-nats" hidden:"" help:"Run a NATS server for bench."`
 	Completion        completion        `cmd:"" help:"Print the script that lets a shell complete what is typed."`
 }
 
@@ -113,8 +111,7 @@ func isTerminal(stream any) bool {
 	if locked, isLocked := stream.(*lockedWriter); isLocked {
 		stream = locked.w
 	}
-	file, isFile := stream.(*os.File)
-	return isFile && isatty.IsTerminal(file.Fd())
+	return terminal.Is(stream)
 }
 
 // parser returns the parser of the command line. exit is called when all was done in parsing.
@@ -199,7 +196,7 @@ func (p *program) json() bool { return p.Output == outputJSON }
 // characters that could steer it are written as JSON escapes: another spelling of the same value.
 func (p *program) printJSON(value []byte) error {
 	if p.terminal {
-		value = escapeJSON(value)
+		value = terminal.PrintableJSON(value)
 	}
 	return p.print(string(value) + "\n")
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/events"
-	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
+	"holdfast/internal/terminal"
 )
 
 // The names of what a worker that has started servers tells others in its endpoints file.
@@ -34,7 +35,7 @@ func (c *common) endpoint(given, name string) (string, error) {
 	if given != "" {
 		return given, nil
 	}
-	found, err := stack.ReadEndpoints(c.endpointsPath())
+	found, err := endpoints.Read(c.endpointsPath())
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
@@ -70,7 +71,7 @@ func (p *program) connect() (client *events.Client, disconnect func(), err error
 		return nil, nil, err
 	}
 	logf := func(format string, args ...any) {
-		fmt.Fprintf(p.err, "publisher: %s\n", printable(fmt.Sprintf(format, args...)))
+		fmt.Fprintf(p.err, "publisher: %s\n", terminal.Printable(fmt.Sprintf(format, args...)))
 	}
 	nc, err := events.Connect(url, "holdfast publisher "+p.Namespace, logf, nats.Timeout(p.Timeout))
 	switch {

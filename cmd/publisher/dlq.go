@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
 // dlq is the verbs on dead letters: events that could not be processed.
@@ -266,7 +267,7 @@ func described(list []*events.DeadLetter) string {
 func tally(counts map[string]int) string {
 	texts := make([]string, 0, len(counts))
 	for _, word := range byCount(counts) {
-		texts = append(texts, fmt.Sprintf("%d %s", counts[word], printable(word)))
+		texts = append(texts, fmt.Sprintf("%d %s", counts[word], terminal.Printable(word)))
 	}
 	return strings.Join(texts, ", ")
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
 // dryRunsMax is how many letters a dry run asks about at a time.
@@ -114,7 +115,7 @@ func countDryRuns(all []dryRunRow) string {
 	}
 	var rows [][]string
 	for _, kind := range byCount(counts) {
-		rows = append(rows, []string{strconv.Itoa(counts[kind]), printable(kind), printable(outcomes[kind])})
+		rows = append(rows, []string{strconv.Itoa(counts[kind]), terminal.Printable(kind), terminal.Printable(outcomes[kind])})
 	}
-	return table([]string{"LETTERS", "VERDICT", "OUTCOME"}, rows)
+	return terminal.Table([]string{"LETTERS", "VERDICT", "OUTCOME"}, rows)
 }

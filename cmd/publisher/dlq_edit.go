@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
 // dlqEdit publishes a corrected copy of an event.
@@ -80,7 +81,7 @@ func (v *dlqEdit) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return err
 	}
-	question := fmt.Sprintf("Publish the copy of dead letter %d on %s?", l.Seq, printable(edited.Subject))
+	question := fmt.Sprintf("Publish the copy of dead letter %d on %s?", l.Seq, terminal.Printable(edited.Subject))
 	if err := p.confirm(ctx, v.Operator, question); err != nil {
 		return err
 	}
@@ -244,7 +245,7 @@ func editorComments(seq uint64, problem string) []byte {
 	var text strings.Builder
 	fmt.Fprintf(&text, "# A copy of dead letter %d. Save it and leave to publish it; leave it as it is to publish nothing.\n", seq)
 	for line := range strings.SplitSeq(problem, "\n") {
-		fmt.Fprintf(&text, "# %s\n", printable(line))
+		fmt.Fprintf(&text, "# %s\n", terminal.Printable(line))
 	}
 	text.WriteString("# Below: the subject, the headers, an empty line, the body.\n")
 	return []byte(text.String())

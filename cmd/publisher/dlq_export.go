@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
 // dlqExport writes dead letters.
@@ -82,7 +83,7 @@ func (v *dlqExport) write(ctx context.Context, p *program, w io.Writer, deadLett
 			return err
 		}
 		if w == p.out && p.terminal {
-			text = escapeJSON(text)
+			text = terminal.PrintableJSON(text)
 		}
 		if l.Missing != nil {
 			unreadable++

@@ -13,6 +13,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/terminal"
 )
 
 // dlqRuns shows runs.
@@ -110,22 +111,22 @@ func (p *program) runPage(run *events.Run) string {
 	}
 	rows = slices.DeleteFunc(rows, func(row []string) bool { return row[1] == "" })
 	for i := range rows {
-		rows[i] = []string{"  " + rows[i][0], printable(rows[i][1])}
+		rows[i] = []string{"  " + rows[i][0], terminal.Printable(rows[i][1])}
 	}
 	if p.width > 0 && p.Output != outputWide { // a run may name thousands of sequences
-		const names = len("  last sign") + columnGap
+		const names = len("  last sign") + terminal.ColumnGap
 		for _, row := range rows {
 			row[1] = shortened(row[1], max(columnMin, p.width-names))
 		}
 	}
-	text := fmt.Sprintf("%s of %s: %s, %d ended\n", printable(run.Verb), counted(run.Total, "dead letter"), printable(run.State), run.Processed()) + table(nil, rows)
+	text := fmt.Sprintf("%s of %s: %s, %d ended\n", terminal.Printable(run.Verb), counted(run.Total, "dead letter"), terminal.Printable(run.State), run.Processed()) + terminal.Table(nil, rows)
 	if len(run.Results) == 0 {
 		return text
 	}
 	if p.Output == outputWide {
 		var rows [][]string
 		for _, r := range run.Results {
-			rows = append(rows, []string{strconv.FormatUint(r.Seq, 10), printable(r.EventID), printable(resultOf(r)), printable(r.Detail)})
+			rows = append(rows, []string{strconv.FormatUint(r.Seq, 10), terminal.Printable(r.EventID), terminal.Printable(resultOf(r)), terminal.Printable(r.Detail)})
 		}
 		return text + "\n" + p.table([]string{"SEQ", "EVENT_ID", "RESULT", "DETAIL"}, rows)
 	}
@@ -138,7 +139,7 @@ func (p *program) runPage(run *events.Run) string {
 	rows = nil
 	for _, result := range byCount(counts) {
 		r := first[result]
-		rows = append(rows, []string{strconv.Itoa(counts[result]), printable(result), strconv.FormatUint(r.Seq, 10), printable(r.Detail)})
+		rows = append(rows, []string{strconv.Itoa(counts[result]), terminal.Printable(result), strconv.FormatUint(r.Seq, 10), terminal.Printable(r.Detail)})
 	}
 	return text + "\n" + p.table([]string{"LETTERS", "RESULT", "FIRST", "ITS DETAIL"}, rows)
 }

@@ -16,6 +16,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/terminal"
 )
 
 // dlqShow shows one dead letter.
@@ -70,23 +71,23 @@ func deadLetterPage(l *events.DeadLetter) string {
 		rows = append(rows, []string{"pointer", fmt.Sprintf("the event was too large to be copied; it is sequence %d of %s", l.ClaimCheck.Seq, l.ClaimCheck.Stream)})
 	}
 	for i := range rows {
-		rows[i] = []string{"  " + rows[i][0], printable(rows[i][1])}
+		rows[i] = []string{"  " + rows[i][0], terminal.Printable(rows[i][1])}
 	}
-	text := fmt.Sprintf("dead letter %d: %s\n", l.Seq, printable(l.Reason)) + table(nil, rows)
+	text := fmt.Sprintf("dead letter %d: %s\n", l.Seq, terminal.Printable(l.Reason)) + terminal.Table(nil, rows)
 	var headers [][]string
 	for _, name := range slices.Sorted(maps.Keys(l.Header)) {
 		if events.IsDeadLetterHeader(name) {
 			continue // told above
 		}
 		for _, value := range l.Header[name] {
-			headers = append(headers, []string{"  " + printable(name), printable(value)})
+			headers = append(headers, []string{"  " + terminal.Printable(name), terminal.Printable(value)})
 		}
 	}
 	if len(headers) > 0 {
-		text += "\nheaders:\n" + table(nil, headers)
+		text += "\nheaders:\n" + terminal.Table(nil, headers)
 	}
 	if l.Missing != nil {
-		return text + "\nbody: " + printable(l.Missing.Error()) + "\n"
+		return text + "\nbody: " + terminal.Printable(l.Missing.Error()) + "\n"
 	}
 	return text + "\nbody (" + bytesText(l.Size) + "):\n" + indented(l.Body)
 }
@@ -99,11 +100,11 @@ func indented(body []byte) string {
 	value := jsontext.Value(body).Clone()
 	text := string(body)
 	if err := value.Indent(jsontext.WithIndent("  ")); err == nil && utf8.Valid(value) {
-		text = string(escapeJSON(value))
+		text = string(terminal.PrintableJSON(value))
 	}
 	var lines strings.Builder
 	for line := range strings.Lines(text) {
-		lines.WriteString("  " + printable(strings.TrimRight(line, "\r\n")) + "\n")
+		lines.WriteString("  " + terminal.Printable(strings.TrimRight(line, "\r\n")) + "\n")
 	}
 	return lines.String()
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/events"
-	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -38,7 +38,7 @@ func newHarness(t testing.TB) *harness {
 	if stacktest.LeastPrivilege() {
 		return newRestrictedHarness(t)
 	}
-	found, err := stack.ReadEndpoints(endpointsPath)
+	found, err := endpoints.Read(endpointsPath)
 	if err != nil {
 		t.Fatal(err)
 	}

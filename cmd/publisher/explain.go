@@ -10,6 +10,8 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/terminal"
 )
 
 // explainedMessage is a message, as -o json prints it in place of publishing it.
@@ -32,7 +34,7 @@ func (p *program) explain(m *nats.Msg) error {
 		}
 		return p.printJSON(text)
 	}
-	body := jsontext.Value(escapeJSON(m.Data)).Clone()
+	body := jsontext.Value(terminal.PrintableJSON(m.Data)).Clone()
 	if err := body.Indent(jsontext.WithIndentPrefix("  "), jsontext.WithIndent("  ")); err != nil {
 		return fmt.Errorf("explain: %w", err)
 	}
@@ -59,7 +61,7 @@ func (p *program) natsCommand(m *nats.Msg) []string {
 	}
 	// In JSON two opening braces only meet inside of a string. The nats command would take
 	// them for the beginning of a template.
-	body := strings.ReplaceAll(string(escapeJSON(m.Data)), "{{", `{\u007b`)
+	body := strings.ReplaceAll(string(terminal.PrintableJSON(m.Data)), "{{", `{\u007b`)
 	return append(words, shellQuote(body))
 }
 

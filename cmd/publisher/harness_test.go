@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -26,7 +26,7 @@ func init() {
 // serverFlags are the flags that name the servers of the worker beside which the tests run.
 func serverFlags(t *testing.T) []string {
 	t.Helper()
-	found, err := stack.ReadEndpoints(endpointsPath)
+	found, err := endpoints.Read(endpointsPath)
 	if err != nil {
 		t.Fatal(err)
 	}

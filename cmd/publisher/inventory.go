@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
 // inventorySet publishes inventory.set.
@@ -89,12 +90,12 @@ func availabilityTable(slots []events.SlotAvailability) string {
 	for i, slot := range slots {
 		number := func(n int64) string { return strconv.FormatInt(n, 10) }
 		rows[i] = []string{
-			printable(slot.Slot), number(slot.Capacity), number(slot.Reserved), number(slot.Held), number(slot.Available), "",
+			terminal.Printable(slot.Slot), number(slot.Capacity), number(slot.Reserved), number(slot.Held), number(slot.Available), "",
 		}
 		if unknown(slot) {
-			rows[i] = []string{printable(slot.Slot), "-", "-", number(slot.Held), "-", "no inventory row"}
+			rows[i] = []string{terminal.Printable(slot.Slot), "-", "-", number(slot.Held), "-", "no inventory row"}
 		}
 		rows[i] = rows[i][:len(headers)]
 	}
-	return table(headers, rows)
+	return terminal.Table(headers, rows)
 }

@@ -6,6 +6,8 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+
+	"holdfast/internal/terminal"
 )
 
 // What -o may be. Every verb knows table and json; those that list things know the others too.
@@ -46,7 +48,7 @@ func (l *list) isJSON() bool { return l.p.Output == outputJSON || l.p.Output == 
 // addRow adds a row of the table. The cells may be anything.
 func (l *list) addRow(cells ...string) {
 	for i := range cells {
-		cells[i] = printable(cells[i])
+		cells[i] = terminal.Printable(cells[i])
 	}
 	l.rows = append(l.rows, cells)
 }
@@ -63,7 +65,7 @@ func (l *list) addValue(value any) error {
 // addJSON adds a JSON value.
 func (l *list) addJSON(text jsontext.Value) error {
 	if l.p.terminal {
-		text = escapeJSON(text)
+		text = terminal.PrintableJSON(text)
 	}
 	l.n++
 	switch {

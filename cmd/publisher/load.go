@@ -13,6 +13,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
 // inFlightMax bounds what a load keeps in memory: a line is up to 128 KiB.
@@ -133,7 +134,7 @@ func (discard) Close() error { return nil }
 
 // reportf prints a message to who runs the program.
 func (p *program) reportf(format string, args ...any) {
-	fmt.Fprintf(p.err, "publisher: %s\n", printable(fmt.Sprintf(format, args...)))
+	fmt.Fprintf(p.err, "publisher: %s\n", terminal.Printable(fmt.Sprintf(format, args...)))
 }
 
 // loading is a load under way.
@@ -241,7 +242,7 @@ func (l *loading) rejectLine(number int, why error, rewrite func(to io.Writer) e
 	l.summary.Lines++
 	l.summary.BadLines++
 	l.summary.last = max(l.summary.last, number)
-	fmt.Fprintf(l.err, "%s:%d: %s\n", printable(l.in.name), number, printable(why.Error()))
+	fmt.Fprintf(l.err, "%s:%d: %s\n", terminal.Printable(l.in.name), number, terminal.Printable(why.Error()))
 	if l.failed == nil {
 		l.failed = rewrite(l.rejects)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
 // The exit codes.
@@ -45,9 +46,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	switch {
 	case code == exitOK, code == exitRejected, code == exitDeadLettered: // the answer is on stdout
 	case code == exitUsage && !errors.Is(err, errNoVerb):
-		fmt.Fprintf(p.err, "publisher: %s (try --help)\n", printable(err.Error()))
+		fmt.Fprintf(p.err, "publisher: %s (try --help)\n", terminal.Printable(err.Error()))
 	default:
-		fmt.Fprintf(p.err, "publisher: %s\n", printableLines(err.Error()))
+		fmt.Fprintf(p.err, "publisher: %s\n", terminal.PrintableLines(err.Error()))
 	}
 	return code
 }

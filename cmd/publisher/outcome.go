@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
 // printStored prints an event that JetStream has stored.
@@ -34,7 +35,7 @@ func (p *program) printReply(a events.Reply) error {
 	switch {
 	case a.DeadLetter != nil:
 		refusal = errDeadLettered
-		text = page("dead-lettered: "+printable(a.DeadLetter.Error), []member{{"detail", quoted(a.DeadLetter.Detail)}})
+		text = page("dead-lettered: "+terminal.Printable(a.DeadLetter.Error), []member{{"detail", quoted(a.DeadLetter.Detail)}})
 	default:
 		event := eventName(a.Envelope.Type)
 		if strings.HasSuffix(event, "rejected") {
@@ -60,7 +61,7 @@ func (p *program) printReply(a events.Reply) error {
 
 // eventName is the event of a CloudEvents type, "hold.created" of "holdfast.hold.created.v1".
 func eventName(ceType string) string {
-	return printable(strings.TrimSuffix(strings.TrimPrefix(ceType, "holdfast."), ".v1"))
+	return terminal.Printable(strings.TrimSuffix(strings.TrimPrefix(ceType, "holdfast."), ".v1"))
 }
 
 // headline is an event with why it refuses, if it does.
@@ -87,12 +88,12 @@ func page(headline string, data []member) string {
 	}
 	rows := make([][]string, len(fields))
 	for i, m := range fields {
-		rows[i] = []string{"  " + printable(m.name), cell(m.value)}
+		rows[i] = []string{"  " + terminal.Printable(m.name), cell(m.value)}
 	}
-	text := headline + "\n" + table(nil, rows)
+	text := headline + "\n" + terminal.Table(nil, rows)
 	for _, list := range lists {
 		headers, rows := list.rows()
-		text += "\n" + printable(list.name) + ":\n" + table(headers, rows)
+		text += "\n" + terminal.Printable(list.name) + ":\n" + terminal.Table(headers, rows)
 	}
 	return text
 }
@@ -181,7 +182,7 @@ func (m member) rows() (headers []string, rows [][]string) {
 		rows = append(rows, row)
 	}
 	for j := range headers {
-		headers[j] = strings.ToUpper(printable(headers[j]))
+		headers[j] = strings.ToUpper(terminal.Printable(headers[j]))
 	}
 	return headers, rows
 }
@@ -194,9 +195,9 @@ func cell(value jsontext.Value) string {
 	case '"':
 		var text string
 		if err := json.Unmarshal(value, &text); err != nil {
-			return printable(string(value))
+			return terminal.Printable(string(value))
 		}
-		return printable(text)
+		return terminal.Printable(text)
 	case '[':
 		list := elements(value)
 		cells := make([]string, len(list))
@@ -209,6 +210,6 @@ func cell(value jsontext.Value) string {
 		if err := compact.Compact(); err != nil {
 			compact = value
 		}
-		return printable(string(compact))
+		return terminal.Printable(string(compact))
 	}
 }

@@ -200,31 +200,6 @@ func TestJSONOutput_StoredEvent_IsByteIdentical(t *testing.T) {
 	}
 }
 
-// TestPrintable_ControlCharacters_AreEscaped has nothing steer a terminal, and JSON keep its value.
-func TestPrintable_ControlCharacters_AreEscaped(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]string{
-		"plain ünï €5 🛏":     "plain ünï €5 🛏",
-		"a\x1b[2J\r\n\tb":    `a\x1b[2J\r\n\tb`,
-		"c1 \u009b, del\x7f": `c1 \u009b, del\x7f`,
-		"bidi \u202e\u2066":  `bidi \u202e\u2066`,
-		"bad \xff\xc3":       `bad \xff\xc3`,
-		"tag \U000e0041":     `tag \U000e0041`,
-	} {
-		if got := printable(text); got != want {
-			t.Errorf("printable(%q) = %q, want %q", text, got, want)
-		}
-	}
-	const value = "{\n\t\"a\u009b\": \"\u202e \U000e0041 é\x7f\"\n}"
-	escaped := escapeJSON([]byte(value))
-	if want := "{\n\t\"a\\u009b\": \"\\u202e \\udb40\\udc41 é\\u007f\"\n}"; string(escaped) != want {
-		t.Errorf("got %s, want %s", escaped, want)
-	}
-	if !bytes.Equal(canonical(t, escaped), canonical(t, jsontext.Value(value))) {
-		t.Errorf("another value: %s", escaped)
-	}
-}
-
 // TestEssentials_EachEvent_OneLine is what a line of watch tells of each kind of event.
 func TestEssentials_EachEvent_OneLine(t *testing.T) {
 	t.Parallel()

@@ -10,6 +10,7 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
 // summary is what became of a load.
@@ -114,13 +115,13 @@ func (p *program) printSummary(s *summary) error {
 	if s.counts != nil {
 		rows = append(rows, []string{"  unanswered", strconv.Itoa(s.Unanswered)})
 	}
-	text := verb + " " + printable(s.File) + "\n" + table(nil, rows)
+	text := verb + " " + terminal.Printable(s.File) + "\n" + terminal.Table(nil, rows)
 	if len(s.Outcomes) > 0 {
 		outcomes := make([][]string, len(s.Outcomes))
 		for i, o := range s.Outcomes {
-			outcomes[i] = []string{printable(o.Event), printable(o.Reason), strconv.Itoa(o.Count)}
+			outcomes[i] = []string{terminal.Printable(o.Event), terminal.Printable(o.Reason), strconv.Itoa(o.Count)}
 		}
-		text += "\n" + table([]string{"OUTCOME", "REASON", "COUNT"}, outcomes)
+		text += "\n" + terminal.Table([]string{"OUTCOME", "REASON", "COUNT"}, outcomes)
 	}
 	return p.print(text)
 }

@@ -20,17 +20,17 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// terminal is a real one: what is written to it is what a person types.
-type terminal struct {
+// testTerminal is a real terminal. What is written to it is what a person types.
+type testTerminal struct {
 	*os.File
 	screen *watched
 	far    *os.File // the program's end
 }
 
-func newTerminal(t testing.TB) *terminal {
+func newTerminal(t testing.TB) *testTerminal {
 	t.Helper()
 	near, far := stacktest.Terminal(t)
-	term := &terminal{near, &watched{done: func() {}}, far}
+	term := &testTerminal{near, &watched{done: func() {}}, far}
 	var reading sync.WaitGroup
 	reading.Go(func() { _, _ = term.screen.ReadFrom(near) }) // it ends with an error when the far end is closed
 	t.Cleanup(func() { _ = far.Close(); reading.Wait(); _ = near.Close() })

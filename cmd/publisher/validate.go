@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
 // validate says what a worker would say of events, without any server.
@@ -46,9 +47,9 @@ type validation struct {
 
 func (v validation) String() string {
 	if v.OK {
-		return printable(fmt.Sprintf("%d: ok %s %s", v.Line, v.Event, v.ResourceID))
+		return terminal.Printable(fmt.Sprintf("%d: ok %s %s", v.Line, v.Event, v.ResourceID))
 	}
-	return printable(fmt.Sprintf("%d: %s: %s", v.Line, v.Reason, v.Detail))
+	return terminal.Printable(fmt.Sprintf("%d: %s: %s", v.Line, v.Reason, v.Detail))
 }
 
 // errLineTooLong is said of a line that is longer than lineMax.

@@ -13,7 +13,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
-	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -109,7 +109,7 @@ func TestVerbs_NoServerOrStreams_Fail(t *testing.T) {
 // TestVerbs_NoWorker_ReplyTimeout asks in a namespace that has streams and no worker.
 func TestVerbs_NoWorker_ReplyTimeout(t *testing.T) {
 	t.Parallel()
-	found, err := stack.ReadEndpoints(endpointsPath)
+	found, err := endpoints.Read(endpointsPath)
 	if err != nil {
 		t.Fatal(err)
 	}

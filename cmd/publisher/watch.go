@@ -14,6 +14,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/terminal"
 )
 
 // watch follows outcomes and dead letters.
@@ -150,13 +151,13 @@ func (p *program) printCompact(value jsontext.Value) error {
 // line is what is shown of an event: when it was stored, what it is, what it is about.
 func line(meta *jetstream.MsgMetadata, event, identity string, fields []string) string {
 	at := meta.Timestamp.UTC().Format(holds.TimeFormat)
-	text := fmt.Sprintf("%s  %-22s  %s  %s", at, printable(event), printable(identity), strings.Join(fields, " "))
+	text := fmt.Sprintf("%s  %-22s  %s  %s", at, terminal.Printable(event), terminal.Printable(identity), strings.Join(fields, " "))
 	return strings.TrimRight(text, " ") + "\n"
 }
 
 // field is name=value, with the value quoted when it would not read as one word.
 func field(name, value string) string {
-	value = printable(value)
+	value = terminal.Printable(value)
 	if value == "" || strings.ContainsAny(value, ` "`) {
 		value = strconv.Quote(value)
 	}

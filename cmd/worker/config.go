@@ -14,6 +14,7 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
 )
 
 // Config is everything that a running worker can be set to, each by a flag or by the environment. A command
@@ -313,7 +314,7 @@ func (l *LockServers) find(dir string) error {
 // endpointsIn returns where the worker is that has written endpoints.env to a directory, and its servers; nothing
 // when there is no such file.
 func endpointsIn(dir string) (map[string]string, error) {
-	found, err := stack.ReadEndpoints(filepath.Join(dir, "endpoints.env"))
+	found, err := endpoints.Read(filepath.Join(dir, "endpoints.env"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

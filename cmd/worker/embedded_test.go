@@ -8,7 +8,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
-	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -16,7 +16,7 @@ import (
 func attachTo(t *testing.T, dir, namespace string) (s *harness) {
 	t.Helper()
 	stacktest.Eventually(t, "the servers", func() bool {
-		found, err := stack.ReadEndpoints(filepath.Join(dir, "endpoints.env"))
+		found, err := endpoints.Read(filepath.Join(dir, "endpoints.env"))
 		if err != nil {
 			return false
 		}

@@ -31,6 +31,7 @@ import (
 	"holdfast/internal/locking"
 	"holdfast/internal/lua"
 	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -355,7 +356,7 @@ func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found, err := stack.ReadEndpoints(path)
+	found, err := endpoints.Read(path)
 	if urls := strings.Split(found["HOLDFAST_LOCK_REDIS_URLS"], ","); err != nil || len(urls) != lockServersMin || !slices.Equal(urls, c.LockRedisURLs) {
 		t.Errorf("endpoints: %v, %v, want %v", found, err, c.LockRedisURLs)
 	}
