@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 )
 
@@ -65,7 +66,7 @@ func (p *program) expand(members map[string]jsontext.Value, batch string) ([]byt
 	if err := json.Unmarshal(members[shortEvent], &event); err != nil || members[shortEvent].Kind() != '"' {
 		return nil, malformed("event: must be a string, found %s", events.KindName(members[shortEvent]))
 	}
-	request, err := p.namespace().NewRequest(event, "", source, nil)
+	request, err := client.NewEvent(p.namespace(), event, "", source, nil)
 	if err != nil {
 		return nil, malformed("event: %v", err)
 	}

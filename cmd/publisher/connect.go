@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/terminal"
@@ -65,7 +66,7 @@ func (p *program) natsURL() (string, error) {
 }
 
 // connect returns a client of the namespace. The caller calls disconnect.
-func (p *program) connect() (client *events.Client, disconnect func(), err error) {
+func (p *program) connect() (cl *client.Client, disconnect func(), err error) {
 	url, err := p.natsURL()
 	if err != nil {
 		return nil, nil, err
@@ -84,10 +85,10 @@ func (p *program) connect() (client *events.Client, disconnect func(), err error
 		return nil, nil, err
 	}
 	events.OnRefusal(nc, func(refused *events.PermissionError) { p.refuse(refused) })
-	client, err = events.NewClient(nc, p.namespace())
+	cl, err = client.New(nc, p.namespace())
 	if err != nil {
 		nc.Close()
 		return nil, nil, err
 	}
-	return client, nc.Close, nil
+	return cl, nc.Close, nil
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/terminal"
 )
@@ -53,8 +54,8 @@ func (f *deadLetterFlags) Validate() error {
 }
 
 // filter is what the flags say, but for the limit.
-func (f *deadLetterFlags) filter() events.DeadLetterFilter {
-	return events.DeadLetterFilter{
+func (f *deadLetterFlags) filter() client.DeadLetterFilter {
+	return client.DeadLetterFilter{
 		Reasons: f.Reason, Type: f.Type, ResourceID: f.ResourceID, UserID: f.UserID,
 		Since: f.Since.Time, Until: f.Until.Time, Contains: f.Contains,
 	}
@@ -171,24 +172,24 @@ func (p *program) confirm(ctx context.Context, t operatorFlags, question string)
 func (p *program) canPrompt() bool { return isTerminal(p.in) }
 
 // deadLetters returns the dead letters of the namespace. The caller calls disconnect.
-func (p *program) deadLetters(ctx context.Context) (client *events.Client, deadLetters *events.DeadLetters, disconnect func(), err error) {
-	client, disconnect, err = p.connect()
+func (p *program) deadLetters(ctx context.Context) (cl *client.Client, deadLetters *client.DeadLetters, disconnect func(), err error) {
+	cl, disconnect, err = p.connect()
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
-	deadLetters, err = client.DeadLetters(ctx)
+	deadLetters, err = cl.DeadLetters(ctx)
 	if err != nil {
 		disconnect()
 		return nil, nil, nil, p.withHint(err)
 	}
-	return client, deadLetters, disconnect, nil
+	return cl, deadLetters, disconnect, nil
 }
 
 // choose returns the letters that are meant, oldest first. bodies says whether the events
 // themselves are wanted.
-func (c *choice) choose(ctx context.Context, deadLetters *events.DeadLetters, bodies bool) iter.Seq2[*events.DeadLetter, error] {
+func (c *choice) choose(ctx context.Context, deadLetters *client.DeadLetters, bodies bool) iter.Seq2[*events.DeadLetter, error] {
 	if c.All {
 		return limited(deadLetters.All(ctx, c.Filters.filter(), bodies), c.Filters.Limit)
 	}
@@ -218,9 +219,9 @@ func limited(deadLetters iter.Seq2[*events.DeadLetter, error], limit int) iter.S
 
 // startRun asks whether something is to be done to the letters that are meant, and begins a run
 // over them. It returns no log when there are none, which it tells, or when it was not confirmed.
-func (p *program) startRun(ctx context.Context, client *events.Client, deadLetters *events.DeadLetters,
-	c *choice, t *operatorFlags, question string, run events.Run,
-) (*events.RunLog, []uint64, error) {
+func (p *program) startRun(ctx context.Context, cl *client.Client, deadLetters *client.DeadLetters,
+	c *choice, t *operatorFlags, question string, run client.Run,
+) (*client.RunLog, []uint64, error) {
 	var seqs []uint64
 	var found []*events.DeadLetter
 	for l, err := range c.choose(ctx, deadLetters, false) {
@@ -236,13 +237,13 @@ func (p *program) startRun(ctx context.Context, client *events.Client, deadLette
 		run.Filter = &filter
 	}
 	if len(seqs) == 0 {
-		run.State = events.RunDone
+		run.State = client.RunDone
 		return nil, nil, p.printNoDeadLetters(&run)
 	}
 	if err := p.confirm(ctx, *t, question+" "+described(found)+"?"); err != nil {
 		return nil, nil, err
 	}
-	log, err := client.StartRun(ctx, run, seqs)
+	log, err := cl.StartRun(ctx, run, seqs)
 	if err != nil {
 		return nil, nil, p.withHint(err)
 	}

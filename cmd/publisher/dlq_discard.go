@@ -4,7 +4,7 @@ import (
 	"context"
 	"strings"
 
-	"holdfast/internal/events"
+	"holdfast/internal/client"
 )
 
 // dlqDiscard removes dead letters.
@@ -38,25 +38,25 @@ func (v *dlqDiscard) Validate() error {
 
 // Run removes them.
 func (v *dlqDiscard) Run(ctx context.Context, p *program) error {
-	client, deadLetters, disconnect, err := p.deadLetters(ctx)
+	cl, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
-	log, seqs, err := p.startRun(ctx, client, deadLetters, &v.Choice, &v.Operator, "Discard", events.Run{Verb: events.RunDiscard})
+	log, seqs, err := p.startRun(ctx, cl, deadLetters, &v.Choice, &v.Operator, "Discard", client.Run{Verb: client.RunDiscard})
 	if log == nil {
 		return err
 	}
-	return p.executeRun(ctx, client, log, seqs, neverStop, "the same command removes the rest",
-		func(ctx context.Context, seq uint64) (func(context.Context) events.RunResult, error) {
+	return p.executeRun(ctx, cl, log, seqs, neverStop, "the same command removes the rest",
+		func(ctx context.Context, seq uint64) (func(context.Context) client.RunResult, error) {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
-			return func(ctx context.Context) events.RunResult {
+			return func(ctx context.Context) client.RunResult {
 				if err := deadLetters.Remove(context.WithoutCancel(ctx), seq); err != nil {
 					return failedResult(seq, err)
 				}
-				return events.RunResult{Seq: seq, Result: events.Discarded}
+				return client.RunResult{Seq: seq, Result: client.Discarded}
 			}, nil
 		})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/terminal"
 )
@@ -28,7 +29,7 @@ const unknown = "not known"
 
 // dryRun says for each letter what would happen now. A worker decides it, by the code that
 // decides events, and writes nothing.
-func (v *dlqReplay) dryRun(ctx context.Context, p *program, client *events.Client, deadLetters *events.DeadLetters) error {
+func (v *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, deadLetters *client.DeadLetters) error {
 	dryRunCtx, stop := context.WithCancel(ctx)
 	defer stop()
 	queue := make(chan chan dryRunRow, dryRunsMax) // in the order of the letters
@@ -43,7 +44,7 @@ func (v *dlqReplay) dryRun(ctx context.Context, p *program, client *events.Clien
 			answer := make(chan dryRunRow, 1)
 			select {
 			case queue <- answer:
-				go func() { answer <- dryRunDeadLetter(dryRunCtx, p, client, l) }()
+				go func() { answer <- dryRunDeadLetter(dryRunCtx, p, cl, l) }()
 			case <-dryRunCtx.Done():
 				return
 			}
@@ -55,7 +56,7 @@ func (v *dlqReplay) dryRun(ctx context.Context, p *program, client *events.Clien
 	var failed error
 	for answer := range queue {
 		e := <-answer
-		if errors.Is(e.err, events.ErrNoWorker) {
+		if errors.Is(e.err, client.ErrNoWorker) {
 			return fmt.Errorf("%w: a dry run asks a worker what it would do; does one run in namespace %s?", e.err, p.Namespace)
 		}
 		if e.err != nil && failed == nil {
@@ -90,7 +91,7 @@ func (v *dlqReplay) dryRun(ctx context.Context, p *program, client *events.Clien
 }
 
 // dryRunDeadLetter asks about one letter.
-func dryRunDeadLetter(ctx context.Context, p *program, client *events.Client, l *events.DeadLetter) dryRunRow {
+func dryRunDeadLetter(ctx context.Context, p *program, cl *client.Client, l *events.DeadLetter) dryRunRow {
 	e := dryRunRow{Seq: l.Seq, EventID: l.EventID, summary: l.Event}
 	m, err := l.Original(p.namespace())
 	if err != nil {
@@ -99,7 +100,7 @@ func dryRunDeadLetter(ctx context.Context, p *program, client *events.Client, l 
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
-	if e.DryRunResult, e.err = client.DryRun(ctx, m); e.err != nil {
+	if e.DryRunResult, e.err = cl.DryRun(ctx, m); e.err != nil {
 		e.DryRunResult = events.DryRunResult{Text: unknown, Detail: e.err.Error()}
 	}
 	return e

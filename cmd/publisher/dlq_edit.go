@@ -19,6 +19,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/terminal"
 )
@@ -64,7 +65,7 @@ func (h *headerFlag) UnmarshalText(text []byte) (err error) {
 
 // Run publishes the copy.
 func (v *dlqEdit) Run(ctx context.Context, p *program) error {
-	client, deadLetters, disconnect, err := p.deadLetters(ctx)
+	cl, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
@@ -90,14 +91,14 @@ func (v *dlqEdit) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	defer replayer.Close()
-	log, err := client.StartRun(ctx, events.Run{Verb: events.RunEdit, Operator: v.Operator.operator(), Note: v.Operator.Note, Keep: true}, []uint64{l.Seq})
+	log, err := cl.StartRun(ctx, client.Run{Verb: client.RunEdit, Operator: v.Operator.operator(), Note: v.Operator.Note, Keep: true}, []uint64{l.Seq})
 	if err != nil {
 		return p.withHint(err)
 	}
-	return p.executeRun(ctx, client, log, []uint64{l.Seq}, neverStop, "the same command publishes it",
-		func(context.Context, uint64) (func(context.Context) events.RunResult, error) {
+	return p.executeRun(ctx, cl, log, []uint64{l.Seq}, neverStop, "the same command publishes it",
+		func(context.Context, uint64) (func(context.Context) client.RunResult, error) {
 			sent, err := replayer.Publish(l, edited, replayer.MessageID(l.Seq, digest(edited)))
-			return func(ctx context.Context) events.RunResult {
+			return func(ctx context.Context) client.RunResult {
 				if err != nil {
 					return failedResult(l.Seq, err)
 				}

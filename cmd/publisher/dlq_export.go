@@ -9,7 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"holdfast/internal/events"
+	"holdfast/internal/client"
 	"holdfast/internal/terminal"
 )
 
@@ -71,7 +71,7 @@ func (v *dlqExport) writeFile(write func(io.Writer) error) (err error) {
 // errUnreadable says that some letters were written without their bodies.
 var errUnreadable = errors.New("exported without body, it cannot be read any more")
 
-func (v *dlqExport) write(ctx context.Context, p *program, w io.Writer, deadLetters *events.DeadLetters) error {
+func (v *dlqExport) write(ctx context.Context, p *program, w io.Writer, deadLetters *client.DeadLetters) error {
 	out := bufio.NewWriter(w)
 	n, unreadable := 0, 0
 	for l, err := range limited(deadLetters.All(ctx, v.Filters.filter(), true), v.Filters.Limit) {

@@ -11,7 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"golang.org/x/time/rate"
 
-	"holdfast/internal/events"
+	"holdfast/internal/client"
 )
 
 // dlqReplay publishes events of dead letters again.
@@ -26,10 +26,10 @@ type dlqReplay struct {
 }
 
 // defaultLimits are the limits of a replay for which none are given.
-var defaultLimits = events.RunLimits{Rate: 50, StopOnFailures: 20}
+var defaultLimits = client.RunLimits{Rate: 50, StopOnFailures: 20}
 
 // limits are the given limits, and those of base where none are given.
-func (v *dlqReplay) limits(base *events.RunLimits) *events.RunLimits {
+func (v *dlqReplay) limits(base *client.RunLimits) *client.RunLimits {
 	limits := defaultLimits
 	if base != nil {
 		limits = *base
@@ -79,15 +79,15 @@ func (v *dlqReplay) Validate() error {
 
 // Run replays them, or says what would happen.
 func (v *dlqReplay) Run(ctx context.Context, p *program) error {
-	client, deadLetters, disconnect, err := p.deadLetters(ctx)
+	cl, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
 	if v.DryRun {
-		return v.dryRun(ctx, p, client, deadLetters)
+		return v.dryRun(ctx, p, cl, deadLetters)
 	}
-	log, seqs, err := v.begin(ctx, p, client, deadLetters)
+	log, seqs, err := v.begin(ctx, p, cl, deadLetters)
 	if log == nil {
 		return err
 	}
@@ -110,8 +110,8 @@ func (v *dlqReplay) Run(ctx context.Context, p *program) error {
 		variant = log.Run.ID // the next run that keeps the letter publishes its event again
 	}
 	keep := log.Run.Keep
-	return p.executeRun(ctx, client, log, seqs, percent(log.Run.Limits.StopOnFailures).exceeded, "to go on: publisher dlq replay --run "+log.Run.ID,
-		func(ctx context.Context, seq uint64) (func(context.Context) events.RunResult, error) {
+	return p.executeRun(ctx, cl, log, seqs, percent(log.Run.Limits.StopOnFailures).exceeded, "to go on: publisher dlq replay --run "+log.Run.ID,
+		func(ctx context.Context, seq uint64) (func(context.Context) client.RunResult, error) {
 			if err := limiter.Wait(ctx); err != nil {
 				return nil, err
 			}
@@ -123,11 +123,11 @@ func (v *dlqReplay) Run(ctx context.Context, p *program) error {
 			if err == nil {
 				m, err = l.Original(p.namespace())
 			}
-			var sent *events.Replay
+			var sent *client.Replay
 			if err == nil {
 				sent, err = replayer.Publish(l, m, replayer.MessageID(seq, variant))
 			}
-			return func(ctx context.Context) events.RunResult {
+			return func(ctx context.Context) client.RunResult {
 				if err != nil {
 					return failedResult(seq, err)
 				}
@@ -137,36 +137,36 @@ func (v *dlqReplay) Run(ctx context.Context, p *program) error {
 }
 
 // failedResult is the result of a letter that nothing could be done to.
-func failedResult(seq uint64, err error) events.RunResult {
-	if errors.Is(err, events.ErrDeadLetterNotFound) {
-		return events.RunResult{Seq: seq, Result: events.ReplayNotFound}
+func failedResult(seq uint64, err error) client.RunResult {
+	if errors.Is(err, client.ErrDeadLetterNotFound) {
+		return client.RunResult{Seq: seq, Result: client.ReplayNotFound}
 	}
-	return events.RunResult{Seq: seq, Result: events.ReplayFailed, Detail: err.Error()}
+	return client.RunResult{Seq: seq, Result: client.ReplayFailed, Detail: err.Error()}
 }
 
 // begin begins a run, or goes on with one, and returns the letters that it has to work on. It
 // returns no log when there is nothing to do or it was not confirmed.
-func (v *dlqReplay) begin(ctx context.Context, p *program, client *events.Client, deadLetters *events.DeadLetters) (*events.RunLog, []uint64, error) {
+func (v *dlqReplay) begin(ctx context.Context, p *program, cl *client.Client, deadLetters *client.DeadLetters) (*client.RunLog, []uint64, error) {
 	if v.Resume == "" {
-		return p.startRun(ctx, client, deadLetters, &v.Choice, &v.Operator, "Replay", events.Run{
-			Verb: events.RunReplay, Keep: v.Keep, Limits: v.limits(nil),
+		return p.startRun(ctx, cl, deadLetters, &v.Choice, &v.Operator, "Replay", client.Run{
+			Verb: client.RunReplay, Keep: v.Keep, Limits: v.limits(nil),
 		})
 	}
 	if uuid.Validate(v.Resume) != nil {
 		return nil, nil, misused("--run: %q is no id of a run: publisher dlq runs lists them", v.Resume)
 	}
-	run, err := client.GetRun(ctx, v.Resume)
+	run, err := cl.GetRun(ctx, v.Resume)
 	switch {
 	case err != nil:
 		return nil, nil, p.withHint(err)
-	case run.Verb != events.RunReplay:
+	case run.Verb != client.RunReplay:
 		return nil, nil, misused("--run: that is a run of %s, not of replay", run.Verb)
 	}
 	question := fmt.Sprintf("Go on with the replay of %s, of which %d have ended?", counted(run.Total, "dead letter"), run.Processed())
 	if err := p.confirm(ctx, v.Operator, question); err != nil {
 		return nil, nil, err
 	}
-	log, left, err := client.ResumeRun(ctx, v.Resume, v.limits(run.Limits))
+	log, left, err := cl.ResumeRun(ctx, v.Resume, v.limits(run.Limits))
 	if err != nil {
 		return nil, nil, err
 	}

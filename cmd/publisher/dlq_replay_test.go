@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
@@ -128,7 +129,7 @@ func TestReplay_Killed_ResumedOneOutcomeEach(t *testing.T) {
 	replay, wait := m.program("", "dlq", "replay", "--all", "--rate", strconv.Itoa(number/4), "--stop-on-failures", "100%", "--note", "mended", "--yes")
 	stacktest.Eventually(t, "some to be recorded", func() bool {
 		r := m.run("dlq", "runs", "-o", "json")
-		var list []events.Run
+		var list []client.Run
 		return json.Unmarshal([]byte(r.out), &list) == nil && len(list) == 1 && list[0].Processed() > number/10
 	})
 	if err := replay.Process.Kill(); err != nil {
@@ -139,7 +140,7 @@ func TestReplay_Killed_ResumedOneOutcomeEach(t *testing.T) {
 	}
 	m.run("dlq", "runs").want(t, exitOK, "unfinished")
 	before := m.lastRun()
-	if before.State != events.RunUnfinished || before.Total != number || before.Processed() == number || len(before.Results) != before.Processed() {
+	if before.State != client.RunUnfinished || before.Total != number || before.Processed() == number || len(before.Results) != before.Processed() {
 		t.Errorf("the killed run: %s, %d of %d", before.State, before.Processed(), before.Total)
 	}
 
@@ -152,13 +153,13 @@ func TestReplay_Killed_ResumedOneOutcomeEach(t *testing.T) {
 		}
 		recorded[r.Seq] = r.Result
 	}
-	if run.ID != before.ID || run.State != events.RunDone || len(recorded) != number || run.Note != "mended" {
+	if run.ID != before.ID || run.State != client.RunDone || len(recorded) != number || run.Note != "mended" {
 		t.Errorf("run %s: %s, results of %d letters", run.ID, run.State, len(recorded))
 	}
 	// What was under way when the replay was killed is not known, but done: it is gone, or the
 	// stream had it already.
-	unknown := run.Counts[events.ReplayNotFound] + run.Counts[events.ReplayDuplicate]
-	if known := run.Counts[holds.EventHoldCreated] + run.Counts[events.ReplayDeadLettered]; known+unknown != number || unknown > deadLettersInFlightMax+events.RunResultsMax {
+	unknown := run.Counts[client.ReplayNotFound] + run.Counts[client.ReplayDuplicate]
+	if known := run.Counts[holds.EventHoldCreated] + run.Counts[client.ReplayDeadLettered]; known+unknown != number || unknown > deadLettersInFlightMax+client.RunResultsMax {
 		t.Errorf("results %v", run.Counts)
 	}
 
@@ -211,7 +212,7 @@ func (m *harness) heldQuantity(resource string) int64 {
 // there, and when the letter is removed and nothing is recorded. Going on does nothing twice.
 func TestReplay_KilledBetweenSteps_NothingTwice(t *testing.T) {
 	t.Parallel()
-	for place, want := range map[string]string{"replay.stored": events.ReplayDuplicate, "replay.removed": events.ReplayNotFound} {
+	for place, want := range map[string]string{"replay.stored": client.ReplayDuplicate, "replay.removed": client.ReplayNotFound} {
 		t.Run(place, func(t *testing.T) {
 			t.Parallel()
 			m := newHarness(t)
@@ -268,7 +269,7 @@ func TestReplay_TooManyFailures_Stops(t *testing.T) {
 	m.startWorker()
 	r := m.run("dlq", "replay", "--all", "--rate", "500", "--yes").want(t, exitFailed, "stopped, because", "more than 20%", "to go on: publisher dlq replay --run ")
 	run := m.lastRun()
-	if run.State != events.RunStopped || run.Processed() < failuresMin || run.Processed() == number || !strings.Contains(r.errOut, run.ID) {
+	if run.State != client.RunStopped || run.Processed() < failuresMin || run.Processed() == number || !strings.Contains(r.errOut, run.ID) {
 		t.Errorf("%s after %d of %d\n%s", run.State, run.Processed(), number, r.errOut)
 	}
 	if got := m.deadLetterCount(); got != number { // each died again or was not touched
@@ -337,11 +338,11 @@ func TestReplay_Interrupted_ResumeDoesRest(t *testing.T) {
 		t.Errorf("it ended with %v, want %d\n%s", err, exitFailed, out)
 	}
 	run := m.lastRun()
-	if run.State != events.RunStopped || run.Total != len(all.good) || run.Counts[holds.EventHoldCreated] != run.Processed() || run.Processed() == run.Total {
+	if run.State != client.RunStopped || run.Total != len(all.good) || run.Counts[holds.EventHoldCreated] != run.Processed() || run.Processed() == run.Total {
 		t.Errorf("run %s, %d of %d: %v", run.State, run.Processed(), run.Total, run.Counts)
 	}
 	m.run("dlq", "replay", "--run", run.ID, "--rate", "0", "--yes", "-o", "ndjson").want(t, exitOK)
-	if run := m.lastRun(); run.Counts[holds.EventHoldCreated] != len(all.good) || run.State != events.RunDone {
+	if run := m.lastRun(); run.Counts[holds.EventHoldCreated] != len(all.good) || run.State != client.RunDone {
 		t.Errorf("run %s: %v", run.State, run.Counts)
 	}
 	if seqs := m.seqs(); !slices.Equal(seqs, all.failing) {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/schollz/progressbar/v3"
 
-	"holdfast/internal/events"
+	"holdfast/internal/client"
 )
 
 const (
@@ -20,16 +20,16 @@ const (
 
 // deadLetterWork begins what is done to a letter, in order, and returns what is left of it, which may
 // take its time. An error says that nothing was begun, and that the run ends.
-type deadLetterWork func(ctx context.Context, seq uint64) (finish func(context.Context) events.RunResult, err error)
+type deadLetterWork func(ctx context.Context, seq uint64) (finish func(context.Context) client.RunResult, err error)
 
 // runProcessor is one run over dead letters. What becomes of each is recorded as it goes, so that
 // it is known also when the process is killed.
 type runProcessor struct {
-	log      *events.RunLog
+	log      *client.RunLog
 	progress *progressbar.ProgressBar // nil when nobody looks
 	stopWhen func(ended, failed int) error
 
-	pending           []events.RunResult // not recorded yet
+	pending           []client.RunResult // not recorded yet
 	unrecorded        error              // why some could not be recorded
 	processed, failed int
 }
@@ -43,7 +43,7 @@ var errInterrupted = errors.New("interrupted")
 func (r *runProcessor) process(ctx context.Context, seqs []uint64, work deadLetterWork) error {
 	working, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	results, recorded := make(chan events.RunResult), make(chan struct{})
+	results, recorded := make(chan client.RunResult), make(chan struct{})
 	go func() {
 		defer close(recorded)
 		r.collect(ctx, results, stop)
@@ -82,7 +82,7 @@ func (r *runProcessor) process(ctx context.Context, seqs []uint64, work deadLett
 }
 
 // collect records results as they come, many together but none late.
-func (r *runProcessor) collect(ctx context.Context, results <-chan events.RunResult, stop context.CancelCauseFunc) {
+func (r *runProcessor) collect(ctx context.Context, results <-chan client.RunResult, stop context.CancelCauseFunc) {
 	tick := time.NewTicker(recordEvery)
 	defer tick.Stop()
 	for {
@@ -95,7 +95,7 @@ func (r *runProcessor) collect(ctx context.Context, results <-chan events.RunRes
 			if err := r.count(result); err != nil {
 				stop(err)
 			}
-			if len(r.pending) == events.RunResultsMax {
+			if len(r.pending) == client.RunResultsMax {
 				r.record(ctx, stop)
 			}
 		case <-tick.C:
@@ -105,10 +105,10 @@ func (r *runProcessor) collect(ctx context.Context, results <-chan events.RunRes
 }
 
 // count counts a result.
-func (r *runProcessor) count(result events.RunResult) error {
+func (r *runProcessor) count(result client.RunResult) error {
 	r.pending = append(r.pending, result)
 	r.processed++
-	if result.Result == events.ReplayDeadLettered || result.Result == events.ReplayFailed {
+	if result.Result == client.ReplayDeadLettered || result.Result == client.ReplayFailed {
 		r.failed++
 	}
 	if r.progress != nil {
@@ -141,7 +141,7 @@ func (p *program) progressOf(verb string, n int) *progressbar.ProgressBar {
 // executeRun works on letters in a run that has begun, ends the run, and prints what came of it:
 // its error says whether that is what was wanted. again says how the rest is done when the
 // run stops before its end.
-func (p *program) executeRun(ctx context.Context, client *events.Client, log *events.RunLog, seqs []uint64,
+func (p *program) executeRun(ctx context.Context, cl *client.Client, log *client.RunLog, seqs []uint64,
 	stopWhen func(ended, failed int) error, again string, work deadLetterWork,
 ) error {
 	run := &runProcessor{log: log, stopWhen: stopWhen, progress: p.progressOf(log.Run.Verb, len(seqs))}
@@ -149,9 +149,9 @@ func (p *program) executeRun(ctx context.Context, client *events.Client, log *ev
 	if run.progress != nil {
 		_ = run.progress.Clear() // it only draws
 	}
-	state := events.RunDone
+	state := client.RunDone
 	if why != nil {
-		state = events.RunStopped
+		state = client.RunStopped
 		why = fmt.Errorf("run %s: %w, after %d of %d\n%s", log.Run.ID, why, run.processed, len(seqs), again)
 	}
 	if err := log.End(ctx, state); err != nil {
@@ -159,7 +159,7 @@ func (p *program) executeRun(ctx context.Context, client *events.Client, log *ev
 	}
 	reading, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.Timeout)
 	defer cancel()
-	recorded, err := client.GetRun(reading, log.Run.ID)
+	recorded, err := cl.GetRun(reading, log.Run.ID)
 	if err == nil {
 		err = p.printRun(recorded)
 	}
@@ -170,17 +170,17 @@ func (p *program) executeRun(ctx context.Context, client *events.Client, log *ev
 }
 
 // runError is what the exit code says of a run that has come to its end.
-func runError(run *events.Run) error {
-	failed, silent := run.Counts[events.ReplayFailed], run.Counts[events.ReplayNoOutcome]
+func runError(run *client.Run) error {
+	failed, silent := run.Counts[client.ReplayFailed], run.Counts[client.ReplayNoOutcome]
 	switch {
-	case failed > 0 && run.Verb == events.RunReplay:
+	case failed > 0 && run.Verb == client.RunReplay:
 		return fmt.Errorf("%s failed: publisher dlq runs %s -o wide\nto try again: publisher dlq replay --run %s", counted(failed, "dead letter"), run.ID, run.ID)
 	case failed > 0:
 		return fmt.Errorf("%s failed: publisher dlq runs %s -o wide", counted(failed, "dead letter"), run.ID)
-	case run.Counts[events.ReplayDeadLettered] > 0:
+	case run.Counts[client.ReplayDeadLettered] > 0:
 		return errDeadLettered
 	case silent > 0:
-		return fmt.Errorf("%w for %s, which are stored and will have their outcomes. Does a worker run?", events.ErrReplyTimeout, counted(silent, "event"))
+		return fmt.Errorf("%w for %s, which are stored and will have their outcomes. Does a worker run?", client.ErrReplyTimeout, counted(silent, "event"))
 	}
 	return nil
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/google/uuid"
 
-	"holdfast/internal/events"
+	"holdfast/internal/client"
 	"holdfast/internal/holds"
 	"holdfast/internal/terminal"
 )
@@ -38,13 +38,13 @@ func (v *dlqRuns) Run(ctx context.Context, p *program) error {
 	if v.ID != "" && uuid.Validate(v.ID) != nil {
 		return misused("%q is no id of a run: publisher dlq runs lists them", v.ID)
 	}
-	client, disconnect, err := p.connect()
+	cl, disconnect, err := p.connect()
 	if err != nil {
 		return err
 	}
 	defer disconnect()
 	if v.ID != "" {
-		run, err := client.GetRun(ctx, v.ID)
+		run, err := cl.GetRun(ctx, v.ID)
 		if err != nil {
 			return p.withHint(err)
 		}
@@ -52,7 +52,7 @@ func (v *dlqRuns) Run(ctx context.Context, p *program) error {
 	}
 	out := p.newList([]string{"run", "verb", "state", "letters", "ended", "when", "who", "note"},
 		[]string{"run", "verb", "state", "letters", "ended", "started", "recorded", "who", "which", "results", "note"})
-	runs, err := client.ListRuns(ctx)
+	runs, err := cl.ListRuns(ctx)
 	if err != nil {
 		return p.withHint(err)
 	}
@@ -74,7 +74,7 @@ func (v *dlqRuns) Run(ctx context.Context, p *program) error {
 }
 
 // printRun prints a run with its results.
-func (p *program) printRun(run *events.Run) error {
+func (p *program) printRun(run *client.Run) error {
 	switch p.Output {
 	case outputJSON:
 		text, err := json.Marshal(run, json.Deterministic(true))
@@ -96,7 +96,7 @@ func (p *program) printRun(run *events.Run) error {
 }
 
 // runPage is a run, for a person: its results counted, and with -o wide each of them.
-func (p *program) runPage(run *events.Run) string {
+func (p *program) runPage(run *client.Run) string {
 	rows := [][]string{
 		{"run", run.ID},
 		{"who", run.Operator},
@@ -106,7 +106,7 @@ func (p *program) runPage(run *events.Run) string {
 		{"started", run.StartedAt.Format(holds.TimeFormat)},
 		{"took", run.RecordedAt.Sub(run.StartedAt.Time).Round(time.Millisecond).String()},
 	}
-	if run.State != events.RunDone {
+	if run.State != client.RunDone {
 		rows[6] = []string{"last sign", run.RecordedAt.Format(holds.TimeFormat) + ", " + since(run.RecordedAt.Time) + " ago"}
 	}
 	rows = slices.DeleteFunc(rows, func(row []string) bool { return row[1] == "" })
@@ -130,7 +130,7 @@ func (p *program) runPage(run *events.Run) string {
 		}
 		return text + "\n" + p.table([]string{"SEQ", "EVENT_ID", "RESULT", "DETAIL"}, rows)
 	}
-	counts, first := make(map[string]int), make(map[string]events.RunResult)
+	counts, first := make(map[string]int), make(map[string]client.RunResult)
 	for _, r := range run.Results {
 		if counts[resultOf(r)]++; counts[resultOf(r)] == 1 {
 			first[resultOf(r)] = r
@@ -145,7 +145,7 @@ func (p *program) runPage(run *events.Run) string {
 }
 
 // resultOf is what became of a letter, with why.
-func resultOf(r events.RunResult) string {
+func resultOf(r client.RunResult) string {
 	if r.Reason != "" {
 		return r.Result + ": " + r.Reason
 	}
@@ -154,7 +154,7 @@ func resultOf(r events.RunResult) string {
 
 // selectionOf says which letters a run is for: how they were found, or those that were named, as far
 // as they were read.
-func selectionOf(run *events.Run) string {
+func selectionOf(run *client.Run) string {
 	f := run.Filter
 	if f == nil {
 		named := make([]string, len(run.Seqs))
@@ -184,7 +184,7 @@ func selectionOf(run *events.Run) string {
 }
 
 // limitsOf are the limits of a replay, "" of another run.
-func limitsOf(run *events.Run) string {
+func limitsOf(run *client.Run) string {
 	if run.Limits == nil {
 		return ""
 	}
@@ -196,7 +196,7 @@ func limitsOf(run *events.Run) string {
 }
 
 // printNoDeadLetters tells that a run has nothing to do. It is not recorded.
-func (p *program) printNoDeadLetters(run *events.Run) error {
+func (p *program) printNoDeadLetters(run *client.Run) error {
 	if p.json() {
 		return p.printRun(run)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/stack/stacktest"
@@ -169,9 +170,9 @@ func (m *harness) deadLetters() (list []events.DeadLetter) {
 }
 
 // lastRun is the run that was recorded last, with its results.
-func (m *harness) lastRun() (run events.Run) {
+func (m *harness) lastRun() (run client.Run) {
 	m.t.Helper()
-	var list []events.Run
+	var list []client.Run
 	r := m.run("dlq", "runs", "-o", "json").want(m.t, exitOK)
 	if err := json.Unmarshal([]byte(r.out), &list); err != nil || len(list) == 0 {
 		m.t.Fatalf("%v: %s", err, r.out)
@@ -264,7 +265,7 @@ func TestDLQ_FromDeathToReplay_EachVerb(t *testing.T) {
 	if seqs := m.seqs(); !slices.Equal(seqs, []uint64{1, 3, 4}) {
 		t.Errorf("letters %v", seqs)
 	}
-	if run := m.lastRun(); run.State != events.RunDone || run.Note != "to see" || run.Operator == "" || len(run.Results) != 1 || run.Results[0].Reason != "malformed" {
+	if run := m.lastRun(); run.State != client.RunDone || run.Note != "to see" || run.Operator == "" || len(run.Results) != 1 || run.Results[0].Reason != "malformed" {
 		t.Errorf("run %+v", run)
 	}
 

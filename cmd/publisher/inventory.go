@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/terminal"
 )
@@ -56,19 +57,19 @@ Examples:
 
 // Run shows what can be had.
 func (v *inventoryShow) Run(ctx context.Context, p *program) error {
-	client, disconnect, err := p.connect()
+	cl, disconnect, err := p.connect()
 	if err != nil {
 		return err
 	}
 	defer disconnect()
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
-	found, body, err := client.Availability(ctx, v.ResourceID, v.Slots.selection())
-	refused, isRefused := errors.AsType[*events.RefusedQueryError](err)
+	found, body, err := cl.Availability(ctx, v.ResourceID, v.Slots.selection())
+	refused, isRefused := errors.AsType[*client.RefusedQueryError](err)
 	switch {
 	case isRefused && refused.Status == http.StatusBadRequest:
 		return misused("%s", refused.Reason)
-	case errors.Is(err, events.ErrNoWorker):
+	case errors.Is(err, client.ErrNoWorker):
 		return fmt.Errorf("%w: does one run in namespace %s?", err, p.Namespace)
 	case err != nil:
 		return err

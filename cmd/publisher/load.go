@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"holdfast/internal/events"
+	"holdfast/internal/client"
 	"holdfast/internal/terminal"
 )
 
@@ -83,12 +83,12 @@ func (v *load) Run(ctx context.Context, p *program) (err error) {
 	bar := p.newProgress(in.size())
 	defer bar.end()
 	p.err = bar
-	client, disconnect, err := p.connect()
+	cl, disconnect, err := p.connect()
 	if err != nil {
 		return err
 	}
 	defer disconnect()
-	bulk, err := client.BulkPublisher(ctx, events.BulkOptions{
+	bulk, err := cl.BulkPublisher(ctx, client.BulkOptions{
 		InFlight: v.InFlight, AwaitOutcomes: v.Wait, Timeout: p.Timeout, GiveUpAfter: v.GiveUpAfter,
 		OnError: func(err error) {
 			p.reportf("nothing can be stored now, tried again for up to %s: %v", v.GiveUpAfter, err)
@@ -143,7 +143,7 @@ type loading struct {
 	*program
 	in   input
 	bar  *progress
-	bulk *events.BulkPublisher
+	bulk *client.BulkPublisher
 	stop context.CancelCauseFunc // publishes no more, for a reason
 
 	mu      sync.Mutex // guards what follows
@@ -208,8 +208,8 @@ func (l *loading) publishLine(ctx context.Context, limiter *rate.Limiter, lines 
 	}
 	// Events of several sources may have the same id; JetStream would drop all but one.
 	again := event.isCloudEvent || l.Wait
-	err = l.bulk.Publish(event.message, again, func(r events.BulkResult) {
-		var refused *events.RefusedError
+	err = l.bulk.Publish(event.message, again, func(r client.BulkResult) {
+		var refused *client.RefusedError
 		if errors.As(r.Err, &refused) {
 			l.count(func(s *summary) { s.Lines-- })
 			if err := l.rejectLine(next.number, refused, rewrite); err != nil {
@@ -280,7 +280,7 @@ func (l *loading) finish(stopped error) error {
 		return errDeadLettered
 	case s.Unanswered > 0:
 		return fmt.Errorf("%w (%s): %d events are stored and will have their outcomes. To see them, load the same again: nothing is done twice. Does a worker run in namespace %s?",
-			events.ErrReplyTimeout, l.Timeout, s.Unanswered, l.Namespace)
+			client.ErrReplyTimeout, l.Timeout, s.Unanswered, l.Namespace)
 	case s.rejected > 0:
 		return errRejected
 	}

@@ -59,7 +59,7 @@ func TestLoad_ServerOutage_Continues(t *testing.T) {
 	}
 	in, file := io.Pipe()
 	cut := make(chan struct{})
-	seen := &watched{wants: []string{"cut off"}, done: func() {
+	seen := &watched{wants: []string{"disconnected"}, done: func() {
 		select {
 		case <-cut:
 		default:

@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
@@ -369,7 +370,7 @@ func TestLoad_MessageRefused_IsBadLine(t *testing.T) {
 	}
 	large := strings.Replace(shortRequest("loft", "large"), `"quantity"`, `"metadata":{"a":"`+strings.Repeat("x", 1024)+`"},"quantity"`, 1)
 	path, rejects := fileOf(t, large+"\n"+shortRequest("loft", "small")), filepath.Join(t.TempDir(), "rejects")
-	r := publisher(t, "load", "-f", path, "--rejects", rejects, "-o", "json", "--namespace", namespace).want(t, exitDeadLettered, path+":1: JetStream refuses it")
+	r := publisher(t, "load", "-f", path, "--rejects", rejects, "-o", "json", "--namespace", namespace).want(t, exitDeadLettered, path+":1: JetStream refuses the message")
 	summaryOf(t, r).expect(t, 1, 1)
 	if kept, err := os.ReadFile(rejects); err != nil || string(kept) != large+"\n" {
 		t.Errorf("%v: the rejects are %.300q", err, kept)
@@ -449,12 +450,12 @@ func TestLoad_Summary_IsPrinted(t *testing.T) {
 	s := newSummary("events.ndjson", true)
 	s.Complete, s.Lines, s.BadLines = true, 1205, 1
 	for range 1200 {
-		s.add(events.BulkResult{Stored: true, Reply: ptr(newReply("hold.created", `{}`))})
+		s.add(client.BulkResult{Stored: true, Reply: ptr(newReply("hold.created", `{}`))})
 	}
-	s.add(events.BulkResult{Stored: true, Duplicate: true, Reply: ptr(newReply("hold.rejected", `{"reason":"sold_out\u001b"}`))})
-	s.add(events.BulkResult{Stored: true, Reply: &events.Reply{DeadLetter: &events.DeadLetterReply{Error: "poison"}}})
-	s.add(events.BulkResult{Stored: true})
-	s.add(events.BulkResult{})
+	s.add(client.BulkResult{Stored: true, Duplicate: true, Reply: ptr(newReply("hold.rejected", `{"reason":"sold_out\u001b"}`))})
+	s.add(client.BulkResult{Stored: true, Reply: &client.Reply{DeadLetter: &events.DeadLetterReply{Error: "poison"}}})
+	s.add(client.BulkResult{Stored: true})
+	s.add(client.BulkResult{})
 	const want = `loaded events.ndjson
   lines           1205
   published       1202

@@ -17,7 +17,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"holdfast/internal/events"
+	"holdfast/internal/client"
 	"holdfast/internal/terminal"
 )
 
@@ -82,7 +82,7 @@ func exitCode(err error) int {
 		return exitRejected
 	case errors.Is(err, errDeadLettered):
 		return exitDeadLettered
-	case errors.Is(err, events.ErrReplyTimeout):
+	case errors.Is(err, client.ErrReplyTimeout):
 		return exitReplyTimeout
 	default:
 		return exitFailed

@@ -10,6 +10,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/terminal"
 )
@@ -29,7 +30,7 @@ func (p *program) printStored(m *nats.Msg, event events.Envelope) error {
 
 // printReply prints what was answered to an event. It returns errRejected or errDeadLettered
 // when that is a refusal.
-func (p *program) printReply(a events.Reply) error {
+func (p *program) printReply(a client.Reply) error {
 	var text string
 	var refusal error
 	switch {

@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 )
 
@@ -106,7 +107,7 @@ func canonical(t *testing.T, value jsontext.Value) jsontext.Value {
 func TestPrintReply_EachReply_PageAndExitCode(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		answer events.Reply
+		answer client.Reply
 		code   int
 		want   string
 	}{
@@ -137,7 +138,7 @@ A-2          1         1     0
 			"hold.confirmed\n  resource_id  loft\n  late         true\n",
 		},
 		"dead": {
-			events.Reply{DeadLetter: &events.DeadLetterReply{Error: "malformed", Detail: "data.\x1b[2Jslots: \u202ex"}}, exitDeadLettered,
+			client.Reply{DeadLetter: &events.DeadLetterReply{Error: "malformed", Detail: "data.\x1b[2Jslots: \u202ex"}}, exitDeadLettered,
 			"dead-lettered: malformed\n  detail  data.\\x1b[2Jslots: \\u202ex\n",
 		},
 	} {
@@ -161,8 +162,8 @@ A-2          1         1     0
 	}
 }
 
-func newReply(event, data string) events.Reply {
-	return events.Reply{Envelope: events.Envelope{Type: events.Type(event), Data: jsontext.Value(data)}}
+func newReply(event, data string) client.Reply {
+	return client.Reply{Envelope: events.Envelope{Type: events.Type(event), Data: jsontext.Value(data)}}
 }
 
 // TestJSONOutput_StoredEvent_IsByteIdentical compares what -o json prints with what was stored, byte by byte.

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 )
 
@@ -25,7 +26,7 @@ type publishing struct {
 // publish publishes an event about a resource, as how says. What would be dead-lettered for its
 // form is wrong usage and not published; what the form allows is the worker's to decide.
 func (p *program) publish(ctx context.Context, how publishing, event, resource string, data any) error {
-	request, err := p.namespace().NewRequest(event, resource, source, data)
+	request, err := client.NewEvent(p.namespace(), event, resource, source, data)
 	if err != nil {
 		return misused("%v", err) // a value that JSON cannot have, like invalid UTF-8
 	}
@@ -64,7 +65,7 @@ func inFlags(err error) string {
 // deliver publishes a message and prints the event as it was stored or, when it is to wait, its
 // outcome. A refusal is printed and then errRejected or errDeadLettered.
 func (p *program) deliver(ctx context.Context, m *nats.Msg, event events.Envelope, wait bool) error {
-	client, disconnect, err := p.connect()
+	cl, disconnect, err := p.connect()
 	if err != nil {
 		return err
 	}
@@ -72,18 +73,18 @@ func (p *program) deliver(ctx context.Context, m *nats.Msg, event events.Envelop
 	limited, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
 	if !wait {
-		if err := client.Publish(limited, m); err != nil {
+		if err := cl.Publish(limited, m); err != nil {
 			return p.withHint(err)
 		}
 		return p.printStored(m, event)
 	}
-	answer, err := client.Request(limited, m)
+	answer, err := cl.Request(limited, m)
 	switch {
-	case ctx.Err() != nil && errors.Is(err, events.ErrReplyTimeout):
+	case ctx.Err() != nil && errors.Is(err, client.ErrReplyTimeout):
 		return fmt.Errorf("interrupted; event %s is stored and will have its outcome", event.ID)
-	case errors.Is(err, events.ErrReplyTimeout):
+	case errors.Is(err, client.ErrReplyTimeout):
 		return fmt.Errorf("%w (%s): event %s is stored on %s and will have its outcome. Does a worker run in namespace %s?",
-			events.ErrReplyTimeout, p.Timeout, event.ID, m.Subject, p.Namespace)
+			client.ErrReplyTimeout, p.Timeout, event.ID, m.Subject, p.Namespace)
 	case err != nil:
 		return p.withHint(err)
 	}

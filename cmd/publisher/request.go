@@ -9,6 +9,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 )
 
@@ -44,7 +45,7 @@ func (v *request) Run(ctx context.Context, p *program) error {
 		RequestKey: v.RequestKey, UserID: v.UserID, ResourceID: v.ResourceID, SlotSelection: v.Slots.selection(),
 		Quantity: v.Quantity, TTLSeconds: v.TTL.seconds, Metadata: v.Metadata.Value,
 	})
-	if errors.Is(err, events.ErrReplyTimeout) {
+	if errors.Is(err, client.ErrReplyTimeout) {
 		return fmt.Errorf("%w\nIts request key is %s: ask again with it to see the answer, or give the hold back with\n"+
 			"publisher cancel --resource-id %s --request-key %s", err, v.RequestKey, v.ResourceID, shellQuote(v.RequestKey))
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 
-	"holdfast/internal/events"
+	"holdfast/internal/client"
 	"holdfast/internal/terminal"
 )
 
@@ -49,7 +49,7 @@ func newSummary(file string, follow bool) *summary {
 }
 
 // add counts what became of an event.
-func (s *summary) add(r events.BulkResult) {
+func (s *summary) add(r client.BulkResult) {
 	switch {
 	case !r.Stored:
 		s.Unacknowledged++

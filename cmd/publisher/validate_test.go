@@ -10,6 +10,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/stack/stacktest"
 )
@@ -108,13 +109,13 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 	runWorker(t, namespace, flags...)
 	p := newProgram(io.Discard, io.Discard)
 	p.Namespace, p.NATSURL, p.Timeout = namespace, flags[1], time.Minute
-	client, disconnect, err := p.connect()
+	cl, disconnect, err := p.connect()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer disconnect()
 	// ask publishes what a line means, on a subject or where it belongs, and returns the answer.
-	ask := func(text, subject string) events.Reply {
+	ask := func(text, subject string) client.Reply {
 		t.Helper()
 		c, _ := p.compose([]byte(text), "") // of bad lines there is a message, too
 		if c.message == nil {
@@ -128,7 +129,7 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 		}
 		c.message.Subject = subject
 		c.message.Header.Del(jetstream.MsgIDHeader) // many have the same
-		answer, err := client.Request(stacktest.WaitContext(t), c.message)
+		answer, err := cl.Request(stacktest.WaitContext(t), c.message)
 		if err != nil {
 			t.Fatal(err)
 		}

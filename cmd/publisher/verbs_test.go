@@ -175,13 +175,13 @@ func TestWatch_OutcomeAndDeadLetter_AreShown(t *testing.T) {
 				if err := p.setDefaults(); err != nil {
 					t.Fatal(err)
 				}
-				client, disconnect, err := p.connect()
+				cl, disconnect, err := p.connect()
 				if err != nil {
 					t.Fatal(err)
 				}
 				bad := nats.NewMsg("holdfast.in.booking.requested.loft")
 				bad.Data = []byte("\x1b[2J no JSON")
-				if _, err := client.Request(stacktest.WaitContext(t), bad); err != nil {
+				if _, err := cl.Request(stacktest.WaitContext(t), bad); err != nil {
 					t.Error(err)
 				}
 				disconnect()

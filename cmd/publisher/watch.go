@@ -39,7 +39,7 @@ func (v *watch) Run(ctx context.Context, p *program) error {
 	if v.ResourceID != "" && !holds.ResourcePattern.MatchString(v.ResourceID) {
 		return misused("--resource-id: must match %s", holds.ResourcePattern)
 	}
-	client, disconnect, err := p.connect()
+	cl, disconnect, err := p.connect()
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (v *watch) Run(ctx context.Context, p *program) error {
 	ready := func() {
 		fmt.Fprintf(p.err, "publisher: watching %s and %s, Ctrl-C ends\n", p.namespace().AllOut(), p.namespace().AllDLQ())
 	}
-	err = client.Follow(following, ready, show)
+	err = cl.Follow(following, ready, show)
 	mu.Lock()
 	defer mu.Unlock()
 	ended = true

@@ -10,6 +10,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 )
@@ -220,7 +221,7 @@ func (s *harness) goThrough(rows []contractRow, seen map[string]bool) {
 // publishTraced stores an event about the hall with a traceparent and returns its id.
 func (s *harness) publishTraced(event string, data jsontext.Value, trace string) string {
 	s.t.Helper()
-	r, err := s.subjects.NewRequest(event, "hall", "/test", data)
+	r, err := client.NewEvent(s.subjects, event, "hall", "/test", data)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
@@ -66,7 +67,7 @@ type harness struct {
 	subjects   events.Namespace
 	nc         *nats.Conn
 	js         jetstream.JetStream
-	client     *events.Client
+	client     *client.Client
 	redis      *redis.Client
 	store      *store.Store // nil until somebody needs it
 
@@ -146,7 +147,7 @@ func (s *harness) begin() {
 	if s.js, err = jetstream.New(s.nc); err != nil {
 		t.Fatal(err)
 	}
-	if s.client, err = events.NewClient(s.nc, s.subjects); err != nil {
+	if s.client, err = client.New(s.nc, s.subjects); err != nil {
 		t.Fatal(err)
 	}
 	options, err := redis.ParseURL(s.urls.redis)
@@ -296,7 +297,7 @@ func ofType(outcomes []events.Envelope, event string) (some []events.Envelope) {
 // publish stores an event and returns its id.
 func (s *harness) publish(event, resource string, data any) string {
 	s.t.Helper()
-	r, err := s.subjects.NewRequest(event, resource, "/test", data)
+	r, err := client.NewEvent(s.subjects, event, resource, "/test", data)
 	if err != nil {
 		s.t.Fatal(err)
 	}

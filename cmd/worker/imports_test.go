@@ -11,11 +11,12 @@ import (
 // holds knows neither NATS nor Postgres, locking and lua know no sibling's nouns, and only
 // the programs know everything.
 var allowedImports = map[string][]string{
-	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/endpoints", "holdfast/internal/store", "holdfast/internal/version"},
+	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/endpoints", "holdfast/internal/store", "holdfast/internal/version"},
 	"holdfast/cmd/bench":                {"holdfast/internal/bench", "holdfast/internal/terminal", "holdfast/internal/version"},
-	"holdfast/cmd/publisher":            {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack/endpoints", "holdfast/internal/terminal", "holdfast/internal/version"},
+	"holdfast/cmd/publisher":            {"holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack/endpoints", "holdfast/internal/terminal", "holdfast/internal/version"},
 	"holdfast/internal/audit":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/postgres"}, // nouns, subjects and how scripts are run: none of the rules that it checks
-	"holdfast/internal/bench":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack", "holdfast/internal/store"},
+	"holdfast/internal/bench":           {"holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack", "holdfast/internal/store"},
+	"holdfast/internal/client":          {"holdfast/internal/events", "holdfast/internal/failpoint", "holdfast/internal/holds"},
 	"holdfast/internal/events":          {"holdfast/internal/failpoint", "holdfast/internal/holds"},
 	"holdfast/internal/preflight":       {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/store"},
 	"holdfast/internal/store":           {"holdfast/internal/holds", "holdfast/internal/postgres"},
@@ -33,7 +34,7 @@ var allowedImports = map[string][]string{
 	"holdfast/internal/stack":           {"holdfast/internal/stack/endpoints"},
 	"holdfast/internal/stack/endpoints": {},
 	"holdfast/internal/stack/stacktest": {"holdfast/internal/stack"},
-	"holdfast/internal/torture":         {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack"}, // a test: nouns, servers and the checker
+	"holdfast/internal/torture":         {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack"}, // a test: nouns, servers and the checker
 }
 
 // foreignImports are modules that only the packages named may use.
@@ -50,14 +51,14 @@ var foreignImports = map[string][]string{
 	"github.com/posener":             {"holdfast/cmd/publisher"},
 	"github.com/schollz/progressbar": {"holdfast/cmd/bench", "holdfast/cmd/publisher", "holdfast/cmd/worker"},
 	"github.com/jackc/pgx":           {"holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/postgres", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/store", "holdfast/internal/torture"}, // events reads error codes
-	"github.com/nats-io/nats.go":     {"holdfast/cmd/publisher", "holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
+	"github.com/nats-io/nats.go":     {"holdfast/cmd/publisher", "holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
 	"github.com/nats-io/nats-server": {"holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
 	"github.com/redis/go-redis":      {"holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
 	"charm.land/lipgloss":            {"holdfast/cmd/publisher", "holdfast/internal/terminal"},
 	"github.com/HdrHistogram":        {"holdfast/internal/bench"},
 	"gonum.org/v1/plot":              {"holdfast/internal/bench"},
 
-	"github.com/nats-io/nats.go/micro": {"holdfast/internal/events"},
+	"github.com/nats-io/nats.go/micro": {"holdfast/internal/client", "holdfast/internal/events"},
 }
 
 // TestAllowedImports_EveryPackage_OnlyListed keeps the arrows of the map in README.md.

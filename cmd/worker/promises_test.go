@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
@@ -488,7 +489,7 @@ func TestRepeatedRequest_EachKind_AnsweredAsPromised(t *testing.T) {
 	s := newHarness(t)
 	s.startWorker()
 	s.setInventory("hall", seat, 5)
-	send := func(r events.Request) string {
+	send := func(r client.Event) string {
 		m, err := r.Message()
 		if err != nil {
 			t.Fatal(err)
@@ -499,8 +500,8 @@ func TestRepeatedRequest_EachKind_AnsweredAsPromised(t *testing.T) {
 		}
 		return r.Envelope.ID
 	}
-	request := func(data events.BookingRequestedData) events.Request {
-		r, err := s.subjects.NewRequest(events.BookingRequested, "hall", "/test", data)
+	request := func(data events.BookingRequestedData) client.Event {
+		r, err := client.NewEvent(s.subjects, events.BookingRequested, "hall", "/test", data)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/redis/go-redis/v9"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack"
@@ -91,7 +92,7 @@ type scenario struct {
 
 func (y *scenario) step(event, resource string, data any, want string) events.Envelope {
 	y.t.Helper()
-	r, err := y.subjects.NewRequest(event, resource, "/test", data)
+	r, err := client.NewEvent(y.subjects, event, resource, "/test", data)
 	if err != nil {
 		y.t.Fatal(err)
 	}

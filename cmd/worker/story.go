@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 )
@@ -25,7 +26,7 @@ const (
 
 // story plays what customers do, through the same door as every publisher, and tells it.
 type story struct {
-	client *events.Client
+	client *client.Client
 	ns     events.Namespace
 	http   string
 	out    io.Writer
@@ -52,15 +53,15 @@ func playStory(ctx context.Context, c Config, out io.Writer) (err error) {
 		}
 	}()
 	ns := events.Namespace(c.Namespace)
-	client, err := events.NewClient(nc, ns)
+	cl, err := client.New(nc, ns)
 	if err != nil {
 		return err
 	}
-	s := &story{client: client, ns: ns, http: "http://" + c.HTTPAddr, out: out, suffix: uuid.NewString()[:6], expired: make(chan holds.HoldExpired, 16)}
+	s := &story{client: cl, ns: ns, http: "http://" + c.HTTPAddr, out: out, suffix: uuid.NewString()[:6], expired: make(chan holds.HoldExpired, 16)}
 
 	following, ready := make(chan error, 1), make(chan struct{})
 	followCtx, stop := context.WithCancel(ctx)
-	go func() { following <- client.Follow(followCtx, func() { close(ready) }, s.onOutcome) }()
+	go func() { following <- cl.Follow(followCtx, func() { close(ready) }, s.onOutcome) }()
 	select {
 	case <-ready:
 	case err := <-following:
@@ -103,7 +104,7 @@ func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // request publishes an event and reads its outcome, which must be of a kind, into data.
 func (s *story) request(ctx context.Context, event, resource string, request any, want string, data any) error {
-	r, err := s.ns.NewRequest(event, resource, "/holdfast/story", request)
+	r, err := client.NewEvent(s.ns, event, resource, "/holdfast/story", request)
 	if err != nil {
 		return err
 	}
@@ -259,7 +260,7 @@ func (s *story) concert(ctx context.Context) error {
 	began := time.Now()
 	for i := range storyContenders {
 		go func() {
-			r, err := s.ns.NewRequest(events.BookingRequested, show, "/holdfast/story", events.BookingRequestedData{
+			r, err := client.NewEvent(s.ns, events.BookingRequested, show, "/holdfast/story", events.BookingRequestedData{
 				RequestKey: uuid.NewString(), UserID: fmt.Sprintf("guest-%d", i), ResourceID: show, SlotSelection: seat, Quantity: 1,
 			})
 			if err != nil {

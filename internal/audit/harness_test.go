@@ -16,6 +16,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/audit"
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
@@ -32,7 +33,7 @@ type harness struct {
 	subjects  events.Namespace
 	nc        *nats.Conn
 	js        jetstream.JetStream
-	client    *events.Client
+	client    *client.Client
 	redis     *redis.Client
 	store     *store.Store
 	backends  audit.Backends
@@ -64,7 +65,7 @@ func newHarness(t testing.TB) *harness {
 	t.Cleanup(w.nc.Close)
 	w.js, err = events.NewJetStream(w.nc)
 	w.must(err)
-	w.client, err = events.NewClient(w.nc, w.subjects)
+	w.client, err = client.New(w.nc, w.subjects)
 	w.must(err)
 	w.store, err = store.Open(ctx, shared.PostgresURL, w.namespace)
 	w.must(err)
@@ -138,7 +139,7 @@ func (w *harness) publish(event, resource string, data any) events.Envelope {
 
 func (w *harness) message(event, resource string, data any) *nats.Msg {
 	w.Helper()
-	r, err := w.subjects.NewRequest(event, resource, "/test", data)
+	r, err := client.NewEvent(w.subjects, event, resource, "/test", data)
 	w.must(err)
 	m, err := r.Message()
 	w.must(err)

@@ -228,6 +228,22 @@ func (b *harness) publish(subject string, header nats.Header, body string) {
 	}
 }
 
+// requestReply publishes an event and returns the reply to it.
+func (b *harness) requestReply(subject, body string) *nats.Msg {
+	b.t.Helper()
+	inbox := b.nc.NewInbox()
+	sub, err := b.nc.SubscribeSync(inbox)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.publish(subject, nats.Header{HeaderReplyTo: {inbox}}, body)
+	reply, err := sub.NextMsgWithContext(stacktest.WaitContext(b.t))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return reply
+}
+
 func (b *harness) await(what string, so func() bool) {
 	b.t.Helper()
 	bound := time.After(time.Minute)
@@ -335,24 +351,20 @@ func TestConsumer_Outage_PausesAndDeadLettersNothing(t *testing.T) {
 func TestReply_OutcomeOrDeadLetter_SentToInboxOnly(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	client, err := NewClient(b.nc, b.ns)
-	if err != nil {
-		t.Fatal(err)
+	reply := b.requestReply(b.ns.In(BookingRequested, "room"), keyed("good"))
+	var outcome Envelope
+	if err := json.Unmarshal(reply.Data, &outcome); err != nil || outcome.CausationID != "good" || reply.Header.Get(HeaderContentType) != ContentTypeEvent {
+		t.Errorf("%v: the reply to a request is %s", err, reply.Data)
 	}
-	good, bad := nats.NewMsg(b.ns.In(BookingRequested, "room")), nats.NewMsg(b.ns.In(BookingRequested, "room"))
-	good.Data, bad.Data = []byte(keyed("good")), []byte("{")
-	answer, err := client.Request(stacktest.WaitContext(t), good)
-	if err != nil || answer.DeadLetter != nil || answer.Envelope.CausationID != "good" {
-		t.Errorf("%+v %v", answer, err)
-	}
-	answer, err = client.Request(stacktest.WaitContext(t), bad)
-	if err != nil || answer.DeadLetter == nil || answer.DeadLetter.Error != ReasonMalformed || answer.DeadLetter.Detail == "" {
-		t.Errorf("%+v %v", answer, err)
+	reply = b.requestReply(b.ns.In(BookingRequested, "room"), "{")
+	var dead DeadLetterReply
+	if err := json.Unmarshal(reply.Data, &dead); err != nil || dead.Error != ReasonMalformed || dead.Detail == "" || reply.Header.Get(HeaderContentType) != ContentTypeJSON {
+		t.Errorf("%v: the reply to a malformed request is %s", err, reply.Data)
 	}
 	for inbox, want := range map[string]string{
 		"_INBOX.x.y": "_INBOX.x.y", "_INBOX.>": "", "holdfast.in.x": "", "$JS.API.STREAM.DELETE.X": "", "_INBOX.a b": "", "": "",
 	} {
-		if got := replyTo(nats.Header{headerReplyTo: {inbox}}); got != want {
+		if got := replyTo(nats.Header{HeaderReplyTo: {inbox}}); got != want {
 			t.Errorf("reply to %q goes to %q, want %q", inbox, got, want)
 		}
 	}

@@ -84,11 +84,14 @@ func (ns Namespace) ReadDeadLetter(m jetstream.Msg) (*DeadLetter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", m.Subject(), err)
 	}
-	return ns.readDeadLetter(m.Subject(), m.Headers(), m.Data(), meta.Sequence.Stream, meta.Timestamp), nil
+	return ns.ParseDeadLetter(&jetstream.RawStreamMsg{
+		Subject: m.Subject(), Sequence: meta.Sequence.Stream, Header: m.Headers(), Data: m.Data(), Time: meta.Timestamp,
+	}), nil
 }
 
-// readDeadLetter reads a dead letter. Its headers may say anything: numbers that are none are 0.
-func (ns Namespace) readDeadLetter(subject string, header nats.Header, body []byte, seq uint64, storedAt time.Time) *DeadLetter {
+// ParseDeadLetter reads a dead letter. Its headers may say anything: numbers that are none are 0.
+func (ns Namespace) ParseDeadLetter(m *jetstream.RawStreamMsg) *DeadLetter {
+	header := m.Header
 	counted := func(name string) uint64 {
 		n, err := strconv.ParseUint(header.Get(name), 10, 64)
 		if err != nil {
@@ -97,15 +100,15 @@ func (ns Namespace) readDeadLetter(subject string, header nats.Header, body []by
 		return n
 	}
 	l := &DeadLetter{
-		Seq: seq, Reason: strings.TrimPrefix(subject, ns.DLQ("")), Detail: header.Get(HeaderDLQDetail),
+		Seq: m.Sequence, Reason: strings.TrimPrefix(m.Subject, ns.DLQ("")), Detail: header.Get(HeaderDLQDetail),
 		Subject: header.Get(HeaderDLQSubject), StreamSeq: counted(HeaderDLQStreamSeq), Deliveries: counted(HeaderDLQDeliveries),
-		Time: header.Get(HeaderDLQTime), StoredAt: storedAt, Worker: header.Get(HeaderDLQWorker),
+		Time: header.Get(HeaderDLQTime), StoredAt: m.Time, Worker: header.Get(HeaderDLQWorker),
 	}
 	if sum := header.Get(HeaderClaimCheckSHA256); sum != "" {
 		l.ClaimCheck = &ClaimCheck{header.Get(HeaderClaimCheckStream), counted(HeaderClaimCheckSeq), sum}
 	}
-	l.read(header, body)
-	if size, err := strconv.Atoi(header.Get(headerMsgSize)); err == nil && len(body) == 0 {
+	l.read(header, m.Data)
+	if size, err := strconv.Atoi(header.Get(headerMsgSize)); err == nil && len(m.Data) == 0 {
 		l.Body, l.Size = nil, size // only headers were read
 	}
 	return l
@@ -121,8 +124,8 @@ func (l *DeadLetter) read(header nats.Header, body []byte) {
 // ErrEventGone says that the event of a letter cannot be had, or not any more.
 var ErrEventGone = errors.New("no event")
 
-// resolve takes over the event that a pointer means, as it was found in the inbound stream.
-func (l *DeadLetter) resolve(found *jetstream.RawStreamMsg, err error) {
+// Resolve takes over the event that a pointer means, as it was found in the inbound stream.
+func (l *DeadLetter) Resolve(found *jetstream.RawStreamMsg, err error) {
 	where := fmt.Sprintf("sequence %d of stream %s", l.ClaimCheck.Seq, l.ClaimCheck.Stream)
 	switch {
 	case errors.Is(err, jetstream.ErrMsgNotFound):
@@ -151,7 +154,7 @@ func (l *DeadLetter) Original(ns Namespace) (*nats.Msg, error) {
 	m := nats.NewMsg(l.Subject)
 	m.Data = l.Body
 	for name, values := range l.Header {
-		if !IsDeadLetterHeader(name) && name != headerReplyTo {
+		if !IsDeadLetterHeader(name) && name != HeaderReplyTo {
 			m.Header[name] = values
 		}
 	}
@@ -213,8 +216,8 @@ func bodySum(body []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// isTooLarge reports whether the server or the stream takes no message of this size.
-func isTooLarge(err error) bool {
+// IsTooLarge reports whether the server or the stream takes no message of this size.
+func IsTooLarge(err error) bool {
 	return errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, jetstream.ErrStreamMessageExceedsMaximum)
 }
 

@@ -17,7 +17,7 @@
 //
 // What cannot be decided now waits at the server, not here, and without a bound: neither a slow lane nor a
 // resource whose data is corrupt keeps the events about others waiting. A slow lane gives back what is more than
-// its share, and recalls it in its order (held).
+// its share, and recalls it in its order (deferred.go).
 //
 // An event is acknowledged only after its one outcome is stored. A crash before that repeats
 // it, and repeating it gives the same outcome with the same id.
@@ -29,7 +29,9 @@
 //   - A stored event: the creation time of the inbound stream and the sequence. A stream that is deleted and created
 //     again has other events under the same sequences (origin.go).
 //   - A stored outcome: its Nats-Msg-Id, which is its id. What JetStream takes for a duplicate is compared with what
-//     is stored (repeat.go).
+//     is stored (duplicate.go).
 //
 // A durable consumer that is missing goes on with its first event that is not answered (resume.go).
+//
+// Package client publishes events, and reads and replays dead letters.
 package events

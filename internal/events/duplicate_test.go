@@ -7,7 +7,6 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/holds"
-	"holdfast/internal/stack/stacktest"
 )
 
 // outcomeIDOf returns the id of the outcome that an event will have.
@@ -59,15 +58,8 @@ func TestDuplicate_DifferentOutcome_StoredOneStands(t *testing.T) {
 	before := envelopeOf(holds.EventHoldCreated, id, `{}`)
 	before = strings.Replace(before, `"data"`, `"causationid":"k","data"`, 1)
 	b.publish(b.ns.Out(holds.EventHoldCreated, "room"), nats.Header{headerMsgID: {id}}, before)
-	client, err := NewClient(b.nc, b.ns)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := nats.NewMsg(subject)
-	m.Data = []byte(keyed("k"))
-	answer, err := client.Request(stacktest.WaitContext(t), m)
-	if err != nil || string(answer.Body) != before {
-		t.Errorf("%v: the reply is %s, want %s", err, answer.Body, before)
+	if reply := b.requestReply(subject, keyed("k")); string(reply.Data) != before {
+		t.Errorf("the reply is %s, want %s", reply.Data, before)
 	}
 	b.publish(subject, nil, keyed("last"))
 	b.await("the last", func() bool { return len(b.out) >= 2 })

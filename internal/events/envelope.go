@@ -26,13 +26,13 @@ import (
 
 // Headers that we read or write. Header names are case-sensitive in NATS.
 const (
-	headerContentType = "Content-Type"
-	headerReplyTo     = "Holdfast-Reply-To"
+	HeaderContentType = "Content-Type"
+	HeaderReplyTo     = "Holdfast-Reply-To"
 	headerTraceParent = "traceparent"
 	headerMsgID       = "Nats-Msg-Id"
 	headerMsgSize     = "Nats-Msg-Size" // of a body that was not asked for
-	contentTypeEvent  = "application/cloudevents+json"
-	contentTypeJSON   = "application/json"
+	ContentTypeEvent  = "application/cloudevents+json"
+	ContentTypeJSON   = "application/json"
 	inboxPrefix       = "_INBOX."
 
 	// What an outcome's data does not tell, and a Redis that is filled again must remember: holds.RebuildMetadata.
@@ -102,7 +102,7 @@ func decodeEnvelope(header nats.Header, body []byte) (e Envelope, binary bool, e
 	if err != nil {
 		return Envelope{}, false, malformed("content-type: %v", err)
 	}
-	if media == contentTypeEvent || media == "" && !headers.haveAttribute() {
+	if media == ContentTypeEvent || media == "" && !headers.haveAttribute() {
 		e, err = decodeStructured(body)
 		return e, false, err
 	}
@@ -135,7 +135,7 @@ func (as attributes) haveAttribute() bool {
 func headerAttributes(header nats.Header) (attributes, error) {
 	var as attributes
 	for given, values := range header {
-		if isAttribute(given) {
+		if IsAttributeHeader(given) {
 			for _, text := range values {
 				as = append(as, attribute{strings.ToLower(given), text})
 			}
@@ -150,8 +150,8 @@ func headerAttributes(header nats.Header) (attributes, error) {
 	return as, nil
 }
 
-// isAttribute reports whether a CloudEvent may be made of a header.
-func isAttribute(header string) bool {
+// IsAttributeHeader reports whether a CloudEvent may be made of a header.
+func IsAttributeHeader(header string) bool {
 	header = strings.ToLower(header)
 	return header == "content-type" || strings.HasPrefix(header, attributePrefix)
 }
@@ -159,12 +159,12 @@ func isAttribute(header string) bool {
 // mediaType returns the type of a Content-Type, which must be JSON in UTF-8 where it says so.
 func mediaType(contentType string) (string, error) {
 	switch contentType {
-	case "", contentTypeEvent, contentTypeJSON: // as they nearly always are
+	case "", ContentTypeEvent, ContentTypeJSON: // as they nearly always are
 		return contentType, nil
 	}
 	media, parameters, err := mime.ParseMediaType(contentType)
 	if err != nil || !strings.Contains(media, "/") {
-		return "", errors.New("must be a media type such as " + contentTypeEvent + ", found none")
+		return "", errors.New("must be a media type such as " + ContentTypeEvent + ", found none")
 	}
 	if charset := parameters["charset"]; charset != "" && !strings.EqualFold(charset, "utf-8") {
 		return "", errors.New("must have the charset utf-8, found another")
@@ -173,11 +173,11 @@ func mediaType(contentType string) (string, error) {
 	switch {
 	case media == "application/cloudevents-batch+json":
 		found = "a batch: publish each event by itself"
-	case media != contentTypeJSON && !strings.HasSuffix(media, "+json"):
+	case media != ContentTypeJSON && !strings.HasSuffix(media, "+json"):
 		found = "another type"
 	}
 	if found != "" {
-		return "", fmt.Errorf("must be %s or %s, found %s", contentTypeEvent, contentTypeJSON, found)
+		return "", fmt.Errorf("must be %s or %s, found %s", ContentTypeEvent, ContentTypeJSON, found)
 	}
 	return media, nil
 }
@@ -245,10 +245,10 @@ func (m members) haveEnvelope() bool {
 var (
 	errNoEnvelope = malformed("body: must be a CloudEvent, found none: send "+
 		`{"specversion": "1.0", "id": ..., "source": ..., "type": "holdfast.<event>.v1", "data": {...}} `+
-		"with Content-Type: %s, or data as the body and the headers ce-specversion, ce-id, ce-source, ce-type", contentTypeEvent)
+		"with Content-Type: %s, or data as the body and the headers ce-specversion, ce-id, ce-source, ce-type", ContentTypeEvent)
 	errContentType = malformed("content-type: must be %s for a CloudEvent in the body, found another: "+
 		"with any other the attributes are headers (ce-specversion, ce-id, ce-source, ce-type) and the body is data",
-		contentTypeEvent)
+		ContentTypeEvent)
 )
 
 // noAttributes says what was probably meant by a message with a content type and without any ce- header.
@@ -399,7 +399,7 @@ func (ns Namespace) outcomeMessage(o holds.Outcome, id, causationID string) (*na
 		Data any `json:"data"`
 	}{Envelope{
 		SpecVersion: "1.0", ID: id, Source: "/holdfast/" + string(ns), Type: Type(o.Event),
-		Subject: o.Hold.String(), Time: o.At, DataContentType: contentTypeJSON, CausationID: causationID,
+		Subject: o.Hold.String(), Time: o.At, DataContentType: ContentTypeJSON, CausationID: causationID,
 	}, o.Data})
 	if err != nil {
 		return nil, err
@@ -433,6 +433,6 @@ func message(subject, id string, event any) (*nats.Msg, error) {
 func NewStructuredMsg(body []byte) *nats.Msg {
 	m := nats.NewMsg("")
 	m.Data = body
-	m.Header.Set(headerContentType, contentTypeEvent)
+	m.Header.Set(HeaderContentType, ContentTypeEvent)
 	return m
 }

@@ -9,17 +9,10 @@ import (
 
 // BenchmarkDecode reads a booking as publishers write it.
 func BenchmarkDecode(b *testing.B) {
-	r, err := ns.NewRequest(BookingRequested, "hotel-17", "/shop", BookingRequestedData{
+	m := inboundMessage(b, BookingRequested, "hotel-17", BookingRequestedData{
 		RequestKey: "k-4711", UserID: "ana", ResourceID: "hotel-17", Quantity: 1,
 		SlotSelection: holds.SlotSelection{CheckIn: "2026-12-01", CheckOut: "2026-12-04"},
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	m, err := r.Message()
-	if err != nil {
-		b.Fatal(err)
-	}
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := ns.Decode(m.Subject, m.Header, m.Data, storedAt); err != nil {

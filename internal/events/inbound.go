@@ -66,7 +66,7 @@ func DecodeEvent(header nats.Header, body []byte, storedAt time.Time) (*Inbound,
 	if err != nil {
 		return nil, unprocessable(ReasonMalformed, err.Error())
 	}
-	event, ours := eventOf(envelope.Type)
+	event, ours := EventOf(envelope.Type)
 	decode, known := decoders[event]
 	if !ours || !known {
 		return nil, unprocessable(ReasonUnknownType, unknownType(envelope.Type))
@@ -149,7 +149,7 @@ func unknownType(given string) string {
 
 // replyTo returns where an event's outcome is wanted besides, "" when nowhere.
 func replyTo(header nats.Header) string {
-	inbox := header.Get(headerReplyTo)
+	inbox := header.Get(HeaderReplyTo)
 	if !strings.HasPrefix(inbox, inboxPrefix) || strings.ContainsAny(inbox, "*> \t\r\n") {
 		return ""
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/contract"
@@ -89,7 +90,7 @@ func schemaOf(t testing.TB, subject string, header nats.Header) contract.Schema 
 			fragment = "#/$defs/data"
 		case name == "content-type":
 			media, _ := mediaType(values[0])
-			structured = media == contentTypeEvent
+			structured = media == ContentTypeEvent
 		}
 	}
 	if structured {
@@ -273,6 +274,23 @@ func slotsOf(in *Inbound) []string {
 	return nil
 }
 
+// inboundMessage writes an event in namespace holdfast as a publisher does: with an id of its own.
+func inboundMessage(t testing.TB, event, resource string, data any) *nats.Msg {
+	t.Helper()
+	encoded, err := json.Marshal(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := uuid.NewString()
+	m, err := message(ns.In(event, resource), MessageID("/test", id), Envelope{
+		SpecVersion: "1.0", ID: id, Source: "/test", Type: Type(event), DataContentType: ContentTypeJSON, Data: encoded,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
 // checkRoundTrip writes what was decoded as a publisher does: it has every member that the body had
 // and that Holdfast knows, with the same value, and is decoded to the same.
 func checkRoundTrip(t *testing.T, subject string, body []byte, in *Inbound) {
@@ -298,21 +316,18 @@ func checkRoundTrip(t *testing.T, subject string, body []byte, in *Inbound) {
 		data = InventorySetData{r.Inventory.Resource, r.Inventory.Selection, r.Inventory.Capacity}
 	}
 	resource := subject[strings.LastIndex(subject, ".")+1:]
-	request, err := ns.NewRequest(event, resource, "/fuzz", data)
-	if err != nil {
-		t.Fatalf("write it again: %v", err)
+	message := inboundMessage(t, event, resource, data)
+	var written Envelope
+	if err := json.Unmarshal(message.Data, &written); err != nil {
+		t.Fatal(err)
 	}
-	if got, want := known(t, event, request.Envelope.Data), known(t, event, body); !maps.Equal(got, want) {
+	if got, want := known(t, event, written.Data), known(t, event, body); !maps.Equal(got, want) {
 		if _, byHold := want["hold_id"]; event == BookingCancelled && byHold {
 			delete(want, "resource_id") // beside a hold id it is not looked at
 		}
 		if !maps.Equal(got, want) {
 			t.Fatalf("written again it is %v, was %v", got, want)
 		}
-	}
-	message, err := request.Message()
-	if err != nil {
-		t.Fatalf("write it again: %v", err)
 	}
 	if len(message.Data) > BodyMax {
 		return // another envelope than it had
@@ -442,5 +457,33 @@ func TestDecode_EmptyContentType_IsStructuredMode(t *testing.T) {
 	in, err := ns.Decode(onRequest, nats.Header{"Content-Type": {""}}, []byte(request("")), storedAt)
 	if err != nil || in.Place == nil {
 		t.Errorf("%+v %v", in, err)
+	}
+}
+
+// TestDecode_SeveralErrors_ReportsSameOneEachTime has an event with several mistakes die of the same one each time, and
+// with the detail that its dead letter shows.
+func TestDecode_SeveralErrors_ReportsSameOneEachTime(t *testing.T) {
+	t.Parallel()
+	withAttribute := func(more string) string { return strings.Replace(request(``), `"id":"e1"`, `"id":"e1",`+more, 1) }
+	body := withAttribute(`"zz-z":1,"a-a":1,"ext":{},"time":5`)
+	for range 100 {
+		if _, err := ns.Decode(onRequest, nil, []byte(body), time.Now()); err == nil || err.Error() != "malformed: a-a: must be within data: attributes have names of lower-case letters and digits" {
+			t.Fatal(err)
+		}
+	}
+	for range 100 {
+		binary := nats.Header{"ce-specversion": {"1.0"}, "ce-zz-z": {"1"}, "ce-a-a": {"1"}, "Ce-Id": {"1", "2"}, "ce-source": {"1", "2"}}
+		if _, err := ns.Decode(onRequest, binary, []byte("{}"), time.Now()); err == nil || err.Error() != "malformed: ce-id: must be given once, found it repeated" {
+			t.Fatal(err)
+		}
+		delete(binary, "Ce-Id")
+		delete(binary, "ce-source")
+		if _, err := ns.Decode(onRequest, binary, []byte("{}"), time.Now()); err == nil || err.Error() != "malformed: ce-a-a: must have a name of lower-case letters and digits" {
+			t.Fatal(err)
+		}
+	}
+	_, err := ns.Decode(onRequest, nil, []byte(withAttribute(`"é\n`+strings.Repeat("x", 600)+`":1`)), time.Now())
+	if dead, is := errors.AsType[*UnprocessableError](err); !is || dead.Detail != "??"+strings.Repeat("x", detailMax-2) {
+		t.Errorf("%v", err)
 	}
 }

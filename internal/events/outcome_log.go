@@ -137,7 +137,7 @@ func (c *OutcomeLog) readOutcome(m StoredMsg, each func(holds.StoredOutcome) err
 	if err != nil {
 		return err
 	}
-	event, _ := eventOf(e.Type)
+	event, _ := EventOf(e.Type)
 	outcome := holds.StoredOutcome{ID: e.ID, StoredAt: holds.Time{Time: m.Meta.Timestamp.UTC()}}
 	outcome.Event, outcome.At = event, e.Time
 	switch event {
@@ -233,9 +233,6 @@ func (c *OutcomeLog) readUnacknowledged(ctx context.Context, name, event string)
 	return all, nil
 }
 
-// leaderSkewMax is by how much the clocks of servers that lead streams may be apart.
-const leaderSkewMax = time.Minute
-
 // deadLettered returns which of some events have a dead letter, by their sequences. A dead letter that was stored
 // before the inbound stream was created is of another stream with that name.
 func (c *OutcomeLog) deadLettered(ctx context.Context, events []unacknowledged) (map[uint64]bool, error) {
@@ -253,7 +250,7 @@ func (c *OutcomeLog) deadLettered(ctx context.Context, events []unacknowledged) 
 			since = e.storedAt.Time
 		}
 	}
-	since = since.Add(-leaderSkewMax)
+	since = since.Add(-ClockSkewMax)
 	if created := in.CachedInfo().Created; created.After(since) {
 		since = created
 	}
@@ -261,7 +258,7 @@ func (c *OutcomeLog) deadLettered(ctx context.Context, events []unacknowledged) 
 	_, err = c.read(ctx, c.ns.DLQStream(), 0, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, HeadersOnly: true,
 	}, func(m StoredMsg) {
-		deadLetter := c.ns.readDeadLetter(m.Subject(), m.Headers(), nil, m.Meta.Sequence.Stream, m.Meta.Timestamp)
+		deadLetter := c.ns.ParseDeadLetter(&jetstream.RawStreamMsg{Subject: m.Subject(), Header: m.Headers()})
 		if subject, found := subjects[deadLetter.StreamSeq]; found && subject == deadLetter.Subject {
 			dead[deadLetter.StreamSeq] = true
 		}

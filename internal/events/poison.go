@@ -21,10 +21,7 @@ type PoisonRegister interface {
 	Poisoned(ctx context.Context, ids []string) (details map[string]string, err error)
 }
 
-const (
-	outcomeSearchLimit = 10 * time.Second
-	clockSkewMax       = time.Minute // between the leaders of two streams
-)
+const outcomeSearchLimit = 10 * time.Second
 
 // findPoisoned reads which events of a batch were found to be poison at an earlier delivery: they are not decided
 // again. First deliveries, which nearly all are, cost nothing.
@@ -81,12 +78,12 @@ func (c *Consumer) hasOutcome(ctx context.Context, d *delivery) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("search the outcome of an event: %w", err)
 	}
-	since := d.meta.Timestamp.Add(-clockSkewMax)
+	since := d.meta.Timestamp.Add(-ClockSkewMax)
 	config := jetstream.OrderedConsumerConfig{
 		FilterSubjects: []string{c.ns.Out("*.*", d.in.Resource)}, HeadersOnly: true,
 		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since,
 	}
-	for m, err := range readAll(ctx, out, config) {
+	for m, err := range ReadAll(ctx, out, config) {
 		if err != nil {
 			return false, fmt.Errorf("search the outcome of an event: %w", err)
 		}

@@ -77,9 +77,9 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 			err = ofNATS(l.awaitOutcomeStored(ctx, &s))
 		}
 		switch {
-		case s.dead && isTooLarge(err):
+		case s.dead && IsTooLarge(err):
 			s.message, err = l.storeClaimCheck(ctx, s)
-		case isTooLarge(err):
+		case IsTooLarge(err):
 			s.dead = true
 			if s.message, err = l.handleOversized(ctx, s); s.message == nil && err == nil {
 				continue
@@ -116,7 +116,7 @@ func (c *Consumer) storeClaimCheck(ctx context.Context, s pendingMsg) (deadLette
 		s.message = c.deadLetter(s.delivery, reason, detail, form)
 		s.message.Header.Set(headerMsgID, id)
 		var ack *jetstream.PubAck
-		if ack, err = c.js.PublishMsg(ctx, s.message); !isTooLarge(err) {
+		if ack, err = c.js.PublishMsg(ctx, s.message); !IsTooLarge(err) {
 			return s.message, c.checkDuplicate(ctx, &s, ack, err)
 		}
 	}
@@ -244,14 +244,14 @@ func (c *Consumer) reply(s pendingMsg) {
 	}
 	reply := nats.NewMsg(inbox)
 	reply.Data = s.message.Data
-	reply.Header.Set(headerContentType, s.message.Header.Get(headerContentType))
+	reply.Header.Set(HeaderContentType, s.message.Header.Get(HeaderContentType))
 	if s.dead {
 		body, err := json.Marshal(DeadLetterReply{s.message.Header.Get(HeaderDLQReason), s.message.Header.Get(HeaderDLQDetail)})
 		if err != nil {
 			return
 		}
 		reply.Data = body
-		reply.Header.Set(headerContentType, contentTypeJSON)
+		reply.Header.Set(HeaderContentType, ContentTypeJSON)
 	}
 	if err := c.nc.PublishMsg(reply); err != nil {
 		c.log.Debug().Err(err).Msg("reply failed")

@@ -152,12 +152,6 @@ func parseAvailability(body []byte) (resource string, selection holds.SlotSelect
 	return resource, selection, r.err
 }
 
-// availabilityQuery is what parseAvailability reads.
-type availabilityQuery struct {
-	ResourceID string `json:"resource_id"`
-	holds.SlotSelection
-}
-
 // parseHoldQuery reads which hold a query asks for.
 func parseHoldQuery(body []byte) (id string, err error) {
 	r, err := queryOf(body, "hold_id")

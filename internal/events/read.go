@@ -73,8 +73,8 @@ func pauseFor(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// readAll returns the messages of a stream that are there when it begins.
-func readAll(ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig) iter.Seq2[StoredMsg, error] {
+// ReadAll returns the messages of a stream that are there when it begins.
+func ReadAll(ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig) iter.Seq2[StoredMsg, error] {
 	return func(yield func(StoredMsg, error) bool) {
 		info, err := stream.Info(ctx)
 		if err != nil {

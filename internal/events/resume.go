@@ -214,7 +214,7 @@ func (r *resumption) search(ctx context.Context, start uint64) error {
 
 // since reads the headers of a stream from shortly before a time on.
 func (r *resumption) since(ctx context.Context, stream jetstream.Stream, at time.Time, last uint64) iter.Seq2[StoredMsg, error] {
-	at = at.Add(-serverSkewMax)
+	at = at.Add(-ClockSkewMax)
 	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &at, HeadersOnly: true}
 	return ReadStream(ctx, stream, config, last)
 }
@@ -229,7 +229,7 @@ func (r *resumption) event(m StoredMsg) {
 	older := stored.Before(r.complete) && r.config.Durable != ConsumerPayments // see first
 	if older {
 		r.olderEvents++
-		if stored.Before(r.complete.Add(-serverSkewMax)) {
+		if stored.Before(r.complete.Add(-ClockSkewMax)) {
 			return
 		}
 	}
@@ -270,7 +270,7 @@ func (r *resumption) outcome(m StoredMsg) {
 		return
 	}
 	for id, at := range r.recent {
-		if m.Meta.Timestamp.Sub(at) > r.out.Config.Duplicates+serverSkewMax {
+		if m.Meta.Timestamp.Sub(at) > r.out.Config.Duplicates+ClockSkewMax {
 			delete(r.recent, id)
 		}
 	}
@@ -308,7 +308,7 @@ func (r *resumption) isDeadLetterOf(m StoredMsg, seq uint64, e unanswered) bool 
 	case r.ns.deadLetterID(r.in.Created, seq), r.ns.deadLetterID(e.stored, seq):
 		return true
 	case r.ns.InStream() + "-" + strconv.FormatUint(seq, 10):
-		return e.subject == m.Headers().Get(HeaderDLQSubject) && !m.Meta.Timestamp.Before(e.stored.Add(-serverSkewMax))
+		return e.subject == m.Headers().Get(HeaderDLQSubject) && !m.Meta.Timestamp.Before(e.stored.Add(-ClockSkewMax))
 	}
 	return false
 }

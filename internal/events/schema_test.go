@@ -180,7 +180,7 @@ func outSchema(t *testing.T, event string) *jsonschema.Schema {
 	s.Properties.Set("source", &jsonschema.Schema{Type: "string", Pattern: "^/holdfast/" + strings.TrimPrefix(holds.NamespacePattern.String(), "^")})
 	s.Properties.Set("subject", &jsonschema.Schema{Type: "string", Pattern: holdIDPattern, Description: "The hold that is meant."})
 	s.Properties.Set("time", &jsonschema.Schema{Type: "string", Format: "date-time", Pattern: timePattern, Description: "When it was decided, if that is remembered. " + redisClock})
-	s.Properties.Set("datacontenttype", &jsonschema.Schema{Const: contentTypeJSON})
+	s.Properties.Set("datacontenttype", &jsonschema.Schema{Const: ContentTypeJSON})
 	s.Properties.Set("causationid", &jsonschema.Schema{Type: "string", Pattern: "^" + noControls + "+$", Description: "The id of the inbound event that this answers."})
 	s.Required = []string{"specversion", "id", "source", "type", "datacontenttype", "causationid", "data"}
 	if slices.Contains(data.Required, "hold_id") {

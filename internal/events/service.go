@@ -2,12 +2,10 @@ package events
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"runtime/debug"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -15,8 +13,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 	"github.com/rs/zerolog"
-
-	"holdfast/internal/holds"
 )
 
 // The endpoints of the service that answers queries: <ns>.svc.<endpoint>.
@@ -30,7 +26,6 @@ const (
 	serviceVersion = "1.0.0" // of the contract
 	queriesMax     = 64      // answered at a time
 	queryLimit     = 5 * time.Second
-	busyWait       = 200 * time.Millisecond // before a worker that is busy is asked again
 )
 
 // QueryService answers queries on NATS with what the HTTP endpoints answer, and says what would
@@ -207,7 +202,7 @@ func (e *endpoint) body(ctx context.Context, m *query) (body []byte, err error) 
 func (e *endpoint) send(m *query, body []byte, problem Problem) {
 	answer := nats.NewMsg(m.reply)
 	answer.Data = body
-	answer.Header.Set(headerContentType, contentTypeJSON)
+	answer.Header.Set(HeaderContentType, ContentTypeJSON)
 	if problem.Status != 0 {
 		answer.Header.Set(micro.ErrorCodeHeader, strconv.Itoa(problem.Status))
 		answer.Header.Set(micro.ErrorHeader, oneLine(problem.Reason+": "+problem.Detail))
@@ -215,78 +210,5 @@ func (e *endpoint) send(m *query, body []byte, problem Problem) {
 	}
 	if err := e.q.nc.PublishMsg(answer); err != nil {
 		e.q.log.Debug().Err(err).Msg("answer to a query failed")
-	}
-}
-
-// ErrNoWorker says that no worker answers queries in the namespace.
-var ErrNoWorker = errors.New("no worker answers")
-
-// DryRun asks a worker what would become of a message if it were published now.
-func (c *Client) DryRun(ctx context.Context, m *nats.Msg) (DryRunResult, error) {
-	request := nats.NewMsg(c.ns.Service(EndpointDryRun))
-	request.Data = m.Data
-	for name, values := range m.Header {
-		if isAttribute(name) { // no more than is decoded, so that it fits
-			request.Header[name] = values
-		}
-	}
-	request.Header.Set(HeaderDLQSubject, m.Subject)
-	var v DryRunResult
-	_, err := c.query(ctx, request, &v)
-	return v, err
-}
-
-// Availability asks a worker of the namespace what can be had of slots. It returns the answer as received too.
-func (c *Client) Availability(ctx context.Context, resource string, selection holds.SlotSelection) (KnownAvailability, []byte, error) {
-	request := nats.NewMsg(c.ns.Service(EndpointAvailability))
-	var a KnownAvailability
-	var err error
-	if request.Data, err = json.Marshal(availabilityQuery{resource, selection}); err != nil {
-		return a, nil, &RefusedQueryError{http.StatusBadRequest, err.Error()}
-	}
-	body, err := c.query(ctx, request, &a)
-	return a, body, err
-}
-
-// RefusedQueryError is a worker's answer to a query that it does not answer.
-type RefusedQueryError struct {
-	Status int // of HTTP
-	Reason string
-}
-
-func (e *RefusedQueryError) Error() string { return strconv.Itoa(e.Status) + " " + e.Reason }
-
-// query asks a worker of the namespace, and reads its answer into answer. It returns ErrNoWorker and
-// *RefusedQueryError.
-func (c *Client) query(ctx context.Context, request *nats.Msg, answer any) ([]byte, error) {
-	m, err := c.requestWithRetry(ctx, request)
-	switch {
-	case errors.Is(err, nats.ErrNoResponders):
-		return nil, fmt.Errorf("%w on %s", ErrNoWorker, request.Subject)
-	case err != nil:
-		return nil, fmt.Errorf("ask on %s: %w", request.Subject, err)
-	}
-	if reason := m.Header.Get(micro.ErrorHeader); reason != "" {
-		status, _ := strconv.Atoi(m.Header.Get(micro.ErrorCodeHeader)) // of another program: 0
-		return nil, fmt.Errorf("ask on %s: %w", request.Subject, &RefusedQueryError{status, reason})
-	}
-	if err := json.Unmarshal(m.Data, answer); err != nil {
-		return nil, fmt.Errorf("read the answer of %s: %w", request.Subject, err)
-	}
-	return m.Data, nil
-}
-
-// requestWithRetry asks, and again while the worker that has the question is busy.
-func (c *Client) requestWithRetry(ctx context.Context, request *nats.Msg) (*nats.Msg, error) {
-	for {
-		answer, err := c.nc.RequestMsgWithContext(ctx, request)
-		if err != nil || !strings.HasPrefix(answer.Header.Get(micro.ErrorHeader), Busy.Reason+": ") {
-			return answer, err
-		}
-		select {
-		case <-ctx.Done():
-			return answer, nil // which says why
-		case <-time.After(busyWait):
-		}
 	}
 }

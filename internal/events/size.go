@@ -161,7 +161,7 @@ func (l *lane) handleOversized(ctx context.Context, s pendingMsg) (dead *nats.Ms
 	}
 	message.Header.Set(headerMsgID, id)
 	_, err = l.js.PublishMsg(ctx, message)
-	if isTooLarge(err) {
+	if IsTooLarge(err) {
 		message, err = l.storeClaimCheck(ctx, pendingMsg{delivery: s.delivery, message: message})
 	}
 	return message, err

@@ -26,7 +26,7 @@ func requestData(key string) string {
 func TestOversized_OutcomeAboveLimit_NotDecided(t *testing.T) {
 	t.Parallel()
 	const limit = 16 << 10
-	b := newHarnessAt(t, smallServer(t, limit), func(js jetstream.JetStream) jetstream.JetStream { return js })
+	b := newHarnessAt(t, stacktest.NATSWithMaxPayload(t, limit), func(js jetstream.JetStream) jetstream.JetStream { return js })
 	b.publish(b.ns.In(BookingRequested, "room"), nil, filled(BookingRequested, requestData("large"), limit-100))
 	traced := nats.Header{headerTraceParent: {strings.Repeat("x", limit-500)}}
 	b.publish(b.ns.In(BookingRequested, "room"), traced, keyed("traced"))

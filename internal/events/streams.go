@@ -34,6 +34,10 @@ const (
 	streamSetupLimit = 30 * time.Second
 )
 
+// ClockSkewMax bounds the difference between the clocks of two servers of a NATS cluster. The times of messages in two
+// streams are compared with this tolerance: each stream has the clock of its leader.
+const ClockSkewMax = time.Minute
+
 // Retention is what the streams of a namespace depend on: how far back an outcome can matter when Redis is rebuilt
 // from the outbound stream, and how many servers keep a copy.
 type Retention struct {

@@ -68,3 +68,18 @@ func TestConsumer_SameIDFromTwoSources_BothAnswered(t *testing.T) {
 		t.Errorf("decided: %d of one source, %d of the other", b.decidedCount("/one"), b.decidedCount("/other"))
 	}
 }
+
+// updateInboundStream changes the inbound stream of a namespace.
+func updateInboundStream(t *testing.T, ns Namespace, change func(c *jetstream.StreamConfig)) {
+	t.Helper()
+	js := newJetStream(t)
+	stream, err := js.Stream(t.Context(), ns.InStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := stream.CachedInfo().Config
+	change(&config)
+	if _, err := js.UpdateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -59,8 +59,8 @@ func (ns Namespace) AllRuns() string { return string(ns) + ".runs.>" }
 // Type is the CloudEvents type of an event.
 func Type(event string) string { return "holdfast." + event + ".v1" }
 
-// eventOf is the event of a CloudEvents type, or false when it is none of ours.
-func eventOf(ceType string) (string, bool) {
+// EventOf is the event of a CloudEvents type, or false when it is none of ours.
+func EventOf(ceType string) (string, bool) {
 	event, ours := strings.CutPrefix(ceType, "holdfast.")
 	if !ours {
 		return "", false

@@ -34,7 +34,7 @@ func Summarize(subject string, header nats.Header, body []byte) EventSummary {
 	if a.Type == "" {
 		a.Type = attributeOf(header, "type")
 	}
-	if ours, known := eventOf(a.Type); known {
+	if ours, known := EventOf(a.Type); known {
 		a.Type = ours
 	}
 	if a.Resource == "" {

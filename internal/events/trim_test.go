@@ -99,7 +99,7 @@ func (b *trimHarness) ackAll(but ...uint64) {
 // left are the sequences that the inbound stream has.
 func (b *trimHarness) left() (seqs []uint64) {
 	b.Helper()
-	for m, err := range readAll(b.Context(), b.stream(b.ns.InStream()), jetstream.OrderedConsumerConfig{}) {
+	for m, err := range ReadAll(b.Context(), b.stream(b.ns.InStream()), jetstream.OrderedConsumerConfig{}) {
 		if err != nil {
 			b.Fatal(err)
 		}

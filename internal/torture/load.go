@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/time/rate"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 )
@@ -172,7 +173,7 @@ func (l *Load) publish(ctx context.Context, event, resource string, data any) *s
 
 // event makes an event with an id of its own.
 func (l *Load) event(event, resource string, data any) (*sent, *nats.Msg, error) {
-	r, err := l.subjects.NewRequest(event, resource, "/torture", data)
+	r, err := client.NewEvent(l.subjects, event, resource, "/torture", data)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -1,4 +1,4 @@
-package events
+package client
 
 import (
 	"context"
@@ -15,73 +15,72 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/events"
 )
 
-// The delays until a message that could not be stored is published again.
+// The bounds of the delay before a message that was not stored is published again.
 const (
 	bulkRetryMin = 50 * time.Millisecond
 	bulkRetryMax = 2 * time.Second
 )
 
-// bulkStopLimit is how long a Bulk that was stopped waits for what it has published to be stored.
+// bulkStopLimit bounds the wait for PubAcks after the context of a BulkPublisher has ended.
 const bulkStopLimit = 2 * time.Second
 
-// errCodeTooLarge is JetStream's code for a message that is larger than its stream takes.
-const errCodeTooLarge jetstream.ErrorCode = 10054
-
-// BulkOptions say how many messages are published at a time, and how long a Bulk waits.
+// BulkOptions are the limits of a BulkPublisher.
 type BulkOptions struct {
-	InFlight      int           // messages that are on their way at a time, at least 1
-	AwaitOutcomes bool          // wait for the outcome of each
-	Timeout       time.Duration // for a message to be stored until it is published again, and for its outcome
-	GiveUpAfter   time.Duration // without anything stored
+	InFlight      int           // messages in flight at a time, at least 1
+	AwaitOutcomes bool          // wait for the reply to each message
+	Timeout       time.Duration // of a PubAck, then the message is published again; and of a reply
+	GiveUpAfter   time.Duration // without any message stored
 
-	// OnError is told once in each outage why nothing is stored. It must not be nil.
+	// OnError is called once in each outage with the reason why nothing is stored. It must not be nil.
 	OnError func(err error)
 }
 
-// BulkPublisher publishes many inbound events, a bounded number at a time. What could not be stored is
-// published again. It may be stored twice then: it is the same event, with the same outcome.
+// BulkPublisher publishes many inbound events, a bounded number at a time. It publishes a message again until it is
+// stored. A message can therefore be stored twice: it is the same event, with the same outcome.
 type BulkPublisher struct {
 	options BulkOptions
 	nc      *nats.Conn
 	js      jetstream.JetStream
 
-	// work is over when the Bulk gives up (with the error as its cause), or bulkStopLimit after
-	// asked is over: then nothing is published again and no outcome is waited for any more.
+	// work ends when the publisher gives up, with the error as its cause, or bulkStopLimit after parent has ended.
+	// From then on no message is published again and no reply is awaited.
 	parent context.Context
 	work   context.Context
 	giveUp context.CancelCauseFunc
 
-	inFlight chan struct{} // one is taken by each message on its way
+	inFlight chan struct{} // one element for each message in flight
 	running  sync.WaitGroup
-	storedAt atomic.Int64 // when a message was stored last, in Unix nanoseconds; 0 = never
-	failedAt atomic.Int64 // when Complain was told in this outage; 0 = there is none
+	storedAt atomic.Int64 // time of the last PubAck in Unix nanoseconds; 0 before the first
+	failedAt atomic.Int64 // time of the OnError call of this outage in Unix nanoseconds; 0 without an outage
 
 	inbox   string
 	replies *nats.Subscription
 	mu      sync.Mutex
-	pending map[string]chan *nats.Msg // who waits for an answer, by the last token of its inbox
+	pending map[string]chan *nats.Msg // messages that wait for a reply, by the last token of their inbox
 	tokens  uint64
 }
 
-// BulkResult is what became of a message.
+// BulkResult is the result of a message.
 type BulkResult struct {
 	Stored    bool
-	Duplicate bool   // it was stored before, by somebody else or an earlier run
-	Reply     *Reply // nil unless it was followed and answered in time
-	Err       error  // why it is not stored, or its answer cannot be read
+	Duplicate bool   // JetStream had stored the message before the first attempt, from another publisher or an earlier run
+	Reply     *Reply // nil unless replies are awaited and this one came in time
+	Err       error  // why the message is not stored, or why its reply cannot be parsed
 }
 
-// RefusedError says that JetStream will never store a message, however often it is published.
+// RefusedError reports that JetStream will never store a message, however often it is published.
 type RefusedError struct{ Cause error }
 
-func (e *RefusedError) Error() string { return "JetStream refuses it: " + e.Cause.Error() }
+func (e *RefusedError) Error() string { return "JetStream refuses the message: " + e.Cause.Error() }
 
-// Unwrap returns what JetStream said.
+// Unwrap returns the error of JetStream.
 func (e *RefusedError) Unwrap() error { return e.Cause }
 
-// BulkPublisher returns a Bulk that works until ctx is over. The caller calls Close.
+// BulkPublisher returns a BulkPublisher that works until ctx ends. The caller calls Close.
 func (c *Client) BulkPublisher(ctx context.Context, o BulkOptions) (*BulkPublisher, error) {
 	js, err := jetstream.New(c.nc, jetstream.WithPublishAsyncTimeout(o.Timeout), jetstream.WithPublishAsyncMaxPending(2*o.InFlight))
 	if err != nil {
@@ -101,12 +100,12 @@ func (c *Client) BulkPublisher(ctx context.Context, o BulkOptions) (*BulkPublish
 	return b, nil
 }
 
-// Context is over when the Bulk has given up; its cause says why.
+// Context returns a context that ends when the publisher gives up. Its cause is the reason.
 func (b *BulkPublisher) Context() context.Context { return b.work }
 
-// Close ends what is still under way. Publish must not be called any more. The subscription to
-// PubAcks ends with the connection: CleanupPublisher of nats.go v1.55 leaves a goroutine behind for
-// ever when it is called before that has begun.
+// Close ends the work on all messages in flight. Publish must not be called afterwards. The subscription to PubAcks
+// ends with the connection: CleanupPublisher of nats.go v1.55 leaks a goroutine when it is called before the first
+// publication.
 func (b *BulkPublisher) Close() {
 	b.giveUp(errors.New("closed"))
 	b.running.Wait()
@@ -115,7 +114,7 @@ func (b *BulkPublisher) Close() {
 	}
 }
 
-// Wait waits for all that is on its way, and returns why the Bulk gave up, if it did.
+// Wait waits for the results of all messages in flight. It returns the reason if the publisher has given up.
 func (b *BulkPublisher) Wait() error {
 	stopped := context.AfterFunc(b.parent, func() {
 		time.AfterFunc(bulkStopLimit, func() { b.giveUp(context.Cause(b.parent)) })
@@ -128,47 +127,47 @@ func (b *BulkPublisher) Wait() error {
 	return nil
 }
 
-// Publish publishes a message as soon as fewer than InFlight are on their way, and returns.
-// Messages are published in the order of the calls, except those that have to be repeated. done
-// is called once, from another goroutine, when all is known about the message. Publish returns
-// an error, and never calls done, when the Bulk has stopped.
+// Publish waits until fewer than InFlight messages are in flight, publishes a message and returns. Messages are
+// published in the order of the calls, except those that are published again. done is called once with the result,
+// from another goroutine. When the publisher has stopped, Publish returns the reason and never calls done.
 //
-// A message that JetStream takes for a duplicate of one that was stored before is, with again,
-// published once more with a message id of its own: for a worker it is the same event and gets
-// the same outcome, or it is another event with the same id.
-func (b *BulkPublisher) Publish(m *nats.Msg, again bool, done func(BulkResult)) error {
+// republish decides about a message that JetStream drops as a duplicate of a stored one. With republish it is published
+// once more, under a new message id, and a worker decides: the same event gets the same outcome again, and another
+// event with the same id gets its own.
+func (b *BulkPublisher) Publish(m *nats.Msg, republish bool, done func(BulkResult)) error {
 	select {
 	case b.inFlight <- struct{}{}:
 	case <-b.parent.Done():
 	case <-b.work.Done():
 	}
 	for _, ctx := range []context.Context{b.parent, b.work} {
-		if ctx.Err() != nil { // also when there was a place: it may be free because all others have stopped
+		if ctx.Err() != nil { // checked also after a send: the other messages may be out of flight because all has stopped
 			return context.Cause(ctx)
 		}
 	}
-	token, answer := b.expectReply(m)
+	token, reply := b.expectReply(m)
 	p := b.publish(m)
 	b.running.Go(func() {
 		defer func() { <-b.inFlight }()
 		defer b.dropReply(token)
-		done(b.awaitResult(p, again, answer))
+		done(b.awaitResult(p, republish, reply))
 	})
 	return nil
 }
 
-// expectReply has the answer to a message sent to the channel that it returns.
-func (b *BulkPublisher) expectReply(m *nats.Msg) (token string, answer chan *nats.Msg) {
+// expectReply gives a message an inbox, and returns its token and a channel that receives the reply. It returns nil
+// when no replies are awaited.
+func (b *BulkPublisher) expectReply(m *nats.Msg) (token string, reply chan *nats.Msg) {
 	if b.replies == nil {
 		return "", nil
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.tokens++
-	token, answer = strconv.FormatUint(b.tokens, 36), make(chan *nats.Msg, 1)
-	b.pending[token] = answer
-	m.Header.Set(headerReplyTo, b.inbox+token)
-	return token, answer
+	token, reply = strconv.FormatUint(b.tokens, 36), make(chan *nats.Msg, 1)
+	b.pending[token] = reply
+	m.Header.Set(events.HeaderReplyTo, b.inbox+token)
+	return token, reply
 }
 
 func (b *BulkPublisher) dropReply(token string) {
@@ -177,22 +176,22 @@ func (b *BulkPublisher) dropReply(token string) {
 	delete(b.pending, token)
 }
 
-// deliverReply passes an answer on to who waits for it.
+// deliverReply passes a reply to the message that waits for it.
 func (b *BulkPublisher) deliverReply(reply *nats.Msg) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	select {
 	case b.pending[strings.TrimPrefix(reply.Subject, b.inbox)] <- reply:
-	default: // nobody waits any more, or it was answered already
+	default: // the message no longer waits, or has a reply already
 	}
 }
 
-// publication is a message that was published and may be stored.
+// publication is one attempt to store a message.
 type publication struct {
 	message *nats.Msg
 	at      time.Time
-	ack     jetstream.PubAckFuture
-	err     error // it could not even be sent
+	ack     jetstream.PubAckFuture // nil with err
+	err     error                  // why the message could not be sent
 }
 
 func (b *BulkPublisher) publish(m *nats.Msg) publication {
@@ -201,32 +200,32 @@ func (b *BulkPublisher) publish(m *nats.Msg) publication {
 	return p
 }
 
-// awaitResult follows a message that was published until all is known about it.
-func (b *BulkPublisher) awaitResult(p publication, again bool, answer <-chan *nats.Msg) (r BulkResult) {
+// awaitResult waits until a published message has its result.
+func (b *BulkPublisher) awaitResult(p publication, republish bool, reply <-chan *nats.Msg) (r BulkResult) {
 	ack, first, err := b.publishUntilStored(p)
 	if err != nil {
 		return BulkResult{Err: err}
 	}
-	// Of a message that was repeated nobody can say whether the earlier one was its own.
+	// After several attempts the duplicate may be an earlier attempt of this message.
 	r.Stored, r.Duplicate = true, ack.Duplicate && first
-	if ack.Duplicate && again {
+	if ack.Duplicate && republish {
 		own := *p.message
 		own.Header = maps.Clone(own.Header)
-		own.Header.Set(headerMsgID, own.Header.Get(headerMsgID)+" "+uuid.NewString())
+		own.Header.Set(jetstream.MsgIDHeader, own.Header.Get(jetstream.MsgIDHeader)+" "+uuid.NewString())
 		if _, _, r.Err = b.publishUntilStored(b.publish(&own)); r.Err != nil {
 			return r
 		}
 	}
-	if answer == nil {
+	if reply == nil {
 		return r
 	}
 	limit := time.NewTimer(b.options.Timeout)
 	defer limit.Stop()
 	select {
-	case reply := <-answer:
-		var read Reply
-		if read, r.Err = ParseReply(reply.Header.Get(headerContentType), reply.Data); r.Err == nil {
-			r.Reply = &read
+	case m := <-reply:
+		var parsed Reply
+		if parsed, r.Err = parseReply(m); r.Err == nil {
+			r.Reply = &parsed
 		}
 	case <-limit.C:
 	case <-b.parent.Done():
@@ -235,8 +234,8 @@ func (b *BulkPublisher) awaitResult(p publication, again bool, answer <-chan *na
 	return r
 }
 
-// publishUntilStored waits until a message that was published is stored, and publishes it again until it is.
-// first says that it was published once.
+// publishUntilStored waits for the PubAck of a published message, and publishes the message again until it is stored.
+// first reports that the first attempt was stored.
 func (b *BulkPublisher) publishUntilStored(p publication) (ack *jetstream.PubAck, first bool, err error) {
 	began := p.at
 	retry := &backoff.ExponentialBackOff{InitialInterval: bulkRetryMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: bulkRetryMax}
@@ -245,7 +244,7 @@ func (b *BulkPublisher) publishUntilStored(p publication) (ack *jetstream.PubAck
 		if err == nil {
 			b.storedAt.Store(time.Now().UnixNano())
 			if failedAt := b.failedAt.Load(); p.at.UnixNano() > failedAt {
-				b.failedAt.CompareAndSwap(failedAt, 0) // what was published since is stored
+				b.failedAt.CompareAndSwap(failedAt, 0) // a message that was published after the failure is stored
 			}
 			return ack, first, nil
 		}
@@ -280,10 +279,9 @@ func (b *BulkPublisher) awaitPubAck(p publication) (*jetstream.PubAck, error) {
 	}
 }
 
-// permanentError returns the error of a message that it is of no use to publish again, or nil. When
-// nothing is stored for too long it gives up. began is when it was published first, at when the last time.
+// permanentError returns the error that ends the attempts to store a message, or nil to try again. It gives up when
+// nothing was stored for too long. began is the time of the first attempt, at of the last one.
 func (b *BulkPublisher) permanentError(err error, began, at time.Time) error {
-	var refusal *jetstream.APIError
 	storedAt := b.storedAt.Load()
 	if stored := time.Unix(0, storedAt); stored.After(began) {
 		began = stored
@@ -291,14 +289,14 @@ func (b *BulkPublisher) permanentError(err error, began, at time.Time) error {
 	switch {
 	case b.work.Err() != nil:
 		return context.Cause(b.work)
-	case errors.Is(err, nats.ErrMaxPayload), errors.As(err, &refusal) && refusal.ErrorCode == errCodeTooLarge:
+	case events.IsTooLarge(err):
 		return &RefusedError{err}
 	case errors.Is(err, jetstream.ErrNoStreamResponse) && storedAt == 0:
 		b.giveUp(fmt.Errorf("publish: %w", err))
 	case time.Since(began) > b.options.GiveUpAfter:
 		b.giveUp(fmt.Errorf("nothing was stored for %s: %w", b.options.GiveUpAfter, err))
 	default:
-		// What was refused before another was stored is no news.
+		// A failure before the last PubAck is no outage.
 		if at.UnixNano() > storedAt && b.failedAt.CompareAndSwap(0, time.Now().UnixNano()) {
 			b.options.OnError(err)
 		}

@@ -1,12 +1,7 @@
 package events
 
 import (
-	"fmt"
-
-	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
-	"github.com/google/uuid"
-	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/holds"
 )
@@ -14,11 +9,11 @@ import (
 // BookingRequestedData is the data of booking.requested.
 type BookingRequestedData struct {
 	RequestKey string `json:"request_key"` // 1 to 128 printable ASCII characters without space
-	UserID     string `json:"user_id"`     // likewise
+	UserID     string `json:"user_id"`     // 1 to 128 printable ASCII characters without space
 	ResourceID string `json:"resource_id"`
 	holds.SlotSelection
 	Quantity   int64          `json:"quantity"`             // 1 to 1,000,000 of each slot
-	TTLSeconds *int64         `json:"ttl_seconds,omitzero"` // nil = the worker's default
+	TTLSeconds *int64         `json:"ttl_seconds,omitzero"` // default: the worker's hold TTL
 	Metadata   jsontext.Value `json:"metadata,omitzero"`    // an object of at most 4 KiB
 }
 
@@ -32,7 +27,7 @@ type BookingCancelledData struct {
 // BookingExtendedData is the data of booking.extended.
 type BookingExtendedData struct {
 	HoldID     string `json:"hold_id"`
-	TTLSeconds int64  `json:"ttl_seconds"` // from now on
+	TTLSeconds int64  `json:"ttl_seconds"` // from the decision on
 }
 
 // PaymentStartedData is the data of payment.started.
@@ -42,7 +37,7 @@ type PaymentStartedData struct {
 
 // ReservationCancelledData is the data of reservation.cancelled.
 type ReservationCancelledData struct {
-	HoldID string `json:"hold_id"` // that the reservation was made of
+	HoldID string `json:"hold_id"` // of the hold that became the reservation
 	Reason string `json:"reason,omitzero"`
 }
 
@@ -61,34 +56,6 @@ type InventorySetData struct {
 	Capacity int64 `json:"capacity"`
 }
 
-// Request is an inbound event to be published.
-type Request struct {
-	Subject  string
-	Envelope Envelope
-}
-
-// NewRequest returns a new event about a resource, with an id of its own. source says who
-// publishes it, as a URI reference.
-func (ns Namespace) NewRequest(event, resource, source string, data any) (Request, error) {
-	id, err := uuid.NewV7()
-	if err != nil {
-		return Request{}, fmt.Errorf("new event id: %w", err)
-	}
-	encoded, err := json.Marshal(data)
-	if err != nil {
-		return Request{}, fmt.Errorf("encode %s: %w", event, err)
-	}
-	return Request{ns.In(event, resource), Envelope{
-		SpecVersion: "1.0", ID: id.String(), Source: source, Type: Type(event),
-		DataContentType: contentTypeJSON, Data: encoded,
-	}}, nil
-}
-
-// Message returns the NATS message of a request, in structured mode.
-func (r Request) Message() (*nats.Msg, error) {
-	return message(r.Subject, MessageID(r.Envelope.Source, r.Envelope.ID), r.Envelope)
-}
-
-// MessageID returns the Nats-Msg-Id of an inbound event. The id of an event is unique within its source
-// only, and JetStream drops a message whose Nats-Msg-Id it has just stored.
+// MessageID returns the Nats-Msg-Id of an inbound event. It contains the source, because the id of an event is unique
+// within its source only. JetStream drops a message whose Nats-Msg-Id it has stored within the duplicate window.
 func MessageID(source, id string) string { return source + "#" + id }

@@ -1,4 +1,4 @@
-package events
+package client
 
 import (
 	"context"
@@ -10,19 +10,21 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/events"
 )
 
-// deadLetterRequestLimit bounds one answer of JetStream.
+// deadLetterRequestLimit bounds one request to JetStream about a dead letter or a run.
 const deadLetterRequestLimit = 5 * time.Second
 
-// ErrDeadLetterNotFound says that there is no such dead letter, or no more.
+// ErrDeadLetterNotFound reports that a dead letter does not exist, or was removed.
 var ErrDeadLetterNotFound = errors.New("no such dead letter")
 
-// DeadLetters is the stream of dead letters, for who reads and tends it.
+// DeadLetters reads and removes the dead letters of a namespace.
 type DeadLetters struct {
 	c       *Client
 	stream  jetstream.Stream
-	inbound jetstream.Stream // nil until a pointer is read
+	inbound jetstream.Stream // nil before the first claim check is resolved
 }
 
 // DeadLetters returns the dead letters of the namespace.
@@ -34,25 +36,24 @@ func (c *Client) DeadLetters(ctx context.Context) (*DeadLetters, error) {
 	return &DeadLetters{c: c, stream: stream}, nil
 }
 
-// DeadLetterFilter says which letters are meant: those for which all of it holds. The zero filter
-// means all letters.
+// DeadLetterFilter matches the dead letters that meet all its conditions. A zero field is no condition.
 type DeadLetterFilter struct {
 	Reasons    []string  `json:"reasons,omitzero"` // one of these
-	Type       string    `json:"type,omitzero"`    // the event, like booking.requested
+	Type       string    `json:"type,omitzero"`    // of the event, such as booking.requested
 	ResourceID string    `json:"resource_id,omitzero"`
 	UserID     string    `json:"user_id,omitzero"`
-	Since      time.Time `json:"since,omitzero"` // when the letter was stored
-	Until      time.Time `json:"until,omitzero"` // likewise; exclusive
-	Contains   string    `json:"contains,omitzero"`
+	Since      time.Time `json:"since,omitzero"`    // stored at this time or later
+	Until      time.Time `json:"until,omitzero"`    // stored before this time
+	Contains   string    `json:"contains,omitzero"` // text in the detail
 }
 
-// NeedsBody reports whether the filter must see the events themselves.
+// NeedsBody reports whether the filter has a condition on the bodies of events.
 func (f DeadLetterFilter) NeedsBody() bool {
 	return f.Type != "" || f.ResourceID != "" || f.UserID != ""
 }
 
-// Matches reports whether a letter is meant.
-func (f DeadLetterFilter) Matches(l *DeadLetter) bool {
+// Matches reports whether a dead letter meets all conditions.
+func (f DeadLetterFilter) Matches(l *events.DeadLetter) bool {
 	switch {
 	case len(f.Reasons) > 0 && !slices.Contains(f.Reasons, l.Reason),
 		f.Type != "" && f.Type != l.Event.Type,
@@ -65,16 +66,16 @@ func (f DeadLetterFilter) Matches(l *DeadLetter) bool {
 	return strings.Contains(l.Detail, f.Contains)
 }
 
-// All returns the letters that a filter means, oldest first, of those that are there when it
-// begins. bodies says whether the events themselves are wanted; without them the id and what
-// else stands in a body is not known. After an error there is no more.
-func (d *DeadLetters) All(ctx context.Context, f DeadLetterFilter, bodies bool) iter.Seq2[*DeadLetter, error] {
+// All returns the dead letters that match a filter, oldest first. It reads those that exist when it begins, and ends
+// after the first error. Without bodies, and unless the filter needs them, only headers are read: then the body of each
+// event, and what only the body tells, such as the event id, are missing.
+func (d *DeadLetters) All(ctx context.Context, f DeadLetterFilter, bodies bool) iter.Seq2[*events.DeadLetter, error] {
 	return d.After(ctx, f, bodies, 0)
 }
 
-// After is All of those with a higher sequence than seq.
-func (d *DeadLetters) After(ctx context.Context, f DeadLetterFilter, bodies bool, seq uint64) iter.Seq2[*DeadLetter, error] {
-	return func(yield func(*DeadLetter, error) bool) {
+// After is All for the dead letters with a sequence above seq.
+func (d *DeadLetters) After(ctx context.Context, f DeadLetterFilter, bodies bool, seq uint64) iter.Seq2[*events.DeadLetter, error] {
+	return func(yield func(*events.DeadLetter, error) bool) {
 		info, err := d.stream.Info(ctx)
 		if err != nil {
 			yield(nil, fmt.Errorf("read dead letters: %w", err))
@@ -86,16 +87,15 @@ func (d *DeadLetters) After(ctx context.Context, f DeadLetterFilter, bodies bool
 	}
 }
 
-// newestBlock is how many sequences are read at a time to return the newest first; many more where all of those
-// were removed.
+// The number of sequences that Before reads as one block. It doubles, up to the maximum, after a block without matches.
 const (
 	newestBlock    = 200
 	newestBlockMax = newestBlock << 12
 )
 
-// Before is All of those with a lower sequence than seq, or of all when that is 0, newest first.
-func (d *DeadLetters) Before(ctx context.Context, f DeadLetterFilter, bodies bool, seq uint64) iter.Seq2[*DeadLetter, error] {
-	return func(yield func(*DeadLetter, error) bool) {
+// Before is All for the dead letters with a sequence below seq, newest first. A seq of 0 is no bound.
+func (d *DeadLetters) Before(ctx context.Context, f DeadLetterFilter, bodies bool, seq uint64) iter.Seq2[*events.DeadLetter, error] {
+	return func(yield func(*events.DeadLetter, error) bool) {
 		info, err := d.stream.Info(ctx)
 		if err != nil {
 			yield(nil, fmt.Errorf("read dead letters: %w", err))
@@ -118,7 +118,7 @@ func (d *DeadLetters) Before(ctx context.Context, f DeadLetterFilter, bodies boo
 		}
 		for size := uint64(newestBlock); last >= first && last > 0; {
 			from := max(first, last-min(last, size)+1)
-			var block []*DeadLetter
+			var block []*events.DeadLetter
 			for l, err := range d.between(ctx, f, bodies, from, last) {
 				if err != nil {
 					yield(nil, err)
@@ -139,8 +139,8 @@ func (d *DeadLetters) Before(ctx context.Context, f DeadLetterFilter, bodies boo
 	}
 }
 
-// between returns the letters that a filter means from one sequence to another, oldest first.
-func (d *DeadLetters) between(ctx context.Context, f DeadLetterFilter, bodies bool, from, to uint64) iter.Seq2[*DeadLetter, error] {
+// between returns the dead letters that match a filter, with sequences from one to another, oldest first.
+func (d *DeadLetters) between(ctx context.Context, f DeadLetterFilter, bodies bool, from, to uint64) iter.Seq2[*events.DeadLetter, error] {
 	config := jetstream.OrderedConsumerConfig{HeadersOnly: !bodies && !f.NeedsBody()}
 	for _, reason := range f.Reasons {
 		config.FilterSubjects = append(config.FilterSubjects, d.c.ns.DLQ(reason))
@@ -151,8 +151,8 @@ func (d *DeadLetters) between(ctx context.Context, f DeadLetterFilter, bodies bo
 	case !f.Since.IsZero():
 		config.DeliverPolicy, config.OptStartTime = jetstream.DeliverByStartTimePolicy, &f.Since
 	}
-	return func(yield func(*DeadLetter, error) bool) {
-		for m, err := range ReadStream(ctx, d.stream, config, to) {
+	return func(yield func(*events.DeadLetter, error) bool) {
+		for m, err := range events.ReadStream(ctx, d.stream, config, to) {
 			if err != nil {
 				yield(nil, fmt.Errorf("read dead letters: %w", err))
 				return
@@ -163,7 +163,7 @@ func (d *DeadLetters) between(ctx context.Context, f DeadLetterFilter, bodies bo
 				return
 			}
 			if !f.Until.IsZero() && !l.StoredAt.Before(f.Until) {
-				return // they come in order
+				return // the following ones were stored later
 			}
 			if !config.HeadersOnly {
 				d.resolveClaimCheck(ctx, l)
@@ -175,23 +175,24 @@ func (d *DeadLetters) between(ctx context.Context, f DeadLetterFilter, bodies bo
 	}
 }
 
-// Get returns a letter with its event. It returns ErrDeadLetterNotFound when there is none.
-func (d *DeadLetters) Get(ctx context.Context, seq uint64) (*DeadLetter, error) {
+// Get returns a dead letter with its event, by its sequence in the stream of dead letters. It returns
+// ErrDeadLetterNotFound when it does not exist.
+func (d *DeadLetters) Get(ctx context.Context, seq uint64) (*events.DeadLetter, error) {
 	ctx, cancel := context.WithTimeout(ctx, deadLetterRequestLimit)
 	defer cancel()
 	m, err := d.stream.GetMsg(ctx, seq)
 	switch {
 	case errors.Is(err, jetstream.ErrMsgNotFound):
-		return nil, fmt.Errorf("letter %d: %w", seq, ErrDeadLetterNotFound)
+		return nil, fmt.Errorf("dead letter %d: %w", seq, ErrDeadLetterNotFound)
 	case err != nil:
-		return nil, fmt.Errorf("read letter %d: %w", seq, err)
+		return nil, fmt.Errorf("read dead letter %d: %w", seq, err)
 	}
-	l := d.c.ns.readDeadLetter(m.Subject, m.Header, m.Data, m.Sequence, m.Time)
+	l := d.c.ns.ParseDeadLetter(m)
 	d.resolveClaimCheck(ctx, l)
 	return l, nil
 }
 
-// Remove removes a letter. It returns ErrDeadLetterNotFound when there is none.
+// Remove removes a dead letter. It returns ErrDeadLetterNotFound when it does not exist.
 func (d *DeadLetters) Remove(ctx context.Context, seq uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, deadLetterRequestLimit)
 	defer cancel()
@@ -199,20 +200,20 @@ func (d *DeadLetters) Remove(ctx context.Context, seq uint64) error {
 	if err == nil {
 		return nil
 	}
-	if _, gone := d.stream.GetMsg(ctx, seq); errors.Is(gone, jetstream.ErrMsgNotFound) {
-		return fmt.Errorf("letter %d: %w", seq, ErrDeadLetterNotFound)
+	if _, getErr := d.stream.GetMsg(ctx, seq); errors.Is(getErr, jetstream.ErrMsgNotFound) {
+		return fmt.Errorf("dead letter %d: %w", seq, ErrDeadLetterNotFound)
 	}
-	return fmt.Errorf("remove letter %d: %w", seq, err)
+	return fmt.Errorf("remove dead letter %d: %w", seq, err)
 }
 
-// resolveClaimCheck reads the event of a letter that is a pointer. What is wrong with it is in l.Missing:
-// the letter itself can be shown nevertheless.
-func (d *DeadLetters) resolveClaimCheck(ctx context.Context, l *DeadLetter) {
+// resolveClaimCheck reads the event of a dead letter that is a claim check. It stores a failure in l.Missing: the rest
+// of the dead letter can be shown without the event.
+func (d *DeadLetters) resolveClaimCheck(ctx context.Context, l *events.DeadLetter) {
 	if l.ClaimCheck == nil {
 		return
 	}
 	if l.ClaimCheck.Stream != d.c.ns.InStream() {
-		l.resolve(nil, errors.New("that is not the inbound stream"))
+		l.Resolve(nil, errors.New("not the inbound stream"))
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, deadLetterRequestLimit)
@@ -220,9 +221,9 @@ func (d *DeadLetters) resolveClaimCheck(ctx context.Context, l *DeadLetter) {
 	var err error
 	if d.inbound == nil {
 		if d.inbound, err = d.c.js.Stream(ctx, d.c.ns.InStream()); err != nil {
-			l.resolve(nil, err)
+			l.Resolve(nil, err)
 			return
 		}
 	}
-	l.resolve(d.inbound.GetMsg(ctx, l.ClaimCheck.Seq))
+	l.Resolve(d.inbound.GetMsg(ctx, l.ClaimCheck.Seq))
 }

@@ -1,4 +1,4 @@
-package events
+package client
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/rs/zerolog"
 
+	"holdfast/internal/events"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -20,69 +20,29 @@ import (
 type bulkHarness struct {
 	*BulkPublisher
 	t       *testing.T
-	ns      Namespace
+	ns      events.Namespace
 	mu      sync.Mutex
 	results map[string]BulkResult
 	errs    chan error
 }
 
-// generous is a time within which a test's server surely answers.
-const generous = time.Minute
-
-func newBulkHarness(t *testing.T, ctx context.Context, ns Namespace, o BulkOptions) *bulkHarness {
+func newBulkHarness(t *testing.T, ctx context.Context, ns events.Namespace, o BulkOptions) *bulkHarness {
 	t.Helper()
-	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	client, err := NewClient(nc, ns)
-	if err != nil {
-		t.Fatal(err)
-	}
 	b := &bulkHarness{t: t, ns: ns, results: make(map[string]BulkResult), errs: make(chan error, 64)}
 	o.OnError = func(err error) { b.errs <- err }
-	if b.BulkPublisher, err = client.BulkPublisher(ctx, o); err != nil {
+	var err error
+	if b.BulkPublisher, err = newHarnessWithoutStreams(t, stacktest.Shared().NATSURL, ns).client.BulkPublisher(ctx, o); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
 	return b
 }
 
-// createStreams creates the streams of a namespace, without anybody who answers.
-func createStreams(t *testing.T, ns Namespace) jetstream.Stream {
-	t.Helper()
-	js := newJetStream(t)
-	if err := Setup(t.Context(), js, ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
-		t.Fatal(err)
-	}
-	stream, err := js.Stream(t.Context(), ns.InStream())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return stream
-}
-
-// updateInboundStream changes the inbound stream of a namespace.
-func updateInboundStream(t *testing.T, ns Namespace, change func(c *jetstream.StreamConfig)) {
-	t.Helper()
-	js := newJetStream(t)
-	stream, err := js.Stream(t.Context(), ns.InStream())
-	if err != nil {
-		t.Fatal(err)
-	}
-	config := stream.CachedInfo().Config
-	change(&config)
-	if _, err := js.UpdateStream(t.Context(), config); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // send publishes a message whose result is kept under its name.
 func (b *bulkHarness) send(name, id, body string, again bool) error {
-	m := NewStructuredMsg([]byte(body))
-	m.Subject = b.ns.In(BookingRequested, "room")
-	m.Header.Set(headerMsgID, id)
+	m := events.NewStructuredMsg([]byte(body))
+	m.Subject = b.ns.In(events.BookingRequested, "room")
+	m.Header.Set(jetstream.MsgIDHeader, id)
 	return b.Publish(m, again, func(r BulkResult) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -144,8 +104,8 @@ func TestBulkPublisher_AwaitOutcomes_EachGetsItsReply(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := fmt.Sprintf("k%d", i); m.Header.Get(headerMsgID) != want {
-			t.Fatalf("message %d is %s, want %s", i+1, m.Header.Get(headerMsgID), want)
+		if want := fmt.Sprintf("k%d", i); m.Header.Get(jetstream.MsgIDHeader) != want {
+			t.Fatalf("message %d is %s, want %s", i+1, m.Header.Get(jetstream.MsgIDHeader), want)
 		}
 	}
 }
@@ -155,7 +115,7 @@ func TestBulkPublisher_AwaitOutcomes_EachGetsItsReply(t *testing.T) {
 func TestBulkPublisher_DuplicateID_RepublishedOnRequest(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)
-	updateInboundStream(t, h.ns, func(c *jetstream.StreamConfig) { c.Duplicates = time.Hour })
+	h.updateInboundStream(func(c *jetstream.StreamConfig) { c.Duplicates = time.Hour })
 	o := BulkOptions{InFlight: 1, AwaitOutcomes: true, Timeout: generous, GiveUpAfter: generous}
 	earlier := newBulkHarness(t, t.Context(), h.ns, o)
 	earlier.mustSend("k")
@@ -205,9 +165,9 @@ func TestBulkPublisher_DuplicateID_RepublishedOnRequest(t *testing.T) {
 // there is room.
 func TestBulkPublisher_StreamFull_ReportsOnceAndRetries(t *testing.T) {
 	t.Parallel()
-	ns := Namespace(stacktest.Namespace(t))
-	stream := createStreams(t, ns)
-	updateInboundStream(t, ns, func(c *jetstream.StreamConfig) { c.MaxMsgs = 10 })
+	h := newStreams(t)
+	ns, stream := h.ns, h.inboundStream()
+	h.updateInboundStream(func(c *jetstream.StreamConfig) { c.MaxMsgs = 10 })
 	b := newBulkHarness(t, t.Context(), ns, BulkOptions{InFlight: 64, Timeout: generous, GiveUpAfter: generous})
 	for i := range 50 {
 		b.mustSend(fmt.Sprint(i))
@@ -215,7 +175,7 @@ func TestBulkPublisher_StreamFull_ReportsOnceAndRetries(t *testing.T) {
 	if err := <-b.errs; !strings.Contains(err.Error(), "maximum messages exceeded") {
 		t.Errorf("it complains of %v", err)
 	}
-	updateInboundStream(t, ns, func(c *jetstream.StreamConfig) { c.MaxMsgs = -1 })
+	h.updateInboundStream(func(c *jetstream.StreamConfig) { c.MaxMsgs = -1 })
 	b.mustWait()
 	if len(b.errs) > 0 {
 		t.Errorf("it complains again: %v", <-b.errs)
@@ -237,11 +197,10 @@ func TestBulkPublisher_StreamFull_ReportsOnceAndRetries(t *testing.T) {
 // TestBulkPublisher_NothingStored_GivesUp publishes where nothing will ever be stored.
 func TestBulkPublisher_NothingStored_GivesUp(t *testing.T) {
 	t.Parallel()
-	full := Namespace(stacktest.Namespace(t))
-	createStreams(t, full)
-	updateInboundStream(t, full, func(c *jetstream.StreamConfig) { c.MaxMsgs = 1 })
-	nowhere := Namespace(stacktest.Namespace(t))
-	for ns, want := range map[Namespace]string{full: "nothing was stored for 50ms", nowhere: jetstream.ErrNoStreamResponse.Error()} {
+	full := newStreams(t)
+	full.updateInboundStream(func(c *jetstream.StreamConfig) { c.MaxMsgs = 1 })
+	nowhere := events.Namespace(stacktest.Namespace(t))
+	for ns, want := range map[events.Namespace]string{full.ns: "nothing was stored for 50ms", nowhere: jetstream.ErrNoStreamResponse.Error()} {
 		b := newBulkHarness(t, t.Context(), ns, BulkOptions{InFlight: 1, Timeout: generous, GiveUpAfter: 50 * time.Millisecond})
 		var err error
 		sent := 0
@@ -260,9 +219,9 @@ func TestBulkPublisher_NothingStored_GivesUp(t *testing.T) {
 // TestBulkPublisher_MessageTooLarge_RefusedOthersStored publishes a message that is too large for its stream, and goes on.
 func TestBulkPublisher_MessageTooLarge_RefusedOthersStored(t *testing.T) {
 	t.Parallel()
-	ns := Namespace(stacktest.Namespace(t))
-	createStreams(t, ns)
-	updateInboundStream(t, ns, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1024 })
+	h := newStreams(t)
+	ns := h.ns
+	h.updateInboundStream(func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1024 })
 	b := newBulkHarness(t, t.Context(), ns, BulkOptions{InFlight: 2, Timeout: generous, GiveUpAfter: generous})
 	if err := b.send("large", "large", strings.Repeat("x", 2048), false); err != nil {
 		t.Fatal(err)
@@ -287,8 +246,8 @@ func TestBulkPublisher_MessageTooLarge_RefusedOthersStored(t *testing.T) {
 // TestBulkPublisher_Cancelled_StopsAwaitingReplies stops a Bulk that waits for answers that nobody gives.
 func TestBulkPublisher_Cancelled_StopsAwaitingReplies(t *testing.T) {
 	t.Parallel()
-	ns := Namespace(stacktest.Namespace(t))
-	stream := createStreams(t, ns)
+	h := newStreams(t)
+	ns, stream := h.ns, h.inboundStream()
 	ctx, cancel := context.WithCancel(t.Context())
 	b := newBulkHarness(t, ctx, ns, BulkOptions{InFlight: 2, AwaitOutcomes: true, Timeout: 24 * time.Hour, GiveUpAfter: 24 * time.Hour})
 	b.mustSend("a")
@@ -306,33 +265,5 @@ func TestBulkPublisher_Cancelled_StopsAwaitingReplies(t *testing.T) {
 		if r := b.results[name]; !r.Stored || r.Reply != nil || r.Err != nil {
 			t.Errorf("%s: %+v", name, r)
 		}
-	}
-}
-
-// TestDecode_SeveralErrors_ReportsSameOneEachTime has an event with several mistakes die of the same one each time, and
-// with the detail that its dead letter shows.
-func TestDecode_SeveralErrors_ReportsSameOneEachTime(t *testing.T) {
-	t.Parallel()
-	withAttribute := func(more string) string { return strings.Replace(request(``), `"id":"e1"`, `"id":"e1",`+more, 1) }
-	body := withAttribute(`"zz-z":1,"a-a":1,"ext":{},"time":5`)
-	for range 100 {
-		if _, err := ns.Decode(onRequest, nil, []byte(body), time.Now()); err == nil || err.Error() != "malformed: a-a: must be within data: attributes have names of lower-case letters and digits" {
-			t.Fatal(err)
-		}
-	}
-	for range 100 {
-		binary := nats.Header{"ce-specversion": {"1.0"}, "ce-zz-z": {"1"}, "ce-a-a": {"1"}, "Ce-Id": {"1", "2"}, "ce-source": {"1", "2"}}
-		if _, err := ns.Decode(onRequest, binary, []byte("{}"), time.Now()); err == nil || err.Error() != "malformed: ce-id: must be given once, found it repeated" {
-			t.Fatal(err)
-		}
-		delete(binary, "Ce-Id")
-		delete(binary, "ce-source")
-		if _, err := ns.Decode(onRequest, binary, []byte("{}"), time.Now()); err == nil || err.Error() != "malformed: ce-a-a: must have a name of lower-case letters and digits" {
-			t.Fatal(err)
-		}
-	}
-	_, err := ns.Decode(onRequest, nil, []byte(withAttribute(`"é\n`+strings.Repeat("x", 600)+`":1`)), time.Now())
-	if dead, is := errors.AsType[*UnprocessableError](err); !is || dead.Detail != "??"+strings.Repeat("x", detailMax-2) {
-		t.Errorf("%v", err)
 	}
 }

@@ -1,20 +1,24 @@
-package events
+package client
 
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 // replay replays a letter and returns what became of it.
 func (b *harness) replay(r *Replayer, seq uint64, variant string, keep bool) RunResult {
 	b.t.Helper()
-	l := r.d.must(b.t, seq)
+	l := b.get(r.d, seq)
 	m, err := l.Original(b.ns)
 	if err != nil {
 		b.t.Fatal(err)
@@ -37,10 +41,10 @@ func TestReplay_SameDeadLetterTwice_PublishedOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	subject := b.ns.In(BookingRequested, "room")
-	good := b.storeDeadLetter(ReasonPoison, "", subject, nats.Header{"Holdfast-Reply-To": {"_INBOX.gone"}, "Nats-Msg-Id": {"old"}}, keyed("good"))
-	bad := b.storeDeadLetter(ReasonPoison, "", subject, nil, "no JSON")
-	begun := d.must(t, bad).StoredAt
+	subject := b.ns.In(events.BookingRequested, "room")
+	good := b.storeDeadLetter(events.ReasonPoison, "", subject, nats.Header{"Holdfast-Reply-To": {"_INBOX.gone"}, "Nats-Msg-Id": {"old"}}, keyed("good"))
+	bad := b.storeDeadLetter(events.ReasonPoison, "", subject, nil, "no JSON")
+	begun := b.get(d, bad).StoredAt
 
 	for i, c := range []struct {
 		seq     uint64
@@ -52,7 +56,7 @@ func TestReplay_SameDeadLetterTwice_PublishedOnce(t *testing.T) {
 		{good, "", true, RunResult{Seq: good, EventID: "good", Result: ReplayDuplicate}},                            // as after a kill
 		{good, "run", true, RunResult{Seq: good, EventID: "good", Result: holds.EventHoldRejected, Reason: "echo"}}, // another run that keeps it
 		{good, "", false, RunResult{Seq: good, EventID: "good", Result: ReplayDuplicate}},
-		{bad, "", false, RunResult{Seq: bad, Result: ReplayDeadLettered, Reason: ReasonMalformed, Detail: "body: not one JSON text in UTF-8, at byte 1"}},
+		{bad, "", false, RunResult{Seq: bad, Result: ReplayDeadLettered, Reason: events.ReasonMalformed, Detail: "body: not one JSON text in UTF-8, at byte 1"}},
 	} {
 		if c.want.Result == ReplayDuplicate {
 			if err := r.Resume(t.Context(), &RunLog{startedAt: begun}); err != nil {
@@ -84,15 +88,15 @@ func TestReplay_SameDeadLetterTwice_PublishedOnce(t *testing.T) {
 func TestReplay_Cancelled_ReportsNoOutcome(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	b.setFault(func(string, int) error { return context.DeadlineExceeded })
-	seq := b.storeDeadLetter(ReasonPoison, "", b.ns.In(BookingRequested, "room"), nil, keyed("k"))
+	b.setFault(context.DeadlineExceeded)
+	seq := b.storeDeadLetter(events.ReasonPoison, "", b.ns.In(events.BookingRequested, "room"), nil, keyed("k"))
 	d := b.deadLetters()
 	r, err := d.Replayer(time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	l := d.must(t, seq)
+	l := b.get(d, seq)
 	m, err := l.Original(b.ns)
 	if err != nil {
 		t.Fatal(err)
@@ -115,8 +119,8 @@ func TestReplay_Cancelled_ReportsNoOutcome(t *testing.T) {
 func TestReplay_InboundStreamFull_KeepsDeadLetter(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	seq := b.storeDeadLetter(ReasonPoison, "", b.ns.In(BookingRequested, "room"), nil, keyed("k"))
-	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("other"))
+	seq := b.storeDeadLetter(events.ReasonPoison, "", b.ns.In(events.BookingRequested, "room"), nil, keyed("k"))
+	b.publish(b.ns.In(events.BookingRequested, "room"), nil, keyed("other"))
 	inbound, err := b.js.Stream(t.Context(), b.ns.InStream())
 	if err != nil {
 		t.Fatal(err)
@@ -137,5 +141,35 @@ func TestReplay_InboundStreamFull_KeepsDeadLetter(t *testing.T) {
 	}
 	if _, err := d.Get(t.Context(), seq); err != nil {
 		t.Errorf("its event is not stored, and the letter is gone: %v", err)
+	}
+}
+
+// TestReplay_MessageAtSizeLimit_DropsReplayHeaders replays events that leave no room for the headers of a replay.
+func TestReplay_MessageAtSizeLimit_DropsReplayHeaders(t *testing.T) {
+	t.Parallel()
+	const limit = 4096
+	b := newHarnessAt(t, stacktest.NATSWithMaxPayload(t, limit))
+	subject := b.ns.In(events.BookingRequested, "room")
+	for i, size := range []int{limit, limit - 120, limit - 400} {
+		b.publish(subject, nil, strings.Repeat("x", size))
+		b.await("the letter", func() bool { return len(b.dlq) == i+1 }) // they need not be parked in their order
+	}
+	d := b.deadLetters()
+	r, err := d.Replayer(time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	for i, want := range []string{ReplayNoOutcome, ReplayNoOutcome, ReplayDeadLettered} {
+		if got := b.replay(r, uint64(i+1), "", false); got.Result != want {
+			t.Errorf("letter %d: %+v, want %s", i+1, got, want)
+		}
+	}
+	b.await("the letters of the replays", func() bool { return len(b.dlq) == 6 })
+	for i, id := range []bool{false, true, true} {
+		m, err := d.inbound.GetMsg(t.Context(), uint64(i+4))
+		if err != nil || m.Header.Get(events.HeaderReplyTo) != "" != (i == 2) || m.Header.Get(jetstream.MsgIDHeader) != "" != id {
+			t.Errorf("%v: event %d was stored with %v", err, i+4, m.Header)
+		}
 	}
 }

@@ -1,4 +1,4 @@
-package events
+package client
 
 import (
 	"errors"
@@ -12,10 +12,7 @@ import (
 func TestResumeRun_ProcessLost_ContinuesRun(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	client, err := NewClient(b.nc, b.ns)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := b.client
 	seqs := make([]uint64, 2*runSeqsMax+3)
 	for i := range seqs {
 		seqs[i] = uint64(10 + 3*i)
@@ -89,10 +86,7 @@ func TestResumeRun_ProcessLost_ContinuesRun(t *testing.T) {
 func TestResumeRun_KilledBeforeStart_IsError(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	client, err := NewClient(b.nc, b.ns)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := b.client
 	log := &RunLog{c: client, Run: Run{ID: "half", Total: 2}}
 	if err := log.write(t.Context(), []uint64{1}, nil); err != nil {
 		t.Fatal(err)
