@@ -54,7 +54,7 @@ func main() {
 // cli is the command line.
 type cli struct {
 	Worker      string           `type:"existingfile" placeholder:"FILE" help:"The worker program. Default: worker beside this program, or in PATH."`
-	Part        []string         `enum:"sales,payments,latency,expiry,growth" placeholder:"PART,..." help:"Measure only these parts: ${enum}."`
+	Part        []string         `enum:"sales,payments,latency,expiry,growth" placeholder:"PART" help:"Measure only these parts: ${enum}."`
 	Quick       bool             `xor:"size" help:"Measure fewer events and rounds: some minutes instead of half an hour, and less exact."`
 	Tiny        bool             `xor:"size" hidden:"" help:"For tests: so few events that the figures mean nothing."`
 	Out         string           `placeholder:"DIR" help:"Write bench.json there, and the plot holds.svg if sales are measured."`
@@ -65,7 +65,8 @@ type cli struct {
 	Version     kong.VersionFlag `help:"Print the revision of this program and its Go version."`
 }
 
-const description = `Measures how much a worker does on this machine, compared with what its servers can do. Both are measured in the same run, on the same servers:
+const description = `Measures how much a worker does on this machine, compared with what its servers can do. Both are
+measured in the same run, on the same servers:
 
   sales     holds per second of 1, 3, 7 and 30 nights, compared with the smallest possible script in
             Redis alone, and with deciding night by night; one hot resource compared with many; 1, 2
@@ -75,9 +76,12 @@ const description = `Measures how much a worker does on this machine, compared w
   expiry    how late the slots of expired holds are restored, with and without keyspace notifications
   growth    the cost of one live hold as the number of live holds grows
 
-Compare ratios: absolute numbers depend on the machine. The report also shows the CPU time, in microseconds, that each process used per event.
+Compare ratios: absolute numbers depend on the machine. The report also shows the CPU time, in
+microseconds, that each process used per event.
 
-bench starts its own servers, which keep nothing. With --nats-url, --redis-url and --postgres-url it uses those servers: it creates namespaces that begin with bench_ and removes them. Run nothing else on the machine.
+bench starts its own servers, which keep nothing. With --nats-url, --redis-url and --postgres-url it
+uses those servers: it creates namespaces that begin with bench_ and removes them. Run nothing else
+on the machine.
 
 Exit codes: 0 measured, every goal met; 1 failed; 2 wrong usage; 3 measured, a goal missed.
 

@@ -108,7 +108,7 @@ func TestRun_UnusableFlags_Fails(t *testing.T) {
 func TestHelp_Flags_PrintedOnStdout(t *testing.T) {
 	t.Parallel()
 	help := runBench(t, "--help")
-	help.want(t, exitOK, "Exit codes", "Examples", "bin/bench --quick", "--part=PART")
+	help.want(t, exitOK, "Exit codes", "Examples", "bin/bench --quick", "--part=PART,...")
 	if help.errOut != "" || strings.Contains(help.out, "--tiny") {
 		t.Errorf("stderr %q, stdout:\n%s", help.errOut, help.out)
 	}

@@ -121,8 +121,8 @@ func TestLineReader_ContextCancelled_Ends(t *testing.T) {
 		_, err := lines.next()
 		ended <- err
 	}()
-	cancel(errStoppedByUser)
-	if err := <-ended; !errors.Is(err, errStoppedByUser) {
+	cancel(errInterrupted)
+	if err := <-ended; !errors.Is(err, errInterrupted) {
 		t.Error(err)
 	}
 }
