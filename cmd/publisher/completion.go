@@ -7,7 +7,7 @@ import (
 
 // completion prints the completion script of a shell.
 type completion struct {
-	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: ${enum}."`
+	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: bash, zsh or fish."`
 }
 
 // Help implements kong's detailed help.

@@ -32,7 +32,7 @@ type dlq struct {
 
 // Help implements kong's detailed help.
 func (*dlq) Help() string {
-	return `A dead letter is an event that no worker can process: it is malformed, or it failed too often. It is
+	return `A dead letter is an event that no worker can process, for example because it is malformed. It is
 stored with its reason until it is replayed or discarded.
 
 Examples:

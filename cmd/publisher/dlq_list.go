@@ -141,7 +141,7 @@ func (c *dlqStats) Run(ctx context.Context, p *program) error {
 		counts[l.Reason]++
 		n++
 	}
-	columns := []string{"reason", "count", "oldest", "newest", "sample", "sample detail"}
+	columns := []string{"reason", "count", "oldest", "newest", "first", "sample detail"}
 	out := p.newList(columns, columns)
 	for _, reason := range byCount(counts) {
 		s := stats[reason]
@@ -161,7 +161,7 @@ func (c *dlqStats) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	if !out.isJSON() && len(stats) > 1 {
-		return p.print(fmt.Sprintf("\ntotal: %s\n", counted(n, "dead letter")))
+		return p.print(fmt.Sprintf("\n%s in total\n", counted(n, "dead letter")))
 	}
 	return nil
 }

@@ -34,9 +34,6 @@ type runProcessor struct {
 	processed, failed int
 }
 
-// errInterrupted reports that the operator stopped the run.
-var errInterrupted = errors.New("interrupted")
-
 // process starts the work on dead letters in order and finishes at most deadLettersInFlightMax
 // concurrently. It returns when all started work is finished and recorded. It returns an error if
 // that is not all of them: ctx was cancelled, stopWhen or work returned an error, or a record could

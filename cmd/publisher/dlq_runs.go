@@ -145,7 +145,7 @@ func (p *program) runPage(run *client.Run) string {
 		r := first[result]
 		rows = append(rows, []string{strconv.Itoa(counts[result]), terminal.Printable(result), strconv.FormatUint(r.Seq, 10), terminal.Printable(r.Detail)})
 	}
-	return text + "\n" + p.table([]string{"COUNT", "RESULT", "SAMPLE", "SAMPLE DETAIL"}, rows)
+	return text + "\n" + p.table([]string{"COUNT", "RESULT", "FIRST", "SAMPLE DETAIL"}, rows)
 }
 
 // resultOf returns a result with its reason.

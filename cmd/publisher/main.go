@@ -69,6 +69,9 @@ var (
 	errDeadLettered = errors.New("dead-lettered")
 )
 
+// errInterrupted reports that the operator interrupted the command.
+var errInterrupted = errors.New("interrupted")
+
 // exitCode returns the exit code of the program for the error of a command.
 func exitCode(err error) int {
 	var usage *usageError

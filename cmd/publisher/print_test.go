@@ -20,7 +20,6 @@ import (
 
 var uuids = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 
-// TestExplain_Request_PrintsWholeMessage compares all that --explain prints, but for the new event id.
 func TestExplain_Request_PrintsWholeMessage(t *testing.T) {
 	t.Parallel()
 	const want = `Subject: hotel.in.booking.cancelled.loft
@@ -46,7 +45,7 @@ The same with the nats command:
 	if got := uuids.ReplaceAllString(r.want(t, exitOK).out, "ID"); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	// As JSON it is the same message: subject, headers and body in one value.
+	// As JSON: subject, headers and body in one value.
 	r = publisher(t, words("cancel --resource-id loft --request-key it's --explain --namespace hotel --nats-url nats://127.0.0.1:1 -o json")...)
 	const asJSON = `{"subject":"hotel.in.booking.cancelled.loft","headers":{"Content-Type":"application/cloudevents+json","Nats-Msg-Id":"/holdfast/publisher#ID"},` +
 		`"body":{"specversion":"1.0","id":"ID","source":"/holdfast/publisher","type":"holdfast.booking.cancelled.v1",` +
@@ -56,11 +55,11 @@ The same with the nats command:
 	}
 	secret := publisher(t, words("cancel --resource-id loft --request-key k --explain --nats-url nats://ann:secret@127.0.0.1:1")...).want(t, exitOK)
 	if strings.Contains(secret.out, "secret") {
-		t.Errorf("it prints a password: %s", secret.out)
+		t.Errorf("printed a password: %s", secret.out)
 	}
 }
 
-// TestExplain_NATSCommand_IsQuotedForShell has a shell read the nats command, word by word, for what is hard to quote.
+// TestExplain_NATSCommand_IsQuotedForShell parses the nats command with a shell. Its words are hard to quote.
 func TestExplain_NATSCommand_IsQuotedForShell(t *testing.T) {
 	t.Parallel()
 	const metadata = `{"note":"it's $HOME ` + "`id`" + ` \\ {{.}} \u009b2J","ümlaut":"\u202e"}`
@@ -87,10 +86,10 @@ func TestExplain_NATSCommand_IsQuotedForShell(t *testing.T) {
 		t.Errorf("metadata %s, want %s", got, want)
 	}
 	if strings.Contains(got[8], "{{") {
-		t.Errorf("the nats command may take this for a template: %s", got[8])
+		t.Errorf("the nats command may read this as a template: %s", got[8])
 	}
 	if strings.ContainsAny(r.out, "\u009b\u202e") {
-		t.Errorf("it prints control characters: %q", r.out)
+		t.Errorf("printed control characters: %q", r.out)
 	}
 }
 
@@ -103,7 +102,6 @@ func canonical(t *testing.T, value jsontext.Value) jsontext.Value {
 	return value
 }
 
-// TestPrintReply_EachReply_PageAndExitCode compares what is printed of an answer.
 func TestPrintReply_EachReply_PageAndExitCode(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -166,7 +164,7 @@ func newReply(event, data string) client.Reply {
 	return client.Reply{Envelope: events.Envelope{Type: events.Type(event), Data: jsontext.Value(data)}}
 }
 
-// TestJSONOutput_StoredEvent_IsByteIdentical compares what -o json prints with what was stored, byte by byte.
+// TestJSONOutput_StoredEvent_IsByteIdentical compares the output of -o json with the stored event.
 func TestJSONOutput_StoredEvent_IsByteIdentical(t *testing.T) {
 	t.Parallel()
 	r := publisher(t, "request", "--resource-id", "bytes", "--user-id", "ann", "--metadata", "{\"a\":\"<é\u009b&\"}", "--wait", "-o", "json").
@@ -201,7 +199,6 @@ func TestJSONOutput_StoredEvent_IsByteIdentical(t *testing.T) {
 	}
 }
 
-// TestEssentials_EachEvent_OneLine is what a line of watch tells of each kind of event.
 func TestEssentials_EachEvent_OneLine(t *testing.T) {
 	t.Parallel()
 	for data, want := range map[string]string{
@@ -220,7 +217,6 @@ func TestEssentials_EachEvent_OneLine(t *testing.T) {
 	}
 }
 
-// TestPrintCompact_AnyJSON_OneLine prints one value on each line, and nothing else.
 func TestPrintCompact_AnyJSON_OneLine(t *testing.T) {
 	t.Parallel()
 	var out, errOut bytes.Buffer
@@ -235,7 +231,7 @@ func TestPrintCompact_AnyJSON_OneLine(t *testing.T) {
 	}
 }
 
-// TestEndpoints_FlagsVariablesFile_Precedence looks where servers are in directories of its own, so it is not parallel.
+// TestEndpoints_FlagsVariablesFile_Precedence changes the directory, so it is not parallel.
 func TestEndpoints_FlagsVariablesFile_Precedence(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for _, name := range []string{nameNATSURL, nameNamespace} {
@@ -256,16 +252,16 @@ func TestEndpoints_FlagsVariablesFile_Precedence(t *testing.T) {
 	write("# a comment\nHOLDFAST_NATS_URL=nats://127.0.0.1:1\nHOLDFAST_NAMESPACE=hotel\n")
 	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub --jetstream hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
 	publisher(t, words(ask)...).want(t, exitFailed, "connect to nats at nats://127.0.0.1:1", "worker dev")
-	// The environment comes before the file, a flag before both.
+	// A flag precedes a variable, and a variable the file.
 	t.Setenv(nameNATSURL, "nats://127.0.0.1:3")
 	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub --jetstream holdfast.in.booking.requested.loft --server nats://127.0.0.1:3 ")
 	publisher(t, words(ask+" --explain --nats-url nats://127.0.0.1:4 --namespace inn")...).want(t, exitOK, "nats pub --jetstream inn.in.booking.requested.loft --server nats://127.0.0.1:4 ")
 	given := publisher(t, words(ask)...).want(t, exitFailed, "connect to nats at nats://127.0.0.1:3")
 	if strings.Contains(given.errOut, "worker dev") {
-		t.Errorf("advice for a newcomer to one who has given a URL: %s", given.errOut)
+		t.Errorf("advice to start worker dev although a URL is given: %s", given.errOut)
 	}
 	t.Setenv(nameNATSURL, "")
-	// So it is with another directory.
+	// The same with another data directory.
 	elsewhere := filepath.Join(t.TempDir(), "data")
 	if err := os.Rename(filepath.Dir(endpointsPath), elsewhere); err != nil {
 		t.Fatal(err)

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// onTerminal runs this program on a terminal, and returns what the terminal was sent. In the
-// shell's command line %s stands for the program with its arguments.
+// onTerminal runs this program on a terminal and returns its output. In commandLine, which a shell
+// runs, %s stands for the program with its arguments.
 func onTerminal(t *testing.T, commandLine string, args ...string) string {
 	t.Helper()
 	if _, err := exec.LookPath("script"); err != nil {
@@ -30,8 +30,8 @@ func onTerminal(t *testing.T, commandLine string, args ...string) string {
 	return string(out)
 }
 
-// TestLoad_Terminal_ShowsProgress has a bar on a terminal for a file and a spinner for standard input, and
-// nothing when the messages go elsewhere. What is told does not run into the bar.
+// TestLoad_Terminal_ShowsProgress checks the bar for a file, the spinner for standard input, and that there is neither
+// if stderr is not a terminal. A message erases the bar first.
 func TestLoad_Terminal_ShowsProgress(t *testing.T) {
 	t.Parallel()
 	var file strings.Builder

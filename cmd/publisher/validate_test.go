@@ -17,20 +17,20 @@ import (
 
 const someHold = "loft.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
 
-// short is an event in the short form.
+// short returns an event in the short form.
 func short(event, data string) string { return `{"event":"` + event + `","data":` + data + `}` }
 
-// whole is an event as a CloudEvent, with more attributes.
+// whole returns an event as a CloudEvent with the additional attributes more.
 func whole(event, more, data string) string {
 	return `{"specversion":"1.0","id":"e1","source":"/s","type":"holdfast.` + event + `.v1"` + more + `,"data":` + data + `}`
 }
 
-// requestData is the data of a request with more members.
+// requestData returns the data of a request with the additional members more.
 func requestData(more string) string {
 	return `{"request_key":"k","user_id":"u","resource_id":"loft","quantity":1` + more + `}`
 }
 
-// goodLines are events that a worker decides, with what validate says of them.
+// goodLines are events that a worker accepts, with the output of validate.
 var goodLines = map[string]string{
 	short("booking.requested", requestData(``)):                                                                "ok booking.requested loft",
 	"\t " + short("booking.requested", requestData(`,"check_in":"2027-05-01","check_out":"2027-05-03"`)) + " ": "ok booking.requested loft",
@@ -90,7 +90,7 @@ var badLines = []string{
 	whole("booking.requested", ``, requestData(`,"pad":"`+strings.Repeat("x", events.BodyMax)+`"`)),
 }
 
-// validateText runs validate over a text and reads what it says.
+// validateText runs validate on a text and parses its output.
 func validateText(t *testing.T, text string, code int, args ...string) (list []validation) {
 	t.Helper()
 	r := runWith(t.Context(), strings.NewReader(text), append([]string{"validate", "-f", "-", "-o", "json", "--nats-url", "nats://127.0.0.1:1"}, args...)...)
@@ -100,8 +100,8 @@ func validateText(t *testing.T, text string, code int, args ...string) (list []v
 	return list
 }
 
-// TestValidate_EachLine_AgreesWithWorker has a worker make dead letters of everything that validate finds
-// bad. Reason and detail are the same, byte for byte. What validate finds good is decided.
+// TestValidate_EachLine_AgreesWithWorker publishes the lines. A worker dead-letters the bad ones, with the reason and
+// detail of validate byte for byte, and accepts the good ones.
 func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 	t.Parallel()
 	namespace := stacktest.Namespace(t)
@@ -114,10 +114,10 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer disconnect()
-	// ask publishes what a line means, on a subject or where it belongs, and returns the answer.
+	// ask publishes the event of a line, on a given subject or its own, and returns the reply.
 	ask := func(text, subject string) client.Reply {
 		t.Helper()
-		c, _ := p.compose([]byte(text), "") // of bad lines there is a message, too
+		c, _ := p.compose([]byte(text), "") // bad lines have a message too
 		if c.message == nil {
 			t.Fatalf("no message of %.200q", text)
 		}
@@ -128,7 +128,7 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 			subject = p.namespace().In(events.BookingRequested, "loft")
 		}
 		c.message.Subject = subject
-		c.message.Header.Del(jetstream.MsgIDHeader) // many have the same
+		c.message.Header.Del(jetstream.MsgIDHeader) // many are equal
 		answer, err := cl.Request(stacktest.WaitContext(t), c.message)
 		if err != nil {
 			t.Fatal(err)
@@ -138,14 +138,14 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 
 	result := validateText(t, strings.Join(badLines, "\n"), exitDeadLettered, "--namespace", namespace)
 	if len(result) != len(badLines) {
-		t.Fatalf("%d verdicts of %d lines", len(result), len(badLines))
+		t.Fatalf("%d results for %d lines", len(result), len(badLines))
 	}
 	var deadLetters []validation
 	for i, text := range badLines {
 		if answer := ask(text, ""); answer.DeadLetter == nil {
-			t.Errorf("%.200q is no dead letter: %s", text, answer.Body)
+			t.Errorf("%.200q is not dead-lettered: %s", text, answer.Body)
 		} else if result[i].Line != i+1 || result[i].OK || result[i].Reason != answer.DeadLetter.Error || result[i].Detail != answer.DeadLetter.Detail {
-			t.Errorf("%.200q: validate says %+v, the worker %+v", text, result[i], *answer.DeadLetter)
+			t.Errorf("%.200q: validate prints %+v, the worker %+v", text, result[i], *answer.DeadLetter)
 		}
 		deadLetters = append(deadLetters, result[i])
 	}
@@ -155,7 +155,7 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 		result := validateText(t, good+"\n"+`{}`, exitDeadLettered, "--namespace", namespace, "--subject", subject)
 		for i, text := range []string{good, `{}`} {
 			if answer := ask(text, subject); answer.DeadLetter == nil || result[i].Reason != answer.DeadLetter.Error || result[i].Detail != answer.DeadLetter.Detail {
-				t.Errorf("%q on %s: validate says %+v, the worker %s", text, subject, result[i], answer.Body)
+				t.Errorf("%q on %s: validate prints %+v, the worker %s", text, subject, result[i], answer.Body)
 			}
 			deadLetters = append(deadLetters, result[i])
 		}
@@ -165,7 +165,7 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 	}
 	publisher(t, "validate", "-f", fileOf(t, good), "--namespace", namespace, "--subject", namespace+".in.booking.requested.loft").want(t, exitOK, "1: ok")
 
-	// What the dead letters themselves have on them.
+	// The reason and detail of the stored dead letters.
 	js := migrated(t, namespace)
 	dlq, err := js.OrderedConsumer(t.Context(), p.namespace().DLQStream(), jetstream.OrderedConsumerConfig{})
 	if err != nil {
@@ -174,10 +174,10 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 	for i, want := range deadLetters {
 		m, err := dlq.Next(jetstream.FetchMaxWait(time.Minute))
 		if err != nil {
-			t.Fatalf("letter %d: %v", i, err)
+			t.Fatalf("dead letter %d: %v", i, err)
 		}
 		if reason, detail := m.Headers().Get("Holdfast-Dlq-Reason"), m.Headers().Get("Holdfast-Dlq-Detail"); reason != want.Reason || detail != want.Detail {
-			t.Errorf("letter %d: %s: %s, validate says %+v", i, reason, detail, want)
+			t.Errorf("dead letter %d: %s: %s, validate prints %+v", i, reason, detail, want)
 		}
 	}
 
@@ -191,7 +191,7 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 	}
 }
 
-// TestValidate_Output_NeedsNoServer compares what validate prints, without any server or endpoints.
+// TestValidate_Output_NeedsNoServer runs without any server or endpoints file.
 func TestValidate_Output_NeedsNoServer(t *testing.T) {
 	t.Parallel()
 	for text, want := range goodLines {
@@ -203,12 +203,12 @@ func TestValidate_Output_NeedsNoServer(t *testing.T) {
 			t.Errorf("%q: %s%s", text, r.out, r.errOut)
 		}
 	}
-	// What only we can say: what is nearly the short form.
+	// Errors of publisher itself: lines that are almost in the short form.
 	for text, want := range map[string]string{
-		`{"event":"booking.requested","data":{},"id":"1"}`: "malformed: id: unknown, the short form of an event has event and data",
+		`{"event":"booking.requested","data":{},"id":"1"}`: "malformed: id: unknown member, the short form of an event has event and data",
 		`{"event":5,"data":{}}`:                            "malformed: event: must be a string, found a number",
 		`{"event":null}`:                                   "malformed: event: must be a string, found null",
-		`{"event":"x","\u001b[2J":1}`:                      `malformed: \x1b[2J: unknown, the short form of an event has event and data`,
+		`{"event":"x","\u001b[2J":1}`:                      `malformed: \x1b[2J: unknown member, the short form of an event has event and data`,
 		strings.Repeat("x", lineMax+1):                     "too_large: the line is longer than 128 KiB",
 	} {
 		r := runWith(t.Context(), strings.NewReader(text), "validate", "-f", "-").want(t, exitDeadLettered)
@@ -225,7 +225,7 @@ func TestValidate_Output_NeedsNoServer(t *testing.T) {
 		t.Errorf("%+v", list)
 	}
 	if list := validateText(t, "\n\n", exitOK); list == nil || len(list) != 0 {
-		t.Errorf("of nothing it says %+v", list)
+		t.Errorf("results for an empty file: %+v", list)
 	}
 	if r := publisher(t, "validate", "-f", fileOf(t, file), "-o", "ndjson").want(t, exitDeadLettered); strings.Count(r.out, "\n") != 3 || !strings.HasPrefix(r.out, `{"line":1,"ok":true,`) {
 		t.Errorf("got\n%s", r.out)
@@ -233,8 +233,8 @@ func TestValidate_Output_NeedsNoServer(t *testing.T) {
 	publisher(t, "validate", "-f", "nowhere.json").want(t, exitUsage, "nowhere.json")
 }
 
-// TestValidate_EventOverSeveralLines_IsOne takes an event that is written over several lines for one, and
-// lines of which the first is broken for lines.
+// TestValidate_EventOverSeveralLines_IsOne reads an event over several lines as one event, and lines whose first one
+// is malformed as lines.
 func TestValidate_EventOverSeveralLines_IsOne(t *testing.T) {
 	t.Parallel()
 	pretty := "{\n  \"event\": \"booking.requested\",\n  \"data\": {\n    \"request_key\": \"k\", \"user_id\": \"u\",\n    \"resource_id\": \"loft\",\n    \"quantity\": 1\n  }\n}\n"
@@ -264,7 +264,7 @@ func TestValidate_EventOverSeveralLines_IsOne(t *testing.T) {
 			}
 		}
 	}
-	// The offset is that in the file, with the line ends that it has.
+	// The offset counts the line ends of the file.
 	r := runWith(t.Context(), strings.NewReader(strings.ReplaceAll("{\n\"a\":1,\n\n}", "\n", "\r\n")), "validate", "-f", "-")
 	if want := fmt.Sprintf("1: malformed: body: not one JSON text in UTF-8, at byte %d\n", len("{\r\n\"a\":1")); r.out != want {
 		t.Errorf("got %s, want %s", r.out, want)
