@@ -40,7 +40,8 @@ func TestRun_GivenServers_WritesOneReport(t *testing.T) {
 	args := []string{"--tiny", "--part", "latency", "--worker", workerProgram, "--out", dir, "-o", "json"}
 	r := runBench(t, append(args, serverFlags()...)...)
 	r.want(t, exitOf(t, r.out),
-		"servers that were given", "latency: requests of 3 nights", "  at 80 %, ", "written: "+filepath.Join(dir, "bench.json"))
+		"servers that were given", "latency: requests of 3 nights", "  at 80 %, ", "written: "+filepath.Join(dir,
+			"bench.json"))
 	written, err := os.ReadFile(filepath.Join(dir, "bench.json"))
 	compact := jsontext.Value(written)
 	if err != nil || compact.Compact() != nil || string(compact)+"\n" != r.out {
@@ -171,7 +172,8 @@ GOAL                      BOUND     WANT  FOUND  STATUS
 	if text := summary(r); strings.Contains(text, "µs") || strings.Contains(text, "REDIS)") {
 		t.Errorf("CPU time was not measured:\n%s", text)
 	}
-	if text := summary(&bench.Report{Goals: []bench.Goal{}}); strings.Contains(text, "NIGHTS") || strings.Contains(text, "Goals") {
+	if text := summary(&bench.Report{Goals: []bench.Goal{}}); strings.Contains(text, "NIGHTS") ||
+		strings.Contains(text, "Goals") {
 		t.Errorf("nothing was measured:\n%s", text)
 	}
 }
@@ -179,7 +181,8 @@ GOAL                      BOUND     WANT  FOUND  STATUS
 // TestCommandLine_Passwords_AreHidden checks the command in the report, which others read.
 func TestCommandLine_Passwords_AreHidden(t *testing.T) {
 	t.Parallel()
-	got := commandLine([]string{"--nats-url", "nats://token@nats:4222", "--redis-url=redis://:se/cr@et@redis:6379/0", "--quick"})
+	got := commandLine([]string{"--nats-url", "nats://token@nats:4222", "--redis-url=redis://:se/cr@et@redis:6379/0",
+		"--quick"})
 	if want := "bench --nats-url nats://...@nats:4222 --redis-url=redis://...@redis:6379/0 --quick"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}

@@ -72,7 +72,8 @@ func TestVersion_Flag_PrintsRevision(t *testing.T) {
 
 func TestCompletion_EachShell_PrintsScript(t *testing.T) {
 	t.Parallel()
-	for shell, want := range map[string]string{"bash": "complete -o default", "zsh": "bashcompinit", "fish": "function __complete_publisher"} {
+	for shell, want := range map[string]string{"bash": "complete -o default", "zsh": "bashcompinit",
+		"fish": "function __complete_publisher"} {
 		publisher(t, "completion", shell).want(t, exitOK, want)
 	}
 	publisher(t, "completion", "tcsh").want(t, exitUsage, "tcsh")
@@ -87,15 +88,16 @@ func TestCompletion_PartialLine_ListsCandidates(t *testing.T) {
 		t.Fatal(err)
 	}
 	for line, want := range map[string][]string{
-		"publisher inventory ":           {"set", "show"},
-		"publisher load --wait -f eve":   {"events.ndjson"},
-		"publisher load --rejects eve":   {"events.ndjson"},
-		"publisher validate --file eve":  {"events.ndjson"},
-		"publisher pay --payment":        {"--payment-id"},
-		"publisher pay --hold-id ":       {},
-		"publisher watch -o j":           {"json"},
-		"publisher completion ":          {"bash", "fish", "zsh"},
-		"publisher cancel-reservation -": {"--data-dir", "--explain", "--help", "--hold-id", "--namespace", "--nats-url", "--output", "--reason", "--timeout", "--version", "--wait", "-h", "-o"},
+		"publisher inventory ":          {"set", "show"},
+		"publisher load --wait -f eve":  {"events.ndjson"},
+		"publisher load --rejects eve":  {"events.ndjson"},
+		"publisher validate --file eve": {"events.ndjson"},
+		"publisher pay --payment":       {"--payment-id"},
+		"publisher pay --hold-id ":      {},
+		"publisher watch -o j":          {"json"},
+		"publisher completion ":         {"bash", "fish", "zsh"},
+		"publisher cancel-reservation -": {"--data-dir", "--explain", "--help", "--hold-id", "--namespace", "--nats-url",
+			"--output", "--reason", "--timeout", "--version", "--wait", "-h", "-o"},
 	} {
 		shell := asProgram(t.Context(), "publisher", "--help", "load") // as for publisher load --help
 		shell.Dir = dir

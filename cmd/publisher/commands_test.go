@@ -30,13 +30,15 @@ func outcome(t *testing.T, r result) (e events.Envelope) {
 func TestCommands_WholeStay_PrintEachOutcome(t *testing.T) {
 	t.Parallel()
 	nights := "--resource-id loft --check-in 2027-05-01 --check-out 2027-05-03"
-	publisher(t, words("inventory set "+nights+" --capacity 1 --wait")...).want(t, exitOK, "inventory.updated", "2027-05-02")
+	publisher(t, words("inventory set "+nights+" --capacity 1 --wait")...).want(t, exitOK, "inventory.updated",
+		"2027-05-02")
 	held := publisher(t, words("request "+nights+" --user-id ana --ttl 10m --request-key k1 --wait -o json")...).want(t, exitOK)
 	created := outcome(t, held)
 	if created.Type != "holdfast.hold.created.v1" || !strings.HasSuffix(held.out, "}\n") {
 		t.Errorf("printed %s", held.out)
 	}
-	publisher(t, words("request "+nights+" --user-id ben --wait")...).want(t, exitRejected, "hold.rejected", "sold_out", "retry_at", "2027-05-01", "CAPACITY")
+	publisher(t, words("request "+nights+" --user-id ben --wait")...).want(t, exitRejected, "hold.rejected", "sold_out",
+		"retry_at", "2027-05-01", "CAPACITY")
 	publisher(t, words("inventory show "+nights)...).want(t, exitOK, "2027-05-01", "AVAILABLE", "0")
 	shown := publisher(t, words("inventory show "+nights+" -o json")...).want(t, exitOK, `"available":0`)
 	var availability struct {
@@ -46,10 +48,14 @@ func TestCommands_WholeStay_PrintEachOutcome(t *testing.T) {
 	if err := json.Unmarshal([]byte(shown.out), &availability); err != nil || len(availability.Slots) != 2 {
 		t.Errorf("%v: %s", err, shown.out)
 	}
-	publisher(t, "pay", "--hold-id", created.Subject, "--payment-id", "p1", "--amount", "99.50", "--currency", "EUR", "--wait").want(t, exitOK, "hold.confirmed", "p1")
-	publisher(t, "cancel", "--hold-id", created.Subject, "--wait").want(t, exitRejected, "hold.release_rejected", "confirmed")
-	publisher(t, "pay", "--hold-id", created.Subject, "--payment-id", "p2", "--wait").want(t, exitRejected, "already_confirmed", "refund_required")
-	publisher(t, words("cancel --resource-id loft --request-key never-seen --wait")...).want(t, exitOK, "booking.cancelled")
+	publisher(t, "pay", "--hold-id", created.Subject, "--payment-id", "p1", "--amount", "99.50", "--currency", "EUR",
+		"--wait").want(t, exitOK, "hold.confirmed", "p1")
+	publisher(t, "cancel", "--hold-id", created.Subject, "--wait").want(t, exitRejected, "hold.release_rejected",
+		"confirmed")
+	publisher(t, "pay", "--hold-id", created.Subject, "--payment-id", "p2", "--wait").want(t, exitRejected,
+		"already_confirmed", "refund_required")
+	publisher(t, words("cancel --resource-id loft --request-key never-seen --wait")...).want(t, exitOK,
+		"booking.cancelled")
 	publisher(t, words("inventory set "+nights+" --capacity 0 --wait")...).want(t, exitRejected, "below_reserved")
 	publisher(t, words("request "+nights+" --user-id cleo")...).want(t, exitOK, "booking.requested stored", "request_key")
 	stored := publisher(t, words("request --resource-id loft --slot A-1 --slot A-2 --quantity 2 --user-id cleo -o json")...).want(t, exitOK)
@@ -100,7 +106,8 @@ func TestHelp_Program_HasExamplesAndCodes(t *testing.T) {
 func TestCommands_NoServerOrStreams_Fail(t *testing.T) {
 	t.Parallel()
 	publisher(t, words("request --resource-id loft --user-id ana --nats-url nats://127.0.0.1:1 --timeout 1s")...).want(t, exitFailed, "connect to nats at nats://127.0.0.1:1")
-	publisher(t, words("request --resource-id loft --user-id ana --namespace absent")...).want(t, exitFailed, "worker migrate")
+	publisher(t, words("request --resource-id loft --user-id ana --namespace absent")...).want(t, exitFailed,
+		"worker migrate")
 }
 
 // TestCommands_NoWorker_ReplyTimeout publishes in a namespace that has streams and no worker.
@@ -138,7 +145,8 @@ func TestDeliver_MalformedEvent_ExitsDeadLettered(t *testing.T) {
 // TestExplain_NoServer_PrintsMessage needs no connection.
 func TestExplain_NoServer_PrintsMessage(t *testing.T) {
 	t.Parallel()
-	r := publisher(t, "request", "--resource-id", "loft", "--user-id", "o'hara", "--slot", "A-1", "--metadata", `{"note":"it's"}`,
+	r := publisher(t, "request", "--resource-id", "loft", "--user-id", "o'hara", "--slot", "A-1", "--metadata",
+		`{"note":"it's"}`,
 		"--request-key", "k", "--explain", "--nats-url", "nats://127.0.0.1:1").want(t, exitOK,
 		"holdfast.in.booking.requested.loft", "application/cloudevents+json", `"request_key": "k"`)
 	_, line, found := strings.Cut(r.out, "nats pub ")

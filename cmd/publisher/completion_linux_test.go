@@ -35,7 +35,8 @@ func TestCompletion_TabInBash_CompletesLine(t *testing.T) {
 	for begin := range completed {
 		typed += "publisher " + begin + tab + echo
 	}
-	terminal := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command", "bash --norc --noprofile -i", "/dev/null")
+	terminal := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command",
+		"bash --norc --noprofile -i", "/dev/null")
 	terminal.Dir = dir
 	terminal.Env = append(os.Environ(), asPublisher+"=1", "TERM=dumb", "PATH="+dir+":"+os.Getenv("PATH"), "HISTFILE=")
 	terminal.Stdin = strings.NewReader(typed + "exit\n")

@@ -45,7 +45,8 @@ func (c *dlqDiscard) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	defer disconnect()
-	log, seqs, err := p.startRun(ctx, cl, deadLetters, &c.Choice, &c.Operator, "Discard", client.Run{Verb: client.RunDiscard})
+	log, seqs, err := p.startRun(ctx, cl, deadLetters, &c.Choice, &c.Operator, "Discard",
+		client.Run{Verb: client.RunDiscard})
 	if log == nil {
 		return err
 	}

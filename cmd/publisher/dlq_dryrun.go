@@ -71,7 +71,8 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, d
 		}
 		seq := strconv.FormatUint(e.Seq, 10)
 		if p.Output == outputWide {
-			out.addRow(seq, e.summary.Type, e.EventID, e.summary.Resource, e.summary.User, e.DryRunResult.Text, e.Event, e.Reason, e.Detail)
+			out.addRow(seq, e.summary.Type, e.EventID, e.summary.Resource, e.summary.User, e.DryRunResult.Text, e.Event,
+				e.Reason, e.Detail)
 		} else {
 			out.addRow(seq, e.summary.Type, e.summary.Resource, e.DryRunResult.Text, e.Detail)
 		}
@@ -116,7 +117,8 @@ func countDryRuns(all []dryRunRow) string {
 	}
 	var rows [][]string
 	for _, kind := range byCount(counts) {
-		rows = append(rows, []string{strconv.Itoa(counts[kind]), terminal.Printable(kind), terminal.Printable(outcomes[kind])})
+		rows = append(rows, []string{strconv.Itoa(counts[kind]), terminal.Printable(kind),
+			terminal.Printable(outcomes[kind])})
 	}
 	return terminal.Table([]string{"COUNT", "RESULT", "OUTCOME"}, rows)
 }

@@ -22,7 +22,8 @@ func inData(event, id, data string) string {
 // placeHold requests a hold on the stock of a resource and returns the hold id.
 func (h *harness) placeHold(resource, user, ttl string) string {
 	h.t.Helper()
-	r := h.run("request", "--resource-id", resource, "--user-id", user, "--request-key", "k-"+user, "--ttl", ttl, "--wait", "-o", "json").want(h.t, exitOK)
+	r := h.run("request", "--resource-id", resource, "--user-id", user, "--request-key", "k-"+user, "--ttl", ttl, "--wait",
+		"-o", "json").want(h.t, exitOK)
 	var e events.Envelope
 	if err := json.Unmarshal([]byte(r.out), &e); err != nil {
 		h.t.Fatal(err)
@@ -54,7 +55,7 @@ func TestDryRun_EachKindOfEvent_PredictsReplay(t *testing.T) {
 	h.run("inventory", "set", "--resource-id", "tent", "--capacity", "0", "--wait").want(t, exitOK)
 	held, paid := h.placeHold("loft", "held", "10m"), h.placeHold("loft", "paid", "10m")
 	h.run("pay", "--hold-id", paid, "--payment-id", "p", "--wait").want(t, exitOK)
-	expired := h.placeHold("loft", "lapsed", "1s")
+	expired := h.placeHold("loft", "expired", "1s")
 	h.awaitOutcome("hold.expired")
 
 	byID := make(map[string]uint64)
@@ -69,16 +70,24 @@ func TestDryRun_EachKindOfEvent_PredictsReplay(t *testing.T) {
 	}
 	addDeadLetter("grant", events.BookingRequested, "loft", ask("new", "loft", ""), "would hold hold.created")
 	addDeadLetter("sold-out", events.BookingRequested, "tent", ask("new", "tent", ""), "sold out hold.rejected")
-	addDeadLetter("again", events.BookingRequested, "loft", ask("held", "loft", `,"ttl_seconds":600`), "already answered hold.created")
+	addDeadLetter("again", events.BookingRequested, "loft", ask("held", "loft", `,"ttl_seconds":600`),
+		"already answered hold.created")
 	addDeadLetter("malformed", events.BookingRequested, "loft", ask("new2", "loft", `,"slots":[]`), "still malformed ")
-	addDeadLetter("late", events.PaymentConfirmed, "loft", ofHold(expired, `,"payment_id":"p"`), "hold lapsed hold.confirm_rejected")
-	addDeadLetter("twice", events.PaymentConfirmed, "loft", ofHold(paid, `,"payment_id":"p"`), "already answered hold.confirmed")
-	addDeadLetter("extend", events.BookingExtended, "loft", ofHold(held, `,"ttl_seconds":1800`), "would extend hold.extended")
+	addDeadLetter("late", events.PaymentConfirmed, "loft", ofHold(expired, `,"payment_id":"p"`),
+		"hold lapsed hold.confirm_rejected")
+	addDeadLetter("twice", events.PaymentConfirmed, "loft", ofHold(paid, `,"payment_id":"p"`),
+		"already answered hold.confirmed")
+	addDeadLetter("extend", events.BookingExtended, "loft", ofHold(held, `,"ttl_seconds":1800`),
+		"would extend hold.extended")
 	addDeadLetter("start", events.PaymentStarted, "loft", ofHold(expired, ""), "hold lapsed hold.extension_rejected")
-	addDeadLetter("unsell", events.ReservationCancelled, "loft", ofHold(paid, ""), "would cancel the reservation reservation.cancelled")
-	addDeadLetter("no-sale", events.ReservationCancelled, "loft", ofHold(held, ""), "would be refused: unknown_reservation reservation.cancel_rejected")
-	addDeadLetter("capacity", events.InventorySet, "loft", `{"resource_id":"loft","capacity":9}`, "would set the capacity inventory.updated")
-	addDeadLetter("tombstone", events.BookingCancelled, "loft", `{"resource_id":"loft","request_key":"never"}`, "would cancel booking.cancelled")
+	addDeadLetter("unsell", events.ReservationCancelled, "loft", ofHold(paid, ""),
+		"would cancel the reservation reservation.cancelled")
+	addDeadLetter("no-sale", events.ReservationCancelled, "loft", ofHold(held, ""),
+		"would be refused: unknown_reservation reservation.cancel_rejected")
+	addDeadLetter("capacity", events.InventorySet, "loft", `{"resource_id":"loft","capacity":9}`,
+		"would set the capacity inventory.updated")
+	addDeadLetter("tombstone", events.BookingCancelled, "loft", `{"resource_id":"loft","request_key":"never"}`,
+		"would cancel booking.cancelled")
 	addDeadLetter("release", events.BookingCancelled, "loft", ofHold(held, ""), "would release hold.released")
 
 	before := h.state("loft")

@@ -38,11 +38,13 @@ func TestDLQList_Pages_ContinueAfterLast(t *testing.T) {
 				got = append(got, fields[0])
 			}
 		}
-		if fmt.Sprint(got) != fmt.Sprint(want.seqs) || !strings.HasSuffix(r.errOut, want.hint) || want.hint == "" && r.errOut != "" {
+		if fmt.Sprint(got) != fmt.Sprint(want.seqs) || !strings.HasSuffix(r.errOut, want.hint) || want.hint == "" &&
+			r.errOut != "" {
 			t.Errorf("dlq list %s: %v, want %v\n%s%s", line, got, want.seqs, r.out, r.errOut)
 		}
 	}
-	if r := h.run(words("dlq list --newest --limit 1 -o json")...).want(t, exitOK, `[{"seq":5,`); strings.Count(r.out, `"seq"`) != 1 || r.errOut != "" {
+	if r := h.run(words("dlq list --newest --limit 1 -o json")...).want(t, exitOK, `[{"seq":5,`); strings.Count(r.out,
+		`"seq"`) != 1 || r.errOut != "" {
 		t.Errorf("%s%s", r.out, r.errOut)
 	}
 }

@@ -199,7 +199,8 @@ func (s *percent) UnmarshalText(text []byte) error {
 // exceeded returns an error if more than this share of the processed events failed.
 func (s percent) exceeded(processed, failed int) error {
 	if processed >= failuresMin && failed*100 > int(s)*processed {
-		return fmt.Errorf("stopped, because %d of %d were dead-lettered again or failed, more than %d%%", failed, processed, s)
+		return fmt.Errorf("stopped, because %d of %d were dead-lettered again or failed, more than %d%%", failed, processed,
+			s)
 	}
 	return nil
 }

@@ -107,7 +107,8 @@ func (h *harness) deadLetterCount() uint64 {
 	return stream.CachedInfo().State.Msgs
 }
 
-var deadLettersKilled = flag.Int("letters", 2000, "how many dead letters TestReplay_Killed_ResumedOneOutcomeEach replays, a multiple of 5")
+var deadLettersKilled = flag.Int("letters", 2000,
+	"how many dead letters TestReplay_Killed_ResumedOneOutcomeEach replays, a multiple of 5")
 
 // TestReplay_Killed_ResumedOneOutcomeEach kills a replay of many dead letters half-way and resumes it. Every good
 // event has one outcome and one hold, every other event is a dead letter again, and the run has a result for each.
@@ -123,9 +124,11 @@ func TestReplay_Killed_ResumedOneOutcomeEach(t *testing.T) {
 	if got := len(h.deadLetters()); got != number {
 		t.Fatalf("%d dead letters are listed, want %d", got, number)
 	}
-	h.run("dlq", "stats").want(t, exitOK, fmt.Sprintf("poison %16d", number*3/5), fmt.Sprintf("malformed %13d", number/5), fmt.Sprintf("subject_mismatch %6d", number/5))
+	h.run("dlq", "stats").want(t, exitOK, fmt.Sprintf("poison %16d", number*3/5), fmt.Sprintf("malformed %13d", number/5),
+		fmt.Sprintf("subject_mismatch %6d", number/5))
 
-	replay, wait := h.program("", "dlq", "replay", "--all", "--rate", strconv.Itoa(number/4), "--stop-on-failures", "100%", "--note", "mended", "--yes")
+	replay, wait := h.program("", "dlq", "replay", "--all", "--rate", strconv.Itoa(number/4), "--stop-on-failures", "100%",
+		"--note", "fixed", "--yes")
 	stacktest.Eventually(t, "some results to be recorded", func() bool {
 		r := h.run("dlq", "runs", "-o", "json")
 		var list []client.Run
@@ -139,11 +142,13 @@ func TestReplay_Killed_ResumedOneOutcomeEach(t *testing.T) {
 	}
 	h.run("dlq", "runs").want(t, exitOK, "unfinished")
 	before := h.lastRun()
-	if before.State != client.RunUnfinished || before.Total != number || before.Processed() == number || len(before.Results) != before.Processed() {
+	if before.State != client.RunUnfinished || before.Total != number || before.Processed() == number ||
+		len(before.Results) != before.Processed() {
 		t.Errorf("the killed run: %s, %d of %d", before.State, before.Processed(), before.Total)
 	}
 
-	h.run("dlq", "replay", "--run", before.ID, "--rate", "0", "--stop-on-failures", "100%", "--yes").want(t, exitDeadLettered, fmt.Sprintf("replay of %d dead letters: done, %[1]d ended", number))
+	h.run("dlq", "replay", "--run", before.ID, "--rate", "0", "--stop-on-failures", "100%",
+		"--yes").want(t, exitDeadLettered, fmt.Sprintf("replay of %d dead letters: done, %[1]d processed", number))
 	run := h.lastRun()
 	recorded := make(map[uint64]string)
 	for _, r := range run.Results {
@@ -152,13 +157,14 @@ func TestReplay_Killed_ResumedOneOutcomeEach(t *testing.T) {
 		}
 		recorded[r.Seq] = r.Result
 	}
-	if run.ID != before.ID || run.State != client.RunDone || len(recorded) != number || run.Note != "mended" {
+	if run.ID != before.ID || run.State != client.RunDone || len(recorded) != number || run.Note != "fixed" {
 		t.Errorf("run %s: %s, results of %d dead letters", run.ID, run.State, len(recorded))
 	}
 	// The dead letters in processing at the kill have no recorded result. They are done: the dead
 	// letter is removed, or its event is a duplicate.
 	unknown := run.Counts[client.ReplayNotFound] + run.Counts[client.ReplayDuplicate]
-	if known := run.Counts[holds.EventHoldCreated] + run.Counts[client.ReplayDeadLettered]; known+unknown != number || unknown > deadLettersInFlightMax+client.RunResultsMax {
+	if known := run.Counts[holds.EventHoldCreated] + run.Counts[client.ReplayDeadLettered]; known+unknown != number ||
+		unknown > deadLettersInFlightMax+client.RunResultsMax {
 		t.Errorf("results %v", run.Counts)
 	}
 
@@ -196,7 +202,8 @@ func (h *harness) awaitIdle() {
 // heldQuantity returns the held quantity of a resource's stock.
 func (h *harness) heldQuantity(resource string) int64 {
 	h.t.Helper()
-	answer, err := h.nc.Request(h.ns.Service(events.EndpointAvailability), []byte(`{"resource_id":"`+resource+`"}`), time.Minute)
+	answer, err := h.nc.Request(h.ns.Service(events.EndpointAvailability), []byte(`{"resource_id":"`+resource+`"}`),
+		time.Minute)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -211,7 +218,8 @@ func (h *harness) heldQuantity(resource string) int64 {
 // removed, and after that and before the result is recorded. Resuming does nothing twice.
 func TestReplay_KilledBetweenSteps_NothingTwice(t *testing.T) {
 	t.Parallel()
-	for place, want := range map[string]string{"replay.stored": client.ReplayDuplicate, "replay.removed": client.ReplayNotFound} {
+	for place, want := range map[string]string{"replay.stored": client.ReplayDuplicate,
+		"replay.removed": client.ReplayNotFound} {
 		t.Run(place, func(t *testing.T) {
 			t.Parallel()
 			h := newHarness(t)
@@ -266,15 +274,18 @@ func TestReplay_TooManyFailures_Stops(t *testing.T) {
 		h.storeDeadLetter(events.ReasonMalformed, "", h.ns.In(events.BookingRequested, "loft"), "no JSON")
 	}
 	h.startWorker()
-	r := h.run("dlq", "replay", "--all", "--rate", "500", "--yes").want(t, exitFailed, "stopped, because", "more than 20%", "to resume: publisher dlq replay --run ")
+	r := h.run("dlq", "replay", "--all", "--rate", "500", "--yes").want(t, exitFailed, "stopped, because", "more than 20%",
+		"to resume: publisher dlq replay --run ")
 	run := h.lastRun()
-	if run.State != client.RunStopped || run.Processed() < failuresMin || run.Processed() == number || !strings.Contains(r.errOut, run.ID) {
+	if run.State != client.RunStopped || run.Processed() < failuresMin || run.Processed() == number ||
+		!strings.Contains(r.errOut, run.ID) {
 		t.Errorf("%s after %d of %d\n%s", run.State, run.Processed(), number, r.errOut)
 	}
 	if got := h.deadLetterCount(); got != number { // each failed again or was not processed
 		t.Errorf("%d dead letters, want %d", got, number)
 	}
-	h.run("dlq", "replay", "--run", run.ID, "--rate", "0", "--stop-on-failures", "100%", "--yes").want(t, exitDeadLettered, "done, 300 processed")
+	h.run("dlq", "replay", "--run", run.ID, "--rate", "0", "--stop-on-failures", "100%", "--yes").want(t, exitDeadLettered,
+		"done, 300 processed")
 }
 
 // TestReplay_RunResumed_KeepsLimits interrupts a replay with a rate of one event in hours, and resumes it without
@@ -304,7 +315,8 @@ func TestReplay_RunResumed_KeepsLimits(t *testing.T) {
 		if err := replay.Process.Signal(syscall.SIGINT); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := wait(); err == nil || !strings.Contains(out, "interrupted") || !strings.Contains(out, "0.0001 a second, stops above 5% failures") {
+		if out, err := wait(); err == nil || !strings.Contains(out, "interrupted") ||
+			!strings.Contains(out, "0.0001 per second, stops above 5% failures") {
 			t.Errorf("it ended with %v\n%s", err, out)
 		}
 		if got := published() - before; got != want {
@@ -315,9 +327,12 @@ func TestReplay_RunResumed_KeepsLimits(t *testing.T) {
 	ends(2, "--run", h.lastRun().ID, "--timeout", "1s")
 	// A given limit replaces the one of the run.
 	h.startWorker()
-	h.run("dlq", "replay", "--run", h.lastRun().ID, "--rate", "0", "--yes").want(t, exitFailed, "more than 5%", "no rate, stops above 5% failures")
-	h.run("dlq", "replay", "--run", h.lastRun().ID, "--yes").want(t, exitFailed, "more than 5%", "no rate, stops above 5% failures")
-	h.run("dlq", "replay", "--run", h.lastRun().ID, "--yes", "--stop-on-failures", "100%").want(t, exitDeadLettered, "done, 400 ended")
+	h.run("dlq", "replay", "--run", h.lastRun().ID, "--rate", "0", "--yes").want(t, exitFailed, "more than 5%",
+		"no rate limit, stops above 5% failures")
+	h.run("dlq", "replay", "--run", h.lastRun().ID, "--yes").want(t, exitFailed, "more than 5%",
+		"no rate limit, stops above 5% failures")
+	h.run("dlq", "replay", "--run", h.lastRun().ID, "--yes", "--stop-on-failures", "100%").want(t, exitDeadLettered,
+		"done, 400 processed")
 }
 
 // TestReplay_Interrupted_ResumeDoesRest interrupts a slow replay as Ctrl-C does, and resumes it.
@@ -333,11 +348,13 @@ func TestReplay_Interrupted_ResumeDoesRest(t *testing.T) {
 		t.Fatal(err)
 	}
 	var exit *exec.ExitError
-	if out, err := wait(); !errors.As(err, &exit) || exit.ExitCode() != exitFailed || !strings.Contains(out, "interrupted, after") || !strings.Contains(out, "to resume: publisher dlq replay --run ") {
+	if out, err := wait(); !errors.As(err, &exit) || exit.ExitCode() != exitFailed ||
+		!strings.Contains(out, "interrupted, after") || !strings.Contains(out, "to resume: publisher dlq replay --run ") {
 		t.Errorf("it ended with %v, want %d\n%s", err, exitFailed, out)
 	}
 	run := h.lastRun()
-	if run.State != client.RunStopped || run.Total != len(all.good) || run.Counts[holds.EventHoldCreated] != run.Processed() || run.Processed() == run.Total {
+	if run.State != client.RunStopped || run.Total != len(all.good) ||
+		run.Counts[holds.EventHoldCreated] != run.Processed() || run.Processed() == run.Total {
 		t.Errorf("run %s, %d of %d: %v", run.State, run.Processed(), run.Total, run.Counts)
 	}
 	h.run("dlq", "replay", "--run", run.ID, "--rate", "0", "--yes", "-o", "ndjson").want(t, exitOK)
@@ -367,13 +384,16 @@ func TestReplay_NoWorker_ReportsNoOutcome(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)
 	h.storeDeadLetter(events.ReasonPoison, "", h.ns.In(events.BookingRequested, "loft"), booking("loft", "ann"))
-	h.run("dlq", "replay", "1", "--yes", "--timeout", "5s", "-o", "json").want(t, exitReplyTimeout, `"result":"no_answer"`, "Is a worker running?")
+	h.run("dlq", "replay", "1", "--yes", "--timeout", "5s", "-o", "json").want(t, exitReplyTimeout, `"result":"no_answer"`,
+		"Is a worker running?")
 	if h.deadLetterCount() != 0 {
 		t.Error("the event is stored, but the dead letter is not removed")
 	}
 	h.storeDeadLetter(events.ReasonPoison, "", "elsewhere.in.x.y", booking("loft", "ann"))
-	h.run("dlq", "replay", "2", "--yes").want(t, exitFailed, "1 dead letter failed", "is not below ", "to retry: publisher dlq replay --run ")
-	h.run("dlq", "replay", "--run", h.lastRun().ID, "--yes").want(t, exitFailed, "done, 1 processed", "1 dead letter failed")
+	h.run("dlq", "replay", "2", "--yes").want(t, exitFailed, "1 dead letter failed", "is not below ",
+		"to retry: publisher dlq replay --run ")
+	h.run("dlq", "replay", "--run", h.lastRun().ID, "--yes").want(t, exitFailed, "done, 1 processed",
+		"1 dead letter failed")
 	if h.deadLetterCount() != 1 {
 		t.Error("a dead letter whose replay failed is removed")
 	}
@@ -400,9 +420,11 @@ func (fakeDryRunner) Place(_ context.Context, requests []holds.PlaceRequest, emi
 			emit(i, holds.Result{Err: context.DeadlineExceeded})
 			continue
 		}
-		o := holds.Outcome{Event: holds.EventHoldCreated, Resource: r.Resource, At: fakeNow, Data: holds.HoldCreated{ExpiresAt: fakeNow}}
+		o := holds.Outcome{Event: holds.EventHoldCreated, Resource: r.Resource, At: fakeNow,
+			Data: holds.HoldCreated{ExpiresAt: fakeNow}}
 		if n%2 == 0 {
-			o = holds.Outcome{Event: holds.EventHoldRejected, Resource: r.Resource, At: fakeNow, Data: holds.HoldRejected{Reason: holds.ReasonSoldOut}}
+			o = holds.Outcome{Event: holds.EventHoldRejected, Resource: r.Resource, At: fakeNow,
+				Data: holds.HoldRejected{Reason: holds.ReasonSoldOut}}
 		}
 		emit(i, holds.Result{Outcome: o})
 	}
@@ -440,7 +462,8 @@ COUNT  RESULT                      OUTCOME
   400  still on the wrong subject
 `
 	r := h.run("dlq", "replay", "--all", "--dry-run")
-	if r.code != exitOK || strings.Count(r.out, "\n") != number+9 || !strings.HasSuffix(r.out, counts) || !strings.HasPrefix(r.out, " SEQ  EVENT ") {
+	if r.code != exitOK || strings.Count(r.out, "\n") != number+9 || !strings.HasSuffix(r.out, counts) ||
+		!strings.HasPrefix(r.out, " SEQ  EVENT ") {
 		t.Errorf("%d: %s\n%.2000s\n%s", r.code, r.errOut, r.out, r.out[max(0, len(r.out)-1000):])
 	}
 	h.run("dlq", "replay", "--all", "--dry-run", "--user-id", "u4", "-o", "wide").want(t, exitOK, "e-u4", "sold_out")
@@ -448,7 +471,8 @@ COUNT  RESULT                      OUTCOME
 	if want := `[{"seq":5,"event_id":"e-u4","verdict":"sold out","event":"hold.rejected","reason":"sold_out","detail":""}]` + "\n"; r.out != want {
 		t.Errorf("got %s, want %s", r.out, want)
 	}
-	h.run("dlq", "replay", "--all", "--dry-run", "--limit", "3", "-o", "ndjson").want(t, exitOK, `{"seq":2,"event_id":"","verdict":"still malformed"`)
+	h.run("dlq", "replay", "--all", "--dry-run", "--limit", "3", "-o", "ndjson").want(t, exitOK,
+		`{"seq":2,"event_id":"","verdict":"still malformed"`)
 	if got := h.deadLetterCount(); got != number || len(all.good) == 0 {
 		t.Errorf("%d dead letters remain of %d", got, number)
 	}
@@ -463,7 +487,8 @@ COUNT  RESULT                      OUTCOME
 
 	// A failed dry run has the result "not known"; the others have their results.
 	h.storeDeadLetter(events.ReasonPoison, "", h.ns.In(events.BookingRequested, "loft"), booking("loft", "odd"))
-	h.run("dlq", "replay", "4", "5", "2001", "--dry-run").want(t, exitFailed, "not known", "503 unavailable", "sold out", "letter 2001")
+	h.run("dlq", "replay", "4", "5", "2001", "--dry-run").want(t, exitFailed, "not known", "503 unavailable", "sold out",
+		"letter 2001")
 }
 
 // BenchmarkDLQ_TenThousand lists, counts, dry-runs and replays 10,000 dead letters of all kinds.
@@ -484,7 +509,8 @@ func BenchmarkDLQ_TenThousand(b *testing.B) {
 		h.startWorker()
 		h.run("inventory", "set", "--resource-id", "loft", "--capacity", strconv.Itoa(number), "--wait").want(b, exitOK)
 		step("dry-run", exitOK, "dlq", "replay", "--all", "--dry-run")
-		step("replay", exitDeadLettered, "dlq", "replay", "--all", "--rate", "0", "--stop-on-failures", "100%", "--yes", "--timeout", "1m")
+		step("replay", exitDeadLettered, "dlq", "replay", "--all", "--rate", "0", "--stop-on-failures", "100%", "--yes",
+			"--timeout", "1m")
 		step("discard", exitOK, "dlq", "discard", "--all", "--note", "n", "--yes")
 	}
 }

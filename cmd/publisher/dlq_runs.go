@@ -130,7 +130,8 @@ func (p *program) runPage(run *client.Run) string {
 	if p.Output == outputWide {
 		var rows [][]string
 		for _, r := range run.Results {
-			rows = append(rows, []string{strconv.FormatUint(r.Seq, 10), terminal.Printable(r.EventID), terminal.Printable(resultOf(r)), terminal.Printable(r.Detail)})
+			rows = append(rows, []string{strconv.FormatUint(r.Seq, 10), terminal.Printable(r.EventID),
+				terminal.Printable(resultOf(r)), terminal.Printable(r.Detail)})
 		}
 		return text + "\n" + p.table([]string{"SEQ", "EVENT_ID", "RESULT", "DETAIL"}, rows)
 	}
@@ -143,7 +144,8 @@ func (p *program) runPage(run *client.Run) string {
 	rows = nil
 	for _, result := range byCount(counts) {
 		r := first[result]
-		rows = append(rows, []string{strconv.Itoa(counts[result]), terminal.Printable(result), strconv.FormatUint(r.Seq, 10), terminal.Printable(r.Detail)})
+		rows = append(rows, []string{strconv.Itoa(counts[result]), terminal.Printable(result), strconv.FormatUint(r.Seq, 10),
+			terminal.Printable(r.Detail)})
 	}
 	return text + "\n" + p.table([]string{"COUNT", "RESULT", "FIRST", "SAMPLE DETAIL"}, rows)
 }

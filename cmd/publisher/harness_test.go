@@ -31,7 +31,8 @@ var endpointsPath = new(common).endpointsPath()
 // without any URL.
 func TestMain(m *testing.M) {
 	// The variables of the shell may name other servers.
-	for _, name := range []string{nameNATSURL, "HOLDFAST_HTTP_ADDR", nameNamespace, "HOLDFAST_DATA_DIR", "HOLDFAST_REDIS_URL", "HOLDFAST_POSTGRES_URL"} {
+	for _, name := range []string{nameNATSURL, "HOLDFAST_HTTP_ADDR", nameNamespace, "HOLDFAST_DATA_DIR",
+		"HOLDFAST_REDIS_URL", "HOLDFAST_POSTGRES_URL"} {
 		if err := os.Unsetenv(name); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -56,7 +57,8 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	workerBinary, publisherBinary = filepath.Join(dir, "worker"), filepath.Join(dir, "publisher")
-	if out, err := exec.Command("go", "build", "-tags", "failpoint", "-o", dir, "../worker", ".").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-tags", "failpoint", "-o", dir, "../worker",
+		".").CombinedOutput(); err != nil {
 		return 1, fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	if err := os.Chdir(dir); err != nil {
@@ -104,7 +106,8 @@ var patience = []string{"--timeout", "2m"}
 // publisher runs the program, with patience unless args have a time limit.
 func publisher(t testing.TB, args ...string) result {
 	t.Helper()
-	if _, err := os.Stat(besideRestricted); err == nil && !slices.Contains(args, "--namespace") { // a test may have changed the directory
+	if _, err := os.Stat(besideRestricted); err == nil && !slices.Contains(args,
+		"--namespace") { // a test may have changed the directory
 		args = asItsUser(restricted, args)
 	}
 	if !slices.Contains(args, patience[0]) {
@@ -175,7 +178,8 @@ func migrated(t *testing.T, namespace string) jetstream.JetStream {
 // runWorker runs another worker until the test ends. Later flags take precedence.
 func runWorker(t *testing.T, namespace string, flags ...string) {
 	t.Helper()
-	worker := exec.Command(workerBinary, append([]string{"run", "--http-addr", "127.0.0.1:0", "--log-level", "error", "--namespace", namespace}, flags...)...)
+	worker := exec.Command(workerBinary, append([]string{"run", "--http-addr", "127.0.0.1:0", "--log-level", "error",
+		"--namespace", namespace}, flags...)...)
 	var log bytes.Buffer
 	worker.Stderr = &log
 	if err := worker.Start(); err != nil {
@@ -218,7 +222,8 @@ func newHarness(t testing.TB) *harness {
 		t.Fatal(err)
 	}
 	h := &harness{t: t, ns: events.Namespace(stacktest.Namespace(t))}
-	h.args = []string{"--namespace", string(h.ns), "--nats-url", found[nameNATSURL], "--redis-url", found["HOLDFAST_REDIS_URL"], "--postgres-url", found["HOLDFAST_POSTGRES_URL"]}
+	h.args = []string{"--namespace", string(h.ns), "--nats-url", found[nameNATSURL], "--redis-url",
+		found["HOLDFAST_REDIS_URL"], "--postgres-url", found["HOLDFAST_POSTGRES_URL"]}
 	if out, err := exec.Command(workerBinary, append([]string{"migrate"}, h.args...)...).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

@@ -16,7 +16,8 @@ func TestInventoryShow_OtherNamespace_ShowsThatNamespace(t *testing.T) {
 	publisher(t, words("inventory set --resource-id "+room+" --capacity 3 --wait")...).want(t, exitOK)
 	show := "inventory show --resource-id " + room
 	publisher(t, words(show)...).want(t, exitOK, "AVAILABLE", "3")
-	if r := publisher(t, words(show+" --namespace "+other)...).want(t, exitFailed, "no worker answers", other); r.out != "" {
+	if r := publisher(t, words(show+" --namespace "+other)...).want(t, exitFailed, "no worker answers",
+		other); r.out != "" {
 		t.Errorf("shows the inventory of another namespace:\n%s", r.out)
 	}
 	runWorker(t, other, serverFlags(t)...)
@@ -45,7 +46,8 @@ func TestInventoryShow_SlotWithoutRow_IsNotSoldOut(t *testing.T) {
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("printed\n%s", r.out)
 	}
-	publisher(t, append(show, "-o", "json")...).want(t, exitOK, `"slot":"A-1","capacity":0,"reserved":0,"held":0,"available":0,"known":true`,
+	publisher(t, append(show, "-o", "json")...).want(t, exitOK,
+		`"slot":"A-1","capacity":0,"reserved":0,"held":0,"available":0,"known":true`,
 		`"slot":"A-2","capacity":0,"reserved":0,"held":0,"available":0,"known":false`)
 	if r := publisher(t, show[:len(show)-2]...).want(t, exitOK); strings.Contains(r.out, "inventory row") {
 		t.Errorf("printed\n%s", r.out)

@@ -25,7 +25,7 @@ import (
 var restricted *stacktest.RestrictedServers
 
 // besideRestricted is a file in the working directory that marks tests with restricted servers.
-const besideRestricted = "guarded"
+const besideRestricted = "restricted"
 
 // userOf returns the user of a command.
 func userOf(args []string) string {
@@ -56,12 +56,14 @@ func asItsUser(on *stacktest.RestrictedServers, args []string) []string {
 // workerFlags returns the flags of a worker on restricted servers.
 func workerFlags(on *stacktest.RestrictedServers, user string) []string {
 	nats, redis, postgres := on.URLs(user)
-	return []string{"--namespace", stacktest.RestrictedNamespace, "--nats-url", nats, "--redis-url", redis, "--postgres-url", postgres}
+	return []string{"--namespace", stacktest.RestrictedNamespace, "--nats-url", nats, "--redis-url", redis,
+		"--postgres-url", postgres}
 }
 
 // migrateRestricted runs worker migrate on restricted servers, as an operator does before the first worker.
 func migrateRestricted(ctx context.Context, on *stacktest.RestrictedServers) error {
-	out, err := exec.CommandContext(ctx, workerBinary, append([]string{"migrate"}, workerFlags(on, "migrator")...)...).CombinedOutput()
+	out, err := exec.CommandContext(ctx, workerBinary, append([]string{"migrate"},
+		workerFlags(on, "migrator")...)...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("worker migrate: %w: %s", err, out)
 	}
@@ -78,7 +80,8 @@ func runBesideRestricted(m *testing.M) (code int, err error) {
 	if err := migrateRestricted(ctx, restricted); err != nil {
 		return 1, err
 	}
-	worker := exec.Command(workerBinary, append([]string{"run", "--no-migrate", "--http-addr", "127.0.0.1:0"}, workerFlags(restricted, "worker")...)...)
+	worker := exec.Command(workerBinary, append([]string{"run", "--no-migrate", "--http-addr", "127.0.0.1:0"},
+		workerFlags(restricted, "worker")...)...)
 	stderr, err := worker.StderrPipe()
 	if err != nil {
 		return 1, err
@@ -107,7 +110,8 @@ func runBesideRestricted(m *testing.M) (code int, err error) {
 	nats, redis, postgres := restricted.URLs("admin")
 	text := fmt.Sprintf("HOLDFAST_NATS_URL=%s\nHOLDFAST_REDIS_URL=%s\nHOLDFAST_POSTGRES_URL=%s\nHOLDFAST_HTTP_ADDR=%s\nHOLDFAST_NAMESPACE=%s\n",
 		nats, redis, postgres, started.HTTPAddr, stacktest.RestrictedNamespace)
-	err = errors.Join(os.MkdirAll(filepath.Dir(endpointsPath), 0o755), os.WriteFile(endpointsPath, []byte(text), 0o600), os.WriteFile(besideRestricted, nil, 0o600))
+	err = errors.Join(os.MkdirAll(filepath.Dir(endpointsPath), 0o755), os.WriteFile(endpointsPath, []byte(text), 0o600),
+		os.WriteFile(besideRestricted, nil, 0o600))
 	if err != nil {
 		return 1, err
 	}
@@ -117,7 +121,8 @@ func runBesideRestricted(m *testing.M) (code int, err error) {
 	}
 	err = errors.Join(<-rest, worker.Wait())
 	for line := range strings.Lines(log.String()) {
-		if strings.Contains(strings.ToLower(line), "permission") && !strings.Contains(line, "keyspace notifications cannot be switched on") {
+		if strings.Contains(strings.ToLower(line), "permission") &&
+			!strings.Contains(line, "keyspace notifications cannot be switched on") {
 			err = errors.Join(err, fmt.Errorf("the worker lacks a permission: %s", line))
 		}
 	}

@@ -127,6 +127,7 @@ func TestLifecycle_EachStep_HasContractOutcome(t *testing.T) {
 		}
 		do(line, code, text)
 	}
-	publisher(t, strings.Fields("start-payment --namespace "+namespace+" --nats-url "+flags[1]+" --hold-id "+hold("H", "1m"))...).
+	publisher(t, strings.Fields("start-payment --namespace "+namespace+" --nats-url "+flags[1]+" --hold-id "+hold("H",
+		"1m"))...).
 		want(t, exitOK, "payment.started stored")
 }

@@ -22,13 +22,15 @@ func TestLineReader_EndsAndLengths_AreRead(t *testing.T) {
 		text string
 		want []read
 	}{
-		"nothing":               {"", nil},
-		"blank":                 {"\n \r\n\t\n  ", nil},
-		"without an end":        {"a", []read{{1, "a", false}}},
-		"every end":             {"a\nb\r\n\nc \r", []read{{1, "a", false}, {2, "b", false}, {4, "c ", false}}},
-		"a byte order mark":     {"\xef\xbb\xbfa\n\xef\xbb\xbfb", []read{{1, "a", false}, {2, "\xef\xbb\xbfb", false}}},
-		"full":                  {full + "\n" + full + "\r\n" + full, []read{{1, full, false}, {2, full, false}, {3, full, false}}},
-		"too long":              {long + "\na\n" + long + "\r\nb\n" + long, []read{{1, long, true}, {2, "a", false}, {3, long, true}, {4, "b", false}, {5, long, true}}},
+		"nothing":           {"", nil},
+		"blank":             {"\n \r\n\t\n  ", nil},
+		"without an end":    {"a", []read{{1, "a", false}}},
+		"every end":         {"a\nb\r\n\nc \r", []read{{1, "a", false}, {2, "b", false}, {4, "c ", false}}},
+		"a byte order mark": {"\xef\xbb\xbfa\n\xef\xbb\xbfb", []read{{1, "a", false}, {2, "\xef\xbb\xbfb", false}}},
+		"full": {full + "\n" + full + "\r\n" + full,
+			[]read{{1, full, false}, {2, full, false}, {3, full, false}}},
+		"too long": {long + "\na\n" + long + "\r\nb\n" + long,
+			[]read{{1, long, true}, {2, "a", false}, {3, long, true}, {4, "b", false}, {5, long, true}}},
 		"much too long":         {long + long + long + "\r\na", []read{{1, long + long + long, true}, {2, "a", false}}},
 		"too long, without end": {"a\n" + long + long, []read{{1, "a", false}, {2, long + long, true}}},
 	} {

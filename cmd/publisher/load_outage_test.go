@@ -20,7 +20,8 @@ import (
 // startNATS starts a NATS server of this test, on a port or, with -1, on a free one.
 func startNATS(t *testing.T, dir string, port int) *server.Server {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true})
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: dir, NoSigs: true,
+		NoLog: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +52,8 @@ func TestLoad_ServerOutage_Continues(t *testing.T) {
 	requests := subjects.In(events.BookingRequested, "loft")
 	runWorker(t, namespace, append([]string{"--nats-url", url}, serverFlags(t)[2:]...)...)
 	there := []string{"--namespace", namespace, "--nats-url", url}
-	publisher(t, append(words(fmt.Sprintf("inventory set --resource-id loft --capacity %d --wait", capacity)), there...)...).want(t, exitOK)
+	publisher(t, append(words(fmt.Sprintf("inventory set --resource-id loft --capacity %d --wait", capacity)),
+		there...)...).want(t, exitOK)
 
 	lines := make([]string, count)
 	for i := range lines {
@@ -97,14 +99,17 @@ func TestLoad_ServerOutage_Continues(t *testing.T) {
 	}
 	s := summaryOf(t, result{exitOK, out.String(), seen.text.String()})
 	s.expect(t, count, 0)
-	if n := storedOf(t, url, subjects.InStream(), requests); n < count { // a message that NATS stored without an acknowledgement is stored twice
+	if n := storedOf(t, url, subjects.InStream(),
+		requests); n < count { // a message that NATS stored without an acknowledgement is stored twice
 		t.Errorf("%d are stored, want at least %d", n, count)
 	}
 
-	again := runWith(t.Context(), strings.NewReader(strings.Join(lines, "")), append([]string{"load", "-f", "-", "--wait", "-o", "json", "--timeout", "1m"}, there...)...).want(t, exitRejected)
+	again := runWith(t.Context(), strings.NewReader(strings.Join(lines, "")),
+		append([]string{"load", "-f", "-", "--wait", "-o", "json", "--timeout", "1m"}, there...)...).want(t, exitRejected)
 	s = summaryOf(t, again)
 	s.expect(t, count, 0)
-	if want := map[string]int{"hold.created": capacity, "hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
+	if want := map[string]int{"hold.created": capacity,
+		"hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
 		t.Errorf("got %v, want %v", s.outcomes(), want)
 	}
 }
@@ -130,7 +135,8 @@ func TestLoad_ProcessStopped_SecondLoadCompletes(t *testing.T) {
 	path, url := fileOf(t, file.String()), devURL(t)
 	begun := 0
 	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
-		load := asProgram(t.Context(), append([]string{"load", "-f", path, "--rate", "300", "--wait", "-o", "json"}, patience...)...)
+		load := asProgram(t.Context(), append([]string{"load", "-f", path, "--rate", "300", "--wait", "-o", "json"},
+			patience...)...)
 		var out, errOut strings.Builder
 		load.Stdout, load.Stderr = &out, &errOut
 		if err := load.Start(); err != nil {
@@ -144,7 +150,8 @@ func TestLoad_ProcessStopped_SecondLoadCompletes(t *testing.T) {
 		}
 		err := load.Wait()
 		if signal == syscall.SIGINT {
-			r := result{load.ProcessState.ExitCode(), out.String(), errOut.String()}.want(t, exitFailed, "interrupted", "load the same file again")
+			r := result{load.ProcessState.ExitCode(), out.String(), errOut.String()}.want(t, exitFailed, "interrupted",
+				"load the same file again")
 			if s := summaryOf(t, r); s.Complete || s.Lines >= count {
 				t.Errorf("%s", r.out)
 			}
@@ -158,7 +165,8 @@ func TestLoad_ProcessStopped_SecondLoadCompletes(t *testing.T) {
 	if s.Published+s.Duplicates != count { // events that were stored before get the same outcome
 		t.Errorf("%s", r.out)
 	}
-	if want := map[string]int{"hold.created": capacity, "hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
+	if want := map[string]int{"hold.created": capacity,
+		"hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
 		t.Errorf("got %v, want %v", s.outcomes(), want)
 	}
 	if n := heldQuantity(t, resource); n != capacity {

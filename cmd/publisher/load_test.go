@@ -60,7 +60,8 @@ func (s summary) outcomes() map[string]int {
 func (s summary) expect(t *testing.T, stored, badLines int) {
 	t.Helper()
 	if s.Published+s.Duplicates != stored || s.BadLines != badLines {
-		t.Errorf("published %d, duplicates %d, bad lines %d, want the sum %d, and %d", s.Published, s.Duplicates, s.BadLines, stored, badLines)
+		t.Errorf("published %d, duplicates %d, bad lines %d, want the sum %d, and %d", s.Published, s.Duplicates, s.BadLines,
+			stored, badLines)
 	}
 }
 
@@ -92,7 +93,8 @@ func fresh(name string) string { return name + "-" + uuid.NewString()[:8] }
 func stock(t *testing.T, capacity int, resources ...string) {
 	t.Helper()
 	for _, resource := range resources {
-		publisher(t, words(fmt.Sprintf("inventory set --resource-id %s --capacity %d --wait", resource, capacity))...).want(t, exitOK)
+		publisher(t, words(fmt.Sprintf("inventory set --resource-id %s --capacity %d --wait", resource,
+			capacity))...).want(t, exitOK)
 	}
 }
 
@@ -186,7 +188,8 @@ func TestLoad_SameFileTwice_ChangesNothing(t *testing.T) {
 		"booking.cancelled": rooms, "hold.confirm_rejected unknown_hold": rooms,
 	}
 
-	first := publisher(t, "load", "-f", path, "--wait", "-o", "json").want(t, exitDeadLettered, "malformed: data.quantity: must be an integer such as 2, found a number with a fraction or an exponent")
+	first := publisher(t, "load", "-f", path, "--wait", "-o", "json").want(t, exitDeadLettered,
+		"malformed: data.quantity: must be an integer such as 2, found a number with a fraction or an exponent")
 	s := summaryOf(t, first)
 	s.expect(t, good, bad)
 	if got := s.outcomes(); fmt.Sprint(got) != fmt.Sprint(want) || !s.Complete || s.Unanswered != 0 {
@@ -220,7 +223,8 @@ func TestLoad_SameContent_IsSameEvent(t *testing.T) {
 	path := fileOf(t, `{"event":"inventory.set","data":{"resource_id":"`+resource+`","capacity":7}}`)
 	spaced := fileOf(t, ` { "event" :"inventory.set", "data":{"resource_id": "`+resource+`","capacity":7 }}`+"\r\n")
 	load := func(file string, args ...string) summary {
-		return summaryOf(t, publisher(t, append([]string{"load", "-o", "json", "--wait", "-f", file}, args...)...).want(t, exitOK))
+		return summaryOf(t, publisher(t, append([]string{"load", "-o", "json", "--wait", "-f", file},
+			args...)...).want(t, exitOK))
 	}
 	load(path).expect(t, 1, 0)
 	load(spaced).expect(t, 1, 0)
@@ -272,7 +276,8 @@ func TestLoad_Interrupted_SecondLoadCompletes(t *testing.T) {
 	path := fileOf(t, strings.Join(lines, ""))
 	s := summaryOf(t, publisher(t, "load", "-f", path, "--wait", "-o", "json").want(t, exitRejected))
 	s.expect(t, count, 0)
-	if want := map[string]int{"hold.created": capacity, "hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
+	if want := map[string]int{"hold.created": capacity,
+		"hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
 		t.Errorf("got %v, want %v", s.outcomes(), want)
 	}
 	if n := heldQuantity(t, resource); n != capacity {
@@ -293,12 +298,14 @@ func TestLoad_OverSeveralLines_ReadsWhatValidateReads(t *testing.T) {
 	publisher(t, words("inventory show -o json --resource-id "+room)...).want(t, exitOK, `"capacity":5`)
 	bad := strings.Replace(pretty, `"capacity": 5`, `"capacity": "5"`, 1)
 	rejects := filepath.Join(t.TempDir(), "rejects")
-	publisher(t, "load", "-f", fileOf(t, bad), "--rejects", rejects).want(t, exitDeadLettered, ":2: malformed: data.capacity: must be an integer")
+	publisher(t, "load", "-f", fileOf(t, bad), "--rejects", rejects).want(t, exitDeadLettered,
+		":2: malformed: data.capacity: must be an integer")
 	if kept, err := os.ReadFile(rejects); err != nil || strings.TrimSpace(string(kept)) != strings.TrimSpace(bad) {
 		t.Errorf("the rejects are %q, %v", kept, err)
 	}
 	line := shortRequest(room, "k1")
-	s = summaryOf(t, publisher(t, "load", "-f", fileOf(t, line[:20]+"\n"+line), "-o", "json").want(t, exitDeadLettered, ":1: malformed: body: the JSON text ends too early"))
+	s = summaryOf(t, publisher(t, "load", "-f", fileOf(t, line[:20]+"\n"+line), "-o", "json").want(t, exitDeadLettered,
+		":1: malformed: body: the JSON text ends too early"))
 	s.expect(t, 1, 1)
 }
 
@@ -339,7 +346,8 @@ func TestLoad_BadLines_ReportedOthersPublished(t *testing.T) {
 
 	// With --strict nothing after the first bad line is published.
 	path = fileOf(t, shortRequest(nowhere, "strict1")+"\n\nnonsense\n"+shortRequest(nowhere, "strict2")+"\n")
-	strict := publisher(t, "load", "-f", path, "--strict", "-o", "json").want(t, exitDeadLettered, ":3: malformed", "--strict")
+	strict := publisher(t, "load", "-f", path, "--strict", "-o", "json").want(t, exitDeadLettered, ":3: malformed",
+		"--strict")
 	s = summaryOf(t, strict)
 	s.expect(t, 1, 1)
 	if s.Complete {
@@ -368,14 +376,17 @@ func TestLoad_MessageRefused_IsBadLine(t *testing.T) {
 	if _, err := js.UpdateStream(t.Context(), config); err != nil {
 		t.Fatal(err)
 	}
-	large := strings.Replace(shortRequest("loft", "large"), `"quantity"`, `"metadata":{"a":"`+strings.Repeat("x", 1024)+`"},"quantity"`, 1)
+	large := strings.Replace(shortRequest("loft", "large"), `"quantity"`,
+		`"metadata":{"a":"`+strings.Repeat("x", 1024)+`"},"quantity"`, 1)
 	path, rejects := fileOf(t, large+"\n"+shortRequest("loft", "small")), filepath.Join(t.TempDir(), "rejects")
-	r := publisher(t, "load", "-f", path, "--rejects", rejects, "-o", "json", "--namespace", namespace).want(t, exitDeadLettered, path+":1: JetStream refuses the message")
+	r := publisher(t, "load", "-f", path, "--rejects", rejects, "-o", "json", "--namespace",
+		namespace).want(t, exitDeadLettered, path+":1: JetStream refuses the message")
 	summaryOf(t, r).expect(t, 1, 1)
 	if kept, err := os.ReadFile(rejects); err != nil || string(kept) != large+"\n" {
 		t.Errorf("%v: the rejects are %.300q", err, kept)
 	}
-	strict := publisher(t, "load", "-f", path, "--strict", "--in-flight", "1", "-o", "json", "--namespace", namespace).want(t, exitDeadLettered, "--strict")
+	strict := publisher(t, "load", "-f", path, "--strict", "--in-flight", "1", "-o", "json", "--namespace",
+		namespace).want(t, exitDeadLettered, "--strict")
 	if s := summaryOf(t, strict); s.Complete || s.BadLines != 1 {
 		t.Errorf("%s", strict.out)
 	}
@@ -387,7 +398,8 @@ func TestLoad_MessageRefused_IsBadLine(t *testing.T) {
 	}
 	path = fileOf(t, shortRequest("loft", "full"))
 	full := publisher(t, "load", "-f", path, "--give-up-after", "5s", "-o", "json", "--namespace", namespace).
-		want(t, exitFailed, "retrying for up to 5s", "maximum messages exceeded", "stopped after line 1", "load the same file again")
+		want(t, exitFailed, "retrying for up to 5s", "maximum messages exceeded", "stopped after line 1",
+			"load the same file again")
 	if s := summaryOf(t, full); s.Complete || s.Unacknowledged != 1 {
 		t.Errorf("%s", full.out)
 	}
@@ -408,14 +420,17 @@ func TestLoad_EachOutcome_ExitCode(t *testing.T) {
 	t.Parallel()
 	resource, quiet := fresh("codes"), stacktest.Namespace(t)
 	stock(t, 1, resource)
-	good, refused := fileOf(t, shortRequest(resource, "a")), fileOf(t, shortRequest(resource, "a")+"\n"+shortRequest(resource, "b"))
+	good, refused := fileOf(t, shortRequest(resource, "a")), fileOf(t, shortRequest(resource,
+		"a")+"\n"+shortRequest(resource, "b"))
 	publisher(t, "load", "-f", good, "--wait").want(t, exitOK, "hold.created")
 	publisher(t, "load", "-f", refused, "--wait").want(t, exitRejected, "sold_out")
 	publisher(t, "load", "-f", refused).want(t, exitOK)
 	migrated(t, quiet)
-	publisher(t, "load", "-f", good, "--wait", "--timeout", "5s", "--namespace", quiet).want(t, exitReplyTimeout, "namespace "+quiet)
-	publisher(t, "load", "-f", good, "--namespace", "nobody").want(t, exitFailed, "worker migrate")
-	publisher(t, "load", "-f", good, "--nats-url", "nats://127.0.0.1:1", "--timeout", "1s").want(t, exitFailed, "connect to nats")
+	publisher(t, "load", "-f", good, "--wait", "--timeout", "5s", "--namespace", quiet).want(t, exitReplyTimeout,
+		"namespace "+quiet)
+	publisher(t, "load", "-f", good, "--namespace", "absent").want(t, exitFailed, "worker migrate")
+	publisher(t, "load", "-f", good, "--nats-url", "nats://127.0.0.1:1", "--timeout", "1s").want(t, exitFailed,
+		"connect to nats")
 	for line, text := range map[string]string{
 		"load": "--file", "load -f nowhere.ndjson": "nowhere.ndjson", "load -f .": "not a readable file",
 		"load -f - --in-flight 0": "--in-flight", "load -f - --in-flight 4097": "--in-flight",
@@ -450,7 +465,8 @@ func TestLoad_Summary_IsPrinted(t *testing.T) {
 	for range 1200 {
 		s.add(client.BulkResult{Stored: true, Reply: ptr(newReply("hold.created", `{}`))})
 	}
-	s.add(client.BulkResult{Stored: true, Duplicate: true, Reply: ptr(newReply("hold.rejected", `{"reason":"sold_out\u001b"}`))})
+	s.add(client.BulkResult{Stored: true, Duplicate: true, Reply: ptr(newReply("hold.rejected",
+		`{"reason":"sold_out\u001b"}`))})
 	s.add(client.BulkResult{Stored: true, Reply: &client.Reply{DeadLetter: &events.DeadLetterReply{Error: "poison"}}})
 	s.add(client.BulkResult{Stored: true})
 	s.add(client.BulkResult{})
@@ -485,7 +501,8 @@ func TestLoad_Rate_IsNotExceeded(t *testing.T) {
 		file.WriteString(shortRequest(nowhere, fmt.Sprintf("pace%d", i)) + "\n")
 	}
 	began := time.Now()
-	r := runWith(t.Context(), strings.NewReader(file.String()), "load", "-f", "-", "--rate", "100", "-o", "json").want(t, exitOK)
+	r := runWith(t.Context(), strings.NewReader(file.String()), "load", "-f", "-", "--rate", "100", "-o",
+		"json").want(t, exitOK)
 	// Ten at once, then one every 10 ms. The test allows more time, but not less.
 	if took := time.Since(began); took < 200*time.Millisecond {
 		t.Errorf("31 events at 100 a second took %s", took)

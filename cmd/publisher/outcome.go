@@ -36,7 +36,8 @@ func (p *program) printReply(r client.Reply) error {
 	switch {
 	case r.DeadLetter != nil:
 		refusal = errDeadLettered
-		text = page("dead-lettered: "+terminal.Printable(r.DeadLetter.Error), []member{{"detail", quoted(r.DeadLetter.Detail)}})
+		text = page("dead-lettered: "+terminal.Printable(r.DeadLetter.Error),
+			[]member{{"detail", quoted(r.DeadLetter.Detail)}})
 	default:
 		event := eventName(r.Envelope.Type)
 		if strings.HasSuffix(event, "rejected") {

@@ -71,7 +71,8 @@ func TestExplain_NATSCommand_IsQuotedForShell(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
-	if len(got) != 10 || got[2] != "holdfast.in.booking.requested.loft" || got[6] != "Content-Type:application/cloudevents+json" {
+	if len(got) != 10 || got[2] != "holdfast.in.booking.requested.loft" ||
+		got[6] != "Content-Type:application/cloudevents+json" {
 		t.Fatalf("the shell reads %q", got)
 	}
 	var e events.Envelope
@@ -136,7 +137,8 @@ A-2          1         1     0
 			"hold.confirmed\n  resource_id  loft\n  late         true\n",
 		},
 		"dead": {
-			client.Reply{DeadLetter: &events.DeadLetterReply{Error: "malformed", Detail: "data.\x1b[2Jslots: \u202ex"}}, exitDeadLettered,
+			client.Reply{DeadLetter: &events.DeadLetterReply{Error: "malformed",
+				Detail: "data.\x1b[2Jslots: \u202ex"}}, exitDeadLettered,
 			"dead-lettered: malformed\n  detail  data.\\x1b[2Jslots: \\u202ex\n",
 		},
 	} {
@@ -154,7 +156,8 @@ A-2          1         1     0
 	}
 	p := newProgram(&bytes.Buffer{}, &bytes.Buffer{})
 	for _, data := range []string{``, `[]`, `{"a":`} {
-		if err := p.printReply(newReply("hold.created", data)); exitCode(err) != exitFailed || strings.Contains(err.Error(), "%!") {
+		if err := p.printReply(newReply("hold.created", data)); exitCode(err) != exitFailed ||
+			strings.Contains(err.Error(), "%!") {
 			t.Errorf("data %q: %v", data, err)
 		}
 	}
@@ -167,7 +170,8 @@ func newReply(event, data string) client.Reply {
 // TestJSONOutput_StoredEvent_IsByteIdentical compares the output of -o json with the stored event.
 func TestJSONOutput_StoredEvent_IsByteIdentical(t *testing.T) {
 	t.Parallel()
-	r := publisher(t, "request", "--resource-id", "bytes", "--user-id", "ann", "--metadata", "{\"a\":\"<é\u009b&\"}", "--wait", "-o", "json").
+	r := publisher(t, "request", "--resource-id", "bytes", "--user-id", "ann", "--metadata", "{\"a\":\"<é\u009b&\"}",
+		"--wait", "-o", "json").
 		want(t, exitRejected, "unknown_resource")
 	p := newProgram(&bytes.Buffer{}, &bytes.Buffer{})
 	if err := p.setDefaults(); err != nil {
@@ -239,7 +243,8 @@ func TestEndpoints_FlagsVariablesFile_Precedence(t *testing.T) {
 	}
 	const ask = "request --resource-id loft --user-id ann --timeout 1s"
 	publisher(t, words(ask)...).want(t, exitFailed, "worker dev", "--nats-url", "--data-dir", ".holdfast/endpoints.env")
-	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub --jetstream holdfast.in.booking.requested.loft --header")
+	publisher(t, words(ask+" --explain")...).want(t, exitOK,
+		"nats pub --jetstream holdfast.in.booking.requested.loft --header")
 
 	if err := os.Mkdir(filepath.Dir(endpointsPath), 0o755); err != nil {
 		t.Fatal(err)
@@ -250,12 +255,15 @@ func TestEndpoints_FlagsVariablesFile_Precedence(t *testing.T) {
 		}
 	}
 	write("# a comment\nHOLDFAST_NATS_URL=nats://127.0.0.1:1\nHOLDFAST_NAMESPACE=hotel\n")
-	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub --jetstream hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
+	publisher(t, words(ask+" --explain")...).want(t, exitOK,
+		"nats pub --jetstream hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
 	publisher(t, words(ask)...).want(t, exitFailed, "connect to nats at nats://127.0.0.1:1", "worker dev")
 	// A flag precedes a variable, and a variable the file.
 	t.Setenv(nameNATSURL, "nats://127.0.0.1:3")
-	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub --jetstream holdfast.in.booking.requested.loft --server nats://127.0.0.1:3 ")
-	publisher(t, words(ask+" --explain --nats-url nats://127.0.0.1:4 --namespace inn")...).want(t, exitOK, "nats pub --jetstream inn.in.booking.requested.loft --server nats://127.0.0.1:4 ")
+	publisher(t, words(ask+" --explain")...).want(t, exitOK,
+		"nats pub --jetstream holdfast.in.booking.requested.loft --server nats://127.0.0.1:3 ")
+	publisher(t, words(ask+" --explain --nats-url nats://127.0.0.1:4 --namespace inn")...).want(t, exitOK,
+		"nats pub --jetstream inn.in.booking.requested.loft --server nats://127.0.0.1:4 ")
 	given := publisher(t, words(ask)...).want(t, exitFailed, "connect to nats at nats://127.0.0.1:3")
 	if strings.Contains(given.errOut, "worker dev") {
 		t.Errorf("advice to start worker dev although a URL is given: %s", given.errOut)
@@ -266,9 +274,11 @@ func TestEndpoints_FlagsVariablesFile_Precedence(t *testing.T) {
 	if err := os.Rename(filepath.Dir(endpointsPath), elsewhere); err != nil {
 		t.Fatal(err)
 	}
-	publisher(t, words(ask+" --explain --data-dir "+elsewhere)...).want(t, exitOK, "nats pub --jetstream hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
+	publisher(t, words(ask+" --explain --data-dir "+elsewhere)...).want(t, exitOK,
+		"nats pub --jetstream hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
 	t.Setenv("HOLDFAST_DATA_DIR", elsewhere)
-	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub --jetstream hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
+	publisher(t, words(ask+" --explain")...).want(t, exitOK,
+		"nats pub --jetstream hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
 	t.Setenv("HOLDFAST_DATA_DIR", "")
 	if err := os.Rename(elsewhere, filepath.Dir(endpointsPath)); err != nil {
 		t.Fatal(err)

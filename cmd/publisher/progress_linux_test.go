@@ -21,7 +21,8 @@ func onTerminal(t *testing.T, commandLine string, args ...string) string {
 	for _, arg := range args {
 		quoted = append(quoted, shellQuote(arg))
 	}
-	terminal := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command", fmt.Sprintf(commandLine, strings.Join(quoted, " ")), "/dev/null")
+	terminal := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command",
+		fmt.Sprintf(commandLine, strings.Join(quoted, " ")), "/dev/null")
 	terminal.Env = append(os.Environ(), asPublisher+"=1", "TERM=xterm")
 	out, err := terminal.CombinedOutput()
 	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
@@ -45,7 +46,8 @@ func TestLoad_Terminal_ShowsProgress(t *testing.T) {
 	path, elsewhere := fileOf(t, file.String()), filepath.Join(t.TempDir(), "err")
 	const bar, erased = "loading", "\x1b[2K\r"
 	shown := onTerminal(t, "%s", "load", "-f", path, "--rate", "1000")
-	for _, want := range []string{bar, "%", erased + path + ":202: malformed", erased + "loaded " + path, "published   300"} {
+	for _, want := range []string{bar, "%", erased + path + ":202: malformed", erased + "loaded " + path,
+		"published   300"} {
 		if !strings.Contains(shown, want) {
 			t.Errorf("the terminal does not show %q: %q", want, shown)
 		}

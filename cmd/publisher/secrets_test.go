@@ -45,7 +45,8 @@ func TestOutput_EveryCommand_NothingSecret(t *testing.T) {
 	}
 	try(true, "inventory", "set", "--resource-id", "loft", "--capacity", "1", "--wait")
 	try(true, "inventory", "show", "--resource-id", "loft")
-	request := []string{"request", "--resource-id", "loft", "--user-id", user, "--request-key", "k", "--metadata", `{"` + metadata + `":"` + metadata + `"}`}
+	request := []string{"request", "--resource-id", "loft", "--user-id", user, "--request-key", "k", "--metadata",
+		`{"` + metadata + `":"` + metadata + `"}`}
 	if r := try(true, append(request, "--wait")...); !strings.Contains(r.out, metadata) {
 		t.Errorf("the outcome lacks the metadata: %s", r.out)
 	}
@@ -76,7 +77,8 @@ func TestOutput_EveryCommand_NothingSecret(t *testing.T) {
 	try(false, "load", "-f", file, "--wait")
 
 	// Dead letters.
-	for i, body := range []string{"no JSON " + metadata, inData("booking.requested", "x", `{"user_id":"`+user+`","metadata":{"a":"`+metadata+`"}}`), inData("booking.imagined", "y", `{"metadata":{"a":"`+metadata+`"}}`)} {
+	for i, body := range []string{"no JSON " + metadata, inData("booking.requested", "x",
+		`{"user_id":"`+user+`","metadata":{"a":"`+metadata+`"}}`), inData("booking.imagined", "y", `{"metadata":{"a":"`+metadata+`"}}`)} {
 		h.send(h.ns.In(events.BookingRequested, fmt.Sprint("r", i)), nats.Header{}, body)
 	}
 	stacktest.Eventually(t, "the dead letters", func() bool { return h.deadLetterCount() == 3 })
@@ -99,9 +101,11 @@ func TestOutput_EveryCommand_NothingSecret(t *testing.T) {
 	password := stacktest.Passwords()[0]
 	for _, url := range []string{
 		"nats://ann:" + password + "@127.0.0.1:1", "nats://ann:" + password + "@127.0.0.1:bad", "nats://" + password + "@127.0.0.1:1", "nats://ann:" + password + "@[::1", "nats://ann:%zz" + password + "@h",
-		"nats://127.0.0.1:1,nats://ann:" + password + "@127.0.0.1:1", strings.Replace(h.nc.ConnectedUrl(), "holdfast_admin", "nobody", 1),
+		"nats://127.0.0.1:1,nats://ann:" + password + "@127.0.0.1:1", strings.Replace(h.nc.ConnectedUrl(), "holdfast_admin",
+			"nobody", 1),
 	} {
-		for _, line := range []string{"cancel --resource-id loft --request-key k", "cancel --resource-id loft --request-key k --explain", "load -f " + file, "watch", "dlq list"} {
+		for _, line := range []string{"cancel --resource-id loft --request-key k",
+			"cancel --resource-id loft --request-key k --explain", "load -f " + file, "watch", "dlq list"} {
 			var r result
 			args := append(words(line), "--nats-url", url, "--timeout", "1s")
 			r = publisher(t, args...)

@@ -108,20 +108,24 @@ func TestConfirm_Terminal_ProceedsOnYesOnly(t *testing.T) {
 	}
 	const question = "Discard 2 dead letters (2 malformed), "
 	for _, no := range []string{"n\n", "\n", "\x04", "yep\n"} {
-		if code, screen := h.runAtTerminal(nil, [][2]string{{question, no}}, "dlq", "discard", "--all", "--note", "n"); code != exitFailed || !strings.Contains(screen, "aborted") {
+		if code, screen := h.runAtTerminal(nil, [][2]string{{question, no}}, "dlq", "discard", "--all", "--note",
+			"n"); code != exitFailed || !strings.Contains(screen, "aborted") {
 			t.Errorf("%q: %d %s", no, code, screen)
 		}
 	}
-	if code, screen := h.runAtTerminal(nil, [][2]string{{question, "\x03"}}, "dlq", "discard", "--all", "--note", "n"); code == exitOK {
+	if code, screen := h.runAtTerminal(nil, [][2]string{{question, "\x03"}}, "dlq", "discard", "--all", "--note",
+		"n"); code == exitOK {
 		t.Errorf("Ctrl-C: %d %s", code, screen)
 	}
 	if h.deadLetterCount() != 2 {
 		t.Fatalf("%d dead letters remain", h.deadLetterCount())
 	}
-	if code, screen := h.runAtTerminal(nil, [][2]string{{"Replay 1 dead letter (1 malformed), ", "y\n"}}, "dlq", "replay", "2"); code != exitDeadLettered || !strings.Contains(screen, "dead_lettered: malformed") {
+	if code, screen := h.runAtTerminal(nil, [][2]string{{"Replay 1 dead letter (1 malformed), ", "y\n"}}, "dlq", "replay",
+		"2"); code != exitDeadLettered || !strings.Contains(screen, "dead_lettered: malformed") {
 		t.Errorf("%d %s", code, screen)
 	}
-	if code, screen := h.runAtTerminal(nil, [][2]string{{question, "yes\n"}}, "dlq", "discard", "--all", "--note", "n"); code != exitOK || h.deadLetterCount() != 0 {
+	if code, screen := h.runAtTerminal(nil, [][2]string{{question, "yes\n"}}, "dlq", "discard", "--all", "--note",
+		"n"); code != exitOK || h.deadLetterCount() != 0 {
 		t.Errorf("%d %s", code, screen)
 	}
 }
@@ -132,7 +136,8 @@ func TestTable_NarrowTerminal_Fits(t *testing.T) {
 	h := newHarness(t)
 	detail := "data.metadata: " + strings.Repeat("long ", 40) + "end"
 	for range 3 {
-		h.storeDeadLetter(events.ReasonMalformed, detail, h.ns.In(events.BookingRequested, "a-resource-with-a-long-name-of-its-own"), "no JSON")
+		h.storeDeadLetter(events.ReasonMalformed, detail, h.ns.In(events.BookingRequested,
+			"a-resource-with-a-long-name-of-its-own"), "no JSON")
 	}
 	h.run("dlq", "discard", "2", "3", "--yes", "--note", "n").want(t, exitOK)
 	for _, verb := range []string{"list", "stats", "runs"} {
@@ -148,7 +153,8 @@ func TestTable_NarrowTerminal_Fits(t *testing.T) {
 				}
 			}
 		}
-		if r := h.run("dlq", verb).want(t, exitOK); verb != "runs" && !strings.Contains(r.out, detail) || strings.Contains(r.out, "…") {
+		if r := h.run("dlq", verb).want(t, exitOK); verb != "runs" && !strings.Contains(r.out, detail) ||
+			strings.Contains(r.out, "…") {
 			t.Errorf("dlq %s shortens piped output:\n%s", verb, r.out)
 		}
 		if _, screen := h.runAtTerminalWidth(72, nil, nil, "dlq", verb, "-o", "wide"); strings.Contains(screen, "…") {
@@ -162,11 +168,13 @@ func TestReplay_Terminal_ShowsProgress(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)
 	h.storeMixedDeadLetters(50)
-	if code, screen := h.runAtTerminal(nil, nil, "dlq", "discard", "--all", "--note", "n", "--yes"); code != exitOK || !strings.Contains(screen, "/50") {
+	if code, screen := h.runAtTerminal(nil, nil, "dlq", "discard", "--all", "--note", "n", "--yes"); code != exitOK ||
+		!strings.Contains(screen, "/50") {
 		t.Errorf("%d %q", code, screen)
 	}
 	h.storeMixedDeadLetters(50)
-	if r := h.run("dlq", "discard", "--all", "--note", "n", "--yes").want(t, exitOK); strings.Contains(r.out+r.errOut, "/50") {
+	if r := h.run("dlq", "discard", "--all", "--note", "n", "--yes").want(t, exitOK); strings.Contains(r.out+r.errOut,
+		"/50") {
 		t.Errorf("a bar in piped output: %q", r.out+r.errOut)
 	}
 }
@@ -178,7 +186,8 @@ func TestDLQEdit_MistakeInEditor_ReopensWithError(t *testing.T) {
 	h.startWorker()
 	h.run(words("inventory set --resource-id loft --capacity 5 --wait")...).want(t, exitOK)
 	bad := strings.Replace(booking("loft", "ann"), `"quantity":1`, `"quantity":"1"`, 1)
-	h.storeDeadLetter(events.ReasonMalformed, "data.quantity: must be an integer such as 2, found a string", h.ns.In(events.BookingRequested, "loft"), bad)
+	h.storeDeadLetter(events.ReasonMalformed, "data.quantity: must be an integer such as 2, found a string",
+		h.ns.In(events.BookingRequested, "loft"), bad)
 
 	// editor returns an editor that runs one of the steps on its file each time it opens.
 	editor := func(steps ...string) []string {
@@ -203,25 +212,32 @@ func TestDLQEdit_MistakeInEditor_ReopensWithError(t *testing.T) {
 	}
 
 	untouched := editor("true")
-	if code, screen := h.runAtTerminal(untouched, nil, "dlq", "edit", "1"); code != exitFailed || !strings.Contains(screen, "unchanged") {
+	if code, screen := h.runAtTerminal(untouched, nil, "dlq", "edit", "1"); code != exitFailed ||
+		!strings.Contains(screen, "unchanged") {
 		t.Errorf("unchanged event: %d %s", code, screen)
 	}
-	if text := opened(untouched, 0); !strings.Contains(text, "# dead-lettered: malformed: data.quantity") || !strings.Contains(text, "\nSubject: "+h.ns.In(events.BookingRequested, "loft")+"\n\n{\n  \"specversion\"") {
+	if text := opened(untouched, 0); !strings.Contains(text, "# dead-lettered: malformed: data.quantity") ||
+		!strings.Contains(text, "\nSubject: "+h.ns.In(events.BookingRequested, "loft")+"\n\n{\n  \"specversion\"") {
 		t.Errorf("the editor shows\n%s", text)
 	}
 	broken := editor(`sed -i 's/"1"/1.0/' "$2"`, "true")
-	if code, screen := h.runAtTerminal(broken, nil, "dlq", "edit", "1"); code != exitFailed || !strings.Contains(screen, "your text is in") {
+	if code, screen := h.runAtTerminal(broken, nil, "dlq", "edit", "1"); code != exitFailed ||
+		!strings.Contains(screen, "your text is in") {
 		t.Errorf("event left malformed: %d %s", code, screen)
 	}
-	if text := opened(broken, 1); !strings.Contains(text, "# the event would be dead-lettered again: malformed: data.quantity: must be an integer such as 2, found a number") || !strings.Contains(text, `"quantity": 1.0`) {
+	if text := opened(broken, 1); !strings.Contains(text,
+		"# the event would be dead-lettered again: malformed: data.quantity: must be an integer such as 2, found a number") ||
+		!strings.Contains(text, `"quantity": 1.0`) {
 		t.Errorf("the editor shows\n%s", text)
 	}
 	failing := editor("exit 3")
-	if code, screen := h.runAtTerminal(failing, nil, "dlq", "edit", "1"); code != exitFailed || !strings.Contains(screen, "exit status 3") {
+	if code, screen := h.runAtTerminal(failing, nil, "dlq", "edit", "1"); code != exitFailed ||
+		!strings.Contains(screen, "exit status 3") {
 		t.Errorf("failing editor: %d %s", code, screen)
 	}
 	right := editor(`sed -i 's/"1"/1.0/' "$2"`, `sed -i 's/: 1.0/: 1/' "$2"`)
-	if code, screen := h.runAtTerminal(right, [][2]string{{"Publish the copy of dead letter 1", "y\n"}}, "dlq", "edit", "1"); code != exitOK || !strings.Contains(screen, "hold.created") {
+	if code, screen := h.runAtTerminal(right, [][2]string{{"Publish the copy of dead letter 1", "y\n"}}, "dlq", "edit",
+		"1"); code != exitOK || !strings.Contains(screen, "hold.created") {
 		t.Errorf("corrected event: %d %s", code, screen)
 	}
 	left, err := filepath.Glob(filepath.Join(strings.TrimPrefix(right[2], "TMPDIR="), "holdfast-dead-letter-*"))

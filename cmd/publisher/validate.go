@@ -56,7 +56,8 @@ func (v validation) String() string {
 }
 
 // errLineTooLong is the error of a line longer than lineMax.
-var errLineTooLong = &events.UnprocessableError{Reason: events.ReasonTooLarge, Detail: "the line is longer than 128 KiB"}
+var errLineTooLong = &events.UnprocessableError{Reason: events.ReasonTooLarge,
+	Detail: "the line is longer than 128 KiB"}
 
 // Run validates the file and prints the results.
 func (c *validate) Run(ctx context.Context, p *program) error {

@@ -153,7 +153,8 @@ func (p *program) printCompact(value jsontext.Value) error {
 // line returns the line of an event: time of storage, event name, hold or resource, fields.
 func line(meta *jetstream.MsgMetadata, event, identity string, fields []string) string {
 	at := meta.Timestamp.UTC().Format(holds.TimeFormat)
-	text := fmt.Sprintf("%s  %-22s  %s  %s", at, terminal.Printable(event), terminal.Printable(identity), strings.Join(fields, " "))
+	text := fmt.Sprintf("%s  %-22s  %s  %s", at, terminal.Printable(event), terminal.Printable(identity),
+		strings.Join(fields, " "))
 	return strings.TrimRight(text, " ") + "\n"
 }
 
