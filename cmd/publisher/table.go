@@ -4,8 +4,6 @@ import (
 	"slices"
 	"strings"
 
-	"charm.land/lipgloss/v2"
-
 	"holdfast/internal/terminal"
 )
 
@@ -27,9 +25,9 @@ func fit(headers []string, rows [][]string, width int) {
 	widths := make([]int, len(headers))
 	total := terminal.ColumnGap * (len(headers) - 1)
 	for column := range headers {
-		widths[column] = lipgloss.Width(headers[column])
+		widths[column] = terminal.Width(headers[column])
 		for _, row := range rows {
-			widths[column] = max(widths[column], lipgloss.Width(row[column]))
+			widths[column] = max(widths[column], terminal.Width(row[column]))
 		}
 		total += widths[column]
 	}
@@ -51,13 +49,13 @@ func fit(headers []string, rows [][]string, width int) {
 
 // shortened returns a text that is at most width columns wide on a terminal.
 func shortened(text string, width int) string {
-	if lipgloss.Width(text) <= width {
+	if terminal.Width(text) <= width {
 		return text
 	}
 	var kept strings.Builder
-	taken := lipgloss.Width("…")
+	taken := terminal.Width("…")
 	for _, r := range text {
-		if taken += lipgloss.Width(string(r)); taken > width {
+		if taken += terminal.Width(string(r)); taken > width {
 			break
 		}
 		kept.WriteRune(r)

@@ -4,8 +4,7 @@ import (
 	"regexp"
 	"strings"
 
-	"charm.land/lipgloss/v2"
-	"charm.land/lipgloss/v2/table"
+	"github.com/rivo/uniseg"
 )
 
 // ColumnGap is the number of spaces between two columns of a table.
@@ -13,36 +12,48 @@ const ColumnGap = 2
 
 var number = regexp.MustCompile(`^(-|-?[0-9]+(\.[0-9]+)?)$`)
 
+// Width returns the number of terminal cells that a text takes.
+func Width(text string) int { return uniseg.StringWidth(text) }
+
 // Table returns rows in columns, ColumnGap spaces apart. With headers there is a line below them,
 // and columns of numbers are aligned right. Without rows the table is empty. It has no colours, so
-// it can be piped. The cells must be printable.
+// it can be piped. The cells must be printable, and every row must have the same number of cells.
 func Table(headers []string, rows [][]string) string {
 	if len(rows) == 0 {
 		return ""
 	}
-	columns := len(rows[0])
-	numeric := make([]bool, columns)
-	for column := range numeric {
-		numeric[column] = true
+	widths, numeric := make([]int, len(rows[0])), make([]bool, len(rows[0]))
+	total := ColumnGap * (len(widths) - 1)
+	for column := range widths {
+		if headers != nil {
+			widths[column], numeric[column] = Width(headers[column]), true
+		}
 		for _, row := range rows {
+			widths[column] = max(widths[column], Width(row[column]))
 			numeric[column] = numeric[column] && number.MatchString(row[column])
 		}
+		total += widths[column]
 	}
-	t := table.New().Headers(headers...).Rows(rows...).Wrap(false).
-		BorderTop(false).BorderBottom(false).BorderLeft(false).BorderRight(false).BorderColumn(false).
-		StyleFunc(func(_, column int) lipgloss.Style {
-			style := lipgloss.NewStyle()
-			if column < columns-1 {
-				style = style.PaddingRight(ColumnGap)
-			}
-			if headers != nil && numeric[column] {
-				style = style.Align(lipgloss.Right)
-			}
-			return style
-		})
 	var text strings.Builder
-	for line := range strings.Lines(t.Render() + "\n") {
-		text.WriteString(strings.TrimRight(line, " \n") + "\n")
+	write := func(row []string) {
+		var line strings.Builder
+		for column, cell := range row {
+			padding := strings.Repeat(" ", widths[column]-Width(cell))
+			if numeric[column] {
+				line.WriteString(padding + cell)
+			} else {
+				line.WriteString(cell + padding)
+			}
+			line.WriteString(strings.Repeat(" ", ColumnGap))
+		}
+		text.WriteString(strings.TrimRight(line.String(), " ") + "\n")
+	}
+	if headers != nil {
+		write(headers)
+		text.WriteString(strings.Repeat("─", total) + "\n")
+	}
+	for _, row := range rows {
+		write(row)
 	}
 	return text.String()
 }
