@@ -71,10 +71,10 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, d
 		}
 		seq := strconv.FormatUint(e.Seq, 10)
 		if p.Output == outputWide {
-			out.addRow(seq, e.summary.Type, e.EventID, e.summary.Resource, e.summary.User, e.DryRunResult.Text, e.Event,
+			out.addRow(seq, e.summary.Type, e.EventID, e.summary.Resource, e.summary.User, e.Text, e.Event,
 				e.Reason, e.Detail)
 		} else {
-			out.addRow(seq, e.summary.Type, e.summary.Resource, e.DryRunResult.Text, e.Detail)
+			out.addRow(seq, e.summary.Type, e.summary.Resource, e.Text, e.Detail)
 		}
 	}
 	if ctx.Err() != nil {

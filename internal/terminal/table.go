@@ -23,16 +23,14 @@ func Table(headers []string, rows [][]string) string {
 		return ""
 	}
 	widths, numeric := make([]int, len(rows[0])), make([]bool, len(rows[0]))
-	total := ColumnGap * (len(widths) - 1)
-	for column := range widths {
-		if headers != nil {
-			widths[column], numeric[column] = Width(headers[column]), true
+	for column, header := range headers {
+		widths[column], numeric[column] = Width(header), true
+	}
+	for _, row := range rows {
+		for column, cell := range row {
+			widths[column] = max(widths[column], Width(cell))
+			numeric[column] = numeric[column] && number.MatchString(cell)
 		}
-		for _, row := range rows {
-			widths[column] = max(widths[column], Width(row[column]))
-			numeric[column] = numeric[column] && number.MatchString(row[column])
-		}
-		total += widths[column]
 	}
 	var text strings.Builder
 	write := func(row []string) {
@@ -50,7 +48,11 @@ func Table(headers []string, rows [][]string) string {
 	}
 	if headers != nil {
 		write(headers)
-		text.WriteString(strings.Repeat("─", total) + "\n")
+		width := ColumnGap * (len(widths) - 1)
+		for _, columnWidth := range widths {
+			width += columnWidth
+		}
+		text.WriteString(strings.Repeat("─", width) + "\n")
 	}
 	for _, row := range rows {
 		write(row)
