@@ -14,14 +14,14 @@ lint:
 	go vet ./...
 	golangci-lint run ./...
 
-# What a worker does beside what its servers can, into docs/bench. It takes half an hour of a machine
-# that does nothing else; bench-quick takes some minutes, prints, and writes nothing. Both end with 3,
+# Compare what a worker does with what its servers can do, and write docs/bench. It takes half an hour of
+# a machine that does nothing else; bench-quick takes some minutes and only prints. Both exit with 3,
 # which make calls an error, when a goal is missed.
 bench: BENCH = --out docs/bench
 bench-quick: BENCH = --quick
 bench bench-quick:
-	go build -o bin/ ./cmd/worker ./cmd/publisher
-	bin/publisher bench $(BENCH)
+	go build -o bin/ ./cmd/worker ./cmd/bench
+	bin/bench $(BENCH)
 
 # How late lapsed holds are restored, how long servers take to start, 10,000 dead letters, and an
 # audit of 100,000 holds.

@@ -22,7 +22,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -85,7 +85,7 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 	if !up {
 		return 1, fmt.Errorf("worker dev: %w\n%s", worker.Wait(), strings.Join(told, "\n"))
 	}
-	found, err := stack.ReadEndpoints(filepath.Join(dev.dir, ".holdfast", "endpoints.env"))
+	found, err := endpoints.Read(filepath.Join(dev.dir, ".holdfast", "endpoints.env"))
 	dev.natsURL = found["HOLDFAST_NATS_URL"]
 	dev.admin, dev.httpAddr = dev.natsURL, found["HOLDFAST_HTTP_ADDR"]
 	code = 1

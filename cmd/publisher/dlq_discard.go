@@ -15,35 +15,38 @@ type dlqDiscard struct {
 
 // Help implements kong's detailed help.
 func (*dlqDiscard) Help() string {
-	return `Removes dead letters for good, without publishing anything. It asks before, and wants a --note that says why, because their publishers never get an outcome. publisher dlq export keeps a copy.
+	return `Removes dead letters permanently and publishes nothing: their publishers never get an outcome. It
+asks for confirmation and requires a --note with the reason. Use publisher dlq export to keep a
+copy.
 
 Examples:
 
   publisher dlq discard 12 --note "a test of the booking team"
-  publisher dlq discard --all --reason malformed --until 30d --note "nobody asked for them" --yes`
+  publisher dlq discard --all --reason malformed --until 30d --note "old test data" --yes`
 }
 
 func (*dlqDiscard) outputs() []string { return everyOutput }
 
-// Validate implements kong's check.
-func (v *dlqDiscard) Validate() error {
+// Validate implements kong's check of the flags.
+func (c *dlqDiscard) Validate() error {
 	switch {
-	case v.Choice.isEmpty():
-		return misused("which? Give sequences, or --all")
-	case strings.TrimSpace(v.Operator.Note) == "":
-		return misused("--note: say why")
+	case c.Choice.isEmpty():
+		return misused("no dead letters selected: give sequences, or --all")
+	case strings.TrimSpace(c.Operator.Note) == "":
+		return misused("--note: give the reason")
 	}
 	return nil
 }
 
 // Run removes them.
-func (v *dlqDiscard) Run(ctx context.Context, p *program) error {
+func (c *dlqDiscard) Run(ctx context.Context, p *program) error {
 	cl, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
-	log, seqs, err := p.startRun(ctx, cl, deadLetters, &v.Choice, &v.Operator, "Discard", client.Run{Verb: client.RunDiscard})
+	log, seqs, err := p.startRun(ctx, cl, deadLetters, &c.Choice, &c.Operator, "Discard",
+		client.Run{Verb: client.RunDiscard})
 	if log == nil {
 		return err
 	}

@@ -8,34 +8,35 @@ import (
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
-// dryRunsMax is how many letters a dry run asks about at a time.
+// dryRunsMax is the number of concurrent queries of a dry run.
 const dryRunsMax = 32
 
-// dryRunRow is what would become of one letter.
+// dryRunRow is the dry-run result of one dead letter.
 type dryRunRow struct {
 	Seq     uint64 `json:"seq"`
 	EventID string `json:"event_id"`
 	events.DryRunResult
 
 	summary events.EventSummary
-	err     error // why there is no verdict
+	err     error // why there is no result
 }
 
-// unknown begins the verdict on a letter of which nothing can be said.
-const unknown = "not known"
+// resultUnknown is the result of a dead letter whose dry run failed.
+const resultUnknown = "not known"
 
-// dryRun says for each letter what would happen now. A worker decides it, by the code that
-// decides events, and writes nothing.
-func (v *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, deadLetters *client.DeadLetters) error {
+// dryRun prints for each selected dead letter what a replay would do now. A worker decides with the
+// code that decides events, and writes nothing.
+func (c *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, deadLetters *client.DeadLetters) error {
 	dryRunCtx, stop := context.WithCancel(ctx)
 	defer stop()
-	queue := make(chan chan dryRunRow, dryRunsMax) // in the order of the letters
+	queue := make(chan chan dryRunRow, dryRunsMax) // in the order of the dead letters
 	var unread error
 	go func() {
 		defer close(queue)
-		for l, err := range v.Choice.choose(dryRunCtx, deadLetters, true) {
+		for l, err := range c.Choice.choose(dryRunCtx, deadLetters, true) {
 			if err != nil {
 				unread = err
 				return
@@ -49,17 +50,17 @@ func (v *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, d
 			}
 		}
 	}()
-	out := p.newList([]string{"seq", "event", "resource", "verdict", "detail"},
-		[]string{"seq", "event", "event_id", "resource", "user", "verdict", "outcome", "reason", "detail"})
+	out := p.newList([]string{"seq", "event", "resource", "result", "detail"},
+		[]string{"seq", "event", "event_id", "resource", "user", "result", "outcome", "reason", "detail"})
 	var all []dryRunRow
 	var failed error
 	for answer := range queue {
 		e := <-answer
 		if errors.Is(e.err, client.ErrNoWorker) {
-			return fmt.Errorf("%w: a dry run asks a worker what it would do; does one run in namespace %s?", e.err, p.Namespace)
+			return fmt.Errorf("%w: a dry run needs a worker; is one running in namespace %s?", e.err, p.Namespace)
 		}
 		if e.err != nil && failed == nil {
-			failed = fmt.Errorf("letter %d: %w", e.Seq, e.err)
+			failed = fmt.Errorf("dead letter %d: %w", e.Seq, e.err)
 		}
 		all = append(all, e)
 		if out.isJSON() {
@@ -70,15 +71,16 @@ func (v *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, d
 		}
 		seq := strconv.FormatUint(e.Seq, 10)
 		if p.Output == outputWide {
-			out.addRow(seq, e.summary.Type, e.EventID, e.summary.Resource, e.summary.User, e.DryRunResult.Text, e.Event, e.Reason, e.Detail)
+			out.addRow(seq, e.summary.Type, e.EventID, e.summary.Resource, e.summary.User, e.Text, e.Event,
+				e.Reason, e.Detail)
 		} else {
-			out.addRow(seq, e.summary.Type, e.summary.Resource, e.DryRunResult.Text, e.Detail)
+			out.addRow(seq, e.summary.Type, e.summary.Resource, e.Text, e.Detail)
 		}
 	}
 	if ctx.Err() != nil {
 		return errInterrupted
 	}
-	if err := errors.Join(unread, out.end("no dead letters are meant")); err != nil {
+	if err := errors.Join(unread, out.end("no matching dead letters")); err != nil {
 		return err
 	}
 	if !out.isJSON() && len(all) > 1 {
@@ -89,7 +91,7 @@ func (v *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, d
 	return failed
 }
 
-// dryRunDeadLetter asks about one letter.
+// dryRunDeadLetter requests the dry run of one dead letter.
 func dryRunDeadLetter(ctx context.Context, p *program, cl *client.Client, l *events.DeadLetter) dryRunRow {
 	e := dryRunRow{Seq: l.Seq, EventID: l.EventID, summary: l.Event}
 	m, err := l.Original(p.namespace())
@@ -100,12 +102,12 @@ func dryRunDeadLetter(ctx context.Context, p *program, cl *client.Client, l *eve
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
 	if e.DryRunResult, e.err = cl.DryRun(ctx, m); e.err != nil {
-		e.DryRunResult = events.DryRunResult{Text: unknown, Detail: e.err.Error()}
+		e.DryRunResult = events.DryRunResult{Text: resultUnknown, Detail: e.err.Error()}
 	}
 	return e
 }
 
-// countDryRuns is how many letters have which verdict.
+// countDryRuns returns a table of the results, the most frequent first.
 func countDryRuns(all []dryRunRow) string {
 	counts, outcomes := make(map[string]int), make(map[string]string)
 	for _, e := range all {
@@ -115,7 +117,8 @@ func countDryRuns(all []dryRunRow) string {
 	}
 	var rows [][]string
 	for _, kind := range byCount(counts) {
-		rows = append(rows, []string{strconv.Itoa(counts[kind]), printable(kind), printable(outcomes[kind])})
+		rows = append(rows, []string{strconv.Itoa(counts[kind]), terminal.Printable(kind),
+			terminal.Printable(outcomes[kind])})
 	}
-	return table([]string{"LETTERS", "VERDICT", "OUTCOME"}, rows)
+	return terminal.Table([]string{"COUNT", "RESULT", "OUTCOME"}, rows)
 }

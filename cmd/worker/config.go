@@ -15,6 +15,7 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
 	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
 )
 
 // Config has all settings of a running worker. Each can be given by a flag or by an environment
@@ -318,7 +319,7 @@ func (l *LockServers) find(dir string) error {
 // endpointsIn returns the addresses in the file endpoints.env of a directory: those of the worker
 // that wrote it and of its servers. It returns nothing when the file does not exist.
 func endpointsIn(dir string) (map[string]string, error) {
-	found, err := stack.ReadEndpoints(filepath.Join(dir, "endpoints.env"))
+	found, err := endpoints.Read(filepath.Join(dir, "endpoints.env"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/events"
-	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
@@ -38,7 +38,7 @@ func TestDev_SecondInDirectory_Refused(t *testing.T) {
 	var found map[string]string
 	stacktest.Eventually(t, "the endpoints of the first worker", func() (ok bool) {
 		var err error
-		found, err = stack.ReadEndpoints(file)
+		found, err = endpoints.Read(file)
 		return err == nil
 	})
 	before, err := os.ReadFile(file)

@@ -12,6 +12,7 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -19,7 +20,7 @@ import (
 func attachTo(t *testing.T, dir, namespace string) (s *harness) {
 	t.Helper()
 	stacktest.Eventually(t, "the servers", func() bool {
-		found, err := stack.ReadEndpoints(filepath.Join(dir, "endpoints.env"))
+		found, err := endpoints.Read(filepath.Join(dir, "endpoints.env"))
 		if err != nil {
 			return false
 		}
@@ -83,7 +84,7 @@ func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found, err := stack.ReadEndpoints(path)
+	found, err := endpoints.Read(path)
 	if urls := strings.Split(found["HOLDFAST_LOCK_REDIS_URLS"], ","); err != nil || len(urls) != lockServersMin ||
 		!slices.Equal(urls, c.LockRedisURLs) {
 		t.Errorf("endpoints: %v, %v, want %v", found, err, c.LockRedisURLs)

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"holdfast/internal/stack/endpoints"
 )
 
 // ErrInUse says that another living stack uses the same directory.
@@ -31,7 +33,7 @@ func lockDir(dir string) (*os.File, error) {
 	for {
 		lock, err := lockFile(path)
 		if errors.Is(err, ErrInUse) {
-			found, _ := ReadEndpoints(filepath.Join(dir, endpointsName)) // nothing, when it cannot be read
+			found, _ := endpoints.Read(filepath.Join(dir, endpoints.FileName)) // nothing, when it cannot be read
 			return nil, &InUseError{dir, found}
 		}
 		if err != nil {

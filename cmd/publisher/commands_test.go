@@ -13,11 +13,11 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
-	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/stack/stacktest"
 )
 
-// outcome reads an outcome that was printed with -o json.
+// outcome parses the output of -o json.
 func outcome(t *testing.T, r result) (e events.Envelope) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(r.out), &e); err != nil {
@@ -26,17 +26,19 @@ func outcome(t *testing.T, r result) (e events.Envelope) {
 	return e
 }
 
-// TestVerbs_WholeStay_PrintEachOutcome follows a stay through every verb, in tables and in JSON.
-func TestVerbs_WholeStay_PrintEachOutcome(t *testing.T) {
+// TestCommands_WholeStay_PrintEachOutcome follows a stay through the commands, in tables and in JSON.
+func TestCommands_WholeStay_PrintEachOutcome(t *testing.T) {
 	t.Parallel()
 	nights := "--resource-id loft --check-in 2027-05-01 --check-out 2027-05-03"
-	publisher(t, words("inventory set "+nights+" --capacity 1 --wait")...).want(t, exitOK, "inventory.updated", "2027-05-02")
+	publisher(t, words("inventory set "+nights+" --capacity 1 --wait")...).want(t, exitOK, "inventory.updated",
+		"2027-05-02")
 	held := publisher(t, words("request "+nights+" --user-id ana --ttl 10m --request-key k1 --wait -o json")...).want(t, exitOK)
 	created := outcome(t, held)
 	if created.Type != "holdfast.hold.created.v1" || !strings.HasSuffix(held.out, "}\n") {
 		t.Errorf("printed %s", held.out)
 	}
-	publisher(t, words("request "+nights+" --user-id ben --wait")...).want(t, exitRejected, "hold.rejected", "sold_out", "retry_at", "2027-05-01", "CAPACITY")
+	publisher(t, words("request "+nights+" --user-id ben --wait")...).want(t, exitRejected, "hold.rejected", "sold_out",
+		"retry_at", "2027-05-01", "CAPACITY")
 	publisher(t, words("inventory show "+nights)...).want(t, exitOK, "2027-05-01", "AVAILABLE", "0")
 	shown := publisher(t, words("inventory show "+nights+" -o json")...).want(t, exitOK, `"available":0`)
 	var availability struct {
@@ -46,10 +48,14 @@ func TestVerbs_WholeStay_PrintEachOutcome(t *testing.T) {
 	if err := json.Unmarshal([]byte(shown.out), &availability); err != nil || len(availability.Slots) != 2 {
 		t.Errorf("%v: %s", err, shown.out)
 	}
-	publisher(t, "pay", "--hold-id", created.Subject, "--payment-id", "p1", "--amount", "99.50", "--currency", "EUR", "--wait").want(t, exitOK, "hold.confirmed", "p1")
-	publisher(t, "cancel", "--hold-id", created.Subject, "--wait").want(t, exitRejected, "hold.release_rejected", "confirmed")
-	publisher(t, "pay", "--hold-id", created.Subject, "--payment-id", "p2", "--wait").want(t, exitRejected, "already_confirmed", "refund_required")
-	publisher(t, words("cancel --resource-id loft --request-key never-seen --wait")...).want(t, exitOK, "booking.cancelled")
+	publisher(t, "pay", "--hold-id", created.Subject, "--payment-id", "p1", "--amount", "99.50", "--currency", "EUR",
+		"--wait").want(t, exitOK, "hold.confirmed", "p1")
+	publisher(t, "cancel", "--hold-id", created.Subject, "--wait").want(t, exitRejected, "hold.release_rejected",
+		"confirmed")
+	publisher(t, "pay", "--hold-id", created.Subject, "--payment-id", "p2", "--wait").want(t, exitRejected,
+		"already_confirmed", "refund_required")
+	publisher(t, words("cancel --resource-id loft --request-key never-seen --wait")...).want(t, exitOK,
+		"booking.cancelled")
 	publisher(t, words("inventory set "+nights+" --capacity 0 --wait")...).want(t, exitRejected, "below_reserved")
 	publisher(t, words("request "+nights+" --user-id cleo")...).want(t, exitOK, "booking.requested stored", "request_key")
 	stored := publisher(t, words("request --resource-id loft --slot A-1 --slot A-2 --quantity 2 --user-id cleo -o json")...).want(t, exitOK)
@@ -58,8 +64,7 @@ func TestVerbs_WholeStay_PrintEachOutcome(t *testing.T) {
 	}
 }
 
-// TestVerbs_WrongUsage_PublishesNothing makes the mistakes that people make. Nothing may be published.
-func TestVerbs_WrongUsage_PublishesNothing(t *testing.T) {
+func TestCommands_WrongUsage_PublishesNothing(t *testing.T) {
 	t.Parallel()
 	const hold = "loft.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
 	for line, text := range map[string]string{
@@ -93,23 +98,22 @@ func TestVerbs_WrongUsage_PublishesNothing(t *testing.T) {
 	}
 }
 
-// TestHelp_Program_HasExamplesAndCodes has all that a newcomer needs in the help of the program.
 func TestHelp_Program_HasExamplesAndCodes(t *testing.T) {
 	t.Parallel()
 	publisher(t, "--help").want(t, exitOK, "Exit codes", "HOLDFAST_NATS_URL", "publisher watch")
 }
 
-// TestVerbs_NoServerOrStreams_Fail looks for servers where there are none.
-func TestVerbs_NoServerOrStreams_Fail(t *testing.T) {
+func TestCommands_NoServerOrStreams_Fail(t *testing.T) {
 	t.Parallel()
 	publisher(t, words("request --resource-id loft --user-id ana --nats-url nats://127.0.0.1:1 --timeout 1s")...).want(t, exitFailed, "connect to nats at nats://127.0.0.1:1")
-	publisher(t, words("request --resource-id loft --user-id ana --namespace nobody")...).want(t, exitFailed, "worker migrate")
+	publisher(t, words("request --resource-id loft --user-id ana --namespace absent")...).want(t, exitFailed,
+		"worker migrate")
 }
 
-// TestVerbs_NoWorker_ReplyTimeout asks in a namespace that has streams and no worker.
-func TestVerbs_NoWorker_ReplyTimeout(t *testing.T) {
+// TestCommands_NoWorker_ReplyTimeout publishes in a namespace that has streams and no worker.
+func TestCommands_NoWorker_ReplyTimeout(t *testing.T) {
 	t.Parallel()
-	found, err := stack.ReadEndpoints(endpointsPath)
+	found, err := endpoints.Read(endpointsPath)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +125,7 @@ func TestVerbs_NoWorker_ReplyTimeout(t *testing.T) {
 	publisher(t, words("request --resource-id loft --user-id ana --namespace idle --wait --timeout 5s")...).want(t, exitReplyTimeout, "is stored")
 }
 
-// TestDeliver_MalformedEvent_ExitsDeadLettered delivers what this program does not let anybody publish.
+// TestDeliver_MalformedEvent_ExitsDeadLettered calls deliver, because no command publishes a malformed event.
 func TestDeliver_MalformedEvent_ExitsDeadLettered(t *testing.T) {
 	t.Parallel()
 	var out, errOut bytes.Buffer
@@ -138,17 +142,18 @@ func TestDeliver_MalformedEvent_ExitsDeadLettered(t *testing.T) {
 	}
 }
 
-// TestExplain_NoServer_PrintsMessage prints a message instead of publishing it, without any connection.
+// TestExplain_NoServer_PrintsMessage needs no connection.
 func TestExplain_NoServer_PrintsMessage(t *testing.T) {
 	t.Parallel()
-	r := publisher(t, "request", "--resource-id", "loft", "--user-id", "o'hara", "--slot", "A-1", "--metadata", `{"note":"it's"}`,
+	r := publisher(t, "request", "--resource-id", "loft", "--user-id", "o'hara", "--slot", "A-1", "--metadata",
+		`{"note":"it's"}`,
 		"--request-key", "k", "--explain", "--nats-url", "nats://127.0.0.1:1").want(t, exitOK,
 		"holdfast.in.booking.requested.loft", "application/cloudevents+json", `"request_key": "k"`)
 	_, line, found := strings.Cut(r.out, "nats pub ")
 	if !found {
 		t.Fatalf("no nats pub line: %s", r.out)
 	}
-	// A shell must read the line back as the message: the last word is the body.
+	// A shell must parse the line to the same message: the last word is the body.
 	out, err := exec.Command("sh", "-c", `nats() { for last; do :; done; printf %s "$last"; }; nats pub `+line).Output()
 	var e events.Envelope
 	if err != nil || json.Unmarshal(out, &e) != nil || !strings.Contains(string(e.Data), `"user_id":"o'hara"`) {
@@ -156,7 +161,6 @@ func TestExplain_NoServer_PrintsMessage(t *testing.T) {
 	}
 }
 
-// TestWatch_OutcomeAndDeadLetter_AreShown sees an outcome and a dead letter come, as text and as JSON.
 func TestWatch_OutcomeAndDeadLetter_AreShown(t *testing.T) {
 	t.Parallel()
 	for _, format := range []string{"table", "json", "ndjson"} {
@@ -167,7 +171,7 @@ func TestWatch_OutcomeAndDeadLetter_AreShown(t *testing.T) {
 			seen := &watched{wants: []string{"hold.rejected", "malformed"}, done: cancel}
 			codes := make(chan int, 1)
 			go func() { codes <- run(ctx, []string{"watch", "-o", format}, seen, seen) }()
-			// What is published before the streams are followed is not seen, so it is repeated.
+			// watch does not see messages from before it follows the streams, so the test repeats them.
 			for ctx.Err() == nil {
 				publisher(t, words("request --resource-id nowhere --user-id ana --wait")...)
 				p := newProgram(seen, seen)
@@ -196,7 +200,7 @@ func TestWatch_OutcomeAndDeadLetter_AreShown(t *testing.T) {
 	}
 }
 
-// watched keeps what is printed and is done when it has seen all that it wants.
+// watched is a writer that keeps the output and calls done when the output contains all wanted texts.
 type watched struct {
 	mu    sync.Mutex
 	text  bytes.Buffer

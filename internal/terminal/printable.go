@@ -1,4 +1,4 @@
-package main
+package terminal
 
 import (
 	"fmt"
@@ -9,10 +9,11 @@ import (
 	"unicode/utf8"
 )
 
-// printable makes a text from outside safe to print: what is no letter, mark, number,
-// punctuation, symbol or ASCII space is written as a Go escape. So no event can steer a
-// terminal (control characters) or reorder what it shows (bidirectional marks).
-func printable(text string) string {
+// Printable returns text in a form that is safe to print. It replaces every character that is not a
+// letter, mark, number, punctuation, symbol or ASCII space by its Go escape, and every invalid byte
+// by \xNN. An event therefore cannot control a terminal (control characters) or reorder what it
+// shows (bidirectional marks).
+func Printable(text string) string {
 	if strings.IndexFunc(text, isUnprintable) < 0 && utf8.ValidString(text) {
 		return text
 	}
@@ -31,20 +32,20 @@ func printable(text string) string {
 	return b.String()
 }
 
-// printableLines is printable for a text of several lines.
-func printableLines(text string) string {
+// PrintableLines is Printable for a text of several lines: it keeps the line breaks.
+func PrintableLines(text string) string {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
-		lines[i] = printable(line)
+		lines[i] = Printable(line)
 	}
 	return strings.Join(lines, "\n")
 }
 
 func isUnprintable(r rune) bool { return !unicode.IsPrint(r) }
 
-// escapeJSON writes the unprintable characters within a JSON text as JSON escapes. Outside of
-// strings there are none but white space, which stays.
-func escapeJSON(text []byte) []byte {
+// PrintableJSON replaces the unprintable characters of a JSON text by JSON escapes. The value stays
+// the same. White space stays too; other unprintable characters occur only inside strings.
+func PrintableJSON(text []byte) []byte {
 	if strings.IndexFunc(string(text), isUnprintable) < 0 {
 		return text
 	}
