@@ -306,8 +306,8 @@ func TestFair_AttemptAfterLeaving_IsRefused(t *testing.T) {
 	}
 	late := hook.withheld[0].(*redis.Cmd)
 	_ = k.client.Process(t.Context(), late) // it keeps its error
-	if reply, err := late.Result(); err != nil || !strings.Contains(fmt.Sprint(reply), "gone") {
-		t.Errorf("who came late was told %v %v", reply, err)
+	if reply, err := late.Result(); err != nil || !strings.Contains(fmt.Sprint(reply), "left") {
+		t.Errorf("the reply to the late attempt is %v %v", reply, err)
 	}
 	mustUnlock(t, l, lock)
 	mustUnlock(t, l, try(t, l, "", k.keySet("a")))
