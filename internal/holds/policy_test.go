@@ -11,7 +11,8 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestPolicy_EachSetting_IsStored changes each setting of a policy: all but LockWait are stored and compared.
+// TestPolicy_EachSetting_IsStored changes each setting of a policy: all except LockWait are stored
+// and compared.
 func TestPolicy_EachSetting_IsStored(t *testing.T) {
 	t.Parallel()
 	for field := range reflect.TypeFor[holds.Policy]().Fields() {
@@ -30,17 +31,17 @@ func TestPolicy_EachSetting_IsStored(t *testing.T) {
 		parsed, err := holds.ParsePolicy(changed.Settings())
 		changed.LockWait = 0
 		if err != nil || parsed != changed {
-			t.Errorf("%s changed: stored and read it is %+v %v, want %+v", field.Name, parsed, err, changed)
+			t.Errorf("%s changed: stored and parsed it is %+v %v, want %+v", field.Name, parsed, err, changed)
 		}
 	}
 	broken := testPolicy.Settings()
 	delete(broken, "horizon")
 	if parsed, err := holds.ParsePolicy(broken); err == nil {
-		t.Errorf("without horizon it is %+v", parsed)
+		t.Errorf("without horizon the policy is %+v", parsed)
 	}
 }
 
-// changePolicy stores another policy, as of a time, and has a keeper read it.
+// changePolicy stores another policy with its start, and makes a supervisor read it.
 func (w *harness) changePolicy(t *testing.T, supervisor *holds.Supervisor, since string, change func(*holds.Policy)) {
 	t.Helper()
 	change(&w.policy)
@@ -55,9 +56,9 @@ func (w *harness) changePolicy(t *testing.T, supervisor *holds.Supervisor, since
 	}
 }
 
-// TestPolicyChanged_EventIsDeliveredAgain_SameAnswer has requests validated, the policy changed, and the same
-// events delivered to a worker whose own settings are others again. What was invalid stays invalid,
-// what comes later is validated by the policy of then.
+// TestPolicyChanged_EventIsDeliveredAgain_SameAnswer validates requests, changes the policy, and
+// delivers the same events to a worker with yet other settings. Invalid requests stay invalid, and
+// later requests are validated by the new policy.
 func TestPolicyChanged_EventIsDeliveredAgain_SameAnswer(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -98,10 +99,10 @@ func TestPolicyChanged_EventIsDeliveredAgain_SameAnswer(t *testing.T) {
 	}
 	w.changePolicy(t, supervisor, "now() - interval '10 seconds'", func(p *holds.Policy) { p.NightsMax, p.HoldTTLMax = 30, time.Hour })
 	if err := w.service.Verify(t.Context(), term); !errors.Is(err, holds.ErrBusy) {
-		t.Errorf("what was decided before may be published: %v", err)
+		t.Errorf("an outcome of the earlier policy may be published: %v", err)
 	}
 	if err := w.service.Verify(t.Context(), w.service.Epoch()); err != nil {
-		t.Errorf("what is decided now may not be published: %v", err)
+		t.Errorf("an outcome of the new policy may not be published: %v", err)
 	}
 	w.startNewTerm(t) // another worker
 	want("three nights, delivered again", holds.ReasonInvalidRequest, w.place(t, request("first", before))[0])
@@ -109,12 +110,12 @@ func TestPolicyChanged_EventIsDeliveredAgain_SameAnswer(t *testing.T) {
 	want("three nights, asked later", "", w.place(t, request("third", time.Now()))[0])
 	want("an extension, asked later", "", w.extend(t, holds.ExtendRequest{EventID: "later", Hold: hold, TTLSeconds: 1000, StoredAt: time.Now()}))
 
-	// Its own settings do not matter to a worker.
+	// A worker's own settings have no effect.
 	w.setPolicy(t, func(p *holds.Policy) { p.NightsMax = 1 })
 	want("three nights, at a worker with other settings", "", w.place(t, request("fourth", time.Now()))[0])
 }
 
-// startRecordingLog notes from when on outcomes are read.
+// startRecordingLog makes the harness record outcomes from now on.
 type startRecordingLog struct {
 	*replayLog
 	from time.Time
@@ -127,8 +128,9 @@ func (s *startRecordingLog) Outcomes(ctx context.Context, from time.Time, after 
 	return s.replayLog.Outcomes(ctx, from, after, each, progress)
 }
 
-// TestRebuild_LifetimeShortened_ReadsAsFarBackAsHoldsLive changes the longest life of a hold and how long
-// answers are remembered. As long as a hold of before may live, a rebuild reads as far back as it was created.
+// TestRebuild_LifetimeShortened_ReadsAsFarBackAsHoldsLive shortens the longest life of a hold and
+// the time for which answers are remembered. While a hold of the earlier policy may live, a rebuild
+// reads as far back as its creation.
 func TestRebuild_LifetimeShortened_ReadsAsFarBackAsHoldsLive(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -147,10 +149,10 @@ func TestRebuild_LifetimeShortened_ReadsAsFarBackAsHoldsLive(t *testing.T) {
 		return time.Since(s.from)
 	}
 	if got := read(); got < 110*time.Hour {
-		t.Errorf("a hold of before may still be remembered, but only %v were read", got)
+		t.Errorf("a hold of the earlier policy may still be remembered, but only %v were read", got)
 	}
 	w.execute(t, `UPDATE policies SET since = now() - interval '200 hours' WHERE since > to_timestamp(0)`)
 	if got := read(); got < 5*time.Hour || got > 6*time.Hour {
-		t.Errorf("nothing of before matters, but %v were read", got)
+		t.Errorf("no outcome of the earlier policy is relevant, but %v were read", got)
 	}
 }
