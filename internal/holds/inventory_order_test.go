@@ -9,8 +9,8 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestSetInventory_ClockContradictsStream_StreamWins delivers two events of a stream in the wrong order,
-// of which the later has the earlier time.
+// TestSetInventory_ClockContradictsStream_StreamWins delivers two events of a stream in the wrong
+// order, where the later event has the earlier time.
 func TestSetInventory_ClockContradictsStream_StreamWins(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)

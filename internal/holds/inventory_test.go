@@ -8,7 +8,7 @@ import (
 	"holdfast/internal/locking"
 )
 
-// TestRev_NoChangeForAnHour_Ends has both who count changes give rev an end, again with each change.
+// TestRev_NoChangeForAnHour_Ends checks that both scripts that bump rev set its TTL at each change.
 func TestRev_NoChangeForAnHour_Ends(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -39,8 +39,8 @@ func TestRev_NoChangeForAnHour_Ends(t *testing.T) {
 	}
 }
 
-// TestRev_EndedSinceItWasRead_RefusesTheReader ends rev between a reading and the decision, and counts one change
-// after: the same number of changes as were counted when it was read.
+// TestRev_EndedSinceItWasRead_RefusesTheReader lets rev expire between a read and the decision and
+// then bumps it once, so that the number of counted changes is the same as at the read.
 func TestRev_EndedSinceItWasRead_RefusesTheReader(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)

@@ -10,7 +10,8 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestMain also runs this program as the holder of TestStrategy_HolderPausedPastLease_WorkIsRefused.
+// TestMain also runs this program as the holder in
+// TestStrategy_HolderPausedPastLease_WorkIsRefused.
 func TestMain(m *testing.M) {
 	if os.Getenv(holderStrategy) != "" {
 		os.Exit(holder())
@@ -19,7 +20,7 @@ func TestMain(m *testing.M) {
 	stacktest.Main(m)
 }
 
-// silentLogger keeps go-redis from telling that the servers are down that tests stop.
+// silentLogger suppresses messages of go-redis about servers that tests stop.
 type silentLogger struct{}
 
 func (silentLogger) Printf(context.Context, string, ...any) {}
