@@ -36,7 +36,7 @@ type cli struct {
 	Preflight   preflightCommand   `cmd:"" help:"Check the servers that a worker would use, before it runs on them."`
 	Locks       locksCommand       `cmd:"" help:"Show how the locks of running workers do, and which lease fits."`
 	Audit       auditCommand       `cmd:"" help:"Check all that is kept against what is promised, explain what differs, and repair it on approval."`
-	Rebuild     rebuildCommand     `cmd:"" help:"Fill Redis again from what was told, or compare it."`
+	Rebuild     rebuildCommand     `cmd:"" help:"Rebuild Redis from the event streams and Postgres."`
 	Completion  completionCommand  `cmd:"" help:"Print the script that lets a shell complete what is typed."`
 }
 

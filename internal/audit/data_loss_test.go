@@ -91,7 +91,7 @@ func TestRun_RedisLostAndRebuilt_NoFindings(t *testing.T) {
 	}
 	report := s.audit(audit.Options{})
 	if got := findingsText(report); len(report.Findings) != 1 || report.Findings[0].Kind != audit.DataLost ||
-		!strings.Contains(got, "the epoch is gone") || !strings.Contains(got, "nobody fills it again yet") || !strings.Contains(got, "2 resources could not be looked at in redis") {
+		!strings.Contains(got, "epoch missing") || !strings.Contains(got, "nobody fills it again yet") || !strings.Contains(got, "2 resources could not be looked at in redis") {
 		t.Errorf("found\n%s", got)
 	}
 	if err := audit.Repair(ctx, s.backends, planned.Findings, memory); !errors.Is(err, holds.ErrDataLost) {
