@@ -85,7 +85,9 @@ type EpochStore interface {
 // Initialise writes the first epoch to every partition of an empty Redis and returns the name of the
 // server. It returns an error when a partition has another epoch: the namespace then belongs to
 // another database.
-func Initialise(ctx context.Context, namespace string, client redis.UniversalClient, epoch string) (server string, err error) {
+func Initialise(
+	ctx context.Context, namespace string, client redis.UniversalClient, epoch string,
+) (server string, err error) {
 	keys := record.Keyspace(namespace)
 	for p := range record.Partitions {
 		if err := client.SetNX(ctx, keys.Epoch(p), epoch, 0).Err(); err != nil {

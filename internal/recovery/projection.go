@@ -145,10 +145,11 @@ func (p *Projection) applyCreated(t holds.StoredOutcome, data holds.HoldCreated,
 	h.deadline = max(h.deadline, h.firstDeadline)
 	r := p.resource(data.HoldID.Resource)
 	r.lastGrant = max(r.lastGrant, h.created)
-	p.addAnswer(data.ResourceID, data.RequestKey, completeAnswer(t, data.Replayed, projectedAnswer{hold: data.HoldID.UUID, Answer: record.Answer{
+	a := record.Answer{
 		Word: "created", At: h.created, Selection: "-",
 		Detail: record.Created{UUID: data.HoldID.UUID, Deadline: h.firstDeadline}.String(),
-	}}))
+	}
+	p.addAnswer(data.ResourceID, data.RequestKey, completeAnswer(t, data.Replayed, projectedAnswer{a, data.HoldID.UUID}))
 	return nil
 }
 

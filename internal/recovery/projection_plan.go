@@ -130,7 +130,8 @@ func (one *plan) planHold(p *Projection, id string, h *projectedHold, was resolu
 func (one *plan) planLive(p *Projection, id string, h *projectedHold, was resolution) (until int64) {
 	tail, _ := record.ParseTail(h.tail) // holdInfoOf has written it
 	if h.started != 0 {
-		one.expiring = append(one.expiring, "started:"+id, strconv.FormatInt(h.started, 10), strconv.FormatInt(h.started+p.requestKeyTTLMS(h.started), 10))
+		until := h.started + p.requestKeyTTLMS(h.started)
+		one.expiring = append(one.expiring, "started:"+id, strconv.FormatInt(h.started, 10), strconv.FormatInt(until, 10))
 	}
 	if was.state != holds.Held {
 		return 0

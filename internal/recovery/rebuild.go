@@ -47,7 +47,8 @@ func (r RebuildResult) log(log zerolog.Logger, why string) {
 }
 
 // GapsImpact says what follows from missing outcomes.
-const GapsImpact = "a hold that only they describe is lost, and its payment ends in refund_required; their answers are forgotten"
+const GapsImpact = "a hold that only they describe is lost, and its payment ends in refund_required; " +
+	"their answers are forgotten"
 
 // rebuild is one attempt to rebuild Redis under a new epoch.
 type rebuild struct {
@@ -64,7 +65,9 @@ type rebuild struct {
 // Rebuild invalidates the current epoch, if there is one, and rebuilds Redis under a new epoch, or
 // waits until another worker has done so. Then the result is zero. With force it also replaces data
 // of another database. It calls progress with the progress of the rebuild, whichever worker does it.
-func (s *Supervisor) Rebuild(ctx context.Context, why string, force bool, progress func(string)) (r RebuildResult, err error) {
+func (s *Supervisor) Rebuild(
+	ctx context.Context, why string, force bool, progress func(string),
+) (r RebuildResult, err error) {
 	defer s.closeInspectClient()
 	e, err := s.EpochStore.Epoch(ctx)
 	if err != nil {

@@ -46,9 +46,12 @@ func (a *rebuild) verifyBatch(ctx context.Context, batch []*plan) error {
 
 // startRead adds the reads of a resource to a pipe. The function that it returns completes the read;
 // for a large resource it reads the hashes, a bounded part at a time.
-func (a *rebuild) startRead(ctx context.Context, pipe redis.Pipeliner, one *plan) func(context.Context) (storedResource, error) {
+func (a *rebuild) startRead(
+	ctx context.Context, pipe redis.Pipeliner, one *plan,
+) func(context.Context) (storedResource, error) {
 	prefix := a.keys.Prefix(one.resource)
-	due, departing, tombstones := pipe.ZCard(ctx, prefix+"due"), pipe.ZCard(ctx, prefix+"departing"), pipe.ZCard(ctx, prefix+"tombstones")
+	due := pipe.ZCard(ctx, prefix+"due")
+	departing, tombstones := pipe.ZCard(ctx, prefix+"departing"), pipe.ZCard(ctx, prefix+"tombstones")
 	if len(one.records)/2 > scanMax {
 		return func(ctx context.Context) (storedResource, error) {
 			hashes, err := a.readHashes(ctx, prefix+"records", prefix+"counts", prefix+"users")
@@ -58,7 +61,8 @@ func (a *rebuild) startRead(ctx context.Context, pipe redis.Pipeliner, one *plan
 			return storedResource{hashes[0], hashes[1], hashes[2], due.Val(), departing.Val() + tombstones.Val()}, nil
 		}
 	}
-	records, counts, users := pipe.HGetAll(ctx, prefix+"records"), pipe.HGetAll(ctx, prefix+"counts"), pipe.HGetAll(ctx, prefix+"users")
+	records := pipe.HGetAll(ctx, prefix+"records")
+	counts, users := pipe.HGetAll(ctx, prefix+"counts"), pipe.HGetAll(ctx, prefix+"users")
 	return func(context.Context) (storedResource, error) {
 		return storedResource{records.Val(), counts.Val(), users.Val(), due.Val(), departing.Val() + tombstones.Val()}, nil
 	}
@@ -89,7 +93,9 @@ func (r storedResource) verify(one *plan) error {
 	if !maps.Equal(index, sums.live.index) {
 		return fmt.Errorf("index differs from the live holds: %w", holds.ErrCorrupt)
 	}
-	return errors.Join(checkSums("count of slot ", r.counts, sums.live.counts), checkSums("live holds of user ", users, sums.live.users))
+	return errors.Join(
+		checkSums("count of slot ", r.counts, sums.live.counts), checkSums("live holds of user ", users, sums.live.users),
+	)
 }
 
 // splitUsers splits the users hash into the number of live holds of each user, and the index. See

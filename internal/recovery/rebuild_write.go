@@ -71,11 +71,14 @@ func (a *rebuild) writeBatch(ctx context.Context, batch []*plan) error {
 	return a.send(ctx, calls)
 }
 
-// call returns a call of rebuild.lua for the keys with a prefix. Next is the time (ms) for the agenda, "" when there is
-// none.
+// call returns a call of rebuild.lua for the keys with a prefix. Next is the time (ms) for the agenda,
+// "" when there is none.
 func (a *rebuild) call(p int, resource, prefix, next string) *lua.Call {
 	epoch := holds.CurrentEpoch{Name: a.epochMark(), Clock: a.Clock}
-	return &lua.Call{Script: scriptRebuild, Keys: []string{a.keys.Epoch(p)}, Args: []any{epoch.ScriptArg(), resource, prefix, next}}
+	return &lua.Call{
+		Script: scriptRebuild, Keys: []string{a.keys.Epoch(p)},
+		Args: []any{epoch.ScriptArg(), resource, prefix, next},
+	}
 }
 
 // writeFences makes all partitions count their fencing tokens from a new base. They share one: the

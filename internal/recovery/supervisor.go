@@ -212,7 +212,7 @@ func (s *Supervisor) allowDecisions(e Epoch, policies holds.Policies, checkedAt 
 	if mismatch := policies.Mismatch(s.Policy); mismatch != s.policyMismatch {
 		s.policyMismatch = mismatch
 		if mismatch != "" {
-			s.Log.Warn().Str("policy_mismatch", mismatch).Msg("worker settings differ from the stored policy, using the stored policy")
+			s.Log.Warn().Str("policy_mismatch", mismatch).Msg("worker settings ignored, stored policy differs")
 		}
 	}
 }
