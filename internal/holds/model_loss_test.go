@@ -24,7 +24,9 @@ type shuffledLog struct {
 	shuffle  func([]holds.StoredOutcome) []holds.StoredOutcome
 }
 
-func (l *shuffledLog) Outcomes(_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64)) (last uint64, err error) {
+func (l *shuffledLog) Outcomes(
+	_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64),
+) (last uint64, err error) {
 	if after == 0 {
 		for _, outcome := range l.shuffle(slices.Clone(l.outcomes)) {
 			if err := each(outcome); err != nil {
@@ -37,7 +39,9 @@ func (l *shuffledLog) Outcomes(_ context.Context, _ time.Time, after uint64, eac
 
 func (*shuffledLog) Gaps(context.Context, time.Time) (string, error) { return "", nil }
 
-func (*shuffledLog) Unacknowledged(context.Context, func(holds.ConfirmRequest, holds.Time), func(holds.ReleaseRequest, holds.Time)) error {
+func (*shuffledLog) Unacknowledged(
+	context.Context, func(holds.ConfirmRequest, holds.Time), func(holds.ReleaseRequest, holds.Time),
+) error {
 	return nil
 }
 
