@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -566,5 +567,74 @@ func BenchmarkExpire(b *testing.B) {
 				b.Fatal(err)
 			}
 		})
+	}
+}
+
+// logBuffer is a log that several goroutines write and a test reads.
+type logBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+// count returns how often the log contains a text.
+func (b *logBuffer) count(text string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return strings.Count(b.text.String(), text)
+}
+
+// TestSweep_RedisOutage_LoggedAtBeginAndEnd fails all commands of the sweep, each with another error. It logs one line
+// when the outage begins and one when it ends.
+func TestSweep_RedisOutage_LoggedAtBeginAndEnd(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	var down atomic.Bool
+	var failed atomic.Int64
+	client := newClient(t, w.redisURL)
+	client.AddHook(beforePipeline(func(_ context.Context, commands []redis.Cmder) error {
+		if !down.Load() {
+			return nil
+		}
+		err := fmt.Errorf("failure %d", failed.Add(1))
+		for _, c := range commands {
+			c.SetErr(err)
+		}
+		return err
+	}))
+	var log logBuffer
+	down.Store(true)
+	x := holds.NewExpirer(w.newService(client, w.locker(t), w.store), w, holds.ExpirerOptions{}, zerolog.New(&log))
+	runExpirer(t, x)
+	stacktest.Eventually(t, "several failed rounds", func() bool { return failed.Load() > 10 })
+	if begun, ended := log.count("sweep failed"), log.count("sweep recovered"); begun != 1 || ended != 0 {
+		t.Errorf("during the outage %d lines begin and %d end: %s", begun, ended, log.text.String())
+	}
+	down.Store(false)
+	stacktest.Eventually(t, "the end of the outage", func() bool { return log.count("sweep recovered") > 0 })
+	if begun, ended := log.count("sweep failed"), log.count("sweep recovered"); begun != 1 || ended != 1 {
+		t.Errorf("after the outage %d lines begin and %d end", begun, ended)
+	}
+}
+
+// TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd fails the announcements of the first two of three holds.
+func TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "tent", holds.SlotSelection{}, 3)
+	for i := range int64(3) { // they expire in different rounds
+		created(t, w.place(t, holds.PlaceRequest{Resource: "tent", User: fmt.Sprint(i), TTLSeconds: seconds(i + 1)})[0])
+	}
+	w.unstored = 2
+	var log logBuffer
+	runExpirer(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.New(&log)))
+	stacktest.Eventually(t, "the end of the outage", func() bool { return log.count("announcing expired holds recovered") > 0 })
+	if begun, ended := log.count("announcing expired holds failed"), log.count("announcing expired holds recovered"); begun != 1 || ended != 1 {
+		t.Errorf("%d lines begin and %d end the outage", begun, ended)
 	}
 }

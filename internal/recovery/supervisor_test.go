@@ -282,9 +282,10 @@ func TestSupervisor_CorruptionNotHealed_InvalidatesEpoch(t *testing.T) {
 		t.Errorf("found once: epoch is %+v %v", e, err)
 	}
 	epochTerm.AgeCorruptions()
-	find()
-	if e, err := supervisor.Check(t.Context()); err != nil || e.Complete || !strings.Contains(e.Why, "corrupt data in redis") {
-		t.Errorf("when it was found for long, the epoch is %+v %v", e, err)
+	report()
+	e, err := supervisor.Check(t.Context())
+	if err != nil || e.Complete || !strings.Contains(e.Why, holds.ErrCorrupt.Error()) {
+		t.Errorf("found for long: epoch is %+v %v", e, err)
 	}
 	if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil || r.Live != 1 {
 		t.Errorf("rebuilt %+v %v", r, err)
