@@ -488,7 +488,7 @@ COUNT  RESULT                      OUTCOME
 	// A failed dry run has the result "not known"; the others have their results.
 	h.storeDeadLetter(events.ReasonPoison, "", h.ns.In(events.BookingRequested, "loft"), booking("loft", "odd"))
 	h.run("dlq", "replay", "4", "5", "2001", "--dry-run").want(t, exitFailed, "not known", "503 unavailable", "sold out",
-		"letter 2001")
+		"dead letter 2001")
 }
 
 // BenchmarkDLQ_TenThousand lists, counts, dry-runs and replays 10,000 dead letters of all kinds.

@@ -321,7 +321,7 @@ func TestStrategy_LockNotReleased_TimesOut(t *testing.T) {
 	})
 }
 
-// TestStrategy_NotExclusive_ValidityIsUnlimited checks that locks of strategies that exclude nobody
+// TestStrategy_NotExclusive_ValidityIsUnlimited checks that locks of strategies that exclude no one
 // stay valid.
 func TestStrategy_NotExclusive_ValidityIsUnlimited(t *testing.T) {
 	t.Parallel()

@@ -194,8 +194,8 @@ func TestRun_SeveralScripts_ShareRuns(t *testing.T) {
 func TestRun_SameNameOtherSource_RunsItsOwn(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	first := lua.NewPacked("twin", "", pack, "local function run() return {'ok', 'first'} end")
-	second := lua.NewPacked("twin", "", pack, "local function run() return {'ok', 'second'} end")
+	first := lua.NewPacked("same name", "", pack, "local function run() return {'ok', 'first'} end")
+	second := lua.NewPacked("same name", "", pack, "local function run() return {'ok', 'second'} end")
 	calls := []*lua.Call{b.call(first, "a", "1", ""), b.call(second, "a", "2", ""), b.call(first, "a", "3", "")}
 	lua.Run(t.Context(), b.Client, calls)
 	for i, want := range []string{"first", "second", "first"} {
@@ -294,7 +294,7 @@ func TestRun_OneCallFails_OthersSucceed(t *testing.T) {
 				calls[i] = b.call(packed, tag, strconv.Itoa(i), "")
 			}
 			calls[at].Args[1], calls[at].Status, calls[at].Reply = fails, "ok", []string{"of an earlier run"}
-			single := b.call(alone, tag, "twin", fails)
+			single := b.call(alone, tag, "same name", fails)
 			lua.Run(t.Context(), b.Client, append(calls, single))
 			want := []string{"first"}
 			for i, c := range calls {
