@@ -70,9 +70,9 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 	var output bytes.Buffer
 	lines := bufio.NewScanner(io.TeeReader(stdout, &output))
 	for up := false; !up && lines.Scan(); {
-		up = strings.Contains(lines.Text(), "Ctrl-C stops it")
+		up = strings.Contains(lines.Text(), "Ctrl-C stops")
 	}
-	if !strings.Contains(output.String(), "Ctrl-C stops it") {
+	if !strings.Contains(output.String(), "Ctrl-C stops") {
 		return 1, fmt.Errorf("worker dev: %w\n%s", worker.Wait(), output.String())
 	}
 	code = m.Run()
