@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,6 +19,21 @@ import (
 	"holdfast/internal/lua"
 	"holdfast/internal/stack/stacktest"
 )
+
+// TestMain also runs this program as the holder in
+// TestStrategy_HolderPausedPastLease_WorkIsRefused.
+func TestMain(m *testing.M) {
+	if os.Getenv(holderStrategy) != "" {
+		os.Exit(holder())
+	}
+	redis.SetLogger(silentLogger{})
+	stacktest.Main(m)
+}
+
+// silentLogger suppresses messages of go-redis about servers that tests stop.
+type silentLogger struct{}
+
+func (silentLogger) Printf(context.Context, string, ...any) {}
 
 // subject is a strategy under test.
 type subject struct {
