@@ -55,12 +55,14 @@ var allowed = []struct{ text, reason string }{
 	{"look like", "a standard verb"},
 	{"looks like", "a standard verb"},
 	{"looking like", "a standard verb"},
+	{`"nobody"`, "an account of the operating system"},
+	{"user nobody", "an account of the operating system"},
 }
 
 // allowedIdents are identifiers that may stay, with the reason.
 var allowedIdents = map[string]string{
 	"LookPath": "os/exec",
-	"Lookup":   "the standard library",
+	"nobody":   "an account of the operating system",
 }
 
 // acrossLines matches a dead letter at the end of one line of a comment or a paragraph and the begin of the next.
