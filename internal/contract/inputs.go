@@ -1,6 +1,6 @@
-// Package contract reads, for the tests of several packages, what is written down of the contract:
-// the catalogue of inputs under internal/events/testdata/catalogue, each with the fate that it must
-// have, and the schemas and the AsyncAPI document under docs.
+// Package contract reads the files that describe the contract, for the tests of several packages:
+// the catalogue of inputs under internal/events/testdata/catalogue, each with its expected result,
+// and the schemas and the AsyncAPI document under docs.
 package contract
 
 import (
@@ -17,10 +17,10 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// Input is a message that may come in on the default namespace, and its fate.
+// Input is an inbound message of the default namespace, and its expected result.
 type Input struct {
 	Name    string // file and name within it: "numbers/quantity 1.0"
-	Event   string // whose data it was written as, "" when it was written as a whole message
+	Event   string // the event whose data the body was written as, "" for a whole message
 	Subject string // begins with "holdfast."
 	Header  map[string][]string
 	Body    []byte
@@ -28,7 +28,7 @@ type Input struct {
 	// Want is the reason of a dead letter, or the outbound event that answers it.
 	Want string
 	// Detail is what the detail of the dead letter begins with, or the reason of the event and,
-	// after a space, its field; "" when neither is told.
+	// after a space, its field; "" when the catalogue names neither.
 	Detail string
 	// Beyond names the rule for which it is dead-lettered when no schema can express that rule.
 	Beyond string
@@ -41,8 +41,8 @@ var deadLetterReasons = []string{"too_large", "malformed", "unknown_type", "subj
 func (in Input) IsDeadLetter() bool { return slices.Contains(deadLetterReasons, in.Want) }
 
 // ReadInputs returns all inputs of a directory, in the order of the files and of each file. Dates
-// that are relative to today are taken from now. It returns an error that names the file and the
-// input when one is not in the form that the directory's README.md tells.
+// that are relative to today are computed from now. It returns an error that names the file and the
+// input when an input is not in the form that the directory's README.md describes.
 func ReadInputs(dir string, now time.Time) ([]Input, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.txtar"))
 	if err != nil {
@@ -65,7 +65,7 @@ func ReadInputs(dir string, now time.Time) ([]Input, error) {
 				return nil, fmt.Errorf("%s: %s: %w", path, file.Name, err)
 			}
 			if _, repeated := seen[file.Name]; repeated {
-				return nil, fmt.Errorf("%s: %s: there is another of that name", path, file.Name)
+				return nil, fmt.Errorf("%s: %s: the name is used twice", path, file.Name)
 			}
 			seen[file.Name] = struct{}{}
 			in.Name = theme + "/" + file.Name
@@ -125,7 +125,8 @@ func parse(file txtar.File, now time.Time) (in Input, err error) {
 
 var placeholder = regexp.MustCompile(`%\{([a-z]+) ([^}]*)\}`)
 
-// expand replaces what cannot be written, or is too long to be, in a file that people read.
+// expand replaces the placeholders of a text, which stand for bytes that a readable file cannot
+// have, or that are too long for it.
 func expand(text []byte, now time.Time) ([]byte, error) {
 	var failed error
 	fill := -1
@@ -136,7 +137,7 @@ func expand(text []byte, now time.Time) ([]byte, error) {
 			failed = fmt.Errorf("%s: %w", match, err)
 		}
 		if string(words[1]) == "fill" {
-			fill, _ = strconv.Atoi(string(words[2])) // one has read it
+			fill, _ = strconv.Atoi(string(words[2])) // expandOne has checked it
 			return match
 		}
 		return value

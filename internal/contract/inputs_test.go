@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// read reads a file of one input.
+// readOne reads a file with one input.
 func readOne(t *testing.T, text string) (Input, error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -22,7 +22,7 @@ func readOne(t *testing.T, text string) (Input, error) {
 	return inputs[0], nil
 }
 
-// TestReadInputs_EachForm_ReadByteForByte reads what is hard to write, byte for byte.
+// TestReadInputs_EachForm_ReadByteForByte checks that each placeholder is expanded byte for byte.
 func TestReadInputs_EachForm_ReadByteForByte(t *testing.T) {
 	t.Parallel()
 	in, err := readOne(t, "want: malformed data.x: y\nbeyond: rule\nsubject: holdfast.in.x\nheader: A: %{hex FF}: b\nheader: A: c\n\n"+
@@ -47,13 +47,13 @@ func TestReadInputs_EachForm_ReadByteForByte(t *testing.T) {
 	}
 }
 
-// TestReadInputs_Malformed_IsError makes the mistakes that people make: none may pass for another input.
+// TestReadInputs_Malformed_IsError checks that each common mistake is an error that names the input.
 func TestReadInputs_Malformed_IsError(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{
 		"no body":           "want: malformed\nevent: booking.requested\n",
 		"unknown key":       "wants: malformed\nevent: booking.requested\n\n{}\n",
-		"no fate":           "event: booking.requested\n\n{}\n",
+		"no want":           "event: booking.requested\n\n{}\n",
 		"unknown reason":    "want: malformd\nevent: booking.requested\n\n{}\n",
 		"no subject":        "want: malformed\n\n{}\n",
 		"beyond of a good":  "want: hold.created\nbeyond: encoding\nevent: booking.requested\n\n{}\n",

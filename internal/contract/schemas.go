@@ -11,7 +11,7 @@ import (
 // Schema is a compiled JSON Schema. Formats are asserted: a date must be in the calendar.
 type Schema struct{ compiled *jsonschema.Schema }
 
-// compiledSchemas are the schemas that were compiled.
+// compiledSchemas caches compiled schemas by path and fragment.
 var compiledSchemas sync.Map
 
 // ReadSchema compiles a schema file, or, with a fragment like "#/$defs/data", a part of it.
@@ -28,8 +28,8 @@ func ReadSchema(path, fragment string) (Schema, error) {
 	return Schema{compiled}, err
 }
 
-// Validate returns an error that says where a JSON text is not what the schema wants. A text that
-// is not JSON is a *NotJSONError.
+// Validate returns an error that names the place where a JSON text does not match the schema, and a
+// *NotJSONError when the text is not JSON.
 func (s Schema) Validate(text []byte) error {
 	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
 	if err != nil {
@@ -38,8 +38,8 @@ func (s Schema) Validate(text []byte) error {
 	return s.compiled.Validate(value)
 }
 
-// NotJSONError says that a text did not come as far as a schema. JSON is read as most libraries
-// read it: of duplicate members the last counts, and what is no UTF-8 is replaced.
+// NotJSONError is the error of a text that is not JSON, and was not validated. JSON is read as most
+// libraries read it: the last of duplicate members counts, and invalid UTF-8 is replaced.
 type NotJSONError struct{ err error }
 
 func (e *NotJSONError) Error() string { return fmt.Sprintf("not JSON: %v", e.err) }
