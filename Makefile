@@ -1,5 +1,5 @@
 # For habit; each line is what README.md says.
-.PHONY: dev test race lint bench bench-quick bench-parts bench-locks torture mutants
+.PHONY: dev test race lint bench bench-quick bench-parts bench-locks robustness torture mutants
 
 dev:
 	go run ./cmd/worker dev
@@ -14,14 +14,14 @@ lint:
 	go vet ./...
 	golangci-lint run ./...
 
-# What a worker does beside what its servers can, into docs/bench. It takes half an hour of a machine
-# that does nothing else; bench-quick takes some minutes, prints, and writes nothing. Both end with 3,
+# Compare what a worker does with what its servers can do, and write docs/bench. It takes half an hour of
+# a machine that does nothing else; bench-quick takes some minutes and only prints. Both exit with 3,
 # which make calls an error, when a goal is missed.
 bench: BENCH = --out docs/bench
 bench-quick: BENCH = --quick
 bench bench-quick:
-	go build -o bin/ ./cmd/worker ./cmd/publisher
-	bin/publisher bench $(BENCH)
+	go build -o bin/ ./cmd/worker ./cmd/bench
+	bin/bench $(BENCH)
 
 # How late lapsed holds are restored, how long servers take to start, 10,000 dead letters, and an
 # audit of 100,000 holds.
@@ -31,8 +31,8 @@ bench-parts:
 	go test ./cmd/publisher -run '^$$' -bench TenThousand -benchtime 1x
 	go test ./internal/audit -run '^$$' -bench Audit -benchtime 1x
 
-# What each way to lock costs, and what it sells too much; the table in docs/locks.md. It takes
-# some minutes of a machine that does nothing else.
+# Measures the cost and the overselling of each lock and writes the table in docs/locks.md. It takes
+# some minutes on a machine without other load.
 bench-locks:
 	go test ./internal/locking -run '^TestCompare$$' -count 1 -timeout 40m -v -compare -compare.out $(CURDIR)/docs/locks.md
 
@@ -41,8 +41,8 @@ bench-locks:
 FOR ?= 60m
 SEED ?= 0
 STRATEGY ?= range
-torture:
-	go test ./internal/torture -run '^TestRobustness_FaultsUnderLoad_PromisesHold$$' -count 1 -timeout 24h -v -torture.for $(FOR) -torture.seed $(SEED) -torture.strategy $(STRATEGY) -torture.report $(CURDIR)/torture.json
+robustness torture:
+	go test ./internal/robustness -run '^TestRobustness$$' -count 1 -timeout 24h -v -robustness.for $(FOR) -robustness.seed $(SEED) -robustness.strategy $(STRATEGY) -robustness.report $(CURDIR)/robustness.json
 
 # Our own code, broken on purpose: the table in docs/faults.md.
 mutants:

@@ -15,17 +15,17 @@ import (
 
 // rebuildCommand is `worker rebuild`.
 type rebuildCommand struct {
-	Yes         bool   `help:"Do not ask."`
-	Output      string `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
+	Yes         bool   `help:"Rebuild without confirmation."`
+	Output      string `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
 	Directory   `embed:""`
-	Connections `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: as endpoints.env says, else holdfast"` //nolint:staticcheck // kong reads each set tag
-	Terms       `embed:"" group:"Policies, as the workers have them:"`
+	Connections `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: from endpoints.env, else holdfast"` //nolint:staticcheck // kong reads each set tag
+	Terms       `embed:"" group:"Policies, as set for the workers:"`
 }
 
 func (*rebuildCommand) Help() string {
-	return `Workers notice by themselves when Redis has lost its data, and fill it again from the outbound stream
-and Postgres. This does it by hand: when data was damaged or restored behind their back, or when
-Redis has what another database has written. All decisions wait meanwhile; nothing is lost.
+	return `A worker detects by itself that Redis has lost data, and rebuilds it from the outbound stream and
+Postgres. Run this command when a worker cannot detect it: data in Redis is corrupt, was restored from
+a backup, or belongs to another Postgres database. Events wait during the rebuild; none is lost.
 worker audit checks, without writing anything, whether Redis has what it should have.
 
 Example:
@@ -34,7 +34,7 @@ Example:
   worker rebuild --yes`
 }
 
-// Run fills Redis again.
+// Run rebuilds Redis.
 func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 	if err := r.find(r.DataDir); err != nil {
 		return err
@@ -52,7 +52,7 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 	}
 	defer closeAll()
 	progress, end := newProgress(std.err)
-	rebuilt, err := supervisor.Rebuild(ctx, "asked for by worker rebuild", true, progress)
+	rebuilt, err := supervisor.Rebuild(ctx, "requested by worker rebuild", true, progress)
 	end()
 	if err != nil {
 		return events.Refused(ctx, err)
@@ -60,10 +60,10 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 	return r.report(std.out, rebuilt)
 }
 
-// errUnconfirmed says that nobody has agreed.
-var errUnconfirmed = errors.New("nothing was done")
+// errUnconfirmed is the error of a rebuild that the operator did not confirm.
+var errUnconfirmed = errors.New("aborted")
 
-// confirm asks whether Redis is to be emptied and filled.
+// confirm returns nil when --yes is given or the operator confirms the rebuild.
 func (r *rebuildCommand) confirm(ctx context.Context, to io.Writer) error {
 	if r.Yes {
 		return nil
@@ -71,14 +71,18 @@ func (r *rebuildCommand) confirm(ctx context.Context, to io.Writer) error {
 	if err := requireTerminal(); err != nil {
 		return err
 	}
-	if !confirmed(ctx, to, "Empty the namespace %s of %s, fill it again, and let all decisions wait until then?", r.Namespace, events.RedactedURL(r.RedisURL)) {
+	if !confirmed(ctx, to, "Delete namespace %s in %s and rebuild it? All events wait until it is done.",
+		r.Namespace, events.RedactedURL(r.RedisURL)) {
 		return errUnconfirmed
 	}
 	return nil
 }
 
-// supervisor returns a Keeper of its own connections, what closes them, and a context that ends when NATS lacks a permission.
-func (r *rebuildCommand) supervisor(ctx context.Context, log zerolog.Logger) (until context.Context, k *recovery.Supervisor, closeAll func(), err error) {
+// supervisor returns a supervisor with its own connections and a function that closes them. The
+// context until is cancelled when NATS refuses a permission.
+func (r *rebuildCommand) supervisor(
+	ctx context.Context, log zerolog.Logger,
+) (until context.Context, k *recovery.Supervisor, closeAll func(), err error) {
 	c := Config{Connections: r.Connections, Policies: Policies{Terms: r.Terms}}
 	db, err := newStore(ctx, c)
 	if err != nil {
@@ -111,13 +115,13 @@ func (r *rebuildCommand) report(to io.Writer, done recovery.RebuildResult) error
 		}{done, done.Took.Milliseconds()})
 	}
 	if done == (recovery.RebuildResult{}) {
-		fmt.Fprintln(to, "a worker has filled it in meanwhile, see its log")
+		fmt.Fprintln(to, "a worker has already rebuilt it, see its log")
 		return nil
 	}
-	fmt.Fprintf(to, "filled in from %d outcomes in %.1f s: %d live holds and %d that have ended, on %d resources; %d answers\n",
+	fmt.Fprintf(to, "filled in from %d outcomes in %.1f s: %d live and %d ended holds on %d resources, %d answers\n",
 		done.Outcomes, done.Took.Round(time.Millisecond).Seconds(), done.Live, done.Ended, done.Resources, done.Answers)
 	if done.Gaps != "" {
-		fmt.Fprintf(to, "not all outcomes that can matter are there any more: %s; %s\n", done.Gaps, recovery.GapsImpact)
+		fmt.Fprintf(to, "outbound stream is incomplete: %s; %s\n", done.Gaps, recovery.GapsImpact)
 	}
 	return nil
 }

@@ -12,37 +12,38 @@ import (
 	"holdfast/internal/lua"
 )
 
-// What a larger resource has counted is compared with its records in pages, while others change both. A record
-// tells when its hold took its slots and when it gave them back, so the records tell what a counter was when it was
-// read. Only what happened in just that millisecond they do not tell: what it concerns is read again.
+// The counters of a larger resource are compared with its records in pages, while scripts change
+// both. A record states when its hold took its slots and when it gave them back, so the records
+// determine what a counter was when it was read. They leave open only what happened in the
+// millisecond of the reading: the counters that it concerns are read again.
 const (
 	namedMax = 500 // counters that are read again in one step
-	sureMax  = 5   // times that they are, where something happened in that millisecond
+	sureMax  = 5   // times that they are read again, when something happened in the millisecond of the reading
 
-	latestMax = 1000 // tombstones of one millisecond that are known by name: LATEST_MAX of page.lua
+	latestMax = 1000 // tombstones of one millisecond that are returned by name: LATEST_MAX of page.lua
 )
 
-// counterName names a counter: of a slot, or of a user's live holds.
+// counterName names a counter: the held quantity of a slot, or the number of a user's live holds.
 type counterName struct{ what, name string }
 
-// readTime is when counters were read.
+// readTime is the moment at which counters were read.
 type readTime struct {
 	at     int64           // ms
-	last   int64           // the highest time of a tombstone then
-	latest map[string]bool // the records whose tombstone had it
+	last   int64           // the highest time of a tombstone at that moment
+	latest map[string]bool // the records whose tombstone had that time
 }
 
-// counter is what was counted, and what the records say that it was.
+// counter is a counter as it was read, and the sum of the records at that moment.
 type counter struct {
 	readTime
-	found  string // as it was counted: "-" = nothing, "nonsense" = no number
+	found  string // its value; "-" when missing, "nonsense" when not a number
 	sum    int64
-	unsure bool // something happened to a hold that it counts in the same millisecond
+	unsure bool // a hold that it counts changed in the millisecond of the reading
 }
 
 type counters map[counterName]*counter
 
-// expected is what should have been counted.
+// expected returns the correct value of the counter.
 func (c *counter) expected() string {
 	if c.sum == 0 {
 		return "-"
@@ -50,7 +51,7 @@ func (c *counter) expected() string {
 	return strconv.FormatInt(c.sum, 10)
 }
 
-// wrong returns the counters that differ, in order.
+// wrong returns the names of the counters that differ, sorted.
 func (cs counters) wrong() (names []counterName) {
 	for name, c := range cs {
 		if c.found != c.expected() {
@@ -63,8 +64,8 @@ func (cs counters) wrong() (names []counterName) {
 	return names
 }
 
-// add adds what a hold took to what it was counted in. all has counters be added that were not found: they
-// were not there since then.
+// add adds what a hold took to its counters. With all, it also adds counters that were not found:
+// they were missing at since.
 func (cs counters) add(r *holdRecord, since readTime, all bool) {
 	add := func(what, name string, quantity int64) {
 		c := cs[counterName{what, name}]
@@ -87,8 +88,9 @@ func (cs counters) add(r *holdRecord, since readTime, all bool) {
 	add(string(Users), r.user, 1)
 }
 
-// tookAt reports whether the hold took its slots at that time, and whether that is certain. Only its tombstone says
-// when a payment was settled: tombstones are written in order, and those of the last millisecond are known by name.
+// tookAt reports whether the hold took its slots at a moment, and whether that is certain. Only its
+// tombstone states when a payment was settled. Tombstones are written in the order of their times,
+// and those of the last millisecond are known by name.
 func (r *holdRecord) tookAt(m readTime) (took, sure bool) {
 	began := r.created
 	if r.late {
@@ -101,7 +103,7 @@ func (r *holdRecord) tookAt(m readTime) (took, sure bool) {
 		return true, true
 	case r.state != "confirmed":
 		return r.ended > m.at, r.ended != m.at
-	case r.ended >= m.at || !r.remembered: // it was claimed later, or is just being settled
+	case r.ended >= m.at || !r.remembered: // it was claimed later, or is being settled
 		return true, true
 	}
 	known := m.latest[r.name()]
@@ -112,14 +114,14 @@ func (r *holdRecord) tookAt(m readTime) (took, sure bool) {
 type pager struct {
 	*inspector
 	resource string
-	records  bool     // all are wanted
-	again    bool     // what differs is known, but for the counters
+	records  bool     // all records are requested
+	again    bool     // all differences except the counters are known
 	began    readTime // of the first page
 	found    inspection
 }
 
-// large looks at a resource page by page. Counters that seem to be wrong are read again, and compared with
-// the records as they were then.
+// large reads a resource page by page. It reads counters that seem wrong again and compares them
+// with the records as of that moment.
 func (l *inspector) large(ctx context.Context, resource string, records bool) (inspection, error) {
 	p := &pager{inspector: l, resource: resource, records: records, found: inspection{resource: resource}}
 	seem := make(counters)
@@ -153,12 +155,13 @@ func (l *inspector) large(ctx context.Context, resource string, records bool) (i
 	return p.found, nil
 }
 
-// comparable reports whether it is known what the records take.
+// comparable reports whether the records can be summed up.
 func (p *pager) comparable() bool {
 	return !p.found.lost && !slices.ContainsFunc(p.found.differences, difference.unknowable)
 }
 
-// compare notes which counters are wrong, and returns those of which it is not certain.
+// compare adds the counters that are wrong to the differences, and returns those that are
+// uncertain.
 func (p *pager) compare(cs counters) (unsure []counterName) {
 	for _, name := range cs.wrong() {
 		if c := cs[name]; c.unsure {
@@ -170,7 +173,7 @@ func (p *pager) compare(cs counters) (unsure []counterName) {
 	return unsure
 }
 
-// named reads counters again.
+// named reads some counters again.
 func (p *pager) named(ctx context.Context, names []counterName) (found counters, err error) {
 	found, p.began = make(counters), readTime{}
 	for chunk := range slices.Chunk(names, namedMax) {
@@ -186,14 +189,14 @@ func (p *pager) named(ctx context.Context, names []counterName) (found counters,
 	return found, nil
 }
 
-// sum adds up what the records say of counters that were read since a time. all has it add those that
-// were not found.
+// sum adds what the records take to counters that were read since a moment. With all, it also adds
+// counters that were not found.
 func (p *pager) sum(ctx context.Context, cs counters, since readTime, all bool) error {
 	type name struct {
 		id   id
 		late bool
 	}
-	seen := make(map[name]bool) // a page may repeat what another has told
+	seen := make(map[name]bool) // pages of HSCAN may repeat a record
 	return p.partSince(ctx, "records", since, func(_ counters, records []holdRecord) {
 		for i := range records {
 			r := &records[i]
@@ -222,7 +225,7 @@ func (p *pager) partSince(ctx context.Context, part string, since readTime, take
 	return nil
 }
 
-// page reads one page, and returns the cursor of the next.
+// page reads one page and returns the cursor of the next.
 func (p *pager) page(
 	ctx context.Context, part, cursor string, since readTime, take func(counters, []holdRecord), args ...any,
 ) (next string, err error) {

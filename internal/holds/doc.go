@@ -1,6 +1,8 @@
-// Package holds is what Holdfast knows about holds: what one is, how it changes, and who
-// decides each change. The scripts under lua/ are the transition rules; the Go files beside
-// them, one a verb, gather what a script needs and turn its answer into an outcome.
+// Package holds decides about holds: it creates, extends, confirms, releases and expires them, and
+// it sets the capacity of slots.
+//
+// The scripts under lua/ contain the rules by which a hold changes. The Go files beside them, one
+// file for each verb, collect the arguments of a script and turn its reply into an outcome.
 //
 // # The life of a hold
 //
@@ -14,7 +16,7 @@
 //	 request key)           ││                                     │ settle.lua: Postgres has committed
 //	booking.cancelled       ││ deadline reached                    ▼
 //	release.lua ◄───────────┘└────► expire.lua, or any         confirmed: a reservation in Postgres,
-//	     │                          script that sweeps first       │      until reservation.cancelled
+//	     │                          script that expires first      │      until reservation.cancelled
 //	     ▼                            │                            │
 //	 released                         ▼                            │
 //	     │                         expired                         │
@@ -23,75 +25,90 @@
 //	     ▼                            ▼                            ▼
 //	  tombstone ── remembered for HOLDFAST_REQUEST_KEY_TTL, then dropped
 //
-// A payment that comes after the deadline may take the slots again, if the policy wants it and they
-// are free: place.lua makes a record late:<id> of it, which is confirming and then confirmed as a
-// hold's own is, or is dropped. The hold stays expired.
+// While a hold is held or confirming, it is live and takes its quantity of each of its slots. It
+// ends exactly once, as confirmed, released or expired. The script that ends it also gives its
+// counts back, in the same atomic step: end_hold in lua/prelude.lua is the only code that lowers a
+// counter.
 //
-// A hold takes its quantity of each of its slots while it is held or confirming. It ends
-// exactly once, as confirmed, released or expired, and the script that ends it gives its
-// counts back in the same atomic step: see finish in lua/prelude.lua, the only place that
-// lowers a counter.
+// # Late payments
 //
-// # Which clock rules
+// A payment that arrives after the deadline may take the slots of its hold again, if the policy
+// allows it and the slots are free. For this place.lua writes a second record, late:<id>. It is
+// confirming and then becomes confirmed, like the record of a hold, or is removed when Postgres
+// rejects the payment. The hold itself stays expired.
 //
-// Redis' TIME, read inside the scripts. A hold has lapsed when that clock has reached its
-// deadline, whether or not anyone has swept it: every script that reads counters lapses first
-// what is due. One judgement is made without it, because it must be the same at every
-// delivery of an event: whether a night has passed is judged at the time at which JetStream
-// stored the event.
+// # Clocks
 //
-// # What Redis holds
+// The clock of Redis decides. The scripts read it with TIME. A hold has expired when this clock has
+// reached its deadline, even if no sweep has ended it yet: every script that reads counters first
+// expires the holds that are due.
 //
-// Everything begins <ns>:{<partition>}: so that one script's keys share a hash slot.
+// One decision uses another clock, because it must be the same at every delivery of an event.
+// Whether a night has passed is decided by the time at which JetStream stored the event.
 //
-//	epoch                    string  proof that this Redis still has what was written to it, or the mark
-//	                                 of who is filling it
-//	fence                    string  counts the locks taken, gives each its fencing token
-//	agenda                   zset    resource -> when to look at it next (ms)
-//	format                   string  number of the form of all this (recovery/format.go); only in partition 0
+// # Redis keys
+//
+// Every key begins with <ns>:{<partition>}: so that all keys of one script are in one hash slot.
+//
+//	epoch                    string  proves that this Redis still has all data that was written to it;
+//	                                 during a rebuild, the mark of the worker that rebuilds
+//	fence                    string  the number of locks taken; each lock gets it as its fencing token
+//	agenda                   zset    resource -> when to sweep it next (ms)
+//	format                   string  version number of this recovery/format; only in partition 0
 //	<resource>:counts        hash    slot -> held
-//	<resource>:users         hash    user -> live holds
-//	                                 user and sha1 of slots -> id of the user's live hold on just these
-//	<resource>:records       hash    id -> the hold, one line of words (package record)
-//	<resource>:due           zset    id -> deadline (ms) of holds that can lapse
-//	<resource>:departing     zset    id -> when to announce hold.expired (again) (ms)
-//	<resource>:tombstones    zset    id -> when to drop the record of an ended hold (ms)
-//	<resource>:rev           string  counts the changes of capacity and reserved, with TTL
-//	<resource>:hold:<id>     string  a live hold as JSON, with TTL; its expiry is a hint to sweep
-//	<resource>:started:<id>  string  when the payment of a live hold was started, with TTL
-//	<resource>:request:<key> string  the answer to a request, with TTL
-//	<resource>:extension:<event>  string  the answer to a booking.extended or payment.started, with TTL
+//	<resource>:users         hash    user -> number of live holds;
+//	                                 user and sha1 of slots -> id of the user's live hold on exactly these slots
+//	<resource>:records       hash    id -> the hold, one line of words
+//	<resource>:due           zset    id -> deadline (ms) of each hold that can expire
+//	<resource>:departing     zset    id -> when to announce hold.expired next (ms)
+//	<resource>:tombstones    zset    id -> when to remove the record of an ended hold (ms)
+//	<resource>:rev           string  counts the changes of capacity and reserved; with TTL
+//	<resource>:hold:<id>     string  a live hold as JSON; with TTL: its expiry is the hint to sweep
+//	<resource>:started:<id>  string  when the payment of a live hold was started; with TTL
+//	<resource>:request:<key> string  the answer to a request; with TTL
+//	<resource>:extension:<event>  string  the answer to a booking.extended or payment.started; with TTL
 //	<resource>:locks         hash    slot -> owner, fencing token and end of a lease; TTL: the longest of these
-//	<resource>:lock          string  who repairs counters of a large resource, with TTL (package audit)
-//	<resource>:waited_for    string  is there while somebody waits for one of them, with TTL
-//	<resource>:waiting       hash    who waits for locks, and until when (only with HOLDFAST_LOCK_FAIR)
-//	<resource>:queue:<slot>  zset    those who wait for it, in the order in which they came (likewise)
-//	<resource>:gone:<id>     string  who has left, and of whom something may still be on its way, with TTL (likewise)
+//	<resource>:lock          string  owner of the repair of a large resource's counters; with TTL (package audit)
+//	<resource>:waited_for    string  exists while a worker waits for one of the locks; with TTL
+//	<resource>:waiting       hash    waiter -> until when it waits (only with HOLDFAST_LOCK_FAIR)
+//	<resource>:queue:<slot>  zset    waiters for the slot in the order of arrival (likewise)
+//	<resource>:gone:<id>     string  a waiter that has left while its attempt may still arrive; with TTL (likewise)
 //
-// With HOLDFAST_LOCK_STRATEGY=redlock each slot has a key <resource>:lock:<slot> of its own, on the lock
-// servers. While somebody waits, it is told on the channel
-// <resource>:released (sharded pub/sub) which locks were released. See package locking.
+// With HOLDFAST_LOCK_STRATEGY=redlock each slot has a key <resource>:lock:<slot> of its own on the
+// lock servers. Released locks are published on the channel <resource>:released (sharded pub/sub)
+// while a worker waits for them. See package locking.
 //
-// # What is guaranteed, and by what
+// # Guarantees
 //
-//   - A grant was right at its moment: place.lua compares capacity and reserved as read from
-//     Postgres with its own counters, and refuses to decide when rev says that Postgres has
-//     changed since: by an event, or by plain SQL, of which Postgres sends word. Postgres' CHECK
-//     stands behind it: a reservation that does not fit is refused.
-//   - The same event has the same answer: an answer is remembered with the cause that made it;
-//     payments are answered from their row in Postgres for ever.
-//   - Inventory rows may come from memory (rows.go): only while the worker has proof, not older than readAge, that it
-//     has heard of every change of them, and only with the rev that they were read under. Such a decision takes its
-//     locks and gives them back in the one step of place.lua, unless another holds one of them.
-//   - The lock only orders work. place.lua checks the group's tokens in the same step as it
-//     writes, and all of this holds with no lock at all.
-//   - What would be answered can be asked without doing it: a dry Service runs the same scripts
-//     without their writes (dry.go), and the same transactions, rolled back.
-//   - Lost data is noticed, and filled in again before anything else is decided: see package recovery.
-//   - Damage stays with its resource: a script that finds there what no script writes refuses before it has written
-//     anything of the hold (ErrCorrupt). Events of that resource wait until it is mended, in place by whoever is
-//     told (OnCorruption), or a few seconds later by filling Redis again, which is all that the others notice.
-//   - One resource delays no other's sweep: holds are expired in rounds, a bounded number of each partition. A
-//     resource that fails rests for a second, alone; one that always has more due takes its turn; a partition that
-//     fails, or does not answer within a second, is left to the next round.
+//   - A hold is created only if the capacity is free. place.lua compares the capacity and
+//     reservations that were read from Postgres with its own counters. It refuses to decide when
+//     rev shows that Postgres has changed since the read: by an event, or by plain SQL, of which
+//     Postgres notifies the workers. As a second check, a constraint in Postgres refuses a
+//     reservation that does not fit.
+//   - The same event gets the same answer. Redis stores an answer together with the id of the event
+//     that caused it. The answer to a payment stays in Postgres for ever.
+//   - A decision may use cached inventory rows (rows.go). It does so only while the worker has a
+//     proof, at most readAge old, that it has received every change of them, and only with the rev
+//     under which they were read. Such a decision takes and releases its locks in the one step of
+//     place.lua, unless another owner holds one of them.
+//   - The lock only puts work in order. place.lua checks the tokens of the group's locks in the
+//     step that writes. All guarantees hold without any lock.
+//   - A dry run changes nothing. A dry Service runs the same scripts without their writes (dry.go),
+//     and rolls the same transactions back.
+//   - Corruption stays within its resource. A script that finds a value that no script writes
+//     returns ErrCorrupt before it writes anything of the hold. The events of that resource wait
+//     until the value is repaired: in place, by the callback of OnCorruption, or a few seconds
+//     later by a rebuild of Redis. The other resources are affected only by the rebuild.
+//   - One resource does not delay the sweep of another. The sweep works in rounds and expires a
+//     bounded number of holds of each partition in each round. A resource that fails is skipped for
+//     a second. A resource that always has more due takes turns with the others. A partition that
+//     fails, or does not answer within a second, waits for the next round.
+//
+// # Data loss
+//
+// Every script gets the current epoch as an argument and refuses to work in a partition that has
+// another one (ErrDataLost). Scripts that decide also get the replication history of the server,
+// because a server may follow older data and become primary again between two checks. Package
+// recovery detects the loss, rebuilds Redis from the outbound stream and Postgres, and documents
+// which guarantees change after a rebuild. Until Redis is rebuilt, no event is decided.
 package holds

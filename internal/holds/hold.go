@@ -16,7 +16,7 @@ import (
 	"holdfast/internal/record"
 )
 
-// State is where a hold is in its life; doc.go draws it.
+// State is a state in the life of a hold. doc.go has the drawing.
 type State string
 
 // The states of a hold. Held and confirming holds are live: they take capacity.
@@ -28,7 +28,7 @@ const (
 	Expired    State = "expired"
 )
 
-// Time is a moment of Redis' clock, to the millisecond, in UTC.
+// Time is a time of Redis' clock in UTC, in milliseconds.
 type Time struct{ time.Time }
 
 // TimeFormat is RFC 3339 in UTC with milliseconds, always of the same length.
@@ -37,8 +37,8 @@ const TimeFormat = "2006-01-02T15:04:05.000Z"
 // TimeFromMillis returns the moment that is ms milliseconds after the Unix epoch.
 func TimeFromMillis(ms int64) Time { return Time{time.UnixMilli(ms).UTC()} }
 
-// AppendText, MarshalText, MarshalJSON and MarshalJSONTo write TimeFormat. Those of the embedded
-// time.Time, which write as many digits as they like, would win otherwise.
+// AppendText, MarshalText, MarshalJSON and MarshalJSONTo write TimeFormat. Without them the methods
+// of the embedded time.Time would be used, which write a varying number of digits.
 func (t Time) AppendText(b []byte) ([]byte, error) { return t.UTC().AppendFormat(b, TimeFormat), nil }
 
 // MarshalText implements encoding.TextMarshaler.
@@ -68,9 +68,9 @@ func (t *Time) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// ResourcePattern and SlotPattern are the forms of resource ids and slot names. Both exclude
-// everything that means something in a subject, a key, a hash tag or a terminal. NamePattern is
-// that of request keys, user ids and payment ids.
+// ResourcePattern matches resource ids, SlotPattern slot names, and NamePattern request keys, user
+// ids and payment ids. The first two exclude every character with a meaning in a subject, a key, a
+// hash tag or a terminal.
 var (
 	ResourcePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
 	SlotPattern     = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$`)
@@ -87,7 +87,7 @@ func ValidName(s string) bool {
 // ErrHoldID says that a text is not a hold id.
 var ErrHoldID = errors.New("not a hold id: want <resource_id>.<32 lowercase hex digits>")
 
-// HoldID names a hold: the resource it is on and a UUIDv7 in 32 lowercase hex digits.
+// HoldID identifies a hold by its resource and a UUIDv7 in 32 lowercase hex digits.
 type HoldID struct {
 	Resource string
 	UUID     string
@@ -102,7 +102,7 @@ func NewHoldID(resource string) (HoldID, error) {
 	return HoldID{Resource: resource, UUID: hex.EncodeToString(id[:])}, nil
 }
 
-// ParseHoldID reads what String writes. It returns ErrHoldID for anything else.
+// ParseHoldID parses the text that String returns. It returns ErrHoldID for any other text.
 func ParseHoldID(s string) (HoldID, error) {
 	resource, id, found := strings.Cut(s, ".")
 	if !found || !ResourcePattern.MatchString(resource) || !uuidPattern.MatchString(id) {

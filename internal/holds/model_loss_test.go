@@ -75,7 +75,7 @@ func (w *harness) loseAndRebuild(t fatal, l recovery.OutcomeLog) {
 }
 
 // TestModel_RedisLost_SameOutcomes does random things to a resource and to the model, and loses everything that
-// Redis has in between, as often as not. What was told comes back in any order, and some of it
+// Redis has in between, as often as not. What was published comes back in any order, and some of it
 // twice. The model does not know of losses: everything goes on as if there were none.
 func TestModel_RedisLost_SameOutcomes(t *testing.T) {
 	t.Parallel()
@@ -103,7 +103,7 @@ func TestModel_RedisLost_SameOutcomes(t *testing.T) {
 						losses.Add(1)
 						w.loseAndRebuild(rt, &shuffledLog{w.outcomes, func(outcomes []holds.StoredOutcome) []holds.StoredOutcome {
 							for _, one := range outcomes {
-								if rapid.Bool().Draw(rt, "told twice") {
+								if rapid.Bool().Draw(rt, "published twice") {
 									outcomes = append(outcomes, one)
 								}
 							}

@@ -8,7 +8,7 @@ import (
 	"holdfast/internal/record"
 )
 
-// data echoes a request.
+// data returns the members that every outcome of a request has.
 func (r *PlaceRequest) data() HoldData {
 	return HoldData{
 		ResourceID:    r.Resource,
@@ -38,7 +38,7 @@ func rejectInvalid(r *PlaceRequest, err error) Result {
 	})}
 }
 
-// rejectionMessages say each reason in a sentence.
+// rejectionMessages has the sentence for each reason.
 var rejectionMessages = map[string]string{
 	ReasonKeyReused:       "this request key was used for a request with another user, slots, quantity or ttl",
 	ReasonCancelled:       "this request was cancelled before it came",
@@ -48,8 +48,8 @@ var rejectionMessages = map[string]string{
 	ReasonSoldOut:         "at least one of these slots has not enough left",
 }
 
-// outcome reads an answer of place.lua: answer is the line as it is
-// remembered under the request key; tail is from the record of a hold that was created before.
+// outcome parses an answer of place.lua. answer is the line that is stored under the request key.
+// tail is the tail of the hold's record when the hold was created by an earlier call.
 func (p *placing) outcome(answer, tail string) (Outcome, error) {
 	if answer == "reused" {
 		return p.reject(Time{}, HoldRejected{HoldData: p.data(), Reason: ReasonKeyReused}), nil
@@ -126,12 +126,13 @@ func parseShortage(detail string) (*SoldOut, error) {
 	return &short, nil
 }
 
-// parseMillis reads a time. Like all that reads what is in Redis, it does not repeat what it cannot
-// read: in damaged data that may be somebody's metadata.
+// parseMillis parses a time in milliseconds since the Unix epoch. Its error does not contain the
+// text, because corrupt data may contain the metadata of a user. This holds for every parser of
+// Redis data.
 func parseMillis(text string) (Time, error) {
 	ms, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
-		return Time{}, fmt.Errorf("a time: %w", ErrCorrupt)
+		return Time{}, fmt.Errorf("parse time: %w", ErrCorrupt)
 	}
 	return TimeFromMillis(ms), nil
 }

@@ -10,7 +10,7 @@ import (
 // scanBatch is how many keys one SCAN reads.
 const scanBatch = 1000
 
-// Remove removes every key of a namespace. No worker may run in it.
+// Remove removes every key of a namespace. No worker may use the namespace meanwhile.
 func Remove(ctx context.Context, namespace string, client redis.UniversalClient) error {
 	keys := client.Scan(ctx, 0, namespace+":{*", scanBatch).Iterator()
 	for keys.Next(ctx) {

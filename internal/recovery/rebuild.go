@@ -397,7 +397,7 @@ func (a *rebuild) addPending(ctx context.Context) error {
 	return nil
 }
 
-// decisionsMax is how many payments one query looks up.
+// decisionsMax is how many payments one query reads.
 const decisionsMax = 1000
 
 // seal replaces the marks by the new epoch and completes it in Postgres. Until then no worker uses it.

@@ -19,7 +19,7 @@ import (
 
 var _ recovery.EpochStore = (*Store)(nil)
 
-// Epoch implements recovery.EpochStore. The first call makes the first epoch.
+// Epoch implements recovery.EpochStore. The first call creates the first epoch.
 func (s *Store) Epoch(ctx context.Context) (e recovery.Epoch, err error) {
 	if e, err = s.readEpoch(ctx); errors.Is(err, pgx.ErrNoRows) {
 		if _, err = s.pool.Exec(ctx, queryEpochInsert, uuid.NewString(), record.Partitions); err == nil {
@@ -44,32 +44,35 @@ func (s *Store) readEpoch(ctx context.Context) (e recovery.Epoch, err error) {
 			Scan(&e.Name, &partitions, &e.Complete, &e.Server, &e.Lost, &e.Why, &e.Rebuilder, &e.Progress, &worksFrom)
 	})
 	if err == nil && partitions != record.Partitions {
-		err = fmt.Errorf("the data is divided into %d partitions, this program knows %d", partitions, record.Partitions)
+		err = fmt.Errorf("data has %d partitions, this program expects %d", partitions, record.Partitions)
 	}
 	if err == nil && worksFrom > SchemaVersion {
-		err = fmt.Errorf("%w: it knows version %d, and %d is the lowest", recovery.ErrUnknownSchema, SchemaVersion, worksFrom)
+		err = fmt.Errorf("%w: it knows version %d, the schema requires %d", recovery.ErrUnknownSchema, SchemaVersion,
+			worksFrom)
 	}
 	return e, err
 }
 
 // CompleteEpoch implements recovery.EpochStore.
 func (s *Store) CompleteEpoch(ctx context.Context, epoch, server, rebuilder string) error {
-	return s.changeEpoch(ctx, "write", queryEpochComplete, epoch, server, rebuilder)
+	return s.changeEpoch(ctx, "complete", queryEpochComplete, epoch, server, rebuilder)
 }
 
 // SetEpochServer implements recovery.EpochStore.
 func (s *Store) SetEpochServer(ctx context.Context, epoch, server, before string) error {
-	return s.changeEpoch(ctx, "note the server of", queryEpochServer, epoch, server, before)
+	return s.changeEpoch(ctx, "set the server of", queryEpochServer, epoch, server, before)
 }
 
 // InvalidateEpoch implements recovery.EpochStore.
 func (s *Store) InvalidateEpoch(ctx context.Context, epoch, why string) error {
-	return s.changeEpoch(ctx, "condemn", queryEpochInvalidate, epoch, why)
+	return s.changeEpoch(ctx, "invalidate", queryEpochInvalidate, epoch, why)
 }
 
 // RenewEpochLease implements recovery.EpochStore.
-func (s *Store) RenewEpochLease(ctx context.Context, epoch, rebuilder string, lease time.Duration, progress string) error {
-	return s.changeEpoch(ctx, "keep", queryEpochRenew, epoch, rebuilder, lease.Milliseconds(), progress)
+func (s *Store) RenewEpochLease(
+	ctx context.Context, epoch, rebuilder string, lease time.Duration, progress string,
+) error {
+	return s.changeEpoch(ctx, "renew the lease of", queryEpochRenew, epoch, rebuilder, lease.Milliseconds(), progress)
 }
 
 func (s *Store) changeEpoch(ctx context.Context, verb, query, epoch string, args ...any) error {
@@ -95,8 +98,9 @@ func (s *Store) BeginEpoch(ctx context.Context, rebuilder string, lease time.Dur
 	return epoch, nil
 }
 
-// keepCurrent keeps an epoch from being condemned until the transaction ends. It returns
-// holds.ErrDataLost when that has happened: what Redis has said under it is worth nothing.
+// keepCurrent prevents an epoch from being invalidated until the transaction ends. It returns
+// holds.ErrDataLost when it was invalidated before: then what Redis answered under it does not
+// count.
 func keepCurrent(ctx context.Context, tx pgx.Tx, epoch string) error {
 	var current bool
 	err := tx.QueryRow(ctx, queryEpochCurrent, epoch).Scan(&current)
@@ -106,7 +110,7 @@ func keepCurrent(ctx context.Context, tx pgx.Tx, epoch string) error {
 	return err
 }
 
-// reservationsMax is how many holds are asked for at a time.
+// reservationsMax bounds the holds in one query.
 const reservationsMax = 5000
 
 // Reservations implements recovery.EpochStore.
@@ -116,7 +120,8 @@ func (s *Store) Reservations(ctx context.Context, ids []holds.HoldID, each func(
 		for i, id := range chunk {
 			texts[i] = id.String()
 		}
-		if err := s.read(ctx, func(conn *pgxpool.Conn) error { return readReservations(ctx, conn, texts, each) }); err != nil {
+		if err := s.read(ctx,
+			func(conn *pgxpool.Conn) error { return readReservations(ctx, conn, texts, each) }); err != nil {
 			return fmt.Errorf("read reservations: %w", err)
 		}
 	}
