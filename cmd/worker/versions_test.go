@@ -70,7 +70,7 @@ func TestSupervisor_NewerVersionRaisedFormat_WorkerEnds(t *testing.T) {
 			if !errors.As(worker.err, &exit) || exit.ExitCode() != exitFailed {
 				t.Errorf("the worker exited with %v, want exit code %d", worker.err, exitFailed)
 			}
-			if log := worker.log.String(); !strings.Contains(log, "start this worker again in that version, or a newer one") {
+			if log := worker.log.String(); !strings.Contains(log, "start a newer version") {
 				t.Errorf("the log lacks the remedy: %s", log)
 			}
 			selection := s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k", seat, hour))

@@ -236,7 +236,7 @@ func TestRun_RedisLostAndRebuilt_NoFindings(t *testing.T) {
 	}
 	report := s.audit(audit.Options{})
 	if got := findingsText(report); len(report.Findings) != 1 || report.Findings[0].Kind != audit.DataLost ||
-		!strings.Contains(got, "the epoch is gone") || !strings.Contains(got, "the rebuild has not started") ||
+		!strings.Contains(got, "epoch missing") || !strings.Contains(got, "the rebuild has not started") ||
 		!strings.Contains(got, "2 resources could not be read in redis") {
 		t.Errorf("found\n%s", got)
 	}

@@ -206,11 +206,11 @@ func (h Hold) data() HoldData {
 
 // RecordTail returns the tail of the hold's record. It returns an error when the nights are not a stay.
 func (d HoldData) RecordTail() (record.Tail, error) {
-	names, err := d.SlotSelection.names(nightsWindow{max: math.MaxInt})
+	names, err := d.names(nightsWindow{max: math.MaxInt})
 	if err != nil {
 		return record.Tail{}, fmt.Errorf("hold %s: %w", d.HoldID, err)
 	}
-	selection, err := d.SlotSelection.Compact()
+	selection, err := d.Compact()
 	if err != nil {
 		return record.Tail{}, err
 	}

@@ -118,7 +118,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		if errors.Is(err, ErrUnknownFormat) || errors.Is(err, ErrUnknownSchema) {
 			s.Term.end(err.Error())
 			s.Guard.Block(err.Error())
-			s.Log.Error().Err(err).Msg("stored data needs a newer version of this worker, stopping")
+			s.Log.Error().Err(err).Msg("stored data is newer than this worker, start a newer version")
 			return err
 		}
 		if ctx.Err() == nil {
