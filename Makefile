@@ -1,5 +1,5 @@
 # For habit; each line is what README.md says.
-.PHONY: dev test race lint bench bench-quick bench-parts bench-locks torture mutants
+.PHONY: dev test race lint bench bench-quick bench-parts bench-locks robustness torture mutants
 
 dev:
 	go run ./cmd/worker dev
@@ -41,8 +41,8 @@ bench-locks:
 FOR ?= 60m
 SEED ?= 0
 STRATEGY ?= range
-torture:
-	go test ./internal/torture -run '^TestRobustness_FaultsUnderLoad_PromisesHold$$' -count 1 -timeout 24h -v -torture.for $(FOR) -torture.seed $(SEED) -torture.strategy $(STRATEGY) -torture.report $(CURDIR)/torture.json
+robustness torture:
+	go test ./internal/robustness -run '^TestRobustness$$' -count 1 -timeout 24h -v -robustness.for $(FOR) -robustness.seed $(SEED) -robustness.strategy $(STRATEGY) -robustness.report $(CURDIR)/robustness.json
 
 # Our own code, broken on purpose: the table in docs/faults.md.
 mutants:

@@ -80,7 +80,7 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 	lines, up := bufio.NewScanner(stdout), false
 	for !up && lines.Scan() {
 		told = append(told, lines.Text())
-		up = strings.Contains(lines.Text(), "Ctrl-C stops it")
+		up = strings.Contains(lines.Text(), "Ctrl-C stops")
 	}
 	if !up {
 		return 1, fmt.Errorf("worker dev: %w\n%s", worker.Wait(), strings.Join(told, "\n"))

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/term"
 
 	"holdfast/internal/events"
-	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/terminal"
 	"holdfast/internal/version"
 )
@@ -51,8 +51,8 @@ type common struct {
 
 // Validate implements kong's check of the flags.
 func (c *common) Validate() error {
-	if c.Namespace != "" && !holds.NamespacePattern.MatchString(c.Namespace) {
-		return misused("--namespace: %q does not match %s", c.Namespace, holds.NamespacePattern)
+	if c.Namespace != "" && !record.NamespacePattern.MatchString(c.Namespace) {
+		return misused("--namespace: %q does not match %s", c.Namespace, record.NamespacePattern)
 	}
 	if c.Timeout <= 0 {
 		return misused("--timeout: must be more than 0")

@@ -116,10 +116,10 @@ func TestCompletion_PartialLine_ListsCandidates(t *testing.T) {
 	}
 }
 
-// TestSettings_EachVariable_IsInREADME checks the table of settings in README.md.
-func TestSettings_EachVariable_IsInREADME(t *testing.T) {
+// TestSettings_EachVariable_IsDocumented checks that docs/settings.md has each variable of a command.
+func TestSettings_EachVariable_IsDocumented(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile(readmePath)
+	text, err := os.ReadFile(settingsPath)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestSettings_EachVariable_IsInREADME(t *testing.T) {
 				for _, variable := range flag.Envs {
 					seen++
 					if !strings.Contains(string(text), "| `"+variable+"` | `--"+flag.Name+"` |") {
-						t.Errorf("README.md has no row for %s, --%s of publisher %s", variable, flag.Name, command.Path())
+						t.Errorf("docs/settings.md has no row for %s, --%s of publisher %s", variable, flag.Name, command.Path())
 					}
 				}
 			}

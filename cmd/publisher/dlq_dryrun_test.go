@@ -74,12 +74,12 @@ func TestDryRun_EachKindOfEvent_PredictsReplay(t *testing.T) {
 		"already answered hold.created")
 	addDeadLetter("malformed", events.BookingRequested, "loft", ask("new2", "loft", `,"slots":[]`), "still malformed ")
 	addDeadLetter("late", events.PaymentConfirmed, "loft", ofHold(expired, `,"payment_id":"p"`),
-		"hold lapsed hold.confirm_rejected")
+		"hold expired hold.confirm_rejected")
 	addDeadLetter("twice", events.PaymentConfirmed, "loft", ofHold(paid, `,"payment_id":"p"`),
 		"already answered hold.confirmed")
 	addDeadLetter("extend", events.BookingExtended, "loft", ofHold(held, `,"ttl_seconds":1800`),
 		"would extend hold.extended")
-	addDeadLetter("start", events.PaymentStarted, "loft", ofHold(expired, ""), "hold lapsed hold.extension_rejected")
+	addDeadLetter("start", events.PaymentStarted, "loft", ofHold(expired, ""), "hold expired hold.extension_rejected")
 	addDeadLetter("unsell", events.ReservationCancelled, "loft", ofHold(paid, ""),
 		"would cancel the reservation reservation.cancelled")
 	addDeadLetter("no-sale", events.ReservationCancelled, "loft", ofHold(held, ""),

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/schollz/progressbar/v3"
+	"golang.org/x/sync/errgroup"
 
 	"holdfast/internal/client"
 )
@@ -46,7 +47,8 @@ func (r *runProcessor) process(ctx context.Context, seqs []uint64, work deadLett
 		defer close(recorded)
 		r.collect(ctx, results, stop)
 	}()
-	turns := make(chan struct{}, deadLettersInFlightMax)
+	var group errgroup.Group
+	group.SetLimit(deadLettersInFlightMax)
 	for _, seq := range seqs {
 		if working.Err() != nil {
 			break
@@ -56,15 +58,12 @@ func (r *runProcessor) process(ctx context.Context, seqs []uint64, work deadLett
 			stop(err)
 			break
 		}
-		turns <- struct{}{} // does not block for ever: started work ends
-		go func() {
-			defer func() { <-turns }()
+		group.Go(func() error {
 			results <- finish(working)
-		}()
+			return nil
+		})
 	}
-	for range deadLettersInFlightMax {
-		turns <- struct{}{}
-	}
+	_ = group.Wait() // always nil: a failure is a result
 	close(results)
 	<-recorded
 	switch {

@@ -24,8 +24,8 @@ func TestDLQ_EachCommand_ProcessesDeadLetters(t *testing.T) {
 	h := newHarness(t)
 	h.run("dlq", "list").want(t, exitOK, "no dead letters")
 	h.run("dlq", "stats", "-o", "json").want(t, exitOK, "[]")
-	h.run("dlq", "show", "1").want(t, exitFailed, "letter 1: no such dead letter")
-	h.run("dlq", "replay", "1", "--yes").want(t, exitFailed, "letter 1: no such dead letter")
+	h.run("dlq", "show", "1").want(t, exitFailed, "dead letter 1: no such dead letter")
+	h.run("dlq", "replay", "1", "--yes").want(t, exitFailed, "dead letter 1: no such dead letter")
 	h.run("dlq", "replay", "--all", "--yes").want(t, exitOK, "no matching dead letters")
 	if r := h.run("dlq", "discard", "--all", "--note", "n", "--yes", "-o",
 		"json").want(t, exitOK); !strings.Contains(r.out, `"letters":0`) {
@@ -125,7 +125,7 @@ func TestDLQ_EachCommand_ProcessesDeadLetters(t *testing.T) {
 
 	h.run("dlq", "discard", "1", "3", "--note", "corrected", "--yes").want(t, exitOK, "discard of 2 dead letters: done",
 		"discarded")
-	h.run("dlq", "discard", "3", "--note", "corrected", "--yes").want(t, exitFailed, "letter 3: no such dead letter")
+	h.run("dlq", "discard", "3", "--note", "corrected", "--yes").want(t, exitFailed, "dead letter 3: no such dead letter")
 	if seqs := h.seqs(); !slices.Equal(seqs, []uint64{4}) {
 		t.Errorf("dead letters %v", seqs)
 	}

@@ -510,8 +510,11 @@ func TestLoad_Rate_IsNotExceeded(t *testing.T) {
 	summaryOf(t, r).expect(t, 31, 0)
 }
 
-// readmePath is absolute, because TestMain changes the directory.
-var readmePath, _ = filepath.Abs("../../README.md")
+// The paths are absolute, because TestMain changes the directory.
+var (
+	readmePath, _   = filepath.Abs("../../README.md")
+	settingsPath, _ = filepath.Abs("../../docs/settings.md")
+)
 
 // TestLoad_READMEExample_PrintsWhatItShows runs the commands of README.md for a file of events and compares the output.
 func TestLoad_READMEExample_PrintsWhatItShows(t *testing.T) {
@@ -520,7 +523,7 @@ func TestLoad_READMEExample_PrintsWhatItShows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(readme), "Many events come from a file")
+	_, section, _ := strings.Cut(string(readme), "A file has one event a line")
 	blocks := strings.Split(strings.ReplaceAll(section, "sauna", fresh("sauna")), "```\n")
 	if len(blocks) < 6 {
 		t.Fatalf("%d blocks", len(blocks))

@@ -7,26 +7,29 @@ import (
 	"testing"
 )
 
-// allowedImports are the imports among our own packages. What is not here is not allowed:
-// holds knows neither NATS nor Postgres, locking and lua know no sibling's nouns, and only
-// the programs know everything.
+// allowedImports are the imports among our own packages. Every other import is forbidden: holds
+// knows neither NATS nor Postgres, locking and lua know no terms of other packages, and only the
+// programs import everything.
 var allowedImports = map[string][]string{
-	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/endpoints", "holdfast/internal/store", "holdfast/internal/version"},
+	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/stack", "holdfast/internal/stack/endpoints", "holdfast/internal/store", "holdfast/internal/version"},
 	"holdfast/cmd/bench":                {"holdfast/internal/bench", "holdfast/internal/terminal", "holdfast/internal/version"},
-	"holdfast/cmd/publisher":            {"holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack/endpoints", "holdfast/internal/terminal", "holdfast/internal/version"},
-	"holdfast/internal/audit":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/postgres"}, // nouns, subjects and how scripts are run: none of the rules that it checks
+	"holdfast/cmd/publisher":            {"holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/record", "holdfast/internal/stack/endpoints", "holdfast/internal/terminal", "holdfast/internal/version"},
+	"holdfast/internal/audit":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery"}, // nouns, subjects and how scripts are run: none of the rules that it checks
 	"holdfast/internal/bench":           {"holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack", "holdfast/internal/store"},
 	"holdfast/internal/client":          {"holdfast/internal/events", "holdfast/internal/failpoint", "holdfast/internal/holds"},
 	"holdfast/internal/events":          {"holdfast/internal/failpoint", "holdfast/internal/holds"},
-	"holdfast/internal/preflight":       {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/store"},
-	"holdfast/internal/store":           {"holdfast/internal/holds", "holdfast/internal/postgres"},
-	"holdfast/internal/postgres":        {"holdfast/internal/holds"},
-	"holdfast/internal/holds":           {"holdfast/internal/failpoint", "holdfast/internal/locking", "holdfast/internal/lua"},
+	"holdfast/internal/preflight":       {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/recovery", "holdfast/internal/store"},
+	"holdfast/internal/store":           {"holdfast/internal/holds", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery"},
+	"holdfast/internal/postgres":        {"holdfast/internal/record"},
+	"holdfast/internal/holds":           {"holdfast/internal/failpoint", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/record"},
+	"holdfast/internal/recovery":        {"holdfast/internal/failpoint", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/record"},
+	"holdfast/internal/record":          {},
 	"holdfast/internal/locking":         {"holdfast/internal/lua"},
 	"holdfast/internal/lua":             {},
 	"holdfast/internal/failpoint":       {},
 	"holdfast/internal/terminal":        {},
 	"holdfast/internal/version":         {},
+	"holdfast/internal/house":           {}, // has tests only
 	"holdfast/internal/mutants":         {}, // has tests only
 	"holdfast/docs":                     {}, // has tests only, as deployments
 	"holdfast/deployments":              {},
@@ -34,7 +37,7 @@ var allowedImports = map[string][]string{
 	"holdfast/internal/stack":           {"holdfast/internal/stack/endpoints"},
 	"holdfast/internal/stack/endpoints": {},
 	"holdfast/internal/stack/stacktest": {"holdfast/internal/stack"},
-	"holdfast/internal/torture":         {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack"}, // a test: nouns, servers and the checker
+	"holdfast/internal/robustness":      {}, // has tests only
 }
 
 // foreignImports are modules that only the packages named may use.
@@ -50,17 +53,18 @@ var foreignImports = map[string][]string{
 	"github.com/jotaen":              {"holdfast/cmd/publisher", "holdfast/cmd/worker"},
 	"github.com/posener":             {"holdfast/cmd/publisher"},
 	"github.com/schollz/progressbar": {"holdfast/cmd/bench", "holdfast/cmd/publisher", "holdfast/cmd/worker"},
-	"github.com/jackc/pgx":           {"holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/postgres", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/store", "holdfast/internal/torture"}, // events reads error codes
-	"github.com/nats-io/nats.go":     {"holdfast/cmd/publisher", "holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
-	"github.com/nats-io/nats-server": {"holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
-	"github.com/redis/go-redis":      {"holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/torture"},
+	"github.com/jackc/pgx":           {"holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/postgres", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/store"},
+	"github.com/nats-io/nats.go":     {"holdfast/cmd/publisher", "holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest"},
+	"github.com/nats-io/nats-server": {"holdfast/internal/stack", "holdfast/internal/stack/stacktest"},
+	"github.com/redis/go-redis":      {"holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/preflight", "holdfast/internal/recovery", "holdfast/internal/stack", "holdfast/internal/stack/stacktest"},
 	"github.com/HdrHistogram":        {"holdfast/internal/bench"},
 	"gonum.org/v1/plot":              {"holdfast/internal/bench"},
 
 	"github.com/nats-io/nats.go/micro": {"holdfast/internal/client", "holdfast/internal/events"},
 }
 
-// TestAllowedImports_EveryPackage_OnlyListed keeps the arrows of the map in README.md.
+// TestAllowedImports_EveryPackage_OnlyListed checks the imports of every package against the map in
+// README.md.
 func TestAllowedImports_EveryPackage_OnlyListed(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("go", "list", "-tags", "failpoint", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "holdfast/...").Output()
@@ -86,8 +90,8 @@ func TestAllowedImports_EveryPackage_OnlyListed(t *testing.T) {
 	}
 }
 
-// TestDependencies_Publisher_NoServersOrPlots keeps servers, databases' clients that it does not use and
-// the plotting library out of the program that operators install.
+// TestDependencies_Publisher_NoServersOrPlots keeps publisher small: it links no server, no database code
+// of the worker and no plotting library.
 func TestDependencies_Publisher_NoServersOrPlots(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("go", "list", "-deps", "holdfast/cmd/publisher").Output()

@@ -35,19 +35,21 @@ type BulkOptions struct {
 	Timeout       time.Duration // of a PubAck, then the message is published again; and of a reply
 	GiveUpAfter   time.Duration // without any message stored
 
-	// OnError is called once in each outage with the reason why nothing is stored. It must not be nil.
+	// OnError is called once in each outage with the reason why nothing is stored. It must not be
+	// nil.
 	OnError func(err error)
 }
 
-// BulkPublisher publishes many inbound events, a bounded number at a time. It publishes a message again until it is
-// stored. A message can therefore be stored twice: it is the same event, with the same outcome.
+// BulkPublisher publishes many inbound events, a bounded number at a time. It publishes a message
+// again until it is stored. A message can therefore be stored twice: it is the same event, with the
+// same outcome.
 type BulkPublisher struct {
 	options BulkOptions
 	nc      *nats.Conn
 	js      jetstream.JetStream
 
-	// work ends when the publisher gives up, with the error as its cause, or bulkStopLimit after parent has ended.
-	// From then on no message is published again and no reply is awaited.
+	// work ends when the publisher gives up, with the error as its cause, or bulkStopLimit after
+	// parent has ended. From then on no message is published again and no reply is awaited.
 	parent context.Context
 	work   context.Context
 	giveUp context.CancelCauseFunc
@@ -67,7 +69,7 @@ type BulkPublisher struct {
 // BulkResult is the result of a message.
 type BulkResult struct {
 	Stored    bool
-	Duplicate bool   // JetStream had stored the message before the first attempt, from another publisher or an earlier run
+	Duplicate bool   // an earlier run or another publisher had stored the message
 	Reply     *Reply // nil unless replies are awaited and this one came in time
 	Err       error  // why the message is not stored, or why its reply cannot be parsed
 }
@@ -82,7 +84,8 @@ func (e *RefusedError) Unwrap() error { return e.Cause }
 
 // BulkPublisher returns a BulkPublisher that works until ctx ends. The caller calls Close.
 func (c *Client) BulkPublisher(ctx context.Context, o BulkOptions) (*BulkPublisher, error) {
-	js, err := jetstream.New(c.nc, jetstream.WithPublishAsyncTimeout(o.Timeout), jetstream.WithPublishAsyncMaxPending(2*o.InFlight))
+	js, err := jetstream.New(c.nc,
+		jetstream.WithPublishAsyncTimeout(o.Timeout), jetstream.WithPublishAsyncMaxPending(2*o.InFlight))
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: %w", err)
 	}
@@ -103,9 +106,9 @@ func (c *Client) BulkPublisher(ctx context.Context, o BulkOptions) (*BulkPublish
 // Context returns a context that ends when the publisher gives up. Its cause is the reason.
 func (b *BulkPublisher) Context() context.Context { return b.work }
 
-// Close ends the work on all messages in flight. Publish must not be called afterwards. The subscription to PubAcks
-// ends with the connection: CleanupPublisher of nats.go v1.55 leaks a goroutine when it is called before the first
-// publication.
+// Close ends the work on all messages in flight. Publish must not be called afterwards. The
+// subscription to PubAcks ends with the connection: CleanupPublisher of nats.go v1.55 leaks a
+// goroutine when it is called before the first publication.
 func (b *BulkPublisher) Close() {
 	b.giveUp(errors.New("closed"))
 	b.running.Wait()
@@ -114,7 +117,8 @@ func (b *BulkPublisher) Close() {
 	}
 }
 
-// Wait waits for the results of all messages in flight. It returns the reason if the publisher has given up.
+// Wait waits for the results of all messages in flight. It returns the reason if the publisher has
+// given up.
 func (b *BulkPublisher) Wait() error {
 	stopped := context.AfterFunc(b.parent, func() {
 		time.AfterFunc(bulkStopLimit, func() { b.giveUp(context.Cause(b.parent)) })
@@ -127,13 +131,14 @@ func (b *BulkPublisher) Wait() error {
 	return nil
 }
 
-// Publish waits until fewer than InFlight messages are in flight, publishes a message and returns. Messages are
-// published in the order of the calls, except those that are published again. done is called once with the result,
-// from another goroutine. When the publisher has stopped, Publish returns the reason and never calls done.
+// Publish waits until fewer than InFlight messages are in flight, publishes a message and returns.
+// Messages are published in the order of the calls, except those that are published again. done is
+// called once with the result, from another goroutine. When the publisher has stopped, Publish
+// returns the reason and never calls done.
 //
-// republish decides about a message that JetStream drops as a duplicate of a stored one. With republish it is published
-// once more, under a new message id, and a worker decides: the same event gets the same outcome again, and another
-// event with the same id gets its own.
+// republish decides about a message that JetStream drops as a duplicate of a stored one. With
+// republish it is published once more, under a new message id, and a worker decides: the same event
+// gets the same outcome again, and another event with the same id gets its own.
 func (b *BulkPublisher) Publish(m *nats.Msg, republish bool, done func(BulkResult)) error {
 	select {
 	case b.inFlight <- struct{}{}:
@@ -141,7 +146,7 @@ func (b *BulkPublisher) Publish(m *nats.Msg, republish bool, done func(BulkResul
 	case <-b.work.Done():
 	}
 	for _, ctx := range []context.Context{b.parent, b.work} {
-		if ctx.Err() != nil { // checked also after a send: the other messages may be out of flight because all has stopped
+		if ctx.Err() != nil { // also after a send: messages leave inFlight when the publisher stops
 			return context.Cause(ctx)
 		}
 	}
@@ -155,8 +160,8 @@ func (b *BulkPublisher) Publish(m *nats.Msg, republish bool, done func(BulkResul
 	return nil
 }
 
-// expectReply gives a message an inbox, and returns its token and a channel that receives the reply. It returns nil
-// when no replies are awaited.
+// expectReply gives a message an inbox, and returns its token and a channel that receives the
+// reply. It returns nil when no replies are awaited.
 func (b *BulkPublisher) expectReply(m *nats.Msg) (token string, reply chan *nats.Msg) {
 	if b.replies == nil {
 		return "", nil
@@ -234,11 +239,13 @@ func (b *BulkPublisher) awaitResult(p publication, republish bool, reply <-chan 
 	return r
 }
 
-// publishUntilStored waits for the PubAck of a published message, and publishes the message again until it is stored.
-// first reports that the first attempt was stored.
+// publishUntilStored waits for the PubAck of a published message, and publishes the message again
+// until it is stored. first reports that the first attempt was stored.
 func (b *BulkPublisher) publishUntilStored(p publication) (ack *jetstream.PubAck, first bool, err error) {
 	began := p.at
-	retry := &backoff.ExponentialBackOff{InitialInterval: bulkRetryMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: bulkRetryMax}
+	retry := &backoff.ExponentialBackOff{
+		InitialInterval: bulkRetryMin, MaxInterval: bulkRetryMax, Multiplier: 2, RandomizationFactor: 0.5,
+	}
 	for first = true; ; first = false {
 		ack, err = b.awaitPubAck(p)
 		if err == nil {
@@ -279,8 +286,9 @@ func (b *BulkPublisher) awaitPubAck(p publication) (*jetstream.PubAck, error) {
 	}
 }
 
-// permanentError returns the error that ends the attempts to store a message, or nil to try again. It gives up when
-// nothing was stored for too long. began is the time of the first attempt, at of the last one.
+// permanentError returns the error that ends the attempts to store a message, or nil to try again.
+// It gives up when nothing was stored for too long. began is the time of the first attempt, at of
+// the last one.
 func (b *BulkPublisher) permanentError(err error, began, at time.Time) error {
 	storedAt := b.storedAt.Load()
 	if stored := time.Unix(0, storedAt); stored.After(began) {

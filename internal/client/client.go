@@ -15,8 +15,8 @@ import (
 // ErrReplyTimeout reports that no reply came in time. The event is stored and will have an outcome.
 var ErrReplyTimeout = errors.New("no answer in time")
 
-// Client publishes inbound events, follows their outcomes and manages dead letters. Its methods may be called
-// concurrently.
+// Client publishes inbound events, follows their outcomes and manages dead letters. Its methods may
+// be called concurrently.
 type Client struct {
 	nc *nats.Conn
 	js jetstream.JetStream
@@ -32,7 +32,8 @@ func New(nc *nats.Conn, ns events.Namespace) (*Client, error) {
 	return &Client{nc, js, ns}, nil
 }
 
-// Reply is what a worker sends to the publisher of an event: its outcome, or the notice of its dead letter.
+// Reply is what a worker sends to the publisher of an event: its outcome, or the notice of its dead
+// letter.
 type Reply struct {
 	Body       []byte                  // as received
 	Envelope   events.Envelope         // the outcome; zero when the event was dead-lettered
@@ -47,8 +48,8 @@ func (c *Client) Publish(ctx context.Context, m *nats.Msg) error {
 	return nil
 }
 
-// Request publishes a message and returns its reply. It returns ErrReplyTimeout when ctx ends while the event is
-// stored and has no reply.
+// Request publishes a message and returns its reply. It returns ErrReplyTimeout when ctx ends while
+// the event is stored and has no reply.
 func (c *Client) Request(ctx context.Context, m *nats.Msg) (Reply, error) {
 	inbox := c.nc.NewInbox()
 	sub, err := c.nc.SubscribeSync(inbox)
@@ -86,9 +87,10 @@ func parseReply(m *nats.Msg) (Reply, error) {
 	return r, nil
 }
 
-// Follow calls handle with every message that the outbound and the dead-letter stream store from now on, in the order
-// of each stream. The two streams call it concurrently. Follow returns when ctx ends or the connection is closed. It
-// calls ready, unless that is nil, once it follows both streams.
+// Follow calls handle with every message that the outbound and the dead-letter stream store from
+// now on, in the order of each stream. The two streams call it concurrently. Follow returns when
+// ctx ends or the connection is closed. It calls ready, unless that is nil, once it follows both
+// streams.
 func (c *Client) Follow(ctx context.Context, ready func(), handle func(m jetstream.Msg)) error {
 	for _, stream := range []string{c.ns.OutStream(), c.ns.DLQStream()} {
 		config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy}

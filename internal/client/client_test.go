@@ -12,18 +12,21 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestRequest_OutcomeOrDeadLetter_ReturnsReply publishes a good and a malformed event, and waits for both replies.
+// TestRequest_OutcomeOrDeadLetter_ReturnsReply publishes a good and a malformed event, and waits
+// for both replies.
 func TestRequest_OutcomeOrDeadLetter_ReturnsReply(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)
-	good, bad := nats.NewMsg(h.ns.In(events.BookingRequested, "room")), nats.NewMsg(h.ns.In(events.BookingRequested, "room"))
+	subject := h.ns.In(events.BookingRequested, "room")
+	good, bad := nats.NewMsg(subject), nats.NewMsg(subject)
 	good.Data, bad.Data = []byte(keyed("good")), []byte("{")
 	reply, err := h.client.Request(stacktest.WaitContext(t), good)
 	if err != nil || reply.DeadLetter != nil || reply.Envelope.CausationID != "good" {
 		t.Errorf("%v: reply %+v, want an outcome of the event", err, reply)
 	}
 	reply, err = h.client.Request(stacktest.WaitContext(t), bad)
-	if err != nil || reply.DeadLetter == nil || reply.DeadLetter.Error != events.ReasonMalformed || reply.DeadLetter.Detail == "" {
+	if err != nil || reply.DeadLetter == nil || reply.DeadLetter.Detail == "" ||
+		reply.DeadLetter.Error != events.ReasonMalformed {
 		t.Errorf("%v: reply %+v, want a dead letter", err, reply)
 	}
 }

@@ -36,7 +36,8 @@ func (c *Client) DeadLetters(ctx context.Context) (*DeadLetters, error) {
 	return &DeadLetters{c: c, stream: stream}, nil
 }
 
-// DeadLetterFilter matches the dead letters that meet all its conditions. A zero field is no condition.
+// DeadLetterFilter matches the dead letters that meet all its conditions. A zero field is no
+// condition.
 type DeadLetterFilter struct {
 	Reasons    []string  `json:"reasons,omitzero"` // one of these
 	Type       string    `json:"type,omitzero"`    // of the event, such as booking.requested
@@ -66,15 +67,18 @@ func (f DeadLetterFilter) Matches(l *events.DeadLetter) bool {
 	return strings.Contains(l.Detail, f.Contains)
 }
 
-// All returns the dead letters that match a filter, oldest first. It reads those that exist when it begins, and ends
-// after the first error. Without bodies, and unless the filter needs them, only headers are read: then the body of each
-// event, and what only the body tells, such as the event id, are missing.
+// All returns the dead letters that match a filter, oldest first. It reads those that exist when it
+// begins, and ends after the first error. Without bodies, and unless the filter needs them, only
+// headers are read: then the body of each event, and what only the body tells, such as the event
+// id, are missing.
 func (d *DeadLetters) All(ctx context.Context, f DeadLetterFilter, bodies bool) iter.Seq2[*events.DeadLetter, error] {
 	return d.After(ctx, f, bodies, 0)
 }
 
 // After is All for the dead letters with a sequence above seq.
-func (d *DeadLetters) After(ctx context.Context, f DeadLetterFilter, bodies bool, seq uint64) iter.Seq2[*events.DeadLetter, error] {
+func (d *DeadLetters) After(
+	ctx context.Context, f DeadLetterFilter, bodies bool, seq uint64,
+) iter.Seq2[*events.DeadLetter, error] {
 	return func(yield func(*events.DeadLetter, error) bool) {
 		info, err := d.stream.Info(ctx)
 		if err != nil {
@@ -87,14 +91,18 @@ func (d *DeadLetters) After(ctx context.Context, f DeadLetterFilter, bodies bool
 	}
 }
 
-// The number of sequences that Before reads as one block. It doubles, up to the maximum, after a block without matches.
+// The number of sequences that Before reads as one block. It doubles, up to the maximum, after a
+// block without matches.
 const (
 	newestBlock    = 200
 	newestBlockMax = newestBlock << 12
 )
 
-// Before is All for the dead letters with a sequence below seq, newest first. A seq of 0 is no bound.
-func (d *DeadLetters) Before(ctx context.Context, f DeadLetterFilter, bodies bool, seq uint64) iter.Seq2[*events.DeadLetter, error] {
+// Before is All for the dead letters with a sequence below seq, newest first. A seq of 0 is no
+// bound.
+func (d *DeadLetters) Before(
+	ctx context.Context, f DeadLetterFilter, bodies bool, seq uint64,
+) iter.Seq2[*events.DeadLetter, error] {
 	return func(yield func(*events.DeadLetter, error) bool) {
 		info, err := d.stream.Info(ctx)
 		if err != nil {
@@ -139,8 +147,11 @@ func (d *DeadLetters) Before(ctx context.Context, f DeadLetterFilter, bodies boo
 	}
 }
 
-// between returns the dead letters that match a filter, with sequences from one to another, oldest first.
-func (d *DeadLetters) between(ctx context.Context, f DeadLetterFilter, bodies bool, from, to uint64) iter.Seq2[*events.DeadLetter, error] {
+// between returns the dead letters that match a filter, with sequences from one to another, oldest
+// first.
+func (d *DeadLetters) between(
+	ctx context.Context, f DeadLetterFilter, bodies bool, from, to uint64,
+) iter.Seq2[*events.DeadLetter, error] {
 	config := jetstream.OrderedConsumerConfig{HeadersOnly: !bodies && !f.NeedsBody()}
 	for _, reason := range f.Reasons {
 		config.FilterSubjects = append(config.FilterSubjects, d.c.ns.DLQ(reason))
@@ -175,8 +186,8 @@ func (d *DeadLetters) between(ctx context.Context, f DeadLetterFilter, bodies bo
 	}
 }
 
-// Get returns a dead letter with its event, by its sequence in the stream of dead letters. It returns
-// ErrDeadLetterNotFound when it does not exist.
+// Get returns a dead letter with its event, by its sequence in the stream of dead letters. It
+// returns ErrDeadLetterNotFound when it does not exist.
 func (d *DeadLetters) Get(ctx context.Context, seq uint64) (*events.DeadLetter, error) {
 	ctx, cancel := context.WithTimeout(ctx, deadLetterRequestLimit)
 	defer cancel()
@@ -206,8 +217,8 @@ func (d *DeadLetters) Remove(ctx context.Context, seq uint64) error {
 	return fmt.Errorf("remove dead letter %d: %w", seq, err)
 }
 
-// resolveClaimCheck reads the event of a dead letter that is a claim check. It stores a failure in l.Missing: the rest
-// of the dead letter can be shown without the event.
+// resolveClaimCheck reads the event of a dead letter that is a claim check. It stores a failure in
+// l.Missing: the rest of the dead letter can be shown without the event.
 func (d *DeadLetters) resolveClaimCheck(ctx context.Context, l *events.DeadLetter) {
 	if l.ClaimCheck == nil {
 		return

@@ -18,7 +18,8 @@ type Event struct {
 }
 
 // NewEvent returns an event about a resource, with a new UUIDv7 as its id. event is a type such as
-// events.BookingRequested, source is a URI reference that identifies the publisher, and data is encoded as JSON.
+// events.BookingRequested, source is a URI reference that identifies the publisher, and data is
+// encoded as JSON.
 func NewEvent(ns events.Namespace, event, resource, source string, data any) (Event, error) {
 	id, err := uuid.NewV7()
 	if err != nil {

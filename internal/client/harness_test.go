@@ -27,16 +27,18 @@ const holdID = "room.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
 
 // envelopeOf wraps data into a CloudEvent in structured mode.
 func envelopeOf(event, id, data string) string {
-	return `{"specversion":"1.0","id":"` + id + `","source":"/s","type":"holdfast.` + event + `.v1","data":` + data + `}`
+	return `{"specversion":"1.0","id":"` + id + `","source":"/s",` +
+		`"type":"holdfast.` + event + `.v1","data":` + data + `}`
 }
 
 // keyed is a request whose key is also the event's id.
 func keyed(key string) string {
-	return envelopeOf(events.BookingRequested, key, `{"request_key":"`+key+`","user_id":"u","resource_id":"room","quantity":1}`)
+	return envelopeOf(events.BookingRequested, key,
+		`{"request_key":"`+key+`","user_id":"u","resource_id":"room","quantity":1}`)
 }
 
-// echo is an events.Service that rejects each request with its key as the message. fault makes a request fail.
-// The tests publish requests only.
+// echo is an events.Service that rejects each request with its key as the message. fault makes a
+// request fail. The tests publish requests only.
 type echo struct {
 	events.Service // nil
 
@@ -55,7 +57,8 @@ func (e *echo) Place(_ context.Context, requests []holds.PlaceRequest, emit func
 			continue
 		}
 		emit(i, holds.Result{Outcome: holds.Outcome{
-			Event: holds.EventHoldRejected, Resource: r.Resource, Data: holds.HoldRejected{Reason: "echo", Message: r.RequestKey},
+			Event: holds.EventHoldRejected, Resource: r.Resource,
+			Data: holds.HoldRejected{Reason: "echo", Message: r.RequestKey},
 		}})
 	}
 }
@@ -141,7 +144,8 @@ func newHarnessAt(t *testing.T, url string) *harness {
 	return h
 }
 
-// newHarnessWithoutStreams returns a connected client of a namespace, without streams and consumers.
+// newHarnessWithoutStreams returns a connected client of a namespace, without streams and
+// consumers.
 func newHarnessWithoutStreams(t *testing.T, url string, ns events.Namespace, options ...nats.Option) *harness {
 	t.Helper()
 	h := &harness{echo: &echo{seen: make(map[string]int)}, t: t, ns: ns, changed: make(chan struct{})}
@@ -162,7 +166,8 @@ func newHarnessWithoutStreams(t *testing.T, url string, ns events.Namespace, opt
 // createStreams creates the streams of the namespace, and returns the inbound stream.
 func (h *harness) createStreams() jetstream.Stream {
 	h.t.Helper()
-	if err := events.Setup(h.t.Context(), h.js, h.ns, events.Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
+	retention := events.Retention{HoldLifetime: 2 * time.Hour}
+	if err := events.Setup(h.t.Context(), h.js, h.ns, retention, zerolog.Nop()); err != nil {
 		h.t.Fatal(err)
 	}
 	return h.inboundStream()
@@ -197,12 +202,14 @@ func newStreams(t *testing.T) *harness {
 
 func (h *harness) publish(subject string, header nats.Header, body string) {
 	h.t.Helper()
-	if _, err := h.js.PublishMsg(h.t.Context(), &nats.Msg{Subject: subject, Header: header, Data: []byte(body)}); err != nil {
+	m := &nats.Msg{Subject: subject, Header: header, Data: []byte(body)}
+	if _, err := h.js.PublishMsg(h.t.Context(), m); err != nil {
 		h.t.Fatal(err)
 	}
 }
 
-// await waits until a condition on out, dlq or the decisions holds. It checks again whenever out or dlq grows.
+// await waits until a condition on out, dlq or the decisions holds. It checks again whenever out or
+// dlq grows.
 func (h *harness) await(what string, condition func() bool) {
 	h.t.Helper()
 	limit := time.After(generous)
@@ -216,7 +223,7 @@ func (h *harness) await(what string, condition func() bool) {
 		select {
 		case <-changed:
 		case <-limit:
-			h.t.Fatalf("%s did not happen within %s; %d outcomes, %d dead letters", what, generous, len(h.out), len(h.dlq))
+			h.t.Fatalf("no %s within %s; %d outcomes, %d dead letters", what, generous, len(h.out), len(h.dlq))
 		}
 	}
 }
@@ -260,7 +267,7 @@ func (h *harness) storeDeadLetter(reason, detail, subject string, header nats.He
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	h.await("the delivery of the dead letter, before a test removes it", func() bool {
+	h.await("delivery of the dead letter, before a test removes it", func() bool {
 		if len(h.dlq) == 0 {
 			return false
 		}
@@ -278,4 +285,17 @@ func (h *harness) get(d *DeadLetters, seq uint64) *events.DeadLetter {
 		h.t.Fatal(err)
 	}
 	return l
+}
+
+// awaitDuplicateWindowOver waits until JetStream has forgotten the message ids of the inbound stream.
+func (h *harness) awaitDuplicateWindowOver() {
+	h.t.Helper()
+	stacktest.Eventually(h.t, "the end of the duplicate window", func() bool {
+		stream, err := h.js.Stream(h.t.Context(), h.ns.InStream())
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		info := stream.CachedInfo()
+		return info.TimeStamp.Sub(info.State.LastTime) > 2*info.Config.Duplicates
+	})
 }

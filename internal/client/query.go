@@ -37,8 +37,9 @@ type availabilityQuery struct {
 	holds.SlotSelection
 }
 
-// DryRun queries a worker for the outcome that a message would have if it were published now. The message is not
-// published. DryRun returns ErrNoWorker or *RefusedQueryError when there is no answer.
+// DryRun queries a worker for the outcome that a message would have if it were published now. The
+// message is not published. DryRun returns ErrNoWorker or *RefusedQueryError when there is no
+// answer.
 func (c *Client) DryRun(ctx context.Context, m *nats.Msg) (events.DryRunResult, error) {
 	request := nats.NewMsg(c.ns.Service(events.EndpointDryRun))
 	request.Data = m.Data
@@ -53,9 +54,11 @@ func (c *Client) DryRun(ctx context.Context, m *nats.Msg) (events.DryRunResult, 
 	return result, err
 }
 
-// Availability queries a worker for the availability of slots. It returns the parsed answer and its body as received.
-// It returns ErrNoWorker or *RefusedQueryError when there is no answer.
-func (c *Client) Availability(ctx context.Context, resource string, selection holds.SlotSelection) (events.KnownAvailability, []byte, error) {
+// Availability queries a worker for the availability of slots. It returns the parsed answer and its
+// body as received. It returns ErrNoWorker or *RefusedQueryError when there is no answer.
+func (c *Client) Availability(
+	ctx context.Context, resource string, selection holds.SlotSelection,
+) (events.KnownAvailability, []byte, error) {
 	request := nats.NewMsg(c.ns.Service(events.EndpointAvailability))
 	var a events.KnownAvailability
 	var err error
@@ -66,8 +69,8 @@ func (c *Client) Availability(ctx context.Context, resource string, selection ho
 	return a, body, err
 }
 
-// query sends a query to a worker of the namespace and parses the answer into answer. It returns the body of the
-// answer, or ErrNoWorker or *RefusedQueryError.
+// query sends a query to a worker of the namespace and parses the answer into answer. It returns
+// the body of the answer, or ErrNoWorker or *RefusedQueryError.
 func (c *Client) query(ctx context.Context, request *nats.Msg, answer any) ([]byte, error) {
 	m, err := c.requestWithRetry(ctx, request)
 	switch {
@@ -86,8 +89,8 @@ func (c *Client) query(ctx context.Context, request *nats.Msg, answer any) ([]by
 	return m.Data, nil
 }
 
-// requestWithRetry sends a query, and sends it again while a busy worker refuses it. When ctx ends during a delay, it
-// returns that refusal.
+// requestWithRetry sends a query, and sends it again while a busy worker refuses it. When ctx ends
+// during a delay, it returns that refusal.
 func (c *Client) requestWithRetry(ctx context.Context, request *nats.Msg) (*nats.Msg, error) {
 	for {
 		answer, err := c.nc.RequestMsgWithContext(ctx, request)

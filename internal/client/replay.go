@@ -17,8 +17,8 @@ import (
 	"holdfast/internal/failpoint"
 )
 
-// The results of replays without an outcome. The result of a replay with an outcome is the type of the outcome, such
-// as hold.created.
+// The results of replays without an outcome. The result of a replay with an outcome is the type of
+// the outcome, such as hold.created.
 const (
 	ReplayDeadLettered = "dead_lettered" // the event has a new dead letter
 	ReplayDuplicate    = "repeated"      // an earlier replay has stored the event; nothing was published
@@ -39,8 +39,9 @@ type RunResult struct {
 	Detail  string `json:"detail,omitzero"`
 }
 
-// Replayer publishes the events of dead letters and follows their outcomes. One goroutine calls Publish, so that the
-// events are stored in its order. The other methods may be called concurrently.
+// Replayer publishes the events of dead letters and follows their outcomes. One goroutine calls
+// Publish, so that the events are stored in its order. The other methods may be called
+// concurrently.
 type Replayer struct {
 	d       *DeadLetters
 	inbox   string
@@ -54,8 +55,8 @@ type Replayer struct {
 	storedIDs map[string]struct{} // message ids that the run stored before it was resumed
 }
 
-// Replayer returns a Replayer. timeout bounds each wait: for a PubAck, for the removal of a dead letter, for an
-// outcome. The caller calls Close.
+// Replayer returns a Replayer. timeout bounds each wait: for a PubAck, for the removal of a dead
+// letter, for an outcome. The caller calls Close.
 func (d *DeadLetters) Replayer(timeout time.Duration) (*Replayer, error) {
 	r := &Replayer{d: d, inbox: d.c.nc.NewInbox(), timeout: timeout, pending: make(map[string]chan *nats.Msg)}
 	var err error
@@ -78,8 +79,8 @@ func (r *Replayer) deliverReply(m *nats.Msg) {
 	}
 }
 
-// Resume finds the events that a run has stored. Publish then skips them: JetStream drops duplicates by their message
-// ids only within the duplicate window of the inbound stream.
+// Resume finds the events that a run has stored. Publish then skips them: JetStream drops
+// duplicates by their message ids only within the duplicate window of the inbound stream.
 func (r *Replayer) Resume(ctx context.Context, log *RunLog) error {
 	stream, err := r.d.c.js.Stream(ctx, r.d.c.ns.InStream())
 	if err != nil {
@@ -101,10 +102,11 @@ func (r *Replayer) Resume(ctx context.Context, log *RunLog) error {
 	return nil
 }
 
-// MessageID returns the Nats-Msg-Id of the replay of a dead letter. It consists of the name of the stream of dead
-// letters, the stream's creation time (the sequences of a new stream begin at 1) and the sequence of the dead letter.
-// So a resumed run recognizes what it has stored (Resume), and a later dead letter of the same event has another id.
-// variant distinguishes several publications of one dead letter: edited copies, and replays that keep it.
+// MessageID returns the Nats-Msg-Id of the replay of a dead letter. It consists of the name of the
+// stream of dead letters, the stream's creation time (the sequences of a new stream begin at 1) and
+// the sequence of the dead letter. So a resumed run recognizes what it has stored (Resume), and a
+// later dead letter of the same event has another id. variant distinguishes several publications of
+// one dead letter: edited copies, and replays that keep it.
 func (r *Replayer) MessageID(seq uint64, variant string) string {
 	info := r.d.stream.CachedInfo()
 	id := info.Config.Name + "-" + strconv.FormatInt(info.Created.UnixMilli(), 36) + "-" + strconv.FormatUint(seq, 10)
@@ -125,11 +127,13 @@ type Replay struct {
 	alreadyStored bool // the run stored the event before it was resumed
 }
 
-// Publish publishes m, the event of a dead letter or an edited copy of it, under a message id. The caller calls Wait.
+// Publish publishes m, the event of a dead letter or an edited copy of it, under a message id. The
+// caller calls Wait.
 func (r *Replayer) Publish(l *events.DeadLetter, m *nats.Msg, messageID string) (*Replay, error) {
 	r.mu.Lock()
 	r.sent++
-	p := &Replay{r: r, deadLetter: l, message: m, inbox: r.inbox + "." + strconv.Itoa(r.sent), reply: make(chan *nats.Msg, 1)}
+	inbox := r.inbox + "." + strconv.Itoa(r.sent)
+	p := &Replay{r: r, deadLetter: l, message: m, inbox: inbox, reply: make(chan *nats.Msg, 1)}
 	r.pending[p.inbox] = p.reply
 	r.mu.Unlock()
 	m.Header.Set(jetstream.MsgIDHeader, messageID)
@@ -145,8 +149,9 @@ func (r *Replayer) Publish(l *events.DeadLetter, m *nats.Msg, messageID string) 
 	return p, nil
 }
 
-// stored waits until the event is stored. The headers of a replay can make a large event too large. Then stored
-// publishes it without the inbox for its outcome, and if that is still too large, without its message id too.
+// stored waits until the event is stored. The headers of a replay can make a large event too large.
+// Then stored publishes it without the inbox for its outcome, and if that is still too large,
+// without its message id too.
 func (p *Replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) {
 	if p.alreadyStored {
 		return &jetstream.PubAck{Duplicate: true}, nil
@@ -176,8 +181,9 @@ func (p *Replay) dropReply() {
 	delete(p.r.pending, p.inbox)
 }
 
-// Wait waits until the event is stored, removes the dead letter unless keep is true, and waits for the outcome. When
-// ctx ends, it still waits for the PubAck and the removal, and shortens the wait for the outcome to outcomeGrace.
+// Wait waits until the event is stored, removes the dead letter unless keep is true, and waits for
+// the outcome. When ctx ends, it still waits for the PubAck and the removal, and shortens the wait
+// for the outcome to outcomeGrace.
 func (p *Replay) Wait(ctx context.Context, keep bool) RunResult {
 	defer p.dropReply()
 	result := RunResult{Seq: p.deadLetter.Seq, EventID: p.deadLetter.EventID}

@@ -40,9 +40,10 @@ const RunResultsMax = 50
 // runSeqsMax is the maximum number of dead letters in one record.
 const runSeqsMax = 4000
 
-// Run is the work of an operator on dead letters: who did what to which of them, when, why, and with which results. It
-// is stored as records on one subject. Each record repeats the fields of the run as of that record, but contains only
-// the dead letters and results that no earlier record contains.
+// Run is the work of an operator on dead letters: who did what to which of them, when, why, and
+// with which results. It is stored as records on one subject. Each record repeats the fields of the
+// run as of that record, but contains only the dead letters and results that no earlier record
+// contains.
 type Run struct {
 	ID         string            `json:"run_id"` // a UUIDv7
 	Verb       string            `json:"verb"`
@@ -51,7 +52,7 @@ type Run struct {
 	Note       string            `json:"note"`
 	StartedAt  holds.Time        `json:"started_at"` // by the clock of the operator's machine, like RecordedAt
 	RecordedAt holds.Time        `json:"recorded_at"`
-	Filter     *DeadLetterFilter `json:"filter,omitzero"` // that selected the dead letters; nil when the operator named them
+	Filter     *DeadLetterFilter `json:"filter,omitzero"` // nil when the operator named the dead letters
 	Keep       bool              `json:"keep,omitzero"`   // the dead letters are not removed
 	Limits     *RunLimits        `json:"limits,omitzero"` // of a replay; nil in records of older versions
 	Total      int               `json:"letters"`         // number of dead letters
@@ -63,7 +64,7 @@ type Run struct {
 // RunLimits are the limits of a replay. A resumed run keeps them.
 type RunLimits struct {
 	Rate           float64 `json:"rate"`             // maximum number of events per second; 0 is no limit
-	StopOnFailures int     `json:"stop_on_failures"` // stop when more than this percentage of the processed dead letters failed
+	StopOnFailures int     `json:"stop_on_failures"` // percentage of the processed dead letters; above it the run stops
 }
 
 // Processed returns the number of dead letters that have a result.
@@ -83,7 +84,8 @@ type RunLog struct {
 	startedAt time.Time // when the first record was stored, by the server's clock; zero unless the run is resumed
 }
 
-// StartRun writes the first records of a run over dead letters. It sets the id, the state, the times and the counts.
+// StartRun writes the first records of a run over dead letters. It sets the id, the state, the
+// times and the counts.
 func (c *Client) StartRun(ctx context.Context, run Run, seqs []uint64) (*RunLog, error) {
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -106,9 +108,9 @@ func ownTime() holds.Time { return holds.Time{Time: time.Now().UTC()} }
 // ErrRunNotStarted reports that a run was killed before it began its work.
 var ErrRunNotStarted = errors.New("run never started, start a new one")
 
-// ResumeRun continues the records of a run. Unless limits is nil, they replace the limits of the run. It returns the
-// dead letters that have no result or failed. When the earlier process of the run is alive, its next record fails with
-// ErrRunLocked.
+// ResumeRun continues the records of a run. Unless limits is nil, they replace the limits of the
+// run. It returns the dead letters that have no result or failed. When the earlier process of the
+// run is alive, its next record fails with ErrRunLocked.
 func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (log *RunLog, left []uint64, err error) {
 	run, last, startedAt, err := c.loadRun(ctx, id)
 	if err != nil {
@@ -150,7 +152,8 @@ func (l *RunLog) End(ctx context.Context, state string) error {
 // ErrRunLocked reports that another process has written records of the same run in the meantime.
 var ErrRunLocked = errors.New("run is active in another process")
 
-// write writes a record. It does so also when ctx has ended: the results of the work must not be lost.
+// write writes a record. It does so also when ctx has ended: the results of the work must not be
+// lost.
 func (l *RunLog) write(ctx context.Context, seqs []uint64, results []RunResult) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadLetterRequestLimit)
 	defer cancel()
@@ -180,7 +183,8 @@ func (l *RunLog) write(ctx context.Context, seqs []uint64, results []RunResult) 
 // ErrRunNotFound reports that a run does not exist.
 var ErrRunNotFound = errors.New("no such run")
 
-// GetRun returns a run with all its dead letters and results. It returns ErrRunNotFound when the run does not exist.
+// GetRun returns a run with all its dead letters and results. It returns ErrRunNotFound when the
+// run does not exist.
 func (c *Client) GetRun(ctx context.Context, id string) (*Run, error) {
 	run, _, _, err := c.loadRun(ctx, id)
 	return run, err
@@ -224,10 +228,13 @@ func (c *Client) loadRun(ctx context.Context, id string) (run *Run, last uint64,
 	return run, last, startedAt, nil
 }
 
-// ListRuns returns all runs in the order of their last records, without their dead letters and results.
+// ListRuns returns all runs in the order of their last records, without their dead letters and
+// results.
 func (c *Client) ListRuns(ctx context.Context) ([]*Run, error) {
 	var runs []*Run
-	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubjects: []string{c.ns.AllRuns()}}
+	config := jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubjects: []string{c.ns.AllRuns()},
+	}
 	for m, err := range c.runRecords(ctx, config) {
 		if err != nil {
 			return nil, err
@@ -237,7 +244,8 @@ func (c *Client) ListRuns(ctx context.Context) ([]*Run, error) {
 			return nil, err
 		}
 		run.Seqs, run.Results = nil, nil
-		// ReadStream continues with a new consumer after a stall. That one can return a later record of the same run.
+		// ReadStream continues with a new consumer after a stall. That one can return a later
+		// record of the same run.
 		runs = slices.DeleteFunc(runs, func(other *Run) bool { return other.ID == run.ID })
 		runs = append(runs, run)
 	}
@@ -245,7 +253,9 @@ func (c *Client) ListRuns(ctx context.Context) ([]*Run, error) {
 }
 
 // runRecords returns the records of runs.
-func (c *Client) runRecords(ctx context.Context, config jetstream.OrderedConsumerConfig) iter.Seq2[events.StoredMsg, error] {
+func (c *Client) runRecords(
+	ctx context.Context, config jetstream.OrderedConsumerConfig,
+) iter.Seq2[events.StoredMsg, error] {
 	return func(yield func(events.StoredMsg, error) bool) {
 		stream, err := c.js.Stream(ctx, c.ns.RunsStream())
 		if err != nil {

@@ -8,15 +8,16 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// flushLimit bounds a write to a connection that accepts no data. It delays a publisher, and a worker that stops.
+// flushLimit bounds a write to a connection that accepts no data. It delays a publisher, and a
+// worker that stops.
 const flushLimit = 2 * time.Second
 
 // connectLimit bounds the connection to one server, up to the server's first message.
 const connectLimit = 5 * time.Second
 
-// Connect connects to NATS. The connection reconnects for ever, and logs disconnections, reconnections and missing
-// permissions by logf. The inboxes of a user begin with _INBOX.<user>. Connect returns ErrURL for a malformed URL. No
-// error or log message contains a password.
+// Connect connects to NATS. The connection reconnects for ever, and logs disconnections,
+// reconnections and missing permissions by logf. The inboxes of a user begin with _INBOX.<user>.
+// Connect returns ErrURL for a malformed URL. No error or log message contains a password.
 func Connect(url, name string, logf func(format string, args ...any), options ...nats.Option) (*nats.Conn, error) {
 	inbox, err := inboxOf(url)
 	if err != nil {
@@ -51,8 +52,9 @@ const (
 	storeLimit = 5 * time.Second // of the wait for a PubAck
 )
 
-// NewJetStream returns a JetStream context for a Consumer and an Announcer. It bounds the wait for each PubAck, so that
-// a lost PubAck becomes an error.
+// NewJetStream returns a JetStream context for a Consumer and an Announcer. It bounds the wait for
+// each PubAck, so that a lost PubAck becomes an error.
 func NewJetStream(nc *nats.Conn) (jetstream.JetStream, error) {
-	return jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(storingMax), jetstream.WithPublishAsyncTimeout(storeLimit))
+	return jetstream.New(nc,
+		jetstream.WithPublishAsyncMaxPending(storingMax), jetstream.WithPublishAsyncTimeout(storeLimit))
 }

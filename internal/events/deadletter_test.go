@@ -9,7 +9,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// TestOriginal_DeadLetterHeaders_AreRemoved takes from a letter what is of the letter, and what was for one publication only.
+// TestOriginal_DeadLetterHeaders_AreRemoved checks which headers of a dead letter belong to the
+// original event.
 func TestOriginal_DeadLetterHeaders_AreRemoved(t *testing.T) {
 	t.Parallel()
 	l := &DeadLetter{Subject: "holdfast.in.booking.requested.room", Body: []byte("b"), Header: nats.Header{
@@ -28,7 +29,7 @@ func TestOriginal_DeadLetterHeaders_AreRemoved(t *testing.T) {
 	}
 }
 
-// TestReadDeadLetter_HostileHeaders_ReadSafely reads a letter that nobody of ours has written.
+// TestReadDeadLetter_HostileHeaders_ReadSafely reads a dead letter that no worker has written.
 func TestReadDeadLetter_HostileHeaders_ReadSafely(t *testing.T) {
 	t.Parallel()
 	header := nats.Header{

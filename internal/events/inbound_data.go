@@ -56,6 +56,7 @@ type InventorySetData struct {
 	Capacity int64 `json:"capacity"`
 }
 
-// MessageID returns the Nats-Msg-Id of an inbound event. It contains the source, because the id of an event is unique
-// within its source only. JetStream drops a message whose Nats-Msg-Id it has stored within the duplicate window.
+// MessageID returns the Nats-Msg-Id of an inbound event. It contains the source, because the id of
+// an event is unique within its source only. JetStream drops a message whose Nats-Msg-Id it has
+// stored within the duplicate window.
 func MessageID(source, id string) string { return source + "#" + id }

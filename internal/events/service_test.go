@@ -17,12 +17,13 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// fakeDryRunner is an Evaluator and a Reader. Its time stands still, and its payments come too late.
+// fakeDryRunner is a DryRunner and a HoldQuerier. Its clock stands still, and it refuses payments
+// as too late.
 type fakeDryRunner struct {
 	*echo
-	down     bool          // its Redis
-	block    chan struct{} // closed to let queries of availability go on; nil = they need not wait
-	received chan struct{} // told of each
+	down     bool          // Redis is down
+	block    chan struct{} // availability queries wait until it is closed; nil: they do not wait
+	received chan struct{} // gets one element for each query
 }
 
 var fakeNow = holds.Time{Time: time.Date(2027, 5, 1, 12, 0, 0, 0, time.UTC)}
@@ -57,7 +58,8 @@ func (d *fakeDryRunner) Availability(ctx context.Context, resource string, _ hol
 	return nil, ctx.Err()
 }
 
-// serveQueries runs a QueryService in a namespace of its own until the test ends, or stop is called.
+// serveQueries runs a QueryService in a namespace of its own until the test ends, or until stop is
+// called.
 func serveQueries(t *testing.T, reader HoldQuerier, dry DryRunner) (ns Namespace, nc *nats.Conn, stop func()) {
 	t.Helper()
 	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
@@ -87,7 +89,8 @@ func serveQueries(t *testing.T, reader HoldQuerier, dry DryRunner) (ns Namespace
 	return ns, nc, stop
 }
 
-// dryRun requests a dry run of a message that would be published on a subject. It returns the error of the service.
+// dryRun requests a dry run of a message that would be published on a subject. It returns the error
+// of the service.
 func dryRun(t *testing.T, ns Namespace, nc *nats.Conn, subject string, header nats.Header, body string) (result DryRunResult, err error) {
 	t.Helper()
 	m := nats.NewMsg(ns.Service(EndpointDryRun))
@@ -109,7 +112,7 @@ func dryRun(t *testing.T, ns Namespace, nc *nats.Conn, subject string, header na
 	return result, nil
 }
 
-// TestDryRun_EachEvent_ReportsOutcome says what would become of events, by the code that decides them.
+// TestDryRun_EachEvent_ReportsOutcome requests dry runs of events, with the code that decides them.
 func TestDryRun_EachEvent_ReportsOutcome(t *testing.T) {
 	t.Parallel()
 	dry := &fakeDryRunner{echo: &echo{seen: make(map[string]int)}}
@@ -137,7 +140,7 @@ func TestDryRun_EachEvent_ReportsOutcome(t *testing.T) {
 		want DryRunResult
 	}{
 		"decided":      {message(onRequest, keyed("k")), DryRunResult{"would be refused: echo", "hold.rejected", "echo", "k"}},
-		"lapsed":       {binary, DryRunResult{"hold lapsed 3 h ago", "hold.confirm_rejected", "expired", "the payment would have to be refunded"}},
+		"expired":      {binary, DryRunResult{"hold expired 3 h ago", "hold.confirm_rejected", "expired", "the payment would have to be refunded"}},
 		"malformed":    {message(onRequest, "no JSON"), DryRunResult{"still malformed", "", "malformed", "body: not one JSON text in UTF-8, at byte 1"}},
 		"misplaced":    {message("holdfast.in.booking.requested.hall", keyed("k")), DryRunResult{"still on the wrong subject", "", "subject_mismatch", "the event belongs on " + ns.In(BookingRequested, "room")}},
 		"too large":    {message(onRequest, strings.Repeat("x", BodyMax+1)), DryRunResult{"still too large", "", "too_large", "the body is larger than 64 KiB"}},
@@ -150,25 +153,26 @@ func TestDryRun_EachEvent_ReportsOutcome(t *testing.T) {
 		}
 	}
 	if v, err := dryRun(t, ns, nc, onRequest, nil, keyed("outage")); err == nil || !strings.Contains(err.Error(), "503 unavailable") {
-		t.Errorf("an outage: %v %+v", err, v)
+		t.Errorf("in an outage: %v %+v", err, v)
 	}
 }
 
-// TestDryRun_NoWorkerOrDataLost_IsError asks where nobody can say.
+// TestDryRun_NoWorkerOrDataLost_IsError requests dry runs that cannot be answered.
 func TestDryRun_NoWorkerOrDataLost_IsError(t *testing.T) {
 	t.Parallel()
 	down := &fakeDryRunner{echo: &echo{}, down: true}
 	lost, nc, _ := serveQueries(t, down, down)
 	if _, err := dryRun(t, lost, nc, onRequest, nil, ""); err == nil || !strings.Contains(err.Error(), "503 rebuilding") {
-		t.Errorf("redis has lost its data: %v", err)
+		t.Errorf("after data loss: %v", err)
 	}
 	without, nc, _ := serveQueries(t, down, nil)
 	if _, err := dryRun(t, without, nc, onRequest, nil, ""); !errors.Is(err, nats.ErrNoResponders) {
-		t.Errorf("no evaluation there: %v", err)
+		t.Errorf("without a worker: %v", err)
 	}
 }
 
-// TestQueryService_EachQuery_AnsweredAndCounted asks as `nats service` does, and counts what was answered.
+// TestQueryService_EachQuery_AnsweredAndCounted sends queries like `nats service` does, and checks
+// the statistics.
 func TestQueryService_EachQuery_AnsweredAndCounted(t *testing.T) {
 	t.Parallel()
 	dry := &fakeDryRunner{echo: &echo{}}
@@ -220,7 +224,8 @@ func TestQueryService_EachQuery_AnsweredAndCounted(t *testing.T) {
 	}
 }
 
-// fillQueryTurns has as many queries wait as are answered at a time, and returns where their answers come.
+// fillQueryTurns sends as many queries as are answered at a time, which wait, and returns the
+// channel of their answers.
 func fillQueryTurns(t *testing.T, ns Namespace, nc *nats.Conn, reader *fakeDryRunner) chan *nats.Msg {
 	t.Helper()
 	answers := make(chan *nats.Msg, queriesMax)
@@ -238,7 +243,8 @@ func fillQueryTurns(t *testing.T, ns Namespace, nc *nats.Conn, reader *fakeDryRu
 	return answers
 }
 
-// TestQueryService_Full_RefusesAtOnce asks once more while as many queries as are answered at a time wait.
+// TestQueryService_Full_RefusesAtOnce sends one more query while the maximum number of queries
+// wait.
 func TestQueryService_Full_RefusesAtOnce(t *testing.T) {
 	t.Parallel()
 	dry := &fakeDryRunner{echo: &echo{seen: make(map[string]int)}, block: make(chan struct{}), received: make(chan struct{})}
@@ -248,17 +254,18 @@ func TestQueryService_Full_RefusesAtOnce(t *testing.T) {
 	answers := fillQueryTurns(t, ns, nc, dry)
 	m, err := nc.Request(ns.Service(EndpointAvailability), []byte(`{"resource_id":"room"}`), time.Minute)
 	if err != nil || m.Header.Get(micro.ErrorCodeHeader) != "503" || !strings.Contains(string(m.Data), `"error":"busy"`) {
-		t.Fatalf("the query that had no turn: %v %+v", err, m)
+		t.Fatalf("the query without a turn: %v %+v", err, m)
 	}
 	goOn()
 	for range queriesMax {
 		if m := <-answers; string(m.Data) != `{"resource_id":"room","slots":[]}` {
-			t.Errorf("a query that had a turn: %s %v", m.Data, m.Header)
+			t.Errorf("a query with a turn: %s %v", m.Data, m.Header)
 		}
 	}
 }
 
-// TestQueryService_Stop_AnswersBegunQueries has as many queries as are answered at a time wait, and the service stop: they are answered.
+// TestQueryService_Stop_AnswersBegunQueries stops the service while the maximum number of queries
+// wait. They are answered.
 func TestQueryService_Stop_AnswersBegunQueries(t *testing.T) {
 	t.Parallel()
 	reader := &fakeDryRunner{block: make(chan struct{}), received: make(chan struct{})}
@@ -266,13 +273,13 @@ func TestQueryService_Stop_AnswersBegunQueries(t *testing.T) {
 	answers := fillQueryTurns(t, ns, nc, reader)
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); stop() }()
-	stacktest.Eventually(t, "the service to be gone", func() bool {
+	stacktest.Eventually(t, "the service to stop", func() bool {
 		_, err := nc.Request("$SRV.INFO."+string(ns), nil, time.Minute)
 		return errors.Is(err, nats.ErrNoResponders)
 	})
 	select {
 	case <-stopped:
-		t.Error("it has stopped, and queries wait for their answers")
+		t.Error("the service has stopped before its queries were answered")
 	default:
 	}
 	close(reader.block)

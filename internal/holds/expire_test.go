@@ -15,6 +15,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -285,26 +286,6 @@ func TestAnnounce_NotStored_IsHandedOutAgain(t *testing.T) {
 	}
 }
 
-// TestPartitionOfHold_ForeignKey_IsIgnored sends what others might publish on the channel of notifications.
-func TestPartitionOfHold_ForeignKey_IsIgnored(t *testing.T) {
-	t.Parallel()
-	for key, want := range map[string]bool{
-		"holdfast:{7}:room:hold:0123": true,
-		"holdfast:{64}:room:hold:0":   false,
-		"holdfast:{-1}:room:hold:0":   false,
-		"holdfast:{x}:room:hold:0":    false,
-		"holdfast:{7}:room:request:0": false,
-		"holdfast:{7}:epoch":          false,
-		"holdfast2:{7}:room:hold:0":   false,
-		"session:1":                   false,
-		"":                            false,
-	} {
-		if _, ours := holds.PartitionOfHold("holdfast", key); ours != want {
-			t.Errorf("%q is taken for one of ours: %v, want %v", key, ours, want)
-		}
-	}
-}
-
 // TestSweep_RequestsWithoutEnd_TimerStillFires has somebody forge notifications about one partition without
 // end, while a hold of another lapses of which nobody is told.
 func TestSweep_RequestsWithoutEnd_TimerStillFires(t *testing.T) {
@@ -320,7 +301,7 @@ func (w *harness) expireWhileRequesting(t *testing.T, x *holds.Expirer, resource
 	runExpirer(t, x)
 	stacktest.Eventually(t, "the subscription", func() bool { return x.NotificationError() == nil })
 	other := "tent"
-	for i := 0; holds.Partition(other) == holds.Partition(resource); i++ {
+	for i := 0; record.Partition(other) == record.Partition(resource); i++ {
 		other = fmt.Sprint("tent-", i)
 	}
 	w.setInventory(t, other, holds.SlotSelection{}, 1)

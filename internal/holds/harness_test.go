@@ -19,6 +19,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
@@ -41,7 +42,7 @@ type harness struct {
 	expirer   *holds.Expirer
 	policy    holds.Policy
 	epoch     string
-	term      *holds.EpochTerm
+	term      *recovery.EpochTerm
 	now       time.Time
 
 	mu        sync.Mutex
@@ -80,14 +81,14 @@ func newHarnessOn(t testing.TB, redisURL string) *harness {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := holds.Initialise(ctx, w.namespace, w.client, epoch.Name)
+	server, err := recovery.Initialise(ctx, w.namespace, w.client, epoch.Name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := w.store.CompleteEpoch(ctx, epoch.Name, server, ""); err != nil {
 		t.Fatal(err)
 	}
-	w.epoch, w.term = epoch.Name, holds.StaticTerm(epoch.Name, server)
+	w.epoch, w.term = epoch.Name, recovery.StaticTerm(epoch.Name, server)
 	w.service = w.newService(w.client, w.locker(t), w.store)
 	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
 	return w
@@ -131,7 +132,29 @@ func (w *harness) connect(t testing.TB) *pgx.Conn {
 
 // newService returns another worker's service on the same servers.
 func (w *harness) newService(client redis.UniversalClient, l *locking.Locker, i holds.Inventory) *holds.Service {
-	return holds.NewService(w.namespace, client, l, i, w.term, w.policy)
+	return holds.NewService(w.namespace, client, l, i, clockTerm{w.term, w}, w.policy)
+}
+
+// clockTerm gives the clock of a harness to the scripts.
+type clockTerm struct {
+	*recovery.EpochTerm
+	harness *harness
+}
+
+func (t clockTerm) Current() (holds.CurrentEpoch, error) {
+	current, err := t.EpochTerm.Current()
+	current.Clock = t.harness.clock()
+	return current, err
+}
+
+// clock returns the time that the scripts use in ms, 0 when Redis' clock rules.
+func (w *harness) clock() int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.now.IsZero() {
+		return 0
+	}
+	return w.now.UnixMilli()
 }
 
 // lockLease is longer than any test holds a lock.
@@ -194,21 +217,15 @@ func newHarness(t testing.TB) *harness {
 func (w *harness) stopClock(t testing.TB) *harness {
 	t.Helper()
 	w.now = time.Now().UTC().Truncate(time.Second)
-	w.pass(t, 0)
 	return w
 }
 
 // pass moves the clock.
 func (w *harness) pass(t fatal, d time.Duration) {
 	t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.now = w.now.Add(d)
-	pipe := w.client.Pipeline()
-	for _, key := range holds.ClockKeys(w.namespace) {
-		pipe.Set(context.Background(), key, w.now.UnixMilli(), 0)
-	}
-	if _, err := pipe.Exec(context.Background()); err != nil {
-		t.Fatalf("move the clock: %v", err)
-	}
 }
 
 // Announce implements holds.Announcer.

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
 // TestPlace_BatchExceedsScriptLimit_AnswersAll has more ask for one resource in one call than a script can decide at once, and some for
@@ -15,7 +16,7 @@ func TestPlace_BatchExceedsScriptLimit_AnswersAll(t *testing.T) {
 	const crowd = 2500
 	beside := ""
 	for i := 0; beside == ""; i++ {
-		if name := fmt.Sprint("r", i); holds.Partition(name) == holds.Partition("hot") {
+		if name := fmt.Sprint("r", i); record.Partition(name) == record.Partition("hot") {
 			beside = name
 		}
 	}

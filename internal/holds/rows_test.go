@@ -16,6 +16,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -273,7 +274,7 @@ func TestPlace_OnePartitionLost_RefusesOnlyItsOwn(t *testing.T) {
 	t.Parallel()
 	w, _ := newCachingHarness(t)
 	resources := []string{"one", "two"}
-	if holds.Partition(resources[0]) == holds.Partition(resources[1]) {
+	if record.Partition(resources[0]) == record.Partition(resources[1]) {
 		t.Fatal("want two partitions")
 	}
 	for _, resource := range resources {

@@ -12,12 +12,13 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
 // samePartition returns names of n resources of one partition.
 func samePartition(n int) (names []string) {
 	for i := 0; len(names) < n; i++ {
-		if name := fmt.Sprint("s", i); len(names) == 0 || holds.Partition(name) == holds.Partition(names[0]) {
+		if name := fmt.Sprint("s", i); len(names) == 0 || record.Partition(name) == record.Partition(names[0]) {
 			names = append(names, name)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -585,7 +586,7 @@ func TestPlace_IndexNamesEndedHold_IsGranted(t *testing.T) {
 		return holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: key, Selection: slots("a")}
 	}
 	first := created(t, w.place(t, request("k1"))[0]).HoldID
-	index := holds.IndexField("ana", "a")
+	index := record.IndexField("ana", "a")
 	if id := w.client.HGet(ctx, users, index).Val(); id != first.UUID {
 		t.Fatalf("the index names %q, want %s", id, first.UUID)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
 // What a simulated year is made of.
@@ -50,7 +51,7 @@ func TestYear_EveryKindOfEventAllTheTime_NothingGrows(t *testing.T) {
 		}
 	}
 	last := w.countStored(t)
-	steady["key fence"] = holds.Partitions // one in each that has had a lock
+	steady["key fence"] = record.Partitions // one in each that has had a lock
 	for _, kind := range slices.Sorted(maps.Keys(last)) {
 		if last[kind] > steady[kind] {
 			t.Errorf("%s has grown from %d to %d", kind, steady[kind], last[kind])

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"holdfast/internal/lua"
 )
 
 // OwnerPattern is what the name of an owner may be.
@@ -83,7 +85,7 @@ func (a *Acquisition) TryLock(ctx context.Context, sets []KeySet) ([]*Lock, erro
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return nil, err
+		return nil, lua.WrapError(err)
 	}
 	for _, lock := range locks {
 		since, waited := a.since[lock.KeySet.Keys[0]]

@@ -265,7 +265,7 @@ func (c *Call) setReply(values []any, err error) {
 		if redis.HasErrorPrefix(err, "The user executing the script can't") { // Redis 7.0 does not say what
 			hint = " (ACL LOG in Redis tells which command, key or channel its user is not allowed)"
 		}
-		c.Err = fmt.Errorf("%s.lua: %w%s", c.Script.Name, err, hint)
+		c.Err = WrapError(fmt.Errorf("%s.lua: %w%s", c.Script.Name, err, hint))
 		return
 	}
 	words := make([]string, len(values))

@@ -1,0 +1,277 @@
+package robustness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
+
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+)
+
+// startWithin bounds each start of a server.
+const startWithin = 60 * time.Second
+
+// serverProcess is one server, which faults stop and restart on the same data, and the proxies in
+// front of it.
+type serverProcess struct {
+	name  string
+	start func(ctx context.Context) (*stack.Server, error)
+
+	mu      sync.Mutex
+	server  *stack.Server // nil while it is down
+	proxies []*stacktest.Proxy
+}
+
+// up starts the server unless it runs, and directs its proxies to its address.
+func (s *serverProcess) up(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.server != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	process, err := s.start(ctx)
+	if err != nil {
+		return fmt.Errorf("start %s: %w", s.name, err)
+	}
+	s.set(process)
+	return nil
+}
+
+// set records the running process and directs the proxies to its address. The caller holds mu.
+func (s *serverProcess) set(process *stack.Server) {
+	s.server = process
+	for _, p := range s.proxies {
+		p.Target(local(process.Port))
+	}
+}
+
+// kill kills the server with SIGKILL, if it runs.
+func (s *serverProcess) kill() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.server == nil {
+		return nil
+	}
+	err := s.server.Kill()
+	s.server = nil
+	return err
+}
+
+// replace kills the server and puts another process in its place.
+func (s *serverProcess) replace(process *stack.Server) error {
+	err := s.kill()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.set(process)
+	return err
+}
+
+func (s *serverProcess) pause() error  { return s.now().Pause() }
+func (s *serverProcess) resume() error { return s.now().Resume() }
+
+func (s *serverProcess) now() *stack.Server {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.server
+}
+
+// addr returns the address of the server, or an address without a listener while the server is down.
+func (s *serverProcess) addr() string {
+	if process := s.now(); process != nil {
+		return local(process.Port)
+	}
+	return local(1)
+}
+
+// proxy returns a new proxy in front of the server, which must run.
+func (s *serverProcess) proxy() (*stacktest.Proxy, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p, err := stacktest.NewProxy(local(s.server.Port))
+	if err == nil {
+		s.proxies = append(s.proxies, p)
+	}
+	return p, err
+}
+
+// closeProxies closes all proxies in front of the server.
+func (s *serverProcess) closeProxies() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var errs []error
+	for _, p := range s.proxies {
+		errs = append(errs, p.Close())
+	}
+	s.proxies = nil
+	return errors.Join(errs...)
+}
+
+func local(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+
+// Servers are the real servers of a run, each in a process of its own.
+type Servers struct {
+	dir      string
+	redis    *serverProcess
+	postgres *serverProcess
+	nats     []*serverProcess // one node, or a cluster of three
+	shim     string           // path of the library that moves Redis' clock, "" without a C compiler
+	clock    time.Duration    // offset of Redis' clock from its next start on
+
+	redisAt   redisServer
+	redisArgs []string // more arguments for the next start only
+}
+
+const postgresConnections = 60
+
+// NewServers starts the servers, with one or three nodes of NATS, in a new directory. The caller calls Close.
+func NewServers(ctx context.Context, nodes int) (s *Servers, err error) {
+	dir, err := os.MkdirTemp("", "holdfast-robustness-")
+	if err != nil {
+		return nil, fmt.Errorf("directory: %w", err)
+	}
+	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // the user of the postgres process must be able to enter it
+		return nil, fmt.Errorf("directory: %w", err)
+	}
+	s = &Servers{dir: dir}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	s.shim = buildShim(ctx, dir)
+	ports, err := stack.QuietPorts(1)
+	if err != nil {
+		return nil, err
+	}
+	s.redisAt = redisServer{ports[0], filepath.Join(dir, "redis")}
+	s.redis = &serverProcess{name: "redis", start: func(ctx context.Context) (*stack.Server, error) {
+		args := s.redisArgs
+		s.redisArgs = nil
+		return s.startRedis(ctx, s.redisAt, args...)
+	}}
+	s.postgres = &serverProcess{name: "postgres", start: func(ctx context.Context) (*stack.Server, error) {
+		limit := fmt.Sprintf("max_connections=%d", postgresConnections)
+		return stack.StartPostgresServer(ctx, filepath.Join(dir, "postgres"), limit)
+	}}
+	if s.nats, err = newNodes(dir, nodes); err != nil {
+		return nil, err
+	}
+	var starts errgroup.Group
+	for _, server := range s.all() {
+		starts.Go(func() error { return server.up(ctx) })
+	}
+	return s, starts.Wait()
+}
+
+// all returns the servers that exist; after a failed NewServers some may be missing.
+func (s *Servers) all() []*serverProcess {
+	all := append([]*serverProcess{s.redis, s.postgres}, s.nats...)
+	return slices.DeleteFunc(all, func(server *serverProcess) bool { return server == nil })
+}
+
+// Close kills all servers and removes their directory.
+func (s *Servers) Close() error {
+	var errs []error
+	for _, server := range s.all() {
+		errs = append(errs, server.closeProxies(), server.kill())
+	}
+	return errors.Join(append(errs, os.RemoveAll(s.dir))...)
+}
+
+// redisServer is the port and the data directory of one Redis. The port stays the same over restarts,
+// so that workers also get the replies of a Redis that is still loading.
+type redisServer struct {
+	port int
+	dir  string
+}
+
+// startRedis starts a Redis with more arguments. Its clock is off by s.clock.
+func (s *Servers) startRedis(ctx context.Context, r redisServer, more ...string) (*stack.Server, error) {
+	program, err := stack.RedisProgram(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(r.dir, 0o700); err != nil {
+		return nil, err
+	}
+	var env []string
+	if s.clock != 0 {
+		env = []string{"LD_PRELOAD=" + s.shim, fmt.Sprintf("HOLDFAST_CLOCK_MOVED=%d", int(s.clock.Seconds()))}
+	}
+	args := append([]string{
+		"--port", strconv.Itoa(r.port), "--bind", "127.0.0.1", "--dir", r.dir, "--save", "", "--tcp-backlog", "128",
+		"--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction",
+		"--enable-debug-command", "yes", "--repl-diskless-sync-delay", "0",
+	}, more...)
+	ready := func(ctx context.Context) error {
+		client := redis.NewClient(&redis.Options{Addr: local(r.port), MaxRetries: -1, ContextTimeoutEnabled: true})
+		return errors.Join(client.Ping(ctx).Err(), client.Close())
+	}
+	process, err := stack.StartProgram(ctx, stack.Program{Path: program, Args: args, Env: env, Ready: ready})
+	if err != nil {
+		return nil, err
+	}
+	process.Port = r.port
+	return process, nil
+}
+
+// redisClient returns a client that connects to Redis without a proxy. Use it for one step only: a
+// fault may replace Redis by a server at another address.
+func (s *Servers) redisClient() *redis.Client {
+	return redis.NewClient(&redis.Options{Addr: s.redis.addr(), MaxRetries: -1, ContextTimeoutEnabled: true})
+}
+
+// withRedis calls do with a client that connects to Redis without a proxy.
+func (s *Servers) withRedis(ctx context.Context, do func(ctx context.Context, c *redis.Client) error) error {
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	client := s.redisClient()
+	return errors.Join(do(ctx, client), client.Close())
+}
+
+func postgresURL(addr string) string {
+	return "postgres://postgres@" + addr + "/postgres?sslmode=disable"
+}
+
+// withPostgres calls do with a connection to Postgres without a proxy.
+func (s *Servers) withPostgres(ctx context.Context, do func(ctx context.Context, c *pgx.Conn) error) error {
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, postgresURL(s.postgres.addr()))
+	if err != nil {
+		return fmt.Errorf("connect to postgres: %w", err)
+	}
+	return errors.Join(do(ctx, conn), conn.Close(ctx))
+}
+
+// natsURL returns the URLs of all nodes, without proxies.
+func (s *Servers) natsURL() string {
+	var addrs []string
+	for _, node := range s.nats {
+		addrs = append(addrs, node.addr())
+	}
+	return natsURL(addrs)
+}
+
+// connectNATS connects to any node without a proxy, and reconnects without a limit. Nodes keep their ports.
+func (s *Servers) connectNATS() (*nats.Conn, error) {
+	return nats.Connect(s.natsURL(), nats.Name("robustness"), nats.RetryOnFailedConnect(true),
+		nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond),
+		// A slow consumer loses messages; the recorder reads them again.
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+}
