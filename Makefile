@@ -31,8 +31,8 @@ bench-parts:
 	go test ./cmd/publisher -run '^$$' -bench TenThousand -benchtime 1x
 	go test ./internal/audit -run '^$$' -bench Audit -benchtime 1x
 
-# What each way to lock costs, and what it sells too much; the table in docs/locks.md. It takes
-# some minutes of a machine that does nothing else.
+# Measures the cost and the overselling of each lock and writes the table in docs/locks.md. It takes
+# some minutes on a machine without other load.
 bench-locks:
 	go test ./internal/locking -run '^TestCompare$$' -count 1 -timeout 40m -v -compare -compare.out $(CURDIR)/docs/locks.md
 

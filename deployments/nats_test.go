@@ -146,7 +146,7 @@ func TestAccounts_EachSubject_OnlyAllowedUsers(t *testing.T) {
 			t.Parallel()
 			nc, refused := natsAs(t, g, user)
 			// The server reports a violation before it answers a ping.
-			told := func(kind, subject string, do func() error) (permitted bool) {
+			checked := func(kind, subject string, do func() error) (permitted bool) {
 				t.Helper()
 				if err := errors.Join(do(), nc.Flush()); err != nil {
 					t.Fatalf("%s %s: %v", kind, subject, err)
@@ -161,14 +161,14 @@ func TestAccounts_EachSubject_OnlyAllowedUsers(t *testing.T) {
 			for subject, users := range may {
 				// Without a reply subject and with an invalid body JetStream does nothing.
 				want := slices.Contains(users, user)
-				if got := told("publish", subject, func() error { return nc.Publish(subject, []byte("x")) }); got != want {
+				if got := checked("publish", subject, func() error { return nc.Publish(subject, []byte("x")) }); got != want {
 					t.Errorf("%s may publish on %s: %v, want %v", user, subject, got, want)
 				}
 			}
 			for subject, users := range heard {
 				want := slices.Contains(users, user)
 				var sub *nats.Subscription
-				got := told("subscription", subject, func() (err error) { sub, err = nc.SubscribeSync(subject); return err })
+				got := checked("subscription", subject, func() (err error) { sub, err = nc.SubscribeSync(subject); return err })
 				_ = sub.Unsubscribe() // fails when the subscription was refused
 				if got != want {
 					t.Errorf("%s may subscribe to %s: %v, want %v", user, subject, got, want)

@@ -76,14 +76,14 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 	if err := worker.Start(); err != nil {
 		return 1, err
 	}
-	var told []string
+	var output []string
 	lines, up := bufio.NewScanner(stdout), false
 	for !up && lines.Scan() {
-		told = append(told, lines.Text())
+		output = append(output, lines.Text())
 		up = strings.Contains(lines.Text(), "Ctrl-C stops")
 	}
 	if !up {
-		return 1, fmt.Errorf("worker dev: %w\n%s", worker.Wait(), strings.Join(told, "\n"))
+		return 1, fmt.Errorf("worker dev: %w\n%s", worker.Wait(), strings.Join(output, "\n"))
 	}
 	found, err := endpoints.Read(filepath.Join(dev.dir, ".holdfast", "endpoints.env"))
 	dev.natsURL = found["HOLDFAST_NATS_URL"]

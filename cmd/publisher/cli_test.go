@@ -116,7 +116,7 @@ func TestCompletion_PartialLine_ListsCandidates(t *testing.T) {
 	}
 }
 
-// TestSettings_EachVariable_IsDocumented checks that docs/settings.md has each variable of a command.
+// TestSettings_EachVariable_IsDocumented checks the table of settings in docs/settings.md.
 func TestSettings_EachVariable_IsDocumented(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(settingsPath)

@@ -510,7 +510,7 @@ func TestLoad_Rate_IsNotExceeded(t *testing.T) {
 	summaryOf(t, r).expect(t, 31, 0)
 }
 
-// The paths are absolute, because TestMain changes the directory.
+// Absolute paths of documents: the tests change to a directory of their own.
 var (
 	readmePath, _   = filepath.Abs("../../README.md")
 	settingsPath, _ = filepath.Abs("../../docs/settings.md")

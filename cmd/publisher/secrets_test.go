@@ -102,7 +102,7 @@ func TestOutput_EveryCommand_NothingSecret(t *testing.T) {
 	for _, url := range []string{
 		"nats://ann:" + password + "@127.0.0.1:1", "nats://ann:" + password + "@127.0.0.1:bad", "nats://" + password + "@127.0.0.1:1", "nats://ann:" + password + "@[::1", "nats://ann:%zz" + password + "@h",
 		"nats://127.0.0.1:1,nats://ann:" + password + "@127.0.0.1:1", strings.Replace(h.nc.ConnectedUrl(), "holdfast_admin",
-			"unknown", 1),
+			"stranger", 1),
 	} {
 		for _, line := range []string{"cancel --resource-id loft --request-key k",
 			"cancel --resource-id loft --request-key k --explain", "load -f " + file, "watch", "dlq list"} {

@@ -198,7 +198,7 @@ func TestReadiness_RedisEmptied_ReportsRebuild(t *testing.T) {
 		t.Errorf("availability from a Redis that lost its data: %d %s", code, body)
 	}
 	waiting := s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 600))
-	const progress, why = "waiting for what is on its way", "the epoch is gone"
+	const progress, why = "waiting for outcomes in flight", "epoch missing"
 	stacktest.Eventually(t, "the worker to report its progress", func() bool {
 		code, ready := status()
 		return code == 503 && strings.Contains(ready.Details["rebuilding"], progress)

@@ -32,7 +32,7 @@ func TestRun_Healthy_NoFindings(t *testing.T) {
 		t.Errorf("checked %+v", c)
 	}
 	if len(report.Inconclusive) > 0 || report.Pending.Events > 0 {
-		t.Errorf("cannot tell %v, pending %+v", report.Inconclusive, report.Pending)
+		t.Errorf("inconclusive %v, pending %+v", report.Inconclusive, report.Pending)
 	}
 	groups := s.audit(audit.InGroups(audit.Options{}, 3))
 	if len(groups.Findings) > 0 || groups.Stats.Events != report.Stats.Events ||

@@ -286,13 +286,17 @@ func (s *scene) newReconciler(heal bool) *recordedReconciler {
 }
 
 func (s *scene) newReconcilerWithTerm(term *recovery.EpochTerm, heal bool) *recordedReconciler {
+	return s.newReconcilerWith(s.store, term, heal)
+}
+
+func (s *scene) newReconcilerWith(leases audit.Leases, term *recovery.EpochTerm, heal bool) *recordedReconciler {
 	s.Helper()
 	w := &recordedReconciler{t: s.TB, reader: sdkmetric.NewManualReader()}
 	metrics, err := audit.NewMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(w.reader)).Meter("test"))
 	s.must(err)
 	backends := s.backends
 	backends.JetStream = nil // it needs none
-	w.Reconciler = audit.NewReconciler(backends, s.store, term,
+	w.Reconciler = audit.NewReconciler(backends, leases, term,
 		audit.ReconcilerOptions{Heal: heal, Memory: memory, Share: 1}, metrics, zerolog.New(w))
 	return w
 }

@@ -69,6 +69,7 @@ type Reconciler struct {
 	lease     lease
 	budget    *rate.Limiter // of rounds, in microseconds of work
 	resumed   time.Time     // when the work began that the budget has not been charged for yet
+	failing   bool          // a failure is logged, and nothing has succeeded since; used by Run only
 
 	round map[string]*Finding // found and not healed in this round
 	known map[string]*Finding // found and not healed in the previous round
@@ -122,8 +123,8 @@ func (r *Reconciler) takeCorrupt() []string {
 	return resources
 }
 
-// Run reconciles until ctx is done. It retries what fails, and leaves it to others to report an
-// outage.
+// Run reconciles until ctx is done. It retries what fails. It logs the first failure of an outage,
+// and its end when a round succeeds or another worker runs the rounds.
 func (r *Reconciler) Run(ctx context.Context) error {
 	for r.term.WaitReady(ctx) == nil && ctx.Err() == nil {
 		had := !r.lease.until.IsZero()
@@ -133,6 +134,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		}
 		switch {
 		case errors.Is(err, errNotMine):
+			r.logRecovery()
 			if had || len(r.round) > corruptMax {
 				r.forget()
 			}
@@ -140,6 +142,8 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		case err != nil:
 			r.logFailure(ctx, err, "reconciliation round failed, will retry")
 			pause = reconcileRetry
+		default:
+			r.logRecovery()
 		}
 		_ = r.rest(ctx, pause) // the next attempt to keep the lease returns the same error
 	}
@@ -164,10 +168,23 @@ func (r *Reconciler) throttle(ctx context.Context) error {
 	return err
 }
 
-// logFailure logs a failure, unless Redis has lost data: the supervisor logs that.
+// logFailure logs the first failure of an outage. It ignores a loss of data, which the supervisor
+// logs.
 func (r *Reconciler) logFailure(ctx context.Context, err error, message string) {
-	if _, lost := r.term.Current(); lost == nil && ctx.Err() == nil && !errors.Is(err, holds.ErrDataLost) {
+	if _, lost := r.term.Current(); lost != nil || ctx.Err() != nil || errors.Is(err, holds.ErrDataLost) {
+		return
+	}
+	if !r.failing {
+		r.failing = true
 		r.log.Warn().Err(err).Msg(message)
+	}
+}
+
+// logRecovery logs the end of an outage.
+func (r *Reconciler) logRecovery() {
+	if r.failing {
+		r.failing = false
+		r.log.Info().Msg("reconciliation recovered")
 	}
 }
 

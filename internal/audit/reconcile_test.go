@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -394,5 +395,45 @@ func TestReconciler_PolicyStored_DecidesTombstones(t *testing.T) {
 	s.must(s.newReconcilerWithTerm(term, true).Round(t.Context()))
 	if got := s.tombstoneTTL("hall", s.paid); got < 2*memory-time.Minute || got > 2*memory {
 		t.Errorf("the record is remembered for %v, want %v", got, 2*memory)
+	}
+}
+
+// failingLeases fails while down is set, each time with another error.
+type failingLeases struct {
+	audit.Leases
+	down   atomic.Bool
+	failed atomic.Int64
+}
+
+func (l *failingLeases) KeepLease(ctx context.Context, name, holder string, lease time.Duration) (bool, error) {
+	if l.down.Load() {
+		return false, fmt.Errorf("failure %d", l.failed.Add(1))
+	}
+	return l.Leases.KeepLease(ctx, name, holder, lease)
+}
+
+// TestReconciler_Outage_LoggedAtBeginAndEnd fails several attempts to take the lease. The
+// Reconciler logs one line when the outage begins and one when it ends.
+func TestReconciler_Outage_LoggedAtBeginAndEnd(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	leases := &failingLeases{Leases: s.store}
+	leases.down.Store(true)
+	w := s.newReconcilerWith(leases, s.term, true)
+	var running sync.WaitGroup
+	defer running.Wait()
+	stopping, stop := context.WithCancel(t.Context())
+	defer stop()
+	running.Go(func() { _ = w.Run(stopping) })
+	stacktest.Eventually(t, "several failures", func() bool { return leases.failed.Load() >= 2 })
+	leases.down.Store(false)
+	lines := func(text string) int {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return strings.Count(w.log.String(), text)
+	}
+	stacktest.Eventually(t, "the end of the outage", func() bool { return lines("reconciliation recovered") > 0 })
+	if n := lines("reconciliation round failed"); n != 1 {
+		t.Errorf("%d lines report the begin of the outage: %s", n, w.log.String())
 	}
 }

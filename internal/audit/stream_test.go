@@ -171,7 +171,7 @@ func TestRun_ConsumerMissing_IsReported(t *testing.T) {
 	report := s.wantNoFindings()
 	if text := strings.Join(report.Inconclusive, "\n"); !strings.HasPrefix(text, "consumer payments of ") ||
 		report.Pending.Events != 1 {
-		t.Errorf("cannot tell:\n%s\npending %+v", text, report.Pending)
+		t.Errorf("inconclusive:\n%s\npending %+v", text, report.Pending)
 	}
 }
 

@@ -34,7 +34,7 @@ func TestRun_LargeResource_FoundAndRepaired(t *testing.T) {
 	ctx := t.Context()
 	w.redis.HIncrBy(ctx, w.key("arena", "counts"), "a", -3)
 	w.redis.HSet(ctx, w.key("arena", "counts"), "c", "1")
-	w.redis.HSet(ctx, w.key("arena", "users"), "nobody", "1")
+	w.redis.HSet(ctx, w.key("arena", "users"), "unknown", "1")
 	w.redis.ZRem(ctx, w.key("arena", "due"), uuidOf(live))
 	w.redis.ZAdd(ctx, w.key("arena", "due"), redis.Z{Score: 4e12, Member: strings.Repeat("0", 32)})
 	w.redis.ZAdd(ctx, w.key("arena", "tombstones"), redis.Z{Score: 4e12, Member: strings.Repeat("1", 32)})

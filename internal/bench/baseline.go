@@ -16,13 +16,13 @@ import (
 	"holdfast/internal/holds"
 )
 
-// baselineBatch is how many events the baseline fetches at a time.
+// baselineBatch bounds the events that the baseline fetches at a time.
 const baselineBatch = 256
 
-// measureBaseline decides the same events in the way that most teams write themselves: event by
-// event, and for each night one after the other a lock, a read and a write in Redis. It is spared
-// what such programs also need: Postgres, waiting for others, undoing a half, giving locks back one
-// by one, and waiting for an outcome to be stored before the event is acknowledged.
+// measureBaseline decides the same events as many teams would: event by event and night by night, with
+// a lock, a read and a write in Redis for each night. It leaves out work that such a program needs too:
+// Postgres, the wait for other holders of a lock, the rollback of a half-done event, the release of
+// locks one by one, and the wait for the PubAck of the outcome before the ack of the event.
 func (b *runner) measureBaseline(ctx context.Context, what scenario) (rate Rate, err error) {
 	s, err := b.open(ctx)
 	if err != nil {
@@ -63,7 +63,7 @@ func (b *runner) measureBaseline(ctx context.Context, what scenario) (rate Rate,
 			return Rate{}, err
 		}
 		if fetched == 0 {
-			return Rate{}, fmt.Errorf("%d of %d events were there", done, b.baseline)
+			return Rate{}, fmt.Errorf("the stream had %d of %d events", done, b.baseline)
 		}
 		done += fetched
 	}
@@ -75,7 +75,7 @@ func (b *runner) measureBaseline(ctx context.Context, what scenario) (rate Rate,
 	return rate, errors.Join(err, s.tally(ctx, map[string]int{holds.EventHoldCreated: b.baseline}), s.tallyNights(ctx, what))
 }
 
-// tallyNights checks that every night of every event was counted.
+// tallyNights returns an error unless the baseline has counted every night of every event.
 func (s *cluster) tallyNights(ctx context.Context, what scenario) error {
 	pipe := s.redis.Pipeline()
 	counts := make([]*redis.StringSliceCmd, what.resources)
@@ -86,8 +86,8 @@ func (s *cluster) tallyNights(ctx context.Context, what scenario) error {
 		return err
 	}
 	sum := 0
-	for _, its := range counts {
-		for _, count := range its.Val() {
+	for _, values := range counts {
+		for _, count := range values.Val() {
 			n, err := strconv.Atoi(count)
 			if err != nil {
 				return err
@@ -96,12 +96,12 @@ func (s *cluster) tallyNights(ctx context.Context, what scenario) error {
 		}
 	}
 	if sum != s.baseline*what.nights {
-		return fmt.Errorf("%d nights were counted, want %d", sum, s.baseline*what.nights)
+		return fmt.Errorf("%d nights counted, want %d", sum, s.baseline*what.nights)
 	}
 	return nil
 }
 
-// nightByNight begins the baseline's keys of a resource.
+// nightByNight returns the prefix of the baseline's keys of a resource.
 func (s *cluster) nightByNight(resource string) string { return string(s.ns) + ":" + resource + ":" }
 
 func (s *cluster) decideNightByNight(ctx context.Context, conn *redis.Conn, m jetstream.Msg) error {
@@ -124,14 +124,14 @@ func (s *cluster) decideNightByNight(ctx context.Context, conn *redis.Conn, m je
 		if free, err := conn.SetNX(ctx, lock, event.ID, time.Minute).Result(); err != nil {
 			return err
 		} else if !free {
-			return fmt.Errorf("somebody else has locked %s", lock)
+			return fmt.Errorf("lock %s is taken", lock)
 		}
 		locks = append(locks, lock)
 		count, err := conn.HGet(ctx, prefix+"counts", name).Int()
 		if err != nil && !errors.Is(err, redis.Nil) {
 			return err
 		}
-		if count+1 > roomy {
+		if count+1 > unlimitedCapacity {
 			return fmt.Errorf("%s is full", name)
 		}
 		if err := conn.HSet(ctx, prefix+"counts", name, count+1).Err(); err != nil {

@@ -21,14 +21,14 @@ import (
 	"holdfast/internal/stack"
 )
 
-// part is one of what can be measured.
+// part is one of the measurements that Options.Parts selects.
 type part struct {
 	name  string
-	steps func(*runner) int // how many measurements it is made of
+	steps func(*runner) int // number of calls of Options.Step
 	run   func(*runner, context.Context) error
 }
 
-// parts are in the order in which they are measured.
+// parts are all parts, in the order in which Run measures them.
 var parts = []part{
 	{"sales", (*runner).throughputSteps, (*runner).throughput},
 	{"payments", func(b *runner) int { return b.rounds }, (*runner).payAll},
@@ -37,67 +37,67 @@ var parts = []part{
 	{"growth", func(b *runner) int { return len(b.liveHolds) }, (*runner).scaling},
 }
 
-// Options say what to measure, and on what.
+// Options configure a run.
 type Options struct {
-	Worker string   // the worker program
-	Parts  []string // sales, payments, latency, expiry, growth; empty = all
+	Worker string   // path of the worker program
+	Parts  []string // sales, payments, latency, expiry, growth; empty means all
 	Size   Size
 
-	// Where the servers are; all three, or none: then they are started for it, keep nothing, and
-	// never sync.
+	// The URLs of the servers: all three, or none. Without them Run starts its own servers, which are
+	// empty at the start, removed at the end, and never sync.
 	NATSURL, RedisURL, PostgresURL string
 
-	NATSCommand []string // runs ServeNATS, for servers of its own
+	NATSCommand []string // command that calls ServeNATS; needed without URLs
 	Install     stack.InstallPolicy
 
-	Progress func(line string)                  // told each figure, and what should be known; nil = nobody
-	Step     func(done, total int, what string) // told what is measured next; nil = nobody
+	Progress func(line string)                  // called with each figure and each warning; may be nil
+	Step     func(done, total int, what string) // called before each measurement; may be nil
 }
 
-// runner is one run.
+// runner is the state of one run.
 type runner struct {
 	Options
 	sizes
-	stack *stack.Stack // Redis and Postgres, when they are its own
+	stack *stack.Stack // Redis and Postgres; nil if Options has URLs
 	nats  *natsServer  // likewise
 	nc    *nats.Conn
 	js    jetstream.JetStream
 	redis *redis.Client
 	pool  *pgxpool.Pool
 
-	name        string                // begins the namespaces
-	opened      int                   // how many namespaces there were
-	notify      string                // notify-keyspace-events of a Redis that was given
-	unpublished atomic.Pointer[error] // why an event was not stored
+	name        string                // prefix of the namespaces
+	opened      int                   // number of namespaces so far
+	notify      string                // notify-keyspace-events before the run
+	unpublished atomic.Pointer[error] // the first error of an asynchronous publication
 	done, total int                   // steps
 	report      *Report
 }
 
-// Size is how much is measured.
+// Size determines how much is measured.
 type Size int
 
-// The sizes. Figures of Tiny say nothing: it is for tests of the bench itself.
+// The sizes. Tiny is for tests of this package: its figures mean nothing.
 const (
 	Whole Size = iota
 	Quick
 	Tiny
 )
 
-// sizes are what is measured how often.
+// sizes are the numbers of a Size.
 type sizes struct {
 	rounds         int
-	nights         []int // of the sales
+	nights         []int // nights per request, one group of sales for each
 	ceilingCalls   int
-	scenarioEvents int // of a sale; half as many when they are of 30 nights
+	scenarioEvents int // events of a sale; half as many for 30 nights
 	baseline       int // events of the baseline
 	payments       int
 	latencyFor     time.Duration
-	warmFor        time.Duration // before that
-	expiring       int           // holds that lapse within a second
-	placedIn       int           // seconds in which they are placed
-	keys           int           // others that have a TTL
-	liveHolds      []int         // how many there are when it is measured what one more costs
-	moreHolds      int           // placed to measure that
+	warmFor        time.Duration // before latencyFor, at the same rate
+	expiring       int           // holds that expire within a second
+	placedIn       int           // seconds in which these holds are placed
+	keys           int           // other keys with a TTL
+	liveHolds      []int         // live holds at which the cost of one more is measured
+	moreHolds      int           // holds placed to measure that cost
 }
 
 var allSizes = map[Size]sizes{
@@ -118,9 +118,9 @@ var allSizes = map[Size]sizes{
 	},
 }
 
-// Run measures and returns what it found. It stops its workers and servers before it returns, and
-// removes what it made on servers that were given. With an error, the report tells what was
-// measured until then; it is nil when that is nothing.
+// Run measures the selected parts and returns the report. Before it returns it stops its workers and
+// its own servers, and removes its data from servers of Options. With an error the report has the parts
+// measured so far; it is nil if the measurements did not begin.
 func Run(ctx context.Context, o Options) (report *Report, err error) {
 	if o.Progress == nil {
 		o.Progress = func(string) {}
@@ -128,12 +128,12 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	if o.Step == nil {
 		o.Step = func(int, int, string) {}
 	}
-	wanted, err := wantedParts(o.Parts)
+	selected, err := selectParts(o.Parts)
 	if err != nil {
 		return nil, err
 	}
 	b := &runner{Options: o, sizes: allSizes[o.Size], name: fmt.Sprintf("bench_%08x", rand.Uint32()), report: &Report{}}
-	for _, p := range wanted {
+	for _, p := range selected {
 		b.total += p.steps(b)
 	}
 	if err := b.connect(ctx); err != nil {
@@ -143,10 +143,10 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	if err := b.describe(ctx); err != nil {
 		return nil, err
 	}
-	for _, p := range wanted {
+	for _, p := range selected {
 		if err := p.run(b, ctx); err != nil {
 			if ctx.Err() != nil {
-				err = errors.New("it was stopped")
+				err = errors.New("interrupted")
 			}
 			return b.report, fmt.Errorf("measure %s: %w", p.name, err)
 		}
@@ -155,41 +155,40 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	return b.report, nil
 }
 
-// wantedParts returns the parts of these names, all when there are none.
-func wantedParts(names []string) (wanted []part, err error) {
+// selectParts returns the parts with these names, or all parts without names.
+func selectParts(names []string) (selected []part, err error) {
 	for _, name := range names {
 		if !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {
-			return nil, fmt.Errorf("there is no part %q", name)
+			return nil, fmt.Errorf("unknown part %q", name)
 		}
 	}
 	for _, p := range parts {
 		if len(names) == 0 || slices.Contains(names, p.name) {
-			wanted = append(wanted, p)
+			selected = append(selected, p)
 		}
 	}
-	return wanted, nil
+	return selected, nil
 }
 
 func (b *runner) progressf(format string, args ...any) { b.Progress(fmt.Sprintf(format, args...)) }
 
-// step says what is measured next.
+// step reports the next measurement.
 func (b *runner) step(format string, args ...any) {
 	b.Step(b.done, b.total, fmt.Sprintf(format, args...))
 	b.done++
 }
 
-// ErrPartialURLs says that of the three servers only some were given.
+// ErrPartialURLs reports that Options has only some of the three URLs.
 var ErrPartialURLs = errors.New("of NATS, Redis and Postgres only some are given: give all three, or none")
 
-// quiet keeps go-redis from writing lines of its own to stderr: what it would say comes back as an
-// error too.
+// quiet drops the log messages of go-redis, which would go to stderr. go-redis returns the same errors.
 type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
 
 func init() { redis.SetLogger(quiet{}) }
 
-// connect starts servers, unless some are given, and connects to them.
+// connect starts servers if Options has no URLs, and connects to the servers.
 func (b *runner) connect(ctx context.Context) (err error) {
 	given := 0
 	for _, url := range []string{b.NATSURL, b.RedisURL, b.PostgresURL} {
@@ -220,7 +219,8 @@ func (b *runner) connect(ctx context.Context) (err error) {
 	}
 	options, err := redis.ParseURL(b.RedisURL)
 	if err != nil {
-		return errors.New("the Redis URL is none: want redis://[user:password@]host:port[/database]") // err may tell the password
+		// err may contain the password.
+		return errors.New("the Redis URL is invalid: want redis://[user:password@]host:port[/database]")
 	}
 	options.MaxRetries = -1
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
@@ -229,17 +229,17 @@ func (b *runner) connect(ctx context.Context) (err error) {
 		return fmt.Errorf("redis: %w", err)
 	}
 	if b.pool, err = pgxpool.New(ctx, b.PostgresURL); err != nil {
-		return errors.New("the Postgres URL is none: want postgres://[user:password@]host:port/database") // likewise
+		return errors.New("the Postgres URL is invalid: want postgres://[user:password@]host:port/database") // likewise
 	}
 	if err := b.pool.Ping(ctx); err != nil {
 		return fmt.Errorf("postgres: %w", err)
 	}
-	b.notify = b.notified(ctx)
+	b.notify = b.notifyOption(ctx)
 	return nil
 }
 
-// startServers starts servers of its own, NATS in a process for itself, so that its use of the
-// processor can be told from that of the load.
+// startServers starts the servers. NATS runs in its own process, so that its CPU time is separate from
+// that of the load generator.
 func (b *runner) startServers(ctx context.Context) (err error) {
 	b.stack, err = stack.Start(ctx, stack.Options{Redis: true, Postgres: true, Install: b.Install, Progress: b.Progress})
 	if err != nil {
@@ -254,8 +254,8 @@ func (b *runner) startServers(ctx context.Context) (err error) {
 
 const optionNotify = "notify-keyspace-events"
 
-// notified is of what Redis notifies, "" when nobody may know.
-func (b *runner) notified(ctx context.Context) string {
+// notifyOption returns the value of notify-keyspace-events, "" if the user may not read it.
+func (b *runner) notifyOption(ctx context.Context) string {
 	options, err := b.redis.ConfigGet(ctx, optionNotify).Result()
 	if err != nil {
 		return ""
@@ -267,10 +267,10 @@ func (b *runner) close() error {
 	var errs []error
 	if b.pool != nil {
 		b.pool.Close()
-		// Workers switch notifications on, and leave them for each other.
+		// Workers turn notifications on and never turn them off, because other workers need them.
 		ctx, cancel := context.WithTimeout(context.Background(), stopWithin)
 		defer cancel()
-		if b.stack == nil && b.notified(ctx) != b.notify {
+		if b.stack == nil && b.notifyOption(ctx) != b.notify {
 			errs = append(errs, b.redis.ConfigSet(ctx, optionNotify, b.notify).Err())
 		}
 	}
@@ -289,7 +289,7 @@ func (b *runner) close() error {
 	return errors.Join(errs...)
 }
 
-// describe notes on what is measured.
+// describe records the machine and the versions in the report, and warns of other load.
 func (b *runner) describe(ctx context.Context) error {
 	r := b.report
 	r.Machine = machine()
@@ -310,7 +310,7 @@ func (b *runner) describe(ctx context.Context) error {
 	r.Versions.Postgres, _, _ = strings.Cut(postgres, " ")
 	b.progressf("%s", r.Environment())
 	if r.Machine.Load > float64(r.Machine.Processors)/4 {
-		b.progressf("something else keeps %s of the processors busy: the figures will be worse, and rougher, than they need be",
+		b.progressf("warning: other programs use %s of the processors; the figures will be lower and less exact",
 			strconv.FormatFloat(r.Machine.Load, 'f', 1, 64))
 	}
 	return nil

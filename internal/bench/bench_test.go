@@ -19,26 +19,26 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// near reports whether two figures are the same, but for what floating point loses.
+// near reports whether two figures are equal but for rounding errors.
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-9*math.Max(math.Abs(a), math.Abs(b)) }
 
-// wantRate checks that a rate is of so many events.
+// wantRate checks the number of events and the processes of a rate.
 func wantRate(t *testing.T, what string, r Rate, number int, processes ...string) {
 	t.Helper()
 	if r.Number != number || r.Seconds <= 0 || !near(r.PerSecond, float64(number)/r.Seconds) {
 		t.Errorf("%s: %+v, want a rate of %d", what, r, number)
 	}
 	if len(r.Processor) != len(processes) {
-		t.Errorf("%s: the use of %v, want that of %v", what, r.Processor, processes)
+		t.Errorf("%s: CPU time of %v, want that of %v", what, r.Processor, processes)
 	}
 	for _, name := range processes {
 		if used, known := r.Processor[name]; !known || used < 0 {
-			t.Errorf("%s: the use of %v, want that of %s", what, r.Processor, name)
+			t.Errorf("%s: CPU time of %v, want that of %s", what, r.Processor, name)
 		}
 	}
 }
 
-// wantOrder checks that quantiles are in order.
+// wantOrder checks that quantiles are in ascending order.
 func wantOrder(t *testing.T, what string, times Quantiles) {
 	t.Helper()
 	if !slices.IsSorted([]float64{0, times.P50, times.P99, times.P999, times.Max}) || times.P50 == 0 {
@@ -46,7 +46,7 @@ func wantOrder(t *testing.T, what string, times Quantiles) {
 	}
 }
 
-// TestRun_OwnServers_MeasuresParts measures sales, expiry and growth on servers that are started for it.
+// TestRun_OwnServers_MeasuresParts measures sales, expiry and growth on servers that Run starts.
 func TestRun_OwnServers_MeasuresParts(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
@@ -60,7 +60,7 @@ func TestRun_OwnServers_MeasuresParts(t *testing.T) {
 		Progress: func(line string) { lines = append(lines, line) },
 		Step: func(done, total int, what string) {
 			if done != len(steps) || total != 9 {
-				t.Errorf("step %d of %d, the %d. that is told", done, total, len(steps)+1)
+				t.Errorf("step %d of %d after %d steps", done, total, len(steps))
 			}
 			steps = append(steps, what)
 		},
@@ -73,7 +73,7 @@ func TestRun_OwnServers_MeasuresParts(t *testing.T) {
 	}
 	if !r.OwnServers || r.Size != "tiny" || r.At.IsZero() || r.Machine.Processors == 0 ||
 		r.Versions.NATS == "" || r.Versions.Redis == "" || r.Versions.Postgres == "" {
-		t.Errorf("what it was measured on: %+v", r)
+		t.Errorf("machine and versions: %+v", r)
 	}
 	size := allSizes[Tiny]
 	withoutWorker := []string{processBench, processNATS, processRedis, processPostgres}
@@ -102,7 +102,7 @@ func TestRun_OwnServers_MeasuresParts(t *testing.T) {
 			}
 		}
 		if len(s.ProcessorMicros) != len(deciding) || len(s.CeilingMicros) != len(withoutWorker) {
-			t.Errorf("%s: use of the processor: %v, %v", what, s.ProcessorMicros, s.CeilingMicros)
+			t.Errorf("%s: CPU time: %v, %v", what, s.ProcessorMicros, s.CeilingMicros)
 		}
 	}
 	if len(r.Expiries) != 2 {
@@ -112,8 +112,9 @@ func TestRun_OwnServers_MeasuresParts(t *testing.T) {
 		if e.Notified != (i == 1) || e.Number != size.expiring || e.Keys != size.keys || e.Within <= 0 {
 			t.Errorf("expiry: %+v", e)
 		}
-		if on := strings.Contains(e.RedisNotifies, "E") && strings.Contains(e.RedisNotifies, "x"); on != e.Notified || !on && e.RedisNotifies != "" {
-			t.Errorf("expiry: Redis notifies of %q: %+v", e.RedisNotifies, e)
+		on := strings.Contains(e.RedisNotifies, "E") && strings.Contains(e.RedisNotifies, "x")
+		if on != e.Notified || !on && e.RedisNotifies != "" {
+			t.Errorf("expiry: notify-keyspace-events is %q: %+v", e.RedisNotifies, e)
 		}
 		wantOrder(t, "expiry", e.Late)
 	}
@@ -128,21 +129,23 @@ func TestRun_OwnServers_MeasuresParts(t *testing.T) {
 			t.Errorf("growth: %+v", g)
 		}
 	}
-	if len(r.Goals) != 3 { // of the ceiling; hot; late
+	if len(r.Goals) != 3 { // of the ceiling; one hot resource; expiry
 		t.Errorf("goals: %+v", r.Goals)
 	}
-	if all := strings.Join(lines, "\n"); !strings.Contains(all, "servers of its own") || !strings.Contains(all, "times the baseline") ||
-		!strings.Contains(all, "300 live holds: ") {
-		t.Errorf("progress:\n%s", all)
+	all := strings.Join(lines, "\n")
+	for _, text := range []string{"servers of its own", "times the baseline", "300 live holds: "} {
+		if !strings.Contains(all, text) {
+			t.Errorf("progress lacks %q:\n%s", text, all)
+		}
 	}
 }
 
-// TestRun_GivenServers_LeavesNothing measures the other parts on servers that were given, on which nothing is left, and which
-// are set as they were.
+// TestRun_GivenServers_LeavesNothing measures the other parts on servers of Options. Run removes its data
+// and restores the setting of Redis.
 func TestRun_GivenServers_LeavesNothing(t *testing.T) {
 	t.Parallel()
 	o := given("payments", "latency")
-	o.RedisURL = stacktest.LockServers(t, 1)[0] // nobody else's, so that nobody else sets its options
+	o.RedisURL = stacktest.LockServers(t, 1)[0] // no other test of this package changes its settings
 	options, err := redis.ParseURL(o.RedisURL)
 	if err != nil {
 		t.Fatal(err)
@@ -177,7 +180,8 @@ func TestRun_GivenServers_LeavesNothing(t *testing.T) {
 	}
 	for i, l := range r.Latencies {
 		what := fmt.Sprintf("latency at %d %%", loads[i])
-		if l.Percent != loads[i] || !near(l.PerSecond, l.Full*float64(loads[i])/100) || l.Number != int(l.PerSecond*size.latencyFor.Seconds())+1 {
+		if l.Percent != loads[i] || !near(l.PerSecond, l.Full*float64(loads[i])/100) ||
+			l.Number != int(l.PerSecond*size.latencyFor.Seconds())+1 {
 			t.Errorf("%s: %+v", what, l)
 		}
 		wantOrder(t, what, l.Quantiles)
@@ -195,8 +199,8 @@ func TestRun_GivenServers_LeavesNothing(t *testing.T) {
 	}
 }
 
-// nothingLeft checks that no namespace is left whose name begins so.
-func nothingLeft(t *testing.T, o Options, prefix string) {
+// wantNothingLeft checks that the servers have no namespace whose name begins with prefix.
+func wantNothingLeft(t *testing.T, o Options, prefix string) {
 	t.Helper()
 	nc, err := nats.Connect(o.NATSURL)
 	if err != nil {
@@ -218,7 +222,8 @@ func nothingLeft(t *testing.T, o Options, prefix string) {
 	}
 	b := newRunner(t)
 	var schemas int
-	if err := b.pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_namespace WHERE nspname LIKE $1`, prefix+"%").Scan(&schemas); err != nil || schemas > 0 {
+	err = b.pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_namespace WHERE nspname LIKE $1`, prefix+"%").Scan(&schemas)
+	if err != nil || schemas > 0 {
 		t.Errorf("%d schemas are left, %v", schemas, err)
 	}
 	if keys, err := b.redis.Keys(t.Context(), prefix+"*").Result(); err != nil || len(keys) > 0 {
@@ -226,7 +231,7 @@ func nothingLeft(t *testing.T, o Options, prefix string) {
 	}
 }
 
-// script writes a worker program that is the real one but for some lines of shell before it.
+// script writes a program that runs some lines of shell and then the worker program, and returns its path.
 func script(t *testing.T, lines string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "worker")
@@ -236,18 +241,31 @@ func script(t *testing.T, lines string) string {
 	return path
 }
 
-// TestRun_WorkerFails_ReportsAndLeavesNothing has workers that fail in several ways. Each is told, and nothing is left.
+// TestRun_WorkerFails_ReportsAndLeavesNothing runs workers that fail in several ways. Run returns an error
+// and removes its data.
 func TestRun_WorkerFails_ReportsAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		lines string
 		want  []string
 	}{
-		"dies":           {`[ "$1" = run ] && export HOLDFAST_FAILPOINT=requests.published`, []string{"a worker ended by itself", "killed", "worker started"}},
-		"does not start": {`[ "$1" = run ] && echo no more rooms >&2 && exit 7`, []string{"a worker ended by itself", "no more rooms", "exit status 7"}},
-		"cannot migrate": {`[ "$1" = migrate ] && echo no schema for you >&2 && exit 1`, []string{"migrate: exit status 1: no schema for you"}},
-		"is none":        {`exec /nonexistent`, []string{"/nonexistent"}},
-		"refuses":        {`export HOLDFAST_HORIZON=1`, []string{"the outcomes are map[hold.rejected:", "should be map[hold.created:"}},
+		"dies": {
+			`[ "$1" = run ] && export HOLDFAST_FAILPOINT=requests.published`,
+			[]string{"worker exited", "killed", "worker started"},
+		},
+		"does not start": {
+			`[ "$1" = run ] && echo no more rooms >&2 && exit 7`,
+			[]string{"worker exited", "no more rooms", "exit status 7"},
+		},
+		"cannot migrate": {
+			`[ "$1" = migrate ] && echo no schema for you >&2 && exit 1`,
+			[]string{"migrate: exit status 1: no schema for you"},
+		},
+		"does not exist": {`exec /nonexistent`, []string{"/nonexistent"}},
+		"rejects": {
+			`export HOLDFAST_HORIZON=1`,
+			[]string{"outcomes are map[hold.rejected:", "want map[hold.created:"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -259,7 +277,7 @@ func TestRun_WorkerFails_ReportsAndLeavesNothing(t *testing.T) {
 			}
 			for _, text := range c.want {
 				if !strings.Contains(err.Error(), text) {
-					t.Errorf("it does not say %q: %v", text, err)
+					t.Errorf("error lacks %q: %v", text, err)
 				}
 			}
 			if strings.Contains(err.Error(), "remove namespace") {
@@ -269,7 +287,8 @@ func TestRun_WorkerFails_ReportsAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestRun_Cancelled_ReturnsWhatItHas stops a run in its middle: it says so, tells what it has, and leaves nothing.
+// TestRun_Cancelled_ReturnsWhatItHas interrupts a run. Run returns an error and the figures measured so
+// far.
 func TestRun_Cancelled_ReturnsWhatItHas(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
@@ -282,18 +301,19 @@ func TestRun_Cancelled_ReturnsWhatItHas(t *testing.T) {
 		}
 	}
 	r, err := Run(ctx, o)
-	if err == nil || err.Error() != "measure growth: it was stopped" {
-		t.Errorf("stopped: %v", err)
+	if err == nil || err.Error() != "measure growth: interrupted" {
+		t.Errorf("interrupted: %v", err)
 	}
 	if r == nil || len(r.Expiries) != 2 || len(r.Scaling) != 0 {
-		t.Errorf("what was measured until then: %+v", r)
+		t.Errorf("figures so far: %+v", r)
 	}
 }
 
-// TestRun_WrongOptions_Fails asks for what there is not.
+// TestRun_WrongOptions_Fails runs with an unknown part, with some URLs, and with malformed URLs, whose
+// errors must not show the password.
 func TestRun_WrongOptions_Fails(t *testing.T) {
 	t.Parallel()
-	if _, err := Run(t.Context(), given("sails")); err == nil || !strings.Contains(err.Error(), `no part "sails"`) {
+	if _, err := Run(t.Context(), given("sails")); err == nil || !strings.Contains(err.Error(), `unknown part "sails"`) {
 		t.Error(err)
 	}
 	o := given()
@@ -311,7 +331,8 @@ func TestRun_WrongOptions_Fails(t *testing.T) {
 	}
 }
 
-// TestClose_UsedAndEmpty_RemovesNamespace removes a namespace with everything in it, and one that was made by half.
+// TestClose_UsedAndEmpty_RemovesNamespace removes a namespace with data and workers, and one that does
+// not exist.
 func TestClose_UsedAndEmpty_RemovesNamespace(t *testing.T) {
 	t.Parallel()
 	b := newRunner(t)
@@ -332,20 +353,20 @@ func TestClose_UsedAndEmpty_RemovesNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	workers := slices.Clone(s.workers)
-	for range 2 { // the second finds nothing, as where it was made by half
+	for range 2 { // the second call finds nothing
 		if err := s.close(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}
 	for _, w := range workers {
 		if err := w.cmd.Process.Signal(os.Interrupt); !errors.Is(err, os.ErrProcessDone) {
-			t.Errorf("a worker is left: %v", err)
+			t.Errorf("a worker still runs: %v", err)
 		}
 	}
-	nothingLeft(t, b.Options, b.name)
+	wantNothingLeft(t, b.Options, b.name)
 }
 
-// TestTally_OutcomesDiffer_Fails counts outcomes that are not those that are meant.
+// TestTally_OutcomesDiffer_Fails compares the outcomes with other numbers.
 func TestTally_OutcomesDiffer_Fails(t *testing.T) {
 	t.Parallel()
 	s := newCluster(t)
@@ -360,19 +381,24 @@ func TestTally_OutcomesDiffer_Fails(t *testing.T) {
 	if err := s.tally(t.Context(), map[string]int{"hold.created": 2, "hold.rejected": 1}); err != nil {
 		t.Error(err)
 	}
-	for _, wrong := range []map[string]int{{"hold.created": 2}, {"hold.created": 3}, {"hold.created": 3, "hold.rejected": 0}, {"hold.created": 2, "hold.rejected": 1, "hold.expired": 1}} {
-		if err := s.tally(t.Context(), wrong); err == nil {
-			t.Errorf("counted: %v", wrong)
+	for _, want := range []map[string]int{
+		{"hold.created": 2}, {"hold.created": 3}, {"hold.created": 3, "hold.rejected": 0},
+		{"hold.created": 2, "hold.rejected": 1, "hold.expired": 1},
+	} {
+		if err := s.tally(t.Context(), want); err == nil {
+			t.Errorf("no error for %v", want)
 		}
 	}
 }
 
-// TestBaseline_NightNotCounted_IsFound decides events night by night, and finds it when one night was not counted.
+// TestBaseline_NightNotCounted_IsFound decides events night by night, and removes one night from the
+// counts.
 func TestBaseline_NightNotCounted_IsFound(t *testing.T) {
 	t.Parallel()
 	s := newCluster(t)
 	what := scenario{3, 2, 1}
-	if err := s.preload(t.Context(), s.baseline, func(n int) (*nats.Msg, error) { return s.request(n, what.resources, what.nights) }); err != nil {
+	request := func(n int) (*nats.Msg, error) { return s.request(n, what.resources, what.nights) }
+	if err := s.preload(t.Context(), s.baseline, request); err != nil {
 		t.Fatal(err)
 	}
 	consumer, err := s.js.Consumer(t.Context(), s.ns.InStream(), "requests")
@@ -393,13 +419,16 @@ func TestBaseline_NightNotCounted_IsFound(t *testing.T) {
 	if err := s.published(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(s.tallyNights(t.Context(), what), s.tally(t.Context(), map[string]int{"hold.created": s.baseline})); err != nil {
+	if err := s.tallyNights(t.Context(), what); err != nil {
 		t.Error(err)
 	}
-	kept := s.redis.Keys(t.Context(), s.nightByNight("r0")+"hold:*").Val()
-	kept = append(kept, s.redis.Keys(t.Context(), s.nightByNight("r1")+"hold:*").Val()...)
-	if len(kept) != s.baseline {
-		t.Errorf("%d holds are kept", len(kept))
+	if err := s.tally(t.Context(), map[string]int{"hold.created": s.baseline}); err != nil {
+		t.Error(err)
+	}
+	stored := s.redis.Keys(t.Context(), s.nightByNight("r0")+"hold:*").Val()
+	stored = append(stored, s.redis.Keys(t.Context(), s.nightByNight("r1")+"hold:*").Val()...)
+	if len(stored) != s.baseline {
+		t.Errorf("%d holds in Redis, want %d", len(stored), s.baseline)
 	}
 	if locks := s.redis.Keys(t.Context(), string(s.ns)+":*:lock:*").Val(); len(locks) > 0 {
 		t.Errorf("locks are left: %q", locks)
@@ -409,11 +438,11 @@ func TestBaseline_NightNotCounted_IsFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.tallyNights(t.Context(), what); err == nil {
-		t.Error("a night that was not counted is not found")
+		t.Error("no error although a night is missing")
 	}
 }
 
-// TestCeiling_Calls_WriteAllThatAHoldNeeds looks at what the ceiling writes: it does all that a hold needs.
+// TestCeiling_Calls_WriteAllThatAHoldNeeds checks the keys that the minimal script writes.
 func TestCeiling_Calls_WriteAllThatAHoldNeeds(t *testing.T) {
 	t.Parallel()
 	b := newRunner(t)
@@ -440,45 +469,46 @@ func TestCeiling_Calls_WriteAllThatAHoldNeeds(t *testing.T) {
 		due += int(b.redis.ZCard(t.Context(), prefix+"due").Val())
 	}
 	if sum != 100*7 || due != 100 {
-		t.Errorf("%d nights and %d deadlines", sum, due)
+		t.Errorf("%d nights and %d deadlines, want %d and 100", sum, due, 100*7)
 	}
 	for _, kind := range []string{"request", "hold"} {
 		keys := b.redis.Keys(t.Context(), b.name+":*:"+kind+":*").Val()
 		if len(keys) != 100 || b.redis.PTTL(t.Context(), keys[0]).Val() <= 0 {
-			t.Errorf("%d keys of %ss", len(keys), kind)
+			t.Errorf("%d keys of kind %s, want 100 with a TTL", len(keys), kind)
 		}
 	}
-	if err := ceilingOn(t.Context(), script, conn, calls); err == nil || !strings.Contains(err.Error(), "answered 0") {
-		t.Errorf("asked again: %v", err)
+	if err := ceilingOn(t.Context(), script, conn, calls); err == nil || !strings.Contains(err.Error(), "returned 0") {
+		t.Errorf("the same calls again: %v", err)
 	}
 	if err := b.removeKeys(t.Context(), b.name); err != nil {
 		t.Error(err)
 	}
-	nothingLeft(t, b.Options, b.name)
+	wantNothingLeft(t, b.Options, b.name)
 }
 
-// TestPace_ThingsDue_DoneInOrderNotEarly does things in order, each when it is due or later.
+// TestPace_ThingsDue_DoneInOrderNotEarly checks that pace calls do in order, and never early.
 func TestPace_ThingsDue_DoneInOrderNotEarly(t *testing.T) {
 	t.Parallel()
 	due := evenly(time.Now(), 2000)
 	done := 0
 	err := pace(t.Context(), 100, due, func(n int) error {
 		if n != done || due(n).After(time.Now()) {
-			t.Errorf("%d was done early, or instead of %d", n, done)
+			t.Errorf("call %d came early or instead of call %d", n, done)
 		}
 		done++
 		return nil
 	})
 	if err != nil || done != 100 {
-		t.Errorf("%d were done: %v", done, err)
+		t.Errorf("%d calls, want 100: %v", done, err)
 	}
 	failed := errors.New("failed")
 	if err := pace(t.Context(), 2, due, func(int) error { return failed }); !errors.Is(err, failed) {
 		t.Error(err)
 	}
-	over, stop := context.WithCancel(t.Context())
-	stop()
-	if err := pace(over, 1, evenly(time.Now().AddDate(1, 0, 0), 1), func(int) error { return nil }); !errors.Is(err, context.Canceled) {
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	nextYear := evenly(time.Now().AddDate(1, 0, 0), 1)
+	if err := pace(cancelled, 1, nextYear, func(int) error { return nil }); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }

@@ -9,28 +9,27 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 )
 
 //go:embed ceiling.lua
 var ceilingSource string
 
-// How the ceiling is asked for.
 const (
 	ceilingConnections = 4
 	ceilingBatch       = 64  // calls in one round trip
-	ceilingRecord      = 150 // bytes
+	ceilingRecord      = 150 // bytes of a hold
 )
 
-// ceiling measures how many holds a second Redis can do by the least of all scripts. What is sent is
-// made before the clock runs.
+// ceiling measures how many holds per second Redis can place with the minimal script. It prepares all
+// calls before it starts the clock.
 func (b *runner) ceiling(ctx context.Context, nights, resources int) (rate Rate, err error) {
 	script := redis.NewScript(ceilingSource)
 	if err := script.Load(ctx, b.redis).Err(); err != nil {
-		return Rate{}, fmt.Errorf("load the ceiling's script: %w", err)
+		return Rate{}, fmt.Errorf("ceiling: load script: %w", err)
 	}
 	namespace := b.name + "_ceiling"
 	defer func() { err = errors.Join(err, b.removeKeys(context.WithoutCancel(ctx), namespace)) }()
@@ -44,28 +43,27 @@ func (b *runner) ceiling(ctx context.Context, nights, resources int) (rate Rate,
 		}
 		calls[c] = ceilingCallsOf(namespace, c, b.ceilingCalls/ceilingConnections, nights, resources)
 	}
-	errs := make([]error, ceilingConnections)
-	var clients sync.WaitGroup
+	var clients errgroup.Group
 	before := b.processorTimes(nil)
 	began := time.Now()
 	for c := range connections {
-		clients.Go(func() { errs[c] = ceilingOn(ctx, script, connections[c], calls[c]) })
+		clients.Go(func() error { return ceilingOn(ctx, script, connections[c], calls[c]) })
 	}
-	clients.Wait()
+	err = clients.Wait()
 	took := time.Since(began)
-	if err := errors.Join(errs...); err != nil {
+	if err != nil {
 		return Rate{}, fmt.Errorf("ceiling: %w", err)
 	}
 	return newRate(b.ceilingCalls/ceilingConnections*ceilingConnections, took, b.processorTimes(nil).since(before))
 }
 
-// ceilingCall is one hold of the ceiling.
+// ceilingCall is one call of the minimal script.
 type ceilingCall struct {
 	keys []string
 	args []any
 }
 
-// ceilingCallsOf makes the calls of one connection.
+// ceilingCallsOf returns the calls for one connection.
 func ceilingCallsOf(namespace string, connection, number, nights, resources int) []ceilingCall {
 	record := strings.Repeat("x", ceilingRecord)
 	first := time.Now().UTC()
@@ -81,28 +79,28 @@ func ceilingCallsOf(namespace string, connection, number, nights, resources int)
 		from := rand.IntN(calendar - nights + 1)
 		calls[i] = ceilingCall{
 			keys: []string{resource + "request:" + id, resource + "hold:" + id, resource + "counts", resource + "due"},
-			args: append([]any{id, 1, roomy, time.Hour.Milliseconds(), deadline, record}, names[from:from+nights]...),
+			args: append([]any{id, 1, unlimitedCapacity, time.Hour.Milliseconds(), deadline, record}, names[from:from+nights]...),
 		}
 	}
 	return calls
 }
 
-// ceilingOn makes calls on one connection.
+// ceilingOn sends the calls over one connection. It returns an error if a call places no hold.
 func ceilingOn(ctx context.Context, script *redis.Script, conn *redis.Conn, calls []ceilingCall) error {
-	for some := range slices.Chunk(calls, ceilingBatch) {
+	for batch := range slices.Chunk(calls, ceilingBatch) {
 		pipe := conn.Pipeline()
-		answers := make([]*redis.Cmd, len(some))
-		for i, call := range some {
-			answers[i] = script.EvalSha(ctx, pipe, call.keys, call.args...)
+		replies := make([]*redis.Cmd, len(batch))
+		for i, call := range batch {
+			replies[i] = script.EvalSha(ctx, pipe, call.keys, call.args...)
 		}
 		if _, err := pipe.Exec(ctx); err != nil {
 			return err
 		}
-		for _, answer := range answers {
-			if n, err := answer.Int(); err != nil {
+		for _, reply := range replies {
+			if n, err := reply.Int(); err != nil {
 				return err
 			} else if n != 1 {
-				return fmt.Errorf("the script answered %d", n)
+				return fmt.Errorf("script returned %d, want 1", n)
 			}
 		}
 	}

@@ -1,10 +1,10 @@
 #!lua
--- The least that a hold needs: that the request was not answered yet, that every night has room,
--- the counts, the answer, the hold with its deadline, and its place among the deadlines.
+-- Places a hold with the minimum of work: checks that the request is new and that every night has
+-- capacity; writes the counts, the stored outcome, the hold with its deadline, and its entry in due.
 --
 -- KEYS 1 request  2 hold  3 counts (hash)  4 due (zset)
 -- ARGV 1 id  2 quantity  3 capacity  4 ttl_ms  5 deadline_ms  6 record, then the nights
--- Returns 1, or 0 when nothing was done.
+-- Returns 1, or 0 when it has placed no hold.
 if redis.call('GET', KEYS[1]) then return 0 end
 local quantity, capacity = tonumber(ARGV[2]), tonumber(ARGV[3])
 local changes = {}

@@ -21,32 +21,32 @@ import (
 )
 
 const (
-	publishing   = 4096        // events on their way to a stream at a time
-	stallWithin  = time.Minute // without any outcome
-	closeWithin  = time.Minute // a namespace
-	pauseEnd     = time.Second
-	pollInterval = 20 * time.Millisecond // how many outcomes there are
-	calendar     = 60                    // nights that there are of each resource
-	calendarFrom = 30                    // days from now
-	roomy        = 1_000_000_000         // a capacity that is never sold out
+	publishing        = 4096        // maximum of publications without a PubAck
+	stallWithin       = time.Minute // maximum time without an outcome
+	closeWithin       = time.Minute // to remove a namespace
+	pauseEnd          = time.Second // from now to the end of a pause; see resume
+	pollInterval      = 20 * time.Millisecond
+	calendar          = 60            // nights of each resource
+	calendarFrom      = 30            // days from today to the first night
+	unlimitedCapacity = 1_000_000_000 // never sold out
 )
 
-// cluster is a namespace of its own, and the workers on it.
+// cluster is a namespace and its workers.
 type cluster struct {
 	*runner
 	ns      events.Namespace
-	first   time.Time // night of the calendar
+	first   time.Time // the first night of the calendar
 	workers []*worker
 }
 
-// open makes a namespace.
+// open creates a namespace. The caller calls close.
 func (b *runner) open(ctx context.Context) (*cluster, error) {
 	b.opened++
 	s := &cluster{
 		runner: b, ns: events.Namespace(b.name + "_" + strconv.Itoa(b.opened)),
 		first: time.Now().UTC().Truncate(24*time.Hour).AddDate(0, 0, calendarFrom),
 	}
-	cmd := exec.CommandContext(ctx, b.Worker, "migrate") //nolint:gosec // a program that the user names
+	cmd := exec.CommandContext(ctx, b.Worker, "migrate") //nolint:gosec // the user chooses the program
 	cmd.Env = s.environ()
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s migrate: %w: %s", b.Worker, err, strings.TrimSpace(string(out))), s.close(ctx))
@@ -54,7 +54,8 @@ func (b *runner) open(ctx context.Context) (*cluster, error) {
 	return s, nil
 }
 
-// environ is what a worker of the site needs to know. It measures servers that would lose what they have, too.
+// environ returns the environment of a worker. With HOLDFAST_PREFLIGHT=warn the worker also accepts
+// servers that never sync.
 func (s *cluster) environ(more ...string) []string {
 	return append([]string{
 		"HOLDFAST_NATS_URL=" + s.NATSURL, "HOLDFAST_REDIS_URL=" + s.RedisURL, "HOLDFAST_POSTGRES_URL=" + s.PostgresURL,
@@ -63,7 +64,7 @@ func (s *cluster) environ(more ...string) []string {
 	}, more...)
 }
 
-// close stops the workers and removes the namespace. It does so also when ctx is over.
+// close stops the workers and removes the namespace, even when ctx is done.
 func (s *cluster) close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWithin)
 	defer cancel()
@@ -80,10 +81,11 @@ func (s *cluster) close(ctx context.Context) error {
 	return nil
 }
 
-// removeKeys removes the keys of a namespace from Redis.
+// removeKeys removes the keys of a namespace from Redis. On its own Redis it removes all keys, in the
+// background, because a million holds would take longer than the client's timeout.
 func (b *runner) removeKeys(ctx context.Context, namespace string) error {
 	if b.stack != nil {
-		return b.redis.FlushAllAsync(ctx).Err() // nobody else's; a million holds take longer than a client waits
+		return b.redis.FlushAllAsync(ctx).Err()
 	}
 	var cursor uint64
 	for {
@@ -102,18 +104,18 @@ func (b *runner) removeKeys(ctx context.Context, namespace string) error {
 	}
 }
 
-// setInventory gives resources a calendar in which nothing is ever sold out.
+// setInventory creates resources r0, r1, … with a calendar of nights that are never sold out.
 func (s *cluster) setInventory(ctx context.Context, resources int) error {
 	_, err := s.pool.Exec(ctx, `INSERT INTO `+pgx.Identifier{string(s.ns), "inventory"}.Sanitize()+` (resource_id, slot, capacity)
 SELECT 'r' || r, to_char($2::timestamptz AT TIME ZONE 'UTC' + n * interval '1 day', 'YYYY-MM-DD'), $4
-FROM generate_series(0, $1 - 1) AS r, generate_series(0, $3 - 1) AS n`, resources, s.first, calendar, roomy)
+FROM generate_series(0, $1 - 1) AS r, generate_series(0, $3 - 1) AS n`, resources, s.first, calendar, unlimitedCapacity)
 	if err != nil {
-		return fmt.Errorf("stock %d resources: %w", resources, err)
+		return fmt.Errorf("insert inventory of %d resources: %w", resources, err)
 	}
 	return nil
 }
 
-// poll asks until it is done.
+// poll calls done every so often until it returns true or an error, or ctx is done.
 func poll(ctx context.Context, every time.Duration, done func() (bool, error)) error {
 	for {
 		if ok, err := done(); ok || err != nil {
@@ -127,14 +129,16 @@ func poll(ctx context.Context, every time.Duration, done func() (bool, error)) e
 	}
 }
 
-// request returns the n-th request of a sale, for some nights of one of the resources.
+// request returns the n-th request of a sale, for random nights of a random resource.
 func (s *cluster) request(n, resources, nights int) (*nats.Msg, error) {
 	from := s.first.AddDate(0, 0, rand.IntN(calendar-nights+1))
 	resource := "r" + strconv.Itoa(rand.IntN(resources))
 	user := "u" + strconv.Itoa(n)
 	return s.event(events.BookingRequested, resource, events.BookingRequestedData{
 		RequestKey: user, UserID: user, ResourceID: resource, Quantity: 1,
-		SlotSelection: holds.SlotSelection{CheckIn: from.Format(time.DateOnly), CheckOut: from.AddDate(0, 0, nights).Format(time.DateOnly)},
+		SlotSelection: holds.SlotSelection{
+			CheckIn: from.Format(time.DateOnly), CheckOut: from.AddDate(0, 0, nights).Format(time.DateOnly),
+		},
 	})
 }
 
@@ -147,7 +151,7 @@ func (s *cluster) event(name, resource string, data any) (*nats.Msg, error) {
 	return r.Message()
 }
 
-// publish publishes an event without waiting until it is stored.
+// publish publishes a message without waiting for its PubAck; see published.
 func (b *runner) publish(m *nats.Msg) error {
 	if _, err := b.js.PublishMsgAsync(m, jetstream.WithStallWait(stallWithin)); err != nil {
 		return fmt.Errorf("publish: %w", err)
@@ -155,7 +159,7 @@ func (b *runner) publish(m *nats.Msg) error {
 	return nil
 }
 
-// published waits until all events are stored.
+// published waits until all messages are stored, and returns the first error of their publications.
 func (b *runner) published(ctx context.Context) error {
 	select {
 	case <-b.js.PublishAsyncComplete():
@@ -168,7 +172,7 @@ func (b *runner) published(ctx context.Context) error {
 	return nil
 }
 
-// preload stores events in the inbound stream.
+// preload stores number events in the inbound stream.
 func (s *cluster) preload(ctx context.Context, number int, event func(n int) (*nats.Msg, error)) error {
 	for n := range number {
 		if ctx.Err() != nil {
@@ -185,7 +189,7 @@ func (s *cluster) preload(ctx context.Context, number int, event func(n int) (*n
 	return s.published(ctx)
 }
 
-// pause keeps the workers from taking events. consumers is what they take them from.
+// pause pauses consumers, so that the workers get no events from them.
 func (s *cluster) pause(ctx context.Context, consumers ...string) error {
 	for _, name := range consumers {
 		if _, err := s.js.PauseConsumer(ctx, s.ns.InStream(), name, time.Now().Add(24*time.Hour)); err != nil {
@@ -195,13 +199,13 @@ func (s *cluster) pause(ctx context.Context, consumers ...string) error {
 	return nil
 }
 
-// resume lets the workers take events again, and waits until so many outcomes are stored. It
-// returns how fast they were: from the moment in which the first could be taken until the last
-// outcome was stored, both by the clock of the NATS server.
+// resume ends the pause of consumers and waits until the outbound stream has so many outcomes. It
+// returns the rate of the events, from the end of the pause until the last outcome was stored, both by
+// the clock of the NATS server.
 //
-// That moment is the end of a pause, set shortly before. A consumer that is resumed by request does
-// not serve those that wait (nats-server 2.15.2), and a worker waits for a second before it asks
-// again: as long as that it would seem to do nothing.
+// It sets the end of the pause shortly in the future instead of resuming at once: a consumer that is
+// resumed by request does not serve pending pulls (nats-server 2.15.2), and a worker pulls again only
+// after a second. That second would count as the worker's time.
 func (s *cluster) resume(ctx context.Context, events, outcomes int, consumers ...string) (Rate, error) {
 	info, err := s.out(ctx)
 	if err != nil {
@@ -211,7 +215,7 @@ func (s *cluster) resume(ctx context.Context, events, outcomes int, consumers ..
 	for _, name := range consumers {
 		pause, err := s.js.PauseConsumer(ctx, s.ns.InStream(), name, from)
 		if err == nil && !pause.Paused {
-			err = fmt.Errorf("NATS took longer than %s to answer", pauseEnd)
+			err = fmt.Errorf("NATS answered after more than %s", pauseEnd)
 		}
 		if err != nil {
 			return Rate{}, fmt.Errorf("resume %s: %w", name, err)
@@ -225,16 +229,17 @@ func (s *cluster) resume(ctx context.Context, events, outcomes int, consumers ..
 	return newRate(events, last.Sub(from), s.processorTimes(s.workers).since(before))
 }
 
-// out is the state of the outbound stream.
+// out returns the state of the outbound stream.
 func (s *cluster) out(ctx context.Context) (*jetstream.StreamInfo, error) {
 	out, err := s.js.Stream(ctx, s.ns.OutStream())
 	if err != nil {
-		return nil, fmt.Errorf("the outcomes: %w", err)
+		return nil, fmt.Errorf("outbound stream: %w", err)
 	}
 	return out.CachedInfo(), nil
 }
 
-// awaitAnswers waits until so many outcomes are stored, and returns when the last of them was.
+// awaitAnswers waits until number outcomes are stored, and returns the time when the last was stored. It
+// returns an error when a worker ends or no outcome is stored for stallWithin.
 func (s *cluster) awaitAnswers(ctx context.Context, number int) (last time.Time, err error) {
 	var seen uint64
 	moved := time.Now()
@@ -257,7 +262,7 @@ func (s *cluster) awaitAnswers(ctx context.Context, number int) (last time.Time,
 	})
 }
 
-// stalled tells what is known of outcomes that do not come.
+// stalled returns an error about missing outcomes, with the number of dead letters and the workers' logs.
 func (s *cluster) stalled(ctx context.Context, seen uint64, number int) error {
 	dead := "an unknown number of"
 	if dlq, err := s.js.Stream(ctx, s.ns.DLQStream()); err == nil {
@@ -267,18 +272,19 @@ func (s *cluster) stalled(ctx context.Context, seen uint64, number int) error {
 	for _, w := range s.workers {
 		logs += "\n" + w.log.String()
 	}
-	return fmt.Errorf("%d of %d outcomes came, and none within %s; there are %s dead letters%s", seen, number, stallWithin, dead, logs)
+	return fmt.Errorf("%d of %d outcomes, and no further one for %s; %s dead letters%s",
+		seen, number, stallWithin, dead, logs)
 }
 
-// tally checks that there are just these outcomes: so many of each event.
+// tally returns an error unless the outbound stream has exactly these numbers of outcomes, by event.
 func (s *cluster) tally(ctx context.Context, want map[string]int) error {
 	out, err := s.js.Stream(ctx, s.ns.OutStream())
 	if err != nil {
-		return fmt.Errorf("the outcomes: %w", err)
+		return fmt.Errorf("outbound stream: %w", err)
 	}
 	info, err := out.Info(ctx, jetstream.WithSubjectFilter(s.ns.AllOut()))
 	if err != nil {
-		return fmt.Errorf("the outcomes: %w", err)
+		return fmt.Errorf("outbound stream: %w", err)
 	}
 	found, all := make(map[string]int), true
 	for subject, n := range info.State.Subjects {
@@ -289,16 +295,18 @@ func (s *cluster) tally(ctx context.Context, want map[string]int) error {
 		all = all && found[event] == n
 	}
 	if !all || len(found) != len(want) {
-		return fmt.Errorf("the outcomes are %v, and should be %v", found, want)
+		return fmt.Errorf("outcomes are %v, want %v", found, want)
 	}
 	return nil
 }
 
-// read reads the first outcomes of a kind.
+// read calls each for the first number outcomes of an event.
 func (s *cluster) read(ctx context.Context, event string, number int, each func(events.Envelope) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, stallWithin, fmt.Errorf("%d %s were not read within %s", number, event, stallWithin))
+	ctx, cancel := context.WithTimeoutCause(ctx, stallWithin,
+		fmt.Errorf("%d %s not read within %s", number, event, stallWithin))
 	defer cancel()
-	consumer, err := s.js.OrderedConsumer(ctx, s.ns.OutStream(), jetstream.OrderedConsumerConfig{FilterSubjects: []string{s.ns.Out(event, "*")}})
+	config := jetstream.OrderedConsumerConfig{FilterSubjects: []string{s.ns.Out(event, "*")}}
+	consumer, err := s.js.OrderedConsumer(ctx, s.ns.OutStream(), config)
 	if err != nil {
 		return err
 	}
@@ -323,8 +331,8 @@ func (s *cluster) read(ctx context.Context, event string, number int, each func(
 	return nil
 }
 
-// pace calls do for each of a number of things when it is due, late if those before it took long, and
-// never early. Several may be called together, within a beat.
+// pace calls do(n) for n from 0 to number-1, each when it is due: never early, and late if earlier calls
+// take long. It checks once per beat and then calls do for all that are due.
 func pace(ctx context.Context, number int, due func(n int) time.Time, do func(n int) error) error {
 	ticker := time.NewTicker(beat)
 	defer ticker.Stop()
@@ -343,15 +351,15 @@ func pace(ctx context.Context, number int, due func(n int) time.Time, do func(n 
 	return nil
 }
 
-// beat is how exactly things are paced.
+// beat is the resolution of pace.
 const beat = time.Millisecond
 
-// evenly returns when each of many things is due, so many a second from a moment on.
+// evenly returns a function for pace: perSecond calls per second, the first at from.
 func evenly(from time.Time, perSecond float64) func(n int) time.Time {
 	return func(n int) time.Time { return from.Add(time.Duration(float64(n) / perSecond * float64(time.Second))) }
 }
 
-// plural is a number of things.
+// plural returns a number and a noun in singular or plural.
 func plural(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing
@@ -359,7 +367,7 @@ func plural(n int, thing string) string {
 	return grouped(n) + " " + thing + "s"
 }
 
-// grouped writes thousands apart.
+// grouped formats a number with commas between groups of thousands.
 func grouped(n int) string {
 	text := strconv.Itoa(n)
 	for at := len(text) - 3; at > 0; at -= 3 {

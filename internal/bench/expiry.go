@@ -16,13 +16,14 @@ import (
 
 const (
 	expiringResources = 200
-	expiryDelay       = 5 // seconds between the last of them that is placed and the first that lapses
-	keysAtATime       = 1000
+	expiryDelay       = 5 // seconds from the last placement to the first deadline
+	keysBatch         = 1000
 )
 
-// expiries measures how late lapsed holds are given back, with keyspace notifications and without.
+// expiries measures how late expired holds are restored, with keyspace notifications and without.
 func (b *runner) expiries(ctx context.Context) error {
-	b.progressf("expiry: %s lapse within a second among %s with a TTL", plural(b.expiring, "hold"), plural(b.keys, "other key"))
+	b.progressf("expiry: %s expire within a second among %s with a TTL",
+		plural(b.expiring, "hold"), plural(b.keys, "other key"))
 	for _, notified := range []bool{false, true} {
 		b.step("expiry, notifications %s", onOff(notified))
 		figure, err := b.measureExpiry(ctx, notified)
@@ -37,8 +38,8 @@ func (b *runner) expiries(ctx context.Context) error {
 
 func onOff(on bool) string { return map[bool]string{true: "on", false: "off"}[on] }
 
-// measureExpiry lets holds lapse within a second among other keys that have a TTL. They are placed during
-// some seconds, each later one for a shorter time.
+// measureExpiry measures holds that expire within a second among other keys with a TTL. The holds are
+// placed during some seconds, later ones with a shorter TTL.
 func (b *runner) measureExpiry(ctx context.Context, notified bool) (figure Expiry, err error) {
 	s, err := b.open(ctx)
 	if err != nil {
@@ -51,7 +52,7 @@ func (b *runner) measureExpiry(ctx context.Context, notified bool) (figure Expir
 	if err := s.addKeys(ctx); err != nil {
 		return Expiry{}, err
 	}
-	if b.stack != nil { // else others may need them
+	if b.stack != nil { // on a shared Redis other programs may need notifications
 		if err := s.redis.ConfigSet(ctx, optionNotify, "").Err(); err != nil {
 			return Expiry{}, fmt.Errorf("redis: %w", err)
 		}
@@ -100,25 +101,27 @@ func (b *runner) measureExpiry(ctx context.Context, notified bool) (figure Expir
 		return nil
 	})
 	return Expiry{
-		Notified: notified, RedisNotifies: s.notified(ctx), Number: number, Keys: s.keys,
+		Notified: notified, RedisNotifies: s.notifyOption(ctx), Number: number, Keys: s.keys,
 		Within: last.Sub(first).Seconds(), Late: newQuantiles(late),
 	}, err
 }
 
-// briefRequest asks for a hold that lasts some seconds.
+// briefRequest returns the n-th request for a hold with a TTL of some seconds.
 func (s *cluster) briefRequest(n int, ttl int64) (*nats.Msg, error) {
 	resource, user := "r"+strconv.Itoa(n%expiringResources), "u"+strconv.Itoa(n)
 	return s.event(events.BookingRequested, resource, events.BookingRequestedData{
 		RequestKey: user, UserID: user, ResourceID: resource, Quantity: 1, TTLSeconds: &ttl,
-		SlotSelection: holds.SlotSelection{CheckIn: s.first.Format(time.DateOnly), CheckOut: s.first.AddDate(0, 0, usualNights).Format(time.DateOnly)},
+		SlotSelection: holds.SlotSelection{
+			CheckIn: s.first.Format(time.DateOnly), CheckOut: s.first.AddDate(0, 0, usualNights).Format(time.DateOnly),
+		},
 	})
 }
 
-// addKeys writes keys with a TTL that are nobody's: Redis has to look among them for what has lapsed.
+// addKeys writes other keys with a TTL, among which Redis has to find the expired ones.
 func (s *cluster) addKeys(ctx context.Context) error {
-	for n := 0; n < s.keys; n += keysAtATime {
+	for n := 0; n < s.keys; n += keysBatch {
 		pipe := s.redis.Pipeline()
-		for i := range min(keysAtATime, s.keys-n) {
+		for i := range min(keysBatch, s.keys-n) {
 			pipe.Set(ctx, string(s.ns)+":{other}:"+strconv.Itoa(n+i), "", time.Hour)
 		}
 		if _, err := pipe.Exec(ctx); err != nil {

@@ -2,7 +2,7 @@ package bench
 
 import "fmt"
 
-// Goal is a ratio, or a time, that is wanted.
+// Goal is a bound on a figure, and whether the figure meets it.
 type Goal struct {
 	Name  string  `json:"name"`
 	Bound string  `json:"bound"` // at least, at most
@@ -17,7 +17,7 @@ const (
 	AtMost  = "at most"
 )
 
-// checkGoals compares what was measured with what is wanted. What was not measured is not judged.
+// checkGoals sets Goals. It skips the goals of figures that were not measured.
 func (r *Report) checkGoals() {
 	r.Goals = []Goal{}
 	check := func(bound string, want, found float64, format string, args ...any) {
@@ -67,7 +67,7 @@ func (r *Report) checkGoals() {
 	}
 }
 
-// FailedGoals is how many goals are missed.
+// FailedGoals returns the number of missed goals.
 func (r *Report) FailedGoals() int {
 	missed := 0
 	for _, g := range r.Goals {

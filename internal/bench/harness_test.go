@@ -10,7 +10,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// asNATS is the argument with which the binary of these tests is the NATS server of a bench.
+// asNATS is the argument with which this test program runs the NATS server of a bench.
 const asNATS = "serve-nats-for-bench"
 
 // workerProgram is the worker program, with its failpoints.
@@ -34,21 +34,26 @@ func TestMain(m *testing.M) {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
 		os.Exit(1)
 	}
-	stacktest.Main(m, func() { _ = os.RemoveAll(dir) }) // what is left is in the directory of temporary files
+	stacktest.Main(m, func() { _ = os.RemoveAll(dir) }) // on an error files stay in the temporary directory
 }
 
-// given are options of a tiny run on the servers that the tests share.
+// given returns the options of a tiny run on the shared servers of the tests.
 func given(parts ...string) Options {
 	s := stacktest.Shared()
-	return Options{Worker: workerProgram, Parts: parts, Size: Tiny, NATSURL: s.NATSURL, RedisURL: s.RedisURL, PostgresURL: s.PostgresURL}
+	return Options{
+		Worker: workerProgram, Parts: parts, Size: Tiny,
+		NATSURL: s.NATSURL, RedisURL: s.RedisURL, PostgresURL: s.PostgresURL,
+	}
 }
 
-// newRunner returns a bench that is connected to the servers that the tests share.
+// newRunner returns a tiny runner that is connected to the shared servers of the tests.
 func newRunner(t *testing.T) *runner {
 	t.Helper()
 	o := given()
 	o.Progress, o.Step = func(line string) { t.Log(line) }, func(int, int, string) {}
-	b := &runner{Options: o, sizes: allSizes[Tiny], name: stacktest.Namespace(t), report: &Report{}}
+	name := stacktest.Namespace(t)
+	name = name[:min(len(name), 28)] // open appends a number
+	b := &runner{Options: o, sizes: allSizes[Tiny], name: name, report: &Report{}}
 	t.Cleanup(func() {
 		if err := b.close(); err != nil {
 			t.Error(err)
@@ -60,7 +65,7 @@ func newRunner(t *testing.T) *runner {
 	return b
 }
 
-// newCluster returns a namespace of its own.
+// newCluster returns a new namespace on the shared servers of the tests.
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	s, err := newRunner(t).open(t.Context())

@@ -15,23 +15,24 @@ import (
 )
 
 const (
-	answerWithin  = 30 * time.Second // after the last request
+	answerWithin  = 30 * time.Second // from the last request to the last outcome
 	headerReplyTo = "Holdfast-Reply-To"
 )
 
-// loads are at which shares of what can be done latency is measured, in percent.
+// loads are the rates at which latency is measured, in percent of the maximum rate of a worker.
 var loads = []int{10, 50, 80}
 
-// latencies measures how long requests take that come at 10, 50 and 80 % of what a worker has just
-// been seen to do with the same requests.
+// latencies measures the maximum rate of a worker, and then the latency of the same requests at 10, 50
+// and 80 % of it.
 func (b *runner) latencies(ctx context.Context) error {
-	b.progressf("latency: requests of %s on %s come at a steady rate; each counts from when it was due", plural(usualNights, "night"), plural(manyResources, "resource"))
+	b.progressf("latency: requests of %s on %s at a steady rate; each counts from when it was due",
+		plural(usualNights, "night"), plural(manyResources, "resource"))
 	rounds := make([]Rate, b.rounds)
 	for round := range rounds {
-		b.step("what a worker can do, round %d of %d", round+1, b.rounds)
+		b.step("maximum rate, round %d of %d", round+1, b.rounds)
 		rate, err := b.decideRequests(ctx, scenario{usualNights, manyResources, 1})
 		if err != nil {
-			return fmt.Errorf("what a worker can do: %w", err)
+			return fmt.Errorf("maximum rate: %w", err)
 		}
 		rounds[round] = rate
 	}
@@ -49,19 +50,19 @@ func (b *runner) latencies(ctx context.Context) error {
 	return nil
 }
 
-// newHistogram counts times from a microsecond to ten minutes, to three digits.
+// newHistogram returns a histogram of times from a microsecond to ten minutes, with three digits.
 func newHistogram() *hdrhistogram.Histogram {
 	return hdrhistogram.New(1, (10 * time.Minute).Microseconds(), 3)
 }
 
-// record counts a time, which is at least a microsecond and surely no ten minutes.
+// record adds a time, at least a microsecond. Other timeouts keep it below ten minutes.
 func record(h *hdrhistogram.Histogram, took time.Duration) {
 	_ = h.RecordValue(max(took.Microseconds(), 1))
 }
 
-// steady publishes requests at a steady rate, each at its time, however late answers are. A request's
-// time counts from when it should have been published: what kept the publisher is part of it (coordinated
-// omission: G. Tene, How NOT to Measure Latency, 2015).
+// steady publishes requests at a steady rate, independent of the answers. The latency of a request
+// counts from the time when it was due, so it includes delays of the publisher (coordinated omission:
+// G. Tene, How NOT to Measure Latency, 2015).
 func (b *runner) steady(ctx context.Context, rate float64) (figure Latency, err error) {
 	s, err := b.open(ctx)
 	if err != nil {
@@ -74,7 +75,7 @@ func (b *runner) steady(ctx context.Context, rate float64) (figure Latency, err 
 	if err := s.start(ctx, 1); err != nil {
 		return Latency{}, err
 	}
-	warm := int(rate * b.warmFor.Seconds()) // requests that are not counted
+	warm := int(rate * b.warmFor.Seconds()) // the first requests, which do not count
 	number := int(rate*b.latencyFor.Seconds()) + 1
 	requests := make([]*nats.Msg, warm+number)
 	inbox := s.nc.NewInbox() + "."
@@ -88,11 +89,11 @@ func (b *runner) steady(ctx context.Context, rate float64) (figure Latency, err 
 	due := evenly(time.Now().Add(10*beat), rate)
 	answered, left := make([]bool, len(requests)), len(requests)
 	all := make(chan struct{})
-	// The client calls it for one answer after another.
+	// The client calls this function for one message after another, so it needs no lock.
 	sub, err := s.nc.Subscribe(inbox+"*", func(m *nats.Msg) {
 		now := time.Now()
 		n, err := strconv.Atoi(strings.TrimPrefix(m.Subject, inbox))
-		if err != nil || answered[n] { // an event that was delivered again is answered again
+		if err != nil || answered[n] { // a redelivered event has two answers
 			return
 		}
 		answered[n] = true
@@ -126,11 +127,15 @@ func (b *runner) steady(ctx context.Context, rate float64) (figure Latency, err 
 	select {
 	case <-all:
 	case <-time.After(answerWithin):
-		return Latency{}, errors.Join(s.alive(), fmt.Errorf("not all of %d outcomes came within %s of the last request", len(requests), answerWithin))
+		return Latency{}, errors.Join(s.alive(),
+			fmt.Errorf("not all of %d outcomes came within %s of the last request", len(requests), answerWithin))
 	case <-ctx.Done():
 		return Latency{}, context.Cause(ctx)
 	}
 	used := s.processorTimes(s.workers).since(before)
-	figure = Latency{PerSecond: rate, Number: number, Quantiles: newQuantiles(times), Sent: newQuantiles(sent), ProcessorMicros: used.each(len(requests))}
+	figure = Latency{
+		PerSecond: rate, Number: number, Quantiles: newQuantiles(times), Sent: newQuantiles(sent),
+		ProcessorMicros: used.each(len(requests)),
+	}
 	return figure, s.tally(ctx, map[string]int{holds.EventHoldCreated: len(requests)})
 }

@@ -14,8 +14,8 @@ import (
 	"holdfast/internal/stack"
 )
 
-// ServeNATS runs a NATS server that keeps nothing, writes its URL on a line to out, and stops it when
-// in ends, as it does when the process at its other end is gone.
+// ServeNATS runs a temporary NATS server and writes its URL as a line to out. It stops the server when
+// in ends, for example because the process that writes to it has died.
 func ServeNATS(in io.Reader, out io.Writer) error {
 	s, err := stack.Start(context.Background(), stack.Options{NATS: true})
 	if err != nil {
@@ -26,7 +26,7 @@ func ServeNATS(in io.Reader, out io.Writer) error {
 	}
 	ended := make(chan struct{})
 	go func() {
-		_, _ = io.Copy(io.Discard, in) // however it ended
+		_, _ = io.Copy(io.Discard, in) // an error ends it as well
 		close(ended)
 	}()
 	select {
@@ -44,10 +44,10 @@ type natsServer struct {
 	url string
 }
 
-// startNATS starts a NATS server in a process for itself.
+// startNATS starts a NATS server in its own process.
 func startNATS(ctx context.Context, command []string) (*natsServer, error) {
 	if len(command) == 0 {
-		return nil, errors.New("no command that runs NATS")
+		return nil, errors.New("Options.NATSCommand is empty")
 	}
 	n := &natsServer{cmd: exec.Command(command[0], command[1:]...)} //nolint:gosec // this program itself
 	n.cmd.Stderr = &n.log
@@ -63,7 +63,7 @@ func startNATS(ctx context.Context, command []string) (*natsServer, error) {
 		return nil, fmt.Errorf("start NATS: %w", err)
 	}
 	n.in = in
-	stop := context.AfterFunc(ctx, func() { _ = in.Close() }) // it ends, and so does the reading
+	stop := context.AfterFunc(ctx, func() { _ = in.Close() }) // the process exits, and ReadString returns
 	defer stop()
 	line, err := bufio.NewReader(out).ReadString('\n')
 	if err != nil {
@@ -74,7 +74,7 @@ func startNATS(ctx context.Context, command []string) (*natsServer, error) {
 }
 
 func (n *natsServer) stop() error {
-	_ = n.in.Close() // it may have ended
+	_ = n.in.Close() // fails if the process has ended
 	killing := time.AfterFunc(stopWithin, func() { _ = n.cmd.Process.Kill() })
 	defer killing.Stop()
 	if err := n.cmd.Wait(); err != nil {

@@ -6,32 +6,33 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/store"
 )
 
-// How the ceiling of payments is asked for: so that it is highest.
+// The ceiling of payments is highest with these numbers.
 const (
 	ceilingPaid   = 1024 // payments in one transaction
-	ceilingPayers = 2    // transactions at a time
+	ceilingPayers = 2    // concurrent transactions
 )
 
-// payAll measures how many holds a second are paid, against what Postgres alone can do.
+// payAll measures payments per second, of a worker and of Postgres alone.
 func (b *runner) payAll(ctx context.Context) error {
-	b.progressf("payments: holds are paid, %s, beside the same transactions in Postgres alone", plural(b.rounds, "time"))
+	b.progressf("payments: holds are paid, %s, compared with the same transactions in Postgres alone",
+		plural(b.rounds, "time"))
 	var figure Payments
 	for round := range b.rounds {
 		b.step("payments, round %d of %d", round+1, b.rounds)
 		ceiling, err := b.payInPostgres(ctx)
 		if err != nil {
-			return fmt.Errorf("in Postgres alone: %w", err)
+			return fmt.Errorf("Postgres alone: %w", err)
 		}
 		rate, err := b.pay(ctx)
 		if err != nil {
@@ -45,8 +46,8 @@ func (b *runner) payAll(ctx context.Context) error {
 	return nil
 }
 
-// pay has a worker confirm waiting payments. They wait for the consumer of requests too, which passes
-// over them: that is part of what a payment costs.
+// pay measures how a worker confirms stored payments. The consumer of requests also receives them and
+// skips them; that is part of the cost of a payment.
 func (b *runner) pay(ctx context.Context) (rate Rate, err error) {
 	s, err := b.open(ctx)
 	if err != nil {
@@ -78,7 +79,9 @@ func (b *runner) pay(ctx context.Context) (rate Rate, err error) {
 		return Rate{}, err
 	}
 	err = s.preload(ctx, b.payments, func(n int) (*nats.Msg, error) {
-		return s.event(events.PaymentConfirmed, granted[n].Resource, events.PaymentConfirmedData{HoldID: granted[n].String(), PaymentID: "p" + strconv.Itoa(n)})
+		return s.event(events.PaymentConfirmed, granted[n].Resource, events.PaymentConfirmedData{
+			HoldID: granted[n].String(), PaymentID: "p" + strconv.Itoa(n),
+		})
 	})
 	if err != nil {
 		return Rate{}, err
@@ -86,10 +89,12 @@ func (b *runner) pay(ctx context.Context) (rate Rate, err error) {
 	if rate, err = s.resume(ctx, b.payments, 2*b.payments, consumers...); err != nil {
 		return Rate{}, err
 	}
-	return rate, s.tally(ctx, map[string]int{holds.EventHoldCreated: b.payments, holds.EventHoldConfirmed: b.payments})
+	return rate, s.tally(ctx, map[string]int{
+		holds.EventHoldCreated: b.payments, holds.EventHoldConfirmed: b.payments,
+	})
 }
 
-// granted returns the holds that were granted.
+// granted returns the ids of the first number holds.
 func (s *cluster) granted(ctx context.Context, number int) ([]holds.HoldID, error) {
 	granted := make([]holds.HoldID, 0, number)
 	err := s.read(ctx, holds.EventHoldCreated, number, func(e events.Envelope) error {
@@ -103,7 +108,7 @@ func (s *cluster) granted(ctx context.Context, number int) ([]holds.HoldID, erro
 	return granted, err
 }
 
-// payInPostgres decides payments by the transactions that a worker uses, in tables of their own.
+// payInPostgres measures the transactions of payments that a worker uses, in a separate schema.
 func (b *runner) payInPostgres(ctx context.Context) (rate Rate, err error) {
 	s, err := b.open(ctx)
 	if err != nil {
@@ -130,7 +135,8 @@ func (b *runner) payInPostgres(ctx context.Context) (rate Rate, err error) {
 	if err != nil {
 		return Rate{}, err
 	}
-	if err := decideAll(ctx, db, epoch.Name, warm); err != nil { // opens connections, prepares statements
+	// The first transactions open connections and prepare statements; they do not count.
+	if err := decideAll(ctx, db, epoch.Name, warm); err != nil {
 		return Rate{}, err
 	}
 	before := s.processorTimes(nil)
@@ -142,7 +148,8 @@ func (b *runner) payInPostgres(ctx context.Context) (rate Rate, err error) {
 	return newRate(s.payments, took, s.processorTimes(nil).since(before))
 }
 
-// batches are payments from a number to another, as many in each as one transaction decides.
+// batches returns the payments from number from up to, not including, number to, in batches of one
+// transaction.
 func (s *cluster) batches(from, to int) (all [][]holds.Payment, err error) {
 	for n := from; n < to; n += ceilingPaid {
 		batch := make([]holds.Payment, min(ceilingPaid, to-n))
@@ -156,36 +163,26 @@ func (s *cluster) batches(from, to int) (all [][]holds.Payment, err error) {
 	return all, nil
 }
 
-// decideAll decides batches under an epoch, some at a time. All are to be confirmed.
+// decideAll decides batches in an epoch, ceilingPayers at a time. It returns an error unless all payments
+// are confirmed.
 func decideAll(ctx context.Context, db *store.Store, epoch string, batches [][]holds.Payment) error {
-	waiting := make(chan []holds.Payment, len(batches))
+	payers, ctx := errgroup.WithContext(ctx)
+	payers.SetLimit(ceilingPayers)
 	for _, batch := range batches {
-		waiting <- batch
-	}
-	close(waiting)
-	errs := make([]error, ceilingPayers)
-	var payers sync.WaitGroup
-	for i := range errs {
-		payers.Go(func() {
-			for batch := range waiting {
-				answers, err := db.Decide(ctx, epoch, batch)
-				for _, a := range answers {
-					if !a.Confirmed {
-						err = errors.Join(err, a.Err, fmt.Errorf("a payment was refused: %s", a.Reason))
-					}
-				}
-				if err != nil {
-					errs[i] = err
-					return
+		payers.Go(func() error {
+			answers, err := db.Decide(ctx, epoch, batch)
+			for _, a := range answers {
+				if !a.Confirmed {
+					err = errors.Join(err, a.Err, fmt.Errorf("payment rejected: %s", a.Reason))
 				}
 			}
+			return err
 		})
 	}
-	payers.Wait()
-	return errors.Join(errs...)
+	return payers.Wait()
 }
 
-// payment is the n-th of the ceiling: for a claimed hold that there never was.
+// payment returns the n-th payment of the ceiling, for a claimed hold that does not exist.
 func (s *cluster) payment(n int) (holds.Payment, error) {
 	resource := "r" + strconv.Itoa(rand.IntN(manyResources))
 	hold, err := holds.NewHoldID(resource)
@@ -201,6 +198,9 @@ func (s *cluster) payment(n int) (holds.Payment, error) {
 	return holds.Payment{
 		ConfirmRequest: holds.ConfirmRequest{Hold: hold, PaymentID: "p" + strconv.Itoa(n)},
 		Claimed:        true, At: holds.TimeFromMillis(time.Now().UnixMilli()), Names: names,
-		Data: holds.HoldData{ResourceID: resource, HoldID: hold, RequestKey: "k" + strconv.Itoa(n), UserID: "u" + strconv.Itoa(n), Quantity: &quantity},
+		Data: holds.HoldData{
+			ResourceID: resource, HoldID: hold, RequestKey: "k" + strconv.Itoa(n), UserID: "u" + strconv.Itoa(n),
+			Quantity: &quantity,
+		},
 	}, nil
 }

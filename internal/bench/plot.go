@@ -15,13 +15,13 @@ import (
 	_ "gonum.org/v1/plot/vg/vgsvg" // the format of plots
 )
 
-// bars are the bars of one colour: a figure for each number of nights, and what stands on it.
+// bars are the bars of one colour, one for each number of nights.
 type bars struct {
-	name      string
+	name      string // in the legend
 	colour    color.Color
-	resources int
+	resources int // selects the sales with so many resources and one worker
 	figure    func(Throughput) float64
-	label     func(Throughput) string // nil = nothing
+	label     func(Throughput) string // above a bar; nil means no labels
 }
 
 const (
@@ -29,46 +29,49 @@ const (
 	plotHeight = 14 * vg.Centimeter
 	barWidth   = vg.Length(24)
 	labelSize  = vg.Length(8)
-	headroom   = 1.35 // times the highest bar: the legend is above
+	headroom   = 1.35 // height of the axis by the highest bar; leaves room for the legend
 )
 
-// Sans is drawn in the font that the text was measured for, or in one that is as wide.
+// The text is laid out in sans. families replaces its name in the SVG by a list that also has fonts of
+// the same width.
 var (
 	sans     = font.Font{Typeface: "Liberation", Variant: "Sans"}
 	families = [2]string{"font-family:Liberation Sans;", "font-family:'Liberation Sans',Arial,Helvetica,sans-serif;"}
 )
 
-// Plot draws how many holds a second there are, beside what there could be, into an SVG file.
+// Plot writes a bar chart of the sales by one worker, with their ceilings and baselines, to an SVG file.
 func (r *Report) Plot(path string) error {
 	holdfast := func(s Throughput) float64 { return s.PerSecond }
+	ceiling := func(s Throughput) float64 { return s.CeilingSecond }
+	baseline := func(s Throughput) float64 { return s.BaselineSecond }
 	ofCeiling := func(s Throughput) string { return fmt.Sprintf("%.2f", s.OfCeiling) }
 	p, err := barChart(r.Throughputs, []bars{
-		{"Redis alone, by the least script", color.Gray{0xb0}, manyResources, func(s Throughput) float64 { return s.CeilingSecond }, nil},
-		{"Holdfast, 1 resource (on the bars: its share of what Redis alone can do)", color.RGBA{0x1b, 0x5e, 0x8c, 0xff}, 1, holdfast, ofCeiling},
+		{"Redis alone, with the minimal script", color.Gray{0xb0}, manyResources, ceiling, nil},
+		{"Holdfast, 1 resource (on the bars: share of Redis alone)", color.RGBA{0x1b, 0x5e, 0x8c, 0xff}, 1, holdfast, ofCeiling},
 		{"Holdfast, 10 resources", color.RGBA{0x4a, 0x90, 0xc2, 0xff}, 10, holdfast, ofCeiling},
 		{"Holdfast, 1,000 resources", color.RGBA{0x9c, 0xc8, 0xe6, 0xff}, manyResources, holdfast, ofCeiling},
-		{"night by night: a lock, a read and a write for each", color.RGBA{0xc0, 0x5a, 0x3c, 0xff}, manyResources, func(s Throughput) float64 { return s.BaselineSecond }, nil},
+		{"baseline: a lock, a read and a write for each night", color.RGBA{0xc0, 0x5a, 0x3c, 0xff}, manyResources, baseline, nil},
 	})
 	if err != nil {
-		return fmt.Errorf("draw the plot: %w", err)
+		return fmt.Errorf("draw plot: %w", err)
 	}
-	p.Title.Text = "Holds a second, by one worker"
+	p.Title.Text = "Holds per second, one worker"
 	svg, err := p.WriterTo(plotWidth, plotHeight, "svg")
 	if err != nil {
-		return fmt.Errorf("draw the plot: %w", err)
+		return fmt.Errorf("draw plot: %w", err)
 	}
 	var text bytes.Buffer
 	if _, err := svg.WriteTo(&text); err != nil {
-		return fmt.Errorf("draw the plot: %w", err)
+		return fmt.Errorf("draw plot: %w", err)
 	}
 	drawn := bytes.ReplaceAll(text.Bytes(), []byte(families[0]), []byte(families[1]))
 	if err := os.WriteFile(path, drawn, 0o644); err != nil { //nolint:gosec // a document
-		return fmt.Errorf("write the plot: %w", err)
+		return fmt.Errorf("write plot: %w", err)
 	}
 	return nil
 }
 
-// barChart draws, for each number of nights, a bar of each kind side by side.
+// barChart returns a chart with a group of bars for each number of nights, one bar of each kind.
 func barChart(throughputs []Throughput, kinds []bars) (*plot.Plot, error) {
 	p := newPlot()
 	var nights []int
@@ -122,7 +125,7 @@ func barChart(throughputs []Throughput, kinds []bars) (*plot.Plot, error) {
 	return p, nil
 }
 
-// newPlot is empty, with a legend at the top and lines for the eye from left to right.
+// newPlot returns an empty plot with a legend at the top and horizontal grid lines.
 func newPlot() *plot.Plot {
 	p := plot.New()
 	for _, style := range []*font.Font{
@@ -141,7 +144,7 @@ func newPlot() *plot.Plot {
 	return p
 }
 
-// thousands writes the numbers at an axis with thousands apart.
+// thousands formats the numbers of an axis with commas between groups of thousands.
 type thousands struct{}
 
 // Ticks implements plot.Ticker.

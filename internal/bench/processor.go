@@ -11,32 +11,32 @@ import (
 	"time"
 )
 
-// The names of processes. Several workers are told as one, and so is Postgres with its backends.
+// The names of processes. All workers together have one name, and so has Postgres with its backends.
 const (
 	processWorker   = "worker"
 	processRedis    = "redis"
 	processNATS     = "nats"
 	processPostgres = "postgres"
-	processBench    = "bench" // this one: what asks
+	processBench    = "bench" // this process: the load generator
 )
 
-// Processes are the names, in the order in which they are told.
+// Processes are the names of processes in the order of the report.
 var Processes = []string{processWorker, processRedis, processNATS, processPostgres, processBench}
 
-// processorTimes is what processes have used of the processor, by name. Nil where that cannot be
-// known: elsewhere than on Linux, and of servers that were given.
+// processorTimes is CPU time by process name. It is nil if it is unknown: on systems other than Linux,
+// and with the servers of Options.
 type processorTimes map[string]time.Duration
 
-// tick is the unit of /proc/PID/stat: USER_HZ, which is 100 on every Linux that Go runs on.
+// tick is the unit of /proc/PID/stat: USER_HZ, which is 100 on every Linux that Go supports.
 const tick = 10 * time.Millisecond
 
-// processorTimes reads what has been used until now.
+// processorTimes returns the CPU time used so far by these workers, the servers and this process.
 func (b *runner) processorTimes(workers []*worker) processorTimes {
 	if b.stack == nil || runtime.GOOS != "linux" {
 		return nil
 	}
 	times := make(processorTimes)
-	// One that cannot be read has ended, which others notice.
+	// A process that cannot be read has ended; alive reports that.
 	add := func(name string, pid int) {
 		if p, err := readStat(pid); err == nil {
 			times[name] += p.own
@@ -52,15 +52,15 @@ func (b *runner) processorTimes(workers []*worker) processorTimes {
 	return times
 }
 
-// familyTime is what a process and its children have used, those that have ended included: Postgres
-// has a process for each connection.
+// familyTime returns the CPU time of a process and its children, including children that have ended:
+// Postgres has a process for each connection.
 func familyTime(parent int) (used time.Duration) {
 	if p, err := readStat(parent); err == nil {
 		used = p.own + p.ended
 	}
 	paths, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
-		return used // never: the pattern is right
+		return used // impossible: the pattern is valid
 	}
 	for _, path := range paths {
 		pid, err := strconv.Atoi(filepath.Base(path))
@@ -74,10 +74,11 @@ func familyTime(parent int) (used time.Duration) {
 	return used
 }
 
-// stat is what is read of a process: its parent, and what it and its children that have ended used.
+// stat is a part of /proc/PID/stat.
 type stat struct {
-	parent     int
-	own, ended time.Duration
+	parent int
+	own    time.Duration // CPU time of the process
+	ended  time.Duration // CPU time of its children that have ended
 }
 
 func readStat(pid int) (stat, error) {
@@ -86,11 +87,11 @@ func readStat(pid int) (stat, error) {
 	if err != nil {
 		return stat{}, err
 	}
-	words := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // from the state, the third word, on
+	words := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:])) // words[0] is the third field: the state
 	if len(words) < 15 {
 		return stat{}, fmt.Errorf("%s: %d words", path, len(words))
 	}
-	var numbers [5]int // the parent; user and system time of its own, and of its children
+	var numbers [5]int // the parent; user and system time of the process, and of its ended children
 	for i, at := range []int{1, 11, 12, 13, 14} {
 		if numbers[i], err = strconv.Atoi(words[at]); err != nil {
 			return stat{}, fmt.Errorf("%s: %w", path, err)
@@ -99,7 +100,7 @@ func readStat(pid int) (stat, error) {
 	return stat{numbers[0], time.Duration(numbers[1]+numbers[2]) * tick, time.Duration(numbers[3]+numbers[4]) * tick}, nil
 }
 
-// since is what was used since an earlier reading.
+// since returns the CPU time used since an earlier reading.
 func (t processorTimes) since(before processorTimes) processorTimes {
 	if t == nil {
 		return nil
@@ -111,7 +112,7 @@ func (t processorTimes) since(before processorTimes) processorTimes {
 	return used
 }
 
-// each is the use of each of a number of events, in microseconds; nil when nothing is known.
+// each returns the CPU time per event, in microseconds, for a number of events.
 func (t processorTimes) each(number int) map[string]float64 {
 	if t == nil {
 		return nil

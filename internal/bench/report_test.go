@@ -19,54 +19,68 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// rates are of rounds.
+// rates returns rounds with these rates, in which Redis was busy for half of the time.
 func rates(perSecond ...float64) []Rate {
 	rounds := make([]Rate, len(perSecond))
 	for i, p := range perSecond {
-		rounds[i] = Rate{Number: 1000, Seconds: 1000 / p, PerSecond: p, Processor: map[string]float64{processRedis: 1e6 / p / 2}}
+		busy := map[string]float64{processRedis: 1e6 / p / 2}
+		rounds[i] = Rate{Number: 1000, Seconds: 1000 / p, PerSecond: p, Processor: busy}
 	}
 	return rounds
 }
 
-// TestThroughputSum_Rounds_MediansOfRatios computes ratios round by round, and takes their middle.
+// TestThroughputSum_Rounds_MediansOfRatios checks that ratios are medians of the ratios of the rounds.
 func TestThroughputSum_Rounds_MediansOfRatios(t *testing.T) {
 	t.Parallel()
-	many := Throughput{Nights: 7, Resources: 1000, Workers: 1, Ceiling: rates(100, 100, 50), Holdfast: rates(50, 20, 20), Baseline: rates(5, 5, 5)}
+	many := Throughput{
+		Nights: 7, Resources: 1000, Workers: 1,
+		Ceiling: rates(100, 100, 50), Holdfast: rates(50, 20, 20), Baseline: rates(5, 5, 5),
+	}
 	hot := Throughput{Nights: 7, Resources: 1, Workers: 1, Ceiling: rates(100, 100, 100), Holdfast: rates(100, 60, 20)}
 	hot.sum(&many)
 	many.sum(&many)
-	if many.PerSecond != 20 || many.CeilingSecond != 100 || many.OfCeiling != 0.4 || many.BaselineSecond != 5 || many.TimesBaseline != 4 || many.TimesMany != 1 {
+	if many.PerSecond != 20 || many.CeilingSecond != 100 || many.OfCeiling != 0.4 || many.BaselineSecond != 5 ||
+		many.TimesBaseline != 4 || many.TimesMany != 1 {
 		t.Errorf("%+v", many)
 	}
-	if hot.TimesMany != 2 || hot.TimesBaseline != 0 { // 2, 3, 1
+	if hot.TimesMany != 2 || hot.TimesBaseline != 0 { // the median of 2, 3 and 1
 		t.Errorf("%+v", hot)
 	}
-	if math.Abs(hot.CeilingBusy-0.5) > 1e-9 || hot.CeilingMicros[processRedis] != 5000 || hot.ProcessorMicros[processRedis] != 1e6/60/2 {
+	if math.Abs(hot.CeilingBusy-0.5) > 1e-9 || hot.CeilingMicros[processRedis] != 5000 ||
+		hot.ProcessorMicros[processRedis] != 1e6/60/2 {
 		t.Errorf("%+v", hot)
 	}
 	if line := hot.line(); !strings.Contains(line, "Redis was busy for 50 % of the time only") {
 		t.Error(line)
 	}
 	if median(0, nil) != 0 || medianRate(rates(1, 4), perSecond) != 2.5 {
-		t.Error("medians of none and of two")
+		t.Error("median of no value, or of two values")
 	}
 	if _, err := newRate(1, 0, nil); err == nil {
-		t.Error("a rate of what took no time")
+		t.Error("no error for a duration of 0")
 	}
 }
 
-// TestCheckGoals_MetAndJustMissed_Counted has each goal just met, and then just missed.
+// TestCheckGoals_MetAndJustMissed_Counted checks each goal with a figure that just meets it, and with one
+// that just misses it.
 func TestCheckGoals_MetAndJustMissed_Counted(t *testing.T) {
 	t.Parallel()
 	met := func() *Report {
 		r := &Report{Payments: &Payments{OfCeiling: 0.5}}
 		for nights, of := range map[int]float64{1: 0.5, 3: 0.5, 7: 0.5, 30: 0.6} {
 			r.Throughputs = append(r.Throughputs,
-				Throughput{Nights: nights, Resources: 1000, Workers: 1, OfCeiling: of, TimesBaseline: map[int]float64{7: 10, 30: 20}[nights], TimesMany: 1},
+				Throughput{
+					Nights: nights, Resources: 1000, Workers: 1, OfCeiling: of,
+					TimesBaseline: map[int]float64{7: 10, 30: 20}[nights], TimesMany: 1,
+				},
 				Throughput{Nights: nights, Resources: 1, Workers: 1, OfCeiling: 0.7, TimesMany: 1.3},
 				Throughput{Nights: nights, Resources: 1000, Workers: 2}, Throughput{Nights: nights, Resources: 10, Workers: 1})
 		}
-		r.Latencies = []Latency{{Percent: 10, Quantiles: Quantiles{P99: 99}}, {Percent: 50, Quantiles: Quantiles{P99: 20, P999: 99, Max: 99}}, {Percent: 80, Quantiles: Quantiles{P99: 99}}}
+		r.Latencies = []Latency{
+			{Percent: 10, Quantiles: Quantiles{P99: 99}},
+			{Percent: 50, Quantiles: Quantiles{P99: 20, P999: 99, Max: 99}},
+			{Percent: 80, Quantiles: Quantiles{P99: 99}},
+		}
 		r.Expiries = []Expiry{{Late: Quantiles{P999: 500, Max: 999}}, {Notified: true, Late: Quantiles{P999: 999}}}
 		return r
 	}
@@ -88,14 +102,14 @@ func TestCheckGoals_MetAndJustMissed_Counted(t *testing.T) {
 		change func(*Report)
 		missed int
 	}{
-		"of the ceiling":      {lower(1000, func(s *Throughput) { s.OfCeiling -= 0.001 }), 4},
-		"times the baseline":  {lower(1000, func(s *Throughput) { s.TimesBaseline -= 0.001 }), 2},
-		"times 1,000":         {lower(1, func(s *Throughput) { s.TimesMany -= 0.001 }), 4},
-		"1 night, one hot":    {lower(1, func(s *Throughput) { s.OfCeiling -= 0.001 }), 1},
-		"payments":            {func(r *Report) { r.Payments.OfCeiling -= 0.001 }, 1},
-		"latency at 50":       {func(r *Report) { r.Latencies[1].P99 += 0.001 }, 1},
-		"expiry":              {func(r *Report) { r.Expiries[0].Late.P999 += 0.001 }, 1},
-		"what was not judged": {func(r *Report) { r.Latencies[0].P99, r.Expiries[1].Late.P999 = 1e6, 1e6 }, 0},
+		"of the ceiling":     {lower(1000, func(s *Throughput) { s.OfCeiling -= 0.001 }), 4},
+		"times the baseline": {lower(1000, func(s *Throughput) { s.TimesBaseline -= 0.001 }), 2},
+		"times 1,000":        {lower(1, func(s *Throughput) { s.TimesMany -= 0.001 }), 4},
+		"1 night, one hot":   {lower(1, func(s *Throughput) { s.OfCeiling -= 0.001 }), 1},
+		"payments":           {func(r *Report) { r.Payments.OfCeiling -= 0.001 }, 1},
+		"latency at 50":      {func(r *Report) { r.Latencies[1].P99 += 0.001 }, 1},
+		"expiry":             {func(r *Report) { r.Expiries[0].Late.P999 += 0.001 }, 1},
+		"no goal":            {func(r *Report) { r.Latencies[0].P99, r.Expiries[1].Late.P999 = 1e6, 1e6 }, 0},
 	} {
 		r := met()
 		c.change(r)
@@ -105,7 +119,7 @@ func TestCheckGoals_MetAndJustMissed_Counted(t *testing.T) {
 		}
 		for _, g := range r.Goals {
 			if !g.Met && !strings.Contains(g.Name, name) {
-				t.Errorf("%s: missed is %s", name, g.Name)
+				t.Errorf("%s: missed %s", name, g.Name)
 			}
 			if g.Met != (g.Bound == AtLeast && g.Found >= g.Want || g.Bound == AtMost && g.Found <= g.Want) {
 				t.Errorf("%s: %+v", name, g)
@@ -115,18 +129,21 @@ func TestCheckGoals_MetAndJustMissed_Counted(t *testing.T) {
 	none := &Report{}
 	none.checkGoals()
 	if text, err := json.Marshal(none); err != nil || !strings.Contains(string(text), `"goals":[]`) {
-		t.Errorf("nothing was measured: %s, %v", text, err)
+		t.Errorf("an empty report: %s, %v", text, err)
 	}
 }
 
-// TestPlot_EveryBar_IsDrawn draws every bar, with the share of the ceiling on those of Holdfast.
+// TestPlot_EveryBar_IsDrawn checks the bars, and the labels on those of Holdfast.
 func TestPlot_EveryBar_IsDrawn(t *testing.T) {
 	t.Parallel()
 	r := &Report{}
 	share := 0.11
 	for _, nights := range []int{1, 3, 7, 30} {
 		for _, k := range []scenario{{nights, 1000, 1}, {nights, 10, 1}, {nights, 1, 1}, {nights, 1000, 2}} {
-			s := Throughput{Nights: k.nights, Resources: k.resources, Workers: k.workers, PerSecond: 20_000, CeilingSecond: 40_000, OfCeiling: share}
+			s := Throughput{
+				Nights: k.nights, Resources: k.resources, Workers: k.workers,
+				PerSecond: 20_000, CeilingSecond: 40_000, OfCeiling: share,
+			}
 			if k.resources == 1000 {
 				s.BaselineSecond = 1000
 			}
@@ -155,7 +172,7 @@ func TestPlot_EveryBar_IsDrawn(t *testing.T) {
 		switch token := token.(type) {
 		case xml.StartElement:
 			if root && token.Name.Local != "svg" {
-				t.Errorf("it is a %s", token.Name.Local)
+				t.Errorf("the root element is %s, want svg", token.Name.Local)
 			}
 			root = false
 			for _, a := range token.Attr {
@@ -171,37 +188,37 @@ func TestPlot_EveryBar_IsDrawn(t *testing.T) {
 	}
 	for _, colour := range []string{"#B0B0B0", "#1B5E8C", "#4A90C2", "#9CC8E6", "#C05A3C"} {
 		if fills[colour] != 5 { // four bars, and one in the legend
-			t.Errorf("%d bars are %s: %v", fills[colour], colour, fills)
+			t.Errorf("%d bars of colour %s, want 5: %v", fills[colour], colour, fills)
 		}
 	}
-	want := []string{"nights in a request", "1", "3", "7", "30", "Holdfast, 1 resource (on the bars: its share of what Redis alone can do)", "50,000"}
-	for i, s := range r.Throughputs {
-		if label := []string{"0.11", "0.12", "0.13", "", "0.15", "0.16", "0.17", "", "0.19", "0.20", "0.21", "", "0.23", "0.24", "0.25", ""}[i]; s.Workers == 1 {
-			want = append(want, label)
-		}
+	want := []string{
+		"nights in a request", "1", "3", "7", "30", "50,000",
+		"Holdfast, 1 resource (on the bars: share of Redis alone)",
+		"0.11", "0.12", "0.13", "0.15", "0.16", "0.17", "0.19", "0.20", "0.21", "0.23", "0.24", "0.25",
 	}
 	for _, word := range want {
 		if !slices.Contains(words, word) {
-			t.Errorf("it does not say %q: %q", word, words)
+			t.Errorf("the plot lacks %q: %q", word, words)
 		}
 	}
 	if err := r.Plot(filepath.Join(t.TempDir(), "none", "holds.svg")); err == nil {
-		t.Error("written into a directory that is not there")
+		t.Error("no error for a directory that does not exist")
 	}
 }
 
-// TestProcessorTimes_EndedProcesses_AreCounted reads what processes have used, also those of Postgres that have ended.
+// TestProcessorTimes_EndedProcesses_AreCounted checks that the CPU time of Postgres includes backends that
+// have ended.
 func TestProcessorTimes_EndedProcesses_AreCounted(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("there is no /proc, and so no figures") // processorTimes says so too
+		t.Skip("CPU times need /proc")
 	}
 	t.Parallel()
 	self, err := readStat(os.Getpid())
 	if err != nil || self.parent != os.Getppid() {
-		t.Errorf("%+v, %v; the parent is %d", self, err, os.Getppid())
+		t.Errorf("%+v, %v; want the parent %d", self, err, os.Getppid())
 	}
 	if _, err := readStat(-1); err == nil {
-		t.Error("a process that there is not")
+		t.Error("no error for a process that does not exist")
 	}
 	conn, err := pgx.Connect(t.Context(), stacktest.Shared().PostgresURL)
 	if err != nil {
@@ -214,38 +231,43 @@ func TestProcessorTimes_EndedProcesses_AreCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	backend := int(conn.PgConn().PID())
-	its, err := readStat(backend)
-	if err != nil || its.parent != postmaster || its.own == 0 {
-		t.Errorf("the connection's process: %+v, %v", its, err)
+	found, err := readStat(backend)
+	if err != nil || found.parent != postmaster || found.own == 0 {
+		t.Errorf("the backend: %+v, %v", found, err)
 	}
-	if used := familyTime(postmaster) - before; used < its.own/2 { // ticks are rounded
-		t.Errorf("a process uses %s; of all %s is told", its.own, used)
+	if used := familyTime(postmaster) - before; used < found.own/2 { // ticks are rounded
+		t.Errorf("familyTime is %s with a backend that used %s", used, found.own)
 	}
 	if err := conn.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	stacktest.Eventually(t, "the connection's process to end", func() bool { _, err := readStat(backend); return err != nil })
-	if used := familyTime(postmaster) - before; used < its.own/2 {
-		t.Errorf("a process used %s and ended; of all %s is told", its.own, used)
+	stacktest.Eventually(t, "the backend to end", func() bool { _, err := readStat(backend); return err != nil })
+	if used := familyTime(postmaster) - before; used < found.own/2 {
+		t.Errorf("familyTime is %s with an ended backend that used %s", used, found.own)
 	}
 	unknown := processorTimes(nil)
 	if unknown.since(nil) != nil || unknown.each(1) != nil {
-		t.Error("what is not known is told")
+		t.Error("figures from unknown CPU times")
 	}
 	known := processorTimes{"redis": 3 * time.Millisecond}.since(processorTimes{"redis": time.Millisecond}).each(100)
 	if known["redis"] != 20 {
-		t.Errorf("2 ms for 100: %v", known)
+		t.Errorf("2 ms for 100 events: %v, want 20 µs", known)
 	}
 }
 
-// TestPlural_Numbers_ThousandsApart writes numbers for people.
 func TestPlural_Numbers_ThousandsApart(t *testing.T) {
 	t.Parallel()
-	for n, want := range map[int]string{0: "0 holds", 1: "1 hold", 999: "999 holds", 1000: "1,000 holds", 1234567: "1,234,567 holds"} {
+	for n, want := range map[int]string{
+		0: "0 holds", 1: "1 hold", 999: "999 holds", 1000: "1,000 holds", 1234567: "1,234,567 holds",
+	} {
 		if got := plural(n, "hold"); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
+}
+
+func TestLastLines_ManyLines_KeepsTheLast(t *testing.T) {
+	t.Parallel()
 	log := &lastLines{}
 	for range 3 * logLinesMax {
 		log.add("old\n")

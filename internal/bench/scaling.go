@@ -12,9 +12,10 @@ import (
 	"holdfast/internal/holds"
 )
 
-// scaling measures what a live hold costs while there are more and more of them.
+// scaling measures the cost of one more hold at growing numbers of live holds.
 func (b *runner) scaling(ctx context.Context) (err error) {
-	b.progressf("growth: what one more hold of %s on %s costs", plural(usualNights, "night"), plural(manyResources, "resource"))
+	b.progressf("growth: cost of one more hold of %s on %s",
+		plural(usualNights, "night"), plural(manyResources, "resource"))
 	s, err := b.open(ctx)
 	if err != nil {
 		return err
@@ -62,7 +63,7 @@ func (b *runner) scaling(ctx context.Context) (err error) {
 	return s.tally(ctx, map[string]int{holds.EventHoldCreated: live})
 }
 
-// grow has holds placed until there are so many.
+// grow places holds until there are to instead of from of them, and returns the rate.
 func (s *cluster) grow(ctx context.Context, from, to int) (Rate, error) {
 	if err := s.pause(ctx, events.ConsumerRequests); err != nil {
 		return Rate{}, err
@@ -74,11 +75,12 @@ func (s *cluster) grow(ctx context.Context, from, to int) (Rate, error) {
 	return s.resume(ctx, to-from, to, events.ConsumerRequests)
 }
 
-// usage is memory and bytes on the wire.
+// usage has sizes in bytes.
 type usage struct {
-	redis, received, sent int64   // of Redis: memory, and bytes on the wire
-	event, outcome        float64 // as stored, each
-	worker                int64   // resident memory, 0 = not known
+	redis          int64   // memory of Redis
+	received, sent int64   // by Redis since its start
+	event, outcome float64 // average of the stored messages
+	worker         int64   // resident memory; 0 if unknown
 }
 
 func (s *cluster) usage(ctx context.Context) (u usage, err error) {
@@ -86,14 +88,15 @@ func (s *cluster) usage(ctx context.Context) (u usage, err error) {
 	if err != nil {
 		return usage{}, fmt.Errorf("redis: %w", err)
 	}
-	for _, wanted := range []struct {
+	for _, field := range []struct {
 		section, name string
 		to            *int64
 	}{
-		{"Memory", "used_memory", &u.redis}, {"Stats", "total_net_input_bytes", &u.received}, {"Stats", "total_net_output_bytes", &u.sent},
+		{"Memory", "used_memory", &u.redis},
+		{"Stats", "total_net_input_bytes", &u.received}, {"Stats", "total_net_output_bytes", &u.sent},
 	} {
-		if *wanted.to, err = strconv.ParseInt(info[wanted.section][wanted.name], 10, 64); err != nil {
-			return usage{}, fmt.Errorf("redis tells no %s: %w", wanted.name, err)
+		if *field.to, err = strconv.ParseInt(info[field.section][field.name], 10, 64); err != nil {
+			return usage{}, fmt.Errorf("redis: parse %s: %w", field.name, err)
 		}
 	}
 	u.worker = residentBytes(s.workers[0].cmd.Process.Pid)
@@ -109,7 +112,7 @@ func (s *cluster) usage(ctx context.Context) (u usage, err error) {
 	return u, nil
 }
 
-// residentBytes is the resident memory of a process, 0 where that cannot be known.
+// residentBytes returns the resident memory of a process, 0 if it is unknown.
 func residentBytes(pid int) int64 {
 	return procKilobytes("/proc/"+strconv.Itoa(pid)+"/status", "VmRSS")
 }

@@ -13,10 +13,10 @@ import (
 
 const (
 	manyResources = 1000
-	usualNights   = 3 // of what is not measured for each number of nights
+	usualNights   = 3 // per request, in all measurements but sales
 )
 
-// scenario is events that wait, and what takes them.
+// scenario describes a sale: nights per request, number of resources and of workers.
 type scenario struct {
 	nights, resources, workers int
 }
@@ -25,8 +25,8 @@ func (s scenario) String() string {
 	return fmt.Sprintf("%s, %s, %s", plural(s.nights, "night"), plural(s.resources, "resource"), plural(s.workers, "worker"))
 }
 
-// kinds are the sales of a number of nights. The first is what the others are compared with.
-func kinds(nights int) []scenario {
+// scenarios returns the sales with a number of nights. The others are compared with the first.
+func scenarios(nights int) []scenario {
 	all := []scenario{{nights, manyResources, 1}, {nights, 10, 1}, {nights, 1, 1}}
 	if nights == usualNights {
 		all = append(all, scenario{nights, manyResources, 2}, scenario{nights, manyResources, 3})
@@ -34,7 +34,7 @@ func kinds(nights int) []scenario {
 	return all
 }
 
-// events is how many a sale has: fewer when each is much work.
+// events returns the number of events of a sale: fewer with many nights, which take longer.
 func (b *runner) events(nights int) int {
 	if nights >= 30 {
 		return b.scenarioEvents / 2
@@ -44,18 +44,19 @@ func (b *runner) events(nights int) int {
 
 func (b *runner) throughputSteps() (steps int) {
 	for _, nights := range b.nights {
-		steps += b.rounds * len(kinds(nights))
+		steps += b.rounds * len(scenarios(nights))
 	}
 	return steps
 }
 
-// throughput measures sales against the ceiling, the baseline, and each other.
+// throughput measures sales and compares them with the ceiling, the baseline and each other.
 func (b *runner) throughput(ctx context.Context) error {
-	b.progressf("sales: waiting requests are decided, each kind %s, beside the least script that Redis can run", plural(b.rounds, "time"))
+	b.progressf("sales: stored requests are decided, each sale %s, compared with the minimal script on the same Redis",
+		plural(b.rounds, "time"))
 	for _, nights := range b.nights {
-		figures := make([]Throughput, len(kinds(nights)))
+		figures := make([]Throughput, len(scenarios(nights)))
 		for round := range b.rounds {
-			for i, kind := range kinds(nights) {
+			for i, kind := range scenarios(nights) {
 				b.step("sale of %s, round %d of %d", kind, round+1, b.rounds)
 				if err := b.compare(ctx, kind, &figures[i]); err != nil {
 					return fmt.Errorf("sale of %s: %w", kind, err)
@@ -71,7 +72,7 @@ func (b *runner) throughput(ctx context.Context) error {
 	return nil
 }
 
-// compare measures a sale and what it is compared with, in turns.
+// compare measures one round of a sale, its ceiling and, for the first scenario, its baseline.
 func (b *runner) compare(ctx context.Context, what scenario, figure *Throughput) error {
 	figure.Nights, figure.Resources, figure.Workers = what.nights, what.resources, what.workers
 	ceiling, err := b.ceiling(ctx, what.nights, what.resources)
@@ -93,7 +94,7 @@ func (b *runner) compare(ctx context.Context, what scenario, figure *Throughput)
 	return nil
 }
 
-// decideRequests has workers decide waiting requests.
+// decideRequests measures how workers decide stored requests.
 func (b *runner) decideRequests(ctx context.Context, what scenario) (rate Rate, err error) {
 	s, err := b.open(ctx)
 	if err != nil {

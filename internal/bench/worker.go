@@ -19,19 +19,19 @@ import (
 const (
 	startWithin = 30 * time.Second // until a worker is ready
 	stopWithin  = 15 * time.Second
-	logLinesMax = 20 // of a worker's log that are kept
+	logLinesMax = 20 // lines of a worker's log in memory
 )
 
 // worker is a process of the worker program.
 type worker struct {
 	cmd    *exec.Cmd
-	addr   chan string // of its operations, once
+	addr   chan string // receives the address of its HTTP server once
 	log    lastLines
 	exited chan struct{}
-	err    error // how it ended, to be read after exited
+	err    error // of the wait for the process; read it only after exited is closed
 }
 
-// lastLines are the last lines of a log.
+// lastLines keeps the last lines of a log.
 type lastLines struct {
 	mu    sync.Mutex
 	lines []string
@@ -49,7 +49,7 @@ func (l *lastLines) String() string {
 	return strings.TrimSpace(strings.Join(l.lines, ""))
 }
 
-// start starts workers and waits until they are ready.
+// start starts more workers, with more environment, and waits until they are ready.
 func (s *cluster) start(ctx context.Context, number int, more ...string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, startWithin, fmt.Errorf("not ready within %s", startWithin))
 	defer cancel()
@@ -63,7 +63,7 @@ func (s *cluster) start(ctx context.Context, number int, more ...string) error {
 	}
 	for _, w := range s.workers[first:] {
 		if err := w.ready(ctx); err != nil {
-			return fmt.Errorf("start a worker: %w\n%s", err, &w.log)
+			return fmt.Errorf("start worker: %w\n%s", err, &w.log)
 		}
 	}
 	return nil
@@ -75,7 +75,7 @@ func startWorker(program string, environ []string) (*worker, error) {
 	out, in := io.Pipe()
 	w.cmd.Stdout, w.cmd.Stderr = in, in
 	if err := w.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start a worker: %w", err)
+		return nil, fmt.Errorf("start worker: %w", err)
 	}
 	var reading sync.WaitGroup
 	reading.Go(func() { w.readLog(bufio.NewReader(out)) })
@@ -88,7 +88,7 @@ func startWorker(program string, environ []string) (*worker, error) {
 	return w, nil
 }
 
-// readLog reads the log, in which the worker tells where it listens.
+// readLog reads the log, and sends the address from the line "worker started" to addr.
 func (w *worker) readLog(log *bufio.Reader) {
 	for {
 		text, err := log.ReadString('\n')
@@ -109,7 +109,7 @@ func (w *worker) readLog(log *bufio.Reader) {
 	}
 }
 
-// ready waits until a worker can be asked.
+// ready waits until the worker answers /readyz with 200.
 func (w *worker) ready(ctx context.Context) error {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: startWithin}
 	addr := ""
@@ -129,13 +129,14 @@ func (w *worker) ready(ctx context.Context) error {
 	})
 }
 
-// ended says how a worker ended. Only after exited.
+// ended returns an error with the exit status of the worker and the end of its log. Call it only after
+// exited is closed.
 func (w *worker) ended() error {
 	how := "exit status 0"
 	if w.err != nil {
 		how = w.err.Error()
 	}
-	return fmt.Errorf("a worker ended by itself: %s: %s", how, &w.log)
+	return fmt.Errorf("worker exited: %s: %s", how, &w.log)
 }
 
 // alive returns an error when a worker has ended.
@@ -150,19 +151,19 @@ func (s *cluster) alive() error {
 	return nil
 }
 
-// stopAll stops the workers. One that has ended before is no error here.
+// stopAll stops the workers. It is no error if a worker had ended before.
 func (s *cluster) stopAll() error {
 	var errs []error
 	for _, w := range s.workers {
-		_ = w.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		_ = w.cmd.Process.Signal(syscall.SIGTERM) // fails if the worker has ended
 	}
 	for _, w := range s.workers {
 		select {
 		case <-w.exited:
 		case <-time.After(stopWithin):
-			_ = w.cmd.Process.Kill() // it may have ended
+			_ = w.cmd.Process.Kill() // likewise
 			<-w.exited
-			errs = append(errs, fmt.Errorf("a worker did not stop within %s: %s", stopWithin, &w.log))
+			errs = append(errs, fmt.Errorf("worker did not stop within %s: %s", stopWithin, &w.log))
 		}
 	}
 	s.workers = nil

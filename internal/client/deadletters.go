@@ -69,7 +69,7 @@ func (f DeadLetterFilter) Matches(l *events.DeadLetter) bool {
 
 // All returns the dead letters that match a filter, oldest first. It reads those that exist when it
 // begins, and ends after the first error. Without bodies, and unless the filter needs them, only
-// headers are read: then the body of each event, and what only the body tells, such as the event
+// headers are read: then the body of each event, and what only the body has, such as the event
 // id, are missing.
 func (d *DeadLetters) All(ctx context.Context, f DeadLetterFilter, bodies bool) iter.Seq2[*events.DeadLetter, error] {
 	return d.After(ctx, f, bodies, 0)

@@ -133,7 +133,7 @@ func TestSchemas_Catalogue_AgreeWithDecode(t *testing.T) {
 	}
 }
 
-// FuzzDecode looks for inputs that panic, for accepted inputs with invalid ids, a variable outcome
+// FuzzDecode searches for inputs that panic, for accepted inputs with invalid ids, a variable outcome
 // id, or a schema that refuses them, and for accepted data that changes when it is encoded and
 // decoded again.
 func FuzzDecode(f *testing.F) {

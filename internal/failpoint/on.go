@@ -16,7 +16,7 @@ var armed, stop = strings.CutSuffix(os.Getenv("HOLDFAST_FAILPOINT"), ":stop")
 var stopped atomic.Bool
 
 // Hit kills the process, as kill -9 would, when HOLDFAST_FAILPOINT names this place. When it
-// names it with ":stop" the process is stopped, the first time, until somebody lets it go on.
+// names it with ":stop" the process is stopped, the first time, until SIGCONT.
 func Hit(place string) {
 	if place != armed || stopped.Load() {
 		return

@@ -157,7 +157,7 @@ func (s *Service) retakeLate(ctx context.Context, payments []Payment, answers []
 				EventID: p.PaymentID, Resource: p.Hold.Resource, RequestKey: p.Data.RequestKey,
 				User: p.Data.UserID, Quantity: *p.Data.Quantity,
 			},
-			index: i, late: p.Hold.UUID, names: p.Names, fingerprint: "late", selectionJSON: "-",
+			kind: kindLate, index: i, late: p.Hold.UUID, names: p.Names, fingerprint: "-", selectionJSON: "-",
 		})
 	}
 	s.place(ctx, late, func(p *placing, answer, _ string, err error) {

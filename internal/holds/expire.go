@@ -179,7 +179,8 @@ type sweeper struct {
 	agendaTimeout time.Duration        // of one read of the agenda
 	resting       map[string]time.Time // when to sweep each failed resource again; at most restingMax
 	saturated     map[string]bool      // resources that reached the limit of their run in the last round
-	lastLogged    string               // the last failure that was logged
+	failing       bool                 // an outage was logged, and its end was not
+	failedAt      time.Time            // of the last failure other than corrupt data
 }
 
 func newSweeper(e *Expirer) *sweeper {
@@ -329,6 +330,9 @@ func (sw *sweeper) noteFailure(resource string, err error) (first bool) {
 		return true
 	}
 	now := time.Now()
+	if !errors.Is(err, ErrCorrupt) {
+		sw.failedAt = now
+	}
 	if _, known := sw.resting[resource]; !known {
 		first = true
 		if len(sw.resting) >= restingMax { // remove those whose pause is over
@@ -342,16 +346,25 @@ func (sw *sweeper) noteFailure(resource string, err error) (first bool) {
 	return first
 }
 
-// log logs a failure unless it is the same as the last one. It ignores a loss of data, which the
-// supervisor logs.
+// log logs the new failures of a round: corrupt data of each resource, and an outage when it begins
+// and when it ends. An outage ends when every failed resource has had two more attempts without a
+// failure. log ignores a loss of data, which the supervisor logs.
 func (sw *sweeper) log(err error) {
 	switch {
 	case err == nil:
-		sw.lastLogged = ""
+		if sw.failing && time.Since(sw.failedAt) > 2*sw.restFor {
+			sw.failing = false
+			sw.Expirer.log.Info().Msg("sweep recovered")
+		}
 	case errors.Is(err, ErrDataLost) || sw.service.Epoch() == "":
-	case err.Error() != sw.lastLogged:
-		sw.lastLogged = err.Error()
+	case errors.Is(err, ErrCorrupt):
 		sw.Expirer.log.Error().Err(err).Msg("sweep failed, will retry")
+	default:
+		sw.failedAt = time.Now()
+		if !sw.failing {
+			sw.failing = true
+			sw.Expirer.log.Error().Err(err).Msg("sweep failed, will retry")
+		}
 	}
 }
 
@@ -363,16 +376,23 @@ func (h Hold) expiredOutcome() Outcome {
 }
 
 // Announce announces the holds that Sweep has expired and then forgets them, until ctx is done.
-// expire.lua hands out a hold again, after announceLease, if it was not announced.
+// expire.lua hands out a hold again, after announceLease, if it was not announced. Announce logs an
+// outage when it begins and when it ends.
 func (e *Expirer) Announce(ctx context.Context) error {
+	failing := false
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case d := <-e.toAnnounce:
 			for batch := range slices.Chunk(d.outcomes, announceMax) {
-				err := e.announce(ctx, d.service, batch)
-				if err != nil && ctx.Err() == nil && !errors.Is(err, ErrDataLost) {
+				switch err := e.announce(ctx, d.service, batch); {
+				case err == nil && failing:
+					failing = false
+					e.log.Info().Msg("announcing expired holds recovered")
+				case err == nil, failing, ctx.Err() != nil, errors.Is(err, ErrDataLost):
+				default:
+					failing = true
 					e.log.Error().Err(err).Int("holds", len(batch)).Msg("announcing expired holds failed, will retry")
 				}
 			}

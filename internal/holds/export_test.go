@@ -12,7 +12,7 @@ import (
 // slowTimeout lets Redis answer however slow the machine is.
 const slowTimeout = 5 * time.Second
 
-// SweepAndAnnounce sweeps every partition once and announces what has lapsed.
+// SweepAndAnnounce sweeps every partition once and announces the expired holds.
 func (e *Expirer) SweepAndAnnounce(ctx context.Context) error {
 	if err := e.SweepOnly(ctx); err != nil {
 		return err
@@ -55,7 +55,7 @@ const (
 	RestingMax = restingMax
 )
 
-// ExpireOnce has expire.lua look at resources, all in one round trip.
+// ExpireOnce runs expire.lua on resources, all in one round trip.
 func (s *Service) ExpireOnce(ctx context.Context, resources ...string) (more []bool, err error) {
 	if s, err = s.forCurrentEpoch(); err != nil {
 		return nil, err
@@ -74,7 +74,7 @@ func (s *Service) ExpireOnce(ctx context.Context, resources ...string) (more []b
 	return more, nil
 }
 
-// Key names what tests look at directly.
+// Key names a key that tests read.
 func Key(namespace, resource, name string) string {
 	return record.Keyspace(namespace).Prefix(resource) + name
 }
@@ -87,7 +87,7 @@ func EpochKey(namespace, resource string) string {
 // AnnounceLease is how long a hold that was handed out is not handed out again.
 const AnnounceLease = announceLease
 
-// SweepMax is how many holds one call lapses.
+// SweepMax bounds the holds that one call expires.
 const SweepMax = sweepMax
 
 // ReadAge is how old what was read from Postgres may be when it is decided on.

@@ -214,5 +214,7 @@ func (d HoldData) RecordTail() (record.Tail, error) {
 	if err != nil {
 		return record.Tail{}, err
 	}
-	return record.Tail{User: d.UserID, RequestKey: d.RequestKey, Slots: joinSlots(names), Selection: selection, Metadata: string(d.Metadata)}, nil
+	return record.Tail{
+		User: d.UserID, RequestKey: d.RequestKey, Slots: joinSlots(names), Selection: selection, Metadata: string(d.Metadata),
+	}, nil
 }

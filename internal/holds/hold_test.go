@@ -8,7 +8,7 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestRecord_WrittenByFirstVersion_IsReadable has a record in Redis as the first version has written it, and looks at
+// TestRecord_WrittenByFirstVersion_IsReadable has a record in Redis as the first version has written it, and reads
 // one that is written now: workers of both may be at work, and a hold must end with each.
 func TestRecord_WrittenByFirstVersion_IsReadable(t *testing.T) {
 	t.Parallel()
@@ -30,7 +30,7 @@ func TestRecord_WrittenByFirstVersion_IsReadable(t *testing.T) {
 		t.Fatal(err)
 	}
 	if expired := w.takeAnnounced(); len(expired) != 1 || expired[0].Hold != hold.HoldID {
-		t.Errorf("lapsed: %+v", expired)
+		t.Errorf("expired: %+v", expired)
 	}
 	w.assertNothingHeld(t, "room")
 }

@@ -73,7 +73,7 @@ func FieldsOf(p KeyParts) map[string]string {
 // fieldsOfParts is how many fields FieldsOf returns.
 const fieldsOfParts = 4
 
-// FuzzKeys looks for two sets of parts that share a key, or a field, although they mean something else, for a
+// FuzzKeys searches for two sets of parts that share a key, or a field, although they mean something else, for a
 // key that leaves its namespace or its partition's hash slot, and for one that is taken for the
 // key of a hold although it is none.
 func FuzzKeys(f *testing.F) {
@@ -90,7 +90,7 @@ func FuzzKeys(f *testing.F) {
 	f.Fuzz(func(t *testing.T, ns1, resource1, user1, key1, slot1, uuid1, ns2, resource2, user2, key2, slot2, uuid2 string) {
 		a, b := KeyParts{ns1, resource1, user1, key1, slot1, uuid1}, KeyParts{ns2, resource2, user2, key2, slot2, uuid2}
 		if !a.valid() || !b.valid() {
-			return // nobody comes so far with them
+			return // such parts are refused before
 		}
 		keys := KeysOf(a)
 		for key, meaning := range KeysOf(b) {

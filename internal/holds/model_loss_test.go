@@ -24,7 +24,9 @@ type shuffledLog struct {
 	shuffle  func([]holds.StoredOutcome) []holds.StoredOutcome
 }
 
-func (l *shuffledLog) Outcomes(_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64)) (last uint64, err error) {
+func (l *shuffledLog) Outcomes(
+	_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64),
+) (last uint64, err error) {
 	if after == 0 {
 		for _, outcome := range l.shuffle(slices.Clone(l.outcomes)) {
 			if err := each(outcome); err != nil {
@@ -37,7 +39,9 @@ func (l *shuffledLog) Outcomes(_ context.Context, _ time.Time, after uint64, eac
 
 func (*shuffledLog) Gaps(context.Context, time.Time) (string, error) { return "", nil }
 
-func (*shuffledLog) Unacknowledged(context.Context, func(holds.ConfirmRequest, holds.Time), func(holds.ReleaseRequest, holds.Time)) error {
+func (*shuffledLog) Unacknowledged(
+	context.Context, func(holds.ConfirmRequest, holds.Time), func(holds.ReleaseRequest, holds.Time),
+) error {
 	return nil
 }
 
@@ -71,7 +75,7 @@ func (w *harness) loseAndRebuild(t fatal, l recovery.OutcomeLog) {
 }
 
 // TestModel_RedisLost_SameOutcomes does random things to a resource and to the model, and loses everything that
-// Redis has in between, as often as not. What was told comes back in any order, and some of it
+// Redis has in between, as often as not. What was published comes back in any order, and some of it
 // twice. The model does not know of losses: everything goes on as if there were none.
 func TestModel_RedisLost_SameOutcomes(t *testing.T) {
 	t.Parallel()
@@ -99,7 +103,7 @@ func TestModel_RedisLost_SameOutcomes(t *testing.T) {
 						losses.Add(1)
 						w.loseAndRebuild(rt, &shuffledLog{w.outcomes, func(outcomes []holds.StoredOutcome) []holds.StoredOutcome {
 							for _, one := range outcomes {
-								if rapid.Bool().Draw(rt, "told twice") {
+								if rapid.Bool().Draw(rt, "published twice") {
 									outcomes = append(outcomes, one)
 								}
 							}

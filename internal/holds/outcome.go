@@ -63,7 +63,7 @@ type RebuildMetadata struct {
 // StoredOutcome is an outcome as it was stored.
 type StoredOutcome struct {
 	Outcome
-	ID       string // of the event that tells it: the cause of what it tells
+	ID       string // of the event, or of the event that caused it
 	StoredAt Time
 }
 

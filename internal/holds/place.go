@@ -37,10 +37,19 @@ type PlaceRequest struct {
 	Metadata   jsontext.Value // compact JSON; nil when the request has none
 }
 
-// placing is a request that is being decided, or a late payment that takes the slots of its hold
-// again.
+// placingKind is the kind of a placing. place.lua gets it as an argument.
+type placingKind string
+
+const (
+	kindRequest placingKind = "request" // a request for a hold
+	kindLate    placingKind = "late"    // a late payment that takes the slots of its hold again
+)
+
+// placing is a request or a late payment that is being decided. For a late payment, EventID is the
+// payment, and place.lua ignores the fingerprint, the tail and the hold's JSON.
 type placing struct {
 	*PlaceRequest
+	kind          placingKind
 	index         int    // among the requests of the call
 	late          string // UUID of the hold that was paid late; "" for a request
 	names         []string
@@ -170,7 +179,7 @@ func (s *Service) validate(r *PlaceRequest, index int) (*placing, error) {
 	content := strings.Join([]string{r.User, joinSlots(names), strconv.FormatInt(r.Quantity, 10), written}, " ")
 	sum := sha256.Sum256([]byte(content))
 	return &placing{
-		PlaceRequest: r, index: index, names: names, ttl: ttl, selectionJSON: selection,
+		PlaceRequest: r, kind: kindRequest, index: index, names: names, ttl: ttl, selectionJSON: selection,
 		fingerprint: hex.EncodeToString(sum[:16]),
 	}, nil
 }
@@ -411,7 +420,7 @@ func (s *Service) placeCall(
 		inventory = strconv.AppendInt(append(strconv.AppendInt(inventory, row.Capacity, 10), ':'), row.Reserved, 10)
 	}
 	k := len(g.requests)
-	args := make([]any, 0, 10+3*n+11*k)
+	args := make([]any, 0, 10+3*n+12*k)
 	args = append(args, read.rev, s.requestKeyTTLMS(), s.policy.HoldsPerUser, sweepMax,
 		read.at.UnixMilli(), age.Milliseconds(), token, inventory, n, k)
 	slots, request := make([]string, k), s.keys.Prefix(g.resource)+"request:"
@@ -433,8 +442,9 @@ func (s *Service) placeCall(
 		}
 	}
 	for i, p := range g.requests {
+		args = append(args, string(p.kind))
 		id := p.late
-		if id == "" {
+		if p.kind == kindRequest {
 			fresh, err := NewHoldID(p.Resource)
 			if err != nil {
 				return nil, err

@@ -8,7 +8,8 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestPolicy_EachSetting_IsStored changes each setting of a policy: all but LockWait are stored and compared.
+// TestPolicy_EachSetting_IsStored changes each setting of a policy: all except LockWait are stored
+// and compared.
 func TestPolicy_EachSetting_IsStored(t *testing.T) {
 	t.Parallel()
 	for field := range reflect.TypeFor[holds.Policy]().Fields() {
@@ -27,12 +28,12 @@ func TestPolicy_EachSetting_IsStored(t *testing.T) {
 		parsed, err := holds.ParsePolicy(changed.Settings())
 		changed.LockWait = 0
 		if err != nil || parsed != changed {
-			t.Errorf("%s changed: stored and read it is %+v %v, want %+v", field.Name, parsed, err, changed)
+			t.Errorf("%s changed: stored and parsed it is %+v %v, want %+v", field.Name, parsed, err, changed)
 		}
 	}
 	broken := testPolicy.Settings()
 	delete(broken, "horizon")
 	if parsed, err := holds.ParsePolicy(broken); err == nil {
-		t.Errorf("without horizon it is %+v", parsed)
+		t.Errorf("without horizon the policy is %+v", parsed)
 	}
 }

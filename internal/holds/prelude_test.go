@@ -36,7 +36,7 @@ type recordInput struct {
 }
 
 var (
-	// nameGen is a user or a request key: every printable character of ASCII, those rather often that mean something to somebody.
+	// nameGen is a user or a request key: every printable character of ASCII, those more often that have a meaning in some syntax.
 	nameGen = rapid.OneOf(
 		rapid.StringMatching(`[!-~]{1,128}`),
 		rapid.StringMatching(`["\\/@{}:,|%'\-.*^$]{1,8}`),
@@ -77,7 +77,7 @@ func TestRecord_LuaAndGo_WriteTheSame(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClient(stacktest.RedisOptions(stacktest.Shared().RedisURL))
 	t.Cleanup(func() { _ = client.Close() })
-	script := lua.NewPacked("twins", "no-writes", packMax, prelude+luaProbe)
+	script := lua.NewPacked("prelude probe", "no-writes", packMax, prelude+luaProbe)
 	ns := record.Keyspace(stacktest.Namespace(t))
 	id := HoldID{"room", "0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"}
 	rapid.Check(t, func(t *rapid.T) {

@@ -56,7 +56,7 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		what, stream string
 		status       preflight.Status
 		wrong        func(*jetstream.StreamConfig)
-		anew         bool // an edit cannot repair it
+		recreate     bool // an edit cannot repair it
 	}{
 		{"in memory", in, "fail", func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage }, true},
 		{"in memory", out, "fail", func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage }, true},
@@ -77,7 +77,7 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		{"forgets answers", out, "warn",
 			func(c *jetstream.StreamConfig) { c.MaxAge = retention.HoldLifetime + retention.AnswerTTL - time.Second }, false},
 		{"forgets events", in, "warn", func(c *jetstream.StreamConfig) { c.MaxAge = 7 * 24 * time.Hour }, false},
-		{"forgets letters", dlq, "warn", func(c *jetstream.StreamConfig) { c.MaxAge = 24 * time.Hour }, false},
+		{"forgets dead letters", dlq, "warn", func(c *jetstream.StreamConfig) { c.MaxAge = 24 * time.Hour }, false},
 		{"small messages", in, "warn", func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1 << 10 }, false},
 		{"small messages", dlq, "warn", func(c *jetstream.StreamConfig) { c.MaxMsgSize = 128 << 10 }, false},
 		{"small window", out, "warn", func(c *jetstream.StreamConfig) { c.Duplicates = 2 * time.Minute }, false},
@@ -127,7 +127,7 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		switch {
 		case c.status == preflight.OK:
 			continue
-		case c.anew:
+		case c.recreate:
 			if !strings.Contains(found.Fix, "worker migrate") {
 				t.Errorf("%s: %s", what, found.Fix)
 			}
@@ -140,7 +140,7 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.migrate()
-		w.expect("made anew after "+what, nil)
+		w.expect("recreated after "+what, nil)
 	}
 	if err := w.js.DeleteStream(ctx, dlq); err != nil {
 		t.Fatal(err)
@@ -228,19 +228,19 @@ func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
 	at := func(url string) func(*preflight.Target) { return func(t *preflight.Target) { t.NATSURL = url } }
-	told := func(from, to string) func(*preflight.Target) {
+	reporting := func(from, to string) func(*preflight.Target) {
 		return at("nats://" + altered(t, hostOf(w.NATSURL), func(reply []byte) []byte {
 			return bytes.Replace(reply, []byte(from), []byte(to), 1)
 		}))
 	}
 	w.expect("an old NATS", []string{"nats.version fail"},
-		told(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"2.9.25"`))
+		reporting(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"2.9.25"`))
 	w.expect("a NATS that says nothing of itself", []string{"nats.version unknown"},
-		told(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"new"`))
-	w.expect("small payloads", []string{"nats.max_payload warn"}, told(`"max_payload":1048576`, `"max_payload":131072`))
-	if c := w.expect("nobody there", append(unreachable("nats"), "clocks unknown"),
+		reporting(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"new"`))
+	w.expect("small payloads", []string{"nats.max_payload warn"}, reporting(`"max_payload":1048576`, `"max_payload":131072`))
+	if c := w.expect("no server", append(unreachable("nats"), "clocks unknown"),
 		at("nats://127.0.0.1:1"))["clocks"]; !strings.HasPrefix(c.Fix, "fix the above first") {
-		t.Errorf("nobody there: %+v", c)
+		t.Errorf("no server: %+v", c)
 	}
 	plain := natsServer(t, server.Options{})
 	var streams []string

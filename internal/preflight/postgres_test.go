@@ -68,7 +68,7 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	}
 	w.applyFix(c)
 	w.expect("a role that writes again", nil)
-	w.expect("nobody there", append(unreachable("postgres"), "clocks unknown"), func(t *preflight.Target) {
+	w.expect("no server", append(unreachable("postgres"), "clocks unknown"), func(t *preflight.Target) {
 		t.Store = w.open("postgres://postgres:s3cret@127.0.0.1:1/postgres")
 	})
 
@@ -153,7 +153,7 @@ func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 	c = w.expect("a role with nothing more", []string{"postgres.grants fail", "postgres.privileges ok"},
 		as("worker"))["postgres.grants"]
 	w.applyFix(preflight.Check{Name: c.Name, Fix: c.Fix[:strings.Index(c.Fix, "\nor run deployments")]})
-	w.expect("with what was told", []string{"postgres.privileges ok"}, as("worker"))
+	w.expect("with the printed commands", []string{"postgres.privileges ok"}, as("worker"))
 	var all []string
 	for line := range strings.Lines(c.Fix) {
 		if strings.HasPrefix(line, "GRANT ") {

@@ -125,7 +125,7 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	}
 	w.expect("a user who may not read its own keys", []string{"redis.format fail", "redis.commands fail"},
 		user("nokeys", "resetkeys ~other:*"))
-	checks = w.expect("no password", append(unreachable("redis"), "clocks unknown"), redisAt(hostOf(w.RedisURL), "nobody"))
+	checks = w.expect("no password", append(unreachable("redis"), "clocks unknown"), redisAt(hostOf(w.RedisURL), "stranger"))
 	if c := checks["redis.reachable"]; !strings.Contains(c.Found, "WRONGPASS") {
 		t.Errorf("an unknown user: %+v", c)
 	}
@@ -149,7 +149,7 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		return bytes.Replace(reply, []byte("redis_version:7."), []byte("redis_version:6."), 1)
 	})
 	w.expect("an old Redis", []string{"redis.version fail"}, redisAt(older, ""))
-	w.expect("nobody there", append(unreachable("redis"), "clocks unknown"), redisAt("127.0.0.1:1", ""))
+	w.expect("no server", append(unreachable("redis"), "clocks unknown"), redisAt("127.0.0.1:1", ""))
 	host, port, _ := net.SplitHostPort(hostOf(stacktest.Shared().RedisURL))
 	if err := w.redis.Do(ctx, "REPLICAOF", host, port).Err(); err != nil {
 		t.Fatal(err)

@@ -28,7 +28,10 @@ func ParseAnswer(line string) (a Answer, err error) {
 	if len(words) != answerWords {
 		return a, ErrMalformed
 	}
-	a = Answer{Word: words[0], Fingerprint: words[1], EventID: words[2], Detail: words[4], Selection: words[5], Metadata: words[6]}
+	a = Answer{
+		Word: words[0], Fingerprint: words[1], EventID: words[2],
+		Detail: words[4], Selection: words[5], Metadata: words[6],
+	}
 	if a.At, err = strconv.ParseInt(words[3], 10, 64); err != nil {
 		return a, ErrMalformed
 	}

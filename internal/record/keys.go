@@ -7,18 +7,18 @@ import (
 	"strings"
 )
 
-// Partitions is the number of parts into which resources are divided. It is part of what is
-// stored: another number finds nothing of what this one wrote, so it is checked at start.
+// Partitions is the number of partitions into which resources are divided. A program with another
+// number would not find the stored keys, so workers check it at start.
 const Partitions = 64
 
-// NamespacePattern is the form of a namespace.
+// NamespacePattern matches a valid namespace.
 var NamespacePattern = regexp.MustCompile(`^[a-z][a-z0-9_]{0,31}$`)
 
-// Keyspace builds every Redis key, for the namespace that it is. Parts that go into a key are
-// validated (namespace, resource, slot, uuid hold no colon and no brace) or stand last
-// (request key), so no two can collide. So it is with the fields of a hash: a slot begins with no @,
-// and a user has no space. What a script adds to prefix is listed in holds/doc.go and built in
-// holds/lua/prelude.lua.
+// Keyspace is a namespace; its methods return the Redis keys of the namespace. Two keys never
+// collide: parts of a key are validated (namespace, resource, slot and uuid contain no colon and no
+// brace) or stand last (request key). The same holds for the fields of a hash: a slot does not begin
+// with @, and a user contains no space. The doc comment of package holds lists what scripts add to
+// Prefix; holds/lua/prelude.lua builds it.
 type Keyspace string
 
 // Partition returns the partition of a resource.
@@ -28,29 +28,29 @@ func Partition(resource string) int {
 	return int(h.Sum32() % Partitions)
 }
 
-// Partition begins every key of a partition.
+// Partition returns what every key of a partition begins with.
 func (ns Keyspace) Partition(p int) string {
 	return string(ns) + ":{" + strconv.Itoa(p) + "}:"
 }
 
-// Epoch, Agenda and Fence are keys of a partition.
+// Epoch, Agenda and Fence return keys of a partition.
 func (ns Keyspace) Epoch(p int) string  { return ns.Partition(p) + "epoch" }
 func (ns Keyspace) Agenda(p int) string { return ns.Partition(p) + "agenda" }
 func (ns Keyspace) Fence(p int) string  { return ns.Partition(p) + "fence" }
 
-// Format is one key for all partitions.
+// Format returns a key that exists once for all partitions.
 func (ns Keyspace) Format() string { return ns.Partition(0) + "format" }
 
-// Prefix begins every key of a resource.
+// Prefix returns what every key of a resource begins with.
 func (ns Keyspace) Prefix(resource string) string {
 	return ns.Partition(Partition(resource)) + resource + ":"
 }
 
-// Rev is the key that counts the changes of a resource's inventory.
+// Rev returns the key that counts the changes of a resource's inventory.
 func (ns Keyspace) Rev(resource string) string { return ns.Prefix(resource) + "rev" }
 
-// PartitionOfHold returns the partition of a key that a keyspace notification names, or false
-// when it is not the key of one of this namespace's holds.
+// PartitionOfHold returns the partition of the key of a hold, and false for any other key and for
+// keys of other namespaces.
 func (ns Keyspace) PartitionOfHold(key string) (int, bool) {
 	rest, found := strings.CutPrefix(key, string(ns)+":{")
 	if !found {

@@ -6,7 +6,7 @@ import (
 	"holdfast/internal/record"
 )
 
-// TestPartitionOfHold_ForeignKey_IsIgnored sends what others might publish on the channel of notifications.
+// TestPartitionOfHold_ForeignKey_IsIgnored checks keys that other programs may publish in notifications.
 func TestPartitionOfHold_ForeignKey_IsIgnored(t *testing.T) {
 	t.Parallel()
 	for key, want := range map[string]bool{
@@ -21,7 +21,7 @@ func TestPartitionOfHold_ForeignKey_IsIgnored(t *testing.T) {
 		"":                            false,
 	} {
 		if _, ours := record.Keyspace("holdfast").PartitionOfHold(key); ours != want {
-			t.Errorf("%q is taken for one of ours: %v, want %v", key, ours, want)
+			t.Errorf("%q is the key of a hold: %v, want %v", key, ours, want)
 		}
 	}
 }

@@ -14,23 +14,23 @@ import (
 	"holdfast/internal/holds"
 )
 
-// errReplica says that the server follows another.
+// errReplica is returned for a server that follows another.
 var errReplica = errors.New("this redis is a replica")
 
-// server is what a Redis says of itself. One that was restarted, or another that was put in its
-// place, may have older data: only the one that the epoch was written to, in the same life and
-// with the same history, has all that was written since.
+// server identifies a Redis server by its own INFO. A server that was restarted, or that replaced
+// another one, may have older data. Only the server to which the epoch was written, in the same run
+// and with the same replication history, has everything that was written since.
 type server struct {
-	run     string // changes with each start
-	history string // changes with each promotion, and when nobody has replicated it for an hour
-	adopted bool   // its history continues that of a server it followed, or of before its start
+	run     string // run_id, changes with each start
+	history string // master_replid, changes with each promotion and after an hour without a replica
+	adopted bool   // history continues that of a server it followed, or of before its start
 }
 
-// name is how Postgres remembers the server.
+// name is the text by which Postgres remembers the server.
 func (s server) name() string { return s.run + " " + s.history }
 
-// is reports whether s is the server with a name and has been ever since. A new history that
-// continues no other is that of a server whose replicas have gone, or whose first has come.
+// is reports whether s is the server with the given name, with all its data. A new history that
+// continues no other one belongs to the same server: its last replica left, or its first one came.
 func (s server) is(name string) bool {
 	run, history, _ := strings.Cut(name, " ")
 	return s.run == run && (s.history == history || !s.adopted)
@@ -42,10 +42,10 @@ func historyOf(name string) string {
 	return history
 }
 
-// infoCommand asks what parseServer reads.
+// infoCommand requests the text that parseServer reads.
 var infoCommand = []any{"info", "server", "replication"}
 
-// parseServer reads the answer to infoCommand. It returns errReplica for a server that follows
+// parseServer reads the reply to infoCommand. It returns errReplica for a server that follows
 // another.
 func parseServer(info string) (s server, err error) {
 	const never = "0000000000000000000000000000000000000000"
@@ -58,30 +58,30 @@ func parseServer(info string) (s server, err error) {
 	s = server{fields["run_id"], fields["master_replid"], fields["master_replid2"] != never}
 	switch {
 	case s.run == "" || s.history == "":
-		return s, errors.New("this redis does not say who it is: INFO has no run_id or no master_replid")
+		return s, errors.New("INFO lacks run_id or master_replid")
 	case fields["role"] != "master":
 		return s, errReplica
 	}
 	return s, nil
 }
 
-// ConnGuard keeps commands from servers that may not have all that was written: each new connection
-// asks the server who it is before its first command is sent, and while Redis must not be used no
-// connection is made, and those that there are are closed.
+// ConnGuard blocks connections to servers that may lack acknowledged writes. On each new connection
+// it identifies the server before the first command is sent. While Redis must not be used it refuses
+// new connections and closes the existing ones. It is safe for concurrent use.
 type ConnGuard struct {
 	mu         sync.Mutex
 	allowed    bool
-	server     string // the name of the server, "" = any
+	server     string // name of the allowed server, "" for any
 	conns      map[net.Conn]struct{}
-	blockedWhy string // why it is not open
+	blockedWhy string // the reason while allowed is false
 }
 
-// NewConnGuard returns a Guard that is closed.
+// NewConnGuard returns a ConnGuard that blocks.
 func NewConnGuard() *ConnGuard {
-	return &ConnGuard{conns: make(map[net.Conn]struct{}), blockedWhy: "not looked at yet"}
+	return &ConnGuard{conns: make(map[net.Conn]struct{}), blockedWhy: notCheckedYet}
 }
 
-// Attach has the connections of clients with these options guarded.
+// Attach guards the connections of clients that are created with these options.
 func (g *ConnGuard) Attach(o *redis.Options) {
 	dial := o.Dialer
 	if dial == nil {
@@ -97,7 +97,8 @@ func (g *ConnGuard) Attach(o *redis.Options) {
 	o.OnConnect = g.verifyServer
 }
 
-// Allow lets connections be made to the server with a name ("" = any). Those to another are closed.
+// Allow permits connections to the server with the given name, "" for any server. It closes
+// connections to other servers.
 func (g *ConnGuard) Allow(name string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -107,7 +108,7 @@ func (g *ConnGuard) Allow(name string) {
 	g.allowed, g.server = true, name
 }
 
-// Block closes all connections and lets none be made.
+// Block closes all connections and refuses new ones, with the given reason.
 func (g *ConnGuard) Block(why string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -115,17 +116,17 @@ func (g *ConnGuard) Block(why string) {
 	g.closeAll()
 }
 
-// Reconnect has every connection made anew.
+// Reconnect closes all connections, so that each is opened again and verified.
 func (g *ConnGuard) Reconnect() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.closeAll()
 }
 
-// closeAll closes all connections. A command that is on its way fails as one whose reply was lost.
+// closeAll closes all connections. A command in progress fails as one whose reply was lost.
 func (g *ConnGuard) closeAll() {
 	for conn := range g.conns {
-		_ = conn.Close() // closed it is in any case
+		_ = conn.Close() // it is closed even after an error
 	}
 	clear(g.conns)
 }
@@ -134,17 +135,17 @@ func (g *ConnGuard) track(conn net.Conn) net.Conn {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.conns[conn] = struct{}{}
-	kept := guardedConn{conn, g}
-	if raw, ok := conn.(syscall.Conn); ok { // go-redis looks whether it is alive by it
+	guarded := guardedConn{conn, g}
+	if raw, ok := conn.(syscall.Conn); ok { // go-redis uses it to check whether the connection is alive
 		return struct {
 			guardedConn
 			syscall.Conn
-		}{kept, raw}
+		}{guarded, raw}
 	}
-	return kept
+	return guarded
 }
 
-// guardedConn is a connection that its Guard knows of until it is closed.
+// guardedConn removes itself from its guard when it is closed.
 type guardedConn struct {
 	net.Conn
 	guard *ConnGuard
@@ -157,13 +158,13 @@ func (c guardedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// verifyServer is run on each new connection.
+// verifyServer runs on each new connection before its first command.
 func (g *ConnGuard) verifyServer(ctx context.Context, conn *redis.Conn) error {
 	g.mu.Lock()
-	open, want, closed := g.allowed, g.server, g.blockedWhy
+	allowed, want, why := g.allowed, g.server, g.blockedWhy
 	g.mu.Unlock()
-	if !open {
-		return fmt.Errorf("connect: %w", &holds.RebuildingError{Progress: closed})
+	if !allowed {
+		return fmt.Errorf("connect: %w", &holds.RebuildingError{Progress: why})
 	}
 	info, err := conn.Do(ctx, infoCommand...).Text()
 	if err != nil {
@@ -176,7 +177,7 @@ func (g *ConnGuard) verifyServer(ctx context.Context, conn *redis.Conn) error {
 	if want != "" && !found.is(want) {
 		return fmt.Errorf("connect: %w", &holds.RebuildingError{Progress: anotherServer})
 	}
-	// It may have been closed meanwhile, before the connection was known to go-redis.
+	// The guard may have blocked meanwhile, before go-redis knew the connection.
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.allowed || g.server != want {
@@ -185,5 +186,8 @@ func (g *ConnGuard) verifyServer(ctx context.Context, conn *redis.Conn) error {
 	return nil
 }
 
-// anotherServer says why data is not trusted.
+// notCheckedYet is the reason for which a new guard blocks and a new term has no epoch.
+const notCheckedYet = "not checked yet"
+
+// anotherServer is the reason for which data is not trusted.
 const anotherServer = "another server, or the same after a restart or a failover: it may have older data"

@@ -12,7 +12,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestConnGuard_OtherServer_IsRefused lets commands through to the server that is known, and to no other.
+// TestConnGuard_OtherServer_IsRefused sends commands to the allowed server, another one and a replica.
 func TestConnGuard_OtherServer_IsRefused(t *testing.T) {
 	t.Parallel()
 	own, other := stacktest.StartRedis(t), stacktest.StartRedis(t)
@@ -32,7 +32,7 @@ func TestConnGuard_OtherServer_IsRefused(t *testing.T) {
 			t.Errorf("%s: %v, want it refused", what, err)
 		}
 	}
-	refused("before anything is known", right.Ping(ctx).Err())
+	refused("before Allow", right.Ping(ctx).Err())
 
 	h := newHarnessOn(t, own.RedisURL)
 	e, err := h.store.Epoch(ctx)
@@ -41,14 +41,14 @@ func TestConnGuard_OtherServer_IsRefused(t *testing.T) {
 	}
 	guard.Allow(e.Server)
 	if err := right.Set(ctx, "key", "value", 0).Err(); err != nil {
-		t.Errorf("to the server that is known: %v", err)
+		t.Errorf("to the allowed server: %v", err)
 	}
-	refused("to another", wrong.Set(ctx, "key", "value", 0).Err())
+	refused("to another server", wrong.Set(ctx, "key", "value", 0).Err())
 	if n := newClient(t, other.RedisURL).Exists(ctx, "key").Val(); n != 0 {
-		t.Error("it was written nevertheless")
+		t.Error("the other server has executed the command")
 	}
 
-	// A connection that there is, is cut when nothing is to be sent any more.
+	// Block closes an existing connection.
 	conn := right.Conn()
 	t.Cleanup(func() { _ = conn.Close() })
 	if err := conn.Ping(ctx).Err(); err != nil {
@@ -56,15 +56,15 @@ func TestConnGuard_OtherServer_IsRefused(t *testing.T) {
 	}
 	guard.Block("closed")
 	if err := conn.Ping(ctx).Err(); err == nil {
-		t.Error("a connection outlives the guard's closing")
+		t.Error("an existing connection is still open after Block")
 	}
-	refused("while it is closed", right.Ping(ctx).Err())
+	refused("after Block", right.Ping(ctx).Err())
 	guard.Allow(e.Server)
 	if err := right.Ping(ctx).Err(); err != nil {
-		t.Errorf("after it was opened again: %v", err)
+		t.Errorf("after Allow: %v", err)
 	}
 
-	// Whoever follows another is not written to, whoever it is.
+	// A replica is refused, even if its name is allowed.
 	host, port, _ := strings.Cut(newClient(t, other.RedisURL).Options().Addr, ":")
 	if err := newClient(t, own.RedisURL).ReplicaOf(ctx, host, port).Err(); err != nil {
 		t.Fatal(err)
@@ -72,6 +72,6 @@ func TestConnGuard_OtherServer_IsRefused(t *testing.T) {
 	guard.Block("closed")
 	guard.Allow(e.Server)
 	if err := right.Ping(ctx).Err(); err == nil || errors.Is(err, holds.ErrDataLost) {
-		t.Errorf("to a replica: %v, want it refused as such", err)
+		t.Errorf("to a replica: %v, want an error that is not ErrDataLost", err)
 	}
 }

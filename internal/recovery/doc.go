@@ -1,91 +1,107 @@
-// Package recovery notices that Redis has lost what was written to it, keeps every worker from deciding on
-// what is left, and fills Redis again from the outbound stream and Postgres.
+// Package recovery detects that Redis has lost acknowledged writes, stops all workers from deciding on
+// what is left, and rebuilds Redis from the outbound stream and Postgres.
 //
-// # When Redis has lost what was written to it
+//	Supervisor  checks Postgres and Redis, and invalidates and rebuilds
+//	EpochTerm   the epoch under which a worker decides, and how long it may rely on it
+//	ConnGuard   refuses connections to servers that may lack data
+//	Projection  computes from the published outcomes what Redis must have
 //
-// Every script is told the epoch, and refuses when its partition has not this one (ErrDataLost).
-// Postgres has the same epoch, and which server it was written to, by the names that a Redis gives
-// itself with each start and each promotion. Scripts that decide are told that too, and refuse on another
-// history: a server may follow older data and lead again between two looks, with connections open. (Scripts of
-// locks are not told: there fencing tokens may repeat until then, which nothing is decided by.) Where a server
-// begins a new history by itself, as with its first replica, events wait until it was looked at twice,
-// a second or so. A worker decides under the epoch that Postgres says is the
-// current one (Tenure), only on connections whose server was asked who it is before the first command
-// (Guard), and looks every 500 ms whether all of it is still so (Keeper). What speaks against it:
+// # How a loss is detected
 //
-//	the epoch is gone from a partition    FLUSHALL, a restart that kept nothing, an empty replica;
-//	                                      one partition alone is enough
-//	it is an older one                    the data of before an earlier loss was restored
-//	the server is another one             a restart, a failover: its data may be older, and have the same
-//	                                      epoch. So is one that has begun a new history while nobody looked
-//	scripts find damage for 5 s           a record that cannot be read, a key of another type, and nobody heals
-//	                                      it in place (see ErrCorrupt)
+// Every script is given the epoch, and refuses when its partition has another one or none
+// (holds.ErrDataLost). Postgres stores the same epoch, and the name of the server to which it was
+// written. The name consists of the ids that Redis changes with each start and each promotion. Scripts
+// that decide are given the second of these ids too, the replication history, and refuse on another
+// history: a server may follow older data and become master again between two checks, while connections
+// stay open. Scripts of locks are not given the history: fencing tokens may repeat until the next check,
+// but no decision depends on them. When a server starts a new history by itself, as with its first
+// replica, events wait for two checks, about a second.
 //
-// Whoever notices first takes the epoch away from Redis and then from Postgres: no script and no payment
-// is decided under it any more, whoever else has not noticed yet. Then one worker, for as long as it
-// keeps a lease in Postgres, fills Redis under a new epoch (rebuild.go), and the others wait:
+// A worker decides under the epoch that is current according to Postgres (EpochTerm), only on
+// connections whose server was identified before the first command (ConnGuard). It checks every 500 ms
+// whether this still holds (Supervisor). These findings mean a loss:
 //
-//	mark     each partition has "<new epoch> rebuilding" as its epoch. What fills it is told this mark:
-//	         one who was slow and was replaced finds another and stops, as one does when Redis, or one
-//	         partition, is lost again
-//	read     the outcomes, as far back as one can matter (HOLDFAST_HOLD_LIFETIME_MAX for holds, and
-//	         HOLDFAST_REQUEST_KEY_TTL more for answers), and removes meanwhile what is left in Redis; then
-//	         waits 5 s, until nobody publishes what was decided under the epoch before, and reads the rest
-//	ask      Postgres which holds are reservations, and the inbound stream which payments and
-//	         cancellations have no answer yet
-//	write    fences from a new base; records, answers and all that follows from them (lua/rebuild.lua),
-//	         idempotent
-//	verify   sums and numbers of what was written, counted apart, resource by resource; and then whether
-//	         more was published meanwhile
-//	seal     the mark becomes the epoch; Postgres says that it is written, and by which server
+//	a partition has no epoch               FLUSHALL, a restart without persistence, an empty replica; one
+//	                                       partition is enough
+//	a partition has an older epoch         data from before an earlier loss was restored
+//	the server is another one              a restart or a failover: its data may be older and have the same
+//	                                       epoch. A server that has started a new history unobserved counts
+//	                                       as another one
+//	scripts find corruption for 5 s        a record that cannot be parsed, or a key of another type, which was
+//	                                       not repaired in place (see holds.ErrCorrupt)
 //
-// It may be killed, or Redis lost again, between any two of these steps, and in the midst of each: the
-// next begins anew, with another epoch. Nothing uses an epoch before Postgres says that it is written.
-// Who fills Redis needs about twice as much memory for it as Redis has, see the benchmark in cmd/worker.
+// # How Redis is rebuilt
 //
-// What is live again is part of what was live before, so there is never more of it than there was room
-// for: projection.go says how what was decided and not told is judged. Where capacity was cut meanwhile, holds
-// stay, nobody is granted anything on their slots until they have ended, and Postgres decides whose
-// payment comes first. What differs from before:
+// The worker that detects the loss first removes the epoch from Redis and then from Postgres. From then
+// on no script and no payment is decided under that epoch, even by workers that have not detected the
+// loss yet. Then one worker, while it holds a lease in Postgres, rebuilds Redis under a new epoch
+// (rebuild.go), and the others wait:
 //
-//   - What was decided and never told is decided anew when its event is delivered again: a hold that
-//     nobody was told of gets another id; an extension begins from then, if the hold has not lapsed.
-//     An extension of a hold that was paid then is refused (confirmed): the payment counts, and its
-//     confirmed_at may be later than any deadline that was told.
-//     What was told is remembered, and answered the same.
+//	mark     Each partition gets "<new epoch> rebuilding" as its epoch. The scripts of the rebuild are
+//	         given this mark. A slow rebuilder that was replaced finds another mark and stops. So does
+//	         one whose Redis, or one partition of it, is lost again.
+//	read     The rebuilder reads the outcomes as far back as one can matter (HOLDFAST_HOLD_LIFETIME_MAX for
+//	         holds, and HOLDFAST_REQUEST_KEY_TTL more for answers), and meanwhile removes the old keys.
+//	         It waits 5 s, until no worker publishes decisions of the epoch before, and reads the rest.
+//	query    It reads from Postgres which holds are reservations, and from the inbound stream which
+//	         payments and cancellations have no answer yet.
+//	write    It writes fences from a new base, then records, answers and what follows from them
+//	         (lua/rebuild.lua). Each write is idempotent.
+//	verify   It compares sums and numbers of what was written, computed independently, resource by
+//	         resource. Then it checks whether more was published meanwhile.
+//	seal     It replaces the mark by the epoch, and completes the epoch with the server's name in Postgres.
+//
+// The rebuilder may be killed, or Redis lost again, between any two of these steps and within each: the
+// next attempt starts from the beginning with another epoch. No worker uses an epoch before Postgres has
+// it as complete. The rebuilder needs about twice as much memory as Redis, see the benchmark in
+// cmd/worker.
+//
+// # What differs after a rebuild
+//
+// A hold that is live after a rebuild was live before it, so the live holds never exceed the capacity of
+// then: Projection.resolve says how decisions that were not published are resolved. When capacity was
+// cut meanwhile, holds stay, no request is granted on their slots until they have ended, and Postgres
+// decides which payment comes first. What differs:
+//
+//   - What was decided and not published is decided again when its event is delivered again. A hold that
+//     was not published gets another id. An extension counts from the new decision, if the hold has not
+//     expired. An extension of a hold that was paid meanwhile is rejected (confirmed): the payment counts,
+//     and its confirmed_at may be later than any deadline that was published. What was published is
+//     remembered, and answered the same.
 //   - A hold whose payment was stored by JetStream before its deadline, and has no answer yet, does not
-//     lapse (confirmed_at is the time at which the payment was stored), unless somebody was granted
-//     something on the resource after that deadline: then it may have lapsed before the loss, and ends
-//     so. A hold whose cancellation was stored before its deadline is released at that time. (A payment
-//     that has died as poison, and so never has an answer, keeps its hold as long as nobody pays it.)
-//   - A payment that Postgres has answered is what Postgres says, told or not, settled or not, late or
-//     not. What a late payment had only claimed is free again, and is taken anew when it is delivered.
-//   - rev, fence and locks begin anew. Whoever has read rev or holds a lock does so under the epoch
-//     before, and its script is refused; fencing tokens go on from a higher base of Postgres, one for
-//     all partitions (there are 131,071 bases). The agenda may have been early; tombstones and answers
-//     end later or earlier by up to the time that it took to announce or settle the end of their hold.
-//   - Outcomes of workers that did not store Memory yet: a key's answer is that to any content, a
-//     replayed one is replayed to everybody, and a payment that was started may be started again.
-//   - What the outbound stream does not have any more is forgotten: when it was purged, has a limit that
-//     is too low, or was made again. It is logged, and told by worker rebuild, from when on it has
-//     outcomes. Nothing waits for it: the slots of a hold that is forgotten may be somebody else's, and
-//     its payment ends in refund_required. When both streams were lost together nobody can tell.
+//     expire (confirmed_at is the time at which the payment was stored), unless something was granted on
+//     the resource after that deadline: then it may have expired before the loss, and is expired. A hold
+//     whose cancellation was stored before its deadline is released at that time. A payment that was
+//     dead-lettered as poison, and so never has an answer, keeps its hold until the hold is paid.
+//   - A payment that Postgres has decided is what Postgres says, whether or not it was published, settled
+//     or late. What a late payment had only claimed is free again, and is claimed again when the payment
+//     is delivered.
+//   - rev, fence and locks start again. A worker that has read rev or holds a lock does so under the epoch
+//     before, and its script refuses. Fencing tokens continue from a higher base of Postgres, one for
+//     all partitions (there are 131,071 bases). Times in the agenda may have been earlier. Tombstones and
+//     answers end later or earlier, by up to the time that it took to announce or settle the end of their
+//     hold.
+//   - For outcomes of workers that did not store RebuildMetadata yet, the answer to a key matches any
+//     content, a replayed answer is a replay for every event, and a payment may be started a second time.
+//   - Outcomes that are missing from the outbound stream are forgotten: when it was purged, has a limit
+//     that is too low, or was recreated. The log and `worker rebuild` report from when on it has outcomes.
+//     No event waits for it: the slots of a forgotten hold may be granted again, and its payment ends in
+//     refund_required. When both streams were lost together the gap cannot be detected.
 //
-// What remains:
+// # What remains
 //
-//   - A worker that stands still, or is cut off from NATS, between the moment at which it looks whether
-//     it may publish and the moment at which it has sent the outcome, for longer than Redis takes to be
-//     lost and filled again. The outcome is stored then, and Redis does not know its hold: the slots may be
-//     somebody else's, and its payment ends in refund_required. So it is
-//     when NATS takes more than a second to store an outcome that it has, and stores nothing else
-//     meanwhile. Else no outcome is stored late: it is published within 2 s of Postgres' word, sent
-//     within 2 s more, kept in no buffer while NATS is away, and what comes until Redis is sealed is
-//     filled in.
-//   - A server that follows older data, leads again, and forgets both while nobody looks or within 30 s of
-//     a look: its repl-backlog-ttl must be longer than that, and it is an hour unless it is set.
-//   - Keys that are removed, or numbers that are changed to other numbers, behind the workers' back, with
-//     the epoch left as it is: no script sees that, the audit does, and worker rebuild mends it.
-//   - Two servers that both say that they are the master, and workers that disagree which one is: each
-//     takes the other's for a loss. One of them is filled, then the other, again and again; each time
-//     only the one that Postgres names is used, so nothing is sold twice, and little is decided at all.
+//   - A worker that is stopped, or cut off from NATS, between its check that it may publish and the moment
+//     at which it has sent the outcome, for longer than Redis takes to be lost and rebuilt. The outcome is
+//     stored then, and Redis does not know its hold: the slots may be granted again, and its payment ends
+//     in refund_required. The same happens when NATS takes more than a second to store an outcome that it
+//     has received, and stores nothing else meanwhile. Otherwise no outcome is stored late: it is published
+//     within 2 s of Postgres' statement, sent within 2 s more, and not buffered while NATS is away; a
+//     rebuild includes what is stored until Redis is sealed.
+//   - A server that follows older data, becomes master again, and forgets both between two checks or within
+//     30 s of a check. Its repl-backlog-ttl must be longer than that; the default is an hour.
+//   - Keys that are removed, or numbers that are changed to other numbers, without the workers' scripts and
+//     with the epoch unchanged. No script detects that; `worker audit` does, and `worker rebuild` repairs it.
+//   - Two servers that both claim to be master, and workers that disagree which one is: each takes the
+//     other's for a loss. One of them is rebuilt, then the other, again and again. Only the one that
+//     Postgres names is used at a time, so nothing is sold twice, and little is decided at all.
 package recovery

@@ -15,74 +15,79 @@ import (
 	"holdfast/internal/record"
 )
 
-// Epoch is Postgres' entry about what Redis has. A name is a UUID, or that UUID, a slash and a
-// number that grows: the UUID is the database's, and tells its epochs from those of another.
+// Epoch is the row in Postgres that says which data Redis must have. A name is a UUID, or that UUID,
+// a slash and a number that grows. The UUID names the database and distinguishes its epochs from
+// those of other databases.
 type Epoch struct {
 	Name     string
-	Complete bool   // Redis has it, and all that was written under it
-	Server   string // that has it, "" = it was not looked at
+	Complete bool   // Redis has the epoch and everything that was written under it
+	Server   string // name of the server that has it, "" when it was not checked
 
-	// While it is not written:
-	Lost      string // the last that was written, "" = there was none
-	Why       string // that is not any more
-	Rebuilder string // who fills Redis, "" = nobody has begun
-	Progress  string
+	// Set only while Complete is false.
+	Lost      string // the last complete epoch, "" when there was none
+	Why       string // the reason for which Lost was invalidated
+	Rebuilder string // the worker that rebuilds Redis, "" when none has begun
+	Progress  string // of the rebuild
 }
 
-// lineage and generation are the parts of an epoch's name.
+// lineage returns the first part of an epoch's name: the UUID of its database.
 func lineage(name string) string {
 	first, _, _ := strings.Cut(strings.TrimSuffix(name, markSuffix), "/")
 	return first
 }
 
+// generation returns the number in an epoch's name, 1 for the first epoch, which has none.
 func generation(name string) int64 {
 	_, number, _ := strings.Cut(strings.TrimSuffix(name, markSuffix), "/")
 	n, err := strconv.ParseInt(number, 10, 64)
 	if err != nil {
-		return 1 // the first has no number
+		return 1
 	}
 	return n
 }
 
-// markSuffix makes of an epoch's name what partitions have while they are filled under it.
+// markSuffix follows the epoch's name in partitions that are being rebuilt under it.
 const markSuffix = " rebuilding"
 
-// ErrEpochChanged says that the entry is not as the caller believes: nothing was changed.
-var ErrEpochChanged = errors.New("somebody else has changed the epoch")
+// ErrEpochChanged says that the row in Postgres differs from what the caller expects. Nothing was
+// changed.
+var ErrEpochChanged = errors.New("epoch changed concurrently")
 
-// ErrUnknownSchema says that Postgres has a schema that programs as old as this one must not use.
-var ErrUnknownSchema = errors.New("the schema is for newer programs than this one")
+// ErrUnknownSchema says that this program is too old for the schema in Postgres.
+var ErrUnknownSchema = errors.New("the schema needs a newer program")
 
-// errForeign says that Redis has what another database has written to it.
-var errForeign = errors.New("this Redis has the namespace of another database")
+// errForeign says that another database has written to the namespace in Redis.
+var errForeign = errors.New("the namespace in redis belongs to another database")
 
-// EpochStore is Postgres' word on what Redis has. Every change is refused with ErrEpochChanged
-// when the entry is another one than the caller believes, so it may be repeated after any error.
+// EpochStore is implemented by Postgres. Every change fails with ErrEpochChanged when the row
+// differs from what the caller expects, so a change may be repeated after any error.
 type EpochStore interface {
-	// Epoch reads the entry. It returns ErrUnknownSchema when this program is too old for the schema.
+	// Epoch reads the row. It returns ErrUnknownSchema when this program is too old for the schema.
 	Epoch(ctx context.Context) (Epoch, error)
-	// InvalidateEpoch notes that Redis has not all that was written under an epoch. When it returns
-	// no payment is decided under it any more (see Inventory.Decide).
+	// InvalidateEpoch stores that Redis lacks data of an epoch. When it returns, no payment is decided
+	// under that epoch any more (see holds.Inventory.Decide).
 	InvalidateEpoch(ctx context.Context, epoch, why string) error
-	// BeginEpoch begins the next epoch for one who fills Redis under it; nobody else can for as
-	// long as the lease, or until it is written.
+	// BeginEpoch starts the next epoch for one rebuilder. No other rebuilder can start one until the
+	// lease ends or the epoch is complete.
 	BeginEpoch(ctx context.Context, rebuilder string, lease time.Duration) (epoch string, err error)
-	// RenewEpochLease begins the lease anew and notes the progress.
+	// RenewEpochLease restarts the lease and stores the progress.
 	RenewEpochLease(ctx context.Context, epoch, rebuilder string, lease time.Duration, progress string) error
-	// CompleteEpoch notes that a server has an epoch. Who has written it is "" for the first.
+	// CompleteEpoch stores that a server has an epoch. Rebuilder is "" for the first epoch.
 	CompleteEpoch(ctx context.Context, epoch, server, rebuilder string) error
-	// SetEpochServer notes by what name the server of a written epoch goes now.
+	// SetEpochServer changes the name of the server that has a complete epoch.
 	SetEpochServer(ctx context.Context, epoch, server, before string) error
-	// Policies reads the stored policies, in the order of Since; there may be none.
+	// Policies reads the stored policies in the order of Since. There may be none.
 	Policies(ctx context.Context) (holds.Policies, error)
-	// Reservations hands to each which of the holds have become reservations.
+	// Reservations calls each for those of the holds that have become reservations.
 	Reservations(ctx context.Context, ids []holds.HoldID, each func(Reservation)) error
 }
 
-// Initialise writes the first epoch to every partition of an empty Redis, and returns the
-// server's name. Where there is another epoch it returns an error: this Redis belongs to another
-// database.
-func Initialise(ctx context.Context, namespace string, client redis.UniversalClient, epoch string) (server string, err error) {
+// Initialise writes the first epoch to every partition of an empty Redis and returns the name of the
+// server. It returns an error when a partition has another epoch: the namespace then belongs to
+// another database.
+func Initialise(
+	ctx context.Context, namespace string, client redis.UniversalClient, epoch string,
+) (server string, err error) {
 	keys := record.Keyspace(namespace)
 	for p := range record.Partitions {
 		if err := client.SetNX(ctx, keys.Epoch(p), epoch, 0).Err(); err != nil {
@@ -101,14 +106,15 @@ func Initialise(ctx context.Context, namespace string, client redis.UniversalCli
 	return state.server.name(), nil
 }
 
-// redisState is what a look at a Redis has found.
+// redisState is what readState reads.
 type redisState struct {
 	server server
-	epochs []string // of each partition, "" = none
-	format string   // that is noted, "" = none
+	epochs []string // of each partition, "" when missing
+	format string   // as stored, "" when missing
 }
 
-// readState asks a server who it is and which epochs it has, all on one connection.
+// readState reads a server's identity, epochs and format on one connection. It returns errReplica
+// for a server that follows another.
 func readState(ctx context.Context, namespace string, client redis.UniversalClient) (s redisState, err error) {
 	keys := record.Keyspace(namespace)
 	pipe := client.Pipeline()
@@ -124,13 +130,13 @@ func readState(ctx context.Context, namespace string, client redis.UniversalClie
 		s.server, err = parseServer(text)
 	}
 	if err != nil {
-		return s, fmt.Errorf("look at redis: %w", err)
+		return s, fmt.Errorf("read the state of redis: %w", err)
 	}
 	values := make([]string, len(found))
 	for i, cmd := range found {
-		// What is no string is not what was written.
+		// A key of another type counts as missing: no worker has written it.
 		if err := cmd.Err(); err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "WRONGTYPE") {
-			return s, fmt.Errorf("look at redis: %w", err)
+			return s, fmt.Errorf("read the state of redis: %w", err)
 		}
 		values[i] = cmd.Val()
 	}
@@ -138,7 +144,7 @@ func readState(ctx context.Context, namespace string, client redis.UniversalClie
 	return s, nil
 }
 
-// CheckEpoch returns ErrDataLost unless every partition has the epoch.
+// CheckEpoch returns holds.ErrDataLost unless every partition has the epoch.
 func CheckEpoch(ctx context.Context, namespace string, client redis.UniversalClient, epoch string) error {
 	state, err := readState(ctx, namespace, client)
 	if err != nil {
@@ -152,9 +158,11 @@ func CheckEpoch(ctx context.Context, namespace string, client redis.UniversalCli
 	return nil
 }
 
-// replaceEpoch gives every partition that has one epoch another ("" = none). Those that have not the
-// first are left as they are; their number is returned.
-func replaceEpoch(ctx context.Context, keys record.Keyspace, client redis.UniversalClient, from, to string) (others int, err error) {
+// replaceEpoch replaces one epoch by another, or removes it when to is "". Partitions without the
+// epoch from stay unchanged; others is their number.
+func replaceEpoch(
+	ctx context.Context, keys record.Keyspace, client redis.UniversalClient, from, to string,
+) (others int, err error) {
 	calls := make([]*lua.Call, record.Partitions)
 	for p := range calls {
 		calls[p] = &lua.Call{Script: scriptSwap, Keys: []string{keys.Epoch(p)}, Args: []any{from, "", "", to}}

@@ -7,13 +7,13 @@ import (
 	"holdfast/internal/recovery"
 )
 
-// TestWriteFormat_NewerFormatStored_ChangesNothing notes the format over what may be noted already.
+// TestWriteFormat_NewerFormatStored_ChangesNothing writes the format over each possible stored value.
 func TestWriteFormat_NewerFormatStored_ChangesNothing(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
 	key := w.namespace + ":{0}:format"
 	for _, c := range []struct {
-		noted  any // nil = nothing
+		stored any // nil when none is stored
 		raised bool
 		err    error
 	}{
@@ -26,22 +26,22 @@ func TestWriteFormat_NewerFormatStored_ChangesNothing(t *testing.T) {
 		if err := w.client.Del(t.Context(), key).Err(); err != nil {
 			t.Fatal(err)
 		}
-		if c.noted != nil {
-			if err := w.client.Set(t.Context(), key, c.noted, 0).Err(); err != nil {
+		if c.stored != nil {
+			if err := w.client.Set(t.Context(), key, c.stored, 0).Err(); err != nil {
 				t.Fatal(err)
 			}
 		}
 		before := w.client.Get(t.Context(), key).Val()
 		raised, err := recovery.WriteFormat(t.Context(), w.namespace, w.client)
 		if raised != c.raised || !errors.Is(err, c.err) {
-			t.Errorf("over %v: raised %v, %v, want %v, %v", c.noted, raised, err, c.raised, c.err)
+			t.Errorf("over %v: raised %v, %v, want %v, %v", c.stored, raised, err, c.raised, c.err)
 		}
 		format, readErr := recovery.ReadFormat(t.Context(), w.namespace, w.client)
 		if c.err == nil && (format != recovery.Format || readErr != nil) {
-			t.Errorf("over %v the format is %d, %v", c.noted, format, readErr)
+			t.Errorf("over %v the format is %d, %v", c.stored, format, readErr)
 		}
 		if after := w.client.Get(t.Context(), key).Val(); c.err != nil && after != before {
-			t.Errorf("over %v it was changed to %s", c.noted, after)
+			t.Errorf("over %v the format was changed to %s", c.stored, after)
 		}
 	}
 }

@@ -67,7 +67,9 @@ func newRealTimeHarness(t *testing.T) *harness {
 // newHarnessOn returns a real-time harness on another Redis than the shared one.
 func newHarnessOn(t *testing.T, redisURL string) *harness {
 	t.Helper()
-	w := &harness{namespace: stacktest.Namespace(t), redisURL: redisURL, client: newClient(t, redisURL), policy: testPolicy}
+	w := &harness{
+		namespace: stacktest.Namespace(t), redisURL: redisURL, client: newClient(t, redisURL), policy: testPolicy,
+	}
 	ctx := t.Context()
 	var err error
 	if w.store, err = store.Open(ctx, stacktest.Shared().PostgresURL, w.namespace); err != nil {
@@ -183,7 +185,9 @@ func (w *harness) newSupervisor(l recovery.OutcomeLog, name string, term *recove
 	return w.newSupervisorWith(w.store, l, name, term)
 }
 
-func (w *harness) newSupervisorWith(s recovery.EpochStore, l recovery.OutcomeLog, name string, term *recovery.EpochTerm) *recovery.Supervisor {
+func (w *harness) newSupervisorWith(
+	s recovery.EpochStore, l recovery.OutcomeLog, name string, term *recovery.EpochTerm,
+) *recovery.Supervisor {
 	supervisor := recovery.NewSupervisor(recovery.SupervisorOptions{
 		Namespace: w.namespace, Name: name, Policy: w.policy, Term: term, Guard: recovery.NewConnGuard(),
 		Redis:      func() *redis.Options { return stacktest.RedisOptions(w.redisURL) },
@@ -235,7 +239,9 @@ type pendingCancellation struct {
 	storedAt holds.Time
 }
 
-func (l *replayLog) Outcomes(_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64)) (last uint64, err error) {
+func (l *replayLog) Outcomes(
+	_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64),
+) (last uint64, err error) {
 	for _, outcome := range l.outcomes[after:] {
 		if err := each(outcome); err != nil {
 			return 0, err
@@ -246,7 +252,10 @@ func (l *replayLog) Outcomes(_ context.Context, _ time.Time, after uint64, each 
 
 func (*replayLog) Gaps(context.Context, time.Time) (string, error) { return "", nil }
 
-func (l *replayLog) Unacknowledged(_ context.Context, payment func(holds.ConfirmRequest, holds.Time), cancel func(holds.ReleaseRequest, holds.Time)) error {
+func (l *replayLog) Unacknowledged(
+	_ context.Context, payment func(holds.ConfirmRequest, holds.Time),
+	cancel func(holds.ReleaseRequest, holds.Time),
+) error {
 	for _, p := range l.payments {
 		payment(p.ConfirmRequest, p.At)
 	}
@@ -367,7 +376,9 @@ func (w *harness) extend(t *testing.T, r holds.ExtendRequest) holds.Outcome {
 	if r.EventID == "" {
 		r.EventID = uuid.NewString()
 	}
-	o := only(t, 1, func(emit func(int, holds.Result)) { w.service.Extend(t.Context(), []holds.ExtendRequest{r}, emit) })[0]
+	o := only(t, 1, func(emit func(int, holds.Result)) {
+		w.service.Extend(t.Context(), []holds.ExtendRequest{r}, emit)
+	})[0]
 	w.publish(r.EventID, o)
 	return o
 }
@@ -378,7 +389,8 @@ var inboundSeq atomic.Uint64
 func (w *harness) setInventory(t *testing.T, resource string, selection holds.SlotSelection, capacity int64) {
 	t.Helper()
 	r := w.service.SetInventory(t.Context(), holds.InventoryRequest{
-		EventID: uuid.NewString(), Position: holds.StreamPosition{At: time.Now(), Seq: inboundSeq.Add(1)}, Resource: resource, Selection: selection, Capacity: capacity,
+		EventID: uuid.NewString(), Position: holds.StreamPosition{At: time.Now(), Seq: inboundSeq.Add(1)},
+		Resource: resource, Selection: selection, Capacity: capacity,
 	})
 	if r.Err != nil {
 		t.Fatalf("set inventory: %v", r.Err)

@@ -12,58 +12,59 @@ import (
 	"holdfast/internal/record"
 )
 
-// Reservation is what a hold has become.
+// Reservation is a hold that has become a reservation in Postgres.
 type Reservation struct {
 	Hold        holds.HoldID
 	PaymentID   string
 	ConfirmedAt holds.Time
-	Late        bool // it had lapsed before
+	Late        bool // the hold had expired before
 }
 
-// Projection is what Redis has had, put together from what was told. Outcomes may come in any order and
-// more than once: they are stored by several workers, and some are repeated. What they say does
-// not depend on it: a hold ends once, whenever it is told, the latest deadline wins over the
-// others, and the latest answer to a request key over those before.
+// Projection computes from the published outcomes what Redis must have. Outcomes may be applied in any
+// order and more than once: several workers store them, and some are repeated. The result does not
+// depend on the order: a hold ends once, the latest of its deadlines wins, and so does the latest
+// answer to a request key.
 //
-// It is used for one Redis that is filled again, or compared, and then dropped.
+// One rebuild uses it. It is safe for concurrent use.
 type Projection struct {
 	policies holds.Policies
 
 	mu        sync.Mutex
-	applied   uint64 // outcomes
+	applied   uint64 // number of outcomes
 	resources map[string]*projectedResource
 }
 
 type projectedResource struct {
 	holds      map[string]*projectedHold     // by UUID
 	answers    map[string]*projectedAnswer   // by request key
-	extensions map[string]projectedExtension // by cause
-	refused    map[string]struct{}           // cancellations that were refused, by cause
-	lastGrant  int64                         // when somebody was granted something last, ms
+	extensions map[string]projectedExtension // by event id
+	refused    map[string]struct{}           // event ids of rejected cancellations
+	lastGrant  int64                         // time of the last grant, ms
 }
 
-// projectedHold is what is known of a hold. Times are in ms, 0 = not told.
+// projectedHold is what the outcomes say of a hold. Times are in ms, 0 when no outcome has them.
 type projectedHold struct {
-	tail          string // of its record: user request_key slots asked metadata
+	tail          string // of its record, see record.Tail
 	quantity      int64
 	created       int64
 	deadline      int64
 	firstDeadline int64 // the deadline that it was created with
 	started       int64
-	state         holds.State // held, unless something else was told
+	state         holds.State // held unless an outcome says otherwise
 	ended         int64
 	by            string
 	ownTail       bool // tail is from its own hold.created
 
-	// The payment that has taken its slots again, the payment and the cancellation that wait; "" = none.
+	// The payment that has taken the slots again, the pending payment and the pending cancellation, each
+	// "" when there is none.
 	lateBy, paidBy, cancelledBy string
 	lateAt, paidAt, cancelledAt int64
 }
 
-// projectedAnswer is what is remembered under a request key, but for its key.
+// projectedAnswer is what is remembered under a request key.
 type projectedAnswer struct {
 	record.Answer
-	hold string // UUID of the hold that was created
+	hold string // UUID of the hold that was created, else ""
 }
 
 type projectedExtension struct {
@@ -71,17 +72,17 @@ type projectedExtension struct {
 	at, deadline int64
 }
 
-// NewProjection returns an empty Past. The policies must be those of the workers, at least one.
+// NewProjection returns an empty Projection. Policies are those of the workers, at least one.
 func NewProjection(policies holds.Policies) *Projection {
 	return &Projection{policies: policies, resources: make(map[string]*projectedResource)}
 }
 
-// unknown stands for a word of a remembered line that nobody knows any more.
+// unknown replaces a word of a remembered line that no outcome has.
 const unknown = "-"
 
-// Apply adds an outcome. It returns an error when the outcome is none that a worker tells.
+// Apply adds an outcome. It returns an error when no worker publishes such an outcome.
 func (p *Projection) Apply(t holds.StoredOutcome) error {
-	info, err := holdInfoOf(t.Data) // before the lock: several goroutines tell at a time
+	info, err := holdInfoOf(t.Data) // before the lock: several goroutines apply outcomes
 	if err != nil {
 		return err
 	}
@@ -107,7 +108,7 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 			h := p.hold(info)
 			at := t.At.UnixMilli()
 			if data.Reason == holds.ReasonAlreadyStarted && h.started == 0 {
-				h.started = at // when it was is not told yet
+				h.started = at // until the outcome with the time is applied
 			}
 			p.addExtension(data.HoldID, t.ID, projectedExtension{data.HoldID.UUID, data.Reason, at, 0})
 		}
@@ -144,10 +145,11 @@ func (p *Projection) applyCreated(t holds.StoredOutcome, data holds.HoldCreated,
 	h.deadline = max(h.deadline, h.firstDeadline)
 	r := p.resource(data.HoldID.Resource)
 	r.lastGrant = max(r.lastGrant, h.created)
-	p.addAnswer(data.ResourceID, data.RequestKey, completeAnswer(t, data.Replayed, projectedAnswer{hold: data.HoldID.UUID, Answer: record.Answer{
+	a := record.Answer{
 		Word: "created", At: h.created, Selection: "-",
 		Detail: record.Created{UUID: data.HoldID.UUID, Deadline: h.firstDeadline}.String(),
-	}}))
+	}
+	p.addAnswer(data.ResourceID, data.RequestKey, completeAnswer(t, data.Replayed, projectedAnswer{a, data.HoldID.UUID}))
 	return nil
 }
 
@@ -165,7 +167,7 @@ func (p *Projection) applyRejected(t holds.StoredOutcome, data holds.HoldRejecte
 		a.Detail = data.HoldID.UUID
 	case holds.ReasonSoldOut:
 		if data.SoldOut == nil {
-			return fmt.Errorf("outcome %s: sold out of what?", t.ID)
+			return fmt.Errorf("outcome %s: sold_out without slots", t.ID)
 		}
 		a.Detail = shortageOf(data.SoldOut).String()
 	}
@@ -177,9 +179,9 @@ func (p *Projection) applyRejected(t holds.StoredOutcome, data holds.HoldRejecte
 	return nil
 }
 
-// completeAnswer adds to an answer what the outcome's data does not tell of it. An outcome of a worker
-// that did not store that yet has the answer be that to any content, and to this event first unless
-// it says that it was not.
+// completeAnswer adds to an answer what is not in the data of the outcome. For an outcome of a worker
+// that did not store RebuildMetadata yet the fingerprint is unknown, which matches any content, and
+// the event is the one that was answered first, unless the outcome is a replay.
 func completeAnswer(t holds.StoredOutcome, replayed bool, a projectedAnswer) *projectedAnswer {
 	a.Fingerprint, a.EventID = t.RebuildMetadata.Fingerprint, t.RebuildMetadata.FirstEventID
 	if a.Fingerprint == "" {
@@ -194,7 +196,7 @@ func completeAnswer(t holds.StoredOutcome, replayed bool, a projectedAnswer) *pr
 	return &a
 }
 
-// shortageOf returns the detail of an answer that refuses because slots are sold out.
+// shortageOf returns the detail of the answer sold_out.
 func shortageOf(s *holds.SoldOut) record.Shortage {
 	var detail record.Shortage
 	if s.RetryAt != nil {
@@ -206,7 +208,7 @@ func shortageOf(s *holds.SoldOut) record.Shortage {
 	return detail
 }
 
-// resource returns what is known of a resource.
+// resource returns the state of a resource. It creates it when it is missing.
 func (p *Projection) resource(id string) *projectedResource {
 	r := p.resources[id]
 	if r == nil {
@@ -219,14 +221,14 @@ func (p *Projection) resource(id string) *projectedResource {
 	return r
 }
 
-// holdInfo is what an outcome tells of its hold.
+// holdInfo is what an outcome says of its hold.
 type holdInfo struct {
 	id       holds.HoldID
 	tail     string
 	quantity int64
 }
 
-// holdInfoOf returns what an outcome tells of its hold, nothing when it is about none.
+// holdInfoOf returns what an outcome says of its hold, the zero holdInfo when it concerns no hold.
 func holdInfoOf(data any) (info holdInfo, err error) {
 	var hold holds.HoldData
 	switch data := data.(type) {
@@ -249,7 +251,7 @@ func holdInfoOf(data any) (info holdInfo, err error) {
 		return info, nil
 	}
 	if hold.HoldID.UUID == "" || hold.UserID == "" || hold.RequestKey == "" || hold.Quantity == nil {
-		return info, fmt.Errorf("an outcome about hold %s does not tell what it is", hold.HoldID)
+		return info, fmt.Errorf("outcome of hold %s lacks hold data", hold.HoldID)
 	}
 	info.id, info.quantity = hold.HoldID, *hold.Quantity
 	tail, err := hold.RecordTail()
@@ -257,7 +259,7 @@ func holdInfoOf(data any) (info holdInfo, err error) {
 	return info, err
 }
 
-// hold returns what is known of a hold, with what an outcome tells of it.
+// hold returns the state of a hold. It creates it from an outcome when it is missing.
 func (p *Projection) hold(info holdInfo) *projectedHold {
 	r := p.resource(info.id.Resource)
 	h := r.holds[info.id.UUID]
@@ -268,8 +270,8 @@ func (p *Projection) hold(info holdInfo) *projectedHold {
 	return h
 }
 
-// addAnswer keeps the latest answer to a request key. Of two of the same time the one that knows more
-// is kept: the outcome of the event that was answered first, not of one that asked again.
+// addAnswer keeps the latest answer to a request key. Of two with the same time it keeps the one with
+// an event id: the outcome of the event that was answered first, not of a replay.
 func (p *Projection) addAnswer(resource, key string, a *projectedAnswer) {
 	answers := p.resource(resource).answers
 	before := answers[key]
@@ -278,16 +280,16 @@ func (p *Projection) addAnswer(resource, key string, a *projectedAnswer) {
 	}
 }
 
-func (p *Projection) addExtension(hold holds.HoldID, cause string, x projectedExtension) {
-	p.resource(hold.Resource).extensions[cause] = x
+func (p *Projection) addExtension(hold holds.HoldID, eventID string, x projectedExtension) {
+	p.resource(hold.Resource).extensions[eventID] = x
 }
 
-// endHold ends a hold, which happens once.
+// endHold ends a hold. A hold ends once.
 func (*Projection) endHold(h *projectedHold, state holds.State, at holds.Time, by string) {
 	h.state, h.ended, h.by = state, at.UnixMilli(), by
 }
 
-// ApplyReservation adds that a hold has become a reservation.
+// ApplyReservation adds a reservation.
 func (p *Projection) ApplyReservation(r Reservation) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -295,19 +297,19 @@ func (p *Projection) ApplyReservation(r Reservation) {
 }
 
 func (p *Projection) applyReservation(r Reservation) {
-	its := p.resource(r.Hold.Resource)
-	h := its.holds[r.Hold.UUID]
+	resource := p.resource(r.Hold.Resource)
+	h := resource.holds[r.Hold.UUID]
 	switch {
 	case h == nil:
 	case r.Late:
 		h.lateBy, h.lateAt = r.PaymentID, r.ConfirmedAt.UnixMilli()
-		its.lastGrant = max(its.lastGrant, h.lateAt)
+		resource.lastGrant = max(resource.lastGrant, h.lateAt)
 	default:
 		h.state, h.ended, h.by = holds.Confirmed, r.ConfirmedAt.UnixMilli(), r.PaymentID
 	}
 }
 
-// ResetPending forgets which payments and cancellations wait: they are asked for again.
+// ResetPending removes all pending payments and cancellations, before they are read again.
 func (p *Projection) ResetPending() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -318,7 +320,7 @@ func (p *Projection) ResetPending() {
 	}
 }
 
-// AddPendingPayment adds a payment that has no answer yet. Of several the one that comes first here counts.
+// AddPendingPayment adds a payment without a decision. Of several for one hold the first counts.
 func (p *Projection) AddPendingPayment(r holds.ConfirmRequest, storedAt holds.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -327,40 +329,42 @@ func (p *Projection) AddPendingPayment(r holds.ConfirmRequest, storedAt holds.Ti
 	}
 }
 
-// AddPendingCancellation adds a cancellation that has not been acknowledged yet.
+// AddPendingCancellation adds a cancellation that is not acknowledged yet. Of several for one hold the first counts.
 func (p *Projection) AddPendingCancellation(r holds.ReleaseRequest, storedAt holds.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	its := p.resource(r.Resource)
-	if _, refused := its.refused[r.EventID]; refused {
+	resource := p.resource(r.Resource)
+	if _, refused := resource.refused[r.EventID]; refused {
 		return
 	}
 	id := r.Hold.UUID
-	if a := its.answers[r.RequestKey]; id == "" && a != nil {
+	if a := resource.answers[r.RequestKey]; id == "" && a != nil {
 		id = a.hold
 	}
-	if h := its.holds[id]; h != nil && h.cancelledBy == "" {
+	if h := resource.holds[id]; h != nil && h.cancelledBy == "" {
 		h.cancelledBy, h.cancelledAt = r.EventID, storedAt.UnixMilli()
 	}
 }
 
-// resolution is what has become of a hold, as far as anybody can know.
+// resolution is the state of a hold after all outcomes and pending events.
 type resolution struct {
 	state       holds.State
 	ended       int64
 	by          string
-	unannounced bool // its hold.expired was not told
+	unannounced bool // no outcome has its hold.expired
 }
 
-// resolve decides what was not told: somebody may have decided it and died. What is made live again here must
-// have been live when Redis was lost, or its slots may be somebody else's by now.
+// resolve decides what no outcome says: a worker may have decided it and died before it published. A
+// hold that becomes live here must have been live when Redis was lost, else its slots may have been
+// granted again.
 //
-//   - A cancellation that waits and came in time may have released the hold, and will: it is released.
-//   - A payment that waits and came in time keeps the hold from lapsing: the customer has paid. But
-//     whoever was granted something on the resource after the deadline may have its slots, since
-//     what is due is lapsed before anything is granted.
-//   - For the same reason a hold has lapsed when somebody was granted something after its deadline,
-//     also if the clock of this Redis has not reached it.
+//   - A pending cancellation that was stored before the deadline may have released the hold, and will
+//     release it: the hold is released.
+//   - A pending payment that was stored before the deadline keeps the hold from expiring: the customer
+//     has paid. But when something was granted on the resource after the deadline, that grant may have
+//     taken its slots, because every grant expires due holds first.
+//   - For the same reason a hold has expired when something was granted after its deadline, even if the
+//     clock of this Redis has not reached that deadline.
 func (p *Projection) resolve(r *projectedResource, id string, h *projectedHold) resolution {
 	created, deadline := p.created(id, h), p.deadline(id, h)
 	switch {
@@ -377,7 +381,7 @@ func (p *Projection) resolve(r *projectedResource, id string, h *projectedHold) 
 	}
 }
 
-// OpenHolds returns the holds of which no end is known.
+// OpenHolds returns the holds whose end is not known.
 func (p *Projection) OpenHolds() []holds.HoldID {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -392,24 +396,24 @@ func (p *Projection) OpenHolds() []holds.HoldID {
 	return ids
 }
 
-// created is when a hold was created. One whose hold.created was not stored, because its worker
-// died before, was created when its id was made, nearly.
+// created returns the time at which a hold was created, in ms. When its hold.created is missing it is
+// the time in its UUID, which comes from the worker's clock shortly before.
 func (p *Projection) created(id string, h *projectedHold) int64 {
 	if h.created != 0 {
 		return h.created
 	}
 	var parsed uuid.UUID
-	_, _ = hex.Decode(parsed[:], []byte(id)) // it has passed ParseHoldID
+	_, _ = hex.Decode(parsed[:], []byte(id)) // ParseHoldID has validated it
 	seconds, nanos := parsed.Time().UnixTime()
 	return seconds*1000 + nanos/1e6
 }
 
-// requestKeyTTLMS is how long what ended or was answered at a time is remembered. All are in ms.
+// requestKeyTTLMS returns how long a hold or an answer of the given time is remembered. Both are in ms.
 func (p *Projection) requestKeyTTLMS(at int64) int64 {
 	return p.policies.At(time.UnixMilli(at)).RequestKeyTTL.Milliseconds()
 }
 
-// deadline is that of a hold, the policy's where none was told.
+// deadline returns the deadline of a hold in ms. When no outcome has one it follows from the policy.
 func (p *Projection) deadline(id string, h *projectedHold) int64 {
 	if h.deadline != 0 {
 		return h.deadline

@@ -10,28 +10,28 @@ import (
 	"holdfast/internal/record"
 )
 
-// plan is what one resource must have in Redis.
+// plan is the data that one resource must have in Redis.
 type plan struct {
 	resource string
 
-	// As lua/rebuild.lua has them: fields and values, times and ids, suffixes and values (and when
-	// they expire).
+	// Lists as lua/rebuild.lua takes them. Records are names and lines; due, departing and tombstones are
+	// times and ids; strings are suffixes and values; expiring are suffixes, values and times.
 	records                    []string
 	due, departing, tombstones []string
 	strings, expiring          []string
 	live                       *liveTotals
 
-	earliest int64 // when to look at it next, 0 = need not be
+	earliest int64 // time (ms) of the resource in the agenda, 0 when it needs none
 	answers  int
 }
 
-// liveTotals is what the live holds of a resource add up to and how they are found: what lua/place.lua writes
-// beside a record, and finish in lua/prelude.lua removes.
+// liveTotals are the sums and the index of a resource's live holds. In normal operation
+// holds/lua/place.lua writes them and end_hold of holds/lua/prelude.lua removes them.
 type liveTotals struct {
 	holds  int
 	counts map[string]int64  // by slot
-	users  map[string]int64  // live holds
-	index  map[string]string // fields beside them -> id, see indexField
+	users  map[string]int64  // live holds by user
+	index  map[string]string // id by record.IndexField
 }
 
 func newLiveTotals() *liveTotals {
@@ -44,14 +44,14 @@ func (l *liveTotals) add(id, user, slots string, quantity int64) {
 		l.counts[slot] += quantity
 	}
 	l.users[user]++
-	// A user should not have two on the same slots. Whoever has them pays for both; the older is found.
+	// A user with two holds on the same slots should not exist. The index then names the older hold.
 	field := record.IndexField(user, slots)
 	if other, taken := l.index[field]; !taken || id < other {
 		l.index[field] = id
 	}
 }
 
-// eachPlan returns what each resource must have at a time of Redis' clock, in any order.
+// eachPlan calls each for the plan of each resource at a time of Redis' clock (ms), in any order.
 func (p *Projection) eachPlan(now int64, each func(*plan) error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -69,7 +69,7 @@ func (p *Projection) eachPlan(now int64, each func(*plan) error) error {
 
 func (p *Projection) planResource(resource string, r *projectedResource, now int64) *plan {
 	one := &plan{resource: resource, live: newLiveTotals()}
-	answers := make(map[string]*projectedAnswer, len(r.answers)) // of what was created, by hold
+	answers := make(map[string]*projectedAnswer, len(r.answers)) // of created holds, by hold
 	for key, a := range r.answers {
 		if a.hold != "" {
 			answers[a.hold] = a
@@ -80,14 +80,14 @@ func (p *Projection) planResource(resource string, r *projectedResource, now int
 	for id, h := range r.holds {
 		was := p.resolve(r, id, h)
 		until := one.planHold(p, id, h, was, now)
-		tail, _ := record.ParseTail(h.tail) // RecordTail has written it
+		tail, _ := record.ParseTail(h.tail) // holdInfoOf has written it
 		if was.live() {
 			one.live.add(id, tail.User, tail.Slots, h.quantity)
 		}
 		a := answers[id]
 		if a == nil && r.answers[tail.RequestKey] == nil {
-			// Its hold.created was not stored, but something else about it was. Who asks for it
-			// again has the same hold.
+			// Its hold.created is missing, but another outcome of it exists. The same request is
+			// answered with this hold again.
 			a = &projectedAnswer{Answer: record.Answer{
 				Word: "created", Fingerprint: unknown, EventID: unknown, At: p.created(id, h), Selection: "-",
 				Detail: record.Created{UUID: id, Deadline: p.deadline(id, h)}.String(),
@@ -101,8 +101,8 @@ func (p *Projection) planResource(resource string, r *projectedResource, now int
 	return one
 }
 
-// planHold plans all that follows from a hold, but for sums and its answer. It returns until when what is
-// remembered of it is remembered, 0 = for ever.
+// planHold plans what follows from a hold, except for sums and its answer. It returns the time (ms)
+// until which the hold is remembered, 0 when it has no end yet.
 func (one *plan) planHold(p *Projection, id string, h *projectedHold, was resolution, now int64) (until int64) {
 	add := func(name string, was resolution) { one.records = append(one.records, name, p.recordLine(id, h, was)) }
 	until = was.ended + p.requestKeyTTLMS(was.ended)
@@ -125,12 +125,13 @@ func (one *plan) planHold(p *Projection, id string, h *projectedHold, was resolu
 	return until
 }
 
-// planLive plans what only live holds have, but for sums and index: the twins of lua/prelude.lua's
-// started_key and show.
+// planLive plans what only live holds have, except for sums and index. The keys are those of
+// started_key and set_hold_key in holds/lua/prelude.lua. It returns the same as planHold.
 func (one *plan) planLive(p *Projection, id string, h *projectedHold, was resolution) (until int64) {
-	tail, _ := record.ParseTail(h.tail) // RecordTail has written it
+	tail, _ := record.ParseTail(h.tail) // holdInfoOf has written it
 	if h.started != 0 {
-		one.expiring = append(one.expiring, "started:"+id, strconv.FormatInt(h.started, 10), strconv.FormatInt(h.started+p.requestKeyTTLMS(h.started), 10))
+		until := h.started + p.requestKeyTTLMS(h.started)
+		one.expiring = append(one.expiring, "started:"+id, strconv.FormatInt(h.started, 10), strconv.FormatInt(until, 10))
 	}
 	if was.state != holds.Held {
 		return 0
@@ -142,7 +143,7 @@ func (one *plan) planLive(p *Projection, id string, h *projectedHold, was resolu
 	return deadline + max(p.requestKeyTTLMS(p.created(id, h)), p.requestKeyTTLMS(deadline))
 }
 
-// addAt adds a time to look at something.
+// addAt adds an id and its time (ms) to a list, and returns the time as text.
 func (one *plan) addAt(list *[]string, at int64, id string) string {
 	if one.earliest == 0 || at < one.earliest {
 		one.earliest = at
@@ -152,7 +153,7 @@ func (one *plan) addAt(list *[]string, at int64, id string) string {
 	return text
 }
 
-// addAnswer adds an answer that is remembered until a time, 0 = for ever.
+// addAnswer adds an answer that is remembered until a time (ms), without end when it is 0.
 func (one *plan) addAnswer(suffix, line string, until int64) {
 	one.answers++
 	if until == 0 {
@@ -164,27 +165,27 @@ func (one *plan) addAnswer(suffix, line string, until int64) {
 
 // planExtensions plans the answers to extensions.
 func (one *plan) planExtensions(p *Projection, r *projectedResource, now int64) {
-	byHold := make(map[string][]string) // the causes
-	for cause, x := range r.extensions {
-		byHold[x.hold] = append(byHold[x.hold], cause)
+	byHold := make(map[string][]string) // event ids
+	for id, x := range r.extensions {
+		byHold[x.hold] = append(byHold[x.hold], id)
 	}
-	for hold, causes := range byHold {
-		slices.SortFunc(causes, func(a, b string) int { return cmp.Compare(r.extensions[a].at, r.extensions[b].at) })
+	for hold, ids := range byHold {
+		slices.SortFunc(ids, func(a, b string) int { return cmp.Compare(r.extensions[a].at, r.extensions[b].at) })
 		deadline := int64(0)
 		if h := r.holds[hold]; h != nil {
 			deadline = h.firstDeadline
 		}
-		for _, cause := range causes {
-			x := r.extensions[cause]
-			deadline = max(deadline, x.deadline) // which a refusal leaves as it was
+		for _, id := range ids {
+			x := r.extensions[id]
+			deadline = max(deadline, x.deadline) // a rejection does not change it
 			if until := x.at + p.requestKeyTTLMS(x.at); until > now {
-				one.addAnswer("extension:"+cause, record.ExtensionAnswer(x.word, x.at, deadline), until)
+				one.addAnswer("extension:"+id, record.ExtensionAnswer(x.word, x.at, deadline), until)
 			}
 		}
 	}
 }
 
-// flattenInts and pairs are fields and values of a hash, or suffixes and values.
+// flattenInts and flattenStrings return the names of a map, each followed by its value.
 func flattenInts(of map[string]int64) []string {
 	list := make([]string, 0, 2*len(of))
 	for name, number := range of {
@@ -201,9 +202,9 @@ func flattenStrings(of map[string]string) []string {
 	return list
 }
 
-func (f resolution) live() bool { return f.state == holds.Held || f.state == holds.Confirming }
+func (r resolution) live() bool { return r.state == holds.Held || r.state == holds.Confirming }
 
-// recordLine is the line of a record.
+// recordLine returns the record of a hold.
 func (p *Projection) recordLine(id string, h *projectedHold, was resolution) string {
 	return record.Record{
 		State: string(was.state), Deadline: p.deadline(id, h), Created: p.created(id, h), Quantity: h.quantity,

@@ -19,14 +19,14 @@ import (
 	"holdfast/internal/record"
 )
 
-// RebuildResult is what was filled in again.
+// RebuildResult counts what a rebuild read and wrote.
 type RebuildResult struct {
 	Outcomes  uint64        `json:"outcomes"` // read
 	Resources int           `json:"resources"`
 	Live      int           `json:"live_holds"`
-	Ended     int           `json:"ended_holds"`       // that are still remembered
+	Ended     int           `json:"ended_holds"`       // those that are still remembered
 	Answers   int           `json:"answers"`           // to requests and extensions
-	Gaps      string        `json:"missing,omitempty"` // of the outcomes, "" = there were all
+	Gaps      string        `json:"missing,omitempty"` // outcomes that are missing, "" when none is
 	Took      time.Duration `json:"-"`
 }
 
@@ -39,17 +39,18 @@ func (r *RebuildResult) count(one *plan) {
 
 func (r RebuildResult) log(log zerolog.Logger, why string) {
 	if r.Gaps != "" {
-		log.Error().Str("missing", r.Gaps).Msg("not all outcomes that can matter are there any more: " + GapsImpact)
+		log.Error().Str("missing", r.Gaps).Str("impact", GapsImpact).Msg("outbound stream is incomplete")
 	}
 	log.Info().Str("why", why).Uint64("outcomes_read", r.Outcomes).Int("resources", r.Resources).
 		Int("live_holds", r.Live).Int("ended_holds", r.Ended).Int("answers", r.Answers).
-		Dur("took_ms", r.Took).Msg("redis is filled again, events are decided again")
+		Dur("took_ms", r.Took).Msg("redis rebuilt, processing resumed")
 }
 
-// GapsImpact tells what follows from missing outcomes.
-const GapsImpact = "a hold that only they told of is gone, and its payment ends in refund_required; an answer is forgotten"
+// GapsImpact says what follows from missing outcomes.
+const GapsImpact = "a hold that only they describe is lost, and its payment ends in refund_required; " +
+	"their answers are forgotten"
 
-// rebuild is one attempt to fill Redis under a new epoch.
+// rebuild is one attempt to rebuild Redis under a new epoch.
 type rebuild struct {
 	*Supervisor
 	client     *redis.Client
@@ -61,31 +62,33 @@ type rebuild struct {
 	report     func(progress string)
 }
 
-// Rebuild condemns the current epoch, if there is one, and fills Redis under a new one, or waits
-// until somebody else has. force also replaces what another database has written. progress is told
-// how far it is, whoever does it.
-func (k *Supervisor) Rebuild(ctx context.Context, why string, force bool, progress func(string)) (r RebuildResult, err error) {
-	defer k.closeInspectClient()
-	e, err := k.EpochStore.Epoch(ctx)
+// Rebuild invalidates the current epoch, if there is one, and rebuilds Redis under a new epoch, or
+// waits until another worker has done so. Then the result is zero. With force it also replaces data
+// of another database. It calls progress with the progress of the rebuild, whichever worker does it.
+func (s *Supervisor) Rebuild(
+	ctx context.Context, why string, force bool, progress func(string),
+) (r RebuildResult, err error) {
+	defer s.closeInspectClient()
+	e, err := s.EpochStore.Epoch(ctx)
 	if err != nil {
 		return r, err
 	}
-	invalidated := "" // unless it is filled, or will be, by somebody else already
+	invalidated := "" // stays "" when another worker rebuilds already, or is about to
 	if e.Complete {
 		invalidated, e.Why = e.Name, why
-		if err := k.invalidate(ctx, e); err != nil {
+		if err := s.invalidate(ctx, e); err != nil {
 			return r, err
 		}
 	}
 	for {
-		if e, err = k.EpochStore.Epoch(ctx); err != nil {
+		if e, err = s.EpochStore.Epoch(ctx); err != nil {
 			return r, err
 		}
 		if e.Complete && e.Name != invalidated {
-			return r, nil // somebody else has done it
+			return r, nil // another worker has rebuilt it
 		}
-		k.blockDecisions(e)
-		r, err = k.rebuild(ctx, force, progress)
+		s.blockDecisions(e)
+		r, err = s.rebuild(ctx, force, progress)
 		if !errors.Is(err, ErrEpochChanged) {
 			return r, err
 		}
@@ -98,48 +101,49 @@ func (k *Supervisor) Rebuild(ctx context.Context, why string, force bool, progre
 	}
 }
 
-// rebuild makes one attempt. It returns ErrEpochChanged when another is at it, or has taken over.
-func (k *Supervisor) rebuild(ctx context.Context, force bool, report func(string)) (r RebuildResult, err error) {
-	policies, err := k.policies(ctx)
+// rebuild makes one attempt. It returns ErrEpochChanged when another worker rebuilds, or has taken
+// over.
+func (s *Supervisor) rebuild(ctx context.Context, force bool, report func(string)) (r RebuildResult, err error) {
+	policies, err := s.policies(ctx)
 	if err != nil {
 		return r, err
 	}
-	epoch, err := k.EpochStore.BeginEpoch(ctx, k.Name, rebuildLease)
+	epoch, err := s.EpochStore.BeginEpoch(ctx, s.Name, rebuildLease)
 	if err != nil {
 		return r, err
 	}
 	began := time.Now()
 	failpoint.Hit("rebuild.begun")
 	work, stop := context.WithCancelCause(ctx)
-	a := &rebuild{Supervisor: k, epoch: epoch, projection: NewProjection(policies), report: report}
-	a.reportProgress("beginning")
-	kept := make(chan struct{})
-	go func() { defer close(kept); a.renewLease(work, stop) }()
+	a := &rebuild{Supervisor: s, epoch: epoch, projection: NewProjection(policies), report: report}
+	a.reportProgress("starting")
+	renewed := make(chan struct{})
+	go func() { defer close(renewed); a.renewLease(work, stop) }()
 	r, err = a.run(work, force)
 	stop(nil)
-	<-kept
+	<-renewed
 	if cause := context.Cause(work); err != nil && cause != nil && ctx.Err() == nil {
 		err = errors.Join(err, cause)
 	}
 	if a.client != nil {
-		_ = a.client.Close() // nothing is on its way
+		_ = a.client.Close() // no command is in progress
 	}
 	if err != nil {
-		// The next need not wait for the end of the lease.
+		// End the lease, so that the next worker need not wait for its end.
 		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishDelayMax)
 		defer cancel()
-		_ = k.EpochStore.RenewEpochLease(release, epoch, k.Name, 0, "failed: "+err.Error()) // or the lease ends
-		return r, fmt.Errorf("fill redis again: %w", err)
+		_ = s.EpochStore.RenewEpochLease(release, epoch, s.Name, 0, "failed: "+err.Error()) // or the lease expires
+		return r, fmt.Errorf("rebuild redis: %w", err)
 	}
 	r.Took = time.Since(began)
 	return r, nil
 }
 
-// policies returns the stored policies or, when there are none, the Keeper's own.
-func (k *Supervisor) policies(ctx context.Context) (holds.Policies, error) {
-	stored, err := k.EpochStore.Policies(ctx)
+// policies returns the stored policies or, when there are none, the Supervisor's own.
+func (s *Supervisor) policies(ctx context.Context) (holds.Policies, error) {
+	stored, err := s.EpochStore.Policies(ctx)
 	if err == nil && len(stored) == 0 {
-		stored = holds.Policies{{Policy: k.Policy}}
+		stored = holds.Policies{{Policy: s.Policy}}
 	}
 	return stored, err
 }
@@ -152,10 +156,10 @@ func (a *rebuild) reportProgress(progress string) {
 	a.Term.end(a.Name + ": " + progress)
 }
 
-// renewLease keeps the lease, and tells how far it is, until ctx is over. It ends the work when somebody
-// else has taken over, or may have.
+// renewLease renews the lease and stores the progress until ctx ends. It calls stop when another
+// worker has taken over, or may have.
 func (a *rebuild) renewLease(ctx context.Context, stop context.CancelCauseFunc) {
-	kept := time.Now()
+	renewedAt := time.Now()
 	ticker := time.NewTicker(leaseRenewInterval)
 	defer ticker.Stop()
 	for {
@@ -170,16 +174,16 @@ func (a *rebuild) renewLease(ctx context.Context, stop context.CancelCauseFunc) 
 		cancel()
 		switch {
 		case err == nil:
-			kept = began
-		case errors.Is(err, ErrEpochChanged), time.Since(kept) > rebuildLease:
+			renewedAt = began
+		case errors.Is(err, ErrEpochChanged), time.Since(renewedAt) > rebuildLease:
 			stop(err)
 			return
 		}
 	}
 }
 
-// readWhile reads what was told until nobody tells anything any more, and meanwhile does something
-// else. Where one of them fails the other ends.
+// readWhile reads the outcomes until no worker publishes under the epoch before, and meanwhile runs
+// do. When one of the two fails the other one is cancelled.
 func (a *rebuild) readWhile(ctx context.Context, do func(context.Context) error) (last uint64, err error) {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
@@ -191,8 +195,8 @@ func (a *rebuild) readWhile(ctx context.Context, do func(context.Context) error)
 		}
 	}()
 	if last, err = a.readOutcomes(ctx, 0); err == nil {
-		// Whoever has decided under the epoch before may publish it for as long as it trusts in it.
-		a.reportProgress("waiting for what is on its way")
+		// A worker that has decided under the epoch before may publish while its term is valid.
+		a.reportProgress("waiting for outcomes in flight")
 		err = sleep(ctx, time.Until(a.lostAt.Add(a.Drain)))
 	}
 	if err == nil {
@@ -201,7 +205,7 @@ func (a *rebuild) readWhile(ctx context.Context, do func(context.Context) error)
 	if err != nil {
 		fail(err)
 	} else {
-		a.reportProgress("removing what was left")
+		a.reportProgress("removing old keys")
 	}
 	<-done
 	if ctx.Err() != nil {
@@ -210,7 +214,7 @@ func (a *rebuild) readWhile(ctx context.Context, do func(context.Context) error)
 	return last, err
 }
 
-// run fills Redis: first everything is read, then written, then looked at again.
+// run rebuilds Redis: it reads everything, writes and verifies it, and reads once more.
 func (a *rebuild) run(ctx context.Context, force bool) (r RebuildResult, err error) {
 	if err := a.connect(ctx); err != nil {
 		return r, err
@@ -234,7 +238,7 @@ func (a *rebuild) run(ctx context.Context, force bool) (r RebuildResult, err err
 		if r, err = a.writeAll(ctx); err != nil {
 			return r, err
 		}
-		// What somebody who stood still for long has published in the meantime is filled in as well.
+		// A worker that was stopped for long may have published meanwhile: start again with its outcomes.
 		end, err := a.readOutcomes(ctx, last)
 		if err != nil {
 			return r, err
@@ -250,8 +254,8 @@ func (a *rebuild) run(ctx context.Context, force bool) (r RebuildResult, err err
 	}
 }
 
-// connect connects to the server that is to be filled, whose format must be known. All that is
-// sent goes to this one.
+// connect connects to the server that is rebuilt and writes the format. All later commands go to this
+// server.
 func (a *rebuild) connect(ctx context.Context) error {
 	a.closeInspectClient()
 	state, err := readState(ctx, a.Namespace, a.Supervisor.client())
@@ -264,14 +268,14 @@ func (a *rebuild) connect(ctx context.Context) error {
 	options := a.Redis()
 	guard.Attach(options)
 	a.client = redis.NewClient(options)
-	_, err = WriteFormat(ctx, a.Namespace, a.client) // what was decided before is waited for in any case
+	_, err = WriteFormat(ctx, a.Namespace, a.client) // the rebuild waits for FormatDrain anyway
 	return err
 }
 
-// epochMark is what partitions have for an epoch while they are filled.
+// epochMark is the epoch of a partition that is being rebuilt.
 func (a *rebuild) epochMark() string { return a.epoch + markSuffix }
 
-// markPartitions has all scripts refuse, those of whoever has filled Redis before too.
+// markPartitions makes all other scripts refuse, also those of an earlier rebuilder.
 func (a *rebuild) markPartitions(ctx context.Context, force bool) error {
 	calls := make([]*lua.Call, record.Partitions)
 	forced := 0
@@ -290,7 +294,7 @@ func (a *rebuild) markPartitions(ctx context.Context, force bool) error {
 		case c.Err == nil && c.Status == "newer":
 			return ErrEpochChanged
 		case c.Err == nil && c.Status == "foreign":
-			return fmt.Errorf("%w: it is not touched; if that other one is gone: worker rebuild", errForeign)
+			return errUntouched
 		case c.Expect(0) != nil:
 			return c.Err
 		}
@@ -299,20 +303,20 @@ func (a *rebuild) markPartitions(ctx context.Context, force bool) error {
 	return nil
 }
 
-// How many keys are looked at, removed by one script, or read, at a time.
+// How many keys one SCAN examines, one script removes, and one command reads.
 const (
 	wipeMax   = 10_000
-	removeMax = 1000 // unpack breaks near 8,000 values
+	removeMax = 1000 // unpack fails near 8,000 values
 	scanMax   = 1000
 )
 
-// wipe removes everything of the namespace but the marks and the format.
+// wipe removes all keys of the namespace except the marks and the format.
 func (a *rebuild) wipe(ctx context.Context) error {
 	removers := newSenders(ctx, rebuildCallsMax, a.send)
 	for cursor := uint64(0); ; {
 		keys, next, err := a.client.Scan(ctx, cursor, string(a.keys)+":{*", wipeMax).Result()
 		if err != nil {
-			return errors.Join(fmt.Errorf("look for keys: %w", err), removers.wait())
+			return errors.Join(fmt.Errorf("scan keys: %w", err), removers.wait())
 		}
 		for _, c := range a.wipeCalls(keys) {
 			if err := removers.add(c, 1); err != nil {
@@ -327,9 +331,9 @@ func (a *rebuild) wipe(ctx context.Context) error {
 	}
 }
 
-// wipeCalls returns the calls that remove keys, each those of one partition.
+// wipeCalls returns the calls that remove keys. The keys of one call belong to one partition.
 func (a *rebuild) wipeCalls(keys []string) (calls []*lua.Call) {
-	byPartition := make(map[string][]string) // by the epoch's key
+	byPartition := make(map[string][]string) // by the key of the epoch
 	for _, key := range keys {
 		prefix, rest, found := strings.Cut(key, "}:")
 		if found && rest != "epoch" && rest != "format" {
@@ -339,26 +343,30 @@ func (a *rebuild) wipeCalls(keys []string) (calls []*lua.Call) {
 	}
 	for epoch, its := range byPartition {
 		for some := range slices.Chunk(its, removeMax) {
-			calls = append(calls, &lua.Call{Script: scriptWipe, Keys: append([]string{epoch}, some...), Args: []any{a.epochMark(), "", ""}})
+			calls = append(calls, &lua.Call{
+				Script: scriptWipe, Keys: append([]string{epoch}, some...), Args: []any{a.epochMark(), "", ""},
+			})
 		}
 	}
 	return calls
 }
 
-// readOutcomes reads what was told after a sequence, and returns the last one.
+// readOutcomes applies the outcomes after a sequence to the projection and returns the last sequence.
 func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, err error) {
 	return a.OutcomeLog.Outcomes(ctx, a.since(), after, a.projection.Apply, func(done, all uint64) {
 		a.reportProgress(fmt.Sprintf("reading outcomes, %d of %d", done, all))
 	})
 }
 
+// since is the time of the oldest outcome that can still matter.
 func (a *rebuild) since() time.Time {
 	return time.Now().Add(-a.projection.policies.ReplayWindow(time.Now()))
 }
 
-// addPending adds what was decided in Postgres and not told yet, and what waits for an answer.
+// addPending adds what was decided in Postgres and perhaps not published, and what waits for an
+// answer.
 func (a *rebuild) addPending(ctx context.Context) error {
-	a.reportProgress("asking which holds are paid, or about to be")
+	a.reportProgress("reading reservations and pending payments")
 	if err := a.EpochStore.Reservations(ctx, a.projection.OpenHolds(), a.projection.ApplyReservation); err != nil {
 		return err
 	}
@@ -373,26 +381,26 @@ func (a *rebuild) addPending(ctx context.Context) error {
 	for len(waiting) > 0 {
 		some := waiting[:min(len(waiting), decisionsMax)]
 		waiting = waiting[len(some):]
-		answers, err := a.Inventory.FindDecisions(ctx, some)
+		decisions, err := a.Inventory.FindDecisions(ctx, some)
 		if err != nil {
 			return err
 		}
 		for i, payment := range some {
-			switch answer := answers[i]; {
-			case answer.DecidedAt.IsZero():
+			switch decision := decisions[i]; {
+			case decision.DecidedAt.IsZero():
 				a.projection.AddPendingPayment(payment.ConfirmRequest, payment.At)
-			case answer.Confirmed: // a late one is not among what Reservations was asked for, when its hold has lapsed
-				a.projection.ApplyReservation(Reservation{payment.Hold, payment.PaymentID, answer.DecidedAt, answer.Late})
+			case decision.Confirmed: // OpenHolds lacks the expired hold of a late payment, so Reservations may lack it too
+				a.projection.ApplyReservation(Reservation{payment.Hold, payment.PaymentID, decision.DecidedAt, decision.Late})
 			}
 		}
 	}
 	return nil
 }
 
-// decisionsMax is how many payments Postgres is asked about at a time.
+// decisionsMax is how many payments one query reads.
 const decisionsMax = 1000
 
-// seal gives all partitions the new epoch and has Postgres say so. Until then nobody uses it.
+// seal replaces the marks by the new epoch and completes it in Postgres. Until then no worker uses it.
 func (a *rebuild) seal(ctx context.Context) error {
 	state, err := readState(ctx, a.Namespace, a.client)
 	if err != nil {
@@ -403,7 +411,7 @@ func (a *rebuild) seal(ctx context.Context) error {
 	}
 	others, err := replaceEpoch(ctx, a.keys, a.client, a.epochMark(), a.epoch)
 	if err == nil && others > 0 {
-		err = holds.ErrDataLost // once more
+		err = holds.ErrDataLost // during the rebuild
 	}
 	if err != nil {
 		return err

@@ -18,20 +18,24 @@ import (
 	"holdfast/internal/store"
 )
 
-// blockedLog is a Chronicle that says what waits when it may.
+// blockedLog is an OutcomeLog whose Unacknowledged waits.
 type blockedLog struct {
 	*replayLog
-	reached chan struct{} // closed when it is asked
-	may     chan struct{}
+	reached chan struct{} // closed by Unacknowledged
+	resume  chan struct{} // Unacknowledged waits until it is closed
 }
 
-func (c *blockedLog) Unacknowledged(ctx context.Context, payment func(holds.ConfirmRequest, holds.Time), cancel func(holds.ReleaseRequest, holds.Time)) error {
+func (c *blockedLog) Unacknowledged(
+	ctx context.Context, payment func(holds.ConfirmRequest, holds.Time),
+	cancel func(holds.ReleaseRequest, holds.Time),
+) error {
 	close(c.reached)
-	<-c.may
+	<-c.resume
 	return c.replayLog.Unacknowledged(ctx, payment, cancel)
 }
 
-// TestRebuild_AnotherIsRebuilding_WaitsAndReports asks for Redis to be filled again while somebody is at it: that is waited for, and told.
+// TestRebuild_AnotherIsRebuilding_WaitsAndReports calls Rebuild while another worker rebuilds. It waits, and
+// reports the progress of that worker.
 func TestRebuild_AnotherIsRebuilding_WaitsAndReports(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -49,17 +53,17 @@ func TestRebuild_AnotherIsRebuilding_WaitsAndReports(t *testing.T) {
 	received := ""
 	both.Go(func() {
 		rebuild(w.newSupervisor(&replayLog{harness: w}, "second", recovery.NewEpochTerm()), func(progress string) {
-			once.Do(func() { received = progress; close(first.may) })
+			once.Do(func() { received = progress; close(first.resume) })
 		})
 	})
 	both.Wait()
 	if !strings.HasPrefix(received, "first: ") {
-		t.Errorf("who waited heard %q", received)
+		t.Errorf("reported progress is %q", received)
 	}
 }
 
-// TestRebuild_DataChangedMeanwhile_FailsVerification has somebody meddle with Redis while it is being filled. It is not used
-// then, and filled anew.
+// TestRebuild_DataChangedMeanwhile_FailsVerification changes Redis during a rebuild. The rebuild fails, and the
+// next one succeeds.
 func TestRebuild_DataChangedMeanwhile_FailsVerification(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{"counts", "users", "records"} {
@@ -68,27 +72,28 @@ func TestRebuild_DataChangedMeanwhile_FailsVerification(t *testing.T) {
 		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
 		interfering := &interferingLog{replayLog: &replayLog{harness: w}, interfere: func() error {
 			const record = "held 9999999999999 1 1 0 - eve k stock {} "
-			return w.client.HSet(t.Context(), w.key("room", key), "somebody", map[bool]string{true: record, false: "1"}[key == "records"]).Err()
+			value := map[bool]string{true: record, false: "1"}[key == "records"]
+			return w.client.HSet(t.Context(), w.key("room", key), "changed", value).Err()
 		}}
 		supervisor := w.newSupervisor(interfering, "rebuilder", recovery.NewEpochTerm())
 		supervisor.Drain = 0
 		_, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {})
 		if !errors.Is(err, holds.ErrCorrupt) {
-			t.Errorf("%s were other than the holds add up to: %v", key, err)
+			t.Errorf("%s changed: %v, want ErrCorrupt", key, err)
 		}
 		if e, err := w.store.Epoch(t.Context()); e.Complete || err != nil {
-			t.Errorf("the epoch is %+v %v", e, err)
+			t.Errorf("epoch is %+v %v", e, err)
 		}
 		w.loseAndRebuild(t, &replayLog{})
 		w.startNewTerm(t)
 		if held := w.held(t, "room"); held != 1 {
-			t.Errorf("%d held", held)
+			t.Errorf("%d held, want 1", held)
 		}
 	}
 }
 
-// TestRebuild_KeyRemovedMeanwhile_FailsVerification has somebody remove a key, or a field of the index, when all was written, and before it
-// is counted.
+// TestRebuild_KeyRemovedMeanwhile_FailsVerification removes a key, or the fields of the index, after everything
+// was written and before it is verified.
 func TestRebuild_KeyRemovedMeanwhile_FailsVerification(t *testing.T) {
 	t.Parallel()
 	for _, key := range []string{"counts", "users", "records", "due", "tombstones", "index"} {
@@ -106,7 +111,9 @@ func TestRebuild_KeyRemovedMeanwhile_FailsVerification(t *testing.T) {
 			var err error
 			if key == "index" {
 				users := w.key("room", "users")
-				fields := slices.DeleteFunc(w.client.HKeys(t.Context(), users).Val(), func(field string) bool { return !strings.Contains(field, " ") })
+				fields := slices.DeleteFunc(w.client.HKeys(t.Context(), users).Val(), func(field string) bool {
+					return !strings.Contains(field, " ")
+				})
 				removed, err = w.client.HDel(t.Context(), users, fields...).Result()
 			} else {
 				removed, err = w.client.Del(t.Context(), w.key("room", key)).Result()
@@ -116,13 +123,13 @@ func TestRebuild_KeyRemovedMeanwhile_FailsVerification(t *testing.T) {
 			}
 		})
 		if !errors.Is(err, holds.ErrCorrupt) || removed != 1 {
-			t.Errorf("%s were gone (%d): %v", key, removed, err)
+			t.Errorf("%s removed (%d): %v, want ErrCorrupt", key, removed, err)
 		}
 	}
 }
 
-// TestRebuild_OldKeysExist_RemovesThem fills a Redis that has far more of one resource than a script can be given at once. All of
-// it is removed: nobody was told of any of it.
+// TestRebuild_OldKeysExist_RemovesThem rebuilds a Redis that has more keys of one resource than one script can
+// remove. All of them are removed: no outcome has them.
 func TestRebuild_OldKeysExist_RemovesThem(t *testing.T) {
 	t.Parallel()
 	const number = 20_000
@@ -144,23 +151,24 @@ func TestRebuild_OldKeysExist_RemovesThem(t *testing.T) {
 	}
 }
 
-// TestRebuild_PostgresSilent_GivesUpWithItsLease has Postgres not answer any more one who fills Redis. It gives up when its lease
-// is over, and another does it.
+// TestRebuild_PostgresSilent_GivesUpWithItsLease rebuilds while Postgres does not answer. The rebuilder gives up
+// when its lease ends, and another one succeeds.
 func TestRebuild_PostgresSilent_GivesUpWithItsLease(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
 	w.setInventory(t, "room", holds.SlotSelection{}, 2)
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
 	supervisor := w.newSupervisorWith(&silentStore{Store: w.store}, &replayLog{harness: w}, "w1", recovery.NewEpochTerm())
-	if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("filled in %+v %v", r, err)
+	r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("rebuilt %+v %v", r, err)
 	}
 	if r := w.loseAndRebuild(t, &replayLog{}); r.Live != 1 {
-		t.Errorf("filled in %+v", r)
+		t.Errorf("rebuilt %+v", r)
 	}
 }
 
-// silentStore is a Store that does not answer one who fills Redis, from a point on.
+// silentStore is a Store that does not answer a rebuilder after BeginEpoch.
 type silentStore struct{ *store.Store }
 
 func (*silentStore) Reservations(ctx context.Context, _ []holds.HoldID, _ func(recovery.Reservation)) error {
@@ -173,18 +181,18 @@ func (*silentStore) RenewEpochLease(ctx context.Context, _, _ string, _ time.Dur
 	return context.Cause(ctx)
 }
 
-// TestRebuild_Fences_CountFromNewBase fills Redis twice. Each time all partitions count their locks from one new base, which
-// is higher than the one before; but for one in which somebody who has not noticed the loss has drawn a
-// higher one meanwhile.
+// TestRebuild_Fences_CountFromNewBase rebuilds twice. Each time all partitions count fencing tokens from one new
+// base, higher than the one before, except the partition for which a worker that has not noticed the loss has
+// stored a higher one.
 func TestRebuild_Fences_CountFromNewBase(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
 	fence := func(p int) string { return fmt.Sprintf("%s:{%d}:fence", w.namespace, p) }
-	drawn := int64(0)
+	higher := int64(0)
 	interfering := &interferingLog{replayLog: &replayLog{harness: w}, interfere: func() (err error) {
-		if drawn, err = locking.FenceBase(w.store.FenceBase).Next(t.Context()); err == nil {
-			drawn *= 8
-			err = w.client.Set(t.Context(), fence(5), drawn, 0).Err()
+		if higher, err = locking.FenceBase(w.store.FenceBase).Next(t.Context()); err == nil {
+			higher *= 8
+			err = w.client.Set(t.Context(), fence(5), higher, 0).Err()
 		}
 		return err
 	}}
@@ -197,33 +205,35 @@ func TestRebuild_Fences_CountFromNewBase(t *testing.T) {
 		}
 		base, err := w.client.Get(t.Context(), fence(0)).Int64()
 		if err != nil || base <= last {
-			t.Errorf("the fence is %d %v, it was %d", base, err, last)
+			t.Errorf("fence is %d %v, want more than %d", base, err, last)
 		}
 		for p := range record.Partitions {
 			want := base
 			if p == 5 {
-				want = drawn
+				want = higher
 			}
 			if found, err := w.client.Get(t.Context(), fence(p)).Int64(); err != nil || found != want {
-				t.Errorf("the fence of partition %d is %d %v, want %d", p, found, err, want)
+				t.Errorf("fence of partition %d is %d %v, want %d", p, found, err, want)
 			}
 		}
 		last = base
 	}
 }
 
-// interferingLog is a Chronicle that somebody meddles behind.
+// interferingLog is an OutcomeLog whose Unacknowledged runs a function and reads nothing.
 type interferingLog struct {
 	*replayLog
 	interfere func() error
 }
 
-func (m *interferingLog) Unacknowledged(context.Context, func(holds.ConfirmRequest, holds.Time), func(holds.ReleaseRequest, holds.Time)) error {
+func (m *interferingLog) Unacknowledged(
+	context.Context, func(holds.ConfirmRequest, holds.Time), func(holds.ReleaseRequest, holds.Time),
+) error {
 	return m.interfere()
 }
 
-// TestRebuild_OldTermStillValid_WaitsBeforeLastRead fills Redis again while another worker still relies on the epoch before. The last is
-// read when it does not any more: what it has published until then is filled in.
+// TestRebuild_OldTermStillValid_WaitsBeforeLastRead rebuilds while another worker still relies on the epoch
+// before. The last read comes after that, so it includes all that the worker may publish.
 func TestRebuild_OldTermStillValid_WaitsBeforeLastRead(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -236,22 +246,26 @@ func TestRebuild_OldTermStillValid_WaitsBeforeLastRead(t *testing.T) {
 		return other.Verify(t.Context(), w.epoch) == nil
 	})
 	reads := &verifyingLog{replayLog: &replayLog{harness: w}, term: other}
-	if _, err := w.newSupervisor(reads, "rebuilder", recovery.NewEpochTerm()).Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
+	rebuilder := w.newSupervisor(reads, "rebuilder", recovery.NewEpochTerm())
+	if _, err := rebuilder.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
 		t.Fatal(err)
 	}
 	if len(reads.verified) < 2 || slices.Contains(reads.verified[1:], true) {
-		t.Errorf("when it was read, the epoch before was relied on: %v", reads.verified)
+		t.Errorf("epoch before was valid at each read: %v, want it invalid after the first", reads.verified)
 	}
 }
 
-// verifyingLog is a Chronicle that looks, each time that it is read, whether a worker relies on the epoch before.
+// verifyingLog is an OutcomeLog that records at each read whether a worker relies on the epoch before.
 type verifyingLog struct {
 	*replayLog
 	term     *recovery.EpochTerm
 	verified []bool
 }
 
-func (r *verifyingLog) Outcomes(ctx context.Context, since time.Time, after uint64, each func(holds.StoredOutcome) error, progress func(done, all uint64)) (uint64, error) {
+func (r *verifyingLog) Outcomes(
+	ctx context.Context, since time.Time, after uint64, each func(holds.StoredOutcome) error,
+	progress func(done, all uint64),
+) (uint64, error) {
 	r.verified = append(r.verified, r.term.Verify(ctx, r.epoch) == nil)
 	return r.replayLog.Outcomes(ctx, since, after, each, progress)
 }

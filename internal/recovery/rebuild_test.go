@@ -14,14 +14,20 @@ import (
 	"holdfast/internal/recovery"
 )
 
-// TestRebuild_DecisionNotPublished_ResolvesHold loses Redis while somebody has decided, and died before it was told: what is filled in takes
-// no more than there was, and what waits for an answer has the one that there was.
+// TestRebuild_DecisionNotPublished_ResolvesHold loses Redis after a worker has decided and before it has
+// published the decision. The rebuilt holds take no more than before, and pending events get the answer of
+// that decision.
 func TestRebuild_DecisionNotPublished_ResolvesHold(t *testing.T) {
 	t.Parallel()
-	const key, payment = "k1", "p1"
+	const (
+		key, payment     = "k1", "p1"
+		rejectedExpired  = "hold.confirm_rejected expired"
+		rejectedReleased = "hold.confirm_rejected released"
+	)
 	type deed func(t *testing.T, w *harness, c *replayLog, hold holds.HoldID)
 	wait := func(t *testing.T, w *harness, c *replayLog, hold holds.HoldID) {
-		c.payments = append(c.payments, holds.Payment{ConfirmRequest: holds.ConfirmRequest{Hold: hold, PaymentID: payment}, At: holds.Time{Time: w.now}})
+		request := holds.ConfirmRequest{Hold: hold, PaymentID: payment}
+		c.payments = append(c.payments, holds.Payment{ConfirmRequest: request, At: holds.Time{Time: w.now}})
 	}
 	cancel := func(byKey bool) deed {
 		return func(t *testing.T, w *harness, c *replayLog, hold holds.HoldID) {
@@ -47,7 +53,7 @@ func TestRebuild_DecisionNotPublished_ResolvesHold(t *testing.T) {
 	}
 	extend := func(t *testing.T, w *harness, _ *replayLog, hold holds.HoldID) {
 		if o := w.extend(t, holds.ExtendRequest{Hold: hold, TTLSeconds: 3000}); o.Event != holds.EventHoldExtended {
-			t.Fatalf("extended: %s", brief(o))
+			t.Fatalf("extend: %s", brief(o))
 		}
 	}
 	sweep := func(t *testing.T, w *harness, _ *replayLog, _ holds.HoldID) { w.sweep(t) }
@@ -61,91 +67,92 @@ func TestRebuild_DecisionNotPublished_ResolvesHold(t *testing.T) {
 		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben", RequestKey: "k2", Selection: slot})[0])
 	}
 	forgetCreated := func(t *testing.T, w *harness, c *replayLog, _ holds.HoldID) {
-		w.outcomes = slices.DeleteFunc(w.outcomes, func(outcome holds.StoredOutcome) bool { return outcome.Event == holds.EventHoldCreated })
+		isCreated := func(o holds.StoredOutcome) bool { return o.Event == holds.EventHoldCreated }
+		w.outcomes = slices.DeleteFunc(w.outcomes, isCreated)
 	}
 	backwards := func(t *testing.T, w *harness, _ *replayLog, _ holds.HoldID) { w.now = w.now.Add(-time.Hour) }
 
 	for name, c := range map[string]struct {
 		deeds       []deed
-		state       holds.State // of the hold after it was filled in, "" = it is not known
+		state       holds.State // of the hold after the rebuild, "" when it is not known
 		held        int64
-		paid        string // what becomes of a payment then
-		redelivered string // what becomes of the request when it is delivered again
+		paid        string // outcome of a payment after that
+		redelivered string // outcome of the request when it is delivered again
 	}{
-		"nothing has happened": {
+		"no event": {
 			nil, holds.Held, 1, "hold.confirmed", "hold.created",
 		},
-		"it was extended": {
+		"extended": {
 			[]deed{extend, pass(40 * time.Minute)}, holds.Held, 1, "hold.confirmed", "hold.created",
 		},
-		"it was extended, and that was not told": {
+		"extended, not published": {
 			[]deed{unpublished(extend)}, holds.Held, 1, "hold.confirmed", "hold.created",
 		},
-		"it was extended, that was not told, and it has lapsed meanwhile": {
-			[]deed{unpublished(extend), pass(40 * time.Minute)}, holds.Expired, 0, "hold.confirm_rejected expired", "hold.created",
+		"extended, not published, deadline passed": {
+			[]deed{unpublished(extend), pass(40 * time.Minute)}, holds.Expired, 0, rejectedExpired, "hold.created",
 		},
-		"it was extended, that was not told, and somebody else has other room meanwhile": {
-			[]deed{unpublished(extend), pass(40 * time.Minute), elsewhere, backwards}, holds.Expired, 0, "hold.confirm_rejected expired", "hold.created",
+		"extended, not published, later grant on the resource": {
+			[]deed{unpublished(extend), pass(40 * time.Minute), elsewhere, backwards}, holds.Expired, 0, rejectedExpired, "hold.created",
 		},
-		"a payment waits, and the hold would lapse meanwhile": {
+		"payment pending, deadline passed": {
 			[]deed{wait, pass(time.Hour)}, holds.Confirming, 1, "hold.confirmed", "hold.created",
 		},
-		"a payment was claimed": {
+		"payment claimed": {
 			[]deed{wait, unpublished(func(t *testing.T, w *harness, _ *replayLog, hold holds.HoldID) {
 				w.claimUndecided(t, hold, payment)
 			}), pass(time.Hour)}, holds.Confirming, 1, "hold.confirmed", "hold.created",
 		},
-		"a payment waits that came too late": {
-			[]deed{pass(time.Hour), wait}, holds.Expired, 0, "hold.confirm_rejected expired", "hold.created",
+		"payment pending, stored after the deadline": {
+			[]deed{pass(time.Hour), wait}, holds.Expired, 0, rejectedExpired, "hold.created",
 		},
-		"a payment waits, and somebody else has had the room meanwhile": {
-			[]deed{wait, pass(time.Hour), other}, holds.Expired, 1, "hold.confirm_rejected expired", "hold.created",
+		"payment pending, slot granted to another user": {
+			[]deed{wait, pass(time.Hour), other}, holds.Expired, 1, rejectedExpired, "hold.created",
 		},
-		"the same of another slot": {
-			[]deed{wait, pass(time.Hour), elsewhere}, holds.Expired, 0, "hold.confirm_rejected expired", "hold.created",
+		"payment pending, later grant of another slot": {
+			[]deed{wait, pass(time.Hour), elsewhere}, holds.Expired, 0, rejectedExpired, "hold.created",
 		},
-		"a payment was answered in postgres, and not told": {
+		"payment decided in postgres, not published": {
 			[]deed{wait, unpublished(pay)}, holds.Confirmed, 0, "hold.confirmed", "hold.created",
 		},
-		"a payment was answered in postgres and not told, and its event is gone": {
+		"payment decided in postgres, not published, its event removed": {
 			[]deed{unpublished(pay), pass(time.Hour)}, holds.Confirmed, 0, "hold.confirmed", "hold.created",
 		},
-		"a payment was told, and waits for its acknowledgement": {
+		"payment published, not acknowledged": {
 			[]deed{wait, pay}, holds.Confirmed, 0, "hold.confirmed", "hold.created",
 		},
-		"a cancellation waits": {
-			[]deed{cancel(false)}, holds.Released, 0, "hold.confirm_rejected released", "hold.created",
+		"cancellation pending": {
+			[]deed{cancel(false)}, holds.Released, 0, rejectedReleased, "hold.created",
 		},
-		"a cancellation by key waits": {
-			[]deed{cancel(true)}, holds.Released, 0, "hold.confirm_rejected released", "hold.created",
+		"cancellation by key pending": {
+			[]deed{cancel(true)}, holds.Released, 0, rejectedReleased, "hold.created",
 		},
-		"it was cancelled, not told, and somebody else has the room": {
-			[]deed{cancel(false), unpublished(release), other}, holds.Released, 1, "hold.confirm_rejected released", "hold.created",
+		"cancelled, not published, slot granted to another user": {
+			[]deed{cancel(false), unpublished(release), other}, holds.Released, 1, rejectedReleased, "hold.created",
 		},
-		"a cancellation waits that came too late": {
-			[]deed{pass(time.Hour), cancel(false)}, holds.Expired, 0, "hold.confirm_rejected expired", "hold.created",
+		"cancellation pending, stored after the deadline": {
+			[]deed{pass(time.Hour), cancel(false)}, holds.Expired, 0, rejectedExpired, "hold.created",
 		},
-		"a cancellation was refused, and waits for its acknowledgement": {
-			[]deed{cancel(false), pass(time.Hour), release}, holds.Expired, 0, "hold.confirm_rejected expired", "hold.created",
+		"cancellation rejected, not acknowledged": {
+			[]deed{cancel(false), pass(time.Hour), release}, holds.Expired, 0, rejectedExpired, "hold.created",
 		},
-		"it has lapsed, and that was not told": {
-			[]deed{pass(time.Hour), unpublished(sweep)}, holds.Expired, 0, "hold.confirm_rejected expired", "hold.created",
+		"expired, not published": {
+			[]deed{pass(time.Hour), unpublished(sweep)}, holds.Expired, 0, rejectedExpired, "hold.created",
 		},
-		"it has lapsed, somebody else has the room, and the clock goes back": {
-			[]deed{pass(time.Hour), other, backwards}, holds.Expired, 1, "hold.confirm_rejected expired", "hold.created",
+		"expired, slot granted to another user, clock set back": {
+			[]deed{pass(time.Hour), other, backwards}, holds.Expired, 1, rejectedExpired, "hold.created",
 		},
-		"its creation was not told": {
+		"creation not published": {
 			[]deed{forgetCreated}, "", 0, "hold.confirm_rejected unknown_hold", "hold.created new",
 		},
-		"its creation was not told, but its release": {
-			[]deed{release, forgetCreated}, holds.Released, 0, "hold.confirm_rejected released", "hold.created replayed",
+		"creation not published, release published": {
+			[]deed{release, forgetCreated}, holds.Released, 0, rejectedReleased, "hold.created replayed",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newHarness(t)
 			w.setInventory(t, "room", holds.SlotSelection{}, 1)
-			request := holds.PlaceRequest{EventID: "asked", Resource: "room", User: "ana", RequestKey: key}
+			request := holds.PlaceRequest{EventID: "requested", Resource: "room", User: "ana", RequestKey: key}
 			first := w.place(t, request)[0]
 			hold := created(t, first)
 			replay := &replayLog{harness: w}
@@ -157,15 +164,16 @@ func TestRebuild_DecisionNotPublished_ResolvesHold(t *testing.T) {
 			w.startNewTerm(t)
 			view, _, err := w.service.GetHold(t.Context(), hold.HoldID)
 			if err != nil || view.State != c.state {
-				t.Errorf("the hold is %q %v, want %q", view.State, err, c.state)
+				t.Errorf("hold is %q %v, want %q", view.State, err, c.state)
 			}
 			if held := w.held(t, "room"); held != c.held {
 				t.Errorf("%d held, want %d", held, c.held)
 			}
 			w.sweep(t)
 			announced := slices.DeleteFunc(w.takeAnnounced(), func(o holds.Outcome) bool { return o.Hold != hold.HoldID })
-			if expired := c.state == holds.Expired; len(announced) > 1 || expired && len(announced) == 0 && !wasPublished(w, hold.HoldID, holds.EventHoldExpired) {
-				t.Errorf("announced %+v", announced)
+			expired := c.state == holds.Expired && !wasPublished(w, hold.HoldID, holds.EventHoldExpired)
+			if len(announced) > 1 || expired && len(announced) == 0 {
+				t.Errorf("announced: %+v", announced)
 			}
 			again := w.place(t, request)[0]
 			got := brief(again)
@@ -175,20 +183,20 @@ func TestRebuild_DecisionNotPublished_ResolvesHold(t *testing.T) {
 			case ok && data.Replayed:
 				got += " replayed"
 			case ok && exactText(t, again) != exactText(t, first):
-				got += " otherwise"
+				got += " changed"
 			}
 			if got != c.redelivered {
-				t.Errorf("asked again: %s, want %s", got, c.redelivered)
+				t.Errorf("redelivered: %s, want %s", got, c.redelivered)
 			}
 			if got := brief(w.pay(t, hold.HoldID, payment)); got != c.paid {
-				t.Errorf("paid: %s, want %s", got, c.paid)
+				t.Errorf("payment: %s, want %s", got, c.paid)
 			}
 		})
 	}
 }
 
-// TestRebuild_LatePaymentNotPublished_RestoresBothRecords has a hold that lapsed be paid late, and that not be told. What is filled in has
-// what the payment has taken again as confirmed, and the hold as expired.
+// TestRebuild_LatePaymentNotPublished_RestoresBothRecords pays an expired hold late and does not publish it.
+// The rebuild restores the late record as confirmed and the hold as expired.
 func TestRebuild_LatePaymentNotPublished_RestoresBothRecords(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -197,48 +205,51 @@ func TestRebuild_LatePaymentNotPublished_RestoresBothRecords(t *testing.T) {
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
 	w.pass(time.Hour)
 	w.sweep(t)
-	waiting := []holds.Payment{{ConfirmRequest: holds.ConfirmRequest{Hold: hold.HoldID, PaymentID: "p"}, At: holds.Time{Time: w.now}}}
+	request := holds.ConfirmRequest{Hold: hold.HoldID, PaymentID: "p"}
+	pending := []holds.Payment{{ConfirmRequest: request, At: holds.Time{Time: w.now}}}
 	kept := w.outcomes
 	if got := brief(w.pay(t, hold.HoldID, "p")); got != "hold.confirmed late" {
-		t.Fatalf("paid late: %s", got)
+		t.Fatalf("late payment: %s", got)
 	}
 	w.outcomes = kept
 	records := func() map[string]string {
 		return w.client.HGetAll(t.Context(), w.key("room", "records")).Val()
 	}
 	had := records()
-	w.loseAndRebuild(t, &replayLog{payments: waiting})
+	w.loseAndRebuild(t, &replayLog{payments: pending})
 	if has := records(); len(had) != 2 || !maps.Equal(has, had) {
-		t.Errorf("the records are\n%v, they were\n%v", has, had)
+		t.Errorf("records are\n%v, want\n%v", has, had)
 	}
 }
 
-// wasPublished reports whether something of a hold was told.
+// wasPublished reports whether an event of a hold was published.
 func wasPublished(w *harness, id holds.HoldID, event string) bool {
-	return slices.ContainsFunc(w.outcomes, func(outcome holds.StoredOutcome) bool { return outcome.Hold == id && outcome.Event == event })
+	return slices.ContainsFunc(w.outcomes, func(o holds.StoredOutcome) bool { return o.Hold == id && o.Event == event })
 }
 
 var errDown = errors.New("postgres is down")
 
-// failingInventory is Postgres when it does not answer payments.
+// failingInventory is Postgres that fails to decide payments.
 type failingInventory struct{ holds.Inventory }
 
 func (*failingInventory) Decide(context.Context, string, []holds.Payment) ([]holds.PaymentDecision, error) {
 	return nil, errDown
 }
 
-// claimUndecided has a payment claim a hold, and Postgres not answer.
+// claimUndecided claims a hold for a payment that Postgres fails to decide.
 func (w *harness) claimUndecided(t *testing.T, id holds.HoldID, payment string) {
 	t.Helper()
-	w.newService(t, w.client, &failingInventory{w.store}).Confirm(t.Context(), []holds.ConfirmRequest{{Hold: id, PaymentID: payment}}, func(_ int, r holds.Result) {
+	request := holds.ConfirmRequest{Hold: id, PaymentID: payment}
+	service := w.newService(t, w.client, &failingInventory{w.store})
+	service.Confirm(t.Context(), []holds.ConfirmRequest{request}, func(_ int, r holds.Result) {
 		if !errors.Is(r.Err, errDown) {
-			t.Errorf("claimed: %+v", r)
+			t.Errorf("claim: %+v", r)
 		}
 	})
 }
 
-// TestRebuild_OutcomeStoredMeanwhile_IsIncluded has an outcome stored after all were read: by one who stood still in the moment
-// before it was to be sent. It is filled in as well.
+// TestRebuild_OutcomeStoredMeanwhile_IsIncluded stores an outcome after all were read, as a worker does that
+// was stopped before it sent it. The rebuild includes it.
 func TestRebuild_OutcomeStoredMeanwhile_IsIncluded(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -250,7 +261,7 @@ func TestRebuild_OutcomeStoredMeanwhile_IsIncluded(t *testing.T) {
 	w.outcomes = slices.Clone(w.outcomes[:1])
 	r := w.loseAndRebuild(t, &replayLog{late: late})
 	if r.Live != 1 || r.Ended != 1 || r.Outcomes != 3 {
-		t.Errorf("filled in %+v", r)
+		t.Errorf("rebuilt %+v", r)
 	}
 	w.startNewTerm(t)
 	if held := w.held(t, "room"); held != 1 {
@@ -258,8 +269,8 @@ func TestRebuild_OutcomeStoredMeanwhile_IsIncluded(t *testing.T) {
 	}
 }
 
-// TestRebuild_TwoHoldsOnSameSlots_IsDeterministic rebuilds what should not be: users who have two holds on the same slots. What is written
-// is the same each time, and is what is compared.
+// TestRebuild_TwoHoldsOnSameSlots_IsDeterministic rebuilds users with two holds on the same slots, which should
+// not exist. The index is the same each time, so it passes the verification.
 func TestRebuild_TwoHoldsOnSameSlots_IsDeterministic(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -268,7 +279,8 @@ func TestRebuild_TwoHoldsOnSameSlots_IsDeterministic(t *testing.T) {
 	for i := range 8 {
 		user := fmt.Sprintf("user-%d", i)
 		for n := range 2 {
-			created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user, RequestKey: fmt.Sprintf("%s-%d", user, n)})[0])
+			request := holds.PlaceRequest{Resource: "room", User: user, RequestKey: fmt.Sprintf("%s-%d", user, n)}
+			created(t, w.place(t, request)[0])
 			for _, field := range w.client.HKeys(t.Context(), users).Val() {
 				if strings.HasPrefix(field, user+" ") {
 					w.client.HDel(t.Context(), users, field)
@@ -285,7 +297,7 @@ func TestRebuild_TwoHoldsOnSameSlots_IsDeterministic(t *testing.T) {
 	}
 }
 
-// TestRebuild_ManyHoldsOnOneResource_RestoresAll fills in more holds of one resource than are looked at together.
+// TestRebuild_ManyHoldsOnOneResource_RestoresAll rebuilds more holds of one resource than one command reads.
 func TestRebuild_ManyHoldsOnOneResource_RestoresAll(t *testing.T) {
 	t.Parallel()
 	const number = 2500
@@ -301,7 +313,7 @@ func TestRebuild_ManyHoldsOnOneResource_RestoresAll(t *testing.T) {
 		}
 	}
 	if r := w.loseAndRebuild(t, &replayLog{}); r.Live != number {
-		t.Errorf("filled in %+v", r)
+		t.Errorf("rebuilt %+v", r)
 	}
 	w.startNewTerm(t)
 	if held := w.held(t, "room"); held != number {
@@ -309,11 +321,12 @@ func TestRebuild_ManyHoldsOnOneResource_RestoresAll(t *testing.T) {
 	}
 }
 
-// TestRebuild_RequestKeyUsedTwice_KeepsLaterAnswer has a request key used again after its first answer was forgotten. The later answer is
-// remembered, in whichever order the two are told.
+// TestRebuild_RequestKeyUsedTwice_KeepsLaterAnswer uses a request key again after its first answer was
+// forgotten. The later answer is remembered, whatever the order of the two outcomes.
 func TestRebuild_RequestKeyUsedTwice_KeepsLaterAnswer(t *testing.T) {
 	t.Parallel()
-	for _, turn := range []func([]holds.StoredOutcome){func([]holds.StoredOutcome) {}, slices.Reverse[[]holds.StoredOutcome]} {
+	inOrder := func([]holds.StoredOutcome) {}
+	for _, reorder := range []func([]holds.StoredOutcome){inOrder, slices.Reverse[[]holds.StoredOutcome]} {
 		w := newHarness(t)
 		w.setInventory(t, "room", holds.SlotSelection{}, 5)
 		request := holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: "k", Quantity: 5}
@@ -324,17 +337,17 @@ func TestRebuild_RequestKeyUsedTwice_KeepsLaterAnswer(t *testing.T) {
 		}
 		w.pass(time.Second)
 		second := created(t, w.place(t, request)[0])
-		turn(w.outcomes)
+		reorder(w.outcomes)
 		w.loseAndRebuild(t, &replayLog{})
 		w.startNewTerm(t)
 		if again := created(t, w.place(t, request)[0]); again.HoldID != second.HoldID || !again.Replayed {
-			t.Errorf("asked again: %+v", again)
+			t.Errorf("request again: %+v", again)
 		}
 	}
 }
 
-// TestRebuild_OutcomesWithoutMetadata_SameAnswers fills Redis from outcomes of a worker that did not store yet what a request asked.
-// Who asks with the same key has the same answer, whatever he asks.
+// TestRebuild_OutcomesWithoutMetadata_SameAnswers rebuilds from outcomes of a worker that did not store
+// RebuildMetadata yet. The same key has the same answer, whatever the content.
 func TestRebuild_OutcomesWithoutMetadata_SameAnswers(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -349,58 +362,65 @@ func TestRebuild_OutcomesWithoutMetadata_SameAnswers(t *testing.T) {
 	w.loseAndRebuild(t, &replayLog{})
 	w.startNewTerm(t)
 	if again := w.place(t, request)[0]; exactText(t, again) != exactText(t, first) {
-		t.Errorf("delivered again: %s, it was %s", exactText(t, again), exactText(t, first))
+		t.Errorf("redelivered: %s, want %s", exactText(t, again), exactText(t, first))
 	}
 	if again := w.place(t, refused)[0]; exactText(t, again) != exactText(t, second) {
-		t.Errorf("delivered again: %s, it was %s", exactText(t, again), exactText(t, second))
+		t.Errorf("redelivered: %s, want %s", exactText(t, again), exactText(t, second))
 	}
 	other := request
 	other.EventID, other.Quantity = "other", 2
 	if again := created(t, w.place(t, other)[0]); again.HoldID != first.Hold || !again.Replayed {
-		t.Errorf("asked otherwise with the same key: %+v", again)
+		t.Errorf("other content with the same key: %+v", again)
 	}
-	// Nobody knows that its payment was started, so it may be once more.
+	// The start of its payment is unknown, so it may be started again.
 	if o := w.extend(t, holds.ExtendRequest{Hold: first.Hold, PaymentStarted: true}); o.Event != holds.EventHoldExtended {
-		t.Errorf("started again: %s", brief(o))
+		t.Errorf("second start: %s", brief(o))
 	}
 }
 
-// startRecordingLog notes from when on outcomes are read.
+// startRecordingLog records from when on outcomes are read.
 type startRecordingLog struct {
 	*replayLog
 	from time.Time
 }
 
-func (s *startRecordingLog) Outcomes(ctx context.Context, from time.Time, after uint64, each func(holds.StoredOutcome) error, progress func(done, all uint64)) (uint64, error) {
+func (s *startRecordingLog) Outcomes(
+	ctx context.Context, from time.Time, after uint64, each func(holds.StoredOutcome) error,
+	progress func(done, all uint64),
+) (uint64, error) {
 	if after == 0 {
 		s.from = from
 	}
 	return s.replayLog.Outcomes(ctx, from, after, each, progress)
 }
 
-// TestRebuild_LifetimeShortened_ReadsAsFarBackAsHoldsLive changes the longest life of a hold and how long
-// answers are remembered. As long as a hold of before may live, a rebuild reads as far back as it was created.
+// TestRebuild_LifetimeShortened_ReadsAsFarBackAsHoldsLive shortens the longest life of a hold and how long
+// answers are remembered. While a hold of the policy before may live, a rebuild reads back to its creation.
 func TestRebuild_LifetimeShortened_ReadsAsFarBackAsHoldsLive(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
 	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", recovery.NewEpochTerm())
-	w.changePolicy(t, supervisor, "", func(p *holds.Policy) { p.HoldLifetimeMax, p.RequestKeyTTL = 50*time.Hour, 60*time.Hour })
-	w.changePolicy(t, supervisor, "now() - interval '100 hours'", func(p *holds.Policy) { p.HoldLifetimeMax, p.RequestKeyTTL = 2*time.Hour, 3*time.Hour })
+	w.changePolicy(t, supervisor, "", func(p *holds.Policy) {
+		p.HoldLifetimeMax, p.RequestKeyTTL = 50*time.Hour, 60*time.Hour
+	})
+	w.changePolicy(t, supervisor, "now() - interval '100 hours'", func(p *holds.Policy) {
+		p.HoldLifetimeMax, p.RequestKeyTTL = 2*time.Hour, 3*time.Hour
+	})
 	read := func() time.Duration {
 		t.Helper()
 		s := &startRecordingLog{replayLog: &replayLog{harness: w}}
-		k := w.newSupervisor(s, "w2", recovery.NewEpochTerm())
-		k.Drain = 0
-		if _, err := k.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
+		other := w.newSupervisor(s, "w2", recovery.NewEpochTerm())
+		other.Drain = 0
+		if _, err := other.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
 			t.Fatal(err)
 		}
 		return time.Since(s.from)
 	}
 	if got := read(); got < 110*time.Hour {
-		t.Errorf("a hold of before may still be remembered, but only %v were read", got)
+		t.Errorf("read back %v, want 110 h: a hold of the policy before may be remembered", got)
 	}
 	w.execute(t, `UPDATE policies SET since = now() - interval '200 hours' WHERE since > to_timestamp(0)`)
 	if got := read(); got < 5*time.Hour || got > 6*time.Hour {
-		t.Errorf("nothing of before matters, but %v were read", got)
+		t.Errorf("read back %v, want 5 to 6 h: the policy before does not matter any more", got)
 	}
 }

@@ -16,16 +16,16 @@ import (
 	"holdfast/internal/record"
 )
 
-// The bounds of one rebuild.lua, and of one round trip.
+// The bounds of a rebuild's writes.
 const (
-	rebuildValuesMax = 2400 // a multiple of two and three
+	rebuildValuesMax = 2400 // of one call of rebuild.lua; a multiple of two and three
 	rebuildBytesMax  = 128 << 10
-	rebuildCallsMax  = 8
-	rebuildPlansMax  = 10_000 // values of the resources that are written, and then looked at, together
-	rebuildSenders   = 4
+	rebuildCallsMax  = 8      // of one round trip
+	rebuildPlansMax  = 10_000 // values of the resources that are written, and then verified, together
+	rebuildSenders   = 4      // goroutines
 )
 
-// writeAll writes what there must be, and counts what there is then, some resources at a time.
+// writeAll writes the planned data of all resources and verifies it, some resources at a time.
 func (a *rebuild) writeAll(ctx context.Context) (r RebuildResult, err error) {
 	now, err := a.writeFences(ctx)
 	if err != nil {
@@ -52,7 +52,7 @@ func (a *rebuild) writeAll(ctx context.Context) (r RebuildResult, err error) {
 	return r, err
 }
 
-// writeBatch writes what some resources must have.
+// writeBatch writes the planned data of some resources.
 func (a *rebuild) writeBatch(ctx context.Context, batch []*plan) error {
 	var calls []*lua.Call
 	add := func(c *lua.Call) error {
@@ -71,14 +71,18 @@ func (a *rebuild) writeBatch(ctx context.Context, batch []*plan) error {
 	return a.send(ctx, calls)
 }
 
-// call is one of rebuild.lua about what begins with a prefix.
+// call returns a call of rebuild.lua for the keys with a prefix. Next is the time (ms) for the agenda,
+// "" when there is none.
 func (a *rebuild) call(p int, resource, prefix, next string) *lua.Call {
 	epoch := holds.CurrentEpoch{Name: a.epochMark(), Clock: a.Clock}
-	return &lua.Call{Script: scriptRebuild, Keys: []string{a.keys.Epoch(p)}, Args: []any{epoch.ScriptArg(), resource, prefix, next}}
+	return &lua.Call{
+		Script: scriptRebuild, Keys: []string{a.keys.Epoch(p)},
+		Args: []any{epoch.ScriptArg(), resource, prefix, next},
+	}
 }
 
-// writeFences has all partitions count their locks from a new base, one for all: bases are not drawn for ever. It
-// returns the time of Redis' clock.
+// writeFences makes all partitions count their fencing tokens from a new base. They share one: the
+// number of bases is limited. It returns the time of Redis' clock in ms.
 func (a *rebuild) writeFences(ctx context.Context) (now int64, err error) {
 	base, err := a.Fence(ctx)
 	if err != nil {
@@ -98,18 +102,19 @@ func (a *rebuild) writeFences(ctx context.Context) (now int64, err error) {
 	return now, nil
 }
 
-// senders send some things while more are being made.
+// senders send batches from several goroutines while the caller adds items.
 type senders[T any] struct {
 	ctx     context.Context
 	fail    context.CancelCauseFunc
 	batches chan []T
 	next    []T
 	weight  int // of next
-	max     int
+	max     int // weight of a batch
 	sending sync.WaitGroup
 }
 
-// newSenders returns senders to which what is added is handed when it weighs as much as max, or more.
+// newSenders starts senders. They call send for each batch whose weight has reached max. The first
+// error cancels the context of the others.
 func newSenders[T any](ctx context.Context, max int, send func(context.Context, []T) error) *senders[T] {
 	s := &senders[T]{max: max, batches: make(chan []T)}
 	s.ctx, s.fail = context.WithCancelCause(ctx)
@@ -125,9 +130,9 @@ func newSenders[T any](ctx context.Context, max int, send func(context.Context, 
 	return s
 }
 
-// add has one sent, sooner or later. It returns an error when others have failed.
-func (s *senders[T]) add(one T, weight int) error {
-	s.next = append(s.next, one)
+// add adds an item to the next batch. It returns the error of a batch that has failed.
+func (s *senders[T]) add(item T, weight int) error {
+	s.next = append(s.next, item)
 	if s.weight += weight; s.weight < s.max {
 		return nil
 	}
@@ -141,7 +146,8 @@ func (s *senders[T]) add(one T, weight int) error {
 	}
 }
 
-// wait returns when all are done, or one of them has failed.
+// wait sends the last batch and waits for all. It returns the first error. It must be called once, also
+// after an error.
 func (s *senders[T]) wait() error {
 	if len(s.next) > 0 && s.ctx.Err() == nil {
 		s.batches <- s.next
@@ -152,14 +158,14 @@ func (s *senders[T]) wait() error {
 	return context.Cause(s.ctx)
 }
 
-// section is a part of a plan as lua/rebuild.lua has it.
+// section is a part of a plan, as lua/rebuild.lua takes it.
 type section struct {
 	name   string
 	values []string
-	group  int // values that belong together
+	group  int // number of values that belong together
 }
 
-// split makes calls of rebuild.lua of a plan.
+// split calls each for the calls of rebuild.lua that write a plan.
 func (a *rebuild) split(one *plan, each func(*lua.Call) error) error {
 	next := ""
 	if one.earliest != 0 {
@@ -209,10 +215,10 @@ func (one *plan) sections() []section {
 	}
 }
 
-// sendTries is how often calls are sent whose replies are lost. They may be repeated.
+// sendTries is how often a call is sent when its reply is lost.
 const sendTries = 3
 
-// send runs calls that may be repeated.
+// send runs calls that may be repeated. It returns at once when a script or the server has refused one.
 func (a *rebuild) send(ctx context.Context, calls []*lua.Call) error {
 	for try := 1; ; try++ {
 		lua.Run(ctx, a.client, calls)

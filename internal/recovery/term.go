@@ -11,52 +11,54 @@ import (
 	"holdfast/internal/holds"
 )
 
-// termValidity is how long Postgres' word that an epoch is the current one is relied on: for so long
-// after an epoch was condemned there may be workers who publish what was decided under it.
+// termValidity is how long a worker relies on Postgres' statement that an epoch is current. For that
+// long after an epoch was invalidated, workers may publish what they decided under it.
 const termValidity = 2 * time.Second
 
-// Damage of one resource is left to whoever heals it in place (see Service.OnCorruption), which keeps only its own
-// events waiting. Redis is filled again for it, which keeps all waiting, when it is still found after
-// healWithin. What was not found for corruptionForgottenAfter is healed: events come back sooner.
+// Corruption of one resource is first left to a repair in place (see holds.Service.OnCorruption),
+// which delays only events of that resource. Redis is rebuilt for it, which delays all events, when
+// the corruption is still found after healWithin. Corruption that was not found again for
+// corruptionForgottenAfter counts as healed: its events come back sooner.
 const (
 	healWithin               = 5 * time.Second
 	corruptionForgottenAfter = 15 * time.Second
-	corruptionsMax           = 1000 // resources that are kept in mind: of more, some are in the way again later
+	corruptionsMax           = 1000 // resources that are remembered; those beyond it are reported again later
 )
 
-// corruption is what was found of a resource.
+// corruption is what was reported of a resource.
 type corruption struct {
-	epoch       string // under which it was
+	epoch       string // under which it was found
 	first, last time.Time
-	err         error // the last
+	err         error // the last one
 }
 
-// EpochTerm is under which epoch a worker decides, and for how long it may rely on it: one for all
-// parts of the worker. Its Keeper writes it.
+// EpochTerm implements holds.Term: the epoch under which a worker decides, and how long it may rely
+// on it. All parts of a worker share one; its Supervisor begins and ends it. It is safe for
+// concurrent use.
 type EpochTerm struct {
 	mu            sync.Mutex
-	epoch         string                 // "" = Redis must not be used now
-	history       string                 // of the server that has it, "" = it is not known
-	progress      string                 // what is done about it
-	verifiedEpoch string                 // the last epoch that there was
-	verifiedUntil time.Time              // when the trust in it ends
-	corruptions   map[string]*corruption // by resource, "" = of no resource
+	epoch         string                 // "" while Redis must not be used
+	history       string                 // of the server that has the epoch, "" when unknown
+	progress      string                 // of the rebuild while there is no epoch
+	verifiedEpoch string                 // the last epoch
+	verifiedUntil time.Time              // until when verifiedEpoch is relied on
+	corruptions   map[string]*corruption // by resource, "" for a partition
 	mismatched    string                 // the last epoch that a script did not find
-	static        bool                   // nobody asks Postgres
-	policies      holds.Policies         // as Postgres has them, nil = it was not asked
+	static        bool                   // the epoch is relied on without end
+	policies      holds.Policies         // as stored in Postgres, nil when they were not read
 	changed       chan struct{}          // closed and replaced with each change
 }
 
-// StaticTerm returns a Tenure that nobody keeps: an epoch on a server is always relied on.
+// StaticTerm returns a term without a Supervisor: the epoch on the server is relied on without end.
 func StaticTerm(epoch, server string) *EpochTerm {
 	t := NewEpochTerm()
 	t.epoch, t.history, t.verifiedEpoch, t.static = epoch, historyOf(server), epoch, true
 	return t
 }
 
-// NewEpochTerm returns a Tenure without an epoch.
+// NewEpochTerm returns a term without an epoch.
 func NewEpochTerm() *EpochTerm {
-	return &EpochTerm{progress: "not looked at yet", corruptions: make(map[string]*corruption), changed: make(chan struct{})}
+	return &EpochTerm{progress: notCheckedYet, corruptions: make(map[string]*corruption), changed: make(chan struct{})}
 }
 
 // Current implements holds.Term.
@@ -73,13 +75,13 @@ func (t *EpochTerm) Current() (holds.CurrentEpoch, error) {
 	return holds.CurrentEpoch{Name: t.epoch, History: t.history, TermID: id, Policies: t.policies}, nil
 }
 
-// isCurrent reports whether an epoch is the one that the worker decides under.
+// isCurrent reports whether the worker decides under the epoch.
 func (t *EpochTerm) isCurrent(epoch string) bool {
 	current, err := t.Current()
 	return err == nil && current.Name == epoch
 }
 
-// WaitReady returns when there is an epoch to decide under, or ctx is over.
+// WaitReady implements holds.Term.
 func (t *EpochTerm) WaitReady(ctx context.Context) error {
 	for {
 		t.mu.Lock()
@@ -103,20 +105,20 @@ func (t *EpochTerm) Policies() holds.Policies {
 	return t.policies
 }
 
-// termSeparator divides a term into an epoch and the version of the stored policies.
+// termSeparator separates an epoch and the version of the stored policies in a TermID.
 const termSeparator = "@"
 
-// errPolicyChanged is an ErrBusy.
-var errPolicyChanged = fmt.Errorf("another policy was stored meanwhile: %w", holds.ErrBusy)
+// errPolicyChanged is a holds.ErrBusy.
+var errPolicyChanged = fmt.Errorf("policy changed concurrently: %w", holds.ErrBusy)
 
-// Verify returns nil if what was decided in a term, or in no matter which of an epoch, may be published
-// at this moment: Postgres has said within termValidity that the epoch is the current one, and that no
-// other policy was stored. That may be so also after Redis was lost: who fills it again waits for
-// what is published until then. Trust waits for Postgres as long. It returns ErrDataLost when there
-// is another epoch, and ErrBusy when there is another policy.
+// Verify implements holds.Term. The term is a TermID, or an epoch alone for what no policy decides.
+// It returns nil when Postgres has said within termValidity that the epoch is current and that no
+// other policy is stored. That can still be so after Redis was lost; a rebuild therefore waits for
+// what is published until then. Verify waits for Postgres up to termValidity.
 func (t *EpochTerm) Verify(ctx context.Context, term string) error {
 	epoch, version, versioned := strings.Cut(term, termSeparator)
-	ctx, cancel := context.WithTimeoutCause(ctx, termValidity, fmt.Errorf("postgres has not said for %v whether redis has all that was written to it", termValidity))
+	ctx, cancel := context.WithTimeoutCause(ctx, termValidity,
+		fmt.Errorf("epoch not confirmed by postgres within %v", termValidity))
 	defer cancel()
 	for {
 		t.mu.Lock()
@@ -140,8 +142,8 @@ func (t *EpochTerm) Verify(ctx context.Context, term string) error {
 	}
 }
 
-// begin says that at asked, or later, Postgres has said that an epoch is the current one, which server
-// has it, and which policies are stored.
+// begin starts or renews the term of an epoch. Postgres has said at checkedAt, or later, that the
+// epoch is current, which server has it, and which policies are stored.
 func (t *EpochTerm) begin(epoch, server string, policies holds.Policies, checkedAt time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -150,7 +152,7 @@ func (t *EpochTerm) begin(epoch, server string, policies holds.Policies, checked
 	t.notify()
 }
 
-// end says that there is no epoch now, and why.
+// end ends the term. Progress says why, and how far a rebuild is.
 func (t *EpochTerm) end(progress string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -158,8 +160,8 @@ func (t *EpochTerm) end(progress string) {
 	t.notify()
 }
 
-// Report implements holds.Term. A mismatch is that a script has not found an epoch, or not the history of the server that
-// has it.
+// Report implements holds.Term. The Supervisor takes what was reported with takeMismatch and
+// takeCorruption.
 func (t *EpochTerm) Report(epoch, resource string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -168,37 +170,39 @@ func (t *EpochTerm) Report(epoch, resource string, err error) {
 		return
 	}
 	now := time.Now()
-	d := t.corruptions[resource]
-	if d == nil || d.epoch != epoch {
-		if d == nil && len(t.corruptions) >= corruptionsMax {
+	c := t.corruptions[resource]
+	if c == nil || c.epoch != epoch {
+		if c == nil && len(t.corruptions) >= corruptionsMax {
 			return
 		}
-		d = &corruption{epoch: epoch, first: now}
-		t.corruptions[resource] = d
+		c = &corruption{epoch: epoch, first: now}
+		t.corruptions[resource] = c
 	}
-	d.last, d.err = now, err
+	c.last, c.err = now, err
 }
 
-// takeMismatch reports whether an epoch was doubted since the last call.
+// takeMismatch reports whether a script has not found the epoch, or not the history of its server,
+// since the last call.
 func (t *EpochTerm) takeMismatch(epoch string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	doubted := t.mismatched == epoch
+	mismatched := t.mismatched == epoch
 	t.mismatched = ""
-	return doubted
+	return mismatched
 }
 
-// takeCorruption returns damage that was found under an epoch and that nobody has healed, nil when there is none.
-// It forgets what was healed, and what was found under another epoch: Redis was filled again since.
+// takeCorruption returns a corruption that was found under the epoch and not healed within
+// healWithin, nil when there is none. It forgets what was healed, and what was found under another
+// epoch: Redis was rebuilt since.
 func (t *EpochTerm) takeCorruption(epoch string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for resource, d := range t.corruptions {
+	for resource, c := range t.corruptions {
 		switch {
-		case d.epoch != epoch, time.Since(d.last) > corruptionForgottenAfter:
+		case c.epoch != epoch, time.Since(c.last) > corruptionForgottenAfter:
 			delete(t.corruptions, resource)
-		case d.last.Sub(d.first) >= healWithin:
-			return d.err
+		case c.last.Sub(c.first) >= healWithin:
+			return c.err
 		}
 	}
 	return nil

@@ -11,7 +11,7 @@ import (
 	"holdfast/internal/recovery"
 )
 
-// TestEpochTerm_CorruptionPersists_IsReported goes through when damage is one that nobody has healed.
+// TestEpochTerm_CorruptionPersists_IsReported checks when corruption counts as not healed.
 func TestEpochTerm_CorruptionPersists_IsReported(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -19,7 +19,7 @@ func TestEpochTerm_CorruptionPersists_IsReported(t *testing.T) {
 		unhealed := func(epoch string, want bool) {
 			t.Helper()
 			if err := epochTerm.TakeCorruption(epoch); (err != nil) != want {
-				t.Errorf("under %s: %v, want one: %v", epoch, err, want)
+				t.Errorf("corruption under %s: %v, want one: %v", epoch, err, want)
 			}
 		}
 		epochTerm.Report("e1", "room", holds.ErrCorrupt)
@@ -58,8 +58,10 @@ func TestEpochTerm_CorruptionPersists_IsReported(t *testing.T) {
 	})
 }
 
-// changePolicy stores another policy, as of a time, and has a keeper read it.
-func (w *harness) changePolicy(t *testing.T, supervisor *recovery.Supervisor, since string, change func(*holds.Policy)) {
+// changePolicy stores another policy, in force since an SQL time, and makes a supervisor read it.
+func (w *harness) changePolicy(
+	t *testing.T, supervisor *recovery.Supervisor, since string, change func(*holds.Policy),
+) {
 	t.Helper()
 	change(&w.policy)
 	if _, err := w.store.StorePolicy(t.Context(), w.policy); err != nil {
@@ -69,19 +71,20 @@ func (w *harness) changePolicy(t *testing.T, supervisor *recovery.Supervisor, si
 		w.execute(t, `UPDATE policies SET since = `+since+` WHERE since = (SELECT max(since) FROM policies)`)
 	}
 	if e, err := supervisor.Check(t.Context()); err != nil || !e.Complete {
-		t.Fatalf("the epoch is %+v %v", e, err)
+		t.Fatalf("epoch is %+v %v", e, err)
 	}
 }
 
 // nights returns n nights from the given number of days from now.
 func nights(from, n int) holds.SlotSelection {
 	in := time.Now().UTC().AddDate(0, 0, from)
-	return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, n).Format(holds.DateFormat)}
+	out := in.AddDate(0, 0, n)
+	return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: out.Format(holds.DateFormat)}
 }
 
-// TestPolicyChanged_EventIsDeliveredAgain_SameAnswer has requests validated, the policy changed, and the same
-// events delivered to a worker whose own settings are others again. What was invalid stays invalid,
-// what comes later is validated by the policy of then.
+// TestPolicyChanged_EventIsDeliveredAgain_SameAnswer validates requests, changes the policy, and delivers the
+// same events to a worker with other settings. Invalid requests stay invalid; later events are validated by
+// the new policy.
 func TestPolicyChanged_EventIsDeliveredAgain_SameAnswer(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -93,8 +96,10 @@ func TestPolicyChanged_EventIsDeliveredAgain_SameAnswer(t *testing.T) {
 	w.startNewTerm(t)
 	before := time.Now().Add(-time.Minute)
 
-	request := func(cause string, storedAt time.Time) holds.PlaceRequest {
-		return holds.PlaceRequest{EventID: cause, RequestKey: cause, Resource: "room", User: cause, Selection: nights(3, 3), StoredAt: storedAt}
+	request := func(id string, storedAt time.Time) holds.PlaceRequest {
+		return holds.PlaceRequest{
+			EventID: id, RequestKey: id, Resource: "room", User: id, Selection: nights(3, 3), StoredAt: storedAt,
+		}
 	}
 	want := func(what, reason string, o holds.Outcome) {
 		t.Helper()
@@ -118,22 +123,25 @@ func TestPolicyChanged_EventIsDeliveredAgain_SameAnswer(t *testing.T) {
 
 	term := w.service.Epoch()
 	if err := w.service.Verify(t.Context(), term); err != nil {
-		t.Errorf("before the policy changes: %v", err)
+		t.Errorf("verify before the policy changes: %v", err)
 	}
-	w.changePolicy(t, supervisor, "now() - interval '10 seconds'", func(p *holds.Policy) { p.NightsMax, p.HoldTTLMax = 30, time.Hour })
+	w.changePolicy(t, supervisor, "now() - interval '10 seconds'", func(p *holds.Policy) {
+		p.NightsMax, p.HoldTTLMax = 30, time.Hour
+	})
 	if err := w.service.Verify(t.Context(), term); !errors.Is(err, holds.ErrBusy) {
-		t.Errorf("what was decided before may be published: %v", err)
+		t.Errorf("verify of the term before: %v", err)
 	}
 	if err := w.service.Verify(t.Context(), w.service.Epoch()); err != nil {
-		t.Errorf("what is decided now may not be published: %v", err)
+		t.Errorf("verify of the new term: %v", err)
 	}
 	w.startNewTerm(t) // another worker
-	want("three nights, delivered again", holds.ReasonInvalidRequest, w.place(t, request("first", before))[0])
-	want("the extension, delivered again", holds.ReasonInvalidRequest, w.extend(t, longer))
-	want("three nights, asked later", "", w.place(t, request("third", time.Now()))[0])
-	want("an extension, asked later", "", w.extend(t, holds.ExtendRequest{EventID: "later", Hold: hold, TTLSeconds: 1000, StoredAt: time.Now()}))
+	want("three nights, redelivered", holds.ReasonInvalidRequest, w.place(t, request("first", before))[0])
+	want("extension, redelivered", holds.ReasonInvalidRequest, w.extend(t, longer))
+	want("three nights, requested later", "", w.place(t, request("third", time.Now()))[0])
+	longer.EventID, longer.StoredAt = "later", time.Now()
+	want("extension, requested later", "", w.extend(t, longer))
 
-	// Its own settings do not matter to a worker.
+	// The settings of the worker do not matter.
 	w.setPolicy(t, func(p *holds.Policy) { p.NightsMax = 1 })
-	want("three nights, at a worker with other settings", "", w.place(t, request("fourth", time.Now()))[0])
+	want("three nights, worker with other settings", "", w.place(t, request("fourth", time.Now()))[0])
 }

@@ -10,16 +10,15 @@ import (
 	"syscall"
 )
 
-// account is the user that runs a server when this process must not. A nil
-// account is this process' own user.
+// account is the user that runs a server instead of this process' own user. A nil account means
+// this process' own user.
 type account struct {
 	name     string
 	uid, gid uint32
 }
 
-// postgresAccount returns who runs postgres, which refuses root: nil when this
-// process is not root, else the owner of the data directory if there is one
-// already, else the user postgres, else nobody.
+// postgresAccount returns the account that runs postgres, which refuses root: nil when this process is
+// not root, else the owner of an existing data directory, else the user postgres, else the user nobody.
 func postgresAccount(data string) (*account, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
@@ -43,52 +42,52 @@ func postgresAccount(data string) (*account, error) {
 			return &account{name: "user " + name, uid: uint32(uid), gid: uint32(gid)}, nil
 		}
 	}
-	return nil, errors.New("postgres refuses to run as root, and there is neither a user postgres nor nobody to run it as")
+	return nil, errors.New("postgres refuses to run as root, and the users postgres and nobody do not exist")
 }
 
 func (a *account) credential() *syscall.Credential {
 	if a == nil {
 		return nil
 	}
-	// No supplementary groups: those of root are not the account's.
+	// No supplementary groups: the account must not get those of root.
 	return &syscall.Credential{Uid: a.uid, Gid: a.gid}
 }
 
-// chown gives an open file to the account.
-func (a *account) chown(f *os.File) error {
+// chown makes the account the owner of a file or directory.
+func (a *account) chown(path string) error {
 	if a == nil {
 		return nil
 	}
-	return f.Chown(int(a.uid), int(a.gid))
+	return os.Chown(path, int(a.uid), int(a.gid))
 }
 
-// DirPermissionError says that the user who runs postgres cannot enter the
-// directory where its data should lie.
+// DirPermissionError reports that the user who runs postgres cannot enter the data directory.
 type DirPermissionError struct {
-	User string // "user postgres"
-	Data string // where the data should lie
-	Dir  string // the directory on the way that refuses
+	User string // for example "user postgres"
+	Data string // the data directory
+	Dir  string // the directory that the user cannot enter: Data or one above it
 }
 
 func (e *DirPermissionError) Error() string {
-	return fmt.Sprintf("postgres refuses root, so it runs as %s, who cannot enter %s on the way to %s: "+
-		"choose a place elsewhere (--data-dir /var/lib/holdfast; TMPDIR=/tmp for temporary servers), or run as a normal user", e.User, e.Dir, e.Data)
+	return fmt.Sprintf("postgres refuses root, so it runs as %s, who cannot enter %s above %s: "+
+		"choose another place (--data-dir /var/lib/holdfast; TMPDIR=/tmp for temporary servers), or run as a normal user",
+		e.User, e.Dir, e.Data)
 }
 
-// checkAccess returns an *DirPermissionError when the account cannot enter dir or one
-// of the directories above it. It reads the permission bits, not ACLs.
+// checkAccess returns a *DirPermissionError when the account cannot enter dir or one of the directories
+// above it. It reads the permission bits, not ACLs.
 func (a *account) checkAccess(dir string) error {
 	if a == nil {
 		return nil
 	}
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
-		return fmt.Errorf("find out who can enter %s: %w", dir, err)
+		return fmt.Errorf("check access to %s: %w", dir, err)
 	}
 	for d := real; ; d = filepath.Dir(d) {
 		info, err := os.Stat(d)
 		if err != nil {
-			return fmt.Errorf("find out who can enter %s: %w", dir, err)
+			return fmt.Errorf("check access to %s: %w", dir, err)
 		}
 		if !a.mayEnter(info) {
 			return &DirPermissionError{User: a.name, Data: dir, Dir: d}

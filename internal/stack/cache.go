@@ -7,9 +7,9 @@ import (
 	"syscall"
 )
 
-// cacheDir returns the directory that keeps the Postgres template and the locks
-// of this user's processes: holdfast in the user's cache directory, or, when
-// there is no such thing, one in os.TempDir that nobody else can write to.
+// cacheDir returns the directory for the Postgres template and for locks between processes of this
+// user: holdfast in the user's cache directory or, if the user has none, a directory in os.TempDir
+// that only the user can write to.
 func cacheDir() (string, error) {
 	if base, err := os.UserCacheDir(); err == nil {
 		dir := filepath.Join(base, "holdfast")
@@ -27,15 +27,15 @@ func cacheDir() (string, error) {
 	return dir, nil
 }
 
-// ownDir returns an error unless path is a directory of this user that others
-// cannot write to: what lies in there ends up in our servers.
+// ownDir returns an error unless path is a directory of this user that others cannot write to.
+// Otherwise another user could change the data of our servers.
 func ownDir(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return err
 	}
 	if !info.IsDir() || int(info.Sys().(*syscall.Stat_t).Uid) != os.Geteuid() || info.Mode()&0o022 != 0 {
-		return fmt.Errorf("%s is not a directory that only we can write to", path)
+		return fmt.Errorf("%s is not a directory that only this user can write to", path)
 	}
 	return nil
 }

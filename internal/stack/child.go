@@ -13,43 +13,42 @@ import (
 )
 
 const (
-	// portAttemptsMax is how often a server is started again because its
-	// port was taken between the choice and its bind.
+	// portAttemptsMax bounds the starts of a server whose port another process took before its bind.
 	portAttemptsMax = 5
-	// readyPoll is the pause between two questions whether a server is ready.
+	// readyPoll is the pause between two probes of a starting server.
 	readyPoll = 5 * time.Millisecond
-	// probeWithin bounds one such question.
+	// probeWithin bounds one probe.
 	probeWithin = 2 * time.Second
 )
 
-// command says how to run a server.
+// command describes how to run a server.
 type command struct {
 	name  string // for messages
 	path  string
 	args  []string
-	env   []string       // besides childEnv
-	user  *account       // nil: this process' own
-	stop  syscall.Signal // asks for a graceful end
+	env   []string       // added to childEnv
+	user  *account       // nil means this process' own user
+	stop  syscall.Signal // requests a graceful stop
 	death syscall.Signal // sent by the kernel when this process dies (Linux)
-	lock  *os.File       // inherited, held as long as the server or a process of its own lives
-	tee   io.Writer      // has all that it says; nil = only its end is kept
+	lock  *os.File       // inherited: stays locked while the server or one of its children lives
+	tee   io.Writer      // receives the whole output; nil means that only its end is kept
 }
 
-// child is a running server process. A nil child has pid 0 and stops at once.
+// child is a running server process. A nil child has pid 0, and its stop does nothing.
 type child struct {
 	command
 	process *os.Process
 	log     *tail
-	exited  chan struct{} // closed when it is gone and was waited for
-	err     error         // how it ended, to be read after exited
+	exited  chan struct{} // closed when the process has ended
+	err     error         // of the wait for the process; read it only after exited is closed
 }
 
-// startChild runs a command in a process group of its own, so that a Ctrl-C in
-// the terminal does not reach the server before its worker has drained.
+// startChild runs a command in a new process group, so that a Ctrl-C in the terminal does not stop
+// the server before its worker has drained.
 //
-// The goroutine keeps its OS thread for the whole life of the child, because
-// the kernel sends the death signal when the *thread* that forked ends, not the
-// process, and Go ends idle threads as it likes (golang.org/issue/27505).
+// The goroutine keeps its OS thread for the whole life of the child: the kernel sends the death signal
+// when the *thread* that forked ends, not the process, and Go may end idle threads
+// (golang.org/issue/27505).
 func startChild(c command) (*child, error) {
 	ch := &child{command: c, log: &tail{}, exited: make(chan struct{})}
 	cmd := exec.Command(c.path, c.args...)
@@ -60,7 +59,7 @@ func startChild(c command) (*child, error) {
 		both := io.MultiWriter(ch.log, c.tee)
 		cmd.Stdout, cmd.Stderr = both, both
 	}
-	cmd.WaitDelay = time.Second // for a grandchild that keeps the log open
+	cmd.WaitDelay = time.Second // a grandchild may keep the output open
 	cmd.SysProcAttr = childAttr(c.user, c.death)
 	if c.lock != nil {
 		cmd.ExtraFiles = []*os.File{c.lock}
@@ -84,8 +83,8 @@ func startChild(c command) (*child, error) {
 	return ch, nil
 }
 
-// childEnv drops what would configure a server behind our back (PGPORT, PGDATA,
-// NOTIFY_SOCKET) or differ from machine to machine (LANG).
+// childEnv returns the environment of a child. It leaves out variables that would change the
+// configuration of a server (PGPORT, PGDATA, NOTIFY_SOCKET) or that differ between machines (LANG).
 func childEnv() []string {
 	env := []string{"LC_ALL=C", "TZ=UTC"}
 	for _, name := range []string{"PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH"} {
@@ -103,17 +102,18 @@ func (c *child) pid() int {
 	return c.process.Pid
 }
 
-// exitError says how the child ended. Only after exited.
+// exitError returns an error with the exit status of the child and the end of its log. Call it only
+// after exited is closed.
 func (c *child) exitError() error {
 	how := "exit status 0"
 	if c.err != nil {
 		how = c.err.Error()
 	}
-	return fmt.Errorf("%s (pid %d) ended by itself: %s; %s", c.name, c.process.Pid, how, c.log)
+	return fmt.Errorf("%s (pid %d) exited: %s; %s", c.name, c.process.Pid, how, c.log)
 }
 
-// awaitReady asks probe until it succeeds, the child ends, or readyWithin or
-// ctx is over.
+// awaitReady calls probe until it succeeds. It returns an error when the child ends, readyWithin is
+// over or ctx is done first.
 func (c *child) awaitReady(ctx context.Context, probe func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, fmt.Errorf("not ready within %v", readyWithin))
 	defer cancel()
@@ -130,14 +130,14 @@ func (c *child) awaitReady(ctx context.Context, probe func(context.Context) erro
 		case <-c.exited:
 			return c.exitError()
 		case <-ctx.Done():
-			return fmt.Errorf("%w (last answer: %w); %s", context.Cause(ctx), err, c.log)
+			return fmt.Errorf("%w (last probe: %w); %s", context.Cause(ctx), err, c.log)
 		case <-poll.C:
 		}
 	}
 }
 
-// stop asks the child to end, kills it when it has not within the given time,
-// and returns when it is gone. One that was gone already is no error.
+// stop requests a graceful stop, kills the child when that exceeds the given time, and returns when
+// the child has ended. It is no error if the child had ended before.
 func (c *child) stop(within time.Duration) error {
 	if c == nil {
 		return nil
@@ -152,12 +152,14 @@ func (c *child) stop(within time.Duration) error {
 		case <-time.After(within):
 		}
 	}
-	return fmt.Errorf("stop %s (pid %d): still there %v after SIGKILL", c.name, c.process.Pid, within)
+	return fmt.Errorf("stop %s (pid %d): still running %v after SIGKILL", c.name, c.process.Pid, within)
 }
 
-// onFreePort starts a server on a free port of 127.0.0.1 and waits until it is
-// ready, with another port when somebody else was faster to take it.
-func onFreePort(ctx context.Context, make func(port int) command, probe func(ctx context.Context, c *child, port int) error) (*child, int, error) {
+// onFreePort starts a server on a free port of 127.0.0.1 and returns it with its port when it is
+// ready. When another process takes the port first, it tries another port.
+func onFreePort(ctx context.Context, make func(port int) command,
+	probe func(ctx context.Context, c *child, port int) error,
+) (*child, int, error) {
 	for attempt := 1; ; attempt++ {
 		port, err := freePort()
 		if err != nil {

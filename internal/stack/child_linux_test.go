@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// The kernel ties a child to the thread that forked it. That must not be the
-// thread of the caller, which may end at any time.
+// TestStartChild_ThreadEnds_ChildLives starts a child from a thread that ends. The kernel ties a child
+// to the thread that forked it, so startChild must not fork on the thread of its caller.
 func TestStartChild_ThreadEnds_ChildLives(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -44,7 +44,7 @@ func TestStartChild_ThreadEnds_ChildLives(t *testing.T) {
 	}
 }
 
-// onDyingThread runs f on a thread that ends then, and returns its id.
+// onDyingThread runs f on a thread that ends afterwards, and returns the id of the thread.
 func onDyingThread(f func()) (tid int) {
 	release := make(chan struct{})
 	defer close(release)
@@ -53,8 +53,8 @@ func onDyingThread(f func()) (tid int) {
 		go func() {
 			runtime.LockOSThread()
 			if syscall.Gettid() == os.Getpid() {
-				// The main thread never ends. It is kept busy, so that the
-				// next goroutine gets another.
+				// The main thread never ends. Keep it busy, so that the next goroutine gets another
+				// thread.
 				ran <- 0
 				<-release
 				runtime.UnlockOSThread()

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// redisOn is a redis-server without data.
+// redisOn returns the command of a redis-server without data.
 func redisOn(t *testing.T, port int) command {
 	t.Helper()
 	program := findRedis(os.Getenv("PATH"))
@@ -25,16 +25,16 @@ func redisOn(t *testing.T, port int) command {
 	}
 }
 
-// Whoever takes the port between its choice and the server's bind, be it even
-// another redis-server, makes the server try another port.
+// TestOnFreePort_PortTaken_TriesAnother has another redis-server take the port between its choice and
+// the server's bind.
 func TestOnFreePort_PortTaken_TriesAnother(t *testing.T) {
 	t.Parallel()
-	stranger, taken, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
+	other, taken, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := stranger.stop(stopWithin); err != nil {
+		if err := other.stop(stopWithin); err != nil {
 			t.Error(err)
 		}
 	})
@@ -46,15 +46,14 @@ func TestOnFreePort_PortTaken_TriesAnother(t *testing.T) {
 		tried = append(tried, port)
 		return redisOn(t, port)
 	}
-	// The server binds another port than the one that was chosen for it, so
-	// the probe is sent where it was told to go.
+	// The command overrides the chosen port, so the probe must use the port of the command.
 	probe := func(ctx context.Context, c *child, _ int) error { return probeRedis(ctx, c, tried[len(tried)-1]) }
 	c, port, err := onFreePort(t.Context(), lose, probe)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(tried) != 3 || port == taken || port != tried[2] || c.pid() == stranger.pid() {
-		t.Errorf("port %d after %v, pid %d; the stranger has port %d, pid %d", port, tried, c.pid(), taken, stranger.pid())
+	if len(tried) != 3 || port == taken || port != tried[2] || c.pid() == other.pid() {
+		t.Errorf("port %d after %v, pid %d; the other server has port %d, pid %d", port, tried, c.pid(), taken, other.pid())
 	}
 	if err := c.stop(stopWithin); err != nil {
 		t.Error(err)
@@ -92,31 +91,30 @@ func TestStop_ChildFrozen_IsKilled(t *testing.T) {
 	if err := syscall.Kill(c.pid(), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	const briefly = 100 * time.Millisecond // in vain: it is frozen
-	err = c.stop(briefly)
+	err = c.stop(100 * time.Millisecond)
 	<-c.exited
-	if err != nil && !strings.Contains(err.Error(), "after SIGKILL") { // which may take the kernel longer
+	if err != nil && !strings.Contains(err.Error(), "after SIGKILL") { // the kernel may take longer than 100 ms
 		t.Error(err)
 	}
 	if c.err == nil || !strings.Contains(c.err.Error(), "killed") {
-		t.Errorf("the frozen server ended with %v", c.err)
+		t.Errorf("the stopped server ended with %v, want killed", c.err)
 	}
 }
 
 func TestProbeRedis_OtherServer_Fails(t *testing.T) {
 	t.Parallel()
-	stranger, port, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
+	other, port, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := stranger.stop(stopWithin); err != nil {
+		if err := other.stop(stopWithin); err != nil {
 			t.Error(err)
 		}
 	})
-	ours := &child{process: &os.Process{Pid: stranger.pid() + 1}}
-	if err := probeRedis(t.Context(), ours, port); err == nil || !strings.Contains(err.Error(), strconv.Itoa(stranger.pid())) {
-		t.Errorf("probe of a stranger's server: %v", err)
+	ours := &child{process: &os.Process{Pid: other.pid() + 1}}
+	if err := probeRedis(t.Context(), ours, port); err == nil || !strings.Contains(err.Error(), strconv.Itoa(other.pid())) {
+		t.Errorf("probe of another server: %v, want an error with its pid", err)
 	}
 }
 
@@ -126,7 +124,7 @@ func TestChildEnv_ForeignSettings_AreDropped(t *testing.T) {
 	for _, v := range childEnv() {
 		name, _, _ := strings.Cut(v, "=")
 		if !slices.Contains([]string{"LC_ALL", "TZ", "PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH"}, name) {
-			t.Errorf("a child would see %s", v)
+			t.Errorf("the environment of a child has %s", v)
 		}
 	}
 }

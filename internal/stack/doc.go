@@ -1,33 +1,34 @@
-// Package stack starts the servers that Holdfast stands on (NATS with
-// JetStream, Redis and Postgres), all of them real, for `worker dev`,
-// `worker run --embedded` and the tests.
+// Package stack starts the servers that Holdfast needs (NATS with JetStream, Redis and Postgres) for
+// `worker dev`, `worker run --embedded` and the tests. They are the real servers.
 //
-// NATS runs in this process. Redis and Postgres are child processes that die
-// with it, even when it is killed with SIGKILL (on Linux; elsewhere only Close
-// ends them). Everything listens on 127.0.0.1 only, on free ports that may
-// differ from run to run, and nobody has to log in: whoever has an account on
-// this machine can use these servers. They are for development, tests and a
-// single node, not for a machine that is shared with people you do not trust.
+// # Who can use the servers
 //
-// # Life of a child
+// The servers listen on 127.0.0.1 only, without passwords, on free ports that may differ between runs.
+// Every user of the machine can connect to them. They are for development, tests and a single node,
+// not for a machine with users whom you do not trust.
+//
+// # Life of a server
+//
+// NATS runs in this process. Redis and Postgres are child processes. On Linux they die with this
+// process, even when it is killed with SIGKILL; elsewhere only Close ends them.
 //
 //	find ──► (install) ──► lock ──► start ──► ready ──► stop
-//	                        ▲         │ port lost: again, another port
+//	                        ▲         │ port taken: try another port
 //	                        └─────────┘
 //
-// A child holds the lock file of its own data (redis.lock, postgres.lock)
-// through an inherited descriptor: the lock is free exactly when the last
-// process that could write there is gone. The stack holds one for the whole
-// directory (lock), which is free when the parent is gone, and one for the
-// directory of its endpoints file.
+// # Locks
+//
+//	DIR/redis.lock, postgres.lock   held by the child through an inherited descriptor, so free only
+//	                                when the last process that can write there has ended
+//	DIR/lock                        held by this process, for the whole directory
+//	lock beside endpoints.env       held by this process, if that is another directory
 //
 // # Directories
 //
-//	DIR/lock, redis.lock, postgres.lock
 //	DIR/nats       JetStream's store
 //	DIR/redis      append-only file
 //	DIR/postgres   data directory, owned by the user that runs postgres
 //
-// Without Options.Dir, DIR is a new directory in os.TempDir. Close removes it;
-// those of processes that could not close are removed by the next Start.
+// Without Options.Dir, DIR is a new directory in os.TempDir. Close removes it. A later Start removes the
+// directories of processes that were killed before Close.
 package stack

@@ -36,7 +36,8 @@ func TestFailed_ChildDies_DeliversError(t *testing.T) {
 	}
 }
 
-// A Ctrl-C reaches the whole foreground process group of a terminal.
+// TestStart_Children_HaveOwnProcessGroups checks that a Ctrl-C, which a terminal sends to its foreground
+// process group, does not reach the servers.
 func TestStart_Children_HaveOwnProcessGroups(t *testing.T) {
 	t.Parallel()
 	s := start(t, all)
@@ -47,7 +48,8 @@ func TestStart_Children_HaveOwnProcessGroups(t *testing.T) {
 	}
 }
 
-// One server that cannot start stops the others, and its own words are told.
+// TestStart_ServerFails_ErrorHasItsLog starts a server on corrupt data. Start stops the others and
+// returns an error with the server's log.
 func TestStart_ServerFails_ErrorHasItsLog(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ file, content, want string }{
@@ -67,12 +69,12 @@ func TestStart_ServerFails_ErrorHasItsLog(t *testing.T) {
 			}
 			s, err := stack.Start(t.Context(), o)
 			if err == nil {
-				t.Fatal("started on damaged data", s.Close())
+				t.Fatal("started on corrupt data", s.Close())
 			}
 			if !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), name+": ") {
-				t.Errorf("error does not tell what %s said:\n%v", name, err)
+				t.Errorf("error lacks the log of %s:\n%v", name, err)
 			}
-			// Nothing of it is left: the directory is free.
+			// Start has released the directory.
 			start(t, stack.Options{Dir: o.Dir, NATS: true})
 		})
 	}
@@ -85,7 +87,7 @@ func TestStart_StalePostgresPIDFile_Starts(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// As after a kill in a container, where this pid is another process' now.
+	// As after a kill in a container, where another process has this pid now.
 	stale := strconv.Itoa(os.Getpid()) + "\n"
 	if err := os.WriteFile(filepath.Join(o.Dir, "postgres", "postmaster.pid"), []byte(stale), 0o600); err != nil {
 		t.Fatal(err)
@@ -96,15 +98,16 @@ func TestStart_StalePostgresPIDFile_Starts(t *testing.T) {
 func TestStart_DirNotAccessible_IsExplained(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
-		t.Skip("only root runs postgres as somebody else")
+		t.Skip("only root runs postgres as another user")
 	}
 	closed := t.TempDir()
 	if err := os.Chmod(closed, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	_, err := stack.Start(t.Context(), stack.Options{Dir: filepath.Join(closed, "data"), Postgres: true, Install: stack.InstallNever})
-	unreachable, ok := errors.AsType[*stack.DirPermissionError](err)
-	if !ok || unreachable.Dir != closed || !strings.Contains(err.Error(), "--data-dir") {
+	o := stack.Options{Dir: filepath.Join(closed, "data"), Postgres: true, Install: stack.InstallNever}
+	_, err := stack.Start(t.Context(), o)
+	denied, ok := errors.AsType[*stack.DirPermissionError](err)
+	if !ok || denied.Dir != closed || !strings.Contains(err.Error(), "--data-dir") {
 		t.Errorf("Start below a closed directory: %v", err)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// programs are the paths of the server programs; empty when not asked for.
+// programs are the paths of the server programs; empty for servers that Options does not select.
 type programs struct {
 	redis    string
 	postgres postgresBin
@@ -18,8 +18,8 @@ type programs struct {
 // postgresBin are the two programs of one Postgres installation.
 type postgresBin struct{ postgres, initdb string }
 
-// The usual places of server programs that may not be on PATH. A pattern with
-// a version in it is tried from the newest to the oldest.
+// The usual directories of server programs that are not on PATH. The matches of a pattern with a
+// version are searched from the newest version to the oldest.
 var (
 	redisPlaces = []string{
 		"/usr/local/bin", "/usr/bin", "/usr/sbin", "/usr/local/sbin",
@@ -31,7 +31,8 @@ var (
 	}
 )
 
-// programs finds what o asks for, and installs what is missing when it may.
+// programs finds the programs of the selected servers. It installs missing ones if Options.Install
+// allows it.
 func (o Options) programs(ctx context.Context) (programs, error) {
 	find := func() (found programs, missing []string) {
 		if o.Redis {
@@ -57,8 +58,8 @@ func (o Options) programs(ctx context.Context) (programs, error) {
 	return found, err
 }
 
-// dataVersion returns the major version that made the data in o.Dir, "" if
-// there is none: only that version of postgres can read it.
+// dataVersion returns the major version of Postgres that created the data in o.Dir, "" without data.
+// Only that version can read the data.
 func (o Options) dataVersion() string {
 	if o.Dir == "" {
 		return ""
@@ -79,8 +80,8 @@ func findRedis(path string) string {
 	return ""
 }
 
-// findPostgres wants postgres and its initdb in one directory. Debian's place
-// of the wanted version, if any, comes before PATH.
+// findPostgres returns a directory's postgres and initdb; it skips directories with only one of them.
+// Debian's directory of the given version, if any, comes before PATH.
 func findPostgres(path, version string) postgresBin {
 	dirs := searchDirs(path, postgresPlaces)
 	if version != "" {
@@ -95,11 +96,11 @@ func findPostgres(path, version string) postgresBin {
 	return postgresBin{}
 }
 
-// searchDirs returns the absolute directories of PATH, then the places.
+// searchDirs returns the absolute directories of PATH, then the matches of the patterns in places.
 func searchDirs(path string, places []string) []string {
 	var dirs []string
 	for _, dir := range filepath.SplitList(path) {
-		if filepath.IsAbs(dir) { // a relative one would depend on where we stand
+		if filepath.IsAbs(dir) { // a relative directory depends on the working directory
 			dirs = append(dirs, dir)
 		}
 	}
@@ -114,13 +115,13 @@ func searchDirs(path string, places []string) []string {
 	return dirs
 }
 
-// numbers returns the runs of digits in s: versions compare by them.
+// numbers returns the numbers in s, by which versions compare.
 func numbers(s string) []int {
 	var ns []int
 	for _, f := range strings.FieldsFunc(s, func(r rune) bool { return r < '0' || r > '9' }) {
 		n, err := strconv.Atoi(f)
 		if err != nil {
-			n = 0 // too long for a version
+			n = 0 // too many digits for a version
 		}
 		ns = append(ns, n)
 	}

@@ -23,7 +23,9 @@ func TestFindRedis_OnPath_ComesBeforeUsualPlaces(t *testing.T) {
 	dir := t.TempDir()
 	want := program(t, filepath.Join(dir, "b", "redis-server"), 0o755)
 	program(t, filepath.Join(dir, "a", "redis-server"), 0o644) // not executable
-	path := strings.Join([]string{"relative", filepath.Join(dir, "absent"), filepath.Join(dir, "a"), filepath.Join(dir, "b")}, string(os.PathListSeparator))
+	path := strings.Join([]string{
+		"relative", filepath.Join(dir, "absent"), filepath.Join(dir, "a"), filepath.Join(dir, "b"),
+	}, string(os.PathListSeparator))
 	if got := findRedis(path); got != want {
 		t.Errorf("redis-server found at %q, want %q", got, want)
 	}
@@ -60,7 +62,7 @@ func TestFindPostgres_DataExists_ItsVersionFirst(t *testing.T) {
 	t.Parallel()
 	o := Options{Dir: t.TempDir()}
 	if got := o.dataVersion(); got != "" {
-		t.Errorf("version of no data: %q", got)
+		t.Errorf("version without data: %q", got)
 	}
 	writeFile(t, filepath.Join(o.Dir, "postgres", "x"))
 	if err := os.WriteFile(filepath.Join(o.Dir, "postgres", "PG_VERSION"), []byte("15\n"), 0o600); err != nil {

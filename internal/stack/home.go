@@ -12,30 +12,28 @@ import (
 )
 
 const (
-	// tempPrefix begins the name of a temporary directory whose lock is held
-	// by its living stack.
+	// tempPrefix begins the name of a temporary directory. Its stack holds its lock.
 	tempPrefix = "holdfast-stack-"
-	// limboPrefix begins the name of one that is being made or removed, and
-	// whose lock says nothing.
+	// limboPrefix begins the name of a temporary directory while it is created or removed. Its lock
+	// has no meaning.
 	limboPrefix = "holdfast-limbo-"
-	// limboAge is after what time one in limbo is taken for abandoned.
+	// limboAge is the age at which a directory with limboPrefix counts as abandoned.
 	limboAge = time.Hour
-	// sweepMax bounds how many stale directories one start removes.
+	// sweepMax bounds how many abandoned directories one start removes.
 	sweepMax = 32
-	// handoverWithin bounds the wait for the servers of a parent that has
-	// just died to follow it.
+	// handoverWithin bounds the wait for the end of servers whose parent has just died.
 	handoverWithin = 10 * time.Second
 )
 
-// home is the directory of one stack, locked as long as the stack lives.
+// home is the directory of one stack, locked until close.
 type home struct {
 	path    string
-	durable bool // kept by close
+	durable bool // close keeps the directory
 	lock    *os.File
 }
 
-// openHome takes dir, or a new temporary directory when dir is empty, and
-// removes the temporary directories that dead processes left.
+// openHome locks dir, which it creates if need be. When dir is empty it creates a temporary directory
+// and removes those of dead processes.
 func openHome(dir string) (*home, error) {
 	if dir == "" {
 		sweepTemp(os.TempDir(), time.Now())
@@ -58,8 +56,8 @@ func openHome(dir string) (*home, error) {
 	return &home{path: path, durable: true, lock: lock}, nil
 }
 
-// openForOthers lets the user that runs postgres pass through a directory that
-// is root's. It changes only those that are ours: empty, or used by us before.
+// openForOthers lets the user that runs postgres enter a directory of root. It changes only an empty
+// directory, or one that has a lock file and so belongs to a stack.
 func openForOthers(path string) error {
 	if os.Geteuid() != 0 {
 		return nil
@@ -78,8 +76,8 @@ func openForOthers(path string) error {
 	return os.Chmod(path, info.Mode().Perm()|0o011)
 }
 
-// newTemp makes a temporary directory. It gets its final name only when its
-// lock is held, so that no sweep of another process finds it without.
+// newTemp creates a temporary directory. The directory gets its final name only after it is locked, so
+// that the sweep of another process does not remove it.
 func newTemp(parent string) (*home, error) {
 	limbo, err := os.MkdirTemp(parent, limboPrefix)
 	if err != nil {
@@ -96,16 +94,16 @@ func newTemp(parent string) (*home, error) {
 	return h, nil
 }
 
-// lockFor takes the lock of one server's data, for the server to inherit. It
-// waits for a server of a parent that died a moment ago.
+// lockFor locks the data of one server and returns the lock for the server to inherit. It waits up to
+// handoverWithin for a server whose parent has just died.
 func (h *home) lockFor(ctx context.Context, server string) (*os.File, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, handoverWithin,
-		fmt.Errorf("a %s of an earlier run still uses it after %v", server, handoverWithin))
+		fmt.Errorf("the %s of an earlier run still uses it after %v", server, handoverWithin))
 	defer cancel()
 	return awaitLock(ctx, filepath.Join(h.path, server+".lock"))
 }
 
-// close gives the directory free, and removes it if it is temporary.
+// close unlocks the directory, and removes it if it is temporary.
 func (h *home) close() error {
 	if h.durable {
 		return unlock(h.lock)
@@ -113,14 +111,14 @@ func (h *home) close() error {
 	return errors.Join(removeTemp(h.path), unlock(h.lock))
 }
 
-// unlock ends a lock at once. To close the file would leave it locked for as long as a process that is just
-// being started, and does not run its program yet, has a copy of it.
+// unlock releases a lock at once and closes its file. Close alone is not enough: a process between
+// fork and exec may have a copy of the descriptor, which would keep the file locked.
 func unlock(f *os.File) error {
 	return errors.Join(syscall.Flock(int(f.Fd()), syscall.LOCK_UN), f.Close())
 }
 
-// removeTemp removes a temporary directory whose lock is held. It takes its
-// name away first: others would find it half removed, without a lock.
+// removeTemp removes a locked temporary directory. It renames the directory first, so that no other
+// process finds it half removed and without a lock.
 func removeTemp(path string) error {
 	limbo := filepath.Join(filepath.Dir(path), limboPrefix+strings.TrimPrefix(filepath.Base(path), tempPrefix))
 	if err := os.Rename(path, limbo); err != nil {
@@ -132,9 +130,9 @@ func removeTemp(path string) error {
 	return nil
 }
 
-// sweepTemp removes what dead processes of this user left in parent. What
-// cannot be removed is left for the next sweep: a start must not fail because
-// of somebody else's leavings.
+// sweepTemp removes temporary directories of dead processes of this user from parent. It ignores
+// errors, because a start must not fail when an old directory cannot be removed; the next sweep tries
+// again.
 func sweepTemp(parent string, now time.Time) {
 	entries, err := os.ReadDir(parent)
 	if err != nil {
@@ -158,8 +156,8 @@ func sweepTemp(parent string, now time.Time) {
 	}
 }
 
-// sweepOne removes a directory when neither its stack nor one of its servers
-// lives any more. One without a lock was not made by us.
+// sweepOne removes a temporary directory if neither its stack nor one of its servers lives, and reports
+// whether it did. It keeps a directory without a lock file, which no stack has created.
 func sweepOne(path string) bool {
 	stack, err := openLocked(filepath.Join(path, "lock"), 0, syscall.LOCK_EX)
 	if err != nil {

@@ -28,7 +28,7 @@ func TestSweepTemp_DeadAndLiving_RemovesOnlyDead(t *testing.T) {
 	closeFile(t, dead.lock)
 	want[filepath.Base(dead.path)] = false
 
-	// Its parent is dead, but a server of it still writes there.
+	// Its parent is dead, but one of its servers still runs.
 	dying, err := newTemp(parent)
 	if err != nil {
 		t.Fatal(err)
@@ -46,8 +46,8 @@ func TestSweepTemp_DeadAndLiving_RemovesOnlyDead(t *testing.T) {
 	}{
 		limboPrefix + "young": {0, true},
 		limboPrefix + "old":   {2 * limboAge, false},
-		tempPrefix + "alien":  {2 * limboAge, true}, // without a lock: not made by us
-		"somebody-elses":      {2 * limboAge, true},
+		tempPrefix + "alien":  {2 * limboAge, true}, // has no lock file
+		"other-program":       {2 * limboAge, true},
 	} {
 		path := filepath.Join(parent, name)
 		writeFile(t, filepath.Join(path, "file"))
@@ -65,21 +65,21 @@ func TestSweepTemp_DeadAndLiving_RemovesOnlyDead(t *testing.T) {
 
 	for name, kept := range want {
 		_, err := os.Lstat(filepath.Join(parent, name))
-		if gone := errors.Is(err, os.ErrNotExist); gone == kept {
-			t.Errorf("%s: kept %v, want %v", name, !gone, kept)
+		if removed := errors.Is(err, os.ErrNotExist); removed == kept {
+			t.Errorf("%s: kept %v, want %v", name, !removed, kept)
 		}
 	}
 
 	closeFile(t, server)
 	sweepTemp(parent, now)
 	if _, err := os.Lstat(dying.path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("directory of the dying after its last server: %v, want it gone", err)
+		t.Errorf("directory of the dying stack after its last server: %v, want ErrNotExist", err)
 	}
 	if err := living.close(); err != nil {
 		t.Error(err)
 	}
 	if left, err := filepath.Glob(filepath.Join(parent, tempPrefix+"*")); err != nil || len(left) != 2 {
-		t.Errorf("left after all: %v, %v; want the alien and the link", left, err)
+		t.Errorf("left at the end: %v, %v; want the alien and the link", left, err)
 	}
 }
 
@@ -129,8 +129,8 @@ func TestLockFor_ServerLocked_Waits(t *testing.T) {
 	}
 }
 
-// Its parent may be gone: whoever takes the lock of a server's data must know
-// that the server is gone too.
+// TestLockFor_ServerRuns_KeepsLockUntilItEnds checks that the lock of a server's data is free only when
+// the server has ended, even if its parent is dead.
 func TestLockFor_ServerRuns_KeepsLockUntilItEnds(t *testing.T) {
 	t.Parallel()
 	s, err := Start(t.Context(), Options{Redis: true, Postgres: true, Install: InstallNever})
@@ -145,7 +145,7 @@ func TestLockFor_ServerRuns_KeepsLockUntilItEnds(t *testing.T) {
 		if err := c.stop(stopWithin); err != nil {
 			t.Fatal(err)
 		}
-		lock, err := awaitLock(t.Context(), path) // a grandchild may be a moment later
+		lock, err := awaitLock(t.Context(), path) // a child process of the server may end a moment later
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -13,24 +13,24 @@ import (
 	"time"
 )
 
-// InstallPolicy says whether missing programs may be installed.
+// InstallPolicy determines whether Start may install missing programs.
 type InstallPolicy int
 
 const (
-	// InstallAuto installs them with apt-get, when root.
+	// InstallAuto installs missing programs with apt-get if this process is root.
 	InstallAuto InstallPolicy = iota
-	// InstallNever reports them as missing.
+	// InstallNever installs nothing.
 	InstallNever
 )
 
-// installWithin bounds one run of apt-get, with its wait for dpkg's lock (300 s).
+// installWithin bounds one run of apt-get, including its wait for dpkg's lock (300 s).
 const installWithin = 10 * time.Minute
 
-// MissingError says which programs are missing and how to get them.
+// MissingError reports which programs are missing and how to install them.
 type MissingError struct {
 	Packages []string // of Debian: "redis-server", "postgresql"
 	Line     string   // the command that installs them
-	Err      error    // why they could not be installed; nil when that was not tried
+	Err      error    // why the installation failed; nil without an attempt
 }
 
 func (e *MissingError) Error() string {
@@ -46,9 +46,9 @@ func (e *MissingError) Unwrap() error { return e.Err }
 // installer installs Debian packages.
 type installer struct {
 	root     bool
-	brew     bool   // macOS: named in the message only
-	apt      string // path of apt-get; "" when there is none
-	lock     string // file that keeps other processes from installing too
+	brew     bool   // macOS: the message names brew
+	apt      string // path of apt-get, "" without apt-get
+	lock     string // path of the lock between processes that install
 	progress func(string)
 }
 
@@ -63,9 +63,9 @@ func thisInstaller(progress func(string)) installer {
 	return in
 }
 
-// install installs the packages that missing names, and returns a
-// *MissingError when it may not, cannot, or they are missing afterwards too.
-// While it waits for another process that installs, missing may change.
+// install installs the packages that missing returns. It returns a *MissingError when it may not or
+// cannot install them, or when they are still missing afterwards. It calls missing again after waiting
+// for another process that installs.
 func (in installer) install(ctx context.Context, policy InstallPolicy, missing func() []string) error {
 	packages := missing()
 	if policy == InstallNever || !in.root || in.apt == "" || in.lock == "" {
@@ -87,8 +87,8 @@ func (in installer) install(ctx context.Context, policy InstallPolicy, missing f
 	return nil
 }
 
-// run installs, and once more with fresh package lists when that failed: they
-// are absent in most container images, and outdated in the others.
+// run installs the packages. When that fails it updates the package lists and tries once more: most
+// container images lack the lists, and others have outdated ones.
 func (in installer) run(ctx context.Context, packages []string) error {
 	install := append([]string{"install", "-y", "--no-install-recommends"}, packages...)
 	if err := in.aptGet(ctx, install...); err == nil {
@@ -109,7 +109,7 @@ func (in installer) aptGet(ctx context.Context, args ...string) error {
 	cmd.Stdout, cmd.Stderr = &log, &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C must not stop dpkg halfway
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = 10 * time.Second // a service that the package starts may keep our pipe
+	cmd.WaitDelay = 10 * time.Second // a service that the package starts may keep the output open
 	if err := cmd.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		return fmt.Errorf("apt-get %s: %w; %s", strings.Join(args, " "), errors.Join(context.Cause(ctx), err), &log)
 	}

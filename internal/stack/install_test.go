@@ -11,14 +11,15 @@ import (
 	"testing"
 )
 
-// fakeApt is an apt-get that notes how it was called, and runs a script.
+// fakeApt returns an installer with an apt-get that runs a script, and a function that returns the
+// arguments of each call of apt-get.
 func fakeApt(t *testing.T, script string) (in installer, calls func() []string) {
 	t.Helper()
 	dir := t.TempDir()
 	apt := filepath.Join(dir, "apt-get")
 	content := fmt.Sprintf("#!/bin/sh\ncd %q\necho \"$DEBIAN_FRONTEND $*\" >>calls\n%s\n", dir, script)
-	// No fork while the file is open for writing: a child that has it too,
-	// between fork and exec, makes it impossible to execute (golang.org/issue/22315).
+	// No fork while the file is open for writing: a child between fork and exec would have it open too,
+	// and then the file cannot be executed (golang.org/issue/22315).
 	syscall.ForkLock.RLock()
 	err := os.WriteFile(apt, []byte(content), 0o755)
 	syscall.ForkLock.RUnlock()
@@ -35,7 +36,7 @@ func fakeApt(t *testing.T, script string) (in installer, calls func() []string) 
 	}
 }
 
-// until reports redis-server as missing until apt has made a file of that name.
+// until returns a function that returns redis-server until apt-get has created a file of that name.
 func (in installer) until() func() []string {
 	return func() []string {
 		if _, err := os.Stat(filepath.Join(filepath.Dir(in.apt), "redis-server")); err == nil {
@@ -56,8 +57,11 @@ func TestInstall_FirstTryFails_UpdatesLists(t *testing.T) {
 		script string
 		want   []string
 	}{
-		"lists are good":  {"touch redis-server", []string{aptInstall}},
-		"lists are empty": {`case "$*" in *update) touch lists;; *) [ -e lists ] && touch redis-server;; esac`, []string{aptInstall, aptUpdate, aptInstall}},
+		"lists are good": {"touch redis-server", []string{aptInstall}},
+		"lists are empty": {
+			`case "$*" in *update) touch lists;; *) [ -e lists ] && touch redis-server;; esac`,
+			[]string{aptInstall, aptUpdate, aptInstall},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

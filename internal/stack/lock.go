@@ -12,14 +12,16 @@ import (
 	"holdfast/internal/stack/endpoints"
 )
 
-// ErrInUse says that another living stack uses the same directory.
+// This file does not use gofrs/flock: a server inherits the descriptor of its lock, and that package
+// does not expose it.
+
+// ErrInUse reports that another living stack uses the directory.
 var ErrInUse = errors.New("in use by another process")
 
-// InUseError is an ErrInUse with the directory, and with what the other stack has written into its
-// endpoints file there: nil when it has written nothing, or not yet.
+// InUseError is an ErrInUse with details.
 type InUseError struct {
 	Dir       string
-	Endpoints map[string]string
+	Endpoints map[string]string // the endpoints file of the other stack there; nil without a file
 }
 
 func (e *InUseError) Error() string { return "directory " + e.Dir + ": " + ErrInUse.Error() }
@@ -27,48 +29,49 @@ func (e *InUseError) Error() string { return "directory " + e.Dir + ": " + ErrIn
 // Unwrap returns ErrInUse.
 func (*InUseError) Unwrap() error { return ErrInUse }
 
-// lockDir takes the lock of a directory for one stack, without waiting. The file may be removed by who has its lock.
+// lockDir locks a directory for one stack, without waiting. It returns an *InUseError when another
+// stack has the lock. A holder of the lock may remove the lock file.
 func lockDir(dir string) (*os.File, error) {
 	path := filepath.Join(dir, lockName)
 	for {
 		lock, err := lockFile(path)
 		if errors.Is(err, ErrInUse) {
-			found, _ := endpoints.Read(filepath.Join(dir, endpoints.FileName)) // nothing, when it cannot be read
-			return nil, &InUseError{dir, found}
+			endpoints, _ := endpoints.Read(filepath.Join(dir, endpoints.FileName)) // nil on an error
+			return nil, &InUseError{dir, endpoints}
 		}
 		if err != nil {
 			return nil, err
 		}
-		taken, err := lock.Stat()
+		locked, err := lock.Stat()
 		if err != nil {
 			return nil, errors.Join(err, lock.Close())
 		}
-		if now, err := os.Lstat(path); err == nil && os.SameFile(now, taken) {
+		if current, err := os.Lstat(path); err == nil && os.SameFile(current, locked) {
 			return lock, nil
 		}
-		_ = lock.Close() // it was removed after it was opened: nothing is locked by it
+		_ = lock.Close() // the file was removed after it was opened, so this lock excludes no other process
 	}
 }
 
-// lockName is the file by which a stack locks a directory.
+// lockName is the name of the lock file of a directory.
 const lockName = "lock"
 
 // lockPoll is the pause between two attempts to take a lock.
 const lockPoll = 20 * time.Millisecond
 
-// lockFile opens path, creating it if need be, and takes an exclusive lock on
-// it, which lasts until the file and all inherited copies of it are closed. It
-// does not wait: the error is ErrInUse when the lock is taken.
+// lockFile opens path, which it creates if need be, and locks it exclusively. The lock lasts until the
+// file and all inherited copies of it are closed. lockFile does not wait: it returns ErrInUse when
+// another process has the lock.
 func lockFile(path string) (*os.File, error) {
 	return openLocked(path, os.O_CREATE, syscall.LOCK_EX)
 }
 
-// awaitLock is lockFile, but waits for the lock until ctx is over.
+// awaitLock is lockFile, but waits for the lock until ctx is done.
 func awaitLock(ctx context.Context, path string) (*os.File, error) {
 	return awaitLocked(ctx, path, syscall.LOCK_EX)
 }
 
-// awaitShared is awaitLock for a lock that others may share.
+// awaitShared is awaitLock for a shared lock.
 func awaitShared(ctx context.Context, path string) (*os.File, error) {
 	return awaitLocked(ctx, path, syscall.LOCK_SH)
 }
@@ -89,8 +92,8 @@ func awaitLocked(ctx context.Context, path string, kind int) (*os.File, error) {
 	}
 }
 
-// openLocked opens path with a lock of the given kind, without waiting. os.Open
-// closes it on exec, so that children get it only on purpose.
+// openLocked opens path and locks it, without waiting. kind is LOCK_EX or LOCK_SH. A child inherits the
+// lock only through exec.Cmd.ExtraFiles, because os.OpenFile sets close-on-exec.
 func openLocked(path string, flag, kind int) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NOFOLLOW|flag, 0o600)
 	if err != nil {

@@ -18,11 +18,10 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// partVariable names, in its environment, the part that a process plays which
-// a test started.
+// partVariable is the environment variable with the role of a process that a test has started.
 const partVariable = "HOLDFAST_STACK_TEST_PART"
 
-// TestMain runs the tests, or the part of a process of its own.
+// TestMain runs the tests or, in a process that a test has started, its role.
 func TestMain(m *testing.M) {
 	switch part := os.Getenv(partVariable); part {
 	case "":
@@ -33,20 +32,20 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	default:
-		fmt.Fprintln(os.Stderr, "no such part:", part)
+		fmt.Fprintln(os.Stderr, "unknown role:", part)
 		os.Exit(2)
 	}
 }
 
-// parentStack is what a parent tells of its stack.
+// parentStack describes the stack of a parent.
 type parentStack struct {
 	RedisPID, PostgresPID int
 	RedisURL, PostgresURL string
 	NATSURL               string
 }
 
-// parent starts a stack in the directory of HOLDFAST_STACK_TEST_DIR, tells of
-// it on standard output, and lives until it is killed or its input ends.
+// parent starts a stack in the directory of HOLDFAST_STACK_TEST_DIR, writes its parentStack to standard
+// output, and runs until it is killed or its standard input ends.
 func parent() error {
 	o := all
 	o.Dir = os.Getenv("HOLDFAST_STACK_TEST_DIR")
@@ -62,8 +61,7 @@ func parent() error {
 	return errors.Join(err, s.Close())
 }
 
-// startParent starts this test binary as a parent and returns it with its
-// stack. The test ends it, if nothing else has.
+// startParent starts this test binary as a parent and returns it with its stack. A cleanup stops it.
 func startParent(t *testing.T, env ...string) (*exec.Cmd, parentStack) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -73,8 +71,8 @@ func startParent(t *testing.T, env ...string) (*exec.Cmd, parentStack) {
 	cmd := exec.Command(exe)
 	cmd.Env = append(append(os.Environ(), partVariable+"=parent"), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	var complaints strings.Builder
-	cmd.Stderr = &complaints
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -87,19 +85,19 @@ func startParent(t *testing.T, env ...string) (*exec.Cmd, parentStack) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = stdin.Close() // that of a killed parent is closed already
-		_ = cmd.Wait()    // a test that cares has looked itself
+		_ = stdin.Close() // already closed if the test has killed the parent
+		_ = cmd.Wait()    // fails if the test has killed the parent
 	})
 	var started parentStack
 	if err := json.NewDecoder(stdout).Decode(&started); err != nil {
-		_ = cmd.Process.Kill() // it is ill: never mind what of
+		_ = cmd.Process.Kill() // the test fails anyway
 		_ = cmd.Wait()
-		t.Fatalf("parent: %v\n%s", err, &complaints)
+		t.Fatalf("parent: %v\n%s", err, &stderr)
 	}
 	return cmd, started
 }
 
-// await polls until done, for at most two minutes.
+// await polls until done returns true. It fails the test after two minutes.
 func await(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -109,14 +107,14 @@ func await(t *testing.T, what string, done func() bool) {
 	for !done() {
 		select {
 		case <-ctx.Done():
-			t.Fatalf("waited in vain: %s", what)
+			t.Fatalf("timeout: %s", what)
 		case <-poll.C:
 		}
 	}
 }
 
-// alive reports whether a process with this id runs. A zombie does not: where
-// the first process of a container reaps nobody, orphans stay zombies.
+// alive reports whether a process with this id runs. A zombie does not run: in a container whose first
+// process does not reap, orphans stay zombies.
 func alive(pid int) bool {
 	if syscall.Kill(pid, 0) != nil {
 		return false

@@ -9,12 +9,12 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// natsStoreMax is what the streams of a temporary stack may reserve together.
-// The server's own default is a share of the free disk, which the reservations
-// of many small test namespaces exceed although they never fill them.
+// natsStoreMax bounds the bytes that all streams of a temporary stack reserve. The server's default is
+// a share of the free disk. The reservations of many small test namespaces exceed it, although they use
+// little.
 const natsStoreMax = 1 << 50
 
-// natsReadySlice is how long one wait for readiness lasts before ctx is looked at.
+// natsReadySlice bounds one wait for readiness between two checks of ctx.
 const natsReadySlice = 100 * time.Millisecond
 
 // natsServer is a NATS server with JetStream in this process.
@@ -23,8 +23,8 @@ type natsServer struct {
 	log *tail
 }
 
-// startNATS starts a server that keeps its streams in dir. A durable one syncs
-// every message to disk before it acknowledges it.
+// startNATS starts a server that stores its streams in dir. A durable server syncs every message to
+// disk before it acknowledges it.
 func startNATS(ctx context.Context, dir string, durable bool) (*natsServer, error) {
 	o := &server.Options{
 		Host:                   "127.0.0.1",
@@ -74,8 +74,8 @@ func (n *natsServer) url() string { return n.srv.ClientURL() }
 // wait returns when the server has stopped.
 func (n *natsServer) wait() { n.srv.WaitForShutdown() }
 
-// stop stops the server. It cannot be killed, being in this process: after
-// within the wait is given up with an error.
+// stop stops the server. It returns an error when that exceeds within; the server runs in this process
+// and cannot be killed.
 func (n *natsServer) stop(within time.Duration) error {
 	done := make(chan struct{})
 	go func() {
@@ -91,10 +91,12 @@ func (n *natsServer) stop(within time.Duration) error {
 	}
 }
 
-// natsLog keeps what the server complains about and drops the rest.
+// natsLog keeps warnings and errors of the server, and drops other messages.
 type natsLog struct{ tail *tail }
 
-func (l natsLog) keep(format string, v []any) { _, _ = fmt.Fprintf(l.tail, format+"\n", v...) } // a tail takes every write
+func (l natsLog) keep(format string, v []any) {
+	_, _ = fmt.Fprintf(l.tail, format+"\n", v...) // a write to a tail cannot fail
+}
 
 func (l natsLog) Noticef(string, ...any)         {}
 func (l natsLog) Debugf(string, ...any)          {}

@@ -14,7 +14,7 @@ import (
 func TestStart_ParentKilled_ChildrenDie(t *testing.T) {
 	t.Parallel()
 	temp := t.TempDir()
-	// The user that runs postgres must get through to what is below.
+	// The user that runs postgres must be able to enter both directories.
 	for _, dir := range []string{temp, filepath.Dir(temp)} {
 		if err := os.Chmod(dir, 0o711); err != nil {
 			t.Fatal(err)
@@ -35,8 +35,7 @@ func TestStart_ParentKilled_ChildrenDie(t *testing.T) {
 		t.Fatalf("temporary directories of a killed parent: %v, want one", dirs)
 	}
 
-	// The next start in the same place removes what it left, as soon as the
-	// backends of its postgres are gone too.
+	// The next start removes the directory as soon as the backends of its postgres have ended too.
 	await(t, "removal of the killed parent's directory", func() bool {
 		startParent(t, "TMPDIR="+temp)
 		_, err := os.Stat(dirs[0])
@@ -62,7 +61,8 @@ func TestStart_ParentKilled_DirTakenOver(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = cmd.Wait() // it was killed: its own lock is free now, its children may still be dying
+	_ = cmd.Wait() // its own lock is free now, while its children may still run
 	s := start(t, o)
-	wantWord(t, &stack.Stack{NATSURL: s.NATSURL, PostgresURL: s.PostgresURL}, "acknowledged") // Redis syncs only every second
+	// Redis syncs only every second, so it may have lost the word.
+	wantWord(t, &stack.Stack{NATSURL: s.NATSURL, PostgresURL: s.PostgresURL}, "acknowledged")
 }

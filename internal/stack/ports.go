@@ -9,10 +9,10 @@ import (
 	"strconv"
 )
 
-// freePort asks the kernel for a TCP port that nobody uses at this moment.
+// freePort returns a TCP port of 127.0.0.1 that is free at this moment.
 func freePort() (int, error) { return tryPort(0) }
 
-// tryPort returns a TCP port of 127.0.0.1 if it is free, one that is free for 0.
+// tryPort returns the given TCP port of 127.0.0.1 if it is free, and any free port for 0.
 func tryPort(port int) (int, error) {
 	l, err := net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 	if err != nil {
@@ -25,8 +25,9 @@ func tryPort(port int) (int, error) {
 	return port, nil
 }
 
-// QuietPorts returns free TCP ports of 127.0.0.1 that the kernel gives to nobody by itself: for servers that must be
-// found again where they were, and those that cannot be started on another port when somebody else was faster.
+// QuietPorts returns free TCP ports of 127.0.0.1 outside the range from which the kernel assigns ports.
+// Use them for servers that must keep their port over restarts, and for servers that cannot start on
+// another port when the port is taken.
 func QuietPorts(number int) (ports []int, err error) {
 	const first, last, attempts = 20000, 30000, 1000
 	for range attempts {

@@ -12,49 +12,45 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// startPostgres starts postgres with its data in the directory postgres of h,
-// which it makes when there is none, and returns it with its URL. As root it
-// runs as another user. One that is not durable never syncs. more settings win over the usual ones.
-func startPostgres(ctx context.Context, h *home, bin postgresBin, progress func(string), more ...string) (*child, string, error) {
+// startPostgres starts postgres with its data in the directory postgres of h, which it creates if need
+// be, and returns it with its port. If this process is root, postgres runs as another user. A postgres
+// that is not durable never syncs. more has settings that override the usual ones.
+func startPostgres(ctx context.Context, h *home, bin postgresBin, progress func(string), more ...string,
+) (c *child, port int, err error) {
 	data := filepath.Join(h.path, "postgres")
 	owner, err := postgresAccount(data)
 	if err != nil {
-		return nil, "", err
+		return nil, 0, err
 	}
 	if err := owner.checkAccess(h.path); err != nil {
-		return nil, "", err
+		return nil, 0, err
 	}
 	lock, err := h.lockFor(ctx, "postgres")
 	if err != nil {
-		return nil, "", err
+		return nil, 0, err
 	}
 	defer func() { _ = lock.Close() }() // the child holds its own copy
 	if _, err := os.Stat(data); errors.Is(err, os.ErrNotExist) {
 		if err := bin.makeData(ctx, data, owner, h.durable, progress); err != nil {
-			return nil, "", err
+			return nil, 0, err
 		}
 	} else if err != nil {
-		return nil, "", fmt.Errorf("data directory: %w", err)
+		return nil, 0, fmt.Errorf("data directory: %w", err)
 	}
-	// We hold the lock, so no postgres of ours lives here, but one that was
-	// killed may have left its pid, and in a container that pid is soon
-	// another process'. Postgres would then refuse to start.
+	// This process has the lock, so no postgres runs on the data. A killed postgres may have left its
+	// pid file. In a container another process soon has that pid, and postgres would refuse to start.
 	if err := os.Remove(filepath.Join(data, "postmaster.pid")); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, "", fmt.Errorf("remove stale pid file: %w", err)
+		return nil, 0, fmt.Errorf("remove stale pid file: %w", err)
 	}
 	make := func(port int) command {
 		return command{
 			name: "postgres", path: bin.postgres, args: postgresArgs(data, h.durable, port, more...), lock: lock, user: owner,
-			stop:  syscall.SIGINT,  // "fast": ends sessions, writes a checkpoint
-			death: syscall.SIGQUIT, // "immediate": at once, its own children too
+			stop:  syscall.SIGINT,  // fast shutdown: ends sessions, writes a checkpoint
+			death: syscall.SIGQUIT, // immediate shutdown, including its child processes
 		}
 	}
 	probe := func(ctx context.Context, _ *child, port int) error { return probePostgres(ctx, data, port) }
-	c, port, err := onFreePort(ctx, make, probe)
-	if err != nil {
-		return nil, "", err
-	}
-	return c, postgresURL(port), nil
+	return onFreePort(ctx, make, probe)
 }
 
 func postgresURL(port int) string {
@@ -68,7 +64,7 @@ func postgresArgs(data string, durable bool, port int, more ...string) []string 
 		"unix_socket_directories=",
 		"max_connections=500",
 		"huge_pages=off",
-		"logging_collector=off", // to standard error, which we read
+		"logging_collector=off", // log to standard error, which this process reads
 		"log_destination=stderr",
 		"timezone=UTC",
 		"log_timezone=UTC",
@@ -83,20 +79,20 @@ func postgresArgs(data string, durable bool, port int, more ...string) []string 
 	return args
 }
 
-// probePostgres asks whether the server on the port answers queries and is the
-// one that owns data, and not a stranger's that took the port first.
+// probePostgres returns an error unless the server on the port answers queries and has the data
+// directory data. A foreign postgres may have taken the port first.
 func probePostgres(ctx context.Context, data string, port int) (err error) {
 	conn, err := pgx.Connect(ctx, postgresURL(port))
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, conn.Close(ctx)) }()
-	var owns string
-	if err := conn.QueryRow(ctx, "select current_setting('data_directory')").Scan(&owns); err != nil {
+	var found string
+	if err := conn.QueryRow(ctx, "select current_setting('data_directory')").Scan(&found); err != nil {
 		return err
 	}
-	if owns != data {
-		return fmt.Errorf("the port belongs to another postgres, with its data in %s", owns)
+	if found != data {
+		return fmt.Errorf("another postgres has the port, with its data in %s", found)
 	}
 	return nil
 }

@@ -2,9 +2,8 @@ package stack
 
 import "syscall"
 
-// childAttr puts a child in a process group of its own, under another user if
-// one is given, and has the kernel send it death when the thread that started
-// it is gone.
+// childAttr returns the attributes of a child: its own process group, the user if not nil, and the
+// signal death, which the kernel sends to the child when the thread that started it ends.
 func childAttr(user *account, death syscall.Signal) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Credential: user.credential(), Pdeathsig: death}
 }

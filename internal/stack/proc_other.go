@@ -4,9 +4,9 @@ package stack
 
 import "syscall"
 
-// childAttr puts a child in a process group of its own, under another user if
-// one is given. There is no death signal here: a parent that is killed leaves
-// its children behind, and their lock files keep the next start from their data.
+// childAttr returns the attributes of a child: its own process group, and the user if not nil. These
+// systems have no death signal, so the children of a killed parent survive; their locks keep a later
+// start from using their data.
 func childAttr(user *account, _ syscall.Signal) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Credential: user.credential()}
 }

@@ -14,9 +14,9 @@ import (
 	"syscall"
 )
 
-// startRedis starts redis-server with its data in the directory redis of h and
-// returns it with its URL. A durable one keeps an append-only file and syncs it
-// every second; another writes nothing to disk.
+// startRedis starts redis-server with its data in the directory redis of h, and returns it with its
+// URL. A durable Redis writes an append-only file and syncs it every second; another one writes nothing
+// to disk.
 func startRedis(ctx context.Context, h *home, program string) (*child, string, error) {
 	dir := filepath.Join(h.path, "redis")
 	lock, err := h.lockFor(ctx, "redis")
@@ -31,7 +31,7 @@ func startRedis(ctx context.Context, h *home, program string) (*child, string, e
 		return command{
 			name: "redis-server", path: program, args: redisArgs(dir, h.durable, port), lock: lock,
 			stop:  syscall.SIGTERM,
-			death: syscall.SIGKILL, // it has no quick end that keeps more
+			death: syscall.SIGKILL, // Redis has no fast shutdown that would save more
 		}
 	}
 	c, port, err := onFreePort(ctx, make, probeRedis)
@@ -50,7 +50,7 @@ func redisArgs(dir string, durable bool, port int) []string {
 		"--supervised", "no",
 		"--logfile", "", // standard output
 		"--tcp-backlog", "128", // the kernel's usual limit, else a warning
-		"--save", "", // the append-only file has it all
+		"--save", "", // the append-only file has all data
 	}
 	if durable {
 		return append(args, "--appendonly", "yes", "--appendfsync", "everysec")
@@ -58,7 +58,7 @@ func redisArgs(dir string, durable bool, port int) []string {
 	return append(args, "--appendonly", "no")
 }
 
-// probeRedis asks whether the server on the port is c, and has loaded its data.
+// probeRedis returns an error unless the server on the port is c and has loaded its data.
 func probeRedis(ctx context.Context, c *child, port int) (err error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
@@ -80,14 +80,14 @@ func probeRedis(ctx context.Context, c *child, port int) (err error) {
 		return err
 	}
 	if pong != "+PONG\r\n" {
-		return fmt.Errorf("answer to PING: %s", strings.TrimSpace(pong))
+		return fmt.Errorf("reply to PING: %s", strings.TrimSpace(pong))
 	}
-	return redisIs(r, c.pid())
+	return checkRedisPID(r, c.pid())
 }
 
-// redisIs reads the reply to INFO server until the process id, which tells our
-// server from a stranger's that took the port first.
-func redisIs(r *bufio.Reader, pid int) error {
+// checkRedisPID reads the reply to INFO server and returns an error unless it has this process id. A
+// foreign Redis may have taken the port first.
+func checkRedisPID(r *bufio.Reader, pid int) error {
 	const linesMax = 64
 	for range linesMax {
 		line, err := r.ReadString('\n')
@@ -96,10 +96,10 @@ func redisIs(r *bufio.Reader, pid int) error {
 		}
 		if id, ok := strings.CutPrefix(strings.TrimSpace(line), "process_id:"); ok {
 			if id != strconv.Itoa(pid) {
-				return fmt.Errorf("the port belongs to another redis-server, pid %s", id)
+				return fmt.Errorf("another redis-server has the port, pid %s", id)
 			}
 			return nil
 		}
 	}
-	return errors.New("no process_id in the answer to INFO")
+	return errors.New("no process_id in the reply to INFO")
 }

@@ -15,22 +15,21 @@ import (
 	"time"
 )
 
-// Server is one server in a process of its own that may be killed, paused and started again on the
-// same data, for tests of faults. Nobody watches it. It dies with this process (on Linux).
+// Server is one server process for fault tests, which kill, pause and restart it on the same data. On
+// Linux it dies with this process.
 type Server struct {
-	Port  int // of postgres, on 127.0.0.1; of others what the caller knows
+	Port  int // on 127.0.0.1; StartProgram leaves it to the caller
 	child *child
 }
 
-// RedisProgram returns the path of redis-server, which it installs if it may.
+// RedisProgram returns the path of redis-server. It installs a missing one as InstallAuto does.
 func RedisProgram(ctx context.Context) (string, error) {
 	bins, err := Options{Redis: true}.programs(ctx)
 	return bins.redis, err
 }
 
-// StartPostgresServer starts a postgres with its data in the directory postgres of dir, which it makes
-// when there is none, and these settings besides the usual ones of a durable stack, and returns
-// when it answers queries.
+// StartPostgresServer starts a durable postgres with its data in the directory postgres of dir, which
+// it creates if need be, and returns when it answers queries. settings override the usual ones.
 func StartPostgresServer(ctx context.Context, dir string, settings ...string) (*Server, error) {
 	bins, err := Options{Postgres: true, Dir: dir}.programs(ctx)
 	if err != nil {
@@ -40,24 +39,20 @@ func StartPostgresServer(ctx context.Context, dir string, settings ...string) (*
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = h.lock.Close() }() // the server's own lock says whether it lives
-	c, url, err := startPostgres(ctx, h, bins.postgres, func(string) {}, settings...)
+	defer func() { _ = h.lock.Close() }() // the server has its own lock
+	c, port, err := startPostgres(ctx, h, bins.postgres, func(string) {}, settings...)
 	if err != nil {
 		return nil, fmt.Errorf("postgres: %w", err)
-	}
-	port, err := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(url, "postgres://postgres@127.0.0.1:"), "/postgres?sslmode=disable"))
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("postgres: %w", err), c.stop(stopWithin))
 	}
 	return &Server{Port: port, child: c}, nil
 }
 
-// Program is any other program that serves.
+// Program describes a server program for StartProgram.
 type Program struct {
 	Path      string
 	Args, Env []string
-	Log       io.Writer                       // has all that it says; nil = only its end is kept
-	Ready     func(ctx context.Context) error // returns nil once it serves
+	Log       io.Writer                       // receives the whole output; nil means that only its end is kept
+	Ready     func(ctx context.Context) error // returns nil when the program is ready
 }
 
 // StartProgram starts a program and returns when it is ready.
@@ -75,12 +70,11 @@ func StartProgram(ctx context.Context, p Program) (*Server, error) {
 	return &Server{child: c}, nil
 }
 
-// Kill ends the server without giving it time to write anything: postgres by an immediate stop,
-// of all its processes, the others by SIGKILL. It returns when the server is gone. One that is
-// paused is killed as well.
+// Kill ends the server, paused or not, without time to write anything: postgres and its child
+// processes by an immediate shutdown, other servers by SIGKILL. It returns when the server has ended.
 func (s *Server) Kill() error {
 	err := s.child.process.Signal(s.child.death)
-	if s.child.death != syscall.SIGKILL { // a paused process sees it when it goes on
+	if s.child.death != syscall.SIGKILL { // a paused process handles the signal only after Resume
 		err = errors.Join(err, s.Resume())
 	}
 	if err != nil && !errors.Is(err, os.ErrProcessDone) {
@@ -90,12 +84,12 @@ func (s *Server) Kill() error {
 	case <-s.child.exited:
 		return nil
 	case <-time.After(readyWithin):
-		return fmt.Errorf("kill %s: still there after %v", s.child.name, readyWithin)
+		return fmt.Errorf("kill %s: still running after %v", s.child.name, readyWithin)
 	}
 }
 
-// Stop asks the server to end, and kills it when it has not within the given time. It returns an
-// error unless the server has ended by itself, with 0.
+// Stop requests a graceful stop, and kills the server when that exceeds the given time. It returns an
+// error unless the server exits with 0 in time.
 func (s *Server) Stop(within time.Duration) error {
 	if err := errors.Join(s.Resume(), s.child.stop(within)); err != nil {
 		return err
@@ -106,23 +100,17 @@ func (s *Server) Stop(within time.Duration) error {
 	return nil
 }
 
-// Pause stops the server and its processes where they are, until Resume.
+// Pause suspends the server and its child processes until Resume.
 func (s *Server) Pause() error { return s.signal(syscall.SIGSTOP) }
 
-// Resume lets a paused server go on.
+// Resume continues a paused server.
 func (s *Server) Resume() error { return s.signal(syscall.SIGCONT) }
 
-// Err says how the server ended, once Exited is closed.
-func (s *Server) Err() error { return s.child.exitError() }
-
-// Exited is closed when the server has ended.
+// Exited returns a channel that is closed when the server has ended.
 func (s *Server) Exited() <-chan struct{} { return s.child.exited }
 
-// Log returns the end of what the server has said.
-func (s *Server) Log() string { return s.child.log.String() }
-
-// signal signals the server and its child processes, each of which may be gone already: postgres
-// has one for each connection, in a process group of its own.
+// signal signals the server and its child processes: postgres has one for each connection, in its own
+// process group. It ignores processes that have ended.
 func (s *Server) signal(sig syscall.Signal) error {
 	pid := s.child.pid()
 	pids := []int{pid}
@@ -138,7 +126,7 @@ func (s *Server) signal(sig syscall.Signal) error {
 		pids = append(pids, child)
 	}
 	if sig == syscall.SIGSTOP {
-		slices.Reverse(pids) // the postmaster last: it would start others
+		slices.Reverse(pids) // the postmaster last, because it starts new ones for those that end
 	}
 	for _, one := range pids {
 		if err := syscall.Kill(one, sig); err != nil && !errors.Is(err, syscall.ESRCH) {

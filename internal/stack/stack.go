@@ -8,48 +8,48 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 const (
-	// readyWithin bounds how long one server may take until it answers.
+	// readyWithin bounds the start of one server.
 	readyWithin = 30 * time.Second
-	// stopWithin is the StopWithin of who does not give one: within the 10 s that a worker has.
+	// stopWithin is the default of Options.StopWithin: all servers stop within the 10 s of a worker's stop.
 	stopWithin = 4 * time.Second
 )
 
-// Options say which servers to start and where they keep their data.
+// Options select which servers to start and where they store their data.
 type Options struct {
-	// Dir is where data is kept across runs. The servers then write
-	// durably: NATS and Postgres sync before they acknowledge, Redis syncs
-	// every second. Empty means a temporary directory that Close removes,
-	// and servers that never sync.
+	// Dir is the directory for data that survives Close. The servers then write durably: NATS and
+	// Postgres sync before they acknowledge, Redis syncs every second. Empty means a temporary
+	// directory, which Close removes, and servers that never sync.
 	Dir string
 
-	// EndpointsDir is where WriteEndpoints will write. Start takes the
-	// directory, before anything else: no other living stack writes there
-	// until Close. It may be Dir. Empty means that WriteEndpoints takes its
-	// directory itself.
+	// EndpointsDir is the directory of a later WriteEndpoints. Start locks it before anything else, so
+	// that no other stack writes there until Close. It may be Dir. Empty means that WriteEndpoints locks
+	// its directory itself.
 	EndpointsDir string
 
-	// NATS, Redis, Postgres say which servers to start.
+	// NATS, Redis and Postgres select the servers to start.
 	NATS, Redis, Postgres bool
 
-	// Install says whether missing programs may be installed.
+	// Install determines whether missing programs may be installed.
 	Install InstallPolicy
 
-	// StopWithin bounds the graceful stop of each server; then it is killed. NATS stops first, then Redis and
-	// Postgres together, so Close takes at most a little more than twice as long. 0 means 4 s.
+	// StopWithin bounds the graceful stop of each server; then it is killed. NATS stops first, then
+	// Redis and Postgres together, so Close takes little more than twice as long. 0 means 4 s.
 	StopWithin time.Duration
 
-	// Progress is told, one line at a time and never concurrently, what
-	// takes long: an installation, the first initdb. May be nil.
+	// Progress is called with a line for each step that takes long: an installation, the first initdb.
+	// The calls never overlap. It may be nil.
 	Progress func(line string)
 }
 
-// Stack is a set of running servers. Its methods may be called concurrently.
+// Stack is a set of running servers. Its methods are safe for concurrent use.
 type Stack struct {
-	// NATSURL, RedisURL and PostgresURL are where the servers listen;
-	// empty for those that were not asked for.
+	// NATSURL, RedisURL and PostgresURL are the URLs of the servers, empty for servers that Options did
+	// not select.
 	NATSURL, RedisURL, PostgresURL string
 
 	home       *home
@@ -69,13 +69,13 @@ type Stack struct {
 	closeErr  error
 }
 
-// Start starts the servers that o asks for, side by side, and returns when all
-// of them answer. ctx bounds the start only: the servers live until Close.
+// Start starts the selected servers in parallel and returns when all of them answer. ctx bounds the
+// start only: the servers run until Close.
 //
-// When one fails, those already started are stopped and the error says why,
-// with the end of the server's log. A program that is missing and could not be
-// installed is a *MissingError, a directory that another stack uses is an
-// *InUseError, one that the postgres user cannot enter is an *DirPermissionError.
+// When a server fails to start, Start stops the others and returns an error with the end of the
+// server's log. The error is a *MissingError when a program is missing and could not be installed, an
+// *InUseError when another stack uses a directory, and a *DirPermissionError when the user who runs
+// postgres cannot enter its directory.
 func Start(ctx context.Context, o Options) (*Stack, error) {
 	o.Progress = serial(o.Progress)
 	s := &Stack{
@@ -91,7 +91,7 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 	return s, nil
 }
 
-// open takes the directories and starts the servers. After an error, Close ends what was started.
+// open locks the directories and starts the servers. After an error the caller calls Close.
 func (s *Stack) open(ctx context.Context, o Options) (err error) {
 	starts := o.NATS || o.Redis || o.Postgres
 	if starts && o.Dir != "" {
@@ -119,26 +119,19 @@ func (s *Stack) open(ctx context.Context, o Options) (err error) {
 	return s.startAll(ctx, o, bins)
 }
 
-// startAll starts the servers in parallel. The first that fails makes the
-// others give up; its error is returned.
+// startAll starts the servers in parallel. When one fails it cancels the other starts and returns the
+// error of the first.
 func (s *Stack) startAll(ctx context.Context, o Options, bins programs) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-
-	var wg sync.WaitGroup
-	first := make(chan error, 1)
-	start := func(wanted bool, name string, f func(context.Context) error) {
-		if !wanted {
+	starts, startCtx := errgroup.WithContext(ctx)
+	start := func(selected bool, name string, f func(context.Context) error) {
+		if !selected {
 			return
 		}
-		wg.Go(func() {
-			if err := f(ctx); err != nil {
-				select {
-				case first <- fmt.Errorf("%s: %w", name, err):
-				default: // an echo of the first
-				}
-				cancel()
+		starts.Go(func() error {
+			if err := f(startCtx); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
 			}
+			return nil
 		})
 	}
 	start(o.NATS, "nats", func(ctx context.Context) (err error) {
@@ -152,20 +145,20 @@ func (s *Stack) startAll(ctx context.Context, o Options, bins programs) error {
 		s.redis, s.RedisURL, err = startRedis(ctx, s.home, bins.redis)
 		return err
 	})
-	start(o.Postgres, "postgres", func(ctx context.Context) (err error) {
-		s.postgres, s.PostgresURL, err = startPostgres(ctx, s.home, bins.postgres, o.Progress)
+	start(o.Postgres, "postgres", func(ctx context.Context) error {
+		c, port, err := startPostgres(ctx, s.home, bins.postgres, o.Progress)
+		if err == nil {
+			s.postgres, s.PostgresURL = c, postgresURL(port)
+		}
 		return err
 	})
-	wg.Wait()
-	select {
-	case err := <-first:
+	if err := starts.Wait(); err != nil {
 		return err
-	default:
-		return ctx.Err()
 	}
+	return ctx.Err()
 }
 
-// watch reports servers that end by themselves to Failed.
+// watch sends an error to Failed when a server ends before Close.
 func (s *Stack) watch() {
 	report := func(err error) {
 		select {
@@ -190,26 +183,26 @@ func (s *Stack) watch() {
 	if s.nats != nil {
 		s.watchers.Go(func() {
 			s.nats.wait()
-			report(fmt.Errorf("nats stopped by itself: %s", s.nats.log))
+			report(fmt.Errorf("nats stopped unexpectedly: %s", s.nats.log))
 		})
 	}
 }
 
-// Failed delivers one error when a server ends without Close, the first one if
-// there are more. Close closes the channel, unless a server could not be stopped.
+// Failed returns a channel that receives one error when the first server ends before Close. Close
+// closes the channel, unless a server could not be stopped.
 func (s *Stack) Failed() <-chan error { return s.failed }
 
-// RedisPID returns the process id of redis-server, 0 when it was not started.
-// For faults: a test may kill or freeze it.
+// RedisPID returns the process id of redis-server, 0 when it was not started. Tests use it to kill or
+// pause the server.
 func (s *Stack) RedisPID() int { return s.redis.pid() }
 
-// PostgresPID returns the process id of the postmaster, 0 when it was not
-// started. For faults: a test may kill or freeze it.
+// PostgresPID returns the process id of the postmaster, 0 when it was not started. Tests use it to kill
+// or pause the server.
 func (s *Stack) PostgresPID() int { return s.postgres.pid() }
 
-// Close stops the servers (NATS first, then Redis and Postgres together),
-// kills those that do not stop in time, removes the endpoints files that
-// it wrote and the temporary directory. Later calls return what the first did.
+// Close stops the servers (NATS first, then Redis and Postgres together), kills those that do not stop
+// in time, and removes the endpoints files and the temporary directory. Later calls return the error of
+// the first.
 func (s *Stack) Close() error {
 	s.closeOnce.Do(func() { s.closeErr = s.close() })
 	return s.closeErr
@@ -228,7 +221,7 @@ func (s *Stack) close() error {
 	wg.Wait()
 	stopErr := errors.Join(natsErr, redisErr, postgresErr)
 	if stopErr == nil {
-		// A server that could not be stopped would keep its watcher for ever.
+		// The watcher of a server that could not be stopped would never return.
 		s.watchers.Wait()
 		close(s.failed)
 	}
@@ -241,7 +234,7 @@ func (s *Stack) close() error {
 	return nil
 }
 
-// serial makes f safe to call from several goroutines, and from none when nil.
+// serial returns a function that calls f under a mutex, and that does nothing when f is nil.
 func serial(f func(string)) func(string) {
 	if f == nil {
 		return func(string) {}

@@ -17,7 +17,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// all asks for every server. Nothing is installed here: what is missing fails.
+// all selects every server. A missing program is an error, because tests install nothing.
 var all = stack.Options{NATS: true, Redis: true, Postgres: true, Install: stack.InstallNever}
 
 func start(t *testing.T, o stack.Options) *stack.Stack {
@@ -126,7 +126,7 @@ func connectPostgres(t *testing.T, s *stack.Stack) *pgx.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := conn.Close(context.Background()); err != nil { // the test's context is over
+		if err := conn.Close(context.Background()); err != nil { // in a cleanup the test's context is done
 			t.Error(err)
 		}
 	})
@@ -150,7 +150,7 @@ func TestStart_Temporary_CloseRemovesAll(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(filepath.Dir(data)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("temporary directory %s after Close: %v, want it gone", filepath.Dir(data), err)
+		t.Errorf("temporary directory %s after Close: %v, want ErrNotExist", filepath.Dir(data), err)
 	}
 	if err, open := <-s.Failed(); err != nil || open {
 		t.Errorf("Failed after Close: %v, open %v; want it closed", err, open)

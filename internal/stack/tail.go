@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// tailBytesMax is how much of a server's log is kept in memory.
+// tailBytesMax bounds the part of a server's log in memory.
 const tailBytesMax = 16 << 10
 
 // tail keeps the last tailBytesMax bytes written to it. The zero value is ready.
@@ -14,7 +14,7 @@ type tail struct {
 	buf []byte
 }
 
-// Write keeps p, and never fails.
+// Write appends p. It never fails.
 func (t *tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -25,7 +25,7 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String returns what is kept, for the end of an error message.
+// String returns the end of the log, as the end of an error message.
 func (t *tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -35,7 +35,7 @@ func (t *tail) String() string {
 	return "its log is empty"
 }
 
-// has reports whether any of the phrases is in what is kept.
+// has reports whether the end of the log has any of the phrases.
 func (t *tail) has(phrases ...string) bool {
 	s := t.String()
 	for _, p := range phrases {

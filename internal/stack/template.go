@@ -5,7 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,42 +17,45 @@ import (
 const (
 	// templatePrefix begins the name of a template in the cache.
 	templatePrefix = "postgres-template-"
-	// templatesMax is how many templates are kept, one per Postgres build.
+	// templatesMax bounds the templates in the cache, one per Postgres build.
 	templatesMax = 3
 	// initdbWithin bounds one run of initdb.
 	initdbWithin = 2 * time.Minute
 )
 
-// initdbArgs make a template: one superuser without a password, UTF-8, the
-// same order of text on every machine. Nothing is synced; see makeData. The
-// first segment of the log is 4 MiB, not 16: it is a good part of what is copied.
+// initdbArgs are the arguments of initdb for a template: one superuser without a password, UTF-8, and
+// the same collation on every machine. They sync nothing; see makeData. The first WAL segment has 4 MiB
+// instead of 16, because each copy of the template has one.
 var initdbArgs = []string{"--no-sync", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--no-locale", "--wal-segsize=4"}
 
-// makeData makes a data directory that the account owns: a copy of a template,
-// because initdb takes most of a second. The template is made by the first who
-// needs it and kept in the user's cache directory. A durable data directory is
-// synced to disk. data appears complete or not at all.
-func (bin postgresBin) makeData(ctx context.Context, data string, owner *account, durable bool, progress func(string)) error {
-	made := data + ".new"
-	if err := os.RemoveAll(made); err != nil { // of a process that was killed here
-		return fmt.Errorf("make data directory: %w", err)
+// makeData creates a data directory that the account owns. It copies a template, because initdb takes
+// most of a second. The first call creates the template in the user's cache directory. A durable data
+// directory is synced to disk. After an error data does not exist.
+func (bin postgresBin) makeData(ctx context.Context, data string, owner *account, durable bool,
+	progress func(string),
+) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("create data directory: %w", err)
+		}
+	}()
+	incomplete := data + ".new"
+	if err := os.RemoveAll(incomplete); err != nil { // a killed process may have left it
+		return err
 	}
-	if err := bin.fromTemplate(ctx, made, owner, progress); err != nil {
-		return errors.Join(fmt.Errorf("make data directory: %w", err), os.RemoveAll(made))
+	if err := bin.fromTemplate(ctx, incomplete, owner, progress); err != nil {
+		return errors.Join(err, os.RemoveAll(incomplete))
 	}
 	if durable {
-		if err := bin.runInitdb(ctx, owner, "--sync-only", "-D", made); err != nil {
-			return fmt.Errorf("make data directory: %w", err)
+		if err := bin.runInitdb(ctx, owner, "--sync-only", "-D", incomplete); err != nil {
+			return err
 		}
 	}
-	if err := os.Rename(made, data); err != nil {
-		return fmt.Errorf("make data directory: %w", err)
-	}
-	return nil
+	return os.Rename(incomplete, data)
 }
 
-// fromTemplate fills dst from the template of this Postgres build. Without one
-// it runs initdb on dst and keeps a copy as the template.
+// fromTemplate copies the template of this Postgres build to dst. Without a template it runs initdb on
+// dst and keeps a copy as the template.
 func (bin postgresBin) fromTemplate(ctx context.Context, dst string, owner *account, progress func(string)) error {
 	cache, err := cacheDir()
 	if err != nil {
@@ -64,7 +67,7 @@ func (bin postgresBin) fromTemplate(ctx context.Context, dst string, owner *acco
 	}
 	template, lockPath := filepath.Join(cache, name), filepath.Join(cache, "template.lock")
 
-	// Readers share the lock, so that none is removed under their hands.
+	// Readers share the lock, so that no template is removed while they copy it.
 	lock, err := awaitShared(ctx, lockPath)
 	if err != nil {
 		return err
@@ -89,12 +92,13 @@ func (bin postgresBin) fromTemplate(ctx context.Context, dst string, owner *acco
 		return err
 	}
 	if err := keepTemplate(template, dst); err != nil {
-		progress(fmt.Sprintf("the data directory could not be kept for the next start: %v", err))
+		progress(fmt.Sprintf("data directory not cached for the next start: %v", err))
 	}
 	return nil
 }
 
-// templateName names the template after the very program that made it.
+// templateName returns the name of the template of this Postgres program. The name changes with the
+// program file and with initdbArgs.
 func (bin postgresBin) templateName() (string, error) {
 	path, err := filepath.EvalSymlinks(bin.postgres)
 	if err != nil {
@@ -108,17 +112,17 @@ func (bin postgresBin) templateName() (string, error) {
 	return fmt.Sprintf("%s%x", templatePrefix, sum[:6]), nil
 }
 
-// keepTemplate copies a data directory that nobody uses yet into the cache and
-// removes the oldest templates. The caller holds the lock.
+// keepTemplate copies an unused data directory into the cache and removes the oldest templates. The
+// caller holds the lock.
 func keepTemplate(template, data string) error {
-	made := template + ".new"
-	if err := os.RemoveAll(made); err != nil {
+	incomplete := template + ".new"
+	if err := os.RemoveAll(incomplete); err != nil {
 		return err
 	}
-	if err := copyTree(made, data, nil); err != nil {
-		return errors.Join(err, os.RemoveAll(made))
+	if err := copyTree(incomplete, data, nil); err != nil {
+		return errors.Join(err, os.RemoveAll(incomplete))
 	}
-	if err := os.Rename(made, template); err != nil {
+	if err := os.Rename(incomplete, template); err != nil {
 		return err
 	}
 	kept, err := filepath.Glob(filepath.Join(filepath.Dir(template), templatePrefix+"*"))
@@ -141,7 +145,7 @@ func keepTemplate(template, data string) error {
 	return nil
 }
 
-// initData runs initdb on dst, as the account that will own it.
+// initData runs initdb on dst as the account, which will own dst.
 func (bin postgresBin) initData(ctx context.Context, dst string, owner *account) error {
 	if err := makeDir(dst, owner); err != nil {
 		return err
@@ -165,57 +169,29 @@ func (bin postgresBin) runInitdb(ctx context.Context, owner *account, args ...st
 	return nil
 }
 
-// copyTree copies the directories and regular files below src to dst, which it
-// makes, readable by the account only and owned by it. It syncs nothing.
+// copyTree copies the directories and regular files below src to dst, which it creates. The account
+// owns the copy, and only it can enter dst. copyTree syncs nothing.
 func copyTree(dst, src string, owner *account) error {
 	if err := makeDir(dst, owner); err != nil {
 		return err
 	}
-	entries, err := os.ReadDir(src)
-	if err != nil {
+	if err := os.CopyFS(dst, os.DirFS(src)); err != nil {
 		return err
 	}
-	for _, e := range entries {
-		from, to := filepath.Join(src, e.Name()), filepath.Join(dst, e.Name())
-		switch {
-		case e.IsDir():
-			err = copyTree(to, from, owner)
-		case e.Type().IsRegular():
-			err = copyFile(to, from, owner)
-		default:
-			err = fmt.Errorf("%s is neither a file nor a directory", from)
+	return filepath.WalkDir(dst, func(path string, e fs.DirEntry, err error) error {
+		if err == nil && !e.IsDir() && !e.Type().IsRegular() {
+			err = fmt.Errorf("%s is neither a file nor a directory", path)
 		}
 		if err != nil {
 			return err
 		}
-	}
-	return nil
+		return owner.chown(path)
+	})
 }
 
 func makeDir(path string, owner *account) error {
 	if err := os.Mkdir(path, 0o700); err != nil {
 		return err
 	}
-	if owner == nil {
-		return nil
-	}
-	return os.Chown(path, int(owner.uid), int(owner.gid))
-}
-
-func copyFile(dst, src string, owner *account) (err error) {
-	from, err := os.Open(src)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = from.Close() }() // only read
-	to, err := os.OpenFile(dst, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, to.Close()) }()
-	if err := owner.chown(to); err != nil {
-		return err
-	}
-	_, err = io.Copy(to, from)
-	return err
+	return owner.chown(path)
 }

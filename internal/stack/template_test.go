@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// Not parallel: it has a cache directory of its own, by the environment.
+// TestStart_SeveralAtOnce_OneTemplate is not parallel, because it sets its own cache directory in the
+// environment.
 func TestStart_SeveralAtOnce_OneTemplate(t *testing.T) {
 	cache := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", cache)
@@ -17,7 +18,8 @@ func TestStart_SeveralAtOnce_OneTemplate(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 3 {
 		wg.Go(func() {
-			s, err := Start(t.Context(), Options{Postgres: true, Install: InstallNever, Progress: func(string) { initdbs.Add(1) }})
+			o := Options{Postgres: true, Install: InstallNever, Progress: func(string) { initdbs.Add(1) }}
+			s, err := Start(t.Context(), o)
 			if err != nil {
 				t.Error(err)
 				return
@@ -34,7 +36,7 @@ func TestStart_SeveralAtOnce_OneTemplate(t *testing.T) {
 	}
 	templates, err := filepath.Glob(filepath.Join(dir, templatePrefix+"*"))
 	if err != nil || len(templates) != 1 || initdbs.Load() != 1 {
-		t.Errorf("%d times initdb, templates %v, %v; want one", initdbs.Load(), templates, err)
+		t.Errorf("%d runs of initdb, templates %v, %v; want one of each", initdbs.Load(), templates, err)
 	}
 }
 
@@ -53,7 +55,7 @@ func TestCacheDir_WritableByOthers_Refused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if dir, err := cacheDir(); err == nil {
-		t.Errorf("took %s, which others can write to", dir)
+		t.Errorf("cache directory %s, which others can write to", dir)
 	}
 }
 

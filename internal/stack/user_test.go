@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// As root, this runs the tests that matter once more as nobody, without a home
-// directory. As a normal user all the tests are that already.
+// TestStart_NormalUser_TestsPass runs some tests again as the user nobody, without a home directory. It
+// needs root.
 func TestStart_NormalUser_TestsPass(t *testing.T) {
 	t.Parallel()
 	if os.Geteuid() != 0 {
@@ -36,10 +36,11 @@ func TestStart_NormalUser_TestsPass(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// A copy, because the original lies where nobody may go.
+	// A copy, because the user nobody cannot enter the directory of the original.
 	binary := filepath.Join(dir, "stack.test")
 	copyTestBinary(t, binary)
-	const tests = "TestStart_Temporary_CloseRemovesAll|TestStart_DirGiven_DataSurvives|TestStart_ParentKilled_ChildrenDie|TestStart_ParentKilled_DirTakenOver"
+	const tests = "TestStart_Temporary_CloseRemovesAll|TestStart_DirGiven_DataSurvives|" +
+		"TestStart_ParentKilled_ChildrenDie|TestStart_ParentKilled_DirTakenOver"
 	cmd := exec.CommandContext(t.Context(), binary, "-test.run", "^("+tests+")$", "-test.v", "-test.count=1")
 	cmd.Dir = dir
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "TMPDIR=" + dir}
@@ -64,9 +65,8 @@ func id(t *testing.T, s string) uint32 {
 	return uint32(n)
 }
 
-// copyTestBinary lets cp do it: a file that this process has open for writing
-// cannot be executed as long as some child, between fork and exec, has it too
-// (golang.org/issue/22315).
+// copyTestBinary copies this test program with cp. If this process wrote the copy, a child between fork
+// and exec could have it open too, and then it cannot be executed (golang.org/issue/22315).
 func copyTestBinary(t *testing.T, dst string) {
 	t.Helper()
 	exe, err := os.Executable()

@@ -40,10 +40,18 @@ type InventoryWatcher interface {
 
 // Watch reports the changes of capacity that other sessions make, until ctx is done. It misses
 // changes while Postgres is unreachable: nothing is decided then, and data that was read before
-// soon becomes too old.
+// soon becomes too old. It logs an outage when it begins and when it ends.
 func (s *Store) Watch(ctx context.Context, w InventoryWatcher, log zerolog.Logger) error {
+	failing := false
+	synced := func() {
+		if failing {
+			failing = false
+			log.Info().Msg("postgres LISTEN recovered")
+		}
+	}
 	for ctx.Err() == nil {
-		if err := s.watch(ctx, w); ctx.Err() == nil {
+		if err := s.watch(ctx, w, synced); ctx.Err() == nil && !failing {
+			failing = true
 			log.Warn().Err(err).Msg("postgres LISTEN failed, capacity changes detected with delay")
 		}
 		select {
@@ -54,12 +62,13 @@ func (s *Store) Watch(ctx context.Context, w InventoryWatcher, log zerolog.Logge
 	return nil
 }
 
-// watch listens on a connection of its own until it fails.
+// watch listens on a connection of its own until it fails. It calls synced whenever it has received
+// its own notification and Redis has answered.
 //
 // Every watchProve it notifies itself with the time by Redis' clock. Postgres delivers
 // notifications in the order of commits, so when it receives its own it has received those of all
 // earlier changes.
-func (s *Store) watch(ctx context.Context, w InventoryWatcher) (err error) {
+func (s *Store) watch(ctx context.Context, w InventoryWatcher, synced func()) (err error) {
 	config := s.pool.Config().ConnConfig
 	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
@@ -96,6 +105,7 @@ func (s *Store) watch(ctx context.Context, w InventoryWatcher) (err error) {
 		for _, proof := range proofs {
 			lastNotified = time.Now()
 			if ms, err := strconv.ParseInt(proof, 10, 64); err == nil {
+				synced()
 				w.InventorySynced(holds.TimeFromMillis(ms))
 			}
 		}

@@ -2,11 +2,13 @@ package store_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -98,13 +100,21 @@ type watcher struct {
 	synced   chan holds.Time
 	syncLost atomic.Int64
 	clock    atomic.Int64 // the last time of Redis' clock, in ms
+	down     atomic.Bool  // Redis does not answer
+	failed   atomic.Int64 // calls of BumpRevisions that failed
 }
 
 func (w *watcher) Now(context.Context) (holds.Time, error) {
+	if w.down.Load() {
+		return holds.Time{}, errors.New("redis is down")
+	}
 	return holds.TimeFromMillis(w.clock.Add(1)), nil
 }
 
 func (w *watcher) BumpRevisions(_ context.Context, resources ...string) error {
+	if w.down.Load() {
+		return fmt.Errorf("failure %d", w.failed.Add(1))
+	}
 	w.changed <- resources
 	return nil
 }
@@ -116,12 +126,14 @@ func (w *watcher) InventorySyncLost() { w.syncLost.Add(1) }
 // watch returns the changes that Watch reports, one batch per call.
 func watch(t *testing.T, s *store.Store) <-chan []string { return startWatch(t, s).changed }
 
-func startWatch(t *testing.T, s *store.Store) *watcher {
+func startWatch(t *testing.T, s *store.Store) *watcher { return startWatchLogging(t, s, io.Discard) }
+
+func startWatchLogging(t *testing.T, s *store.Store, log io.Writer) *watcher {
 	t.Helper()
 	w := &watcher{changed: make(chan []string, 10_000), synced: make(chan holds.Time, 10_000)}
 	ctx, stop := context.WithCancel(t.Context())
 	watched := make(chan error)
-	go func() { watched <- s.Watch(ctx, w, zerolog.New(io.Discard)) }()
+	go func() { watched <- s.Watch(ctx, w, zerolog.New(log)) }()
 	t.Cleanup(func() {
 		stop()
 		if err := <-watched; err != nil {
@@ -232,4 +244,37 @@ func TestWatch_ManyChanges_ReportedTogether(t *testing.T) {
 	if calls > many/4 {
 		t.Errorf("%d resources were reported in %d calls", many, calls)
 	}
+}
+
+// TestWatch_Outage_LoggedAtBeginAndEnd has several connections of Watch fail in one outage. It logs
+// one line when the outage begins and one when it ends.
+func TestWatch_Outage_LoggedAtBeginAndEnd(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	lines := make(logLines, 100)
+	w := startWatchLogging(t, s.Store, lines)
+	<-w.synced
+	s.set(t, "room", 1, "A")
+	w.down.Store(true)
+	stacktest.Eventually(t, "several failures", func() bool {
+		if _, err := s.conn.Exec(t.Context(), `UPDATE inventory SET capacity = capacity + 1`); err != nil {
+			t.Fatal(err)
+		}
+		return w.failed.Load() >= 3
+	})
+	w.down.Store(false)
+	if line := <-lines; !strings.Contains(line, "postgres LISTEN failed") {
+		t.Errorf("the first line is %s", line)
+	}
+	if line := <-lines; !strings.Contains(line, "postgres LISTEN recovered") {
+		t.Errorf("the second line is %s", line)
+	}
+}
+
+// logLines receives each line of a log.
+type logLines chan string
+
+func (l logLines) Write(line []byte) (int, error) {
+	l <- string(line)
+	return len(line), nil
 }

@@ -17,12 +17,12 @@
 --   then n names of slots
 --   then 2 for each request: its user and its index_field (see the prelude)
 --   then n numbers: capacity minus reserved, "-" for a slot without an inventory row
---   then 8 for each request: id event_id fingerprint quantity ttl_ms slots tail hold_json
---     slots are runs of positions in the union, from:to,...; tail is the tail of the hold's record;
---     hold_json is the result of the prelude's hold_json
---   A late payment is a request with the fingerprint "late". id is the expired hold, event_id the
---   payment. Its answer is "word at_ms" and is not remembered. The word is claimed, claimed_by_other,
---   confirmed or already_confirmed (see claim.lua), sold_out or unknown_hold.
+--   then 9 for each request: kind id event_id fingerprint quantity ttl_ms slots tail hold_json
+--     kind is request or late; slots are runs of positions in the union, from:to,...; tail is the tail
+--     of the hold's record; hold_json is the result of the prelude's hold_json
+--   The kind late is a late payment: id is the expired hold, event_id the payment. Its answer is
+--   "word at_ms" and is not remembered. The word is claimed, claimed_by_other, confirmed or
+--   already_confirmed (see claim.lua), sold_out or unknown_hold.
 -- Returns one of these, or a common reply of the prelude:
 --   lock_lost slot  the group no longer holds the lock of a slot: nothing was decided
 --   blocked slot    another owner holds the lock of a slot (only with the token "*"): nothing was decided
@@ -34,8 +34,8 @@
 -- The line of an answer is: word fingerprint cause at_ms detail asked metadata. cause is the event
 -- id. The word reused stands alone and is not remembered.
 
-local FIXED_ARGS, REQUEST_ARGS, SCAN_MAX = 13, 8, 1000
-local ID, EVENT_ID, FINGERPRINT, QUANTITY, TTL_MS, SLOTS, TAIL, HOLD_JSON = 1, 2, 3, 4, 5, 6, 7, 8
+local FIXED_ARGS, REQUEST_ARGS, SCAN_MAX = 13, 9, 1000
+local KIND, ID, EVENT_ID, FINGERPRINT, QUANTITY, TTL_MS, SLOTS, TAIL, HOLD_JSON = 1, 2, 3, 4, 5, 6, 7, 8, 9
 local RUNS = '(%d+):(%d+)'
 
 -- The arguments of the current call, and the positions before its names and before its first
@@ -278,7 +278,7 @@ local function run(KEYS, ARGV)
     local count, existing = of_users[user] or users[u], of_users[index] or users[u + 1]
     local key, tail = ARGV[FIXED_ARGS + k], ''
     local line = known[key] or answers[2 + k]
-    if ARGV[r + FINGERPRINT] == 'late' then
+    if ARGV[r + KIND] == 'late' then
       read_slots(ARGV[r + SLOTS])
       line, corrupt = take_late(r, user, count)
       if corrupt then return {'corrupt', corrupt} end

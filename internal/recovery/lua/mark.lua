@@ -1,14 +1,14 @@
--- Marks a partition as one that is being filled: from now on every other script refuses. It has no
--- prelude: the epoch is what it writes. Its KEYS are only epoch.
+-- Marks a partition as one that is being rebuilt: from now on every other script refuses. It does not
+-- begin with the prelude, because it writes the epoch that the prelude compares. KEYS is only epoch.
 --
--- ARGV  1 mark        what the epoch becomes
---       2 lineage     what the epochs of the database begin with
---       3 generation  the number of the one under which the partition is filled
---       4 force       "1" = whatever there is
+-- ARGV  1 mark        the new value of the epoch
+--       2 lineage     of the epochs of this database: what their names begin with
+--       3 generation  number of the epoch under which the partition is rebuilt
+--       4 force       "1" to replace any value
 -- Returns ok, or
---   newer    somebody has begun later: nothing was written
---   foreign  there is what another database has written: nothing was written
--- What is no string is nobody's.
+--   newer    a later rebuild has begun: nothing was written
+--   foreign  another database has written the epoch: nothing was written
+-- A value that is not a string counts as missing.
 
 local found = redis.pcall('GET', KEYS[1])
 if type(found) == 'string' and ARGV[4] ~= '1' then

@@ -1,15 +1,15 @@
--- Writes again what a resource has had. What it must be was computed before (projection_plan.go), so to repeat it
--- changes nothing.
+-- Writes the data of a resource. The caller has computed it (projection_plan.go), so a repeated call changes
+-- nothing.
 --
--- ARGV  1 what the partition's epoch is while it is filled (mark.lua): a script of one who was slow, and whose
---         place another has taken, finds another and writes nothing
---       4 when to look at the resource next (ms, "" = it need not be)
+-- ARGV  1 the mark of the partition during the rebuild (mark.lua): after another rebuilder has taken over, the
+--         partition has another mark, and the script writes nothing
+--       4 time of the resource in the agenda (ms, "" when it needs none)
 --       then sections: name n, and n values, at most 3,000:
 --         records counts users       fields and their values
 --         due departing tombstones   times (ms) and ids
 --         strings                    suffixes and values: strings under <prefix><suffix>
---         lapsing                    suffixes, values and when they expire (ms)
---         fence                      of the partition: what it counts from, unless it is higher
+--         expiring                   suffixes, values and expiry times (ms)
+--         fence                      of the partition: the base of its fencing tokens, unless the stored one is higher
 -- Returns ok now
 
 local HASHES = {records = true, counts = true, users = true}
@@ -29,7 +29,7 @@ local function run(KEYS, ARGV)
       for j = first, last, 2 do ARGV[j] = prefix .. ARGV[j] end
       redis.call('MSET', unpack(ARGV, first, last))
     elseif name == 'fence' then
-      -- Whoever has not noticed the loss may have drawn a higher one, and count from it.
+      -- A worker that has not noticed the loss may have stored a higher base, and counts from it.
       local fence = tonumber(redis.call('GET', prefix .. 'fence') or '')
       if not fence or fence < tonumber(ARGV[first]) then redis.call('SET', prefix .. 'fence', ARGV[first]) end
     else

@@ -1,6 +1,6 @@
--- Gives a partition another epoch, or none.
+-- Replaces the epoch of a partition, or removes it.
 --
--- ARGV  1 the epoch that it has  4 that it is to have, "" = none
+-- ARGV  1 the present epoch  4 the new epoch, "" to remove it
 -- Returns ok
 
 local function run(KEYS, ARGV)

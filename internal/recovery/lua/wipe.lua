@@ -1,6 +1,6 @@
--- Removes keys of a partition that is to be filled anew. Its KEYS are epoch and the keys.
+-- Removes keys of a partition before it is rebuilt. KEYS are epoch and the keys.
 --
--- ARGV  1 what the epoch is while the partition is filled
+-- ARGV  1 the mark of the partition during the rebuild (mark.lua)
 -- Returns ok
 
 local function run(KEYS, ARGV)

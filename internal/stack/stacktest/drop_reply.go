@@ -10,11 +10,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrReplyDropped is what a client sees of a command that was done and whose reply was lost.
-var ErrReplyDropped = errors.New("the reply was lost")
+// ErrReplyDropped is the error of a command that Redis has executed and whose reply was dropped.
+var ErrReplyDropped = errors.New("reply dropped")
 
-// DropReply lets the n-th round trip from now that begins with one of the commands be done, and
-// then loses its reply.
+// DropReply drops the reply to the n-th command or pipeline from now on whose first command is one of
+// commands. Redis executes it.
 func DropReply(client *redis.Client, n int32, commands ...string) {
 	hook := &replyDropper{commands: commands}
 	hook.left.Store(n)
@@ -26,7 +26,8 @@ type replyDropper struct {
 	left     atomic.Int32
 }
 
-func (l *replyDropper) now(c redis.Cmder, err error) bool {
+// drops reports whether to drop the reply to a command, which returned err.
+func (l *replyDropper) drops(c redis.Cmder, err error) bool {
 	return err == nil && slices.Contains(l.commands, c.Name()) && l.left.Add(-1) == 0
 }
 
@@ -37,7 +38,7 @@ func (*replyDropper) DialHook(next redis.DialHook) redis.DialHook {
 func (l *replyDropper) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, c redis.Cmder) error {
 		err := next(ctx, c)
-		if l.now(c, err) {
+		if l.drops(c, err) {
 			c.SetErr(ErrReplyDropped)
 			return ErrReplyDropped
 		}
@@ -48,7 +49,7 @@ func (l *replyDropper) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 func (l *replyDropper) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, commands []redis.Cmder) error {
 		err := next(ctx, commands)
-		if len(commands) > 0 && l.now(commands[0], err) {
+		if len(commands) > 0 && l.drops(commands[0], err) {
 			for _, c := range commands {
 				c.SetErr(ErrReplyDropped)
 			}

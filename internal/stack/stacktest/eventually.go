@@ -6,32 +6,29 @@ import (
 	"time"
 )
 
-// The pace and the bound of Eventually, and of what a Patience is for. The bound is generous: a test that waits
-// in vain fails by it, one that does not never notices it.
 const (
 	pollInterval = 5 * time.Millisecond
-	waitBound    = 2 * time.Minute
+	waitBound    = 2 * time.Minute // of Eventually and WaitContext; generous, since only failing tests reach it
 )
 
-// Eventually asks again until something is so, for what no signal can be had of: the state of a
-// server or of another process. It fails the test with what it waited for in vain.
-func Eventually(t testing.TB, what string, so func() bool) {
+// Eventually polls until condition returns true, and fails the test after two minutes. Use it for states
+// that send no signal: of a server or of another process. what is the object of "waiting for".
+func Eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	bound := time.NewTimer(waitBound)
 	defer bound.Stop()
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
-	for !so() {
+	for !condition() {
 		select {
 		case <-tick.C:
 		case <-bound.C:
-			t.Fatalf("waited in vain for %s", what)
+			t.Fatalf("timeout waiting for %s", what)
 		}
 	}
 }
 
-// WaitContext returns a context for a call that returns when something has come, like the answer to an event. It is
-// over when a test has waited in vain.
+// WaitContext returns a context with a timeout of two minutes, for a call that waits for a message.
 func WaitContext(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), waitBound)
 	t.Cleanup(cancel)

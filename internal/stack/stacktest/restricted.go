@@ -21,25 +21,26 @@ import (
 	"holdfast/internal/stack"
 )
 
-// LeastPrivilege reports whether tests are to run on guarded servers, each program as the user who may no
-// more than it needs: HOLDFAST_TEST_PRIVILEGES=least. CI runs the tests of both programs so.
+// LeastPrivilege reports whether the tests of both programs run on restricted servers, each program as
+// a user with only the privileges that it needs: HOLDFAST_TEST_PRIVILEGES=least. CI runs them so too.
 func LeastPrivilege() bool { return os.Getenv("HOLDFAST_TEST_PRIVILEGES") == "least" }
 
 // RestrictedNamespace is the namespace of the files under deployments.
 const RestrictedNamespace = "holdfast"
 
-// RestrictedUsers are all users of the files under deployments. Not every one is known to all servers.
+// RestrictedUsers are all users of the files under deployments. Each server knows only some of them.
 var RestrictedUsers = []string{"admin", "migrator", "worker", "operator", "auditor", "upstream", "booking", "payment", "inventory"}
 
-// RestrictedServers are servers on which nobody may do anything without a user: those of the files under
-// deployments. Their passwords are made up.
+// RestrictedServers are servers with the users of the files under deployments and with random
+// passwords. They allow nothing without a user.
 type RestrictedServers struct {
 	stack *stack.Stack
 	nats  *server.Server
 	dir   string // of NATS
 }
 
-// passwords are the same for all guarded servers of a process: NATS reads them from the environment.
+// passwords returns the passwords by user. All restricted servers of a process share them, because NATS
+// reads them from the environment.
 var passwords = sync.OnceValue(func() map[string]string {
 	all := make(map[string]string)
 	for _, user := range append([]string{"sys"}, RestrictedUsers...) {
@@ -53,7 +54,7 @@ var passwords = sync.OnceValue(func() map[string]string {
 	return all
 })
 
-// Passwords are all that nobody may be told.
+// Passwords returns all passwords, which no output may show.
 func Passwords() (all []string) {
 	for _, password := range passwords() {
 		all = append(all, password)
@@ -61,7 +62,7 @@ func Passwords() (all []string) {
 	return all
 }
 
-// moduleRoot is where go.mod is; it is looked for before a test changes its directory.
+// moduleRoot is the directory of go.mod. It is set before a test can change the working directory.
 var moduleRoot = findRoot()
 
 func findRoot() string {
@@ -75,73 +76,73 @@ func findRoot() string {
 	return "."
 }
 
-// Deployment is the path of a file under deployments.
+// Deployment returns the path of a file under deployments.
 func Deployment(path ...string) string {
 	return filepath.Join(append([]string{moduleRoot, "deployments"}, path...)...)
 }
 
-// NewRestrictedServers starts guarded servers for a test. They are empty; migrate them as the migrator, and
-// then call Grant.
+// NewRestrictedServers starts restricted servers for a test. They are empty: migrate them as the
+// migrator, and then call Grant.
 func NewRestrictedServers(t testing.TB) *RestrictedServers {
 	t.Helper()
-	g, err := StartRestrictedServers(t.Context())
+	s, err := StartRestrictedServers(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := g.Close(); err != nil {
+		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	return g
+	return s
 }
 
-// StartRestrictedServers starts guarded servers. The caller calls Close.
-func StartRestrictedServers(ctx context.Context) (g *RestrictedServers, err error) {
+// StartRestrictedServers starts restricted servers. The caller calls Close.
+func StartRestrictedServers(ctx context.Context) (s *RestrictedServers, err error) {
 	passwords()
-	g = &RestrictedServers{}
+	s = &RestrictedServers{}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("guarded servers: %w", err), g.Close())
+			err = errors.Join(fmt.Errorf("restricted servers: %w", err), s.Close())
 		}
 	}()
-	if g.stack, err = stack.Start(ctx, stack.Options{Redis: true, Postgres: true}); err != nil {
-		return g, err
+	if s.stack, err = stack.Start(ctx, stack.Options{Redis: true, Postgres: true}); err != nil {
+		return s, err
 	}
-	if err := g.startNATS(); err != nil {
-		return g, err
+	if err := s.startNATS(); err != nil {
+		return s, err
 	}
-	if err := restrictRedis(ctx, g.stack.RedisURL); err != nil {
-		return g, err
+	if err := restrictRedis(ctx, s.stack.RedisURL); err != nil {
+		return s, err
 	}
-	return g, g.restrictPostgres(ctx)
+	return s, s.restrictPostgres(ctx)
 }
 
 // Close stops the servers.
-func (g *RestrictedServers) Close() error {
+func (s *RestrictedServers) Close() error {
 	var err error
-	if g.nats != nil {
-		g.nats.Shutdown()
-		g.nats.WaitForShutdown()
+	if s.nats != nil {
+		s.nats.Shutdown()
+		s.nats.WaitForShutdown()
 	}
-	if g.dir != "" {
-		err = os.RemoveAll(g.dir)
+	if s.dir != "" {
+		err = os.RemoveAll(s.dir)
 	}
-	if g.stack != nil {
-		err = errors.Join(err, g.stack.Close())
+	if s.stack != nil {
+		err = errors.Join(err, s.stack.Close())
 	}
 	return err
 }
 
-// URLs are the addresses of the servers for a user, who may be unknown to some of them.
-func (g *RestrictedServers) URLs(user string) (nats, redis, postgres string) {
-	return withUser(g.nats.ClientURL(), "holdfast_"+user, passwords()[user]),
-		withUser(g.stack.RedisURL, "holdfast_"+user, passwords()[user]),
-		withUser(g.stack.PostgresURL, postgresUser(user), passwords()[user])
+// URLs returns the URLs of the servers for a user. A server may not know the user.
+func (s *RestrictedServers) URLs(user string) (nats, redis, postgres string) {
+	return withUser(s.nats.ClientURL(), "holdfast_"+user, passwords()[user]),
+		withUser(s.stack.RedisURL, "holdfast_"+user, passwords()[user]),
+		withUser(s.stack.PostgresURL, postgresUser(user), passwords()[user])
 }
 
-// MonitorURL is the monitoring address of NATS.
-func (g *RestrictedServers) MonitorURL() string { return "http://" + g.nats.MonitorAddr().String() }
+// MonitorURL returns the monitoring URL of NATS.
+func (s *RestrictedServers) MonitorURL() string { return "http://" + s.nats.MonitorAddr().String() }
 
 func postgresUser(user string) string {
 	if user == "admin" {
@@ -153,47 +154,47 @@ func postgresUser(user string) string {
 func withUser(address, user, password string) string {
 	parsed, err := url.Parse(address)
 	if err != nil {
-		panic(err) // a stack made it
+		panic(err) // the URL comes from a stack
 	}
 	parsed.User = url.UserPassword(user, password)
 	return parsed.String()
 }
 
-// startNATS starts NATS as its file says, but on a free port and in a directory of its own.
-func (g *RestrictedServers) startNATS() (err error) {
-	if g.dir, err = os.MkdirTemp("", "holdfast-nats-"); err != nil {
+// startNATS starts NATS with its file under deployments, but on a free port and in a new directory.
+func (s *RestrictedServers) startNATS() (err error) {
+	if s.dir, err = os.MkdirTemp("", "holdfast-nats-"); err != nil {
 		return err
 	}
-	o, err := g.natsOptions()
+	o, err := s.natsOptions()
 	if err != nil {
 		return err
 	}
-	if g.nats, err = server.NewServer(o); err != nil {
+	if s.nats, err = server.NewServer(o); err != nil {
 		return err
 	}
-	g.nats.Start()
-	if !g.nats.ReadyForConnections(time.Minute) {
-		return errors.New("nats does not start")
+	s.nats.Start()
+	if !s.nats.ReadyForConnections(time.Minute) {
+		return errors.New("nats not ready within a minute")
 	}
 	return nil
 }
 
-func (g *RestrictedServers) natsOptions() (*server.Options, error) {
+func (s *RestrictedServers) natsOptions() (*server.Options, error) {
 	o, err := server.ProcessConfigFile(Deployment("nats", "nats-server.conf"))
 	if err != nil {
 		return nil, err
 	}
-	o.Host, o.Port, o.HTTPPort, o.StoreDir, o.NoSigs, o.NoLog = "127.0.0.1", server.RANDOM_PORT, server.RANDOM_PORT, g.dir, true, true
-	if g.nats != nil { // its port cannot be changed
-		o.Port = g.nats.Addr().(*net.TCPAddr).Port
+	o.Host, o.Port, o.HTTPPort, o.StoreDir, o.NoSigs, o.NoLog = "127.0.0.1", server.RANDOM_PORT, server.RANDOM_PORT, s.dir, true, true
+	if s.nats != nil { // a reload cannot change the port
+		o.Port = s.nats.Addr().(*net.TCPAddr).Port
 	}
 	return o, nil
 }
 
-// DenyNATS takes from a user the permission to publish on a subject, as if its line were missing,
-// and gives back what was taken before; with an empty subject only the latter.
-func (g *RestrictedServers) DenyNATS(user, subject string) error {
-	o, err := g.natsOptions()
+// DenyNATS denies a user to publish on a subject, as if its line were missing in the file. It restores
+// the permissions of earlier calls; with an empty subject it does only that.
+func (s *RestrictedServers) DenyNATS(user, subject string) error {
+	o, err := s.natsOptions()
 	if err != nil {
 		return err
 	}
@@ -202,10 +203,10 @@ func (g *RestrictedServers) DenyNATS(user, subject string) error {
 			u.Permissions.Publish.Deny = append(u.Permissions.Publish.Deny, subject)
 		}
 	}
-	return g.nats.ReloadOptions(o)
+	return s.nats.ReloadOptions(o)
 }
 
-// restrictRedis gives a Redis the users of its file, in the words of the file.
+// restrictRedis creates the users of the file under deployments in a Redis.
 func restrictRedis(ctx context.Context, url string) (err error) {
 	passwords()
 	template, err := os.ReadFile(Deployment("redis", "users.conf.template"))
@@ -214,7 +215,7 @@ func restrictRedis(ctx context.Context, url string) (err error) {
 	}
 	client := redis.NewClient(RedisOptions(url))
 	defer func() { err = errors.Join(err, client.Close()) }()
-	conn := client.Conn() // it goes on when nobody is let in any more
+	conn := client.Conn() // stays authenticated after the default user is disabled
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	for line := range strings.Lines(os.ExpandEnv(string(template))) {
 		words := strings.Fields(line)
@@ -232,9 +233,9 @@ func restrictRedis(ctx context.Context, url string) (err error) {
 	return nil
 }
 
-// restrictPostgres makes the roles, gives them passwords and has Postgres ask for them.
-func (g *RestrictedServers) restrictPostgres(ctx context.Context) (err error) {
-	conn, err := pgx.Connect(ctx, g.stack.PostgresURL)
+// restrictPostgres creates the roles with passwords, and makes Postgres require the passwords.
+func (s *RestrictedServers) restrictPostgres(ctx context.Context) (err error) {
+	conn, err := pgx.Connect(ctx, s.stack.PostgresURL)
 	if err != nil {
 		return err
 	}
@@ -257,16 +258,16 @@ func (g *RestrictedServers) restrictPostgres(ctx context.Context) (err error) {
 	if _, err := conn.Exec(ctx, "SELECT pg_reload_conf()"); err != nil {
 		return err
 	}
-	return g.awaitPasswords(ctx)
+	return s.awaitPasswords(ctx)
 }
 
-// awaitPasswords waits until Postgres lets nobody in without a password: it reads its file when it
-// comes to it.
-func (g *RestrictedServers) awaitPasswords(ctx context.Context) error {
+// awaitPasswords waits until Postgres refuses connections without a password. After pg_reload_conf it
+// reads its file with a delay.
+func (s *RestrictedServers) awaitPasswords(ctx context.Context) error {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
-		conn, err := pgx.Connect(ctx, g.stack.PostgresURL)
+		conn, err := pgx.Connect(ctx, s.stack.PostgresURL)
 		if err != nil {
 			return ctx.Err()
 		}
@@ -281,9 +282,9 @@ func (g *RestrictedServers) awaitPasswords(ctx context.Context) error {
 	}
 }
 
-// Grant gives the roles of Postgres their privileges, as the migrator does after each migration.
-func (g *RestrictedServers) Grant(ctx context.Context) (err error) {
-	_, _, address := g.URLs("migrator")
+// Grant runs grants.sql as the migrator, as required after each migration.
+func (s *RestrictedServers) Grant(ctx context.Context) (err error) {
+	_, _, address := s.URLs("migrator")
 	conn, err := pgx.Connect(ctx, address)
 	if err != nil {
 		return fmt.Errorf("grant: %w", err)

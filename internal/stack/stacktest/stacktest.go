@@ -1,5 +1,6 @@
-// Package stacktest gives the tests of a package real servers: one stack with
-// NATS, Redis and Postgres for all of them, and a namespace for each.
+// Package stacktest provides real servers for tests: one stack with NATS, Redis and Postgres for all
+// tests of a package, and a namespace for each test. It also has tools for faults: Proxy, DropReply and
+// StallingDialer.
 package stacktest
 
 import (
@@ -23,22 +24,22 @@ import (
 )
 
 const (
-	startWithin = 15 * time.Minute // with everything that may have to be installed
+	startWithin = 15 * time.Minute // including an installation
 	leakBound   = 20 * time.Second
 
-	// parallelTests is how many tests of a package run at a time unless -parallel says otherwise. Tests mostly wait
-	// for servers, leases and deadlines, so the default, one a processor, leaves the processors idle.
+	// parallelTests is the default of -parallel. Tests mostly wait for servers, leases and deadlines, so
+	// the usual default, one test per processor, would leave the processors idle.
 	parallelTests = "12"
 )
 
 // longVariable is the environment variable that selects the long form of tests; .ci/run sets it.
 const longVariable = "HOLDFAST_TEST_LONG"
 
-// Long reports whether tests run in their long form.
+// Long reports whether the tests run in the long form.
 func Long() bool { return os.Getenv(longVariable) != "" }
 
-// LongOnly skips a test in the short form. It is for tests that wait for leases and deadlines for many seconds,
-// or start many servers.
+// LongOnly skips a test in the short form. Use it for tests that wait many seconds for leases and
+// deadlines, or that start many servers.
 func LongOnly(t *testing.T) {
 	t.Helper()
 	if !Long() {
@@ -67,11 +68,10 @@ var (
 //
 //	func TestMain(m *testing.M) { stacktest.Main(m) }
 //
-// It does not return. The exit code is that of the tests, and 1 when the
-// servers cannot be started (with the line that installs what is missing; tests
-// are never skipped), when one of them ends while the tests run, when they
-// cannot be stopped, or when the tests leave goroutines behind. HOLDFAST_INSTALL=never
-// forbids that missing servers are installed. cleanups are run after the tests.
+// It does not return. It exits with the code of the tests, or with 1 when a server cannot be started or
+// stopped, when a server ends while the tests run, or when the tests leak goroutines. It never skips
+// tests: when a program is missing it prints the command that installs it. HOLDFAST_INSTALL=never
+// forbids to install missing programs. Main calls cleanups after the tests, the last one first.
 func Main(m *testing.M, cleanups ...func()) {
 	MainAlone(func() (int, error) {
 		for _, cleanup := range cleanups {
@@ -90,16 +90,17 @@ func run(m *testing.M) (code int, err error) {
 	code = m.Run()
 	select {
 	case failed := <-s.Failed():
-		err = fmt.Errorf("while the tests ran: %w", failed)
+		err = fmt.Errorf("server failed while the tests ran: %w", failed)
 	default:
 	}
 	return code, errors.Join(err, removeStreams(s), s.Close(), closeLockServers())
 }
 
-// MainAlone runs the tests of a package that starts whatever servers it needs by itself: tests runs them and returns
-// their exit code. It does not return: it exits with that code, and with 1 when tests fails, or leaves goroutines behind.
+// MainAlone runs the tests of a package that starts its own servers. tests runs them and returns their
+// exit code. MainAlone does not return: it exits with that code, or with 1 when tests returns an error
+// or leaks goroutines.
 func MainAlone(tests func() (code int, err error)) {
-	if err := flag.Set("test.parallel", parallelTests); err != nil { // before the command line is parsed, which wins
+	if err := flag.Set("test.parallel", parallelTests); err != nil { // the command line is parsed later and overrides it
 		panic(err)
 	}
 	code, err := tests()
@@ -113,17 +114,18 @@ func MainAlone(tests func() (code int, err error)) {
 	os.Exit(code)
 }
 
-// leaks tells of goroutines that are left behind. What is about to end may take longer than goleak waits for it.
+// leaks returns an error when goroutines run that the tests have started. It waits longer than goleak
+// for goroutines that are about to end.
 func leaks() (err error) {
 	for bound := time.Now().Add(leakBound); time.Now().Before(bound); {
 		if err = goleak.Find(); err == nil {
 			return nil
 		}
 	}
-	return fmt.Errorf("goroutines left behind by the tests: %w", err)
+	return fmt.Errorf("the tests leaked goroutines: %w", err)
 }
 
-// removeStreams removes what the tests have left in NATS: with hundreds of streams it takes seconds to stop.
+// removeStreams deletes all streams. With hundreds of streams NATS would take seconds to stop.
 func removeStreams(s *stack.Stack) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startWithin)
 	defer cancel()
@@ -139,7 +141,7 @@ func removeStreams(s *stack.Stack) error {
 	names := js.StreamNames(ctx)
 	for name := range names.Name() {
 		if err := js.DeleteStream(ctx, name); err != nil {
-			return fmt.Errorf("remove the stream %s: %w", name, err)
+			return fmt.Errorf("delete stream %s: %w", name, err)
 		}
 	}
 	return names.Err()
@@ -158,7 +160,7 @@ func start() (*stack.Stack, error) {
 	return stack.Start(ctx, o)
 }
 
-// printError prints an error, and by itself the line that mends it, if any.
+// printError prints an error. When a program is missing it also prints the command that installs it.
 func printError(err error) {
 	fmt.Fprintln(os.Stderr, "stacktest:", err)
 	if missing, ok := errors.AsType[*stack.MissingError](err); ok {
@@ -166,8 +168,7 @@ func printError(err error) {
 	}
 }
 
-// Shared returns the stack of Main. It panics in a package whose TestMain does
-// not call Main.
+// Shared returns the stack of Main. It panics in a package whose TestMain does not call Main.
 func Shared() *stack.Stack {
 	if shared == nil {
 		panic("stacktest: Shared without func TestMain(m *testing.M) { stacktest.Main(m) }")
@@ -175,14 +176,14 @@ func Shared() *stack.Stack {
 	return shared
 }
 
-// lockServers are servers of their own, started when the first test asks for them.
+// lockServers are the servers of LockServers.
 var lockServers struct {
 	sync.Mutex
 	started []*stack.Stack
 }
 
 // RestrictedLockServers starts n independent Redis servers with the users of the file under
-// deployments, and returns their URLs as a worker knows them.
+// deployments, and returns their URLs for the user worker.
 func RestrictedLockServers(t testing.TB, n int) []string {
 	t.Helper()
 	urls := make([]string, n)
@@ -196,8 +197,8 @@ func RestrictedLockServers(t testing.TB, n int) []string {
 	return urls
 }
 
-// LockServers returns the URLs of n independent Redis servers besides the shared one, the same
-// for all tests that ask for as many.
+// LockServers returns the URLs of n independent Redis servers in addition to the shared one. All tests
+// of a package share them.
 func LockServers(t testing.TB, n int) []string {
 	t.Helper()
 	lockServers.Lock()
@@ -224,9 +225,8 @@ func closeLockServers() error {
 	return errors.Join(errs...)
 }
 
-// Namespace returns a fresh namespace for a test, so that tests share servers
-// without seeing each other. It matches ^[a-z][a-z0-9_]{0,31}$ and shows the
-// end of the test's name.
+// Namespace returns a new namespace for a test, so that tests can share servers. It matches
+// ^[a-z][a-z0-9_]{0,31}$ and ends with the end of the test's name.
 func Namespace(t testing.TB) string {
 	t.Helper()
 	return namespace(namespaces.Add(1), t.Name())
@@ -248,9 +248,8 @@ func namespace(n int64, test string) string {
 	return prefix + name[max(0, len(name)-(lenMax-len(prefix))):]
 }
 
-// DataDir returns a new directory for stack.Options.Dir, removed when the test
-// is over. Unlike t.TempDir it can be entered by the user that runs postgres
-// when the tests run as root.
+// DataDir returns a path for stack.Options.Dir in a new directory, which a cleanup removes. When the
+// tests run as root, the user that runs postgres can enter it, unlike t.TempDir.
 func DataDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "holdfast-data-")

@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// StallingDialer dials connections that once stop hearing for a while, in the midst of what they are told. It is a
-// nats.CustomDialer.
+// StallingDialer dials connections that stop reading once for the time Pause, in the middle of a
+// message. It is a nats.CustomDialer.
 type StallingDialer struct {
 	Pause time.Duration
-	left  atomic.Int64 // bytes until then, 0 = it is over, or not asked for
+	left  atomic.Int64 // bytes until the pause; 0 means no pause
 }
 
-// PauseAfter has the next pause come after so many more bytes.
+// PauseAfter sets the number of bytes until the next pause.
 func (l *StallingDialer) PauseAfter(bytes int64) { l.left.Store(bytes) }
 
-// Dial connects.
+// Dial implements nats.CustomDialer.
 func (l *StallingDialer) Dial(network, address string) (net.Conn, error) {
 	conn, err := net.Dial(network, address)
 	if err != nil {

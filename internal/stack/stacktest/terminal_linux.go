@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Terminal returns both ends of a real terminal: what is written to near is what a person types, and far is the
-// program's. Whoever asks for them closes them.
+// Terminal returns both ends of a pseudo-terminal: near is the keyboard and screen of a person, far the
+// terminal of a program. The caller closes both.
 func Terminal(t testing.TB) (near, far *os.File) {
 	t.Helper()
 	near, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)

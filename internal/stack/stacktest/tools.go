@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// NeedTool skips a test that runs a program which is not on PATH, or fails it where CI requires all tools.
+// NeedTool skips a test if a program is not on PATH, as SkipUnlessRequired does.
 func NeedTool(t testing.TB, program string) {
 	t.Helper()
 	if _, err := exec.LookPath(program); err != nil {
@@ -15,13 +15,13 @@ func NeedTool(t testing.TB, program string) {
 	}
 }
 
-// SkipUnlessRequired skips a test for the lack of something that not every machine has, or fails it where CI requires
-// that: HOLDFAST_TEST_TOOLS=required.
+// SkipUnlessRequired skips a test that needs something that not every machine has. With
+// HOLDFAST_TEST_TOOLS=required, as in CI, it fails the test. The message says what is missing.
 func SkipUnlessRequired(t testing.TB, format string, args ...any) {
 	t.Helper()
 	what := fmt.Sprintf(format, args...)
 	if os.Getenv("HOLDFAST_TEST_TOOLS") == "required" {
 		t.Fatal(what)
 	}
-	t.Skipf("%s (.ci/run has it, and sets HOLDFAST_TEST_TOOLS=required)", what)
+	t.Skipf("%s (CI requires it: HOLDFAST_TEST_TOOLS=required)", what)
 }
