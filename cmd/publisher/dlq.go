@@ -101,8 +101,8 @@ func parseDays(text string) (uint16, error) {
 	return uint16(n), err
 }
 
-// choice is the dead letters that a command changes or removes: named ones, or with All every dead
-// letter that the filters match.
+// choice is the dead letters that a command changes or removes: those in Seqs, or with All those that
+// match the filters.
 type choice struct {
 	Seqs    []uint64        `arg:"" optional:"" name:"seq" help:"Sequences of dead letters, as dlq list shows them."`
 	All     bool            `help:"All dead letters, or with filters all matching."`

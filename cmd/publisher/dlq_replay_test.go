@@ -107,7 +107,7 @@ func (h *harness) deadLetterCount() uint64 {
 	return stream.CachedInfo().State.Msgs
 }
 
-var deadLettersKilled = flag.Int("letters", 2000,
+var deadLettersKilled = flag.Int("dead-letters", 2000,
 	"how many dead letters TestReplay_Killed_ResumedOneOutcomeEach replays, a multiple of 5")
 
 // TestReplay_Killed_ResumedOneOutcomeEach kills a replay of many dead letters half-way and resumes it. Every good
@@ -160,8 +160,8 @@ func TestReplay_Killed_ResumedOneOutcomeEach(t *testing.T) {
 	if run.ID != before.ID || run.State != client.RunDone || len(recorded) != number || run.Note != "fixed" {
 		t.Errorf("run %s: %s, results of %d dead letters", run.ID, run.State, len(recorded))
 	}
-	// The dead letters in processing at the kill have no recorded result. They are done: the dead
-	// letter is removed, or its event is a duplicate.
+	// The dead letters in processing at the kill have no recorded result. They are done:
+	// the dead letter is removed, or its event is a duplicate.
 	unknown := run.Counts[client.ReplayNotFound] + run.Counts[client.ReplayDuplicate]
 	if known := run.Counts[holds.EventHoldCreated] + run.Counts[client.ReplayDeadLettered]; known+unknown != number ||
 		unknown > deadLettersInFlightMax+client.RunResultsMax {

@@ -90,8 +90,8 @@ func TestAllowedImports_EveryPackage_OnlyListed(t *testing.T) {
 	}
 }
 
-// TestDependencies_Publisher_NoServersOrPlots keeps servers, databases' clients that it does not use and
-// the plotting library out of the program that operators install.
+// TestDependencies_Publisher_NoServersOrPlots keeps publisher small: it links no server, no database code
+// of the worker and no plotting library.
 func TestDependencies_Publisher_NoServersOrPlots(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("go", "list", "-deps", "holdfast/cmd/publisher").Output()

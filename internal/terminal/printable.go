@@ -9,10 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// Printable returns text in a form that is safe to print. It replaces every character that is not a
-// letter, mark, number, punctuation, symbol or ASCII space by its Go escape, and every invalid byte
-// by \xNN. An event therefore cannot control a terminal (control characters) or reorder what it
-// shows (bidirectional marks).
+// Printable returns text in a form that is safe to print. It replaces every character that
+// unicode.IsPrint rejects by its Go escape, and every invalid byte by \xNN. An event therefore cannot
+// control a terminal (control characters) or change the order of a line (bidirectional marks).
 func Printable(text string) string {
 	if strings.IndexFunc(text, isUnprintable) < 0 && utf8.ValidString(text) {
 		return text
