@@ -277,7 +277,7 @@ func TestCorruptRecord_EventsOfResource_WaitUntilRebuilt(t *testing.T) {
 		}
 	}
 	stacktest.Eventually(t, "the deferred event to be logged", func() bool {
-		return strings.Contains(worker.log.String(), "event waits, the data of its resource is corrupt")
+		return strings.Contains(worker.log.String(), "event deferred, resource data is corrupt")
 	})
 	stacktest.Eventually(t, "the worker to be ready, unless it already rebuilds redis", func() bool {
 		code, _ := worker.get(t, "/readyz")

@@ -77,8 +77,8 @@ func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 	}{
 		{func() { setUser("-zrange") }, func() { setUser("+zrange") },
 			"place.lua: ERR The user executing the script can't run this command or subcommand"},
-		{func() { setUser("-mget") }, func() { setUser("+mget") },
-			"NOPERM this user has no permissions to run the 'mget' command"},
+		{func() { setUser("-evalsha") }, func() { setUser("+evalsha") },
+			"NOPERM this user has no permissions to run the 'evalsha' command"},
 		{func() { setUser("resetkeys") }, func() { setUser("~holdfast:*") },
 			"NOPERM this user has no permissions to access one of the keys"},
 		{func() { sql("REVOKE SELECT ON holdfast.inventory FROM holdfast_worker") },
