@@ -9,7 +9,7 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// AsyncAPI is what docs/asyncapi.yaml says, as far as tests look at it.
+// AsyncAPI has the parts of docs/asyncapi.yaml that tests check.
 type AsyncAPI struct {
 	Channels map[string]struct {
 		Address  string         `yaml:"address"`
@@ -31,7 +31,7 @@ type AsyncAPI struct {
 	} `yaml:"components"`
 }
 
-// Message is a message of the document.
+// Message is a message of the AsyncAPI document.
 type Message struct {
 	Name        string `yaml:"name"`
 	Description string `yaml:"description"`
@@ -43,7 +43,7 @@ type Message struct {
 	Headers struct {
 		Required []string `yaml:"required"`
 	} `yaml:"headers"`
-	Answers  map[string]string `yaml:"x-answers"` // of each example by its name: the event that answers it
+	Answers  map[string]string `yaml:"x-answers"` // by the name of an example: the event that answers it
 	Examples []Example         `yaml:"examples"`
 }
 
@@ -54,7 +54,7 @@ type Example struct {
 	Payload any               `yaml:"payload"`
 }
 
-// JSON returns the payload as it is published.
+// JSON returns the payload in the published form.
 func (e Example) JSON() ([]byte, error) {
 	text, err := json.Marshal(e.Payload, json.Deterministic(true))
 	if err != nil {
@@ -63,12 +63,12 @@ func (e Example) JSON() ([]byte, error) {
 	return text, nil
 }
 
-// Ref refers to another part of the document, or to a file.
+// Ref is a reference to another part of the document or to a file.
 type Ref struct {
 	To string `yaml:"$ref"`
 }
 
-// Name is the last part of what a Ref refers to.
+// Name returns the last part of the reference.
 func (r Ref) Name() string { return r.To[strings.LastIndex(r.To, "/")+1:] }
 
 // ReadAsyncAPI reads an AsyncAPI document.
