@@ -14,14 +14,14 @@ lint:
 	go vet ./...
 	golangci-lint run ./...
 
-# bench measures a worker and the limits of its servers, and writes docs/bench. It takes half an hour on
-# an otherwise idle machine. bench-quick takes some minutes and only prints. Both exit with 3 when a goal
-# is missed, which make reports as an error.
+# bench compares a worker with the limits of its servers, and writes docs/bench. It takes half an hour on
+# a machine without other load. bench-quick takes some minutes and only prints. Both exit with 3 when a
+# goal is missed, which make reports as an error.
 bench: BENCH = --out docs/bench
 bench-quick: BENCH = --quick
 bench bench-quick:
-	go build -o bin/ ./cmd/worker ./cmd/publisher
-	bin/publisher bench $(BENCH)
+	go build -o bin/ ./cmd/worker ./cmd/bench
+	bin/bench $(BENCH)
 
 # bench-parts measures how late expired holds are restored, the start of the servers, 10,000 dead letters,
 # and an audit of 100,000 holds.
@@ -31,8 +31,8 @@ bench-parts:
 	go test ./cmd/publisher -run '^$$' -bench TenThousand -benchtime 1x
 	go test ./internal/audit -run '^$$' -bench Audit -benchtime 1x
 
-# bench-locks measures the cost of each lock strategy and how much it oversells, and writes the table in
-# docs/locks.md. It takes some minutes on an otherwise idle machine.
+# bench-locks measures the cost and the overselling of each lock, and writes the table in docs/locks.md.
+# It takes some minutes on a machine without other load.
 bench-locks:
 	go test ./internal/locking -run '^TestCompare$$' -count 1 -timeout 40m -v -compare -compare.out $(CURDIR)/docs/locks.md
 

@@ -12,13 +12,13 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// The alerting rules, and what promtool is to find of them.
+// The alerting rules and the promtool tests of them.
 const (
 	rulesFile     = "holdfast.rules.yaml"
 	rulesTestFile = "holdfast.rules.test.yaml"
 )
 
-// alert is a rule, as it is in the file.
+// alert is a rule in the file.
 type alert struct {
 	Name string `yaml:"alert"`
 	Expr string `yaml:"expr"`
@@ -38,16 +38,17 @@ func alerts(t *testing.T) (all []alert) {
 		all = append(all, group.Rules...)
 	}
 	if len(all) == 0 {
-		t.Fatal("there are no rules")
+		t.Fatal("the file has no rules")
 	}
 	return all
 }
 
-// promtool tests rules in a directory of their own, and returns what it prints.
+// promtool runs promtool test on rules in a temporary directory and returns its output.
 func promtool(t *testing.T, rules string) (string, error) {
 	t.Helper()
 	dir := t.TempDir()
-	for name, text := range map[string]string{rulesFile: rules, rulesTestFile: read(t, filepath.Join("prometheus", rulesTestFile))} {
+	for name, text := range map[string]string{rulesFile: rules,
+		rulesTestFile: read(t, filepath.Join("prometheus", rulesTestFile))} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -58,8 +59,9 @@ func promtool(t *testing.T, rules string) (string, error) {
 	return string(out), err
 }
 
-// TestAlerts_EachCondition_FiresAsTested has promtool test the rules, and then rules of which one always fires,
-// or never: that must be found, or nothing was tested.
+// TestAlerts_EachCondition_FiresAsTested runs the promtool tests of the rules. Then it changes one
+// rule after the other so that it always fires, or never: the promtool tests must detect each
+// change.
 func TestAlerts_EachCondition_FiresAsTested(t *testing.T) {
 	t.Parallel()
 	stacktest.NeedTool(t, "promtool")
@@ -71,10 +73,10 @@ func TestAlerts_EachCondition_FiresAsTested(t *testing.T) {
 		for _, expr := range []string{"vector(1)", "vector(1) > 1"} {
 			broken := strings.Replace(rules, "expr: "+a.Expr+"\n", "expr: "+expr+"\n", 1)
 			if broken == rules {
-				t.Fatalf("%s: its expression is not on one line", a.Name)
+				t.Fatalf("the expression of %s is not on one line", a.Name)
 			}
 			if out, err := promtool(t, broken); err == nil || !strings.Contains(out, a.Name) {
-				t.Errorf("%s with the expression %s passes, or for another reason fails: %v\n%s", a.Name, expr, err, out)
+				t.Errorf("%s with the expression %s passes, or fails for another reason: %v\n%s", a.Name, expr, err, out)
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"holdfast/internal/audit"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -22,9 +23,10 @@ func read(t *testing.T, path string) string {
 	return string(text)
 }
 
-// TestScriptsMayRun compares the rules of the worker and of the auditor with the commands that their
-// scripts give: none is missing, whether or not a test comes to it. The auditor has no more.
-func TestScriptsMayRun(t *testing.T) {
+// TestUsersConf_Scripts_MayRunAllCommands compares the permissions of the worker and of the auditor
+// with the commands in their scripts: none is missing, even if no test runs it. The auditor has no
+// others.
+func TestUsersConf_Scripts_MayRunAllCommands(t *testing.T) {
 	t.Parallel()
 	rules := make(map[string][]string)
 	for line := range strings.Lines(read(t, "redis/users.conf.template")) {
@@ -34,27 +36,27 @@ func TestScriptsMayRun(t *testing.T) {
 	}
 	reading, ofAudit := audit.ScriptCommands()
 	for user, commands := range map[string][]string{
-		"holdfast_worker":  slices.Concat(holds.ScriptCommands(), locking.ScriptCommands(), ofAudit),
+		"holdfast_worker":  slices.Concat(holds.ScriptCommands(), recovery.ScriptCommands(), locking.ScriptCommands(), ofAudit),
 		"holdfast_auditor": reading,
 	} {
 		for _, command := range commands {
 			if !slices.Contains(rules[user], "+"+strings.ToLower(command)) {
-				t.Errorf("%s may not %s, and a script does", user, command)
+				t.Errorf("%s may not run %s, which a script runs", user, command)
 			}
 		}
 	}
 	for _, command := range ofAudit {
 		if !slices.Contains(reading, command) && slices.Contains(rules["holdfast_auditor"], "+"+strings.ToLower(command)) {
-			t.Errorf("the auditor may %s, which only a repair does", command)
+			t.Errorf("the auditor may run %s, which only a repair needs", command)
 		}
 	}
 	if !slices.Contains(rules["holdfast_worker"], "&"+holds.ExpiredChannel) {
-		t.Errorf("the worker may not hear %s", holds.ExpiredChannel)
+		t.Errorf("the worker may not subscribe to %s", holds.ExpiredChannel)
 	}
 }
 
-// TestReadmeNamesTheUsers keeps README.md's table of users as the files have them.
-func TestReadmeNamesTheUsers(t *testing.T) {
+// TestREADME_UserTable_ListsAllUsers compares the table of users in README.md with the files.
+func TestREADME_UserTable_ListsAllUsers(t *testing.T) {
 	t.Parallel()
 	users := regexp.MustCompile(`holdfast_[a-z]+`)
 	found := make(map[string]bool)
@@ -63,15 +65,16 @@ func TestReadmeNamesTheUsers(t *testing.T) {
 			found[user] = true
 		}
 	}
-	readme := strings.NewReplacer("`_payment`", "`holdfast_payment`", "`_inventory`", "`holdfast_inventory`").Replace(read(t, "README.md"))
+	readme := strings.NewReplacer("`_payment`", "`holdfast_payment`", "`_inventory`",
+		"`holdfast_inventory`").Replace(read(t, "README.md"))
 	for _, user := range stacktest.RestrictedUsers {
 		name := "holdfast_" + user
 		if !found[name] || !strings.Contains(readme, "`"+name+"`") {
-			t.Errorf("%s is in no file, or not in README.md", name)
+			t.Errorf("%s is missing in the files or in README.md", name)
 		}
 		delete(found, name)
 	}
 	if len(found) > 0 {
-		t.Errorf("users that no test knows: %v", found)
+		t.Errorf("users without a test: %v", found)
 	}
 }

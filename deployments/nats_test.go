@@ -15,15 +15,14 @@ import (
 	"holdfast/internal/events"
 )
 
-// inbound are the events that each team publishes.
+// inbound has the events that each team publishes.
 var inbound = map[string][]string{
 	"booking":   {events.BookingRequested, events.BookingExtended, events.BookingCancelled, events.ReservationCancelled},
 	"payment":   {events.PaymentStarted, events.PaymentConfirmed},
 	"inventory": {events.InventorySet},
 }
 
-// api are requests by which streams and consumers are changed or read, that no program makes but
-// those that are named.
+// api has requests that change or read streams and consumers, with the users that may send them.
 var api = map[string][]string{
 	"$JS.API.INFO":                                             {},
 	"$JS.API.STREAM.NAMES":                                     {},
@@ -117,7 +116,7 @@ var api = map[string][]string{
 	"$SRV.PING":                         {},
 }
 
-// heard are subjects that nobody may subscribe to but those that are named.
+// heard has subjects with the users that may subscribe to them.
 var heard = map[string][]string{
 	">": {}, "*": {}, "*.>": {}, "holdfast.>": {}, "holdfast.in.>": {}, "holdfast.in.payment.confirmed.x": {}, "holdfast.out.>": {},
 	"holdfast.out.hold.created.x": {}, "holdfast.dlq.>": {}, "holdfast.runs.>": {}, "others.>": {},
@@ -129,8 +128,8 @@ var heard = map[string][]string{
 	"holdfast.svc.availability": {"worker"}, "holdfast.svc.evaluate": {"worker"}, "others.svc.availability": {},
 }
 
-// TestNATSPermissions goes through who may publish and subscribe where, for each user.
-func TestNATSPermissions(t *testing.T) {
+// TestAccounts_EachSubject_OnlyAllowedUsers publishes and subscribes to each subject as each user.
+func TestAccounts_EachSubject_OnlyAllowedUsers(t *testing.T) {
 	t.Parallel()
 	g := newServers(t)
 	may := make(map[string][]string, len(api)) // subject -> users
@@ -146,8 +145,8 @@ func TestNATSPermissions(t *testing.T) {
 		t.Run(user, func(t *testing.T) {
 			t.Parallel()
 			nc, refused := natsAs(t, g, user)
-			// The server tells of a refusal before it answers a ping, so after it all is known.
-			told := func(kind, subject string, do func() error) (permitted bool) {
+			// The server reports a violation before it answers a ping.
+			checked := func(kind, subject string, do func() error) (permitted bool) {
 				t.Helper()
 				if err := errors.Join(do(), nc.Flush()); err != nil {
 					t.Fatalf("%s %s: %v", kind, subject, err)
@@ -160,17 +159,17 @@ func TestNATSPermissions(t *testing.T) {
 				return permitted
 			}
 			for subject, users := range may {
-				// Without a reply subject, and with a body that JetStream does not understand, nothing is done.
+				// Without a reply subject and with an invalid body JetStream does nothing.
 				want := slices.Contains(users, user)
-				if got := told("publish", subject, func() error { return nc.Publish(subject, []byte("x")) }); got != want {
+				if got := checked("publish", subject, func() error { return nc.Publish(subject, []byte("x")) }); got != want {
 					t.Errorf("%s may publish on %s: %v, want %v", user, subject, got, want)
 				}
 			}
 			for subject, users := range heard {
 				want := slices.Contains(users, user)
 				var sub *nats.Subscription
-				got := told("subscription", subject, func() (err error) { sub, err = nc.SubscribeSync(subject); return err })
-				_ = sub.Unsubscribe() // one that was refused is none
+				got := checked("subscription", subject, func() (err error) { sub, err = nc.SubscribeSync(subject); return err })
+				_ = sub.Unsubscribe() // fails when the subscription was refused
 				if got != want {
 					t.Errorf("%s may subscribe to %s: %v, want %v", user, subject, got, want)
 				}
@@ -179,9 +178,9 @@ func TestNATSPermissions(t *testing.T) {
 	}
 }
 
-// TestMigratorSetsStreamsRight has the migrator find a duplicate window that is too long, and a durable consumer
-// that is missing where events are stored.
-func TestMigratorSetsStreamsRight(t *testing.T) {
+// TestMigrator_StreamMisconfigured_Repairs runs the migrator on a stream with a too long duplicate
+// window and a missing durable consumer.
+func TestMigrator_StreamMisconfigured_Repairs(t *testing.T) {
 	t.Parallel()
 	g := newServers(t)
 	ctx := t.Context()
@@ -226,8 +225,9 @@ func TestMigratorSetsStreamsRight(t *testing.T) {
 	}
 }
 
-// TestTeams has two teams do what they may, and try to get at what is the other's.
-func TestTeams(t *testing.T) {
+// TestTeams_OwnAndOthersData_OnlyOwnAccessible has two teams use their permissions, and try to
+// access the data of the other team.
+func TestTeams_OwnAndOthersData_OnlyOwnAccessible(t *testing.T) {
 	t.Parallel()
 	g := newServers(t)
 	ctx := t.Context()
@@ -270,7 +270,7 @@ func TestTeams(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// Its own: an event is stored, and outcomes are read and acknowledged.
+	// Its own data: booking publishes an event, and reads and acknowledges outcomes.
 	if _, err := js.Publish(ctx, subjects.In(events.BookingRequested, "x"), []byte("x")); err != nil {
 		t.Errorf("booking publishes: %v", err)
 	}
@@ -293,7 +293,7 @@ func TestTeams(t *testing.T) {
 		t.Errorf("booking reads %v", read)
 	}
 
-	// Of dead letters the headers, and never a body, which may be another team's.
+	// Dead letters: only their headers, because a body may belong to another team.
 	deadLetters, err := js.Consumer(ctx, subjects.DLQStream(), "booking")
 	if err != nil {
 		t.Fatal(err)
@@ -309,7 +309,7 @@ func TestTeams(t *testing.T) {
 		t.Errorf("booking acknowledges a dead letter: %v", err)
 	}
 
-	// The other's. What is refused is never answered, so it is told by the error handler.
+	// Data of others. A refused request gets no answer; the error handler receives the violation.
 	denied := func(what string, do func() error) {
 		t.Helper()
 		failed := make(chan error, 1)
@@ -343,7 +343,7 @@ func TestTeams(t *testing.T) {
 		return err
 	})
 
-	// Answers come to its own inbox.
+	// Replies arrive in its own inbox.
 	if got := booking.NewInbox(); !strings.HasPrefix(got, "_INBOX.holdfast_booking.") {
 		t.Errorf("an inbox of booking is %s", got)
 	}
@@ -356,9 +356,9 @@ func TestTeams(t *testing.T) {
 		t.Fatal(err)
 	}
 	if m, err := inbox.NextMsg(time.Minute); err != nil || string(m.Data) != "for booking" {
-		t.Errorf("booking hears %v, %v", m, err)
+		t.Errorf("booking received %v, %v", m, err)
 	}
-	// Nothing was lost of what others rely on.
+	// No message of others was removed.
 	for stream, want := range map[string]uint64{subjects.InStream(): 1, subjects.OutStream(): 3} {
 		s, err := adminJS.Stream(ctx, stream)
 		if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// ofPostgres are statements, and the roles that may run them. Each is rolled back.
+// ofPostgres has statements with the roles that may run them. The test rolls each back.
 var ofPostgres = map[string][]string{
 	"DROP TABLE payments":                   {"migrator"},
 	"DROP SCHEMA holdfast CASCADE":          {"migrator"},
@@ -59,7 +59,7 @@ var ofPostgres = map[string][]string{
 	"SELECT true FROM payments FOR SHARE":                                                   {"migrator"},
 	"UPDATE schema_compatibility SET works_from = 1":                                        {"migrator"},
 	"UPDATE goose_db_version SET version_id = 9":                                            {"migrator"},
-	"INSERT INTO redis_epoch (epoch, partitions, only_row) VALUES ('x', 64, false)":         {}, // there is only one epoch
+	"INSERT INTO redis_epoch (epoch, partitions, only_row) VALUES ('x', 64, false)":         {}, // only one row is allowed
 	"INSERT INTO goose_db_version (version_id, is_applied) VALUES (9, true)":                {"migrator"},
 	"INSERT INTO inventory (resource_id, slot, capacity) VALUES ('x', 's', 1)":              {"migrator", "worker", "upstream"},
 	"INSERT INTO inventory (resource_id, slot, capacity, reserved) VALUES ('x', 's', 1, 1)": {"migrator"},
@@ -79,8 +79,8 @@ var ofPostgres = map[string][]string{
 	"SELECT * FROM secrets.of_others":                             {},
 }
 
-// TestPostgresPermissions goes through what each role may do.
-func TestPostgresPermissions(t *testing.T) {
+// TestRoles_EachStatement_OnlyAllowedRoles runs each statement as each role.
+func TestRoles_EachStatement_OnlyAllowedRoles(t *testing.T) {
 	t.Parallel()
 	g := newServers(t)
 	ctx := t.Context()
@@ -98,7 +98,7 @@ func TestPostgresPermissions(t *testing.T) {
 		if _, err := conn.Exec(ctx, "SET search_path = holdfast"); err != nil {
 			t.Fatal(err)
 		}
-		// Whoever audits could say this too; it helps nothing.
+		// An auditor can run this, too, and still may not write.
 		if _, err := conn.Exec(ctx, "SET default_transaction_read_only = off"); err != nil {
 			t.Fatal(err)
 		}
@@ -114,7 +114,7 @@ func TestPostgresPermissions(t *testing.T) {
 				return errDone
 			})
 			if got := errors.Is(err, errDone); got != want {
-				t.Errorf("%s may %s: %v (%v), want %v", role, statement, got, err, want)
+				t.Errorf("%s may run %s: %v (%v), want %v", role, statement, got, err, want)
 			}
 			var refused *pgconn.PgError
 			if !want && (!errors.As(err, &refused) || refused.Code != "42501" && refused.Code != "25001" && refused.Code != "23514") {
@@ -127,7 +127,7 @@ func TestPostgresPermissions(t *testing.T) {
 		t.Errorf("capacity %d, %v", capacity, err)
 	}
 
-	// The files may be run again, and give no more than they say.
+	// The files can run again, and revoke what they do not grant.
 	if _, err := admin.Exec(ctx, "GRANT ALL ON ALL TABLES IN SCHEMA holdfast TO holdfast_worker"); err != nil {
 		t.Fatal(err)
 	}
@@ -136,10 +136,10 @@ func TestPostgresPermissions(t *testing.T) {
 	}
 	var pgErr *pgconn.PgError
 	if _, err := postgresAs(t, g, "worker").Exec(ctx, "TRUNCATE holdfast.payments"); !errors.As(err, &pgErr) || pgErr.Code != "42501" {
-		t.Errorf("after the grants were made again a worker may truncate: %v", err)
+		t.Errorf("after grants.sql has run again, a worker may truncate: %v", err)
 	}
 
-	// Nobody else is let in, and nobody without a password.
+	// Other roles cannot connect, and no role can without its password.
 	if _, err := admin.Exec(ctx, "CREATE ROLE stranger LOGIN PASSWORD 'x'"); err != nil {
 		t.Fatal(err)
 	}
@@ -147,10 +147,10 @@ func TestPostgresPermissions(t *testing.T) {
 	for user, password := range map[string]string{"stranger": "x", "holdfast_worker": "", "postgres": "wrong"} {
 		config.User, config.Password = user, password
 		if conn, err := pgx.ConnectConfig(ctx, config); err == nil {
-			t.Errorf("%s is let in with the password %q", user, password)
+			t.Errorf("%s can connect with the password %q", user, password)
 			_ = conn.Close(context.Background())
 		}
 	}
 }
 
-var errDone = errors.New("done, and rolled back")
+var errDone = errors.New("succeeded and rolled back")

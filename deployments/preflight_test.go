@@ -13,38 +13,40 @@ import (
 	"holdfast/internal/store"
 )
 
-// TestPreflight looks at servers with these users as the worker, and as the administrator: the
-// worker has all that it needs and nothing that it should not have.
-func TestPreflight(t *testing.T) {
+// TestPreflight_WorkerAndAdmin_StatusesDiffer runs the preflight as the worker and as the
+// administrator. The worker has all permissions that it needs and no others.
+func TestPreflight_WorkerAndAdmin_StatusesDiffer(t *testing.T) {
 	t.Parallel()
 	g := newServers(t)
-	look := func(user string) map[string]preflight.Check { return look(t, g, user) }
-	// These servers keep nothing, and are one each. What the worker may not see is unknown.
+	run := func(user string) map[string]preflight.Check { return runPreflight(t, g, user) }
+	// These servers are not durable and not replicated. What the worker may not see is unknown.
 	but := map[string]preflight.Status{
 		"redis.notifications":  preflight.Unknown,
-		preflight.NATSReplicas: preflight.Warn, preflight.PostgresFsync: preflight.Fail, preflight.PostgresCommit: preflight.Fail, preflight.PostgresPages: preflight.Warn,
+		preflight.NATSReplicas: preflight.Warn, preflight.PostgresFsync: preflight.Fail,
+		preflight.PostgresCommit: preflight.Fail, preflight.PostgresPages: preflight.Warn,
 	}
-	for name, c := range look("worker") {
+	for name, c := range run("worker") {
 		want := preflight.OK
 		if other, is := but[name]; is {
 			want = other
 		}
 		if c.Status != want {
-			t.Errorf("to the worker %s is %s, want %s: %+v", name, c.Status, want, c)
+			t.Errorf("as the worker, %s is %s, want %s: %+v", name, c.Status, want, c)
 		}
 	}
-	all := look("admin")
+	all := run("admin")
 	for _, name := range preflight.Privileges {
 		if c := all[name]; c.Status != preflight.Warn {
-			t.Errorf("to the administrator %s is %s: %+v", name, c.Status, c)
+			t.Errorf("as the administrator, %s is %s: %+v", name, c.Status, c)
 		}
 	}
-	if len(all) < 25 || !slices.Contains(preflight.Durability, preflight.NATSSync) || all[preflight.NATSSync].Status != preflight.OK {
+	if len(all) < 25 || !slices.Contains(preflight.Durability, preflight.NATSSync) ||
+		all[preflight.NATSSync].Status != preflight.OK {
 		t.Errorf("%d checks, %+v", len(all), all[preflight.NATSSync])
 	}
 }
 
-func look(t *testing.T, g *stacktest.RestrictedServers, user string) map[string]preflight.Check {
+func runPreflight(t *testing.T, g *stacktest.RestrictedServers, user string) map[string]preflight.Check {
 	t.Helper()
 	nats, redis, postgres := g.URLs(user)
 	db, err := store.Open(t.Context(), postgres, ns)
@@ -54,17 +56,19 @@ func look(t *testing.T, g *stacktest.RestrictedServers, user string) map[string]
 	defer db.Close()
 	checks := make(map[string]preflight.Check)
 	for _, c := range preflight.Run(t.Context(), preflight.Target{
-		Namespace: ns, NATSURL: nats, Redis: stacktest.RedisOptions(redis), Store: db, Optimistic: true, Retention: events.Retention{HoldLifetime: time.Hour, AnswerTTL: time.Hour},
-		Monitors: []string{g.MonitorURL()},
+		Namespace: ns, NATSURL: nats, Redis: stacktest.RedisOptions(redis), Store: db, Optimistic: true,
+		Retention: events.Retention{HoldLifetime: time.Hour, AnswerTTL: time.Hour},
+		Monitors:  []string{g.MonitorURL()},
 	}) {
 		checks[c.Name] = c
 	}
 	return checks
 }
 
-// TestPreflightKnowsAllGrants takes from the worker each privilege that grants.sql gives it, column by
-// column: the preflight misses each. That the worker needs no more is shown by the tests that run as it.
-func TestPreflightKnowsAllGrants(t *testing.T) {
+// TestPreflight_GrantRevoked_Fails revokes each privilege that grants.sql grants to the worker,
+// column by column. The preflight detects each. The tests that run as the worker show that it needs
+// no others.
+func TestPreflight_GrantRevoked_Fails(t *testing.T) {
 	t.Parallel()
 	g := newServers(t)
 	admin := postgresAs(t, g, "admin")
@@ -77,7 +81,7 @@ func TestPreflightKnowsAllGrants(t *testing.T) {
 	}
 	all := grant.FindAllStringSubmatch(read(t, "postgres/grants.sql"), -1)
 	if len(all) < 14 {
-		t.Fatalf("only %d grants are found: %q", len(all), all)
+		t.Fatalf("only %d grants in grants.sql: %q", len(all), all)
 	}
 	for _, found := range all {
 		columns := []string{""}
@@ -91,12 +95,12 @@ func TestPreflightKnowsAllGrants(t *testing.T) {
 			}
 			what += " ON " + found[3] + found[4]
 			if what == "DELETE ON holdfast.inventory" {
-				continue // who owns the table decides; TestPostgresPermissions says that it is granted
+				continue // optional for a worker; TestRoles_EachStatement_OnlyAllowedRoles checks the grant
 			}
 			run("REVOKE " + what + " FROM holdfast_worker")
-			checks := look(t, g, "worker")
+			checks := runPreflight(t, g, "worker")
 			if checks["postgres.grants"].Status != preflight.Fail && checks["postgres.reachable"].Status != preflight.Fail {
-				t.Errorf("without %s the preflight says %+v", what, checks["postgres.grants"])
+				t.Errorf("without %s the preflight returns %+v", what, checks["postgres.grants"])
 			}
 			run("GRANT " + what + " TO holdfast_worker")
 		}

@@ -16,7 +16,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// ofRedis are commands, and the users who may give them.
+// ofRedis has commands with the users that may run them.
 var ofRedis = map[string][]string{
 	"FLUSHALL": {}, "FLUSHDB": {}, "FLUSHALL ASYNC": {}, "SWAPDB 0 1": {}, "SELECT 1": {}, "MOVE holdfast:k 1": {},
 	"CONFIG SET maxmemory-policy allkeys-lru": {}, "CONFIG GET *": {}, "CONFIG REWRITE": {}, "CONFIG RESETSTAT": {},
@@ -62,8 +62,8 @@ var ofRedis = map[string][]string{
 	"EVAL_RO return{redis.call('KEYS','*')} 0":                 {},
 }
 
-// TestRedisPermissions goes through what each user may say to Redis.
-func TestRedisPermissions(t *testing.T) {
+// TestRedisUsers_EachCommand_OnlyAllowedUsers runs each command as each user.
+func TestRedisUsers_EachCommand_OnlyAllowedUsers(t *testing.T) {
 	t.Parallel()
 	g := newServers(t)
 	admin := redisAs(t, g, "admin")
@@ -78,7 +78,7 @@ func TestRedisPermissions(t *testing.T) {
 				for _, word := range strings.Fields(line) {
 					args = append(args, word)
 				}
-				conn := client.Conn() // a subscription changes it
+				conn := client.Conn() // a subscription changes the mode of its connection
 				err := conn.Do(t.Context(), args...).Err()
 				_ = conn.Close()
 				if strings.Contains(line, "SUBSCRIBE") {
@@ -87,37 +87,37 @@ func TestRedisPermissions(t *testing.T) {
 				}
 				want := slices.Contains(users, user)
 				if got := !refusedByRedis(err); got != want {
-					t.Errorf("%s may say %s: %v (%v), want %v", user, line, got, err, want)
+					t.Errorf("%s may run %s: %v (%v), want %v", user, line, got, err, want)
 				}
 			}
 		})
 	}
 	if got := admin.Get(t.Context(), "others:k").Val(); got != "precious" {
-		t.Errorf("a key of others has become %q", got)
+		t.Errorf("the key of another program is now %q", got)
 	}
 	_, address, _ := g.URLs("worker")
-	nobody := stacktest.RedisOptions(address)
-	nobody.Username, nobody.Password = "", ""
-	client := redis.NewClient(nobody)
+	anonymous := stacktest.RedisOptions(address)
+	anonymous.Username, anonymous.Password = "", ""
+	client := redis.NewClient(anonymous)
 	defer func() { _ = client.Close() }()
 	if err := client.Ping(t.Context()).Err(); !redis.HasErrorPrefix(err, "NOAUTH") {
-		t.Errorf("somebody without a user is answered %v", err)
+		t.Errorf("a client without a user gets %v", err)
 	}
 }
 
-// refusedByRedis reports whether something was not permitted, by itself or within a script.
+// refusedByRedis reports whether err is a missing permission, of a command or inside a script.
 func refusedByRedis(err error) bool {
 	return redis.HasErrorPrefix(err, "NOPERM") || err != nil && strings.Contains(err.Error(), "The user executing the script can't")
 }
 
-// TestRedisConfiguration starts Redis with these files, as the README says, and compares its users
-// with those that all other tests use.
-func TestRedisConfiguration(t *testing.T) {
+// TestRedisConf_AsInREADME_Starts starts Redis with these files as described in README.md, and
+// compares its users with those of all other tests.
+func TestRedisConf_AsInREADME_Starts(t *testing.T) {
 	t.Parallel()
 	g := stacktest.NewRestrictedServers(t)
 	program, err := exec.LookPath("redis-server")
 	if err != nil {
-		t.Fatalf("%v (the tests have installed it, so it should be on PATH)", err)
+		t.Fatalf("%v (install redis-server)", err)
 	}
 	dir := t.TempDir()
 	for name, from := range map[string]string{"redis.conf": "redis.conf", "users.conf": "users.conf.template"} {
@@ -158,7 +158,7 @@ func TestRedisConfiguration(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i, user := range list { // the order of commands means nothing
+		for i, user := range list { // the order of commands does not matter
 			words := strings.Fields(user)
 			slices.Sort(words)
 			list[i] = strings.Join(words, " ")
@@ -166,7 +166,7 @@ func TestRedisConfiguration(t *testing.T) {
 		return strings.Join(list[1:], "\n") // the first is the default user
 	}
 	if got, want := users(client), users(redisAs(t, g, "admin")); got != want || strings.Count(got, "holdfast_") != 4 {
-		t.Errorf("the users are\n%s\nother tests have\n%s", got, want)
+		t.Errorf("the users are\n%s\nin other tests they are\n%s", got, want)
 	}
 	for name, want := range map[string]string{
 		"maxmemory-policy": "noeviction", "appendonly": "no", "save": "", "notify-keyspace-events": "xE",

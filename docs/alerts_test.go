@@ -11,7 +11,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestAlerts_EveryMetric_ExistsAtAWorker looks for the metrics of the alerting rules, and of their tests, in
+// TestAlerts_EveryMetric_ExistsAtAWorker searches for the metrics of the alerting rules, and of their tests, in
 // /metrics of the running worker. One that no worker has can never fire.
 func TestAlerts_EveryMetric_ExistsAtAWorker(t *testing.T) {
 	t.Parallel()

@@ -22,7 +22,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -76,16 +76,16 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 	if err := worker.Start(); err != nil {
 		return 1, err
 	}
-	var told []string
+	var output []string
 	lines, up := bufio.NewScanner(stdout), false
 	for !up && lines.Scan() {
-		told = append(told, lines.Text())
+		output = append(output, lines.Text())
 		up = strings.Contains(lines.Text(), "Ctrl-C stops")
 	}
 	if !up {
-		return 1, fmt.Errorf("worker dev: %w\n%s", worker.Wait(), strings.Join(told, "\n"))
+		return 1, fmt.Errorf("worker dev: %w\n%s", worker.Wait(), strings.Join(output, "\n"))
 	}
-	found, err := stack.ReadEndpoints(filepath.Join(dev.dir, ".holdfast", "endpoints.env"))
+	found, err := endpoints.Read(filepath.Join(dev.dir, ".holdfast", "endpoints.env"))
 	dev.natsURL = found["HOLDFAST_NATS_URL"]
 	dev.admin, dev.httpAddr = dev.natsURL, found["HOLDFAST_HTTP_ADDR"]
 	code = 1

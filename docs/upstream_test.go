@@ -118,7 +118,7 @@ func checkNATSCommand(t *testing.T, s site) {
 		}
 	}
 	sh := s.command(t, s.dir, "sh", "-eu", "-c", script.String())
-	// None of the contexts of whoever runs the tests, and time enough on a busy machine.
+	// None of the contexts of the user who runs the tests, and time enough on a busy machine.
 	sh.Env = append(sh.Env, "HOME="+t.TempDir(), "XDG_CONFIG_HOME="+t.TempDir(), "NATS_TIMEOUT="+commandLimit.String())
 	var stderr bytes.Buffer
 	sh.Stderr = &stderr
@@ -212,7 +212,7 @@ func checkNode(t *testing.T, s site) {
 }
 
 // checkPrograms runs the two programs of a language: one that asks, and prints what the page
-// shows, and one that follows, and hears of it once, also when it is told twice.
+// shows, and one that follows, and handles it once, also when it is published twice.
 func checkPrograms(t *testing.T, s site, resource string, shown block, booking, follow func() *exec.Cmd) {
 	t.Helper()
 	heard := startFollowing(t, follow())
@@ -230,10 +230,10 @@ func checkPrograms(t *testing.T, s site, resource string, shown block, booking, 
 	sold := "sold " + resource + "."
 	ask()
 	heard.await(t, sold, 1)
-	tellAgain(t, s, resource)
+	publishAgain(t, s, resource)
 	ask()
 	heard.await(t, sold, 2)
-	// Two lines, of different holds: what was told again in between was dropped.
+	// Two lines, of different holds: the repeated one in between was dropped.
 	if got := heard.with(sold); len(got) != 2 || got[0] == got[1] {
 		t.Errorf("the same was handled twice: %v", got)
 	}
@@ -242,8 +242,8 @@ func checkPrograms(t *testing.T, s site, resource string, shown block, booking, 
 	}
 }
 
-// tellAgain stores the last hold.confirmed of a resource once more, as may happen.
-func tellAgain(t *testing.T, s site, resource string) {
+// publishAgain stores the last hold.confirmed of a resource once more, as may happen.
+func publishAgain(t *testing.T, s site, resource string) {
 	t.Helper()
 	js := s.asOperator(t)
 	stream, err := js.Stream(t.Context(), "HOLDFAST_OUT")

@@ -12,62 +12,58 @@ import (
 
 	"github.com/alecthomas/kong"
 	kongcompletion "github.com/jotaen/kong-completion"
-	"github.com/mattn/go-isatty"
 	"github.com/posener/complete"
 	"golang.org/x/term"
 
 	"holdfast/internal/events"
-	"holdfast/internal/holds"
+	"holdfast/internal/record"
+	"holdfast/internal/terminal"
 	"holdfast/internal/version"
 )
 
-// cli is the command line: what every verb takes, and the verbs.
+// cli is the command line: the flags of every command, and the commands.
 type cli struct {
-	Common  common           `embed:"" group:"Flags of every verb:"`
-	Version kong.VersionFlag `help:"Print the revision that this was built from, and the Go version."`
+	Common  common           `embed:"" group:"Flags of every command:"`
+	Version kong.VersionFlag `help:"Print the revision of this program and its Go version."`
 
-	Inventory struct {
-		Set  inventorySet  `cmd:"" help:"Set the capacity of slots."`
-		Show inventoryShow `cmd:"" help:"Show what can be had of slots now."`
-	} `cmd:"" help:"Set and show capacities."`
-	Request           request           `cmd:"" help:"Ask for a hold."`
-	Extend            extend            `cmd:"" help:"Have a hold last longer."`
-	StartPayment      startPayment      `cmd:"" help:"Say that a hold is being paid, so that it does not lapse meanwhile."`
-	Pay               pay               `cmd:"" help:"Confirm the payment of a hold: it becomes a reservation."`
-	Cancel            cancel            `cmd:"" help:"Give a hold back before its deadline."`
-	CancelReservation cancelReservation `cmd:"" help:"Give back what a reservation took."`
+	Inventory         inventory         `cmd:"" help:"Set capacity and show availability."`
+	Request           request           `cmd:"" help:"Request a hold."`
+	Extend            extend            `cmd:"" help:"Extend a hold."`
+	StartPayment      startPayment      `cmd:"" help:"Mark the payment of a hold as started."`
+	Pay               pay               `cmd:"" help:"Confirm the payment of a hold. The hold becomes a reservation."`
+	Cancel            cancel            `cmd:"" help:"Release a hold before its deadline."`
+	CancelReservation cancelReservation `cmd:"" help:"Cancel a reservation."`
 	Load              load              `cmd:"" help:"Publish a file of events."`
-	Validate          validate          `cmd:"" help:"Say what a worker would say of events, without any server."`
-	Watch             watch             `cmd:"" help:"Show outcomes and dead letters as they come."`
-	DLQ               dlq               `cmd:"" name:"dlq" help:"Look after dead letters: list, show, replay, edit, discard, export them."`
-	Bench             benchmark         `cmd:"" help:"Measure how much a worker can do on this machine, against what its servers can."`
-	BenchNATS         benchNATS         `cmd:"" name:"bench-nats" hidden:"" help:"Run a NATS server for bench."`
-	Completion        completion        `cmd:"" help:"Print the script that lets a shell complete what is typed."`
+	Validate          validate          `cmd:"" help:"Validate a file of events offline."`
+	Watch             watch             `cmd:"" help:"Show outcomes and dead letters as they are stored."`
+	DLQ               dlq               `cmd:"" name:"dlq" help:"Manage dead letters."`
+	Completion        completion        `cmd:"" help:"Print the completion script of a shell."`
 }
 
-// common is what every verb takes.
+// common is the flags of every command.
 type common struct {
-	NATSURL   string        `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"Where NATS is. Default: as endpoints.env in --data-dir says."`
-	Namespace string        `env:"HOLDFAST_NAMESPACE" placeholder:"NS" help:"First token of every subject. Default: as endpoints.env says, else holdfast."`
-	DataDir   string        `env:"HOLDFAST_DATA_DIR" default:".holdfast" placeholder:"DIR" help:"The --data-dir of the worker that has started its servers: worker dev, or worker run --embedded. Its endpoints.env says where they are. Default: .holdfast."`
-	Output    string        `short:"o" enum:"table,wide,json,ndjson" default:"table" help:"What to print: table, or json, which is one value, compact, of a list an element a line; what lists things also knows wide and ndjson (a value a line)."`
-	Timeout   time.Duration `default:"10s" help:"How long to wait for an answer, of a server or (--wait) of the worker."`
+	NATSURL   string        `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"NATS servers, separated by commas. Default: from endpoints.env in --data-dir."`
+	Namespace string        `env:"HOLDFAST_NAMESPACE" placeholder:"NS" help:"Namespace of the worker: the first token of every subject. Default: from endpoints.env, else holdfast."`
+	DataDir   string        `env:"HOLDFAST_DATA_DIR" default:".holdfast" placeholder:"DIR" help:"Data directory of worker dev or worker run --embedded, with their endpoints.env. Default: .holdfast."`
+	Output    string        `short:"o" enum:"table,wide,json,ndjson" default:"table" help:"Output format: table, or json for one JSON value. Commands that list things also have wide, with all columns, and ndjson, with one JSON value a line."`
+	Timeout   time.Duration `default:"10s" help:"Time limit for a reply: of a server, or with --wait of the worker."`
 }
 
-// Validate implements kong's check of what was given.
+// Validate implements kong's check of the flags.
 func (c *common) Validate() error {
-	if c.Namespace != "" && !holds.NamespacePattern.MatchString(c.Namespace) {
-		return misused("--namespace: %q does not match %s", c.Namespace, holds.NamespacePattern)
+	if c.Namespace != "" && !record.NamespacePattern.MatchString(c.Namespace) {
+		return misused("--namespace: %q does not match %s", c.Namespace, record.NamespacePattern)
 	}
 	if c.Timeout <= 0 {
-		return misused("--timeout: want more than 0")
+		return misused("--timeout: must be more than 0")
 	}
 	return nil
 }
 
-const description = `Publisher speaks to Holdfast as booking, payment and inventory services do.
+const description = `Publishes the events of booking, payment and inventory services to Holdfast, shows their outcomes,
+and manages dead letters.
 
-Examples, with a "worker dev" running in the same directory:
+Examples, while "worker dev" runs in the same directory:
 
   publisher inventory set --resource-id deluxe --check-in 2026-12-01 --check-out 2026-12-05 --capacity 2 --wait
   publisher request --resource-id deluxe --user-id ann --check-in 2026-12-01 --check-out 2026-12-03 --wait
@@ -77,9 +73,9 @@ Examples, with a "worker dev" running in the same directory:
 
 Environment (a flag of the same name takes precedence):
 
-  HOLDFAST_DATA_DIR   the --data-dir of the worker, .holdfast
-  HOLDFAST_NATS_URL   where NATS is; else as endpoints.env in that directory says
-  HOLDFAST_NAMESPACE  first token of every subject; else as endpoints.env says, else holdfast
+  HOLDFAST_DATA_DIR   data directory of the worker; default .holdfast
+  HOLDFAST_NATS_URL   NATS servers; default from endpoints.env in the data directory
+  HOLDFAST_NAMESPACE  namespace of the worker; default from endpoints.env, else holdfast
 
 Exit codes:
 
@@ -88,36 +84,36 @@ Exit codes:
   2  wrong usage
   3  with --wait: the event was rejected
   4  with --wait, dlq replay and dlq edit: an event was dead-lettered; load, validate: a line would be
-  5  with --wait, dlq replay and dlq edit: no answer in time; the event is stored and will have one`
+  5  with --wait, dlq replay and dlq edit: no answer in time; the event is stored and will have an outcome`
 
-// program is one run of one verb.
+// program is one run of one command.
 type program struct {
 	common
-	in       io.Reader
-	out, err io.Writer
-	terminal bool                    // out is one
-	width    int                     // of the terminal in columns, 0 when there is none or it is not known
-	refuse   context.CancelCauseFunc // ends the verb, for lack of a permission
+	in         io.Reader
+	out, err   io.Writer
+	isTerminal bool                    // out is a terminal
+	width      int                     // of the terminal in columns; 0 if out is not one or the width is unknown
+	refuse     context.CancelCauseFunc // ends the command when a permission is missing
 }
 
 func newProgram(stdout, stderr io.Writer) *program {
-	p := &program{refuse: func(error) {}, in: os.Stdin, out: stdout, err: stderr, terminal: isTerminal(stdout)}
-	if file, isFile := stdout.(*os.File); isFile && p.terminal {
-		p.width, _, _ = term.GetSize(int(file.Fd())) // without it nothing is cut
+	p := &program{refuse: func(error) {}, in: os.Stdin, out: stdout, err: stderr, isTerminal: isTerminal(stdout)}
+	if file, isFile := stdout.(*os.File); isFile && p.isTerminal {
+		p.width, _, _ = term.GetSize(int(file.Fd())) // without a width nothing is shortened
 	}
 	return p
 }
 
-// isTerminal reports whether somebody sits at the other end of a stream.
+// isTerminal reports whether a stream is a terminal.
 func isTerminal(stream any) bool {
 	if locked, isLocked := stream.(*lockedWriter); isLocked {
 		stream = locked.w
 	}
-	file, isFile := stream.(*os.File)
-	return isFile && isatty.IsTerminal(file.Fd())
+	return terminal.Is(stream)
 }
 
-// parser returns the parser of the command line. exit is called when all was done in parsing.
+// parser returns the parser of the command line. It calls exit when parsing did everything: after
+// --help and --version.
 func (p *program) parser(c *cli, exit func()) *kong.Kong {
 	parser, err := kong.New(c, kong.Name("publisher"), kong.Description(description),
 		kong.Writers(p.out, p.err), kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
@@ -134,9 +130,9 @@ func (p *program) run(ctx context.Context, args []string) error {
 	parser := p.parser(&c, func() { done = true })
 	kongcompletion.Register(parser, kongcompletion.WithPredictor("file", complete.PredictFiles("*")))
 	if done {
-		return nil // a shell has asked what could come next
+		return nil // a shell requested the completions of a line
 	}
-	verb, err := parser.Parse(args)
+	command, err := parser.Parse(args)
 	if done {
 		return nil
 	}
@@ -147,23 +143,23 @@ func (p *program) run(ctx context.Context, args []string) error {
 		return err
 	}
 	p.common = c.Common
-	if known := outputsOf(verb.Selected()); !slices.Contains(known, p.Output) {
-		return misused("--output: %s knows %s", verb.Selected().Path(), strings.Join(known, ", "))
+	if known := outputsOf(command.Selected()); !slices.Contains(known, p.Output) {
+		return misused("--output: %s has only %s", command.Selected().Path(), strings.Join(known, ", "))
 	}
 	ctx, p.refuse = context.WithCancelCause(ctx)
 	defer p.refuse(nil)
-	verb.BindTo(ctx, (*context.Context)(nil))
-	if err := verb.Run(p); err != nil {
+	command.BindTo(ctx, (*context.Context)(nil))
+	if err := command.Run(p); err != nil {
 		return events.Refused(ctx, err)
 	}
 	return nil
 }
 
-// errNoVerb says that no verb was named, and help was printed.
-var errNoVerb = errors.New("expected one of the commands above")
+// errNoCommand reports a command line without a command. Help is printed before it.
+var errNoCommand = errors.New("expected one of the commands above")
 
-// helpInstead prints help where only a verb is missing, like publisher and publisher dlq: that is of more use than
-// err, which says so. It is wrong usage all the same.
+// helpInstead prints help if err says that a command is missing, as in `publisher` and `publisher
+// dlq`, and returns errNoCommand. It returns every other error unchanged.
 func (p *program) helpInstead(parser *kong.Kong, args []string, err error) error {
 	var parse *kong.ParseError
 	if !errors.As(err, &parse) || parse.Context == nil {
@@ -178,28 +174,28 @@ func (p *program) helpInstead(parser *kong.Kong, args []string, err error) error
 	}
 	parser.Stdout = p.err
 	_, _ = parser.Parse(append(slices.Clone(args), "--help"))
-	return errNoVerb
+	return errNoCommand
 }
 
-// outputsOf returns what -o may be for a verb: table and json unless it says more.
-func outputsOf(verb *kong.Node) []string {
-	if lister, ok := verb.Target.Addr().Interface().(interface{ outputs() []string }); ok {
+// outputsOf returns the values of -o that a command accepts: table and json, unless its method
+// outputs returns others.
+func outputsOf(command *kong.Node) []string {
+	if lister, ok := command.Target.Addr().Interface().(interface{ outputs() []string }); ok {
 		return lister.outputs()
 	}
 	return []string{outputTable, outputJSON}
 }
 
-// namespace are those of the namespace.
 func (p *program) namespace() events.Namespace { return events.Namespace(p.Namespace) }
 
-// json reports whether JSON is to be printed.
+// json reports whether the output format is json.
 func (p *program) json() bool { return p.Output == outputJSON }
 
-// printJSON prints one JSON value, its bytes as they are, on a line of its own. On a terminal
-// characters that could steer it are written as JSON escapes: another spelling of the same value.
+// printJSON prints one JSON value on a line of its own, byte for byte. On a terminal it prints
+// characters that could control the terminal as JSON escapes, which do not change the value.
 func (p *program) printJSON(value []byte) error {
-	if p.terminal {
-		value = escapeJSON(value)
+	if p.isTerminal {
+		value = terminal.PrintableJSON(value)
 	}
 	return p.print(string(value) + "\n")
 }
@@ -209,4 +205,9 @@ func (p *program) print(text string) error {
 		return fmt.Errorf("print: %w", err)
 	}
 	return nil
+}
+
+// reportf prints a message on stderr.
+func (p *program) reportf(format string, args ...any) {
+	fmt.Fprintf(p.err, "publisher: %s\n", terminal.Printable(fmt.Sprintf(format, args...)))
 }

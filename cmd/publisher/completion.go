@@ -5,16 +5,17 @@ import (
 	kongcompletion "github.com/jotaen/kong-completion"
 )
 
-// completion prints what a shell has to run to complete what is typed.
+// completion prints the completion script of a shell.
 type completion struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: bash, zsh or fish."`
 }
 
 // Help implements kong's detailed help.
 func (*completion) Help() string {
-	return `Prints a script. Run by a shell, it has the shell complete verbs, flags, what some flags can be, and files, with the tab key.
+	return `Prints a script for a shell. After the shell has run it, the tab key completes commands, flags,
+values of flags, and files.
 
-Examples, for the shell that is open; for every new one add the line to the file behind it:
+Examples for the current shell; to complete in every new shell, add the line to the file named beside it:
 
   source <(publisher completion bash)     # ~/.bashrc
   source <(publisher completion zsh)      # ~/.zshrc

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestCompletion_TabInBash_CompletesLine types into a bash on a terminal that has run the script, and presses tab.
+// TestCompletion_TabInBash_CompletesLine runs the script in a bash on a terminal, types lines and presses tab.
 func TestCompletion_TabInBash_CompletesLine(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -19,8 +19,8 @@ func TestCompletion_TabInBash_CompletesLine(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "events.ndjson"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// Ctrl-A goes to the begin of the line, so what was completed is not run but told.
-	const tab, echo, nothing = "\t", "\x01echo TOLD \n", "\x01: \n"
+	// Ctrl-A goes to the beginning of the line: the completed line is echoed instead of run.
+	const tab, echo, nothing = "\t", "\x01echo ECHO \n", "\x01: \n"
 	completed := map[string]string{
 		"start":                 "start-payment",
 		"inventory se":          "inventory set",
@@ -35,25 +35,26 @@ func TestCompletion_TabInBash_CompletesLine(t *testing.T) {
 	for begin := range completed {
 		typed += "publisher " + begin + tab + echo
 	}
-	terminal := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command", "bash --norc --noprofile -i", "/dev/null")
+	terminal := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command",
+		"bash --norc --noprofile -i", "/dev/null")
 	terminal.Dir = dir
 	terminal.Env = append(os.Environ(), asPublisher+"=1", "TERM=dumb", "PATH="+dir+":"+os.Getenv("PATH"), "HISTFILE=")
 	terminal.Stdin = strings.NewReader(typed + "exit\n")
 	out, err := terminal.CombinedOutput()
 	if err != nil {
-		t.Fatalf("%v (script is of bsdutils)\n%s", err, out)
+		t.Fatalf("%v (script is part of bsdutils)\n%s", err, out)
 	}
 	shown := strings.ReplaceAll(string(out), "\r", "")
 	for begin, want := range completed {
-		if !strings.Contains(shown, "\nTOLD publisher "+want+"\n") {
+		if !strings.Contains(shown, "\nECHO publisher "+want+"\n") {
 			t.Errorf("%q is not completed to %q:\n%q", begin, want, shown)
 		}
 	}
-	list, _, _ := strings.Cut(shown[strings.LastIndex(shown, "completion bash)\n"):], "TOLD")
-	for _, verb := range verbs() {
-		first, _, _ := strings.Cut(verb, " ")
+	list, _, _ := strings.Cut(shown[strings.LastIndex(shown, "completion bash)\n"):], "ECHO")
+	for _, command := range commands() {
+		first, _, _ := strings.Cut(command, " ")
 		if !slices.Contains(strings.Fields(list), first) {
-			t.Errorf("%s is not among what can come first:\n%s", first, list)
+			t.Errorf("%s is not among the candidates for the first word:\n%s", first, list)
 		}
 	}
 }

@@ -13,26 +13,28 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 )
 
-// composed is an event of a file, as it is published.
+// composed is an event of a file in the form in which it is published.
 type composed struct {
 	*events.Inbound
 	message      *nats.Msg
-	isCloudEvent bool // it was written as a CloudEvent, with an id of its own
+	isCloudEvent bool // the file has it as a CloudEvent, with its own id
 }
 
-// The members of the short form of an event.
+// The two members of the short form of an event.
 const (
 	shortEvent = "event"
 	shortData  = "data"
 )
 
-// compose makes the message of an event that is written as a CloudEvent in JSON, or in the short
-// form: an object of event, its name, and data. batch is part of the id that the short form gets.
-// Every error is an *events.UnprocessableError. It is the worker's own word, except about what
-// has event, no specversion and is yet not the short form.
+// compose returns the message of an event that a file has as a CloudEvent in JSON or in the short
+// form: an object with the members event, which is the event name, and data. compose derives the id
+// of the short form from the content and batch. Every error is an *events.UnprocessableError. It is
+// the error of the worker, except for an object that has event and no specversion and is not the
+// short form either.
 func (p *program) compose(text []byte, batch string) (composed, error) {
 	c := composed{isCloudEvent: true}
 	var members map[string]jsontext.Value
@@ -54,22 +56,22 @@ func (p *program) compose(text []byte, batch string) (composed, error) {
 	return c, nil
 }
 
-// expand returns the CloudEvent that the short form means.
+// expand returns the CloudEvent of an event in the short form.
 func (p *program) expand(members map[string]jsontext.Value, batch string) ([]byte, error) {
 	for _, name := range slices.Sorted(maps.Keys(members)) {
 		if name != shortEvent && name != shortData {
-			return nil, malformed("%s: unknown, the short form of an event has event and data", name)
+			return nil, malformed("%s: unknown member, the short form of an event has event and data", name)
 		}
 	}
 	var event string
 	if err := json.Unmarshal(members[shortEvent], &event); err != nil || members[shortEvent].Kind() != '"' {
 		return nil, malformed("event: must be a string, found %s", events.KindName(members[shortEvent]))
 	}
-	request, err := p.namespace().NewRequest(event, "", source, nil)
+	request, err := client.NewEvent(p.namespace(), event, "", source, nil)
 	if err != nil {
 		return nil, malformed("event: %v", err)
 	}
-	request.Envelope.Data = members[shortData] // nil when there is none
+	request.Envelope.Data = members[shortData] // nil if the event has no data
 	request.Envelope.ID = contentID(event, request.Envelope.Data, batch)
 	m, err := request.Message()
 	if err != nil {
@@ -82,16 +84,16 @@ func malformed(format string, args ...any) error {
 	return &events.UnprocessableError{Reason: events.ReasonMalformed, Detail: fmt.Sprintf(format, args...)}
 }
 
-// contentID derives the id of an event from its content, so that the same content is the same
-// event whenever it is published, with whatever white space it is written.
+// contentID derives the id of an event from its content, so that the same content is always the
+// same event, whatever its white space.
 func contentID(event string, data jsontext.Value, batch string) string {
 	data = data.Clone()
-	_ = data.Compact() // only fails for what is no JSON, like no data
+	_ = data.Compact() // fails only if data is not JSON, for example empty
 	h := sha256.New()
 	for _, part := range []string{batch, event, string(data)} {
 		_, _ = fmt.Fprintf(h, "%d %s\n", len(part), part) // a hash never returns an error
 	}
 	id := uuid.UUID(h.Sum(nil)[:16])
-	id[6], id[8] = id[6]&0x0f|0x80, id[8]&0x3f|0x80 // RFC 9562: version 8, of one's own making
+	id[6], id[8] = id[6]&0x0f|0x80, id[8]&0x3f|0x80 // RFC 9562: version 8, custom
 	return id.String()
 }

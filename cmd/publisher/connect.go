@@ -9,11 +9,12 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
-	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
 )
 
-// The names of what a worker that has started servers tells others in its endpoints file.
+// The names in the endpoints file of a worker.
 const (
 	nameNATSURL   = "HOLDFAST_NATS_URL"
 	nameNamespace = "HOLDFAST_NAMESPACE"
@@ -24,25 +25,25 @@ const (
 	defaultNamespace = "holdfast"
 )
 
-// endpointsPath is where a worker that has started its servers writes where they are.
+// endpointsPath returns the path of the file with the addresses of the servers that a worker started.
 func (c *common) endpointsPath() string {
-	return filepath.Join(cmp.Or(c.DataDir, defaultDataDir), "endpoints.env") // an empty variable is none
+	return filepath.Join(cmp.Or(c.DataDir, defaultDataDir), endpoints.FileName) // HOLDFAST_DATA_DIR may be empty
 }
 
-// endpoint returns what was given, else what the endpoints file says, else "".
+// endpoint returns given if it is not empty, else the value in the endpoints file, else "".
 func (c *common) endpoint(given, name string) (string, error) {
 	if given != "" {
 		return given, nil
 	}
-	found, err := stack.ReadEndpoints(c.endpointsPath())
+	found, err := endpoints.Read(c.endpointsPath())
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
 	return found[name], err
 }
 
-// setDefaults sets what was not given: the namespace is that of the worker in this directory, unless
-// another NATS was named.
+// setDefaults sets the namespace if it was not given. It takes that of the worker in the data
+// directory, but only without a NATS URL: a given URL may belong to another worker.
 func (c *common) setDefaults() (err error) {
 	if c.Namespace == "" && c.NATSURL == "" {
 		c.Namespace, err = c.endpoint("", nameNamespace)
@@ -53,40 +54,37 @@ func (c *common) setDefaults() (err error) {
 	return err
 }
 
-// natsURL returns where NATS is.
+// natsURL returns the URL of NATS.
 func (p *program) natsURL() (string, error) {
 	url, err := p.endpoint(p.NATSURL, nameNATSURL)
 	if err == nil && url == "" {
-		err = fmt.Errorf("where is NATS? %s does not say it: start `worker dev` here, or give --nats-url or %s, "+
+		err = fmt.Errorf("NATS URL not set, and not in %s: start `worker dev` here, or give --nats-url or %s, "+
 			"or the --data-dir of `worker run --embedded`", p.endpointsPath(), nameNATSURL)
 	}
 	return url, err
 }
 
 // connect returns a client of the namespace. The caller calls disconnect.
-func (p *program) connect() (client *events.Client, disconnect func(), err error) {
+func (p *program) connect() (cl *client.Client, disconnect func(), err error) {
 	url, err := p.natsURL()
 	if err != nil {
 		return nil, nil, err
 	}
-	logf := func(format string, args ...any) {
-		fmt.Fprintf(p.err, "publisher: %s\n", printable(fmt.Sprintf(format, args...)))
-	}
-	nc, err := events.Connect(url, "holdfast publisher "+p.Namespace, logf, nats.Timeout(p.Timeout))
+	nc, err := events.Connect(url, "holdfast publisher "+p.Namespace, p.reportf, nats.Timeout(p.Timeout))
 	switch {
 	case errors.Is(err, events.ErrURL):
 		return nil, nil, misused("--nats-url: %v", err)
 	case err != nil && p.NATSURL == "":
-		return nil, nil, fmt.Errorf("%w (%s says so: its worker may have been killed; `worker dev` starts another)",
+		return nil, nil, fmt.Errorf("%w (the URL is from %s: the worker may have been killed, start `worker dev` again)",
 			err, p.endpointsPath())
 	case err != nil:
 		return nil, nil, err
 	}
 	events.OnRefusal(nc, func(refused *events.PermissionError) { p.refuse(refused) })
-	client, err = events.NewClient(nc, p.namespace())
+	cl, err = client.New(nc, p.namespace())
 	if err != nil {
 		nc.Close()
 		return nil, nil, err
 	}
-	return client, nc.Close, nil
+	return cl, nc.Close, nil
 }

@@ -13,34 +13,49 @@ import (
 	"strings"
 	"time"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
-// dlq is the verbs on dead letters: events that could not be processed.
+// dlq is the commands for dead letters: events that a worker could not process.
 type dlq struct {
 	List    dlqList    `cmd:"" aliases:"ls" help:"List dead letters, oldest first."`
 	Stats   dlqStats   `cmd:"" help:"Count dead letters by reason."`
-	Show    dlqShow    `cmd:"" help:"Show one dead letter: its event, and why, where and when it died."`
-	Replay  dlqReplay  `cmd:"" help:"Publish the events of dead letters again, or say what would happen."`
-	Edit    dlqEdit    `cmd:"" help:"Publish a corrected copy of an event. The dead letter stays."`
-	Discard dlqDiscard `cmd:"" help:"Remove dead letters for good."`
-	Export  dlqExport  `cmd:"" help:"Write dead letters with all that they have, one JSON object a line."`
-	Runs    dlqRuns    `cmd:"" help:"Show who did what to dead letters, when and why."`
+	Show    dlqShow    `cmd:"" help:"Show one dead letter."`
+	Replay  dlqReplay  `cmd:"" help:"Publish the events of dead letters again."`
+	Edit    dlqEdit    `cmd:"" help:"Publish a corrected copy of a dead-lettered event."`
+	Discard dlqDiscard `cmd:"" help:"Remove dead letters permanently."`
+	Export  dlqExport  `cmd:"" help:"Write dead letters with headers and bodies, as one JSON object a line."`
+	Runs    dlqRuns    `cmd:"" help:"Show past replays, edits and discards."`
 }
 
-// deadLetterFlags say which dead letters are meant.
+// Help implements kong's detailed help.
+func (*dlq) Help() string {
+	return `A dead letter is an event that no worker can process, for example because it is malformed. It is
+stored with its reason until it is replayed or discarded.
+
+Examples:
+
+  publisher dlq list --since 1d
+  publisher dlq show 12
+  publisher dlq replay --all --reason poison --dry-run
+  publisher dlq discard 12 --note "a test of the booking team"`
+}
+
+// deadLetterFlags select dead letters.
 type deadLetterFlags struct {
-	Reason     []string `enum:"too_large,malformed,unknown_type,subject_mismatch,poison" placeholder:"REASON" help:"Only those with this reason (repeat it for more): ${enum}."`
-	Type       string   `placeholder:"EVENT" help:"Only this event, like booking.requested."`
-	ResourceID string   `placeholder:"R" help:"Only about this resource."`
-	UserID     string   `placeholder:"U" help:"Only of this user."`
-	Since      moment   `placeholder:"WHEN" help:"Only those stored since then: RFC 3339, or how long ago, like 90m or 2d."`
-	Until      moment   `placeholder:"WHEN" help:"Only those stored before then, likewise."`
-	Contains   string   `placeholder:"TEXT" help:"Only those with this text in their detail."`
-	Limit      int      `placeholder:"N" help:"At most so many: the oldest, but for list --newest."`
+	Reason     []string `enum:"too_large,malformed,unknown_type,subject_mismatch,poison" placeholder:"REASON" help:"Only dead letters with this reason: ${enum}. Repeat the flag for several."`
+	Type       string   `placeholder:"EVENT" help:"Only events of this type, like booking.requested."`
+	ResourceID string   `placeholder:"R" help:"Only events of this resource."`
+	UserID     string   `placeholder:"U" help:"Only events of this user."`
+	Since      moment   `placeholder:"WHEN" help:"Only dead letters stored since then: RFC 3339, or an age like 90m or 2d."`
+	Until      moment   `placeholder:"WHEN" help:"Only dead letters stored before then: RFC 3339, or an age like 90m or 2d."`
+	Contains   string   `placeholder:"TEXT" help:"Only dead letters with this text in their detail."`
+	Limit      int      `placeholder:"N" help:"At most N dead letters: the oldest, or with list --newest the newest."`
 }
 
-// Validate implements kong's check.
+// Validate implements kong's check of the flags.
 func (f *deadLetterFlags) Validate() error {
 	switch {
 	case f.Limit < 0:
@@ -51,18 +66,18 @@ func (f *deadLetterFlags) Validate() error {
 	return nil
 }
 
-// filter is what the flags say, but for the limit.
-func (f *deadLetterFlags) filter() events.DeadLetterFilter {
-	return events.DeadLetterFilter{
+// filter returns the filter of the flags. The limit is not part of it.
+func (f *deadLetterFlags) filter() client.DeadLetterFilter {
+	return client.DeadLetterFilter{
 		Reasons: f.Reason, Type: f.Type, ResourceID: f.ResourceID, UserID: f.UserID,
 		Since: f.Since.Time, Until: f.Until.Time, Contains: f.Contains,
 	}
 }
 
-// moment is a time, or none.
+// moment is an optional time.
 type moment struct{ time.Time }
 
-// UnmarshalText implements encoding.TextUnmarshaler for a flag: RFC 3339, or how long ago.
+// UnmarshalText implements encoding.TextUnmarshaler for a flag: RFC 3339, or an age.
 func (m *moment) UnmarshalText(text []byte) error {
 	if at, err := time.Parse(time.RFC3339, string(text)); err == nil {
 		m.Time = at.UTC()
@@ -75,7 +90,7 @@ func (m *moment) UnmarshalText(text []byte) error {
 		ago = time.Duration(n) * 24 * time.Hour
 	}
 	if err != nil || ago < 0 {
-		return fmt.Errorf("want RFC 3339, or how long ago, like 90m or 2d, got %q", text)
+		return fmt.Errorf("want RFC 3339, or an age like 90m or 2d, got %q", text)
 	}
 	m.Time = time.Now().UTC().Add(-ago)
 	return nil
@@ -86,47 +101,48 @@ func parseDays(text string) (uint16, error) {
 	return uint16(n), err
 }
 
-// choice says which dead letters a verb is for that changes something: some that are named, or
-// all that the flags mean.
+// choice is the dead letters that a command changes or removes: those in Seqs, or with All those that
+// match the filters.
 type choice struct {
-	Seqs    []uint64        `arg:"" optional:"" name:"seq" help:"Dead letters by their sequence, as list shows it."`
-	All     bool            `help:"All dead letters, or with filters all that they mean."`
+	Seqs    []uint64        `arg:"" optional:"" name:"seq" help:"Sequences of dead letters, as dlq list shows them."`
+	All     bool            `help:"All dead letters, or with filters all matching."`
 	Filters deadLetterFlags `embed:""`
 }
 
-// isEmpty reports whether nothing was chosen.
+// isEmpty reports whether the command line selects no dead letters.
 func (c *choice) isEmpty() bool { return len(c.Seqs) == 0 && !c.All && !c.narrowed() }
 
-// narrowed reports whether there are filters.
+// narrowed reports whether filters are given.
 func (c *choice) narrowed() bool {
 	f := c.Filters.filter()
-	return c.Filters.Limit > 0 || f.NeedsBody() || len(f.Reasons) > 0 || f.Contains != "" || !f.Since.IsZero() || !f.Until.IsZero()
+	return c.Filters.Limit > 0 || f.NeedsBody() || len(f.Reasons) > 0 || f.Contains != "" ||
+		!f.Since.IsZero() || !f.Until.IsZero()
 }
 
-// Validate implements kong's check: letters are named or filtered, and all is said on purpose.
+// Validate implements kong's check: sequences exclude filters, and filters need --all.
 func (c *choice) Validate() error {
 	switch {
 	case len(c.Seqs) > 0 && (c.All || c.narrowed()):
 		return misused("give sequences, or --all with filters, not both")
 	case !c.All && c.narrowed():
-		return misused("give --all too: then all that the filters mean are chosen")
+		return misused("filters need --all: it selects all matching dead letters")
 	}
 	slices.Sort(c.Seqs)
 	c.Seqs = slices.Compact(c.Seqs)
 	return nil
 }
 
-// operatorFlags is what every verb takes that changes something.
+// operatorFlags are the flags of every command that changes something.
 type operatorFlags struct {
-	Yes  bool   `short:"y" help:"Do not ask. Needed where nobody can be asked: stdin is no terminal."`
-	Note string `placeholder:"TEXT" help:"Why. It is kept with the run."`
-	Who  string `env:"HOLDFAST_WHO" placeholder:"NAME" help:"Who. It is kept with the run. Default: user@host."`
+	Yes  bool   `short:"y" help:"Do not ask for confirmation. Required if stdin is not a terminal."`
+	Note string `placeholder:"TEXT" help:"The reason, recorded with the run."`
+	Who  string `env:"HOLDFAST_WHO" placeholder:"NAME" help:"Operator name, recorded with the run. Default: user@host."`
 }
 
-// operator is who runs the program.
-func (t *operatorFlags) operator() string {
-	if t.Who != "" {
-		return t.Who
+// operator returns the name of the operator.
+func (o *operatorFlags) operator() string {
+	if o.Who != "" {
+		return o.Who
 	}
 	name, host := "unknown", "unknown"
 	if account, err := user.Current(); err == nil {
@@ -138,21 +154,22 @@ func (t *operatorFlags) operator() string {
 	return name + "@" + host
 }
 
-// errUnconfirmed says that the answer was not yes.
-var errUnconfirmed = errors.New("nothing was done")
+// errUnconfirmed reports that the operator did not answer yes.
+var errUnconfirmed = errors.New("aborted")
 
-// confirm asks whether something is to be done, unless that was said already.
-func (p *program) confirm(ctx context.Context, t operatorFlags, question string) error {
-	if t.Yes {
+// confirm asks a question on the terminal, unless --yes is given. It returns errUnconfirmed unless
+// the answer is yes.
+func (p *program) confirm(ctx context.Context, o operatorFlags, question string) error {
+	if o.Yes {
 		return nil
 	}
-	if !p.canPrompt() {
-		return misused("stdin is no terminal, so nobody can be asked: give --yes")
+	if !isTerminal(p.in) {
+		return misused("stdin is not a terminal, confirmation is impossible: give --yes")
 	}
 	fmt.Fprintf(p.err, "%s [y/N] ", question)
 	answered := make(chan string, 1)
 	go func() {
-		line, _ := bufio.NewReader(p.in).ReadString('\n') // without an answer it is ""
+		line, _ := bufio.NewReader(p.in).ReadString('\n') // "" at the end of input
 		answered <- line
 	}()
 	select {
@@ -166,28 +183,29 @@ func (p *program) confirm(ctx context.Context, t operatorFlags, question string)
 	return errUnconfirmed
 }
 
-// canPrompt reports whether somebody sits at stdin.
-func (p *program) canPrompt() bool { return isTerminal(p.in) }
-
 // deadLetters returns the dead letters of the namespace. The caller calls disconnect.
-func (p *program) deadLetters(ctx context.Context) (client *events.Client, deadLetters *events.DeadLetters, disconnect func(), err error) {
-	client, disconnect, err = p.connect()
+func (p *program) deadLetters(ctx context.Context) (
+	cl *client.Client, deadLetters *client.DeadLetters, disconnect func(), err error,
+) {
+	cl, disconnect, err = p.connect()
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
-	deadLetters, err = client.DeadLetters(ctx)
+	deadLetters, err = cl.DeadLetters(ctx)
 	if err != nil {
 		disconnect()
 		return nil, nil, nil, p.withHint(err)
 	}
-	return client, deadLetters, disconnect, nil
+	return cl, deadLetters, disconnect, nil
 }
 
-// choose returns the letters that are meant, oldest first. bodies says whether the events
-// themselves are wanted.
-func (c *choice) choose(ctx context.Context, deadLetters *events.DeadLetters, bodies bool) iter.Seq2[*events.DeadLetter, error] {
+// choose returns the selected dead letters, oldest first. With bodies it also fetches bodies that are
+// stored elsewhere.
+func (c *choice) choose(
+	ctx context.Context, deadLetters *client.DeadLetters, bodies bool,
+) iter.Seq2[*events.DeadLetter, error] {
 	if c.All {
 		return limited(deadLetters.All(ctx, c.Filters.filter(), bodies), c.Filters.Limit)
 	}
@@ -200,7 +218,7 @@ func (c *choice) choose(ctx context.Context, deadLetters *events.DeadLetters, bo
 	}
 }
 
-// limited returns the first so many, or all when that is 0.
+// limited returns the first limit dead letters, or all if limit is 0.
 func limited(deadLetters iter.Seq2[*events.DeadLetter, error], limit int) iter.Seq2[*events.DeadLetter, error] {
 	return func(yield func(*events.DeadLetter, error) bool) {
 		n := 0
@@ -215,11 +233,11 @@ func limited(deadLetters iter.Seq2[*events.DeadLetter, error], limit int) iter.S
 	}
 }
 
-// startRun asks whether something is to be done to the letters that are meant, and begins a run
-// over them. It returns no log when there are none, which it tells, or when it was not confirmed.
-func (p *program) startRun(ctx context.Context, client *events.Client, deadLetters *events.DeadLetters,
-	c *choice, t *operatorFlags, question string, run events.Run,
-) (*events.RunLog, []uint64, error) {
+// startRun asks for confirmation and starts a run over the selected dead letters. It returns a nil
+// log without an error if no dead letters match, which it prints.
+func (p *program) startRun(ctx context.Context, cl *client.Client, deadLetters *client.DeadLetters,
+	c *choice, o *operatorFlags, action string, run client.Run,
+) (*client.RunLog, []uint64, error) {
 	var seqs []uint64
 	var found []*events.DeadLetter
 	for l, err := range c.choose(ctx, deadLetters, false) {
@@ -229,26 +247,26 @@ func (p *program) startRun(ctx context.Context, client *events.Client, deadLette
 		seqs = append(seqs, l.Seq)
 		found = append(found, &events.DeadLetter{Reason: l.Reason, StoredAt: l.StoredAt})
 	}
-	run.Operator, run.Note = t.operator(), t.Note
+	run.Operator, run.Note = o.operator(), o.Note
 	if c.All {
 		filter := c.Filters.filter()
 		run.Filter = &filter
 	}
 	if len(seqs) == 0 {
-		run.State = events.RunDone
+		run.State = client.RunDone
 		return nil, nil, p.printNoDeadLetters(&run)
 	}
-	if err := p.confirm(ctx, *t, question+" "+described(found)+"?"); err != nil {
+	if err := p.confirm(ctx, *o, action+" "+described(found)+"?"); err != nil {
 		return nil, nil, err
 	}
-	log, err := client.StartRun(ctx, run, seqs)
+	log, err := cl.StartRun(ctx, run, seqs)
 	if err != nil {
 		return nil, nil, p.withHint(err)
 	}
 	return log, seqs, nil
 }
 
-// described says how many letters there are, of what, and how old.
+// described returns the number, reasons and age of dead letters, which are sorted by age.
 func described(list []*events.DeadLetter) string {
 	counts := make(map[string]int)
 	for _, l := range list {
@@ -262,11 +280,11 @@ func described(list []*events.DeadLetter) string {
 	return text + ", " + newest + " to " + oldest + " old"
 }
 
-// tally is how often each of some words occurs, the most frequent first.
+// tally returns the counts with their words, the most frequent first.
 func tally(counts map[string]int) string {
 	texts := make([]string, 0, len(counts))
 	for _, word := range byCount(counts) {
-		texts = append(texts, fmt.Sprintf("%d %s", counts[word], printable(word)))
+		texts = append(texts, fmt.Sprintf("%d %s", counts[word], terminal.Printable(word)))
 	}
 	return strings.Join(texts, ", ")
 }
@@ -293,10 +311,10 @@ func counted(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// since is how long ago something was, for a person.
+// since returns the age of a time, for people.
 func since(at time.Time) string { return events.Humanize(time.Since(at)) }
 
-// bytesText is a number of bytes, for a person.
+// bytesText returns a number of bytes, for people.
 func bytesText(n int) string {
 	if n < 1<<10 {
 		return strconv.Itoa(n) + " B"

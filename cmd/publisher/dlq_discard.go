@@ -4,7 +4,7 @@ import (
 	"context"
 	"strings"
 
-	"holdfast/internal/events"
+	"holdfast/internal/client"
 )
 
 // dlqDiscard removes dead letters.
@@ -15,48 +15,51 @@ type dlqDiscard struct {
 
 // Help implements kong's detailed help.
 func (*dlqDiscard) Help() string {
-	return `Removes dead letters for good, without publishing anything. It asks before, and wants a --note that says why, because their publishers never get an outcome. publisher dlq export keeps a copy.
+	return `Removes dead letters permanently and publishes nothing: their publishers never get an outcome. It
+asks for confirmation and requires a --note with the reason. Use publisher dlq export to keep a
+copy.
 
 Examples:
 
   publisher dlq discard 12 --note "a test of the booking team"
-  publisher dlq discard --all --reason malformed --until 30d --note "nobody asked for them" --yes`
+  publisher dlq discard --all --reason malformed --until 30d --note "old test data" --yes`
 }
 
 func (*dlqDiscard) outputs() []string { return everyOutput }
 
-// Validate implements kong's check.
-func (v *dlqDiscard) Validate() error {
+// Validate implements kong's check of the flags.
+func (c *dlqDiscard) Validate() error {
 	switch {
-	case v.Choice.isEmpty():
-		return misused("which? Give sequences, or --all")
-	case strings.TrimSpace(v.Operator.Note) == "":
-		return misused("--note: say why")
+	case c.Choice.isEmpty():
+		return misused("no dead letters selected: give sequences, or --all")
+	case strings.TrimSpace(c.Operator.Note) == "":
+		return misused("--note: give the reason")
 	}
 	return nil
 }
 
 // Run removes them.
-func (v *dlqDiscard) Run(ctx context.Context, p *program) error {
-	client, deadLetters, disconnect, err := p.deadLetters(ctx)
+func (c *dlqDiscard) Run(ctx context.Context, p *program) error {
+	cl, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
-	log, seqs, err := p.startRun(ctx, client, deadLetters, &v.Choice, &v.Operator, "Discard", events.Run{Verb: events.RunDiscard})
+	log, seqs, err := p.startRun(ctx, cl, deadLetters, &c.Choice, &c.Operator, "Discard",
+		client.Run{Verb: client.RunDiscard})
 	if log == nil {
 		return err
 	}
-	return p.executeRun(ctx, client, log, seqs, neverStop, "the same command removes the rest",
-		func(ctx context.Context, seq uint64) (func(context.Context) events.RunResult, error) {
+	return p.executeRun(ctx, cl, log, seqs, neverStop, "the same command removes the rest",
+		func(ctx context.Context, seq uint64) (func(context.Context) client.RunResult, error) {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
-			return func(ctx context.Context) events.RunResult {
+			return func(ctx context.Context) client.RunResult {
 				if err := deadLetters.Remove(context.WithoutCancel(ctx), seq); err != nil {
 					return failedResult(seq, err)
 				}
-				return events.RunResult{Seq: seq, Result: events.Discarded}
+				return client.RunResult{Seq: seq, Result: client.Discarded}
 			}, nil
 		})
 }

@@ -6,35 +6,37 @@ import (
 	"fmt"
 	"strconv"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
-// dryRunsMax is how many letters a dry run asks about at a time.
+// dryRunsMax is the number of concurrent queries of a dry run.
 const dryRunsMax = 32
 
-// dryRunRow is what would become of one letter.
+// dryRunRow is the dry-run result of one dead letter.
 type dryRunRow struct {
 	Seq     uint64 `json:"seq"`
 	EventID string `json:"event_id"`
 	events.DryRunResult
 
 	summary events.EventSummary
-	err     error // why there is no verdict
+	err     error // why there is no result
 }
 
-// unknown begins the verdict on a letter of which nothing can be said.
-const unknown = "not known"
+// resultUnknown is the result of a dead letter whose dry run failed.
+const resultUnknown = "not known"
 
-// dryRun says for each letter what would happen now. A worker decides it, by the code that
-// decides events, and writes nothing.
-func (v *dlqReplay) dryRun(ctx context.Context, p *program, client *events.Client, deadLetters *events.DeadLetters) error {
+// dryRun prints for each selected dead letter what a replay would do now. A worker decides with the
+// code that decides events, and writes nothing.
+func (c *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, deadLetters *client.DeadLetters) error {
 	dryRunCtx, stop := context.WithCancel(ctx)
 	defer stop()
-	queue := make(chan chan dryRunRow, dryRunsMax) // in the order of the letters
+	queue := make(chan chan dryRunRow, dryRunsMax) // in the order of the dead letters
 	var unread error
 	go func() {
 		defer close(queue)
-		for l, err := range v.Choice.choose(dryRunCtx, deadLetters, true) {
+		for l, err := range c.Choice.choose(dryRunCtx, deadLetters, true) {
 			if err != nil {
 				unread = err
 				return
@@ -42,23 +44,23 @@ func (v *dlqReplay) dryRun(ctx context.Context, p *program, client *events.Clien
 			answer := make(chan dryRunRow, 1)
 			select {
 			case queue <- answer:
-				go func() { answer <- dryRunDeadLetter(dryRunCtx, p, client, l) }()
+				go func() { answer <- dryRunDeadLetter(dryRunCtx, p, cl, l) }()
 			case <-dryRunCtx.Done():
 				return
 			}
 		}
 	}()
-	out := p.newList([]string{"seq", "event", "resource", "verdict", "detail"},
-		[]string{"seq", "event", "event_id", "resource", "user", "verdict", "outcome", "reason", "detail"})
+	out := p.newList([]string{"seq", "event", "resource", "result", "detail"},
+		[]string{"seq", "event", "event_id", "resource", "user", "result", "outcome", "reason", "detail"})
 	var all []dryRunRow
 	var failed error
 	for answer := range queue {
 		e := <-answer
-		if errors.Is(e.err, events.ErrNoWorker) {
-			return fmt.Errorf("%w: a dry run asks a worker what it would do; does one run in namespace %s?", e.err, p.Namespace)
+		if errors.Is(e.err, client.ErrNoWorker) {
+			return fmt.Errorf("%w: a dry run needs a worker; is one running in namespace %s?", e.err, p.Namespace)
 		}
 		if e.err != nil && failed == nil {
-			failed = fmt.Errorf("letter %d: %w", e.Seq, e.err)
+			failed = fmt.Errorf("dead letter %d: %w", e.Seq, e.err)
 		}
 		all = append(all, e)
 		if out.isJSON() {
@@ -69,15 +71,16 @@ func (v *dlqReplay) dryRun(ctx context.Context, p *program, client *events.Clien
 		}
 		seq := strconv.FormatUint(e.Seq, 10)
 		if p.Output == outputWide {
-			out.addRow(seq, e.summary.Type, e.EventID, e.summary.Resource, e.summary.User, e.DryRunResult.Text, e.Event, e.Reason, e.Detail)
+			out.addRow(seq, e.summary.Type, e.EventID, e.summary.Resource, e.summary.User, e.Text, e.Event,
+				e.Reason, e.Detail)
 		} else {
-			out.addRow(seq, e.summary.Type, e.summary.Resource, e.DryRunResult.Text, e.Detail)
+			out.addRow(seq, e.summary.Type, e.summary.Resource, e.Text, e.Detail)
 		}
 	}
 	if ctx.Err() != nil {
 		return errInterrupted
 	}
-	if err := errors.Join(unread, out.end("no dead letters are meant")); err != nil {
+	if err := errors.Join(unread, out.end("no matching dead letters")); err != nil {
 		return err
 	}
 	if !out.isJSON() && len(all) > 1 {
@@ -88,8 +91,8 @@ func (v *dlqReplay) dryRun(ctx context.Context, p *program, client *events.Clien
 	return failed
 }
 
-// dryRunDeadLetter asks about one letter.
-func dryRunDeadLetter(ctx context.Context, p *program, client *events.Client, l *events.DeadLetter) dryRunRow {
+// dryRunDeadLetter requests the dry run of one dead letter.
+func dryRunDeadLetter(ctx context.Context, p *program, cl *client.Client, l *events.DeadLetter) dryRunRow {
 	e := dryRunRow{Seq: l.Seq, EventID: l.EventID, summary: l.Event}
 	m, err := l.Original(p.namespace())
 	if err != nil {
@@ -98,13 +101,13 @@ func dryRunDeadLetter(ctx context.Context, p *program, client *events.Client, l 
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
-	if e.DryRunResult, e.err = client.DryRun(ctx, m); e.err != nil {
-		e.DryRunResult = events.DryRunResult{Text: unknown, Detail: e.err.Error()}
+	if e.DryRunResult, e.err = cl.DryRun(ctx, m); e.err != nil {
+		e.DryRunResult = events.DryRunResult{Text: resultUnknown, Detail: e.err.Error()}
 	}
 	return e
 }
 
-// countDryRuns is how many letters have which verdict.
+// countDryRuns returns a table of the results, the most frequent first.
 func countDryRuns(all []dryRunRow) string {
 	counts, outcomes := make(map[string]int), make(map[string]string)
 	for _, e := range all {
@@ -114,7 +117,8 @@ func countDryRuns(all []dryRunRow) string {
 	}
 	var rows [][]string
 	for _, kind := range byCount(counts) {
-		rows = append(rows, []string{strconv.Itoa(counts[kind]), printable(kind), printable(outcomes[kind])})
+		rows = append(rows, []string{strconv.Itoa(counts[kind]), terminal.Printable(kind),
+			terminal.Printable(outcomes[kind])})
 	}
-	return table([]string{"LETTERS", "VERDICT", "OUTCOME"}, rows)
+	return terminal.Table([]string{"COUNT", "RESULT", "OUTCOME"}, rows)
 }

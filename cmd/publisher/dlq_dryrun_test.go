@@ -14,53 +14,54 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// inData is an event with an id of its own.
+// inData returns an event with the given id and data.
 func inData(event, id, data string) string {
 	return fmt.Sprintf(`{"specversion":"1.0","id":%q,"source":"/s","type":"holdfast.%s.v1","data":%s}`, id, event, data)
 }
 
-// placeHold books one of a resource's stock and returns the hold's id.
-func (m *harness) placeHold(resource, user, ttl string) string {
-	m.t.Helper()
-	r := m.run("request", "--resource-id", resource, "--user-id", user, "--request-key", "k-"+user, "--ttl", ttl, "--wait", "-o", "json").want(m.t, exitOK)
+// placeHold requests a hold on the stock of a resource and returns the hold id.
+func (h *harness) placeHold(resource, user, ttl string) string {
+	h.t.Helper()
+	r := h.run("request", "--resource-id", resource, "--user-id", user, "--request-key", "k-"+user, "--ttl", ttl, "--wait",
+		"-o", "json").want(h.t, exitOK)
 	var e events.Envelope
 	if err := json.Unmarshal([]byte(r.out), &e); err != nil {
-		m.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	return e.Subject
 }
 
-// state is what the streams have, and what can be had of a resource.
-func (m *harness) state(resource string) string {
-	m.t.Helper()
-	texts := []string{m.run("inventory", "show", "--resource-id", resource, "-o", "json").want(m.t, exitOK).out}
-	for _, name := range []string{m.ns.InStream(), m.ns.OutStream(), m.ns.DLQStream()} {
-		stream, err := m.js.Stream(m.t.Context(), name)
+// state returns the contents of the streams and the availability of a resource.
+func (h *harness) state(resource string) string {
+	h.t.Helper()
+	texts := []string{h.run("inventory", "show", "--resource-id", resource, "-o", "json").want(h.t, exitOK).out}
+	for _, name := range []string{h.ns.InStream(), h.ns.OutStream(), h.ns.DLQStream()} {
+		stream, err := h.js.Stream(h.t.Context(), name)
 		if err != nil {
-			m.t.Fatal(err)
+			h.t.Fatal(err)
 		}
 		texts = append(texts, fmt.Sprint(name, stream.CachedInfo().State.LastSeq))
 	}
 	return strings.Join(texts, " ")
 }
 
-// TestDryRun_EachKindOfEvent_PredictsReplay has a worker say of dead letters of every kind what would happen now: it
-// is what happens when they are replayed, and until then nothing is changed.
+// TestDryRun_EachKindOfEvent_PredictsReplay compares the dry-run results of dead letters of every kind with their
+// replay. The dry run changes nothing.
 func TestDryRun_EachKindOfEvent_PredictsReplay(t *testing.T) {
 	t.Parallel()
-	m := newHarness(t)
-	m.startWorker()
-	m.run("inventory", "set", "--resource-id", "loft", "--capacity", "3", "--wait").want(t, exitOK)
-	m.run("inventory", "set", "--resource-id", "tent", "--capacity", "0", "--wait").want(t, exitOK)
-	held, paid := m.placeHold("loft", "held", "10m"), m.placeHold("loft", "paid", "10m")
-	m.run("pay", "--hold-id", paid, "--payment-id", "p", "--wait").want(t, exitOK)
-	expired := m.placeHold("loft", "lapsed", "1s")
-	m.awaitOutcome("hold.expired")
+	h := newHarness(t)
+	h.startWorker()
+	h.run("inventory", "set", "--resource-id", "loft", "--capacity", "3", "--wait").want(t, exitOK)
+	h.run("inventory", "set", "--resource-id", "tent", "--capacity", "0", "--wait").want(t, exitOK)
+	held, paid := h.placeHold("loft", "held", "10m"), h.placeHold("loft", "paid", "10m")
+	h.run("pay", "--hold-id", paid, "--payment-id", "p", "--wait").want(t, exitOK)
+	expired := h.placeHold("loft", "expired", "1s")
+	h.awaitOutcome("hold.expired")
 
 	byID := make(map[string]uint64)
 	want := make(map[string]string)
 	addDeadLetter := func(id, event, resource, data, status string) {
-		byID[id] = m.storeDeadLetter(events.ReasonPoison, "", m.ns.In(event, resource), inData(event, id, data))
+		byID[id] = h.storeDeadLetter(events.ReasonPoison, "", h.ns.In(event, resource), inData(event, id, data))
 		want[id] = status
 	}
 	ofHold := func(hold, more string) string { return fmt.Sprintf(`{"hold_id":%q%s}`, hold, more) }
@@ -69,22 +70,30 @@ func TestDryRun_EachKindOfEvent_PredictsReplay(t *testing.T) {
 	}
 	addDeadLetter("grant", events.BookingRequested, "loft", ask("new", "loft", ""), "would hold hold.created")
 	addDeadLetter("sold-out", events.BookingRequested, "tent", ask("new", "tent", ""), "sold out hold.rejected")
-	addDeadLetter("again", events.BookingRequested, "loft", ask("held", "loft", `,"ttl_seconds":600`), "already answered hold.created")
+	addDeadLetter("again", events.BookingRequested, "loft", ask("held", "loft", `,"ttl_seconds":600`),
+		"already answered hold.created")
 	addDeadLetter("malformed", events.BookingRequested, "loft", ask("new2", "loft", `,"slots":[]`), "still malformed ")
-	addDeadLetter("late", events.PaymentConfirmed, "loft", ofHold(expired, `,"payment_id":"p"`), "hold lapsed hold.confirm_rejected")
-	addDeadLetter("twice", events.PaymentConfirmed, "loft", ofHold(paid, `,"payment_id":"p"`), "already answered hold.confirmed")
-	addDeadLetter("extend", events.BookingExtended, "loft", ofHold(held, `,"ttl_seconds":1800`), "would extend hold.extended")
-	addDeadLetter("start", events.PaymentStarted, "loft", ofHold(expired, ""), "hold lapsed hold.extension_rejected")
-	addDeadLetter("unsell", events.ReservationCancelled, "loft", ofHold(paid, ""), "would cancel the reservation reservation.cancelled")
-	addDeadLetter("no-sale", events.ReservationCancelled, "loft", ofHold(held, ""), "would be refused: unknown_reservation reservation.cancel_rejected")
-	addDeadLetter("capacity", events.InventorySet, "loft", `{"resource_id":"loft","capacity":9}`, "would set the capacity inventory.updated")
-	addDeadLetter("tombstone", events.BookingCancelled, "loft", `{"resource_id":"loft","request_key":"never"}`, "would cancel booking.cancelled")
+	addDeadLetter("late", events.PaymentConfirmed, "loft", ofHold(expired, `,"payment_id":"p"`),
+		"hold expired hold.confirm_rejected")
+	addDeadLetter("twice", events.PaymentConfirmed, "loft", ofHold(paid, `,"payment_id":"p"`),
+		"already answered hold.confirmed")
+	addDeadLetter("extend", events.BookingExtended, "loft", ofHold(held, `,"ttl_seconds":1800`),
+		"would extend hold.extended")
+	addDeadLetter("start", events.PaymentStarted, "loft", ofHold(expired, ""), "hold expired hold.extension_rejected")
+	addDeadLetter("unsell", events.ReservationCancelled, "loft", ofHold(paid, ""),
+		"would cancel the reservation reservation.cancelled")
+	addDeadLetter("no-sale", events.ReservationCancelled, "loft", ofHold(held, ""),
+		"would be refused: unknown_reservation reservation.cancel_rejected")
+	addDeadLetter("capacity", events.InventorySet, "loft", `{"resource_id":"loft","capacity":9}`,
+		"would set the capacity inventory.updated")
+	addDeadLetter("tombstone", events.BookingCancelled, "loft", `{"resource_id":"loft","request_key":"never"}`,
+		"would cancel booking.cancelled")
 	addDeadLetter("release", events.BookingCancelled, "loft", ofHold(held, ""), "would release hold.released")
 
-	before := m.state("loft")
-	r := m.run("dlq", "replay", "--all", "--dry-run", "-o", "json").want(t, exitOK)
-	if after := m.state("loft"); after != before {
-		t.Errorf("a dry run has changed\n%s\nto\n%s", before, after)
+	before := h.state("loft")
+	r := h.run("dlq", "replay", "--all", "--dry-run", "-o", "json").want(t, exitOK)
+	if after := h.state("loft"); after != before {
+		t.Errorf("the dry run changed\n%s\nto\n%s", before, after)
 	}
 	var results []struct {
 		EventID string `json:"event_id"`
@@ -105,47 +114,47 @@ func TestDryRun_EachKindOfEvent_PredictsReplay(t *testing.T) {
 		}
 	}
 
-	// Each letter was judged alone. Replayed in their order, and none is in another's way here.
-	m.run("dlq", "replay", "--all", "--yes", "--stop-on-failures", "100%").want(t, exitDeadLettered)
-	happened := m.outcomeTypes()
+	// The dry run decides each event alone; here no event affects another.
+	h.run("dlq", "replay", "--all", "--yes", "--stop-on-failures", "100%").want(t, exitDeadLettered)
+	happened := h.outcomeTypes()
 	for id := range byID {
 		event := want[id][strings.LastIndex(want[id], " ")+1:]
 		if got := happened[id]; got != event {
-			t.Errorf("%s was replayed: %q, the dry run said %q", id, got, event)
+			t.Errorf("%s was replayed: %q, dry-run result %q", id, got, event)
 		}
 	}
-	m.run("dlq", "replay", "--all", "--dry-run").want(t, exitOK, "still malformed")
+	h.run("dlq", "replay", "--all", "--dry-run").want(t, exitOK, "still malformed")
 }
 
 // awaitOutcome waits until an event is stored in the outbound stream.
-func (m *harness) awaitOutcome(event string) {
-	m.t.Helper()
-	stream, err := m.js.Stream(m.t.Context(), m.ns.OutStream())
+func (h *harness) awaitOutcome(event string) {
+	h.t.Helper()
+	stream, err := h.js.Stream(h.t.Context(), h.ns.OutStream())
 	if err != nil {
-		m.t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	stacktest.Eventually(m.t, event, func() bool {
-		info, err := stream.Info(m.t.Context(), jetstream.WithSubjectFilter(m.ns.Out(event, ">")))
+	stacktest.Eventually(h.t, event, func() bool {
+		info, err := stream.Info(h.t.Context(), jetstream.WithSubjectFilter(h.ns.Out(event, ">")))
 		return err == nil && len(info.State.Subjects) > 0
 	})
 }
 
-// outcomeTypes are the outbound events that answer each inbound one.
-func (m *harness) outcomeTypes() map[string]string {
-	m.t.Helper()
-	stream, err := m.js.Stream(m.t.Context(), m.ns.OutStream())
+// outcomeTypes returns the outcomes of each inbound event.
+func (h *harness) outcomeTypes() map[string]string {
+	h.t.Helper()
+	stream, err := h.js.Stream(h.t.Context(), h.ns.OutStream())
 	if err != nil {
-		m.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	types := make(map[string]string)
 	for seq := uint64(1); seq <= stream.CachedInfo().State.LastSeq; seq++ {
-		stored, err := stream.GetMsg(m.t.Context(), seq)
+		stored, err := stream.GetMsg(h.t.Context(), seq)
 		if err != nil {
-			m.t.Fatal(err)
+			h.t.Fatal(err)
 		}
 		var e events.Envelope
 		if err := json.Unmarshal(stored.Data, &e); err != nil {
-			m.t.Fatal(err)
+			h.t.Fatal(err)
 		}
 		types[e.CausationID] = eventName(e.Type)
 	}

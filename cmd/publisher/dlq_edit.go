@@ -19,25 +19,29 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
 // dlqEdit publishes a corrected copy of an event.
 type dlqEdit struct {
-	Seq       uint64        `arg:"" help:"The dead letter, by its sequence."`
-	Body      string        `placeholder:"FILE" help:"Take the body from this file, - for stdin, and open no editor."`
-	Subject   string        `placeholder:"SUBJECT" help:"Publish on this subject, and open no editor."`
-	SetHeader []headerFlag  `placeholder:"NAME=VALUE" help:"Set a header, or remove it when the value is empty, and open no editor. Repeat it for more."`
+	Seq       uint64        `arg:"" help:"Sequence of the dead letter, as dlq list shows it."`
+	Body      string        `placeholder:"FILE" help:"File with the new body, - for stdin. Opens no editor."`
+	Subject   string        `placeholder:"SUBJECT" help:"New subject. Opens no editor."`
+	SetHeader []headerFlag  `placeholder:"NAME=VALUE" help:"Set a header, or remove it if the value is empty. Repeat the flag for several. Opens no editor."`
 	Operator  operatorFlags `embed:""`
 }
 
 // Help implements kong's detailed help.
 func (*dlqEdit) Help() string {
-	return `Opens the event of a dead letter in $VISUAL or $EDITOR (else vi), checks what you have made of it as a worker will, and publishes it. What would be dead-lettered again is not published: the editor opens again and says why. The dead letter stays until it is discarded.
+	return `Opens the event of a dead letter in $VISUAL, $EDITOR or vi. When you save it, publisher validates
+the event and publishes it. If the event is still malformed, the editor opens again and shows the
+error. The dead letter stays until you discard it.
 
-An event with another body is another event, also under the same id: it gets an outcome of its own.
+An event with another body is another event, even with the same id: it gets its own outcome.
 
-Exit codes: as those of publisher dlq replay.
+Exit codes: see publisher dlq replay.
 
 Examples:
 
@@ -62,26 +66,26 @@ func (h *headerFlag) UnmarshalText(text []byte) (err error) {
 }
 
 // Run publishes the copy.
-func (v *dlqEdit) Run(ctx context.Context, p *program) error {
-	client, deadLetters, disconnect, err := p.deadLetters(ctx)
+func (c *dlqEdit) Run(ctx context.Context, p *program) error {
+	cl, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
-	l, err := deadLetters.Get(ctx, v.Seq)
+	l, err := deadLetters.Get(ctx, c.Seq)
 	if err != nil {
 		return err
 	}
 	original, err := l.Original(p.namespace())
 	if err != nil {
-		return fmt.Errorf("letter %d: %w", l.Seq, err)
+		return fmt.Errorf("dead letter %d: %w", l.Seq, err)
 	}
-	edited, err := v.edit(ctx, p, l, original)
+	edited, err := c.edit(ctx, p, l, original)
 	if err != nil {
 		return err
 	}
-	question := fmt.Sprintf("Publish the copy of dead letter %d on %s?", l.Seq, printable(edited.Subject))
-	if err := p.confirm(ctx, v.Operator, question); err != nil {
+	question := fmt.Sprintf("Publish the copy of dead letter %d on %s?", l.Seq, terminal.Printable(edited.Subject))
+	if err := p.confirm(ctx, c.Operator, question); err != nil {
 		return err
 	}
 	replayer, err := deadLetters.Replayer(p.Timeout)
@@ -89,14 +93,16 @@ func (v *dlqEdit) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	defer replayer.Close()
-	log, err := client.StartRun(ctx, events.Run{Verb: events.RunEdit, Operator: v.Operator.operator(), Note: v.Operator.Note, Keep: true}, []uint64{l.Seq})
+	log, err := cl.StartRun(ctx, client.Run{
+		Verb: client.RunEdit, Operator: c.Operator.operator(), Note: c.Operator.Note, Keep: true,
+	}, []uint64{l.Seq})
 	if err != nil {
 		return p.withHint(err)
 	}
-	return p.executeRun(ctx, client, log, []uint64{l.Seq}, neverStop, "the same command publishes it",
-		func(context.Context, uint64) (func(context.Context) events.RunResult, error) {
+	return p.executeRun(ctx, cl, log, []uint64{l.Seq}, neverStop, "repeat the command to publish it",
+		func(context.Context, uint64) (func(context.Context) client.RunResult, error) {
 			sent, err := replayer.Publish(l, edited, replayer.MessageID(l.Seq, digest(edited)))
-			return func(ctx context.Context) events.RunResult {
+			return func(ctx context.Context) client.RunResult {
 				if err != nil {
 					return failedResult(l.Seq, err)
 				}
@@ -105,34 +111,33 @@ func (v *dlqEdit) Run(ctx context.Context, p *program) error {
 		})
 }
 
-// digest tells one copy of an event from another, so that the same copy is stored once.
+// digest identifies a copy of an event, so that JetStream stores the same copy once.
 func digest(m *nats.Msg) string {
 	h := sha256.New()
-	fmt.Fprintf(h, "%q %q %q", m.Subject, m.Header, m.Data) // maps are printed in order
+	fmt.Fprintf(h, "%q %q %q", m.Subject, m.Header, m.Data) // fmt prints maps in sorted order
 	return hex.EncodeToString(h.Sum(nil)[:8])
 }
 
-// edit returns what is to be published in place of an event: as the flags say, or as a person
-// makes it.
-func (v *dlqEdit) edit(ctx context.Context, p *program, l *events.DeadLetter, original *nats.Msg) (*nats.Msg, error) {
+// edit returns the event to publish: changed by the flags or, without flags, in an editor.
+func (c *dlqEdit) edit(ctx context.Context, p *program, l *events.DeadLetter, original *nats.Msg) (*nats.Msg, error) {
 	edited := nats.NewMsg(original.Subject)
 	edited.Header, edited.Data = maps.Clone(original.Header), original.Data
-	if v.Body == "" && v.Subject == "" && len(v.SetHeader) == 0 {
-		return v.editByHand(ctx, p, l, edited)
+	if c.Body == "" && c.Subject == "" && len(c.SetHeader) == 0 {
+		return c.editByHand(ctx, p, l, edited)
 	}
-	if v.Subject != "" {
-		edited.Subject = v.Subject
+	if c.Subject != "" {
+		edited.Subject = c.Subject
 	}
-	for _, header := range v.SetHeader {
+	for _, header := range c.SetHeader {
 		if header.value == "" {
 			edited.Header.Del(header.name)
 		} else {
 			edited.Header.Set(header.name, header.value)
 		}
 	}
-	if v.Body != "" {
+	if c.Body != "" {
 		var err error
-		if edited.Data, err = readBody(p, v.Body); err != nil {
+		if edited.Data, err = readBody(p, c.Body); err != nil {
 			return nil, err
 		}
 	}
@@ -159,40 +164,40 @@ func readBody(p *program, path string) ([]byte, error) {
 	return body, nil
 }
 
-// errUnchanged says that there is nothing to publish: the event itself is replayed.
-var errUnchanged = errors.New("the event is unchanged, nothing was published (publisher dlq replay publishes it as it is)")
+// errUnchanged reports that the copy equals the event.
+var errUnchanged = errors.New("event unchanged, nothing published (publisher dlq replay publishes it unchanged)")
 
 func isUnchanged(edited, original *nats.Msg) bool {
 	return edited.Subject == original.Subject && bytes.Equal(edited.Data, original.Data) &&
 		maps.EqualFunc(edited.Header, original.Header, slices.Equal)
 }
 
-// check reads an event as the worker will.
+// check decodes an event as a worker does.
 func (p *program) check(m *nats.Msg) error {
 	if _, err := p.namespace().Decode(m.Subject, m.Header, m.Data, time.Now()); err != nil {
-		return fmt.Errorf("it would be dead-lettered again: %w", err)
+		return fmt.Errorf("the event would be dead-lettered again: %w", err)
 	}
 	return nil
 }
 
-// editByHand has a person edit an event until a worker would take it, or nothing more is changed.
-func (v *dlqEdit) editByHand(ctx context.Context, p *program, l *events.DeadLetter, m *nats.Msg) (*nats.Msg, error) {
+// editByHand opens an editor until a worker would accept the event, or a save changes nothing.
+func (c *dlqEdit) editByHand(ctx context.Context, p *program, l *events.DeadLetter, m *nats.Msg) (*nats.Msg, error) {
 	switch {
 	case !isTerminal(p.in) || !isTerminal(p.out):
-		return nil, misused("there is no terminal for an editor: give --body, --subject or --set-header")
+		return nil, misused("the editor needs a terminal: give --body, --subject or --set-header")
 	case !utf8.Valid(m.Data):
-		return nil, misused("the body is not UTF-8, which an editor may spoil: give --body")
+		return nil, misused("the body is not UTF-8 and an editor may corrupt it: give --body")
 	}
-	file, err := os.CreateTemp("", "holdfast-letter-*.txt")
+	file, err := os.CreateTemp("", "holdfast-dead-letter-*.txt")
 	if err != nil {
 		return nil, fmt.Errorf("edit: %w", err)
 	}
 	if err := file.Close(); err != nil {
 		return nil, fmt.Errorf("edit: %w", err)
 	}
-	problem := fmt.Sprintf("it died: %s: %s", l.Reason, l.Detail)
-	begun := editable(m)
-	for text := begun; ; {
+	problem := fmt.Sprintf("dead-lettered: %s: %s", l.Reason, l.Detail)
+	unchanged := editable(m)
+	for text := unchanged; ; {
 		if err := os.WriteFile(file.Name(), append(editorComments(l.Seq, problem), text...), 0o600); err != nil {
 			return nil, fmt.Errorf("edit: %w", err)
 		}
@@ -205,10 +210,10 @@ func (v *dlqEdit) editByHand(ctx context.Context, p *program, l *events.DeadLett
 		}
 		saved = withoutComments(saved)
 		switch {
-		case bytes.Equal(saved, begun):
+		case bytes.Equal(saved, unchanged):
 			return nil, errors.Join(errUnchanged, os.Remove(file.Name()))
 		case bytes.Equal(saved, text):
-			return nil, fmt.Errorf("nothing was published: %s (your text is in %s)", problem, file.Name())
+			return nil, fmt.Errorf("nothing published: %s (your text is in %s)", problem, file.Name())
 		}
 		text = saved
 		edited, err := parseEditable(saved, m)
@@ -222,7 +227,7 @@ func (v *dlqEdit) editByHand(ctx context.Context, p *program, l *events.DeadLett
 	}
 }
 
-// runEditor lets a person edit a file.
+// runEditor opens a file in the editor of the operator and waits until the editor ends.
 func runEditor(ctx context.Context, p *program, path string) error {
 	editor := os.Getenv("VISUAL")
 	if editor == "" {
@@ -231,7 +236,7 @@ func runEditor(ctx context.Context, p *program, path string) error {
 	if editor == "" {
 		editor = "vi"
 	}
-	cmd := exec.CommandContext(ctx, "sh", "-c", editor+` "$1"`, "sh", path) //nolint:gosec // it is the operator's own setting, and may have arguments
+	cmd := exec.CommandContext(ctx, "sh", "-c", editor+` "$1"`, "sh", path) //nolint:gosec // the operator's own setting, which may have arguments
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = p.in, p.out, os.Stderr
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("%s: %w", editor, err)
@@ -239,18 +244,18 @@ func runEditor(ctx context.Context, p *program, path string) error {
 	return nil
 }
 
-// editorComments are the lines above an event in an editor.
+// editorComments returns the lines above the event in the editor.
 func editorComments(seq uint64, problem string) []byte {
 	var text strings.Builder
-	fmt.Fprintf(&text, "# A copy of dead letter %d. Save it and leave to publish it; leave it as it is to publish nothing.\n", seq)
+	fmt.Fprintf(&text, "# A copy of dead letter %d. Change it, save and quit to publish it. Quit without a change to publish nothing.\n", seq)
 	for line := range strings.SplitSeq(problem, "\n") {
-		fmt.Fprintf(&text, "# %s\n", printable(line))
+		fmt.Fprintf(&text, "# %s\n", terminal.Printable(line))
 	}
 	text.WriteString("# Below: the subject, the headers, an empty line, the body.\n")
 	return []byte(text.String())
 }
 
-// withoutComments returns a text without the comments above it.
+// withoutComments returns a text without the comment lines at its beginning.
 func withoutComments(text []byte) []byte {
 	for len(text) > 0 && text[0] == '#' {
 		_, text, _ = bytes.Cut(text, []byte("\n"))
@@ -258,7 +263,7 @@ func withoutComments(text []byte) []byte {
 	return text
 }
 
-// editable is an event as it is edited: its subject and its headers, an empty line, its body.
+// editable returns an event as text for the editor: subject, headers, an empty line, body.
 func editable(m *nats.Msg) []byte {
 	var text bytes.Buffer
 	fmt.Fprintf(&text, "Subject: %s\n", m.Subject)
@@ -272,7 +277,7 @@ func editable(m *nats.Msg) []byte {
 	return text.Bytes()
 }
 
-// editableBody is a body over several lines when it is JSON.
+// editableBody returns a body: indented if it is JSON, else unchanged.
 func editableBody(body []byte) []byte {
 	value := jsontext.Value(body).Clone()
 	if err := value.Indent(jsontext.WithIndent("  ")); err != nil {
@@ -281,13 +286,14 @@ func editableBody(body []byte) []byte {
 	return append(value, '\n')
 }
 
-// parseEditable reads an event as it was edited. A body that is as editable wrote it is the body
-// that it wrote, byte for byte: only then it is still the same event.
+// parseEditable parses an event that editable wrote and the operator changed. If the body is still
+// the text that editable wrote, it returns the original body byte for byte: only then it is the same
+// event.
 func parseEditable(text []byte, original *nats.Msg) (*nats.Msg, error) {
 	m := nats.NewMsg("")
 	head, body, found := bytes.Cut(text, []byte("\n\n"))
 	if !found {
-		return nil, errors.New("there is no empty line before the body")
+		return nil, errors.New("an empty line before the body is missing")
 	}
 	for line := range strings.SplitSeq(string(head), "\n") {
 		name, value, found := strings.Cut(line, ":")

@@ -9,47 +9,51 @@ import (
 	"os"
 	"path/filepath"
 
-	"holdfast/internal/events"
+	"holdfast/internal/client"
+	"holdfast/internal/terminal"
 )
 
-// dlqExport writes dead letters.
+// dlqExport writes dead letters with headers and bodies.
 type dlqExport struct {
 	Filters deadLetterFlags `embed:""`
-	File    string          `short:"f" type:"path" placeholder:"FILE" help:"Where to write. It must not be there yet, and is there only when it is whole. Default: stdout."`
+	File    string          `short:"f" type:"path" placeholder:"FILE" help:"Output file. It must not exist, and is written atomically. Default: stdout."`
 }
 
 // Help implements kong's detailed help.
 func (*dlqExport) Help() string {
-	return `Writes dead letters, oldest first, one JSON object a line: what list -o json tells, and stored_at, worker, headers ({name: [value, ...]}) and body, the original body as a JSON string; body_base64 in its place when it is not UTF-8; error when it cannot be read any more: then the exit code is 1.
+	return `Writes dead letters, oldest first, as one JSON object a line. An object has the members of publisher
+dlq list -o json, and stored_at, worker, headers ({name: [value, ...]}) and body, the original body
+as a JSON string. If the body is not UTF-8, body_base64 replaces it. If the body no longer exists,
+error replaces it and the exit code is 1.
 
 Examples:
 
-  publisher dlq export -f letters.ndjson
+  publisher dlq export -f dead-letters.ndjson
   publisher dlq export --reason malformed --since 1d | jq -r .body`
 }
 
-// outputs are those that it would not lie with: it always writes a value a line.
+// outputs excludes json: the command always writes one value a line.
 func (*dlqExport) outputs() []string { return []string{outputTable, outputNDJSON} }
 
 // Run writes them.
-func (v *dlqExport) Run(ctx context.Context, p *program) error {
+func (c *dlqExport) Run(ctx context.Context, p *program) error {
 	_, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
-	if v.File == "" {
-		return v.write(ctx, p, p.out, deadLetters)
+	if c.File == "" {
+		return c.write(ctx, p, p.out, deadLetters)
 	}
-	return v.writeFile(func(w io.Writer) error { return v.write(ctx, p, w, deadLetters) })
+	return c.writeFile(func(w io.Writer) error { return c.write(ctx, p, w, deadLetters) })
 }
 
-// writeFile has the file written beside its place, and put there when it is whole.
-func (v *dlqExport) writeFile(write func(io.Writer) error) (err error) {
-	if _, err := os.Lstat(v.File); err == nil {
-		return misused("--file: %s is there already", v.File)
+// writeFile writes a temporary file in the same directory and links it to its name when it is complete.
+func (c *dlqExport) writeFile(write func(io.Writer) error) (err error) {
+	if _, err := os.Lstat(c.File); err == nil {
+		return misused("--file: %s exists", c.File)
 	}
-	file, err := os.CreateTemp(filepath.Dir(v.File), filepath.Base(v.File)+".part-*")
+	file, err := os.CreateTemp(filepath.Dir(c.File), filepath.Base(c.File)+".part-*")
 	if err != nil {
 		return fmt.Errorf("export: %w", err)
 	}
@@ -61,19 +65,19 @@ func (v *dlqExport) writeFile(write func(io.Writer) error) (err error) {
 	if err := errors.Join(file.Sync(), file.Close()); err != nil {
 		return fmt.Errorf("export: %w", err)
 	}
-	if err := os.Link(file.Name(), v.File); err != nil { // unlike a rename it replaces nothing
+	if err := os.Link(file.Name(), c.File); err != nil { // a rename would replace a file
 		return fmt.Errorf("export: %w", err)
 	}
 	return incomplete
 }
 
-// errUnreadable says that some letters were written without their bodies.
-var errUnreadable = errors.New("exported without body, it cannot be read any more")
+// errUnreadable reports that some dead letters were written without their bodies.
+var errUnreadable = errors.New("exported without body, which no longer exists")
 
-func (v *dlqExport) write(ctx context.Context, p *program, w io.Writer, deadLetters *events.DeadLetters) error {
+func (c *dlqExport) write(ctx context.Context, p *program, w io.Writer, deadLetters *client.DeadLetters) error {
 	out := bufio.NewWriter(w)
 	n, unreadable := 0, 0
-	for l, err := range limited(deadLetters.All(ctx, v.Filters.filter(), true), v.Filters.Limit) {
+	for l, err := range limited(deadLetters.All(ctx, c.Filters.filter(), true), c.Filters.Limit) {
 		if err != nil {
 			return errors.Join(err, out.Flush())
 		}
@@ -81,8 +85,8 @@ func (v *dlqExport) write(ctx context.Context, p *program, w io.Writer, deadLett
 		if err != nil {
 			return err
 		}
-		if w == p.out && p.terminal {
-			text = escapeJSON(text)
+		if w == p.out && p.isTerminal {
+			text = terminal.PrintableJSON(text)
 		}
 		if l.Missing != nil {
 			unreadable++
@@ -95,7 +99,7 @@ func (v *dlqExport) write(ctx context.Context, p *program, w io.Writer, deadLett
 	if err := out.Flush(); err != nil {
 		return fmt.Errorf("export: %w", err)
 	}
-	fmt.Fprintf(p.err, "publisher: exported %s\n", counted(n, "dead letter"))
+	p.reportf("exported %s", counted(n, "dead letter"))
 	if unreadable > 0 {
 		return fmt.Errorf("%s: %w", counted(unreadable, "dead letter"), errUnreadable)
 	}

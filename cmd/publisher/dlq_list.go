@@ -14,12 +14,16 @@ import (
 type dlqList struct {
 	Filters deadLetterFlags `embed:""`
 	Newest  bool            `help:"List the newest first."`
-	After   uint64          `placeholder:"SEQ" help:"List what comes after this one: the next page after the one that ended with it."`
+	After   uint64          `placeholder:"SEQ" help:"List the page after this dead letter: the last one of the previous page."`
 }
 
 // Help implements kong's detailed help.
 func (*dlqList) Help() string {
-	return `Lists dead letters, oldest first, or with --newest newest first. --limit ends a page, and --after with the last sequence of it begins the next one, also when that one was removed meanwhile. -o wide shows more of each, and details whole. -o json prints an array of {seq, reason, detail, subject, event_id, stream_seq, deliveries, time}; -o ndjson prints one such object a line, and begins at once.
+	return `Lists dead letters, oldest first, or with --newest newest first. For pages, give --limit, and for
+the next page also --after with the last sequence of the page, even if that dead letter was removed.
+-o wide shows more columns and full details. -o json prints an array of {seq, reason, detail,
+subject, event_id, stream_seq, deliveries, time}; -o ndjson prints one such object a line, each as
+soon as it is read.
 
 Examples:
 
@@ -33,24 +37,25 @@ Examples:
 func (*dlqList) outputs() []string { return everyOutput }
 
 // Run lists them.
-func (v *dlqList) Run(ctx context.Context, p *program) error {
+func (c *dlqList) Run(ctx context.Context, p *program) error {
 	_, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
-	out := p.newList([]string{"seq", "reason", "age", "event", "resource", "detail"},
-		[]string{"seq", "reason", "stored_at", "subject", "event_id", "user", "stream_seq", "deliveries", "size", "worker", "detail"})
+	out := p.newList([]string{"seq", "reason", "age", "event", "resource", "detail"}, []string{
+		"seq", "reason", "stored_at", "subject", "event_id", "user", "stream_seq", "deliveries", "size", "worker", "detail",
+	})
 	all := deadLetters.After
-	if v.Newest {
+	if c.Newest {
 		all = deadLetters.Before
 	}
 	listed, last := 0, uint64(0)
-	for l, err := range limited(all(ctx, v.Filters.filter(), true, v.After), v.Filters.Limit) {
+	for l, err := range limited(all(ctx, c.Filters.filter(), true, c.After), c.Filters.Limit) {
 		if err != nil {
 			return err
 		}
-		if err := v.add(p, out, l); err != nil {
+		if err := c.add(p, out, l); err != nil {
 			return err
 		}
 		listed, last = listed+1, l.Seq
@@ -58,13 +63,13 @@ func (v *dlqList) Run(ctx context.Context, p *program) error {
 	if err := out.end("no dead letters"); err != nil {
 		return err
 	}
-	if listed > 0 && listed == v.Filters.Limit && !out.isJSON() {
-		p.reportf("there may be more: --after %d", last)
+	if listed > 0 && listed == c.Filters.Limit && !out.isJSON() {
+		p.reportf("there may be more, see --after %d", last)
 	}
 	return nil
 }
 
-func (v *dlqList) add(p *program, out *list, l *events.DeadLetter) error {
+func (c *dlqList) add(p *program, out *list, l *events.DeadLetter) error {
 	if out.isJSON() {
 		text, err := l.JSON()
 		if err != nil {
@@ -89,7 +94,8 @@ type dlqStats struct {
 
 // Help implements kong's detailed help.
 func (*dlqStats) Help() string {
-	return `Counts dead letters by reason, the most frequent first, each with the oldest as an example. -o json prints an array of {reason, count, oldest, newest, first: {seq, detail}}.
+	return `Counts dead letters by reason, the most frequent first, each with its oldest dead letter as a
+sample. -o json prints an array of {reason, count, oldest, newest, first: {seq, detail}}.
 
 Examples:
 
@@ -99,11 +105,11 @@ Examples:
 
 func (*dlqStats) outputs() []string { return everyOutput }
 
-// reasonStats is what is told of the letters with one reason.
+// reasonStats is the statistics of the dead letters with one reason.
 type reasonStats struct {
 	Reason string     `json:"reason"`
 	Count  int        `json:"count"`
-	Oldest holds.Time `json:"oldest"` // when it was stored
+	Oldest holds.Time `json:"oldest"` // time of storage
 	Newest holds.Time `json:"newest"`
 	First  struct {
 		Seq    uint64 `json:"seq"`
@@ -112,7 +118,7 @@ type reasonStats struct {
 }
 
 // Run counts them.
-func (v *dlqStats) Run(ctx context.Context, p *program) error {
+func (c *dlqStats) Run(ctx context.Context, p *program) error {
 	_, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
@@ -120,7 +126,7 @@ func (v *dlqStats) Run(ctx context.Context, p *program) error {
 	defer disconnect()
 	counts, stats := make(map[string]int), make(map[string]*reasonStats)
 	n := 0
-	for l, err := range limited(deadLetters.All(ctx, v.Filters.filter(), false), v.Filters.Limit) {
+	for l, err := range limited(deadLetters.All(ctx, c.Filters.filter(), false), c.Filters.Limit) {
 		if err != nil {
 			return err
 		}
@@ -135,8 +141,8 @@ func (v *dlqStats) Run(ctx context.Context, p *program) error {
 		counts[l.Reason]++
 		n++
 	}
-	out := p.newList([]string{"reason", "count", "oldest", "newest", "first", "its detail"},
-		[]string{"reason", "count", "oldest", "newest", "first", "its detail"})
+	columns := []string{"reason", "count", "oldest", "newest", "first", "sample detail"}
+	out := p.newList(columns, columns)
 	for _, reason := range byCount(counts) {
 		s := stats[reason]
 		if out.isJSON() {
@@ -145,17 +151,17 @@ func (v *dlqStats) Run(ctx context.Context, p *program) error {
 			}
 			continue
 		}
-		oldest, newest, detail := since(s.Oldest.Time), since(s.Newest.Time), s.First.Detail
+		oldest, newest := since(s.Oldest.Time), since(s.Newest.Time)
 		if p.Output == outputWide {
-			oldest, newest, detail = s.Oldest.Format(time.RFC3339), s.Newest.Format(time.RFC3339), s.First.Detail
+			oldest, newest = s.Oldest.Format(time.RFC3339), s.Newest.Format(time.RFC3339)
 		}
-		out.addRow(s.Reason, strconv.Itoa(s.Count), oldest, newest, strconv.FormatUint(s.First.Seq, 10), detail)
+		out.addRow(s.Reason, strconv.Itoa(s.Count), oldest, newest, strconv.FormatUint(s.First.Seq, 10), s.First.Detail)
 	}
 	if err := out.end("no dead letters"); err != nil {
 		return err
 	}
 	if !out.isJSON() && len(stats) > 1 {
-		return p.print(fmt.Sprintf("\n%s in all\n", counted(n, "dead letter")))
+		return p.print(fmt.Sprintf("\n%s in total\n", counted(n, "dead letter")))
 	}
 	return nil
 }

@@ -8,12 +8,12 @@ import (
 	"holdfast/internal/events"
 )
 
-// TestDLQList_Pages_ContinueAfterLast lists dead letters page by page, oldest and newest first.
+// TestDLQList_Pages_ContinueAfterLast lists page by page, oldest and newest first.
 func TestDLQList_Pages_ContinueAfterLast(t *testing.T) {
 	t.Parallel()
-	m := newHarness(t)
+	h := newHarness(t)
 	for range 5 {
-		m.storeDeadLetter(events.ReasonMalformed, "", m.ns.In(events.BookingRequested, "loft"), "no JSON")
+		h.storeDeadLetter(events.ReasonMalformed, "", h.ns.In(events.BookingRequested, "loft"), "no JSON")
 	}
 	for line, want := range map[string]struct {
 		seqs []int
@@ -31,18 +31,20 @@ func TestDLQList_Pages_ContinueAfterLast(t *testing.T) {
 		"--newest --reason poison":      {nil, "no dead letters\n"},
 		"--newest --type payment.start": {nil, "no dead letters\n"},
 	} {
-		r := m.run(append([]string{"dlq", "list"}, words(line)...)...).want(t, exitOK)
+		r := h.run(append([]string{"dlq", "list"}, words(line)...)...).want(t, exitOK)
 		var got []string
 		for row := range strings.Lines(r.out) {
 			if fields := strings.Fields(row); len(fields) > 1 && fields[0] != "SEQ" {
 				got = append(got, fields[0])
 			}
 		}
-		if fmt.Sprint(got) != fmt.Sprint(want.seqs) || !strings.HasSuffix(r.errOut, want.hint) || want.hint == "" && r.errOut != "" {
+		if fmt.Sprint(got) != fmt.Sprint(want.seqs) || !strings.HasSuffix(r.errOut, want.hint) || want.hint == "" &&
+			r.errOut != "" {
 			t.Errorf("dlq list %s: %v, want %v\n%s%s", line, got, want.seqs, r.out, r.errOut)
 		}
 	}
-	if r := m.run(words("dlq list --newest --limit 1 -o json")...).want(t, exitOK, `[{"seq":5,`); strings.Count(r.out, `"seq"`) != 1 || r.errOut != "" {
+	if r := h.run(words("dlq list --newest --limit 1 -o json")...).want(t, exitOK, `[{"seq":5,`); strings.Count(r.out,
+		`"seq"`) != 1 || r.errOut != "" {
 		t.Errorf("%s%s", r.out, r.errOut)
 	}
 }

@@ -11,48 +11,54 @@ import (
 	"github.com/nats-io/nats.go"
 	"golang.org/x/time/rate"
 
-	"holdfast/internal/events"
+	"holdfast/internal/client"
 )
 
-// dlqReplay publishes events of dead letters again.
+// dlqReplay publishes the events of dead letters again.
 type dlqReplay struct {
 	Choice         choice        `embed:""`
-	DryRun         bool          `help:"Say for each what would happen now. Publishes nothing, removes nothing."`
-	Keep           bool          `help:"Leave the dead letters where they are."`
-	Rate           *float64      `placeholder:"N" help:"Events a second, at most; 0 for as many as it can. Default: 50, or with --run the rate of that run."`
-	StopOnFailures *percent      `placeholder:"SHARE" help:"Stop when more than this share is dead-lettered again or failed, of those that have ended, once that are 20; 100% never stops. Default: 20%, or with --run the share of that run."`
-	Resume         string        `name:"run" placeholder:"ID" help:"Go on with a run that did not come to its end, with its rate and its share of failures unless others are given."`
+	DryRun         bool          `help:"Show what each event would do now. Publishes nothing, removes nothing."`
+	Keep           bool          `help:"Do not remove the dead letters."`
+	Rate           *float64      `placeholder:"N" help:"Events per second, at most; 0 for no limit. Default: 50, or with --run the rate of that run."`
+	StopOnFailures *percent      `placeholder:"SHARE" help:"Stop when more than this share of the processed events was dead-lettered again or failed, from 20 processed events on; 100% never stops. Default: 20%, or with --run the share of that run."`
+	Resume         string        `name:"run" placeholder:"ID" help:"Resume a run that did not finish, with its --rate and --stop-on-failures unless given."`
 	Operator       operatorFlags `embed:""`
 }
 
-// defaultLimits are the limits of a replay for which none are given.
-var defaultLimits = events.RunLimits{Rate: 50, StopOnFailures: 20}
+// defaultLimits are the limits of a replay without the flags of limits.
+var defaultLimits = client.RunLimits{Rate: 50, StopOnFailures: 20}
 
-// limits are the given limits, and those of base where none are given.
-func (v *dlqReplay) limits(base *events.RunLimits) *events.RunLimits {
+// limits returns the given limits, with those of base or the defaults for the others.
+func (c *dlqReplay) limits(base *client.RunLimits) *client.RunLimits {
 	limits := defaultLimits
 	if base != nil {
 		limits = *base
 	}
-	if v.Rate != nil {
-		limits.Rate = *v.Rate
+	if c.Rate != nil {
+		limits.Rate = *c.Rate
 	}
-	if v.StopOnFailures != nil {
-		limits.StopOnFailures = int(*v.StopOnFailures)
+	if c.StopOnFailures != nil {
+		limits.StopOnFailures = int(*c.StopOnFailures)
 	}
 	return &limits
 }
 
-// failuresMin is how many letters must have ended before a share of failures says anything.
+// failuresMin is the number of processed events from which the share of failures counts.
 const failuresMin = 20
 
 // Help implements kong's detailed help.
 func (*dlqReplay) Help() string {
-	return `Publishes the events of dead letters again, oldest first, on the subjects where they were published, with body and headers as they were (but for Nats-..., Holdfast-Reply-To and Holdfast-Dlq-... headers), and removes each letter when its event is stored. The events keep their ids: what has been answered is answered the same again and changes nothing. An event that dies again is a dead letter again, a new one.
+	return `Publishes the events of dead letters again, oldest first, on their original subjects and with their
+original bodies and headers (without the headers Nats-..., Holdfast-Reply-To and Holdfast-Dlq-...).
+It removes a dead letter when its event is stored. The events keep their ids: an event that already
+has an outcome gets the same outcome and changes nothing. An event that fails again becomes a new
+dead letter.
 
-It asks before it begins. Each run is recorded: publisher dlq runs. After Ctrl-C, or when the process was killed, --run ID does what is left of it.
+It asks for confirmation and records each run, see publisher dlq runs. After Ctrl-C or a crash,
+--run ID processes the rest of the run.
 
-Exit codes: 0 done; 1 it did not come to its end, or a letter failed; 2 wrong usage; 4 done, and some were dead-lettered again; 5 done, and for some no outcome came within --timeout.
+Exit codes: 0 done; 1 not finished, or a dead letter failed; 2 wrong usage; 4 done, and some events
+were dead-lettered again; 5 done, and some events had no outcome within --timeout.
 
 Examples:
 
@@ -64,30 +70,30 @@ Examples:
 
 func (*dlqReplay) outputs() []string { return everyOutput }
 
-// Validate implements kong's check.
-func (v *dlqReplay) Validate() error {
+// Validate implements kong's check of the flags.
+func (c *dlqReplay) Validate() error {
 	switch {
-	case v.Resume != "" && (!v.Choice.isEmpty() || v.Keep || v.DryRun):
-		return misused("--run goes on with what it began with: give no sequences, --all, filters, --keep or --dry-run")
-	case v.Resume == "" && v.Choice.isEmpty():
-		return misused("which? Give sequences, --all, or --run")
-	case v.Rate != nil && *v.Rate < 0:
+	case c.Resume != "" && (!c.Choice.isEmpty() || c.Keep || c.DryRun):
+		return misused("--run resumes a run with its own dead letters: give no sequences, --all, filters, --keep or --dry-run")
+	case c.Resume == "" && c.Choice.isEmpty():
+		return misused("no dead letters selected: give sequences, --all, or --run")
+	case c.Rate != nil && *c.Rate < 0:
 		return misused("--rate: must not be negative")
 	}
 	return nil
 }
 
-// Run replays them, or says what would happen.
-func (v *dlqReplay) Run(ctx context.Context, p *program) error {
-	client, deadLetters, disconnect, err := p.deadLetters(ctx)
+// Run replays the selected dead letters, or shows what a replay would do.
+func (c *dlqReplay) Run(ctx context.Context, p *program) error {
+	cl, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
-	if v.DryRun {
-		return v.dryRun(ctx, p, client, deadLetters)
+	if c.DryRun {
+		return c.dryRun(ctx, p, cl, deadLetters)
 	}
-	log, seqs, err := v.begin(ctx, p, client, deadLetters)
+	log, seqs, err := c.start(ctx, p, cl, deadLetters)
 	if log == nil {
 		return err
 	}
@@ -96,7 +102,7 @@ func (v *dlqReplay) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	defer replayer.Close()
-	if v.Resume != "" {
+	if c.Resume != "" {
 		if err := replayer.Resume(ctx, log); err != nil {
 			return p.withHint(err)
 		}
@@ -107,11 +113,12 @@ func (v *dlqReplay) Run(ctx context.Context, p *program) error {
 	}
 	variant := ""
 	if log.Run.Keep {
-		variant = log.Run.ID // the next run that keeps the letter publishes its event again
+		variant = log.Run.ID // a later run that keeps the dead letter publishes its event again
 	}
 	keep := log.Run.Keep
-	return p.executeRun(ctx, client, log, seqs, percent(log.Run.Limits.StopOnFailures).exceeded, "to go on: publisher dlq replay --run "+log.Run.ID,
-		func(ctx context.Context, seq uint64) (func(context.Context) events.RunResult, error) {
+	return p.executeRun(ctx, cl, log, seqs, percent(log.Run.Limits.StopOnFailures).exceeded,
+		"to resume: publisher dlq replay --run "+log.Run.ID,
+		func(ctx context.Context, seq uint64) (func(context.Context) client.RunResult, error) {
 			if err := limiter.Wait(ctx); err != nil {
 				return nil, err
 			}
@@ -123,11 +130,11 @@ func (v *dlqReplay) Run(ctx context.Context, p *program) error {
 			if err == nil {
 				m, err = l.Original(p.namespace())
 			}
-			var sent *events.Replay
+			var sent *client.Replay
 			if err == nil {
 				sent, err = replayer.Publish(l, m, replayer.MessageID(seq, variant))
 			}
-			return func(ctx context.Context) events.RunResult {
+			return func(ctx context.Context) client.RunResult {
 				if err != nil {
 					return failedResult(seq, err)
 				}
@@ -136,37 +143,39 @@ func (v *dlqReplay) Run(ctx context.Context, p *program) error {
 		})
 }
 
-// failedResult is the result of a letter that nothing could be done to.
-func failedResult(seq uint64, err error) events.RunResult {
-	if errors.Is(err, events.ErrDeadLetterNotFound) {
-		return events.RunResult{Seq: seq, Result: events.ReplayNotFound}
+// failedResult returns the result of a dead letter that could not be processed.
+func failedResult(seq uint64, err error) client.RunResult {
+	if errors.Is(err, client.ErrDeadLetterNotFound) {
+		return client.RunResult{Seq: seq, Result: client.ReplayNotFound}
 	}
-	return events.RunResult{Seq: seq, Result: events.ReplayFailed, Detail: err.Error()}
+	return client.RunResult{Seq: seq, Result: client.ReplayFailed, Detail: err.Error()}
 }
 
-// begin begins a run, or goes on with one, and returns the letters that it has to work on. It
-// returns no log when there is nothing to do or it was not confirmed.
-func (v *dlqReplay) begin(ctx context.Context, p *program, client *events.Client, deadLetters *events.DeadLetters) (*events.RunLog, []uint64, error) {
-	if v.Resume == "" {
-		return p.startRun(ctx, client, deadLetters, &v.Choice, &v.Operator, "Replay", events.Run{
-			Verb: events.RunReplay, Keep: v.Keep, Limits: v.limits(nil),
+// start starts or resumes a run and returns the dead letters to process. It returns a nil log
+// without an error if no dead letters match.
+func (c *dlqReplay) start(
+	ctx context.Context, p *program, cl *client.Client, deadLetters *client.DeadLetters,
+) (*client.RunLog, []uint64, error) {
+	if c.Resume == "" {
+		return p.startRun(ctx, cl, deadLetters, &c.Choice, &c.Operator, "Replay", client.Run{
+			Verb: client.RunReplay, Keep: c.Keep, Limits: c.limits(nil),
 		})
 	}
-	if uuid.Validate(v.Resume) != nil {
-		return nil, nil, misused("--run: %q is no id of a run: publisher dlq runs lists them", v.Resume)
+	if uuid.Validate(c.Resume) != nil {
+		return nil, nil, misused("--run: %q is not a run id, see publisher dlq runs", c.Resume)
 	}
-	run, err := client.GetRun(ctx, v.Resume)
+	run, err := cl.GetRun(ctx, c.Resume)
 	switch {
 	case err != nil:
 		return nil, nil, p.withHint(err)
-	case run.Verb != events.RunReplay:
-		return nil, nil, misused("--run: that is a run of %s, not of replay", run.Verb)
+	case run.Verb != client.RunReplay:
+		return nil, nil, misused("--run: run of dlq %s, want one of dlq replay", run.Verb)
 	}
-	question := fmt.Sprintf("Go on with the replay of %s, of which %d have ended?", counted(run.Total, "dead letter"), run.Processed())
-	if err := p.confirm(ctx, v.Operator, question); err != nil {
+	question := fmt.Sprintf("Resume the replay of %s (%d processed)?", counted(run.Total, "dead letter"), run.Processed())
+	if err := p.confirm(ctx, c.Operator, question); err != nil {
 		return nil, nil, err
 	}
-	log, left, err := client.ResumeRun(ctx, v.Resume, v.limits(run.Limits))
+	log, left, err := cl.ResumeRun(ctx, c.Resume, c.limits(run.Limits))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -187,10 +196,11 @@ func (s *percent) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// exceeded returns an error when more than this share of the letters that have ended failed.
-func (s percent) exceeded(ended, failed int) error {
-	if ended >= failuresMin && failed*100 > int(s)*ended {
-		return fmt.Errorf("stopped, because %d of %d were dead-lettered again or failed, more than %d%%", failed, ended, s)
+// exceeded returns an error if more than this share of the processed events failed.
+func (s percent) exceeded(processed, failed int) error {
+	if processed >= failuresMin && failed*100 > int(s)*processed {
+		return fmt.Errorf("stopped, because %d of %d were dead-lettered again or failed, more than %d%%", failed, processed,
+			s)
 	}
 	return nil
 }

@@ -7,48 +7,48 @@ import (
 	"time"
 
 	"github.com/schollz/progressbar/v3"
+	"golang.org/x/sync/errgroup"
 
-	"holdfast/internal/events"
+	"holdfast/internal/client"
 )
 
 const (
-	deadLettersInFlightMax = 128         // letters of a run that are worked on at a time
-	recordEvery            = time.Second // results are recorded at least so often, while there are any
+	deadLettersInFlightMax = 128         // dead letters of a run in processing at the same time
+	recordEvery            = time.Second // longest time until a result is recorded
 	progressWidth          = 30
 	progressEvery          = 100 * time.Millisecond
 )
 
-// deadLetterWork begins what is done to a letter, in order, and returns what is left of it, which may
-// take its time. An error says that nothing was begun, and that the run ends.
-type deadLetterWork func(ctx context.Context, seq uint64) (finish func(context.Context) events.RunResult, err error)
+// deadLetterWork starts the work on a dead letter. The calls are in order; the returned functions
+// finish the work concurrently. After an error nothing was started and the run ends.
+type deadLetterWork func(ctx context.Context, seq uint64) (finish func(context.Context) client.RunResult, err error)
 
-// runProcessor is one run over dead letters. What becomes of each is recorded as it goes, so that
-// it is known also when the process is killed.
+// runProcessor processes the dead letters of one run. It records the results during the run, so
+// that they survive a crash.
 type runProcessor struct {
-	log      *events.RunLog
-	progress *progressbar.ProgressBar // nil when nobody looks
-	stopWhen func(ended, failed int) error
+	log      *client.RunLog
+	progress *progressbar.ProgressBar // nil without a terminal
+	stopWhen func(processed, failed int) error
 
-	pending           []events.RunResult // not recorded yet
-	unrecorded        error              // why some could not be recorded
+	pending           []client.RunResult // results that are not recorded yet
+	unrecorded        error              // why results could not be recorded
 	processed, failed int
 }
 
-// errInterrupted says that the operator ended a run.
-var errInterrupted = errors.New("interrupted")
-
-// process works on letters in order, and finishes at most deadLettersInFlightMax side by side. It returns when
-// all that was begun is finished and recorded, with an error when that is not all of them: ctx
-// was over, or stopWhen was told a number that it did not like, or a record could not be written.
+// process starts the work on dead letters in order and finishes at most deadLettersInFlightMax
+// concurrently. It returns when all started work is finished and recorded. It returns an error if
+// that is not all of them: ctx was cancelled, stopWhen or work returned an error, or a record could
+// not be written.
 func (r *runProcessor) process(ctx context.Context, seqs []uint64, work deadLetterWork) error {
 	working, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	results, recorded := make(chan events.RunResult), make(chan struct{})
+	results, recorded := make(chan client.RunResult), make(chan struct{})
 	go func() {
 		defer close(recorded)
 		r.collect(ctx, results, stop)
 	}()
-	turns := make(chan struct{}, deadLettersInFlightMax)
+	var group errgroup.Group
+	group.SetLimit(deadLettersInFlightMax)
 	for _, seq := range seqs {
 		if working.Err() != nil {
 			break
@@ -58,15 +58,12 @@ func (r *runProcessor) process(ctx context.Context, seqs []uint64, work deadLett
 			stop(err)
 			break
 		}
-		turns <- struct{}{} // what was begun comes to its end, so there will be one
-		go func() {
-			defer func() { <-turns }()
+		group.Go(func() error {
 			results <- finish(working)
-		}()
+			return nil
+		})
 	}
-	for range deadLettersInFlightMax {
-		turns <- struct{}{}
-	}
+	_ = group.Wait() // always nil: a failure is a result
 	close(results)
 	<-recorded
 	switch {
@@ -81,8 +78,8 @@ func (r *runProcessor) process(ctx context.Context, seqs []uint64, work deadLett
 	}
 }
 
-// collect records results as they come, many together but none late.
-func (r *runProcessor) collect(ctx context.Context, results <-chan events.RunResult, stop context.CancelCauseFunc) {
+// collect records results in batches, each result within recordEvery.
+func (r *runProcessor) collect(ctx context.Context, results <-chan client.RunResult, stop context.CancelCauseFunc) {
 	tick := time.NewTicker(recordEvery)
 	defer tick.Stop()
 	for {
@@ -95,7 +92,7 @@ func (r *runProcessor) collect(ctx context.Context, results <-chan events.RunRes
 			if err := r.count(result); err != nil {
 				stop(err)
 			}
-			if len(r.pending) == events.RunResultsMax {
+			if len(r.pending) == client.RunResultsMax {
 				r.record(ctx, stop)
 			}
 		case <-tick.C:
@@ -104,11 +101,11 @@ func (r *runProcessor) collect(ctx context.Context, results <-chan events.RunRes
 	}
 }
 
-// count counts a result.
-func (r *runProcessor) count(result events.RunResult) error {
+// count adds a result. It returns the error of stopWhen.
+func (r *runProcessor) count(result client.RunResult) error {
 	r.pending = append(r.pending, result)
 	r.processed++
-	if result.Result == events.ReplayDeadLettered || result.Result == events.ReplayFailed {
+	if result.Result == client.ReplayDeadLettered || result.Result == client.ReplayFailed {
 		r.failed++
 	}
 	if r.progress != nil {
@@ -128,7 +125,7 @@ func (r *runProcessor) record(ctx context.Context, stop context.CancelCauseFunc)
 	r.pending = nil
 }
 
-// progressOf draws how far a run over n letters is, on a terminal.
+// progressOf returns a bar for a run over n dead letters, or nil without a terminal.
 func (p *program) progressOf(verb string, n int) *progressbar.ProgressBar {
 	if !isTerminal(p.err) {
 		return nil
@@ -138,52 +135,54 @@ func (p *program) progressOf(verb string, n int) *progressbar.ProgressBar {
 		progressbar.OptionThrottle(progressEvery), progressbar.OptionClearOnFinish())
 }
 
-// executeRun works on letters in a run that has begun, ends the run, and prints what came of it:
-// its error says whether that is what was wanted. again says how the rest is done when the
-// run stops before its end.
-func (p *program) executeRun(ctx context.Context, client *events.Client, log *events.RunLog, seqs []uint64,
-	stopWhen func(ended, failed int) error, again string, work deadLetterWork,
+// executeRun processes the dead letters of a started run, ends the run and prints its results. It
+// returns an error if the run stopped early, with the advice rest how to process the rest, or if a
+// result is not what the operator wanted.
+func (p *program) executeRun(ctx context.Context, cl *client.Client, log *client.RunLog, seqs []uint64,
+	stopWhen func(processed, failed int) error, rest string, work deadLetterWork,
 ) error {
 	run := &runProcessor{log: log, stopWhen: stopWhen, progress: p.progressOf(log.Run.Verb, len(seqs))}
-	why := run.process(ctx, seqs, work)
+	stopped := run.process(ctx, seqs, work)
 	if run.progress != nil {
 		_ = run.progress.Clear() // it only draws
 	}
-	state := events.RunDone
-	if why != nil {
-		state = events.RunStopped
-		why = fmt.Errorf("run %s: %w, after %d of %d\n%s", log.Run.ID, why, run.processed, len(seqs), again)
+	state := client.RunDone
+	if stopped != nil {
+		state = client.RunStopped
+		stopped = fmt.Errorf("run %s: %w, after %d of %d\n%s", log.Run.ID, stopped, run.processed, len(seqs), rest)
 	}
 	if err := log.End(ctx, state); err != nil {
-		return errors.Join(why, err)
+		return errors.Join(stopped, err)
 	}
 	reading, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.Timeout)
 	defer cancel()
-	recorded, err := client.GetRun(reading, log.Run.ID)
+	recorded, err := cl.GetRun(reading, log.Run.ID)
 	if err == nil {
 		err = p.printRun(recorded)
 	}
-	if why != nil || err != nil {
-		return errors.Join(why, err)
+	if stopped != nil || err != nil {
+		return errors.Join(stopped, err)
 	}
 	return runError(recorded)
 }
 
-// runError is what the exit code says of a run that has come to its end.
-func runError(run *events.Run) error {
-	failed, silent := run.Counts[events.ReplayFailed], run.Counts[events.ReplayNoOutcome]
+// runError returns the error for the exit code of a finished run.
+func runError(run *client.Run) error {
+	failed, unanswered := run.Counts[client.ReplayFailed], run.Counts[client.ReplayNoOutcome]
 	switch {
-	case failed > 0 && run.Verb == events.RunReplay:
-		return fmt.Errorf("%s failed: publisher dlq runs %s -o wide\nto try again: publisher dlq replay --run %s", counted(failed, "dead letter"), run.ID, run.ID)
+	case failed > 0 && run.Verb == client.RunReplay:
+		return fmt.Errorf("%s failed, see publisher dlq runs %s -o wide\nto retry: publisher dlq replay --run %s",
+			counted(failed, "dead letter"), run.ID, run.ID)
 	case failed > 0:
-		return fmt.Errorf("%s failed: publisher dlq runs %s -o wide", counted(failed, "dead letter"), run.ID)
-	case run.Counts[events.ReplayDeadLettered] > 0:
+		return fmt.Errorf("%s failed, see publisher dlq runs %s -o wide", counted(failed, "dead letter"), run.ID)
+	case run.Counts[client.ReplayDeadLettered] > 0:
 		return errDeadLettered
-	case silent > 0:
-		return fmt.Errorf("%w for %s, which are stored and will have their outcomes. Does a worker run?", events.ErrReplyTimeout, counted(silent, "event"))
+	case unanswered > 0:
+		return fmt.Errorf("%w for %s, stored and to be processed later. Is a worker running?",
+			client.ErrReplyTimeout, counted(unanswered, "event"))
 	}
 	return nil
 }
 
-// neverStop is for runs that nothing but the operator stops.
+// neverStop is the stopWhen of runs that only the operator stops.
 func neverStop(int, int) error { return nil }

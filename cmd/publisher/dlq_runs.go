@@ -11,18 +11,21 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/google/uuid"
 
-	"holdfast/internal/events"
+	"holdfast/internal/client"
 	"holdfast/internal/holds"
+	"holdfast/internal/terminal"
 )
 
-// dlqRuns shows runs.
+// dlqRuns shows recorded runs.
 type dlqRuns struct {
-	ID string `arg:"" optional:"" help:"Of one run: show it with what came of each letter."`
+	ID string `arg:"" optional:"" help:"Run id: show its results."`
 }
 
 // Help implements kong's detailed help.
 func (*dlqRuns) Help() string {
-	return `Every replay, edit and discard is a run, which is kept for a year: who, when, why, which dead letters, and what came of each. A run that is unfinished is still going on, or its process was killed: a replay goes on with publisher dlq replay --run ID.
+	return `Every replay, edit and discard is a run. It is recorded for a year: operator, time, note, selected
+dead letters, and the result of each. An unfinished run is still active, or its process crashed; to
+resume a replay, use publisher dlq replay --run ID.
 
 Examples:
 
@@ -33,47 +36,48 @@ Examples:
 func (*dlqRuns) outputs() []string { return everyOutput }
 
 // Run shows them.
-func (v *dlqRuns) Run(ctx context.Context, p *program) error {
-	if v.ID != "" && uuid.Validate(v.ID) != nil {
-		return misused("%q is no id of a run: publisher dlq runs lists them", v.ID)
+func (c *dlqRuns) Run(ctx context.Context, p *program) error {
+	if c.ID != "" && uuid.Validate(c.ID) != nil {
+		return misused("%q is not a run id, see publisher dlq runs", c.ID)
 	}
-	client, disconnect, err := p.connect()
+	cl, disconnect, err := p.connect()
 	if err != nil {
 		return err
 	}
 	defer disconnect()
-	if v.ID != "" {
-		run, err := client.GetRun(ctx, v.ID)
+	if c.ID != "" {
+		run, err := cl.GetRun(ctx, c.ID)
 		if err != nil {
 			return p.withHint(err)
 		}
 		return p.printRun(run)
 	}
-	out := p.newList([]string{"run", "verb", "state", "letters", "ended", "when", "who", "note"},
-		[]string{"run", "verb", "state", "letters", "ended", "started", "recorded", "who", "which", "results", "note"})
-	runs, err := client.ListRuns(ctx)
+	out := p.newList([]string{"run", "command", "state", "total", "processed", "started", "operator", "note"}, []string{
+		"run", "command", "state", "total", "processed", "started", "last update", "operator", "selection", "results", "note",
+	})
+	runs, err := cl.ListRuns(ctx)
 	if err != nil {
 		return p.withHint(err)
 	}
 	for _, run := range runs {
-		deadLetters, ended := strconv.Itoa(run.Total), strconv.Itoa(run.Processed())
+		total, processed := strconv.Itoa(run.Total), strconv.Itoa(run.Processed())
 		switch {
 		case out.isJSON():
 			if err := out.addValue(run); err != nil {
 				return err
 			}
 		case p.Output == outputWide:
-			out.addRow(run.ID, run.Verb, run.State, deadLetters, ended, run.StartedAt.Format(holds.TimeFormat),
+			out.addRow(run.ID, run.Verb, run.State, total, processed, run.StartedAt.Format(holds.TimeFormat),
 				run.RecordedAt.Format(holds.TimeFormat), run.Operator, selectionOf(run), tally(run.Counts), run.Note)
 		default:
-			out.addRow(run.ID, run.Verb, run.State, deadLetters, ended, since(run.StartedAt.Time)+" ago", run.Operator, run.Note)
+			out.addRow(run.ID, run.Verb, run.State, total, processed, since(run.StartedAt.Time)+" ago", run.Operator, run.Note)
 		}
 	}
 	return out.end("no runs")
 }
 
 // printRun prints a run with its results.
-func (p *program) printRun(run *events.Run) error {
+func (p *program) printRun(run *client.Run) error {
 	switch p.Output {
 	case outputJSON:
 		text, err := json.Marshal(run, json.Deterministic(true))
@@ -94,42 +98,44 @@ func (p *program) printRun(run *events.Run) error {
 	}
 }
 
-// runPage is a run, for a person: its results counted, and with -o wide each of them.
-func (p *program) runPage(run *events.Run) string {
+// runPage returns a run as text: a count of each result, or with -o wide each result.
+func (p *program) runPage(run *client.Run) string {
 	rows := [][]string{
 		{"run", run.ID},
-		{"who", run.Operator},
+		{"operator", run.Operator},
 		{"note", run.Note},
-		{"which", selectionOf(run)},
+		{"selection", selectionOf(run)},
 		{"limits", limitsOf(run)},
 		{"started", run.StartedAt.Format(holds.TimeFormat)},
 		{"took", run.RecordedAt.Sub(run.StartedAt.Time).Round(time.Millisecond).String()},
 	}
-	if run.State != events.RunDone {
-		rows[6] = []string{"last sign", run.RecordedAt.Format(holds.TimeFormat) + ", " + since(run.RecordedAt.Time) + " ago"}
+	if run.State != client.RunDone {
+		rows[6] = []string{"last update", run.RecordedAt.Format(holds.TimeFormat) + ", " + since(run.RecordedAt.Time) + " ago"}
 	}
 	rows = slices.DeleteFunc(rows, func(row []string) bool { return row[1] == "" })
 	for i := range rows {
-		rows[i] = []string{"  " + rows[i][0], printable(rows[i][1])}
+		rows[i] = []string{"  " + rows[i][0], terminal.Printable(rows[i][1])}
 	}
-	if p.width > 0 && p.Output != outputWide { // a run may name thousands of sequences
-		const names = len("  last sign") + columnGap
+	if p.width > 0 && p.Output != outputWide { // the selection may be thousands of sequences
+		const names = len("  last update") + terminal.ColumnGap
 		for _, row := range rows {
 			row[1] = shortened(row[1], max(columnMin, p.width-names))
 		}
 	}
-	text := fmt.Sprintf("%s of %s: %s, %d ended\n", printable(run.Verb), counted(run.Total, "dead letter"), printable(run.State), run.Processed()) + table(nil, rows)
+	text := fmt.Sprintf("%s of %s: %s, %d processed\n", terminal.Printable(run.Verb),
+		counted(run.Total, "dead letter"), terminal.Printable(run.State), run.Processed()) + terminal.Table(nil, rows)
 	if len(run.Results) == 0 {
 		return text
 	}
 	if p.Output == outputWide {
 		var rows [][]string
 		for _, r := range run.Results {
-			rows = append(rows, []string{strconv.FormatUint(r.Seq, 10), printable(r.EventID), printable(resultOf(r)), printable(r.Detail)})
+			rows = append(rows, []string{strconv.FormatUint(r.Seq, 10), terminal.Printable(r.EventID),
+				terminal.Printable(resultOf(r)), terminal.Printable(r.Detail)})
 		}
 		return text + "\n" + p.table([]string{"SEQ", "EVENT_ID", "RESULT", "DETAIL"}, rows)
 	}
-	counts, first := make(map[string]int), make(map[string]events.RunResult)
+	counts, first := make(map[string]int), make(map[string]client.RunResult)
 	for _, r := range run.Results {
 		if counts[resultOf(r)]++; counts[resultOf(r)] == 1 {
 			first[resultOf(r)] = r
@@ -138,22 +144,23 @@ func (p *program) runPage(run *events.Run) string {
 	rows = nil
 	for _, result := range byCount(counts) {
 		r := first[result]
-		rows = append(rows, []string{strconv.Itoa(counts[result]), printable(result), strconv.FormatUint(r.Seq, 10), printable(r.Detail)})
+		rows = append(rows, []string{strconv.Itoa(counts[result]), terminal.Printable(result), strconv.FormatUint(r.Seq, 10),
+			terminal.Printable(r.Detail)})
 	}
-	return text + "\n" + p.table([]string{"LETTERS", "RESULT", "FIRST", "ITS DETAIL"}, rows)
+	return text + "\n" + p.table([]string{"COUNT", "RESULT", "FIRST", "SAMPLE DETAIL"}, rows)
 }
 
-// resultOf is what became of a letter, with why.
-func resultOf(r events.RunResult) string {
+// resultOf returns a result with its reason.
+func resultOf(r client.RunResult) string {
 	if r.Reason != "" {
 		return r.Result + ": " + r.Reason
 	}
 	return r.Result
 }
 
-// selectionOf says which letters a run is for: how they were found, or those that were named, as far
-// as they were read.
-func selectionOf(run *events.Run) string {
+// selectionOf returns the dead letters of a run: its filters, or its sequences as far as they are
+// loaded.
+func selectionOf(run *client.Run) string {
 	f := run.Filter
 	if f == nil {
 		named := make([]string, len(run.Seqs))
@@ -182,23 +189,23 @@ func selectionOf(run *events.Run) string {
 	return strings.Join(texts, " ")
 }
 
-// limitsOf are the limits of a replay, "" of another run.
-func limitsOf(run *events.Run) string {
+// limitsOf returns the limits of a replay, or "" for another run.
+func limitsOf(run *client.Run) string {
 	if run.Limits == nil {
 		return ""
 	}
-	pace := "no rate"
+	pace := "no rate limit"
 	if run.Limits.Rate > 0 {
-		pace = strconv.FormatFloat(run.Limits.Rate, 'g', -1, 64) + " a second"
+		pace = strconv.FormatFloat(run.Limits.Rate, 'g', -1, 64) + " per second"
 	}
 	return fmt.Sprintf("%s, stops above %d%% failures", pace, run.Limits.StopOnFailures)
 }
 
-// printNoDeadLetters tells that a run has nothing to do. It is not recorded.
-func (p *program) printNoDeadLetters(run *events.Run) error {
+// printNoDeadLetters prints that a run has nothing to do. Such a run is not recorded.
+func (p *program) printNoDeadLetters(run *client.Run) error {
 	if p.json() {
 		return p.printRun(run)
 	}
-	fmt.Fprintln(p.err, "publisher: no dead letters are meant, so there is nothing to do")
+	p.reportf("no matching dead letters")
 	return nil
 }

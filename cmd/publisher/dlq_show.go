@@ -16,16 +16,18 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/terminal"
 )
 
 // dlqShow shows one dead letter.
 type dlqShow struct {
-	Seq uint64 `arg:"" help:"Its sequence, as list shows it."`
+	Seq uint64 `arg:"" help:"Sequence of the dead letter, as dlq list shows it."`
 }
 
 // Help implements kong's detailed help.
 func (*dlqShow) Help() string {
-	return `Shows the event of a dead letter with its headers and its body (JSON over several lines, everything else as it is), and why, where and when it died. -o json prints what export writes.
+	return `Shows a dead letter: reason and detail, subject, time, worker, headers and body. A JSON body is
+indented. -o json prints the object that publisher dlq export writes.
 
 Examples:
 
@@ -33,14 +35,14 @@ Examples:
   publisher dlq show 12 -o json | jq -r .body`
 }
 
-// Run shows it.
-func (v *dlqShow) Run(ctx context.Context, p *program) error {
+// Run prints the dead letter.
+func (c *dlqShow) Run(ctx context.Context, p *program) error {
 	_, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
-	l, err := deadLetters.Get(ctx, v.Seq)
+	l, err := deadLetters.Get(ctx, c.Seq)
 	if err != nil {
 		return err
 	}
@@ -54,7 +56,7 @@ func (v *dlqShow) Run(ctx context.Context, p *program) error {
 	return p.print(deadLetterPage(l))
 }
 
-// deadLetterPage is all of a letter, for a person.
+// deadLetterPage returns a dead letter as text.
 func deadLetterPage(l *events.DeadLetter) string {
 	rows := [][]string{
 		{"detail", l.Detail},
@@ -62,36 +64,37 @@ func deadLetterPage(l *events.DeadLetter) string {
 		{"event_id", l.EventID},
 		{"subject", l.Subject},
 		{"stored", l.StoredAt.UTC().Format(holds.TimeFormat) + ", " + since(l.StoredAt) + " ago"},
-		{"died", l.Time + " in " + l.Worker},
+		{"dead-lettered", l.Time + " by " + l.Worker},
 		{"deliveries", strconv.FormatUint(l.Deliveries, 10)},
 		{"stream_seq", strconv.FormatUint(l.StreamSeq, 10)},
 	}
 	if l.ClaimCheck != nil {
-		rows = append(rows, []string{"pointer", fmt.Sprintf("the event was too large to be copied; it is sequence %d of %s", l.ClaimCheck.Seq, l.ClaimCheck.Stream)})
+		rows = append(rows, []string{"claim check", fmt.Sprintf("the event is too large for a copy: it is sequence %d of %s",
+			l.ClaimCheck.Seq, l.ClaimCheck.Stream)})
 	}
 	for i := range rows {
-		rows[i] = []string{"  " + rows[i][0], printable(rows[i][1])}
+		rows[i] = []string{"  " + rows[i][0], terminal.Printable(rows[i][1])}
 	}
-	text := fmt.Sprintf("dead letter %d: %s\n", l.Seq, printable(l.Reason)) + table(nil, rows)
+	text := fmt.Sprintf("dead letter %d: %s\n", l.Seq, terminal.Printable(l.Reason)) + terminal.Table(nil, rows)
 	var headers [][]string
 	for _, name := range slices.Sorted(maps.Keys(l.Header)) {
 		if events.IsDeadLetterHeader(name) {
-			continue // told above
+			continue // shown above
 		}
 		for _, value := range l.Header[name] {
-			headers = append(headers, []string{"  " + printable(name), printable(value)})
+			headers = append(headers, []string{"  " + terminal.Printable(name), terminal.Printable(value)})
 		}
 	}
 	if len(headers) > 0 {
-		text += "\nheaders:\n" + table(nil, headers)
+		text += "\nheaders:\n" + terminal.Table(nil, headers)
 	}
 	if l.Missing != nil {
-		return text + "\nbody: " + printable(l.Missing.Error()) + "\n"
+		return text + "\nbody: " + terminal.Printable(l.Missing.Error()) + "\n"
 	}
 	return text + "\nbody (" + bytesText(l.Size) + "):\n" + indented(l.Body)
 }
 
-// indented is a body as it is shown: JSON over several lines, everything else as it is.
+// indented returns a body as text: JSON indented, everything else unchanged.
 func indented(body []byte) string {
 	if len(body) == 0 {
 		return ""
@@ -99,27 +102,27 @@ func indented(body []byte) string {
 	value := jsontext.Value(body).Clone()
 	text := string(body)
 	if err := value.Indent(jsontext.WithIndent("  ")); err == nil && utf8.Valid(value) {
-		text = string(escapeJSON(value))
+		text = string(terminal.PrintableJSON(value))
 	}
 	var lines strings.Builder
 	for line := range strings.Lines(text) {
-		lines.WriteString("  " + printable(strings.TrimRight(line, "\r\n")) + "\n")
+		lines.WriteString("  " + terminal.Printable(strings.TrimRight(line, "\r\n")) + "\n")
 	}
 	return lines.String()
 }
 
-// exported is all of a dead letter. Exactly one of Body, BodyBase64 and Error is there.
+// exported is a dead letter in the form of dlq export. Exactly one of Body, BodyBase64 and Error is set.
 type exported struct {
 	*events.DeadLetter
 	StoredAt   holds.Time  `json:"stored_at"`
 	Worker     string      `json:"worker"`
 	Headers    nats.Header `json:"headers"`
 	Body       *string     `json:"body,omitzero"`
-	BodyBase64 *string     `json:"body_base64,omitzero"` // of a body that is not UTF-8
-	Error      string      `json:"error,omitzero"`       // why there is no body
+	BodyBase64 *string     `json:"body_base64,omitzero"` // a body that is not UTF-8
+	Error      string      `json:"error,omitzero"`       // why the body is missing
 }
 
-// exportedOf returns a letter as it is exported, on one line.
+// exportedOf returns the JSON of dlq export for a dead letter, on one line.
 func exportedOf(l *events.DeadLetter) (jsontext.Value, error) {
 	e := exported{DeadLetter: l, StoredAt: holds.Time{Time: l.StoredAt}, Worker: l.Worker, Headers: l.Header}
 	switch body := string(l.Body); {

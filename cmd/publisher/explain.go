@@ -10,16 +10,19 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/terminal"
 )
 
-// explainedMessage is a message, as -o json prints it in place of publishing it.
+// explainedMessage is the JSON form of a message for --explain -o json.
 type explainedMessage struct {
 	Subject string            `json:"subject"`
 	Headers map[string]string `json:"headers"`
 	Body    jsontext.Value    `json:"body"`
 }
 
-// explain prints a message in place of publishing it, and but for -o json the command that publishes it.
+// explain prints a message instead of publishing it. Without -o json it also prints the nats command
+// that publishes it.
 func (p *program) explain(m *nats.Msg) error {
 	if p.json() {
 		message := explainedMessage{m.Subject, make(map[string]string), m.Data}
@@ -32,7 +35,7 @@ func (p *program) explain(m *nats.Msg) error {
 		}
 		return p.printJSON(text)
 	}
-	body := jsontext.Value(escapeJSON(m.Data)).Clone()
+	body := jsontext.Value(terminal.PrintableJSON(m.Data)).Clone()
 	if err := body.Indent(jsontext.WithIndentPrefix("  "), jsontext.WithIndent("  ")); err != nil {
 		return fmt.Errorf("explain: %w", err)
 	}
@@ -45,27 +48,27 @@ func (p *program) explain(m *nats.Msg) error {
 	return p.print(text.String())
 }
 
-// natsCommand returns the words of the command that publishes a message, quoted for a POSIX
-// shell. The server is named when it is known without a connection and its URL has no password.
+// natsCommand returns the words of the command that publishes a message, quoted for a POSIX shell.
+// It names the server if the URL is known without a connection and has no password.
 func (p *program) natsCommand(m *nats.Msg) []string {
-	words := []string{"nats", "pub", "--jetstream", shellQuote(m.Subject)} // which waits until it is stored
+	words := []string{"nats", "pub", "--jetstream", shellQuote(m.Subject)} // which waits until the message is stored
 	if server, err := p.natsURL(); err == nil {
-		if !strings.Contains(server, "@") { // in none of several
+		if !strings.Contains(server, "@") { // no URL of the list has a password
 			words = append(words, "--server", shellQuote(server))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Header)) {
 		words = append(words, "--header", shellQuote(name+":"+m.Header.Get(name)))
 	}
-	// In JSON two opening braces only meet inside of a string. The nats command would take
-	// them for the beginning of a template.
-	body := strings.ReplaceAll(string(escapeJSON(m.Data)), "{{", `{\u007b`)
+	// In JSON two adjacent opening braces occur only inside a string. The nats command would read
+	// them as the beginning of a template.
+	body := strings.ReplaceAll(string(terminal.PrintableJSON(m.Data)), "{{", `{\u007b`)
 	return append(words, shellQuote(body))
 }
 
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
 
-// shellQuote returns a word as a POSIX shell reads it back.
+// shellQuote quotes a word for a POSIX shell.
 func shellQuote(word string) string {
 	if plainWord.MatchString(word) {
 		return word

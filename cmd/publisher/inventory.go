@@ -8,20 +8,37 @@ import (
 	"slices"
 	"strconv"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
+
+// inventory is the commands for capacity.
+type inventory struct {
+	Set  inventorySet  `cmd:"" help:"Set the capacity of slots."`
+	Show inventoryShow `cmd:"" help:"Show availability."`
+}
+
+// Help implements kong's detailed help.
+func (*inventory) Help() string {
+	return `Examples:
+
+  publisher inventory set --resource-id deluxe --check-in 2026-12-01 --check-out 2027-01-01 --capacity 12 --wait
+  publisher inventory show --resource-id deluxe --check-in 2026-12-01 --check-out 2026-12-05`
+}
 
 // inventorySet publishes inventory.set.
 type inventorySet struct {
-	ResourceID string     `required:"" placeholder:"R" help:"The resource."`
-	Slots      slotFlags  `embed:""`
-	Capacity   int64      `required:"" placeholder:"N" help:"How many of each slot may be sold, all together."`
-	Publishing publishing `embed:""`
+	ResourceID string       `required:"" placeholder:"R" help:"The resource."`
+	Slots      slotFlags    `embed:""`
+	Capacity   int64        `required:"" placeholder:"N" help:"Capacity of each slot: the total that may be sold."`
+	Publish    publishFlags `embed:""`
 }
 
 // Help implements kong's detailed help.
 func (*inventorySet) Help() string {
-	return `Publishes inventory.set, which sets the capacity of all these slots or of none. The outcome is inventory.updated or inventory.rejected.
+	return `Publishes inventory.set, which sets the capacity of all given slots or, if one is not possible, of
+none. The outcome is inventory.updated or inventory.rejected.
 
 Examples:
 
@@ -31,13 +48,13 @@ Examples:
 }
 
 // Run sets the capacity.
-func (v *inventorySet) Run(ctx context.Context, p *program) error {
-	return p.publish(ctx, v.Publishing, events.InventorySet, v.ResourceID, events.InventorySetData{
-		ResourceID: v.ResourceID, SlotSelection: v.Slots.selection(), Capacity: v.Capacity,
+func (c *inventorySet) Run(ctx context.Context, p *program) error {
+	return p.publish(ctx, c.Publish, events.InventorySet, c.ResourceID, events.InventorySetData{
+		ResourceID: c.ResourceID, SlotSelection: c.Slots.selection(), Capacity: c.Capacity,
 	})
 }
 
-// inventoryShow asks a worker what can be had.
+// inventoryShow requests the availability from a worker.
 type inventoryShow struct {
 	ResourceID string    `required:"" placeholder:"R" help:"The resource."`
 	Slots      slotFlags `embed:""`
@@ -45,7 +62,9 @@ type inventoryShow struct {
 
 // Help implements kong's detailed help.
 func (*inventoryShow) Help() string {
-	return `Asks a worker of the namespace. Only live holds count as held. A slot without an inventory row was never set: nothing of it can be had.
+	return `Shows capacity, reserved, held and available quantity of each slot. A worker answers the query. Only
+live holds count as held. A slot whose capacity was never set has no inventory row and is not
+available.
 
 Examples:
 
@@ -53,22 +72,22 @@ Examples:
   publisher inventory show --resource-id book -o json`
 }
 
-// Run shows what can be had.
-func (v *inventoryShow) Run(ctx context.Context, p *program) error {
-	client, disconnect, err := p.connect()
+// Run prints the availability.
+func (c *inventoryShow) Run(ctx context.Context, p *program) error {
+	cl, disconnect, err := p.connect()
 	if err != nil {
 		return err
 	}
 	defer disconnect()
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
-	found, body, err := client.Availability(ctx, v.ResourceID, v.Slots.selection())
-	refused, isRefused := errors.AsType[*events.RefusedQueryError](err)
+	found, body, err := cl.Availability(ctx, c.ResourceID, c.Slots.selection())
+	refused, isRefused := errors.AsType[*client.RefusedQueryError](err)
 	switch {
 	case isRefused && refused.Status == http.StatusBadRequest:
 		return misused("%s", refused.Reason)
-	case errors.Is(err, events.ErrNoWorker):
-		return fmt.Errorf("%w: does one run in namespace %s?", err, p.Namespace)
+	case errors.Is(err, client.ErrNoWorker):
+		return fmt.Errorf("%w: is a worker running in namespace %s?", err, p.Namespace)
 	case err != nil:
 		return err
 	}
@@ -78,7 +97,7 @@ func (v *inventoryShow) Run(ctx context.Context, p *program) error {
 	return p.print(availabilityTable(found.Slots))
 }
 
-// availabilityTable is a row a slot. A slot without an inventory row has no numbers but what is held of it.
+// availabilityTable returns a table with a row per slot. A slot without an inventory row shows only the held quantity.
 func availabilityTable(slots []events.SlotAvailability) string {
 	unknown := func(slot events.SlotAvailability) bool { return slot.Known != nil && !*slot.Known }
 	headers := []string{"SLOT", "CAPACITY", "RESERVED", "HELD", "AVAILABLE"}
@@ -89,12 +108,12 @@ func availabilityTable(slots []events.SlotAvailability) string {
 	for i, slot := range slots {
 		number := func(n int64) string { return strconv.FormatInt(n, 10) }
 		rows[i] = []string{
-			printable(slot.Slot), number(slot.Capacity), number(slot.Reserved), number(slot.Held), number(slot.Available), "",
+			terminal.Printable(slot.Slot), number(slot.Capacity), number(slot.Reserved), number(slot.Held), number(slot.Available), "",
 		}
 		if unknown(slot) {
-			rows[i] = []string{printable(slot.Slot), "-", "-", number(slot.Held), "-", "no inventory row"}
+			rows[i] = []string{terminal.Printable(slot.Slot), "-", "-", number(slot.Held), "-", "no inventory row"}
 		}
 		rows[i] = rows[i][:len(headers)]
 	}
-	return table(headers, rows)
+	return terminal.Table(headers, rows)
 }

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestInventoryShow_OtherNamespace_ShowsThatNamespace asks in two namespaces on the same servers, and in one in
-// which no worker runs.
+// TestInventoryShow_OtherNamespace_ShowsThatNamespace queries two namespaces on the same servers, and one without
+// a worker.
 func TestInventoryShow_OtherNamespace_ShowsThatNamespace(t *testing.T) {
 	t.Parallel()
 	if restricted != nil {
@@ -16,8 +16,9 @@ func TestInventoryShow_OtherNamespace_ShowsThatNamespace(t *testing.T) {
 	publisher(t, words("inventory set --resource-id "+room+" --capacity 3 --wait")...).want(t, exitOK)
 	show := "inventory show --resource-id " + room
 	publisher(t, words(show)...).want(t, exitOK, "AVAILABLE", "3")
-	if r := publisher(t, words(show+" --namespace "+other)...).want(t, exitFailed, "no worker answers", other); r.out != "" {
-		t.Errorf("it shows what another namespace has:\n%s", r.out)
+	if r := publisher(t, words(show+" --namespace "+other)...).want(t, exitFailed, "no worker answers",
+		other); r.out != "" {
+		t.Errorf("shows the inventory of another namespace:\n%s", r.out)
 	}
 	runWorker(t, other, serverFlags(t)...)
 	publisher(t, words("inventory set --resource-id "+room+" --capacity 7 --wait --namespace "+other)...).want(t, exitOK)
@@ -25,7 +26,7 @@ func TestInventoryShow_OtherNamespace_ShowsThatNamespace(t *testing.T) {
 	publisher(t, words(show+" -o json")...).want(t, exitOK, `"capacity":3`)
 }
 
-// TestInventoryShow_SlotWithoutRow_IsNotSoldOut shows slots that are sold out, and that do not exist.
+// TestInventoryShow_SlotWithoutRow_IsNotSoldOut compares slots that are sold out with slots without a row.
 func TestInventoryShow_SlotWithoutRow_IsNotSoldOut(t *testing.T) {
 	t.Parallel()
 	room := fresh("room")
@@ -43,11 +44,12 @@ func TestInventoryShow_SlotWithoutRow_IsNotSoldOut(t *testing.T) {
 		got = append(got, strings.Join(strings.Fields(line), " "))
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
-		t.Errorf("it shows\n%s", r.out)
+		t.Errorf("printed\n%s", r.out)
 	}
-	publisher(t, append(show, "-o", "json")...).want(t, exitOK, `"slot":"A-1","capacity":0,"reserved":0,"held":0,"available":0,"known":true`,
+	publisher(t, append(show, "-o", "json")...).want(t, exitOK,
+		`"slot":"A-1","capacity":0,"reserved":0,"held":0,"available":0,"known":true`,
 		`"slot":"A-2","capacity":0,"reserved":0,"held":0,"available":0,"known":false`)
 	if r := publisher(t, show[:len(show)-2]...).want(t, exitOK); strings.Contains(r.out, "inventory row") {
-		t.Errorf("it shows\n%s", r.out)
+		t.Errorf("printed\n%s", r.out)
 	}
 }

@@ -20,14 +20,14 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// restricted are the servers beside which the tests run, nil unless they run with least privileges:
-// then each verb is used by the user of deployments who is meant for it.
+// restricted is the servers of the tests with least privileges, else nil. Each command then runs as
+// its user of deployments.
 var restricted *stacktest.RestrictedServers
 
-// besideRestricted is a file in the directory in which tests run beside guarded servers.
-const besideRestricted = "guarded"
+// besideRestricted is a file in the working directory that marks tests with restricted servers.
+const besideRestricted = "restricted"
 
-// userOf is who uses a verb.
+// userOf returns the user of a command.
 func userOf(args []string) string {
 	for _, arg := range args {
 		switch arg {
@@ -44,7 +44,7 @@ func userOf(args []string) string {
 	return "operator"
 }
 
-// asItsUser names the server to a verb as its user knows it, unless a test says where it is.
+// asItsUser adds the NATS URL of the user of a command, unless args have one.
 func asItsUser(on *stacktest.RestrictedServers, args []string) []string {
 	if on == nil || slices.Contains(args, "--nats-url") {
 		return args
@@ -53,22 +53,24 @@ func asItsUser(on *stacktest.RestrictedServers, args []string) []string {
 	return append(slices.Clone(args), "--nats-url", url)
 }
 
-// workerFlags are the flags of a worker that is a user of guarded servers.
+// workerFlags returns the flags of a worker on restricted servers.
 func workerFlags(on *stacktest.RestrictedServers, user string) []string {
 	nats, redis, postgres := on.URLs(user)
-	return []string{"--namespace", stacktest.RestrictedNamespace, "--nats-url", nats, "--redis-url", redis, "--postgres-url", postgres}
+	return []string{"--namespace", stacktest.RestrictedNamespace, "--nats-url", nats, "--redis-url", redis,
+		"--postgres-url", postgres}
 }
 
-// migrateRestricted does what an operator does before workers run on guarded servers.
+// migrateRestricted runs worker migrate on restricted servers, as an operator does before the first worker.
 func migrateRestricted(ctx context.Context, on *stacktest.RestrictedServers) error {
-	out, err := exec.CommandContext(ctx, workerBinary, append([]string{"migrate"}, workerFlags(on, "migrator")...)...).CombinedOutput()
+	out, err := exec.CommandContext(ctx, workerBinary, append([]string{"migrate"},
+		workerFlags(on, "migrator")...)...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("worker migrate: %w: %s", err, out)
 	}
 	return on.Grant(ctx)
 }
 
-// runBesideRestricted runs the tests beside a worker that may do no more than it needs.
+// runBesideRestricted runs the tests with a worker that has only the permissions that it needs.
 func runBesideRestricted(m *testing.M) (code int, err error) {
 	ctx := context.Background()
 	if restricted, err = stacktest.StartRestrictedServers(ctx); err != nil {
@@ -78,7 +80,8 @@ func runBesideRestricted(m *testing.M) (code int, err error) {
 	if err := migrateRestricted(ctx, restricted); err != nil {
 		return 1, err
 	}
-	worker := exec.Command(workerBinary, append([]string{"run", "--no-migrate", "--http-addr", "127.0.0.1:0"}, workerFlags(restricted, "worker")...)...)
+	worker := exec.Command(workerBinary, append([]string{"run", "--no-migrate", "--http-addr", "127.0.0.1:0"},
+		workerFlags(restricted, "worker")...)...)
 	stderr, err := worker.StderrPipe()
 	if err != nil {
 		return 1, err
@@ -93,7 +96,7 @@ func runBesideRestricted(m *testing.M) (code int, err error) {
 	}
 	lines := bufio.NewScanner(io.TeeReader(stderr, &log))
 	for started.Message != "worker started" && lines.Scan() {
-		_ = json.Unmarshal(lines.Bytes(), &started) // not every line is of that kind
+		_ = json.Unmarshal(lines.Bytes(), &started) // other lines have another form
 	}
 	rest := make(chan error, 1)
 	go func() {
@@ -103,11 +106,12 @@ func runBesideRestricted(m *testing.M) (code int, err error) {
 	if started.HTTPAddr == "" {
 		return 1, fmt.Errorf("worker run: %w\n%s", errors.Join(<-rest, worker.Wait()), log.String())
 	}
-	// Tests that look behind the scenes find the servers here, as somebody who may do everything.
+	// Tests that inspect the servers use a user with all permissions.
 	nats, redis, postgres := restricted.URLs("admin")
 	text := fmt.Sprintf("HOLDFAST_NATS_URL=%s\nHOLDFAST_REDIS_URL=%s\nHOLDFAST_POSTGRES_URL=%s\nHOLDFAST_HTTP_ADDR=%s\nHOLDFAST_NAMESPACE=%s\n",
 		nats, redis, postgres, started.HTTPAddr, stacktest.RestrictedNamespace)
-	err = errors.Join(os.MkdirAll(filepath.Dir(endpointsPath), 0o755), os.WriteFile(endpointsPath, []byte(text), 0o600), os.WriteFile(besideRestricted, nil, 0o600))
+	err = errors.Join(os.MkdirAll(filepath.Dir(endpointsPath), 0o755), os.WriteFile(endpointsPath, []byte(text), 0o600),
+		os.WriteFile(besideRestricted, nil, 0o600))
 	if err != nil {
 		return 1, err
 	}
@@ -117,7 +121,8 @@ func runBesideRestricted(m *testing.M) (code int, err error) {
 	}
 	err = errors.Join(<-rest, worker.Wait())
 	for line := range strings.Lines(log.String()) {
-		if strings.Contains(strings.ToLower(line), "permission") && !strings.Contains(line, "keyspace notifications cannot be switched on") {
+		if strings.Contains(strings.ToLower(line), "permission") &&
+			!strings.Contains(line, "keyspace notifications unavailable") {
 			err = errors.Join(err, fmt.Errorf("the worker lacks a permission: %s", line))
 		}
 	}
@@ -127,8 +132,8 @@ func runBesideRestricted(m *testing.M) (code int, err error) {
 	return code, err
 }
 
-// TestMissingNATSPermission_EndsAtOnce has a team do what it may not. The verb ends with the user and the subject, and
-// not when its time is over, which is long.
+// TestMissingNATSPermission_EndsAtOnce runs commands as users without permission. A command fails at once with user
+// and subject, and does not wait for its long time limit.
 func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
 	t.Parallel()
 	on := stacktest.NewRestrictedServers(t)
@@ -142,7 +147,7 @@ func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
 			args := append(append(words(line), "--namespace", stacktest.RestrictedNamespace, "--nats-url", url), more...)
 			r := publisher(t, args...).want(t, exitFailed, `publisher: permissions violation: user "holdfast_booking" `+want)
 			if strings.Contains(r.errOut, "deadline") || r.out != "" {
-				t.Errorf("%s prints %s and says: %s", line, r.out, r.errOut)
+				t.Errorf("%s: stdout %s, stderr %s", line, r.out, r.errOut)
 			}
 		}
 	}

@@ -10,8 +10,8 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestLifecycle_EachStep_HasContractOutcome asks for every outcome and reason that the contract has for the later
-// life of a hold, in its order, of a worker with which no hold lives longer than an hour.
+// TestLifecycle_EachStep_HasContractOutcome produces every outcome and reason of the contract for a hold after its
+// creation, with a worker whose hold lifetime is an hour.
 func TestLifecycle_EachStep_HasContractOutcome(t *testing.T) {
 	t.Parallel()
 	namespace := stacktest.Namespace(t)
@@ -24,7 +24,7 @@ func TestLifecycle_EachStep_HasContractOutcome(t *testing.T) {
 	}
 	slots := "A,B,C,D,E,F,G,H"
 	do("inventory set --resource-id hall --slot "+slots+" --capacity 1", exitOK)
-	// hold asks for a slot of the hall and returns the id of the hold.
+	// hold requests a slot of the hall and returns the hold id.
 	hold := func(slot, ttl string) string {
 		t.Helper()
 		return outcome(t, do("request -o json --resource-id hall --user-id ann --slot "+slot+" --ttl "+ttl, exitOK)).Subject
@@ -70,7 +70,7 @@ func TestLifecycle_EachStep_HasContractOutcome(t *testing.T) {
 	}{
 		// booking.extended
 		{"extend --ttl 40m", "held", exitOK, "hold.extended", ""},
-		{"extend --ttl 1m", "held", exitOK, "hold.extended", ""}, // not sooner
+		{"extend --ttl 1m", "held", exitOK, "hold.extended", ""}, // the deadline does not move back
 		{"extend --ttl 0s", "held", exitRejected, "hold.extension_rejected", "invalid_request"},
 		{"extend --ttl 2h", "held", exitRejected, "hold.extension_rejected", "invalid_request"},
 		{"extend --ttl 1h", "held", exitRejected, "hold.extension_rejected", "limit_reached"},
@@ -80,7 +80,7 @@ func TestLifecycle_EachStep_HasContractOutcome(t *testing.T) {
 		{"extend --ttl 10m", "unknown", exitRejected, "hold.extension_rejected", "unknown_hold"},
 		// payment.started
 		{"start-payment", "started", exitOK, "hold.extended", ""},
-		{"start-payment", "lasting", exitOK, "hold.extended", ""}, // it lasted long enough
+		{"start-payment", "lasting", exitOK, "hold.extended", ""}, // the hold already lasted long enough
 		{"start-payment", "started", exitRejected, "hold.extension_rejected", "already_started"},
 		{"start-payment", "lasting", exitRejected, "hold.extension_rejected", "already_started"},
 		{"start-payment", "expired", exitRejected, "hold.extension_rejected", "expired"},
@@ -101,7 +101,7 @@ func TestLifecycle_EachStep_HasContractOutcome(t *testing.T) {
 		if err := json.Unmarshal(e.Data, &data); err != nil {
 			t.Fatal(err)
 		}
-		// The reason of a cancellation that was done is what its caller gave.
+		// reservation.cancelled has the reason of the caller.
 		if row.code == exitOK {
 			data.Reason = ""
 		}
@@ -113,7 +113,7 @@ func TestLifecycle_EachStep_HasContractOutcome(t *testing.T) {
 		t.Errorf("reserved after the cancellation: %q", got)
 	}
 
-	// The same in words, and without a wait.
+	// As text, and without --wait.
 	words := map[string]string{
 		"extend --ttl 45m --hold-id " + holds["held"]:      "hold.extended\n",
 		"start-payment --hold-id " + hold("G", "1m"):       "hold.extended\n",
@@ -127,6 +127,7 @@ func TestLifecycle_EachStep_HasContractOutcome(t *testing.T) {
 		}
 		do(line, code, text)
 	}
-	publisher(t, strings.Fields("start-payment --namespace "+namespace+" --nats-url "+flags[1]+" --hold-id "+hold("H", "1m"))...).
+	publisher(t, strings.Fields("start-payment --namespace "+namespace+" --nats-url "+flags[1]+" --hold-id "+hold("H",
+		"1m"))...).
 		want(t, exitOK, "payment.started stored")
 }

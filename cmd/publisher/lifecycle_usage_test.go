@@ -9,7 +9,6 @@ import (
 	"holdfast/internal/events"
 )
 
-// TestLifecycle_WrongUsage_ExitsUsage makes the mistakes that people make with the life of a hold.
 func TestLifecycle_WrongUsage_ExitsUsage(t *testing.T) {
 	t.Parallel()
 	for line, text := range map[string]string{
@@ -33,27 +32,31 @@ func TestLifecycle_WrongUsage_ExitsUsage(t *testing.T) {
 	}
 }
 
-// TestLifecycle_Explain_PublishesNothing prints the events instead of publishing them, without any connection.
+// TestLifecycle_Explain_PublishesNothing needs no connection.
 func TestLifecycle_Explain_PublishesNothing(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string][2]string{
-		"extend --ttl 10m":                      {"booking.extended", `{"hold_id":"` + someHold + `","ttl_seconds":600}`},
-		"extend --ttl=-1s":                      {"booking.extended", `{"hold_id":"` + someHold + `","ttl_seconds":-1}`}, // the worker's to refuse
-		"start-payment":                         {"payment.started", `{"hold_id":"` + someHold + `"}`},
-		"cancel-reservation":                    {"reservation.cancelled", `{"hold_id":"` + someHold + `"}`},
-		"cancel-reservation --reason it's-over": {"reservation.cancelled", `{"hold_id":"` + someHold + `","reason":"it's-over"}`},
+		"extend --ttl 10m": {"booking.extended", `{"hold_id":"` + someHold + `","ttl_seconds":600}`},
+		"extend --ttl=-1s": {"booking.extended",
+			`{"hold_id":"` + someHold + `","ttl_seconds":-1}`}, // only the worker rejects it
+		"start-payment":      {"payment.started", `{"hold_id":"` + someHold + `"}`},
+		"cancel-reservation": {"reservation.cancelled", `{"hold_id":"` + someHold + `"}`},
+		"cancel-reservation --reason it's-over": {"reservation.cancelled",
+			`{"hold_id":"` + someHold + `","reason":"it's-over"}`},
 	} {
 		line += " --explain --nats-url nats://127.0.0.1:1 --hold-id " + someHold
-		publisher(t, words(line)...).want(t, exitOK, "Subject: holdfast.in."+want[0]+".loft\n", "nats pub --jetstream holdfast.in."+want[0]+".loft ")
+		publisher(t, words(line)...).want(t, exitOK, "Subject: holdfast.in."+want[0]+".loft\n",
+			"nats pub --jetstream holdfast.in."+want[0]+".loft ")
 		var message struct {
 			Subject string          `json:"subject"`
 			Body    events.Envelope `json:"body"`
 		}
 		if r := publisher(t, words(line+" -o json")...).want(t, exitOK); json.Unmarshal([]byte(r.out), &message) != nil {
-			t.Fatalf("%s: no JSON: %s", line, r.out)
+			t.Fatalf("%s: not JSON: %s", line, r.out)
 		}
 		e := message.Body
-		if message.Subject != "holdfast.in."+want[0]+".loft" || e.Type != "holdfast."+want[0]+".v1" || string(e.Data) != want[1] {
+		if message.Subject != "holdfast.in."+want[0]+".loft" || e.Type != "holdfast."+want[0]+".v1" ||
+			string(e.Data) != want[1] {
 			t.Errorf("%s: %s %s, want %s", line, e.Type, e.Data, want[1])
 		}
 	}

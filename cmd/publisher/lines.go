@@ -13,26 +13,26 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// lineMax is the longest line of a file of events, in bytes without its end.
+// lineMax is the longest line of a file of events, in bytes without the line end.
 const lineMax = 128 << 10
 
-// standardInput is the name of a file that means standard input.
+// standardInput is the file name that stands for standard input.
 const standardInput = "-"
 
 // input is a file of events, or standard input.
 type input struct {
-	name  string // as it is shown
+	name  string // in messages
 	file  io.Reader
 	close func()
-	info  os.FileInfo // nil for what is no file
+	info  os.FileInfo // nil if the input is not a file
 }
 
-// openInput opens what -f names.
+// openInput opens the file of the flag -f.
 func (p *program) openInput(name string) (input, error) {
 	if name == standardInput {
 		in := input{name: "stdin", file: p.in, close: func() {}}
 		if file, isFile := p.in.(*os.File); isFile {
-			in.info, _ = file.Stat() // without it only less is known
+			in.info, _ = file.Stat() // without it the size is unknown
 		}
 		return in, nil
 	}
@@ -43,12 +43,12 @@ func (p *program) openInput(name string) (input, error) {
 	in := input{name: name, file: file, close: func() { _ = file.Close() }} // only read
 	if in.info, err = file.Stat(); err != nil || in.info.IsDir() {
 		in.close()
-		return input{}, misused("--file: %s is not a file that can be read", name)
+		return input{}, misused("--file: %s is not a readable file", name)
 	}
 	return in, nil
 }
 
-// size is how many bytes there are to read, or -1 when nobody can know.
+// size returns the number of bytes to read, or -1 if it is unknown.
 func (in input) size() int64 {
 	if in.info == nil || !in.info.Mode().IsRegular() {
 		return -1
@@ -60,24 +60,24 @@ func (in input) size() int64 {
 type inputLine struct {
 	number  int
 	text    []byte // without its end; valid until the next line is read
-	tooLong bool   // text is only how it begins
+	tooLong bool   // text is only the beginning of the line
 }
 
 // lineReader reads a file line by line, with bounded memory.
 type lineReader struct {
 	source *bufio.Reader
 	number int
-	offset int64 // bytes that were read
-	open   bool  // the line that was returned last goes on
-	crlf   bool  // the line that was returned last ends in both
+	offset int64 // bytes read
+	open   bool  // the last returned line continues
+	crlf   bool  // the last returned line ends in CR LF
 	begun  bool  // an event was returned
 }
 
-// byteOrderMark is what some programs begin a file with.
+// byteOrderMark is the UTF-8 byte order mark, with which some programs begin a file.
 var byteOrderMark = []byte("\xef\xbb\xbf")
 
-// newLineReader returns a reader that ends with ctx's error when ctx is over, also while it waits
-// for input.
+// newLineReader returns a reader that fails with the cause of ctx when ctx is cancelled, even while
+// it waits for input.
 func newLineReader(ctx context.Context, file io.Reader) *lineReader {
 	out, in := io.Pipe()
 	go func() {
@@ -88,8 +88,8 @@ func newLineReader(ctx context.Context, file io.Reader) *lineReader {
 	return &lineReader{source: bufio.NewReaderSize(out, lineMax+2)}
 }
 
-// next returns the next line that is not blank. The last one may lack its end. The error after
-// the last line is io.EOF.
+// next returns the next line that is not blank. The last line may lack a line end. After the last
+// line the error is io.EOF.
 func (r *lineReader) next() (inputLine, error) {
 	if err := r.copyRest(io.Discard); err != nil {
 		return inputLine{}, err
@@ -119,7 +119,7 @@ func trimEnd(text []byte) []byte {
 	return bytes.TrimSuffix(bytes.TrimSuffix(text, []byte("\n")), []byte("\r"))
 }
 
-// copyRest copies what is left of a line that is too long.
+// copyRest copies the rest of a line that is too long.
 func (r *lineReader) copyRest(to io.Writer) error {
 	for r.open {
 		text, err := r.source.ReadSlice('\n')
@@ -132,13 +132,13 @@ func (r *lineReader) copyRest(to io.Writer) error {
 			text = trimEnd(text)
 		}
 		if _, err := to.Write(text); err != nil {
-			return fmt.Errorf("write what is left of line %d: %w", r.number, err)
+			return fmt.Errorf("write the rest of line %d: %w", r.number, err)
 		}
 	}
 	return nil
 }
 
-// event returns the next event: a line, or of a file that is one event over several lines all of it.
+// event returns the next event: a line, or the whole file if it is one event over several lines.
 func (r *lineReader) event() (inputLine, error) {
 	next, err := r.next()
 	first := !r.begun
@@ -150,18 +150,18 @@ func (r *lineReader) event() (inputLine, error) {
 	return next, err
 }
 
-// unfinished reports whether a text is how a JSON value begins.
+// unfinished reports whether a text is the beginning of a JSON value.
 func unfinished(text []byte) bool {
 	var value jsontext.Value
 	return errors.Is(json.Unmarshal(text, &value), io.ErrUnexpectedEOF)
 }
 
-// joinLines returns the first line together with all that follows, if that reads as one event that
-// is written over several lines: the next one does not begin an event of its own. Else it returns
-// the line. What is longer than any event may be is cut.
+// joinLines returns the first line with all lines after it, if they are one event over several
+// lines: the second line does not begin another event. Otherwise it returns the first line. It cuts
+// a text that is longer than any event may be.
 func (r *lineReader) joinLines(first []byte) ([]byte, error) {
 	if begin, err := r.source.Peek(1); err != nil || begin[0] == '{' {
-		return first, nil //nolint:nilerr // there is no next line, or reading it tells the error
+		return first, nil //nolint:nilerr // no next line, or reading it returns the error
 	}
 	if r.crlf {
 		first = append(first, '\r')

@@ -10,7 +10,6 @@ import (
 	"testing"
 )
 
-// TestLineReader_EndsAndLengths_AreRead reads what has every kind of end and length.
 func TestLineReader_EndsAndLengths_AreRead(t *testing.T) {
 	t.Parallel()
 	full, long := strings.Repeat("x", lineMax), strings.Repeat("y", lineMax+1)
@@ -23,13 +22,15 @@ func TestLineReader_EndsAndLengths_AreRead(t *testing.T) {
 		text string
 		want []read
 	}{
-		"nothing":               {"", nil},
-		"blank":                 {"\n \r\n\t\n  ", nil},
-		"without an end":        {"a", []read{{1, "a", false}}},
-		"every end":             {"a\nb\r\n\nc \r", []read{{1, "a", false}, {2, "b", false}, {4, "c ", false}}},
-		"a byte order mark":     {"\xef\xbb\xbfa\n\xef\xbb\xbfb", []read{{1, "a", false}, {2, "\xef\xbb\xbfb", false}}},
-		"full":                  {full + "\n" + full + "\r\n" + full, []read{{1, full, false}, {2, full, false}, {3, full, false}}},
-		"too long":              {long + "\na\n" + long + "\r\nb\n" + long, []read{{1, long, true}, {2, "a", false}, {3, long, true}, {4, "b", false}, {5, long, true}}},
+		"nothing":           {"", nil},
+		"blank":             {"\n \r\n\t\n  ", nil},
+		"without an end":    {"a", []read{{1, "a", false}}},
+		"every end":         {"a\nb\r\n\nc \r", []read{{1, "a", false}, {2, "b", false}, {4, "c ", false}}},
+		"a byte order mark": {"\xef\xbb\xbfa\n\xef\xbb\xbfb", []read{{1, "a", false}, {2, "\xef\xbb\xbfb", false}}},
+		"full": {full + "\n" + full + "\r\n" + full,
+			[]read{{1, full, false}, {2, full, false}, {3, full, false}}},
+		"too long": {long + "\na\n" + long + "\r\nb\n" + long,
+			[]read{{1, long, true}, {2, "a", false}, {3, long, true}, {4, "b", false}, {5, long, true}}},
 		"much too long":         {long + long + long + "\r\na", []read{{1, long + long + long, true}, {2, "a", false}}},
 		"too long, without end": {"a\n" + long + long, []read{{1, "a", false}, {2, long + long, true}}},
 	} {
@@ -53,7 +54,7 @@ func TestLineReader_EndsAndLengths_AreRead(t *testing.T) {
 				}
 				all := text.String()
 				if next.tooLong {
-					all = strings.TrimSuffix(all, "\r") // nobody needs it to be told from the text
+					all = strings.TrimSuffix(all, "\r") // part of the line end
 				}
 				got = append(got, read{next.number, all, next.tooLong})
 			}
@@ -63,17 +64,18 @@ func TestLineReader_EndsAndLengths_AreRead(t *testing.T) {
 			}
 			for i, want := range c.want {
 				if skip && want.tooLong {
-					got[i].text = want.text // only how it begins
+					got[i].text = want.text // only the beginning
 				}
 				if got[i] != want {
-					t.Errorf("%s: line %d is %d bytes (%.20q), too long %v, want %d bytes, %v", name, got[i].number, len(got[i].text), got[i].text, got[i].tooLong, len(want.text), want.tooLong)
+					t.Errorf("%s: line %d is %d bytes (%.20q), too long %v, want %d bytes, %v", name,
+						got[i].number, len(got[i].text), got[i].text, got[i].tooLong, len(want.text), want.tooLong)
 				}
 			}
 		}
 	}
 }
 
-// endless is a line that does not end before so many bytes.
+// endless is a line of that many bytes.
 type endless struct{ left int64 }
 
 // Read implements io.Reader.
@@ -89,8 +91,8 @@ func (e *endless) Read(b []byte) (int, error) {
 	return int(n), nil
 }
 
-// TestLineReader_EndlessLine_UsesBoundedMemory reads a line that is larger than any memory should be. It is not parallel,
-// because it looks at what was allocated.
+// TestLineReader_EndlessLine_UsesBoundedMemory reads a line that is larger than the memory limit. It is not parallel,
+// because it measures allocations.
 func TestLineReader_EndlessLine_UsesBoundedMemory(t *testing.T) {
 	const size, bound = 256 << 20, 8 << 20
 	var before, after runtime.MemStats
@@ -105,15 +107,15 @@ func TestLineReader_EndlessLine_UsesBoundedMemory(t *testing.T) {
 	}
 	runtime.ReadMemStats(&after)
 	if took := after.TotalAlloc - before.TotalAlloc; took > bound {
-		t.Errorf("it took %d bytes, want at most %d", took, bound)
+		t.Errorf("allocated %d bytes, want at most %d", took, bound)
 	}
 }
 
-// TestLineReader_ContextCancelled_Ends waits for input that does not come.
+// TestLineReader_ContextCancelled_Ends cancels a reader that waits for input.
 func TestLineReader_ContextCancelled_Ends(t *testing.T) {
 	t.Parallel()
 	in, file := io.Pipe()
-	defer func() { _ = file.Close() }() // ends what still reads
+	defer func() { _ = file.Close() }() // ends the reading goroutine
 	ctx, cancel := context.WithCancelCause(t.Context())
 	lines := newLineReader(ctx, in)
 	ended := make(chan error, 1)
@@ -121,8 +123,8 @@ func TestLineReader_ContextCancelled_Ends(t *testing.T) {
 		_, err := lines.next()
 		ended <- err
 	}()
-	cancel(errStoppedByUser)
-	if err := <-ended; !errors.Is(err, errStoppedByUser) {
+	cancel(errInterrupted)
+	if err := <-ended; !errors.Is(err, errInterrupted) {
 		t.Error(err)
 	}
 }

@@ -6,9 +6,11 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+
+	"holdfast/internal/terminal"
 )
 
-// What -o may be. Every verb knows table and json; those that list things know the others too.
+// The values of -o. Every command has table and json; commands that list things have all of them.
 const (
 	outputTable  = "table"
 	outputWide   = "wide"
@@ -18,16 +20,16 @@ const (
 
 var everyOutput = []string{outputTable, outputWide, outputJSON, outputNDJSON}
 
-// list prints things: as a table when all are there, as one JSON array, or one JSON value a line
-// as they come.
+// list prints a list in the format of -o: as a table when it is complete, as one JSON array, or as
+// one JSON value a line, each at once.
 type list struct {
 	p       *program
 	headers []string
 	rows    [][]string
-	n       int // JSON values
+	n       int // number of JSON values
 }
 
-// newList returns a list whose tables have these columns, or those when they may be wide.
+// newList returns a list whose table has these columns, or with -o wide the others.
 func (p *program) newList(columns, wide []string) *list {
 	headers := columns
 	if p.Output == outputWide {
@@ -40,18 +42,18 @@ func (p *program) newList(columns, wide []string) *list {
 	return l
 }
 
-// isJSON reports whether values are wanted, not rows.
+// isJSON reports whether the list takes JSON values instead of rows.
 func (l *list) isJSON() bool { return l.p.Output == outputJSON || l.p.Output == outputNDJSON }
 
-// addRow adds a row of the table. The cells may be anything.
+// addRow adds a row of the table. It makes the cells printable.
 func (l *list) addRow(cells ...string) {
 	for i := range cells {
-		cells[i] = printable(cells[i])
+		cells[i] = terminal.Printable(cells[i])
 	}
 	l.rows = append(l.rows, cells)
 }
 
-// addValue adds what is written as JSON.
+// addValue adds the JSON of a value.
 func (l *list) addValue(value any) error {
 	text, err := json.Marshal(value, jsontext.AllowInvalidUTF8(true), json.Deterministic(true))
 	if err != nil {
@@ -62,8 +64,8 @@ func (l *list) addValue(value any) error {
 
 // addJSON adds a JSON value.
 func (l *list) addJSON(text jsontext.Value) error {
-	if l.p.terminal {
-		text = escapeJSON(text)
+	if l.p.isTerminal {
+		text = terminal.PrintableJSON(text)
 	}
 	l.n++
 	switch {
@@ -76,8 +78,8 @@ func (l *list) addJSON(text jsontext.Value) error {
 	}
 }
 
-// end prints what is left to be printed; none says that there is nothing.
-func (l *list) end(none string) error {
+// end ends the list. It prints the table, or the message empty on stderr if the list has no rows.
+func (l *list) end(empty string) error {
 	switch {
 	case l.p.Output == outputJSON && l.n == 0:
 		return l.p.print("[]\n")
@@ -86,7 +88,7 @@ func (l *list) end(none string) error {
 	case l.p.Output == outputNDJSON:
 		return nil
 	case len(l.rows) == 0:
-		fmt.Fprintf(l.p.err, "publisher: %s\n", none)
+		l.p.reportf("%s", empty)
 		return nil
 	default:
 		return l.p.print(l.p.table(l.headers, l.rows))

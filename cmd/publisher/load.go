@@ -12,40 +12,51 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"holdfast/internal/events"
+	"holdfast/internal/client"
+	"holdfast/internal/terminal"
 )
 
-// inFlightMax bounds what a load keeps in memory: a line is up to 128 KiB.
+// inFlightMax bounds the memory of a load: a line is up to 128 KiB.
 const inFlightMax = 4096
 
-// rateSlack is of how much time the events may be published together under --rate.
+// rateSlack is the time whose events --rate allows in one burst.
 const rateSlack = 100 * time.Millisecond
 
 // load publishes a file of events.
 type load struct {
-	File        string        `short:"f" required:"" placeholder:"FILE" predictor:"file" help:"The events, one a line, or one event over several lines; - is standard input."`
-	Wait        bool          `help:"Wait for the outcome of each event, and count them."`
+	File        string        `short:"f" required:"" placeholder:"FILE" predictor:"file" help:"File of events, one a line, or one event over several lines; - for standard input."`
+	Wait        bool          `help:"Wait for the outcome of each event, and count the outcomes."`
 	Strict      bool          `help:"Stop at the first bad line."`
-	Rejects     string        `placeholder:"FILE" predictor:"file" help:"Write bad lines to this file, as they are. What was in it is lost."`
-	Batch       string        `placeholder:"TEXT" help:"Part of the id of each event in the short form: the same line with another batch is another event."`
-	InFlight    int           `default:"256" placeholder:"N" help:"How many events are on their way at a time, 1 to 4096. With --wait, 1 has each decided before the next is published. Default: ${default}."`
-	Rate        float64       `placeholder:"N" help:"Publish at most so many events a second."`
-	GiveUpAfter time.Duration `default:"5m" help:"Stop when nothing could be stored for so long, like while the server is away."`
+	Rejects     string        `placeholder:"FILE" predictor:"file" help:"Write bad lines to this file, unchanged. Overwrites the file."`
+	Batch       string        `placeholder:"TEXT" help:"Part of the id of each event in the short form. The same line with another batch is another event."`
+	InFlight    int           `default:"256" placeholder:"N" help:"Number of events in flight, 1 to 4096. With --wait and 1, each event has its outcome before the next is published. Default: ${default}."`
+	Rate        float64       `placeholder:"N" help:"Publish at most N events per second."`
+	GiveUpAfter time.Duration `default:"5m" help:"Stop when no event could be stored for this time, for example because the server is down."`
 }
 
 // Help implements kong's detailed help.
 func (*load) Help() string {
-	return `Publishes the events of a file, one a line, or one event over several lines: CloudEvents in JSON, or in the short form of an event's name and data, like
+	return `Publishes the events of a file, one a line, or one event over several lines. An event is a
+CloudEvent in JSON, or in the short form of event name and data:
 
   {"event": "booking.requested", "data": {"request_key": "k1", "user_id": "ann", "resource_id": "loft", "quantity": 1}}
 
-Every line is checked as a worker checks it. A bad line is told with its number and what a worker would say, and is not published; the others are. Lines are up to 128 KiB long, blank ones are passed over.
+Every line is validated as by a worker. A bad line, which a worker would dead-letter, is printed
+with its number and the error, and is not published; the other lines are. Lines are up to 128 KiB
+long. Blank lines are skipped.
 
-A load that was stopped is resumed by loading the same file again: nothing is done twice and every answer is the same, as long as the worker remembers its answers (24 hours by default). For that the id of an event in the short form is made of its content, so two lines with the same content are one event. To do the same once more, like setting a capacity back or extending a hold again, give another --batch, or write a CloudEvent with an id of its own.
+To resume a stopped load, load the same file again: no event is processed twice and every outcome is
+the same, as long as the worker remembers its answers (24 hours by default). The id of an event in
+the short form is derived from its content, so two lines with the same content are one event. To
+repeat an event, for example to reset a capacity or to extend a hold again, give another --batch, or
+write a CloudEvent with its own id.
 
-Events are stored in the order of the lines, but a worker decides requests, payments and the rest side by side: load the inventory first, with --wait.
+Events are stored in the order of the lines, but workers process requests, payments and other events
+concurrently: load the inventory first, with --wait.
 
-Exit codes, the first that applies: 1 the load was stopped, 4 there were bad lines or dead letters; with --wait 5 an event had no answer in time, 3 an event was rejected; 0.
+Exit codes, the first that applies: 1 the load was stopped; 4 lines were bad or events
+dead-lettered; with --wait, 5 an event had no outcome in time; with --wait, 3 an event was rejected;
+0.
 
 Examples:
 
@@ -54,27 +65,27 @@ Examples:
   generate | publisher load -f - --rate 200`
 }
 
-// Validate implements kong's check of what was given.
-func (v *load) Validate() error {
+// Validate implements kong's check of the flags.
+func (c *load) Validate() error {
 	switch {
-	case v.InFlight < 1 || v.InFlight > inFlightMax:
-		return misused("--in-flight: want 1 to %d", inFlightMax)
-	case v.Rate < 0:
-		return misused("--rate: want more than 0")
-	case v.GiveUpAfter <= 0:
-		return misused("--give-up-after: want more than 0")
+	case c.InFlight < 1 || c.InFlight > inFlightMax:
+		return misused("--in-flight: must be 1 to %d", inFlightMax)
+	case c.Rate < 0:
+		return misused("--rate: must not be negative")
+	case c.GiveUpAfter <= 0:
+		return misused("--give-up-after: must be more than 0")
 	}
 	return nil
 }
 
-// Run loads the file and prints what became of it, also when the load was stopped.
-func (v *load) Run(ctx context.Context, p *program) (err error) {
-	in, err := p.openInput(v.File)
+// Run loads the file and prints a summary, even if the load was stopped.
+func (c *load) Run(ctx context.Context, p *program) (err error) {
+	in, err := p.openInput(c.File)
 	if err != nil {
 		return err
 	}
 	defer in.close()
-	rejects, err := v.openRejects(in)
+	rejects, err := c.openRejects(in)
 	if err != nil {
 		return err
 	}
@@ -82,15 +93,15 @@ func (v *load) Run(ctx context.Context, p *program) (err error) {
 	bar := p.newProgress(in.size())
 	defer bar.end()
 	p.err = bar
-	client, disconnect, err := p.connect()
+	cl, disconnect, err := p.connect()
 	if err != nil {
 		return err
 	}
 	defer disconnect()
-	bulk, err := client.BulkPublisher(ctx, events.BulkOptions{
-		InFlight: v.InFlight, AwaitOutcomes: v.Wait, Timeout: p.Timeout, GiveUpAfter: v.GiveUpAfter,
+	bulk, err := cl.BulkPublisher(ctx, client.BulkOptions{
+		InFlight: c.InFlight, AwaitOutcomes: c.Wait, Timeout: p.Timeout, GiveUpAfter: c.GiveUpAfter,
 		OnError: func(err error) {
-			p.reportf("nothing can be stored now, tried again for up to %s: %v", v.GiveUpAfter, err)
+			p.reportf("publish failed, retrying for up to %s: %v", c.GiveUpAfter, err)
 		},
 	})
 	if err != nil {
@@ -98,66 +109,61 @@ func (v *load) Run(ctx context.Context, p *program) (err error) {
 	}
 	defer bulk.Close()
 
-	l := &loading{load: v, program: p, in: in, bar: bar, bulk: bulk, rejects: rejects, summary: newSummary(in.name, v.Wait)}
+	l := &loading{
+		load: c, program: p, in: in, bar: bar, bulk: bulk, rejects: rejects, summary: newSummary(in.name, c.Wait),
+	}
 	stopped := l.publishAll(ctx)
 	if err := bulk.Wait(); stopped == nil {
 		stopped = err
 	}
 	if ctx.Err() != nil {
-		stopped = errStoppedByUser
+		stopped = errInterrupted
 	}
 	bar.end()
 	return l.finish(p.withHint(stopped))
 }
 
-// openRejects opens the file for bad lines. Without one they are dropped.
-func (v *load) openRejects(in input) (io.WriteCloser, error) {
-	if v.Rejects == "" {
+// openRejects opens the file of --rejects. Without the flag it returns a writer that discards.
+func (c *load) openRejects(in input) (io.WriteCloser, error) {
+	if c.Rejects == "" {
 		return discard{io.Discard}, nil
 	}
-	if found, err := os.Stat(v.Rejects); err == nil && in.info != nil && os.SameFile(found, in.info) {
-		return nil, misused("--rejects: %s is the file that is loaded", v.Rejects)
+	if found, err := os.Stat(c.Rejects); err == nil && in.info != nil && os.SameFile(found, in.info) {
+		return nil, misused("--rejects: %s is the input file", c.Rejects)
 	}
-	file, err := os.Create(v.Rejects)
+	file, err := os.Create(c.Rejects)
 	if err != nil {
 		return nil, misused("--rejects: %v", err)
 	}
 	return file, nil
 }
 
-// discard is a file that keeps nothing.
+// discard is io.Discard as an io.WriteCloser.
 type discard struct{ io.Writer }
 
 // Close implements io.Closer.
 func (discard) Close() error { return nil }
 
-// reportf prints a message to who runs the program.
-func (p *program) reportf(format string, args ...any) {
-	fmt.Fprintf(p.err, "publisher: %s\n", printable(fmt.Sprintf(format, args...)))
-}
-
-// loading is a load under way.
+// loading is a running load.
 type loading struct {
 	*load
 	*program
 	in   input
 	bar  *progress
-	bulk *events.BulkPublisher
-	stop context.CancelCauseFunc // publishes no more, for a reason
+	bulk *client.BulkPublisher
+	stop context.CancelCauseFunc // stops publishing, with the reason
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	summary *summary
 	rejects io.Writer
-	failed  error // why rejects could not be written
+	failed  error // the error of writing to rejects
 }
 
-// errStoppedByUser says that who runs the program has stopped it.
-var errStoppedByUser = errors.New("interrupted")
-
-// errStrict says that a bad line has stopped the load.
+// errStrict reports that a bad line stopped the load.
 var errStrict = errors.New("--strict")
 
-// publishAll publishes line by line until the end of the file. It returns why it stopped before.
+// publishAll publishes line by line until the end of the file. It returns an error if it stopped
+// earlier.
 func (l *loading) publishAll(ctx context.Context) error {
 	ctx, l.stop = context.WithCancelCause(ctx)
 	defer l.stop(nil)
@@ -186,7 +192,7 @@ func (l *loading) publishAll(ctx context.Context) error {
 	}
 }
 
-// publishLine publishes a line, or tells why not.
+// publishLine publishes a line, or rejects it. It returns an error if the load must stop.
 func (l *loading) publishLine(ctx context.Context, limiter *rate.Limiter, lines *lineReader, next inputLine) error {
 	if next.tooLong {
 		return l.rejectLine(next.number, errLineTooLong, func(to io.Writer) error {
@@ -205,10 +211,11 @@ func (l *loading) publishLine(ctx context.Context, limiter *rate.Limiter, lines 
 	if err := limiter.Wait(ctx); err != nil {
 		return err
 	}
-	// Events of several sources may have the same id; JetStream would drop all but one.
-	again := event.isCloudEvent || l.Wait
-	err = l.bulk.Publish(event.message, again, func(r events.BulkResult) {
-		var refused *events.RefusedError
+	// JetStream drops a second event with the same message id. A CloudEvent may be another event with
+	// the same id, and with --wait every line needs a reply: these are published again.
+	republish := event.isCloudEvent || l.Wait
+	err = l.bulk.Publish(event.message, republish, func(r client.BulkResult) {
+		var refused *client.RefusedError
 		if errors.As(r.Err, &refused) {
 			l.count(func(s *summary) { s.Lines-- })
 			if err := l.rejectLine(next.number, refused, rewrite); err != nil {
@@ -233,15 +240,15 @@ func (l *loading) count(add func(s *summary)) {
 	add(l.summary)
 }
 
-// rejectLine tells, counts and keeps a bad line, which rewrite writes. It returns why the load has to
-// stop, if it has.
-func (l *loading) rejectLine(number int, why error, rewrite func(to io.Writer) error) error {
+// rejectLine prints the error of a bad line, counts the line and writes it to rejects with
+// rewrite. It returns an error if the load must stop.
+func (l *loading) rejectLine(number int, reason error, rewrite func(to io.Writer) error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.summary.Lines++
 	l.summary.BadLines++
 	l.summary.last = max(l.summary.last, number)
-	fmt.Fprintf(l.err, "%s:%d: %s\n", printable(l.in.name), number, printable(why.Error()))
+	fmt.Fprintf(l.err, "%s:%d: %s\n", terminal.Printable(l.in.name), number, terminal.Printable(reason.Error()))
 	if l.failed == nil {
 		l.failed = rewrite(l.rejects)
 	}
@@ -257,7 +264,7 @@ func (l *loading) rejectLine(number int, why error, rewrite func(to io.Writer) e
 	return nil
 }
 
-// finish prints the summary and returns the error that has the load's exit code.
+// finish prints the summary and returns the error for the exit code.
 func (l *loading) finish(stopped error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -271,15 +278,17 @@ func (l *loading) finish(stopped error) error {
 	}
 	switch {
 	case errors.Is(stopped, errStrict):
-		l.reportf("stopped at a bad line (--strict); mend it and load the file again: what is stored already is not done twice")
+		l.reportf("stopped at a bad line (--strict); correct it and load the file again: no event is processed twice")
 		return errDeadLettered
 	case stopped != nil:
-		return fmt.Errorf("stopped after line %d of %s: %w\nTo go on, load the same again: what is stored already is not done twice", s.last, s.File, stopped)
+		return fmt.Errorf("stopped after line %d of %s: %w\nTo resume, load the same file again: no event is processed twice",
+			s.last, s.File, stopped)
 	case s.BadLines > 0 || s.deadLettered > 0:
 		return errDeadLettered
 	case s.Unanswered > 0:
-		return fmt.Errorf("%w (%s): %d events are stored and will have their outcomes. To see them, load the same again: nothing is done twice. Does a worker run in namespace %s?",
-			events.ErrReplyTimeout, l.Timeout, s.Unanswered, l.Namespace)
+		return fmt.Errorf("%w (%s): %d events are stored and will have outcomes. "+
+			"To see them, load the same file again: no event is processed twice. Is a worker running in namespace %s?",
+			client.ErrReplyTimeout, l.Timeout, s.Unanswered, l.Namespace)
 	case s.rejected > 0:
 		return errRejected
 	}

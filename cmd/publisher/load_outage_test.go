@@ -17,10 +17,11 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// startNATS starts a NATS server of the test's own, on a port or, with -1, on any.
+// startNATS starts a NATS server of this test, on a port or, with -1, on a free one.
 func startNATS(t *testing.T, dir string, port int) *server.Server {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true})
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: dir, NoSigs: true,
+		NoLog: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +37,7 @@ func stopNATS(s *server.Server) {
 	s.WaitForShutdown()
 }
 
-// TestLoad_ServerOutage_Continues loads a file while the server goes away and comes back.
+// TestLoad_ServerOutage_Continues stops and restarts the server during a load.
 func TestLoad_ServerOutage_Continues(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
@@ -51,7 +52,8 @@ func TestLoad_ServerOutage_Continues(t *testing.T) {
 	requests := subjects.In(events.BookingRequested, "loft")
 	runWorker(t, namespace, append([]string{"--nats-url", url}, serverFlags(t)[2:]...)...)
 	there := []string{"--namespace", namespace, "--nats-url", url}
-	publisher(t, append(words(fmt.Sprintf("inventory set --resource-id loft --capacity %d --wait", capacity)), there...)...).want(t, exitOK)
+	publisher(t, append(words(fmt.Sprintf("inventory set --resource-id loft --capacity %d --wait", capacity)),
+		there...)...).want(t, exitOK)
 
 	lines := make([]string, count)
 	for i := range lines {
@@ -59,7 +61,7 @@ func TestLoad_ServerOutage_Continues(t *testing.T) {
 	}
 	in, file := io.Pipe()
 	cut := make(chan struct{})
-	seen := &watched{wants: []string{"cut off"}, done: func() {
+	seen := &watched{wants: []string{"disconnected"}, done: func() {
 		select {
 		case <-cut:
 		default:
@@ -97,27 +99,30 @@ func TestLoad_ServerOutage_Continues(t *testing.T) {
 	}
 	s := summaryOf(t, result{exitOK, out.String(), seen.text.String()})
 	s.expect(t, count, 0)
-	if n := storedOf(t, url, subjects.InStream(), requests); n < count { // what NATS has stored and not acknowledged is stored twice
+	if n := storedOf(t, url, subjects.InStream(),
+		requests); n < count { // a message that NATS stored without an acknowledgement is stored twice
 		t.Errorf("%d are stored, want at least %d", n, count)
 	}
 
-	again := runWith(t.Context(), strings.NewReader(strings.Join(lines, "")), append([]string{"load", "-f", "-", "--wait", "-o", "json", "--timeout", "1m"}, there...)...).want(t, exitRejected)
+	again := runWith(t.Context(), strings.NewReader(strings.Join(lines, "")),
+		append([]string{"load", "-f", "-", "--wait", "-o", "json", "--timeout", "1m"}, there...)...).want(t, exitRejected)
 	s = summaryOf(t, again)
 	s.expect(t, count, 0)
-	if want := map[string]int{"hold.created": capacity, "hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
+	if want := map[string]int{"hold.created": capacity,
+		"hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
 		t.Errorf("got %v, want %v", s.outcomes(), want)
 	}
 }
 
-// asProgram returns this program as a process of its own.
+// asProgram returns the command of this program as a process.
 func asProgram(ctx context.Context, args ...string) *exec.Cmd {
 	program := exec.CommandContext(ctx, os.Args[0], args...)
 	program.Env = append(os.Environ(), asPublisher+"=1")
 	return program
 }
 
-// TestLoad_ProcessStopped_SecondLoadCompletes stops the process of a load half-way, by Ctrl-C and by force, and then loads
-// the file to its end.
+// TestLoad_ProcessStopped_SecondLoadCompletes interrupts and kills the process of a load half-way, and then loads the
+// whole file.
 func TestLoad_ProcessStopped_SecondLoadCompletes(t *testing.T) {
 	t.Parallel()
 	const count, capacity = 1000, 600
@@ -130,7 +135,8 @@ func TestLoad_ProcessStopped_SecondLoadCompletes(t *testing.T) {
 	path, url := fileOf(t, file.String()), devURL(t)
 	begun := 0
 	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
-		load := asProgram(t.Context(), append([]string{"load", "-f", path, "--rate", "300", "--wait", "-o", "json"}, patience...)...)
+		load := asProgram(t.Context(), append([]string{"load", "-f", path, "--rate", "300", "--wait", "-o", "json"},
+			patience...)...)
 		var out, errOut strings.Builder
 		load.Stdout, load.Stderr = &out, &errOut
 		if err := load.Start(); err != nil {
@@ -144,21 +150,23 @@ func TestLoad_ProcessStopped_SecondLoadCompletes(t *testing.T) {
 		}
 		err := load.Wait()
 		if signal == syscall.SIGINT {
-			r := result{load.ProcessState.ExitCode(), out.String(), errOut.String()}.want(t, exitFailed, "interrupted", "load the same again")
+			r := result{load.ProcessState.ExitCode(), out.String(), errOut.String()}.want(t, exitFailed, "interrupted",
+				"load the same file again")
 			if s := summaryOf(t, r); s.Complete || s.Lines >= count {
 				t.Errorf("%s", r.out)
 			}
 		} else if err == nil {
-			t.Error("it has ended before it was killed")
+			t.Error("the load ended before it was killed")
 		}
 		begun = storedOf(t, url, "HOLDFAST_IN", "holdfast.in.booking.requested."+resource)
 	}
 	r := publisher(t, "load", "-f", path, "--wait", "-o", "json").want(t, exitRejected)
 	s := summaryOf(t, r)
-	if s.Published+s.Duplicates != count { // what was stored before has the same outcome a second time
+	if s.Published+s.Duplicates != count { // events that were stored before get the same outcome
 		t.Errorf("%s", r.out)
 	}
-	if want := map[string]int{"hold.created": capacity, "hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
+	if want := map[string]int{"hold.created": capacity,
+		"hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
 		t.Errorf("got %v, want %v", s.outcomes(), want)
 	}
 	if n := heldQuantity(t, resource); n != capacity {

@@ -16,12 +16,13 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
 )
 
-// runWith runs the program with a standard input and a context of its own.
+// runWith runs the program with a context and standard input.
 func runWith(ctx context.Context, in io.Reader, args ...string) result {
 	var out, errOut bytes.Buffer
 	p := newProgram(&out, &lockedWriter{w: &errOut})
@@ -33,19 +34,19 @@ func runWith(ctx context.Context, in io.Reader, args ...string) result {
 	return result{exitCode(err), out.String(), errOut.String()}
 }
 
-// summaryOf reads a summary that was printed with -o json.
+// summaryOf parses the summary of -o json.
 func summaryOf(t *testing.T, r result) (s summary) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(r.out), &s, json.RejectUnknownMembers(true)); err != nil {
 		t.Fatalf("not one JSON value: %v\n%s%s", err, r.out, r.errOut)
 	}
 	if sum := s.Published + s.Duplicates + s.BadLines + s.Unacknowledged; sum != s.Lines {
-		t.Errorf("%d lines, but the sum is %d: %s", s.Lines, sum, r.out)
+		t.Errorf("%d lines, want the sum %d: %s", s.Lines, sum, r.out)
 	}
 	return s
 }
 
-// outcomes are the counts of a summary, by event and reason.
+// outcomes returns the counts of a summary by event and reason.
 func (s summary) outcomes() map[string]int {
 	counts := make(map[string]int)
 	for _, o := range s.Outcomes {
@@ -54,12 +55,13 @@ func (s summary) outcomes() map[string]int {
 	return counts
 }
 
-// expect compares what became of a load, all but its outcomes and whether it is complete. What JetStream takes for
-// a duplicate depends on how fast the machine is: its duplicate window is 100 ms.
+// expect checks the counts of a load, but not its outcomes. It adds published events and duplicates, because the
+// duplicate window of JetStream is only 100 ms.
 func (s summary) expect(t *testing.T, stored, badLines int) {
 	t.Helper()
 	if s.Published+s.Duplicates != stored || s.BadLines != badLines {
-		t.Errorf("published %d, duplicates %d, bad lines %d, want %d together, and %d", s.Published, s.Duplicates, s.BadLines, stored, badLines)
+		t.Errorf("published %d, duplicates %d, bad lines %d, want the sum %d, and %d", s.Published, s.Duplicates, s.BadLines,
+			stored, badLines)
 	}
 }
 
@@ -73,29 +75,30 @@ func fileOf(t *testing.T, text string) string {
 	return path
 }
 
-// shortRequest is a request in the short form.
+// shortRequest returns a request in the short form.
 func shortRequest(resource, key string) string {
 	return fmt.Sprintf(`{"event": "booking.requested", "data": {"request_key": %q, "user_id": %q, "resource_id": %q, "quantity": 1}}`, key, key, resource)
 }
 
-// wholeRequest is a request as a CloudEvent.
+// wholeRequest returns a request as a CloudEvent.
 func wholeRequest(source, id, resource, key string) string {
 	return fmt.Sprintf(`{"specversion":"1.0","id":%q,"source":%q,"type":"holdfast.booking.requested.v1","data":{"request_key":%q,"user_id":%q,"resource_id":%q,"quantity":1}}`,
 		id, source, key, key, resource)
 }
 
-// fresh makes a name of its own for each run of a test.
+// fresh returns a new name for each run of a test.
 func fresh(name string) string { return name + "-" + uuid.NewString()[:8] }
 
-// stock sets how many there are of resources.
+// stock sets the capacity of resources.
 func stock(t *testing.T, capacity int, resources ...string) {
 	t.Helper()
 	for _, resource := range resources {
-		publisher(t, words(fmt.Sprintf("inventory set --resource-id %s --capacity %d --wait", resource, capacity))...).want(t, exitOK)
+		publisher(t, words(fmt.Sprintf("inventory set --resource-id %s --capacity %d --wait", resource,
+			capacity))...).want(t, exitOK)
 	}
 }
 
-// heldQuantity is how many of a resource live holds take.
+// heldQuantity returns the held quantity of a resource.
 func heldQuantity(t *testing.T, resource string) int64 {
 	t.Helper()
 	r := publisher(t, words("inventory show -o json --resource-id "+resource)...).want(t, exitOK)
@@ -109,7 +112,7 @@ func heldQuantity(t *testing.T, resource string) int64 {
 	return availability.Slots[0].Held
 }
 
-// storedOf is how many messages a stream has on a subject, which may have wildcards.
+// storedOf returns the number of messages of a stream on a subject, which may have wildcards.
 func storedOf(t *testing.T, url, stream, subject string) int {
 	t.Helper()
 	nc, err := nats.Connect(url)
@@ -136,7 +139,7 @@ func storedOf(t *testing.T, url, stream, subject string) int {
 	return count
 }
 
-// devURL is the NATS of the worker beside which the tests run.
+// devURL returns the NATS URL of the worker of TestMain.
 func devURL(t *testing.T) string {
 	t.Helper()
 	p := newProgram(io.Discard, io.Discard)
@@ -147,8 +150,8 @@ func devURL(t *testing.T) string {
 	return url
 }
 
-// TestLoad_SameFileTwice_ChangesNothing loads a mixed file of thousands of lines, and then loads it again: nothing is
-// done twice, and every answer is the same.
+// TestLoad_SameFileTwice_ChangesNothing loads a mixed file of thousands of lines twice: no event is processed twice,
+// and every outcome is the same.
 func TestLoad_SameFileTwice_ChangesNothing(t *testing.T) {
 	t.Parallel()
 	const rooms, each, capacity = 4, 500, 300
@@ -158,7 +161,7 @@ func TestLoad_SameFileTwice_ChangesNothing(t *testing.T) {
 		resource := fresh("mixed")
 		resources[room] = resource
 		for i := range each {
-			// Two sources count their events alike, and have the same request in mind at times.
+			// Two sources use the same ids, and some of their requests are equal.
 			key := fmt.Sprintf("k%d", i)
 			switch i % 5 {
 			case 0:
@@ -185,7 +188,8 @@ func TestLoad_SameFileTwice_ChangesNothing(t *testing.T) {
 		"booking.cancelled": rooms, "hold.confirm_rejected unknown_hold": rooms,
 	}
 
-	first := publisher(t, "load", "-f", path, "--wait", "-o", "json").want(t, exitDeadLettered, "malformed: data.quantity: must be an integer such as 2, found a number with a fraction or an exponent")
+	first := publisher(t, "load", "-f", path, "--wait", "-o", "json").want(t, exitDeadLettered,
+		"malformed: data.quantity: must be an integer such as 2, found a number with a fraction or an exponent")
 	s := summaryOf(t, first)
 	s.expect(t, good, bad)
 	if got := s.outcomes(); fmt.Sprint(got) != fmt.Sprint(want) || !s.Complete || s.Unanswered != 0 {
@@ -198,7 +202,7 @@ func TestLoad_SameFileTwice_ChangesNothing(t *testing.T) {
 	s = summaryOf(t, second)
 	s.expect(t, good, bad)
 	if got := s.outcomes(); fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("the second time %v, want %v", got, want)
+		t.Errorf("second load: %v, want %v", got, want)
 	}
 	for _, resource := range resources {
 		if n := heldQuantity(t, resource); n != capacity {
@@ -206,12 +210,12 @@ func TestLoad_SameFileTwice_ChangesNothing(t *testing.T) {
 		}
 	}
 	if again := storedOf(t, url, "HOLDFAST_OUT", "holdfast.out.*.*."+resources[0]); again != answers {
-		t.Errorf("%d answers are stored, and then %d: some were not the same", answers, again)
+		t.Errorf("%d outcomes are stored after the first load, %d after the second: some differ", answers, again)
 	}
 }
 
-// TestLoad_SameContent_IsSameEvent loads what JetStream has not seen, and the worker has: only the ids say so. Another
-// batch makes other events.
+// TestLoad_SameContent_IsSameEvent loads an event that JetStream no longer remembers and the worker does: their ids are
+// equal. Another batch makes another event.
 func TestLoad_SameContent_IsSameEvent(t *testing.T) {
 	t.Parallel()
 	resource := fresh("ids")
@@ -219,7 +223,8 @@ func TestLoad_SameContent_IsSameEvent(t *testing.T) {
 	path := fileOf(t, `{"event":"inventory.set","data":{"resource_id":"`+resource+`","capacity":7}}`)
 	spaced := fileOf(t, ` { "event" :"inventory.set", "data":{"resource_id": "`+resource+`","capacity":7 }}`+"\r\n")
 	load := func(file string, args ...string) summary {
-		return summaryOf(t, publisher(t, append([]string{"load", "-o", "json", "--wait", "-f", file}, args...)...).want(t, exitOK))
+		return summaryOf(t, publisher(t, append([]string{"load", "-o", "json", "--wait", "-f", file},
+			args...)...).want(t, exitOK))
 	}
 	load(path).expect(t, 1, 0)
 	load(spaced).expect(t, 1, 0)
@@ -229,7 +234,7 @@ func TestLoad_SameContent_IsSameEvent(t *testing.T) {
 	load(path, "--batch", "again").expect(t, 1, 0)
 	publisher(t, words("inventory show -o json --resource-id "+resource)...).want(t, exitOK, `"capacity":7`)
 
-	// Events of two sources with one id are not the same, neither for JetStream.
+	// Two events with the same id and different sources differ, also for JetStream.
 	path = fileOf(t, wholeRequest("/shop", resource, resource, "a")+"\n"+wholeRequest("/app", resource, resource, "b"))
 	summaryOf(t, publisher(t, "load", "-o", "json", "-f", path).want(t, exitOK)).expect(t, 2, 0)
 	stacktest.Eventually(t, "both to be held", func() bool { return heldQuantity(t, resource) == 2 })
@@ -248,7 +253,7 @@ func TestLoad_Interrupted_SecondLoadCompletes(t *testing.T) {
 	url := devURL(t)
 	for round := range 2 {
 		args := []string{"load", "-f", "-", "-o", "json"}
-		if round == 1 { // with it what JetStream has seen is published again
+		if round == 1 { // --wait publishes duplicates again
 			args = append(args, "--wait")
 		}
 		in, file := io.Pipe()
@@ -262,16 +267,17 @@ func TestLoad_Interrupted_SecondLoadCompletes(t *testing.T) {
 			return storedOf(t, url, "HOLDFAST_IN", "holdfast.in.booking.requested."+resource) == (round+1)*count/2
 		})
 		interrupt()
-		r := (<-stopped).want(t, exitFailed, "stopped after line 1000 of stdin: interrupted", "load the same again")
+		r := (<-stopped).want(t, exitFailed, "stopped after line 1000 of stdin: interrupted", "load the same file again")
 		if s := summaryOf(t, r); s.Complete || s.Lines != count/2 {
 			t.Errorf("%s", r.out)
 		}
-		_ = in.Close() // ends what still reads; never fails
+		_ = in.Close() // ends the reading goroutine; never fails
 	}
 	path := fileOf(t, strings.Join(lines, ""))
 	s := summaryOf(t, publisher(t, "load", "-f", path, "--wait", "-o", "json").want(t, exitRejected))
 	s.expect(t, count, 0)
-	if want := map[string]int{"hold.created": capacity, "hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
+	if want := map[string]int{"hold.created": capacity,
+		"hold.rejected sold_out": count - capacity}; fmt.Sprint(s.outcomes()) != fmt.Sprint(want) {
 		t.Errorf("got %v, want %v", s.outcomes(), want)
 	}
 	if n := heldQuantity(t, resource); n != capacity {
@@ -279,8 +285,8 @@ func TestLoad_Interrupted_SecondLoadCompletes(t *testing.T) {
 	}
 }
 
-// TestLoad_OverSeveralLines_ReadsWhatValidateReads loads an event that is written over several lines, and lines of
-// which the first is broken.
+// TestLoad_OverSeveralLines_ReadsWhatValidateReads loads an event over several lines, and lines whose first one is
+// malformed.
 func TestLoad_OverSeveralLines_ReadsWhatValidateReads(t *testing.T) {
 	t.Parallel()
 	room := fresh("room")
@@ -292,16 +298,18 @@ func TestLoad_OverSeveralLines_ReadsWhatValidateReads(t *testing.T) {
 	publisher(t, words("inventory show -o json --resource-id "+room)...).want(t, exitOK, `"capacity":5`)
 	bad := strings.Replace(pretty, `"capacity": 5`, `"capacity": "5"`, 1)
 	rejects := filepath.Join(t.TempDir(), "rejects")
-	publisher(t, "load", "-f", fileOf(t, bad), "--rejects", rejects).want(t, exitDeadLettered, ":2: malformed: data.capacity: must be an integer")
+	publisher(t, "load", "-f", fileOf(t, bad), "--rejects", rejects).want(t, exitDeadLettered,
+		":2: malformed: data.capacity: must be an integer")
 	if kept, err := os.ReadFile(rejects); err != nil || strings.TrimSpace(string(kept)) != strings.TrimSpace(bad) {
 		t.Errorf("the rejects are %q, %v", kept, err)
 	}
 	line := shortRequest(room, "k1")
-	s = summaryOf(t, publisher(t, "load", "-f", fileOf(t, line[:20]+"\n"+line), "-o", "json").want(t, exitDeadLettered, ":1: malformed: body: the JSON text ends too early"))
+	s = summaryOf(t, publisher(t, "load", "-f", fileOf(t, line[:20]+"\n"+line), "-o", "json").want(t, exitDeadLettered,
+		":1: malformed: body: the JSON text ends too early"))
 	s.expect(t, 1, 1)
 }
 
-// TestLoad_BadLines_ReportedOthersPublished has bad lines told, counted and kept, and the good ones among them published.
+// TestLoad_BadLines_ReportedOthersPublished checks messages, counts and --rejects of bad lines.
 func TestLoad_BadLines_ReportedOthersPublished(t *testing.T) {
 	t.Parallel()
 	nowhere := fresh("nowhere")
@@ -319,14 +327,14 @@ func TestLoad_BadLines_ReportedOthersPublished(t *testing.T) {
 		path+":1: malformed: body: the JSON text ends too early\n",
 		path+":4: malformed: body: must be a JSON object, found a list\n",
 		path+":7: too_large: the line is longer than 128 KiB\n",
-		path+":10: malformed: Data: unknown, the short form of an event has event and data\n",
+		path+":10: malformed: Data: unknown member, the short form of an event has event and data\n",
 		path+":13: too_large: the body is larger than 64 KiB\n",
 		path+":16: malformed: event: must be a string, found a number\n",
 		path+":19: malformed: body: not one JSON text in UTF-8, at byte 0\n")
 	s := summaryOf(t, r)
 	s.expect(t, len(bad), len(bad))
 	if got := s.outcomes()["hold.rejected unknown_resource"]; got != len(bad) {
-		t.Errorf("%d of the good lines were answered, want %d: %s", got, len(bad), r.out)
+		t.Errorf("%d good lines have outcomes, want %d: %s", got, len(bad), r.out)
 	}
 	kept, err := os.ReadFile(rejects)
 	if err != nil {
@@ -338,7 +346,8 @@ func TestLoad_BadLines_ReportedOthersPublished(t *testing.T) {
 
 	// With --strict nothing after the first bad line is published.
 	path = fileOf(t, shortRequest(nowhere, "strict1")+"\n\nnonsense\n"+shortRequest(nowhere, "strict2")+"\n")
-	strict := publisher(t, "load", "-f", path, "--strict", "-o", "json").want(t, exitDeadLettered, ":3: malformed", "--strict")
+	strict := publisher(t, "load", "-f", path, "--strict", "-o", "json").want(t, exitDeadLettered, ":3: malformed",
+		"--strict")
 	s = summaryOf(t, strict)
 	s.expect(t, 1, 1)
 	if s.Complete {
@@ -347,13 +356,13 @@ func TestLoad_BadLines_ReportedOthersPublished(t *testing.T) {
 	s = summaryOf(t, publisher(t, "load", "-f", path, "-o", "json").want(t, exitDeadLettered))
 	s.expect(t, 2, 1)
 
-	publisher(t, "load", "-f", path, "--rejects", path).want(t, exitUsage, "the file that is loaded")
+	publisher(t, "load", "-f", path, "--rejects", path).want(t, exitUsage, "the input file")
 	if text, err := os.ReadFile(path); err != nil || !strings.Contains(string(text), "nonsense") {
 		t.Errorf("the file was overwritten: %v, %q", err, text)
 	}
 }
 
-// TestLoad_MessageRefused_IsBadLine loads a line that JetStream does not take, in a namespace of its own.
+// TestLoad_MessageRefused_IsBadLine loads a line that JetStream refuses, in another namespace.
 func TestLoad_MessageRefused_IsBadLine(t *testing.T) {
 	t.Parallel()
 	namespace := stacktest.Namespace(t)
@@ -367,32 +376,36 @@ func TestLoad_MessageRefused_IsBadLine(t *testing.T) {
 	if _, err := js.UpdateStream(t.Context(), config); err != nil {
 		t.Fatal(err)
 	}
-	large := strings.Replace(shortRequest("loft", "large"), `"quantity"`, `"metadata":{"a":"`+strings.Repeat("x", 1024)+`"},"quantity"`, 1)
+	large := strings.Replace(shortRequest("loft", "large"), `"quantity"`,
+		`"metadata":{"a":"`+strings.Repeat("x", 1024)+`"},"quantity"`, 1)
 	path, rejects := fileOf(t, large+"\n"+shortRequest("loft", "small")), filepath.Join(t.TempDir(), "rejects")
-	r := publisher(t, "load", "-f", path, "--rejects", rejects, "-o", "json", "--namespace", namespace).want(t, exitDeadLettered, path+":1: JetStream refuses it")
+	r := publisher(t, "load", "-f", path, "--rejects", rejects, "-o", "json", "--namespace",
+		namespace).want(t, exitDeadLettered, path+":1: JetStream refuses the message")
 	summaryOf(t, r).expect(t, 1, 1)
 	if kept, err := os.ReadFile(rejects); err != nil || string(kept) != large+"\n" {
 		t.Errorf("%v: the rejects are %.300q", err, kept)
 	}
-	strict := publisher(t, "load", "-f", path, "--strict", "--in-flight", "1", "-o", "json", "--namespace", namespace).want(t, exitDeadLettered, "--strict")
+	strict := publisher(t, "load", "-f", path, "--strict", "--in-flight", "1", "-o", "json", "--namespace",
+		namespace).want(t, exitDeadLettered, "--strict")
 	if s := summaryOf(t, strict); s.Complete || s.BadLines != 1 {
 		t.Errorf("%s", strict.out)
 	}
 
-	// A stream that is full is waited for, and not for ever.
+	// The load waits for a full stream, for a limited time.
 	config.MaxMsgs = 1
 	if _, err := js.UpdateStream(t.Context(), config); err != nil {
 		t.Fatal(err)
 	}
 	path = fileOf(t, shortRequest("loft", "full"))
 	full := publisher(t, "load", "-f", path, "--give-up-after", "5s", "-o", "json", "--namespace", namespace).
-		want(t, exitFailed, "tried again for up to 5s", "maximum messages exceeded", "stopped after line 1", "load the same again")
+		want(t, exitFailed, "retrying for up to 5s", "maximum messages exceeded", "stopped after line 1",
+			"load the same file again")
 	if s := summaryOf(t, full); s.Complete || s.Unacknowledged != 1 {
 		t.Errorf("%s", full.out)
 	}
-	// It gives up while nothing comes from standard input, too.
+	// The load also gives up while it waits for standard input.
 	in, file := io.Pipe()
-	defer func() { _ = file.Close() }() // ends what still reads
+	defer func() { _ = file.Close() }() // ends the reading goroutine
 	ended := make(chan result, 1)
 	go func() {
 		ended <- runWith(t.Context(), in, "load", "-f", "-", "--give-up-after", "100ms", "--namespace", namespace)
@@ -403,27 +416,29 @@ func TestLoad_MessageRefused_IsBadLine(t *testing.T) {
 	(<-ended).want(t, exitFailed, "nothing was stored for 100ms")
 }
 
-// TestLoad_EachOutcome_ExitCode ends with the codes that the contract has for outcomes.
 func TestLoad_EachOutcome_ExitCode(t *testing.T) {
 	t.Parallel()
 	resource, quiet := fresh("codes"), stacktest.Namespace(t)
 	stock(t, 1, resource)
-	good, refused := fileOf(t, shortRequest(resource, "a")), fileOf(t, shortRequest(resource, "a")+"\n"+shortRequest(resource, "b"))
+	good, refused := fileOf(t, shortRequest(resource, "a")), fileOf(t, shortRequest(resource,
+		"a")+"\n"+shortRequest(resource, "b"))
 	publisher(t, "load", "-f", good, "--wait").want(t, exitOK, "hold.created")
 	publisher(t, "load", "-f", refused, "--wait").want(t, exitRejected, "sold_out")
 	publisher(t, "load", "-f", refused).want(t, exitOK)
 	migrated(t, quiet)
-	publisher(t, "load", "-f", good, "--wait", "--timeout", "5s", "--namespace", quiet).want(t, exitReplyTimeout, "namespace "+quiet)
-	publisher(t, "load", "-f", good, "--namespace", "nobody").want(t, exitFailed, "worker migrate")
-	publisher(t, "load", "-f", good, "--nats-url", "nats://127.0.0.1:1", "--timeout", "1s").want(t, exitFailed, "connect to nats")
+	publisher(t, "load", "-f", good, "--wait", "--timeout", "5s", "--namespace", quiet).want(t, exitReplyTimeout,
+		"namespace "+quiet)
+	publisher(t, "load", "-f", good, "--namespace", "absent").want(t, exitFailed, "worker migrate")
+	publisher(t, "load", "-f", good, "--nats-url", "nats://127.0.0.1:1", "--timeout", "1s").want(t, exitFailed,
+		"connect to nats")
 	for line, text := range map[string]string{
-		"load": "--file", "load -f nowhere.ndjson": "nowhere.ndjson", "load -f .": "not a file",
+		"load": "--file", "load -f nowhere.ndjson": "nowhere.ndjson", "load -f .": "not a readable file",
 		"load -f - --in-flight 0": "--in-flight", "load -f - --in-flight 4097": "--in-flight",
 		"load -f - --rate=-1": "--rate", "load -f - --give-up-after 0s": "--give-up-after", "load -f " + good + " --rejects /nowhere/at/all": "--rejects",
 	} {
 		publisher(t, words(line)...).want(t, exitUsage, text)
 	}
-	// The first that applies; no worker dead-letters what a load has let pass.
+	// The first code that applies. A worker dead-letters none of these lines, so a fake summary does.
 	for name, c := range map[string]struct {
 		summary summary
 		stopped error
@@ -443,18 +458,18 @@ func TestLoad_EachOutcome_ExitCode(t *testing.T) {
 	}
 }
 
-// TestLoad_Summary_IsPrinted compares what is printed of a load.
 func TestLoad_Summary_IsPrinted(t *testing.T) {
 	t.Parallel()
 	s := newSummary("events.ndjson", true)
 	s.Complete, s.Lines, s.BadLines = true, 1205, 1
 	for range 1200 {
-		s.add(events.BulkResult{Stored: true, Reply: ptr(newReply("hold.created", `{}`))})
+		s.add(client.BulkResult{Stored: true, Reply: ptr(newReply("hold.created", `{}`))})
 	}
-	s.add(events.BulkResult{Stored: true, Duplicate: true, Reply: ptr(newReply("hold.rejected", `{"reason":"sold_out\u001b"}`))})
-	s.add(events.BulkResult{Stored: true, Reply: &events.Reply{DeadLetter: &events.DeadLetterReply{Error: "poison"}}})
-	s.add(events.BulkResult{Stored: true})
-	s.add(events.BulkResult{})
+	s.add(client.BulkResult{Stored: true, Duplicate: true, Reply: ptr(newReply("hold.rejected",
+		`{"reason":"sold_out\u001b"}`))})
+	s.add(client.BulkResult{Stored: true, Reply: &client.Reply{DeadLetter: &events.DeadLetterReply{Error: "poison"}}})
+	s.add(client.BulkResult{Stored: true})
+	s.add(client.BulkResult{})
 	const want = `loaded events.ndjson
   lines           1205
   published       1202
@@ -478,7 +493,6 @@ hold.rejected  sold_out\x1b      1
 
 func ptr[T any](v T) *T { return &v }
 
-// TestLoad_Rate_IsNotExceeded publishes no faster than it was told.
 func TestLoad_Rate_IsNotExceeded(t *testing.T) {
 	t.Parallel()
 	var file strings.Builder
@@ -487,25 +501,29 @@ func TestLoad_Rate_IsNotExceeded(t *testing.T) {
 		file.WriteString(shortRequest(nowhere, fmt.Sprintf("pace%d", i)) + "\n")
 	}
 	began := time.Now()
-	r := runWith(t.Context(), strings.NewReader(file.String()), "load", "-f", "-", "--rate", "100", "-o", "json").want(t, exitOK)
-	// Ten at once, and then one every 10 ms. More time is no mistake, less is.
+	r := runWith(t.Context(), strings.NewReader(file.String()), "load", "-f", "-", "--rate", "100", "-o",
+		"json").want(t, exitOK)
+	// Ten at once, then one every 10 ms. The test allows more time, but not less.
 	if took := time.Since(began); took < 200*time.Millisecond {
 		t.Errorf("31 events at 100 a second took %s", took)
 	}
 	summaryOf(t, r).expect(t, 31, 0)
 }
 
-// readmePath is found before the tests go to a directory of their own.
-var readmePath, _ = filepath.Abs("../../README.md")
+// Absolute paths of documents: the tests change to a directory of their own.
+var (
+	readmePath, _   = filepath.Abs("../../README.md")
+	settingsPath, _ = filepath.Abs("../../docs/settings.md")
+)
 
-// TestLoad_READMEExample_PrintsWhatItShows does what README.md says of a file of events, and compares what it shows.
+// TestLoad_READMEExample_PrintsWhatItShows runs the commands of README.md for a file of events and compares the output.
 func TestLoad_READMEExample_PrintsWhatItShows(t *testing.T) {
 	t.Parallel()
 	readme, err := os.ReadFile(readmePath)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(readme), "Many events come from a file")
+	_, section, _ := strings.Cut(string(readme), "A file has one event a line")
 	blocks := strings.Split(strings.ReplaceAll(section, "sauna", fresh("sauna")), "```\n")
 	if len(blocks) < 6 {
 		t.Fatalf("%d blocks", len(blocks))

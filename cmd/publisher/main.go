@@ -1,8 +1,8 @@
-// Command publisher speaks to Holdfast as booking, payment and inventory services do: it
-// publishes their events, waits for the outcomes when asked to, and shows what is answered.
+// Command publisher publishes the events of booking, payment and inventory services, waits for
+// their outcomes, and manages dead letters.
 //
-// Every verb is one struct in a file of its own: its fields are its flags, Help says what it
-// does with an example, and Run publishes. To add one, write it and name it in cli.
+// Every command is a struct: its fields are its flags, Help describes it with an example, and Run
+// executes it. To add a command, write its struct and add a field to cli in cli.go.
 package main
 
 import (
@@ -17,7 +17,8 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"holdfast/internal/events"
+	"holdfast/internal/client"
+	"holdfast/internal/terminal"
 )
 
 // The exit codes.
@@ -36,23 +37,23 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run runs one verb until it is done or ctx is over, and returns its exit code. Results go to
+// run runs one command until it is done or ctx is over, and returns its exit code. Results go to
 // stdout, everything else to stderr.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	p := newProgram(stdout, &lockedWriter{w: stderr})
 	err := p.run(ctx, args)
 	code := exitCode(err)
 	switch {
-	case code == exitOK, code == exitRejected, code == exitDeadLettered: // the answer is on stdout
-	case code == exitUsage && !errors.Is(err, errNoVerb):
-		fmt.Fprintf(p.err, "publisher: %s (try --help)\n", printable(err.Error()))
+	case code == exitOK, code == exitRejected, code == exitDeadLettered: // the result is on stdout
+	case code == exitUsage && !errors.Is(err, errNoCommand):
+		fmt.Fprintf(p.err, "publisher: %s (try --help)\n", terminal.Printable(err.Error()))
 	default:
-		fmt.Fprintf(p.err, "publisher: %s\n", printableLines(err.Error()))
+		fmt.Fprintf(p.err, "publisher: %s\n", terminal.PrintableLines(err.Error()))
 	}
 	return code
 }
 
-// usageError says that the program was called in a way that has no meaning.
+// usageError reports a mistake in the command line.
 type usageError struct{ detail string }
 
 func (e *usageError) Error() string { return e.detail }
@@ -61,34 +62,37 @@ func misused(format string, args ...any) error {
 	return &usageError{fmt.Sprintf(format, args...)}
 }
 
-// An event that was refused is done, and yet not what was wanted. Both are told by the exit
-// code alone, because the answer itself is the result.
+// The command was executed, but its event was rejected or dead-lettered. Only the exit code reports
+// these errors, because the answer on stdout says why.
 var (
 	errRejected     = errors.New("rejected")
 	errDeadLettered = errors.New("dead-lettered")
 )
 
-// exitCode turns what a verb returns into the exit code of the program.
+// errInterrupted reports that the operator interrupted the command.
+var errInterrupted = errors.New("interrupted")
+
+// exitCode returns the exit code of the program for the error of a command.
 func exitCode(err error) int {
 	var usage *usageError
 	var parse *kong.ParseError
 	switch {
 	case err == nil:
 		return exitOK
-	case errors.As(err, &usage), errors.As(err, &parse), errors.Is(err, errNoVerb):
+	case errors.As(err, &usage), errors.As(err, &parse), errors.Is(err, errNoCommand):
 		return exitUsage
 	case errors.Is(err, errRejected):
 		return exitRejected
 	case errors.Is(err, errDeadLettered):
 		return exitDeadLettered
-	case errors.Is(err, events.ErrReplyTimeout):
+	case errors.Is(err, client.ErrReplyTimeout):
 		return exitReplyTimeout
 	default:
 		return exitFailed
 	}
 }
 
-// lockedWriter lets the connection complain while a verb does.
+// lockedWriter lets the connection and the command write messages at the same time.
 type lockedWriter struct {
 	mu sync.Mutex
 	w  io.Writer

@@ -10,7 +10,9 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
 // printStored prints an event that JetStream has stored.
@@ -26,21 +28,22 @@ func (p *program) printStored(m *nats.Msg, event events.Envelope) error {
 	return p.print(page(eventName(event.Type)+" stored", append(identity, data...)))
 }
 
-// printReply prints what was answered to an event. It returns errRejected or errDeadLettered
-// when that is a refusal.
-func (p *program) printReply(a events.Reply) error {
+// printReply prints the reply to an event. It returns errRejected or errDeadLettered for such a
+// reply.
+func (p *program) printReply(r client.Reply) error {
 	var text string
 	var refusal error
 	switch {
-	case a.DeadLetter != nil:
+	case r.DeadLetter != nil:
 		refusal = errDeadLettered
-		text = page("dead-lettered: "+printable(a.DeadLetter.Error), []member{{"detail", quoted(a.DeadLetter.Detail)}})
+		text = page("dead-lettered: "+terminal.Printable(r.DeadLetter.Error),
+			[]member{{"detail", quoted(r.DeadLetter.Detail)}})
 	default:
-		event := eventName(a.Envelope.Type)
+		event := eventName(r.Envelope.Type)
 		if strings.HasSuffix(event, "rejected") {
 			refusal = errRejected
 		}
-		data, err := membersOf(a.Envelope.Data)
+		data, err := membersOf(r.Envelope.Data)
 		if err != nil {
 			return err
 		}
@@ -48,7 +51,7 @@ func (p *program) printReply(a events.Reply) error {
 	}
 	var err error
 	if p.json() {
-		err = p.printJSON(a.Body)
+		err = p.printJSON(r.Body)
 	} else {
 		err = p.print(text)
 	}
@@ -58,12 +61,13 @@ func (p *program) printReply(a events.Reply) error {
 	return refusal
 }
 
-// eventName is the event of a CloudEvents type, "hold.created" of "holdfast.hold.created.v1".
+// eventName returns the event name of a CloudEvents type: "hold.created" for
+// "holdfast.hold.created.v1".
 func eventName(ceType string) string {
-	return printable(strings.TrimSuffix(strings.TrimPrefix(ceType, "holdfast."), ".v1"))
+	return terminal.Printable(strings.TrimSuffix(strings.TrimPrefix(ceType, "holdfast."), ".v1"))
 }
 
-// headline is an event with why it refuses, if it does.
+// headline returns an event name with the reason and message of its data, if it has them.
 func headline(event string, data []member) string {
 	if reason := find(data, "reason"); reason != "" {
 		event += ": " + reason
@@ -74,8 +78,8 @@ func headline(event string, data []member) string {
 	return event
 }
 
-// page is a headline, the members of an event's data below it, and the lists of slots with
-// numbers, each as a table, below them.
+// page returns an event as text: a headline, the members of the data, and a table for each list of
+// slots with numbers.
 func page(headline string, data []member) string {
 	var fields, lists []member
 	for _, m := range data {
@@ -87,12 +91,12 @@ func page(headline string, data []member) string {
 	}
 	rows := make([][]string, len(fields))
 	for i, m := range fields {
-		rows[i] = []string{"  " + printable(m.name), cell(m.value)}
+		rows[i] = []string{"  " + terminal.Printable(m.name), cell(m.value)}
 	}
-	text := headline + "\n" + table(nil, rows)
+	text := headline + "\n" + terminal.Table(nil, rows)
 	for _, list := range lists {
 		headers, rows := list.rows()
-		text += "\n" + printable(list.name) + ":\n" + table(headers, rows)
+		text += "\n" + terminal.Printable(list.name) + ":\n" + terminal.Table(headers, rows)
 	}
 	return text
 }
@@ -131,7 +135,7 @@ func membersOf(object jsontext.Value) ([]member, error) {
 	return members, nil
 }
 
-// find returns a member as it is printed, or "".
+// find returns the printable text of a member, or "".
 func find(data []member, name string) string {
 	for _, m := range data {
 		if m.name == name {
@@ -141,13 +145,14 @@ func find(data []member, name string) string {
 	return ""
 }
 
-// quoted is a text as JSON. Invalid UTF-8 becomes U+FFFD, which AppendQuote also tells as an error.
+// quoted returns a text as a JSON string. Invalid UTF-8 becomes U+FFFD, for which AppendQuote also
+// returns an error.
 func quoted(text string) jsontext.Value {
 	value, _ := jsontext.AppendQuote(nil, text)
 	return value
 }
 
-// elements returns the elements of a list, nil when the value is none.
+// elements returns the elements of a JSON array, or nil for another value.
 func elements(value jsontext.Value) []jsontext.Value {
 	var list []jsontext.Value
 	if value.Kind() != '[' || json.Unmarshal(value, &list) != nil {
@@ -162,7 +167,7 @@ func (m member) isList() bool {
 	return len(list) > 0 && list[0].Kind() == '{'
 }
 
-// rows returns a list of objects as a table, whose columns are the members of the first.
+// rows returns a list of objects as a table. Its columns are the members of the first object.
 func (m member) rows() (headers []string, rows [][]string) {
 	for i, element := range elements(m.value) {
 		object, err := membersOf(element)
@@ -181,12 +186,13 @@ func (m member) rows() (headers []string, rows [][]string) {
 		rows = append(rows, row)
 	}
 	for j := range headers {
-		headers[j] = strings.ToUpper(printable(headers[j]))
+		headers[j] = strings.ToUpper(terminal.Printable(headers[j]))
 	}
 	return headers, rows
 }
 
-// cell is a JSON value as it is printed: strings bare, lists of strings with commas, null as -.
+// cell returns the printable text of a JSON value: strings without quotes, arrays with commas, null
+// as -.
 func cell(value jsontext.Value) string {
 	switch value.Kind() {
 	case 'n':
@@ -194,9 +200,9 @@ func cell(value jsontext.Value) string {
 	case '"':
 		var text string
 		if err := json.Unmarshal(value, &text); err != nil {
-			return printable(string(value))
+			return terminal.Printable(string(value))
 		}
-		return printable(text)
+		return terminal.Printable(text)
 	case '[':
 		list := elements(value)
 		cells := make([]string, len(list))
@@ -209,6 +215,6 @@ func cell(value jsontext.Value) string {
 		if err := compact.Compact(); err != nil {
 			compact = value
 		}
-		return printable(string(compact))
+		return terminal.Printable(string(compact))
 	}
 }

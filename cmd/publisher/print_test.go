@@ -14,12 +14,12 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 )
 
 var uuids = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
 
-// TestExplain_Request_PrintsWholeMessage compares all that --explain prints, but for the new event id.
 func TestExplain_Request_PrintsWholeMessage(t *testing.T) {
 	t.Parallel()
 	const want = `Subject: hotel.in.booking.cancelled.loft
@@ -45,7 +45,7 @@ The same with the nats command:
 	if got := uuids.ReplaceAllString(r.want(t, exitOK).out, "ID"); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	// As JSON it is the same message: subject, headers and body in one value.
+	// As JSON: subject, headers and body in one value.
 	r = publisher(t, words("cancel --resource-id loft --request-key it's --explain --namespace hotel --nats-url nats://127.0.0.1:1 -o json")...)
 	const asJSON = `{"subject":"hotel.in.booking.cancelled.loft","headers":{"Content-Type":"application/cloudevents+json","Nats-Msg-Id":"/holdfast/publisher#ID"},` +
 		`"body":{"specversion":"1.0","id":"ID","source":"/holdfast/publisher","type":"holdfast.booking.cancelled.v1",` +
@@ -55,11 +55,11 @@ The same with the nats command:
 	}
 	secret := publisher(t, words("cancel --resource-id loft --request-key k --explain --nats-url nats://ann:secret@127.0.0.1:1")...).want(t, exitOK)
 	if strings.Contains(secret.out, "secret") {
-		t.Errorf("it prints a password: %s", secret.out)
+		t.Errorf("printed a password: %s", secret.out)
 	}
 }
 
-// TestExplain_NATSCommand_IsQuotedForShell has a shell read the nats command, word by word, for what is hard to quote.
+// TestExplain_NATSCommand_IsQuotedForShell parses the nats command with a shell. Its words are hard to quote.
 func TestExplain_NATSCommand_IsQuotedForShell(t *testing.T) {
 	t.Parallel()
 	const metadata = `{"note":"it's $HOME ` + "`id`" + ` \\ {{.}} \u009b2J","ümlaut":"\u202e"}`
@@ -71,7 +71,8 @@ func TestExplain_NATSCommand_IsQuotedForShell(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
-	if len(got) != 10 || got[2] != "holdfast.in.booking.requested.loft" || got[6] != "Content-Type:application/cloudevents+json" {
+	if len(got) != 10 || got[2] != "holdfast.in.booking.requested.loft" ||
+		got[6] != "Content-Type:application/cloudevents+json" {
 		t.Fatalf("the shell reads %q", got)
 	}
 	var e events.Envelope
@@ -86,10 +87,10 @@ func TestExplain_NATSCommand_IsQuotedForShell(t *testing.T) {
 		t.Errorf("metadata %s, want %s", got, want)
 	}
 	if strings.Contains(got[8], "{{") {
-		t.Errorf("the nats command may take this for a template: %s", got[8])
+		t.Errorf("the nats command may read this as a template: %s", got[8])
 	}
 	if strings.ContainsAny(r.out, "\u009b\u202e") {
-		t.Errorf("it prints control characters: %q", r.out)
+		t.Errorf("printed control characters: %q", r.out)
 	}
 }
 
@@ -102,11 +103,10 @@ func canonical(t *testing.T, value jsontext.Value) jsontext.Value {
 	return value
 }
 
-// TestPrintReply_EachReply_PageAndExitCode compares what is printed of an answer.
 func TestPrintReply_EachReply_PageAndExitCode(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		answer events.Reply
+		answer client.Reply
 		code   int
 		want   string
 	}{
@@ -137,7 +137,8 @@ A-2          1         1     0
 			"hold.confirmed\n  resource_id  loft\n  late         true\n",
 		},
 		"dead": {
-			events.Reply{DeadLetter: &events.DeadLetterReply{Error: "malformed", Detail: "data.\x1b[2Jslots: \u202ex"}}, exitDeadLettered,
+			client.Reply{DeadLetter: &events.DeadLetterReply{Error: "malformed",
+				Detail: "data.\x1b[2Jslots: \u202ex"}}, exitDeadLettered,
 			"dead-lettered: malformed\n  detail  data.\\x1b[2Jslots: \\u202ex\n",
 		},
 	} {
@@ -155,20 +156,22 @@ A-2          1         1     0
 	}
 	p := newProgram(&bytes.Buffer{}, &bytes.Buffer{})
 	for _, data := range []string{``, `[]`, `{"a":`} {
-		if err := p.printReply(newReply("hold.created", data)); exitCode(err) != exitFailed || strings.Contains(err.Error(), "%!") {
+		if err := p.printReply(newReply("hold.created", data)); exitCode(err) != exitFailed ||
+			strings.Contains(err.Error(), "%!") {
 			t.Errorf("data %q: %v", data, err)
 		}
 	}
 }
 
-func newReply(event, data string) events.Reply {
-	return events.Reply{Envelope: events.Envelope{Type: events.Type(event), Data: jsontext.Value(data)}}
+func newReply(event, data string) client.Reply {
+	return client.Reply{Envelope: events.Envelope{Type: events.Type(event), Data: jsontext.Value(data)}}
 }
 
-// TestJSONOutput_StoredEvent_IsByteIdentical compares what -o json prints with what was stored, byte by byte.
+// TestJSONOutput_StoredEvent_IsByteIdentical compares the output of -o json with the stored event.
 func TestJSONOutput_StoredEvent_IsByteIdentical(t *testing.T) {
 	t.Parallel()
-	r := publisher(t, "request", "--resource-id", "bytes", "--user-id", "ann", "--metadata", "{\"a\":\"<é\u009b&\"}", "--wait", "-o", "json").
+	r := publisher(t, "request", "--resource-id", "bytes", "--user-id", "ann", "--metadata", "{\"a\":\"<é\u009b&\"}",
+		"--wait", "-o", "json").
 		want(t, exitRejected, "unknown_resource")
 	p := newProgram(&bytes.Buffer{}, &bytes.Buffer{})
 	if err := p.setDefaults(); err != nil {
@@ -200,32 +203,6 @@ func TestJSONOutput_StoredEvent_IsByteIdentical(t *testing.T) {
 	}
 }
 
-// TestPrintable_ControlCharacters_AreEscaped has nothing steer a terminal, and JSON keep its value.
-func TestPrintable_ControlCharacters_AreEscaped(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]string{
-		"plain ünï €5 🛏":     "plain ünï €5 🛏",
-		"a\x1b[2J\r\n\tb":    `a\x1b[2J\r\n\tb`,
-		"c1 \u009b, del\x7f": `c1 \u009b, del\x7f`,
-		"bidi \u202e\u2066":  `bidi \u202e\u2066`,
-		"bad \xff\xc3":       `bad \xff\xc3`,
-		"tag \U000e0041":     `tag \U000e0041`,
-	} {
-		if got := printable(text); got != want {
-			t.Errorf("printable(%q) = %q, want %q", text, got, want)
-		}
-	}
-	const value = "{\n\t\"a\u009b\": \"\u202e \U000e0041 é\x7f\"\n}"
-	escaped := escapeJSON([]byte(value))
-	if want := "{\n\t\"a\\u009b\": \"\\u202e \\udb40\\udc41 é\\u007f\"\n}"; string(escaped) != want {
-		t.Errorf("got %s, want %s", escaped, want)
-	}
-	if !bytes.Equal(canonical(t, escaped), canonical(t, jsontext.Value(value))) {
-		t.Errorf("another value: %s", escaped)
-	}
-}
-
-// TestEssentials_EachEvent_OneLine is what a line of watch tells of each kind of event.
 func TestEssentials_EachEvent_OneLine(t *testing.T) {
 	t.Parallel()
 	for data, want := range map[string]string{
@@ -244,7 +221,6 @@ func TestEssentials_EachEvent_OneLine(t *testing.T) {
 	}
 }
 
-// TestPrintCompact_AnyJSON_OneLine prints one value on each line, and nothing else.
 func TestPrintCompact_AnyJSON_OneLine(t *testing.T) {
 	t.Parallel()
 	var out, errOut bytes.Buffer
@@ -259,7 +235,7 @@ func TestPrintCompact_AnyJSON_OneLine(t *testing.T) {
 	}
 }
 
-// TestEndpoints_FlagsVariablesFile_Precedence looks where servers are in directories of its own, so it is not parallel.
+// TestEndpoints_FlagsVariablesFile_Precedence changes the directory, so it is not parallel.
 func TestEndpoints_FlagsVariablesFile_Precedence(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for _, name := range []string{nameNATSURL, nameNamespace} {
@@ -267,7 +243,8 @@ func TestEndpoints_FlagsVariablesFile_Precedence(t *testing.T) {
 	}
 	const ask = "request --resource-id loft --user-id ann --timeout 1s"
 	publisher(t, words(ask)...).want(t, exitFailed, "worker dev", "--nats-url", "--data-dir", ".holdfast/endpoints.env")
-	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub --jetstream holdfast.in.booking.requested.loft --header")
+	publisher(t, words(ask+" --explain")...).want(t, exitOK,
+		"nats pub --jetstream holdfast.in.booking.requested.loft --header")
 
 	if err := os.Mkdir(filepath.Dir(endpointsPath), 0o755); err != nil {
 		t.Fatal(err)
@@ -278,25 +255,30 @@ func TestEndpoints_FlagsVariablesFile_Precedence(t *testing.T) {
 		}
 	}
 	write("# a comment\nHOLDFAST_NATS_URL=nats://127.0.0.1:1\nHOLDFAST_NAMESPACE=hotel\n")
-	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub --jetstream hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
+	publisher(t, words(ask+" --explain")...).want(t, exitOK,
+		"nats pub --jetstream hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
 	publisher(t, words(ask)...).want(t, exitFailed, "connect to nats at nats://127.0.0.1:1", "worker dev")
-	// The environment comes before the file, a flag before both.
+	// A flag precedes a variable, and a variable the file.
 	t.Setenv(nameNATSURL, "nats://127.0.0.1:3")
-	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub --jetstream holdfast.in.booking.requested.loft --server nats://127.0.0.1:3 ")
-	publisher(t, words(ask+" --explain --nats-url nats://127.0.0.1:4 --namespace inn")...).want(t, exitOK, "nats pub --jetstream inn.in.booking.requested.loft --server nats://127.0.0.1:4 ")
+	publisher(t, words(ask+" --explain")...).want(t, exitOK,
+		"nats pub --jetstream holdfast.in.booking.requested.loft --server nats://127.0.0.1:3 ")
+	publisher(t, words(ask+" --explain --nats-url nats://127.0.0.1:4 --namespace inn")...).want(t, exitOK,
+		"nats pub --jetstream inn.in.booking.requested.loft --server nats://127.0.0.1:4 ")
 	given := publisher(t, words(ask)...).want(t, exitFailed, "connect to nats at nats://127.0.0.1:3")
 	if strings.Contains(given.errOut, "worker dev") {
-		t.Errorf("advice for a newcomer to one who has given a URL: %s", given.errOut)
+		t.Errorf("advice to start worker dev although a URL is given: %s", given.errOut)
 	}
 	t.Setenv(nameNATSURL, "")
-	// So it is with another directory.
+	// The same with another data directory.
 	elsewhere := filepath.Join(t.TempDir(), "data")
 	if err := os.Rename(filepath.Dir(endpointsPath), elsewhere); err != nil {
 		t.Fatal(err)
 	}
-	publisher(t, words(ask+" --explain --data-dir "+elsewhere)...).want(t, exitOK, "nats pub --jetstream hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
+	publisher(t, words(ask+" --explain --data-dir "+elsewhere)...).want(t, exitOK,
+		"nats pub --jetstream hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
 	t.Setenv("HOLDFAST_DATA_DIR", elsewhere)
-	publisher(t, words(ask+" --explain")...).want(t, exitOK, "nats pub --jetstream hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
+	publisher(t, words(ask+" --explain")...).want(t, exitOK,
+		"nats pub --jetstream hotel.in.booking.requested.loft --server nats://127.0.0.1:1 ")
 	t.Setenv("HOLDFAST_DATA_DIR", "")
 	if err := os.Rename(elsewhere, filepath.Dir(endpointsPath)); err != nil {
 		t.Fatal(err)

@@ -8,18 +8,18 @@ import (
 	"github.com/schollz/progressbar/v3"
 )
 
-// drawEvery is the least time between two drawings of a bar.
+// drawEvery is the shortest time between two updates of the bar.
 const drawEvery = 100 * time.Millisecond
 
-// progress shows on a terminal how far a file was read; elsewhere it shows nothing. What is
-// written to it is printed above the bar.
+// progress shows on a terminal how much of a file was read; elsewhere it shows nothing. It prints
+// the text that is written to it above the bar.
 type progress struct {
 	mu  sync.Mutex
 	to  io.Writer
-	bar *progressbar.ProgressBar // nil when it is not shown
+	bar *progressbar.ProgressBar // nil while no bar is shown
 }
 
-// newProgress returns a progress over so many bytes, -1 when nobody knows how many.
+// newProgress returns the progress of a file of size bytes, -1 if the size is unknown.
 func (p *program) newProgress(size int64) *progress {
 	g := &progress{to: p.err}
 	if isTerminal(p.err) && size != 0 {
@@ -44,16 +44,16 @@ func (g *progress) Write(text []byte) (int, error) {
 	return g.to.Write(text)
 }
 
-// at says how many bytes were read.
+// at sets the number of bytes read.
 func (g *progress) at(offset int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.bar != nil {
-		_ = g.bar.Set64(offset) // a file that has grown, or a terminal that is gone
+		_ = g.bar.Set64(offset) // the file may have grown, the terminal may be gone
 	}
 }
 
-// end takes the bar away.
+// end removes the bar.
 func (g *progress) end() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -63,6 +63,6 @@ func (g *progress) end() {
 
 func (g *progress) hide() {
 	if g.bar != nil {
-		_ = g.bar.Clear() // a terminal that is gone
+		_ = g.bar.Clear() // the terminal may be gone
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// onTerminal runs this program on a terminal, and returns what the terminal was sent. In the
-// shell's command line %s stands for the program with its arguments.
+// onTerminal runs this program on a terminal and returns its output. In commandLine, which a shell
+// runs, %s stands for the program with its arguments.
 func onTerminal(t *testing.T, commandLine string, args ...string) string {
 	t.Helper()
 	if _, err := exec.LookPath("script"); err != nil {
@@ -21,7 +21,8 @@ func onTerminal(t *testing.T, commandLine string, args ...string) string {
 	for _, arg := range args {
 		quoted = append(quoted, shellQuote(arg))
 	}
-	terminal := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command", fmt.Sprintf(commandLine, strings.Join(quoted, " ")), "/dev/null")
+	terminal := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command",
+		fmt.Sprintf(commandLine, strings.Join(quoted, " ")), "/dev/null")
 	terminal.Env = append(os.Environ(), asPublisher+"=1", "TERM=xterm")
 	out, err := terminal.CombinedOutput()
 	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
@@ -30,8 +31,8 @@ func onTerminal(t *testing.T, commandLine string, args ...string) string {
 	return string(out)
 }
 
-// TestLoad_Terminal_ShowsProgress has a bar on a terminal for a file and a spinner for standard input, and
-// nothing when the messages go elsewhere. What is told does not run into the bar.
+// TestLoad_Terminal_ShowsProgress checks the bar for a file, the spinner for standard input, and that there is neither
+// if stderr is not a terminal. A message erases the bar first.
 func TestLoad_Terminal_ShowsProgress(t *testing.T) {
 	t.Parallel()
 	var file strings.Builder
@@ -45,7 +46,8 @@ func TestLoad_Terminal_ShowsProgress(t *testing.T) {
 	path, elsewhere := fileOf(t, file.String()), filepath.Join(t.TempDir(), "err")
 	const bar, erased = "loading", "\x1b[2K\r"
 	shown := onTerminal(t, "%s", "load", "-f", path, "--rate", "1000")
-	for _, want := range []string{bar, "%", erased + path + ":202: malformed", erased + "loaded " + path, "published   300"} {
+	for _, want := range []string{bar, "%", erased + path + ":202: malformed", erased + "loaded " + path,
+		"published   300"} {
 		if !strings.Contains(shown, want) {
 			t.Errorf("the terminal does not show %q: %q", want, shown)
 		}

@@ -10,24 +10,25 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 )
 
-// source is who publishes, in every event of this program.
+// source is the CloudEvents source of every event that this program creates.
 const source = "/holdfast/publisher"
 
-// publishing is what every verb takes that publishes an event.
-type publishing struct {
+// publishFlags are the flags of every command that publishes an event.
+type publishFlags struct {
 	Wait    bool `help:"Wait for the outcome and print it."`
-	Explain bool `help:"Print the message and the nats command that publishes it. Publishes nothing."`
+	Explain bool `help:"Print the message and the nats command that publishes it, and publish nothing."`
 }
 
-// publish publishes an event about a resource, as how says. What would be dead-lettered for its
-// form is wrong usage and not published; what the form allows is the worker's to decide.
-func (p *program) publish(ctx context.Context, how publishing, event, resource string, data any) error {
-	request, err := p.namespace().NewRequest(event, resource, source, data)
+// publish publishes an event of a resource. An event that a worker would dead-letter is a
+// usageError and not published. The worker decides about every other event.
+func (p *program) publish(ctx context.Context, flags publishFlags, event, resource string, data any) error {
+	request, err := client.NewEvent(p.namespace(), event, resource, source, data)
 	if err != nil {
-		return misused("%v", err) // a value that JSON cannot have, like invalid UTF-8
+		return misused("%v", err) // JSON cannot encode a value, for example invalid UTF-8
 	}
 	m, err := request.Message()
 	if err != nil {
@@ -36,22 +37,22 @@ func (p *program) publish(ctx context.Context, how publishing, event, resource s
 	if _, err := p.namespace().Decode(m.Subject, m.Header, m.Data, time.Time{}); err != nil {
 		return misused("%s", inFlags(err))
 	}
-	if how.Explain {
+	if flags.Explain {
 		return p.explain(m)
 	}
-	return p.deliver(ctx, m, request.Envelope, how.Wait)
+	return p.deliver(ctx, m, request.Envelope, flags.Wait)
 }
 
-// inFlags says what is wrong with the form of an event by the flag that was given for it.
+// inFlags returns the text of a decoding error, with the flag in place of the member of the event.
 func inFlags(err error) string {
-	var why *events.UnprocessableError
-	if !errors.As(err, &why) {
+	var unprocessable *events.UnprocessableError
+	if !errors.As(err, &unprocessable) {
 		return err.Error()
 	}
-	member, inData := strings.CutPrefix(why.Detail, "data.")
+	member, inData := strings.CutPrefix(unprocessable.Detail, "data.")
 	name, detail, found := strings.Cut(member, ":")
 	if !inData || !found {
-		return why.Error()
+		return unprocessable.Error()
 	}
 	flags := map[string]string{"slots": "slot", "ttl_seconds": "ttl"}
 	flag, differs := flags[name]
@@ -61,10 +62,10 @@ func inFlags(err error) string {
 	return "--" + flag + ":" + detail
 }
 
-// deliver publishes a message and prints the event as it was stored or, when it is to wait, its
-// outcome. A refusal is printed and then errRejected or errDeadLettered.
+// deliver publishes a message. It prints the stored event or, with wait, the outcome. It returns
+// errRejected or errDeadLettered after it has printed such an answer.
 func (p *program) deliver(ctx context.Context, m *nats.Msg, event events.Envelope, wait bool) error {
-	client, disconnect, err := p.connect()
+	cl, disconnect, err := p.connect()
 	if err != nil {
 		return err
 	}
@@ -72,28 +73,29 @@ func (p *program) deliver(ctx context.Context, m *nats.Msg, event events.Envelop
 	limited, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
 	if !wait {
-		if err := client.Publish(limited, m); err != nil {
+		if err := cl.Publish(limited, m); err != nil {
 			return p.withHint(err)
 		}
 		return p.printStored(m, event)
 	}
-	answer, err := client.Request(limited, m)
+	reply, err := cl.Request(limited, m)
 	switch {
-	case ctx.Err() != nil && errors.Is(err, events.ErrReplyTimeout):
-		return fmt.Errorf("interrupted; event %s is stored and will have its outcome", event.ID)
-	case errors.Is(err, events.ErrReplyTimeout):
-		return fmt.Errorf("%w (%s): event %s is stored on %s and will have its outcome. Does a worker run in namespace %s?",
-			events.ErrReplyTimeout, p.Timeout, event.ID, m.Subject, p.Namespace)
+	case ctx.Err() != nil && errors.Is(err, client.ErrReplyTimeout):
+		return fmt.Errorf("interrupted; event %s is stored and will have an outcome", event.ID)
+	case errors.Is(err, client.ErrReplyTimeout):
+		return fmt.Errorf("%w (%s): event %s is stored on %s and will have an outcome. Is a worker running in namespace %s?",
+			client.ErrReplyTimeout, p.Timeout, event.ID, m.Subject, p.Namespace)
 	case err != nil:
 		return p.withHint(err)
 	}
-	return p.printReply(answer)
+	return p.printReply(reply)
 }
 
-// withHint adds to an error what to do about it.
+// withHint adds advice to the error of a missing stream.
 func (p *program) withHint(err error) error {
-	if errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, nats.ErrNoResponders) {
-		return fmt.Errorf("%w: namespace %s has no streams there; `worker migrate` or `worker run` creates them", err, p.Namespace)
+	if errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, jetstream.ErrStreamNotFound) ||
+		errors.Is(err, nats.ErrNoResponders) {
+		return fmt.Errorf("%w: namespace %s has no streams; `worker migrate` or `worker run` creates them", err, p.Namespace)
 	}
 	return err
 }

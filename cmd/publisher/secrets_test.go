@@ -14,13 +14,12 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestOutput_EveryVerb_NothingSecret plants words in metadata, in user ids and in the passwords of the server, lets every verb meet them,
-// and looks for them in all that the verbs print. Metadata and user ids may stand where an event
-// itself is what was asked for, on stdout.
-func TestOutput_EveryVerb_NothingSecret(t *testing.T) {
+// TestOutput_EveryCommand_NothingSecret plants words in metadata, user ids and passwords of the servers, runs every
+// command and searches its output for them. Metadata and user ids may appear on stdout as part of an event.
+func TestOutput_EveryCommand_NothingSecret(t *testing.T) {
 	t.Parallel()
-	m := newRestrictedHarness(t)
-	m.startWorker()
+	h := newRestrictedHarness(t)
+	h.startWorker()
 	metadata, user := "metadata"+rand.Text(), "user"+rand.Text()
 	seen := 0
 	check := func(what, text string, words ...string) {
@@ -28,14 +27,14 @@ func TestOutput_EveryVerb_NothingSecret(t *testing.T) {
 		seen++
 		for _, word := range append(words, stacktest.Passwords()...) {
 			if strings.Contains(text, word) {
-				t.Errorf("publisher %s tells %s:\n%s", what, word, text)
+				t.Errorf("publisher %s prints %s:\n%s", what, word, text)
 			}
 		}
 	}
-	// isEvent: what is printed is the event.
+	// try runs a command. With isEvent, stdout is an event.
 	try := func(isEvent bool, args ...string) result {
 		t.Helper()
-		r := m.run(args...)
+		r := h.run(args...)
 		check(strings.Join(args, " ")+" on stderr", r.errOut, metadata, user)
 		if isEvent {
 			check(strings.Join(args, " ")+" on stdout", r.out)
@@ -46,9 +45,10 @@ func TestOutput_EveryVerb_NothingSecret(t *testing.T) {
 	}
 	try(true, "inventory", "set", "--resource-id", "loft", "--capacity", "1", "--wait")
 	try(true, "inventory", "show", "--resource-id", "loft")
-	request := []string{"request", "--resource-id", "loft", "--user-id", user, "--request-key", "k", "--metadata", `{"` + metadata + `":"` + metadata + `"}`}
+	request := []string{"request", "--resource-id", "loft", "--user-id", user, "--request-key", "k", "--metadata",
+		`{"` + metadata + `":"` + metadata + `"}`}
 	if r := try(true, append(request, "--wait")...); !strings.Contains(r.out, metadata) {
-		t.Errorf("the outcome does not have the metadata: %s", r.out)
+		t.Errorf("the outcome lacks the metadata: %s", r.out)
 	}
 	try(true, append(request, "--wait", "-o", "json")...)
 	try(true, append(request, "--explain")...)
@@ -57,7 +57,7 @@ func TestOutput_EveryVerb_NothingSecret(t *testing.T) {
 	try(false, "request", "--resource-id", "loft", "--user-id", "ann", "--metadata", `["`+metadata+`"]`)
 	try(true, "cancel", "--resource-id", "loft", "--request-key", "k", "--wait")
 
-	// Files of events, most of them wrong.
+	// Files of events, most of them malformed.
 	var lines []string
 	for _, data := range []string{
 		`{"request_key":"f1","user_id":"` + user + `","resource_id":"loft","quantity":1,"metadata":{"a":"` + metadata + `"}}`,
@@ -77,47 +77,50 @@ func TestOutput_EveryVerb_NothingSecret(t *testing.T) {
 	try(false, "load", "-f", file, "--wait")
 
 	// Dead letters.
-	for i, body := range []string{"no JSON " + metadata, inData("booking.requested", "x", `{"user_id":"`+user+`","metadata":{"a":"`+metadata+`"}}`), inData("booking.imagined", "y", `{"metadata":{"a":"`+metadata+`"}}`)} {
-		m.send(m.ns.In(events.BookingRequested, fmt.Sprint("r", i)), nats.Header{}, body)
+	for i, body := range []string{"no JSON " + metadata, inData("booking.requested", "x",
+		`{"user_id":"`+user+`","metadata":{"a":"`+metadata+`"}}`), inData("booking.imagined", "y", `{"metadata":{"a":"`+metadata+`"}}`)} {
+		h.send(h.ns.In(events.BookingRequested, fmt.Sprint("r", i)), nats.Header{}, body)
 	}
-	stacktest.Eventually(t, "the letters", func() bool { return m.deadLetterCount() == 3 })
+	stacktest.Eventually(t, "the dead letters", func() bool { return h.deadLetterCount() == 3 })
 	for _, args := range []string{
 		"dlq list", "dlq list -o json", "dlq list -o wide", "dlq list -o ndjson", "dlq stats", "dlq stats -o json", "dlq replay --all --dry-run", "dlq replay --all --dry-run -o json",
 		"dlq replay 1 --yes", "dlq replay --all --yes", "dlq runs", "dlq runs -o json", "dlq discard 999 --yes", "dlq show 999", "dlq discard --all --yes --reason unknown_type",
 	} {
-		// wide tells users, by whom letters are looked for.
+		// -o wide has the users, which are a filter.
 		if args == "dlq list -o wide" {
-			check(args, m.run(words(args)...).out, metadata)
+			check(args, h.run(words(args)...).out, metadata)
 			continue
 		}
 		try(false, words(args)...)
 	}
-	try(true, "dlq", "show", fmt.Sprint(m.seqs()[0]))
+	try(true, "dlq", "show", fmt.Sprint(h.seqs()[0]))
 	try(true, "dlq", "export", "-o", "json")
-	try(true, "dlq", "edit", fmt.Sprint(m.seqs()[0]), "--body", file, "--yes")
+	try(true, "dlq", "edit", fmt.Sprint(h.seqs()[0]), "--body", file, "--yes")
 
-	// Servers that do not let it in, and URLs that are wrong.
+	// Servers that refuse the login, and malformed URLs.
 	password := stacktest.Passwords()[0]
 	for _, url := range []string{
 		"nats://ann:" + password + "@127.0.0.1:1", "nats://ann:" + password + "@127.0.0.1:bad", "nats://" + password + "@127.0.0.1:1", "nats://ann:" + password + "@[::1", "nats://ann:%zz" + password + "@h",
-		"nats://127.0.0.1:1,nats://ann:" + password + "@127.0.0.1:1", strings.Replace(m.nc.ConnectedUrl(), "holdfast_admin", "nobody", 1),
+		"nats://127.0.0.1:1,nats://ann:" + password + "@127.0.0.1:1", strings.Replace(h.nc.ConnectedUrl(), "holdfast_admin",
+			"stranger", 1),
 	} {
-		for _, line := range []string{"cancel --resource-id loft --request-key k", "cancel --resource-id loft --request-key k --explain", "load -f " + file, "watch", "dlq list"} {
+		for _, line := range []string{"cancel --resource-id loft --request-key k",
+			"cancel --resource-id loft --request-key k --explain", "load -f " + file, "watch", "dlq list"} {
 			var r result
 			args := append(words(line), "--nats-url", url, "--timeout", "1s")
 			r = publisher(t, args...)
 			check(line+" at a wrong URL", r.out+r.errOut, metadata, user)
 			if r.code == exitOK && !strings.Contains(line, "--explain") {
-				t.Errorf("publisher %s --nats-url %s ended with 0", line, url)
+				t.Errorf("publisher %s --nats-url %s: exit code 0", line, url)
 			}
 		}
 	}
-	// A verb whose user may not do it.
-	url, _, _ := m.restricted.URLs("booking")
+	// A user without permission for the command.
+	url, _, _ := h.restricted.URLs("booking")
 	refused := publisher(t, append(words("pay --hold-id loft.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4 --payment-id p --timeout 2s --namespace holdfast"), "--nats-url", url)...)
 	check("pay as booking", refused.out+refused.errOut)
 	refused.want(t, exitFailed, `permissions violation`, "holdfast.in.payment.confirmed.loft")
 	if seen < 80 {
-		t.Errorf("only %d outputs were seen", seen)
+		t.Errorf("only %d outputs were checked", seen)
 	}
 }

@@ -9,34 +9,35 @@ import (
 
 	"github.com/go-json-experiment/json"
 
-	"holdfast/internal/events"
+	"holdfast/internal/client"
+	"holdfast/internal/terminal"
 )
 
-// summary is what became of a load.
+// summary is the result of a load.
 type summary struct {
 	File           string         `json:"file"`
 	Complete       bool           `json:"complete"`       // the load reached the end of the file
-	Lines          int            `json:"lines"`          // that were handled, blank ones aside; the sum of the next four
+	Lines          int            `json:"lines"`          // processed lines without blank ones: the sum of the next four
 	Published      int            `json:"published"`      // stored
 	Duplicates     int            `json:"duplicates"`     // stored before
 	BadLines       int            `json:"bad_lines"`      // not published
-	Unacknowledged int            `json:"unacknowledged"` // stored or not: the load was stopped
+	Unacknowledged int            `json:"unacknowledged"` // unknown whether stored: the load was stopped
 	Outcomes       []outcomeCount `json:"outcomes,omitzero"`
-	Unanswered     int            `json:"unanswered"` // no outcome came in time
+	Unanswered     int            `json:"unanswered"` // without an outcome in time
 
-	counts                 map[outcomeCount]int // by an outcomeCount whose count is 0; nil = outcomes are not followed
+	counts                 map[outcomeCount]int // by an outcomeCount with Count 0; nil without --wait
 	rejected, deadLettered int
-	last                   int // the number of the last line that was handled
+	last                   int // number of the last processed line
 }
 
-// outcomeCount is how many events had an outcome.
+// outcomeCount is the number of events with an outcome.
 type outcomeCount struct {
 	Event  string `json:"event"`
 	Reason string `json:"reason,omitzero"`
 	Count  int    `json:"count"`
 }
 
-// eventDeadLettered stands for the event of an outcome in the place of which there is a dead letter.
+// eventDeadLettered is the Event of dead-lettered events, which have no outcome.
 const eventDeadLettered = "dead-lettered"
 
 func newSummary(file string, follow bool) *summary {
@@ -47,8 +48,8 @@ func newSummary(file string, follow bool) *summary {
 	return s
 }
 
-// add counts what became of an event.
-func (s *summary) add(r events.BulkResult) {
+// add counts the result of an event.
+func (s *summary) add(r client.BulkResult) {
 	switch {
 	case !r.Stored:
 		s.Unacknowledged++
@@ -72,14 +73,14 @@ func (s *summary) add(r events.BulkResult) {
 		}
 		if strings.HasSuffix(outcome.Event, "rejected") {
 			s.rejected++
-			_ = json.Unmarshal(r.Reply.Envelope.Data, &data) // what cannot be read has no reason
+			_ = json.Unmarshal(r.Reply.Envelope.Data, &data) // without a reason if the data is malformed
 			outcome.Reason = data.Reason
 		}
 		s.counts[outcome]++
 	}
 }
 
-// printSummary prints what became of a load.
+// printSummary prints the result of a load.
 func (p *program) printSummary(s *summary) error {
 	if s.counts != nil {
 		s.Outcomes = make([]outcomeCount, 0, len(s.counts))
@@ -98,9 +99,9 @@ func (p *program) printSummary(s *summary) error {
 		}
 		return p.printJSON(encoded)
 	}
-	verb := "loaded"
+	headline := "loaded"
 	if !s.Complete {
-		verb = "stopped loading"
+		headline = "stopped loading"
 	}
 	rows := [][]string{
 		{"  lines", strconv.Itoa(s.Lines)},
@@ -114,13 +115,13 @@ func (p *program) printSummary(s *summary) error {
 	if s.counts != nil {
 		rows = append(rows, []string{"  unanswered", strconv.Itoa(s.Unanswered)})
 	}
-	text := verb + " " + printable(s.File) + "\n" + table(nil, rows)
+	text := headline + " " + terminal.Printable(s.File) + "\n" + terminal.Table(nil, rows)
 	if len(s.Outcomes) > 0 {
 		outcomes := make([][]string, len(s.Outcomes))
 		for i, o := range s.Outcomes {
-			outcomes[i] = []string{printable(o.Event), printable(o.Reason), strconv.Itoa(o.Count)}
+			outcomes[i] = []string{terminal.Printable(o.Event), terminal.Printable(o.Reason), strconv.Itoa(o.Count)}
 		}
-		text += "\n" + table([]string{"OUTCOME", "REASON", "COUNT"}, outcomes)
+		text += "\n" + terminal.Table([]string{"OUTCOME", "REASON", "COUNT"}, outcomes)
 	}
 	return p.print(text)
 }

@@ -20,24 +20,24 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// terminal is a real one: what is written to it is what a person types.
-type terminal struct {
+// testTerminal is a real terminal. Text that is written to it is keyboard input.
+type testTerminal struct {
 	*os.File
 	screen *watched
-	far    *os.File // the program's end
+	far    *os.File // the end of the program
 }
 
-func newTerminal(t testing.TB) *terminal {
+func newTerminal(t testing.TB) *testTerminal {
 	t.Helper()
 	near, far := stacktest.Terminal(t)
-	term := &terminal{near, &watched{done: func() {}}, far}
+	term := &testTerminal{near, &watched{done: func() {}}, far}
 	var reading sync.WaitGroup
-	reading.Go(func() { _, _ = term.screen.ReadFrom(near) }) // it ends with an error when the far end is closed
+	reading.Go(func() { _, _ = term.screen.ReadFrom(near) }) // ends with an error when the far end is closed
 	t.Cleanup(func() { _ = far.Close(); reading.Wait(); _ = near.Close() })
 	return term
 }
 
-// ReadFrom takes what the program shows.
+// ReadFrom reads the output of the program.
 func (w *watched) ReadFrom(f *os.File) (int64, error) {
 	buffer := make([]byte, 4096)
 	for {
@@ -57,85 +57,92 @@ func (w *watched) shows(text string) bool {
 	return bytes.Contains(w.text.Bytes(), []byte(text))
 }
 
-// runAtTerminal runs the program at a terminal of unknown size: answers are what a person types when the screen shows a text.
-func (m *harness) runAtTerminal(env []string, answers [][2]string, args ...string) (code int, screen string) {
-	m.t.Helper()
-	return m.runAtTerminalWidth(0, env, answers, args...)
+// runAtTerminal runs the program at a terminal of unknown size. Each answer is a text on the screen and the keys that
+// are typed after it appears.
+func (h *harness) runAtTerminal(env []string, answers [][2]string, args ...string) (code int, screen string) {
+	h.t.Helper()
+	return h.runAtTerminalWidth(0, env, answers, args...)
 }
 
-// runAtTerminalWidth runs the program at a terminal with so many columns.
-func (m *harness) runAtTerminalWidth(columns uint16, env []string, answers [][2]string, args ...string) (code int, screen string) {
-	m.t.Helper()
-	term := newTerminal(m.t)
+// runAtTerminalWidth is runAtTerminal for a terminal with a number of columns.
+func (h *harness) runAtTerminalWidth(
+	columns uint16, env []string, answers [][2]string, args ...string,
+) (code int, screen string) {
+	h.t.Helper()
+	term := newTerminal(h.t)
 	if err := unix.IoctlSetWinsize(int(term.far.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}); err != nil {
-		m.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	bounded, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(bounded, publisherBinary, m.command(args)...)
+	cmd := exec.CommandContext(bounded, publisherBinary, h.command(args)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = term.far, term.far, term.far
 	cmd.Env = append(os.Environ(), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true} // Ctrl-C reaches it
 	if err := cmd.Start(); err != nil {
-		m.t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	for _, answer := range answers {
-		stacktest.Eventually(m.t, "the screen to show "+answer[0], func() bool { return term.screen.shows(answer[0]) })
+		stacktest.Eventually(h.t, "the screen to show "+answer[0], func() bool { return term.screen.shows(answer[0]) })
 		if _, err := term.WriteString(answer[1]); err != nil {
-			m.t.Fatal(err)
+			h.t.Fatal(err)
 		}
 	}
-	_ = cmd.Wait() // the code tells
+	_ = cmd.Wait() // the exit code is checked
 	code = cmd.ProcessState.ExitCode()
 	if _, err := fmt.Fprintln(term.far, "END"); err != nil {
-		m.t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	stacktest.Eventually(m.t, "the end of the screen", func() bool { return term.screen.shows("END") })
+	stacktest.Eventually(h.t, "the end of the screen", func() bool { return term.screen.shows("END") })
 	term.screen.mu.Lock()
 	defer term.screen.mu.Unlock()
 	return code, term.screen.text.String()
 }
 
-// TestConfirm_Terminal_ProceedsOnYesOnly is asked at a terminal whether it means it.
 func TestConfirm_Terminal_ProceedsOnYesOnly(t *testing.T) {
 	t.Parallel()
-	m := newHarness(t)
-	m.startWorker()
+	h := newHarness(t)
+	h.startWorker()
 	for range 2 {
-		m.storeDeadLetter(events.ReasonMalformed, "", m.ns.In(events.BookingRequested, "loft"), "no JSON")
+		h.storeDeadLetter(events.ReasonMalformed, "", h.ns.In(events.BookingRequested, "loft"), "no JSON")
 	}
 	const question = "Discard 2 dead letters (2 malformed), "
 	for _, no := range []string{"n\n", "\n", "\x04", "yep\n"} {
-		if code, screen := m.runAtTerminal(nil, [][2]string{{question, no}}, "dlq", "discard", "--all", "--note", "n"); code != exitFailed || !strings.Contains(screen, "nothing was done") {
+		if code, screen := h.runAtTerminal(nil, [][2]string{{question, no}}, "dlq", "discard", "--all", "--note",
+			"n"); code != exitFailed || !strings.Contains(screen, "aborted") {
 			t.Errorf("%q: %d %s", no, code, screen)
 		}
 	}
-	if code, screen := m.runAtTerminal(nil, [][2]string{{question, "\x03"}}, "dlq", "discard", "--all", "--note", "n"); code == exitOK {
+	if code, screen := h.runAtTerminal(nil, [][2]string{{question, "\x03"}}, "dlq", "discard", "--all", "--note",
+		"n"); code == exitOK {
 		t.Errorf("Ctrl-C: %d %s", code, screen)
 	}
-	if m.deadLetterCount() != 2 {
-		t.Fatalf("%d letters are left", m.deadLetterCount())
+	if h.deadLetterCount() != 2 {
+		t.Fatalf("%d dead letters remain", h.deadLetterCount())
 	}
-	if code, screen := m.runAtTerminal(nil, [][2]string{{"Replay 1 dead letter (1 malformed), ", "y\n"}}, "dlq", "replay", "2"); code != exitDeadLettered || !strings.Contains(screen, "dead_lettered: malformed") {
+	if code, screen := h.runAtTerminal(nil, [][2]string{{"Replay 1 dead letter (1 malformed), ", "y\n"}}, "dlq", "replay",
+		"2"); code != exitDeadLettered || !strings.Contains(screen, "dead_lettered: malformed") {
 		t.Errorf("%d %s", code, screen)
 	}
-	if code, screen := m.runAtTerminal(nil, [][2]string{{question, "yes\n"}}, "dlq", "discard", "--all", "--note", "n"); code != exitOK || m.deadLetterCount() != 0 {
+	if code, screen := h.runAtTerminal(nil, [][2]string{{question, "yes\n"}}, "dlq", "discard", "--all", "--note",
+		"n"); code != exitOK || h.deadLetterCount() != 0 {
 		t.Errorf("%d %s", code, screen)
 	}
 }
 
-// TestTable_NarrowTerminal_Fits lists dead letters with long details at a terminal, and elsewhere.
+// TestTable_NarrowTerminal_Fits lists dead letters with long details, at a terminal and piped.
 func TestTable_NarrowTerminal_Fits(t *testing.T) {
 	t.Parallel()
-	m := newHarness(t)
+	h := newHarness(t)
 	detail := "data.metadata: " + strings.Repeat("long ", 40) + "end"
 	for range 3 {
-		m.storeDeadLetter(events.ReasonMalformed, detail, m.ns.In(events.BookingRequested, "a-resource-with-a-long-name-of-its-own"), "no JSON")
+		h.storeDeadLetter(events.ReasonMalformed, detail, h.ns.In(events.BookingRequested,
+			"a-resource-with-a-long-name-of-its-own"), "no JSON")
 	}
-	m.run("dlq", "discard", "2", "3", "--yes", "--note", "n").want(t, exitOK)
+	h.run("dlq", "discard", "2", "3", "--yes", "--note", "n").want(t, exitOK)
 	for _, verb := range []string{"list", "stats", "runs"} {
 		for columns, fits := range map[uint16]bool{72: verb != "runs", 110: true, 0: false} {
-			code, screen := m.runAtTerminalWidth(columns, nil, nil, "dlq", verb)
+			code, screen := h.runAtTerminalWidth(columns, nil, nil, "dlq", verb)
 			whole := strings.Contains(screen, "end\r\n")
 			if code != exitOK || verb != "runs" && whole == fits {
 				t.Errorf("dlq %s on %d columns ends with %d:\n%s", verb, columns, code, screen)
@@ -146,39 +153,43 @@ func TestTable_NarrowTerminal_Fits(t *testing.T) {
 				}
 			}
 		}
-		if r := m.run("dlq", verb).want(t, exitOK); verb != "runs" && !strings.Contains(r.out, detail) || strings.Contains(r.out, "…") {
-			t.Errorf("dlq %s cuts what is no terminal's:\n%s", verb, r.out)
+		if r := h.run("dlq", verb).want(t, exitOK); verb != "runs" && !strings.Contains(r.out, detail) ||
+			strings.Contains(r.out, "…") {
+			t.Errorf("dlq %s shortens piped output:\n%s", verb, r.out)
 		}
-		if _, screen := m.runAtTerminalWidth(72, nil, nil, "dlq", verb, "-o", "wide"); strings.Contains(screen, "…") {
-			t.Errorf("dlq %s -o wide is cut:\n%s", verb, screen)
+		if _, screen := h.runAtTerminalWidth(72, nil, nil, "dlq", verb, "-o", "wide"); strings.Contains(screen, "…") {
+			t.Errorf("dlq %s -o wide is shortened:\n%s", verb, screen)
 		}
 	}
 }
 
-// TestReplay_Terminal_ShowsProgress shows at a terminal how far it is, and nothing of it elsewhere.
+// TestReplay_Terminal_ShowsProgress checks the bar at a terminal, and that piped output has none.
 func TestReplay_Terminal_ShowsProgress(t *testing.T) {
 	t.Parallel()
-	m := newHarness(t)
-	m.storeMixedDeadLetters(50)
-	if code, screen := m.runAtTerminal(nil, nil, "dlq", "discard", "--all", "--note", "n", "--yes"); code != exitOK || !strings.Contains(screen, "/50") {
+	h := newHarness(t)
+	h.storeMixedDeadLetters(50)
+	if code, screen := h.runAtTerminal(nil, nil, "dlq", "discard", "--all", "--note", "n", "--yes"); code != exitOK ||
+		!strings.Contains(screen, "/50") {
 		t.Errorf("%d %q", code, screen)
 	}
-	m.storeMixedDeadLetters(50)
-	if r := m.run("dlq", "discard", "--all", "--note", "n", "--yes").want(t, exitOK); strings.Contains(r.out+r.errOut, "/50") {
-		t.Errorf("it draws where nobody looks: %q", r.out+r.errOut)
+	h.storeMixedDeadLetters(50)
+	if r := h.run("dlq", "discard", "--all", "--note", "n", "--yes").want(t, exitOK); strings.Contains(r.out+r.errOut,
+		"/50") {
+		t.Errorf("a bar in piped output: %q", r.out+r.errOut)
 	}
 }
 
-// TestDLQEdit_MistakeInEditor_ReopensWithError edits an event by hand: a mistake opens the editor again, which says what is wrong.
+// TestDLQEdit_MistakeInEditor_ReopensWithError saves a malformed event: the editor opens again and shows the error.
 func TestDLQEdit_MistakeInEditor_ReopensWithError(t *testing.T) {
 	t.Parallel()
-	m := newHarness(t)
-	m.startWorker()
-	m.run(words("inventory set --resource-id loft --capacity 5 --wait")...).want(t, exitOK)
+	h := newHarness(t)
+	h.startWorker()
+	h.run(words("inventory set --resource-id loft --capacity 5 --wait")...).want(t, exitOK)
 	bad := strings.Replace(booking("loft", "ann"), `"quantity":1`, `"quantity":"1"`, 1)
-	m.storeDeadLetter(events.ReasonMalformed, "data.quantity: must be an integer such as 2, found a string", m.ns.In(events.BookingRequested, "loft"), bad)
+	h.storeDeadLetter(events.ReasonMalformed, "data.quantity: must be an integer such as 2, found a string",
+		h.ns.In(events.BookingRequested, "loft"), bad)
 
-	// editor is one that does these things to its file, one each time it is opened.
+	// editor returns an editor that runs one of the steps on its file each time it opens.
 	editor := func(steps ...string) []string {
 		t.Helper()
 		path := filepath.Join(t.TempDir(), "an editor")
@@ -201,32 +212,39 @@ func TestDLQEdit_MistakeInEditor_ReopensWithError(t *testing.T) {
 	}
 
 	untouched := editor("true")
-	if code, screen := m.runAtTerminal(untouched, nil, "dlq", "edit", "1"); code != exitFailed || !strings.Contains(screen, "unchanged") {
-		t.Errorf("left as it was: %d %s", code, screen)
+	if code, screen := h.runAtTerminal(untouched, nil, "dlq", "edit", "1"); code != exitFailed ||
+		!strings.Contains(screen, "unchanged") {
+		t.Errorf("unchanged event: %d %s", code, screen)
 	}
-	if text := opened(untouched, 0); !strings.Contains(text, "# it died: malformed: data.quantity") || !strings.Contains(text, "\nSubject: "+m.ns.In(events.BookingRequested, "loft")+"\n\n{\n  \"specversion\"") {
+	if text := opened(untouched, 0); !strings.Contains(text, "# dead-lettered: malformed: data.quantity") ||
+		!strings.Contains(text, "\nSubject: "+h.ns.In(events.BookingRequested, "loft")+"\n\n{\n  \"specversion\"") {
 		t.Errorf("the editor shows\n%s", text)
 	}
 	broken := editor(`sed -i 's/"1"/1.0/' "$2"`, "true")
-	if code, screen := m.runAtTerminal(broken, nil, "dlq", "edit", "1"); code != exitFailed || !strings.Contains(screen, "your text is in") {
-		t.Errorf("left broken: %d %s", code, screen)
+	if code, screen := h.runAtTerminal(broken, nil, "dlq", "edit", "1"); code != exitFailed ||
+		!strings.Contains(screen, "your text is in") {
+		t.Errorf("event left malformed: %d %s", code, screen)
 	}
-	if text := opened(broken, 1); !strings.Contains(text, "# it would be dead-lettered again: malformed: data.quantity: must be an integer such as 2, found a number") || !strings.Contains(text, `"quantity": 1.0`) {
+	if text := opened(broken, 1); !strings.Contains(text,
+		"# the event would be dead-lettered again: malformed: data.quantity: must be an integer such as 2, found a number") ||
+		!strings.Contains(text, `"quantity": 1.0`) {
 		t.Errorf("the editor shows\n%s", text)
 	}
 	failing := editor("exit 3")
-	if code, screen := m.runAtTerminal(failing, nil, "dlq", "edit", "1"); code != exitFailed || !strings.Contains(screen, "exit status 3") {
-		t.Errorf("an editor that fails: %d %s", code, screen)
+	if code, screen := h.runAtTerminal(failing, nil, "dlq", "edit", "1"); code != exitFailed ||
+		!strings.Contains(screen, "exit status 3") {
+		t.Errorf("failing editor: %d %s", code, screen)
 	}
 	right := editor(`sed -i 's/"1"/1.0/' "$2"`, `sed -i 's/: 1.0/: 1/' "$2"`)
-	if code, screen := m.runAtTerminal(right, [][2]string{{"Publish the copy of dead letter 1", "y\n"}}, "dlq", "edit", "1"); code != exitOK || !strings.Contains(screen, "hold.created") {
-		t.Errorf("corrected: %d %s", code, screen)
+	if code, screen := h.runAtTerminal(right, [][2]string{{"Publish the copy of dead letter 1", "y\n"}}, "dlq", "edit",
+		"1"); code != exitOK || !strings.Contains(screen, "hold.created") {
+		t.Errorf("corrected event: %d %s", code, screen)
 	}
-	left, err := filepath.Glob(filepath.Join(strings.TrimPrefix(right[2], "TMPDIR="), "holdfast-letter-*"))
+	left, err := filepath.Glob(filepath.Join(strings.TrimPrefix(right[2], "TMPDIR="), "holdfast-dead-letter-*"))
 	if err != nil || len(left) != 0 {
-		t.Errorf("%v: left behind: %v", err, left)
+		t.Errorf("%v: remaining files: %v", err, left)
 	}
-	if m.deadLetterCount() != 1 || m.heldQuantity("loft") != 1 {
-		t.Errorf("%d letters, %d held", m.deadLetterCount(), m.heldQuantity("loft"))
+	if h.deadLetterCount() != 1 || h.heldQuantity("loft") != 1 {
+		t.Errorf("%d dead letters, %d held", h.deadLetterCount(), h.heldQuantity("loft"))
 	}
 }

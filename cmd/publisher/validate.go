@@ -9,21 +9,25 @@ import (
 	"time"
 
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
-// validate says what a worker would say of events, without any server.
+// validate decodes events as a worker does, without any server.
 type validate struct {
-	File    string `short:"f" required:"" placeholder:"FILE" predictor:"file" help:"The events, one a line, or one event over several lines; - is standard input."`
-	Subject string `placeholder:"SUBJECT" help:"Where the events are to be published. Without it each is taken to be published where it belongs."`
+	File    string `short:"f" required:"" placeholder:"FILE" predictor:"file" help:"File of events, one a line, or one event over several lines; - for standard input."`
+	Subject string `placeholder:"SUBJECT" help:"Subject on which the events will be published. Default: the right subject of each event."`
 }
 
 // Help implements kong's detailed help.
 func (*validate) Help() string {
-	return `Says for every event of a file, a line each, "ok" with its event and resource, or the reason and the detail of the dead letter that a worker would make of it, word for word. It asks no server. Events are CloudEvents in JSON or in the short form, as for load (publisher load --help).
+	return `Validates the events of a file without any server. For each event it prints a line: "ok" with event
+name and resource, or the reason and detail of the dead letter that a worker would store. Events are
+CloudEvents in JSON or in the short form, see publisher load --help.
 
-What is well-formed and meaningless, like a quantity of 0, is ok: the outcome of such an event is a refusal, not a dead letter.
+A well-formed event with a meaningless value, like a quantity of 0, is ok: its outcome is a
+rejection, not a dead letter.
 
-Exit codes: 0 all are ok, 4 one or more would be dead-lettered.
+Exit codes: 0 all events are ok, 4 an event would be dead-lettered.
 
 Examples:
 
@@ -34,7 +38,7 @@ Examples:
 
 func (*validate) outputs() []string { return []string{outputTable, outputJSON, outputNDJSON} }
 
-// validation is what a worker would say of one event.
+// validation is the result of one event.
 type validation struct {
 	Line       int    `json:"line"`
 	OK         bool   `json:"ok"`
@@ -46,17 +50,18 @@ type validation struct {
 
 func (v validation) String() string {
 	if v.OK {
-		return printable(fmt.Sprintf("%d: ok %s %s", v.Line, v.Event, v.ResourceID))
+		return terminal.Printable(fmt.Sprintf("%d: ok %s %s", v.Line, v.Event, v.ResourceID))
 	}
-	return printable(fmt.Sprintf("%d: %s: %s", v.Line, v.Reason, v.Detail))
+	return terminal.Printable(fmt.Sprintf("%d: %s: %s", v.Line, v.Reason, v.Detail))
 }
 
-// errLineTooLong is said of a line that is longer than lineMax.
-var errLineTooLong = &events.UnprocessableError{Reason: events.ReasonTooLarge, Detail: "the line is longer than 128 KiB"}
+// errLineTooLong is the error of a line longer than lineMax.
+var errLineTooLong = &events.UnprocessableError{Reason: events.ReasonTooLarge,
+	Detail: "the line is longer than 128 KiB"}
 
-// Run prints the verdicts.
-func (v *validate) Run(ctx context.Context, p *program) error {
-	in, err := p.openInput(v.File)
+// Run validates the file and prints the results.
+func (c *validate) Run(ctx context.Context, p *program) error {
+	in, err := p.openInput(c.File)
 	if err != nil {
 		return err
 	}
@@ -64,7 +69,7 @@ func (v *validate) Run(ctx context.Context, p *program) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	bad, out := 0, p.newList(nil, nil)
-	err = v.each(newLineReader(ctx, in.file), p, func(result validation) error {
+	err = c.each(newLineReader(ctx, in.file), p, func(result validation) error {
 		if !result.OK {
 			bad++
 		}
@@ -74,7 +79,7 @@ func (v *validate) Run(ctx context.Context, p *program) error {
 		return p.print(result.String() + "\n")
 	})
 	if ctx.Err() != nil {
-		err = errStoppedByUser
+		err = errInterrupted
 	}
 	if err == nil && out.isJSON() {
 		err = out.end("")
@@ -85,8 +90,8 @@ func (v *validate) Run(ctx context.Context, p *program) error {
 	return err
 }
 
-// each hands what is said of every event to say.
-func (v *validate) each(lines *lineReader, p *program, say func(validation) error) error {
+// each calls handle with the result of each event.
+func (c *validate) each(lines *lineReader, p *program, handle func(validation) error) error {
 	for {
 		next, err := lines.event()
 		if errors.Is(err, io.EOF) {
@@ -96,14 +101,14 @@ func (v *validate) each(lines *lineReader, p *program, say func(validation) erro
 			return err
 		}
 		if next.tooLong {
-			err = say(v.result(next.number, composed{}, errLineTooLong))
+			err = handle(c.result(next.number, composed{}, errLineTooLong))
 		} else {
 			text := bytes.Clone(next.text)
-			event, wrong := p.compose(text, "")
-			if wrong == nil && v.Subject != "" {
-				_, wrong = p.namespace().Decode(v.Subject, event.message.Header, event.message.Data, time.Time{})
+			event, invalid := p.compose(text, "")
+			if invalid == nil && c.Subject != "" {
+				_, invalid = p.namespace().Decode(c.Subject, event.message.Header, event.message.Data, time.Time{})
 			}
-			err = say(v.result(next.number, event, wrong))
+			err = handle(c.result(next.number, event, invalid))
 		}
 		if err != nil {
 			return err
@@ -111,10 +116,10 @@ func (v *validate) each(lines *lineReader, p *program, say func(validation) erro
 	}
 }
 
-func (v *validate) result(number int, event composed, wrong error) validation {
-	var why *events.UnprocessableError
-	if errors.As(wrong, &why) {
-		return validation{Line: number, Reason: why.Reason, Detail: why.Detail}
+func (c *validate) result(number int, event composed, err error) validation {
+	var unprocessable *events.UnprocessableError
+	if errors.As(err, &unprocessable) {
+		return validation{Line: number, Reason: unprocessable.Reason, Detail: unprocessable.Detail}
 	}
 	return validation{Line: number, OK: true, Event: event.Event, ResourceID: event.Resource}
 }

@@ -10,37 +10,41 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/stack/stacktest"
 )
 
 const someHold = "loft.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
 
-// short is an event in the short form.
+// short returns an event in the short form.
 func short(event, data string) string { return `{"event":"` + event + `","data":` + data + `}` }
 
-// whole is an event as a CloudEvent, with more attributes.
+// whole returns an event as a CloudEvent with the additional attributes more.
 func whole(event, more, data string) string {
 	return `{"specversion":"1.0","id":"e1","source":"/s","type":"holdfast.` + event + `.v1"` + more + `,"data":` + data + `}`
 }
 
-// requestData is the data of a request with more members.
+// requestData returns the data of a request with the additional members more.
 func requestData(more string) string {
 	return `{"request_key":"k","user_id":"u","resource_id":"loft","quantity":1` + more + `}`
 }
 
-// goodLines are events that a worker decides, with what validate says of them.
+// goodLines are events that a worker accepts, with the output of validate.
 var goodLines = map[string]string{
 	short("booking.requested", requestData(``)):                                                                "ok booking.requested loft",
 	"\t " + short("booking.requested", requestData(`,"check_in":"2027-05-01","check_out":"2027-05-03"`)) + " ": "ok booking.requested loft",
 	short("booking.requested", requestData(`,"metadata":{"event":"x","é":[1.5,null]},"quantity2":1e999`)):      "ok booking.requested loft",
-	short("booking.requested", strings.Replace(requestData(``), `:1`, `:0`, 1)):                                "ok booking.requested loft",
-	short("inventory.set", `{"resource_id":"loft","capacity":-1}`):                                             "ok inventory.set loft",
-	short("payment.confirmed", `{"hold_id":"`+someHold+`","payment_id":"p"}`):                                  "ok payment.confirmed loft",
-	short("booking.cancelled", `{"hold_id":"`+someHold+`"}`):                                                   "ok booking.cancelled loft",
-	whole("booking.requested", `,"event":"not the short form"`, requestData(``)):                               "ok booking.requested loft",
-	whole("booking.requested", `,"time":"2026-11-21T09:00:00Z","traceparent":"00-1-2-01"`, requestData(``)):    "ok booking.requested loft",
-	"\v" + short("booking.requested", requestData(``)):                                                         "",
+	short("booking.requested", strings.Replace(requestData(``), `:1`, `:0`,
+		1)): "ok booking.requested loft",
+	short("inventory.set", `{"resource_id":"loft","capacity":-1}`):            "ok inventory.set loft",
+	short("payment.confirmed", `{"hold_id":"`+someHold+`","payment_id":"p"}`): "ok payment.confirmed loft",
+	short("booking.cancelled", `{"hold_id":"`+someHold+`"}`):                  "ok booking.cancelled loft",
+	whole("booking.requested", `,"event":"not the short form"`,
+		requestData(``)): "ok booking.requested loft",
+	whole("booking.requested", `,"time":"2026-11-21T09:00:00Z","traceparent":"00-1-2-01"`,
+		requestData(``)): "ok booking.requested loft",
+	"\v" + short("booking.requested", requestData(``)): "",
 }
 
 // badLines are events that a worker dead-letters.
@@ -54,9 +58,12 @@ var badLines = []string{
 	short("booking.requested", requestData(`,"x":"`+"\xed\xa0\x80"+`"`)),
 	short("booking.requested", requestData(`,"x":"\ud800"`)),
 	short("booking.requested", requestData(`,"x":`+strings.Repeat("[", 20_000)+strings.Repeat("]", 20_000))),
-	`{"event":"booking.requested"}`, short("booking.requested", `null`), short("booking.requested", `[]`), short("booking.requested", `{}`),
-	`{"event":"","data":{}}`, short("booking.imagined", `{}`), short("Booking.Requested", requestData(``)), short("inventory", `{}`),
-	short(`\u001b[2J\u009b\u202e`, `{}`), short(`é`, `{}`), short(strings.Repeat("long", 300), `{}`), short("*", `{}`), short(">", `{}`),
+	`{"event":"booking.requested"}`, short("booking.requested", `null`), short("booking.requested",
+		`[]`), short("booking.requested", `{}`),
+	`{"event":"","data":{}}`, short("booking.imagined", `{}`), short("Booking.Requested",
+		requestData(``)), short("inventory", `{}`),
+	short(`\u001b[2J\u009b\u202e`, `{}`), short(`é`, `{}`), short(strings.Repeat("long", 300), `{}`), short("*",
+		`{}`), short(">", `{}`),
 	short("booking.requested", strings.Replace(requestData(``), `:1`, `:1.0`, 1)),
 	short("booking.requested", strings.Replace(requestData(``), `:1`, `:9223372036854775808`, 1)),
 	short("booking.requested", strings.Replace(requestData(``), `:1`, `:"1"`, 1)),
@@ -74,33 +81,42 @@ var badLines = []string{
 	short("booking.requested", requestData(`,"metadata":[]`)),
 	short("booking.requested", requestData(`,"metadata":{"a":"`+strings.Repeat("x", 5000)+`"}`)),
 	short("booking.requested", requestData(`,"pad":"`+strings.Repeat("x", events.BodyMax)+`"`)),
-	short("booking.cancelled", `{"hold_id":"`+someHold+`","request_key":"k"}`), short("booking.cancelled", `{"hold_id":"`+strings.ToUpper(someHold)+`"}`),
+	short("booking.cancelled", `{"hold_id":"`+someHold+`","request_key":"k"}`), short("booking.cancelled",
+		`{"hold_id":"`+strings.ToUpper(someHold)+`"}`),
 	short("payment.confirmed", `{"hold_id":"`+someHold+`","payment_id":"p","amount":1.5}`),
 	short("inventory.set", `{"resource_id":"loft","capacity":"1"}`),
-	short("booking.extended", `{"hold_id":"`+someHold+`"}`), short("payment.started", `{}`), short("reservation.cancelled", `{"hold_id":"`+someHold+`","reason":1}`),
-	whole("booking.requested", `,"id":"e2"`, requestData(``)), whole("booking.requested", `,"time":"today"`, requestData(``)),
+	short("booking.extended", `{"hold_id":"`+someHold+`"}`), short("payment.started", `{}`), short("reservation.cancelled",
+		`{"hold_id":"`+someHold+`","reason":1}`),
+	whole("booking.requested", `,"id":"e2"`, requestData(``)), whole("booking.requested", `,"time":"today"`,
+		requestData(``)),
 	whole("booking.requested", `,"b-b":1,"a-a":1,"subject":5,"ext":{}`, requestData(``)),
 	whole("booking.requested", `,"`+strings.Repeat("é", 300)+`":1`, requestData(``)),
-	whole("booking.requested", `,"data_base64":"e30="`, requestData(``)), whole("booking.requested", `,"datacontenttype":"text/xml"`, requestData(``)),
-	strings.Replace(whole("booking.requested", ``, requestData(``)), `"1.0"`, `"0.3"`, 1), strings.Replace(whole("booking.requested", ``, requestData(``)), `"1.0"`, `1.0`, 1),
-	strings.Replace(whole("booking.requested", ``, requestData(``)), `"/s"`, `"a b"`, 1), strings.Replace(whole("booking.requested", ``, requestData(``)), `"e1"`, `""`, 1),
-	strings.Replace(whole("booking.requested", ``, requestData(``)), `"e1"`, `"\u001b[2J"`, 1), strings.Replace(whole("booking.requested", ``, requestData(``)), `.v1`, `.v2`, 1),
-	strings.Replace(whole("booking.requested", ``, requestData(``)), `holdfast.`, `com.example.`, 1), whole("hold.created", ``, `{}`),
+	whole("booking.requested", `,"data_base64":"e30="`, requestData(``)), whole("booking.requested",
+		`,"datacontenttype":"text/xml"`, requestData(``)),
+	strings.Replace(whole("booking.requested", ``, requestData(``)), `"1.0"`, `"0.3"`,
+		1), strings.Replace(whole("booking.requested", ``, requestData(``)), `"1.0"`, `1.0`, 1),
+	strings.Replace(whole("booking.requested", ``, requestData(``)), `"/s"`, `"a b"`,
+		1), strings.Replace(whole("booking.requested", ``, requestData(``)), `"e1"`, `""`, 1),
+	strings.Replace(whole("booking.requested", ``, requestData(``)), `"e1"`, `"\u001b[2J"`,
+		1), strings.Replace(whole("booking.requested", ``, requestData(``)), `.v1`, `.v2`, 1),
+	strings.Replace(whole("booking.requested", ``, requestData(``)), `holdfast.`, `com.example.`, 1), whole("hold.created",
+		``, `{}`),
 	whole("booking.requested", ``, requestData(`,"pad":"`+strings.Repeat("x", events.BodyMax)+`"`)),
 }
 
-// validateText runs validate over a text and reads what it says.
+// validateText runs validate on a text and parses its output.
 func validateText(t *testing.T, text string, code int, args ...string) (list []validation) {
 	t.Helper()
-	r := runWith(t.Context(), strings.NewReader(text), append([]string{"validate", "-f", "-", "-o", "json", "--nats-url", "nats://127.0.0.1:1"}, args...)...)
+	r := runWith(t.Context(), strings.NewReader(text), append([]string{"validate", "-f", "-", "-o", "json", "--nats-url",
+		"nats://127.0.0.1:1"}, args...)...)
 	if err := json.Unmarshal([]byte(r.want(t, code).out), &list, json.RejectUnknownMembers(true)); err != nil {
 		t.Fatalf("not one JSON value: %v\n%s", err, r.out)
 	}
 	return list
 }
 
-// TestValidate_EachLine_AgreesWithWorker has a worker make dead letters of everything that validate finds
-// bad. Reason and detail are the same, byte for byte. What validate finds good is decided.
+// TestValidate_EachLine_AgreesWithWorker publishes the lines. A worker dead-letters the bad ones, with the reason and
+// detail of validate byte for byte, and accepts the good ones.
 func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 	t.Parallel()
 	namespace := stacktest.Namespace(t)
@@ -108,15 +124,15 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 	runWorker(t, namespace, flags...)
 	p := newProgram(io.Discard, io.Discard)
 	p.Namespace, p.NATSURL, p.Timeout = namespace, flags[1], time.Minute
-	client, disconnect, err := p.connect()
+	cl, disconnect, err := p.connect()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer disconnect()
-	// ask publishes what a line means, on a subject or where it belongs, and returns the answer.
-	ask := func(text, subject string) events.Reply {
+	// ask publishes the event of a line, on a given subject or its own, and returns the reply.
+	ask := func(text, subject string) client.Reply {
 		t.Helper()
-		c, _ := p.compose([]byte(text), "") // of bad lines there is a message, too
+		c, _ := p.compose([]byte(text), "") // bad lines have a message too
 		if c.message == nil {
 			t.Fatalf("no message of %.200q", text)
 		}
@@ -127,8 +143,8 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 			subject = p.namespace().In(events.BookingRequested, "loft")
 		}
 		c.message.Subject = subject
-		c.message.Header.Del(jetstream.MsgIDHeader) // many have the same
-		answer, err := client.Request(stacktest.WaitContext(t), c.message)
+		c.message.Header.Del(jetstream.MsgIDHeader) // many are equal
+		answer, err := cl.Request(stacktest.WaitContext(t), c.message)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -137,24 +153,27 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 
 	result := validateText(t, strings.Join(badLines, "\n"), exitDeadLettered, "--namespace", namespace)
 	if len(result) != len(badLines) {
-		t.Fatalf("%d verdicts of %d lines", len(result), len(badLines))
+		t.Fatalf("%d results for %d lines", len(result), len(badLines))
 	}
 	var deadLetters []validation
 	for i, text := range badLines {
 		if answer := ask(text, ""); answer.DeadLetter == nil {
-			t.Errorf("%.200q is no dead letter: %s", text, answer.Body)
-		} else if result[i].Line != i+1 || result[i].OK || result[i].Reason != answer.DeadLetter.Error || result[i].Detail != answer.DeadLetter.Detail {
-			t.Errorf("%.200q: validate says %+v, the worker %+v", text, result[i], *answer.DeadLetter)
+			t.Errorf("%.200q is not dead-lettered: %s", text, answer.Body)
+		} else if result[i].Line != i+1 || result[i].OK || result[i].Reason != answer.DeadLetter.Error ||
+			result[i].Detail != answer.DeadLetter.Detail {
+			t.Errorf("%.200q: validate prints %+v, the worker %+v", text, result[i], *answer.DeadLetter)
 		}
 		deadLetters = append(deadLetters, result[i])
 	}
 	good := whole("booking.requested", ``, requestData(``))
-	for _, subject := range []string{"in.booking.requested.hut", "in.booking.cancelled.loft", "in.booking.requested.loft.more", "in.booking"} {
+	for _, subject := range []string{"in.booking.requested.hut", "in.booking.cancelled.loft",
+		"in.booking.requested.loft.more", "in.booking"} {
 		subject = namespace + "." + subject
 		result := validateText(t, good+"\n"+`{}`, exitDeadLettered, "--namespace", namespace, "--subject", subject)
 		for i, text := range []string{good, `{}`} {
-			if answer := ask(text, subject); answer.DeadLetter == nil || result[i].Reason != answer.DeadLetter.Error || result[i].Detail != answer.DeadLetter.Detail {
-				t.Errorf("%q on %s: validate says %+v, the worker %s", text, subject, result[i], answer.Body)
+			if answer := ask(text, subject); answer.DeadLetter == nil || result[i].Reason != answer.DeadLetter.Error ||
+				result[i].Detail != answer.DeadLetter.Detail {
+				t.Errorf("%q on %s: validate prints %+v, the worker %s", text, subject, result[i], answer.Body)
 			}
 			deadLetters = append(deadLetters, result[i])
 		}
@@ -162,9 +181,10 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 			t.Errorf("%s: %+v", subject, result[0])
 		}
 	}
-	publisher(t, "validate", "-f", fileOf(t, good), "--namespace", namespace, "--subject", namespace+".in.booking.requested.loft").want(t, exitOK, "1: ok")
+	publisher(t, "validate", "-f", fileOf(t, good), "--namespace", namespace, "--subject",
+		namespace+".in.booking.requested.loft").want(t, exitOK, "1: ok")
 
-	// What the dead letters themselves have on them.
+	// The reason and detail of the stored dead letters.
 	js := migrated(t, namespace)
 	dlq, err := js.OrderedConsumer(t.Context(), p.namespace().DLQStream(), jetstream.OrderedConsumerConfig{})
 	if err != nil {
@@ -173,10 +193,10 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 	for i, want := range deadLetters {
 		m, err := dlq.Next(jetstream.FetchMaxWait(time.Minute))
 		if err != nil {
-			t.Fatalf("letter %d: %v", i, err)
+			t.Fatalf("dead letter %d: %v", i, err)
 		}
 		if reason, detail := m.Headers().Get("Holdfast-Dlq-Reason"), m.Headers().Get("Holdfast-Dlq-Detail"); reason != want.Reason || detail != want.Detail {
-			t.Errorf("letter %d: %s: %s, validate says %+v", i, reason, detail, want)
+			t.Errorf("dead letter %d: %s: %s, validate prints %+v", i, reason, detail, want)
 		}
 	}
 
@@ -190,7 +210,7 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 	}
 }
 
-// TestValidate_Output_NeedsNoServer compares what validate prints, without any server or endpoints.
+// TestValidate_Output_NeedsNoServer runs without any server or endpoints file.
 func TestValidate_Output_NeedsNoServer(t *testing.T) {
 	t.Parallel()
 	for text, want := range goodLines {
@@ -202,12 +222,12 @@ func TestValidate_Output_NeedsNoServer(t *testing.T) {
 			t.Errorf("%q: %s%s", text, r.out, r.errOut)
 		}
 	}
-	// What only we can say: what is nearly the short form.
+	// Errors of publisher itself: lines that are almost in the short form.
 	for text, want := range map[string]string{
-		`{"event":"booking.requested","data":{},"id":"1"}`: "malformed: id: unknown, the short form of an event has event and data",
+		`{"event":"booking.requested","data":{},"id":"1"}`: "malformed: id: unknown member, the short form of an event has event and data",
 		`{"event":5,"data":{}}`:                            "malformed: event: must be a string, found a number",
 		`{"event":null}`:                                   "malformed: event: must be a string, found null",
-		`{"event":"x","\u001b[2J":1}`:                      `malformed: \x1b[2J: unknown, the short form of an event has event and data`,
+		`{"event":"x","\u001b[2J":1}`:                      `malformed: \x1b[2J: unknown member, the short form of an event has event and data`,
 		strings.Repeat("x", lineMax+1):                     "too_large: the line is longer than 128 KiB",
 	} {
 		r := runWith(t.Context(), strings.NewReader(text), "validate", "-f", "-").want(t, exitDeadLettered)
@@ -220,40 +240,50 @@ func TestValidate_Output_NeedsNoServer(t *testing.T) {
 	if r := publisher(t, "validate", "-f", fileOf(t, file)).want(t, exitDeadLettered); r.out != want {
 		t.Errorf("got\n%s\nwant\n%s", r.out, want)
 	}
-	if list := validateText(t, file, exitDeadLettered); len(list) != 3 || list[1] != (validation{Line: 4, Reason: "malformed", Detail: "body: not one JSON text in UTF-8, at byte 1"}) {
+	if list := validateText(t, file, exitDeadLettered); len(list) != 3 ||
+		list[1] != (validation{Line: 4, Reason: "malformed", Detail: "body: not one JSON text in UTF-8, at byte 1"}) {
 		t.Errorf("%+v", list)
 	}
 	if list := validateText(t, "\n\n", exitOK); list == nil || len(list) != 0 {
-		t.Errorf("of nothing it says %+v", list)
+		t.Errorf("results for an empty file: %+v", list)
 	}
-	if r := publisher(t, "validate", "-f", fileOf(t, file), "-o", "ndjson").want(t, exitDeadLettered); strings.Count(r.out, "\n") != 3 || !strings.HasPrefix(r.out, `{"line":1,"ok":true,`) {
+	if r := publisher(t, "validate", "-f", fileOf(t, file), "-o", "ndjson").want(t, exitDeadLettered); strings.Count(r.out,
+		"\n") != 3 || !strings.HasPrefix(r.out, `{"line":1,"ok":true,`) {
 		t.Errorf("got\n%s", r.out)
 	}
 	publisher(t, "validate", "-f", "nowhere.json").want(t, exitUsage, "nowhere.json")
 }
 
-// TestValidate_EventOverSeveralLines_IsOne takes an event that is written over several lines for one, and
-// lines of which the first is broken for lines.
+// TestValidate_EventOverSeveralLines_IsOne reads an event over several lines as one event, and lines whose first one
+// is malformed as lines.
 func TestValidate_EventOverSeveralLines_IsOne(t *testing.T) {
 	t.Parallel()
 	pretty := "{\n  \"event\": \"booking.requested\",\n  \"data\": {\n    \"request_key\": \"k\", \"user_id\": \"u\",\n    \"resource_id\": \"loft\",\n    \"quantity\": 1\n  }\n}\n"
-	event := strings.Replace(whole("booking.requested", ``, requestData(``)), `{"specversion":"1.0",`, "{ \"specversion\": \"1.0\",\n\n", 1)
+	event := strings.Replace(whole("booking.requested", ``, requestData(``)), `{"specversion":"1.0",`,
+		"{ \"specversion\": \"1.0\",\n\n", 1)
 	line := short("booking.requested", requestData(``))
 	for name, c := range map[string]struct {
 		text string
 		want string
 	}{
-		"short":            {pretty, "1: ok booking.requested loft\n"},
-		"whole":            {event, "1: ok booking.requested loft\n"},
-		"later":            {"\n\n" + pretty, "3: ok booking.requested loft\n"},
-		"two":              {pretty + pretty, fmt.Sprintf("1: malformed: body: not one JSON text in UTF-8, at byte %d\n", len(pretty))},
-		"a comma too much": {strings.Replace(pretty, "1\n", "1,\n", 1), fmt.Sprintf("1: malformed: body: not one JSON text in UTF-8, at byte %d\n", strings.Index(pretty, "1\n")+len("1,\n  "))},
-		"cut":              {pretty[:60], "1: malformed: body: the JSON text ends too early\n"},
-		"a broken line":    {line[:20] + "\n" + line, "1: malformed: body: the JSON text ends too early\n2: ok booking.requested loft\n"},
-		"only broken":      {line[:20], "1: malformed: body: the JSON text ends too early\n"},
-		"large":            {strings.Replace(pretty, "\n}", strings.Repeat("\n", events.BodyMax)+"}", 1), "1: ok booking.requested loft\n"},
-		"large event":      {strings.Replace(event, "\n\n", strings.Repeat("\n", events.BodyMax), 1), "1: too_large: the body is larger than 64 KiB\n"},
-		"huge":             {strings.Replace(event, "\n\n", "\n"+strings.Repeat(" ", 10*lineMax), 1), "1: too_large: the body is larger than 64 KiB\n"},
+		"short": {pretty, "1: ok booking.requested loft\n"},
+		"whole": {event, "1: ok booking.requested loft\n"},
+		"later": {"\n\n" + pretty, "3: ok booking.requested loft\n"},
+		"two": {pretty + pretty, fmt.Sprintf("1: malformed: body: not one JSON text in UTF-8, at byte %d\n",
+			len(pretty))},
+		"a comma too much": {strings.Replace(pretty, "1\n", "1,\n", 1),
+			fmt.Sprintf("1: malformed: body: not one JSON text in UTF-8, at byte %d\n",
+				strings.Index(pretty, "1\n")+len("1,\n  "))},
+		"cut": {pretty[:60], "1: malformed: body: the JSON text ends too early\n"},
+		"a broken line": {line[:20] + "\n" + line,
+			"1: malformed: body: the JSON text ends too early\n2: ok booking.requested loft\n"},
+		"only broken": {line[:20], "1: malformed: body: the JSON text ends too early\n"},
+		"large": {strings.Replace(pretty, "\n}", strings.Repeat("\n", events.BodyMax)+"}", 1),
+			"1: ok booking.requested loft\n"},
+		"large event": {strings.Replace(event, "\n\n", strings.Repeat("\n", events.BodyMax), 1),
+			"1: too_large: the body is larger than 64 KiB\n"},
+		"huge": {strings.Replace(event, "\n\n", "\n"+strings.Repeat(" ", 10*lineMax), 1),
+			"1: too_large: the body is larger than 64 KiB\n"},
 	} {
 		for _, ending := range []string{"\n", "\r\n"} {
 			text := strings.ReplaceAll(c.text, "\n", ending)
@@ -263,9 +293,11 @@ func TestValidate_EventOverSeveralLines_IsOne(t *testing.T) {
 			}
 		}
 	}
-	// The offset is that in the file, with the line ends that it has.
-	r := runWith(t.Context(), strings.NewReader(strings.ReplaceAll("{\n\"a\":1,\n\n}", "\n", "\r\n")), "validate", "-f", "-")
-	if want := fmt.Sprintf("1: malformed: body: not one JSON text in UTF-8, at byte %d\n", len("{\r\n\"a\":1")); r.out != want {
+	// The offset counts the line ends of the file.
+	r := runWith(t.Context(), strings.NewReader(strings.ReplaceAll("{\n\"a\":1,\n\n}", "\n", "\r\n")), "validate", "-f",
+		"-")
+	if want := fmt.Sprintf("1: malformed: body: not one JSON text in UTF-8, at byte %d\n",
+		len("{\r\n\"a\":1")); r.out != want {
 		t.Errorf("got %s, want %s", r.out, want)
 	}
 }

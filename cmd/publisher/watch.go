@@ -14,16 +14,19 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/terminal"
 )
 
 // watch follows outcomes and dead letters.
 type watch struct {
-	ResourceID string `placeholder:"R" help:"Only what is about this resource."`
+	ResourceID string `placeholder:"R" help:"Only events of this resource."`
 }
 
 // Help implements kong's detailed help.
 func (*watch) Help() string {
-	return `Shows what is stored from now on, one line each, until Ctrl-C. With -o ndjson an outcome is its event, and a dead letter is an object of seq, reason, detail, subject, event_id, stream_seq, deliveries and time; -o json, which has no end to its list here, does the same.
+	return `Shows outcomes and dead letters from now on, one line each, until Ctrl-C. -o ndjson prints the event
+of an outcome, and for a dead letter an object of seq, reason, detail, subject, event_id,
+stream_seq, deliveries and time. -o json prints the same, because the list has no end.
 
 Examples:
 
@@ -33,12 +36,12 @@ Examples:
 
 func (*watch) outputs() []string { return []string{outputTable, outputNDJSON, outputJSON} }
 
-// Run shows what comes until ctx is over.
-func (v *watch) Run(ctx context.Context, p *program) error {
-	if v.ResourceID != "" && !holds.ResourcePattern.MatchString(v.ResourceID) {
+// Run prints outcomes and dead letters until ctx is cancelled.
+func (c *watch) Run(ctx context.Context, p *program) error {
+	if c.ResourceID != "" && !holds.ResourcePattern.MatchString(c.ResourceID) {
 		return misused("--resource-id: must match %s", holds.ResourcePattern)
 	}
-	client, disconnect, err := p.connect()
+	cl, disconnect, err := p.connect()
 	if err != nil {
 		return err
 	}
@@ -46,7 +49,7 @@ func (v *watch) Run(ctx context.Context, p *program) error {
 	following, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 
-	var mu sync.Mutex // the streams are followed side by side, and what comes late is not shown
+	var mu sync.Mutex // both streams call show; messages after the end are not shown
 	ended := false
 	show := func(m jetstream.Msg) {
 		mu.Lock()
@@ -54,14 +57,14 @@ func (v *watch) Run(ctx context.Context, p *program) error {
 		if ended {
 			return
 		}
-		if err := v.show(p, m); err != nil {
+		if err := c.show(p, m); err != nil {
 			stop(err)
 		}
 	}
 	ready := func() {
-		fmt.Fprintf(p.err, "publisher: watching %s and %s, Ctrl-C ends\n", p.namespace().AllOut(), p.namespace().AllDLQ())
+		fmt.Fprintf(p.err, "publisher: watching %s and %s, Ctrl-C stops\n", p.namespace().AllOut(), p.namespace().AllDLQ())
 	}
-	err = client.Follow(following, ready, show)
+	err = cl.Follow(following, ready, show)
 	mu.Lock()
 	defer mu.Unlock()
 	ended = true
@@ -77,20 +80,20 @@ func (v *watch) Run(ctx context.Context, p *program) error {
 	}
 }
 
-// show prints what was stored.
-func (v *watch) show(p *program, m jetstream.Msg) error {
+// show prints one stored message: an outcome or a dead letter.
+func (c *watch) show(p *program, m jetstream.Msg) error {
 	meta, err := m.Metadata()
 	if err != nil {
 		return fmt.Errorf("read %s: %w", m.Subject(), err)
 	}
 	if strings.HasPrefix(m.Subject(), p.namespace().DLQ("")) {
 		deadLetter, err := p.namespace().ReadDeadLetter(m)
-		if err == nil && v.wants(deadLetter.Subject) {
-			err = v.showDeadLetter(p, meta, deadLetter)
+		if err == nil && c.wants(deadLetter.Subject) {
+			err = c.showDeadLetter(p, meta, deadLetter)
 		}
 		return err
 	}
-	if !v.wants(m.Subject()) {
+	if !c.wants(m.Subject()) {
 		return nil
 	}
 	if p.Output != outputTable {
@@ -112,7 +115,7 @@ func (v *watch) show(p *program, m jetstream.Msg) error {
 }
 
 // showDeadLetter prints a dead letter on one line.
-func (v *watch) showDeadLetter(p *program, meta *jetstream.MsgMetadata, l *events.DeadLetter) error {
+func (c *watch) showDeadLetter(p *program, meta *jetstream.MsgMetadata, l *events.DeadLetter) error {
 	if p.Output != outputTable {
 		text, err := l.JSON()
 		if err != nil {
@@ -127,15 +130,15 @@ func (v *watch) showDeadLetter(p *program, meta *jetstream.MsgMetadata, l *event
 	return p.print(line(meta, "dead-lettered", l.Subject, fields))
 }
 
-// wants reports whether what has a subject is about the resource. A subject ends in its resource.
-func (v *watch) wants(subject string) bool {
-	return v.ResourceID == "" || strings.HasSuffix(subject, "."+v.ResourceID)
+// wants reports whether a subject is of the resource. A subject ends with its resource.
+func (c *watch) wants(subject string) bool {
+	return c.ResourceID == "" || strings.HasSuffix(subject, "."+c.ResourceID)
 }
 
-// printCompact prints a JSON value on one line. What is none is no line of the output.
+// printCompact prints a JSON value on one line. It skips text that is not JSON.
 func (p *program) printCompact(value jsontext.Value) error {
 	if !value.IsValid() {
-		fmt.Fprintln(p.err, "publisher: passed over an outcome that is not JSON")
+		p.reportf("skipped an outcome that is not JSON")
 		return nil
 	}
 	if strings.ContainsAny(string(value), "\r\n") {
@@ -147,26 +150,27 @@ func (p *program) printCompact(value jsontext.Value) error {
 	return p.printJSON(value)
 }
 
-// line is what is shown of an event: when it was stored, what it is, what it is about.
+// line returns the line of an event: time of storage, event name, hold or resource, fields.
 func line(meta *jetstream.MsgMetadata, event, identity string, fields []string) string {
 	at := meta.Timestamp.UTC().Format(holds.TimeFormat)
-	text := fmt.Sprintf("%s  %-22s  %s  %s", at, printable(event), printable(identity), strings.Join(fields, " "))
+	text := fmt.Sprintf("%s  %-22s  %s  %s", at, terminal.Printable(event), terminal.Printable(identity),
+		strings.Join(fields, " "))
 	return strings.TrimRight(text, " ") + "\n"
 }
 
-// field is name=value, with the value quoted when it would not read as one word.
+// field returns name=value. It quotes a value that is not one word.
 func field(name, value string) string {
-	value = printable(value)
+	value = terminal.Printable(value)
 	if value == "" || strings.ContainsAny(value, ` "`) {
 		value = strconv.Quote(value)
 	}
 	return name + "=" + value
 }
 
-// slotsShownMax is how many slots a line names.
+// slotsShownMax is the number of slots that a line names.
 const slotsShownMax = 4
 
-// essentials are the members of an event's data that tell what happened.
+// essentials returns the members of an event's data that a line shows.
 func essentials(data []member) (fields []string) {
 	for _, m := range data {
 		switch m.name {
@@ -183,8 +187,8 @@ func essentials(data []member) (fields []string) {
 	return fields
 }
 
-// slotFields are the names in a list of slots and, when the list has numbers and they are the
-// same, the capacity.
+// slotFields returns the names in a list of slots and, if all slots have the same capacity, the
+// capacity.
 func slotFields(m member) []string {
 	var names []string
 	capacities := make(map[string]struct{})

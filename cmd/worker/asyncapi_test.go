@@ -14,12 +14,12 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// exampleHold is the hold that the examples of docs/asyncapi.yaml mean.
+// exampleHold is the hold id that the examples of docs/asyncapi.yaml use.
 const exampleHold = "deluxe.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
 
-// TestAsyncAPI_EveryExample_AnsweredAsDocumented publishes every inbound example of docs/asyncapi.yaml to a real worker: each
-// is answered as the document says, in an inbox and in the stream. What is stored is held against
-// its schema by checkOutbound.
+// TestAsyncAPI_EveryExample_AnsweredAsDocumented publishes every inbound example of
+// docs/asyncapi.yaml to a real worker. Each answer, in the inbox and in the stream, is the one in
+// the document. checkOutbound validates what is stored against its schema.
 func TestAsyncAPI_EveryExample_AnsweredAsDocumented(t *testing.T) {
 	t.Parallel()
 	doc, err := contract.ReadAsyncAPI("../../docs/asyncapi.yaml")
@@ -36,7 +36,7 @@ func TestAsyncAPI_EveryExample_AnsweredAsDocumented(t *testing.T) {
 			s.publishExample(event, example, message.Answers[example.Name])
 		}
 	}
-	play(events.InventorySet) // the others need it
+	play(events.InventorySet) // the other examples need the inventory
 	for key := range doc.Components.Messages {
 		event, inbound := strings.CutPrefix(key, "in.")
 		if inbound && event != events.InventorySet {
@@ -48,24 +48,26 @@ func TestAsyncAPI_EveryExample_AnsweredAsDocumented(t *testing.T) {
 	}
 }
 
-// publishExample publishes an example and compares its answer with what the document says. An example that
-// means a hold gets one of its own, and one that cancels a reservation a paid one.
+// publishExample publishes an example and compares its answer with the document. An example about a
+// hold gets a new hold, and one that cancels a reservation a paid hold.
 func (s *harness) publishExample(event string, example contract.Example, answer string) {
 	s.t.Helper()
 	body, err := example.JSON()
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	// The document's dates are of a year, its readers live in any.
+	// The dates in the document are fixed, so they can have passed.
 	text := strings.ReplaceAll(string(body), `"2027-`, fmt.Sprintf(`"%d-`, time.Now().Year()+1))
 	if strings.Contains(text, exampleHold) {
 		key := strings.ReplaceAll(event+example.Name, " ", "-")
-		hold := s.answer(s.publish(events.BookingRequested, "deluxe", bookingData("deluxe", key, key, holds.SlotSelection{Slots: []string{s.seat(key)}}, 600)))
+		hold := s.answer(s.publish(events.BookingRequested, "deluxe",
+			bookingData("deluxe", key, key, holds.SlotSelection{Slots: []string{s.seat(key)}}, 600)))
 		if hold.Subject == "" {
 			s.t.Fatalf("a hold for %s: %s %s", example.Name, hold.Type, hold.Data)
 		}
 		if event == events.ReservationCancelled {
-			s.answer(s.publish(events.PaymentConfirmed, "deluxe", events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: key}))
+			s.answer(s.publish(events.PaymentConfirmed, "deluxe",
+				events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: key}))
 		}
 		text = strings.ReplaceAll(text, exampleHold, hold.Subject)
 	}
@@ -82,12 +84,13 @@ func (s *harness) publishExample(event string, example contract.Example, answer 
 		s.t.Errorf("%s: example %s is answered with %s, want %s", event, example.Name, got.Body, answer)
 		return
 	}
-	if stored := s.answer(got.Envelope.CausationID); stored.ID != got.Envelope.ID || string(stored.Data) != string(got.Envelope.Data) {
+	if stored := s.answer(got.Envelope.CausationID); stored.ID != got.Envelope.ID ||
+		string(stored.Data) != string(got.Envelope.Data) {
 		s.t.Errorf("%s: example %s: the inbox got %s, the stream has %s", event, example.Name, got.Body, stored.Data)
 	}
 }
 
-// seat makes one more seat and returns its name.
+// seat creates another seat and returns its name.
 func (s *harness) seat(name string) string {
 	s.t.Helper()
 	seat := "seat-" + strings.ReplaceAll(name, ".", "-")[:min(len(name), 27)]

@@ -21,25 +21,26 @@ import (
 
 // auditCommand is `worker audit`.
 type auditCommand struct {
-	ResourceID       string `name:"resource-id" placeholder:"R" help:"Look at this resource only."`
-	CapacityByEvents bool   `name:"capacity-by-events" help:"Nobody writes capacity by SQL: judge each grant by the capacity that was told for its time."`
-	Repair           bool   `help:"Repair what can be repaired safely, after showing it and asking."`
-	Yes              bool   `help:"Repair without asking."`
-	Output           string `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
+	ResourceID       string `name:"resource-id" placeholder:"R" help:"Audit this resource only."`
+	CapacityByEvents bool   `name:"capacity-by-events" help:"Check each grant against the capacity that inventory.updated events had published by then. Use it only when capacity is never written by SQL."`
+	Repair           bool   `help:"Repair what can be repaired safely, after you confirm it."`
+	Yes              bool   `help:"Repair without confirmation."`
+	Output           string `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
 	Directory        `embed:""`
-	Connections      `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: as endpoints.env says, else holdfast"` //nolint:staticcheck // kong reads each set tag
-	RequestKeyTTL    time.Duration                                                                                                                                    `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" default:"24h" group:"Policies, as the workers have them:" help:"How long answers and ended holds are remembered: a repair needs it."`
+	Connections      `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: from endpoints.env, else holdfast"` //nolint:staticcheck // kong reads each set tag
+	RequestKeyTTL    *time.Duration                                                                                                                                `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" group:"Policies, as set for the workers:" help:"How long repaired answers and ended holds are remembered. Default: the stored policy."`
 }
 
 func (*auditCommand) Help() string {
-	return `It reads the streams, Redis and Postgres by code of its own and says of each difference what it is,
-where, since when, and what helps. Workers may go on meanwhile, and it changes nothing unless
---repair is given: that shows what there is and asks, or repairs at once with --yes, which it needs
-where nobody can be asked.
+	return `It reads the streams, Redis and Postgres and compares them. For each difference it prints what it is,
+where it is, which event it followed, and a remedy. Workers can run at the same time.
 
-Exit codes: 0 nothing is wrong (any more), 1 failed, 2 wrong usage, 3 something is.
+It changes nothing without --repair. With --repair it shows the differences and repairs them after
+you confirm, or at once with --yes. Without a terminal --yes is required.
 
-Example:
+Exit codes: 0 no differences left, 1 failed, 2 wrong usage, 3 differences left.
+
+Examples:
 
   worker audit
   worker audit --resource-id loft -o json
@@ -52,21 +53,21 @@ func (c *auditCommand) Validate() error {
 	case c.Yes && !c.Repair:
 		return misused("--yes is for --repair only")
 	case c.Repair && !c.Yes && c.Output == "json":
-		return misused("-o json asks nobody: add --yes")
+		return misused("--repair with -o json cannot ask for confirmation: add --yes")
 	case c.ResourceID != "" && !holds.ResourcePattern.MatchString(c.ResourceID):
 		return misused("--resource-id must match %s", holds.ResourcePattern)
-	case c.RequestKeyTTL < time.Second:
-		return misused("--request-key-ttl %s must be at least 1s", c.RequestKeyTTL)
+	case c.RequestKeyTTL != nil && *c.RequestKeyTTL < time.Second:
+		return misused("--request-key-ttl %s must be at least 1s", *c.RequestKeyTTL)
 	}
 	return nil
 }
 
-// differencesError says that an audit has found something that is not repaired.
+// differencesError is the error of an audit that leaves differences unrepaired.
 type differencesError struct{ left int }
 
 func (e *differencesError) Error() string { return counted(e.left, "difference") + " left" }
 
-// Run audits, and repairs if it is told to.
+// Run audits, and repairs with --repair. It returns a differencesError when differences are left.
 func (c *auditCommand) Run(ctx context.Context, std streams) error {
 	if c.Repair && !c.Yes {
 		if err := requireTerminal(); err != nil {
@@ -82,7 +83,9 @@ func (c *auditCommand) Run(ctx context.Context, std streams) error {
 	}
 	defer disconnect()
 	progress := newAuditProgress(std.err)
-	report, err := audit.Run(ctx, servers, audit.Options{ResourceID: c.ResourceID, CapacityByEvents: c.CapacityByEvents, Progress: progress.show})
+	report, err := audit.Run(ctx, servers, audit.Options{
+		ResourceID: c.ResourceID, CapacityByEvents: c.CapacityByEvents, Progress: progress.show,
+	})
 	progress.clear()
 	if err != nil {
 		return events.Refused(ctx, err)
@@ -106,8 +109,10 @@ func (c *auditCommand) Run(ctx context.Context, std streams) error {
 	return nil
 }
 
-// connect connects to the servers. until ends when NATS lacks a permission.
-func (c *auditCommand) connect(ctx context.Context, std streams) (until context.Context, servers audit.Backends, disconnect func(), err error) {
+// connect connects to the servers. The context until is cancelled when NATS refuses a permission.
+func (c *auditCommand) connect(
+	ctx context.Context, std streams,
+) (until context.Context, servers audit.Backends, disconnect func(), err error) {
 	client, err := newRedis(Config{Connections: c.Connections})
 	if err != nil {
 		return nil, servers, nil, err
@@ -126,7 +131,7 @@ func (c *auditCommand) connect(ctx context.Context, std streams) (until context.
 		return nil, servers, nil, errors.Join(err, client.Close())
 	}
 	until, restore := events.UntilRefused(ctx, nc)
-	disconnect = func() { restore(); nc.Close(); pool.Close(); _ = client.Close() } // nothing is on its way any more
+	disconnect = func() { restore(); nc.Close(); pool.Close(); _ = client.Close() } // all commands have ended
 	js, err := jetstream.New(nc)
 	if err != nil {
 		disconnect()
@@ -135,22 +140,27 @@ func (c *auditCommand) connect(ctx context.Context, std streams) (until context.
 	return until, audit.Backends{Namespace: c.Namespace, JetStream: js, Redis: client, Postgres: pool}, disconnect, nil
 }
 
-// repair asks and repairs.
+// repair repairs the findings for which that is safe, after confirmation unless --yes is given.
 func (c *auditCommand) repair(ctx context.Context, std streams, servers audit.Backends, report *audit.Report) error {
-	can := 0
+	repairable := 0
 	for _, f := range report.Findings {
 		if f.Automatic {
-			can++
+			repairable++
 		}
 	}
-	if can == 0 {
+	if repairable == 0 {
 		return nil
 	}
-	if !c.Yes && !confirmed(ctx, std.err, "Repair %d of %s as told?", can, counted(report.Unrepaired(), "difference")) {
+	all := counted(report.Unrepaired(), "difference")
+	if !c.Yes && !confirmed(ctx, std.err, "Repair %d of %s as described above?", repairable, all) {
 		fmt.Fprintln(std.err, "Nothing was changed.")
 		return nil
 	}
-	if err := audit.Repair(ctx, servers, report.Findings, c.RequestKeyTTL); err != nil {
+	memory := time.Duration(0) // as the stored policy
+	if c.RequestKeyTTL != nil {
+		memory = *c.RequestKeyTTL
+	}
+	if err := audit.Repair(ctx, servers, report.Findings, memory); err != nil {
 		return err
 	}
 	if c.Output == "table" {
@@ -159,46 +169,51 @@ func (c *auditCommand) repair(ctx context.Context, std streams, servers audit.Ba
 	return nil
 }
 
-// printReport prints a report for people. only is the resource that was looked at, "" = all.
+// printReport prints a report for people. only is the resource that was audited, empty for all.
 func printReport(to io.Writer, r *audit.Report, only string) {
 	c := r.Stats
-	fmt.Fprintf(to, "Looked at %s of namespace %s: %s, %s, %s; %s with %s and %s in Redis;\n%s, %s and %s in Postgres; in %.1f s.\n",
-		r.At.Format(holds.TimeFormat), r.Namespace,
+	fmt.Fprintf(to, "Audited namespace %s at %s: %s, %s, %s; %s with %s and %s in Redis;\n"+
+		"%s, %s and %s in Postgres; in %.1f s.\n", r.Namespace, r.At.Format(holds.TimeFormat),
 		counted(c.Events, "event"), counted(c.Outcomes, "outcome"), counted(c.DeadLetters, "dead letter"),
 		counted(c.Resources, "resource"), counted(c.Records, "record"), counted(c.Keys, "key"),
-		counted(c.Slots, "slot"), counted(c.Reservations, "reservation"), counted(c.Payments, "payment"), float64(r.TookMS)/1000)
+		counted(c.Slots, "slot"), counted(c.Reservations, "reservation"), counted(c.Payments, "payment"),
+		float64(r.TookMS)/1000)
 	for _, name := range slices.Sorted(maps.Keys(r.StreamStarts)) {
 		if since := r.StreamStarts[name]; !since.Whole {
 			from := "it is empty"
 			if since.Time != nil {
-				from = fmt.Sprintf("it begins with sequence %d of %s", since.Seq, since.Time.Format(holds.TimeFormat))
+				from = fmt.Sprintf("it starts at sequence %d, stored at %s", since.Seq, since.Time.Format(holds.TimeFormat))
 			}
-			fmt.Fprintf(to, "Of %s the older part is gone: %s.\n", name, from)
+			fmt.Fprintf(to, "Older messages of stream %s were removed: %s.\n", name, from)
 		}
 	}
 	for _, text := range r.Inconclusive {
-		fmt.Fprintf(to, "Cannot tell: %s.\n", text)
+		fmt.Fprintf(to, "Inconclusive: %s.\n", text)
 	}
 	if p := r.Pending; p.Events > 0 {
-		fmt.Fprintf(to, "On its way: %s without an outcome yet, the oldest of %s.\n", counted(p.Events, "event"), p.Oldest.Format(holds.TimeFormat))
+		fmt.Fprintf(to, "In progress: %s without an outcome, the oldest stored at %s.\n",
+			counted(p.Events, "event"), p.Oldest.Format(holds.TimeFormat))
 	}
 	if p := r.Pending; p.Expirations > 0 || p.Announcements > 0 {
-		fmt.Fprintf(to, "On its way: %s over and not swept yet, %d swept and not announced yet.\n", counted(p.Expirations, "hold"), p.Announcements)
+		fmt.Fprintf(to, "In progress: %s past the deadline and not swept, %d swept and not announced.\n",
+			counted(p.Expirations, "hold"), p.Announcements)
 	}
 	switch known := c.Events + c.Outcomes + c.Keys + c.Slots + c.Reservations + c.Payments; {
 	case r.Unrepaired() > 0:
 	case only != "" && known == 0:
-		fmt.Fprintf(to, "\nNothing is known of resource %s.\n", only)
+		fmt.Fprintf(to, "\nResource %s has no data.\n", only)
 		return
 	default:
-		fmt.Fprint(to, "\nNothing is wrong.\n")
+		fmt.Fprint(to, "\nNo differences found.\n")
 		return
 	}
 	for i, f := range r.Findings {
-		fmt.Fprintf(to, "\n%d. %s\n   %s\n", i+1, strings.Join(slices.DeleteFunc([]string{string(f.Kind), f.Resource, f.Item}, func(s string) bool { return s == "" }), "  "), f.Text)
+		title := slices.DeleteFunc([]string{string(f.Kind), f.Resource, f.Item}, func(s string) bool { return s == "" })
+		fmt.Fprintf(to, "\n%d. %s\n   %s\n", i+1, strings.Join(title, "  "), f.Text)
 		fmt.Fprintf(to, "   where   %s: found %s, expected %s\n", f.Where, f.Found, f.Expected)
-		if f.After != nil {
-			fmt.Fprintf(to, "   after   sequence %d of %s: %s %s, %s\n", f.After.Seq, f.After.Stream, f.After.Type, f.After.ID, f.After.Time.Format(holds.TimeFormat))
+		if a := f.After; a != nil {
+			fmt.Fprintf(to, "   after   sequence %d of %s: %s %s, %s\n",
+				a.Seq, a.Stream, a.Type, a.ID, a.Time.Format(holds.TimeFormat))
 		}
 		fmt.Fprintf(to, "   remedy  %s%s\n", f.Remedy, automatic(f))
 	}
@@ -208,12 +223,12 @@ func printReport(to io.Writer, r *audit.Report, only string) {
 	}
 	for _, kind := range slices.Sorted(maps.Keys(r.Counts)) {
 		if more := r.Counts[kind] - reported[kind]; more > 0 {
-			fmt.Fprintf(to, "\nAnd %d more of %s.\n", more, kind)
+			fmt.Fprintf(to, "\n%d more of kind %s.\n", more, kind)
 		}
 	}
 }
 
-// counted is a number of things.
+// counted returns a number and its noun, in the plural unless n is 1.
 func counted(n int, what string) string {
 	if n != 1 {
 		what += "s"
@@ -223,12 +238,12 @@ func counted(n int, what string) string {
 
 func automatic(f *audit.Finding) string {
 	if f.Automatic {
-		return " worker audit --repair does it."
+		return " worker audit --repair does this."
 	}
 	return ""
 }
 
-// printRepairs prints what became of repairs.
+// printRepairs prints the results of the repairs.
 func printRepairs(to io.Writer, r *audit.Report) {
 	done := 0
 	for i, f := range r.Findings {
@@ -236,23 +251,25 @@ func printRepairs(to io.Writer, r *audit.Report) {
 		case audit.Done, audit.Gone:
 			done++
 		case audit.Changed:
-			fmt.Fprintf(to, "\n%d. was not repaired: it is another difference by now. Audit again.\n", i+1)
+			fmt.Fprintf(to, "\n%d. was not repaired: the difference has changed. Audit again.\n", i+1)
 		case audit.Impossible, audit.Unsafe:
-			fmt.Fprintf(to, "\n%d. was not repaired: there is more than one way to do it. That is for people.\n", i+1)
+			fmt.Fprintf(to, "\n%d. was not repaired: more than one repair is possible. An operator must decide.\n", i+1)
 		}
 	}
 	fmt.Fprintf(to, "\n%d repaired.\n", done)
 }
 
-// auditProgress shows on a terminal how far an audit is.
-type auditProgress struct{ bar *progressbar.ProgressBar } // nil when nobody looks
+// auditProgress shows the progress of an audit on a terminal.
+type auditProgress struct{ bar *progressbar.ProgressBar } // nil without a terminal
 
 func newAuditProgress(to io.Writer) auditProgress {
 	if !isTerminal(to) {
 		return auditProgress{}
 	}
-	return auditProgress{progressbar.NewOptions(progressSteps, progressbar.OptionSetWriter(to), progressbar.OptionSetWidth(progressWidth),
-		progressbar.OptionThrottle(progressEvery), progressbar.OptionSetElapsedTime(true), progressbar.OptionClearOnFinish())}
+	return auditProgress{progressbar.NewOptions(progressSteps,
+		progressbar.OptionSetWriter(to), progressbar.OptionSetWidth(progressWidth),
+		progressbar.OptionThrottle(progressEvery), progressbar.OptionSetElapsedTime(true),
+		progressbar.OptionClearOnFinish())}
 }
 
 const (

@@ -7,38 +7,40 @@ import (
 	"strings"
 	"testing"
 
-	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestAudit_RepairAtTerminal_NeedsConfirmation answers `worker audit --repair` at a terminal.
+// TestAudit_RepairAtTerminal_NeedsConfirmation runs `worker audit --repair` on a terminal and
+// answers its prompt.
 func TestAudit_RepairAtTerminal_NeedsConfirmation(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	s.startWorker("HOLDFAST_RECONCILE=off")
 	s.setInventory("hall", seat, 3)
-	key := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, holds.Partition("hall"))
+	key := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall"))
 	if err := s.redis.HSet(t.Context(), key, "A-12", "2").Err(); err != nil {
 		t.Fatal(err)
 	}
-	for _, answer := range []string{"n\n", "\n", "\x04"} { // the last is the end of what is typed
+	for _, answer := range []string{"n\n", "\n", "\x04"} { // the last one is Ctrl-D, the end of input
 		code, screen := s.atTerminal(t, answer)
-		if code != exitDiffer || !strings.Contains(screen, "Repair 1 of 1 difference as told? [y/N] ") || !strings.Contains(screen, "Nothing was changed.") {
-			t.Errorf("after %q it ended with %d:\n%s", answer, code, screen)
+		if code != exitDiffer || !strings.Contains(screen, "Repair 1 of 1 difference as described above? [y/N] ") ||
+			!strings.Contains(screen, "Nothing was changed.") {
+			t.Errorf("after %q: exit code %d:\n%s", answer, code, screen)
 		}
 		if got := s.counts("hall")["A-12"]; got != "2" {
 			t.Errorf("after %q the counter is %q", answer, got)
 		}
 	}
 	if code, screen := s.atTerminal(t, "y\n"); code != exitOK || !strings.Contains(screen, "1 repaired.") {
-		t.Errorf("after y it ended with %d:\n%s", code, screen)
+		t.Errorf("after y: exit code %d:\n%s", code, screen)
 	}
 	if got := s.counts("hall")["A-12"]; got != "" {
 		t.Errorf("after the repair the counter is %q", got)
 	}
 }
 
-// atTerminal runs `worker audit --repair` with a terminal as stdin, and types an answer.
+// atTerminal runs `worker audit --repair` with a terminal as stdin and types an answer.
 func (s *harness) atTerminal(t *testing.T, answer string) (code int, screen string) {
 	t.Helper()
 	binary, err := workerBinary()
@@ -55,11 +57,11 @@ func (s *harness) atTerminal(t *testing.T, answer string) (code int, screen stri
 		t.Fatal(err)
 	}
 	ended := make(chan struct{})
-	go func() { defer close(ended); _ = c.Wait() }() // the code tells
-	stacktest.Eventually(t, "the question", func() bool {
+	go func() { defer close(ended); _ = c.Wait() }() // the exit code is read below
+	stacktest.Eventually(t, "the prompt", func() bool {
 		select {
 		case <-ended:
-			t.Fatalf("it ended without a question: %s", out.String())
+			t.Fatalf("it exited without a prompt: %s", out.String())
 		default:
 		}
 		return strings.Contains(out.String(), "[y/N]")

@@ -19,11 +19,12 @@ import (
 	"holdfast/internal/contract"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
-// TestCatalogue_EveryInput_HasItsOutcome sends every input of the catalogue to two real workers, each beside a good request:
-// every good one is granted, every input has its fate, and nothing else is left in Redis and in
-// Postgres than what the good ones wanted.
+// TestCatalogue_EveryInput_HasItsOutcome publishes every input of the catalogue to two real
+// workers, each beside a valid request. Every valid request is granted, every input has the
+// expected outcome, and Redis and Postgres contain only what the valid requests need.
 func TestCatalogue_EveryInput_HasItsOutcome(t *testing.T) {
 	t.Parallel()
 	inputs, err := contract.ReadInputs("../../internal/events/testdata/catalogue", time.Now())
@@ -34,7 +35,7 @@ func TestCatalogue_EveryInput_HasItsOutcome(t *testing.T) {
 	workers := []*process{s.startWorker(), s.startWorker()}
 	s.setInventory("good", holds.SlotSelection{}, int64(len(inputs)))
 	dead := 0
-	var wanted []string // the events that want an outcome, by their id
+	var wanted []string // ids of the events that need an outcome
 	for i, in := range inputs {
 		s.send(in)
 		if in.IsDeadLetter() {
@@ -54,20 +55,21 @@ func TestCatalogue_EveryInput_HasItsOutcome(t *testing.T) {
 	for _, w := range workers {
 		select {
 		case <-w.exited:
-			t.Fatalf("a worker ended: %v", w.err)
+			t.Fatalf("a worker exited: %v", w.err)
 		default:
 		}
 	}
 	granted := s.ofType(holds.EventHoldCreated)
 	if len(granted) != len(inputs) {
-		t.Errorf("%d good requests were granted, want %d", len(granted), len(inputs))
+		t.Errorf("%d valid requests were granted, want %d", len(granted), len(inputs))
 	}
 	s.checkOutcomes(inputs)
 	s.checkRemaining(inputs, len(inputs), 0)
 
-	// What was granted is like any other hold: it can be paid, and given back.
+	// The granted holds are like any other: they can be paid and released.
 	paid, released := granted[0], granted[1]
-	answer := s.answer(s.publish(events.PaymentConfirmed, "good", events.PaymentConfirmedData{HoldID: paid.Subject, PaymentID: "p"}))
+	answer := s.answer(s.publish(events.PaymentConfirmed, "good",
+		events.PaymentConfirmedData{HoldID: paid.Subject, PaymentID: "p"}))
 	if answer.Type != events.Type(holds.EventHoldConfirmed) {
 		t.Errorf("a payment was answered with %s: %s", answer.Type, answer.Data)
 	}
@@ -78,10 +80,10 @@ func TestCatalogue_EveryInput_HasItsOutcome(t *testing.T) {
 	s.checkRemaining(inputs, len(inputs)-2, 1)
 }
 
-// nameHeader tells which input a dead letter is of.
+// nameHeader names the input of a dead letter.
 const nameHeader = "X-Name"
 
-// send stores an input in the inbound stream, as it is.
+// send publishes an input unchanged.
 func (s *harness) send(in contract.Input) {
 	s.t.Helper()
 	m := nats.NewMsg(s.namespace + strings.TrimPrefix(in.Subject, "holdfast"))
@@ -97,7 +99,7 @@ func (s *harness) send(in contract.Input) {
 
 const traceParent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
-// idOf is the id of the event that a good input is.
+// idOf returns the event id of a valid input.
 func (s *harness) idOf(in contract.Input) string {
 	s.t.Helper()
 	decoded, err := events.Namespace("holdfast").Decode(in.Subject, in.Header, in.Body, time.Now())
@@ -107,7 +109,7 @@ func (s *harness) idOf(in contract.Input) string {
 	return decoded.ID
 }
 
-// checkOutcomes compares what became of inputs with what they want.
+// checkOutcomes compares the outcomes of inputs with the expected ones.
 func (s *harness) checkOutcomes(inputs []contract.Input) {
 	s.t.Helper()
 	s.mu.Lock()
@@ -139,7 +141,7 @@ func (s *harness) checkOutcomes(inputs []contract.Input) {
 		}
 		h, found := deadLetters[in.Name]
 		if !found {
-			s.t.Errorf("%s is no dead letter", in.Name)
+			s.t.Errorf("%s was not dead-lettered", in.Name)
 			continue
 		}
 		if h.Get("Holdfast-Dlq-Reason") != in.Want || !strings.HasPrefix(h.Get("Holdfast-Dlq-Detail"), in.Detail) ||
@@ -162,36 +164,36 @@ func (s *harness) checkOutcomes(inputs []contract.Input) {
 	}
 }
 
-// checkRemaining checks that nothing is counted but the holds and reservations of the resource good, and
-// what is stored in the streams.
+// checkRemaining checks that only the holds and reservations of the resource good are counted, and
+// checks the streams.
 func (s *harness) checkRemaining(inputs []contract.Input, held, reserved int) {
 	s.t.Helper()
 	keys, err := s.redis.Keys(s.t.Context(), s.namespace+":*").Result()
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	good := holds.Partition("good")
+	good := record.Partition("good")
 	for _, key := range keys {
 		rest := strings.TrimPrefix(key, s.namespace+":")
 		_, rest, _ = strings.Cut(rest, "}:")
 		resource, name, ofResource := strings.Cut(rest, ":")
 		switch {
 		case resource == "good" && strings.HasPrefix(key, fmt.Sprintf("%s:{%d}:", s.namespace, good)):
-		case ofResource && (name == "rev" || strings.HasPrefix(name, "request:")): // an answer is remembered
+		case ofResource && (name == "rev" || strings.HasPrefix(name, "request:")): // an answer is kept
 		case !ofResource && (rest == "epoch" || rest == "fence" || rest == "agenda" || rest == "format"):
-		case ofResource && name == "waited_for" && s.redis.PTTL(s.t.Context(), key).Val() > 0: // ends by itself
+		case ofResource && name == "waited_for" && s.redis.PTTL(s.t.Context(), key).Val() > 0: // it expires
 		default:
-			s.t.Errorf("left in Redis: %s", key)
+			s.t.Errorf("unexpected key in Redis: %s", key)
 		}
 	}
 	if counts := s.counts("good"); len(counts) != 1 || counts["stock"] != fmt.Sprint(held) {
-		s.t.Errorf("counts of the good resource: %v, want %d", counts, held)
+		s.t.Errorf("counts of resource good: %v, want %d", counts, held)
 	}
 
 	payments := reserved
 	for _, in := range inputs {
 		if !in.IsDeadLetter() && strings.Contains(in.Subject, "."+events.PaymentConfirmed+".") {
-			payments++ // each has its permanent answer
+			payments++ // each payment has a permanent answer
 		}
 	}
 	config, err := pgx.ParseConfig(s.urls.postgres)
@@ -218,8 +220,8 @@ func (s *harness) checkRemaining(inputs []contract.Input, held, reserved int) {
 	s.checkStreams(inputs)
 }
 
-// checkStreams reads what is stored: each dead letter has the body of its input, byte for byte, and
-// each outcome of an input carries on its trace.
+// checkStreams reads the streams: each dead letter has the body of its input, byte for byte, and
+// each outcome has the trace of its input.
 func (s *harness) checkStreams(inputs []contract.Input) {
 	s.t.Helper()
 	bodies, traced := make(map[string][]byte), make(map[string]struct{})
@@ -231,7 +233,7 @@ func (s *harness) checkStreams(inputs []contract.Input) {
 	}
 	s.eachStored(s.subjects.DLQStream(), func(m *jetstream.RawStreamMsg) {
 		if name := m.Header.Get(nameHeader); !bytes.Equal(m.Data, bodies[name]) {
-			s.t.Errorf("%s: the body of its dead letter is another", name)
+			s.t.Errorf("%s: the body of its dead letter differs", name)
 		}
 		if m.Subject != s.subjects.DLQ(m.Header.Get("Holdfast-Dlq-Reason")) {
 			s.t.Errorf("dead letter %d is on %s", m.Sequence, m.Subject)
@@ -248,7 +250,7 @@ func (s *harness) checkStreams(inputs []contract.Input) {
 	})
 }
 
-// eachStored reads a stream from its beginning to its end.
+// eachStored calls read for each message of a stream, from the first to the last.
 func (s *harness) eachStored(name string, read func(*jetstream.RawStreamMsg)) {
 	s.t.Helper()
 	stream, err := s.js.Stream(s.t.Context(), name)

@@ -11,10 +11,10 @@ type completionCommand struct {
 }
 
 func (*completionCommand) Help() string {
-	return `Prints a script. Run by a shell, it has the shell complete commands, flags and what some flags can be,
-with the tab key.
+	return `With this script a shell completes commands, flags and the values of some flags on the tab key.
 
-Examples, for the shell that is open; for every new one add the line to the file behind it:
+Examples. A line takes effect in the current shell; add it to the file named behind it for all new
+shells:
 
   source <(worker completion bash)     # ~/.bashrc
   source <(worker completion zsh)      # ~/.zshrc

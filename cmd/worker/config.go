@@ -13,12 +13,14 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
 )
 
-// Config is everything that a running worker can be set to, each by a flag or by the environment. A command
-// embeds the parts that it uses and no others: what it ignores is not in its help. The table in README.md is
-// generated from the flags of all commands.
+// Config has all settings of a running worker. Each can be given by a flag or by an environment
+// variable. A command embeds only the parts that it uses, so its help lists no setting that it
+// ignores. The table in docs/settings.md is generated from the flags of all commands.
 type Config struct {
 	Connections `embed:"" group:"Connections:"`
 	Policies    `embed:"" group:"Policies:"`
@@ -29,90 +31,90 @@ type Config struct {
 	NoTimer         bool `name:"no-timer" env:"HOLDFAST_NO_TIMER" hidden:"" help:"For tests: no deadline timer."`
 }
 
-// Connections are the servers, and what is Holdfast's on them.
+// Connections are the URLs of the servers and the namespace on them.
 type Connections struct {
-	NATSURL     string `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"NATS with JetStream."`
-	RedisURL    string `name:"redis-url" env:"HOLDFAST_REDIS_URL" placeholder:"URL" help:"Redis 7 or newer (tested with 7.0), with a maxmemory-policy that does not evict."`
-	PostgresURL string `name:"postgres-url" env:"HOLDFAST_POSTGRES_URL" placeholder:"URL" help:"Postgres 14 or newer (tested with 15). Of several hosts the one that takes writes is used."`
-	Namespace   string `name:"namespace" env:"HOLDFAST_NAMESPACE" default:"${namespace}" placeholder:"${namespace_shown}" help:"First token of subjects, prefix of Redis keys, schema in Postgres${namespace_note}."`
+	NATSURL     string `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"NATS server with JetStream."`
+	RedisURL    string `name:"redis-url" env:"HOLDFAST_REDIS_URL" placeholder:"URL" help:"Redis server, version 7 or newer (tested with 7.0), with maxmemory-policy noeviction."`
+	PostgresURL string `name:"postgres-url" env:"HOLDFAST_POSTGRES_URL" placeholder:"URL" help:"Postgres server, version 14 or newer (tested with 15). The URL may name several hosts: the worker uses the one that accepts writes."`
+	Namespace   string `name:"namespace" env:"HOLDFAST_NAMESPACE" default:"${namespace}" placeholder:"${namespace_shown}" help:"First token of NATS subjects, prefix of Redis keys, and schema in Postgres${namespace_note}."`
 }
 
-// Lifetimes are for how long an outcome can matter.
+// Lifetimes bound how long an outcome can matter.
 type Lifetimes struct {
-	HoldLifetimeMax time.Duration `name:"hold-lifetime-max" env:"HOLDFAST_HOLD_LIFETIME_MAX" default:"2h" help:"The longest life of a hold, extensions included."`
+	HoldLifetimeMax time.Duration `name:"hold-lifetime-max" env:"HOLDFAST_HOLD_LIFETIME_MAX" default:"2h" help:"Maximum life of a hold, extensions included."`
 	RequestKeyTTL   time.Duration `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" default:"24h" help:"How long answers and ended holds are remembered."`
 }
 
-// Terms are what holds are rebuilt by.
+// Terms are the settings that a rebuild of Redis needs.
 type Terms struct {
-	HoldTTL   time.Duration `name:"hold-ttl" env:"HOLDFAST_HOLD_TTL" default:"10m" help:"How long a hold lasts when its request names no ttl."`
+	HoldTTL   time.Duration `name:"hold-ttl" env:"HOLDFAST_HOLD_TTL" default:"10m" help:"Time to live of a hold whose request has no ttl."`
 	Lifetimes `embed:""`
 }
 
-// Policies are what answers are decided by.
+// Policies are the settings that decide answers.
 type Policies struct {
 	Terms         `embed:""`
-	HoldTTLMax    time.Duration `name:"hold-ttl-max" env:"HOLDFAST_HOLD_TTL_MAX" default:"1h" help:"The longest ttl that a request may name."`
-	PaymentWindow time.Duration `name:"payment-window" env:"HOLDFAST_PAYMENT_WINDOW" default:"5m" help:"What a hold has at least when its payment was started."`
-	LatePayment   string        `name:"late-payment" env:"HOLDFAST_LATE_PAYMENT" default:"reject" enum:"reject,accept_if_free" help:"What becomes of a payment for a hold that has lapsed: reject, or accept_if_free."`
-	HoldsPerUser  int           `name:"holds-per-user" env:"HOLDFAST_HOLDS_PER_USER" default:"10" help:"Live holds of one user on one resource."`
-	NightsMax     int           `name:"nights-max" env:"HOLDFAST_NIGHTS_MAX" default:"90" help:"Nights in one request."`
-	Horizon       int           `name:"horizon" env:"HOLDFAST_HORIZON" default:"1095" help:"How many days ahead a night can be asked for."`
+	HoldTTLMax    time.Duration `name:"hold-ttl-max" env:"HOLDFAST_HOLD_TTL_MAX" default:"1h" help:"Maximum ttl of a request."`
+	PaymentWindow time.Duration `name:"payment-window" env:"HOLDFAST_PAYMENT_WINDOW" default:"5m" help:"Minimum time left after payment started."`
+	LatePayment   string        `name:"late-payment" env:"HOLDFAST_LATE_PAYMENT" default:"reject" enum:"reject,accept_if_free" help:"Answer to a payment for an expired hold: reject, or accept_if_free, which confirms it when its slots are still free."`
+	HoldsPerUser  int           `name:"holds-per-user" env:"HOLDFAST_HOLDS_PER_USER" default:"10" help:"Maximum number of live holds of one user on one resource."`
+	NightsMax     int           `name:"nights-max" env:"HOLDFAST_NIGHTS_MAX" default:"90" help:"Maximum number of nights in one request."`
+	Horizon       int           `name:"horizon" env:"HOLDFAST_HORIZON" default:"1095" help:"Maximum number of days ahead that a night can be requested."`
 }
 
-// LockServers are where locks are.
+// LockServers select how and where a worker locks.
 type LockServers struct {
-	LockStrategy  string   `name:"lock-strategy" env:"HOLDFAST_LOCK_STRATEGY" default:"range" enum:"range,redlock,optimistic,none" help:"How work on the same slots is ordered: range, redlock, optimistic or none. Results are right with each."`
-	LockRedisURLs []string `name:"lock-redis-urls" env:"HOLDFAST_LOCK_REDIS_URLS" placeholder:"URL" help:"Redis servers that redlock locks on: an odd number, at least 3, that replicate nothing to each other."`
+	LockStrategy  string   `name:"lock-strategy" env:"HOLDFAST_LOCK_STRATEGY" default:"range" enum:"range,redlock,optimistic,none" help:"How workers order work on the same slots: range, redlock, optimistic or none. Results are correct with each of them."`
+	LockRedisURLs []string `name:"lock-redis-urls" env:"HOLDFAST_LOCK_REDIS_URLS" placeholder:"URL" help:"Redis servers for the locks of redlock: an odd number, at least 3, that do not replicate to each other."`
 }
 
-// Locks are how work on the same slots is ordered.
+// Locks are the settings of the locks that order work on the same slots.
 type Locks struct {
 	LockServers  `embed:""`
-	LockLease    leaseSetting  `name:"lock-lease" env:"HOLDFAST_LOCK_LEASE" default:"5s" help:"After how long a lock ends by itself, 100ms to 1m; or auto: from what is measured."`
-	LockRenewMax time.Duration `name:"lock-renew-max" env:"HOLDFAST_LOCK_RENEW_MAX" default:"0s" help:"For how long a lock is renewed, each third of its lease, while its work goes on; at most 10m. 0s: never."`
-	LockFair     bool          `name:"lock-fair" env:"HOLDFAST_LOCK_FAIR" default:"false" help:"Only range: who waits for a lock queues, first in, first out."`
-	LockWait     time.Duration `name:"lock-wait" env:"HOLDFAST_LOCK_WAIT" default:"2s" help:"How long a request waits for a lock before it is delivered again."`
+	LockLease    leaseSetting  `name:"lock-lease" env:"HOLDFAST_LOCK_LEASE" default:"5s" help:"Lock lease, 100ms to 1m, or auto: chosen from measured times."`
+	LockRenewMax time.Duration `name:"lock-renew-max" env:"HOLDFAST_LOCK_RENEW_MAX" default:"0s" help:"How long a lock is renewed while its work continues, at most 10m. It is renewed after each third of its lease. 0s: never."`
+	LockFair     bool          `name:"lock-fair" env:"HOLDFAST_LOCK_FAIR" default:"false" help:"FIFO queue for each lock (range only)."`
+	LockWait     time.Duration `name:"lock-wait" env:"HOLDFAST_LOCK_WAIT" default:"2s" help:"How long a request waits for a lock before it is delivered again, at most 5s."`
 }
 
-// Monitors are where more is to be seen of NATS than by its clients.
+// Monitors are the monitoring addresses of NATS, which show more than a client can see.
 type Monitors struct {
-	NATSMonitorURLs []string `name:"nats-monitor-urls" env:"HOLDFAST_NATS_MONITOR_URLS" placeholder:"URL" help:"Monitoring addresses of the NATS servers, like http://nats:8222: the preflight asks them for sync_interval."`
+	NATSMonitorURLs []string `name:"nats-monitor-urls" env:"HOLDFAST_NATS_MONITOR_URLS" placeholder:"URL" help:"Monitoring addresses of the NATS servers, such as http://nats:8222. The preflight reads sync_interval there."`
 }
 
-// Replication is how streams are created.
+// Replication sets how many copies a new stream has.
 type Replication struct {
-	StreamReplicas int `name:"stream-replicas" env:"HOLDFAST_STREAM_REPLICAS" default:"0" help:"How many NATS servers keep a copy of each stream that is created, 1 to 5. 0: 3 in a cluster, 1 on a lone server."`
+	StreamReplicas int `name:"stream-replicas" env:"HOLDFAST_STREAM_REPLICAS" default:"0" help:"Number of replicas of each new stream, 1 to 5. 0: 3 in a cluster, 1 on a single server."`
 }
 
-// Starting is what a command that prepares the servers needs.
+// Starting has the settings of a command that prepares the servers.
 type Starting struct {
 	Monitors    `embed:""`
 	Replication `embed:""`
-	Preflight   string `name:"preflight" env:"HOLDFAST_PREFLIGHT" default:"refuse" enum:"refuse,warn" help:"On servers that would break a promise (see worker preflight): refuse to start, or warn and start."`
-	LogLevel    string `name:"log-level" env:"HOLDFAST_LOG_LEVEL" default:"${log_level}" enum:"debug,info,warn,error" help:"What is logged: debug, info, warn or error."`
+	Preflight   string `name:"preflight" env:"HOLDFAST_PREFLIGHT" default:"refuse" enum:"refuse,warn" help:"When a check of worker preflight fails: refuse to start, or warn and start."`
+	LogLevel    string `name:"log-level" env:"HOLDFAST_LOG_LEVEL" default:"${log_level}" enum:"debug,info,warn,error" help:"Lowest level that is logged: debug, info, warn or error."`
 }
 
-// Operations are how a worker is run and watched.
+// Operations are the settings for those who run and watch a worker.
 type Operations struct {
-	InboundKeep time.Duration `name:"inbound-keep" env:"HOLDFAST_INBOUND_KEEP" default:"72h" help:"How long an inbound event is kept after it was stored; then a worker removes it, if every consumer has acknowledged it and no dead letter needs it. At least 1m."`
-	HTTPAddr    string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" default:"127.0.0.1:8080" help:"Where health, readiness, metrics and queries are served."`
-	Reconcile   string        `name:"reconcile" env:"HOLDFAST_RECONCILE" default:"heal" enum:"heal,report,off" help:"What is done about differences in what is kept: heal what follows from the records, only report, or off: nobody looks."`
+	InboundKeep time.Duration `name:"inbound-keep" env:"HOLDFAST_INBOUND_KEEP" default:"72h" help:"How long an inbound event is kept after it was stored, at least 1m. A worker then removes it when every consumer has acknowledged it and no dead letter needs it."`
+	HTTPAddr    string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" default:"127.0.0.1:8080" help:"Address that serves health, readiness, metrics and queries."`
+	Reconcile   string        `name:"reconcile" env:"HOLDFAST_RECONCILE" default:"heal" enum:"heal,report,off" help:"Background reconciliation: heal (repair what follows from the records), report or off."`
 	Starting    `embed:""`
 }
 
-// Directory is where a worker that starts servers says where they are.
+// Directory is the directory of a worker that starts its own servers.
 type Directory struct {
-	DataDir string `name:"data-dir" env:"HOLDFAST_DATA_DIR" default:".holdfast" type:"path" placeholder:"DIR" help:"Directory of the worker that has started its servers (worker dev, worker run --embedded): endpoints.env there says where they are, and run --embedded keeps its data there. Default: .holdfast."`
+	DataDir string `name:"data-dir" env:"HOLDFAST_DATA_DIR" default:".holdfast" type:"path" placeholder:"DIR" help:"Directory of a worker that starts its own servers (worker dev, worker run --embedded). Its file endpoints.env has their URLs; run --embedded keeps its data there. Default: .holdfast."`
 }
 
-// Installing is whether servers that are missing may be installed.
+// Installing sets whether a worker may install missing servers.
 type Installing struct {
-	Install string `name:"install" env:"HOLDFAST_INSTALL" default:"auto" enum:"auto,never" help:"A redis-server or postgres that is to be started and is missing: auto installs it (Debian, as root), never prints how to."`
+	Install string `name:"install" env:"HOLDFAST_INSTALL" default:"auto" enum:"auto,never" help:"When redis-server or postgres is missing: auto installs it (Debian, as root), never prints how to."`
 }
 
-// What is used where nothing is given. The variables are those of the tags above; a command that uses other values sets
-// them where it embeds.
+// The defaults, and the variables of the tags above. A command that needs other values overrides
+// them in the tag of the part that it embeds.
 const (
 	defaultNamespace = "holdfast"
 	defaultDataDir   = ".holdfast"
@@ -128,24 +130,24 @@ const (
 	redlockStrategy = "redlock"
 )
 
-// What --reconcile can be besides report.
+// The values of --reconcile besides report.
 const (
 	reconcileHeal = "heal"
 	reconcileOff  = "off"
 )
 
-// replicasMax is how many replicas NATS allows.
+// replicasMax is the most replicas that NATS allows.
 const replicasMax = 5
 
-// lockServersMin is the fewest of which one can be lost without the majority.
+// lockServersMin is the smallest number of servers that keeps its majority when one server fails.
 const lockServersMin = 3
 
-// leaseSetting is after how long a lock ends, or leaseAuto.
+// leaseSetting is the lease of a lock, or leaseAuto.
 type leaseSetting time.Duration
 
 const leaseAuto leaseSetting = 0
 
-// UnmarshalText reads a setting. kong calls it.
+// UnmarshalText parses "auto" or a duration from 100ms to 1m. kong calls it.
 func (l *leaseSetting) UnmarshalText(text []byte) error {
 	if string(text) == "auto" {
 		*l = leaseAuto
@@ -159,14 +161,14 @@ func (l *leaseSetting) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// usageError says that a setting is wrong and what would be right.
+// usageError is the error of a wrong setting. Its message says what would be right.
 type usageError struct{ message string }
 
 func (e *usageError) Error() string { return e.message }
 
 func misused(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
 
-// installPolicy is Install as package stack has it.
+// installPolicy returns Install as a value of package stack.
 func (i *Installing) installPolicy() stack.InstallPolicy {
 	if i.Install == "never" {
 		return stack.InstallNever
@@ -174,22 +176,23 @@ func (i *Installing) installPolicy() stack.InstallPolicy {
 	return stack.InstallAuto
 }
 
-// AfterApply checks what the types do not say. kong calls it, and those below.
+// AfterApply checks the namespace. kong calls this method and those below after parsing.
 func (c *Connections) AfterApply() error {
-	if c.Namespace != "" && !holds.NamespacePattern.MatchString(c.Namespace) {
-		return misused("--namespace %q must match %s", c.Namespace, holds.NamespacePattern)
+	if c.Namespace != "" && !record.NamespacePattern.MatchString(c.Namespace) {
+		return misused("--namespace %q must match %s", c.Namespace, record.NamespacePattern)
 	}
 	return nil
 }
 
-// AfterApply checks the relation of the two.
+// AfterApply checks the bounds, and that an answer is remembered at least as long as its hold
+// lives.
 func (l *Lifetimes) AfterApply() error {
 	if l.HoldLifetimeMax < time.Second {
 		return misused("--hold-lifetime-max %s must be at least 1s", l.HoldLifetimeMax)
 	}
 	if l.RequestKeyTTL < l.HoldLifetimeMax {
 		return misused("--request-key-ttl %s must not be shorter than --hold-lifetime-max (%s): "+
-			"a hold would outlive the memory of its request", l.RequestKeyTTL, l.HoldLifetimeMax)
+			"the answer to a request would be forgotten before its hold ends", l.RequestKeyTTL, l.HoldLifetimeMax)
 	}
 	return nil
 }
@@ -202,28 +205,30 @@ func (p *Policies) AfterApply() error {
 	case p.HoldTTLMax > p.HoldLifetimeMax:
 		return misused("--hold-ttl-max %s must not exceed --hold-lifetime-max (%s)", p.HoldTTLMax, p.HoldLifetimeMax)
 	case p.PaymentWindow < time.Second || p.PaymentWindow > p.HoldLifetimeMax:
-		return misused("--payment-window %s must be from 1s to --hold-lifetime-max (%s)", p.PaymentWindow, p.HoldLifetimeMax)
+		return misused("--payment-window %s must be from 1s to --hold-lifetime-max (%s)",
+			p.PaymentWindow, p.HoldLifetimeMax)
 	case p.HoldsPerUser < 1, p.NightsMax < 1, p.NightsMax > 1000, p.Horizon < 1:
 		return misused("--holds-per-user, --nights-max (at most 1000) and --horizon must be at least 1")
 	}
 	return nil
 }
 
-// AfterApply refuses servers that the strategy would ignore, or that Redlock cannot work with.
+// AfterApply rejects lock servers that the strategy would ignore, and a number of them that Redlock
+// cannot use.
 func (l *LockServers) AfterApply() error {
 	switch n := len(l.LockRedisURLs); {
 	case n > 0 && l.LockStrategy != redlockStrategy:
-		return misused("--lock-redis-urls is used by --lock-strategy redlock only, not by %s: leave one of them out",
+		return misused("--lock-redis-urls is for --lock-strategy redlock only, not for %s: omit one of them",
 			l.LockStrategy)
 	case n > 0 && (n < lockServersMin || n%2 == 0):
-		return misused("--lock-redis-urls names %d, but a majority needs an odd number of servers, at least %d",
+		return misused("--lock-redis-urls has %d servers, but a majority needs an odd number, at least %d",
 			n, lockServersMin)
 	}
 	_, err := (&Config{Locks: Locks{LockServers: *l}}).lockServerOptions()
 	return err
 }
 
-// AfterApply refuses what is out of bounds, and what the strategy would ignore.
+// AfterApply rejects values out of bounds, and settings that the strategy would ignore.
 func (l *Locks) AfterApply() error {
 	leased := l.LockStrategy == rangeStrategy || l.LockStrategy == redlockStrategy
 	switch {
@@ -232,7 +237,7 @@ func (l *Locks) AfterApply() error {
 	case l.LockRenewMax < 0 || l.LockRenewMax > 10*time.Minute:
 		return misused("--lock-renew-max %s must be from 0s to 10m", l.LockRenewMax)
 	case l.LockFair && l.LockStrategy != rangeStrategy:
-		return misused("--lock-fair is for --lock-strategy range only: there is no queue with %s", l.LockStrategy)
+		return misused("--lock-fair is for --lock-strategy range only: %s has no queue", l.LockStrategy)
 	case !leased && l.LockLease == leaseAuto:
 		return misused("--lock-lease auto is for --lock-strategy range and redlock only: %s has no leases", l.LockStrategy)
 	case !leased && l.LockRenewMax > 0:
@@ -257,13 +262,14 @@ func (r *Replication) AfterApply() error {
 	return nil
 }
 
-// AfterApply takes an empty variable for none.
-func (d *Directory) AfterApply() error { //nolint:unparam // kong wants an error
+// AfterApply treats an empty variable as unset.
+func (d *Directory) AfterApply() error { //nolint:unparam // kong requires an error result
 	d.DataDir = cmp.Or(d.DataDir, defaultDataDir)
 	return nil
 }
 
-// missingURL returns an error that says what to do, and that advice, when a server's URL is not given.
+// missingURL returns a usage error when the URL of a server is not given. The error names the flag
+// and the variable, and ends with advice.
 func (c *Connections) missingURL(advice string) error {
 	for _, url := range []struct{ value, flag, env string }{
 		{c.NATSURL, "--nats-url", "HOLDFAST_NATS_URL"},
@@ -277,11 +283,11 @@ func (c *Connections) missingURL(advice string) error {
 	return nil
 }
 
-// startToo is the advice of commands that work on no servers but those that are given.
-const startToo = "start the servers too: worker run --embedded, or worker dev"
+// startToo is the advice of commands that use only servers whose URLs are given.
+const startToo = "use worker run --embedded or worker dev, which start the servers"
 
-// find takes the URLs that are not given from the endpoints file of a directory. The namespace is the one there, unless
-// another NATS is given.
+// find takes the URLs that are not given from the endpoints file in dir. It takes the namespace
+// from there too, unless a NATS URL is given.
 func (c *Connections) find(dir string) error {
 	found, err := endpointsIn(dir)
 	if err != nil {
@@ -294,11 +300,11 @@ func (c *Connections) find(dir string) error {
 	c.NATSURL = cmp.Or(c.NATSURL, found["HOLDFAST_NATS_URL"])
 	c.RedisURL = cmp.Or(c.RedisURL, found["HOLDFAST_REDIS_URL"])
 	c.PostgresURL = cmp.Or(c.PostgresURL, found["HOLDFAST_POSTGRES_URL"])
-	return c.missingURL(fmt.Sprintf("the --data-dir of a worker with servers of its own, "+
-		"worker dev or worker run --embedded (%s has no such address)", dir))
+	return c.missingURL(fmt.Sprintf("the --data-dir of a running worker dev or worker run --embedded "+
+		"(endpoints.env in %s has no such URL)", dir))
 }
 
-// find takes the servers of redlock from the endpoints file of a directory, unless they are given.
+// find takes the lock servers of redlock from the endpoints file in dir, unless they are given.
 func (l *LockServers) find(dir string) error {
 	if l.LockStrategy != redlockStrategy || len(l.LockRedisURLs) > 0 {
 		return nil
@@ -310,35 +316,36 @@ func (l *LockServers) find(dir string) error {
 	return err
 }
 
-// endpointsIn returns where the worker is that has written endpoints.env to a directory, and its servers; nothing
-// when there is no such file.
+// endpointsIn returns the addresses in the file endpoints.env of a directory: those of the worker
+// that wrote it and of its servers. It returns nothing when the file does not exist.
 func endpointsIn(dir string) (map[string]string, error) {
-	found, err := stack.ReadEndpoints(filepath.Join(dir, "endpoints.env"))
+	found, err := endpoints.Read(filepath.Join(dir, "endpoints.env"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	return found, err
 }
 
-// missingLockURLs returns an error that says what to do when Redlock has no servers.
+// missingLockURLs returns a usage error when Redlock has no lock servers.
 func (l *LockServers) missingLockURLs() error {
 	if l.LockStrategy == redlockStrategy && len(l.LockRedisURLs) == 0 {
-		return misused("redlock needs Redis servers of its own, an odd number, at least %d: give --lock-redis-urls or "+
-			"HOLDFAST_LOCK_REDIS_URLS, or start them too: worker run --embedded, or worker dev", lockServersMin)
+		return misused("redlock needs separate Redis servers, an odd number, at least %d: give --lock-redis-urls or "+
+			"HOLDFAST_LOCK_REDIS_URLS, or "+startToo, lockServersMin)
 	}
 	return nil
 }
 
-// retention is what the streams depend on.
+// retention returns the settings that the streams depend on.
 func (c *Config) retention() events.Retention {
 	return events.Retention{HoldLifetime: c.HoldLifetimeMax, AnswerTTL: c.RequestKeyTTL, Replicas: c.StreamReplicas}
 }
 
-// policy is the part of the configuration that package holds decides by.
+// policy returns the settings by which package holds decides.
 func (c *Config) policy() holds.Policy {
 	return holds.Policy{
 		HoldTTL: c.HoldTTL, HoldTTLMax: c.HoldTTLMax, HoldLifetimeMax: c.HoldLifetimeMax,
-		PaymentWindow: c.PaymentWindow, LatePayment: holds.LatePayment(c.LatePayment), HoldsPerUser: c.HoldsPerUser, NightsMax: c.NightsMax,
-		HorizonDays: c.Horizon, RequestKeyTTL: c.RequestKeyTTL, LockWait: c.LockWait,
+		PaymentWindow: c.PaymentWindow, LatePayment: holds.LatePayment(c.LatePayment),
+		HoldsPerUser: c.HoldsPerUser, NightsMax: c.NightsMax, HorizonDays: c.Horizon,
+		RequestKeyTTL: c.RequestKeyTTL, LockWait: c.LockWait,
 	}
 }

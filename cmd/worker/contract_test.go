@@ -10,12 +10,13 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 )
 
-// contractRow is an inbound event and what must come of it. In data, $H1 is the hold that was
-// created as H1, and ~ stands for double quotes.
+// contractRow is an inbound event and its expected outcome. In data, $H1 is the hold that was
+// created as H1, and ~ stands for a double quote.
 type contractRow struct {
 	event, data string
 	outcome     string // event, reason and field
@@ -27,8 +28,8 @@ const (
 	tooMany     = "~ttl_seconds~:7200"
 )
 
-// contractRows is every event of the contract with each of its outcomes and reasons, in the contract's
-// order. The worker of this table lets a user have three holds.
+// contractRows has every event of the contract with each of its outcomes and reasons, in the
+// contract's order. The worker of this table allows a user three holds.
 var contractRows = []contractRow{
 	{"inventory.set", "{~resource_id~:~hall~,~slots~:[~A~,~B~,~C~,~D~,~E~],~capacity~:1}", "inventory.updated", ""},
 	{"inventory.set", "{~resource_id~:~hall~,~slots~:[~A~],~capacity~:-1}", "inventory.rejected invalid_request capacity", ""},
@@ -78,8 +79,8 @@ var contractRows = []contractRow{
 	{"reservation.cancelled", "{~hold_id~:~$H2~}", "reservation.cancel_rejected unknown_reservation", ""},
 }
 
-// contractLimits is what happens to a hold whose whole life is its ttl, some time after it was created: that of
-// another hold.
+// contractLimits has the events of a hold whose ttl is the maximum lifetime, so it cannot be
+// extended. The end of another hold shows that time has passed.
 var contractLimits = []contractRow{
 	{"inventory.set", "{~resource_id~:~hall~,~slots~:[~A~,~B~],~capacity~:1}", "inventory.updated", ""},
 	{"booking.requested", "{~request_key~:~1~,~user_id~:~ana~," + requestData + "~slots~:[~A~],~ttl_seconds~:30}", "hold.created", "H1"},
@@ -89,7 +90,7 @@ var contractLimits = []contractRow{
 	{"payment.started", "{~hold_id~:~$H1~}", "hold.extension_rejected limit_reached", ""},
 }
 
-// contractLate is the same nights paid late, with HOLDFAST_LATE_PAYMENT=accept_if_free.
+// contractLate has payments for expired holds, with HOLDFAST_LATE_PAYMENT=accept_if_free.
 var contractLate = []contractRow{
 	{"inventory.set", "{~resource_id~:~hall~,~slots~:[~A~],~capacity~:1}", "inventory.updated", ""},
 	{"booking.requested", "{~request_key~:~1~,~user_id~:~ana~," + requestData + "~slots~:[~A~],~ttl_seconds~:1}", "hold.created", "H1"},
@@ -103,7 +104,7 @@ var contractLate = []contractRow{
 	{"payment.confirmed", "{~hold_id~:~$H2~,~payment_id~:~p3~}", "hold.confirm_rejected sold_out", ""},
 }
 
-// contractMembers are what the data of each outbound event must have, besides resource_id.
+// contractMembers lists what the data of each outbound event must have, besides resource_id.
 var contractMembers = map[string][]string{
 	holds.EventHoldCreated:          {"hold_id", "request_key", "user_id", "slots", "quantity", "created_at", "expires_at"},
 	holds.EventHoldRejected:         {"request_key", "user_id", "quantity", "reason", "message"},
@@ -121,7 +122,7 @@ var contractMembers = map[string][]string{
 	holds.EventBookingCancelled:     {"request_key"},
 }
 
-// contractReasons are all reasons of the contract.
+// contractReasons lists all reasons of the contract.
 var contractReasons = map[string][]string{
 	holds.EventHoldRejected:      {"invalid_request", "request_key_reused", "cancelled", "already_holding", "hold_limit", "unknown_resource", "sold_out"},
 	holds.EventExtensionRejected: {"invalid_request", "limit_reached", "already_started", "expired", "released", "confirmed", "unknown_hold"},
@@ -131,8 +132,9 @@ var contractReasons = map[string][]string{
 	holds.EventInventoryRejected: {"invalid_request", "below_reserved"},
 }
 
-// TestContract_EveryRow_HasItsOutcome goes through the contract's tables with a worker: every event, every outcome, every
-// reason, the members of its data, the trace that is carried on, and that no event has two outcomes.
+// TestContract_EveryRow_HasItsOutcome publishes the events of the contract's tables to a worker. It
+// checks every outcome, every reason, the members of its data, the trace of its event, and that no
+// event has two outcomes.
 func TestContract_EveryRow_HasItsOutcome(t *testing.T) {
 	t.Parallel()
 	seen := make(map[string]bool)
@@ -146,11 +148,11 @@ func TestContract_EveryRow_HasItsOutcome(t *testing.T) {
 	run(contractLate, "HOLDFAST_LATE_PAYMENT=accept_if_free")
 	for event := range contractMembers {
 		if !seen[event] {
-			t.Errorf("%s was not seen", event)
+			t.Errorf("%s did not occur", event)
 		}
 		for _, reason := range contractReasons[event] {
 			if !seen[event+" "+reason] {
-				t.Errorf("%s %s was not seen", event, reason)
+				t.Errorf("%s %s did not occur", event, reason)
 			}
 		}
 	}
@@ -199,7 +201,7 @@ func (s *harness) goThrough(rows []contractRow, seen map[string]bool) {
 			}
 		}
 		if words[len(words)-1] == holds.ReasonSoldOut && event == holds.EventHoldRejected && (data["unavailable"] == nil || data["retry_at"] == nil) {
-			s.t.Errorf("row %d: sold_out does not tell what is short, or when it may not be: %s", i, o.Data)
+			s.t.Errorf("row %d: sold_out lacks unavailable or retry_at: %s", i, o.Data)
 		}
 		if row.creates != "" {
 			named = append(named, "$"+row.creates, o.Subject)
@@ -217,10 +219,10 @@ func (s *harness) goThrough(rows []contractRow, seen map[string]bool) {
 	}
 }
 
-// publishTraced stores an event about the hall with a traceparent and returns its id.
+// publishTraced publishes an event about the hall with a traceparent and returns its id.
 func (s *harness) publishTraced(event string, data jsontext.Value, trace string) string {
 	s.t.Helper()
-	r, err := s.subjects.NewRequest(event, "hall", "/test", data)
+	r, err := client.NewEvent(s.subjects, event, "hall", "/test", data)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -235,7 +237,7 @@ func (s *harness) publishTraced(event string, data jsontext.Value, trace string)
 	return r.Envelope.ID
 }
 
-// traceOf is the traceparent of an outcome that was followed.
+// traceOf returns the traceparent of a followed outcome.
 func (s *harness) traceOf(outcomeID string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -22,43 +22,47 @@ import (
 
 // devCommand is `worker dev`.
 type devCommand struct {
-	Once       bool `help:"End after the story: 0 when all of it went as it says, else 1."`
+	Once       bool `help:"Exit after the demo: 0 when every step succeeded, else 1."`
 	Directory  `embed:""`
 	Installing `embed:""`
-	// The story says what happens, so the log says what goes wrong only.
-	Config `embed:"" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: holdfast, or a new one on servers that you give" set:"log_level=error"` //nolint:staticcheck // kong reads each set tag
+	// The demo prints what happens, so only errors are logged.
+	Config `embed:"" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: holdfast, or a new one on servers that you give" set:"log_level=error"` //nolint:staticcheck // kong reads each set tag
 }
 
 func (*devCommand) Help() string {
-	return `It starts a real NATS, Redis and Postgres on free ports of this machine (unless you give their
-URLs), with --lock-strategy redlock three more Redis for the locks, runs a worker on them, plays
-a short story and stays up until Ctrl-C. On servers that you give it uses a namespace of its own, and
-removes it at the end, unless you give --namespace.
+	return `It starts NATS, Redis and Postgres on free ports of this machine, runs a worker on them, runs a short
+demo and keeps running until Ctrl-C. With --lock-strategy redlock it starts three more Redis servers
+for the locks.
 
-Example:
+It does not start a server whose URL you give. On your servers it uses a new namespace and removes it
+at the end. With --namespace it uses that one and keeps it.
 
+Examples:
+
+  worker dev
   worker dev --once`
 }
 
-// Run starts everything, plays the story and, unless it is to end then, stays up until ctx is over.
+// Run starts the servers and a worker and runs the demo. Without --once it then keeps running until
+// ctx is cancelled.
 func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	config := d.Config
 	log, err := newLogger(std.err, config.LogLevel)
 	if err != nil {
 		return err
 	}
-	fmt.Fprint(std.out, "Holdfast keeps rooms, seats and stock for customers while they pay, "+
-		"and takes them back if they do not.\n\n")
-	given := config // the URLs of the servers that exist already
+	fmt.Fprint(std.out, "Holdfast holds rooms, seats and stock for customers while they pay, "+
+		"and frees them if they do not.\n\n")
+	given := config // with the URLs of the user's own servers only
 	own := config.ownNamespace()
 	if own {
-		fmt.Fprintf(std.out, "On your servers everything goes into a namespace of its own, %s, "+
-			"which is removed at the end.\n"+
-			"(--namespace NAME uses another one, and keeps it.)\n\n", config.Namespace)
+		fmt.Fprintf(std.out, "On your servers all data goes into the new namespace %s, which is removed at the end.\n"+
+			"(--namespace NAME uses another one and keeps it.)\n\n", config.Namespace)
 	}
 	began := time.Now()
 	started, err := startServers(ctx, &config, stack.Options{
-		EndpointsDir: d.DataDir, Install: d.installPolicy(), Progress: func(line string) { fmt.Fprintln(std.out, "  "+line) },
+		EndpointsDir: d.DataDir, Install: d.installPolicy(),
+		Progress: func(line string) { fmt.Fprintln(std.out, "  "+line) },
 	})
 	if err != nil {
 		return err
@@ -68,7 +72,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = listener.Close() }() // the server has closed it already
+	defer func() { _ = listener.Close() }() // the HTTP server has already closed it
 	config.HTTPAddr = listener.Addr().String()
 	endpoints, err := config.writeEndpoints(started, d.DataDir)
 	if err != nil {
@@ -76,22 +80,22 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	}
 	skip := slices.Concat(preflight.Durability, preflight.Privileges)
 	worker, err := start(ctx, config, listener, log, preparation{migrate: true, skip: skip})
-	if own && !errors.Is(err, errPreflight) { // which fails before anything is created
+	if own && !errors.Is(err, errPreflight) { // the preflight runs before the namespace is created
 		given.Namespace = config.Namespace
 		defer func() { err = errors.Join(err, given.removeNamespace(std.out)) }()
 	}
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(std.out, "Running after %.1f s, all of it real:\n", time.Since(began).Seconds())
+	fmt.Fprintf(std.out, "Running on real servers after %.1f s:\n", time.Since(began).Seconds())
 	config.printServers(std.out, started)
 
-	err = playStory(ctx, config, std.out)
+	err = runDemo(ctx, config, std.out)
 	if ctx.Err() != nil {
 		return worker.stop()
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("the story went wrong: %w", err), worker.stop())
+		return errors.Join(fmt.Errorf("demo failed: %w", err), worker.stop())
 	}
 	if d.Once {
 		return worker.stop()
@@ -100,8 +104,9 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	return worker.wait(ctx, started)
 }
 
-// ownNamespace sets the namespace of worker dev when none is given. On servers that are given it is a new one, and
-// it reports so: namespace holdfast may be in use there, or belong together with servers that have ended since.
+// ownNamespace sets the namespace when none is given. It reports whether it has made a new one: on
+// servers that the user gives, the namespace holdfast may be in use, or may belong to other servers
+// that worker dev started earlier.
 func (c *Config) ownNamespace() (own bool) {
 	if c.Namespace != "" {
 		return false
@@ -114,12 +119,12 @@ func (c *Config) ownNamespace() (own bool) {
 	return true
 }
 
-// printServers prints where the servers and the worker are.
+// printServers prints the addresses of the servers and of the worker.
 func (c *Config) printServers(to io.Writer, started *servers) {
 	one := func(name, url string, isNew bool) {
 		origin := "yours"
 		if isNew {
-			origin = "started for you, keeps nothing"
+			origin = "started here, data is lost at the end"
 		}
 		fmt.Fprintf(to, "  %-9s %-60s %s\n", name, events.RedactedURL(url), origin)
 	}
@@ -130,11 +135,11 @@ func (c *Config) printServers(to io.Writer, started *servers) {
 		one("locks", url, len(started.locks) > 0)
 	}
 	fmt.Fprintf(to, "  %-9s http://%s\n", "worker", c.HTTPAddr)
-	fmt.Fprint(to, "Not checked here: what outlives a crash, and who may do what. "+
-		"For that there is `worker preflight`, which refuses servers that keep nothing.\n\n")
+	fmt.Fprint(to, "Do not use this setup in production: `worker dev` does not check durability and permissions.\n"+
+		"`worker preflight` does.\n\n")
 }
 
-// listenNear listens on addr, or, when that is taken, on a free port of the same host.
+// listenNear listens on addr or, when its port is in use, on a free port of the same host.
 func listenNear(addr string) (net.Listener, error) {
 	listener, err := net.Listen("tcp", addr)
 	if err == nil {
@@ -151,20 +156,21 @@ func listenNear(addr string) (net.Listener, error) {
 	return listener, nil
 }
 
-// nextCommands says what to try next. natsGiven: NATS is not one of the addresses in the endpoints file.
+// nextCommands returns commands to try next. natsGiven means that the user gave the NATS URL, so
+// the endpoints file does not have it.
 func nextCommands(endpoints string, c Config, natsGiven bool) string {
 	tomorrow := time.Now().UTC().AddDate(0, 0, 1)
 	night := func(days int) string { return tomorrow.AddDate(0, 0, days).Format(time.DateOnly) }
-	where := fmt.Sprintf("(the addresses are in %s):\n", relative(endpoints))
+	where := fmt.Sprintf("(they read the addresses from %s):\n", relative(endpoints))
 	if natsGiven {
-		where = "with the HOLDFAST_..._URL that you gave here:\n\n  export HOLDFAST_NAMESPACE=" + c.Namespace
+		where = "with the same HOLDFAST_..._URL variables:\n\n  export HOLDFAST_NAMESPACE=" + c.Namespace
 	}
 	worker, publisher := "go run ./cmd/worker", "go run ./cmd/publisher"
 	if _, err := exec.LookPath("publisher"); err == nil {
 		worker, publisher = "worker", "publisher"
 	}
 	return fmt.Sprintf(`
-Next, in another terminal in this directory %s
+Try next, in another terminal in this directory %s
   %[2]s watch
   %[2]s inventory set --resource-id loft --check-in %[4]s --check-out %[5]s --capacity 1 --wait
   %[2]s request --resource-id loft --user-id you --check-in %[6]s --check-out %[7]s --ttl 30s --wait
@@ -174,14 +180,14 @@ Next, in another terminal in this directory %s
   %[3]s audit
   curl 'http://%[8]s/v1/availability?resource_id=loft&check_in=%[4]s&check_out=%[5]s'
 
-Ctrl-C stops it.
+Ctrl-C stops the worker and the servers that it started.
 `, where, publisher, worker, night(0), night(7), night(1), night(4), c.HTTPAddr)
 }
 
 // removeWithin bounds the removal of a namespace.
 const removeWithin = 5 * time.Second
 
-// removeNamespace removes the namespace from the servers whose URLs c has.
+// removeNamespace removes the namespace from the servers whose URLs are in c.
 func (c *Config) removeNamespace(out io.Writer) error {
 	ctx, cancel := context.WithTimeout(context.Background(), removeWithin)
 	defer cancel()
@@ -196,10 +202,11 @@ func (c *Config) removeNamespace(out io.Writer) error {
 	}
 	if err := errors.Join(errs...); err != nil {
 		ns := events.Namespace(c.Namespace)
-		return fmt.Errorf("namespace %s is not removed: %w; remove by hand what is left of the streams %s, %s, %s and %s, "+
-			"the Redis keys %s:* and the schema %s", c.Namespace, err, ns.InStream(), ns.OutStream(), ns.DLQStream(), ns.RunsStream(), c.Namespace, c.Namespace)
+		return fmt.Errorf("remove namespace %s: %w; remove the rest by hand: the streams %s, %s, %s and %s, "+
+			"the Redis keys %s:* and the schema %s", c.Namespace, err,
+			ns.InStream(), ns.OutStream(), ns.DLQStream(), ns.RunsStream(), c.Namespace, c.Namespace)
 	}
-	fmt.Fprintf(out, "\nThe namespace %s is removed from your servers.\n", c.Namespace)
+	fmt.Fprintf(out, "\nNamespace %s was removed from your servers.\n", c.Namespace)
 	return nil
 }
 
@@ -233,7 +240,7 @@ func (c *Config) removeSchema(ctx context.Context) error {
 	return db.Drop(ctx, c.Namespace)
 }
 
-// relative shortens a path that lies below the working directory.
+// relative returns a path below the working directory as a relative path, and any other unchanged.
 func relative(path string) string {
 	working, err := filepath.Abs(".")
 	if err != nil {

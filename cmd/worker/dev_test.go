@@ -14,29 +14,31 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/events"
-	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
 
-// plainEnviron is the environment without what a shell has set for other servers, or for another output.
+// plainEnviron returns the environment without the variables of other servers or of another output
+// format.
 func plainEnviron() []string {
 	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		return strings.HasPrefix(variable, "HOLDFAST_") && !strings.HasPrefix(variable, "HOLDFAST_INSTALL=")
 	})
 }
 
-// TestDev_SecondInDirectory_Refused starts a second worker with servers of its own where one runs. It ends at once, names
-// the address of the first, and leaves the first one's endpoints file.
+// TestDev_SecondInDirectory_Refused starts a second worker with its own servers in a directory that
+// a worker uses. The second one exits at once, names the address of the first, and leaves the
+// endpoints file unchanged.
 func TestDev_SecondInDirectory_Refused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "endpoints.env")
 	first := launch(t, false, []string{"dev", "--http-addr", "127.0.0.1:0", "--data-dir", dir})
 	var found map[string]string
-	stacktest.Eventually(t, "the first one's endpoints", func() (ok bool) {
+	stacktest.Eventually(t, "the endpoints of the first worker", func() (ok bool) {
 		var err error
-		found, err = stack.ReadEndpoints(file)
+		found, err = endpoints.Read(file)
 		return err == nil
 	})
 	before, err := os.ReadFile(file)
@@ -47,21 +49,23 @@ func TestDev_SecondInDirectory_Refused(t *testing.T) {
 		var out strings.Builder
 		args := append(command, "--http-addr", "127.0.0.1:0", "--data-dir", dir)
 		if code := run(t.Context(), args, streams{&out, &out}); code != exitFailed ||
-			!strings.Contains(out.String(), "http://"+found["HOLDFAST_HTTP_ADDR"]) || !strings.Contains(out.String(), "--data-dir") {
+			!strings.Contains(out.String(), "http://"+found["HOLDFAST_HTTP_ADDR"]) ||
+			!strings.Contains(out.String(), "--data-dir") {
 			t.Errorf("a second worker %v: %d\n%s", command, code, out.String())
 		}
 	}
 	if after, err := os.ReadFile(file); err != nil || string(after) != string(before) {
-		t.Errorf("the first one's endpoints are now: %v\n%s", err, after)
+		t.Errorf("the endpoints of the first worker are now: %v\n%s", err, after)
 	}
-	first.end(t)
+	first.stop(t)
 	if _, err := os.Stat(file); !os.IsNotExist(err) {
-		t.Errorf("the endpoints file after the end of its worker: %v", err)
+		t.Errorf("the endpoints file after its worker has stopped: %v", err)
 	}
 }
 
-// TestDev_ServersGiven_UsesOwnNamespace plays the story on servers that exist already: in a namespace of its own,
-// which is gone afterwards. Nothing is in namespace holdfast. A namespace that is given is used, and stays.
+// TestDev_ServersGiven_UsesOwnNamespace runs the demo on given servers. Without --namespace it uses
+// a new namespace, removes it afterwards and leaves namespace holdfast empty. With --namespace it
+// uses that one and keeps it.
 func TestDev_ServersGiven_UsesOwnNamespace(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()
@@ -83,23 +87,25 @@ func TestDev_ServersGiven_UsesOwnNamespace(t *testing.T) {
 		return string(out)
 	}
 	reported := dev()
-	own := regexp.MustCompile(`namespace of its own, (holdfast_dev_[0-9a-f]{8}), which is removed`).FindStringSubmatch(reported)
-	if own == nil || !strings.Contains(reported, "The namespace "+own[1]+" is removed from your servers.") {
-		t.Fatalf("it does not say which namespace it uses and removes:\n%s", reported)
+	own := regexp.MustCompile(`into the new namespace (holdfast_dev_[0-9a-f]{8}), which is removed`).FindStringSubmatch(reported)
+	if own == nil || !strings.Contains(reported, "Namespace "+own[1]+" was removed from your servers.") {
+		t.Fatalf("the output does not name the namespace that is used and removed:\n%s", reported)
 	}
 	given := stacktest.Namespace(t)
 	if reported := dev("--namespace", given); strings.Contains(reported, "removed") {
-		t.Errorf("with --namespace it says:\n%s", reported)
+		t.Errorf("with --namespace it prints:\n%s", reported)
 	}
 	for namespace, want := range map[string]bool{own[1]: false, "holdfast": false, given: true} {
 		streams, keys, tables := contents(t, namespace)
 		if want != (streams > 0) || want != (keys > 0) || want != tables {
-			t.Errorf("namespace %s: %d streams, %d keys, a schema %v; want any: %v", namespace, streams, keys, tables, want)
+			t.Errorf("namespace %s: %d streams, %d keys, schema exists: %v; want any: %v", namespace, streams, keys, tables,
+				want)
 		}
 	}
 }
 
-// contents is what a namespace has on the shared servers.
+// contents returns how many streams and keys a namespace has on the shared servers, and whether it
+// has a schema.
 func contents(t *testing.T, namespace string) (streams, keys int, schema bool) {
 	t.Helper()
 	shared := stacktest.Shared()
@@ -130,4 +136,34 @@ func contents(t *testing.T, namespace string) (streams, keys int, schema bool) {
 	defer db.Close()
 	_, err = db.Epoch(t.Context())
 	return streams, keys, err == nil
+}
+
+// TestDev_Once_PlaysStoryAndEnds runs `worker dev --once` as a process, with and without lock
+// servers.
+func TestDev_Once_PlaysStoryAndEnds(t *testing.T) {
+	t.Parallel()
+	binary, err := workerBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, more := range map[string][]string{"plain": nil, "redlock": {"--lock-strategy", "redlock"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command(binary,
+				append([]string{"dev", "--once", "--http-addr", "127.0.0.1:0", "--data-dir", t.TempDir()}, more...)...)
+			out, err := cmd.CombinedOutput()
+			for _, want := range []string{"Do not use this setup in production", "Ana pays", "his room is free again",
+				"One of them holds it, 199", "dead letter", "malformed"} {
+				if !strings.Contains(string(out), want) {
+					t.Errorf("the output lacks %q", want)
+				}
+			}
+			if n := strings.Count(string(out), "locks     redis://"); more != nil && n != lockServersMin {
+				t.Errorf("the output lists %d lock servers", n)
+			}
+			if err != nil || t.Failed() {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
 }

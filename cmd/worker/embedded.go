@@ -11,15 +11,16 @@ import (
 	"holdfast/internal/stack"
 )
 
-// servers are those that were started because no URL of theirs was given.
+// servers are the servers that the worker has started because their URLs were not given.
 type servers struct {
 	main   *stack.Stack   // NATS, Redis, Postgres
-	locks  []*stack.Stack // a Redis each, for redlock
-	failed chan error     // why one of them ended by itself
+	locks  []*stack.Stack // one Redis each, for redlock
+	failed chan error     // receives why a server ended unexpectedly
 }
 
-// startServers starts the servers whose URLs are not given, with options o, and sets their URLs. With an empty
-// o.Dir they keep nothing. It returns an error when another worker has its endpoints file in o.EndpointsDir.
+// startServers starts the servers whose URLs are not given, with options o, and sets their URLs in
+// c. When o.Dir is empty, their data is lost when they stop. It returns an error when another
+// worker has its endpoints file in o.EndpointsDir.
 func startServers(ctx context.Context, c *Config, o stack.Options) (*servers, error) {
 	o.NATS, o.Redis, o.Postgres = c.NATSURL == "", c.RedisURL == "", c.PostgresURL == ""
 	main, err := startStack(ctx, o)
@@ -45,7 +46,7 @@ func startServers(ctx context.Context, c *Config, o stack.Options) (*servers, er
 	return s, nil
 }
 
-// startLocks starts the servers of redlock, as many as can do without one.
+// startLocks starts lockServersMin lock servers for redlock.
 func (s *servers) startLocks(ctx context.Context, o stack.Options) error {
 	for i := range lockServersMin {
 		options := stack.Options{Redis: true, Install: o.Install, Progress: o.Progress}
@@ -75,16 +76,17 @@ func startStack(ctx context.Context, o stack.Options) (*stack.Stack, error) {
 	return started, nil
 }
 
-// inUse says which worker uses a directory already, and what to do.
+// inUse returns the error for a directory that another worker uses: which worker, and what to do.
 func inUse(used *stack.InUseError) error {
 	addr := used.Endpoints["HOLDFAST_HTTP_ADDR"]
 	if addr == "" {
-		return fmt.Errorf("another worker is just starting or stopping in %s: try again, or give another --data-dir", used.Dir)
+		return fmt.Errorf("another worker is starting or stopping in %s: try again, or give another --data-dir", used.Dir)
 	}
-	return fmt.Errorf("a worker runs in %s already, at http://%s: use that one, stop it, or give another --data-dir", used.Dir, addr)
+	return fmt.Errorf("a worker is already running in %s, at http://%s: use it, stop it, or give another --data-dir",
+		used.Dir, addr)
 }
 
-// watch tells failed why servers end, until close.
+// watch sends to s.failed why a server ended, until close.
 func (s *servers) watch() {
 	s.failed = make(chan error, 1+len(s.locks))
 	forward := func(one *stack.Stack, as string) {
@@ -116,7 +118,7 @@ func (s *servers) lockURLs() (urls []string) {
 	return urls
 }
 
-// writeEndpoints writes where the servers that were started and the worker are, for the
+// writeEndpoints writes the addresses of the started servers and of the worker into dir, for the
 // publisher and the other commands.
 func (c *Config) writeEndpoints(s *servers, dir string) (path string, err error) {
 	more := []string{"HOLDFAST_HTTP_ADDR=" + c.HTTPAddr, "HOLDFAST_NAMESPACE=" + c.Namespace}

@@ -1,56 +1,115 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/stack/stacktest"
 )
 
-// attachTo follows what is answered by a worker that has started its servers itself.
+// attachTo follows the outcomes of a worker that has started its own servers.
 func attachTo(t *testing.T, dir, namespace string) (s *harness) {
 	t.Helper()
 	stacktest.Eventually(t, "the servers", func() bool {
-		found, err := stack.ReadEndpoints(filepath.Join(dir, "endpoints.env"))
+		found, err := endpoints.Read(filepath.Join(dir, "endpoints.env"))
 		if err != nil {
 			return false
 		}
-		s = attach(t, urls{found["HOLDFAST_NATS_URL"], found["HOLDFAST_REDIS_URL"], found["HOLDFAST_POSTGRES_URL"]}, namespace)
+		s = attach(t, urls{found["HOLDFAST_NATS_URL"], found["HOLDFAST_REDIS_URL"], found["HOLDFAST_POSTGRES_URL"]},
+			namespace)
 		return true
 	})
 	return s
 }
 
-// TestEmbedded_RedisDataRemoved_HoldsRebuilt starts a worker with its servers again after what its Redis kept was
-// removed. The hold is there, from what the others kept.
+// TestEmbedded_RedisDataRemoved_HoldsRebuilt removes the data of Redis while the worker and its
+// servers are stopped. After a restart the hold exists again, rebuilt from the other servers.
 func TestEmbedded_RedisDataRemoved_HoldsRebuilt(t *testing.T) {
 	t.Parallel()
 	dir := stacktest.DataDir(t)
 	start := func() (*process, *harness) {
 		t.Helper()
-		p := launch(t, false, []string{"run", "--embedded", "--http-addr", "127.0.0.1:0", "--data-dir", dir, "--namespace", "kept"})
+		p := launch(t, false, []string{"run", "--embedded", "--http-addr", "127.0.0.1:0", "--data-dir", dir, "--namespace",
+			"kept"})
 		p.awaitStarted(t)
 		return p, attachTo(t, dir, "kept")
 	}
 	worker, s := start()
 	s.setInventory("hall", seat, 1)
 	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 3600))).Subject
-	worker.end(t)
+	worker.stop(t)
 	if err := os.RemoveAll(filepath.Join(dir, "redis")); err != nil {
 		t.Fatal(err)
 	}
 	worker, s = start()
-	stacktest.Eventually(t, "the hold to be there again", func() bool {
+	stacktest.Eventually(t, "the hold to be rebuilt", func() bool {
 		code, body := worker.get(t, "/v1/holds/"+hold)
 		return code == 200 && strings.Contains(body, `"state":"held"`)
 	})
-	if o := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 3600))); o.Type != events.Type(holds.EventHoldRejected) {
-		t.Errorf("the seat that is held was given to somebody else: %s", o.Type)
+	if o := s.answer(s.publish(events.BookingRequested, "hall",
+		bookingData("hall", "ben", "k2", seat, 3600))); o.Type != events.Type(holds.EventHoldRejected) {
+		t.Errorf("a held seat was granted again: %s", o.Type)
 	}
-	worker.end(t)
+	worker.stop(t)
+}
+
+// TestEmbedded_Redlock_StartsLockServers starts the lock servers of redlock, each with its own data
+// directory, and kills one.
+func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
+	t.Parallel()
+	dir := stacktest.DataDir(t)
+	c := Config{
+		Connections: Connections{NATSURL: "n", RedisURL: "r", PostgresURL: "p", Namespace: "n"},
+		Operations:  Operations{HTTPAddr: "h:1"}, Locks: Locks{LockServers: LockServers{LockStrategy: redlockStrategy}},
+	}
+	started, err := startServers(t.Context(), &c, stack.Options{Dir: dir, Progress: func(line string) { t.Log(line) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := started.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	path, err := c.writeEndpoints(started, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := endpoints.Read(path)
+	if urls := strings.Split(found["HOLDFAST_LOCK_REDIS_URLS"], ","); err != nil || len(urls) != lockServersMin ||
+		!slices.Equal(urls, c.LockRedisURLs) {
+		t.Errorf("endpoints: %v, %v, want %v", found, err, c.LockRedisURLs)
+	}
+	if err := c.LockServers.AfterApply(); err != nil {
+		t.Error(err)
+	}
+	for i := range lockServersMin {
+		if _, err := os.Stat(filepath.Join(dir, fmt.Sprintf("redis-lock-%d", i+1), "redis")); err != nil {
+			t.Error(err)
+		}
+	}
+	victim, err := os.FindProcess(started.locks[1].RedisPID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := victim.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-started.failed:
+		if !strings.Contains(err.Error(), "lock server 2") {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the end of a lock server was not reported")
+	}
 }

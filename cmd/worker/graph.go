@@ -18,23 +18,24 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/recovery"
 	"holdfast/internal/store"
 )
 
-// The time that a stop may take, the promised 10 s with something to spare.
+// stopWithin is the time that a stop may take: less than the promised 10 s.
 const stopWithin = 9 * time.Second
 
-// queryRedisConnections is how many connections to Redis the queries of a worker have.
+// queryRedisConnections is the number of connections to Redis for the queries of a worker.
 const queryRedisConnections = 8
 
-// graph is the worker: everything it is made of, and one Invoke for each of its loops.
+// graph returns the worker as an fx app: its components, and one Invoke for each of its loops.
 func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 	return fx.New(
 		fx.NopLogger,
 		fx.StartTimeout(30*time.Second), fx.StopTimeout(stopWithin),
 		fx.Supply(c, log),
 		fx.Provide(
-			holds.NewEpochTerm, holds.NewConnGuard, provideSupervisor,
+			recovery.NewEpochTerm, recovery.NewConnGuard, provideSupervisor,
 			provideRedis, provideNATS, events.NewJetStream, provideStore, provideMetrics,
 			func(c *redis.Client) redis.UniversalClient { return c },
 			func(c Config) events.Namespace { return events.Namespace(c.Namespace) },
@@ -44,7 +45,7 @@ func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 			provideReader, provideQueries, newServer, newLoops,
 		),
 		fx.Invoke(
-			func(l *loops, k *holds.Supervisor) { l.run("keeper", k.Run) },
+			func(l *loops, k *recovery.Supervisor) { l.run("supervisor", k.Run) },
 			func(l *loops, cs []*events.Consumer) {
 				for i, consumer := range cs {
 					l.run(consumerNames[i], consumer.Run)
@@ -70,7 +71,7 @@ func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 	)
 }
 
-func provideRedis(lc fx.Lifecycle, c Config, g *holds.ConnGuard) (*redis.Client, error) {
+func provideRedis(lc fx.Lifecycle, c Config, g *recovery.ConnGuard) (*redis.Client, error) {
 	options, err := c.redisOptions("--redis-url", c.RedisURL)
 	if err != nil {
 		return nil, err
@@ -81,9 +82,13 @@ func provideRedis(lc fx.Lifecycle, c Config, g *holds.ConnGuard) (*redis.Client,
 	return client, nil
 }
 
-// provideSupervisor returns the Keeper, with connections of its own: whether Redis can be relied on must
-// be known while all others are busy. It looks once before anything is decided.
-func provideSupervisor(lc fx.Lifecycle, c Config, t *holds.EpochTerm, g *holds.ConnGuard, js jetstream.JetStream, ns events.Namespace, log zerolog.Logger) (*holds.Supervisor, error) {
+// provideSupervisor returns the supervisor, which detects data loss in Redis. It has its own
+// connections, so it can check Redis while all others are busy. The first check runs before any
+// event is decided.
+func provideSupervisor(
+	lc fx.Lifecycle, c Config, t *recovery.EpochTerm, g *recovery.ConnGuard, js jetstream.JetStream, ns events.Namespace,
+	log zerolog.Logger,
+) (*recovery.Supervisor, error) {
 	db, err := newStore(context.Background(), c)
 	if err != nil {
 		return nil, err
@@ -94,7 +99,7 @@ func provideSupervisor(lc fx.Lifecycle, c Config, t *holds.EpochTerm, g *holds.C
 	}
 	lc.Append(fx.StartStopHook(func(ctx context.Context) {
 		if _, err := k.Check(ctx); err != nil {
-			log.Error().Err(err).Msg("the first look at redis failed, will be repeated")
+			log.Error().Err(err).Msg("initial redis check failed, will retry")
 		}
 	}, db.Close))
 	return k, nil
@@ -118,7 +123,9 @@ func provideStore(lc fx.Lifecycle, c Config) (*store.Store, error) {
 	return s, err
 }
 
-func provideLocker(lc fx.Lifecycle, c Config, client *redis.Client, db *store.Store, x *leaser, m *locking.Metrics) (*locking.Locker, error) {
+func provideLocker(
+	lc fx.Lifecycle, c Config, client *redis.Client, db *store.Store, x *leaser, m *locking.Metrics,
+) (*locking.Locker, error) {
 	var strategy locking.Strategy
 	switch c.LockStrategy {
 	case "none":
@@ -144,11 +151,15 @@ func provideLocker(lc fx.Lifecycle, c Config, client *redis.Client, db *store.St
 	return l, nil
 }
 
-func provideService(c Config, t *holds.EpochTerm, client redis.UniversalClient, l *locking.Locker, i holds.Inventory) *holds.Service {
+func provideService(
+	c Config, t *recovery.EpochTerm, client redis.UniversalClient, l *locking.Locker, i holds.Inventory,
+) *holds.Service {
 	return holds.NewService(c.Namespace, client, l, i, t, c.policy())
 }
 
-func provideExpirer(c Config, s *holds.Service, nc *nats.Conn, ns events.Namespace, log zerolog.Logger) (*holds.Expirer, error) {
+func provideExpirer(
+	c Config, s *holds.Service, nc *nats.Conn, ns events.Namespace, log zerolog.Logger,
+) (*holds.Expirer, error) {
 	own, err := events.NewJetStream(nc) // see NewAnnouncer
 	if err != nil {
 		return nil, err
@@ -177,13 +188,13 @@ func provideConsumers(
 	return consumers, nil
 }
 
-// reader answers queries, with connections of its own: however many queries there are, they take none from decisions.
+// reader answers queries. It has its own connections, so queries take none from decisions.
 type reader struct {
 	*holds.Service
-	dry *holds.Service // says what would become of events
+	dry *holds.Service // decides dry runs
 }
 
-func provideReader(lc fx.Lifecycle, c Config, t *holds.EpochTerm, g *holds.ConnGuard) (*reader, error) {
+func provideReader(lc fx.Lifecycle, c Config, t *recovery.EpochTerm, g *recovery.ConnGuard) (*reader, error) {
 	options, err := c.redisOptions("--redis-url", c.RedisURL)
 	if err != nil {
 		return nil, err
@@ -205,8 +216,9 @@ func provideQueries(nc *nats.Conn, ns events.Namespace, r *reader, log zerolog.L
 	return events.NewQueryService(nc, ns, r, r.dry, workerName(), log)
 }
 
-func provideReconciler(lc fx.Lifecycle, c Config, t *holds.EpochTerm, client redis.UniversalClient, s *holds.Service, db *store.Store, queries *reader,
-	m *audit.Metrics, log zerolog.Logger,
+func provideReconciler(
+	lc fx.Lifecycle, c Config, t *recovery.EpochTerm, client redis.UniversalClient, s *holds.Service, db *store.Store,
+	queries *reader, m *audit.Metrics, log zerolog.Logger,
 ) (*audit.Reconciler, error) {
 	pool, err := audit.OpenPostgres(context.Background(), c.PostgresURL, c.Namespace)
 	if err != nil {
@@ -221,7 +233,7 @@ func provideReconciler(lc fx.Lifecycle, c Config, t *holds.EpochTerm, client red
 	return r, nil
 }
 
-// workerName names this process where more than one works.
+// workerName returns a name that differs from that of every other worker: host and process id.
 func workerName() string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -230,7 +242,7 @@ func workerName() string {
 	return fmt.Sprintf("%s-%d", host, os.Getpid())
 }
 
-// newLogger logs JSON, or for a person when w is a terminal.
+// newLogger returns a logger that writes JSON, or readable lines when w is a terminal.
 func newLogger(w io.Writer, level string) (zerolog.Logger, error) {
 	parsed, err := zerolog.ParseLevel(level)
 	if err != nil {

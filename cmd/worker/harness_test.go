@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,23 +27,26 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
 
+	"holdfast/internal/client"
+	"holdfast/internal/contract"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
 
 func TestMain(m *testing.M) {
-	// The servers of tests keep nothing, which a preflight refuses.
+	// The servers of tests do not keep their data, which fails the preflight.
 	if err := os.Setenv("HOLDFAST_PREFLIGHT", "warn"); err != nil {
 		panic(err)
 	}
 	stacktest.Main(m, func() { _ = os.RemoveAll(binaryDir) })
 }
 
-var binaryDir string // where workerBinary is
+var binaryDir string // the directory of workerBinary
 
-// workerBinary is this program, built once for all tests, with its failpoints.
+// workerBinary builds this program with its failpoints, once for all tests, and returns its path.
 var workerBinary = sync.OnceValues(func() (binary string, err error) {
 	if binaryDir, err = os.MkdirTemp("", "holdfast-test-"); err != nil {
 		return "", err
@@ -54,33 +59,33 @@ var workerBinary = sync.OnceValues(func() (binary string, err error) {
 	return binary, nil
 })
 
-// harness is a namespace on the shared servers, its worker processes, and all that they answer.
+// harness is a namespace on the shared servers with its worker processes and their outcomes.
 type harness struct {
 	t          testing.TB
-	urls       urls                         // of somebody who may do everything
-	restricted *stacktest.RestrictedServers // nil = anybody may do everything
+	urls       urls                         // as an administrator
+	restricted *stacktest.RestrictedServers // nil unless users have least privileges
 	mayLack    bool                         // workers may lack permissions
-	logLevel   string                       // of workers, "" = info
-	locks      []string                     // of redlock, once they were asked for
+	logLevel   string                       // of workers; info when empty
+	locks      []string                     // URLs for redlock, set on first use
 	namespace  string
 	subjects   events.Namespace
 	nc         *nats.Conn
 	js         jetstream.JetStream
-	client     *events.Client
+	client     *client.Client
 	redis      *redis.Client
-	store      *store.Store // nil until somebody needs it
+	store      *store.Store // opened on first use
 
 	mu          sync.Mutex
 	outcomes    []events.Envelope // everything in the outbound stream
-	traces      map[string]string // their traceparents, by their ids
+	traces      map[string]string // traceparents by outcome id
 	deadLetters []nats.Header     // of everything in the dead-letter stream
-	changed     chan struct{}     // closed and replaced when one of them grows
+	changed     chan struct{}     // closed and replaced when one of the above changes
 
-	unfollow []func() // stop following, for those who store more than they look at
+	unfollow []func() // stop following, for tests that store more than they read
 }
 
-// newHarness makes a namespace ready and follows what will be answered in it. With least privileges
-// it is on servers of its own, whose users are those of deployments.
+// newHarness prepares a new namespace and follows its outcomes. With least privileges it starts
+// servers with the users of deployments/.
 func newHarness(t testing.TB) *harness {
 	t.Helper()
 	if stacktest.LeastPrivilege() {
@@ -90,16 +95,16 @@ func newHarness(t testing.TB) *harness {
 	return newHarnessOn(t, urls{shared.NATSURL, shared.RedisURL, shared.PostgresURL})
 }
 
-// urls are the servers of a system.
+// urls are the URLs of the servers of a harness.
 type urls struct{ nats, redis, postgres string }
 
-// newHarnessOn makes a namespace ready on other servers than the shared ones.
+// newHarnessOn prepares a new namespace on servers other than the shared ones.
 func newHarnessOn(t testing.TB, at urls) *harness {
 	t.Helper()
 	return attach(t, at, stacktest.Namespace(t))
 }
 
-// attach follows what is answered in a namespace, and makes it ready if it is not.
+// attach follows the outcomes of a namespace, and prepares it when it is not prepared yet.
 func attach(t testing.TB, at urls, namespace string) *harness {
 	t.Helper()
 	s := &harness{t: t, urls: at, namespace: namespace}
@@ -107,7 +112,8 @@ func attach(t testing.TB, at urls, namespace string) *harness {
 	return s
 }
 
-// newRestrictedHarness makes a namespace ready on servers of its own, where workers may do no more than they need.
+// newRestrictedHarness prepares a new namespace on its own servers, where a worker has only the
+// permissions that it needs.
 func newRestrictedHarness(t testing.TB) *harness {
 	t.Helper()
 	s := &harness{t: t, restricted: stacktest.NewRestrictedServers(t), namespace: stacktest.RestrictedNamespace}
@@ -116,7 +122,7 @@ func newRestrictedHarness(t testing.TB) *harness {
 	return s
 }
 
-// urlsAs are the servers as a user knows them.
+// urlsAs returns the URLs with the login of a user.
 func (s *harness) urlsAs(user string) urls {
 	if s.restricted == nil {
 		return s.urls
@@ -125,7 +131,7 @@ func (s *harness) urlsAs(user string) urls {
 	return urls{nats, redis, postgres}
 }
 
-// begin migrates and follows.
+// begin runs worker migrate and follows the outcomes.
 func (s *harness) begin() {
 	t := s.t
 	t.Helper()
@@ -146,7 +152,7 @@ func (s *harness) begin() {
 	if s.js, err = jetstream.New(s.nc); err != nil {
 		t.Fatal(err)
 	}
-	if s.client, err = events.NewClient(s.nc, s.subjects); err != nil {
+	if s.client, err = client.New(s.nc, s.subjects); err != nil {
 		t.Fatal(err)
 	}
 	options, err := redis.ParseURL(s.urls.redis)
@@ -167,17 +173,17 @@ func (s *harness) begin() {
 	s.follow(s.subjects.DLQStream(), func(m jetstream.Msg) { s.deadLetters = append(s.deadLetters, m.Headers()) })
 }
 
-// migrate runs worker migrate with more flags.
+// migrate runs worker migrate with additional flags.
 func (s *harness) migrate(more ...string) {
 	s.t.Helper()
 	args := append(append([]string{"migrate"}, s.serversAs("migrator")...), more...)
 	if code := run(s.t.Context(), args, streams{s.t.Output(), s.t.Output()}); code != exitOK {
-		s.t.Fatalf("worker migrate ended with %d", code)
+		s.t.Fatalf("worker migrate: exit code %d", code)
 	}
 }
 
-// dropPolicy lets the first worker store its own policy, which then is in force at once. Where workers
-// do not migrate each of them has its own.
+// dropPolicy removes the stored policy, so the first worker stores its own, which is in force at
+// once. With least privileges workers do not store a policy, and each uses its own.
 func (s *harness) dropPolicy() {
 	s.t.Helper()
 	conn, err := pgx.Connect(s.t.Context(), s.urls.postgres)
@@ -190,13 +196,14 @@ func (s *harness) dropPolicy() {
 	}
 }
 
-// serversAs are the flags that name the servers to a user: those that each command knows.
+// serversAs returns the flags that every command has for the servers, with the login of a user.
 func (s *harness) serversAs(user string) []string {
 	at := s.urlsAs(user)
-	return []string{"--namespace", s.namespace, "--nats-url", at.nats, "--redis-url", at.redis, "--postgres-url", at.postgres}
+	return []string{"--namespace", s.namespace, "--nats-url", at.nats, "--redis-url", at.redis, "--postgres-url",
+		at.postgres}
 }
 
-// flagsAs are the flags of worker run as a user.
+// flagsAs returns the flags of worker run with the login of a user.
 func (s *harness) flagsAs(user string) []string {
 	flags := append(s.serversAs(user), "--log-level", cmp.Or(s.logLevel, "info"))
 	if strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY"); strategy != "" {
@@ -233,7 +240,7 @@ func (s *harness) follow(stream string, keep func(jetstream.Msg)) {
 	s.unfollow = append(s.unfollow, consuming.Stop)
 }
 
-// await waits until what was answered is as so wants it.
+// await waits until so returns true for the outcomes and dead letters so far.
 func (s *harness) await(what string, so func(outcomes []events.Envelope, deadLetters []nats.Header) bool) {
 	s.t.Helper()
 	bound := time.After(2 * time.Minute)
@@ -247,14 +254,15 @@ func (s *harness) await(what string, so func(outcomes []events.Envelope, deadLet
 		select {
 		case <-changed:
 		case <-bound:
-			// Not Fatalf: it may be called from goroutines of the test.
-			s.t.Errorf("waited in vain for %s; %d outcomes and %d dead letters came", what, len(s.outcomes), len(s.deadLetters))
+			// Not Fatalf: other goroutines of a test call await too.
+			s.t.Errorf("timeout waiting for %s; %d outcomes and %d dead letters came",
+				what, len(s.outcomes), len(s.deadLetters))
 			runtime.Goexit()
 		}
 	}
 }
 
-// answers are the outcomes of an inbound event.
+// answers returns the outcomes of an inbound event.
 func answers(outcomes []events.Envelope, eventID string) (its []events.Envelope) {
 	for _, o := range outcomes {
 		if o.CausationID == eventID {
@@ -264,7 +272,7 @@ func answers(outcomes []events.Envelope, eventID string) (its []events.Envelope)
 	return its
 }
 
-// answer waits for the outcome of an event.
+// answer waits for the outcome of an event and returns it.
 func (s *harness) answer(eventID string) (o events.Envelope) {
 	s.t.Helper()
 	s.await("the outcome of "+eventID, func(outcomes []events.Envelope, _ []nats.Header) bool {
@@ -277,7 +285,7 @@ func (s *harness) answer(eventID string) (o events.Envelope) {
 	return o
 }
 
-// ofType returns the outcomes of an event type.
+// ofType returns the followed outcomes of an event type.
 func (s *harness) ofType(event string) []events.Envelope {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -293,10 +301,10 @@ func ofType(outcomes []events.Envelope, event string) (some []events.Envelope) {
 	return some
 }
 
-// publish stores an event and returns its id.
+// publish publishes an event and returns its id.
 func (s *harness) publish(event, resource string, data any) string {
 	s.t.Helper()
-	r, err := s.subjects.NewRequest(event, resource, "/test", data)
+	r, err := client.NewEvent(s.subjects, event, resource, "/test", data)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -310,32 +318,34 @@ func (s *harness) publish(event, resource string, data any) string {
 	return r.Envelope.ID
 }
 
-// setInventory sets a capacity, waits until it is set and returns what is known of the slots then.
+// setInventory sets a capacity, waits for the outcome and returns its slots.
 func (s *harness) setInventory(resource string, selection holds.SlotSelection, capacity int64) []holds.SlotCounts {
 	s.t.Helper()
-	o := s.answer(s.publish(events.InventorySet, resource, events.InventorySetData{ResourceID: resource, SlotSelection: selection, Capacity: capacity}))
+	o := s.answer(s.publish(events.InventorySet, resource,
+		events.InventorySetData{ResourceID: resource, SlotSelection: selection, Capacity: capacity}))
 	if o.Type != events.Type(holds.EventInventoryUpdated) {
 		s.t.Fatalf("inventory.set was answered with %s", o.Type)
 	}
 	return decoded[holds.InventoryUpdated](s.t, o).Slots
 }
 
-// bookingData returns the data of a request.
+// bookingData returns the data of a booking request.
 func bookingData(resource, user, key string, selection holds.SlotSelection, ttl int64) events.BookingRequestedData {
-	return events.BookingRequestedData{RequestKey: key, UserID: user, ResourceID: resource, SlotSelection: selection, Quantity: 1, TTLSeconds: &ttl}
+	return events.BookingRequestedData{RequestKey: key, UserID: user, ResourceID: resource, SlotSelection: selection,
+		Quantity: 1, TTLSeconds: &ttl}
 }
 
-// soon is a TTL in s, longer than a worker takes to end and another to start.
+// soon is a ttl in seconds, longer than a worker takes to stop and another one to start.
 const soon = 15
 
-// awaitDeadline waits until the first deadline of a hold is over.
+// awaitDeadline waits until the first deadline of a hold has passed by Redis' clock.
 func (s *harness) awaitDeadline(t *testing.T, created events.Envelope) {
 	t.Helper()
 	deadline := decoded[holds.HoldCreated](t, created).ExpiresAt
 	stacktest.Eventually(t, "the deadline", func() bool { return s.redis.Time(t.Context()).Val().After(deadline.Time) })
 }
 
-// decoded is the data of an outcome.
+// decoded returns the data of an outcome.
 func decoded[T any](t testing.TB, e events.Envelope) (data T) {
 	t.Helper()
 	if err := json.Unmarshal(e.Data, &data); err != nil {
@@ -344,10 +354,10 @@ func decoded[T any](t testing.TB, e events.Envelope) (data T) {
 	return data
 }
 
-// counts is what Redis holds of a resource.
+// counts returns the counters of a resource in Redis.
 func (s *harness) counts(resource string) map[string]string {
 	s.t.Helper()
-	key := fmt.Sprintf("%s:{%d}:%s:counts", s.namespace, holds.Partition(resource), resource)
+	key := fmt.Sprintf("%s:{%d}:%s:counts", s.namespace, record.Partition(resource), resource)
 	counts, err := s.redis.HGetAll(context.Background(), key).Result()
 	if err != nil {
 		s.t.Fatal(err)
@@ -355,20 +365,20 @@ func (s *harness) counts(resource string) map[string]string {
 	return counts
 }
 
-// forbidden is how the servers, and those who ask them, tell that something is not permitted.
+// forbidden matches what servers and clients report when a permission is missing.
 var forbidden = regexp.MustCompile(`(?i)permission|NOPERM|user executing the script can't|SQLSTATE 42501`)
 
 // process is a worker process.
 type process struct {
 	cmd     *exec.Cmd
 	log     lockedBuffer
-	started chan string   // tells its operations address
-	http    string        // that, once it was asked for
-	exited  chan struct{} // closed when it has ended
-	err     error         // how, once it has
+	started chan string   // receives its operations address
+	http    string        // the operations address, after awaitStarted
+	exited  chan struct{} // closed when it has exited
+	err     error         // how it exited, valid after exited is closed
 }
 
-// startWorker starts a worker process and waits until it has started.
+// startWorker starts a worker process and waits until the worker has started.
 func (s *harness) startWorker(env ...string) *process {
 	s.t.Helper()
 	p := s.launch(env...)
@@ -382,7 +392,7 @@ func (s *harness) launch(env ...string) *process {
 	return launch(s.t, s.mayLack, s.runArgs(), env...)
 }
 
-// runArgs are the arguments of a worker process.
+// runArgs returns the arguments of a worker process.
 func (s *harness) runArgs() []string {
 	args := []string{"run", "--http-addr", "127.0.0.1:0"}
 	if s.restricted != nil {
@@ -391,7 +401,8 @@ func (s *harness) runArgs() []string {
 	return append(args, s.flagsAs("worker")...)
 }
 
-// launch starts a process of the program. mayLack says that it may tell of a permission that it lacks.
+// launch starts a process of the program. Unless mayLack is true, the test fails when the process
+// logs that a permission is missing.
 func launch(t testing.TB, mayLack bool, args []string, env ...string) *process {
 	t.Helper()
 	binary, err := workerBinary()
@@ -401,7 +412,7 @@ func launch(t testing.TB, mayLack bool, args []string, env ...string) *process {
 	return launchBinary(t, binary, mayLack, args, env...)
 }
 
-// launchBinary starts a process of some build of the program.
+// launchBinary is launch with another build of the program.
 func launchBinary(t testing.TB, binary string, mayLack bool, args []string, env ...string) *process {
 	t.Helper()
 	p := &process{started: make(chan string, 1), exited: make(chan struct{})}
@@ -426,7 +437,8 @@ func launchBinary(t testing.TB, binary string, mayLack bool, args []string, env 
 				p.started <- line.HTTPAddr
 			}
 			fmt.Fprintf(&p.log, "%s\n", lines.Bytes())
-			if !mayLack && forbidden.Match(lines.Bytes()) && !bytes.Contains(lines.Bytes(), []byte("keyspace notifications cannot be switched on")) {
+			if !mayLack && forbidden.Match(lines.Bytes()) &&
+				!bytes.Contains(lines.Bytes(), []byte("keyspace notifications unavailable")) {
 				t.Errorf("the worker lacks a permission: %s", lines.Bytes())
 			}
 			fmt.Fprintf(t.Output(), "[%d] %s\n", p.cmd.Process.Pid, lines.Bytes())
@@ -434,13 +446,13 @@ func launchBinary(t testing.TB, binary string, mayLack bool, args []string, env 
 		p.err = p.cmd.Wait()
 	}()
 	t.Cleanup(func() {
-		_ = p.cmd.Process.Kill() // it may have ended
+		_ = p.cmd.Process.Kill() // it may have exited
 		<-p.exited
 	})
 	return p
 }
 
-// stop stops the process as an operator does.
+// stop sends SIGTERM and waits until the process has exited.
 func (p *process) stop(t testing.TB) error {
 	t.Helper()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -450,35 +462,76 @@ func (p *process) stop(t testing.TB) error {
 	return p.err
 }
 
-// awaitStarted waits until a worker has started.
+// awaitStarted waits until the worker has started.
 func (p *process) awaitStarted(t testing.TB) {
 	t.Helper()
 	select {
 	case p.http = <-p.started:
 	case <-p.exited:
-		t.Fatalf("the worker ended at its start: %v", p.err)
+		t.Fatalf("the worker exited during its start: %v", p.err)
 	}
 }
 
-// end stops a process and waits for its end.
-func (p *process) end(t *testing.T) {
-	t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	<-p.exited
-}
-
-// killed waits until the process has been killed, by itself at its failpoint.
+// killed waits until the process has killed itself at its failpoint.
 func (p *process) killed(t testing.TB) {
 	t.Helper()
 	select {
 	case <-p.exited:
 	case <-time.After(2 * time.Minute):
-		t.Fatal("the process did not come to its failpoint")
+		t.Fatal("the process did not reach its failpoint")
 	}
 	var exit *exec.ExitError
 	if !errors.As(p.err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-		t.Fatalf("the process ended with %v, want it killed", p.err)
+		t.Fatalf("the process exited with %v, want killed", p.err)
+	}
+}
+
+// get requests a path of the operations address of a worker.
+func (p *process) get(t *testing.T, path string) (status int, body string) {
+	t.Helper()
+	response, err := http.Get("http://" + p.http + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	defer http.DefaultClient.CloseIdleConnections()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, string(text)
+}
+
+// lockedBuffer is a buffer for concurrent use.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// checkOutbound validates an outbound event against its schema. Every event that a worker publishes
+// in these tests goes through it.
+func checkOutbound(t testing.TB, e events.Envelope, m jetstream.Msg) {
+	t.Helper()
+	schema, err := contract.ReadSchema("../../docs/schemas/out/"+strings.TrimPrefix(e.Type, "holdfast.")+".json", "")
+	if err == nil {
+		err = schema.Validate(m.Data())
+	}
+	if err != nil {
+		t.Errorf("%s does not match its schema: %v\n%s", e.Type, err, m.Data())
+	}
+	if m.Headers().Get("Content-Type") != "application/cloudevents+json" || m.Headers().Get("Nats-Msg-Id") != e.ID {
+		t.Errorf("%s has the headers %v", e.Type, m.Headers())
 	}
 }

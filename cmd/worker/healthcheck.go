@@ -12,23 +12,25 @@ import (
 
 // healthcheckCommand is `worker healthcheck`.
 type healthcheckCommand struct {
-	HTTPAddr  string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" placeholder:"ADDR" help:"The worker's operations address. Without it the one that --data-dir knows, else 127.0.0.1:8080."`
-	Timeout   time.Duration `default:"3s" help:"How long to wait for an answer."`
+	HTTPAddr  string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" placeholder:"ADDR" help:"Operations address of the worker. Default: from endpoints.env in --data-dir, else 127.0.0.1:8080."`
+	Timeout   time.Duration `default:"3s" help:"Maximum time to wait for the answer."`
 	Directory `embed:""`
 }
 
 func (*healthcheckCommand) Help() string {
-	return `It asks /healthz of a running worker, for a container or a service manager. Exit codes: 0 when the
-process lives, 1 when it does not answer so, 2 wrong usage. Whether the worker also works, and why
-not, is in /readyz: that is no reason to start it again.
+	return `It requests /healthz from a running worker. Use it as the health check of a container or service
+manager. /readyz reports whether the worker also processes events: do not restart a worker because it
+is not ready.
 
-Example:
+Exit codes: 0 the process is alive, 1 it does not answer, 2 wrong usage.
+
+Examples:
 
   worker healthcheck
   worker healthcheck --http-addr 127.0.0.1:8080 --timeout 1s`
 }
 
-// Run asks the worker.
+// Run requests /healthz and returns an error unless the answer is 200.
 func (h *healthcheckCommand) Run(ctx context.Context, std streams) error {
 	if h.Timeout <= 0 {
 		return misused("--timeout %s must be more than 0s", h.Timeout)
@@ -46,18 +48,19 @@ func (h *healthcheckCommand) Run(ctx context.Context, std streams) error {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Do(request)
 	if err != nil {
-		return fmt.Errorf("no worker answers: %w", err)
+		return fmt.Errorf("no answer from worker: %w", err)
 	}
-	defer func() { _ = response.Body.Close() }() // only the status counts
+	defer func() { _ = response.Body.Close() }() // only the status matters
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s answers %s", request.URL, response.Status)
+		return fmt.Errorf("unexpected response from %s: %s", request.URL, response.Status)
 	}
 	fmt.Fprintf(std.out, "alive: http://%s\n", addr)
 	return nil
 }
 
-// workerAddr is where a worker is asked: given, else as endpoints.env in dir says, else the default. An address that
-// means all of this machine, on which a worker may listen, is asked on loopback.
+// workerAddr returns the address at which to reach a worker: given, else the one in endpoints.env
+// in dir, else the default. It replaces an unspecified host such as 0.0.0.0, on which a worker may
+// listen, by loopback.
 func workerAddr(given, dir string) (string, error) {
 	found, err := endpointsIn(dir)
 	if given == "" && err != nil {

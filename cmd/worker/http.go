@@ -20,6 +20,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/store"
 )
 
@@ -27,21 +28,21 @@ const (
 	readyWithin  = time.Second
 	answerWithin = 5 * time.Second
 	scrapesMax   = 4
-	queriesMax   = 64 // answered at a time
+	queriesMax   = 64 // at the same time
 )
 
-// webLimits bound what one connection may take of the operations address.
+// webLimits bound the time and the header bytes of each connection to the operations address.
 type webLimits struct {
 	headers, read, write, idle time.Duration
 	headerBytes                int
 }
 
-// operationsLimits leave an answer, which may take answerWithin, as much time again to be sent.
+// operationsLimits allow an answer answerWithin to be computed and as much again to be sent.
 var operationsLimits = webLimits{
 	headers: 5 * time.Second, read: 10 * time.Second, write: 2 * answerWithin, idle: time.Minute, headerBytes: 16 << 10,
 }
 
-// serverOf returns a server for a handler within limits.
+// serverOf returns a server for a handler with these limits.
 func (l webLimits) serverOf(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: l.headers, ReadTimeout: l.read, WriteTimeout: l.write, IdleTimeout: l.idle,
@@ -53,7 +54,7 @@ func (l webLimits) serverOf(h http.Handler) *http.Server {
 type server struct {
 	listener  net.Listener
 	namespace string
-	term      *holds.EpochTerm
+	term      *recovery.EpochTerm
 	policy    holds.Policy
 	reader    *reader
 	redis     redis.UniversalClient
@@ -64,15 +65,16 @@ type server struct {
 	metrics   *prometheus.Registry
 	log       zerolog.Logger
 
-	turns chan struct{}      // of queries that are being answered
-	ready singleflight.Group // all who ask at the same time get one answer
+	turns chan struct{}      // one element for each query that is being answered
+	ready singleflight.Group // one check answers all concurrent requests of /readyz
 }
 
-func newServer(l net.Listener, c Config, t *holds.EpochTerm, q *reader, r redis.UniversalClient, db *store.Store,
+func newServer(l net.Listener, c Config, t *recovery.EpochTerm, q *reader, r redis.UniversalClient, db *store.Store,
 	nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, log zerolog.Logger,
 ) *server {
 	return &server{
-		listener: l, namespace: c.Namespace, term: t, policy: c.policy(), reader: q, redis: r, store: db, nats: nc, consumers: cs, expirer: x,
+		listener: l, namespace: c.Namespace, term: t, policy: c.policy(), reader: q, redis: r, store: db, nats: nc,
+		consumers: cs, expirer: x,
 		metrics: m, log: log, turns: make(chan struct{}, queriesMax),
 	}
 }
@@ -108,10 +110,10 @@ func (s *server) answer(w http.ResponseWriter, status int, value any) {
 	if err := json.MarshalWrite(w, value); err != nil {
 		s.log.Debug().Err(err).Msg("http answer failed")
 	}
-	_, _ = w.Write([]byte("\n")) // whoever asked has gone
+	_, _ = w.Write([]byte("\n")) // fails only when the client has disconnected
 }
 
-// respond answers a query, with why there is no answer when err is not nil.
+// respond answers a query: with value, or with the problem when err is not nil.
 func (s *server) respond(w http.ResponseWriter, value any, err error) {
 	if err == nil {
 		s.answer(w, http.StatusOK, value)
@@ -124,7 +126,8 @@ func (s *server) respond(w http.ResponseWriter, value any, err error) {
 	s.answer(w, problem.Status, problem)
 }
 
-// query has a query answered within a time, or refuses it at once while as many as may be are being answered.
+// query returns a handler that answers a query within answerWithin. It rejects the query at once,
+// with 503, while queriesMax others are being answered.
 func (s *server) query(answer func(ctx context.Context, r *http.Request) (any, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		select {
@@ -151,7 +154,7 @@ type readiness struct {
 
 func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
 	shared, _, _ := s.ready.Do("", func() (any, error) {
-		return s.check(context.WithoutCancel(r.Context())), nil // others wait for it too
+		return s.check(context.WithoutCancel(r.Context())), nil // other requests wait for the result too
 	})
 	ready := shared.(readiness)
 	status := http.StatusOK
@@ -161,9 +164,10 @@ func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
 	s.answer(w, status, ready)
 }
 
-// check asks all servers at once, so that one that hangs does not make the others look dead.
+// check checks all servers at the same time, so one that hangs does not delay the others.
 func (s *server) check(ctx context.Context) readiness {
-	ready := readiness{Reasons: []string{}, Details: map[string]string{"namespace": s.namespace, "keyspace_notifications": "on"}}
+	ready := readiness{Reasons: []string{},
+		Details: map[string]string{"namespace": s.namespace, "keyspace_notifications": "on"}}
 	var mu sync.Mutex
 	because := func(reason string, err error) {
 		mu.Lock()
@@ -195,7 +199,7 @@ func (s *server) check(ctx context.Context) readiness {
 	checks.Wait()
 	for i, consumer := range s.consumers {
 		if err := consumer.Outage(); err != nil {
-			because("paused", fmt.Errorf("consumer %s waits for an outage to end: %w", consumerNames[i], err))
+			because("paused", fmt.Errorf("consumer %s is paused by an outage: %w", consumerNames[i], err))
 		}
 	}
 	if err := s.expirer.NotificationError(); err != nil {
@@ -210,13 +214,13 @@ func (s *server) check(ctx context.Context) readiness {
 	return ready
 }
 
-// checkRedis returns an error unless Redis answers and has all that was written to it.
+// checkRedis returns an error unless Redis answers and has the current epoch.
 func (s *server) checkRedis(ctx context.Context) error {
-	epoch, err := s.term.Current()
+	current, err := s.term.Current()
 	if err != nil {
 		return err
 	}
-	return holds.CheckEpoch(ctx, s.namespace, s.redis, epoch)
+	return recovery.CheckEpoch(ctx, s.namespace, s.redis, current.Name)
 }
 
 func (s *server) availability(ctx context.Context, r *http.Request) (any, error) {

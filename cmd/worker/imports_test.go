@@ -7,28 +7,35 @@ import (
 	"testing"
 )
 
-// allowedImports are the imports among our own packages. What is not here is not allowed:
-// holds knows neither NATS nor Postgres, locking and lua know no sibling's nouns, and only
-// the programs know everything.
+// allowedImports are the imports among our own packages. Every other import is forbidden: holds
+// knows neither NATS nor Postgres, locking and lua know no terms of other packages, and only the
+// programs import everything.
 var allowedImports = map[string][]string{
-	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/store", "holdfast/internal/version"},
-	"holdfast/cmd/publisher":            {"holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack", "holdfast/internal/version"},
-	"holdfast/internal/audit":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/postgres"}, // nouns, subjects and how scripts are run: none of the rules that it checks
-	"holdfast/internal/bench":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack", "holdfast/internal/store"},
+	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/stack", "holdfast/internal/stack/endpoints", "holdfast/internal/store", "holdfast/internal/version"},
+	"holdfast/cmd/bench":                {"holdfast/internal/bench", "holdfast/internal/terminal", "holdfast/internal/version"},
+	"holdfast/cmd/publisher":            {"holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/record", "holdfast/internal/stack/endpoints", "holdfast/internal/terminal", "holdfast/internal/version"},
+	"holdfast/internal/audit":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery"}, // nouns, subjects and how scripts are run: none of the rules that it checks
+	"holdfast/internal/bench":           {"holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack", "holdfast/internal/store"},
+	"holdfast/internal/client":          {"holdfast/internal/events", "holdfast/internal/failpoint", "holdfast/internal/holds"},
 	"holdfast/internal/events":          {"holdfast/internal/failpoint", "holdfast/internal/holds"},
-	"holdfast/internal/preflight":       {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/store"},
-	"holdfast/internal/store":           {"holdfast/internal/holds", "holdfast/internal/postgres"},
-	"holdfast/internal/postgres":        {"holdfast/internal/holds"},
-	"holdfast/internal/holds":           {"holdfast/internal/failpoint", "holdfast/internal/locking", "holdfast/internal/lua"},
+	"holdfast/internal/preflight":       {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/recovery", "holdfast/internal/store"},
+	"holdfast/internal/store":           {"holdfast/internal/holds", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery"},
+	"holdfast/internal/postgres":        {"holdfast/internal/record"},
+	"holdfast/internal/holds":           {"holdfast/internal/failpoint", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/record"},
+	"holdfast/internal/recovery":        {"holdfast/internal/failpoint", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/record"},
+	"holdfast/internal/record":          {},
 	"holdfast/internal/locking":         {"holdfast/internal/lua"},
 	"holdfast/internal/lua":             {},
 	"holdfast/internal/failpoint":       {},
+	"holdfast/internal/terminal":        {},
 	"holdfast/internal/version":         {},
+	"holdfast/internal/house":           {}, // has tests only
 	"holdfast/internal/mutants":         {}, // has tests only
 	"holdfast/docs":                     {}, // has tests only, as deployments
 	"holdfast/deployments":              {},
 	"holdfast/internal/contract":        {}, // only tests use it
-	"holdfast/internal/stack":           {},
+	"holdfast/internal/stack":           {"holdfast/internal/stack/endpoints"},
+	"holdfast/internal/stack/endpoints": {},
 	"holdfast/internal/stack/stacktest": {"holdfast/internal/stack"},
 	"holdfast/internal/robustness":      {}, // has tests only
 }
@@ -42,21 +49,22 @@ var foreignImports = map[string][]string{
 	"github.com/prometheus":          {"holdfast/cmd/worker"},
 	"go.opentelemetry.io/otel":       {"holdfast/internal/audit", "holdfast/internal/locking", "holdfast/cmd/worker"},
 	"go.uber.org/fx":                 {"holdfast/cmd/worker"},
-	"github.com/alecthomas/kong":     {"holdfast/cmd/worker", "holdfast/cmd/publisher"},
+	"github.com/alecthomas/kong":     {"holdfast/cmd/bench", "holdfast/cmd/publisher", "holdfast/cmd/worker"},
 	"github.com/jotaen":              {"holdfast/cmd/publisher", "holdfast/cmd/worker"},
 	"github.com/posener":             {"holdfast/cmd/publisher"},
-	"github.com/schollz/progressbar": {"holdfast/cmd/publisher", "holdfast/cmd/worker"},
-	"github.com/jackc/pgx":           {"holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/postgres", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/store"}, // events reads error codes
-	"github.com/nats-io/nats.go":     {"holdfast/cmd/publisher", "holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest"},
+	"github.com/schollz/progressbar": {"holdfast/cmd/bench", "holdfast/cmd/publisher", "holdfast/cmd/worker"},
+	"github.com/jackc/pgx":           {"holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/postgres", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/store"},
+	"github.com/nats-io/nats.go":     {"holdfast/cmd/publisher", "holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest"},
 	"github.com/nats-io/nats-server": {"holdfast/internal/stack", "holdfast/internal/stack/stacktest"},
-	"github.com/redis/go-redis":      {"holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest"},
+	"github.com/redis/go-redis":      {"holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/preflight", "holdfast/internal/recovery", "holdfast/internal/stack", "holdfast/internal/stack/stacktest"},
 	"github.com/HdrHistogram":        {"holdfast/internal/bench"},
 	"gonum.org/v1/plot":              {"holdfast/internal/bench"},
 
-	"github.com/nats-io/nats.go/micro": {"holdfast/internal/events"},
+	"github.com/nats-io/nats.go/micro": {"holdfast/internal/client", "holdfast/internal/events"},
 }
 
-// TestAllowedImports_EveryPackage_OnlyListed keeps the arrows of the map in README.md.
+// TestAllowedImports_EveryPackage_OnlyListed checks the imports of every package against the map in
+// README.md.
 func TestAllowedImports_EveryPackage_OnlyListed(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("go", "list", "-tags", "failpoint", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "holdfast/...").Output()
@@ -77,6 +85,23 @@ func TestAllowedImports_EveryPackage_OnlyListed(t *testing.T) {
 				if (imported == module || strings.HasPrefix(imported, module+"/")) && !slices.Contains(users, words[0]) {
 					t.Errorf("%s must not import %s", words[0], imported)
 				}
+			}
+		}
+	}
+}
+
+// TestDependencies_Publisher_NoServersOrPlots keeps publisher small: it links no server, no database code
+// of the worker and no plotting library.
+func TestDependencies_Publisher_NoServersOrPlots(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command("go", "list", "-deps", "holdfast/cmd/publisher").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for imported := range strings.FieldsSeq(string(out)) {
+		for _, unwanted := range []string{"github.com/nats-io/nats-server", "gonum.org/v1/plot", "holdfast/internal/bench", "holdfast/internal/store"} {
+			if imported == unwanted || strings.HasPrefix(imported, unwanted+"/") {
+				t.Errorf("publisher must not link %s", imported)
 			}
 		}
 	}

@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	leaseFirst = 5 * time.Second  // of auto, until there is evidence
-	leaseEvery = 10 * time.Second // how often auto looks at the evidence
+	leaseFirst = 5 * time.Second  // the lease of auto until enough was measured
+	leaseEvery = 10 * time.Second // how often auto reads the metrics
 )
 
-// leaser says how long locks last. With --lock-lease auto it learns it from the metrics.
+// leaser chooses the lease of locks. With --lock-lease auto it derives the lease from the metrics.
 type leaser struct {
 	lease    locking.LeaseFunc
-	auto     *locking.AutoLease // nil = the lease is fixed
+	auto     *locking.AutoLease // nil when the lease is fixed
 	gatherer prometheus.Gatherer
 	log      zerolog.Logger
 }
@@ -34,7 +34,7 @@ func newLeaser(c Config, r *prometheus.Registry, log zerolog.Logger) *leaser {
 	return x
 }
 
-// run learns until ctx is over.
+// run updates the leases every leaseEvery until ctx is cancelled. With a fixed lease it only waits.
 func (x *leaser) run(ctx context.Context) error {
 	if x.auto == nil {
 		<-ctx.Done()
@@ -48,13 +48,13 @@ func (x *leaser) run(ctx context.Context) error {
 			return nil
 		case <-ticker.C:
 			if err := x.runOnce(); err != nil {
-				x.log.Warn().Err(err).Msg("lock leases stay as they are")
+				x.log.Warn().Err(err).Msg("lease update failed")
 			}
 		}
 	}
 }
 
-// runOnce chooses the leases anew from all that was measured.
+// runOnce chooses the leases from all section times measured so far.
 func (x *leaser) runOnce() error {
 	families, err := x.gatherer.Gather()
 	if err != nil {
@@ -65,7 +65,7 @@ func (x *leaser) runOnce() error {
 		return err
 	}
 	for _, s := range x.auto.Observe(sections) {
-		// The margin is as it came out: the bounds of a lease can make it more or less than was wanted.
+		// The actual margin: the bounds of a lease can make it differ from the intended one.
 		margin := math.Round(10*float64(s.Lease)/float64(s.P99)) / 10
 		x.log.Info().Str(locking.LabelSlots, s.Class).Dur("lease_ms", s.Lease).Dur("p99_ms", s.P99).
 			Int("samples", s.Samples).Float64("margin", margin).Msg("lock lease chosen from measurement")

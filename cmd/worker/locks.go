@@ -22,28 +22,29 @@ import (
 
 const (
 	httpAddrDefault = "127.0.0.1:8080"
-	metricsWithin   = 5 * time.Second // of one worker
+	metricsWithin   = 5 * time.Second // per worker
 	metricsBytesMax = 4 << 20
 )
 
 // locksCommand is `worker locks`.
 type locksCommand struct {
-	HTTPAddr  []string `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" placeholder:"ADDR" help:"Workers to ask; all of them together are shown. Without it the one that --data-dir knows, else 127.0.0.1:8080."`
-	Output    string   `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
+	HTTPAddr  []string `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" placeholder:"ADDR" help:"Operations addresses of the workers; their statistics are added up. Default: from endpoints.env in --data-dir, else 127.0.0.1:8080."`
+	Output    string   `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
 	Directory `embed:""`
 }
 
 func (*locksCommand) Help() string {
-	return `It reads /metrics of running workers: how long the work under locks took, who waited, what was
-lost, and which lease the measurement suggests. Times are estimates from histograms.
+	return `It reads /metrics of running workers and prints, for each class of lock sizes, how long work under a
+lock took, how long requests waited, how many locks were lost, and a recommended --lock-lease. Times
+are estimates from histograms.
 
-Example:
+Examples:
 
   worker locks
   worker locks --http-addr 10.0.0.1:8080,10.0.0.2:8080 -o json`
 }
 
-// Run asks the workers and prints.
+// Run reads the metrics of the workers and prints the statistics.
 func (l *locksCommand) Run(ctx context.Context, std streams) error {
 	addrs, err := l.addrs()
 	if err != nil {
@@ -67,15 +68,15 @@ func (l *locksCommand) Run(ctx context.Context, std streams) error {
 			Classes []lockClass `json:"classes"`
 		}{addrs, classes})
 	}
-	fmt.Fprintf(std.out, "Locks of %s since the start, by how many slots they cover:\n\n", strings.Join(addrs, ", "))
+	fmt.Fprintf(std.out, "Locks of %s since the start, by number of slots:\n\n", strings.Join(addrs, ", "))
 	if err := printLocks(std.out, classes); err != nil {
 		return err
 	}
-	fmt.Fprint(std.out, "\n--lock-lease is one for all, so the longest that is suggested; with auto each has its own.\n")
+	fmt.Fprint(std.out, "\n--lock-lease applies to all locks: use the longest lease above. With auto each class has its own.\n")
 	return nil
 }
 
-// addrs returns the workers to ask.
+// addrs returns the addresses of the workers.
 func (l *locksCommand) addrs() ([]string, error) {
 	given := l.HTTPAddr
 	if len(given) == 0 {
@@ -88,14 +89,14 @@ func (l *locksCommand) addrs() ([]string, error) {
 			return nil, err
 		}
 		if slices.Contains(addrs[:i], addr) {
-			return nil, misused("--http-addr names %s twice", addr)
+			return nil, misused("--http-addr contains %s twice", addr)
 		}
 		addrs[i] = addr
 	}
 	return addrs, nil
 }
 
-// readMetrics returns what a worker has measured.
+// readMetrics returns the metrics of a worker.
 func readMetrics(ctx context.Context, addr string) ([]*dto.MetricFamily, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/metrics", nil)
 	if err != nil {
@@ -104,11 +105,13 @@ func readMetrics(ctx context.Context, addr string) ([]*dto.MetricFamily, error) 
 	client := http.Client{Timeout: metricsWithin, Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Do(request)
 	if err != nil {
-		return nil, fmt.Errorf("no worker answers: %w (start one with `worker dev` or `worker run`, or give --http-addr)", err)
+		return nil, fmt.Errorf("no answer from worker: %w (start one with `worker dev` or `worker run`, or give --http-addr)",
+			err)
 	}
 	defer func() { _ = response.Body.Close() }() // only read
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s answers %s: is it the --http-addr of a worker?", request.URL, response.Status)
+		return nil, fmt.Errorf("unexpected response from %s: %s (is it the --http-addr of a worker?)",
+			request.URL, response.Status)
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(io.LimitReader(response.Body, metricsBytesMax))
@@ -118,7 +121,7 @@ func readMetrics(ctx context.Context, addr string) ([]*dto.MetricFamily, error) 
 	return slices.Collect(maps.Values(families)), nil
 }
 
-// lockClass is what was measured of the locks of a class.
+// lockClass has the statistics of the locks of one size class.
 type lockClass struct {
 	Slots        string  `json:"slots"`
 	Sections     int     `json:"sections"`
@@ -130,12 +133,12 @@ type lockClass struct {
 	WaitP99      float64 `json:"wait_p99_ms"`
 	Lost         int     `json:"lost"`
 	Conflicts    int     `json:"conflicts"`
-	ConflictRate float64 `json:"conflict_rate"`     // of sections and conflicts together
-	Lease        int64   `json:"lease_ms,omitzero"` // suggested, 0 = too few sections for that
+	ConflictRate float64 `json:"conflict_rate"`     // conflicts / (sections + conflicts)
+	Lease        int64   `json:"lease_ms,omitzero"` // recommended; 0 when there are fewer sections than LeaseNeeds
 	LeaseNeeds   int     `json:"lease_sections_min"`
 }
 
-// lockReport returns what was measured, class by class, those without locks too.
+// lockReport returns the statistics of all size classes, including those without locks.
 func lockReport(families []*dto.MetricFamily) ([]lockClass, error) {
 	sections, err := lockDurations(families, locking.MetricSections)
 	if err != nil {
@@ -151,8 +154,9 @@ func lockReport(families []*dto.MetricFamily) ([]lockClass, error) {
 		section, wait := sections[slots], waits[slots]
 		c := lockClass{
 			Slots: slots, Sections: int(section.Total()), Waits: int(wait.Total()),
-			SectionP50: millis(section.Quantile(0.5)), SectionP95: millis(section.Quantile(0.95)), SectionP99: millis(section.Quantile(0.99)),
-			WaitP50: millis(wait.Quantile(0.5)), WaitP99: millis(wait.Quantile(0.99)),
+			SectionP50: millis(section.Quantile(0.5)), SectionP95: millis(section.Quantile(0.95)),
+			SectionP99: millis(section.Quantile(0.99)),
+			WaitP50:    millis(wait.Quantile(0.5)), WaitP99: millis(wait.Quantile(0.99)),
 			Lost: int(lost[slots]), Conflicts: int(conflicts[slots]), LeaseNeeds: locking.MinSamples,
 		}
 		if all := conflicts[slots] + section.Total(); all > 0 {
@@ -169,11 +173,12 @@ func lockReport(families []*dto.MetricFamily) ([]lockClass, error) {
 // printLocks prints a table for people.
 func printLocks(to io.Writer, classes []lockClass) error {
 	w := tabwriter.NewWriter(to, 0, 0, 3, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "slots\tsections\tp50\tp95\tp99\twaits\twait p50\twait p99\tlost\tconflicts\t   suggested lease")
+	fmt.Fprintln(w, "slots\tsections\tp50\tp95\tp99\twaits\twait p50\twait p99\tlost\tconflicts\t   recommended lease")
 	for _, c := range classes {
 		fmt.Fprintln(w, strings.Join([]string{
 			c.Slots, strconv.Itoa(c.Sections), span(c.SectionP50), span(c.SectionP95), span(c.SectionP99),
-			strconv.Itoa(c.Waits), span(c.WaitP50), span(c.WaitP99), strconv.Itoa(c.Lost), c.conflicts(), "   " + c.lease(),
+			strconv.Itoa(c.Waits), span(c.WaitP50), span(c.WaitP99),
+			strconv.Itoa(c.Lost), c.conflicts(), "   " + c.lease(),
 		}, "\t"))
 	}
 	return w.Flush()
@@ -186,15 +191,15 @@ func (c *lockClass) conflicts() string {
 	return fmt.Sprintf("%d (%.1f %%)", c.Conflicts, 100*c.ConflictRate)
 }
 
-// lease is the lease with its evidence.
+// lease returns the recommended lease and the measurement that it is based on.
 func (c *lockClass) lease() string {
 	if c.Lease == 0 {
-		return fmt.Sprintf("too few: %d of %d", c.Sections, c.LeaseNeeds)
+		return fmt.Sprintf("not enough sections: %d of %d", c.Sections, c.LeaseNeeds)
 	}
 	return fmt.Sprintf("%v, from the p99 of %d sections", time.Duration(c.Lease)*time.Millisecond, c.Sections)
 }
 
-// span is a time for people, "-" for none.
+// span formats a time in milliseconds for people, "-" for none.
 func span(ms float64) string {
 	switch {
 	case ms == 0:

@@ -8,9 +8,9 @@ import (
 	"go.uber.org/fx"
 )
 
-// loops are the loops of the worker. They start with the app and are all told to stop at the
-// same time, so that a slow one does not keep the others going; the servers that they work on
-// are closed after them.
+// loops are the loops of the worker. They start with the app, and one context stops all of them at
+// the same time, so a slow loop does not keep the others running. Connections to the servers are
+// closed after the loops have ended.
 type loops struct {
 	ctx        context.Context
 	cancel     context.CancelFunc
@@ -25,8 +25,8 @@ func newLoops(s fx.Shutdowner, log zerolog.Logger) *loops {
 	return &loops{ctx: ctx, cancel: cancel, shutdowner: s, log: log}
 }
 
-// attach hooks the loops into the app. It must come after everything that they use was made:
-// hooks are called in that order at the start, and in the reverse order at the stop.
+// attach adds the hooks that start and stop the loops. Call it after everything that the loops use
+// was constructed: fx calls hooks in this order at the start, and in the reverse order at the stop.
 func (l *loops) attach(lc fx.Lifecycle) {
 	lc.Append(fx.StartStopHook(
 		func() {
@@ -41,21 +41,21 @@ func (l *loops) attach(lc fx.Lifecycle) {
 			select {
 			case <-done:
 			case <-stopping.Done():
-				// Nothing is lost: what was not settled is delivered again.
-				l.log.Warn().Msg("a loop did not finish in time")
+				// Nothing is lost: NATS redelivers each event that was not acknowledged.
+				l.log.Warn().Msg("loop did not stop in time")
 			}
 		},
 	))
 }
 
-// run adds a loop, before the app has started. When it ends before it is told to, the process
-// ends with code 1.
+// run adds a loop. Call it before the app starts. When the loop ends before its context is
+// cancelled, the process exits with code 1.
 func (l *loops) run(name string, loop func(context.Context) error) {
 	l.start = append(l.start, func() {
 		l.running.Go(func() {
 			err := loop(l.ctx)
 			if l.ctx.Err() == nil {
-				l.log.Error().Err(err).Str("loop", name).Msg("loop ended by itself, the process ends")
+				l.log.Error().Err(err).Str("loop", name).Msg("loop exited, shutting down")
 				_ = l.shutdowner.Shutdown(fx.ExitCode(exitFailed)) // fails only when the app is not running
 			}
 		})

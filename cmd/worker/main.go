@@ -1,5 +1,5 @@
-// Command worker is Holdfast's daemon: it answers booking and payment events. Begin with
-// `worker dev`, which starts everything it needs and shows what it does.
+// Command worker is Holdfast's daemon: it answers booking and payment events. Start with
+// `worker dev`, which starts all servers and runs a short demo.
 package main
 
 import (
@@ -23,36 +23,40 @@ const (
 	exitOK     = 0
 	exitFailed = 1
 	exitUsage  = 2
-	exitDiffer = 3 // of audit: something is not as it should be
+	exitDiffer = 3 // worker audit found differences and did not repair them
 )
 
 type cli struct {
-	Version kong.VersionFlag `help:"Print the revision that this was built from, and the Go version."`
+	Version kong.VersionFlag `help:"Print the source revision and the Go version."`
 
-	Dev         devCommand         `cmd:"" help:"Start everything, play a short story on it and stay up. Begin here."`
-	Run         runCommand         `cmd:"" help:"Run the daemon."`
-	Migrate     migrateCommand     `cmd:"" help:"Create streams, consumers, schema and epoch, then end."`
-	Healthcheck healthcheckCommand `cmd:"" help:"Ask whether a worker lives: 0 or 1."`
-	Preflight   preflightCommand   `cmd:"" help:"Check the servers that a worker would use, before it runs on them."`
-	Locks       locksCommand       `cmd:"" help:"Show how the locks of running workers do, and which lease fits."`
-	Audit       auditCommand       `cmd:"" help:"Check all that is kept against what is promised, explain what differs, and repair it on approval."`
-	Rebuild     rebuildCommand     `cmd:"" help:"Fill Redis again from what was told, or compare it."`
-	Completion  completionCommand  `cmd:"" help:"Print the script that lets a shell complete what is typed."`
+	Dev         devCommand         `cmd:"" help:"Start all servers, run a short demo and keep running. Start here."`
+	Run         runCommand         `cmd:"" help:"Run a worker until it is stopped."`
+	Migrate     migrateCommand     `cmd:"" help:"Create streams, consumers and schema, then exit."`
+	Healthcheck healthcheckCommand `cmd:"" help:"Check that a worker process is alive."`
+	Preflight   preflightCommand   `cmd:"" help:"Check the servers before a worker runs on them."`
+	Locks       locksCommand       `cmd:"" help:"Show lock statistics and recommend a lease."`
+	Audit       auditCommand       `cmd:"" help:"Check stored data for consistency, and repair it on request."`
+	Rebuild     rebuildCommand     `cmd:"" help:"Rebuild Redis from the event streams and Postgres."`
+	Completion  completionCommand  `cmd:"" help:"Print the completion script for a shell."`
 }
 
 const description = `Holdfast keeps temporary holds on bookable capacity: rooms, seats, stock.
+A worker reads booking and payment events from NATS and answers each with one outcome.
 
-Example:
+Examples:
 
   worker dev --once
-  worker run --nats-url nats://127.0.0.1:4222 --redis-url redis://127.0.0.1:6379 --postgres-url postgres://holdfast@127.0.0.1/holdfast`
+  worker run --embedded
+  HOLDFAST_NATS_URL=nats://nats:4222 HOLDFAST_REDIS_URL=redis://redis:6379 \
+    HOLDFAST_POSTGRES_URL=postgres://holdfast@postgres/holdfast worker run`
 
-// streams are where a command reads and writes.
+// streams are the standard output and the standard error of a command.
 type streams struct {
 	out, err io.Writer
 }
 
-// gcPercent spends memory, of which a worker needs little, to save processor time. GOGC overrules it.
+// gcPercent trades memory, of which a worker needs little, for processor time. The environment
+// variable GOGC overrides it.
 const gcPercent = 400
 
 func main() {
@@ -64,7 +68,8 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], streams{os.Stdout, os.Stderr}))
 }
 
-// newParser returns the parser of the command line. It calls exit when all was done in parsing.
+// newParser returns the parser of the command line. It calls exit after a flag that prints
+// something and ends the program, such as --help.
 func newParser(std streams, exit func(code int)) *kong.Kong {
 	parser, err := kong.New(&cli{}, kong.Name("worker"), kong.Description(description), kong.Writers(std.out, std.err),
 		tagVariables, kong.Vars{"version": version.Line("worker")},
@@ -75,19 +80,19 @@ func newParser(std streams, exit func(code int)) *kong.Kong {
 	return parser
 }
 
-// run runs the program until it is done or ctx is over, and returns its exit code.
+// run runs the program until it ends or ctx is cancelled, and returns its exit code.
 func run(ctx context.Context, args []string, std streams) int {
 	ended := -1
 	parser := newParser(std, func(code int) { ended = code })
 	kongcompletion.Register(parser)
-	if ended >= 0 { // a shell has asked what could come next
+	if ended >= 0 { // a shell has requested completions
 		return ended
 	}
 	parsed, err := parser.Parse(args)
 	if ended >= 0 { // --help, --version
 		return ended
 	}
-	if len(args) == 0 { // to name no command is wrong usage, but help is of more use than an error
+	if len(args) == 0 { // wrong usage, but the help is more useful than an error alone
 		parser.Stdout = std.err
 		_, _ = parser.Parse([]string{"--help"})
 		fmt.Fprintln(std.err, "worker: expected one of the commands above")

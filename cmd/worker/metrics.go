@@ -16,12 +16,12 @@ import (
 	"holdfast/internal/locking"
 )
 
-// provideMetrics returns the registry that /metrics shows, and what is measured into it.
+// provideMetrics returns the registry behind /metrics, and the metrics of locks and audits in it.
 func provideMetrics(lc fx.Lifecycle) (*prometheus.Registry, *locking.Metrics, *audit.Metrics, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry),
-		otelprometheus.WithoutScopeInfo(), otelprometheus.WithoutTargetInfo()) // labels that would say the same everywhere
+		otelprometheus.WithoutScopeInfo(), otelprometheus.WithoutTargetInfo()) // they would add the same labels everywhere
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("metrics: %w", err)
 	}
@@ -35,8 +35,8 @@ func provideMetrics(lc fx.Lifecycle) (*prometheus.Registry, *locking.Metrics, *a
 	return registry, locks, audits, err
 }
 
-// lockDurations sums the histograms of a name by class, those of several workers too. They must
-// have the same bounds.
+// lockDurations adds up the histograms called name by size class, over all workers. It returns an
+// error when their bounds differ.
 func lockDurations(families []*dto.MetricFamily, name string) (map[string]locking.Histogram, error) {
 	sums := make(map[string]locking.Histogram)
 	for _, m := range metricsOf(families, name) {
@@ -47,7 +47,7 @@ func lockDurations(families []*dto.MetricFamily, name string) (map[string]lockin
 			continue
 		}
 		if !slices.Equal(sum.Bounds, one.Bounds) {
-			return nil, fmt.Errorf("%s has different buckets here and there: are these workers of different versions?", name)
+			return nil, fmt.Errorf("the buckets of %s differ between workers (do they run different versions?)", name)
 		}
 		for i, n := range one.Counts {
 			sum.Counts[i] += n
@@ -56,7 +56,7 @@ func lockDurations(families []*dto.MetricFamily, name string) (map[string]lockin
 	return sums, nil
 }
 
-// lockCounts sums the counters of a name by class.
+// lockCounts adds up the counters called name by size class.
 func lockCounts(families []*dto.MetricFamily, name string) map[string]float64 {
 	sums := make(map[string]float64)
 	for _, m := range metricsOf(families, name) {
@@ -83,8 +83,9 @@ func classOf(m *dto.Metric) string {
 	return ""
 }
 
-// durationsOf returns each bucket's own count; Prometheus has them with those of all below. The
-// bucket without a bound is there only in the text form.
+// durationsOf converts a histogram: the count of a Prometheus bucket includes all lower buckets,
+// the count of a locking.Histogram does not. Only the text format has the bucket with the bound
+// +Inf.
 func durationsOf(h *dto.Histogram) (d locking.Histogram) {
 	below := 0.0
 	for _, bucket := range h.GetBucket() {

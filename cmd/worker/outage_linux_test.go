@@ -18,8 +18,9 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestOutage_ServerHangs_EventsWait stops Redis, and then Postgres, as a machine that hangs does. The worker
-// says so, every event waits, none dies, and all are answered when the server goes on.
+// TestOutage_ServerHangs_EventsWait stops the process of Redis, and then of Postgres, as if the
+// machine hung. The worker reports it, every event waits, no event is dead-lettered, and all are
+// answered when the server continues.
 func TestOutage_ServerHangs_EventsWait(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
@@ -35,40 +36,42 @@ func TestOutage_ServerHangs_EventsWait(t *testing.T) {
 	s := newHarnessOn(t, urls{stacktest.Shared().NATSURL, servers.RedisURL, servers.PostgresURL})
 	worker := s.startWorker()
 	s.setInventory("hall", holds.SlotSelection{}, 10)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k", holds.SlotSelection{}, 3600)))
+	hold := s.answer(s.publish(events.BookingRequested, "hall",
+		bookingData("hall", "ana", "k", holds.SlotSelection{}, 3600)))
 
 	for name, pid := range map[string]int{"redis": servers.RedisPID(), "postgres": servers.PostgresPID()} {
 		signalAll(t, pid, syscall.SIGSTOP)
-		requested := s.publish(events.BookingRequested, "hall", bookingData("hall", "ben-"+name, "k-"+name, holds.SlotSelection{}, 3600))
+		requested := s.publish(events.BookingRequested, "hall",
+			bookingData("hall", "ben-"+name, "k-"+name, holds.SlotSelection{}, 3600))
 		paid := s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
-		stacktest.Eventually(t, "the worker to have tried, and to know why it waits", func() bool {
+		stacktest.Eventually(t, "the worker to report why it is paused", func() bool {
 			code, body := worker.get(t, "/readyz")
 			var ready readiness
 			if err := json.Unmarshal([]byte(body), &ready); err != nil {
 				t.Fatalf("%v: %s", err, body)
 			}
 			return code == 503 && slices.Contains(ready.Reasons, name) && slices.Contains(ready.Reasons, "paused") &&
-				strings.Contains(ready.Details["paused"], "waits for an outage to end: ")
+				strings.Contains(ready.Details["paused"], "is paused by an outage: ")
 		})
 		signalAll(t, pid, syscall.SIGCONT)
 		if o := s.answer(requested); o.Type != events.Type(holds.EventHoldCreated) {
-			t.Errorf("%s stood still: the request was answered with %s", name, o.Type)
+			t.Errorf("after %s had stopped, the request was answered with %s", name, o.Type)
 		}
 		if o := s.answer(paid); o.Type != events.Type(holds.EventHoldConfirmed) {
-			t.Errorf("%s stood still: the payment was answered with %s", name, o.Type)
+			t.Errorf("after %s had stopped, the payment was answered with %s", name, o.Type)
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.deadLetters) != 0 {
-		t.Errorf("%d events died of an outage", len(s.deadLetters))
+		t.Errorf("%d events were dead-lettered because of an outage", len(s.deadLetters))
 	}
 	if got := s.counts("hall")[holds.StockSlot]; got != "2" {
 		t.Errorf("%s held, want 2", got)
 	}
 }
 
-// signalAll signals a server and its child processes: Postgres has one for each connection.
+// signalAll signals a server and its child processes: Postgres has one process for each connection.
 func signalAll(t *testing.T, pid int, signal syscall.Signal) {
 	t.Helper()
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))

@@ -6,25 +6,25 @@ import (
 	"net/http"
 )
 
-// page is what a browser shows of the operations address.
+// page is the HTML page at the root of the operations address.
 const page = `<!DOCTYPE html>
 <html lang="en"><meta charset="utf-8"><title>Holdfast worker</title>
 <pre>
-A Holdfast worker, of namespace %[1]s. It keeps temporary holds on bookable capacity.
+A Holdfast worker of namespace %[1]s. It keeps temporary holds on bookable capacity.
 
-<a href="/healthz">/healthz</a>   200 while the process lives
-<a href="/readyz">/readyz</a>    200 while it works and all its servers answer, else 503 with the reasons
-<a href="/metrics">/metrics</a>   what it measures, for Prometheus
+<a href="/healthz">/healthz</a>   200 while the process is alive
+<a href="/readyz">/readyz</a>    200 while it processes events and all its servers answer, else 503 with the reasons
+<a href="/metrics">/metrics</a>   metrics for Prometheus
 
-<a href="/v1/availability">/v1/availability</a>?resource_id=R&amp;check_in=D&amp;check_out=D   what is left of the nights
-<a href="/v1/availability">/v1/availability</a>?resource_id=R&amp;slot=S                   what is left of slots (&amp;slot=S for more)
-<a href="/v1/availability">/v1/availability</a>?resource_id=R                          what is left of the one slot of a stock
+<a href="/v1/availability">/v1/availability</a>?resource_id=R&amp;check_in=D&amp;check_out=D   availability of nights
+<a href="/v1/availability">/v1/availability</a>?resource_id=R&amp;slot=S                   availability of slots (repeat &amp;slot=S)
+<a href="/v1/availability">/v1/availability</a>?resource_id=R                          availability of a stock
 /v1/holds/HOLD_ID                                      a hold and its state
 </pre>
 </html>
 `
 
-// page answers the root, where a person arrives who opens the address.
+// page answers a request for the root path.
 func (s *server) page(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	if _, err := fmt.Fprintf(w, page, html.EscapeString(s.namespace)); err != nil {

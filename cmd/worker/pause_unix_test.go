@@ -14,9 +14,9 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestPausedWorker_LeaseExpired_DecisionRefused has a worker stop (SIGSTOP) while it decides, under a lock, on what it has read
-// from Postgres. Its lease ends, and another worker gives the last room to somebody else. When the first
-// goes on, what it was about to do is refused, and it decides anew.
+// TestPausedWorker_LeaseExpired_DecisionRefused stops a worker (SIGSTOP) while it decides under a
+// lock, after it has read from Postgres. Its lease expires, and another worker grants the last
+// room. When the first continues, Redis refuses its decision, and it decides again.
 func TestPausedWorker_LeaseExpired_DecisionRefused(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -30,22 +30,23 @@ func TestPausedWorker_LeaseExpired_DecisionRefused(t *testing.T) {
 	}
 
 	s.startWorker(lease)
-	// The stopped worker may have this one as well; then it is delivered again.
+	// NATS may have delivered this event to the stopped worker; then it is redelivered.
 	ben := s.publish(events.BookingRequested, "room", bookingData("room", "ben", "k-ben", holds.SlotSelection{}, 3600))
-	if o := s.answer(ben); o.Type != events.Type(holds.EventHoldCreated) && len(answers(s.ofType(holds.EventHoldCreated), ana)) == 0 {
-		t.Errorf("nobody has the room: %s", o.Type)
+	if o := s.answer(ben); o.Type != events.Type(holds.EventHoldCreated) &&
+		len(answers(s.ofType(holds.EventHoldCreated), ana)) == 0 {
+		t.Errorf("the room was not granted: %s", o.Type)
 	}
 	if err := paused.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
 	s.answer(ana)
-	stacktest.Eventually(t, "the paused worker to have found its lock lost", func() bool {
+	stacktest.Eventually(t, "the paused worker to detect that its lock is lost", func() bool {
 		_, body := paused.get(t, "/metrics")
 		strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY")
 		return strategy == "optimistic" || strategy == "none" || strings.Contains(body, locking.MetricLost+"{")
 	})
 	if n := len(s.ofType(holds.EventHoldCreated)); n != 1 {
-		t.Errorf("%d have the only room", n)
+		t.Errorf("%d holds of the only room", n)
 	}
 	if got := s.counts("room")[holds.StockSlot]; got != "1" {
 		t.Errorf("%s held, want 1", got)

@@ -13,15 +13,17 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// someNights are nights from a week from now on.
+// someNights returns n nights, the first a week from now.
 func someNights(n int) holds.SlotSelection {
 	in := time.Now().UTC().AddDate(0, 0, 7)
-	return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, n).Format(holds.DateFormat)}
+	return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat),
+		CheckOut: in.AddDate(0, 0, n).Format(holds.DateFormat)}
 }
 
-// TestPolicyChanged_WorkerDied_EventHasOneOutcome kills a worker between the outcome invalid_request and the
-// acknowledgement, and allows the request meanwhile. The worker that has the event next grants nothing: its
-// outcome would have the id of the first, and would not be stored.
+// TestPolicyChanged_WorkerDied_EventHasOneOutcome kills a worker after it has published the outcome
+// invalid_request and before it acknowledges the event. The policy then allows the request. The
+// next worker must not grant it: its outcome would have the id of the first and would not be
+// stored.
 func TestPolicyChanged_WorkerDied_EventHasOneOutcome(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -48,7 +50,7 @@ func TestPolicyChanged_WorkerDied_EventHasOneOutcome(t *testing.T) {
 	}
 	later := s.answer(s.publish(events.BookingRequested, "cabin", bookingData("cabin", "ana", "k2", someNights(3), 600)))
 	if later.Type != events.Type(holds.EventHoldCreated) {
-		t.Errorf("asked later, three nights are answered with %s", later.Data)
+		t.Errorf("a later request for three nights was answered with %s", later.Data)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -57,7 +59,7 @@ func TestPolicyChanged_WorkerDied_EventHasOneOutcome(t *testing.T) {
 	}
 }
 
-// TestPolicyChanged_RunningWorker_UsesAndReportsIt stores another policy beside a running worker.
+// TestPolicyChanged_RunningWorker_UsesAndReportsIt stores a different policy while a worker runs.
 func TestPolicyChanged_RunningWorker_UsesAndReportsIt(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -81,9 +83,10 @@ func TestPolicyChanged_RunningWorker_UsesAndReportsIt(t *testing.T) {
 	stacktest.Eventually(t, "the worker to log "+want, func() bool { return strings.Contains(worker.log.String(), want) })
 	s.setInventory("sauna", holds.SlotSelection{}, 2)
 	for ttl, want := range map[int64]string{45*60 + 1: holds.EventHoldRejected, 45 * 60: holds.EventHoldCreated} {
-		o := s.answer(s.publish(events.BookingRequested, "sauna", bookingData("sauna", "ana", strconv.FormatInt(ttl, 10), holds.SlotSelection{}, ttl)))
+		o := s.answer(s.publish(events.BookingRequested, "sauna",
+			bookingData("sauna", "ana", strconv.FormatInt(ttl, 10), holds.SlotSelection{}, ttl)))
 		if o.Type != events.Type(want) {
-			t.Errorf("a ttl of %d s is answered with %s %s, want %s", ttl, o.Type, o.Data, want)
+			t.Errorf("a ttl of %d s was answered with %s %s, want %s", ttl, o.Type, o.Data, want)
 		}
 	}
 }

@@ -18,33 +18,37 @@ import (
 
 // preflightCommand is `worker preflight`.
 type preflightCommand struct {
-	NoMigrate   bool   `env:"HOLDFAST_NO_MIGRATE" help:"Check for a worker that is run with --no-migrate: what it would not create must exist."`
-	Output      string `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
+	NoMigrate   bool   `env:"HOLDFAST_NO_MIGRATE" help:"Check for a worker that runs with --no-migrate: streams, consumers and schema must exist."`
+	Output      string `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
 	Directory   `embed:""`
-	Connections `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: as endpoints.env says, else holdfast"` //nolint:staticcheck // kong reads each set tag
-	Lifetimes   `embed:"" group:"Policies, as the workers have them:"`
+	Connections `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: from endpoints.env, else holdfast"` //nolint:staticcheck // kong reads each set tag
+	Lifetimes   `embed:"" group:"Policies, as set for the workers:"`
 	LockServers `embed:"" group:"Locks:"`
 	Monitors    `embed:"" group:"Operations:"`
 	Replication `embed:"" group:"Operations:"`
 }
 
 func (*preflightCommand) Help() string {
-	return `It looks at Redis, NATS and Postgres as a worker with the same settings would use them, changes
-nothing, and tells what would break a promise, why, and what mends it. Exit codes: 0 when nothing
-fails, 1 when something does or a server does not answer, 2 wrong usage. What it may not see is
-unknown: an administrator's URLs let it see more. Servers that worker dev has started keep nothing, so
-postgres.fsync and postgres.synchronous_commit fail there.
+	return `It checks Redis, NATS and Postgres as a worker with the same settings would use them. For each setting
+that endangers a promise of Holdfast it prints the reason and the fix. It changes nothing. A check is
+unknown when its user lacks a permission; the URLs of an administrator show more.
 
-Example:
+On the servers of worker dev the checks postgres.fsync and postgres.synchronous_commit fail, because
+those servers do not keep their data.
+
+Exit codes: 0 no check failed, 1 a check failed or a server does not answer, 2 wrong usage.
+
+Examples:
 
   worker preflight --no-migrate
   worker preflight --nats-monitor-urls http://nats:8222 -o json`
 }
 
-// errPreflight says that something was found that would break a promise. What, is printed.
+// errPreflight is the error when a check fails. The failed checks are printed or part of its
+// message.
 var errPreflight = errors.New("preflight failed")
 
-// Run looks at the servers and prints what it has found.
+// Run checks the servers and prints the checks. It returns errPreflight when one fails.
 func (p *preflightCommand) Run(ctx context.Context, std streams) error {
 	if err := errors.Join(p.Connections.find(p.DataDir), p.LockServers.find(p.DataDir)); err != nil {
 		return err
@@ -54,7 +58,8 @@ func (p *preflightCommand) Run(ctx context.Context, std streams) error {
 	}
 	c := Config{
 		Connections: p.Connections, Policies: Policies{Terms: Terms{Lifetimes: p.Lifetimes}},
-		Locks: Locks{LockServers: p.LockServers}, Operations: Operations{Starting: Starting{Monitors: p.Monitors, Replication: p.Replication}},
+		Locks:      Locks{LockServers: p.LockServers},
+		Operations: Operations{Starting: Starting{Monitors: p.Monitors, Replication: p.Replication}},
 	}
 	db, err := newStore(ctx, c)
 	if err != nil {
@@ -79,7 +84,7 @@ func (p *preflightCommand) Run(ctx context.Context, std streams) error {
 	return nil
 }
 
-// target is what a worker with this configuration would use.
+// target returns the servers and settings that a worker with this configuration uses.
 func (c *Config) target(db *store.Store, p preparation) (preflight.Target, error) {
 	main, err := c.redisOptions("--redis-url", c.RedisURL)
 	if err != nil {
@@ -91,13 +96,14 @@ func (c *Config) target(db *store.Store, p preparation) (preflight.Target, error
 	}
 	return preflight.Target{
 		Namespace: c.Namespace, NATSURL: c.NATSURL, Redis: main, LockServers: locks, Store: db,
-		Optimistic: c.LockStrategy == "optimistic", Retention: c.retention(), Migrates: p.migrate, Monitors: c.NATSMonitorURLs, Skip: p.skip,
+		Optimistic: c.LockStrategy == "optimistic", Retention: c.retention(), Migrates: p.migrate,
+		Monitors: c.NATSMonitorURLs, Skip: p.skip,
 	}, nil
 }
 
-// runPreflight looks at the servers before a worker starts on them. It logs what is a risk and, unless
-// --preflight warn says otherwise, returns an error when something would break a promise. What is
-// written by another version, and would be misread, is refused with --preflight warn too.
+// runPreflight checks the servers before a worker starts on them. It logs warnings, and returns
+// errPreflight when a check fails. With --preflight warn it only logs failed checks, except those
+// of preflight.Versions: data of another version would be misread.
 func (c *Config) runPreflight(ctx context.Context, db *store.Store, log zerolog.Logger, p preparation) error {
 	target, err := c.target(db, p)
 	if err != nil {
@@ -108,10 +114,13 @@ func (c *Config) runPreflight(ctx context.Context, db *store.Store, log zerolog.
 	failed := preflight.Filter(checks, preflight.Fail)
 	if c.Preflight == "warn" {
 		reported = append(reported, preflight.Fail)
-		failed = slices.DeleteFunc(failed, func(f preflight.Check) bool { return !slices.Contains(preflight.Versions, f.Name) })
+		failed = slices.DeleteFunc(failed, func(f preflight.Check) bool {
+			return !slices.Contains(preflight.Versions, f.Name)
+		})
 	}
 	for _, check := range preflight.Filter(checks, reported...) {
-		log.Warn().Str("check", check.Name).Str("found", check.Found).Str("why", check.Impact).Str("fix", check.Fix).Msg("preflight")
+		log.Warn().Str("check", check.Name).Str("found", check.Found).Str("why", check.Impact).Str("fix", check.Fix).
+			Msg("preflight check not passed")
 	}
 	if len(failed) == 0 {
 		return nil
@@ -120,18 +129,18 @@ func (c *Config) runPreflight(ctx context.Context, db *store.Store, log zerolog.
 	for i, check := range failed {
 		texts[i] = onScreen(check.Format("  "))
 	}
-	overrule := "HOLDFAST_PREFLIGHT=warn starts nevertheless"
+	override := "HOLDFAST_PREFLIGHT=warn starts anyway"
 	if slices.ContainsFunc(failed, func(f preflight.Check) bool { return slices.Contains(preflight.Versions, f.Name) }) {
-		overrule = "HOLDFAST_PREFLIGHT=warn does not overrule redis.format and postgres.schema"
+		override = "HOLDFAST_PREFLIGHT=warn does not override redis.format and postgres.schema"
 	}
-	return fmt.Errorf("%w; nothing was started (worker preflight shows all checks, %s)\n%s",
-		errPreflight, overrule, strings.Join(texts, "\n"))
+	return fmt.Errorf("%w, not started (worker preflight shows all checks, %s)\n%s",
+		errPreflight, override, strings.Join(texts, "\n"))
 }
 
-// printChecks prints a table for people: what is not as it should be with its reason and remedy.
+// printChecks prints the checks for people, each that is not ok with its reason and fix.
 func printChecks(to io.Writer, checks []preflight.Check) {
 	count := make(map[preflight.Status]int)
-	skipped := make(map[string][]string) // names, by why
+	skipped := make(map[string][]string) // names of checks by the reason why they are skipped
 	for _, c := range checks {
 		count[c.Status]++
 		if c.Status == preflight.Skipped {
@@ -147,7 +156,8 @@ func printChecks(to io.Writer, checks []preflight.Check) {
 		count[preflight.Fail], count[preflight.Unknown], count[preflight.Skipped])
 }
 
-// onScreen makes what servers say fit for a terminal.
+// onScreen replaces control characters in texts of servers by '?', so that they cannot control the
+// terminal.
 func onScreen(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\n' && !unicode.IsPrint(r) {

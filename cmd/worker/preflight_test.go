@@ -5,7 +5,6 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,12 +18,14 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestRun_RedisEvicts_Refuses starts a worker, whose servers are healthy, on a Redis that evicts: it refuses with what
-// preflight says, and has started and created nothing. What it says is to be done mends it.
+// TestRun_RedisEvicts_Refuses starts a worker on healthy servers, but with a Redis that evicts. The
+// worker refuses to start with the message of the preflight, and creates nothing. The fix in the
+// message works.
 func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir() // longer there than the servers, whose addresses it has
-	servers, err := stack.Start(t.Context(), stack.Options{Dir: stacktest.DataDir(t), NATS: true, Redis: true, Postgres: true})
+	dir := t.TempDir() // removed after the servers have stopped
+	servers, err := stack.Start(t.Context(),
+		stack.Options{Dir: stacktest.DataDir(t), NATS: true, Redis: true, Postgres: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +45,8 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 		}
 	}
 	setting("allkeys-lru")
-	const found, why, fix = "redis.maxmemory_policy: allkeys-lru, with maxmemory 0B", "why: when its memory is full it would drop holds", "do:  redis-cli config set maxmemory-policy noeviction"
+	const found, why, fix = "redis.maxmemory_policy: allkeys-lru, with maxmemory 0B",
+		"why: when its memory is full it would evict granted holds", "do:  redis-cli config set maxmemory-policy noeviction"
 	starts := append(slices.Clone(flags), "--http-addr", "127.0.0.1:0", "--data-dir", t.TempDir())
 	for verb, given := range map[string][]string{
 		"preflight": append(slices.Clone(at), "--lock-strategy", rangeStrategy),
@@ -54,12 +56,12 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	} {
 		args := append([]string{verb}, given...)
 		var out strings.Builder
-		bounded, cancel := context.WithTimeout(t.Context(), time.Minute) // one that does not refuse would stay
+		bounded, cancel := context.WithTimeout(t.Context(), time.Minute) // a worker that does not refuse would keep running
 		code := run(bounded, args, streams{&out, &out})
 		cancel()
 		for _, want := range []string{found, why, fix, "preflight failed"} {
 			if code != exitFailed || !strings.Contains(out.String(), want) {
-				t.Errorf("worker %s: %d, it does not tell %q: %s", verb, code, want, out.String())
+				t.Errorf("worker %s: exit code %d, output lacks %q: %s", verb, code, want, out.String())
 			}
 		}
 		if strings.Contains(out.String(), "worker started") {
@@ -67,10 +69,10 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 		}
 	}
 	if n := client.DBSize(t.Context()).Val(); n != 0 {
-		t.Errorf("a worker that refused has written %d keys", n)
+		t.Errorf("a worker that refused to start has written %d keys", n)
 	}
 
-	// It starts where it is told to, and says what it has found.
+	// With --preflight warn it starts and logs the failed check.
 	binary, err := workerBinary()
 	if err != nil {
 		t.Fatal(err)
@@ -78,7 +80,8 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	start := func(mode string) (output string, ended error) {
 		t.Helper()
 		var out lockedBuffer
-		cmd := exec.Command(binary, append([]string{"run", "--http-addr", "127.0.0.1:0"}, append(slices.Clone(flags), "--preflight", mode)...)...)
+		cmd := exec.Command(binary,
+			append([]string{"run", "--http-addr", "127.0.0.1:0"}, append(slices.Clone(flags), "--preflight", mode)...)...)
 		cmd.Stderr = &out
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -88,7 +91,7 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 		stacktest.Eventually(t, "the worker to start", func() bool {
 			select {
 			case err := <-exited:
-				t.Fatalf("the worker ended with %v: %s", err, out.String())
+				t.Fatalf("the worker exited with %v: %s", err, out.String())
 			default:
 			}
 			return strings.Contains(out.String(), "worker started")
@@ -98,11 +101,13 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 		}
 		return out.String(), <-exited
 	}
-	if log, err := start("warn"); err != nil || !strings.Contains(log, `"check":"redis.maxmemory_policy","found":"allkeys-lru`) {
+	if log, err := start("warn"); err != nil ||
+		!strings.Contains(log, `"check":"redis.maxmemory_policy","found":"allkeys-lru`) {
 		t.Errorf("with --preflight warn: %v, %s", err, log)
 	}
 	setting("noeviction")
-	if log, err := start("refuse"); err != nil || strings.Contains(log, `"check":"redis.maxmemory_policy"`) || !strings.Contains(log, `"check":"nats.replicas"`) {
+	if log, err := start("refuse"); err != nil || strings.Contains(log, `"check":"redis.maxmemory_policy"`) ||
+		!strings.Contains(log, `"check":"nats.replicas"`) {
 		t.Errorf("on healthy servers: %v, %s", err, log)
 	}
 
@@ -110,28 +115,33 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	if _, err := servers.WriteEndpoints(dir); err != nil {
 		t.Fatal(err)
 	}
-	if code := run(t.Context(), []string{"preflight", "-o", "json", "--no-migrate", "--lock-strategy", rangeStrategy, "--data-dir", dir}, streams{&text, &errs}); code != exitOK {
+	if code := run(t.Context(),
+		[]string{"preflight", "-o", "json", "--no-migrate", "--lock-strategy", rangeStrategy, "--data-dir", dir},
+		streams{&text, &errs}); code != exitOK {
 		t.Errorf("preflight on healthy servers: %d %s %s", code, text.String(), errs.String())
 	}
 	var checks []preflight.Check
-	if err := json.Unmarshal([]byte(text.String()), &checks, json.RejectUnknownMembers(true)); err != nil || len(checks) < 20 {
-		t.Errorf("%d checks, %v: %s", len(checks), err, text.String())
+	if err := json.Unmarshal([]byte(text.String()), &checks, json.RejectUnknownMembers(true)); err != nil ||
+		len(checks) < 20 {
+		t.Errorf("%d checks, error %v: %s", len(checks), err, text.String())
 	}
 	for _, c := range checks {
 		if c.Name == "" || c.Status == "" || c.Found == "" {
-			t.Errorf("a check without name, status or what was found: %+v", c)
+			t.Errorf("a check without name, status or found: %+v", c)
 		}
 	}
 
-	// What is of another version is refused in any case.
+	// Data of a newer version is refused with --preflight warn too.
 	refuses := func(check string) {
 		t.Helper()
 		var out strings.Builder
 		bounded, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		code := run(bounded, append([]string{"run", "--http-addr", "127.0.0.1:0", "--no-migrate"}, append(slices.Clone(flags), "--preflight", "warn")...), streams{&out, &out})
-		if code != exitFailed || !strings.Contains(out.String(), check) || !strings.Contains(out.String(), "does not overrule") || strings.Contains(out.String(), "worker started") {
-			t.Errorf("with --preflight warn, where %s fails: %d %s", check, code, out.String())
+		code := run(bounded, append([]string{"run", "--http-addr", "127.0.0.1:0", "--no-migrate"},
+			append(slices.Clone(flags), "--preflight", "warn")...), streams{&out, &out})
+		if code != exitFailed || !strings.Contains(out.String(), check) ||
+			!strings.Contains(out.String(), "does not override") || strings.Contains(out.String(), "worker started") {
+			t.Errorf("with --preflight warn and a failed %s: exit code %d, %s", check, code, out.String())
 		}
 	}
 	pg, err := pgx.Connect(t.Context(), servers.PostgresURL)
@@ -156,36 +166,19 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	refuses("redis.format")
 }
 
-// lockedBuffer is written by one goroutine and read by another.
-type lockedBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
-}
-
-// TestPreflight_ServersUnreachable_Fails names servers that there are not.
+// TestPreflight_ServersUnreachable_Fails runs the preflight with URLs at which no server listens.
 func TestPreflight_ServersUnreachable_Fails(t *testing.T) {
 	t.Parallel()
 	args := strings.Fields("preflight --lock-strategy range --nats-url nats://ann:s3cret@127.0.0.1:1 --redis-url redis://ann:s3cret@127.0.0.1:1 --postgres-url postgres://ann:s3cret@127.0.0.1:1/x")
 	var out strings.Builder
 	code := run(t.Context(), args, streams{&out, &out})
-	for _, want := range []string{"fail     redis.reachable", "fail     nats.reachable", "fail     postgres.reachable", "skipped", "3 fail"} {
+	for _, want := range []string{"fail     redis.reachable", "fail     nats.reachable", "fail     postgres.reachable",
+		"skipped", "3 fail"} {
 		if code != exitFailed || !strings.Contains(out.String(), want) {
-			t.Errorf("%d, it does not tell %q: %s", code, want, out.String())
+			t.Errorf("exit code %d, output lacks %q: %s", code, want, out.String())
 		}
 	}
 	if strings.Contains(out.String(), "s3cret") {
-		t.Errorf("it tells a password: %s", out.String())
+		t.Errorf("the output contains a password: %s", out.String())
 	}
 }

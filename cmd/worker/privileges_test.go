@@ -14,14 +14,17 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestPrivileges_Least_EveryStrategyWorks has workers do everything once with each lock strategy, as users who may do no
-// more than they need. With HOLDFAST_TEST_PRIVILEGES=least all tests are run so.
+// TestPrivileges_Least_EveryStrategyWorks has workers do everything once with each lock strategy,
+// as users with least privileges. With HOLDFAST_TEST_PRIVILEGES=least all tests run with those
+// users.
 func TestPrivileges_Least_EveryStrategyWorks(t *testing.T) {
 	t.Parallel()
 	if strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY"); strategy != "" {
-		t.Skipf("all workers of this run have locks by %s: this test goes through all strategies without that", strategy)
+		t.Skipf("HOLDFAST_LOCK_STRATEGY is %s for all workers of this run; without it this test uses every strategy",
+			strategy)
 	}
-	for _, more := range [][]string{{rangeStrategy}, {rangeStrategy, "HOLDFAST_LOCK_FAIR=true"}, {redlockStrategy}, {"optimistic"}, {"none"}} {
+	for _, more := range [][]string{{rangeStrategy}, {rangeStrategy, "HOLDFAST_LOCK_FAIR=true"}, {redlockStrategy},
+		{"optimistic"}, {"none"}} {
 		t.Run(strings.Join(more, " "), func(t *testing.T) {
 			t.Parallel()
 			s := newRestrictedHarness(t)
@@ -35,61 +38,9 @@ func TestPrivileges_Least_EveryStrategyWorks(t *testing.T) {
 	}
 }
 
-// TestAudit_ReadOnlyUser_ChangesNothing has the user who may only read find a difference and try to repair it.
-func TestAudit_ReadOnlyUser_ChangesNothing(t *testing.T) {
-	t.Parallel()
-	s := newRestrictedHarness(t)
-	s.startWorker("HOLDFAST_RECONCILE=off")
-	s.setInventory("hall", holds.SlotSelection{}, 10)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))).Subject
-	s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: "p"}))
-	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "l", holds.SlotSelection{}, 600)))
-	counts := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, holds.Partition("hall"))
-	if err := s.redis.HSet(t.Context(), counts, "stock", "5").Err(); err != nil {
-		t.Fatal(err)
-	}
-	admin, err := pgx.Connect(t.Context(), s.urls.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = admin.Close(context.Background()) }()
-	reserved := func() (n int) {
-		t.Helper()
-		if err := admin.QueryRow(t.Context(), "SELECT reserved FROM holdfast.inventory").Scan(&n); err != nil {
-			t.Fatal(err)
-		}
-		return n
-	}
-	repair := func(want string) {
-		t.Helper()
-		var out, stderr strings.Builder
-		code := run(t.Context(), append(s.auditFlags(), "--repair", "--yes"), streams{&out, &stderr})
-		if code != exitFailed || !strings.Contains(out.String(), want) || !strings.Contains(strings.ToLower(stderr.String()), "noperm") && !strings.Contains(stderr.String(), "25006") ||
-			!strings.HasSuffix(stderr.String(), ": repair with the worker's Redis and Postgres URLs\n") {
-			t.Errorf("the auditor's repair ended with %d: %s%s", code, out.String(), stderr.String())
-		}
-	}
-	repair("Redis counts 5 held of slot stock of hall")
-	if got := s.counts("hall")["stock"]; got != "5" {
-		t.Errorf("%s are held after it", got)
-	}
-	if code, out, _ := s.runAudit("--repair", "--yes"); code != exitOK {
-		t.Errorf("the worker's repair ended with %d: %s", code, out)
-	}
-	if _, err := admin.Exec(t.Context(), "UPDATE holdfast.inventory SET reserved = 3"); err != nil {
-		t.Fatal(err)
-	}
-	repair("Postgres has 3 reserved of slot stock of hall")
-	if got := reserved(); got != 3 {
-		t.Errorf("%d are reserved after it", got)
-	}
-	if code, out, _ := s.runAudit("--repair", "--yes"); code != exitOK || reserved() != 1 || s.counts("hall")["stock"] != "1" {
-		t.Errorf("the worker's repair ended with %d: %s", code, out)
-	}
-}
-
-// TestWorker_PermissionMissing_EventsWait takes a permission from the worker on each server. Events wait, none dies, the log tells
-// what is missing, and all are answered once it is given back.
+// TestWorker_PermissionMissing_EventsWait revokes a permission of the worker on each server. Events
+// wait, none is dead-lettered, the log names the missing permission, and all are answered once it
+// is granted again.
 func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
@@ -128,8 +79,10 @@ func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 			"place.lua: ERR The user executing the script can't run this command or subcommand"},
 		{func() { setUser("-mget") }, func() { setUser("+mget") },
 			"NOPERM this user has no permissions to run the 'mget' command"},
-		{func() { setUser("resetkeys") }, func() { setUser("~holdfast:*") }, "NOPERM this user has no permissions to access one of the keys"},
-		{func() { sql("REVOKE SELECT ON holdfast.inventory FROM holdfast_worker") }, func() { sql("GRANT SELECT ON holdfast.inventory TO holdfast_worker") },
+		{func() { setUser("resetkeys") }, func() { setUser("~holdfast:*") },
+			"NOPERM this user has no permissions to access one of the keys"},
+		{func() { sql("REVOKE SELECT ON holdfast.inventory FROM holdfast_worker") },
+			func() { sql("GRANT SELECT ON holdfast.inventory TO holdfast_worker") },
 			"permission denied for table inventory"},
 		{func() { deny("holdfast.out.>") }, func() { deny("") },
 			`permissions violation for publish to \"holdfast.out.hold.created.hall\"`},
@@ -137,7 +90,9 @@ func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 		c.take()
 		name := fmt.Sprintf("u%d", i)
 		id := s.publish(events.BookingRequested, "hall", bookingData("hall", name, name, holds.SlotSelection{}, 600))
-		stacktest.Eventually(t, "the log to tell: "+c.logged, func() bool { return strings.Contains(strings.ToLower(worker.log.String()), strings.ToLower(c.logged)) })
+		stacktest.Eventually(t, "the log to contain: "+c.logged, func() bool {
+			return strings.Contains(strings.ToLower(worker.log.String()), strings.ToLower(c.logged))
+		})
 		if log := fmt.Sprint(s.redis.Do(t.Context(), "ACL", "LOG", "128").Val()); i == 0 && !strings.Contains(log, "zrange") {
 			t.Errorf("ACL LOG: %s", log)
 		}
@@ -147,22 +102,22 @@ func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 		}
 	}
 	if !strings.Contains(worker.log.String(), "ACL LOG") {
-		t.Error("the log does not tell where Redis says what a script may not do")
+		t.Error("the log does not refer to ACL LOG for a permission missing in a script")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.deadLetters) > 0 {
-		t.Errorf("%d events died of a missing permission", len(s.deadLetters))
+		t.Errorf("%d events were dead-lettered because of a missing permission", len(s.deadLetters))
 	}
 }
 
-// TestMissingNATSPermission_EndsAtOnce takes a permission from the user of a command that ends by itself. It ends with
-// the user and the subject, and not when its time is over.
+// TestMissingNATSPermission_EndsAtOnce revokes a permission from the user of a command. The command
+// exits at once, before its timeout, and names the user and the subject.
 func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newRestrictedHarness(t)
-	s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600)) // the audit reads it
-	started := func(user, subject string) (out string) {                                                    // a worker as a process, for it leaves connections to its end
+	s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600)) // an event for the audit to read
+	started := func(user, subject string) (out string) {                                                    // as a process, because a worker that fails to start leaves connections open until it exits
 		t.Helper()
 		s.mayLack = true
 		if err := s.restricted.DenyNATS(user, subject); err != nil {
@@ -172,9 +127,10 @@ func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
 		<-p.exited
 		return p.log.String()
 	}
-	if log := started("worker", "$JS.API.CONSUMER.INFO.HOLDFAST_IN.*"); !strings.Contains(log, `user "holdfast_worker" may not publish to "$JS.API.CONSUMER.INFO.HOLDFAST_IN.`) ||
+	if log := started("worker", "$JS.API.CONSUMER.INFO.HOLDFAST_IN.*"); !strings.Contains(log,
+		`user "holdfast_worker" may not publish to "$JS.API.CONSUMER.INFO.HOLDFAST_IN.`) ||
 		strings.Contains(log, "could not build") {
-		t.Errorf("worker run says:\n%s", log)
+		t.Errorf("worker run printed:\n%s", log)
 	}
 	for _, c := range []struct {
 		user, subject string
@@ -188,9 +144,10 @@ func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
 		}
 		var out strings.Builder
 		code := run(t.Context(), c.args, streams{&out, &out})
-		want := fmt.Sprintf(`permissions violation: user "holdfast_%s" may not publish to "%s`, c.user, strings.TrimSuffix(c.subject, ">"))
+		want := fmt.Sprintf(`permissions violation: user "holdfast_%s" may not publish to "%s`, c.user,
+			strings.TrimSuffix(c.subject, ">"))
 		if code != exitFailed || !strings.Contains(out.String(), want) || strings.Contains(out.String(), "deadline") {
-			t.Errorf("worker %s ended with %d, want %s:\n%s", c.args[0], code, want, out.String())
+			t.Errorf("worker %s: exit code %d, want %s:\n%s", c.args[0], code, want, out.String())
 		}
 	}
 }

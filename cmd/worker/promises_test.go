@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
@@ -21,7 +22,8 @@ import (
 
 var seat = holds.SlotSelection{Slots: []string{"A-12"}}
 
-// TestOneSeat_ThousandRequests_OneGranted has a thousand people ask for one seat over three worker processes.
+// TestOneSeat_ThousandRequests_OneGranted sends a thousand requests for one seat to three worker
+// processes.
 func TestOneSeat_ThousandRequests_OneGranted(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -33,11 +35,13 @@ func TestOneSeat_ThousandRequests_OneGranted(t *testing.T) {
 	var requests sync.WaitGroup
 	for i := range people {
 		requests.Go(func() {
-			s.publish(events.BookingRequested, "hall", bookingData("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), seat, 600))
+			s.publish(events.BookingRequested, "hall",
+				bookingData("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), seat, 600))
 		})
 	}
 	requests.Wait()
-	s.await("an outcome for each", func(outcomes []events.Envelope, _ []nats.Header) bool { return len(outcomes) >= people+1 })
+	s.await("an outcome for each",
+		func(outcomes []events.Envelope, _ []nats.Header) bool { return len(outcomes) >= people+1 })
 	created, refused := s.ofType(holds.EventHoldCreated), s.ofType(holds.EventHoldRejected)
 	if len(created) != 1 || len(refused) != people-1 {
 		t.Errorf("%d created, %d rejected, want 1 and %d", len(created), len(refused), people-1)
@@ -52,9 +56,9 @@ func TestOneSeat_ThousandRequests_OneGranted(t *testing.T) {
 	}
 }
 
-// TestPlace_OverlappingStays_NeverOverCapacity has 64 publishers ask for overlapping stays of 1 to 30 nights, some of
-// which are paid, cancelled, or left to lapse, and recomputes from the outcomes alone how many
-// rooms were taken at every moment.
+// TestPlace_OverlappingStays_NeverOverCapacity has 64 publishers request overlapping stays of 1 to
+// 30 nights. Some are paid, some cancelled, some expire. It recomputes from the outcomes alone how
+// many rooms were taken at each moment.
 func TestPlace_OverlappingStays_NeverOverCapacity(t *testing.T) {
 	t.Parallel()
 	const publishers, each, calendar, capacity = 64, 20, 60, 7
@@ -65,10 +69,11 @@ func TestPlace_OverlappingStays_NeverOverCapacity(t *testing.T) {
 	first := time.Now().UTC().AddDate(0, 0, 7)
 	stay := func(from, nights int) holds.SlotSelection {
 		in := first.AddDate(0, 0, from)
-		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
+		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat),
+			CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
 	}
 	s.setInventory("double", stay(0, calendar), capacity)
-	s.answer(s.publish(events.BookingRequested, "double", bookingData("double", "u", "k", stay(0, calendar), 1))) // the others draw their nights
+	s.answer(s.publish(events.BookingRequested, "double", bookingData("double", "u", "k", stay(0, calendar), 1))) // the other requests draw random nights
 	var all sync.WaitGroup
 	for p := range publishers {
 		all.Go(func() {
@@ -84,7 +89,8 @@ func TestPlace_OverlappingStays_NeverOverCapacity(t *testing.T) {
 				}
 				switch rand.N(10) {
 				case 0:
-					s.answer(s.publish(events.PaymentConfirmed, "double", events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: "p" + name}))
+					s.answer(s.publish(events.PaymentConfirmed, "double",
+						events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: "p" + name}))
 				case 1, 2, 3, 4:
 					s.answer(s.publish(events.BookingCancelled, "double", events.BookingCancelledData{HoldID: o.Subject}))
 				}
@@ -98,7 +104,8 @@ func TestPlace_OverlappingStays_NeverOverCapacity(t *testing.T) {
 			switch o.Type {
 			case events.Type(holds.EventHoldCreated):
 				open++
-			case events.Type(holds.EventHoldReleased), events.Type(holds.EventHoldExpired), events.Type(holds.EventHoldConfirmed):
+			case events.Type(holds.EventHoldReleased), events.Type(holds.EventHoldExpired),
+				events.Type(holds.EventHoldConfirmed):
 				open--
 			}
 		}
@@ -113,20 +120,22 @@ func TestPlace_OverlappingStays_NeverOverCapacity(t *testing.T) {
 	}
 	for night, most := range taken {
 		if most > capacity {
-			t.Errorf("%d rooms were taken in the night %s, there are %d", most, night, capacity)
+			t.Errorf("%d rooms were taken in the night %s, capacity is %d", most, night, capacity)
 		}
 	}
 	if got := s.counts("double"); len(got) != 0 {
 		t.Errorf("all holds have ended and counts are %v", got)
 	}
 	s.wantNoFindings()
-	t.Logf("%d holds created, %d requests rejected", len(s.ofType(holds.EventHoldCreated)), len(s.ofType(holds.EventHoldRejected)))
+	t.Logf("%d holds created, %d requests rejected",
+		len(s.ofType(holds.EventHoldCreated)), len(s.ofType(holds.EventHoldRejected)))
 }
 
-// recomputeTaken recomputes from outcomes the most that was ever taken of each slot. A hold takes its
-// slots from created_at until it is released or its deadline; a confirmed one for ever, or until it was
-// confirmed if the reservation was cancelled: when the slots were given back is not told exactly.
-// It also checks that each hold ended once.
+// recomputeTaken returns the most that was taken of each slot at any moment, recomputed from
+// outcomes. A hold takes its slots from created_at until it is released or its deadline passes. A
+// confirmed hold takes them for ever; if its reservation was cancelled, until confirmed_at, because
+// no outcome has the exact time at which the slots became free. It also checks that each hold ended
+// once.
 func recomputeTaken(t *testing.T, outcomes []events.Envelope) map[string]int {
 	t.Helper()
 	type change struct {
@@ -164,7 +173,7 @@ func recomputeTaken(t *testing.T, outcomes []events.Envelope) map[string]int {
 		case events.Type(holds.EventHoldConfirmed):
 			data := decoded[holds.HoldConfirmed](t, o)
 			if data.Late {
-				take(data.HoldData, data.ConfirmedAt, 1) // it has lapsed before
+				take(data.HoldData, data.ConfirmedAt, 1) // it had expired before
 			} else {
 				ended[o.Subject]++
 			}
@@ -178,7 +187,7 @@ func recomputeTaken(t *testing.T, outcomes []events.Envelope) map[string]int {
 			t.Errorf("hold %s ended %d times", hold, times)
 		}
 	}
-	// What ended in a millisecond made room for what began in it.
+	// At the same millisecond, slots are freed before others are taken.
 	slices.SortStableFunc(changes, func(a, b change) int {
 		if c := a.at.Compare(b.at); c != 0 {
 			return c
@@ -193,10 +202,11 @@ func recomputeTaken(t *testing.T, outcomes []events.Envelope) map[string]int {
 	return most
 }
 
-// TestPaymentAtTheDeadline_InWaves_ReservedOrRefunded pays a thousand holds within 50 ms of their deadlines, in waves. Each
-// payment must end in a reservation, or in a refund and an expired hold. How long a payment is
-// on its way depends on the machine: after a wave that was all too late, or all in time, the
-// next is sent earlier, or later, so that the deadline itself is met.
+// TestPaymentAtTheDeadline_InWaves_ReservedOrRefunded pays a thousand holds within 50 ms of their
+// deadlines, in waves. Each payment must end in a reservation, or in a refund and an expired hold.
+// How long a payment takes to arrive depends on the machine. After a wave in which all payments
+// were late, or all in time, the next wave is published earlier, or later, until some waves meet
+// the deadline.
 func TestPaymentAtTheDeadline_InWaves_ReservedOrRefunded(t *testing.T) {
 	t.Parallel()
 	const waves, each, wavesMax = 10, 100, 40
@@ -210,7 +220,7 @@ func TestPaymentAtTheDeadline_InWaves_ReservedOrRefunded(t *testing.T) {
 		inTime := s.payAtDeadline(t, fmt.Sprintf("room-%d", wave), each, ttl, lead)
 		switch inTime {
 		case 0:
-			if lead += 40 * time.Millisecond; lead > 400*time.Millisecond { // it is over before all are granted
+			if lead += 40 * time.Millisecond; lead > 400*time.Millisecond { // the holds expire before all are granted
 				lead, ttl = 0, ttl+1
 			}
 		case each:
@@ -237,13 +247,13 @@ func TestPaymentAtTheDeadline_InWaves_ReservedOrRefunded(t *testing.T) {
 		t.Errorf("%d of %d holds ended", len(ends), number)
 	}
 	if confirmed == 0 || confirmed == number {
-		t.Errorf("%d of %d payments were in time; the deadline was not met", confirmed, number)
+		t.Errorf("%d of %d payments were in time; no wave met the deadline", confirmed, number)
 	}
 	t.Logf("%d in time, %d too late", confirmed, number-confirmed)
 }
 
-// payAtDeadline holds all of a new resource, pays each hold within 50 ms of its deadline less
-// lead, and returns how many payments were in time.
+// payAtDeadline fills a new resource with holds, publishes each payment lead before the deadline,
+// give or take 50 ms, and returns how many payments were in time.
 func (s *harness) payAtDeadline(t *testing.T, room string, number, ttl int64, lead time.Duration) (inTime int) {
 	t.Helper()
 	s.setInventory(room, holds.SlotSelection{}, number)
@@ -251,10 +261,12 @@ func (s *harness) payAtDeadline(t *testing.T, room string, number, ttl int64, le
 	paid := make([]string, number)
 	for i := range number {
 		all.Go(func() {
-			o := s.answer(s.publish(events.BookingRequested, room, bookingData(room, fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, ttl)))
+			o := s.answer(s.publish(events.BookingRequested, room,
+				bookingData(room, fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, ttl)))
 			deadline := decoded[holds.HoldCreated](t, o).ExpiresAt.Add(rand.N(100*time.Millisecond) - 50*time.Millisecond - lead)
 			<-time.After(time.Until(deadline))
-			paid[i] = s.publish(events.PaymentConfirmed, room, events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: fmt.Sprintf("p%d", i)})
+			paid[i] = s.publish(events.PaymentConfirmed, room,
+				events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: fmt.Sprintf("p%d", i)})
 		})
 	}
 	all.Wait()
@@ -278,31 +290,34 @@ func (s *harness) payAtDeadline(t *testing.T, room string, number, ttl int64, le
 type killing struct {
 	verb        string
 	steps       []string
-	paid        bool  // ana has paid before
-	ttl         int64 // of her hold; 1 = it has lapsed before
+	paid        bool  // ana has paid before the kill
+	ttl         int64 // of her hold; with 1 it has expired before the kill
 	event       func(s *harness, hold string) (eventID string)
 	want        string // outcome
 	wantSlot    holds.SlotCounts
-	wantExpired int // hold.expired
+	wantExpired int // number of hold.expired
 }
 
 const hour = 3600
 
-// killings are all verbs that write in more than one place.
+// killings has all verbs that write to more than one place.
 var killings = []killing{
 	{
-		verb: "place", steps: []string{"requests.fetched", "place.locked", "place.read", "place.decided", "requests.published", "requests.acked"}, ttl: hour,
+		verb: "place", steps: []string{"requests.fetched", "place.locked", "place.read", "place.decided",
+			"requests.published", "requests.acked"}, ttl: hour,
 		event: func(s *harness, _ string) string {
 			return s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, hour))
 		},
 		want: holds.EventHoldCreated, wantSlot: holds.SlotCounts{Held: 2},
 	},
 	{
-		verb: "confirm", steps: []string{"payments.fetched", "confirm.claimed", "confirm.committed", "confirm.settled", "payments.published", "payments.acked"}, ttl: hour,
+		verb: "confirm", steps: []string{"payments.fetched", "confirm.claimed", "confirm.committed", "confirm.settled",
+			"payments.published", "payments.acked"}, ttl: hour,
 		event: paying, want: holds.EventHoldConfirmed, wantSlot: holds.SlotCounts{Reserved: 1},
 	},
 	{
-		verb: "confirm late", steps: []string{"confirm.claimed", "place.decided", "confirm.retaken", "confirm.committed", "confirm.settled"}, ttl: 1,
+		verb: "confirm late", steps: []string{"confirm.claimed", "place.decided", "confirm.retaken", "confirm.committed",
+			"confirm.settled"}, ttl: 1,
 		event: paying, want: holds.EventHoldConfirmed, wantSlot: holds.SlotCounts{Reserved: 1}, wantExpired: 1,
 	},
 	{
@@ -320,7 +335,8 @@ var killings = []killing{
 		want: holds.EventHoldExtended, wantSlot: holds.SlotCounts{Held: 1},
 	},
 	{
-		verb: "cancel reservation", steps: []string{"cancel.committed", "cancel.timed", "changes.published"}, ttl: hour, paid: true,
+		verb: "cancel reservation", steps: []string{"cancel.committed", "cancel.timed", "changes.published"}, ttl: hour,
+		paid: true,
 		event: func(s *harness, hold string) string {
 			return s.publish(events.ReservationCancelled, "hall", events.ReservationCancelledData{HoldID: hold})
 		},
@@ -332,9 +348,9 @@ func paying(s *harness, hold string) string {
 	return s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: "p"})
 }
 
-// TestWorker_KilledAtEachStep_NextFinishes kills a worker, as kill -9 does, at each step of each verb. The next
-// worker must finish: one outcome, right counters. The steps wait for redelivery most of the
-// time, so they all run at once, however few processors there are.
+// TestWorker_KilledAtEachStep_NextFinishes kills a worker with SIGKILL at each step of each verb.
+// The next worker must finish: one outcome, correct counters. The steps mostly wait for redelivery,
+// so all run in parallel, whatever the number of processors.
 func TestWorker_KilledAtEachStep_NextFinishes(t *testing.T) {
 	t.Parallel()
 	var all sync.WaitGroup
@@ -371,7 +387,7 @@ func (k killing) killAt(t *testing.T, step string) {
 	outcome := s.answer(event)
 	s.awaitExpired(k.wantExpired)
 
-	// An event that is asked after it, and answered, shows that nothing else is to come.
+	// The answer to a later event shows that no other outcome follows.
 	k.wantSlot.Slot, k.wantSlot.Capacity = "A-12", 3
 	if slots := s.setInventory("hall", seat, 3); slots[0] != k.wantSlot {
 		t.Errorf("the seat is %+v, want %+v", slots[0], k.wantSlot)
@@ -396,8 +412,8 @@ func (s *harness) awaitExpired(n int) {
 	})
 }
 
-// TestExpiry_NoSweep_NextRequestGetsTheSeat runs workers that have neither a timer nor notifications: a hold that has
-// lapsed is still held by its counter, and the next who asks gets the seat at once.
+// TestExpiry_NoSweep_NextRequestGetsTheSeat runs workers without timer and notifications. The
+// counter still includes an expired hold, and the next request gets the seat at once.
 func TestExpiry_NoSweep_NextRequestGetsTheSeat(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -405,15 +421,16 @@ func TestExpiry_NoSweep_NextRequestGetsTheSeat(t *testing.T) {
 	s.setInventory("hall", seat, 1)
 	s.awaitDeadline(t, s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 1))))
 	if got := s.counts("hall")["A-12"]; got != "1" {
-		t.Errorf("%q held after the deadline: somebody has swept", got)
+		t.Errorf("%q held after the deadline: the hold was swept", got)
 	}
-	if o := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 600))); o.Type != events.Type(holds.EventHoldCreated) {
+	if o := s.answer(s.publish(events.BookingRequested, "hall",
+		bookingData("hall", "ben", "k2", seat, 600))); o.Type != events.Type(holds.EventHoldCreated) {
 		t.Errorf("after the deadline ben was answered %s: %s", o.Type, o.Data)
 	}
 }
 
-// TestStop_WhileBusy_EveryEventHasItsOutcome stops one of two workers while it works: it ends with 0, and every event
-// has its outcome.
+// TestStop_WhileBusy_EveryEventHasItsOutcome stops one of two busy workers: it exits with 0, and
+// every event has its outcome.
 func TestStop_WhileBusy_EveryEventHasItsOutcome(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -421,7 +438,8 @@ func TestStop_WhileBusy_EveryEventHasItsOutcome(t *testing.T) {
 	s.setInventory("hall", holds.SlotSelection{}, 1_000_000)
 	const number = 2000
 	for i := range number {
-		s.publish(events.BookingRequested, "hall", bookingData("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, 600))
+		s.publish(events.BookingRequested, "hall",
+			bookingData("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, 600))
 		if i == number/2 {
 			if err := first.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 				t.Fatal(err)
@@ -430,10 +448,11 @@ func TestStop_WhileBusy_EveryEventHasItsOutcome(t *testing.T) {
 	}
 	<-first.exited
 	if first.err != nil {
-		t.Errorf("the worker that was stopped ended with %v, want 0", first.err)
+		t.Errorf("the stopped worker exited with %v, want 0", first.err)
 	}
 	s.startWorker()
-	s.await("an outcome for each", func(outcomes []events.Envelope, _ []nats.Header) bool { return len(outcomes) >= number+1 })
+	s.await("an outcome for each",
+		func(outcomes []events.Envelope, _ []nats.Header) bool { return len(outcomes) >= number+1 })
 	if n := len(s.ofType(holds.EventHoldCreated)); n != number {
 		t.Errorf("%d created, want %d", n, number)
 	}
@@ -442,7 +461,7 @@ func TestStop_WhileBusy_EveryEventHasItsOutcome(t *testing.T) {
 	}
 }
 
-// TestStop_RowLocked_EndsInTime stops a worker whose payment waits for a row that somebody keeps locked.
+// TestStop_RowLocked_EndsInTime stops a worker whose payment waits for a locked row.
 func TestStop_RowLocked_EndsInTime(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -461,7 +480,8 @@ func TestStop_RowLocked_EndsInTime(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), "UPDATE "+s.namespace+".inventory SET capacity = 2"); err != nil {
 		t.Fatal(err)
 	}
-	payment := s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
+	payment := s.publish(events.PaymentConfirmed, "hall",
+		events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
 	stacktest.Eventually(t, "the claim", func() bool {
 		_, body := first.get(t, "/v1/holds/"+hold.Subject)
 		return strings.Contains(body, "confirming")
@@ -471,7 +491,7 @@ func TestStop_RowLocked_EndsInTime(t *testing.T) {
 	}
 	<-first.exited
 	if first.err != nil {
-		t.Errorf("the worker that was stopped ended with %v, want 0", first.err)
+		t.Errorf("the stopped worker exited with %v, want 0", first.err)
 	}
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
@@ -482,25 +502,26 @@ func TestStop_RowLocked_EndsInTime(t *testing.T) {
 	}
 }
 
-// TestRepeatedRequest_EachKind_AnsweredAsPromised publishes what publishers publish again: each is answered as the contract says.
+// TestRepeatedRequest_EachKind_AnsweredAsPromised publishes repeated requests of each kind and
+// compares the answers with the contract.
 func TestRepeatedRequest_EachKind_AnsweredAsPromised(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	s.startWorker()
 	s.setInventory("hall", seat, 5)
-	send := func(r events.Request) string {
+	send := func(r client.Event) string {
 		m, err := r.Message()
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.Header.Del("Nats-Msg-Id") // or the stream would drop what comes twice
+		m.Header.Del("Nats-Msg-Id") // else the stream drops the duplicate
 		if err := s.client.Publish(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
 		return r.Envelope.ID
 	}
-	request := func(data events.BookingRequestedData) events.Request {
-		r, err := s.subjects.NewRequest(events.BookingRequested, "hall", "/test", data)
+	request := func(data events.BookingRequestedData) client.Event {
+		r, err := client.NewEvent(s.subjects, events.BookingRequested, "hall", "/test", data)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -512,15 +533,17 @@ func TestRepeatedRequest_EachKind_AnsweredAsPromised(t *testing.T) {
 	created := s.answer(send(first))
 	hold := decoded[holds.HoldCreated](t, created)
 
-	// The same event: the same outcome, which the stream keeps once.
+	// The same event has the same outcome, which the stream stores once.
 	send(first)
 
-	// Another event with the same key and content, differently put: the same answer, replayed.
+	// Another event with the same key and content, written differently, has the same answer,
+	// replayed.
 	repeated := original
 	repeated.Metadata = nil
 	again := s.answer(send(request(repeated)))
 	data := decoded[holds.HoldCreated](t, again)
-	if again.ID == created.ID || !data.Replayed || data.HoldID != hold.HoldID || data.CreatedAt != hold.CreatedAt || data.ExpiresAt != hold.ExpiresAt || string(data.Metadata) != `{"shop":"x"}` {
+	if again.ID == created.ID || !data.Replayed || data.HoldID != hold.HoldID || data.CreatedAt != hold.CreatedAt ||
+		data.ExpiresAt != hold.ExpiresAt || string(data.Metadata) != `{"shop":"x"}` {
 		t.Errorf("the same key and content: %s", again.Data)
 	}
 
@@ -535,7 +558,8 @@ func TestRepeatedRequest_EachKind_AnsweredAsPromised(t *testing.T) {
 		other := original
 		change(&other)
 		o := s.answer(send(request(other)))
-		if data := decoded[holds.HoldRejected](t, o); o.Type != events.Type(holds.EventHoldRejected) || data.Reason != holds.ReasonKeyReused {
+		if data := decoded[holds.HoldRejected](t, o); o.Type != events.Type(holds.EventHoldRejected) ||
+			data.Reason != holds.ReasonKeyReused {
 			t.Errorf("the same key, %s: %s %s", reason, o.Type, o.Data)
 		}
 	}
@@ -543,11 +567,12 @@ func TestRepeatedRequest_EachKind_AnsweredAsPromised(t *testing.T) {
 	twice := original
 	twice.RequestKey, twice.Quantity = "k2", 3
 	o := s.answer(send(request(twice)))
-	if data := decoded[holds.HoldRejected](t, o); data.Reason != holds.ReasonAlreadyHolding || data.HoldID != hold.HoldID || o.Subject != hold.HoldID.String() {
+	if data := decoded[holds.HoldRejected](t, o); data.Reason != holds.ReasonAlreadyHolding ||
+		data.HoldID != hold.HoldID || o.Subject != hold.HoldID.String() {
 		t.Errorf("the same user and seat: %s", o.Data)
 	}
 
-	s.setInventory("hall", seat, 6) // answered after all of them
+	s.setInventory("hall", seat, 6) // its answer follows all of theirs
 	s.mu.Lock()
 	its := answers(s.outcomes, first.Envelope.ID)
 	s.mu.Unlock()

@@ -23,8 +23,8 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// stopSessions stops the processes of Postgres that serve sessions with a name, those that come later too, until the
-// function that it returns is called. atLeast waits until so many are stopped.
+// stopSessions stops the processes of Postgres that serve sessions with an application name, and
+// those of later sessions too, until goOn is called. atLeast waits until n of them are stopped.
 func (s *harness) stopSessions(t *testing.T, name string) (atLeast func(n int), goOn func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -62,7 +62,7 @@ func (s *harness) stopSessions(t *testing.T, name string) (atLeast func(n int), 
 		stopping.Wait()
 		for _, pid := range stopped {
 			if err := syscall.Kill(pid, syscall.SIGCONT); err != nil && !errors.Is(err, syscall.ESRCH) {
-				t.Errorf("let the process %d go on: %v", pid, err)
+				t.Errorf("continue process %d: %v", pid, err)
 			}
 		}
 		_ = conn.Close(context.Background())
@@ -77,22 +77,23 @@ func (s *harness) stopSessions(t *testing.T, name string) (atLeast func(n int), 
 	}, goOn
 }
 
-// await is the first answer to a query that was refused.
+// await returns the first answer to a rejected query.
 func await[T any](t *testing.T, refused <-chan T) (answer T) {
 	t.Helper()
 	select {
 	case answer = <-refused:
 	case <-time.After(2 * time.Minute):
-		t.Fatal("no query is refused")
+		t.Fatal("no query was rejected")
 	}
 	return answer
 }
 
-// TestQueries_Hang_DecisionsGoOn floods a worker with queries while none is answered, because the sessions of Postgres
-// that serve them stand still: beyond a number they are refused at once, and events are decided as before.
+// TestQueries_Hang_DecisionsGoOn floods a worker with queries while its Postgres sessions for
+// queries are stopped, so none is answered. Beyond a limit queries are rejected at once, and events
+// are decided as before.
 func TestQueries_Hang_DecisionsGoOn(t *testing.T) {
 	t.Parallel()
-	own, err := stack.Start(t.Context(), stack.Options{Postgres: true}) // whose sessions stand still
+	own, err := stack.Start(t.Context(), stack.Options{Postgres: true}) // its own server, so that sessions can be stopped
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +118,7 @@ func TestQueries_Hang_DecisionsGoOn(t *testing.T) {
 	t.Cleanup(func() { enough(); flood.Wait(); http.DefaultClient.CloseIdleConnections() })
 	var busy, busyByNATS sync.Once
 	byHTTP, byNATS := make(chan *http.Response, 1), make(chan string, 1)
-	for range queriesMax + 32 { // those that are refused do not ask again
+	for range queriesMax + 32 { // a rejected query is not repeated
 		flood.Go(func() {
 			for flooding.Err() == nil {
 				r, err := http.NewRequestWithContext(flooding, http.MethodGet, "http://"+worker.http+path, nil)
@@ -127,7 +128,7 @@ func TestQueries_Hang_DecisionsGoOn(t *testing.T) {
 				}
 				response, err := http.DefaultClient.Do(r)
 				if err != nil {
-					continue // the flood is over
+					continue // the flood has ended
 				}
 				text, _ := io.ReadAll(response.Body)
 				_ = response.Body.Close()
@@ -148,28 +149,31 @@ func TestQueries_Hang_DecisionsGoOn(t *testing.T) {
 			}
 		})
 	}
-	//nolint:bodyclose // its reader has closed it
+	//nolint:bodyclose // the sender has closed it
 	if r := await(t, byHTTP); r.StatusCode != http.StatusServiceUnavailable || r.Header.Get("Retry-After") == "" {
-		t.Errorf("a query too many is answered with %s, Retry-After %q", r.Status, r.Header.Get("Retry-After"))
+		t.Errorf("a query beyond the limit was answered with %s, Retry-After %q", r.Status, r.Header.Get("Retry-After"))
 	}
 	if code := await(t, byNATS); code != "503" {
-		t.Errorf("a query too many by NATS is answered with %s", code)
+		t.Errorf("a NATS query beyond the limit was answered with %s", code)
 	}
 	o := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k", seat, hour)))
 	if o.Type != events.Type(holds.EventHoldCreated) {
-		t.Errorf("while queries hang a request is answered with %s", o.Type)
+		t.Errorf("while queries hang a request was answered with %s", o.Type)
 	}
-	paid := s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: "p"}))
+	paid := s.answer(s.publish(events.PaymentConfirmed, "hall",
+		events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: "p"}))
 	if paid.Type != events.Type(holds.EventHoldConfirmed) {
-		t.Errorf("while queries hang a payment is answered with %s", paid.Type)
+		t.Errorf("while queries hang a payment was answered with %s", paid.Type)
 	}
-	stacktest.Eventually(t, "the worker to be ready", func() bool { status, _ := worker.get(t, "/readyz"); return status == http.StatusOK })
+	stacktest.Eventually(t, "the worker to be ready",
+		func() bool { status, _ := worker.get(t, "/readyz"); return status == http.StatusOK })
 
 	enough()
 	flood.Wait()
 	goOn()
-	stacktest.Eventually(t, "queries to be answered again", func() bool { status, _ := worker.get(t, path); return status == http.StatusOK })
+	stacktest.Eventually(t, "queries to be answered again",
+		func() bool { status, _ := worker.get(t, path); return status == http.StatusOK })
 	if list := s.redis.ClientList(t.Context()).Val(); !strings.Contains(list, " name=holdfast-"+s.namespace+"-queries ") {
-		t.Errorf("queries have no connections to redis of their own: %s", list)
+		t.Errorf("queries have no separate connections to redis: %s", list)
 	}
 }

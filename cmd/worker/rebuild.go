@@ -5,42 +5,36 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
-	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 )
 
 // rebuildCommand is `worker rebuild`.
 type rebuildCommand struct {
-	Verify      bool   `help:"Write nothing: compare holds, counters, users, index and answers in Redis with what they would be filled with."`
-	Yes         bool   `help:"Do not ask."`
-	Output      string `short:"o" default:"table" enum:"table,json" help:"Write a table, or json."`
+	Yes         bool   `help:"Rebuild without confirmation."`
+	Output      string `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
 	Directory   `embed:""`
-	Connections `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=; default: as endpoints.env says, else holdfast"` //nolint:staticcheck // kong reads each set tag
-	Terms       `embed:"" group:"Policies, as the workers have them:"`
+	Connections `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: from endpoints.env, else holdfast"` //nolint:staticcheck // kong reads each set tag
+	Terms       `embed:"" group:"Policies, as set for the workers:"`
 }
 
 func (*rebuildCommand) Help() string {
-	return `Workers notice by themselves when Redis has lost its data, and fill it again from the outbound stream
-and Postgres. This does it by hand: when data was damaged or restored behind their back, or when
-Redis has what another database has written. All decisions wait meanwhile; nothing is lost.
-
-With --verify it only tells what Redis has otherwise, and ends with 1 if there is anything: holds,
-counters, numbers of users, the index of live holds, and answers. Deadlines, the agenda and what is left
-of what is over are the business of worker audit.
+	return `A worker detects by itself that Redis has lost data, and rebuilds it from the outbound stream and
+Postgres. Run this command when a worker cannot detect it: data in Redis is corrupt, was restored from
+a backup, or belongs to another Postgres database. Events wait during the rebuild; none is lost.
+worker audit checks, without writing anything, whether Redis has what it should have.
 
 Example:
 
-  worker rebuild --verify
+  worker audit
   worker rebuild --yes`
 }
 
-// Run fills Redis again, or compares it.
+// Run rebuilds Redis.
 func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 	if err := r.find(r.DataDir); err != nil {
 		return err
@@ -49,10 +43,8 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	if !r.Verify {
-		if err := r.confirm(ctx, std.err); err != nil {
-			return err
-		}
+	if err := r.confirm(ctx, std.err); err != nil {
+		return err
 	}
 	ctx, supervisor, closeAll, err := r.supervisor(ctx, log)
 	if err != nil {
@@ -60,26 +52,18 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 	}
 	defer closeAll()
 	progress, end := newProgress(std.err)
-	if r.Verify {
-		compared, differences, err := supervisor.Compare(ctx, progress)
-		end()
-		if err != nil {
-			return events.Refused(ctx, err)
-		}
-		return r.report(std.out, compared, differences)
-	}
-	rebuilt, err := supervisor.Rebuild(ctx, "asked for by worker rebuild", true, progress)
+	rebuilt, err := supervisor.Rebuild(ctx, "requested by worker rebuild", true, progress)
 	end()
 	if err != nil {
 		return events.Refused(ctx, err)
 	}
-	return r.report(std.out, rebuilt, nil)
+	return r.report(std.out, rebuilt)
 }
 
-// errUnconfirmed says that nobody has agreed.
-var errUnconfirmed = errors.New("nothing was done")
+// errUnconfirmed is the error of a rebuild that the operator did not confirm.
+var errUnconfirmed = errors.New("aborted")
 
-// confirm asks whether Redis is to be emptied and filled.
+// confirm returns nil when --yes is given or the operator confirms the rebuild.
 func (r *rebuildCommand) confirm(ctx context.Context, to io.Writer) error {
 	if r.Yes {
 		return nil
@@ -87,14 +71,18 @@ func (r *rebuildCommand) confirm(ctx context.Context, to io.Writer) error {
 	if err := requireTerminal(); err != nil {
 		return err
 	}
-	if !confirmed(ctx, to, "Empty the namespace %s of %s, fill it again, and let all decisions wait until then?", r.Namespace, events.RedactedURL(r.RedisURL)) {
+	if !confirmed(ctx, to, "Delete namespace %s in %s and rebuild it? All events wait until it is done.",
+		r.Namespace, events.RedactedURL(r.RedisURL)) {
 		return errUnconfirmed
 	}
 	return nil
 }
 
-// supervisor returns a Keeper of its own connections, what closes them, and a context that ends when NATS lacks a permission.
-func (r *rebuildCommand) supervisor(ctx context.Context, log zerolog.Logger) (until context.Context, k *holds.Supervisor, closeAll func(), err error) {
+// supervisor returns a supervisor with its own connections and a function that closes them. The
+// context until is cancelled when NATS refuses a permission.
+func (r *rebuildCommand) supervisor(
+	ctx context.Context, log zerolog.Logger,
+) (until context.Context, k *recovery.Supervisor, closeAll func(), err error) {
 	c := Config{Connections: r.Connections, Policies: Policies{Terms: r.Terms}}
 	db, err := newStore(ctx, c)
 	if err != nil {
@@ -109,7 +97,7 @@ func (r *rebuildCommand) supervisor(ctx context.Context, log zerolog.Logger) (un
 	closeAll = func() { restore(); nc.Close(); db.Close() }
 	js, err := events.NewJetStream(nc)
 	if err == nil {
-		k, err = newSupervisor(c, holds.NewEpochTerm(), holds.NewConnGuard(), db, js, events.Namespace(r.Namespace), log)
+		k, err = newSupervisor(c, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, js, events.Namespace(r.Namespace), log)
 	}
 	if err != nil {
 		closeAll()
@@ -118,56 +106,22 @@ func (r *rebuildCommand) supervisor(ctx context.Context, log zerolog.Logger) (un
 	return until, k, closeAll, nil
 }
 
-// differencesMax is how many differences a table has.
-const differencesMax = 50
-
-// report prints what was filled in or compared.
-func (r *rebuildCommand) report(to io.Writer, done holds.RebuildResult, differences []holds.Difference) error {
-	var failed error
-	if len(differences) > 0 {
-		failed = fmt.Errorf("differences: %d; worker rebuild fills redis again", len(differences))
-	}
+// report prints what was filled in.
+func (r *rebuildCommand) report(to io.Writer, done recovery.RebuildResult) error {
 	if r.Output == "json" {
-		if differences == nil {
-			differences = []holds.Difference{}
-		}
-		return errors.Join(printJSON(to, struct {
-			holds.RebuildResult
-			TookMS      int64              `json:"took_ms"`
-			Differences []holds.Difference `json:"differences"`
-		}{done, done.Took.Milliseconds(), differences}), failed)
+		return printJSON(to, struct {
+			recovery.RebuildResult
+			TookMS int64 `json:"took_ms"`
+		}{done, done.Took.Milliseconds()})
 	}
-	verb := "filled in"
-	if r.Verify {
-		verb = "compared"
-	}
-	if done == (holds.RebuildResult{}) {
-		fmt.Fprintln(to, "a worker has filled it in meanwhile, see its log")
-		return failed
-	}
-	fmt.Fprintf(to, "%s from %d outcomes in %.1f s: %d live holds and %d that have ended, on %d resources; %d answers\n",
-		verb, done.Outcomes, done.Took.Round(time.Millisecond).Seconds(), done.Live, done.Ended, done.Resources, done.Answers)
-	if done.Gaps != "" {
-		fmt.Fprintf(to, "not all outcomes that can matter are there any more: %s; %s\n", done.Gaps, holds.GapsImpact)
-	}
-	if len(differences) == 0 {
+	if done == (recovery.RebuildResult{}) {
+		fmt.Fprintln(to, "a worker has already rebuilt it, see its log")
 		return nil
 	}
-	w := tabwriter.NewWriter(to, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "\nresource\twhat\tredis\ttold")
-	for i, d := range differences {
-		if i == differencesMax {
-			fmt.Fprintf(w, "and %d more (-o json has all)\n", len(differences)-i)
-			break
-		}
-		fmt.Fprintln(w, strings.Join([]string{d.Resource, d.What, orDash(d.Redis), orDash(d.Expected)}, "\t"))
+	fmt.Fprintf(to, "filled in from %d outcomes in %.1f s: %d live and %d ended holds on %d resources, %d answers\n",
+		done.Outcomes, done.Took.Round(time.Millisecond).Seconds(), done.Live, done.Ended, done.Resources, done.Answers)
+	if done.Gaps != "" {
+		fmt.Fprintf(to, "outbound stream is incomplete: %s; %s\n", done.Gaps, recovery.GapsImpact)
 	}
-	return errors.Join(w.Flush(), failed)
-}
-
-func orDash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
+	return nil
 }

@@ -17,18 +17,20 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
 
-// BenchmarkRebuild fills Redis with live holds again, of three nights each on 1,000 resources:
+// BenchmarkRebuild rebuilds Redis with live holds of three nights each on 1,000 resources:
 //
 //	go test ./cmd/worker -run xxx -bench Rebuild -benchtime 1x -timeout 20m
 //
-// HOLDFAST_BENCH_HOLDS says how many, 1,000,000 unless it is set. It reports how long that took from
-// the loss to the first decision, what the process needed for it (with the NATS server in it), and what
-// Redis has. With -benchtime 2x Redis has older data the second time, instead of none.
+// HOLDFAST_BENCH_HOLDS is the number of holds (default 1,000,000). It reports the time from the
+// loss to the first decision, the memory and processor time of the process (with the NATS server in
+// it), and the memory of Redis. With -benchtime 2x the second loss restores older data in Redis
+// instead of removing all.
 func BenchmarkRebuild(b *testing.B) {
 	number := 1_000_000
 	if text := os.Getenv("HOLDFAST_BENCH_HOLDS"); text != "" {
@@ -65,7 +67,8 @@ func BenchmarkRebuild(b *testing.B) {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		supervisor, err := newSupervisor(c.Run.Config, holds.NewEpochTerm(), holds.NewConnGuard(), db, s.js, s.subjects, zerolog.New(b.Output()))
+		supervisor, err := newSupervisor(c.Run.Config, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, s.js, s.subjects,
+			zerolog.New(b.Output()))
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -98,11 +101,11 @@ func usedMemory(b *testing.B, s *harness) float64 {
 			return n
 		}
 	}
-	b.Fatal("redis does not say how much memory it uses")
+	b.Fatal("INFO of redis lacks used_memory")
 	return 0
 }
 
-// storeCreated stores outcomes as of workers that have created holds just now.
+// storeCreated publishes outcomes of number holds, as if workers had just created them.
 func (s *harness) storeCreated(b *testing.B, number, resources int) {
 	b.Helper()
 	js, err := jetstream.New(s.nc, jetstream.WithPublishAsyncMaxPending(10_000))
@@ -121,8 +124,10 @@ func (s *harness) storeCreated(b *testing.B, number, resources int) {
 		from := in.AddDate(0, 0, i/resources%300)
 		data, err := json.Marshal(holds.HoldCreated{
 			HoldData: holds.HoldData{
-				ResourceID: resource, HoldID: id, RequestKey: fmt.Sprintf("key-%d", i), UserID: fmt.Sprintf("user-%d", i), Quantity: &quantity,
-				SlotSelection: holds.SlotSelection{CheckIn: from.Format(holds.DateFormat), CheckOut: from.AddDate(0, 0, 3).Format(holds.DateFormat)},
+				ResourceID: resource, HoldID: id, RequestKey: fmt.Sprintf("key-%d", i), UserID: fmt.Sprintf("user-%d", i),
+				Quantity: &quantity,
+				SlotSelection: holds.SlotSelection{CheckIn: from.Format(holds.DateFormat),
+					CheckOut: from.AddDate(0, 0, 3).Format(holds.DateFormat)},
 			},
 			CreatedAt: now, ExpiresAt: holds.Time{Time: now.Add(time.Hour)},
 		})
@@ -130,7 +135,8 @@ func (s *harness) storeCreated(b *testing.B, number, resources int) {
 			b.Fatal(err)
 		}
 		body, err := json.Marshal(events.Envelope{
-			SpecVersion: "1.0", ID: id.UUID[:8] + "-0000-8000-8000-" + id.UUID[20:], DataContentType: "application/json", Source: "/holdfast/" + s.namespace, Type: events.Type(holds.EventHoldCreated),
+			SpecVersion: "1.0", ID: id.UUID[:8] + "-0000-8000-8000-" + id.UUID[20:], DataContentType: "application/json",
+			Source: "/holdfast/" + s.namespace, Type: events.Type(holds.EventHoldCreated),
 			Subject: id.String(), Time: now, CausationID: fmt.Sprintf("event-%d", i), Data: data,
 		})
 		if err != nil {

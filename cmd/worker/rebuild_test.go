@@ -13,14 +13,16 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/redis/go-redis/v9"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
 
-// newHarnessWithRedis returns a system on a Redis of its own, which may be flushed and killed.
+// newHarnessWithRedis returns a system with its own Redis, which a test may flush and kill.
 func newHarnessWithRedis(t *testing.T, o stack.Options) (*harness, *stack.Stack) {
 	t.Helper()
 	o.Redis = true
@@ -28,13 +30,13 @@ func newHarnessWithRedis(t *testing.T, o stack.Options) (*harness, *stack.Stack)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = own.Close() }) // a test may have killed it
+	t.Cleanup(func() { _ = own.Close() }) // fails when the test has killed it
 	shared := stacktest.Shared()
 	return newHarnessOn(t, urls{shared.NATSURL, own.RedisURL, shared.PostgresURL}), own
 }
 
-// epoch reads Postgres' entry.
-func (s *harness) epoch() holds.Epoch {
+// epoch reads the epoch in Postgres.
+func (s *harness) epoch() recovery.Epoch {
 	s.t.Helper()
 	if s.store == nil {
 		var err error
@@ -50,17 +52,17 @@ func (s *harness) epoch() holds.Epoch {
 	return e
 }
 
-// awaitRebuilt waits until Redis is filled under a later epoch than one.
-func (s *harness) awaitRebuilt(after holds.Epoch) (e holds.Epoch) {
+// awaitRebuilt waits until Redis is rebuilt under a later epoch than after.
+func (s *harness) awaitRebuilt(after recovery.Epoch) (e recovery.Epoch) {
 	s.t.Helper()
-	stacktest.Eventually(s.t, "redis to be filled again", func() bool {
+	stacktest.Eventually(s.t, "redis to be rebuilt", func() bool {
 		e = s.epoch()
 		return e.Complete && e.Name != after.Name
 	})
 	return e
 }
 
-// exchange is an event and how it was answered.
+// exchange is an event and its answer.
 type exchange struct {
 	subject string
 	body    []byte
@@ -68,11 +70,11 @@ type exchange struct {
 	outcome events.Envelope
 }
 
-// request publishes an event, also one that was published before, and waits for its answer.
+// request publishes an event, possibly again, and waits for its answer.
 func (s *harness) request(subject string, body []byte) exchange {
 	s.t.Helper()
 	m := events.NewStructuredMsg(body)
-	m.Subject = subject // and no Nats-Msg-Id, or the stream would drop what comes twice
+	m.Subject = subject // without Nats-Msg-Id, else the stream drops a duplicate
 	answer, err := s.client.Request(stacktest.WaitContext(s.t), m)
 	if err != nil {
 		s.t.Fatal(err)
@@ -83,7 +85,7 @@ func (s *harness) request(subject string, body []byte) exchange {
 	return exchange{subject, body, answer.Body, answer.Envelope}
 }
 
-// scenario asks everything that Redis remembers something of.
+// scenario publishes every kind of request of which Redis remembers something.
 type scenario struct {
 	*harness
 	exchanges []exchange
@@ -91,7 +93,7 @@ type scenario struct {
 
 func (y *scenario) step(event, resource string, data any, want string) events.Envelope {
 	y.t.Helper()
-	r, err := y.subjects.NewRequest(event, resource, "/test", data)
+	r, err := client.NewEvent(y.subjects, event, resource, "/test", data)
 	if err != nil {
 		y.t.Fatal(err)
 	}
@@ -114,11 +116,12 @@ func (y *scenario) step(event, resource string, data any, want string) events.En
 	return a.outcome
 }
 
-// run plays events of every kind with every outcome that leaves something in Redis.
+// run publishes events of every kind, with every outcome that leaves data in Redis.
 func (y *scenario) run() {
 	y.t.Helper()
 	in := time.Now().UTC().AddDate(0, 0, 9)
-	stay := holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, 3).Format(holds.DateFormat)}
+	stay := holds.SlotSelection{CheckIn: in.Format(holds.DateFormat),
+		CheckOut: in.AddDate(0, 0, 3).Format(holds.DateFormat)}
 	seats := func(names ...string) holds.SlotSelection { return holds.SlotSelection{Slots: names} }
 	one := func(user, key string, of holds.SlotSelection, ttl int64) events.BookingRequestedData {
 		return bookingData("hall", user, key, of, ttl)
@@ -148,8 +151,11 @@ func (y *scenario) run() {
 		y.step(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: payment}, want)
 	}
 
-	y.step(events.InventorySet, "double", events.InventorySetData{ResourceID: "double", SlotSelection: stay, Capacity: 3}, "inventory.updated")
-	y.step(events.InventorySet, "hall", events.InventorySetData{ResourceID: "hall", SlotSelection: seats("A", "B", "C", "D", "E", "F", "G"), Capacity: 1}, "inventory.updated")
+	y.step(events.InventorySet, "double",
+		events.InventorySetData{ResourceID: "double", SlotSelection: stay, Capacity: 3}, "inventory.updated")
+	y.step(events.InventorySet, "hall",
+		events.InventorySetData{ResourceID: "hall", SlotSelection: seats("A", "B", "C", "D", "E", "F", "G"), Capacity: 1},
+		"inventory.updated")
 	y.step(events.InventorySet, "shoes", events.InventorySetData{ResourceID: "shoes", Capacity: 50}, "inventory.updated")
 
 	plain := bookingData("double", "ana", "k-plain", stay, 3600)
@@ -162,7 +168,7 @@ func (y *scenario) run() {
 	other := plain
 	other.Quantity = 1
 	request(other, "hold.rejected request_key_reused")
-	odd := bookingData("double", `o'"\/:{1}*?>%~`, `k:"\/{}`, stay, 3600) // of everything that a name can have
+	odd := bookingData("double", `o'"\/:{1}*?>%~`, `k:"\/{}`, stay, 3600) // every special character that a name can have
 	odd.ResourceID, odd.SlotSelection = "shoes", holds.SlotSelection{}
 	request(odd, "hold.created")
 	twice := plain
@@ -177,7 +183,8 @@ func (y *scenario) run() {
 	request(bookingData("hall", "ana", "k-none", seats("Z"), 60), "hold.rejected unknown_resource")
 	request(bookingData("hall", "ana", "k-invalid", seats("A"), 100000), "hold.rejected invalid_request")
 	for i := range 10 {
-		request(bookingData("shoes", "dan", fmt.Sprintf("k-dan-%d", i), holds.SlotSelection{}, 3600-int64(i)), map[bool]string{true: "hold.created", false: "hold.rejected already_holding"}[i == 0])
+		request(bookingData("shoes", "dan", fmt.Sprintf("k-dan-%d", i), holds.SlotSelection{}, 3600-int64(i)),
+			map[bool]string{true: "hold.created", false: "hold.rejected already_holding"}[i == 0])
 	}
 
 	cancelKey("k-never", "booking.cancelled")
@@ -210,15 +217,15 @@ func (y *scenario) run() {
 	expired := request(one("joe", "k-h", seats("F"), 1), "hold.created")
 	late := request(one("kim", "k-i", seats("G"), 1), "hold.created")
 	y.awaitExpired(2)
-	extend(long, 3600, "hold.extension_rejected limit_reached") // by the time that has gone by
+	extend(long, 3600, "hold.extension_rejected limit_reached") // because of the time that has passed
 	extend(expired, 60, "hold.extension_rejected expired")
 	cancel(expired, "hold.release_rejected expired")
 	pay(late, "p5", "hold.confirmed")
 	request(one("leo", "k-j", seats("G"), 60), "hold.rejected sold_out")
 }
 
-// contents is everything of a namespace that must be there again after Redis was filled again: key ->
-// what it has. Left out is what belongs to work that is on its way, and ends with it.
+// contents returns the data of a namespace that a rebuild must restore, by key. It leaves out the
+// keys of work in progress, which end with that work.
 func (s *harness) contents() map[string]any {
 	s.t.Helper()
 	ctx := s.t.Context()
@@ -228,7 +235,8 @@ func (s *harness) contents() map[string]any {
 		key := keys.Val()
 		name := strings.SplitN(key, "}:", 2)[1]
 		switch parts := strings.SplitN(name, ":", 3); {
-		case name == "epoch", name == "fence", len(parts) > 1 && (parts[1] == "rev" || parts[1] == "lock" || parts[1] == "locks" || parts[1] == "waited_for"):
+		case name == "epoch", name == "fence", len(parts) > 1 &&
+			(parts[1] == "rev" || parts[1] == "lock" || parts[1] == "locks" || parts[1] == "waited_for"):
 			continue
 		}
 		switch kind := s.redis.Type(ctx, key).Val(); kind {
@@ -248,17 +256,18 @@ func (s *harness) contents() map[string]any {
 	return all
 }
 
-// value is a string and when it expires, which is negative for never.
+// value is a string and its expiry time, which is negative when it never expires.
 type value struct {
 	text    string
 	expires time.Duration
 }
 
-// rebuiltTolerance is by how much the times may differ at which what is over is forgotten. A hold's end
-// is told, but not when it was announced, or when its claim was settled, which comes a moment later.
+// rebuiltTolerance is by how much the expiry of an ended hold may differ after a rebuild. The
+// outcome has the time at which the hold ended, not the moment at which it was announced or its
+// claim was settled, which comes a little later.
 const rebuiltTolerance = 10 * time.Second
 
-// sameContents compares what Redis had with what it has.
+// sameContents compares the data before and after a rebuild.
 func sameContents(t *testing.T, had, has map[string]any) {
 	t.Helper()
 	near := func(a, b float64) bool {
@@ -285,7 +294,7 @@ func sameContents(t *testing.T, had, has map[string]any) {
 			slices.SortFunc(now, byMember)
 			slices.SortFunc(was, byMember)
 			same = slices.EqualFunc(now, was, func(a, b redis.Z) bool {
-				// The agenda may say too early when to look at a resource, never too late.
+				// The agenda may have an earlier time for a resource, never a later one.
 				return a.Member == b.Member && (near(a.Score, b.Score) || name == "agenda" && b.Score < a.Score)
 			})
 		}
@@ -295,9 +304,9 @@ func sameContents(t *testing.T, had, has map[string]any) {
 	}
 }
 
-// TestRedisLost_Rebuilt_EqualsWhatWasThere loses everything that Redis has after events of every kind. What is filled in
-// again is what there was, and every event that is delivered again has the same answer as before, byte
-// for byte.
+// TestRedisLost_Rebuilt_EqualsWhatWasThere loses all data of Redis after events of every kind. The
+// rebuilt data equals the data before, and every repeated event gets the same answer as before,
+// byte for byte.
 func TestRedisLost_Rebuilt_EqualsWhatWasThere(t *testing.T) {
 	t.Parallel()
 	s, _ := newHarnessWithRedis(t, stack.Options{})
@@ -306,7 +315,7 @@ func TestRedisLost_Rebuilt_EqualsWhatWasThere(t *testing.T) {
 	s.startWorker(settings...)
 	y := &scenario{harness: s}
 	y.run()
-	stacktest.Eventually(t, "everything to be announced", func() bool { return !has(s.contents(), "departing") })
+	stacktest.Eventually(t, "every expiry to be announced", func() bool { return !has(s.contents(), "departing") })
 	before, had := s.epoch(), s.contents()
 	if err := s.redis.FlushAll(t.Context()).Err(); err != nil {
 		t.Fatal(err)
@@ -318,14 +327,15 @@ func TestRedisLost_Rebuilt_EqualsWhatWasThere(t *testing.T) {
 	}
 	for _, a := range y.exchanges {
 		if repeated := s.request(a.subject, a.body); !bytes.Equal(repeated.answer, a.answer) {
-			t.Errorf("%s: asked again it is answered\n%s\nit was\n%s", a.body, repeated.answer, a.answer)
+			t.Errorf("%s: repeated, the answer is\n%s\nbefore it was\n%s", a.body, repeated.answer, a.answer)
 		}
 	}
 	sameContents(t, had, s.contents())
-	stacktest.Eventually(t, "the worker to be ready", func() bool { code, _ := worker.get(t, "/readyz"); return code == 200 })
+	stacktest.Eventually(t, "the worker to be ready",
+		func() bool { code, _ := worker.get(t, "/readyz"); return code == 200 })
 }
 
-// has reports whether a key with a last part is there.
+// has reports whether there is a key whose last part is last.
 func has(contents map[string]any, last string) bool {
 	for name := range contents {
 		if strings.HasSuffix(name, ":"+last) {

@@ -20,17 +20,25 @@ import (
 // runCommand is `worker run`.
 type runCommand struct {
 	Embedded   bool `env:"HOLDFAST_EMBEDDED" help:"Start the servers whose URLs are not given, and keep their data in --data-dir."`
-	NoMigrate  bool `env:"HOLDFAST_NO_MIGRATE" help:"Do not create streams, consumers and schema: worker migrate did."`
+	NoMigrate  bool `env:"HOLDFAST_NO_MIGRATE" help:"Do not create streams, consumers and schema. Run worker migrate first."`
 	Directory  `embed:""`
 	Installing `embed:""`
 	Config     `embed:""`
 }
 
 func (*runCommand) Help() string {
-	return "Example:\n\n  worker run --embedded --data-dir /var/lib/holdfast"
+	return `It answers booking and payment events until SIGTERM or SIGINT, then finishes the events that it has
+fetched and exits within 10 seconds. It uses the servers whose URLs are given. With --embedded it
+starts the others itself, on this machine.
+
+Examples:
+
+  worker run --embedded --data-dir /var/lib/holdfast
+  worker run --nats-url nats://nats:4222 --redis-url redis://redis:6379 \
+    --postgres-url postgres://holdfast@postgres/holdfast`
 }
 
-// Run runs the daemon until ctx is over or one of its parts fails.
+// Run runs a worker until ctx is cancelled or one of its parts fails.
 func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	log, err := newLogger(std.err, r.LogLevel)
 	if err != nil {
@@ -59,7 +67,7 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	if err != nil {
 		return fmt.Errorf("--http-addr: %w", err)
 	}
-	defer func() { _ = listener.Close() }() // the server has closed it already
+	defer func() { _ = listener.Close() }() // the HTTP server has already closed it
 	config.HTTPAddr = listener.Addr().String()
 	if started != nil {
 		if _, err := config.writeEndpoints(started, r.DataDir); err != nil {
@@ -91,7 +99,7 @@ func start(ctx context.Context, c Config, listener net.Listener, log zerolog.Log
 	app := graph(c, listener, log)
 	if err := app.Start(ctx); err != nil {
 		if refused, ok := errors.AsType[*events.PermissionError](err); ok {
-			return nil, refused // without what fx was building
+			return nil, refused // without the constructor names that fx adds
 		}
 		return nil, err
 	}
@@ -100,8 +108,8 @@ func start(ctx context.Context, c Config, listener net.Listener, log zerolog.Log
 	return &running{app, log}, nil
 }
 
-// wait waits until ctx is over, the worker ends by itself, or one of the servers does, and
-// stops the worker. It returns an error unless it was ctx.
+// wait waits until ctx is cancelled, or the worker or one of the started servers ends. It then
+// stops the worker. It returns nil only when ctx was cancelled and the stop succeeded.
 func (r *running) wait(ctx context.Context, started *servers) error {
 	var failed <-chan error
 	if started != nil {
@@ -112,14 +120,15 @@ func (r *running) wait(ctx context.Context, started *servers) error {
 	case <-ctx.Done():
 	case signal := <-r.app.Wait():
 		if signal.ExitCode != exitOK {
-			cause = errors.New("the worker ended by itself, see the log")
+			cause = errors.New("worker stopped unexpectedly, see the log")
 		}
 	case cause = <-failed:
 	}
 	return errors.Join(cause, r.stop())
 }
 
-// stop stops fetching, finishes what was fetched, and closes.
+// stop stops fetching events, finishes those that were fetched, and closes all connections. It
+// takes at most stopWithin.
 func (r *running) stop() error {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), stopWithin)
@@ -139,10 +148,17 @@ type migrateCommand struct {
 }
 
 func (*migrateCommand) Help() string {
-	return "Example:\n\n  worker migrate --namespace holdfast"
+	return `It creates what is missing on the servers and leaves the rest unchanged, so it can run again at any
+time. It stores the policies below for all workers. Run it before the workers when they run with
+--no-migrate.
+
+Example:
+
+  worker migrate --nats-url nats://nats:4222 --redis-url redis://redis:6379 \
+    --postgres-url postgres://holdfast_migrator@postgres/holdfast`
 }
 
-// Run creates what is missing on the servers.
+// Run creates what is missing on the servers and stores the policies.
 func (m *migrateCommand) Run(ctx context.Context, std streams) error {
 	log, err := newLogger(std.err, m.LogLevel)
 	if err != nil {
@@ -152,12 +168,12 @@ func (m *migrateCommand) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	m.Namespace = cmp.Or(m.Namespace, defaultNamespace)
-	// Whoever migrates need not be allowed what a worker does.
+	// The user that migrates does not need the permissions of a worker.
 	skip := append(slices.Clone(preflight.Privileges), preflight.RedisCommands)
 	c := Config{Connections: m.Connections, Policies: m.Policies, Operations: Operations{Starting: m.Starting}}
 	if err := prepare(ctx, c, log, preparation{migrate: true, skip: skip}); err != nil {
 		return err
 	}
-	fmt.Fprintf(std.out, "streams, consumers, schema and epoch of namespace %s are in place\n", m.Namespace)
+	fmt.Fprintf(std.out, "namespace %s is ready: streams, consumers, schema and epoch exist\n", m.Namespace)
 	return nil
 }

@@ -13,13 +13,13 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
-	"holdfast/internal/holds"
 	"holdfast/internal/locking"
 	"holdfast/internal/postgres"
+	"holdfast/internal/recovery"
 	"holdfast/internal/store"
 )
 
-// newRedis returns a client of the Redis that holds the holds. It connects to whichever answers.
+// newRedis returns a client of the Redis that stores the holds.
 func newRedis(c Config) (*redis.Client, error) {
 	options, err := c.redisOptions("--redis-url", c.RedisURL)
 	if err != nil {
@@ -28,15 +28,18 @@ func newRedis(c Config) (*redis.Client, error) {
 	return redis.NewClient(options), nil
 }
 
-// newSupervisor returns a Keeper that works with a database and a JetStream.
-func newSupervisor(c Config, t *holds.EpochTerm, g *holds.ConnGuard, db *store.Store, js jetstream.JetStream, ns events.Namespace, log zerolog.Logger) (*holds.Supervisor, error) {
+// newSupervisor returns a supervisor that detects data loss in Redis.
+func newSupervisor(
+	c Config, t *recovery.EpochTerm, g *recovery.ConnGuard, db *store.Store, js jetstream.JetStream, ns events.Namespace,
+	log zerolog.Logger,
+) (*recovery.Supervisor, error) {
 	if _, err := c.redisOptions("--redis-url", c.RedisURL); err != nil {
 		return nil, err
 	}
-	return holds.NewSupervisor(holds.SupervisorOptions{
+	return recovery.NewSupervisor(recovery.SupervisorOptions{
 		Namespace: c.Namespace, Name: workerName(), Policy: c.policy(), Term: t, Guard: g,
 		Redis: func() *redis.Options {
-			options, _ := c.redisOptions("--redis-url", c.RedisURL) // as above
+			options, _ := c.redisOptions("--redis-url", c.RedisURL) // it cannot fail: it succeeded above
 			return options
 		},
 		EpochStore: db, Inventory: db, OutcomeLog: events.NewOutcomeLog(js, ns, log), Log: log,
@@ -44,38 +47,40 @@ func newSupervisor(c Config, t *holds.EpochTerm, g *holds.ConnGuard, db *store.S
 	}), nil
 }
 
-// redisOptions are those of a client that never sends a command again by itself: a reply that
-// was lost means that nobody knows, and the code that asked decides.
+// redisOptions returns the options of a client for address. The client never retries a command:
+// when a reply is lost, the command may have been executed, and the caller decides what to do. flag
+// names the setting in the error for an address that is no Redis URL.
 func (c *Connections) redisOptions(flag, address string) (*redis.Options, error) {
 	options, err := redis.ParseURL(address)
 	if err != nil {
-		// err may repeat the URL, and with it the password.
+		// err may contain the URL, and with it the password.
 		return nil, misused("%s is not a Redis URL: want redis://[user:password@]host:port[/database]", flag)
 	}
 	options.MaxRetries = -1
 	options.ContextTimeoutEnabled = true
 	options.DisableIdentity = true // CLIENT SETINFO is refused under an ACL
-	// Not for us, and connections of optimistic locks would write this setting at the same time.
+	// Only Redis Enterprise has these notifications, and connections of optimistic locks would
+	// write this setting concurrently.
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	options.ClientName = "holdfast-" + c.Namespace
 	return options, nil
 }
 
-// lockServerWithin bounds each step of talking to a lock server: the majority can do without
-// one that hangs, and should not wait for it.
+// lockServerWithin bounds dialing, reading and writing of a lock server. The majority suffices for
+// a lock, so one server that hangs must not delay it.
 const lockServerWithin = 250 * time.Millisecond
 
-// lockServerOptions are those of a client of each of Redlock's servers.
+// lockServerOptions returns the options of the clients of Redlock's servers, in their order.
 func (c *Config) lockServerOptions() ([]*redis.Options, error) {
 	all := make([]*redis.Options, len(c.LockRedisURLs))
 	seen := make(map[string]bool)
 	for i, address := range c.LockRedisURLs {
-		options, err := c.redisOptions(fmt.Sprintf("number %d of --lock-redis-urls", i+1), address)
+		options, err := c.redisOptions(fmt.Sprintf("URL %d of --lock-redis-urls", i+1), address)
 		if err != nil {
 			return nil, err
 		}
 		if seen[options.Addr] {
-			return nil, misused("--lock-redis-urls names %s twice: a majority must be of different servers", options.Addr)
+			return nil, misused("--lock-redis-urls contains %s twice: a majority needs different servers", options.Addr)
 		}
 		seen[options.Addr] = true
 		options.DialTimeout, options.ReadTimeout, options.WriteTimeout = lockServerWithin, lockServerWithin, lockServerWithin
@@ -85,19 +90,20 @@ func (c *Config) lockServerOptions() ([]*redis.Options, error) {
 	return all, nil
 }
 
-// quiet keeps go-redis from writing lines of its own to stderr: what it would say comes back as
-// an error, and is logged where something is decided about it.
+// quiet keeps go-redis from logging to stderr. Commands return the same problems as errors, and the
+// code that handles an error logs it.
 type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
 
 func init() { redis.SetLogger(quiet{}) }
 
-// newNATS connects to NATS. A connection that is closed for good ends the process by way of
-// closed; one that is cut off comes back.
+// newNATS connects to NATS. The client reconnects after a disconnect. It calls closed when the
+// connection is closed permanently.
 func newNATS(c Config, log zerolog.Logger, closed func()) (*nats.Conn, error) {
 	logf := func(format string, args ...any) { log.Warn().Msgf(format, args...) }
-	// What cannot be sent now is not sent later by itself: by then it may not be true any more.
+	// While disconnected, publishing fails instead of being buffered: after the reconnect the
+	// message may no longer be true.
 	nc, err := events.Connect(c.NATSURL, "holdfast worker "+c.Namespace, logf,
 		nats.ClosedHandler(func(*nats.Conn) { closed() }), nats.ReconnectBufSize(-1))
 	if errors.Is(err, events.ErrURL) {
@@ -106,13 +112,13 @@ func newNATS(c Config, log zerolog.Logger, closed func()) (*nats.Conn, error) {
 	return nc, err
 }
 
-// preparation is what is done to the servers before a worker works on them.
+// preparation says how to prepare the servers for a worker.
 type preparation struct {
 	migrate bool     // create what is missing
-	skip    []string // checks of the preflight that are left out
+	skip    []string // names of preflight checks to skip
 }
 
-// prepare checks the servers and, if it is to migrate, creates what is missing on them.
+// prepare checks the servers and, with p.migrate, creates what is missing on them.
 func prepare(ctx context.Context, c Config, log zerolog.Logger, p preparation) (err error) {
 	client, err := newRedis(c)
 	if err != nil {
@@ -144,13 +150,13 @@ func prepare(ctx context.Context, c Config, log zerolog.Logger, p preparation) (
 	return nil
 }
 
-// storePolicy stores the policy of the settings for all workers and waits until it is in force.
+// storePolicy stores the policy for all workers and waits until it is in force.
 func storePolicy(ctx context.Context, c Config, db *store.Store, log zerolog.Logger) error {
 	inForceIn, err := db.StorePolicy(ctx, c.policy())
 	if err != nil || inForceIn == 0 {
 		return err
 	}
-	log.Info().Dur("in_force_in_ms", inForceIn).Msg("another policy is stored, all workers decide by it")
+	log.Info().Dur("in_force_in_ms", inForceIn).Msg("policy changed for all workers")
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -159,45 +165,46 @@ func storePolicy(ctx context.Context, c Config, db *store.Store, log zerolog.Log
 	}
 }
 
-// firstEpoch has Redis and Postgres belong together. When they have before, it is the Keeper's
-// business whether they still do.
-func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db *store.Store, log zerolog.Logger) error {
+// firstEpoch writes the first epoch to Redis and Postgres, which links the two. When there is an
+// epoch already, it does nothing: the supervisor checks whether both servers still have it.
+func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db *store.Store,
+	log zerolog.Logger) error {
 	epoch, err := db.Epoch(ctx)
 	if err != nil {
 		return err
 	}
-	raised, err := holds.WriteFormat(ctx, c.Namespace, client)
+	raised, err := recovery.WriteFormat(ctx, c.Namespace, client)
 	if err != nil {
 		return err
 	}
 	if raised {
-		log.Warn().Dur("wait_ms", holds.FormatDrain).Msg("the format in redis was raised, workers of older versions stop")
+		log.Warn().Dur("wait_ms", recovery.FormatDrain).Msg("redis data format raised, workers of older versions stop")
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(holds.FormatDrain):
+		case <-time.After(recovery.FormatDrain):
 		}
 	}
 	if epoch.Complete || epoch.Why != "" {
 		return nil
 	}
-	server, err := holds.Initialise(ctx, c.Namespace, client, epoch.Name)
+	server, err := recovery.Initialise(ctx, c.Namespace, client, epoch.Name)
 	if err != nil {
 		return fmt.Errorf("namespace %s: %w", c.Namespace, err)
 	}
-	if err := db.CompleteEpoch(ctx, epoch.Name, server, ""); err != nil && !errors.Is(err, holds.ErrEpochChanged) {
+	if err := db.CompleteEpoch(ctx, epoch.Name, server, ""); err != nil && !errors.Is(err, recovery.ErrEpochChanged) {
 		return err
 	}
-	return nil // written, by this process or by another that has started with it
+	return nil // written by this process, or at the same time by another
 }
 
-// newStore returns the namespace's schema.
+// newStore opens the namespace's schema in Postgres.
 func newStore(ctx context.Context, c Config) (*store.Store, error) {
 	db, err := store.Open(ctx, c.PostgresURL, c.Namespace)
 	return db, misusedPostgres(err)
 }
 
-// misusedPostgres turns the error about a URL of Postgres that cannot be used into one about the flag.
+// misusedPostgres turns an error about the Postgres URL into a usage error about --postgres-url.
 func misusedPostgres(err error) error {
 	if errors.Is(err, postgres.ErrURL) || errors.Is(err, postgres.ErrTarget) {
 		return misused("--postgres-url: %v", err)

@@ -10,13 +10,13 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 
-	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestRedisClient_ReplyLost_NotSentAgain loses the reply to a command, on the way from Redis. The worker's client does not send
-// the command again by itself: it is done once, and that nobody knows is an error.
+// TestRedisClient_ReplyLost_NotSentAgain drops the reply to a command. The worker's client does not
+// retry the command: it is executed once, and the lost reply is an error.
 func TestRedisClient_ReplyLost_NotSentAgain(t *testing.T) {
 	t.Parallel()
 	server, err := url.Parse(stacktest.Shared().RedisURL)
@@ -41,15 +41,15 @@ func TestRedisClient_ReplyLost_NotSentAgain(t *testing.T) {
 	key := c.Namespace + ":counter"
 	proxy.Drop(stacktest.DropRule{Words: []string{key}})
 	if err := client.Incr(t.Context(), key).Err(); err == nil {
-		t.Error("the reply was lost, and nobody noticed")
+		t.Error("no error although the reply was lost")
 	}
 	if n := direct.Get(t.Context(), key).Val(); n != "1" || proxy.Dropped() != 1 {
-		t.Errorf("it was done %s times; %d replies were lost", n, proxy.Dropped())
+		t.Errorf("the command was executed %s times; %d replies were lost", n, proxy.Dropped())
 	}
 }
 
-// TestNATSClient_Disconnected_PublishFails publishes while NATS is away: that is an error at once, and nothing is kept to be sent when
-// NATS is back, when it may not be true any more.
+// TestNATSClient_Disconnected_PublishFails publishes while NATS is disconnected. Publishing fails
+// at once, and nothing is buffered: after the reconnect it may no longer be true.
 func TestNATSClient_Disconnected_PublishFails(t *testing.T) {
 	t.Parallel()
 	servers, err := stack.Start(t.Context(), stack.Options{NATS: true})
@@ -64,14 +64,14 @@ func TestNATSClient_Disconnected_PublishFails(t *testing.T) {
 	if err := servers.Close(); err != nil {
 		t.Fatal(err)
 	}
-	stacktest.Eventually(t, "the connection to be cut", func() bool { return nc.Status() == nats.RECONNECTING })
+	stacktest.Eventually(t, "the client to be disconnected", func() bool { return nc.Status() == nats.RECONNECTING })
 	if err := nc.Publish("subject", []byte("text")); err == nil {
-		t.Error("it is kept")
+		t.Error("the message is buffered")
 	}
 }
 
-// TestCapacityBySQL_WorkerRuns_RevChanges changes a capacity by plain SQL while a worker runs: rev says so, to whoever has read the
-// capacity before.
+// TestCapacityBySQL_WorkerRuns_RevChanges changes a capacity by SQL while a worker runs. The
+// revision of the slot changes, so decisions that have read the old capacity are refused.
 func TestCapacityBySQL_WorkerRuns_RevChanges(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -83,10 +83,10 @@ func TestCapacityBySQL_WorkerRuns_RevChanges(t *testing.T) {
 	}
 	defer func() { _ = conn.Close(t.Context()) }()
 	rev := func() string {
-		return s.redis.Get(t.Context(), fmt.Sprintf("%s:{%d}:hall:rev", s.namespace, holds.Partition("hall"))).Val()
+		return s.redis.Get(t.Context(), fmt.Sprintf("%s:{%d}:hall:rev", s.namespace, record.Partition("hall"))).Val()
 	}
 	before := rev()
-	stacktest.Eventually(t, "the worker to hear of it", func() bool { // it may not listen yet
+	stacktest.Eventually(t, "the worker to be notified", func() bool { // it may not listen yet
 		if _, err := conn.Exec(t.Context(), "UPDATE "+s.namespace+".inventory SET capacity = capacity + 1"); err != nil {
 			t.Fatal(err)
 		}

@@ -15,10 +15,12 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestService_EveryQuery_AnswersAsHTTP asks the same by NATS and by HTTP.
+// TestService_EveryQuery_AnswersAsHTTP sends the same queries by NATS and by HTTP and compares the
+// answers.
 func TestService_EveryQuery_AnswersAsHTTP(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -28,24 +30,31 @@ func TestService_EveryQuery_AnswersAsHTTP(t *testing.T) {
 	s.setInventory("shoes", holds.SlotSelection{}, 5)
 	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 3600)))
 
-	const nobody = "hall.00000000000000000000000000000000"
+	const unknownHold = "hall.00000000000000000000000000000000"
 	table := []struct{ endpoint, query, path string }{
-		{"availability", `{"resource_id":"double","check_in":"2027-01-01","check_out":"2027-01-04"}`, "/v1/availability?resource_id=double&check_in=2027-01-01&check_out=2027-01-04"},
-		{"availability", `{"resource_id":"hall","slots":["A-12","A-13"]}`, "/v1/availability?resource_id=hall&slot=A-12&slot=A-13"},
+		{"availability", `{"resource_id":"double","check_in":"2027-01-01","check_out":"2027-01-04"}`,
+			"/v1/availability?resource_id=double&check_in=2027-01-01&check_out=2027-01-04"},
+		{"availability", `{"resource_id":"hall","slots":["A-12","A-13"]}`,
+			"/v1/availability?resource_id=hall&slot=A-12&slot=A-13"},
 		{"availability", `{"resource_id":"shoes"}`, "/v1/availability?resource_id=shoes"},
 		{"availability", `{}`, "/v1/availability"},
 		{"availability", `{"resource_id":"a.b"}`, "/v1/availability?resource_id=a.b"},
-		{"availability", `{"resource_id":"double","check_in":"2027-01-01"}`, "/v1/availability?resource_id=double&check_in=2027-01-01"},
-		{"availability", `{"resource_id":"double","check_in":"2027-01-02","check_out":"2027-01-02"}`, "/v1/availability?resource_id=double&check_in=2027-01-02&check_out=2027-01-02"},
-		{"availability", `{"resource_id":"double","check_in":"2027-02-30","check_out":"2027-03-02"}`, "/v1/availability?resource_id=double&check_in=2027-02-30&check_out=2027-03-02"},
-		{"availability", `{"resource_id":"hall","slots":["A-12"],"check_in":"2027-01-01","check_out":"2027-01-02"}`, "/v1/availability?resource_id=hall&slot=A-12&check_in=2027-01-01&check_out=2027-01-02"},
-		{"availability", `{"resource_id":"hall","slots":["A-12","A-12"]}`, "/v1/availability?resource_id=hall&slot=A-12&slot=A-12"},
+		{"availability", `{"resource_id":"double","check_in":"2027-01-01"}`,
+			"/v1/availability?resource_id=double&check_in=2027-01-01"},
+		{"availability", `{"resource_id":"double","check_in":"2027-01-02","check_out":"2027-01-02"}`,
+			"/v1/availability?resource_id=double&check_in=2027-01-02&check_out=2027-01-02"},
+		{"availability", `{"resource_id":"double","check_in":"2027-02-30","check_out":"2027-03-02"}`,
+			"/v1/availability?resource_id=double&check_in=2027-02-30&check_out=2027-03-02"},
+		{"availability", `{"resource_id":"hall","slots":["A-12"],"check_in":"2027-01-01","check_out":"2027-01-02"}`,
+			"/v1/availability?resource_id=hall&slot=A-12&check_in=2027-01-01&check_out=2027-01-02"},
+		{"availability", `{"resource_id":"hall","slots":["A-12","A-12"]}`,
+			"/v1/availability?resource_id=hall&slot=A-12&slot=A-12"},
 		{"availability", `{"resource_id":"double","colour":"red"}`, "/v1/availability?resource_id=double&colour=red"},
 		{"hold", `{"hold_id":"` + hold.Subject + `"}`, "/v1/holds/" + hold.Subject},
-		{"hold", `{"hold_id":"` + nobody + `"}`, "/v1/holds/" + nobody},
+		{"hold", `{"hold_id":"` + unknownHold + `"}`, "/v1/holds/" + unknownHold},
 		{"hold", `{"hold_id":"nonsense"}`, "/v1/holds/nonsense"},
 	}
-	known := map[string]int{`,"known":true`: 0, `,"known":false`: 0} // what only NATS says of slots, how often
+	known := map[string]int{`,"known":true`: 0, `,"known":false`: 0} // the member that only NATS has, with its count
 	var same func(endpoint, query, path string) (status int)
 	same = func(endpoint, query, path string) int {
 		t.Helper()
@@ -55,7 +64,7 @@ func TestService_EveryQuery_AnswersAsHTTP(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, later := worker.get(t, path); later != body {
-			return same(endpoint, query, path) // it changed meanwhile
+			return same(endpoint, query, path) // the answer changed between the two queries
 		}
 		text := string(answer.Data)
 		for member := range known {
@@ -73,24 +82,25 @@ func TestService_EveryQuery_AnswersAsHTTP(t *testing.T) {
 		statuses[same(c.endpoint, c.query, c.path)]++
 	}
 	if known[`,"known":true`] != 4 || known[`,"known":false`] != 2 {
-		t.Errorf("of the slots are known: %v", known)
+		t.Errorf("slots by known: %v", known)
 	}
 	if statuses[200] != 4 || statuses[400] != 9 || statuses[404] != 1 {
 		t.Errorf("statuses %v", statuses)
 	}
 
-	// Redis loses its data: both say so.
-	if err := s.redis.Del(t.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, holds.Partition("hall"))).Err(); err != nil {
+	// Redis loses its data: both report it.
+	if err := s.redis.Del(t.Context(),
+		fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall"))).Err(); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ endpoint, query, path string }{table[1], table[11]} {
 		if status := same(c.endpoint, c.query, c.path); status != 503 {
-			t.Errorf("%s from a Redis that has lost its data: %d", c.endpoint, status)
+			t.Errorf("%s after the loss of redis: status %d", c.endpoint, status)
 		}
 	}
 }
 
-// TestService_TwoWorkers_ShareRequests has two workers answer, and one of them stop.
+// TestService_TwoWorkers_ShareRequests has two workers answer queries while one of them stops.
 func TestService_TwoWorkers_ShareRequests(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -116,7 +126,7 @@ func TestService_TwoWorkers_ShareRequests(t *testing.T) {
 		for range 2 {
 			m, err := inbox.NextMsg(time.Second)
 			if errors.Is(err, nats.ErrTimeout) {
-				return counts // one of them does not listen yet; it is asked again
+				return counts // one worker does not listen yet; the caller retries
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -150,7 +160,7 @@ func TestService_TwoWorkers_ShareRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	for stopped := false; !stopped; {
-		if got := request(); got != want && !strings.Contains(got, "this worker stops; ask again") {
+		if got := request(); got != want && !strings.Contains(got, "this worker is stopping; try again") {
 			t.Errorf("while one stops: %s", got)
 		}
 		select {

@@ -15,7 +15,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 )
 
-// isTerminal reports whether what is read or written is a person's.
+// isTerminal reports whether a stream is a terminal.
 func isTerminal(stream any) bool {
 	file, ok := stream.(*os.File)
 	return ok && isatty.IsTerminal(file.Fd())
@@ -31,20 +31,21 @@ func printJSON(to io.Writer, value any) error {
 	return nil
 }
 
-// requireTerminal returns an error where nobody can be asked.
+// requireTerminal returns a usage error when stdin is no terminal, so a prompt is impossible.
 func requireTerminal() error {
 	if !isTerminal(os.Stdin) {
-		return misused("stdin is no terminal, so nobody can be asked: give --yes")
+		return misused("stdin is not a terminal: add --yes to run without confirmation")
 	}
 	return nil
 }
 
-// confirmed asks a question on a terminal and reports whether the answer is yes.
+// confirmed prompts with a question and reports whether the answer is yes. It returns false when
+// ctx is cancelled first.
 func confirmed(ctx context.Context, to io.Writer, question string, args ...any) bool {
 	fmt.Fprintf(to, question+" [y/N] ", args...)
 	answered := make(chan string, 1)
 	go func() {
-		line, _ := bufio.NewReader(os.Stdin).ReadString('\n') // without an answer it is ""
+		line, _ := bufio.NewReader(os.Stdin).ReadString('\n') // at the end of input it is empty, which means no
 		answered <- line
 	}()
 	select {
@@ -57,8 +58,8 @@ func confirmed(ctx context.Context, to io.Writer, question string, args ...any) 
 	}
 }
 
-// newProgress shows on a terminal, in one line, how far something is; elsewhere it shows nothing.
-// end takes the line away.
+// newProgress returns a function that shows progress in one line of a terminal, and a function that
+// clears the line. When to is no terminal, both do nothing.
 func newProgress(to io.Writer) (progress func(string), end func()) {
 	if !isTerminal(to) {
 		return func(string) {}, func() {}
@@ -69,5 +70,5 @@ func newProgress(to io.Writer) (progress func(string), end func()) {
 		progressbar.OptionThrottle(100*time.Millisecond),
 		progressbar.OptionUseANSICodes(true),
 		progressbar.OptionSetElapsedTime(true))
-	return bar.Describe, func() { _ = bar.Clear() } // a terminal that is gone
+	return bar.Describe, func() { _ = bar.Clear() } // fails only when the terminal is closed
 }

@@ -12,24 +12,25 @@ import (
 	"holdfast/internal/store"
 )
 
-// What a trimmer removes, and how often. docs/storage.md names everything that is stored and its bound.
+// How often a trimmer runs, and how long it keeps what it removes. docs/storage.md lists everything
+// that is stored and its bound.
 const (
 	trimEach    = 10 * time.Minute
-	trimRows    = 1000                // that one statement removes
-	answersKept = 30 * 24 * time.Hour // longer than the events that they answer
+	trimRows    = 1000                // removed by one statement
+	answersKept = 30 * 24 * time.Hour // added to the time that their events are kept
 	nightsEach  = 24 * time.Hour
 	nightsKept  = 400 // days
 )
 
-// trimmer removes what nobody needs any more: inbound events, answers of events, and nights that are long past. It
-// does so in bounded steps that may be repeated, so any number of workers may do it.
+// trimmer removes old data: inbound events, answers of events, and past nights. Each step is
+// bounded and can be repeated, so any number of workers may run one.
 type trimmer struct {
 	inbound  *events.Trimmer
 	db       *store.Store
 	log      zerolog.Logger
 	keep     time.Duration // of inbound events
 	lifetime time.Duration // of a hold, at most
-	nightsAt time.Time     // when to look for past nights again
+	nightsAt time.Time     // when to remove past nights again
 }
 
 func newTrimmer(c Config, js jetstream.JetStream, ns events.Namespace, db *store.Store, log zerolog.Logger) *trimmer {
@@ -39,7 +40,8 @@ func newTrimmer(c Config, js jetstream.JetStream, ns events.Namespace, db *store
 	}
 }
 
-// run trims until ctx is over. What fails is tried again.
+// run removes old data every trimEach until ctx is cancelled. It logs a failure and retries at the
+// next tick.
 func (x *trimmer) run(ctx context.Context) error {
 	ticker := time.NewTicker(trimEach)
 	defer ticker.Stop()
@@ -49,24 +51,27 @@ func (x *trimmer) run(ctx context.Context) error {
 			return nil
 		case <-ticker.C:
 			if err := x.runOnce(ctx); err != nil && ctx.Err() == nil {
-				x.log.Warn().Err(err).Msg("removal of old data failed, will be repeated")
+				x.log.Warn().Err(err).Msg("removal of old data failed, will retry")
 			}
 		}
 	}
 }
 
-// runOnce removes all that may be removed now.
+// runOnce removes all data that is old enough now.
 func (x *trimmer) runOnce(ctx context.Context) error {
 	answered, err := x.trimInbound(ctx)
 	if err == nil && answered {
-		// An event that is delivered again must find its answer, and one that is not acknowledged may be.
+		// A redelivered event must find its answer, and an event without acknowledgement can be
+		// redelivered.
 		err = x.drop(ctx, "answers of events removed", func() (int, error) {
 			return x.db.DropAnswers(ctx, x.keep+answersKept, trimRows)
 		})
 	}
 	if now := time.Now(); now.After(x.nightsAt) {
 		days := nightsKept + int(x.lifetime/(24*time.Hour))
-		nights := x.drop(ctx, "past nights removed", func() (int, error) { return x.db.DropElapsedNights(ctx, days, trimRows) })
+		nights := x.drop(ctx, "past nights removed", func() (int, error) {
+			return x.db.DropElapsedNights(ctx, days, trimRows)
+		})
 		if nights == nil {
 			x.nightsAt = now.Add(nightsEach)
 		}
@@ -75,7 +80,8 @@ func (x *trimmer) runOnce(ctx context.Context) error {
 	return err
 }
 
-// trimInbound reports whether every event that is older than what is kept is answered.
+// trimInbound removes inbound events older than x.keep. It reports whether all of those are
+// answered.
 func (x *trimmer) trimInbound(ctx context.Context) (answered bool, err error) {
 	removed := uint64(0)
 	for done := (events.TrimResult{More: true}); done.More; {
@@ -91,7 +97,8 @@ func (x *trimmer) trimInbound(ctx context.Context) (answered bool, err error) {
 	return answered, nil
 }
 
-// drop removes rows until there are no more.
+// drop calls some, which removes at most trimRows rows, until it finds fewer, and logs their
+// number.
 func (x *trimmer) drop(ctx context.Context, message string, some func() (int, error)) error {
 	all := 0
 	for dropped := trimRows; dropped == trimRows && ctx.Err() == nil; all += dropped {

@@ -15,14 +15,16 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestTrimmer_AllAnswered_RemovesOldData has a worker, as the user that it is in deployments, answer events of all
-// kinds. Then they are old: they are removed, as are old answers and nights, and an audit finds nothing wrong.
+// TestTrimmer_AllAnswered_RemovesOldData has a worker with the permissions in deployments/ answer
+// events of all kinds. Once they are old, it removes the events, old answers and past nights, and
+// an audit finds no differences.
 func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 	t.Parallel()
 	s := newRestrictedHarness(t)
 	s.startWorker("HOLDFAST_RECONCILE=off")
 	s.setInventory("hall", holds.SlotSelection{}, 10)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))).Subject
+	hold := s.answer(s.publish(events.BookingRequested, "hall",
+		bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))).Subject
 	s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: "p"}))
 	s.answer(s.publish(events.ReservationCancelled, "hall", events.ReservationCancelledData{HoldID: hold}))
 	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "l", holds.SlotSelection{}, 600)))
@@ -52,7 +54,8 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 	}
 	c := Config{
 		Connections: Connections{Namespace: s.namespace, PostgresURL: at.postgres},
-		Policies:    Policies{Terms: Terms{Lifetimes: Lifetimes{HoldLifetimeMax: 2 * time.Hour}}}, Operations: Operations{InboundKeep: -time.Minute},
+		Policies:    Policies{Terms: Terms{Lifetimes: Lifetimes{HoldLifetimeMax: 2 * time.Hour}}},
+		Operations:  Operations{InboundKeep: -time.Minute},
 	}
 	db, err := newStore(t.Context(), c)
 	if err != nil {
@@ -65,7 +68,7 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 	}
 	x := newTrimmer(c, js, s.subjects, db, log)
 	var inbound, answers, nights int
-	stacktest.Eventually(t, "all that is old to be removed", func() bool {
+	stacktest.Eventually(t, "all old data to be removed", func() bool {
 		if err := x.runOnce(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -81,12 +84,13 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 		return inbound == 0 && answers == 0 && nights == 0 // acknowledgements may come late
 	})
 	if code, out, stderr := s.runAudit(); code != exitOK {
-		t.Errorf("worker audit ended with %d: %s%s", code, out, stderr)
+		t.Errorf("worker audit: exit code %d: %s%s", code, out, stderr)
 	}
 	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "cleo", "m", holds.SlotSelection{}, 600)))
 }
 
-// TestStorageTable_Docs_ListEverythingStored sees that docs/storage.md has every key of Redis, every table, every sequence and every stream.
+// TestStorageTable_Docs_ListEverythingStored checks that docs/storage.md lists every Redis key,
+// table, sequence and stream.
 func TestStorageTable_Docs_ListEverythingStored(t *testing.T) {
 	t.Parallel()
 	read := func(path string) string {
@@ -101,7 +105,7 @@ func TestStorageTable_Docs_ListEverythingStored(t *testing.T) {
 	named := func(what string) {
 		t.Helper()
 		if !strings.Contains(page, "`"+what+"`") {
-			t.Errorf("docs/storage.md does not have %s", what)
+			t.Errorf("docs/storage.md does not list %s", what)
 		}
 	}
 	keys := regexp.MustCompile(`(?m)^//\t([a-z_]+|<resource>:[a-z_]+(?::<[a-z]+>)?) +(?:string|hash|zset) `).FindAllStringSubmatch(read("../../internal/holds/doc.go"), -1)
@@ -129,7 +133,7 @@ func TestStorageTable_Docs_ListEverythingStored(t *testing.T) {
 	for _, config := range events.Namespace("n").Streams(events.Retention{}) {
 		named(config.Name)
 		if config.MaxAge == 0 && config.Name != "N_IN" && config.Name != "N_DLQ" {
-			t.Errorf("stream %s has no bound", config.Name)
+			t.Errorf("stream %s has no limit", config.Name)
 		}
 	}
 }

@@ -18,10 +18,11 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
-// formatKey is where the format is noted.
+// formatKey returns the Redis key of the data format.
 func (s *harness) formatKey() string { return s.namespace + ":{0}:format" }
 
 // sql runs a statement as the owner of the schema.
@@ -37,16 +38,17 @@ func (s *harness) sql(statement string) {
 	}
 }
 
-// TestSupervisor_NewerVersionRaisedFormat_WorkerEnds raises what a worker must know, in Redis and in Postgres,
-// while the worker runs: it decides nothing more and ends with 1, and its events wait for a newer one.
+// TestSupervisor_NewerVersionRaisedFormat_WorkerEnds raises the data format in Redis, and the
+// schema version in Postgres, while a worker runs. The worker decides nothing more and exits with
+// 1, and its events wait.
 func TestSupervisor_NewerVersionRaisedFormat_WorkerEnds(t *testing.T) {
 	t.Parallel()
 	for name, one := range map[string]struct {
 		change, undo func(s *harness)
 	}{
 		"redis": {
-			change: func(s *harness) { s.redis.Set(s.t.Context(), s.formatKey(), holds.Format+1, 0) },
-			undo:   func(s *harness) { s.redis.Set(s.t.Context(), s.formatKey(), holds.Format, 0) },
+			change: func(s *harness) { s.redis.Set(s.t.Context(), s.formatKey(), recovery.Format+1, 0) },
+			undo:   func(s *harness) { s.redis.Set(s.t.Context(), s.formatKey(), recovery.Format, 0) },
 		},
 		"postgres": {
 			change: func(s *harness) { s.sql("UPDATE " + s.namespace + ".schema_compatibility SET works_from = 9999") },
@@ -62,26 +64,27 @@ func TestSupervisor_NewerVersionRaisedFormat_WorkerEnds(t *testing.T) {
 			select {
 			case <-worker.exited:
 			case <-time.After(2 * time.Minute):
-				t.Fatal("the worker goes on")
+				t.Fatal("the worker keeps running")
 			}
 			var exit *exec.ExitError
 			if !errors.As(worker.err, &exit) || exit.ExitCode() != exitFailed {
-				t.Errorf("the worker ended with %v, want exit code %d", worker.err, exitFailed)
+				t.Errorf("the worker exited with %v, want exit code %d", worker.err, exitFailed)
 			}
-			if log := worker.log.String(); !strings.Contains(log, "start this worker again in that version, or a newer one") {
-				t.Errorf("the log does not say what to do: %s", log)
+			if log := worker.log.String(); !strings.Contains(log, "start a newer version") {
+				t.Errorf("the log lacks the remedy: %s", log)
 			}
 			selection := s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k", seat, hour))
 			one.undo(s)
 			s.startWorker()
 			if o := s.answer(selection); o.Type != events.Type(holds.EventHoldCreated) {
-				t.Errorf("what was asked meanwhile is answered with %s", o.Type)
+				t.Errorf("the request in the meantime was answered with %s", o.Type)
 			}
 		})
 	}
 }
 
-// TestSupervisor_FormatLost_IsWrittenAgain removes the number by which older versions stop.
+// TestSupervisor_FormatLost_IsWrittenAgain removes the format from Redis. A running worker writes
+// it again.
 func TestSupervisor_FormatLost_IsWrittenAgain(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -89,14 +92,14 @@ func TestSupervisor_FormatLost_IsWrittenAgain(t *testing.T) {
 	if err := s.redis.Del(t.Context(), s.formatKey()).Err(); err != nil {
 		t.Fatal(err)
 	}
-	stacktest.Eventually(t, "the format to be noted", func() bool {
+	stacktest.Eventually(t, "the format to be written", func() bool {
 		noted, err := s.redis.Get(t.Context(), s.formatKey()).Int()
-		return err == nil && noted == holds.Format
+		return err == nil && noted == recovery.Format
 	})
 }
 
-// TestRun_NewerSchemaThatWorks_WorkerStarts starts a worker, one that migrates, on a schema to which a newer version
-// has only added.
+// TestRun_NewerSchemaThatWorks_WorkerStarts starts a worker that migrates on a schema that a newer
+// version has extended compatibly.
 func TestRun_NewerSchemaThatWorks_WorkerStarts(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -105,9 +108,10 @@ func TestRun_NewerSchemaThatWorks_WorkerStarts(t *testing.T) {
 	s.setInventory("hall", seat, 1)
 }
 
-// TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent runs a worker of the commit before beside one of this tree,
-// under a load of all events. It stops the new one, as who rolls back does, and then the old one, as who upgrades
-// does. The old one starts first: it may refuse to start on the schema of the new one.
+// TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent runs a worker of the previous commit
+// beside one of this tree, under a load of all events. It stops the new one, as a rollback does,
+// and later the old one, as an upgrade does. The old one starts first, because it may refuse to
+// start on the schema of the new one.
 func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
 	switch {
 	case !stacktest.Long():
@@ -150,7 +154,8 @@ func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
 	end(older)
 	goesOn("the new worker to go on alone", newer)
 	// The first version that starts on a newer schema has this migration.
-	if found, err := filepath.Glob(filepath.Join(tree, "internal/store/migrations/00010_*.sql")); err != nil || len(found) > 0 {
+	if found, err := filepath.Glob(filepath.Join(tree, "internal/store/migrations/00010_*.sql")); err != nil ||
+		len(found) > 0 {
 		older = startOld()
 		goesOn("the old worker to take part again", older)
 	}
@@ -158,7 +163,8 @@ func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
 	load.check(t)
 }
 
-// lastCommit builds the worker of the last commit that is not this tree, and returns its tree and its program.
+// lastCommit builds the worker of the last commit that differs from this tree. It returns its tree
+// and its binary.
 func lastCommit(t *testing.T) (tree, binary string) {
 	t.Helper()
 	root, err := filepath.Abs("../..")
@@ -189,7 +195,7 @@ func lastCommit(t *testing.T) (tree, binary string) {
 	return tree, binary
 }
 
-// sections is how much work a worker has done under locks since its start: each batch of requests has one.
+// sections returns how many batches of requests a worker has decided under locks since its start.
 func (p *process) sections(t *testing.T) (n int) {
 	t.Helper()
 	families, err := readMetrics(t.Context(), p.http)
@@ -206,18 +212,18 @@ func (p *process) sections(t *testing.T) (n int) {
 	return n
 }
 
-// mixedLoad publishes events of all kinds until it is stopped.
+// mixedLoad publishes events of all kinds until stop is called.
 type mixedLoad struct {
 	s          *harness
 	capacity   int64
 	running    sync.WaitGroup
 	done       chan struct{}
-	stop       func() // stops it and waits until what was published is answered
+	stop       func() // stops publishing and waits for all answers
 	mu         sync.Mutex
 	requestIDs []string // the ids of all events
 }
 
-// mixedLoad begins with a capacity of 5 in each of 20 nights, for which 16 publishers compete.
+// mixedLoad starts a load: 16 publishers compete for 20 nights with a capacity of 5 each.
 func (s *harness) mixedLoad(t *testing.T) *mixedLoad {
 	t.Helper()
 	const publishers, calendar = 16, 20
@@ -230,7 +236,8 @@ func (s *harness) mixedLoad(t *testing.T) *mixedLoad {
 	first := time.Now().UTC().AddDate(0, 0, 7)
 	stay := func(from, nights int) holds.SlotSelection {
 		in := first.AddDate(0, 0, from)
-		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
+		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat),
+			CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
 	}
 	s.setInventory("double", stay(0, calendar), l.capacity)
 	for p := range publishers {
@@ -249,7 +256,7 @@ func (s *harness) mixedLoad(t *testing.T) *mixedLoad {
 	return l
 }
 
-// liveHold is the life of one hold, if it is granted.
+// liveHold requests a hold and, if it is granted, ends it in one of all ways.
 func (l *mixedLoad) liveHold(name string, selection holds.SlotSelection) {
 	o := l.request(events.BookingRequested, bookingData("double", "u"+name, "k"+name, selection, 1+rand.Int64N(3)))
 	if o.Type != events.Type(holds.EventHoldCreated) {
@@ -267,7 +274,8 @@ func (l *mixedLoad) liveHold(name string, selection holds.SlotSelection) {
 		l.request(events.PaymentStarted, events.PaymentStartedData{HoldID: o.Subject})
 		cancel()
 	case 3:
-		l.request(events.InventorySet, events.InventorySetData{ResourceID: "double", SlotSelection: selection, Capacity: l.capacity})
+		l.request(events.InventorySet,
+			events.InventorySetData{ResourceID: "double", SlotSelection: selection, Capacity: l.capacity})
 	case 4:
 		cancel()
 	}
@@ -282,13 +290,14 @@ func (l *mixedLoad) request(event string, data any) events.Envelope {
 	return l.s.answer(id)
 }
 
-// check waits for the end of all holds and checks the promises.
+// check waits until all holds have ended and checks the promises.
 func (l *mixedLoad) check(t *testing.T) {
 	t.Helper()
 	stacktest.Eventually(t, "the end of every hold", func() bool { return len(l.s.counts("double")) == 0 })
 	l.s.await("all that was published about holds", func(outcomes []events.Envelope, _ []nats.Header) bool {
 		created := len(ofType(outcomes, holds.EventHoldCreated))
-		ended := len(ofType(outcomes, holds.EventHoldReleased)) + len(ofType(outcomes, holds.EventHoldExpired)) + len(ofType(outcomes, holds.EventHoldConfirmed))
+		ended := len(ofType(outcomes, holds.EventHoldReleased)) + len(ofType(outcomes,
+			holds.EventHoldExpired)) + len(ofType(outcomes, holds.EventHoldConfirmed))
 		return created == ended
 	})
 	l.s.wantNoFindings()
@@ -309,7 +318,7 @@ func (l *mixedLoad) check(t *testing.T) {
 	}
 	for night, most := range recomputeTaken(t, outcomes) {
 		if int64(most) > l.capacity {
-			t.Errorf("%d rooms were taken in the night %s, there are %d", most, night, l.capacity)
+			t.Errorf("%d rooms were taken in the night %s, capacity is %d", most, night, l.capacity)
 		}
 	}
 	t.Logf("%d events, %d holds", len(l.requestIDs), len(ofType(outcomes, holds.EventHoldCreated)))

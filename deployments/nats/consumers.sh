@@ -1,10 +1,10 @@
 #!/bin/sh
-# Creates the durable consumers from which the teams of accounts.conf read, where they are missing:
+# Creates the missing durable consumers for the teams of accounts.conf:
 #
 #   NATS_URL=nats://nats:4222 NATS_USER=holdfast_admin NATS_PASSWORD=... sh consumers.sh [all|new]
 #
-# With all (the default) a new consumer begins with what its stream still has, with new with what is
-# stored from now on. For another namespace: sed as accounts.conf says.
+# With all (the default) a new consumer begins with the oldest message of its stream, with new with the next
+# one. For another namespace use the sed command in accounts.conf.
 set -eu
 deliver=${1:-all}
 
@@ -20,8 +20,8 @@ add HOLDFAST_OUT booking \
 add HOLDFAST_OUT payment --filter 'holdfast.out.hold.confirmed.>' --filter 'holdfast.out.hold.confirm_rejected.>'
 add HOLDFAST_OUT inventory --filter 'holdfast.out.inventory.>'
 
-# Dead letters. Their subjects do not name a team, so each team sees those of all, but only their headers:
-# never a body, in which there may be what no other team may know.
+# Dead letters. Their subjects do not name a team, so each team reads those of all teams, but only their
+# headers: a body may contain data that no other team may know.
 for team in booking payment inventory; do
   add HOLDFAST_DLQ "$team" --headers-only
 done

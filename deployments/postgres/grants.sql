@@ -1,10 +1,10 @@
--- Who may do what in Postgres, part 2: privileges. Run it after each worker migrate, as holdfast_migrator.
--- Running it again changes nothing; what it does not grant is revoked.
+-- Roles in Postgres, part 2: privileges. Run it after each worker migrate, as holdfast_migrator.
+-- It can run again; it revokes every privilege that it does not grant.
 --
--- What is not allowed is refused with `permission denied for table NAME (SQLSTATE 42501)`, and events wait.
--- worker preflight --no-migrate tells which GRANT is missing, before.
+-- Postgres refuses any other statement with `permission denied for table NAME (SQLSTATE 42501)`, and events wait.
+-- worker preflight --no-migrate prints missing GRANT statements in advance.
 
-BEGIN; -- so that a running worker never has less than it needs
+BEGIN; -- so a running worker keeps its privileges all the time
 
 REVOKE ALL ON ALL TABLES IN SCHEMA holdfast FROM PUBLIC, holdfast_worker, holdfast_upstream, holdfast_auditor;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA holdfast FROM PUBLIC, holdfast_worker, holdfast_upstream, holdfast_auditor;
@@ -12,7 +12,7 @@ REVOKE ALL ON ALL FUNCTIONS IN SCHEMA holdfast FROM PUBLIC, holdfast_worker, hol
 REVOKE ALL ON SCHEMA holdfast FROM PUBLIC, holdfast_worker, holdfast_upstream, holdfast_auditor;
 GRANT USAGE ON SCHEMA holdfast TO holdfast_worker, holdfast_upstream, holdfast_auditor;
 
--- worker run --no-migrate. LISTEN needs no privilege, and triggers run without any on their functions.
+-- worker run --no-migrate. LISTEN needs no privilege, and triggers need none on their functions.
 GRANT SELECT ON holdfast.inventory TO holdfast_worker;
 GRANT INSERT (resource_id, slot, capacity,
     set_by_event_at, set_in_stream_at, set_by_stream_created_at, set_by_stream_seq)
@@ -25,28 +25,28 @@ GRANT INSERT (hold_id, resource_id, user_id, slots, quantity, payment_id, reques
     ON holdfast.reservations TO holdfast_worker;
 GRANT UPDATE (status, cancelled_by, cancel_reason, cancelled_at) ON holdfast.reservations TO holdfast_worker; -- reservation.cancelled
 GRANT SELECT ON holdfast.payments TO holdfast_worker;
-GRANT INSERT ON holdfast.payments TO holdfast_worker;                   -- an answer is for ever: no UPDATE
+GRANT INSERT ON holdfast.payments TO holdfast_worker;                   -- no UPDATE: an answer is permanent
 GRANT SELECT ON holdfast.event_answers TO holdfast_worker;
 GRANT INSERT (cause, resource_id, answer) ON holdfast.event_answers TO holdfast_worker;
-GRANT DELETE ON holdfast.event_answers TO holdfast_worker;              -- old ones: docs/storage.md
--- Removes rows of nights of 400 days ago and more, of which nothing is reserved. Without this line they stay.
+GRANT DELETE ON holdfast.event_answers TO holdfast_worker;              -- of old answers: docs/storage.md
+-- Removes nights older than 400 days without reservations. Without this line they stay.
 GRANT DELETE ON holdfast.inventory TO holdfast_worker;
 GRANT SELECT ON holdfast.redis_epoch TO holdfast_worker;
 GRANT UPDATE (epoch, generation, written, server, lost, lost_why, rebuilder, leased_until, progress)
-    ON holdfast.redis_epoch TO holdfast_worker;                         -- when Redis has lost its data; and FOR SHARE
+    ON holdfast.redis_epoch TO holdfast_worker;                         -- after a loss of Redis' data, and FOR SHARE
 GRANT SELECT ON holdfast.policies TO holdfast_worker;                   -- worker migrate stores them
 GRANT SELECT ON holdfast.leases TO holdfast_worker;
 GRANT INSERT (name, holder, held_until) ON holdfast.leases TO holdfast_worker;
-GRANT UPDATE (holder, held_until) ON holdfast.leases TO holdfast_worker;   -- what one worker does at a time
+GRANT UPDATE (holder, held_until) ON holdfast.leases TO holdfast_worker;   -- work of one worker at a time
 GRANT USAGE ON SEQUENCE holdfast.lock_fence_bases TO holdfast_worker;   -- lock strategy range
 GRANT SELECT ON holdfast.goose_db_version TO holdfast_worker;           -- the version of the schema, at each start
-GRANT SELECT ON holdfast.schema_compatibility TO holdfast_worker;       -- which versions of workers it is for, always
+GRANT SELECT ON holdfast.schema_compatibility TO holdfast_worker;       -- the worker versions that may use it
 
 -- Upstream writes capacity by SQL at any time.
 GRANT SELECT (resource_id, slot, capacity, reserved), INSERT (resource_id, slot, capacity), UPDATE (capacity)
     ON holdfast.inventory TO holdfast_upstream;
 
--- Reads everything, metadata and user ids too.
+-- Reads all tables, including metadata and user ids.
 GRANT SELECT ON ALL TABLES IN SCHEMA holdfast TO holdfast_auditor;
 GRANT SELECT ON SEQUENCE holdfast.lock_fence_bases TO holdfast_auditor;
 

@@ -1,12 +1,12 @@
--- Who may do what in Postgres, part 1: roles and schema. Run it once, as a superuser, in a database that
--- is Holdfast's alone: others are not let into it any more.
+-- Roles in Postgres, part 1: roles and schema. Run it once, as a superuser, in a database for Holdfast
+-- alone: it revokes the access of all other roles.
 --
 --   psql -v ON_ERROR_STOP=1 -f roles.sql "$ADMIN_URL"
 --   worker migrate                     as holdfast_migrator
 --   psql -v ON_ERROR_STOP=1 -f grants.sql "$MIGRATOR_URL"   after each worker migrate
 --
--- Running it again changes nothing. The roles have no password: give each one (\password holdfast_worker),
--- and have pg_hba.conf ask for it (scram-sha-256).
+-- Running it again changes nothing. The roles have no passwords: set one for each (\password holdfast_worker),
+-- and require it in pg_hba.conf (scram-sha-256).
 -- For another namespace than holdfast: sed 's/holdfast/NAMESPACE/g'.
 
 DO $$
@@ -24,9 +24,9 @@ BEGIN
 END
 $$;
 
--- worker migrate: owns the schema and what is in it, and nothing else. It does not create the schema,
--- which would take CREATE on the database.
+-- worker migrate: owns only the schema and its tables. It does not create the schema, because that would
+-- require CREATE on the database.
 CREATE SCHEMA IF NOT EXISTS holdfast AUTHORIZATION holdfast_migrator;
 
--- Who audits cannot write even by mistake.
+-- An auditor cannot write, even by mistake.
 ALTER ROLE holdfast_auditor SET default_transaction_read_only = on;

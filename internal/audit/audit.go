@@ -15,33 +15,37 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
+	"holdfast/internal/recovery"
 )
 
-// Backends are where the data of a namespace is.
+// Backends holds the clients of the three servers that keep a namespace's data.
 type Backends struct {
 	Namespace string
 	JetStream jetstream.JetStream
-	Redis     redis.UniversalClient // with MaxRetries -1: a repair is not sent twice
+	Redis     redis.UniversalClient // with MaxRetries -1, so that no repair is sent twice
 	Postgres  *pgxpool.Pool         // see OpenPostgres
 }
 
-// Options say what is looked at.
+// Options select what an audit checks.
 type Options struct {
-	ResourceID string // only this one, "" = all
-	// CapacityByEvents says that nobody writes capacity by SQL, so that what was told of it is what there was.
+	ResourceID string // the only resource to audit, "" for all
+	// CapacityByEvents states that no capacity is written by SQL, so the published capacities are
+	// all that there were.
 	CapacityByEvents bool
-	// Progress is told now and then what is being read and how far that is, 0 to 1; nil = nobody asks.
+	// Progress, unless nil, is called from time to time with the part that is being read and the
+	// share of the audit that is done, 0 to 1.
 	Progress func(what string, share float64)
 
-	groupMessages uint64 // messages of the streams that are kept in mind at a time, 0 = the default
+	groupMessages uint64 // messages of the streams that are in memory at a time, 0 for the default
 }
 
 const (
 	groupMessages = 1_000_000
-	findingsMax   = 1000 // of a kind that are told one by one
+	findingsMax   = 1000 // findings of one kind in a report
 )
 
-// Stats counts what an audit has looked at.
+// Stats counts what an audit has read.
 type Stats struct {
 	Events       int `json:"events"`
 	Outcomes     int `json:"outcomes"`
@@ -65,11 +69,11 @@ func (c *Stats) add(other Stats) {
 	c.Slots += other.Slots
 }
 
-// Pending counts what is on its way: no fault, but not done either.
+// Pending counts work in progress. None of it is a fault.
 type Pending struct {
-	Events        int         `json:"events"` // that have no outcome yet
-	Oldest        *holds.Time `json:"oldest"` // when the oldest of them was stored, nil when there is none
-	Expirations   int         `json:"lapses"` // holds that are over and not swept yet
+	Events        int         `json:"events"` // without an outcome yet
+	Oldest        *holds.Time `json:"oldest"` // when the oldest event without an outcome was stored, nil without one
+	Expirations   int         `json:"lapses"` // holds past their deadline that are not swept yet
 	Announcements int         `json:"announcements"`
 
 	oldest int64
@@ -95,7 +99,7 @@ func (p *Pending) add(other Pending) {
 	}
 }
 
-// Report is what an audit has found.
+// Report is the result of an audit.
 type Report struct {
 	Namespace    string                 `json:"namespace"`
 	At           holds.Time             `json:"at"` // by Redis' clock, when it began
@@ -103,19 +107,19 @@ type Report struct {
 	Stats        Stats                  `json:"checked"`
 	Pending      Pending                `json:"pending"`
 	StreamStarts map[string]StreamStart `json:"since"`       // by stream
-	Inconclusive []string               `json:"cannot_tell"` // what could not be judged, and why
+	Inconclusive []string               `json:"cannot_tell"` // what could not be checked, and why
 	Counts       map[Kind]int           `json:"counts"`
 	Findings     []*Finding             `json:"findings"` // at most 1,000 of a kind
 }
 
-// StreamStart tells from where on a stream is there.
+// StreamStart is the position of the first message that a stream still has.
 type StreamStart struct {
 	Seq   uint64      `json:"seq"`
-	Time  *holds.Time `json:"time"`  // nil when it is empty
-	Whole bool        `json:"whole"` // nothing was dropped from its beginning
+	Time  *holds.Time `json:"time"`  // when the message was stored, nil when the stream is empty
+	Whole bool        `json:"whole"` // no older message was dropped
 }
 
-// Unrepaired is how many differences are left: found, and not repaired.
+// Unrepaired returns how many differences were found and not repaired.
 func (r *Report) Unrepaired() (n int) {
 	for _, count := range r.Counts {
 		n += count
@@ -128,7 +132,8 @@ func (r *Report) Unrepaired() (n int) {
 	return n
 }
 
-// addInconclusive notes how many of something could not be judged.
+// addInconclusive adds a line about n things that could not be checked. one is the text for n = 1,
+// many the text for more.
 func (r *Report) addInconclusive(n int, one, many string) {
 	switch {
 	case n == 1:
@@ -138,7 +143,8 @@ func (r *Report) addInconclusive(n int, one, many string) {
 	}
 }
 
-// add takes over findings, of each kind no more than can be told one by one.
+// add adds findings to the report: all to the counts, and at most findingsMax of a kind to the
+// list.
 func (r *Report) add(found []*Finding) {
 	for _, f := range found {
 		r.Counts[f.Kind]++
@@ -148,19 +154,19 @@ func (r *Report) add(found []*Finding) {
 	}
 }
 
-// inconclusive counts what could not be judged.
+// inconclusive counts what could not be checked.
 type inconclusive struct {
 	outcomesDropped    int // events whose outcome may have been dropped
 	eventsDropped      int // outcomes whose event may have been dropped
-	deadLettersDropped int // events whose letter may have been in another stream of that name
-	former             int // outcomes that were told before the schema was made
-	slots              int // slots whose capacity at a time is not known
-	cut                int // slots that were sold beyond a capacity that somebody may have raised meanwhile
-	recounts           int // slots of resources with too many doubts
-	unread             int // resources of which Redis had lost its data when they were looked at
+	deadLettersDropped int // events whose dead letter may have been in a deleted stream of the same name
+	former             int // outcomes that were published before the schema was created
+	slots              int // slots whose capacity at some time is unknown
+	cut                int // slots that were sold beyond a published capacity that SQL may have raised
+	recounts           int // slots of resources that needed more than recountsMax recounts
+	unread             int // resources whose data Redis had lost when they were read
 }
 
-// auditor is one audit on its way.
+// auditor is one running audit.
 type auditor struct {
 	Backends
 	options      Options
@@ -171,24 +177,27 @@ type auditor struct {
 	inconclusive inconclusive
 	progress     func(what string, share float64)
 
-	installed int64                 // when the schema was made: what was told before is of another database
-	reserved  map[string][]*Finding // of what is reserved, by resource
+	installed int64                 // when the schema was created, ms; older outcomes are of another database
+	reserved  map[string][]*Finding // findings about inventory.reserved, by resource
 }
 
-// Run looks at everything that belongs to a namespace, or to one resource, and returns what
-// differs from what is promised. It only reads. Workers may go on meanwhile; doc.go says why that
-// makes no difference. It returns an error when it could not look.
+// Run audits a namespace, or one resource of it, and returns what contradicts the promises. It only
+// reads. Workers may run meanwhile; doc.go explains why that causes no findings. An error means
+// that something could not be read.
 func Run(ctx context.Context, backends Backends, options Options) (*Report, error) {
 	began := time.Now()
 	a := &auditor{
-		Backends: backends, options: options, keys: keyspace(backends.Namespace), subjects: events.Namespace(backends.Namespace),
-		report:   &Report{Namespace: backends.Namespace, StreamStarts: make(map[string]StreamStart), Inconclusive: []string{}, Counts: make(map[Kind]int), Findings: []*Finding{}},
+		Backends: backends, options: options, keys: newKeyspace(backends.Namespace),
+		subjects: events.Namespace(backends.Namespace),
+		report: &Report{Namespace: backends.Namespace, StreamStarts: make(map[string]StreamStart),
+			Inconclusive: []string{}, Counts: make(map[Kind]int), Findings: []*Finding{}},
 		progress: options.Progress,
 	}
 	if a.progress == nil {
 		a.progress = func(string, float64) {}
 	}
-	a.inspector = &inspector{Backends: backends, keys: a.keys, wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
+	a.inspector = &inspector{Backends: backends, keys: a.keys,
+		wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
 	if err := a.run(ctx); err != nil {
 		return nil, fmt.Errorf("audit of %s: %w", backends.Namespace, err)
 	}
@@ -203,9 +212,10 @@ func (a *auditor) run(ctx context.Context) error {
 	}
 	a.report.At = holds.TimeFromMillis(now.UnixMilli())
 	if err := a.Postgres.QueryRow(ctx, queryInstalled).Scan(&a.installed); err != nil {
-		return fmt.Errorf("read when the schema was made: %w", toMigrate(err))
+		return fmt.Errorf("read when the schema was created: %w", toMigrate(err))
 	}
-	for _, step := range []func(context.Context) ([]*Finding, error){a.checkEpoch, a.checkConstraints, a.checkSums, a.checkGroups} {
+	for _, step := range []func(context.Context) ([]*Finding, error){a.checkEpoch, a.checkConstraints, a.checkSums,
+		a.checkGroups} {
 		found, err := step(ctx)
 		if err != nil {
 			return err
@@ -214,35 +224,36 @@ func (a *auditor) run(ctx context.Context) error {
 	}
 	a.reportInconclusive()
 	slices.SortStableFunc(a.report.Findings, func(x, y *Finding) int {
-		return strings.Compare(x.Resource+"\x00"+string(x.Kind)+"\x00"+x.Item, y.Resource+"\x00"+string(y.Kind)+"\x00"+y.Item)
+		return strings.Compare(x.Resource+"\x00"+string(x.Kind)+"\x00"+x.Item,
+			y.Resource+"\x00"+string(y.Kind)+"\x00"+y.Item)
 	})
 	return a.explain(ctx)
 }
 
-// readEpoch reads what the epoch of every partition of Redis must be. It returns a *holds.RebuildingError while Redis
-// has not all that was written to it.
+// readEpoch returns the epoch that every partition of Redis must have. It returns a
+// *holds.RebuildingError while Redis lacks data that was written to it.
 func (s *Backends) readEpoch(ctx context.Context) (epoch string, err error) {
 	var written bool
 	var why, progress string
 	err = s.Postgres.QueryRow(ctx, queryEpoch).Scan(&epoch, &written, &why, &progress)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows), err == nil && !written && why == "":
-		return "", errors.New("nothing was ever written to redis for this database: run `worker migrate` first")
+		return "", errors.New("redis was never initialised for this database: run `worker migrate` first")
 	case err != nil:
 		return "", fmt.Errorf("read the epoch: %w", toMigrate(err))
 	case !written && progress == "":
-		return "", &holds.RebuildingError{Progress: quoted(why) + "; nobody fills it again yet"}
+		return "", &holds.RebuildingError{Progress: quoted(why) + "; the rebuild has not started"}
 	case !written:
-		return "", &holds.RebuildingError{Progress: quoted(why) + "; it is being filled again: " + quoted(progress)}
+		return "", &holds.RebuildingError{Progress: quoted(why) + "; the rebuild is running: " + quoted(progress)}
 	}
 	return epoch, nil
 }
 
-// wasRebuilt reports whether Redis has lost its data, and was filled again, since the schema was made: the
-// first epoch of a database has no number.
+// wasRebuilt reports whether Redis lost its data and was rebuilt since the schema was created. Only
+// the first epoch of a database has no number.
 func (a *auditor) wasRebuilt() bool { return strings.Contains(a.inspector.epoch, "/") }
 
-// checkEpoch finds partitions whose data Redis has lost. While it is being filled again these are all.
+// checkEpoch finds partitions whose data Redis has lost. During a rebuild these are all partitions.
 func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 	var err error
 	a.inspector.epoch, err = a.readEpoch(ctx)
@@ -250,13 +261,13 @@ func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 	if err != nil && !isRebuilding {
 		return nil, err
 	}
-	if _, err := holds.ReadFormat(ctx, a.Namespace, a.Redis); errors.Is(err, holds.ErrUnknownFormat) {
+	if _, err := recovery.ReadFormat(ctx, a.Namespace, a.Redis); errors.Is(err, recovery.ErrUnknownFormat) {
 		return nil, err
 	}
 	pipe := a.Redis.Pipeline()
-	found, fences := make([]*redis.StringCmd, holds.Partitions), make([]*redis.StatusCmd, holds.Partitions)
+	found, fences := make([]*redis.StringCmd, record.Partitions), make([]*redis.StatusCmd, record.Partitions)
 	for p := range found {
-		found[p], fences[p] = pipe.Get(ctx, a.keys.partition(p)+"epoch"), pipe.Type(ctx, a.keys.partition(p)+"fence")
+		found[p], fences[p] = pipe.Get(ctx, a.keys.Epoch(p)), pipe.Type(ctx, a.keys.Fence(p))
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	all := checkFences(a.keys, fences)
@@ -277,32 +288,37 @@ func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 	}
 	if isRebuilding {
 		return append(all, &Finding{
-			Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost), Where: string(a.keys) + ":{...}:epoch", Expected: "an epoch that postgres knows", Found: is,
-			Text: "Redis has not all that was written to it: " + rebuilding.Progress + ". What it holds is not judged.", Remedy: remedyDataLost,
+			Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost), Where: string(a.keys.Keyspace) + ":{...}:epoch",
+			Expected: "an epoch that postgres knows", Found: is,
+			Text:   "Redis has lost data: " + rebuilding.Progress + ". The audit does not check what Redis holds.",
+			Remedy: remedyDataLost,
 		}), nil
 	}
 	return append(all, &Finding{
-		Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost), Where: string(a.keys) + ":{...}:epoch", Expected: a.inspector.epoch, Found: is,
-		Text: fmt.Sprintf("%d of %d partitions of Redis do not have the epoch that was written: their data is lost, or of another database. What they hold is not judged.",
-			lost, holds.Partitions),
+		Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost), Where: string(a.keys.Keyspace) + ":{...}:epoch",
+		Expected: a.inspector.epoch, Found: is,
+		Text: fmt.Sprintf("%d of %d partitions of Redis lack the epoch that Postgres has: their data is lost, or "+
+			"belongs to another database. The audit does not check what they hold.",
+			lost, record.Partitions),
 		Remedy: remedyDataLost,
 	}), nil
 }
 
-const remedyDataLost = "A worker that runs notices it and fills Redis again, see its log and /readyz; by hand: worker rebuild. Until then nothing is granted. " + notSafe
+const remedyDataLost = "A running worker detects this and rebuilds Redis: see its log and /readyz. To rebuild by " +
+	"hand, run worker rebuild. Nothing is granted until then. " + notSafe
 
-// checkFences finds partitions in which what counts the locks is damaged.
+// checkFences finds partitions whose fence key, which counts their locks, has a wrong type.
 func checkFences(keys keyspace, types []*redis.StatusCmd) (found []*Finding) {
 	for p, cmd := range types {
 		is := cmd.Val()
 		if cmd.Err() != nil || is == "none" || is == "string" {
 			continue
 		}
-		key := keys.partition(p) + "fence"
+		key := keys.Fence(p)
 		found = append(found, &Finding{
 			Kind: WrongType, Item: "fence", Where: key, Expected: "string", Found: is,
 			Text:   fmt.Sprintf("The key %s, which counts the locks of a partition, is a %s.", key, is),
-			Remedy: "Nothing is to be done: the next lock there begins a count above all that there ever were.",
+			Remedy: "No action is needed: the next lock of the partition starts a count above all earlier ones.",
 		})
 	}
 	return found
@@ -318,11 +334,13 @@ func (a *auditor) checkSums(ctx context.Context) ([]*Finding, error) {
 	for _, f := range found {
 		a.reserved[f.Resource] = append(a.reserved[f.Resource], f)
 	}
-	a.report.addInconclusive(gone, "slot is reserved and has no inventory row any more: nothing is to be compared", "slots are reserved and have no inventory row any more: nothing is to be compared")
+	a.report.addInconclusive(gone, "slot has reservations and no inventory row: its reserved number cannot be compared",
+		"slots have reservations and no inventory row: their reserved numbers cannot be compared")
 	return found, err
 }
 
-// checkGroups looks at the resources, so many at a time that what is known of them fits into memory.
+// checkGroups audits the resources in as many groups as needed for the data of each group to fit
+// into memory.
 func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 	keyed, err := a.scanKeys(ctx)
 	if err != nil {
@@ -357,7 +375,8 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 		g := &group{
 			auditor: a, number: n, of: groups,
 			events: make(map[id]*event), another: make(map[id]uint64), pending: make(map[string][]*event),
-			deadLetters: make(map[uint64]*deadLetter), formerHolds: make(map[id]struct{}), resources: make(map[string]*resource),
+			deadLetters: make(map[uint64]*deadLetter), formerHolds: make(map[id]struct{}),
+			resources: make(map[string]*resource),
 		}
 		for i, to := range []**stream{&g.in, &g.out, &g.dlq} {
 			own := *streams[i]
@@ -371,7 +390,8 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 		a.report.Stats.add(g.stats)
 		a.report.Pending.add(g.waiting)
 		a.inconclusive.add(g.inconclusive)
-		unanswered, withoutDeadLetter = append(unanswered, g.unanswered...), append(withoutDeadLetter, g.withoutDeadLetter...)
+		unanswered, withoutDeadLetter = append(unanswered, g.unanswered...),
+			append(withoutDeadLetter, g.withoutDeadLetter...)
 		removed = g.dlq.removed()
 		missing = missing[:0]
 		for _, name := range consumers {
@@ -381,13 +401,15 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 		}
 	}
 	for _, name := range missing {
-		a.report.Inconclusive = append(a.report.Inconclusive, fmt.Sprintf("consumer %s of %s is missing: what it would take waits until a worker or `worker migrate` has made it", name, a.subjects.InStream()))
+		a.report.Inconclusive = append(a.report.Inconclusive,
+			fmt.Sprintf("consumer %s of %s is missing: its events wait until a worker or `worker migrate` creates it",
+				name, a.subjects.InStream()))
 	}
 	return append(all, a.checkUnanswered(unanswered, withoutDeadLetter, removed)...), nil
 }
 
-// scanKeys judges all keys by their names. It returns all resources that have keys, with what
-// differs.
+// scanKeys checks all keys of Redis by their names. It returns the differences by resource, with an
+// entry for every resource that has keys.
 func (a *auditor) scanKeys(ctx context.Context) (map[string][]difference, error) {
 	keyed, names := make(map[string][]difference), make(map[string][]string)
 	strange, waiting := 0, 0
@@ -434,17 +456,19 @@ func (a *auditor) scanKeys(ctx context.Context) (map[string][]difference, error)
 		slices.SortFunc(differences, func(x, y difference) int { return strings.Compare(x.name, y.name) })
 		keyed[name] = slices.Compact(differences)
 	}
-	a.report.addInconclusive(strange, "key or entry in redis is none that this version knows", "keys or entries in redis are none that this version knows")
+	a.report.addInconclusive(strange, "key or entry in redis is unknown to this version",
+		"keys or entries in redis are unknown to this version")
 	return keyed, nil
 }
 
-// scanAgendas adds the resources that are on an agenda. strange counts what is none.
+// scanAgendas adds the resources that are on an agenda to keyed. It returns how many members of
+// agendas name no resource of their partition.
 func (a *auditor) scanAgendas(ctx context.Context, keyed map[string][]difference) (strange int, err error) {
-	for p := range holds.Partitions {
+	for p := range record.Partitions {
 		for cursor := uint64(0); ; {
-			members, next, err := a.Redis.ZScan(ctx, a.keys.partition(p)+"agenda", cursor, "", scanCount).Result()
+			members, next, err := a.Redis.ZScan(ctx, a.keys.Agenda(p), cursor, "", scanCount).Result()
 			if redis.HasErrorPrefix(err, "WRONGTYPE") {
-				break // of which each resource tells
+				break // the inspection of each resource reports it
 			}
 			if err != nil {
 				return 0, fmt.Errorf("scan agenda of partition %d: %w", p, err)
@@ -452,7 +476,7 @@ func (a *auditor) scanAgendas(ctx context.Context, keyed map[string][]difference
 			for i := 0; i < len(members); i += 2 { // a member and its time
 				switch name := members[i]; {
 				case a.options.ResourceID != "" && name != a.options.ResourceID:
-				case !holds.ResourcePattern.MatchString(name) || holds.Partition(name) != p:
+				case !holds.ResourcePattern.MatchString(name) || record.Partition(name) != p:
 					strange++
 				default:
 					keyed[name] = slices.Clip(keyed[name])
@@ -466,23 +490,39 @@ func (a *auditor) scanAgendas(ctx context.Context, keyed map[string][]difference
 	return strange, nil
 }
 
-// keysAhead is how many names of keys are kept until they are judged: the more, the fewer scripts.
+// keysAhead bounds the names of keys that are collected before scripts check them: the more names,
+// the fewer scripts.
 const keysAhead = 50_000
 
-// reportInconclusive tells what could not be judged.
+// reportInconclusive adds the counts of what could not be checked to the report.
 func (a *auditor) reportInconclusive() {
 	u := a.inconclusive
-	a.report.addInconclusive(u.outcomesDropped, "event is older than the outbound stream: its outcome was dropped", "events are older than the outbound stream: their outcomes were dropped")
-	a.report.addInconclusive(u.eventsDropped, "outcome may belong to an event that was dropped from the inbound stream", "outcomes may belong to events that were dropped from the inbound stream")
-	a.report.addInconclusive(u.deadLettersDropped, "event without outcome is older than the stream of dead letters: its letter may have been in another", "events without outcomes are older than the stream of dead letters: their letters may have been in another")
-	a.report.addInconclusive(u.former, "outcome was told before the schema of this database was made: it is not compared with anything", "outcomes were told before the schema of this database was made: they are not compared with anything")
-	a.report.addInconclusive(u.cut, "slot was granted beyond the capacity that was told of it last: somebody has raised it by SQL, or it was oversold (look with --capacity-by-events, if nobody has)", "slots were granted beyond the capacity that was told of them last: somebody has raised it by SQL, or they were oversold (look with --capacity-by-events, if nobody has)")
-	a.report.addInconclusive(u.slots, "slot was taken more than is for sale now, at a time of which the capacity is not known any more", "slots were taken more than is for sale now, at times of which the capacity is not known any more")
-	a.report.addInconclusive(u.unread, "resource could not be looked at in redis, which has lost its data or was filled again meanwhile", "resources could not be looked at in redis, which has lost its data or was filled again meanwhile")
-	a.report.addInconclusive(u.recounts, "slot has too many times to recount: was the clock of redis set back?", "slots have too many times to recount: was the clock of redis set back?")
+	a.report.addInconclusive(u.outcomesDropped, "event is older than the outbound stream: its outcome was dropped",
+		"events are older than the outbound stream: their outcomes were dropped")
+	a.report.addInconclusive(u.eventsDropped, "outcome may belong to an event that was dropped from the inbound stream",
+		"outcomes may belong to events that were dropped from the inbound stream")
+	a.report.addInconclusive(u.deadLettersDropped,
+		"event without outcome is older than the stream of dead letters: "+
+			"its dead letter may have been in a deleted stream",
+		"events without outcomes are older than the stream of dead letters: "+
+			"their dead letters may have been in a deleted stream")
+	a.report.addInconclusive(u.former,
+		"outcome was published before the schema of this database was created: it is not checked",
+		"outcomes were published before the schema of this database was created: they are not checked")
+	const audited = "(audit with --capacity-by-events if no capacity is written by SQL)"
+	a.report.addInconclusive(u.cut,
+		"slot was granted beyond its last published capacity: it was raised by SQL, or oversold "+audited,
+		"slots were granted beyond their last published capacity: it was raised by SQL, or they were oversold "+audited)
+	a.report.addInconclusive(u.slots, "slot was taken beyond its current capacity at a time whose capacity is unknown",
+		"slots were taken beyond their current capacity at times whose capacity is unknown")
+	a.report.addInconclusive(u.unread,
+		"resource could not be read in redis, which has lost its data or was rebuilt meanwhile",
+		"resources could not be read in redis, which has lost their data or was rebuilt meanwhile")
+	a.report.addInconclusive(u.recounts, "slot needs too many recounts: was the clock of redis set back?",
+		"slots need too many recounts: was the clock of redis set back?")
 }
 
-// explain reads the events that findings name.
+// explain reads the event of each finding that names one.
 func (a *auditor) explain(ctx context.Context) error {
 	for _, f := range a.report.Findings {
 		if f.seq == 0 {
@@ -501,7 +541,7 @@ func (a *auditor) explain(ctx context.Context) error {
 	return nil
 }
 
-// eventAt reads what is in a stream, nil when it is not there any more.
+// eventAt reads one message of a stream. It returns nil when the stream no longer has it.
 func (a *auditor) eventAt(ctx context.Context, name string, seq uint64) (*Event, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
@@ -511,13 +551,14 @@ func (a *auditor) eventAt(ctx context.Context, name string, seq uint64) (*Event,
 	}
 	m, err := source.GetMsg(ctx, seq)
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return nil, nil //nolint:nilnil // nothing is there, and that is no failure
+		return nil, nil //nolint:nilnil // a missing message is no error
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read sequence %d of %s: %w", seq, name, err)
 	}
 	about := events.Summarize(m.Subject, m.Header, m.Data)
-	return &Event{Stream: name, Seq: seq, ID: quoted(about.ID), Type: quoted(about.Type), Time: holds.Time{Time: m.Time.UTC()}}, nil
+	return &Event{Stream: name, Seq: seq, ID: quoted(about.ID), Type: quoted(about.Type),
+		Time: holds.Time{Time: m.Time.UTC()}}, nil
 }
 
 func (u *inconclusive) add(other inconclusive) {

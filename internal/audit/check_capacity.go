@@ -8,22 +8,22 @@ import (
 	"holdfast/internal/holds"
 )
 
-// span is a time for which a hold takes its slots, by Redis' clock in ms: from its first moment up
-// to, without it, its last.
+// span is a period in which a hold takes its slots, by Redis' clock in ms. from is included, upTo
+// is not.
 type span struct {
 	hold       *hold
 	set        int32
 	quantity   int64
 	from, upTo int64
-	seq        uint64 // of the outcome that began it, 0 = only Postgres tells
+	seq        uint64 // of the outcome that began it, 0 when only Postgres has it
 }
 
-// spans are the times for which a hold certainly took its slots:
+// spans returns the periods in which a hold certainly took its slots. Each begins at created_at, or
+// at confirmed_at of a late payment. It ends:
 //
-//   - from created_at, or from confirmed_at of a late payment,
-//   - to released_at, or to the deadline, whether or not anybody has swept it by then,
-//   - or, when it was paid, to the last moment that was told before anybody asked for the reservation
-//     to be cancelled. cancelled_at is read after the slots were given back, so it says nothing.
+//   - at released_at or at the deadline, whichever is earlier, whether or not the hold was swept by then;
+//   - for a paid hold, at the last moment that was published before the cancellation of its reservation
+//     was requested. cancelled_at is no end: it is read after the slots were given back.
 func (r *resource) spans(g *group, h *hold) (found []span) {
 	more := h.more
 	if more == nil {
@@ -42,8 +42,9 @@ func (r *resource) spans(g *group, h *hold) (found []span) {
 			found = append(found, span{h, set, quantity, from, upTo, seq})
 		}
 	}
-	claimedAt := int64(0) // when it was paid, 0 = it was not
-	late := more.lateOutcome != 0 || made != nil && slices.ContainsFunc(more.answers, func(a answer) bool { return a.row != nil && a.row.late })
+	claimedAt := int64(0) // when the hold was paid, 0 when it was not
+	late := more.lateOutcome != 0 ||
+		made != nil && slices.ContainsFunc(more.answers, func(a answer) bool { return a.row != nil && a.row.late })
 	switch {
 	case more.lateOutcome != 0:
 		claimedAt = more.lateAt
@@ -71,8 +72,8 @@ func (r *resource) spans(g *group, h *hold) (found []span) {
 	return found
 }
 
-// checkCapacity replays the outcomes in the order of their times by Redis' clock, and finds slots of
-// which more was taken at a moment than the highest capacity that is known of them.
+// checkCapacity replays the outcomes in the order of their times by Redis' clock. It finds slots of
+// which more was taken at a moment than their highest known capacity.
 func (r *resource) checkCapacity(g *group) (found []*Finding) {
 	var all []span
 	for _, h := range r.holds {
@@ -87,7 +88,7 @@ func (r *resource) checkCapacity(g *group) (found []*Finding) {
 	for i, s := range all {
 		changes = append(changes, change{s.from, s.quantity, int32(i)}, change{s.upTo, -s.quantity, int32(i)})
 	}
-	// What ended in a millisecond made room for what began in it.
+	// What ended in a millisecond makes room for what began in it.
 	slices.SortFunc(changes, func(a, b change) int {
 		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.by, b.by), cmp.Compare(all[a.span].seq, all[b.span].seq))
 	})
@@ -132,32 +133,35 @@ func (r *resource) checkCapacity(g *group) (found []*Finding) {
 	return found
 }
 
-// recountsMax bounds how often a resource is recounted.
+// recountsMax bounds how often the slots of a resource are recounted.
 const recountsMax = 1000
 
-// recount counts what was taken of a slot when a span began, without what had certainly been given
-// back by then: that was stored before the event that led to the span. So a clock that is set back
-// makes no fault.
+// recount returns how much of a slot was taken when a span began. It leaves out what had certainly
+// been given back by then: its end was stored before the request that led to the span. So a clock
+// that was set back causes no finding.
 func (r *resource) recount(all []span, begun *span, slot int32) (taken int64) {
 	for i := range all {
 		s := &all[i]
 		if s.from > begun.from || s.upTo <= begun.from || !slices.Contains(r.sets[s.set], slot) {
 			continue
 		}
-		if s.hold == begun.hold || !s.hold.gaveBackBefore(begun.hold.requestStored) && !begun.hold.gaveBackBefore(s.hold.requestStored) {
+		if s.hold == begun.hold ||
+			!s.hold.gaveBackBefore(begun.hold.requestStored) && !begun.hold.gaveBackBefore(s.hold.requestStored) {
 			taken += s.quantity
 		}
 	}
 	return taken
 }
 
-// gaveBackBefore reports whether the end of a hold was stored before a moment, 0 = nobody knows when.
+// gaveBackBefore reports whether the end of a hold was stored before a moment in ms; 0 for an
+// unknown moment.
 func (h *hold) gaveBackBefore(stored int64) bool {
 	over := h.end.String() == holds.EventHoldReleased || h.end.String() == holds.EventHoldExpired
 	return over && h.more.neverLate() && h.endedStored <= stored
 }
 
-// neverLate reports whether a hold was not paid late, so that its slots were not taken again.
+// neverLate reports whether a hold was not paid late, so that it did not take its slots a second
+// time.
 func (m *more) neverLate() bool { return m == nil || m.lateOutcome == 0 && m.reservation == nil }
 
 func (r *resource) oversold(g *group, begun *span, s *slot, taken, most int64) *Finding {
@@ -165,11 +169,13 @@ func (r *resource) oversold(g *group, begun *span, s *slot, taken, most int64) *
 	return &Finding{
 		Kind: Oversold, Resource: r.name, Item: quoted(s.name), Where: g.out.name,
 		Expected: fmt.Sprintf("at most %d", most), Found: fmt.Sprint(taken),
-		Text: fmt.Sprintf("Of slot %s of %s %d were taken at %s, when hold %s was granted; the most that is known to have been for sale by then is %d. "+
+		Text: fmt.Sprintf("Slot %s of %s: %d were taken at %s, when hold %s was granted. The highest known capacity "+
+			"at that time is %d. "+
 			"(A capacity that was raised and lowered again by SQL leaves no trace.)",
 			quoted(s.name), r.name, taken, moment(begun.from), name, most),
-		Remedy: "Raise the capacity if there is as much (publisher inventory set), or tell a customer and cancel: publisher cancel, publisher cancel-reservation. " + notSafe,
-		seq:    begun.seq,
+		Remedy: "Raise the capacity if there is more to sell (publisher inventory set), or inform a customer and " +
+			"cancel: publisher cancel, publisher cancel-reservation. " + notSafe,
+		seq: begun.seq,
 	}
 }
 

@@ -7,13 +7,14 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// TestCheckEvents_TrimmedAfterOutage_NoFinding has an event wait for two days, be answered and be
-// removed, as one has that was stored after it and is still there.
+// TestCheckEvents_TrimmedAfterOutage_NoFinding has an outcome whose event was removed. The event
+// may have waited through an outage of two days: then another event that is still in the stream has
+// waited as long.
 func TestCheckEvents_TrimmedAfterOutage_NoFinding(t *testing.T) {
 	t.Parallel()
 	at := func(hours int) time.Time { return time.Date(2026, 11, 1, hours, 0, 0, 0, time.UTC) }
 	for name, c := range map[string]struct {
-		answered int // hours, of the event that is still there
+		answered int // when the event that is still in the stream was answered, hours
 		findings int
 	}{
 		"others waited as long": {49, 0},
@@ -30,7 +31,7 @@ func TestCheckEvents_TrimmedAfterOutage_NoFinding(t *testing.T) {
 			g.addOutcome(id{1}, message{seq: 2, stored: at(c.answered).UnixMilli()}, nameOf("hold.rejected"), 0)
 			g.events[id{1}].outcomeName = 0
 			if found := g.checkEvents(); len(found) != c.findings || g.inconclusive.eventsDropped != 1-c.findings {
-				t.Errorf("%+v, and %d cannot be told", found, g.inconclusive.eventsDropped)
+				t.Errorf("found %+v, %d inconclusive", found, g.inconclusive.eventsDropped)
 			}
 		})
 	}

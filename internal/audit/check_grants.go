@@ -7,14 +7,14 @@ import (
 	"holdfast/internal/holds"
 )
 
-// pair is what a user may hold once at a time.
+// pair identifies a user and a set of slots. A user may have one live hold for each pair.
 type pair struct {
 	user uint64
 	set  int32
 }
 
-// checkGrants finds two holds of one request key, or of one user and the same slots, of which the first was
-// live for certain when the second was granted.
+// checkGrants finds two holds of one request key, or of one user on the same slots, of which the
+// first was certainly live when the second was granted.
 func (r *resource) checkGrants(g *group) (found []*Finding) {
 	granted := make([]*hold, 0, len(r.holds))
 	for _, h := range r.holds {
@@ -34,28 +34,31 @@ func (r *resource) checkGrants(g *group) (found []*Finding) {
 			first, of = byUser[its], "user and the same slots"
 		}
 		if first != nil && first.livedWhen(h) {
-			found = append(found, r.onHold(TwoGrants, h, g.out.name, h.created, "refused, or the same hold", "another hold",
-				"One of them is not wanted: find out which, and give it back (publisher cancel). "+notSafe,
-				"was granted while hold %s.%s of the same %s was live.", r.name, first.id, of))
+			found = append(found,
+				r.onHold(TwoGrants, h, g.out.name, h.created, "refused, or the same hold", "another hold",
+					"One of the two holds is not wanted: find out which, and release it (publisher cancel). "+notSafe,
+					"was granted while hold %s.%s of the same %s was live.", r.name, first.id, of))
 		}
 		byKey[h.key], byUser[its] = later(byKey[h.key], h), later(byUser[its], h)
 	}
 	return found
 }
 
-// livedWhen reports whether a hold was live for certain when another was granted, that was created later by
-// Redis' clock. That clock may have been set back: neither's end was stored before the other was asked for.
+// livedWhen reports whether a hold was certainly live when another was granted, which was created
+// later by Redis' clock. That clock may have been set back: a hold does not count as live if the
+// end of either was stored before the other was requested.
 func (h *hold) livedWhen(other *hold) bool {
 	return h.liveUpTo() > other.createdAt && !h.overBefore(other.requestStored) && !other.overBefore(h.requestStored)
 }
 
-// overBefore reports whether the end of a hold was stored before a moment, 0 = nobody knows when.
+// overBefore reports whether the end of a hold was stored before a moment in ms; 0 for an unknown
+// moment.
 func (h *hold) overBefore(stored int64) bool {
 	return h.end != 0 && h.endedStored <= stored+cancelMargin
 }
 
-// liveUpTo is the moment up to which a hold was live for certain: it may not have been swept, and a payment
-// that has claimed it may not have been settled, for longer.
+// liveUpTo returns the moment up to which a hold was certainly live. It may have been live longer,
+// until a sweep ended it or a payment with a claim on it was settled.
 func (h *hold) liveUpTo() int64 {
 	if h.end != 0 {
 		return min(h.endedAt, h.deadline)
@@ -63,7 +66,7 @@ func (h *hold) liveUpTo() int64 {
 	return h.deadline
 }
 
-// later is the one of two holds that was live longer.
+// later returns the one of two holds that was live longer. a may be nil.
 func later(a, b *hold) *hold {
 	if a == nil || b.liveUpTo() >= a.liveUpTo() {
 		return b
@@ -71,25 +74,33 @@ func later(a, b *hold) *hold {
 	return a
 }
 
-// checkGranted judges what was told of a hold against how it was granted.
+// checkGranted compares the outcomes of a hold with its grant. deadline includes the extensions
+// that came in time.
 func (r *resource) checkGranted(g *group, h *hold, more *more, deadline int64) (found []*Finding) {
-	const remedy = "Consumers have acted on what was told: find out what is true, and tell them. " + notSafe
+	const remedy = "Consumers have acted on the published outcomes: find out what is true, and inform them. " + notSafe
 	if more.otherGrant != 0 {
-		found = append(found, r.onHold(TwoGrants, h, g.out.name, more.otherGrant, "granted once", "granted otherwise", remedy,
-			"was granted in sequence %d of %s, and otherwise in sequence %d.", h.created, g.out.name, more.otherGrant))
+		found = append(found,
+			r.onHold(TwoGrants, h, g.out.name, more.otherGrant, "granted once", "granted with different content",
+				remedy,
+				"was granted in sequence %d of %s, and with different content in sequence %d.", h.created, g.out.name,
+				more.otherGrant))
 	}
 	isExpired := h.end.String() == holds.EventHoldExpired
 	if h.created != 0 && isExpired && h.endedAt < deadline {
 		found = append(found, r.onHold(EndedEarly, h, g.out.name, h.ended, moment(deadline), moment(h.endedAt), remedy,
-			"was granted until %s, and is told to have lapsed at %s.", moment(deadline), moment(h.endedAt)))
+			"was granted until %s, and was published as expired at %s.", moment(deadline), moment(h.endedAt)))
 	} else if more.restoredEarly != 0 {
-		found = append(found, r.onHold(EndedEarly, h, g.out.name, h.ended, "not before "+moment(h.endedAt), moment(more.restoredEarly), remedy,
-			"lapsed at %s, and its slots were given back at %s.", moment(h.endedAt), moment(more.restoredEarly)))
+		found = append(found,
+			r.onHold(EndedEarly, h, g.out.name, h.ended, "not before "+moment(h.endedAt), moment(more.restoredEarly),
+				remedy,
+				"expired at %s, and its slots were given back before that, at %s.", moment(h.endedAt),
+				moment(more.restoredEarly)))
 	}
 	reported := h.end != 0 || h.extended != 0 || more.lateOutcome != 0 || more.reservation != nil
-	if createdAt := h.id.unixMilli(); h.created == 0 && reported && createdAt >= g.installed && !g.out.couldBeDropped(createdAt, clockSkewMax) && !g.inProgress(r.name, h) {
+	if createdAt := h.id.unixMilli(); h.created == 0 && reported && createdAt >= g.installed &&
+		!g.out.couldBeDropped(createdAt, clockSkewMax) && !g.inProgress(r.name, h) {
 		found = append(found, r.onHold(NeverGranted, h, g.out.name, h.last(), "hold.created", "nothing", remedy,
-			"was extended, paid or ended, and nothing tells that it was granted."))
+			"was extended, paid or ended, and no outcome grants it."))
 	}
 	return found
 }

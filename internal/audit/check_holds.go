@@ -9,10 +9,10 @@ import (
 	"holdfast/internal/holds"
 )
 
-// check returns what differs between what was told of a resource's holds, what Redis remembers of
-// them, and what Postgres has.
+// check compares the outcomes of a resource's holds with what Redis remembers of them and with what
+// Postgres has.
 func (r *resource) check(g *group) (found []*Finding) {
-	corrupt := make(map[string]bool) // what Redis knows of them cannot be read
+	corrupt := make(map[string]bool) // holds whose record in Redis cannot be read
 	for _, d := range r.differences {
 		corrupt[d.name] = d.what == string(RecordCorrupt) || corrupt[d.name]
 	}
@@ -29,8 +29,10 @@ func (r *resource) check(g *group) (found []*Finding) {
 	return slices.Concat(found, r.checkGrants(g), r.checkCapacity(g))
 }
 
-// onHold is a finding about a hold; seq is the outcome after which it is so.
-func (r *resource) onHold(kind Kind, h *hold, where string, seq uint64, expected, is, remedy, format string, args ...any) *Finding {
+// onHold returns a finding about a hold. seq is the outcome after which it is true.
+func (r *resource) onHold(
+	kind Kind, h *hold, where string, seq uint64, expected, is, remedy, format string, args ...any,
+) *Finding {
 	name := r.name + "." + h.id.String()
 	return &Finding{
 		Kind: kind, Resource: r.name, Item: name, Where: where, Expected: expected, Found: is,
@@ -39,25 +41,29 @@ func (r *resource) onHold(kind Kind, h *hold, where string, seq uint64, expected
 	}
 }
 
-// checkEnds judges what was told of a hold by itself.
+// checkEnds checks the outcomes of a hold against each other.
 func (r *resource) checkEnds(g *group, h *hold) (found []*Finding) {
-	const remedy = "Consumers have acted on both: find out which is true, and tell them. " + notSafe
+	const remedy = "Consumers have acted on both: find out which is true, and inform them. " + notSafe
 	more := h.more
 	if more == nil {
 		more = &none
 	}
 	if more.other != 0 {
-		found = append(found, r.onHold(TwoEnds, h, g.out.name, more.other, h.end.String(), more.otherEnd.String(), remedy,
-			"ended twice: as %s in sequence %d of %s, and as %s in sequence %d.", h.end, h.ended, g.out.name, more.otherEnd, more.other))
+		found = append(found,
+			r.onHold(TwoEnds, h, g.out.name, more.other, h.end.String(), more.otherEnd.String(), remedy,
+				"ended twice: as %s in sequence %d of %s, and as %s in sequence %d.", h.end, h.ended, g.out.name,
+				more.otherEnd, more.other))
 	}
-	deadline, kept := h.deadline, h.deadline // kept by extensions that came in time
+	deadline, kept := h.deadline, h.deadline // kept counts only extensions that came in time
 	if len(more.extensions) > 0 && h.created != 0 {
-		slices.SortFunc(more.extensions, func(a, b extension) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.deadline, b.deadline)) })
+		slices.SortFunc(more.extensions,
+			func(a, b extension) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.deadline, b.deadline)) })
 		deadline, kept = h.granted, h.granted
 		for _, x := range more.extensions {
 			if x.at >= deadline {
-				found = append(found, r.onHold(AfterEnd, h, g.out.name, x.seq, "before "+moment(deadline), moment(x.at), remedy,
-					"lapsed at %s and was extended at %s.", moment(deadline), moment(x.at)))
+				found = append(found,
+					r.onHold(AfterEnd, h, g.out.name, x.seq, "before "+moment(deadline), moment(x.at), remedy,
+						"expired at %s and was extended at %s.", moment(deadline), moment(x.at)))
 			}
 			if x.at < kept {
 				kept = max(kept, x.deadline)
@@ -67,60 +73,69 @@ func (r *resource) checkEnds(g *group, h *hold) (found []*Finding) {
 	}
 	released, confirmed := h.end.String() == holds.EventHoldReleased, h.end.String() == holds.EventHoldConfirmed
 	if h.created != 0 && h.endedAt >= deadline && (released || confirmed && !g.extensionMayBeLost(h, deadline)) {
-		found = append(found, r.onHold(AfterEnd, h, g.out.name, h.ended, "before "+moment(deadline), moment(h.endedAt), remedy,
-			"lapsed at %s, and its end is told as %s at %s.", moment(deadline), h.end, moment(h.endedAt)))
+		found = append(found,
+			r.onHold(AfterEnd, h, g.out.name, h.ended, "before "+moment(deadline), moment(h.endedAt), remedy,
+				"expired at %s, and was published as %s at %s.", moment(deadline), h.end, moment(h.endedAt)))
 	}
 	found = append(found, r.checkGranted(g, h, more, kept)...)
 	if more.lateOutcome != 0 && h.end != 0 && h.end.String() != holds.EventHoldExpired {
-		found = append(found, r.onHold(TwoEnds, h, g.out.name, more.lateOutcome, h.end.String(), "a late payment", remedy,
-			"ended as %s in sequence %d of %s, and was paid late in sequence %d.", h.end, h.ended, g.out.name, more.lateOutcome))
+		found = append(found,
+			r.onHold(TwoEnds, h, g.out.name, more.lateOutcome, h.end.String(), "a late payment", remedy,
+				"ended as %s in sequence %d of %s, and was paid late in sequence %d.", h.end, h.ended, g.out.name,
+				more.lateOutcome))
 	}
 	return found
 }
 
-// extensionMayBeLost reports whether a hold that was paid after its deadline, as that was told, may have been
-// extended before: Postgres has the payment at its time, Redis has lost its data since the schema was made, and
-// what asked for an extension before the deadline was not granted when it was decided anew.
+// extensionMayBeLost reports whether a hold that was paid after its published deadline may have
+// been extended before. Then Postgres has the payment at that time, Redis was rebuilt since the
+// schema was created, and an extension that was requested before the deadline has no outcome, or
+// was refused when it was decided again.
 func (g *group) extensionMayBeLost(h *hold, deadline int64) bool {
 	paid := slices.ContainsFunc(h.extra().answers, func(a answer) bool {
 		return a.row != nil && a.row.confirmed && !a.row.late && a.row.at == h.endedAt
 	})
 	return paid && g.wasRebuilt() && slices.ContainsFunc(h.more.extends, func(e *event) bool {
-		return e.stored < deadline+cancelMargin && (e.outcome == 0 || e.outcomeName.String() == holds.EventExtensionRejected)
+		return e.stored < deadline+cancelMargin &&
+			(e.outcome == 0 || e.outcomeName.String() == holds.EventExtensionRejected)
 	})
 }
 
-// none is what is more of a hold of which there is no more.
+// none stands for the missing optional part of a hold.
 var none more
 
-// sweepGrace is how late a sweep may be, in ms, before a hold that is over is looked for.
+// sweepGrace is how long a sweep may take, in ms, before a hold past its deadline must have an end.
 const sweepGrace = 2000
 
-// checkRedis compares what was told of a hold with what Redis remembers of it.
+// checkRedis compares the outcomes of a hold with what Redis remembers of it.
 func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
-	where := g.keys.prefix(r.name) + "records"
+	where := g.keys.Prefix(r.name) + "records"
 	add := func(f *Finding) { found = append(found, f) }
 	rec := h.rec
 	switch {
 	case rec == nil && h.created != 0 && h.end == 0 && h.created <= g.snapshotSeq && h.deadline > r.now:
 		add(r.onHold(HoldLost, h, where, h.last(), "held until "+moment(h.deadline), "nothing",
-			"worker rebuild fills Redis again from the outbound stream and Postgres; until then the hold cannot be paid. "+notSafe,
-			"was granted until %s, and Redis does not know it.", moment(h.deadline)))
+			"Run worker rebuild, which rebuilds Redis from the outbound stream and Postgres. The hold cannot be paid "+
+				"until then. "+notSafe,
+			"was granted until %s, and Redis has no record of it.", moment(h.deadline)))
 	case rec == nil && h.created != 0 && h.end == 0 && h.created <= g.snapshotSeq && h.deadline+sweepGrace < r.now:
 		add(r.onHold(NoEnd, h, g.out.name, h.last(), "hold.released, hold.expired or hold.confirmed", "nothing",
-			"Tell its publisher that it lapsed. "+notSafe,
-			"was granted until %s and is over, and nothing tells how it ended.", moment(h.deadline)))
+			"Inform its publisher that it has expired. "+notSafe,
+			"was granted until %s, which has passed, and no outcome ends it.", moment(h.deadline)))
 	case rec == nil:
 	case rec.live() && h.end != 0 && h.ended <= g.snapshotSeq:
 		add(r.onHold(HoldStillLive, h, where, h.ended, "ended", rec.state,
-			"Give it back: publisher cancel --hold-id "+r.name+"."+h.id.String()+"; or wait for its deadline. "+notSafe,
-			"ended as %s, and Redis takes it for %s.", h.end, rec.state))
-	case rec.live() && h.end != 0: // told since
+			"Release it (publisher cancel --hold-id "+r.name+"."+h.id.String()+"), or wait for its deadline. "+notSafe,
+			"ended as %s, and in Redis it is %s.", h.end, rec.state))
+	case rec.live() && h.end != 0: // published after Redis was read
 	case rec.state == "confirming":
 		if !g.inProgress(r.name, h) {
-			add(r.onHold(ClaimStuck, h, where, h.last(), "a payment that is being decided", "payment "+quoted(rec.by)+", which is not",
-				"Publish the payment again: publisher pay --hold-id "+r.name+"."+h.id.String()+" --payment-id "+quoted(rec.by)+". "+notSafe,
-				"is claimed by payment %s since %s, and no such event waits: it can neither lapse nor be paid.", quoted(rec.by), moment(rec.ended)))
+			add(r.onHold(ClaimStuck, h, where, h.last(), "a payment in progress",
+				"payment "+quoted(rec.by)+", which is not in progress",
+				"Publish the payment again: publisher pay --hold-id "+r.name+"."+h.id.String()+
+					" --payment-id "+quoted(rec.by)+". "+notSafe,
+				"is claimed by payment %s since %s, and no such event is pending: it can neither expire nor be paid.",
+				quoted(rec.by), moment(rec.ended)))
 		}
 		fallthrough
 	case rec.live():
@@ -137,22 +152,26 @@ func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
 			break
 		}
 		add(r.onHold(EndUnannounced, h, g.out.name, h.last(), "hold."+rec.state, "nothing",
-			"Tell its publisher. "+notSafe,
-			"is %s in Redis since %s, and that was never told.", rec.state, moment(rec.ended)))
-	case h.end.String() != "hold."+rec.state && (h.more == nil || h.more.other == 0): // two ends are told as such
+			"Inform its publisher. "+notSafe,
+			"is %s in Redis since %s, and no outcome says so.", rec.state, moment(rec.ended)))
+	// two ends are a finding of their own
+	case h.end.String() != "hold."+rec.state && (h.more == nil || h.more.other == 0):
 		add(r.onHold(HoldDiffers, h, where, h.ended, h.end.String(), rec.state,
-			"What was told counts for those who were told: find out which is true. "+notSafe,
+			"Consumers rely on the published end: find out which is true. "+notSafe,
 			"ended as %s, and Redis remembers it as %s.", h.end, rec.state))
 	}
 	if late := h.late; late != nil && late.state == "confirming" && !g.inProgress(r.name, h) {
-		add(r.onHold(ClaimStuck, h, where, h.last(), "a payment that is being decided", "payment "+quoted(late.by)+", which is not",
-			"Publish the payment again: publisher pay --hold-id "+r.name+"."+h.id.String()+" --payment-id "+quoted(late.by)+". "+notSafe,
-			"was paid late, payment %s has taken its slots again since %s, and no such event waits.", quoted(late.by), moment(late.ended)))
+		add(r.onHold(ClaimStuck, h, where, h.last(), "a payment in progress",
+			"payment "+quoted(late.by)+", which is not in progress",
+			"Publish the payment again: publisher pay --hold-id "+r.name+"."+h.id.String()+
+				" --payment-id "+quoted(late.by)+". "+notSafe,
+			"was paid late: payment %s has taken its slots again since %s, and no such event is pending.",
+			quoted(late.by), moment(late.ended)))
 	}
 	return found
 }
 
-// checkLiveHold compares a live hold with what was told of it.
+// checkLiveHold compares a live hold with its outcomes.
 func (r *resource) checkLiveHold(g *group, h *hold, where string) (found []*Finding) {
 	rec := h.rec
 	if h.created == 0 {
@@ -160,13 +179,15 @@ func (r *resource) checkLiveHold(g *group, h *hold, where string) (found []*Find
 			return nil
 		}
 		return append(found, r.onHold(HoldUnannounced, h, where, 0, "hold.created", "nothing",
-			"It lapses by itself at its deadline. Who asked for it does not know that they have it: publisher cancel --hold-id "+r.name+"."+h.id.String()+". "+notSafe,
-			"is %s in Redis until %s, and was never told.", rec.state, moment(rec.deadline)))
+			"It expires by itself at its deadline. Its publisher does not know that it was granted; to release it "+
+				"now: publisher cancel --hold-id "+r.name+"."+h.id.String()+". "+notSafe,
+			"is %s in Redis until %s, and no outcome was published.", rec.state, moment(rec.deadline)))
 	}
 	differs := func(what, reported, is string) {
 		found = append(found, r.onHold(HoldDiffers, h, where, h.last(), reported, is,
-			"What was told counts for those who were told. Cancel it (publisher cancel), or mend the record by hand. "+notSafe,
-			"was told with %s %s, and Redis has %s.", what, reported, is))
+			"Consumers rely on the published outcome. Release the hold (publisher cancel), or correct the record by "+
+				"hand. "+notSafe,
+			"was published with %s %s, and Redis has %s.", what, reported, is))
 	}
 	if rec.deadline < h.deadline && max(h.created, h.extended) <= g.snapshotSeq {
 		differs("the deadline", moment(h.deadline), moment(rec.deadline))
@@ -185,13 +206,14 @@ func (r *resource) checkLiveHold(g *group, h *hold, where string) (found []*Find
 	return found
 }
 
-// predatesSchema reports whether something was told of a hold before the schema was made: that is not judged.
+// predatesSchema reports whether an outcome of a hold was published before the schema was created.
+// Such a hold is not checked.
 func (g *group) predatesSchema(h *hold) bool {
 	_, reported := g.formerHolds[h.id]
 	return reported
 }
 
-// last is the sequence of the last outcome about a hold.
+// last returns the sequence of the last outcome about a hold.
 func (h *hold) last() uint64 {
 	last := max(h.created, h.extended, h.ended)
 	if h.more != nil {
@@ -200,7 +222,7 @@ func (h *hold) last() uint64 {
 	return last
 }
 
-// lastTaken is the sequence of the last outcome after which a hold took other slots than before.
+// lastTaken returns the sequence of the last outcome that changed which slots a hold takes.
 func (h *hold) lastTaken() uint64 {
 	last := max(h.created, h.ended)
 	if h.more != nil {
@@ -209,14 +231,15 @@ func (h *hold) lastTaken() uint64 {
 	return last
 }
 
-// findOrigin finds the first outcome after which a difference in Redis can have been so: the last that
-// changed what differs.
+// findOrigin sets the first outcome after which a difference in Redis can be true: the last outcome
+// that changed the data that differs.
 func (g *group) findOrigin(r *resource, f *Finding) {
 	name := f.difference.name
 	switch f.difference.what {
 	case string(Counter):
 		if s, known := r.slotOf[name]; known {
-			f.seq = r.lastOf((*hold).lastTaken, func(h *hold) bool { return h.set >= 0 && slices.Contains(r.sets[h.set], s) })
+			f.seq = r.lastOf((*hold).lastTaken,
+				func(h *hold) bool { return h.set >= 0 && slices.Contains(r.sets[h.set], s) })
 		}
 		return
 	case string(Users):
@@ -234,7 +257,7 @@ func (g *group) findOrigin(r *resource, f *Finding) {
 	}
 }
 
-// lastReserved is the sequence of the last outcome about a reservation of a slot.
+// lastReserved returns the sequence of the last outcome about a reservation of a slot, 0 for none.
 func (r *resource) lastReserved(slot string) uint64 {
 	s, known := r.slotOf[slot]
 	if !known {
@@ -248,7 +271,7 @@ func (r *resource) lastReserved(slot string) uint64 {
 	}, func(h *hold) bool { return h.more != nil && h.set >= 0 && slices.Contains(r.sets[h.set], s) })
 }
 
-// lastOf is the sequence of the last outcome about some holds.
+// lastOf returns the highest sequence that last returns for the holds that which selects.
 func (r *resource) lastOf(last func(*hold) uint64, which func(*hold) bool) (seq uint64) {
 	for _, h := range r.holds {
 		if which(h) {
@@ -258,8 +281,8 @@ func (r *resource) lastOf(last func(*hold) uint64, which func(*hold) bool) (seq 
 	return seq
 }
 
-// freesSlots reports whether mending a difference gives back what somebody may have been told that it is
-// theirs.
+// freesSlots reports whether repairing a difference frees slots that a published outcome may have
+// granted.
 func freesSlots(d difference) bool {
 	if delta, isNumber := d.delta(); isNumber {
 		return delta > 0

@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// checkPayments compares the answers to payments as they were told, as Postgres has them, and the
-// reservations that were made of them.
+// checkPayments compares the published answers to the payments of a hold with those that Postgres
+// has, and with the reservation that was made.
 func (r *resource) checkPayments(g *group, h *hold) (found []*Finding) {
 	if h.more == nil {
 		return nil
 	}
 	add := func(f *Finding) { found = append(found, f) }
 	payments, reservations := g.Namespace+".payments", g.Namespace+".reservations"
-	const tell = "Postgres has the answer that counts: tell it to who was told another. " + notSafe
+	const remedy = "The answer in Postgres counts: inform the consumers that have received the other one. " + notSafe
 	var paid []string
 	var paidAt uint64
 	for i := range h.more.answers {
@@ -25,45 +25,53 @@ func (r *resource) checkPayments(g *group, h *hold) (found []*Finding) {
 		}
 		switch {
 		case a.another != 0:
-			add(r.onHold(TwoAnswers, h, g.out.name, a.another, a.text(), "another answer", tell,
-				"has two answers to payment %s, in sequence %d of %s and in sequence %d.", name, a.outcome, g.out.name, a.another))
+			add(r.onHold(TwoAnswers, h, g.out.name, a.another, a.text(), "another answer", remedy,
+				"has two answers to payment %s, in sequence %d of %s and in sequence %d.", name, a.outcome, g.out.name,
+				a.another))
 		case a.row == nil && a.outcome <= g.snapshotSeq:
 			add(r.onHold(AnswerUnrecorded, h, payments, a.outcome, a.text(), "nothing",
-				"Find out whether Postgres has lost a transaction: was it restored from a backup? "+notSafe,
-				"has the answer %s to payment %s, in sequence %d of %s, and Postgres does not have it.", a.text(), name, a.outcome, g.out.name))
+				"Find out whether Postgres has lost a transaction, for example by being restored from a backup. "+notSafe,
+				"has the answer %s to payment %s, in sequence %d of %s, and Postgres has no answer to it.", a.text(),
+				name, a.outcome, g.out.name))
 		case a.row == nil:
 		case a.outcome == 0:
 			if g.out.couldBeDropped(a.row.at, clockSkewMax) || g.inProgress(r.name, h) {
 				break
 			}
 			add(r.onHold(AnswerUnannounced, h, g.out.name, h.last(), a.row.text(), "nothing",
-				"Publish the payment again: publisher pay --hold-id "+r.name+"."+h.id.String()+" --payment-id "+name+". It has the same answer. "+notSafe,
-				"has the answer %s to payment %s in Postgres since %s, and it was never told.", a.row.text(), name, moment(a.row.at)))
-		case a.confirmed != a.row.confirmed || a.reason != a.row.reason || a.late != a.row.late || a.confirmed && a.at != a.row.at:
-			add(r.onHold(AnswerDiffers, h, payments, a.outcome, a.text(), a.row.text(), tell,
-				"has the answer %s to payment %s, in sequence %d of %s; Postgres has %s.", a.text(), name, a.outcome, g.out.name, a.row.text()))
+				"Publish the payment again, which gets the same answer: publisher pay --hold-id "+
+					r.name+"."+h.id.String()+" --payment-id "+name+". "+notSafe,
+				"has the answer %s to payment %s in Postgres since %s, and no outcome was published.", a.row.text(),
+				name, moment(a.row.at)))
+		case a.confirmed != a.row.confirmed || a.reason != a.row.reason || a.late != a.row.late ||
+			a.confirmed && a.at != a.row.at:
+			add(r.onHold(AnswerDiffers, h, payments, a.outcome, a.text(), a.row.text(), remedy,
+				"has the answer %s to payment %s, in sequence %d of %s; Postgres has %s.", a.text(), name, a.outcome,
+				g.out.name, a.row.text()))
 		}
 	}
 	if len(paid) > 1 {
 		slices.Sort(paid)
 		add(r.onHold(TwoAnswers, h, payments, paidAt, "one payment", strings.Join(paid, " and "),
-			"Refund all but the one that the reservation names. "+notSafe,
+			"Refund all payments except the one that the reservation names. "+notSafe,
 			"was paid more than once: %s.", strings.Join(paid, " and ")))
 	}
 	made := h.more.reservation
 	for i := range h.more.answers {
 		a := &h.more.answers[i]
 		if a.row != nil && a.row.confirmed && (made == nil || made.payment != a.payment) {
-			add(r.onHold(PaymentWithoutReservation, h, reservations, a.outcome, "a reservation by payment "+quoted(a.payment), made.text(),
-				"Refund the payment, or make the reservation by hand if there is room. "+notSafe,
-				"was paid by %s according to Postgres, and there is %s.", quoted(a.payment), made.text()))
+			add(r.onHold(PaymentWithoutReservation, h, reservations, a.outcome,
+				"a reservation by payment "+quoted(a.payment), made.text(),
+				"Refund the payment, or insert the reservation by hand if the capacity allows it. "+notSafe,
+				"was paid by %s according to Postgres, and has %s.", quoted(a.payment), made.text()))
 		}
 	}
 	if made != nil {
 		found = append(found, r.checkReservation(g, h)...)
 	} else if h.more.cancelled != 0 && h.more.cancelled <= g.snapshotSeq {
-		add(r.onHold(CancellationDiffers, h, reservations, h.more.cancelled, "a cancelled reservation", "no reservation", tell,
-			"is told to be a cancelled reservation, and Postgres has no reservation."))
+		add(r.onHold(CancellationDiffers, h, reservations, h.more.cancelled, "a cancelled reservation",
+			"no reservation", remedy,
+			"was published as a cancelled reservation, and Postgres has no reservation."))
 	}
 	return found
 }
@@ -73,14 +81,15 @@ func (r *resource) checkReservation(g *group, h *hold) (found []*Finding) {
 	made, reservations := h.more.reservation, g.Namespace+".reservations"
 	its := slices.IndexFunc(h.more.answers, func(a answer) bool { return a.payment == made.payment && a.row != nil })
 	if its < 0 || !h.more.answers[its].row.confirmed {
-		add(r.onHold(ReservationWithoutPayment, h, reservations, h.last(), "payment "+quoted(made.payment)+" confirmed", "no such answer",
+		add(r.onHold(ReservationWithoutPayment, h, reservations, h.last(), "payment "+quoted(made.payment)+" confirmed",
+			"no such answer",
 			"Ask the payment service for it; without one, cancel the reservation (publisher cancel-reservation). "+notSafe,
-			"is a reservation by payment %s, and Postgres has no such payment confirmed.", quoted(made.payment)))
+			"is a reservation by payment %s, and Postgres has no such confirmed payment.", quoted(made.payment)))
 	}
 	differs := func(what, reported, is string) {
 		add(r.onHold(AnswerDiffers, h, reservations, h.last(), reported, is,
-			"The reservation counts: tell its customer, or cancel it. "+notSafe,
-			"was told with %s %s; its reservation has %s.", what, reported, is))
+			"The reservation counts: inform its customer, or cancel it. "+notSafe,
+			"was published with %s %s; its reservation has %s.", what, reported, is))
 	}
 	if h.set >= 0 {
 		if slots := strings.Join(slices.Sorted(slices.Values(made.slots)), ","); slots != r.setNames[h.set] {
@@ -94,18 +103,20 @@ func (r *resource) checkReservation(g *group, h *hold) (found []*Finding) {
 	case reported != 0 && reported <= g.snapshotSeq && !made.cancelled:
 		add(r.onHold(CancellationDiffers, h, reservations, reported, "cancelled", "confirmed",
 			"Cancel it: publisher cancel-reservation --hold-id "+r.name+"."+h.id.String()+". "+notSafe,
-			"is told to be a cancelled reservation, in sequence %d of %s; in Postgres it is confirmed.", reported, g.out.name))
+			"was published as a cancelled reservation, in sequence %d of %s; in Postgres it is confirmed.", reported,
+			g.out.name))
 	case reported != 0 && made.cancelled && made.cancelledAt != 0 && made.cancelledAt != h.more.cancelledAt:
 		differs("the cancellation at", moment(h.more.cancelledAt), moment(made.cancelledAt))
-	case reported == 0 && made.cancelled && !g.inProgress(r.name, h) && !g.out.couldBeDropped(made.cancelledAt, clockSkewMax):
+	case reported == 0 && made.cancelled && !g.inProgress(r.name, h) &&
+		!g.out.couldBeDropped(made.cancelledAt, clockSkewMax):
 		add(r.onHold(CancellationDiffers, h, g.out.name, h.last(), "reservation.cancelled", "nothing",
-			"Tell its customer. "+notSafe,
-			"is a cancelled reservation in Postgres, and that was never told."))
+			"Inform its customer. "+notSafe,
+			"is a cancelled reservation in Postgres, and no outcome says so."))
 	}
 	return found
 }
 
-// text is an answer in words.
+// text describes an answer.
 func (a *answer) text() string { return answerText(a.confirmed, a.late, a.reason) }
 func (r *row) text() string    { return answerText(r.confirmed, r.late, r.reason) }
 
@@ -120,7 +131,7 @@ func answerText(confirmed, late bool, reason string) string {
 	}
 }
 
-// text tells whose a reservation is.
+// text describes a reservation, which may be nil.
 func (r *reservation) text() string {
 	if r == nil {
 		return "no reservation"

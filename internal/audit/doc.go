@@ -1,62 +1,74 @@
-// Package audit looks at all that Holdfast keeps, and finds what is not as it was promised. It is a
-// second opinion: it reads the streams, Redis and Postgres by its own code, from what holds/doc.go
-// says of them, and runs none of the scripts and queries that it checks.
+// Package audit reads all data that Holdfast keeps and finds what contradicts its promises. It is an
+// independent check: it reads the streams, Redis and Postgres with its own code, written from the
+// description in holds/doc.go, and it runs none of the scripts and queries that it checks. It shares
+// the outcome types and the decoding of events with the packages that it checks.
 //
-// # What it proves, and what it cannot
+// [Run] is one audit of everything. [Reconciler] checks Redis and the sums of Postgres all the time, in
+// each worker. [Repair] repairs what both find.
 //
-// Events. Each event in the inbound stream has one outcome or one dead letter, or is not
-// acknowledged yet; each outcome and each letter has its event. Dead letters may be removed
-// (replayed, edited, discarded): then as many events may be without one.
+// # What an audit proves, and what it cannot prove
 //
-// Capacity. Outcomes tell by Redis' clock when a hold took its slots and when it gave them back, so
-// it can be added up how much of a slot was taken at each moment. A hold counts until its deadline,
-// whether or not anybody has swept it; a reservation until somebody asked for it to be cancelled.
-// That is compared with the highest capacity that was ever told, because capacity may be written by
-// SQL, which nobody tells: that a slot was oversold while its capacity was lower for a time can only
-// be proved to who knows that nobody does so (Options.CapacityByEvents), and is counted otherwise; that it
-// was raised and lowered again by SQL cannot be known. What is taken within the millisecond in
-// which something else is given back is taken for later.
+// Events. Each event in the inbound stream has one outcome or one dead letter, or is not acknowledged
+// yet. Each outcome and each dead letter has its event. Dead letters may be removed (replayed, edited,
+// discarded). After that, as many events may lack a dead letter as were removed.
 //
-// Grants and ends. Each hold that is told of was granted, once, lasted to its deadline, and ends once. While it
-// is live, no other is granted to its request key, or to its user on the same slots. What Redis remembers of a
-// hold is what was told of it. That a request key is not granted again after its hold has ended is not judged: for
-// how long it is remembered is only known to workers. Where Redis was filled again, a hold that was paid after
-// its deadline may have been extended without anybody being told, if that was asked for in time.
+// Capacity. Outcomes state by Redis' clock when a hold took its slots and when it gave them back. From
+// that the audit computes how much of a slot was taken at each moment. A hold counts until its deadline,
+// whether or not it was swept by then. A reservation counts until its cancellation was requested. The
+// audit compares the result with the highest capacity that was ever published, because capacity may be
+// written by SQL, and no event is published for that:
 //
-// Payments. Each payment has one answer, and OUT, payments and reservations agree about it; the
-// inventory has reserved what the reservations say.
+//   - A slot that was oversold while its capacity was lower for a time is a finding only with
+//     Options.CapacityByEvents, which states that no capacity is written by SQL. Without it the audit
+//     counts the slot as inconclusive.
+//   - A capacity that was raised and lowered again by SQL leaves no trace.
+//   - Slots that are taken in the millisecond in which others are given back count as taken later.
 //
-// Redis. Counters, users, deadline index, agenda and the keys of a hold are what the records say,
-// and nothing is left of what is over.
+// Grants and ends. Each hold in the outbound stream was granted once, lasted to its deadline, and ends
+// once. While it is live, no other hold is granted to its request key, or to its user on the same slots.
+// What Redis remembers of a hold agrees with its outcomes. The audit does not check that a request key
+// is not granted again after its hold has ended: only workers know for how long they remember it. After
+// a rebuild of Redis, a hold that was paid after its deadline may have been extended by an outcome that
+// was never published, if the extension was requested in time.
 //
-// Streams lose their oldest messages, and may be deleted and made anew, as may Redis and Postgres under streams that
-// stay. What could have been dropped, and what was told before a stream or the schema was made, is not judged, but
-// counted: see Report.Inconclusive and Report.Since. Letters that were removed are not known either: as many events
-// without an outcome are taken for theirs, and counted.
+// Payments. Each payment has one answer, and the outbound stream, payments and reservations agree about
+// it. The inventory has reserved what the reservations take.
 //
-// # Why workers may go on
+// Redis. Counters, users, the deadline index, the agenda and the keys of a hold agree with the records,
+// and nothing is left over from holds that have ended.
 //
-// Each script sees one state of a resource, and each query one of Postgres, so what they find by
-// themselves was so. What is compared across servers is read in this order:
+// Streams lose their oldest messages. They may also be deleted and recreated, as may Redis and Postgres
+// beside streams that stay. The audit does not check what could have been dropped, or what was published
+// before a stream or the schema was created. It counts it: see Report.Inconclusive and
+// Report.StreamStarts. Removed dead letters are unknown too: the audit assumes that as many events
+// without an outcome had one, and counts them.
 //
-//	floors   up to where every event is acknowledged: those have their outcomes
-//	streams  what was told by now must be in Redis and Postgres ──────────────┐
+// # Why workers may run during an audit
+//
+// Each script sees one state of a resource, and each query one state of Postgres, so what either finds
+// alone was true at that moment. What is compared across servers is read in this order:
+//
+//	floors   sequences up to which every event is acknowledged, so has its outcome
+//	streams  what was published by now must be in Redis and Postgres ─────────┐
 //	Postgres                                                                  │
-//	Redis    what is here by now is told by the end of the next reading,  ◄───┘
-//	floors   or its event is not acknowledged by these: then it is on its way
+//	Redis    what is here by now is published by the end of the next reading, ◄┘
+//	floors   or its event is above these floors and still in progress
 //	streams  the rest
 //
-// And what is found is looked at a second time in the same way: only what is there both times is
-// told. A number that has changed by as much as what is expected is the same difference.
+// The audit then reads everything that has a finding a second time in the same order. It reports only
+// what both readings show. A number that changed by as much as its expected value is the same finding.
 //
-// # What it needs
+// # What an audit needs
 //
-// Memory for 1,000,000 messages of the streams at a time, about 600 MB (measured: 120 MB for 200,000);
-// for more it reads the streams again, for another part of the resources each time. Redis is asked for
-// 300 records or 500 keys at a time, which takes it about 10 ms. A larger resource is read page by page: its
-// counters, then its records, which tell what each counter was when it was read. Counters that seem to be
-// wrong are read again, and the records with them; what happened in just that millisecond is not judged. So
-// is it repaired: by how much a counter is wrong, by one at a time (adjust.lua).
-// 100,000 live holds on 1,000 resources, 300,000 keys and 200,000 messages were audited in 10 s on 4
-// busy cores (go test ./internal/audit -bench Audit).
+// Memory for 1,000,000 messages of the streams, about 600 MB (measured: 120 MB for 200,000). With more
+// messages it reads the streams several times, each time for another group of resources.
+//
+// One round trip asks Redis for at most 300 records or 500 keys, which takes Redis about 10 ms. A larger
+// resource is read page by page: first its counters, then its records, from which the audit computes what
+// each counter was when it was read. It reads counters that seem wrong again, and the records with them.
+// It does not check what happened in the same millisecond as a reading. A repair of such a resource
+// changes each counter by its difference (adjust.lua).
+//
+// Measured with 4 busy cores: 100,000 live holds on 1,000 resources, 300,000 keys and 200,000 messages
+// in 10 s (go test ./internal/audit -bench Audit).
 package audit

@@ -9,38 +9,39 @@ import (
 	"holdfast/internal/holds"
 )
 
-// group is a part of the resources, with all that is known of them. What an audit needs in memory is
-// what the largest group needs.
+// group is a part of the resources with all data about them. The largest group determines the
+// memory that an audit needs.
 type group struct {
 	*auditor
 	number, of int
 
 	in, out, dlq *stream
 	floors       floors
-	floorsBefore floors // of the reading before
+	floorsBefore floors // of the previous reading
 
 	events            map[id]*event
-	another           map[id]uint64 // sequence of an outcome with the same id as another's, and another content
+	another           map[id]uint64 // sequence of a second outcome with the same id and different content
 	unprocessable     []unprocessable
-	pending           map[string][]*event    // events that may not be answered yet, by what they are about
+	pending           map[string][]*event    // events that may not be answered yet, by the key of aboutKey or aboutHold
 	deadLetters       map[uint64]*deadLetter // by the inbound sequence
-	strange           []uint64               // letters that do not say of which event they are
+	strange           []uint64               // dead letters that do not name their event
 	orphans           []orphan
-	slowest           int64 // the longest time that an event has waited for its outcome (ms)
+	slowest           int64 // the longest time from an event to its outcome, ms
 	unreadable        []uint64
 	misplaced         []uint64
-	former            int             // outcomes that were told before the schema was made
-	formerHolds       map[id]struct{} // that these are about: Redis may have been filled with them
-	formerDeadLetters int             // letters of events of another stream, which had the name of this before
+	former            int             // outcomes that were published before the schema was created
+	formerHolds       map[id]struct{} // the holds of former outcomes: Redis may have been rebuilt with them
+	formerDeadLetters int             // dead letters of events of a deleted stream of the same name
 	resources         map[string]*resource
 
-	// What the outbound stream has up to here was told before Redis and Postgres were read.
+	// The outcomes up to this sequence were published before Redis and Postgres were read.
 	snapshotSeq uint64
 
 	stats        Stats
 	waiting      Pending
 	inconclusive inconclusive
-	// Inbound sequences without outcome and letter: of events that can be processed, and that cannot.
+	// Sequences of inbound events without an outcome or dead letter: of those that can be
+	// processed, and of those that cannot.
 	unanswered, withoutDeadLetter []uint64
 }
 
@@ -66,11 +67,11 @@ func (g *group) resource(name string) *resource {
 	return r
 }
 
-// audit looks at the resources of the group twice and returns what both have found. The second look
-// is only at where the first has found something.
+// audit reads the resources of the group twice and returns what both readings have found. The
+// second reading covers only the resources for which the first has findings.
 //
-// The order of reading keeps what is on its way from looking like a fault: what was told before
-// Redis and Postgres are read must be in them, and what is in them must be told by the end, or its
+// The order of reading keeps work in progress from looking like a fault. What was published before
+// Redis and Postgres are read must be in them. What is in them must be published by the end, or its
 // event is not acknowledged yet.
 func (g *group) audit(ctx context.Context, keyed map[string][]difference) ([]*Finding, error) {
 	if err := g.read(ctx); err != nil {
@@ -97,8 +98,7 @@ func (g *group) audit(ctx context.Context, keyed map[string][]difference) ([]*Fi
 	}), nil
 }
 
-// read reads the streams: first up to where everything was answered, then what there is, then how
-// it was answered.
+// read reads the floors of the consumers, then the inbound events, then the outcomes.
 func (g *group) read(ctx context.Context) (err error) {
 	g.floorsBefore = g.floors
 	if g.floors, err = readFloors(ctx, g.in); err != nil {
@@ -121,9 +121,10 @@ func (g *group) read(ctx context.Context) (err error) {
 		s      *stream
 		filter string
 		read   reading
-		// Of the time that a group takes, about.
+		// Shares of the time that a group takes, estimated.
 		from, share float64
-	}{{g.dlq, "", g.readDeadLetter, 0, 0.1}, {g.in, inbound, g.readInbound, 0.1, 0.4}, {g.out, outbound, g.readOutcome, 0.5, 0.3}} {
+	}{{g.dlq, "", g.readDeadLetter, 0, 0.1}, {g.in, inbound, g.readInbound, 0.1, 0.4},
+		{g.out, outbound, g.readOutcome, 0.5, 0.3}} {
 		err := step.s.catchUp(ctx, step.filter, func(m message) func() {
 			note := step.read(m)
 			if m.seq%progressEvery != 0 {
@@ -153,14 +154,14 @@ const (
 	redisShare    = 0.9
 )
 
-// show tells how far the group is.
+// show reports the progress of the group.
 func (g *group) show(what string, share float64) {
 	g.progress(what, (float64(g.number)+share)/float64(g.of))
 }
 
-// inspect reads Redis and Postgres, then the rest of the streams, and judges. keyed are the
-// differences among keys that were found by their names. Only the resources named are
-// looked at anew, nil = all.
+// inspect reads Redis and Postgres, then the rest of the streams, and compares them. keyed has the
+// differences among keys that were found by their names. only names the resources that are read
+// again; nil means all.
 func (g *group) inspect(ctx context.Context, keyed map[string][]difference, only []string) ([]*Finding, error) {
 	g.snapshotSeq = g.out.read
 	again := only != nil
@@ -213,7 +214,7 @@ func (g *group) inspect(ctx context.Context, keyed map[string][]difference, only
 	return g.check(), nil
 }
 
-// recheckKeys judges keys again.
+// recheckKeys checks the keys of some differences again.
 func (g *group) recheckKeys(ctx context.Context, resource string, differences []difference) ([]difference, error) {
 	keys := make([]string, len(differences))
 	for i, d := range differences {
@@ -223,7 +224,8 @@ func (g *group) recheckKeys(ctx context.Context, resource string, differences []
 	return found[resource], err
 }
 
-// setInspection takes over what was found in Redis. Whether the event of a claim is gone the streams say better.
+// setInspection stores what was found in Redis. It leaves out stuck claims: the streams show more
+// reliably whether the event of a claim is lost.
 func (r *resource) setInspection(l inspection) {
 	r.inspected, r.lost, r.now = !l.lost, l.lost, l.now
 	r.differences = slices.DeleteFunc(l.differences, func(d difference) bool { return d.what == string(ClaimStuck) })
@@ -240,9 +242,10 @@ func (r *resource) setInspection(l inspection) {
 	}
 }
 
-// check returns all differences.
+// check compares everything that was read and returns all differences.
 func (g *group) check() (found []*Finding) {
-	g.waiting, g.inconclusive, g.unanswered, g.withoutDeadLetter = Pending{}, inconclusive{former: g.former, eventsDropped: g.formerDeadLetters}, nil, nil
+	g.waiting, g.inconclusive, g.unanswered, g.withoutDeadLetter = Pending{},
+		inconclusive{former: g.former, eventsDropped: g.formerDeadLetters}, nil, nil
 	found = append(g.checkEvents(), g.checkDeadLetters()...)
 	for _, r := range g.resources {
 		if r.lost {
@@ -258,7 +261,8 @@ func (g *group) check() (found []*Finding) {
 			g.findOrigin(r, f)
 			if lost && f.Automatic && freesSlots(d) {
 				f.Automatic = false
-				f.Remedy = "The holds themselves are lost: worker rebuild mends this too. Mending it alone would sell what others were told that they have. " + notSafe
+				f.Remedy = "The holds themselves are lost. Run worker rebuild, which repairs this too. Repairing it " +
+					"alone would sell slots that were granted to others. " + notSafe
 			}
 			its = append(its, f)
 		}

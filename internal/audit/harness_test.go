@@ -3,6 +3,7 @@ package audit_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -16,30 +17,33 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/audit"
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/record"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
 
 func TestMain(m *testing.M) { stacktest.Main(m) }
 
-// harness is a namespace of its own on real servers, with workers that can be stopped.
+// harness is a namespace on real servers, with workers that can be stopped.
 type harness struct {
 	testing.TB
 	namespace string
 	subjects  events.Namespace
 	nc        *nats.Conn
 	js        jetstream.JetStream
-	client    *events.Client
+	client    *client.Client
 	redis     *redis.Client
 	store     *store.Store
 	backends  audit.Backends
-	term      *holds.EpochTerm
+	term      *recovery.EpochTerm
 	policy    holds.Policy
 
-	stop func() // ends the workers that run
+	stop func() // ends the running workers
 }
 
 var harnessPolicy = holds.Policy{
@@ -50,11 +54,12 @@ var harnessPolicy = holds.Policy{
 
 const memory = 24 * time.Hour
 
-// newHarness makes a namespace ready. No worker runs in it yet.
+// newHarness creates a namespace. It runs no worker yet.
 func newHarness(t testing.TB) *harness {
 	t.Helper()
 	shared := stacktest.Shared()
-	w := &harness{TB: t, namespace: stacktest.Namespace(t), redis: redis.NewClient(stacktest.RedisOptions(shared.RedisURL)), policy: harnessPolicy, stop: func() {}}
+	w := &harness{TB: t, namespace: stacktest.Namespace(t),
+		redis: redis.NewClient(stacktest.RedisOptions(shared.RedisURL)), policy: harnessPolicy, stop: func() {}}
 	t.Cleanup(func() { _ = w.redis.Close() })
 	w.subjects = events.Namespace(w.namespace)
 	ctx := t.Context()
@@ -64,14 +69,15 @@ func newHarness(t testing.TB) *harness {
 	t.Cleanup(w.nc.Close)
 	w.js, err = events.NewJetStream(w.nc)
 	w.must(err)
-	w.client, err = events.NewClient(w.nc, w.subjects)
+	w.client, err = client.New(w.nc, w.subjects)
 	w.must(err)
 	w.store, err = store.Open(ctx, shared.PostgresURL, w.namespace)
 	w.must(err)
 	t.Cleanup(w.store.Close)
 	w.must(w.store.Migrate(ctx, w.namespace))
 	w.beginEpoch()
-	w.must(events.Setup(ctx, w.js, w.subjects, events.Retention{HoldLifetime: w.policy.HoldLifetimeMax, AnswerTTL: memory}, zerolog.Nop()))
+	w.must(events.Setup(ctx, w.js, w.subjects,
+		events.Retention{HoldLifetime: w.policy.HoldLifetimeMax, AnswerTTL: memory}, zerolog.Nop()))
 	pool, err := audit.OpenPostgres(ctx, shared.PostgresURL, w.namespace)
 	w.must(err)
 	t.Cleanup(pool.Close)
@@ -86,25 +92,27 @@ func (w *harness) must(err error) {
 	}
 }
 
-// beginEpoch has Redis and Postgres belong together.
+// beginEpoch writes the epoch of Postgres to Redis and marks it as complete.
 func (w *harness) beginEpoch() {
 	w.Helper()
 	epoch, err := w.store.Epoch(w.Context())
 	w.must(err)
-	server, err := holds.Initialise(w.Context(), w.namespace, w.redis, epoch.Name)
+	server, err := recovery.Initialise(w.Context(), w.namespace, w.redis, epoch.Name)
 	w.must(err)
 	w.must(w.store.CompleteEpoch(w.Context(), epoch.Name, server, ""))
-	w.term = holds.StaticTerm(epoch.Name, server)
+	w.term = recovery.StaticTerm(epoch.Name, server)
 }
 
-// service returns what decides in this town.
+// service returns a Service of the namespace.
 func (w *harness) service() *holds.Service {
-	locker := locking.New(locking.NewRange(w.redis, locking.RangeOptions{Lease: locking.FixedLease(5 * time.Second), FenceBase: w.store.FenceBase}), locking.Options{})
+	locker := locking.New(locking.NewRange(w.redis,
+		locking.RangeOptions{Lease: locking.FixedLease(5 * time.Second), FenceBase: w.store.FenceBase}),
+		locking.Options{})
 	w.Cleanup(func() { _ = locker.Close() })
 	return holds.NewService(w.namespace, w.redis, locker, w.store, w.term, w.policy)
 }
 
-// startWorkers runs a number of workers until rest.
+// startWorkers runs a number of workers until stopWorkers.
 func (w *harness) startWorkers(number int) {
 	w.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -117,12 +125,19 @@ func (w *harness) startWorkers(number int) {
 			w.must(err)
 			running.Go(func() { _ = c.Run(ctx) })
 		}
-		x := holds.NewExpirer(service, events.NewAnnouncer(w.js, w.subjects), holds.ExpirerOptions{NoNotifications: true}, zerolog.Nop())
+		x := holds.NewExpirer(service, events.NewAnnouncer(w.js, w.subjects),
+			holds.ExpirerOptions{NoNotifications: true}, zerolog.Nop())
 		running.Go(func() { _ = x.Sweep(ctx) })
 		running.Go(func() { _ = x.Announce(ctx) })
 	}
 	w.stop = func() { cancel(); running.Wait(); w.stop = func() {} }
 	w.Cleanup(func() { w.stop() })
+}
+
+// stopWorkers stops the workers.
+func (w *harness) stopWorkers() {
+	w.Helper()
+	w.stop()
 }
 
 // publish publishes an event and returns its outcome.
@@ -138,7 +153,7 @@ func (w *harness) publish(event, resource string, data any) events.Envelope {
 
 func (w *harness) message(event, resource string, data any) *nats.Msg {
 	w.Helper()
-	r, err := w.subjects.NewRequest(event, resource, "/test", data)
+	r, err := client.NewEvent(w.subjects, event, resource, "/test", data)
 	w.must(err)
 	m, err := r.Message()
 	w.must(err)
@@ -147,15 +162,18 @@ func (w *harness) message(event, resource string, data any) *nats.Msg {
 
 func (w *harness) setInventory(resource string, capacity int64, slots ...string) {
 	w.Helper()
-	w.publish(events.InventorySet, resource, events.InventorySetData{ResourceID: resource, SlotSelection: holds.SlotSelection{Slots: slots}, Capacity: capacity})
+	w.publish(events.InventorySet, resource,
+		events.InventorySetData{ResourceID: resource, SlotSelection: holds.SlotSelection{Slots: slots},
+			Capacity: capacity})
 }
 
-// request asks for a hold and returns its id, "" when it was refused.
+// request requests a hold and returns its id, "" when it was refused.
 func (w *harness) request(resource, user string, ttl time.Duration, quantity int64, slots ...string) string {
 	w.Helper()
 	seconds := int64(ttl / time.Second)
 	o := w.publish(events.BookingRequested, resource, events.BookingRequestedData{
-		RequestKey: "key-of-" + user, UserID: user, ResourceID: resource, SlotSelection: holds.SlotSelection{Slots: slots}, Quantity: quantity, TTLSeconds: &seconds,
+		RequestKey: "key-of-" + user, UserID: user, ResourceID: resource,
+		SlotSelection: holds.SlotSelection{Slots: slots}, Quantity: quantity, TTLSeconds: &seconds,
 	})
 	if o.Type != events.Type(holds.EventHoldCreated) {
 		return ""
@@ -166,16 +184,17 @@ func (w *harness) request(resource, user string, ttl time.Duration, quantity int
 func (w *harness) pay(hold, payment string) string {
 	w.Helper()
 	resource, _, _ := strings.Cut(hold, ".")
-	return w.publish(events.PaymentConfirmed, resource, events.PaymentConfirmedData{HoldID: hold, PaymentID: payment}).Type
+	return w.publish(events.PaymentConfirmed, resource,
+		events.PaymentConfirmedData{HoldID: hold, PaymentID: payment}).Type
 }
 
-// awaitOutcomes waits until so many outcomes of a kind are stored.
+// awaitOutcomes waits until n outcomes of an event are stored.
 func (w *harness) awaitOutcomes(event string, n int) {
 	w.Helper()
 	stacktest.Eventually(w, fmt.Sprintf("%d %s", n, event), func() bool { return len(w.outcomes(event)) >= n })
 }
 
-// outcomes returns the stored outcomes of a kind, "" = all, in order, each once.
+// outcomes returns the stored outcomes of an event in order; all outcomes for "".
 func (w *harness) outcomes(event string) (found []events.Envelope) {
 	w.Helper()
 	stream, err := w.js.Stream(w.Context(), w.subjects.OutStream())
@@ -194,15 +213,24 @@ func (w *harness) outcomes(event string) (found []events.Envelope) {
 	return found
 }
 
-// stopWorkers stops the workers.
-func (w *harness) stopWorkers() {
-	w.Helper()
-	w.stop()
+// key returns a key of a resource.
+func (w *harness) key(resource, name string) string {
+	return fmt.Sprintf("%s:{%d}:%s:%s", w.namespace, record.Partition(resource), resource, name)
 }
 
-// key is the name of a key of a resource.
-func (w *harness) key(resource, name string) string {
-	return fmt.Sprintf("%s:{%d}:%s:%s", w.namespace, holds.Partition(resource), resource, name)
+func (s *harness) agenda(resource string) string {
+	return fmt.Sprintf("%s:{%d}:agenda", s.namespace, record.Partition(resource))
+}
+
+func (s *harness) indexOf(user, slots string) string {
+	return user + " " + s.sha1(slots)
+}
+
+func (s *harness) sha1(text string) string {
+	s.Helper()
+	sum, err := s.redis.Eval(s.Context(), "return redis.sha1hex(ARGV[1])", nil, text).Text()
+	s.must(err)
+	return sum
 }
 
 func (w *harness) execute(sql string, args ...any) {
@@ -223,12 +251,12 @@ func (w *harness) wantNoFindings() *audit.Report {
 	w.Helper()
 	report := w.audit(audit.Options{})
 	if len(report.Findings) > 0 {
-		w.Errorf("the audit is not silent:\n%s", findingsText(report))
+		w.Errorf("the audit has findings:\n%s", findingsText(report))
 	}
 	return report
 }
 
-// findingsText is what an audit has found, a line each.
+// findingsText formats a report, one line per finding.
 func findingsText(r *audit.Report) string {
 	var lines []string
 	for _, f := range r.Findings {
@@ -236,12 +264,14 @@ func findingsText(r *audit.Report) string {
 		if f.After != nil {
 			after = fmt.Sprintf("%s %d, %s", f.After.Stream, f.After.Seq, f.After.Type)
 		}
-		lines = append(lines, fmt.Sprintf("%s: %s [expected %s, found %s, in %s, after %s] %s (%v)", f.Kind, f.Text, f.Expected, f.Found, f.Where, after, f.Remedy, f.Automatic))
+		lines = append(lines,
+			fmt.Sprintf("%s: %s [expected %s, found %s, in %s, after %s] %s (%v)", f.Kind, f.Text, f.Expected, f.Found,
+				f.Where, after, f.Remedy, f.Automatic))
 	}
 	return strings.Join(append(lines, r.Inconclusive...), "\n")
 }
 
-// kinds are the kinds of what an audit has found.
+// kinds returns the kinds of the findings, sorted.
 func kinds(r *audit.Report) (all []string) {
 	for _, f := range r.Findings {
 		all = append(all, string(f.Kind))
@@ -251,3 +281,110 @@ func kinds(r *audit.Report) (all []string) {
 }
 
 func uuidOf(hold string) string { return hold[strings.IndexByte(hold, '.')+1:] }
+
+// placeMany requests many holds at once, and waits until all are granted.
+func (w *harness) placeMany(resource string, number int, slots []string) {
+	w.Helper()
+	ttl := int64(3600)
+	for i := range number {
+		user := fmt.Sprintf("filler-%d", i)
+		m := w.message(events.BookingRequested, resource, events.BookingRequestedData{
+			RequestKey: user, UserID: user, ResourceID: resource,
+			SlotSelection: holds.SlotSelection{Slots: slots[:1+i%len(slots)]}, Quantity: 1, TTLSeconds: &ttl,
+		})
+		if _, err := w.js.PublishMsgAsync(m); err != nil {
+			w.Fatal(err)
+		}
+	}
+	stacktest.Eventually(w, "all to be granted", func() bool {
+		return w.redis.HLen(w.Context(), w.key(resource, "records")).Val() == int64(number)
+	})
+}
+
+// playCustomer requests a hold, and then cancels, extends, pays or leaves it at random.
+func (w *harness) playCustomer(resource, user string, slots []string) {
+	some := slices.Clone(slots)
+	rand.Shuffle(len(some), func(i, j int) { some[i], some[j] = some[j], some[i] })
+	ttl := time.Hour
+	if rand.N(3) == 0 {
+		ttl = time.Second
+	}
+	hold := w.request(resource, user, ttl, 1+rand.Int64N(2), some[:1+rand.N(min(3, len(some)))]...)
+	if hold == "" {
+		return
+	}
+	switch rand.N(7) {
+	case 0:
+		w.publish(events.BookingCancelled, resource, events.BookingCancelledData{HoldID: hold})
+	case 1:
+		w.publish(events.BookingCancelled, resource,
+			events.BookingCancelledData{ResourceID: resource, RequestKey: "key-of-" + user})
+	case 2:
+		w.publish(events.BookingExtended, resource,
+			events.BookingExtendedData{HoldID: hold, TTLSeconds: 1 + rand.Int64N(5)})
+	case 3:
+		w.pay(hold, "p-"+user)
+		w.publish(events.ReservationCancelled, resource, events.ReservationCancelledData{HoldID: hold})
+	case 4:
+		w.publish(events.PaymentStarted, resource, events.PaymentStartedData{HoldID: hold})
+		w.pay(hold, "p-"+user)
+		w.pay(hold, "q-"+user)
+	case 5:
+		if ttl == time.Second {
+			w.awaitDeadline(resource, hold)
+			w.pay(hold, "late-"+user)
+		}
+	}
+}
+
+// awaitDeadline waits until the deadline of a hold has passed by Redis' clock.
+func (w *harness) awaitDeadline(resource, hold string) {
+	stacktest.Eventually(w, "the deadline", func() bool {
+		return w.redis.Exists(w.Context(), w.key(resource, "hold:"+uuidOf(hold))).Val() == 0
+	})
+}
+
+// newSupervisor returns a supervisor, which detects that Redis has lost data and rebuilds it.
+func (w *harness) newSupervisor(term *recovery.EpochTerm) *recovery.Supervisor {
+	return recovery.NewSupervisor(recovery.SupervisorOptions{
+		Namespace: w.namespace, Name: "supervisor", Policy: w.policy, Term: term,
+		Redis:      func() *redis.Options { return stacktest.RedisOptions(stacktest.Shared().RedisURL) },
+		EpochStore: w.store, Inventory: w.store, OutcomeLog: events.NewOutcomeLog(w.js, w.subjects, zerolog.Nop()),
+		Fence: locking.FenceBase(w.store.FenceBase).Next, Log: zerolog.Nop(),
+	})
+}
+
+// runSupervisor runs a supervisor until the test ends, as every worker does. Without it outcomes
+// may be published for only two seconds after the last check.
+func (w *harness) runSupervisor(supervisor *recovery.Supervisor) {
+	var running sync.WaitGroup
+	running.Go(func() { _ = supervisor.Run(w.Context()) })
+	w.Cleanup(running.Wait)
+}
+
+// checkEpoch lets a supervisor check the servers, which may be slow to answer, and fails the test
+// unless the epoch is complete or not, as wanted.
+func (w *harness) checkEpoch(supervisor *recovery.Supervisor, written bool) {
+	w.Helper()
+	stacktest.Eventually(w, "the servers to answer", func() bool {
+		e, err := supervisor.Check(w.Context())
+		if err == nil && e.Complete != written {
+			w.Fatalf("the epoch is %+v", e)
+		}
+		if err != nil {
+			w.Logf("check: %v", err)
+		}
+		return err == nil
+	})
+}
+
+// removeRedisData removes all data of the namespace from Redis.
+func (w *harness) removeRedisData() {
+	w.Helper()
+	ctx := w.Context()
+	keys := w.redis.Scan(ctx, 0, w.namespace+":*", 1000).Iterator()
+	for keys.Next(ctx) {
+		w.redis.Del(ctx, keys.Val())
+	}
+	w.must(keys.Err())
+}

@@ -12,13 +12,14 @@ import (
 	"holdfast/internal/holds"
 )
 
-// name is an index in names: what is kept by the million has no text in it.
+// name is an index into names. Structs that are kept by the million hold it instead of the text.
 type name uint8
 
-// names are the events, inbound and outbound.
+// names lists the events, inbound and outbound. The first is every unknown event.
 var names = []string{
 	"?",
-	events.BookingRequested, events.BookingExtended, events.BookingCancelled, events.PaymentStarted, events.PaymentConfirmed,
+	events.BookingRequested, events.BookingExtended, events.BookingCancelled, events.PaymentStarted,
+	events.PaymentConfirmed,
 	events.ReservationCancelled, events.InventorySet,
 	holds.EventHoldCreated, holds.EventHoldRejected, holds.EventHoldExtended, holds.EventExtensionRejected,
 	holds.EventHoldReleased, holds.EventReleaseRejected, holds.EventHoldExpired, holds.EventHoldConfirmed,
@@ -29,7 +30,7 @@ func nameOf(text string) name { return name(max(0, slices.Index(names, text))) }
 
 func (n name) String() string { return names[n] }
 
-// outcomesOf are the outcomes that an inbound event can have, as the contract has them.
+// outcomesOf lists the outcomes that each inbound event can have.
 var outcomesOf = map[string][]string{
 	events.BookingRequested:     {holds.EventHoldCreated, holds.EventHoldRejected},
 	events.BookingExtended:      {holds.EventHoldExtended, holds.EventExtensionRejected},
@@ -40,18 +41,19 @@ var outcomesOf = map[string][]string{
 	events.InventorySet:         {holds.EventInventoryUpdated, holds.EventInventoryRejected},
 }
 
-// event is an inbound event that can be processed. What was published twice is one event.
+// event is an inbound event that can be processed. Copies that were published several times are one
+// event.
 type event struct {
 	seq         uint64   // of its first copy
-	copies      []uint64 // of the others
+	copies      []uint64 // sequences of the other copies
 	stored      int64    // of the first copy, ms
-	outcome     uint64   // sequence of its outcome in the outbound stream, 0 = none yet
-	content     uint64   // of the outcome
+	outcome     uint64   // sequence of its outcome in the outbound stream, 0 when it has none yet
+	content     uint64   // hash of the outcome's content
 	name        name
-	outcomeName name // its outcome
+	outcomeName name // the event of its outcome
 }
 
-// each calls f for every copy of the event.
+// each calls f with the sequence of every copy of the event.
 func (e *event) each(f func(seq uint64)) {
 	f(e.seq)
 	for _, seq := range e.copies {
@@ -70,7 +72,7 @@ type unprocessable struct {
 type deadLetter struct {
 	seq     uint64 // in the stream of dead letters
 	reason  string
-	another uint64 // sequence of a letter of the same event with another reason
+	another uint64 // sequence of a dead letter of the same event with a different reason
 	found   bool   // its event is in the inbound stream
 }
 
@@ -83,50 +85,52 @@ type orphan struct {
 	content uint64
 }
 
-// hold is what was told of a hold, what Redis and Postgres have of it. Sequences are those of the
-// outbound stream, 0 = it was not told; times are in ms of Redis' clock, unless they are stored times.
+// hold has the outcomes about a hold and what Redis and Postgres have of it. Sequences are those of
+// the outbound stream, 0 when no outcome was found. Times are in ms of Redis' clock, except stored
+// times, which are NATS'.
 type hold struct {
 	id       id
-	set      int32  // its slots, an index in its resource's sets; -1 = not known
-	user     uint64 // sum64 of it, as of key
-	key      uint64 // of its request
+	set      int32  // its slots, an index into its resource's sets; -1 when unknown
+	user     uint64 // sum64 of the user id
+	key      uint64 // sum64 of the request key
 	quantity int64
 
 	created       uint64
-	requestStored int64 // when the event was stored that asked for it, 0 = not known
+	requestStored int64 // when its booking.requested was stored, 0 when unknown
 	createdAt     int64
-	createdStored int64 // when created was stored
+	createdStored int64 // when its hold.created was stored
 	granted       int64 // the deadline that it was created with
-	deadline      int64 // the latest that was told
+	deadline      int64 // the latest that was published
 	extended      uint64
 
-	end         name // what ended it first, 0 = nothing was told
+	end         name // the outcome that ended it first, 0 when none did
 	endedBy     uint32
 	ended       uint64
-	endedAt     int64 // of a lapsed hold its deadline
+	endedAt     int64 // of an expired hold its deadline
 	endedStored int64
 
 	more *more
-	rec  *record // what Redis remembers
-	late *record // likewise, of what a late payment took again
+	rec  *holdRecord // its record in Redis
+	late *holdRecord // the record in Redis of the slots that a late payment took again
 }
 
-// more is what only some holds have.
+// more is the optional part of a hold, which most holds lack.
 type more struct {
-	otherEnd      name // another end than the first
+	otherEnd      name // a second end that differs from the first
 	other         uint64
 	extensions    []extension
-	extends       []*event // that asked for one
+	extends       []*event // events that requested an extension
 	answers       []answer
 	reservation   *reservation
 	lateOutcome   uint64
 	lateAt        int64
 	cancelled     uint64
 	cancelledAt   int64
-	otherGrant    uint64 // sequence of another grant of it, 0 = it was told once, or the same again
+	otherGrant    uint64 // sequence of a second grant with different content, 0 for none
 	restoredEarly int64  // when its slots were given back, if that was before its deadline
-	// The latest moment of Redis' clock that was told before anybody asked for the reservation to
-	// be cancelled: until then at least it took its slots. 0 = nobody asked.
+	// The latest moment of Redis' clock that was published before the cancellation of the
+	// reservation was requested. The reservation took its slots until then at least. 0 when no
+	// cancellation was requested.
 	takenAtLeastUntil int64
 }
 
@@ -143,7 +147,7 @@ type extension struct {
 	at, deadline int64
 }
 
-// answer is the answer to a payment, as it was told, as Postgres has it, or both.
+// answer is the answer to a payment: the published one, the one in Postgres, or both.
 type answer struct {
 	payment   string
 	confirmed bool
@@ -151,7 +155,7 @@ type answer struct {
 	reason    string
 	at        int64
 	outcome   uint64
-	another   uint64 // sequence of an outcome that answers the same payment otherwise
+	another   uint64 // sequence of an outcome that answers the same payment differently
 	row       *row
 }
 
@@ -163,7 +167,7 @@ type row struct {
 	at        int64
 }
 
-// reservation is one in Postgres.
+// reservation is a reservation in Postgres.
 type reservation struct {
 	payment     string
 	slots       []string
@@ -173,51 +177,53 @@ type reservation struct {
 	cancelledAt int64
 }
 
-// resource is what is known of a resource.
+// resource has all data about a resource.
 type resource struct {
 	name  string
 	holds map[id]*hold
 
 	slots    []slot
 	slotOf   map[string]int32
-	sets     [][]int32 // of slots
+	sets     [][]int32 // sets of slots
 	setOf    map[string]int32
 	setNames []string
 
-	misplaced []uint64 // outcomes on its subject that are about another's holds
+	misplaced []uint64 // outcomes on its subject that are about holds of other resources
 
-	latest  int64 // the latest moment of Redis' clock that an outcome has told
+	latest  int64 // the latest moment of Redis' clock in an outcome
 	cancels []cancel
 
-	inspected   bool // and Redis has not lost its data
-	lost        bool // it had, when it was looked at
+	inspected   bool // it was read in Redis, which has not lost its data
+	lost        bool // Redis had lost its data when it was read
 	now         int64
 	differences []difference
 }
 
-// slot is what is known of a slot.
+// slot has what is known of a slot.
 type slot struct {
 	name     string
-	capacity int64 // the highest that was ever told
-	known    int64 // when it was told first, by NATS' clock in ms; 0 = only Postgres has it
+	capacity int64 // the highest that was published or that Postgres has
+	known    int64 // when a capacity was first published, by NATS' clock in ms; 0 when only Postgres has one
 	changes  []capacityChange
-	lowest   int64 // of changes
+	lowest   int64 // the lowest capacity in changes
 }
 
-// changesMax is how many changes of a slot are kept in mind: of more, the earlier are taken for one.
+// changesMax bounds the changes of a slot in memory. When there are more, the earlier half is
+// merged into one.
 const changesMax = 200
 
-// capacityChange is an inventory.set, or what was answered to one.
+// capacityChange is an inventory.set, or its outcome.
 type capacityChange struct {
 	capacity  int64
-	requested int64 // when the event was stored: a later one wins, in whatever order they are decided
-	answered  int64 // when it was answered, maxTime = that is not known
+	requested int64 // when the event was stored; the later stored one wins, in any order of decisions
+	answered  int64 // when its outcome was stored, maxTime when unknown
 }
 
-// inForce is the most that can have been for sale of a slot, by what was told of it, when a hold was granted whose
-// request was stored at asked and answered at told.
+// inForce returns the highest published capacity of a slot that can have been in force when a hold
+// was granted. requested is when its request was stored, reported when its grant was stored, both
+// in ms.
 func (s *slot) inForce(requested, reported int64) int64 {
-	since := int64(-1) // what was set before this was over by asked
+	since := int64(-1) // changes requested before this were replaced when the hold was requested
 	for _, c := range s.changes {
 		if c.answered < requested-cancelMargin {
 			since = max(since, c.requested)
@@ -235,14 +241,15 @@ func (s *slot) inForce(requested, reported int64) int64 {
 	return min(most, s.capacity)
 }
 
-// cancel is a wish that a reservation be cancelled.
+// cancel is a request to cancel a reservation.
 type cancel struct {
 	stored int64
 	hold   id
 }
 
 func newResource(name string) *resource {
-	return &resource{name: name, holds: make(map[id]*hold), slotOf: make(map[string]int32), setOf: make(map[string]int32)}
+	return &resource{name: name, holds: make(map[id]*hold), slotOf: make(map[string]int32),
+		setOf: make(map[string]int32)}
 }
 
 func (r *resource) hold(i id) *hold {
@@ -254,7 +261,7 @@ func (r *resource) hold(i id) *hold {
 	return h
 }
 
-// slotNamed returns a slot's index.
+// slotNamed returns the index of a slot, which it adds if it is new.
 func (r *resource) slotNamed(name string) int32 {
 	i, found := r.slotOf[name]
 	if !found {
@@ -266,7 +273,7 @@ func (r *resource) slotNamed(name string) int32 {
 	return i
 }
 
-// setNamed returns the index of a set of slots, sorted and with commas.
+// setNamed returns the index of a set of slots, whose names are sorted and joined by commas.
 func (r *resource) setNamed(names string) int32 {
 	i, found := r.setOf[names]
 	if !found {
@@ -282,7 +289,8 @@ func (r *resource) setNamed(names string) int32 {
 	return i
 }
 
-// addCapacity notes a capacity that a slot has had.
+// addCapacity notes a capacity of a slot. stored is when it was published, in ms; 0 when Postgres
+// has it.
 func (r *resource) addCapacity(name string, capacity, stored int64) {
 	s := &r.slots[r.slotNamed(name)]
 	s.capacity = max(s.capacity, capacity)
@@ -291,7 +299,7 @@ func (r *resource) addCapacity(name string, capacity, stored int64) {
 	}
 }
 
-// addCapacityChange notes a change of a capacity.
+// addCapacityChange notes a change of the capacity of a slot.
 func (r *resource) addCapacityChange(name string, c capacityChange) {
 	s := &r.slots[r.slotNamed(name)]
 	if len(s.changes) == 0 || c.capacity < s.lowest {
@@ -300,14 +308,16 @@ func (r *resource) addCapacityChange(name string, c capacityChange) {
 	if len(s.changes) == changesMax {
 		one := &s.changes[changesMax/2]
 		for _, other := range s.changes[:changesMax/2] {
-			one.capacity, one.requested, one.answered = max(one.capacity, other.capacity), max(one.requested, other.requested), max(one.answered, other.answered)
+			one.capacity, one.requested, one.answered = max(one.capacity, other.capacity),
+				max(one.requested, other.requested), max(one.answered, other.answered)
 		}
 		s.changes = slices.Delete(s.changes, 0, changesMax/2)
 	}
 	s.changes = append(s.changes, c)
 }
 
-// slotsOf returns the slots that are meant, sorted; none when that cannot be told.
+// slotsOf returns the selected slots, sorted. It returns none for nights that are invalid or too
+// many.
 func slotsOf(a holds.SlotSelection) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		switch {
@@ -334,10 +344,11 @@ func slotsOf(a holds.SlotSelection) iter.Seq[string] {
 	}
 }
 
-// sum64 tells texts apart, however many there are.
+// sum64 returns a hash of a text. Two texts have the same hash so rarely that it stands for the
+// text.
 func sum64(text string) uint64 { return maphash.String(contentSeed, text) }
 
-// sum32 tells texts apart that are kept by the million.
+// sum32 returns a short hash of a text, for what is kept by the million.
 func sum32(text string) uint32 {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(text)) // a hash never returns an error

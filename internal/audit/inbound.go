@@ -9,7 +9,7 @@ import (
 	"holdfast/internal/events"
 )
 
-// inboundDots is how many dots the subject of every inbound event has that is about one resource.
+// inboundDots is the number of dots in the subject of an inbound event.
 const inboundDots = 4
 
 // readInbound reads an inbound event.
@@ -19,13 +19,13 @@ func (g *group) readInbound(m message) (note func()) {
 	}
 	consumer := consumerOf(g.subjects, m.Subject())
 	in, err := g.subjects.Decode(m.Subject(), m.Headers(), m.Data(), m.at)
-	if err != nil { // it can only be a dead letter
+	if err != nil { // its only possible outcome is a dead letter
 		return func() {
 			g.stats.Events++
 			g.unprocessable = append(g.unprocessable, unprocessable{m.seq, m.stored, consumer})
 		}
 	}
-	outcome := id(uuid.MustParse(in.OutcomeID)) // Decode has made it
+	outcome := id(uuid.MustParse(in.OutcomeID)) // Decode returns a valid UUID
 	return func() { g.addEvent(m, in, outcome, consumer) }
 }
 
@@ -63,7 +63,8 @@ func (g *group) addEvent(m message, in *events.Inbound, outcome id, consumer str
 	}
 }
 
-// subjectOf is what an event may be the reason of, as excused asks for it; "" when it is no hold's.
+// subjectOf returns the key under which an event is pending: that of its hold or of its request
+// key, "" for an event that is about neither. See inProgress.
 func subjectOf(in *events.Inbound) string {
 	switch {
 	case in.Place != nil:
@@ -85,7 +86,7 @@ func subjectOf(in *events.Inbound) string {
 func aboutKey(resource, key string) string   { return resource + " key " + key }
 func aboutHold(resource, uuid string) string { return resource + " hold " + uuid }
 
-// isPending reports whether an event is not answered yet and may still be.
+// isPending reports whether an event has no outcome yet and may still get one.
 func (g *group) isPending(e *event) bool {
 	if e.outcome != 0 {
 		return false
@@ -95,8 +96,9 @@ func (g *group) isPending(e *event) bool {
 	return last > g.floors[consumerOfEvent(e.name.String())]
 }
 
-// inProgress reports whether an event about a hold, or about its request, is still being answered, or
-// was answered since Redis and Postgres were read: then what is and what was told may differ.
+// inProgress reports whether an event about a hold, or about its request key, is still being
+// answered, or was answered after Redis and Postgres were read. Then what they have may differ from
+// the outcomes.
 func (g *group) inProgress(resource string, h *hold) bool {
 	keys := []string{aboutHold(resource, h.id.String())}
 	if h.rec != nil {
@@ -124,7 +126,7 @@ func (g *group) readDeadLetter(m message) (note func()) {
 	return func() {
 		g.stats.DeadLetters++
 		switch l := g.deadLetters[seq]; {
-		case m.at.Before(g.in.created): // of an event of another stream, which had this name before
+		case m.at.Before(g.in.created): // of an event of a deleted stream of the same name
 			g.formerDeadLetters++
 		case err != nil || seq == 0:
 			g.strange = append(g.strange, m.seq)

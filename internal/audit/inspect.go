@@ -11,20 +11,21 @@ import (
 	"holdfast/internal/lua"
 )
 
-// The bounds of what Redis is asked for in one round trip: it does nothing else meanwhile. A record
-// takes it about 30 µs, a key 10 µs.
+// The bounds of one round trip to Redis, which does nothing else meanwhile. A record takes Redis
+// about 30 µs, a key 10 µs.
 const (
-	inspectRecordsMax   = 300  // records of a resource that is looked at in one step, and of all in one round trip
+	inspectRecordsMax   = 300  // records of a resource that is read in one step, and of all resources in one round trip
 	inspectResourcesMax = 64   // resources in one round trip
-	pageSize            = 200  // records, counters, or members of a sorted set, of one page of a larger resource
+	pageSize            = 200  // records, counters or members of a sorted set in one page of a larger resource
 	straysMax           = 500  // keys
 	scanCount           = 1000 // keys
 )
 
-// difference is something in Redis that is not as holds/doc.go says.
+// difference is a contradiction between Redis and holds/doc.go.
 type difference struct{ what, name, found, expected string }
 
-// delta is by how much a number differs, ok is false when it is no number.
+// delta returns by how much a number differs. ok is false when the difference is not one of
+// numbers.
 func (d difference) delta() (delta int64, ok bool) {
 	if d.what != string(Counter) && d.what != string(Users) && d.what != string(Reserved) {
 		return 0, false
@@ -41,8 +42,8 @@ func number(text string) (int64, error) {
 	return strconv.ParseInt(text, 10, 64)
 }
 
-// same reports whether two looks have found the same difference. A number that has changed by as
-// much as what is expected is the same.
+// same reports whether two readings have found the same difference. A number that changed by as
+// much as its expected value is the same difference.
 func (d difference) same(other difference) bool {
 	if d.what != other.what || d.name != other.name {
 		return false
@@ -52,34 +53,34 @@ func (d difference) same(other difference) bool {
 	return d.found == other.found && d.expected == other.expected || isNumber && isToo && mine == its
 }
 
-// both returns the differences that two looks have found.
+// both returns the differences that two readings have found, as the second found them.
 func both(first, second []difference) []difference {
 	return slices.DeleteFunc(slices.Clone(second), func(d difference) bool {
 		return !slices.ContainsFunc(first, d.same)
 	})
 }
 
-// inspection is what was found at a resource in Redis.
+// inspection is the result of reading a resource in Redis.
 type inspection struct {
 	resource    string
-	lost        bool  // Redis has lost its data, or is being rebuilt: nothing was judged
+	lost        bool  // Redis has lost its data or is being rebuilt: nothing was checked
 	now         int64 // by Redis' clock
 	differences []difference
-	records     []record // when they were asked for
-	size        int      // records that were walked through, as far as they were
-	unsure      bool     // there are counters of which it is not certain whether they are wrong
+	records     []holdRecord // empty unless requested
+	size        int          // records that were read
+	unsure      bool         // it is uncertain whether some counters are wrong
 }
 
-// inspector looks at resources in Redis.
+// inspector reads resources in Redis and compares their data.
 type inspector struct {
 	Backends
 	keys  keyspace
-	epoch string // what Redis must have: without it nothing is judged
-	// wait returns when so much more work may be done, measured in records. It bounds the load.
+	epoch string // the epoch that Redis must have, else nothing is checked
+	// wait returns when the work of reading so many more records may be done. It bounds the load.
 	wait func(ctx context.Context, records int) error
 }
 
-// inspect looks at resources and hands each to take, with its records if they are wanted.
+// inspect reads resources and passes each to take, with its records if requested.
 func (l *inspector) inspect(ctx context.Context, resources []string, records bool, take func(inspection) error) error {
 	for batch := range slices.Chunk(resources, inspectResourcesMax) {
 		sizes, err := l.sizes(ctx, batch)
@@ -109,21 +110,23 @@ func (l *inspector) sizes(ctx context.Context, resources []string) ([]int, error
 	pipe := l.Redis.Pipeline()
 	lengths := make([]*redis.IntCmd, len(resources))
 	for i, resource := range resources {
-		lengths[i] = pipe.HLen(ctx, l.keys.prefix(resource)+"records")
+		lengths[i] = pipe.HLen(ctx, l.keys.Prefix(resource)+"records")
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	sizes := make([]int, len(resources))
 	for i, resource := range resources {
-		if err := lengths[i].Err(); err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") { // the look reports that
-			return nil, fmt.Errorf("look at %s: %w", resource, err)
+		if err := lengths[i].Err(); err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") { // the inspection reports it
+			return nil, fmt.Errorf("inspect %s: %w", resource, err)
 		}
 		sizes[i] = int(lengths[i].Val())
 	}
 	return sizes, nil
 }
 
-// inspectBatch looks at resources in one round trip, and at those that are too large in pages.
-func (l *inspector) inspectBatch(ctx context.Context, resources []string, records bool, take func(inspection) error) error {
+// inspectBatch reads resources in one round trip, and those that are too large in pages.
+func (l *inspector) inspectBatch(
+	ctx context.Context, resources []string, records bool, take func(inspection) error,
+) error {
 	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
 		calls[i] = l.newCall(scriptInspect, resource, inspectRecordsMax, flag(records))
@@ -141,7 +144,7 @@ func (l *inspector) inspectBatch(ctx context.Context, resources []string, record
 			err = take(found)
 		}
 		if err != nil {
-			return fmt.Errorf("look at %s: %w", resources[i], err)
+			return fmt.Errorf("inspect %s: %w", resources[i], err)
 		}
 	}
 	return nil
@@ -167,13 +170,13 @@ func readInspection(resource string, c *lua.Call) (inspection, error) {
 	return found, w.err
 }
 
-// unknowable reports whether a difference keeps the counters from being judged.
+// unknowable reports whether a difference prevents the counters from being checked.
 func (d difference) unknowable() bool {
 	return d.what == "record" || d.what == "type" && d.name == "records"
 }
 
-// strays judges keys of resources: names has what follows the prefix of each. It returns what
-// differs, by resource.
+// strays checks keys of resources. names has what follows the prefix of each key, by resource. It
+// returns the differences by resource.
 func (l *inspector) strays(ctx context.Context, names map[string][]string) (map[string][]difference, error) {
 	found := make(map[string][]difference)
 	var calls []*lua.Call
@@ -203,15 +206,15 @@ func (l *inspector) runStrays(ctx context.Context, calls []*lua.Call, found map[
 		if c.Err == nil && c.Status == statusLost {
 			continue
 		}
-		resource, _ := c.Args[1].(string) // newCall has put it there
+		resource, _ := c.Args[1].(string) // set by newCall
 		if err := c.Expect(2); err != nil {
-			return fmt.Errorf("look at keys of %s: %w", resource, err)
+			return fmt.Errorf("inspect keys of %s: %w", resource, err)
 		}
 		w := &words{left: c.Reply}
 		_ = w.number() // the time
 		differences := w.differences()
 		if w.err != nil {
-			return fmt.Errorf("look at keys of %s: %w", resource, w.err)
+			return fmt.Errorf("inspect keys of %s: %w", resource, w.err)
 		}
 		if len(differences) > 0 {
 			found[resource] = append(found[resource], differences...)
@@ -220,8 +223,8 @@ func (l *inspector) runStrays(ctx context.Context, calls []*lua.Call, found map[
 	return nil
 }
 
-// scan hands the keys of the namespace to take, a page at a time. From cursor 0 on, it returns the
-// cursor of the next page, 0 = that was the last.
+// scan returns one page of the namespace's keys and the cursor of the next page. The first page has
+// cursor 0; a returned cursor of 0 means that it was the last page.
 func (l *inspector) scan(ctx context.Context, cursor uint64, pattern string) (keys []key, next uint64, err error) {
 	names, next, err := l.Redis.Scan(ctx, cursor, pattern, scanCount).Result()
 	if err != nil {

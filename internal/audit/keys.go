@@ -4,33 +4,29 @@ import (
 	"strconv"
 	"strings"
 
-	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
-// keyspace names the Redis keys of a namespace, as holds/doc.go tells them.
-type keyspace string
+// keyspace builds and reads the Redis keys of a namespace.
+type keyspace struct{ record.Keyspace }
 
-func (ns keyspace) partition(p int) string { return string(ns) + ":{" + strconv.Itoa(p) + "}:" }
-
-func (ns keyspace) prefix(resource string) string {
-	return ns.partition(holds.Partition(resource)) + resource + ":"
-}
+func newKeyspace(namespace string) keyspace { return keyspace{record.Keyspace(namespace)} }
 
 // of returns the KEYS of every script, in the order of lua/prelude.lua.
 func (ns keyspace) of(resource string) []string {
-	partition, prefix := ns.partition(holds.Partition(resource)), ns.prefix(resource)
+	partition, prefix := record.Partition(resource), ns.Prefix(resource)
 	return []string{
-		partition + "epoch", partition + "agenda",
-		prefix + "counts", prefix + "records", prefix + "due", prefix + "departing", prefix + "tombstones", prefix + "rev", prefix + "users",
+		ns.Epoch(partition), ns.Agenda(partition),
+		prefix + "counts", prefix + "records", prefix + "due", prefix + "departing", prefix + "tombstones", ns.Rev(resource), prefix + "users",
 	}
 }
 
 // pattern matches every key of a resource, or of all when it is "".
 func (ns keyspace) pattern(resource string) string {
 	if resource == "" {
-		return string(ns) + ":{*"
+		return string(ns.Keyspace) + ":{*"
 	}
-	return ns.prefix(resource) + "*"
+	return ns.Prefix(resource) + "*"
 }
 
 // key is what the name of a key says.
@@ -42,7 +38,7 @@ type key struct {
 
 // parse reads the name of a key.
 func (ns keyspace) parse(name string) key {
-	rest, _ := strings.CutPrefix(name, string(ns)+":{")
+	rest, _ := strings.CutPrefix(name, string(ns.Keyspace)+":{")
 	number, rest, _ := strings.Cut(rest, "}:")
 	resource, suffix, found := strings.Cut(rest, ":")
 	if !found {
@@ -50,7 +46,7 @@ func (ns keyspace) parse(name string) key {
 	}
 	k := key{resource: resource, name: suffix}
 	kind, _, _ := strings.Cut(suffix, ":")
-	k.ours = number == strconv.Itoa(holds.Partition(resource)) && (isOwn(suffix) || isStray(kind))
+	k.ours = number == strconv.Itoa(record.Partition(resource)) && (isOwn(suffix) || isStray(kind))
 	return k
 }
 

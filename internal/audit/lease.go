@@ -6,16 +6,17 @@ import (
 	"time"
 )
 
-// Leases has one of several workers do what one is enough for.
+// Leases lets one of several workers do work that must not be done by all.
 type Leases interface {
-	// KeepLease takes a lease for holder, or keeps it, for a time. It reports whether holder has it now.
+	// KeepLease takes or renews a lease for holder, for a time. It reports whether holder has the
+	// lease now.
 	KeepLease(ctx context.Context, name, holder string, lease time.Duration) (held bool, err error)
 	// ReleaseLease ends a lease if holder has it.
 	ReleaseLease(ctx context.Context, name, holder string) error
 }
 
-// The lease of the worker that reconciles. Another takes over leaseFor after it was killed, and
-// leaseEvery after it was stopped.
+// The lease of the worker that reconciles. Another worker takes over leaseFor after it was killed,
+// or leaseEvery after it was stopped.
 const (
 	leaseName    = "reconcile"
 	leaseFor     = 20 * time.Second
@@ -23,20 +24,20 @@ const (
 	releaseLimit = time.Second
 )
 
-// errNotMine says that another worker reconciles.
+// errNotMine means that another worker reconciles.
 var errNotMine = errors.New("another worker has the lease")
 
-// lease is what a Reconciler knows of its lease. One goroutine uses it.
+// lease is a Reconciler's view of its lease. Only one goroutine uses it.
 type lease struct {
 	leases      Leases
 	holder      string
-	every       time.Duration // between two attempts to keep it
-	lastAttempt time.Time     // of the last attempt
-	until       time.Time     // until when it is held at least, zero = it is not held
+	every       time.Duration // between two attempts to renew it
+	lastAttempt time.Time
+	until       time.Time // it is held until then at least, zero when it is not held
 }
 
-// keep keeps the lease, or takes it, where the last attempt was some time ago. It returns errNotMine while
-// another has it, and another error while it is not known whether it is still held.
+// keep takes or renews the lease if the last attempt is old enough. It returns errNotMine while
+// another worker has it, and another error while it is unknown whether it is still held.
 func (l *lease) keep(ctx context.Context) error {
 	now := time.Now()
 	if now.Sub(l.lastAttempt) < l.every {
@@ -53,7 +54,7 @@ func (l *lease) keep(ctx context.Context) error {
 	return l.held(time.Now(), err)
 }
 
-// held returns nil while the lease is held, else why it is not.
+// held returns nil while the lease is held. Else it returns err, or errNotMine if err is nil.
 func (l *lease) held(now time.Time, err error) error {
 	switch {
 	case now.Before(l.until):
@@ -64,10 +65,10 @@ func (l *lease) held(now time.Time, err error) error {
 	return errNotMine
 }
 
-// next returns how long it is until the next attempt.
+// next returns the time until the next attempt.
 func (l *lease) next() time.Duration { return max(0, time.Until(l.lastAttempt.Add(l.every))) }
 
-// release gives the lease up, so that another worker takes it at once.
+// release ends the lease, so that another worker takes it at once.
 func (l *lease) release(ctx context.Context) error {
 	if l.until.IsZero() {
 		return nil

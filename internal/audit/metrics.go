@@ -10,23 +10,24 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// The names of what a Reconciler measures, as Prometheus has them.
+// The names of a Reconciler's metrics in Prometheus.
 const (
 	MetricFound     = "holdfast_audit_differences_total" // by kind
 	MetricHealed    = "holdfast_audit_healed_total"      // by kind
-	MetricLeft      = "holdfast_audit_left"              // by kind: that are there since the last round
-	MetricResources = "holdfast_audit_resources_total"   // looked at
-	MetricRounds    = "holdfast_audit_rounds_total"      // in which everything was looked at once
+	MetricLeft      = "holdfast_audit_left"              // by kind: found in the last round and not repaired
+	MetricResources = "holdfast_audit_resources_total"   // inspected
+	MetricRounds    = "holdfast_audit_rounds_total"      // complete
 	LabelKind       = "kind"
 )
 
-// reconciled are the kinds of what a Reconciler can find.
+// reconciled lists the kinds that a Reconciler can find.
 var reconciled = []Kind{
-	Counter, Users, Due, Departing, Tombstone, Index, HoldKey, RequestAnswer, RecordCorrupt, ClaimStuck, Agenda, Rev, WrongType, Residue,
+	Counter, Users, Due, Departing, Tombstone, Index, HoldKey, RequestAnswer, RecordCorrupt, ClaimStuck, Agenda, Rev,
+	WrongType, Residue,
 	Reserved,
 }
 
-// Metrics measures a Reconciler.
+// Metrics are the metrics of a Reconciler.
 type Metrics struct {
 	found, healed, resources, rounds metric.Int64Counter
 	ofKind                           map[Kind]metric.MeasurementOption
@@ -35,23 +36,25 @@ type Metrics struct {
 	left map[Kind]int
 }
 
-// NewMetrics makes the instruments on meter.
+// NewMetrics creates the instruments on meter.
 func NewMetrics(meter metric.Meter) (*Metrics, error) {
 	m := &Metrics{ofKind: make(map[Kind]metric.MeasurementOption)}
 	var errs [5]error
 	m.found, errs[0] = meter.Int64Counter("holdfast.audit.differences",
-		metric.WithDescription("Differences that were found in what is kept, each once as long as it is there."))
-	m.healed, errs[1] = meter.Int64Counter("holdfast.audit.healed", metric.WithDescription("Differences that were healed."))
-	m.resources, errs[2] = meter.Int64Counter("holdfast.audit.resources", metric.WithDescription("Resources that were looked at."))
-	m.rounds, errs[3] = meter.Int64Counter("holdfast.audit.rounds", metric.WithDescription("Times that everything was looked at."))
+		metric.WithDescription("Differences found in stored data, each counted once while it lasts."))
+	m.healed, errs[1] = meter.Int64Counter("holdfast.audit.healed", metric.WithDescription("Differences healed."))
+	m.resources, errs[2] = meter.Int64Counter("holdfast.audit.resources",
+		metric.WithDescription("Resources inspected."))
+	m.rounds, errs[3] = meter.Int64Counter("holdfast.audit.rounds",
+		metric.WithDescription("Complete rounds over all resources."))
 	_, errs[4] = meter.Int64ObservableGauge("holdfast.audit.left",
-		metric.WithDescription("Differences that are there, and were not healed."), metric.WithInt64Callback(m.observe))
+		metric.WithDescription("Differences found and not healed."), metric.WithInt64Callback(m.observe))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("audit metrics: %w", err)
 	}
 	for _, kind := range reconciled {
 		m.ofKind[kind] = metric.WithAttributeSet(attribute.NewSet(attribute.String(LabelKind, string(kind))))
-		// Or the first difference would be no increase.
+		// A counter must exist before its first difference, or Prometheus sees no increase.
 		m.found.Add(context.Background(), 0, m.ofKind[kind])
 		m.healed.Add(context.Background(), 0, m.ofKind[kind])
 	}

@@ -20,10 +20,10 @@ func (g *group) readOutcome(m message) (note func()) {
 		return nil
 	}
 	e, outcome, name := decodeOutcome(m.Data())
-	var apply applyFunc
-	if name != 0 {
+	var data holds.OutcomeData
+	if name != 0 && !slices.Contains(countedOutcomes, name.String()) {
 		var err error
-		if apply, err = decodeData(name.String(), e.Data); err != nil {
+		if data, _, err = holds.DecodeOutcomeData(name.String(), e.Data); err != nil {
 			name = 0
 		}
 	}
@@ -46,7 +46,7 @@ func (g *group) readOutcome(m message) (note func()) {
 		if m.stored < g.installed { // by workers on another database
 			g.former++
 			if about, err := holds.ParseHoldID(e.Subject); err == nil && about.Resource == resourceOf(m.Subject()) {
-				uuid, _ := parseID(about.UUID) // ParseHoldID has seen that it is one
+				uuid, _ := parseID(about.UUID) // ParseHoldID has validated it
 				g.formerHolds[uuid] = struct{}{}
 			}
 			return
@@ -57,13 +57,11 @@ func (g *group) readOutcome(m message) (note func()) {
 		r := g.resource(resourceOf(m.Subject()))
 		g.applyCancelRequests(r, m.stored)
 		r.latest = max(r.latest, at)
-		if apply != nil {
-			apply(g, r, m, outcome)
-		}
+		r.apply(g.events[outcome], m, outcome, data)
 	}
 }
 
-// decodeOutcome reads an outcome and its id. The name is 0 when it is none.
+// decodeOutcome decodes an outcome and its id. The name is 0 for a message that is not an outcome.
 func decodeOutcome(body []byte) (e events.Envelope, outcome id, name name) {
 	if err := json.Unmarshal(body, &e); err != nil {
 		return e, outcome, 0
@@ -100,8 +98,8 @@ func (g *group) adopt() {
 	})
 }
 
-// applyCancelRequests notes up to when reservations took their slots at least: what was told before
-// somebody asked for them to be cancelled was decided before.
+// applyCancelRequests notes up to when reservations took their slots at least. An outcome that was
+// stored before the cancellation of a reservation was requested was decided before it.
 func (g *group) applyCancelRequests(r *resource, stored int64) {
 	for len(r.cancels) > 0 && r.cancels[0].stored-cancelMargin <= stored {
 		more := r.hold(r.cancels[0].hold).extra()
@@ -112,119 +110,108 @@ func (g *group) applyCancelRequests(r *resource, stored int64) {
 	}
 }
 
-// cancelMargin is by how much the clocks of the two streams, or of a stream and Redis, may differ, in ms.
+// cancelMargin is the largest difference between the clocks of two streams, or of a stream and Redis, in
+// ms.
 const cancelMargin = 1000
 
-// applyFunc notes what an outcome says.
-type applyFunc func(g *group, r *resource, m message, outcome id)
-
-// decodeData reads what an outcome says, nil when that is of no interest.
-func decodeData(name string, data []byte) (applyFunc, error) {
-	switch name {
-	case holds.EventHoldCreated:
-		return as(data, func(d *holds.HoldCreated, g *group, r *resource, m message, outcome id) {
-			h := r.describe(m, d.HoldData)
-			if h == nil {
-				return
-			}
-			if h.created != 0 { // repeated, or replayed: with the same content
-				if h.createdAt != d.CreatedAt.UnixMilli() || h.granted != d.ExpiresAt.UnixMilli() || h.user != sum64(d.UserID) || h.key != sum64(d.RequestKey) {
-					h.extra().otherGrant = m.seq
-				}
-				return
-			}
-			h.created, h.createdAt, h.createdStored = m.seq, d.CreatedAt.UnixMilli(), m.stored
-			h.granted = d.ExpiresAt.UnixMilli()
-			h.deadline = max(h.deadline, h.granted)
-			if e := g.events[outcome]; e != nil {
-				h.requestStored = e.stored
-			}
-		})
-	case holds.EventHoldRejected:
-		return as(data, func(d *holds.HoldRejected, _ *group, r *resource, m message, _ id) {
-			if d.SoldOut == nil {
-				return
-			}
-			for _, s := range d.Unavailable {
-				r.addCapacity(s.Slot, s.Capacity, m.stored)
-			}
-		})
-	case holds.EventHoldExtended:
-		return as(data, func(d *holds.HoldExtended, _ *group, r *resource, m message, _ id) {
-			h := r.describe(m, d.HoldData)
-			if h == nil {
-				return
-			}
-			h.extra().extensions = append(h.more.extensions, extension{m.seq, d.ExtendedAt.UnixMilli(), d.ExpiresAt.UnixMilli()})
-			if at := d.ExpiresAt.UnixMilli(); at >= h.deadline {
-				h.deadline, h.extended = at, m.seq
-			}
-		})
-	case holds.EventHoldReleased:
-		return as(data, func(d *holds.HoldReleased, _ *group, r *resource, m message, outcome id) {
-			r.describe(m, d.HoldData).addEnd(m, outcome, name, d.ReleasedAt)
-		})
-	case holds.EventHoldExpired:
-		return as(data, func(d *holds.HoldExpired, _ *group, r *resource, m message, outcome id) {
-			h := r.describe(m, d.HoldData)
-			h.addEnd(m, outcome, name, d.ExpiresAt)
-			if h != nil && d.RestoredAt.Before(d.ExpiresAt.Time) {
-				h.extra().restoredEarly = d.RestoredAt.UnixMilli()
-			}
-		})
-	case holds.EventHoldConfirmed:
-		return as(data, applyConfirmed)
-	case holds.EventConfirmRejected:
-		return as(data, func(d *holds.ConfirmRejected, _ *group, r *resource, m message, _ id) {
-			if h := r.describe(m, d.HoldData); h != nil {
-				h.addAnswer(m.seq, answer{payment: d.PaymentID, reason: d.Reason})
-			}
-		})
-	case holds.EventReservationCancelled:
-		return as(data, func(d *holds.ReservationCancelled, _ *group, r *resource, m message, _ id) {
-			if h := r.describe(m, d.HoldData); h != nil && h.extra().cancelled == 0 {
-				h.more.cancelled, h.more.cancelledAt = m.seq, d.CancelledAt.UnixMilli()
-			}
-		})
-	case holds.EventInventoryUpdated:
-		return as(data, func(d *holds.InventoryUpdated, g *group, r *resource, m message, outcome id) {
-			for _, s := range d.Slots {
-				r.addCapacity(s.Slot, s.Capacity, m.stored)
-				if e := g.events[outcome]; e != nil {
-					r.addCapacityChange(s.Slot, capacityChange{s.Capacity, e.stored, m.stored})
-				}
-			}
-		})
-	}
-	return nil, nil //nolint:nilnil // of other outcomes it only counts that they are there
+// countedOutcomes are the outcomes whose data an audit does not read. It only counts them.
+var countedOutcomes = []string{
+	holds.EventExtensionRejected, holds.EventReleaseRejected, holds.EventCancelRejected, holds.EventInventoryRejected,
+	holds.EventBookingCancelled,
 }
 
-func applyConfirmed(d *holds.HoldConfirmed, _ *group, r *resource, m message, _ id) {
-	h := r.describe(m, d.HoldData)
-	if h == nil {
+// apply notes what an outcome says. e is its event, nil when it was not found. data is nil for an outcome
+// that is only counted.
+func (r *resource) apply(e *event, m message, outcome id, data holds.OutcomeData) {
+	switch data := data.(type) {
+	case nil:
+	case holds.HoldRejected:
+		if data.SoldOut != nil {
+			for _, s := range data.Unavailable {
+				r.addCapacity(s.Slot, s.Capacity, m.stored)
+			}
+		}
+	case holds.InventoryUpdated:
+		for _, s := range data.Slots {
+			r.addCapacity(s.Slot, s.Capacity, m.stored)
+			if e != nil {
+				r.addCapacityChange(s.Slot, capacityChange{s.Capacity, e.stored, m.stored})
+			}
+		}
+	default:
+		if h := r.describe(m, data.Hold()); h != nil {
+			h.apply(e, m, outcome, data)
+		}
+	}
+}
+
+// apply notes what an outcome says of a hold.
+func (h *hold) apply(e *event, m message, outcome id, data holds.OutcomeData) {
+	switch data := data.(type) {
+	case holds.HoldCreated:
+		h.applyCreated(e, m, data)
+	case holds.HoldExtended:
+		h.applyExtended(m, data)
+	case holds.HoldReleased:
+		h.addEnd(m, outcome, holds.EventHoldReleased, data.ReleasedAt)
+	case holds.HoldExpired:
+		h.addEnd(m, outcome, holds.EventHoldExpired, data.ExpiresAt)
+		if data.RestoredAt.Before(data.ExpiresAt.Time) {
+			h.extra().restoredEarly = data.RestoredAt.UnixMilli()
+		}
+	case holds.HoldConfirmed:
+		h.applyConfirmed(m, data)
+	case holds.ConfirmRejected:
+		h.addAnswer(m.seq, answer{payment: data.PaymentID, reason: data.Reason})
+	case holds.ReservationCancelled:
+		if h.extra().cancelled == 0 {
+			h.more.cancelled, h.more.cancelledAt = m.seq, data.CancelledAt.UnixMilli()
+		}
+	}
+}
+
+func (h *hold) applyCreated(e *event, m message, data holds.HoldCreated) {
+	createdAt, granted := data.CreatedAt.UnixMilli(), data.ExpiresAt.UnixMilli()
+	if h.created != 0 { // a repeat or a replay has the same content
+		if h.createdAt != createdAt || h.granted != granted || h.user != sum64(data.UserID) ||
+			h.key != sum64(data.RequestKey) {
+			h.extra().otherGrant = m.seq
+		}
 		return
 	}
-	if d.Late {
-		h.extra().lateOutcome, h.more.lateAt = m.seq, d.ConfirmedAt.UnixMilli()
+	h.created, h.createdAt, h.createdStored, h.granted = m.seq, createdAt, m.stored, granted
+	h.deadline = max(h.deadline, h.granted)
+	if e != nil {
+		h.requestStored = e.stored
+	}
+}
+
+func (h *hold) applyExtended(m message, data holds.HoldExtended) {
+	deadline := data.ExpiresAt.UnixMilli()
+	h.extra().extensions = append(h.more.extensions, extension{m.seq, data.ExtendedAt.UnixMilli(), deadline})
+	if deadline >= h.deadline {
+		h.deadline, h.extended = deadline, m.seq
+	}
+}
+
+func (h *hold) applyConfirmed(m message, data holds.HoldConfirmed) {
+	if data.Late {
+		h.extra().lateOutcome, h.more.lateAt = m.seq, data.ConfirmedAt.UnixMilli()
 	} else {
-		// By the payment, not the event: the same payment may be told by several.
-		h.addEnd(m, id{}, holds.EventHoldConfirmed+" "+d.PaymentID, d.ConfirmedAt)
+		// The payment identifies this end, not the event: several events may confirm the same payment.
+		h.addEnd(m, id{}, holds.EventHoldConfirmed+" "+data.PaymentID, data.ConfirmedAt)
 	}
-	h.addAnswer(m.seq, answer{payment: d.PaymentID, confirmed: true, late: d.Late, at: d.ConfirmedAt.UnixMilli()})
+	h.addAnswer(m.seq, answer{payment: data.PaymentID, confirmed: true, late: data.Late,
+		at: data.ConfirmedAt.UnixMilli()})
 }
 
-// as reads data and returns what notes it.
-func as[T any](data []byte, apply func(d *T, g *group, r *resource, m message, outcome id)) (applyFunc, error) {
-	d := new(T)
-	if err := json.Unmarshal(data, d); err != nil {
-		return nil, err
+// describe returns the hold that an outcome is about, and notes what the outcome says of it. It returns
+// nil for an outcome without a hold, and for one about a hold of another resource, which it notes as
+// misplaced.
+func (r *resource) describe(m message, d *holds.HoldData) *hold {
+	if d == nil {
+		return nil
 	}
-	return func(g *group, r *resource, m message, outcome id) { apply(d, g, r, m, outcome) }, nil
-}
-
-// describe returns the hold that an outcome means, with what it says of it. It returns nil when
-// it means none, or none of this resource.
-func (r *resource) describe(m message, d holds.HoldData) *hold {
 	uuid, ok := parseID(d.HoldID.UUID)
 	if !ok {
 		return nil
@@ -242,11 +229,9 @@ func (r *resource) describe(m message, d holds.HoldData) *hold {
 	return h
 }
 
-// addEnd notes that a hold has ended. The same outcome may be told more than once.
+// addEnd notes that a hold has ended. The same outcome may be stored more than once. what is the event of
+// the end; a word after it identifies the end together with outcome.
 func (h *hold) addEnd(m message, outcome id, what string, at holds.Time) {
-	if h == nil {
-		return
-	}
 	event, _, _ := strings.Cut(what, " ")
 	by := sum32(what + string(outcome[:]))
 	switch {

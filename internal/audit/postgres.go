@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -29,6 +30,7 @@ var (
 	queryResources    = query("resources")
 	queryEpoch        = query("epoch")
 	queryInstalled    = query("installed")
+	queryKeyTTL       = query("request_key_ttl")
 	queryReservedLock = query("reserved_lock")
 	queryReservedSum  = query("reserved_sum")
 	queryReservedSet  = query("reserved_set")
@@ -44,9 +46,10 @@ func query(name string) string {
 
 const postgresConnections = 2
 
-// OpenPostgres returns connections for an audit of a namespace, to a server that takes writes, with some options
-// (see postgres.AllowReadOnlyRole). It does not connect: an unreachable server shows at the first query. It
-// returns postgres.ErrURL or postgres.ErrTarget for a URL that cannot be used.
+// OpenPostgres returns connections for an audit of a namespace, to a server that accepts writes.
+// options change the configuration (see postgres.AllowReadOnlyRole). It does not connect: the first
+// query fails if the server is unreachable. It returns postgres.ErrURL or postgres.ErrTarget for an
+// unusable URL.
 func OpenPostgres(ctx context.Context, url, namespace string, options ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
 	config, err := postgres.Config(url, namespace)
 	if err != nil {
@@ -64,8 +67,8 @@ func OpenPostgres(ctx context.Context, url, namespace string, options ...func(*p
 	return pool, nil
 }
 
-// readPostgres reads what Postgres has of the group's resources, all of it as it was at one moment.
-// Only those named are read anew; nil = all.
+// readPostgres reads the rows of the group's resources, all as of one moment. only names the
+// resources that are read again; nil means all.
 func (g *group) readPostgres(ctx context.Context, only []string) error {
 	if only == nil && g.options.ResourceID != "" {
 		only = []string{g.options.ResourceID}
@@ -79,14 +82,15 @@ func (g *group) readPostgres(ctx context.Context, only []string) error {
 	if err != nil {
 		return fmt.Errorf("read postgres: %w", err)
 	}
-	defer func() { _ = tx.Rollback(ctx) }() // it has only read
-	if err := errors.Join(g.readReservations(ctx, tx, only), g.readPayments(ctx, tx, only), g.readInventory(ctx, tx, only)); err != nil {
+	defer func() { _ = tx.Rollback(ctx) }() // nothing to commit
+	if err := errors.Join(g.readReservations(ctx, tx, only), g.readPayments(ctx, tx, only),
+		g.readInventory(ctx, tx, only)); err != nil {
 		return fmt.Errorf("read postgres: %w", err)
 	}
 	return nil
 }
 
-// forgetPostgres forgets what was read from Postgres, but for the highest capacity.
+// forgetPostgres drops what was read from Postgres, except the highest capacity.
 func (r *resource) forgetPostgres() {
 	for _, h := range r.holds {
 		if h.more == nil {
@@ -109,18 +113,20 @@ func (g *group) readReservations(ctx context.Context, tx pgx.Tx, only []string) 
 	var slots []string
 	var quantity, confirmedAt, cancelledAt int64
 	var cancelled bool
-	_, err = pgx.ForEachRow(rows, []any{&holdID, &resourceID, &slots, &quantity, &payment, &cancelled, &confirmedAt, &cancelledAt}, func() error {
-		if !g.isMine(resourceID) {
+	_, err = pgx.ForEachRow(rows,
+		[]any{&holdID, &resourceID, &slots, &quantity, &payment, &cancelled, &confirmedAt, &cancelledAt}, func() error {
+			if !g.isMine(resourceID) {
+				return nil
+			}
+			h := g.holdNamed(holdID)
+			if h == nil {
+				return nil
+			}
+			g.stats.Reservations++
+			h.extra().reservation = &reservation{payment, slices.Clone(slots), quantity, confirmedAt, cancelled,
+				cancelledAt}
 			return nil
-		}
-		h := g.holdNamed(holdID)
-		if h == nil {
-			return nil
-		}
-		g.stats.Reservations++
-		h.extra().reservation = &reservation{payment, slices.Clone(slots), quantity, confirmedAt, cancelled, cancelledAt}
-		return nil
-	})
+		})
 	return err
 }
 
@@ -131,20 +137,21 @@ func (g *group) readPayments(ctx context.Context, tx pgx.Tx, only []string) erro
 	}
 	var holdID, payment string
 	var found row
-	_, err = pgx.ForEachRow(rows, []any{&holdID, &payment, &found.confirmed, &found.reason, &found.late, &found.at}, func() error {
-		h := g.holdNamed(holdID)
-		if h == nil {
+	_, err = pgx.ForEachRow(rows, []any{&holdID, &payment, &found.confirmed, &found.reason, &found.late, &found.at},
+		func() error {
+			h := g.holdNamed(holdID)
+			if h == nil {
+				return nil
+			}
+			g.stats.Payments++
+			one := found
+			h.rowFound(payment, &one)
 			return nil
-		}
-		g.stats.Payments++
-		one := found
-		h.rowFound(payment, &one)
-		return nil
-	})
+		})
 	return err
 }
 
-// rowFound notes what Postgres has of a payment.
+// rowFound adds the row of a payment in Postgres.
 func (h *hold) rowFound(payment string, found *row) {
 	for i := range h.extra().answers {
 		if h.more.answers[i].payment == payment {
@@ -173,17 +180,18 @@ func (g *group) readInventory(ctx context.Context, tx pgx.Tx, only []string) err
 	return err
 }
 
-// holdNamed returns a hold of the group's, nil when it is another's, or nobody's.
+// holdNamed returns a hold of the group, nil for an invalid id or a hold of another group.
 func (g *group) holdNamed(text string) *hold {
 	parsed, err := holds.ParseHoldID(text)
 	if err != nil || !g.isMine(parsed.Resource) {
 		return nil
 	}
-	uuid, _ := parseID(parsed.UUID) // ParseHoldID has seen that it is one
+	uuid, _ := parseID(parsed.UUID) // ParseHoldID has validated it
 	return g.resource(parsed.Resource).hold(uuid)
 }
 
-// constraints are what the promises about Postgres rest on, and the line that puts each back.
+// constraints are the constraints that the promises about Postgres rest on, with the definition
+// that restores each.
 var constraints = []struct{ name, table, definition string }{
 	{"reserved_is_between_zero_and_capacity", "inventory", "CHECK (reserved BETWEEN 0 AND capacity)"},
 	{"inventory_has_one_row_per_resource_and_slot", "inventory", "PRIMARY KEY (resource_id, slot)"},
@@ -191,7 +199,7 @@ var constraints = []struct{ name, table, definition string }{
 	{"a_payment_of_a_hold_has_one_answer", "payments", "PRIMARY KEY (hold_id, payment_id)"},
 }
 
-// checkConstraints finds constraints that are missing, and rows that none can have let through.
+// checkConstraints finds missing constraints, and rows that violate them.
 func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err error) {
 	rows, err := a.Postgres.Query(ctx, queryConstraints, a.Namespace)
 	if err != nil {
@@ -200,20 +208,24 @@ func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err e
 	valid := make(map[string]bool)
 	var name string
 	var validated bool
-	if _, err := pgx.ForEachRow(rows, []any{&name, &validated}, func() error { valid[name] = validated; return nil }); err != nil {
+	if _, err := pgx.ForEachRow(rows, []any{&name, &validated},
+		func() error { valid[name] = validated; return nil }); err != nil {
 		return nil, fmt.Errorf("read the constraints of postgres: %w", err)
 	}
 	for _, c := range constraints {
 		if valid[c.name] {
 			continue
 		}
-		is, remedy := "missing", fmt.Sprintf("ALTER TABLE %s.%s ADD CONSTRAINT %s %s", a.Namespace, c.table, c.name, c.definition)
+		is, remedy := "missing",
+			fmt.Sprintf("ALTER TABLE %s.%s ADD CONSTRAINT %s %s", a.Namespace, c.table, c.name, c.definition)
 		if _, there := valid[c.name]; there {
-			is, remedy = "not validated", fmt.Sprintf("ALTER TABLE %s.%s VALIDATE CONSTRAINT %s", a.Namespace, c.table, c.name)
+			is, remedy = "not validated",
+				fmt.Sprintf("ALTER TABLE %s.%s VALIDATE CONSTRAINT %s", a.Namespace, c.table, c.name)
 		}
 		found = append(found, &Finding{
 			Kind: NoConstraint, Item: c.name, Where: a.Namespace + "." + c.table, Expected: c.definition, Found: is,
-			Text:   fmt.Sprintf("The constraint %s of table %s is %s: Postgres does not keep what is promised.", c.name, c.table, is),
+			Text: fmt.Sprintf("The constraint %s of table %s is %s: Postgres does not enforce the promises.", c.name,
+				c.table, is),
 			Remedy: remedy + ". " + notSafe,
 		})
 	}
@@ -230,8 +242,10 @@ func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err e
 		found = append(found, &Finding{
 			Kind: OutOfBounds, Resource: quoted(resourceID), Item: quoted(slot), Where: a.Namespace + ".inventory",
 			Expected: fmt.Sprintf("0 to %d", capacity), Found: strconv.FormatInt(reserved, 10),
-			Text:   fmt.Sprintf("Of slot %s of %s %d are reserved, and %d may be sold.", quoted(slot), quoted(resourceID), reserved, capacity),
-			Remedy: "Raise the capacity if there is as much, or cancel reservations (publisher cancel-reservation). " + notSafe,
+			Text: fmt.Sprintf("Slot %s of %s has %d reserved and a capacity of %d.", quoted(slot), quoted(resourceID),
+				reserved, capacity),
+			Remedy: "Raise the capacity if there is more to sell, or cancel reservations (publisher " +
+				"cancel-reservation). " + notSafe,
 		})
 		return nil
 	})
@@ -241,9 +255,9 @@ func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err e
 	return found, nil
 }
 
-// checkReserved finds slots of which another number is reserved than their reservations say.
-// resources are those that are looked at, nil = all. gone counts slots that are reserved and have
-// no inventory row any more.
+// checkReserved finds slots whose reserved number differs from the sum of their reservations.
+// resources names those that are checked; nil means all. gone is the number of slots that have
+// reservations and no inventory row.
 func (s *Backends) checkReserved(ctx context.Context, resources []string) (found []*Finding, gone int, err error) {
 	rows, err := s.Postgres.Query(ctx, queryReserved, resources)
 	if err != nil {
@@ -259,10 +273,11 @@ func (s *Backends) checkReserved(ctx context.Context, resources []string) (found
 		}
 		d := difference{string(Reserved), slot, strconv.FormatInt(*reserved, 10), strconv.FormatInt(reservations, 10)}
 		found = append(found, &Finding{
-			Kind: Reserved, Resource: quoted(resourceID), Item: quoted(slot), Where: s.Namespace + ".inventory", Expected: d.expected, Found: d.found,
+			Kind: Reserved, Resource: quoted(resourceID), Item: quoted(slot), Where: s.Namespace + ".inventory",
+			Expected: d.expected, Found: d.found,
 			Text: fmt.Sprintf("Postgres has %d reserved of slot %s of %s; its confirmed reservations take %d.",
 				*reserved, quoted(slot), quoted(resourceID), reservations),
-			Remedy: "Set reserved to what the reservations say.", Automatic: true,
+			Remedy: "Set reserved to the sum of the reservations.", Automatic: true,
 			difference: d,
 		})
 		return nil
@@ -273,13 +288,34 @@ func (s *Backends) checkReserved(ctx context.Context, resources []string) (found
 	return found, gone, nil
 }
 
-// isViolation reports whether Postgres refused what a constraint forbids.
+// defaultMemory is how long answers and ended holds are remembered when no policy is stored.
+const defaultMemory = 24 * time.Hour
+
+// storedMemory returns how long answers and ended holds are remembered: the request-key-ttl of the stored
+// policy that is in force, or defaultMemory.
+func (s *Backends) storedMemory(ctx context.Context) (time.Duration, error) {
+	var text string
+	err := s.Postgres.QueryRow(ctx, queryKeyTTL).Scan(&text)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return defaultMemory, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the stored policy: %w", toMigrate(err))
+	}
+	memory, err := time.ParseDuration(text)
+	if err != nil {
+		return 0, fmt.Errorf("stored policy: request-key-ttl: %w", err)
+	}
+	return memory, nil
+}
+
+// isViolation reports whether Postgres refused a statement because of a check constraint.
 func isViolation(err error) bool {
 	var refused *pgconn.PgError
 	return errors.As(err, &refused) && refused.Code == pgerrCheckViolation
 }
 
-// toMigrate says what makes a table of which Postgres says that it is not there.
+// toMigrate adds a hint about `worker migrate` to an error about a missing table.
 func toMigrate(err error) error {
 	var refused *pgconn.PgError
 	if errors.As(err, &refused) && refused.Code == pgerrUndefinedTable {
@@ -288,13 +324,13 @@ func toMigrate(err error) error {
 	return err
 }
 
-// isRefused reports whether Postgres does not permit something to a user.
+// isRefused reports whether Postgres refused a statement for lack of permission.
 func isRefused(err error) bool {
 	var refused *pgconn.PgError
 	return errors.As(err, &refused) && (refused.Code == pgerrInsufficientPrivilege || refused.Code == pgerrReadOnly)
 }
 
-// What Postgres calls its errors.
+// The SQLSTATE codes of errors.
 const (
 	pgerrCheckViolation        = "23514"
 	pgerrReadOnly              = "25006"

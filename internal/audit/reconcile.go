@@ -17,92 +17,99 @@ import (
 	"holdfast/internal/holds"
 )
 
-// The pace of a Reconciler: its rounds take reconcileShare of the time, so they cost all servers and
-// the worker together that much of one core at most. What it did not use is kept for later, up to
-// reconcileSaved of work: a small installation is looked through at once.
+// The pace of a Reconciler. Its rounds take reconcileShare of the time, so they cost all servers
+// and the worker together at most that share of one core. Unused time is saved, up to
+// reconcileSaved of work, so a small installation is checked at once.
 const (
 	reconcileShare = 0.005
 	reconcileSaved = 500 * time.Millisecond
 	reconcilePause = 10 * time.Second // between two rounds
 	reconcileRetry = 5 * time.Second  // after a failure
 	reconcileRows  = 20               // resources whose reservations are summed up in one query
-	corruptMax     = 1000             // resources that wait to be looked at at once
-	corruptRest    = 20               // times that a look at a resource took, for which it rests when nothing was healed
+	corruptMax     = 1000             // reported resources that wait for an inspection
+	// a resource that was not healed rests this many times the duration of its inspection
+	corruptRest    = 20
 	corruptRestMin = 5 * time.Second
 	loggedMax      = 20 // differences of one resource that are logged one by one
 )
 
-// ReconcilerOptions say what a Reconciler does about differences.
+// ReconcilerOptions configure a Reconciler.
 type ReconcilerOptions struct {
-	// Heal mends what follows from the records and takes nothing away from anybody.
+	// Heal repairs what follows from the records and frees nothing that may belong to a hold.
 	Heal   bool
-	Memory time.Duration // for how long ended holds and answers are remembered
-	Name   string        // of this process, where people see it
-	Share  float64       // of the time that rounds take, 0 = reconcileShare
+	Memory time.Duration // how long ended holds and answers are remembered if no policy is stored
+	Name   string        // of this process, for operators
+	Share  float64       // share of the time that rounds take, 0 for reconcileShare
 }
 
-// Reconciler reads all resources in turn, a few at a time, for as long as it runs: what Redis
-// has of each, and the sums of Postgres. It does not read the streams; an audit does.
+// Reconciler checks all resources in turn, a few at a time, for as long as it runs: the data of
+// each in Redis, and the sums of Postgres. It does not read the streams; an audit does. It needs no
+// JetStream.
 //
-// One worker at a time does so, the one that has the lease. What a script finds corrupt is read and
-// healed by the worker that has run it, at once and at full speed, whoever has the lease: each repair
-// checks again, in the step in which it writes, what it repairs.
+// One worker at a time runs rounds over all resources, the one with the lease. A worker whose
+// script finds corrupt data of a resource checks and heals that resource at once and at full speed,
+// with or without the lease. That is safe because each repair checks the difference again in the
+// step in which it writes.
 //
-// What it heals it heals at once, because a resource whose counter is damaged grants nothing any more,
-// and those who could look are asleep: numbers and entries that are derived from the records are made
-// anew from them, in one step with the look. It lowers a counter only where the deadlines and the
-// users say too that no record is missing, and leaves alone what could be the trace of a lost
-// hold. All of it is logged and counted.
+// It heals at once, because a resource with a corrupt counter grants nothing, and no operator may
+// be awake. It derives counters and entries from the records, in one step with the check. It lowers
+// a counter only if the deadlines and the users also show that no record is missing, and it leaves
+// alone what could be the trace of a lost hold. It logs and counts everything that it finds.
 //
-// Nothing is looked at while Redis has not all that was written to it: that is the Keeper's, who fills it
-// again. It needs no JetStream.
+// It checks nothing while Redis lacks data that was written to it: the supervisor rebuilds Redis
+// then.
 type Reconciler struct {
 	inspector *inspector // of rounds
-	healer    *inspector // of what was found corrupt
-	term      *holds.EpochTerm
+	healer    *inspector // of reported resources
+	term      holds.Term
 	options   ReconcilerOptions
 	metrics   *Metrics
 	log       zerolog.Logger
 	pause     time.Duration
 	lease     lease
 	budget    *rate.Limiter // of rounds, in microseconds of work
-	resumed   time.Time     // when the work began that is not paid for yet
+	resumed   time.Time     // when the work began that the budget has not been charged for yet
+	failing   bool          // a failure is logged, and nothing has succeeded since; used by Run only
 
-	round map[string]*Finding // what is there and was not healed, in this round
-	known map[string]*Finding // and in the one before
+	round map[string]*Finding // found and not healed in this round
+	known map[string]*Finding // found and not healed in the previous round
 
 	mu      sync.Mutex
 	corrupt map[string]struct{}
-	resting map[string]time.Time // until when what was reported is not looked at again
-	nudged  chan struct{}        // has one element when damaged is not empty
+	resting map[string]time.Time // until when reports of a resource are ignored
+	nudged  chan struct{}        // has one element when corrupt is not empty
 }
 
-// NewReconciler returns a Reconciler. tenure says what Redis must have.
+// NewReconciler returns a Reconciler. term has the epoch that Redis must have.
 func NewReconciler(
-	backends Backends, leases Leases, term *holds.EpochTerm, o ReconcilerOptions, m *Metrics, log zerolog.Logger,
+	backends Backends, leases Leases, term holds.Term, o ReconcilerOptions, m *Metrics, log zerolog.Logger,
 ) *Reconciler {
 	if o.Share == 0 {
 		o.Share = reconcileShare
 	}
 	r := &Reconciler{
 		term: term, options: o, metrics: m, log: log, pause: reconcilePause,
-		lease:  lease{leases: leases, holder: o.Name + "/" + uuid.NewString(), every: leaseEvery},
-		budget: rate.NewLimiter(rate.Limit(o.Share*float64(time.Second/time.Microsecond)), int(reconcileSaved/time.Microsecond)),
-		round:  make(map[string]*Finding), known: make(map[string]*Finding),
+		lease: lease{leases: leases, holder: o.Name + "/" + uuid.NewString(), every: leaseEvery},
+		budget: rate.NewLimiter(rate.Limit(o.Share*float64(time.Second/time.Microsecond)),
+			int(reconcileSaved/time.Microsecond)),
+		round: make(map[string]*Finding), known: make(map[string]*Finding),
 		corrupt: make(map[string]struct{}), resting: make(map[string]time.Time), nudged: make(chan struct{}, 1),
 	}
-	keys := keyspace(backends.Namespace)
-	r.inspector = &inspector{Backends: backends, keys: keys, wait: func(ctx context.Context, _ int) error { return r.throttle(ctx) }}
-	r.healer = &inspector{Backends: backends, keys: keys, wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
+	keys := newKeyspace(backends.Namespace)
+	r.inspector = &inspector{Backends: backends, keys: keys,
+		wait: func(ctx context.Context, _ int) error { return r.throttle(ctx) }}
+	r.healer = &inspector{Backends: backends, keys: keys,
+		wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
 	return r
 }
 
-// RecheckSoon asks for a look at a resource now: a script has found it damaged. It never waits.
+// RecheckSoon requests an inspection of a resource whose data a script has found corrupt. It never
+// waits.
 func (r *Reconciler) RecheckSoon(resource string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if time.Now().Before(r.resting[resource]) || len(r.corrupt) >= corruptMax {
-		return // it is reported again as long as it is damaged
+		return // scripts report it again while it is corrupt
 	}
 	r.corrupt[resource] = struct{}{}
 	r.nudge()
@@ -116,7 +123,8 @@ func (r *Reconciler) takeCorrupt() []string {
 	return resources
 }
 
-// Run reconciles until ctx is over. What fails is retried: an outage is for others to report.
+// Run reconciles until ctx is done. It retries what fails. It logs the first failure of an outage,
+// and its end when a round succeeds or another worker runs the rounds.
 func (r *Reconciler) Run(ctx context.Context) error {
 	for r.term.WaitReady(ctx) == nil && ctx.Err() == nil {
 		had := !r.lease.until.IsZero()
@@ -126,30 +134,33 @@ func (r *Reconciler) Run(ctx context.Context) error {
 		}
 		switch {
 		case errors.Is(err, errNotMine):
+			r.logRecovery()
 			if had || len(r.round) > corruptMax {
 				r.forget()
 			}
 			pause = r.lease.next()
 		case err != nil:
-			r.logFailure(ctx, err, "looking for differences failed, will be repeated")
+			r.logFailure(ctx, err, "reconciliation round failed, will retry")
 			pause = reconcileRetry
+		default:
+			r.logRecovery()
 		}
-		_ = r.rest(ctx, pause) // whether the lease is held is asked again
+		_ = r.rest(ctx, pause) // the next attempt to keep the lease returns the same error
 	}
 	if err := r.lease.release(ctx); err != nil {
-		r.log.Warn().Err(err).Msg("lease of the reconciler not released, another worker waits for its end")
+		r.log.Warn().Err(err).Msg("reconciler lease not released, another worker takes over when it ends")
 	}
 	return nil
 }
 
-// forget forgets what was found in rounds: they are another worker's now.
+// forget drops the findings of earlier rounds: another worker runs the rounds now.
 func (r *Reconciler) forget() {
 	r.round, r.known = make(map[string]*Finding), make(map[string]*Finding)
 	r.metrics.setLeft(nil)
 }
 
-// throttle rests for as long as the work since it last rested costs. It returns an error when the lease is not held
-// any more.
+// throttle rests for as long as the budget requires after the work since the last rest. It returns
+// an error when the lease is lost.
 func (r *Reconciler) throttle(ctx context.Context) error {
 	worked := min(time.Since(r.resumed), reconcileSaved)
 	err := r.rest(ctx, r.budget.ReserveN(time.Now(), int(worked/time.Microsecond)).Delay())
@@ -157,15 +168,28 @@ func (r *Reconciler) throttle(ctx context.Context) error {
 	return err
 }
 
-// logFailure logs a failure. That Redis has lost its data is the Keeper's to tell.
+// logFailure logs the first failure of an outage. It ignores a loss of data, which the supervisor
+// logs.
 func (r *Reconciler) logFailure(ctx context.Context, err error, message string) {
-	if _, lost := r.term.Current(); lost == nil && ctx.Err() == nil && !errors.Is(err, holds.ErrDataLost) {
+	if _, lost := r.term.Current(); lost != nil || ctx.Err() != nil || errors.Is(err, holds.ErrDataLost) {
+		return
+	}
+	if !r.failing {
+		r.failing = true
 		r.log.Warn().Err(err).Msg(message)
 	}
 }
 
-// rest heals what is damaged, and keeps the lease if it is held, for some time. It returns an error, before
-// that time is over, when the lease is not held any more.
+// logRecovery logs the end of an outage.
+func (r *Reconciler) logRecovery() {
+	if r.failing {
+		r.failing = false
+		r.log.Info().Msg("reconciliation recovered")
+	}
+}
+
+// rest waits for a time. Meanwhile it heals reported resources and renews the lease if it is held.
+// It returns an error early when ctx is done or the lease is lost.
 func (r *Reconciler) rest(ctx context.Context, pause time.Duration) error {
 	over := time.NewTimer(pause)
 	defer over.Stop()
@@ -177,10 +201,10 @@ func (r *Reconciler) rest(ctx context.Context, pause time.Duration) error {
 		select {
 		case <-r.nudged:
 			if err := r.inspectCorrupt(ctx); err != nil {
-				r.logFailure(ctx, err, "looking at a damaged resource failed, will be repeated")
+				r.logFailure(ctx, err, "inspection of a corrupt resource failed, will retry")
 			}
 			continue
-		default: // first of all
+		default: // reports come before the other cases
 		}
 		select {
 		case <-ctx.Done():
@@ -197,7 +221,7 @@ func (r *Reconciler) rest(ctx context.Context, pause time.Duration) error {
 	}
 }
 
-// nudge wakes what looks at damaged resources.
+// nudge wakes rest, which inspects the reported resources.
 func (r *Reconciler) nudge() {
 	select {
 	case r.nudged <- struct{}{}:
@@ -205,13 +229,15 @@ func (r *Reconciler) nudge() {
 	}
 }
 
-// inspectCorrupt looks at each resource that was reported, under the epoch that is the current one now:
-// Redis may have been filled again since the damage was found, or since the round began that it
-// interrupts. One that it has not healed rests before it is looked at again.
-func (r *Reconciler) inspectCorrupt(ctx context.Context) (err error) {
-	if r.healer.epoch, err = r.term.Current(); err != nil {
+// inspectCorrupt inspects each reported resource under the current epoch: Redis may have been
+// rebuilt since the report, or since the round began that this interrupts. A resource that was not
+// healed rests before it is inspected again.
+func (r *Reconciler) inspectCorrupt(ctx context.Context) error {
+	current, err := r.term.Current()
+	if err != nil {
 		return err
 	}
+	r.healer.epoch = current.Name
 	for _, resource := range r.takeCorrupt() {
 		if !holds.ResourcePattern.MatchString(resource) {
 			continue
@@ -228,7 +254,7 @@ func (r *Reconciler) inspectCorrupt(ctx context.Context) (err error) {
 	return nil
 }
 
-// restFor has reports of a resource ignored for some time. Not more than corruptMax rest at a time.
+// restFor ignores reports of a resource for a time. At most corruptMax resources rest at a time.
 func (r *Reconciler) restFor(resource string, pause time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -239,11 +265,13 @@ func (r *Reconciler) restFor(resource string, pause time.Duration) {
 	}
 }
 
-// Round looks at everything once.
-func (r *Reconciler) Round(ctx context.Context) (err error) {
-	if r.inspector.epoch, err = r.term.Current(); err != nil {
+// Round checks all resources once.
+func (r *Reconciler) Round(ctx context.Context) error {
+	current, err := r.term.Current()
+	if err != nil {
 		return err
 	}
+	r.inspector.epoch = current.Name
 	r.round, r.resumed = make(map[string]*Finding), time.Now()
 	if err := r.roundOfRedis(ctx); err != nil {
 		return err
@@ -298,10 +326,12 @@ func (r *Reconciler) roundOfRedis(ctx context.Context) error {
 	}
 }
 
-// reconcile looks at resources, a second time where something differs, and heals and tells what is
-// there both times. stray is what differs among their other keys, or those of other resources. It returns how many
-// differences it has healed.
-func (r *Reconciler) reconcile(ctx context.Context, l *inspector, resources []string, stray map[string][]difference) (healed int, err error) {
+// reconcile checks resources, and checks those that differ a second time. It heals and reports the
+// differences that both checks show. stray has differences among other keys, also of other
+// resources. It returns how many differences it has healed.
+func (r *Reconciler) reconcile(
+	ctx context.Context, l *inspector, resources []string, stray map[string][]difference,
+) (healed int, err error) {
 	first := make(map[string][]difference)
 	collect := func(into map[string][]difference) func(inspection) error {
 		return func(found inspection) error {
@@ -325,7 +355,7 @@ func (r *Reconciler) reconcile(ctx context.Context, l *inspector, resources []st
 			found[name] = append(found[name], l.keys.describe(name, d))
 		}
 	}
-	for name, differences := range stray { // each was judged in one step
+	for name, differences := range stray { // each was checked in one step
 		for _, d := range differences {
 			found[name] = append(found[name], l.keys.describe(name, d))
 		}
@@ -340,11 +370,14 @@ func (r *Reconciler) reconcile(ctx context.Context, l *inspector, resources []st
 	return healed, nil
 }
 
-// healAndReport heals what it may of a resource, and tells. It returns how many differences it has healed.
-func (r *Reconciler) healAndReport(ctx context.Context, l *inspector, resource string, found []*Finding) (healed int, err error) {
+// healAndReport heals the differences of a resource as far as the options allow, and reports all of
+// them. It returns how many it has healed.
+func (r *Reconciler) healAndReport(
+	ctx context.Context, l *inspector, resource string, found []*Finding,
+) (healed int, err error) {
 	if r.options.Heal {
 		healing := slices.DeleteFunc(slices.Clone(found), func(f *Finding) bool { return !f.safeToHeal() })
-		if err := l.repairResource(ctx, resource, healing, r.options.Memory, true); err != nil {
+		if err := l.repairResource(ctx, resource, healing, r.memory(), true); err != nil {
 			return 0, err
 		}
 	}
@@ -355,23 +388,32 @@ func (r *Reconciler) healAndReport(ctx context.Context, l *inspector, resource s
 	return healed, nil
 }
 
-// safeToHeal reports whether mending a difference takes nothing away from anybody, whatever
-// else is lost. Of counters the script sees to it.
+// memory returns how long ended holds and answers are remembered, by the stored policy that is in force.
+func (r *Reconciler) memory() time.Duration {
+	if epoch, err := r.term.Current(); err == nil && epoch.Policies != nil {
+		return epoch.Policies.At(time.Now()).RequestKeyTTL
+	}
+	return r.options.Memory
+}
+
+// safeToHeal reports whether the repair of a difference frees nothing, whatever else is lost. For
+// counters the script makes sure of that.
 func (f *Finding) safeToHeal() bool {
 	switch d := f.difference; d.what {
-	case string(Counter), string(Users), string(Departing), string(Tombstone), string(Index), string(HoldKey), string(Agenda), string(Rev):
+	case string(Counter), string(Users), string(Departing), string(Tombstone), string(Index), string(HoldKey),
+		string(Agenda), string(Rev):
 		return true
 	case string(WrongType):
 		return d.name != "records"
 	case string(Due):
-		return d.expected != "-" // who sweeps takes out the others
+		return d.expected != "-" // the sweep removes the others
 	case string(Residue):
 		return d.found != "there is no such hold"
 	}
 	return false
 }
 
-// report logs and counts differences, those that are left once as long as they are there.
+// report logs and counts differences. It reports one that is not healed once while it lasts.
 func (r *Reconciler) report(resource string, found []*Finding) {
 	logged := 0
 	for _, f := range found {
@@ -391,17 +433,19 @@ func (r *Reconciler) report(resource string, found []*Finding) {
 			if f.personal {
 				item, where = "a user", "see worker audit"
 			}
-			r.log.Error().Str("kind", string(f.Kind)).Str("resource_id", resource).Str("item", item).Str("where", where).
+			r.log.Error().Str("kind", string(f.Kind)).Str("resource_id", resource).Str("item", item).Str("where",
+				where).
 				Str("found", f.Found).Str("expected", f.Expected).Bool("healed", healed).
-				Msg("what is kept differs from what it should be")
+				Msg("data inconsistency found")
 		}
 	}
 	if logged > loggedMax {
-		r.log.Error().Str("resource_id", resource).Int("more", logged-loggedMax).Msg("more differs on this resource, see worker audit")
+		r.log.Error().Str("resource_id", resource).Int("more",
+			logged-loggedMax).Msg("further differences omitted, see worker audit")
 	}
 }
 
-// roundOfPostgres compares what is reserved with the reservations.
+// roundOfPostgres compares inventory.reserved with the sums of the reservations.
 func (r *Reconciler) roundOfPostgres(ctx context.Context) error {
 	for last := ""; ; {
 		rows, err := r.inspector.Postgres.Query(ctx, queryResources, last, reconcileRows)

@@ -1,7 +1,6 @@
 package audit_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,116 +8,51 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/go-json-experiment/json"
 	"github.com/redis/go-redis/v9"
-	"github.com/rs/zerolog"
-	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
-// recordedReconciler is a Reconciler whose log and measurements are kept.
-type recordedReconciler struct {
-	*audit.Reconciler
-	t      testing.TB
-	reader *sdkmetric.ManualReader
-
-	mu  sync.Mutex
-	log bytes.Buffer
-}
-
-func (w *recordedReconciler) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.log.Write(p)
-}
-
-func (s *scene) newReconciler(heal bool) *recordedReconciler {
-	return s.newReconcilerWithTerm(s.term, heal)
-}
-
-func (s *scene) newReconcilerWithTerm(term *holds.EpochTerm, heal bool) *recordedReconciler {
-	s.Helper()
-	w := &recordedReconciler{t: s.TB, reader: sdkmetric.NewManualReader()}
-	metrics, err := audit.NewMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(w.reader)).Meter("test"))
-	s.must(err)
-	backends := s.backends
-	backends.JetStream = nil // it needs none
-	w.Reconciler = audit.NewReconciler(backends, s.store, term, audit.ReconcilerOptions{Heal: heal, Memory: memory, Share: 1}, metrics, zerolog.New(w))
-	return w
-}
-
-// logged returns the kinds of the differences that were logged since the last call, and whether
-// each was healed.
-func (w *recordedReconciler) logged() (kinds []string) {
-	w.t.Helper()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for line := range bytes.Lines(w.log.Bytes()) {
-		var entry struct {
-			Level, Kind string
-			Resource    string `json:"resource_id"`
-			Healed      bool
-		}
-		if err := json.Unmarshal(line, &entry, json.MatchCaseInsensitiveNames(true)); err != nil || entry.Level != "error" || entry.Resource == "" {
-			w.t.Errorf("logged %s: %v", line, err)
-		}
-		kind := entry.Kind
-		if !entry.Healed {
-			kind += ", left"
-		}
-		kinds = append(kinds, kind)
+// TestReconciler_BudgetExhausted_HealsWhatIsReported leaves no budget for a round, which rests. A
+// resource that is reported meanwhile is healed at once.
+func TestReconciler_BudgetExhausted_HealsWhatIsReported(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	w := s.newReconciler(true)
+	w.Exhaust()
+	s.redis.HSet(t.Context(), s.key("hall", "counts"), "A-1", "x")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- w.Round(ctx) }()
+	w.RecheckSoon("hall")
+	stacktest.Eventually(t, "the counter to be healed", func() bool { return w.measured("holdfast.audit.healed") == 1 })
+	cancel()
+	if err := <-done; err == nil {
+		t.Error("the round ended without an error")
 	}
-	w.log.Reset()
-	slices.Sort(kinds)
-	return kinds
 }
 
-// measured is the sum of a measurement over all kinds.
-func (w *recordedReconciler) measured(name string) (sum int64) {
-	w.t.Helper()
-	var all metricdata.ResourceMetrics
-	if err := w.reader.Collect(w.t.Context(), &all); err != nil {
-		w.t.Fatal(err)
-	}
-	for _, scope := range all.ScopeMetrics {
-		for _, m := range scope.Metrics {
-			if m.Name != name {
-				continue
-			}
-			switch data := m.Data.(type) {
-			case metricdata.Sum[int64]:
-				for _, p := range data.DataPoints {
-					sum += p.Value
-				}
-			case metricdata.Gauge[int64]:
-				for _, p := range data.DataPoints {
-					sum += p.Value
-				}
-			}
-		}
-	}
-	return sum
-}
+// leftToOperator are the corruptions that a repair can repair and a Reconciler leaves to operators,
+// because they could be the trace of a lost hold.
+var leftToOperator = []string{"an ended hold is due", "an unknown hold is due", "an index of an unknown user"}
 
-// leftToOperator are the damages that a Reconciler leaves to people although a repair can mend them: what
-// could be the trace of a lost hold.
-var leftToOperator = []string{"an ended hold is due", "nobody is due", "an index of nobody"}
-
-// TestReconciler_EachCorruption_Healed makes each thing wrong in Redis that can be mended, one after another, and sees that a
-// round of the Reconciler heals it, logs it and counts it; one that may only report does no more than
-// that.
+// TestReconciler_EachCorruption_Healed corrupts Redis in each way that can be repaired, one after
+// another. A round of a Reconciler heals it, logs it and counts it. A Reconciler that may only
+// report changes nothing.
 func TestReconciler_EachCorruption_Healed(t *testing.T) {
 	t.Parallel()
 	repairable := slices.DeleteFunc(slices.Clone(inRedis), func(d corruption) bool {
-		return !d.repairable || slices.Contains(leftToOperator, d.name) || d.name == "the agenda has what is over" // who sweeps takes it off
+		// the sweep removes it
+		return !d.repairable || slices.Contains(leftToOperator, d.name) ||
+			d.name == "the agenda has a finished resource"
 	})
 	for part := range slices.Chunk(repairable, 10) {
 		t.Run(strings.ReplaceAll(part[0].name, " ", "_"), func(t *testing.T) {
@@ -136,42 +70,46 @@ func (s *scene) checkHealed(d corruption) {
 	ctx := s.Context()
 	quiet := s.newReconciler(true)
 	s.must(quiet.Round(ctx))
-	if got := quiet.logged(); len(got) > 0 || quiet.measured("holdfast.audit.differences") > 0 || quiet.measured("holdfast.audit.resources") != 2 || quiet.measured("holdfast.audit.rounds") != 1 {
-		s.Fatalf("before %s it says %v", d.name, got)
+	if got := quiet.logged(); len(got) > 0 || quiet.measured("holdfast.audit.differences") > 0 ||
+		quiet.measured("holdfast.audit.resources") != 2 || quiet.measured("holdfast.audit.rounds") != 1 {
+		s.Fatalf("before %q it logged %v", d.name, got)
 	}
 	d.apply(s)
 	want := strings.Fields(d.wantKinds)
 	reporting := s.newReconciler(false)
-	for range 2 { // what is left is told once
+	for range 2 { // a difference that stays is logged once
 		s.must(reporting.Round(ctx))
 	}
 	if got := reporting.logged(); !slices.Equal(got, suffixed(want, ", left")) {
-		s.Errorf("when %s it logged %v, want %v", d.name, got, suffixed(want, ", left"))
+		s.Errorf("when %q it logged %v, want %v", d.name, got, suffixed(want, ", left"))
 	}
-	if got := reporting.measured("holdfast.audit.left"); got != int64(len(want)) || reporting.measured("holdfast.audit.differences") != got || reporting.measured("holdfast.audit.healed") != 0 {
-		s.Errorf("when %s, %d differences are left, want %d", d.name, got, len(want))
+	if got := reporting.measured("holdfast.audit.left"); got != int64(len(want)) ||
+		reporting.measured("holdfast.audit.differences") != got || reporting.measured("holdfast.audit.healed") != 0 {
+		s.Errorf("when %q, %d differences are left, want %d", d.name, got, len(want))
 	}
 	if report := s.audit(audit.Options{}); !slices.Equal(kinds(report), want) {
-		s.Errorf("who may only report has changed, when %s:\n%s", d.name, findingsText(report))
+		s.Errorf("the reporting Reconciler has changed data, when %q:\n%s", d.name, findingsText(report))
 	}
 
 	healing := s.newReconciler(true)
 	s.must(healing.Round(ctx))
 	got := healing.logged()
-	// An index that is corrected is no residue any more, if it was seen in this order.
-	if !slices.Equal(got, want) && !slices.Equal(append(got, "residue"), want) || healing.measured("holdfast.audit.left") != 0 || healing.measured("holdfast.audit.healed") != int64(len(got)) {
-		s.Errorf("when %s it logged %v, want %v healed", d.name, got, want)
+	// A corrected index is no residue any more, if it was read in this order.
+	if !slices.Equal(got, want) && !slices.Equal(append(got, "residue"), want) ||
+		healing.measured("holdfast.audit.left") != 0 || healing.measured("holdfast.audit.healed") != int64(len(got)) {
+		s.Errorf("when %q it logged %v, want %v healed", d.name, got, want)
 	}
 	s.wantNoFindings()
-	if s.redis.Exists(ctx, s.key("hall", "departing")).Val() == 1 { // it has one announced again
+	if s.redis.Exists(ctx, s.key("hall", "departing")).Val() == 1 { // an expiry is announced again
 		s.startWorkers(1)
-		stacktest.Eventually(s, "the announcement", func() bool { return s.redis.Exists(ctx, s.key("hall", "departing")).Val() == 0 })
+		stacktest.Eventually(s, "the announcement",
+			func() bool { return s.redis.Exists(ctx, s.key("hall", "departing")).Val() == 0 })
 		s.stopWorkers()
 	}
 }
 
-// TestReconciler_TraceOfLostHold_OnlyReported makes wrong what a repair can mend and what could be the trace of a lost hold: it is told,
-// and left to people.
+// TestReconciler_TraceOfLostHold_OnlyReported corrupts what a repair can repair and what could be
+// the trace of a lost hold. It is reported and left to operators.
 func TestReconciler_TraceOfLostHold_OnlyReported(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
@@ -194,30 +132,31 @@ func suffixed(words []string, suffix string) (all []string) {
 	return all
 }
 
-// TestReconciler_RecordLost_NothingFreed takes away a record, as lost data would be, and sees that nothing is given back of
-// what the hold took, but that it is told.
+// TestReconciler_RecordLost_NothingFreed removes a record, as data loss would. The slots of the
+// hold are not freed, and the difference is reported.
 func TestReconciler_RecordLost_NothingFreed(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	s.redis.HDel(t.Context(), s.key("hall", "records"), uuidOf(s.other))
 	w := s.newReconciler(true)
 	s.must(w.Round(t.Context()))
-	if got := w.logged(); !slices.Equal(got, []string{"counter, left", "due, left", "residue, left", "residue, left", "users, left"}) {
+	if got := w.logged(); !slices.Equal(got,
+		[]string{"counter, left", "due, left", "residue, left", "residue, left", "users, left"}) {
 		t.Errorf("it logged %v", got)
 	}
 	if got := s.redis.HGet(t.Context(), s.key("hall", "counts"), "A-1").Val(); got != "3" {
 		t.Errorf("%s are held of A-1, want 3", got)
 	}
-	// It may be that the counters are what is damaged besides; they are still not lowered.
+	// The counters may be corrupt as well. They are still not lowered.
 	s.redis.HSet(t.Context(), s.key("hall", "counts"), "A-2", "1", "A-1", "x")
 	s.must(w.Round(t.Context()))
 	if got := s.redis.HMGet(t.Context(), s.key("hall", "counts"), "A-1", "A-2").Val(); got[0] != "x" || got[1] != "2" {
-		t.Errorf("the counters are %v, want what is too low raised and the other left", got)
+		t.Errorf("the counters are %v, want the low one raised and the other unchanged", got)
 	}
 }
 
-// TestReconciler_RecordAndUserLost_NothingFreed takes away all that is counted of a user as well: the deadline still says that there is
-// a hold.
+// TestReconciler_RecordAndUserLost_NothingFreed removes the record and everything counted for its
+// user. The deadline still shows that the hold existed.
 func TestReconciler_RecordAndUserLost_NothingFreed(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
@@ -229,7 +168,7 @@ func TestReconciler_RecordAndUserLost_NothingFreed(t *testing.T) {
 	}
 }
 
-// failAfterRepair is a Redis that is lost after the first script which repairs something.
+// failAfterRepair fails every command after the first script that repairs.
 type failAfterRepair struct {
 	redis.Hook
 	repaired bool
@@ -244,7 +183,7 @@ func (h *failAfterRepair) ProcessPipelineHook(next redis.ProcessPipelineHook) re
 			return next(ctx, commands)
 		}
 		if h.repaired {
-			err := errors.New("it is lost")
+			err := errors.New("connection lost")
 			for _, c := range commands {
 				c.SetErr(err)
 			}
@@ -260,8 +199,9 @@ func (*failAfterRepair) DialHook(next redis.DialHook) redis.DialHook { return ne
 
 func (*failAfterRepair) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
-// TestReconciler_DiesAfterFirstStep_CountersComplete damages what has more fields than are mended in one step, and has who mends it die after the
-// first: what others decide by is there again, or not yet.
+// TestReconciler_DiesAfterFirstStep_CountersComplete corrupts a hash with more fields than one
+// repair writes in a step, and fails the repair after its first step. The hash is then complete or
+// untouched.
 func TestReconciler_DiesAfterFirstStep_CountersComplete(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"counts", "users"} {
@@ -293,7 +233,7 @@ func TestReconciler_DiesAfterFirstStep_CountersComplete(t *testing.T) {
 			s := &scene{harness: w}
 			s.backends.Redis = client
 			if err := s.newReconciler(true).Round(ctx); err == nil || !hook.repaired {
-				t.Fatalf("nobody died: %v", err)
+				t.Fatalf("the repair did not fail: %v", err)
 			}
 			if after := w.redis.HGetAll(ctx, key).Val(); len(before) < 200 || !maps.Equal(before, after) {
 				t.Errorf("%d fields after one step, before %d", len(after), len(before))
@@ -302,24 +242,8 @@ func TestReconciler_DiesAfterFirstStep_CountersComplete(t *testing.T) {
 	}
 }
 
-// TestRepair_RecordUnreadable_CountersNotGuessed damages the counters while a record cannot be read: what it takes is not known, and who asks for a
-// repair all the same does not have them made up.
-func TestRepair_RecordUnreadable_CountersNotGuessed(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	ctx := t.Context()
-	s.redis.HSet(ctx, s.key("hall", "records"), uuidOf(s.other), "nonsense")
-	s.redis.Del(ctx, s.key("hall", "counts"))
-	s.redis.RPush(ctx, s.key("hall", "counts"), "oops")
-	report := s.audit(audit.Options{})
-	s.must(audit.Repair(ctx, s.backends, report.Findings, memory))
-	if kind := s.redis.Type(ctx, s.key("hall", "counts")).Val(); kind != "list" {
-		t.Errorf("the counters are a %s with %v", kind, s.redis.HGetAll(ctx, s.key("hall", "counts")).Val())
-	}
-}
-
-// TestReconciler_ClaimedRecordLost_NothingFreed takes away the record of a hold that is being paid, which has no deadline: only the
-// number of its user's holds says still that there was one.
+// TestReconciler_ClaimedRecordLost_NothingFreed removes the record of a hold with a claimed
+// payment, which has no deadline. Only its user's number of holds still shows that it existed.
 func TestReconciler_ClaimedRecordLost_NothingFreed(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
@@ -345,7 +269,8 @@ func TestReconciler_ClaimedRecordLost_NothingFreed(t *testing.T) {
 	}
 }
 
-// TestReconciler_ReservedWrong_OnlyReported makes Postgres' sums wrong: they are told, and left to people.
+// TestReconciler_ReservedWrong_OnlyReported makes Postgres' sums wrong. They are reported and left
+// to operators.
 func TestReconciler_ReservedWrong_OnlyReported(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
@@ -362,7 +287,8 @@ func TestReconciler_ReservedWrong_OnlyReported(t *testing.T) {
 	}
 }
 
-// TestReconciler_CorruptionReported_RechecksSoon has a running Reconciler told of a damaged resource.
+// TestReconciler_CorruptionReported_RechecksSoon reports a corrupt resource to a running
+// Reconciler.
 func TestReconciler_CorruptionReported_RechecksSoon(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
@@ -385,7 +311,8 @@ func TestReconciler_CorruptionReported_RechecksSoon(t *testing.T) {
 	}
 }
 
-// TestReconciler_EpochLost_DoesNothing takes the epoch away: whoever rebuilds is not to be disturbed.
+// TestReconciler_EpochLost_DoesNothing removes the epoch. The Reconciler must not interfere with a
+// rebuild.
 func TestReconciler_EpochLost_DoesNothing(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
@@ -400,14 +327,15 @@ func TestReconciler_EpochLost_DoesNothing(t *testing.T) {
 	if got := kinds(report); !slices.Equal(got, []string{"data_lost"}) {
 		t.Errorf("found %v", got)
 	}
-	if got := strings.Join(report.Inconclusive, "\n"); !strings.Contains(got, "1 resource could not be looked at in redis") {
-		t.Errorf("cannot tell %s", got)
+	if got := strings.Join(report.Inconclusive, "\n"); !strings.Contains(got, "1 resource could not be read in redis") {
+		t.Errorf("inconclusive: %s", got)
 	}
 	w.RecheckSoon("hall")
 }
 
-// TestReconciler_PaymentUnanswered_ReportedAfterADay has a payment claim a hold, and its event be gone. It is reported when
-// that is a day ago; the payment, published again, ends it as a reservation.
+// TestReconciler_PaymentUnanswered_ReportedAfterADay claims a hold by a payment whose event is
+// lost. It is reported when the claim is a day old. The payment, published again, makes a
+// reservation of it.
 func TestReconciler_PaymentUnanswered_ReportedAfterADay(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
@@ -444,5 +372,68 @@ func TestReconciler_PaymentUnanswered_ReportedAfterADay(t *testing.T) {
 	s.must(w.Round(ctx))
 	if got := w.logged(); len(got) > 0 {
 		t.Errorf("afterwards it logged %v", got)
+	}
+}
+
+// tombstoneTTL returns how long the record of a hold is still remembered.
+func (s *scene) tombstoneTTL(resource, hold string) time.Duration {
+	s.Helper()
+	until, err := s.redis.ZScore(s.Context(), s.key(resource, "tombstones"), uuidOf(hold)).Result()
+	s.must(err)
+	return time.UnixMilli(int64(until)).Sub(s.redis.Time(s.Context()).Val())
+}
+
+// TestReconciler_PolicyStored_DecidesTombstones removes the tombstone of an ended hold. The Reconciler
+// writes it again with the request-key-ttl of the stored policy, which differs from its own setting.
+func TestReconciler_PolicyStored_DecidesTombstones(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.storePolicy(2 * memory)
+	term := recovery.NewEpochTerm()
+	s.checkEpoch(s.newSupervisor(term), true)
+	s.redis.ZRem(t.Context(), s.key("hall", "tombstones"), uuidOf(s.paid))
+	s.must(s.newReconcilerWithTerm(term, true).Round(t.Context()))
+	if got := s.tombstoneTTL("hall", s.paid); got < 2*memory-time.Minute || got > 2*memory {
+		t.Errorf("the record is remembered for %v, want %v", got, 2*memory)
+	}
+}
+
+// failingLeases fails while down is set, each time with another error.
+type failingLeases struct {
+	audit.Leases
+	down   atomic.Bool
+	failed atomic.Int64
+}
+
+func (l *failingLeases) KeepLease(ctx context.Context, name, holder string, lease time.Duration) (bool, error) {
+	if l.down.Load() {
+		return false, fmt.Errorf("failure %d", l.failed.Add(1))
+	}
+	return l.Leases.KeepLease(ctx, name, holder, lease)
+}
+
+// TestReconciler_Outage_LoggedAtBeginAndEnd fails several attempts to take the lease. The
+// Reconciler logs one line when the outage begins and one when it ends.
+func TestReconciler_Outage_LoggedAtBeginAndEnd(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	leases := &failingLeases{Leases: s.store}
+	leases.down.Store(true)
+	w := s.newReconcilerWith(leases, s.term, true)
+	var running sync.WaitGroup
+	defer running.Wait()
+	stopping, stop := context.WithCancel(t.Context())
+	defer stop()
+	running.Go(func() { _ = w.Run(stopping) })
+	stacktest.Eventually(t, "several failures", func() bool { return leases.failed.Load() >= 2 })
+	leases.down.Store(false)
+	lines := func(text string) int {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return strings.Count(w.log.String(), text)
+	}
+	stacktest.Eventually(t, "the end of the outage", func() bool { return lines("reconciliation recovered") > 0 })
+	if n := lines("reconciliation round failed"); n != 1 {
+		t.Errorf("%d lines report the begin of the outage: %s", n, w.log.String())
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"holdfast/internal/record"
 )
 
 // id is the 16 bytes of a UUID: of a hold, or of an outcome.
@@ -12,7 +14,8 @@ type id [16]byte
 
 func (i id) String() string { return hex.EncodeToString(i[:]) }
 
-// unixMilli is when the id of a hold was made, in ms of the clock of the worker that made it: the id is a UUIDv7.
+// unixMilli returns when the id of a hold was created, in ms by the clock of its worker. The id is
+// a UUIDv7.
 func (i id) unixMilli() (ms int64) {
 	for _, b := range i[:6] {
 		ms = ms<<8 | int64(b)
@@ -20,7 +23,7 @@ func (i id) unixMilli() (ms int64) {
 	return ms
 }
 
-// parseID reads 32 hex digits.
+// parseID parses 32 hex digits.
 func parseID(text string) (i id, ok bool) {
 	if len(text) != 2*len(i) {
 		return id{}, false
@@ -29,58 +32,59 @@ func parseID(text string) (i id, ok bool) {
 	return i, err == nil
 }
 
-// record is what Redis remembers of a hold.
-type record struct {
+// holdRecord is the record of a hold in Redis.
+type holdRecord struct {
 	id         id
-	late       bool // it is what a late payment has taken again, not the hold itself
+	late       bool // it has the slots that a late payment took again
 	state      string
 	deadline   int64 // ms, as all times here
 	created    int64
-	ended      int64 // of a claimed or confirmed hold the claim
+	ended      int64 // of a claimed or confirmed hold, when it was claimed
 	quantity   int64
 	by         string
 	user       string
 	key        string
 	slots      string // sorted, with commas
-	toAnnounce bool   // hold.expired is to be stored still
-	remembered bool   // as a tombstone
-	over       int64  // until when it is remembered, 0 = it is not
+	toAnnounce bool   // its hold.expired is not stored yet
+	remembered bool   // it has a tombstone
+	over       int64  // until when it is remembered, 0 without a tombstone
 }
 
-// name is the name of the record in Redis.
-func (r *record) name() string {
+// name returns the field of the record in Redis.
+func (r *holdRecord) name() string {
 	if r.late {
 		return "late:" + r.id.String()
 	}
 	return r.id.String()
 }
 
-func (r *record) live() bool { return r.state == "held" || r.state == "confirming" }
+func (r *holdRecord) live() bool { return r.state == "held" || r.state == "confirming" }
 
-// parseRecord reads a record as the scripts return it:
+// parseRecord parses a record as the scripts return it. head is:
 //
 //	state deadline_ms created_ms quantity ended_ms by user request_key slots
-func parseRecord(name, head, place string) (r record, err error) {
+//	state deadline_ms created_ms quantity ended_ms by user request_key slots
+func parseRecord(name, head, place string) (r holdRecord, err error) {
 	uuid, late := strings.CutPrefix(name, "late:")
 	var ok bool
 	if r.id, ok = parseID(uuid); !ok {
-		return r, fmt.Errorf("the record %q is not a hold's", name)
+		return r, fmt.Errorf("record %q: not the id of a hold", name)
 	}
-	words := strings.SplitN(head, " ", 9)
-	if len(words) != 9 {
-		return r, fmt.Errorf("the record of hold %s has %d words", uuid, len(words))
+	stored, err := record.Parse(head)
+	if err != nil {
+		return r, fmt.Errorf("record of hold %s: %w", uuid, err)
 	}
-	for i, to := range []*int64{&r.deadline, &r.created, &r.quantity, &r.ended} {
-		if *to, err = strconv.ParseInt(words[i+1], 10, 64); err != nil {
-			return r, fmt.Errorf("the record of hold %s: %w", uuid, err)
-		}
+	tail, err := record.ParseShortTail(stored.Tail)
+	if err != nil {
+		return r, fmt.Errorf("record of hold %s: %w", uuid, err)
 	}
-	r.late, r.state, r.by, r.user, r.key, r.slots = late, words[0], words[5], words[6], words[7], words[8]
+	r.late, r.state, r.by, r.user, r.key, r.slots = late, stored.State, stored.By, tail.User, tail.RequestKey, tail.Slots
+	r.deadline, r.created, r.ended, r.quantity = stored.Deadline, stored.Created, stored.Ended, stored.Quantity
 	r.toAnnounce = place == "d"
 	if over, is := strings.CutPrefix(place, "t"); is {
 		r.remembered = true
 		if r.over, err = strconv.ParseInt(over, 10, 64); err != nil {
-			return r, fmt.Errorf("the record of hold %s: %w", uuid, err)
+			return r, fmt.Errorf("record of hold %s: %w", uuid, err)
 		}
 	}
 	return r, nil

@@ -15,35 +15,36 @@ import (
 	"holdfast/internal/lua"
 )
 
-// Result is what became of the repair of a finding.
+// Result is the result of the repair of a finding.
 type Result string
 
-// The results of a repair. Unsafe is only said by a Reconciler: it lowers a counter only where
-// nothing else says that a hold is missing.
+// The results of a repair. Only a Reconciler gets Unsafe: it lowers a counter only if nothing else
+// suggests that a hold is missing.
 const (
 	Done       Result = "done"
-	Gone       Result = "gone"       // it was not there any more
-	Changed    Result = "changed"    // it is another difference now: look again
-	Unsafe     Result = "unsafe"     // nothing was done
-	Impossible Result = "impossible" // nothing was done: there is more than one way to mend it
-	large      Result = "large"      // nothing was done yet: the resource is too large for one step
+	Gone       Result = "gone"       // it no longer existed
+	Changed    Result = "changed"    // it is a different one now: audit again
+	Unsafe     Result = "unsafe"     // nothing was changed
+	Impossible Result = "impossible" // nothing was changed: there is more than one possible repair
+	large      Result = "large"      // nothing was changed yet: the resource is too large for one step
 )
 
-// resolved reports whether a difference is gone.
+// resolved reports whether the difference no longer exists.
 func (r Result) resolved() bool { return r == Done || r == Gone }
 
 // The bounds of a step of a repair.
 const (
 	repairBatch      = 200                   // differences of a resource
-	repairRecordsMax = 2 * inspectRecordsMax // records that are added up in one step
-	// For how long one repairs counters of a large resource alone, at most: much longer than it takes.
+	repairRecordsMax = 2 * inspectRecordsMax // records that are summed up in one step
+	// How long a repair of a large resource excludes others, at most. It is much longer than a
+	// repair takes.
 	adjustLease     = 10 * time.Second
 	adjustPerRecord = time.Millisecond
 )
 
-// Repair mends what is Automatic among findings and sets the Result of each. Each difference is
-// looked at again in the same step in which it is mended, and left alone unless it is the one that
-// was found. memory is for how long ended holds and answers are remembered.
+// Repair repairs the findings that are Automatic and sets the Result of each. It checks each difference
+// again in the same step in which it repairs it, and leaves it alone if it has changed. memory is how
+// long ended holds and answers are remembered, 0 for the stored policy.
 func Repair(ctx context.Context, backends Backends, findings []*Finding, memory time.Duration) error {
 	err := repair(ctx, backends, findings, memory)
 	if redis.HasErrorPrefix(err, "NOPERM") || isRefused(err) {
@@ -67,10 +68,16 @@ func repair(ctx context.Context, backends Backends, findings []*Finding, memory 
 			inRedis[f.Resource] = append(inRedis[f.Resource], f)
 		}
 	}
-	l := &inspector{Backends: backends, keys: keyspace(backends.Namespace), wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
+	l := &inspector{Backends: backends, keys: newKeyspace(backends.Namespace),
+		wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
 	var err error
 	if l.epoch, err = backends.readEpoch(ctx); err != nil {
 		return err
+	}
+	if memory == 0 {
+		if memory, err = backends.storedMemory(ctx); err != nil {
+			return err
+		}
 	}
 	for resource, its := range inRedis {
 		if err := l.repairResource(ctx, resource, its, memory, false); err != nil {
@@ -80,10 +87,14 @@ func repair(ctx context.Context, backends Backends, findings []*Finding, memory 
 	return nil
 }
 
-// repairResource mends differences of one resource in Redis. onlySafe is for who has asked nobody.
-func (l *inspector) repairResource(ctx context.Context, resource string, findings []*Finding, memory time.Duration, onlySafe bool) error {
-	// A key of a wrong type comes first: the others are mended in what is made in its place.
-	slices.SortStableFunc(findings, func(a, b *Finding) int { return flag(b.Kind == WrongType) - flag(a.Kind == WrongType) })
+// repairResource repairs differences of one resource in Redis. onlySafe restricts it to repairs
+// that need no confirmation by an operator.
+func (l *inspector) repairResource(
+	ctx context.Context, resource string, findings []*Finding, memory time.Duration, onlySafe bool,
+) error {
+	// Keys of a wrong type come first: the other repairs write to the keys that replace them.
+	slices.SortStableFunc(findings,
+		func(a, b *Finding) int { return flag(b.Kind == WrongType) - flag(a.Kind == WrongType) })
 	head := []any{memory.Milliseconds(), flag(onlySafe), repairRecordsMax}
 	if err := l.repairEach(ctx, scriptRepair, resource, head, findings); err != nil {
 		return err
@@ -92,7 +103,7 @@ func (l *inspector) repairResource(ctx context.Context, resource string, finding
 	for _, f := range findings {
 		switch {
 		case f.Result == large && f.Kind == WrongType:
-			f.Result = Impossible // all that it counts would have to be written in one step
+			f.Result = Impossible // the key would have to be written in one step
 		case f.Result == large:
 			counted = append(counted, f)
 		}
@@ -103,8 +114,11 @@ func (l *inspector) repairResource(ctx context.Context, resource string, finding
 	return l.adjust(ctx, resource, counted, onlySafe)
 }
 
-// repairEach has a script repair differences, some in each step, and sets their results. head comes before them.
-func (l *inspector) repairEach(ctx context.Context, script lua.Script, resource string, head []any, findings []*Finding) error {
+// repairEach runs a script that repairs differences, a batch in each step, and sets their results.
+// head comes before them in the arguments.
+func (l *inspector) repairEach(
+	ctx context.Context, script lua.Script, resource string, head []any, findings []*Finding,
+) error {
 	for chunk := range slices.Chunk(findings, repairBatch) {
 		args := slices.Clone(head)
 		for _, f := range chunk {
@@ -124,12 +138,14 @@ func (l *inspector) repairEach(ctx context.Context, script lua.Script, resource 
 	return nil
 }
 
-// repairStep runs a script that repairs, and returns what it says besides its status.
-func (l *inspector) repairStep(ctx context.Context, script lua.Script, resource string, args ...any) (words []string, err error) {
+// repairStep runs a script that repairs, and returns its reply after the status.
+func (l *inspector) repairStep(
+	ctx context.Context, script lua.Script, resource string, args ...any,
+) (words []string, err error) {
 	c := l.newCall(script, resource, args...)
 	lua.Run(ctx, l.Redis, []*lua.Call{c})
 	if c.Err == nil && c.Status == statusLost {
-		return nil, fmt.Errorf("repair %s: %w, or is being filled again", resource, holds.ErrDataLost)
+		return nil, fmt.Errorf("repair %s: %w, or redis is being rebuilt", resource, holds.ErrDataLost)
 	}
 	if err := c.Expect(0); err != nil {
 		return nil, fmt.Errorf("repair %s: %w", resource, err)
@@ -137,9 +153,10 @@ func (l *inspector) repairStep(ctx context.Context, script lua.Script, resource 
 	return c.Reply, nil
 }
 
-// adjust repairs counters of a resource that is too large to be added up in one step: it reads them once more, page by
-// page, and takes off by how much each is wrong then, if it was wrong by as much before. It has a mark, without
-// which nothing is changed: another that repairs the same would take it off twice.
+// adjust repairs counters of a resource that is too large to be summed up in one step. It reads
+// them once more, page by page, and subtracts the difference of each counter that was found with
+// the same difference before. A mark in Redis, without which the script changes nothing, excludes
+// others: two repairs would subtract the same difference twice.
 func (l *inspector) adjust(ctx context.Context, resource string, findings []*Finding, onlySafe bool) (err error) {
 	sizes, err := l.sizes(ctx, []string{resource})
 	if err != nil {
@@ -173,7 +190,7 @@ func (l *inspector) adjust(ctx context.Context, resource string, findings []*Fin
 	return l.repairEach(ctx, scriptAdjust, resource, []any{"adjust", token}, planned)
 }
 
-// resultOf returns what becomes of the repair of a counter: large if it is to be adjusted.
+// resultOf returns the result for a counter, large if it has to be adjusted.
 func (l inspection) resultOf(planned difference, onlySafe bool) Result {
 	for _, d := range l.differences {
 		switch {
@@ -198,8 +215,8 @@ func (d difference) lowers() bool {
 	return d.found != "-" && (!isNumber || delta > 0)
 }
 
-// nothingMissing reports whether the deadlines, and those counters that are of another kind, have no more holds than there
-// are records.
+// nothingMissing reports whether the deadlines and the counters of the other kind contain no more
+// holds than the records.
 func (l inspection) nothingMissing(kind string) bool {
 	return !l.unsure && !slices.ContainsFunc(l.differences, func(d difference) bool {
 		return d.what == string(Due) || d.unknowable() || d.what == "type" ||
@@ -207,8 +224,8 @@ func (l inspection) nothingMissing(kind string) bool {
 	})
 }
 
-// repairReserved sets what is reserved of a slot to what its reservations say. The row is locked before
-// they are summed up: a payment that comes meanwhile adds to what is set here.
+// repairReserved sets inventory.reserved of a slot to the sum of its reservations. It locks the row
+// before it sums them up, so a payment that comes meanwhile adds to the result.
 func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Result, err error) {
 	result = Gone
 	err = pgx.BeginFunc(ctx, s.Postgres, func(tx pgx.Tx) error {
@@ -236,24 +253,25 @@ func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Resul
 		return Gone, nil
 	}
 	if isViolation(err) {
-		return Impossible, nil // more is reserved than may be sold: that is for people
+		return Impossible, nil // more is reserved than the capacity: an operator decides
 	}
 	if err == nil && result == Done && holds.ResourcePattern.MatchString(f.Resource) {
-		// Whoever has read the old number decides again.
-		err = s.bumpRev(ctx, keyspace(s.Namespace).prefix(f.Resource)+"rev")
+		// Workers that have read the old number decide again.
+		err = s.bumpRev(ctx, newKeyspace(s.Namespace).Rev(f.Resource))
 	}
 	return result, err
 }
 
-// revKept is how long rev stays after its last change.
+// revKept is how long rev lasts after its last change.
 const revKept = time.Hour
 
-// bumpRev counts a change of what is reserved. A rev that has ended begins with a time, so that no value comes back.
+// bumpRev increments rev after a change of reserved. A rev that has expired starts at the current
+// time in µs, so that no value is used twice.
 func (s *Backends) bumpRev(ctx context.Context, rev string) error {
 	pipe := s.Redis.Pipeline()
 	pipe.SetNX(ctx, rev, time.Now().UnixMicro(), revKept)
 	bumped := pipe.Incr(ctx, rev)
 	pipe.PExpire(ctx, rev, revKept)
-	_, _ = pipe.Exec(ctx) // whether it was counted is what matters
+	_, _ = pipe.Exec(ctx) // only the result of INCR matters
 	return bumped.Err()
 }

@@ -11,8 +11,8 @@ import (
 //go:embed lua/*.lua
 var luaFiles embed.FS
 
-// The scripts. Each file's header tells its ARGV and what it returns; KEYS are told in
-// lua/prelude.lua. All but repair and adjust only read.
+// The scripts. The header of each file describes its ARGV and its reply; lua/prelude.lua describes
+// KEYS. All except repair and adjust only read.
 var (
 	scriptInspect = load("inspect", "no-writes")
 	scriptPage    = load("page", "no-writes")
@@ -33,8 +33,8 @@ func load(name, flags string) lua.Script {
 	return lua.New("audit "+name, flags, string(text))
 }
 
-// ScriptCommands are the commands that the scripts give: those that only read, and all of them, see
-// holds.ScriptCommands.
+// ScriptCommands returns the commands that the scripts use: those of the scripts that only read,
+// and those of all scripts. See holds.ScriptCommands.
 func ScriptCommands() (reading, all []string) {
 	texts := make(map[string]string)
 	for _, name := range []string{"prelude", "inspect", "page", "strays", "repair", "adjust"} {
@@ -48,15 +48,16 @@ func ScriptCommands() (reading, all []string) {
 	return lua.Commands(read), lua.Commands(read + texts["repair"] + texts["adjust"])
 }
 
-// newCall prepares a script on a resource; args follow the three that every script takes.
+// newCall prepares a script on a resource. args follow the three that every script takes.
 func (l *inspector) newCall(script lua.Script, resource string, args ...any) *lua.Call {
-	return &lua.Call{Script: script, Keys: l.keys.of(resource), Args: append([]any{l.epoch, resource, l.keys.prefix(resource)}, args...)}
+	return &lua.Call{Script: script, Keys: l.keys.of(resource),
+		Args: append([]any{l.epoch, resource, l.keys.Prefix(resource)}, args...)}
 }
 
 // statusLost is the status of a script that found another epoch.
 const statusLost = "lost"
 
-// words reads the reply of a script from left to right. After an error everything is zero.
+// words reads the reply of a script from left to right. After an error it returns zero values.
 type words struct {
 	left []string
 	err  error
@@ -65,7 +66,7 @@ type words struct {
 func (w *words) text() string {
 	if len(w.left) == 0 {
 		if w.err == nil {
-			w.err = fmt.Errorf("a reply ends too early")
+			w.err = fmt.Errorf("reply too short")
 		}
 		return ""
 	}
@@ -78,12 +79,12 @@ func (w *words) number() int64 {
 	word := w.text()
 	n, err := strconv.ParseInt(word, 10, 64)
 	if err != nil && w.err == nil {
-		w.err = fmt.Errorf("a reply has %q where a number should be", word)
+		w.err = fmt.Errorf("reply has %q instead of a number", word)
 	}
 	return n
 }
 
-// set reads n and n words.
+// set reads a number n and n words.
 func (w *words) set() map[string]bool {
 	n := w.number()
 	all := make(map[string]bool, max(0, n))
@@ -93,7 +94,7 @@ func (w *words) set() map[string]bool {
 	return all
 }
 
-// counters reads n and n counters, as they were at a time.
+// counters reads a number n and n counters, which had their values at a time.
 func (w *words) counters(at readTime) counters {
 	n := w.number()
 	all := make(counters, max(0, n))
@@ -111,8 +112,8 @@ func (w *words) differences() (all []difference) {
 	return all
 }
 
-// records reads what is left.
-func (w *words) records() (all []record) {
+// records reads the rest of the reply.
+func (w *words) records() (all []holdRecord) {
 	for len(w.left) > 0 && w.err == nil {
 		r, err := parseRecord(w.text(), w.text(), w.text())
 		if err != nil {

@@ -17,22 +17,22 @@ import (
 const (
 	readBatch    = 128              // messages that are decoded together
 	requestLimit = 5 * time.Second  // for one answer of JetStream
-	clockSkewMax = 10 * time.Minute // by how much the clocks of NATS and Redis may be apart
+	clockSkewMax = 10 * time.Minute // largest difference between the clocks of NATS and Redis
 )
 
-// stream is one of the three streams, as far as it was read.
+// stream is one of the three streams and the position up to which it was read.
 type stream struct {
 	name    string
 	source  jetstream.Stream
-	read    uint64    // the last sequence that was read, or is not there any more
-	upTo    uint64    // the last sequence that there was when reading began
-	whole   bool      // nothing was dropped from its beginning
-	since   time.Time // when the oldest message that is there was stored, zero when there is none
-	created time.Time // there may have been another of its name before
+	read    uint64    // the last sequence that was read or skipped because it was removed
+	upTo    uint64    // the last sequence of the stream when it was refreshed
+	whole   bool      // no older message was dropped
+	since   time.Time // when the oldest message was stored, zero for an empty stream
+	created time.Time // a deleted stream of the same name may have existed before
 	state   jetstream.StreamState
 }
 
-// openStream asks what there is of a stream.
+// openStream opens a stream and reads its state.
 func openStream(ctx context.Context, js jetstream.JetStream, name string) (*stream, error) {
 	source, err := js.Stream(ctx, name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -45,7 +45,7 @@ func openStream(ctx context.Context, js jetstream.JetStream, name string) (*stre
 	return s, s.refresh(ctx)
 }
 
-// refresh asks what there is of a stream now.
+// refresh reads the state of a stream.
 func (s *stream) refresh(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestLimit)
 	defer cancel()
@@ -63,7 +63,7 @@ func (s *stream) refresh(ctx context.Context) error {
 	return nil
 }
 
-// removed is how many messages there were that are not there any more.
+// removed returns the number of messages that were removed from the stream.
 func (s *stream) removed() uint64 { return s.state.LastSeq - s.state.Msgs }
 
 // message is a message of a stream.
@@ -71,18 +71,18 @@ type message struct {
 	jetstream.Msg
 	seq    uint64
 	at     time.Time // when it was stored
-	stored int64     // likewise, in ms
+	stored int64     // the same, in ms
 }
 
 func messageOf(m events.StoredMsg) message {
 	return message{m.Msg, m.Meta.Sequence.Stream, m.Meta.Timestamp, m.Meta.Timestamp.UnixMilli()}
 }
 
-// reading is what is made of a message: by any goroutine and without a look at others. What it
-// returns, if anything, is called in the order of the messages, one at a time.
+// reading handles a message. It runs on any goroutine and without access to other messages. The
+// function that it returns, unless nil, is called in the order of the messages, one at a time.
 type reading func(m message) (note func())
 
-// catchUp reads the messages between read and upTo. filter is a subject, "" = all.
+// catchUp reads the messages between read and upTo. filter is a subject, "" for all messages.
 func (s *stream) catchUp(ctx context.Context, filter string, read reading) error {
 	from := max(s.read+1, s.state.FirstSeq)
 	if from <= s.upTo && s.state.Msgs > 0 {
@@ -94,11 +94,11 @@ func (s *stream) catchUp(ctx context.Context, filter string, read reading) error
 	return nil
 }
 
-// batch is some messages on their way from the stream to their notes.
+// batch is a group of messages between the stream and their notes.
 type batch struct {
 	messages []message
 	notes    []func()
-	done     chan struct{} // closed when all of them are read
+	done     chan struct{} // closed when all messages were handled
 }
 
 func (b *batch) read(read reading) {
@@ -110,8 +110,8 @@ func (b *batch) read(read reading) {
 	close(b.done)
 }
 
-// readAll reads messages from a sequence on: while one batch is fetched, those before it are being
-// decoded, which takes the most time, and the notes of the oldest are taken.
+// readAll reads messages from a sequence on. It fetches one batch while earlier ones are decoded,
+// which takes the most time, and runs the notes of the oldest.
 func (s *stream) readAll(ctx context.Context, from uint64, filter string, read reading) (err error) {
 	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from}
 	if filter != "" {
@@ -157,10 +157,10 @@ func (s *stream) readAll(ctx context.Context, from uint64, filter string, read r
 	return err
 }
 
-// resourceOf is the last token of a subject: the resource that an event says it is about.
+// resourceOf returns the last token of a subject, which is the resource of the event.
 func resourceOf(subject string) string { return subject[strings.LastIndexByte(subject, '.')+1:] }
 
-// consumerOf is the durable consumer that answers what is published on a subject.
+// consumerOf returns the durable consumer of a subject.
 func consumerOf(ns events.Namespace, subject string) string {
 	event, _ := strings.CutPrefix(subject, strings.TrimSuffix(ns.AllIn(), ">"))
 	return consumerOfEvent(event[:max(0, strings.LastIndexByte(event, '.'))])
@@ -176,8 +176,8 @@ func consumerOfEvent(event string) string {
 	return events.ConsumerRequests
 }
 
-// floors are, by consumer, the inbound sequences up to which everything was answered. A consumer that
-// is missing has answered nothing: what it would take waits.
+// floors has, by consumer, the inbound sequence up to which every event is acknowledged. A missing
+// consumer has acknowledged nothing: its events are pending.
 type floors map[string]uint64
 
 func readFloors(ctx context.Context, inbound *stream) (floors, error) {
@@ -194,7 +194,7 @@ func readFloors(ctx context.Context, inbound *stream) (floors, error) {
 		}
 		info := consumer.CachedInfo()
 		found[name] = info.AckFloor.Stream
-		// The floor stays behind where there is nothing for this consumer.
+		// The floor does not advance over events of other consumers.
 		if info.NumPending == 0 && info.NumAckPending == 0 && info.Delivered.Stream > info.AckFloor.Stream {
 			found[name] = info.Delivered.Stream
 		}
@@ -202,5 +202,5 @@ func readFloors(ctx context.Context, inbound *stream) (floors, error) {
 	return found, nil
 }
 
-// consumers are those that answer events.
+// consumers lists the durable consumers that answer events.
 var consumers = []string{events.ConsumerRequests, events.ConsumerChanges, events.ConsumerPayments}

@@ -12,37 +12,38 @@ import (
 	"holdfast/internal/lua"
 )
 
-// What a larger resource has counted is compared with its records in pages, while others change both. A record
-// tells when its hold took its slots and when it gave them back, so the records tell what a counter was when it was
-// read. Only what happened in just that millisecond they do not tell: what it concerns is read again.
+// The counters of a larger resource are compared with its records in pages, while scripts change
+// both. A record states when its hold took its slots and when it gave them back, so the records
+// determine what a counter was when it was read. They leave open only what happened in the
+// millisecond of the reading: the counters that it concerns are read again.
 const (
 	namedMax = 500 // counters that are read again in one step
-	sureMax  = 5   // times that they are, where something happened in that millisecond
+	sureMax  = 5   // times that they are read again, when something happened in the millisecond of the reading
 
-	latestMax = 1000 // tombstones of one millisecond that are known by name: LATEST_MAX of page.lua
+	latestMax = 1000 // tombstones of one millisecond that are returned by name: LATEST_MAX of page.lua
 )
 
-// counterName names a counter: of a slot, or of a user's live holds.
+// counterName names a counter: the held quantity of a slot, or the number of a user's live holds.
 type counterName struct{ what, name string }
 
-// readTime is when counters were read.
+// readTime is the moment at which counters were read.
 type readTime struct {
 	at     int64           // ms
-	last   int64           // the highest time of a tombstone then
-	latest map[string]bool // the records whose tombstone had it
+	last   int64           // the highest time of a tombstone at that moment
+	latest map[string]bool // the records whose tombstone had that time
 }
 
-// counter is what was counted, and what the records say that it was.
+// counter is a counter as it was read, and the sum of the records at that moment.
 type counter struct {
 	readTime
-	found  string // as it was counted: "-" = nothing, "nonsense" = no number
+	found  string // its value; "-" when missing, "nonsense" when not a number
 	sum    int64
-	unsure bool // something happened to a hold that it counts in the same millisecond
+	unsure bool // a hold that it counts changed in the millisecond of the reading
 }
 
 type counters map[counterName]*counter
 
-// expected is what should have been counted.
+// expected returns the correct value of the counter.
 func (c *counter) expected() string {
 	if c.sum == 0 {
 		return "-"
@@ -50,7 +51,7 @@ func (c *counter) expected() string {
 	return strconv.FormatInt(c.sum, 10)
 }
 
-// wrong returns the counters that differ, in order.
+// wrong returns the names of the counters that differ, sorted.
 func (cs counters) wrong() (names []counterName) {
 	for name, c := range cs {
 		if c.found != c.expected() {
@@ -63,9 +64,9 @@ func (cs counters) wrong() (names []counterName) {
 	return names
 }
 
-// add adds what a hold took to what it was counted in. all has counters be added that were not found: they
-// were not there since then.
-func (cs counters) add(r *record, since readTime, all bool) {
+// add adds what a hold took to its counters. With all, it also adds counters that were not found:
+// they were missing at since.
+func (cs counters) add(r *holdRecord, since readTime, all bool) {
 	add := func(what, name string, quantity int64) {
 		c := cs[counterName{what, name}]
 		if c == nil && all {
@@ -87,9 +88,10 @@ func (cs counters) add(r *record, since readTime, all bool) {
 	add(string(Users), r.user, 1)
 }
 
-// tookAt reports whether the hold took its slots at that time, and whether that is certain. Only its tombstone says
-// when a payment was settled: tombstones are written in order, and those of the last millisecond are known by name.
-func (r *record) tookAt(m readTime) (took, sure bool) {
+// tookAt reports whether the hold took its slots at a moment, and whether that is certain. Only its
+// tombstone states when a payment was settled. Tombstones are written in the order of their times,
+// and those of the last millisecond are known by name.
+func (r *holdRecord) tookAt(m readTime) (took, sure bool) {
 	began := r.created
 	if r.late {
 		began = r.ended
@@ -101,7 +103,7 @@ func (r *record) tookAt(m readTime) (took, sure bool) {
 		return true, true
 	case r.state != "confirmed":
 		return r.ended > m.at, r.ended != m.at
-	case r.ended >= m.at || !r.remembered: // it was claimed later, or is just being settled
+	case r.ended >= m.at || !r.remembered: // it was claimed later, or is being settled
 		return true, true
 	}
 	known := m.latest[r.name()]
@@ -112,18 +114,18 @@ func (r *record) tookAt(m readTime) (took, sure bool) {
 type pager struct {
 	*inspector
 	resource string
-	records  bool     // all are wanted
-	again    bool     // what differs is known, but for the counters
+	records  bool     // all records are requested
+	again    bool     // all differences except the counters are known
 	began    readTime // of the first page
 	found    inspection
 }
 
-// large looks at a resource page by page. Counters that seem to be wrong are read again, and compared with
-// the records as they were then.
+// large reads a resource page by page. It reads counters that seem wrong again and compares them
+// with the records as of that moment.
 func (l *inspector) large(ctx context.Context, resource string, records bool) (inspection, error) {
 	p := &pager{inspector: l, resource: resource, records: records, found: inspection{resource: resource}}
 	seem := make(counters)
-	note := func(cs counters, _ []record) { maps.Copy(seem, cs) }
+	note := func(cs counters, _ []holdRecord) { maps.Copy(seem, cs) }
 	for _, part := range []string{"counts", "users"} {
 		if err := p.part(ctx, part, note); err != nil {
 			return p.found, err
@@ -133,7 +135,7 @@ func (l *inspector) large(ctx context.Context, resource string, records bool) (i
 		return p.found, err
 	}
 	for _, part := range []string{"due", "departing", "tombstones"} {
-		if err := p.part(ctx, part, func(counters, []record) {}); err != nil {
+		if err := p.part(ctx, part, func(counters, []holdRecord) {}); err != nil {
 			return p.found, err
 		}
 	}
@@ -153,12 +155,13 @@ func (l *inspector) large(ctx context.Context, resource string, records bool) (i
 	return p.found, nil
 }
 
-// comparable reports whether it is known what the records take.
+// comparable reports whether the records can be summed up.
 func (p *pager) comparable() bool {
 	return !p.found.lost && !slices.ContainsFunc(p.found.differences, difference.unknowable)
 }
 
-// compare notes which counters are wrong, and returns those of which it is not certain.
+// compare adds the counters that are wrong to the differences, and returns those that are
+// uncertain.
 func (p *pager) compare(cs counters) (unsure []counterName) {
 	for _, name := range cs.wrong() {
 		if c := cs[name]; c.unsure {
@@ -170,7 +173,7 @@ func (p *pager) compare(cs counters) (unsure []counterName) {
 	return unsure
 }
 
-// named reads counters again.
+// named reads some counters again.
 func (p *pager) named(ctx context.Context, names []counterName) (found counters, err error) {
 	found, p.began = make(counters), readTime{}
 	for chunk := range slices.Chunk(names, namedMax) {
@@ -178,7 +181,7 @@ func (p *pager) named(ctx context.Context, names []counterName) (found counters,
 		for _, n := range chunk {
 			args = append(args, n.what, n.name)
 		}
-		_, err := p.page(ctx, "named", "0", readTime{}, func(cs counters, _ []record) { maps.Copy(found, cs) }, args...)
+		_, err := p.page(ctx, "named", "0", readTime{}, func(cs counters, _ []holdRecord) { maps.Copy(found, cs) }, args...)
 		if err != nil {
 			return nil, err
 		}
@@ -186,15 +189,15 @@ func (p *pager) named(ctx context.Context, names []counterName) (found counters,
 	return found, nil
 }
 
-// sum adds up what the records say of counters that were read since a time. all has it add those that
-// were not found.
+// sum adds what the records take to counters that were read since a moment. With all, it also adds
+// counters that were not found.
 func (p *pager) sum(ctx context.Context, cs counters, since readTime, all bool) error {
 	type name struct {
 		id   id
 		late bool
 	}
-	seen := make(map[name]bool) // a page may repeat what another has told
-	return p.partSince(ctx, "records", since, func(_ counters, records []record) {
+	seen := make(map[name]bool) // pages of HSCAN may repeat a record
+	return p.partSince(ctx, "records", since, func(_ counters, records []holdRecord) {
 		for i := range records {
 			r := &records[i]
 			if !seen[name{r.id, r.late}] {
@@ -209,11 +212,11 @@ func (p *pager) sum(ctx context.Context, cs counters, since readTime, all bool) 
 }
 
 // part reads all pages of a part of the resource.
-func (p *pager) part(ctx context.Context, part string, take func(counters, []record)) error {
+func (p *pager) part(ctx context.Context, part string, take func(counters, []holdRecord)) error {
 	return p.partSince(ctx, part, readTime{}, take)
 }
 
-func (p *pager) partSince(ctx context.Context, part string, since readTime, take func(counters, []record)) (err error) {
+func (p *pager) partSince(ctx context.Context, part string, since readTime, take func(counters, []holdRecord)) (err error) {
 	for cursor := "0"; !p.found.lost; {
 		if cursor, err = p.page(ctx, part, cursor, since, take); err != nil || cursor == "0" {
 			return err
@@ -222,9 +225,9 @@ func (p *pager) partSince(ctx context.Context, part string, since readTime, take
 	return nil
 }
 
-// page reads one page, and returns the cursor of the next.
+// page reads one page and returns the cursor of the next.
 func (p *pager) page(
-	ctx context.Context, part, cursor string, since readTime, take func(counters, []record), args ...any,
+	ctx context.Context, part, cursor string, since readTime, take func(counters, []holdRecord), args ...any,
 ) (next string, err error) {
 	args = append([]any{part, cursor, pageSize, since.at, since.last, flag(p.records)}, args...)
 	c := p.newCall(scriptPage, p.resource, args...)

@@ -13,12 +13,64 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"holdfast/internal/holds"
+	"holdfast/internal/audit"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
-// writeHotResource writes a resource with many live holds, as the scripts would have: each of one of two slots, by a user of
-// its own.
+// TestRun_LargeResource_FoundAndRepaired makes data of a resource wrong that is read in pages.
+func TestRun_LargeResource_FoundAndRepaired(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.startWorkers(1)
+	w.setInventory("arena", 1_000_000, "a", "b")
+	const number = 1100 // more than are read in one step, and more than a report lists
+	w.placeMany("arena", number-1, []string{"a", "b"})
+	live := w.request("arena", "zoe", time.Hour, 1, "a")
+	w.stopWorkers()
+	if report := w.wantNoFindings(); report.Stats.Records != number {
+		t.Fatalf("checked %+v", report.Stats)
+	}
+	ctx := t.Context()
+	w.redis.HIncrBy(ctx, w.key("arena", "counts"), "a", -3)
+	w.redis.HSet(ctx, w.key("arena", "counts"), "c", "1")
+	w.redis.HSet(ctx, w.key("arena", "users"), "unknown", "1")
+	w.redis.ZRem(ctx, w.key("arena", "due"), uuidOf(live))
+	w.redis.ZAdd(ctx, w.key("arena", "due"), redis.Z{Score: 4e12, Member: strings.Repeat("0", 32)})
+	w.redis.ZAdd(ctx, w.key("arena", "tombstones"), redis.Z{Score: 4e12, Member: strings.Repeat("1", 32)})
+	w.redis.Del(ctx, w.key("arena", "hold:"+uuidOf(live)))
+	w.redis.Set(ctx, w.key("arena", "rev"), "x", 0)
+	report := w.audit(audit.Options{})
+	if got := kinds(report); !slices.Equal(got,
+		[]string{"counter", "counter", "due", "due", "hold_key", "rev", "tombstone", "users"}) {
+		t.Fatalf("found %v\n%s", got, findingsText(report))
+	}
+	w.must(audit.Repair(ctx, w.backends, report.Findings, memory))
+	w.wantNoFindings()
+	w.redis.HIncrBy(ctx, w.key("arena", "users"), "zoe", 1) // the counters stay right
+	report = w.audit(audit.Options{})
+	if got := kinds(report); !slices.Equal(got, []string{"users"}) {
+		t.Fatalf("found %v\n%s", got, findingsText(report))
+	}
+	w.must(audit.Repair(ctx, w.backends, report.Findings, memory))
+	w.wantNoFindings()
+
+	w.redis.HSet(ctx, w.key("arena", "records"), uuidOf(live), "rubbish")
+	report = w.audit(audit.Options{})
+	if got := kinds(report); !slices.Equal(got, []string{"record"}) {
+		t.Errorf("found %v\n%s", got, findingsText(report))
+	}
+	w.redis.Del(ctx, w.key("arena", "records"))
+	w.redis.RPush(ctx, w.key("arena", "records"), "oops")
+	report = w.audit(audit.Options{})
+	if report.Counts[audit.WrongType] != 1 || report.Counts[audit.HoldLost] != number || len(report.Counts) != 2 ||
+		len(report.Findings) != 1001 {
+		t.Errorf("found %v, %d of them listed", report.Counts, len(report.Findings))
+	}
+}
+
+// writeHotResource writes a resource with many live holds, as the scripts would: each takes one of
+// two slots and belongs to a user of its own.
 func (w *harness) writeHotResource(resource string, number int) {
 	w.Helper()
 	ctx := w.Context()
@@ -46,18 +98,18 @@ func (w *harness) writeHotResource(resource string, number int) {
 	w.must(err)
 }
 
-// onRedis has a town be on a Redis of its own.
+// onRedis moves a namespace to another Redis.
 func (w *harness) onRedis(client *redis.Client) {
 	w.Helper()
 	epoch, err := w.store.Epoch(w.Context())
 	w.must(err)
-	server, err := holds.Initialise(w.Context(), w.namespace, client, epoch.Name)
+	server, err := recovery.Initialise(w.Context(), w.namespace, client, epoch.Name)
 	w.must(err)
-	w.redis, w.backends.Redis, w.term = client, client, holds.StaticTerm(epoch.Name, server)
+	w.redis, w.backends.Redis, w.term = client, client, recovery.StaticTerm(epoch.Name, server)
 }
 
-// monitor counts how many entries each run of a script handles, as MONITOR tells, until stop is called. A command
-// that reads all of something without a limit counts as a million.
+// monitor counts how many entries each run of a script handles, as MONITOR shows, until stop is
+// called. A command that reads all of a key without a limit counts as a million.
 func monitor(t *testing.T, options *redis.Options) (stop func(*redis.Client) []int) {
 	t.Helper()
 	conn, err := net.Dial("tcp", options.Addr)
@@ -96,7 +148,7 @@ func monitor(t *testing.T, options *redis.Options) (stop func(*redis.Client) []i
 	}
 }
 
-// entriesOf returns how many entries a command handles that a script gives, 0 = it is the script.
+// entriesOf returns how many entries the command of a script handles, 0 for the script itself.
 func entriesOf(line string) int {
 	switch {
 	case !strings.Contains(line, " lua] "):
@@ -109,14 +161,14 @@ func entriesOf(line string) int {
 	}
 	if _, count, found := strings.Cut(line, `"COUNT" "`); found {
 		digits, _, _ := strings.Cut(count, `"`)
-		n, _ := strconv.Atoi(digits) // digits
+		n, _ := strconv.Atoi(digits)
 		return n
 	}
 	return 1
 }
 
-// TestReconciler_HotResource_RepairedInBoundedSteps makes counters of a resource with 6,000 holds wrong: they are
-// healed, and no run of a script handles more than some pages' worth of entries.
+// TestReconciler_HotResource_RepairedInBoundedSteps makes counters of a resource with 6,000 holds
+// wrong. They are healed, and each run of a script handles only a few pages of entries.
 func TestReconciler_HotResource_RepairedInBoundedSteps(t *testing.T) {
 	t.Parallel()
 	const number, boundedBy = 6000, 3000
@@ -145,7 +197,7 @@ func TestReconciler_HotResource_RepairedInBoundedSteps(t *testing.T) {
 	}
 	entries := stop(client)
 	if most := slices.Max(entries); most > boundedBy || len(entries) < number/200 {
-		t.Errorf("of %d runs one handles %d entries, at most %d are allowed", len(entries), most, boundedBy)
+		t.Errorf("one of %d runs handles %d entries, want at most %d", len(entries), most, boundedBy)
 	}
 	if got := client.HMGet(ctx, s.key("hot", "counts"), "S-0", "S-1").Val(); got[0] != "3000" || got[1] != "3000" {
 		t.Errorf("the counters are %v", got)
@@ -155,8 +207,8 @@ func TestReconciler_HotResource_RepairedInBoundedSteps(t *testing.T) {
 	}
 }
 
-// TestReconciler_LargeResource_LastEndedHoldIsPaid makes a counter of a large resource wrong. The holds of it that
-// ended last are paid, and settled in one millisecond: the counter is repaired all the same.
+// TestReconciler_LargeResource_LastEndedHoldIsPaid makes a counter of a large resource wrong whose
+// last ended holds were paid and settled in one millisecond. The counter is repaired.
 func TestReconciler_LargeResource_LastEndedHoldIsPaid(t *testing.T) {
 	t.Parallel()
 	const number, paid = 700, 3
@@ -165,8 +217,10 @@ func TestReconciler_LargeResource_LastEndedHoldIsPaid(t *testing.T) {
 	now := time.Now().UnixMilli()
 	for i := range paid {
 		id := fmt.Sprintf("%032x", number+i)
-		w.redis.HSet(t.Context(), w.key("hot", "records"), id, fmt.Sprintf("confirmed %d %d 1 %d - paid k-%s S-0 {} ", now+60_000, now-60_000, now-1000, id))
-		w.redis.ZAdd(t.Context(), w.key("hot", "tombstones"), redis.Z{Score: float64(now + time.Hour.Milliseconds()), Member: id})
+		w.redis.HSet(t.Context(), w.key("hot", "records"), id,
+			fmt.Sprintf("confirmed %d %d 1 %d - paid k-%s S-0 {} ", now+60_000, now-60_000, now-1000, id))
+		w.redis.ZAdd(t.Context(), w.key("hot", "tombstones"),
+			redis.Z{Score: float64(now + time.Hour.Milliseconds()), Member: id})
 	}
 	w.redis.HIncrBy(t.Context(), w.key("hot", "counts"), "S-0", 5)
 	s := &scene{harness: w}
@@ -180,7 +234,7 @@ func TestReconciler_LargeResource_LastEndedHoldIsPaid(t *testing.T) {
 	}
 }
 
-// beforeAdjust does something once, before a repair changes counters.
+// beforeAdjust calls do once, before a repair changes counters.
 type beforeAdjust struct {
 	redis.Hook
 	do   func()
@@ -203,8 +257,9 @@ func (*beforeAdjust) DialHook(next redis.DialHook) redis.DialHook { return next 
 
 func (*beforeAdjust) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
-// TestReconciler_TwoRepair_CounterCorrectedOnce has a Reconciler repair a large resource while another is at it: it leaves the
-// resource alone. When the time of the first is over, the second repairs it, and the first does not any more.
+// TestReconciler_TwoRepair_CounterCorrectedOnce repairs a large resource by two Reconcilers at
+// once. The second leaves it alone. If the lease of the first has ended, the second repairs it, and
+// the first does not.
 func TestReconciler_TwoRepair_CounterCorrectedOnce(t *testing.T) {
 	t.Parallel()
 	for _, late := range []bool{false, true} {
@@ -239,7 +294,7 @@ func TestReconciler_TwoRepair_CounterCorrectedOnce(t *testing.T) {
 				t.Errorf("they logged %v and %v", got, other)
 			}
 			if got := w.redis.Exists(t.Context(), w.key("hot", "lock")).Val(); got != 0 {
-				t.Error("the mark is left")
+				t.Error("the mark of the repair is left")
 			}
 		})
 	}

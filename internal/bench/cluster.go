@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 )
@@ -144,7 +145,7 @@ func (s *cluster) request(n, resources, nights int) (*nats.Msg, error) {
 
 // event returns an inbound event.
 func (s *cluster) event(name, resource string, data any) (*nats.Msg, error) {
-	r, err := s.ns.NewRequest(name, resource, "/bench", data)
+	r, err := client.NewEvent(s.ns, name, resource, "/bench", data)
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,7 @@ import (
 	"go.yaml.in/yaml/v4"
 )
 
-// AsyncAPI has the parts of docs/asyncapi.yaml that tests check.
+// AsyncAPI has the parts of docs/asyncapi.yaml that tests use.
 type AsyncAPI struct {
 	Channels map[string]struct {
 		Address  string         `yaml:"address"`
@@ -31,7 +31,7 @@ type AsyncAPI struct {
 	} `yaml:"components"`
 }
 
-// Message is a message of the AsyncAPI document.
+// Message is a message of the document.
 type Message struct {
 	Name        string `yaml:"name"`
 	Description string `yaml:"description"`
@@ -54,7 +54,7 @@ type Example struct {
 	Payload any               `yaml:"payload"`
 }
 
-// JSON returns the payload in the published form.
+// JSON returns the payload as deterministic JSON.
 func (e Example) JSON() ([]byte, error) {
 	text, err := json.Marshal(e.Payload, json.Deterministic(true))
 	if err != nil {
@@ -63,12 +63,12 @@ func (e Example) JSON() ([]byte, error) {
 	return text, nil
 }
 
-// Ref is a reference to another part of the document or to a file.
+// Ref refers to another part of the document, or to a file.
 type Ref struct {
 	To string `yaml:"$ref"`
 }
 
-// Name returns the last part of the reference.
+// Name returns the last part of the path that the Ref refers to.
 func (r Ref) Name() string { return r.To[strings.LastIndex(r.To, "/")+1:] }
 
 // ReadAsyncAPI reads an AsyncAPI document.

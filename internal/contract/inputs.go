@@ -1,6 +1,6 @@
-// Package contract reads the written parts of the contract for the tests of several packages: the
-// catalogue of inputs under internal/events/testdata/catalogue, each with its expected answer, and the
-// schemas and the AsyncAPI document under docs.
+// Package contract reads the files that describe the contract, for the tests of several packages:
+// the catalogue of inputs under internal/events/testdata/catalogue, each with its expected result,
+// and the schemas and the AsyncAPI document under docs.
 package contract
 
 import (
@@ -17,32 +17,32 @@ import (
 	"golang.org/x/tools/txtar"
 )
 
-// Input is an inbound message in the default namespace and the answer that it must get.
+// Input is an inbound message of the default namespace, and its expected result.
 type Input struct {
-	Name    string // file and name within the file: "numbers/quantity 1.0"
-	Event   string // the event whose data the catalogue has, "" when it has the whole message
+	Name    string // file and name within it: "numbers/quantity 1.0"
+	Event   string // the event whose data the body was written as, "" for a whole message
 	Subject string // begins with "holdfast."
 	Header  map[string][]string
 	Body    []byte
 
-	// Want is the reason of the dead letter, or the outbound event that answers the input.
+	// Want is the reason of a dead letter, or the outbound event that answers it.
 	Want string
-	// Detail is the beginning of the dead letter's detail, or the reason of the outbound event and,
-	// after a space, its field. It is "" when the event has neither.
+	// Detail is what the detail of the dead letter begins with, or the reason of the event and,
+	// after a space, its field; "" when the catalogue names neither.
 	Detail string
-	// Beyond names the rule that the input breaks when no schema can express that rule.
+	// Beyond names the rule for which it is dead-lettered when no schema can express that rule.
 	Beyond string
 }
 
-// deadLetterReasons are the reasons of dead letters that Input.Want can have.
+// The reasons of dead letters that an Input can want.
 var deadLetterReasons = []string{"too_large", "malformed", "unknown_type", "subject_mismatch"}
 
-// IsDeadLetter reports whether the input must become a dead letter.
+// IsDeadLetter reports whether the input is to be dead-lettered.
 func (in Input) IsDeadLetter() bool { return slices.Contains(deadLetterReasons, in.Want) }
 
-// ReadInputs returns all inputs of a directory, in the order of the files and within each file. now is
-// the base of relative dates. When an input does not have the form that the directory's README.md
-// describes, the error names the file and the input.
+// ReadInputs returns all inputs of a directory, in the order of the files and of each file. Dates
+// that are relative to today are computed from now. It returns an error that names the file and the
+// input when an input is not in the form that the directory's README.md describes.
 func ReadInputs(dir string, now time.Time) ([]Input, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.txtar"))
 	if err != nil {
@@ -65,7 +65,7 @@ func ReadInputs(dir string, now time.Time) ([]Input, error) {
 				return nil, fmt.Errorf("%s: %s: %w", path, file.Name, err)
 			}
 			if _, repeated := seen[file.Name]; repeated {
-				return nil, fmt.Errorf("%s: %s: duplicate name", path, file.Name)
+				return nil, fmt.Errorf("%s: %s: the name is used twice", path, file.Name)
 			}
 			seen[file.Name] = struct{}{}
 			in.Name = theme + "/" + file.Name
@@ -106,8 +106,7 @@ func parse(file txtar.File, now time.Time) (in Input, err error) {
 	}
 	body = bytes.TrimSuffix(body, []byte("\n"))
 	if in.Event != "" {
-		const envelope = `{"specversion":"1.0","id":%q,"source":"/catalogue","type":"holdfast.%s.v1","data":%s}`
-		body = fmt.Appendf(nil, envelope, file.Name, in.Event, body)
+		body = fmt.Appendf(nil, `{"specversion":"1.0","id":%q,"source":"/catalogue","type":"holdfast.%s.v1","data":%s}`, file.Name, in.Event, body)
 		if in.Subject == "" {
 			in.Subject = "holdfast.in." + in.Event + ".room"
 		}
@@ -118,7 +117,7 @@ func parse(file txtar.File, now time.Time) (in Input, err error) {
 	case !in.IsDeadLetter() && !strings.Contains(in.Want, "."):
 		return Input{}, fmt.Errorf("want %q is neither the reason of a dead letter nor an event", in.Want)
 	case in.Beyond != "" && in.Want != "malformed":
-		return Input{}, fmt.Errorf("beyond needs want: malformed")
+		return Input{}, fmt.Errorf("beyond says why a schema does not refuse what is malformed")
 	}
 	in.Body, err = expand(body, now)
 	return in, err
@@ -126,8 +125,8 @@ func parse(file txtar.File, now time.Time) (in Input, err error) {
 
 var placeholder = regexp.MustCompile(`%\{([a-z]+) ([^}]*)\}`)
 
-// expand replaces the placeholders of a text: for bytes that a text file cannot have, for long texts,
-// and for dates relative to now.
+// expand replaces the placeholders of a text, which stand for bytes that a readable file cannot
+// have, or that are too long for it.
 func expand(text []byte, now time.Time) ([]byte, error) {
 	var failed error
 	fill := -1
@@ -138,7 +137,7 @@ func expand(text []byte, now time.Time) ([]byte, error) {
 			failed = fmt.Errorf("%s: %w", match, err)
 		}
 		if string(words[1]) == "fill" {
-			fill, _ = strconv.Atoi(string(words[2])) // expandOne has checked the number
+			fill, _ = strconv.Atoi(string(words[2])) // expandOne has checked it
 			return match
 		}
 		return value
@@ -149,7 +148,7 @@ func expand(text []byte, now time.Time) ([]byte, error) {
 	mark := placeholder.Find(expanded)
 	missing := fill - len(expanded) + len(mark)
 	if missing < 0 {
-		return nil, fmt.Errorf("%s: body is longer", mark)
+		return nil, fmt.Errorf("%s: the body is longer", mark)
 	}
 	return bytes.Replace(expanded, mark, bytes.Repeat([]byte("x"), missing), 1), nil
 }
@@ -182,6 +181,6 @@ func expandOne(verb, argument string, now time.Time) ([]byte, error) {
 		_, err := strconv.Atoi(argument)
 		return nil, err
 	default:
-		return nil, fmt.Errorf("unknown placeholder")
+		return nil, fmt.Errorf("unknown")
 	}
 }

@@ -8,13 +8,13 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// Schema is a compiled JSON Schema. It asserts formats: for example, a date must exist in the calendar.
+// Schema is a compiled JSON Schema. Formats are asserted: a date must be in the calendar.
 type Schema struct{ compiled *jsonschema.Schema }
 
 // compiledSchemas caches compiled schemas by path and fragment.
 var compiledSchemas sync.Map
 
-// ReadSchema compiles a schema file or, with a fragment like "#/$defs/data", a part of it.
+// ReadSchema compiles a schema file, or, with a fragment like "#/$defs/data", a part of it.
 func ReadSchema(path, fragment string) (Schema, error) {
 	if found, compiled := compiledSchemas.Load(path + fragment); compiled {
 		return found.(Schema), nil
@@ -28,8 +28,8 @@ func ReadSchema(path, fragment string) (Schema, error) {
 	return Schema{compiled}, err
 }
 
-// Validate returns an error that says where a JSON text breaks the schema. For a text that is not JSON
-// it returns a *NotJSONError.
+// Validate returns an error that names the place where a JSON text does not match the schema, and a
+// *NotJSONError when the text is not JSON.
 func (s Schema) Validate(text []byte) error {
 	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
 	if err != nil {
@@ -38,8 +38,8 @@ func (s Schema) Validate(text []byte) error {
 	return s.compiled.Validate(value)
 }
 
-// NotJSONError reports that a text is not JSON. Validate reads JSON like most libraries: the last of
-// duplicate members counts, and invalid UTF-8 is replaced.
+// NotJSONError is the error of a text that is not JSON, and was not validated. JSON is read as most
+// libraries read it: the last of duplicate members counts, and invalid UTF-8 is replaced.
 type NotJSONError struct{ err error }
 
 func (e *NotJSONError) Error() string { return fmt.Sprintf("not JSON: %v", e.err) }

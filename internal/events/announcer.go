@@ -9,19 +9,20 @@ import (
 	"holdfast/internal/holds"
 )
 
-// Announcer stores hold.expired events.
+// Announcer publishes hold.expired events. It implements holds.Announcer.
 type Announcer struct {
 	js jetstream.JetStream
 	ns Namespace
 }
 
-// NewAnnouncer returns an Announcer for a namespace. It implements holds.Announcer. The
-// JetStream context is one of NewJetStream, and should be its own: thousands of holds may lapse at once, and the
-// outcomes of events should not have to wait for them.
+// NewAnnouncer returns an Announcer for a namespace. js comes from NewJetStream and should serve
+// nothing else: thousands of holds may expire at once, and the outcomes of events should not wait
+// for them.
 func NewAnnouncer(js jetstream.JetStream, ns Namespace) *Announcer { return &Announcer{js, ns} }
 
-// Announce implements holds.Announcer. The id of an event is derived from its hold, so one that
-// is announced again is dropped by the stream or by its consumers.
+// Announce publishes the outcomes and returns nil when all are stored. The id of a hold.expired is
+// derived from its hold, so the stream, or the readers of the stream, drop one that is published
+// twice.
 func (a *Announcer) Announce(ctx context.Context, outcomes []holds.Outcome) error {
 	if err := a.announce(ctx, outcomes); err != nil {
 		return fmt.Errorf("publish %s: %w", holds.EventHoldExpired, err)

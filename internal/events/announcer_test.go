@@ -11,8 +11,9 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestAnnounce_PubAckLost_FailsAndRetryStoresOnce loses the PubAck of one hold.expired of several, stored or not: that not all are known to be
-// stored is an error, and announcing them again stores what is missing, and nothing twice.
+// TestAnnounce_PubAckLost_FailsAndRetryStoresOnce loses the PubAck of one of several hold.expired
+// events, stored or not. Announce returns an error. A second call stores the missing event, and no
+// event twice.
 func TestAnnounce_PubAckLost_FailsAndRetryStoresOnce(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []bool{false, true} {
@@ -32,7 +33,7 @@ func TestAnnounce_PubAckLost_FailsAndRetryStoresOnce(t *testing.T) {
 			}
 			announcer := NewAnnouncer(js, b.ns)
 			if err := announcer.Announce(t.Context(), outcomes); !errors.Is(err, nats.ErrTimeout) {
-				t.Errorf("a PubAck was lost: %v", err)
+				t.Errorf("after a lost PubAck: %v", err)
 			}
 			if err := announcer.Announce(t.Context(), outcomes); err != nil {
 				t.Error(err)
@@ -42,7 +43,7 @@ func TestAnnounce_PubAckLost_FailsAndRetryStoresOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			if n := stream.CachedInfo().State.Msgs; n != number {
-				t.Errorf("%d are stored, want %d", n, number)
+				t.Errorf("%d events are stored, want %d", n, number)
 			}
 		})
 	}

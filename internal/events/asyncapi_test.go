@@ -15,7 +15,7 @@ import (
 	"holdfast/internal/holds"
 )
 
-// outcomesOf are the events that answer each inbound event.
+// outcomesOf lists the events that answer each inbound event.
 var outcomesOf = map[string][]string{
 	BookingRequested:     {holds.EventHoldCreated, holds.EventHoldRejected},
 	BookingExtended:      {holds.EventHoldExtended, holds.EventExtensionRejected},
@@ -28,9 +28,9 @@ var outcomesOf = map[string][]string{
 
 var deadLetterReasons = []string{ReasonTooLarge, ReasonMalformed, ReasonUnknownType, ReasonSubjectMismatch, ReasonPoison}
 
-// TestAsyncAPI_Document_MatchesCode holds docs/asyncapi.yaml against the code: every event has its channel, its
-// operation, its schema, and an example that is as the schema wants it; every event says what
-// answers it, and for which reasons it refuses.
+// TestAsyncAPI_Document_MatchesCode compares docs/asyncapi.yaml with the code. Every event has its
+// channel, its operation, its schema, and an example that its schema accepts. Every event lists its
+// answers and the reasons of refusals.
 func TestAsyncAPI_Document_MatchesCode(t *testing.T) {
 	t.Parallel()
 	doc, err := contract.ReadAsyncAPI("../../docs/asyncapi.yaml")
@@ -68,12 +68,12 @@ func TestAsyncAPI_Document_MatchesCode(t *testing.T) {
 	}
 	for name, ref := range doc.Channels["inbox"].Messages {
 		if ref.To != "#/components/messages/"+inbox[name] {
-			t.Errorf("to an inbox %s is sent as %s", name, ref.To)
+			t.Errorf("the message to the inbox %s is %s", name, ref.To)
 		}
 		delete(inbox, name)
 	}
 	if len(inbox) > 0 {
-		t.Errorf("not told to be sent to an inbox: %v", slices.Sorted(maps.Keys(inbox)))
+		t.Errorf("missing messages to an inbox: %v", slices.Sorted(maps.Keys(inbox)))
 	}
 	checkReasons(t, doc.Components.Messages["dead-letter"], "dead-letter", deadLetterReasons)
 	if got := doc.Components.Parameters["reason"].Enum; !slices.Equal(got, deadLetterReasons) {
@@ -119,14 +119,14 @@ func checkChannel(t *testing.T, doc contract.AsyncAPI, action, direction, event 
 	}
 }
 
-// checkExamples checks that a message has examples and that they are as its schema wants them.
+// checkExamples checks that a message has examples, and that its schema accepts them.
 func checkExamples(t *testing.T, name string, m contract.Message) {
 	t.Helper()
 	if len(m.Examples) == 0 {
 		t.Errorf("%s has no example", name)
 	}
 	if m.Payload.Schema.To == "" {
-		return // it may be anything
+		return // any value is allowed
 	}
 	schema, err := contract.ReadSchema("../../docs/"+m.Payload.Schema.To, "")
 	if err != nil {
@@ -144,8 +144,8 @@ func checkExamples(t *testing.T, name string, m contract.Message) {
 	}
 }
 
-// checkInboundExamples checks that the examples of an inbound event decode, and that each is
-// told to be answered by one of its outcomes.
+// checkInboundExamples checks that the examples of an inbound event decode, and that each names one
+// of its outcomes as its answer.
 func checkInboundExamples(t *testing.T, m contract.Message, event string) {
 	t.Helper()
 	names := make(map[string]struct{})
@@ -177,7 +177,7 @@ func headersOf(example contract.Example) map[string][]string {
 	return header
 }
 
-// checkReasons checks that a message tells just these reasons, each in an item of a list.
+// checkReasons checks that a message lists exactly these reasons, each in an item of a list.
 func checkReasons(t *testing.T, m contract.Message, name string, want []string) {
 	t.Helper()
 	var got []string
@@ -189,12 +189,12 @@ func checkReasons(t *testing.T, m contract.Message, name string, want []string) 
 	}
 	want = slices.Sorted(slices.Values(want))
 	if slices.Sort(got); !slices.Equal(got, want) {
-		t.Errorf("%s tells the reasons %v, want %v", name, got, want)
+		t.Errorf("%s lists the reasons %v, want %v", name, got, want)
 	}
 }
 
-// TestSchemaTables_EventsAndReasons_AreComplete finds the events and reasons that the code names, and wants each of them
-// in the tables from which schemas are generated and by which the document is checked.
+// TestSchemaTables_EventsAndReasons_AreComplete checks that the tables which generate the schemas
+// contain all events and reasons of the code.
 func TestSchemaTables_EventsAndReasons_AreComplete(t *testing.T) {
 	t.Parallel()
 	inbound := constants(t, "subjects.go", "")
@@ -216,7 +216,7 @@ func TestSchemaTables_EventsAndReasons_AreComplete(t *testing.T) {
 	} {
 		slices.Sort(lists[0])
 		if slices.Sort(lists[1]); !slices.Equal(lists[0], lists[1]) {
-			t.Errorf("%s: the code names %v, the tables %v", what, lists[0], lists[1])
+			t.Errorf("%s: the code has %v, the tables have %v", what, lists[0], lists[1])
 		}
 	}
 }
@@ -246,7 +246,7 @@ func constants(t *testing.T, path, prefix string) (values []string) {
 		return true
 	})
 	if len(values) == 0 {
-		t.Fatalf("%s names no constant %s...", path, prefix)
+		t.Fatalf("%s has no constant %s...", path, prefix)
 	}
 	return values
 }

@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
-	"runtime/debug"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,26 +15,27 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
+	"holdfast/internal/failpoint"
 	"holdfast/internal/holds"
 )
 
 const (
-	fetchMax       = 1024 // events asked for at a time
-	decideMax      = 2048 // decided together, in a lane: the more of them are about one resource, the less each costs
-	changesMax     = 256  // both of changes, of which some are decided one after the other, within decideLimit
+	fetchMax       = 1024 // events in one fetch
+	decideMax      = 2048 // events that a lane decides together: the more share a resource, the less each costs
+	changesMax     = 256  // both limits for changes: some are decided one after the other, within decideLimit
 	fetchWait      = time.Second
-	decideLimit    = 10 * time.Second // less than ackWait: an event is not decided twice at a time
-	waitReadyLimit = 5 * time.Second  // of it, until something can be decided at all
-	finishLimit    = 5 * time.Second  // for what was fetched before a stop
-	resultsMax     = 2048             // decided events that wait to be settled, in a lane
+	decideLimit    = 10 * time.Second // less than ackWait, so that no event is decided by two workers at a time
+	waitReadyLimit = 5 * time.Second  // the part of decideLimit that a batch may wait for an epoch
+	finishLimit    = 5 * time.Second  // for the events that were fetched before a stop
+	resultsMax     = 2048             // decided events in a lane that wait to be published
 	lanesMax       = 4
 	pauseMin       = 100 * time.Millisecond
 	pauseMax       = 5 * time.Second
-	pausedFor      = pauseMax + decideLimit + fetchWait // until a try after a failure has failed too
+	pausedFor      = pauseMax + decideLimit + fetchWait // the longest time between a failure and the next one
 )
 
-// Service is what decides events: *holds.Service. Each call hands one result for each request
-// to emit, once, and returns after the last.
+// Service decides events: *holds.Service. Each call passes exactly one result for each request to
+// emit, and returns after the last one.
 type Service interface {
 	Place(ctx context.Context, requests []holds.PlaceRequest, emit func(i int, r holds.Result))
 	Extend(ctx context.Context, requests []holds.ExtendRequest, emit func(i int, r holds.Result))
@@ -45,65 +44,64 @@ type Service interface {
 	Cancel(ctx context.Context, requests []holds.CancelRequest, emit func(i int, r holds.Result))
 	SetInventory(ctx context.Context, request holds.InventoryRequest) holds.Result
 
-	// Epoch names what decisions rest on from now on, "" = nothing is decided now. Await returns
-	// when something can be, or ctx is over. Trust returns nil if what was decided since Epoch was
-	// asked may be published at this moment.
+	// Epoch returns the epoch that new decisions are made under, "" while nothing can be decided.
 	Epoch() string
+	// WaitReady returns nil when there is an epoch, or an error when ctx ends first.
 	WaitReady(ctx context.Context) error
+	// Verify returns nil if outcomes that were decided under an epoch may be published at this moment.
 	Verify(ctx context.Context, epoch string) error
 }
 
-// Consumer takes events from one durable consumer, has them decided in batches of what is
-// waiting, without artificial delay, and settles each: outcome or dead letter, then ack.
+// Consumer processes the events of one durable consumer in five steps:
 //
-//	fetch ──► decode ──┬─► lane: decide ──► settle
-//	                   └─► lane: decide ──► settle
+//	fetch ──► decode ──┬─► lane: decide ──► answer (publish the outcome) ──► acknowledge
+//	                   └─► lane: decide ──► answer ──► acknowledge
 //
-// All steps work at the same time, each on a batch of its own. The events about one resource go
-// through the same lane, so they never wait for each other's locks and are decided in their order.
+// The steps work at the same time, each on a batch of its own. A batch is what waits at that
+// moment: no step delays an event to fill a batch. All events of one resource go through the same
+// lane, so they are decided in their order and never wait for each other's locks.
 type Consumer struct {
-	decider
-	name   string
-	source jetstream.Consumer
-	js     jetstream.JetStream
-	nc     *nats.Conn
-
+	name    string
+	ns      Namespace
+	service Service
+	decider decider
+	source  jetstream.Consumer
+	js      jetstream.JetStream
+	nc      *nats.Conn
 	process *Process
+	log     zerolog.Logger
 
-	fetches, decides int           // events fetched, and decided, at a time
-	decideWithin     time.Duration // what is decided at a time
-	finishWithin     time.Duration // what was fetched before a stop
-	slowAfter        time.Duration // a lane in which an event waits for so long is slow
+	fetches, decides int           // the most events in one fetch, and in one decision
+	decideWithin     time.Duration // for one decision
+	finishWithin     time.Duration // for the events that were fetched before a stop
+	slowAfter        time.Duration // a lane in which an event has waited for so long is slow
 	inFlight         *inFlightWindow
 
-	answers func(subject string) bool // those that others do not
+	answers func(subject string) bool // reports whether this consumer answers an event, and no other one does
 
-	failing   atomic.Bool  // something failed for no fault of an event, and nothing was settled since
+	failing   atomic.Bool  // something has failed that is not the event's own error, and nothing was answered since
 	failedAt  atomic.Int64 // when, in Unix nanoseconds
 	outageErr atomic.Pointer[error]
 
-	duplicates      duplicateChecks
-	inboundSnapshot atomic.Pointer[streamSnapshot] // nil until an event is dead-lettered
-
-	floors atomic.Pointer[floors] // up to where everything is answered, as last seen; nil until then
-
-	streamCreated atomic.Pointer[time.Time] // when the inbound stream was created, as last seen
-
-	outcomeMax atomic.Int64 // bytes that the stream of outcomes takes in a message, 0 or less = no limit of its own
+	duplicates     duplicateChecks
+	inboundCreated atomic.Pointer[streamCreation] // of the inbound stream, as last read
+	floors         atomic.Pointer[floors]         // as last read; nil before the first time
+	outcomeMax     atomic.Int64                   // MaxMsgSize of the outbound stream in bytes; 0 or less: no limit
 }
 
 // delivery is an event on its way through a consumer.
 type delivery struct {
-	msg     jetstream.Msg
-	meta    *jetstream.MsgMetadata
-	fetched time.Time
-	created time.Time // the creation of the inbound stream as it was known before the fetch
-	in      *Inbound
-	epoch   string // under which it was decided
-	result  holds.Result
+	msg           jetstream.Msg
+	meta          *jetstream.MsgMetadata
+	fetched       time.Time
+	streamCreated time.Time // when the inbound stream was created, as known before the fetch
+	in            *Inbound
+	epoch         string // that it was decided under
+	result        holds.Result
 }
 
-// NewConsumer returns a Consumer on a durable consumer that Setup has made. js is of NewJetStream.
+// NewConsumer returns a Consumer of a durable consumer that Setup has created. js comes from
+// NewJetStream.
 func NewConsumer(
 	ctx context.Context, name string, ns Namespace, service Service,
 	nc *nats.Conn, js jetstream.JetStream, process *Process,
@@ -112,29 +110,28 @@ func NewConsumer(
 	if err != nil {
 		return nil, fmt.Errorf("consumer %s: %w", name, err)
 	}
+	log := process.log.With().Str("consumer", name).Logger()
 	c := &Consumer{
-		decider: decider{service, ns, process.log.With().Str("consumer", name).Logger()},
-		name:    name, source: source, js: js, nc: nc, process: process,
+		name: name, ns: ns, service: service, decider: decider{service, ns, log}, log: log,
+		source: source, js: js, nc: nc, process: process,
 		fetches: fetchMax, decides: decideMax, decideWithin: decideLimit, finishWithin: finishLimit, slowAfter: laneSlow,
-		inFlight: newInFlightWindow(),
+		inFlight: newInFlightWindow(), answers: ns.answeredBy(name),
 	}
-	c.answers = ns.answeredBy(name)
 	if name == ConsumerChanges {
 		c.fetches, c.decides = changesMax, changesMax
 	}
-	created, err := c.readStreamCreated(ctx)
-	if err != nil {
+	if _, err := c.refreshInboundCreated(ctx); err != nil {
 		return nil, fmt.Errorf("consumer %s: %w", name, err)
 	}
-	c.streamCreated.Store(&created)
 	c.readOutcomeMax(ctx)
 	process.add(c)
 	return c, nil
 }
 
-// Run works until ctx is over; then it fetches no more, finishes what it can of what it has
-// fetched within finishLimit, gives back the rest, and returns.
-// Meanwhile the durable consumer is tended, and the server reminded of what takes long.
+// Run processes events until ctx ends. Then it fetches no more, finishes within finishLimit what it
+// can of the events that it has fetched, returns the others to the server, and returns nil.
+//
+// Meanwhile it supervises the durable consumer, and extends the ack wait of events that take long.
 func (c *Consumer) Run(ctx context.Context) error {
 	finish, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
@@ -149,54 +146,31 @@ func (c *Consumer) Run(ctx context.Context) error {
 		steps.Go(func() { l.publishAll(finish) })
 	}
 	fetched := make(chan []*delivery)
-	steps.Go(func() {
-		for batch := range fetched {
-			c.decodeAll(batch)
-			for _, d := range batch {
-				if c.skips(d) {
-					c.ack(d)
-				} else {
-					lanes[laneOf(d.msg.Subject(), len(lanes))].enqueue(d)
-				}
-			}
-		}
-		for _, l := range lanes {
-			l.queue.close()
-		}
-	})
-	reminding, enough := context.WithCancel(finish)
-	var reminders sync.WaitGroup
-	reminders.Go(func() { c.extendAckWait(reminding) })
+	steps.Go(func() { c.decodeAll(fetched, lanes) })
 	steps.Go(func() { c.supervise(ctx) })
-	c.fetchAll(ctx, fetched, func() {
-		for _, l := range lanes {
-			l.deferExcess()
-		}
-	})
+	extending, stopExtending := context.WithCancel(finish)
+	var extender sync.WaitGroup
+	extender.Go(func() { c.extendAckWait(extending) })
+	c.fetchAll(ctx, fetched, lanes)
 	close(fetched)
 	steps.Wait()
-	enough()
-	reminders.Wait()
+	stopExtending()
+	extender.Wait()
 	c.nakUnfinished(lanes)
 	return nil
 }
 
-// nakUnfinished has all events that a stop has kept from being settled delivered to others at once.
-func (c *Consumer) nakUnfinished(lanes []*lane) {
-	for _, d := range c.inFlight.olderThan(0) {
-		c.recall([]string{d.msg.Reply()})
-		c.inFlight.remove(d)
+// fetchAll is the first step: it fetches until ctx ends. It never cuts a fetch short: a message
+// that is on its way to a cancelled fetch is delivered again only after ackWait.
+func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery, lanes []*lane) {
+	retry := &backoff.ExponentialBackOff{
+		InitialInterval: pauseMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: pauseMax,
 	}
-	for _, l := range lanes {
-		c.recall(l.deferred.recallAll())
+	deferExcess := func() {
+		for _, l := range lanes {
+			l.deferExcess()
+		}
 	}
-}
-
-// fetchAll fetches until ctx is over. It does not cut a fetch short: a message that is on its way to a
-// fetch that was given up is delivered again only after ackWait. It calls full now and then while there is no room for
-// more.
-func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery, full func()) {
-	retry := &backoff.ExponentialBackOff{InitialInterval: pauseMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: pauseMax}
 	for ctx.Err() == nil {
 		if c.service.Epoch() == "" {
 			if c.service.WaitReady(ctx) != nil {
@@ -205,10 +179,10 @@ func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery, ful
 			c.recordSuccess()
 		}
 		if c.failing.Load() && !c.Paused() {
-			c.recordSuccess() // others have the events that could have shown it
+			c.recordSuccess() // other workers have the events that could have shown it
 		}
 		c.process.checkOutage(ctx)
-		free := c.inFlight.waitCapacity(ctx, c.fetches, full)
+		free := c.inFlight.waitCapacity(ctx, c.fetches, deferExcess)
 		if free == 0 {
 			return
 		}
@@ -223,11 +197,11 @@ func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery, ful
 	}
 }
 
-// fetch asks for some events and passes them on as they come, within fetchWait, those that are there at
-// the same time together. To ask for each batch again would cost NATS and the worker more than the
-// events do, whenever there are few.
+// fetch requests at most so many events, and passes them on while they arrive, within fetchWait.
+// Events that have arrived together are passed on together. One request serves many small batches:
+// when there are few events, a request for each batch would cost more than the events do.
 func (c *Consumer) fetch(events int, batches chan<- []*delivery) error {
-	created := *c.streamCreated.Load()
+	created := c.inboundCreated.Load().created
 	fetched, err := c.source.Fetch(events, jetstream.FetchMaxWait(fetchWait))
 	if err != nil {
 		return err
@@ -240,7 +214,7 @@ func (c *Consumer) fetch(events int, batches chan<- []*delivery) error {
 			if err != nil {
 				return err
 			}
-			batch = append(batch, &delivery{msg: msg, meta: meta, fetched: time.Now(), created: created})
+			batch = append(batch, &delivery{msg: msg, meta: meta, fetched: time.Now(), streamCreated: created})
 			if len(messages) == 0 {
 				break
 			}
@@ -252,17 +226,35 @@ func (c *Consumer) fetch(events int, batches chan<- []*delivery) error {
 	return fetched.Error()
 }
 
-// decodeChunk is how many events are decoded in one go.
+// decodeAll is the second step: it decodes batches, and adds each event to the lane of its
+// resource. It closes the queues of the lanes after the last batch.
+func (c *Consumer) decodeAll(batches <-chan []*delivery, lanes []*lane) {
+	for batch := range batches {
+		c.decodeBatch(batch)
+		for _, d := range batch {
+			if c.skips(d) {
+				c.ack(d)
+			} else {
+				lanes[laneOf(d.msg.Subject(), len(lanes))].enqueue(d)
+			}
+		}
+	}
+	for _, l := range lanes {
+		l.queue.close()
+	}
+}
+
+// decodeChunk is the number of events that one goroutine decodes.
 const decodeChunk = 32
 
-// decodeAll decodes a batch, on all processors.
-func (c *Consumer) decodeAll(batch []*delivery) {
+// decodeBatch decodes the events of a batch that the consumer answers, on all processors.
+func (c *Consumer) decodeBatch(batch []*delivery) {
 	var chunks sync.WaitGroup
 	for chunk := range slices.Chunk(batch, decodeChunk) {
 		chunks.Go(func() {
 			for _, d := range chunk {
 				if !c.skips(d) {
-					d.in, d.result.Err = c.decode(d.msg.Subject(), d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
+					d.in, d.result.Err = c.decider.decode(d.msg.Subject(), d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
 				}
 			}
 		})
@@ -273,46 +265,56 @@ func (c *Consumer) decodeAll(batch []*delivery) {
 // skips reports whether another consumer answers an event.
 func (c *Consumer) skips(d *delivery) bool { return !c.answers(d.msg.Subject()) }
 
-// prefixes are what subjects that end with > begin with.
-func prefixes(subjects []string) []string {
-	prefixes := make([]string, len(subjects))
-	for i, subject := range subjects {
-		prefixes[i] = strings.TrimSuffix(subject, ">")
-	}
-	return prefixes
-}
-
-// decider reads events and has them decided.
-type decider struct {
-	service Service
-	ns      Namespace
-	log     zerolog.Logger
-}
-
-// decode reads an event that was stored at a time. A panic is an error of that event.
-func (c *decider) decode(subject string, header nats.Header, body []byte, storedAt time.Time) (in *Inbound, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			c.log.Error().Interface("panic", p).Bytes("stack", debug.Stack()).Msg("decoding an event panicked")
-			err = &panicError{p}
+// decideAll is the third step: it decides the events of the lane until its queue is closed and
+// empty.
+func (l *lane) decideAll(ctx context.Context) {
+	c := l.consumer
+	for {
+		batch := l.queue.take(c.decides, l.batchBytesMax)
+		if len(batch) == 0 {
+			return
 		}
-	}()
-	return c.ns.Decode(subject, header, body, storedAt)
+		failpoint.Hit(c.name + ".fetched")
+		l.findPoisoned(ctx, batch)
+		ready, limit := batch[:0], c.outcomeLimit()
+		for _, d := range batch {
+			if c.canDecide(ctx, d, limit) {
+				ready = append(ready, d)
+			} else {
+				l.decided <- d
+			}
+		}
+		l.decide(ctx, l.locate(ctx, ready))
+		if free := l.queueMax/2 - l.queue.len(); free > 0 {
+			c.recall(l.deferred.recallWaiting(free))
+		}
+	}
 }
 
-// decide has a batch decided and passes every event on. Events that fail in a way that may be
-// the fault of one of them are decided once more, each alone.
+// canDecide reports whether an event can be decided. If not, the result of the event has the
+// reason.
+func (c *Consumer) canDecide(ctx context.Context, d *delivery, outcomeLimit int64) bool {
+	if d.result.Err == nil {
+		d.result.Err = c.checkSize(ctx, d, outcomeLimit)
+	}
+	return d.result.Err == nil
+}
+
+// decide decides a batch and passes every event on to the next step. An event may fail because of
+// another one of its batch. So each event that fails and would be counted as failed is decided once
+// more, alone.
 func (l *lane) decide(ctx context.Context, batch []*delivery) {
-	ctx, cancel := context.WithTimeout(ctx, l.decideWithin)
+	c := l.consumer
+	ctx, cancel := context.WithTimeout(ctx, c.decideWithin)
 	defer cancel()
-	waiting, enough := context.WithTimeout(ctx, waitReadyLimit)
-	_ = l.service.WaitReady(waiting) // else they are refused
-	enough()
+	waiting, ready := context.WithTimeout(ctx, waitReadyLimit)
+	_ = c.service.WaitReady(waiting) // without an epoch the events are refused
+	ready()
 	for _, d := range batch {
-		d.epoch = l.service.Epoch()
+		d.epoch = c.service.Epoch()
 	}
 	var suspects []*delivery
-	l.dispatch(ctx, batch, func(d *delivery) {
+	c.decider.dispatch(ctx, batch, func(d *delivery) {
 		if d.result.Err != nil && len(batch) > 1 && dispositionOf(d.result.Err) == dispositionRetryCounted {
 			suspects = append(suspects, d)
 			return
@@ -320,91 +322,62 @@ func (l *lane) decide(ctx context.Context, batch []*delivery) {
 		l.decided <- d
 	})
 	for _, d := range suspects {
-		l.dispatch(ctx, []*delivery{d}, func(d *delivery) { l.decided <- d })
+		c.decider.dispatch(ctx, []*delivery{d}, func(d *delivery) { l.decided <- d })
 	}
 }
 
-// dispatch hands each kind of event to its verb and calls done once for each event. A panic is
-// an error of every event that had no result by then.
-func (c *decider) dispatch(ctx context.Context, batch []*delivery, done func(*delivery)) {
-	open := make(map[*delivery]struct{}, len(batch))
-	for _, d := range batch {
-		open[d] = struct{}{}
-	}
-	emitTo := func(whose []*delivery) func(int, holds.Result) {
-		return func(i int, r holds.Result) {
-			d := whose[i]
-			d.result = r
-			delete(open, d)
-			done(d)
+// publishAll is the fourth step: it publishes the answers to decided events until the third step
+// has ended. A batch is all events that wait at that moment. publishBatch acknowledges the events.
+func (l *lane) publishAll(ctx context.Context) {
+	for d := range l.decided {
+		batch := []*delivery{d}
+		for len(l.decided) > 0 && len(batch) < resultsMax {
+			batch = append(batch, <-l.decided)
 		}
-	}
-	defer func() {
-		if p := recover(); p != nil {
-			c.log.Error().Interface("panic", p).Bytes("stack", debug.Stack()).Msg("deciding events panicked")
-			for d := range open {
-				d.result = holds.Result{Err: &panicError{p}}
-				done(d)
-			}
-		}
-	}()
-
-	var inventory, extends, releases, confirms, cancels, places []*delivery
-	var extend []holds.ExtendRequest
-	var cancel []holds.CancelRequest
-	var release []holds.ReleaseRequest
-	var confirm []holds.ConfirmRequest
-	var place []holds.PlaceRequest
-	for _, d := range batch {
-		switch {
-		case d.in.Inventory != nil:
-			inventory = append(inventory, d)
-		case d.in.Extend != nil:
-			extends, extend = append(extends, d), append(extend, *d.in.Extend)
-		case d.in.Cancel != nil:
-			cancels, cancel = append(cancels, d), append(cancel, *d.in.Cancel)
-		case d.in.Release != nil:
-			releases, release = append(releases, d), append(release, *d.in.Release)
-		case d.in.Confirm != nil:
-			confirms, confirm = append(confirms, d), append(confirm, *d.in.Confirm)
-		case d.in.Place != nil:
-			places, place = append(places, d), append(place, *d.in.Place)
-		}
-	}
-	for i, d := range inventory {
-		emitTo(inventory)(i, c.service.SetInventory(ctx, *d.in.Inventory))
-	}
-	if len(extends) > 0 {
-		c.service.Extend(ctx, extend, emitTo(extends))
-	}
-	if len(releases) > 0 {
-		c.service.Release(ctx, release, emitTo(releases))
-	}
-	if len(confirms) > 0 {
-		c.service.Confirm(ctx, confirm, emitTo(confirms))
-	}
-	if len(cancels) > 0 {
-		c.service.Cancel(ctx, cancel, emitTo(cancels))
-	}
-	if len(places) > 0 {
-		c.service.Place(ctx, place, emitTo(places))
+		l.publishBatch(ctx, batch)
 	}
 }
 
-// ack acknowledges an event whose outcome is stored. A lost ack repeats the event, which
-// repeats the outcome.
+// ack is the fifth step: it acknowledges an event whose outcome is stored. If the ack is lost, the
+// event is delivered again and has the same outcome.
 func (c *Consumer) ack(d *delivery) {
 	defer c.inFlight.remove(d)
 	if err := d.msg.Ack(); err != nil {
-		c.log.Debug().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Msg("ack failed, the event will be repeated")
+		c.log.Debug().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Msg("ack failed, event will be redelivered")
 	}
 }
 
-// nakDelayed asks for an event to be delivered again after about delay.
+// nakDelayed requests another delivery of an event after delay, plus up to half of it at random.
 func (c *Consumer) nakDelayed(d *delivery, delay time.Duration) {
 	defer c.inFlight.remove(d)
 	delay += rand.N(delay / 2)
 	if err := d.msg.NakWithDelay(delay); err != nil {
-		c.log.Debug().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Msg("nak failed, the event will be repeated")
+		c.log.Debug().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Msg("nak failed, event will be redelivered")
+	}
+}
+
+// nakNow is the payload of a nak without a delay.
+var nakNow = []byte("-NAK")
+
+// recall requests another delivery, at once, of events that wait at the server. It takes the reply
+// subjects of their messages.
+func (c *Consumer) recall(replies []string) {
+	for _, reply := range replies {
+		if err := c.nc.Publish(reply, nakNow); err != nil {
+			c.log.Debug().Err(err).Msg("recall failed, events will be redelivered later")
+			return
+		}
+	}
+}
+
+// nakUnfinished requests another delivery, at once and to another worker, of all events that a stop
+// has kept from being answered.
+func (c *Consumer) nakUnfinished(lanes []*lane) {
+	for _, d := range c.inFlight.olderThan(0) {
+		c.recall([]string{d.msg.Reply()})
+		c.inFlight.remove(d)
+	}
+	for _, l := range lanes {
+		c.recall(l.deferred.recallAll())
 	}
 }

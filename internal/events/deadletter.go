@@ -17,7 +17,8 @@ import (
 	"holdfast/internal/holds"
 )
 
-// The headers that a dead letter has besides those of its event: why, where and when it died.
+// The headers that a dead letter adds to those of its event: why, where and when it was
+// dead-lettered.
 const (
 	HeaderDLQReason     = dlqPrefix + "Reason"
 	HeaderDLQDetail     = dlqPrefix + "Detail"
@@ -31,45 +32,45 @@ const (
 	detailMax = 512
 )
 
-// The headers of a letter that is only a pointer, because a copy of its event would be larger
-// than the server or the stream takes. Its body is empty; body and headers of the event are
-// still in the inbound stream.
+// The headers of a dead letter with a claim check, for an event whose copy would be larger than the
+// server or the stream allows. The body of such a dead letter is empty: the body and the headers of
+// the event remain in the inbound stream.
 const (
 	HeaderClaimCheckStream = dlqPrefix + "Pointer-Stream" // always the inbound stream
 	HeaderClaimCheckSeq    = dlqPrefix + "Pointer-Seq"
 	HeaderClaimCheckSHA256 = dlqPrefix + "Pointer-Sha256" // of the body, in lowercase hex
 )
 
-// ClaimCheck says where the event of a letter is that could not be copied.
+// ClaimCheck identifies the stored event of a dead letter that has no copy of it.
 type ClaimCheck struct {
 	Stream string
 	Seq    uint64
-	SHA256 string
+	SHA256 string // of the body, in lowercase hex
 }
 
-// DeadLetter is what is kept of an event that can never be processed. The text in it may be
-// anything: it comes from whoever published the event.
+// DeadLetter is a stored event that can never be processed, with the reason. Its texts come from
+// the publisher of the event, so they may contain anything.
 type DeadLetter struct {
 	Seq        uint64 `json:"seq"` // in the stream of dead letters
 	Reason     string `json:"reason"`
 	Detail     string `json:"detail"`
 	Subject    string `json:"subject"`    // where the event was published
 	EventID    string `json:"event_id"`   // "" when it cannot be read
-	StreamSeq  uint64 `json:"stream_seq"` // in the inbound stream; like Deliveries 0 when it is not told
+	StreamSeq  uint64 `json:"stream_seq"` // in the inbound stream; 0, like Deliveries, when it cannot be read
 	Deliveries uint64 `json:"deliveries"`
-	Time       string `json:"time"` // as its worker wrote it
+	Time       string `json:"time"` // as the worker wrote it
 
 	StoredAt   time.Time    `json:"-"` // by the server's clock
 	Worker     string       `json:"-"`
 	Event      EventSummary `json:"-"`
-	Header     nats.Header  `json:"-"` // of the event and of the letter
+	Header     nats.Header  `json:"-"` // of the event and of the dead letter
 	Body       []byte       `json:"-"` // of the event, nil when only headers were read
 	Size       int          `json:"-"` // of the body, in bytes
-	ClaimCheck *ClaimCheck  `json:"-"` // nil when the letter has its event itself
-	Missing    error        `json:"-"` // why the event that a pointer means could not be read
+	ClaimCheck *ClaimCheck  `json:"-"` // nil when the dead letter has a copy of its event
+	Missing    error        `json:"-"` // why the event of the claim check could not be read
 }
 
-// JSON returns what a letter says of itself, whatever its headers say.
+// JSON encodes a dead letter. It succeeds also if texts of the event are not UTF-8.
 func (l *DeadLetter) JSON() (jsontext.Value, error) {
 	text, err := json.Marshal(l, jsontext.AllowInvalidUTF8(true))
 	if err != nil {
@@ -78,18 +79,22 @@ func (l *DeadLetter) JSON() (jsontext.Value, error) {
 	return text, nil
 }
 
-// ReadDeadLetter reads a message of the stream of dead letters.
+// ReadDeadLetter parses a message of the stream of dead letters.
 func (ns Namespace) ReadDeadLetter(m jetstream.Msg) (*DeadLetter, error) {
 	meta, err := m.Metadata()
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", m.Subject(), err)
 	}
-	return ns.readDeadLetter(m.Subject(), m.Headers(), m.Data(), meta.Sequence.Stream, meta.Timestamp), nil
+	return ns.ParseDeadLetter(&jetstream.RawStreamMsg{
+		Subject: m.Subject(), Sequence: meta.Sequence.Stream, Header: m.Headers(), Data: m.Data(), Time: meta.Timestamp,
+	}), nil
 }
 
-// readDeadLetter reads a dead letter. Its headers may say anything: numbers that are none are 0.
-func (ns Namespace) readDeadLetter(subject string, header nats.Header, body []byte, seq uint64, storedAt time.Time) *DeadLetter {
-	counted := func(name string) uint64 {
+// ParseDeadLetter parses a stored dead letter. Its headers may contain anything: a number that
+// cannot be parsed becomes 0.
+func (ns Namespace) ParseDeadLetter(m *jetstream.RawStreamMsg) *DeadLetter {
+	header := m.Header
+	number := func(name string) uint64 {
 		n, err := strconv.ParseUint(header.Get(name), 10, 64)
 		if err != nil {
 			return 0
@@ -97,49 +102,52 @@ func (ns Namespace) readDeadLetter(subject string, header nats.Header, body []by
 		return n
 	}
 	l := &DeadLetter{
-		Seq: seq, Reason: strings.TrimPrefix(subject, ns.DLQ("")), Detail: header.Get(HeaderDLQDetail),
-		Subject: header.Get(HeaderDLQSubject), StreamSeq: counted(HeaderDLQStreamSeq), Deliveries: counted(HeaderDLQDeliveries),
-		Time: header.Get(HeaderDLQTime), StoredAt: storedAt, Worker: header.Get(HeaderDLQWorker),
+		Seq: m.Sequence, Reason: strings.TrimPrefix(m.Subject, ns.DLQ("")), Detail: header.Get(HeaderDLQDetail),
+		Subject: header.Get(HeaderDLQSubject), StreamSeq: number(HeaderDLQStreamSeq), Deliveries: number(HeaderDLQDeliveries),
+		Time: header.Get(HeaderDLQTime), StoredAt: m.Time, Worker: header.Get(HeaderDLQWorker),
 	}
 	if sum := header.Get(HeaderClaimCheckSHA256); sum != "" {
-		l.ClaimCheck = &ClaimCheck{header.Get(HeaderClaimCheckStream), counted(HeaderClaimCheckSeq), sum}
+		l.ClaimCheck = &ClaimCheck{header.Get(HeaderClaimCheckStream), number(HeaderClaimCheckSeq), sum}
 	}
-	l.read(header, body)
-	if size, err := strconv.Atoi(header.Get(headerMsgSize)); err == nil && len(body) == 0 {
+	l.read(header, m.Data)
+	if size, err := strconv.Atoi(header.Get(headerMsgSize)); err == nil && len(m.Data) == 0 {
 		l.Body, l.Size = nil, size // only headers were read
 	}
 	return l
 }
 
-// read takes over the event of a letter.
+// read sets the event of a dead letter.
 func (l *DeadLetter) read(header nats.Header, body []byte) {
 	l.Header, l.Body, l.Size = header, body, len(body)
 	l.Event = Summarize(l.Subject, header, body)
 	l.EventID = l.Event.ID
 }
 
-// ErrEventGone says that the event of a letter cannot be had, or not any more.
+// ErrEventGone is returned when the event of a dead letter cannot be read, or no longer exists.
 var ErrEventGone = errors.New("no event")
 
-// resolve takes over the event that a pointer means, as it was found in the inbound stream.
-func (l *DeadLetter) resolve(found *jetstream.RawStreamMsg, err error) {
+// Resolve sets the event of a dead letter with a claim check: found is the message in the inbound
+// stream, err the error of reading it. If that is not the event, it sets Missing.
+func (l *DeadLetter) Resolve(found *jetstream.RawStreamMsg, err error) {
 	where := fmt.Sprintf("sequence %d of stream %s", l.ClaimCheck.Seq, l.ClaimCheck.Stream)
 	switch {
 	case errors.Is(err, jetstream.ErrMsgNotFound):
-		l.Missing = fmt.Errorf("%w: it was too large to be copied, and %s, where it was, is gone", ErrEventGone, where)
+		l.Missing = fmt.Errorf("%w: it was too large to be copied, and %s is gone",
+			ErrEventGone, where)
 	case err != nil:
 		l.Missing = fmt.Errorf("%w: %s: %w", ErrEventGone, where, err)
 	case bodySum(found.Data) != l.ClaimCheck.SHA256:
-		l.Missing = fmt.Errorf("%w: it was too large to be copied, and %s is another message now: its SHA-256 differs", ErrEventGone, where)
+		l.Missing = fmt.Errorf("%w: it was too large to be copied, and %s is another message now: its SHA-256 differs",
+			ErrEventGone, where)
 	default:
 		l.read(found.Header, found.Data)
 	}
 }
 
-// Original returns the event of a letter as it was published, but for what was meant for its
-// first publication only: its message id and what else begins with Nats-, where its outcome was
-// awaited (that inbox is long gone), and what the letter adds. It returns ErrEventGone when the
-// letter does not have it, or does not say where it belongs.
+// Original returns the event of a dead letter as it was published, without the headers that only
+// mattered for its first publication: all that begin with Nats-, like the message id, the inbox for
+// the reply, which no longer exists, and those of the dead letter. It returns ErrEventGone if the
+// event is missing, or if its subject is not an inbound one.
 func (l *DeadLetter) Original(ns Namespace) (*nats.Msg, error) {
 	inbound := strings.TrimSuffix(ns.AllIn(), ">")
 	switch {
@@ -151,32 +159,33 @@ func (l *DeadLetter) Original(ns Namespace) (*nats.Msg, error) {
 	m := nats.NewMsg(l.Subject)
 	m.Data = l.Body
 	for name, values := range l.Header {
-		if !IsDeadLetterHeader(name) && name != headerReplyTo {
+		if !IsDeadLetterHeader(name) && name != HeaderReplyTo {
 			m.Header[name] = values
 		}
 	}
 	return m, nil
 }
 
-// IsDeadLetterHeader reports whether a header is of the letter, not of its event.
+// IsDeadLetterHeader reports whether a header belongs to the dead letter, not to its event.
 func IsDeadLetterHeader(name string) bool {
 	return isOfServer(name) || strings.HasPrefix(name, dlqPrefix)
 }
 
-// isOfServer reports whether a header is between a publisher and the server.
+// isOfServer reports whether a header is meant for the server.
 func isOfServer(name string) bool { return strings.HasPrefix(strings.ToLower(name), "nats-") }
 
-// deadLetterForm is how much of an event its dead letter has.
+// deadLetterForm says how much of the event a dead letter contains.
 type deadLetterForm int
 
 const (
 	deadLetterWhole      deadLetterForm = iota // body and headers
-	deadLetterClaimCheck                       // the headers, and where the body is
-	deadLetterBare                             // only where both are
+	deadLetterClaimCheck                       // the headers, and a claim check
+	deadLetterBare                             // only a claim check
 )
 
-// deadLetter returns the dead letter of an event, without its message id (deadLetterID): its body and
-// its headers as they were, as far as the form has them, and why, where and when it died.
+// deadLetter returns the dead letter of an event, without its message id (deadLetterID). It
+// contains the body and the headers of the event as far as the form has them, and the headers
+// HeaderDLQ….
 func (c *Consumer) deadLetter(d *delivery, reason, detail string, form deadLetterForm) *nats.Msg {
 	m := nats.NewMsg(c.ns.DLQ(reason))
 	if form != deadLetterBare {
@@ -195,7 +204,7 @@ func (c *Consumer) deadLetter(d *delivery, reason, detail string, form deadLette
 	m.Header.Set(HeaderDLQTime, time.Now().UTC().Format(holds.TimeFormat))
 	m.Header.Set(HeaderDLQWorker, c.process.worker)
 	if form == deadLetterWhole {
-		// No event may pass for a pointer.
+		// An event must not look like a claim check.
 		m.Header.Del(HeaderClaimCheckStream)
 		m.Header.Del(HeaderClaimCheckSeq)
 		m.Header.Del(HeaderClaimCheckSHA256)
@@ -213,12 +222,12 @@ func bodySum(body []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// isTooLarge reports whether the server or the stream takes no message of this size.
-func isTooLarge(err error) bool {
+// IsTooLarge reports whether the server or the stream refuses a message because of its size.
+func IsTooLarge(err error) bool {
 	return errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, jetstream.ErrStreamMessageExceedsMaximum)
 }
 
-// oneLine makes text fit for a header and a terminal: printable ASCII, not too long.
+// oneLine returns text that fits a header and a terminal: printable ASCII, at most detailMax bytes.
 func oneLine(text string) string {
 	text = strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {

@@ -9,46 +9,50 @@ import (
 )
 
 const (
-	deferredMax      = 1 << 16          // events of a lane whose place in the order is known
-	recallMax        = 1024             // events of a resource that are recalled at a time
-	delayDeferred    = 15 * time.Second // until an event that waits at the server comes back by itself, doubled each time
+	deferredMax      = 1 << 16          // events of a lane whose order is known
+	recallMax        = 1024             // events of a resource in one recall
+	delayDeferred    = 15 * time.Second // until a deferred event is delivered without a recall, doubled each time
 	delayDeferredMax = 2 * time.Minute
-	lostAfter        = 5 * time.Second // past its time, an event counts as delivered to another worker
+	lostAfter        = 5 * time.Second // an event that is late by so much counts as delivered to another worker
 )
 
-// deferredEvents is the events of a lane that wait at the server: neither in flight here nor in the way of others. What comes
-// back by itself does so ever more rarely, so that however many wait, they cost little.
+// deferredEvents records the events of a lane that wait at the server. They take no room in the
+// in-flight window. Without a recall, the server delivers each of them less and less often, so many
+// waiting events cost little.
 //
-// Those of a slow lane wait for those before them, and later ones about the same resource wait behind them: they stay
-// in their order, and are recalled when the lane has room. Those that cannot be decided because the data of their
-// resource is corrupt keep no others waiting: perhaps only a part of the data is. The first of them is retried soon,
-// and when it can be decided, the others are recalled.
+// There are two reasons to defer an event:
+//
+//   - The lane is slow. Then the event waits for the earlier events of its resource, and later ones
+//     wait behind it. They keep their order, and are recalled when the lane has room.
+//   - The data of its resource is corrupt. Then it keeps no other event waiting, because perhaps
+//     only a part of the data is corrupt. The first such event is retried soon. When it can be
+//     decided, the others are recalled.
 type deferredEvents struct {
 	mu        sync.Mutex
 	resources map[string]*deferredResource
-	events    atomic.Int64 // of all resources
-	swept     time.Time
+	events    atomic.Int64 // the number of events of all resources
+	swept     time.Time    // when lost events were last removed
 }
 
-// deferredResource is the events of a resource that wait, in the order of the stream.
+// deferredResource records the deferred events of a resource, in the order of the stream.
 type deferredResource struct {
 	events  []deferredEvent
-	corrupt bool // until all can be decided
+	corrupt bool // until all of them are decided
 }
 
 type deferredEvent struct {
 	seq       uint64
-	reply     string    // where it is recalled
-	returnsAt time.Time // when it comes back
-	recalled  bool      // it was recalled
+	reply     string    // the reply subject of its message, for a recall
+	returnsAt time.Time // when the server has delivered it at the latest
+	recalled  bool
 }
 
 func newDeferredEvents() *deferredEvents {
 	return &deferredEvents{resources: make(map[string]*deferredResource)}
 }
 
-// admits reports whether an event may be decided: none before it, about the same resource, waits. One that waited
-// itself has come back.
+// admits reports whether an event may be decided: no earlier event of its resource waits for a slow
+// lane. If the event itself was deferred, it is no longer.
 func (h *deferredEvents) admits(resource string, seq uint64) bool {
 	if h.events.Load() == 0 {
 		return true
@@ -69,8 +73,8 @@ func (h *deferredEvents) admits(resource string, seq uint64) bool {
 	return i == 0
 }
 
-// add has an event wait. It returns for how long it does unless it is recalled, and whether it is the first of its
-// resource.
+// add records an event as deferred. It returns the delay until its next delivery, unless it is
+// recalled, and whether it is the first deferred event of its resource.
 func (h *deferredEvents) add(resource string, d *delivery, corrupt bool) (delay time.Duration, first bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -86,7 +90,7 @@ func (h *deferredEvents) add(resource string, d *delivery, corrupt bool) (delay 
 		}
 		h.remove(resource, r, 0, lost)
 	}
-	place := h.hasSpace()
+	space := h.hasSpace()
 	i, found := r.find(seq)
 	delay = backoffDelayTo(delayDeferred, deliveries, delayDeferredMax)
 	if corrupt && i == 0 {
@@ -96,7 +100,7 @@ func (h *deferredEvents) add(resource string, d *delivery, corrupt bool) (delay 
 	switch {
 	case found:
 		r.events[i] = e
-	case place || len(r.events) == 0: // each resource has a place
+	case space || len(r.events) == 0: // the first event of each resource is always recorded
 		r.events = slices.Insert(r.events, i, e)
 		h.events.Add(1)
 	}
@@ -105,7 +109,8 @@ func (h *deferredEvents) add(resource string, d *delivery, corrupt bool) (delay 
 	return delay, i == 0
 }
 
-// hasSpace reports whether there is a place for one more event.
+// hasSpace reports whether one more event may be recorded. If not, it first removes lost events,
+// once in lostAfter.
 func (h *deferredEvents) hasSpace() bool {
 	if h.events.Load() >= deferredMax && time.Since(h.swept) > lostAfter {
 		h.swept = time.Now()
@@ -116,8 +121,8 @@ func (h *deferredEvents) hasSpace() bool {
 	return h.events.Load() < deferredMax
 }
 
-// markDecided takes note of an event that could be decided. If it is one of those that could not, it returns where the
-// next of them are recalled.
+// markDecided records that an event was decided. If it was deferred, markDecided returns the reply
+// subjects of the next events of its resource, to be recalled.
 func (h *deferredEvents) markDecided(resource string, seq uint64) (replies []string) {
 	if h.events.Load() == 0 {
 		return nil
@@ -136,7 +141,8 @@ func (h *deferredEvents) markDecided(resource string, seq uint64) (replies []str
 	return r.recall(nil, recallMax)
 }
 
-// recallWaiting returns where at most so many events are recalled of resources that are not corrupt.
+// recallWaiting marks at most so many events as recalled, of resources whose data is not corrupt,
+// and returns their reply subjects.
 func (h *deferredEvents) recallWaiting(free int) (replies []string) {
 	if h.events.Load() == 0 {
 		return nil
@@ -151,7 +157,7 @@ func (h *deferredEvents) recallWaiting(free int) (replies []string) {
 	return replies
 }
 
-// recallAll returns where all events are recalled.
+// recallAll marks all events as recalled, and returns their reply subjects.
 func (h *deferredEvents) recallAll() (replies []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -161,7 +167,8 @@ func (h *deferredEvents) recallAll() (replies []string) {
 	return replies
 }
 
-// recall appends where the first events are recalled, those of them that were not yet.
+// recall marks those of the first events as recalled that are not yet, and appends their reply
+// subjects.
 func (r *deferredResource) recall(replies []string, number int) []string {
 	for i := range min(number, len(r.events)) {
 		e := &r.events[i]
@@ -173,7 +180,7 @@ func (r *deferredResource) recall(replies []string, number int) []string {
 	return replies
 }
 
-// lost returns how many of the first events have gone to other workers: they have not come back here.
+// lost counts the first events that are late by lostAfter: other workers have them.
 func (r *deferredResource) lost() (n int) {
 	for n < len(r.events) && time.Since(r.events[n].returnsAt) > lostAfter {
 		n++
@@ -181,12 +188,12 @@ func (r *deferredResource) lost() (n int) {
 	return n
 }
 
-// find returns the place of an event.
+// find returns the index of an event, or where it would be inserted.
 func (r *deferredResource) find(seq uint64) (i int, found bool) {
 	return slices.BinarySearchFunc(r.events, seq, func(e deferredEvent, seq uint64) int { return cmp.Compare(e.seq, seq) })
 }
 
-// remove removes events that do not wait any more, and a resource that has none left.
+// remove removes events that no longer wait, and their resource if it has none left.
 func (h *deferredEvents) remove(resource string, r *deferredResource, from, to int) {
 	h.events.Add(int64(from - to))
 	if from == 0 {

@@ -12,8 +12,9 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestDeferred_SlowLane_OtherLanesDecide has the lane of one resource stand still while more events about it come than a consumer may
-// have in flight: those about others are decided. When the lane goes on, each of its events is decided.
+// TestDeferred_SlowLane_OtherLanesDecide stops the lane of one resource, and publishes more events
+// of it than the in-flight window holds. The events of other resources are decided. When the lane
+// continues, each of its events is decided.
 func TestDeferred_SlowLane_OtherLanesDecide(t *testing.T) {
 	t.Parallel()
 	resources := lanesOf(t)
@@ -31,7 +32,7 @@ func TestDeferred_SlowLane_OtherLanesDecide(t *testing.T) {
 	})
 	for i := range number {
 		if b.publishRequest(stuck, i); i%fetchMax == 0 {
-			b.awaitPublished() // there is a bound
+			b.awaitPublished() // at most inFlightMax wait
 		}
 	}
 	b.awaitPublished()
@@ -44,7 +45,7 @@ func TestDeferred_SlowLane_OtherLanesDecide(t *testing.T) {
 	others := 10 * (len(resources) - 1)
 	b.await("the outcomes of the others", func() bool { return len(b.out) == others })
 	if n := len(decided.of(stuck)); n != 0 {
-		t.Errorf("%d events were decided that were to stand still", n)
+		t.Errorf("%d events of the stopped lane were decided", n)
 	}
 	letGo()
 	b.await("all outcomes", func() bool { return len(b.out) == number+others })
@@ -55,21 +56,22 @@ func TestDeferred_SlowLane_OtherLanesDecide(t *testing.T) {
 	}
 }
 
-// TestDeferred_CorruptHotResource_OthersDecide has more events wait for one resource whose data is corrupt than consumers of
-// versions before would have had delivered at all. Those about others are decided, and later its own.
+// TestDeferred_CorruptHotResource_OthersDecide makes more events wait for one corrupt resource than
+// previous versions allowed to be pending. The events of other resources are decided, and later
+// those of the resource.
 func TestDeferred_CorruptHotResource_OthersDecide(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
 	b.setFault(func(key string, _ int) error {
 		if strings.HasPrefix(key, "hot:") {
-			return fmt.Errorf("count of stock: %w", holds.ErrCorrupt)
+			return fmt.Errorf("stock count: %w", holds.ErrCorrupt)
 		}
 		return nil
 	})
 	const number = 4*inFlightMax + fetchMax
 	for i := range number {
 		if b.publishRequest("hot", i); i%fetchMax == 0 {
-			b.awaitPublished() // there is a bound
+			b.awaitPublished() // at most inFlightMax wait
 		}
 	}
 	b.awaitPublished()
@@ -83,17 +85,17 @@ func TestDeferred_CorruptHotResource_OthersDecide(t *testing.T) {
 		t.Fatal(err)
 	}
 	if info := consumer.CachedInfo(); info.Config.MaxAckPending != ackPendingMax {
-		t.Errorf("%d events may wait, want %d", info.Config.MaxAckPending, ackPendingMax)
+		t.Errorf("%d events may be pending, want %d", info.Config.MaxAckPending, ackPendingMax)
 	}
 	if b.workers[0].failedAt.Load() != 0 || len(b.dlq) > 0 {
-		t.Errorf("the consumer has paused, or %d events died", len(b.dlq))
+		t.Errorf("the consumer has paused, or %d events are dead-lettered", len(b.dlq))
 	}
 	b.setFault(nil)
 	before := len(b.out)
 	b.await("outcomes of the resource", func() bool { return len(b.out) > before+recallMax })
 }
 
-// newDeferredDelivery is an event that was delivered once.
+// newDeferredDelivery returns an event of its first delivery.
 func newDeferredDelivery(seq uint64) *delivery {
 	return &delivery{
 		msg:  newReplyMsg(fmt.Sprint(seq)),
@@ -101,7 +103,7 @@ func newDeferredDelivery(seq uint64) *delivery {
 	}
 }
 
-// TestDeferred_SlowLane_KeepsOrder has events of a slow lane wait and come back.
+// TestDeferred_SlowLane_KeepsOrder defers events of a slow lane, and delivers them again.
 func TestDeferred_SlowLane_KeepsOrder(t *testing.T) {
 	t.Parallel()
 	h := newDeferredEvents()
@@ -117,9 +119,9 @@ func TestDeferred_SlowLane_KeepsOrder(t *testing.T) {
 			t.Errorf("event %d waits %v, is the first: %v", seq, delay, first)
 		}
 	}
-	admits("b", 30, true) // nothing of it waits
+	admits("b", 30, true) // no event of it is deferred
 	admits("a", 15, false)
-	admits("a", 12, false) // it has come back, and is to wait again
+	admits("a", 12, false) // it was delivered again, and is deferred again
 	h.add("a", newDeferredDelivery(12), false)
 	admits("a", 9, true)
 	admits("a", 10, true)
@@ -137,14 +139,15 @@ func TestDeferred_SlowLane_KeepsOrder(t *testing.T) {
 	h.add("b", newDeferredDelivery(20), false)
 	admits("b", 21, false)
 	h.resources["b"].events[0].returnsAt = time.Now().Add(-2 * lostAfter)
-	admits("b", 21, true) // another worker has it
+	admits("b", 21, true) // the earlier one is lost
 	if n := h.events.Load(); n != 0 || len(h.resources) != 0 {
 		t.Errorf("%d events are left, of %d resources", n, len(h.resources))
 	}
 }
 
-// TestDeferred_CorruptResource_RecallsAfterFirst has events of a corrupt resource wait: they keep no others waiting, the first is retried soon, and
-// when one of them can be decided the others are recalled.
+// TestDeferred_CorruptResource_RecallsAfterFirst defers events of a corrupt resource. They keep no
+// others waiting, and the first is retried soon. When one of them is decided, the others are
+// recalled.
 func TestDeferred_CorruptResource_RecallsAfterFirst(t *testing.T) {
 	t.Parallel()
 	h := newDeferredEvents()
@@ -158,13 +161,13 @@ func TestDeferred_CorruptResource_RecallsAfterFirst(t *testing.T) {
 		}
 	}
 	if !h.admits("a", 10) || !h.admits("a", 15) {
-		t.Error("an event waits for others that are corrupt")
+		t.Error("an event waits for another one of its corrupt resource")
 	}
 	if got := append(h.markDecided("a", 15), h.recallWaiting(10)...); len(got) > 0 {
-		t.Errorf("recalled %q when another one was decided", got)
+		t.Errorf("recalled %q when an event that was not deferred was decided", got)
 	}
 	if _, first := h.add("a", newDeferredDelivery(10), true); !first {
-		t.Error("the first that comes back is not the first any more")
+		t.Error("the first event is no longer the first after its delivery")
 	}
 	if got := h.markDecided("a", 10); !slices.Equal(got, []string{"11", "12"}) {
 		t.Errorf("recalled %q", got)
@@ -176,11 +179,12 @@ func TestDeferred_CorruptResource_RecallsAfterFirst(t *testing.T) {
 	h.add("a", newDeferredDelivery(20), true)
 	h.resources["a"].events[0].returnsAt = time.Now().Add(-2 * lostAfter)
 	if _, first := h.add("a", newDeferredDelivery(21), true); !first || h.events.Load() != 1 {
-		t.Error("one that another worker has is still the first")
+		t.Error("a lost event is still the first")
 	}
 }
 
-// TestDeferred_Full_KeepsOnePerResource has more events wait than places are kept for: each resource has one at least.
+// TestDeferred_Full_KeepsOnePerResource defers more events than are recorded. At least one of each
+// resource is recorded.
 func TestDeferred_Full_KeepsOnePerResource(t *testing.T) {
 	t.Parallel()
 	h := newDeferredEvents()
@@ -196,7 +200,7 @@ func TestDeferred_Full_KeepsOnePerResource(t *testing.T) {
 	}
 }
 
-// replyMsg is a message of which only the reply subject is known.
+// replyMsg is a message that has only a reply subject.
 type replyMsg struct {
 	jetstream.Msg
 	subject string

@@ -6,22 +6,90 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/redis/go-redis/v9"
-
 	"holdfast/internal/holds"
 )
 
-// disposition is what is done with an event that has no outcome yet.
+// disposition is what happens to an event that has an error instead of an outcome.
 type disposition int
 
 const (
-	dispositionRetrySoon    disposition = iota // other work is in the way: deliver it again soon
-	dispositionPause                           // nobody's fault: deliver it again, and fetch no more for a while
-	dispositionDefer                           // what there is of its resource is damaged: it waits until that is mended, others do not
-	dispositionRetryCounted                    // perhaps its own fault: try it alone, then again, then it is poison
-	dispositionDeadLetter                      // it can never be processed: dead letter
+	// dispositionRetrySoon: other work is in the way. The event is delivered again soon.
+	dispositionRetrySoon disposition = iota
+	// dispositionPause: the error is not the event's own. The event is delivered again, and the
+	// consumer pauses.
+	dispositionPause
+	// dispositionDefer: the data of its resource is corrupt. The event waits until that is repaired,
+	// other events do not.
+	dispositionDefer
+	// dispositionRetryCounted: the error may be the event's own. The event is decided alone, then
+	// again, and after failuresMax failures it is poison.
+	dispositionRetryCounted
+	// dispositionDeadLetter: the event can never be processed. It gets a dead letter.
+	dispositionDeadLetter
 )
+
+// dispositions lists which errors lead to which disposition. The first match counts. An error that
+// is not listed leads to dispositionPause: it is better that an event waits than that it is lost.
+var dispositions = []struct {
+	matches func(error) bool
+	disposition
+}{
+	{is[*UnprocessableError], dispositionDeadLetter},
+	{isAny(holds.ErrBusy), dispositionRetrySoon},
+	{isBeingStored, dispositionRetrySoon},
+	{isAny(holds.ErrDataLost, context.Canceled, context.DeadlineExceeded), dispositionPause},
+	{isAny(holds.ErrCorrupt), dispositionDefer},
+	{is[*panicError], dispositionRetryCounted},
+	{is[*encodeError], dispositionRetryCounted},
+	{is[*oversizedError], dispositionRetryCounted},
+	{isRejected, dispositionRetryCounted},
+}
+
+// dispositionOf returns what happens to an event that has this error.
+func dispositionOf(err error) disposition {
+	for _, row := range dispositions {
+		if row.matches(err) {
+			return row.disposition
+		}
+	}
+	return dispositionPause
+}
+
+// is reports whether an error is or wraps one of type E.
+func is[E error](err error) bool { _, found := errors.AsType[E](err); return found }
+
+// isAny returns a function that reports whether an error is or wraps one of the targets.
+func isAny(targets ...error) func(error) bool {
+	return func(err error) bool {
+		for _, target := range targets {
+			if errors.Is(err, target) {
+				return true
+			}
+		}
+		return false
+	}
+}
+
+// rejectedError is an error of a server that may have rejected the data of the event: Postgres an
+// invalid value or a violated constraint, Redis an error within a script. *postgres.Error and
+// *lua.Error implement it.
+type rejectedError interface {
+	error
+	Rejected() bool
+}
+
+func isRejected(err error) bool {
+	refused, found := errors.AsType[rejectedError](err)
+	return found && refused.Rejected()
+}
+
+// encodeError is the error of an outcome that cannot be encoded.
+type encodeError struct{ error }
+
+// panicError is the error of an event whose processing panicked.
+type panicError struct{ value any }
+
+func (e *panicError) Error() string { return fmt.Sprintf("panic: %v", e.value) }
 
 // The delays until an event is delivered again.
 const (
@@ -30,10 +98,10 @@ const (
 	delayCorrupt      = 300 * time.Millisecond
 	delayRetryCounted = 200 * time.Millisecond
 	delayMax          = 5 * time.Second
-	failuresMax       = 5 // times that an event may fail alone before it is poison
+	failuresMax       = 5 // an event that has failed alone so often is poison
 )
 
-// backoffDelay doubles a delay with each delivery after the first, up to delayMax.
+// backoffDelay returns delay, doubled with each delivery after the first, but at most delayMax.
 func backoffDelay(delay time.Duration, deliveries uint64) time.Duration {
 	return backoffDelayTo(delay, deliveries, delayMax)
 }
@@ -43,40 +111,4 @@ func backoffDelayTo(delay time.Duration, deliveries uint64, limit time.Duration)
 		delay *= 2
 	}
 	return min(delay, limit)
-}
-
-// encodeError says that an outcome could not be written.
-type encodeError struct{ error }
-
-// panicError is a panic while events were being decided.
-type panicError struct{ value any }
-
-func (e *panicError) Error() string { return fmt.Sprintf("panic: %v", e.value) }
-
-// dispositionOf turns an error into what is done with its event. What is not known to be an event's
-// own fault is an outage: an event waits rather than dies.
-func dispositionOf(err error) disposition {
-	var dead *UnprocessableError
-	var panicked *panicError
-	var unwritten *encodeError
-	var oversized *oversizedError
-	var postgres *pgconn.PgError
-	switch {
-	case errors.As(err, &dead):
-		return dispositionDeadLetter
-	case errors.Is(err, holds.ErrBusy), isBeingStored(err):
-		return dispositionRetrySoon
-	case errors.Is(err, holds.ErrDataLost), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return dispositionPause
-	case errors.Is(err, holds.ErrCorrupt):
-		return dispositionDefer
-	case errors.As(err, &panicked), errors.As(err, &unwritten), errors.As(err, &oversized):
-		return dispositionRetryCounted
-	case errors.As(err, &postgres) && (postgres.Code[:2] == "22" || postgres.Code[:2] == "23"):
-		return dispositionRetryCounted // data exception, constraint violation
-	case redis.HasErrorPrefix(err, "Error running script"), redis.HasErrorPrefix(err, "user_script"):
-		return dispositionRetryCounted // a mistake in a script that only some events meet
-	default:
-		return dispositionPause
-	}
 }

@@ -1,35 +1,45 @@
-// Package events is how Holdfast listens and speaks: subjects, streams, CloudEvents, the
-// consumers that bring inbound events to package holds, the outcomes that leave, and the dead
-// letters of what can never be processed.
+// Package events connects Holdfast to NATS: subjects and streams, CloudEvents, the consumers that
+// pass inbound events to package holds, the outcomes that they publish, and the dead letters of
+// events that can never be processed.
 //
-// The way of an event through a consumer, four steps that work at the same time on
-// neighbouring batches:
+// # The steps of a consumer
 //
-//	fetch what waits ──► decode ──┬─► lane: decide (holds) ──► publish, wait for the PubAck, ack
-//	                              ├─► lane: ...
-//	                              └─► lane: ...
+// A consumer has five steps, which work at the same time on neighbouring batches (consumer.go):
 //
-// A lane is the way of the events about some of the resources, chosen by a hash of the resource: one a
-// processor, four at most. What is about one resource is decided in the order in which it came, and
-// never waits for a lock that its own consumer has; what is about others goes on while one of
-// them waits. A lane counts the failures of its own events. A consumer fetches no more than inFlightMax events and
-// some 32 MiB ahead of what has ended, and says of those that take long that they are in progress.
+//	fetch ──► decode ──┬─► lane: decide (holds) ──► publish, wait for the PubAck ──► acknowledge
+//	                   ├─► lane: ...
+//	                   └─► lane: ...
 //
-// What cannot be decided now waits at the server, not here, and without a bound: neither a slow lane nor a
-// resource whose data is corrupt keeps the events about others waiting. A slow lane gives back what is more than
-// its share, and recalls it in its order (held).
+// A lane processes the events of some of the resources, chosen by a hash of the resource. There is
+// one lane for each processor, at most four. A lane decides the events of one resource in the order
+// in which they were stored, so they never wait for each other's locks. While one lane waits, the
+// others go on. Each lane counts the failures of its own events.
 //
-// An event is acknowledged only after its one outcome is stored. A crash before that repeats
-// it, and repeating it gives the same outcome with the same id.
+// # Limits
 //
-// What tells two things apart:
+// A consumer has at most inFlightMax events, of about 32 MiB, that are fetched and not yet
+// completed (inflight.go). It extends the ack wait of those that take long.
 //
-//   - An event: source, id, type, resource and content. The id of its outcome is derived from these, so the same
-//     event has the same outcome wherever and however often it is published (outcomeID).
-//   - A stored event: the creation time of the inbound stream and the sequence. A stream that is deleted and created
-//     again has other events under the same sequences (origin.go).
-//   - A stored outcome: its Nats-Msg-Id, which is its id. What JetStream takes for a duplicate is compared with what
-//     is stored (repeat.go).
+// An event that cannot be decided now waits at the server, and any number of events can wait there:
+// neither a slow lane nor a resource with corrupt data keeps events of other resources waiting. A
+// slow lane returns what exceeds its share to the server, and recalls it in order (deferred.go).
 //
-// A durable consumer that is missing goes on with its first event that is not answered (resume.go).
+// # When an event is acknowledged
+//
+// An event is acknowledged only after its one outcome is stored. After a crash before that, the
+// event is delivered again and has the same outcome, with the same id.
+//
+// # Identities
+//
+//   - An event is identified by source, id, type, resource and content. The id of its outcome is
+//     derived from them, so the same event has the same outcome wherever and however often it is
+//     published (outcomeID).
+//   - A stored event is identified by the creation time of the inbound stream and its sequence. A
+//     stream that is deleted and recreated has other events under the same sequences (origin.go).
+//   - A stored outcome is identified by its Nats-Msg-Id, which is its id. If JetStream reports an
+//     outcome as a duplicate, the consumer compares it with the stored one (duplicate.go).
+//
+// # A missing consumer
+//
+// If a durable consumer is missing, it is created at its first event without an answer (resume.go).
 package events

@@ -14,20 +14,20 @@ import (
 	"holdfast/internal/holds"
 )
 
-// DryRunner says what would become of events without doing anything: a *holds.Service that only
-// reads. What its methods emit is what would be the outcome now.
+// DryRunner decides events without any effect: a *holds.Service that only reads. Its methods emit
+// the outcomes that the events would have now.
 type DryRunner interface {
 	Service
-	// Now is the time by the clock that decides, Redis'. An outcome whose At lies before a time
-	// that was read first was remembered: the event would change nothing.
+	// Now returns the time of Redis' clock. If an outcome has an earlier At than a time that was read
+	// before the decision, it is a remembered one: the event would change nothing.
 	Now(ctx context.Context) (holds.Time, error)
-	// GetHold shows a hold while it is remembered.
+	// GetHold returns a hold while it is remembered.
 	GetHold(ctx context.Context, id holds.HoldID) (view holds.HoldView, found bool, err error)
 }
 
-// DryRunResult is what would become of an event if it were published now.
+// DryRunResult is the outcome or dead letter that an event would have if it were published now.
 type DryRunResult struct {
-	Text   string `json:"verdict"` // in words
+	Text   string `json:"verdict"` // a short description
 	Event  string `json:"event"`   // the outcome, "" when there would be none
 	Reason string `json:"reason"`  // of a refusal or of a dead letter, else ""
 	Detail string `json:"detail"`
@@ -35,31 +35,34 @@ type DryRunResult struct {
 
 var ago = regexp.MustCompile(` [0-9]+ [a-z]+ ago$`)
 
-// Label is the verdict without how long ago it has come to be so: what verdicts are counted by.
+// Label returns Text without the age at its end, so that results can be counted by it.
 func (v DryRunResult) Label() string { return ago.ReplaceAllString(v.Text, "") }
 
-// dryRun says what would become of a message, if it were published now on a subject.
-func (c *decider) dryRun(ctx context.Context, dry DryRunner, subject string, header nats.Header, body []byte) (DryRunResult, error) {
+// dryRun returns the result that a message would have if it were published now on a subject. It
+// returns an error if that cannot be known.
+func (d *decider) dryRun(
+	ctx context.Context, dry DryRunner, subject string, header nats.Header, body []byte,
+) (DryRunResult, error) {
 	now, err := dry.Now(ctx)
 	if err != nil {
 		return DryRunResult{}, fmt.Errorf("evaluate: %w", err)
 	}
-	d := &delivery{result: holds.Result{Err: errors.New("the event was not decided")}}
-	if d.in, err = c.decode(subject, header, body, now.Time); err != nil {
-		d.result.Err = err
+	event := &delivery{result: holds.Result{Err: errors.New("the event was not decided")}}
+	if event.in, err = d.decode(subject, header, body, now.Time); err != nil {
+		event.result.Err = err
 	} else {
-		if d.in.Inventory != nil { // later than every event that was stored
-			d.in.Inventory.Position = holds.StreamPosition{At: now.Time, StreamCreatedAt: now.Time, Seq: math.MaxInt64}
+		if event.in.Inventory != nil { // later than every event that was stored
+			event.in.Inventory.Position = holds.StreamPosition{At: now.Time, StreamCreatedAt: now.Time, Seq: math.MaxInt64}
 		}
-		c.dispatch(ctx, []*delivery{d}, func(*delivery) {})
+		d.dispatch(ctx, []*delivery{event}, func(*delivery) {})
 	}
-	if d.result.Err == nil {
-		if _, err := c.ns.outcomeMessage(d.result.Outcome, "", ""); err != nil {
-			d.result.Err = &encodeError{err}
+	if event.result.Err == nil {
+		if _, err := d.ns.outcomeMessage(event.result.Outcome, "", ""); err != nil {
+			event.result.Err = &encodeError{err}
 		}
 	}
 	var expiredAt *holds.Time
-	if id := d.result.Outcome.Hold; d.result.Err == nil && reasonOf(d.result.Outcome) == holds.ReasonExpired {
+	if id := event.result.Outcome.Hold; event.result.Err == nil && event.result.Outcome.Reason() == holds.ReasonExpired {
 		view, found, err := dry.GetHold(ctx, id)
 		if err != nil {
 			return DryRunResult{}, fmt.Errorf("evaluate: %w", err)
@@ -68,18 +71,18 @@ func (c *decider) dryRun(ctx context.Context, dry DryRunner, subject string, hea
 			expiredAt = &view.ExpiresAt
 		}
 	}
-	return newDryRunResult(d.result, expiredAt, now)
+	return newDryRunResult(event.result, expiredAt, now)
 }
 
-// newDryRunResult says in words what would become of an event. lapsed is when its hold lapsed, nil
-// when it has not or that is not known; now is when the question was asked, by Redis' clock. It
-// returns an error when nothing can be said: nobody's fault is no verdict.
+// newDryRunResult describes the result of an event. expiredAt is when its hold expired, nil if it
+// did not or if that is not known. now is Redis' time before the decision. It returns an error if r
+// has one that is not the event's own.
 func newDryRunResult(r holds.Result, expiredAt *holds.Time, now holds.Time) (DryRunResult, error) {
 	if r.Err != nil {
 		return dryRunFailure(r.Err)
 	}
 	o := r.Outcome
-	v := DryRunResult{Event: o.Event, Reason: reasonOf(o)}
+	v := DryRunResult{Event: o.Event, Reason: o.Reason()}
 	if !o.At.IsZero() && o.At.Before(now.Time) && v.Reason != holds.ReasonCancelled {
 		v.Text, v.Detail = "already answered", Humanize(now.Sub(o.At.Time))+" ago"
 		if o.Hold != (holds.HoldID{}) {
@@ -93,16 +96,16 @@ func newDryRunResult(r holds.Result, expiredAt *holds.Time, now holds.Time) (Dry
 	case holds.ReasonSoldOut:
 		v.Text = "sold out"
 	case holds.ReasonExpired:
-		v.Text = "hold lapsed"
+		v.Text = "hold expired"
 		if expiredAt != nil {
 			v.Text += " " + Humanize(now.Sub(expiredAt.Time)) + " ago"
 		}
 	case holds.ReasonReleased:
-		v.Text = "hold was given back"
+		v.Text = "hold was released"
 	case holds.ReasonConfirmed, holds.ReasonAlreadyConfirmed:
-		v.Text = "hold is paid already"
+		v.Text = "hold is already paid"
 	case holds.ReasonUnknownHold:
-		v.Text = "hold is not remembered"
+		v.Text = "unknown hold"
 	default:
 		v.Text = "would be refused: " + v.Reason
 	}
@@ -120,7 +123,7 @@ func newDryRunResult(r holds.Result, expiredAt *holds.Time, now holds.Time) (Dry
 	return v, nil
 }
 
-// dryRunFailure is the verdict on an event that would have no outcome.
+// dryRunFailure describes the result of an event that would have no outcome.
 func dryRunFailure(err error) (DryRunResult, error) {
 	var dead *UnprocessableError
 	switch {
@@ -133,15 +136,17 @@ func dryRunFailure(err error) (DryRunResult, error) {
 	case dispositionOf(err) == dispositionRetryCounted:
 		return DryRunResult{Text: "still fails", Reason: ReasonPoison, Detail: oneLine(err.Error())}, nil
 	case dispositionOf(err) == dispositionRetrySoon:
-		return DryRunResult{Text: "would have to wait", Detail: "other work on the same slots or hold is in the way; ask again"}, nil
+		const detail = "other work on the same slots or hold is in the way; try again"
+		return DryRunResult{Text: "would have to wait", Detail: detail}, nil
 	case dispositionOf(err) == dispositionDefer:
-		return DryRunResult{Text: "would have to wait", Detail: "what there is of its resource is damaged: worker audit tells what"}, nil
+		const detail = "the data of its resource is corrupt: worker audit shows the details"
+		return DryRunResult{Text: "would have to wait", Detail: detail}, nil
 	default:
 		return DryRunResult{}, err
 	}
 }
 
-// describeGrant says what an outcome that refuses nothing does.
+// describeGrant describes an outcome that is not a refusal.
 func describeGrant(o holds.Outcome) (text, detail string) {
 	switch data := o.Data.(type) {
 	case holds.HoldCreated:
@@ -152,7 +157,7 @@ func describeGrant(o holds.Outcome) (text, detail string) {
 		return "would release", ""
 	case holds.HoldConfirmed:
 		if data.Late {
-			return "would confirm late", "the hold has lapsed, and its slots are free"
+			return "would confirm late", "the hold has expired, and its slots are free"
 		}
 		return "would confirm", ""
 	case holds.ReservationCancelled:
@@ -160,13 +165,13 @@ func describeGrant(o holds.Outcome) (text, detail string) {
 	case holds.InventoryUpdated:
 		return "would set the capacity", ""
 	case holds.BookingCancelled:
-		return "would cancel", "no request with this key was seen; one that comes will be refused"
+		return "would cancel", "no request has this key; a later one will be refused"
 	default:
-		return "would end as " + o.Event, ""
+		return "outcome would be " + o.Event, ""
 	}
 }
 
-// describeShortage says what there is of the slots that are sold out.
+// describeShortage lists what is left of the slots that are sold out, at most slotsMax of them.
 func describeShortage(s holds.SoldOut) string {
 	const slotsMax = 3
 	var texts []string
@@ -175,35 +180,16 @@ func describeShortage(s holds.SoldOut) string {
 			texts = append(texts, fmt.Sprintf("and %d more", len(s.Unavailable)-slotsMax))
 			break
 		}
-		texts = append(texts, fmt.Sprintf("%s has %d left of %d", slot.Slot, max(0, slot.Capacity-slot.Reserved-slot.Held), slot.Capacity))
+		left := max(0, slot.Capacity-slot.Reserved-slot.Held)
+		texts = append(texts, fmt.Sprintf("%s has %d left of %d", slot.Slot, left, slot.Capacity))
 	}
 	if s.RetryAt != nil {
-		texts = append(texts, "worth another try at "+s.RetryAt.Format(holds.TimeFormat))
+		texts = append(texts, "retry at "+s.RetryAt.Format(holds.TimeFormat))
 	}
 	return strings.Join(texts, ", ")
 }
 
-// reasonOf is why an outcome refuses, "" when it does not.
-func reasonOf(o holds.Outcome) string {
-	switch data := o.Data.(type) {
-	case holds.HoldRejected:
-		return data.Reason
-	case holds.ExtensionRejected:
-		return data.Reason
-	case holds.ReleaseRejected:
-		return data.Reason
-	case holds.ConfirmRejected:
-		return data.Reason
-	case holds.CancelRejected:
-		return data.Reason
-	case holds.InventoryRejected:
-		return data.Reason
-	default:
-		return ""
-	}
-}
-
-// Humanize tells a duration to a person, in its largest unit: 41 s, 7 min, 3 h, 12 days.
+// Humanize formats a duration in its largest unit: 41 s, 7 min, 3 h, 12 days.
 func Humanize(d time.Duration) string {
 	switch {
 	case d < time.Minute:

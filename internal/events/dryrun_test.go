@@ -9,9 +9,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/postgres"
 )
 
-// TestNewDryRunResult_EachResult_HasText is the table of what is said of an event that is not published.
+// TestNewDryRunResult_EachResult_HasText is the table of the results of dry runs.
 func TestNewDryRunResult_EachResult_HasText(t *testing.T) {
 	t.Parallel()
 	now := holds.Time{Time: time.Date(2027, 5, 1, 12, 0, 0, 0, time.UTC)}
@@ -19,7 +20,7 @@ func TestNewDryRunResult_EachResult_HasText(t *testing.T) {
 	later := holds.Time{Time: now.Add(10 * time.Minute)}
 	id := holds.HoldID{Resource: "room", UUID: "0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"}
 	expiredAt := before(3 * time.Hour)
-	outcome := func(event string, at holds.Time, data any) holds.Result {
+	outcome := func(event string, at holds.Time, data holds.OutcomeData) holds.Result {
 		return holds.Result{Outcome: holds.Outcome{Event: event, Resource: "room", Hold: id, At: at, Data: data}}
 	}
 	failed := func(err error) holds.Result { return holds.Result{Err: err} }
@@ -29,46 +30,46 @@ func TestNewDryRunResult_EachResult_HasText(t *testing.T) {
 		result    holds.Result
 		expiredAt *holds.Time
 		want      DryRunResult
-		kind      string // "" = as the verdict
+		kind      string // "": the text
 	}{
 		"granted": {outcome(holds.EventHoldCreated, now, holds.HoldCreated{ExpiresAt: later}), nil,
 			DryRunResult{"would hold", "hold.created", "", "until 2027-05-01T12:10:00.000Z"}, ""},
 		"granted before": {outcome(holds.EventHoldCreated, before(90*time.Minute), holds.HoldCreated{ExpiresAt: later}), nil,
 			DryRunResult{"already answered", "hold.created", "", "1 h ago, about hold " + id.String()}, ""},
 		"sold out": {outcome(holds.EventHoldRejected, now, holds.HoldRejected{Reason: holds.ReasonSoldOut, SoldOut: short}), nil,
-			DryRunResult{"sold out", "hold.rejected", "sold_out", "A-1 has 0 left of 2, A-2 has 0 left of 1, A-3 has 0 left of 0, and 1 more, worth another try at 2027-05-01T12:10:00.000Z"}, ""},
+			DryRunResult{"sold out", "hold.rejected", "sold_out", "A-1 has 0 left of 2, A-2 has 0 left of 1, A-3 has 0 left of 0, and 1 more, retry at 2027-05-01T12:10:00.000Z"}, ""},
 		"sold out before": {outcome(holds.EventHoldRejected, before(time.Millisecond), holds.HoldRejected{Reason: holds.ReasonSoldOut, SoldOut: short}), nil,
 			DryRunResult{"already answered", "hold.rejected", "sold_out", "0 s ago, about hold " + id.String()}, ""},
-		"cancelled before it came": {outcome(holds.EventHoldRejected, before(time.Hour), holds.HoldRejected{Reason: holds.ReasonCancelled, Message: "m"}), nil,
+		"cancelled before the request": {outcome(holds.EventHoldRejected, before(time.Hour), holds.HoldRejected{Reason: holds.ReasonCancelled, Message: "m"}), nil,
 			DryRunResult{"would be refused: cancelled", "hold.rejected", "cancelled", "m"}, ""},
 		"invalid": {outcome(holds.EventHoldRejected, holds.Time{}, holds.HoldRejected{Reason: holds.ReasonInvalidRequest, Message: "check_in: has passed"}), nil,
 			DryRunResult{"would be refused: invalid_request", "hold.rejected", "invalid_request", "check_in: has passed"}, ""},
 		"paid": {outcome(holds.EventHoldConfirmed, now, holds.HoldConfirmed{}), nil, DryRunResult{"would confirm", "hold.confirmed", "", ""}, ""},
 		"paid late": {outcome(holds.EventHoldConfirmed, now, holds.HoldConfirmed{Late: true}), nil,
-			DryRunResult{"would confirm late", "hold.confirmed", "", "the hold has lapsed, and its slots are free"}, ""},
+			DryRunResult{"would confirm late", "hold.confirmed", "", "the hold has expired, and its slots are free"}, ""},
 		"paid too late": {outcome(holds.EventConfirmRejected, now, holds.ConfirmRejected{Reason: holds.ReasonExpired}), &expiredAt,
-			DryRunResult{"hold lapsed 3 h ago", "hold.confirm_rejected", "expired", "the payment would have to be refunded"}, "hold lapsed"},
-		"paid for a hold that lapsed, nobody knows when": {outcome(holds.EventConfirmRejected, now, holds.ConfirmRejected{Reason: holds.ReasonExpired}), nil,
-			DryRunResult{"hold lapsed", "hold.confirm_rejected", "expired", "the payment would have to be refunded"}, ""},
+			DryRunResult{"hold expired 3 h ago", "hold.confirm_rejected", "expired", "the payment would have to be refunded"}, "hold expired"},
+		"paid too late, expiry time unknown": {outcome(holds.EventConfirmRejected, now, holds.ConfirmRejected{Reason: holds.ReasonExpired}), nil,
+			DryRunResult{"hold expired", "hold.confirm_rejected", "expired", "the payment would have to be refunded"}, ""},
 		"refused payment": {outcome(holds.EventConfirmRejected, before(49*time.Hour), holds.ConfirmRejected{Reason: holds.ReasonExpired}), &expiredAt,
 			DryRunResult{"already answered", "hold.confirm_rejected", "expired", "2 days ago, about hold " + id.String()}, ""},
 		"paid twice": {outcome(holds.EventConfirmRejected, now, holds.ConfirmRejected{Reason: holds.ReasonAlreadyConfirmed}), nil,
-			DryRunResult{"hold is paid already", "hold.confirm_rejected", "already_confirmed", "the payment would have to be refunded"}, ""},
+			DryRunResult{"hold is already paid", "hold.confirm_rejected", "already_confirmed", "the payment would have to be refunded"}, ""},
 		"unknown hold": {outcome(holds.EventConfirmRejected, now, holds.ConfirmRejected{Reason: holds.ReasonUnknownHold}), nil,
-			DryRunResult{"hold is not remembered", "hold.confirm_rejected", "unknown_hold", "the payment would have to be refunded"}, ""},
+			DryRunResult{"unknown hold", "hold.confirm_rejected", "unknown_hold", "the payment would have to be refunded"}, ""},
 		"extended": {outcome(holds.EventHoldExtended, now, holds.HoldExtended{ExpiresAt: later}), nil,
 			DryRunResult{"would extend", "hold.extended", "", "until 2027-05-01T12:10:00.000Z"}, ""},
 		"extended too far": {outcome(holds.EventExtensionRejected, now, holds.ExtensionRejected{Reason: holds.ReasonLimitReached}), nil,
 			DryRunResult{"would be refused: limit_reached", "hold.extension_rejected", "limit_reached", ""}, ""},
 		"extended too late": {outcome(holds.EventExtensionRejected, holds.Time{}, holds.ExtensionRejected{Reason: holds.ReasonExpired}), &expiredAt,
-			DryRunResult{"hold lapsed 3 h ago", "hold.extension_rejected", "expired", ""}, "hold lapsed"},
+			DryRunResult{"hold expired 3 h ago", "hold.extension_rejected", "expired", ""}, "hold expired"},
 		"released": {outcome(holds.EventHoldReleased, now, holds.HoldReleased{}), nil, DryRunResult{"would release", "hold.released", "", ""}, ""},
 		"released again": {outcome(holds.EventReleaseRejected, holds.Time{}, holds.ReleaseRejected{Reason: holds.ReasonReleased}), nil,
-			DryRunResult{"hold was given back", "hold.release_rejected", "released", ""}, ""},
+			DryRunResult{"hold was released", "hold.release_rejected", "released", ""}, ""},
 		"released after it was paid": {outcome(holds.EventReleaseRejected, holds.Time{}, holds.ReleaseRejected{Reason: holds.ReasonConfirmed}), nil,
-			DryRunResult{"hold is paid already", "hold.release_rejected", "confirmed", ""}, ""},
+			DryRunResult{"hold is already paid", "hold.release_rejected", "confirmed", ""}, ""},
 		"cancelled by key": {outcome(holds.EventBookingCancelled, holds.Time{}, holds.BookingCancelled{}), nil,
-			DryRunResult{"would cancel", "booking.cancelled", "", "no request with this key was seen; one that comes will be refused"}, ""},
+			DryRunResult{"would cancel", "booking.cancelled", "", "no request has this key; a later one will be refused"}, ""},
 		"reservation cancelled": {outcome(holds.EventReservationCancelled, now, holds.ReservationCancelled{}), nil,
 			DryRunResult{"would cancel the reservation", "reservation.cancelled", "", ""}, ""},
 		"reservation unknown": {outcome(holds.EventCancelRejected, now, holds.CancelRejected{Reason: holds.ReasonUnknownReservation}), nil,
@@ -81,10 +82,10 @@ func TestNewDryRunResult_EachResult_HasText(t *testing.T) {
 		"too large":  {failed(&UnprocessableError{ReasonTooLarge, "x"}), nil, DryRunResult{"still too large", "", "too_large", "x"}, ""},
 		"of no type": {failed(&UnprocessableError{ReasonUnknownType, "x"}), nil, DryRunResult{"still of an unknown type", "", "unknown_type", "x"}, ""},
 		"misplaced":  {failed(&UnprocessableError{ReasonSubjectMismatch, "x"}), nil, DryRunResult{"still on the wrong subject", "", "subject_mismatch", "x"}, ""},
-		"a bug":      {failed(&panicError{"x"}), nil, DryRunResult{"still fails", "", "poison", "panic: x"}, ""},
-		"its data":   {failed(fmt.Errorf("place: %w", &pgconn.PgError{Code: "22021", Message: "m"})), nil, DryRunResult{"still fails", "", "poison", "place: : m (SQLSTATE 22021)"}, ""},
+		"a panic":    {failed(&panicError{"x"}), nil, DryRunResult{"still fails", "", "poison", "panic: x"}, ""},
+		"rejected":   {failed(fmt.Errorf("place: %w", postgres.WrapError(&pgconn.PgError{Code: "22021", Message: "m"}))), nil, DryRunResult{"still fails", "", "poison", "place: : m (SQLSTATE 22021)"}, ""},
 		"busy": {failed(fmt.Errorf("release: %w", holds.ErrBusy)), nil,
-			DryRunResult{"would have to wait", "", "", "other work on the same slots or hold is in the way; ask again"}, ""},
+			DryRunResult{"would have to wait", "", "", "other work on the same slots or hold is in the way; try again"}, ""},
 	} {
 		got, err := newDryRunResult(c.result, c.expiredAt, now)
 		if err != nil || got != c.want {
@@ -99,12 +100,12 @@ func TestNewDryRunResult_EachResult_HasText(t *testing.T) {
 	}
 	for _, err := range []error{holds.ErrDataLost, errors.New("connection refused")} {
 		if v, got := newDryRunResult(failed(err), nil, now); !errors.Is(got, err) {
-			t.Errorf("an outage has the verdict %+v, %v", v, got)
+			t.Errorf("an outage has the result %+v, %v", v, got)
 		}
 	}
 }
 
-// TestHumanize_Durations_InLargestUnit tells durations to people.
+// TestHumanize_Durations_InLargestUnit formats durations.
 func TestHumanize_Durations_InLargestUnit(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[time.Duration]string{

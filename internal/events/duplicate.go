@@ -15,32 +15,34 @@ import (
 
 const (
 	duplicateReadLimit  = 2 * time.Second // to read one stored message
-	duplicateCheckPause = time.Minute     // without a check, after one that failed
-	duplicateIDsMax     = 4               // message ids that one outcome is published under, at most
+	duplicateCheckPause = time.Minute     // after a failed check, before the next one
+	duplicateIDsMax     = 4               // message ids that one outcome is published under
 )
 
-// duplicateChecks is what a Consumer keeps for its checks of duplicates.
+// duplicateChecks is the state of the duplicate checks of a Consumer.
 type duplicateChecks struct {
 	streams     sync.Map     // jetstream.Stream by its name
 	pausedUntil atomic.Int64 // in Unix nanoseconds
 }
 
-// awaitOutcomeStored waits until the message that ends an event is stored.
+// awaitOutcomeStored waits until the outcome or dead letter of an event is stored.
 func (c *Consumer) awaitOutcomeStored(ctx context.Context, s *pendingMsg) error {
 	ack, err := awaitStored(ctx, s.ack)
 	return c.checkDuplicate(ctx, s, ack, err)
 }
 
-// checkDuplicate returns nil when the message that ends an event is stored. What JetStream takes for a duplicate
-// must be a repeat: same reads what is stored under the message id and compares.
+// checkDuplicate returns nil when the outcome or dead letter of an event is stored; ack and err are
+// the result of publishing it. If JetStream reports a duplicate, checkDuplicate reads the stored
+// message and compares:
 //
-//   - It ends the same event in the same way: the message is a repeat.
-//   - It ends the same event in another way, because the event was decided twice and Redis had forgotten the
-//     first decision, or another policy applied: an event has one outcome, so the stored one stands, and
-//     whoever waits for a reply gets that one.
-//   - It is of something else: the message is published under a message id of its own.
+//   - The stored message answers the same event in the same way: it is the same outcome.
+//   - It answers the same event in another way: the event was decided twice, and Redis had
+//     forgotten the first decision, or another policy applied. An event has one outcome, so the
+//     stored one stands, and the reply has that one too.
+//   - It is unrelated: the message is published under another message id.
 //
-// The latter two are logged. A stored message that cannot be read is taken for a repeat.
+// The latter two are logged. If the stored message cannot be read, checkDuplicate assumes the
+// first.
 func (c *Consumer) checkDuplicate(ctx context.Context, s *pendingMsg, ack *jetstream.PubAck, err error) error {
 	id := s.message.Header.Get(headerMsgID)
 	for range duplicateIDsMax {
@@ -63,20 +65,21 @@ func (c *Consumer) checkDuplicate(ctx context.Context, s *pendingMsg, ack *jetst
 			return nil
 		case unrelated:
 		}
-		log.Error().Str("stored_subject", found.Subject).Msg("message id taken by another message, publishing under a new one")
+		log.Error().Str("stored_subject", found.Subject).
+			Msg("message id in use by another message, publishing under a new one")
 		s.message.Header.Set(headerMsgID, id+"#"+strconv.FormatUint(ack.Sequence, 10))
 		ack, err = c.js.PublishMsg(ctx, s.message)
 	}
-	return fmt.Errorf("publish the outcome of event %d: its message ids are taken", s.meta.Sequence.Stream)
+	return fmt.Errorf("publish the outcome of event %d: all its message ids are in use", s.meta.Sequence.Stream)
 }
 
-// likeness is what a stored message is to a message with the same message id.
+// likeness is the relation of a stored message to a message with the same message id.
 type likeness int
 
 const (
 	unrelated    likeness = iota
-	otherOutcome          // ends the same event in another way
-	sameOutcome           // ends the same event in the same way
+	otherOutcome          // answers the same event in another way
+	sameOutcome           // answers the same event in the same way
 )
 
 func compare(s *pendingMsg, found *jetstream.RawStreamMsg) likeness {
@@ -89,8 +92,9 @@ func compare(s *pendingMsg, found *jetstream.RawStreamMsg) likeness {
 		return sameOutcome
 	}
 	var ours, theirs Envelope
-	_ = json.Unmarshal(s.message.Data, &ours) // it was written here
-	if err := json.Unmarshal(found.Data, &theirs); err != nil || theirs.ID != ours.ID || theirs.CausationID != ours.CausationID {
+	_ = json.Unmarshal(s.message.Data, &ours) // encoded by this process
+	err := json.Unmarshal(found.Data, &theirs)
+	if err != nil || theirs.ID != ours.ID || theirs.CausationID != ours.CausationID {
 		return unrelated
 	}
 	if found.Subject != s.message.Subject || theirs.Type != ours.Type || theirs.Subject != ours.Subject {
@@ -99,8 +103,9 @@ func compare(s *pendingMsg, found *jetstream.RawStreamMsg) likeness {
 	return sameOutcome
 }
 
-// readStored returns the message that a PubAck names. It is not known when it was removed since, as a dead
-// letter is that was replayed, or when it cannot be read: then nothing is read for duplicateCheckPause.
+// readStored returns the message that a PubAck names. known is false if the message was removed,
+// like a dead letter that was replayed, or cannot be read. After an error it reads nothing for
+// duplicateCheckPause.
 func (c *Consumer) readStored(ctx context.Context, ack *jetstream.PubAck) (found *jetstream.RawStreamMsg, known bool) {
 	if time.Now().UnixNano() < c.duplicates.pausedUntil.Load() {
 		return nil, false
@@ -117,7 +122,7 @@ func (c *Consumer) readStored(ctx context.Context, ack *jetstream.PubAck) (found
 	case !errors.Is(err, jetstream.ErrMsgNotFound):
 		c.duplicates.pausedUntil.Store(time.Now().Add(duplicateCheckPause).UnixNano())
 		c.log.Warn().Err(err).Str("stream", ack.Stream).Uint64("stored_seq", ack.Sequence).
-			Msg("duplicate not compared with what is stored")
+			Msg("duplicate not checked, stored message unreadable")
 	}
 	return nil, false
 }

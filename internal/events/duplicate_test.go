@@ -7,10 +7,9 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/holds"
-	"holdfast/internal/stack/stacktest"
 )
 
-// outcomeIDOf returns the id of the outcome that an event will have.
+// outcomeIDOf returns the outcome id of an event.
 func (b *harness) outcomeIDOf(subject, body string) string {
 	b.t.Helper()
 	in, err := b.ns.Decode(subject, nil, []byte(body), storedAt)
@@ -20,8 +19,8 @@ func (b *harness) outcomeIDOf(subject, body string) string {
 	return in.OutcomeID
 }
 
-// TestDuplicate_IDOfOtherMessage_StoredUnderNewID has another message be stored under the message ids of an outcome. The outcome is
-// stored nevertheless, once, however often its event is delivered.
+// TestDuplicate_IDOfOtherMessage_StoredUnderNewID stores another message under the message ids of
+// an outcome. The outcome is stored nevertheless, once, however often its event is delivered.
 func TestDuplicate_IDOfOtherMessage_StoredUnderNewID(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -49,8 +48,8 @@ func TestDuplicate_IDOfOtherMessage_StoredUnderNewID(t *testing.T) {
 	}
 }
 
-// TestDuplicate_DifferentOutcome_StoredOneStands has an event be decided otherwise than before. Its first outcome stands, and
-// the reply is that one.
+// TestDuplicate_DifferentOutcome_StoredOneStands decides an event for the second time, with another
+// outcome. The first outcome stands, and the reply contains it.
 func TestDuplicate_DifferentOutcome_StoredOneStands(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -59,21 +58,14 @@ func TestDuplicate_DifferentOutcome_StoredOneStands(t *testing.T) {
 	before := envelopeOf(holds.EventHoldCreated, id, `{}`)
 	before = strings.Replace(before, `"data"`, `"causationid":"k","data"`, 1)
 	b.publish(b.ns.Out(holds.EventHoldCreated, "room"), nats.Header{headerMsgID: {id}}, before)
-	client, err := NewClient(b.nc, b.ns)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := nats.NewMsg(subject)
-	m.Data = []byte(keyed("k"))
-	answer, err := client.Request(stacktest.WaitContext(t), m)
-	if err != nil || string(answer.Body) != before {
-		t.Errorf("%v: the reply is %s, want %s", err, answer.Body, before)
+	if reply := b.requestReply(subject, keyed("k")); string(reply.Data) != before {
+		t.Errorf("the reply is %s, want %s", reply.Data, before)
 	}
 	b.publish(subject, nil, keyed("last"))
-	b.await("the last", func() bool { return len(b.out) >= 2 })
+	b.await("the last outcome", func() bool { return len(b.out) >= 2 })
 	b.awaitIdle(ConsumerRequests)
 	if b.mu.Lock(); len(b.out) != 2 {
-		t.Errorf("%d messages are stored, want the outcome of before and that of the last event", len(b.out))
+		t.Errorf("%d messages are stored, want the first outcome and that of the last event", len(b.out))
 	}
 	b.mu.Unlock()
 }

@@ -26,27 +26,29 @@ import (
 
 // Headers that we read or write. Header names are case-sensitive in NATS.
 const (
-	headerContentType = "Content-Type"
-	headerReplyTo     = "Holdfast-Reply-To"
+	HeaderContentType = "Content-Type"
+	HeaderReplyTo     = "Holdfast-Reply-To"
 	headerTraceParent = "traceparent"
 	headerMsgID       = "Nats-Msg-Id"
-	headerMsgSize     = "Nats-Msg-Size" // of a body that was not asked for
-	contentTypeEvent  = "application/cloudevents+json"
-	contentTypeJSON   = "application/json"
+	headerMsgSize     = "Nats-Msg-Size" // of a body that was not requested
+	ContentTypeEvent  = "application/cloudevents+json"
+	ContentTypeJSON   = "application/json"
 	inboxPrefix       = "_INBOX."
 
-	// What an outcome's data does not tell, and a Redis that is filled again must remember: holds.RebuildMetadata.
+	// These carry holds.RebuildMetadata, which a rebuild of Redis needs and the data of an outcome
+	// lacks.
 	headerFingerprint = "Holdfast-Fingerprint"
 	headerFirstCause  = "Holdfast-First-Cause"
 	headerStarted     = "Holdfast-Payment-Started"
 
-	headerFloors = "Holdfast-Floors" // of an outcome: floors
+	headerFloors = "Holdfast-Floors" // see floors
 )
 
 // BodyMax is the largest body of an inbound event, in bytes.
 const BodyMax = 64 << 10
 
-// Envelope is a CloudEvent 1.0, as far as we use it. It is written in structured mode.
+// Envelope is a CloudEvent 1.0, with the attributes that Holdfast uses. It is encoded in structured
+// mode.
 type Envelope struct {
 	SpecVersion     string         `json:"specversion"`
 	ID              string         `json:"id"`
@@ -59,7 +61,7 @@ type Envelope struct {
 	Data            jsontext.Value `json:"data,omitzero"`
 }
 
-// malformedError says what about an event has the wrong form.
+// malformedError is the error of an event or query that has the wrong form.
 type malformedError struct{ detail string }
 
 func (e *malformedError) Error() string { return e.detail }
@@ -68,7 +70,8 @@ func malformed(format string, args ...any) error {
 	return &malformedError{fmt.Sprintf(format, args...)}
 }
 
-// malformedJSON says what is wrong with a JSON text without repeating any of it: it may be private.
+// malformedJSON describes an error in a JSON text. It quotes none of the text, which may be
+// private.
 func malformedJSON(where string, text []byte, err error) error {
 	syntax, isSyntax := errors.AsType[*jsontext.SyntacticError](err)
 	switch {
@@ -85,13 +88,13 @@ func malformedJSON(where string, text []byte, err error) error {
 	}
 }
 
-// notObject says that a JSON text is no object.
+// notObject is the error of a JSON text that is not an object.
 func notObject(where string, text jsontext.Value) error {
 	return malformed("%s: must be a JSON object, found %s", where, KindName(text))
 }
 
-// decodeEnvelope reads a CloudEvent in structured or binary mode (NATS protocol binding 1.0).
-// Every error is a *malformedError.
+// decodeEnvelope decodes a CloudEvent in structured or binary mode (NATS protocol binding 1.0), and
+// reports which one it is. Every error is a *malformedError.
 func decodeEnvelope(header nats.Header, body []byte) (e Envelope, binary bool, err error) {
 	headers, err := headerAttributes(header)
 	if err != nil {
@@ -102,7 +105,7 @@ func decodeEnvelope(header nats.Header, body []byte) (e Envelope, binary bool, e
 	if err != nil {
 		return Envelope{}, false, malformed("content-type: %v", err)
 	}
-	if media == contentTypeEvent || media == "" && !headers.haveAttribute() {
+	if media == ContentTypeEvent || media == "" && !headers.haveAttribute() {
 		e, err = decodeStructured(body)
 		return e, false, err
 	}
@@ -110,10 +113,10 @@ func decodeEnvelope(header nats.Header, body []byte) (e Envelope, binary bool, e
 	return e, true, err
 }
 
-// attribute is an attribute of a CloudEvent, or a header that one may be made of.
+// attribute is an attribute of a CloudEvent, or a header of one.
 type attribute struct{ name, text string }
 
-// attributes are sorted by their names: of two mistakes always the same is told.
+// attributes are sorted by name, so that of two errors always the same one is reported.
 type attributes []attribute
 
 func (as attributes) get(name string) (text string, found bool) {
@@ -125,17 +128,17 @@ func (as attributes) get(name string) (text string, found bool) {
 	return "", false
 }
 
-// haveAttribute reports whether one of them is a header that stands for an attribute.
+// haveAttribute reports whether one of the headers is an attribute.
 func (as attributes) haveAttribute() bool {
 	return slices.ContainsFunc(as, func(a attribute) bool { return strings.HasPrefix(a.name, attributePrefix) })
 }
 
-// headerAttributes returns the headers that a CloudEvent is made of, content-type and ce-...,
-// by their lower-case names: NATS tells cases apart, CloudEvents does not.
+// headerAttributes returns the headers of a CloudEvent, content-type and ce-..., by their
+// lower-case names. Header names are case-sensitive in NATS, but not in CloudEvents.
 func headerAttributes(header nats.Header) (attributes, error) {
 	var as attributes
 	for given, values := range header {
-		if isAttribute(given) {
+		if IsAttributeHeader(given) {
 			for _, text := range values {
 				as = append(as, attribute{strings.ToLower(given), text})
 			}
@@ -150,21 +153,22 @@ func headerAttributes(header nats.Header) (attributes, error) {
 	return as, nil
 }
 
-// isAttribute reports whether a CloudEvent may be made of a header.
-func isAttribute(header string) bool {
+// IsAttributeHeader reports whether a CloudEvent may be made of a header.
+func IsAttributeHeader(header string) bool {
 	header = strings.ToLower(header)
 	return header == "content-type" || strings.HasPrefix(header, attributePrefix)
 }
 
-// mediaType returns the type of a Content-Type, which must be JSON in UTF-8 where it says so.
+// mediaType returns the media type of a Content-Type. It must be a JSON type, and the charset, if
+// given, UTF-8.
 func mediaType(contentType string) (string, error) {
 	switch contentType {
-	case "", contentTypeEvent, contentTypeJSON: // as they nearly always are
+	case "", ContentTypeEvent, ContentTypeJSON: // nearly always
 		return contentType, nil
 	}
 	media, parameters, err := mime.ParseMediaType(contentType)
 	if err != nil || !strings.Contains(media, "/") {
-		return "", errors.New("must be a media type such as " + contentTypeEvent + ", found none")
+		return "", errors.New("must be a media type such as " + ContentTypeEvent + ", found none")
 	}
 	if charset := parameters["charset"]; charset != "" && !strings.EqualFold(charset, "utf-8") {
 		return "", errors.New("must have the charset utf-8, found another")
@@ -173,11 +177,11 @@ func mediaType(contentType string) (string, error) {
 	switch {
 	case media == "application/cloudevents-batch+json":
 		found = "a batch: publish each event by itself"
-	case media != contentTypeJSON && !strings.HasSuffix(media, "+json"):
+	case media != ContentTypeJSON && !strings.HasSuffix(media, "+json"):
 		found = "another type"
 	}
 	if found != "" {
-		return "", fmt.Errorf("must be %s or %s, found %s", contentTypeEvent, contentTypeJSON, found)
+		return "", fmt.Errorf("must be %s or %s, found %s", ContentTypeEvent, ContentTypeJSON, found)
 	}
 	return media, nil
 }
@@ -231,8 +235,8 @@ func decodeStructured(body []byte) (Envelope, error) {
 	return e, r.err
 }
 
-// haveEnvelope reports whether these may be the members of a CloudEvent, right or wrong, and not of
-// its data alone.
+// haveEnvelope reports whether these may be the members of a whole CloudEvent, valid or not, and
+// not those of its data.
 func (m members) haveEnvelope() bool {
 	_, version := m["specversion"]
 	_, data := m["data"]
@@ -240,18 +244,21 @@ func (m members) haveEnvelope() bool {
 	return version || data && typed
 }
 
-// What is said of an event that has its attributes neither in its body nor in its headers, and of
-// one whose content type says that they are not in its body.
+// errNoEnvelope is the error of an event with attributes neither in its body nor in its headers.
+// errContentType is the error of an event with attributes in its body, and a Content-Type that does
+// not allow that.
 var (
 	errNoEnvelope = malformed("body: must be a CloudEvent, found none: send "+
 		`{"specversion": "1.0", "id": ..., "source": ..., "type": "holdfast.<event>.v1", "data": {...}} `+
-		"with Content-Type: %s, or data as the body and the headers ce-specversion, ce-id, ce-source, ce-type", contentTypeEvent)
+		"with Content-Type: %s, or data as the body and the headers ce-specversion, ce-id, ce-source, ce-type",
+		ContentTypeEvent)
 	errContentType = malformed("content-type: must be %s for a CloudEvent in the body, found another: "+
 		"with any other the attributes are headers (ce-specversion, ce-id, ce-source, ce-type) and the body is data",
-		contentTypeEvent)
+		ContentTypeEvent)
 )
 
-// noAttributes says what was probably meant by a message with a content type and without any ce- header.
+// noAttributes returns the error of a message with a content type and without any ce- header: the
+// one that fits what its publisher probably meant.
 func noAttributes(body []byte) error {
 	var all members
 	if err := json.Unmarshal(body, &all); err == nil && all.haveEnvelope() {
@@ -300,7 +307,7 @@ func decodeBinary(headers attributes, media string, body []byte) (Envelope, erro
 	return e, nil
 }
 
-// The attributes that CloudEvents defines, and the form of some.
+// The attributes of CloudEvents, and the form of some.
 const (
 	attributePrefix = "ce-"
 	datacontenttype = "datacontenttype"
@@ -316,10 +323,11 @@ var (
 
 // isAttributeName reports whether an attribute may have a name: lower-case letters and digits.
 func isAttributeName(name string) bool {
-	return name != "" && !strings.ContainsFunc(name, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') })
+	isOther := func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') }
+	return name != "" && !strings.ContainsFunc(name, isOther)
 }
 
-// newEnvelope checks the attributes of an event, whichever way they came.
+// newEnvelope validates the attributes of an event, of either mode.
 func newEnvelope(as attributes) (Envelope, error) {
 	for _, name := range requiredAttributes {
 		if _, found := as.get(name); !found {
@@ -362,9 +370,9 @@ func newEnvelope(as attributes) (Envelope, error) {
 	return e, nil
 }
 
-// outcomeID derives the id of an event's outcome from its source, id, body and what its headers and
-// subject say besides: the same event has the same, whenever and wherever it is decided. It is the
-// event's cause in package holds. In structured mode the body says everything, type and resource too.
+// outcomeID derives the id of an event's outcome from its source, id and body. In binary mode
+// besides contains type and resource, which the body lacks. So the same event has the same outcome
+// id, whenever and wherever it is decided. Package holds calls it the event id.
 func outcomeID(source, id string, body []byte, besides ...string) string {
 	text := make([]byte, 0, 128+len(source)+len(id)+len(body))
 	text = append(binary.BigEndian.AppendUint64(text, uint64(len(source))), source...)
@@ -383,7 +391,7 @@ func expiryID(hold holds.HoldID) string {
 	return derivedID(sum[:])
 }
 
-// derivedID makes a UUIDv8 (RFC 9562: of one's own making) of a hash.
+// derivedID returns a UUIDv8 (RFC 9562: with custom content) from a hash.
 func derivedID(hash []byte) string {
 	var id uuid.UUID
 	copy(id[:], hash)
@@ -399,7 +407,7 @@ func (ns Namespace) outcomeMessage(o holds.Outcome, id, causationID string) (*na
 		Data any `json:"data"`
 	}{Envelope{
 		SpecVersion: "1.0", ID: id, Source: "/holdfast/" + string(ns), Type: Type(o.Event),
-		Subject: o.Hold.String(), Time: o.At, DataContentType: contentTypeJSON, CausationID: causationID,
+		Subject: o.Hold.String(), Time: o.At, DataContentType: ContentTypeJSON, CausationID: causationID,
 	}, o.Data})
 	if err != nil {
 		return nil, err
@@ -428,11 +436,11 @@ func message(subject, id string, event any) (*nats.Msg, error) {
 	return m, nil
 }
 
-// NewStructuredMsg returns the message of an event that is written in structured mode, without a
-// subject and a message id yet.
+// NewStructuredMsg returns a message with an event in structured mode, without a subject and a
+// message id.
 func NewStructuredMsg(body []byte) *nats.Msg {
 	m := nats.NewMsg("")
 	m.Data = body
-	m.Header.Set(headerContentType, contentTypeEvent)
+	m.Header.Set(HeaderContentType, ContentTypeEvent)
 	return m
 }

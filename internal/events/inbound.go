@@ -14,17 +14,17 @@ import (
 	"holdfast/internal/holds"
 )
 
-// Inbound is an inbound event whose form is right. Exactly one of the requests is set.
+// Inbound is a valid inbound event. Exactly one of the requests is set.
 type Inbound struct {
-	ID                string // the publisher's, unique within the source
+	ID                string // from the publisher, unique within the source
 	Source            string
 	OutcomeID         string
-	previousOutcomeID string // OutcomeID as the version before made it; "" when that was the same
+	previousOutcomeID string // OutcomeID as the previous version derived it; "" when that was the same
 	TraceParent       string
-	ReplyTo           string // "" = nobody waits for the outcome
+	ReplyTo           string // the inbox for the reply, "" for none
 
-	Event    string // its name, like BookingRequested
-	Resource string // what it is about
+	Event    string // like BookingRequested
+	Resource string
 
 	Place     *holds.PlaceRequest
 	Extend    *holds.ExtendRequest
@@ -34,18 +34,19 @@ type Inbound struct {
 	Inventory *holds.InventoryRequest
 }
 
-// UnprocessableError says why an event can never be processed. It becomes a dead letter.
+// UnprocessableError is the error of an event that can never be processed. The event gets a dead
+// letter.
 type UnprocessableError struct {
 	Reason string // ReasonTooLarge, ReasonMalformed, ReasonUnknownType or ReasonSubjectMismatch
-	Detail string // as the dead letter has it
+	Detail string // for the dead letter
 }
 
 func unprocessable(reason, detail string) error { return &UnprocessableError{reason, oneLine(detail)} }
 
 func (e *UnprocessableError) Error() string { return e.Reason + ": " + e.Detail }
 
-// Decode reads an inbound event; storedAt is when JetStream stored it. Every error is an
-// *UnprocessableError, the first that applies.
+// Decode decodes and validates an inbound event that JetStream stored at storedAt. Every error is
+// an *UnprocessableError, the first one that applies.
 func (ns Namespace) Decode(subject string, header nats.Header, body []byte, storedAt time.Time) (*Inbound, error) {
 	in, err := DecodeEvent(header, body, storedAt)
 	if err != nil {
@@ -57,7 +58,7 @@ func (ns Namespace) Decode(subject string, header nats.Header, body []byte, stor
 	return in, nil
 }
 
-// DecodeEvent is Decode without a look at the subject, for who has yet to publish the event.
+// DecodeEvent is Decode without a check of the subject, for an event that is not published yet.
 func DecodeEvent(header nats.Header, body []byte, storedAt time.Time) (*Inbound, error) {
 	if len(body) > BodyMax {
 		return nil, unprocessable(ReasonTooLarge, "the body is larger than 64 KiB")
@@ -66,7 +67,7 @@ func DecodeEvent(header nats.Header, body []byte, storedAt time.Time) (*Inbound,
 	if err != nil {
 		return nil, unprocessable(ReasonMalformed, err.Error())
 	}
-	event, ours := eventOf(envelope.Type)
+	event, ours := EventOf(envelope.Type)
 	decode, known := decoders[event]
 	if !ours || !known {
 		return nil, unprocessable(ReasonUnknownType, unknownType(envelope.Type))
@@ -86,7 +87,7 @@ func DecodeEvent(header nats.Header, body []byte, storedAt time.Time) (*Inbound,
 	in.Resource = decode(r, in)
 	if r.err != nil {
 		var wrong *malformedError
-		_ = errors.As(r.err, &wrong) // reader keeps nothing else
+		_ = errors.As(r.err, &wrong) // reader has no other errors
 		if r.has("specversion") && r.has("data") {
 			return nil, unprocessable(ReasonMalformed, "data: must be the event's data alone, found a whole CloudEvent in it")
 		}
@@ -101,7 +102,7 @@ func DecodeEvent(header nats.Header, body []byte, storedAt time.Time) (*Inbound,
 	return in, nil
 }
 
-// outcomeIDs are the ids that the event's outcome may have.
+// outcomeIDs returns the ids that the outcome of the event may have.
 func (in *Inbound) outcomeIDs() []string {
 	if in.previousOutcomeID == "" {
 		return []string{in.OutcomeID}
@@ -109,7 +110,7 @@ func (in *Inbound) outcomeIDs() []string {
 	return []string{in.OutcomeID, in.previousOutcomeID}
 }
 
-// identify sets in the request what is the event's own: its cause, and when it was stored.
+// identify sets the event id of the request, and when the event was stored.
 func (in *Inbound) identify(storedAt time.Time) {
 	switch {
 	case in.Place != nil:
@@ -125,7 +126,8 @@ func (in *Inbound) identify(storedAt time.Time) {
 	}
 }
 
-// unknownType says what a type that no decoder knows may have been meant to be.
+// unknownType returns the detail of an unknown type, with a hint at the type that was probably
+// meant.
 func unknownType(given string) string {
 	found := "another type"
 	event, ours := strings.CutPrefix(strings.ToLower(given), "holdfast.")
@@ -147,16 +149,16 @@ func unknownType(given string) string {
 	return "type: must be holdfast.<event>.v1 such as " + Type(BookingRequested) + ", found " + found
 }
 
-// replyTo returns where an event's outcome is wanted besides, "" when nowhere.
+// replyTo returns the inbox that gets a copy of the outcome, "" for none.
 func replyTo(header nats.Header) string {
-	inbox := header.Get(headerReplyTo)
+	inbox := header.Get(HeaderReplyTo)
 	if !strings.HasPrefix(inbox, inboxPrefix) || strings.ContainsAny(inbox, "*> \t\r\n") {
 		return ""
 	}
 	return inbox
 }
 
-// decoders read the data of each event into an Inbound and return the event's resource.
+// decoders decode the data of each event into an Inbound, and return the resource.
 var decoders = map[string]func(r *reader, in *Inbound) (resource string){
 	BookingRequested: func(r *reader, in *Inbound) string {
 		in.Place = &holds.PlaceRequest{
@@ -229,7 +231,7 @@ func (r *reader) amount() string {
 	return text
 }
 
-// slotSelection reads a set of slots: nights, or a list of at most slotsMax names, or neither.
+// slotSelection reads a slot selection: nights, a list of at most slotsMax slots, or neither.
 func (r *reader) slotSelection(slotsMax int) holds.SlotSelection {
 	nights := r.has("check_in") || r.has("check_out")
 	switch {

@@ -13,24 +13,14 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/contract"
 	"holdfast/internal/holds"
-	"holdfast/internal/stack/stacktest"
 )
 
-func TestMain(m *testing.M) { stacktest.Main(m) }
-
-const (
-	ns           = Namespace("holdfast")
-	catalogueDir = "testdata/catalogue"
-)
-
-// storedAt is when all inputs are stored.
-var storedAt = time.Unix(1.8e9, 0)
-
-// readCatalogue returns what may come in, and its fate.
+// readCatalogue returns the inputs of the catalogue.
 func readCatalogue(t testing.TB) []contract.Input {
 	t.Helper()
 	inputs, err := contract.ReadInputs(catalogueDir, time.Now())
@@ -40,7 +30,8 @@ func readCatalogue(t testing.TB) []contract.Input {
 	return inputs
 }
 
-// TestDecode_Catalogue_EndsAsWanted decodes the catalogue. TestCatalogue_EveryInput_HasItsOutcome in cmd/worker sends it to a worker.
+// TestDecode_Catalogue_EndsAsWanted decodes the catalogue. TestCatalogue_EveryInput_HasItsOutcome
+// in cmd/worker sends it to a worker.
 func TestDecode_Catalogue_EndsAsWanted(t *testing.T) {
 	t.Parallel()
 	outcomes, good := make(map[string]string), make(map[string]struct{})
@@ -54,7 +45,7 @@ func TestDecode_Catalogue_EndsAsWanted(t *testing.T) {
 			continue
 		}
 		if err != nil {
-			t.Errorf("%s: %v, want it processed", input.Name, err)
+			t.Errorf("%s: %v, want no error", input.Name, err)
 			continue
 		}
 		if other, taken := outcomes[in.OutcomeID]; taken {
@@ -65,11 +56,11 @@ func TestDecode_Catalogue_EndsAsWanted(t *testing.T) {
 		good[eventOfSubject(input.Subject)] = struct{}{}
 	}
 	if got, want := slices.Sorted(maps.Keys(good)), slices.Sorted(maps.Keys(decoders)); !slices.Equal(got, want) {
-		t.Errorf("there are good inputs of %v, want some of %v", got, want)
+		t.Errorf("good inputs of %v, want some of %v", got, want)
 	}
 }
 
-// eventOfSubject is the event that a subject is for, "" when for none.
+// eventOfSubject returns the inbound event of a subject, "" if it has none.
 func eventOfSubject(subject string) string {
 	tokens := strings.Split(subject, ".")
 	if len(tokens) < 5 || tokens[1] != "in" {
@@ -78,7 +69,7 @@ func eventOfSubject(subject string) string {
 	return tokens[2] + "." + tokens[3]
 }
 
-// schemaOf returns what an inbound message for a subject must be like: the whole event, or its
+// schemaOf returns the schema of an inbound message on a subject: of the whole event, or of its
 // data in binary mode.
 func schemaOf(t testing.TB, subject string, header nats.Header) contract.Schema {
 	t.Helper()
@@ -89,7 +80,7 @@ func schemaOf(t testing.TB, subject string, header nats.Header) contract.Schema 
 			fragment = "#/$defs/data"
 		case name == "content-type":
 			media, _ := mediaType(values[0])
-			structured = media == contentTypeEvent
+			structured = media == ContentTypeEvent
 		}
 	}
 	if structured {
@@ -102,9 +93,9 @@ func schemaOf(t testing.TB, subject string, header nats.Header) contract.Schema 
 	return schema
 }
 
-// TestSchemas_Catalogue_AgreeWithDecode holds every input against the schema of its event: what decodes is as
-// the schema wants it, and what is malformed is not, unless docs/schemas/README.md tells the
-// rule as one that no schema can express.
+// TestSchemas_Catalogue_AgreeWithDecode validates every input with the schema of its event. The
+// schema accepts what decodes and refuses what is malformed, unless docs/schemas/README.md lists
+// the rule as one that no schema can express.
 func TestSchemas_Catalogue_AgreeWithDecode(t *testing.T) {
 	t.Parallel()
 	readme, err := os.ReadFile(schemasDir + "/README.md")
@@ -121,18 +112,18 @@ func TestSchemas_Catalogue_AgreeWithDecode(t *testing.T) {
 	shown := make(map[string]struct{})
 	for _, input := range readCatalogue(t) {
 		if input.IsDeadLetter() && input.Want != ReasonMalformed {
-			continue // it is about size, type or subject
+			continue // about size, type or subject
 		}
 		err := schemaOf(t, input.Subject, input.Header).Validate(input.Body)
 		var notJSON *contract.NotJSONError
 		switch {
 		case !input.IsDeadLetter() && err != nil:
-			t.Errorf("%s decodes and is not as its schema wants it: %v", input.Name, err)
+			t.Errorf("%s decodes, but its schema refuses it: %v", input.Name, err)
 		case !input.IsDeadLetter():
 		case input.Beyond == "" && (err == nil || errors.As(err, &notJSON)):
-			t.Errorf("%s is malformed, and its schema does not say so: %v", input.Name, err)
+			t.Errorf("%s is malformed, but its schema accepts it: %v", input.Name, err)
 		case input.Beyond != "" && err != nil && !errors.As(err, &notJSON):
-			t.Errorf("%s is told to be beyond a schema, which says: %v", input.Name, err)
+			t.Errorf("%s is listed as beyond a schema, but its schema refuses it: %v", input.Name, err)
 		case input.Beyond != "":
 			shown[input.Beyond] = struct{}{}
 		}
@@ -142,9 +133,9 @@ func TestSchemas_Catalogue_AgreeWithDecode(t *testing.T) {
 	}
 }
 
-// FuzzDecode looks for inputs that panic, for accepted ones whose ids are not valid, whose outcome
-// has not always the same id, or that are not as their schema wants them, and for accepted data
-// that is another after it was written and read again.
+// FuzzDecode searches for inputs that panic, for accepted inputs with invalid ids, a variable outcome
+// id, or a schema that refuses them, and for accepted data that changes when it is encoded and
+// decoded again.
 func FuzzDecode(f *testing.F) {
 	for _, input := range readCatalogue(f) {
 		f.Add(strings.TrimPrefix(input.Subject, "holdfast.in."), headerText(input.Header), input.Body)
@@ -166,13 +157,13 @@ func FuzzDecode(f *testing.F) {
 		}
 		checkIDs(t, in)
 		if err := schemaOf(t, subject, header).Validate(body); err != nil {
-			t.Fatalf("it decodes and is not as its schema wants it: %v", err)
+			t.Fatalf("it decodes, but its schema refuses it: %v", err)
 		}
 		checkRoundTrip(t, subject, body, in)
 	})
 }
 
-// headerText and headerOf turn headers into a text that a fuzzer can change, and back.
+// headerText and headerOf convert headers to a text that a fuzzer can change, and back.
 func headerText(header nats.Header) string {
 	var text strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(header)) {
@@ -192,13 +183,13 @@ func headerOf(text string) nats.Header {
 	return header
 }
 
-// checkIDs checks that exactly one request was decoded and that all its ids have their form.
+// checkIDs checks that exactly one request was decoded, and that all its ids are well-formed.
 func checkIDs(t *testing.T, in *Inbound) {
 	t.Helper()
 	var resource string
 	var hold holds.HoldID
 	var names, optional []string
-	requests, cause := 0, in.OutcomeID // of a payment its id is the cause
+	requests, cause := 0, in.OutcomeID // the event id of a payment is its payment id
 	if r := in.Place; r != nil {
 		requests++
 		cause = r.EventID
@@ -214,7 +205,7 @@ func checkIDs(t *testing.T, in *Inbound) {
 		cause = r.EventID
 		resource, hold, optional = r.Resource, r.Hold, append(optional, r.RequestKey)
 		if (r.Hold == holds.HoldID{}) == (r.RequestKey == "") {
-			t.Fatalf("it names a hold and a key, or neither: %+v", r)
+			t.Fatalf("it has a hold and a key, or neither: %+v", r)
 		}
 	}
 	if r := in.Confirm; r != nil {
@@ -232,7 +223,7 @@ func checkIDs(t *testing.T, in *Inbound) {
 		resource = r.Resource
 	}
 	if cause != in.OutcomeID || cause == "" {
-		t.Fatalf("the cause is %q, want the outcome id %q", cause, in.OutcomeID)
+		t.Fatalf("the event id is %q, want the outcome id %q", cause, in.OutcomeID)
 	}
 	for _, name := range optional {
 		if name != "" {
@@ -273,8 +264,25 @@ func slotsOf(in *Inbound) []string {
 	return nil
 }
 
-// checkRoundTrip writes what was decoded as a publisher does: it has every member that the body had
-// and that Holdfast knows, with the same value, and is decoded to the same.
+// inboundMessage writes an event in namespace holdfast as a publisher does: with an id of its own.
+func inboundMessage(t testing.TB, event, resource string, data any) *nats.Msg {
+	t.Helper()
+	encoded, err := json.Marshal(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := uuid.NewString()
+	m, err := message(ns.In(event, resource), MessageID("/test", id), Envelope{
+		SpecVersion: "1.0", ID: id, Source: "/test", Type: Type(event), DataContentType: ContentTypeJSON, Data: encoded,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// checkRoundTrip encodes a decoded event as a publisher does. The result has every member of the
+// body that Holdfast knows, with the same value, and decodes to the same event.
 func checkRoundTrip(t *testing.T, subject string, body []byte, in *Inbound) {
 	t.Helper()
 	event := eventOfSubject(subject)
@@ -298,36 +306,33 @@ func checkRoundTrip(t *testing.T, subject string, body []byte, in *Inbound) {
 		data = InventorySetData{r.Inventory.Resource, r.Inventory.Selection, r.Inventory.Capacity}
 	}
 	resource := subject[strings.LastIndex(subject, ".")+1:]
-	request, err := ns.NewRequest(event, resource, "/fuzz", data)
-	if err != nil {
-		t.Fatalf("write it again: %v", err)
+	message := inboundMessage(t, event, resource, data)
+	var written Envelope
+	if err := json.Unmarshal(message.Data, &written); err != nil {
+		t.Fatal(err)
 	}
-	if got, want := known(t, event, request.Envelope.Data), known(t, event, body); !maps.Equal(got, want) {
+	if got, want := known(t, event, written.Data), known(t, event, body); !maps.Equal(got, want) {
 		if _, byHold := want["hold_id"]; event == BookingCancelled && byHold {
-			delete(want, "resource_id") // beside a hold id it is not looked at
+			delete(want, "resource_id") // ignored beside a hold id
 		}
 		if !maps.Equal(got, want) {
-			t.Fatalf("written again it is %v, was %v", got, want)
+			t.Fatalf("encoded again it is %v, was %v", got, want)
 		}
 	}
-	message, err := request.Message()
-	if err != nil {
-		t.Fatalf("write it again: %v", err)
-	}
 	if len(message.Data) > BodyMax {
-		return // another envelope than it had
+		return // its envelope is another one
 	}
 	again, err := ns.Decode(message.Subject, message.Header, message.Data, storedAt)
 	if err != nil {
-		t.Fatalf("read it again: %v\n%s", err, message.Data)
+		t.Fatalf("decode it again: %v\n%s", err, message.Data)
 	}
 	if got, want := content(again), content(in); !reflect.DeepEqual(got, want) {
-		t.Fatalf("read again it is\n%s\nwas\n%+v", message.Data, in)
+		t.Fatalf("decoded again it is\n%s\nwas\n%+v", message.Data, in)
 	}
 }
 
-// known returns the members that Holdfast knows of the data of an event, in canonical form. text
-// is an event in structured mode, or its data.
+// known returns the members of the data of an event that Holdfast knows, in canonical form. text is
+// an event in structured mode, or its data.
 func known(t *testing.T, event string, text []byte) map[string]string {
 	t.Helper()
 	var outer, data members
@@ -354,15 +359,15 @@ func known(t *testing.T, event string, text []byte) map[string]string {
 	return values
 }
 
-// content is what an event asks for, without what is another for each event.
+// content returns a copy of an event without what differs for each event.
 func content(in *Inbound) *Inbound {
 	c := &Inbound{Confirm: in.Confirm}
 	if in.Place != nil {
 		place := *in.Place
 		place.EventID = ""
-		// It is the same value, perhaps with other escapes.
+		// The value is the same, perhaps with other escapes.
 		place.Metadata = place.Metadata.Clone()
-		_ = place.Metadata.Format(jsontext.PreserveRawStrings(false)) // it was read as JSON
+		_ = place.Metadata.Format(jsontext.PreserveRawStrings(false)) // it was decoded as JSON
 		c.Place = &place
 	}
 	if in.Extend != nil {
@@ -388,13 +393,14 @@ func content(in *Inbound) *Inbound {
 	return c
 }
 
-// TestOutcomeID_OtherEvents_AreDistinct shows that an event's outcome has an id of its own, and always the same: workers of two
-// versions answer an event in structured mode under one id.
+// TestOutcomeID_OtherEvents_AreDistinct checks that each event has an outcome id of its own, which
+// is the same in all versions: workers of two versions answer an event in structured mode under one
+// id.
 func TestOutcomeID_OtherEvents_AreDistinct(t *testing.T) {
 	t.Parallel()
 	base := outcomeID("s", "1", []byte("body"))
 	if want := "d77fc5dd-ca86-880b-acea-c829ef2097c8"; base != want {
-		t.Errorf("the outcome id is %s, before it was %s", base, want)
+		t.Errorf("the outcome id is %s, in previous versions it was %s", base, want)
 	}
 	ids := map[string]string{
 		base:                                    "the event",
@@ -409,8 +415,9 @@ func TestOutcomeID_OtherEvents_AreDistinct(t *testing.T) {
 	}
 }
 
-// TestOutcomeID_BinaryMode_DependsOnTypeAndResource reads events with the same source, id and body in binary mode: those of another
-// type or resource are other events, and the id of each is the cause of what it asks for.
+// TestOutcomeID_BinaryMode_DependsOnTypeAndResource decodes events with the same source, id and
+// body in binary mode. Those of another type or resource are other events, and each has an outcome
+// id of its own.
 func TestOutcomeID_BinaryMode_DependsOnTypeAndResource(t *testing.T) {
 	t.Parallel()
 	seen := make(map[string]string)
@@ -436,11 +443,40 @@ func TestOutcomeID_BinaryMode_DependsOnTypeAndResource(t *testing.T) {
 	}
 }
 
-// TestDecode_EmptyContentType_IsStructuredMode reads an event in structured mode whose header content-type is there and empty.
+// TestDecode_EmptyContentType_IsStructuredMode decodes an event in structured mode with an empty
+// content-type header.
 func TestDecode_EmptyContentType_IsStructuredMode(t *testing.T) {
 	t.Parallel()
 	in, err := ns.Decode(onRequest, nats.Header{"Content-Type": {""}}, []byte(request("")), storedAt)
 	if err != nil || in.Place == nil {
 		t.Errorf("%+v %v", in, err)
+	}
+}
+
+// TestDecode_SeveralErrors_ReportsSameOneEachTime decodes an event with several errors. Each time
+// the same one is reported, in the detail of its dead letter.
+func TestDecode_SeveralErrors_ReportsSameOneEachTime(t *testing.T) {
+	t.Parallel()
+	withAttribute := func(more string) string { return strings.Replace(request(``), `"id":"e1"`, `"id":"e1",`+more, 1) }
+	body := withAttribute(`"zz-z":1,"a-a":1,"ext":{},"time":5`)
+	for range 100 {
+		if _, err := ns.Decode(onRequest, nil, []byte(body), time.Now()); err == nil || err.Error() != "malformed: a-a: must be within data: attributes have names of lower-case letters and digits" {
+			t.Fatal(err)
+		}
+	}
+	for range 100 {
+		binary := nats.Header{"ce-specversion": {"1.0"}, "ce-zz-z": {"1"}, "ce-a-a": {"1"}, "Ce-Id": {"1", "2"}, "ce-source": {"1", "2"}}
+		if _, err := ns.Decode(onRequest, binary, []byte("{}"), time.Now()); err == nil || err.Error() != "malformed: ce-id: must be given once, found it repeated" {
+			t.Fatal(err)
+		}
+		delete(binary, "Ce-Id")
+		delete(binary, "ce-source")
+		if _, err := ns.Decode(onRequest, binary, []byte("{}"), time.Now()); err == nil || err.Error() != "malformed: ce-a-a: must have a name of lower-case letters and digits" {
+			t.Fatal(err)
+		}
+	}
+	_, err := ns.Decode(onRequest, nil, []byte(withAttribute(`"é\n`+strings.Repeat("x", 600)+`":1`)), time.Now())
+	if dead, is := errors.AsType[*UnprocessableError](err); !is || dead.Detail != "??"+strings.Repeat("x", detailMax-2) {
+		t.Errorf("%v", err)
 	}
 }

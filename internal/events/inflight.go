@@ -6,35 +6,36 @@ import (
 	"time"
 )
 
-// What a consumer may have fetched that has not ended yet. More would be there for nothing but to wait,
-// while another worker could take it.
+// The limits of the in-flight window. Events beyond them would only wait here, while another worker
+// could process them.
 const (
-	inFlightMax      = 12 * fetchMax
+	inFlightMax      = 12 * fetchMax // events
 	inFlightBytesMax = 32 << 20
 )
 
-// extendAckWaitEvery is how often the server is told that events are still being worked on.
+// extendAckWaitEvery is the interval at which the ack wait of events is extended.
 const extendAckWaitEvery = ackWait / 3
 
-// inFlightWindow is the events that a consumer has fetched and that have not ended yet: acknowledged, terminated,
-// or asked for again.
+// inFlightWindow is the set of events that a consumer has fetched and not yet completed. An event
+// is completed when it is acknowledged or terminated, or when another delivery is requested.
 type inFlightWindow struct {
 	mu        sync.Mutex
 	events    map[*delivery]struct{}
 	bytes     int
-	eventSize int           // of an event, as the latest were
-	freed     chan struct{} // an event has ended
+	eventSize int           // the average size of the last batch, in bytes
+	freed     chan struct{} // signals that an event is completed
 }
 
 func newInFlightWindow() *inFlightWindow {
 	return &inFlightWindow{events: make(map[*delivery]struct{}), eventSize: 1 << 10, freed: make(chan struct{}, 1)}
 }
 
-// fullEvery is how often it is said that there is no room.
+// fullEvery is the interval at which waitCapacity reports a full window.
 const fullEvery = 500 * time.Millisecond
 
-// waitCapacity waits until there is room for a good part of a batch, and returns for how much of it, 0 when ctx is over.
-// Meanwhile it calls full now and then.
+// waitCapacity waits until the window has room for at least a quarter of a batch, and returns for
+// how many events of the batch. It returns 0 when ctx ends. While it waits, it calls full every
+// fullEvery.
 func (f *inFlightWindow) waitCapacity(ctx context.Context, batch int, full func()) int {
 	var tick *time.Ticker
 	for {
@@ -59,7 +60,7 @@ func (f *inFlightWindow) waitCapacity(ctx context.Context, batch int, full func(
 	}
 }
 
-// add adds what was fetched.
+// add adds fetched events.
 func (f *inFlightWindow) add(batch []*delivery) {
 	if len(batch) == 0 {
 		return
@@ -75,7 +76,7 @@ func (f *inFlightWindow) add(batch []*delivery) {
 	f.eventSize = max(bytes/len(batch), 1)
 }
 
-// remove removes an event.
+// remove removes a completed event.
 func (f *inFlightWindow) remove(d *delivery) {
 	f.mu.Lock()
 	if _, found := f.events[d]; found {
@@ -89,20 +90,20 @@ func (f *inFlightWindow) remove(d *delivery) {
 	}
 }
 
-// olderThan returns the events that were fetched so long ago.
-func (f *inFlightWindow) olderThan(than time.Duration) (found []*delivery) {
+// olderThan returns the events that were fetched at least so long ago.
+func (f *inFlightWindow) olderThan(age time.Duration) (found []*delivery) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for d := range f.events {
-		if time.Since(d.fetched) >= than {
+		if time.Since(d.fetched) >= age {
 			found = append(found, d)
 		}
 	}
 	return found
 }
 
-// extendAckWait has the server wait on for events that take long, until ctx is over: they would be delivered once
-// more while they wait here.
+// extendAckWait extends the ack wait of events that take long, until ctx ends. Otherwise the server
+// would deliver them again while they wait here.
 func (c *Consumer) extendAckWait(ctx context.Context) {
 	ticker := time.NewTicker(extendAckWaitEvery)
 	defer ticker.Stop()
@@ -116,10 +117,11 @@ func (c *Consumer) extendAckWait(ctx context.Context) {
 	}
 }
 
+// sendInProgress restarts the ack wait of events.
 func (c *Consumer) sendInProgress(events []*delivery) {
 	for _, d := range events {
 		if err := d.msg.InProgress(); err != nil {
-			c.log.Debug().Err(err).Msg("in-progress failed, the event may be repeated")
+			c.log.Debug().Err(err).Msg("in-progress failed, event may be redelivered")
 		}
 	}
 }

@@ -19,8 +19,8 @@ type members map[string]jsontext.Value
 
 var errNoObject = errors.New("must be a JSON object")
 
-// UnmarshalJSONFrom implements json.UnmarshalerFrom. It does what decoding into a map does, in a third
-// of the time: that is most of what decoding an event costs.
+// UnmarshalJSONFrom implements json.UnmarshalerFrom. It does what decoding into a map does, in a
+// third of the time: that is most of what decoding an event costs.
 func (m *members) UnmarshalJSONFrom(decoder *jsontext.Decoder) error {
 	first, err := decoder.ReadToken()
 	switch {
@@ -93,7 +93,8 @@ func KindName(value jsontext.Value) string {
 	return "no JSON"
 }
 
-// otherSpelling reports whether there is a member that differs from a name in case and underscores only.
+// otherSpelling reports whether there is a member that differs from a name in case and underscores
+// only.
 func (m members) otherSpelling(name string) bool {
 	plain := func(s string) string { return strings.ToLower(strings.ReplaceAll(s, "_", "")) }
 	for given := range m {

@@ -9,16 +9,16 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// secret stands in every value below. No detail may repeat it.
+// secret is part of every value below. No detail may contain it.
 const secret = "s3cret\u00e9"
 
-// secretValues are values that no member of any event may have, one of each kind at least.
+// secretValues are values that no member of any event may have, at least one of each kind.
 var secretValues = []string{
 	`"` + secret + `"`, `"` + strings.Repeat(secret, 30) + `"`, `{"` + secret + `":"` + secret + `"}`,
 	`["` + secret + `"]`, `["` + secret + `","` + secret + `"]`, `1.5`, `99999999999999999999`, `null`, `true`,
 }
 
-// TestDetail_BadMember_NamesNoValue gives each member of each event what it may not have.
+// TestDetail_BadMember_NamesNoValue sets each member of each event to values that it may not have.
 func TestDetail_BadMember_NamesNoValue(t *testing.T) {
 	t.Parallel()
 	refused := make(map[string]bool)
@@ -49,7 +49,7 @@ func TestDetail_BadMember_NamesNoValue(t *testing.T) {
 				body := envelopeOf(event, "e1", "{"+strings.Join(members, ",")+"}")
 				_, err := DecodeEvent(nil, []byte(body), storedAt)
 				if err == nil {
-					continue // as free text may be
+					continue // allowed in free text
 				}
 				refused[event+" "+name] = true
 				if strings.Contains(err.Error(), "s3cret") || !strings.Contains(err.Error(), "data."+name+": ") || !strings.Contains(err.Error(), "found ") {
@@ -59,11 +59,12 @@ func TestDetail_BadMember_NamesNoValue(t *testing.T) {
 		}
 	}
 	if len(refused) < 20 {
-		t.Errorf("values were refused of %d members only: %v", len(refused), refused)
+		t.Errorf("only %d members refuse values: %v", len(refused), refused)
 	}
 }
 
-// TestDetail_BadAttribute_NamesNoValue does so with attributes and headers.
+// TestDetail_BadAttribute_NamesNoValue sets attributes and headers to values that they may not
+// have.
 func TestDetail_BadAttribute_NamesNoValue(t *testing.T) {
 	t.Parallel()
 	good := envelopeOf(BookingRequested, "e1", `{"request_key":"k","user_id":"u","resource_id":"room","quantity":1}`)

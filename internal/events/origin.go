@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+
+	"holdfast/internal/holds"
 )
 
-// origin tells the events of one consumer apart. A sequence alone does not: the inbound stream may be deleted and
-// created again under a worker, and its sequences begin at 1 again.
+// origin identifies an event within one consumer. A sequence alone does not: if the inbound stream
+// is deleted and recreated while a worker runs, its sequences start at 1 again.
 type origin struct {
 	seq    uint64 // in the inbound stream
 	stored int64  // when, in Unix nanoseconds
@@ -18,34 +20,96 @@ func (d *delivery) origin() origin {
 	return origin{d.meta.Sequence.Stream, d.meta.Timestamp.UnixNano()}
 }
 
-// streamSnapshot is the inbound stream as it was found.
-type streamSnapshot struct {
-	readAt  time.Time // before it was asked for
-	created time.Time // when the stream was
+// streamCreation is when the inbound stream was created, as it was read at some time.
+type streamCreation struct {
+	readAt  time.Time // just before the request
+	created time.Time
 }
 
-// deadLetterID returns the message id of the dead letter of an event: the inbound stream, when that was created, and
-// the sequence. An event that is delivered again has the same; one that is published again and dies again
-// has another, and so has an event of another stream of the same name. In place of a stream that does not
-// exist any more stands when the event was stored.
+// inboundCreatedAfter returns when the inbound stream was created, as it was read after a time. It
+// asks the server only if the value that was read last is older.
+func (c *Consumer) inboundCreatedAfter(ctx context.Context, after time.Time) (time.Time, error) {
+	if last := c.inboundCreated.Load(); !last.readAt.Before(after) {
+		return last.created, nil
+	}
+	return c.refreshInboundCreated(ctx)
+}
+
+// refreshInboundCreated reads when the inbound stream was created, and keeps the answer.
+func (c *Consumer) refreshInboundCreated(ctx context.Context) (time.Time, error) {
+	readAt := time.Now()
+	created, err := c.readInboundCreated(ctx)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("read when stream %s was created: %w", c.ns.InStream(), err)
+	}
+	c.inboundCreated.Store(&streamCreation{readAt, created})
+	return created, nil
+}
+
+// readInboundCreated reads when the inbound stream was created.
+func (c *Consumer) readInboundCreated(ctx context.Context) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
+	defer cancel()
+	stream, err := c.js.Stream(ctx, c.ns.InStream())
+	if err != nil {
+		return time.Time{}, err
+	}
+	return stream.CachedInfo().Created, nil
+}
+
+// deadLetterID returns the message id of the dead letter of an event. It consists of the inbound
+// stream, when that was created, and the sequence of the event.
+//
+//   - An event that is delivered again has the same id.
+//   - An event that is published again has another id, and so has an event of another stream of the
+//     same name.
+//   - If the stream of the event no longer exists, the time when the event was stored replaces the
+//     time when the stream was created.
 func (c *Consumer) deadLetterID(ctx context.Context, d *delivery) (string, error) {
-	seen := c.inboundSnapshot.Load()
-	if seen == nil || seen.readAt.Before(d.fetched) {
-		begun := time.Now()
-		created, err := c.readStreamCreated(ctx)
-		if err != nil {
-			return "", fmt.Errorf("stream %s: %w", c.ns.InStream(), err)
-		}
-		seen = &streamSnapshot{begun, created}
-		c.inboundSnapshot.Store(seen)
+	created, err := c.inboundCreatedAfter(ctx, d.fetched)
+	if err != nil {
+		return "", err
 	}
-	since := seen.created
-	if d.meta.Timestamp.Before(since) {
-		since = d.meta.Timestamp
+	if d.meta.Timestamp.Before(created) {
+		created = d.meta.Timestamp
 	}
-	return c.ns.deadLetterID(since, d.meta.Sequence.Stream), nil
+	return c.ns.deadLetterID(created, d.meta.Sequence.Stream), nil
 }
 
 func (ns Namespace) deadLetterID(created time.Time, seq uint64) string {
 	return ns.InStream() + "-" + strconv.FormatInt(created.UnixMilli(), 36) + "-" + strconv.FormatUint(seq, 10)
+}
+
+// locate sets the stream position of the inventory.set events of a batch, and returns the events
+// that can be decided. The others it passes on with an error.
+//
+// A message carries its sequence, but not when its stream was created. The event is in the stream
+// that exists now if that stream existed before the fetch too. Otherwise the stream was recreated:
+// the server delivers the event again if it is in the new stream.
+func (l *lane) locate(ctx context.Context, batch []*delivery) (ready []*delivery) {
+	var err error // of the first request that fails: the others of the batch would wait for nothing
+	ready = batch[:0]
+	for _, d := range batch {
+		if d.in.Inventory == nil {
+			ready = append(ready, d)
+			continue
+		}
+		var created time.Time
+		if err == nil {
+			created, err = l.consumer.inboundCreatedAfter(ctx, d.fetched)
+		}
+		switch {
+		case err != nil:
+			d.result.Err = err
+		case !created.Equal(d.streamCreated):
+			d.result.Err = fmt.Errorf("stream %s was recreated: %w", l.consumer.ns.InStream(), holds.ErrBusy)
+		default:
+			position := &d.in.Inventory.Position
+			position.StreamCreatedAt, position.Seq = created, d.meta.Sequence.Stream
+			ready = append(ready, d)
+			continue
+		}
+		l.decided <- d
+	}
+	return ready
 }

@@ -1,6 +1,7 @@
 package events
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -9,22 +10,13 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
+	"holdfast/internal/holds"
+	"holdfast/internal/postgres"
 	"holdfast/internal/stack/stacktest"
 )
 
-// recreateInboundStream deletes the inbound stream and creates it again.
-func (b *harness) recreateInboundStream() {
-	b.t.Helper()
-	if err := b.js.DeleteStream(b.t.Context(), b.ns.InStream()); err != nil {
-		b.t.Fatal(err)
-	}
-	if err := Setup(b.t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
-		b.t.Fatal(err)
-	}
-}
-
-// TestConsumer_StreamRecreated_EventsAreDistinct deletes the inbound stream under workers, and creates it again: its first event is
-// another than the first one of before.
+// TestConsumer_StreamRecreated_EventsAreDistinct deletes the inbound stream while workers run, and
+// recreates it. Its first event is another one than the first event of the deleted stream.
 func TestConsumer_StreamRecreated_EventsAreDistinct(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -36,8 +28,8 @@ func TestConsumer_StreamRecreated_EventsAreDistinct(t *testing.T) {
 		b.recreateInboundStream()
 	}
 
-	t.Log("an event that fails counts from one")
-	b.setFault(func(string, int) error { return &pgconn.PgError{Code: "22P05"} })
+	t.Log("the failures of an event are counted from one")
+	b.setFault(func(string, int) error { return postgres.WrapError(&pgconn.PgError{Code: "22P05"}) })
 	b.publish(subject, nil, keyed("before"))
 	stacktest.Eventually(t, "a failure", func() bool { return b.decidedCount("before") > 0 })
 	failed := b.decidedCount("before")
@@ -47,7 +39,7 @@ func TestConsumer_StreamRecreated_EventsAreDistinct(t *testing.T) {
 		return slices.ContainsFunc(b.dlq, func(m jetstream.Msg) bool { return string(m.Data()) == keyed("since") })
 	})
 	if got := b.decidedCount("since"); got < failuresMax {
-		t.Errorf("it died of %d failures, and another event of %d, want %d of its own", got, failed, failuresMax)
+		t.Errorf("dead-lettered after %d failures, another event had %d, want %d of its own", got, failed, failuresMax)
 	}
 	b.mu.Lock()
 	var ids []string
@@ -59,7 +51,7 @@ func TestConsumer_StreamRecreated_EventsAreDistinct(t *testing.T) {
 		t.Errorf("message ids %v", ids)
 	}
 
-	t.Log("an event of the stream before, that comes to its end now, has an id of its own")
+	t.Log("an event of the deleted stream that is dead-lettered now has an id of its own")
 	stream, err := b.js.Stream(t.Context(), b.ns.InStream())
 	if err != nil {
 		t.Fatal(err)
@@ -75,6 +67,53 @@ func TestConsumer_StreamRecreated_EventsAreDistinct(t *testing.T) {
 		return id
 	}
 	if before, now := delivered(created.Add(-time.Hour)), delivered(created.Add(time.Hour)); before == now || now != b.ns.deadLetterID(created, 1) {
-		t.Errorf("%s, and %s of the stream that exists", before, now)
+		t.Errorf("%s in the deleted stream, %s in the current one", before, now)
+	}
+}
+
+// TestInventorySet_StreamRecreated_IsLater publishes inventory.set events to a stream, and to the
+// next stream of the same name. Each is decided with its sequence and the creation of its own
+// stream.
+func TestInventorySet_StreamRecreated_IsLater(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	created := func() time.Time {
+		stream, err := b.js.Stream(t.Context(), b.ns.InStream())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stream.CachedInfo().Created
+	}
+	set := func(capacity int) {
+		b.publish(b.ns.In(InventorySet, "room"), nil, envelopeOf(InventorySet, fmt.Sprint("set", capacity),
+			fmt.Sprintf(`{"resource_id":"room","capacity":%d}`, capacity)))
+	}
+	var want []holds.StreamPosition
+	set(1)
+	set(2)
+	b.await("two outcomes", func() bool { return len(b.out) == 2 })
+	want = append(want, holds.StreamPosition{StreamCreatedAt: created(), Seq: 1}, holds.StreamPosition{StreamCreatedAt: created(), Seq: 2})
+
+	if err := b.js.DeleteStream(t.Context(), b.ns.InStream()); err != nil {
+		t.Fatal(err)
+	}
+	if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
+		t.Fatal(err)
+	}
+	set(3)
+	b.await("the third outcome", func() bool { return len(b.out) == 3 })
+	want = append(want, holds.StreamPosition{StreamCreatedAt: created(), Seq: 1})
+
+	b.echo.mu.Lock()
+	defer b.echo.mu.Unlock()
+	seen := make(map[int64]holds.StreamPosition) // by capacity; an event may be decided twice
+	for _, r := range b.sets {
+		seen[r.Capacity] = r.Position
+	}
+	for i, stored := range want {
+		got := seen[int64(i+1)]
+		if !got.StreamCreatedAt.Equal(stored.StreamCreatedAt) || got.Seq != stored.Seq || got.At.IsZero() {
+			t.Errorf("event %d is decided as %+v, want %+v", i+1, got, stored)
+		}
 	}
 }

@@ -5,31 +5,44 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/redis/go-redis/v9"
 )
 
-// The servers that an outage may be of.
+// The servers that can have an outage.
 const (
 	serverNATS     = "nats"
 	serverPostgres = "postgres"
 	serverRedis    = "redis"
 )
 
-// An outage is over when nothing has failed for so long: what has failed is retried within it.
+// outageQuiet is the time without a failure after which an outage is over. A failed event is
+// retried within it.
 const outageQuiet = 3 * delayPause
 
-// serverError is an error of a server that is known by where the error came from.
+// ofServer is an error whose server is known. *serverError and *postgres.Error implement it.
+type ofServer interface {
+	error
+	Server() string
+}
+
+// deniedError is an error of a server that may have denied something. *postgres.Error and
+// *lua.Error implement it.
+type deniedError interface {
+	error
+	// Denied returns the server's message when its user lacks a permission, "" for other errors.
+	Denied() string
+}
+
+// serverError is an error whose server is known because only that server was called.
 type serverError struct {
 	server string
 	err    error
 }
 
-func (e *serverError) Error() string { return e.err.Error() }
-func (e *serverError) Unwrap() error { return e.err }
+func (e *serverError) Error() string  { return e.err.Error() }
+func (e *serverError) Unwrap() error  { return e.err }
+func (e *serverError) Server() string { return e.server }
 
-// ofNATS says of an error, unless it is nil, that it is one of NATS.
+// ofNATS returns err as an error of NATS, or nil if err is nil.
 func ofNATS(err error) error {
 	if err == nil {
 		return nil
@@ -37,41 +50,41 @@ func ofNATS(err error) error {
 	return &serverError{serverNATS, err}
 }
 
-// serverOf names the server, or the two, that an error is of.
+// serverOf returns the server that an error comes from, or both servers that it may come from.
 func serverOf(err error) string {
-	var known *serverError
-	var refused *pgconn.PgError
-	var unconnected *pgconn.ConnectError
-	var postgres interface {
-		error
-		SafeToRetry() bool
+	if known, found := errors.AsType[ofServer](err); found {
+		return known.Server()
 	}
-	switch {
-	case errors.As(err, &known):
-		return known.server
-	case errors.As(err, &refused), errors.As(err, &unconnected), errors.As(err, &postgres):
-		return serverPostgres
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+	if isAny(context.DeadlineExceeded, context.Canceled)(err) {
 		return serverRedis + " or " + serverPostgres
-	default:
-		return serverRedis
 	}
+	return serverRedis
+}
+
+// denialOf returns the message of a server whose user lacks a permission, "" for other errors. For
+// NATS, the connection logs missing permissions (see Connect): a denied request gets no answer.
+func denialOf(err error) string {
+	if denied, found := errors.AsType[deniedError](err); found {
+		return denied.Denied()
+	}
+	return ""
 }
 
 // denialsMax bounds how many missing permissions are logged in one outage.
 const denialsMax = 16
 
-// outage is a time in which a process cannot process events for no fault of theirs.
+// outage is a period in which a process cannot process events, for reasons outside the events.
 type outage struct {
 	server string
 	began  time.Time
-	failed time.Time       // when something failed last
-	worked time.Time       // when something worked again after that, zero = not yet
-	denied map[string]bool // the missing permissions that are logged
+	failed time.Time       // of the last failure
+	worked time.Time       // of the first success after it; zero before that
+	denied map[string]bool // the missing permissions that were logged
 }
 
-// recordFailure notes that an event could not be processed, and logs when that begins an outage. It also logs each permission
-// that is missing, once in an outage: when an operator grants one, the next that is missing continues the same outage.
+// recordFailure records that an event could not be processed, and logs the first failure of an
+// outage. It also logs each missing permission, once in an outage: when an operator grants one, the
+// next missing one continues the same outage.
 func (p *Process) recordFailure(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -88,27 +101,7 @@ func (p *Process) recordFailure(err error) {
 	p.outage.failed, p.outage.worked = now, time.Time{}
 }
 
-// denialOf returns what a server answers when it denies something for lack of a permission, "" for other errors. What
-// NATS denies is logged by its connection (see Connect): a request that is denied there has no answer.
-func denialOf(err error) string {
-	const insufficientPrivilege = "42501"
-	if refused, is := errors.AsType[*pgconn.PgError](err); is && refused.Code == insufficientPrivilege {
-		return refused.Message
-	}
-	for _, prefix := range []string{
-		"NOPERM",                              // of a command
-		"The user executing the script can't", // of a command in a script, Redis 7.0
-		"ACL failure in script",               // later versions
-	} {
-		if redis.HasErrorPrefix(err, prefix) {
-			refused, _ := errors.AsType[redis.Error](err) // it is one
-			return refused.Error()
-		}
-	}
-	return ""
-}
-
-// recordRecovery notes that a consumer that could not process events does so again.
+// recordRecovery records that a consumer processes events again.
 func (p *Process) recordRecovery() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -141,7 +134,7 @@ func (p *Process) checkOutage(ctx context.Context) {
 	for _, c := range consumers {
 		number, err := c.backlog(ctx)
 		if err != nil {
-			p.log.Debug().Err(err).Str("consumer", c.name).Msg("events that wait were not counted")
+			p.log.Debug().Err(err).Str("consumer", c.name).Msg("waiting events not counted")
 		}
 		waiting += number
 	}
@@ -149,8 +142,8 @@ func (p *Process) checkOutage(ctx context.Context) {
 		Uint64("events_waiting", waiting).Msg("event processing resumed")
 }
 
-// backlog returns how many events of the durable consumer have no outcome yet. That of requests counts those of the
-// other two only until it has passed over them.
+// backlog returns how many events of the durable consumer have no outcome yet. For the consumer of
+// requests it also counts events of the other two that it has not passed over yet.
 func (c *Consumer) backlog(ctx context.Context) (uint64, error) {
 	consumer, err := c.js.Consumer(ctx, c.ns.InStream(), c.name)
 	if err != nil {
@@ -160,8 +153,8 @@ func (c *Consumer) backlog(ctx context.Context) (uint64, error) {
 	return info.NumPending + uint64(info.NumAckPending), nil
 }
 
-// Paused reports whether the consumer waits for an outage to end: something has failed lately
-// and nothing was settled since.
+// Paused reports whether the consumer waits for an outage to end: something has failed within
+// pausedFor, and no event was answered since.
 func (c *Consumer) Paused() bool {
 	return c.failing.Load() && time.Since(time.Unix(0, c.failedAt.Load())) < pausedFor
 }
@@ -175,7 +168,7 @@ func (c *Consumer) Outage() error {
 	return fmt.Errorf("%s: %w", serverOf(*cause), *cause)
 }
 
-// recordOutage notes that something failed for no fault of an event.
+// recordOutage records a failure that is not an event's own error.
 func (c *Consumer) recordOutage(err error) {
 	c.outageErr.Store(&err)
 	c.failedAt.Store(time.Now().UnixNano())
@@ -183,7 +176,7 @@ func (c *Consumer) recordOutage(err error) {
 	c.process.recordFailure(err)
 }
 
-// recordSuccess notes that things work.
+// recordSuccess records that the servers work.
 func (c *Consumer) recordSuccess() {
 	if c.failing.Swap(false) {
 		c.process.recordRecovery()

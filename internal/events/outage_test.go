@@ -1,55 +1,24 @@
 package events
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
 
-	"github.com/go-json-experiment/json"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/lua"
+	"holdfast/internal/postgres"
 	"holdfast/internal/stack/stacktest"
 )
 
-// logLines are the lines of a log.
-type logLines struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logLines) Write(line []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(line)
-}
-
-// with returns the lines that have a message.
-func (l *logLines) with(t *testing.T, message string) (lines []map[string]any) {
-	t.Helper()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for text := range strings.Lines(l.text.String()) {
-		var line map[string]any
-		if err := json.Unmarshal([]byte(text), &line); err != nil {
-			t.Fatal(err)
-		}
-		if line["message"] == message {
-			lines = append(lines, line)
-		}
-	}
-	return lines
-}
-
-// TestOutage_TwoConsumers_LoggedOnce has an outage that two consumers see, more than once: it is logged once when it begins, and once
-// when it has ended. Meanwhile the cause can be had.
+// TestOutage_TwoConsumers_LoggedOnce makes an outage that two consumers see more than once. It is
+// logged once when it begins, and once when it ends. In between Outage returns the cause.
 func TestOutage_TwoConsumers_LoggedOnce(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -59,14 +28,14 @@ func TestOutage_TwoConsumers_LoggedOnce(t *testing.T) {
 	}
 	paid := envelopeOf(PaymentConfirmed, "p1", `{"hold_id":"`+holdID+`","payment_id":"p"}`)
 	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, paid)
-	stacktest.Eventually(t, "another try of each", func() bool { return b.decidedCount("k0") > 1 && b.decidedCount("p") > 1 })
+	stacktest.Eventually(t, "another delivery of each", func() bool { return b.decidedCount("k0") > 1 && b.decidedCount("p") > 1 })
 	for _, i := range []int{0, 2} {
 		if err := b.workers[i].Outage(); err == nil || err.Error() != "redis: dial: connection refused" {
-			t.Errorf("consumer %s waits for: %v", b.workers[i].name, err)
+			t.Errorf("consumer %s has the outage %v", b.workers[i].name, err)
 		}
 	}
 	if err := b.workers[1].Outage(); err != nil {
-		t.Errorf("a consumer without events waits for: %v", err)
+		t.Errorf("a consumer without events has the outage %v", err)
 	}
 	const begin, end = "event processing paused", "event processing resumed"
 	if n := len(b.logged.with(t, end)); n != 0 {
@@ -90,36 +59,37 @@ func TestOutage_TwoConsumers_LoggedOnce(t *testing.T) {
 	}
 	for _, c := range b.workers {
 		if err := c.Outage(); err != nil {
-			t.Errorf("consumer %s waits for: %v", c.name, err)
+			t.Errorf("consumer %s has the outage %v", c.name, err)
 		}
 	}
 }
 
-// redisDenial is what Redis answers when a user lacks a permission.
-type redisDenial string
+// redisError is an error that Redis sends.
+type redisError string
 
-func (d redisDenial) Error() string { return string(d) }
-func (redisDenial) RedisError()     {}
+func (d redisError) Error() string { return string(d) }
 
-// TestOutage_SeveralMissingPermissions_EachLoggedOnce has one permission after the other be missing in one outage: each is logged,
-// once however many events need it.
+func (redisError) RedisError() {}
+
+// TestOutage_SeveralMissingPermissions_EachLoggedOnce removes one permission after the other in one
+// outage. Each is logged once, however many events need it.
 func TestOutage_SeveralMissingPermissions_EachLoggedOnce(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
 	b := newHarness(t)
 	missing := []error{
 		&net.OpError{Op: "dial", Err: errors.New("connection refused")},
-		fmt.Errorf("place.lua: %w", redisDenial("ERR The user executing the script can't run this command or subcommand")),
-		redisDenial("NOPERM this user has no permissions to run the 'mget' command"),
-		&pgconn.PgError{Code: "42501", Message: "permission denied for table inventory"},
-		fmt.Errorf("place.lua: %w", redisDenial("ERR ACL failure in script: User 'w' has no permissions to run the 'zrange' command")),
+		fmt.Errorf("place.lua: %w", lua.WrapError(redisError("ERR The user executing the script can't run this command or subcommand"))),
+		lua.WrapError(redisError("NOPERM this user has no permissions to run the 'mget' command")),
+		postgres.WrapError(&pgconn.PgError{Code: "42501", Message: "permission denied for table inventory"}),
+		fmt.Errorf("place.lua: %w", lua.WrapError(redisError("ERR ACL failure in script: User 'w' has no permissions to run the 'zrange' command"))),
 	}
 	for i, err := range missing {
 		b.setFault(func(string, int) error { return err })
 		for j := range 3 {
 			b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d-%d", i, j)))
 		}
-		stacktest.Eventually(t, "another try of each", func() bool {
+		stacktest.Eventually(t, "another delivery of each", func() bool {
 			return b.decidedCount(fmt.Sprintf("k%d-0", i)) > 1 && b.decidedCount(fmt.Sprintf("k%d-1", i)) > 1 && b.decidedCount(fmt.Sprintf("k%d-2", i)) > 1
 		})
 	}
@@ -138,42 +108,23 @@ func TestOutage_SeveralMissingPermissions_EachLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestServerOf_EachError_NamesServer names the servers of errors.
+// TestServerOf_EachError_NamesServer is the table of errors and their servers.
 func TestServerOf_EachError_NamesServer(t *testing.T) {
 	t.Parallel()
 	for want, errs := range map[string][]error{
 		"nats":     {ofNATS(nats.ErrTimeout), fmt.Errorf("x: %w", ofNATS(context.DeadlineExceeded))},
-		"postgres": {fmt.Errorf("x: %w", &pgconn.PgError{Code: "57P01"}), &pgconn.NotPreferredError{}},
+		"postgres": {fmt.Errorf("x: %w", postgres.WrapError(&pgconn.PgError{Code: "57P01"})), postgres.WrapError(&pgconn.NotPreferredError{})},
 		"redis":    {&net.OpError{Op: "dial", Err: errors.New("refused")}, fmt.Errorf("x: %w", holds.ErrDataLost)},
 
 		"redis or postgres": {fmt.Errorf("x: %w", context.DeadlineExceeded)},
 	} {
 		for _, err := range errs {
 			if got := serverOf(err); got != want {
-				t.Errorf("%T %v is of %s, want %s", err, err, got, want)
+				t.Errorf("%T %v comes from %s, want %s", err, err, got, want)
 			}
 		}
 	}
 	if ofNATS(nil) != nil {
-		t.Error("no error is one")
-	}
-}
-
-// TestLogDeadLetter_BothModes_NamesEvent says which event was dead-lettered, in both modes, also when it could not be read.
-func TestLogDeadLetter_BothModes_NamesEvent(t *testing.T) {
-	t.Parallel()
-	b := newHarness(t)
-	b.publish(b.ns.In(BookingRequested, "room"), nil, envelopeOf(BookingRequested, "e1", `{"resource_id":"room"}`))
-	b.publish(b.ns.In(BookingRequested, "room"), nats.Header{
-		"ce-specversion": {"1.0"}, "ce-id": {"e2"}, "ce-source": {"/binary"},
-		"ce-type": {"holdfast.booking.requested.v1"},
-	}, `no JSON`)
-	b.await("the dead letters", func() bool { return len(b.dlq) == 2 })
-	got := make(map[any]string)
-	for _, line := range b.logged.with(t, "event dead-lettered") {
-		got[line["event_id"]] = fmt.Sprint(line["source"], " ", line["resource_id"], " ", line["reason"])
-	}
-	if len(got) != 2 || got["e1"] != "/s room malformed" || got["e2"] != "/binary room malformed" {
-		t.Errorf("logged %v", got)
+		t.Error("ofNATS(nil) is not nil")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,28 +15,31 @@ import (
 	"holdfast/internal/holds"
 )
 
-// outcomeBatch is how many messages are decoded together.
+// outcomeBatch is the number of messages that are decoded together.
 const outcomeBatch = 1000
 
-// setupWithin is by how much streams may differ in age that were created together.
+// setupWithin bounds the time between the creation of two streams that Setup creates together.
 const setupWithin = time.Minute
 
-// OutcomeLog reads what was published: it implements holds.OutcomeLog.
+// OutcomeLog reads the outbound stream. It implements recovery.OutcomeLog.
 type OutcomeLog struct {
 	js  jetstream.JetStream
 	ns  Namespace
 	log zerolog.Logger
 
-	setupWithin time.Duration // by how much streams may differ in age that were made together
+	setupWithin time.Duration // the constant, except in tests
 }
 
-// NewOutcomeLog returns the Chronicle of a namespace.
+// NewOutcomeLog returns the OutcomeLog of a namespace.
 func NewOutcomeLog(js jetstream.JetStream, ns Namespace, log zerolog.Logger) *OutcomeLog {
 	return &OutcomeLog{js, ns, log, setupWithin}
 }
 
-// Outcomes implements holds.OutcomeLog. A message that is no outcome of a worker is passed over.
-func (c *OutcomeLog) Outcomes(ctx context.Context, since time.Time, after uint64, each func(holds.StoredOutcome) error, progress func(done, all uint64)) (last uint64, err error) {
+// Outcomes implements recovery.OutcomeLog. It skips messages that are not outcomes of a worker.
+func (c *OutcomeLog) Outcomes(
+	ctx context.Context, since time.Time, after uint64, each func(holds.StoredOutcome) error,
+	progress func(done, all uint64),
+) (last uint64, err error) {
 	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since}
 	if after > 0 {
 		config = jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1}
@@ -47,7 +51,7 @@ func (c *OutcomeLog) Outcomes(ctx context.Context, since time.Time, after uint64
 			for batch := range batches {
 				for _, m := range batch {
 					if err := c.readOutcome(m, each); err != nil {
-						c.log.Warn().Err(err).Str("subject", m.Subject()).Msg("passed over what is no outcome")
+						c.log.Warn().Err(err).Str("subject", m.Subject()).Msg("skipped malformed outcome")
 					}
 				}
 			}
@@ -72,7 +76,7 @@ func (c *OutcomeLog) Outcomes(ctx context.Context, since time.Time, after uint64
 	return last, nil
 }
 
-// Gaps implements holds.OutcomeLog.
+// Gaps implements recovery.OutcomeLog.
 func (c *OutcomeLog) Gaps(ctx context.Context, since time.Time) (what string, err error) {
 	out, err := c.js.Stream(ctx, c.ns.OutStream())
 	if err != nil {
@@ -85,19 +89,19 @@ func (c *OutcomeLog) Gaps(ctx context.Context, since time.Time) (what string, er
 	state := out.CachedInfo().State
 	begins := completeSince(out.CachedInfo(), in.CachedInfo(), c.setupWithin)
 	if begins.After(since) {
-		what = fmt.Sprintf("stream %s has nothing of before %s", c.ns.OutStream(), begins.UTC().Format(holds.TimeFormat))
+		what = fmt.Sprintf("stream %s has no messages from before %s", c.ns.OutStream(), begins.UTC().Format(holds.TimeFormat))
 	}
 	if state.NumDeleted > 0 {
 		if what != "" {
 			what += ", and "
 		}
-		what += fmt.Sprintf("%d messages were removed from the midst of stream %s", state.NumDeleted, c.ns.OutStream())
+		what += fmt.Sprintf("%d messages were removed between others in stream %s", state.NumDeleted, c.ns.OutStream())
 	}
 	return what, nil
 }
 
-// completeSince returns since when the outbound stream has every outcome, zero when it has all. Streams that were
-// created within a time of each other were created together.
+// completeSince returns the time since which the outbound stream has every outcome, zero if it has
+// all of them. Streams whose creations are less than together apart were created together.
 func completeSince(out, in *jetstream.StreamInfo, together time.Duration) time.Time {
 	switch state := out.State; {
 	case state.Msgs == 0 && state.LastSeq > 0: // all were removed
@@ -106,14 +110,17 @@ func completeSince(out, in *jetstream.StreamInfo, together time.Duration) time.T
 		return state.FirstTime
 	case out.Created.Before(in.Created.Add(together)):
 		return time.Time{}
-	default: // it may be the second of its name
+	default: // an earlier stream of this name may have been deleted
 		return out.Created
 	}
 }
 
-// read hands to each the messages of a stream from a start up to the last that there is now, and
-// returns the sequence of that one.
-func (c *OutcomeLog) read(ctx context.Context, name string, after uint64, config jetstream.OrderedConsumerConfig, each func(StoredMsg)) (last uint64, err error) {
+// read passes to each the messages of a stream, from the start that config says up to the last one
+// at this moment, and returns the sequence of that one. It reads nothing if that is not above
+// after.
+func (c *OutcomeLog) read(
+	ctx context.Context, name string, after uint64, config jetstream.OrderedConsumerConfig, each func(StoredMsg),
+) (last uint64, err error) {
 	stream, err := c.js.Stream(ctx, name)
 	if err != nil {
 		return 0, err
@@ -130,56 +137,43 @@ func (c *OutcomeLog) read(ctx context.Context, name string, after uint64, config
 	return last, nil
 }
 
-// readOutcome reads an outcome and hands it on, unless it is of a kind that Redis does not remember.
+// rememberedOutcomes are the outcomes of which Redis remembers something.
+var rememberedOutcomes = []string{
+	holds.EventHoldCreated, holds.EventHoldRejected, holds.EventHoldExtended, holds.EventExtensionRejected, holds.EventHoldReleased,
+	holds.EventReleaseRejected, holds.EventHoldExpired, holds.EventHoldConfirmed, holds.EventBookingCancelled,
+}
+
+// readOutcome decodes an outcome and passes it to each. It skips outcomes that Redis does not
+// remember.
 func (c *OutcomeLog) readOutcome(m StoredMsg, each func(holds.StoredOutcome) error) error {
 	var e Envelope
 	err := json.Unmarshal(m.Data(), &e)
 	if err != nil {
 		return err
 	}
-	event, _ := eventOf(e.Type)
+	event, _ := EventOf(e.Type)
 	outcome := holds.StoredOutcome{ID: e.ID, StoredAt: holds.Time{Time: m.Meta.Timestamp.UTC()}}
 	outcome.Event, outcome.At = event, e.Time
-	switch event {
-	case holds.EventHoldCreated:
-		outcome.Data, err = readData[holds.HoldCreated](e)
-	case holds.EventHoldRejected:
-		outcome.Data, err = readData[holds.HoldRejected](e)
-	case holds.EventHoldExtended:
-		outcome.Data, err = readData[holds.HoldExtended](e)
-	case holds.EventExtensionRejected:
-		outcome.Data, err = readData[holds.ExtensionRejected](e)
-	case holds.EventReleaseRejected:
-		outcome.Data, err = readData[holds.ReleaseRejected](e)
-	case holds.EventHoldReleased:
-		outcome.Data, err = readData[holds.HoldReleased](e)
-	case holds.EventHoldExpired:
-		outcome.Data, err = readData[holds.HoldExpired](e)
-	case holds.EventHoldConfirmed:
-		outcome.Data, err = readData[holds.HoldConfirmed](e)
-	case holds.EventBookingCancelled:
-		outcome.Data, err = readData[holds.BookingCancelled](e)
-	default:
+	if !slices.Contains(rememberedOutcomes, event) {
 		return nil
 	}
-	if err != nil {
+	if outcome.Data, _, err = holds.DecodeOutcomeData(event, e.Data); err != nil {
 		return err
 	}
 	header := m.Headers()
 	outcome.RebuildMetadata = holds.RebuildMetadata{
-		Fingerprint: header.Get(headerFingerprint), FirstEventID: header.Get(headerFirstCause), Started: header.Get(headerStarted) != "",
+		Fingerprint: header.Get(headerFingerprint), FirstEventID: header.Get(headerFirstCause),
+		Started: header.Get(headerStarted) != "",
 	}
 	return each(outcome)
 }
 
-func readData[T any](e Envelope) (data T, err error) {
-	err = json.Unmarshal(e.Data, &data)
-	return data, err
-}
-
-// Unacknowledged implements holds.OutcomeLog: it reads what lies above the last acknowledgement before which
-// there is no gap. An event that has a dead letter does not wait: that is its answer.
-func (c *OutcomeLog) Unacknowledged(ctx context.Context, payment func(r holds.ConfirmRequest, storedAt holds.Time), cancel func(r holds.ReleaseRequest, storedAt holds.Time)) error {
+// Unacknowledged implements recovery.OutcomeLog: it reads the events above the ack floor of their
+// consumer. It skips those with a dead letter, which are answered.
+func (c *OutcomeLog) Unacknowledged(
+	ctx context.Context, payment func(r holds.ConfirmRequest, storedAt holds.Time),
+	cancel func(r holds.ReleaseRequest, storedAt holds.Time),
+) error {
 	payments, err := c.readUnacknowledged(ctx, ConsumerPayments, PaymentConfirmed)
 	if err != nil {
 		return err
@@ -205,7 +199,7 @@ func (c *OutcomeLog) Unacknowledged(ctx context.Context, payment func(r holds.Co
 	return nil
 }
 
-// unacknowledged is an inbound event that lies above the floor of its consumer.
+// unacknowledged is an inbound event above the ack floor of its consumer.
 type unacknowledged struct {
 	in       *Inbound
 	seq      uint64
@@ -222,7 +216,7 @@ func (c *OutcomeLog) readUnacknowledged(ctx context.Context, name, event string)
 		FilterSubjects: []string{c.ns.In(event, ">")},
 		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1,
 	}, func(m StoredMsg) {
-		// What cannot be read is dead-lettered.
+		// An event that cannot be decoded is dead-lettered.
 		if in, err := c.ns.Decode(m.Subject(), m.Headers(), m.Data(), m.Meta.Timestamp); err == nil {
 			all = append(all, unacknowledged{in, m.Meta.Sequence.Stream, holds.Time{Time: m.Meta.Timestamp.UTC()}})
 		}
@@ -233,11 +227,8 @@ func (c *OutcomeLog) readUnacknowledged(ctx context.Context, name, event string)
 	return all, nil
 }
 
-// leaderSkewMax is by how much the clocks of servers that lead streams may be apart.
-const leaderSkewMax = time.Minute
-
-// deadLettered returns which of some events have a dead letter, by their sequences. A dead letter that was stored
-// before the inbound stream was created is of another stream with that name.
+// deadLettered returns which of the events have a dead letter, by their sequences. A dead letter
+// that was stored before the inbound stream was created belongs to an earlier stream of that name.
 func (c *OutcomeLog) deadLettered(ctx context.Context, events []unacknowledged) (map[uint64]bool, error) {
 	if len(events) == 0 {
 		return nil, nil
@@ -253,7 +244,7 @@ func (c *OutcomeLog) deadLettered(ctx context.Context, events []unacknowledged) 
 			since = e.storedAt.Time
 		}
 	}
-	since = since.Add(-leaderSkewMax)
+	since = since.Add(-ClockSkewMax)
 	if created := in.CachedInfo().Created; created.After(since) {
 		since = created
 	}
@@ -261,7 +252,7 @@ func (c *OutcomeLog) deadLettered(ctx context.Context, events []unacknowledged) 
 	_, err = c.read(ctx, c.ns.DLQStream(), 0, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, HeadersOnly: true,
 	}, func(m StoredMsg) {
-		deadLetter := c.ns.readDeadLetter(m.Subject(), m.Headers(), nil, m.Meta.Sequence.Stream, m.Meta.Timestamp)
+		deadLetter := c.ns.ParseDeadLetter(&jetstream.RawStreamMsg{Subject: m.Subject(), Header: m.Headers()})
 		if subject, found := subjects[deadLetter.StreamSeq]; found && subject == deadLetter.Subject {
 			dead[deadLetter.StreamSeq] = true
 		}

@@ -1,11 +1,15 @@
 package events
 
 import (
+	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
@@ -13,7 +17,8 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestOutcomeLogGaps_OutcomesRemoved_AreReported takes outcomes away from the outbound stream in each way in which they can go.
+// TestOutcomeLogGaps_OutcomesRemoved_AreReported removes outcomes from the outbound stream in each
+// possible way.
 func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 	t.Parallel()
 	js := newJetStream(t)
@@ -31,8 +36,8 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		take   func(t *testing.T, ns Namespace, stream jetstream.Stream) (want string)
-		before bool // only what was stored before all that there was is asked for
-		makes  bool // the stream is made again
+		before bool // requests only a time before the first outcome
+		makes  bool // the stream is recreated
 	}{
 		"none": {
 			take: func(*testing.T, Namespace, jetstream.Stream) string { return "" },
@@ -44,7 +49,7 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 				if _, err := js.UpdateStream(t.Context(), config); err != nil {
 					t.Fatal(err)
 				}
-				return "nothing of before " + stored(t, ns, 3)
+				return "no messages from before " + stored(t, ns, 3)
 			},
 		},
 		"all": {
@@ -53,7 +58,7 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 				if err := stream.Purge(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				return "nothing of before " + last
+				return "no messages from before " + last
 			},
 		},
 		"all, none of which matters": {
@@ -65,15 +70,15 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 				return ""
 			},
 		},
-		"one from their midst": {
+		"one between others": {
 			take: func(t *testing.T, _ Namespace, stream jetstream.Stream) string {
 				if err := stream.DeleteMsg(t.Context(), 3); err != nil {
 					t.Fatal(err)
 				}
-				return "1 messages were removed from the midst"
+				return "1 messages were removed between others"
 			},
 		},
-		"the stream, and it was made again": {
+		"the stream, then recreated": {
 			makes: true,
 			take: func(t *testing.T, ns Namespace, stream jetstream.Stream) string {
 				if err := js.DeleteStream(t.Context(), ns.OutStream()); err != nil {
@@ -83,7 +88,7 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				return "nothing of before " + again.CachedInfo().Created.UTC().Format(holds.TimeFormat)
+				return "no messages from before " + again.CachedInfo().Created.UTC().Format(holds.TimeFormat)
 			},
 		},
 	} {
@@ -116,5 +121,70 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 				t.Errorf("%q %v, want %q", what, err, want)
 			}
 		})
+	}
+}
+
+// unacknowledged returns the unacknowledged cancellations and payments, by their request keys and
+// payment ids.
+func (b *harness) unacknowledged() (found []string) {
+	b.t.Helper()
+	err := NewOutcomeLog(b.js, b.ns, zerolog.Nop()).Unacknowledged(b.t.Context(),
+		func(r holds.ConfirmRequest, _ holds.Time) { found = append(found, r.PaymentID) },
+		func(r holds.ReleaseRequest, _ holds.Time) { found = append(found, r.RequestKey) })
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	slices.Sort(found)
+	return found
+}
+
+// TestUnacknowledged_DeadLetteredEvents_AreExcluded keeps the ack floors of the consumers low with
+// events that are busy. Behind them a cancellation becomes poison, and a payment has a dead letter,
+// like one that the previous version could not decode. Both are excluded, because a rebuild must
+// not act on them.
+func TestUnacknowledged_DeadLetteredEvents_AreExcluded(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.setFault(func(key string, _ int) error {
+		if strings.HasPrefix(key, "busy") {
+			return holds.ErrBusy
+		}
+		return &encodeError{errors.New("its own fault")}
+	})
+	cancel := func(key string) {
+		data := `{"resource_id":"room","request_key":"` + key + `"}`
+		b.publish(b.ns.In(BookingCancelled, "room"), nil, envelopeOf(BookingCancelled, key, data))
+	}
+	pay := func(id string) {
+		data := `{"hold_id":"` + holdID + `","payment_id":"` + id + `"}`
+		b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, id, data))
+	}
+	cancel("busy1")
+	pay("busy2")
+	pay("busy3") // the third event
+	cancel("poison")
+	b.await("the dead letter", func() bool { return len(b.dlq) == 1 })
+	if got, want := b.unacknowledged(), []string{"busy1", "busy2", "busy3"}; !slices.Equal(got, want) {
+		t.Errorf("unacknowledged %v, want %v", got, want)
+	}
+	header := nats.Header{HeaderDLQSubject: {b.ns.In(PaymentConfirmed, "room")}, HeaderDLQStreamSeq: {strconv.Itoa(3)}}
+	b.publish(b.ns.DLQ(ReasonMalformed), header, "{}")
+	if got, want := b.unacknowledged(), []string{"busy1", "busy2"}; !slices.Equal(got, want) {
+		t.Errorf("after the dead letter of the payment %v, want %v", got, want)
+	}
+
+	// The dead letters do not belong to the events of the next stream.
+	if err := b.js.DeleteStream(t.Context(), b.ns.InStream()); err != nil {
+		t.Fatal(err)
+	}
+	if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
+		t.Fatal(err)
+	}
+	pay("busy5")
+	pay("busy6")
+	pay("busy7")
+	cancel("busy8")
+	if got, want := b.unacknowledged(), []string{"busy5", "busy6", "busy7", "busy8"}; !slices.Equal(got, want) {
+		t.Errorf("in the next stream %v, want %v", got, want)
 	}
 }

@@ -10,11 +10,12 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// PermissionError says what NATS does not permit to a user. The server says so beside the request, which gets no
-// answer: without this, all that a caller sees is that its time is over.
+// PermissionError is the error of a request that NATS denies to a user. The server sends it to the
+// connection, and the request itself gets no answer: without a PermissionError its caller would
+// only see a timeout.
 type PermissionError struct {
-	User string // "" when it is not known
-	Err  error  // as the server says it
+	User string // "" if it is not known
+	Err  error  // from the server
 }
 
 var violation = regexp.MustCompile(`for (Publish|Subscription) to "([^"]+)"`)
@@ -33,11 +34,11 @@ func (e *PermissionError) Error() string {
 		"(deployments/nats/accounts.conf has what each program needs)", user, verb, what[2])
 }
 
-// Unwrap returns what the server says, a nats.ErrPermissionViolation.
+// Unwrap returns the error from the server, a nats.ErrPermissionViolation.
 func (e *PermissionError) Unwrap() error { return e.Err }
 
-// OnRefusal calls refused, from another goroutine, when NATS refuses something for lack of a permission. Other errors
-// go where they went before.
+// OnRefusal calls refused, on another goroutine, when NATS denies something for lack of a
+// permission. Other errors go to the error handler that the connection had before.
 func OnRefusal(nc *nats.Conn, refused func(*PermissionError)) {
 	before := nc.ErrorHandler()
 	nc.SetErrorHandler(func(nc *nats.Conn, sub *nats.Subscription, err error) {
@@ -50,7 +51,8 @@ func OnRefusal(nc *nats.Conn, refused func(*PermissionError)) {
 	})
 }
 
-// userOf is the user by whose password nc is connected, "" when there is none. What is alone before the @ is a token.
+// userOf returns the user of a connection, "" if it has no password: a URL with only one word
+// before the @ has a token.
 func userOf(nc *nats.Conn) string {
 	connected, err := url.Parse(nc.ConnectedUrl())
 	if err != nil {
@@ -62,8 +64,8 @@ func userOf(nc *nats.Conn) string {
 	return connected.User.Username()
 }
 
-// UntilRefused returns a context that ends when NATS refuses something for lack of a permission, until restore is
-// called. Refused has the reason then.
+// UntilRefused returns a context that ends when NATS denies something for lack of a permission.
+// Refused returns the reason. The caller must call restore at the end.
 func UntilRefused(ctx context.Context, nc *nats.Conn) (until context.Context, restore func()) {
 	until, cancel := context.WithCancelCause(ctx)
 	before := nc.ErrorHandler()
@@ -74,7 +76,7 @@ func UntilRefused(ctx context.Context, nc *nats.Conn) (until context.Context, re
 	}
 }
 
-// Refused returns the *PermissionError by which ctx has ended, else err.
+// Refused returns the *PermissionError that ended ctx, or err if there is none.
 func Refused(ctx context.Context, err error) error {
 	if refused, ok := errors.AsType[*PermissionError](context.Cause(ctx)); ok {
 		return refused

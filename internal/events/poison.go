@@ -12,27 +12,28 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// PoisonRegister remembers which events are poison: *store.Store. That is decided there before the dead letter is
-// published, so that an event whose dead letter is stored is never decided again.
+// PoisonRegister remembers which events are poison: *store.Store. An event is recorded there before
+// its dead letter is published, so an event whose dead letter is stored is never decided again.
 type PoisonRegister interface {
-	// RecordPoison records that an event is poison, unless that is recorded already. The id is that of its dead letter.
+	// RecordPoison records that an event is poison. A second call changes nothing. The id is that of
+	// the dead letter.
 	RecordPoison(ctx context.Context, id, resource, detail string) error
-	// Poisoned returns the details of those of the events that are recorded, by their ids.
+	// Poisoned returns the details of the events that are recorded, by their ids.
 	Poisoned(ctx context.Context, ids []string) (details map[string]string, err error)
 }
 
-const (
-	outcomeSearchLimit = 10 * time.Second
-	clockSkewMax       = time.Minute // between the leaders of two streams
-)
+const outcomeSearchLimit = 10 * time.Second
 
-// findPoisoned reads which events of a batch were found to be poison at an earlier delivery: they are not decided
-// again. First deliveries, which nearly all are, cost nothing.
+// findPoisoned sets an error for the events of a batch that were recorded as poison at an earlier
+// delivery, so that they are not decided again. It reads nothing for first deliveries, which nearly
+// all are.
 func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
+	c := l.consumer
 	again := make(map[string]*delivery)
 	for _, d := range batch {
-		if d.meta.NumDelivered > 1 && !l.isPayment(d) && (d.result.Err == nil || dispositionOf(d.result.Err) == dispositionRetryCounted) {
-			id, err := l.deadLetterID(ctx, d)
+		decidable := d.result.Err == nil || dispositionOf(d.result.Err) == dispositionRetryCounted
+		if d.meta.NumDelivered > 1 && !c.isPayment(d) && decidable {
+			id, err := c.deadLetterID(ctx, d)
 			if err != nil {
 				d.result.Err = fmt.Errorf("read which events are poison: %w", err)
 				continue
@@ -43,9 +44,9 @@ func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
 	if len(again) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.decideWithin)
+	ctx, cancel := context.WithTimeout(ctx, c.decideWithin)
 	defer cancel()
-	details, err := l.process.poison.Poisoned(ctx, slices.Collect(maps.Keys(again)))
+	details, err := c.process.poison.Poisoned(ctx, slices.Collect(maps.Keys(again)))
 	for id, d := range again {
 		if detail, poisoned := details[id]; poisoned {
 			d.result.Err = &UnprocessableError{ReasonPoison, detail}
@@ -55,42 +56,45 @@ func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
 	}
 }
 
-// recordPoison records that an event is poison and returns its dead letter. It returns nil when the event has an outcome: an
-// earlier delivery of it was decided, and only its ack was lost.
+// recordPoison records that an event is poison and returns its dead letter. It returns nil if the
+// event has an outcome: an earlier delivery was decided, and only its ack was lost.
 func (l *lane) recordPoison(ctx context.Context, d *delivery, why error) (deadLetter *nats.Msg, err error) {
+	c := l.consumer
 	answered := false
-	if d.in != nil && d.meta.NumDelivered > uint64(l.failures[d.origin()]) { // not all deliveries failed here
-		answered, err = l.hasOutcome(ctx, d)
+	if d.in != nil && d.meta.NumDelivered > uint64(l.failures[d.origin()]) { // another process may have decided it
+		answered, err = c.hasOutcome(ctx, d)
 	}
 	if answered || err != nil {
 		return nil, err
 	}
-	id, err := l.deadLetterID(ctx, d)
+	id, err := c.deadLetterID(ctx, d)
 	if err != nil {
 		return nil, err
 	}
-	deadLetter = l.deadLetter(d, ReasonPoison, why.Error(), deadLetterWhole)
-	return deadLetter, l.process.poison.RecordPoison(ctx, id, resourceOf(d.msg.Subject()), deadLetter.Header.Get(HeaderDLQDetail))
+	deadLetter = c.deadLetter(d, ReasonPoison, why.Error(), deadLetterWhole)
+	detail := deadLetter.Header.Get(HeaderDLQDetail)
+	return deadLetter, c.process.poison.RecordPoison(ctx, id, resourceOf(d.msg.Subject()), detail)
 }
 
-// hasOutcome searches the outcomes about the resource of an event for its own.
+// hasOutcome reports whether the outcome of an event is stored. It searches the outcomes of its
+// resource.
 func (c *Consumer) hasOutcome(ctx context.Context, d *delivery) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, outcomeSearchLimit)
 	defer cancel()
 	out, err := c.js.Stream(ctx, c.ns.OutStream())
 	if err != nil {
-		return false, fmt.Errorf("search the outcome of an event: %w", err)
+		return false, fmt.Errorf("search for the outcome of an event: %w", err)
 	}
-	since := d.meta.Timestamp.Add(-clockSkewMax)
+	since := d.meta.Timestamp.Add(-ClockSkewMax)
 	config := jetstream.OrderedConsumerConfig{
 		FilterSubjects: []string{c.ns.Out("*.*", d.in.Resource)}, HeadersOnly: true,
 		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since,
 	}
-	for m, err := range readAll(ctx, out, config) {
+	for m, err := range ReadAll(ctx, out, config) {
 		if err != nil {
-			return false, fmt.Errorf("search the outcome of an event: %w", err)
+			return false, fmt.Errorf("search for the outcome of an event: %w", err)
 		}
-		id, _, _ := strings.Cut(m.Headers().Get(headerMsgID), "#") // see same
+		id, _, _ := strings.Cut(m.Headers().Get(headerMsgID), "#") // see checkDuplicate
 		if slices.Contains(d.in.outcomeIDs(), id) {
 			return true, nil
 		}

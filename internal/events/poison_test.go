@@ -4,53 +4,21 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/postgres"
 	"holdfast/internal/stack/stacktest"
 )
 
-// memoryPoisonRegister is a PoisonRegister in memory. The one in Postgres is tested in package store.
-type memoryPoisonRegister struct {
-	mu      sync.Mutex
-	details map[string]string
-	refuse  error // nil unless it is not available
-	refused int
-}
-
-func (p *memoryPoisonRegister) RecordPoison(_ context.Context, id, _, detail string) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.refuse != nil {
-		p.refused++
-		return p.refuse
-	}
-	if p.details == nil {
-		p.details = make(map[string]string)
-	}
-	if _, known := p.details[id]; !known {
-		p.details[id] = detail
-	}
-	return nil
-}
-
-func (p *memoryPoisonRegister) Poisoned(_ context.Context, ids []string) (map[string]string, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	found := make(map[string]string)
-	for _, id := range ids {
-		if detail, known := p.details[id]; known {
-			found[id] = detail
-		}
-	}
-	return found, nil
-}
-
-// TestPoison_PubAckLost_NotDecidedAgain loses the PubAck of a dead letter, and then the fault is gone: the event, which is delivered
-// again, is not decided again. It has its dead letter, once, and no outcome.
+// TestPoison_PubAckLost_NotDecidedAgain loses the PubAck of a dead letter; then the error
+// disappears. The event is delivered again, but not decided again. It has one dead letter and no
+// outcome.
 func TestPoison_PubAckLost_NotDecidedAgain(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []bool{false, true} {
@@ -60,11 +28,11 @@ func TestPoison_PubAckLost_NotDecidedAgain(t *testing.T) {
 			js.failuresLeft.Store(1)
 			b := newHarnessWithJetStream(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
 			failures := 0
-			b.setFault(func(string, int) error { // one event, so one at a time
+			b.setFault(func(string, int) error { // only one event, so no lock is needed
 				if failures++; failures > failuresMax {
 					return nil
 				}
-				return &pgconn.PgError{Code: "22P05"}
+				return postgres.WrapError(&pgconn.PgError{Code: "22P05"})
 			})
 			b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("bad"))
 			b.await("the dead letter", func() bool { return len(b.dlq) == 1 })
@@ -80,8 +48,8 @@ func TestPoison_PubAckLost_NotDecidedAgain(t *testing.T) {
 	}
 }
 
-// TestPoison_OutcomeStored_NoDeadLetter loses the PubAck of an outcome, and then the event fails as often as one that is poison: it
-// has its outcome, and no dead letter.
+// TestPoison_OutcomeStored_NoDeadLetter loses the PubAck of an outcome; then the event fails as
+// often as poison. It has its outcome, and no dead letter.
 func TestPoison_OutcomeStored_NoDeadLetter(t *testing.T) {
 	t.Parallel()
 	js := &failingJetStream{storesFirst: true}
@@ -96,7 +64,7 @@ func TestPoison_OutcomeStored_NoDeadLetter(t *testing.T) {
 			first = false
 			return nil
 		}
-		return &pgconn.PgError{Code: "22P05"}
+		return postgres.WrapError(&pgconn.PgError{Code: "22P05"})
 	})
 	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k"))
 	b.await("the outcome", func() bool { return len(b.out) == 1 })
@@ -109,17 +77,17 @@ func TestPoison_OutcomeStored_NoDeadLetter(t *testing.T) {
 	}
 }
 
-// TestPoison_RegisterUnavailable_WaitsUntilRecorded has Postgres be gone when an event is found to be poison: it waits, and dies when that is
-// recorded.
+// TestPoison_RegisterUnavailable_WaitsUntilRecorded stops Postgres when an event is found to be
+// poison. The event waits, and is dead-lettered after it is recorded.
 func TestPoison_RegisterUnavailable_WaitsUntilRecorded(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
 	b.poison.mu.Lock()
 	b.poison.refuse = &net.OpError{Op: "dial", Err: context.DeadlineExceeded}
 	b.poison.mu.Unlock()
-	b.setFault(func(string, int) error { panic("a bug") })
+	b.setFault(func(string, int) error { panic("bug") })
 	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("bad"))
-	stacktest.Eventually(t, "it to be refused twice", func() bool {
+	stacktest.Eventually(t, "two failures to record it", func() bool {
 		b.poison.mu.Lock()
 		defer b.poison.mu.Unlock()
 		return b.poison.refused == 2
@@ -134,4 +102,125 @@ func TestPoison_RegisterUnavailable_WaitsUntilRecorded(t *testing.T) {
 	b.poison.refuse = nil
 	b.poison.mu.Unlock()
 	b.await("the dead letter", func() bool { return len(b.dlq) == 1 })
+}
+
+// TestPoison_EveryLane_EachCountedAlone makes events fail in all lanes, two in one of them, among
+// others. Each is decided alone and counted, and is dead-lettered after as many failures as an
+// event that is alone.
+func TestPoison_EveryLane_EachCountedAlone(t *testing.T) {
+	t.Parallel()
+	resources := lanesOf(t)
+	b := newHarness(t)
+	const each = 20
+	published, publish := newGate(t)
+	var mu sync.Mutex
+	alone := make(map[string]int)
+	b.setFault(func(key string, batch int) error {
+		<-published
+		if strings.HasSuffix(key, "bad") || strings.HasSuffix(key, "worse") {
+			mu.Lock()
+			defer mu.Unlock()
+			if batch == 1 {
+				alone[key]++
+			}
+			panic("bug")
+		}
+		return nil
+	})
+	var bad []string
+	for i, resource := range resources {
+		for number := range each {
+			b.publishRequest(resource, number)
+			if name := map[int]string{each / 3: "bad", each / 2: "worse"}[number]; name != "" && (name == "bad" || i == 0) {
+				key := resource + ":" + name
+				bad = append(bad, key)
+				b.publish(b.ns.In(BookingRequested, resource), nil, strings.ReplaceAll(resourceKeyed(resource, 99999), resource+":99999", key))
+			}
+		}
+	}
+	b.awaitPublished()
+	publish()
+	b.await("all answers", func() bool { return len(b.out) == each*len(resources) && len(b.dlq) == len(bad) })
+	for _, deadLetter := range b.dlq {
+		h := deadLetter.Headers()
+		if h.Get(HeaderDLQReason) != ReasonPoison || h.Get(HeaderDLQDeliveries) != fmt.Sprint(failuresMax) {
+			t.Errorf("headers %v", h)
+		}
+	}
+	info := b.awaitIdle(ConsumerRequests)
+	if again, want := info.Delivered.Consumer-info.Delivered.Stream, uint64((failuresMax-1)*len(bad)); again != want {
+		t.Errorf("%d redeliveries, want only those of the poison, %d", again, want)
+	}
+	for _, key := range bad {
+		if alone[key] != failuresMax {
+			t.Errorf("%s was decided alone %d times, want %d", key, alone[key], failuresMax)
+		}
+	}
+}
+
+// TestPoison_OneOfABatch_IsDeadLetteredAlone makes one event of many fail, by an error and by a
+// panic. Only that one is dead-lettered, after several tries. The others of its batch are answered,
+// and none of them is delivered again.
+func TestPoison_OneOfABatch_IsDeadLetteredAlone(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]func() error{
+		"error": func() error { return postgres.WrapError(&pgconn.PgError{Code: "22P05"}) },
+		"panic": func() error { panic("bug") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newHarness(t)
+			published := make(chan struct{})
+			var batched atomic.Bool
+			b.setFault(func(key string, batch int) error {
+				switch key {
+				case "first": // keeps the consumer busy until all other events wait
+					<-published
+				case "bad":
+					if batch > 1 {
+						batched.Store(true)
+					}
+					return fault()
+				}
+				return nil
+			})
+			const number = 100
+			b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("first"))
+			for i := range number {
+				b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", i)))
+				if i == number/2 {
+					b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("bad"))
+				}
+			}
+			close(published)
+			b.await("all others' outcomes and the one dead letter", func() bool { return len(b.out) == number+1 && len(b.dlq) == 1 })
+			h := b.dlq[0].Headers()
+			if h.Get("Holdfast-Dlq-Reason") != ReasonPoison || h.Get("Holdfast-Dlq-Deliveries") != fmt.Sprint(failuresMax) {
+				t.Errorf("headers %v", h)
+			}
+			info := b.awaitIdle(ConsumerRequests)
+			if again := info.Delivered.Consumer - info.Delivered.Stream; again != failuresMax-1 || !batched.Load() {
+				t.Errorf("%d redeliveries, want only those of the poison, %d; it was in a batch with others: %v", again, failuresMax-1, batched.Load())
+			}
+		})
+	}
+}
+
+// TestPayment_FailsOften_NeverDeadLettered makes a payment fail, with an error that counts, more
+// often than other events may. It is not dead-lettered: it must end in a reservation or a refund.
+func TestPayment_FailsOften_NeverDeadLettered(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	var failures atomic.Int32
+	b.setFault(func(string, int) error {
+		if failures.Add(1) <= failuresMax+1 {
+			return postgres.WrapError(&pgconn.PgError{Code: "22P05"})
+		}
+		return nil
+	})
+	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "e1", `{"hold_id":"`+holdID+`","payment_id":"p"}`))
+	b.await("the outcome", func() bool { return len(b.out) == 1 })
+	if len(b.dlq) != 0 {
+		t.Errorf("a payment was dead-lettered")
+	}
 }

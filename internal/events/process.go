@@ -6,8 +6,8 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// Process is what the consumers of one process share: its name, where poison is recorded, and the outage that they
-// wait for, which is logged once when it begins and once when it ends.
+// Process is shared by the consumers of one process. It has the name of the worker, the register of
+// poison, and the current outage, which is logged once when it begins and once when it ends.
 type Process struct {
 	worker string
 	poison PoisonRegister
@@ -15,10 +15,10 @@ type Process struct {
 
 	mu        sync.Mutex
 	consumers []*Consumer
-	outage    *outage // nil = none
+	outage    *outage // nil when there is none
 }
 
-// NewProcess returns a Process; worker is its name in dead letters.
+// NewProcess returns a Process. worker is its name in dead letters.
 func NewProcess(worker string, poison PoisonRegister, log zerolog.Logger) *Process {
 	return &Process{worker: worker, poison: poison, log: log}
 }

@@ -14,72 +14,65 @@ import (
 	"holdfast/internal/holds"
 )
 
-// publishAll settles decided events, as many together as are waiting, until there are no more.
-func (l *lane) publishAll(ctx context.Context) {
-	for d := range l.decided {
-		batch := []*delivery{d}
-		for len(l.decided) > 0 && len(batch) < resultsMax {
-			batch = append(batch, <-l.decided)
-		}
-		l.publishBatch(ctx, batch)
-	}
-}
-
 // pendingMsg is an event whose outcome or dead letter is being stored.
 type pendingMsg struct {
 	*delivery
 	message *nats.Msg
-	ack     jetstream.PubAckFuture // nil when it was not even sent:
+	ack     jetstream.PubAckFuture // nil if the message was not sent, because of
 	unsent  error
-	dead    bool
+	dead    bool // the message is a dead letter
 }
 
-// publishBatch stores the outcomes and dead letters of events, waits until they are stored, and only
-// then acknowledges the events. What failed is delivered again.
+// publishBatch stores the outcomes and dead letters of events, waits until they are stored, and
+// only then acknowledges the events. An event whose answer cannot be stored is delivered again.
+//
+// When ctx ends, the consumer is stopping: publishBatch returns at once, and nakUnfinished returns
+// the events that are left to the server.
 func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
+	c := l.consumer
 	waiting := make([]pendingMsg, 0, len(batch))
-	var epochErr error // of what was decided under an epoch
+	var epochErr error // of verifiedEpoch
 	var verifiedEpoch string
 	for _, d := range batch {
 		if ctx.Err() != nil {
-			return // stopping: what is not settled is given back
+			return
 		}
 		message, dead := l.finalMessage(ctx, d)
 		if message == nil {
 			continue
 		}
 		if dead {
-			id, err := l.deadLetterID(ctx, d)
+			id, err := c.deadLetterID(ctx, d)
 			if err != nil {
-				l.redeliver(d, err)
+				c.redeliver(d, err)
 				continue
 			}
 			message.Header.Set(headerMsgID, id)
 		}
-		if !dead { // a dead letter rests on nothing
+		if !dead { // a dead letter depends on no epoch
 			if epochErr == nil || verifiedEpoch != d.epoch {
-				epochErr, verifiedEpoch = l.service.Verify(ctx, d.epoch), d.epoch
+				epochErr, verifiedEpoch = c.service.Verify(ctx, d.epoch), d.epoch
 				if epochErr != nil && !errors.Is(epochErr, holds.ErrDataLost) {
 					epochErr = &serverError{serverPostgres, epochErr}
 				}
 			}
 			if epochErr != nil {
-				l.redeliver(d, epochErr)
+				c.redeliver(d, epochErr)
 				continue
 			}
 		}
-		future, err := l.js.PublishMsgAsync(message)
+		future, err := c.js.PublishMsgAsync(message)
 		waiting = append(waiting, pendingMsg{d, message, future, ofNATS(err), dead})
 	}
 	for _, s := range waiting {
 		err := s.unsent
 		if err == nil {
-			err = ofNATS(l.awaitOutcomeStored(ctx, &s))
+			err = ofNATS(c.awaitOutcomeStored(ctx, &s))
 		}
 		switch {
-		case s.dead && isTooLarge(err):
-			s.message, err = l.storeClaimCheck(ctx, s)
-		case isTooLarge(err):
+		case s.dead && IsTooLarge(err):
+			s.message, err = c.storeClaimCheck(ctx, s)
+		case IsTooLarge(err):
 			s.dead = true
 			if s.message, err = l.handleOversized(ctx, s); s.message == nil && err == nil {
 				continue
@@ -87,28 +80,28 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 		}
 		if err != nil {
 			if ctx.Err() != nil {
-				return // stopping: what is not settled is given back
+				return
 			}
-			l.redeliver(s.delivery, err)
+			c.redeliver(s.delivery, err)
 			continue
 		}
-		failpoint.Hit(l.name + ".published")
-		l.reply(s)
+		failpoint.Hit(c.name + ".published")
+		c.reply(s)
 		if s.dead {
 			if err := s.msg.TermWithReason(s.message.Header.Get(HeaderDLQReason)); err != nil {
-				l.log.Debug().Err(err).Msg("term failed, the dead letter will be repeated")
+				c.log.Debug().Err(err).Msg("term failed, dead letter may be duplicated")
 			}
-			l.inFlight.remove(s.delivery)
+			c.inFlight.remove(s.delivery)
 		} else {
-			l.ack(s.delivery)
+			c.ack(s.delivery)
 		}
-		failpoint.Hit(l.name + ".acked")
-		l.recordSuccess()
+		failpoint.Hit(c.name + ".acked")
+		c.recordSuccess()
 	}
 }
 
-// storeClaimCheck stores the dead letter of an event that is too large to be copied: a pointer to where the
-// event is in the inbound stream, with its headers if they fit.
+// storeClaimCheck stores the dead letter of an event that is too large to be copied: a claim check
+// that says where the event is in the inbound stream, with the headers of the event if they fit.
 func (c *Consumer) storeClaimCheck(ctx context.Context, s pendingMsg) (deadLetter *nats.Msg, err error) {
 	reason, detail := s.message.Header.Get(HeaderDLQReason), s.message.Header.Get(HeaderDLQDetail)
 	id := s.message.Header.Get(headerMsgID)
@@ -116,7 +109,7 @@ func (c *Consumer) storeClaimCheck(ctx context.Context, s pendingMsg) (deadLette
 		s.message = c.deadLetter(s.delivery, reason, detail, form)
 		s.message.Header.Set(headerMsgID, id)
 		var ack *jetstream.PubAck
-		if ack, err = c.js.PublishMsg(ctx, s.message); !isTooLarge(err) {
+		if ack, err = c.js.PublishMsg(ctx, s.message); !IsTooLarge(err) {
 			return s.message, c.checkDuplicate(ctx, &s, ack, err)
 		}
 	}
@@ -135,69 +128,71 @@ func awaitStored(ctx context.Context, future jetstream.PubAckFuture) (*jetstream
 	}
 }
 
-// isBeingStored reports whether the nodes of NATS have not agreed yet about a message with the same id, from another
-// delivery of the event: soon this one is a duplicate, or can be stored.
+// isBeingStored reports whether NATS refuses a message because its nodes have not agreed yet about
+// another one with the same id, from another delivery of the event. Soon this message is a
+// duplicate, or can be stored.
 func isBeingStored(err error) bool {
 	const duplicateInProcess = 10158
 	refused, is := errors.AsType[*jetstream.APIError](err)
 	return is && refused.ErrorCode == duplicateInProcess
 }
 
-// finalMessage returns the message that ends an event: its outcome, or its dead letter (dead). It
-// returns none for an event that is to be delivered again.
+// finalMessage returns the message that completes an event: its outcome, or its dead letter (dead).
+// If the event has to be delivered again, it requests that and returns nil.
 func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg, dead bool) {
+	c := l.consumer
 	seq, deliveries := d.origin(), d.meta.NumDelivered
 	err := d.result.Err
 	if err == nil {
-		if message, err = l.message(d, d.result.Outcome); err == nil {
+		if message, err = c.message(d, d.result.Outcome); err == nil {
 			delete(l.failures, seq)
-			l.recall(l.deferred.markDecided(resourceOf(d.msg.Subject()), seq.seq))
+			c.recall(l.deferred.markDecided(resourceOf(d.msg.Subject()), seq.seq))
 			return message, false
 		}
 		err = &encodeError{err}
 	}
-	log := l.log.With().Err(err).Uint64("stream_seq", seq.seq).Str("subject", d.msg.Subject()).Logger()
+	log := c.log.With().Err(err).Uint64("stream_seq", seq.seq).Str("subject", d.msg.Subject()).Logger()
 	switch dispositionOf(err) {
 	case dispositionDeadLetter:
 		var why *UnprocessableError
 		_ = errors.As(err, &why) // dispositionDeadLetter means that it is one
-		l.logDeadLetter(log.Warn(), d, why.Reason)
-		return l.deadLetter(d, why.Reason, why.Detail, deadLetterWhole), true
+		c.logDeadLetter(log.Warn(), d, why.Reason)
+		return c.deadLetter(d, why.Reason, why.Detail, deadLetterWhole), true
 	case dispositionRetryCounted:
 		l.failures[seq]++
-		_, oversized := errors.AsType[*oversizedError](err) // it stays so
-		// A payment must end in a reservation or a refund, and its hold may be claimed: it waits
-		// until the fault is repaired.
-		if (oversized || l.failures[seq] >= failuresMax) && !l.isPayment(d) {
+		oversized := is[*oversizedError](err) // a retry does not change that
+		// A payment must end in a reservation or a refund, and its hold may be claimed. So it waits
+		// until the cause is repaired.
+		if (oversized || l.failures[seq] >= failuresMax) && !c.isPayment(d) {
 			deadLetter, err := l.recordPoison(ctx, d, err)
 			switch {
 			case err != nil:
-				l.redeliver(d, err)
+				c.redeliver(d, err)
 				return nil, false
 			case deadLetter == nil:
-				l.ack(d)
+				c.ack(d)
 			default:
-				l.logDeadLetter(log.Error(), d, ReasonPoison)
+				c.logDeadLetter(log.Error(), d, ReasonPoison)
 			}
 			delete(l.failures, seq)
 			return deadLetter, deadLetter != nil
 		}
-		if failures := l.failures[seq]; failures&(failures-1) == 0 { // the longer it waits, the rarer
-			log.Error().Int("faults", failures).Msg("event failed, it is retried")
+		if failures := l.failures[seq]; failures&(failures-1) == 0 { // at 1, 2, 4, 8 ...
+			log.Error().Int("faults", failures).Msg("event failed, will retry")
 		}
-		l.nakDelayed(d, backoffDelay(delayRetryCounted, uint64(l.failures[seq])))
+		c.nakDelayed(d, backoffDelay(delayRetryCounted, uint64(l.failures[seq])))
 	case dispositionDefer:
-		if l.deferEvent(d, true) && deliveries&(deliveries-1) == 0 { // the longer it waits, the rarer
-			log.Error().Uint64("deliveries", deliveries).Msg("event waits, the data of its resource is corrupt")
+		if l.deferEvent(d, true) && deliveries&(deliveries-1) == 0 { // at 1, 2, 4, 8 ...
+			log.Error().Uint64("deliveries", deliveries).Msg("event deferred, resource data is corrupt")
 		}
 	case dispositionRetrySoon, dispositionPause:
-		l.redeliver(d, err)
+		c.redeliver(d, err)
 	}
 	return nil, false
 }
 
-// logDeadLetter logs that an event is dead-lettered, and which one it is as far as that can be read. The resource is that of
-// its subject: in the data there may be anything.
+// logDeadLetter logs that an event gets a dead letter, and identifies the event as far as it can be
+// read. The resource is the one in its subject: the data may contain anything.
 func (c *Consumer) logDeadLetter(log *zerolog.Event, d *delivery, reason string) {
 	header, body := d.msg.Headers(), d.msg.Data()
 	log.Str("reason", reason).Str("event_id", oneLine(Summarize(d.msg.Subject(), header, body).ID)).
@@ -205,7 +200,7 @@ func (c *Consumer) logDeadLetter(log *zerolog.Event, d *delivery, reason string)
 		Str("resource_id", oneLine(resourceOf(d.msg.Subject()))).Msg("event dead-lettered")
 }
 
-// isPayment reports whether an event is a payment, also when it could not be read.
+// isPayment reports whether an event is a payment, even if it could not be decoded.
 func (c *Consumer) isPayment(d *delivery) bool {
 	if d.in != nil {
 		return d.in.Confirm != nil
@@ -213,8 +208,8 @@ func (c *Consumer) isPayment(d *delivery) bool {
 	return strings.HasPrefix(d.msg.Subject(), c.ns.In(PaymentConfirmed, ""))
 }
 
-// redeliver has an event delivered again for nobody's fault: soon when something was only in its way, else after an
-// outage, for which the consumer pauses.
+// redeliver requests another delivery of an event after an error that is not its own: soon if other
+// work was in the way, else after delayPause. In the second case the consumer pauses.
 func (c *Consumer) redeliver(d *delivery, err error) {
 	if dispositionOf(err) == dispositionRetrySoon {
 		c.nakDelayed(d, backoffDelay(delayRetrySoon, d.meta.NumDelivered))
@@ -236,7 +231,8 @@ func (c *Consumer) message(d *delivery, o holds.Outcome) (*nats.Msg, error) {
 	return message, err
 }
 
-// reply sends an outcome also to whoever waits for it. Best effort: the stream has it.
+// reply sends a stored outcome or dead letter also to the inbox that the event names, if any. A
+// lost reply does not matter: the stream has the message.
 func (c *Consumer) reply(s pendingMsg) {
 	inbox := replyTo(s.msg.Headers())
 	if inbox == "" {
@@ -244,21 +240,22 @@ func (c *Consumer) reply(s pendingMsg) {
 	}
 	reply := nats.NewMsg(inbox)
 	reply.Data = s.message.Data
-	reply.Header.Set(headerContentType, s.message.Header.Get(headerContentType))
+	reply.Header.Set(HeaderContentType, s.message.Header.Get(HeaderContentType))
 	if s.dead {
-		body, err := json.Marshal(DeadLetterReply{s.message.Header.Get(HeaderDLQReason), s.message.Header.Get(HeaderDLQDetail)})
+		why := DeadLetterReply{s.message.Header.Get(HeaderDLQReason), s.message.Header.Get(HeaderDLQDetail)}
+		body, err := json.Marshal(why)
 		if err != nil {
 			return
 		}
 		reply.Data = body
-		reply.Header.Set(headerContentType, contentTypeJSON)
+		reply.Header.Set(HeaderContentType, ContentTypeJSON)
 	}
 	if err := c.nc.PublishMsg(reply); err != nil {
 		c.log.Debug().Err(err).Msg("reply failed")
 	}
 }
 
-// DeadLetterReply answers who waits for the outcome of an event that was dead-lettered.
+// DeadLetterReply is the reply to the publisher of an event that got a dead letter.
 type DeadLetterReply struct {
 	Error  string `json:"error"` // the reason
 	Detail string `json:"detail"`

@@ -19,20 +19,20 @@ type HoldQuerier interface {
 	GetHold(ctx context.Context, id holds.HoldID) (view holds.HoldView, found bool, err error)
 }
 
-// Availability is what can be had of slots, as it is answered by HTTP.
+// Availability is the answer to a query for available slots, by HTTP.
 type Availability struct {
 	ResourceID string                   `json:"resource_id"`
 	Slots      []holds.SlotAvailability `json:"slots"`
 }
 
-// KnownAvailability is the same as it is answered by NATS, where it says besides which slots are known.
+// KnownAvailability is the answer by NATS, which also says which slots are known.
 type KnownAvailability struct {
 	ResourceID string             `json:"resource_id"`
 	Slots      []SlotAvailability `json:"slots"`
 }
 
-// SlotAvailability is what can be had of a slot. Known says whether it has an inventory row; nil is the
-// answer of a worker of an older version, which does not say.
+// SlotAvailability is the availability of a slot. Known says whether the slot has an inventory row.
+// It is nil in an answer of a worker of an older version.
 type SlotAvailability struct {
 	holds.SlotAvailability
 	Known *bool `json:"known,omitzero"`
@@ -47,17 +47,19 @@ func (a Availability) known() KnownAvailability {
 	return answer
 }
 
-// GetAvailability answers what can be had of slots.
-func GetAvailability(ctx context.Context, r HoldQuerier, resource string, selection holds.SlotSelection) (Availability, error) {
+// GetAvailability returns the availability of slots.
+func GetAvailability(
+	ctx context.Context, r HoldQuerier, resource string, selection holds.SlotSelection,
+) (Availability, error) {
 	slots, err := r.Availability(ctx, resource, selection)
 	return Availability{resource, slots}, err
 }
 
-// ErrUnknownHold says that a hold is not remembered.
+// ErrUnknownHold is returned for a hold that is not remembered.
 var ErrUnknownHold = errors.New("no hold with this id is remembered")
 
-// GetHold answers what is known of a hold. It returns holds.ErrHoldID for what is no id, and
-// ErrUnknownHold.
+// GetHold returns a hold. It returns holds.ErrHoldID if id is not a hold id, and ErrUnknownHold if
+// the hold is not remembered.
 func GetHold(ctx context.Context, r HoldQuerier, id string) (holds.HoldView, error) {
 	parsed, err := holds.ParseHoldID(id)
 	if err != nil {
@@ -70,26 +72,29 @@ func GetHold(ctx context.Context, r HoldQuerier, id string) (holds.HoldView, err
 	return view, err
 }
 
-// Problem is the answer to a query that cannot be answered, the same by HTTP and by NATS.
+// Problem is the answer to a query that failed, the same by HTTP and by NATS.
 type Problem struct {
 	Status int    `json:"-"` // of HTTP
 	Reason string `json:"error"`
 	Detail string `json:"detail"`
 }
 
-// unavailable is the reason of a problem that somebody has to look into.
+// unavailable is the reason of a problem that an operator has to solve.
 const unavailable = "unavailable"
 
-// Busy is the answer to a query that comes while as many as a worker answers at a time are being answered.
-var Busy = Problem{http.StatusServiceUnavailable, "busy", "this worker is answering as many queries as it may at a time; ask again in a second"}
+// Busy is the answer to a query that exceeds the number that a worker answers at a time.
+var Busy = Problem{
+	http.StatusServiceUnavailable, "busy",
+	"this worker is answering as many queries as it may at a time; try again in a second",
+}
 
-// rebuilding says why nothing is known of holds now.
+// rebuilding is the detail of a query while Redis is being rebuilt.
 const rebuilding = "redis has lost its data; no hold is granted until it is rebuilt"
 
-// IsInternal reports whether the error behind the problem is to be logged: the answer does not tell it.
+// IsInternal reports whether the error must be logged, because the answer does not contain it.
 func (p Problem) IsInternal() bool { return p.Reason == unavailable }
 
-// ProblemOf turns an error into the answer to the query that met it.
+// ProblemOf returns the answer to a query that failed with an error.
 func ProblemOf(err error) Problem {
 	var malformed *malformedError
 	var invalid *holds.InvalidError
@@ -106,17 +111,17 @@ func ProblemOf(err error) Problem {
 	case errors.Is(err, holds.ErrDataLost):
 		return Problem{http.StatusServiceUnavailable, "rebuilding", rebuilding}
 	default:
-		return Problem{http.StatusServiceUnavailable, unavailable, "a server that is needed for this answer does not answer; see /readyz"}
+		const detail = "a server that this answer needs is unavailable; see /readyz"
+		return Problem{http.StatusServiceUnavailable, unavailable, detail}
 	}
 }
 
-// ParseQuery reads a resource and a set of slots from the query of a URL: resource_id and
-// check_in with check_out, or slot repeated, or neither. They have the form that they have in an
-// event.
+// ParseQuery parses the query of a URL: resource_id, and either check_in with check_out, or slot
+// (repeated), or neither. The values have the same form as in an event.
 func ParseQuery(rawQuery string) (resource string, selection holds.SlotSelection, err error) {
 	query, err := url.ParseQuery(rawQuery)
 	if err != nil {
-		return "", holds.SlotSelection{}, malformed("the query is not percent-encoded as it should be")
+		return "", holds.SlotSelection{}, malformed("the query is not percent-encoded correctly")
 	}
 	r := &reader{members: make(members)}
 	for name, values := range query {
@@ -141,8 +146,8 @@ func ParseQuery(rawQuery string) (resource string, selection holds.SlotSelection
 	return resource, selection, r.err
 }
 
-// parseAvailability reads what a query of availability asks, as JSON: resource_id and check_in
-// with check_out, or slots, or neither. They have the form that they have in an event.
+// parseAvailability parses an availability query in JSON: resource_id, and either check_in with
+// check_out, or slots, or neither. The values have the same form as in an event.
 func parseAvailability(body []byte) (resource string, selection holds.SlotSelection, err error) {
 	r, err := queryOf(body, "resource_id", "check_in", "check_out", "slots")
 	if err != nil {
@@ -152,13 +157,7 @@ func parseAvailability(body []byte) (resource string, selection holds.SlotSelect
 	return resource, selection, r.err
 }
 
-// availabilityQuery is what parseAvailability reads.
-type availabilityQuery struct {
-	ResourceID string `json:"resource_id"`
-	holds.SlotSelection
-}
-
-// parseHoldQuery reads which hold a query asks for.
+// parseHoldQuery parses a query for a hold.
 func parseHoldQuery(body []byte) (id string, err error) {
 	r, err := queryOf(body, "hold_id")
 	if err != nil {
@@ -168,7 +167,7 @@ func parseHoldQuery(body []byte) (id string, err error) {
 	return id, r.err
 }
 
-// queryOf reads a JSON object that may have the members that are known, and no others.
+// queryOf parses a JSON object. It refuses members that are not known.
 func queryOf(body []byte, known ...string) (*reader, error) {
 	r := &reader{}
 	if err := json.Unmarshal(body, &r.members); err != nil {
@@ -181,8 +180,7 @@ func queryOf(body []byte, known ...string) (*reader, error) {
 	return r, r.err
 }
 
-// only refuses members that are not known: a query that is misspelt must not be answered as if
-// it had not been asked.
+// only refuses members that are not known: a misspelt parameter must not be ignored.
 func (r *reader) only(known ...string) {
 	for _, name := range slices.Sorted(maps.Keys(r.members)) {
 		if !slices.Contains(known, name) {

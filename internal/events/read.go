@@ -11,36 +11,39 @@ import (
 )
 
 const (
-	readAhead       = 1000                   // messages that are asked for at a time
-	readStallAfter  = 500 * time.Millisecond // without a message, before the server is asked whether there are more
-	readStallsMax   = 10                     // times in a row, after which it is asked anew
-	readRestartsMax = 5                      // times without a message in between
-	readIdle        = 30 * time.Second       // after which the server forgets who reads
-	readRequest     = 5 * time.Second        // for one answer of JetStream
+	readAhead       = 1000                   // messages in one pull request
+	readStallAfter  = 500 * time.Millisecond // without a message, before the reader asks the server whether there are more
+	readStallsMax   = 10                     // in a row, before the read is restarted
+	readRestartsMax = 5                      // without a message in between
+	readIdle        = 30 * time.Second       // before the server removes the consumer of a reader
+	readRequest     = 5 * time.Second        // for one request to JetStream
 )
 
-// errReadStalled says that a server has messages left and sends none.
-var errReadStalled = errors.New("the server has more messages and does not send them, try again")
+// errReadStalled is the error of a read when the server has messages left and sends none.
+var errReadStalled = errors.New("stream read stalled, try again")
 
-// StoredMsg is a message of a stream, and where and when it was stored.
+// StoredMsg is a message of a stream, with its sequence and the time when it was stored.
 type StoredMsg struct {
 	jetstream.Msg
 	Meta *jetstream.MsgMetadata
 }
 
-// ReadStream returns the messages of a stream from where config begins up to a sequence, in their order, and ends also when
-// those that are left were removed meanwhile. A server that has forgotten what it was asked (its leader has changed,
-// it stood still, or who reads has) is asked anew for what follows, whatever config says of where to begin. After an
-// error there is no more.
-func ReadStream(ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64) iter.Seq2[StoredMsg, error] {
+// ReadStream returns the messages of a stream in their order, from the start that config says up to
+// a sequence. It also ends when the messages that are left are removed meanwhile. If the server
+// loses the consumer (its leader changes, or the server or the reader is suspended), ReadStream
+// restarts behind the last message. An error ends it.
+func ReadStream(
+	ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64,
+) iter.Seq2[StoredMsg, error] {
 	return func(yield func(StoredMsg, error) bool) {
 		config := config
-		// nats.go goes on by itself after a gap, but does not heed ctx then.
+		// nats.go restarts by itself after a gap, but then ignores ctx.
 		config.InactiveThreshold, config.MaxResetAttempts = readIdle, 1
-		wanted, fruitless := true, 0
+		wanted, restarts := true, 0
 		take := func(m StoredMsg) bool {
-			config.DeliverPolicy, config.OptStartSeq, config.OptStartTime = jetstream.DeliverByStartSequencePolicy, m.Meta.Sequence.Stream+1, nil
-			fruitless = 0
+			config.DeliverPolicy = jetstream.DeliverByStartSequencePolicy
+			config.OptStartSeq, config.OptStartTime = m.Meta.Sequence.Stream+1, nil
+			restarts = 0
 			wanted = yield(m, nil)
 			return wanted
 		}
@@ -49,7 +52,7 @@ func ReadStream(ctx context.Context, stream jetstream.Stream, config jetstream.O
 			if !wanted || err == nil {
 				return
 			}
-			if fruitless++; fruitless == readRestartsMax || !canRestartRead(err) || pauseFor(ctx, readStallAfter) != nil {
+			if restarts++; restarts == readRestartsMax || !canRestartRead(err) || pauseFor(ctx, readStallAfter) != nil {
 				yield(StoredMsg{}, err)
 				return
 			}
@@ -57,13 +60,14 @@ func ReadStream(ctx context.Context, stream jetstream.Stream, config jetstream.O
 	}
 }
 
-// canRestartRead reports whether a server may answer when it is asked anew.
+// canRestartRead reports whether a read that failed may succeed when it is restarted.
 func canRestartRead(err error) bool {
-	return errors.Is(err, errReadStalled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrNoResponders) ||
+	return errors.Is(err, errReadStalled) || errors.Is(err, context.DeadlineExceeded) ||
+		errors.Is(err, nats.ErrNoResponders) ||
 		errors.Is(err, jetstream.ErrMsgIteratorClosed) && !errors.Is(err, jetstream.ErrConnectionClosed)
 }
 
-// pauseFor returns after a while, or with the reason why ctx is over.
+// pauseFor returns nil after d, or the cause when ctx ends first.
 func pauseFor(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
@@ -73,8 +77,10 @@ func pauseFor(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// readAll returns the messages of a stream that are there when it begins.
-func readAll(ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig) iter.Seq2[StoredMsg, error] {
+// ReadAll returns the messages that a stream has when it begins.
+func ReadAll(
+	ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig,
+) iter.Seq2[StoredMsg, error] {
 	return func(yield func(StoredMsg, error) bool) {
 		info, err := stream.Info(ctx)
 		if err != nil {
@@ -85,8 +91,11 @@ func readAll(ctx context.Context, stream jetstream.Stream, config jetstream.Orde
 	}
 }
 
-// readOnce hands messages to take for as long as that returns true.
-func readOnce(ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64, take func(StoredMsg) bool) (err error) {
+// readOnce passes messages to take until take returns false, or the last message is read.
+func readOnce(
+	ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64,
+	take func(StoredMsg) bool,
+) (err error) {
 	consumer, err := stream.OrderedConsumer(ctx, config)
 	if err != nil {
 		return err
@@ -105,20 +114,20 @@ func readOnce(ctx context.Context, stream jetstream.Stream, config jetstream.Ord
 	}
 	defer messages.Stop()
 	var last *jetstream.MsgMetadata
-	for silent := 0; ; {
+	for stalls := 0; ; {
 		m, err := next(ctx, messages)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if errors.Is(err, context.DeadlineExceeded) {
-			// Those that are left may have been removed meanwhile.
+			// The messages that are left may have been removed meanwhile.
 			infoCtx, cancel := context.WithTimeout(ctx, readRequest)
 			now, err := consumer.Info(infoCtx)
 			cancel()
 			if err == nil && drained(now, last) {
 				return nil
 			}
-			if silent++; silent == readStallsMax || errors.Is(err, jetstream.ErrConsumerNotFound) {
+			if stalls++; stalls == readStallsMax || errors.Is(err, jetstream.ErrConsumerNotFound) {
 				return errReadStalled
 			}
 			continue
@@ -126,7 +135,7 @@ func readOnce(ctx context.Context, stream jetstream.Stream, config jetstream.Ord
 		if err != nil {
 			return err
 		}
-		silent = 0
+		stalls = 0
 		if last, err = m.Metadata(); err != nil {
 			return err
 		}
@@ -137,12 +146,12 @@ func readOnce(ctx context.Context, stream jetstream.Stream, config jetstream.Ord
 	}
 }
 
-// deleteReadConsumer removes the consumer of a reader that has come to its end. The server does so too after readIdle; until then
-// a Trimmer would keep what follows for it.
+// deleteReadConsumer deletes the consumer of a read that has ended. The server would do so after
+// readIdle; until then a Trimmer would keep the following messages for it.
 func deleteReadConsumer(ctx context.Context, stream jetstream.Stream, consumer jetstream.Consumer) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readRequest)
 	defer cancel()
-	_ = stream.DeleteConsumer(ctx, consumer.CachedInfo().Name) // see above
+	_ = stream.DeleteConsumer(ctx, consumer.CachedInfo().Name) // the server deletes it later
 }
 
 func next(ctx context.Context, messages jetstream.MessagesContext) (jetstream.Msg, error) {
@@ -151,8 +160,9 @@ func next(ctx context.Context, messages jetstream.MessagesContext) (jetstream.Ms
 	return messages.Next(jetstream.NextContext(ctx))
 }
 
-// drained reports whether there is nothing left for who reads a consumer without acknowledging, and has taken the
-// messages up to last, nil = none. A server that has no more may have sent some that are still on their way.
+// drained reports whether a reader that does not acknowledge has all messages of its consumer. last
+// is the last message that it has, nil for none. A server that has no more messages may have sent
+// some that have not arrived yet.
 func drained(now *jetstream.ConsumerInfo, last *jetstream.MsgMetadata) bool {
 	taken := uint64(0)
 	if last != nil && last.Consumer == now.Name {

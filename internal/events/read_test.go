@@ -12,22 +12,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// newJetStream returns the JetStream of all tests, on a connection of this one's own.
-func newJetStream(t *testing.T) jetstream.JetStream {
-	t.Helper()
-	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return js
-}
-
-// newReadableStream is a stream with more messages than a reader asks for at a time.
+// newReadableStream returns a stream with more messages than a reader requests at a time.
 func newReadableStream(t *testing.T) (js jetstream.JetStream, stream jetstream.Stream, last uint64) {
 	t.Helper()
 	js = newJetStream(t)
@@ -37,7 +22,7 @@ func newReadableStream(t *testing.T) (js jetstream.JetStream, stream jetstream.S
 		t.Fatal(err)
 	}
 	const number = 3 * readAhead
-	body := make([]byte, 4<<10) // it takes longer to send them than to be told to send no more
+	body := make([]byte, 4<<10) // sending them takes longer than stopping the server
 	for range number {
 		if _, err := js.PublishAsync(name, body); err != nil {
 			t.Fatal(err)
@@ -47,10 +32,10 @@ func newReadableStream(t *testing.T) (js jetstream.JetStream, stream jetstream.S
 	return js, stream, number
 }
 
-// fromFirst begins with the first message.
+// fromFirst starts at the first message.
 var fromFirst = jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverAllPolicy}
 
-// pauseReadConsumer has a server send a reader no more.
+// pauseReadConsumer makes the server send a reader no more messages.
 func pauseReadConsumer(t *testing.T, js jetstream.JetStream, m StoredMsg) {
 	t.Helper()
 	if _, err := js.PauseConsumer(t.Context(), m.Meta.Stream, m.Meta.Consumer, time.Now().Add(time.Hour)); err != nil {
@@ -58,7 +43,8 @@ func pauseReadConsumer(t *testing.T, js jetstream.JetStream, m StoredMsg) {
 	}
 }
 
-// TestReadStream_ConsumerStalls_Restarts has a server forget a reader, which has taken some of the messages: it is asked for the others anew.
+// TestReadStream_ConsumerStalls_Restarts makes the server forget a reader that has read some of the
+// messages. The reader requests the others again.
 func TestReadStream_ConsumerStalls_Restarts(t *testing.T) {
 	t.Parallel()
 	js, stream, last := newReadableStream(t)
@@ -75,19 +61,19 @@ func TestReadStream_ConsumerStalls_Restarts(t *testing.T) {
 		}
 	}
 	if first == of {
-		t.Error("the server had not forgotten the reader")
+		t.Error("the server still knows the reader")
 	}
 	want := make([]uint64, last)
 	for i := range want {
 		want[i] = uint64(i) + 1
 	}
 	if !slices.Equal(seqs, want) {
-		t.Errorf("%d messages were read of %d, or not in their order", len(seqs), last)
+		t.Errorf("read %d of %d messages, or not in order", len(seqs), last)
 	}
 }
 
-// TestReadStream_StreamRemovedOrCancelled_IsError has the stream removed that is being read, and before it the consumer, or not; or the reader gives up while
-// the server sends nothing.
+// TestReadStream_StreamRemovedOrCancelled_IsError deletes the stream while it is read, with or
+// without the consumer of the reader, or cancels the reader while the server sends no messages.
 func TestReadStream_StreamRemovedOrCancelled_IsError(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -128,7 +114,7 @@ func TestReadStream_StreamRemovedOrCancelled_IsError(t *testing.T) {
 				}
 			}
 			if !errors.Is(failed, c.want) {
-				t.Errorf("after %d messages of %d it ended with %v, want %v", read, last, failed, c.want)
+				t.Errorf("ended after %d of %d messages with %v, want %v", read, last, failed, c.want)
 			}
 		})
 	}

@@ -15,14 +15,16 @@ import (
 	"holdfast/internal/holds"
 )
 
-// resumeLimit bounds the search for the first event that is not answered.
+// resumeLimit bounds the search for the first unanswered event.
 const resumeLimit = 10 * time.Minute
 
-// ensureConsumer creates a consumer of the inbound stream, or brings the configuration of one that exists in
-// line. One that is missing where events are stored goes on with the first event that is not answered. From the
-// beginning of the stream, it would decide events whose answers nobody remembers any more. known are the
-// floors that a worker has seen, nil when it has seen none.
-func (ns Namespace) ensureConsumer(ctx context.Context, js jetstream.JetStream, name string, known *floors, log zerolog.Logger) error {
+// ensureConsumer creates a durable consumer of the inbound stream, or updates the configuration of
+// the existing one. If the stream has events already, a new consumer starts at the first unanswered
+// one: from the beginning of the stream it would decide events whose answers are no longer
+// remembered. known are the floors that a worker has read, nil for none.
+func (ns Namespace) ensureConsumer(
+	ctx context.Context, js jetstream.JetStream, name string, known *floors, log zerolog.Logger,
+) error {
 	config := ns.consumer(name)
 	found, err := js.Consumer(ctx, ns.InStream(), name)
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
@@ -30,7 +32,7 @@ func (ns Namespace) ensureConsumer(ctx context.Context, js jetstream.JetStream, 
 			return nil
 		}
 	}
-	if err == nil { // where it began cannot be changed, nor should it be
+	if err == nil { // its start cannot be changed, and need not be
 		was := found.CachedInfo().Config
 		config.DeliverPolicy, config.OptStartSeq, config.OptStartTime = was.DeliverPolicy, was.OptStartSeq, was.OptStartTime
 		_, err = js.UpdateConsumer(ctx, ns.InStream(), config)
@@ -41,9 +43,12 @@ func (ns Namespace) ensureConsumer(ctx context.Context, js jetstream.JetStream, 
 	return nil
 }
 
-// createConsumer creates a consumer that is missing, and returns none, or returns the one that another
-// worker has created meanwhile.
-func (ns Namespace) createConsumer(ctx context.Context, js jetstream.JetStream, config jetstream.ConsumerConfig, known *floors, log zerolog.Logger) (jetstream.Consumer, error) {
+// createConsumer creates a missing consumer and returns nil. If another worker has created it
+// meanwhile, it returns that one.
+func (ns Namespace) createConsumer(
+	ctx context.Context, js jetstream.JetStream, config jetstream.ConsumerConfig, known *floors,
+	log zerolog.Logger,
+) (jetstream.Consumer, error) {
 	r, err := ns.newResumption(ctx, js, config, log)
 	if err != nil {
 		return nil, err
@@ -62,31 +67,31 @@ func (ns Namespace) createConsumer(ctx context.Context, js jetstream.JetStream, 
 	if err == nil && r.in.State.LastSeq > 0 {
 		log.Warn().Str("consumer", config.Durable).Str("stream", ns.InStream()).Uint64("from_stream_seq", from).
 			Uint64("last_stream_seq", r.in.State.LastSeq).Int("unanswered", len(r.open)).
-			Msg("consumer missing, created behind the last answered event")
+			Msg("consumer missing, created at the first unanswered event")
 	}
 	return nil, err
 }
 
-// resumption is the search for the first event of a consumer that is not answered. It reads the inbound
-// stream and the outcome log once each, side by side, and keeps the events that have no outcome yet.
+// resumption is the search for the first unanswered event of a consumer. It reads the inbound
+// stream and the outbound stream once, side by side, and keeps the events that have no outcome yet.
 type resumption struct {
 	ns       Namespace
 	config   jetstream.ConsumerConfig
-	answers  func(subject string) bool // whether the consumer answers what is published on a subject
+	answers  func(subject string) bool // reports whether the consumer answers an event
 	log      zerolog.Logger
 	inbound  jetstream.Stream
 	outcomes jetstream.Stream
 	dlq      jetstream.Stream
 	in, out  *jetstream.StreamInfo
-	complete time.Time // what was answered since then is in the outcome log; zero: everything
+	complete time.Time // the outbound stream has all outcomes since then; zero: all outcomes
 
 	open        map[uint64]unanswered
-	ofID        map[string][]uint64 // sequences of open events, by the ids of their outcomes
+	ofID        map[string][]uint64 // the sequences of open events, by the ids of their outcomes
 	recent      map[string]time.Time
 	pruneAt     int
 	answered    int
-	floorKnown  bool // it is known up to where everything was answered, a short time before the newest outcome
-	olderEvents int  // events of before the outcome log that are taken for answered
+	floorKnown  bool // an outcome carries a floor of this consumer
+	olderEvents int  // events from before complete that are assumed to be answered
 }
 
 // unanswered is an event without an outcome so far.
@@ -95,10 +100,13 @@ type unanswered struct {
 	stored  time.Time
 }
 
-func (ns Namespace) newResumption(ctx context.Context, js jetstream.JetStream, config jetstream.ConsumerConfig, log zerolog.Logger) (*resumption, error) {
+func (ns Namespace) newResumption(
+	ctx context.Context, js jetstream.JetStream, config jetstream.ConsumerConfig, log zerolog.Logger,
+) (*resumption, error) {
 	r := &resumption{
 		ns: ns, config: config, answers: ns.answeredBy(config.Durable), log: log,
-		open: make(map[uint64]unanswered), ofID: make(map[string][]uint64), recent: make(map[string]time.Time), pruneAt: recentMin,
+		open: make(map[uint64]unanswered), ofID: make(map[string][]uint64),
+		recent: make(map[string]time.Time), pruneAt: recentMin,
 	}
 	for name, stream := range map[string]*jetstream.Stream{
 		ns.InStream(): &r.inbound, ns.OutStream(): &r.outcomes, ns.DLQStream(): &r.dlq,
@@ -113,7 +121,8 @@ func (ns Namespace) newResumption(ctx context.Context, js jetstream.JetStream, c
 	return r, nil
 }
 
-// from returns the sequence of the first event that is not answered, or the next one that will be stored.
+// from returns the sequence of the first unanswered event, or the one after the last event if all
+// are answered.
 func (r *resumption) from(ctx context.Context, known *floors) (uint64, error) {
 	state := r.in.State
 	if state.LastSeq == 0 {
@@ -128,7 +137,7 @@ func (r *resumption) from(ctx context.Context, known *floors) (uint64, error) {
 	r.floorKnown = floor > 0
 	never := r.out.State.LastSeq == 0 && r.dlq.CachedInfo().State.LastSeq == 0 && r.complete.IsZero()
 	if never || start > state.LastSeq || state.Msgs == 0 {
-		return start, nil // nothing was ever answered, or nothing waits
+		return start, nil // no event was ever answered, or all are
 	}
 	ctx, cancel := context.WithTimeout(ctx, resumeLimit)
 	defer cancel()
@@ -142,7 +151,7 @@ func (r *resumption) from(ctx context.Context, known *floors) (uint64, error) {
 	return first, nil
 }
 
-// floor returns the highest floor of the consumer that the newest outcomes of each kind carry, 0 for none.
+// floor returns the highest floor of the consumer in the newest outcomes of each kind, 0 for none.
 func (r *resumption) floor(ctx context.Context) (floor uint64, err error) {
 	for _, event := range outcomeEvents {
 		m, err := r.outcomes.GetLastMsgForSubject(ctx, r.ns.Out(event, "*"))
@@ -157,7 +166,7 @@ func (r *resumption) floor(ctx context.Context) (floor uint64, err error) {
 	return floor, nil
 }
 
-// outcomeEvents are the events that answer an inbound event.
+// outcomeEvents are the outbound events that answer an inbound one.
 var outcomeEvents = []string{
 	holds.EventHoldCreated, holds.EventHoldRejected, holds.EventHoldExtended, holds.EventExtensionRejected,
 	holds.EventHoldReleased, holds.EventReleaseRejected, holds.EventHoldConfirmed, holds.EventConfirmRejected,
@@ -165,7 +174,7 @@ var outcomeEvents = []string{
 	holds.EventBookingCancelled,
 }
 
-// search reads the events from a sequence on, and what answers them.
+// search reads the events from a sequence on, and their outcomes and dead letters.
 func (r *resumption) search(ctx context.Context, start uint64) error {
 	events := jetstream.OrderedConsumerConfig{
 		FilterSubjects: r.config.FilterSubjects,
@@ -212,15 +221,20 @@ func (r *resumption) search(ctx context.Context, start uint64) error {
 	return r.deadLetters(ctx)
 }
 
-// since reads the headers of a stream from shortly before a time on.
-func (r *resumption) since(ctx context.Context, stream jetstream.Stream, at time.Time, last uint64) iter.Seq2[StoredMsg, error] {
-	at = at.Add(-serverSkewMax)
-	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &at, HeadersOnly: true}
+// since reads the headers of a stream, beginning ClockSkewMax before a time.
+func (r *resumption) since(
+	ctx context.Context, stream jetstream.Stream, at time.Time, last uint64,
+) iter.Seq2[StoredMsg, error] {
+	at = at.Add(-ClockSkewMax)
+	config := jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &at, HeadersOnly: true,
+	}
 	return ReadStream(ctx, stream, config, last)
 }
 
-// event notes an event, unless it is answered: a repeat of one that was answered shortly before has no
-// outcome of its own, because JetStream drops that as a duplicate.
+// event records an event as open unless it is answered. If the same event was published and
+// answered shortly before, it has no outcome of its own, because JetStream drops that one as a
+// duplicate.
 func (r *resumption) event(m StoredMsg) {
 	if !r.answers(m.Subject()) {
 		return
@@ -229,12 +243,12 @@ func (r *resumption) event(m StoredMsg) {
 	older := stored.Before(r.complete) && r.config.Durable != ConsumerPayments // see first
 	if older {
 		r.olderEvents++
-		if stored.Before(r.complete.Add(-serverSkewMax)) {
+		if stored.Before(r.complete.Add(-ClockSkewMax)) {
 			return
 		}
 	}
 	in, err := r.ns.Decode(m.Subject(), m.Headers(), m.Data(), stored)
-	if err == nil { // else it has a dead letter
+	if err == nil { // otherwise it has, or gets, a dead letter
 		for _, id := range in.outcomeIDs() {
 			if _, is := r.recent[id]; is {
 				r.answered++
@@ -251,15 +265,15 @@ func (r *resumption) event(m StoredMsg) {
 }
 
 const (
-	recentMin     = 10_000     // outcomes that are remembered before the oldest are forgotten
-	unansweredMax = 10_000_000 // events without an outcome at a time
+	recentMin     = 10_000     // outcomes in recent before the first time that old ones are removed
+	unansweredMax = 10_000_000 // open events
 )
 
-var errTooManyUnanswered = fmt.Errorf("more than %d of them wait", unansweredMax)
+var errTooManyUnanswered = fmt.Errorf("more than %d events wait", unansweredMax)
 
 // outcome removes the events that an outcome answers.
 func (r *resumption) outcome(m StoredMsg) {
-	id, _, _ := strings.Cut(m.Headers().Get(headerMsgID), "#") // see Consumer.same
+	id, _, _ := strings.Cut(m.Headers().Get(headerMsgID), "#") // see checkDuplicate
 	for _, seq := range r.ofID[id] {
 		delete(r.open, seq)
 		r.answered++
@@ -270,7 +284,7 @@ func (r *resumption) outcome(m StoredMsg) {
 		return
 	}
 	for id, at := range r.recent {
-		if m.Meta.Timestamp.Sub(at) > r.out.Config.Duplicates+serverSkewMax {
+		if m.Meta.Timestamp.Sub(at) > r.out.Config.Duplicates+ClockSkewMax {
 			delete(r.recent, id)
 		}
 	}
@@ -301,24 +315,26 @@ func (r *resumption) deadLetters(ctx context.Context) error {
 	return nil
 }
 
-// isDeadLetterOf reports whether a dead letter is of an event with its sequence, not of one of a stream before. The
-// message ids of the version before do not tell these apart.
+// isDeadLetterOf reports whether a dead letter belongs to an event, and not to one of an earlier
+// stream with the same sequence. The message ids of the previous version do not distinguish the
+// two.
 func (r *resumption) isDeadLetterOf(m StoredMsg, seq uint64, e unanswered) bool {
 	switch id, _, _ := strings.Cut(m.Headers().Get(headerMsgID), "#"); id {
 	case r.ns.deadLetterID(r.in.Created, seq), r.ns.deadLetterID(e.stored, seq):
 		return true
 	case r.ns.InStream() + "-" + strconv.FormatUint(seq, 10):
-		return e.subject == m.Headers().Get(HeaderDLQSubject) && !m.Meta.Timestamp.Before(e.stored.Add(-serverSkewMax))
+		return e.subject == m.Headers().Get(HeaderDLQSubject) && !m.Meta.Timestamp.Before(e.stored.Add(-ClockSkewMax))
 	}
 	return false
 }
 
-// first returns the sequence of the first event that is not answered. Of an event that is older than the outcome
-// log it is not known whether it was:
+// first returns the sequence of the first unanswered event. If an event is older than the outbound
+// stream, it is not known whether it was answered:
 //
-//   - Requests and changes are taken for answered, where the consumer has answered any since: it took them before.
-//   - A payment that fails is retried for as long as it takes, so it may wait among answered ones. It is known to
-//     wait only when it lies above the floor.
+//   - Requests and changes count as answered if the consumer has answered any event since, because
+//     it processes them in order.
+//   - A payment that fails is retried without a limit, so it may wait between answered ones. It is
+//     known to wait only if it lies above a floor.
 func (r *resumption) first() (uint64, error) {
 	first, lost := r.in.State.LastSeq+1, r.olderEvents > 0 && r.answered == 0
 	for seq, e := range r.open {
@@ -326,19 +342,23 @@ func (r *resumption) first() (uint64, error) {
 		first = min(first, seq)
 	}
 	if lost && !r.floorKnown {
-		return 0, fmt.Errorf("stream %s has nothing of before %s", r.ns.OutStream(), r.complete.UTC().Format(holds.TimeFormat))
+		return 0, fmt.Errorf("stream %s has no messages from before %s",
+			r.ns.OutStream(), r.complete.UTC().Format(holds.TimeFormat))
 	}
 	if r.olderEvents > 0 {
 		r.log.Warn().Str("consumer", r.config.Durable).Int("events", r.olderEvents).Time("outcomes_since", r.complete).
-			Msg("events older than the outcome log taken for answered")
+			Msg("events older than the outcome log assumed to be answered")
 	}
 	return first, nil
 }
 
-// positionUnknown is the error of a consumer of which it is not known where it is to go on.
+// positionUnknown is the error of a missing consumer whose first unanswered event cannot be
+// determined.
 func (r *resumption) positionUnknown(start uint64, why string) error {
 	name, in := r.config.Durable, r.ns.InStream()
-	return fmt.Errorf("it is missing, and which events from sequence %d on are answered is not known: %s; create it where it is to go on: "+
+	return fmt.Errorf("consumer position unknown: it is missing, and it cannot be determined "+
+		"which events from sequence %d on are answered: %s; "+
+		"create it at the event where it must continue: "+
 		"nats consumer add %s %s --pull --ack explicit --deliver SEQUENCE --defaults (%d: decide all of them, %d: none), "+
-		"and run worker migrate, which sets the rest right", start, why, in, name, start, r.in.State.LastSeq+1)
+		"and run worker migrate, which completes its configuration", start, why, in, name, start, r.in.State.LastSeq+1)
 }

@@ -14,7 +14,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// streamHarness is a namespace whose streams a test writes by hand, without a worker.
+// streamHarness is a namespace whose streams a test fills without a worker.
 type streamHarness struct {
 	t      *testing.T
 	js     jetstream.JetStream
@@ -59,7 +59,7 @@ func (l *streamHarness) stream(name string) jetstream.Stream {
 	return stream
 }
 
-// storeEvent stores an event on the room and returns its sequence.
+// storeEvent stores an event of the resource room and returns its sequence.
 func (l *streamHarness) storeEvent(event, body string) uint64 {
 	l.t.Helper()
 	m := nats.NewMsg(l.ns.In(event, "room"))
@@ -106,7 +106,7 @@ func (l *streamHarness) storeDeadLetter(seq uint64, id string) {
 	l.store(m)
 }
 
-// purgeOutcomes removes the outcomes that are stored by now.
+// purgeOutcomes removes all stored outcomes.
 func (l *streamHarness) purgeOutcomes() {
 	l.t.Helper()
 	if err := l.stream(l.ns.OutStream()).Purge(l.t.Context()); err != nil {
@@ -119,7 +119,8 @@ func (l *streamHarness) created() time.Time {
 	return l.stream(l.ns.InStream()).CachedInfo().Created
 }
 
-// startSequences returns where the consumers begin, requests, changes and payments.
+// startSequences returns the sequences at which the consumers start: requests, changes and
+// payments.
 func (l *streamHarness) startSequences() (seqs [3]uint64) {
 	l.t.Helper()
 	for i, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
@@ -132,8 +133,8 @@ func (l *streamHarness) startSequences() (seqs [3]uint64) {
 	return seqs
 }
 
-// TestSetup_ConsumerMissing_StartsAtFirstUnanswered has durable consumers be missing where events are stored: each goes on with the
-// first event that is not answered.
+// TestSetup_ConsumerMissing_StartsAtFirstUnanswered deletes the durable consumers of a stream with
+// events. Each is created at its first unanswered event.
 func TestSetup_ConsumerMissing_StartsAtFirstUnanswered(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -158,7 +159,7 @@ func TestSetup_ConsumerMissing_StartsAtFirstUnanswered(t *testing.T) {
 		}, [3]uint64{3, 3, 3}},
 		"dead letters are answers": {func(l *streamHarness) {
 			l.storeDeadLetter(l.storeEvent(BookingRequested, "not JSON"), l.ns.deadLetterID(l.created(), 1))
-			l.storeDeadLetter(l.storeRequest("poison"), l.ns.InStream()+"-2") // of the version before
+			l.storeDeadLetter(l.storeRequest("poison"), l.ns.InStream()+"-2") // of the previous version
 			l.storeRequest("waits")
 		}, [3]uint64{3, 4, 4}},
 		"a dead letter of a stream before is no answer": {func(l *streamHarness) {
@@ -193,17 +194,17 @@ func TestSetup_ConsumerMissing_StartsAtFirstUnanswered(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got := l.startSequences(); got != c.want {
-				t.Errorf("they begin at %v, want %v", got, c.want)
+				t.Errorf("they start at %v, want %v", got, c.want)
 			}
 			if stored := l.stream(l.ns.InStream()).CachedInfo().State.LastSeq > 0; strings.Contains(l.log.String(), "from_stream_seq") != stored {
-				t.Errorf("the log says %q", l.log.String())
+				t.Errorf("logged %q", l.log.String())
 			}
 		})
 	}
 }
 
-// TestSetup_ConsumerPositionUnknown_IsError has a durable consumer be missing while it is not known which events are
-// answered. Setup refuses, and says how an operator decides it.
+// TestSetup_ConsumerPositionUnknown_IsError deletes a durable consumer when it cannot be determined
+// which events are answered. Setup returns an error that says how an operator decides it.
 func TestSetup_ConsumerPositionUnknown_IsError(t *testing.T) {
 	t.Parallel()
 	for name, stored := range map[string]func(l *streamHarness){
@@ -232,7 +233,7 @@ func TestSetup_ConsumerPositionUnknown_IsError(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := l.setup(); err != nil {
-				t.Fatalf("when it was created by hand: %v", err)
+				t.Fatalf("after it was created by hand: %v", err)
 			}
 			consumer, err := l.js.Consumer(t.Context(), l.ns.InStream(), name)
 			if err != nil {
@@ -240,7 +241,7 @@ func TestSetup_ConsumerPositionUnknown_IsError(t *testing.T) {
 			}
 			found := consumer.CachedInfo().Config
 			if drifts := DiffConsumer(found, l.ns.consumer(name)); len(drifts) > 0 || found.OptStartSeq != 2 {
-				t.Errorf("it is %+v: %v", found, drifts)
+				t.Errorf("consumer %+v: %v", found, drifts)
 			}
 		})
 	}

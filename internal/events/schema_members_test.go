@@ -27,8 +27,8 @@ const (
 
 var holdIDPattern = strings.TrimSuffix(holds.ResourcePattern.String(), "$") + `\.[0-9a-f]{32}$`
 
-// memberOf returns the schema of a member of data by its name: a name means the same everywhere.
-// slotsMax bounds a list of slots that was asked for.
+// memberOf returns the schema of a member of data by its name: a name means the same in all events.
+// slotsMax bounds a list of slots in a request.
 func memberOf(name string, slotsMax uint64) *jsonschema.Schema {
 	text := func(pattern, description string) *jsonschema.Schema {
 		return &jsonschema.Schema{Type: "string", Pattern: pattern, Description: description}
@@ -59,16 +59,16 @@ func memberOf(name string, slotsMax uint64) *jsonschema.Schema {
 		least := uint64(1)
 		return &jsonschema.Schema{
 			Type: "array", MinItems: &least, MaxItems: &slotsMax, UniqueItems: true, Items: text(holds.SlotPattern.String(), ""),
-			Description: "Named slots. Without nights and slots the one slot `stock` is meant.",
+			Description: "Named slots. Without nights and slots, the resource has the one slot `stock`.",
 		}
 	case "quantity":
 		return integer(fmt.Sprintf("How many of each slot, 1 to %d.", holds.QuantityMax) + answeredElse)
 	case "capacity":
 		return integer("How many of each slot may be sold, 0 or more." + answeredElse)
 	case "ttl_seconds":
-		return integer("How long it lasts from now on, 1 to 3600 unless the worker is configured otherwise." + answeredElse)
+		return integer("How long the hold lasts from now on, 1 to 3600 unless the worker is configured otherwise." + answeredElse)
 	case "metadata":
-		return &jsonschema.Schema{Type: "object", Description: "Repeated in every outcome. At most 4 KiB as it is written."}
+		return &jsonschema.Schema{Type: "object", Description: "Repeated in every outcome. At most 4 KiB, counted as received."}
 	case "reason":
 		return &jsonschema.Schema{Type: "string", Description: "Why."}
 	case "field":
@@ -78,31 +78,31 @@ func memberOf(name string, slotsMax uint64) *jsonschema.Schema {
 	case "unavailable":
 		return stockList("The slots that are short.")
 	case "replayed":
-		return &jsonschema.Schema{Const: true, Description: "Another event asked with this request key first: this is the answer that it had."}
+		return &jsonschema.Schema{Const: true, Description: "An earlier event had this request key: this is the answer to that event."}
 	case "late":
-		return &jsonschema.Schema{Const: true, Description: "The hold had lapsed, and its slots were still free."}
+		return &jsonschema.Schema{Const: true, Description: "The hold had expired, and its slots were still free."}
 	case "refund_required":
-		return &jsonschema.Schema{Const: true, Description: "Whoever took the money gives it back."}
+		return &jsonschema.Schema{Const: true, Description: "The payment must be refunded."}
 	case "retry_at":
 		return &jsonschema.Schema{
-			Description: "The earliest deadline whose lapse could help; null when none could.",
+			Description: "The earliest deadline after which a retry could succeed; null when there is none.",
 			OneOf:       []*jsonschema.Schema{{Type: "string", Format: "date-time", Pattern: timePattern}, {Type: "null"}},
 		}
 	}
 	moments := map[string]string{
 		"created_at": "When the hold was created.", "expires_at": "The deadline of the hold.",
-		"extended_at": "When the deadline was moved.", "released_at": "When the hold was given back.",
-		"restored_at":  "When the counters were put back.",
-		"confirmed_at": "The moment of the claim: from then on the hold cannot lapse.",
-		"cancelled_at": "Read after the capacity was given back.",
+		"extended_at": "When the deadline was moved.", "released_at": "When the hold was released.",
+		"restored_at":  "When the counts were restored.",
+		"confirmed_at": "The moment of the claim: from then on the hold cannot expire.",
+		"cancelled_at": "Read after the capacity was released.",
 	}
 	if meaning, isMoment := moments[name]; isMoment {
 		return &jsonschema.Schema{Type: "string", Format: "date-time", Pattern: timePattern, Description: meaning + " " + redisClock}
 	}
-	panic("docs/schemas: what does the member " + name + " mean? Tell it in memberOf")
+	panic("docs/schemas: what does the member " + name + " mean? Describe it in memberOf")
 }
 
-// stockList is a list of what is known of slots.
+// stockList returns the schema of a list of slots with their counts.
 func stockList(description string) *jsonschema.Schema {
 	row := reflected(holds.SlotCounts{})
 	for pair := row.Properties.Oldest(); pair != nil; pair = pair.Next() {
@@ -114,7 +114,7 @@ func stockList(description string) *jsonschema.Schema {
 	return &jsonschema.Schema{Type: "array", Items: row, Description: description}
 }
 
-// reflected returns the schema of a Go type as it is written to JSON, with members in their order.
+// reflected returns the schema of a Go type as it is encoded in JSON, with members in their order.
 func reflected(value any) *jsonschema.Schema {
 	r := jsonschema.Reflector{
 		Anonymous: true, DoNotReference: true, ExpandedStruct: true, AllowAdditionalProperties: true,

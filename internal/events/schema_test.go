@@ -18,13 +18,14 @@ import (
 	"github.com/invopop/jsonschema"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
 var update = flag.Bool("update", false, "write what is generated into docs/schemas")
 
 const schemasDir = "../../docs/schemas"
 
-// dataOf is the data of each inbound event, and the most slots that it may name.
+// dataOf lists the data of each inbound event, and the largest number of slots that it may name.
 var dataOf = map[string]struct {
 	data     any
 	slotsMax uint64
@@ -38,9 +39,9 @@ var dataOf = map[string]struct {
 	InventorySet:         {InventorySetData{}, holds.InventorySlotsMax},
 }
 
-// outcomeData is the data of each outbound event and what it says for which reason. What stands in
-// requires is always there; what a reason requires is there when that is the reason: a|b is one
-// of both.
+// outcomeData lists the data of each outbound event and the members that each reason requires. The
+// members in requires are always present. A reason requires its members in addition; a|b is one of
+// the two.
 var outcomeData = map[string]struct {
 	data     any
 	requires string
@@ -71,7 +72,7 @@ var outcomeData = map[string]struct {
 		holds.ReasonExpired:     wholeHold,
 		holds.ReasonReleased:    wholeHold,
 		holds.ReasonConfirmed:   wholeHold,
-		holds.ReasonUnknownHold: "hold_id|request_key", // as it was asked for
+		holds.ReasonUnknownHold: "hold_id|request_key", // as requested
 	}},
 	holds.EventHoldExpired:   {data: holds.HoldExpired{}, requires: wholeHold},
 	holds.EventHoldConfirmed: {data: holds.HoldConfirmed{}, requires: wholeHold},
@@ -79,7 +80,7 @@ var outcomeData = map[string]struct {
 		holds.ReasonExpired:          wholeHold,
 		holds.ReasonReleased:         wholeHold,
 		holds.ReasonUnknownHold:      "",
-		holds.ReasonAlreadyConfirmed: "", // the hold may be forgotten while its reservation is not
+		holds.ReasonAlreadyConfirmed: "", // the hold may be forgotten before its reservation
 		holds.ReasonSoldOut:          wholeHold,
 	}},
 	holds.EventReservationCancelled: {data: holds.ReservationCancelled{}, requires: wholeHold},
@@ -95,10 +96,10 @@ var outcomeData = map[string]struct {
 	holds.EventBookingCancelled: {data: holds.BookingCancelled{}},
 }
 
-// wholeHold is what is said of a hold that is known.
+// wholeHold lists the members of a hold that is known.
 const wholeHold = "hold_id request_key user_id quantity"
 
-// dataSchema is the schema of the data of an event. What it names beyond its members is ignored.
+// dataSchema returns the schema of the data of an event. It ignores unknown members.
 func dataSchema(t *testing.T, value any, slotsMax uint64) *jsonschema.Schema {
 	t.Helper()
 	s := reflected(value)
@@ -108,7 +109,7 @@ func dataSchema(t *testing.T, value any, slotsMax uint64) *jsonschema.Schema {
 			described = stockList("The slots as they are after the change.")
 		}
 		if described.Type != "" && described.Type != found.Type {
-			t.Errorf("%T: %s is of the type %s, and told to be %s", value, pair.Key, found.Type, described.Type)
+			t.Errorf("%T: %s has the type %s, described as %s", value, pair.Key, found.Type, described.Type)
 		}
 		pair.Value = described
 	}
@@ -119,11 +120,11 @@ func dataSchema(t *testing.T, value any, slotsMax uint64) *jsonschema.Schema {
 	return s
 }
 
-// inSchema is the schema of an inbound event.
+// inSchema returns the schema of an inbound event.
 func inSchema(t *testing.T, event string) *jsonschema.Schema {
 	data := dataSchema(t, dataOf[event].data, dataOf[event].slotsMax)
 	if event == BookingCancelled {
-		// A hold, or a resource and a key. What stands beside a hold id is not looked at, except a key.
+		// A hold, or a resource and a key. Members beside a hold id are ignored, except a key.
 		byKey := &jsonschema.Schema{Required: []string{"resource_id", "request_key"}, Properties: jsonschema.NewProperties()}
 		for _, name := range byKey.Required {
 			member, _ := data.Properties.Delete(name)
@@ -137,23 +138,23 @@ func inSchema(t *testing.T, event string) *jsonschema.Schema {
 	attribute := func(description string) *jsonschema.Schema {
 		return &jsonschema.Schema{Type: "string", Pattern: "^" + noControls + "+$", Description: description}
 	}
-	s.Properties.Set("id", attribute("Of your own making, and another for each event. The same source, id and body are the same event."))
+	s.Properties.Set("id", attribute("Chosen by the publisher, a new one for each event. The same source, id and body are the same event."))
 	s.Properties.Set("source", &jsonschema.Schema{
 		Type: "string", Format: "uri-reference", Pattern: uriReference.String(), Description: "Who publishes, as a URI reference: /booking-service",
 	})
-	s.Properties.Set("subject", attribute("Not looked at."))
-	s.Properties.Set("time", &jsonschema.Schema{Type: "string", Format: "date-time", Description: "Not looked at; what counts is when JetStream stores the event."})
+	s.Properties.Set("subject", attribute("Ignored."))
+	s.Properties.Set("time", &jsonschema.Schema{Type: "string", Format: "date-time", Description: "Ignored; the time when JetStream stores the event counts."})
 	s.Properties.Set("datacontenttype", &jsonschema.Schema{Type: "string", Pattern: jsonMedia, Description: "JSON, in UTF-8."})
-	s.Properties.Set("dataschema", &jsonschema.Schema{Type: "string", Format: "uri-reference", Pattern: uriReference.String(), Description: "Not looked at."})
+	s.Properties.Set("dataschema", &jsonschema.Schema{Type: "string", Format: "uri-reference", Pattern: uriReference.String(), Description: "Ignored."})
 	s.AdditionalProperties = &jsonschema.Schema{
-		Description: "Extension attributes are not looked at, but must have the form of attributes.",
+		Description: "Extension attributes are ignored, but must have the form of attributes.",
 		AnyOf:       []*jsonschema.Schema{{Type: "string", Pattern: "^" + noControls + "*$"}, {Type: "boolean"}, {Type: "integer"}},
 	}
 	s.Required = append(slices.Clone(requiredAttributes), "data")
 	return s
 }
 
-// outSchema is the schema of an outbound event.
+// outSchema returns the schema of an outbound event.
 func outSchema(t *testing.T, event string) *jsonschema.Schema {
 	answer := outcomeData[event]
 	data := dataSchema(t, answer.data, holds.SlotsMax)
@@ -168,7 +169,7 @@ func outSchema(t *testing.T, event string) *jsonschema.Schema {
 				is := jsonschema.NewProperties()
 				is.Set("reason", &jsonschema.Schema{Const: name})
 				data.AllOf = append(data.AllOf, &jsonschema.Schema{If: &jsonschema.Schema{Properties: is}, Then: requiring(members)})
-				// Where Go says that a member is always there, it means: if its part of the data is.
+				// A member that is required in Go is required only if its part of the data is present.
 				data.Required = slices.DeleteFunc(data.Required, func(member string) bool {
 					return slices.Contains(members, member) && !slices.Contains(strings.Fields(answer.requires), member)
 				})
@@ -176,24 +177,24 @@ func outSchema(t *testing.T, event string) *jsonschema.Schema {
 		}
 	}
 	s := envelopeSchema("out", event, data)
-	s.Properties.Set("id", &jsonschema.Schema{Type: "string", Pattern: uuidPattern, Description: "The same whenever the same event is told again: drop what you have seen."})
-	s.Properties.Set("source", &jsonschema.Schema{Type: "string", Pattern: "^/holdfast/" + strings.TrimPrefix(holds.NamespacePattern.String(), "^")})
-	s.Properties.Set("subject", &jsonschema.Schema{Type: "string", Pattern: holdIDPattern, Description: "The hold that is meant."})
+	s.Properties.Set("id", &jsonschema.Schema{Type: "string", Pattern: uuidPattern, Description: "The same whenever the same event is published again: drop an id that you have already processed."})
+	s.Properties.Set("source", &jsonschema.Schema{Type: "string", Pattern: "^/holdfast/" + strings.TrimPrefix(record.NamespacePattern.String(), "^")})
+	s.Properties.Set("subject", &jsonschema.Schema{Type: "string", Pattern: holdIDPattern, Description: "The id of the hold."})
 	s.Properties.Set("time", &jsonschema.Schema{Type: "string", Format: "date-time", Pattern: timePattern, Description: "When it was decided, if that is remembered. " + redisClock})
-	s.Properties.Set("datacontenttype", &jsonschema.Schema{Const: contentTypeJSON})
+	s.Properties.Set("datacontenttype", &jsonschema.Schema{Const: ContentTypeJSON})
 	s.Properties.Set("causationid", &jsonschema.Schema{Type: "string", Pattern: "^" + noControls + "+$", Description: "The id of the inbound event that this answers."})
 	s.Required = []string{"specversion", "id", "source", "type", "datacontenttype", "causationid", "data"}
 	if slices.Contains(data.Required, "hold_id") {
 		s.Required = append(s.Required, "subject")
 	}
 	if event == holds.EventHoldExpired {
-		s.Properties.Set("causationid", jsonschema.FalseSchema) // it answers nobody
+		s.Properties.Set("causationid", jsonschema.FalseSchema) // it answers no event
 		s.Required = slices.DeleteFunc(s.Required, func(name string) bool { return name == "causationid" })
 	}
 	return s
 }
 
-// requiring is a schema that requires members; a|b is one of both.
+// requiring returns a schema that requires members; a|b is one of the two.
 func requiring(members []string) *jsonschema.Schema {
 	s := &jsonschema.Schema{}
 	for _, member := range members {
@@ -208,14 +209,14 @@ func requiring(members []string) *jsonschema.Schema {
 	return s
 }
 
-// envelopeSchema is the schema of a CloudEvent in structured mode, with its data under $defs for
-// those who have only the data, in binary mode.
+// envelopeSchema returns the schema of a CloudEvent in structured mode. The schema of its data is
+// under $defs, for publishers in binary mode.
 func envelopeSchema(direction, event string, data *jsonschema.Schema) *jsonschema.Schema {
 	s := reflected(Envelope{})
 	if direction == "in" {
 		s.Properties.Delete("causationid")
 		s.Properties.Set("dataschema", nil)
-		_ = s.Properties.MoveAfter("dataschema", "datacontenttype") // both are there
+		_ = s.Properties.MoveAfter("dataschema", "datacontenttype") // both exist
 		_ = s.Properties.MoveToBack("data")
 	}
 	s.Version, s.Title = jsonschema.Version, Type(event)
@@ -228,7 +229,8 @@ func envelopeSchema(direction, event string, data *jsonschema.Schema) *jsonschem
 	return s
 }
 
-// deadLetteredSchema is the schema of what is sent to Holdfast-Reply-To in place of an outcome.
+// deadLetteredSchema returns the schema of the reply, in place of an outcome, to the publisher of
+// an event that was dead-lettered.
 func deadLetteredSchema() *jsonschema.Schema {
 	var reasons []any
 	for _, reason := range deadLetterReasons {
@@ -241,7 +243,7 @@ func deadLetteredSchema() *jsonschema.Schema {
 	return s
 }
 
-// schemas are all files of docs/schemas, by name.
+// schemas returns all files of docs/schemas, by name.
 func schemas(t *testing.T) map[string][]byte {
 	t.Helper()
 	files := map[string]*jsonschema.Schema{"dead-lettered.json": deadLetteredSchema()}
@@ -266,11 +268,12 @@ func schemas(t *testing.T) map[string][]byte {
 	return written
 }
 
-// TestSchemas_Files_MatchGoTypes keeps docs/schemas as the Go types are.
+// TestSchemas_Files_MatchGoTypes compares docs/schemas with the Go types, and rewrites the files
+// with -update.
 func TestSchemas_Files_MatchGoTypes(t *testing.T) {
 	t.Parallel()
 	if got, want := slices.Sorted(maps.Keys(dataOf)), slices.Sorted(maps.Keys(decoders)); !slices.Equal(got, want) {
-		t.Fatalf("there are schemas of %v, and decoders of %v", got, want)
+		t.Fatalf("schemas of %v, but decoders of %v", got, want)
 	}
 	want := schemas(t)
 	if *update {
@@ -284,15 +287,15 @@ func TestSchemas_Files_MatchGoTypes(t *testing.T) {
 		if err != nil || entry.IsDir() || entry.Name() == "README.md" {
 			return err
 		}
-		name, _ := filepath.Rel(schemasDir, path) // below it
+		name, _ := filepath.Rel(schemasDir, path) // it is in schemasDir
 		got, err := os.ReadFile(path)
 		switch text, known := want[name]; {
 		case err != nil:
 			return err
 		case !known:
-			t.Errorf("%s is the schema of nothing", path)
+			t.Errorf("%s is not a schema of an event", path)
 		case string(got) != string(text):
-			t.Errorf("%s is not as the Go types are; run: go test ./internal/events -run Schemas -update", path)
+			t.Errorf("%s differs from the Go types; run: go test ./internal/events -run Schemas -update", path)
 		}
 		delete(want, name)
 		return nil

@@ -2,12 +2,10 @@ package events
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"runtime/debug"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -15,45 +13,47 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 	"github.com/rs/zerolog"
-
-	"holdfast/internal/holds"
 )
 
 // The endpoints of the service that answers queries: <ns>.svc.<endpoint>.
 const (
 	EndpointAvailability = "availability" // {"resource_id", and "check_in" with "check_out", or "slots", or neither}
 	EndpointHold         = "hold"         // {"hold_id"}
-	EndpointDryRun       = "evaluate"     // a message as it would be published, its subject in HeaderDLQSubject
+	EndpointDryRun       = "evaluate"     // a message to be published, with its subject in HeaderDLQSubject
 )
 
 const (
 	serviceVersion = "1.0.0" // of the contract
 	queriesMax     = 64      // answered at a time
 	queryLimit     = 5 * time.Second
-	busyWait       = 200 * time.Millisecond // before a worker that is busy is asked again
 )
 
-// QueryService answers queries on NATS with what the HTTP endpoints answer, and says what would
-// become of events. It is a service of the NATS service framework, named after the namespace, so
-// `nats service ls` finds it. Several workers share the queries.
+// QueryService answers queries on NATS like the HTTP endpoints, and dry runs of events. It is a
+// service of the NATS service framework, named after the namespace, so `nats service ls` shows it.
+// Several workers share the queries.
 type QueryService struct {
-	decider
+	ns        Namespace
+	log       zerolog.Logger
 	nc        *nats.Conn
+	decider   decider
 	querier   HoldQuerier
 	dryRunner DryRunner
 	worker    string
-	turns     chan struct{} // of queries that are being answered
+	turns     chan struct{} // one element for each query that is being answered
 }
 
-// NewQueryService returns a QueryService. With dry nil there is no EndpointDryRun.
-func NewQueryService(nc *nats.Conn, ns Namespace, reader HoldQuerier, dry DryRunner, worker string, log zerolog.Logger) *QueryService {
+// NewQueryService returns a QueryService. If dry is nil, it has no EndpointDryRun.
+func NewQueryService(
+	nc *nats.Conn, ns Namespace, reader HoldQuerier, dry DryRunner, worker string, log zerolog.Logger,
+) *QueryService {
+	log = log.With().Str("consumer", "queries").Logger()
 	return &QueryService{
-		decider: decider{dry, ns, log.With().Str("consumer", "queries").Logger()},
-		nc:      nc, querier: reader, dryRunner: dry, worker: worker, turns: make(chan struct{}, queriesMax),
+		ns: ns, log: log, nc: nc, decider: decider{dry, ns, log},
+		querier: reader, dryRunner: dry, worker: worker, turns: make(chan struct{}, queriesMax),
 	}
 }
 
-// Run answers queries until ctx is over, and those that were begun by then.
+// Run answers queries until ctx ends, completes those that it has begun, and returns nil.
 func (q *QueryService) Run(ctx context.Context) error {
 	service, err := micro.AddService(q.nc, micro.Config{
 		Name: string(q.ns), Version: serviceVersion, Description: "what Holdfast knows of slots and holds",
@@ -62,7 +62,7 @@ func (q *QueryService) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("query service: %w", err)
 	}
-	defer func() { _ = service.Stop() }() // only fails when the connection is closed
+	defer func() { _ = service.Stop() }() // fails only if the connection is closed
 	endpoints := map[string]answerer{
 		EndpointAvailability: func(ctx context.Context, m *query) (any, error) {
 			resource, selection, err := parseAvailability(m.body)
@@ -82,7 +82,7 @@ func (q *QueryService) Run(ctx context.Context) error {
 	}
 	if q.dryRunner != nil {
 		endpoints[EndpointDryRun] = func(ctx context.Context, m *query) (any, error) {
-			return q.dryRun(ctx, q.dryRunner, m.header.Get(HeaderDLQSubject), m.header, m.body)
+			return q.decider.dryRun(ctx, q.dryRunner, m.header.Get(HeaderDLQSubject), m.header, m.body)
 		}
 	}
 	for name, answer := range endpoints {
@@ -93,15 +93,15 @@ func (q *QueryService) Run(ctx context.Context) error {
 	}
 	<-ctx.Done()
 	if err := service.Stop(); err != nil {
-		q.log.Debug().Err(err).Msg("the query service did not stop cleanly")
+		q.log.Debug().Err(err).Msg("query service stop failed")
 	}
-	for range queriesMax { // nobody gets a turn any more, so this waits for those that have one
+	for range queriesMax { // no other query gets a turn, so this waits for those that have one
 		q.turns <- struct{}{}
 	}
 	return nil
 }
 
-// query is what was asked.
+// query is a request to an endpoint.
 type query struct {
 	header nats.Header
 	body   []byte
@@ -111,20 +111,21 @@ type query struct {
 // answerer answers a query.
 type answerer func(ctx context.Context, m *query) (any, error)
 
-// endpoint hands each query to a goroutine of its own, at most queriesMax at a time, and refuses more at once: those
-// who asked would be gone when it was their turn. The framework would have one wait for the other, and counts only
-// what a handler does before it returns: so what becomes of queries is counted here and shown beside its own statistics.
+// endpoint answers each query on a goroutine of its own, at most queriesMax at a time. It refuses
+// more at once, because their callers would have given up before their turn. The framework would
+// process queries one after the other, and counts only what a handler does before it returns. So
+// the endpoint counts the results itself, and the framework shows them beside its own statistics.
 type endpoint struct {
 	q       *QueryService
-	ctx     context.Context // over when the service stops
+	ctx     context.Context // ends when the service stops
 	answer  answerer
 	answers atomic.Int64
 	refused atomic.Int64 // 400 and 404
 	failed  atomic.Int64 // 503
-	tookNS  atomic.Int64 // for all of them
+	tookNS  atomic.Int64 // in total
 }
 
-// endpointStats is what `nats service stats` and $SRV.STATS tell as data of an endpoint.
+// endpointStats is the data of an endpoint in `nats service stats` and $SRV.STATS.
 type endpointStats struct {
 	Answered  int64   `json:"answered"`
 	Refused   int64   `json:"refused"`
@@ -148,11 +149,11 @@ func statsOf(of *micro.Endpoint) any {
 func (e *endpoint) Handle(request micro.Request) {
 	m := &query{nats.Header(request.Headers()), request.Data(), request.Reply()}
 	select {
-	case e.q.turns <- struct{}{}: // also when the service stops: it is answered as long as there is a turn
+	case e.q.turns <- struct{}{}: // also while the service stops, as long as there is a turn
 	default:
 		e.failed.Add(1)
 		if e.ctx.Err() != nil {
-			e.send(m, nil, Problem{http.StatusServiceUnavailable, "stopping", "this worker stops; ask again"})
+			e.send(m, nil, Problem{http.StatusServiceUnavailable, "stopping", "this worker is stopping; try again"})
 		} else {
 			e.send(m, nil, Busy)
 		}
@@ -167,7 +168,7 @@ func (e *endpoint) Handle(request micro.Request) {
 func (e *endpoint) handle(m *query) {
 	began := time.Now()
 	defer func() { e.tookNS.Add(int64(time.Since(began))) }()
-	// Not e.ctx: what was begun is answered also when the service stops.
+	// Not e.ctx: a query that was begun is answered even if the service stops.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), queryLimit)
 	defer cancel()
 	body, err := e.body(ctx, m)
@@ -188,11 +189,11 @@ func (e *endpoint) handle(m *query) {
 	e.send(m, nil, problem)
 }
 
-// body returns the answer to a query. A panic is an error of that query.
+// body returns the answer to a query. A panic becomes an error of that query.
 func (e *endpoint) body(ctx context.Context, m *query) (body []byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			e.q.log.Error().Interface("panic", p).Bytes("stack", debug.Stack()).Msg("answering a query panicked")
+			e.q.log.Error().Interface("panic", p).Bytes("stack", debug.Stack()).Msg("panic while answering a query")
 			err = &panicError{p}
 		}
 	}()
@@ -203,90 +204,17 @@ func (e *endpoint) body(ctx context.Context, m *query) (body []byte, err error) 
 	return json.Marshal(value)
 }
 
-// send answers a query, with a problem as the framework tells errors.
+// send answers a query with a body, or with a problem in the headers of the framework.
 func (e *endpoint) send(m *query, body []byte, problem Problem) {
 	answer := nats.NewMsg(m.reply)
 	answer.Data = body
-	answer.Header.Set(headerContentType, contentTypeJSON)
+	answer.Header.Set(HeaderContentType, ContentTypeJSON)
 	if problem.Status != 0 {
 		answer.Header.Set(micro.ErrorCodeHeader, strconv.Itoa(problem.Status))
 		answer.Header.Set(micro.ErrorHeader, oneLine(problem.Reason+": "+problem.Detail))
 		answer.Data, _ = json.Marshal(problem) // two strings
 	}
 	if err := e.q.nc.PublishMsg(answer); err != nil {
-		e.q.log.Debug().Err(err).Msg("answer to a query failed")
-	}
-}
-
-// ErrNoWorker says that no worker answers queries in the namespace.
-var ErrNoWorker = errors.New("no worker answers")
-
-// DryRun asks a worker what would become of a message if it were published now.
-func (c *Client) DryRun(ctx context.Context, m *nats.Msg) (DryRunResult, error) {
-	request := nats.NewMsg(c.ns.Service(EndpointDryRun))
-	request.Data = m.Data
-	for name, values := range m.Header {
-		if isAttribute(name) { // no more than is decoded, so that it fits
-			request.Header[name] = values
-		}
-	}
-	request.Header.Set(HeaderDLQSubject, m.Subject)
-	var v DryRunResult
-	_, err := c.query(ctx, request, &v)
-	return v, err
-}
-
-// Availability asks a worker of the namespace what can be had of slots. It returns the answer as received too.
-func (c *Client) Availability(ctx context.Context, resource string, selection holds.SlotSelection) (KnownAvailability, []byte, error) {
-	request := nats.NewMsg(c.ns.Service(EndpointAvailability))
-	var a KnownAvailability
-	var err error
-	if request.Data, err = json.Marshal(availabilityQuery{resource, selection}); err != nil {
-		return a, nil, &RefusedQueryError{http.StatusBadRequest, err.Error()}
-	}
-	body, err := c.query(ctx, request, &a)
-	return a, body, err
-}
-
-// RefusedQueryError is a worker's answer to a query that it does not answer.
-type RefusedQueryError struct {
-	Status int // of HTTP
-	Reason string
-}
-
-func (e *RefusedQueryError) Error() string { return strconv.Itoa(e.Status) + " " + e.Reason }
-
-// query asks a worker of the namespace, and reads its answer into answer. It returns ErrNoWorker and
-// *RefusedQueryError.
-func (c *Client) query(ctx context.Context, request *nats.Msg, answer any) ([]byte, error) {
-	m, err := c.requestWithRetry(ctx, request)
-	switch {
-	case errors.Is(err, nats.ErrNoResponders):
-		return nil, fmt.Errorf("%w on %s", ErrNoWorker, request.Subject)
-	case err != nil:
-		return nil, fmt.Errorf("ask on %s: %w", request.Subject, err)
-	}
-	if reason := m.Header.Get(micro.ErrorHeader); reason != "" {
-		status, _ := strconv.Atoi(m.Header.Get(micro.ErrorCodeHeader)) // of another program: 0
-		return nil, fmt.Errorf("ask on %s: %w", request.Subject, &RefusedQueryError{status, reason})
-	}
-	if err := json.Unmarshal(m.Data, answer); err != nil {
-		return nil, fmt.Errorf("read the answer of %s: %w", request.Subject, err)
-	}
-	return m.Data, nil
-}
-
-// requestWithRetry asks, and again while the worker that has the question is busy.
-func (c *Client) requestWithRetry(ctx context.Context, request *nats.Msg) (*nats.Msg, error) {
-	for {
-		answer, err := c.nc.RequestMsgWithContext(ctx, request)
-		if err != nil || !strings.HasPrefix(answer.Header.Get(micro.ErrorHeader), Busy.Reason+": ") {
-			return answer, err
-		}
-		select {
-		case <-ctx.Done():
-			return answer, nil // which says why
-		case <-time.After(busyWait):
-		}
+		e.q.log.Debug().Err(err).Msg("query reply failed")
 	}
 }

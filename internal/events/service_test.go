@@ -17,12 +17,13 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// fakeDryRunner is an Evaluator and a Reader. Its time stands still, and its payments come too late.
+// fakeDryRunner is a DryRunner and a HoldQuerier. Its clock stands still, and it refuses payments
+// as too late.
 type fakeDryRunner struct {
 	*echo
-	down     bool          // its Redis
-	block    chan struct{} // closed to let queries of availability go on; nil = they need not wait
-	received chan struct{} // told of each
+	down     bool          // Redis is down
+	block    chan struct{} // availability queries wait until it is closed; nil: they do not wait
+	received chan struct{} // gets one element for each query
 }
 
 var fakeNow = holds.Time{Time: time.Date(2027, 5, 1, 12, 0, 0, 0, time.UTC)}
@@ -57,18 +58,16 @@ func (d *fakeDryRunner) Availability(ctx context.Context, resource string, _ hol
 	return nil, ctx.Err()
 }
 
-// serveQueries runs a QueryService in a namespace of its own until the test ends, or stop is called.
-func serveQueries(t *testing.T, reader HoldQuerier, dry DryRunner) (client *Client, nc *nats.Conn, stop func()) {
+// serveQueries runs a QueryService in a namespace of its own until the test ends, or until stop is
+// called.
+func serveQueries(t *testing.T, reader HoldQuerier, dry DryRunner) (ns Namespace, nc *nats.Conn, stop func()) {
 	t.Helper()
 	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	ns := Namespace(stacktest.Namespace(t))
-	if client, err = NewClient(nc, ns); err != nil {
-		t.Fatal(err)
-	}
+	ns = Namespace(stacktest.Namespace(t))
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -87,18 +86,33 @@ func serveQueries(t *testing.T, reader HoldQuerier, dry DryRunner) (client *Clie
 		m, err := nc.Request("$SRV.INFO."+string(ns), nil, time.Minute)
 		return err == nil && json.Unmarshal(m.Data, &info) == nil && len(info.Endpoints) == queries
 	})
-	return client, nc, stop
+	return ns, nc, stop
 }
 
-// asPublished is a message as it would be published on a subject.
-func asPublished(client *Client, subject, body string) *nats.Msg {
-	m := nats.NewMsg(strings.Replace(subject, "holdfast", string(client.ns), 1))
+// dryRun requests a dry run of a message that would be published on a subject. It returns the error
+// of the service.
+func dryRun(t *testing.T, ns Namespace, nc *nats.Conn, subject string, header nats.Header, body string) (result DryRunResult, err error) {
+	t.Helper()
+	m := nats.NewMsg(ns.Service(EndpointDryRun))
 	m.Data = []byte(body)
-	m.Header.Set("traceparent", "t")
-	return m
+	for name, values := range header {
+		m.Header[name] = values
+	}
+	m.Header.Set(HeaderDLQSubject, strings.Replace(subject, "holdfast", string(ns), 1))
+	reply, err := nc.RequestMsg(m, time.Minute)
+	if err != nil {
+		return result, err
+	}
+	if reason := reply.Header.Get(micro.ErrorHeader); reason != "" {
+		return result, errors.New(reply.Header.Get(micro.ErrorCodeHeader) + " " + reason)
+	}
+	if err := json.Unmarshal(reply.Data, &result); err != nil {
+		t.Fatal(err)
+	}
+	return result, nil
 }
 
-// TestDryRun_EachEvent_ReportsOutcome says what would become of events, by the code that decides them.
+// TestDryRun_EachEvent_ReportsOutcome requests dry runs of events, with the code that decides them.
 func TestDryRun_EachEvent_ReportsOutcome(t *testing.T) {
 	t.Parallel()
 	dry := &fakeDryRunner{echo: &echo{seen: make(map[string]int)}}
@@ -111,53 +125,58 @@ func TestDryRun_EachEvent_ReportsOutcome(t *testing.T) {
 		}
 		return nil
 	})
-	client, _, _ := serveQueries(t, dry, dry)
-	message := func(subject, body string) *nats.Msg { return asPublished(client, subject, body) }
+	ns, nc, _ := serveQueries(t, dry, dry)
+	type event struct {
+		subject, body string
+		header        nats.Header
+	}
+	message := func(subject, body string) event { return event{subject, body, nats.Header{"traceparent": {"t"}}} }
 	binary := message(onPayment, `{"hold_id":"`+holdID+`","payment_id":"p"}`)
-	binary.Header = nats.Header{
+	binary.header = nats.Header{
 		"Content-Type": {"application/json"}, "ce-specversion": {"1.0"}, "ce-id": {"e%201"}, "ce-source": {"/s"}, "ce-type": {"holdfast.payment.confirmed.v1"},
 	}
 	for name, c := range map[string]struct {
-		m    *nats.Msg
+		m    event
 		want DryRunResult
 	}{
 		"decided":      {message(onRequest, keyed("k")), DryRunResult{"would be refused: echo", "hold.rejected", "echo", "k"}},
-		"lapsed":       {binary, DryRunResult{"hold lapsed 3 h ago", "hold.confirm_rejected", "expired", "the payment would have to be refunded"}},
+		"expired":      {binary, DryRunResult{"hold expired 3 h ago", "hold.confirm_rejected", "expired", "the payment would have to be refunded"}},
 		"malformed":    {message(onRequest, "no JSON"), DryRunResult{"still malformed", "", "malformed", "body: not one JSON text in UTF-8, at byte 1"}},
-		"misplaced":    {message("holdfast.in.booking.requested.hall", keyed("k")), DryRunResult{"still on the wrong subject", "", "subject_mismatch", "the event belongs on " + client.ns.In(BookingRequested, "room")}},
+		"misplaced":    {message("holdfast.in.booking.requested.hall", keyed("k")), DryRunResult{"still on the wrong subject", "", "subject_mismatch", "the event belongs on " + ns.In(BookingRequested, "room")}},
 		"too large":    {message(onRequest, strings.Repeat("x", BodyMax+1)), DryRunResult{"still too large", "", "too_large", "the body is larger than 64 KiB"}},
 		"a bug":        {message(onRequest, keyed("bug")), DryRunResult{"still fails", "", "poison", "panic: a bug"}},
-		"no subject":   {message("", keyed("k")), DryRunResult{"still on the wrong subject", "", "subject_mismatch", "the event belongs on " + client.ns.In(BookingRequested, "room")}},
+		"no subject":   {message("", keyed("k")), DryRunResult{"still on the wrong subject", "", "subject_mismatch", "the event belongs on " + ns.In(BookingRequested, "room")}},
 		"not ours yet": {message(onRequest, strings.Replace(keyed("k"), ".v1", ".v2", 1)), DryRunResult{"still of an unknown type", "", "unknown_type", "type: must be holdfast.<event>.v1 such as holdfast.booking.requested.v1, found another version of a known event"}},
 	} {
-		if got, err := client.DryRun(t.Context(), c.m); err != nil || got != c.want {
+		if got, err := dryRun(t, ns, nc, c.m.subject, c.m.header, c.m.body); err != nil || got != c.want {
 			t.Errorf("%s: %v %+v, want %+v", name, err, got, c.want)
 		}
 	}
-	if v, err := client.DryRun(t.Context(), message(onRequest, keyed("outage"))); err == nil || !strings.Contains(err.Error(), "503 unavailable") {
-		t.Errorf("an outage: %v %+v", err, v)
+	if v, err := dryRun(t, ns, nc, onRequest, nil, keyed("outage")); err == nil || !strings.Contains(err.Error(), "503 unavailable") {
+		t.Errorf("in an outage: %v %+v", err, v)
 	}
 }
 
-// TestDryRun_NoWorkerOrDataLost_IsError asks where nobody can say.
+// TestDryRun_NoWorkerOrDataLost_IsError requests dry runs that cannot be answered.
 func TestDryRun_NoWorkerOrDataLost_IsError(t *testing.T) {
 	t.Parallel()
 	down := &fakeDryRunner{echo: &echo{}, down: true}
-	lost, _, _ := serveQueries(t, down, down)
-	if _, err := lost.DryRun(t.Context(), nats.NewMsg(onRequest)); err == nil || !strings.Contains(err.Error(), "503 rebuilding") {
-		t.Errorf("redis has lost its data: %v", err)
+	lost, nc, _ := serveQueries(t, down, down)
+	if _, err := dryRun(t, lost, nc, onRequest, nil, ""); err == nil || !strings.Contains(err.Error(), "503 rebuilding") {
+		t.Errorf("after data loss: %v", err)
 	}
-	without, _, _ := serveQueries(t, down, nil)
-	if _, err := without.DryRun(t.Context(), nats.NewMsg(onRequest)); !errors.Is(err, ErrNoWorker) {
-		t.Errorf("no evaluation there: %v", err)
+	without, nc, _ := serveQueries(t, down, nil)
+	if _, err := dryRun(t, without, nc, onRequest, nil, ""); !errors.Is(err, nats.ErrNoResponders) {
+		t.Errorf("without a worker: %v", err)
 	}
 }
 
-// TestQueryService_EachQuery_AnsweredAndCounted asks as `nats service` does, and counts what was answered.
+// TestQueryService_EachQuery_AnsweredAndCounted sends queries like `nats service` does, and checks
+// the statistics.
 func TestQueryService_EachQuery_AnsweredAndCounted(t *testing.T) {
 	t.Parallel()
 	dry := &fakeDryRunner{echo: &echo{}}
-	client, nc, _ := serveQueries(t, dry, dry)
+	ns, nc, _ := serveQueries(t, dry, dry)
 	request := func(subject, body string) *nats.Msg {
 		t.Helper()
 		m, err := nc.Request(subject, []byte(body), time.Minute)
@@ -179,13 +198,13 @@ func TestQueryService_EachQuery_AnsweredAndCounted(t *testing.T) {
 		{EndpointAvailability, `{"resource_id":"panics"}`, "503", "unavailable"},
 		{EndpointAvailability, `{"resource_id":"room","resource_id":"room"}`, "400", "repeated"},
 	} {
-		m := request(client.ns.Service(c.subject), c.body)
+		m := request(ns.Service(c.subject), c.body)
 		if got := m.Header.Get(micro.ErrorCodeHeader); got != c.code || !strings.Contains(string(m.Data), c.has) || c.code != "" && !strings.Contains(m.Header.Get(micro.ErrorHeader), ": ") {
 			t.Errorf("%s %s: %s %v, want %s with %s", c.subject, c.body, m.Data, m.Header, c.code, c.has)
 		}
 	}
 	var info micro.Info
-	if err := json.Unmarshal(request("$SRV.INFO."+string(client.ns), "").Data, &info); err != nil || len(info.Endpoints) != 3 || info.Metadata["worker"] != "w1" {
+	if err := json.Unmarshal(request("$SRV.INFO."+string(ns), "").Data, &info); err != nil || len(info.Endpoints) != 3 || info.Metadata["worker"] != "w1" {
 		t.Errorf("%v: info %+v", err, info)
 	}
 	var stats struct {
@@ -194,7 +213,7 @@ func TestQueryService_EachQuery_AnsweredAndCounted(t *testing.T) {
 			Data endpointStats `json:"data"`
 		} `json:"endpoints"`
 	}
-	if err := json.Unmarshal(request("$SRV.STATS."+string(client.ns), "").Data, &stats); err != nil {
+	if err := json.Unmarshal(request("$SRV.STATS."+string(ns), "").Data, &stats); err != nil {
 		t.Fatal(err)
 	}
 	for _, e := range stats.Endpoints {
@@ -205,13 +224,14 @@ func TestQueryService_EachQuery_AnsweredAndCounted(t *testing.T) {
 	}
 }
 
-// fillQueryTurns has as many queries wait as are answered at a time, and returns where their answers come.
-func fillQueryTurns(t *testing.T, client *Client, nc *nats.Conn, reader *fakeDryRunner) chan *nats.Msg {
+// fillQueryTurns sends as many queries as are answered at a time, which wait, and returns the
+// channel of their answers.
+func fillQueryTurns(t *testing.T, ns Namespace, nc *nats.Conn, reader *fakeDryRunner) chan *nats.Msg {
 	t.Helper()
 	answers := make(chan *nats.Msg, queriesMax)
 	for range queriesMax {
 		go func() {
-			m, err := nc.Request(client.ns.Service(EndpointAvailability), []byte(`{"resource_id":"room"}`), time.Minute)
+			m, err := nc.Request(ns.Service(EndpointAvailability), []byte(`{"resource_id":"room"}`), time.Minute)
 			if err != nil {
 				t.Error(err)
 				m = nats.NewMsg("")
@@ -223,75 +243,43 @@ func fillQueryTurns(t *testing.T, client *Client, nc *nats.Conn, reader *fakeDry
 	return answers
 }
 
-// TestQueryService_Full_RefusesAtOnce asks once more while as many queries as are answered at a time wait.
+// TestQueryService_Full_RefusesAtOnce sends one more query while the maximum number of queries
+// wait.
 func TestQueryService_Full_RefusesAtOnce(t *testing.T) {
 	t.Parallel()
 	dry := &fakeDryRunner{echo: &echo{seen: make(map[string]int)}, block: make(chan struct{}), received: make(chan struct{})}
-	client, nc, _ := serveQueries(t, dry, dry)
+	ns, nc, _ := serveQueries(t, dry, dry)
 	goOn := sync.OnceFunc(func() { close(dry.block) })
 	t.Cleanup(goOn)
-	answers := fillQueryTurns(t, client, nc, dry)
-	m, err := nc.Request(client.ns.Service(EndpointAvailability), []byte(`{"resource_id":"room"}`), time.Minute)
+	answers := fillQueryTurns(t, ns, nc, dry)
+	m, err := nc.Request(ns.Service(EndpointAvailability), []byte(`{"resource_id":"room"}`), time.Minute)
 	if err != nil || m.Header.Get(micro.ErrorCodeHeader) != "503" || !strings.Contains(string(m.Data), `"error":"busy"`) {
-		t.Fatalf("the query that had no turn: %v %+v", err, m)
+		t.Fatalf("the query without a turn: %v %+v", err, m)
 	}
-
-	// A dry run asks again by itself.
-	dryRunDone := make(chan error)
-	go func() {
-		_, err := client.DryRun(t.Context(), asPublished(client, onRequest, keyed("k")))
-		dryRunDone <- err
-	}()
-	stacktest.Eventually(t, "the evaluation to be refused", func() bool {
-		m, err := nc.Request("$SRV.STATS."+string(client.ns), nil, time.Minute)
-		return err == nil && failedQueries(t, m.Data, EndpointDryRun) > 0
-	})
 	goOn()
-	if err := <-dryRunDone; err != nil {
-		t.Errorf("the evaluation that was refused at first: %v", err)
-	}
 	for range queriesMax {
 		if m := <-answers; string(m.Data) != `{"resource_id":"room","slots":[]}` {
-			t.Errorf("a query that had a turn: %s %v", m.Data, m.Header)
+			t.Errorf("a query with a turn: %s %v", m.Data, m.Header)
 		}
 	}
 }
 
-// failedQueries reads from statistics how many queries of an endpoint failed.
-func failedQueries(t *testing.T, stats []byte, endpoint string) (n int64) {
-	t.Helper()
-	var of struct {
-		Endpoints []struct {
-			Name string        `json:"name"`
-			Data endpointStats `json:"data"`
-		} `json:"endpoints"`
-	}
-	if err := json.Unmarshal(stats, &of); err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range of.Endpoints {
-		if e.Name == endpoint {
-			n += e.Data.Failed
-		}
-	}
-	return n
-}
-
-// TestQueryService_Stop_AnswersBegunQueries has as many queries as are answered at a time wait, and the service stop: they are answered.
+// TestQueryService_Stop_AnswersBegunQueries stops the service while the maximum number of queries
+// wait. They are answered.
 func TestQueryService_Stop_AnswersBegunQueries(t *testing.T) {
 	t.Parallel()
 	reader := &fakeDryRunner{block: make(chan struct{}), received: make(chan struct{})}
-	client, nc, stop := serveQueries(t, reader, nil)
-	answers := fillQueryTurns(t, client, nc, reader)
+	ns, nc, stop := serveQueries(t, reader, nil)
+	answers := fillQueryTurns(t, ns, nc, reader)
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); stop() }()
-	stacktest.Eventually(t, "the service to be gone", func() bool {
-		_, err := nc.Request("$SRV.INFO."+string(client.ns), nil, time.Minute)
+	stacktest.Eventually(t, "the service to stop", func() bool {
+		_, err := nc.Request("$SRV.INFO."+string(ns), nil, time.Minute)
 		return errors.Is(err, nats.ErrNoResponders)
 	})
 	select {
 	case <-stopped:
-		t.Error("it has stopped, and queries wait for their answers")
+		t.Error("the service has stopped before its queries were answered")
 	default:
 	}
 	close(reader.block)

@@ -14,15 +14,15 @@ import (
 // outcomeSlotBytes bounds the bytes of one slot in inventory.updated.
 const outcomeSlotBytes = 192
 
-// oversizedError says that the outcome of an event is larger than what can be published.
+// oversizedError is the error of an outcome that is too large to be published. Sizes are in bytes.
 type oversizedError struct{ size, limit int64 }
 
 func (e *oversizedError) Error() string {
-	return fmt.Sprintf("the outcome has %d bytes, the server takes %d", e.size, e.limit)
+	return fmt.Sprintf("the outcome has %d bytes, the limit is %d", e.size, e.limit)
 }
 
-// outcomeLimit returns how many bytes an outcome may have with its headers: what the server takes, and what the
-// stream of outcomes takes, as it was last read.
+// outcomeLimit returns the largest size of an outcome with its headers, in bytes: the limit of the
+// server, or that of the outbound stream as last read.
 func (c *Consumer) outcomeLimit() int64 {
 	limit := c.nc.MaxPayload()
 	if ofStream := c.outcomeMax.Load(); ofStream > 0 {
@@ -31,8 +31,8 @@ func (c *Consumer) outcomeLimit() int64 {
 	return limit
 }
 
-// readOutcomeMax reads how many bytes the stream of outcomes takes in a message. When that fails, what was read before
-// stays.
+// readOutcomeMax reads the message size limit of the outbound stream. After an error it keeps the
+// value that it has.
 func (c *Consumer) readOutcomeMax(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
 	defer cancel()
@@ -41,9 +41,10 @@ func (c *Consumer) readOutcomeMax(ctx context.Context) {
 	}
 }
 
-// checkSize returns an *oversizedError when what an event asks for would have an outcome that is larger than what can
-// be published. It is called before the event is decided, so that such an event changes nothing: no hold is granted
-// that cannot be announced. A payment passes: it has to be decided. limit is the outcomeLimit as it was lately.
+// checkSize returns an *oversizedError if the outcome of an event could be too large to be
+// published. It is called before the event is decided, so that no hold is granted that cannot be
+// announced. It accepts every payment, because a payment must be decided. limit is a recent
+// outcomeLimit.
 func (c *Consumer) checkSize(ctx context.Context, d *delivery, limit int64) error {
 	if d.in.Confirm != nil || roughSize(d) <= limit {
 		return nil
@@ -51,7 +52,7 @@ func (c *Consumer) checkSize(ctx context.Context, d *delivery, limit int64) erro
 	c.readOutcomeMax(ctx)
 	m, err := c.message(d, largestOutcome(d.in))
 	if err != nil {
-		return nil //nolint:nilerr // it fails again when the event is decided
+		return nil //nolint:nilerr // the same error occurs when the event is decided
 	}
 	if size, limit := messageSize(m), c.outcomeLimit(); size > limit {
 		return &oversizedError{size, limit}
@@ -59,7 +60,8 @@ func (c *Consumer) checkSize(ctx context.Context, d *delivery, limit int64) erro
 	return nil
 }
 
-// roughSize bounds the size of an event's outcome, in bytes: JSON doubles at most what is echoed.
+// roughSize returns an upper bound for the size of an event's outcome, in bytes. JSON escaping at
+// most doubles the parts of the event that the outcome repeats.
 func roughSize(d *delivery) int64 {
 	size := 2048 + 2*len(d.msg.Data())
 	for name, values := range d.msg.Headers() {
@@ -73,7 +75,7 @@ func roughSize(d *delivery) int64 {
 	return int64(size)
 }
 
-// messageSize is the size of a message as a server counts it.
+// messageSize returns the size of a message as the server counts it, in bytes.
 func messageSize(m *nats.Msg) int64 {
 	size := len("NATS/1.0\r\n\r\n") + len(m.Data)
 	for name, values := range m.Header {
@@ -84,8 +86,9 @@ func messageSize(m *nats.Msg) int64 {
 	return int64(size)
 }
 
-// largestOutcome returns the outcome of an event that does what it asks for, as far as the event itself has it: as large
-// as it can become where the event has all of it, for a booking.requested or an inventory.set.
+// largestOutcome returns an outcome that grants an event, with the data that the event contains.
+// For booking.requested and inventory.set, which contain all data of their outcome, it is the
+// largest possible one.
 func largestOutcome(in *Inbound) holds.Outcome {
 	at := holds.Time{Time: time.Now().UTC()}
 	o := holds.Outcome{Resource: in.Resource, At: at}
@@ -122,7 +125,7 @@ func largestOutcome(in *Inbound) holds.Outcome {
 	return o
 }
 
-// slotNames returns the names of the slots that an inventory.set asks for, at most holds.InventorySlotsMax.
+// slotNames returns the slots of an inventory.set, at most holds.InventorySlotsMax.
 func slotNames(selection holds.SlotSelection) []string {
 	if selection.CheckIn == "" {
 		if selection.Slots == nil {
@@ -142,39 +145,41 @@ func slotNames(selection holds.SlotSelection) []string {
 	return names
 }
 
-// handleOversized handles an outcome that NATS has refused as too large after its event was decided, because the limit has
-// shrunk meanwhile or only the hold makes it so large. It withdraws what was granted and returns the dead letter that
-// it has stored, nil for a payment, which is retried.
+// handleOversized handles an outcome that NATS has refused as too large after its event was
+// decided: the limit has shrunk meanwhile, or only the data of the hold makes it so large. It
+// withdraws the hold that was granted, and stores and returns the dead letter. It returns nil for a
+// payment, which is retried.
 func (l *lane) handleOversized(ctx context.Context, s pendingMsg) (dead *nats.Msg, err error) {
-	l.readOutcomeMax(ctx)
-	if err := l.withdraw(ctx, s.delivery); err != nil {
+	c := l.consumer
+	c.readOutcomeMax(ctx)
+	if err := c.withdraw(ctx, s.delivery); err != nil {
 		return nil, err
 	}
-	s.result.Err = &oversizedError{messageSize(s.message), l.outcomeLimit()}
+	s.result.Err = &oversizedError{messageSize(s.message), c.outcomeLimit()}
 	message, _ := l.finalMessage(ctx, s.delivery)
 	if message == nil {
-		return nil, nil // it waits
+		return nil, nil // the event is delivered again
 	}
-	id, err := l.deadLetterID(ctx, s.delivery)
+	id, err := c.deadLetterID(ctx, s.delivery)
 	if err != nil {
 		return nil, err
 	}
 	message.Header.Set(headerMsgID, id)
-	_, err = l.js.PublishMsg(ctx, message)
-	if isTooLarge(err) {
-		message, err = l.storeClaimCheck(ctx, pendingMsg{delivery: s.delivery, message: message})
+	_, err = c.js.PublishMsg(ctx, message)
+	if IsTooLarge(err) {
+		message, err = c.storeClaimCheck(ctx, pendingMsg{delivery: s.delivery, message: message})
 	}
 	return message, err
 }
 
-// withdraw releases a hold that was granted for an event and cannot be announced. One that another event was granted
-// stays.
-func (l *lane) withdraw(ctx context.Context, d *delivery) (err error) {
+// withdraw releases a hold that was granted to an event and cannot be announced. It keeps a hold
+// that was granted to another event.
+func (c *Consumer) withdraw(ctx context.Context, d *delivery) (err error) {
 	created, granted := d.result.Outcome.Data.(holds.HoldCreated)
 	if !granted || created.Replayed {
 		return nil
 	}
 	release := holds.ReleaseRequest{EventID: d.in.OutcomeID, Hold: d.result.Outcome.Hold, Resource: d.in.Resource}
-	l.service.Release(ctx, []holds.ReleaseRequest{release}, func(_ int, r holds.Result) { err = r.Err })
+	c.service.Release(ctx, []holds.ReleaseRequest{release}, func(_ int, r holds.Result) { err = r.Err })
 	return err
 }

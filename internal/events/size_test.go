@@ -11,7 +11,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// filled is an event of so many bytes, because its id is long.
+// filled returns an event of so many bytes, by means of a long id.
 func filled(event, data string, size int) string {
 	body := envelopeOf(event, "", data)
 	return strings.Replace(body, `"id":""`, `"id":"`+strings.Repeat("x", size-len(body))+`"`, 1)
@@ -21,12 +21,13 @@ func requestData(key string) string {
 	return `{"request_key":"` + key + `","user_id":"u","resource_id":"room","quantity":1}`
 }
 
-// TestOversized_OutcomeAboveLimit_NotDecided has events whose outcomes are larger than the server takes: each is dead-lettered once and
-// at once, nothing is decided for it, and the consumers do not pause. A payment is decided and retried.
+// TestOversized_OutcomeAboveLimit_NotDecided publishes events whose outcomes are larger than the
+// server allows. Each is dead-lettered once and at once, without being decided, and the consumers
+// do not pause. A payment is decided and retried.
 func TestOversized_OutcomeAboveLimit_NotDecided(t *testing.T) {
 	t.Parallel()
 	const limit = 16 << 10
-	b := newHarnessAt(t, smallServer(t, limit), func(js jetstream.JetStream) jetstream.JetStream { return js })
+	b := newHarnessAt(t, stacktest.NATSWithMaxPayload(t, limit), func(js jetstream.JetStream) jetstream.JetStream { return js })
 	b.publish(b.ns.In(BookingRequested, "room"), nil, filled(BookingRequested, requestData("large"), limit-100))
 	traced := nats.Header{headerTraceParent: {strings.Repeat("x", limit-500)}}
 	b.publish(b.ns.In(BookingRequested, "room"), traced, keyed("traced"))
@@ -42,12 +43,12 @@ func TestOversized_OutcomeAboveLimit_NotDecided(t *testing.T) {
 			t.Errorf("headers %.300v", h)
 		}
 	}
-	stacktest.Eventually(t, "retries of the payment", func() bool { return b.decidedCount("large-payment") > 3 })
+	stacktest.Eventually(t, "more deliveries of the payment", func() bool { return b.decidedCount("large-payment") > 3 })
 	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("small"))
 	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "e2", payment("small-payment")))
-	b.await("the outcomes of others", func() bool { return len(b.out) == 2 })
+	b.await("the other outcomes", func() bool { return len(b.out) == 2 })
 	if n := b.decidedCount("large") + b.decidedCount("traced") + b.decidedCount("nights"); n != 0 {
-		t.Errorf("%d events were decided whose outcomes cannot be published", n)
+		t.Errorf("%d events with oversized outcomes were decided", n)
 	}
 	for _, c := range b.workers {
 		if c.failedAt.Load() != 0 {
@@ -59,8 +60,9 @@ func TestOversized_OutcomeAboveLimit_NotDecided(t *testing.T) {
 	}
 }
 
-// TestOversized_LimitShrinks_ReleasesHold has the stream of outcomes take less than before: the hold that was granted before that is
-// seen is released, its request is dead-lettered, and the next such request is not decided.
+// TestOversized_LimitShrinks_ReleasesHold lowers the message size limit of the outbound stream. The
+// hold that is granted before the worker sees that is released, its request is dead-lettered, and
+// the next such request is not decided.
 func TestOversized_LimitShrinks_ReleasesHold(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -92,10 +94,11 @@ func TestOversized_LimitShrinks_ReleasesHold(t *testing.T) {
 		t.Error("the consumer has paused")
 	}
 	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("small"))
-	b.await("the outcome of a small one", func() bool { return len(b.out) == 1 })
+	b.await("the outcome of a small event", func() bool { return len(b.out) == 1 })
 }
 
-// TestLargestOutcome_EachEvent_BoundsSize compares the bound of an outcome's size with the size of outcomes.
+// TestLargestOutcome_EachEvent_BoundsSize compares the computed bound with the size of real
+// outcomes.
 func TestLargestOutcome_EachEvent_BoundsSize(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -125,7 +128,7 @@ func TestLargestOutcome_EachEvent_BoundsSize(t *testing.T) {
 			t.Fatal(err)
 		}
 		if size, rough := messageSize(m), roughSize(d); size > rough {
-			t.Errorf("event %d: %d bytes, but roughly %d", i, size, rough)
+			t.Errorf("event %d: %d bytes, above the bound of %d", i, size, rough)
 		}
 		if _, err := b.js.PublishMsg(t.Context(), m); err != nil {
 			t.Fatal(err)

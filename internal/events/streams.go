@@ -12,10 +12,13 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// The durable consumers. requests takes everything, so that what nobody else knows is found
-// and dead-lettered, and passes over what the two others take; they have their own, so that a
-// flood of requests does not delay a payment. payments is given whatever is called a payment, because
-// one filter costs the server a fifth of what two cost it for each event, and passes over what it does not know.
+// The durable consumers. There are three, so that a flood of requests does not delay a payment.
+//
+//   - requests receives all events, so that events of an unknown type are dead-lettered. It skips
+//     those that the other two answer.
+//   - changes receives the events that change a hold, a reservation or the inventory.
+//   - payments receives all events whose name begins with payment, and skips those that it does not
+//     know: for each event, one filter costs the server a fifth of what two cost.
 const (
 	ConsumerRequests = "requests"
 	ConsumerChanges  = "changes"
@@ -24,28 +27,33 @@ const (
 
 const (
 	inMessageMax     = 128 << 10
-	inDuplicates     = 100 * time.Millisecond // the smallest window that a server takes: 0 means two minutes
+	inDuplicates     = 100 * time.Millisecond // the smallest window that a server allows: 0 means two minutes
 	outAgeMin        = 7 * 24 * time.Hour
 	outDuplicates    = 10 * time.Minute
-	dlqDuplicates    = 24 * time.Hour // a worker may die between a letter and its Term, and come back late
+	dlqDuplicates    = 24 * time.Hour // a worker may die after it has stored a dead letter, and restart late
 	runsAge          = 365 * 24 * time.Hour
-	ackWait          = 15 * time.Second // a killed worker's events are taken up after it
-	ackPendingMax    = -1               // no limit: what waits to be retried must not keep others back
+	ackWait          = 15 * time.Second // the events of a killed worker are delivered again after it
+	ackPendingMax    = -1               // no limit: events that wait for a retry must not block others
 	streamSetupLimit = 30 * time.Second
 )
 
-// Retention is what the streams of a namespace depend on: how far back an outcome can matter when Redis is rebuilt
-// from the outbound stream, and how many servers keep a copy.
+// ClockSkewMax bounds the difference between the clocks of two servers of a NATS cluster. The times
+// of messages in two streams are compared with this tolerance: each stream has the clock of its
+// leader.
+const ClockSkewMax = time.Minute
+
+// Retention configures the streams of a namespace. HoldLifetime and AnswerTTL determine how old an
+// outcome can be that a rebuild of Redis needs.
 type Retention struct {
-	HoldLifetime time.Duration // of a hold, at most
-	AnswerTTL    time.Duration // of ended holds and of answers
-	Replicas     int           // of each stream; 0 = 3 in a cluster, 1 on a lone server
+	HoldLifetime time.Duration // the longest life of a hold
+	AnswerTTL    time.Duration // for which ended holds and answers are remembered
+	Replicas     int           // of each stream; 0: 3 in a cluster, 1 on a single server
 }
 
-// replicasDefault is how many copies a stream has in a cluster.
+// replicasDefault is the number of replicas of a stream in a cluster.
 const replicasDefault = 3
 
-// Streams are the streams of a namespace as Setup creates them.
+// Streams returns the streams of a namespace as Setup creates them.
 func (ns Namespace) Streams(retention Retention) []jetstream.StreamConfig {
 	streams := []jetstream.StreamConfig{
 		{
@@ -56,7 +64,8 @@ func (ns Namespace) Streams(retention Retention) []jetstream.StreamConfig {
 		{
 			Name: ns.OutStream(), Subjects: []string{ns.AllOut()},
 			Description: "what Holdfast answers",
-			Discard:     jetstream.DiscardOld, MaxAge: max(outAgeMin, 2*(retention.HoldLifetime+retention.AnswerTTL)), Duplicates: outDuplicates,
+			Discard:     jetstream.DiscardOld, Duplicates: outDuplicates,
+			MaxAge: max(outAgeMin, 2*(retention.HoldLifetime+retention.AnswerTTL)),
 		},
 		{
 			Name: ns.DLQStream(), Subjects: []string{ns.AllDLQ()},
@@ -76,7 +85,7 @@ func (ns Namespace) Streams(retention Retention) []jetstream.StreamConfig {
 	return streams
 }
 
-// Consumers are the durable consumers of the inbound stream as Setup creates them.
+// Consumers returns the durable consumers of the inbound stream as Setup creates them.
 func (ns Namespace) Consumers() []jetstream.ConsumerConfig {
 	consumers := []jetstream.ConsumerConfig{
 		{Durable: ConsumerRequests, FilterSubjects: []string{ns.AllIn()}},
@@ -86,13 +95,13 @@ func (ns Namespace) Consumers() []jetstream.ConsumerConfig {
 	for i := range consumers {
 		c := &consumers[i]
 		c.AckPolicy, c.AckWait = jetstream.AckExplicitPolicy, ackWait
-		c.MaxDeliver = -1 // the server's limit would park a message without a word
+		c.MaxDeliver = -1 // with a limit, the server would silently stop to deliver a message
 		c.MaxAckPending = ackPendingMax
 	}
 	return consumers
 }
 
-// consumer is the durable consumer of a name.
+// consumer returns the configuration of a durable consumer.
 func (ns Namespace) consumer(name string) (config jetstream.ConsumerConfig) {
 	for _, config = range ns.Consumers() {
 		if config.Durable == name {
@@ -102,16 +111,18 @@ func (ns Namespace) consumer(name string) (config jetstream.ConsumerConfig) {
 	return config
 }
 
-// answeredBy returns which events a durable consumer answers, by their subjects. Those that another one answers it
-// passes over, whatever the filters of the consumers are, which workers of two versions may want to be different.
+// answeredBy returns a function that reports whether a durable consumer answers the events of a
+// subject. It does not depend on the filters of the consumer, which workers of another version may
+// have set differently.
 func (ns Namespace) answeredBy(name string) func(subject string) bool {
-	begins := func(with []string) func(string) bool {
-		prefixes := prefixes(with)
+	matches := func(filters []string) func(string) bool {
 		return func(subject string) bool {
-			return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(subject, prefix) })
+			return slices.ContainsFunc(filters, func(filter string) bool {
+				return strings.HasPrefix(subject, strings.TrimSuffix(filter, ">"))
+			})
 		}
 	}
-	changes, payments := begins(ns.changes()), begins(ns.ofAny(PaymentStarted, PaymentConfirmed))
+	changes, payments := matches(ns.changes()), matches(ns.ofAny(PaymentStarted, PaymentConfirmed))
 	switch name {
 	case ConsumerChanges:
 		return changes
@@ -121,11 +132,15 @@ func (ns Namespace) answeredBy(name string) func(subject string) bool {
 	return func(subject string) bool { return !changes(subject) && !payments(subject) }
 }
 
-// Setup creates the streams that are missing and the consumers. Streams that exist are left as
-// their operators made them, but for the duplicate window of the inbound stream, which it brings
-// down. For a stream that would break a promise it returns an error. A consumer that is missing goes on
-// behind the last answered event, and log says so; where that is not known, Setup returns an error.
-func Setup(parent context.Context, js jetstream.JetStream, ns Namespace, retention Retention, log zerolog.Logger) error {
+// Setup creates missing streams, and creates or updates the durable consumers.
+//
+// It does not change an existing stream, except that it lowers the duplicate window of the inbound
+// one. It returns an error if a stream breaks a promise (see DiffStream). A missing consumer starts
+// at the first unanswered event, which is logged. If that event cannot be determined, Setup returns
+// an error.
+func Setup(
+	parent context.Context, js jetstream.JetStream, ns Namespace, retention Retention, log zerolog.Logger,
+) error {
 	ctx, cancel := context.WithTimeout(parent, streamSetupLimit)
 	defer cancel()
 	for _, config := range ns.Streams(retention) {
@@ -141,7 +156,7 @@ func Setup(parent context.Context, js jetstream.JetStream, ns Namespace, retenti
 	return nil
 }
 
-// Remove removes the streams of a namespace, with all that is in them.
+// Remove deletes the streams of a namespace with all messages.
 func Remove(ctx context.Context, js jetstream.JetStream, ns Namespace) error {
 	var errs []error
 	for _, config := range ns.Streams(Retention{}) {
@@ -152,14 +167,14 @@ func Remove(ctx context.Context, js jetstream.JetStream, ns Namespace) error {
 	return errors.Join(errs...)
 }
 
-// changes and payments are the subjects of the consumers of these names.
+// changes and payments return the filters of the consumers of these names.
 func (ns Namespace) changes() []string {
 	return ns.ofAny(BookingExtended, BookingCancelled, ReservationCancelled, InventorySet)
 }
 
 func (ns Namespace) payments() []string { return ns.ofAny("payment") }
 
-// ofAny are the subjects of events about any resource.
+// ofAny returns the filters for events of any resource.
 func (ns Namespace) ofAny(events ...string) []string {
 	subjects := make([]string, len(events))
 	for i, event := range events {
@@ -168,7 +183,9 @@ func (ns Namespace) ofAny(events ...string) []string {
 	return subjects
 }
 
-func (ns Namespace) ensureStream(ctx context.Context, js jetstream.JetStream, config jetstream.StreamConfig, retention Retention) error {
+func (ns Namespace) ensureStream(
+	ctx context.Context, js jetstream.JetStream, config jetstream.StreamConfig, retention Retention,
+) error {
 	stream, err := js.Stream(ctx, config.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return createStream(ctx, js, config)
@@ -180,7 +197,7 @@ func (ns Namespace) ensureStream(ctx context.Context, js jetstream.JetStream, co
 	if config.Name == ns.InStream() && found.Duplicates > config.Duplicates {
 		found.Duplicates = config.Duplicates
 		if _, err := js.UpdateStream(ctx, found); err != nil {
-			return fmt.Errorf("bring its duplicate window down to %s: %w", config.Duplicates, err)
+			return fmt.Errorf("lower its duplicate window to %s: %w", config.Duplicates, err)
 		}
 	}
 	for _, drift := range ns.DiffStream(found, config, retention) {
@@ -191,9 +208,10 @@ func (ns Namespace) ensureStream(ctx context.Context, js jetstream.JetStream, co
 	return nil
 }
 
-// createStream creates a stream, by default with as many replicas as are usual for the servers. Another worker
-// may create it meanwhile: the same configuration is no conflict. A cluster that lacks servers at this moment is an
-// error: a stream that is created with fewer replicas keeps them.
+// createStream creates a stream. If config has no number of replicas, it is replicasDefault in a
+// cluster and 1 on a single server. If another worker creates the stream at the same time with the
+// same configuration, that is no error. A cluster with too few running servers is an error: with
+// fewer replicas the stream would stay so.
 func createStream(ctx context.Context, js jetstream.JetStream, config jetstream.StreamConfig) error {
 	byDefault := config.Replicas == 0
 	if byDefault {
@@ -207,12 +225,13 @@ func createStream(ctx context.Context, js jetstream.JetStream, config jetstream.
 	}
 	var refused *jetstream.APIError
 	if errors.As(err, &refused) {
-		return fmt.Errorf("create it with %d replicas: %w (start as many servers, or set HOLDFAST_STREAM_REPLICAS)", config.Replicas, err)
+		return fmt.Errorf("create it with %d replicas: %w (start as many servers, or set HOLDFAST_STREAM_REPLICAS)",
+			config.Replicas, err)
 	}
 	return err
 }
 
-// isLoneServer reports whether a server has refused replicas because it is in no cluster.
+// isLoneServer reports whether a server has refused replicas because it is not in a cluster.
 func isLoneServer(err error) bool {
 	const replicasNotSupported = 10074
 	refused, is := errors.AsType[*jetstream.APIError](err)

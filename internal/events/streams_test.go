@@ -1,17 +1,17 @@
 package events
 
 import (
+	"strings"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestDuplicateWindow_BelowMinimum_IsRefused has the server say which duplicate windows it takes.
+// TestDuplicateWindow_BelowMinimum_IsRefused checks which duplicate windows the server allows.
 func TestDuplicateWindow_BelowMinimum_IsRefused(t *testing.T) {
 	t.Parallel()
 	js := newJetStream(t)
@@ -37,34 +37,23 @@ func TestDuplicateWindow_BelowMinimum_IsRefused(t *testing.T) {
 	}
 }
 
-// TestConsumer_SameIDFromTwoSources_BothAnswered has two sources use the same event id, also as Nats-Msg-Id, on a stream that was
-// made with the server's default duplicate window. Both have an outcome.
-func TestConsumer_SameIDFromTwoSources_BothAnswered(t *testing.T) {
+// TestSetup_StreamBreaksPromise_IsError checks that Setup refuses streams that break a promise.
+func TestSetup_StreamBreaksPromise_IsError(t *testing.T) {
 	t.Parallel()
-	b := newHarness(t)
-	updateInboundStream(t, b.ns, func(c *jetstream.StreamConfig) { c.Duplicates = 2 * time.Minute })
-	if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
-		t.Fatal(err)
-	}
-	event := func(source string) *nats.Msg {
-		m := nats.NewMsg(b.ns.In(BookingRequested, "room"))
-		m.Data = []byte(`{"specversion":"1.0","id":"1","source":"` + source + `","type":"holdfast.booking.requested.v1",` +
-			`"data":{"request_key":"` + source + `","user_id":"u","resource_id":"room","quantity":1}}`)
-		m.Header.Set(headerMsgID, "1")
-		return m
-	}
-	if _, err := b.js.PublishMsg(t.Context(), event("/one")); err != nil {
-		t.Fatal(err)
-	}
-	stacktest.Eventually(t, "the duplicate window to end", func() bool {
-		ack, err := b.js.PublishMsg(t.Context(), event("/other"))
-		if err != nil {
+	js := newJetStream(t)
+	for name, spoil := range map[string]func(*jetstream.StreamConfig){
+		"retention": func(c *jetstream.StreamConfig) { c.Retention = jetstream.WorkQueuePolicy },
+		"storage":   func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage },
+		"discards":  func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardOld },
+	} {
+		ns := Namespace(stacktest.Namespace(t))
+		config := jetstream.StreamConfig{Name: ns.InStream(), Subjects: []string{ns.AllIn()}, Discard: jetstream.DiscardNew}
+		spoil(&config)
+		if _, err := js.CreateStream(t.Context(), config); err != nil {
 			t.Fatal(err)
 		}
-		return !ack.Duplicate
-	})
-	b.await("an outcome of each", func() bool { return len(b.out) == 2 })
-	if b.decidedCount("/one") == 0 || b.decidedCount("/other") == 0 {
-		t.Errorf("decided: %d of one source, %d of the other", b.decidedCount("/one"), b.decidedCount("/other"))
+		if err := Setup(t.Context(), js, ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

@@ -13,7 +13,7 @@ const (
 	InventorySet         = "inventory.set"
 )
 
-// The reasons of dead letters, in the order in which they are found.
+// The reasons of dead letters, in the order in which they are checked.
 const (
 	ReasonTooLarge        = "too_large"
 	ReasonMalformed       = "malformed"
@@ -22,45 +22,45 @@ const (
 	ReasonPoison          = "poison"
 )
 
-// Namespace builds every subject and stream name, for the namespace that it is.
+// Namespace is the name of a namespace. Its methods return the names of its subjects and streams.
 type Namespace string
 
-// InStream, OutStream, DLQStream and RunsStream are the names of the streams.
+// InStream, OutStream, DLQStream and RunsStream return the names of the streams.
 func (ns Namespace) InStream() string   { return strings.ToUpper(string(ns)) + "_IN" }
 func (ns Namespace) OutStream() string  { return strings.ToUpper(string(ns)) + "_OUT" }
 func (ns Namespace) DLQStream() string  { return strings.ToUpper(string(ns)) + "_DLQ" }
 func (ns Namespace) RunsStream() string { return strings.ToUpper(string(ns)) + "_RUNS" }
 
-// In is the subject of an inbound event about a resource; ">" as the resource means any.
+// In returns the subject of an inbound event of a resource. The resource ">" matches all.
 func (ns Namespace) In(event, resource string) string {
 	return string(ns) + ".in." + event + "." + resource
 }
 
-// Out is the subject of an outbound event about a resource.
+// Out returns the subject of an outbound event of a resource.
 func (ns Namespace) Out(event, resource string) string {
 	return string(ns) + ".out." + event + "." + resource
 }
 
-// DLQ is the subject of dead letters with a reason.
+// DLQ returns the subject of dead letters with a reason.
 func (ns Namespace) DLQ(reason string) string { return string(ns) + ".dlq." + reason }
 
-// Run is the subject of the records of a run over dead letters.
+// Run returns the subject of the records of a run over dead letters.
 func (ns Namespace) Run(id string) string { return string(ns) + ".runs." + id }
 
-// Service is the subject of an endpoint of the service that answers queries.
+// Service returns the subject of an endpoint of the query service.
 func (ns Namespace) Service(endpoint string) string { return string(ns) + ".svc." + endpoint }
 
-// AllIn, AllOut, AllDLQ and AllRuns cover a stream.
+// AllIn, AllOut, AllDLQ and AllRuns return the filters that match all subjects of a stream.
 func (ns Namespace) AllIn() string   { return string(ns) + ".in.>" }
 func (ns Namespace) AllOut() string  { return string(ns) + ".out.>" }
 func (ns Namespace) AllDLQ() string  { return string(ns) + ".dlq.>" }
 func (ns Namespace) AllRuns() string { return string(ns) + ".runs.>" }
 
-// Type is the CloudEvents type of an event.
+// Type returns the CloudEvents type of an event.
 func Type(event string) string { return "holdfast." + event + ".v1" }
 
-// eventOf is the event of a CloudEvents type, or false when it is none of ours.
-func eventOf(ceType string) (string, bool) {
+// EventOf returns the event of a CloudEvents type, and false if the type is not one of Holdfast's.
+func EventOf(ceType string) (string, bool) {
 	event, ours := strings.CutPrefix(ceType, "holdfast.")
 	if !ours {
 		return "", false

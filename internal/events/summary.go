@@ -8,16 +8,17 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// EventSummary is what can be read of an event, also of one whose form is wrong: "" for what cannot.
+// EventSummary is what can be read of an event, even if its form is wrong. A field that cannot be
+// read is "".
 type EventSummary struct {
 	ID       string
-	Type     string // the event, like booking.requested; a type that is none of ours as it is
+	Type     string // the event, like booking.requested, or the whole type if it is not one of Holdfast's
 	Resource string
 	User     string
 }
 
-// Summarize reads what an event is about, as it says, else as the subject says on which it was
-// published: <ns>.in.<event>.<resource>.
+// Summarize reads a summary from an event. Type and resource that the event does not contain come
+// from the subject that it was published on: <ns>.in.<event>.<resource>.
 func Summarize(subject string, header nats.Header, body []byte) EventSummary {
 	event := laxObject(body)
 	data := laxObject(event["data"])
@@ -34,7 +35,7 @@ func Summarize(subject string, header nats.Header, body []byte) EventSummary {
 	if a.Type == "" {
 		a.Type = attributeOf(header, "type")
 	}
-	if ours, known := eventOf(a.Type); known {
+	if ours, known := EventOf(a.Type); known {
 		a.Type = ours
 	}
 	if a.Resource == "" {
@@ -52,7 +53,7 @@ func Summarize(subject string, header nats.Header, body []byte) EventSummary {
 	return a
 }
 
-// sourceOf returns the source of an event as it says, "" when it cannot be read.
+// sourceOf returns the source of an event, "" if it cannot be read.
 func sourceOf(header nats.Header, body []byte) string {
 	if source := laxText(laxObject(body)["source"]); source != "" {
 		return source
@@ -60,7 +61,7 @@ func sourceOf(header nats.Header, body []byte) string {
 	return attributeOf(header, "source")
 }
 
-// attributeOf returns an attribute of an event in binary mode, "" when it has none.
+// attributeOf returns an attribute of an event in binary mode, "" if it is missing.
 func attributeOf(header nats.Header, name string) string {
 	for given, values := range header {
 		if strings.EqualFold(given, attributePrefix+name) && len(values) > 0 {
@@ -70,17 +71,17 @@ func attributeOf(header nats.Header, name string) string {
 	return ""
 }
 
-// lax reads what strict decoding refuses: what is only looked at needs not be right.
+// lax accepts JSON that strict decoding refuses: a summary need not be correct.
 var lax = json.JoinOptions(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 
-// laxObject returns the members of a JSON object, nil when the value is none. Of a text that
-// breaks off it returns those before the break.
+// laxObject returns the members of a JSON object, nil for another value. Of a truncated text it
+// returns the members before the end.
 func laxObject(value []byte) (object map[string]jsontext.Value) {
-	_ = json.Unmarshal(value, &object, lax) // what was read before an error stays
+	_ = json.Unmarshal(value, &object, lax) // members before an error are kept
 	return object
 }
 
-// laxText returns a JSON string, "" when the value is none.
+// laxText returns a JSON string, "" for another value.
 func laxText(value jsontext.Value) (text string) {
 	if value.Kind() == '"' {
 		_ = json.Unmarshal(value, &text, lax) // it stays empty

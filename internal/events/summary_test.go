@@ -6,7 +6,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// TestSummarize_MalformedEvents_ReadsWhatItCan reads what bad events are about.
+// TestSummarize_MalformedEvents_ReadsWhatItCan summarizes malformed events.
 func TestSummarize_MalformedEvents_ReadsWhatItCan(t *testing.T) {
 	t.Parallel()
 	const subject = "holdfast.in.booking.requested.room"

@@ -10,14 +10,15 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// What one step of a Trimmer does at most.
+// The limits of one step of a Trimmer.
 const (
-	trimPurgeMax  = 100_000 // sequences that one purge removes
-	trimDeleteMax = 1_000   // events that are removed one by one, between those that dead letters need
+	trimPurgeMax  = 100_000 // sequences in one purge
+	trimDeleteMax = 1_000   // events that are deleted one by one, between those that dead letters need
 	trimLimit     = time.Minute
 )
 
-// ErrTrimBlocked says that a durable consumer of the workers is missing: what it has to answer is not known.
+// ErrTrimBlocked is returned while a durable consumer of the workers is missing: it is not known
+// which events it must still answer.
 var ErrTrimBlocked = errors.New("a consumer of the inbound stream is missing")
 
 // Trimmer removes events from the inbound stream.
@@ -27,20 +28,21 @@ var ErrTrimBlocked = errors.New("a consumer of the inbound stream is missing")
 // An event is removed when all of this holds:
 //
 //   - It was stored longer ago than a given time, by the clock of the server.
-//   - Every consumer of the stream has acknowledged it, or does not take it: the three of the workers, and
-//     those that operators or readers (an audit, a rebuild) have made. While one of the three is missing, nothing
-//     is removed.
+//   - Every consumer of the stream has acknowledged it, or does not take it: the three of the
+//     workers, and those that operators or readers (an audit, a rebuild) have created. While one of
+//     the three is missing, nothing is removed.
 //   - No dead letter is a claim check for it.
 //
 // # Who removes it
 //
-// Any number of workers. A step removes up to a sequence, so it does no harm when another has done it already.
+// Any number of workers. A step removes all events up to a sequence, so it does no harm if another
+// worker has done so already.
 //
 // # What remains
 //
-// A purge names a stream and a sequence, and JetStream has no condition for it. A step compares when the
-// stream was created before it asks for the purge. A stream that is deleted and created in the one round trip
-// between the two loses what was published in that time.
+// A purge names a stream and a sequence, and JetStream has no condition for it. A step checks when
+// the stream was created before it requests the purge. If the stream is deleted and recreated in
+// the one round trip between the two, events that are published in that time are lost.
 type Trimmer struct {
 	js   jetstream.JetStream
 	ns   Namespace
@@ -51,23 +53,24 @@ type Trimmer struct {
 
 	dlqCreated     time.Time
 	dlqFrom        uint64 // no dead letter before this sequence is a claim check
-	loggedConsumer string // the consumer that the log has named last
+	loggedConsumer string // the consumer that was logged last
 }
 
-// NewTrimmer returns a Trimmer that keeps each event for a time after it was stored. It is for one goroutine.
+// NewTrimmer returns a Trimmer that keeps each event for at least keep after it was stored. Only
+// one goroutine may use it.
 func NewTrimmer(js jetstream.JetStream, ns Namespace, keep time.Duration, log zerolog.Logger) *Trimmer {
 	return &Trimmer{js: js, ns: ns, keep: keep, log: log, purgeMax: trimPurgeMax, deleteMax: trimDeleteMax}
 }
 
-// TrimResult says what a step has done.
+// TrimResult is the result of a step.
 type TrimResult struct {
 	Removed uint64 // sequences
 	More    bool   // the next step removes more
-	// Answered reports that the workers have acknowledged every event that is older than what is kept.
+	// Answered reports whether the workers have acknowledged every event that is older than keep.
 	Answered bool
 }
 
-// RunOnce does one bounded step. It returns ErrTrimBlocked while it must not remove anything.
+// RunOnce does one bounded step. It returns ErrTrimBlocked while it must not remove events.
 func (t *Trimmer) RunOnce(ctx context.Context) (done TrimResult, err error) {
 	ctx, cancel := context.WithTimeout(ctx, trimLimit)
 	defer cancel()
@@ -87,8 +90,9 @@ func (t *Trimmer) step(ctx context.Context, inbound jetstream.Stream) (done Trim
 	if err != nil {
 		return done, err
 	}
-	// The order matters. What is stored after the state was read is above it, so a consumer that has nothing to
-	// do has acknowledged all up to there. A dead letter is stored before its event is acknowledged.
+	// The order matters. Events that are stored after the state was read have higher sequences, so a
+	// consumer without pending events has acknowledged all up to the last sequence of the state. A
+	// dead letter is stored before its event is acknowledged.
 	acked, err := t.acknowledged(ctx, inbound, info.State.LastSeq)
 	if err != nil {
 		return done, err
@@ -108,14 +112,14 @@ func (t *Trimmer) step(ctx context.Context, inbound jetstream.Stream) (done Trim
 		return done, err
 	}
 	if !now.Created.Equal(info.Created) {
-		return done, errors.New("it was deleted and created again meanwhile")
+		return done, errors.New("it was deleted and recreated meanwhile")
 	}
 	removed, more, err := t.remove(ctx, inbound, upTo, needed)
 	done.Removed, done.More = removed, more
 	return done, err
 }
 
-// expired returns the last sequence that was stored longer ago than what is kept, or that was removed before.
+// expired returns the last sequence that was stored more than keep ago, or that is already removed.
 func (t *Trimmer) expired(ctx context.Context, inbound jetstream.Stream) (uint64, error) {
 	info := inbound.CachedInfo()
 	cutoff := info.TimeStamp.Add(-t.keep)
@@ -133,13 +137,14 @@ func (t *Trimmer) expired(ctx context.Context, inbound jetstream.Stream) (uint64
 	return info.State.LastSeq, nil
 }
 
-// acknowledged says up to which sequence consumers have acknowledged what they take.
+// acknowledged is the sequence up to which consumers have acknowledged all events of their filters.
 type acknowledged struct {
 	ours, all uint64 // by the consumers of the workers, and by all
-	slowest   string // that of another program which is behind them all, "" when there is none
+	slowest   string // the consumer of another program that is behind all others, "" if there is none
 }
 
-// acknowledged asks all consumers. last is a sequence that the stream had before.
+// acknowledged reads the ack floors of all consumers. last is the last sequence of an earlier state
+// of the stream.
 func (t *Trimmer) acknowledged(
 	ctx context.Context, inbound jetstream.Stream, last uint64,
 ) (acked acknowledged, err error) {
@@ -153,7 +158,7 @@ func (t *Trimmer) acknowledged(
 		_, isOurs := missing[name]
 		floor, err := floorOf(ctx, inbound, name, last)
 		if errors.Is(err, jetstream.ErrConsumerNotFound) {
-			continue // it has been removed; one of ours is missing then
+			continue // deleted meanwhile; if it is one of the workers, it stays in missing
 		}
 		if err != nil {
 			return acked, fmt.Errorf("consumer %s: %w", name, err)
@@ -175,7 +180,8 @@ func (t *Trimmer) acknowledged(
 	return acked, nil
 }
 
-// logSlowestConsumer logs which consumer of another program keeps events that the workers need no more, once.
+// logSlowestConsumer logs, once, which consumer of another program keeps events that the workers no
+// longer need.
 func (t *Trimmer) logSlowestConsumer(acked acknowledged, expired uint64) {
 	keeps := ""
 	if acked.all < min(expired, acked.ours) {
@@ -188,8 +194,9 @@ func (t *Trimmer) logSlowestConsumer(acked acknowledged, expired uint64) {
 	t.loggedConsumer = keeps
 }
 
-// floorOf returns up to which sequence a consumer has acknowledged everything that it takes. Its own floor stays
-// behind where it takes nothing.
+// floorOf returns the sequence up to which a consumer has acknowledged all events of its filters.
+// That is last if none are pending: the ack floor of the consumer does not count events that its
+// filters exclude.
 func floorOf(ctx context.Context, inbound jetstream.Stream, name string, last uint64) (uint64, error) {
 	consumer, err := inbound.Consumer(ctx, name)
 	if err != nil {
@@ -202,8 +209,9 @@ func floorOf(ctx context.Context, inbound jetstream.Stream, name string, last ui
 	return info.AckFloor.Stream, nil
 }
 
-// claimChecks returns the sequences of the events that dead letters are claim checks for. Once there is such a dead
-// letter, it and all that follow are read again in each step, because an operator may remove it.
+// claimChecks returns the sequences of the events that dead letters have claim checks for. Each
+// step reads all dead letters from the first one with a claim check on, because an operator may
+// remove it.
 func (t *Trimmer) claimChecks(ctx context.Context) (map[uint64]struct{}, error) {
 	stream, err := t.js.Stream(ctx, t.ns.DLQStream())
 	if err != nil {
@@ -237,12 +245,13 @@ func (t *Trimmer) claimChecks(ctx context.Context) (map[uint64]struct{}, error) 
 	return needed, nil
 }
 
-// remove removes events up to a sequence, but for those that are needed, and no more than a step may.
+// remove removes events up to a sequence, except those that are needed, within the limits of a
+// step.
 func (t *Trimmer) remove(
 	ctx context.Context, inbound jetstream.Stream, upTo uint64, needed map[uint64]struct{},
 ) (removed uint64, more bool, err error) {
 	state := inbound.CachedInfo().State
-	first := upTo + 1 // that stays
+	first := upTo + 1 // the first event that stays
 	for seq := range needed {
 		if seq >= state.FirstSeq {
 			first = min(first, seq)
@@ -258,7 +267,7 @@ func (t *Trimmer) remove(
 	return t.removeBetween(ctx, inbound, upTo, needed)
 }
 
-// removeBetween removes one by one what lies above the first event that is needed.
+// removeBetween deletes, one by one, the events above the first one that is needed.
 func (t *Trimmer) removeBetween(
 	ctx context.Context, inbound jetstream.Stream, upTo uint64, needed map[uint64]struct{},
 ) (removed uint64, more bool, err error) {

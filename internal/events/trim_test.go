@@ -15,17 +15,17 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// trimHarness is the streams and consumers of a namespace, without a worker.
+// trimHarness is a namespace with streams and durable consumers, but without a worker.
 type trimHarness struct {
 	*testing.T
 	js      jetstream.JetStream
 	ns      Namespace
 	inbound jetstream.Stream
-	last    map[string]uint64 // what each consumer has to be delivered
+	last    map[string]uint64 // the last sequence for each consumer
 	*Trimmer
 }
 
-// newTrimHarness keeps nothing: every event is old enough.
+// newTrimHarness returns a trimHarness whose Trimmer keeps nothing: every event is old enough.
 func newTrimHarness(t *testing.T) *trimHarness {
 	t.Helper()
 	js, ns := newJetStream(t), Namespace(stacktest.Namespace(t))
@@ -66,7 +66,7 @@ func (b *trimHarness) publish(events ...string) {
 	}
 }
 
-// ack has a consumer take all that it has, and acknowledge it but for some sequences.
+// ack makes a consumer fetch all its events, and acknowledge all but some sequences.
 func (b *trimHarness) ack(name string, but ...uint64) {
 	b.Helper()
 	consumer, err := b.js.Consumer(b.Context(), b.ns.InStream(), name)
@@ -96,10 +96,10 @@ func (b *trimHarness) ackAll(but ...uint64) {
 	}
 }
 
-// left are the sequences that the inbound stream has.
+// left returns the sequences that the inbound stream has.
 func (b *trimHarness) left() (seqs []uint64) {
 	b.Helper()
-	for m, err := range readAll(b.Context(), b.stream(b.ns.InStream()), jetstream.OrderedConsumerConfig{}) {
+	for m, err := range ReadAll(b.Context(), b.stream(b.ns.InStream()), jetstream.OrderedConsumerConfig{}) {
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -108,7 +108,7 @@ func (b *trimHarness) left() (seqs []uint64) {
 	return seqs
 }
 
-// claimCheck stores a dead letter that is a claim check for an event, and returns its sequence.
+// claimCheck stores a dead letter with a claim check for an event, and returns its sequence.
 func (b *trimHarness) claimCheck(seq uint64) uint64 {
 	b.Helper()
 	m := nats.NewMsg(b.ns.DLQ(ReasonTooLarge))
@@ -122,7 +122,7 @@ func (b *trimHarness) claimCheck(seq uint64) uint64 {
 	return ack.Sequence
 }
 
-// trims runs steps until there is no more to do, and compares what is left.
+// trims runs steps until there is no more to do, and compares the sequences that are left.
 func (b *trimHarness) trims(want ...uint64) {
 	b.Helper()
 	for more := true; more; {
@@ -159,24 +159,24 @@ func TestTrimmer_OneConsumerOfTheWorkersIsBehind_KeepsFromThereOn(t *testing.T) 
 			b.publish(everyKind...)
 			for _, config := range b.ns.Consumers() {
 				if config.Durable == name {
-					b.ack(name, unacked) // what is above it is acknowledged
+					b.ack(name, unacked) // the events above it are acknowledged
 				} else {
 					b.ack(config.Durable)
 				}
 			}
-			// What the consumer acknowledged before may lie further back: then more is kept than is needed.
+			// The ack floor of the consumer may be lower than needed: then more events are kept.
 			b.trims(b.above(name)...)
 			if got := b.left(); !slices.Contains(got, unacked) {
-				t.Errorf("%d is gone, and is not answered", unacked)
+				t.Errorf("sequence %d is removed without an answer", unacked)
 			}
 			if done, err := b.RunOnce(t.Context()); err != nil || done.Answered {
-				t.Errorf("%+v %v, want something old not to be answered", done, err)
+				t.Errorf("%+v %v, want Answered false", done, err)
 			}
 		})
 	}
 }
 
-// above returns the sequences above the floor of a consumer.
+// above returns the sequences above the ack floor of a consumer.
 func (b *trimHarness) above(name string) (seqs []uint64) {
 	b.Helper()
 	consumer, err := b.js.Consumer(b.Context(), b.ns.InStream(), name)
@@ -198,11 +198,11 @@ func TestTrimmer_EventIsYoung_KeepsIt(t *testing.T) {
 	b.trims(1, 2)
 	done, err := b.RunOnce(t.Context())
 	if err != nil || !done.Answered {
-		t.Errorf("%+v %v, want all that is old to be answered", done, err)
+		t.Errorf("%+v %v, want Answered true", done, err)
 	}
 }
 
-// TestTrimmer_OnlySomeAreOld_KeepsTheOthers has the server say when each was stored.
+// TestTrimmer_OnlySomeAreOld_KeepsTheOthers uses the times when the server stored the events.
 func TestTrimmer_OnlySomeAreOld_KeepsTheOthers(t *testing.T) {
 	t.Parallel()
 	b := newTrimHarness(t)
@@ -223,7 +223,7 @@ func TestTrimmer_OnlySomeAreOld_KeepsTheOthers(t *testing.T) {
 	}
 }
 
-// agedStream says that it is another time, and does something before it is asked again.
+// agedStream is a stream whose clock is ahead, and which calls a function before its second Info.
 type agedStream struct {
 	jetstream.Stream
 	now    time.Time
@@ -279,7 +279,7 @@ func TestTrimmer_ConsumerOfAnotherProgram_KeepsWhatItHasNotAcknowledged(t *testi
 	b.ackAll()
 	b.trims(1, 2, 3, 4, 5)
 	if done, err := b.RunOnce(t.Context()); err != nil || !done.Answered {
-		t.Errorf("%+v %v, want the workers to have answered", done, err)
+		t.Errorf("%+v %v, want Answered true", done, err)
 	}
 	b.ack("theirs", 3)
 	b.trims(3, 4, 5)
@@ -289,7 +289,8 @@ func TestTrimmer_ConsumerOfAnotherProgram_KeepsWhatItHasNotAcknowledged(t *testi
 	b.trims()
 }
 
-// TestTrimmer_ReaderHalfway_KeepsWhatItReadsNext has a reader that acknowledges nothing, as an audit.
+// TestTrimmer_ReaderHalfway_KeepsWhatItReadsNext uses a reader that acknowledges nothing, like an
+// audit.
 func TestTrimmer_ReaderHalfway_KeepsWhatItReadsNext(t *testing.T) {
 	t.Parallel()
 	b := newTrimHarness(t)
@@ -309,7 +310,7 @@ func TestTrimmer_ReaderHalfway_KeepsWhatItReadsNext(t *testing.T) {
 func TestTrimmer_DeadLetterIsAClaimCheck_KeepsItsEventOnly(t *testing.T) {
 	t.Parallel()
 	b := newTrimHarness(t)
-	b.deleteMax = 2 // so that it takes several steps
+	b.deleteMax = 2 // so that there are several steps
 	b.publish(everyKind...)
 	b.publish(everyKind...)
 	b.ackAll()
@@ -348,8 +349,8 @@ func TestTrimmer_ManyEvents_RemovesABoundedNumberInAStep(t *testing.T) {
 	}
 }
 
-// TestTrimmer_StreamRecreated_RemovesNothing has the stream deleted and created again, and events
-// published, after the consumers were asked and before the purge.
+// TestTrimmer_StreamRecreated_RemovesNothing deletes and recreates the stream, and publishes
+// events, after the consumers were read and before the purge.
 func TestTrimmer_StreamRecreated_RemovesNothing(t *testing.T) {
 	t.Parallel()
 	b := newTrimHarness(t)
@@ -372,7 +373,7 @@ func TestTrimmer_StreamRecreated_RemovesNothing(t *testing.T) {
 	}
 }
 
-// TestTrimmer_SeveralWorkers_EachIsHarmless runs two at a time.
+// TestTrimmer_SeveralWorkers_EachIsHarmless runs two Trimmers at the same time.
 func TestTrimmer_SeveralWorkers_EachIsHarmless(t *testing.T) {
 	t.Parallel()
 	b := newTrimHarness(t)

@@ -8,9 +8,10 @@ import (
 	"strings"
 )
 
-// ErrURL says that the URL of NATS cannot be read. What is wrong with it is not told: it may have
-// a password in it.
-var ErrURL = errors.New("not a NATS URL: want nats://[user:password@]host:port, several separated by commas; what is special in a password is percent-encoded")
+// ErrURL is returned for a NATS URL that cannot be read. It does not quote the URL, which may
+// contain a password.
+var ErrURL = errors.New("not a NATS URL: want nats://[user:password@]host:port, several separated by commas; " +
+	"percent-encode special characters in the password")
 
 var (
 	urlBegins = regexp.MustCompile(`(?i)(?:^|,)\s*[a-z][a-z0-9+.-]*://`)
@@ -18,12 +19,12 @@ var (
 	userToken = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 )
 
-// hidden stands for what must not be shown.
+// hidden replaces a secret.
 const hidden = "xxxxx"
 
-// RedactedURL is the URL of a server, of whichever kind, or several separated by commas, without
-// passwords and tokens. It repeats nothing of what is not a URL, and rather too little of one that
-// is not written as it should be.
+// RedactedURL returns the URL of a server of any kind, or several separated by commas, without
+// passwords and tokens. It returns nothing of a text that is not a URL, and hides too much rather
+// than too little of a malformed one.
 func RedactedURL(address string) string {
 	begins := urlBegins.FindAllStringIndex(address, -1)
 	if len(begins) == 0 || begins[0][0] != 0 {
@@ -41,7 +42,8 @@ func RedactedURL(address string) string {
 	return strings.Join(parts, ",")
 }
 
-// redactedRest is what follows the scheme of a URL. All before its last @ may belong to a password.
+// redactedRest redacts what follows the scheme of a URL. All before the last @ may be part of a
+// password.
 func redactedRest(scheme, rest string) string {
 	if at := strings.LastIndex(rest, "@"); at >= 0 {
 		user, _, hasPassword := strings.Cut(rest[:at], ":")
@@ -56,9 +58,9 @@ func redactedRest(scheme, rest string) string {
 	return secretIn.ReplaceAllString(rest, "${1}"+hidden)
 }
 
-// inboxOf checks the URL of NATS and returns what the inboxes of its user begin with: _INBOX.<user>,
-// so that permissions can keep users from hearing each other's answers; "" = nothing of its own,
-// for a URL without a user, or with one that cannot stand in a subject.
+// inboxOf validates a NATS URL and returns the prefix of the inboxes of its user, _INBOX.<user>.
+// With it, permissions can keep users from reading each other's replies. The prefix is "" for a URL
+// without a user, or with a user name that is not allowed in a subject.
 func inboxOf(address string) (prefix string, err error) {
 	for i, one := range strings.Split(withScheme(address), ",") {
 		parsed, err := url.Parse(one)
@@ -72,7 +74,7 @@ func inboxOf(address string) (prefix string, err error) {
 	return prefix, nil
 }
 
-// withScheme returns URLs of NATS with the scheme that may be left out.
+// withScheme adds the scheme to NATS URLs that have none.
 func withScheme(address string) string {
 	all := strings.Split(address, ",")
 	for i, one := range all {

@@ -13,16 +13,17 @@ import (
 )
 
 const (
-	superviseEvery     = 3 * time.Second // at how far the consumers have come, and whether they exist
+	superviseEvery     = 3 * time.Second // between two checks of the durable consumers
 	streamRequestLimit = 5 * time.Second
 )
 
-// floors are, by consumer, the inbound sequences up to which everything is answered, in the stream that was
-// created then. Each outcome carries those that its worker has seen last, for a consumer that is deleted.
+// floors are the ack floors of the durable consumers: for each, the inbound sequence up to which
+// every event is answered. Each outcome carries, as a header, the floors that its worker has read
+// last. With them a consumer that was deleted can resume.
 type floors struct {
-	created time.Time
-	of      map[string]uint64
-	text    string // as a header
+	created time.Time         // when the inbound stream was created
+	of      map[string]uint64 // by consumer
+	text    string            // the header
 }
 
 func newFloors(created time.Time, of map[string]uint64) *floors {
@@ -33,7 +34,7 @@ func newFloors(created time.Time, of map[string]uint64) *floors {
 	return f
 }
 
-// readFloors reads the header of an outcome. What is not as newFloors writes it is left out.
+// readFloors parses the header of an outcome. It ignores what newFloors would not write.
 func readFloors(header string) *floors {
 	words := strings.Fields(header)
 	if len(words) == 0 {
@@ -53,7 +54,8 @@ func readFloors(header string) *floors {
 	return newFloors(time.Unix(0, created), of)
 }
 
-// on returns the floor of a consumer in the stream that was created then, 0 when it is not known.
+// on returns the floor of a consumer in the stream that was created at a time, 0 if it is not
+// known.
 func (f *floors) on(created time.Time, name string) uint64 {
 	if f == nil || !f.created.Equal(created) {
 		return 0
@@ -61,8 +63,8 @@ func (f *floors) on(created time.Time, name string) uint64 {
 	return f.of[name]
 }
 
-// supervise reads how far the consumers of the inbound stream have come, and creates the consumer again when it
-// was deleted, as Setup does, until ctx is over.
+// supervise reads the ack floors of the durable consumers every superviseEvery, until ctx ends. If
+// this durable consumer was deleted, it recreates it as Setup does.
 func (c *Consumer) supervise(ctx context.Context) {
 	ticker := time.NewTicker(superviseEvery)
 	defer ticker.Stop()
@@ -72,7 +74,7 @@ func (c *Consumer) supervise(ctx context.Context) {
 			err := c.ns.ensureConsumer(ctx, c.js, c.name, c.floors.Load(), c.log)
 			if err != nil && ctx.Err() == nil && err.Error() != reported {
 				reported = err.Error()
-				c.log.Error().Err(err).Msg("the consumer was deleted and cannot be created again, `worker migrate` can")
+				c.log.Error().Err(err).Msg("consumer deleted, recreate failed (run worker migrate)")
 			}
 		}
 		select {
@@ -83,11 +85,12 @@ func (c *Consumer) supervise(ctx context.Context) {
 	}
 }
 
-// checkConsumers reads the floors of all consumers, of one stream, and reports whether this consumer is missing.
+// checkConsumers reads the floors of all durable consumers, all of the same inbound stream, and
+// reports whether this one is missing.
 func (c *Consumer) checkConsumers(ctx context.Context) (missing bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
 	defer cancel()
-	created, err := c.readStreamCreated(ctx)
+	created, err := c.readInboundCreated(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -104,21 +107,10 @@ func (c *Consumer) checkConsumers(ctx context.Context) (missing bool, err error)
 			missing = missing || config.Durable == c.name
 		}
 	}
-	again, err := c.readStreamCreated(ctx)
+	again, err := c.readInboundCreated(ctx)
 	if err != nil || !again.Equal(created) {
-		return false, err // created again meanwhile: the floors may be of two streams
+		return false, err // recreated meanwhile: the floors may be of two streams
 	}
 	c.floors.Store(newFloors(created, of))
 	return missing, nil
-}
-
-// readStreamCreated returns when the inbound stream was created.
-func (c *Consumer) readStreamCreated(ctx context.Context) (time.Time, error) {
-	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
-	defer cancel()
-	stream, err := c.js.Stream(ctx, c.ns.InStream())
-	if err != nil {
-		return time.Time{}, err
-	}
-	return stream.CachedInfo().Created, nil
 }

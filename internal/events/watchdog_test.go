@@ -11,9 +11,9 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestWatchdog_ConsumersDeleted_AreRecreated has somebody delete the durable consumers under workers. They are made again,
-// nothing waits for ever, what was answered long before is not decided again, and who starts
-// later finds nothing wrong with them.
+// TestWatchdog_ConsumersDeleted_AreRecreated deletes the durable consumers while workers run. They
+// are recreated, every event is answered, no event that was answered long before is decided again,
+// and Setup finds no drift later.
 func TestWatchdog_ConsumersDeleted_AreRecreated(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -23,7 +23,7 @@ func TestWatchdog_ConsumersDeleted_AreRecreated(t *testing.T) {
 	b.await("all outcomes", func() bool { return len(b.out) == 3 })
 	for i, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
 		b.awaitIdle(name)
-		stacktest.Eventually(t, "the worker to see that", func() bool {
+		stacktest.Eventually(t, "the worker to recreate them", func() bool {
 			seen := b.workers[i].floors.Load()
 			return seen != nil && seen.of[name] == map[string]uint64{ConsumerRequests: 3, ConsumerChanges: 3, ConsumerPayments: 2}[name]
 		})
@@ -40,24 +40,24 @@ func TestWatchdog_ConsumersDeleted_AreRecreated(t *testing.T) {
 	b.mu.Lock()
 	carried := readFloors(b.out[42].Headers().Get(headerFloors))
 	b.mu.Unlock()
-	if created, err := b.workers[0].readStreamCreated(t.Context()); err != nil || carried.on(created, ConsumerPayments) == 0 {
+	if created, err := b.workers[0].readInboundCreated(t.Context()); err != nil || carried.on(created, ConsumerPayments) == 0 {
 		t.Errorf("%v: the last outcome carries the floors %+v", err, carried)
 	}
 	if n := b.decidedCount("long-before"); n != 1 {
-		t.Errorf("what was answered before was decided %d times", n)
+		t.Errorf("an event that was answered before was decided %d times", n)
 	}
-	stacktest.Eventually(t, "the third, which nothing waits for", func() bool {
+	stacktest.Eventually(t, "the third consumer, which has no events", func() bool {
 		_, err := b.js.Consumer(t.Context(), b.ns.InStream(), ConsumerChanges)
 		return err == nil
 	})
 	if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
-		t.Errorf("a worker that starts then: %v", err)
+		t.Errorf("Setup after that: %v", err)
 	}
 	consumer, err := b.js.Consumer(t.Context(), b.ns.InStream(), ConsumerRequests)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if config := consumer.CachedInfo().Config; config.MaxDeliver != -1 || config.AckPolicy != jetstream.AckExplicitPolicy {
-		t.Errorf("it is made again as %+v", config)
+		t.Errorf("recreated as %+v", config)
 	}
 }

@@ -1,7 +1,7 @@
 //go:build !failpoint
 
-// Package failpoint lets tests kill or stop a process between two steps. In programs built without the
-// tag failpoint it does nothing and costs nothing.
+// Package failpoint lets tests kill a process between two steps. In a program that was built
+// without the tag failpoint it does nothing and costs nothing.
 package failpoint
 
 // Hit marks a place between two steps.

@@ -10,29 +10,29 @@ import (
 	"syscall"
 )
 
-// armed is the place at which the process is killed or, if stop is true, stopped.
+// armed is a place, at which the process is killed, or a place and ":stop".
 var armed, stop = strings.CutSuffix(os.Getenv("HOLDFAST_FAILPOINT"), ":stop")
 
 var stopped atomic.Bool
 
-// Hit kills the process like kill -9 if HOLDFAST_FAILPOINT names this place. If HOLDFAST_FAILPOINT is
-// the place and ":stop", the first Hit stops the process until SIGCONT.
+// Hit kills the process, as kill -9 would, when HOLDFAST_FAILPOINT names this place. When it
+// names it with ":stop" the process is stopped, the first time, until SIGCONT.
 func Hit(place string) {
 	if place != armed || stopped.Load() {
 		return
 	}
 	if !stop {
 		send(syscall.SIGKILL)
-		select {} // until the signal arrives
+		select {} // until it arrives
 	}
 	stopped.Store(true)
-	// Another thread may get the signal first. This thread must wait until the process has stopped and
-	// continued.
-	continued := make(chan os.Signal, 1)
-	signal.Notify(continued, syscall.SIGCONT)
-	defer signal.Stop(continued)
+	// The signal may reach another thread first. This one must not take a step further before
+	// the process was stopped and let go on.
+	goOn := make(chan os.Signal, 1)
+	signal.Notify(goOn, syscall.SIGCONT)
+	defer signal.Stop(goOn)
 	send(syscall.SIGSTOP)
-	<-continued
+	<-goOn
 }
 
 func send(s syscall.Signal) {

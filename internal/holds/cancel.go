@@ -7,23 +7,23 @@ import (
 	"holdfast/internal/failpoint"
 )
 
-// CancelRequest gives back what a reservation took.
+// CancelRequest requests the cancellation of a reservation.
 type CancelRequest struct {
-	EventID string // names the event: the same at every delivery of it
-	Hold    HoldID // that the reservation was made of
-	Reason  string // "" = not told
+	EventID string // the same at every delivery of the event
+	Hold    HoldID // the hold that became the reservation
+	Reason  string // the publisher's reason; may be ""
 }
 
-// CancelDecision is the answer to a CancelRequest, the same whenever the same cause asks.
+// CancelDecision is the answer to a CancelRequest. It is the same for every delivery of an event.
 type CancelDecision struct {
-	Err         error    `json:"-"`               // ErrBusy when it could not be decided now, though others could
-	Reason      string   `json:"reason,omitzero"` // why it was refused; "" = it is cancelled
-	CancelledAt Time     `json:"-"`               // zero when it was refused
+	Err         error    `json:"-"`               // ErrBusy when it could not be decided now although others could
+	Reason      string   `json:"reason,omitzero"` // why it was rejected; "" when the reservation is cancelled
+	CancelledAt Time     `json:"-"`               // zero when it was rejected
 	Data        HoldData `json:"hold"`            // of the hold that was paid, as far as it is known
 }
 
-// Cancel gives back what reservations took: Postgres lowers what is reserved, and then rev is
-// bumped, so that whoever has read the old number decides again.
+// Cancel cancels reservations. Postgres lowers the reserved numbers. Then Cancel bumps rev, so that
+// a decision on the old numbers is refused and retried.
 func (s *Service) Cancel(ctx context.Context, requests []CancelRequest, emit func(i int, r Result)) {
 	s, err := s.forCurrentEpoch()
 	if err != nil {

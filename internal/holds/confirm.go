@@ -9,45 +9,47 @@ import (
 	"holdfast/internal/lua"
 )
 
-// ConfirmRequest says that a hold was paid.
+// ConfirmRequest requests the reservation of a hold that was paid.
 type ConfirmRequest struct {
 	Hold      HoldID
 	PaymentID string
-	Amount    string // decimal, "" = not told
-	Currency  string
+	Amount    string // decimal; "" when unknown
+	Currency  string // "" when unknown
 }
 
-// Payment is a payment and what Redis says of its hold, for Postgres to decide.
+// Payment is a payment with the state of its hold in Redis. Postgres decides it.
 type Payment struct {
 	ConfirmRequest
-	Claimed bool     // the hold is this payment's: it cannot lapse
-	Late    bool     // it had lapsed, and its slots were taken again
-	Reason  string   // why it is not claimed, when it is not
-	At      Time     // of the claim, or of the look
-	Data    HoldData // of the hold, as far as it is known
-	Names   []string // its slots, sorted; nil when no hold is known
+	Claimed bool     // the payment has claimed the hold, which therefore cannot expire
+	Late    bool     // the hold had expired, and the payment has taken its slots again
+	Reason  string   // why the payment has not claimed the hold; "" when it has
+	At      Time     // when the hold was claimed, or read when it was not
+	Data    HoldData // of the hold, as far as Redis knows it
+	Names   []string // sorted slots of the hold; nil when Redis does not know the hold
 }
 
 // PaymentDecision is the permanent answer to a payment.
 type PaymentDecision struct {
-	Err       error // ErrBusy when it could not be decided now, though others could
+	Err       error // ErrBusy when this payment could not be decided now although others could
 	Confirmed bool
 	Late      bool
-	Reason    string // why not
+	Reason    string // why the payment was rejected
 	DecidedAt Time
 	Data      HoldData
 }
 
-// paymentKey is what a payment is remembered by.
+// paymentKey identifies a payment.
 type paymentKey struct {
 	hold    HoldID
 	payment string
 }
 
-// Confirm turns paid holds into reservations, all with one transaction in Postgres: claim in
-// Redis (from then on the hold cannot lapse), commit in Postgres, settle in Redis. Between the
-// last two a slot is counted twice, which sells too little for a moment and never too much.
-// Each step may be repeated, so a crash between any two is mended by the next delivery.
+// Confirm turns paid holds into reservations, with one transaction in Postgres for all of them.
+//
+// It claims the holds in Redis, so that they cannot expire, commits in Postgres, and then settles
+// the claims in Redis. Between the last two steps a slot is counted twice. For this moment Holdfast
+// may sell less than there is, but never more. Each step may be repeated, so after a crash between
+// two steps the next delivery completes the work.
 //
 // A result is ErrBusy while another payment of the same hold is being decided.
 func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest, emit func(i int, r Result)) {
@@ -64,7 +66,7 @@ func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest, emit f
 	failpoint.Hit("confirm.claimed")
 
 	payments := make([]Payment, 0, len(requests))
-	places := make(map[paymentKey]int) // of each payment in payments
+	places := make(map[paymentKey]int) // index of each payment in payments
 	claimed := make([]int, 0, len(requests))
 	for i, r := range requests {
 		payment, err := parseClaim(r, claims[i])
@@ -91,7 +93,7 @@ func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest, emit f
 	}
 }
 
-// decidePayments has payments decided and settles them.
+// decidePayments decides payments in Postgres and settles them in Redis.
 func (s *Service) decidePayments(ctx context.Context, payments []Payment) []PaymentDecision {
 	answers := make([]PaymentDecision, len(payments))
 	s.retakeLate(ctx, payments, answers)
@@ -121,10 +123,10 @@ func (s *Service) decidePayments(ctx context.Context, payments []Payment) []Paym
 	return answers
 }
 
-// retakeLate has late payments take the slots of their holds again, if the policy wants it and they are
-// free: through the same door as a new hold, under its lock and against the same counters. One that
-// was answered before takes nothing: it would keep others from having it, for as long as Postgres
-// cannot say what its answer is.
+// retakeLate takes the slots of the holds of late payments again, if the policy allows it and the
+// slots are free. It uses place, like a new hold: the same lock and the same counters. A payment
+// that already has an answer takes nothing. Otherwise it would keep the slots from others for as
+// long as Postgres cannot return its answer.
 func (s *Service) retakeLate(ctx context.Context, payments []Payment, answers []PaymentDecision) {
 	if s.policy.LatePayment != LateAcceptedIfFree {
 		return
@@ -148,14 +150,14 @@ func (s *Service) retakeLate(ctx context.Context, payments []Payment, answers []
 			continue
 		}
 		if !answered[j].DecidedAt.IsZero() {
-			continue // nothing is to be taken for it
+			continue
 		}
 		late = append(late, &placing{
 			PlaceRequest: &PlaceRequest{
 				EventID: p.PaymentID, Resource: p.Hold.Resource, RequestKey: p.Data.RequestKey,
 				User: p.Data.UserID, Quantity: *p.Data.Quantity,
 			},
-			index: i, late: p.Hold.UUID, names: p.Names, fingerprint: "late", selectionJSON: "-",
+			kind: kindLate, index: i, late: p.Hold.UUID, names: p.Names, fingerprint: "-", selectionJSON: "-",
 		})
 	}
 	s.place(ctx, late, func(p *placing, answer, _ string, err error) {
@@ -166,7 +168,7 @@ func (s *Service) retakeLate(ctx context.Context, payments []Payment, answers []
 	})
 }
 
-// parseRetake reads an answer of place.lua to a late payment.
+// parseRetake parses an answer of place.lua to a late payment.
 func (p *Payment) parseRetake(answer string) error {
 	word, at, _ := strings.Cut(answer, " ")
 	decidedAt, err := parseMillis(at)
@@ -186,10 +188,10 @@ func (p *Payment) parseRetake(answer string) error {
 	return nil
 }
 
-// errPaymentDecided is an ErrBusy.
+// errPaymentDecided wraps ErrBusy.
 var errPaymentDecided = fmt.Errorf("another payment is being decided: %w", ErrBusy)
 
-// parseClaim reads an answer of claim.lua.
+// parseClaim parses the reply of claim.lua.
 func parseClaim(r ConfirmRequest, c *lua.Call) (Payment, error) {
 	if err := c.Expect(4); err != nil {
 		return Payment{}, err
@@ -219,7 +221,8 @@ func parseClaim(r ConfirmRequest, c *lua.Call) (Payment, error) {
 	return payment, nil
 }
 
-// settle tells Redis how the claims ended. A claim that it could not tell is an error of its answer.
+// settle ends the claims in Redis according to the answers of Postgres. A failure becomes the error
+// of the answer.
 func (s *Service) settle(ctx context.Context, payments []Payment, answers []PaymentDecision) {
 	calls, indices := make([]*lua.Call, 0, len(payments)), make([]int, 0, len(payments))
 	for i, p := range payments {

@@ -9,8 +9,9 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestConfirm_LateHoldForgotten_KeepsClaim has Postgres down between a late payment's claim and its decision
-// until the hold that lapsed is forgotten: what was taken again stays the payment's.
+// TestConfirm_LateHoldForgotten_KeepsClaim makes Postgres fail between the claim of a late payment
+// and its decision, until the expired hold is forgotten: the payment keeps the slots that it has
+// taken.
 func TestConfirm_LateHoldForgotten_KeepsClaim(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -20,7 +21,7 @@ func TestConfirm_LateHoldForgotten_KeepsClaim(t *testing.T) {
 	claimed := w.now
 	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(t.Context(), []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}, func(_ int, r holds.Result) {
 		if !errors.Is(r.Err, errDown) {
-			t.Errorf("Postgres is down: %+v", r)
+			t.Errorf("the result while Postgres fails: %+v", r)
 		}
 	})
 	w.pass(t, w.policy.RequestKeyTTL)
@@ -28,15 +29,15 @@ func TestConfirm_LateHoldForgotten_KeepsClaim(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, found, err := w.service.GetHold(t.Context(), hold); found || err != nil {
-		t.Fatalf("the hold is remembered: %v", err)
+		t.Fatalf("the hold is still remembered: %v", err)
 	}
 	if o := w.pay(t, hold, "p"); brief(o) != "hold.confirmed late" || !o.At.Equal(claimed) {
-		t.Errorf("claimed late at %v, and decided after the hold was forgotten: %+v", claimed, o)
+		t.Errorf("claimed late at %v and decided after the hold was forgotten: %+v", claimed, o)
 	}
 	w.assertNothingHeld(t, "room")
 }
 
-// expiredHold returns a hold that took the only one there is of a resource until a moment ago.
+// expiredHold returns a hold on the only unit of a resource, which has just expired.
 func (w *harness) expiredHold(t *testing.T, resource string) holds.HoldID {
 	t.Helper()
 	w.setInventory(t, resource, holds.SlotSelection{}, 1)
@@ -48,7 +49,7 @@ func (w *harness) expiredHold(t *testing.T, resource string) holds.HoldID {
 	return hold
 }
 
-// watchedInventory is Postgres, and is looked at just before it decides payments.
+// watchedInventory is an Inventory that calls a function just before it decides payments.
 type watchedInventory struct {
 	holds.Inventory
 	before func()
@@ -59,8 +60,9 @@ func (d *watchedInventory) Decide(ctx context.Context, epoch string, payments []
 	return d.Inventory.Decide(ctx, epoch, payments)
 }
 
-// TestConfirm_LateAlreadyDecided_TakesNothing repeats a payment that was refused before late ones were
-// accepted: nobody will pay with it, so not for a moment may anything be taken for it.
+// TestConfirm_LateAlreadyDecided_TakesNothing repeats a payment that was rejected before late
+// payments were accepted. It must not take slots even for a moment, because its answer stays
+// rejected.
 func TestConfirm_LateAlreadyDecided_TakesNothing(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -73,16 +75,16 @@ func TestConfirm_LateAlreadyDecided_TakesNothing(t *testing.T) {
 	w.service = w.newService(w.client, w.locker(t), &watchedInventory{w.store, func() {
 		decisions++
 		if slot := w.available(t, "room", holds.SlotSelection{})[0]; slot.Available != 1 {
-			t.Errorf("a payment that was refused takes %+v", slot)
+			t.Errorf("a rejected payment takes %+v", slot)
 		}
 	}})
 	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected expired" || decisions != 1 {
-		t.Errorf("asked again: %s, decided %d times", got, decisions)
+		t.Errorf("repeated payment: %s, decided %d times", got, decisions)
 	}
 }
 
-// TestConfirm_LateRefused_FreesSlots has Postgres refuse a late payment after it has taken its
-// slots again. Another payment of the hold has its own chance.
+// TestConfirm_LateRefused_FreesSlots makes Postgres reject a late payment after it has taken its
+// slots again. Then another payment of the hold can take them.
 func TestConfirm_LateRefused_FreesSlots(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -91,7 +93,7 @@ func TestConfirm_LateRefused_FreesSlots(t *testing.T) {
 	whole := w.service
 	w.service = w.newService(w.client, w.locker(t), &watchedInventory{w.store, func() { w.setInventory(t, "room", holds.SlotSelection{}, 0) }})
 	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected sold_out" {
-		t.Errorf("capacity was cut: %s", got)
+		t.Errorf("payment after the capacity was cut: %s", got)
 	}
 	w.service = whole
 	w.assertNothingHeld(t, "room")
@@ -104,12 +106,12 @@ func TestConfirm_LateRefused_FreesSlots(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left := w.client.HGetAll(t.Context(), holds.Key(w.namespace, "room", "records")).Val(); len(left) > 0 {
-		t.Errorf("remembered for ever: %v", left)
+		t.Errorf("records without an end: %v", left)
 	}
 }
 
-// TestConfirm_TwoLatePaymentsAtOnce_ReserveOnce pays a lapsed hold twice in one batch, with room for both: it is one
-// reservation. And the time of it is that of the payment, not that of the lapse.
+// TestConfirm_TwoLatePaymentsAtOnce_ReserveOnce pays an expired hold twice in one batch, with room
+// for both. They make one reservation, with the time of the payment, not of the expiry.
 func TestConfirm_TwoLatePaymentsAtOnce_ReserveOnce(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -128,7 +130,7 @@ func TestConfirm_TwoLatePaymentsAtOnce_ReserveOnce(t *testing.T) {
 		}
 	})
 	if busy != 1 || !first.Late || !first.ConfirmedAt.Equal(w.now) {
-		t.Errorf("%d busy, at %v confirmed: %+v", busy, w.now, first)
+		t.Errorf("%d busy, confirmed at %v: %+v", busy, w.now, first)
 	}
 	for _, p := range paid {
 		want := "hold.confirm_rejected already_confirmed"
@@ -145,7 +147,8 @@ func TestConfirm_TwoLatePaymentsAtOnce_ReserveOnce(t *testing.T) {
 	w.assertNothingHeld(t, "room")
 }
 
-// TestConfirm_Late_KeepsUsersHoldCount: what is taken late is given back to nobody's limit.
+// TestConfirm_Late_KeepsUsersHoldCount checks that a late payment does not change the number of the
+// user's live holds.
 func TestConfirm_Late_KeepsUsersHoldCount(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -163,7 +166,8 @@ func TestConfirm_Late_KeepsUsersHoldCount(t *testing.T) {
 	rejected(t, book("C"), holds.ReasonHoldLimit)
 }
 
-// TestConfirm_LateInventoryDeleted_RejectsSoldOut pays for a slot whose inventory was deleted meanwhile.
+// TestConfirm_LateInventoryDeleted_RejectsSoldOut pays late for a slot whose inventory row was
+// deleted.
 func TestConfirm_LateInventoryDeleted_RejectsSoldOut(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -176,7 +180,7 @@ func TestConfirm_LateInventoryDeleted_RejectsSoldOut(t *testing.T) {
 	w.assertNothingHeld(t, "room")
 }
 
-// interruptedInventory is Postgres, and something happens once it has told which payments have an answer.
+// interruptedInventory is an Inventory that calls a function after FindDecisions.
 type interruptedInventory struct {
 	holds.Inventory
 	after func()
@@ -188,7 +192,8 @@ func (a *interruptedInventory) FindDecisions(ctx context.Context, payments []hol
 	return answers, err
 }
 
-// TestConfirm_LateHoldForgottenBeforeRetake_RejectsUnknownHold forgets the hold between claim.lua and place.lua.
+// TestConfirm_LateHoldForgottenBeforeRetake_RejectsUnknownHold forgets the hold between claim.lua
+// and place.lua.
 func TestConfirm_LateHoldForgottenBeforeRetake_RejectsUnknownHold(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)

@@ -13,7 +13,8 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestConfirm_OtherPaymentUndecided_IsBusy pays a hold that another payment has claimed and not settled.
+// TestConfirm_OtherPaymentUndecided_IsBusy pays for a hold that another payment has claimed and not
+// settled.
 func TestConfirm_OtherPaymentUndecided_IsBusy(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -24,15 +25,15 @@ func TestConfirm_OtherPaymentUndecided_IsBusy(t *testing.T) {
 	down := &failingInventory{Inventory: w.store}
 	w.newService(w.client, w.locker(t), down).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p1"}}, func(_ int, r holds.Result) {
 		if !errors.Is(r.Err, errDown) {
-			t.Errorf("Postgres is down: %+v", r)
+			t.Errorf("the result while Postgres fails: %+v", r)
 		}
 	})
-	w.pass(t, time.Hour) // somebody paid: the claim does not lapse
+	w.pass(t, time.Hour) // a claim does not expire
 	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if got := w.takeAnnounced(); len(got) != 0 {
-		t.Fatalf("a claimed hold lapsed: %+v", got)
+		t.Fatalf("a claimed hold expired: %+v", got)
 	}
 	view, _, err := w.service.GetHold(ctx, hold)
 	if err != nil || view.State != holds.Confirming {
@@ -55,7 +56,7 @@ func TestConfirm_OtherPaymentUndecided_IsBusy(t *testing.T) {
 	w.assertNothingHeld(t, "room")
 }
 
-// slowInventory is Postgres whose answers to payments arrive after something else has happened.
+// slowInventory is an Inventory that calls a function before it returns decisions.
 type slowInventory struct {
 	holds.Inventory
 	meanwhile func()
@@ -67,9 +68,9 @@ func (l *slowInventory) Decide(ctx context.Context, epoch string, payments []hol
 	return answers, err
 }
 
-// TestConfirm_SettledByAnotherWorker_LeavesNewClaim has a worker pause between Postgres' refusal of a payment and its
-// settlement. Meanwhile another worker settles it and another payment claims the hold: what the
-// paused worker then settles is not its own any more.
+// TestConfirm_SettledByAnotherWorker_LeavesNewClaim pauses a worker between the rejection of a
+// payment by Postgres and its settlement. Meanwhile another worker settles the payment, and another
+// payment claims the hold. The paused worker must not settle the new claim.
 func TestConfirm_SettledByAnotherWorker_LeavesNewClaim(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -90,7 +91,7 @@ func TestConfirm_SettledByAnotherWorker_LeavesNewClaim(t *testing.T) {
 		}
 	})
 	if view, _, err := w.service.GetHold(ctx, hold); err != nil || view.State != holds.Confirming {
-		t.Errorf("the hold that p2 has claimed is %s: %v", view.State, err)
+		t.Errorf("the hold that p2 has claimed has the state %s: %v", view.State, err)
 	}
 	if got := brief(w.pay(t, hold, "p2")); got != holds.EventHoldConfirmed {
 		t.Errorf("p2: %s", got)
@@ -100,14 +101,15 @@ func TestConfirm_SettledByAnotherWorker_LeavesNewClaim(t *testing.T) {
 
 var errDown = errors.New("postgres is down")
 
-// failingInventory is Postgres when it does not answer payments.
+// failingInventory is an Inventory that fails to decide payments.
 type failingInventory struct{ holds.Inventory }
 
 func (*failingInventory) Decide(context.Context, string, []holds.Payment) ([]holds.PaymentDecision, error) {
 	return nil, errDown
 }
 
-// TestConfirm_BatchExceedsCapacity_ConfirmsWhatFits pays many holds at once, some twice, some that do not fit any more.
+// TestConfirm_BatchExceedsCapacity_ConfirmsWhatFits pays for many holds in one batch: some payments
+// are repeated, and some holds no longer fit.
 func TestConfirm_BatchExceedsCapacity_ConfirmsWhatFits(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -131,11 +133,11 @@ func TestConfirm_BatchExceedsCapacity_ConfirmsWhatFits(t *testing.T) {
 	want := map[string]int{holds.EventHoldConfirmed: 7, "hold.confirm_rejected sold_out": 3, "hold.confirm_rejected unknown_hold": 1}
 	for kind, n := range want {
 		if kinds[kind] != n {
-			t.Errorf("%d times %s, want %d", kinds[kind], kind, n)
+			t.Errorf("%d outcomes %s, want %d", kinds[kind], kind, n)
 		}
 	}
 	if !slices.Equal(briefs(outcomes[11:]), briefs([]holds.Outcome{outcomes[0], outcomes[9]})) {
-		t.Errorf("the same payments in one batch were answered %v and %v", briefs(outcomes[11:]), briefs([]holds.Outcome{outcomes[0], outcomes[9]}))
+		t.Errorf("the same payments in one batch have the answers %v and %v", briefs(outcomes[11:]), briefs([]holds.Outcome{outcomes[0], outcomes[9]}))
 	}
 	if slot := w.available(t, "hall", holds.SlotSelection{})[0]; slot.Reserved != 7 || slot.Held != 3 {
 		t.Errorf("after the payments: %+v", slot)

@@ -5,9 +5,9 @@ import (
 	"holdfast/internal/lua"
 )
 
-// Dry returns a Service that decides as s would at this moment and changes nothing: its scripts are
-// the same, without their writes, and inventory must be one that writes nothing. Each request is
-// decided as if it were the only one; Outcome.At tells whether it was decided before.
+// Dry returns a Service that decides as s would decide now, but changes nothing. It runs the same
+// scripts without their writes, and inventory must write nothing. Each request is decided as if it
+// were the only one. Outcome.At shows whether it was already decided before.
 func (s *Service) Dry(inventory Inventory) *Service {
 	dry := *s
 	dry.dry, dry.inventory = true, inventory
@@ -15,12 +15,14 @@ func (s *Service) Dry(inventory Inventory) *Service {
 	return &dry
 }
 
-// withoutWrites begins the dry twin of a script. What a script reads of a write's answer is only
-// whether something else is to be written then. The flag no-writes has Redis refuse what is
-// forgotten here.
+// withoutWrites precedes the dry variant of a script and replaces each writing command by one that
+// returns 0. This is correct because the scripts use the reply of a write only to decide whether to
+// write more. If a writing command is missing from the list, Redis refuses it, because dry scripts
+// have the flag no-writes.
 const withoutWrites = `
 local real, WRITES = redis, {}
-for name in string.gmatch('DEL HDEL HINCRBY HSET INCR PERSIST PEXPIRE SET SPUBLISH ZADD ZREM', '%u+') do WRITES[name] = true end
+local names = 'DEL HDEL HINCRBY HSET INCR PERSIST PEXPIRE SET SPUBLISH ZADD ZREM'
+for name in string.gmatch(names, '%u+') do WRITES[name] = true end
 local function unless_write(call)
   return function(name, ...)
     if WRITES[name] then return 0 end
@@ -35,12 +37,14 @@ var dryScripts = loadDryScripts()
 func loadDryScripts() map[string]lua.Script {
 	scripts := make(map[string]lua.Script)
 	for _, script := range []lua.Script{scriptPlace, scriptClaim, scriptSettle, scriptRelease, scriptExtend} {
-		scripts[script.Name] = lua.NewPacked("dry "+script.Name, "no-writes", packMax, withoutWrites+prelude+source(script.Name))
+		text := withoutWrites + prelude + source(script.Name)
+		scripts[script.Name] = lua.NewPacked("dry "+script.Name, "no-writes", packMax, text)
 	}
 	return scripts
 }
 
-// dryVariant returns the script that s runs for one: itself, or its dry twin.
+// dryVariant returns the dry variant of a script when s is dry and the script writes, else the
+// script.
 func (s *Service) dryVariant(script lua.Script) lua.Script {
 	if variant, writes := dryScripts[script.Name]; s.dry && writes {
 		return variant

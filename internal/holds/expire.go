@@ -14,31 +14,34 @@ import (
 
 	"holdfast/internal/failpoint"
 	"holdfast/internal/lua"
+	"holdfast/internal/record"
 )
 
 // The bounds of the sweep.
 const (
-	sweepTick     = 250 * time.Millisecond // longest wait for the next look at the agenda
-	sweepRetry    = time.Second            // rest of a resource that could not be swept
-	restingMax    = 1024                   // resources that rest at a time: of more, some fail in each round
+	sweepTick     = 250 * time.Millisecond // longest time between two reads of the agenda
+	sweepRetry    = time.Second            // pause before a failed resource is swept again
+	restingMax    = 1024                   // resources that pause at a time; more of them are retried in each round
 	dueMax        = 128                    // resources of a partition swept in one round
 	expireMax     = 1024                   // resources swept in one round trip
 	failuresMax   = 20                     // failures of one round trip that are logged
-	announceQueue = 64                     // swept batches that wait to be announced
-	announceMax   = 512                    // hold.expired on their way at a time
+	announceQueue = 64                     // batches that wait for their announcement
+	announceMax   = 512                    // hold.expired events published at a time
+	agendaTimeout = time.Second            // of one read of the agenda
 	allPartitions = -1
 )
 
-// ExpirerOptions switch off what makes a lapsed hold noticed, for tests: even with both off,
-// place.lua and claim.lua lapse what is due before they decide.
+// ExpirerOptions disable the triggers of the sweep, for tests. Even without triggers, place.lua and
+// claim.lua expire due holds before they decide.
 type ExpirerOptions struct {
 	NoTimer         bool
 	NoNotifications bool
 }
 
-// Expirer gives back what lapsed holds took and announces each of them once it is stored.
-// Any number of them, in any number of workers, may work on the same holds: expire.lua restores
-// each hold once and hands it out for announcement to one at a time.
+// Expirer ends holds whose deadline has come and restores their counts. It announces each of them
+// with hold.expired and forgets it when the event is stored. Any number of Expirers, in any number
+// of workers, may work on the same holds: expire.lua restores each hold once and hands it out to
+// one Expirer at a time.
 //
 //	timer ──────────┐
 //	notifications ──┼─► sweep: expire.lua ──► announce: hold.expired stored ──► forget.lua
@@ -52,18 +55,18 @@ type Expirer struct {
 	toAnnounce chan expiredBatch
 
 	mu              sync.Mutex
-	requested       map[int]struct{} // partitions to look at now
-	wake            chan struct{}    // has one element when due is not empty
-	notificationErr error            // why there are no notifications, nil when there are
+	requested       map[int]struct{} // partitions to sweep now
+	wake            chan struct{}    // has one element when requested is not empty
+	notificationErr error            // why notifications are unavailable; nil when they are available
 }
 
-// expiredBatch is the hold.expired of what a Service has restored.
+// expiredBatch contains the hold.expired outcomes of holds that service has expired.
 type expiredBatch struct {
 	service  *Service
 	outcomes []Outcome
 }
 
-// NewExpirer returns an Expirer. Its Sweep, Watch and Announce loops must all run.
+// NewExpirer returns an Expirer. The caller must run all three of Sweep, Watch and Announce.
 func NewExpirer(s *Service, a Announcer, o ExpirerOptions, log zerolog.Logger) *Expirer {
 	return &Expirer{
 		service: s, announcer: a, options: o, log: log,
@@ -74,7 +77,7 @@ func NewExpirer(s *Service, a Announcer, o ExpirerOptions, log zerolog.Logger) *
 	}
 }
 
-// requestSweep asks the sweep to look at a partition now.
+// requestSweep makes Sweep read the agenda of a partition now.
 func (e *Expirer) requestSweep(partition int) {
 	e.mu.Lock()
 	e.requested[partition] = struct{}{}
@@ -85,7 +88,7 @@ func (e *Expirer) requestSweep(partition int) {
 	}
 }
 
-// takeRequested returns the partitions that were nudged since the last call.
+// takeRequested returns the partitions that were requested since the last call.
 func (e *Expirer) takeRequested() []int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -102,15 +105,15 @@ func (e *Expirer) takeRequested() []int {
 }
 
 func everyPartition() []int {
-	partitions := make([]int, Partitions)
+	partitions := make([]int, record.Partitions)
 	for p := range partitions {
 		partitions[p] = p
 	}
 	return partitions
 }
 
-// NotificationError tells why keyspace notifications cannot be had, or nil. Without them lapsed holds
-// are noticed by the timer.
+// NotificationError returns why keyspace notifications are unavailable, or nil. Without them the
+// timer alone starts the sweep.
 func (e *Expirer) NotificationError() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -123,14 +126,15 @@ func (e *Expirer) setNotificationError(err error) {
 	e.notificationErr = err
 }
 
-// Sweep reads the agenda whenever its earliest deadline has come, at least every 250 ms, and the
-// part of a partition when it is nudged, until ctx is over. Neither nudges nor failures put off the
-// next read of all partitions: a resource that fails rests alone, and one that always has more due
-// takes its turn with the others.
+// Sweep expires due holds until ctx is done. It reads the agenda of all partitions when the
+// earliest deadline has come, at least every 250 ms, and the agenda of one partition when a sweep
+// of it is requested. Neither requests nor failures delay the next read of all partitions: a
+// resource that fails pauses alone, and a resource that always has more due takes turns with the
+// others.
 func (e *Expirer) Sweep(ctx context.Context) error {
 	sw := newSweeper(e)
 	all := time.Now()    // when to read all partitions
-	var unfinished []int // partitions that had more due than one round expires
+	var unfinished []int // partitions with more due than one round expires
 	for e.service.WaitReady(ctx) == nil {
 		var timer <-chan time.Time
 		if !e.options.NoTimer {
@@ -152,7 +156,7 @@ func (e *Expirer) Sweep(ctx context.Context) error {
 		}
 		left, next, err := sw.round(ctx, partitions)
 		unfinished = left
-		if ctx.Err() == nil && (err != nil || len(partitions) == Partitions) {
+		if ctx.Err() == nil && (err != nil || len(partitions) == record.Partitions) {
 			sw.log(err)
 		}
 		if earlier := time.Now().Add(next); earlier.Before(all) {
@@ -168,30 +172,33 @@ func union(some, others []int) []int {
 	return slices.Compact(all)
 }
 
-// sweeper is what the sweep remembers from one round to the next. One goroutine uses it.
+// sweeper is the state that Sweep keeps between two rounds. Only one goroutine uses it.
 type sweeper struct {
 	*Expirer
-	restFor       time.Duration        // of a resource that could not be swept
+	restFor       time.Duration        // pause of a resource whose sweep failed
 	agendaTimeout time.Duration        // of one read of the agenda
-	resting       map[string]time.Time // such resources, and when each is swept again; at most restingMax
+	resting       map[string]time.Time // when to sweep each failed resource again; at most restingMax
 	saturated     map[string]bool      // resources that reached the limit of their run in the last round
-	lastLogged    string               // the last failure that was logged
+	failing       bool                 // an outage was logged, and its end was not
+	failedAt      time.Time            // of the last failure other than corrupt data
 }
 
 func newSweeper(e *Expirer) *sweeper {
-	return &sweeper{Expirer: e, restFor: sweepRetry, agendaTimeout: redisCheckTimeout, resting: make(map[string]time.Time)}
+	return &sweeper{Expirer: e, restFor: sweepRetry, agendaTimeout: agendaTimeout, resting: make(map[string]time.Time)}
 }
 
-// round expires what is due in some partitions, at most sweepMax holds of each run of expire.lua, and
-// passes it on to be announced. It returns the partitions that have more due, and how long nothing
-// else is due in the others. err joins the failures that are new; the others are not touched by them.
+// round expires what is due in some partitions, at most sweepMax holds for each run of expire.lua,
+// and passes the expired holds to Announce. It returns the partitions that have more due, and the
+// time until something is due in the others. err joins the new failures. A failure affects its own
+// resource or partition only.
 func (sw *sweeper) round(ctx context.Context, partitions []int) (unfinished []int, next time.Duration, err error) {
 	s, err := sw.service.forCurrentEpoch()
 	if err != nil {
 		return nil, sweepTick, err
 	}
 	due, more, next, err := sw.readAgenda(ctx, s, partitions)
-	// Calls of one partition share a run and its limit. Who reached it in the last round comes last in this one.
+	// The calls of one partition share a run and its limit. A resource that reached the limit in
+	// the last round comes last in this one.
 	slices.SortStableFunc(due, func(a, b string) int { return boolToInt(sw.saturated[a]) - boolToInt(sw.saturated[b]) })
 	sw.saturated = make(map[string]bool)
 	failed, done := []error{err}, make(map[int]bool)
@@ -199,7 +206,7 @@ func (sw *sweeper) round(ctx context.Context, partitions []int) (unfinished []in
 		failed = append(failed, sw.expire(ctx, s, batch, more, done))
 	}
 	for p := range more {
-		if done[p] { // else what is due there is what fails
+		if done[p] { // otherwise all that is due there belongs to failing resources
 			unfinished = append(unfinished, p)
 		}
 	}
@@ -213,20 +220,22 @@ func boolToInt(on bool) int {
 	return 0
 }
 
-// readAgenda returns the resources that have something due and do not rest, the partitions that have
-// more of them, and how long nothing else is due. A partition that fails, or does not answer within
-// sw.within, has nothing due until the next round.
-func (sw *sweeper) readAgenda(ctx context.Context, s *Service, partitions []int) (due []string, more map[int]bool, wait time.Duration, err error) {
+// readAgenda returns the resources that have something due and do not pause, the partitions that
+// have more of them, and the time until something else is due. A partition that fails, or does not
+// answer within sw.agendaTimeout, is skipped until the next round.
+func (sw *sweeper) readAgenda(
+	ctx context.Context, s *Service, partitions []int,
+) (due []string, more map[int]bool, wait time.Duration, err error) {
 	now, restingIn := time.Now(), make(map[int]int)
 	for resource := range sw.resting {
-		restingIn[Partition(resource)]++
+		restingIn[record.Partition(resource)]++
 	}
 	calls := make([]*lua.Call, len(partitions))
 	for i, p := range partitions {
 		calls[i] = &lua.Call{
 			Script: scriptAgenda,
-			Keys:   []string{s.keys.epoch(p)},
-			Args:   []any{s.epochArg(), "", "", dueMax + restingIn[p]},
+			Keys:   []string{s.keys.Epoch(p)},
+			Args:   []any{s.epochArg, "", "", dueMax + restingIn[p]},
 		}
 	}
 	s.runWithin(ctx, sw.agendaTimeout, calls...)
@@ -257,8 +266,9 @@ func (sw *sweeper) readAgenda(ctx context.Context, s *Service, partitions []int)
 	return due, more, wait, err
 }
 
-// expire expires what is due on some resources and passes it on. It notes in more the partitions in which
-// a limit was reached, and in done those of which a resource did not fail.
+// expire expires what is due on some resources and passes it to Announce. It adds to more the
+// partitions in which a limit was reached, and to done the partitions in which at least one
+// resource did not fail.
 func (sw *sweeper) expire(ctx context.Context, s *Service, resources []string, more, done map[int]bool) error {
 	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
@@ -279,9 +289,9 @@ func (sw *sweeper) expire(ctx context.Context, s *Service, resources []string, m
 			continue
 		}
 		delete(sw.resting, resource)
-		done[Partition(resource)] = true
+		done[record.Partition(resource)] = true
 		if c.Reply[0] != "0" {
-			more[Partition(resource)] = true
+			more[record.Partition(resource)] = true
 			sw.saturated[resource] = c.Reply[0] == "1"
 		}
 	}
@@ -289,13 +299,15 @@ func (sw *sweeper) expire(ctx context.Context, s *Service, resources []string, m
 		select {
 		case sw.toAnnounce <- expiredBatch{s, batch}:
 		default:
-			// Announcing is behind. Restoring must not wait for it; they are handed out again.
+			// The queue is full. Sweep must not wait for it: expire.lua hands these holds out
+			// again.
 		}
 	}
 	return errors.Join(failed...)
 }
 
-// parseExpired returns the outcomes of what expire.lua has handed out, also when one of them cannot be read.
+// parseExpired returns the outcomes of the holds that expire.lua has handed out. When one of them
+// cannot be parsed, it returns the others and an error.
 func parseExpired(resource string, c *lua.Call) (expired []Outcome, err error) {
 	if err := c.Expect(1); err != nil {
 		return nil, err
@@ -311,16 +323,19 @@ func parseExpired(resource string, c *lua.Call) (expired []Outcome, err error) {
 	return expired, err
 }
 
-// noteFailure has a resource rest, and reports whether it has not failed before. That data is lost is not
-// the resource's failure.
+// noteFailure makes a resource pause, and reports whether this failure is new. ErrDataLost is not a
+// failure of the resource and makes nothing pause.
 func (sw *sweeper) noteFailure(resource string, err error) (first bool) {
 	if errors.Is(err, ErrDataLost) {
 		return true
 	}
 	now := time.Now()
+	if !errors.Is(err, ErrCorrupt) {
+		sw.failedAt = now
+	}
 	if _, known := sw.resting[resource]; !known {
 		first = true
-		if len(sw.resting) >= restingMax { // those that have rested are forgotten, and remembered when they fail again
+		if len(sw.resting) >= restingMax { // remove those whose pause is over
 			maps.DeleteFunc(sw.resting, func(_ string, until time.Time) bool { return until.Before(now) })
 		}
 		if len(sw.resting) >= restingMax {
@@ -331,15 +346,25 @@ func (sw *sweeper) noteFailure(resource string, err error) (first bool) {
 	return first
 }
 
-// log logs a failure once, and again when it is another. The Keeper reports that data is lost.
+// log logs the new failures of a round: corrupt data of each resource, and an outage when it begins
+// and when it ends. An outage ends when every failed resource has had two more attempts without a
+// failure. log ignores a loss of data, which the supervisor logs.
 func (sw *sweeper) log(err error) {
 	switch {
 	case err == nil:
-		sw.lastLogged = ""
+		if sw.failing && time.Since(sw.failedAt) > 2*sw.restFor {
+			sw.failing = false
+			sw.Expirer.log.Info().Msg("sweep recovered")
+		}
 	case errors.Is(err, ErrDataLost) || sw.service.Epoch() == "":
-	case err.Error() != sw.lastLogged:
-		sw.lastLogged = err.Error()
-		sw.Expirer.log.Error().Err(err).Msg("sweep failed, will be retried")
+	case errors.Is(err, ErrCorrupt):
+		sw.Expirer.log.Error().Err(err).Msg("sweep failed, will retry")
+	default:
+		sw.failedAt = time.Now()
+		if !sw.failing {
+			sw.failing = true
+			sw.Expirer.log.Error().Err(err).Msg("sweep failed, will retry")
+		}
 	}
 }
 
@@ -350,17 +375,25 @@ func (h Hold) expiredOutcome() Outcome {
 	}
 }
 
-// Announce announces what the sweep has lapsed and then forgets it, until ctx is over. What
-// could not be announced is handed out again by expire.lua after a while.
+// Announce announces the holds that Sweep has expired and then forgets them, until ctx is done.
+// expire.lua hands out a hold again, after announceLease, if it was not announced. Announce logs an
+// outage when it begins and when it ends.
 func (e *Expirer) Announce(ctx context.Context) error {
+	failing := false
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case d := <-e.toAnnounce:
 			for batch := range slices.Chunk(d.outcomes, announceMax) {
-				if err := e.announce(ctx, d.service, batch); err != nil && ctx.Err() == nil && !errors.Is(err, ErrDataLost) {
-					e.log.Error().Err(err).Int("holds", len(batch)).Msg("announcing lapsed holds failed, will be repeated")
+				switch err := e.announce(ctx, d.service, batch); {
+				case err == nil && failing:
+					failing = false
+					e.log.Info().Msg("announcing expired holds recovered")
+				case err == nil, failing, ctx.Err() != nil, errors.Is(err, ErrDataLost):
+				default:
+					failing = true
+					e.log.Error().Err(err).Int("holds", len(batch)).Msg("announcing expired holds failed, will retry")
 				}
 			}
 		}
@@ -387,7 +420,7 @@ func (e *Expirer) announce(ctx context.Context, s *Service, batch []Outcome) err
 	failpoint.Hit("expire.forgotten")
 	for _, c := range calls {
 		if err := c.Expect(0); err != nil {
-			return fmt.Errorf("forget lapsed holds: %w", err)
+			return fmt.Errorf("forget expired holds: %w", err)
 		}
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,10 +16,11 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
-// runExpirer runs an Expirer's loops until the test ends.
+// runExpirer runs the loops of an Expirer until the test ends.
 func runExpirer(t *testing.T, x *holds.Expirer) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
@@ -41,8 +43,8 @@ func (w *harness) heldCount(t testing.TB, resource string) string {
 	return held
 }
 
-// TestExpirer_EachTrigger_ExpiresHold lets a hold lapse by Redis' own clock, with each way of noticing it
-// switched off.
+// TestExpirer_EachTrigger_ExpiresHold lets a hold expire by Redis' own clock, with each trigger of
+// the sweep disabled.
 func TestExpirer_EachTrigger_ExpiresHold(t *testing.T) {
 	t.Parallel()
 	for name, options := range map[string]holds.ExpirerOptions{
@@ -61,7 +63,7 @@ func TestExpirer_EachTrigger_ExpiresHold(t *testing.T) {
 			w.setInventory(t, "tent", holds.SlotSelection{}, 1)
 			o := w.place(t, holds.PlaceRequest{Resource: "tent", User: "ana", TTLSeconds: seconds(1)})[0]
 			hold := created(t, o)
-			// Nobody reads availability here: reading would sweep.
+			// The test does not read the availability, because that would expire the hold.
 			stacktest.Eventually(t, "the counter to be restored", func() bool { return w.heldCount(t, "tent") == "0" })
 			var expired []holds.Outcome
 			stacktest.Eventually(t, "hold.expired", func() bool { expired = append(expired, w.takeAnnounced()...); return len(expired) > 0 })
@@ -77,9 +79,9 @@ func TestExpirer_EachTrigger_ExpiresHold(t *testing.T) {
 	}
 }
 
-// TestWatch_Subscribed_SweepsAllPartitions lets a hold lapse while nobody listens, with the timer
-// off: at the first subscription, and at the one that follows a cut. It runs alone: it cuts all who have
-// subscribed at the server, and switches off what they hear.
+// TestWatch_Subscribed_SweepsAllPartitions lets a hold expire while no worker is subscribed and the
+// timer is disabled: before the first subscription, and before the one that follows a cut. It runs
+// alone, because it cuts all subscriptions of the server and disables notifications.
 func TestWatch_Subscribed_SweepsAllPartitions(t *testing.T) {
 	w := newRealTimeHarness(t)
 	ctx := t.Context()
@@ -94,7 +96,7 @@ func TestWatch_Subscribed_SweepsAllPartitions(t *testing.T) {
 	stacktest.Eventually(t, "the sweep after the first subscription", func() bool { return w.heldCount(t, "tent") == "0" })
 
 	if err := w.client.ConfigSet(ctx, "notify-keyspace-events", "").Err(); err != nil {
-		t.Fatal(err) // a server that has restarted has forgotten it
+		t.Fatal(err) // like a server that has restarted
 	}
 	expire()
 	stacktest.Eventually(t, "the sweep after the cut", func() bool {
@@ -105,7 +107,8 @@ func TestWatch_Subscribed_SweepsAllPartitions(t *testing.T) {
 	})
 }
 
-// TestService_DueHoldsNotSwept_CountAsExpired has nobody sweep at all, and more holds lapse than one call sweeps.
+// TestService_DueHoldsNotSwept_CountAsExpired lets more holds expire than one call expires, without
+// any sweep.
 func TestService_DueHoldsNotSwept_CountAsExpired(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -122,12 +125,13 @@ func TestService_DueHoldsNotSwept_CountAsExpired(t *testing.T) {
 	w.pass(t, 59_999*time.Millisecond)
 	rejected(t, w.place(t, holds.PlaceRequest{Resource: "hall", User: "late"})[0], holds.ReasonSoldOut)
 	w.pass(t, time.Millisecond)
-	// One call sweeps a part of them; a query sweeps all, a payment and a cancellation look at their own hold besides.
+	// One call expires some of them. A query expires all. A payment and a cancellation also expire
+	// their own hold.
 	if got := brief(w.pay(t, first[many-1].Hold, "p")); got != "hold.confirm_rejected expired" {
-		t.Errorf("a payment for a hold that nobody has swept: %s", got)
+		t.Errorf("a payment for a hold that was not swept: %s", got)
 	}
 	if got := brief(w.release(t, holds.ReleaseRequest{Hold: first[many-2].Hold})); got != "hold.release_rejected expired" {
-		t.Errorf("a cancellation of a hold that nobody has swept: %s", got)
+		t.Errorf("a cancellation of a hold that was not swept: %s", got)
 	}
 	other := newHarness(t)
 	other.setInventory(t, "hall", holds.SlotSelection{}, many)
@@ -137,11 +141,11 @@ func TestService_DueHoldsNotSwept_CountAsExpired(t *testing.T) {
 	other.place(t, requests...)
 	other.pass(t, time.Minute)
 	if slot := other.available(t, "hall", holds.SlotSelection{})[0]; slot.Available != many {
-		t.Errorf("available after all have lapsed: %+v", slot)
+		t.Errorf("available after all holds have expired: %+v", slot)
 	}
 	created(t, w.place(t, holds.PlaceRequest{Resource: "hall", User: "whole", Quantity: many})[0])
 
-	// Whoever wakes up at last announces each of them, once.
+	// A later sweep announces each of them once.
 	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +154,7 @@ func TestService_DueHoldsNotSwept_CountAsExpired(t *testing.T) {
 	}
 }
 
-// briefsAs is what briefs would return if each of the outcomes' holds had an event.
+// briefsAs returns what briefs would return if each of the outcomes' holds had an event.
 func briefsAs(event string, outcomes []holds.Outcome) []string {
 	texts := make([]string, len(outcomes))
 	for i, o := range outcomes {
@@ -160,7 +164,8 @@ func briefsAs(event string, outcomes []holds.Outcome) []string {
 	return texts
 }
 
-// TestSweep_SeveralWorkers_RestoreEachHoldOnce has several workers sweep the same lapsed holds at the same time.
+// TestSweep_SeveralWorkers_RestoreEachHoldOnce lets several workers sweep the same expired holds at
+// the same time.
 func TestSweep_SeveralWorkers_RestoreEachHoldOnce(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -194,8 +199,8 @@ func TestSweep_SeveralWorkers_RestoreEachHoldOnce(t *testing.T) {
 	}
 }
 
-// TestAnnounce_WorkerCrashed_IsHandedOutAgain has a worker die after it has restored a hold and before it has
-// announced it.
+// TestAnnounce_WorkerCrashed_IsHandedOutAgain lets a worker die after it has restored a hold and
+// before it has announced it.
 func TestAnnounce_WorkerCrashed_IsHandedOutAgain(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -214,7 +219,7 @@ func TestAnnounce_WorkerCrashed_IsHandedOutAgain(t *testing.T) {
 		return briefs(w.takeAnnounced())
 	}
 	if got := sweep(); len(got) != 0 {
-		t.Errorf("announced %v while it was another worker's to announce", got)
+		t.Errorf("announced %v while it was handed out to another worker", got)
 	}
 	w.pass(t, holds.AnnounceLease)
 	if got, want := sweep(), briefsAs(holds.EventHoldExpired, o); !slices.Equal(got, want) {
@@ -226,8 +231,8 @@ func TestAnnounce_WorkerCrashed_IsHandedOutAgain(t *testing.T) {
 	}
 }
 
-// TestSweep_StrayDeadline_ExpiresNothing puts holds that are claimed, confirmed or released into the deadline index,
-// as a damaged or restored Redis may have them: the state decides, not the index.
+// TestSweep_StrayDeadline_ExpiresNothing adds claimed, confirmed and released holds to due, as a
+// corrupt or restored Redis may have them. The state of a hold decides, not due.
 func TestSweep_StrayDeadline_ExpiresNothing(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -255,7 +260,7 @@ func TestSweep_StrayDeadline_ExpiresNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if expired := w.takeAnnounced(); len(expired) != 0 {
-		t.Errorf("lapsed: %v", briefs(expired))
+		t.Errorf("expired: %v", briefs(expired))
 	}
 	if got := brief(w.pay(t, ids[0], "p")); got != holds.EventHoldConfirmed {
 		t.Errorf("the claimed hold: %s", got)
@@ -263,8 +268,8 @@ func TestSweep_StrayDeadline_ExpiresNothing(t *testing.T) {
 	w.assertNothingHeld(t, "room")
 }
 
-// TestAnnounce_NotStored_IsHandedOutAgain has the stream refuse a hold.expired: it is announced later, not
-// forgotten.
+// TestAnnounce_NotStored_IsHandedOutAgain makes the stream refuse a hold.expired: it is announced
+// later and not forgotten.
 func TestAnnounce_NotStored_IsHandedOutAgain(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -274,7 +279,7 @@ func TestAnnounce_NotStored_IsHandedOutAgain(t *testing.T) {
 	w.pass(t, time.Second)
 	w.unstored = 1
 	if err := w.expirer.SweepAndAnnounce(t.Context()); err == nil {
-		t.Error("nobody noticed that it was not stored")
+		t.Error("Announce returned no error although it was not stored")
 	}
 	w.pass(t, holds.AnnounceLease)
 	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
@@ -285,42 +290,23 @@ func TestAnnounce_NotStored_IsHandedOutAgain(t *testing.T) {
 	}
 }
 
-// TestPartitionOfHold_ForeignKey_IsIgnored sends what others might publish on the channel of notifications.
-func TestPartitionOfHold_ForeignKey_IsIgnored(t *testing.T) {
-	t.Parallel()
-	for key, want := range map[string]bool{
-		"holdfast:{7}:room:hold:0123": true,
-		"holdfast:{64}:room:hold:0":   false,
-		"holdfast:{-1}:room:hold:0":   false,
-		"holdfast:{x}:room:hold:0":    false,
-		"holdfast:{7}:room:request:0": false,
-		"holdfast:{7}:epoch":          false,
-		"holdfast2:{7}:room:hold:0":   false,
-		"session:1":                   false,
-		"":                            false,
-	} {
-		if _, ours := holds.PartitionOfHold("holdfast", key); ours != want {
-			t.Errorf("%q is taken for one of ours: %v, want %v", key, ours, want)
-		}
-	}
-}
-
-// TestSweep_RequestsWithoutEnd_TimerStillFires has somebody forge notifications about one partition without
-// end, while a hold of another lapses of which nobody is told.
+// TestSweep_RequestsWithoutEnd_TimerStillFires requests sweeps of one partition without end while a
+// hold of another partition expires without a notification.
 func TestSweep_RequestsWithoutEnd_TimerStillFires(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
 	w.expireWhileRequesting(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop()), "other")
 }
 
-// expireWhileRequesting has a hold of another partition than resource's expire, without a notification, while the partition of
-// resource is nudged without end, and waits until the hold's count is restored.
+// expireWhileRequesting lets a hold expire in another partition than that of resource, without a
+// notification. Meanwhile it requests sweeps of the partition of resource without end. It waits
+// until the hold's count is restored.
 func (w *harness) expireWhileRequesting(t *testing.T, x *holds.Expirer, resource string) {
 	t.Helper()
 	runExpirer(t, x)
 	stacktest.Eventually(t, "the subscription", func() bool { return x.NotificationError() == nil })
 	other := "tent"
-	for i := 0; holds.Partition(other) == holds.Partition(resource); i++ {
+	for i := 0; record.Partition(other) == record.Partition(resource); i++ {
 		other = fmt.Sprint("tent-", i)
 	}
 	w.setInventory(t, other, holds.SlotSelection{}, 1)
@@ -337,8 +323,8 @@ func (w *harness) expireWhileRequesting(t *testing.T, x *holds.Expirer, resource
 	})
 }
 
-// TestSweep_ResourceCorrupt_RestoresOthers corrupts a resource whose partition is nudged without end: a hold of
-// another partition is restored all the same.
+// TestSweep_ResourceCorrupt_RestoresOthers corrupts a resource whose partition is requested without
+// end: a hold of another partition is restored.
 func TestSweep_ResourceCorrupt_RestoresOthers(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -346,7 +332,8 @@ func TestSweep_ResourceCorrupt_RestoresOthers(t *testing.T) {
 	w.expireWhileRequesting(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop()), "room")
 }
 
-// TestSweep_DueWithoutEnd_RestoresOthers gives a resource more that is due before each round trip than one sweeps.
+// TestSweep_DueWithoutEnd_RestoresOthers gives a resource more due holds before each round trip
+// than one sweep expires.
 func TestSweep_DueWithoutEnd_RestoresOthers(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -356,11 +343,11 @@ func TestSweep_DueWithoutEnd_RestoresOthers(t *testing.T) {
 	w.expireWhileRequesting(t, x, "room")
 }
 
-// TestSweep_PartitionSilent_RestoresOthers has Redis not answer what concerns a partition, as one of several servers that
-// does not answer, and the agenda of another partition be of a wrong type.
+// TestSweep_PartitionSilent_RestoresOthers makes Redis not answer for one partition, like one of
+// several servers that hangs, and gives the agenda of another partition a wrong type.
 func TestSweep_PartitionSilent_RestoresOthers(t *testing.T) {
 	t.Parallel()
-	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL) // which knows no script yet
+	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL) // a server that knows no script yet
 	silent := holds.EpochKey(w.namespace, "room")
 	client := newClient(t, w.redisURL)
 	client.AddHook(silentKey(silent))
@@ -382,8 +369,9 @@ func TestSweep_PartitionSilent_RestoresOthers(t *testing.T) {
 	stacktest.Eventually(t, "the count to be restored", func() bool { return w.heldCount(t, other) == "0" })
 }
 
-// TestSweep_ResourcesCorrupt_RestAlone corrupts more resources of a partition than one round sweeps, and more than
-// can rest. They rest, as many as can, and what is due later in the same partition is restored.
+// TestSweep_ResourcesCorrupt_RestAlone corrupts more resources of a partition than one round
+// sweeps, and more than can pause. As many as possible pause, and a hold that is due later in the
+// same partition is restored.
 func TestSweep_ResourcesCorrupt_RestAlone(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -400,14 +388,14 @@ func TestSweep_ResourcesCorrupt_RestAlone(t *testing.T) {
 	for n := range 3 {
 		resting, err := round(t.Context())
 		if want := min(n+1, 2) * holds.DueMax; resting != want || reports != want || (err == nil) != (n == 2) {
-			t.Errorf("after round %d %d resources rest, %d failures were reported: %v", n, resting, reports, err)
+			t.Errorf("after round %d %d resources pause, %d failures were reported: %v", n, resting, reports, err)
 		}
 	}
 	if got := w.heldCount(t, good); got != "0" {
 		t.Errorf("%s are held", got)
 	}
 	tireless := w.expirer.Rounds(-time.Second)
-	for n := range 3 { // a failure is an error once
+	for n := range 3 { // a failure is reported once
 		if _, err := tireless(t.Context()); (err == nil) != (n == 2) {
 			t.Errorf("round %d: %v", n, err)
 		}
@@ -419,13 +407,13 @@ func TestSweep_ResourcesCorrupt_RestAlone(t *testing.T) {
 	w.corrupt(t, more...)
 	for range 3 {
 		if resting, _ := round(t.Context()); resting > holds.RestingMax {
-			t.Errorf("%d resources rest", resting)
+			t.Errorf("%d resources pause", resting)
 		}
 	}
 }
 
-// TestSweep_OneResourceFull_TakesTurns has more due on one resource than a round sweeps, and one hold on each of others
-// that share its run.
+// TestSweep_OneResourceFull_TakesTurns makes more holds due on one resource than a round expires,
+// and one hold on each of the other resources in the same run.
 func TestSweep_OneResourceFull_TakesTurns(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -451,7 +439,8 @@ func TestSweep_OneResourceFull_TakesTurns(t *testing.T) {
 	}
 }
 
-// addDue makes more due on a resource, since long ago, than one run sweeps. No hold is behind it.
+// addDue adds more entries to due of a resource than one run expires, all long ago. They have no
+// holds.
 func (w *harness) addDue(client *redis.Client, resource string) error {
 	stray := make([]redis.Z, holds.SweepMax)
 	for i := range stray {
@@ -463,7 +452,7 @@ func (w *harness) addDue(client *redis.Client, resource string) error {
 		client.ZAdd(ctx, agenda, redis.Z{Score: 1, Member: resource}).Err())
 }
 
-// corrupt makes resources have a hold due whose record cannot be read.
+// corrupt adds to each resource a due hold whose record is corrupt.
 func (w *harness) corrupt(t *testing.T, resources ...string) {
 	t.Helper()
 	pipe := w.client.Pipeline()
@@ -478,7 +467,8 @@ func (w *harness) corrupt(t *testing.T, resources ...string) {
 	}
 }
 
-// beforePipeline does something before each pipeline, which fails if that does.
+// beforePipeline is a hook that calls a function before each pipeline. If the function fails, the
+// pipeline fails.
 type beforePipeline func(context.Context, []redis.Cmder) error
 
 func (f beforePipeline) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
@@ -494,7 +484,8 @@ func (beforePipeline) DialHook(next redis.DialHook) redis.DialHook { return next
 
 func (beforePipeline) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
-// silentKey is a server that never answers commands of which an argument is this key, beside one that answers others.
+// silentKey is a hook that never answers commands with this key as an argument, and passes the
+// others on.
 type silentKey string
 
 func (k silentKey) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
@@ -523,8 +514,8 @@ func (silentKey) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (silentKey) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
-// BenchmarkExpire lets 2,000 holds lapse within a second among 100,000 keys of others that have
-// a TTL, and prints how late their counters were restored.
+// BenchmarkExpire lets 2,000 holds expire within a second among 100,000 other keys with a TTL, and
+// prints the delay until their counts are restored.
 //
 //	go test ./internal/holds -run '^$' -bench Expire -benchtime 1x
 func BenchmarkExpire(b *testing.B) {
@@ -556,7 +547,7 @@ func BenchmarkExpire(b *testing.B) {
 				}
 				w.place(b, requests...)
 				for want := len(late) + total; len(late) < want; {
-					stacktest.Eventually(b, "lapsed holds", func() bool {
+					stacktest.Eventually(b, "the expired holds", func() bool {
 						batch := w.takeAnnounced()
 						for _, o := range batch {
 							data := o.Data.(holds.HoldExpired)
@@ -576,5 +567,74 @@ func BenchmarkExpire(b *testing.B) {
 				b.Fatal(err)
 			}
 		})
+	}
+}
+
+// logBuffer is a log that several goroutines write and a test reads.
+type logBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+// count returns how often the log contains a text.
+func (b *logBuffer) count(text string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return strings.Count(b.text.String(), text)
+}
+
+// TestSweep_RedisOutage_LoggedAtBeginAndEnd fails all commands of the sweep, each with another error. It logs one line
+// when the outage begins and one when it ends.
+func TestSweep_RedisOutage_LoggedAtBeginAndEnd(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	var down atomic.Bool
+	var failed atomic.Int64
+	client := newClient(t, w.redisURL)
+	client.AddHook(beforePipeline(func(_ context.Context, commands []redis.Cmder) error {
+		if !down.Load() {
+			return nil
+		}
+		err := fmt.Errorf("failure %d", failed.Add(1))
+		for _, c := range commands {
+			c.SetErr(err)
+		}
+		return err
+	}))
+	var log logBuffer
+	down.Store(true)
+	x := holds.NewExpirer(w.newService(client, w.locker(t), w.store), w, holds.ExpirerOptions{}, zerolog.New(&log))
+	runExpirer(t, x)
+	stacktest.Eventually(t, "several failed rounds", func() bool { return failed.Load() > 10 })
+	if begun, ended := log.count("sweep failed"), log.count("sweep recovered"); begun != 1 || ended != 0 {
+		t.Errorf("during the outage %d lines begin and %d end: %s", begun, ended, log.text.String())
+	}
+	down.Store(false)
+	stacktest.Eventually(t, "the end of the outage", func() bool { return log.count("sweep recovered") > 0 })
+	if begun, ended := log.count("sweep failed"), log.count("sweep recovered"); begun != 1 || ended != 1 {
+		t.Errorf("after the outage %d lines begin and %d end", begun, ended)
+	}
+}
+
+// TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd fails the announcements of the first two of three holds.
+func TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "tent", holds.SlotSelection{}, 3)
+	for i := range int64(3) { // they expire in different rounds
+		created(t, w.place(t, holds.PlaceRequest{Resource: "tent", User: fmt.Sprint(i), TTLSeconds: seconds(i + 1)})[0])
+	}
+	w.unstored = 2
+	var log logBuffer
+	runExpirer(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.New(&log)))
+	stacktest.Eventually(t, "the end of the outage", func() bool { return log.count("announcing expired holds recovered") > 0 })
+	if begun, ended := log.count("announcing expired holds failed"), log.count("announcing expired holds recovered"); begun != 1 || ended != 1 {
+		t.Errorf("%d lines begin and %d end the outage", begun, ended)
 	}
 }

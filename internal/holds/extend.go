@@ -9,17 +9,17 @@ import (
 	"holdfast/internal/lua"
 )
 
-// ExtendRequest asks for a later deadline: so many seconds from now, or, when a payment was
-// started, the payment window.
+// ExtendRequest requests a later deadline: TTLSeconds from now, or, when a payment was started, the
+// payment window from now.
 type ExtendRequest struct {
-	EventID        string    // names the event: the same at every delivery of it
+	EventID        string    // the same at every delivery of the event
 	StoredAt       time.Time // when JetStream stored the event
 	Hold           HoldID
 	TTLSeconds     int64
-	PaymentStarted bool // once a hold; TTLSeconds is not looked at
+	PaymentStarted bool // has an effect once for each hold; Extend ignores TTLSeconds
 }
 
-// Extend puts off deadlines, never beyond the policy's HoldLifetimeMax. A result is ErrBusy
+// Extend moves deadlines to a later time, within the policy's HoldLifetimeMax. A result is ErrBusy
 // while a payment of the hold is being decided.
 func (s *Service) Extend(ctx context.Context, requests []ExtendRequest, emit func(i int, r Result)) {
 	s, err := s.forCurrentEpoch()
@@ -35,7 +35,7 @@ func (s *Service) Extend(ctx context.Context, requests []ExtendRequest, emit fun
 			if ttl, err = s.policyAt(r.StoredAt).ttl(r.TTLSeconds); err != nil {
 				why = "invalid"
 			} else {
-				why = "asked"
+				why = "requested"
 			}
 		}
 		calls[i] = s.newCall(scriptExtend, r.Hold.Resource, s.requestKeyTTLMS(), r.EventID, r.Hold.UUID,
@@ -52,7 +52,7 @@ func (s *Service) Extend(ctx context.Context, requests []ExtendRequest, emit fun
 	}
 }
 
-// ttl is that of a request in seconds. It returns an *InvalidError for one out of range.
+// ttl returns a TTL in seconds as a duration. It returns an *InvalidError for one out of range.
 func (p Policy) ttl(seconds int64) (time.Duration, error) {
 	limit := int64(p.HoldTTLMax / time.Second)
 	if seconds < 1 || seconds > limit {
@@ -61,7 +61,7 @@ func (p Policy) ttl(seconds int64) (time.Duration, error) {
 	return time.Duration(seconds) * time.Second, nil
 }
 
-// outcome reads an answer of extend.lua.
+// outcome parses the reply of extend.lua.
 func (r ExtendRequest) outcome(c *lua.Call) (Outcome, error) {
 	if err := c.Expect(4); err != nil {
 		return Outcome{}, err
@@ -70,7 +70,9 @@ func (r ExtendRequest) outcome(c *lua.Call) (Outcome, error) {
 	if word == "claimed" {
 		return Outcome{}, fmt.Errorf("a payment is being decided: %w", ErrBusy)
 	}
-	outcome := Outcome{Resource: r.Hold.Resource, Hold: r.Hold, RebuildMetadata: RebuildMetadata{Started: r.PaymentStarted}}
+	outcome := Outcome{
+		Resource: r.Hold.Resource, Hold: r.Hold, RebuildMetadata: RebuildMetadata{Started: r.PaymentStarted},
+	}
 	data := HoldData{ResourceID: r.Hold.Resource, HoldID: r.Hold}
 	if line != "" {
 		hold, err := parseRecord(r.Hold, line)

@@ -7,8 +7,9 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestExtend_DeadlineIsLaterAlready_KeepsDeadline asks for less than a hold has, which is more than it could get
-// since the policy was changed: what it was given lasts, and it is not told otherwise.
+// TestExtend_DeadlineIsLaterAlready_KeepsDeadline requests a deadline that is earlier than the
+// present one. The present one exceeds the lifetime since the policy was changed. The hold keeps
+// it, and the outcome is hold.extended.
 func TestExtend_DeadlineIsLaterAlready_KeepsDeadline(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)

@@ -19,19 +19,20 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
 
 func TestMain(m *testing.M) { stacktest.Main(m) }
 
-// fatal is what *testing.T and *rapid.T have in common.
+// fatal contains the methods that *testing.T and *rapid.T have in common.
 type fatal interface {
 	Helper()
 	Fatalf(format string, args ...any)
 }
 
-// harness is a namespace of its own on real servers, with a clock that stands still.
+// harness is a namespace on real servers. Its clock stands still until pass moves it.
 type harness struct {
 	namespace string
 	redisURL  string
@@ -41,11 +42,11 @@ type harness struct {
 	expirer   *holds.Expirer
 	policy    holds.Policy
 	epoch     string
-	term      *holds.EpochTerm
+	term      *recovery.EpochTerm
 	now       time.Time
 
 	mu        sync.Mutex
-	outcomes  []holds.StoredOutcome // every outcome, nil = they are not kept
+	outcomes  []holds.StoredOutcome // every outcome; nil when they are not recorded
 	announced []holds.Outcome
 	unstored  int // announcements that fail before they succeed
 }
@@ -57,13 +58,13 @@ var testPolicy = holds.Policy{
 	HorizonDays: 1095, RequestKeyTTL: 24 * time.Hour, LockWait: time.Minute,
 }
 
-// newRealTimeHarness returns a world in which Redis' own clock rules.
+// newRealTimeHarness returns a harness that uses Redis' own clock.
 func newRealTimeHarness(t testing.TB) *harness {
 	t.Helper()
 	return newHarnessOn(t, stacktest.Shared().RedisURL)
 }
 
-// newHarnessOn returns a real-time world on another Redis than the shared one.
+// newHarnessOn returns a harness on another Redis than the shared one, with Redis' own clock.
 func newHarnessOn(t testing.TB, redisURL string) *harness {
 	t.Helper()
 	w := &harness{namespace: stacktest.Namespace(t), redisURL: redisURL, client: newClient(t, redisURL), policy: testPolicy}
@@ -80,21 +81,22 @@ func newHarnessOn(t testing.TB, redisURL string) *harness {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := holds.Initialise(ctx, w.namespace, w.client, epoch.Name)
+	server, err := recovery.Initialise(ctx, w.namespace, w.client, epoch.Name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := w.store.CompleteEpoch(ctx, epoch.Name, server, ""); err != nil {
 		t.Fatal(err)
 	}
-	w.epoch, w.term = epoch.Name, holds.StaticTerm(epoch.Name, server)
+	w.epoch, w.term = epoch.Name, recovery.StaticTerm(epoch.Name, server)
 	w.service = w.newService(w.client, w.locker(t), w.store)
 	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
 	return w
 }
 
-// syncInventory makes a service rely on the inventory rows that it has cached, as in a worker that hears of every change of
-// them: the changes of these tests bump rev before they return, unless the test says otherwise.
+// syncInventory lets a service use cached inventory rows, like a worker that has received every
+// change of them. The changes in these tests bump rev before they return, unless a test says
+// otherwise.
 func (w *harness) syncInventory(t fatal, s *holds.Service) {
 	t.Helper()
 	now, err := s.Now(context.Background())
@@ -104,7 +106,7 @@ func (w *harness) syncInventory(t fatal, s *holds.Service) {
 	s.InventorySynced(now)
 }
 
-// execute runs plain SQL in the world's schema, as upstream may.
+// execute runs plain SQL in the schema of the harness, as an upstream system may.
 func (w *harness) execute(t testing.TB, sql string) {
 	t.Helper()
 	conn := w.connect(t)
@@ -114,7 +116,7 @@ func (w *harness) execute(t testing.TB, sql string) {
 	}
 }
 
-// connect connects to the world's schema.
+// connect connects to the schema of the harness.
 func (w *harness) connect(t testing.TB) *pgx.Conn {
 	t.Helper()
 	config, err := pgx.ParseConfig(stacktest.Shared().PostgresURL)
@@ -129,16 +131,38 @@ func (w *harness) connect(t testing.TB) *pgx.Conn {
 	return conn
 }
 
-// newService returns another worker's service on the same servers.
+// newService returns the service of another worker on the same servers.
 func (w *harness) newService(client redis.UniversalClient, l *locking.Locker, i holds.Inventory) *holds.Service {
-	return holds.NewService(w.namespace, client, l, i, w.term, w.policy)
+	return holds.NewService(w.namespace, client, l, i, clockTerm{w.term, w}, w.policy)
+}
+
+// clockTerm gives the clock of a harness to the scripts.
+type clockTerm struct {
+	*recovery.EpochTerm
+	harness *harness
+}
+
+func (t clockTerm) Current() (holds.CurrentEpoch, error) {
+	current, err := t.EpochTerm.Current()
+	current.Clock = t.harness.clock()
+	return current, err
+}
+
+// clock returns the time that the scripts use in ms, 0 when Redis' clock rules.
+func (w *harness) clock() int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.now.IsZero() {
+		return 0
+	}
+	return w.now.UnixMilli()
 }
 
 // lockLease is longer than any test holds a lock.
 const lockLease = time.Minute
 
-// locker returns a locker of the strategy that HOLDFAST_LOCK_STRATEGY names: CI runs these tests
-// with each.
+// locker returns a locker with the strategy that HOLDFAST_LOCK_STRATEGY names. CI runs these tests
+// with each strategy.
 func (w *harness) locker(t testing.TB) *locking.Locker {
 	t.Helper()
 	var strategy locking.Strategy
@@ -176,7 +200,7 @@ func newLocker(t testing.TB, s locking.Strategy) *locking.Locker {
 	return l
 }
 
-// newClient returns a client that is configured as the worker's.
+// newClient returns a client that is configured like the worker's.
 func newClient(t testing.TB, url string) *redis.Client {
 	t.Helper()
 	client := redis.NewClient(stacktest.RedisOptions(url))
@@ -184,31 +208,25 @@ func newClient(t testing.TB, url string) *redis.Client {
 	return client
 }
 
-// newHarness returns a world whose clock stands still until it is moved by pass.
+// newHarness returns a harness whose clock stands still until pass moves it.
 func newHarness(t testing.TB) *harness {
 	t.Helper()
 	return newRealTimeHarness(t).stopClock(t)
 }
 
-// stopClock has a world's clock stand still until it is moved by pass.
+// stopClock stops the clock of a harness until pass moves it.
 func (w *harness) stopClock(t testing.TB) *harness {
 	t.Helper()
 	w.now = time.Now().UTC().Truncate(time.Second)
-	w.pass(t, 0)
 	return w
 }
 
-// pass moves the clock.
+// pass moves the clock forward.
 func (w *harness) pass(t fatal, d time.Duration) {
 	t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.now = w.now.Add(d)
-	pipe := w.client.Pipeline()
-	for _, key := range holds.ClockKeys(w.namespace) {
-		pipe.Set(context.Background(), key, w.now.UnixMilli(), 0)
-	}
-	if _, err := pipe.Exec(context.Background()); err != nil {
-		t.Fatalf("move the clock: %v", err)
-	}
 }
 
 // Announce implements holds.Announcer.
@@ -227,7 +245,7 @@ func (w *harness) Announce(_ context.Context, outcomes []holds.Outcome) error {
 	return nil
 }
 
-// record keeps an outcome, if outcomes are kept.
+// record records an outcome if outcomes are recorded.
 func (w *harness) record(id string, o holds.Outcome) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -245,7 +263,7 @@ func (w *harness) takeAnnounced() []holds.Outcome {
 	return announced
 }
 
-// place decides requests and returns their outcomes in order. Missing causes are made up.
+// place decides requests and returns their outcomes in order. It sets missing event ids.
 func (w *harness) place(t fatal, requests ...holds.PlaceRequest) []holds.Outcome {
 	t.Helper()
 	for i := range requests {
@@ -273,7 +291,7 @@ func (w *harness) place(t fatal, requests ...holds.PlaceRequest) []holds.Outcome
 	return outcomes
 }
 
-// collect checks that a verb emits each result once, none an error.
+// collect checks that a verb emits each result once and without an error.
 func collect(t fatal, n int, verb func(emit func(int, holds.Result))) []holds.Outcome {
 	t.Helper()
 	outcomes, seen := make([]holds.Outcome, n), make([]int, n)
@@ -338,7 +356,7 @@ func (w *harness) cancelReservation(t fatal, r holds.CancelRequest) holds.Outcom
 	})[0]
 }
 
-// setPolicy has the world decide by another policy from now on.
+// setPolicy changes the policy of the harness from now on.
 func (w *harness) setPolicy(t testing.TB, change func(*holds.Policy)) {
 	t.Helper()
 	change(&w.policy)
@@ -346,7 +364,7 @@ func (w *harness) setPolicy(t testing.TB, change func(*holds.Policy)) {
 	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
 }
 
-// inboundSeq is the sequence of the last inventory.set, of all worlds.
+// inboundSeq is the sequence of the last inventory.set of all harnesses.
 var inboundSeq atomic.Uint64
 
 func (w *harness) setInventory(t fatal, resource string, selection holds.SlotSelection, capacity int64) holds.Outcome {
@@ -369,26 +387,26 @@ func (w *harness) available(t fatal, resource string, selection holds.SlotSelect
 	return slots
 }
 
-// assertNothingHeld checks that when no hold is live nothing of any is left but tombstones and answers.
+// assertNothingHeld checks that only tombstones and answers remain when no hold is live.
 func (w *harness) assertNothingHeld(t fatal, resource string) {
 	t.Helper()
 	ctx := context.Background()
 	for _, name := range []string{"counts", "due", "departing", "users", "locks"} {
 		if n := w.client.Exists(ctx, holds.Key(w.namespace, resource, name)).Val(); n != 0 {
-			t.Fatalf("%s is left although no hold is live", name)
+			t.Fatalf("%s exists although no hold is live", name)
 		}
 	}
 	for _, pattern := range []string{"hold:*", "started:*"} {
 		keys, err := w.client.Keys(ctx, holds.Key(w.namespace, resource, pattern)).Result()
 		if err != nil || len(keys) > 0 {
-			t.Fatalf("left although no hold is live: %v %v", keys, err)
+			t.Fatalf("keys exist although no hold is live: %v %v", keys, err)
 		}
 	}
 }
 
 func slots(names ...string) holds.SlotSelection { return holds.SlotSelection{Slots: names} }
 
-// nights is n nights from the given number of days from now.
+// nights returns n nights, the first of them a number of days from now.
 func nights(from, n int) holds.SlotSelection {
 	in := time.Now().UTC().AddDate(0, 0, from)
 	return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat), CheckOut: in.AddDate(0, 0, n).Format(holds.DateFormat)}
@@ -396,7 +414,7 @@ func nights(from, n int) holds.SlotSelection {
 
 func seconds(n int64) *int64 { return &n }
 
-// created and rejected assert what an outcome is.
+// created and rejected check the event of an outcome and return its data.
 func created(t fatal, o holds.Outcome) holds.HoldCreated {
 	t.Helper()
 	data, ok := o.Data.(holds.HoldCreated)
@@ -415,7 +433,7 @@ func rejected(t fatal, o holds.Outcome, reason string) holds.HoldRejected {
 	return data
 }
 
-// brief is an outcome's event and reason.
+// brief returns the event and the reason of an outcome.
 func brief(o holds.Outcome) string {
 	reason := ""
 	switch data := o.Data.(type) {

@@ -4,15 +4,19 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"strings"
 	"time"
 
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
+
+	"holdfast/internal/record"
 )
 
-// State is where a hold is in its life; doc.go draws it.
+// State is a state in the life of a hold. doc.go has the drawing.
 type State string
 
 // The states of a hold. Held and confirming holds are live: they take capacity.
@@ -24,7 +28,7 @@ const (
 	Expired    State = "expired"
 )
 
-// Time is a moment of Redis' clock, to the millisecond, in UTC.
+// Time is a time of Redis' clock in UTC, in milliseconds.
 type Time struct{ time.Time }
 
 // TimeFormat is RFC 3339 in UTC with milliseconds, always of the same length.
@@ -33,8 +37,8 @@ const TimeFormat = "2006-01-02T15:04:05.000Z"
 // TimeFromMillis returns the moment that is ms milliseconds after the Unix epoch.
 func TimeFromMillis(ms int64) Time { return Time{time.UnixMilli(ms).UTC()} }
 
-// AppendText, MarshalText, MarshalJSON and MarshalJSONTo write TimeFormat. Those of the embedded
-// time.Time, which write as many digits as they like, would win otherwise.
+// AppendText, MarshalText, MarshalJSON and MarshalJSONTo write TimeFormat. Without them the methods
+// of the embedded time.Time would be used, which write a varying number of digits.
 func (t Time) AppendText(b []byte) ([]byte, error) { return t.UTC().AppendFormat(b, TimeFormat), nil }
 
 // MarshalText implements encoding.TextMarshaler.
@@ -64,9 +68,9 @@ func (t *Time) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// ResourcePattern and SlotPattern are the forms of resource ids and slot names. Both exclude
-// everything that means something in a subject, a key, a hash tag or a terminal. NamePattern is
-// that of request keys, user ids and payment ids.
+// ResourcePattern matches resource ids, SlotPattern slot names, and NamePattern request keys, user
+// ids and payment ids. The first two exclude every character with a meaning in a subject, a key, a
+// hash tag or a terminal.
 var (
 	ResourcePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
 	SlotPattern     = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$`)
@@ -83,7 +87,7 @@ func ValidName(s string) bool {
 // ErrHoldID says that a text is not a hold id.
 var ErrHoldID = errors.New("not a hold id: want <resource_id>.<32 lowercase hex digits>")
 
-// HoldID names a hold: the resource it is on and a UUIDv7 in 32 lowercase hex digits.
+// HoldID identifies a hold by its resource and a UUIDv7 in 32 lowercase hex digits.
 type HoldID struct {
 	Resource string
 	UUID     string
@@ -98,7 +102,7 @@ func NewHoldID(resource string) (HoldID, error) {
 	return HoldID{Resource: resource, UUID: hex.EncodeToString(id[:])}, nil
 }
 
-// ParseHoldID reads what String writes. It returns ErrHoldID for anything else.
+// ParseHoldID parses the text that String returns. It returns ErrHoldID for any other text.
 func ParseHoldID(s string) (HoldID, error) {
 	resource, id, found := strings.Cut(s, ".")
 	if !found || !ResourcePattern.MatchString(resource) || !uuidPattern.MatchString(id) {
@@ -122,4 +126,95 @@ func (id HoldID) MarshalText() ([]byte, error) { return []byte(id.String()), nil
 func (id *HoldID) UnmarshalText(text []byte) (err error) {
 	*id, err = ParseHoldID(string(text))
 	return err
+}
+
+// Hold is a hold as its record in Redis describes it.
+type Hold struct {
+	ID         HoldID
+	State      State
+	ExpiresAt  Time
+	CreatedAt  Time
+	Quantity   int64
+	EndedAt    Time   // of a claimed or confirmed hold the claim, of the others the end; else zero
+	By         string // payment of a claimed or confirmed hold, event id of a released one
+	User       string
+	RequestKey string
+	Names      []string // its slots, sorted
+	Selection  SlotSelection
+	Metadata   jsontext.Value // as the request had it, nil when it had none
+}
+
+// parseRecord reads the record of a hold. It returns ErrCorrupt when the line is not a record.
+func parseRecord(id HoldID, line string) (Hold, error) {
+	r, err := record.Parse(line)
+	if err != nil {
+		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrCorrupt)
+	}
+	hold, err := parseTail(id, r.Tail)
+	if err != nil {
+		return Hold{}, err
+	}
+	hold.State = State(r.State)
+	hold.ExpiresAt, hold.CreatedAt = TimeFromMillis(r.Deadline), TimeFromMillis(r.Created)
+	hold.Quantity = r.Quantity
+	if r.Ended != 0 {
+		hold.EndedAt = TimeFromMillis(r.Ended)
+	}
+	if r.By != "-" {
+		hold.By = r.By
+	}
+	return hold, nil
+}
+
+// parseTail reads the tail of a record. It returns ErrCorrupt when the text is not a tail.
+func parseTail(id HoldID, text string) (Hold, error) {
+	tail, err := record.ParseTail(text)
+	if err != nil {
+		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrCorrupt)
+	}
+	hold := Hold{ID: id, User: tail.User, RequestKey: tail.RequestKey, Names: strings.Split(tail.Slots, ",")}
+	if hold.Selection, hold.Metadata, err = parseEcho(tail.Selection, tail.Metadata); err != nil {
+		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrCorrupt)
+	}
+	return hold, nil
+}
+
+// parseEcho reads what is stored only to be repeated in outcomes.
+func parseEcho(selection, metadata string) (SlotSelection, jsontext.Value, error) {
+	var a SlotSelection
+	if err := json.Unmarshal([]byte(selection), &a); err != nil {
+		return SlotSelection{}, nil, err
+	}
+	if metadata == "" {
+		return a, nil, nil
+	}
+	return a, jsontext.Value(metadata), nil
+}
+
+// data returns the members that every outcome of the hold has.
+func (h Hold) data() HoldData {
+	return HoldData{
+		ResourceID:    h.ID.Resource,
+		HoldID:        h.ID,
+		RequestKey:    h.RequestKey,
+		UserID:        h.User,
+		SlotSelection: h.Selection,
+		Quantity:      &h.Quantity,
+		Metadata:      h.Metadata,
+	}
+}
+
+// RecordTail returns the tail of the hold's record. It returns an error when the nights are not a stay.
+func (d HoldData) RecordTail() (record.Tail, error) {
+	names, err := d.names(nightsWindow{max: math.MaxInt})
+	if err != nil {
+		return record.Tail{}, fmt.Errorf("hold %s: %w", d.HoldID, err)
+	}
+	selection, err := d.Compact()
+	if err != nil {
+		return record.Tail{}, err
+	}
+	return record.Tail{
+		User: d.UserID, RequestKey: d.RequestKey, Slots: joinSlots(names), Selection: selection, Metadata: string(d.Metadata),
+	}, nil
 }

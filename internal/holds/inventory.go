@@ -10,42 +10,45 @@ import (
 	"holdfast/internal/lua"
 )
 
-// InventoryRequest sets the capacity of slots.
+// InventoryRequest requests a new capacity of slots.
 type InventoryRequest struct {
-	EventID   string         // names the event: the same at every delivery of it
-	Position  StreamPosition // a later event wins whenever it is delivered
+	EventID   string         // the same at every delivery of the event
+	Position  StreamPosition // the event with the later position wins, in whatever order they are delivered
 	Resource  string
 	Selection SlotSelection
 	Capacity  int64
 }
 
-// StreamPosition is where an event is in the inbound streams, which may have been created several times. Of
-// two events the later is that of the stream created later, or the one with the higher Seq in it.
+// StreamPosition is the position of an event in the inbound stream, which may have been deleted and
+// created again. Of two events, the one in the stream created later is later; in one stream, the
+// one with the higher Seq.
 type StreamPosition struct {
-	At              time.Time // by the clock of the server that led the stream then: it says nothing of the order
+	At              time.Time // by the clock of the stream's leader at that time; not used for the order
 	StreamCreatedAt time.Time
 	Seq             uint64
 }
 
-// CapacityChange sets the capacity of all of a resource's slots or of none of them.
+// CapacityChange sets the capacity of all the named slots of a resource or of none.
 type CapacityChange struct {
 	EventID  string
 	Position StreamPosition
 	Resource string
 	Names    []string // sorted
 	Capacity int64
-	Held     []int64 // what live holds take of each, only to be told in the answer
+	Held     []int64 // what live holds take of each slot, for the answer only
 }
 
-// CapacityDecision is the answer to a CapacityChange, the same whenever the same cause asks.
+// CapacityDecision is the answer to a CapacityChange. It is the same for every delivery of an
+// event.
 type CapacityDecision struct {
-	BelowReserved bool         `json:"below_reserved,omitzero"` // refused: more is reserved of some slot
-	Slots         []SlotCounts `json:"slots"`                   // as they are after the change; nil when refused
+	BelowReserved bool         `json:"below_reserved,omitzero"` // rejected: a slot has more reservations
+	Slots         []SlotCounts `json:"slots"`                   // after the change; nil when it was rejected
 }
 
-// BumpRevisions bumps rev, so that a decision on capacities or reservations of these resources that were read before
-// is refused and made again. A name that is no resource id has no holds; it says that any row may have changed. Where
-// rev is damaged nothing is decided until that is repaired.
+// BumpRevisions bumps the rev of each resource, so that a decision on capacities or reservations
+// that were read before is refused and retried. A name that is not a resource id means that any row
+// may have changed. BumpRevisions ignores a corrupt rev: place.lua decides nothing on that resource
+// until it is repaired.
 func (s *Service) BumpRevisions(ctx context.Context, resources ...string) error {
 	for _, resource := range resources {
 		if ResourcePattern.MatchString(resource) {
@@ -54,10 +57,12 @@ func (s *Service) BumpRevisions(ctx context.Context, resources ...string) error 
 			s.rows.syncLost()
 		}
 	}
-	return errors.Join(slices.DeleteFunc(s.bump(ctx, resources), func(err error) bool { return errors.Is(err, ErrCorrupt) })...)
+	corrupt := func(err error) bool { return errors.Is(err, ErrCorrupt) }
+	return errors.Join(slices.DeleteFunc(s.bump(ctx, resources), corrupt)...)
 }
 
-// bump bumps the rev of each resource. It returns ErrCorrupt for one whose rev is no number.
+// bump bumps the rev of each resource. It returns ErrCorrupt for a resource whose rev is not a
+// number.
 func (s *Service) bump(ctx context.Context, resources []string) []error {
 	errs := make([]error, len(resources))
 	if s.dry {
@@ -79,7 +84,8 @@ func (s *Service) bump(ctx context.Context, resources []string) []error {
 	return errs
 }
 
-// SetInventory sets capacities and bumps rev, so that whoever has read the old ones decides again.
+// SetInventory sets capacities. Then it bumps rev, so that a decision on the old ones is refused
+// and retried.
 func (s *Service) SetInventory(ctx context.Context, r InventoryRequest) Result {
 	reject := func(reason, field string) Result {
 		return Result{Outcome: Outcome{

@@ -4,11 +4,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
 )
 
-// TestRev_NoChangeForAnHour_Ends has both who count changes give rev an end, again with each change.
+// TestRev_NoChangeForAnHour_Ends checks that both scripts that bump rev set its TTL at each change.
 func TestRev_NoChangeForAnHour_Ends(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -39,8 +41,8 @@ func TestRev_NoChangeForAnHour_Ends(t *testing.T) {
 	}
 }
 
-// TestRev_EndedSinceItWasRead_RefusesTheReader ends rev between a reading and the decision, and counts one change
-// after: the same number of changes as were counted when it was read.
+// TestRev_EndedSinceItWasRead_RefusesTheReader lets rev expire between a read and the decision and
+// then bumps it once, so that the number of counted changes is the same as at the read.
 func TestRev_EndedSinceItWasRead_RefusesTheReader(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -54,4 +56,25 @@ func TestRev_EndedSinceItWasRead_RefusesTheReader(t *testing.T) {
 		}
 	}})
 	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0], holds.ReasonSoldOut)
+}
+
+// TestSetInventory_ClockContradictsStream_StreamWins delivers two events of a stream in the wrong
+// order, where the later event has the earlier time.
+func TestSetInventory_ClockContradictsStream_StreamWins(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	now := time.Now()
+	set := func(seq uint64, at time.Time, capacity int64) {
+		t.Helper()
+		r := w.service.SetInventory(t.Context(), holds.InventoryRequest{
+			EventID: uuid.NewString(), Resource: "room", Capacity: capacity,
+			Position: holds.StreamPosition{At: at, StreamCreatedAt: now.Add(-time.Hour), Seq: seq},
+		})
+		updated, is := r.Outcome.Data.(holds.InventoryUpdated)
+		if r.Err != nil || !is || updated.Slots[0].Capacity != 2 {
+			t.Errorf("event %d: %+v %v, want capacity 2", seq, r.Outcome.Data, r.Err)
+		}
+	}
+	set(2, now.Add(-time.Second), 2)
+	set(1, now, 1)
 }

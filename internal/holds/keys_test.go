@@ -13,6 +13,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"holdfast/internal/contract"
+	"holdfast/internal/record"
 )
 
 // KeyParts are what keys are built of.
@@ -22,7 +23,7 @@ type KeyParts struct {
 
 // valid reports whether the parts are such as come so far.
 func (p KeyParts) valid() bool {
-	return NamespacePattern.MatchString(p.Namespace) && ResourcePattern.MatchString(p.Resource) && ValidName(p.User) &&
+	return record.NamespacePattern.MatchString(p.Namespace) && ResourcePattern.MatchString(p.Resource) && ValidName(p.User) &&
 		ValidName(p.RequestKey) && SlotPattern.MatchString(p.Slot) && uuidPattern.MatchString(p.UUID)
 }
 
@@ -33,16 +34,16 @@ const keysOfParts = 18
 // stand for different things must be different. What scripts build is built here once more;
 // TestKeys_AllVerbs_WriteOnlyKnownKeys compares it with what they write.
 func KeysOf(p KeyParts) map[string]string {
-	ns := keyspace(p.Namespace)
-	prefix := ns.prefix(p.Resource)
-	locks := ns.locks(p.Resource, []string{p.Slot})
+	ns := record.Keyspace(p.Namespace)
+	prefix := ns.Prefix(p.Resource)
+	locks := lockKeys(ns, p.Resource, []string{p.Slot})
 	keys := make(map[string]string)
 	add := func(key string, means ...string) {
 		keys[key] = strings.Join(append([]string{p.Namespace}, means...), "\x00")
 	}
-	partition := fmt.Sprint(Partition(p.Resource))
-	add(ns.epoch(Partition(p.Resource)), "epoch", partition)
-	add(ns.agenda(Partition(p.Resource)), "agenda", partition)
+	partition := fmt.Sprint(record.Partition(p.Resource))
+	add(ns.Epoch(record.Partition(p.Resource)), "epoch", partition)
+	add(ns.Agenda(record.Partition(p.Resource)), "agenda", partition)
 	add(locks.Fence, "fence", partition)
 	for _, name := range []string{"counts", "records", "due", "departing", "tombstones", "rev", "users", "locks", "waited_for", "waiting", "released"} {
 		add(prefix+name, name, p.Resource)
@@ -60,19 +61,19 @@ func FieldsOf(p KeyParts) map[string]string {
 	sum := sha1.Sum([]byte(p.Slot))
 	fields := make(map[string]string)
 	add := func(hash, field string, means ...string) {
-		fields[keyspace(p.Namespace).prefix(p.Resource)+hash+" "+field] = strings.Join(append([]string{p.Namespace, p.Resource}, means...), "\x00")
+		fields[record.Keyspace(p.Namespace).Prefix(p.Resource)+hash+" "+field] = strings.Join(append([]string{p.Namespace, p.Resource}, means...), "\x00")
 	}
 	add("counts", p.Slot, "held", p.Slot)
 	add("users", p.User, "holds of", p.User)
 	add("users", p.User+" "+hex.EncodeToString(sum[:]), "index", p.User, p.Slot)
-	add("locks", keyspace(p.Namespace).locks(p.Resource, []string{p.Slot}).Names()[0], "lock", p.Slot)
+	add("locks", lockKeys(record.Keyspace(p.Namespace), p.Resource, []string{p.Slot}).Names()[0], "lock", p.Slot)
 	return fields
 }
 
 // fieldsOfParts is how many fields FieldsOf returns.
 const fieldsOfParts = 4
 
-// FuzzKeys looks for two sets of parts that share a key, or a field, although they mean something else, for a
+// FuzzKeys searches for two sets of parts that share a key, or a field, although they mean something else, for a
 // key that leaves its namespace or its partition's hash slot, and for one that is taken for the
 // key of a hold although it is none.
 func FuzzKeys(f *testing.F) {
@@ -89,7 +90,7 @@ func FuzzKeys(f *testing.F) {
 	f.Fuzz(func(t *testing.T, ns1, resource1, user1, key1, slot1, uuid1, ns2, resource2, user2, key2, slot2, uuid2 string) {
 		a, b := KeyParts{ns1, resource1, user1, key1, slot1, uuid1}, KeyParts{ns2, resource2, user2, key2, slot2, uuid2}
 		if !a.valid() || !b.valid() {
-			return // nobody comes so far with them
+			return // such parts are refused before
 		}
 		keys := KeysOf(a)
 		for key, meaning := range KeysOf(b) {
@@ -108,7 +109,7 @@ func FuzzKeys(f *testing.F) {
 		}
 		hashSlot := -1
 		for key, meaning := range keys {
-			if !strings.HasPrefix(key, fmt.Sprintf("%s:{%d}:", a.Namespace, Partition(a.Resource))) {
+			if !strings.HasPrefix(key, fmt.Sprintf("%s:{%d}:", a.Namespace, record.Partition(a.Resource))) {
 				t.Errorf("%q leaves its partition", key)
 			}
 			if slot := clusterSlot(key); hashSlot < 0 {
@@ -117,10 +118,10 @@ func FuzzKeys(f *testing.F) {
 				t.Errorf("%q has the hash slot %d, another key of its resource %d", key, slot, hashSlot)
 			}
 			isHold := strings.HasPrefix(meaning, a.Namespace+"\x00hold\x00")
-			if p, taken := keyspace(a.Namespace).partitionOfHold(key); taken != isHold || taken && p != Partition(a.Resource) {
+			if p, taken := record.Keyspace(a.Namespace).PartitionOfHold(key); taken != isHold || taken && p != record.Partition(a.Resource) {
 				t.Errorf("%q is taken for the key of a hold: %v, of partition %d", key, taken, p)
 			}
-			if p, taken := keyspace(b.Namespace).partitionOfHold(key); taken && a.Namespace != b.Namespace {
+			if p, taken := record.Keyspace(b.Namespace).PartitionOfHold(key); taken && a.Namespace != b.Namespace {
 				t.Errorf("%q is taken for the key of a hold of namespace %s, of partition %d", key, b.Namespace, p)
 			}
 		}

@@ -20,8 +20,8 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// model is what a resource should be, in plain Go and without any of the tricks: no counters,
-// no indexes, everything is looked for in a list of all holds that ever were.
+// model is a simple model of a resource in plain Go. It has no counters and no indexes: it searches
+// a list of all holds that ever existed.
 type model struct {
 	now      time.Time
 	capacity map[string]int64
@@ -49,8 +49,8 @@ type modelHold struct {
 	deadline time.Time
 	state    holds.State
 	started  bool
-	reserved bool // it was paid, be it late
-	returned bool // its reservation was cancelled
+	reserved bool // it was paid, in time or late
+	returned bool // the reservation was cancelled
 }
 
 type modelAnswer struct {
@@ -68,7 +68,8 @@ func (m *model) held(slot string) (sum int64) {
 	return sum
 }
 
-// place says what must come of a request, as text, and takes the hold that is named by id.
+// place returns the expected outcome of a request as text. If it is granted, place adds the hold
+// with this id.
 func (m *model) place(user, key string, slots []string, quantity int64, ttl time.Duration, id holds.HoldID) string {
 	slots = slices.Sorted(slices.Values(slots))
 	content := fmt.Sprint(user, slots, quantity, ttl)
@@ -234,7 +235,7 @@ func (m *model) setCapacity(slots []string, capacity int64) string {
 	return "inventory.updated"
 }
 
-// modelText is an outcome in the words of the model.
+// modelText returns an outcome in the format of the model.
 func modelText(o holds.Outcome) string {
 	text := brief(o)
 	switch data := o.Data.(type) {
@@ -264,9 +265,10 @@ func modelText(o holds.Outcome) string {
 	return text
 }
 
-// TestModel_RandomEvents_SameOutcomes does random things to a resource and to the model, and compares every
-// outcome and, after each step, what is available. Each thing is first done dry: that must say the
-// same and change nothing. At the end every hold is ended and nothing may be left of any.
+// TestModel_RandomEvents_SameOutcomes applies random events to a resource and to the model. It
+// compares every outcome and, after each step, the availability. Each event is first dry-run, which
+// must have the same outcome and change nothing. At the end all holds end, and no data of them may
+// remain.
 func TestModel_RandomEvents_SameOutcomes(t *testing.T) {
 	t.Parallel()
 	for _, late := range []holds.LatePayment{holds.LateRejected, holds.LateAcceptedIfFree} {
@@ -277,14 +279,15 @@ func TestModel_RandomEvents_SameOutcomes(t *testing.T) {
 	}
 }
 
-// newModelHarness returns a world that can be compared with a model, and a connection to its schema.
+// newModelHarness returns a harness that can be compared with a model, and a connection to its
+// schema.
 func newModelHarness(t *testing.T, late holds.LatePayment) (*harness, *pgx.Conn) {
 	t.Helper()
-	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL).stopClock(t) // all its keys are looked through again and again
-	w.pass(t, 24*time.Hour)                                             // Redis ends TTL keys by its own clock: no hold may lapse by that one as well
+	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL).stopClock(t) // the test reads all keys of the server many times
+	w.pass(t, 24*time.Hour)                                             // so that no key expires by Redis' own clock during the test
 	w.setPolicy(t, func(p *holds.Policy) {
 		p.LatePayment = late
-		p.RequestKeyTTL = 10_000 * time.Hour // nothing is forgotten while a run lasts
+		p.RequestKeyTTL = 10_000 * time.Hour // nothing is forgotten during a run
 	})
 	conn := w.connect(t)
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
@@ -317,29 +320,30 @@ func againstModel(t *testing.T, late holds.LatePayment) {
 
 type modelRun struct {
 	*harness
-	dry       *harness // that decides and changes nothing
+	dry       *harness // decides without changes
 	sql       *pgx.Conn
 	model     *model
 	resource  string
 	announced map[holds.HoldID]int
 }
 
-// dryThenReal does something dry and then really. The first must say the same and change nothing.
+// dryThenReal dry-runs an event and then applies it. The dry run must have the same outcome and
+// change nothing.
 func (r *modelRun) dryThenReal(t *rapid.T, do func(w *harness) holds.Outcome) holds.Outcome {
-	r.available(t, r.resource, holds.SlotSelection{}) // what is due may be lapsed at any time
+	r.available(t, r.resource, holds.SlotSelection{}) // expires the due holds before the dry run
 	before := r.storedText(t)
 	dry := do(r.dry)
 	if after := r.storedText(t); after != before {
-		t.Fatalf("dry, and yet something was changed: %s\n\tbefore %s\n\tafter  %s", brief(dry), before, after)
+		t.Fatalf("the dry run has changed data: %s\n\tbefore %s\n\tafter  %s", brief(dry), before, after)
 	}
 	really := do(r.harness)
 	if brief(dry) != brief(really) {
-		t.Fatalf("dry %s, really %s", brief(dry), brief(really))
+		t.Fatalf("outcome of the dry run %s, real outcome %s", brief(dry), brief(really))
 	}
 	return really
 }
 
-// storedText is all that is stored of the resource.
+// storedText returns all stored data of the resource.
 func (r *modelRun) storedText(t *rapid.T) string {
 	ctx := context.Background()
 	keys, err := readAllKeys.Run(ctx, r.client, nil, holds.Key(r.namespace, r.resource, "*")).Text()
@@ -357,7 +361,7 @@ func (r *modelRun) storedText(t *rapid.T) string {
 	return keys + rows
 }
 
-// readAllKeys reads all keys of a pattern, what they hold and when they end.
+// readAllKeys reads the value and the expiry of all keys with a pattern.
 var readAllKeys = redis.NewScript(`
 local text, keys = {}, redis.call('KEYS', ARGV[1])
 table.sort(keys)
@@ -411,7 +415,7 @@ func (r *modelRun) placeBatch(t *rapid.T) {
 	}
 }
 
-// drawHold returns one of the holds that ever were, or nil.
+// drawHold returns one of the holds that ever existed, or nil.
 func (r *modelRun) drawHold(t *rapid.T) *modelHold {
 	if len(r.model.holds) == 0 {
 		return nil
@@ -427,7 +431,7 @@ func (r *modelRun) payOne(t *rapid.T) {
 	payment := fmt.Sprintf("p%d", rapid.IntRange(1, 2).Draw(t, "payment"))
 	want := r.model.pay(h, payment)
 	if got := brief(r.dryThenReal(t, func(w *harness) holds.Outcome { return w.pay(t, h.id, payment) })); got != want {
-		t.Fatalf("%s pays for a hold that is %s: got %s, want %s", h.user, h.state, got, want)
+		t.Fatalf("%s pays for a hold in state %s: got %s, want %s", h.user, h.state, got, want)
 	}
 }
 
@@ -524,7 +528,7 @@ func (r *modelRun) compare(t *rapid.T) {
 	}
 }
 
-// end lets every hold end and checks that nothing is left.
+// end lets every hold end and checks that no data remains.
 func (r *modelRun) end(t *rapid.T) {
 	r.pass(t, 2*testPolicy.HoldLifetimeMax)
 	r.model.now = r.now
@@ -533,8 +537,8 @@ func (r *modelRun) end(t *rapid.T) {
 	r.assertNothingHeld(t, r.resource)
 }
 
-// TestPlace_EventDecidedTwice_SameOutcome decides the same events several times, at once and one after the
-// other, as redelivery does: the outcomes must be equal to the last detail.
+// TestPlace_EventDecidedTwice_SameOutcome decides the same events several times, at the same time
+// and one after the other, like redeliveries. The outcomes must be identical.
 func TestPlace_EventDecidedTwice_SameOutcome(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -563,7 +567,7 @@ func TestPlace_EventDecidedTwice_SameOutcome(t *testing.T) {
 	for range cap(outcomes) - 1 {
 		for i, o := range <-outcomes {
 			if got, want := exactText(t, o), exactText(t, first[i]); got != want {
-				t.Errorf("request %d was answered\n\t%s\nand\n\t%s", i, want, got)
+				t.Errorf("request %d has the outcomes\n\t%s\nand\n\t%s", i, want, got)
 			}
 		}
 	}
@@ -572,11 +576,11 @@ func TestPlace_EventDecidedTwice_SameOutcome(t *testing.T) {
 		kinds[strings.Fields(brief(o))[0]]++
 	}
 	if len(kinds) != 2 {
-		t.Errorf("want grants and refusals, got %v", slices.Collect(maps.Keys(kinds)))
+		t.Errorf("want created and rejected holds, got %v", slices.Collect(maps.Keys(kinds)))
 	}
 }
 
-// exactText is an outcome to the letter.
+// exactText returns all details of an outcome.
 func exactText(t *testing.T, o holds.Outcome) string {
 	t.Helper()
 	data, err := json.Marshal(o.Data)

@@ -9,18 +9,18 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-const watchPing = 10 * time.Second // silence after which the subscription is pinged
+const watchPing = 10 * time.Second // time without a message after which the subscription is pinged
 
-// ExpiredChannel is the pattern of the channels on which Redis tells of keys that have lapsed. A
-// user who may subscribe to it has it in its rules letter by letter.
+// ExpiredChannel is the pattern of the channels on which Redis publishes expired keys. The ACL
+// rules of a Redis user must contain exactly this pattern, because Redis compares it as text.
 const ExpiredChannel = "__keyevent@*__:expired"
 
-// Watch listens for keyspace notifications until ctx is over. They are hints: Redis sends one
-// when it deletes the key, late or never. After every subscription, the first and each that
-// follows a cut, everything is swept once, because what lapsed in between was not heard.
+// Watch listens for keyspace notifications until ctx is done. They are only hints: Redis sends one
+// when it deletes the key, which may be late or never. After every new subscription Watch requests
+// a sweep of all partitions, because it may have missed notifications before.
 func (e *Expirer) Watch(ctx context.Context) error {
 	if e.options.NoNotifications {
-		e.setNotificationError(errors.New("switched off"))
+		e.setNotificationError(errors.New("disabled"))
 		<-ctx.Done()
 		return nil
 	}
@@ -36,12 +36,12 @@ func (e *Expirer) Watch(ctx context.Context) error {
 	return nil
 }
 
-// listen subscribes and listens until the connection fails or ctx is over. A connection that
-// says nothing, not even that it got a ping, has failed.
+// listen subscribes and listens until the connection fails or ctx is done. A connection that does
+// not even answer a ping has failed.
 func (e *Expirer) listen(ctx context.Context) error {
 	pubsub := e.service.redis.PSubscribe(ctx, ExpiredChannel)
 	stop := context.AfterFunc(ctx, func() { _ = pubsub.Close() })
-	defer func() { stop(); _ = pubsub.Close() }() // nothing is left to be told
+	defer func() { stop(); _ = pubsub.Close() }() // an error of Close has no consequence here
 	for silent := false; ; {
 		message, err := pubsub.ReceiveTimeout(ctx, watchPing)
 		var timeout interface{ Timeout() bool }
@@ -66,19 +66,19 @@ func (e *Expirer) handleMessage(ctx context.Context, message any) {
 		err := e.enableNotifications(ctx)
 		e.setNotificationError(err)
 		if err != nil {
-			e.log.Warn().Err(err).Msg("keyspace notifications cannot be switched on, without them lapsed holds are noticed by the timer alone")
+			e.log.Warn().Err(err).Msg("keyspace notifications unavailable, using timer only")
 		}
 		e.requestSweep(allPartitions)
 	case *redis.Message:
-		e.setNotificationError(nil) // they come, whether or not we may ask for them
-		if p, ours := e.service.keys.partitionOfHold(m.Payload); ours {
+		e.setNotificationError(nil) // they arrive, even if this worker may not enable them
+		if p, ours := e.service.keys.PartitionOfHold(m.Payload); ours {
 			e.requestSweep(p)
 		}
 	}
 }
 
-// enableNotifications adds what we need to the server's notify-keyspace-events, which a restart
-// forgets. It returns an error where that is forbidden.
+// enableNotifications adds the flags E and x to the server's notify-keyspace-events. A restart of
+// the server resets the option. enableNotifications returns an error when it lacks the permission.
 func (e *Expirer) enableNotifications(ctx context.Context) error {
 	const option = "notify-keyspace-events"
 	current, err := e.service.redis.ConfigGet(ctx, option).Result()
@@ -100,7 +100,7 @@ func (e *Expirer) enableNotifications(ctx context.Context) error {
 	return nil
 }
 
-// containsFlag reports whether flags include need; "A" stands for every class of events, x among them.
+// containsFlag reports whether flags include need. The flag "A" includes x.
 func containsFlag(flags, need string) bool {
 	for _, f := range flags {
 		if string(f) == need || f == 'A' && need == "x" {

@@ -2,7 +2,7 @@ package holds
 
 import "github.com/go-json-experiment/json/jsontext"
 
-// The events that Holdfast answers with.
+// The outbound events.
 const (
 	EventHoldCreated          = "hold.created"
 	EventHoldRejected         = "hold.rejected"
@@ -20,7 +20,7 @@ const (
 	EventBookingCancelled     = "booking.cancelled"
 )
 
-// The reasons of the events that refuse.
+// The reasons of the rejecting events.
 const (
 	ReasonInvalidRequest     = "invalid_request"
 	ReasonKeyReused          = "request_key_reused"
@@ -41,26 +41,33 @@ const (
 	ReasonBelowReserved      = "below_reserved"
 )
 
-// Outcome is the one answer to an inbound event, or a hold's expiry. Asked twice, the same
-// event has the same outcome.
+// Outcome is the one answer to an inbound event, or the expiry of a hold. A redelivered event gets
+// the same outcome.
 type Outcome struct {
 	Event           string // one of the Event constants
 	Resource        string
-	Hold            HoldID // zero when no hold is meant
-	At              Time   // when it was decided, zero when that is not remembered
-	Data            any    // one of the data types below
+	Hold            HoldID // zero when the outcome concerns no hold
+	At              Time   // when it was decided; zero when that is not remembered
+	Data            OutcomeData
 	RebuildMetadata RebuildMetadata
 }
 
-// RebuildMetadata is what Redis remembers with an outcome and its data does not tell. It is stored beside
-// it, so that Redis can be filled again.
+// RebuildMetadata contains what Redis stores with an outcome in addition to its data. It is
+// published with the outcome, so that Redis can be rebuilt from the outbound stream.
 type RebuildMetadata struct {
-	Fingerprint  string // of a request's content, when its answer is remembered
-	FirstEventID string // the event that had the answer first, "" = this one
-	Started      bool   // the extension was that of a payment.started
+	Fingerprint  string // of a request's content; "" when its answer is not remembered
+	FirstEventID string // the event that got this answer first; "" when this event did
+	Started      bool   // the extension answered a payment.started
 }
 
-// HoldData is what every outcome that means a hold says of it.
+// StoredOutcome is an outcome as it was stored.
+type StoredOutcome struct {
+	Outcome
+	ID       string // of the event, or of the event that caused it
+	StoredAt Time
+}
+
+// HoldData contains the members that every outcome of a hold has.
 type HoldData struct {
 	ResourceID string `json:"resource_id"`
 	HoldID     HoldID `json:"hold_id,omitzero"`
@@ -76,11 +83,11 @@ type HoldCreated struct {
 	HoldData
 	CreatedAt Time `json:"created_at"`
 	ExpiresAt Time `json:"expires_at"`
-	Replayed  bool `json:"replayed,omitzero"` // another event asked for it first
+	Replayed  bool `json:"replayed,omitzero"` // another event got this answer first
 }
 
-// HoldRejected is the data of hold.rejected. HoldID is set for already_holding only and then
-// names the existing hold.
+// HoldRejected is the data of hold.rejected. HoldID is set only for already_holding, to the
+// existing hold.
 type HoldRejected struct {
 	HoldData
 	Reason  string `json:"reason"`
@@ -90,14 +97,14 @@ type HoldRejected struct {
 	Replayed bool `json:"replayed,omitzero"`
 }
 
-// SoldOut is what a hold.rejected says besides when the reason is sold_out.
+// SoldOut contains the additional members of a hold.rejected with the reason sold_out.
 type SoldOut struct {
 	Unavailable []SlotCounts `json:"unavailable"`
-	RetryAt     *Time        `json:"retry_at"` // the earliest deadline whose lapse could help, nil = none
+	RetryAt     *Time        `json:"retry_at"` // earliest deadline that may free enough; nil when none can
 }
 
-// SlotCounts is what is known of one slot: what may be sold, what is reserved in Postgres, and
-// what live holds take.
+// SlotCounts contains the numbers of one slot: the capacity, the quantity of all reservations, and
+// the quantity of all live holds.
 type SlotCounts struct {
 	Slot     string `json:"slot"`
 	Capacity int64  `json:"capacity"`
@@ -129,7 +136,7 @@ type HoldReleased struct {
 type HoldExpired struct {
 	HoldData
 	ExpiresAt  Time `json:"expires_at"`  // the deadline
-	RestoredAt Time `json:"restored_at"` // when the counters were put back
+	RestoredAt Time `json:"restored_at"` // when the counts were restored
 }
 
 // HoldConfirmed is the data of hold.confirmed.
@@ -137,7 +144,7 @@ type HoldConfirmed struct {
 	HoldData
 	PaymentID   string `json:"payment_id"`
 	ConfirmedAt Time   `json:"confirmed_at"`  // the moment of the claim
-	Late        bool   `json:"late,omitzero"` // the hold had lapsed, and its slots were still free
+	Late        bool   `json:"late,omitzero"` // the hold had expired, and its slots were still free
 }
 
 // ConfirmRejected is the data of hold.confirm_rejected.
@@ -166,8 +173,8 @@ type CancelRejected struct {
 	Reason string `json:"reason"`
 }
 
-// BookingCancelled is the data of booking.cancelled: no request with this key was seen, and
-// none that comes will be granted.
+// BookingCancelled is the data of booking.cancelled: no request with this key was received, and a
+// later one is rejected.
 type BookingCancelled struct {
 	ResourceID string `json:"resource_id"`
 	RequestKey string `json:"request_key"`

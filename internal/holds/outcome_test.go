@@ -9,8 +9,8 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestOutcomeData_EachEvent_MarshalsExactly has the data of every outbound event to the letter: members, their names,
-// what is null, what is left out, and three digits in every time.
+// TestOutcomeData_EachEvent_MarshalsExactly checks the exact JSON of the data of every outbound
+// event: the names of the members, null and absent members, and three digits in every time.
 func TestOutcomeData_EachEvent_MarshalsExactly(t *testing.T) {
 	t.Parallel()
 	id, err := holds.ParseHoldID("room.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4")
@@ -65,9 +65,9 @@ func TestOutcomeData_EachEvent_MarshalsExactly(t *testing.T) {
 	}
 	var back holds.Time
 	if err := json.Unmarshal([]byte(`"2026-11-21T09:00:00.120Z"`), &back); err != nil || back != at {
-		t.Errorf("read back as %v: %v", back, err)
+		t.Errorf("parsed as %v: %v", back, err)
 	}
 	if err := json.Unmarshal([]byte(`"2026-11-21T09:00:00Z"`), &back); err == nil {
-		t.Errorf("a time without milliseconds was read")
+		t.Errorf("a time without milliseconds was accepted")
 	}
 }

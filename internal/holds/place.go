@@ -18,40 +18,52 @@ import (
 	"holdfast/internal/failpoint"
 	"holdfast/internal/locking"
 	"holdfast/internal/lua"
+	"holdfast/internal/record"
 )
 
-// QuantityMax is the most that one request can ask of each slot.
+// QuantityMax is the maximum quantity of one request.
 const QuantityMax = 1_000_000
 
-// PlaceRequest asks for a hold. Its form has been checked, its meaning has not.
+// PlaceRequest requests a hold. The decoder has checked its form; Place validates its content.
 type PlaceRequest struct {
-	EventID    string    // names the event: the same at every delivery of it
+	EventID    string    // the same at every delivery of the event
 	StoredAt   time.Time // when JetStream stored the event
 	Resource   string
 	RequestKey string
 	User       string
 	Selection  SlotSelection
 	Quantity   int64
-	TTLSeconds *int64         // nil = the policy's
-	Metadata   jsontext.Value // compact, nil = none
+	TTLSeconds *int64         // nil for the TTL of the policy
+	Metadata   jsontext.Value // compact JSON; nil when the request has none
 }
 
-// placing is a request on its way, or a late payment that takes the slots of its hold again.
+// placingKind is the kind of a placing. place.lua gets it as an argument.
+type placingKind string
+
+const (
+	kindRequest placingKind = "request" // a request for a hold
+	kindLate    placingKind = "late"    // a late payment that takes the slots of its hold again
+)
+
+// placing is a request or a late payment that is being decided. For a late payment, EventID is the
+// payment, and place.lua ignores the fingerprint, the tail and the hold's JSON.
 type placing struct {
 	*PlaceRequest
+	kind          placingKind
 	index         int    // among the requests of the call
-	late          string // the id of the hold that was paid late, "" = none
+	late          string // UUID of the hold that was paid late; "" for a request
 	names         []string
 	ttl           time.Duration
 	fingerprint   string
 	selectionJSON string
 }
 
-// answerFunc is told what place.lua answers to a request, or why there is no answer.
+// answerFunc receives the answer of place.lua to a request and the tail of the hold's record, or
+// the error for which there is no answer.
 type answerFunc func(p *placing, answer, tail string, err error)
 
-// group is the requests of one resource that are decided together, under one lock on the
-// sorted union of their slots.
+// group contains requests of one resource that are decided together, under one lock on the sorted
+// union of their slots.
 type group struct {
 	resource string
 	requests []*placing
@@ -59,11 +71,13 @@ type group struct {
 	lock     *locking.Lock
 }
 
-// Place decides requests and hands each result to emit, as soon as it is known and in no
-// particular order. Requests for the same resource are decided in the order given, with one
-// lock, one read of Postgres and one run of place.lua for all of them; the resources of one
-// call share the round trips. A group whose lock is taken waits for it up to the policy's
-// LockWait while the others go on; then its results are ErrBusy.
+// Place decides requests. It calls emit with each result as soon as it is known, in no particular
+// order.
+//
+// Place decides the requests for one resource in the given order, with one lock, one read of
+// Postgres and one call of place.lua for all of them. The resources of one call share the round
+// trips. A group whose lock another owner holds waits for it up to the policy's LockWait, while the
+// others continue. After that its results are ErrBusy.
 func (s *Service) Place(ctx context.Context, requests []PlaceRequest, emit func(i int, r Result)) {
 	s, err := s.forCurrentEpoch()
 	if err != nil {
@@ -88,7 +102,7 @@ func (s *Service) Place(ctx context.Context, requests []PlaceRequest, emit func(
 	})
 }
 
-// place decides requests and calls done for each, once.
+// place decides requests and calls done once for each.
 func (s *Service) place(ctx context.Context, waiting []*placing, done answerFunc) {
 	waiting = s.placeInOneStep(ctx, waiting, done)
 	if len(waiting) == 0 {
@@ -117,9 +131,9 @@ func (s *Service) place(ctx context.Context, waiting []*placing, done answerFunc
 		}
 		slices.SortFunc(waiting, func(a, b *placing) int { return a.index - b.index })
 		if len(waiting) < before {
-			continue // something was decided
+			continue // at least one request was decided
 		}
-		// Locks are taken by others, or were lost to them.
+		// Other owners hold the locks, or have taken them over.
 		if err := acquisition.Wait(ctx); errors.Is(err, locking.ErrTimeout) {
 			fail(waiting, fmt.Errorf("%w: %w", ErrBusy, err), done)
 			return
@@ -136,13 +150,13 @@ func fail(requests []*placing, err error, done answerFunc) {
 	}
 }
 
-// validate checks what a request means. It returns an *InvalidError when it means nothing.
+// validate checks the content of a request. It returns an *InvalidError when it is not valid.
 func (s *Service) validate(r *PlaceRequest, index int) (*placing, error) {
 	policy := s.policyAt(r.StoredAt)
 	today := r.StoredAt.UTC().Truncate(24 * time.Hour)
 	names, err := r.Selection.names(nightsWindow{
 		max:      policy.NightsMax,
-		earliest: today.AddDate(0, 0, -1), // a day of grace: any time zone's today
+		earliest: today.AddDate(0, 0, -1), // one day of grace accepts today's date of every time zone
 		latest:   today.AddDate(0, 0, policy.HorizonDays),
 	})
 	if err != nil {
@@ -158,20 +172,21 @@ func (s *Service) validate(r *PlaceRequest, index int) (*placing, error) {
 		}
 		written = strconv.FormatInt(*r.TTLSeconds, 10)
 	}
-	selection, err := r.Selection.compact()
+	selection, err := r.Selection.Compact()
 	if err != nil {
 		return nil, err
 	}
 	content := strings.Join([]string{r.User, joinSlots(names), strconv.FormatInt(r.Quantity, 10), written}, " ")
 	sum := sha256.Sum256([]byte(content))
 	return &placing{
-		PlaceRequest: r, index: index, names: names, ttl: ttl, selectionJSON: selection,
+		PlaceRequest: r, kind: kindRequest, index: index, names: names, ttl: ttl, selectionJSON: selection,
 		fingerprint: hex.EncodeToString(sum[:16]),
 	}, nil
 }
 
-// groupByResource makes one group a resource. What would make a group's union of slots, or its requests, too
-// many for one script is left for later, with all that follows it on the same resource.
+// groupByResource makes one group for each resource. A request that would give its group too many
+// slots or requests for one script is returned in later, with all requests that follow it on the
+// same resource.
 func (s *Service) groupByResource(requests []*placing) (groups []*group, later []*placing) {
 	type draft struct {
 		*group
@@ -186,7 +201,9 @@ func (s *Service) groupByResource(requests []*placing) (groups []*group, later [
 			drafts[p.Resource] = d
 			groups = append(groups, d.group)
 		}
-		if d.full || len(d.requests) == groupRequestsMax || len(d.union)+len(p.names) > groupSlotsMax && len(d.requests) > 0 {
+		tooMany := len(d.requests) == groupRequestsMax ||
+			len(d.union)+len(p.names) > groupSlotsMax && len(d.requests) > 0
+		if d.full || tooMany {
 			d.full = true
 			later = append(later, p)
 			continue
@@ -203,10 +220,12 @@ func (s *Service) groupByResource(requests []*placing) (groups []*group, later [
 }
 
 // lockGroups tries to lock every group once, all in one round trip.
-func (s *Service) lockGroups(ctx context.Context, a *locking.Acquisition, groups []*group) (locked, blocked []*group, err error) {
+func (s *Service) lockGroups(
+	ctx context.Context, a *locking.Acquisition, groups []*group,
+) (locked, blocked []*group, err error) {
 	sets := make([]locking.KeySet, len(groups))
 	for i, g := range groups {
-		sets[i] = s.keys.locks(g.resource, g.names)
+		sets[i] = lockKeys(s.keys, g.resource, g.names)
 	}
 	locks, err := a.TryLock(ctx, sets)
 	if err != nil {
@@ -230,21 +249,21 @@ func locksOf(groups []*group) []*locking.Lock {
 	return locks
 }
 
-// unlockGroups gives back the locks of groups that were not decided, even when ctx is over.
+// unlockGroups releases the locks of groups that were not decided, even after ctx is done.
 func (s *Service) unlockGroups(ctx context.Context, groups []*group) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	// Best effort: what cannot be unlocked ends with its lease.
+	// An error is ignored: a lock that is not released ends with its lease.
 	_ = s.locker.Unlock(ctx, locksOf(groups)...)
 }
 
-// decideGroups decides locked groups. It returns the requests of groups that
-// lost their lock, or a conflict, and so were not decided.
+// decideGroups decides locked groups. It returns the requests of the groups that were not decided
+// because they lost their lock or an optimistic conflict.
 func (s *Service) decideGroups(ctx context.Context, groups []*group, done answerFunc) (retry []*placing) {
 	if len(groups) == 0 {
 		return nil
 	}
-	defer func() { s.unlockGroups(ctx, groups) }() // those that are left, also after a panic
+	defer func() { s.unlockGroups(ctx, groups) }() // the undecided groups, also after a panic
 	work, stop := s.locker.WithContext(ctx, locksOf(groups)...)
 	defer stop()
 	for round := 0; len(groups) > 0; round++ {
@@ -290,7 +309,8 @@ func (s *Service) decideGroups(ctx context.Context, groups []*group, done answer
 	return retry
 }
 
-// deliverReply calls done for each request of the group with what place.lua replied. It reports whether they were decided.
+// deliverReply calls done with the reply of place.lua to each request of the group. It reports
+// whether they were decided.
 func (g *group) deliverReply(c *lua.Call, done answerFunc) bool {
 	if c.Expect(2*len(g.requests)) != nil {
 		fail(g.requests, c.Err, done)
@@ -302,8 +322,8 @@ func (g *group) deliverReply(c *lua.Call, done answerFunc) bool {
 	return true
 }
 
-// prepare reads rev and then Postgres, in this order, and returns a run of place.lua a group.
-// ctx is that of the groups' locks.
+// prepare reads rev and then Postgres, in this order, and returns a call of place.lua for each
+// group. ctx ends when one of the groups loses its lock.
 func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, error) {
 	resources, slots := make([]string, len(groups)), make([][]string, len(groups))
 	for i, g := range groups {
@@ -313,7 +333,7 @@ func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, er
 		if !s.dry {
 			break
 		}
-		// A dry script cannot lapse what is due before it decides.
+		// A dry script cannot expire due holds before it decides.
 		if _, err := s.heldCounts(ctx, g.resource, g.names); err != nil {
 			return nil, err
 		}
@@ -323,7 +343,7 @@ func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, er
 	if err != nil {
 		return nil, err
 	}
-	validities := make([]time.Duration, len(groups)) // from the reading of the clock
+	validities := make([]time.Duration, len(groups)) // measured from the read of the clock in readRevs
 	for i, g := range groups {
 		validities[i] = g.lock.Validity()
 	}
@@ -344,21 +364,21 @@ func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, er
 	return calls, nil
 }
 
-// revReading is what rev was, and when it was read by Redis' clock.
+// revReading is a value of rev and the time by Redis' clock at which it was read.
 type revReading struct {
 	rev string
 	at  time.Time
 }
 
-// readRevs reads the revs of resources, and before them the clock, in one round trip. On a cluster each
-// partition has a clock of its own.
+// readRevs reads the clock and then the rev of each resource, in one round trip. In a cluster it
+// reads the clock once for each partition, because the partitions may be on different servers.
 func (s *Service) readRevs(ctx context.Context, resources []string) ([]revReading, error) {
 	_, cluster := s.redis.(*redis.ClusterClient)
 	byPartition := make(map[int][]int)
 	for i, resource := range resources {
 		p := 0
 		if cluster {
-			p = Partition(resource)
+			p = record.Partition(resource)
 		}
 		byPartition[p] = append(byPartition[p], i)
 	}
@@ -367,7 +387,7 @@ func (s *Service) readRevs(ctx context.Context, resources []string) ([]revReadin
 	for p, its := range byPartition {
 		keys := make([]string, len(its))
 		for j, i := range its {
-			keys[j] = s.keys.rev(resources[i])
+			keys[j] = s.keys.Rev(resources[i])
 		}
 		clocks[p], revs[p] = pipe.Time(ctx), pipe.MGet(ctx, keys...)
 	}
@@ -387,8 +407,10 @@ func (s *Service) readRevs(ctx context.Context, resources []string) ([]revReadin
 	return readings, nil
 }
 
-// placeCall returns a run of place.lua, whose header lists the arguments.
-func (s *Service) placeCall(g *group, token string, read revReading, age time.Duration, inventoryRows []InventoryRow) (*lua.Call, error) {
+// placeCall returns a call of place.lua for a group. The header of the script lists the arguments.
+func (s *Service) placeCall(
+	g *group, token string, read revReading, age time.Duration, inventoryRows []InventoryRow,
+) (*lua.Call, error) {
 	n := len(g.names)
 	var inventory []byte
 	for i, row := range inventoryRows {
@@ -398,9 +420,10 @@ func (s *Service) placeCall(g *group, token string, read revReading, age time.Du
 		inventory = strconv.AppendInt(append(strconv.AppendInt(inventory, row.Capacity, 10), ':'), row.Reserved, 10)
 	}
 	k := len(g.requests)
-	args := make([]any, 0, 10+3*n+11*k)
-	args = append(args, read.rev, s.requestKeyTTLMS(), s.policy.HoldsPerUser, sweepMax, read.at.UnixMilli(), age.Milliseconds(), token, inventory, n, k)
-	slots, request := make([]string, k), s.keys.prefix(g.resource)+"request:"
+	args := make([]any, 0, 10+3*n+12*k)
+	args = append(args, read.rev, s.requestKeyTTLMS(), s.policy.HoldsPerUser, sweepMax,
+		read.at.UnixMilli(), age.Milliseconds(), token, inventory, n, k)
+	slots, request := make([]string, k), s.keys.Prefix(g.resource)+"request:"
 	for i, p := range g.requests {
 		slots[i] = joinSlots(p.names)
 		args = append(args, request+p.RequestKey)
@@ -409,7 +432,7 @@ func (s *Service) placeCall(g *group, token string, read revReading, age time.Du
 		args = append(args, name)
 	}
 	for i, p := range g.requests {
-		args = append(args, p.User, indexField(p.User, slots[i]))
+		args = append(args, p.User, record.IndexField(p.User, slots[i]))
 	}
 	for _, row := range inventoryRows {
 		if row.Known {
@@ -419,8 +442,9 @@ func (s *Service) placeCall(g *group, token string, read revReading, age time.Du
 		}
 	}
 	for i, p := range g.requests {
+		args = append(args, string(p.kind))
 		id := p.late
-		if id == "" {
+		if p.kind == kindRequest {
 			fresh, err := NewHoldID(p.Resource)
 			if err != nil {
 				return nil, err
@@ -428,12 +452,14 @@ func (s *Service) placeCall(g *group, token string, read revReading, age time.Du
 			id = fresh.UUID
 		}
 		args = append(args, id, p.EventID, p.fingerprint, p.Quantity, p.ttl.Milliseconds(), slotRuns(g.names, p.names),
-			recordTail(p.User, p.RequestKey, slots[i], p.selectionJSON, p.Metadata), holdJSON(p.User, p.Quantity, p.selectionJSON))
+			record.Tail{User: p.User, RequestKey: p.RequestKey, Slots: slots[i], Selection: p.selectionJSON, Metadata: string(p.Metadata)}.String(),
+			record.HoldJSON(p.User, p.Quantity, p.selectionJSON))
 	}
 	return s.newCall(scriptPlace, g.resource, args...), nil
 }
 
-// slotRuns tells place.lua which of the union's names some of them are, counted from 1, as runs.
+// slotRuns returns the positions of sorted names in the sorted union, counted from 1, as runs:
+// 1:3,7:7.
 func slotRuns(union, names []string) []byte {
 	var runs []byte
 	for i := 0; i < len(names); {

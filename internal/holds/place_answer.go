@@ -4,10 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
+
+	"holdfast/internal/record"
 )
 
-// data echoes a request.
+// data returns the members that every outcome of a request has.
 func (r *PlaceRequest) data() HoldData {
 	return HoldData{
 		ResourceID:    r.Resource,
@@ -37,7 +38,7 @@ func rejectInvalid(r *PlaceRequest, err error) Result {
 	})}
 }
 
-// rejectionMessages say each reason in a sentence.
+// rejectionMessages has the sentence for each reason.
 var rejectionMessages = map[string]string{
 	ReasonKeyReused:       "this request key was used for a request with another user, slots, quantity or ttl",
 	ReasonCancelled:       "this request was cancelled before it came",
@@ -47,44 +48,40 @@ var rejectionMessages = map[string]string{
 	ReasonSoldOut:         "at least one of these slots has not enough left",
 }
 
-// outcome reads an answer of place.lua: answer is the line as it is
-// remembered under the request key; tail is from the record of a hold that was created before.
+// outcome parses an answer of place.lua. answer is the line that is stored under the request key.
+// tail is the tail of the hold's record when the hold was created by an earlier call.
 func (p *placing) outcome(answer, tail string) (Outcome, error) {
 	if answer == "reused" {
 		return p.reject(Time{}, HoldRejected{HoldData: p.data(), Reason: ReasonKeyReused}), nil
 	}
-	words := strings.SplitN(answer, " ", 7)
-	if len(words) != 7 {
+	a, err := record.ParseAnswer(answer)
+	if err != nil {
 		return Outcome{}, fmt.Errorf("answer to request %s: %w", p.RequestKey, ErrCorrupt)
 	}
-	word, cause, detail := words[0], words[2], words[4]
-	at, err := parseMillis(words[3])
-	if err != nil {
-		return Outcome{}, err
-	}
-	data, replayed := p.data(), cause != p.EventID
-	metadata := RebuildMetadata{Fingerprint: words[1]}
+	word, at := a.Word, TimeFromMillis(a.At)
+	data, replayed := p.data(), a.EventID != p.EventID
+	metadata := RebuildMetadata{Fingerprint: a.Fingerprint}
 	if replayed {
-		metadata.FirstEventID = cause
+		metadata.FirstEventID = a.EventID
 	}
 	switch {
 	case word == "cancelled":
 		return p.reject(at, HoldRejected{HoldData: data, Reason: ReasonCancelled}), nil
 	case word == "created":
-		outcome, err := p.created(at, detail, tail, replayed)
+		outcome, err := p.created(at, a.Detail, tail, replayed)
 		outcome.RebuildMetadata = metadata
 		return outcome, err
 	case replayed:
-		if data.SlotSelection, data.Metadata, err = parseEcho(words[5], words[6]); err != nil {
+		if data.SlotSelection, data.Metadata, err = parseEcho(a.Selection, a.Metadata); err != nil {
 			return Outcome{}, fmt.Errorf("answer to request %s: %w", p.RequestKey, ErrCorrupt)
 		}
 	}
 	rejected := HoldRejected{HoldData: data, Reason: word, Replayed: replayed}
 	switch word {
 	case ReasonAlreadyHolding:
-		rejected.HoldID = HoldID{p.Resource, detail}
+		rejected.HoldID = HoldID{p.Resource, a.Detail}
 	case ReasonSoldOut:
-		if rejected.SoldOut, err = parseShortage(detail); err != nil {
+		if rejected.SoldOut, err = parseShortage(a.Detail); err != nil {
 			return Outcome{}, fmt.Errorf("answer to request %s: %w", p.RequestKey, ErrCorrupt)
 		}
 	}
@@ -94,12 +91,11 @@ func (p *placing) outcome(answer, tail string) (Outcome, error) {
 }
 
 func (p *placing) created(at Time, detail, tail string, replayed bool) (Outcome, error) {
-	uuid, deadline, _ := strings.Cut(detail, ":")
-	expiresAt, err := parseMillis(deadline)
+	answer, err := record.ParseCreated(detail)
 	if err != nil {
-		return Outcome{}, err
+		return Outcome{}, fmt.Errorf("answer to request %s: %w", p.RequestKey, ErrCorrupt)
 	}
-	id, data := HoldID{p.Resource, uuid}, p.data()
+	id, data := HoldID{p.Resource, answer.UUID}, p.data()
 	if replayed && tail != "" {
 		first, err := parseTail(id, tail)
 		if err != nil {
@@ -109,44 +105,34 @@ func (p *placing) created(at Time, detail, tail string, replayed bool) (Outcome,
 	}
 	data.HoldID = id
 	return Outcome{Event: EventHoldCreated, Resource: p.Resource, Hold: id, At: at, Data: HoldCreated{
-		HoldData: data, CreatedAt: at, ExpiresAt: expiresAt, Replayed: replayed,
+		HoldData: data, CreatedAt: at, ExpiresAt: TimeFromMillis(answer.Deadline), Replayed: replayed,
 	}}, nil
 }
 
-// parseShortage reads what place.lua says is short: retry_at_ms|slot:capacity:reserved:held,...
+// parseShortage reads the detail of the answer sold_out.
 func parseShortage(detail string) (*SoldOut, error) {
-	retryAt, rows, _ := strings.Cut(detail, "|")
+	shortage, err := record.ParseShortage(detail)
+	if err != nil {
+		return nil, err
+	}
 	var short SoldOut
-	if retryAt != "-" {
-		at, err := parseMillis(retryAt)
-		if err != nil {
-			return nil, err
-		}
+	if shortage.RetryAt != 0 {
+		at := TimeFromMillis(shortage.RetryAt)
 		short.RetryAt = &at
 	}
-	for row := range strings.SplitSeq(rows, ",") {
-		words := strings.Split(row, ":")
-		if len(words) != 4 {
-			return nil, ErrCorrupt
-		}
-		var numbers [3]int64
-		for i, word := range words[1:] {
-			var err error
-			if numbers[i], err = strconv.ParseInt(word, 10, 64); err != nil {
-				return nil, err
-			}
-		}
-		short.Unavailable = append(short.Unavailable, SlotCounts{words[0], numbers[0], numbers[1], numbers[2]})
+	for _, slot := range shortage.Slots {
+		short.Unavailable = append(short.Unavailable, SlotCounts(slot))
 	}
 	return &short, nil
 }
 
-// parseMillis reads a time. Like all that reads what is in Redis, it does not repeat what it cannot
-// read: in damaged data that may be somebody's metadata.
+// parseMillis parses a time in milliseconds since the Unix epoch. Its error does not contain the
+// text, because corrupt data may contain the metadata of a user. This holds for every parser of
+// Redis data.
 func parseMillis(text string) (Time, error) {
 	ms, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
-		return Time{}, fmt.Errorf("a time: %w", ErrCorrupt)
+		return Time{}, fmt.Errorf("parse time: %w", ErrCorrupt)
 	}
 	return TimeFromMillis(ms), nil
 }

@@ -7,21 +7,24 @@ import (
 	"time"
 )
 
-// Policy is what may be asked for, and for how long things last.
+// Policy contains the limits and durations by which requests are decided.
 type Policy struct {
-	HoldTTL         time.Duration // of a request that names none
-	HoldTTLMax      time.Duration // longest ttl of a request
-	HoldLifetimeMax time.Duration // longest life of a hold, extensions included
-	PaymentWindow   time.Duration // what a hold has at least when its payment was started
-	LatePayment     LatePayment   // what becomes of a payment for a hold that has lapsed
-	HoldsPerUser    int           // live holds of one user on one resource
-	NightsMax       int           // nights in one request
-	HorizonDays     int           // days ahead that can be asked for
+	HoldTTL         time.Duration // TTL of a request without ttl_seconds
+	HoldTTLMax      time.Duration // longest TTL of a request
+	HoldLifetimeMax time.Duration // longest life of a hold, including extensions
+	PaymentWindow   time.Duration // minimum time left after the payment of a hold was started
+	LatePayment     LatePayment   // how to decide a payment for an expired hold
+	HoldsPerUser    int           // maximum number of live holds of one user on one resource
+	NightsMax       int           // maximum number of nights in one request
+	HorizonDays     int           // maximum number of days from today to a requested night
 	RequestKeyTTL   time.Duration // how long answers and ended holds are remembered
-	LockWait        time.Duration // how long a group waits for its lock; each worker has its own, it changes no answer
+
+	// LockWait is the maximum wait of a group for its lock. It changes no answer, so each worker
+	// uses its own value.
+	LockWait time.Duration
 }
 
-// LatePayment is what becomes of a payment for a hold that has lapsed.
+// LatePayment says how to decide a payment for an expired hold.
 type LatePayment string
 
 // A late payment is rejected, or takes the slots of its hold again if they are free.
@@ -30,7 +33,7 @@ const (
 	LateAcceptedIfFree LatePayment = "accept_if_free"
 )
 
-// setting is a setting of a policy that changes answers, by the name of its flag.
+// setting is a setting of a policy that changes answers, with the name of its flag.
 type setting struct {
 	name string
 	at   any // *time.Duration, *int or *LatePayment
@@ -50,7 +53,7 @@ func (p *Policy) settings() []setting {
 	}
 }
 
-// Settings returns the settings that change answers, as text, by the names of their flags.
+// Settings returns the settings that change answers as text, keyed by the names of their flags.
 func (p Policy) Settings() map[string]string {
 	texts := make(map[string]string)
 	for _, s := range p.settings() {
@@ -66,8 +69,8 @@ func (p Policy) Settings() map[string]string {
 	return texts
 }
 
-// ParsePolicy is Settings the other way round. It ignores settings that it does not know; one that is
-// missing is an error. LockWait is 0.
+// ParsePolicy parses what Settings returns. It ignores unknown settings and returns an error for a
+// missing one. LockWait is 0.
 func ParsePolicy(texts map[string]string) (p Policy, err error) {
 	for _, s := range p.settings() {
 		text, found := texts[s.name]
@@ -89,9 +92,10 @@ func ParsePolicy(texts map[string]string) (p Policy, err error) {
 	return p, nil
 }
 
-// PolicyDelay is after how long a policy that was stored comes into force. Until then each worker that
-// publishes outcomes knows it: one that has not read the stored policies for termValidity publishes
-// nothing. The clocks of NATS and Postgres may be apart by the rest.
+// PolicyDelay is the time between the storing of a policy and its start. By then every worker that
+// publishes outcomes knows the policy, because a worker that has not read the stored policies for
+// the validity of its epoch term publishes nothing. The rest of the delay allows for a difference
+// between the clocks of NATS and Postgres.
 const PolicyDelay = 5 * time.Second
 
 // StoredPolicy is a policy with the time from which it is in force, by Postgres' clock.
@@ -100,9 +104,10 @@ type StoredPolicy struct {
 	Policy
 }
 
-// Policies are all stored policies, in the order of Since; the first is also that of before. A request
-// is validated by the policy that was in force when JetStream stored its event. So each delivery
-// to each worker has the same result, although invalid_request is not remembered.
+// Policies contains all stored policies in the order of Since. The first one also applies to all
+// earlier times. A request is validated by the policy that was in force when JetStream stored its
+// event. So every delivery to every worker has the same result, although invalid_request is not
+// remembered.
 type Policies []StoredPolicy
 
 // At returns the policy in force at a time.
@@ -115,15 +120,16 @@ func (p Policies) At(t time.Time) Policy {
 	return p[0].Policy
 }
 
-// version names the latest policy, "" = none is stored.
-func (p Policies) version() string {
+// Version identifies the latest policy. It returns "" when no policy is stored.
+func (p Policies) Version() string {
 	if len(p) == 0 {
 		return ""
 	}
 	return strconv.FormatInt(p[len(p)-1].Since.UnixMicro(), 10)
 }
 
-// Mismatch says in which settings the latest stored policy differs from a worker's own, "" = in none.
+// Mismatch describes the settings in which the latest stored policy differs from own. It returns ""
+// when they are equal or no policy is stored.
 func (p Policies) Mismatch(own Policy) string {
 	if len(p) == 0 {
 		return ""
@@ -132,18 +138,20 @@ func (p Policies) Mismatch(own Policy) string {
 	var differences []string
 	for _, s := range own.settings() {
 		if stored[s.name] != ours[s.name] {
-			differences = append(differences, fmt.Sprintf("%s: %s here, %s stored", s.name, ours[s.name], stored[s.name]))
+			difference := fmt.Sprintf("%s: %s here, %s stored", s.name, ours[s.name], stored[s.name])
+			differences = append(differences, difference)
 		}
 	}
 	return strings.Join(differences, "; ")
 }
 
-// replayWindow is for how long before now an outcome can matter: the longest life of a hold, and how long it
-// is remembered after its end, of the policies under which something was decided that still matters.
-// What clocks may differ by is added.
-func (p Policies) replayWindow(now time.Time) time.Duration {
+// ReplayWindow returns how long before now an outcome can still be relevant. It is the sum of the
+// longest life of a hold, the time for which an ended hold is remembered, and the largest assumed
+// difference between clocks. It uses the maximum of all policies under which a still relevant
+// outcome may have been decided.
+func (p Policies) ReplayWindow(now time.Time) time.Duration {
 	const clocks = 10 * time.Minute
-	over := func(i int) time.Duration { // for how long a policy has not been in force
+	over := func(i int) time.Duration { // time since the end of a policy
 		if i+1 == len(p) {
 			return 0
 		}

@@ -8,16 +8,16 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// SlotAvailability is what can be had of one slot now.
+// SlotAvailability is the current availability of one slot.
 type SlotAvailability struct {
 	SlotCounts
 	Available int64 `json:"available"` // max(0, capacity - reserved - held)
-	Known     bool  `json:"-"`         // it has an inventory row; without one its capacity is 0
+	Known     bool  `json:"-"`         // the slot has an inventory row; without one its capacity is 0
 }
 
-// Availability tells what can be had of each slot that a means, counting live holds only. A
-// slot without an inventory row has capacity 0. It returns an *InvalidError for a set of slots
-// that cannot be asked for.
+// Availability returns the availability of each selected slot. It counts live holds only. A slot
+// without an inventory row has capacity 0. It returns an *InvalidError for a selection that is not
+// valid.
 func (s *Service) Availability(ctx context.Context, resource string, a SlotSelection) ([]SlotAvailability, error) {
 	names, err := a.names(nightsWindow{max: InventorySlotsMax})
 	if err != nil {
@@ -26,7 +26,8 @@ func (s *Service) Availability(ctx context.Context, resource string, a SlotSelec
 	if s, err = s.forCurrentEpoch(); err != nil {
 		return nil, err
 	}
-	// Held before reserved: a hold that is confirmed in between is counted twice rather than never.
+	// Read held before reserved: a hold that is confirmed in between is counted twice. The other
+	// order would not count it at all.
 	held, err := s.heldCounts(ctx, resource, names)
 	if err != nil {
 		return nil, fmt.Errorf("availability of %s: %w", resource, err)
@@ -44,7 +45,8 @@ func (s *Service) Availability(ctx context.Context, resource string, a SlotSelec
 	return slots, nil
 }
 
-// heldCounts reads what live holds take of slots. Lapsed holds are swept first, however many.
+// heldCounts reads what live holds take of slots. Before that it expires all due holds of the
+// resource.
 func (s *Service) heldCounts(ctx context.Context, resource string, names []string) ([]int64, error) {
 	args := []any{s.requestKeyTTLMS(), sweepMax}
 	for _, name := range names {
@@ -66,7 +68,7 @@ func (s *Service) heldCounts(ctx context.Context, resource string, names []strin
 	return counts, nil
 }
 
-// HoldView is a hold as it is shown to who asks for it.
+// HoldView is the answer to a query for a hold.
 type HoldView struct {
 	ResourceID string `json:"resource_id"`
 	HoldID     HoldID `json:"hold_id"`
@@ -80,8 +82,8 @@ type HoldView struct {
 	ExpiresAt Time           `json:"expires_at"`
 }
 
-// GetHold shows a hold while it is remembered; found is false when it is not. A hold whose
-// deadline has come is shown expired whether or not it was swept.
+// GetHold returns a hold while it is remembered; after that, found is false. A hold whose deadline
+// has come is expired in the answer, even if it was not swept yet.
 func (s *Service) GetHold(ctx context.Context, id HoldID) (view HoldView, found bool, err error) {
 	if s, err = s.forCurrentEpoch(); err != nil {
 		return HoldView{}, false, err
@@ -89,7 +91,7 @@ func (s *Service) GetHold(ctx context.Context, id HoldID) (view HoldView, found 
 	c := s.newCall(scriptShow, id.Resource, id.UUID)
 	s.run(ctx, c)
 	if err := c.Expect(2); err != nil {
-		return HoldView{}, false, fmt.Errorf("look up hold %s: %w", id, err)
+		return HoldView{}, false, fmt.Errorf("get hold %s: %w", id, err)
 	}
 	if c.Reply[1] == "" {
 		return HoldView{}, false, nil

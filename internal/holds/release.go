@@ -8,16 +8,16 @@ import (
 	"holdfast/internal/lua"
 )
 
-// ReleaseRequest gives a hold back before its deadline. It names the hold, or the resource and
-// the request key when the answer to the request was never seen.
+// ReleaseRequest requests the end of a hold before its deadline. It identifies the hold by its id
+// or, for a publisher that never received the answer to its request, by the request key.
 type ReleaseRequest struct {
-	EventID    string // names the event: the same at every delivery of it
-	Hold       HoldID // zero when it is meant by its key
+	EventID    string // the same at every delivery of the event
+	Hold       HoldID // zero when RequestKey identifies the hold
 	Resource   string
 	RequestKey string
 }
 
-// Release gives holds back. A result is ErrBusy while a payment of the hold is being decided.
+// Release releases holds. A result is ErrBusy while a payment of the hold is being decided.
 func (s *Service) Release(ctx context.Context, requests []ReleaseRequest, emit func(i int, r Result)) {
 	s, err := s.forCurrentEpoch()
 	if err != nil {
@@ -42,7 +42,7 @@ func (s *Service) Release(ctx context.Context, requests []ReleaseRequest, emit f
 	}
 }
 
-// outcome reads an answer of release.lua.
+// outcome parses the reply of release.lua.
 func (r ReleaseRequest) outcome(c *lua.Call) (Outcome, error) {
 	if err := c.Expect(3); err != nil {
 		return Outcome{}, err
@@ -81,7 +81,7 @@ func (r ReleaseRequest) outcome(c *lua.Call) (Outcome, error) {
 	case word == "claimed":
 		return Outcome{}, fmt.Errorf("a payment is being decided: %w", ErrBusy)
 	default:
-		return Outcome{}, fmt.Errorf("answer of release.lua: %w", ErrCorrupt)
+		return Outcome{}, fmt.Errorf("reply of release.lua: %w", ErrCorrupt)
 	}
 	return outcome, nil
 }

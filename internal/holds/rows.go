@@ -13,34 +13,40 @@ import (
 
 // The bounds of the cache of inventory rows.
 const (
-	neighbourNights  = 15               // before and after the nights of a request, which are read with them
-	neighbourDaysMax = 400              // from the first night of a request to the last
-	neighboursMax    = 2000             // slots that are read besides those that are needed, at a time
-	cachedSlotsMax   = 1_000_000        // some 64 bytes each
-	cachedAgeMax     = 10 * time.Minute // far shorter than a rev is kept
+	neighbourNights  = 15               // additional nights to read before and after those of a request
+	neighbourDaysMax = 400              // first to last night of a group for which neighbours are read
+	neighboursMax    = 2000             // additional slots that one read may have before it adds no more
+	cachedSlotsMax   = 1_000_000        // about 64 bytes each
+	cachedAgeMax     = 10 * time.Minute // far shorter than the TTL of rev
 )
 
-// rowCache keeps inventory rows, so that a request whose rows are known is decided without a read of Postgres.
+// rowCache keeps inventory rows, so that a request for cached rows is decided without a read of
+// Postgres.
 //
-// A row is used only if nothing can have changed it unnoticed:
+// A cached row is used only when it cannot have changed unnoticed:
 //
-//   - place.lua compares rev, which every change of reserved bumps, and every change of capacity that Postgres
-//     has notified this worker, or any other, of.
-//   - Postgres delivers notifications in the order of its commits. So a notification that the worker sent itself
-//     at a time by Redis' clock, and has received, proves that all changes committed before that time have bumped
-//     rev. place.lua refuses when that time is more than readAge ago.
-//   - What was read before the worker listened, or in another listening, is dropped.
+//   - place.lua compares rev. Every change of reserved bumps rev. So does every change of capacity,
+//     as soon as one worker has received Postgres' notification of it.
+//   - Postgres delivers notifications in the order of its commits. The worker sends itself a
+//     notification and notes the time by Redis' clock. When the notification arrives, all changes
+//     that were committed before that time have bumped rev. place.lua refuses when that time is
+//     more than readAge ago.
+//   - Rows that were read before the worker began to listen are dropped, also when it begins again.
 //
 // It is safe for concurrent use.
 type rowCache struct {
 	mu        sync.Mutex
-	listening uint64    // counts the times that the worker began to listen
-	syncedAt  time.Time // by Redis' clock; all changes committed before it are heard; zero while the worker does not listen
+	listening uint64 // number of times that the worker began to listen
+
+	// syncedAt is a time by Redis' clock. The worker has received all changes that were committed
+	// before it. It is zero while the worker does not listen.
+	syncedAt time.Time
+
 	resources map[string]*cachedRows
 	slots     int // of all resources
 }
 
-// cachedRows are rows of one resource that were read while rev and the epoch were these.
+// cachedRows contains rows of one resource, with the epoch and the rev under which they were read.
 type cachedRows struct {
 	epoch, rev string
 	readAt     time.Time
@@ -50,14 +56,14 @@ type cachedRows struct {
 
 func newRowCache() *rowCache { return &rowCache{resources: make(map[string]*cachedRows)} }
 
-// synced says that every change of inventory that was committed before a time by Redis' clock has bumped rev.
+// synced records that every change committed before a time by Redis' clock has bumped rev.
 func (c *rowCache) synced(at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.syncedAt = at
 }
 
-// syncLost says that changes may have been missed until now. It drops all rows.
+// syncLost drops all rows, because changes may have been missed until now.
 func (c *rowCache) syncLost() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -81,15 +87,16 @@ func (c *rowCache) remove(resource string) {
 	}
 }
 
-// period names the time since the worker began to listen. Rows that are read in one period are not kept in another.
+// period identifies the time since the worker began to listen. Rows that were read in one period
+// are not kept in another.
 func (c *rowCache) period() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.listening
 }
 
-// get returns the rows of sorted slots, what rev was when they were read, and the time by Redis' clock up to which
-// changes are heard. It finds nothing unless it has all of them.
+// get returns the rows of sorted slots, the rev under which they were read, and the time by Redis'
+// clock up to which all changes are known. found is false unless all rows are cached.
 func (c *rowCache) get(epoch, resource string, slots []string) (read revReading, rows []InventoryRow, found bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -114,7 +121,7 @@ func (c *rowCache) get(epoch, resource string, slots []string) (read revReading,
 	return revReading{cached.rev, c.syncedAt}, rows, true
 }
 
-// put keeps rows that were read from Postgres in a period, after rev was read.
+// put caches rows that were read from Postgres in a period, after rev was read.
 func (c *rowCache) put(period uint64, epoch, resource, rev string, slots []string, rows []InventoryRow) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -150,8 +157,8 @@ func (c *cachedRows) merge(slots []string, rows []InventoryRow) {
 	}
 }
 
-// withNeighbours replaces slots, of one resource each, by the slots that are read: where they are nights, some before and
-// after them too, because the next requests are probably for these.
+// withNeighbours replaces the slots of each resource by the slots to read. When they are nights, it
+// adds some nights before and after them, because the next requests probably need these.
 func (s *Service) withNeighbours(slots [][]string) [][]string {
 	if s.dry {
 		return slots
@@ -160,21 +167,24 @@ func (s *Service) withNeighbours(slots [][]string) [][]string {
 	for i, names := range slots {
 		first, err := time.Parse(DateFormat, names[0])
 		last, err2 := time.Parse(DateFormat, names[len(names)-1])
-		if err != nil || err2 != nil || last.Sub(first) > neighbourDaysMax*24*time.Hour || more > neighboursMax {
+		tooFar := last.Sub(first) > neighbourDaysMax*24*time.Hour
+		if err != nil || err2 != nil || tooFar || more > neighboursMax {
 			continue
 		}
 		var wide []string
-		for night := first.AddDate(0, 0, -neighbourNights); !night.After(last.AddDate(0, 0, neighbourNights)); night = night.AddDate(0, 0, 1) {
+		from, to := first.AddDate(0, 0, -neighbourNights), last.AddDate(0, 0, neighbourNights)
+		for night := from; !night.After(to); night = night.AddDate(0, 0, 1) {
 			wide = append(wide, night.Format(DateFormat))
 		}
-		wide = slices.Compact(slices.Sorted(slices.Values(append(wide, names...)))) // a slot may be named like no night
+		// A slot between the first and the last night may have a name that is not a date.
+		wide = slices.Compact(slices.Sorted(slices.Values(append(wide, names...))))
 		more += len(wide) - len(names)
 		slots[i] = wide
 	}
 	return slots
 }
 
-// selectRows returns the rows of some of the sorted slots that were read.
+// selectRows returns the rows of names. slots are the sorted slots of rows and contain names.
 func selectRows(names, slots []string, rows []InventoryRow) []InventoryRow {
 	if len(names) == len(slots) {
 		return rows
@@ -187,16 +197,17 @@ func selectRows(names, slots []string, rows []InventoryRow) []InventoryRow {
 	return picked
 }
 
-// InventorySynced says that every change of inventory that was committed before a time by Redis' clock has been passed
-// to BumpRevisions.
+// InventorySynced records that BumpRevisions was called for every change of inventory committed
+// before a time by Redis' clock.
 func (s *Service) InventorySynced(at Time) { s.rows.synced(at.Time) }
 
-// InventorySyncLost says that changes of inventory may have been missed until now.
+// InventorySyncLost records that changes of inventory may have been missed until now.
 func (s *Service) InventorySyncLost() { s.rows.syncLost() }
 
-// placeInOneStep decides the groups whose inventory rows are cached, in one round trip: place.lua takes the range of
-// locks, decides, and gives the range back in one step. It returns the requests that it has not decided: because rows
-// are not cached or have changed, because another holds the lock of a slot, or because too many holds are due.
+// placeInOneStep decides the groups whose inventory rows are cached, in one round trip: place.lua
+// takes the locks, decides, and releases the locks in one step. It returns the requests that it has
+// not decided, because rows are not cached or have changed, another owner holds the lock of a slot,
+// or too many holds are due.
 func (s *Service) placeInOneStep(ctx context.Context, waiting []*placing, done answerFunc) []*placing {
 	token, can := s.locker.OneStepToken()
 	if s.dry || !can {
@@ -217,7 +228,7 @@ func (s *Service) placeInOneStep(ctx context.Context, waiting []*placing, done a
 			fail(g.requests, err, done)
 			continue
 		}
-		ready, calls, sets = append(ready, g), append(calls, call), append(sets, s.keys.locks(g.resource, g.names))
+		ready, calls, sets = append(ready, g), append(calls, call), append(sets, lockKeys(s.keys, g.resource, g.names))
 	}
 	s.locker.ExecInOneStep(ctx, sets, calls)
 	failpoint.Hit("place.decided")

@@ -16,6 +16,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -32,7 +33,8 @@ func (n *tripCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.
 	return func(ctx context.Context, cs []redis.Cmder) error { n.Add(1); return next(ctx, cs) }
 }
 
-// newCachingHarness returns a world whose locks allow a decision in one step, and counts its reads of inventory rows.
+// newCachingHarness returns a harness whose locks allow decisions in one step, and which counts the
+// reads of inventory rows.
 func newCachingHarness(t *testing.T) (w *harness, rows *interferingInventory) {
 	t.Helper()
 	switch strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY"); strategy {
@@ -45,7 +47,7 @@ func newCachingHarness(t *testing.T) (w *harness, rows *interferingInventory) {
 	return w, rows
 }
 
-// newRequest is a request of a user of its own.
+// newRequest returns a request of a new user.
 func newRequest(resource string) holds.PlaceRequest {
 	return holds.PlaceRequest{
 		EventID: uuid.NewString(), RequestKey: uuid.NewString(), Resource: resource, User: uuid.NewString(), Quantity: 1, StoredAt: time.Now(),
@@ -78,7 +80,7 @@ func TestPlace_RowsCached_TakesOneTripToRedisAndNoneToPostgres(t *testing.T) {
 		})
 	}
 	w.syncInventory(t, w.service)
-	place() // reads the rows, and makes the script known
+	place() // reads the rows and loads the script
 	place()
 	counter := new(tripCounter)
 	w.client.AddHook(counter)
@@ -92,7 +94,7 @@ func TestPlace_RowsCached_TakesOneTripToRedisAndNoneToPostgres(t *testing.T) {
 	}
 	for _, resource := range resources {
 		if n := w.client.Exists(t.Context(), holds.Key(w.namespace, resource, "locks")).Val(); n != 0 {
-			t.Errorf("%s: locks are left", resource)
+			t.Errorf("%s: locks remain", resource)
 		}
 	}
 }
@@ -105,7 +107,7 @@ func TestPlace_RowsMayHaveChanged_ReadsPostgres(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
-		"a change was heard": func(t *testing.T, w *harness) {
+		"a change was received": func(t *testing.T, w *harness) {
 			if err := w.service.BumpRevisions(t.Context(), "room"); err != nil {
 				t.Fatal(err)
 			}
@@ -121,7 +123,7 @@ func TestPlace_RowsMayHaveChanged_ReadsPostgres(t *testing.T) {
 			w.service.InventorySyncLost()
 			w.syncInventory(t, w.service)
 		},
-		"changes are not heard now": func(_ *testing.T, w *harness) { w.service.InventorySyncLost() },
+		"the worker does not listen": func(_ *testing.T, w *harness) { w.service.InventorySyncLost() },
 		"the last proof is too old": func(t *testing.T, w *harness) {
 			now, err := w.service.Now(t.Context())
 			if err != nil {
@@ -129,7 +131,7 @@ func TestPlace_RowsMayHaveChanged_ReadsPostgres(t *testing.T) {
 			}
 			w.service.InventorySynced(holds.Time{Time: now.Add(-holds.ReadAge - time.Millisecond)})
 		},
-		"the rows are of other slots": func(_ *testing.T, _ *harness) {},
+		"other slots are cached": func(_ *testing.T, _ *harness) {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -147,18 +149,18 @@ func TestPlace_RowsMayHaveChanged_ReadsPostgres(t *testing.T) {
 			}
 			w.syncInventory(t, w.service)
 			place("a")
-			// A change by SQL that nothing has reported yet.
+			// This change by SQL is not notified yet.
 			w.execute(t, `UPDATE inventory SET capacity = 1`)
 			change(t, w)
 			rows.reads = 0
 			request := newRequest("room")
 			request.Selection = slots("a")
-			if name == "the rows are of other slots" {
+			if name == "other slots are cached" {
 				request.Selection = slots("a", "b")
 			}
 			w.service.Place(t.Context(), []holds.PlaceRequest{request}, func(_ int, r holds.Result) {
 				if r.Err != nil || r.Outcome.Event != holds.EventHoldRejected {
-					t.Errorf("one is held of one: %+v", r)
+					t.Errorf("the only unit is held: %+v", r)
 				}
 			})
 			if rows.reads != 1 {
@@ -168,8 +170,8 @@ func TestPlace_RowsMayHaveChanged_ReadsPostgres(t *testing.T) {
 	}
 }
 
-// TestPlace_ReadBeforeListening_IsNotCached reads rows while the worker begins to listen: a change between the reading
-// and that moment was not heard.
+// TestPlace_ReadBeforeListening_IsNotCached reads rows while the worker begins to listen: a change
+// between the read and that moment was not received.
 func TestPlace_ReadBeforeListening_IsNotCached(t *testing.T) {
 	t.Parallel()
 	w, rows := newCachingHarness(t)
@@ -197,7 +199,8 @@ func TestPlace_ReadBeforeListening_IsNotCached(t *testing.T) {
 	}
 }
 
-// TestPlace_SlotLockedByAnother_WaitsForIt has another hold the lock of one slot of a request whose rows are cached.
+// TestPlace_SlotLockedByAnother_WaitsForIt lets another owner hold the lock of one slot of a
+// request whose rows are cached.
 func TestPlace_SlotLockedByAnother_WaitsForIt(t *testing.T) {
 	t.Parallel()
 	if strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY"); strategy != "" && strategy != "range" {
@@ -219,18 +222,19 @@ func TestPlace_SlotLockedByAnother_WaitsForIt(t *testing.T) {
 	other.Selection = request.Selection
 	w.service.Place(ctx, []holds.PlaceRequest{other}, func(_ int, r holds.Result) {
 		if !errors.Is(r.Err, holds.ErrBusy) {
-			t.Errorf("a slot is another's: %+v", r)
+			t.Errorf("another owner holds a slot: %+v", r)
 		}
 	})
 	if now := w.client.HGetAll(ctx, holds.Key(w.namespace, "room", "counts")).Val(); fmt.Sprint(now) != fmt.Sprint(counts) {
-		t.Errorf("counts are %v, they were %v", now, counts)
+		t.Errorf("counts are %v, were %v", now, counts)
 	}
-	w.client.HSet(ctx, locks, "b", "-:1.another 1") // its lease is over
+	w.client.HSet(ctx, locks, "b", "-:1.another 1") // its lease has expired
 	w.syncInventory(t, w.service)
 	created(t, w.place(t, other)[0])
 }
 
-// TestPlace_CapacityChangedBySQL_UsesNewCapacity changes capacity by SQL while a worker listens and has the rows cached.
+// TestPlace_CapacityChangedBySQL_UsesNewCapacity changes the capacity by SQL while a worker listens
+// and has cached the rows.
 func TestPlace_CapacityChangedBySQL_UsesNewCapacity(t *testing.T) {
 	t.Parallel()
 	w, rows := newCachingHarness(t)
@@ -268,12 +272,13 @@ func TestPlace_CapacityChangedBySQL_UsesNewCapacity(t *testing.T) {
 	}
 }
 
-// TestPlace_OnePartitionLost_RefusesOnlyItsOwn has the calls of two partitions share a run, and takes the epoch of one away.
+// TestPlace_OnePartitionLost_RefusesOnlyItsOwn makes the calls of two partitions share a run and
+// deletes the epoch of one of them.
 func TestPlace_OnePartitionLost_RefusesOnlyItsOwn(t *testing.T) {
 	t.Parallel()
 	w, _ := newCachingHarness(t)
 	resources := []string{"one", "two"}
-	if holds.Partition(resources[0]) == holds.Partition(resources[1]) {
+	if record.Partition(resources[0]) == record.Partition(resources[1]) {
 		t.Fatal("want two partitions")
 	}
 	for _, resource := range resources {
@@ -284,7 +289,7 @@ func TestPlace_OnePartitionLost_RefusesOnlyItsOwn(t *testing.T) {
 		epoch = epoch[:strings.Index(epoch, "}")+2] + "epoch"
 		value := w.client.Get(t.Context(), epoch).Val()
 		if w.client.Del(t.Context(), epoch).Val() != 1 {
-			t.Fatalf("no key %s", epoch)
+			t.Fatalf("key %s does not exist", epoch)
 		}
 		w.syncInventory(t, w.service)
 		w.service.Place(t.Context(), []holds.PlaceRequest{newRequest("one"), newRequest("two")}, func(i int, r holds.Result) {
@@ -296,7 +301,8 @@ func TestPlace_OnePartitionLost_RefusesOnlyItsOwn(t *testing.T) {
 	}
 }
 
-// TestPlace_NextNights_AreReadWithThoseBefore places a hold of some nights, and then of others near them.
+// TestPlace_NextNights_AreReadWithThoseBefore places a hold of some nights and then of nights near
+// them.
 func TestPlace_NextNights_AreReadWithThoseBefore(t *testing.T) {
 	t.Parallel()
 	w, rows := newCachingHarness(t)
@@ -311,7 +317,7 @@ func TestPlace_NextNights_AreReadWithThoseBefore(t *testing.T) {
 		{12, 15, 1, holds.EventHoldRejected}, // one night is held
 		{13, 16, 1, holds.EventHoldCreated},
 		{26, 27, 1, holds.EventHoldCreated},
-		{38, 41, 2, holds.EventHoldRejected}, // the last is not sold at all
+		{38, 41, 2, holds.EventHoldRejected}, // the last night has no inventory row
 		{39, 41, 2, holds.EventHoldRejected},
 	} {
 		request := newRequest("room")

@@ -17,8 +17,8 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestScenarios plays the stories in testdata/*.story. A line is something that happens and,
-// after "->", what must come of it; testdata/README.md tells the language.
+// TestScenarios plays the stories in testdata/*.story. A line is an action and, after "->", its
+// expected result. testdata/README.md describes the language.
 func TestScenarios(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("testdata/*.story")
@@ -33,7 +33,8 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// scene is a story being played. People in it name holds H1, H2 ..., in the order they name them.
+// scene plays a story. The story names its holds H1, H2 ..., in the order in which they are
+// created.
 type scene struct {
 	*harness
 	t     *testing.T
@@ -142,7 +143,7 @@ func (s *scene) happen(line, want string) string {
 			return sentence.act(s, words, want)
 		}
 	}
-	s.t.Fatalf("nobody understands %q", line)
+	s.t.Fatalf("unknown line %q", line)
 	return ""
 }
 
@@ -162,8 +163,8 @@ func (s *scene) extends(w []string, _ string) string {
 	})
 }
 
-// repeatable has an event decided, and tells how much is left of the hold that it extends. When the
-// event comes again its outcome must be the same to the letter.
+// repeatable decides an event and returns the time left of the hold that it extends. When the event
+// is repeated, its outcome must be identical.
 func (s *scene) repeatable(decide func(cause string) holds.Outcome) string {
 	cause := uuid.NewString()
 	first := decide(cause)
@@ -174,7 +175,7 @@ func (s *scene) repeatable(decide func(cause string) holds.Outcome) string {
 	s.again = func() string {
 		again := decide(cause)
 		if got, want := exactText(s.t, again), exactText(s.t, first); got != want {
-			s.t.Fatalf("the same event is answered\n\t%s\nand then\n\t%s", want, got)
+			s.t.Fatalf("the same event has the outcome\n\t%s\nand then\n\t%s", want, got)
 		}
 		return brief(again)
 	}
@@ -198,7 +199,7 @@ func (s *scene) books(w []string, want string) string {
 	text := brief(o)
 	switch data := o.Data.(type) {
 	case holds.HoldCreated:
-		// A hold's name in the story is the one that the story expects here, once.
+		// The story names a hold when it expects its creation, once.
 		name := strings.Fields(want + " - -")[1]
 		if _, known := s.holds[name]; !known && strings.HasPrefix(name, "H") {
 			s.holds[name], s.first[name] = o.Hold, o
@@ -207,7 +208,7 @@ func (s *scene) books(w []string, want string) string {
 		if data.Replayed {
 			text += " replayed"
 			if first := s.first[s.name(o.Hold)].Data.(holds.HoldCreated); !first.ExpiresAt.Equal(data.ExpiresAt.Time) {
-				s.t.Fatalf("replayed with another deadline: %v, was %v", data.ExpiresAt, first.ExpiresAt)
+				s.t.Fatalf("replayed with the deadline %v, was %v", data.ExpiresAt, first.ExpiresAt)
 			}
 		}
 	case holds.HoldRejected:
@@ -235,7 +236,7 @@ func (s *scene) books(w []string, want string) string {
 	return text
 }
 
-// hold returns the hold with a name, or one that never was.
+// hold returns the hold with a name, or one that never existed.
 func (s *scene) hold(name string) holds.HoldID {
 	if id, known := s.holds[name]; known {
 		return id
@@ -256,8 +257,8 @@ func (s *scene) name(id holds.HoldID) string {
 	return "unnamed"
 }
 
-// parseSelection reads a set of slots: nights as 2026-12-01..2026-12-03 (check-in..check-out), or named
-// slots as A-1,A-2, or stock.
+// parseSelection parses a set of slots: nights as 2026-12-01..2026-12-03 (check-in..check-out),
+// named slots as A-1,A-2, or stock.
 func parseSelection(text string) holds.SlotSelection {
 	if in, out, found := strings.Cut(text, ".."); found {
 		return holds.SlotSelection{CheckIn: in, CheckOut: out}

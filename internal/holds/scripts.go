@@ -11,25 +11,28 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/lua"
+	"holdfast/internal/record"
 )
 
 //go:embed lua/*.lua
 var luaFiles embed.FS
 
-// ErrDataLost says that Redis has lost what was written to it, or may have: a partition's epoch is
-// missing or another one, or the server is. Nothing is decided until the live holds are rebuilt.
+// ErrDataLost says that Redis has lost data, or may have lost it: the epoch of a partition is
+// missing or different, or the server has another replication history. Nothing is decided until
+// Redis is rebuilt.
 var ErrDataLost = errors.New("redis has lost its data")
 
-// ErrCorrupt says that something in Redis is not what the scripts write there. Whoever is told of it
-// (OnCorruption) may heal it in place; Redis is filled again for what nobody has healed soon (healWithin).
-var ErrCorrupt = errors.New("damaged data in redis")
+// ErrCorrupt says that a value in Redis is not one that the scripts write. The callback of
+// OnCorruption may repair it in place. If the corruption lasts, Redis is rebuilt (package
+// recovery).
+var ErrCorrupt = errors.New("corrupt data in redis")
 
-// What ends holds and gives memory back must run when Redis is out of memory; what takes more
-// is refused then, before its first command.
+// allowOOM lets a script run when Redis is out of memory. Scripts that end holds and free memory
+// have it. Redis refuses a script that needs more memory before its first command.
 const allowOOM = "allow-oom"
 
-// The scripts. Each file's header tells its ARGV and what it returns; KEYS and the common
-// answers are told in lua/prelude.lua.
+// The scripts. The header of each file describes ARGV and the reply. The header of lua/prelude.lua
+// describes KEYS and the replies that all scripts have in common.
 var (
 	scriptPlace        = load("place", "")
 	scriptClaim        = load("claim", allowOOM)
@@ -42,21 +45,22 @@ var (
 	scriptAvailability = load("availability", allowOOM)
 	scriptShow         = load("show", "no-writes")
 	scriptAgenda       = load("agenda", "no-writes")
-	scriptRebuild      = load("rebuild", "")
-	scriptWipe         = load("wipe", allowOOM)
-	scriptSwap         = load("swap", allowOOM)
-	scriptMark         = lua.New("mark", allowOOM, source("mark"))
 )
 
-// packMax is how many calls share a run: the others of Redis' clients wait so long for its end.
+// packMax is the maximum number of calls in one run. Other clients of Redis wait until the run
+// ends.
 const packMax = 16
 
-// prelude is what all scripts have in common.
+// prelude is the common part of all scripts.
 var prelude = source("prelude")
 
 // load returns the script of a file under lua/.
-func load(name, flags string) lua.Script {
-	return lua.NewPacked(name, flags, packMax, prelude+source(name))
+func load(name, flags string) lua.Script { return NewScript(name, flags, source(name)) }
+
+// NewScript returns a script that begins with the prelude. Its text defines the function run, which
+// begins each call with begin.
+func NewScript(name, flags, text string) lua.Script {
+	return lua.NewPacked(name, flags, packMax, prelude+text)
 }
 
 // source returns a file under lua/.
@@ -68,8 +72,9 @@ func source(name string) string {
 	return string(text)
 }
 
-// ScriptCommands are the commands that the scripts give. A user of Redis who lacks one of them would
-// have a script stop in its midst, which Lua does not undo.
+// ScriptCommands returns the Redis commands that the scripts use. The Redis user of a worker needs
+// all of them: without one of them a script stops after some of its writes, and Redis does not undo
+// these.
 func ScriptCommands() []string {
 	files, err := luaFiles.ReadDir("lua")
 	if err != nil {
@@ -82,27 +87,22 @@ func ScriptCommands() []string {
 	return lua.Commands(all.String())
 }
 
-// epochArg is what every script is told of where it must be.
-func (s *Service) epochArg() string {
-	if s.history == "" {
-		return s.epoch
-	}
-	return s.epoch + "@" + s.history
-}
-
-// newCall prepares a script on one resource; args follow the three that every script takes.
+// epochArg returns the epoch, and the server's history if it is known, that a script must find.
+// newCall returns a call of a script for one resource. args follow the three arguments that every
+// script has.
 func (s *Service) newCall(script lua.Script, resource string, args ...any) *lua.Call {
-	head := []any{s.epochArg(), resource, s.keys.prefix(resource)}
-	return &lua.Call{Script: s.dryVariant(script), Keys: []string{s.keys.epoch(Partition(resource))}, Args: append(head, args...)}
+	head := []any{s.epochArg, resource, s.keys.Prefix(resource)}
+	return &lua.Call{Script: s.dryVariant(script), Keys: []string{s.keys.Epoch(record.Partition(resource))}, Args: append(head, args...)}
 }
 
-// run runs calls in one round trip and turns the answers that every script can give into
-// errors: ErrDataLost and ErrCorrupt.
+// run runs calls in one round trip. It turns the common replies lost and corrupt into ErrDataLost
+// and ErrCorrupt, and reports them.
 func (s *Service) run(ctx context.Context, calls ...*lua.Call) {
 	s.runWithin(ctx, 0, calls...)
 }
 
-// runWithin is run with a limit to each pipeline, 0 = none but the client's.
+// runWithin is like run, with a timeout for each pipeline. With 0 only the client's own timeouts
+// apply.
 func (s *Service) runWithin(ctx context.Context, limit time.Duration, calls ...*lua.Call) {
 	lua.RunWithin(ctx, limit, s.redis, calls)
 	for _, c := range calls {
@@ -110,37 +110,38 @@ func (s *Service) runWithin(ctx context.Context, limit time.Duration, calls ...*
 	}
 }
 
-// classifyReply turns an answer that every script can give into its error, and tells of what is damaged or not found.
+// classifyReply sets the error of a common reply and reports corruption and a loss of data.
 func (s *Service) classifyReply(c *lua.Call) {
-	setReplyError(c)
+	SetReplyError(c)
 	switch resource, _ := c.Args[1].(string); {
 	case errors.Is(c.Err, ErrCorrupt):
 		s.reportCorruption(resource, c.Err)
 	case errors.Is(c.Err, ErrDataLost):
-		s.term.reportMismatch(s.epoch)
+		s.term.Report(s.epoch, resource, c.Err)
 	}
 }
 
-// setReplyError turns an answer that every script can give into its error.
-func setReplyError(c *lua.Call) {
+// SetReplyError turns a common reply, or a value of the wrong type, into its error.
+func SetReplyError(c *lua.Call) {
 	switch {
 	case c.Err != nil && redis.HasErrorPrefix(c.Err, "WRONGTYPE"):
 		c.Err = fmt.Errorf("%w: %w", ErrCorrupt, c.Err)
 	case c.Err == nil && c.Status == "lost":
 		c.Err = ErrDataLost
-	case c.Err == nil && c.Status == "damaged":
+	case c.Err == nil && c.Status == "corrupt":
 		c.Err = fmt.Errorf("%s: %w", strings.Join(c.Reply, " "), ErrCorrupt)
 	}
 }
 
-// reportCorruption tells who heals in place, and the Keeper, of something damaged: of a resource, or "" where it is of
-// a partition.
+// reportCorruption reports corruption in a resource to the term and to the callback of
+// OnCorruption. For corruption in data of a whole partition resource is "".
 func (s *Service) reportCorruption(resource string, err error) {
 	epoch := s.epoch
-	if epoch == "" { // not asked for by a piece of work
-		epoch, _ = s.term.Current() // no epoch is told by ""
+	if epoch == "" { // s was not returned by forCurrentEpoch
+		current, _ := s.term.Current() // "" when no epoch is current
+		epoch = current.Name
 	}
-	s.term.noteCorruption(epoch, resource, err)
+	s.term.Report(epoch, resource, err)
 	if resource != "" && s.onCorruption != nil {
 		s.onCorruption(resource)
 	}

@@ -12,20 +12,22 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
-// samePartition returns names of n resources of one partition.
+// samePartition returns the names of n resources of one partition.
 func samePartition(n int) (names []string) {
 	for i := 0; len(names) < n; i++ {
-		if name := fmt.Sprint("s", i); len(names) == 0 || holds.Partition(name) == holds.Partition(names[0]) {
+		if name := fmt.Sprint("s", i); len(names) == 0 || record.Partition(name) == record.Partition(names[0]) {
 			names = append(names, name)
 		}
 	}
 	return names
 }
 
-// TestExpire_CallsShareRun_RespectSweepLimit has more holds due on some resources of a partition than a script lapses: the calls
-// that share its run lapse no more than that together, and say that there are more.
+// TestExpire_CallsShareRun_RespectSweepLimit makes more holds due on some resources of a partition
+// than a script expires. The calls in one run together expire no more than that, and report that
+// more are due.
 func TestExpire_CallsShareRun_RespectSweepLimit(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -55,12 +57,13 @@ func TestExpire_CallsShareRun_RespectSweepLimit(t *testing.T) {
 		}
 		left = max(left-holds.SweepMax, 0)
 		if got := due(); got != left || again[len(again)-1] != (left > 0) {
-			t.Fatalf("%d are due, want %d; there are more: %v", got, left, again)
+			t.Fatalf("%d are due, want %d; more: %v", got, left, again)
 		}
 	}
 }
 
-// TestSweep_IndexIsTooEarly_CorrectsIndex has the deadline index say that a hold is due that is not: it stays, and the index is mended.
+// TestSweep_IndexIsTooEarly_CorrectsIndex sets an entry of due to a time before the deadline of its
+// hold: the hold stays, and the entry is corrected.
 func TestSweep_IndexIsTooEarly_CorrectsIndex(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -71,12 +74,13 @@ func TestSweep_IndexIsTooEarly_CorrectsIndex(t *testing.T) {
 	w.client.ZAdd(ctx, due, redis.Z{Score: 1, Member: hold.HoldID.UUID})
 	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0], holds.ReasonSoldOut)
 	if at := w.client.ZScore(ctx, due, hold.HoldID.UUID).Val(); int64(at) != hold.ExpiresAt.UnixMilli() {
-		t.Errorf("the index has %v, the hold %v", int64(at), hold.ExpiresAt.UnixMilli())
+		t.Errorf("due has %v, the hold %v", int64(at), hold.ExpiresAt.UnixMilli())
 	}
 }
 
-// TestService_CountCorrupt_RefusesOnlyItsResource has a hold due whose count is lower than what it holds: nothing is decided on its resource,
-// and other resources of the same run are; once it is mended, it lapses.
+// TestService_CountCorrupt_RefusesOnlyItsResource makes a hold due whose count is lower than its
+// quantity. Nothing is decided on its resource, but other resources in the same run are decided.
+// After the repair the hold expires.
 func TestService_CountCorrupt_RefusesOnlyItsResource(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -112,12 +116,12 @@ func TestService_CountCorrupt_RefusesOnlyItsResource(t *testing.T) {
 		t.Fatal(err)
 	}
 	if expired := w.takeAnnounced(); len(expired) != 1 || expired[0].Hold != hold.HoldID {
-		t.Errorf("lapsed: %+v", expired)
+		t.Errorf("expired: %+v", expired)
 	}
 	w.assertNothingHeld(t, resources[0])
 }
 
-// interferingInventory is Postgres with somebody who meddles with the locks of a group each time that it was read.
+// interferingInventory is an Inventory that changes the locks of a group after each read.
 type interferingInventory struct {
 	holds.Inventory
 	reads     int
@@ -131,8 +135,8 @@ func (m *interferingInventory) InventoryRows(ctx context.Context, resources []st
 	return rows, err
 }
 
-// TestPlace_LockLostAfterRead_ReadsAgain takes one lock of three away, or lets its lease be over, after Postgres was read:
-// nothing is decided by what was read then. It is locked and read again.
+// TestPlace_LockLostAfterRead_ReadsAgain takes one lock of three away, or lets its lease expire,
+// after Postgres was read. Nothing is decided on that read: the group is locked and read again.
 func TestPlace_LockLostAfterRead_ReadsAgain(t *testing.T) {
 	t.Parallel()
 	for at, slot := range []string{"a", "b", "c"} {
@@ -160,19 +164,19 @@ func TestPlace_LockLostAfterRead_ReadsAgain(t *testing.T) {
 				w.service = w.newService(w.client, newLocker(t, w.rangeLocks(w.client, lockLease)), m)
 				created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Selection: slots("a", "b", "c")})[0])
 				if m.reads != 2 {
-					t.Errorf("it was decided after %d readings, want 2", m.reads)
+					t.Errorf("decided after %d reads, want 2", m.reads)
 				}
-				w.client.HDel(ctx, locks, slot) // what nobody's lock is stays until its hash ends
+				w.client.HDel(ctx, locks, slot) // a field without an owner stays until the hash expires
 				if n := w.client.Exists(ctx, locks).Val(); n != 0 {
-					t.Errorf("locks are left: %v", w.client.HGetAll(ctx, locks).Val())
+					t.Errorf("locks remain: %v", w.client.HGetAll(ctx, locks).Val())
 				}
 			})
 		}
 	}
 }
 
-// TestPlace_LockAwaited_PublishesRelease places holds while nobody waits for their locks, and then while somebody does: only the
-// release of the second is told.
+// TestPlace_LockAwaited_PublishesRelease places holds without a waiter for their locks, and then
+// with one: only the second release is published.
 func TestPlace_LockAwaited_PublishesRelease(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -191,12 +195,13 @@ func TestPlace_LockAwaited_PublishesRelease(t *testing.T) {
 	bound, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if message, err := subscription.ReceiveMessage(bound); err != nil || message.Payload != want {
-		t.Errorf("told first: %v %v, want %s", message, err, want)
+		t.Errorf("the first message is %v %v, want %s", message, err, want)
 	}
 }
 
-// TestPlace_SoldOut_RetryAtIsEarliestDeadline has requests refused as sold out in one call with others: each is told the earliest deadline whose
-// lapse could help, be it that of a hold of the same call, and whatever was asked between.
+// TestPlace_SoldOut_RetryAtIsEarliestDeadline makes several requests in one call, some of which are
+// sold out. Each of these gets the earliest deadline that may free enough, including that of a hold
+// of the same call, whatever requests are between.
 func TestPlace_SoldOut_RetryAtIsEarliestDeadline(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -204,7 +209,7 @@ func TestPlace_SoldOut_RetryAtIsEarliestDeadline(t *testing.T) {
 		t.Helper()
 		r := rejected(t, o, holds.ReasonSoldOut)
 		if r.RetryAt == nil || r.RetryAt.Sub(w.now) != want {
-			t.Errorf("to be tried again at %v, want %v after %v", r.RetryAt, want, w.now)
+			t.Errorf("retry_at is %v, want %v after %v", r.RetryAt, want, w.now)
 		}
 	}
 	request := func(resource, user string, ttl int64, names ...string) holds.PlaceRequest {
@@ -223,7 +228,8 @@ func TestPlace_SoldOut_RetryAtIsEarliestDeadline(t *testing.T) {
 		after(o[i], want)
 	}
 
-	// More holds than are looked at lapse before the one that is in the way: it is said no later than it may help.
+	// More holds expire before the blocking one than place.lua examines: retry_at is then not later
+	// than the deadline that may help.
 	const many = 1000
 	w.setInventory(t, "hall", slots("a"), 1)
 	w.setInventory(t, "hall", slots("b"), many)

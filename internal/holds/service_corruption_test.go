@@ -13,8 +13,9 @@ import (
 	"holdfast/internal/holds"
 )
 
-// TestSweep_RecordCorrupt_ExpiresOthersAndReports lets three holds lapse, of which the record of one cannot be read. That is told at each
-// look, and of each decision on the resource, until it is mended; the others lapse meanwhile.
+// TestSweep_RecordCorrupt_ExpiresOthersAndReports lets three holds expire, one of which has a
+// corrupt record. Each sweep and each decision on the resource reports it until it is repaired. The
+// others expire.
 func TestSweep_RecordCorrupt_ExpiresOthersAndReports(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -26,7 +27,7 @@ func TestSweep_RecordCorrupt_ExpiresOthersAndReports(t *testing.T) {
 		ids = append(ids, created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user, TTLSeconds: seconds(60)})[0]).HoldID.UUID)
 	}
 	slices.Sort(ids)
-	bad := ids[1] // neither the first nor the last that is swept
+	bad := ids[1] // neither the first nor the last in the sweep
 	line := w.client.HGet(ctx, key("records"), bad).Val()
 	w.client.HSet(ctx, key("records"), bad, "rubbish")
 	w.pass(t, 2*time.Minute)
@@ -34,21 +35,21 @@ func TestSweep_RecordCorrupt_ExpiresOthersAndReports(t *testing.T) {
 	w.service.OnCorruption(func(resource string) { reported = append(reported, resource) })
 	for range 2 {
 		if err := w.expirer.SweepOnly(ctx); !errors.Is(err, holds.ErrCorrupt) {
-			t.Fatalf("the sweep says %v", err)
+			t.Fatalf("the sweep returns %v", err)
 		}
 	}
 	if !slices.Equal(reported, []string{"room", "room"}) {
-		t.Errorf("told of %v", reported)
+		t.Errorf("reported %v", reported)
 	}
 	if due := w.client.ZRange(ctx, key("due"), 0, -1).Val(); !slices.Equal(due, []string{bad}) {
-		t.Errorf("due is %v, want what cannot be read, %s", due, bad)
+		t.Errorf("due is %v, want the corrupt hold %s", due, bad)
 	}
 	if got := w.client.HGet(ctx, key("counts"), "stock").Val(); got != "1" {
-		t.Errorf("%s are held, want what cannot be read", got)
+		t.Errorf("%s are held, want the corrupt hold", got)
 	}
 	w.service.Place(ctx, []holds.PlaceRequest{{EventID: uuid.NewString(), RequestKey: "k", Resource: "room", User: "dan", Quantity: 1, StoredAt: time.Now()}}, func(_ int, r holds.Result) {
 		if !errors.Is(r.Err, holds.ErrCorrupt) {
-			t.Errorf("a request is answered %+v", r)
+			t.Errorf("the result of a request is %+v", r)
 		}
 	})
 	w.client.HSet(ctx, key("records"), bad, line)
@@ -61,9 +62,10 @@ func TestSweep_RecordCorrupt_ExpiresOthersAndReports(t *testing.T) {
 	w.assertNothingHeld(t, "room")
 }
 
-// TestService_ResourceCorrupt_DecidesOthers makes something of one resource wrong and has events about it and about another decided
-// together, again and again. Those about the other are answered; those about the first wait, and when it is mended all is as if
-// nothing had been: nothing was given back or taken twice.
+// TestService_ResourceCorrupt_DecidesOthers corrupts one resource and decides events of it and of
+// another resource together, repeatedly. The events of the other resource are answered; those of
+// the first wait. After the repair all is as if no corruption had occurred: no count was restored
+// or taken twice.
 func TestService_ResourceCorrupt_DecidesOthers(t *testing.T) {
 	t.Parallel()
 	set := func(name, field, value string) func(*harness, func(string) string) {
@@ -91,22 +93,22 @@ func TestService_ResourceCorrupt_DecidesOthers(t *testing.T) {
 	for name, d := range map[string]struct {
 		do, undo func(*harness, func(string) string)
 	}{
-		"a number of holds is none": {set("users", "ana", "many"), set("users", "ana", "1")},
-		"another number is none":    {set("users", "ben", "1.5"), set("users", "ben", "1")},
-		"the users are a list":      {aside("users"), back("users")},
-		"a counter is none":         {set("counts", "stock", "x"), set("counts", "stock", "2")},
-		"the counters are a list":   {aside("counts"), back("counts")},
-		"the deadlines are a list":  {aside("due"), back("due")},
-		"the records are a list":    {aside("records"), back("records")},
+		"a number of holds is not a number": {set("users", "ana", "many"), set("users", "ana", "1")},
+		"another number is not an integer":  {set("users", "ben", "1.5"), set("users", "ben", "1")},
+		"the users are a list":              {aside("users"), back("users")},
+		"a counter is not a number":         {set("counts", "stock", "x"), set("counts", "stock", "2")},
+		"the counters are a list":           {aside("counts"), back("counts")},
+		"the deadlines are a list":          {aside("due"), back("due")},
+		"the records are a list":            {aside("records"), back("records")},
 		"an answer is a list": {
 			func(w *harness, key func(string) string) {
 				w.client.RPush(context.Background(), key("request:k-dora"), "oops")
 			},
 			func(w *harness, key func(string) string) { w.client.Del(context.Background(), key("request:k-dora")) },
 		},
-		"rev is no number":           {set("rev", "", "x"), set("rev", "", "1000")},
+		"rev is not a number":        {set("rev", "", "x"), set("rev", "", "1000")},
 		"rev is a list":              {aside("rev"), back("rev")},
-		"the record cannot be read":  {corruptRecord("x"), restoreRecord},
+		"the record is not a record": {corruptRecord("x"), restoreRecord},
 		"the record has no quantity": {corruptRecord("held 1 1 x 0 - ana k stock {} "), restoreRecord},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -137,30 +139,30 @@ func TestService_ResourceCorrupt_DecidesOthers(t *testing.T) {
 					})
 				}
 				if corrupt == 0 {
-					t.Error("nothing was found to be damaged")
+					t.Error("no corruption was found")
 				}
 			}
 			d.undo(w, key)
 			for verb, do := range verbs {
 				do(func(i int, r holds.Result) {
 					if r.Err != nil {
-						t.Errorf("when it is mended, %s on %s: %v", verb, rooms[i], r.Err)
+						t.Errorf("after the repair, %s on %s: %v", verb, rooms[i], r.Err)
 					}
 				})
 			}
 			for _, room := range rooms {
 				if got := w.available(t, room, holds.SlotSelection{})[0]; got.Reserved != 1 || got.Held != 1 {
-					t.Errorf("of %s %d are reserved and %d held, want 1 of each", room, got.Reserved, got.Held)
+					t.Errorf("%s has %d reserved and %d held, want 1 of each", room, got.Reserved, got.Held)
 				}
 				if got := w.client.HGetAll(t.Context(), holds.Key(w.namespace, room, "users")).Val(); len(got) != 2 || got["dora"] != "1" {
-					t.Errorf("of %s the users are %v", room, got)
+					t.Errorf("the users of %s are %v", room, got)
 				}
 			}
 		})
 	}
 }
 
-// corruptRecord puts something in the place of the record of ana's hold, and readable puts it back.
+// corruptRecord replaces the record of ana's hold, and restoreRecord restores it.
 func corruptRecord(line string) func(*harness, func(string) string) {
 	return func(w *harness, key func(string) string) {
 		ctx := context.Background()
@@ -179,8 +181,8 @@ func restoreRecord(w *harness, key func(string) string) {
 	w.client.HSet(ctx, key("records"), was[:32], was[33:])
 }
 
-// allVerbs are events of each kind about each of some rooms, decided together: a new hold of dora's, ana's is extended and
-// given back, ben's paid, and cleo's reservation cancelled.
+// allVerbs decides events of each kind for each of some rooms together: a new hold for dora, ana's
+// is extended and released, ben's is paid, and cleo's reservation is cancelled.
 func (w *harness) allVerbs(rooms []string, held map[string][]holds.HoldID) map[string]func(emit func(int, holds.Result)) {
 	ctx := context.Background()
 	var places []holds.PlaceRequest

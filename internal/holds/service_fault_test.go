@@ -15,11 +15,12 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
-// replyLosingService returns a service of the world whose n-th round trip of scripts from now is done while
-// its reply is lost. It takes no locks, so that every round trip is one of the verb's own.
+// replyLosingService returns a service that loses the reply of its n-th round trip of scripts from
+// now. It takes no locks, so that every round trip belongs to the verb.
 func (w *harness) replyLosingService(t *testing.T, n int32) *holds.Service {
 	t.Helper()
 	client := newClient(t, stacktest.Shared().RedisURL)
@@ -27,8 +28,8 @@ func (w *harness) replyLosingService(t *testing.T, n int32) *holds.Service {
 	return w.newService(client, newLocker(t, locking.NewNone(client)), w.store)
 }
 
-// TestService_ReplyLost_RedeliveryHasSameOutcome loses the reply of each script after it was done. The event is delivered again,
-// and its outcome is the one that was decided the first time.
+// TestService_ReplyLost_RedeliveryHasSameOutcome loses the reply of each script after it has run.
+// The event is redelivered, and its outcome is the one that was decided the first time.
 func TestService_ReplyLost_RedeliveryHasSameOutcome(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -59,13 +60,13 @@ func TestService_ReplyLost_RedeliveryHasSameOutcome(t *testing.T) {
 		CREATE TRIGGER lose BEFORE UPDATE OF cancelled_at ON reservations EXECUTE FUNCTION lose()`)
 	w.service.Cancel(ctx, []holds.CancelRequest{cancel}, func(_ int, r holds.Result) {
 		if r.Err == nil { // the first transaction is committed, the second is not
-			t.Errorf("cancelled, and nobody knows when: %+v", r.Outcome)
+			t.Errorf("cancelled at an unknown time: %+v", r.Outcome)
 		}
 	})
 	w.execute(t, `DROP TRIGGER lose ON reservations`)
 	first := exactText(t, w.cancelReservation(t, cancel))
 	if again := exactText(t, w.cancelReservation(t, cancel)); again != first || !strings.HasPrefix(first, holds.EventReservationCancelled) {
-		t.Fatalf("cancelled\n\t%s\nand again\n\t%s", first, again)
+		t.Fatalf("the outcome of the cancellation is\n\t%s\nand then\n\t%s", first, again)
 	}
 	if slot := w.available(t, "tent", holds.SlotSelection{})[0]; slot.Reserved != 0 || slot.Available != 1 {
 		t.Fatalf("after a reservation was cancelled: %+v", slot)
@@ -89,8 +90,9 @@ func TestService_ReplyLost_RedeliveryHasSameOutcome(t *testing.T) {
 	w.assertNothingHeld(t, "boat")
 }
 
-// TestConfirm_LateReplyLost_TakesSlotsOnce loses the reply of each script of it, and finds Postgres down between
-// them. The payment takes its slots once, and leaves nothing behind where it does not get them.
+// TestConfirm_LateReplyLost_TakesSlotsOnce loses the reply of each script of a late payment, and
+// makes Postgres fail between them. The payment takes its slots once, and leaves nothing when it
+// does not get them.
 func TestConfirm_LateReplyLost_TakesSlotsOnce(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -116,7 +118,7 @@ func TestConfirm_LateReplyLost_TakesSlotsOnce(t *testing.T) {
 	})
 	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, paid, func(_ int, r holds.Result) {
 		if !errors.Is(r.Err, errDown) {
-			t.Errorf("Postgres is down: %+v", r)
+			t.Errorf("the result while Postgres fails: %+v", r)
 		}
 	})
 	w.replyLosingService(t, 2).Confirm(ctx, paid, expectReplyLost(t)) // settle.lua
@@ -128,7 +130,8 @@ func TestConfirm_LateReplyLost_TakesSlotsOnce(t *testing.T) {
 	}
 	w.assertNothingHeld(t, "tent")
 
-	// Capacity is cut after the slot was taken again: Postgres refuses, and it is free.
+	// Capacity is cut after the slot was taken again: Postgres rejects the payment, and the slot is
+	// free.
 	w.setInventory(t, "boat", holds.SlotSelection{}, 1)
 	hold = created(t, w.place(t, holds.PlaceRequest{Resource: "boat", User: "ana", TTLSeconds: seconds(60)})[0]).HoldID
 	w.pass(t, time.Minute)
@@ -146,12 +149,12 @@ func TestConfirm_LateReplyLost_TakesSlotsOnce(t *testing.T) {
 func expectReplyLost(t *testing.T) func(int, holds.Result) {
 	return func(_ int, r holds.Result) {
 		if !errors.Is(r.Err, stacktest.ErrReplyDropped) {
-			t.Errorf("want the lost reply to be an error, got %+v", r)
+			t.Errorf("want an error for the lost reply, got %+v", r)
 		}
 	}
 }
 
-// lockStealingInventory is Postgres, and takes a lock away while it is being read, the first n times.
+// lockStealingInventory is an Inventory that takes a lock away during its first n reads.
 type lockStealingInventory struct {
 	holds.Inventory
 	steal func() error
@@ -166,14 +169,15 @@ func (s *lockStealingInventory) InventoryRows(ctx context.Context, resources []s
 	return rows, err
 }
 
-// lockByOther has somebody else hold a lock for some time.
+// lockByOther makes another owner hold a lock for some time.
 func lockByOther(ctx context.Context, w *harness, resource, key string, lease time.Duration) error {
 	until := w.client.Time(ctx).Val().Add(lease).UnixMilli()
 	return w.client.HSet(ctx, holds.Key(w.namespace, resource, "locks"), key, fmt.Sprintf("another:1.x %d", until)).Err()
 }
 
-// TestPlace_LockLostDuringRead_RetriesUntilHeld loses one of the locks of a group while Postgres is being read: nothing may be
-// written under it, and the work must succeed once it has the lock.
+// TestPlace_LockLostDuringRead_RetriesUntilHeld loses one of the locks of a group during the read
+// of Postgres. Nothing may be written under it, and the request must succeed when it has the lock
+// again.
 func TestPlace_LockLostDuringRead_RetriesUntilHeld(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -191,7 +195,7 @@ func TestPlace_LockLostDuringRead_RetriesUntilHeld(t *testing.T) {
 	w.service = w.newService(w.client, newLocker(t, w.rangeLocks(w.client, lockLease)), inventory)
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Selection: nights(1, 3)})[0])
 	if inventory.times >= 0 {
-		t.Errorf("the lock was not tried again after it was lost")
+		t.Errorf("the lock was not requested again after it was lost")
 	}
 	for _, slot := range w.available(t, "room", nights(1, 3)) {
 		if slot.Held != 1 {
@@ -200,7 +204,8 @@ func TestPlace_LockLostDuringRead_RetriesUntilHeld(t *testing.T) {
 	}
 }
 
-// TestPlace_LockHeldByOther_IsBusyAfterLockWait has another worker hold the lock for longer than anyone waits.
+// TestPlace_LockHeldByOther_IsBusyAfterLockWait lets another worker hold the lock for longer than
+// LockWait.
 func TestPlace_LockHeldByOther_IsBusyAfterLockWait(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -228,7 +233,7 @@ func TestPlace_LockHeldByOther_IsBusyAfterLockWait(t *testing.T) {
 	}
 }
 
-// changingInventory is Postgres with a sale that is committed and settled just after it was read.
+// changingInventory is an Inventory with a sale that is committed and settled just after the read.
 type changingInventory struct {
 	holds.Inventory
 	between func()
@@ -244,8 +249,8 @@ func (s *changingInventory) InventoryRows(ctx context.Context, resources []strin
 	return rows, err
 }
 
-// TestPlace_SaleAfterRead_RejectsSoldOut sells the last room after Postgres was read and before the
-// script decides: what was read is out of date, and rev says so.
+// TestPlace_SaleAfterRead_RejectsSoldOut sells the last room after the read of Postgres and before
+// the script decides. The read is out of date, and rev shows it.
 func TestPlace_SaleAfterRead_RejectsSoldOut(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -256,8 +261,8 @@ func TestPlace_SaleAfterRead_RejectsSoldOut(t *testing.T) {
 	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0], holds.ReasonSoldOut)
 }
 
-// TestPlace_CancellationAfterRead_Grants gives the last room back after Postgres was read: whoever
-// asks for it just then has it.
+// TestPlace_CancellationAfterRead_Grants cancels the reservation of the last room after the read of
+// Postgres: the request gets the room.
 func TestPlace_CancellationAfterRead_Grants(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -270,8 +275,8 @@ func TestPlace_CancellationAfterRead_Grants(t *testing.T) {
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0])
 }
 
-// TestPlace_CapacityCutAfterRead_RejectsSoldOut cuts the capacity by an event, and by plain SQL while the
-// worker is paused for longer than what it has read may be old.
+// TestPlace_CapacityCutAfterRead_RejectsSoldOut cuts the capacity by an event, and by plain SQL
+// while the worker is paused for longer than readAge.
 func TestPlace_CapacityCutAfterRead_RejectsSoldOut(t *testing.T) {
 	t.Parallel()
 	for name, cut := range map[string]func(w *harness){
@@ -292,8 +297,9 @@ func TestPlace_CapacityCutAfterRead_RejectsSoldOut(t *testing.T) {
 	}
 }
 
-// TestBumpRevisions_CapacityChangedBySQL_BumpsRev changes capacities by plain SQL, as upstream may at any time: rev is
-// bumped by a word of Postgres, also after the connection was cut, and whatever else is written.
+// TestBumpRevisions_CapacityChangedBySQL_BumpsRev changes capacities by plain SQL, as an upstream
+// system may at any time. A notification of Postgres bumps rev, also after the connection was cut,
+// and for any statement.
 func TestBumpRevisions_CapacityChangedBySQL_BumpsRev(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -311,14 +317,15 @@ func TestBumpRevisions_CapacityChangedBySQL_BumpsRev(t *testing.T) {
 		t.Helper()
 		before := rev(resource)
 		w.execute(t, sql)
-		stacktest.Eventually(t, "a word of: "+sql, func() bool { return rev(resource) != before })
+		stacktest.Eventually(t, "the notification of: "+sql, func() bool { return rev(resource) != before })
 	}
-	// Of a resource of its own: the word of one of these changes may come after this has returned.
+	// Use a separate resource: the notification of one of these changes may come after this has
+	// returned.
 	listening := func() {
 		t.Helper()
 		w.setInventory(t, "hall", holds.SlotSelection{}, 5)
 		before := rev("hall")
-		stacktest.Eventually(t, "somebody to listen", func() bool {
+		stacktest.Eventually(t, "the worker to listen", func() bool {
 			w.execute(t, `UPDATE inventory SET capacity = capacity + 1 WHERE resource_id = 'hall'`)
 			return rev("hall") != before
 		})
@@ -330,14 +337,15 @@ func TestBumpRevisions_CapacityChangedBySQL_BumpsRev(t *testing.T) {
 	w.execute(t, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND application_name = 'holdfast `+w.namespace+`'`)
 	listening()
 
-	// And so nobody decides on what was read before.
+	// Therefore no decision uses an earlier read.
 	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), &changingInventory{w.store, func() { noticed("room", `UPDATE inventory SET capacity = 0`) }})
 	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0], holds.ReasonSoldOut)
 }
 
-// TestService_RedisOutOfMemory_OnlyFreesHolds fills Redis: nothing is granted, but what is held can be given back, paid and
-// swept, which frees memory. Redis' limit is for all, so this test has a Redis of its own.
+// TestService_RedisOutOfMemory_OnlyFreesHolds fills Redis: no hold is created, but holds can be
+// released, paid and swept, which frees memory. The memory limit applies to all clients, so this
+// test has its own Redis.
 func TestService_RedisOutOfMemory_OnlyFreesHolds(t *testing.T) {
 	t.Parallel()
 	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL)
@@ -376,8 +384,8 @@ func TestService_RedisOutOfMemory_OnlyFreesHolds(t *testing.T) {
 	w.assertNothingHeld(t, "room")
 }
 
-// TestPlace_RequestAnswer_OutlastsItsHold looks at how long the answer to a request is remembered: not to be
-// forgotten before its hold, however long a payment is being decided, and not for ever.
+// TestPlace_RequestAnswer_OutlastsItsHold checks how long the answer to a request is remembered:
+// longer than its hold lives, during the whole decision of a payment, but not for ever.
 func TestPlace_RequestAnswer_OutlastsItsHold(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -386,38 +394,39 @@ func TestPlace_RequestAnswer_OutlastsItsHold(t *testing.T) {
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: "k"})[0]).HoldID
 	memory := func() time.Duration { return w.client.PTTL(ctx, holds.Key(w.namespace, "room", "request:k")).Val() }
 	if got := memory(); got <= w.policy.RequestKeyTTL || got > w.policy.RequestKeyTTL+w.policy.HoldTTL {
-		t.Errorf("of a live hold: %v", got)
+		t.Errorf("answer of a live hold: %v", got)
 	}
 	longer := w.extend(t, holds.ExtendRequest{EventID: "longer", Hold: hold, TTLSeconds: int64(w.policy.HoldTTLMax / time.Second)}).Data.(holds.HoldExtended)
 	if got := memory(); got <= w.policy.RequestKeyTTL+w.policy.HoldTTL || got > w.policy.RequestKeyTTL+w.policy.HoldTTLMax {
-		t.Errorf("of an extended hold: %v", got)
+		t.Errorf("answer of an extended hold: %v", got)
 	}
 	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "extension:longer")).Val(); got <= 0 || got > w.policy.RequestKeyTTL {
-		t.Errorf("of an extension: %v", got)
+		t.Errorf("answer of an extension: %v", got)
 	}
 	w.extend(t, holds.ExtendRequest{EventID: "start", Hold: hold, PaymentStarted: true})
 	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "started:"+hold.UUID)).Val(); got <= w.policy.HoldLifetimeMax || got > w.policy.RequestKeyTTL {
-		t.Errorf("of the start of a payment: %v", got)
+		t.Errorf("start of a payment: %v", got)
 	}
 	if got := w.client.PExpireTime(ctx, holds.Key(w.namespace, "room", "hold:"+hold.UUID)).Val(); got.Milliseconds() != longer.ExpiresAt.UnixMilli() {
-		t.Errorf("the hold is shown until %v, and lasts until %v", got, longer.ExpiresAt)
+		t.Errorf("the key of the hold expires at %v, the hold at %v", got, longer.ExpiresAt)
 	}
 	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}, func(int, holds.Result) {})
 	if got := memory(); got != -1 {
-		t.Errorf("of a claimed hold: %v, want for ever", got)
+		t.Errorf("answer of a claimed hold: %v, want no TTL", got)
 	}
 	w.pay(t, hold, "p")
 	if got := memory(); got <= 0 || got > w.policy.RequestKeyTTL {
-		t.Errorf("of an ended hold: %v", got)
+		t.Errorf("answer of an ended hold: %v", got)
 	}
 	w.release(t, holds.ReleaseRequest{Resource: "room", RequestKey: "never"})
 	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "request:never")).Val(); got <= w.policy.RequestKeyTTL-time.Minute {
-		t.Errorf("of a cancelled key: %v", got)
+		t.Errorf("answer of a cancelled key: %v", got)
 	}
 }
 
-// TestPlace_NightPassedSinceStored_IsGranted asks for a night that has passed since the event was stored: an
-// event that waited through an outage, or is delivered again, has the answer that it would have had.
+// TestPlace_NightPassedSinceStored_IsGranted requests a night that has passed since the event was
+// stored. An event that waited through an outage, or is redelivered, gets the answer that it would
+// have had.
 func TestPlace_NightPassedSinceStored_IsGranted(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -430,7 +439,8 @@ func TestPlace_NightPassedSinceStored_IsGranted(t *testing.T) {
 	}
 }
 
-// TestService_EpochLostOrCountsCorrupt_Refuses forgets the scripts and then everything.
+// TestService_EpochLostOrCountsCorrupt_Refuses flushes the scripts and then removes or corrupts
+// data.
 func TestService_EpochLostOrCountsCorrupt_Refuses(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -446,12 +456,12 @@ func TestService_EpochLostOrCountsCorrupt_Refuses(t *testing.T) {
 		do, undo func() error
 		want     error
 	}{
-		"the epoch is gone": {
+		"the epoch is missing": {
 			func() error { return w.client.Del(ctx, holds.EpochKey(w.namespace, "room")).Err() },
 			func() error { return w.client.Set(ctx, holds.EpochKey(w.namespace, "room"), w.epoch, 0).Err() },
 			holds.ErrDataLost,
 		},
-		"the epoch is another": {
+		"the epoch is different": {
 			func() error { return w.client.Set(ctx, holds.EpochKey(w.namespace, "room"), "other", 0).Err() },
 			func() error { return w.client.Set(ctx, holds.EpochKey(w.namespace, "room"), w.epoch, 0).Err() },
 			holds.ErrDataLost,
@@ -496,19 +506,19 @@ func TestService_EpochLostOrCountsCorrupt_Refuses(t *testing.T) {
 		}}, want("place"))
 		w.service.Release(ctx, []holds.ReleaseRequest{{EventID: uuid.NewString(), Resource: "room", Hold: hold.HoldID}}, want("release"))
 		if wasReported := slices.Equal(reported, []string{"room", "room"}); wasReported != errors.Is(corruption.want, holds.ErrCorrupt) || !wasReported && len(reported) > 0 {
-			t.Errorf("%s: told of damage to %v", name, reported)
+			t.Errorf("%s: reported corruption of %v", name, reported)
 		}
 		if err := corruption.undo(); err != nil {
 			t.Fatal(name, err)
 		}
 	}
 	if got := brief(w.release(t, holds.ReleaseRequest{Hold: hold.HoldID})); got != holds.EventHoldReleased {
-		t.Errorf("after all was mended: %s", got)
+		t.Errorf("after the repair: %s", got)
 	}
 }
 
-// TestRelease_RecordCorrupt_ChangesNothing has a record that the scripts do not write: nothing is done to its hold, and it
-// is said what is damaged.
+// TestRelease_RecordCorrupt_ChangesNothing writes a record that the scripts do not write. The
+// release does nothing to its hold, and the error names the corrupt value.
 func TestRelease_RecordCorrupt_ChangesNothing(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -527,13 +537,13 @@ func TestRelease_RecordCorrupt_ChangesNothing(t *testing.T) {
 	}
 	w.client.HSet(ctx, records, hold.UUID, line)
 	if got := brief(w.release(t, holds.ReleaseRequest{Hold: hold})); got != holds.EventHoldReleased {
-		t.Errorf("after all was mended: %s", got)
+		t.Errorf("after the repair: %s", got)
 	}
 	w.assertNothingHeld(t, "room")
 }
 
-// TestPlace_PublishForbiddenByACL_IsGranted places a hold as a user whom the server's ACL lets use no channel, while somebody waits
-// for the locks: it is granted all the same, and the locks are free.
+// TestPlace_PublishForbiddenByACL_IsGranted places a hold as a user whose ACL allows no channel,
+// while an acquisition waits for the locks. The hold is granted, and the locks are free.
 func TestPlace_PublishForbiddenByACL_IsGranted(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -551,12 +561,12 @@ func TestPlace_PublishForbiddenByACL_IsGranted(t *testing.T) {
 	w.service = w.newService(client, newLocker(t, w.rangeLocks(client, lockLease)), w.store)
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
 	if n := w.client.Exists(ctx, holds.Key(w.namespace, "room", "locks")).Val(); n != 0 {
-		t.Error("the locks were not given back")
+		t.Error("the locks were not released")
 	}
 }
 
-// TestPlace_RevHasWrongType_IsCorrupt has something else where changes of the inventory are counted: nothing is granted, because
-// nobody knows whether what was read from Postgres is still so.
+// TestPlace_RevHasWrongType_IsCorrupt replaces rev by another type. No hold is granted, because
+// Postgres may have changed since the read.
 func TestPlace_RevHasWrongType_IsCorrupt(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -567,15 +577,15 @@ func TestPlace_RevHasWrongType_IsCorrupt(t *testing.T) {
 	request := holds.PlaceRequest{EventID: "c", Resource: "room", User: "ana", RequestKey: "k", Selection: slots("a"), Quantity: 1, StoredAt: time.Now()}
 	w.service.Place(ctx, []holds.PlaceRequest{request}, func(_ int, r holds.Result) {
 		if !errors.Is(r.Err, holds.ErrCorrupt) {
-			t.Errorf("%+v, want an error for damage", r)
+			t.Errorf("%+v, want ErrCorrupt", r)
 		}
 	})
 	w.client.Del(ctx, rev)
 	created(t, w.place(t, request)[0])
 }
 
-// TestPlace_IndexNamesEndedHold_IsGranted has the index name a hold of the user that has ended: it keeps nobody from the slots. And
-// a hold that ends leaves the index of a later one alone.
+// TestPlace_IndexNamesEndedHold_IsGranted makes the index contain an ended hold of the user: it
+// does not prevent a new hold. A hold that ends does not remove the index of a later one.
 func TestPlace_IndexNamesEndedHold_IsGranted(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -585,11 +595,11 @@ func TestPlace_IndexNamesEndedHold_IsGranted(t *testing.T) {
 		return holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: key, Selection: slots("a")}
 	}
 	first := created(t, w.place(t, request("k1"))[0]).HoldID
-	index := holds.IndexField("ana", "a")
+	index := record.IndexField("ana", "a")
 	if id := w.client.HGet(ctx, users, index).Val(); id != first.UUID {
-		t.Fatalf("the index names %q, want %s", id, first.UUID)
+		t.Fatalf("the index contains %q, want %s", id, first.UUID)
 	}
-	w.client.HDel(ctx, users, index) // as for a worker that kept it elsewhere
+	w.client.HDel(ctx, users, index) // like a worker of a version with another index
 	second := created(t, w.place(t, request("k2"))[0]).HoldID
 	w.release(t, holds.ReleaseRequest{Hold: first})
 	rejected(t, w.place(t, request("k3"))[0], holds.ReasonAlreadyHolding)

@@ -12,19 +12,20 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
-// What a simulated year is made of.
+// The parameters of the simulated year.
 const (
 	yearStep   = 5 * 24 * time.Hour
 	yearSteps  = 73
-	yearSteady = 20 // steps after which nothing grows any more
-	yearKept   = 60 // days: answers and past nights
+	yearSteady = 20 // steps after which no number grows any more
+	yearKept   = 60 // days for which answers and past nights are kept
 )
 
-// TestYear_EveryKindOfEventAllTheTime_NothingGrows lives through a year, in which each step has a resource and a
-// night of its own, and everything happens that can. What is in Redis and Postgres at its end is no more than in
-// spring, but for the record of what was sold.
+// TestYear_EveryKindOfEventAllTheTime_NothingGrows simulates a year. Each step uses a new resource
+// and a new night and produces every kind of event. At the end Redis and Postgres contain no more
+// than in spring, except for the record of sales.
 func TestYear_EveryKindOfEventAllTheTime_NothingGrows(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -50,7 +51,7 @@ func TestYear_EveryKindOfEventAllTheTime_NothingGrows(t *testing.T) {
 		}
 	}
 	last := w.countStored(t)
-	steady["key fence"] = holds.Partitions // one in each that has had a lock
+	steady["key fence"] = record.Partitions // one in each that has had a lock
 	for _, kind := range slices.Sorted(maps.Keys(last)) {
 		if last[kind] > steady[kind] {
 			t.Errorf("%s has grown from %d to %d", kind, steady[kind], last[kind])
@@ -58,13 +59,13 @@ func TestYear_EveryKindOfEventAllTheTime_NothingGrows(t *testing.T) {
 	}
 	for _, kind := range []string{"table event_answers", "table inventory", "key epoch"} {
 		if last[kind] == 0 {
-			t.Errorf("there is no %s: %v", kind, last)
+			t.Errorf("%s is missing: %v", kind, last)
 		}
 	}
 	t.Logf("at the end: %v", last)
 }
 
-// runYearStep has everything happen that can, on a resource and a night that nobody asked for before.
+// runYearStep produces every kind of event on a resource and a night that were not used before.
 func (w *harness) runYearStep(t *testing.T, step int) {
 	t.Helper()
 	resource, night := fmt.Sprintf("show-%d", step), holds.SlotSelection{
@@ -102,13 +103,13 @@ func (w *harness) sweep(t *testing.T) {
 	w.takeAnnounced()
 }
 
-// ageTTLs has time pass for keys with a TTL and for rows, whose clocks a test cannot move.
+// ageTTLs lets time pass for keys with a TTL and for rows, whose clocks a test cannot move.
 func (w *harness) ageTTLs(t *testing.T, by time.Duration) {
 	t.Helper()
 	ctx := t.Context()
 	for _, key := range w.scanKeys(ctx, t) {
 		if left := w.client.PTTL(ctx, key).Val(); left > 0 {
-			w.client.PExpire(ctx, key, left-by) // what is over is deleted
+			w.client.PExpire(ctx, key, left-by) // deletes an expired key
 		}
 	}
 	w.execute(t, fmt.Sprintf(`UPDATE event_answers SET decided_at = decided_at - interval '%d seconds'`, int(by.Seconds())))
@@ -126,7 +127,8 @@ func (w *harness) scanKeys(ctx context.Context, t *testing.T) (keys []string) {
 	return keys
 }
 
-// countStored counts what there is of each kind: keys and their entries, and rows of tables that are no record of sales.
+// countStored counts the stored data of each kind: keys, their entries, and rows of the tables that
+// do not record sales.
 func (w *harness) countStored(t *testing.T) map[string]int {
 	t.Helper()
 	ctx, stored := t.Context(), make(map[string]int)

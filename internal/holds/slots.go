@@ -18,25 +18,25 @@ const (
 // StockSlot is the one slot of a resource that has neither nights nor named slots.
 const StockSlot = "stock"
 
-// DateFormat is how a night is written; a night is named after the date of its evening.
+// DateFormat is the format of a night. A night has the date of its evening.
 const DateFormat = "2006-01-02"
 
-// SlotSelection is a set of slots as the publisher wrote it: nights, or named slots, or neither
-// (then it means the slot "stock"). It is echoed unchanged in every outcome.
+// SlotSelection selects slots, as the publisher wrote them: by nights, by names, or by neither,
+// which selects the slot "stock". Every outcome repeats it unchanged.
 type SlotSelection struct {
 	CheckIn  string   `json:"check_in,omitzero"`
 	CheckOut string   `json:"check_out,omitzero"`
 	Slots    []string `json:"slots,omitzero"`
 }
 
-// compact returns the JSON of a, which has no space in it.
-func (a SlotSelection) compact() (string, error) {
+// Compact returns the JSON of a, which has no space in it.
+func (a SlotSelection) Compact() (string, error) {
 	b, err := json.Marshal(a)
 	return string(b), err
 }
 
-// InvalidError says that a request is well-formed but meaningless. It becomes an
-// invalid_request with the name of the member at fault.
+// InvalidError says that a request is well-formed but its content is not valid. It becomes the
+// reason invalid_request with the name of the wrong member.
 type InvalidError struct {
 	Field   string
 	Message string
@@ -48,16 +48,16 @@ func invalid(field, format string, args ...any) error {
 	return &InvalidError{Field: field, Message: fmt.Sprintf(format, args...)}
 }
 
-// nightsWindow bounds the nights that can be asked for.
+// nightsWindow bounds the nights of a selection.
 type nightsWindow struct {
-	max      int       // nights at most
-	earliest time.Time // first night that has not passed, zero = any
-	latest   time.Time // last night within the horizon, zero = any
+	max      int       // maximum number of nights
+	earliest time.Time // first night that has not passed; zero sets no bound
+	latest   time.Time // last night within the horizon; zero sets no bound
 }
 
-// names returns the sorted names of the slots that a means. It returns an *InvalidError when
-// the nights are not a stay: out of order, too many, passed, or beyond the horizon.
-// The form of a (patterns, calendar, repetition, not both) was checked when it was decoded.
+// names returns the sorted names of the selected slots. It returns an *InvalidError when the nights
+// are out of order, too many, in the past or beyond the horizon. The decoder has already checked
+// the form (patterns, calendar dates, repetition, not both nights and names).
 func (a SlotSelection) names(w nightsWindow) ([]string, error) {
 	switch {
 	case a.CheckIn != "":
@@ -98,5 +98,5 @@ func nights(checkIn, checkOut string, w nightsWindow) ([]string, error) {
 	return names, nil
 }
 
-// joinSlots is how a sorted set of slots is written in a record and in its fingerprint.
+// joinSlots returns a sorted set of slots as text for a record and its fingerprint.
 func joinSlots(names []string) string { return strings.Join(names, ",") }

@@ -8,41 +8,44 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"holdfast/internal/lua"
 )
 
-// OwnerPattern is what the name of an owner may be.
+// OwnerPattern matches the names of owners.
 const OwnerPattern = `^[A-Za-z0-9_./-]{2,64}$`
 
 var ownerPattern = regexp.MustCompile(OwnerPattern)
 
-// Acquisition is one caller's way to its locks, over all attempts: it keeps the place in the
-// queue, and hears of releases. It is used by one goroutine, from Begin to End.
+// Acquisition is a series of attempts to get locks. It keeps its place in the queue and learns of
+// releases. One goroutine uses it, from NewAcquisition to Close.
 //
 //	for {
-//		locks, err := a.TryLock(ctx, sets) // take what can be had, without waiting
-//		...                                // work under locks that are held
-//		err = a.Wait(ctx)                  // until what is blocked is worth another try
+//		locks, err := a.TryLock(ctx, sets) // take the free sets, without waiting
+//		...                                // work under the locks that are held
+//		err = a.Wait(ctx)                  // until another attempt may succeed
 //	}
 type Acquisition struct {
 	locker    *Locker
-	order     int64 // older acquisitions have lower ones
+	order     int64 // lower for older acquisitions of this process
 	id        string
-	owner     string // "-" = none
+	owner     string // "-" for no owner
 	deadline  time.Time
 	tries     int
-	requested int                  // sets of the last TryLock
+	requested int                  // number of sets of the last TryLock
 	since     map[string]time.Time // first key of a set -> when it was first blocked
 
 	blocked   []*Lock           // of the last TryLock
-	uncertain []*Lock           // those that may be held although nobody knows
-	channels  map[string]uint64 // channel -> how much had been heard on it before the last TryLock
-	waiter    *waiter           // nil unless it has waited and not tried since
+	uncertain []*Lock           // locks of failed attempts, which the server may have granted
+	channels  map[string]uint64 // channel -> number of messages received before the last TryLock
+	waiter    *waiter           // set from Wait until the next TryLock
 }
 
-// acquisitions counts those of this process.
+// acquisitions counts the acquisitions of this process.
 var acquisitions atomic.Int64
 
-// NewAcquisition begins an acquisition that may wait, and keep its place in the queue, for wait.
+// NewAcquisition begins an acquisition that may wait for the duration wait and keeps its place in
+// the queue for this time. An owner that is not "" must match OwnerPattern.
 func (l *Locker) NewAcquisition(owner string, wait time.Duration) (*Acquisition, error) {
 	switch {
 	case owner == "":
@@ -59,9 +62,10 @@ func (l *Locker) NewAcquisition(owner string, wait time.Duration) (*Acquisition,
 // newID returns 128 random bits as letters and digits.
 func newID() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()) }
 
-// TryLock tries to lock each set once, without waiting, all in as few round trips as the
-// strategy has. The sets do not overlap. It returns a Lock for each, held or not. After an
-// error no lock is held; what a lost reply has left behind is given back by End.
+// TryLock tries to lock each set once, without waiting, in as few round trips as the strategy
+// allows. The sets must not overlap. It returns a Lock for each set; Lock.Held says whether it is
+// held. After an error no lock is held. If a reply was lost, Close releases what the server
+// granted.
 func (a *Acquisition) TryLock(ctx context.Context, sets []KeySet) ([]*Lock, error) {
 	locks := make([]*Lock, len(sets))
 	now := time.Now()
@@ -77,13 +81,13 @@ func (a *Acquisition) TryLock(ctx context.Context, sets []KeySet) ([]*Lock, erro
 	attempted := slices.DeleteFunc(slices.Clone(locks), func(l *Lock) bool { return queue.blockedByOlder(a, l) })
 	if err := a.locker.strategy.try(ctx, a, attempted); err != nil {
 		a.uncertain = append(a.uncertain, attempted...)
-		queue.stopWaiting(a) // others in line look at its id
-		a.id = newID()       // else End could take a later success for what this has left
+		queue.stopWaiting(a) // before the id changes, by which other waiters find it
+		a.id = newID()       // so that Close does not release a lock that a later attempt gets
 		a.locker.metrics.failed(attempted)
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		return nil, err
+		return nil, lua.WrapError(err)
 	}
 	for _, lock := range locks {
 		since, waited := a.since[lock.KeySet.Keys[0]]
@@ -103,11 +107,14 @@ func (a *Acquisition) TryLock(ctx context.Context, sets []KeySet) ([]*Lock, erro
 	return locks, nil
 }
 
-// Wait returns nil when it is worth while to try again what the last TryLock did not get:
-// something in the way was released, or its lease or its wait in the queue is over. When there is
-// no word to wait for (a lock that was held was lost or in conflict, or the strategy has no
-// wake-ups) it waits a little longer each time, and at random, so that contenders do not meet
-// again. It returns ErrTimeout when the acquisition's wait is over.
+// Wait waits until another attempt for the blocked sets may succeed: a blocking key was released,
+// its lease has expired, or the waiter ahead has stopped waiting.
+//
+// When no such event can come (a lock that was held was lost or had a conflict, or the strategy
+// does not notify waiters), Wait sleeps. The random sleep becomes longer with each attempt, so that
+// contenders do not collide again.
+//
+// It returns ErrTimeout when the time of the acquisition is over, or the cause of ctx.
 func (a *Acquisition) Wait(ctx context.Context) error {
 	left := time.Until(a.deadline)
 	if left <= 0 {
@@ -120,8 +127,8 @@ func (a *Acquisition) Wait(ctx context.Context) error {
 	return queue.wait(ctx, a, left)
 }
 
-// Close ends the acquisition: it leaves the queues and gives back what a lost reply may have left
-// behind, also when ctx is over. Locks that are held stay so.
+// Close ends the acquisition. It leaves the queues and releases locks that a server may have
+// granted in an attempt that failed, even after ctx is done. Locks that are held stay held.
 func (a *Acquisition) Close(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 	defer cancel()
@@ -132,12 +139,12 @@ func (a *Acquisition) Close(ctx context.Context) {
 	a.locker.strategy.waitQueue().leave(a)
 }
 
-// cleanUpTimeout bounds what is done for locks whose caller has gone. What is not done by then
-// is done by the lease.
+// cleanUpTimeout bounds the release of locks whose caller has gone. A lock that is not released by
+// then ends with its lease.
 const cleanUpTimeout = time.Second
 
-// backoff returns how long to wait after so many tries: at random up to a bound that doubles,
-// from 1 ms to 256 ms. ("Full jitter", M. Brooker, Exponential Backoff And Jitter, 2015.)
+// backoff returns a random time to wait after a number of tries. Its bound doubles with each try,
+// up to 256 ms. ("Full jitter", M. Brooker, Exponential Backoff And Jitter, 2015.)
 func backoff(tries int) time.Duration {
 	const base, doublings = time.Millisecond, 8
 	return rand.N(base<<min(tries, doublings)) + base/10

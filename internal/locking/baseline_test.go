@@ -13,18 +13,18 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The ways in which teams write it themselves. Most are right until something goes wrong:
-// oversell_test.go says what, and shows it.
+// The methods that teams often write themselves. Most are correct until a failure occurs:
+// oversell_test.go describes and forces these failures.
 
-// saleLease is longer than any sale takes that nothing stops.
+// saleLease is longer than any sale that is not stopped.
 const saleLease = 10 * time.Second
 
-// baselineUnlocked reads, changes and writes. Of two that read before either writes, one is lost.
+// baselineUnlocked reads, changes and writes. If two sales read before either writes, one is lost.
 type baselineUnlocked struct{ sale }
 
 func (b baselineUnlocked) sell(ctx context.Context) (bool, error) { return b.readAndWrite(ctx) }
 
-// baselinePlainDelete has no owner: its unlock deletes whatever lock there is by then.
+// baselinePlainDelete has no owner: its unlock deletes the lock even if another sale holds it.
 type baselinePlainDelete struct{ sale }
 
 func (b baselinePlainDelete) sell(ctx context.Context) (bool, error) {
@@ -33,7 +33,8 @@ func (b baselinePlainDelete) sell(ctx context.Context) (bool, error) {
 		func(key string) error { return b.client.Del(ctx, key).Err() })
 }
 
-// baselineLateExpire sets the lock, and then its expiry. A crash in between locks for ever.
+// baselineLateExpire sets the lock and then its expiry. After a crash in between the lock never
+// ends.
 type baselineLateExpire struct{ sale }
 
 func (b baselineLateExpire) sell(ctx context.Context) (bool, error) {
@@ -49,8 +50,8 @@ func (b baselineLateExpire) sell(ctx context.Context) (bool, error) {
 		func(key string) error { return b.client.Del(ctx, key).Err() })
 }
 
-// baselineGetThenDelete looks whether the lock is its own, and then deletes it: by then it may be
-// another's.
+// baselineGetThenDelete checks that the lock is its own and then deletes it. In between, another
+// sale may have taken the lock.
 type baselineGetThenDelete struct{ sale }
 
 func (b baselineGetThenDelete) sell(ctx context.Context) (bool, error) {
@@ -70,9 +71,8 @@ func (b baselineGetThenDelete) sell(ctx context.Context) (bool, error) {
 		})
 }
 
-// baselineCareful does each slot by itself and with care: a lock with an owner and a lease, and a
-// script that deletes it only if it is still the owner's. A write after the lease is still
-// not refused.
+// baselineCareful locks each slot with an owner and a lease. A script deletes the lock only if the
+// owner still holds it. But a write after the end of the lease is not refused.
 type baselineCareful struct{ sale }
 
 var compareAndDelete = redis.NewScript(`
@@ -86,7 +86,7 @@ func (b baselineCareful) sell(ctx context.Context) (bool, error) {
 		func(key string) error { return compareAndDelete.Run(ctx, b.client, []string{key}, owner).Err() })
 }
 
-// baselineRedsync is redsync as its README has it, on one server, a mutex a slot.
+// baselineRedsync uses redsync as its README shows, on one server, with a mutex for each slot.
 type baselineRedsync struct {
 	sale
 	sync *redsync.Redsync
@@ -113,7 +113,7 @@ func (b baselineRedsync) sell(ctx context.Context) (bool, error) {
 		})
 }
 
-// setNew takes a lock of one slot if nobody has it.
+// setNew takes the lock of one slot if it is free.
 func (s sale) setNew(ctx context.Context, key, value string) (bool, error) {
 	err := s.client.SetArgs(ctx, key, value, redis.SetArgs{Mode: "NX", TTL: saleLease}).Err()
 	if errors.Is(err, redis.Nil) {
@@ -143,11 +143,13 @@ func (s sale) slotBySlot(ctx context.Context) (sold bool, err error) {
 	return true, nil
 }
 
-// oneAfterTheOther does work under a lock for each slot, taken in ascending order so that no two
-// wait for each other. The first slot is released last: released first, it would let the next one
-// in to meet the second. After an error nothing is released, as after a crash.
+// oneAfterTheOther runs work under a lock for each slot. It takes the locks in ascending order, so
+// that two sales cannot deadlock. It releases the first slot last; otherwise the next sale would
+// take it and then meet this one at the second slot. After an error it releases nothing, as after a
+// crash.
 func (s sale) oneAfterTheOther(
-	ctx context.Context, work func(context.Context) (bool, error), take func(key string) (bool, error), give func(key string) error,
+	ctx context.Context, work func(context.Context) (bool, error), take func(key string) (bool, error),
+	give func(key string) error,
 ) (sold bool, err error) {
 	for _, key := range s.locks() {
 		for {
@@ -175,7 +177,7 @@ func (s sale) oneAfterTheOther(
 	return sold, nil
 }
 
-// spinWait waits at random from 40 to 80 ms.
+// spinWait sleeps for a random time from 40 to 80 ms.
 func spinWait(ctx context.Context) error {
 	const least = 40 * time.Millisecond
 	timer := time.NewTimer(least + rand.N(least))

@@ -21,34 +21,34 @@ import (
 var (
 	compareAll    = flag.Bool("compare", false, "TestCompare: measure all ways, and not only run each of them")
 	compareFor    = flag.Duration("compare.for", time.Second, "TestCompare: how long to measure each cell")
-	compareRounds = flag.Int("compare.rounds", 3, "TestCompare: how often to measure each cell; the round in the middle counts")
+	compareRounds = flag.Int("compare.rounds", 3, "TestCompare: rounds for each cell; the median counts")
 	compareOut    = flag.String("compare.out", "", "TestCompare: the `file` whose table is replaced")
 )
 
-// compareLeast is how many times as much range must do as one lock after the other, at
-// compareSlots slots.
+// compareLeast is the minimum ratio of the throughput of range to that of one lock after the other,
+// at compareSlots slots.
 const (
 	compareLeast = 8
 	compareSlots = 30
 )
 
-// compareKey is what is compared.
+// compareKey identifies a cell of the comparison.
 type compareKey struct {
 	seller            string
 	slots, contenders int
 }
 
-// compareCell is what was measured of it.
+// compareCell is the result of one measurement.
 type compareCell struct {
 	perSecond float64
 	p50, p99  time.Duration
-	trips     float64 // a sale
+	trips     float64 // for each sale
 	oversold  int64
 	noQuorum  int64
 }
 
-// TestCompare sells by each way, all contenders the same slots. With -compare it measures how fast;
-// without, it sells a handful.
+// TestCompare sells with each method while all contenders request the same slots. With -compare it
+// measures the throughput; without, it makes a few sales.
 func TestCompare(t *testing.T) {
 	sizes, contenderCounts := []int{1, 7, compareSlots}, []int{1, 16, 200}
 	begin := func() func(done int) bool {
@@ -94,16 +94,18 @@ func TestCompare(t *testing.T) {
 	report += "\n" + ratios
 	fmt.Println(report)
 	if least < compareLeast {
-		t.Errorf("%s does %.1f times as much as %s at %d slots, want %d", sellerRange, least, sellerCareful, compareSlots, compareLeast)
+		t.Errorf("%s has %.1f times the throughput of %s at %d slots, want %d", sellerRange, least, sellerCareful,
+			compareSlots, compareLeast)
 	}
 	if *compareOut != "" {
 		compareWrite(t, *compareOut, report)
 	}
 }
 
-// compareOne measures a cell. Every sale that was begun is finished and counts, and so does the
-// time until the last of them.
-func compareOne(t *testing.T, kind sellerKind, slots, contenders int, begin func() (more func(done int) bool)) compareCell {
+// compareOne measures a cell. It finishes and counts every sale that has begun, and measures the
+// time until the last one ends.
+func compareOne(t *testing.T, kind sellerKind, slots, contenders int,
+	begin func() (more func(done int) bool)) compareCell {
 	t.Helper()
 	const endless = 1 << 50
 	m := newSaleHarness(t, slots, endless, contenders)
@@ -140,7 +142,7 @@ func compareOne(t *testing.T, kind sellerKind, slots, contenders int, begin func
 	return c
 }
 
-// sellWhile sells one after another, and returns how long each took.
+// sellWhile makes one sale after another and returns their durations.
 func sellWhile(ctx context.Context, w seller, more func(done int) bool) (took []time.Duration, err error) {
 	for more(len(took)) {
 		begun := time.Now()
@@ -152,14 +154,15 @@ func sellWhile(ctx context.Context, w seller, more func(done int) bool) (took []
 	return took, nil
 }
 
-// compareTable is a row a way, with three columns for each number of contenders.
+// compareTable returns a table with one row for each method and three columns for each number of
+// contenders.
 func compareTable(cells map[compareKey]compareCell, slots int, contenderCounts []int) string {
 	var b strings.Builder
 	noun := "slots"
 	if slots == 1 {
 		noun = "slot"
 	}
-	fmt.Fprintf(&b, "**%d %s**\n\n| way |", slots, noun)
+	fmt.Fprintf(&b, "**%d %s**\n\n| method |", slots, noun)
 	for _, n := range contenderCounts {
 		fmt.Fprintf(&b, " %d: sales/s | p50 / p99 ms | trips |", n)
 	}
@@ -177,12 +180,12 @@ func compareTable(cells map[compareKey]compareCell, slots int, contenderCounts [
 		fmt.Fprintf(&b, " %d |\n", oversold)
 	}
 	if noQuorum > 0 {
-		fmt.Fprintf(&b, "\nRedlock's servers were too busy to answer %d attempts in time; those were made again.\n", noQuorum)
+		fmt.Fprintf(&b, "\nRedlock's servers were too busy to answer %d attempts in time; they were retried.\n", noQuorum)
 	}
 	return b.String()
 }
 
-// compareMillis writes three digits that mean something.
+// compareMillis formats milliseconds with three significant digits.
 func compareMillis(d time.Duration) string {
 	ms := float64(d) / float64(time.Millisecond)
 	switch {
@@ -194,33 +197,35 @@ func compareMillis(d time.Duration) string {
 	return fmt.Sprintf("%.0f", ms)
 }
 
-// compareRatios compares range with one lock after the other, at compareSlots slots.
+// compareRatios returns the ratio of range to one lock after the other, at compareSlots slots.
 func compareRatios(cells map[compareKey]compareCell, contenderCounts []int) (table string, least float64) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "| contenders for %d slots | %s / %s |\n|--:|--:|\n", compareSlots, sellerRange, sellerCareful)
 	least = math.Inf(1)
 	for _, n := range contenderCounts {
-		ratio := cells[compareKey{sellerRange, compareSlots, n}].perSecond / cells[compareKey{sellerCareful, compareSlots, n}].perSecond
+		ratio := cells[compareKey{sellerRange, compareSlots, n}].perSecond / cells[compareKey{sellerCareful, compareSlots,
+			n}].perSecond
 		least = min(least, ratio)
 		fmt.Fprintf(&b, "| %d | %.1f |\n", n, ratio)
 	}
 	return b.String(), least
 }
 
-// compareSetting says where it was measured.
+// compareSetting describes the machine and the software of the measurement.
 func compareSetting(t *testing.T) string {
 	t.Helper()
 	info, err := newSaleHarness(t, 1, 1, 1).client.InfoMap(t.Context(), "server").Result()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return fmt.Sprintf("Measured by `make bench-locks`, the middle one of %d rounds of %s for each cell: %d cores that clients and servers "+
-		"share, Redis %s, %s.\n", *compareRounds, *compareFor, runtime.NumCPU(), info["Server"]["redis_version"], runtime.Version())
+	return fmt.Sprintf("Measured by `make bench-locks`, the median of %d rounds of %s for each cell: "+
+		"%d cores shared by clients and servers, Redis %s, %s.\n",
+		*compareRounds, *compareFor, runtime.NumCPU(), info["Server"]["redis_version"], runtime.Version())
 }
 
 var compareMarks = regexp.MustCompile(`(?s)<!-- table -->.*<!-- /table -->`)
 
-// compareWrite puts a report between the marks in a file.
+// compareWrite replaces the table between the marks in a file by a report.
 func compareWrite(t *testing.T, file, report string) {
 	t.Helper()
 	text, err := os.ReadFile(file)

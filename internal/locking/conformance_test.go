@@ -18,12 +18,13 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// What every strategy must do, on real servers. A strategy that keeps others out (exclusive) must
-// pass all of it; one that only refuses what came too late (guards) the part about work. None must
-// fail where it is said so: that is how it is known that the tests look.
+// These tests check the contract of every strategy on real servers. A strategy that excludes others
+// (exclusive) must pass all of them. One that only refuses late work (refusesLateWork) must pass
+// those about work. None must fail where a test says so, which proves that the tests can detect a
+// failure.
 
-// TestStrategy_ManyContenders_LoseNoUpdate has 200 contenders, for overlapping ranges that are named in any order,
-// add to a counter that nothing else protects. None loses what others have written.
+// TestStrategy_ManyContenders_LoseNoUpdate increments a counter from 200 contenders with
+// overlapping ranges in any order. Only the locks protect the counter. No increment is lost.
 func TestStrategy_ManyContenders_LoseNoUpdate(t *testing.T) {
 	const contenders = 200
 	eachRefusingLateWork(t, func(t *testing.T, s subject, k harness) {
@@ -34,7 +35,7 @@ func TestStrategy_ManyContenders_LoseNoUpdate(t *testing.T) {
 			all.Go(func() {
 				_, err := k.contend(t.Context(), l, k.keySet(nights(1+rand.IntN(10))...), func() func() {
 					if n := insiders.Add(1); n != 1 && s.exclusive {
-						t.Errorf("%d are inside", n)
+						t.Errorf("%d contenders hold the lock", n)
 					}
 					return func() { insiders.Add(-1) }
 				})
@@ -45,14 +46,14 @@ func TestStrategy_ManyContenders_LoseNoUpdate(t *testing.T) {
 		}
 		all.Wait()
 		if n, err := k.client.Get(t.Context(), k.counter()).Int(); n != contenders {
-			t.Errorf("the counter is %d after %d were added: %v", n, contenders, err)
+			t.Errorf("the counter is %d after %d increments: %v", n, contenders, err)
 		}
 		stacktest.Eventually(t, "all locks to be released", func() bool { return len(k.lockedKeys(t)) == 0 })
 	})
 }
 
-// TestNone_TwoWriters_LoseAnUpdate shows that the counter of the suite can be wrong: two that read before either
-// writes.
+// TestNone_TwoWriters_LoseAnUpdate shows that the counter of this suite can be wrong: two
+// contenders read it before either writes.
 func TestNone_TwoWriters_LoseAnUpdate(t *testing.T) {
 	t.Parallel()
 	s := subjects[len(subjects)-1]
@@ -60,7 +61,7 @@ func TestNone_TwoWriters_LoseAnUpdate(t *testing.T) {
 	l := k.locker(t, s, long)
 	first, second := try(t, l, "", k.keySet("a")), try(t, l, "", k.keySet("a"))
 	if !first.Held || !second.Held {
-		t.Fatal("none kept somebody out")
+		t.Fatal("None has blocked a contender")
 	}
 	_, _, err := k.increment(t.Context(), l, first, func() {
 		if _, _, err := k.increment(t.Context(), l, second, func() {}); err != nil {
@@ -68,17 +69,17 @@ func TestNone_TwoWriters_LoseAnUpdate(t *testing.T) {
 		}
 	})
 	if n, e := k.client.Get(t.Context(), k.counter()).Int(); n != 1 {
-		t.Errorf("the counter is %d after 2 were added without a lock: %v %v", n, err, e)
+		t.Errorf("the counter is %d after 2 increments without a lock: %v %v", n, err, e)
 	}
 }
 
-// eachExclusive runs a test for every strategy that keeps others out.
+// eachExclusive runs a test for every strategy that excludes others.
 func eachExclusive(t *testing.T, test func(t *testing.T, s subject, k harness)) {
 	t.Helper()
 	eachStrategy(t, func(s subject) bool { return s.exclusive }, test)
 }
 
-// eachRefusingLateWork runs a test for every strategy that refuses work that came too late.
+// eachRefusingLateWork runs a test for every strategy that refuses late work.
 func eachRefusingLateWork(t *testing.T, test func(t *testing.T, s subject, k harness)) {
 	t.Helper()
 	eachStrategy(t, func(s subject) bool { return s.refusesLateWork }, test)
@@ -97,7 +98,8 @@ func eachStrategy(t *testing.T, which func(subject) bool, test func(t *testing.T
 	}
 }
 
-// TestStrategy_KeySetsOverlap_LocksAllOrNone locks sets that overlap: alone, and several in one call.
+// TestStrategy_KeySetsOverlap_LocksAllOrNone locks overlapping sets: one alone, and several in one
+// call.
 func TestStrategy_KeySetsOverlap_LocksAllOrNone(t *testing.T) {
 	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		l := k.locker(t, s, long)
@@ -106,7 +108,7 @@ func TestStrategy_KeySetsOverlap_LocksAllOrNone(t *testing.T) {
 			t.Error("b is locked twice")
 		}
 		if left := k.lockedKeys(t); len(left) != 2*max(s.servers, 1) {
-			t.Errorf("a set that was blocked has left something: %q", left)
+			t.Errorf("a blocked set has left keys: %q", left)
 		}
 		a, err := l.NewAcquisition("", 0)
 		if err != nil {
@@ -115,14 +117,15 @@ func TestStrategy_KeySetsOverlap_LocksAllOrNone(t *testing.T) {
 		defer a.Close(t.Context())
 		locks, err := a.TryLock(t.Context(), []locking.KeySet{k.keySet("a"), k.keySet("c", "d"), k.keySet("e", "f")})
 		if err != nil || !locks[0].Held || locks[1].Held || !locks[2].Held {
-			t.Fatalf("three sets at once: %+v %v, want the second blocked", locks, err)
+			t.Fatalf("three sets in one call: %+v %v, want the second blocked", locks, err)
 		}
 		mustUnlock(t, l, first, locks[0], locks[2])
 		mustUnlock(t, l, mustLock(t, l, k.keySet("a", "b", "c", "d", "e", "f")))
 	})
 }
 
-// TestStrategy_OppositeOrders_NoDeadlock has contenders want the same keys in opposite orders: all get them.
+// TestStrategy_OppositeOrders_NoDeadlock lets contenders request the same keys in opposite orders:
+// all get them.
 func TestStrategy_OppositeOrders_NoDeadlock(t *testing.T) {
 	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		const rounds = 20
@@ -145,13 +148,13 @@ func TestStrategy_OppositeOrders_NoDeadlock(t *testing.T) {
 	})
 }
 
-// TestStrategy_RepeatedKeys_LockedOnce names keys twice: they are locked, and unlocked, once.
+// TestStrategy_RepeatedKeys_LockedOnce passes keys twice: they are locked and unlocked once.
 func TestStrategy_RepeatedKeys_LockedOnce(t *testing.T) {
 	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		l := k.locker(t, s, long)
 		lock := mustLock(t, l, k.keySet("b", "a", "b", "a"))
 		if n := len(lock.KeySet.Keys); n != 2 {
-			t.Errorf("%d keys are locked of 2", n)
+			t.Errorf("%d keys are locked, want 2", n)
 		}
 		mustUnlock(t, l, lock)
 		if left := k.lockedKeys(t); len(left) != 0 {
@@ -160,8 +163,8 @@ func TestStrategy_RepeatedKeys_LockedOnce(t *testing.T) {
 	})
 }
 
-// TestStrategy_LeaseExpired_RefusesLateOwner lets a lease end. The keys are free then, and what the late owner does, be it to
-// renew, to work or to unlock, is refused and does not touch the next owner.
+// TestStrategy_LeaseExpired_RefusesLateOwner lets a lease expire. Then the keys are free. If the
+// late owner renews, works or unlocks, it is refused, and the next owner is not affected.
 func TestStrategy_LeaseExpired_RefusesLateOwner(t *testing.T) {
 	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		ctx := t.Context()
@@ -171,13 +174,13 @@ func TestStrategy_LeaseExpired_RefusesLateOwner(t *testing.T) {
 		work, stop := late.WithContext(ctx, old)
 		defer stop()
 
-		next := mustLock(t, k.locker(t, s, long), k.keySet("b")) // waits for the lease to end
+		next := mustLock(t, k.locker(t, s, long), k.keySet("b")) // waits until the lease expires
 		if old.Validity() > 0 {
-			t.Errorf("the next owner has the lock, and the old one trusts its own for %v", old.Validity())
+			t.Errorf("the next owner has the lock, but the old lock is still valid for %v", old.Validity())
 		}
 		<-work.Done()
 		if cause := context.Cause(work); !errors.Is(cause, locking.ErrLost) {
-			t.Errorf("the context of the late owner ended by %v", cause)
+			t.Errorf("the context of the late owner ended with %v", cause)
 		}
 		if err := late.Renew(ctx, old); !errors.Is(err, locking.ErrLost) {
 			t.Errorf("renew a lost lock: %v", err)
@@ -194,8 +197,8 @@ func TestStrategy_LeaseExpired_RefusesLateOwner(t *testing.T) {
 	})
 }
 
-// TestStrategy_OneKeyLost_ReleasesOthers takes one key of three away: the others are renewed, and released, and the
-// loss is reported by name.
+// TestStrategy_OneKeyLost_ReleasesOthers takes away one of three keys. The others are renewed and
+// released, and the error names the lost key.
 func TestStrategy_OneKeyLost_ReleasesOthers(t *testing.T) {
 	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		ctx := t.Context()
@@ -215,12 +218,13 @@ func TestStrategy_OneKeyLost_ReleasesOthers(t *testing.T) {
 			}
 		}
 		if len(k.lockedKeys(t)) != len(k.lockServers()) {
-			t.Error("the thief's lock was released")
+			t.Error("the lock of the other owner was released")
 		}
 	})
 }
 
-// TestStrategy_WaiterCancelled_LeavesNothing cancels a waiter: it ends with the cause, and leaves nothing behind.
+// TestStrategy_WaiterCancelled_LeavesNothing cancels a waiter: it returns the cause and leaves no
+// keys.
 func TestStrategy_WaiterCancelled_LeavesNothing(t *testing.T) {
 	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		l := k.locker(t, s, long)
@@ -238,20 +242,20 @@ func TestStrategy_WaiterCancelled_LeavesNothing(t *testing.T) {
 		gone := errors.New("the customer has gone")
 		cancel(gone)
 		if err := <-ended; !errors.Is(err, gone) {
-			t.Errorf("a cancelled waiter ended by %v", err)
+			t.Errorf("a cancelled waiter ended with %v", err)
 		}
 		if after := k.allKeys(t); fmt.Sprint(after) != fmt.Sprint(before) {
-			t.Errorf("left behind: %q, before it came: %q", after, before)
+			t.Errorf("keys after the cancellation: %q, before the wait: %q", after, before)
 		}
 		if s.servers == 0 {
-			stacktest.Eventually(t, "nobody to listen", func() bool { return k.subscriberCount(t) == 0 })
+			stacktest.Eventually(t, "the subscriptions to end", func() bool { return k.subscriberCount(t) == 0 })
 		}
 		mustUnlock(t, l, lock)
 	})
 }
 
-// TestStrategy_ReplyLost_RetryFindsOwnLock loses the reply of an attempt that was successful: the same call finds that the
-// lock is its own.
+// TestStrategy_ReplyLost_RetryFindsOwnLock loses the reply of a successful attempt: the same call
+// recognizes the lock as its own.
 func TestStrategy_ReplyLost_RetryFindsOwnLock(t *testing.T) {
 	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		l := k.locker(t, s, long)
@@ -259,18 +263,18 @@ func TestStrategy_ReplyLost_RetryFindsOwnLock(t *testing.T) {
 		if s.servers > 0 {
 			server = k.servers[0].(*redis.Client)
 		}
-		mustUnlock(t, l, mustLock(t, l, k.keySet("a"))) // now scripts and fence are known
+		mustUnlock(t, l, mustLock(t, l, k.keySet("a"))) // now the server knows the scripts and has a fence
 		stacktest.DropReply(server, 1, "evalsha", "eval", "set", "setnx")
 		lock := try(t, l, "", k.keySet("a", "b"))
 		if !lock.Held {
-			t.Fatal("kept out by itself")
+			t.Fatal("the attempt was blocked by its own lock")
 		}
 		mustUnlock(t, l, lock)
-		stacktest.Eventually(t, "nothing to be left", func() bool { return len(k.lockedKeys(t)) == 0 })
+		stacktest.Eventually(t, "all locks to be released", func() bool { return len(k.lockedKeys(t)) == 0 })
 	})
 }
 
-// TestStrategy_ScriptsFlushed_ReloadsThem forgets the scripts before each step.
+// TestStrategy_ScriptsFlushed_ReloadsThem flushes the scripts of the server before each step.
 func TestStrategy_ScriptsFlushed_ReloadsThem(t *testing.T) {
 	t.Parallel()
 	for _, s := range subjects {
@@ -293,7 +297,7 @@ func TestStrategy_ScriptsFlushed_ReloadsThem(t *testing.T) {
 			}
 			flush()
 			mustUnlock(t, l, lock)
-			var once sync.Once // or there would be no end to it
+			var once sync.Once // otherwise every transaction would conflict
 			_, err := k.contend(t.Context(), l, k.keySet("a"), func() func() { return func() { once.Do(flush) } })
 			if err != nil {
 				t.Error(err)
@@ -305,7 +309,7 @@ func TestStrategy_ScriptsFlushed_ReloadsThem(t *testing.T) {
 	}
 }
 
-// TestStrategy_LockNotReleased_TimesOut waits in vain.
+// TestStrategy_LockNotReleased_TimesOut waits for a lock that is never released.
 func TestStrategy_LockNotReleased_TimesOut(t *testing.T) {
 	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		l := k.locker(t, s, long)
@@ -317,7 +321,8 @@ func TestStrategy_LockNotReleased_TimesOut(t *testing.T) {
 	})
 }
 
-// TestStrategy_NotExclusive_ValidityIsUnlimited checks that strategies without locks have no end of trust.
+// TestStrategy_NotExclusive_ValidityIsUnlimited checks that locks of strategies that exclude no one
+// stay valid.
 func TestStrategy_NotExclusive_ValidityIsUnlimited(t *testing.T) {
 	t.Parallel()
 	for _, s := range subjects {
@@ -328,21 +333,21 @@ func TestStrategy_NotExclusive_ValidityIsUnlimited(t *testing.T) {
 		l := k.locker(t, s, long)
 		lock := mustLock(t, l, k.keySet("a"))
 		if lock.Validity() != math.MaxInt64 {
-			t.Errorf("%s trusts for %v", s.name, lock.Validity())
+			t.Errorf("a lock of %s is valid for %v", s.name, lock.Validity())
 		}
 		mustUnlock(t, l, lock)
 	}
 }
 
-// TestOptimistic_SecondExec_Conflicts works twice under one optimistic lock: the second time nothing is watched any
-// more, so it is a conflict.
+// TestOptimistic_SecondExec_Conflicts works twice under one optimistic lock. The second time is a
+// conflict, because the versions are no longer watched.
 func TestOptimistic_SecondExec_Conflicts(t *testing.T) {
 	t.Parallel()
 	s := subjects[3]
 	k := newHarness(t, s)
 	l := k.locker(t, s, long)
 	var lock *locking.Lock
-	for status := ""; status != "ok"; { // other tests make the server forget its scripts: a conflict as well
+	for status := ""; status != "ok"; { // also a conflict when other tests have flushed the scripts
 		lock = mustLock(t, l, k.keySet("a"))
 		var err error
 		if _, status, err = k.increment(t.Context(), l, lock, func() {}); err != nil {

@@ -9,16 +9,17 @@ import (
 	"time"
 )
 
-// errLeaseExpired is why the context of Keep ends when nobody has taken the lock away.
-var errLeaseExpired = fmt.Errorf("%w: its lease is over", ErrLost)
+// errLeaseExpired is the cause of a context that WithContext returned when the lease of a lock has
+// expired.
+var errLeaseExpired = fmt.Errorf("%w: lease expired", ErrLost)
 
-// WithContext returns a context for the work under locks. It ends, with an ErrLost as its cause, when
-// one of them can no longer be trusted; a loss stays known there however busy its holder is. Its
-// end is no proof: a process that was paused may run a little further before it hears of it, so
-// what writes must be refused by Commit.
+// WithContext returns a context for the work under locks. The context ends, with ErrLost as its
+// cause, when one of the locks is no longer valid. This is not a guarantee: a process that was
+// paused may continue for a moment before it notices. Therefore a write must go through Exec, which
+// refuses it.
 //
-// With Options.RenewMax it renews the leases, a third of a lease after another, until so much
-// time is over or stop is called.
+// If Options.RenewMax is set, WithContext renews the locks after each third of their lease, until
+// RenewMax is over or stop is called. The caller must call stop.
 func (l *Locker) WithContext(ctx context.Context, locks ...*Lock) (work context.Context, stop func()) {
 	validity := validityOf(locks)
 	if validity == math.MaxInt64 {
@@ -39,7 +40,7 @@ func (l *Locker) WithContext(ctx context.Context, locks ...*Lock) (work context.
 	}
 }
 
-// validityOf returns for how long all locks that are not released can be trusted.
+// validityOf returns the shortest validity of the locks that are not released.
 func validityOf(locks []*Lock) time.Duration {
 	validity := time.Duration(math.MaxInt64)
 	for _, lock := range locks {
@@ -50,8 +51,8 @@ func validityOf(locks []*Lock) time.Duration {
 	return validity
 }
 
-// renewUntilLost renews locks every so often and returns why one of them cannot be trusted any
-// more, or what ended ctx.
+// renewUntilLost renews locks after each third of the shortest lease. It returns the reason for
+// which one of them is no longer valid, or the cause of ctx.
 func (l *Locker) renewUntilLost(ctx context.Context, locks []*Lock) error {
 	every := locks[0].lease / 3
 	for _, lock := range locks {
@@ -76,11 +77,11 @@ func (l *Locker) renewUntilLost(ctx context.Context, locks []*Lock) error {
 		if lost := lostAmong(err, live); len(lost) > 0 {
 			return l.countLost(&LostError{lost}, live)
 		}
-		// Whatever else went wrong may be over before the trust is.
+		// Retry after any other error: it may end before the validity does.
 	}
 }
 
-// lostAmong returns the keys that err says were lost, of locks that were not released meanwhile.
+// lostAmong returns the keys that err reports as lost and whose locks were not released meanwhile.
 func lostAmong(err error, locks []*Lock) (keys []string) {
 	lost, ok := errors.AsType[*LostError](err)
 	if !ok {

@@ -2,7 +2,7 @@ package locking
 
 import "slices"
 
-// Waiting returns the ids of who waits in this process for a release in a scope.
+// Waiting returns the ids of the acquisitions of this process that wait for a release in a scope.
 func Waiting(l *Locker, scope string) (ids []string) {
 	h := l.strategy.waitQueue()
 	h.mu.Lock()
@@ -21,7 +21,7 @@ func Waiting(l *Locker, scope string) (ids []string) {
 	return ids
 }
 
-// Received returns how much was heard of a scope.
+// Received returns the number of messages received on the channel of a scope.
 func Received(l *Locker, scope string) uint64 {
 	h := l.strategy.waitQueue()
 	h.mu.Lock()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,12 +20,27 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
+// TestMain also runs this program as the holder in
+// TestStrategy_HolderPausedPastLease_WorkIsRefused.
+func TestMain(m *testing.M) {
+	if os.Getenv(holderStrategy) != "" {
+		os.Exit(holder())
+	}
+	redis.SetLogger(silentLogger{})
+	stacktest.Main(m)
+}
+
+// silentLogger suppresses messages of go-redis about servers that tests stop.
+type silentLogger struct{}
+
+func (silentLogger) Printf(context.Context, string, ...any) {}
+
 // subject is a strategy under test.
 type subject struct {
 	name            string
-	exclusive       bool // nobody else has the keys until they are released
-	refusesLateWork bool // work that came too late is refused
-	servers         int  // that keep locks, besides the one that does the work
+	exclusive       bool // no other owner gets the keys until they are released
+	refusesLateWork bool // late work is refused
+	servers         int  // lock servers, in addition to the one that runs the work
 	make            func(k harness, lease time.Duration) locking.Strategy
 }
 
@@ -35,7 +51,8 @@ var subjects = []subject{
 		return locking.NewRange(k.client, locking.RangeOptions{Lease: locking.FixedLease(lease), FenceBase: fenceBase})
 	}},
 	{"fair", true, true, 0, func(k harness, lease time.Duration) locking.Strategy {
-		return locking.NewRange(k.client, locking.RangeOptions{Lease: locking.FixedLease(lease), FenceBase: fenceBase, Fair: true})
+		return locking.NewRange(k.client, locking.RangeOptions{Lease: locking.FixedLease(lease), FenceBase: fenceBase,
+			Fair: true})
 	}},
 	{"redlock", true, true, redlockServers, func(k harness, lease time.Duration) locking.Strategy {
 		return locking.NewRedlock(k.client, k.servers, locking.FixedLease(lease))
@@ -48,19 +65,19 @@ var subjects = []subject{
 	}},
 }
 
-// bases stands for the sequence in Postgres.
+// bases replaces the sequence in Postgres.
 var bases atomic.Int64
 
 func fenceBase(context.Context) (int64, error) { return bases.Add(1), nil }
 
-// harness are some keys of a test, and the servers that have them.
+// harness contains the keys of a test and the servers that have them.
 type harness struct {
 	client  *redis.Client
 	servers []redis.UniversalClient // of Redlock
 	prefix  string
 }
 
-// newHarness returns keys on the shared servers, with clients of their own.
+// newHarness returns keys on the shared servers, with new clients.
 func newHarness(t testing.TB, s subject) harness {
 	t.Helper()
 	k := harness{client: newClient(t, stacktest.Shared().RedisURL), prefix: stacktest.Namespace(t) + ":{1}:"}
@@ -75,7 +92,7 @@ func newHarness(t testing.TB, s subject) harness {
 func newClient(t testing.TB, url string) *redis.Client {
 	t.Helper()
 	options := stacktest.RedisOptions(url)
-	options.DialerRetries = 1 // a server that is down is known to be at once
+	options.DialerRetries = 1 // a stopped server fails at once
 	options.PoolSize = 64
 	options.PoolTimeout = time.Minute // 200 contenders share a pool on a small machine
 	client := redis.NewClient(options)
@@ -83,13 +100,13 @@ func newClient(t testing.TB, url string) *redis.Client {
 	return client
 }
 
-// locker returns a locker on the keys' servers.
+// locker returns a locker on the servers of the keys.
 func (k harness) locker(t testing.TB, s subject, lease time.Duration) *locking.Locker {
 	t.Helper()
 	return newLocker(t, s.make(k, lease), locking.Options{})
 }
 
-// newLocker returns a locker that is closed with its test.
+// newLocker returns a locker that is closed at the end of its test.
 func newLocker(t testing.TB, s locking.Strategy, o locking.Options) *locking.Locker {
 	t.Helper()
 	l := locking.New(s, o)
@@ -101,7 +118,7 @@ func newLocker(t testing.TB, s locking.Strategy, o locking.Options) *locking.Loc
 	return l
 }
 
-// keySet names keys to be locked; work under it changes the counter.
+// keySet returns a set of keys. Work under its lock changes the counter.
 func (k harness) keySet(names ...string) locking.KeySet {
 	s := locking.KeySet{Fence: k.prefix + "fence", Version: k.counter(), Scope: k.prefix}
 	for _, name := range names {
@@ -112,7 +129,7 @@ func (k harness) keySet(names ...string) locking.KeySet {
 
 func (k harness) counter() string { return k.prefix + "counter" }
 
-// lockServers returns the servers that keep locks.
+// lockServers returns the servers that store locks.
 func (k harness) lockServers() []redis.UniversalClient {
 	if len(k.servers) == 0 {
 		return []redis.UniversalClient{k.client}
@@ -120,7 +137,7 @@ func (k harness) lockServers() []redis.UniversalClient {
 	return k.servers
 }
 
-// lockedKeys returns all keys that are locked on the servers that keep locks.
+// lockedKeys returns all locked keys on the servers that store locks.
 func (k harness) lockedKeys(t testing.TB) (names []string) {
 	t.Helper()
 	if len(k.servers) == 0 {
@@ -145,14 +162,15 @@ func (k harness) lockedKeys(t testing.TB) (names []string) {
 	return names
 }
 
-// deleteLocks takes locked keys away, as a server does that loses its data.
+// deleteLocks deletes locked keys, like a server that loses its data.
 func (k harness) deleteLocks(t testing.TB, names ...string) {
 	t.Helper()
 	for _, server := range k.lockServers() {
 		err := server.Del(context.Background(), names...).Err()
 		if len(k.servers) == 0 {
 			for _, name := range names {
-				err = errors.Join(err, server.HDel(context.Background(), k.prefix+"locks", strings.TrimPrefix(name, k.prefix+"lock:")).Err())
+				err = errors.Join(err, server.HDel(context.Background(), k.prefix+"locks",
+					strings.TrimPrefix(name, k.prefix+"lock:")).Err())
 			}
 		}
 		if err != nil {
@@ -161,14 +179,15 @@ func (k harness) deleteLocks(t testing.TB, names ...string) {
 	}
 }
 
-// stealKey has somebody else hold a key for a long time.
+// stealKey makes another owner hold a key for a long time.
 func (k harness) stealKey(t testing.TB, name string) {
 	t.Helper()
 	for _, server := range k.lockServers() {
 		err := server.Set(context.Background(), name, "thief:1.x", 0).Err()
 		if len(k.servers) == 0 {
 			until := server.Time(context.Background()).Val().Add(time.Hour).UnixMilli()
-			err = server.HSet(context.Background(), k.prefix+"locks", strings.TrimPrefix(name, k.prefix+"lock:"), fmt.Sprintf("thief:1.x %d", until)).Err()
+			err = server.HSet(context.Background(), k.prefix+"locks", strings.TrimPrefix(name, k.prefix+"lock:"),
+				fmt.Sprintf("thief:1.x %d", until)).Err()
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -176,7 +195,7 @@ func (k harness) stealKey(t testing.TB, name string) {
 	}
 }
 
-// try makes one attempt, as a caller who does not wait.
+// try makes one attempt without waiting.
 func try(t testing.TB, l *locking.Locker, owner string, set locking.KeySet) *locking.Lock {
 	t.Helper()
 	a, err := l.NewAcquisition(owner, 0)
@@ -195,14 +214,14 @@ func try(t testing.TB, l *locking.Locker, owner string, set locking.KeySet) *loc
 	}
 }
 
-// tooBusy reports whether lock servers answered too late, as they may on a busy machine: any caller
-// would try again.
+// tooBusy reports whether lock servers answered too late, which can happen on a busy machine. A
+// caller would retry.
 func tooBusy(err error) bool { return errors.Is(err, locking.ErrNoQuorum) }
 
-// long is a time in which every wait of these tests is over, unless something is broken.
+// long exceeds every wait of these tests, unless the code is broken.
 const long = time.Minute
 
-// lockEventually locks a set, however busy the machine is.
+// lockEventually locks a set and retries while the servers are too busy.
 func lockEventually(ctx context.Context, l *locking.Locker, set locking.KeySet) (*locking.Lock, error) {
 	for {
 		lock, err := l.Lock(ctx, "", long, set)
@@ -228,10 +247,10 @@ func mustUnlock(t testing.TB, l *locking.Locker, locks ...*locking.Lock) {
 	}
 }
 
-// write is work under a lock, as place.lua is: the check and the writing are one step.
+// write works under a lock like place.lua: it checks the lock and writes in one step.
 //
-// KEYS 1 what to write  2 locks
-// ARGV 1 value  2 token  3 read_at_ms  4 trust_ms  5 scope  then the keys that are locked
+// KEYS 1 key to write  2 locks
+// ARGV 1 value  2 token  3 read_at_ms  4 validity_ms  5 scope  then the locked keys
 var write = lua.New("write", "", `
 local keys = {unpack(ARGV, 6)}
 local time = redis.call('TIME')
@@ -250,8 +269,9 @@ if ARGV[2] ~= '' then
 end
 return {'ok'}`)
 
-// increment reads the counter under a lock that is held, and writes it with one more.
-func (k harness) increment(ctx context.Context, l *locking.Locker, lock *locking.Lock, between func()) (before int, status string, err error) {
+// increment reads the counter under a held lock and writes it plus one.
+func (k harness) increment(ctx context.Context, l *locking.Locker, lock *locking.Lock, between func()) (before int,
+	status string, err error) {
 	readAt, err := k.client.Time(ctx).Result()
 	if err != nil {
 		return 0, "", err
@@ -273,10 +293,11 @@ func (k harness) increment(ctx context.Context, l *locking.Locker, lock *locking
 	return before, call.Status, call.Err
 }
 
-// contend locks a set and adds one to the counter under it, as often as it takes.
-func (k harness) contend(ctx context.Context, l *locking.Locker, set locking.KeySet, inside func() func()) (before int, err error) {
+// contend locks a set and increments the counter under the lock. It retries until it succeeds.
+func (k harness) contend(ctx context.Context, l *locking.Locker, set locking.KeySet,
+	inside func() func()) (before int, err error) {
 	for {
-		// On a busy machine an attempt may leave something behind that is in the way for as long as a wait.
+		// On a busy machine a failed attempt may leave a lock that blocks for as long as one wait.
 		before, err := k.contendOnce(ctx, l, set, inside)
 		if !errors.Is(err, locking.ErrTimeout) || len(k.servers) == 0 {
 			return before, err
@@ -284,8 +305,9 @@ func (k harness) contend(ctx context.Context, l *locking.Locker, set locking.Key
 	}
 }
 
-// contendOnce is contend for as long as one acquisition waits.
-func (k harness) contendOnce(ctx context.Context, l *locking.Locker, set locking.KeySet, inside func() func()) (before int, err error) {
+// contendOnce is like contend, with one acquisition.
+func (k harness) contendOnce(ctx context.Context, l *locking.Locker, set locking.KeySet,
+	inside func() func()) (before int, err error) {
 	a, err := l.NewAcquisition("", long)
 	if err != nil {
 		return 0, err
@@ -309,7 +331,7 @@ func (k harness) contendOnce(ctx context.Context, l *locking.Locker, set locking
 	}
 }
 
-// nights returns n keys, of which all that are returned by any call have at least one in common.
+// nights returns n keys. All sets that this function returns have at least one key in common.
 func nights(n int) []string {
 	const last = 40
 	first := last/2 - rand.IntN(n)
@@ -321,7 +343,7 @@ func nights(n int) []string {
 	return names
 }
 
-// allKeys returns all keys of the test, on all servers, but the note that somebody waits, which ends by itself.
+// allKeys returns all keys of the test on all servers, except waited_for, which expires.
 func (k harness) allKeys(t testing.TB) (names []string) {
 	t.Helper()
 	for _, server := range append([]redis.UniversalClient{k.client}, k.servers...) {
@@ -335,7 +357,7 @@ func (k harness) allKeys(t testing.TB) (names []string) {
 	return names
 }
 
-// subscriberCount returns how many connections hear of releases.
+// subscriberCount returns the number of connections that listen for releases.
 func (k harness) subscriberCount(t testing.TB) int64 {
 	t.Helper()
 	return k.client.PubSubShardNumSub(t.Context(), k.prefix+"released").Val()[k.prefix+"released"]

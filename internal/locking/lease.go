@@ -7,18 +7,20 @@ import (
 	"time"
 )
 
-// LeaseFunc says after how long a lock on so many keys ends by itself.
+// LeaseFunc returns the lease of a lock on a number of keys: the time after which it ends unless it
+// is released or renewed.
 type LeaseFunc func(keys int) time.Duration
 
-// FixedLease returns the same lease for all.
+// FixedLease returns a LeaseFunc that returns d for all locks.
 func FixedLease(d time.Duration) LeaseFunc {
 	return func(int) time.Duration { return d }
 }
 
-// SizeClasses are the classes by number of keys in which locks are measured, smallest first.
+// SizeClasses contains the size classes, by number of keys, in which locks are measured, smallest
+// first.
 var SizeClasses = []string{"1", "2-7", "8-30", "31+"}
 
-// sizeClassMax is the most keys of each class but the last.
+// sizeClassMax is the maximum number of keys of each size class except the last.
 var sizeClassMax = []int{1, 7, 30}
 
 func sizeClassOf(keys int) int {
@@ -26,14 +28,15 @@ func sizeClassOf(keys int) int {
 	return i
 }
 
-// Histogram is a histogram: Counts[i] is how many took at most Bounds[i] seconds and more than
-// Bounds[i-1]; the last count, one more than there are bounds, is of those that took longer.
+// Histogram counts durations. Counts[i] is the number of durations that are greater than
+// Bounds[i-1] and at most Bounds[i] seconds. Counts has one element more than Bounds, for the
+// durations above all bounds.
 type Histogram struct {
 	Bounds []float64
 	Counts []float64
 }
 
-// Total returns how many there are.
+// Total returns the number of durations.
 func (d Histogram) Total() float64 {
 	total := 0.0
 	for _, n := range d.Counts {
@@ -42,8 +45,8 @@ func (d Histogram) Total() float64 {
 	return total
 }
 
-// Quantile returns the time within which the part q was done, evenly spread within each bound;
-// the last bound for what took longer, 0 for no durations.
+// Quantile returns the q-quantile, for q from 0 to 1. It interpolates linearly between two bounds.
+// It returns the last bound for a quantile above it, and 0 for an empty histogram.
 func (d Histogram) Quantile(q float64) time.Duration {
 	rank, below, low := q*d.Total(), 0.0, 0.0
 	if rank == 0 {
@@ -61,18 +64,18 @@ func (d Histogram) Quantile(q float64) time.Duration {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// MinSamples is of how many critical sections a lease is measured at least.
+// MinSamples is the minimum number of critical sections for a recommendation.
 const MinSamples = 200
 
-// A lease that is measured is leaseMargin times the time within which 99 of 100 critical
-// sections were done, within these bounds.
+// A recommended lease is leaseMargin times the 99th percentile of the critical sections, within
+// these bounds.
 const (
 	leaseMargin = 10
-	leaseMin    = 500 * time.Millisecond // pauses and retransmissions that no histogram of calm days shows
-	leaseMax    = 30 * time.Second       // how long a dead worker's locks may stand in the way
+	leaseMin    = 500 * time.Millisecond // allows for pauses and retransmissions, which are too rare for the histogram
+	leaseMax    = 30 * time.Second       // limits how long the locks of a dead worker block others
 )
 
-// Recommendation is a lease with its evidence.
+// Recommendation is a recommended lease with the measurement that it follows from.
 type Recommendation struct {
 	Class   string
 	Lease   time.Duration
@@ -80,24 +83,29 @@ type Recommendation struct {
 	Samples int
 }
 
-// RecommendLease returns the lease that measured critical sections call for. ok is false for too few.
+// RecommendLease returns the lease that follows from measured critical sections. ok is false when
+// there are fewer than MinSamples.
 func RecommendLease(class string, sections Histogram) (s Recommendation, ok bool) {
 	p99 := sections.Quantile(0.99)
 	lease := min(max(p99*leaseMargin, leaseMin), leaseMax)
-	s = Recommendation{class, lease.Round(10 * time.Millisecond), p99.Round(10 * time.Microsecond), int(math.Round(sections.Total()))}
+	s = Recommendation{
+		Class: class, Lease: lease.Round(10 * time.Millisecond), P99: p99.Round(10 * time.Microsecond),
+		Samples: int(math.Round(sections.Total())),
+	}
 	return s, s.Samples >= MinSamples
 }
 
-// AutoLease is a lease from measurement, for each class of its own. Sections that outlived
-// their lease count with what they took, so a lease that is too short grows again.
+// AutoLease measures the lease of each size class. A critical section that exceeds its lease counts
+// with its full duration, so a lease that is too short becomes longer. It is safe for concurrent
+// use.
 type AutoLease struct {
 	mu       sync.Mutex
 	leases   [4]time.Duration
-	observed [4]Histogram // at the last Observe
-	recent   [4]Histogram // since then, older ones with less weight
+	observed [4]Histogram // argument of the last Observe
+	recent   [4]Histogram // sum of the observations, where older ones have less weight
 }
 
-// NewAutoLease returns an AutoLease that is initial until there is evidence.
+// NewAutoLease returns an AutoLease that uses initial until it has enough samples.
 func NewAutoLease(initial time.Duration) *AutoLease {
 	a := new(AutoLease)
 	for i := range a.leases {
@@ -106,7 +114,7 @@ func NewAutoLease(initial time.Duration) *AutoLease {
 	return a
 }
 
-// Lease is the Lease of now.
+// Lease returns the current lease for a number of keys. It is a LeaseFunc.
 func (a *AutoLease) Lease(keys int) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -114,12 +122,13 @@ func (a *AutoLease) Lease(keys int) time.Duration {
 }
 
 const (
-	recentDecay   = 0.9 // weight that evidence keeps from one Observe to the next
-	leaseChangeBy = 0.2 // part by which a lease must be off to be changed
+	recentDecay   = 0.9 // factor for the weight of older samples at each Observe
+	leaseChangeBy = 0.2 // minimum relative difference for which a lease is changed
 )
 
-// Observe takes the critical sections measured since the start, by class, and changes the
-// leases that are off. It returns what it has changed, and from what.
+// Observe takes the critical sections measured since the start of the process, by size class. It
+// changes each lease that differs from its recommendation by more than leaseChangeBy. It returns
+// the recommendations that it has applied.
 func (a *AutoLease) Observe(sections map[string]Histogram) (changed []Recommendation) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

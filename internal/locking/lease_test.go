@@ -10,25 +10,25 @@ import (
 	"holdfast/internal/locking"
 )
 
-// TestHistogram_Quantile_Interpolates reads times from a histogram.
+// TestHistogram_Quantile_Interpolates reads quantiles from a histogram.
 func TestHistogram_Quantile_Interpolates(t *testing.T) {
 	t.Parallel()
 	d := locking.Histogram{Bounds: []float64{0.001, 0.002, 0.004}, Counts: []float64{50, 40, 9, 1}}
 	for q, want := range map[float64]time.Duration{
 		0.25: 500 * time.Microsecond, 0.5: time.Millisecond, 0.7: 1500 * time.Microsecond,
-		0.99: 4 * time.Millisecond, 1: 4 * time.Millisecond, // what took longer than the last bound is not known better
+		0.99: 4 * time.Millisecond, 1: 4 * time.Millisecond, // above the last bound
 	} {
 		if got := d.Quantile(q); got.Round(time.Microsecond) != want {
-			t.Errorf("the quantile %v is %v, want %v", q, got, want)
+			t.Errorf("quantile %v is %v, want %v", q, got, want)
 		}
 	}
 	if got := (locking.Histogram{}).Quantile(0.5); got != 0 {
-		t.Errorf("of nothing: %v", got)
+		t.Errorf("quantile of an empty histogram: %v", got)
 	}
 }
 
-// TestAutoLease_SectionsMeasured_FollowsThem shows a lease what was measured: it follows, within its bounds, each class by
-// itself, and only on enough evidence.
+// TestAutoLease_SectionsMeasured_FollowsThem passes measurements to an AutoLease. Its leases follow
+// them within their bounds, each size class separately, and only with enough samples.
 func TestAutoLease_SectionsMeasured_FollowsThem(t *testing.T) {
 	t.Parallel()
 	const initial = 5 * time.Second
@@ -46,7 +46,7 @@ func TestAutoLease_SectionsMeasured_FollowsThem(t *testing.T) {
 			t.Errorf("%s: the lease is %v, want %v to %v", what, got, low, high)
 		}
 		if got := a.Lease(1); got != initial {
-			t.Errorf("%s: another class has %v", what, got)
+			t.Errorf("%s: the lease of another class is %v", what, got)
 		}
 	}
 	observe(0, locking.MinSamples-1)
@@ -63,8 +63,8 @@ func TestAutoLease_SectionsMeasured_FollowsThem(t *testing.T) {
 	expect("quick work again", 500*time.Millisecond, time.Second)
 }
 
-// TestMetrics_WorkOutlivesLease_IsMeasured has work be cut off by the end of its lease, before it could commit:
-// it counts with the time that it took, or a lease that is too short would never be known.
+// TestMetrics_WorkOutlivesLease_IsMeasured ends a lease before the work can write. The section is
+// measured with its full duration; otherwise a lease that is too short would not be noticed.
 func TestMetrics_WorkOutlivesLease_IsMeasured(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, ranges)
@@ -78,7 +78,7 @@ func TestMetrics_WorkOutlivesLease_IsMeasured(t *testing.T) {
 	work, stop := l.WithContext(t.Context(), lock)
 	defer stop()
 	<-work.Done()
-	_ = l.Unlock(t.Context(), lock) // it may be in time to find the key, or not
+	_ = l.Unlock(t.Context(), lock) // the key may or may not have expired
 	var measured metricdata.ResourceMetrics
 	if err := reader.Collect(t.Context(), &measured); err != nil {
 		t.Fatal(err)

@@ -16,55 +16,57 @@ import (
 	"holdfast/internal/lua"
 )
 
-// KeySet is what one lock covers. All keys that it names share a hash slot.
+// KeySet is the set of keys that one lock covers. All keys that it names are in one hash slot.
 type KeySet struct {
-	Keys    []string // to be locked, of Key, in any order, repeats allowed, at least one
-	Fence   string   // counts the locks of the partition
-	Version string   // must change with whatever work under the lock must not miss; Optimistic watches it
-	Scope   string   // begins the names that waiters share; sets that overlap have the same
+	Keys    []string // keys to lock, made by Key; at least one, in any order, with or without repeats
+	Fence   string   // key of the counter of the partition's locks
+	Version string   // key that changes with everything the work must not miss; Optimistic watches it
+	Scope   string   // prefix of the keys that waiters share; the same for sets that overlap
 }
 
-// Key returns a key of the scope from its name there, which has no space in it.
+// Key returns the key of a name in the scope. The name must not contain a space.
 func (s KeySet) Key(name string) string { return s.Scope + "lock:" + name }
 
-// Lock is what came of the attempt to lock a set.
+// Lock is the result of an attempt to lock a set.
 type Lock struct {
-	KeySet KeySet // with its keys sorted and distinct
-	// Held says whether the set was locked; what follows is only meaningful if it was.
+	KeySet KeySet // with sorted and distinct keys
+	// Held says whether the set is locked. The other fields are valid only if it is.
 	Held bool
-	// Token is what a script can find of each of the set's names in the hash <scope>locks, followed by
-	// a space and the lease's end in ms, for as long as the lock is held; "" for a strategy that leaves
-	// nothing where the script runs. (Only Locker.Lock with an owner that locks a key again makes the
-	// value longer; then only the owner can tell.)
+	// Token proves that the lock is held. While it is, the hash <scope>locks contains for each name
+	// of the set this token, a space and the end of the lease in milliseconds. Token is "" for a
+	// strategy that writes nothing to the Redis where the script runs. (If an owner locks a key
+	// again with Locker.Lock, the value in the hash becomes longer than the token.)
 	Token string
-	// Fence is higher than that of every earlier lock of the partition, 0 for a strategy that
-	// has none. It stays so when Redis loses all its data; when it comes back with older data, its
-	// fences must be raised before it is used again (FenceBase.Next; package holds does so). Whoever
-	// writes elsewhere under the lock can have the write refused there when a higher one has been seen.
+	// Fence is the fencing token. It is higher than the fence of every earlier lock of the
+	// partition, and 0 for a strategy without fencing tokens. This holds even after Redis has lost
+	// all its data. If Redis comes back with older data, its fences must be raised with
+	// FenceBase.Next before it is used again. A system that is written to under the lock can refuse
+	// a write with a lower fence than the highest that it has received.
 	Fence int64
 
 	id              string // of its acquisition
 	began           time.Time
 	lease           time.Duration
-	validUntil      atomic.Int64 // nanoseconds after began, 0 = no end
-	over            atomic.Bool  // it is released, or about to be by its work
-	lossCounted     atomic.Bool  // it was counted
-	sectionMeasured atomic.Bool  // its section was measured
+	validUntil      atomic.Int64 // nanoseconds after began; 0 for no end
+	over            atomic.Bool  // released, or about to be released by its work
+	lossCounted     atomic.Bool
+	sectionMeasured atomic.Bool
 	blocker         blocker
 	tx              *transaction     // of Optimistic
 	mutexes         []*redsync.Mutex // of Redlock
 }
 
-// blocker is what kept a set from being locked.
+// blocker describes what prevented the locking of a set.
 type blocker struct {
-	key        string        // "" = not known
-	remaining  time.Duration // after which it is gone at the latest, 0 = not known
-	ahead      string        // the acquisition that is first in the queue, "" = the key is locked
-	olderWaits bool          // somebody older of this process waits for the key; the server was not asked
+	key        string        // "" when it is not known
+	remaining  time.Duration // time after which it ends at the latest; 0 when it is not known
+	ahead      string        // id of the first acquisition in the queue; "" when the key is locked
+	olderWaits bool          // an older acquisition of this process waits for the key, so no attempt was sent
 }
 
-// Validity returns for how long the lock can still be relied on without asking a server: until the
-// attempt's start plus the lease, less what clocks may differ by. Not positive when that is over.
+// Validity returns for how long the lock is certainly held, without asking a server. It ends at the
+// start of the attempt plus the lease, minus the possible difference between clocks. It is zero or
+// negative after that.
 func (l *Lock) Validity() time.Duration {
 	until := l.validUntil.Load()
 	if until == 0 {
@@ -75,7 +77,7 @@ func (l *Lock) Validity() time.Duration {
 
 func (l *Lock) released() bool { return l.over.Load() }
 
-// setValidity sets the end of trust, for a lease that was asked for at start.
+// setValidity sets the end of the validity for a lease that was requested at start.
 func (l *Lock) setValidity(start time.Time, lease time.Duration) {
 	const margin = 2 * time.Millisecond // Redis counts in whole milliseconds
 	l.lease = lease
@@ -85,58 +87,62 @@ func (l *Lock) setValidity(start time.Time, lease time.Duration) {
 func (l *Lock) setValidUntil(end time.Time) {
 	until := int64(end.Sub(l.began))
 	if until == 0 {
-		until = -1 // 0 would be without end
+		until = -1 // 0 stands for no end
 	}
 	l.validUntil.Store(until)
 }
 
-// The statuses by which a script that runs under a lock, or Commit itself, says that its work
-// was refused. Nothing was written.
+// The statuses with which Exec, or a script that runs under a lock, refuses the work. Nothing was
+// written.
 const (
-	StatusLockLost = "lock_lost" // the script did not find the lock's token
+	StatusLockLost = "lock_lost" // the script did not find the token of the lock
 	StatusConflict = "conflict"  // the version changed, see Optimistic
-	StatusBlocked  = "blocked"   // another holds a key, see ExecInOneStep
+	StatusBlocked  = "blocked"   // another owner holds a key, see ExecInOneStep
 )
 
-// ErrLost says that a lock has ended before it was released, as far as anyone can know.
+// ErrLost says that a lock ended, or may have ended, before it was released.
 var ErrLost = errors.New("lock lost")
 
-// ErrTimeout says that a lock was not had within the time that its acquisition may wait.
-var ErrTimeout = errors.New("the wait for the lock is over")
+// ErrTimeout says that an acquisition did not get a lock within the time that it may wait.
+var ErrTimeout = errors.New("lock wait timed out")
 
-// RebuildingError is an ErrLost that knows which keys were not the lock's any more.
+// LostError is an ErrLost with the keys that the lock no longer held.
 type LostError struct{ Keys []string }
 
 func (e *LostError) Error() string {
 	return fmt.Sprintf("%v: %s", ErrLost, strings.Join(e.Keys, " "))
 }
 
-// Is makes it an ErrLost.
+// Is reports whether target is ErrLost.
 func (*LostError) Is(target error) bool { return target == ErrLost }
 
-// Strategy is a way to keep others out: Range, Redlock, Optimistic or None.
+// Strategy is a method of locking: Range, Redlock, Optimistic or None.
 type Strategy interface {
-	// try tries to lock each set once, all or nothing of each, without waiting for any. After an
-	// error no lock is held, unless a reply was lost; leave then gives it back.
+	// try tries to lock each set once, completely or not at all, without waiting. After an error no
+	// lock is held. If a reply was lost, a server may still have granted one; cleanUp then releases
+	// it.
 	try(ctx context.Context, a *Acquisition, locks []*Lock) error
 	// exec runs calls[i] under locks[i].
 	exec(ctx context.Context, locks []*Lock, calls []*lua.Call)
-	// renew and unlock go through the locks key by key, do what they can for each, and return a
-	// *RebuildingError with those that were lost.
+	// renew and unlock process every key of every lock, even after an error. They return a
+	// *LostError with the keys that were lost.
 	renew(ctx context.Context, locks []*Lock) error
 	unlock(ctx context.Context, locks []*Lock) error
-	// cleanUp gives back what an acquisition may have left on servers without holding it.
+	// cleanUp releases what failed attempts of an acquisition may have left on servers, and removes
+	// the acquisition from the queues there.
 	cleanUp(ctx context.Context, a *Acquisition)
-	// oneStepToken returns the token of ExecInOneStep, and whether there can be such a commit.
+	// oneStepToken returns the token for ExecInOneStep, and whether the strategy allows
+	// ExecInOneStep.
 	oneStepToken() (token string, can bool)
-	// waitQueue returns the hub that hears of releases, nil if waiters can only try again.
+	// waitQueue returns the queue that is notified of releases. It returns nil if waiters can only
+	// retry.
 	waitQueue() *waitQueue
-	// close closes what the strategy has opened itself.
+	// close closes what the strategy itself has opened.
 	close() error
 }
 
-// baseStrategy is what a strategy does that has nothing better to do: it runs the work on client, hears
-// of no releases, and leaves nothing behind.
+// baseStrategy has the default methods of a strategy: it runs the work on client, has no wait
+// queue, and leaves nothing to clean up.
 type baseStrategy struct{ client redis.UniversalClient }
 
 func (p baseStrategy) exec(ctx context.Context, _ []*Lock, calls []*lua.Call) {
@@ -147,19 +153,19 @@ func (baseStrategy) waitQueue() *waitQueue                 { return nil }
 func (baseStrategy) cleanUp(context.Context, *Acquisition) {}
 func (baseStrategy) close() error                          { return nil }
 
-// Locker locks sets of keys by a strategy, and measures it. It is safe for concurrent use.
+// Locker locks sets of keys with a strategy and records metrics. It is safe for concurrent use.
 type Locker struct {
 	strategy Strategy
 	metrics  *Metrics
 	renewMax time.Duration
 }
 
-// Options are what all strategies have in common.
+// Options are the options that all strategies have in common.
 type Options struct {
-	// RenewMax is for how long Keep renews a lock. 0 = it does not: work that outlives its lease
-	// should fail visibly, and the lease be measured.
+	// RenewMax is the time for which WithContext renews a lock. With 0 it does not renew: work that
+	// exceeds its lease should fail visibly, and the lease should be chosen by measurement.
 	RenewMax time.Duration
-	Metrics  *Metrics // nil = none
+	Metrics  *Metrics // nil for no metrics
 }
 
 // New returns a Locker.
@@ -167,12 +173,12 @@ func New(s Strategy, o Options) *Locker {
 	return &Locker{strategy: s, metrics: o.Metrics, renewMax: o.RenewMax}
 }
 
-// Close closes what the strategy has opened. Nobody uses the Locker any more.
+// Close closes what the strategy has opened. The Locker must not be used afterwards.
 func (l *Locker) Close() error { return l.strategy.close() }
 
-// Lock locks one set, waiting up to wait for it. An owner that is not "" may lock again what it
-// has locked (only Range knows how); each Lock needs an Unlock of its own. It returns
-// ErrTimeout when the wait is over.
+// Lock locks one set and waits up to wait for it. It returns ErrTimeout after that. An owner that
+// is not "" may lock a set again that it already holds (only Range supports this). Each Lock needs
+// its own Unlock.
 func (l *Locker) Lock(ctx context.Context, owner string, wait time.Duration, set KeySet) (*Lock, error) {
 	a, err := l.NewAcquisition(owner, wait)
 	if err != nil {
@@ -193,17 +199,19 @@ func (l *Locker) Lock(ctx context.Context, owner string, wait time.Duration, set
 	}
 }
 
-// Exec runs calls[i], each the work that locks[i] was taken for, in as few round trips as
-// there can be. A script must check the token of its lock, if it has one, in the same step in
-// which it writes, and answer ok, having released it as unlock.lua does, or StatusLockLost. It
-// must refuse as well when it runs later after it was sent than the lock's Trust was then. A lock
-// whose call was answered ok is released; the others are still to be unlocked.
+// Exec runs calls[i], the work under locks[i], in as few round trips as possible.
+//
+// The script must check the token of its lock, if the lock has one, in the same step in which it
+// writes. It answers StatusLockLost without writing, or it releases the lock as unlock.lua does and
+// answers ok. It must also refuse when more time has passed since the call was sent than the
+// Validity of the lock was then. A lock whose call answers ok is released. The caller must unlock
+// the others.
 func (l *Locker) Exec(ctx context.Context, locks []*Lock, calls []*lua.Call) {
 	for _, lock := range locks {
-		lock.over.Store(true) // from the work's end on, before its answer is here
+		lock.over.Store(true) // the script may release the lock before the reply arrives
 	}
 	l.strategy.exec(ctx, locks, calls)
-	var elsewhere []*Lock // where the script cannot release them
+	var elsewhere []*Lock // locks on other servers, which the script cannot release
 	for i, lock := range locks {
 		done := calls[i].Err == nil && calls[i].Status == "ok"
 		lock.over.Store(done)
@@ -224,17 +232,18 @@ func (l *Locker) Exec(ctx context.Context, locks []*Lock, calls []*lua.Call) {
 	if len(elsewhere) > 0 {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 		defer cancel()
-		_ = l.strategy.unlock(ctx, elsewhere) // the work is done; what cannot be released ends with its lease
+		_ = l.strategy.unlock(ctx, elsewhere) // the work is done; on an error the lock ends with its lease
 	}
 }
 
-// OneStepToken returns the token that a script finds in place of a lock's when ExecInOneStep runs it, and whether the strategy
-// allows that.
+// OneStepToken returns the token that a script gets instead of a lock's token when ExecInOneStep
+// runs it, and whether the strategy allows ExecInOneStep.
 func (l *Locker) OneStepToken() (token string, can bool) { return l.strategy.oneStepToken() }
 
-// ExecInOneStep runs calls[i], which takes the lock of sets[i], works and releases it in one step of its script, without
-// an attempt before. So no other sees the lock. The script must refuse with StatusBlocked while another holds one of
-// the keys. A caller that is blocked begins an Acquisition and waits as others do.
+// ExecInOneStep runs calls[i] without an attempt to lock sets[i] before. The script takes the lock,
+// works and releases the lock in one atomic step, so the lock is never visible. The script must
+// answer StatusBlocked while another owner holds one of the keys. A caller that is blocked uses an
+// Acquisition.
 func (l *Locker) ExecInOneStep(ctx context.Context, sets []KeySet, calls []*lua.Call) {
 	locks := make([]*Lock, len(sets))
 	for i, set := range sets {
@@ -255,20 +264,21 @@ func (l *Locker) ExecInOneStep(ctx context.Context, sets []KeySet, calls []*lua.
 	}
 }
 
-// Renew makes the leases of held locks begin anew. It returns an ErrLost if some had ended;
-// what is left of them stays locked.
+// Renew restarts the leases of held locks. It returns an ErrLost if some keys were lost; the other
+// keys stay locked.
 func (l *Locker) Renew(ctx context.Context, locks ...*Lock) error {
 	return l.countLost(l.strategy.renew(ctx, locks), locks)
 }
 
-// Unlock releases held locks. It returns an ErrLost if some had ended; the rest is released.
+// Unlock releases held locks. It returns an ErrLost if some keys were lost; the other keys are
+// released.
 func (l *Locker) Unlock(ctx context.Context, locks ...*Lock) error {
 	if len(locks) == 0 {
 		return nil
 	}
 	for _, lock := range locks {
 		lock.over.Store(true)
-		if lock.Validity() <= 0 { // its work was cut off, or it is too late for it
+		if lock.Validity() <= 0 { // the work was stopped, or would be refused
 			l.metrics.lost(lock)
 			l.metrics.section(lock)
 		}
@@ -276,7 +286,7 @@ func (l *Locker) Unlock(ctx context.Context, locks ...*Lock) error {
 	return l.countLost(l.strategy.unlock(ctx, locks), locks)
 }
 
-// countLost counts the locks that err says were lost.
+// countLost counts the locks that err reports as lost, and returns err.
 func (l *Locker) countLost(err error, locks []*Lock) error {
 	lost, ok := errors.AsType[*LostError](err)
 	if !ok {
@@ -290,7 +300,7 @@ func (l *Locker) countLost(err error, locks []*Lock) error {
 	return err
 }
 
-// lostKeys returns a *RebuildingError for keys, nil when there are none.
+// lostKeys returns a *LostError with keys, or nil when there are none.
 func lostKeys(keys []string) error {
 	if len(keys) == 0 {
 		return nil

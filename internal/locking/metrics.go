@@ -10,10 +10,10 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// The names of what is measured, as Prometheus has them. All have the label slots, a class.
+// The Prometheus names of the metrics and labels. Every metric has the label slots, a size class.
 const (
 	MetricSections  = "holdfast_lock_section_seconds" // from the attempt to the end of the work
-	MetricWaits     = "holdfast_lock_wait_seconds"    // of those that were blocked, until held or given up
+	MetricWaits     = "holdfast_lock_wait_seconds"    // of blocked sets, until they were held or given up
 	MetricAttempts  = "holdfast_lock_attempts_total"  // by result: held, blocked, failed
 	MetricLost      = "holdfast_lock_lost_total"
 	MetricConflicts = "holdfast_lock_conflicts_total" // of Optimistic
@@ -21,12 +21,12 @@ const (
 	LabelResult     = "result"
 )
 
-// Metrics measures a Locker. A nil one measures nothing.
+// Metrics records the metrics of a Locker. A nil *Metrics records nothing.
 type Metrics struct {
 	sections, waits             metric.Float64Histogram
 	attempts, losses, conflicts metric.Int64Counter
 	bySizeClass                 []metric.MeasurementOption
-	byResult                    map[string][]metric.MeasurementOption // and class
+	byResult                    map[string][]metric.MeasurementOption // by result, then by size class
 }
 
 // The results of an attempt.
@@ -36,7 +36,7 @@ const (
 	resultFailed  = "failed"
 )
 
-// NewMetrics makes the instruments on meter.
+// NewMetrics creates the instruments on meter.
 func NewMetrics(meter metric.Meter) (*Metrics, error) {
 	bounds := metric.WithExplicitBucketBoundaries(boundaries()...)
 	m := new(Metrics)
@@ -44,13 +44,13 @@ func NewMetrics(meter metric.Meter) (*Metrics, error) {
 	m.sections, errs[0] = meter.Float64Histogram("holdfast.lock.section", metric.WithUnit("s"), bounds,
 		metric.WithDescription("Time from the attempt to lock to the end of the work under the lock."))
 	m.waits, errs[1] = meter.Float64Histogram("holdfast.lock.wait", metric.WithUnit("s"), bounds,
-		metric.WithDescription("Time for which those waited who were blocked, until they had the lock or gave up."))
+		metric.WithDescription("Time from the first blocked attempt until the lock was held or given up."))
 	m.attempts, errs[2] = meter.Int64Counter("holdfast.lock.attempts",
 		metric.WithDescription("Attempts to lock: held, blocked, or failed."))
 	m.losses, errs[3] = meter.Int64Counter("holdfast.lock.lost",
-		metric.WithDescription("Locks that ended before their work: refused, and done again."))
+		metric.WithDescription("Locks that ended before their work. The work was refused and retried."))
 	m.conflicts, errs[4] = meter.Int64Counter("holdfast.lock.conflicts",
-		metric.WithDescription("Optimistic transactions that were refused because something had changed."))
+		metric.WithDescription("Optimistic transactions that were refused because a version had changed."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, fmt.Errorf("lock metrics: %w", err)
 	}
@@ -66,8 +66,8 @@ func NewMetrics(meter metric.Meter) (*Metrics, error) {
 	return m, nil
 }
 
-// boundaries are those of the histograms, from 0.2 ms to a minute, each half as large again as
-// the one before: a quantile is off by less than that.
+// boundaries returns the bounds of the histograms in seconds, from 0.2 ms to a minute. Each is 1.5
+// times the one before, which limits the error of a quantile.
 func boundaries() []float64 {
 	var all []float64
 	for bound := 0.0002; bound < 60; bound *= 1.5 {
@@ -80,7 +80,7 @@ func (m *Metrics) sizeClass(l *Lock) metric.MeasurementOption {
 	return m.bySizeClass[sizeClassOf(len(l.KeySet.Keys))]
 }
 
-// section measures a lock's section once, however it ends.
+// section records the duration of a lock's critical section, once for each lock.
 func (m *Metrics) section(l *Lock) {
 	if m != nil && l.sectionMeasured.CompareAndSwap(false, true) {
 		m.sections.Record(context.Background(), time.Since(l.began).Seconds(), m.sizeClass(l))
@@ -119,7 +119,7 @@ func (m *Metrics) attempt(l *Lock, result string) {
 	m.attempts.Add(context.Background(), 1, m.byResult[result][sizeClassOf(len(l.KeySet.Keys))])
 }
 
-// lost counts a lock once, however many notice that it is lost.
+// lost counts a lost lock, once for each lock.
 func (m *Metrics) lost(l *Lock) {
 	if m != nil && l.lossCounted.CompareAndSwap(false, true) {
 		m.losses.Add(context.Background(), 1, m.sizeClass(l))
@@ -127,7 +127,7 @@ func (m *Metrics) lost(l *Lock) {
 }
 
 func (m *Metrics) conflict(l *Lock) {
-	if m != nil && l.tx.refused { // not when the server only did not know the script yet
+	if m != nil && l.tx.refused { // false when the server only did not know the script yet
 		m.conflicts.Add(context.Background(), 1, m.sizeClass(l))
 	}
 }

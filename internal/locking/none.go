@@ -6,8 +6,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// None takes no locks and grants them all. It is there to show that the results are right
-// without locks; work on the same keys is then repeated more often.
+// None grants every lock without taking it. It shows that the results are correct without locks;
+// work on the same keys is then retried more often.
 type None struct{ baseStrategy }
 
 // NewNone returns a None whose scripts run on client.

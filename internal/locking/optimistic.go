@@ -12,28 +12,27 @@ import (
 	"holdfast/internal/lua"
 )
 
-// Optimistic keeps nobody out. It watches the versions of the sets (WATCH) and runs the work in
-// a transaction (MULTI, EXEC) that is refused if one has changed since: whoever commits first
-// wins, and the others have worked in vain and begin again. It is for what is rarely wanted
-// twice at a time.
+// Optimistic locks nothing. It watches the versions of the sets (WATCH) and runs the work in a
+// transaction (MULTI, EXEC) that Redis refuses if a version has changed since. The first commit
+// wins, and the others must begin again. It suits keys that are rarely in use twice at the same
+// time.
 //
-// An acquisition's sets share at most transactionsMax transactions, each on a connection of its
-// own; a conflict about one set repeats those that share its transaction. A Redis Cluster has no
-// transactions over several hash slots: it works on one server.
+// The sets of an acquisition share at most transactionsMax transactions, each on its own
+// connection. After a conflict on one set, all sets in the same transaction are retried. Optimistic
+// needs a single server, because a Redis Cluster has no transactions over several hash slots.
 type Optimistic struct {
 	baseStrategy
-	pool  *redis.Client // of the connections that watch
-	turns chan struct{} // one for each of them
+	pool  *redis.Client // provides the connections that watch
+	turns chan struct{} // holds one element for each connection in use
 }
 
-// NewOptimistic returns an Optimistic on one Redis. At most half of the client's pool of
-// connections, which must be at least two, are used to watch: the others are for what is read
-// under the lock.
+// NewOptimistic returns an Optimistic on one Redis. It watches on at most half of the connections
+// of the client's pool, which must have at least two. The others are for reads under the lock.
 func NewOptimistic(client *redis.Client) *Optimistic {
 	return &Optimistic{baseStrategy{client}, client, make(chan struct{}, max(client.Options().PoolSize/2, 1))}
 }
 
-// transactionsMax is how many connections one acquisition may keep.
+// transactionsMax is the maximum number of connections of one acquisition.
 const transactionsMax = 4
 
 // transaction is a connection that watches.
@@ -41,11 +40,12 @@ type transaction struct {
 	conn    *redis.Conn
 	locks   []*Lock
 	over    bool
-	refused bool // because a version had changed
+	refused bool // a version had changed
 }
 
-// begin begins up to n transactions. It waits for the first, until the acquisition may not wait
-// any longer; more are a matter of luck, or acquisitions could wait for each other.
+// begin begins up to n transactions. It waits for the first connection until the deadline of the
+// acquisition; then it returns none. It takes more connections only if they are free at once. If it
+// waited for them, acquisitions could wait for each other.
 func (o *Optimistic) begin(ctx context.Context, a *Acquisition, n int) ([]*transaction, error) {
 	timer := time.NewTimer(time.Until(a.deadline))
 	defer timer.Stop()
@@ -68,7 +68,7 @@ func (o *Optimistic) begin(ctx context.Context, a *Acquisition, n int) ([]*trans
 	return all, nil
 }
 
-// end gives the connection of a transaction back to the pool.
+// end returns the connection of a transaction to the pool.
 func (o *Optimistic) end(t *transaction) error {
 	err := t.conn.Close()
 	<-o.turns
@@ -105,8 +105,8 @@ func (o *Optimistic) try(ctx context.Context, a *Acquisition, locks []*Lock) err
 	return nil
 }
 
-// exec runs the calls of each transaction, which is over then: another commit under one of
-// its locks is a conflict, as it would not be watched.
+// exec runs the calls of each transaction and ends the transaction. A second exec under one of its
+// locks is a conflict, because the versions are no longer watched.
 func (o *Optimistic) exec(ctx context.Context, locks []*Lock, calls []*lua.Call) {
 	work := make(map[*transaction][]*lua.Call)
 	for i, l := range locks {
@@ -121,7 +121,7 @@ func (o *Optimistic) exec(ctx context.Context, locks []*Lock, calls []*lua.Call)
 		t.over = true
 		all.Go(func() {
 			t.refused = lua.RunTransaction(ctx, t.conn, calls, StatusConflict)
-			_ = o.end(t) // of a connection that was cut, which the calls know as well
+			_ = o.end(t) // it fails only for a broken connection, for which the calls have errors too
 		})
 	}
 	all.Wait()

@@ -11,12 +11,12 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// What goes wrong with the ways that teams write themselves, each forced to happen by stopping a
-// sale at a step; and that this package's ways come through the same.
+// These tests force the failures of the methods that teams write themselves, by stopping a sale at
+// a step. They also show that the strategies of this package survive the same failures.
 
 const oversellCapacity = 20
 
-// Everybody reads before anybody writes: all find room.
+// All buyers read before any buyer writes: all find room.
 func TestSale_WithoutLock_Oversells(t *testing.T) {
 	t.Parallel()
 	const buyers = 50
@@ -39,13 +39,13 @@ func TestSale_WithoutLock_Oversells(t *testing.T) {
 				t.Errorf("sold %d, want %d of %d", sold, buyers, oversellCapacity)
 			}
 			if units := m.oversold(t, sold); units != buyers-1 {
-				t.Errorf("the counter does not know of %d units, want all but one", units)
+				t.Errorf("%d units are not counted, want all but one", units)
 			}
 		})
 	}
 }
 
-// All ways that are right sell what there is and not more, also with many who want it.
+// All correct methods sell exactly the capacity, also to many contenders.
 func TestSale_CorrectSeller_SellsExactlyCapacity(t *testing.T) {
 	t.Parallel()
 	const slots, buyers = 3, 100
@@ -61,13 +61,13 @@ func TestSale_CorrectSeller_SellsExactlyCapacity(t *testing.T) {
 				t.Errorf("sold %d of %d", sold, oversellCapacity)
 			}
 			if units := m.oversold(t, oversellCapacity); units != 0 {
-				t.Errorf("the counters do not know of %d units", units)
+				t.Errorf("%d units are not counted", units)
 			}
 		})
 	}
 }
 
-// sellAtOnce lets so many buyers buy at the same time and returns how many were sold one.
+// sellAtOnce lets a number of buyers buy at the same time and returns how many succeeded.
 func sellAtOnce(t *testing.T, buyers int, open func() seller) (sold int64) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -91,12 +91,13 @@ func sellAtOnce(t *testing.T, buyers int, open func() seller) (sold int64) {
 	return sold
 }
 
-// A lease is over before its holder unlocks. The next one has the lock by then, and loses it if
-// the unlock deletes what is not its own: a third one gets in while the second is inside.
+// A lease expires before its holder unlocks. The next sale holds the lock by then. It loses the
+// lock if the unlock deletes another owner's lock, and a third sale locks while the second is
+// working.
 func TestSale_UnlockAfterLease_NeedsOwnerCheck(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		seller, late string // where the first one is when its lease is over
+		seller, late string // step of the first sale at which its lease expires
 		oversells    bool
 	}{
 		{"SETNX, plain DEL", stepWritten, true},
@@ -132,7 +133,7 @@ func TestSale_UnlockAfterLease_NeedsOwnerCheck(t *testing.T) {
 	}
 }
 
-// endLease makes the lease of the first slot's lock end now.
+// endLease ends the lease of the first slot's lock now.
 func (m *saleHarness) endLease(t *testing.T) {
 	t.Helper()
 	key := m.locks()[0]
@@ -164,27 +165,27 @@ func TestSale_CrashBeforeExpire_LocksForever(t *testing.T) {
 		return err
 	}
 	if err := diesAt(stepSet, 1); !errors.Is(err, context.Canceled) {
-		t.Fatalf("the first one ended with %v", err)
+		t.Fatalf("the first sale ended with %v", err)
 	}
-	const never = -1 // as go-redis has it: no expiry
+	const never = -1 // go-redis' value for no expiry
 	if left := m.client.PTTL(t.Context(), m.locks()[0]).Val(); left != never {
-		t.Errorf("the lock that was left ends in %v", left)
+		t.Errorf("the remaining lock expires in %v", left)
 	}
 	if err := diesAt(stepBlocked, 3); !errors.Is(err, context.Canceled) {
-		t.Errorf("the next one was not blocked: %v", err)
+		t.Errorf("the next sale was not blocked: %v", err)
 	}
 }
 
-// A lease is over before its holder writes. Careful locks do not help; a script that looks for its
-// token, or at its clock, does.
+// A lease expires before its holder writes. Locks alone do not help. A script that checks its token
+// or the time does.
 func TestSale_WriteAfterLease_NeedsTokenCheck(t *testing.T) {
 	t.Parallel()
-	// Locks that end by themselves, some time after the sale has read; only the first sale has them.
+	// Locks whose lease expires some time after the sale has read; only the first sale has them.
 	short := locking.FixedLease(time.Second)
 	for _, c := range []struct {
 		seller   string
-		short    newStrategy // nil = the lease is ended by hand
-		want     int64       // of the last one
+		short    newStrategy // nil when the test ends the lease
+		want     int64       // units sold of the last one
 		refusals int
 	}{
 		{sellerCareful, nil, 2, 0},
@@ -207,13 +208,13 @@ func TestSale_WriteAfterLease_NeedsTokenCheck(t *testing.T) {
 			if c.seller == sellerCareful {
 				m.endLease(t)
 			}
-			// It waits for the end of the first one's lease, if that has one.
+			// It waits for the end of the first lease, if that has one.
 			sold, err := open(m.sale).sell(t.Context())
 			if err != nil || !sold {
-				t.Fatalf("the second one: sold %v, %v", sold, err)
+				t.Fatalf("the second sale: sold %v, %v", sold, err)
 			}
 			if all := 1 + first.finish(t); all != c.want {
-				t.Errorf("sold %d of the last one, want %d", all, c.want)
+				t.Errorf("sold %d of the last unit, want %d", all, c.want)
 			}
 			if first.refusals < c.refusals {
 				t.Errorf("the late write was refused %d times, want %d", first.refusals, c.refusals)
@@ -227,7 +228,7 @@ type saleResult struct {
 	err  error
 }
 
-// stoppedSale is a sale that stops when it first comes to a step, until it is let on.
+// stoppedSale is a sale that stops when it first reaches a step, until finish is called.
 type stoppedSale struct {
 	stopped, on chan struct{}
 	result      chan saleResult
@@ -235,7 +236,7 @@ type stoppedSale struct {
 	refusals    int
 }
 
-// sellUntil begins a sale that stops at a step.
+// sellUntil starts a sale that stops at a step.
 func sellUntil(t *testing.T, open func(sale) seller, s sale, step string) *stoppedSale {
 	t.Helper()
 	b := &stoppedSale{stopped: make(chan struct{}), on: make(chan struct{}), result: make(chan saleResult, 1)}
@@ -261,11 +262,11 @@ func sellUntil(t *testing.T, open func(sale) seller, s sale, step string) *stopp
 func (b *stoppedSale) awaitStop(t *testing.T) {
 	t.Helper()
 	if b.awaitStopOrEnd(t); b.ended != nil {
-		t.Fatalf("a sale did not come to the step where it was to stop: sold %v, %v", b.ended.sold, b.ended.err)
+		t.Fatalf("a sale did not reach its step: sold %v, %v", b.ended.sold, b.ended.err)
 	}
 }
 
-// awaitStopOrEnd waits until the sale has stopped, or is over.
+// awaitStopOrEnd waits until the sale has stopped or ended.
 func (b *stoppedSale) awaitStopOrEnd(t *testing.T) {
 	t.Helper()
 	select {
@@ -275,7 +276,7 @@ func (b *stoppedSale) awaitStopOrEnd(t *testing.T) {
 	}
 }
 
-// finish lets the sale go on, waits for its end and returns how many units it sold.
+// finish continues the sale, waits for its end and returns the number of units sold.
 func (b *stoppedSale) finish(t *testing.T) (units int64) {
 	t.Helper()
 	close(b.on)

@@ -20,7 +20,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// The environment of the holder, which is this program run again.
+// The environment of the holder, which is this program as a second process.
 const (
 	holderStrategy = "LOCK_HOLDER_STRATEGY"
 	holderRedis    = "LOCK_HOLDER_REDIS"
@@ -29,8 +29,8 @@ const (
 	pausedLease    = time.Second
 )
 
-// holder locks, reads the counter, says so, and works when it is told to: it prints what became
-// of its work.
+// holder locks, reads the counter, and works when it reads a line from its standard input. It
+// prints the result of its work.
 func holder() int {
 	k := harness{client: redis.NewClient(stacktest.RedisOptions(os.Getenv(holderRedis))), prefix: os.Getenv(holderPrefix)}
 	for _, url := range strings.Fields(os.Getenv(holderServers)) {
@@ -49,16 +49,17 @@ func holder() int {
 		}
 		_, status, err := k.increment(ctx, l, lock, func() {
 			fmt.Println("locked")
-			_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // an error ends the wait as well
+			_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // an error also ends the wait
 		})
 		fmt.Println(status, err)
 	}
 	return 0
 }
 
-// TestStrategy_HolderPausedPastLease_WorkIsRefused stops a process that holds a lock, with SIGSTOP, until its lease is over and
-// somebody else has done work under the lock. When it goes on, it does not know; its work is
-// refused. Without locks it is not: the other's work is lost.
+// TestStrategy_HolderPausedPastLease_WorkIsRefused stops a process that holds a lock, with SIGSTOP,
+// until its lease expires and another owner has worked under the lock. Then the process continues
+// without noticing, and its work is refused. Without locks it is not refused, and the other work is
+// lost.
 func TestStrategy_HolderPausedPastLease_WorkIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, s := range subjects {
@@ -66,7 +67,8 @@ func TestStrategy_HolderPausedPastLease_WorkIsRefused(t *testing.T) {
 			t.Parallel()
 			k := newHarness(t, s)
 			cmd := exec.Command(os.Args[0])
-			cmd.Env = append(os.Environ(), holderStrategy+"="+s.name, holderRedis+"="+stacktest.Shared().RedisURL, holderPrefix+"="+k.prefix)
+			cmd.Env = append(os.Environ(), holderStrategy+"="+s.name, holderRedis+"="+stacktest.Shared().RedisURL,
+				holderPrefix+"="+k.prefix)
 			if s.servers > 0 {
 				cmd.Env = append(cmd.Env, holderServers+"="+strings.Join(stacktest.LockServers(t, s.servers), " "))
 			}
@@ -75,10 +77,10 @@ func TestStrategy_HolderPausedPastLease_WorkIsRefused(t *testing.T) {
 			if err := errors.Join(err, err2, cmd.Start()); err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has ended by itself unless the test failed
+			t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has already exited unless the test failed
 			said := bufio.NewReader(out)
 			if line, err := said.ReadString('\n'); line != "locked\n" {
-				t.Fatalf("the holder says %q: %v", line, err)
+				t.Fatalf("the holder prints %q: %v", line, err)
 			}
 			var status syscall.WaitStatus
 			if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
@@ -87,16 +89,16 @@ func TestStrategy_HolderPausedPastLease_WorkIsRefused(t *testing.T) {
 			if _, err := syscall.Wait4(cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
 				t.Fatalf("the holder is not stopped: %v %v", status, err)
 			}
-			if _, err := in.Write([]byte("work\n")); err != nil { // as soon as it runs again
+			if _, err := in.Write([]byte("work\n")); err != nil { // it reads this as soon as it continues
 				t.Fatal(err)
 			}
 
-			// For this to be had the lease must be over.
+			// This lock can be taken only after the lease has expired.
 			l := k.locker(t, s, long)
 			if _, err := k.contend(t.Context(), l, k.keySet("a"), func() func() { return func() {} }); err != nil {
 				t.Fatal(err)
 			}
-			if err := k.client.Set(t.Context(), k.counter(), 100, 0).Err(); err != nil { // more work of others
+			if err := k.client.Set(t.Context(), k.counter(), 100, 0).Err(); err != nil { // work of another owner
 				t.Fatal(err)
 			}
 			if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
@@ -107,8 +109,9 @@ func TestStrategy_HolderPausedPastLease_WorkIsRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			refused := strings.HasPrefix(answer, locking.StatusLockLost) || strings.HasPrefix(answer, locking.StatusConflict)
-			if n := k.client.Get(t.Context(), k.counter()).Val(); refused != s.refusesLateWork || s.refusesLateWork && n != "100" {
-				t.Errorf("the paused holder's work was answered %q, and the counter is %s", answer, n)
+			if n := k.client.Get(t.Context(), k.counter()).Val(); refused != s.refusesLateWork || s.refusesLateWork &&
+				n != "100" {
+				t.Errorf("the paused holder's work returned %q, and the counter is %s", answer, n)
 			}
 		})
 	}

@@ -12,24 +12,24 @@ import (
 	"holdfast/internal/locking"
 )
 
-// What was done to locks is a history of operations, each with the times of its call and its
-// return. It is right if there is an order of them, each somewhere between its two times, in which a
-// plain table of who has what gives the same answers (linearizability, checked by porcupine).
+// A history contains operations on locks with the times of their call and return. It is correct if
+// the operations have an order, each within its two times, in which a simple table of owners gives
+// the same answers (linearizability, checked by porcupine).
 
-// lockOp asks for a set of keys, one bit each, or gives it back.
+// lockOp locks or unlocks a set of keys, one bit for each.
 type lockOp struct {
 	client  int
 	keys    uint8
 	release bool
 }
 
-// lockOutput is whether the keys were had, or were still had when they were given back.
+// lockOutput says whether the keys were locked, or were still held when they were unlocked.
 type lockOutput struct {
 	held  bool
 	fence int64
 }
 
-// table is who has each key, -1 for nobody, and the last fencing token.
+// table contains the owner of each key, -1 for none, and the last fencing token.
 type table struct {
 	owner [lockKeys]int
 	fence int64
@@ -37,7 +37,7 @@ type table struct {
 
 const lockKeys = 5
 
-// lockModel is what a lock is. A strict one may refuse only what somebody has.
+// lockModel is the model of a lock. A strict lock may refuse only keys that another owner holds.
 func lockModel(strict bool) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any {
@@ -80,21 +80,22 @@ func lockModel(strict bool) porcupine.Model {
 	}
 }
 
-// history is the operations of several clients.
+// history collects the operations of several clients.
 type history struct {
 	mu         sync.Mutex
 	began      time.Time
 	operations []porcupine.Operation
 }
 
-// record records what do answers.
+// record records the result of do.
 func (h *history) record(client int, input any, do func() any) any {
 	call := time.Since(h.began).Nanoseconds()
 	output := do()
 	back := time.Since(h.began).Nanoseconds()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.operations = append(h.operations, porcupine.Operation{ClientId: client, Input: input, Call: call, Output: output, Return: back})
+	h.operations = append(h.operations, porcupine.Operation{ClientId: client, Input: input, Call: call, Output: output,
+		Return: back})
 	return output
 }
 
@@ -107,7 +108,7 @@ func (h *history) check(t *testing.T, model porcupine.Model) porcupine.CheckResu
 	return result
 }
 
-// lockAndUnlock has a client try to lock some keys and release them if it has them.
+// lockAndUnlock lets a client try to lock some keys and release them if it holds them.
 func (k harness) lockAndUnlock(t *testing.T, h *history, l *locking.Locker, client int, bits uint8) {
 	var names []string
 	for i := range lockKeys {
@@ -143,15 +144,16 @@ func TestStrategy_ConcurrentHistories_AreLinearizable(t *testing.T) {
 				})
 			}
 			all.Wait()
-			// Of Redlock's contenders each may get a minority, and nobody the key.
+			// Each of Redlock's contenders may get a minority, and then none gets the key.
 			if h.check(t, lockModel(s.servers == 0)) == porcupine.Illegal {
-				t.Fatalf("no order explains this history: %+v", h.operations)
+				t.Fatalf("this history is not linearizable: %+v", h.operations)
 			}
 		}
 	})
 }
 
-// TestNone_SharedKey_HistoryIsIllegal shows that an illegal history is found: two have the same key.
+// TestNone_SharedKey_HistoryIsIllegal shows that the check finds an illegal history: two owners
+// hold the same key.
 func TestNone_SharedKey_HistoryIsIllegal(t *testing.T) {
 	t.Parallel()
 	s := subjects[len(subjects)-1]
@@ -162,12 +164,12 @@ func TestNone_SharedKey_HistoryIsIllegal(t *testing.T) {
 		h.record(c, lockOp{c, 1, false}, func() any { return lockOutput{held: try(t, l, "", k.keySet("key-0")).Held} })
 	}
 	if h.check(t, lockModel(true)) != porcupine.Illegal {
-		t.Error("two have the same key, and the history is called legal")
+		t.Error("two owners hold the same key, but the history is accepted")
 	}
 }
 
-// TestExec_ConcurrentCounters_AreLinearizable checks histories of the work itself: each adds one to what it has read. This
-// is what Optimistic promises as well.
+// TestExec_ConcurrentCounters_AreLinearizable checks histories of the work itself: each operation
+// increments the value that it has read. Optimistic also guarantees this.
 func TestExec_ConcurrentCounters_AreLinearizable(t *testing.T) {
 	const clients, rounds = 8, 10
 	counter := porcupine.Model{
@@ -193,7 +195,7 @@ func TestExec_ConcurrentCounters_AreLinearizable(t *testing.T) {
 		}
 		all.Wait()
 		if h.check(t, counter) == porcupine.Illegal {
-			t.Errorf("no order explains this history: %+v", h.operations)
+			t.Errorf("this history is not linearizable: %+v", h.operations)
 		}
 	})
 }

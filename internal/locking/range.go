@@ -30,32 +30,34 @@ var (
 	renewScript  = lua.NewPacked("renew", "allow-oom", packMax, prelude+renewSource)
 )
 
-// packMax is how many sets one run of a script locks.
+// packMax is the maximum number of sets that one run of a script locks.
 const packMax = 32
 
-// ScriptCommands are the commands that the scripts of a Range give, see holds.ScriptCommands.
+// ScriptCommands returns the Redis commands that the scripts of a Range use. The Redis user of a
+// worker needs all of them.
 func ScriptCommands() []string {
 	return lua.Commands(prelude + lockSource + unlockSource + renewSource)
 }
 
-// Fencing tokens are counted by Redis, from a base that a sequence in Postgres gives each time
-// that Redis has lost its count: base n is n * fenceBlock, so a partition can count to
-// fenceBlock before it would meet the next base, and fenceBases of them fit in what Lua counts
-// exactly.
+// Redis counts fencing tokens. When it has lost the count, it continues from a new base, which
+// comes from a sequence in Postgres. Base n stands for n * fenceBlock, so a partition can take
+// fenceBlock locks before it reaches the next base. fenceBases bases fit in the integers that Lua
+// represents exactly.
 const (
 	fenceBlock = 1 << 36
 	fenceBases = 1 << 17
 )
 
-// FenceBase returns a number that it has never returned before and that is higher than all of
-// those, at least 1. It is asked only when a partition's fence is gone.
+// FenceBase returns a number that is at least 1 and higher than every number that it has returned
+// before. It is called only when the fence of a partition is missing.
 type FenceBase func(ctx context.Context) (int64, error)
 
-// Next returns what a fence counts from with a new base: it is higher than all tokens that there were.
+// Next draws a new base and returns the number from which a fence counts on. It is higher than all
+// earlier fencing tokens.
 func (draw FenceBase) Next(ctx context.Context) (int64, error) {
 	base, err := draw(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("base of fencing tokens: %w", err)
+		return 0, fmt.Errorf("draw base of fencing tokens: %w", err)
 	}
 	if base < 1 || base >= fenceBases {
 		return 0, fmt.Errorf("base of fencing tokens: %d is not from 1 to %d", base, fenceBases-1)
@@ -65,16 +67,16 @@ func (draw FenceBase) Next(ctx context.Context) (int64, error) {
 
 // RangeOptions are the options of a Range.
 type RangeOptions struct {
-	Lease     LeaseFunc // after how long a lock ends by itself
+	Lease     LeaseFunc
 	FenceBase FenceBase // required
-	// Fair makes waiters queue: nobody is overtaken for ever. It costs a command a key for
-	// each attempt.
+	// Fair makes waiters queue in the order of arrival, so that no waiter is overtaken for ever. It
+	// costs one command for each key in each attempt.
 	Fair bool
 }
 
-// Range locks a whole set of keys with one script, all of it or nothing: there is no order in
-// which two takers could wait for each other, and a taker costs one round trip however many keys
-// it wants. A lock ends with its lease: the script that writes under it must find its token.
+// Range locks a whole set of keys with one script, completely or not at all. So two acquisitions
+// cannot deadlock, and an attempt costs one round trip for any number of keys. A lock ends with its
+// lease: the script that writes under it must check its token.
 type Range struct {
 	baseStrategy
 	options RangeOptions
@@ -86,14 +88,14 @@ func NewRange(client redis.UniversalClient, o RangeOptions) *Range {
 	return &Range{baseStrategy{client}, o, newWaitQueue(client, o.Fair)}
 }
 
-// oneStepToken is not allowed where waiters queue: it would overtake them.
+// oneStepToken does not allow one-step calls with Fair, because they would overtake the queue.
 func (r *Range) oneStepToken() (string, bool) { return "*", !r.options.Fair }
 
 func (r *Range) waitQueue() *waitQueue { return r.queue }
 func (r *Range) close() error          { return r.queue.close() }
 
-// fenceTriesMax bounds how often a base is drawn for one lock: each time Redis must have lost
-// its fence once more.
+// fenceTriesMax bounds the bases that are drawn for one lock. A second base is needed only if Redis
+// loses the fence again meanwhile.
 const fenceTriesMax = 3
 
 func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
@@ -109,17 +111,18 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 		calls[i] = &lua.Call{
 			Script: lockScript,
 			Keys:   []string{l.KeySet.Fence, l.KeySet.locksKey()},
-			Args:   l.KeySet.argsWithNames(a.owner, l.id, leases[i].Milliseconds(), l.KeySet.Scope, wait, fenceBlock, mark, "", ""),
+			Args: l.KeySet.argsWithNames(
+				a.owner, l.id, leases[i].Milliseconds(), l.KeySet.Scope, wait, fenceBlock, mark, "", ""),
 		}
 	}
 	start := time.Now()
 	lua.Run(ctx, r.client, calls)
-	if again := unconfirmed(calls); len(again) > 0 && ctx.Err() == nil {
-		lua.Run(ctx, r.client, again) // what was done before is found to be this acquisition's
+	if retry := unconfirmed(calls); len(retry) > 0 && ctx.Err() == nil {
+		lua.Run(ctx, r.client, retry) // the script recognizes a lock of the same acquisition
 	}
 	for range fenceTriesMax {
-		again := unfenced(calls)
-		if len(again) == 0 {
+		retry := unfenced(calls)
+		if len(retry) == 0 {
 			break
 		}
 		base, err := r.options.FenceBase.Next(ctx)
@@ -127,10 +130,10 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 			return err
 		}
 		mark = newID()
-		for _, c := range again {
+		for _, c := range retry {
 			c.Args[6], c.Args[7], c.Args[8] = mark, base, c.Reply[0]
 		}
-		lua.Run(ctx, r.client, again)
+		lua.Run(ctx, r.client, retry)
 	}
 	for i, c := range calls {
 		l := locks[i]
@@ -154,7 +157,8 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 	return nil
 }
 
-// unconfirmed returns the calls of which nobody knows whether they were done.
+// unconfirmed returns the calls that the server may or may not have run, because their replies were
+// lost.
 func unconfirmed(calls []*lua.Call) (unknown []*lua.Call) {
 	for _, c := range calls {
 		var refused redis.Error
@@ -165,7 +169,7 @@ func unconfirmed(calls []*lua.Call) (unknown []*lua.Call) {
 	return unknown
 }
 
-// unfenced returns the calls that found no fence.
+// unfenced returns the calls that did not find the fence of their partition.
 func unfenced(calls []*lua.Call) (unfenced []*lua.Call) {
 	for _, c := range calls {
 		if c.Err == nil && c.Status == "no_fence" && len(c.Reply) == 1 {
@@ -175,7 +179,7 @@ func unfenced(calls []*lua.Call) (unfenced []*lua.Call) {
 	return unfenced
 }
 
-// parseRemaining reads a time that remains. One that is over, or has no end, is a moment.
+// parseRemaining parses a remaining time in milliseconds. It returns at least 1 ms.
 func parseRemaining(word string) time.Duration {
 	n, _ := strconv.ParseInt(word, 10, 64) // our own script wrote it
 	return max(time.Duration(n)*time.Millisecond, time.Millisecond)
@@ -187,7 +191,11 @@ func (r *Range) renew(ctx context.Context, locks []*Lock) error {
 	calls := make([]*lua.Call, len(locks))
 	for i, l := range locks {
 		leases[i] = r.options.Lease(len(l.KeySet.Keys))
-		calls[i] = &lua.Call{Script: renewScript, Keys: []string{l.KeySet.locksKey()}, Args: l.KeySet.argsWithNames(l.Fence, l.id, leases[i].Milliseconds())}
+		calls[i] = &lua.Call{
+			Script: renewScript,
+			Keys:   []string{l.KeySet.locksKey()},
+			Args:   l.KeySet.argsWithNames(l.Fence, l.id, leases[i].Milliseconds()),
+		}
 	}
 	err := r.runEach(ctx, "renew", locks, calls)
 	for i, l := range locks {
@@ -201,13 +209,17 @@ func (r *Range) renew(ctx context.Context, locks []*Lock) error {
 func (r *Range) unlock(ctx context.Context, locks []*Lock) error {
 	calls := make([]*lua.Call, len(locks))
 	for i, l := range locks {
-		calls[i] = &lua.Call{Script: unlockScript, Keys: []string{l.KeySet.locksKey()}, Args: l.KeySet.argsWithNames(l.Fence, l.id, l.KeySet.Scope, "0", "0")}
+		calls[i] = &lua.Call{
+			Script: unlockScript,
+			Keys:   []string{l.KeySet.locksKey()},
+			Args:   l.KeySet.argsWithNames(l.Fence, l.id, l.KeySet.Scope, "0", "0"),
+		}
 	}
 	return r.runEach(ctx, "unlock", locks, calls)
 }
 
-// runEach runs calls that answer with the numbers of the keys that were lost, and returns those as a
-// *RebuildingError. All are run, also when one of them fails.
+// runEach runs calls that return the numbers of the lost keys, and returns these keys as a
+// *LostError. It runs all calls, even if one of them fails.
 func (r *Range) runEach(ctx context.Context, verb string, locks []*Lock, calls []*lua.Call) (err error) {
 	var lost []string
 	lua.Run(ctx, r.client, calls)
@@ -224,7 +236,7 @@ func (r *Range) runEach(ctx context.Context, verb string, locks []*Lock, calls [
 	return errors.Join(lostKeys(lost), err)
 }
 
-// lateAttemptMax is how long an attempt that nobody waits for any more may be on its way to Redis.
+// lateAttemptMax is the maximum time after which an abandoned attempt may still reach Redis.
 const lateAttemptMax = time.Minute
 
 func (r *Range) cleanUp(ctx context.Context, a *Acquisition) {
@@ -239,21 +251,22 @@ func (r *Range) cleanUp(ctx context.Context, a *Acquisition) {
 		leave(a.uncertain, lateAttemptMax)
 		leave(a.blocked, 0)
 	} else {
-		leave(a.uncertain, 0) // what comes late ends with its lease
+		leave(a.uncertain, 0) // a lock of a late attempt ends with its lease
 	}
-	lua.Run(ctx, r.client, calls) // what cannot be given back ends with its lease, or its wait
+	lua.Run(ctx, r.client, calls) // on an error a lock ends with its lease, a place in a queue with its wait
 }
 
-// blockingKey returns the key of a lock whose number is the first value of a reply.
+// blockingKey returns the key whose number is the first value of a reply.
 func blockingKey(l *Lock, c *lua.Call) string {
 	n, _ := strconv.Atoi(c.Reply[0]) // our own script wrote it
 	return l.KeySet.Keys[n-1]
 }
 
-// locksKey is the hash that has which of the set's keys are locked.
+// locksKey returns the key of the hash with the locks of the scope.
 func (s KeySet) locksKey() string { return s.Scope + "locks" }
 
-// Names returns what the set's keys are called within their scope: the fields of the hash <scope>locks.
+// Names returns the names of the set's keys within their scope, which are the fields of the hash
+// <scope>locks.
 func (s KeySet) Names() []string {
 	names := make([]string, len(s.Keys))
 	for i, key := range s.Keys {
@@ -262,7 +275,7 @@ func (s KeySet) Names() []string {
 	return names
 }
 
-// argsWithNames returns arguments of a script, followed by the set's names.
+// argsWithNames returns the arguments of a script followed by the names of the set.
 func (s KeySet) argsWithNames(args ...any) []any {
 	args = slices.Grow(args, len(s.Keys))
 	for _, name := range s.Names() {

@@ -14,9 +14,9 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestFair_SeveralWaiters_ServedInOrder has waiters come one after the other, in two processes: they are served in that
-// order, and one that comes when the lock is free does not pass them. One of them dies in the queue:
-// it holds up the others no longer than it would have waited.
+// TestFair_SeveralWaiters_ServedInOrder starts waiters one after the other in two processes. They
+// are served in this order, and an attempt that comes when the lock is free does not overtake them.
+// One waiter dies in the queue: it blocks the others only for as long as it would have waited.
 func TestFair_SeveralWaiters_ServedInOrder(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, fair)
@@ -38,24 +38,24 @@ func TestFair_SeveralWaiters_ServedInOrder(t *testing.T) {
 	for _, want := range []string{"1", "2", "3", "4"} {
 		mustUnlock(t, here, lock)
 		if late := try(t, here, "", k.keySet("a", "b")); late.Held {
-			t.Error("who came last was served before those who wait")
+			t.Error("the last attempt was served before the waiters")
 		}
 		r := <-got
 		if r.name != want || r.err != nil {
-			t.Fatalf("%s was served when it was the turn of %s: %v", r.name, want, r.err)
+			t.Fatalf("%s was served before %s: %v", r.name, want, r.err)
 		}
 		lock = r.lock
 	}
 	mustUnlock(t, there, lock)
 	dead.Close(ctx)
 	if left := k.allKeys(t); len(left) != 1 {
-		t.Errorf("left: %q, want the fence only", left)
+		t.Errorf("remaining keys: %q, want only the fence", left)
 	}
 }
 
-// TestFair_OtherKeysWanted_LeavesOldQueues takes acquisitions through the queue whose owner has some of the keys already,
-// or who want other keys than before: nobody is left in a queue who does not wait, and whoever
-// came first comes first for every key.
+// TestFair_OtherKeysWanted_LeavesOldQueues queues acquisitions whose owner already holds some of
+// the keys, or that later request other keys. No acquisition stays in a queue in which it does not
+// wait, and the first one is first for every key.
 func TestFair_OtherKeysWanted_LeavesOldQueues(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, fair)
@@ -82,30 +82,30 @@ func TestFair_OtherKeysWanted_LeavesOldQueues(t *testing.T) {
 	mustUnlock(t, l, other)
 	inner := job("a", "b")
 	if !inner.Held {
-		t.Fatal("the owner of a waits for itself")
+		t.Fatal("the owner of a is blocked by itself")
 	}
 	mustUnlock(t, l, inner, outer)
 	lock := try(t, l, "", k.keySet("a", "b"))
 	if !lock.Held {
-		t.Fatal("who has its lock still stands in the queue")
+		t.Fatal("an acquisition that holds its lock is still in the queue")
 	}
 
 	first, second := begin(""), begin("")
 	first("a", "b")
 	second("a", "b")
 	mustUnlock(t, l, lock)
-	lock = first("a") // it wants less: its place on b is left behind
+	lock = first("a") // it requests fewer keys and leaves the queue of b
 	d := try(t, l, "", k.keySet("d"))
 	mustUnlock(t, l, lock)
 	first("a", "b", "d") // queues again, behind the second
 	mustUnlock(t, l, d)
 	if !second("a", "b").Held {
-		t.Error("all keys are free, and each waits for the other")
+		t.Error("all keys are free, but the acquisitions wait for each other")
 	}
 }
 
-// TestFair_OwnerLocksAgain_PassesQueue has an owner lock again what it has while others queue for it: it would wait for
-// those who wait for it. What it does not have yet it must queue for.
+// TestFair_OwnerLocksAgain_PassesQueue lets an owner lock a key again while others queue for it. It
+// must not wait for those that wait for it. For a key that it does not hold it must queue.
 func TestFair_OwnerLocksAgain_PassesQueue(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, fair)
@@ -115,7 +115,7 @@ func TestFair_OwnerLocksAgain_PassesQueue(t *testing.T) {
 	k.startWaiter(t, l, "who queues", got, k.keySet("a", "b"))
 	inner := try(t, l, "job-1", k.keySet("a"))
 	if !inner.Held {
-		t.Fatal("the owner waits for those who wait for it")
+		t.Fatal("the owner waits for acquisitions that wait for it")
 	}
 	waiting, queue := k.prefix+"waiting", k.prefix+"queue:"+k.keySet("b").Names()[0]
 	before := k.client.HLen(t.Context(), waiting).Val() + k.client.ZCard(t.Context(), queue).Val()
@@ -124,10 +124,10 @@ func TestFair_OwnerLocksAgain_PassesQueue(t *testing.T) {
 		t.Fatal(err)
 	}
 	if locks, err := late.TryLock(t.Context(), []locking.KeySet{k.keySet("b")}); err != nil || locks[0].Held {
-		t.Errorf("somebody has passed who queues for b: %v", err)
+		t.Errorf("an acquisition has overtaken the queue of b: %v", err)
 	}
 	if after := k.client.HLen(t.Context(), waiting).Val() + k.client.ZCard(t.Context(), queue).Val(); after != before {
-		t.Errorf("who does not wait queues: %d places, before %d", after, before)
+		t.Errorf("an acquisition that does not wait is in the queue: %d entries, before %d", after, before)
 	}
 	late.Close(t.Context())
 	mustUnlock(t, l, inner, outer)
@@ -138,9 +138,10 @@ func TestFair_OwnerLocksAgain_PassesQueue(t *testing.T) {
 	mustUnlock(t, l, r.lock)
 }
 
-// TestFair_ShortWaiterDies_QueueOutlastsIt has somebody queue for long and then others for a moment, who die: the queues and the
-// list of those who stand in them last for the long wait. Of the dead nothing stays on the list, be they found
-// in front, or alone in a queue that has ended.
+// TestFair_ShortWaiterDies_QueueOutlastsIt queues one acquisition for a long time and then others
+// for a short time, which die. The queues and the hash of the waiters last for the long wait. No
+// dead waiter stays in the hash, whether it is found at the front of a queue or its queue has
+// expired.
 func TestFair_ShortWaiterDies_QueueOutlastsIt(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, fair)
@@ -164,41 +165,44 @@ func TestFair_ShortWaiterDies_QueueOutlastsIt(t *testing.T) {
 	listed := func() int64 { return k.client.HLen(ctx, waiting).Val() }
 
 	const moment = 200 * time.Millisecond
-	queue(moment, "b")                // dies in front of the next
-	defer queue(long, "b").Close(ctx) //
-	defer queue(long, "a").Close(ctx) //
-	before := map[string]time.Duration{waiting: ends(waiting), queueOf("a"): ends(queueOf("a")), queueOf("b"): ends(queueOf("b"))}
-	queue(moment, "a") // dies behind one who lives
-	queue(moment, "c") // dies alone
+	queue(moment, "b") // dies before the next one
+	defer queue(long, "b").Close(ctx)
+	defer queue(long, "a").Close(ctx)
+	before := map[string]time.Duration{waiting: ends(waiting), queueOf("a"): ends(queueOf("a")),
+		queueOf("b"): ends(queueOf("b"))}
+	queue(moment, "a") // dies behind a live waiter
+	queue(moment, "c") // dies as the only waiter
 	for key, end := range before {
 		if after := ends(key); after < end || end <= 0 {
-			t.Errorf("%s ends at %v, before a shorter wait at %v", key, after, end)
+			t.Errorf("%s expires at %v, before a shorter wait at %v", key, after, end)
 		}
 	}
-	stacktest.Eventually(t, "the queue of the one who died alone to end", func() bool { return k.client.Exists(ctx, queueOf("c")).Val() == 0 })
+	stacktest.Eventually(t, "the queue with only a dead waiter to expire", func() bool {
+		return k.client.Exists(ctx, queueOf("c")).Val() == 0
+	})
 	mustUnlock(t, l, lock)
 	for _, name := range []string{"b", "c"} {
 		if late := try(t, l, "", k.keySet(name)); late.Held == (name == "b") {
-			t.Errorf("%s is had by one who comes late: %v", name, late.Held)
+			t.Errorf("a later attempt gets %s: %v", name, late.Held)
 		} else if late.Held {
 			defer mustUnlock(t, l, late)
 		}
 	}
 	if n := k.client.ZCard(ctx, queueOf("b")).Val(); n != 1 {
-		t.Errorf("%d stand in the queue of b, one is dead", n)
+		t.Errorf("%d entries are in the queue of b, although one waiter is dead", n)
 	}
-	const alive = 3 // two, and the last ticket
+	const alive = 3 // two waiters and the last ticket
 	if n := listed(); n > alive+2 {
-		t.Errorf("%d are on the list, and who died in front was passed", n)
+		t.Errorf("the hash has %d fields after the dead waiter at the front was passed", n)
 	}
-	stacktest.Eventually(t, "the dead to be off the list", func() bool {
+	stacktest.Eventually(t, "the dead waiters to be removed", func() bool {
 		queue(long, "b").Close(ctx)
 		return listed() == alive
 	})
 }
 
-// TestFair_OneSetUnlocked_KeepsPlaceForOther has an acquisition that got one set and queues for another unlock the first: it
-// keeps its place for the other.
+// TestFair_OneSetUnlocked_KeepsPlaceForOther lets an acquisition that holds one set and queues for
+// another unlock the first: it keeps its place in the queue.
 func TestFair_OneSetUnlocked_KeepsPlaceForOther(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, fair)
@@ -216,7 +220,7 @@ func TestFair_OneSetUnlocked_KeepsPlaceForOther(t *testing.T) {
 	}
 	mustUnlock(t, l, locks[0], lock)
 	if late := try(t, l, "", k.keySet("b")); late.Held {
-		t.Error("who unlocks one set has lost its place for another")
+		t.Error("the unlock of one set has lost the place in the queue of another")
 	}
 	if locks, err = a.TryLock(ctx, []locking.KeySet{k.keySet("b")}); err != nil || !locks[0].Held {
 		t.Fatalf("%+v %v", locks, err)
@@ -224,8 +228,8 @@ func TestFair_OneSetUnlocked_KeepsPlaceForOther(t *testing.T) {
 	mustUnlock(t, l, locks[0])
 }
 
-// TestFair_FirstWaiterLeaves_NotifiesNext has somebody give up who is first in the queue for a key that is free: who
-// stands behind is told, and does not wait for as long as that one would have.
+// TestFair_FirstWaiterLeaves_NotifiesNext lets the first waiter in the queue of a free key leave:
+// the next one is notified and does not wait until the wait of the first one would have ended.
 func TestFair_FirstWaiterLeaves_NotifiesNext(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, fair)
@@ -239,26 +243,27 @@ func TestFair_FirstWaiterLeaves_NotifiesNext(t *testing.T) {
 		t.Fatalf("%+v %v", locks, err)
 	}
 	got := make(chan lockResult, 1)
-	bound, cancel := context.WithTimeout(t.Context(), long) // not the end of a wait, after which it would try again
+	bound, cancel := context.WithTimeout(t.Context(), long) // longer than the test, so that no wait ends in it
 	defer cancel()
 	go func() {
 		lock, err := l.Lock(bound, "", time.Hour, k.keySet("b"))
 		got <- lockResult{lock: lock, err: err}
 	}()
-	stacktest.Eventually(t, "somebody to wait", func() bool { return len(locking.Waiting(l, k.prefix)) == 1 })
+	stacktest.Eventually(t, "the waiter to wait", func() bool { return len(locking.Waiting(l, k.prefix)) == 1 })
 	first.Close(t.Context())
 	r := <-got
 	if r.err != nil {
-		t.Fatalf("nobody told who was behind: %v", r.err)
+		t.Fatalf("the next waiter was not notified: %v", r.err)
 	}
 	mustUnlock(t, l, r.lock, lock)
 }
 
-// withholdingHook keeps the next pipeline from the server: who sent it hears that it was given up.
+// withholdingHook withholds the next pipeline from the server. The sender gets an error, as if it
+// had given up.
 type withholdingHook struct {
 	redis.Hook
-	giveUp   func()        // called instead of sending the next; nil = it is sent
-	withheld []redis.Cmder // what was not sent
+	giveUp   func()        // called instead of sending the next pipeline; nil to send it
+	withheld []redis.Cmder // commands that were not sent
 }
 
 func (h *withholdingHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
@@ -281,8 +286,8 @@ func (*withholdingHook) DialHook(next redis.DialHook) redis.DialHook { return ne
 
 func (*withholdingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
-// TestFair_AttemptAfterLeaving_IsRefused has an attempt reach Redis when its caller has given it up, and has left the queues: nobody
-// waits for one who has gone.
+// TestFair_AttemptAfterLeaving_IsRefused delivers an attempt to Redis after its caller has given up
+// and left the queues. It must not queue.
 func TestFair_AttemptAfterLeaving_IsRefused(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, fair)
@@ -298,22 +303,22 @@ func TestFair_AttemptAfterLeaving_IsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := gone.TryLock(ctx, []locking.KeySet{k.keySet("a")}); !errors.Is(err, context.Canceled) {
-		t.Fatalf("an attempt that was given up: %v", err)
+		t.Fatalf("the abandoned attempt: %v", err)
 	}
 	gone.Close(t.Context())
 	if len(hook.withheld) != 1 {
 		t.Fatalf("%d commands were not sent", len(hook.withheld))
 	}
 	late := hook.withheld[0].(*redis.Cmd)
-	_ = k.client.Process(t.Context(), late) // it keeps its error
-	if reply, err := late.Result(); err != nil || !strings.Contains(fmt.Sprint(reply), "gone") {
-		t.Errorf("who came late was told %v %v", reply, err)
+	_ = k.client.Process(t.Context(), late) // the command keeps its error
+	if reply, err := late.Result(); err != nil || !strings.Contains(fmt.Sprint(reply), "left") {
+		t.Errorf("the reply to the late attempt is %v %v", reply, err)
 	}
 	mustUnlock(t, l, lock)
 	mustUnlock(t, l, try(t, l, "", k.keySet("a")))
 	for _, key := range k.allKeys(t) {
 		if key != k.prefix+"fence" && k.client.PTTL(t.Context(), key).Val() <= 0 {
-			t.Errorf("%s stays for ever", key)
+			t.Errorf("%s never expires", key)
 		}
 	}
 }

@@ -16,13 +16,13 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// field returns what the hash of locks has of a key, "" = nothing.
+// field returns the field of a key in the hash of locks, "" when it does not exist.
 func (k harness) field(t testing.TB, key string) string {
 	t.Helper()
 	return k.client.HGet(t.Context(), k.prefix+"locks", strings.TrimPrefix(key, k.prefix+"lock:")).Val()
 }
 
-// awaitLeaseEnd waits until the lease of a lock is over, by the server's clock.
+// awaitLeaseEnd waits until the lease of a lock has expired by the server's clock.
 func (k harness) awaitLeaseEnd(t testing.TB, lock *locking.Lock) {
 	t.Helper()
 	_, until, _ := strings.Cut(k.field(t, lock.KeySet.Keys[0]), " ")
@@ -30,11 +30,14 @@ func (k harness) awaitLeaseEnd(t testing.TB, lock *locking.Lock) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stacktest.Eventually(t, "the lease to be over", func() bool { return k.client.Time(t.Context()).Val().UnixMilli() >= ms })
+	stacktest.Eventually(t, "the lease to expire", func() bool {
+		return k.client.Time(t.Context()).Val().UnixMilli() >= ms
+	})
 }
 
-// TestRange_LeaseExpiredFieldRemains_IsFree has locks whose lease is over and whose fields are still there, because another lock
-// of the scope lasts: they count for nothing, and the next lock takes their place.
+// TestRange_LeaseExpiredFieldRemains_IsFree lets leases expire while their fields still exist,
+// because another lock of the scope lasts longer. The keys are free, and the next lock replaces the
+// fields.
 func TestRange_LeaseExpiredFieldRemains_IsFree(t *testing.T) {
 	t.Parallel()
 	for _, s := range []subject{ranges, fair} {
@@ -49,48 +52,49 @@ func TestRange_LeaseExpiredFieldRemains_IsFree(t *testing.T) {
 				lock, key = try(t, brief, owner, k.keySet(name)), k.keySet(name).Keys[0]
 				k.awaitLeaseEnd(t, lock)
 				if k.field(t, key) == "" {
-					t.Fatalf("the field of %s has ended by itself, nothing is tested", name)
+					t.Fatalf("the field of %s does not exist, so nothing is tested", name)
 				}
 				return lock, key
 			}
 
 			old, a := expire("", "a")
 			if err := lasting.Renew(ctx, old); !errors.Is(err, locking.ErrLost) {
-				t.Errorf("renewed after its lease: %v", err)
+				t.Errorf("renewed after the lease: %v", err)
 			}
 			next := try(t, lasting, "", k.keySet("a"))
 			if !next.Held || !strings.HasPrefix(k.field(t, a), next.Token+" ") {
-				t.Errorf("the lock after one whose lease is over: held %v, the field is %q, its token %s", next.Held, k.field(t, a), next.Token)
+				t.Errorf("the lock after an expired lease: held %v, the field is %q, its token %s", next.Held, k.field(t, a),
+					next.Token)
 			}
 			for _, err := range []error{lasting.Renew(ctx, old), lasting.Unlock(ctx, old)} {
 				if !errors.Is(err, locking.ErrLost) {
-					t.Errorf("the late owner is told %v", err)
+					t.Errorf("the late owner gets the error %v", err)
 				}
 			}
 			if !strings.HasPrefix(k.field(t, a), next.Token+" ") {
-				t.Errorf("the late owner has touched the lock of the next: %q", k.field(t, a))
+				t.Errorf("the late owner has changed the next lock: %q", k.field(t, a))
 			}
 
 			_, b := expire("job-1", "b")
 			again := try(t, lasting, "job-1", k.keySet("b"))
 			if !again.Held || !strings.HasPrefix(k.field(t, b), again.Token+" ") {
-				t.Errorf("an owner locks again what it has lost: %q is not just %s", k.field(t, b), again.Token)
+				t.Errorf("an owner locks a lost key again: %q is not only %s", k.field(t, b), again.Token)
 			}
 
 			unlocked, c := expire("", "c")
 			if err := lasting.Unlock(ctx, unlocked); !errors.Is(err, locking.ErrLost) || k.field(t, c) != "" {
-				t.Errorf("unlocked after its lease: %v, the field is %q", err, k.field(t, c))
+				t.Errorf("unlocked after the lease: %v, the field is %q", err, k.field(t, c))
 			}
 			mustUnlock(t, lasting, keeps, next, again)
 			if left := k.allKeys(t); len(left) != 1 {
-				t.Errorf("left: %q, want the fence only", left)
+				t.Errorf("remaining keys: %q, want only the fence", left)
 			}
 		})
 	}
 }
 
-// TestRange_RandomLeases_HashOutlastsLocks locks, renews and unlocks at random, with leases of very different length: no lock
-// is shortened, and the hash of the locks ends by itself, no earlier than any lock in it.
+// TestRange_RandomLeases_HashOutlastsLocks locks, renews and unlocks at random with very different
+// leases. No lock becomes shorter, and the hash of locks expires, but not before any lock in it.
 func TestRange_RandomLeases_HashOutlastsLocks(t *testing.T) {
 	t.Parallel()
 	const rounds = 200
@@ -102,7 +106,7 @@ func TestRange_RandomLeases_HashOutlastsLocks(t *testing.T) {
 	}
 	var held []*locking.Lock
 	renewed, shortened := 0, 0
-	untils := make(map[string]time.Duration) // of the round before
+	untils := make(map[string]time.Duration) // of the previous round
 	for range rounds {
 		l := lockers[rand.IntN(len(lockers))]
 		before := k.client.PExpireTime(ctx, k.prefix+"locks").Val()
@@ -118,7 +122,7 @@ func TestRange_RandomLeases_HashOutlastsLocks(t *testing.T) {
 				t.Fatal(err)
 			}
 			renewed++
-		default: // an owner may have it several times
+		default: // an owner may hold it several times
 			if lock := try(t, l, fmt.Sprintf("job-%d", rand.IntN(2)), k.keySet(string(rune('a'+rand.IntN(4))))); lock.Held {
 				held = append(held, lock)
 			}
@@ -134,26 +138,26 @@ func TestRange_RandomLeases_HashOutlastsLocks(t *testing.T) {
 			}
 			until := time.Duration(ms) * time.Millisecond
 			if until < untils[key] && !unlocks {
-				t.Fatalf("%s is locked until %v, before until %v", key, until, untils[key])
+				t.Fatalf("%s is locked until %v, in the previous round until %v", key, until, untils[key])
 			}
 			untils[key] = until
 			last = max(last, until)
 		}
 		maps.DeleteFunc(untils, func(key string, _ time.Duration) bool { return fields[key] == "" })
 		if len(fields) > 0 && (ends < last || ends < before) {
-			t.Fatalf("the locks end at %v (before: %v), the last of them is locked until %v", ends, before, last)
+			t.Fatalf("the hash expires at %v (before: %v), but its last lock ends at %v", ends, before, last)
 		}
 		if ends > last {
-			shortened++ // a longer one is gone
+			shortened++ // a longer lease has ended
 		}
 	}
 	if renewed == 0 || shortened == 0 {
-		t.Errorf("%d renewals, %d times the longest was gone: too little was tried", renewed, shortened)
+		t.Errorf("%d renewals, and the longest lease ended %d times: too few attempts", renewed, shortened)
 	}
 }
 
-// TestRenew_ShorterLease_NeverShortens renews a lock with a longer lease than it had, and then with a shorter one: its
-// end and that of the hash are put off, and never brought forward.
+// TestRenew_ShorterLease_NeverShortens renews a lock with a longer lease and then with a shorter
+// one. The end of the lock and of the hash moves only to later times.
 func TestRenew_ShorterLease_NeverShortens(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, ranges)
@@ -172,15 +176,15 @@ func TestRenew_ShorterLease_NeverShortens(t *testing.T) {
 		}
 		for _, end := range ends {
 			if end < time.Duration(now.Add(time.Hour).UnixMilli())*time.Millisecond {
-				t.Errorf("%v after renewal for an hour: the hash and its locks end at %v", now, ends)
+				t.Errorf("%v after a renewal for an hour: the hash and its locks end at %v", now, ends)
 			}
 		}
 	}
 	mustUnlock(t, brief, lock)
 }
 
-// TestRange_WorkerCrashed_LeavesOnlyFence has a worker die that holds locks, waits for others and stands in their queues: nothing
-// of it stays, but for the count of the fencing tokens.
+// TestRange_WorkerCrashed_LeavesOnlyFence lets a worker die while it holds locks, waits for others
+// and is in their queues. All its keys expire, except the fence.
 func TestRange_WorkerCrashed_LeavesOnlyFence(t *testing.T) {
 	t.Parallel()
 	for _, s := range []subject{ranges, fair} {
@@ -193,7 +197,7 @@ func TestRange_WorkerCrashed_LeavesOnlyFence(t *testing.T) {
 			lock := mustLock(t, l, k.keySet("a", "b"))
 			_ = try(t, l, "job-1", k.keySet("c"))
 			for _, names := range [][]string{{"b", "c"}, {"a"}, {"c", "d"}} {
-				waits, err := l.NewAcquisition("", lease) // it never ends
+				waits, err := l.NewAcquisition("", lease) // it is never closed
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -206,25 +210,25 @@ func TestRange_WorkerCrashed_LeavesOnlyFence(t *testing.T) {
 			}
 			found := k.client.Keys(ctx, k.prefix+"*").Val()
 			for _, key := range found {
-				// -2 = it has just ended
+				// -2 means that the key has just expired.
 				if ttl := k.client.PTTL(ctx, key).Val(); key != k.keySet().Fence && (ttl == -1 || ttl > 2*lease) {
-					t.Errorf("%s stays for %v", key, ttl)
+					t.Errorf("%s has a TTL of %v", key, ttl)
 				}
 			}
-			stacktest.Eventually(t, "all but the fence to be gone", func() bool {
+			stacktest.Eventually(t, "all keys except the fence to expire", func() bool {
 				left := k.client.Keys(ctx, k.prefix+"*").Val()
 				return slices.Equal(left, []string{k.keySet().Fence})
 			})
 			if len(found) < 2 {
-				t.Errorf("only %q was there", found)
+				t.Errorf("only %q existed", found)
 			}
 		})
 	}
 }
 
-// TestRange_LongerWait_ExtendsWaitedFor has somebody wait for a lock that lasts, when the note that somebody waits is
-// about to end, or is there for a shorter wait: the note lasts as long as this wait, so the release is
-// told. Nobody would hear of it for an hour otherwise.
+// TestRange_LongerWait_ExtendsWaitedFor waits for a lock with a long lease when waited_for is about
+// to expire or has the TTL of a shorter wait. Then waited_for lasts as long as this wait, so the
+// release is published. Otherwise the waiter would not be notified for an hour.
 func TestRange_LongerWait_ExtendsWaitedFor(t *testing.T) {
 	t.Parallel()
 	for _, s := range []subject{ranges, fair} {
@@ -242,7 +246,7 @@ func TestRange_LongerWait_ExtendsWaitedFor(t *testing.T) {
 			got := make(chan lockResult, 1)
 			k.startWaiter(t, l, "who waits for a", got, k.keySet("a"))
 			if left := k.client.PTTL(ctx, note).Val(); left < long/2 {
-				t.Errorf("the note ends in %v, the wait does not", left)
+				t.Errorf("waited_for expires in %v, before the wait ends", left)
 			}
 			before := k.client.PExpireTime(ctx, note).Val()
 
@@ -255,11 +259,11 @@ func TestRange_LongerWait_ExtendsWaitedFor(t *testing.T) {
 				t.Fatalf("%+v %v", locks, err)
 			}
 			if after := k.client.PExpireTime(ctx, note).Val(); after < before {
-				t.Errorf("a shorter wait has the note end at %v, before at %v", after, before)
+				t.Errorf("a shorter wait has changed the expiry of waited_for to %v, before %v", after, before)
 			}
 			mustUnlock(t, l, lock)
 			if r := <-got; r.err != nil {
-				t.Errorf("who waited was not told: %v", r.err)
+				t.Errorf("the waiter was not notified: %v", r.err)
 			} else {
 				mustUnlock(t, l, r.lock, brief)
 			}
@@ -267,7 +271,8 @@ func TestRange_LongerWait_ExtendsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestUnlock_NoWaiter_PublishesNothing unlocks when nobody waits: nothing is told. When somebody does, it is.
+// TestUnlock_NoWaiter_PublishesNothing unlocks without a waiter, which publishes nothing, and then
+// with one, which publishes the release.
 func TestUnlock_NoWaiter_PublishesNothing(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, ranges)
@@ -286,6 +291,6 @@ func TestUnlock_NoWaiter_PublishesNothing(t *testing.T) {
 	mustUnlock(t, l, lock)
 	message, err := subscription.ReceiveMessage(ctx)
 	if err != nil || message.Payload != strings.Join(lock.KeySet.Names(), " ") {
-		t.Errorf("told first: %v %v, want %q", message, err, lock.KeySet.Names())
+		t.Errorf("the first message is %v %v, want %q", message, err, lock.KeySet.Names())
 	}
 }

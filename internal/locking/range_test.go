@@ -11,12 +11,12 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// ranges and fair are the two kinds of Range.
+// ranges contains both kinds of Range, fair only the fair one.
 var ranges, fair = subjects[0], subjects[1]
 
-// TestRange_OwnerLocksAgain_CountsLocks has an owner lock again what it has, and more: each key is free when it was
-// released as often as it was locked. Another owner is kept out until then, and an owner that has
-// lost a key does not take its next lock on it for the first.
+// TestRange_OwnerLocksAgain_CountsLocks lets an owner lock its keys again, and more keys. Each key
+// is free after as many releases as locks, and another owner is blocked until then. An owner that
+// has lost a key does not confuse its next lock on the key with the lost one.
 func TestRange_OwnerLocksAgain_CountsLocks(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, ranges)
@@ -25,37 +25,37 @@ func TestRange_OwnerLocksAgain_CountsLocks(t *testing.T) {
 	outer := try(t, l, "job-7", k.keySet("a", "b"))
 	inner := try(t, l, "job-7", k.keySet("b", "c"))
 	if !outer.Held || !inner.Held || inner.Fence <= outer.Fence {
-		t.Fatalf("an owner was kept out by itself: %+v %+v", outer, inner)
+		t.Fatalf("an owner was blocked by itself: %+v %+v", outer, inner)
 	}
 	if other := try(t, l, "job-8", k.keySet("c")); other.Held {
-		t.Error("another owner has got in")
+		t.Error("another owner was not blocked")
 	}
 	mustUnlock(t, l, outer)
 	if err := l.Unlock(ctx, outer); !errors.Is(err, locking.ErrLost) {
 		t.Errorf("released twice: %v", err)
 	}
 	if free, b := try(t, l, "", k.keySet("a")), try(t, l, "", k.keySet("b")); !free.Held || b.Held {
-		t.Error("the outer lock is released: a must be free, b not yet")
+		t.Error("after the release of the outer lock a must be free, and b not yet")
 	}
 	mustUnlock(t, l, inner)
 	if b := try(t, l, "", k.keySet("b", "c")); !b.Held {
-		t.Error("b and c were released as often as they were locked")
+		t.Error("b and c must be free after as many releases as locks")
 	}
 
 	first := try(t, l, "job-9", k.keySet("x"))
 	k.deleteLocks(t, first.KeySet.Keys...)
 	again := try(t, l, "job-9", k.keySet("x"))
 	if err := l.Renew(ctx, first); !errors.Is(err, locking.ErrLost) {
-		t.Errorf("an owner takes its second lock for its first, which was lost: %v", err)
+		t.Errorf("an owner confuses its second lock with its lost first one: %v", err)
 	}
 	mustUnlock(t, l, again)
 	if _, err := l.NewAcquisition("has:colon", 0); err == nil || !strings.Contains(err.Error(), locking.OwnerPattern) {
-		t.Errorf("a name that cannot be an owner's: %v", err)
+		t.Errorf("an invalid name of an owner: %v", err)
 	}
 }
 
-// TestFence_CounterLost_StaysHigher loses the count of fencing tokens: those after are higher than those
-// before. A base that was drawn before a second loss is not used after it.
+// TestFence_CounterLost_StaysHigher deletes the counter of fencing tokens. Later tokens are higher
+// than earlier ones. A base that was drawn before a second loss is not used after it.
 func TestFence_CounterLost_StaysHigher(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, ranges)
@@ -70,7 +70,7 @@ func TestFence_CounterLost_StaysHigher(t *testing.T) {
 		lock := mustLock(t, l, k.keySet("a"))
 		mustUnlock(t, l, lock)
 		if lock.Fence <= after {
-			t.Errorf("the fencing token %d after %d", lock.Fence, after)
+			t.Errorf("fencing token %d after %d", lock.Fence, after)
 		}
 		return lock.Fence
 	}
@@ -95,11 +95,11 @@ func TestFence_CounterLost_StaysHigher(t *testing.T) {
 		FenceBase: func(ctx context.Context) (int64, error) {
 			base, err := fenceBase(ctx)
 			select {
-			case <-drawn: // not the first time
+			case <-drawn: // not at the first draw
 			default:
-				fence = next(l, fence) // somebody else was quicker,
-				lose()                 // and then it was lost again,
-				fence = next(l, fence) // and counted from a higher base
+				fence = next(l, fence) // another acquisition was faster,
+				lose()                 // then the counter was lost again,
+				fence = next(l, fence) // and continued from a higher base
 				lose()
 				close(drawn)
 			}
@@ -109,18 +109,20 @@ func TestFence_CounterLost_StaysHigher(t *testing.T) {
 	lock := mustLock(t, slow, k.keySet("a"))
 	mustUnlock(t, slow, lock)
 	if lock.Fence <= fence {
-		t.Errorf("the fencing token %d after %d: a base was used that was drawn before the loss", lock.Fence, fence)
+		t.Errorf("fencing token %d after %d: it uses a base that was drawn before the loss", lock.Fence, fence)
 	}
 }
 
-// TestFence_LostAgainWhileDrawing_DrawsNewBase has somebody draw a base and then be so slow that the fence is found,
-// counted on, and lost once more, to the same acquisition both times. The base is too old then.
+// TestFence_LostAgainWhileDrawing_DrawsNewBase delays the draw of a base. Meanwhile the fence is
+// restored, counted and lost again, both times found by the same acquisition. Then the delayed base
+// is too old.
 func TestFence_LostAgainWhileDrawing_DrawsNewBase(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, ranges)
 	ctx := t.Context()
 	newLocker := func(base locking.FenceBase) *locking.Locker {
-		l := newLocker(t, locking.NewRange(k.client, locking.RangeOptions{Lease: locking.FixedLease(long), FenceBase: base}), locking.Options{})
+		l := newLocker(t, locking.NewRange(k.client, locking.RangeOptions{Lease: locking.FixedLease(long),
+			FenceBase: base}), locking.Options{})
 		return l
 	}
 	drawn, goOn, got := make(chan struct{}, 2), make(chan struct{}), make(chan lockResult, 1)
@@ -140,7 +142,7 @@ func TestFence_LostAgainWhileDrawing_DrawsNewBase(t *testing.T) {
 			<-drawn
 		} else {
 			close(goOn)
-			<-drawn // another one, because the first is too old
+			<-drawn // a second base, because the first one is too old
 		}
 		return fenceBase(ctx)
 	})
@@ -168,8 +170,8 @@ func TestFence_LostAgainWhileDrawing_DrawsNewBase(t *testing.T) {
 	}
 }
 
-// TestFence_LastBase_CountsExactly counts from the last base that there can be, where Lua would round what it
-// prints; the next one is refused.
+// TestFence_LastBase_CountsExactly counts from the last possible base, where Lua would round the
+// printed number. The next base is refused.
 func TestFence_LastBase_CountsExactly(t *testing.T) {
 	t.Parallel()
 	const last = 1<<17 - 1
@@ -181,9 +183,10 @@ func TestFence_LastBase_CountsExactly(t *testing.T) {
 	for n := int64(1); n <= 3; n++ {
 		lock := mustLock(t, l, k.keySet("a"))
 		if lock.Fence != last<<36+n {
-			t.Errorf("the fencing token is %d, want %d", lock.Fence, last<<36+n)
+			t.Errorf("fencing token %d, want %d", lock.Fence, last<<36+n)
 		}
-		if field := k.client.HGet(t.Context(), k.prefix+"locks", lock.KeySet.Names()[0]).Val(); !strings.HasPrefix(field, lock.Token+" ") {
+		if field := k.client.HGet(t.Context(), k.prefix+"locks", lock.KeySet.Names()[0]).Val(); !strings.HasPrefix(field,
+			lock.Token+" ") {
 			t.Errorf("the token is %s, and the key has %s", lock.Token, field)
 		}
 		mustUnlock(t, l, lock)
@@ -193,26 +196,28 @@ func TestFence_LastBase_CountsExactly(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := l.Lock(t.Context(), "", long, k.keySet("a")); err == nil {
-		t.Error("a base was taken from which tokens could not be counted exactly")
+		t.Error("a base was accepted from which Lua cannot count exactly")
 	}
 }
 
-// TestWithContext_RenewMax_KeepsLockUntilLost keeps a lock for several leases, and then loses it: the context of the work ends
-// with the loss as its cause. Without renewal it ends with the lease.
+// TestWithContext_RenewMax_KeepsLockUntilLost renews a lock for several leases and then loses it.
+// The context of the work ends with the loss as its cause. Without renewal it ends with the lease.
 func TestWithContext_RenewMax_KeepsLockUntilLost(t *testing.T) {
 	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		ctx := t.Context()
-		const lease = 3 * time.Second // Redlock's servers have an eighth of it to answer
+		const lease = 3 * time.Second // the timeout of Redlock's servers is an eighth of it
 		renewing := newLocker(t, s.make(k, lease), locking.Options{RenewMax: long})
-		// A busy machine may miss a lease: then it is tried again.
-		stacktest.Eventually(t, "a lock to be kept for two leases, and then to be known as lost", func() bool {
+		// A busy machine may miss a renewal: then the test retries.
+		stacktest.Eventually(t, "a lock to be renewed for two leases and then reported as lost", func() bool {
 			lock := mustLock(t, renewing, k.keySet("a", "b"))
 			work, stop := renewing.WithContext(ctx, lock)
 			defer stop()
-			defer func() { _ = renewing.Unlock(ctx, lock) }() // what is left of it
+			defer func() { _ = renewing.Unlock(ctx, lock) }() // the keys that it still holds
 			end := lock.Validity()
 			began := time.Now()
-			stacktest.Eventually(t, "two leases to be over", func() bool { return time.Since(began) > 2*end || work.Err() != nil })
+			stacktest.Eventually(t, "two leases to be over", func() bool {
+				return time.Since(began) > 2*end || work.Err() != nil
+			})
 			if work.Err() != nil || lock.Validity() <= 0 {
 				t.Logf("the lock was not renewed: %v", context.Cause(work))
 				return false
@@ -222,9 +227,9 @@ func TestWithContext_RenewMax_KeepsLockUntilLost(t *testing.T) {
 			lost, known := errors.AsType[*locking.LostError](context.Cause(work))
 			switch {
 			case !known:
-				t.Logf("the loss was not seen before the lease was over: %v", context.Cause(work))
+				t.Logf("the loss was not noticed before the end of the lease: %v", context.Cause(work))
 			case len(lost.Keys) != 1 || lost.Keys[0] != lock.KeySet.Keys[1]:
-				t.Errorf("the work ended by %v, want the key that was lost", lost)
+				t.Errorf("the work ended with %v, want the lost key", lost)
 			}
 			return known
 		})
@@ -233,28 +238,28 @@ func TestWithContext_RenewMax_KeepsLockUntilLost(t *testing.T) {
 		lock := mustLock(t, bounded, k.keySet("c"))
 		work, stop := bounded.WithContext(ctx, lock)
 		defer stop()
-		<-work.Done() // for ever, if it were renewed for ever
+		<-work.Done() // would block for ever if the lock were renewed for ever
 		if cause := context.Cause(work); !errors.Is(cause, locking.ErrLost) {
-			t.Errorf("the work ended by %v", cause)
+			t.Errorf("the work ended with %v", cause)
 		}
 	})
 }
 
-// TestWithContext_OneLockReleased_RenewsOther releases one of two locks that are kept: the other is renewed still, and
-// the release is not taken for a loss.
+// TestWithContext_OneLockReleased_RenewsOther releases one of two locks under a context. The other
+// is still renewed, and the release does not count as a loss.
 func TestWithContext_OneLockReleased_RenewsOther(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, ranges)
-	const lease = 3 * time.Second // a busy machine must find the time to renew it
+	const lease = 3 * time.Second // long enough for a busy machine to renew it
 	l := newLocker(t, ranges.make(k, lease), locking.Options{RenewMax: long})
 	one, two := mustLock(t, l, k.keySet("a")), mustLock(t, l, k.keySet("b"))
 	work, stop := l.WithContext(t.Context(), one, two)
 	defer stop()
 	mustUnlock(t, l, one)
 	end := time.Now().Add(2 * lease)
-	stacktest.Eventually(t, "the first lease to be long over", func() bool { return time.Now().After(end) || work.Err() != nil })
+	stacktest.Eventually(t, "two leases to end", func() bool { return time.Now().After(end) || work.Err() != nil })
 	if work.Err() != nil || two.Validity() <= 0 {
-		t.Errorf("the work under b was ended: %v", context.Cause(work))
+		t.Errorf("the context of the work under b ended: %v", context.Cause(work))
 	}
 	stop()
 	mustUnlock(t, l, two)

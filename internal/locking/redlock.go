@@ -16,12 +16,13 @@ import (
 // ErrNoQuorum says that too few of Redlock's servers answer.
 var ErrNoQuorum = errors.New("fewer than a majority of the lock servers answer")
 
-// Redlock locks on a majority of independent Redis servers, key after key in ascending order
-// (S. Sanfilippo, "Distributed locks with Redis"), by redsync. It outlives the loss of a
-// minority of them, at the price of a round trip to all for each key.
+// Redlock locks on a majority of independent Redis servers, one key after the other in ascending
+// order (S. Sanfilippo, "Distributed locks with Redis"). It uses redsync. It works while a minority
+// of the servers is down. Each key costs a round trip to all servers.
 //
-// It has no fencing token, and the server that does the work cannot see whether a lock is still
-// held: its Trust is by clocks, so it relies on clocks that run at about the same rate.
+// It has no fencing token, and the server that runs the work cannot check whether a lock is still
+// held. The Validity of a lock depends on clocks only, so all clocks must run at about the same
+// rate.
 type Redlock struct {
 	baseStrategy
 	servers []redis.UniversalClient
@@ -29,8 +30,8 @@ type Redlock struct {
 	lease   LeaseFunc
 }
 
-// NewRedlock returns a Redlock over servers that replicate nothing to each other; client is where
-// the work is done.
+// NewRedlock returns a Redlock on servers, which must not replicate to each other. The work runs on
+// client.
 func NewRedlock(client redis.UniversalClient, servers []redis.UniversalClient, lease LeaseFunc) *Redlock {
 	r := &Redlock{baseStrategy: baseStrategy{client}, servers: servers, lease: lease}
 	pools := make([]pool.Pool, len(servers))
@@ -42,17 +43,18 @@ func NewRedlock(client redis.UniversalClient, servers []redis.UniversalClient, l
 }
 
 const (
-	// driftFactor is the part of the lease by which the servers' clocks may differ over it.
+	// driftFactor is the part of a lease by which the clocks of the servers may differ during it.
 	driftFactor = 0.01
-	// redlockParallelMax is how many keys, or sets, one call works on at a time.
+	// redlockParallelMax is the maximum number of keys, or sets, that one call processes at a time.
 	redlockParallelMax = 8
-	// timeoutMin is the least time that a server is given to answer.
+	// timeoutMin is the minimum timeout of a server.
 	timeoutMin = 10 * time.Millisecond
 )
 
-// timeout returns how long a server is given to answer about one key of a set. One that hangs
-// must not use up the lease: for all keys together it costs a quarter of it, unless that is less
-// than timeoutMin a key. So many keys, with so short a lease, can be had only while all servers answer.
+// timeout returns the timeout of a server for one key of a set. A server that hangs must not
+// exhaust the lease: for all keys together it costs a quarter of the lease, but at least timeoutMin
+// for each key. If timeoutMin applies, a set with many keys and a short lease can be locked only
+// while all servers answer.
 func (r *Redlock) timeout(keys int) time.Duration {
 	return max(r.lease(keys)/time.Duration(4*keys), timeoutMin)
 }
@@ -81,15 +83,15 @@ func (r *Redlock) try(ctx context.Context, _ *Acquisition, locks []*Lock) error 
 	return err
 }
 
-// lock locks the keys of one set in ascending order. Whatever fails, all is released: also what
-// a server did although its answer was not heard.
+// lock locks the keys of one set in ascending order. After any failure it releases all of them,
+// including those that a server has locked without an answer.
 func (r *Redlock) lock(ctx context.Context, l *Lock) error {
 	value := newID()
 	for _, key := range l.KeySet.Keys {
 		m := r.mutex(l, key, value)
 		err := m.TryLockContext(ctx)
 		if err == nil || ctx.Err() != nil {
-			l.mutexes = append(l.mutexes, m) // else redsync has released what it had of this key
+			l.mutexes = append(l.mutexes, m) // otherwise redsync has already released this key
 		}
 		if err != nil {
 			r.release(ctx, l)
@@ -101,7 +103,7 @@ func (r *Redlock) lock(ctx context.Context, l *Lock) error {
 	}
 	until := l.earliestUntil()
 	if !time.Now().Before(until) {
-		r.release(ctx, l) // it took longer than its lease
+		r.release(ctx, l) // locking took longer than the lease
 		return nil
 	}
 	l.Held = true
@@ -110,8 +112,8 @@ func (r *Redlock) lock(ctx context.Context, l *Lock) error {
 	return nil
 }
 
-// earliestUntil returns until when all keys of a lock are valid: lease less what it took to get each,
-// less the drift.
+// earliestUntil returns the time until which all keys of a lock are valid. For each key redsync
+// subtracts the duration of its attempt and the drift from the lease.
 func (l *Lock) earliestUntil() time.Time {
 	until := l.mutexes[0].Until()
 	for _, m := range l.mutexes[1:] {
@@ -122,12 +124,12 @@ func (l *Lock) earliestUntil() time.Time {
 	return until
 }
 
-// noQuorum reports whether so many servers did not answer that the others are no majority.
+// noQuorum reports whether the servers that have answered are fewer than a majority.
 func (r *Redlock) noQuorum(err error) bool {
 	return countUnreachable(err) > (len(r.servers)-1)/2
 }
 
-// countUnreachable counts the servers that err says did not answer.
+// countUnreachable counts the servers that did not answer according to err.
 func countUnreachable(err error) (n int) {
 	if all, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range all.Unwrap() {
@@ -141,10 +143,10 @@ func countUnreachable(err error) (n int) {
 	return 0
 }
 
-// release releases what there may be of a lock, also when ctx is over: redsync's own cleaning
-// up ends with its caller's context.
+// release releases all keys of a lock that may be locked, even after ctx is done. redsync itself
+// stops to clean up when the context of its caller is done.
 func (r *Redlock) release(ctx context.Context, l *Lock) {
-	// What cannot be released ends with its lease.
+	// An error is ignored: the lock then ends with its lease.
 	_ = r.each(context.WithoutCancel(ctx), []*Lock{l}, (*redsync.Mutex).UnlockContext)
 	l.Held = false
 }
@@ -152,7 +154,7 @@ func (r *Redlock) release(ctx context.Context, l *Lock) {
 func (r *Redlock) renew(ctx context.Context, locks []*Lock) error {
 	err := r.each(ctx, locks, (*redsync.Mutex).ExtendContext)
 	for _, l := range locks {
-		l.setValidUntil(l.earliestUntil()) // what was not renewed is valid as long as it was
+		l.setValidUntil(l.earliestUntil()) // a key that was not renewed keeps its earlier end
 	}
 	return err
 }
@@ -161,9 +163,11 @@ func (r *Redlock) unlock(ctx context.Context, locks []*Lock) error {
 	return r.each(ctx, locks, (*redsync.Mutex).UnlockContext)
 }
 
-// each does something to every key of every lock and returns a *RebuildingError with those that a
-// majority of the servers did not have any more.
-func (r *Redlock) each(ctx context.Context, locks []*Lock, do func(*redsync.Mutex, context.Context) (bool, error)) error {
+// each calls do for every key of every lock. It returns a *LostError with the keys that a majority
+// of the servers no longer had locked.
+func (r *Redlock) each(
+	ctx context.Context, locks []*Lock, do func(*redsync.Mutex, context.Context) (bool, error),
+) error {
 	var mutexes []*redsync.Mutex
 	var timeouts []time.Duration
 	for _, l := range locks {

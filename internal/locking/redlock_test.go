@@ -18,7 +18,7 @@ import (
 
 var redlock = subjects[2]
 
-// newServers starts lock servers that a test may break.
+// newServers starts lock servers that a test may stop.
 func newServers(t *testing.T) (k harness, servers []*stack.Stack) {
 	t.Helper()
 	k = newHarness(t, subjects[0])
@@ -52,8 +52,9 @@ func newServers(t *testing.T) (k harness, servers []*stack.Stack) {
 	return k, servers
 }
 
-// TestRedlock_MajorityStopped_FailsAndLeavesNothing stops lock servers one after the other: with a majority it works, and
-// then fails at once and leaves nothing behind on those that still answer.
+// TestRedlock_MajorityStopped_FailsAndLeavesNothing stops lock servers one after the other. Redlock
+// works with a majority. Without one it fails at once and leaves nothing on the servers that still
+// answer.
 func TestRedlock_MajorityStopped_FailsAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	k, servers := newServers(t)
@@ -75,12 +76,12 @@ func TestRedlock_MajorityStopped_FailsAndLeavesNothing(t *testing.T) {
 	rest := k
 	rest.servers = k.servers[redlockServers/2+1:]
 	if left := rest.lockedKeys(t); len(left) != 0 {
-		t.Errorf("a failure has left %q", left)
+		t.Errorf("after the failure these keys remain: %q", left)
 	}
 }
 
-// TestRedlock_OneServerHangs_Locks stops a lock server with SIGSTOP: it does not answer, and it does not
-// refuse either. The others are a majority.
+// TestRedlock_OneServerHangs_Locks stops a lock server with SIGSTOP: it neither answers nor refuses
+// connections. The others are a majority.
 func TestRedlock_OneServerHangs_Locks(t *testing.T) {
 	t.Parallel()
 	k, servers := newServers(t)
@@ -95,15 +96,15 @@ func TestRedlock_OneServerHangs_Locks(t *testing.T) {
 	l := k.locker(t, redlock, 8*time.Second)
 	lock := mustLock(t, l, k.keySet("a"))
 	if validity := lock.Validity(); validity <= 0 {
-		t.Errorf("locked without trust: %v", validity)
+		t.Errorf("locked without validity: %v", validity)
 	}
 	mustUnlock(t, l, lock)
 }
 
-// TestRedlock_FastClocks_MajorityLosesLock has the clock of one lock server run ahead, so that it drops its keys before
-// their lease is over: nobody else gets a majority for that, and the owner can still renew and release.
-// With three such servers exclusion is gone, as is known of Redlock: that is why work is refused
-// by what the server that does it can see.
+// TestRedlock_FastClocks_MajorityLosesLock lets the clock of one lock server run fast, so that it
+// drops its keys before their lease expires. No other owner gets a majority, and the owner can
+// still renew and release. With three such servers two owners can hold the lock. This is a known
+// limit of Redlock, and the reason why the server that runs the work must refuse late work.
 func TestRedlock_FastClocks_MajorityLosesLock(t *testing.T) {
 	t.Parallel()
 	k, _ := newServers(t)
@@ -117,7 +118,7 @@ func TestRedlock_FastClocks_MajorityLosesLock(t *testing.T) {
 	}
 	drop(k.servers[4])
 	if other := try(t, l, "", k.keySet("b")); other.Held {
-		t.Error("one fast clock gives a lock away")
+		t.Error("with one fast clock another owner gets the lock")
 	}
 	if err := l.Renew(ctx, lock); err != nil {
 		t.Errorf("renew with one fast clock: %v", err)
@@ -125,14 +126,14 @@ func TestRedlock_FastClocks_MajorityLosesLock(t *testing.T) {
 	drop(k.servers[3])
 	drop(k.servers[2])
 	if other := try(t, l, "", k.keySet("b")); !other.Held {
-		t.Error("three servers have forgotten the lock, and yet it is not given away: what does this test drop?")
+		t.Error("three servers have dropped the lock, but another owner does not get it")
 	}
 	if err := l.Unlock(ctx, lock); !errors.Is(err, locking.ErrLost) {
-		t.Errorf("unlock what a majority has forgotten: %v", err)
+		t.Errorf("unlock a lock that a majority has dropped: %v", err)
 	}
 }
 
-// slowServer holds up one command until it is let go.
+// slowServer delays one command until the test continues it.
 type slowServer struct {
 	redis.Hook
 	command string
@@ -157,27 +158,27 @@ func (slowServer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 	return next
 }
 
-// TestRedlock_LeaseExpiresWhileLocking_Fails gets each of its keys within its lease, but the last when the first one's is
-// over: that is a failure, after which nothing is left.
+// TestRedlock_LeaseExpiresWhileLocking_Fails locks each key within its own lease, but the last one
+// after the lease of the first has expired. The lock fails and leaves nothing.
 func TestRedlock_LeaseExpiresWhileLocking_Fails(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, redlock)
 	const lease = 3 * time.Second
 	k.servers[0].(*redis.Client).AddHook(slowServer{command: "set", until: func() {
 		began := time.Now()
-		stacktest.Eventually(t, "most of the lease to be over", func() bool { return time.Since(began) > lease*6/10 })
+		stacktest.Eventually(t, "most of the lease to pass", func() bool { return time.Since(began) > lease*6/10 })
 	}})
 	l := k.locker(t, redlock, lease)
 	if lock := try(t, l, "", k.keySet("a", "b")); lock.Held {
-		t.Errorf("held with a trust of %v", lock.Validity())
+		t.Errorf("held with a validity of %v", lock.Validity())
 	}
 	if left := k.lockedKeys(t); len(left) != 0 {
 		t.Errorf("left: %q", left)
 	}
 }
 
-// TestRedlock_CancelledWhileLocking_Releases cancels its caller in the midst of an acquisition: what it has locked
-// by then is released all the same.
+// TestRedlock_CancelledWhileLocking_Releases cancels the caller during the locking: the keys that
+// are already locked are released.
 func TestRedlock_CancelledWhileLocking_Releases(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, redlock)
@@ -185,7 +186,7 @@ func TestRedlock_CancelledWhileLocking_Releases(t *testing.T) {
 	k.servers[0].(*redis.Client).AddHook(slowServer{command: "set", until: cancel})
 	l := k.locker(t, redlock, long)
 	if _, err := l.Lock(ctx, "", long, k.keySet("a", "b", "c")); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled, and ended by %v", err)
+		t.Errorf("a cancelled attempt ended with %v", err)
 	}
 	if left := k.lockedKeys(t); len(left) != 0 {
 		t.Errorf("left: %q", left)

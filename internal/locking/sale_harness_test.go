@@ -14,32 +14,32 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// seller is a way to sell one unit of each slot of a sale. Of two that sell at the same time, each
-// must see what the other has sold.
+// seller sells one unit of each slot of a sale. Each of two concurrent sellers must see what the
+// other has sold.
 type seller interface {
 	// sell reports whether there was room.
 	sell(ctx context.Context) (sold bool, err error)
 }
 
-// sale is what all ways do: read the counters of its slots, look for room, write the counters
-// with one more. The counters are the fields of one hash.
+// sale contains the steps that all methods share: read the counters of the slots, check for room,
+// write the counters plus one. The counters are the fields of one hash.
 type sale struct {
 	client   *redis.Client
-	prefix   string   // begins all keys, and puts them into one hash slot
+	prefix   string   // of all keys; puts them into one hash slot
 	slots    []string // ascending
 	capacity int64    // of each slot
-	// between is told where the sale is, so that a test can make it stop there.
+	// between is called with each step, so that a test can stop the sale there.
 	between func(step string)
 }
 
-// The steps that between is told of.
+// The steps for which between is called.
 const (
-	stepBlocked = "blocked" // somebody else has a lock: about to wait
-	stepSet     = "set"     // a lock is set, its expiry is not
-	stepRead    = "read"    // the counters are read, not written
-	stepWritten = "written" // they are written, no lock is released
-	stepOwned   = "owned"   // a lock was found to be one's own, and is about to be deleted
-	stepRefused = "refused" // the write was refused: about to begin again
+	stepBlocked = "blocked" // another owner has a lock; about to wait
+	stepSet     = "set"     // a lock is set, its expiry is not yet
+	stepRead    = "read"    // the counters are read, not yet written
+	stepWritten = "written" // the counters are written, no lock is released yet
+	stepOwned   = "owned"   // the own lock was checked and is about to be deleted
+	stepRefused = "refused" // the write was refused; about to begin again
 )
 
 func (s sale) at(step string) {
@@ -59,7 +59,7 @@ func (s sale) locks() []string {
 	return keys
 }
 
-// read reads the counters, and reports whether all of them have room.
+// read reads the counters and reports whether all of them have room.
 func (s sale) read(ctx context.Context) (counts []int64, room bool, err error) {
 	values, err := s.client.HMGet(ctx, s.counts(), s.slots...).Result()
 	if err != nil {
@@ -73,7 +73,7 @@ func (s sale) read(ctx context.Context) (counts []int64, room bool, err error) {
 
 func (s sale) room(counts []int64) bool { return slices.Max(counts) < s.capacity }
 
-// parseCounts reads counters of which one that is not there is 0.
+// parseCounts parses counters. A missing counter is 0.
 func parseCounts(values []any) ([]int64, error) {
 	counts := make([]int64, len(values))
 	for i, value := range values {
@@ -89,7 +89,7 @@ func parseCounts(values []any) ([]int64, error) {
 	return counts, nil
 }
 
-// oneMore returns the fields and values of counters with one more unit sold of each.
+// oneMore returns the fields and values of the counters plus one.
 func (s sale) oneMore(counts []int64) []any {
 	pairs := make([]any, 0, 2*len(s.slots))
 	for i, slot := range s.slots {
@@ -98,7 +98,7 @@ func (s sale) oneMore(counts []int64) []any {
 	return pairs
 }
 
-// readAndWrite sells, in two round trips, with whatever lock its caller has.
+// readAndWrite sells in two round trips, under any lock that its caller has.
 func (s sale) readAndWrite(ctx context.Context) (sold bool, err error) {
 	counts, room, err := s.read(ctx)
 	if err != nil || !room {
@@ -112,12 +112,12 @@ func (s sale) readAndWrite(ctx context.Context) (sold bool, err error) {
 	return true, nil
 }
 
-// saleHarness is a sale on the shared Redis, and the count of what it costs.
+// saleHarness is a sale on the shared Redis. It counts round trips.
 type saleHarness struct {
 	sale
 	contenders int
-	trips      atomic.Int64 // round trips to any server: one for a command, or a pipeline
-	noQuorum   atomic.Int64 // tries that too few lock servers answered in time
+	trips      atomic.Int64 // round trips to any server: one for each command or pipeline
+	noQuorum   atomic.Int64 // attempts for which too few lock servers answered in time
 }
 
 func newSaleHarness(t testing.TB, slots int, capacity int64, contenders int) *saleHarness {
@@ -132,8 +132,8 @@ func newSaleHarness(t testing.TB, slots int, capacity int64, contenders int) *sa
 	return m
 }
 
-// connect returns a client that is configured as the worker's, with a connection for each
-// contender and some for those who need a second one.
+// connect returns a client that is configured like the worker's. It has a connection for each
+// contender and some for those that need a second one.
 func (m *saleHarness) connect(t testing.TB, url string) *redis.Client {
 	t.Helper()
 	const spare = 10
@@ -146,8 +146,8 @@ func (m *saleHarness) connect(t testing.TB, url string) *redis.Client {
 	return client
 }
 
-// oversold returns how many units were sold, of all slots together, that the counters do not
-// know of: each of them can be sold once more.
+// oversold returns the number of units, of all slots together, that were sold but not counted. Each
+// of them can be sold again.
 func (m *saleHarness) oversold(t testing.TB, sold int64) (units int64) {
 	t.Helper()
 	counts, _, err := m.read(context.WithoutCancel(t.Context()))
@@ -182,7 +182,7 @@ func (c tripCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.P
 	}
 }
 
-// count counts a round trip that begins with a command, but for those that open a connection.
+// count counts the round trip of a command, unless the command opens a connection.
 func (c tripCounter) count(first redis.Cmder) {
 	if name := first.Name(); name != "hello" && name != "client" {
 		c.trips.Add(1)

@@ -14,22 +14,22 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// sellerKind is a way with how to set it up. open is called once, and what it returns once for
-// each contender.
+// sellerKind is a method of selling with its setup. open is called once. It returns a function that
+// is called once for each contender.
 type sellerKind struct {
 	name string
-	// correct says that nothing that happens to its locks makes it oversell.
+	// correct says that no failure of its locks makes the method oversell.
 	correct bool
 	open    func(t testing.TB, m *saleHarness) func(sale) seller
 }
 
-// The names of the ways that are compared with each other.
+// The names of the methods that are compared with each other.
 const (
 	sellerRange   = "range"
 	sellerCareful = "one after the other"
 )
 
-// sellerKinds are all ways: first those that teams write themselves.
+// sellerKinds contains all methods, first those that teams write themselves.
 var sellerKinds = []sellerKind{
 	{"no lock", false, handWritten(func(s sale) seller { return baselineUnlocked{s} })},
 	{"SETNX, plain DEL", false, handWritten(func(s sale) seller { return baselinePlainDelete{s} })},
@@ -48,7 +48,7 @@ var sellerKinds = []sellerKind{
 	})},
 }
 
-// sellerNamed returns the way of a name.
+// sellerNamed returns the method with a name.
 func sellerNamed(t testing.TB, name string) sellerKind {
 	t.Helper()
 	for _, kind := range sellerKinds {
@@ -56,7 +56,7 @@ func sellerNamed(t testing.TB, name string) sellerKind {
 			return kind
 		}
 	}
-	t.Fatalf("no way is called %q", name)
+	t.Fatalf("no method is called %q", name)
 	return sellerKind{}
 }
 
@@ -97,7 +97,7 @@ func countedBases() locking.FenceBase {
 	return func(context.Context) (int64, error) { return last.Add(1), nil }
 }
 
-// saleScript sells what was read under a lock, and releases the lock, as holds/lua/place.lua does.
+// saleScript sells under a lock and releases the lock, like holds/lua/place.lua.
 var saleScript = lua.New("sale", "", `
 -- KEYS  1 counts  2 locks
 -- ARGV  1 token  2 scope  3 read_at_ms  4 read_age_ms  5 n  then n keys that are locked
@@ -120,7 +120,7 @@ if token ~= '' then
 end
 return {'ok'}`)
 
-// saleWait is how long one acquisition waits.
+// saleWait is the maximum wait of one acquisition.
 const saleWait = 5 * time.Second
 
 // lockedSeller sells under a lock of this package.
@@ -145,7 +145,7 @@ func (w lockedSeller) acquireAndSell(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	defer a.Close(ctx)
-	// The counters are what work under the lock must not miss a change of.
+	// Optimistic must watch the counters, because the work must not miss a change of them.
 	set := locking.KeySet{Keys: w.locks(), Fence: w.prefix + "fence", Version: w.counts(), Scope: w.prefix}
 	for {
 		locks, err := a.TryLock(ctx, []locking.KeySet{set})
@@ -197,7 +197,7 @@ func (w lockedSeller) sellUnder(ctx context.Context, lock *locking.Lock) (sold, 
 	call.Args = append(call.Args, w.oneMore(counts)...)
 	w.locker.Exec(ctx, []*locking.Lock{lock}, []*lua.Call{call})
 	if call.Err == nil && (call.Status == locking.StatusLockLost || call.Status == locking.StatusConflict) {
-		_ = w.locker.Unlock(ctx, lock) // what is left of it
+		_ = w.locker.Unlock(ctx, lock) // the keys that it still holds
 		return false, true, nil
 	}
 	return call.Err == nil, false, call.Expect(0)

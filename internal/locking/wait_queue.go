@@ -11,49 +11,53 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// waitQueue hears what is released, on one connection for the whole process. The acquisitions of
-// this process stand in line, oldest first, for the key in their way. A release wakes the first in
-// line for each key, and nobody else; if that one finds another key in its way, it passes the
-// word on. Who comes later lines up without asking the server.
+// waitQueue receives releases on one connection for the whole process and wakes the acquisitions
+// that wait.
 //
-// Nothing depends on hearing: a waiter goes on by itself when the lease in its way is over.
+// The waiting acquisitions of this process form one line for each blocking key, oldest first. A
+// release wakes only the first in the line of each released key. If that one is then blocked by
+// another key, it passes the release to the next in the line. A later acquisition joins the line
+// without an attempt on the server.
+//
+// Messages only make waiting shorter: a waiter also tries again when the lease that blocks it
+// expires.
 type waitQueue struct {
 	client redis.UniversalClient
-	fair   bool // the line is kept by the server, over all processes
+	fair   bool // the server keeps one queue for all processes
 
-	subscribing sync.Mutex    // held while talking to the server
-	pubsub      *redis.PubSub // nil until somebody waits
+	subscribing sync.Mutex    // held during requests to the server
+	pubsub      *redis.PubSub // nil until the first waiter
 	changes     sync.WaitGroup
 
 	mu       sync.Mutex
 	channels map[string]*channel
 }
 
-// channel is where the releases of a scope are told.
+// channel is the state of the channel on which the releases of a scope are published.
 type channel struct {
-	listeners   int                  // acquisitions
-	requested   bool                 // the server was asked for it
-	subscribed  bool                 // the server has said so
-	received    uint64               // counts the messages and confirmations
-	confirmedAt uint64               // the last of them before which messages may have been lost: a confirmation
-	missed      map[string]uint64    // key -> the last release that nobody was told
-	lines       map[string][]*waiter // by the key in the way, the oldest acquisition first
+	listeners   int                  // number of acquisitions that use the channel
+	requested   bool                 // the subscription was requested
+	subscribed  bool                 // the server has confirmed the subscription
+	received    uint64               // number of messages and confirmations received
+	confirmedAt uint64               // received at the last confirmation; earlier messages may be lost
+	missed      map[string]uint64    // key -> received at its last release that no waiter was notified of
+	lines       map[string][]*waiter // by the blocking key, the oldest acquisition first
 }
 
 // waiter is an acquisition from Wait to the end of its next attempt.
 type waiter struct {
 	a        *Acquisition
-	lines    []lineKey // where it stands in line
-	until    time.Time // when it goes on by itself
+	lines    []lineKey // the lines that contain the waiter
+	until    time.Time // when it tries again without a release
 	wake     chan struct{}
 	woken    bool
-	releases []release // what it was the one to be told
+	releases []release // the releases that it, and no other waiter, was notified of
 }
 
-// lineKey is a line, or the key in the way of those who stand in it.
+// lineKey identifies a line by its channel and its blocking key.
 type lineKey struct{ channel, key string }
 
-// release is that of a key, with how much was heard on its channel by then.
+// release is the release of a key. received is the value of channel.received at that time.
 type release struct {
 	lineKey
 	received uint64
@@ -63,13 +67,13 @@ func newWaitQueue(client redis.UniversalClient, fair bool) *waitQueue {
 	return &waitQueue{client: client, fair: fair, channels: make(map[string]*channel)}
 }
 
-// channelOf returns where the releases of a lock's keys are told.
+// channelOf returns the channel on which the releases of a lock's keys are published.
 func channelOf(l *Lock) string { return l.KeySet.Scope + released }
 
 const released = "released"
 
-// beforeTry notes how much was heard before a try: a release that is heard after it may have been too
-// late for it.
+// beforeTry notes the number of messages received before an attempt. The attempt may have come
+// before a release that is received later.
 func (h *waitQueue) beforeTry(a *Acquisition) {
 	if h == nil || len(a.channels) == 0 {
 		return
@@ -81,8 +85,8 @@ func (h *waitQueue) beforeTry(a *Acquisition) {
 	}
 }
 
-// blockedByOlder reports whether somebody older than a stands in line for one of the lock's keys. It
-// has what is in the way then: that one.
+// blockedByOlder reports whether an acquisition that is older than a waits for one of the lock's
+// keys. If so, it sets l.blocker.
 func (h *waitQueue) blockedByOlder(a *Acquisition, l *Lock) bool {
 	if h == nil || h.fair {
 		return false
@@ -102,8 +106,8 @@ func (h *waitQueue) blockedByOlder(a *Acquisition, l *Lock) bool {
 	return false
 }
 
-// afterTry ends the waiting of a, which has tried again, and passes on the releases that it was told
-// and that did not help it.
+// afterTry ends the waiting of a after an attempt. It passes to other waiters the releases that a
+// was notified of and could not use.
 func (h *waitQueue) afterTry(a *Acquisition) {
 	if h == nil || a.waiter == nil {
 		return
@@ -113,7 +117,7 @@ func (h *waitQueue) afterTry(a *Acquisition) {
 	for _, r := range h.dequeue(a) {
 		i := slices.IndexFunc(a.blocked, func(l *Lock) bool { return slices.Contains(l.KeySet.Keys, r.key) })
 		if i < 0 {
-			continue // it has the key, and will release it
+			continue // a holds the key now and will release it
 		}
 		switch in := a.blocked[i].blocker; {
 		case in.key != r.key || in.olderWaits:
@@ -121,13 +125,14 @@ func (h *waitQueue) afterTry(a *Acquisition) {
 		case in.ahead != "":
 			h.notifyWaiter(r, in.ahead)
 		case r.received > a.channels[r.channel]:
-			h.channels[r.channel].markMissed(r) // it came after the try
+			h.channels[r.channel].markMissed(r) // the release came after the attempt
 		}
-		// Else somebody was quicker, and will release it.
+		// Otherwise another acquisition was faster and will release the key.
 	}
 }
 
-// stopWaiting ends the waiting of a, which has learned nothing since, and passes on what it was told.
+// stopWaiting ends the waiting of a without an attempt. It passes the releases that a was notified
+// of to other waiters.
 func (h *waitQueue) stopWaiting(a *Acquisition) {
 	if h == nil || a.waiter == nil {
 		return
@@ -139,7 +144,7 @@ func (h *waitQueue) stopWaiting(a *Acquisition) {
 	}
 }
 
-// dequeue takes a out of its lines and returns the releases that it was told.
+// dequeue removes a from its lines and returns the releases that it was notified of.
 func (h *waitQueue) dequeue(a *Acquisition) []release {
 	w := a.waiter
 	a.waiter = nil
@@ -153,9 +158,9 @@ func (h *waitQueue) dequeue(a *Acquisition) []release {
 	return w.releases
 }
 
-// wait waits until a release or its own clock says that a should try again.
+// wait waits until a should try again: after a release, after retryDelay, or after left.
 func (h *waitQueue) wait(ctx context.Context, a *Acquisition, left time.Duration) error {
-	h.stopWaiting(a) // it has waited and not tried since
+	h.stopWaiting(a) // in case a has waited and not tried since
 	w := &waiter{a: a, wake: make(chan struct{})}
 	timeout := min(left, a.retryDelay())
 	w.until = time.Now().Add(timeout)
@@ -181,19 +186,20 @@ func (h *waitQueue) wait(ctx context.Context, a *Acquisition, left time.Duration
 	case <-w.wake:
 	case <-timer.C:
 	}
-	return context.Cause(ctx) // nil unless ctx is over, whatever came besides
+	return context.Cause(ctx) // nil unless ctx is done
 }
 
 // enqueue puts a waiter in a line, behind all older acquisitions.
 func (h *waitQueue) enqueue(w *waiter, p lineKey) {
 	lines := h.channels[p.channel].lines
-	i, _ := slices.BinarySearchFunc(lines[p.key], w, func(other, w *waiter) int { return int(other.a.order - w.a.order) })
+	byAge := func(other, w *waiter) int { return int(other.a.order - w.a.order) }
+	i, _ := slices.BinarySearchFunc(lines[p.key], w, byAge)
 	lines[p.key] = slices.Insert(lines[p.key], i, w)
 	w.lines = append(w.lines, p)
 }
 
-// retryDelay returns when the first of what is in the way is gone by itself. Contenders for it do
-// not come back all at the same moment.
+// retryDelay returns the time until the first blocker ends without a release, plus a random time,
+// so that contenders do not all try again at the same moment.
 func (a *Acquisition) retryDelay() time.Duration {
 	const spread = 20 * time.Millisecond
 	first := a.blocked[0].blocker.remaining
@@ -203,9 +209,9 @@ func (a *Acquisition) retryDelay() time.Duration {
 	return first + rand.N(spread)
 }
 
-// listen makes a waiter hear a channel, and reports whether it should rather try again: because
-// the key was released since its last try and nobody was told, in which case it is now, or
-// because that may be.
+// listen adds a waiter to the listeners of a channel. stale is true when the waiter should try
+// again at once, because the key was released since its last attempt without a notification, or may
+// have been. In the first case listen gives the release to the waiter.
 func (h *waitQueue) listen(w *waiter, p lineKey) (stale bool) {
 	c := h.channels[p.channel]
 	if mark, listens := w.a.channels[p.channel]; listens {
@@ -223,12 +229,12 @@ func (h *waitQueue) listen(w *waiter, p lineKey) (stale bool) {
 	}
 	c.listeners++
 	w.a.channels[p.channel] = c.received
-	return c.subscribed // if not, the confirmation will wake it
+	return c.subscribed // if it is not yet, its confirmation wakes the waiter
 }
 
-// subscribe makes the connection have the channels that are listened to, and no others. Lasting
-// errors are left to the connection, which comes back with all its channels, and to the
-// waiters' clocks.
+// subscribe subscribes to exactly the channels that have listeners. After a lasting error the
+// connection reconnects by itself and subscribes to all its channels again. Meanwhile the waiters
+// use their own clocks.
 func (h *waitQueue) subscribe() {
 	h.subscribing.Lock()
 	defer h.subscribing.Unlock()
@@ -259,14 +265,15 @@ func (h *waitQueue) subscribe() {
 		messages := h.pubsub.ChannelWithSubscriptions()
 		h.changes.Go(func() { h.receive(messages) })
 	}
-	// A call that fails has made the connection anew, with the channels that it knew before
-	// (go-redis v9.23.0). After it these are among them, so any other failure is mended by the next connection.
+	// A call that fails reconnects with the channels that the connection had before (go-redis
+	// v9.23.0) and adds the new ones afterwards. So the second call subscribes to these; after any
+	// other failure the next connection does.
 	if h.pubsub.SSubscribe(ctx, more...) != nil {
 		_ = h.pubsub.SSubscribe(ctx, more...)
 	}
 }
 
-// close ends the connection. Nobody waits any more.
+// close closes the connection. No acquisition may wait any more.
 func (h *waitQueue) close() error {
 	h.subscribing.Lock()
 	var err error
@@ -278,7 +285,7 @@ func (h *waitQueue) close() error {
 	return err
 }
 
-// receive hears until the subscription is closed.
+// receive processes messages until the subscription is closed.
 func (h *waitQueue) receive(messages <-chan any) {
 	for message := range messages {
 		h.mu.Lock()
@@ -300,8 +307,8 @@ func (h *waitQueue) receive(messages <-chan any) {
 	}
 }
 
-// confirm wakes everybody: what was released before the channel was heard, or while it was not,
-// was told to nobody.
+// confirm wakes all waiters of a channel after a confirmation of its subscription, because no
+// waiter was notified of the releases before it.
 func (c *channel) confirm() {
 	c.subscribed = true
 	c.received++
@@ -313,8 +320,8 @@ func (c *channel) confirm() {
 	}
 }
 
-// notifyFirst tells the first in line of a release. If that one is awake already, it will see to it
-// after its attempt.
+// notifyFirst notifies the first waiter in the line of a release. If it is already awake, afterTry
+// processes the release after its attempt.
 func (h *waitQueue) notifyFirst(r release) {
 	c := h.channels[r.channel]
 	if line := c.lines[r.key]; len(line) > 0 {
@@ -324,8 +331,9 @@ func (h *waitQueue) notifyFirst(r release) {
 	c.markMissed(r)
 }
 
-// notifyWaiter tells an acquisition of a release, if it is in line for it. It may be about to be, or
-// in another process, which hears of the release as well.
+// notifyWaiter notifies an acquisition of a release if it is in the line of the released key.
+// Otherwise the acquisition may be about to enter the line, or it is in another process, which
+// receives the release itself.
 func (h *waitQueue) notifyWaiter(r release, id string) {
 	c := h.channels[r.channel]
 	for _, w := range c.lines[r.key] {
@@ -337,7 +345,8 @@ func (h *waitQueue) notifyWaiter(r release, id string) {
 	c.markMissed(r)
 }
 
-// markMissed remembers a release that nobody was told: who has tried before it tries again.
+// markMissed remembers a release that no waiter was notified of. A waiter whose last attempt was
+// before it tries again.
 func (c *channel) markMissed(r release) { c.missed[r.key] = max(c.missed[r.key], r.received) }
 
 func (w *waiter) notify(r release) {
@@ -352,7 +361,7 @@ func (w *waiter) wakeUp() {
 	}
 }
 
-// leave ends what a hears.
+// leave ends the waiting of a and removes it from the listeners of its channels.
 func (h *waitQueue) leave(a *Acquisition) {
 	if h == nil {
 		return

@@ -19,8 +19,8 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// tryCounter counts the attempts to lock that the server has run. One whose script it did not
-// know, because another test flushed them, is not one.
+// tryCounter counts the attempts to lock that the server has run. It does not count a call of an
+// unknown script, which other tests may have flushed.
 type tryCounter struct {
 	redis.Hook
 	n atomic.Int32
@@ -44,14 +44,14 @@ func (*tryCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (*tryCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
-// lockResult is what came of a Lock that was waited for elsewhere.
+// lockResult is the result of Lock in another goroutine.
 type lockResult struct {
 	name string
 	lock *locking.Lock
 	err  error
 }
 
-// startWaiter waits for a lock elsewhere, and returns when the wait has begun.
+// startWaiter calls Lock in another goroutine and returns when it waits.
 func (k harness) startWaiter(t *testing.T, l *locking.Locker, name string, got chan<- lockResult, set locking.KeySet) {
 	t.Helper()
 	before := len(locking.Waiting(l, k.prefix))
@@ -62,8 +62,8 @@ func (k harness) startWaiter(t *testing.T, l *locking.Locker, name string, got c
 	stacktest.Eventually(t, name+" to wait", func() bool { return len(locking.Waiting(l, k.prefix)) == before+1 })
 }
 
-// TestWait_LockReleased_WakesWaiter has a waiter wait for a lock with a long lease: it hears of the release,
-// and asks at most three times in all, before it listens, after that, and when it is woken.
+// TestWait_LockReleased_WakesWaiter waits for a lock with a long lease. A release wakes the waiter.
+// It makes at most three attempts: before it subscribes, after that, and when it is woken.
 func TestWait_LockReleased_WakesWaiter(t *testing.T) {
 	t.Parallel()
 	for _, s := range []subject{ranges, fair} {
@@ -73,7 +73,7 @@ func TestWait_LockReleased_WakesWaiter(t *testing.T) {
 			holder := k.locker(t, s, long)
 			lock := mustLock(t, holder, k.keySet("a", "b", "c"))
 
-			other := k // another process, so to say
+			other := k // stands for another process
 			other.client = newClient(t, stacktest.Shared().RedisURL)
 			tries := new(tryCounter)
 			other.client.AddHook(tries)
@@ -85,15 +85,15 @@ func TestWait_LockReleased_WakesWaiter(t *testing.T) {
 				t.Fatal(r.err)
 			}
 			if n := tries.n.Load(); n > 3 {
-				t.Errorf("asked %d times", n)
+				t.Errorf("%d attempts", n)
 			}
 		})
 	}
 }
 
-// TestWait_ReleasedBeforeWait_ReturnsAtOnce releases a lock after somebody has tried to get it and before it waits:
-// once before it listens, so that it cannot have heard, and once after that, heard by nobody who
-// waits. Neither may cost it the lease of the lock that is gone.
+// TestWait_ReleasedBeforeWait_ReturnsAtOnce releases a lock between an attempt and its wait: once
+// before the waiter has subscribed, so that it cannot receive the release, and once after, when no
+// waiter waits. In both cases the waiter must not wait for the end of the released lease.
 func TestWait_ReleasedBeforeWait_ReturnsAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, s := range []subject{ranges, fair} {
@@ -115,13 +115,15 @@ func TestWait_ReleasedBeforeWait_ReturnsAtOnce(t *testing.T) {
 				before := locking.Received(l, k.prefix)
 				mustUnlock(t, l, lock)
 				if round > 0 {
-					stacktest.Eventually(t, "the release to be heard", func() bool { return locking.Received(l, k.prefix) > before })
+					stacktest.Eventually(t, "the release to be received", func() bool {
+						return locking.Received(l, k.prefix) > before
+					})
 				}
 				if err := a.Wait(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				if locks, err = a.TryLock(t.Context(), []locking.KeySet{k.keySet("a", "b")}); err != nil || !locks[0].Held {
-					t.Fatalf("round %d: the wait was over, and the lock was not had: %v", round, err)
+					t.Fatalf("round %d: the wait returned, but the lock was not free: %v", round, err)
 				}
 				mustUnlock(t, l, locks[0])
 			}
@@ -129,8 +131,8 @@ func TestWait_ReleasedBeforeWait_ReturnsAtOnce(t *testing.T) {
 	}
 }
 
-// TestWait_OlderWaiterExists_QueuesWithoutServer has somebody come while another waits in the same process: it does not
-// even ask the server, and is served after that one.
+// TestWait_OlderWaiterExists_QueuesWithoutServer starts an acquisition while another one of the
+// same process waits. It sends no attempt to the server and is served after the older one.
 func TestWait_OlderWaiterExists_QueuesWithoutServer(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, ranges)
@@ -143,21 +145,21 @@ func TestWait_OlderWaiterExists_QueuesWithoutServer(t *testing.T) {
 	before := tries.n.Load()
 	k.startWaiter(t, l, "second", got, k.keySet("a", "c"))
 	if n := tries.n.Load(); n != before {
-		t.Errorf("it asked %d times", n-before)
+		t.Errorf("it made %d attempts", n-before)
 	}
 	for _, want := range []string{"first", "second"} {
 		mustUnlock(t, l, lock)
 		r := <-got
 		if r.err != nil || r.name != want {
-			t.Fatalf("%s was served in place of the %s: %v", r.name, want, r.err)
+			t.Fatalf("%s was served before %s: %v", r.name, want, r.err)
 		}
 		lock = r.lock
 	}
 	mustUnlock(t, l, lock)
 }
 
-// TestWait_OlderAcquisition_IsServedFirst wakes a waiter while an older one, who has tried before the release, is
-// about to wait: the younger lines up behind it, and tells it.
+// TestWait_OlderAcquisition_IsServedFirst wakes a waiter when an older acquisition, which has tried
+// before the release, is about to wait. The younger one queues behind it and notifies it.
 func TestWait_OlderAcquisition_IsServedFirst(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, ranges)
@@ -180,7 +182,7 @@ func TestWait_OlderAcquisition_IsServedFirst(t *testing.T) {
 		}
 		defer both[i].Close(ctx)
 		tryAgain(both[i])
-		if err := both[i].Wait(ctx); err != nil { // until it listens
+		if err := both[i].Wait(ctx); err != nil { // until it has subscribed
 			t.Fatal(err)
 		}
 		if tryAgain(both[i]) {
@@ -200,18 +202,19 @@ func TestWait_OlderAcquisition_IsServedFirst(t *testing.T) {
 	}
 	wait(older)
 	if tryAgain(younger) {
-		t.Error("the younger has passed the older, who was in line before it tried")
+		t.Error("the younger one has overtaken the older one, which was in the line before it tried")
 	}
 	if err := <-waited; err != nil {
 		t.Fatal(err)
 	}
 	if !tryAgain(older) {
-		t.Error("the older was told, and did not get the lock")
+		t.Error("the older one was notified but did not get the lock")
 	}
 }
 
-// TestWait_ReleaseMissed_NotifiesNextWaiter releases a key when two have tried for it and none waits: the first
-// who comes to wait tries again instead, and when that does not help it, tells the other.
+// TestWait_ReleaseMissed_NotifiesNextWaiter releases a key when two acquisitions have tried for it
+// and none waits. The first one to wait tries again instead. If it is then blocked by another key,
+// it notifies the other acquisition.
 func TestWait_ReleaseMissed_NotifiesNextWaiter(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, ranges)
@@ -232,7 +235,7 @@ func TestWait_ReleaseMissed_NotifiesNextWaiter(t *testing.T) {
 			return locks[0].Held
 		}
 		tryAgain()
-		if err := acquisition.Wait(ctx); err != nil { // until it listens
+		if err := acquisition.Wait(ctx); err != nil { // until it has subscribed
 			t.Fatal(err)
 		}
 		tryAgain()
@@ -242,7 +245,7 @@ func TestWait_ReleaseMissed_NotifiesNextWaiter(t *testing.T) {
 	one, tryOne := begin("a")
 	before := locking.Received(l, k.prefix)
 	mustUnlock(t, l, a)
-	stacktest.Eventually(t, "the release to be heard", func() bool { return locking.Received(l, k.prefix) > before })
+	stacktest.Eventually(t, "the release to be received", func() bool { return locking.Received(l, k.prefix) > before })
 	if err := both.Wait(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -256,13 +259,13 @@ func TestWait_ReleaseMissed_NotifiesNextWaiter(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !tryOne() {
-		t.Error("a is free, and was not had")
+		t.Error("a is free, but was not locked")
 	}
 	mustUnlock(t, l, b)
 }
 
-// TestWait_WokenWaiterStillBlocked_NotifiesNext wakes a waiter that finds another key in its way: who waits behind it for
-// the key that was released must hear of it.
+// TestWait_WokenWaiterStillBlocked_NotifiesNext wakes a waiter that is blocked by another key. The
+// next waiter for the released key must be notified.
 func TestWait_WokenWaiterStillBlocked_NotifiesNext(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, ranges)
@@ -274,7 +277,7 @@ func TestWait_WokenWaiterStillBlocked_NotifiesNext(t *testing.T) {
 	mustUnlock(t, l, a)
 	first := <-got
 	if first.name != "one" || first.err != nil {
-		t.Fatalf("%s was locked first (%v), while b is locked", first.name, first.err)
+		t.Fatalf("%s was served first (%v) while b is locked", first.name, first.err)
 	}
 	mustUnlock(t, l, first.lock, b)
 	if second := <-got; second.err != nil {
@@ -282,8 +285,8 @@ func TestWait_WokenWaiterStillBlocked_NotifiesNext(t *testing.T) {
 	}
 }
 
-// TestWait_ManyWaiters_AllGetTheLock has 200 wait for one lock at once, one attempt of each before the lock is
-// released: all get it, one after the other, though each release wakes only one.
+// TestWait_ManyWaiters_AllGetTheLock lets 200 acquisitions wait for one lock after one attempt
+// each. All get it, one after the other, although each release wakes only one.
 func TestWait_ManyWaiters_AllGetTheLock(t *testing.T) {
 	t.Parallel()
 	const waiters = 200
@@ -309,15 +312,15 @@ func TestWait_ManyWaiters_AllGetTheLock(t *testing.T) {
 					}
 				})
 			}
-			stacktest.Eventually(t, "all to wait", func() bool { return len(locking.Waiting(l, k.prefix)) == waiters })
+			stacktest.Eventually(t, "all waiters to wait", func() bool { return len(locking.Waiting(l, k.prefix)) == waiters })
 			mustUnlock(t, l, lock)
 			all.Wait()
 		})
 	}
 }
 
-// TestWait_CancelledBeforeSubscribed_Ends has the first waiter of a process leave before the server was asked for
-// its channel.
+// TestWait_CancelledBeforeSubscribed_Ends cancels the first waiter of a process before the process
+// has subscribed to its channel.
 func TestWait_CancelledBeforeSubscribed_Ends(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, ranges)
@@ -334,15 +337,15 @@ func TestWait_CancelledBeforeSubscribed_Ends(t *testing.T) {
 		}
 		cancel()
 		if err := a.Wait(ctx); !errors.Is(err, context.Canceled) {
-			t.Errorf("a cancelled wait ended by %v", err)
+			t.Errorf("a cancelled wait ended with %v", err)
 		}
 		a.Close(ctx)
 	}
 	mustUnlock(t, k.locker(t, ranges, long), lock)
 }
 
-// TestWait_CutWhileSubscribing_RestoresChannels has the connection cut just when a second channel is asked for on it: it
-// comes back with both.
+// TestWait_CutWhileSubscribing_RestoresChannels cuts the connection when it subscribes to a second
+// channel. It reconnects with both channels.
 func TestWait_CutWhileSubscribing_RestoresChannels(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, ranges)
@@ -363,16 +366,16 @@ func TestWait_CutWhileSubscribing_RestoresChannels(t *testing.T) {
 	for i, waits := range []harness{k, other} {
 		cut.Store(i == 1)
 		all.Go(func() { mustUnlock(t, l, mustLock(t, l, waits.keySet("a"))) })
-		stacktest.Eventually(t, "the release to be listened for", func() bool { return len(locking.Waiting(l, waits.prefix)) == 1 })
+		stacktest.Eventually(t, "the waiter to wait", func() bool { return len(locking.Waiting(l, waits.prefix)) == 1 })
 	}
 	if cut.Load() {
-		t.Error("nothing was cut")
+		t.Error("the connection was not cut")
 	}
 	mustUnlock(t, l, one, two)
 	all.Wait()
 }
 
-// cuttingConn is a connection that is cut once, by the next subscription that is written to it.
+// cuttingConn is a connection that is cut by the next subscription written to it, once.
 type cuttingConn struct {
 	net.Conn
 	cut *atomic.Bool
@@ -385,13 +388,14 @@ func (c *cuttingConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// TestUnlock_PublishForbiddenByACL_Releases unlocks as a user whom the server's ACL lets use no channel: the lock is
-// released all the same.
+// TestUnlock_PublishForbiddenByACL_Releases unlocks as a user whose ACL allows no channel: the lock
+// is released.
 func TestUnlock_PublishForbiddenByACL_Releases(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, ranges)
 	user := strings.NewReplacer(":", "", "{", "", "}", "").Replace(k.prefix)
-	if err := k.client.Do(t.Context(), "acl", "setuser", user, "on", ">secret", "~*", "+@all", "resetchannels").Err(); err != nil {
+	if err := k.client.Do(t.Context(), "acl", "setuser", user, "on", ">secret", "~*", "+@all",
+		"resetchannels").Err(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { k.client.Do(context.Background(), "acl", "deluser", user) })
@@ -401,7 +405,7 @@ func TestUnlock_PublishForbiddenByACL_Releases(t *testing.T) {
 	defer func() { _ = k.client.Close() }()
 	l := k.locker(t, ranges, long)
 	lock := mustLock(t, l, k.keySet("a"))
-	if waits := try(t, l, "", k.keySet("a")); waits.Held { // else nothing is to be published
+	if waits := try(t, l, "", k.keySet("a")); waits.Held { // makes a waiter, so that the release must be published
 		t.Error("locked twice")
 	}
 	mustUnlock(t, l, lock)
@@ -410,13 +414,13 @@ func TestUnlock_PublishForbiddenByACL_Releases(t *testing.T) {
 	}
 }
 
-// TestWait_SubscriptionsCutRepeatedly_AllFinish has many wait for sets that overlap, in several scopes at once and in three
-// processes, so to say. Many give up at some moment, and the server cuts all subscriptions again and
-// again. Nobody waits in vain.
+// TestWait_SubscriptionsCutRepeatedly_AllFinish lets many acquisitions wait for overlapping sets,
+// in several scopes and three processes. Many give up at a random time, and the server cuts all
+// subscriptions repeatedly. No acquisition waits for ever.
 func TestWait_SubscriptionsCutRepeatedly_AllFinish(t *testing.T) {
 	t.Parallel()
 	const waiters, rounds, scopes, names = 30, 25, 3, 4
-	own := stacktest.StartRedis(t).RedisURL // others would not like to be cut
+	own := stacktest.StartRedis(t).RedisURL // a separate server, because the test cuts connections
 	for _, s := range []subject{ranges, fair} {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
@@ -446,8 +450,8 @@ func TestWait_SubscriptionsCutRepeatedly_AllFinish(t *testing.T) {
 	}
 }
 
-// lockScopes locks some keys in each of several scopes, each as soon as it can be had, and gives up
-// at random.
+// lockScopes locks some keys in each of several scopes, each as soon as it is free, and gives up at
+// a random time.
 func (k harness) lockScopes(ctx context.Context, l *locking.Locker, scopes, names int) error {
 	ctx, giveUp := context.WithCancel(ctx)
 	defer giveUp()
@@ -490,7 +494,7 @@ func (k harness) lockScopes(ctx context.Context, l *locking.Locker, scopes, name
 			err = a.Wait(ctx)
 		}
 		if ctx.Err() != nil {
-			return nil // it has given up
+			return nil // the acquisition has given up
 		}
 		if err != nil {
 			return err

@@ -1,4 +1,4 @@
 package lua
 
-// Runs returns how many runs calls take, on a cluster or not.
+// Runs returns the number of runs into which calls are packed.
 func Runs(calls []*Call, cluster bool) int { return len(packed(calls, cluster)) }

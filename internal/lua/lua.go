@@ -1,10 +1,11 @@
-// Package lua runs Lua scripts in Redis, many calls in one round trip, and several calls in one run.
+// Package lua runs Lua scripts in Redis: many calls in one round trip, and several calls in one
+// run.
 //
-// A run of a script costs Redis about as much as three or four of its commands, before the script
-// does anything. So calls of one script are packed: they share one run, which answers for each of
-// them. On a Redis Cluster only calls whose keys share a hash slot are packed, because a run may not
-// leave its slot. What a call does and answers is the same as if it were run alone, and an error of
-// one call does not touch the others.
+// To start a run costs Redis as much as three or four commands. Therefore calls of one script are
+// packed: they share one run, which returns a reply for each of them. In a Redis Cluster only calls
+// with the same hash tag are packed, because a run must stay in one hash slot. A packed call has
+// the same effect and the same reply as a call that runs alone. An error of one call does not
+// affect the others.
 package lua
 
 import (
@@ -21,31 +22,34 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Script is a named script. Its source starts with a shebang, so that a Redis that is read-only,
-// cannot persist or (without the flag allow-oom) is out of memory refuses it before its first
-// command, never in its midst.
+// Script is a named script. Its source starts with a shebang. So a Redis that is read-only, cannot
+// persist or (without the flag allow-oom) is out of memory refuses the script before its first
+// command, not after some of its writes.
 type Script struct {
 	Name   string
-	Flags  string // of its shebang
-	reads  bool   // it has the flag no-writes
+	Flags  string // flags of the shebang
+	reads  bool   // the script has the flag no-writes
 	script *redis.Script
-	pack   int // calls in one run, 0 = it is not made to be packed
+	pack   int // maximum number of calls in one run; 0 when the script cannot be packed
 }
 
-// New returns a script with the flags of its shebang ("" or for example "no-writes").
+// New returns a script. flags are the flags of its shebang, for example "no-writes" or "".
 func New(name, flags, source string) Script {
 	shebang := "#!lua"
 	if flags != "" {
 		shebang += " flags=" + flags
 	}
-	return Script{Name: name, Flags: flags, reads: strings.Contains(flags, "no-writes"), script: redis.NewScript(shebang + "\n" + source)}
+	return Script{
+		Name: name, Flags: flags, reads: strings.Contains(flags, "no-writes"),
+		script: redis.NewScript(shebang + "\n" + source),
+	}
 }
 
 //go:embed pack.lua
 var packSource string
 
-// NewPacked returns a script of which up to pack calls are packed into one run. The source ends with
-// local function run(KEYS, ARGV), which is called for each of them, with its own KEYS and ARGV.
+// NewPacked returns a script of which up to pack calls share one run. source must define
+// local function run(KEYS, ARGV), which is called with the KEYS and ARGV of each call.
 func NewPacked(name, flags string, pack int, source string) Script {
 	s := New(name, flags, source+"\n"+packSource)
 	s.pack = pack
@@ -54,7 +58,7 @@ func NewPacked(name, flags string, pack int, source string) Script {
 
 var commandPattern = regexp.MustCompile(`redis\.p?call\('([A-Z]+)'`)
 
-// Commands returns the commands that a script gives, each once, by its source.
+// Commands returns the Redis commands that the source of a script uses, sorted and without repeats.
 func Commands(source string) (names []string) {
 	for _, found := range commandPattern.FindAllStringSubmatch(source, -1) {
 		names = append(names, found[1])
@@ -63,16 +67,16 @@ func Commands(source string) (names []string) {
 	return slices.Compact(names)
 }
 
-// Call is one run of a script, and then what came of it.
+// Call is one call of a script. Run sets its result.
 type Call struct {
 	Script Script
 	Keys   []string
 	Args   []any
 
-	Status string   // the first value of the reply, by our convention a word
-	Reply  []string // the others
-	// Err is what Redis or the connection said. Unless it is a Redis error, the call may have
-	// been done nevertheless: a lost reply looks like a lost request.
+	Status string   // the first value of the reply, by convention one word
+	Reply  []string // the other values
+	// Err is an error of Redis or of the connection. After an error of the connection the call may
+	// have run nevertheless, because a lost reply cannot be distinguished from a lost request.
 	Err error
 }
 
@@ -84,19 +88,23 @@ func (c *Call) Expect(n int) error {
 	return c.Err
 }
 
-// Run runs calls in one pipelined round trip and fills in what came of each. Calls whose script
-// the server does not know (it restarted, or its script cache was flushed) have not run; they
-// are run once more with their source: a pipeline, unlike a single call, does not do so itself.
+// Run runs calls in one pipelined round trip and sets the result of each. A call whose script the
+// server does not know (it has restarted, or its script cache was flushed) has not run. Run sends
+// these calls again with their source, because go-redis does so only for single calls, not in a
+// pipeline.
 //
-// The client must have MaxRetries -1. It would otherwise send again what may have been done;
-// each caller here has a way to ask again that gives the same answer.
+// The client must have MaxRetries -1. Otherwise it would repeat calls that may have run. A caller
+// that retries must use calls that give the same answer again.
 func Run(ctx context.Context, client redis.UniversalClient, calls []*Call) {
 	RunWithin(ctx, 0, client, calls)
 }
 
-// RunWithin is Run with a limit to each of its pipelines, 0 = none but the client's. What one server has not answered by then
-// does not keep a script from being sent to another that does not know it.
-func RunWithin(ctx context.Context, limit time.Duration, client redis.UniversalClient, calls []*Call) {
+// RunWithin is like Run, with a timeout for each of its pipelines. With 0 only the client's own
+// timeouts apply. A server that does not answer in time does not prevent that a script is sent to
+// another server that does not know it.
+func RunWithin(
+	ctx context.Context, limit time.Duration, client redis.UniversalClient, calls []*Call,
+) {
 	if len(calls) == 0 {
 		return
 	}
@@ -105,8 +113,8 @@ func RunWithin(ctx context.Context, limit time.Duration, client redis.UniversalC
 	}
 }
 
-// evaluation is a way to run a script. One that has the flag no-writes is run so that a user who may
-// only read is let run it.
+// evaluation runs a script by its hash or by its source. It uses the read-only commands for a
+// script with the flag no-writes, so that a Redis user who may only read can run it.
 type evaluation func(s Script, ctx context.Context, c redis.Scripter, keys []string, args ...any) *redis.Cmd
 
 func evalSha(s Script, ctx context.Context, c redis.Scripter, keys []string, args ...any) *redis.Cmd {
@@ -123,7 +131,10 @@ func eval(s Script, ctx context.Context, c redis.Scripter, keys []string, args .
 	return s.script.Eval(ctx, c, keys, args...)
 }
 
-func pipeline(ctx context.Context, limit time.Duration, client redis.UniversalClient, calls []*Call, run evaluation) (unknown []*Call) {
+// pipeline runs calls in one pipeline and returns those whose script a server does not know.
+func pipeline(
+	ctx context.Context, limit time.Duration, client redis.UniversalClient, calls []*Call, run evaluation,
+) (unknown []*Call) {
 	if limit > 0 {
 		bounded, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
@@ -139,8 +150,8 @@ func pipeline(ctx context.Context, limit time.Duration, client redis.UniversalCl
 	return unknown
 }
 
-// exec sends runs through a pipe and fills in what came of each. It returns the error of the
-// connection or the transaction, or else that of the first run that has one.
+// exec sends runs through a pipe and sets the results of their calls. It returns the error of the
+// connection or the transaction, or otherwise the first error of a run.
 func exec(ctx context.Context, pipe redis.Pipeliner, runs []run, eval evaluation) error {
 	commands := make([]*redis.Cmd, len(runs))
 	for i, run := range runs {
@@ -151,27 +162,28 @@ func exec(ctx context.Context, pipe redis.Pipeliner, runs []run, eval evaluation
 	for i, run := range runs {
 		values, err := commands[i].Slice()
 		if execErr != nil && commands[i].Err() == nil && commands[i].Val() == nil {
-			err = execErr // it was not even sent, for want of a connection
+			err = execErr // no connection: the command was not sent
 		}
 		run.setReplies(values, err)
 	}
 	return execErr
 }
 
-// run is calls that share one run of their script.
+// run contains the calls that share one run of their script.
 type run []*Call
 
-// unpackedArgsMin is how many arguments make a call run alone: Lua hands on no more than some 8,000 values.
+// unpackedArgsMin is the number of arguments from which a call runs alone. Lua's unpack is limited
+// to about 8,000 values.
 const unpackedArgsMin = 4000
 
-// packed divides calls into runs, with bySlot none of them of two hash tags. Calls of one script and hash tag
-// keep their order.
+// packed divides calls into runs. With bySlot the calls of one run have the same hash tag. Calls of
+// the same script and hash tag keep their order.
 func packed(calls []*Call, bySlot bool) []run {
 	type place struct {
 		script *redis.Script
 		slot   string
 	}
-	open := make(map[place]int) // the run that has room
+	open := make(map[place]int) // index of the last run, to which calls may be added
 	runs := make([]run, 0, len(calls))
 	for _, c := range calls {
 		if c.Script.pack <= 1 {
@@ -183,7 +195,7 @@ func packed(calls []*Call, bySlot bool) []run {
 			at.slot = hashTag(c.Keys[0])
 		}
 		if len(c.Args) >= unpackedArgsMin {
-			delete(open, at) // those after it run after it
+			delete(open, at) // later calls must run after this one
 			runs = append(runs, run{c})
 			continue
 		}
@@ -197,7 +209,7 @@ func packed(calls []*Call, bySlot bool) []run {
 	return runs
 }
 
-// hashTag returns the part of a key that decides its hash slot.
+// hashTag returns the part of a key that determines its hash slot.
 func hashTag(key string) string {
 	if _, rest, found := strings.Cut(key, "{"); found {
 		if tag, _, found := strings.Cut(rest, "}"); found && tag != "" {
@@ -207,7 +219,7 @@ func hashTag(key string) string {
 	return key
 }
 
-// arguments returns KEYS and ARGV of a run, as pack.lua reads them.
+// arguments returns the KEYS and ARGV of a run in the format of pack.lua.
 func (r run) arguments() (keys []string, args []any) {
 	if r[0].Script.pack == 0 {
 		return r[0].Keys, r[0].Args
@@ -226,15 +238,15 @@ func (r run) arguments() (keys []string, args []any) {
 	return keys, append(args, len(r))
 }
 
-// scriptError is what Redis said to one call of a run.
+// scriptError is the error of Redis for one call of a run.
 type scriptError string
 
 func (e scriptError) Error() string { return string(e) }
 
-// RedisError marks it as said by Redis, not by the connection.
+// RedisError marks the error as one of Redis, not of the connection.
 func (scriptError) RedisError() {}
 
-// setReplies fills in what came of each call of a run.
+// setReplies sets the result of each call of a run.
 func (r run) setReplies(values []any, err error) {
 	if r[0].Script.pack == 0 || err != nil {
 		for _, c := range r {
@@ -245,7 +257,7 @@ func (r run) setReplies(values []any, err error) {
 	for i, c := range r {
 		var its []any
 		if i < len(values) {
-			its, _ = values[i].([]any) // what is none is an empty reply
+			its, _ = values[i].([]any) // a value of another type counts as an empty reply
 		}
 		if len(its) == 2 && its[0] == "error" {
 			c.setReply(nil, scriptError(fmt.Sprint(its[1])))
@@ -262,10 +274,10 @@ func (c *Call) setReply(values []any, err error) {
 	c.Status, c.Reply, c.Err = "", nil, nil
 	if err != nil {
 		hint := ""
-		if redis.HasErrorPrefix(err, "The user executing the script can't") { // Redis 7.0 does not say what
-			hint = " (ACL LOG in Redis tells which command, key or channel its user is not allowed)"
+		if redis.HasErrorPrefix(err, "The user executing the script can't") { // Redis 7.0 does not name the command
+			hint = " (ACL LOG in Redis shows the command, key or channel that was denied)"
 		}
-		c.Err = fmt.Errorf("%s.lua: %w%s", c.Script.Name, err, hint)
+		c.Err = WrapError(fmt.Errorf("%s.lua: %w%s", c.Script.Name, err, hint))
 		return
 	}
 	words := make([]string, len(values))
@@ -287,10 +299,13 @@ func (c *Call) setReply(values []any, err error) {
 	c.Status, c.Reply = words[0], words[1:]
 }
 
-// RunTransaction runs calls in one MULTI/EXEC on a connection that may watch keys. If one of
-// those has changed, it reports that it was refused: nothing was done and every call has the
-// status conflict. So have calls whose script the server did not know; it does afterwards.
-func RunTransaction(ctx context.Context, conn *redis.Conn, calls []*Call, conflict string) (refused bool) {
+// RunTransaction runs calls in one MULTI/EXEC on a connection that may watch keys. If a watched key
+// has changed, refused is true, nothing was done, and every call has the status conflict. A call
+// whose script the server did not know also has the status conflict. RunTransaction loads the
+// script for the next attempt.
+func RunTransaction(
+	ctx context.Context, conn *redis.Conn, calls []*Call, conflict string,
+) (refused bool) {
 	refused = errors.Is(exec(ctx, conn.TxPipeline(), packed(calls, true), evalSha), redis.TxFailedErr)
 	for _, c := range calls {
 		if refused || c.unknown() && c.Script.script.Load(ctx, conn).Err() == nil {

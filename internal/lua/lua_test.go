@@ -18,128 +18,13 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-func TestMain(m *testing.M) { stacktest.Main(m) }
-
-// pack is how many calls share a run in these tests.
-const pack = 4
-
-// recorderSource writes down that it ran, and what it was given.
-//
-// KEYS  1 a list: each call pushes its name to it  2 a counter of the call's own
-// ARGV  1 name  2 what goes wrong, "" = nothing  then whatever
-// Returns ok, which call of its run this is, the number of KEYS, the KEYS, and of each ARGV its type and itself
-const recorderSource = `
-local nth = 0
-local function run(KEYS, ARGV)
-  nth = nth + 1
-  redis.call('INCR', KEYS[2])
-  if ARGV[2] == 'wrong type' then redis.call('INCR', KEYS[1]) end
-  if ARGV[2] == 'no number' then redis.call('HINCRBY', KEYS[2] .. ':hash', 'f', 'x') end
-  if ARGV[2] == 'unknown command' then redis.call('NOSUCHCOMMAND') end
-  if ARGV[2] == 'lua' then return {'ok', ARGV[2] + 1} end
-  if ARGV[2] == 'error' then error('a text of its own') end
-  if ARGV[2] == 'table' then error({err = 'OWN a text'}) end
-  redis.call('RPUSH', KEYS[1], ARGV[1])
-  if ARGV[2] == 'none' then return nil end
-  if ARGV[2] == 'empty' then return {} end
-  if ARGV[2] == 'no list' then return 7 end
-  if ARGV[2] == 'nested' then return {'ok', {'a'}} end
-  local reply = {'ok', nth, #KEYS}
-  for _, key in ipairs(KEYS) do reply[#reply + 1] = key end
-  for _, arg in ipairs(ARGV) do
-    reply[#reply + 1] = type(arg)
-    reply[#reply + 1] = arg
-  end
-  return reply
-end
-`
-
-var (
-	packed = lua.NewPacked("diary", "", pack, recorderSource)
-	alone  = lua.New("lonely diary", "", recorderSource+"\nreturn run(KEYS, ARGV)")
-)
-
-// harness is a namespace on a server.
-type harness struct {
-	*redis.Client
-	prefix string
-}
-
-// newHarness returns a book on the shared server.
-func newHarness(t *testing.T) harness {
-	t.Helper()
-	return harness{newClient(t, stacktest.RedisOptions(stacktest.Shared().RedisURL)), stacktest.Namespace(t) + ":"}
-}
-
-// newExclusiveHarness returns a book on a server that no other test uses.
-func newExclusiveHarness(t *testing.T) harness {
-	t.Helper()
-	return harness{newClient(t, stacktest.RedisOptions(stacktest.StartRedis(t).RedisURL)), ""}
-}
-
-func newClient(t *testing.T, o *redis.Options) *redis.Client {
-	t.Helper()
-	client := redis.NewClient(o)
-	t.Cleanup(func() { _ = client.Close() })
-	return client
-}
-
-func (b harness) listKey(tag string) string { return b.prefix + "{" + tag + "}:list" }
-func (b harness) counterKey(tag, name string) string {
-	return b.prefix + "{" + tag + "}:counter:" + name
-}
-
-// call is a call of a script that is written down under a tag.
-func (b harness) call(s lua.Script, tag, name, fails string, args ...any) *lua.Call {
-	return &lua.Call{Script: s, Keys: []string{b.listKey(tag), b.counterKey(tag, name)}, Args: append([]any{name, fails}, args...)}
-}
-
-// doneCount returns how often a call was done.
-func (b harness) doneCount(t *testing.T, tag, name string) int {
-	t.Helper()
-	n, err := b.Get(t.Context(), b.counterKey(tag, name)).Int()
-	if err != nil && !errors.Is(err, redis.Nil) {
-		t.Fatal(err)
-	}
-	return n
-}
-
-// takeRunCounts returns how many scripts the server has run since the last call, by EVALSHA and by EVAL; an
-// EVALSHA of a script that it did not know counts too.
-func (b harness) takeRunCounts(t *testing.T) (evalsha, eval int) {
-	t.Helper()
-	for line := range strings.Lines(b.Info(t.Context(), "commandstats").Val()) {
-		for name, n := range map[string]*int{"cmdstat_evalsha:calls=": &evalsha, "cmdstat_eval:calls=": &eval} {
-			if rest, found := strings.CutPrefix(line, name); found {
-				digits, _, _ := strings.Cut(rest, ",")
-				var err error
-				if *n, err = strconv.Atoi(digits); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-	}
-	if err := b.ConfigResetStat(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
-	return evalsha, eval
-}
-
-// positionInRun returns which call of its run a call was.
-func positionInRun(t *testing.T, c *lua.Call) string {
-	t.Helper()
-	if err := c.Expect(1); err != nil {
-		t.Fatal(err)
-	}
-	return c.Reply[0]
-}
-
-// TestRun_SeveralScripts_ShareRuns runs calls of two scripts on several hash tags, mixed: those of one script share runs, at most pack in
-// each, in their order, and each has its own KEYS, ARGV and reply.
+// TestRun_SeveralScripts_ShareRuns runs calls of two scripts on several hash tags, mixed. Calls of
+// one script share runs of at most pack calls, in their order, and each has its own KEYS, ARGV and
+// reply.
 func TestRun_SeveralScripts_ShareRuns(t *testing.T) {
 	t.Parallel()
 	b := newExclusiveHarness(t)
-	other := lua.NewPacked("diary", "allow-oom", pack, recorderSource) // the same name is not the same script
+	other := lua.NewPacked("recorder", "allow-oom", pack, recorderSource) // another script with the same name
 	var calls []*lua.Call
 	want := make(map[string][]string)
 	add := func(s lua.Script, tag string) {
@@ -157,7 +42,7 @@ func TestRun_SeveralScripts_ShareRuns(t *testing.T) {
 		}
 		add(other, "d")
 	}
-	lua.Run(t.Context(), b.Client, calls) // makes both scripts known
+	lua.Run(t.Context(), b.Client, calls) // loads both scripts
 	b.takeRunCounts(t)
 	if err := b.FlushAll(t.Context()).Err(); err != nil {
 		t.Fatal(err)
@@ -167,7 +52,7 @@ func TestRun_SeveralScripts_ShareRuns(t *testing.T) {
 	if evalsha, eval := b.takeRunCounts(t); evalsha != wantRuns || eval != 0 {
 		t.Errorf("%d runs by EVALSHA and %d by EVAL, want %d and 0", evalsha, eval, wantRuns)
 	}
-	seen := make(map[bool]int) // of the other script or not
+	seen := make(map[bool]int) // by whether the script is other
 	for i, c := range calls {
 		tag, name := strings.Fields(c.Args[0].(string))[0], c.Args[0].(string)
 		reply := []string{
@@ -181,18 +66,18 @@ func TestRun_SeveralScripts_ShareRuns(t *testing.T) {
 	}
 	for tag, names := range want {
 		if got := b.LRange(t.Context(), b.listKey(tag), 0, -1).Val(); !slices.Equal(got, names) {
-			t.Errorf("the calls on %s were done in the order %q, want %q", tag, got, names)
+			t.Errorf("the calls on %s ran in the order %q, want %q", tag, got, names)
 		}
 	}
 }
 
-// TestRun_SameNameOtherSource_RunsItsOwn runs two scripts that only share their name and hash tag, as two versions of
-// one do: each runs its own.
+// TestRun_SameNameOtherSource_RunsItsOwn runs two scripts with the same name and hash tag, like two
+// versions of one script: each call runs its own source.
 func TestRun_SameNameOtherSource_RunsItsOwn(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	first := lua.NewPacked("twin", "", pack, "local function run() return {'ok', 'first'} end")
-	second := lua.NewPacked("twin", "", pack, "local function run() return {'ok', 'second'} end")
+	first := lua.NewPacked("same name", "", pack, "local function run() return {'ok', 'first'} end")
+	second := lua.NewPacked("same name", "", pack, "local function run() return {'ok', 'second'} end")
 	calls := []*lua.Call{b.call(first, "a", "1", ""), b.call(second, "a", "2", ""), b.call(first, "a", "3", "")}
 	lua.Run(t.Context(), b.Client, calls)
 	for i, want := range []string{"first", "second", "first"} {
@@ -202,8 +87,8 @@ func TestRun_SameNameOtherSource_RunsItsOwn(t *testing.T) {
 	}
 }
 
-// TestRun_AnyArguments_ArriveUnchanged gives a packed script whatever arguments there are, and compares it with the same
-// script on its own: alone in its run, and beside others.
+// TestRun_AnyArguments_ArriveUnchanged passes unusual arguments to a packed script and compares the
+// reply with the unpacked script: alone in its run, and with other calls.
 func TestRun_AnyArguments_ArriveUnchanged(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -212,7 +97,8 @@ func TestRun_AnyArguments_ArriveUnchanged(t *testing.T) {
 		every[i] = byte(i)
 	}
 	args := []any{
-		"", "0", " ", "a b", string(every), every, []byte(nil), "\r\n*3\r\n", "ä😀", "\xff\x00", strings.Repeat("long ", 50_000),
+		"", "0", " ", "a b", string(every), every, []byte(nil), "\r\n*3\r\n", "ä😀", "\xff\x00",
+		strings.Repeat("long ", 50_000),
 		0, 1, -1, int64(1) << 62, int64(-1) << 63, 1<<53 + 1, 1_000_000_000_000, "-", "1e3", "nil",
 	}
 	want := b.call(alone, "a", "x", "", args...)
@@ -228,23 +114,26 @@ func TestRun_AnyArguments_ArriveUnchanged(t *testing.T) {
 		calls[beside].Args = append([]any{"x", ""}, args...)
 		lua.Run(t.Context(), b.Client, calls)
 		got := calls[beside]
-		if got.Err != nil || got.Status != want.Status || got.Reply[0] != strconv.Itoa(beside+1) || !slices.Equal(got.Reply[1:], want.Reply[1:]) {
-			t.Errorf("beside %d others: %v %.200q, alone %.200q", beside, got.Err, got.Reply, want.Reply)
+		if got.Err != nil || got.Status != want.Status || got.Reply[0] != strconv.Itoa(beside+1) ||
+			!slices.Equal(got.Reply[1:], want.Reply[1:]) {
+			t.Errorf("with %d other calls: %v %.200q, alone %.200q", beside, got.Err, got.Reply, want.Reply)
 		}
 		for i, c := range calls[:beside] {
 			if err := c.Expect(3 + 2*(2+i)); err != nil || len(c.Reply) != 4+2*(2+i) {
-				t.Errorf("number %d beside it: %v, %d values", i, err, len(c.Reply))
+				t.Errorf("other call %d: %v, %d values", i, err, len(c.Reply))
 			}
 		}
 	}
 }
 
-// TestRun_ManyArguments_RunAlone has calls with more arguments than Lua unpacks at once (some 8,000), beside others and alone.
+// TestRun_ManyArguments_RunAlone makes calls with more arguments than Lua unpacks at once (about
+// 8,000), with other calls and alone.
 func TestRun_ManyArguments_RunAlone(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
 	const many = 9000
-	for _, sizes := range [][]int{{many}, {0, many, 0}, {many, 0}, {many, many}, {0, 0, 0, 0, many, 0}, {4000, 4000, 4000}} {
+	for _, sizes := range [][]int{{many}, {0, many, 0}, {many, 0}, {many, many}, {0, 0, 0, 0, many, 0},
+		{4000, 4000, 4000}} {
 		var calls []*lua.Call
 		var names []string
 		tag := fmt.Sprint(len(sizes), sizes[0], sizes[len(sizes)-1])
@@ -262,14 +151,14 @@ func TestRun_ManyArguments_RunAlone(t *testing.T) {
 			}
 		}
 		if got := b.LRange(t.Context(), b.listKey(tag), 0, -1).Val(); !slices.Equal(got, names) {
-			t.Errorf("%v arguments: done in the order %q", sizes, got)
+			t.Errorf("%v arguments: ran in the order %q", sizes, got)
 		}
 	}
 }
 
-// TestRun_OneCallFails_OthersSucceed lets calls of a run fail, each in another way. What a call had done by then is
-// done, the others are done, before it and after it, and what is said of its error is what would be said if it
-// had run alone: whoever asks whether it was an outage, or which one, is told the same.
+// TestRun_OneCallFails_OthersSucceed makes calls of a run fail in different ways. The writes of a
+// failed call before its failure remain, and all calls before and after it run. Its error is the
+// same as if it had run alone, so callers classify it in the same way.
 func TestRun_OneCallFails_OthersSucceed(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -287,39 +176,39 @@ func TestRun_OneCallFails_OthersSucceed(t *testing.T) {
 				calls[i] = b.call(packed, tag, strconv.Itoa(i), "")
 			}
 			calls[at].Args[1], calls[at].Status, calls[at].Reply = fails, "ok", []string{"of an earlier run"}
-			single := b.call(alone, tag, "twin", fails)
+			single := b.call(alone, tag, "same name", fails)
 			lua.Run(t.Context(), b.Client, append(calls, single))
 			want := []string{"first"}
 			for i, c := range calls {
 				if n := b.doneCount(t, tag, strconv.Itoa(i)); n != 1 {
-					t.Errorf("%s: call %d was done %d times", tag, i, n)
+					t.Errorf("%s: call %d ran %d times", tag, i, n)
 				}
 				if i != at {
 					want = append(want, strconv.Itoa(i))
 					if got := positionInRun(t, c); got != strconv.Itoa(i%pack+1) {
-						t.Errorf("%s: call %d was number %s of its run", tag, i, got)
+						t.Errorf("%s: call %d has number %s in its run", tag, i, got)
 					}
 				}
 			}
 			if got := b.LRange(t.Context(), b.listKey(tag), 0, -1).Val(); !slices.Equal(got, want) {
-				t.Errorf("%s: done %q, want %q", tag, got, want)
+				t.Errorf("%s: ran %q, want %q", tag, got, want)
 			}
 			c := calls[at]
 			for which, err := range map[string]error{"packed": c.Err, "alone": single.Err} {
 				var its redis.Error
-				if !errors.As(err, &its) || !redis.HasErrorPrefix(err, prefix) || !strings.Contains(err.Error(), "diary.lua: ") {
+				if !errors.As(err, &its) || !redis.HasErrorPrefix(err, prefix) || !strings.Contains(err.Error(), "recorder.lua: ") {
 					t.Errorf("%s, %s: the error is %v, want one of Redis with %q", tag, which, err, prefix)
 				}
 			}
 			if c.Status != "" || c.Reply != nil || c.Expect(0) == nil {
-				t.Errorf("%s: it failed, and answers %q %q", tag, c.Status, c.Reply)
+				t.Errorf("%s: the failed call has the reply %q %q", tag, c.Status, c.Reply)
 			}
 		}
 	}
 }
 
-// TestRun_ScriptUnknown_RunsItOnce has the server forget its scripts: a packed script, one that is not, and a known one beside
-// them. What has not run is run once.
+// TestRun_ScriptUnknown_RunsItOnce flushes the scripts of the server and runs a packed script, an
+// unpacked one, and a known one with them. Each call that has not run is run once.
 func TestRun_ScriptUnknown_RunsItOnce(t *testing.T) {
 	t.Parallel()
 	b := newExclusiveHarness(t)
@@ -334,7 +223,8 @@ func TestRun_ScriptUnknown_RunsItOnce(t *testing.T) {
 		var calls []*lua.Call
 		for i := range pack + 1 {
 			name := fmt.Sprintf("%d-%d", round, i)
-			calls = append(calls, b.call(packed, "a", name, ""), b.call(alone, "a", name+"-alone", ""), b.call(known, "a", name+"-known", ""))
+			calls = append(calls, b.call(packed, "a", name, ""), b.call(alone, "a", name+"-alone", ""),
+				b.call(known, "a", name+"-known", ""))
 		}
 		calls = append(calls, b.call(packed, "b", fmt.Sprintf("%d-wrong", round), "wrong type"))
 		b.RPush(t.Context(), b.listKey("b"), "first")
@@ -346,11 +236,11 @@ func TestRun_ScriptUnknown_RunsItOnce(t *testing.T) {
 		}
 		for _, c := range calls {
 			if n := b.Get(t.Context(), c.Keys[1]).Val(); n != "1" {
-				t.Errorf("%v was done %s times", c.Args[0], n)
+				t.Errorf("%v ran %s times", c.Args[0], n)
 			}
 		}
 		if err := calls[len(calls)-1].Err; !redis.HasErrorPrefix(err, "WRONGTYPE") {
-			t.Errorf("an error of its own after NOSCRIPT: %v", err)
+			t.Errorf("the call's own error after NOSCRIPT: %v", err)
 		}
 		const unknown, others = 2 + (pack + 1), 2 // runs
 		if evalsha, eval := b.takeRunCounts(t); evalsha != unknown+others || eval != unknown {
@@ -359,12 +249,13 @@ func TestRun_ScriptUnknown_RunsItOnce(t *testing.T) {
 	}
 }
 
-// TestRun_PackedAndUnpacked_BothRun runs calls of a script that is not packed among calls of one that is, on the same tag.
+// TestRun_PackedAndUnpacked_BothRun runs calls of an unpacked script among calls of a packed one
+// with the same tag.
 func TestRun_PackedAndUnpacked_BothRun(t *testing.T) {
 	t.Parallel()
 	b := newExclusiveHarness(t)
 	one := lua.NewPacked("one", "", 1, recorderSource)
-	for range 2 { // the first makes the scripts known
+	for range 2 { // the first round loads the scripts
 		calls := []*lua.Call{
 			b.call(alone, "a", "0", ""), b.call(packed, "a", "1", ""), b.call(alone, "a", "2", ""), b.call(packed, "a", "3", ""),
 			b.call(one, "a", "4", ""), b.call(one, "a", "5", "lua"), b.call(one, "a", "6", ""),
@@ -372,13 +263,13 @@ func TestRun_PackedAndUnpacked_BothRun(t *testing.T) {
 		b.takeRunCounts(t)
 		lua.Run(t.Context(), b.Client, calls)
 		if calls[5].Err == nil {
-			t.Error("what fails answers ok")
+			t.Error("the failing call answers ok")
 		}
 		calls = slices.Delete(calls, 5, 6)
 		for i, want := range []string{"1", "1", "1", "2", "1", "1"} {
 			name := calls[i].Args[0].(string)
 			if got := positionInRun(t, calls[i]); got != want || calls[i].Reply[5] != name {
-				t.Errorf("call %s is number %s of its run, want %s, and was given %q", name, got, want, calls[i].Reply)
+				t.Errorf("call %s has number %s in its run, want %s, and the reply %q", name, got, want, calls[i].Reply)
 			}
 		}
 	}
@@ -387,8 +278,8 @@ func TestRun_PackedAndUnpacked_BothRun(t *testing.T) {
 	}
 }
 
-// TestRun_MalformedReply_FailsItsCall has calls answer what is no answer: each is an error of that call, and not one of
-// Redis, for it may have been done.
+// TestRun_MalformedReply_FailsItsCall makes calls return malformed replies. Each is an error of its
+// call, but not a Redis error, because the call may have run.
 func TestRun_MalformedReply_FailsItsCall(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -408,12 +299,12 @@ func TestRun_MalformedReply_FailsItsCall(t *testing.T) {
 					t.Errorf("%s: %q %q %v", fails, c.Status, c.Reply, c.Err)
 				}
 				if i != at && c.Expect(1) != nil {
-					t.Errorf("%s at %d: the call %d beside it: %v", fails, at, i, c.Err)
+					t.Errorf("%s at %d: the other call %d: %v", fails, at, i, c.Err)
 				}
 			}
 		}
 	}
-	for source, wants := range map[string][]bool{ // whether each call of a run is answered
+	for source, wants := range map[string][]bool{ // whether each call of a run has a reply
 		"{}":                           {false, false, false},
 		"{{'ok'}}":                     {true, false, false},
 		"{{'ok'}, false, {'ok'}}":      {true, false, true},
@@ -436,7 +327,7 @@ func TestRun_MalformedReply_FailsItsCall(t *testing.T) {
 	}
 	c := b.call(packed, "a", "x", "")
 	if err := c.Expect(0); err == nil {
-		t.Error("a call that was not run is ok")
+		t.Error("a call that did not run is ok")
 	}
 	lua.Run(t.Context(), b.Client, []*lua.Call{c})
 	if got := len(c.Reply); c.Expect(got) != nil || c.Expect(got+1) == nil {
@@ -444,11 +335,11 @@ func TestRun_MalformedReply_FailsItsCall(t *testing.T) {
 	}
 }
 
-// cutter is a connection that is cut when so many bytes of the next script's reply have come; the rest is
-// read, so that what was asked for is done, and lost.
+// cutter is a connection that is cut after a number of bytes of the next script's reply. It reads
+// and drops the rest, so that the request runs but its reply is lost.
 type cutter struct {
 	net.Conn
-	after *atomic.Int64 // bytes, negative = never
+	after *atomic.Int64 // bytes; negative for never
 	armed bool
 }
 
@@ -463,7 +354,7 @@ func (c *cutter) Read(p []byte) (int, error) {
 		return c.Conn.Read(p)
 	}
 	if left == 0 {
-		if _, err := c.Conn.Read(p); err != nil { // what was asked for is done
+		if _, err := c.Conn.Read(p); err != nil { // the request has run
 			return 0, err
 		}
 		_ = c.Close()
@@ -474,9 +365,9 @@ func (c *cutter) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestRun_ConnectionCut_FailsUnansweredCalls cuts the connection before the reply is here, after the reply of the first run, and in the
-// midst of the second: every call whose reply was lost has an error that is not one of Redis, and
-// nothing is asked twice.
+// TestRun_ConnectionCut_FailsUnansweredCalls cuts the connection before the reply, after the reply
+// of the first run, and within that of the second. Every call whose reply was lost has an error
+// that is not a Redis error, and no request is repeated.
 func TestRun_ConnectionCut_FailsUnansweredCalls(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -485,7 +376,7 @@ func TestRun_ConnectionCut_FailsUnansweredCalls(t *testing.T) {
 	lua.Run(t.Context(), b.Client, []*lua.Call{b.call(quiet, "a", "x", "")})
 	for round, c := range []struct {
 		after    int64
-		answered int // at most
+		answered int // maximum number of replies
 	}{{0, 0}, {first - 1, 0}, {first, 1}, {first + 1, 1}, {2*first + 1, 1}, {-1, 4}} {
 		var after atomic.Int64
 		after.Store(c.after)
@@ -503,20 +394,25 @@ func TestRun_ConnectionCut_FailsUnansweredCalls(t *testing.T) {
 		for i, call := range calls {
 			var its redis.Error
 			lost := call.Err != nil && !errors.As(call.Err, &its) && call.Status == "" && call.Reply == nil
-			// The client may take for lost what has come before the cut.
-			if answered := call.Err == nil && call.Status == "ok"; answered && i >= c.answered || !answered && !lost || c.after < 0 && lost {
+			// The client may also lose replies that came before the cut.
+			if answered := call.Err == nil && call.Status == "ok"; answered && i >= c.answered || !answered && !lost ||
+				c.after < 0 && lost {
 				t.Errorf("cut after %d bytes: call %d: %q %v", c.after, i, call.Status, call.Err)
 			}
-			stacktest.Eventually(t, "the server to have done it", func() bool { return b.Get(t.Context(), call.Keys[1]).Val() == "1" })
+			stacktest.Eventually(t, "the call to run", func() bool {
+				return b.Get(t.Context(), call.Keys[1]).Val() == "1"
+			})
 		}
 	}
 }
 
-// TestRun_ReplyLost_IsNotRepeated loses the reply of a run as the other tests do, whose callers find out what was done.
+// TestRun_ReplyLost_IsNotRepeated loses the reply of a run with stacktest.DropReply, as other
+// packages' tests do.
 func TestRun_ReplyLost_IsNotRepeated(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	calls := []*lua.Call{b.call(packed, "a", "1", ""), b.call(packed, "a", "2", ""), b.call(packed, "a", "3", "wrong type")}
+	calls := []*lua.Call{b.call(packed, "a", "1", ""), b.call(packed, "a", "2", ""),
+		b.call(packed, "a", "3", "wrong type")}
 	lua.Run(t.Context(), b.Client, calls)
 	stacktest.DropReply(b.Client, 1, "evalsha")
 	lua.Run(t.Context(), b.Client, calls)
@@ -525,7 +421,7 @@ func TestRun_ReplyLost_IsNotRepeated(t *testing.T) {
 			t.Errorf("call %d: %v", i, c.Err)
 		}
 		if n := b.doneCount(t, "a", strconv.Itoa(i+1)); n != 2 {
-			t.Errorf("call %d was done %d times, want 2", i, n)
+			t.Errorf("call %d ran %d times, want 2", i, n)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -533,14 +429,15 @@ func TestRun_ReplyLost_IsNotRepeated(t *testing.T) {
 	lua.Run(ctx, b.Client, calls)
 	for i, c := range calls {
 		if !errors.Is(c.Err, context.Canceled) {
-			t.Errorf("call %d, when its caller has gone: %v", i, c.Err)
+			t.Errorf("call %d of a cancelled caller: %v", i, c.Err)
 		}
 	}
-	lua.Run(t.Context(), b.Client, nil) // nothing to do
+	lua.Run(t.Context(), b.Client, nil) // no calls
 }
 
-// TestRunTransaction_WatchedKeyChanged_Conflicts runs packed scripts in a transaction: each call has its own answer; when what is watched has
-// changed, or the script is not known, nothing is done, and every call says so.
+// TestRunTransaction_WatchedKeyChanged_Conflicts runs packed scripts in a transaction: each call
+// has its own reply. When a watched key has changed or the script is unknown, nothing runs and
+// every call has the status conflict.
 func TestRunTransaction_WatchedKeyChanged_Conflicts(t *testing.T) {
 	t.Parallel()
 	b := newExclusiveHarness(t)
@@ -571,35 +468,35 @@ func TestRunTransaction_WatchedKeyChanged_Conflicts(t *testing.T) {
 			}
 		}
 		if n := b.Exists(t.Context(), b.listKey("a")).Val(); n != 0 {
-			t.Errorf("%s: something was done", what)
+			t.Errorf("%s: a call has run", what)
 		}
 	}
 	calls, refused := transact(false)
 	if refused {
-		t.Error("refused though nothing has changed")
+		t.Error("refused although no key has changed")
 	}
 	conflict("the script is not known", calls)
 
 	b.takeRunCounts(t)
 	calls, refused = transact(true)
 	if !refused {
-		t.Error("what is watched has changed, and it was not refused")
+		t.Error("not refused although a watched key has changed")
 	}
 	conflict("changed", calls)
 
 	calls, refused = transact(false)
 	if refused {
-		t.Error("refused though nothing has changed")
+		t.Error("refused although no key has changed")
 	}
 	for i, want := range []string{"1", "", "3", "", "1", "1"} {
 		switch c := calls[i]; {
 		case want == "" && (c.Err == nil || redis.HasErrorPrefix(c.Err, "NOSCRIPT")):
 			t.Errorf("call %d: %q %v", i, c.Status, c.Err)
 		case want != "" && positionInRun(t, c) != want:
-			t.Errorf("call %d was number %s of its run, want %s", i, positionInRun(t, c), want)
+			t.Errorf("call %d has number %s in its run, want %s", i, positionInRun(t, c), want)
 		}
 		if n := b.doneCount(t, "a", calls[i].Args[0].(string)); n != 1 {
-			t.Errorf("call %d was done %d times", i, n)
+			t.Errorf("call %d ran %d times", i, n)
 		}
 	}
 	if evalsha, eval := b.takeRunCounts(t); evalsha != 3 || eval != 0 {
@@ -607,14 +504,16 @@ func TestRunTransaction_WatchedKeyChanged_Conflicts(t *testing.T) {
 	}
 }
 
-// TestRun_ServerRefusesByFlag_FailsWholeRun has a server refuse scripts by the flags of their shebang: because it is out of memory, is a replica,
-// lacks replicas or loads its data. The whole run is refused, nothing of it is done, and every call is told so; a
-// script with the flag for it runs.
+// TestRun_ServerRefusesByFlag_FailsWholeRun makes a server refuse scripts because of the flags in
+// their shebang: it is out of memory, is a replica, lacks replicas or loads its data. It refuses
+// the whole run, nothing of it runs, and every call has the error. A script with the flag for the
+// condition runs.
 func TestRun_ServerRefusesByFlag_FailsWholeRun(t *testing.T) {
 	t.Parallel()
 	b, master := newExclusiveHarness(t), newExclusiveHarness(t)
 	ctx := t.Context()
-	reads := lua.NewPacked("reads", "no-writes", pack, "local function run(KEYS) return {'ok', redis.call('GET', KEYS[2]) or '-'} end")
+	reads := lua.NewPacked("reads", "no-writes", pack,
+		"local function run(KEYS) return {'ok', redis.call('GET', KEYS[2]) or '-'} end")
 	gives := lua.NewPacked("gives", "allow-oom", pack, recorderSource)
 	configure := func(name, value string) {
 		t.Helper()
@@ -648,13 +547,13 @@ func TestRun_ServerRefusesByFlag_FailsWholeRun(t *testing.T) {
 				t.Errorf("%s: %q %v, want %s", name, c.Status, c.Err, refused)
 			}
 			if b.doneCount(t, "a", name) != 0 {
-				t.Errorf("%s was refused, and was done", name)
+				t.Errorf("%s was refused but has run", name)
 			}
 		}
 	}
 	check("nothing")
 	configure("maxmemory", "1")
-	check("OOM", "diary")
+	check("OOM", "recorder")
 	conn := b.Conn()
 	together := []*lua.Call{b.call(packed, "a", "refused", ""), b.call(gives, "a", "with it", "")}
 	refused := lua.RunTransaction(ctx, conn, together, "conflict")
@@ -662,12 +561,12 @@ func TestRun_ServerRefusesByFlag_FailsWholeRun(t *testing.T) {
 	for i, c := range together {
 		var its redis.Error
 		if refused || !errors.As(c.Err, &its) || !redis.HasErrorPrefix(c.Err, "OOM") {
-			t.Errorf("in a transaction of which a script is refused: call %d: %q %v, want OOM", i, c.Status, c.Err)
+			t.Errorf("in a transaction with a refused script: call %d: %q %v, want OOM", i, c.Status, c.Err)
 		}
 	}
 	configure("maxmemory", "0")
 	configure("min-replicas-to-write", "1")
-	check("NOREPLICAS", "diary", "gives")
+	check("NOREPLICAS", "recorder", "gives")
 	configure("min-replicas-to-write", "0")
 
 	pipe := master.Pipeline()
@@ -684,7 +583,7 @@ func TestRun_ServerRefusesByFlag_FailsWholeRun(t *testing.T) {
 	if err := b.Do(ctx, "replicaof", host, port).Err(); err != nil {
 		t.Fatal(err)
 	}
-	// A replica says that it is one before it says that it loads.
+	// A replica reports READONLY before it reports that it loads.
 	stacktest.Eventually(t, "the server to load its data", func() bool {
 		for _, c := range run() {
 			refused := map[bool]string{true: "LOADING", false: "READONLY"}[c.Script.Name == "reads"]
@@ -696,11 +595,12 @@ func TestRun_ServerRefusesByFlag_FailsWholeRun(t *testing.T) {
 	})
 	configure("key-load-delay", "0")
 	stacktest.Eventually(t, "the data to be loaded", func() bool { return b.Exists(ctx, "0").Val() == 1 })
-	check("READONLY", "diary", "gives")
+	check("READONLY", "recorder", "gives")
 }
 
-// TestRun_Cluster_SharesRunsByHashTag has calls share a run on a cluster when their keys have the same hash slot for the same reason, as Redis
-// Cluster sees it: the first brace that opens, and the first that closes after it, with something between.
+// TestRun_Cluster_SharesRunsByHashTag checks that calls share a run in a cluster when their keys
+// have the same hash tag by the rule of Redis Cluster: the text between the first opening brace and
+// the next closing one, if it is not empty.
 func TestRun_Cluster_SharesRunsByHashTag(t *testing.T) {
 	t.Parallel()
 	script := lua.NewPacked("nth", "", 2, "")
@@ -712,9 +612,9 @@ func TestRun_Cluster_SharesRunsByHashTag(t *testing.T) {
 		{"x{a}1", "x{b}1", false},
 		{"same", "same", true},
 		{"none", "nine", false},
-		{"x{}1", "x{}2", false}, // an empty tag is none
+		{"x{}1", "x{}2", false}, // an empty tag is no tag
 		{"x{}1", "x{}1", true},
-		{"x{}{a}", "y{}{a}", false}, // and what comes after it is no tag either
+		{"x{}{a}", "y{}{a}", false}, // and a later tag does not count either
 		{"x{}{a}", "x{}{a}", true},
 		{"{{a}}1", "2{{a}", true}, // the tag is {a
 		{"{{a}}1", "{a}", false},

@@ -1,20 +1,20 @@
--- Runs a script for several calls. On a cluster their keys share a hash slot.
+-- Runs a script for several calls. In a cluster their keys are in one hash slot.
 --
--- KEYS  of all calls, one after the other
--- ARGV  of all calls, one after the other, then for each call how many KEYS and how many ARGV are its
---       own, then how many calls there are
--- Returns what each call returns, or {'error', text} for one in which a command failed: what it had
--- done by then is done, and the others are done too.
+-- KEYS  the KEYS of all calls, one call after the other
+-- ARGV  the ARGV of all calls, one call after the other; then for each call the number of its KEYS and of
+--       its ARGV; then the number of calls
+-- Returns the reply of each call, or {'error', text} for a call in which a command failed. The
+-- earlier writes of that call and the other calls are not undone.
 
 local function attempt(KEYS, ARGV)
   local done, reply = pcall(run, KEYS, ARGV)
-  if done then return reply or {} end -- nil would end the list of replies
+  if done then return reply or {} end -- Redis cuts an array at the first nil
   return {'error', type(reply) == 'table' and reply.err or tostring(reply)}
 end
 
 local last = #ARGV
 local calls = tonumber(ARGV[last])
-if calls == 1 then -- KEYS and ARGV are its own as they are, but for the end
+if calls == 1 then -- without the last three values, KEYS and ARGV are those of the call
   ARGV[last], ARGV[last - 1], ARGV[last - 2] = nil, nil, nil
   return {attempt(KEYS, ARGV)}
 end

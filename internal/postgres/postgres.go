@@ -1,10 +1,11 @@
-// Package postgres opens sessions of Postgres that may write, and no others.
+// Package postgres opens only Postgres sessions that may write.
 //
-// A URL may name several hosts. A standby among them lags behind its primary, and so does a primary that was made
-// read-only because another server took its place: a decision by what they have could sell what is sold. So each new
-// session asks its server first, whatever the URL says (ErrStandby, ErrReadOnly), and the next host is tried. A
-// session that becomes read-only later is closed before it is used again, and what it has read meanwhile is refused
-// by MayWrite. The server reports both by itself, with each answer (Postgres 14 or newer), so neither costs a query.
+// A URL may name several hosts. A standby lags behind its primary, and so does a primary that was
+// made read-only because another server replaced it: a decision on its data could sell a slot
+// twice. So each new session is checked, whatever the URL says, and when its server is a standby or
+// read-only (ErrStandby, ErrReadOnly) the next host is tried. A session that becomes read-only
+// later is closed before its next use, and MayWrite rejects what it has read in the meantime. The
+// server reports both states with each answer (Postgres 14 or newer), so the checks need no query.
 package postgres
 
 import (
@@ -19,30 +20,31 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
-// connectWithin bounds a connection to one host.
+// connectWithin bounds the time to connect to one host.
 const connectWithin = 5 * time.Second
 
-// Why a session is not used.
+// The reasons why a session is not used.
 var (
-	// ErrURL says that a URL cannot be read. It does not say what is wrong with it: the URL may contain a password.
+	// ErrURL is the error for a URL that cannot be parsed. It has no details, because the URL may
+	// contain a password.
 	ErrURL = errors.New("not a Postgres URL: want postgres://user[:password]@host:port/database; " +
-		"what is special in a password is percent-encoded")
-	// ErrTarget says that a URL demands sessions that may not write.
-	ErrTarget = errors.New("target_session_attrs demands sessions that may not write: leave it out, or give read-write")
-	// ErrStandby says that a server is a standby.
+		"percent-encode special characters in the password")
+	// ErrTarget is the error for a URL that requests sessions that may not write.
+	ErrTarget = errors.New("target_session_attrs requests sessions that may not write: omit it, or use read-write")
+	// ErrStandby is the error of a session on a standby.
 	ErrStandby = errors.New("the server is a standby")
-	// ErrReadOnly says that a session may not write although its server is a primary.
+	// ErrReadOnly is the error of a read-only session on a primary.
 	ErrReadOnly = errors.New("the session may not write: default_transaction_read_only is on")
 )
 
-// Config returns the configuration of a pool of sessions that may write, with a namespace's schema as their search
-// path. It returns ErrURL or ErrTarget for a URL that cannot be used.
+// Config returns the configuration of a pool of sessions that may write, with the schema of
+// namespace as their search path. It returns ErrURL or ErrTarget for a URL that cannot be used.
 func Config(url, namespace string) (*pgxpool.Config, error) {
-	if !holds.NamespacePattern.MatchString(namespace) {
-		return nil, fmt.Errorf("namespace %q does not match %s", namespace, holds.NamespacePattern)
+	if !record.NamespacePattern.MatchString(namespace) {
+		return nil, fmt.Errorf("namespace %q does not match %s", namespace, record.NamespacePattern)
 	}
 	config, err := pgxpool.ParseConfig(url)
 	switch {
@@ -58,14 +60,14 @@ func Config(url, namespace string) (*pgxpool.Config, error) {
 	return config, nil
 }
 
-// AllowReadOnlyRole lets a pool have sessions of a primary that may not write, like those of a role for audits.
+// AllowReadOnlyRole allows read-only sessions on a primary too, such as those of a role for audits.
 func AllowReadOnlyRole(config *pgxpool.Config) {
 	config.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
 	config.PrepareConn = nil
 }
 
-// demandsOthers reports whether a URL, or the environment, demands sessions that may not write. pgx keeps what was
-// demanded as a function only.
+// demandsOthers reports whether a URL, or the environment, requests sessions that may not write.
+// pgx stores the requested kind of session as a function, so the functions are compared.
 func demandsOthers(demanded pgconn.ValidateConnectFunc) bool {
 	for _, other := range []pgconn.ValidateConnectFunc{
 		pgconn.ValidateConnectTargetSessionAttrsReadOnly,
@@ -79,7 +81,7 @@ func demandsOthers(demanded pgconn.ValidateConnectFunc) bool {
 	return false
 }
 
-// validate refuses a new session that may not write.
+// validate rejects a new session that may not write.
 func validate(ctx context.Context, conn *pgconn.PgConn) error {
 	err := pgconn.ValidateConnectTargetSessionAttrsReadWrite(ctx, conn)
 	if errors.Is(err, pgconn.ErrReadOnlyConnection) {
@@ -88,8 +90,8 @@ func validate(ctx context.Context, conn *pgconn.PgConn) error {
 	return err
 }
 
-// MayWrite returns ErrStandby or ErrReadOnly when a session could not write while it answered its last query: what
-// it has read may be old. It sends nothing.
+// MayWrite returns ErrStandby or ErrReadOnly when the session could not write during its last
+// query: the result of that query may be out of date. It sends nothing.
 func MayWrite(conn *pgx.Conn) error { return mayWrite(conn.PgConn()) }
 
 func mayWrite(conn *pgconn.PgConn) error {

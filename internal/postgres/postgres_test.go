@@ -28,13 +28,13 @@ func TestMain(m *testing.M) { stacktest.MainAlone(func() (int, error) { return m
 
 const stopWithin = time.Minute
 
-// pair is a primary with a namespace in which slot A of hall has capacity 2, and a standby that follows it.
+// pair is a primary with a namespace in which slot A of hall has capacity 2, and a standby of it.
 type pair struct {
 	*testing.T
 	primary, standby *stack.Server
 }
 
-// newPair starts a pair. The settings are the standby's.
+// newPair starts a pair. settings are those of the standby.
 func newPair(t *testing.T, settings ...string) *pair {
 	t.Helper()
 	p := &pair{T: t}
@@ -47,7 +47,7 @@ func newPair(t *testing.T, settings ...string) *pair {
 	p.set(db, 2)
 	db.Close()
 
-	// A copy of a server that was stopped is a standby's beginning.
+	// A standby starts with a copy of the data of a stopped server.
 	if err := p.primary.Stop(stopWithin); err != nil {
 		t.Fatal(err)
 	}
@@ -82,11 +82,11 @@ func (p *pair) start(dir string, settings ...string) *stack.Server {
 	if err != nil {
 		p.Fatal(err)
 	}
-	p.Cleanup(func() { _ = server.Kill() }) // the test may have ended it
+	p.Cleanup(func() { _ = server.Kill() }) // fails when the test has ended it
 	return server
 }
 
-// url names servers in their order.
+// url returns a URL that names servers in the given order.
 func url(servers ...*stack.Server) string {
 	hosts := make([]string, len(servers))
 	for i, s := range servers {
@@ -106,7 +106,7 @@ func (p *pair) open(servers ...*stack.Server) *store.Store {
 	return db
 }
 
-// set sets the capacity as an event does.
+// set sets the capacity as an inventory.set event does.
 func (p *pair) set(db *store.Store, capacity int64) {
 	p.Helper()
 	_, err := db.SetCapacity(p.Context(), holds.CapacityChange{
@@ -127,7 +127,7 @@ func capacity(ctx context.Context, db *store.Store) (int64, error) {
 	return rows[0][0].Capacity, nil
 }
 
-// sql runs a statement on one server, whatever it is, and returns the value that it returns.
+// sql runs a statement on one server, without any check of the server, and returns its value.
 func (p *pair) sql(server *stack.Server, statement string) (value string) {
 	p.Helper()
 	conn, err := pgx.Connect(p.Context(), url(server))
@@ -145,18 +145,18 @@ func (p *pair) sql(server *stack.Server, statement string) (value string) {
 	return value
 }
 
-// TestConfig_LaggingStandbyIsFirst_PrimaryIsRead names a standby that lags before its primary. Later the primary is
-// gone and the standby takes its place.
+// TestConfig_LaggingStandbyIsFirst_PrimaryIsRead uses a URL with a lagging standby before its
+// primary. Later the primary stops and the standby replaces it.
 func TestConfig_LaggingStandbyIsFirst_PrimaryIsRead(t *testing.T) {
 	t.Parallel()
 	p := newPair(t, "recovery_min_apply_delay=1h")
 	p.set(p.open(p.primary), 1)
 	if old := p.sql(p.standby, "SELECT capacity FROM holdfast.inventory"); old != "2" {
-		t.Fatalf("the standby has a capacity of %s, want the old one", old)
+		t.Fatalf("the standby has a capacity of %s, want the old 2", old)
 	}
 	both := p.open(p.standby, p.primary)
 	if found, err := capacity(t.Context(), both); found != 1 || err != nil {
-		t.Errorf("the capacity is %d (%v), want the primary's 1", found, err)
+		t.Errorf("the capacity is %d (%v), want 1 from the primary", found, err)
 	}
 	if _, err := capacity(t.Context(), p.open(p.standby)); !errors.Is(err, postgres.ErrStandby) {
 		t.Errorf("the standby alone: %v, want %v", err, postgres.ErrStandby)
@@ -165,12 +165,12 @@ func TestConfig_LaggingStandbyIsFirst_PrimaryIsRead(t *testing.T) {
 	if err := p.primary.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	stacktest.Eventually(t, "the standby to be refused", func() bool {
+	stacktest.Eventually(t, "the standby to be rejected", func() bool {
 		found, err := capacity(t.Context(), both)
 		if err == nil {
-			t.Fatalf("without a primary the capacity is read as %d", found)
+			t.Fatalf("without a primary the capacity was read as %d", found)
 		}
-		return errors.Is(err, postgres.ErrStandby) // before that, the sessions of the primary end
+		return errors.Is(err, postgres.ErrStandby) // the sessions of the primary end first
 	})
 	p.sql(p.standby, "SELECT pg_promote()")
 	stacktest.Eventually(t, "the promoted standby to be read", func() bool {
@@ -180,7 +180,7 @@ func TestConfig_LaggingStandbyIsFirst_PrimaryIsRead(t *testing.T) {
 	p.set(both, 3)
 }
 
-// watcher receives when a change was reported.
+// watcher receives an element for each reported change.
 type watcher chan struct{}
 
 func (watcher) Now(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1), nil }
@@ -195,8 +195,9 @@ func (w watcher) BumpRevisions(context.Context, ...string) error {
 	return nil
 }
 
-// TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt switches writes off on a primary, as before a switchover, while
-// there are sessions to it. They serve nothing more, and the server that takes its place does.
+// TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt makes a primary read-only, as before a
+// switchover, while it has sessions. They are not used any more, and the server that replaces it
+// is.
 func TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt(t *testing.T) {
 	t.Parallel()
 	p := newPair(t)
@@ -214,12 +215,12 @@ func TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt(t *testing.T) {
 	p.sql(p.primary, "ALTER SYSTEM SET default_transaction_read_only = on")
 	p.sql(p.primary, "SELECT pg_reload_conf()")
 	var last error
-	stacktest.Eventually(t, "sessions to be refused", func() bool {
+	stacktest.Eventually(t, "sessions to be rejected", func() bool {
 		_, last = capacity(t.Context(), both)
 		return last != nil
 	})
 	if !errors.Is(last, postgres.ErrReadOnly) {
-		t.Errorf("refused with %v, want %v", last, postgres.ErrReadOnly)
+		t.Errorf("rejected with %v, want %v", last, postgres.ErrReadOnly)
 	}
 	p.sql(p.standby, "SELECT pg_promote()")
 	stacktest.Eventually(t, "the promoted standby to be read", func() bool {
@@ -228,12 +229,12 @@ func TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt(t *testing.T) {
 	})
 	p.set(both, 7)
 	if old := p.sql(p.primary, "SELECT capacity FROM holdfast.inventory"); old != "2" {
-		t.Errorf("the old primary has a capacity of %s: it was written to", old)
+		t.Errorf("the old primary has a capacity of %s: it was changed", old)
 	}
 	if found, err := capacity(t.Context(), both); found != 7 || err != nil {
-		t.Errorf("the capacity is %d (%v), want the new primary's 7", found, err)
+		t.Errorf("the capacity is %d (%v), want 7 from the new primary", found, err)
 	}
-	stacktest.Eventually(t, "changes on the new primary to be noticed", func() bool {
+	stacktest.Eventually(t, "changes on the new primary to be reported", func() bool {
 		p.sql(p.standby, "UPDATE holdfast.inventory SET capacity = capacity + 1")
 		select {
 		case <-notified:
@@ -244,7 +245,8 @@ func TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt(t *testing.T) {
 	})
 }
 
-// TestConfig_TargetSessionAttrs_AcceptedOrRefused goes through what URLs and the environment may demand.
+// TestConfig_TargetSessionAttrs_AcceptedOrRefused tries the values of target_session_attrs in URLs
+// and in the environment.
 func TestConfig_TargetSessionAttrs_AcceptedOrRefused(t *testing.T) {
 	const plain = "postgres://u:s3cret@a:1,b:2/d"
 	for _, demanded := range []string{"any", "primary", "read-write"} {
@@ -268,7 +270,8 @@ func TestConfig_TargetSessionAttrs_AcceptedOrRefused(t *testing.T) {
 		t.Setenv("PGTARGETSESSIONATTRS", "")
 	}
 	for _, address := range []string{"http://u:s3cret@a", plain + "?target_session_attrs=best"} {
-		if _, err := postgres.Config(address, "holdfast"); !errors.Is(err, postgres.ErrURL) || strings.Contains(err.Error(), "s3cret") {
+		if _, err := postgres.Config(address, "holdfast"); !errors.Is(err, postgres.ErrURL) ||
+			strings.Contains(err.Error(), "s3cret") {
 			t.Errorf("%s: %v, want %v", address, err, postgres.ErrURL)
 		}
 	}

@@ -7,24 +7,24 @@ import (
 	"time"
 )
 
-// apartMax is how far the clocks of the servers may be apart. Holds lapse by Redis', events are
-// stored by NATS', and what one of them tells is compared with what another does when holds are
-// rebuilt or differences are looked into.
+// apartMax is the largest allowed difference between the clocks of the servers. Holds expire by
+// Redis' clock and events have times of NATS' clock; a rebuild and an audit compare times of
+// different servers.
 const apartMax = 250 * time.Millisecond
 
-// clockTries is how often each clock is read: the quickest answer tells most.
+// clockTries is how often each clock is read. The fastest answer gives the most exact time.
 const clockTries = 5
 
-// clock is what is known of a server's clock.
+// clock is the measured clock of a server.
 type clock struct {
 	of     string
-	offset time.Duration // before (negative) or after the clock of this process
-	blur   time.Duration // by so much it may be wrong
-	err    error         // why nothing is known
+	offset time.Duration // behind (negative) or ahead of the clock of this process
+	blur   time.Duration // maximum error of offset
+	err    error         // why the clock could not be read
 }
 
-// readClock reads a server's clock by read. The server has read it at some moment of the round
-// trip: the middle is assumed, and half of the round trip is what that may be wrong by.
+// readClock reads a server's clock by read. The server reads its clock at some moment of the round
+// trip: readClock assumes the middle, so the maximum error is half of the round trip.
 func readClock(ctx context.Context, of string, read func(context.Context) (time.Time, error)) clock {
 	best := clock{of: of}
 	for try := range clockTries {
@@ -41,9 +41,9 @@ func readClock(ctx context.Context, of string, read func(context.Context) (time.
 	return best
 }
 
-// clocks compares what is known of the clocks.
+// clocks adds a check that compares the clocks.
 func (r *report) clocks(all []clock) {
-	const name, fix = "clocks", "mend what is above first, and look again"
+	const name, fix = "clocks", "fix the above first, and check again"
 	var known []clock
 	var missing []string
 	for _, c := range all {
@@ -64,22 +64,23 @@ func (r *report) clocks(all []clock) {
 			apart, blur := (a.offset - b.offset).Abs(), a.blur+b.blur
 			if apart-blur > surest {
 				surest = apart - blur
-				found = fmt.Sprintf("%s and %s are %s apart (give or take %s)", b.of, a.of, round(apart), round(blur))
+				found = fmt.Sprintf("%s and %s differ by %s (give or take %s)", b.of, a.of, round(apart), round(blur))
 			}
 			unclear = unclear || apart+blur > apartMax
 		}
 	}
 	if len(missing) > 0 {
-		found += "; not known: " + strings.Join(missing, "; ")
+		found += "; unknown: " + strings.Join(missing, "; ")
 	}
 	switch {
 	case surest > apartMax:
-		r.fail(name, found, "times in events, streams and tables cannot be compared: holds that are rebuilt, or looked into, may be taken for older or younger than they are",
-			"let all servers follow the same time: chronyc tracking (or timedatectl) on each shows which does not")
+		r.fail(name, found,
+			"times of events, streams and tables cannot be compared: a rebuild or an audit may misjudge the age of a hold",
+			"synchronize the clocks of all servers: chronyc tracking (or timedatectl) on each shows which one is off")
 	case len(missing) > 0:
 		r.unknown(name, found, fix)
 	case unclear:
-		r.unknown(name, found, "look again from nearer to the servers")
+		r.unknown(name, found, "check again from a machine closer to the servers")
 	default:
 		r.ok(name, found)
 	}

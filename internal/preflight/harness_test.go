@@ -18,8 +18,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
-	"holdfast/internal/holds"
 	"holdfast/internal/preflight"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
@@ -29,8 +29,8 @@ func TestMain(m *testing.M) { stacktest.Main(m) }
 
 var retention = events.Retention{HoldLifetime: 2 * time.Hour, AnswerTTL: 24 * time.Hour}
 
-// harness is a namespace on servers that keep what they acknowledge, ready for a worker. Its tests
-// break one thing after the other, so it is not shared.
+// harness is a namespace on durable servers, ready for a worker. Its tests misconfigure the
+// servers, so each has its own.
 type harness struct {
 	*stack.Stack
 	t     *testing.T
@@ -77,7 +77,7 @@ func (w *harness) migrate() {
 	if err := db.Migrate(w.t.Context(), string(w.ns)); err != nil {
 		w.t.Fatal(err)
 	}
-	if _, err := holds.WriteFormat(w.t.Context(), string(w.ns), w.redis); err != nil {
+	if _, err := recovery.WriteFormat(w.t.Context(), string(w.ns), w.redis); err != nil {
 		w.t.Fatal(err)
 	}
 	if err := events.Setup(w.t.Context(), w.js, w.ns, retention, zerolog.Nop()); err != nil {
@@ -95,7 +95,7 @@ func (w *harness) open(url string) *store.Store {
 	return db
 }
 
-// check makes all checks, after a test has changed what is looked at.
+// check runs all checks, after a test has changed a server.
 func (w *harness) check(change ...func(*preflight.Target)) map[string]preflight.Check {
 	w.t.Helper()
 	target := preflight.Target{
@@ -104,7 +104,7 @@ func (w *harness) check(change ...func(*preflight.Target)) map[string]preflight.
 	for _, c := range change {
 		c(&target)
 	}
-	if target.Store == nil { // with a new connection: some settings are fixed when one begins
+	if target.Store == nil { // a new connection, because some settings are fixed when it is opened
 		db, err := store.Open(w.t.Context(), w.PostgresURL, string(w.ns))
 		if err != nil {
 			w.t.Fatal(err)
@@ -115,21 +115,21 @@ func (w *harness) check(change ...func(*preflight.Target)) map[string]preflight.
 	checks := make(map[string]preflight.Check)
 	for _, c := range preflight.Run(w.t.Context(), target) {
 		if _, twice := checks[c.Name]; twice {
-			w.t.Errorf("%s is present twice", c.Name)
+			w.t.Errorf("check %s occurs twice", c.Name)
 		}
 		if bad := c.Status == preflight.Fail || c.Status == preflight.Warn; bad != (c.Impact != "" && c.Fix != "") {
-			w.t.Errorf("a check without its reason or remedy, or with one for nothing: %+v", c)
+			w.t.Errorf("a check without reason or fix, or one that is ok and has them: %+v", c)
 		}
 		if c.Found == "" {
-			w.t.Errorf("%s does not tell what was found", c.Name)
+			w.t.Errorf("check %s has no found", c.Name)
 		}
 		checks[c.Name] = c
 	}
 	return checks
 }
 
-// expect makes all checks and compares them with what healthy servers give, but for those that are
-// named here: like "redis.maxmemory_policy fail".
+// expect runs all checks and compares their states with those of healthy servers, except for the
+// checks given here, such as "redis.maxmemory_policy fail".
 func (w *harness) expect(what string, but []string, change ...func(*preflight.Target)) map[string]preflight.Check {
 	w.t.Helper()
 	want := maps.Clone(healthy)
@@ -145,17 +145,19 @@ func (w *harness) expect(what string, but []string, change ...func(*preflight.Ta
 	}
 	for name := range want {
 		if _, present := checks[name]; !present {
-			w.t.Errorf("%s: %s is not told", what, name)
+			w.t.Errorf("%s: check %s is missing", what, name)
 		}
 	}
 	return checks
 }
 
-// healthy is what the checks of such servers come to, whose users may do everything.
+// healthy has the states of the checks on such servers with users that may do everything.
 var healthy = map[string]preflight.Status{
-	"redis.reachable": "ok", "redis.version": "ok", "redis.role": "ok", "redis.maxmemory_policy": "ok", "redis.notifications": "ok",
-	"redis.format": "ok", "redis.commands": "ok", "redis.privileges": "warn",
-	"nats.reachable": "ok", "nats.version": "ok", "nats.max_payload": "ok", "nats.stream.HOLDFAST_IN": "ok", "nats.stream.HOLDFAST_OUT": "ok",
+	"redis.reachable": "ok", "redis.version": "ok", "redis.role": "ok", "redis.maxmemory_policy": "ok",
+	"redis.notifications": "ok",
+	"redis.format":        "ok", "redis.commands": "ok", "redis.privileges": "warn",
+	"nats.reachable": "ok", "nats.version": "ok", "nats.max_payload": "ok", "nats.stream.HOLDFAST_IN": "ok",
+	"nats.stream.HOLDFAST_OUT": "ok",
 	"nats.stream.HOLDFAST_DLQ": "ok", "nats.stream.HOLDFAST_RUNS": "ok", "nats.replicas": "warn", "nats.consumers": "ok",
 	"nats.sync_interval": "unknown", "nats.rebuild": "ok", "nats.trim": "ok", "nats.privileges": "warn",
 	"postgres.reachable": "ok", "postgres.primary": "ok", "postgres.fsync": "ok", "postgres.synchronous_commit": "ok",
@@ -163,7 +165,7 @@ var healthy = map[string]preflight.Status{
 	"clocks": "ok",
 }
 
-// applyFix does what a check says is to be done, as far as it is a command.
+// applyFix runs the commands of a check's fix.
 func (w *harness) applyFix(c preflight.Check) {
 	w.t.Helper()
 	done := 0
@@ -193,7 +195,7 @@ func (w *harness) applyFix(c preflight.Check) {
 		}
 	}
 	if done == 0 {
-		w.t.Errorf("%s: there is nothing to be done in %q", c.Name, c.Fix)
+		w.t.Errorf("%s: the fix %q has no command", c.Name, c.Fix)
 	}
 }
 
@@ -211,15 +213,15 @@ func (w *harness) config(name, value string) {
 	}
 }
 
-// altered is the address of a server behind a proxy that alters what the server says.
+// altered returns the address of a proxy to a server that alters what the server sends.
 func altered(t *testing.T, server string, alter func([]byte) []byte) string {
 	t.Helper()
 	return proxied(t, server, func(_ int, reply []byte) ([]byte, bool) { return alter(reply), true })
 }
 
-// proxied is the address of a server behind a proxy. answer is given what the server says, with the
-// number of the connection from 1, and returns what is told in its place, and whether the
-// connection goes on.
+// proxied returns the address of a proxy to a server. answer gets what the server sends and the
+// number of the connection, from 1. It returns what the client receives instead, and whether the
+// connection stays open.
 func proxied(t *testing.T, server string, answer func(connection int, reply []byte) ([]byte, bool)) string {
 	t.Helper()
 	listener, err := net.Listen("tcp4", "127.0.0.1:0")
@@ -279,7 +281,7 @@ func copyBytes(to, from net.Conn, alter func([]byte) ([]byte, bool)) {
 	}
 }
 
-// hostOf is the host and port of a URL.
+// hostOf returns the host and port of a URL.
 func hostOf(url string) string {
 	_, rest, _ := strings.Cut(url, "://")
 	if _, after, found := strings.Cut(rest, "@"); found {

@@ -18,28 +18,29 @@ import (
 	"holdfast/internal/events"
 )
 
-// The limits of what NATS must be.
+// The requirements on NATS.
 const (
-	natsMinorMin  = 10      // of NATS 2: consumers with several filters
-	payloadNeeded = 1 << 20 // a dead letter is its event and more headers
-	monitorLimit  = 4 << 20 // bytes of an answer
+	natsMinorMin  = 10      // NATS 2.10 is the first with several filters per consumer
+	payloadNeeded = 1 << 20 // bytes; a dead letter is its event with additional headers
+	monitorLimit  = 4 << 20 // bytes of an answer of a monitoring address
 )
 
-// natsProbe is a connection that looks at NATS.
+// natsProbe is a connection that checks NATS.
 type natsProbe struct {
 	nc      *nats.Conn
 	js      jetstream.JetStream
 	refused chan refusal
-	serving []string // names of the server that is asked, and of those that have a copy of a stream
+	serving []string // names of the connected server, and of those that have a copy of a stream
 }
 
-// refusal is what the server tells of something that it has not permitted.
+// refusal is a permission violation that the server has reported.
 type refusal struct{ cause error }
 
-// request asks something that NATS answers by silence when it is not permitted: the server tells of
-// that besides, and then it is not waited for.
+// request calls question, which sends a request. NATS does not answer a request without permission;
+// it reports the violation to the connection instead. request then returns the violation without
+// waiting for an answer.
 func (l *natsProbe) request(ctx context.Context, question func(context.Context) error) error {
-	for stale := true; stale; { // of what was asked before
+	for stale := true; stale; { // discard violations of earlier requests
 		select {
 		case <-l.refused:
 		default:
@@ -64,7 +65,7 @@ func (l *natsProbe) request(ctx context.Context, question func(context.Context) 
 	}
 }
 
-// nats looks at NATS. It returns its clock.
+// nats checks NATS. It returns its clock.
 func (r *report) nats(ctx context.Context, t Target) clock {
 	const reachable = "nats.reachable"
 	l := &natsProbe{refused: make(chan refusal, 16)}
@@ -74,16 +75,18 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 	}
 	names = append(names, NATSReplicas, "nats.consumers", NATSSync, natsReading, natsTrimming, NATSPrivileges)
 	unreachable := func(err error) clock {
-		r.fail(reachable, err.Error(), "no event comes in, and none goes out", "start it with JetStream, or correct its URL")
+		r.fail(reachable, err.Error(), "a worker can neither read nor publish events",
+			"start it with JetStream, or correct its URL")
 		r.skipAll(reachable+" failed", names...)
-		return clock{of: "nats", err: errors.New("it could not be asked")}
+		return clock{of: "nats", err: errUnreachable}
 	}
 	var err error
-	l.nc, err = events.Connect(t.NATSURL, "holdfast preflight "+t.Namespace, func(string, ...any) {}, nats.Timeout(within/2),
+	l.nc, err = events.Connect(t.NATSURL, "holdfast preflight "+t.Namespace, func(string, ...any) {},
+		nats.Timeout(within/2),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 			select {
 			case l.refused <- refusal{err}:
-			default: // nobody asks
+			default: // no request is waiting for it
 			}
 		}))
 	if err != nil {
@@ -113,16 +116,16 @@ func (r *report) natsVersion(version string) {
 	const name = "nats.version"
 	numbers := strings.Split(version, ".")
 	if len(numbers) < 2 {
-		r.unknown(name, fmt.Sprintf("it says it is %.20q", version), "see that it is NATS 2.10 or newer")
+		r.unknown(name, fmt.Sprintf("it reports version %.20q", version), "make sure that it is NATS 2.10 or newer")
 		return
 	}
 	major, majorErr := strconv.Atoi(numbers[0])
 	minor, minorErr := strconv.Atoi(numbers[1])
 	switch {
 	case majorErr != nil || minorErr != nil:
-		r.unknown(name, fmt.Sprintf("it says it is %.20q", version), "see that it is NATS 2.10 or newer")
+		r.unknown(name, fmt.Sprintf("it reports version %.20q", version), "make sure that it is NATS 2.10 or newer")
 	case major < 2 || major == 2 && minor < natsMinorMin:
-		r.fail(name, version, "its consumers have no more than one filter", "use NATS 2.10 or newer (tested with 2.15)")
+		r.fail(name, version, "its consumers support only one filter", "use NATS 2.10 or newer (tested with 2.15)")
 	default:
 		r.ok(name, version)
 	}
@@ -132,14 +135,15 @@ func (r *report) natsPayload(limit int64) {
 	const name = "nats.max_payload"
 	found := fmt.Sprintf("%d bytes", limit)
 	if limit < payloadNeeded {
-		r.warn(name, found, "dead letters of large events do not fit, and are only pointers into the inbound stream, which must then keep them",
+		r.warn(name, found,
+			"a dead letter of a large event does not fit: it only refers to the event, which the inbound stream must then keep",
 			"max_payload: 1MB\nin the configuration of NATS")
 		return
 	}
 	r.ok(name, found)
 }
 
-// natsStreams looks at the streams, and at the consumers of the inbound one.
+// natsStreams checks the streams, and the consumers of the inbound stream.
 func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 	ns := events.Namespace(t.Namespace)
 	replicas, there := make(map[string]int), false
@@ -153,17 +157,18 @@ func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 		})
 		switch {
 		case errors.Is(err, jetstream.ErrStreamNotFound) && t.Migrates:
-			r.ok(name, "there is none yet; the worker creates it")
+			r.ok(name, "it does not exist yet; the worker creates it")
 			coming = append(coming, wanted.Name)
 			continue
 		case errors.Is(err, jetstream.ErrStreamNotFound):
-			r.fail(name, "there is none", "with --no-migrate the worker does not create it", "worker migrate")
+			r.fail(name, "it does not exist", "with --no-migrate the worker does not create it", "worker migrate")
 			continue
 		case errors.Is(err, nats.ErrPermissionViolation):
 			r.unknown(name, err.Error(), "allow the user to publish on $JS.API.STREAM.INFO."+wanted.Name)
 			continue
 		case err != nil:
-			r.fail(name, err.Error(), "JetStream does not answer as it should", "see that JetStream is enabled for this account, and that the stream has a leader")
+			r.fail(name, err.Error(), "JetStream does not answer correctly",
+				"make sure that JetStream is enabled for this account and that the stream has a leader")
 			continue
 		}
 		found := stream.CachedInfo()
@@ -177,32 +182,38 @@ func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 		if wanted.Name == ns.OutStream() {
 			drifts = append(drifts, droppedEarly(found, t.Retention)...)
 		}
-		r.drifts(name, fmt.Sprintf("in files, by limits, discards %s messages; it has %d", events.DiscardName(found.Config.Discard), found.State.Msgs), drifts)
+		ok := fmt.Sprintf("file storage, limits retention, discards %s messages; it has %d messages",
+			events.DiscardName(found.Config.Discard), found.State.Msgs)
+		r.drifts(name, ok, drifts)
 	}
 	r.natsReplicas(replicas, coming, t.Retention.Replicas, l.nc.ConnectedClusterName() != "")
 	if !there {
-		r.skipAll("the inbound stream could not be looked at", "nats.consumers")
+		r.skipAll("the inbound stream could not be checked", "nats.consumers")
 		return
 	}
 	r.natsConsumers(ctx, l, t, ns)
 }
 
-// droppedEarly is the fault of a stream of outcomes that is full and has dropped some before their time.
+// droppedEarly returns a drift when the outbound stream was full and has dropped outcomes that
+// still matter.
 func droppedEarly(found *jetstream.StreamInfo, retention events.Retention) []events.ConfigDrift {
 	limited := found.Config.MaxBytes > 0 || found.Config.MaxMsgs > 0
 	oldest := found.TimeStamp.Sub(found.State.FirstTime)
-	if !limited || found.State.FirstSeq <= 1 || found.State.Msgs == 0 || oldest >= retention.HoldLifetime+retention.AnswerTTL {
+	if !limited || found.State.FirstSeq <= 1 || found.State.Msgs == 0 ||
+		oldest >= retention.HoldLifetime+retention.AnswerTTL {
 		return nil
 	}
 	return []events.ConfigDrift{{
-		Found:  fmt.Sprintf("it is limited (%d bytes, %d messages), and its oldest message is %s old", found.Config.MaxBytes, found.Config.MaxMsgs, oldest.Round(time.Second)),
-		Impact: fmt.Sprintf("it drops outcomes that still matter (%s): holds and answers cannot be rebuilt from it", retention.HoldLifetime+retention.AnswerTTL),
-		Fix:    "nats stream edit " + found.Config.Name + " --force --max-bytes=-1 --max-msgs=-1",
-		Fatal:  oldest < retention.HoldLifetime,
+		Found: fmt.Sprintf("it is limited (%d bytes, %d messages), and its oldest message is %s old",
+			found.Config.MaxBytes, found.Config.MaxMsgs, oldest.Round(time.Second)),
+		Impact: fmt.Sprintf("it drops outcomes that still matter (for %s): holds and answers cannot be rebuilt from it",
+			retention.HoldLifetime+retention.AnswerTTL),
+		Fix:   "nats stream edit " + found.Config.Name + " --force --max-bytes=-1 --max-msgs=-1",
+		Fatal: oldest < retention.HoldLifetime,
 	}}
 }
 
-// addServing notes which servers have a copy of a stream.
+// addServing records which servers have a copy of a stream.
 func (l *natsProbe) addServing(copies *jetstream.ClusterInfo) {
 	if copies == nil {
 		return
@@ -215,8 +226,9 @@ func (l *natsProbe) addServing(copies *jetstream.ClusterInfo) {
 	}
 }
 
-// natsReplicas is given how many copies streams have, those that are missing and will be created, how many copies
-// the settings ask for (0 = the default), and whether the server is one of a cluster.
+// natsReplicas checks the number of copies. of has the number of each existing stream, coming the
+// streams that the worker will create, and set the setting (0 for the default). cluster reports
+// whether the server is part of a cluster.
 func (r *report) natsReplicas(of map[string]int, coming []string, set int, cluster bool) {
 	want, created := 3, 1
 	if set > 0 {
@@ -239,7 +251,7 @@ func (r *report) natsReplicas(of map[string]int, coming []string, set int, clust
 	}
 	switch {
 	case len(all) == 0:
-		r.skipAll("no stream could be looked at", NATSReplicas)
+		r.skipAll("no stream could be checked", NATSReplicas)
 	case len(few) > 0:
 		var fixes []string
 		for _, name := range few {
@@ -247,9 +259,10 @@ func (r *report) natsReplicas(of map[string]int, coming []string, set int, clust
 		}
 		when := "\n"
 		if len(coming) > 0 {
-			when = "\nwhen they are there, "
+			when = "\nwhen they exist, "
 		}
-		r.warn(NATSReplicas, strings.Join(all, ", "), "while that server is down no event is answered, and if its disk is lost so are events that were acknowledged",
+		r.warn(NATSReplicas, strings.Join(all, ", "),
+			"while that server is down no event is answered, and acknowledged events are lost with its disk",
 			strings.Join(fixes, "\n")+when+fmt.Sprintf("in a cluster of at least %d servers", want))
 	default:
 		r.ok(NATSReplicas, strings.Join(all, ", "))
@@ -269,12 +282,16 @@ func (r *report) natsConsumers(ctx context.Context, l *natsProbe, t Target, ns e
 		names = append(names, wanted.Durable)
 		switch {
 		case errors.Is(err, nats.ErrPermissionViolation):
-			r.unknown(name, err.Error(), fmt.Sprintf("allow the user to publish on $JS.API.CONSUMER.INFO.%s.%s", ns.InStream(), wanted.Durable))
+			r.unknown(name, err.Error(), fmt.Sprintf("allow the user to publish on $JS.API.CONSUMER.INFO.%s.%s",
+				ns.InStream(), wanted.Durable))
 			return
 		case errors.Is(err, jetstream.ErrConsumerNotFound):
-			all = append(all, events.ConfigDrift{Found: "there is no consumer " + wanted.Durable, Impact: "nobody takes its events", Fix: "worker migrate", Fatal: true})
+			all = append(all, events.ConfigDrift{
+				Found: "consumer " + wanted.Durable + " does not exist", Impact: "no worker reads its events",
+				Fix: "worker migrate", Fatal: true,
+			})
 		case err != nil:
-			r.fail(name, err.Error(), "JetStream does not answer as it should", "see that the stream has a leader")
+			r.fail(name, err.Error(), "JetStream does not answer correctly", "make sure that the stream has a leader")
 			return
 		default:
 			for _, drift := range events.DiffConsumer(consumer.CachedInfo().Config, wanted) {
@@ -288,21 +305,23 @@ func (r *report) natsConsumers(ctx context.Context, l *natsProbe, t Target, ns e
 		for _, drift := range all {
 			founds = append(founds, drift.Found)
 		}
-		r.ok(name, strings.Join(founds, "; ")+"; the worker sets it right")
+		r.ok(name, strings.Join(founds, "; ")+"; the worker fixes it")
 		return
 	}
 	r.drifts(name, strings.Join(names, ", "), all)
 }
 
-// natsSync asks the monitoring addresses how often messages are written to disk for good. It is ok when
-// each server that has a copy of a stream, and the one that is asked, says that it always does.
+// natsSync reads sync_interval from the monitoring addresses: how often a server syncs messages to
+// disk. The check is ok when it is "always" on each server that has a copy of a stream and on the
+// connected one.
 func (r *report) natsSync(ctx context.Context, l *natsProbe, monitors []string) {
 	const (
 		fix = "jetstream { sync_interval: always }\nin the configuration of every NATS server"
-		why = "a power cut loses what was acknowledged in the last minutes: events, and outcomes from which holds are rebuilt"
+		why = "a power cut loses messages acknowledged in the last minutes: events, and outcomes that a rebuild needs"
 	)
 	if len(monitors) == 0 {
-		r.unknown(NATSSync, "NATS tells it at its monitoring address only", "give --nats-monitor-urls (http_port in the configuration of NATS), and see that it says:\n"+fix)
+		r.unknown(NATSSync, "only the monitoring address of NATS reports it",
+			"give --nats-monitor-urls (http_port in the configuration of NATS), or make sure of:\n"+fix)
 		return
 	}
 	var always, late, silent, missing []string
@@ -321,22 +340,24 @@ func (r *report) natsSync(ctx context.Context, l *natsProbe, monitors []string) 
 	}
 	for _, server := range slices.Compact(slices.Sorted(slices.Values(l.serving))) {
 		if !sure[server] {
-			missing = append(missing, server+" has not told it")
+			missing = append(missing, server+" has not reported it")
 		}
 	}
 	switch {
 	case len(late) > 0:
 		r.fail(NATSSync, strings.Join(slices.Concat(late, always, silent), ", "), why, fix)
 	case len(silent) > 0:
-		r.unknown(NATSSync, strings.Join(slices.Concat(silent, missing, always), ", "), "correct --nats-monitor-urls; it is like http://nats:8222")
+		r.unknown(NATSSync, strings.Join(slices.Concat(silent, missing, always), ", "),
+			"correct --nats-monitor-urls: an address looks like http://nats:8222")
 	case len(missing) > 0:
-		r.unknown(NATSSync, strings.Join(slices.Concat(missing, always), ", "), "give --nats-monitor-urls the monitoring address of each server of the cluster")
+		r.unknown(NATSSync, strings.Join(slices.Concat(missing, always), ", "),
+			"add the monitoring address of each server of the cluster to --nats-monitor-urls")
 	default:
 		r.ok(NATSSync, strings.Join(always, ", "))
 	}
 }
 
-// jetStreamConfig is what a monitoring address tells.
+// jetStreamConfig is the configuration that a monitoring address reports.
 type jetStreamConfig struct {
 	server     string
 	Always     bool  `json:"sync_always"`
@@ -363,11 +384,11 @@ func jetStreamOf(ctx context.Context, monitor string) (*jetStreamConfig, error) 
 	err = json.UnmarshalRead(http.MaxBytesReader(nil, response.Body, monitorLimit), &varz)
 	switch {
 	case response.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("it answers %s", response.Status)
+		return nil, fmt.Errorf("unexpected response %s", response.Status)
 	case err != nil:
-		return nil, errors.New("it does not answer as NATS does")
+		return nil, errors.New("unexpected response: not that of NATS")
 	case varz.JetStream.Config == nil:
-		return nil, errors.New("it has no JetStream")
+		return nil, errors.New("JetStream is not enabled")
 	}
 	varz.JetStream.Config.server = varz.Name
 	return varz.JetStream.Config, nil

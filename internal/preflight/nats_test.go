@@ -22,12 +22,12 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// natsTool reports whether the nats command is there, which remedies are told with. In CI it must be.
+// natsTool reports whether the nats command is installed, which the fixes use. In CI it must be.
 func natsTool(t *testing.T) bool {
 	t.Helper()
 	_, err := exec.LookPath("nats")
 	if err != nil && os.Getenv("HOLDFAST_TEST_TOOLS") == "required" {
-		t.Fatal("nats is not on PATH, so no remedy is tried")
+		t.Fatal("nats is not on PATH, so no fix is tried")
 	}
 	return err == nil
 }
@@ -40,8 +40,8 @@ func (w *harness) natsCommand(args string) {
 	}
 }
 
-// TestNATSStreams_Misconfigured_FailsAndFixRepairs makes each stream wrong in each way: just its check says so, and what it says is to
-// be done mends it.
+// TestNATSStreams_Misconfigured_FailsAndFixRepairs misconfigures each stream in each way. Only the
+// check of that stream fails, and its fix repairs the stream.
 func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -56,7 +56,7 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		what, stream string
 		status       preflight.Status
 		wrong        func(*jetstream.StreamConfig)
-		anew         bool // it cannot be mended by an edit
+		recreate     bool // an edit cannot repair it
 	}{
 		{"in memory", in, "fail", func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage }, true},
 		{"in memory", out, "fail", func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage }, true},
@@ -67,13 +67,17 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		{"discards new", out, "fail", func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardNew }, false},
 		{"no purges", in, "warn", func(c *jetstream.StreamConfig) { c.DenyPurge = true }, true},
 		{"no acks", in, "fail", func(c *jetstream.StreamConfig) { c.NoAck = true }, false},
-		{"other subjects", in, "fail", func(c *jetstream.StreamConfig) { c.Subjects = []string{"holdfast.in.booking.>"} }, false},
-		{"other subjects", out, "fail", func(c *jetstream.StreamConfig) { c.Subjects = []string{"holdfast.out.hold.>"} }, false},
+		{"other subjects", in, "fail", func(c *jetstream.StreamConfig) { c.Subjects = []string{"holdfast.in.booking.>"} },
+			false},
+		{"other subjects", out, "fail", func(c *jetstream.StreamConfig) { c.Subjects = []string{"holdfast.out.hold.>"} },
+			false},
 		{"one of a subject", in, "fail", func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }, false},
-		{"lives too short", out, "fail", func(c *jetstream.StreamConfig) { c.MaxAge = retention.HoldLifetime - time.Second }, false},
-		{"forgets answers", out, "warn", func(c *jetstream.StreamConfig) { c.MaxAge = retention.HoldLifetime + retention.AnswerTTL - time.Second }, false},
+		{"lives too short", out, "fail",
+			func(c *jetstream.StreamConfig) { c.MaxAge = retention.HoldLifetime - time.Second }, false},
+		{"forgets answers", out, "warn",
+			func(c *jetstream.StreamConfig) { c.MaxAge = retention.HoldLifetime + retention.AnswerTTL - time.Second }, false},
 		{"forgets events", in, "warn", func(c *jetstream.StreamConfig) { c.MaxAge = 7 * 24 * time.Hour }, false},
-		{"forgets letters", dlq, "warn", func(c *jetstream.StreamConfig) { c.MaxAge = 24 * time.Hour }, false},
+		{"forgets dead letters", dlq, "warn", func(c *jetstream.StreamConfig) { c.MaxAge = 24 * time.Hour }, false},
 		{"small messages", in, "warn", func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1 << 10 }, false},
 		{"small messages", dlq, "warn", func(c *jetstream.StreamConfig) { c.MaxMsgSize = 128 << 10 }, false},
 		{"small window", out, "warn", func(c *jetstream.StreamConfig) { c.Duplicates = 2 * time.Minute }, false},
@@ -93,10 +97,11 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 			t.Fatalf("%s: %v", what, err)
 		}
 		check := "nats.stream." + c.stream
-		if c.stream == in { // its consumers went with it
+		if c.stream == in { // its consumers were deleted with it
 			if c.status == "fail" {
 				for _, consumer := range w.ns.Consumers() {
-					if _, err := w.js.CreateOrUpdateConsumer(ctx, in, consumer); err != nil && config.Retention == jetstream.LimitsPolicy {
+					if _, err := w.js.CreateOrUpdateConsumer(ctx, in, consumer); err != nil &&
+						config.Retention == jetstream.LimitsPolicy {
 						t.Fatalf("%s: %v", what, err)
 					}
 				}
@@ -113,15 +118,16 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		}
 		refused := events.Setup(ctx, w.js, w.ns, retention, zerolog.Nop())
 		if (refused != nil) != (c.status == "fail") {
-			t.Errorf("%s: a worker that migrates says %v", what, refused)
+			t.Errorf("%s: a worker that migrates returns %v", what, refused)
 		}
-		if c.status == "fail" && !strings.Contains(found.Found, strings.TrimPrefix(strings.SplitN(refused.Error(), ": ", 3)[1], "")) {
-			t.Errorf("%s: preflight says %s, a worker that migrates %v", what, found.Found, refused)
+		if c.status == "fail" && !strings.Contains(found.Found,
+			strings.TrimPrefix(strings.SplitN(refused.Error(), ": ", 3)[1], "")) {
+			t.Errorf("%s: preflight reports %s, a worker that migrates %v", what, found.Found, refused)
 		}
 		switch {
 		case c.status == preflight.OK:
 			continue
-		case c.anew:
+		case c.recreate:
 			if !strings.Contains(found.Fix, "worker migrate") {
 				t.Errorf("%s: %s", what, found.Fix)
 			}
@@ -134,7 +140,7 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.migrate()
-		w.expect("made anew after "+what, nil)
+		w.expect("recreated after "+what, nil)
 	}
 	if err := w.js.DeleteStream(ctx, dlq); err != nil {
 		t.Fatal(err)
@@ -143,11 +149,12 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	w.applyFix(w.expect("none", []string{"nats.stream.HOLDFAST_DLQ fail"})["nats.stream.HOLDFAST_DLQ"])
 	w.expect("after none", nil)
 	if !hasTool {
-		t.Skip("nats is not on PATH, so the remedies were not tried (.ci/run has it, and sets HOLDFAST_TEST_TOOLS=required)")
+		t.Skip("nats is not on PATH, so the fixes were not tried (.ci/run has it, and sets HOLDFAST_TEST_TOOLS=required)")
 	}
 }
 
-// TestNATSStreams_OutcomesDroppedEarly_Fails has the stream of outcomes drop some that are younger than a hold can be.
+// TestNATSStreams_OutcomesDroppedEarly_Fails has the outbound stream drop outcomes younger than a
+// hold can be.
 func TestNATSStreams_OutcomesDroppedEarly_Fails(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -169,7 +176,7 @@ func TestNATSStreams_OutcomesDroppedEarly_Fails(t *testing.T) {
 	}
 }
 
-// TestNATSConsumers_Misconfigured_FailsAndFixRepairs makes consumers wrong.
+// TestNATSConsumers_Misconfigured_FailsAndFixRepairs misconfigures consumers.
 func TestNATSConsumers_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -211,26 +218,29 @@ func natsServer(t *testing.T, o server.Options) *server.Server {
 	s.Start()
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
 	if !s.ReadyForConnections(time.Minute) {
-		t.Fatal("nats does not start")
+		t.Fatal("nats did not start")
 	}
 	return s
 }
 
-// TestNATS_ServerUnsuitable_FailsOrWarns makes the server itself wrong.
+// TestNATS_ServerUnsuitable_FailsOrWarns uses unsuitable servers.
 func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
 	at := func(url string) func(*preflight.Target) { return func(t *preflight.Target) { t.NATSURL = url } }
-	told := func(from, to string) func(*preflight.Target) {
+	reporting := func(from, to string) func(*preflight.Target) {
 		return at("nats://" + altered(t, hostOf(w.NATSURL), func(reply []byte) []byte {
 			return bytes.Replace(reply, []byte(from), []byte(to), 1)
 		}))
 	}
-	w.expect("an old NATS", []string{"nats.version fail"}, told(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"2.9.25"`))
-	w.expect("a NATS that says nothing of itself", []string{"nats.version unknown"}, told(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"new"`))
-	w.expect("small payloads", []string{"nats.max_payload warn"}, told(`"max_payload":1048576`, `"max_payload":131072`))
-	if c := w.expect("nobody there", append(unreachable("nats"), "clocks unknown"), at("nats://127.0.0.1:1"))["clocks"]; !strings.HasPrefix(c.Fix, "mend what is above first") {
-		t.Errorf("nobody there: %+v", c)
+	w.expect("an old NATS", []string{"nats.version fail"},
+		reporting(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"2.9.25"`))
+	w.expect("a NATS that says nothing of itself", []string{"nats.version unknown"},
+		reporting(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"new"`))
+	w.expect("small payloads", []string{"nats.max_payload warn"}, reporting(`"max_payload":1048576`, `"max_payload":131072`))
+	if c := w.expect("no server", append(unreachable("nats"), "clocks unknown"),
+		at("nats://127.0.0.1:1"))["clocks"]; !strings.HasPrefix(c.Fix, "fix the above first") {
+		t.Errorf("no server: %+v", c)
 	}
 	plain := natsServer(t, server.Options{})
 	var streams []string
@@ -239,17 +249,17 @@ func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 	}
 	w.expect("no JetStream", append(streams, "nats.replicas skipped", "nats.consumers skipped"), at(plain.ClientURL()))
 
-	// Where it can be seen how often messages are written to disk for good.
+	// Monitoring addresses, which report sync_interval.
 	monitored := func(o server.Options) (s *server.Server, monitor string) {
 		o.JetStream, o.HTTPHost, o.HTTPPort = true, "127.0.0.1", -1
 		s = natsServer(t, o)
 		return s, "http://" + s.MonitorAddr().String()
 	}
-	asked, always := monitored(server.Options{SyncAlways: true, ServerName: "nats-1"})
+	connected, always := monitored(server.Options{SyncAlways: true, ServerName: "nats-1"})
 	_, other := monitored(server.Options{SyncAlways: true, ServerName: "nats-2"})
 	_, late := monitored(server.Options{ServerName: "nats-1"})
-	w.expect("no streams yet", []string{"nats.consumers skipped"}, at(asked.ClientURL()), migrates)
-	w.createStreams(asked.ClientURL())
+	w.expect("no streams yet", []string{"nats.consumers skipped"}, at(connected.ClientURL()), migrates)
+	w.createStreams(connected.ClientURL())
 	bare := "http://" + natsServer(t, server.Options{HTTPHost: "127.0.0.1", HTTPPort: -1}).MonitorAddr().String()
 	for what, c := range map[string]struct {
 		monitors []string
@@ -265,8 +275,9 @@ func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 		"no URL":             {[]string{"http://ann:s3cret@[::1"}, "unknown"},
 		"with a password":    {[]string{"http://ann:s3cret@127.0.0.1:1/"}, "unknown"},
 	} {
-		found := w.expect(what, []string{"nats.sync_interval " + c.status}, func(t *preflight.Target) { t.Monitors = c.monitors }, at(asked.ClientURL()))["nats.sync_interval"]
-		if what == "another server" && found.Found != "nats-1 has not told it, nats-2: always" {
+		found := w.expect(what, []string{"nats.sync_interval " + c.status},
+			func(t *preflight.Target) { t.Monitors = c.monitors }, at(connected.ClientURL()))["nats.sync_interval"]
+		if what == "another server" && found.Found != "nats-1 has not reported it, nats-2: always" {
 			t.Errorf("%s: %+v", what, found)
 		}
 		if strings.Contains(fmt.Sprint(found), "s3cret") {
@@ -275,8 +286,8 @@ func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 	}
 }
 
-// TestNATSSync_ServerNotMonitored_Unknown has another server than the one that is asked lead the streams, or have a copy of them: what is
-// acknowledged is on the disks of all of these, or it is not known.
+// TestNATSSync_ServerNotMonitored_Unknown has other servers than the connected one lead the streams
+// or have copies. Unless all of them are monitored, the check is unknown.
 func TestNATSSync_ServerNotMonitored_Unknown(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -285,7 +296,7 @@ func TestNATSSync_ServerNotMonitored_Unknown(t *testing.T) {
 	w.withNATS(servers[0].ClientURL(), func(js jetstream.JetStream) error {
 		for _, config := range w.ns.Streams(retention) {
 			config.Replicas = size
-			stacktest.Eventually(t, "servers to place a stream on", func() bool {
+			stacktest.Eventually(t, "servers that accept a stream", func() bool {
 				_, err := js.CreateStream(t.Context(), config)
 				return err == nil
 			})
@@ -307,15 +318,16 @@ func TestNATSSync_ServerNotMonitored_Unknown(t *testing.T) {
 		})["nats.sync_interval"]
 	}
 	if c := check(servers...); c.Status != preflight.OK {
-		t.Errorf("all of them: %+v", c)
+		t.Errorf("all servers monitored: %+v", c)
 	}
 	for i := range servers {
 		some := slices.Delete(slices.Clone(servers), i, i+1)
-		if c := check(some...); c.Status != preflight.Unknown || !strings.Contains(c.Found, servers[i].Name()+" has not told it") {
+		if c := check(some...); c.Status != preflight.Unknown ||
+			!strings.Contains(c.Found, servers[i].Name()+" has not reported it") {
 			t.Errorf("without %s: %+v", servers[i].Name(), c)
 		}
 	}
-	w.withNATS(servers[0].ClientURL(), func(js jetstream.JetStream) (err error) { // the servers stop without them
+	w.withNATS(servers[0].ClientURL(), func(js jetstream.JetStream) (err error) { // the servers then stop faster
 		for _, config := range w.ns.Streams(retention) {
 			err = errors.Join(err, js.DeleteStream(t.Context(), config.Name))
 		}
@@ -323,7 +335,8 @@ func TestNATSSync_ServerNotMonitored_Unknown(t *testing.T) {
 	})
 }
 
-// TestNATSReplicas_ClusterAndLoneServer_AreChecked creates the streams in a cluster and on a lone server, with the default and with a setting.
+// TestNATSReplicas_ClusterAndLoneServer_AreChecked creates the streams in a cluster and on a single
+// server, with the default and with a setting.
 func TestNATSReplicas_ClusterAndLoneServer_AreChecked(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -341,14 +354,16 @@ func TestNATSReplicas_ClusterAndLoneServer_AreChecked(t *testing.T) {
 		return all
 	}
 	if got := replicas(w.js, w.ns); !slices.Equal(got, []int{1, 1, 1, 1}) {
-		t.Errorf("on a lone server they have %v replicas", got)
+		t.Errorf("on a single server the streams have %v replicas", got)
 	}
 	two := retention
 	two.Replicas = 2
-	if err := events.Setup(t.Context(), w.js, "more", two, zerolog.Nop()); err == nil || !strings.Contains(err.Error(), "HOLDFAST_STREAM_REPLICAS") {
-		t.Errorf("two on a lone server: %v", err)
+	if err := events.Setup(t.Context(), w.js, "more", two, zerolog.Nop()); err == nil ||
+		!strings.Contains(err.Error(), "HOLDFAST_STREAM_REPLICAS") {
+		t.Errorf("two replicas on a single server: %v", err)
 	}
-	if c := w.check(cluster, migrates)["nats.replicas"]; c.Status != preflight.OK || !strings.Contains(c.Found, "HOLDFAST_IN will be created with 3") {
+	if c := w.check(cluster, migrates)["nats.replicas"]; c.Status != preflight.OK ||
+		!strings.Contains(c.Found, "HOLDFAST_IN will be created with 3") {
 		t.Errorf("before they are created: %+v", c)
 	}
 	w.withNATS(servers[0].ClientURL(), func(js jetstream.JetStream) error {
@@ -356,11 +371,11 @@ func TestNATSReplicas_ClusterAndLoneServer_AreChecked(t *testing.T) {
 			set  events.Retention
 			want []int
 		}{w.ns: {retention, []int{3, 3, 3, 3}}, "pair": {two, []int{2, 2, 2, 2}}} {
-			stacktest.Eventually(t, "servers to place streams on", func() bool {
+			stacktest.Eventually(t, "servers that accept streams", func() bool {
 				return events.Setup(t.Context(), js, ns, c.set, zerolog.Nop()) == nil
 			})
 			if got := replicas(js, ns); !slices.Equal(got, c.want) {
-				t.Errorf("set to %d they have %v replicas, want %v", c.set.Replicas, got, c.want)
+				t.Errorf("with setting %d the streams have %v replicas, want %v", c.set.Replicas, got, c.want)
 			}
 		}
 		return nil
@@ -370,9 +385,9 @@ func TestNATSReplicas_ClusterAndLoneServer_AreChecked(t *testing.T) {
 	}
 	one := func(t *preflight.Target) { t.Retention.Replicas = 1 }
 	if c := w.check(one)["nats.replicas"]; c.Status != preflight.OK {
-		t.Errorf("one, as it is set: %+v", c)
+		t.Errorf("one replica, as set: %+v", c)
 	}
-	w.withNATS(servers[0].ClientURL(), func(js jetstream.JetStream) (err error) { // the servers stop without them
+	w.withNATS(servers[0].ClientURL(), func(js jetstream.JetStream) (err error) { // the servers then stop faster
 		for _, ns := range []events.Namespace{w.ns, "pair"} {
 			for _, config := range ns.Streams(retention) {
 				err = errors.Join(err, js.DeleteStream(t.Context(), config.Name))
@@ -395,8 +410,9 @@ func natsCluster(t *testing.T, size int) (servers []*server.Server) {
 	}
 	for i := range size {
 		o := &server.Options{
-			Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, StoreDir: t.TempDir(), ServerName: fmt.Sprint("nats-", i+1),
-			JetStream: true, SyncAlways: true, HTTPHost: "127.0.0.1", HTTPPort: -1,
+			Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, StoreDir: t.TempDir(),
+			ServerName: fmt.Sprint("nats-", i+1),
+			JetStream:  true, SyncAlways: true, HTTPHost: "127.0.0.1", HTTPPort: -1,
 			Cluster: server.ClusterOpts{Name: "three", Host: "127.0.0.1", Port: ports[i]}, Routes: routes,
 		}
 		s, err := server.NewServer(o)
@@ -414,7 +430,7 @@ func natsCluster(t *testing.T, size int) (servers []*server.Server) {
 	return servers
 }
 
-// withNATS does something to another NATS.
+// withNATS calls a function with another NATS server.
 func (w *harness) withNATS(url string, do func(jetstream.JetStream) error) {
 	w.t.Helper()
 	nc, err := events.Connect(url, "", w.t.Logf)
@@ -431,7 +447,7 @@ func (w *harness) withNATS(url string, do func(jetstream.JetStream) error) {
 	}
 }
 
-// createStreams makes the streams on another NATS.
+// createStreams creates the streams on another NATS server.
 func (w *harness) createStreams(url string) {
 	w.t.Helper()
 	w.withNATS(url, func(js jetstream.JetStream) error {
@@ -439,31 +455,38 @@ func (w *harness) createStreams(url string) {
 	})
 }
 
-// TestNATSPrivileges_MissingAndExcess_AreReported looks as users who may more or less than a worker needs.
+// TestNATSPrivileges_MissingAndExcess_AreReported connects as users with less or more permissions
+// than a worker needs.
 func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
 	const needed = "$JS.API.STREAM.INFO.*"
 	users := map[string]*server.Permissions{
-		"all":     nil,
-		"nothing": {Publish: &server.SubjectPermission{Allow: []string{"nothing"}}, Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.nothing.>"}}},
+		"all": nil,
+		"nothing": {Publish: &server.SubjectPermission{Allow: []string{"nothing"}},
+			Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.nothing.>"}}},
 		"little": {
 			Publish: &server.SubjectPermission{Allow: []string{
-				needed, "$JS.API.CONSUMER.INFO.*.*", "$JS.API.CONSUMER.CREATE.HOLDFAST_IN.>", "$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.>", "$JS.API.CONSUMER.MSG.NEXT.*.*",
+				needed, "$JS.API.CONSUMER.INFO.*.*", "$JS.API.CONSUMER.CREATE.HOLDFAST_IN.>",
+				"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.>", "$JS.API.CONSUMER.MSG.NEXT.*.*",
 				"$JS.API.CONSUMER.CREATE.HOLDFAST_DLQ.>", "$SYS.REQ.USER.INFO", "_INBOX.>",
 			}},
 			Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.little.>"}},
 		},
 		"forgetful": {
-			Publish:   &server.SubjectPermission{Allow: []string{needed, "$JS.API.CONSUMER.>", "$SYS.REQ.USER.INFO", "_INBOX.>"}, Deny: []string{"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.>"}},
+			Publish: &server.SubjectPermission{Allow: []string{needed, "$JS.API.CONSUMER.>", "$SYS.REQ.USER.INFO",
+				"_INBOX.>"}, Deny: []string{"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.>"}},
 			Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.forgetful.>"}},
 		},
 		"denied": {
-			Publish:   &server.SubjectPermission{Deny: []string{"$JS.API.STREAM.PURGE.>", "$JS.API.STREAM.DELETE.*", "$JS.API.STREAM.MSG.DELETE.HOLDFAST_OUT", "*.in.>"}},
+			Publish: &server.SubjectPermission{Deny: []string{"$JS.API.STREAM.PURGE.>", "$JS.API.STREAM.DELETE.*",
+				"$JS.API.STREAM.MSG.DELETE.HOLDFAST_OUT", "*.in.>"}},
 			Subscribe: &server.SubjectPermission{Deny: []string{"_INBOX.preflight.>", "not-holdfast.>"}},
 		},
-		"purges": {Publish: &server.SubjectPermission{Allow: []string{"$JS.API.STREAM.>", "$JS.API.CONSUMER.INFO.>", "$SYS.REQ.USER.INFO"}}, Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.purges.>"}}},
-		"hears":  {Publish: &server.SubjectPermission{Allow: []string{needed, "$JS.API.CONSUMER.INFO.>", "$SYS.REQ.USER.INFO"}}, Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>"}}},
+		"purges": {Publish: &server.SubjectPermission{Allow: []string{"$JS.API.STREAM.>", "$JS.API.CONSUMER.INFO.>",
+			"$SYS.REQ.USER.INFO"}}, Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.purges.>"}}},
+		"hears": {Publish: &server.SubjectPermission{Allow: []string{needed, "$JS.API.CONSUMER.INFO.>",
+			"$SYS.REQ.USER.INFO"}}, Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.>"}}},
 	}
 	o := server.Options{JetStream: true, SyncAlways: true}
 	for name, permissions := range users {
@@ -476,9 +499,10 @@ func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 	w.createStreams("nats://all:pw@" + address)
 	w.expect("a user who may all", nil, as("all"))
 	w.expect("a user who may little", []string{"nats.privileges ok", "nats.trim warn"}, as("little"))
-	c := w.expect("a user who may not read outcomes", []string{"nats.privileges ok", "nats.rebuild fail", "nats.trim warn"}, as("forgetful"))["nats.rebuild"]
+	c := w.expect("a user who may not read outcomes",
+		[]string{"nats.privileges ok", "nats.rebuild fail", "nats.trim warn"}, as("forgetful"))["nats.rebuild"]
 	if !strings.Contains(c.Found, "$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.") || strings.Contains(c.Found, "HOLDFAST_IN") {
-		t.Errorf("it does not tell which permission is missing: %+v", c)
+		t.Errorf("the check does not name the missing permission: %+v", c)
 	}
 	w.expect("a user who may all but that", []string{"nats.privileges warn", "nats.trim warn"}, as("denied")) // others' subjects
 	var unseen []string
@@ -486,18 +510,23 @@ func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 		unseen = append(unseen, "nats.stream."+config.Name+" unknown")
 	}
 	began := time.Now()
-	checks := w.expect("a user who may nothing", append(unseen, "nats.consumers skipped", "nats.replicas skipped", "nats.rebuild unknown", "nats.trim unknown", "nats.privileges unknown", "clocks unknown"), as("nothing"))
-	t.Logf("a user who may nothing was looked at in %s", time.Since(began))
-	if c := checks["nats.stream.HOLDFAST_IN"]; !strings.Contains(c.Found, "$JS.API.STREAM.INFO.HOLDFAST_IN") || !strings.Contains(c.Fix, "$JS.API.STREAM.INFO.HOLDFAST_IN") {
-		t.Errorf("it does not tell which permission is missing: %+v", c)
+	checks := w.expect("a user who may nothing",
+		append(unseen, "nats.consumers skipped", "nats.replicas skipped", "nats.rebuild unknown", "nats.trim unknown",
+			"nats.privileges unknown", "clocks unknown"), as("nothing"))
+	t.Logf("the checks of a user without permissions took %s", time.Since(began))
+	if c := checks["nats.stream.HOLDFAST_IN"]; !strings.Contains(c.Found, "$JS.API.STREAM.INFO.HOLDFAST_IN") ||
+		!strings.Contains(c.Fix, "$JS.API.STREAM.INFO.HOLDFAST_IN") {
+		t.Errorf("the check does not name the missing permission: %+v", c)
 	}
-	for user, power := range map[string]string{"purges": "may purge HOLDFAST_OUT, delete HOLDFAST_IN, delete outcomes", "hears": "may hear others' answers"} {
+	for user, power := range map[string]string{"purges": "may purge HOLDFAST_OUT, delete HOLDFAST_IN, delete outcomes",
+		"hears": "may subscribe to inboxes of others"} {
 		if c := w.check(as(user))["nats.privileges"]; c.Status != preflight.Warn || !strings.Contains(c.Found, power) {
 			t.Errorf("user %s: %+v", user, c)
 		}
 	}
 	checks = w.check(func(t *preflight.Target) { t.NATSURL = "nats://all:wrong@" + address })
-	if c := checks["nats.reachable"]; c.Status != preflight.Fail || !strings.Contains(c.Found, "Authorization") || strings.Contains(fmt.Sprint(checks), "wrong") {
+	if c := checks["nats.reachable"]; c.Status != preflight.Fail || !strings.Contains(c.Found, "Authorization") ||
+		strings.Contains(fmt.Sprint(checks), "wrong") {
 		t.Errorf("a wrong password: %+v", c)
 	}
 }

@@ -14,10 +14,10 @@ import (
 	"holdfast/internal/events"
 )
 
-// userInfo is where every user may ask who it is, if it may publish there.
+// userInfo is the subject of requests for a user's own permissions.
 const userInfo = "$SYS.REQ.USER.INFO"
 
-// natsUser is what a server tells a user of itself and of the user.
+// natsUser is the answer to a request on userInfo.
 type natsUser struct {
 	Server struct {
 		Time time.Time `json:"time"`
@@ -32,7 +32,8 @@ type natsUser struct {
 	} `json:"data"`
 }
 
-// user asks. The user has no permissions set, and so all of them, when Data.Permissions is nil.
+// user requests the permissions of the connection's user. When Data.Permissions is nil, none are
+// set and the user may do everything.
 func (l *natsProbe) user(ctx context.Context) (w natsUser, err error) {
 	err = l.request(ctx, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, within/5)
@@ -44,13 +45,12 @@ func (l *natsProbe) user(ctx context.Context) (w natsUser, err error) {
 		return json.Unmarshal(answer.Data, &w)
 	})
 	if err == nil && (w.Data == nil || w.Server.Time.IsZero()) {
-		err = errors.New("the answer on " + userInfo + " is not understood")
+		err = errors.New("unexpected answer on " + userInfo)
 	}
 	return w, err
 }
 
-// permission is on which subjects something may be done: on those that are allowed, on all when
-// none is named, and not on those that are denied.
+// permission has the subjects that are allowed, all when Allow is empty, and those that are denied.
 type permission struct {
 	Allow []string `json:"allow"`
 	Deny  []string `json:"deny"`
@@ -61,7 +61,7 @@ func (p permission) permits(subject string) bool {
 	return (len(p.Allow) == 0 || slices.ContainsFunc(p.Allow, matches)) && !slices.ContainsFunc(p.Deny, matches)
 }
 
-// matches reports whether a subject without wildcards is meant by a pattern.
+// matches reports whether a pattern matches a subject without wildcards.
 func matches(pattern, subject string) bool {
 	tokens := strings.Split(subject, ".")
 	for i, want := range strings.Split(pattern, ".") {
@@ -75,13 +75,14 @@ func matches(pattern, subject string) bool {
 	return len(strings.Split(pattern, ".")) == len(tokens)
 }
 
-// The checks whether the user may read what Redis is filled from when it has lost its data, and remove inbound events.
+// The checks whether the user may read the streams for a rebuild of Redis, and remove inbound
+// events.
 const (
 	natsReading  = "nats.rebuild"
 	natsTrimming = "nats.trim"
 )
 
-// lacks returns on which subjects of JetStream's API the user may not publish.
+// lacks returns the subjects of JetStream API requests on which the user may not publish.
 func (w natsUser) lacks(requests ...string) (subjects []string) {
 	for _, request := range requests {
 		if subject := "$JS.API." + request; w.Data.Permissions != nil && !w.Data.Permissions.Publish.permits(subject) {
@@ -91,19 +92,20 @@ func (w natsUser) lacks(requests ...string) (subjects []string) {
 	return subjects
 }
 
-// readerName is a name like that of any consumer that reads in order.
+// readerName stands for the name of any ordered consumer.
 const readerName = "preflight"
 
-// natsReading tries nothing, as natsPrivileges.
+// natsReading checks the reported permissions; it tries none of them.
 func (r *report) natsReading(w natsUser, err error, t Target) {
 	ns := events.Namespace(t.Namespace)
 	if err != nil {
-		r.unknown(natsReading, "what the user may do is not known", "see "+NATSPrivileges)
+		r.unknown(natsReading, "the permissions of the user are unknown", "see "+NATSPrivileges)
 		return
 	}
 	lacks := w.lacks(
 		"STREAM.INFO."+ns.OutStream(), "STREAM.INFO."+ns.InStream(),
-		"CONSUMER.CREATE."+ns.OutStream()+"."+readerName, "CONSUMER.CREATE."+ns.InStream()+"."+readerName+"."+ns.In(events.PaymentConfirmed, "preflight"),
+		"CONSUMER.CREATE."+ns.OutStream()+"."+readerName,
+		"CONSUMER.CREATE."+ns.InStream()+"."+readerName+"."+ns.In(events.PaymentConfirmed, "preflight"),
 		"CONSUMER.INFO."+ns.OutStream()+"."+readerName, "CONSUMER.INFO."+ns.InStream()+"."+readerName,
 		"CONSUMER.MSG.NEXT."+ns.OutStream()+"."+readerName, "CONSUMER.MSG.NEXT."+ns.InStream()+"."+readerName,
 		"STREAM.INFO."+ns.DLQStream(), "CONSUMER.CREATE."+ns.DLQStream()+"."+readerName,
@@ -111,54 +113,57 @@ func (r *report) natsReading(w natsUser, err error, t Target) {
 	)
 	if len(lacks) > 0 {
 		r.fail(natsReading, "user "+w.Data.User+" may not publish on "+strings.Join(lacks, ", "),
-			"when Redis has lost its data it cannot be filled again from what was told, and nothing is granted any more",
+			"after a loss of data Redis cannot be rebuilt, and no event is processed any more",
 			"allow it what holdfast_worker has in deployments/nats/accounts.conf")
 		return
 	}
-	r.ok(natsReading, "what was told, and what waits, can be read when Redis has lost its data")
+	r.ok(natsReading, "the user may read the streams for a rebuild of Redis")
 }
 
-// natsTrimming tries nothing, as natsPrivileges.
+// natsTrimming checks the reported permissions; it tries none of them.
 func (r *report) natsTrimming(w natsUser, err error, t Target) {
 	in, dlq := events.Namespace(t.Namespace).InStream(), events.Namespace(t.Namespace).DLQStream()
 	if err != nil {
-		r.unknown(natsTrimming, "the permissions of the user are not known", "see "+NATSPrivileges)
+		r.unknown(natsTrimming, "the permissions of the user are unknown", "see "+NATSPrivileges)
 		return
 	}
 	lacks := w.lacks(
-		"STREAM.INFO."+in, "STREAM.INFO."+dlq, "CONSUMER.NAMES."+in, "CONSUMER.INFO."+in+"."+readerName, "STREAM.PURGE."+in, "STREAM.MSG.DELETE."+in,
+		"STREAM.INFO."+in, "STREAM.INFO."+dlq, "CONSUMER.NAMES."+in, "CONSUMER.INFO."+in+"."+readerName,
+		"STREAM.PURGE."+in, "STREAM.MSG.DELETE."+in,
 		"CONSUMER.CREATE."+in+"."+readerName, "CONSUMER.MSG.NEXT."+in+"."+readerName, "CONSUMER.DELETE."+in+"."+readerName,
 		"CONSUMER.CREATE."+dlq+"."+readerName, "CONSUMER.MSG.NEXT."+dlq+"."+readerName, "CONSUMER.DELETE."+dlq+"."+readerName,
 	)
 	if len(lacks) > 0 {
 		r.warn(natsTrimming, "user "+w.Data.User+" may not publish on "+strings.Join(lacks, ", "),
-			"no inbound event is ever removed, and the stream grows until it is full",
+			"no inbound event is removed, and the stream grows until it is full",
 			"allow it what holdfast_worker has in deployments/nats/accounts.conf")
 		return
 	}
-	r.ok(natsTrimming, "inbound events that are answered can be removed")
+	r.ok(natsTrimming, "the user may remove answered inbound events")
 }
 
-// natsPrivileges tries nothing: it reads what the server says that the user may.
+// natsPrivileges checks the permissions that the server reports for the user; it tries none of
+// them.
 func (r *report) natsPrivileges(w natsUser, err error, t Target) {
 	const (
-		why = "a mistake, or whoever gets at the worker, could pass for a publisher or throw away what is stored"
+		why = "a mistake, or an intruder with the worker's login, could publish events of others or delete stored messages"
 		fix = "use a user like holdfast_worker in deployments/nats/accounts.conf"
 	)
 	if err != nil {
 		found := err.Error()
 		if errors.Is(err, nats.ErrNoResponders) || errors.Is(err, context.DeadlineExceeded) {
-			found = "nobody answers on " + userInfo
+			found = "no answer on " + userInfo
 		}
 		r.unknown(NATSPrivileges, found, "allow the user to publish on "+userInfo+", and give NATS a system account")
 		return
 	}
 	user := "user " + w.Data.User
 	if w.Data.User == "" {
-		user = "anybody"
+		user = "every client"
 	}
 	if w.Data.Permissions == nil {
-		r.warn(NATSPrivileges, fmt.Sprintf("%s may publish and subscribe everywhere in account %s", user, w.Data.Account), why, fix)
+		r.warn(NATSPrivileges, fmt.Sprintf("%s may publish and subscribe to everything in account %s", user, w.Data.Account),
+			why, fix)
 		return
 	}
 	ns := events.Namespace(t.Namespace)
@@ -171,9 +176,9 @@ func (r *report) natsPrivileges(w natsUser, err error, t Target) {
 		{"$JS.API.STREAM.DELETE." + ns.InStream(), "delete " + ns.InStream(), w.Data.Permissions.Publish},
 		{"$JS.API.STREAM.MSG.DELETE." + ns.OutStream(), "delete outcomes", w.Data.Permissions.Publish},
 		{ns.In(events.PaymentConfirmed, "preflight"), "publish payments", w.Data.Permissions.Publish},
-		{"not-" + t.Namespace + ".preflight", "publish on others' subjects", w.Data.Permissions.Publish},
-		{"_INBOX.preflight.preflight", "hear others' answers", w.Data.Permissions.Subscribe},
-		{"not-" + t.Namespace + ".preflight", "hear others' subjects", w.Data.Permissions.Subscribe},
+		{"not-" + t.Namespace + ".preflight", "publish on other subjects", w.Data.Permissions.Publish},
+		{"_INBOX.preflight.preflight", "subscribe to inboxes of others", w.Data.Permissions.Subscribe},
+		{"not-" + t.Namespace + ".preflight", "subscribe to other subjects", w.Data.Permissions.Subscribe},
 	} {
 		if act.of.permits(act.subject) {
 			may = append(may, act.means)
@@ -183,5 +188,5 @@ func (r *report) natsPrivileges(w natsUser, err error, t Target) {
 		r.warn(NATSPrivileges, user+" may "+strings.Join(may, ", "), why, fix)
 		return
 	}
-	r.ok(NATSPrivileges, user+" may do nothing that a worker does not, as far as was looked for")
+	r.ok(NATSPrivileges, user+" has none of the checked permissions that a worker does not need")
 }

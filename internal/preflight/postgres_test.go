@@ -13,8 +13,8 @@ import (
 	"holdfast/internal/store"
 )
 
-// TestPostgres_Misconfigured_FailsAndFixRepairs makes one thing of Postgres wrong after the other: just that check says so, and
-// what it says is to be done mends it.
+// TestPostgres_Misconfigured_FailsAndFixRepairs changes one setting of Postgres after the other.
+// Only its check fails, and the fix of the check repairs it.
 func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -23,8 +23,8 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		t.Helper()
 		c := w.expect(what, []string{check + " " + string(status)}, change...)[check]
 		w.applyFix(c)
-		// Postgres tells its processes to read their settings again; some take their time.
-		stacktest.Eventually(t, check+" to be mended", func() bool { return w.check(change...)[check].Status == preflight.OK })
+		// Postgres signals its processes to reload the settings; some take a while.
+		stacktest.Eventually(t, check+" to be fixed", func() bool { return w.check(change...)[check].Status == preflight.OK })
 		w.expect("after "+what, nil, change...)
 		return c
 	}
@@ -51,21 +51,24 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	wantFixed("synchronous_commit off for the database", "postgres.synchronous_commit", preflight.Fail)
 	off("ALTER ROLE postgres IN DATABASE postgres SET synchronous_commit = off")
 	wantFixed("synchronous_commit off for the role in the database", "postgres.synchronous_commit", preflight.Fail)
-	c := w.expect("synchronous_commit off in the URL", []string{"postgres.synchronous_commit fail"}, func(t *preflight.Target) {
-		t.Store = w.open(w.PostgresURL + "&synchronous_commit=off")
-	})["postgres.synchronous_commit"]
+	c := w.expect("synchronous_commit off in the URL", []string{"postgres.synchronous_commit fail"},
+		func(t *preflight.Target) {
+			t.Store = w.open(w.PostgresURL + "&synchronous_commit=off")
+		})["postgres.synchronous_commit"]
 	if !strings.Contains(c.Fix, "URL") {
 		t.Errorf("%+v", c)
 	}
 	off("ALTER ROLE postgres SET default_transaction_read_only = on")
-	c = w.expect("a role that only reads", append(unreachable("postgres"), "postgres.reachable ok", "postgres.primary fail", "clocks unknown"))["postgres.primary"]
+	c = w.expect("a role that only reads",
+		append(unreachable("postgres"), "postgres.reachable ok", "postgres.primary fail",
+			"clocks unknown"))["postgres.primary"]
 	off("SET default_transaction_read_only = off")
 	if !strings.Contains(c.Found, "default_transaction_read_only") || !strings.HasPrefix(c.Fix, "use the worker's role") {
 		t.Errorf("%+v", c)
 	}
 	w.applyFix(c)
 	w.expect("a role that writes again", nil)
-	w.expect("nobody there", append(unreachable("postgres"), "clocks unknown"), func(t *preflight.Target) {
+	w.expect("no server", append(unreachable("postgres"), "clocks unknown"), func(t *preflight.Target) {
 		t.Store = w.open("postgres://postgres:s3cret@127.0.0.1:1/postgres")
 	})
 
@@ -76,8 +79,10 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	off("UPDATE holdfast.schema_compatibility SET works_from = 9999")
 	w.expect("a newer schema", []string{"postgres.schema fail"})
 	w.expect("a newer schema, and a worker that migrates", []string{"postgres.schema fail"}, migrates)
-	off("UPDATE holdfast.schema_compatibility SET works_from = 1", "DELETE FROM holdfast.goose_db_version WHERE version_id = 9999")
-	off("CREATE TABLE kept AS SELECT * FROM holdfast.goose_db_version", "DELETE FROM holdfast.goose_db_version WHERE version_id > 1")
+	off("UPDATE holdfast.schema_compatibility SET works_from = 1",
+		"DELETE FROM holdfast.goose_db_version WHERE version_id = 9999")
+	off("CREATE TABLE kept AS SELECT * FROM holdfast.goose_db_version",
+		"DELETE FROM holdfast.goose_db_version WHERE version_id > 1")
 	w.expect("an older schema", []string{"postgres.schema fail", "postgres.grants skipped"})
 	w.expect("an older schema, and a worker that migrates", []string{"postgres.grants skipped"}, migrates)
 	off("DELETE FROM holdfast.goose_db_version", "INSERT INTO holdfast.goose_db_version SELECT * FROM kept")
@@ -88,7 +93,7 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	w.expect("after no schema", nil)
 }
 
-// TestPostgres_Standby_Fails looks at a server that takes no writes.
+// TestPostgres_Standby_Fails checks a standby.
 func TestPostgres_Standby_Fails(t *testing.T) {
 	t.Parallel()
 	dir := stacktest.DataDir(t)
@@ -114,7 +119,7 @@ func TestPostgres_Standby_Fails(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s := owner.Sys().(*syscall.Stat_t); os.Chown(signal, int(s.Uid), int(s.Gid)) != nil {
-		t.Fatal("the file is not postgres'")
+		t.Fatal("the file does not belong to postgres")
 	}
 	standby := start()
 	defer func() { _ = standby.Close() }()
@@ -124,8 +129,8 @@ func TestPostgres_Standby_Fails(t *testing.T) {
 	}
 }
 
-// TestPostgresGrants_MissingAndExcess_AreReported takes each privilege that a worker needs from its role, and gives the role
-// each that it should not have.
+// TestPostgresGrants_MissingAndExcess_AreReported revokes each privilege that a worker needs from
+// its role, and grants each that it should not have.
 func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -138,16 +143,17 @@ func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 	as := func(role string) func(*preflight.Target) {
 		return func(t *preflight.Target) { t.Store = w.open(strings.Replace(w.PostgresURL, "postgres@", role+"@", 1)) }
 	}
-	// What a role without any may not do it is told, statement by statement.
+	// A role without privileges gets the missing grants as statements.
 	const noVersion = "version of schema"
 	c := w.check(as("worker"))["postgres.reachable"]
 	if c.Status != preflight.Fail || !strings.Contains(c.Found, noVersion) {
-		t.Errorf("a role that may read nothing: %+v", c)
+		t.Errorf("a role without privileges: %+v", c)
 	}
 	w.sql(`GRANT SELECT ON holdfast.goose_db_version TO worker`)
-	c = w.expect("a role with nothing more", []string{"postgres.grants fail", "postgres.privileges ok"}, as("worker"))["postgres.grants"]
-	w.applyFix(preflight.Check{Name: c.Name, Fix: c.Fix[:strings.Index(c.Fix, "\nor all of")]})
-	w.expect("with what was told", []string{"postgres.privileges ok"}, as("worker"))
+	c = w.expect("a role with nothing more", []string{"postgres.grants fail", "postgres.privileges ok"},
+		as("worker"))["postgres.grants"]
+	w.applyFix(preflight.Check{Name: c.Name, Fix: c.Fix[:strings.Index(c.Fix, "\nor run deployments")]})
+	w.expect("with the printed commands", []string{"postgres.privileges ok"}, as("worker"))
 	var all []string
 	for line := range strings.Lines(c.Fix) {
 		if strings.HasPrefix(line, "GRANT ") {
@@ -155,19 +161,21 @@ func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 		}
 	}
 	if len(all) < 10 {
-		t.Fatalf("only %d grants are told: %s", len(all), c.Fix)
+		t.Fatalf("only %d grants are listed: %s", len(all), c.Fix)
 	}
 	for _, grant := range all {
 		w.sql(strings.Replace(strings.Replace(grant, "GRANT ", "REVOKE ", 1), " TO ", " FROM ", 1))
 		c := w.check(as("worker"))["postgres.grants"]
-		if c.Status != preflight.Fail || !strings.HasPrefix(c.Fix, grant+";\nor all") {
+		if c.Status != preflight.Fail || !strings.HasPrefix(c.Fix, grant+";\nor run deployments") {
 			t.Errorf("without %s: %+v", grant, c)
 		}
 		w.sql(grant)
 	}
 	w.expect("with all again", []string{"postgres.privileges ok"}, as("worker"))
 	w.sql(`REVOKE USAGE ON SCHEMA holdfast FROM worker`)
-	c = w.expect("without the schema", []string{"postgres.grants fail", "postgres.schema unknown", "postgres.privileges ok"}, as("worker"))["postgres.grants"]
+	c = w.expect("without the schema",
+		[]string{"postgres.grants fail", "postgres.schema unknown", "postgres.privileges ok"},
+		as("worker"))["postgres.grants"]
 	w.applyFix(c)
 	w.expect("with the schema again", []string{"postgres.privileges ok"}, as("worker"))
 
@@ -193,12 +201,14 @@ func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 	}
 	w.expect("with what it needs and nothing more", []string{"postgres.privileges ok"}, as("worker"))
 
-	// A role that migrates must own what it migrates, and may have to create it.
+	// A role that migrates must own the tables and may need to create the schema.
 	w.sql(`CREATE ROLE migrator LOGIN`)
 	w.sql(`ALTER SCHEMA holdfast RENAME TO aside`)
-	w.expect("a role that may not create schemas", []string{"postgres.schema fail", "postgres.grants skipped", "postgres.privileges ok"}, as("migrator"), migrates)
+	w.expect("a role that may not create schemas",
+		[]string{"postgres.schema fail", "postgres.grants skipped", "postgres.privileges ok"}, as("migrator"), migrates)
 	w.sql(`CREATE SCHEMA holdfast AUTHORIZATION migrator`)
-	w.expect("a role with an empty schema", []string{"postgres.grants skipped", "postgres.privileges ok"}, as("migrator"), migrates)
+	w.expect("a role with an empty schema", []string{"postgres.grants skipped", "postgres.privileges ok"},
+		as("migrator"), migrates)
 	db, err := store.Open(t.Context(), strings.Replace(w.PostgresURL, "postgres@", "migrator@", 1), "holdfast")
 	if err != nil {
 		t.Fatal(err)

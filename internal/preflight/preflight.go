@@ -1,16 +1,18 @@
-// Package preflight looks at the servers that a worker would use, and says what about them would
-// break a promise of section 11 of the contract, why, and what mends it. It changes nothing.
+// Package preflight checks the servers that a worker would use. For each setting that would break a
+// promise of section 11 of the contract it returns the reason and the fix. It changes nothing.
 //
-// What fails and what only warns is decided by the promises. It fails if something that a careful
-// operator expects to survive (a full memory, a restart, a power cut, two workers of different
-// versions) would break one that makes no exception for it. It warns where the contract makes an
-// exception (not every hold survives the loss of Redis' data), where more
-// than one thing has to go wrong, and where a role may do more than it needs. It does not guess:
-// what it cannot see is unknown.
+// The promises decide the status of a check:
+//
+//   - It fails when an event that a careful operator expects to survive (full memory, a restart, a power
+//     cut, two workers of different versions) would break a promise that makes no exception for it.
+//   - It warns when the contract makes an exception (not every hold survives the loss of Redis' data),
+//     when several failures must coincide, or when a role may do more than it needs.
+//   - It is unknown when the preflight cannot see the setting.
 package preflight
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -22,19 +24,19 @@ import (
 	"holdfast/internal/store"
 )
 
-// Status is what a check has come to.
+// Status is the result of a check.
 type Status string
 
 // The states of a check, the worst last.
 const (
 	OK      Status = "ok"
-	Skipped Status = "skipped" // it was not asked for, or means nothing here
-	Unknown Status = "unknown" // it cannot be seen, or is not permitted to be
+	Skipped Status = "skipped" // not requested, or not applicable
+	Unknown Status = "unknown" // not visible, or not permitted to be read
 	Warn    Status = "warn"    // a risk
 	Fail    Status = "fail"    // a promise would be broken
 )
 
-// The names of the checks that some workers leave out, or never do. The others are named where they are made.
+// The names of checks that callers refer to. The other checks are named where they are made.
 const (
 	RedisFormat        = "redis.format"
 	RedisCommands      = "redis.commands"
@@ -49,45 +51,46 @@ const (
 	PostgresSchema     = "postgres.schema"
 )
 
-// Privileges are the checks that ask whether somebody may do more than a worker needs.
+// Privileges are the checks whether the worker's users may do more than a worker needs.
 var Privileges = []string{RedisPrivileges, NATSPrivileges, PostgresPrivileges}
 
-// Versions are the checks that ask whether what is kept was written by a version that this program knows: no
-// worker starts where one of them fails.
+// Versions are the checks whether this program knows the version of the stored data. No worker
+// starts when one of them fails.
 var Versions = []string{RedisFormat, PostgresSchema}
 
-// Durability are the checks that ask whether what was acknowledged outlives a crash. None is of Redis: nobody
-// can know what it has lost, so after each restart it is filled again from the others, whatever it has.
+// Durability are the checks whether acknowledged writes survive a crash. None of them is about
+// Redis: a restart of Redis can lose writes without a trace, so after each restart Redis is rebuilt
+// from the other servers.
 var Durability = []string{NATSReplicas, NATSSync, PostgresFsync, PostgresCommit, PostgresPages}
 
-// Check is one thing that was looked at.
+// Check is the result of one check.
 type Check struct {
-	Name   string `json:"name"` // server.thing
+	Name   string `json:"name"` // server.setting
 	Status Status `json:"status"`
-	Found  string `json:"found"`           // what there is
-	Impact string `json:"reason,omitzero"` // what would come of it
-	Fix    string `json:"fix,omitzero"`    // what to do: a command, or words
+	Found  string `json:"found"`           // the value that was found
+	Impact string `json:"reason,omitzero"` // the consequence for a worker
+	Fix    string `json:"fix,omitzero"`    // a command, or words
 }
 
-// Target is what a worker would use.
+// Target has the servers and settings that a worker would use.
 type Target struct {
 	Namespace   string
 	NATSURL     string
 	Redis       *redis.Options
-	LockServers []*redis.Options // of redlock, in their order
+	LockServers []*redis.Options // for redlock, in their order
 	Store       *store.Store
 	Optimistic  bool             // the worker locks by transactions
 	Retention   events.Retention // how far back outcomes can matter
-	Migrates    bool             // the worker creates what is missing
-	Monitors    []string         // monitoring addresses of NATS servers, like http://nats:8222; may be empty
-	Skip        []string         // names of checks that are not made
+	Migrates    bool             // the worker creates missing streams, consumers and the schema
+	Monitors    []string         // monitoring addresses of NATS servers, such as http://nats:8222; may be empty
+	Skip        []string         // names of checks to skip
 }
 
-// within bounds everything that is asked of one server.
+// within bounds all checks of one server.
 const within = 10 * time.Second
 
-// Run makes all checks, of all servers at the same time, in at most about 10 seconds. Their order
-// is always the same.
+// Run runs all checks, of all servers at the same time, in at most about 10 seconds. Their order is
+// always the same.
 func Run(ctx context.Context, t Target) []Check {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -108,7 +111,7 @@ func Run(ctx context.Context, t Target) []Check {
 	checks := slices.Concat(ofRedis.checks, ofLocks.checks, ofNATS.checks, ofPostgres.checks, ofClocks.checks)
 	for i := range checks {
 		if slices.Contains(t.Skip, checks[i].Name) {
-			checks[i] = Check{Name: checks[i].Name, Status: Skipped, Found: "not looked at"}
+			checks[i] = Check{Name: checks[i].Name, Status: Skipped, Found: "not checked"}
 		}
 	}
 	return checks
@@ -119,7 +122,7 @@ func Filter(checks []Check, states ...Status) []Check {
 	return slices.DeleteFunc(slices.Clone(checks), func(c Check) bool { return !slices.Contains(states, c.Status) })
 }
 
-// Format tells a check that is not ok to a person, in lines that begin with indent.
+// Format returns a check as text for people, in lines that begin with indent.
 func (c Check) Format(indent string) string {
 	text := indent + c.Name + ": " + c.Found
 	if c.Impact != "" {
@@ -131,11 +134,14 @@ func (c Check) Format(indent string) string {
 	return text
 }
 
+// errUnreachable is why the clock of a server could not be read.
+var errUnreachable = errors.New("unreachable")
+
 // report collects checks.
 type report struct{ checks []Check }
 
 func (r *report) add(name string, status Status, found, why, fix string) {
-	found = strings.Join(strings.Fields(found), " ") // some drivers tell errors in several lines
+	found = strings.Join(strings.Fields(found), " ") // errors of some drivers have several lines
 	r.checks = append(r.checks, Check{name, status, found, why, fix})
 }
 
@@ -144,15 +150,15 @@ func (r *report) warn(name, found, why, fix string) { r.add(name, Warn, found, w
 func (r *report) fail(name, found, why, fix string) { r.add(name, Fail, found, why, fix) }
 func (r *report) unknown(name, found, fix string)   { r.add(name, Unknown, found, "", fix) }
 
-// skipAll skips what cannot be looked at because something before it has failed.
+// skipAll adds skipped checks: they are impossible because of an earlier one.
 func (r *report) skipAll(because string, names ...string) {
 	for _, name := range names {
 		r.add(name, Skipped, because, "", "")
 	}
 }
 
-// drifts adds one check for all faults of something: it is ok when there are none, and fails when
-// one of them breaks a promise.
+// drifts adds one check for all drifts of a configuration. It is ok when there are none, and fails
+// when one of them breaks a promise.
 func (r *report) drifts(name, found string, drifts []events.ConfigDrift) {
 	if len(drifts) == 0 {
 		r.ok(name, found)

@@ -10,13 +10,13 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
 )
 
-// redisMajorMin is the first Redis that knows the flags of scripts and sharded pub/sub.
+// redisMajorMin is the first version of Redis with script flags and sharded pub/sub.
 const redisMajorMin = 7
 
-// info is what INFO tells.
+// info is the reply to INFO, by field.
 type info map[string]string
 
 func readInfo(ctx context.Context, client *redis.Client) (info, error) {
@@ -33,9 +33,11 @@ func readInfo(ctx context.Context, client *redis.Client) (info, error) {
 	return found, nil
 }
 
-// connect asks a Redis what it is, and says so when it does not tell: as a failure, or as a warning
-// where others can do without it.
-func (r *report) connect(ctx context.Context, name string, client *redis.Client, bad Status) (found info, answers bool) {
+// connect reads INFO of a Redis server. When that fails it adds a check with status bad: Fail, or
+// Warn for a lock server, without which the majority can work.
+func (r *report) connect(
+	ctx context.Context, name string, client *redis.Client, bad Status,
+) (found info, answers bool) {
 	found, err := readInfo(ctx, client)
 	if err == nil {
 		return found, true
@@ -43,20 +45,20 @@ func (r *report) connect(ctx context.Context, name string, client *redis.Client,
 	why, fix := "it does not answer", "start it, or correct its URL"
 	switch {
 	case redis.HasErrorPrefix(err, "NOPERM"):
-		why, fix = "whether it evicts what it should keep cannot be seen", "allow the user to say INFO: +info"
+		why, fix = "its eviction policy is not visible", "allow the user to run INFO: +info"
 	case redis.HasErrorPrefix(err, "LOADING"):
-		why, fix = "it still reads its data", "wait until it has"
+		why, fix = "it is loading its data", "wait until it has loaded"
 	case redis.HasErrorPrefix(err, "NOAUTH"), redis.HasErrorPrefix(err, "WRONGPASS"):
-		why, fix = "the worker is not let in", "give user and password in the URL: redis://user:password@host:port"
+		why, fix = "authentication failed", "give user and password in the URL: redis://user:password@host:port"
 	}
 	r.add(name, bad, fmt.Sprintf("%s: %v", client.Options().Addr, err), why, fix)
 	return nil, false
 }
 
-// redis looks at the Redis that holds the holds. It returns its clock.
+// redis checks the Redis that stores the holds. It returns its clock.
 func (r *report) redis(ctx context.Context, t Target) clock {
 	client := redis.NewClient(t.Redis)
-	defer func() { _ = client.Close() }() // nothing is under way
+	defer func() { _ = client.Close() }() // all commands have ended
 	const reachable = "redis.reachable"
 	names := []string{
 		"redis.version", "redis.role", "redis.maxmemory_policy",
@@ -65,7 +67,7 @@ func (r *report) redis(ctx context.Context, t Target) clock {
 	found, answers := r.connect(ctx, reachable, client, Fail)
 	if !answers {
 		r.skipAll(reachable+" failed", names...)
-		return clock{of: "redis", err: errors.New("it could not be asked")}
+		return clock{of: "redis", err: errUnreachable}
 	}
 	user, err := client.Do(ctx, "ACL", "WHOAMI").Text()
 	if err != nil {
@@ -78,7 +80,7 @@ func (r *report) redis(ctx context.Context, t Target) clock {
 	may := readPermissions(ctx, client, t.Namespace)
 	config := func(name string) (string, error) {
 		if may.err == nil && !may.do[configGet] {
-			return "", fmt.Errorf("user %s may not read settings (config|get)", user) // a refusal would be noted in ACL LOG
+			return "", fmt.Errorf("user %s may not read settings (config|get)", user) // not tried: a refusal adds to ACL LOG
 		}
 		values, err := client.ConfigGet(ctx, name).Result()
 		return values[name], err
@@ -95,9 +97,11 @@ func (r *report) redisVersion(name string, found info) {
 	major, _, _ := strings.Cut(version, ".")
 	switch n, err := strconv.Atoi(major); {
 	case err != nil:
-		r.unknown(name, fmt.Sprintf("it says it is %.20q", version), "see that it is Redis 7 or newer")
+		r.unknown(name, fmt.Sprintf("it reports version %.20q", version), "make sure that it is Redis 7 or newer")
 	case n < redisMajorMin:
-		r.fail(name, version, "its scripts know no flags: one could be stopped in its midst by a full memory, and leave a hold half made", "use Redis 7 or newer")
+		r.fail(name, version,
+			"no script flags before Redis 7: full memory could stop a script between two writes, and leave a hold half written",
+			"use Redis 7 or newer")
 	default:
 		r.ok(name, version)
 	}
@@ -105,7 +109,8 @@ func (r *report) redisVersion(name string, found info) {
 
 func (r *report) redisRole(name string, found info) {
 	if role := found["role"]; role != "master" {
-		r.fail(name, role+" of "+found["master_host"], "it takes no writes, and what it has may be old", "give the URL of the primary")
+		r.fail(name, role+" of "+found["master_host"], "it accepts no writes, and its data may be out of date",
+			"give the URL of the primary")
 		return
 	}
 	r.ok(name, "primary, with "+found["connected_slaves"]+" replicas")
@@ -115,7 +120,7 @@ func (r *report) redisMemory(found info) {
 	const name, want = "redis.maxmemory_policy", "noeviction"
 	if policy := found["maxmemory_policy"]; policy != want {
 		r.fail(name, fmt.Sprintf("%s, with maxmemory %s", policy, found["maxmemory_human"]),
-			"when its memory is full it would drop holds that were granted, and sell their slots again",
+			"when its memory is full it would evict granted holds, and their slots would be sold again",
 			"redis-cli config set maxmemory-policy noeviction\nand the same in redis.conf")
 		return
 	}
@@ -126,18 +131,19 @@ func (r *report) redisNotifications(config func(string) (string, error), may per
 	const (
 		name   = "redis.notifications"
 		option = "notify-keyspace-events"
-		fix    = "notify-keyspace-events Ex\nin redis.conf, or let the user set it: +config|set +config|get"
-		why    = "lapsed holds are noticed by the timer alone, which is in time for all promises"
+		fix    = "notify-keyspace-events Ex\nin redis.conf, or allow the user to set it: +config|set +config|get"
+		why    = "expired holds are detected by the timer alone, which suffices for all promises"
 	)
 	flags, err := config(option)
 	on := strings.Contains(flags, "E") && strings.ContainsAny(flags, "xA")
 	switch {
 	case err != nil:
-		r.unknown(name, err.Error(), "redis-cli config get notify-keyspace-events\nby an administrator: want Ex; the worker itself finds out when one comes, see /readyz")
+		r.unknown(name, err.Error(), "redis-cli config get notify-keyspace-events\n"+
+			"as an administrator: want Ex; a running worker reports in /readyz whether notifications arrive")
 	case on:
 		r.ok(name, flags)
 	case may.err != nil:
-		r.unknown(name, "off, and whether the worker may switch them on is not known: "+may.err.Error(), fix)
+		r.unknown(name, "off, and it is unknown whether the worker may switch them on: "+may.err.Error(), fix)
 	case !may.do[configSet]:
 		r.warn(name, fmt.Sprintf("off (%q), and user %s may not switch them on (config|set)", flags, user), why, fix)
 	default:
@@ -147,41 +153,45 @@ func (r *report) redisNotifications(config func(string) (string, error), may per
 
 func (r *report) redisFormat(ctx context.Context, t Target, client *redis.Client) {
 	const name = RedisFormat
-	switch format, err := holds.ReadFormat(ctx, t.Namespace, client); {
-	case errors.Is(err, holds.ErrUnknownFormat):
-		r.fail(name, err.Error(), "holds would be misread", "run the version of the worker that wrote it, or a newer one")
+	switch format, err := recovery.ReadFormat(ctx, t.Namespace, client); {
+	case errors.Is(err, recovery.ErrUnknownFormat):
+		r.fail(name, err.Error(), "this program would misread holds",
+			"run the version of the worker that wrote it, or a newer one")
 	case err != nil:
-		r.fail(name, err.Error(), "the worker may not read its own keys", "allow the user the keys ~"+t.Namespace+":*")
+		r.fail(name, err.Error(), "the worker cannot read its own keys", "allow the user the keys ~"+t.Namespace+":*")
 	case format == 0:
-		r.ok(name, "none is noted yet")
+		r.ok(name, "not set yet")
 	default:
 		r.ok(name, strconv.Itoa(format))
 	}
 }
 
-// lockServers looks at the servers that Redlock locks on.
+// lockServers checks the lock servers of Redlock.
 func (r *report) lockServers(ctx context.Context, t Target) {
-	runs := make(map[string]int) // the run id of a server -> its number
+	runs := make(map[string]int) // numbers of the servers by run id
 	answering := 0
 	for i, options := range t.LockServers {
 		name := fmt.Sprintf("lock_redis.%d", i+1)
 		client := redis.NewClient(options)
 		found, answers := r.connect(ctx, name, client, Warn)
-		_ = client.Close() // nothing is under way
+		_ = client.Close() // all commands have ended
 		if !answers {
 			continue
 		}
 		other, duplicate := runs[found["run_id"]]
 		runs[found["run_id"]] = i + 1
-		const majority = "a majority must be of independent servers, or the loss of one gives the same lock twice"
+		const majority = "a majority needs independent servers: else the loss of one server grants the same lock twice"
 		switch {
 		case duplicate:
-			r.fail(name, fmt.Sprintf("%s is the same server as number %d", options.Addr, other), majority, "give servers of their own")
+			r.fail(name, fmt.Sprintf("%s is the same server as number %d", options.Addr, other), majority,
+				"give a different server")
 		case found["role"] != "master":
-			r.fail(name, fmt.Sprintf("%s is a replica of %s", options.Addr, found["master_host"]), majority, "give servers that replicate nothing to each other")
+			r.fail(name, fmt.Sprintf("%s is a replica of %s", options.Addr, found["master_host"]), majority,
+				"give servers that do not replicate to each other")
 		case found["maxmemory_policy"] != "noeviction":
 			r.warn(name, fmt.Sprintf("%s has maxmemory-policy %s", options.Addr, found["maxmemory_policy"]),
-				"locks may be dropped when its memory is full: work is repeated then, the results stay right", "redis-cli config set maxmemory-policy noeviction\nand the same in redis.conf")
+				"it may evict locks when its memory is full: work is then repeated, and the results stay correct",
+				"redis-cli config set maxmemory-policy noeviction\nand the same in redis.conf")
 			answering++
 		default:
 			r.ok(name, fmt.Sprintf("%s, %s", options.Addr, found["redis_version"]))
@@ -189,6 +199,7 @@ func (r *report) lockServers(ctx context.Context, t Target) {
 		}
 	}
 	if all := len(t.LockServers); all > 0 && answering <= all/2 {
-		r.fail("lock_redis", fmt.Sprintf("%d of %d can be used", answering, all), "without a majority no lock is had, and no request is decided", "start the others, or correct their URLs")
+		r.fail("lock_redis", fmt.Sprintf("%d of %d are usable", answering, all),
+			"without a majority there are no locks, and no request is decided", "start the others, or correct their URLs")
 	}
 }

@@ -15,11 +15,12 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
 	"holdfast/internal/preflight"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestRedis_Misconfigured_FailsAndFixRepairs makes one thing of Redis wrong after the other: just that check says so, and what it
-// says is to be done mends it.
+// TestRedis_Misconfigured_FailsAndFixRepairs changes one setting of Redis after the other. Only its
+// check fails, and the fix of the check repairs it.
 func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -30,8 +31,10 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		settings [][2]string
 		but      []string
 	}{
-		"a policy that evicts":      {[][2]string{{"maxmemory-policy", "allkeys-lru"}}, []string{"redis.maxmemory_policy fail"}},
-		"a policy for what has ttl": {[][2]string{{"maxmemory-policy", "volatile-ttl"}}, []string{"redis.maxmemory_policy fail"}},
+		"a policy that evicts all keys": {[][2]string{{"maxmemory-policy", "allkeys-lru"}},
+			[]string{"redis.maxmemory_policy fail"}},
+		"a policy that evicts keys with ttl": {[][2]string{{"maxmemory-policy", "volatile-ttl"}},
+			[]string{"redis.maxmemory_policy fail"}},
 	} {
 		for _, s := range c.settings {
 			w.config(s[0], s[1])
@@ -41,10 +44,10 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		w.applyFix(checks[first])
 		w.expect("after "+name, nil)
 	}
-	w.config("appendonly", "no") // it is filled again after a restart, whatever it has kept
+	w.config("appendonly", "no") // it is rebuilt after each restart
 	w.expect("no persistence", nil)
 
-	// Notifications: the worker switches them on where it may.
+	// Notifications: the worker switches them on when it may.
 	w.config("notify-keyspace-events", "KEA")
 	w.expect("all notifications", nil)
 	w.config("notify-keyspace-events", "")
@@ -59,61 +62,72 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		}
 		return redisAt(hostOf(w.RedisURL), name)
 	}
-	checks := w.expect("notifications that may not be switched on", []string{"redis.notifications warn"}, user("noset", "-config|set"))
+	checks := w.expect("notifications that may not be switched on", []string{"redis.notifications warn"},
+		user("noset", "-config|set"))
 	if found := checks["redis.notifications"].Found; !strings.Contains(found, "config|set") {
-		t.Errorf("it does not tell which permission is missing: %s", found)
+		t.Errorf("the check does not name the missing permission: %s", found)
 	}
 	w.expect("no right to read settings", []string{"redis.notifications unknown"}, user("noconfig", "-config"))
 
-	// What a worker may.
+	// The permissions of a worker.
 	const scripts = "resetchannels -@all +info +time +ping +acl|whoami +client|setname +eval +evalsha +eval_ro +evalsha_ro +spublish +ssubscribe +psubscribe +get +set +mset +mget +del +unlink +exists +incr " +
 		"+persist +pexpire +pttl +hget +hset +hdel +hlen +hmget +hincrby +hrandfield +zadd +zrem +zrange " + // and what audits do:
 		"+scan +type +pexpiretime +hgetall +hscan +zcard +zscan +zscore &holdfast:* &__keyevent@*__:expired"
 	little := []string{"redis.notifications unknown", "redis.privileges ok"}
 	w.expect("a user who may little", little, user("little", scripts))
-	w.expect("a user who may little, and no transactions", append(little, "redis.commands fail"), user("little", scripts), func(t *preflight.Target) { t.Optimistic = true })
-	w.expect("a user who may little, and transactions", little, user("little", scripts+" +watch +unwatch +multi +exec +script|load"), func(t *preflight.Target) { t.Optimistic = true })
-	for _, power := range []string{"flushall", "flushdb", "keys", "script|flush", "acl|setuser", "config|set", "shutdown", "replicaof"} {
+	w.expect("a user who may little, and no transactions", append(little, "redis.commands fail"),
+		user("little", scripts), func(t *preflight.Target) { t.Optimistic = true })
+	w.expect("a user who may little, and transactions", little,
+		user("little", scripts+" +watch +unwatch +multi +exec +script|load"),
+		func(t *preflight.Target) { t.Optimistic = true })
+	for _, power := range []string{"flushall", "flushdb", "keys", "script|flush", "acl|setuser", "config|set",
+		"shutdown", "replicaof"} {
 		checks := w.check(user("little", scripts+" +"+power))
-		if c := checks["redis.privileges"]; c.Status != preflight.Warn || !strings.HasSuffix(c.Found, " may "+power) {
+		if c := checks["redis.privileges"]; c.Status != preflight.Warn || !strings.HasSuffix(c.Found, " may run "+power) {
 			t.Errorf("a user who may %s: %+v", power, c)
 		}
 	}
 	checks = w.check(user("little", scripts+" ~*"))
 	if c := checks["redis.privileges"]; c.Status != preflight.Warn || !strings.Contains(c.Found, "keys") {
-		t.Errorf("a user who may read others' keys: %+v", c)
+		t.Errorf("a user that may read keys of others: %+v", c)
 	}
 	_, ofAudit := audit.ScriptCommands()
-	for _, command := range slices.Concat(holds.ScriptCommands(), locking.ScriptCommands(), ofAudit, []string{"eval", "evalsha", "scan"}) {
+	for _, command := range slices.Concat(holds.ScriptCommands(), recovery.ScriptCommands(), locking.ScriptCommands(), ofAudit,
+		[]string{"eval", "evalsha", "scan"}) {
 		if command = strings.ToLower(command); command == "spublish" || command == "info" { // a hint; and below
 			continue
 		}
 		c := w.check(user("little", scripts+" -"+command))["redis.commands"]
-		if c.Status != preflight.Fail || !strings.Contains(c.Found, "may not "+command+" ") || !strings.HasSuffix(c.Fix, "use the worker's user") {
+		if c.Status != preflight.Fail || !strings.Contains(c.Found, "may not run "+command+" ") ||
+			!strings.HasSuffix(c.Fix, "use the worker's user") {
 			t.Errorf("a user who may not %s: %+v", command, c)
 		}
 		w.applyFix(c)
 		w.expect("a user who may "+command+" again", little, redisAt(hostOf(w.RedisURL), "little"))
 	}
-	for _, hint := range []string{"-spublish", "-ssubscribe", "-psubscribe", "resetchannels &holdfast:*", "resetchannels &__keyevent@*__:expired"} {
-		c := w.expect("without "+hint, append(little, "redis.commands warn"), user("little", scripts+" "+hint))["redis.commands"]
+	for _, hint := range []string{"-spublish", "-ssubscribe", "-psubscribe", "resetchannels &holdfast:*",
+		"resetchannels &__keyevent@*__:expired"} {
+		c := w.expect("without "+hint, append(little, "redis.commands warn"),
+			user("little", scripts+" "+hint))["redis.commands"]
 		w.applyFix(c)
 		w.expect("with "+hint, little, redisAt(hostOf(w.RedisURL), "little"))
 	}
-	w.expect("a user who may not run scripts", append(little, "redis.commands fail", "redis.privileges unknown"), user("little", scripts+" -eval -evalsha -eval_ro -evalsha_ro"))
+	w.expect("a user who may not run scripts", append(little, "redis.commands fail", "redis.privileges unknown"),
+		user("little", scripts+" -eval -evalsha -eval_ro -evalsha_ro"))
 
-	// To look does nothing, and is noted nowhere.
+	// The check runs none of the commands, and adds nothing to ACL LOG.
 	if err := w.redis.Do(ctx, "ACL", "LOG", "RESET").Err(); err != nil {
 		t.Fatal(err)
 	}
 	w.expect("a user who may little, once more", little, user("little", scripts))
 	if log := w.redis.Do(ctx, "ACL", "LOG").Val(); len(log.([]any)) > 0 {
-		t.Errorf("Redis has noted %v", log)
+		t.Errorf("ACL LOG has %v", log)
 	}
-	w.expect("a user who may not read its own keys", []string{"redis.format fail", "redis.commands fail"}, user("nokeys", "resetkeys ~other:*"))
-	checks = w.expect("no password", append(unreachable("redis"), "clocks unknown"), redisAt(hostOf(w.RedisURL), "nobody"))
+	w.expect("a user who may not read its own keys", []string{"redis.format fail", "redis.commands fail"},
+		user("nokeys", "resetkeys ~other:*"))
+	checks = w.expect("no password", append(unreachable("redis"), "clocks unknown"), redisAt(hostOf(w.RedisURL), "stranger"))
 	if c := checks["redis.reachable"]; !strings.Contains(c.Found, "WRONGPASS") {
-		t.Errorf("a user that there is not: %+v", c)
+		t.Errorf("an unknown user: %+v", c)
 	}
 	w.expect("a user who may not say INFO", append(unreachable("redis"), "clocks unknown"), user("noinfo", "-info"))
 
@@ -130,12 +144,12 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	}
 	w.expect("no format", nil)
 
-	// What only a proxy can say.
+	// Replies that only a proxy can produce.
 	older := altered(t, hostOf(w.RedisURL), func(reply []byte) []byte {
 		return bytes.Replace(reply, []byte("redis_version:7."), []byte("redis_version:6."), 1)
 	})
 	w.expect("an old Redis", []string{"redis.version fail"}, redisAt(older, ""))
-	w.expect("nobody there", append(unreachable("redis"), "clocks unknown"), redisAt("127.0.0.1:1", ""))
+	w.expect("no server", append(unreachable("redis"), "clocks unknown"), redisAt("127.0.0.1:1", ""))
 	host, port, _ := net.SplitHostPort(hostOf(stacktest.Shared().RedisURL))
 	if err := w.redis.Do(ctx, "REPLICAOF", host, port).Err(); err != nil {
 		t.Fatal(err)
@@ -146,7 +160,7 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	}
 }
 
-// unreachable is what the checks of a server are when it cannot be asked.
+// unreachable returns the states of the checks of a server that does not answer.
 func unreachable(server string) (but []string) {
 	for name := range healthy {
 		switch {
@@ -159,8 +173,8 @@ func unreachable(server string) (but []string) {
 	return but
 }
 
-// TestClocks_Apart_FailsOnlyWhenCertain lets the clock of Redis be wrong, and the way to it be slow: only a clock that is
-// surely wrong fails.
+// TestClocks_Apart_FailsOnlyWhenCertain changes the clock of Redis and delays its replies. The
+// check fails only when the clock is certainly wrong.
 func TestClocks_Apart_FailsOnlyWhenCertain(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -191,7 +205,7 @@ func TestClocks_Apart_FailsOnlyWhenCertain(t *testing.T) {
 	w.expect("a clock that is right, far away", []string{"clocks unknown"}, redisAt(slow, ""))
 }
 
-// TestLockServers_Unsuitable_FailOrWarn makes servers of Redlock wrong.
+// TestLockServers_Unsuitable_FailOrWarn misconfigures the lock servers of Redlock.
 func TestLockServers_Unsuitable_FailOrWarn(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
@@ -206,11 +220,16 @@ func TestLockServers_Unsuitable_FailOrWarn(t *testing.T) {
 	const down = "redis://127.0.0.1:1/0"
 	w.expect("three", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 ok"}, with(urls...))
 	w.expect("one down", []string{"lock_redis.1 ok", "lock_redis.2 warn", "lock_redis.3 ok"}, with(urls[0], down, urls[1]))
-	w.expect("two down", []string{"lock_redis.1 warn", "lock_redis.2 warn", "lock_redis.3 ok", "lock_redis fail"}, with(down, down, urls[1]))
+	w.expect("two down", []string{"lock_redis.1 warn", "lock_redis.2 warn", "lock_redis.3 ok", "lock_redis fail"},
+		with(down, down, urls[1]))
 	_, port, _ := net.SplitHostPort(hostOf(urls[0]))
-	w.expect("one twice", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 fail"}, with(urls[0], urls[1], "redis://localhost:"+port))
+	w.expect("one twice", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 fail"},
+		with(urls[0], urls[1], "redis://localhost:"+port))
 	w.config("maxmemory-policy", "allkeys-lru")
-	checks := w.expect("one that evicts", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 warn", "redis.maxmemory_policy fail"}, with(urls[0], urls[1], w.RedisURL))
+	checks := w.expect("one that evicts",
+		[]string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 warn", "redis.maxmemory_policy fail"},
+		with(urls[0], urls[1], w.RedisURL))
 	w.applyFix(checks["lock_redis.3"])
-	w.expect("three again", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 ok"}, with(urls[0], urls[1], w.RedisURL))
+	w.expect("three again", []string{"lock_redis.1 ok", "lock_redis.2 ok", "lock_redis.3 ok"},
+		with(urls[0], urls[1], w.RedisURL))
 }

@@ -13,34 +13,37 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
 	"holdfast/internal/lua"
+	"holdfast/internal/recovery"
 )
 
-// What a user may say to Redis, by the names that ACL rules have.
+// Commands that a user may run, by their names in ACL rules.
 const (
 	configGet = "config|get"
 	configSet = "config|set"
 	othersKey = "get of others' keys"
 )
 
-// exampleKey begins the example of a key in a script's command: none of the rest names one that is.
+// exampleKey is the part of an example key after the namespace. No such key exists.
 const exampleKey = ":{0}:preflight:example"
 
-// neededCommands are the commands of scripts, those by which they are run, and those by which a worker finds what
-// they are to look at, with arguments as they have there.
+// neededCommands returns the commands that a worker needs, with example arguments: those inside
+// scripts, those that run scripts, and those that find the keys for them.
 func neededCommands(namespace string) map[string][]string {
 	key := namespace + exampleKey
 	_, ofAudit := audit.ScriptCommands()
 	arguments := map[string][]string{
 		"HDEL": {key, "f"}, "HGET": {key, "f"}, "HINCRBY": {key, "f", "1"}, "HMGET": {key, "f"}, "HSET": {key, "f", "v"},
-		"HSCAN": {key, "0"}, "PEXPIRE": {key, "1"}, "SET": {key, "v"}, "ZADD": {key, "1", "m"}, "ZRANGE": {key, "0", "0"}, "ZREM": {key, "m"},
-		"MSET": {key, "v"}, "ZSCAN": {key, "0"}, "ZSCORE": {key, "m"}, "TIME": {}, "SPUBLISH": {key, "m"},
+		"HSCAN": {key, "0"}, "PEXPIRE": {key, "1"}, "SET": {key, "v"}, "ZADD": {key, "1", "m"},
+		"ZRANGE": {key, "0", "0"}, "ZREM": {key, "m"}, "MSET": {key, "v"}, "ZSCAN": {key, "0"}, "ZSCORE": {key, "m"},
+		"TIME": {}, "SPUBLISH": {key, "m"},
 	}
 	noHash := strings.Repeat("0", 40)
 	commands := map[string][]string{
-		"eval": {"EVAL", "", "0"}, "evalsha": {"EVALSHA", noHash, "0"}, "eval_ro": {"EVAL_RO", "", "0"}, "evalsha_ro": {"EVALSHA_RO", noHash, "0"},
+		"eval": {"EVAL", "", "0"}, "evalsha": {"EVALSHA", noHash, "0"},
+		"eval_ro": {"EVAL_RO", "", "0"}, "evalsha_ro": {"EVALSHA_RO", noHash, "0"},
 		"scan": {"SCAN", "0"}, "info": {"INFO"},
 	}
-	for _, name := range slices.Concat(holds.ScriptCommands(), locking.ScriptCommands(), ofAudit) {
+	for _, name := range slices.Concat(holds.ScriptCommands(), recovery.ScriptCommands(), locking.ScriptCommands(), ofAudit) {
 		rest, special := arguments[name]
 		if !special {
 			rest = []string{key}
@@ -50,14 +53,16 @@ func neededCommands(namespace string) map[string][]string {
 	return commands
 }
 
-// optimisticCommands are the commands that lock by transactions.
+// optimisticCommands returns the commands of the lock strategy optimistic.
 func optimisticCommands(namespace string) map[string][]string {
 	return map[string][]string{
-		"watch": {"WATCH", namespace + exampleKey}, "unwatch": {"UNWATCH"}, "multi": {"MULTI"}, "exec": {"EXEC"}, "script|load": {"SCRIPT", "LOAD", ""},
+		"watch": {"WATCH", namespace + exampleKey}, "unwatch": {"UNWATCH"}, "multi": {"MULTI"}, "exec": {"EXEC"},
+		"script|load": {"SCRIPT", "LOAD", ""},
 	}
 }
 
-// hintCommands are what a worker does well to hear, and does without.
+// hintCommands returns the commands for notifications, which make a worker faster and which it can
+// do without.
 func hintCommands(namespace string) map[string][]string {
 	return map[string][]string{
 		"ssubscribe": {"SSUBSCRIBE", namespace + exampleKey}, "spublish": {"SPUBLISH", namespace + exampleKey, "m"},
@@ -65,25 +70,27 @@ func hintCommands(namespace string) map[string][]string {
 	}
 }
 
-// excessCommands are what a worker never says.
+// excessCommands returns commands that a worker never runs.
 func excessCommands(namespace string) map[string][]string {
 	return map[string][]string{
 		configSet: {"CONFIG", "SET", "maxmemory-policy", "noeviction"}, "flushall": {"FLUSHALL"}, "flushdb": {"FLUSHDB"},
-		"keys": {"KEYS", "no-such-key"}, "script|flush": {"SCRIPT", "FLUSH"}, "acl|setuser": {"ACL", "SETUSER", "no-such-user"},
-		"shutdown": {"SHUTDOWN"}, "replicaof": {"REPLICAOF", "NO", "ONE"}, othersKey: {"GET", "not-" + namespace + ":nothing"},
+		"keys": {"KEYS", "no-such-key"}, "script|flush": {"SCRIPT", "FLUSH"},
+		"acl|setuser": {"ACL", "SETUSER", "no-such-user"}, "shutdown": {"SHUTDOWN"}, "replicaof": {"REPLICAOF", "NO", "ONE"},
+		othersKey: {"GET", "not-" + namespace + ":nothing"},
 	}
 }
 
-// permissions are what a user may do.
+// permissions are the commands that a user may run.
 type permissions struct {
-	do  map[string]bool
-	err error // why that is not known
+	do  map[string]bool // by name
+	err error           // why they are unknown
 }
 
-// scriptPermissions asks what its user may do. It does nothing of it, and nothing is noted in ACL LOG.
+// scriptPermissions checks which commands its user may run. It runs none of them, and adds nothing
+// to ACL LOG.
 //
-// ARGV  commands, their words separated by line feeds
-// Returns ok, and 1 or 0 for each
+// ARGV  commands, each word followed by a line feed
+// Returns ok, and 1 or 0 for each command
 var scriptPermissions = lua.New("permissions", "no-writes", `
 local reply = {'ok'}
 for i, command in ipairs(ARGV) do
@@ -119,7 +126,7 @@ func readPermissions(ctx context.Context, client *redis.Client, namespace string
 	return may
 }
 
-// lacks returns which of some commands are not permitted.
+// lacks returns the names of the commands that are not permitted.
 func (p permissions) lacks(commands map[string][]string) (names []string) {
 	for name := range commands {
 		if !p.do[name] {
@@ -130,13 +137,14 @@ func (p permissions) lacks(commands map[string][]string) (names []string) {
 	return names
 }
 
-// redisCommands says which of the commands that a worker needs its user lacks.
+// redisCommands checks that the user may run all commands that a worker needs.
 func (r *report) redisCommands(t Target, user string, may permissions) {
 	allow := func(names []string, rest string) string {
-		return "redis-cli acl setuser " + user + " +" + strings.Join(names, " +") + " " + rest + "\nand the same in users.conf; stop the workers before. Or use the worker's user"
+		return "redis-cli acl setuser " + user + " +" + strings.Join(names, " +") + " " + rest +
+			"\nand the same in users.conf; stop the workers first. Or use the worker's user"
 	}
 	lacks := may.lacks(neededCommands(t.Namespace))
-	lacks = slices.DeleteFunc(lacks, func(name string) bool { return name == "spublish" }) // the scripts go on without
+	lacks = slices.DeleteFunc(lacks, func(name string) bool { return name == "spublish" }) // scripts work without it
 	if t.Optimistic {
 		lacks = append(lacks, may.lacks(optimisticCommands(t.Namespace))...)
 	}
@@ -144,24 +152,30 @@ func (r *report) redisCommands(t Target, user string, may permissions) {
 	keys := "~" + t.Namespace + ":*"
 	switch {
 	case redis.HasErrorPrefix(may.err, "NOPERM"):
-		r.fail(RedisCommands, may.err.Error(), "no script can be run", allow([]string{"eval", "evalsha", "eval_ro", "evalsha_ro"}, keys))
+		r.fail(RedisCommands, may.err.Error(), "no script can run",
+			allow([]string{"eval", "evalsha", "eval_ro", "evalsha_ro"}, keys))
 	case may.err != nil:
-		r.unknown(RedisCommands, may.err.Error(), "look again")
+		r.unknown(RedisCommands, may.err.Error(), "check again")
 	case len(lacks) > 0:
-		r.fail(RedisCommands, fmt.Sprintf("user %s may not %s with keys %s:*", user, strings.Join(lacks, ", "), t.Namespace),
-			"a script that is refused a command stops in its midst, and what it has written by then stays: slots would be counted that nobody holds", allow(lacks, keys))
+		r.fail(RedisCommands,
+			fmt.Sprintf("user %s may not run %s with keys %s:*", user, strings.Join(lacks, ", "), t.Namespace),
+			"a script stops at a command that is refused, and its earlier writes remain: slots would be counted without a hold",
+			allow(lacks, keys))
 	case len(missingHints) > 0:
-		r.warn(RedisCommands, fmt.Sprintf("user %s may not %s on its channels", user, strings.Join(missingHints, ", ")),
-			"releases of locks, or lapsed holds, are noticed later, by the clock", allow(missingHints, "&"+t.Namespace+":* &"+holds.ExpiredChannel))
+		r.warn(RedisCommands,
+			fmt.Sprintf("user %s may not run %s on its channels", user, strings.Join(missingHints, ", ")),
+			"released locks, or expired holds, are detected later, by the timer",
+			allow(missingHints, "&"+t.Namespace+":* &"+holds.ExpiredChannel))
 	default:
-		r.ok(RedisCommands, "user "+user+" may do all that the scripts do")
+		r.ok(RedisCommands, "user "+user+" may run all commands of the scripts")
 	}
 }
 
-// redisPrivileges says what the user may do and a worker need not.
+// redisPrivileges checks whether the user may run commands that a worker does not need.
 func (r *report) redisPrivileges(t Target, user string, may permissions) {
 	if may.err != nil {
-		r.unknown(RedisPrivileges, may.err.Error(), "ACL GETUSER "+user+"\nby an administrator: it should not have more than deployments/redis/users.conf.template")
+		r.unknown(RedisPrivileges, may.err.Error(), "ACL GETUSER "+user+
+			"\nas an administrator: it should have no more than deployments/redis/users.conf.template")
 		return
 	}
 	all := excessCommands(t.Namespace)
@@ -169,10 +183,11 @@ func (r *report) redisPrivileges(t Target, user string, may permissions) {
 		delete(all, name)
 	}
 	if len(all) == 0 {
-		r.ok(RedisPrivileges, "user "+user+" has none that a worker does not need, as far as was asked")
+		r.ok(RedisPrivileges, "user "+user+" has none of the checked permissions that a worker does not need")
 		return
 	}
 	has := slices.Sorted(maps.Keys(all))
-	r.warn(RedisPrivileges, "user "+user+" may "+strings.Join(has, ", "), "a mistake, or whoever gets at the worker, could empty Redis or read others' data",
+	r.warn(RedisPrivileges, "user "+user+" may run "+strings.Join(has, ", "),
+		"a mistake, or an intruder with the worker's login, could delete all of Redis or read the data of others",
 		"use a user like holdfast_worker in deployments/redis/users.conf.template")
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack"
 )
 
@@ -148,7 +149,7 @@ func configured(name, value, usual string) strikeFunc {
 }
 
 func resourceKey(namespace, resource, name string) string {
-	return fmt.Sprintf("%s:{%d}:%s:%s", namespace, holds.Partition(resource), resource, name)
+	return fmt.Sprintf("%s:{%d}:%s:%s", namespace, record.Partition(resource), resource, name)
 }
 
 // overwriteCounter corrupts the counter of a slot. In half of all cases `worker audit --repair`

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/time/rate"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 )
@@ -179,7 +180,7 @@ func (l *Load) publish(ctx context.Context, event, resource string, data any) *s
 
 // event returns a new event, recorded and not published yet.
 func (l *Load) event(event, resource string, data any) (*sent, *nats.Msg, error) {
-	r, err := l.subjects.NewRequest(event, resource, "/robustness", data)
+	r, err := client.NewEvent(l.subjects, event, resource, "/robustness", data)
 	if err != nil {
 		return nil, nil, err
 	}

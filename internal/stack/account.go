@@ -42,7 +42,7 @@ func postgresAccount(data string) (*account, error) {
 			return &account{name: "user " + name, uid: uint32(uid), gid: uint32(gid)}, nil
 		}
 	}
-	return nil, errors.New("postgres refuses to run as root, and the users postgres and nobody do not exist")
+	return nil, errors.New("postgres refuses to run as root, and neither the user postgres nor the user nobody exists")
 }
 
 func (a *account) credential() *syscall.Credential {

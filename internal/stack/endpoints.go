@@ -1,20 +1,13 @@
 package stack
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
-)
 
-const (
-	// endpointsName is the file in which other programs find the servers.
-	endpointsName = "endpoints.env"
-	// endpointsBytesMax bounds what ReadEndpoints reads.
-	endpointsBytesMax = 64 << 10
+	"holdfast/internal/stack/endpoints"
 )
 
 // endpointsFile is the endpoints file of a directory that this stack has taken.
@@ -64,7 +57,7 @@ func (s *Stack) WriteEndpoints(dir string, more ...string) (path string, err err
 	if err != nil {
 		return "", fmt.Errorf("write endpoints: %w", err)
 	}
-	path = filepath.Join(dir, endpointsName)
+	path = filepath.Join(dir, endpoints.FileName)
 	content := "# Written by Holdfast for the servers that it started; gone when they are.\n"
 	for _, e := range []struct{ name, url string }{
 		{"HOLDFAST_NATS_URL", s.NATSURL}, {"HOLDFAST_REDIS_URL", s.RedisURL}, {"HOLDFAST_POSTGRES_URL", s.PostgresURL},
@@ -92,7 +85,7 @@ func (s *Stack) removeEndpoints() error {
 	defer s.mu.Unlock()
 	var errs []error
 	for dir, file := range s.endpoints {
-		path := filepath.Join(dir, endpointsName)
+		path := filepath.Join(dir, endpoints.FileName)
 		now, err := os.ReadFile(path)
 		if err == nil && string(now) == file.content {
 			err = os.Remove(path)
@@ -131,37 +124,4 @@ func replaceFile(path, content string) (err error) {
 		return err
 	}
 	return os.Rename(f.Name(), path)
-}
-
-// ReadEndpoints reads a file that WriteEndpoints wrote: what it says by its
-// name. Empty lines and those that begin with # are skipped. An absent file is
-// an os.ErrNotExist; a line that is not HOLDFAST_NAME=VALUE is an error, and so
-// is a file of more than 64 KiB.
-func ReadEndpoints(path string) (map[string]string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("read endpoints: %w", err)
-	}
-	defer func() { _ = f.Close() }() // only read
-	endpoints := map[string]string{}
-	limited := &io.LimitedReader{R: f, N: endpointsBytesMax + 1}
-	lines := bufio.NewScanner(limited)
-	for n := 1; lines.Scan(); n++ {
-		line := strings.TrimSpace(lines.Text())
-		if line == "" || strings.HasPrefix(line, "#") {
-			continue
-		}
-		name, value, ok := strings.Cut(line, "=")
-		if !ok || value == "" || !strings.HasPrefix(name, "HOLDFAST_") {
-			return nil, fmt.Errorf("read endpoints: %s:%d: not a line HOLDFAST_NAME=VALUE", path, n)
-		}
-		endpoints[name] = value
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("read endpoints: %s: %w", path, err)
-	}
-	if limited.N == 0 {
-		return nil, fmt.Errorf("read endpoints: %s: more than %d bytes", path, endpointsBytesMax)
-	}
-	return endpoints, nil
 }

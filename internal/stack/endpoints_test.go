@@ -5,8 +5,9 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
+
+	"holdfast/internal/stack/endpoints"
 )
 
 func TestEndpoints_Written_AreReadBack(t *testing.T) {
@@ -21,10 +22,10 @@ func TestEndpoints_Written_AreReadBack(t *testing.T) {
 	if err != nil || path != filepath.Join(dir, "endpoints.env") {
 		t.Fatalf("WriteEndpoints = %q, %v", path, err)
 	}
-	got, err := ReadEndpoints(path)
+	got, err := endpoints.Read(path)
 	want := map[string]string{"HOLDFAST_NATS_URL": s.NATSURL, "HOLDFAST_POSTGRES_URL": s.PostgresURL}
 	if err != nil || !maps.Equal(got, want) {
-		t.Errorf("ReadEndpoints = %v, %v; want %v", got, err, want)
+		t.Errorf("endpoints.Read = %v, %v; want %v", got, err, want)
 	}
 	if err := s.Close(); err != nil {
 		t.Error(err)
@@ -63,7 +64,7 @@ func TestEndpoints_AnotherStackLives_Refused(t *testing.T) {
 	if err := third.Close(); err != nil {
 		t.Error(err)
 	}
-	if got, err := ReadEndpoints(path); err != nil || got["HOLDFAST_REDIS_URL"] != first.RedisURL {
+	if got, err := endpoints.Read(path); err != nil || got["HOLDFAST_REDIS_URL"] != first.RedisURL {
 		t.Errorf("endpoints of the first after the others were refused: %v, %v", got, err)
 	}
 	if err := first.Close(); err != nil {
@@ -81,7 +82,7 @@ func TestEndpoints_AnotherStackLives_Refused(t *testing.T) {
 func TestEndpoints_StackKilled_DirectoryIsFree(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	for name, content := range map[string]string{"lock": "", endpointsName: "HOLDFAST_REDIS_URL=redis://127.0.0.1:1/0\n"} {
+	for name, content := range map[string]string{"lock": "", endpoints.FileName: "HOLDFAST_REDIS_URL=redis://127.0.0.1:1/0\n"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -94,34 +95,10 @@ func TestEndpoints_StackKilled_DirectoryIsFree(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := ReadEndpoints(path); err != nil || len(got) != 1 || got["HOLDFAST_HTTP_ADDR"] == "" {
+	if got, err := endpoints.Read(path); err != nil || len(got) != 1 || got["HOLDFAST_HTTP_ADDR"] == "" {
 		t.Errorf("endpoints: %v, %v", got, err)
 	}
 	if err := s.Close(); err != nil {
 		t.Error(err)
-	}
-}
-
-func TestReadEndpoints_Malformed_Fails(t *testing.T) {
-	t.Parallel()
-	if _, err := ReadEndpoints(filepath.Join(t.TempDir(), "absent")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("absent file: %v, want ErrNotExist", err)
-	}
-	for name, content := range map[string]string{
-		"no value":     "HOLDFAST_NATS_URL=\n",
-		"no sign":      "HOLDFAST_NATS_URL\n",
-		"foreign name": "PATH=/tmp\n",
-		"too long":     strings.Repeat("#\n", endpointsBytesMax),
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			path := filepath.Join(t.TempDir(), "endpoints.env")
-			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if got, err := ReadEndpoints(path); err == nil {
-				t.Errorf("read %v", got)
-			}
-		})
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"holdfast/internal/stack/endpoints"
 )
 
 // This file does not use gofrs/flock: a server inherits the descriptor of its lock, and that package
@@ -34,7 +36,7 @@ func lockDir(dir string) (*os.File, error) {
 	for {
 		lock, err := lockFile(path)
 		if errors.Is(err, ErrInUse) {
-			endpoints, _ := ReadEndpoints(filepath.Join(dir, endpointsName)) // nil on an error
+			endpoints, _ := endpoints.Read(filepath.Join(dir, endpoints.FileName)) // nil on an error
 			return nil, &InUseError{dir, endpoints}
 		}
 		if err != nil {

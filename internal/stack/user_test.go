@@ -18,12 +18,12 @@ func TestStart_NormalUser_TestsPass(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root: every other test runs as a normal user")
 	}
-	nobody, err := user.Lookup("nobody")
+	account, err := user.Lookup("nobody")
 	if err != nil {
 		t.Fatal(err)
 	}
-	uid, gid := id(t, nobody.Uid), id(t, nobody.Gid)
-	dir, err := os.MkdirTemp("", "holdfast-nobody-")
+	uid, gid := id(t, account.Uid), id(t, account.Gid)
+	dir, err := os.MkdirTemp("", "holdfast-user-")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 
 func init() { watchSilence = 2 * time.Second }
 
-// Read is what reads for decisions.
+// Read exports read.
 func (s *Store) Read(ctx context.Context, work func(conn *pgxpool.Conn) error) error {
 	return s.read(ctx, work)
 }

@@ -10,59 +10,60 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// ServerInfo are what a server is, and who asks it.
+// ServerInfo describes a server, the role of the session, and a namespace's schema.
 type ServerInfo struct {
 	Version  string
 	Role     string
 	Database string
-	Settings map[string]Setting // of SettingsInspected
+	Settings map[string]Setting // those of SettingsInspected
 	Schema   Schema
 }
 
-// SettingsInspected are the settings on which it depends whether what is committed is kept.
+// SettingsInspected are the settings that decide whether committed data survives a crash.
 var SettingsInspected = []string{"fsync", "full_page_writes", "synchronous_commit"}
 
-// Setting is a setting as it is in a worker's sessions.
+// Setting is a setting in a worker's sessions.
 type Setting struct {
 	Value  string
-	Source string // where it comes from, as pg_settings tells it
+	Source string // its source in pg_settings
 }
 
-// Schema is what there is of a namespace.
+// Schema describes the schema of a namespace.
 type Schema struct {
 	Exists  bool
 	Creates bool  // the role may create schemas
 	Usable  bool  // the role may use it
-	Version int64 // the last migration, 0 = none; known only of a usable schema
+	Version int64 // the last migration, 0 for none; only read of a usable schema
 
-	// WorksFrom is the lowest version that a program may know; known only of a version that this program does not.
+	// WorksFrom is the oldest schema version that a program may know. It is only read if Version is
+	// unknown to this program.
 	WorksFrom int64
 }
 
-// SchemaVersion is the version to which Migrate brings a schema, and that this program knows.
+// SchemaVersion is the version that this program knows, and to which Migrate brings a schema.
 var SchemaVersion = lastMigration()
 
 func lastMigration() (last int64) {
 	files, err := migrationFiles.ReadDir("migrations")
 	if err != nil {
-		panic(err) // embedded: cannot happen in a program that was built
+		panic(err) // embedded files always exist
 	}
 	for _, file := range files {
 		number, _, _ := strings.Cut(file.Name(), "_")
 		version, err := strconv.ParseInt(number, 10, 64)
 		if err != nil {
-			panic(err) // a file that is misnamed
+			panic(err) // misnamed file
 		}
 		last = max(last, version)
 	}
 	return last
 }
 
-// Role is the role that the URL names.
+// Role returns the role that the URL names.
 func (s *Store) Role() string { return s.pool.Config().ConnConfig.User }
 
-// Inspect reads the facts. It changes nothing. It returns postgres.ErrStandby or postgres.ErrReadOnly when no host of
-// the URL takes writes.
+// Inspect reads the description of the server. It changes nothing. It returns postgres.ErrStandby
+// or postgres.ErrReadOnly if no host of the URL accepts writes.
 func (s *Store) Inspect(ctx context.Context, namespace string) (*ServerInfo, error) {
 	f := &ServerInfo{Settings: make(map[string]Setting)}
 	migrated := false
@@ -85,7 +86,8 @@ func (s *Store) Inspect(ctx context.Context, namespace string) (*ServerInfo, err
 		return nil, fmt.Errorf("inspect postgres: %w", err)
 	}
 	if migrated && f.Schema.Usable {
-		err := s.pool.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM goose_db_version WHERE is_applied`).Scan(&f.Schema.Version)
+		err := s.pool.QueryRow(ctx,
+			`SELECT coalesce(max(version_id), 0) FROM goose_db_version WHERE is_applied`).Scan(&f.Schema.Version)
 		if err != nil {
 			return nil, fmt.Errorf("inspect postgres: version of schema %s: %w", namespace, err)
 		}
@@ -93,7 +95,7 @@ func (s *Store) Inspect(ctx context.Context, namespace string) (*ServerInfo, err
 	if f.Schema.Version > SchemaVersion {
 		err := s.pool.QueryRow(ctx, `SELECT works_from FROM schema_compatibility`).Scan(&f.Schema.WorksFrom)
 		if err != nil {
-			return nil, fmt.Errorf("inspect postgres: which programs schema %s is for: %w", namespace, err)
+			return nil, fmt.Errorf("inspect postgres: compatibility of schema %s: %w", namespace, err)
 		}
 	}
 	return f, nil
@@ -106,7 +108,7 @@ type grant struct {
 	columns       []string
 }
 
-// grants are all that the queries need. deployments/postgres/grants.sql grants them.
+// grants are all privileges that the queries need. deployments/postgres/grants.sql grants them.
 var grants = []grant{
 	{"inventory", "SELECT", nil},
 	{"inventory", "INSERT", []string{
@@ -118,7 +120,9 @@ var grants = []grant{
 		"set_by_event_at", "set_in_stream_at", "set_by_stream_created_at", "set_by_stream_seq",
 	}},
 	{"reservations", "SELECT", nil},
-	{"reservations", "INSERT", []string{"hold_id", "resource_id", "user_id", "slots", "quantity", "payment_id", "request_key", "confirmed_at"}},
+	{"reservations", "INSERT",
+		[]string{"hold_id", "resource_id", "user_id", "slots", "quantity", "payment_id", "request_key",
+			"confirmed_at"}},
 	{"reservations", "UPDATE", []string{"status", "cancelled_by", "cancel_reason", "cancelled_at"}},
 	{"payments", "SELECT", nil},
 	{"payments", "INSERT", nil},
@@ -126,7 +130,9 @@ var grants = []grant{
 	{"event_answers", "INSERT", []string{"cause", "resource_id", "answer"}},
 	{"event_answers", "DELETE", nil},
 	{"redis_epoch", "SELECT", nil},
-	{"redis_epoch", "UPDATE", []string{"epoch", "generation", "written", "server", "lost", "lost_why", "rebuilder", "leased_until", "progress"}},
+	{"redis_epoch", "UPDATE",
+		[]string{"epoch", "generation", "written", "server", "lost", "lost_why", "rebuilder", "leased_until",
+			"progress"}},
 	{"policies", "SELECT", nil},
 	{"leases", "SELECT", nil},
 	{"leases", "INSERT", []string{"name", "holder", "held_until"}},
@@ -136,7 +142,7 @@ var grants = []grant{
 	{"schema_compatibility", "SELECT", nil},
 }
 
-// statement is the GRANT to a role.
+// statement returns the GRANT to a role.
 func (g grant) statement(namespace, role string) string {
 	kind, columns := "", ""
 	if g.privilege == "USAGE" {
@@ -145,20 +151,23 @@ func (g grant) statement(namespace, role string) string {
 	if len(g.columns) > 0 {
 		columns = " (" + strings.Join(g.columns, ", ") + ")"
 	}
-	return fmt.Sprintf("GRANT %s%s ON %s%s TO %s", g.privilege, columns, kind, pgx.Identifier{namespace, g.on}.Sanitize(), pgx.Identifier{role}.Sanitize())
+	return fmt.Sprintf("GRANT %s%s ON %s%s TO %s", g.privilege, columns, kind,
+		pgx.Identifier{namespace, g.on}.Sanitize(), pgx.Identifier{role}.Sanitize())
 }
 
-// MissingGrants returns, as GRANT statements, what the role does not have of what a worker needs.
-// The schema must be there.
+// MissingGrants returns, as GRANT statements, the privileges that a worker needs and the role
+// lacks. The schema must exist.
 func (s *Store) MissingGrants(ctx context.Context, namespace string, f *ServerInfo) (statements []string, err error) {
 	if !f.Schema.Usable {
-		return []string{fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s", pgx.Identifier{namespace}.Sanitize(), pgx.Identifier{f.Role}.Sanitize())}, nil
+		return []string{fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s", pgx.Identifier{namespace}.Sanitize(),
+			pgx.Identifier{f.Role}.Sanitize())}, nil
 	}
-	var of []int // the grant of each row that is asked for
+	var of []int // the grant of each requested row
 	var relations, columns, privileges []string
 	for i, g := range grants {
 		add := func(column string) {
-			of, relations, columns, privileges = append(of, i), append(relations, g.on), append(columns, column), append(privileges, g.privilege)
+			of, relations, columns, privileges = append(of, i), append(relations, g.on), append(columns, column),
+				append(privileges, g.privilege)
 		}
 		if len(g.columns) == 0 {
 			add("")
@@ -188,14 +197,14 @@ func (s *Store) MissingGrants(ctx context.Context, namespace string, f *ServerIn
 	return statements, nil
 }
 
-// RoleAttributes are what the role may do and a worker need not.
+// RoleAttributes are the powers of the role that a worker does not need.
 type RoleAttributes struct {
-	Attributes []string // SUPERUSER and the like, and predefined roles
+	Attributes []string // SUPERUSER and similar attributes, and predefined roles
 	Owned      []string // tables and sequences that it may alter and drop
-	Destroys   []string // "TRUNCATE on payments" and the like, of tables that it does not own
+	Destroys   []string // privileges like "TRUNCATE on payments", on tables that it does not own
 }
 
-// RoleAttributes reads what the role may do. It changes nothing.
+// RoleAttributes reads the powers of the role. It changes nothing.
 func (s *Store) RoleAttributes(ctx context.Context, namespace string) (p RoleAttributes, err error) {
 	err = s.pool.QueryRow(ctx, queryInspectRole, namespace).Scan(&p.Attributes, &p.Owned, &p.Destroys)
 	if err != nil {

@@ -11,9 +11,11 @@ import (
 	"holdfast/internal/holds"
 )
 
-// SetCapacity implements holds.Inventory. The answer is written in the transaction that sets
-// the capacity, so a cause that comes again is answered and changes nothing.
-func (s *Store) SetCapacity(ctx context.Context, change holds.CapacityChange) (answer holds.CapacityDecision, err error) {
+// SetCapacity implements holds.Inventory. It stores the answer in the transaction that sets the
+// capacity, so an event that is delivered again gets the same answer and changes nothing.
+func (s *Store) SetCapacity(
+	ctx context.Context, change holds.CapacityChange,
+) (answer holds.CapacityDecision, err error) {
 	for _, refuse := range []bool{false, true} {
 		err = errRaced
 		for try := 0; try < transactionTriesMax && errors.Is(err, errRaced); try++ {
@@ -30,13 +32,16 @@ func (s *Store) SetCapacity(ctx context.Context, change holds.CapacityChange) (a
 		err = fmt.Errorf("%w: %w", holds.ErrBusy, err)
 	}
 	if err != nil {
-		return holds.CapacityDecision{}, fmt.Errorf("set capacity of %d slots of %s: %w", len(change.Names), change.Resource, err)
+		return holds.CapacityDecision{},
+			fmt.Errorf("set capacity of %d slots of %s: %w", len(change.Names), change.Resource, err)
 	}
 	return answer, nil
 }
 
-// setCapacityIn answers a change, by refusing it when refuse is set.
-func setCapacityIn(ctx context.Context, tx pgx.Tx, change holds.CapacityChange, refuse bool) (answer holds.CapacityDecision, err error) {
+// setCapacityIn decides a change; with refuse it refuses it.
+func setCapacityIn(
+	ctx context.Context, tx pgx.Tx, change holds.CapacityChange, refuse bool,
+) (answer holds.CapacityDecision, err error) {
 	remembered, err := readStoredAnswers(ctx, tx, []string{change.EventID})
 	if err != nil {
 		return answer, err
@@ -52,7 +57,7 @@ func setCapacityIn(ctx context.Context, tx pgx.Tx, change holds.CapacityChange, 
 	return answer, storeAnswers(ctx, tx, []string{change.EventID}, []string{change.Resource}, []any{answer})
 }
 
-// readStoredAnswers reads the answers that events have already, by their causes.
+// readStoredAnswers reads the stored answers of events, by event id.
 func readStoredAnswers(ctx context.Context, tx pgx.Tx, causes []string) (map[string]string, error) {
 	rows, err := tx.Query(ctx, queryAnswersRead, causes)
 	if err != nil {
@@ -67,7 +72,8 @@ func readStoredAnswers(ctx context.Context, tx pgx.Tx, causes []string) (map[str
 	return answers, err
 }
 
-// storeAnswers writes the answers of events. It returns errRaced when one is being answered elsewhere.
+// storeAnswers stores the answers of events. It returns errRaced when another transaction has
+// answered one of them.
 func storeAnswers(ctx context.Context, tx pgx.Tx, causes, resources []string, answers []any) error {
 	texts := make([]string, len(answers))
 	for i, answer := range answers {
@@ -111,8 +117,8 @@ func setRows(ctx context.Context, tx pgx.Tx, change holds.CapacityChange) ([]hol
 	return slots, nil
 }
 
-// FenceBase returns a number that is higher than all that it has returned before, at least 1. It
-// is a locking.FenceBase.
+// FenceBase returns a number that is higher than all earlier ones, at least 1. It is a
+// locking.FenceBase.
 func (s *Store) FenceBase(ctx context.Context) (base int64, err error) {
 	if err := s.pool.QueryRow(ctx, queryFenceBase).Scan(&base); err != nil {
 		return 0, fmt.Errorf("draw base of fencing tokens: %w", err)

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// KeepLease takes a lease for holder, or keeps it, for a time by the clock of Postgres. It reports whether
-// holder has it now: another that has it keeps it until its time is over, or it releases it.
+// KeepLease takes or renews a lease for holder, for a time by the clock of Postgres. It reports
+// whether holder has the lease now. Another holder keeps it until its time is over or it releases
+// it.
 func (s *Store) KeepLease(ctx context.Context, name, holder string, lease time.Duration) (held bool, err error) {
 	tag, err := s.pool.Exec(ctx, queryLeaseKeep, name, holder, lease.Milliseconds())
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestKeepLease_SeveralHolders_OneHoldsIt has several holders take a lease at once: one has it, for as long as it keeps it.
-// Another takes it when it was released, or its time is over.
+// TestKeepLease_SeveralHolders_OneHoldsIt takes a lease by several holders at once: one gets it and
+// keeps it by renewing. Another gets it after a release or when its time is over.
 func TestKeepLease_SeveralHolders_OneHoldsIt(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -28,12 +28,12 @@ func TestKeepLease_SeveralHolders_OneHoldsIt(t *testing.T) {
 	}
 	holders.Wait()
 	if got := had.Load(); got != 1 {
-		t.Fatalf("%d have it", got)
+		t.Fatalf("%d holders have the lease, want 1", got)
 	}
 	keep := func(name, holder string, want bool) {
 		t.Helper()
 		if held, err := s.KeepLease(t.Context(), name, holder, time.Hour); err != nil || held != want {
-			t.Errorf("%s has %s: %v %v", holder, name, held, err)
+			t.Errorf("%s keeps %s: %v %v", holder, name, held, err)
 		}
 	}
 	keep("other work", "x", true)

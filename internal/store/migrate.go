@@ -18,11 +18,12 @@ import (
 //go:embed migrations/*.sql
 var migrationFiles embed.FS
 
-// Migrate creates the namespace's schema and brings its tables up to date. Any number of processes may
-// do so at once: one does it, the others wait.
+// Migrate creates the namespace's schema and brings its tables up to date. If several processes
+// call it at once, one migrates and the others wait.
 //
-// Migrations only add, so that programs of the version before work on beside those that migrated, and may start
-// again. One that such programs would misread, or write against, sets schema_compatibility.works_from to its number.
+// Migrations only add, so programs of the previous version keep working beside those that migrated,
+// and may restart. A migration that such programs would misread, or write against, sets
+// schema_compatibility.works_from to its number.
 func (s *Store) Migrate(ctx context.Context, namespace string) error {
 	if err := s.migrate(ctx, namespace); err != nil {
 		return fmt.Errorf("migrate schema %s: %w", namespace, err)
@@ -36,21 +37,23 @@ func (s *Store) migrate(ctx context.Context, namespace string) (err error) {
 		return err
 	}
 	config := s.pool.Config()
-	config.ConnConfig.RuntimeParams["lock_timeout"] = "0" // here, waiting for another is right
+	config.ConnConfig.RuntimeParams["lock_timeout"] = "0" // a migration waits for others
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	// goose keeps its own table in the schema, so the schema must be there before. Two
-	// processes that create one at the same time would fail.
+	// goose keeps its table in the schema, so the schema must exist first. Two processes that
+	// create it at once would fail.
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtext($1))`, "holdfast schema "+namespace); err != nil {
+		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtext($1))`,
+			"holdfast schema "+namespace); err != nil {
 			return err
 		}
-		// Whoever may not create schemas may not say IF NOT EXISTS of one that exists either.
+		// A role that may not create schemas may not use IF NOT EXISTS on an existing one either.
 		var exists bool
-		if err := tx.QueryRow(ctx, `SELECT to_regnamespace($1) IS NOT NULL`, namespace).Scan(&exists); err != nil || exists {
+		if err := tx.QueryRow(ctx, `SELECT to_regnamespace($1) IS NOT NULL`, namespace).Scan(&exists); err != nil ||
+			exists {
 			return err
 		}
 		_, err := tx.Exec(ctx, `CREATE SCHEMA `+pgx.Identifier{namespace}.Sanitize())
@@ -59,7 +62,8 @@ func (s *Store) migrate(ctx context.Context, namespace string) (err error) {
 	if err != nil {
 		return err
 	}
-	locker, err := lock.NewPostgresSessionLocker(lock.WithLockID(int64(crc32.ChecksumIEEE([]byte(namespace)))), lock.WithLockTimeout(1, 60))
+	locker, err := lock.NewPostgresSessionLocker(lock.WithLockID(int64(crc32.ChecksumIEEE([]byte(namespace)))),
+		lock.WithLockTimeout(1, 60))
 	if err != nil {
 		return err
 	}
@@ -73,9 +77,10 @@ func (s *Store) migrate(ctx context.Context, namespace string) (err error) {
 	return err
 }
 
-// Drop removes the namespace's schema, with all that is in it.
+// Drop removes the namespace's schema and everything in it.
 func (s *Store) Drop(ctx context.Context, namespace string) error {
-	if _, err := s.pool.Exec(ctx, `DROP SCHEMA IF EXISTS `+pgx.Identifier{namespace}.Sanitize()+` CASCADE`); err != nil {
+	if _, err := s.pool.Exec(ctx,
+		`DROP SCHEMA IF EXISTS `+pgx.Identifier{namespace}.Sanitize()+` CASCADE`); err != nil {
 		return fmt.Errorf("drop schema %s: %w", namespace, err)
 	}
 	return nil

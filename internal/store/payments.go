@@ -17,17 +17,18 @@ import (
 	"holdfast/internal/holds"
 )
 
-// errInsufficientCapacity says that a payment of the batch does not fit: there is no inventory row, or too
-// little left. errRaced says that another transaction answered one meanwhile.
+// errInsufficientCapacity means that a payment of the batch does not fit: a slot has no inventory
+// row, or too little is left. errRaced means that another transaction has decided one of the
+// payments.
 var (
-	errInsufficientCapacity = errors.New("no room")
+	errInsufficientCapacity = errors.New("insufficient capacity")
 	errRaced                = errors.New("another transaction decided one of these payments")
 )
 
-// Decide implements holds.Inventory: one transaction for all payments. When a payment does not
-// fit, or others keep rows locked, it is one for each resource: those of a locked resource are
-// ErrBusy, those of a full one are decided one by one. It may be repeated after any error, a
-// lost commit included, because it begins by reading the answers that there are.
+// Decide implements holds.Inventory. It decides all payments in one transaction. If one does not
+// fit, or a row is locked by others, it uses one transaction for each resource: payments of a
+// locked resource are ErrBusy, and those of a full one are decided one by one. It may be called
+// again after any error, even a lost commit, because it first reads the stored answers.
 func (s *Store) Decide(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentDecision, error) {
 	answers, err := s.decide(ctx, epoch, payments, "")
 	if errors.Is(err, errInsufficientCapacity) || waitedForLock(err) {
@@ -37,19 +38,23 @@ func (s *Store) Decide(ctx context.Context, epoch string, payments []holds.Payme
 }
 
 // FindDecisions implements holds.Inventory.
-func (s *Store) FindDecisions(ctx context.Context, payments []holds.Payment) (answers []holds.PaymentDecision, err error) {
+func (s *Store) FindDecisions(
+	ctx context.Context, payments []holds.Payment,
+) (answers []holds.PaymentDecision, err error) {
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
 		answers, _, err = readDecisions(ctx, conn, payments)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read the answers to %d payments: %w", len(payments), err)
+		return nil, fmt.Errorf("read answers to %d payments: %w", len(payments), err)
 	}
 	return answers, nil
 }
 
-// decideByResource decides the payments of each resource on their own.
-func (s *Store) decideByResource(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentDecision, error) {
+// decideByResource decides the payments of each resource separately.
+func (s *Store) decideByResource(
+	ctx context.Context, epoch string, payments []holds.Payment,
+) ([]holds.PaymentDecision, error) {
 	places := make(map[string][]int)
 	for i, p := range payments {
 		places[p.Hold.Resource] = append(places[p.Hold.Resource], i)
@@ -78,8 +83,10 @@ func (s *Store) decideByResource(ctx context.Context, epoch string, payments []h
 	return answers, nil
 }
 
-// decideEach decides each payment on its own and refuses those that do not fit.
-func (s *Store) decideEach(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentDecision, error) {
+// decideEach decides each payment separately and refuses those that do not fit.
+func (s *Store) decideEach(
+	ctx context.Context, epoch string, payments []holds.Payment,
+) ([]holds.PaymentDecision, error) {
 	answers := make([]holds.PaymentDecision, len(payments))
 	for i := range payments {
 		one, err := s.decide(ctx, epoch, payments[i:i+1], "")
@@ -94,9 +101,11 @@ func (s *Store) decideEach(ctx context.Context, epoch string, payments []holds.P
 	return answers, nil
 }
 
-// decide answers payments in one transaction. refuse, unless it is empty, is the reason with
-// which claimed payments are refused. Returns errInsufficientCapacity when a claimed one does not fit.
-func (s *Store) decide(ctx context.Context, epoch string, payments []holds.Payment, refuse string) (answers []holds.PaymentDecision, err error) {
+// decide decides payments in one transaction. refuse, unless "", is the reason with which claimed
+// payments are refused. It returns errInsufficientCapacity when a claimed payment does not fit.
+func (s *Store) decide(
+	ctx context.Context, epoch string, payments []holds.Payment, refuse string,
+) (answers []holds.PaymentDecision, err error) {
 	for range transactionTriesMax {
 		err = s.transact(ctx, func(tx pgx.Tx) error {
 			if err := keepCurrent(ctx, tx, epoch); err != nil {
@@ -118,24 +127,27 @@ func (s *Store) decide(ctx context.Context, epoch string, payments []holds.Payme
 	return answers, nil
 }
 
-func decideIn(ctx context.Context, tx pgx.Tx, payments []holds.Payment, refuse string) ([]holds.PaymentDecision, error) {
+func decideIn(
+	ctx context.Context, tx pgx.Tx, payments []holds.Payment, refuse string,
+) ([]holds.PaymentDecision, error) {
 	answers, reservedBy, err := readDecisions(ctx, tx, payments)
 	if err != nil {
 		return nil, err
 	}
-	var fresh, reserve []int // payments without an answer; those of them that make a reservation
+	var fresh, reserve []int // payments without an answer; those of them that get a reservation
 	for i, p := range payments {
 		if !answers[i].DecidedAt.IsZero() {
 			continue
 		}
 		fresh = append(fresh, i)
-		answers[i] = holds.PaymentDecision{Confirmed: p.Claimed, Late: p.Late, Reason: p.Reason, DecidedAt: p.At, Data: p.Data}
+		answers[i] = holds.PaymentDecision{Confirmed: p.Claimed, Late: p.Late, Reason: p.Reason, DecidedAt: p.At,
+			Data: p.Data}
 		reject := func(reason string) {
 			answers[i].Confirmed, answers[i].Late, answers[i].Reason = false, false, reason
 		}
 		switch {
 		case reservedBy[i] != "" && reservedBy[i] != p.PaymentID:
-			reject(holds.ReasonAlreadyConfirmed) // Redis may have forgotten the hold; the reservation says whose it was
+			reject(holds.ReasonAlreadyConfirmed) // the reservation decides, even if Redis no longer remembers the hold
 		case p.Claimed && refuse != "":
 			reject(refuse)
 		case p.Claimed && reservedBy[i] == "":
@@ -156,9 +168,11 @@ type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// readDecisions reads the answer of each payment (DecidedAt is zero when it has none yet), and
-// the payment that made the reservation of its hold ("" when there is none).
-func readDecisions(ctx context.Context, from querier, payments []holds.Payment) ([]holds.PaymentDecision, []string, error) {
+// readDecisions reads the answer of each payment (DecidedAt is zero when it has none), and the
+// payment of its hold's reservation ("" when it has none).
+func readDecisions(
+	ctx context.Context, from querier, payments []holds.Payment,
+) ([]holds.PaymentDecision, []string, error) {
 	holdIDs, paymentIDs := make([]string, len(payments)), make([]string, len(payments))
 	for i, p := range payments {
 		holdIDs[i], paymentIDs[i] = p.Hold.String(), p.PaymentID
@@ -181,7 +195,8 @@ func readDecisions(ctx context.Context, from querier, payments []holds.Payment) 
 		if outcome == nil {
 			return nil
 		}
-		a := holds.PaymentDecision{Confirmed: *outcome == "confirmed", Late: *late, DecidedAt: holds.Time{Time: decidedAt.UTC()}}
+		a := holds.PaymentDecision{Confirmed: *outcome == "confirmed", Late: *late,
+			DecidedAt: holds.Time{Time: decidedAt.UTC()}}
 		if reason != nil {
 			a.Reason = *reason
 		}
@@ -209,7 +224,8 @@ func makeReservations(ctx context.Context, tx pgx.Tx, payments []holds.Payment, 
 		quantities, paymentIDs = append(quantities, *p.Data.Quantity), append(paymentIDs, p.PaymentID)
 		keys, confirmedAt = append(keys, p.Data.RequestKey), append(confirmedAt, p.At.Time)
 	}
-	made, err := tx.Exec(ctx, queryReservationsInsert, holdIDs, resources, users, slots, quantities, paymentIDs, keys, confirmedAt)
+	made, err := tx.Exec(ctx, queryReservationsInsert, holdIDs, resources, users, slots, quantities, paymentIDs, keys,
+		confirmedAt)
 	if err != nil {
 		return err
 	}
@@ -223,14 +239,16 @@ func makeReservations(ctx context.Context, tx pgx.Tx, payments []holds.Payment, 
 		}
 	})
 	if err == nil && added != all {
-		err = errInsufficientCapacity // a slot has no inventory row any more
+		err = errInsufficientCapacity // a slot has no inventory row
 	}
 	return err
 }
 
-// addReserved adds to what is reserved of slots, in one statement. It returns how many slots were to be
-// changed, and how many have an inventory row and so were.
-func addReserved(ctx context.Context, tx pgx.Tx, each func(add func(resource string, slots []string, quantity int64))) (all, changed int, err error) {
+// addReserved changes inventory.reserved of slots in one statement. It returns the number of slots
+// to change, and the number of those with an inventory row, which it changed.
+func addReserved(
+	ctx context.Context, tx pgx.Tx, each func(add func(resource string, slots []string, quantity int64)),
+) (all, changed int, err error) {
 	type pair struct{ resource, slot string }
 	sums := make(map[pair]int64)
 	each(func(resource string, slots []string, quantity int64) {
@@ -251,7 +269,9 @@ func addReserved(ctx context.Context, tx pgx.Tx, each func(add func(resource str
 }
 
 // writeDecisions inserts the answers of some payments.
-func writeDecisions(ctx context.Context, tx pgx.Tx, payments []holds.Payment, answers []holds.PaymentDecision, which []int) error {
+func writeDecisions(
+	ctx context.Context, tx pgx.Tx, payments []holds.Payment, answers []holds.PaymentDecision, which []int,
+) error {
 	var holdIDs, paymentIDs, outcomes, data []string
 	var reasons, amounts, currencies []*string
 	var late []bool
@@ -272,7 +292,8 @@ func writeDecisions(ctx context.Context, tx pgx.Tx, payments []holds.Payment, an
 		decidedAt, data = append(decidedAt, a.DecidedAt.Time), append(data, string(echo))
 		late = append(late, a.Late)
 	}
-	written, err := tx.Exec(ctx, queryPaymentsInsert, holdIDs, paymentIDs, outcomes, reasons, decidedAt, amounts, currencies, data, late)
+	written, err := tx.Exec(ctx, queryPaymentsInsert, holdIDs, paymentIDs, outcomes, reasons, decidedAt, amounts,
+		currencies, data, late)
 	if err != nil {
 		return err
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// poisonAnswer is what is stored as the answer of an event that is poison.
+// poisonAnswer is the stored answer of an event that is poison.
 type poisonAnswer struct {
 	Poison string `json:"poison"` // the detail of its dead letter
 }
@@ -19,7 +19,7 @@ func (s *Store) RecordPoison(ctx context.Context, id, resource, detail string) e
 	err := s.transact(ctx, func(tx pgx.Tx) error {
 		return storeAnswers(ctx, tx, []string{id}, []string{resource}, []any{poisonAnswer{detail}})
 	})
-	if err != nil && !errors.Is(err, errRaced) { // raced: it is recorded
+	if err != nil && !errors.Is(err, errRaced) { // raced: it is recorded already
 		return fmt.Errorf("record that event %s is poison: %w", id, err)
 	}
 	return nil

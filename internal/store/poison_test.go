@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestRecordPoison_Repeated_FirstDetailStays records events as poison, one of them twice: the first detail stays.
+// TestRecordPoison_Repeated_FirstDetailStays records events as poison, one of them twice: the first
+// detail stays.
 func TestRecordPoison_Repeated_FirstDetailStays(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -15,10 +16,11 @@ func TestRecordPoison_Repeated_FirstDetailStays(t *testing.T) {
 		}
 	}
 	got, err := s.Poisoned(t.Context(), []string{"IN-1-7", "IN-1-9", "IN-1-8"})
-	if want := map[string]string{"IN-1-7": "panic: a bug", "IN-1-8": "too large"}; err != nil || !maps.Equal(got, want) {
+	if want := map[string]string{"IN-1-7": "panic: a bug", "IN-1-8": "too large"}; err != nil ||
+		!maps.Equal(got, want) {
 		t.Errorf("%v: %v, want %v", err, got, want)
 	}
 	if got, err := s.Poisoned(t.Context(), nil); err != nil || len(got) != 0 {
-		t.Errorf("%v: %v of none", err, got)
+		t.Errorf("%v: %v for no ids", err, got)
 	}
 }

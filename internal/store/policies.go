@@ -15,7 +15,7 @@ import (
 // policiesKept is how long a policy is kept after the next one came into force.
 const policiesKept = 365 * 24 * time.Hour
 
-// Policies implements holds.EpochStore.
+// Policies implements recovery.EpochStore.
 func (s *Store) Policies(ctx context.Context) (all holds.Policies, err error) {
 	rows, err := s.pool.Query(ctx, queryPoliciesRead)
 	if err != nil {
@@ -38,15 +38,15 @@ func (s *Store) Policies(ctx context.Context) (all holds.Policies, err error) {
 	return all, nil
 }
 
-// StorePolicy stores a policy unless it is the latest already, and returns in how long it comes into
-// force: at once when it is the first, else in holds.PolicyDelay.
+// StorePolicy stores a policy unless it is the latest one already. It returns in how long the
+// policy comes into force: at once if it is the first, else in holds.PolicyDelay.
 func (s *Store) StorePolicy(ctx context.Context, policy holds.Policy) (inForceIn time.Duration, err error) {
 	settings, err := json.Marshal(policy.Settings())
 	if err != nil {
 		return 0, fmt.Errorf("store policy: %w", err)
 	}
 	err = s.transact(ctx, func(tx pgx.Tx) error {
-		// Another may store one at the same time. Readers do not wait for it.
+		// Another process may store a policy at the same time. Readers do not wait for this lock.
 		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = 0; LOCK TABLE policies IN EXCLUSIVE MODE`); err != nil {
 			return err
 		}
@@ -55,7 +55,7 @@ func (s *Store) StorePolicy(ctx context.Context, policy holds.Policy) (inForceIn
 		}
 		var ms int64
 		err := tx.QueryRow(ctx, queryPoliciesInsert, string(settings), holds.PolicyDelay.Milliseconds()).Scan(&ms)
-		if errors.Is(err, pgx.ErrNoRows) { // it is the latest
+		if errors.Is(err, pgx.ErrNoRows) { // it is the latest already
 			return nil
 		}
 		inForceIn = time.Duration(ms) * time.Millisecond

@@ -9,10 +9,11 @@ import (
 	"holdfast/internal/holds"
 )
 
-// somePolicy is a policy of which each setting differs from the others.
+// somePolicy is a policy whose settings all differ from each other.
 var somePolicy = holds.Policy{
-	HoldTTL: time.Minute, HoldTTLMax: 90 * time.Second, HoldLifetimeMax: 2 * time.Hour, PaymentWindow: 1500 * time.Millisecond,
-	LatePayment: holds.LateAcceptedIfFree, HoldsPerUser: 1, NightsMax: 2, HorizonDays: 3, RequestKeyTTL: 24 * time.Hour,
+	HoldTTL: time.Minute, HoldTTLMax: 90 * time.Second, HoldLifetimeMax: 2 * time.Hour,
+	PaymentWindow: 1500 * time.Millisecond,
+	LatePayment:   holds.LateAcceptedIfFree, HoldsPerUser: 1, NightsMax: 2, HorizonDays: 3, RequestKeyTTL: 24 * time.Hour,
 }
 
 func (s harness) policies(t *testing.T) holds.Policies {
@@ -24,13 +25,13 @@ func (s harness) policies(t *testing.T) holds.Policies {
 	return policies
 }
 
-// TestStorePolicy_Changed_ComesIntoForceLater stores policies: the first is in force at once, the same again
-// changes nothing, and another one comes into force after a delay.
+// TestStorePolicy_Changed_ComesIntoForceLater stores policies. The first is in force at once, the
+// same policy again changes nothing, and a different one comes into force after a delay.
 func TestStorePolicy_Changed_ComesIntoForceLater(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	if found := s.policies(t); found != nil {
-		t.Errorf("before one is stored there are %+v", found)
+		t.Errorf("before any is stored: %+v", found)
 	}
 	var all sync.WaitGroup
 	for range 4 {
@@ -45,7 +46,7 @@ func TestStorePolicy_Changed_ComesIntoForceLater(t *testing.T) {
 	if found := s.policies(t); !reflect.DeepEqual(found, want) {
 		t.Errorf("stored is %+v, want %+v", found, want)
 	}
-	for _, nights := range []int{7, 2} { // the second is the first again
+	for _, nights := range []int{7, 2} { // the last equals the first policy
 		other := somePolicy
 		other.NightsMax = nights
 		before, err := s.Clock(t.Context())
@@ -67,7 +68,8 @@ func TestStorePolicy_Changed_ComesIntoForceLater(t *testing.T) {
 	}
 }
 
-// TestStorePolicy_OldPolicies_AreDeleted ages policies until no event is decided by them any more.
+// TestStorePolicy_OldPolicies_AreDeleted stores a policy after others have become so old that they
+// decide no event any more.
 func TestStorePolicy_OldPolicies_AreDeleted(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -85,6 +87,6 @@ func TestStorePolicy_OldPolicies_AreDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if found := s.policies(t); len(found) != 2 || found[0].NightsMax != 2 || found[1].NightsMax != 3 {
-		t.Errorf("stored are %+v, want what is in force since a year and since then", found)
+		t.Errorf("stored %+v, want the one in force a year ago and the later one", found)
 	}
 }

@@ -13,9 +13,11 @@ import (
 	"holdfast/internal/holds"
 )
 
-// Cancel implements holds.Inventory: one transaction for all requests, or, when others keep rows
-// locked, one for each.
-func (s *Store) Cancel(ctx context.Context, requests []holds.CancelRequest, now func(context.Context) (holds.Time, error)) ([]holds.CancelDecision, error) {
+// Cancel implements holds.Inventory. It cancels all reservations in one transaction, or each in its
+// own if a row is locked by others.
+func (s *Store) Cancel(
+	ctx context.Context, requests []holds.CancelRequest, now func(context.Context) (holds.Time, error),
+) ([]holds.CancelDecision, error) {
 	answers, err := s.cancel(ctx, requests)
 	if waitedForLock(err) {
 		answers, err = make([]holds.CancelDecision, len(requests)), nil
@@ -37,7 +39,9 @@ func (s *Store) Cancel(ctx context.Context, requests []holds.CancelRequest, now 
 	return answers, err
 }
 
-func (s *Store) cancel(ctx context.Context, requests []holds.CancelRequest) (answers []holds.CancelDecision, err error) {
+func (s *Store) cancel(
+	ctx context.Context, requests []holds.CancelRequest,
+) (answers []holds.CancelDecision, err error) {
 	err = errRaced
 	for try := 0; try < transactionTriesMax && errors.Is(err, errRaced); try++ {
 		err = s.transact(ctx, func(tx pgx.Tx) (err error) {
@@ -51,7 +55,7 @@ func (s *Store) cancel(ctx context.Context, requests []holds.CancelRequest) (ans
 	return answers, nil
 }
 
-// reservation is what there is to cancel.
+// reservation is a reservation to cancel.
 type reservation struct {
 	resource  string
 	slots     []string
@@ -74,7 +78,7 @@ func cancelIn(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) ([
 		return nil, err
 	}
 	answers := make([]holds.CancelDecision, len(requests))
-	first := make(map[string]int) // cause -> the first request of this call with it
+	first := make(map[string]int) // event id -> its first request in this call
 	var fresh, cancel []int       // requests without an answer; those of them that cancel a reservation
 	for i, r := range requests {
 		if text, answered := remembered[r.EventID]; answered {
@@ -109,7 +113,8 @@ func cancelIn(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) ([
 	var freshCauses, resources []string
 	var texts []any
 	for _, i := range fresh {
-		freshCauses, resources, texts = append(freshCauses, causes[i]), append(resources, requests[i].Hold.Resource), append(texts, answers[i])
+		freshCauses, resources, texts = append(freshCauses, causes[i]), append(resources, requests[i].Hold.Resource),
+			append(texts, answers[i])
 	}
 	if len(fresh) == 0 {
 		return answers, nil
@@ -134,9 +139,11 @@ func lockReservations(ctx context.Context, tx pgx.Tx, holdIDs []string) (map[str
 	return found, err
 }
 
-// restoreInventory cancels some reservations and subtracts them from inventory. A slot that has no
-// inventory row any more has nothing to be given back to.
-func restoreInventory(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest, reservations map[string]*reservation, which []int) error {
+// restoreInventory cancels some reservations and subtracts them from inventory. It skips slots
+// without an inventory row.
+func restoreInventory(
+	ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest, reservations map[string]*reservation, which []int,
+) error {
 	if len(which) == 0 {
 		return nil
 	}
@@ -145,7 +152,7 @@ func restoreInventory(ctx context.Context, tx pgx.Tx, requests []holds.CancelReq
 	for _, i := range which {
 		r := requests[i]
 		holdIDs, causes = append(holdIDs, r.Hold.String()), append(causes, r.EventID)
-		reasons = append(reasons, nullable(strings.ReplaceAll(r.Reason, "\x00", "\uFFFD"))) // no text in Postgres has a NUL
+		reasons = append(reasons, nullable(strings.ReplaceAll(r.Reason, "\x00", "\uFFFD"))) // Postgres text has no NUL
 	}
 	if _, err := tx.Exec(ctx, queryReservationsCancel, holdIDs, causes, reasons); err != nil {
 		return err
@@ -158,9 +165,10 @@ func restoreInventory(ctx context.Context, tx pgx.Tx, requests []holds.CancelReq
 	return err
 }
 
-// cancelledAt reads the clock and writes it as the time of what was cancelled, unless an earlier
-// delivery has written one: the answer is the same at each.
-func (s *Store) cancelledAt(ctx context.Context, requests []holds.CancelRequest, answers []holds.CancelDecision, now func(context.Context) (holds.Time, error)) error {
+// cancelledAt reads the clock and stores it as the time of the cancellations, unless an earlier
+// delivery has stored one. So each delivery has the same answer.
+func (s *Store) cancelledAt(ctx context.Context, requests []holds.CancelRequest, answers []holds.CancelDecision,
+	now func(context.Context) (holds.Time, error)) error {
 	var holdIDs []string
 	for i, a := range answers {
 		if a.Err == nil && a.Reason == "" {
@@ -192,12 +200,12 @@ func (s *Store) cancelledAt(ctx context.Context, requests []holds.CancelRequest,
 		err = fmt.Errorf("%w: %w", holds.ErrBusy, err)
 	}
 	if err != nil {
-		return fmt.Errorf("write when reservations were cancelled: %w", err)
+		return fmt.Errorf("store cancellation times: %w", err)
 	}
 	for i, r := range requests {
 		if answers[i].Err == nil && answers[i].Reason == "" {
 			if answers[i].CancelledAt = times[r.Hold.String()]; s.dry && answers[i].CancelledAt.IsZero() {
-				answers[i].CancelledAt = at // what would be cancelled is not
+				answers[i].CancelledAt = at // a dry run cancels nothing
 			}
 		}
 	}

@@ -1,5 +1,11 @@
-// Package store keeps in Postgres what is true for ever: capacity, reservations, and the answer
-// to every payment. Every promise about money rests on its constraints, not on its callers.
+// Package store keeps the permanent data in Postgres: capacity, reservations, and the answer to
+// every payment. Every promise about money rests on its constraints, not on its callers.
+//
+// One file has one kind of statement: payments.go decides payments, reservations.go cancels
+// reservations, inventory.go sets capacities, epoch.go keeps the epoch of Redis, policies.go the
+// policies, lease.go leases, trim.go removes old rows, watch.go listens for changes, inspect.go
+// reads privileges for preflight. The queries are in queries/, each with its inputs and outputs.
+// Migrations are immutable once released.
 package store
 
 import (
@@ -61,12 +67,12 @@ var (
 func query(name string) string {
 	text, err := queryFiles.ReadFile("queries/" + name + ".sql")
 	if err != nil {
-		panic(err) // embedded: cannot happen in a program that was built
+		panic(err) // embedded files always exist
 	}
 	return string(text)
 }
 
-// The constraint that keeps promise 1, the codes of errors, and how often a transaction is begun again after some.
+// The constraint of promise 1, the SQLSTATE codes of errors, and the retries of a transaction.
 const (
 	constraintReserved        = "reserved_is_between_zero_and_capacity"
 	codeCheckViolation        = "23514"
@@ -83,14 +89,14 @@ const (
 // Store is a namespace's schema in a Postgres database. It implements holds.Inventory.
 type Store struct {
 	pool *pgxpool.Pool
-	dry  bool // transactions are rolled back
+	dry  bool // it rolls transactions back
 }
 
 var _ holds.Inventory = (*Store)(nil)
 
-// Open returns a Store for a namespace, whose schema is the search path of every connection.
-// It does not connect: an unreachable server shows at the first query. It returns postgres.ErrURL or
-// postgres.ErrTarget for a URL that cannot be used.
+// Open returns a Store for a namespace, whose schema is the search path of every connection. It
+// does not connect: the first query fails if the server is unreachable. It returns postgres.ErrURL
+// or postgres.ErrTarget for an unusable URL.
 func Open(ctx context.Context, url, namespace string) (*Store, error) {
 	config, err := poolConfig(url, namespace)
 	if err != nil {
@@ -99,10 +105,10 @@ func Open(ctx context.Context, url, namespace string) (*Store, error) {
 	return newStore(ctx, config)
 }
 
-// queryConnections is how many connections the queries of a worker have.
+// queryConnections bounds the connections for the queries of a worker.
 const queryConnections = 4
 
-// OpenQueries returns a Store for queries, with few connections of its own: however many queries there are, they take
+// OpenQueries returns a Store for queries with a few connections of its own, so that queries take
 // none from decisions.
 func OpenQueries(ctx context.Context, url, namespace string) (*Store, error) {
 	config, err := poolConfig(url, namespace)
@@ -130,13 +136,14 @@ func poolConfig(url, namespace string) (*pgxpool.Config, error) {
 	config.ConnConfig.RuntimeParams["application_name"] = "holdfast " + namespace
 	// A worker that is cut off must not keep row locks for ever.
 	config.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "30000"
-	// Others may keep rows of inventory locked for as long as they like; nobody waits for them.
+	// Other sessions may lock rows of inventory for any time. No decision waits for them longer
+	// than this.
 	config.ConnConfig.RuntimeParams["lock_timeout"] = strconv.FormatInt(lockTimeout.Milliseconds(), 10)
 	return config, nil
 }
 
-// Dry returns a Store on the same connections that decides as s would and changes nothing: each
-// transaction is rolled back at its end.
+// Dry returns a Store on the same connections that decides as s would and changes nothing: it rolls
+// each transaction back at its end.
 func (s *Store) Dry() *Store { return &Store{pool: s.pool, dry: true} }
 
 // errDry rolls back the transaction of a dry Store.
@@ -145,7 +152,7 @@ var errDry = errors.New("dry")
 // Close closes all connections.
 func (s *Store) Close() { s.pool.Close() }
 
-// Ping reports whether the database answers.
+// Ping returns an error if the database does not answer.
 func (s *Store) Ping(ctx context.Context) error {
 	if err := s.pool.Ping(ctx); err != nil {
 		return fmt.Errorf("postgres: %w", err)
@@ -154,7 +161,9 @@ func (s *Store) Ping(ctx context.Context) error {
 }
 
 // InventoryRows implements holds.Inventory.
-func (s *Store) InventoryRows(ctx context.Context, resources []string, slots [][]string) ([][]holds.InventoryRow, error) {
+func (s *Store) InventoryRows(
+	ctx context.Context, resources []string, slots [][]string,
+) ([][]holds.InventoryRow, error) {
 	answer := make([][]holds.InventoryRow, len(resources))
 	var resourceIDs, slotNames []string
 	var rows []*holds.InventoryRow // rows[n-1] is where pair n goes
@@ -175,25 +184,26 @@ func (s *Store) InventoryRows(ctx context.Context, resources []string, slots [][
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read stock: %w", err)
+		return nil, fmt.Errorf("read inventory: %w", err)
 	}
 	return answer, nil
 }
 
-// read runs work that only reads, on one session. It returns an error when the session may not write any more: what
-// work has read is then as old as another server's rows are new. What writes needs no such check.
+// read runs work that only reads, on one session. It returns an error if the session may no longer
+// write: then another server may have newer rows than work has read. Work that writes needs no such
+// check.
 func (s *Store) read(ctx context.Context, work func(conn *pgxpool.Conn) error) error {
-	return s.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+	return postgres.WrapError(s.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 		if err := work(conn); err != nil {
 			return err
 		}
 		return postgres.MayWrite(conn.Conn())
-	})
+	}))
 }
 
-// transact runs work in a transaction, and again from its start when Postgres asks for it by
-// 40001 or 40P01. An error from Commit means that nobody knows whether it was done: work must
-// be such that doing it again finds what was done, and so it is simply returned.
+// transact runs work in a transaction, and retries it when Postgres returns 40001 or 40P01. After
+// an error from Commit it is unknown whether the transaction was committed. transact returns that
+// error. work must read the result of an earlier commit first, so that its caller can retry.
 func (s *Store) transact(ctx context.Context, work func(tx pgx.Tx) error) error {
 	for try := 1; ; try++ {
 		err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
@@ -208,23 +218,24 @@ func (s *Store) transact(ctx context.Context, work func(tx pgx.Tx) error) error 
 		var pgErr *pgconn.PgError
 		repeat := errors.As(err, &pgErr) && (pgErr.Code == codeSerialization || pgErr.Code == codeDeadlock)
 		if !repeat || try == transactionTriesMax {
-			return err
+			return postgres.WrapError(err)
 		}
 		select {
 		case <-ctx.Done():
-			return errors.Join(err, context.Cause(ctx))
+			return postgres.WrapError(errors.Join(err, context.Cause(ctx)))
 		case <-time.After(time.Duration(try) * transactionRetryWait):
 		}
 	}
 }
 
-// exceedsCapacity reports whether Postgres refused because capacity would be exceeded.
+// exceedsCapacity reports whether Postgres refused a change that would exceed the capacity.
 func exceedsCapacity(err error) bool {
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == codeCheckViolation && strings.EqualFold(pgErr.ConstraintName, constraintReserved)
+	return errors.As(err, &pgErr) && pgErr.Code == codeCheckViolation &&
+		strings.EqualFold(pgErr.ConstraintName, constraintReserved)
 }
 
-// waitedForLock reports whether Postgres gave up waiting for rows that another keeps locked.
+// waitedForLock reports whether Postgres stopped waiting for rows that another session has locked.
 func waitedForLock(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.Code == codeLockNotAvailable

@@ -4,23 +4,7 @@ import (
 	"slices"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
-
-// column reads one column of text.
-func (s harness) column(t *testing.T, sql string) []string {
-	t.Helper()
-	rows, err := s.conn.Query(t.Context(), sql)
-	if err != nil {
-		t.Fatal(err)
-	}
-	values, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return values
-}
 
 func TestDropAnswers_Old_DropsTheOldestFirst(t *testing.T) {
 	t.Parallel()

@@ -16,33 +16,42 @@ import (
 
 const (
 	watchRetry    = time.Second
-	watchProve    = 500 * time.Millisecond // between two notifications of the worker's own
-	watchBatchMax = 1000                   // notifications that are handled together
-	watchMore     = time.Millisecond       // wait for more of them
+	watchProve    = 500 * time.Millisecond // between two notifications to itself
+	watchBatchMax = 1000                   // notifications in a batch
+	watchMore     = time.Millisecond       // wait for the next notification of a batch
 )
 
-// watchSilence is how long a notification of the worker's own may take before the connection is given up. Tests are less
-// patient.
+// watchSilence is how long the connection may deliver no notification to itself before it is
+// replaced. Tests set a shorter time.
 var watchSilence = 10 * time.Second
 
-// InventoryWatcher is what Watch reports to: *holds.Service.
+// InventoryWatcher receives what Watch reports. *holds.Service implements it.
 type InventoryWatcher interface {
 	// Now reads Redis' clock.
 	Now(ctx context.Context) (holds.Time, error)
-	// BumpRevisions is called with the resources whose capacities others have changed.
+	// BumpRevisions is called with the resources whose capacities other sessions have changed.
 	BumpRevisions(ctx context.Context, resources ...string) error
-	// InventorySynced is called when every change that was committed before a time by Redis' clock has been passed to
-	// BumpRevisions.
+	// InventorySynced is called when BumpRevisions has received every change that was committed
+	// before a time by Redis' clock.
 	InventorySynced(at holds.Time)
 	// InventorySyncLost is called when changes may have been missed until now.
 	InventorySyncLost()
 }
 
-// Watch reports the changes of capacity that others have made, until ctx is over. It does not report changes that are
-// made while Postgres cannot be reached: nothing is decided then, and what was read before is soon too old.
+// Watch reports the changes of capacity that other sessions make, until ctx is done. It misses
+// changes while Postgres is unreachable: nothing is decided then, and data that was read before
+// soon becomes too old. It logs an outage when it begins and when it ends.
 func (s *Store) Watch(ctx context.Context, w InventoryWatcher, log zerolog.Logger) error {
+	failing := false
+	synced := func() {
+		if failing {
+			failing = false
+			log.Info().Msg("postgres LISTEN recovered")
+		}
+	}
 	for ctx.Err() == nil {
-		if err := s.watch(ctx, w); ctx.Err() == nil {
+		if err := s.watch(ctx, w, synced); ctx.Err() == nil && !failing {
+			failing = true
 			log.Warn().Err(err).Msg("postgres LISTEN failed, capacity changes detected with delay")
 		}
 		select {
@@ -53,17 +62,19 @@ func (s *Store) Watch(ctx context.Context, w InventoryWatcher, log zerolog.Logge
 	return nil
 }
 
-// watch listens on a connection of its own until it fails.
+// watch listens on a connection of its own until it fails. It calls synced whenever it has received
+// its own notification and Redis has answered.
 //
-// Every watchProve it notifies itself, with the time by Redis' clock. Postgres delivers notifications in the order of
-// commits: when it receives that, it has received those of all changes that were committed before.
-func (s *Store) watch(ctx context.Context, w InventoryWatcher) (err error) {
+// Every watchProve it notifies itself with the time by Redis' clock. Postgres delivers
+// notifications in the order of commits, so when it receives its own it has received those of all
+// earlier changes.
+func (s *Store) watch(ctx context.Context, w InventoryWatcher, synced func()) (err error) {
 	config := s.pool.Config().ConnConfig
 	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
 		return fmt.Errorf("listen to postgres: %w", err)
 	}
-	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }() // there is nothing to do about an error
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }() // the error does not matter
 	namespace := config.RuntimeParams["search_path"]
 	changes, own := namespace+"_inventory", fmt.Sprintf("%s_own_%016x", namespace, rand.Uint64())
 	for _, channel := range []string{changes, own} {
@@ -71,7 +82,7 @@ func (s *Store) watch(ctx context.Context, w InventoryWatcher) (err error) {
 			return fmt.Errorf("listen to postgres: %w", err)
 		}
 	}
-	w.InventorySyncLost() // before this
+	w.InventorySyncLost() // changes before LISTEN are missed
 	defer w.InventorySyncLost()
 	lastNotified := time.Now()
 	for next := lastNotified; ; {
@@ -94,15 +105,16 @@ func (s *Store) watch(ctx context.Context, w InventoryWatcher) (err error) {
 		for _, proof := range proofs {
 			lastNotified = time.Now()
 			if ms, err := strconv.ParseInt(proof, 10, 64); err == nil {
+				synced()
 				w.InventorySynced(holds.TimeFromMillis(ms))
 			}
 		}
 	}
 }
 
-// notify sends the connection a notification with the time by Redis' clock, or without it when Redis does not answer.
-// Without a limit, an answer over a connection that was cut silently is waited for until the system gives it up,
-// minutes later.
+// notify sends the connection's own notification with the time by Redis' clock, or "unknown" if
+// Redis does not answer. It has a limit, because a reply over a silently cut connection would be
+// awaited for minutes.
 func notify(ctx context.Context, conn *pgx.Conn, channel string, w InventoryWatcher) error {
 	ctx, cancel := context.WithTimeout(ctx, watchSilence)
 	defer cancel()
@@ -113,12 +125,12 @@ func notify(ctx context.Context, conn *pgx.Conn, channel string, w InventoryWatc
 	if _, err := conn.Exec(ctx, "SELECT pg_notify($1, $2)", channel, payload); err != nil {
 		return err
 	}
-	return postgres.MayWrite(conn) // changes are made, and notified, on another server otherwise
+	return postgres.MayWrite(conn) // else changes are made and notified on another server
 }
 
-// receive waits for notifications until a time. It returns the resources that were changed, and the payloads on the
-// connection's own channel. To report changes one by one takes a round trip each, and one statement may change
-// many, so it returns those together that arrive together.
+// receive waits for notifications until a time. It returns the changed resources and the payloads
+// on the connection's own channel. One statement may change many resources, and each report takes a
+// round trip, so it returns notifications that arrive together in one batch.
 func receive(ctx context.Context, conn *pgx.Conn, until time.Time, own string) (resources, proofs []string, err error) {
 	wait := time.Until(until)
 	for len(resources)+len(proofs) < watchBatchMax {

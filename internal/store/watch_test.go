@@ -2,11 +2,13 @@ package store_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/url"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,12 +20,12 @@ import (
 	"holdfast/internal/store"
 )
 
-// network is a way to Postgres that can be cut without a word: what is on connections of then
-// arrives nowhere any more, and nobody is told.
+// network is a connection to Postgres that can be cut silently: bytes on connections that are cut
+// are dropped, and neither side gets an error.
 type network struct {
 	listener net.Listener
 	server   string
-	cut      atomic.Int32 // connections with a lower number are cut
+	cut      atomic.Int32 // connections up to this number are cut
 	opened   atomic.Int32
 
 	mu   sync.Mutex
@@ -76,51 +78,62 @@ func (n *network) accept() {
 	}
 }
 
-// carry brings bytes from one side to the other, or nowhere when the connection is cut.
+// carry copies bytes from one side to the other, or drops them when the connection is cut.
 func (n *network) carry(number int32, from, to net.Conn) {
 	buffer := make([]byte, 4096)
 	for {
 		read, err := from.Read(buffer)
 		if number > n.cut.Load() {
 			if _, e := to.Write(buffer[:read]); e != nil || err != nil {
-				_, _ = from.Close(), to.Close() // nobody is left to be told
+				_, _ = from.Close(), to.Close() // the connection ends anyway
 				return
 			}
 		} else if err != nil {
-			return // the other side is not told
+			return // the other side gets no error
 		}
 	}
 }
 
 // watcher records what Watch reports.
 type watcher struct {
-	changed  chan []string // a batch a call
+	changed  chan []string // one batch per call
 	synced   chan holds.Time
 	syncLost atomic.Int64
-	clock    atomic.Int64 // the next time of Redis' clock, in ms
+	clock    atomic.Int64 // the last time of Redis' clock, in ms
+	down     atomic.Bool  // Redis does not answer
+	failed   atomic.Int64 // calls of BumpRevisions that failed
 }
 
 func (w *watcher) Now(context.Context) (holds.Time, error) {
+	if w.down.Load() {
+		return holds.Time{}, errors.New("redis is down")
+	}
 	return holds.TimeFromMillis(w.clock.Add(1)), nil
 }
 
 func (w *watcher) BumpRevisions(_ context.Context, resources ...string) error {
+	if w.down.Load() {
+		return fmt.Errorf("failure %d", w.failed.Add(1))
+	}
 	w.changed <- resources
 	return nil
 }
 
 func (w *watcher) InventorySynced(at holds.Time) { w.synced <- at }
-func (w *watcher) InventorySyncLost()            { w.syncLost.Add(1) }
 
-// watch collects the changes that Watch reports, a batch a call.
+func (w *watcher) InventorySyncLost() { w.syncLost.Add(1) }
+
+// watch returns the changes that Watch reports, one batch per call.
 func watch(t *testing.T, s *store.Store) <-chan []string { return startWatch(t, s).changed }
 
-func startWatch(t *testing.T, s *store.Store) *watcher {
+func startWatch(t *testing.T, s *store.Store) *watcher { return startWatchLogging(t, s, io.Discard) }
+
+func startWatchLogging(t *testing.T, s *store.Store, log io.Writer) *watcher {
 	t.Helper()
 	w := &watcher{changed: make(chan []string, 10_000), synced: make(chan holds.Time, 10_000)}
 	ctx, stop := context.WithCancel(t.Context())
 	watched := make(chan error)
-	go func() { watched <- s.Watch(ctx, w, zerolog.New(io.Discard)) }()
+	go func() { watched <- s.Watch(ctx, w, zerolog.New(log)) }()
 	t.Cleanup(func() {
 		stop()
 		if err := <-watched; err != nil {
@@ -130,18 +143,19 @@ func startWatch(t *testing.T, s *store.Store) *watcher {
 	return w
 }
 
-// TestWatch_ChangesBeforeAProof_AreReportedBeforeIt commits changes and asks for the time: a proof of a later time comes
-// after all of them.
+// TestWatch_ChangesBeforeAProof_AreReportedBeforeIt commits a change and reads the clock: the
+// change is reported before a proof with a later time.
 func TestWatch_ChangesBeforeAProof_AreReportedBeforeIt(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	w := startWatch(t, s.Store)
 	<-w.synced
 	if w.syncLost.Load() != 1 {
-		t.Errorf("unheard %d times, want once, as it began", w.syncLost.Load())
+		t.Errorf("InventorySyncLost was called %d times, want once at the start", w.syncLost.Load())
 	}
 	for n := range 20 {
-		if _, err := s.conn.Exec(t.Context(), `INSERT INTO inventory (resource_id, slot, capacity) VALUES ($1, 's', 1)`, fmt.Sprint("r", n)); err != nil {
+		if _, err := s.conn.Exec(t.Context(), `INSERT INTO inventory (resource_id, slot, capacity) VALUES ($1, 's', 1)`,
+			fmt.Sprint("r", n)); err != nil {
 			t.Fatal(err)
 		}
 		committed, _ := w.Now(t.Context())
@@ -158,27 +172,28 @@ func TestWatch_ChangesBeforeAProof_AreReportedBeforeIt(t *testing.T) {
 			t.Fatalf("change %d was not reported before a proof of a later time", n)
 		}
 	}
-	if _, err := s.conn.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pg_notify%' AND application_name = $1`,
+	if _, err := s.conn.Exec(t.Context(),
+		`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pg_notify%' AND application_name = $1`,
 		"holdfast "+s.namespace); err != nil {
 		t.Fatal(err)
 	}
-	stacktest.Eventually(t, "the end of one listening and the begin of another", func() bool { return w.syncLost.Load() >= 3 })
+	stacktest.Eventually(t, "the connection to be replaced", func() bool { return w.syncLost.Load() >= 3 })
 }
 
-// TestWatch_ConnectionDead_Reconnects cuts the connection without a word to either side: Watch notices, and
-// listens on another.
+// TestWatch_ConnectionDead_Reconnects cuts the connection silently: Watch detects it and listens on
+// a new one.
 func TestWatch_ConnectionDead_Reconnects(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	network, url := newNetwork(t)
-	far, err := store.Open(t.Context(), url, s.namespace)
+	remote, err := store.Open(t.Context(), url, s.namespace)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(far.Close)
-	reported := watch(t, far)
+	t.Cleanup(remote.Close)
+	reported := watch(t, remote)
 	s.set(t, "room", 1, "A")
-	heard := func(what string) {
+	wantChange := func(what string) {
 		t.Helper()
 		stacktest.Eventually(t, what, func() bool {
 			if _, err := s.conn.Exec(t.Context(), `UPDATE inventory SET capacity = capacity + 1`); err != nil {
@@ -187,30 +202,34 @@ func TestWatch_ConnectionDead_Reconnects(t *testing.T) {
 			return len(reported) > 0
 		})
 	}
-	heard("a word")
+	wantChange("a change")
 	cut := network.opened.Load()
 	network.cut.Store(cut)
-	stacktest.Eventually(t, "another connection", func() bool { return network.opened.Load() > cut }) // what is told from here on is told by it
+	// it reports the later changes
+	stacktest.Eventually(t, "another connection", func() bool { return network.opened.Load() > cut })
 	for len(reported) > 0 {
 		<-reported
 	}
-	heard("a word on another connection")
+	wantChange("a change on the new connection")
 }
 
-// TestWatch_ManyChanges_ReportedTogether changes a thousand resources with one statement, as upstream may.
+// TestWatch_ManyChanges_ReportedTogether changes a thousand resources with one statement, as
+// upstream may.
 func TestWatch_ManyChanges_ReportedTogether(t *testing.T) {
 	t.Parallel()
 	const many = 1000
 	s := newHarness(t)
 	reported := watch(t, s.Store)
 	s.set(t, "room", 1, "A")
-	stacktest.Eventually(t, "somebody to listen", func() bool {
+	stacktest.Eventually(t, "Watch to listen", func() bool {
 		if _, err := s.conn.Exec(t.Context(), `UPDATE inventory SET capacity = capacity + 1`); err != nil {
 			t.Fatal(err)
 		}
 		return len(reported) > 0
 	})
-	if _, err := s.conn.Exec(t.Context(), `INSERT INTO inventory (resource_id, slot, capacity) SELECT 'r' || r, 's', 1 FROM generate_series(1, $1) AS r`, many); err != nil {
+	if _, err := s.conn.Exec(t.Context(),
+		`INSERT INTO inventory (resource_id, slot, capacity) SELECT 'r' || r, 's', 1 FROM generate_series(1, $1) AS r`,
+		many); err != nil {
 		t.Fatal(err)
 	}
 	seen, calls := make(map[string]bool), 0
@@ -223,6 +242,39 @@ func TestWatch_ManyChanges_ReportedTogether(t *testing.T) {
 		}
 	}
 	if calls > many/4 {
-		t.Errorf("%d resources were told in %d calls", many, calls)
+		t.Errorf("%d resources were reported in %d calls", many, calls)
 	}
+}
+
+// TestWatch_Outage_LoggedAtBeginAndEnd has several connections of Watch fail in one outage. It logs
+// one line when the outage begins and one when it ends.
+func TestWatch_Outage_LoggedAtBeginAndEnd(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	lines := make(logLines, 100)
+	w := startWatchLogging(t, s.Store, lines)
+	<-w.synced
+	s.set(t, "room", 1, "A")
+	w.down.Store(true)
+	stacktest.Eventually(t, "several failures", func() bool {
+		if _, err := s.conn.Exec(t.Context(), `UPDATE inventory SET capacity = capacity + 1`); err != nil {
+			t.Fatal(err)
+		}
+		return w.failed.Load() >= 3
+	})
+	w.down.Store(false)
+	if line := <-lines; !strings.Contains(line, "postgres LISTEN failed") {
+		t.Errorf("the first line is %s", line)
+	}
+	if line := <-lines; !strings.Contains(line, "postgres LISTEN recovered") {
+		t.Errorf("the second line is %s", line)
+	}
+}
+
+// logLines receives each line of a log.
+type logLines chan string
+
+func (l logLines) Write(line []byte) (int, error) {
+	l <- string(line)
+	return len(line), nil
 }

@@ -1,4 +1,4 @@
-// Package version says from what a program was built.
+// Package version reports the source revision of a program.
 package version
 
 import (
@@ -6,7 +6,8 @@ import (
 	"runtime/debug"
 )
 
-// Line is one line for --version: the program, the revision that it was built from, and the Go version.
+// Line returns the line that --version prints: the program, its source revision, and the Go
+// version.
 func Line(program string) string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

@@ -1,13 +1,14 @@
--- Repairs counters of a resource that is too large to be added up in one step: by how much each is
--- wrong was found before, and stays so, because every script changes a counter and the records by
--- as much. One repairs at a time, who has the mark: a difference is taken off once.
+-- Repairs counters of a resource that is too large to be summed up in one step. By how much each is
+-- wrong was computed before. That difference does not change, because every script changes a
+-- counter and the records by the same number. Only the holder of the mark repairs, so a difference
+-- is subtracted once.
 --
--- ARGV  4 verb: begin | adjust | end  5 token: of who repairs
---       then, of begin: ttl_ms, after which another may begin
+-- ARGV  4 verb: begin | adjust | end  5 token: of the repair
+--       then, of begin: ttl_ms, after which another repair may begin
 --             of adjust: four words each: counter | users, name, found, expected
 -- Returns ok, and
---   of begin   begun | busy: another repairs
---   of adjust  a word each: done | changed: it is another one now, or another repairs
+--   of begin   begun | busy: another repair has the mark
+--   of adjust  a word each: done | changed: the difference is a different one now, or another repair has the mark
 
 local verb, token = ARGV[4], ARGV[5]
 local MARK = prefix .. 'lock'
@@ -33,7 +34,7 @@ local function adjust(what, name, found, expected)
     want = tonumber(is) + want - was
     if want < 0 then return 'changed' end
   elseif number_in(is) == is then
-    return 'changed' -- nothing was counted as long as it was no number
+    return 'changed' -- scripts do not change a counter that is not a number
   end
   if want == 0 then redis.call('HDEL', key, name) else redis.call('HSET', key, name, whole(want)) end
   return 'done'

@@ -1,9 +1,9 @@
--- Looks at all of a resource in one step.
+-- Reads and checks all of a resource in one step.
 --
--- ARGV  4 limit    of records, and of what is in the sorted sets
+-- ARGV  4 limit    of records, and of members of each sorted set
 --       5 records  1 = return them
 -- Returns ok now_ms size n (what name found expected) ... and with records (id head place) ...,
---           the size being that of records
+--           size being the number of records
 --         |  large: there is more than the limit
 
 local limit, wanted = tonumber(ARGV[4]), ARGV[5] == '1'

@@ -1,16 +1,16 @@
--- Reads one page of a resource that is too large for one step. Each hold is judged with its keys in
--- this step. Counters are not: they are returned as they are now, and compared with the records, which
--- append_record when each hold took its slots and when it gave them back, in Go (sums.go).
+-- Reads one page of a resource that is too large for one step. It checks each hold with its keys in
+-- this step. It does not check counters: it returns their values, and Go (sums.go) compares them
+-- with the records, which state when each hold took its slots and when it gave them back.
 --
 -- ARGV  4 part: counts | users | named | records | due | departing | tombstones
 --       5 cursor  6 count
---       7 since    ms: of records, those are returned whose hold took its slots at that time or later
---       8 last     the highest time of a tombstone then
---       9 records  1 = return all of them
+--       7 since    ms: returns the records whose hold took its slots at that time or later
+--       8 last     the highest time of a tombstone at since
+--       9 records  1 = return all records
 --       then, of named, two words for each counter that is read: counter | users, name
 -- Returns ok now_ms cursor last  n (id) ...  n (what name counter) ...  n (what name found expected) ...  and
---   records as inspect.lua does. last is the highest time of a tombstone now. The ids are those with that time, at most
---   LATEST_MAX; none unless counters are read.
+--   records as inspect.lua does. last is the highest time of a tombstone now. The ids are those with that
+--   time, at most LATEST_MAX; none unless counters are read.
 
 local part, cursor, count = ARGV[4], ARGV[5], ARGV[6]
 local since, last, wanted = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9] == '1'
@@ -23,8 +23,8 @@ local function append_counter(what, name, counter)
   counters[#counters + 1] = number_in(counter) or '-'
 end
 
--- Whether a hold may have had its slots at since. When a payment was settled is only told by the
--- tombstone, and those are written in order.
+-- Whether a hold may have had its slots at since. Only the tombstone states when a payment was
+-- settled, and tombstones are written in the order of their times.
 local function lived(id, hold)
   if hold.live then return true end
   if hold.state ~= 'confirmed' then return tonumber(hold.ended) >= since end

@@ -1,17 +1,17 @@
--- What every script of the audit begins with. It knows the keys and the records from
--- holds/doc.go, and shares no code with the scripts that it checks.
+-- The first part of every script of the audit. It knows the keys and the records from holds/doc.go,
+-- and shares no code with the scripts that it checks.
 --
 -- KEYS (of one resource)
 --   1 epoch  2 agenda  3 counts  4 records  5 due  6 departing  7 tombstones  8 rev  9 users
 -- ARGV
---   1 epoch  what the partition's epoch must be  2 resource
---   3 prefix  what its other keys begin with: hold: request: started: extension: locks
--- Returns {status, ...}; besides those of each script the status is
---   lost  the epoch is missing or another one: there is nothing to be judged, or not yet
+--   1 epoch  which the partition must have  2 resource
+--   3 prefix  of its other keys: hold: request: started: extension: locks
+-- Returns {status, ...}. Besides the statuses of each script there is
+--   lost  the epoch is missing or different: nothing is checked
 --
--- A difference is four words: what differs, the name of what differs, found, expected. "-" is nothing.
--- What was found is only repeated where it is what the scripts write: else it could be anything, also
--- what nobody may be told, like metadata.
+-- A difference is four words: what differs, the name of what differs, found, expected. "-" means
+-- missing. found repeats a stored value only if it has the form that the scripts write. Any other
+-- value could be anything, including private data like metadata.
 
 local EPOCH, AGENDA, COUNTS, RECORDS, DUE, DEPARTING, TOMBSTONES, REV, USERS = unpack(KEYS)
 local resource, prefix = ARGV[2], ARGV[3]
@@ -32,7 +32,7 @@ local function whole(number) return string.format('%.0f', number) end
 
 local function type_of(key) return redis.call('TYPE', key)['ok'] end
 
--- A key of a wrong type is told once, and taken for empty.
+-- A key of a wrong type is reported once, and treated as empty.
 local TYPES = {
   {'agenda', AGENDA, 'zset'}, {'counts', COUNTS, 'hash'}, {'records', RECORDS, 'hash'}, {'due', DUE, 'zset'},
   {'departing', DEPARTING, 'zset'}, {'tombstones', TOMBSTONES, 'zset'}, {'rev', REV, 'string'}, {'users', USERS, 'hash'},
@@ -75,21 +75,21 @@ local function record_of(id)
   return line and read(id, line), line
 end
 
--- The users hash has two kinds of fields: how many live holds a user has, and which of them is on just
--- these slots. A user has no space.
+-- The users hash has two kinds of fields: the number of a user's live holds, and which of them is
+-- on exactly these slots. A user id has no space.
 local function index_field(hold) return hold.user .. ' ' .. redis.sha1hex(hold.slots) end
 local function is_index(field) return string.find(field, ' ', 1, true) ~= nil end
 local function indexed(field) return not broken.users and redis.call('HGET', USERS, field) or nil end
 
--- A value of a string key, or what else it is.
+-- The value of a string key, nil if it is missing, or "a" and its type.
 local function value_of(name)
   local value = redis.pcall('GET', prefix .. name)
   if type(value) == 'table' then return 'a ' .. type_of(prefix .. name) end
   return value or nil
 end
 
--- Until when a string key lasts: nil = it is not there, "for ever", milliseconds, or what else it is,
--- unless it lasts until just when it should.
+-- When a string key expires: nil = it is missing, "for ever", or milliseconds. For a key of another
+-- type "a" and its type, unless it expires exactly at expected.
 local function end_of(name, expected)
   local at = redis.call('PEXPIRETIME', prefix .. name)
   if at == -2 then return nil end
@@ -105,7 +105,7 @@ local function check_due(id, hold)
   if found ~= expected then differs('due', id, found, expected) end
 end
 
--- Where an ended hold is: when it is to be announced, and when it is to be dropped.
+-- When an ended hold is to be announced, and when it is to be deleted.
 local function place_of(id, hold)
   if not hold or not hold.placed then
     local leaving, over = score('departing', DEPARTING, id), score('tombstones', TOMBSTONES, id)
@@ -115,7 +115,7 @@ local function place_of(id, hold)
   return hold.leaving, hold.over
 end
 
--- An ended hold is either to be announced or remembered for a while.
+-- An ended hold is either to be announced, or has a tombstone.
 local function check_departing(id, hold)
   local leaving, over = place_of(id, hold)
   if leaving and not (hold and hold.state == 'expired' and not over) then
@@ -158,7 +158,8 @@ local function check_record(id, hold, line)
   if line and not hold then differs('record', id, #line .. ' characters', 'a record') end
 end
 
--- How long a payment may wait for its answer: it waits through an outage, and for ever when its event is gone.
+-- How long a claimed payment may wait for its answer. It waits through an outage, and for ever if
+-- its event is lost.
 local CLAIM_MS = 86400000
 
 local function check_claim(id, hold)
@@ -177,16 +178,16 @@ local function check_hold(id, hold, line)
   for _, what in ipairs(HOLD_ORDER) do HOLD_CHECKS[what](id, hold, line) end
 end
 
--- The members of a sorted set that no record is behind.
+-- Checks a member of a sorted set that has no record.
 local function check_member(name, id)
   local _, line = record_of(id)
-  if line or broken.records then return end -- its record is judged
+  if line or broken.records then return end -- its record was checked
   if name == 'due' then check_due(id, nil) end
   if name == 'departing' then check_departing(id, nil) end
   if name == 'tombstones' then check_tombstone(id, nil) end
 end
 
--- Who sweeps must be told to come not later than the first thing that is to be done, and not for nothing.
+-- The agenda must have the resource no later than its first due work, and only if it has any.
 local function check_agenda()
   local earliest
   for _, z in ipairs({{'due', DUE}, {'departing', DEPARTING}, {'tombstones', TOMBSTONES}}) do
@@ -205,7 +206,7 @@ local function check_rev()
   if found and not string.match(found, '^%d+$') then differs('rev', 'rev', number_in(found), 'a number') end
 end
 
--- Other keys are there because of a hold, or end by themselves. So are the fields of the index, which are
+-- Other keys belong to a hold or expire by themselves. So do the fields of the index, which are
 -- named index:<field> here.
 local function check_key(name)
   if broken.records then return end
@@ -222,7 +223,7 @@ local function check_key(name)
     local hold, line = record_of(id)
     local reason = hold and hold.live and index_field(hold) == rest or line and not hold
     if not reason then
-      differs('residue', name, hold and (hold.live and 'the hold is another' or 'the hold is ' .. hold.state) or 'there is no such hold', nil)
+      differs('residue', name, hold and (hold.live and 'it names a hold of another user or on other slots' or 'the hold is ' .. hold.state) or 'there is no such hold', nil)
     end
   elseif kind == 'request' then
     local until_ms = end_of(name)
@@ -230,21 +231,21 @@ local function check_key(name)
     local id = string.match(value_of(name), '^created %S+ %S+ %S+ ([^: ]+):')
     local hold = id and record_of(id)
     if not (hold and hold.state == 'confirming' and until_ms == 'for ever') then
-      differs('residue', name, until_ms == 'for ever' and 'it has no end' or until_ms, nil)
+      differs('residue', name, until_ms == 'for ever' and 'it has no expiry' or until_ms, nil)
     end
   elseif kind == 'extension' or kind == 'lock' or kind == 'locks' or kind == 'waited_for' or kind == 'waiting' or kind == 'queue' or kind == 'gone' then
-    if redis.call('PTTL', prefix .. name) == -1 then differs('residue', name, 'it has no end', nil) end
+    if redis.call('PTTL', prefix .. name) == -1 then differs('residue', name, 'it has no expiry', nil) end
   end
 end
 
--- What live holds take of each slot and how many each user has, according to the records.
+-- The slots that live holds take and the number of holds of each user, according to the records.
 local sums, live_of, held_records, unread = {}, {}, 0, 0
 local function take(hold)
   for name in string.gmatch(hold.slots, '[^,]+') do sums[name] = (sums[name] or 0) + hold.quantity end
   live_of[hold.user] = (live_of[hold.user] or 0) + 1
 end
 
--- How much each_record and check_sums have to read, in records.
+-- How much each_record and check_sums read, in records.
 local function size_of_sums()
   return math.max(
     broken.records and 0 or redis.call('HLEN', RECORDS),
@@ -253,10 +254,10 @@ local function size_of_sums()
   )
 end
 
--- Calls each(id, hold, line) for every record; hold is nil for one that cannot be read.
+-- Calls each(id, hold, line) for every record. hold is nil for a record that cannot be read.
 local function each_record(each)
   if broken.records then return end
-  local cursor, seen = '0', {} -- a page may repeat what another has told
+  local cursor, seen = '0', {} -- pages may repeat a record
   repeat
     local page = redis.call('HSCAN', RECORDS, cursor, 'COUNT', 1000)
     cursor = page[1]
@@ -288,7 +289,7 @@ local function check_each(what, name, key, expected)
   end
 end
 
--- After each_record has counted all. What a record that cannot be read takes is not known.
+-- To be called after each_record. A record that cannot be read makes the sums unknown.
 local function check_sums()
   if broken.records or unread > 0 then return end
   check_each('counter', 'counts', COUNTS, sums)
@@ -301,8 +302,8 @@ local function count(id, hold)
   if hold.state == 'held' and not hold.late then held_records = held_records + 1 end
 end
 
--- A record as it is returned: id, its words up to the slots, and where it is: d to be announced,
--- t and a time: remembered until then, - neither.
+-- Appends a record: its id, its words up to the slots, and its place: d = to be announced, t and a
+-- time = remembered until then, - = neither.
 local function append_record(reply, id, hold)
   reply[#reply + 1] = id
   reply[#reply + 1] = string.sub(hold.line, 1, hold.tail - 1)

@@ -1,15 +1,15 @@
--- Mends differences of a resource, each only if it is still the one that was planned for: it is
--- judged again in this step. A number that has gone up or down meanwhile by as much as what is
--- expected is the same difference.
+-- Repairs differences of a resource. It checks each difference again in this step and repairs it
+-- only if it is still the planned one. A number that changed by as much as its expected value is
+-- the same difference.
 --
 -- ARGV  4 memory_ms  for how long an ended hold is remembered
---       5 only_safe  1 = nobody has looked at it: what holds take, and how many a user has, is only lowered
---                    when each of the other and the deadlines say too that no hold is missing
---       6 limit        of records: of a larger resource counters are not added up in one step
+--       5 only_safe  1 = no operator has confirmed: counters and numbers of users are lowered only if the other
+--                    one and the deadlines show that no hold is missing
+--       6 limit      of records: counters of a larger resource are not summed up in one step
 --       then four words each: what name found expected
 -- Returns ok, and a word each:
---   done | gone: it was not there any more | changed: it is another one now | unsafe | impossible |
---   large: nothing was done, adjust.lua does it
+--   done | gone: it no longer existed | changed: it is a different one now | unsafe | impossible |
+--   large: nothing was changed, adjust.lua does it
 
 local memory_ms, only_safe, limit = tonumber(ARGV[4]), ARGV[5] == '1', tonumber(ARGV[6])
 local REV_MS = 3600000 -- how long rev stays after its last change
@@ -47,7 +47,7 @@ local function count_all()
   end)
 end
 
--- Whether the deadlines, and the counters or the users, have no more holds than there are records.
+-- Whether the deadlines, and the counters or the users, contain no more holds than the records.
 local function nothing_missing(but)
   count_all()
   if broken.records or broken.due or unread > 0 or redis.call('ZCARD', DUE) ~= held_records then return false end
@@ -85,7 +85,7 @@ local REPAIR = {
     if name == 'records' then return 'impossible' end
     local derived = ({counts = 'counter', users = 'users'})[name]
     if derived then
-      -- All of it is written in this step: what is not there counts for nothing when the next hold is granted.
+      -- Everything is written in this step: the next grant would take a missing field as zero.
       count_all()
       if broken.records or unread > 0 then return 'impossible' end
       if only_safe and not nothing_missing(derived) then return 'unsafe' end
@@ -93,7 +93,7 @@ local REPAIR = {
     for _, t in ipairs(TYPES) do
       if t[1] == name then
         redis.call('DEL', t[2])
-        -- A number that nobody has read before.
+        -- A number that no worker has read before.
         if name == 'rev' then redis.call('SET', t[2], whole(now), 'PX', REV_MS) end
       end
     end
@@ -156,7 +156,7 @@ local REPAIR = {
       redis.call('HDEL', USERS, field)
       return 'done'
     end
-    -- Some are answers, which are to be remembered for a while.
+    -- Some are answers, which are remembered for a while.
     if type_of(prefix .. name) == 'string' and (string.match(name, '^request:') or string.match(name, '^extension:')) then
       redis.call('PEXPIRE', prefix .. name, memory_ms)
     else
@@ -166,7 +166,7 @@ local REPAIR = {
   end,
 }
 
--- Judges one thing again.
+-- Checks one thing again.
 local function check(what, name)
   if what == 'type' then return check_types() end
   if what == 'agenda' then return check_agenda() end

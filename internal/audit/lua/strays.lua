@@ -1,4 +1,4 @@
--- Judges keys of a resource that are there because of a hold, or end by themselves.
+-- Checks keys of a resource that belong to a hold, or expire by themselves.
 --
 -- ARGV  4... what follows the prefix in their names
 -- Returns ok now_ms n (what name found expected) ...

@@ -1,4 +1,4 @@
--- Reads which constraints of a schema are there and hold for every row.
+-- Reads the constraints of a schema, and whether each is validated for every row.
 -- $1 schema
 -- Returns conname, convalidated.
 SELECT c.conname, c.convalidated

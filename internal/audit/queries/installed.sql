@@ -1,4 +1,5 @@
--- Reads when the schema was made, as far as its first migration tells (goose notes it without a time zone).
+-- Reads when the schema was created, according to its first migration. goose stores that time
+-- without a time zone.
 -- Returns installed_at_ms.
 SELECT coalesce(round(extract(EPOCH FROM min(tstamp) AT TIME ZONE current_setting('TimeZone')) * 1000), 0)::bigint AS installed_at_ms
 FROM goose_db_version

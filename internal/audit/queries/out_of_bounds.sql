@@ -1,4 +1,4 @@
--- Finds inventory that no constraint can have let through.
+-- Finds inventory rows that violate the constraint.
 -- $1 resource_id, null = all
 -- Returns resource_id, slot, capacity, reserved.
 SELECT resource_id, slot, capacity, reserved

@@ -1,5 +1,5 @@
 -- Reads the answers to payments.
--- $1 resource_id[], null = all; the resource of a hold is what its id begins with
+-- $1 resource_id[], null = all; the id of a hold begins with its resource
 -- Returns hold_id, payment_id, confirmed, reason ("" = none), late, decided_at_ms.
 SELECT
     hold_id, payment_id, outcome = 'confirmed' AS confirmed, coalesce(reason, '') AS reason, late,

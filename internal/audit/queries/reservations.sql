@@ -1,6 +1,6 @@
 -- Reads reservations.
 -- $1 resource_id[], null = all
--- Returns hold_id, resource_id, slots, quantity, payment_id, cancelled, confirmed_at_ms, cancelled_at_ms (0 = not known).
+-- Returns hold_id, resource_id, slots, quantity, payment_id, cancelled, confirmed_at_ms, cancelled_at_ms (0 = unknown).
 SELECT
     hold_id, resource_id, slots, quantity, payment_id, status = 'cancelled' AS cancelled,
     round(extract(EPOCH FROM confirmed_at) * 1000)::bigint AS confirmed_at_ms,

@@ -1,7 +1,7 @@
--- Finds slots of which another number is reserved than their confirmed reservations say. One
+-- Finds slots whose reserved number differs from the sum of their confirmed reservations. One
 -- statement sees one state of the database.
 -- $1 resource_id[], null = all
--- Returns resource_id, slot, reserved (null: it has no inventory row any more), reservations (what they say).
+-- Returns resource_id, slot, reserved (null: no inventory row), reservations (their sum).
 WITH sums AS (
     SELECT r.resource_id, s.slot, sum(r.quantity)::bigint AS reservations
     FROM reservations AS r

@@ -1,5 +1,5 @@
--- Sets what is reserved of a slot, and notifies the workers, which may have the row in memory. Fails with
--- reserved_is_between_zero_and_capacity when there is not so much.
+-- Sets the reserved number of a slot and notifies the workers, which may have the row in memory.
+-- Fails with reserved_is_between_zero_and_capacity when it exceeds the capacity.
 -- $1 resource_id  $2 slot  $3 reserved
 WITH changed AS (
     UPDATE inventory SET reserved = $3, updated_at = now() WHERE resource_id = $1 AND slot = $2

@@ -1,6 +1,6 @@
--- Reads which resources there are, a page at a time. Each is one step down the index: the rows of its
--- other slots are not read.
--- $1 the last resource_id of the page before, "" = from the first on  $2 limit
+-- Reads the resources that have inventory, a page at a time. Each is one step down the index: the
+-- rows of its other slots are not read.
+-- $1 the last resource_id of the previous page, "" for the first page  $2 limit
 -- Returns resource_id.
 WITH RECURSIVE found (resource_id) AS (
     (SELECT resource_id FROM inventory WHERE resource_id > $1 ORDER BY resource_id LIMIT 1)

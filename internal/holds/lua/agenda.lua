@@ -1,7 +1,8 @@
--- Reads which resources of a partition have something due. Its KEYS are only epoch and agenda.
+-- Reads the resources of a partition that have something due.
 --
--- ARGV  4 limit
--- Returns ok wait_ms resource ...: wait_ms until the earliest entry that is not due yet, -1 = there is none
+-- ARGV  2 and 3 are ""  4 limit: maximum number of resources
+-- Returns ok wait_ms resource ...: wait_ms is the time until the earliest entry that is not due yet,
+--         -1 when there is none
 
 local function run(KEYS, ARGV)
   if not begin(KEYS, ARGV) then return {'lost'} end

@@ -1,13 +1,14 @@
--- Reads what live holds take of some slots, after lapsing what is due.
+-- Expires the holds that are due and reads what live holds take of some slots.
 --
 -- ARGV  4 memory_ms  5 sweep_limit  then the slots
--- Returns ok held ...  |  more: too many holds are due for one call, call again
+-- Returns ok held ..., one for each slot
+--         more  more holds are due than one call expires: call again
 
 local function run(KEYS, ARGV)
   if not begin(KEYS, ARGV) then return {'lost'} end
   local memory_ms, sweep_limit = tonumber(ARGV[4]), tonumber(ARGV[5])
   local more, corrupt = sweep(sweep_limit, memory_ms)
-  if corrupt then return {'damaged', corrupt} end
+  if corrupt then return {'corrupt', corrupt} end
   if more then return {'more'} end
 
   local reply = {'ok'}

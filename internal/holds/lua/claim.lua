@@ -1,35 +1,35 @@
--- Claims a hold for a payment: from here on it cannot expire, until settle.lua says how the payment ended.
+-- Claims a hold for a payment. From then on the hold cannot expire until settle.lua ends the claim.
 --
 -- ARGV  4 memory_ms  5 sweep_limit  6 id  7 payment
--- Returns ok word now line late, the line being the hold's record ("" when there is none), late 1 when it
--- is that of what a late payment has taken late_line, else 0; the word
---   claimed            the hold is this payment's, by this call or an earlier one
---   confirmed          this payment was settled already: Postgres has its answer
---   claimed_by_other   another payment is being decided: come back later
+-- Returns ok word now line late. line is the record, "" when there is none. late is 1 when it is the
+-- record late:<id> of a late payment, otherwise 0. The word is one of
+--   claimed            this payment has claimed the hold, in this call or an earlier one
+--   confirmed          this payment was already settled: Postgres has its answer
+--   claimed_by_other   another payment is being decided: retry later
 --   already_confirmed  another payment was confirmed
---   expired released unknown_hold   there is nothing to pay for
+--   expired released unknown_hold   no hold to pay for
 
 local function run(KEYS, ARGV)
   if not begin(KEYS, ARGV) then return {'lost'} end
   local memory_ms, sweep_limit, id, payment = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], ARGV[7]
 
   local _, corrupt = sweep(sweep_limit, memory_ms)
-  if corrupt then return {'damaged', corrupt} end
+  if corrupt then return {'corrupt', corrupt} end
 
   local late_line = redis.call('HGET', RECORDS, late_id(id))
-  if late_line then -- whatever is remembered of the hold itself
+  if late_line then -- it decides, whether or not the hold itself is still remembered
     local hold = parse(late_line)
-    if not hold then return {'damaged', 'record of ' .. late_id(id)} end
+    if not hold then return {'corrupt', 'record of ' .. late_id(id)} end
     return {'ok', claim_word(hold, payment), tostring(now), late_line, 1}
   end
   local line = redis.call('HGET', RECORDS, id)
   if not line then return {'ok', 'unknown_hold', tostring(now), '', 0} end
   local hold = parse(line)
-  if not hold then return {'damaged', 'record of ' .. id} end
+  if not hold then return {'corrupt', 'record of ' .. id} end
 
   if hold.state == 'held' and hold.deadline <= now then
     corrupt = expire(id, hold, memory_ms)
-    if corrupt then return {'damaged', corrupt} end
+    if corrupt then return {'corrupt', corrupt} end
   end
 
   local word = hold.state

@@ -1,9 +1,11 @@
--- Lapses what is due on one resource, hands out what has lapsed and is not announced yet, and
--- drops tombstones whose time is over. Then it notes in the agenda when to look again.
+-- Sweeps one resource: expires the holds that are due, hands out expired holds that are not
+-- announced yet, and removes tombstones whose time is over. Then it sets the next sweep in the
+-- agenda.
 --
--- ARGV  4 memory_ms  5 limit: of each of the three  6 announce_ms: for so long nobody else is handed the same holds
--- Returns ok again id line id line ...: again is 1 when this call reached a limit, 2 when the calls before it in
---           its run had reached that of the run, else 0
+-- ARGV  4 memory_ms  5 limit of each of the three  6 announce_ms: time for which no other call gets the
+--       same holds
+-- Returns ok again id line id line ...: again is 1 when this call reached a limit, 2 when earlier calls of
+--         the run had reached the limit of the run, otherwise 0
 
 local function run(KEYS, ARGV)
   if not begin(KEYS, ARGV) then return {'lost'} end
@@ -12,7 +14,7 @@ local function run(KEYS, ARGV)
 
   local too_late = sweep_budget == 0
   local more, corrupt = sweep(limit, memory_ms)
-  if corrupt then return {'damaged', corrupt} end
+  if corrupt then return {'corrupt', corrupt} end
 
   local over = redis.call('ZRANGE', TOMBSTONES, '-inf', now, 'BYSCORE', 'LIMIT', 0, limit)
   if #over > 0 then

@@ -1,4 +1,4 @@
--- Forgets departed holds whose hold.expired is stored: they become tombstones.
+-- Makes tombstones of expired holds whose hold.expired is stored.
 --
 -- ARGV  4 memory_ms  then the ids
 -- Returns ok

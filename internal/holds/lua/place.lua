@@ -1,53 +1,57 @@
--- Decides the requests of one group, in order, and gives the group's lock back, as
+-- Decides the requests of one group, in order, and releases the group's lock as
 -- locking/lua/unlock.lua does.
 --
 -- ARGV
---   4 rev             what rev was before Postgres was read
+--   4 rev             value of rev before Postgres was read
 --   5 memory_ms       how long an answer and an ended hold are remembered
---   6 holds_per_user  live holds that one user may have on the resource
---   7 sweep_limit     holds that may be lapsed before the decision
+--   6 holds_per_user  maximum number of live holds of one user on the resource
+--   7 sweep_limit     maximum number of holds to expire before the decision
 --   8 read_at_ms      Redis' time before Postgres was read
---   9 read_age_ms     how old that may be: capacity may have been changed by others since, and a
---                     lock that is not in this Redis is trusted no longer
---   10 token          the value of the group's locks; "" = there is none in this Redis; "*" = the call takes the
---                     locks and gives them back in its one step, unless another holds one of them
---   11 inventory           capacity:reserved,... of the slots in the union of the requests
---   12 n  13 k        of slots, of requests
+--   9 read_age_ms     maximum age of that read. After it capacity may have changed unnoticed, and a
+--                     lock on other servers may no longer be valid
+--   10 token          value of the group's locks; "" when this Redis has no locks; "*" when the call
+--                     itself takes and releases the locks in its one step
+--   11 inventory      capacity:reserved,... for each slot in the union of the requests
+--   12 n  13 k        number of slots in the union, number of requests
 --   then k request keys
---   then n names, two a request: its user and the field of its index, see the prelude
---   then n times what is left: the capacity less what is reserved, "-" = no inventory row
---   then 8 a request: id cause fingerprint quantity ttl_ms slots tail hold_json
---   Slots are runs of numbers in the union, from:to,...; tail is that of the hold's record; hold_json is what the
---   function of this name in the prelude makes of the rest.
---   A late payment is such a request too: the fingerprint is "late", id is that of the hold that has
---   lapsed, cause the payment. Its answer is "word at_ms", never remembered as one; the word is claimed,
---   claimed_by_other, confirmed, already_confirmed (see claim.lua), sold_out or unknown_hold.
--- Returns, besides those of the prelude,
---   lock_lost slot  a lock is not the group's any more: nothing was decided
---   blocked slot    another holds the lock of a slot (only with the token "*"): nothing was decided
---   stale           rev has changed since Postgres was read, or that was too long ago: nothing was
---                   decided, the lock is kept
---   more            too many holds are due for one call: nothing was decided, the lock is kept
---   ok answer tail ...       two a request: the answer's line as it is remembered, and the tail of the
---                            hold's record when the line says created and was remembered before, else ""
--- An answer's line: word fingerprint cause at_ms detail asked metadata. The word `reused` is never remembered.
+--   then n names of slots
+--   then 2 for each request: its user and its index_field (see the prelude)
+--   then n numbers: capacity minus reserved, "-" for a slot without an inventory row
+--   then 9 for each request: kind id event_id fingerprint quantity ttl_ms slots tail hold_json
+--     kind is request or late; slots are runs of positions in the union, from:to,...; tail is the tail
+--     of the hold's record; hold_json is the result of the prelude's hold_json
+--   The kind late is a late payment: id is the expired hold, event_id the payment. Its answer is
+--   "word at_ms" and is not remembered. The word is claimed, claimed_by_other, confirmed or
+--   already_confirmed (see claim.lua), sold_out or unknown_hold.
+-- Returns one of these, or a common reply of the prelude:
+--   lock_lost slot  the group no longer holds the lock of a slot: nothing was decided
+--   blocked slot    another owner holds the lock of a slot (only with the token "*"): nothing was decided
+--   stale           rev has changed since Postgres was read, or the read is too old: nothing was decided,
+--                   the lock is kept
+--   more            more holds are due than one call expires: nothing was decided, the lock is kept
+--   ok answer tail ...  two for each request: the line of the answer, and the tail of the hold's record if
+--                       an earlier call created the hold, otherwise ""
+-- The line of an answer is: word fingerprint cause at_ms detail asked metadata. cause is the event
+-- id. The word reused stands alone and is not remembered.
 
-local FIXED_ARGS, REQUEST_ARGS, SCAN_MAX = 13, 8, 1000
-local ID, CAUSE, FINGERPRINT, QUANTITY, TTL_MS, SLOTS, TAIL, HOLD_JSON = 1, 2, 3, 4, 5, 6, 7, 8
+local FIXED_ARGS, REQUEST_ARGS, SCAN_MAX = 13, 9, 1000
+local KIND, ID, EVENT_ID, FINGERPRINT, QUANTITY, TTL_MS, SLOTS, TAIL, HOLD_JSON = 1, 2, 3, 4, 5, 6, 7, 8, 9
 local RUNS = '(%d+):(%d+)'
 
--- Of the call that is run: its arguments, and what come before its names and before its first request.
+-- The arguments of the current call, and the positions before its names and before its first
+-- request.
 local args, name_at, request_at
 local holds_per_user
-local held -- by the slots
-local left -- of the slots, false = no inventory row
--- Of the request that is decided: the numbers of its slots, and how many they are.
+local held -- by slot
+local left -- by slot, false without an inventory row
+-- The positions of the current request's slots, and their number.
 local slots, num_slots = {}, 0
--- What is written at the end: fields of USERS, ids and lines, deadlines and ids.
+-- What is written at the end: fields of USERS; ids and lines; deadlines and ids.
 local of_users, records, deadlines
--- Of the holds that were granted: their runs of slots, and the deadlines.
+-- The runs of slots and the deadlines of the holds that this call has granted.
 local granted, granted_until
--- Of the ttl that was asked last: the deadline, its text, and how long the answer is remembered.
+-- The last TTL, and what follows from it: the deadline, its text, and how long to remember the
+-- answer.
 local last_ttl, deadline_ms, deadline, memory_ms
 
 local function record(id)
@@ -57,7 +61,7 @@ local function record(id)
   return redis.call('HGET', RECORDS, id)
 end
 
--- Reports whether a hold is live, as far as its record can be read.
+-- Reports whether a hold is live. A hold with a corrupt record counts as live.
 local function is_live(id)
   local line = record(id)
   local hold = line and parse(line)
@@ -74,16 +78,16 @@ local function read_slots(runs)
   end
 end
 
--- Counts a hold of the slots, which a user has.
+-- Adds a hold on the slots to the counts of the slots and of its user.
 local function take(quantity, user, count)
   for j = 1, num_slots do held[slots[j]] = held[slots[j]] + quantity end
   of_users[user] = int((count or 0) + 1)
 end
 
--- retry_at: the earliest deadline among live holds on one of the slots. The deadline index is
--- read once, in its order, and only as far as an answer needs (at most SCAN_MAX holds: past that
--- the last deadline seen is inventory, which is never too late). Holds granted by this very call are
--- not in what was read, so they are kept beside it.
+-- Returns the earliest deadline of a live hold on one of the slots, which becomes retry_at. It
+-- reads the deadlines once, in their order, and examines only as many as an answer needs. After
+-- SCAN_MAX holds it returns the last deadline that it has read, which is never too late. The holds
+-- granted by this call are not in DUE yet, so they are examined separately.
 local scanned, scan_at, first
 local function earliest(short)
   if not scanned then
@@ -125,7 +129,8 @@ local function earliest(short)
   return best
 end
 
--- Returns whether all slots are sold at all, and the numbers of those that have not enough left, nil = all have.
+-- Returns whether all slots have an inventory row, and the positions of those that have not enough
+-- left, nil when all have enough.
 local function short_of(quantity)
   local short
   for j = 1, num_slots do
@@ -139,7 +144,7 @@ local function short_of(quantity)
   return true, short
 end
 
--- Says what is short: "retry_at_ms|slot:capacity:reserved:held,..."
+-- Returns the detail of sold_out: "retry_at_ms|slot:capacity:reserved:held,...".
 local function shortage(short, quantity)
   local rows, inventory, expiry_helps = {}, split(args[11]), true
   for k, i in ipairs(short) do
@@ -150,6 +155,7 @@ local function shortage(short, quantity)
   return (retry_at and int(retry_at) or '-') .. '|' .. table.concat(rows, ',')
 end
 
+-- Returns the word and the detail of a refusal, nil when the request can be granted.
 local function refusal(existing, count, quantity)
   if existing and is_live(existing) then return 'already_holding', existing end
   if count and tonumber(count) >= holds_per_user then return 'hold_limit', '-' end
@@ -159,9 +165,10 @@ local function refusal(existing, count, quantity)
   return nil
 end
 
--- Takes the slots of a lapsed hold late_line for a payment, if they are free.
+-- Takes the slots of an expired hold again for a late payment, if they are free. Returns the
+-- answer, or nil and what is corrupt.
 local function take_late(r, user, count)
-  local id, payment, quantity = args[r + ID], args[r + CAUSE], tonumber(args[r + QUANTITY])
+  local id, payment, quantity = args[r + ID], args[r + EVENT_ID], tonumber(args[r + QUANTITY])
   local late_line = record(late_id(id))
   if late_line then
     local hold = parse(late_line)
@@ -181,7 +188,7 @@ local function take_late(r, user, count)
   return 'claimed ' .. now_text
 end
 
--- Finds what follows from the ttl of a request. Most have the same.
+-- Sets what follows from the TTL of a request. Most requests have the same TTL.
 local function read_ttl(ttl)
   if ttl == last_ttl then return end
   last_ttl, deadline_ms, memory_ms = ttl, now + ttl, int(args[5] + ttl)
@@ -199,15 +206,17 @@ local function grant(r, user, count, index, quantity)
   n = #records
   records[n + 1] = id
   records[n + 2] = 'held ' .. deadline .. ' ' .. now_text .. ' ' .. args[r + QUANTITY] .. ' 0 - ' .. args[r + TAIL]
-  return 'created ' .. args[r + FINGERPRINT] .. ' ' .. args[r + CAUSE] .. ' ' .. now_text .. ' ' .. id .. ':' .. deadline .. ' - '
+  local detail = id .. ':' .. deadline
+  return 'created ' .. args[r + FINGERPRINT] .. ' ' .. args[r + EVENT_ID] .. ' ' .. now_text .. ' ' .. detail .. ' - '
 end
 
--- Returns the number of the first name whose lock is not the token's or, with the token "*", is another's.
+-- Returns the position of the first name whose lock does not have the token or, with the token "*",
+-- is held by any owner. Returns nil when there is none.
 local function first_foreign(token, names)
   local locks, checked = prefix .. 'locks', nil
-  if token == '*' and redis.call('EXISTS', locks) == 0 then return nil end -- nearly always
+  if token == '*' and redis.call('EXISTS', locks) == 0 then return nil end -- the most frequent case
   for i, field in ipairs(redis.call('HMGET', locks, unpack(names))) do
-    if field ~= checked then -- most are the same
+    if field ~= checked then -- most fields are equal
       local value, until_ms = string.match(field or '', '^(%S+) (%d+)$')
       local live = value and tonumber(until_ms) > time_ms
       if token == '*' and live or token ~= '*' and not (live and value == token) then return i end
@@ -219,13 +228,13 @@ end
 
 local function run(KEYS, ARGV)
   if not begin(KEYS, ARGV) then return {'lost'} end
-  -- What is due lapses whatever comes of the decision.
+  -- Due holds expire even if nothing is decided.
   local more, corrupt, first_due = sweep(ARGV[7] + 0, ARGV[5])
-  if corrupt then return {'damaged', corrupt} end
+  if corrupt then return {'corrupt', corrupt} end
   if more then return {'more'} end
 
-  -- Everything is read before the first decision, and written after the last: when something is
-  -- damaged, nothing is half done.
+  -- All reads come before the first decision and all writes after the last one. So corruption never
+  -- leaves a decision half written.
   local token, n, num_requests = ARGV[10], ARGV[12] + 0, ARGV[13] + 0
   args, name_at = ARGV, FIXED_ARGS + num_requests
   local left_at = name_at + n + 2 * num_requests
@@ -235,8 +244,8 @@ local function run(KEYS, ARGV)
     if i then return {token == '*' and 'blocked' or 'lock_lost', ARGV[name_at + i]} end
   end
   local answers = redis.call('MGET', prefix .. 'rev', prefix .. 'waited_for', unpack(ARGV, FIXED_ARGS + 1, name_at))
-  if not string.match(ARGV[4], '^%-?%d+$') then return {'damaged', 'rev'} end -- nobody can bump it
-  -- MGET says of what is no string that it is not there: to read it is an error.
+  if not string.match(ARGV[4], '^%-?%d+$') then return {'corrupt', 'rev'} end -- no script can bump it
+  -- MGET returns nil for a key of another type. GET of such a key fails.
   local absent = {}
   if not answers[1] then absent[1] = prefix .. 'rev' end
   for k = 1, num_requests do
@@ -250,13 +259,13 @@ local function run(KEYS, ARGV)
   held, left = redis.call('HMGET', COUNTS, unpack(ARGV, name_at + 1, name_at + n)), {}
   for i = 1, n do
     local count = held[i] and tonumber(held[i]) or not held[i] and 0
-    if not count or count < 0 then return {'damaged', 'count of ' .. ARGV[name_at + i]} end
+    if not count or count < 0 then return {'corrupt', 'count of ' .. ARGV[name_at + i]} end
     held[i], left[i] = count, ARGV[left_at + i] ~= '-' and ARGV[left_at + i] + 0
   end
   local users_at = name_at + n
   local users = redis.call('HMGET', USERS, unpack(ARGV, users_at + 1, left_at))
   for u = 1, 2 * num_requests, 2 do
-    if not is_count(users[u]) then return {'damaged', 'count of a user'} end
+    if not is_count(users[u]) then return {'corrupt', 'count of a user'} end
   end
   of_users, records, deadlines, granted, granted_until = {}, {}, {}, {}, {}
   holds_per_user, scanned, last_ttl = ARGV[6] + 0, nil, nil
@@ -269,18 +278,19 @@ local function run(KEYS, ARGV)
     local count, existing = of_users[user] or users[u], of_users[index] or users[u + 1]
     local key, tail = ARGV[FIXED_ARGS + k], ''
     local line = known[key] or answers[2 + k]
-    if ARGV[r + FINGERPRINT] == 'late' then
+    if ARGV[r + KIND] == 'late' then
       read_slots(ARGV[r + SLOTS])
       line, corrupt = take_late(r, user, count)
-      if corrupt then return {'damaged', corrupt} end
+      if corrupt then return {'corrupt', corrupt} end
     elseif line then
       local word, remembered, detail = string.match(line, '^(%S+) (%S+) %S+ %S+ (%S+)')
       if word == 'created' then
-        local its = record(string.match(detail, '^[^:]+'))
-        local hold = its and parse(its)
+        local hold_line = record(string.match(detail, '^[^:]+'))
+        local hold = hold_line and parse(hold_line)
         tail = hold and hold.tail or ''
       end
-      -- An answer whose content nobody knows any more (projection.go) is that to any.
+      -- The fingerprint "-" stands for any content. A rebuild writes it when it does not know the
+      -- content.
       if word ~= 'cancelled' and remembered ~= ARGV[r + FINGERPRINT] and remembered ~= '-' then
         line, tail = 'reused', ''
       end
@@ -289,8 +299,8 @@ local function run(KEYS, ARGV)
       read_slots(ARGV[r + SLOTS])
       local word, detail = refusal(existing, count, quantity)
       if word then
-        local echo = string.match(ARGV[r + TAIL], '^%S+ %S+ %S+ (.*)$') -- asked and metadata
-        line = table.concat({word, ARGV[r + FINGERPRINT], ARGV[r + CAUSE], now_text, detail, echo}, ' ')
+        local echo = string.match(ARGV[r + TAIL], '^%S+ %S+ %S+ (.*)$') -- selection and metadata
+        line = table.concat({word, ARGV[r + FINGERPRINT], ARGV[r + EVENT_ID], now_text, detail, echo}, ' ')
       else
         line = grant(r, user, count, index, quantity)
       end
@@ -306,8 +316,8 @@ local function run(KEYS, ARGV)
   end
   if earlier then schedule(int(first_due)) end
   if #records > 0 then
-    redis.call('HSET', RECORDS, unpack(records)) -- perhaps not read before: nothing is taken if it is no hash
-    local counts, c = {'', '', '', '', '', ''}, 0 -- room for most
+    redis.call('HSET', RECORDS, unpack(records)) -- first: if it is not a hash, nothing else is written
+    local counts, c = {'', '', '', '', '', ''}, 0 -- preallocated for most groups
     for i = 1, n do
       if held[i] > 0 then
         counts[c + 1], counts[c + 2] = ARGV[name_at + i], int(held[i])

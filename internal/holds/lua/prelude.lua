@@ -1,41 +1,45 @@
--- What every script has in common. scripts.go puts it in front of each of them, and begin at the
--- beginning of each call (see internal/lua: several calls share a run of their script).
+-- TheThe common part of all scripts. scripts.go puts it in front of each script. Each script calls
+-- begin at the start of each call, because several calls share one run (see internal/lua).
 --
--- KEYS  1 epoch of the partition. All that a script works on has its hash tag; keys.go lists it.
+-- KEYS  1 epoch of the partition. All other keys of a script have the same hash tag.
 -- ARGV
---   1 epoch     what it must be, and after an @ the history of the server that has it, if that is known
---   2 resource  its id, the member of the agenda
---   3 prefix    what the keys of the resource begin with
--- Returns {status, ...}; the status is a word:
---   ok       done, the rest is the answer
---   lost     the epoch is missing or another one, or the server is: Redis lost its data, nothing was read or
---            written
---   found_corrupt  a counter or a record is not what the scripts write, what; nothing of that hold was written
+--   1 epoch     the epoch that the partition must have, then, if it is known, an @ and the
+--               replication history that the server must have
+--   2 resource  id of the resource, also its member of the agenda
+--   3 prefix    prefix of the keys of the resource
+-- Returns {status, ...}. The status is one word:
+--   ok       done; the reply follows
+--   lost     the epoch is missing or different, or the server has another history: Redis lost data.
+--            Nothing was read or written.
+--   corrupt  a value is not one that the scripts write. A description of it follows. Nothing of that
+--            hold was written.
 --
--- The scripts start with a shebang, so a Redis that is read-only, cannot persist or, for
--- place.lua, is out of memory refuses them before their first command and never in their midst.
+-- The scripts start with a shebang. So a Redis that is read-only or cannot persist refuses them
+-- before their first command, not after some of their writes. The same holds for a Redis that is
+-- out of memory, unless the script has the flag allow-oom.
 
 local EPOCH, AGENDA, COUNTS, USERS, RECORDS, DUE
 local resource, prefix
 local epoch -- of the partition
-local replication, time_ms, now, now_text -- of the run; now is Redis' time, but for tests that move it
+local replication, time_ms, now, now_text -- of the run; now is Redis' time, unless a test moves it
 local sweep_budget -- holds that the run may still expire
 
--- A whole number as text. Redis and Lua by themselves take the long way through all digits of a fraction.
+-- Formats a whole number. The conversions of Redis and Lua are slower, because they handle
+-- fractions.
 local function int(number) return string.format('%d', number) end
 
--- Whether this server is_primary, with a history. It is asked in the same step as all the rest, because a server
--- may follow another that has older data, with the same epoch, and lead again before anybody has looked. It
--- takes some microseconds of a run. A server that begins a new history by itself is refused until the Keeper
--- has looked at it: only he can tell.
+-- Reports whether this server is a primary with a history. It reads this in the same step as the
+-- data, because a server may follow a primary with older data and the same epoch, and become
+-- primary again between two checks of the supervisor. It takes some microseconds of a run. A server
+-- that begins a new history by itself is refused until the supervisor has checked it.
 local function is_primary(history)
   replication = replication or redis.call('INFO', 'replication')
   return string.find(replication, 'role:master', 1, true) ~= nil
     and string.match(replication, 'master_replid:(%x+)') == history
 end
 
--- Makes KEYS and ARGV those of a call. Returns whether the partition has the epoch, and all that was written
--- under it.
+-- Sets the variables of a call from its KEYS and ARGV. Returns whether the partition has the epoch
+-- and all data that was written under it.
 local function begin(KEYS, ARGV)
   resource, prefix = ARGV[2], ARGV[3]
   COUNTS, USERS, RECORDS, DUE = prefix .. 'counts', prefix .. 'users', prefix .. 'records', prefix .. 'due'
@@ -44,23 +48,25 @@ local function begin(KEYS, ARGV)
     AGENDA = string.sub(EPOCH, 1, -6) .. 'agenda'
     epoch = redis.call('GET', EPOCH)
   end
+  local name, history, clock = string.match(ARGV[1], '^([^@]*)@?([^@]*)@?(%d*)$')
   if not now then
     local time = redis.call('TIME')
     time_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-    now = time_ms
+    now = tonumber(clock or '') or time_ms
     now_text = int(now)
   end
-  local name, history = string.match(ARGV[1], '^([^@]*)@?(.*)$')
   return epoch == name and (history == '' or is_primary(history))
 end
 
--- A record is one line, its words separated by one space (record.go is its Go twin):
+-- Parses a record. A record is one line of words, each separated by one space:
 --   state deadline_ms created_ms quantity ended_ms by user request_key slots asked metadata
--- by is the payment of a claimed or confirmed hold, the cause of a released one, else "-".
--- Workers of different versions read each other's records: a new word is no part of them.
+-- by is the payment of a claimed or confirmed hold, the event id of a released one, otherwise "-".
+-- The words from user on are the tail: they never change. No word may be added, because workers of
+-- different versions read the same records.
 --
--- What a late payment takes again of a lapsed hold <id> is a record of its own, late:<id>: it is
--- confirming or confirmed, and has no request, no index and no limit. The hold itself stays expired.
+-- The slots that a late payment has taken again are a second record, late:<id>. It is confirming or
+-- confirmed. It has no request and no index, and no limit of the user applies to it. The hold <id>
+-- itself stays expired.
 local function parse(line)
   local state, deadline, created, quantity, ended, by, tail =
     string.match(line, '^(%a+) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
@@ -85,20 +91,22 @@ local function split(slots)
   return names
 end
 
--- The field of USERS that has the id of the live hold of a user on just these slots. How many live holds
--- a user has is in the field of his name, which has no space.
+-- Returns the field of USERS with the id of the user's live hold on exactly these slots. It
+-- contains a space, unlike a user id, which is the field with the number of the user's live holds.
 local function index_field(user, slots) return user .. ' ' .. redis.sha1hex(slots) end
 
--- Its key is there when the payment of a hold was started. It is remembered for memory_ms, which is
--- longer than any hold lives.
+-- Returns the key that exists when the payment of a hold was started. Its TTL, memory_ms, is longer
+-- than the life of any hold.
 local function started_key(id) return prefix .. 'started:' .. id end
 
--- The key whose expiry is the hint that a hold has lapsed; one GET of it shows a live hold.
+-- Sets the key of a live hold. Its expiry is the hint to sweep the resource, and one GET shows the
+-- hold.
 local function set_hold_key(id, hold_json, deadline)
   redis.call('SET', prefix .. 'hold:' .. id, hold_json .. ',"expires_at_ms":' .. deadline .. '}', 'PXAT', deadline)
 end
 
--- What is hold_json of a hold, but for its deadline. cjson escapes slashes, which nobody else does.
+-- Returns the JSON of a hold, without its deadline and the closing brace. It does not escape
+-- slashes, because Go does not: cjson does.
 local function hold_json(hold)
   local user = string.gsub(cjson.encode(hold.user), '\\/', '/')
   return '{"user_id":' .. user .. ',"quantity":' .. int(hold.quantity) .. ',"asked":' .. hold.asked
@@ -111,19 +119,19 @@ end
 local function late_id(id) return 'late:' .. id end
 local function is_late(id) return string.sub(id, 1, 5) == 'late:' end
 
--- What a payment is to a hold that is, or was, claimed by one.
+-- Returns the word for a payment of a hold that this or another payment has claimed.
 local function claim_word(hold, payment)
   if hold.state == 'confirming' then return hold.by == payment and 'claimed' or 'claimed_by_other' end
   return hold.by == payment and 'confirmed' or 'already_confirmed'
 end
 
--- Whether a field of USERS is a number of live holds, or is not there.
+-- Reports whether a field of USERS is a number of live holds, or does not exist.
 local function is_count(field) return not field or string.match(field, '^%-?%d+$') ~= nil end
 
--- Ends a live hold: gives its counts back and removes what only a live hold has, but for its entry in DUE
--- when it is swept: then its caller removes it, with others.
--- Whoever calls it has seen the state held or confirming in this same script, so it
--- runs once per hold. Returns nil, or what is found_corrupt (then nothing was written).
+-- Ends a live hold: restores its counts and removes everything that only a live hold has. When
+-- swept is true, the caller removes its entry in DUE. The caller has read the state held or
+-- confirming in the same script, so a hold ends only once. Returns nil, or what is corrupt; then
+-- nothing was written.
 local function end_hold(id, hold, state, ended, by, memory_ms, swept)
   local names = split(hold.slots)
   local held = redis.call('HMGET', COUNTS, unpack(names))
@@ -144,7 +152,8 @@ local function end_hold(id, hold, state, ended, by, memory_ms, swept)
   local count = tonumber(user_fields[1] or '0')
   if count <= 1 then removed_fields[1] = hold.user end
   if user_fields[2] == id then removed_fields[#removed_fields + 1] = index end
-  -- From here on all is written: each key has been read, or this is the first to be written.
+  -- No write below can fail with a wrong type: each key has been read, or is the first to be
+  -- written.
   if not swept and not is_late(id) then redis.call('ZREM', DUE, id) end
   if #keep > 0 then redis.call('HSET', COUNTS, unpack(keep)) end
   if #drop > 0 then redis.call('HDEL', COUNTS, unpack(drop)) end
@@ -159,12 +168,13 @@ local function end_hold(id, hold, state, ended, by, memory_ms, swept)
   return nil
 end
 
--- How long rev is kept after a change: far longer than what was read under it is decided on (readAge).
+-- TTL of rev after a change. It is far longer than readAge, the maximum age of a read of Postgres.
 local REV_MS = 3600000
 
--- Counts a change of capacity or reserved: who has read Postgres before must read it again. rev ends an hour after the
--- last change, and begins with a time, so that a value that was read before its end does not come back after it.
--- Returns whether rev is found_corrupt; then nothing was written.
+-- Counts a change of capacity or reserved, so that a decision on an earlier read of Postgres is
+-- refused. rev expires an hour after the last change. A new rev begins with the time in
+-- microseconds, so that it never has a value from before its expiry again. Returns whether rev is
+-- corrupt; then nothing was written.
 local function bump_rev()
   local rev, time = prefix .. 'rev', redis.call('TIME')
   redis.call('SET', rev, int(time[1] * 1000000 + time[2]), 'NX', 'PX', REV_MS)
@@ -173,13 +183,14 @@ local function bump_rev()
   return false
 end
 
--- An ended hold is remembered as a tombstone for memory_ms.
+-- Remembers an ended hold as a tombstone for memory_ms.
 local function add_tombstone(id, memory_ms)
   redis.call('ZADD', prefix .. 'tombstones', now + memory_ms, id)
   schedule(now + memory_ms)
 end
 
--- A lapsed hold departs: its counts are back, its hold.expired is still to be announced.
+-- Expires a hold: restores its counts and adds it to departing, the holds whose hold.expired is not
+-- announced yet. Returns nil, or what is corrupt; then nothing was written.
 local function expire(id, hold, memory_ms)
   local corrupt = end_hold(id, hold, 'expired', now, '-', memory_ms)
   if corrupt then return corrupt end
@@ -188,10 +199,10 @@ local function expire(id, hold, memory_ms)
   return nil
 end
 
--- Lapses holds whose deadline has come, at most limit in all calls of a run. Returns whether there
--- may be more, what is found_corrupt, if anything, and the resource's earliest deadline, nil when it is
--- not known. What is found_corrupt stays due, so that it is told until it is mended; others of the run do not
--- wait for it.
+-- Expires the holds that are due, at most limit in all calls of a run. Returns whether more may be
+-- due, what is corrupt or nil, and the earliest deadline of the resource, nil when it is not known.
+-- A corrupt hold stays due, so that each sweep reports it until it is repaired. The other holds are
+-- expired nevertheless.
 local function sweep(limit, memory_ms)
   local first = tonumber(redis.call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2])
   if not first or first > now then return false, nil, first end
@@ -199,9 +210,9 @@ local function sweep(limit, memory_ms)
   if sweep_budget == 0 then return true end
   local ids = redis.call('ZRANGE', DUE, '-inf', now, 'BYSCORE', 'LIMIT', 0, sweep_budget)
   local DEPARTING = prefix .. 'departing'
-  redis.call('ZRANGE', DEPARTING, 0, 0) -- what is no sorted set is an error before anything is written
+  redis.call('ZRANGE', DEPARTING, 0, 0) -- fails before anything is written if it is not a sorted set
   local corrupt
-  local over, departing = {}, {} -- no longer due; of these, what has lapsed
+  local over, departing = {}, {} -- ids that are no longer due; scores and ids of those that expired
   for i, line in ipairs(redis.call('HMGET', RECORDS, unpack(ids))) do
     local id, hold, found_corrupt = ids[i], line and parse(line), nil
     if line and not hold then

@@ -1,16 +1,16 @@
 -- Releases a live hold, found by its id or by its request key.
 --
--- ARGV  4 memory_ms  5 cause  6 by: id | key  7 the id or the request key
--- Returns ok word line (the hold's record, "" when there is none) id; the word is
---   released        the hold was released by this cause, now or at an earlier delivery
---   cancelled       by key, no such request was seen: one that comes later is refused. Instead of the
---                   line it has the time (ms) at which the key was cancelled first
---   claimed         a payment is being decided: come back later
+-- ARGV  4 memory_ms  5 event_id  6 by: id | key  7 the id or the request key
+-- Returns ok word line id. line is the hold's record, "" when there is none. The word is
+--   released        this event has released the hold, now or at an earlier delivery
+--   cancelled       by key, and no request with the key was received: a later one is refused. Instead
+--                   of the line the reply has the time (ms) at which the key was first cancelled.
+--   claimed         a payment is being decided: retry later
 --   refused_expired refused_released refused_confirmed refused_unknown_hold
 
 local function run(KEYS, ARGV)
   if not begin(KEYS, ARGV) then return {'lost'} end
-  local memory_ms, cause, by, id = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
+  local memory_ms, event_id, by, id = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
 
   if by == 'key' then
     local request_key = prefix .. 'request:' .. id
@@ -20,7 +20,8 @@ local function run(KEYS, ARGV)
       word, at = string.match(answer, '^(%S+) %S+ %S+ (%S+)')
     else
       word, at = 'cancelled', now_text
-      redis.call('SET', request_key, table.concat({'cancelled', '-', cause, now, '-', '-', ''}, ' '), 'PX', memory_ms)
+      local line = table.concat({'cancelled', '-', event_id, now, '-', '-', ''}, ' ')
+      redis.call('SET', request_key, line, 'PX', memory_ms)
     end
     if word == 'cancelled' then return {'ok', 'cancelled', at, ''} end
     if word ~= 'created' then return {'ok', 'refused_unknown_hold', '', ''} end
@@ -30,7 +31,7 @@ local function run(KEYS, ARGV)
   local line = redis.call('HGET', RECORDS, id)
   if not line then return {'ok', 'refused_unknown_hold', '', id} end
   local hold = parse(line)
-  if not hold then return {'damaged', 'record of ' .. id} end
+  if not hold then return {'corrupt', 'record of ' .. id} end
 
   local corrupt
   local word = 'refused_' .. hold.state
@@ -38,14 +39,14 @@ local function run(KEYS, ARGV)
     corrupt = expire(id, hold, memory_ms)
     word = 'refused_expired'
   elseif hold.state == 'held' then
-    corrupt = end_hold(id, hold, 'released', now, cause, memory_ms)
+    corrupt = end_hold(id, hold, 'released', now, event_id, memory_ms)
     if not corrupt then add_tombstone(id, memory_ms) end
     word = 'released'
   elseif hold.state == 'confirming' then
     word = 'claimed'
-  elseif hold.state == 'released' and hold.by == cause then
+  elseif hold.state == 'released' and hold.by == event_id then
     word = 'released'
   end
-  if corrupt then return {'damaged', corrupt} end
+  if corrupt then return {'corrupt', corrupt} end
   return {'ok', word, format(hold), id}
 end

@@ -1,9 +1,8 @@
--- Settles a claim after Postgres has decided: the hold becomes a reservation, or is held again
--- until its deadline. Does nothing when the hold is not claimed by this payment (any more).
+-- Settles a claim after Postgres has decided: the hold becomes confirmed, or is held again until
+-- its deadline. It changes nothing when the hold is not, or no longer, claimed by this payment.
 --
--- ARGV  4 memory_ms  5 id (late:<id> of what a late payment has taken again)  6 payment
---       7 decision: confirmed | rejected
--- Returns ok word: settled | nothing
+-- ARGV  4 memory_ms  5 id, for a late payment late:<id>  6 payment  7 decision: confirmed | rejected
+-- Returns ok word: settled | unchanged
 
 local function run(KEYS, ARGV)
   if not begin(KEYS, ARGV) then return {'lost'} end
@@ -11,19 +10,19 @@ local function run(KEYS, ARGV)
 
   local line = redis.call('HGET', RECORDS, id)
   local hold = line and parse(line)
-  if line and not hold then return {'damaged', 'record of ' .. id} end
+  if line and not hold then return {'corrupt', 'record of ' .. id} end
   if not hold or hold.state ~= 'confirming' or hold.by ~= payment then
-    return {'ok', 'nothing'}
+    return {'ok', 'unchanged'}
   end
 
   if decision == 'confirmed' then
-    if bump_rev() then return {'damaged', 'rev'} end
+    if bump_rev() then return {'corrupt', 'rev'} end
     local corrupt = end_hold(id, hold, 'confirmed', hold.ended, payment, memory_ms)
-    if corrupt then return {'damaged', corrupt} end
+    if corrupt then return {'corrupt', corrupt} end
     add_tombstone(id, memory_ms)
   elseif is_late(id) then
     local corrupt = end_hold(id, hold, 'released', now, payment, memory_ms)
-    if corrupt then return {'damaged', corrupt} end
+    if corrupt then return {'corrupt', corrupt} end
     redis.call('HDEL', RECORDS, id)
   else
     hold.state, hold.ended, hold.by = 'held', 0, '-'

@@ -1,7 +1,7 @@
 -- Reads one hold.
 --
 -- ARGV  4 id
--- Returns ok now line ("" = not remembered)
+-- Returns ok now line. line is the hold's record, "" when the hold is not remembered.
 
 local function run(KEYS, ARGV)
   if not begin(KEYS, ARGV) then return {'lost'} end

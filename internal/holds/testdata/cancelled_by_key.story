@@ -1,4 +1,4 @@
-# The answer was never seen: cancel by the request's key, before or after the request.
+# A publisher that received no answer cancels by the request key, before or after the request.
 shop has 3 of stock                       -> inventory.updated
 ana cancels key k1 on shop                -> booking.cancelled
 ana cancels key k1 on shop                -> booking.cancelled

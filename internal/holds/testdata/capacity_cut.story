@@ -1,4 +1,4 @@
-# Capacity is cut below what is held: holds stay, the payment that does not fit is refunded.
+# Capacity is cut below the held quantity: holds stay, and a payment that does not fit is refunded.
 tour has 2 of stock                  -> inventory.updated
 ana books 2 of tour stock for 60s    -> hold.created H1
 tour has 1 of stock                  -> inventory.updated
@@ -7,7 +7,7 @@ ana pays for H1 with P1              -> hold.confirm_rejected sold_out
 H1 is                                -> held
 ana pays for H1 with P1              -> hold.confirm_rejected sold_out
 tour has 2 of stock                  -> inventory.updated
-ana pays for H1 with P1              -> hold.confirm_rejected sold_out   # a payment's answer is for ever
+ana pays for H1 with P1              -> hold.confirm_rejected sold_out   # the answer to a payment is permanent
 ana pays for H1 with P2              -> hold.confirmed
 nothing is left of tour
 tour has 1 of stock                  -> inventory.rejected below_reserved

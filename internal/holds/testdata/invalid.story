@@ -1,4 +1,4 @@
-# Well-formed, but meaningless. "Passed" has a day of grace: it is still yesterday somewhere.
+# Well-formed but not valid. Yesterday is accepted, because it is still today in some time zones.
 double has 5 of 2026-11-01..2026-12-30                 -> inventory.updated
 ana books double 2026-11-20..2026-11-22                -> hold.created H1
 ana books double 2026-11-19..2026-11-22                -> hold.rejected invalid_request check_in

@@ -1,4 +1,4 @@
-# One user may have three live holds on a resource here; each that ends makes room for another.
+# Here a user may have three live holds on a resource. When one ends, another one may be created.
 hall has 1 of A-1,A-2,A-3,A-4,A-5   -> inventory.updated
 ana books hall A-1 for 60s          -> hold.created H1
 ana books hall A-2 for 120s         -> hold.created H2

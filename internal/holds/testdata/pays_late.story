@@ -1,10 +1,10 @@
-# A payment for a hold that has lapsed is rejected, or takes its slots again if they are free.
+# A payment for an expired hold is rejected, or takes its slots again if they are free.
 double has 1 of A-1,A-2                       -> inventory.updated
 ana books double A-1,A-2 for 60s              -> hold.created H1
 1m passes
 ana pays for H1 with P1                       -> hold.confirm_rejected expired
 late payments are accepted if free
-ana pays for H1 with P1                       -> hold.confirm_rejected expired     # the answer to a payment is for ever
+ana pays for H1 with P1                       -> hold.confirm_rejected expired     # the answer to a payment is permanent
 left of double A-1,A-2                        -> 1 1
 ana pays for H1 with P2                       -> hold.confirmed late
 left of double A-1,A-2                        -> 0 0
@@ -22,11 +22,11 @@ ben books double A-2 for 60s                  -> hold.created H2
 cyd books double A-1,A-2 for 60s              -> hold.created H3
 ben pays for H2 with P5                       -> hold.confirm_rejected sold_out
 1m passes
-ben pays for H2 with P5                       -> hold.confirm_rejected sold_out    # for ever
+ben pays for H2 with P5                       -> hold.confirm_rejected sold_out    # the answer is permanent
 ben pays for H2 with P6                       -> hold.confirmed late
 cyd pays for H3 with P7                       -> hold.confirm_rejected sold_out
 
-# What a user holds meanwhile is not touched by what the user pays late.
+# A late payment does not change the other holds of the user.
 loft has 2 of A-1                             -> inventory.updated
 dan books loft A-1 for 60s with key K         -> hold.created H4
 1m passes
@@ -39,7 +39,7 @@ the worker sweeps                             -> hold.expired H2 H3 H4
 nothing is left of loft
 25h passes
 the worker sweeps                             -> hold.expired
-dan pays for H4 with P8                       -> hold.confirmed late               # Postgres does not forget
+dan pays for H4 with P8                       -> hold.confirmed late               # Postgres keeps the answer
 dan pays for H4 with PX                       -> hold.confirm_rejected already_confirmed
 nothing is left of loft
 nothing is left of double

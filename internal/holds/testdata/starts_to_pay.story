@@ -1,4 +1,4 @@
-# Whoever starts to pay has five minutes for it, once a hold.
+# After the start of a payment the hold lasts five more minutes, once for each hold.
 double has 1 of stock                         -> inventory.updated
 ana books double stock for 60s                -> hold.created H1
 ana starts to pay for H1                      -> hold.extended to 5m0s
@@ -7,11 +7,11 @@ the event comes again                         -> hold.extended
 ana starts to pay for H1                      -> hold.extension_rejected already_started
 the event comes again                         -> hold.extension_rejected already_started
 H1 is                                         -> held
-ana extends H1 by 10m                         -> hold.extended to 10m0s     # asking is another matter
+ana extends H1 by 10m                         -> hold.extended to 10m0s     # an extension is still possible
 10m passes
 ana starts to pay for H1                      -> hold.extension_rejected expired
 ben books double stock for 10m                -> hold.created H2
-ben starts to pay for H2                      -> hold.extended to 10m0s     # it had more already
+ben starts to pay for H2                      -> hold.extended to 10m0s     # the deadline was already later
 ben extends H2 by 60m                         -> hold.extended to 1h0m0s
 30m passes
 ben extends H2 by 60m                         -> hold.extended to 1h0m0s

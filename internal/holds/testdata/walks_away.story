@@ -1,4 +1,4 @@
-# A guest who does not pay gives the room back without doing anything.
+# A hold that is not paid expires.
 double has 1 of 2026-12-01..2026-12-04            -> inventory.updated
 ana books double 2026-12-01..2026-12-04 for 60s   -> hold.created H1
 left of double 2026-12-01..2026-12-04             -> 0 0 0
@@ -7,7 +7,7 @@ H1 is                                             -> held
 ben books double 2026-12-03..2026-12-05           -> hold.rejected unknown_resource
 double has 1 of 2026-12-04..2026-12-05            -> inventory.updated
 ben books double 2026-12-03..2026-12-05           -> hold.rejected sold_out 2026-12-03:1/0/1 retry in 1s
-1s passes                                         # nobody has swept, and still:
+1s passes                                         # without a sweep:
 H1 is                                             -> expired
 left of double 2026-12-01..2026-12-04             -> 1 1 1
 ben books double 2026-12-03..2026-12-05           -> hold.created H2

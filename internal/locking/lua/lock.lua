@@ -1,25 +1,27 @@
 -- Locks a set of keys, all of them or none.
 --
--- KEYS  1 fence (counts the locks)  2 locks (hash)
--- ARGV  1 owner (remove_acquisition a colon), "-" = nobody, who never locks again
---       2 id of the acquisition (letters and digits): the same at each attempt and at each repeat
---         of an attempt whose reply was lost
+-- KEYS  1 fence (the counter of locks)  2 locks (hash)
+-- ARGV  1 owner, without a colon; "-" for no owner, which cannot lock a key again
+--       2 id of the acquisition (letters and digits): the same at each attempt, and when an attempt is
+--         repeated because its reply was lost
 --       3 lease_ms
---       4 scope    begins the keys of what waiters share: <scope>waited_for, <scope>waiting, <scope>queue:<key>
---       5 wait_ms  "" = there is no queue, else nobody passes who has queued before; queue for so long
---                  if blocked, "0" = not at all
---       6 fence_min  the lowest base there can be
---       7 mark       never used before: marks a fence that is lost
---       8 base  9 drawn_for: see no_fence, "" at first
---       then the keys to be locked, distinct
--- Returns ok fence               every key now has the acquisition <fence>.<id>
---         blocked n lease_ms     the n-th key belongs to another owner, for so long at most
---         behind n wait_ms id    the n-th key is free, but the acquisition id has waited longer for it,
---                                and will wait for so long at most
---         gone_key           the acquisition has left, and this attempt comes after it
---         no_fence mark          Redis has lost the fence, or never had one, and it is marked: draw a
---                                base above every fence there ever was, and call again with both. If
---                                the fence was lost once more since, the base is too old and the mark gone_key.
+--       4 scope    prefix of the keys that waiters share: <scope>waited_for, <scope>waiting,
+--                  <scope>queue:<key>
+--       5 wait_ms  "" without a queue. Otherwise the attempt does not overtake the queue and, if it is
+--                  blocked, queues for this time; "0" does not queue
+--       6 fence_min  the lowest possible base
+--       7 mark       a new random text, to mark a lost fence
+--       8 base  9 drawn_for: "" at first, see no_fence
+--       then the keys to lock, without repeats
+-- Returns ok fence             every key now has the acquisition <fence>.<id>
+--         blocked n lease_ms   another owner holds the n-th key, for at most lease_ms
+--         behind n wait_ms id  the n-th key is free, but the acquisition id has waited longer for it and
+--                              waits for at most wait_ms
+--         left                 the acquisition had already left when this attempt arrived
+--         no_fence mark        Redis has lost the fence or never had one. The fence now has this mark.
+--                              Draw a base above all earlier fences and call again with base and mark
+--                              (drawn_for). If the fence was lost again meanwhile, the mark differs and
+--                              the base is too old.
 
 local FIXED_ARGS = 9
 
@@ -28,11 +30,11 @@ local function run(KEYS, ARGV)
   local owner, id, lease, scope, wait = ARGV[1], ARGV[2], ARGV[3] + 0, ARGV[4], tonumber(ARGV[5])
   local keys = {unpack(ARGV, FIXED_ARGS + 1)}
   local n, now = #keys, clock()
-  if wait and redis.call('EXISTS', gone_key(scope, id)) == 1 then return {'gone'} end
+  if wait and redis.call('EXISTS', gone_key(scope, id)) == 1 then return {'left'} end
   local fields = redis.pcall('HMGET', LOCKS, unpack(keys))
   if fields.err then
     if string.sub(fields.err, 1, 9) ~= 'WRONGTYPE' then error(fields) end
-    redis.call('DEL', LOCKS) -- what is no hash locks nothing, and is overwritten
+    redis.call('DEL', LOCKS) -- a value that is not a hash locks nothing
     fields = {}
   end
 
@@ -54,11 +56,11 @@ local function run(KEYS, ARGV)
     return {'blocked', blocked, blocked_ms}
   end
 
-  -- The queue: each key has a zset of those who wait for it, by ticket, and all keys of a scope
-  -- share the hash id -> "ticket deadline_ms", with the last ticket under "#". Tickets are drawn and
-  -- queued for in one step, so whoever has the lowest ticket is first for all its keys: there is
-  -- always one who can go on. Who waits past its deadline is dead, and is removed by the next who
-  -- finds it in front.
+  -- The queue: each key has a zset of its waiters, ordered by ticket. All keys of a scope share the
+  -- hash waiting, id -> "ticket deadline_ms", with the last ticket in the field "#". A waiter gets
+  -- its ticket and enters all its queues in one step. So the waiter with the lowest ticket is first
+  -- in all its queues, and at least one waiter can always continue. A waiter past its deadline is
+  -- dead. The next attempt that finds it at the front removes it.
   local waiting, queue_prefix = scope .. 'waiting', wait and scope .. 'queue:'
   if wait and (blocked or not reentrant) then
     local behind
@@ -89,7 +91,8 @@ local function run(KEYS, ARGV)
       if not entry then
         redis.call('HSET', waiting, id, ticket .. ' ' .. string.format('%.0f', now + wait))
         redis.call('PEXPIRE', waiting, math.max(wait, redis.call('PTTL', waiting)))
-        -- Nobody finds in front who died alone in a queue: it has ended. So each who comes looks at sampled on the list.
+        -- A dead waiter stays in the hash if its queue has expired, because no attempt finds it at
+        -- a front. So each new waiter checks a random entry of the hash.
         local sampled = redis.call('HRANDFIELD', waiting, 1, 'WITHVALUES')
         local deadline = tonumber(string.match(sampled[2], ' (%d+)$'))
         if deadline and deadline <= now then leave_queue(scope, sampled[1]) end
@@ -110,7 +113,7 @@ local function run(KEYS, ARGV)
   local fence = redis.pcall('INCR', FENCE)
   if type(fence) == 'table' or fence < ARGV[6] + 0 then
     local found = redis.pcall('GET', FENCE)
-    local mark = type(found) == 'string' and string.match(found, '^lost (%w+)$') -- what is no string is overwritten too
+    local mark = type(found) == 'string' and string.match(found, '^lost (%w+)$') -- other types are overwritten
     if not mark or mark ~= ARGV[9] then
       if not mark then
         mark = ARGV[7]

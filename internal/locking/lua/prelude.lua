@@ -1,15 +1,16 @@
--- What the scripts of a range lock begin with.
+-- The common part of the scripts of a range lock.
 --
--- The keys of a scope that are locked are fields of the hash <scope>locks: their number costs a script
--- much less than so many keys with a TTL would. The value of one is "<value> <until_ms>", and counts
--- for nothing from then on, by Redis' clock. The hash ends by itself, no earlier than any lock in it, so
--- that nothing stays of a worker that has died.
+-- The locked keys of a scope are fields of the hash <scope>locks, which costs a script much less
+-- than as many keys with a TTL. A field is "<value> <until_ms>". The key is locked until until_ms
+-- by Redis' clock. The hash has a TTL that covers all its locks, so a worker that dies leaves
+-- nothing behind.
 --
--- The value of a locked key is <owner>:<acquisition>, and one more :<acquisition> for each time
--- that the owner has locked the key again. An acquisition is <fencing token>.<id>; its id never
--- repeats, so one that was released or has lapsed is never taken for a later one.
+-- The value of a locked key is <owner>:<acquisition>, with another :<acquisition> for each time
+-- that the owner has locked the key again. An acquisition is <fencing token>.<id>. Its id is never
+-- used again, so an acquisition that was released or has expired is never confused with a later
+-- one.
 
--- Returns value remove_acquisition the acquisition (fence may be a pattern), and whether it was there.
+-- Returns value without the acquisition (fence may be a pattern), and whether value contained it.
 local function remove_acquisition(value, fence, id)
   local rest, found = string.gsub(value .. ':', ':' .. fence .. '%.' .. id .. ':', ':', 1)
   return string.sub(rest, 1, -2), found == 1
@@ -17,12 +18,12 @@ end
 
 local ANY = '%d+'
 
--- Returns the key that says that an acquisition has left: an attempt of its that nobody waited for
--- may come later than that, by another connection. It would queue for nobody.
+-- Returns the key that exists when an acquisition has left. An abandoned attempt of it may arrive
+-- later on another connection. With this key the attempt is refused and does not queue.
 local function gone_key(scope, id) return scope .. 'gone:' .. id end
 
--- Takes an acquisition off the list of those who wait. Returns whether it was on it. Its places in
--- the queues count for nothing then.
+-- Removes an acquisition from the hash of waiters. Returns whether it was a waiter. Its entries in
+-- the queues have no effect after that.
 local function leave_queue(scope, id)
   local was = redis.call('HDEL', scope .. 'waiting', id) == 1
   if was and redis.call('HLEN', scope .. 'waiting') == 1 then
@@ -31,10 +32,11 @@ local function leave_queue(scope, id)
   return was
 end
 
--- A whole number as text, remove_acquisition the long way through the digits of a fraction.
+-- Formats a whole number. The conversions of Redis and Lua are slower, because they handle
+-- fractions.
 local function int(number) return string.format('%d', number) end
 
--- Redis' time, the same for all calls of a run.
+-- Returns Redis' time in milliseconds, the same for all calls of a run.
 local time_ms
 local function clock()
   if not time_ms then
@@ -44,7 +46,8 @@ local function clock()
   return time_ms
 end
 
--- Returns the value of a locked key and until when it is locked, from its field; nil when nobody holds it.
+-- Returns the value of a locked key and the end of its lease, from its field. Returns nil when the
+-- key is not locked.
 local function live_value(field)
   if not field then return nil end
   local value, until_ms = string.match(field, '^(%S+) (%d+)$')
@@ -53,13 +56,12 @@ local function live_value(field)
   return nil
 end
 
--- Has the locks last for at least lease_ms from now on.
+-- Sets the TTL of the hash to at least lease_ms.
 local function extend_hash_ttl(locks, lease_ms)
   if redis.call('PTTL', locks) < lease_ms then redis.call('PEXPIRE', locks, int(lease_ms)) end
 end
 
--- Notes that somebody waits for a key of the scope, for at most wait_ms: remove_acquisition such a note a release is
--- not told, because nobody listens.
+-- Sets waited_for for at least wait_ms. Releases are published only while it exists.
 local function note_waiter(scope, wait_ms)
   local key = scope .. 'waited_for'
   if redis.call('PTTL', key) < wait_ms then redis.call('SET', key, '1', 'PX', int(math.max(wait_ms, 1))) end

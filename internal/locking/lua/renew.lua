@@ -1,8 +1,8 @@
--- Makes the lease of an acquisition begin anew, key by key.
+-- Restarts the lease of each key of an acquisition.
 --
 -- KEYS  1 locks (hash)
 -- ARGV  1 fence  2 id of the acquisition  3 lease_ms  then the keys that were locked
--- Returns ok n ...  the numbers of the keys that were not the acquisition's any more
+-- Returns ok n ...  the numbers of the keys that the acquisition no longer held
 
 local function run(KEYS, ARGV)
   local LOCKS, keys = KEYS[1], {unpack(ARGV, 4)}

@@ -1,15 +1,15 @@
--- Releases an acquisition, key by key: one that was lost does not keep the others locked. A key
--- is free when its last acquisition was released. Repeating it changes nothing.
+-- Releases each key of an acquisition that the acquisition still holds. A key is free when its last
+-- acquisition is released. A repeated call changes nothing.
 --
 -- KEYS  1 locks (hash)
--- ARGV  1 fence, "" = whichever: it is not known whether the acquisition was ever granted
+-- ARGV  1 fence; "" for any, when it is not known whether the lock was granted
 --       2 id of the acquisition
---       3 scope  what was freed is told on the channel <scope>released; see lock.lua for the others
---       4 leave_queue  "1" = it may have queued: leave_queue the queues too
---       5 gone_ms  how long to refuse attempts of the acquisition that are still on their way, "0" =
---         there are none; see lock.lua
+--       3 scope  prefix of the channel <scope>released, on which the freed keys are published, and of the
+--         keys that waiters share
+--       4 "1" when the acquisition may be in queues and leaves them
+--       5 gone_ms  time for which attempts of the acquisition that arrive late are refused, "0" for none
 --       then the keys that were locked
--- Returns ok n ...  the numbers of the keys that were not the acquisition's any more
+-- Returns ok n ...  the numbers of the keys that the acquisition no longer held
 
 local function run(KEYS, ARGV)
   local LOCKS = KEYS[1]
@@ -36,10 +36,11 @@ local function run(KEYS, ARGV)
   if #over > 0 then redis.call('HDEL', LOCKS, unpack(over)) end
 
   if ARGV[4] == '1' and leave_queue(scope, id) then
-    freed = keys -- whoever was behind it may go on
+    freed = keys -- a waiter behind it may continue
     for _, key in ipairs(keys) do redis.call('ZREM', scope .. 'queue:' .. key, id) end
   end
-  -- Who may not publish still unlocks: waiters then go on by their own clocks.
+  -- A user without the permission to publish can still unlock. The waiters then use their own
+  -- clocks.
   if #freed > 0 and redis.call('EXISTS', scope .. 'waited_for') == 1 then
     redis.pcall('SPUBLISH', scope .. 'released', table.concat(freed, ' '))
   end

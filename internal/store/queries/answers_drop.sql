@@ -1,5 +1,5 @@
 -- Removes the oldest answers of events.
--- $1 how long ago they were decided, at least (ms)  $2 how many, at most
+-- $1 minimum age since they were decided (ms)  $2 maximum number
 -- Affects one row an answer.
 DELETE FROM event_answers WHERE cause = ANY (ARRAY(
     SELECT cause FROM event_answers

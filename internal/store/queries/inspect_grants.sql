@@ -1,6 +1,6 @@
--- Finds the privileges that who asks does not have. Needs USAGE on the schema.
+-- Finds the privileges that the current role lacks. Needs USAGE on the schema.
 -- $1 schema  $2 relation[]  $3 column[] ("" = the whole relation)  $4 privilege[]
--- Returns n (from 1) of each that is missing; all of a relation that there is not.
+-- Returns n (from 1) of each missing privilege; all privileges on a relation that does not exist.
 SELECT want.n
 FROM unnest($2::text[], $3::text[], $4::text[]) WITH ORDINALITY AS want (relation, attribute, privilege, n)
 LEFT JOIN pg_class AS c ON c.relnamespace = to_regnamespace($1) AND c.relname = want.relation

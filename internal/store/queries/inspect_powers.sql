@@ -1,8 +1,8 @@
--- Finds out what who asks may do, and a worker need not.
+-- Reads the powers of the current role that a worker does not need.
 -- $1 schema
--- Returns attributes[] (SUPERUSER and the like, of the role and of those that it may become, and predefined roles),
--- owned[] (tables and sequences of the schema whose owner it is or may become), destroys[] ("DELETE on
--- payments" and the like, of the other tables).
+-- Returns attributes[] (attributes like SUPERUSER, of the role and of those that it may become, and predefined roles),
+-- owned[] (tables and sequences of the schema whose owner it is or may become), destroys[] (privileges like "DELETE on
+-- payments", on the other tables).
 WITH me AS (
     SELECT r.* FROM pg_roles AS r JOIN pg_roles AS i ON i.rolname = current_user
     WHERE r.oid = i.oid OR NOT i.rolsuper AND pg_has_role(i.oid, r.oid, 'MEMBER') -- a superuser is a member of all
@@ -25,6 +25,6 @@ SELECT
         SELECT p.privilege || ' on ' || r.relname
         FROM relation AS r, unnest(ARRAY['DELETE', 'TRUNCATE', 'TRIGGER']) AS p (privilege)
         WHERE r.relkind = 'r' AND NOT r.mine AND has_table_privilege(r.oid, p.privilege)
-            AND NOT (p.privilege = 'DELETE' AND r.relname IN ('event_answers', 'inventory')) -- what is old
+            AND NOT (p.privilege = 'DELETE' AND r.relname IN ('event_answers', 'inventory')) -- workers delete old rows of these
         ORDER BY r.relname, p.privilege
     ) AS destroys

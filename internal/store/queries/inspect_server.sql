@@ -1,7 +1,7 @@
--- Reads what the server promises, and who asks.
+-- Reads the server's version, the current role and the state of a schema.
 -- $1 schema
--- Returns version, who, database, creates (who asks may create schemas),
--- schema_exists, uses (who asks may use the schema), migrated (it has a table of migrations).
+-- Returns version, who (the role), database, creates (the role may create schemas), schema_exists, uses (the role may
+-- use the schema), migrated (it has a table of migrations).
 SELECT
     current_setting('server_version') AS version,
     current_user::text AS who,

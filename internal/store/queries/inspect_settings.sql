@@ -1,4 +1,4 @@
--- Reads settings as they are in this session, and where each comes from.
+-- Reads settings of this session and their sources.
 -- $1 name[]
 -- Returns name, setting, source.
 SELECT name, setting, source FROM pg_settings WHERE name = ANY ($1::text[]) ORDER BY name

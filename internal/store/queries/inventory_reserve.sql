@@ -1,8 +1,9 @@
--- Adds to what is reserved; a negative quantity gives back. The rows are locked in (resource_id, slot) order first, because an
--- UPDATE that joins locks in any order, and two of them could wait for each other.
+-- Adds to the reserved number of slots; a negative quantity subtracts. It locks the rows in
+-- (resource_id, slot) order first: an UPDATE that joins locks in any order, and two of them could
+-- deadlock.
 -- $1 resource_id[]  $2 slot[]  $3 quantity[]   (distinct pairs)
--- Affects one row a pair; fewer when a pair has no inventory. Fails with
--- reserved_is_between_zero_and_capacity when there is not enough.
+-- Affects one row a pair; fewer when a pair has no inventory row. Fails with
+-- reserved_is_between_zero_and_capacity when the capacity is exceeded.
 WITH sums AS (
     SELECT s.resource_id, s.slot, s.quantity
     FROM unnest($1::text[], $2::text[], $3::bigint[]) AS s (resource_id, slot, quantity)

@@ -1,5 +1,5 @@
--- Sets the capacity of slots of one resource, except where a later event has set it already.
--- Fails with reserved_is_between_zero_and_capacity when more is reserved of one of them.
+-- Sets the capacity of slots of one resource, except where a later event has set it already. Fails
+-- with reserved_is_between_zero_and_capacity when more of a slot is reserved.
 -- $1 resource_id  $2 slot[] (sorted)  $3 capacity
 -- $4 when the event was stored  $5 when its stream was created  $6 its sequence there
 INSERT INTO inventory AS i
@@ -17,7 +17,7 @@ DO UPDATE SET
                 WHEN i.set_in_stream_at = i.set_by_event_at
                 THEN (i.set_by_stream_created_at, i.set_by_stream_seq)
                     > (excluded.set_by_stream_created_at, excluded.set_by_stream_seq)
-                ELSE i.set_by_event_at > excluded.set_by_event_at -- the version before has set it
+                ELSE i.set_by_event_at > excluded.set_by_event_at -- the previous version has set it
             END THEN i ELSE excluded END) AS one (winner)
     ),
     updated_at = now()

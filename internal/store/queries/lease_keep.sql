@@ -1,7 +1,6 @@
--- queries/lease_keep.sql
--- Takes a lease, or keeps it, unless another holder has it.
--- $1 name  $2 holder  $3 for how long (ms)
--- Affects no row when another has it.
+-- Takes or renews a lease, unless another holder has it.
+-- $1 name  $2 holder  $3 how long (ms)
+-- Affects no row when another holder has it.
 INSERT INTO leases AS l (name, holder, held_until) VALUES ($1, $2, clock_timestamp() + $3 * interval '1 millisecond')
 ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, held_until = excluded.held_until
 WHERE l.holder = excluded.holder OR l.held_until <= clock_timestamp()

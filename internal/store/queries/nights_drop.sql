@@ -1,6 +1,6 @@
--- Removes rows of nights that are long past and of which nothing is reserved. A slot with another name is none, and
--- neither is a row that a reservation uses.
--- $1 how many days ago the night was, at least  $2 how many rows, at most
+-- Removes rows of nights that are long past and have no reservation. It keeps slots whose names are
+-- not dates.
+-- $1 minimum number of days since the night  $2 maximum number of rows
 -- Affects one row a night.
 WITH past AS MATERIALIZED (
     SELECT resource_id, slot FROM inventory

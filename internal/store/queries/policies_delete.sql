@@ -1,4 +1,4 @@
--- Deletes policies by which no event is decided any more: another has been in force for longer than any
+-- Deletes policies that decide no event any more: a later one has been in force for longer than any
 -- event waits.
 -- $1 how long that is (ms)
 DELETE FROM policies AS p

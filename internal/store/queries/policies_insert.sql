@@ -1,6 +1,6 @@
 -- Stores a policy, unless it is the latest already. The first is in force at once.
--- $1 settings  $2 after how long another one comes into force (ms)
--- Returns in how many ms it is in force, if it was stored.
+-- $1 settings  $2 after how long a further policy comes into force (ms)
+-- Returns in how many ms it is in force; no row if it was not stored.
 WITH latest AS (
     SELECT since, settings FROM policies ORDER BY since DESC LIMIT 1
 )

@@ -1,4 +1,4 @@
--- Cancels reservations that are locked.
+-- Cancels locked reservations.
 -- $1 hold_id[]  $2 cause[]  $3 reason[]
 UPDATE reservations AS r
 SET status = 'cancelled', cancelled_by = c.cause, cancel_reason = c.reason

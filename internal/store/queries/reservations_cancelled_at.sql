@@ -1,4 +1,4 @@
--- Writes when reservations were cancelled, unless that is known.
+-- Stores when reservations were cancelled, unless that is stored already.
 -- $1 hold_id[]  $2 now
 -- Returns hold_id, cancelled_at of each.
 UPDATE reservations

@@ -1,7 +1,7 @@
--- Locks reservations, in the order of their ids, and reads what is to be given back.
+-- Locks reservations in the order of their ids, and reads what a cancellation restores.
 -- $1 hold_id[]
--- Returns hold_id, resource_id, slots, quantity, cancelled, hold (json: what the answer to its payment says of it)
--- of each that there is.
+-- Returns hold_id, resource_id, slots, quantity, cancelled, hold (json: the hold as in the answer to its payment)
+-- of each that exists.
 SELECT r.hold_id, r.resource_id, r.slots, r.quantity, r.status = 'cancelled' AS cancelled, p.hold
 FROM reservations AS r
 JOIN payments AS p ON p.hold_id = r.hold_id AND p.payment_id = r.payment_id

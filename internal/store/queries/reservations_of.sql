@@ -1,5 +1,4 @@
--- queries/reservations_of.sql
--- Reads which holds became reservations, cancelled ones too.
+-- Reads which holds became reservations, including cancelled ones.
 -- $1 hold_id[]
 -- Returns hold_id, payment_id, confirmed_at, late of each that did.
 SELECT r.hold_id, r.payment_id, r.confirmed_at, p.late

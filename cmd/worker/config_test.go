@@ -1,0 +1,70 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Sets of flags that several commands have.
+const (
+	theServers   = " nats-url redis-url postgres-url namespace"
+	theLifetimes = " hold-lifetime-max request-key-ttl"
+	thePolicies  = " hold-ttl" + theLifetimes + " hold-ttl-max payment-window late-payment holds-per-user nights-max horizon"
+	theLocks     = " lock-strategy lock-redis-urls lock-lease lock-renew-max lock-fair lock-wait"
+	theRest      = " inbound-keep http-addr reconcile nats-monitor-urls stream-replicas preflight log-level no-notifications no-timer"
+)
+
+// TestFlags_EachCommand_ShowsWhatItUses checks that the help of each command lists exactly the
+// flags that it uses, its own flags first. Add a new setting to the row of each command that reads
+// it.
+func TestFlags_EachCommand_ShowsWhatItUses(t *testing.T) {
+	t.Parallel()
+	want := map[string]string{
+		"dev":         "once data-dir install" + theServers + thePolicies + theLocks + theRest,
+		"run":         "embedded no-migrate data-dir install" + theServers + thePolicies + theLocks + theRest,
+		"migrate":     theServers + thePolicies + " nats-monitor-urls stream-replicas preflight log-level",
+		"healthcheck": "http-addr timeout data-dir",
+		"preflight":   "no-migrate output data-dir" + theServers + theLifetimes + " lock-strategy lock-redis-urls nats-monitor-urls stream-replicas",
+		"locks":       "http-addr output data-dir",
+		"audit":       "resource-id capacity-by-events repair yes output data-dir" + theServers + " request-key-ttl",
+		"rebuild":     "yes output data-dir" + theServers + " hold-ttl" + theLifetimes,
+		"completion":  "",
+	}
+	for _, command := range commandsFrom("run") {
+		var flags []string
+		grouped := false
+		for _, flag := range command.Flags {
+			flags = append(flags, flag.Name)
+			if grouped = grouped || flag.Group != nil; grouped && flag.Group == nil && !flag.Hidden {
+				t.Errorf("worker %s: its own flag --%s is listed after the flags of a group", command.Name, flag.Name)
+			}
+		}
+		if expected, known := want[command.Name]; !known || !slices.Equal(flags, strings.Fields(expected)) {
+			t.Errorf("worker %s has the flags %v\nwant %v", command.Name, flags, strings.Fields(expected))
+		}
+		var help strings.Builder
+		if code := run(t.Context(), []string{command.Name, "--help"}, streams{&help, &help}); code != exitOK ||
+			!strings.Contains(help.String(), "Example") || !strings.Contains(help.String(), "  worker "+command.Name) {
+			t.Errorf("worker %s --help: exit code %d, or no example of the command:\n%s", command.Name, code, help.String())
+		}
+	}
+}
+
+// TestSettings_FlagAndEnvironment_FlagWins sets options by flag, by variable, and by both.
+func TestSettings_FlagAndEnvironment_FlagWins(t *testing.T) {
+	t.Setenv("HOLDFAST_HOLD_TTL", "20s")
+	t.Setenv("HOLDFAST_LOCK_WAIT", "1s")
+	t.Setenv("HOLDFAST_DATA_DIR", "")
+	var out strings.Builder
+	parsed, err := newParser(streams{&out, &out}, func(int) {}).Parse([]string{"run", "--hold-ttl", "30s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := parsed.Selected().Target.Addr().Interface().(*runCommand)
+	if set.HoldTTL.String() != "30s" || set.LockWait.String() != "1s" || set.DataDir != defaultDataDir ||
+		set.Namespace != defaultNamespace {
+		t.Errorf("hold-ttl %s, lock-wait %s, data-dir %s, namespace %s", set.HoldTTL, set.LockWait, set.DataDir,
+			set.Namespace)
+	}
+}

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestHealthcheck_LiveEndedAndForeign_ExitCodes checks a running worker, a stopped one, and a
+// server that is not a worker.
+func TestHealthcheck_LiveEndedAndForeign_ExitCodes(t *testing.T) {
+	t.Parallel()
+	other := httptest.NewServer(http.NotFoundHandler())
+	defer other.Close()
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts connections and never answers
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = silent.Close() }()
+	check := func(want int, text string, args ...string) {
+		t.Helper()
+		var out strings.Builder
+		if code := run(t.Context(), append([]string{"healthcheck"}, args...), streams{&out, &out}); code != want ||
+			!strings.Contains(out.String(), text) {
+			t.Errorf("worker healthcheck %v: %d, %s\nwant %d with %s", args, code, out.String(), want, text)
+		}
+	}
+	worker := newHarness(t).startWorker()
+	_, port, err := net.SplitHostPort(worker.http)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "endpoints.env"), []byte("HOLDFAST_HTTP_ADDR="+worker.http+"\n"),
+		0o600); err != nil {
+		t.Fatal(err)
+	}
+	check(exitOK, "alive: http://"+worker.http, "--http-addr", worker.http, "--timeout", "1m")
+	check(exitOK, "alive: http://"+worker.http, "--http-addr", "0.0.0.0:"+port, "--timeout", "1m")
+	check(exitOK, "alive: http://"+worker.http, "--data-dir", dir, "--timeout", "1m")
+	check(exitFailed, "404", "--http-addr", other.Listener.Addr().String(), "--timeout", "1m")
+	check(exitFailed, "no answer from worker", "--http-addr", silent.Addr().String(), "--timeout", "50ms")
+	worker.stop(t)
+	check(exitFailed, "no answer from worker", "--data-dir", dir, "--timeout", "1m")
+}

@@ -1,0 +1,27 @@
+package audit_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/record"
+)
+
+// TestRun_UnknownKeys_LeftAlone writes unknown keys. They are left alone and counted.
+func TestRun_UnknownKeys_LeftAlone(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	ctx := t.Context()
+	s.redis.Set(ctx, s.key("hall", "colour"), "red", 0)
+	s.redis.Set(ctx, fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, (record.Partition("hall")+1)%record.Partitions),
+		"red", 0)
+	s.redis.ZAdd(ctx, s.agenda("hall"), redis.Z{Score: 1, Member: "no resource\n"})
+	report := s.wantNoFindings()
+	if text := strings.Join(report.Inconclusive,
+		"\n"); text != "3 keys or entries in redis are unknown to this version" {
+		t.Errorf("inconclusive:\n%s", text)
+	}
+}

@@ -1,0 +1,64 @@
+package audit_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/go-json-experiment/json"
+
+	"holdfast/internal/audit"
+)
+
+// TestResources_ManySlots_ReadsNoOthers reads a page of resources with many slots: about one row of
+// each is read.
+func TestResources_ManySlots_ReadsNoOthers(t *testing.T) {
+	t.Parallel()
+	const resources, limit = 20, 12
+	w := newHarness(t)
+	w.execute(`INSERT INTO inventory (resource_id, slot, capacity)
+		SELECT 'r' || lpad(r::text, 2, '0'), 's' || s, 1 FROM generate_series(1, $1) AS r, generate_series(1, 500) AS s`, resources)
+	w.execute(`ANALYZE inventory`)
+	var found []string
+	for last := ""; ; last = found[len(found)-1] {
+		var page []string
+		w.must(w.backends.Postgres.QueryRow(t.Context(),
+			`SELECT coalesce(array_agg(resource_id), '{}') FROM (`+audit.QueryResources+`) AS page`, last,
+			limit).Scan(&page))
+		if found = append(found, page...); len(page) == 0 {
+			break
+		}
+	}
+	for i, name := range found {
+		if want := fmt.Sprintf("r%02d", i+1); name != want || len(found) != resources {
+			t.Errorf("resource %d of %d is %s, want %s", i, len(found), name, want)
+		}
+	}
+	var text string
+	w.must(w.backends.Postgres.QueryRow(t.Context(), `EXPLAIN (ANALYZE, FORMAT JSON) `+audit.QueryResources, "",
+		limit).Scan(&text))
+	var plans []struct{ Plan planNode }
+	w.must(json.Unmarshal([]byte(text), &plans))
+	if got := plans[0].Plan.rowsOf("inventory"); got < limit || got > 2*limit {
+		t.Errorf("%v rows are read for %d resources:\n%s", got, limit, text)
+	}
+}
+
+// planNode is a node of an executed query plan.
+type planNode struct {
+	Relation string  `json:"Relation Name"`
+	Rows     float64 `json:"Actual Rows"`
+	Removed  float64 `json:"Rows Removed by Filter"`
+	Loops    float64 `json:"Actual Loops"`
+	Plans    []planNode
+}
+
+// rowsOf returns how many rows of a table were read.
+func (n planNode) rowsOf(table string) (rows float64) {
+	if n.Relation == table {
+		rows = (n.Rows + n.Removed) * n.Loops
+	}
+	for _, child := range n.Plans {
+		rows += child.rowsOf(table)
+	}
+	return rows
+}

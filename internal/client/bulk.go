@@ -1,0 +1,314 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/events"
+)
+
+// The bounds of the delay before a message that was not stored is published again.
+const (
+	bulkRetryMin = 50 * time.Millisecond
+	bulkRetryMax = 2 * time.Second
+)
+
+// bulkStopLimit bounds the wait for PubAcks after the context of a BulkPublisher has ended.
+const bulkStopLimit = 2 * time.Second
+
+// BulkOptions are the limits of a BulkPublisher.
+type BulkOptions struct {
+	InFlight      int           // messages in flight at a time, at least 1
+	AwaitOutcomes bool          // wait for the reply to each message
+	Timeout       time.Duration // of a PubAck, then the message is published again; and of a reply
+	GiveUpAfter   time.Duration // without any message stored
+
+	// OnError is called once in each outage with the reason why nothing is stored. It must not be
+	// nil.
+	OnError func(err error)
+}
+
+// BulkPublisher publishes many inbound events, a bounded number at a time. It publishes a message
+// again until it is stored. A message can therefore be stored twice: it is the same event, with the
+// same outcome.
+type BulkPublisher struct {
+	options BulkOptions
+	nc      *nats.Conn
+	js      jetstream.JetStream
+
+	// work ends when the publisher gives up, with the error as its cause, or bulkStopLimit after
+	// parent has ended. From then on no message is published again and no reply is awaited.
+	parent context.Context
+	work   context.Context
+	giveUp context.CancelCauseFunc
+
+	inFlight chan struct{} // one element for each message in flight
+	running  sync.WaitGroup
+	storedAt atomic.Int64 // time of the last PubAck in Unix nanoseconds; 0 before the first
+	failedAt atomic.Int64 // time of the OnError call of this outage in Unix nanoseconds; 0 without an outage
+
+	inbox   string
+	replies *nats.Subscription
+	mu      sync.Mutex
+	pending map[string]chan *nats.Msg // messages that wait for a reply, by the last token of their inbox
+	tokens  uint64
+}
+
+// BulkResult is the result of a message.
+type BulkResult struct {
+	Stored    bool
+	Duplicate bool   // an earlier run or another publisher had stored the message
+	Reply     *Reply // nil unless replies are awaited and this one came in time
+	Err       error  // why the message is not stored, or why its reply cannot be parsed
+}
+
+// RefusedError reports that JetStream will never store a message, however often it is published.
+type RefusedError struct{ Cause error }
+
+func (e *RefusedError) Error() string { return "JetStream refuses the message: " + e.Cause.Error() }
+
+// Unwrap returns the error of JetStream.
+func (e *RefusedError) Unwrap() error { return e.Cause }
+
+// BulkPublisher returns a BulkPublisher that works until ctx ends. The caller calls Close.
+func (c *Client) BulkPublisher(ctx context.Context, o BulkOptions) (*BulkPublisher, error) {
+	js, err := jetstream.New(c.nc,
+		jetstream.WithPublishAsyncTimeout(o.Timeout), jetstream.WithPublishAsyncMaxPending(2*o.InFlight))
+	if err != nil {
+		return nil, fmt.Errorf("jetstream: %w", err)
+	}
+	b := &BulkPublisher{
+		options: o, nc: c.nc, js: js, parent: ctx,
+		inFlight: make(chan struct{}, o.InFlight), pending: make(map[string]chan *nats.Msg),
+	}
+	if o.AwaitOutcomes {
+		b.inbox = c.nc.NewInbox() + "."
+		if b.replies, err = c.nc.Subscribe(b.inbox+"*", b.deliverReply); err != nil {
+			return nil, fmt.Errorf("subscribe: %w", err)
+		}
+	}
+	b.work, b.giveUp = context.WithCancelCause(context.WithoutCancel(ctx))
+	return b, nil
+}
+
+// Context returns a context that ends when the publisher gives up. Its cause is the reason.
+func (b *BulkPublisher) Context() context.Context { return b.work }
+
+// Close ends the work on all messages in flight. Publish must not be called afterwards. The
+// subscription to PubAcks ends with the connection: CleanupPublisher of nats.go v1.55 leaks a
+// goroutine when it is called before the first publication.
+func (b *BulkPublisher) Close() {
+	b.giveUp(errors.New("closed"))
+	b.running.Wait()
+	if b.replies != nil {
+		_ = b.replies.Unsubscribe() // only fails when the connection is closed
+	}
+}
+
+// Wait waits for the results of all messages in flight. It returns the reason if the publisher has
+// given up.
+func (b *BulkPublisher) Wait() error {
+	stopped := context.AfterFunc(b.parent, func() {
+		time.AfterFunc(bulkStopLimit, func() { b.giveUp(context.Cause(b.parent)) })
+	})
+	defer stopped()
+	b.running.Wait()
+	if b.work.Err() != nil {
+		return context.Cause(b.work)
+	}
+	return nil
+}
+
+// Publish waits until fewer than InFlight messages are in flight, publishes a message and returns.
+// Messages are published in the order of the calls, except those that are published again. done is
+// called once with the result, from another goroutine. When the publisher has stopped, Publish
+// returns the reason and never calls done.
+//
+// republish decides about a message that JetStream drops as a duplicate of a stored one. With
+// republish it is published once more, under a new message id, and a worker decides: the same event
+// gets the same outcome again, and another event with the same id gets its own.
+func (b *BulkPublisher) Publish(m *nats.Msg, republish bool, done func(BulkResult)) error {
+	select {
+	case b.inFlight <- struct{}{}:
+	case <-b.parent.Done():
+	case <-b.work.Done():
+	}
+	for _, ctx := range []context.Context{b.parent, b.work} {
+		if ctx.Err() != nil { // also after a send: messages leave inFlight when the publisher stops
+			return context.Cause(ctx)
+		}
+	}
+	token, reply := b.expectReply(m)
+	p := b.publish(m)
+	b.running.Go(func() {
+		defer func() { <-b.inFlight }()
+		defer b.dropReply(token)
+		done(b.awaitResult(p, republish, reply))
+	})
+	return nil
+}
+
+// expectReply gives a message an inbox, and returns its token and a channel that receives the
+// reply. It returns nil when no replies are awaited.
+func (b *BulkPublisher) expectReply(m *nats.Msg) (token string, reply chan *nats.Msg) {
+	if b.replies == nil {
+		return "", nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.tokens++
+	token, reply = strconv.FormatUint(b.tokens, 36), make(chan *nats.Msg, 1)
+	b.pending[token] = reply
+	m.Header.Set(events.HeaderReplyTo, b.inbox+token)
+	return token, reply
+}
+
+func (b *BulkPublisher) dropReply(token string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.pending, token)
+}
+
+// deliverReply passes a reply to the message that waits for it.
+func (b *BulkPublisher) deliverReply(reply *nats.Msg) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	select {
+	case b.pending[strings.TrimPrefix(reply.Subject, b.inbox)] <- reply:
+	default: // the message no longer waits, or has a reply already
+	}
+}
+
+// publication is one attempt to store a message.
+type publication struct {
+	message *nats.Msg
+	at      time.Time
+	ack     jetstream.PubAckFuture // nil with err
+	err     error                  // why the message could not be sent
+}
+
+func (b *BulkPublisher) publish(m *nats.Msg) publication {
+	p := publication{message: m, at: time.Now()}
+	p.ack, p.err = b.js.PublishMsgAsync(m)
+	return p
+}
+
+// awaitResult waits until a published message has its result.
+func (b *BulkPublisher) awaitResult(p publication, republish bool, reply <-chan *nats.Msg) (r BulkResult) {
+	ack, first, err := b.publishUntilStored(p)
+	if err != nil {
+		return BulkResult{Err: err}
+	}
+	// After several attempts the duplicate may be an earlier attempt of this message.
+	r.Stored, r.Duplicate = true, ack.Duplicate && first
+	if ack.Duplicate && republish {
+		own := *p.message
+		own.Header = maps.Clone(own.Header)
+		own.Header.Set(jetstream.MsgIDHeader, own.Header.Get(jetstream.MsgIDHeader)+" "+uuid.NewString())
+		if _, _, r.Err = b.publishUntilStored(b.publish(&own)); r.Err != nil {
+			return r
+		}
+	}
+	if reply == nil {
+		return r
+	}
+	limit := time.NewTimer(b.options.Timeout)
+	defer limit.Stop()
+	select {
+	case m := <-reply:
+		var parsed Reply
+		if parsed, r.Err = parseReply(m); r.Err == nil {
+			r.Reply = &parsed
+		}
+	case <-limit.C:
+	case <-b.parent.Done():
+	case <-b.work.Done():
+	}
+	return r
+}
+
+// publishUntilStored waits for the PubAck of a published message, and publishes the message again
+// until it is stored. first reports that the first attempt was stored.
+func (b *BulkPublisher) publishUntilStored(p publication) (ack *jetstream.PubAck, first bool, err error) {
+	began := p.at
+	retry := &backoff.ExponentialBackOff{
+		InitialInterval: bulkRetryMin, MaxInterval: bulkRetryMax, Multiplier: 2, RandomizationFactor: 0.5,
+	}
+	for first = true; ; first = false {
+		ack, err = b.awaitPubAck(p)
+		if err == nil {
+			b.storedAt.Store(time.Now().UnixNano())
+			if failedAt := b.failedAt.Load(); p.at.UnixNano() > failedAt {
+				b.failedAt.CompareAndSwap(failedAt, 0) // a message that was published after the failure is stored
+			}
+			return ack, first, nil
+		}
+		if err := b.permanentError(err, began, p.at); err != nil {
+			return nil, first, err
+		}
+		pause := time.NewTimer(retry.NextBackOff())
+		select {
+		case <-pause.C:
+		case <-b.parent.Done():
+			pause.Stop()
+			return nil, first, context.Cause(b.parent)
+		case <-b.work.Done():
+			pause.Stop()
+			return nil, first, context.Cause(b.work)
+		}
+		p = b.publish(p.message)
+	}
+}
+
+func (b *BulkPublisher) awaitPubAck(p publication) (*jetstream.PubAck, error) {
+	if p.err != nil {
+		return nil, p.err
+	}
+	select {
+	case ack := <-p.ack.Ok():
+		return ack, nil
+	case err := <-p.ack.Err():
+		return nil, err
+	case <-b.work.Done():
+		return nil, context.Cause(b.work)
+	}
+}
+
+// permanentError returns the error that ends the attempts to store a message, or nil to try again.
+// It gives up when nothing was stored for too long. began is the time of the first attempt, at of
+// the last one.
+func (b *BulkPublisher) permanentError(err error, began, at time.Time) error {
+	storedAt := b.storedAt.Load()
+	if stored := time.Unix(0, storedAt); stored.After(began) {
+		began = stored
+	}
+	switch {
+	case b.work.Err() != nil:
+		return context.Cause(b.work)
+	case events.IsTooLarge(err):
+		return &RefusedError{err}
+	case errors.Is(err, jetstream.ErrNoStreamResponse) && storedAt == 0:
+		b.giveUp(fmt.Errorf("publish: %w", err))
+	case time.Since(began) > b.options.GiveUpAfter:
+		b.giveUp(fmt.Errorf("nothing was stored for %s: %w", b.options.GiveUpAfter, err))
+	default:
+		// A failure before the last PubAck is no outage.
+		if at.UnixNano() > storedAt && b.failedAt.CompareAndSwap(0, time.Now().UnixNano()) {
+			b.options.OnError(err)
+		}
+		return nil
+	}
+	return context.Cause(b.work)
+}

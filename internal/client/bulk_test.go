@@ -1,0 +1,284 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/events"
+	"holdfast/internal/stack/stacktest"
+)
+
+// bulkHarness is a BulkPublisher that keeps the results of its messages by their names.
+type bulkHarness struct {
+	*BulkPublisher
+	t       *testing.T
+	ns      events.Namespace
+	mu      sync.Mutex
+	results map[string]BulkResult
+	errs    chan error // calls of OnError
+}
+
+func newBulkHarness(t *testing.T, ctx context.Context, ns events.Namespace, o BulkOptions) *bulkHarness {
+	t.Helper()
+	b := &bulkHarness{t: t, ns: ns, results: make(map[string]BulkResult), errs: make(chan error, 64)}
+	o.OnError = func(err error) { b.errs <- err }
+	c := newHarnessWithoutStreams(t, stacktest.Shared().NATSURL, ns).client
+	var err error
+	if b.BulkPublisher, err = c.BulkPublisher(ctx, o); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Close)
+	return b
+}
+
+// send publishes a message under a message id, and keeps its result under a name.
+func (b *bulkHarness) send(name, id, body string, republish bool) error {
+	m := events.NewStructuredMsg([]byte(body))
+	m.Subject = b.ns.In(events.BookingRequested, "room")
+	m.Header.Set(jetstream.MsgIDHeader, id)
+	return b.Publish(m, republish, func(r BulkResult) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if _, twice := b.results[name]; twice {
+			b.t.Errorf("%s has two results", name)
+		}
+		b.results[name] = r
+	})
+}
+
+// mustSend publishes a valid request whose key and message id are its name.
+func (b *bulkHarness) mustSend(name string) {
+	b.t.Helper()
+	if err := b.send(name, name, keyed(name), false); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bulkHarness) mustWait() {
+	b.t.Helper()
+	if err := b.Wait(); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// contains reports whether the outcome in a result contains a request key.
+func (r BulkResult) contains(key string) bool {
+	return r.Reply != nil && strings.Contains(string(r.Reply.Envelope.Data), `"`+key+`"`)
+}
+
+// TestBulkPublisher_AwaitOutcomes_EachGetsItsReply publishes many events. They are stored in order,
+// at most InFlight are in flight, and each gets its own reply.
+func TestBulkPublisher_AwaitOutcomes_EachGetsItsReply(t *testing.T) {
+	t.Parallel()
+	const count, inFlight = 2000, 32
+	h := newHarness(t)
+	o := BulkOptions{InFlight: inFlight, AwaitOutcomes: true, Timeout: generous, GiveUpAfter: generous}
+	b := newBulkHarness(t, t.Context(), h.ns, o)
+	for i := range count {
+		b.mustSend(fmt.Sprintf("k%d", i))
+		b.mu.Lock()
+		unfinished := i + 1 - len(b.results)
+		b.mu.Unlock()
+		if unfinished > inFlight {
+			t.Fatalf("%d messages are in flight, want at most %d", unfinished, inFlight)
+		}
+	}
+	b.mustWait()
+	for i := range count {
+		key := fmt.Sprintf("k%d", i)
+		r := b.results[key]
+		if !r.Stored || r.Duplicate || r.Err != nil || !r.contains(key) {
+			t.Fatalf("result of %s: %+v", key, r)
+		}
+	}
+	if len(b.pending) > 0 {
+		t.Errorf("%d replies are still pending", len(b.pending))
+	}
+	stream, err := h.js.Stream(t.Context(), h.ns.InStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range count {
+		m, err := stream.GetMsg(t.Context(), uint64(i+1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := fmt.Sprintf("k%d", i); m.Header.Get(jetstream.MsgIDHeader) != want {
+			t.Fatalf("message %d is %s, want %s", i+1, m.Header.Get(jetstream.MsgIDHeader), want)
+		}
+	}
+}
+
+// TestBulkPublisher_DuplicateID_RepublishedOnRequest publishes message ids that are stored already.
+// With republish a worker decides whether it is the same event.
+func TestBulkPublisher_DuplicateID_RepublishedOnRequest(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	h.updateInboundStream(func(c *jetstream.StreamConfig) { c.Duplicates = time.Hour })
+	o := BulkOptions{InFlight: 1, AwaitOutcomes: true, Timeout: generous, GiveUpAfter: generous}
+	earlier := newBulkHarness(t, t.Context(), h.ns, o)
+	earlier.mustSend("k")
+	earlier.mustWait()
+
+	b := newBulkHarness(t, t.Context(), h.ns, o)
+	for _, err := range []error{
+		b.send("same event", "k", keyed("k"), true),
+		b.send("other event, same id", "k", keyed("other"), true),
+		b.send("new event", "new", keyed("new"), true),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.mustWait()
+	for name, want := range map[string]struct {
+		duplicate bool
+		key       string
+	}{"same event": {true, "k"}, "other event, same id": {true, "other"}, "new event": {false, "new"}} {
+		r := b.results[name]
+		if r.Duplicate != want.duplicate || !r.contains(want.key) {
+			t.Errorf("result of %s: %+v", name, r)
+		}
+	}
+	first, second := earlier.results["k"].Reply.Envelope, b.results["same event"].Reply.Envelope
+	if first.ID != second.ID {
+		t.Errorf("the same event has the outcomes %s and %s", first.ID, second.ID)
+	}
+
+	quiet := newBulkHarness(t, t.Context(), h.ns, BulkOptions{InFlight: 1, Timeout: generous, GiveUpAfter: generous})
+	if err := quiet.send("dropped", "k", keyed("dropped"), false); err != nil {
+		t.Fatal(err)
+	}
+	quiet.mustWait()
+	if r := quiet.results["dropped"]; !r.Stored || !r.Duplicate || r.Reply != nil {
+		t.Errorf("result of the dropped duplicate: %+v", r)
+	}
+	quiet.mustSend("last") // the duplicate would be decided before it
+	quiet.mustWait()
+	h.await("the decision of the last event", func() bool { return h.decidedCount("last") == 1 })
+	if h.decidedCount("dropped") != 0 {
+		t.Error("a duplicate was published again without republish")
+	}
+}
+
+// TestBulkPublisher_StreamFull_ReportsOnceAndRetries publishes to a full stream. OnError is called
+// once, and the messages are stored when the stream has space.
+func TestBulkPublisher_StreamFull_ReportsOnceAndRetries(t *testing.T) {
+	t.Parallel()
+	h := newStreams(t)
+	ns, stream := h.ns, h.inboundStream()
+	h.updateInboundStream(func(c *jetstream.StreamConfig) { c.MaxMsgs = 10 })
+	b := newBulkHarness(t, t.Context(), ns, BulkOptions{InFlight: 64, Timeout: generous, GiveUpAfter: generous})
+	for i := range 50 {
+		b.mustSend(fmt.Sprint(i))
+	}
+	if err := <-b.errs; !strings.Contains(err.Error(), "maximum messages exceeded") {
+		t.Errorf("OnError(%v), want the full stream", err)
+	}
+	h.updateInboundStream(func(c *jetstream.StreamConfig) { c.MaxMsgs = -1 })
+	b.mustWait()
+	if len(b.errs) > 0 {
+		t.Errorf("second OnError(%v)", <-b.errs)
+	}
+	info, err := stream.Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.State.Msgs != 50 || len(b.results) != 50 {
+		t.Errorf("%d messages are stored and %d have results, want 50", info.State.Msgs, len(b.results))
+	}
+	for name, r := range b.results {
+		if !r.Stored || r.Duplicate {
+			t.Errorf("result of %s: %+v", name, r)
+		}
+	}
+}
+
+// TestBulkPublisher_NothingStored_GivesUp publishes to a stream that stays full, and to one that
+// does not exist.
+func TestBulkPublisher_NothingStored_GivesUp(t *testing.T) {
+	t.Parallel()
+	full := newStreams(t)
+	full.updateInboundStream(func(c *jetstream.StreamConfig) { c.MaxMsgs = 1 })
+	nowhere := events.Namespace(stacktest.Namespace(t))
+	o := BulkOptions{InFlight: 1, Timeout: generous, GiveUpAfter: 50 * time.Millisecond}
+	for ns, want := range map[events.Namespace]string{
+		full.ns: "nothing was stored for 50ms", nowhere: jetstream.ErrNoStreamResponse.Error(),
+	} {
+		b := newBulkHarness(t, t.Context(), ns, o)
+		var err error
+		sent := 0
+		for ; err == nil; sent++ {
+			err = b.send(fmt.Sprint(sent), fmt.Sprint(sent), keyed("k"), false)
+		}
+		if waited := b.Wait(); !errors.Is(waited, err) || !strings.Contains(err.Error(), want) {
+			t.Errorf("Publish returned %v and Wait %v, want %s", err, waited, want)
+		}
+		if context.Cause(b.Context()) == nil || len(b.results) != sent-1 {
+			t.Errorf("cause %v; %d results of %d messages", context.Cause(b.Context()), len(b.results), sent-1)
+		}
+	}
+}
+
+// TestBulkPublisher_MessageTooLarge_RefusedOthersStored publishes messages that are too large for
+// the stream and for the server, and one that is not.
+func TestBulkPublisher_MessageTooLarge_RefusedOthersStored(t *testing.T) {
+	t.Parallel()
+	h := newStreams(t)
+	ns := h.ns
+	h.updateInboundStream(func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1024 })
+	b := newBulkHarness(t, t.Context(), ns, BulkOptions{InFlight: 2, Timeout: generous, GiveUpAfter: generous})
+	if err := b.send("large", "large", strings.Repeat("x", 2048), false); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.send("huge", "huge", strings.Repeat("x", 2<<20), false); err != nil { // above the server's limit
+		t.Fatal(err)
+	}
+	b.mustSend("small")
+	b.mustWait()
+	for _, name := range []string{"large", "huge"} {
+		if refused, is := errors.AsType[*RefusedError](b.results[name].Err); !is {
+			t.Errorf("%s: error %v, want a RefusedError", name, b.results[name].Err)
+		} else if errors.Is(refused, nats.ErrMaxPayload) != (name == "huge") {
+			t.Errorf("%s: refused by the wrong limit: %v", name, refused)
+		}
+	}
+	if r := b.results["small"]; !r.Stored || r.Err != nil {
+		t.Errorf("result of small: %+v", r)
+	}
+}
+
+// TestBulkPublisher_Cancelled_StopsAwaitingReplies cancels a publisher whose messages are stored
+// and get no replies.
+func TestBulkPublisher_Cancelled_StopsAwaitingReplies(t *testing.T) {
+	t.Parallel()
+	h := newStreams(t)
+	ns, stream := h.ns, h.inboundStream()
+	ctx, cancel := context.WithCancel(t.Context())
+	o := BulkOptions{InFlight: 2, AwaitOutcomes: true, Timeout: 24 * time.Hour, GiveUpAfter: 24 * time.Hour}
+	b := newBulkHarness(t, ctx, ns, o)
+	b.mustSend("a")
+	b.mustSend("b")
+	stacktest.Eventually(t, "two messages to be stored", func() bool {
+		info, err := stream.Info(t.Context())
+		return err == nil && info.State.Msgs == 2
+	})
+	cancel()
+	if err := b.send("c", "c", keyed("c"), false); !errors.Is(err, context.Canceled) {
+		t.Errorf("Publish after the cancellation: error %v", err)
+	}
+	b.mustWait()
+	for _, name := range []string{"a", "b"} {
+		if r := b.results[name]; !r.Stored || r.Reply != nil || r.Err != nil {
+			t.Errorf("result of %s: %+v", name, r)
+		}
+	}
+}

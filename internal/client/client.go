@@ -1,0 +1,117 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/events"
+)
+
+// ErrReplyTimeout reports that no reply came in time. The event is stored and will have an outcome.
+var ErrReplyTimeout = errors.New("no answer in time")
+
+// Client publishes inbound events, follows their outcomes and manages dead letters. Its methods may
+// be called concurrently.
+type Client struct {
+	nc *nats.Conn
+	js jetstream.JetStream
+	ns events.Namespace
+}
+
+// New returns a Client of a namespace. The caller closes nc.
+func New(nc *nats.Conn, ns events.Namespace) (*Client, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("jetstream: %w", err)
+	}
+	return &Client{nc, js, ns}, nil
+}
+
+// Reply is what a worker sends to the publisher of an event: its outcome, or the notice of its dead
+// letter.
+type Reply struct {
+	Body       []byte                  // as received
+	Envelope   events.Envelope         // the outcome; zero when the event was dead-lettered
+	DeadLetter *events.DeadLetterReply // nil unless the event was dead-lettered
+}
+
+// Publish publishes a message and returns when JetStream has stored it.
+func (c *Client) Publish(ctx context.Context, m *nats.Msg) error {
+	if _, err := c.js.PublishMsg(ctx, m); err != nil {
+		return fmt.Errorf("publish on %s: %w", m.Subject, err)
+	}
+	return nil
+}
+
+// Request publishes a message and returns its reply. It returns ErrReplyTimeout when ctx ends while
+// the event is stored and has no reply.
+func (c *Client) Request(ctx context.Context, m *nats.Msg) (Reply, error) {
+	inbox := c.nc.NewInbox()
+	sub, err := c.nc.SubscribeSync(inbox)
+	if err != nil {
+		return Reply{}, fmt.Errorf("subscribe: %w", err)
+	}
+	defer func() { _ = sub.Unsubscribe() }() // only fails when the connection is closed
+	m.Header.Set(events.HeaderReplyTo, inbox)
+	if err := c.Publish(ctx, m); err != nil {
+		return Reply{}, err
+	}
+	reply, err := sub.NextMsgWithContext(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			err = ErrReplyTimeout
+		}
+		return Reply{}, fmt.Errorf("wait for the outcome: %w", err)
+	}
+	return parseReply(reply)
+}
+
+// parseReply parses a reply: an outcome or a DeadLetterReply, by its content type.
+func parseReply(m *nats.Msg) (Reply, error) {
+	r := Reply{Body: m.Data}
+	var err error
+	if m.Header.Get(events.HeaderContentType) == events.ContentTypeEvent {
+		err = json.Unmarshal(m.Data, &r.Envelope)
+	} else {
+		r.DeadLetter = new(events.DeadLetterReply)
+		err = json.Unmarshal(m.Data, r.DeadLetter)
+	}
+	if err != nil {
+		return Reply{}, fmt.Errorf("parse the reply: %w", err)
+	}
+	return r, nil
+}
+
+// Follow calls handle with every message that the outbound and the dead-letter stream store from
+// now on, in the order of each stream. The two streams call it concurrently. Follow returns when
+// ctx ends or the connection is closed. It calls ready, unless that is nil, once it follows both
+// streams.
+func (c *Client) Follow(ctx context.Context, ready func(), handle func(m jetstream.Msg)) error {
+	for _, stream := range []string{c.ns.OutStream(), c.ns.DLQStream()} {
+		config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy}
+		consumer, err := c.js.OrderedConsumer(ctx, stream, config)
+		if err != nil {
+			return fmt.Errorf("follow stream %s: %w", stream, err)
+		}
+		consuming, err := consumer.Consume(handle)
+		if err != nil {
+			return fmt.Errorf("follow stream %s: %w", stream, err)
+		}
+		defer consuming.Stop()
+	}
+	if ready != nil {
+		ready()
+	}
+	closed := c.nc.StatusChanged(nats.CLOSED)
+	defer c.nc.RemoveStatusListener(closed)
+	select {
+	case <-ctx.Done():
+	case <-closed:
+	}
+	return nil
+}

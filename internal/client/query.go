@@ -1,0 +1,106 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+// busyWait is the delay before a query is sent again after a busy worker refused it.
+const busyWait = 200 * time.Millisecond
+
+// ErrNoWorker reports that no worker answers queries in the namespace.
+var ErrNoWorker = errors.New("no worker answers")
+
+// RefusedQueryError is the refusal of a query by a worker.
+type RefusedQueryError struct {
+	Status int    // HTTP status; 0 when the refusal has none
+	Reason string // "<reason>: <detail>"
+}
+
+func (e *RefusedQueryError) Error() string { return strconv.Itoa(e.Status) + " " + e.Reason }
+
+// availabilityQuery is the body of a query to events.EndpointAvailability.
+type availabilityQuery struct {
+	ResourceID string `json:"resource_id"`
+	holds.SlotSelection
+}
+
+// DryRun queries a worker for the outcome that a message would have if it were published now. The
+// message is not published. DryRun returns ErrNoWorker or *RefusedQueryError when there is no
+// answer.
+func (c *Client) DryRun(ctx context.Context, m *nats.Msg) (events.DryRunResult, error) {
+	request := nats.NewMsg(c.ns.Service(events.EndpointDryRun))
+	request.Data = m.Data
+	for name, values := range m.Header {
+		if events.IsAttributeHeader(name) { // other headers decide nothing, and could make the query too large
+			request.Header[name] = values
+		}
+	}
+	request.Header.Set(events.HeaderDLQSubject, m.Subject)
+	var result events.DryRunResult
+	_, err := c.query(ctx, request, &result)
+	return result, err
+}
+
+// Availability queries a worker for the availability of slots. It returns the parsed answer and its
+// body as received. It returns ErrNoWorker or *RefusedQueryError when there is no answer.
+func (c *Client) Availability(
+	ctx context.Context, resource string, selection holds.SlotSelection,
+) (events.KnownAvailability, []byte, error) {
+	request := nats.NewMsg(c.ns.Service(events.EndpointAvailability))
+	var a events.KnownAvailability
+	var err error
+	if request.Data, err = json.Marshal(availabilityQuery{resource, selection}); err != nil {
+		return a, nil, &RefusedQueryError{http.StatusBadRequest, err.Error()}
+	}
+	body, err := c.query(ctx, request, &a)
+	return a, body, err
+}
+
+// query sends a query to a worker of the namespace and parses the answer into answer. It returns
+// the body of the answer, or ErrNoWorker or *RefusedQueryError.
+func (c *Client) query(ctx context.Context, request *nats.Msg, answer any) ([]byte, error) {
+	m, err := c.requestWithRetry(ctx, request)
+	switch {
+	case errors.Is(err, nats.ErrNoResponders):
+		return nil, fmt.Errorf("%w on %s", ErrNoWorker, request.Subject)
+	case err != nil:
+		return nil, fmt.Errorf("query %s: %w", request.Subject, err)
+	}
+	if reason := m.Header.Get(micro.ErrorHeader); reason != "" {
+		status, _ := strconv.Atoi(m.Header.Get(micro.ErrorCodeHeader)) // 0 when another program answers
+		return nil, fmt.Errorf("query %s: %w", request.Subject, &RefusedQueryError{status, reason})
+	}
+	if err := json.Unmarshal(m.Data, answer); err != nil {
+		return nil, fmt.Errorf("parse the answer of %s: %w", request.Subject, err)
+	}
+	return m.Data, nil
+}
+
+// requestWithRetry sends a query, and sends it again while a busy worker refuses it. When ctx ends
+// during a delay, it returns that refusal.
+func (c *Client) requestWithRetry(ctx context.Context, request *nats.Msg) (*nats.Msg, error) {
+	for {
+		answer, err := c.nc.RequestMsgWithContext(ctx, request)
+		if err != nil || !strings.HasPrefix(answer.Header.Get(micro.ErrorHeader), events.Busy.Reason+": ") {
+			return answer, err
+		}
+		select {
+		case <-ctx.Done():
+			return answer, nil
+		case <-time.After(busyWait):
+		}
+	}
+}

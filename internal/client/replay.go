@@ -1,0 +1,248 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/events"
+	"holdfast/internal/failpoint"
+)
+
+// The results of replays without an outcome. The result of a replay with an outcome is the type of
+// the outcome, such as hold.created.
+const (
+	ReplayDeadLettered = "dead_lettered" // the event has a new dead letter
+	ReplayDuplicate    = "repeated"      // an earlier replay has stored the event; nothing was published
+	ReplayNoOutcome    = "no_answer"     // the event is stored, and no outcome came in time
+	ReplayNotFound     = "gone"          // the dead letter was removed, by another operator or by a killed run
+	ReplayFailed       = "failed"
+)
+
+// outcomeGrace bounds the wait for an outcome after the operator has interrupted the run.
+const outcomeGrace = 2 * time.Second
+
+// RunResult is the result of one dead letter in a run.
+type RunResult struct {
+	Seq     uint64 `json:"seq"`
+	EventID string `json:"event_id"`
+	Result  string `json:"result"` // the type of the outcome, Discarded, or one of the constants above
+	Reason  string `json:"reason,omitzero"`
+	Detail  string `json:"detail,omitzero"`
+}
+
+// Replayer publishes the events of dead letters and follows their outcomes. One goroutine calls
+// Publish, so that the events are stored in its order. The other methods may be called
+// concurrently.
+type Replayer struct {
+	d       *DeadLetters
+	inbox   string
+	sub     *nats.Subscription
+	timeout time.Duration
+
+	mu      sync.Mutex
+	pending map[string]chan *nats.Msg // events that wait for a reply, by their inbox
+	sent    int
+
+	storedIDs map[string]struct{} // message ids that the run stored before it was resumed
+}
+
+// Replayer returns a Replayer. timeout bounds each wait: for a PubAck, for the removal of a dead
+// letter, for an outcome. The caller calls Close.
+func (d *DeadLetters) Replayer(timeout time.Duration) (*Replayer, error) {
+	r := &Replayer{d: d, inbox: d.c.nc.NewInbox(), timeout: timeout, pending: make(map[string]chan *nats.Msg)}
+	var err error
+	if r.sub, err = d.c.nc.Subscribe(r.inbox+".*", r.deliverReply); err != nil {
+		return nil, fmt.Errorf("subscribe: %w", err)
+	}
+	return r, nil
+}
+
+// Close ends the subscription to outcomes.
+func (r *Replayer) Close() { _ = r.sub.Unsubscribe() } // only fails when the connection is closed
+
+func (r *Replayer) deliverReply(m *nats.Msg) {
+	r.mu.Lock()
+	reply := r.pending[m.Subject]
+	delete(r.pending, m.Subject)
+	r.mu.Unlock()
+	if reply != nil {
+		reply <- m
+	}
+}
+
+// Resume finds the events that a run has stored. Publish then skips them: JetStream drops
+// duplicates by their message ids only within the duplicate window of the inbound stream.
+func (r *Replayer) Resume(ctx context.Context, log *RunLog) error {
+	stream, err := r.d.c.js.Stream(ctx, r.d.c.ns.InStream())
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", r.d.c.ns.InStream(), err)
+	}
+	since := log.startedAt.Add(-events.ClockSkewMax)
+	config := jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, HeadersOnly: true,
+	}
+	r.storedIDs = make(map[string]struct{})
+	for m, err := range events.ReadAll(ctx, stream, config) {
+		if err != nil {
+			return fmt.Errorf("read stream %s: %w", r.d.c.ns.InStream(), err)
+		}
+		if id := m.Headers().Get(jetstream.MsgIDHeader); strings.HasPrefix(id, r.d.c.ns.DLQStream()+"-") {
+			r.storedIDs[id] = struct{}{}
+		}
+	}
+	return nil
+}
+
+// MessageID returns the Nats-Msg-Id of the replay of a dead letter. It consists of the name of the
+// stream of dead letters, the stream's creation time (the sequences of a new stream begin at 1) and
+// the sequence of the dead letter. So a resumed run recognizes what it has stored (Resume), and a
+// later dead letter of the same event has another id. variant distinguishes several publications of
+// one dead letter: edited copies, and replays that keep it.
+func (r *Replayer) MessageID(seq uint64, variant string) string {
+	info := r.d.stream.CachedInfo()
+	id := info.Config.Name + "-" + strconv.FormatInt(info.Created.UnixMilli(), 36) + "-" + strconv.FormatUint(seq, 10)
+	if variant != "" {
+		id += "-" + variant
+	}
+	return id
+}
+
+// Replay is the replay of one dead letter, between Publish and Wait.
+type Replay struct {
+	r             *Replayer
+	deadLetter    *events.DeadLetter
+	message       *nats.Msg
+	inbox         string
+	ack           jetstream.PubAckFuture // nil when alreadyStored, or when the message is too large to send
+	reply         chan *nats.Msg
+	alreadyStored bool // the run stored the event before it was resumed
+}
+
+// Publish publishes m, the event of a dead letter or an edited copy of it, under a message id. The
+// caller calls Wait.
+func (r *Replayer) Publish(l *events.DeadLetter, m *nats.Msg, messageID string) (*Replay, error) {
+	r.mu.Lock()
+	r.sent++
+	inbox := r.inbox + "." + strconv.Itoa(r.sent)
+	p := &Replay{r: r, deadLetter: l, message: m, inbox: inbox, reply: make(chan *nats.Msg, 1)}
+	r.pending[p.inbox] = p.reply
+	r.mu.Unlock()
+	m.Header.Set(jetstream.MsgIDHeader, messageID)
+	m.Header.Set(events.HeaderReplyTo, p.inbox)
+	if _, p.alreadyStored = r.storedIDs[messageID]; p.alreadyStored {
+		return p, nil
+	}
+	var err error
+	if p.ack, err = r.d.c.js.PublishMsgAsync(m); err != nil && !events.IsTooLarge(err) {
+		p.dropReply()
+		return nil, fmt.Errorf("publish on %s: %w", m.Subject, err)
+	}
+	return p, nil
+}
+
+// stored waits until the event is stored. The headers of a replay can make a large event too large.
+// Then stored publishes it without the inbox for its outcome, and if that is still too large,
+// without its message id too.
+func (p *Replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) {
+	if p.alreadyStored {
+		return &jetstream.PubAck{Duplicate: true}, nil
+	}
+	err = nats.ErrMaxPayload
+	if p.ack != nil {
+		select {
+		case ack = <-p.ack.Ok():
+			return ack, nil
+		case err = <-p.ack.Err():
+		case <-ctx.Done():
+			err = fmt.Errorf("no PubAck within %s, the event may be stored", p.r.timeout)
+		}
+	}
+	for _, header := range []string{events.HeaderReplyTo, jetstream.MsgIDHeader} {
+		if events.IsTooLarge(err) {
+			p.message.Header.Del(header)
+			ack, err = p.r.d.c.js.PublishMsg(ctx, p.message)
+		}
+	}
+	return ack, err
+}
+
+func (p *Replay) dropReply() {
+	p.r.mu.Lock()
+	defer p.r.mu.Unlock()
+	delete(p.r.pending, p.inbox)
+}
+
+// Wait waits until the event is stored, removes the dead letter unless keep is true, and waits for
+// the outcome. When ctx ends, it still waits for the PubAck and the removal, and shortens the wait
+// for the outcome to outcomeGrace.
+func (p *Replay) Wait(ctx context.Context, keep bool) RunResult {
+	defer p.dropReply()
+	result := RunResult{Seq: p.deadLetter.Seq, EventID: p.deadLetter.EventID}
+	finishing, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.r.timeout)
+	defer cancel()
+	ack, err := p.stored(finishing)
+	if err != nil {
+		return result.withError(fmt.Errorf("publish: %w", err))
+	}
+	failpoint.Hit("replay.stored")
+	if !keep {
+		err := p.r.d.Remove(finishing, p.deadLetter.Seq)
+		if err != nil && !errors.Is(err, ErrDeadLetterNotFound) { // another operator may have removed it
+			return result.withError(fmt.Errorf("published, but the dead letter was not removed: %w", err))
+		}
+	}
+	failpoint.Hit("replay.removed")
+	switch {
+	case ack.Duplicate:
+		result.Result = ReplayDuplicate
+		return result
+	case p.message.Header.Get(events.HeaderReplyTo) == "":
+		result.Result, result.Detail = ReplayNoOutcome, "the event is too large to request its outcome"
+		return result
+	}
+	limit := time.NewTimer(p.r.timeout)
+	defer limit.Stop()
+	interrupted := context.AfterFunc(ctx, func() { limit.Reset(min(p.r.timeout, outcomeGrace)) })
+	defer interrupted()
+	select {
+	case m := <-p.reply:
+		return result.withReply(m)
+	case <-limit.C:
+		result.Result = ReplayNoOutcome
+		return result
+	}
+}
+
+// withError returns the result of a replay that failed.
+func (r RunResult) withError(err error) RunResult {
+	r.Result, r.Detail = ReplayFailed, err.Error()
+	return r
+}
+
+// withReply returns the result of a replay whose event has an outcome or a new dead letter.
+func (r RunResult) withReply(m *nats.Msg) RunResult {
+	reply, err := parseReply(m)
+	switch {
+	case err != nil:
+		return r.withError(err)
+	case reply.DeadLetter != nil:
+		r.Result, r.Reason, r.Detail = ReplayDeadLettered, reply.DeadLetter.Error, reply.DeadLetter.Detail
+	default:
+		var data struct {
+			Reason string `json:"reason"`
+		}
+		_ = json.Unmarshal(reply.Envelope.Data, &data) // an outcome that grants has no reason
+		r.Result, _ = events.EventOf(reply.Envelope.Type)
+		r.Reason = data.Reason
+	}
+	return r
+}

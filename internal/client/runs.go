@@ -1,0 +1,275 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+// The verbs of runs.
+const (
+	RunReplay  = "replay"
+	RunEdit    = "edit"
+	RunDiscard = "discard"
+)
+
+// Discarded is the result of a dead letter that was discarded.
+const Discarded = "discarded"
+
+// The states of a run.
+const (
+	RunUnfinished = "unfinished" // in progress, or its process was killed
+	RunDone       = "done"
+	RunStopped    = "stopped" // before its end, by an operator or after too many failures
+)
+
+// RunResultsMax is the maximum number of results in one record.
+const RunResultsMax = 50
+
+// runSeqsMax is the maximum number of dead letters in one record.
+const runSeqsMax = 4000
+
+// Run is the work of an operator on dead letters: who did what to which of them, when, why, and
+// with which results. It is stored as records on one subject. Each record repeats the fields of the
+// run as of that record, but contains only the dead letters and results that no earlier record
+// contains.
+type Run struct {
+	ID         string            `json:"run_id"` // a UUIDv7
+	Verb       string            `json:"verb"`
+	State      string            `json:"state"`
+	Operator   string            `json:"who"`
+	Note       string            `json:"note"`
+	StartedAt  holds.Time        `json:"started_at"` // by the clock of the operator's machine, like RecordedAt
+	RecordedAt holds.Time        `json:"recorded_at"`
+	Filter     *DeadLetterFilter `json:"filter,omitzero"` // nil when the operator named the dead letters
+	Keep       bool              `json:"keep,omitzero"`   // the dead letters are not removed
+	Limits     *RunLimits        `json:"limits,omitzero"` // of a replay; nil in records of older versions
+	Total      int               `json:"letters"`         // number of dead letters
+	Counts     map[string]int    `json:"counts"`          // number of dead letters by result
+	Seqs       []uint64          `json:"seqs,omitzero"`   // the dead letters
+	Results    []RunResult       `json:"results,omitzero"`
+}
+
+// RunLimits are the limits of a replay. A resumed run keeps them.
+type RunLimits struct {
+	Rate           float64 `json:"rate"`             // maximum number of events per second; 0 is no limit
+	StopOnFailures int     `json:"stop_on_failures"` // percentage of the processed dead letters; above it the run stops
+}
+
+// Processed returns the number of dead letters that have a result.
+func (r *Run) Processed() (n int) {
+	for _, count := range r.Counts {
+		n += count
+	}
+	return n
+}
+
+// RunLog writes the records of a run. It is not safe for concurrent use.
+type RunLog struct {
+	Run Run // without dead letters and results
+
+	c         *Client
+	last      uint64    // sequence of the last record
+	startedAt time.Time // when the first record was stored, by the server's clock; zero unless the run is resumed
+}
+
+// StartRun writes the first records of a run over dead letters. It sets the id, the state, the
+// times and the counts.
+func (c *Client) StartRun(ctx context.Context, run Run, seqs []uint64) (*RunLog, error) {
+	id, err := uuid.NewV7()
+	if err != nil {
+		return nil, fmt.Errorf("new run id: %w", err)
+	}
+	run.ID, run.State, run.StartedAt = id.String(), RunUnfinished, ownTime()
+	run.Total, run.Counts = len(seqs), make(map[string]int)
+	log := &RunLog{Run: run, c: c}
+	for chunk := range slices.Chunk(seqs, runSeqsMax) {
+		if err := log.write(ctx, chunk, nil); err != nil {
+			return nil, err
+		}
+	}
+	return log, nil
+}
+
+// ownTime returns the time of this machine.
+func ownTime() holds.Time { return holds.Time{Time: time.Now().UTC()} }
+
+// ErrRunNotStarted reports that a run was killed before it began its work.
+var ErrRunNotStarted = errors.New("run never started, start a new one")
+
+// ResumeRun continues the records of a run. Unless limits is nil, they replace the limits of the
+// run. It returns the dead letters that have no result or failed. When the earlier process of the
+// run is alive, its next record fails with ErrRunLocked.
+func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (log *RunLog, left []uint64, err error) {
+	run, last, startedAt, err := c.loadRun(ctx, id)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(run.Seqs) < run.Total {
+		return nil, nil, fmt.Errorf("run %s: %w", id, ErrRunNotStarted)
+	}
+	processed := make(map[uint64]struct{}, len(run.Results))
+	for _, result := range run.Results {
+		if result.Result != ReplayFailed {
+			processed[result.Seq] = struct{}{}
+		}
+	}
+	delete(run.Counts, ReplayFailed)
+	left = slices.DeleteFunc(run.Seqs, func(seq uint64) bool { _, found := processed[seq]; return found })
+	run.State, run.Seqs, run.Results = RunUnfinished, nil, nil
+	if limits != nil {
+		run.Limits = limits
+	}
+	log = &RunLog{Run: *run, c: c, last: last, startedAt: startedAt}
+	return log, left, log.write(ctx, nil, nil)
+}
+
+// Record writes results, at most RunResultsMax.
+func (l *RunLog) Record(ctx context.Context, results []RunResult) error {
+	for _, result := range results {
+		l.Run.Counts[result.Result]++
+	}
+	return l.write(ctx, nil, results)
+}
+
+// End writes the last record, with the state RunDone or RunStopped.
+func (l *RunLog) End(ctx context.Context, state string) error {
+	l.Run.State = state
+	return l.write(ctx, nil, nil)
+}
+
+// ErrRunLocked reports that another process has written records of the same run in the meantime.
+var ErrRunLocked = errors.New("run is active in another process")
+
+// write writes a record. It does so also when ctx has ended: the results of the work must not be
+// lost.
+func (l *RunLog) write(ctx context.Context, seqs []uint64, results []RunResult) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadLetterRequestLimit)
+	defer cancel()
+	l.Run.RecordedAt = ownTime()
+	record := l.Run
+	record.Seqs, record.Results = seqs, results
+	body, err := json.Marshal(record)
+	if err != nil {
+		return fmt.Errorf("encode run %s: %w", l.Run.ID, err)
+	}
+	m := nats.NewMsg(l.c.ns.Run(l.Run.ID))
+	m.Data = body
+	m.Header.Set(events.HeaderContentType, events.ContentTypeJSON)
+	ack, err := l.c.js.PublishMsg(ctx, m, jetstream.WithExpectLastSequencePerSubject(l.last))
+	var refused *jetstream.APIError
+	switch {
+	case errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence,
+		errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant:
+		return fmt.Errorf("record run %s: %w", l.Run.ID, ErrRunLocked)
+	case err != nil:
+		return fmt.Errorf("record run %s in stream %s: %w", l.Run.ID, l.c.ns.RunsStream(), err)
+	}
+	l.last = ack.Sequence
+	return nil
+}
+
+// ErrRunNotFound reports that a run does not exist.
+var ErrRunNotFound = errors.New("no such run")
+
+// GetRun returns a run with all its dead letters and results. It returns ErrRunNotFound when the
+// run does not exist.
+func (c *Client) GetRun(ctx context.Context, id string) (*Run, error) {
+	run, _, _, err := c.loadRun(ctx, id)
+	return run, err
+}
+
+// loadRun also returns the sequence of the last record, and when the first one was stored.
+func (c *Client) loadRun(ctx context.Context, id string) (run *Run, last uint64, startedAt time.Time, err error) {
+	var seqs []uint64
+	var results []RunResult
+	indexOf := make(map[uint64]int) // in results, by dead letter: a later result replaces an earlier one
+	config := jetstream.OrderedConsumerConfig{FilterSubjects: []string{c.ns.Run(id)}}
+	for m, err := range c.runRecords(ctx, config) {
+		if err != nil {
+			return nil, 0, startedAt, err
+		}
+		meta, err := m.Metadata()
+		if err != nil {
+			return nil, 0, startedAt, fmt.Errorf("read run %s: %w", id, err)
+		}
+		if run, err = parseRun(m); err != nil {
+			return nil, 0, startedAt, err
+		}
+		if startedAt.IsZero() {
+			startedAt = meta.Timestamp
+		}
+		seqs, last = append(seqs, run.Seqs...), meta.Sequence.Stream
+		for _, result := range run.Results {
+			i, found := indexOf[result.Seq]
+			if found {
+				results[i] = result
+				continue
+			}
+			indexOf[result.Seq] = len(results)
+			results = append(results, result)
+		}
+	}
+	if run == nil {
+		return nil, 0, startedAt, fmt.Errorf("run %s: %w", id, ErrRunNotFound)
+	}
+	run.Seqs, run.Results = seqs, results
+	return run, last, startedAt, nil
+}
+
+// ListRuns returns all runs in the order of their last records, without their dead letters and
+// results.
+func (c *Client) ListRuns(ctx context.Context) ([]*Run, error) {
+	var runs []*Run
+	config := jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubjects: []string{c.ns.AllRuns()},
+	}
+	for m, err := range c.runRecords(ctx, config) {
+		if err != nil {
+			return nil, err
+		}
+		run, err := parseRun(m.Msg)
+		if err != nil {
+			return nil, err
+		}
+		run.Seqs, run.Results = nil, nil
+		// ReadStream continues with a new consumer after a stall. That one can return a later
+		// record of the same run.
+		runs = slices.DeleteFunc(runs, func(other *Run) bool { return other.ID == run.ID })
+		runs = append(runs, run)
+	}
+	return runs, nil
+}
+
+// runRecords returns the records of runs.
+func (c *Client) runRecords(
+	ctx context.Context, config jetstream.OrderedConsumerConfig,
+) iter.Seq2[events.StoredMsg, error] {
+	return func(yield func(events.StoredMsg, error) bool) {
+		stream, err := c.js.Stream(ctx, c.ns.RunsStream())
+		if err != nil {
+			yield(events.StoredMsg{}, fmt.Errorf("stream %s: %w", c.ns.RunsStream(), err))
+			return
+		}
+		events.ReadAll(ctx, stream, config)(yield)
+	}
+}
+
+func parseRun(m jetstream.Msg) (*Run, error) {
+	run := &Run{Counts: make(map[string]int)}
+	if err := json.Unmarshal(m.Data(), run); err != nil {
+		return nil, fmt.Errorf("parse a record on %s: %w", m.Subject(), err)
+	}
+	return run, nil
+}

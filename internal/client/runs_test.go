@@ -1,0 +1,101 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"testing"
+)
+
+// TestResumeRun_ProcessLost_ContinuesRun records a part of a run, and resumes it in another
+// process.
+func TestResumeRun_ProcessLost_ContinuesRun(t *testing.T) {
+	t.Parallel()
+	c := newHarness(t).client
+	seqs := make([]uint64, 2*runSeqsMax+3)
+	for i := range seqs {
+		seqs[i] = uint64(10 + 3*i)
+	}
+	log, err := c.StartRun(t.Context(), Run{
+		Verb: RunReplay, Operator: "ann@desk", Note: "fixed", Filter: &DeadLetterFilter{UserID: "u"}, Keep: true,
+	}, seqs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := func(seqs []uint64, result string) (results []RunResult) {
+		for _, seq := range seqs {
+			results = append(results, RunResult{Seq: seq, EventID: fmt.Sprint(seq), Result: result})
+		}
+		return results
+	}
+	first := results(seqs[:RunResultsMax], "hold.created")
+	if err := log.Record(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	run, err := c.GetRun(t.Context(), log.Run.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if run.State != RunUnfinished || run.Total != len(seqs) || run.Processed() != RunResultsMax ||
+		run.Operator != "ann@desk" || run.Note != "fixed" || run.Filter.UserID != "u" || !run.Keep ||
+		!slices.Equal(run.Seqs, seqs) || !reflect.DeepEqual(run.Results, first) || run.StartedAt.IsZero() {
+		t.Errorf("unfinished run %+v", run)
+	}
+
+	// A dead letter that failed is processed again, and its later result counts.
+	if err := log.Record(t.Context(), results(seqs[RunResultsMax:RunResultsMax+1], ReplayFailed)); err != nil {
+		t.Fatal(err)
+	}
+	later, left, err := c.ResumeRun(t.Context(), log.Run.ID, nil)
+	if err != nil || !slices.Equal(left, seqs[RunResultsMax:]) {
+		t.Fatalf("%v: %d dead letters are left, want %d", err, len(left), len(seqs)-RunResultsMax)
+	}
+	// The first process is alive after all: its next record fails.
+	if err := log.Record(t.Context(), first); !errors.Is(err, ErrRunLocked) {
+		t.Errorf("record of the first process: error %v, want ErrRunLocked", err)
+	}
+	if err := later.Record(t.Context(), results(left[:2], ReplayDeadLettered)); err != nil {
+		t.Error(err)
+	}
+	if err := later.End(t.Context(), RunDone); err != nil {
+		t.Error(err)
+	}
+	run, err = c.GetRun(t.Context(), log.Run.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := slices.Concat(first, results(left[:2], ReplayDeadLettered))
+	if run.State != RunDone || run.Processed() != len(want) || !reflect.DeepEqual(run.Results, want) {
+		t.Errorf("finished run %s with %v: %+v", run.State, run.Counts, run.Results)
+	}
+	other, err := c.StartRun(t.Context(), Run{Verb: RunDiscard}, seqs[:1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed, err := c.ListRuns(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(listed) != 2 || listed[0].ID != log.Run.ID || listed[0].State != RunDone ||
+		listed[0].Processed() != RunResultsMax+2 || listed[0].Counts[ReplayDeadLettered] != 2 ||
+		listed[1].ID != other.Run.ID || listed[1].State != RunUnfinished {
+		t.Errorf("listed runs %+v", listed)
+	}
+	if _, err := c.GetRun(t.Context(), "none"); !errors.Is(err, ErrRunNotFound) {
+		t.Errorf("unknown run: error %v, want ErrRunNotFound", err)
+	}
+}
+
+// TestResumeRun_KilledBeforeStart_IsError resumes a run whose dead letters were not all recorded.
+func TestResumeRun_KilledBeforeStart_IsError(t *testing.T) {
+	t.Parallel()
+	c := newHarness(t).client
+	log := &RunLog{c: c, Run: Run{ID: "half", Total: 2}}
+	if err := log.write(t.Context(), []uint64{1}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := c.ResumeRun(t.Context(), "half", nil); !errors.Is(err, ErrRunNotStarted) {
+		t.Errorf("error %v, want ErrRunNotStarted", err)
+	}
+}

@@ -1,0 +1,60 @@
+package events
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// flushLimit bounds a write to a connection that accepts no data. It delays a publisher, and a
+// worker that stops.
+const flushLimit = 2 * time.Second
+
+// connectLimit bounds the connection to one server, up to the server's first message.
+const connectLimit = 5 * time.Second
+
+// Connect connects to NATS. The connection reconnects for ever, and logs disconnections,
+// reconnections and missing permissions by logf. The inboxes of a user begin with _INBOX.<user>.
+// Connect returns ErrURL for a malformed URL. No error or log message contains a password.
+func Connect(url, name string, logf func(format string, args ...any), options ...nats.Option) (*nats.Conn, error) {
+	inbox, err := inboxOf(url)
+	if err != nil {
+		return nil, err
+	}
+	if inbox != "" {
+		options = append(options, nats.CustomInboxPrefix(inbox))
+	}
+	options = append([]nats.Option{
+		nats.Name(name),
+		nats.Timeout(connectLimit),
+		nats.MaxReconnects(-1),
+		nats.PingInterval(10 * time.Second),
+		nats.FlusherTimeout(flushLimit),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil {
+				logf("nats: disconnected: %v", err)
+			}
+		}),
+		nats.ReconnectHandler(func(nc *nats.Conn) { logf("nats: reconnected to %s", RedactedURL(nc.ConnectedUrl())) }),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { logf("nats: %v", err) }),
+	}, options...)
+	nc, err := nats.Connect(url, options...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to nats at %s: %w", RedactedURL(withScheme(url)), err)
+	}
+	return nc, nil
+}
+
+const (
+	storingMax = 16384           // messages that wait for their PubAcks: outcomes and dead letters of all consumers
+	storeLimit = 5 * time.Second // of the wait for a PubAck
+)
+
+// NewJetStream returns a JetStream context for a Consumer and an Announcer. It bounds the wait for
+// each PubAck, so that a lost PubAck becomes an error.
+func NewJetStream(nc *nats.Conn) (jetstream.JetStream, error) {
+	return jetstream.New(nc,
+		jetstream.WithPublishAsyncMaxPending(storingMax), jetstream.WithPublishAsyncTimeout(storeLimit))
+}

@@ -1,0 +1,68 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/lua"
+	"holdfast/internal/postgres"
+)
+
+// TestDispositionOf_EachError is the table of errors and their dispositions.
+func TestDispositionOf_EachError(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		err  error
+		want disposition
+	}{
+		"malformed":          {&UnprocessableError{ReasonMalformed, "x"}, dispositionDeadLetter},
+		"locked":             {fmt.Errorf("wait: %w", holds.ErrBusy), dispositionRetrySoon},
+		"being stored":       {fmt.Errorf("publish: %w", &jetstream.APIError{Code: 409, ErrorCode: 10158}), dispositionRetrySoon},
+		"full":               {&jetstream.APIError{Code: 503, ErrorCode: 10077}, dispositionPause},
+		"data lost":          {fmt.Errorf("place: %w", holds.ErrDataLost), dispositionPause},
+		"corrupt":            {fmt.Errorf("place: %w", holds.ErrCorrupt), dispositionDefer},
+		"timeout":            {context.DeadlineExceeded, dispositionPause},
+		"stopping":           {context.Canceled, dispositionPause},
+		"connection refused": {&net.OpError{Op: "dial", Err: errors.New("refused")}, dispositionPause},
+		"postgres stops":     {postgres.WrapError(&pgconn.PgError{Code: "57P01"}), dispositionPause},
+		"disk full":          {postgres.WrapError(&pgconn.PgError{Code: "53100"}), dispositionPause},
+		"deadlock":           {postgres.WrapError(&pgconn.PgError{Code: "40P01"}), dispositionPause},
+		"no such table":      {postgres.WrapError(&pgconn.PgError{Code: "42P01"}), dispositionPause},
+		"null character":     {postgres.WrapError(&pgconn.PgError{Code: "22021"}), dispositionRetryCounted},
+		"constraint":         {fmt.Errorf("x: %w", postgres.WrapError(&pgconn.PgError{Code: "23502"})), dispositionRetryCounted},
+		"panic":              {&panicError{"x"}, dispositionRetryCounted},
+		"encode":             {&encodeError{errors.New("x")}, dispositionRetryCounted},
+		"oversized":          {&oversizedError{2, 1}, dispositionRetryCounted},
+		"script error":       {lua.WrapError(redisError("user_script:1: attempt to index nil")), dispositionRetryCounted},
+		"script error 7.0":   {fmt.Errorf("place.lua: %w", lua.WrapError(redisError("ERR Error running script (call to f)"))), dispositionRetryCounted},
+		"out of memory":      {lua.WrapError(redisError("OOM command not allowed")), dispositionPause},
+		"read-only":          {lua.WrapError(redisError("READONLY You can't write against a read only replica.")), dispositionPause},
+		"denied":             {lua.WrapError(redisError("NOPERM this user has no permissions")), dispositionPause},
+		"of a known server":  {&serverError{serverPostgres, postgres.WrapError(&pgconn.PgError{Code: "23502"})}, dispositionRetryCounted},
+		"corrupt by type":    {fmt.Errorf("%w: %w", holds.ErrCorrupt, lua.WrapError(redisError("WRONGTYPE Operation"))), dispositionDefer},
+		"retried too late":   {postgres.WrapError(errors.Join(&pgconn.PgError{Code: "40001"}, context.DeadlineExceeded)), dispositionPause},
+		"unknown":            {errors.New("something new"), dispositionPause},
+	} {
+		if got := dispositionOf(c.err); got != c.want {
+			t.Errorf("%s: disposition %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+// TestBackoffDelay_Deliveries_DoublesToMax doubles the delay with each delivery up to delayMax.
+func TestBackoffDelay_Deliveries_DoublesToMax(t *testing.T) {
+	t.Parallel()
+	for deliveries, want := range map[uint64]time.Duration{1: delayRetrySoon, 2: 2 * delayRetrySoon, 100: delayMax} {
+		if got := backoffDelay(delayRetrySoon, deliveries); got != want {
+			t.Errorf("delay of delivery %d is %v, want %v", deliveries, got, want)
+		}
+	}
+}

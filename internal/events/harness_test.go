@@ -1,0 +1,535 @@
+package events
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+func TestMain(m *testing.M) { stacktest.Main(m) }
+
+// storedAt is the time when all inputs are stored.
+var storedAt = time.Unix(1.8e9, 0)
+
+const (
+	ns           = Namespace("holdfast")
+	catalogueDir = "testdata/catalogue"
+)
+
+// harness is a namespace with its three consumers, which use an echo.
+type harness struct {
+	*echo
+	t       *testing.T
+	ns      Namespace
+	nc      *nats.Conn
+	js      jetstream.JetStream
+	workers []*Consumer
+	cancel  context.CancelFunc // stops the consumers
+	loops   sync.WaitGroup     // of the consumers
+	mu      sync.Mutex
+	out     []jetstream.Msg
+	dlq     []jetstream.Msg
+	poison  memoryPoisonRegister
+	logged  logLines
+	changed chan struct{}
+}
+
+func newHarness(t *testing.T) *harness {
+	t.Helper()
+	return newHarnessWithJetStream(t, func(js jetstream.JetStream) jetstream.JetStream { return js })
+}
+
+// newHarnessWithJetStream returns a harness whose consumers use the JetStream that between returns.
+func newHarnessWithJetStream(t *testing.T, between func(jetstream.JetStream) jetstream.JetStream) *harness {
+	t.Helper()
+	return newHarnessAt(t, stacktest.Shared().NATSURL, between)
+}
+
+// newHarnessAt returns a harness on the NATS server at url.
+func newHarnessAt(t *testing.T, url string, between func(jetstream.JetStream) jetstream.JetStream) *harness {
+	t.Helper()
+	b := &harness{echo: &echo{seen: make(map[string]int)}, t: t, ns: Namespace(stacktest.Namespace(t)), changed: make(chan struct{})}
+	var err error
+	if b.nc, err = Connect(url, t.Name(), t.Logf); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.nc.Close)
+	if b.js, err = NewJetStream(b.nc); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second call changes nothing
+		if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for stream, list := range map[string]*[]jetstream.Msg{b.ns.OutStream(): &b.out, b.ns.DLQStream(): &b.dlq} {
+		consumer, err := b.js.OrderedConsumer(t.Context(), stream, jetstream.OrderedConsumerConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		consuming, err := consumer.Consume(func(m jetstream.Msg) {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			*list = append(*list, m)
+			close(b.changed)
+			b.changed = make(chan struct{})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(consuming.Stop)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	b.cancel = cancel
+	t.Cleanup(func() { cancel(); b.loops.Wait() })
+	js := between(b.js)
+	shown := zerolog.LevelWriterAdapter{Writer: zerolog.NewTestWriter(t)}
+	errors := zerolog.FilteredLevelWriter{Writer: shown, Level: zerolog.ErrorLevel}
+	process := NewProcess("w1", &b.poison, zerolog.New(zerolog.MultiLevelWriter(&errors, &b.logged)))
+	for _, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
+		c, err := NewConsumer(ctx, name, b.ns, b.echo, b.nc, js, process)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.decideWithin, c.finishWithin = time.Minute, time.Minute // enough on a slow machine
+		c.slowAfter = time.Second
+		b.workers = append(b.workers, c)
+		b.loops.Go(func() {
+			if err := c.Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return b
+}
+
+func (b *harness) publish(subject string, header nats.Header, body string) {
+	b.t.Helper()
+	if _, err := b.js.PublishMsg(context.Background(), &nats.Msg{Subject: subject, Header: header, Data: []byte(body)}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// requestReply publishes an event and returns the reply to it.
+func (b *harness) requestReply(subject, body string) *nats.Msg {
+	b.t.Helper()
+	inbox := b.nc.NewInbox()
+	sub, err := b.nc.SubscribeSync(inbox)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.publish(subject, nats.Header{HeaderReplyTo: {inbox}}, body)
+	reply, err := sub.NextMsgWithContext(stacktest.WaitContext(b.t))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return reply
+}
+
+func (b *harness) await(what string, so func() bool) {
+	b.t.Helper()
+	bound := time.After(time.Minute)
+	for {
+		b.mu.Lock()
+		done, changed := so(), b.changed
+		b.mu.Unlock()
+		if done {
+			return
+		}
+		select {
+		case <-changed:
+		case <-bound:
+			b.t.Fatalf("timed out waiting for %s; %d outcomes, %d dead letters", what, len(b.out), len(b.dlq))
+		}
+	}
+}
+
+// awaitIdle waits until a consumer has no pending and no unacknowledged events.
+func (b *harness) awaitIdle(name string) (info *jetstream.ConsumerInfo) {
+	b.t.Helper()
+	stacktest.Eventually(b.t, "consumer "+name+" to be idle", func() bool {
+		consumer, err := b.js.Consumer(b.t.Context(), b.ns.InStream(), name)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		info = consumer.CachedInfo()
+		return info.NumPending == 0 && info.NumAckPending == 0
+	})
+	return info
+}
+
+// publishRequest publishes a numbered request for a resource.
+func (b *harness) publishRequest(resource string, number int) {
+	b.t.Helper()
+	if _, err := b.js.PublishMsgAsync(&nats.Msg{Subject: b.ns.In(BookingRequested, resource), Data: []byte(resourceKeyed(resource, number))}); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// awaitPublished waits until all published events are stored.
+func (b *harness) awaitPublished() {
+	b.t.Helper()
+	select {
+	case <-b.js.PublishAsyncComplete():
+	case <-time.After(time.Minute):
+		b.t.Fatal("events are not stored")
+	}
+}
+
+// fetchAllOf fetches so many events for a consumer that does not run.
+func (b *harness) fetchAllOf(c *Consumer, number int) (batch []*delivery) {
+	b.t.Helper()
+	batches := make(chan []*delivery, number)
+	stacktest.Eventually(b.t, "the events to be fetched", func() bool {
+		if err := c.fetch(number-len(batch), batches); err != nil {
+			b.t.Fatal(err)
+		}
+		for len(batches) > 0 {
+			batch = append(batch, <-batches...)
+		}
+		return len(batch) == number
+	})
+	return batch
+}
+
+// recreateInboundStream deletes the inbound stream and creates it again.
+func (b *harness) recreateInboundStream() {
+	b.t.Helper()
+	if err := b.js.DeleteStream(b.t.Context(), b.ns.InStream()); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := Setup(b.t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// ackWithin changes the ack wait of a durable consumer.
+func (b *harness) ackWithin(name string, wait time.Duration) {
+	b.t.Helper()
+	consumer, err := b.js.Consumer(b.t.Context(), b.ns.InStream(), name)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	config := consumer.CachedInfo().Config
+	config.AckWait = wait
+	if _, err := b.js.UpdateConsumer(b.t.Context(), b.ns.InStream(), config); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// echo is a Service that answers everything at once, or with the error of fault, unless its context
+// has ended. The tests of this package are about what a consumer does with answers and errors;
+// those of cmd/worker are about the answers.
+type echo struct {
+	mu    sync.Mutex
+	fault func(key string, batch int) error // returns the error of a request by its key; may panic
+	seen  map[string]int                    // how often each request was decided
+	sets  []holds.InventoryRequest
+	grant bool     // grants requests instead of rejecting them
+	freed []string // the holds of releases
+}
+
+func (e *echo) Place(ctx context.Context, requests []holds.PlaceRequest, emit func(int, holds.Result)) {
+	for i, r := range requests {
+		if err := ctx.Err(); err != nil {
+			emit(i, holds.Result{Err: err})
+			continue
+		}
+		e.mu.Lock()
+		e.seen[r.RequestKey]++
+		fault := e.fault
+		e.mu.Unlock()
+		if fault != nil {
+			if err := fault(r.RequestKey, len(requests)); err != nil {
+				emit(i, holds.Result{Err: err})
+				continue
+			}
+		}
+		if e.grant {
+			id := holds.HoldID{Resource: r.Resource, UUID: strings.Repeat("a", 32)}
+			emit(i, holds.Result{Outcome: holds.Outcome{
+				Event: holds.EventHoldCreated, Resource: r.Resource, Hold: id,
+				Data: holds.HoldCreated{HoldData: holds.HoldData{
+					ResourceID: r.Resource, HoldID: id, RequestKey: r.RequestKey, UserID: r.User, Quantity: &r.Quantity,
+				}},
+			}})
+			continue
+		}
+		emit(i, holds.Result{Outcome: holds.Outcome{
+			Event: holds.EventHoldRejected, Resource: r.Resource, Data: holds.HoldRejected{Reason: "echo", Message: r.RequestKey},
+		}})
+	}
+}
+
+func (e *echo) Release(_ context.Context, requests []holds.ReleaseRequest, emit func(int, holds.Result)) {
+	for i, r := range requests {
+		e.mu.Lock()
+		fault := e.fault
+		e.mu.Unlock()
+		if fault != nil {
+			if err := fault(r.RequestKey, len(requests)); err != nil {
+				emit(i, holds.Result{Err: err})
+				continue
+			}
+		}
+		e.mu.Lock()
+		e.freed = append(e.freed, r.Hold.String())
+		e.mu.Unlock()
+		emit(i, holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldReleased, Resource: r.Resource, Data: holds.HoldReleased{}}})
+	}
+}
+
+func (e *echo) Confirm(_ context.Context, requests []holds.ConfirmRequest, emit func(int, holds.Result)) {
+	for i, r := range requests {
+		e.mu.Lock()
+		e.seen[r.PaymentID]++
+		fault := e.fault
+		e.mu.Unlock()
+		if fault != nil {
+			if err := fault(r.PaymentID, len(requests)); err != nil {
+				emit(i, holds.Result{Err: err})
+				continue
+			}
+		}
+		emit(i, holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldConfirmed, Resource: r.Hold.Resource, Data: holds.HoldConfirmed{}}})
+	}
+}
+
+func (*echo) Extend(_ context.Context, requests []holds.ExtendRequest, emit func(int, holds.Result)) {
+	for i, r := range requests {
+		emit(i, holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldExtended, Resource: r.Hold.Resource, Data: holds.HoldExtended{}}})
+	}
+}
+
+func (*echo) Cancel(_ context.Context, requests []holds.CancelRequest, emit func(int, holds.Result)) {
+	for i, r := range requests {
+		emit(i, holds.Result{Outcome: holds.Outcome{Event: holds.EventReservationCancelled, Resource: r.Hold.Resource, Data: holds.ReservationCancelled{}}})
+	}
+}
+
+func (e *echo) SetInventory(_ context.Context, r holds.InventoryRequest) holds.Result {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.sets = append(e.sets, r)
+	e.seen[r.Resource]++
+	return holds.Result{Outcome: holds.Outcome{Event: holds.EventInventoryUpdated, Resource: r.Resource, Data: holds.InventoryUpdated{}}}
+}
+
+func (*echo) Epoch() string { return "always" }
+
+func (*echo) WaitReady(context.Context) error { return nil }
+
+func (*echo) Verify(context.Context, string) error { return nil }
+
+func (e *echo) decidedCount(key string) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.seen[key]
+}
+
+func (e *echo) setFault(fault func(string, int) error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.fault = fault
+}
+
+const holdID = "room.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
+
+// envelopeOf wraps data in a CloudEvent in structured mode.
+func envelopeOf(event, id, data string) string {
+	return `{"specversion":"1.0","id":"` + id + `","source":"/s","type":"holdfast.` + event + `.v1","data":` + data + `}`
+}
+
+const (
+	onRequest = "holdfast.in.booking.requested.room"
+	onPayment = "holdfast.in.payment.confirmed.room"
+)
+
+// request returns a request with additional members.
+func request(members string) string {
+	return envelopeOf(BookingRequested, "e1", `{"request_key":"k","user_id":"u","resource_id":"room","quantity":1`+members+`}`)
+}
+
+// keyed returns a request whose key is also the event's id.
+func keyed(key string) string {
+	return envelopeOf(BookingRequested, key, `{"request_key":"`+key+`","user_id":"u","resource_id":"room","quantity":1}`)
+}
+
+// resourceKeyed returns a request for a resource. Its key, "<resource>:<number>", is also the
+// event's id.
+func resourceKeyed(resource string, number int) string {
+	key := fmt.Sprintf("%s:%05d", resource, number)
+	return envelopeOf(BookingRequested, key, `{"request_key":"`+key+`","user_id":"u","resource_id":"`+resource+`","quantity":1}`)
+}
+
+// newJetStream returns the JetStream of the shared server, on a connection of its own.
+func newJetStream(t *testing.T) jetstream.JetStream {
+	t.Helper()
+	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return js
+}
+
+// updateInboundStream changes the inbound stream of a namespace.
+func updateInboundStream(t *testing.T, ns Namespace, change func(c *jetstream.StreamConfig)) {
+	t.Helper()
+	js := newJetStream(t)
+	stream, err := js.Stream(t.Context(), ns.InStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := stream.CachedInfo().Config
+	change(&config)
+	if _, err := js.UpdateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// failingJetStream is a JetStream whose first publications fail: before the message is stored, or
+// after it (storesFirst), when only the PubAck is lost.
+type failingJetStream struct {
+	jetstream.JetStream
+	storesFirst  bool
+	err          error // of the PubAck; nil: a timeout
+	failuresLeft atomic.Int32
+}
+
+func (u *failingJetStream) PublishMsgAsync(m *nats.Msg, opts ...jetstream.PublishOpt) (jetstream.PubAckFuture, error) {
+	if u.failuresLeft.Add(-1) < 0 {
+		return u.JetStream.PublishMsgAsync(m, opts...)
+	}
+	if u.storesFirst {
+		if _, err := u.PublishMsg(context.Background(), m); err != nil {
+			return nil, err
+		}
+	}
+	failed := make(chan error, 1)
+	err := cmp.Or(u.err, nats.ErrTimeout)
+	time.AfterFunc(20*time.Millisecond, func() { failed <- err }) // as late as a real one
+	return &failedAck{m, failed}, nil
+}
+
+type failedAck struct {
+	msg *nats.Msg
+	err chan error
+}
+
+func (*failedAck) Ok() <-chan *jetstream.PubAck { return nil }
+
+func (f *failedAck) Err() <-chan error { return f.err }
+
+func (f *failedAck) Msg() *nats.Msg { return f.msg }
+
+// logLines collects the lines of a log.
+type logLines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logLines) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(line)
+}
+
+// with returns the lines with a message.
+func (l *logLines) with(t *testing.T, message string) (lines []map[string]any) {
+	t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for text := range strings.Lines(l.text.String()) {
+		var line map[string]any
+		if err := json.Unmarshal([]byte(text), &line); err != nil {
+			t.Fatal(err)
+		}
+		if line["message"] == message {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// memoryPoisonRegister is a PoisonRegister in memory. Package store tests the one in Postgres.
+type memoryPoisonRegister struct {
+	mu      sync.Mutex
+	details map[string]string
+	refuse  error // of RecordPoison while it is unavailable, else nil
+	refused int
+}
+
+func (p *memoryPoisonRegister) RecordPoison(_ context.Context, id, _, detail string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.refuse != nil {
+		p.refused++
+		return p.refuse
+	}
+	if p.details == nil {
+		p.details = make(map[string]string)
+	}
+	if _, known := p.details[id]; !known {
+		p.details[id] = detail
+	}
+	return nil
+}
+
+func (p *memoryPoisonRegister) Poisoned(_ context.Context, ids []string) (map[string]string, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	found := make(map[string]string)
+	for _, id := range ids {
+		if detail, known := p.details[id]; known {
+			found[id] = detail
+		}
+	}
+	return found, nil
+}
+
+// newGate returns a channel that is closed by open, or at the end of the test.
+func newGate(t *testing.T) (opened <-chan struct{}, open func()) {
+	c := make(chan struct{})
+	open = sync.OnceFunc(func() { close(c) })
+	t.Cleanup(open)
+	return c, open
+}
+
+// decisions records the order in which requests are decided.
+type decisions struct {
+	mu   sync.Mutex
+	keys map[string][]string // resource -> keys
+}
+
+func (d *decisions) note(key string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	resource, _, _ := strings.Cut(key, ":")
+	d.keys[resource] = append(d.keys[resource], key)
+}
+
+func (d *decisions) of(resource string) []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.keys[resource])
+}

@@ -1,0 +1,123 @@
+package events
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+// TestExtendAckWait_SlowEvents_GetInProgress keeps events in flight for long, in different steps.
+// The ack wait is extended for those that are not completed, and for no others.
+func TestExtendAckWait_SlowEvents_GetInProgress(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.cancel() // no other consumer fetches
+	b.loops.Wait()
+	c := b.workers[0]
+	acks, err := b.nc.SubscribeSync("$JS.ACK." + b.ns.InStream() + "." + ConsumerRequests + ".>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const number = 6
+	for i := range number {
+		b.publishRequest("room", i)
+	}
+	b.awaitPublished()
+	batch := b.fetchAllOf(c, number)
+	late := make(map[string]bool)
+	for i, d := range batch {
+		if i%2 == 0 {
+			d.fetched = d.fetched.Add(-ackWait)
+			late[d.msg.Reply()] = true
+		} else {
+			d.fetched = d.fetched.Add(time.Hour)
+		}
+	}
+	c.ack(batch[0]) // completed
+	c.sendInProgress(c.inFlight.olderThan(extendAckWaitEvery / 2))
+	received := make(map[string]string)
+	for range late {
+		ack, err := acks.NextMsg(time.Minute)
+		if err != nil {
+			t.Fatalf("only %v: %v", received, err)
+		}
+		received[ack.Subject] += string(ack.Data)
+	}
+	for i, d := range batch {
+		want := map[bool]string{true: "+WPI", false: ""}[late[d.msg.Reply()]]
+		if i == 0 {
+			want = "+ACK"
+		}
+		if got := received[d.msg.Reply()]; got != want {
+			t.Errorf("event %d has the ack %q, want %q", i, got, want)
+		}
+	}
+	if err := b.nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if n, _, _ := acks.Pending(); n != 0 {
+		t.Errorf("%d more acks were sent", n)
+	}
+}
+
+// TestInFlightWindow_Full_WaitsForCapacity checks that the window is bounded by number and by
+// bytes, and that a waiter continues when an event is completed.
+func TestInFlightWindow_Full_WaitsForCapacity(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.cancel()
+	b.loops.Wait()
+	c := b.workers[0]
+	b.publishRequest("room", 0)
+	b.awaitPublished()
+	d := b.fetchAllOf(c, 1)[0]
+	size := len(d.msg.Data())
+	if c.inFlight.bytes != size || len(c.inFlight.events) != 1 {
+		t.Errorf("%d events of %d bytes, want 1 of %d", len(c.inFlight.events), c.inFlight.bytes, size)
+	}
+	full := make([]*delivery, inFlightMax-1)
+	for i := range full {
+		full[i] = &delivery{msg: d.msg}
+	}
+	free := func(want int) {
+		t.Helper()
+		ctx, cancel := context.WithCancel(t.Context())
+		if want == 0 {
+			cancel() // otherwise it would wait
+		}
+		defer cancel()
+		if got := c.inFlight.waitCapacity(ctx, fetchMax, func() {}); got != want {
+			t.Errorf("capacity for %d, want %d", got, want)
+		}
+	}
+	c.inFlight.add(full)
+	free(0)
+	for _, d := range full[:fetchMax/4] {
+		c.inFlight.remove(d)
+	}
+	free(fetchMax / 4)
+	for _, d := range full {
+		c.inFlight.remove(d) // some for the second time
+	}
+	c.inFlight.eventSize = inFlightBytesMax / fetchMax
+	c.inFlight.bytes = inFlightBytesMax / 2
+	free(fetchMax / 2)
+	c.inFlight.bytes = inFlightBytesMax - 1
+	free(0)
+	c.inFlight.bytes = size
+	waits := make(chan int)
+	c.inFlight.add(full)
+	go func() { waits <- c.inFlight.waitCapacity(t.Context(), fetchMax, func() {}) }()
+	for _, d := range full {
+		c.inFlight.remove(d)
+	}
+	if got := <-waits; got < fetchMax/4 {
+		t.Errorf("the waiter has capacity for %d", got)
+	}
+	c.inFlight.remove(d)
+	if c.inFlight.bytes != 0 || len(c.inFlight.events) != 0 {
+		t.Errorf("%d events of %d bytes are left", len(c.inFlight.events), c.inFlight.bytes)
+	}
+	c.inFlight.eventSize = 2 * inFlightBytesMax // an event larger than the window
+	free(1)
+}

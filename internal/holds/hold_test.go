@@ -1,0 +1,36 @@
+package holds_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"holdfast/internal/holds"
+)
+
+// TestRecord_WrittenByFirstVersion_IsReadable has a record in Redis as the first version has written it, and reads
+// one that is written now: workers of both may be at work, and a hold must end with each.
+func TestRecord_WrittenByFirstVersion_IsReadable(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	request := holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: "k", Metadata: []byte(`{"a":"b c"}`)}
+	hold := created(t, w.place(t, request)[0])
+	if got := brief(w.extend(t, holds.ExtendRequest{Hold: hold.HoldID, PaymentStarted: true})); got != holds.EventHoldExtended {
+		t.Fatal(got)
+	}
+	records := holds.Key(w.namespace, "room", "records")
+	first := fmt.Sprintf(`held %d %d 1 0 - ana k stock {} {"a":"b c"}`, hold.ExpiresAt.UnixMilli(), hold.CreatedAt.UnixMilli())
+	if now := w.client.HGet(t.Context(), records, hold.HoldID.UUID).Val(); now != first {
+		t.Errorf("a hold is written\n\t%s\nand the first version reads\n\t%s", now, first)
+	}
+	w.client.HSet(t.Context(), records, hold.HoldID.UUID, first)
+	w.pass(t, w.policy.HoldTTL+time.Second)
+	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if expired := w.takeAnnounced(); len(expired) != 1 || expired[0].Hold != hold.HoldID {
+		t.Errorf("expired: %+v", expired)
+	}
+	w.assertNothingHeld(t, "room")
+}

@@ -1,0 +1,125 @@
+package holds_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
+	"pgregory.net/rapid"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/locking"
+	"holdfast/internal/recovery"
+	"holdfast/internal/stack/stacktest"
+)
+
+// shuffledLog is a recovery.OutcomeLog of what a harness has published, in another order.
+type shuffledLog struct {
+	outcomes []holds.StoredOutcome
+	shuffle  func([]holds.StoredOutcome) []holds.StoredOutcome
+}
+
+func (l *shuffledLog) Outcomes(
+	_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64),
+) (last uint64, err error) {
+	if after == 0 {
+		for _, outcome := range l.shuffle(slices.Clone(l.outcomes)) {
+			if err := each(outcome); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return uint64(len(l.outcomes)), nil
+}
+
+func (*shuffledLog) Gaps(context.Context, time.Time) (string, error) { return "", nil }
+
+func (*shuffledLog) Unacknowledged(
+	context.Context, func(holds.ConfirmRequest, holds.Time), func(holds.ReleaseRequest, holds.Time),
+) error {
+	return nil
+}
+
+// loseAndRebuild removes all keys of the harness from Redis, and rebuilds them from a log. A new service decides under
+// the new epoch.
+func (w *harness) loseAndRebuild(t fatal, l recovery.OutcomeLog) {
+	t.Helper()
+	ctx := context.Background()
+	keys, err := w.client.Keys(ctx, w.namespace+":*").Result()
+	if err == nil && len(keys) > 0 {
+		err = w.client.Del(ctx, keys...).Err()
+	}
+	if err != nil {
+		t.Fatalf("lose: %v", err)
+	}
+	supervisor := recovery.NewSupervisor(recovery.SupervisorOptions{
+		Namespace: w.namespace, Name: "rebuilder", Policy: w.policy, Term: recovery.NewEpochTerm(),
+		Redis:      func() *redis.Options { return stacktest.RedisOptions(w.redisURL) },
+		EpochStore: w.store, Inventory: w.store, OutcomeLog: l, Log: zerolog.Nop(),
+		Fence: locking.FenceBase(w.store.FenceBase).Next,
+	})
+	supervisor.Drain, supervisor.Clock = 0, w.clock()
+	if _, err := supervisor.Rebuild(ctx, "a test", false, func(string) {}); err != nil {
+		t.Fatalf("rebuild: %v", err)
+	}
+	e, err := w.store.Epoch(ctx)
+	if err != nil {
+		t.Fatalf("epoch: %v", err)
+	}
+	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
+}
+
+// TestModel_RedisLost_SameOutcomes does random things to a resource and to the model, and loses everything that
+// Redis has in between, as often as not. What was published comes back in any order, and some of it
+// twice. The model does not know of losses: everything goes on as if there were none.
+func TestModel_RedisLost_SameOutcomes(t *testing.T) {
+	t.Parallel()
+	for _, late := range []holds.LatePayment{holds.LateRejected, holds.LateAcceptedIfFree} {
+		t.Run(string(late), func(t *testing.T) {
+			t.Parallel()
+			w, conn := newModelHarness(t, late)
+			var resources, losses atomic.Int64
+			locker := w.locker(t)
+			rapid.Check(t, func(rt *rapid.T) {
+				resource := fmt.Sprintf("r%d", resources.Add(1))
+				m := newModel(w.now, late)
+				r := &modelRun{harness: w, dry: &harness{}, sql: conn, model: m, resource: resource}
+				renew := func() {
+					w.service = w.newService(w.client, locker, w.store)
+					w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
+					r.dry.service = w.service.Dry(w.store.Dry())
+				}
+				renew()
+				w.outcomes = []holds.StoredOutcome{}
+				rt.Repeat(map[string]func(*rapid.T){
+					"place": r.placeBatch, "place 2": r.placeBatch, "pay": r.payOne, "release": r.releaseOne, "extend": r.extendOne,
+					"cancel": r.cancelOne, "capacity": r.changeCapacity, "time": r.passTime, "sweep": r.sweep, "": r.compare,
+					"lose": func(rt *rapid.T) {
+						losses.Add(1)
+						w.loseAndRebuild(rt, &shuffledLog{w.outcomes, func(outcomes []holds.StoredOutcome) []holds.StoredOutcome {
+							for _, one := range outcomes {
+								if rapid.Bool().Draw(rt, "published twice") {
+									outcomes = append(outcomes, one)
+								}
+							}
+							if len(outcomes) == 0 {
+								return nil
+							}
+							return rapid.Permutation(outcomes).Draw(rt, "order")
+						}})
+						renew()
+					},
+				})
+				r.end(rt)
+			})
+			if losses.Load() == 0 {
+				t.Error("nothing was ever lost")
+			}
+		})
+	}
+}

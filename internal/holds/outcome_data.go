@@ -1,0 +1,93 @@
+package holds
+
+import "github.com/go-json-experiment/json"
+
+// OutcomeData is the data of an outcome: one of the types in outcomeTypes.
+type OutcomeData interface {
+	// Refusal returns the reason of an outcome that refuses, "" for any other.
+	Refusal() string
+	// Hold returns what the outcome says about a hold, nil when it is not about one.
+	Hold() *HoldData
+}
+
+// outcomeTypes has the type of the data of each outbound event.
+var outcomeTypes = map[string]func(text []byte) (OutcomeData, error){
+	EventHoldCreated:          decodeData[HoldCreated],
+	EventHoldRejected:         decodeData[HoldRejected],
+	EventHoldExtended:         decodeData[HoldExtended],
+	EventExtensionRejected:    decodeData[ExtensionRejected],
+	EventHoldReleased:         decodeData[HoldReleased],
+	EventReleaseRejected:      decodeData[ReleaseRejected],
+	EventHoldExpired:          decodeData[HoldExpired],
+	EventHoldConfirmed:        decodeData[HoldConfirmed],
+	EventConfirmRejected:      decodeData[ConfirmRejected],
+	EventReservationCancelled: decodeData[ReservationCancelled],
+	EventCancelRejected:       decodeData[CancelRejected],
+	EventInventoryUpdated:     decodeData[InventoryUpdated],
+	EventInventoryRejected:    decodeData[InventoryRejected],
+	EventBookingCancelled:     decodeData[BookingCancelled],
+}
+
+func decodeData[T OutcomeData](text []byte) (OutcomeData, error) {
+	var data T
+	err := json.Unmarshal(text, &data)
+	return data, err
+}
+
+// DecodeOutcomeData decodes the data of an outbound event. known is false for an event that is not
+// one of the Event constants.
+func DecodeOutcomeData(event string, text []byte) (data OutcomeData, known bool, err error) {
+	decode, known := outcomeTypes[event]
+	if !known {
+		return nil, false, nil
+	}
+	data, err = decode(text)
+	return data, true, err
+}
+
+// Reason returns why the outcome refuses, "" when it refuses nothing.
+func (o Outcome) Reason() string {
+	if o.Data == nil {
+		return ""
+	}
+	return o.Data.Refusal()
+}
+
+// Hold implements OutcomeData for all data that has HoldData.
+func (d HoldData) Hold() *HoldData { return &d }
+
+// Refusal implements OutcomeData for all data that has HoldData and refuses nothing.
+func (HoldData) Refusal() string { return "" }
+
+// Refusal implements OutcomeData.
+func (d HoldRejected) Refusal() string { return d.Reason }
+
+// Refusal implements OutcomeData.
+func (d ExtensionRejected) Refusal() string { return d.Reason }
+
+// Refusal implements OutcomeData.
+func (d ReleaseRejected) Refusal() string { return d.Reason }
+
+// Refusal implements OutcomeData.
+func (d ConfirmRejected) Refusal() string { return d.Reason }
+
+// Refusal implements OutcomeData.
+func (d CancelRejected) Refusal() string { return d.Reason }
+
+// Refusal implements OutcomeData.
+func (d InventoryRejected) Refusal() string { return d.Reason }
+
+// Hold implements OutcomeData.
+func (InventoryRejected) Hold() *HoldData { return nil }
+
+// Refusal implements OutcomeData.
+func (InventoryUpdated) Refusal() string { return "" }
+
+// Hold implements OutcomeData.
+func (InventoryUpdated) Hold() *HoldData { return nil }
+
+// Refusal implements OutcomeData.
+func (BookingCancelled) Refusal() string { return "" }
+
+// Hold implements OutcomeData.
+func (BookingCancelled) Hold() *HoldData { return nil }

@@ -1,0 +1,193 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/holds"
+)
+
+// errReplica is returned for a server that follows another.
+var errReplica = errors.New("this redis is a replica")
+
+// server identifies a Redis server by its own INFO. A server that was restarted, or that replaced
+// another one, may have older data. Only the server to which the epoch was written, in the same run
+// and with the same replication history, has everything that was written since.
+type server struct {
+	run     string // run_id, changes with each start
+	history string // master_replid, changes with each promotion and after an hour without a replica
+	adopted bool   // history continues that of a server it followed, or of before its start
+}
+
+// name is the text by which Postgres remembers the server.
+func (s server) name() string { return s.run + " " + s.history }
+
+// is reports whether s is the server with the given name, with all its data. A new history that
+// continues no other one belongs to the same server: its last replica left, or its first one came.
+func (s server) is(name string) bool {
+	run, history, _ := strings.Cut(name, " ")
+	return s.run == run && (s.history == history || !s.adopted)
+}
+
+// historyOf returns the history in a server's name.
+func historyOf(name string) string {
+	_, history, _ := strings.Cut(name, " ")
+	return history
+}
+
+// infoCommand requests the text that parseServer reads.
+var infoCommand = []any{"info", "server", "replication"}
+
+// parseServer reads the reply to infoCommand. It returns errReplica for a server that follows
+// another.
+func parseServer(info string) (s server, err error) {
+	const never = "0000000000000000000000000000000000000000"
+	fields := make(map[string]string)
+	for line := range strings.Lines(info) {
+		if name, value, found := strings.Cut(strings.TrimSpace(line), ":"); found {
+			fields[name] = value
+		}
+	}
+	s = server{fields["run_id"], fields["master_replid"], fields["master_replid2"] != never}
+	switch {
+	case s.run == "" || s.history == "":
+		return s, errors.New("INFO lacks run_id or master_replid")
+	case fields["role"] != "master":
+		return s, errReplica
+	}
+	return s, nil
+}
+
+// ConnGuard blocks connections to servers that may lack acknowledged writes. On each new connection
+// it identifies the server before the first command is sent. While Redis must not be used it refuses
+// new connections and closes the existing ones. It is safe for concurrent use.
+type ConnGuard struct {
+	mu         sync.Mutex
+	allowed    bool
+	server     string // name of the allowed server, "" for any
+	conns      map[net.Conn]struct{}
+	blockedWhy string // the reason while allowed is false
+}
+
+// NewConnGuard returns a ConnGuard that blocks.
+func NewConnGuard() *ConnGuard {
+	return &ConnGuard{conns: make(map[net.Conn]struct{}), blockedWhy: notCheckedYet}
+}
+
+// Attach guards the connections of clients that are created with these options.
+func (g *ConnGuard) Attach(o *redis.Options) {
+	dial := o.Dialer
+	if dial == nil {
+		dial = redis.NewDialer(o)
+	}
+	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return g.track(conn), nil
+	}
+	o.OnConnect = g.verifyServer
+}
+
+// Allow permits connections to the server with the given name, "" for any server. It closes
+// connections to other servers.
+func (g *ConnGuard) Allow(name string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.allowed || g.server != name {
+		g.closeAll()
+	}
+	g.allowed, g.server = true, name
+}
+
+// Block closes all connections and refuses new ones, with the given reason.
+func (g *ConnGuard) Block(why string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.allowed, g.blockedWhy = false, why
+	g.closeAll()
+}
+
+// Reconnect closes all connections, so that each is opened again and verified.
+func (g *ConnGuard) Reconnect() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closeAll()
+}
+
+// closeAll closes all connections. A command in progress fails as one whose reply was lost.
+func (g *ConnGuard) closeAll() {
+	for conn := range g.conns {
+		_ = conn.Close() // it is closed even after an error
+	}
+	clear(g.conns)
+}
+
+func (g *ConnGuard) track(conn net.Conn) net.Conn {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.conns[conn] = struct{}{}
+	guarded := guardedConn{conn, g}
+	if raw, ok := conn.(syscall.Conn); ok { // go-redis uses it to check whether the connection is alive
+		return struct {
+			guardedConn
+			syscall.Conn
+		}{guarded, raw}
+	}
+	return guarded
+}
+
+// guardedConn removes itself from its guard when it is closed.
+type guardedConn struct {
+	net.Conn
+	guard *ConnGuard
+}
+
+func (c guardedConn) Close() error {
+	c.guard.mu.Lock()
+	delete(c.guard.conns, c.Conn)
+	c.guard.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// verifyServer runs on each new connection before its first command.
+func (g *ConnGuard) verifyServer(ctx context.Context, conn *redis.Conn) error {
+	g.mu.Lock()
+	allowed, want, why := g.allowed, g.server, g.blockedWhy
+	g.mu.Unlock()
+	if !allowed {
+		return fmt.Errorf("connect: %w", &holds.RebuildingError{Progress: why})
+	}
+	info, err := conn.Do(ctx, infoCommand...).Text()
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	found, err := parseServer(info)
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	if want != "" && !found.is(want) {
+		return fmt.Errorf("connect: %w", &holds.RebuildingError{Progress: anotherServer})
+	}
+	// The guard may have blocked meanwhile, before go-redis knew the connection.
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.allowed || g.server != want {
+		return fmt.Errorf("connect: %w", &holds.RebuildingError{Progress: g.blockedWhy})
+	}
+	return nil
+}
+
+// notCheckedYet is the reason for which a new guard blocks and a new term has no epoch.
+const notCheckedYet = "not checked yet"
+
+// anotherServer is the reason for which data is not trusted.
+const anotherServer = "another server, or the same after a restart or a failover: it may have older data"

@@ -1,0 +1,447 @@
+package recovery_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/locking"
+	"holdfast/internal/record"
+	"holdfast/internal/recovery"
+	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
+)
+
+func TestMain(m *testing.M) { stacktest.Main(m) }
+
+// harness is a worker on a namespace of its own on real servers.
+type harness struct {
+	namespace string
+	redisURL  string
+	client    *redis.Client
+	store     *store.Store
+	service   *holds.Service
+	policy    holds.Policy
+	epoch     string
+	term      *recovery.EpochTerm
+
+	mu        sync.Mutex
+	now       time.Time             // of the scripts; zero when Redis' clock rules
+	outcomes  []holds.StoredOutcome // everything that was published
+	announced []holds.Outcome       // each hold.expired since the last takeAnnounced
+}
+
+var testPolicy = holds.Policy{
+	HoldTTL: 10 * time.Minute, HoldTTLMax: time.Hour, HoldLifetimeMax: 90 * time.Minute, PaymentWindow: 5 * time.Minute,
+	LatePayment: holds.LateRejected, HoldsPerUser: 3, NightsMax: 30,
+	HorizonDays: 1095, RequestKeyTTL: 24 * time.Hour, LockWait: time.Minute,
+}
+
+// newHarness returns a harness whose clock stands still until pass moves it.
+func newHarness(t *testing.T) *harness {
+	t.Helper()
+	w := newRealTimeHarness(t)
+	w.now = time.Now().UTC().Truncate(time.Second)
+	return w
+}
+
+// newRealTimeHarness returns a harness in which Redis' own clock rules.
+func newRealTimeHarness(t *testing.T) *harness {
+	t.Helper()
+	return newHarnessOn(t, stacktest.Shared().RedisURL)
+}
+
+// newHarnessOn returns a real-time harness on another Redis than the shared one.
+func newHarnessOn(t *testing.T, redisURL string) *harness {
+	t.Helper()
+	w := &harness{
+		namespace: stacktest.Namespace(t), redisURL: redisURL, client: newClient(t, redisURL), policy: testPolicy,
+	}
+	ctx := t.Context()
+	var err error
+	if w.store, err = store.Open(ctx, stacktest.Shared().PostgresURL, w.namespace); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.store.Close)
+	if err := w.store.Migrate(ctx, w.namespace); err != nil {
+		t.Fatal(err)
+	}
+	epoch, err := w.store.Epoch(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := recovery.Initialise(ctx, w.namespace, w.client, epoch.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.store.CompleteEpoch(ctx, epoch.Name, server, ""); err != nil {
+		t.Fatal(err)
+	}
+	w.epoch, w.term = epoch.Name, recovery.StaticTerm(epoch.Name, server)
+	w.startNewTerm(t)
+	return w
+}
+
+// newClient returns a client that is configured as the worker's.
+func newClient(t *testing.T, url string) *redis.Client {
+	t.Helper()
+	client := redis.NewClient(stacktest.RedisOptions(url))
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// startNewTerm makes the harness decide under its current term and policy.
+func (w *harness) startNewTerm(t *testing.T) {
+	t.Helper()
+	w.service = w.newService(t, w.client, w.store)
+}
+
+// newService returns another worker's service on the same servers.
+func (w *harness) newService(t *testing.T, client redis.UniversalClient, i holds.Inventory) *holds.Service {
+	t.Helper()
+	l := locking.New(locking.NewNone(client), locking.Options{})
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Errorf("close the locker: %v", err)
+		}
+	})
+	return holds.NewService(w.namespace, client, l, i, clockTerm{w.term, w}, w.policy)
+}
+
+// clockTerm gives the clock of a harness to the scripts.
+type clockTerm struct {
+	*recovery.EpochTerm
+	harness *harness
+}
+
+func (t clockTerm) Current() (holds.CurrentEpoch, error) {
+	current, err := t.EpochTerm.Current()
+	current.Clock = t.harness.clock()
+	return current, err
+}
+
+// clock returns the time that the scripts use in ms, 0 when Redis' clock rules.
+func (w *harness) clock() int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.now.IsZero() {
+		return 0
+	}
+	return w.now.UnixMilli()
+}
+
+// pass moves the clock.
+func (w *harness) pass(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.now = w.now.Add(d)
+}
+
+// key is a key of a resource.
+func (w *harness) key(resource, name string) string {
+	return record.Keyspace(w.namespace).Prefix(resource) + name
+}
+
+// setPolicy makes the harness decide by another policy from now on.
+func (w *harness) setPolicy(t *testing.T, change func(*holds.Policy)) {
+	t.Helper()
+	change(&w.policy)
+	w.startNewTerm(t)
+}
+
+// execute runs plain SQL in the schema of the harness.
+func (w *harness) execute(t *testing.T, sql string) {
+	t.Helper()
+	config, err := pgx.ParseConfig(stacktest.Shared().PostgresURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.RuntimeParams["search_path"] = w.namespace
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.Background()) }()
+	if _, err := conn.Exec(t.Context(), sql); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newSupervisor returns a supervisor of another worker than the harness' own.
+func (w *harness) newSupervisor(l recovery.OutcomeLog, name string, term *recovery.EpochTerm) *recovery.Supervisor {
+	return w.newSupervisorWith(w.store, l, name, term)
+}
+
+func (w *harness) newSupervisorWith(
+	s recovery.EpochStore, l recovery.OutcomeLog, name string, term *recovery.EpochTerm,
+) *recovery.Supervisor {
+	supervisor := recovery.NewSupervisor(recovery.SupervisorOptions{
+		Namespace: w.namespace, Name: name, Policy: w.policy, Term: term, Guard: recovery.NewConnGuard(),
+		Redis:      func() *redis.Options { return stacktest.RedisOptions(w.redisURL) },
+		EpochStore: s, Inventory: w.store, OutcomeLog: l, Log: zerolog.Nop(),
+		Fence: locking.FenceBase(w.store.FenceBase).Next,
+	})
+	supervisor.InspectTimeout = time.Minute // however slow the machine is
+	supervisor.Clock = w.clock()
+	return supervisor
+}
+
+// loseAndRebuild removes all keys of the harness from Redis, and rebuilds them from a log. The harness decides
+// under the new epoch after startNewTerm.
+func (w *harness) loseAndRebuild(t *testing.T, l *replayLog) recovery.RebuildResult {
+	t.Helper()
+	ctx := t.Context()
+	l.harness = w
+	keys, err := w.client.Keys(ctx, w.namespace+":*").Result()
+	if err == nil && len(keys) > 0 {
+		err = w.client.Del(ctx, keys...).Err()
+	}
+	if err != nil {
+		t.Fatalf("lose: %v", err)
+	}
+	supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
+	supervisor.Drain = 0 // no worker publishes
+	r, err := supervisor.Rebuild(ctx, "a test", false, func(string) {})
+	if err != nil {
+		t.Fatalf("rebuild: %v", err)
+	}
+	e, err := w.store.Epoch(ctx)
+	if err != nil {
+		t.Fatalf("epoch: %v", err)
+	}
+	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
+	return r
+}
+
+// replayLog is a recovery.OutcomeLog of what a harness has published.
+type replayLog struct {
+	*harness
+	payments []holds.Payment // without a decision, stored at At
+	cancels  []pendingCancellation
+	late     []holds.StoredOutcome // published while Redis is being rebuilt
+}
+
+type pendingCancellation struct {
+	request  holds.ReleaseRequest
+	storedAt holds.Time
+}
+
+func (l *replayLog) Outcomes(
+	_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64),
+) (last uint64, err error) {
+	for _, outcome := range l.outcomes[after:] {
+		if err := each(outcome); err != nil {
+			return 0, err
+		}
+	}
+	return uint64(len(l.outcomes)), nil
+}
+
+func (*replayLog) Gaps(context.Context, time.Time) (string, error) { return "", nil }
+
+func (l *replayLog) Unacknowledged(
+	_ context.Context, payment func(holds.ConfirmRequest, holds.Time),
+	cancel func(holds.ReleaseRequest, holds.Time),
+) error {
+	for _, p := range l.payments {
+		payment(p.ConfirmRequest, p.At)
+	}
+	for _, c := range l.cancels {
+		cancel(c.request, c.storedAt)
+	}
+	l.outcomes, l.late = append(l.outcomes, l.late...), nil
+	return nil
+}
+
+// Announce implements holds.Announcer.
+func (w *harness) Announce(_ context.Context, outcomes []holds.Outcome) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.announced = append(w.announced, outcomes...)
+	for _, o := range outcomes {
+		w.outcomes = append(w.outcomes, holds.StoredOutcome{Outcome: o, ID: uuid.NewString()})
+	}
+	return nil
+}
+
+// takeAnnounced returns each hold.expired since the last call.
+func (w *harness) takeAnnounced() []holds.Outcome {
+	announced := w.announced
+	w.announced = nil
+	return announced
+}
+
+// sweep expires what is due, and returns when all of it is announced.
+func (w *harness) sweep(t *testing.T) {
+	t.Helper()
+	expirer := holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
+	ctx, cancel := context.WithCancel(t.Context())
+	var loops sync.WaitGroup
+	loops.Go(func() { _ = expirer.Sweep(ctx) })
+	loops.Go(func() { _ = expirer.Announce(ctx) })
+	stacktest.Eventually(t, "every due hold to be announced", func() bool {
+		pipe := w.client.Pipeline()
+		due := make([]*redis.IntCmd, record.Partitions)
+		for p := range due {
+			due[p] = pipe.ZCount(ctx, record.Keyspace(w.namespace).Agenda(p), "-inf", strconv.FormatInt(w.now.UnixMilli(), 10))
+		}
+		departing := pipe.Keys(ctx, w.namespace+":*:departing")
+		if _, err := pipe.Exec(ctx); err != nil {
+			t.Fatal(err)
+		}
+		return len(departing.Val()) == 0 && !slices.ContainsFunc(due, func(n *redis.IntCmd) bool { return n.Val() > 0 })
+	})
+	cancel()
+	loops.Wait()
+}
+
+// publish records an outcome.
+func (w *harness) publish(id string, o holds.Outcome) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.outcomes = append(w.outcomes, holds.StoredOutcome{Outcome: o, ID: id, StoredAt: holds.Time{Time: w.now}})
+}
+
+// only fails the test unless each of n requests has one result, and none an error. It returns the outcomes.
+func only(t *testing.T, n int, verb func(emit func(int, holds.Result))) []holds.Outcome {
+	t.Helper()
+	outcomes := make([]holds.Outcome, n)
+	verb(func(i int, r holds.Result) {
+		if r.Err != nil || outcomes[i].Event != "" {
+			t.Fatalf("request %d: %+v after %q", i, r, outcomes[i].Event)
+		}
+		outcomes[i] = r.Outcome
+	})
+	return outcomes
+}
+
+// place decides requests and publishes their outcomes. It fills in missing ids and keys, quantity 1 and the time.
+func (w *harness) place(t *testing.T, requests ...holds.PlaceRequest) []holds.Outcome {
+	t.Helper()
+	for i := range requests {
+		r := &requests[i]
+		if r.EventID == "" {
+			r.EventID = uuid.NewString()
+		}
+		if r.RequestKey == "" {
+			r.RequestKey = uuid.NewString()
+		}
+		if r.StoredAt.IsZero() {
+			r.StoredAt = time.Now()
+		}
+		if r.Quantity == 0 {
+			r.Quantity = 1
+		}
+	}
+	outcomes := only(t, len(requests), func(emit func(int, holds.Result)) { w.service.Place(t.Context(), requests, emit) })
+	for i, o := range outcomes {
+		w.publish(requests[i].EventID, o)
+	}
+	return outcomes
+}
+
+func (w *harness) pay(t *testing.T, id holds.HoldID, payment string) holds.Outcome {
+	t.Helper()
+	o := only(t, 1, func(emit func(int, holds.Result)) {
+		w.service.Confirm(t.Context(), []holds.ConfirmRequest{{Hold: id, PaymentID: payment}}, emit)
+	})[0]
+	w.publish(uuid.NewString(), o)
+	return o
+}
+
+func (w *harness) release(t *testing.T, id holds.HoldID, eventID string) holds.Outcome {
+	t.Helper()
+	o := only(t, 1, func(emit func(int, holds.Result)) {
+		w.service.Release(t.Context(), []holds.ReleaseRequest{{EventID: eventID, Resource: id.Resource, Hold: id}}, emit)
+	})[0]
+	w.publish(eventID, o)
+	return o
+}
+
+func (w *harness) extend(t *testing.T, r holds.ExtendRequest) holds.Outcome {
+	t.Helper()
+	if r.EventID == "" {
+		r.EventID = uuid.NewString()
+	}
+	o := only(t, 1, func(emit func(int, holds.Result)) {
+		w.service.Extend(t.Context(), []holds.ExtendRequest{r}, emit)
+	})[0]
+	w.publish(r.EventID, o)
+	return o
+}
+
+// inboundSeq is the sequence of the last inventory.set, of all harnesses.
+var inboundSeq atomic.Uint64
+
+func (w *harness) setInventory(t *testing.T, resource string, selection holds.SlotSelection, capacity int64) {
+	t.Helper()
+	r := w.service.SetInventory(t.Context(), holds.InventoryRequest{
+		EventID: uuid.NewString(), Position: holds.StreamPosition{At: time.Now(), Seq: inboundSeq.Add(1)},
+		Resource: resource, Selection: selection, Capacity: capacity,
+	})
+	if r.Err != nil {
+		t.Fatalf("set inventory: %v", r.Err)
+	}
+}
+
+// held returns how much live holds take of the slot stock.
+func (w *harness) held(t *testing.T, resource string) int64 {
+	t.Helper()
+	slots, err := w.service.Availability(t.Context(), resource, holds.SlotSelection{})
+	if err != nil {
+		t.Fatalf("availability: %v", err)
+	}
+	return slots[0].Held
+}
+
+func created(t *testing.T, o holds.Outcome) holds.HoldCreated {
+	t.Helper()
+	data, ok := o.Data.(holds.HoldCreated)
+	if !ok {
+		t.Fatalf("want hold.created, got %s %+v", o.Event, o.Data)
+	}
+	return data
+}
+
+// brief is an outcome's event and reason.
+func brief(o holds.Outcome) string {
+	reason := ""
+	switch data := o.Data.(type) {
+	case holds.HoldRejected:
+		reason = data.Reason
+	case holds.ReleaseRejected:
+		reason = data.Reason
+	case holds.ExtensionRejected:
+		reason = data.Reason
+	case holds.ConfirmRejected:
+		reason = data.Reason
+	case holds.HoldConfirmed:
+		if data.Late {
+			reason = "late"
+		}
+	}
+	return strings.TrimSpace(o.Event + " " + reason)
+}
+
+// exactText is all of an outcome as text.
+func exactText(t *testing.T, o holds.Outcome) string {
+	t.Helper()
+	data, err := json.Marshal(o.Data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%s %s %s %s %s", o.Event, o.Resource, o.Hold, o.At.Format(holds.TimeFormat), data)
+}

@@ -1,0 +1,423 @@
+package recovery
+
+import (
+	"encoding/hex"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/record"
+)
+
+// Reservation is a hold that has become a reservation in Postgres.
+type Reservation struct {
+	Hold        holds.HoldID
+	PaymentID   string
+	ConfirmedAt holds.Time
+	Late        bool // the hold had expired before
+}
+
+// Projection computes from the published outcomes what Redis must have. Outcomes may be applied in any
+// order and more than once: several workers store them, and some are repeated. The result does not
+// depend on the order: a hold ends once, the latest of its deadlines wins, and so does the latest
+// answer to a request key.
+//
+// One rebuild uses it. It is safe for concurrent use.
+type Projection struct {
+	policies holds.Policies
+
+	mu        sync.Mutex
+	applied   uint64 // number of outcomes
+	resources map[string]*projectedResource
+}
+
+type projectedResource struct {
+	holds      map[string]*projectedHold     // by UUID
+	answers    map[string]*projectedAnswer   // by request key
+	extensions map[string]projectedExtension // by event id
+	refused    map[string]struct{}           // event ids of rejected cancellations
+	lastGrant  int64                         // time of the last grant, ms
+}
+
+// projectedHold is what the outcomes say of a hold. Times are in ms, 0 when no outcome has them.
+type projectedHold struct {
+	tail          string // of its record, see record.Tail
+	quantity      int64
+	created       int64
+	deadline      int64
+	firstDeadline int64 // the deadline that it was created with
+	started       int64
+	state         holds.State // held unless an outcome says otherwise
+	ended         int64
+	by            string
+	ownTail       bool // tail is from its own hold.created
+
+	// The payment that has taken the slots again, the pending payment and the pending cancellation, each
+	// "" when there is none.
+	lateBy, paidBy, cancelledBy string
+	lateAt, paidAt, cancelledAt int64
+}
+
+// projectedAnswer is what is remembered under a request key.
+type projectedAnswer struct {
+	record.Answer
+	hold string // UUID of the hold that was created, else ""
+}
+
+type projectedExtension struct {
+	hold, word   string
+	at, deadline int64
+}
+
+// NewProjection returns an empty Projection. Policies are those of the workers, at least one.
+func NewProjection(policies holds.Policies) *Projection {
+	return &Projection{policies: policies, resources: make(map[string]*projectedResource)}
+}
+
+// unknown replaces a word of a remembered line that no outcome has.
+const unknown = "-"
+
+// Apply adds an outcome. It returns an error when no worker publishes such an outcome.
+func (p *Projection) Apply(t holds.StoredOutcome) error {
+	info, err := holdInfoOf(t.Data) // before the lock: several goroutines apply outcomes
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.applied++
+	switch data := t.Data.(type) {
+	case holds.HoldCreated:
+		return p.applyCreated(t, data, info)
+	case holds.HoldRejected:
+		return p.applyRejected(t, data)
+	case holds.HoldExtended:
+		h := p.hold(info)
+		at, deadline := data.ExtendedAt.UnixMilli(), data.ExpiresAt.UnixMilli()
+		h.deadline = max(h.deadline, deadline)
+		if t.RebuildMetadata.Started {
+			h.started = at
+		}
+		p.addExtension(data.HoldID, t.ID, projectedExtension{data.HoldID.UUID, "extended", at, deadline})
+	case holds.ExtensionRejected:
+		remembered := data.Reason == holds.ReasonLimitReached || data.Reason == holds.ReasonAlreadyStarted
+		if remembered && !t.At.IsZero() && info.id.UUID != "" {
+			h := p.hold(info)
+			at := t.At.UnixMilli()
+			if data.Reason == holds.ReasonAlreadyStarted && h.started == 0 {
+				h.started = at // until the outcome with the time is applied
+			}
+			p.addExtension(data.HoldID, t.ID, projectedExtension{data.HoldID.UUID, data.Reason, at, 0})
+		}
+	case holds.ReleaseRejected:
+		p.resource(data.ResourceID).refused[t.ID] = struct{}{}
+	case holds.HoldReleased:
+		p.endHold(p.hold(info), holds.Released, data.ReleasedAt, t.ID)
+	case holds.HoldExpired:
+		h := p.hold(info)
+		h.deadline = max(h.deadline, data.ExpiresAt.UnixMilli())
+		p.endHold(h, holds.Expired, data.RestoredAt, unknown)
+	case holds.HoldConfirmed:
+		p.hold(info)
+		p.applyReservation(Reservation{data.HoldID, data.PaymentID, data.ConfirmedAt, data.Late})
+	case holds.BookingCancelled:
+		at := t.At
+		if at.IsZero() {
+			at = t.StoredAt
+		}
+		p.addAnswer(data.ResourceID, data.RequestKey, &projectedAnswer{Answer: record.Answer{
+			Word: holds.ReasonCancelled, Fingerprint: unknown, EventID: t.ID, Detail: "-", Selection: "-", At: at.UnixMilli(),
+		}})
+	}
+	return nil
+}
+
+func (p *Projection) applyCreated(t holds.StoredOutcome, data holds.HoldCreated, info holdInfo) error {
+	h := p.hold(info)
+	if !h.ownTail && !data.Replayed {
+		h.tail = info.tail
+	}
+	h.ownTail = h.ownTail || !data.Replayed
+	h.created, h.firstDeadline = data.CreatedAt.UnixMilli(), data.ExpiresAt.UnixMilli()
+	h.deadline = max(h.deadline, h.firstDeadline)
+	r := p.resource(data.HoldID.Resource)
+	r.lastGrant = max(r.lastGrant, h.created)
+	a := record.Answer{
+		Word: "created", At: h.created, Selection: "-",
+		Detail: record.Created{UUID: data.HoldID.UUID, Deadline: h.firstDeadline}.String(),
+	}
+	p.addAnswer(data.ResourceID, data.RequestKey, completeAnswer(t, data.Replayed, projectedAnswer{a, data.HoldID.UUID}))
+	return nil
+}
+
+func (p *Projection) applyRejected(t holds.StoredOutcome, data holds.HoldRejected) error {
+	a := record.Answer{Word: data.Reason, At: t.At.UnixMilli(), Detail: "-", Metadata: string(data.Metadata)}
+	switch data.Reason {
+	case holds.ReasonInvalidRequest, holds.ReasonKeyReused:
+		return nil // not remembered
+	case holds.ReasonCancelled:
+		p.addAnswer(data.ResourceID, data.RequestKey, &projectedAnswer{Answer: record.Answer{
+			Word: holds.ReasonCancelled, Fingerprint: unknown, EventID: unknown, Detail: "-", Selection: "-", At: a.At,
+		}})
+		return nil
+	case holds.ReasonAlreadyHolding:
+		a.Detail = data.HoldID.UUID
+	case holds.ReasonSoldOut:
+		if data.SoldOut == nil {
+			return fmt.Errorf("outcome %s: sold_out without slots", t.ID)
+		}
+		a.Detail = shortageOf(data.SoldOut).String()
+	}
+	var err error
+	if a.Selection, err = data.Compact(); err != nil {
+		return err
+	}
+	p.addAnswer(data.ResourceID, data.RequestKey, completeAnswer(t, data.Replayed, projectedAnswer{Answer: a}))
+	return nil
+}
+
+// completeAnswer adds to an answer what is not in the data of the outcome. For an outcome of a worker
+// that did not store RebuildMetadata yet the fingerprint is unknown, which matches any content, and
+// the event is the one that was answered first, unless the outcome is a replay.
+func completeAnswer(t holds.StoredOutcome, replayed bool, a projectedAnswer) *projectedAnswer {
+	a.Fingerprint, a.EventID = t.RebuildMetadata.Fingerprint, t.RebuildMetadata.FirstEventID
+	if a.Fingerprint == "" {
+		a.Fingerprint = unknown
+	}
+	if a.EventID == "" {
+		a.EventID = t.ID
+		if replayed {
+			a.EventID = unknown
+		}
+	}
+	return &a
+}
+
+// shortageOf returns the detail of the answer sold_out.
+func shortageOf(s *holds.SoldOut) record.Shortage {
+	var detail record.Shortage
+	if s.RetryAt != nil {
+		detail.RetryAt = s.RetryAt.UnixMilli()
+	}
+	for _, slot := range s.Unavailable {
+		detail.Slots = append(detail.Slots, record.ShortSlot(slot))
+	}
+	return detail
+}
+
+// resource returns the state of a resource. It creates it when it is missing.
+func (p *Projection) resource(id string) *projectedResource {
+	r := p.resources[id]
+	if r == nil {
+		r = &projectedResource{
+			holds: make(map[string]*projectedHold), answers: make(map[string]*projectedAnswer),
+			extensions: make(map[string]projectedExtension), refused: make(map[string]struct{}),
+		}
+		p.resources[id] = r
+	}
+	return r
+}
+
+// holdInfo is what an outcome says of its hold.
+type holdInfo struct {
+	id       holds.HoldID
+	tail     string
+	quantity int64
+}
+
+// holdInfoOf returns what an outcome says of its hold, the zero holdInfo when it concerns no hold.
+func holdInfoOf(data any) (info holdInfo, err error) {
+	var hold holds.HoldData
+	switch data := data.(type) {
+	case holds.HoldCreated:
+		hold = data.HoldData
+	case holds.HoldExtended:
+		hold = data.HoldData
+	case holds.ExtensionRejected:
+		if data.UserID == "" {
+			return info, nil // of an unknown hold
+		}
+		hold = data.HoldData
+	case holds.HoldReleased:
+		hold = data.HoldData
+	case holds.HoldExpired:
+		hold = data.HoldData
+	case holds.HoldConfirmed:
+		hold = data.HoldData
+	default:
+		return info, nil
+	}
+	if hold.HoldID.UUID == "" || hold.UserID == "" || hold.RequestKey == "" || hold.Quantity == nil {
+		return info, fmt.Errorf("outcome of hold %s lacks hold data", hold.HoldID)
+	}
+	info.id, info.quantity = hold.HoldID, *hold.Quantity
+	tail, err := hold.RecordTail()
+	info.tail = tail.String()
+	return info, err
+}
+
+// hold returns the state of a hold. It creates it from an outcome when it is missing.
+func (p *Projection) hold(info holdInfo) *projectedHold {
+	r := p.resource(info.id.Resource)
+	h := r.holds[info.id.UUID]
+	if h == nil {
+		h = &projectedHold{tail: info.tail, quantity: info.quantity, state: holds.Held}
+		r.holds[info.id.UUID] = h
+	}
+	return h
+}
+
+// addAnswer keeps the latest answer to a request key. Of two with the same time it keeps the one with
+// an event id: the outcome of the event that was answered first, not of a replay.
+func (p *Projection) addAnswer(resource, key string, a *projectedAnswer) {
+	answers := p.resource(resource).answers
+	before := answers[key]
+	if before == nil || a.At > before.At || a.At == before.At && before.EventID == unknown {
+		answers[key] = a
+	}
+}
+
+func (p *Projection) addExtension(hold holds.HoldID, eventID string, x projectedExtension) {
+	p.resource(hold.Resource).extensions[eventID] = x
+}
+
+// endHold ends a hold. A hold ends once.
+func (*Projection) endHold(h *projectedHold, state holds.State, at holds.Time, by string) {
+	h.state, h.ended, h.by = state, at.UnixMilli(), by
+}
+
+// ApplyReservation adds a reservation.
+func (p *Projection) ApplyReservation(r Reservation) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.applyReservation(r)
+}
+
+func (p *Projection) applyReservation(r Reservation) {
+	resource := p.resource(r.Hold.Resource)
+	h := resource.holds[r.Hold.UUID]
+	switch {
+	case h == nil:
+	case r.Late:
+		h.lateBy, h.lateAt = r.PaymentID, r.ConfirmedAt.UnixMilli()
+		resource.lastGrant = max(resource.lastGrant, h.lateAt)
+	default:
+		h.state, h.ended, h.by = holds.Confirmed, r.ConfirmedAt.UnixMilli(), r.PaymentID
+	}
+}
+
+// ResetPending removes all pending payments and cancellations, before they are read again.
+func (p *Projection) ResetPending() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, r := range p.resources {
+		for _, h := range r.holds {
+			h.paidBy, h.cancelledBy = "", ""
+		}
+	}
+}
+
+// AddPendingPayment adds a payment without a decision. Of several for one hold the first counts.
+func (p *Projection) AddPendingPayment(r holds.ConfirmRequest, storedAt holds.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if h := p.resource(r.Hold.Resource).holds[r.Hold.UUID]; h != nil && h.paidBy == "" {
+		h.paidBy, h.paidAt = r.PaymentID, storedAt.UnixMilli()
+	}
+}
+
+// AddPendingCancellation adds a cancellation that is not acknowledged yet. Of several for one hold the first counts.
+func (p *Projection) AddPendingCancellation(r holds.ReleaseRequest, storedAt holds.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	resource := p.resource(r.Resource)
+	if _, refused := resource.refused[r.EventID]; refused {
+		return
+	}
+	id := r.Hold.UUID
+	if a := resource.answers[r.RequestKey]; id == "" && a != nil {
+		id = a.hold
+	}
+	if h := resource.holds[id]; h != nil && h.cancelledBy == "" {
+		h.cancelledBy, h.cancelledAt = r.EventID, storedAt.UnixMilli()
+	}
+}
+
+// resolution is the state of a hold after all outcomes and pending events.
+type resolution struct {
+	state       holds.State
+	ended       int64
+	by          string
+	unannounced bool // no outcome has its hold.expired
+}
+
+// resolve decides what no outcome says: a worker may have decided it and died before it published. A
+// hold that becomes live here must have been live when Redis was lost, else its slots may have been
+// granted again.
+//
+//   - A pending cancellation that was stored before the deadline may have released the hold, and will
+//     release it: the hold is released.
+//   - A pending payment that was stored before the deadline keeps the hold from expiring: the customer
+//     has paid. But when something was granted on the resource after the deadline, that grant may have
+//     taken its slots, because every grant expires due holds first.
+//   - For the same reason a hold has expired when something was granted after its deadline, even if the
+//     clock of this Redis has not reached that deadline.
+func (p *Projection) resolve(r *projectedResource, id string, h *projectedHold) resolution {
+	created, deadline := p.created(id, h), p.deadline(id, h)
+	switch {
+	case h.state != holds.Held:
+		return resolution{state: h.state, ended: h.ended, by: h.by}
+	case h.cancelledBy != "" && h.cancelledAt < deadline:
+		return resolution{state: holds.Released, ended: max(h.cancelledAt, created), by: h.cancelledBy}
+	case h.paidBy != "" && h.paidAt < deadline && r.lastGrant < deadline:
+		return resolution{state: holds.Confirming, ended: max(h.paidAt, created), by: h.paidBy}
+	case deadline <= r.lastGrant:
+		return resolution{state: holds.Expired, ended: r.lastGrant, by: "-", unannounced: true}
+	default:
+		return resolution{state: holds.Held, by: "-"}
+	}
+}
+
+// OpenHolds returns the holds whose end is not known.
+func (p *Projection) OpenHolds() []holds.HoldID {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var ids []holds.HoldID
+	for resource, r := range p.resources {
+		for id, h := range r.holds {
+			if h.state == holds.Held {
+				ids = append(ids, holds.HoldID{Resource: resource, UUID: id})
+			}
+		}
+	}
+	return ids
+}
+
+// created returns the time at which a hold was created, in ms. When its hold.created is missing it is
+// the time in its UUID, which comes from the worker's clock shortly before.
+func (p *Projection) created(id string, h *projectedHold) int64 {
+	if h.created != 0 {
+		return h.created
+	}
+	var parsed uuid.UUID
+	_, _ = hex.Decode(parsed[:], []byte(id)) // ParseHoldID has validated it
+	seconds, nanos := parsed.Time().UnixTime()
+	return seconds*1000 + nanos/1e6
+}
+
+// requestKeyTTLMS returns how long a hold or an answer of the given time is remembered. Both are in ms.
+func (p *Projection) requestKeyTTLMS(at int64) int64 {
+	return p.policies.At(time.UnixMilli(at)).RequestKeyTTL.Milliseconds()
+}
+
+// deadline returns the deadline of a hold in ms. When no outcome has one it follows from the policy.
+func (p *Projection) deadline(id string, h *projectedHold) int64 {
+	if h.deadline != 0 {
+		return h.deadline
+	}
+	created := p.created(id, h)
+	return created + p.policies.At(time.UnixMilli(created)).HoldTTL.Milliseconds()
+}

@@ -1,0 +1,213 @@
+package recovery
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/record"
+)
+
+// plan is the data that one resource must have in Redis.
+type plan struct {
+	resource string
+
+	// Lists as lua/rebuild.lua takes them. Records are names and lines; due, departing and tombstones are
+	// times and ids; strings are suffixes and values; expiring are suffixes, values and times.
+	records                    []string
+	due, departing, tombstones []string
+	strings, expiring          []string
+	live                       *liveTotals
+
+	earliest int64 // time (ms) of the resource in the agenda, 0 when it needs none
+	answers  int
+}
+
+// liveTotals are the sums and the index of a resource's live holds. In normal operation
+// holds/lua/place.lua writes them and end_hold of holds/lua/prelude.lua removes them.
+type liveTotals struct {
+	holds  int
+	counts map[string]int64  // by slot
+	users  map[string]int64  // live holds by user
+	index  map[string]string // id by record.IndexField
+}
+
+func newLiveTotals() *liveTotals {
+	return &liveTotals{counts: make(map[string]int64), users: make(map[string]int64), index: make(map[string]string)}
+}
+
+func (l *liveTotals) add(id, user, slots string, quantity int64) {
+	l.holds++
+	for slot := range strings.SplitSeq(slots, ",") {
+		l.counts[slot] += quantity
+	}
+	l.users[user]++
+	// A user with two holds on the same slots should not exist. The index then names the older hold.
+	field := record.IndexField(user, slots)
+	if other, taken := l.index[field]; !taken || id < other {
+		l.index[field] = id
+	}
+}
+
+// eachPlan calls each for the plan of each resource at a time of Redis' clock (ms), in any order.
+func (p *Projection) eachPlan(now int64, each func(*plan) error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for id, r := range p.resources {
+		one := p.planResource(id, r, now)
+		if len(one.records) == 0 && one.answers == 0 {
+			continue
+		}
+		if err := each(one); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Projection) planResource(resource string, r *projectedResource, now int64) *plan {
+	one := &plan{resource: resource, live: newLiveTotals()}
+	answers := make(map[string]*projectedAnswer, len(r.answers)) // of created holds, by hold
+	for key, a := range r.answers {
+		if a.hold != "" {
+			answers[a.hold] = a
+		} else if until := a.At + p.requestKeyTTLMS(a.At); until > now {
+			one.addAnswer("request:"+key, a.String(), until)
+		}
+	}
+	for id, h := range r.holds {
+		was := p.resolve(r, id, h)
+		until := one.planHold(p, id, h, was, now)
+		tail, _ := record.ParseTail(h.tail) // holdInfoOf has written it
+		if was.live() {
+			one.live.add(id, tail.User, tail.Slots, h.quantity)
+		}
+		a := answers[id]
+		if a == nil && r.answers[tail.RequestKey] == nil {
+			// Its hold.created is missing, but another outcome of it exists. The same request is
+			// answered with this hold again.
+			a = &projectedAnswer{Answer: record.Answer{
+				Word: "created", Fingerprint: unknown, EventID: unknown, At: p.created(id, h), Selection: "-",
+				Detail: record.Created{UUID: id, Deadline: p.deadline(id, h)}.String(),
+			}}
+		}
+		if a != nil && (until == 0 || until > now) {
+			one.addAnswer("request:"+tail.RequestKey, a.String(), until)
+		}
+	}
+	one.planExtensions(p, r, now)
+	return one
+}
+
+// planHold plans what follows from a hold, except for sums and its answer. It returns the time (ms)
+// until which the hold is remembered, 0 when it has no end yet.
+func (one *plan) planHold(p *Projection, id string, h *projectedHold, was resolution, now int64) (until int64) {
+	add := func(name string, was resolution) { one.records = append(one.records, name, p.recordLine(id, h, was)) }
+	until = was.ended + p.requestKeyTTLMS(was.ended)
+	switch {
+	case was.live():
+		until = one.planLive(p, id, h, was)
+		add(id, was)
+	case was.unannounced:
+		one.addAt(&one.departing, now, id)
+		add(id, was)
+		until = max(until, now+p.requestKeyTTLMS(now))
+	case until > now:
+		one.addAt(&one.tombstones, until, id)
+		add(id, was)
+	}
+	if forgotten := h.lateAt + p.requestKeyTTLMS(h.lateAt); h.lateBy != "" && forgotten > now {
+		one.addAt(&one.tombstones, forgotten, "late:"+id)
+		add("late:"+id, resolution{state: holds.Confirmed, ended: h.lateAt, by: h.lateBy})
+	}
+	return until
+}
+
+// planLive plans what only live holds have, except for sums and index. The keys are those of
+// started_key and set_hold_key in holds/lua/prelude.lua. It returns the same as planHold.
+func (one *plan) planLive(p *Projection, id string, h *projectedHold, was resolution) (until int64) {
+	tail, _ := record.ParseTail(h.tail) // holdInfoOf has written it
+	if h.started != 0 {
+		until := h.started + p.requestKeyTTLMS(h.started)
+		one.expiring = append(one.expiring, "started:"+id, strconv.FormatInt(h.started, 10), strconv.FormatInt(until, 10))
+	}
+	if was.state != holds.Held {
+		return 0
+	}
+	deadline := p.deadline(id, h)
+	at := one.addAt(&one.due, deadline, id)
+	one.expiring = append(one.expiring, "hold:"+id,
+		record.HoldJSON(tail.User, h.quantity, tail.Selection)+`,"expires_at_ms":`+at+`}`, at)
+	return deadline + max(p.requestKeyTTLMS(p.created(id, h)), p.requestKeyTTLMS(deadline))
+}
+
+// addAt adds an id and its time (ms) to a list, and returns the time as text.
+func (one *plan) addAt(list *[]string, at int64, id string) string {
+	if one.earliest == 0 || at < one.earliest {
+		one.earliest = at
+	}
+	text := strconv.FormatInt(at, 10)
+	*list = append(*list, text, id)
+	return text
+}
+
+// addAnswer adds an answer that is remembered until a time (ms), without end when it is 0.
+func (one *plan) addAnswer(suffix, line string, until int64) {
+	one.answers++
+	if until == 0 {
+		one.strings = append(one.strings, suffix, line)
+	} else {
+		one.expiring = append(one.expiring, suffix, line, strconv.FormatInt(until, 10))
+	}
+}
+
+// planExtensions plans the answers to extensions.
+func (one *plan) planExtensions(p *Projection, r *projectedResource, now int64) {
+	byHold := make(map[string][]string) // event ids
+	for id, x := range r.extensions {
+		byHold[x.hold] = append(byHold[x.hold], id)
+	}
+	for hold, ids := range byHold {
+		slices.SortFunc(ids, func(a, b string) int { return cmp.Compare(r.extensions[a].at, r.extensions[b].at) })
+		deadline := int64(0)
+		if h := r.holds[hold]; h != nil {
+			deadline = h.firstDeadline
+		}
+		for _, id := range ids {
+			x := r.extensions[id]
+			deadline = max(deadline, x.deadline) // a rejection does not change it
+			if until := x.at + p.requestKeyTTLMS(x.at); until > now {
+				one.addAnswer("extension:"+id, record.ExtensionAnswer(x.word, x.at, deadline), until)
+			}
+		}
+	}
+}
+
+// flattenInts and flattenStrings return the names of a map, each followed by its value.
+func flattenInts(of map[string]int64) []string {
+	list := make([]string, 0, 2*len(of))
+	for name, number := range of {
+		list = append(list, name, strconv.FormatInt(number, 10))
+	}
+	return list
+}
+
+func flattenStrings(of map[string]string) []string {
+	list := make([]string, 0, 2*len(of))
+	for name, text := range of {
+		list = append(list, name, text)
+	}
+	return list
+}
+
+func (r resolution) live() bool { return r.state == holds.Held || r.state == holds.Confirming }
+
+// recordLine returns the record of a hold.
+func (p *Projection) recordLine(id string, h *projectedHold, was resolution) string {
+	return record.Record{
+		State: string(was.state), Deadline: p.deadline(id, h), Created: p.created(id, h), Quantity: h.quantity,
+		Ended: was.ended, By: was.by, Tail: h.tail,
+	}.String()
+}

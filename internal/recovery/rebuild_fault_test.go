@@ -1,0 +1,271 @@
+package recovery_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/locking"
+	"holdfast/internal/record"
+	"holdfast/internal/recovery"
+	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
+)
+
+// blockedLog is an OutcomeLog whose Unacknowledged waits.
+type blockedLog struct {
+	*replayLog
+	reached chan struct{} // closed by Unacknowledged
+	resume  chan struct{} // Unacknowledged waits until it is closed
+}
+
+func (c *blockedLog) Unacknowledged(
+	ctx context.Context, payment func(holds.ConfirmRequest, holds.Time),
+	cancel func(holds.ReleaseRequest, holds.Time),
+) error {
+	close(c.reached)
+	<-c.resume
+	return c.replayLog.Unacknowledged(ctx, payment, cancel)
+}
+
+// TestRebuild_AnotherIsRebuilding_WaitsAndReports calls Rebuild while another worker rebuilds. It waits, and
+// reports the progress of that worker.
+func TestRebuild_AnotherIsRebuilding_WaitsAndReports(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	first := &blockedLog{&replayLog{harness: w}, make(chan struct{}), make(chan struct{})}
+	rebuild := func(supervisor *recovery.Supervisor, progress func(string)) {
+		supervisor.Drain = 0
+		if _, err := supervisor.Rebuild(t.Context(), "a test", false, progress); err != nil {
+			t.Error(err)
+		}
+	}
+	var both sync.WaitGroup
+	both.Go(func() { rebuild(w.newSupervisor(first, "first", recovery.NewEpochTerm()), func(string) {}) })
+	<-first.reached
+	var once sync.Once
+	received := ""
+	both.Go(func() {
+		rebuild(w.newSupervisor(&replayLog{harness: w}, "second", recovery.NewEpochTerm()), func(progress string) {
+			once.Do(func() { received = progress; close(first.resume) })
+		})
+	})
+	both.Wait()
+	if !strings.HasPrefix(received, "first: ") {
+		t.Errorf("reported progress is %q", received)
+	}
+}
+
+// TestRebuild_DataChangedMeanwhile_FailsVerification changes Redis during a rebuild. The rebuild fails, and the
+// next one succeeds.
+func TestRebuild_DataChangedMeanwhile_FailsVerification(t *testing.T) {
+	t.Parallel()
+	for _, key := range []string{"counts", "users", "records"} {
+		w := newHarness(t)
+		w.setInventory(t, "room", holds.SlotSelection{}, 2)
+		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+		interfering := &interferingLog{replayLog: &replayLog{harness: w}, interfere: func() error {
+			const record = "held 9999999999999 1 1 0 - eve k stock {} "
+			value := map[bool]string{true: record, false: "1"}[key == "records"]
+			return w.client.HSet(t.Context(), w.key("room", key), "changed", value).Err()
+		}}
+		supervisor := w.newSupervisor(interfering, "rebuilder", recovery.NewEpochTerm())
+		supervisor.Drain = 0
+		_, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {})
+		if !errors.Is(err, holds.ErrCorrupt) {
+			t.Errorf("%s changed: %v, want ErrCorrupt", key, err)
+		}
+		if e, err := w.store.Epoch(t.Context()); e.Complete || err != nil {
+			t.Errorf("epoch is %+v %v", e, err)
+		}
+		w.loseAndRebuild(t, &replayLog{})
+		w.startNewTerm(t)
+		if held := w.held(t, "room"); held != 1 {
+			t.Errorf("%d held, want 1", held)
+		}
+	}
+}
+
+// TestRebuild_KeyRemovedMeanwhile_FailsVerification removes a key, or the fields of the index, after everything
+// was written and before it is verified.
+func TestRebuild_KeyRemovedMeanwhile_FailsVerification(t *testing.T) {
+	t.Parallel()
+	for _, key := range []string{"counts", "users", "records", "due", "tombstones", "index"} {
+		w := newHarness(t)
+		w.setInventory(t, "room", holds.SlotSelection{}, 2)
+		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+		w.release(t, created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0]).HoldID, "released")
+		removed := int64(0)
+		supervisor := w.newSupervisor(&replayLog{harness: w}, "rebuilder", recovery.NewEpochTerm())
+		supervisor.Drain = 0
+		_, err := supervisor.Rebuild(t.Context(), "a test", false, func(progress string) {
+			if !strings.HasPrefix(progress, "writing holds") {
+				return
+			}
+			var err error
+			if key == "index" {
+				users := w.key("room", "users")
+				fields := slices.DeleteFunc(w.client.HKeys(t.Context(), users).Val(), func(field string) bool {
+					return !strings.Contains(field, " ")
+				})
+				removed, err = w.client.HDel(t.Context(), users, fields...).Result()
+			} else {
+				removed, err = w.client.Del(t.Context(), w.key("room", key)).Result()
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		if !errors.Is(err, holds.ErrCorrupt) || removed != 1 {
+			t.Errorf("%s removed (%d): %v, want ErrCorrupt", key, removed, err)
+		}
+	}
+}
+
+// TestRebuild_OldKeysExist_RemovesThem rebuilds a Redis that has more keys of one resource than one script can
+// remove. All of them are removed: no outcome has them.
+func TestRebuild_OldKeysExist_RemovesThem(t *testing.T) {
+	t.Parallel()
+	const number = 20_000
+	w := newRealTimeHarness(t)
+	pipe := w.client.Pipeline()
+	for i := range number {
+		pipe.Set(t.Context(), w.key("room", fmt.Sprintf("request:k%d", i)), "x", 0)
+	}
+	if _, err := pipe.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "rebuilder", recovery.NewEpochTerm())
+	supervisor.Drain = 0
+	if _, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	if left := w.client.Keys(t.Context(), w.key("room", "*")).Val(); len(left) != 0 {
+		t.Errorf("%d of %d keys are left", len(left), number)
+	}
+}
+
+// TestRebuild_PostgresSilent_GivesUpWithItsLease rebuilds while Postgres does not answer. The rebuilder gives up
+// when its lease ends, and another one succeeds.
+func TestRebuild_PostgresSilent_GivesUpWithItsLease(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 2)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	supervisor := w.newSupervisorWith(&silentStore{Store: w.store}, &replayLog{harness: w}, "w1", recovery.NewEpochTerm())
+	r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("rebuilt %+v %v", r, err)
+	}
+	if r := w.loseAndRebuild(t, &replayLog{}); r.Live != 1 {
+		t.Errorf("rebuilt %+v", r)
+	}
+}
+
+// silentStore is a Store that does not answer a rebuilder after BeginEpoch.
+type silentStore struct{ *store.Store }
+
+func (*silentStore) Reservations(ctx context.Context, _ []holds.HoldID, _ func(recovery.Reservation)) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+func (*silentStore) RenewEpochLease(ctx context.Context, _, _ string, _ time.Duration, _ string) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// TestRebuild_Fences_CountFromNewBase rebuilds twice. Each time all partitions count fencing tokens from one new
+// base, higher than the one before, except the partition for which a worker that has not noticed the loss has
+// stored a higher one.
+func TestRebuild_Fences_CountFromNewBase(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	fence := func(p int) string { return fmt.Sprintf("%s:{%d}:fence", w.namespace, p) }
+	higher := int64(0)
+	interfering := &interferingLog{replayLog: &replayLog{harness: w}, interfere: func() (err error) {
+		if higher, err = locking.FenceBase(w.store.FenceBase).Next(t.Context()); err == nil {
+			higher *= 8
+			err = w.client.Set(t.Context(), fence(5), higher, 0).Err()
+		}
+		return err
+	}}
+	last := int64(0)
+	for range 2 {
+		supervisor := w.newSupervisor(interfering, "rebuilder", recovery.NewEpochTerm())
+		supervisor.Drain = 0
+		if _, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
+			t.Fatal(err)
+		}
+		base, err := w.client.Get(t.Context(), fence(0)).Int64()
+		if err != nil || base <= last {
+			t.Errorf("fence is %d %v, want more than %d", base, err, last)
+		}
+		for p := range record.Partitions {
+			want := base
+			if p == 5 {
+				want = higher
+			}
+			if found, err := w.client.Get(t.Context(), fence(p)).Int64(); err != nil || found != want {
+				t.Errorf("fence of partition %d is %d %v, want %d", p, found, err, want)
+			}
+		}
+		last = base
+	}
+}
+
+// interferingLog is an OutcomeLog whose Unacknowledged runs a function and reads nothing.
+type interferingLog struct {
+	*replayLog
+	interfere func() error
+}
+
+func (m *interferingLog) Unacknowledged(
+	context.Context, func(holds.ConfirmRequest, holds.Time), func(holds.ReleaseRequest, holds.Time),
+) error {
+	return m.interfere()
+}
+
+// TestRebuild_OldTermStillValid_WaitsBeforeLastRead rebuilds while another worker still relies on the epoch
+// before. The last read comes after that, so it includes all that the worker may publish.
+func TestRebuild_OldTermStillValid_WaitsBeforeLastRead(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	other := recovery.NewEpochTerm()
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "other", other)
+	stacktest.Eventually(t, "another worker to rely on the epoch", func() bool {
+		if _, err := supervisor.Check(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return other.Verify(t.Context(), w.epoch) == nil
+	})
+	reads := &verifyingLog{replayLog: &replayLog{harness: w}, term: other}
+	rebuilder := w.newSupervisor(reads, "rebuilder", recovery.NewEpochTerm())
+	if _, err := rebuilder.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	if len(reads.verified) < 2 || slices.Contains(reads.verified[1:], true) {
+		t.Errorf("epoch before was valid at each read: %v, want it invalid after the first", reads.verified)
+	}
+}
+
+// verifyingLog is an OutcomeLog that records at each read whether a worker relies on the epoch before.
+type verifyingLog struct {
+	*replayLog
+	term     *recovery.EpochTerm
+	verified []bool
+}
+
+func (r *verifyingLog) Outcomes(
+	ctx context.Context, since time.Time, after uint64, each func(holds.StoredOutcome) error,
+	progress func(done, all uint64),
+) (uint64, error) {
+	r.verified = append(r.verified, r.term.Verify(ctx, r.epoch) == nil)
+	return r.replayLog.Outcomes(ctx, since, after, each, progress)
+}

@@ -1,0 +1,245 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/failpoint"
+	"holdfast/internal/holds"
+	"holdfast/internal/lua"
+	"holdfast/internal/record"
+)
+
+// The bounds of a rebuild's writes.
+const (
+	rebuildValuesMax = 2400 // of one call of rebuild.lua; a multiple of two and three
+	rebuildBytesMax  = 128 << 10
+	rebuildCallsMax  = 8      // of one round trip
+	rebuildPlansMax  = 10_000 // values of the resources that are written, and then verified, together
+	rebuildSenders   = 4      // goroutines
+)
+
+// writeAll writes the planned data of all resources and verifies it, some resources at a time.
+func (a *rebuild) writeAll(ctx context.Context) (r RebuildResult, err error) {
+	now, err := a.writeFences(ctx)
+	if err != nil {
+		return r, err
+	}
+	var done atomic.Int64
+	writers := newSenders(ctx, rebuildPlansMax, func(ctx context.Context, batch []*plan) error {
+		if err := a.writeBatch(ctx, batch); err != nil {
+			return err
+		}
+		for _, one := range batch {
+			done.Add(int64(one.live.holds))
+		}
+		a.reportProgress(fmt.Sprintf("writing holds, %d live", done.Load()))
+		failpoint.Hit("rebuild.writing")
+		return a.verifyBatch(ctx, batch)
+	})
+	err = a.projection.eachPlan(now, func(one *plan) error {
+		r.count(one)
+		return writers.add(one, len(one.records)+len(one.strings)+len(one.expiring))
+	})
+	err = errors.Join(err, writers.wait())
+	failpoint.Hit("rebuild.verified")
+	return r, err
+}
+
+// writeBatch writes the planned data of some resources.
+func (a *rebuild) writeBatch(ctx context.Context, batch []*plan) error {
+	var calls []*lua.Call
+	add := func(c *lua.Call) error {
+		if calls = append(calls, c); len(calls) < rebuildCallsMax {
+			return nil
+		}
+		some := calls
+		calls = nil
+		return a.send(ctx, some)
+	}
+	for _, one := range batch {
+		if err := a.split(one, add); err != nil {
+			return err
+		}
+	}
+	return a.send(ctx, calls)
+}
+
+// call returns a call of rebuild.lua for the keys with a prefix. Next is the time (ms) for the agenda,
+// "" when there is none.
+func (a *rebuild) call(p int, resource, prefix, next string) *lua.Call {
+	epoch := holds.CurrentEpoch{Name: a.epochMark(), Clock: a.Clock}
+	return &lua.Call{
+		Script: scriptRebuild, Keys: []string{a.keys.Epoch(p)},
+		Args: []any{epoch.ScriptArg(), resource, prefix, next},
+	}
+}
+
+// writeFences makes all partitions count their fencing tokens from a new base. They share one: the
+// number of bases is limited. It returns the time of Redis' clock in ms.
+func (a *rebuild) writeFences(ctx context.Context) (now int64, err error) {
+	base, err := a.Fence(ctx)
+	if err != nil {
+		return 0, err
+	}
+	calls := make([]*lua.Call, record.Partitions)
+	for p := range calls {
+		calls[p] = a.call(p, "", a.keys.Partition(p), "")
+		calls[p].Args = append(calls[p].Args, "fence", 1, base)
+	}
+	if err := a.send(ctx, calls); err != nil {
+		return 0, fmt.Errorf("write fences: %w", err)
+	}
+	if now, err = strconv.ParseInt(calls[0].Reply[0], 10, 64); err != nil {
+		return 0, fmt.Errorf("read the clock of redis: %w", err)
+	}
+	return now, nil
+}
+
+// senders send batches from several goroutines while the caller adds items.
+type senders[T any] struct {
+	ctx     context.Context
+	fail    context.CancelCauseFunc
+	batches chan []T
+	next    []T
+	weight  int // of next
+	max     int // weight of a batch
+	sending sync.WaitGroup
+}
+
+// newSenders starts senders. They call send for each batch whose weight has reached max. The first
+// error cancels the context of the others.
+func newSenders[T any](ctx context.Context, max int, send func(context.Context, []T) error) *senders[T] {
+	s := &senders[T]{max: max, batches: make(chan []T)}
+	s.ctx, s.fail = context.WithCancelCause(ctx)
+	for range rebuildSenders {
+		s.sending.Go(func() {
+			for batch := range s.batches {
+				if err := send(s.ctx, batch); err != nil {
+					s.fail(err)
+				}
+			}
+		})
+	}
+	return s
+}
+
+// add adds an item to the next batch. It returns the error of a batch that has failed.
+func (s *senders[T]) add(item T, weight int) error {
+	s.next = append(s.next, item)
+	if s.weight += weight; s.weight < s.max {
+		return nil
+	}
+	batch := s.next
+	s.next, s.weight = nil, 0
+	select {
+	case s.batches <- batch:
+		return nil
+	case <-s.ctx.Done():
+		return context.Cause(s.ctx)
+	}
+}
+
+// wait sends the last batch and waits for all. It returns the first error. It must be called once, also
+// after an error.
+func (s *senders[T]) wait() error {
+	if len(s.next) > 0 && s.ctx.Err() == nil {
+		s.batches <- s.next
+	}
+	close(s.batches)
+	s.sending.Wait()
+	defer s.fail(nil)
+	return context.Cause(s.ctx)
+}
+
+// section is a part of a plan, as lua/rebuild.lua takes it.
+type section struct {
+	name   string
+	values []string
+	group  int // number of values that belong together
+}
+
+// split calls each for the calls of rebuild.lua that write a plan.
+func (a *rebuild) split(one *plan, each func(*lua.Call) error) error {
+	next := ""
+	if one.earliest != 0 {
+		next = strconv.FormatInt(one.earliest, 10)
+	}
+	begin := func() *lua.Call {
+		return a.call(record.Partition(one.resource), one.resource, a.keys.Prefix(one.resource), next)
+	}
+	c, size := begin(), 0
+	head := len(c.Args)
+	flush := func() error {
+		full := c
+		c, size = begin(), 0
+		return each(full)
+	}
+	for _, s := range one.sections() {
+		for len(s.values) > 0 {
+			n := 0
+			for ; n < len(s.values) && n < rebuildValuesMax && size < rebuildBytesMax; n += s.group {
+				for _, value := range s.values[n : n+s.group] {
+					size += len(value)
+				}
+			}
+			c.Args = append(c.Args, s.name, n)
+			for _, value := range s.values[:n] {
+				c.Args = append(c.Args, value)
+			}
+			s.values = s.values[n:]
+			if size >= rebuildBytesMax || len(c.Args) >= rebuildValuesMax {
+				if err := flush(); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if len(c.Args) == head {
+		return nil
+	}
+	return flush()
+}
+
+func (one *plan) sections() []section {
+	return []section{
+		{"records", one.records, 2}, {"counts", flattenInts(one.live.counts), 2}, {"users", flattenInts(one.live.users), 2},
+		{"due", one.due, 2}, {"departing", one.departing, 2}, {"tombstones", one.tombstones, 2},
+		{"users", flattenStrings(one.live.index), 2}, {"strings", one.strings, 2}, {"expiring", one.expiring, 3},
+	}
+}
+
+// sendTries is how often a call is sent when its reply is lost.
+const sendTries = 3
+
+// send runs calls that may be repeated. It returns at once when a script or the server has refused one.
+func (a *rebuild) send(ctx context.Context, calls []*lua.Call) error {
+	for try := 1; ; try++ {
+		lua.Run(ctx, a.client, calls)
+		var failed error
+		retry := calls[:0:0]
+		for _, c := range calls {
+			if holds.SetReplyError(c); c.Expect(0) == nil {
+				continue
+			}
+			var refused redis.Error
+			if errors.Is(c.Err, holds.ErrDataLost) || errors.Is(c.Err, holds.ErrCorrupt) || errors.As(c.Err, &refused) {
+				return c.Err
+			}
+			retry, failed = append(retry, c), c.Err
+		}
+		if failed == nil {
+			return nil
+		}
+		if try == sendTries || ctx.Err() != nil {
+			return failed
+		}
+		calls = retry
+	}
+}

@@ -1,0 +1,42 @@
+package recovery
+
+import (
+	"embed"
+	"strings"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/lua"
+)
+
+//go:embed lua/*.lua
+var luaFiles embed.FS
+
+// allowOOM is the flag of scripts that must run when Redis is out of memory.
+const allowOOM = "allow-oom"
+
+// The scripts. Each file's header lists its ARGV and what it returns. All but mark begin with the prelude of
+// package holds.
+var (
+	scriptRebuild = holds.NewScript("rebuild", "", source("rebuild"))
+	scriptWipe    = holds.NewScript("wipe", allowOOM, source("wipe"))
+	scriptSwap    = holds.NewScript("swap", allowOOM, source("swap"))
+	scriptMark    = lua.New("mark", allowOOM, source("mark"))
+)
+
+// source returns a file under lua/.
+func source(name string) string {
+	text, err := luaFiles.ReadFile("lua/" + name + ".lua")
+	if err != nil {
+		panic(err) // embedded: cannot happen in a program that was built
+	}
+	return string(text)
+}
+
+// ScriptCommands returns the Redis commands that the scripts run, see holds.ScriptCommands.
+func ScriptCommands() []string {
+	var all strings.Builder
+	for _, name := range []string{"rebuild", "wipe", "swap", "mark"} {
+		all.WriteString(source(name))
+	}
+	return lua.Commands(all.String())
+}

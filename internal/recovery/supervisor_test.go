@@ -1,0 +1,299 @@
+package recovery_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/record"
+	"holdfast/internal/recovery"
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestSupervisor_LastReplicaGone_KeepsEpoch removes the last replica of a Redis. After a while the server starts
+// a new history that continues no other: it is still the same server, and nothing is rebuilt.
+func TestSupervisor_LastReplicaGone_KeepsEpoch(t *testing.T) {
+	t.Parallel()
+	own, replica := stacktest.StartRedis(t), stacktest.StartRedis(t)
+	w := newHarnessOn(t, own.RedisURL)
+	ctx := t.Context()
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", recovery.NewEpochTerm())
+	check := func() recovery.Epoch {
+		t.Helper()
+		e, err := supervisor.Check(ctx)
+		if err != nil || !e.Complete || e.Name != w.epoch {
+			t.Fatalf("epoch is %+v %v", e, err)
+		}
+		return e
+	}
+	before := check()
+	if err := w.client.ConfigSet(ctx, "repl-backlog-ttl", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	follower := newClient(t, replica.RedisURL)
+	stacktest.ReplicaOf(t, follower, w.client)
+	if check() != before {
+		t.Error("the epoch changed when a replica came")
+	}
+	before = check() // with its first replica the server has started a new history
+	stacktest.Promote(t, follower)
+	_, history, _ := strings.Cut(before.Server, " ")
+	stacktest.Eventually(t, "a new history", func() bool {
+		check() // as a worker does every 500 ms
+		return !strings.Contains(w.client.Info(ctx, "replication").Val(), history)
+	})
+	check()
+	run := func(e recovery.Epoch) string { return strings.Fields(e.Server)[0] }
+	if after := check(); after.Server == before.Server || run(after) != run(before) {
+		t.Errorf("stored server is %q, it was %q", after.Server, before.Server)
+	}
+}
+
+// TestSupervisor_HistoryForgotten_DetectsLoss makes a Redis follow another one with older data, become master
+// again and forget that it followed, without a check meanwhile. The next check takes it for another server.
+func TestSupervisor_HistoryForgotten_DetectsLoss(t *testing.T) {
+	t.Parallel()
+	own, older := stacktest.StartRedis(t), stacktest.StartRedis(t)
+	w := newHarnessOn(t, own.RedisURL)
+	ctx := t.Context()
+	first := w.newSupervisor(&replayLog{harness: w}, "w1", recovery.NewEpochTerm())
+	if e, err := first.Check(ctx); err != nil || !e.Complete {
+		t.Fatalf("epoch is %+v %v", e, err)
+	}
+	if err := w.client.ConfigSet(ctx, "repl-backlog-ttl", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	run := strings.Fields(info(t, w.client, "server", "run_id"))
+	other := newClient(t, older.RedisURL)
+	stacktest.ReplicaOf(t, other, w.client) // it has the present data, and no later writes
+	stacktest.Promote(t, other)
+	stacktest.ReplicaOf(t, w.client, other)
+	stacktest.Promote(t, w.client)
+	stacktest.Eventually(t, "the history to be forgotten", func() bool {
+		return strings.Trim(info(t, w.client, "replication", "master_replid2"), "0") == ""
+	})
+	if again := strings.Fields(info(t, w.client, "server", "run_id")); again[0] != run[0] {
+		t.Fatalf("the server was restarted: %v, it was %v", again, run)
+	}
+	e, err := w.newSupervisor(&replayLog{harness: w}, "w2", recovery.NewEpochTerm()).Check(ctx)
+	if err != nil || e.Complete || !strings.Contains(e.Why, "another server") {
+		t.Errorf("epoch is %+v %v", e, err)
+	}
+}
+
+// TestSupervisor_ServerFollowedOlderData_ScriptsRefuse makes a Redis follow older data with the same epoch, and
+// become master again between two checks, while the connections of a worker stay open. No script decides on
+// that data.
+func TestSupervisor_ServerFollowedOlderData_ScriptsRefuse(t *testing.T) {
+	t.Parallel()
+	own, older := stacktest.StartRedis(t), stacktest.StartRedis(t)
+	w := newHarnessOn(t, own.RedisURL)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.SlotSelection{}, 2)
+	epochTerm := recovery.NewEpochTerm()
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", epochTerm)
+	if _, err := supervisor.Check(ctx); err != nil {
+		t.Fatal(err)
+	}
+	w.term = epochTerm
+	w.startNewTerm(t)
+	paid := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	replica := newClient(t, older.RedisURL)
+	stacktest.ReplicaOf(t, replica, w.client)
+	for range 2 { // with its first replica the server has started a new history: one check stores it, the next knows it
+		if e, err := supervisor.Check(ctx); err != nil || !e.Complete {
+			t.Fatalf("with its first replica: epoch is %+v %v", e, err)
+		}
+	}
+	view, found, err := w.newService(t, replica, w.store).GetHold(ctx, paid.HoldID)
+	if !errors.Is(err, holds.ErrDataLost) {
+		t.Errorf("hold read from a replica, which may lag: %+v %v %v", view, found, err)
+	}
+	stacktest.Promote(t, replica)
+	if o := w.pay(t, paid.HoldID, "p"); o.Event != holds.EventHoldConfirmed {
+		t.Fatalf("payment: %+v", o)
+	}
+	connection := w.client.ClientID(ctx).Val()
+	stacktest.ReplicaOf(t, w.client, replica)
+	stacktest.Promote(t, w.client)
+	if now := w.client.ClientID(ctx).Val(); now != connection {
+		t.Fatalf("connection is %d, want %d", now, connection)
+	}
+
+	lost := func(what string) func(int, holds.Result) {
+		return func(_ int, r holds.Result) {
+			if !errors.Is(r.Err, holds.ErrDataLost) {
+				t.Errorf("%s: %+v", what, r)
+			}
+		}
+	}
+	w.now = time.Now()
+	w.pass(time.Hour) // the hold expires there
+	if _, err := w.service.Availability(ctx, "room", holds.SlotSelection{}); !errors.Is(err, holds.ErrDataLost) {
+		t.Errorf("availability: %v", err)
+	}
+	request := holds.PlaceRequest{EventID: "c1", Resource: "room", User: "ben", RequestKey: "k", Quantity: 1}
+	w.service.Place(ctx, []holds.PlaceRequest{request}, lost("place"))
+	w.service.Confirm(ctx, []holds.ConfirmRequest{{Hold: paid.HoldID, PaymentID: "q"}}, lost("confirm"))
+	w.service.Release(ctx, []holds.ReleaseRequest{{EventID: "c3", Resource: "room", Hold: paid.HoldID}}, lost("release"))
+	w.service.Extend(ctx, []holds.ExtendRequest{{EventID: "c4", Hold: paid.HoldID}}, lost("extend"))
+	if !epochTerm.TakeMismatch(w.epoch) {
+		t.Error("no mismatch was reported")
+	}
+	if e, err := supervisor.Check(ctx); err != nil || e.Complete {
+		t.Errorf("after that the epoch is %+v %v", e, err)
+	}
+}
+
+// TestSupervisor_EpochMismatchReported_Reconnects reports that a script has not found the epoch, which the
+// supervisor finds. The connection of the script may lead to another server, so all are closed.
+func TestSupervisor_EpochMismatchReported_Reconnects(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	ctx := t.Context()
+	epochTerm := recovery.NewEpochTerm()
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", epochTerm)
+	options := stacktest.RedisOptions(w.redisURL)
+	supervisor.Guard.Attach(options)
+	client := redis.NewClient(options)
+	t.Cleanup(func() { _ = client.Close() })
+	connection := func(mismatched string) int64 {
+		t.Helper()
+		epochTerm.Report(mismatched, "", holds.ErrDataLost)
+		if e, err := supervisor.Check(ctx); err != nil || !e.Complete {
+			t.Fatalf("epoch is %+v %v", e, err)
+		}
+		id, err := client.ClientID(ctx).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	first := connection("")
+	if now := connection("an older epoch"); now != first {
+		t.Error("connections were closed for another epoch")
+	}
+	second := connection(w.epoch)
+	if second == first {
+		t.Error("a connection that may lead to another server is still used")
+	}
+	if now := connection(""); now != second {
+		t.Error("connections were closed without a new report")
+	}
+}
+
+// info returns a field of INFO.
+func info(t *testing.T, client *redis.Client, section, field string) string {
+	t.Helper()
+	for line := range strings.Lines(client.Info(t.Context(), section).Val()) {
+		if name, value, _ := strings.Cut(strings.TrimSpace(line), ":"); name == field {
+			return value
+		}
+	}
+	return ""
+}
+
+// TestSupervisor_CorruptionOfOldEpoch_IsIgnored reports corruption under an epoch that was replaced meanwhile.
+// The new epoch stays valid.
+func TestSupervisor_CorruptionOfOldEpoch_IsIgnored(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 2)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	epochTerm := recovery.NewEpochTerm()
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", epochTerm)
+	if e, err := supervisor.Check(t.Context()); err != nil || !e.Complete {
+		t.Fatalf("epoch is %+v %v", e, err)
+	}
+	w.term = epochTerm
+	w.startNewTerm(t)
+	if err := w.client.Set(t.Context(), w.key("room", "records"), "nonsense", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	request := holds.PlaceRequest{EventID: "c", Resource: "room", User: "ben", RequestKey: "k", Quantity: 1}
+	w.service.Place(t.Context(), []holds.PlaceRequest{request}, func(_ int, r holds.Result) {
+		if !errors.Is(r.Err, holds.ErrCorrupt) {
+			t.Fatalf("place: %+v", r)
+		}
+	})
+	epochTerm.AgeCorruptions()
+	w.loseAndRebuild(t, &replayLog{}) // by another worker, for the same corruption
+	if e, err := supervisor.Check(t.Context()); err != nil || !e.Complete {
+		t.Errorf("epoch is %+v %v", e, err)
+	}
+}
+
+// TestSupervisor_EpochKeyHasWrongType_Rebuilds replaces the epoch of a partition by a list.
+func TestSupervisor_EpochKeyHasWrongType_Rebuilds(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 2)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	key := record.Keyspace(w.namespace).Epoch(record.Partition("room"))
+	pipe := w.client.TxPipeline()
+	pipe.Del(t.Context(), key)
+	pipe.RPush(t.Context(), key, "nonsense")
+	if _, err := pipe.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", recovery.NewEpochTerm())
+	if e, err := supervisor.Check(t.Context()); err != nil || e.Complete {
+		t.Errorf("epoch is %+v %v", e, err)
+	}
+	supervisor.Drain = 0
+	if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil || r.Live != 1 {
+		t.Errorf("rebuilt %+v %v", r, err)
+	}
+}
+
+// TestSupervisor_CorruptionNotHealed_InvalidatesEpoch reports corruption that is not healed. The epoch stays
+// valid until healWithin has passed.
+func TestSupervisor_CorruptionNotHealed_InvalidatesEpoch(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 2)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	epochTerm := recovery.NewEpochTerm()
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", epochTerm)
+	supervisor.Drain = 0
+	if _, err := supervisor.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.term = epochTerm
+	w.startNewTerm(t)
+	if err := w.client.HSet(t.Context(), w.key("room", "records"), hold.HoldID.UUID, "nonsense").Err(); err != nil {
+		t.Fatal(err)
+	}
+	report := func() {
+		t.Helper()
+		request := holds.ReleaseRequest{EventID: "c", Resource: "room", Hold: hold.HoldID}
+		w.service.Release(t.Context(), []holds.ReleaseRequest{request}, func(_ int, r holds.Result) {
+			if !errors.Is(r.Err, holds.ErrCorrupt) {
+				t.Fatalf("release: %+v", r)
+			}
+		})
+	}
+	report()
+	if e, err := supervisor.Check(t.Context()); err != nil || !e.Complete {
+		t.Errorf("found once: epoch is %+v %v", e, err)
+	}
+	epochTerm.AgeCorruptions()
+	report()
+	e, err := supervisor.Check(t.Context())
+	if err != nil || e.Complete || !strings.Contains(e.Why, holds.ErrCorrupt.Error()) {
+		t.Errorf("found for long: epoch is %+v %v", e, err)
+	}
+	if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil || r.Live != 1 {
+		t.Errorf("rebuilt %+v %v", r, err)
+	}
+	if _, err := supervisor.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if o := w.release(t, hold.HoldID, "released"); o.Event != holds.EventHoldReleased {
+		t.Errorf("release after the rebuild: %+v", o)
+	}
+}

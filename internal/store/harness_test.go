@@ -1,0 +1,123 @@
+package store_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
+)
+
+func TestMain(m *testing.M) { stacktest.Main(m) }
+
+// harness is a migrated namespace with a plain connection to it.
+type harness struct {
+	*store.Store
+	namespace string
+	conn      *pgx.Conn
+	epoch     string
+	seq       *atomic.Uint64 // sequence of the last inventory.set
+}
+
+func newHarness(t *testing.T) harness {
+	t.Helper()
+	s := harness{namespace: stacktest.Namespace(t), seq: new(atomic.Uint64)}
+	var err error
+	if s.Store, err = store.Open(t.Context(), stacktest.Shared().PostgresURL, s.namespace); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	if err := s.Migrate(t.Context(), s.namespace); err != nil {
+		t.Fatal(err)
+	}
+	config, err := pgx.ParseConfig(stacktest.Shared().PostgresURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.RuntimeParams["search_path"] = s.namespace
+	if s.conn, err = pgx.ConnectConfig(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.conn.Close(context.Background()) })
+	epoch, err := s.Epoch(t.Context())
+	if err == nil {
+		err = s.CompleteEpoch(t.Context(), epoch.Name, "server", "")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.epoch = epoch.Name
+	return s
+}
+
+// Decide decides payments under the first epoch.
+func (s harness) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentDecision, error) {
+	return s.Store.Decide(ctx, s.epoch, payments)
+}
+
+func (s harness) set(t *testing.T, resource string, capacity int64, names ...string) holds.CapacityDecision {
+	t.Helper()
+	answer, err := s.SetCapacity(t.Context(), holds.CapacityChange{
+		EventID: uuid.NewString(), Position: holds.StreamPosition{At: time.Now(), Seq: s.seq.Add(1)},
+		Resource: resource, Names: names, Capacity: capacity, Held: make([]int64, len(names)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer
+}
+
+func (s harness) reserved(t *testing.T, resource, slot string) int64 {
+	t.Helper()
+	rows, err := s.InventoryRows(t.Context(), []string{resource}, [][]string{{slot}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rows[0][0].Reserved
+}
+
+func (s harness) execute(t *testing.T, sql string) {
+	t.Helper()
+	if _, err := s.conn.Exec(t.Context(), sql); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// column reads one column of text.
+func (s harness) column(t *testing.T, sql string) []string {
+	t.Helper()
+	rows, err := s.conn.Query(t.Context(), sql)
+	if err != nil {
+		t.Fatal(err)
+	}
+	values, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return values
+}
+
+// payment returns a claimed payment of a new hold.
+func payment(t *testing.T, resource, id string, quantity int64, names ...string) holds.Payment {
+	t.Helper()
+	hold, err := holds.NewHoldID(resource)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return holds.Payment{
+		ConfirmRequest: holds.ConfirmRequest{Hold: hold, PaymentID: id, Amount: "1.50", Currency: "EUR"},
+		Claimed:        true,
+		At:             holds.Time{Time: time.Now().UTC().Truncate(time.Millisecond)},
+		Data: holds.HoldData{
+			ResourceID: resource, HoldID: hold, RequestKey: "k", UserID: "ana", Quantity: &quantity,
+			SlotSelection: holds.SlotSelection{Slots: names}, Metadata: []byte(`{"a":1}`),
+		},
+		Names: names,
+	}
+}

@@ -1,0 +1,298 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"holdfast/internal/holds"
+)
+
+// TestSetCapacity_EventRepeated_AnsweredOnce delivers an old inventory.set again after a later one.
+func TestSetCapacity_EventRepeated_AnsweredOnce(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	old := holds.CapacityChange{EventID: "old", Position: holds.StreamPosition{At: time.Now()}, Resource: "room",
+		Names: []string{"n1", "n2"}, Capacity: 10, Held: []int64{1, 0}}
+	first, err := s.SetCapacity(t.Context(), old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.set(t, "room", 5, "n1", "n2")
+	if _, err := s.Decide(t.Context(), []holds.Payment{payment(t, "room", "p1", 4, "n1")}); err != nil {
+		t.Fatal(err)
+	}
+	again, err := s.SetCapacity(t.Context(), old)
+	if err != nil || fmt.Sprint(again) != fmt.Sprint(first) {
+		t.Errorf("delivered again: %+v %v, first %+v", again, err, first)
+	}
+	if refused := s.set(t, "room", 3, "n1", "n2"); !refused.BelowReserved {
+		t.Errorf("capacity below the reservations: %+v", refused)
+	}
+	rows, err := s.InventoryRows(t.Context(), []string{"room", "other"}, [][]string{{"n1", "n2"}, {"n1"}})
+	want := [][]holds.InventoryRow{{{Known: true, Capacity: 5, Reserved: 4}, {Known: true, Capacity: 5}}, {{}}}
+	if err != nil || fmt.Sprint(rows) != fmt.Sprint(want) {
+		t.Errorf("inventory %v %v, want %v", rows, err, want)
+	}
+}
+
+// change sets the capacity of slots of the resource room by an event with a position in a stream.
+func (s harness) change(
+	t *testing.T, stored holds.StreamPosition, capacity int64, names ...string,
+) holds.CapacityDecision {
+	t.Helper()
+	answer, err := s.SetCapacity(t.Context(), holds.CapacityChange{
+		EventID: uuid.NewString(), Position: stored, Resource: "room", Names: names, Capacity: capacity,
+		Held: make([]int64, len(names)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer
+}
+
+// capacities reads the capacities of slots of the resource room.
+func (s harness) capacities(t *testing.T, names ...string) string {
+	t.Helper()
+	rows, err := s.InventoryRows(t.Context(), []string{"room"}, [][]string{names})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var capacities []int64
+	for _, row := range rows[0] {
+		capacities = append(capacities, row.Capacity)
+	}
+	return fmt.Sprint(capacities)
+}
+
+// TestSetCapacity_OutOfOrder_LaterStoredWins delivers inventory.set events in the wrong order and
+// with clocks that contradict it: the event stored later wins.
+func TestSetCapacity_OutOfOrder_LaterStoredWins(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	created := time.Now().Add(-time.Hour)
+	at := func(seconds int, seq uint64) holds.StreamPosition {
+		return holds.StreamPosition{At: created.Add(time.Duration(seconds) * time.Second), StreamCreatedAt: created,
+			Seq: seq}
+	}
+	for _, step := range []struct {
+		what     string
+		stored   holds.StreamPosition
+		capacity int64
+		names    []string
+		want     string
+	}{
+		{"the first", at(10, 1), 1, []string{"n1", "n2"}, "[1 1]"},
+		{"the third, before the second", at(30, 3), 3, []string{"n1"}, "[3 1]"},
+		{"the second, too late for n1", at(20, 2), 2, []string{"n1", "n2"}, "[3 2]"},
+		{"the fourth, of a leader whose clock is behind", at(5, 4), 4, []string{"n1"}, "[4 2]"},
+		{"the third again, as another event, with a later time", at(30, 3), 5, []string{"n1"}, "[4 2]"},
+		{
+			"the first of a recreated stream, by a clock that is behind",
+			holds.StreamPosition{At: created, StreamCreatedAt: created.Add(time.Minute), Seq: 1},
+			6, []string{"n1"},
+			"[6 2]",
+		},
+		{"one of the previous stream", at(40, 9), 7, []string{"n1", "n2"}, "[6 7]"},
+	} {
+		answer := s.change(t, step.stored, step.capacity, step.names...)
+		if got := s.capacities(t, "n1", "n2"); got != step.want {
+			t.Errorf("%s: capacities are %s, want %s", step.what, got, step.want)
+		}
+		if answered := fmt.Sprint(answer.Slots[0].Capacity); !strings.HasPrefix(step.want, "["+answered+" ") {
+			t.Errorf("%s: the answer says %s of n1, want as in %s", step.what, answered, step.want)
+		}
+	}
+}
+
+// setByVersionBefore is the query of the previous version, which orders by time.
+const setByVersionBefore = `
+INSERT INTO inventory AS i (resource_id, slot, capacity, set_by_event_at)
+SELECT $1, slot, $3, $4
+FROM unnest($2::text[]) AS s (slot)
+ORDER BY slot
+ON CONFLICT ON CONSTRAINT inventory_has_one_row_per_resource_and_slot
+DO UPDATE SET
+    capacity = CASE WHEN i.set_by_event_at > excluded.set_by_event_at THEN i.capacity ELSE excluded.capacity END,
+    set_by_event_at = greatest(i.set_by_event_at, excluded.set_by_event_at),
+    updated_at = now()`
+
+// TestSetCapacity_BesidePreviousVersion_OrderedByTime sets capacities of the same slot by workers
+// of this version and of the previous one in turn. A change by the previous version is ordered by
+// time, one by this version by sequence.
+func TestSetCapacity_BesidePreviousVersion_OrderedByTime(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	created := time.Now().Add(-time.Hour)
+	at := func(seconds int) time.Time { return created.Add(time.Duration(seconds) * time.Second) }
+	now := func(seconds int, seq uint64) holds.StreamPosition {
+		return holds.StreamPosition{At: at(seconds), StreamCreatedAt: created, Seq: seq}
+	}
+	want := func(what, capacity string) {
+		t.Helper()
+		if got := s.capacities(t, "n1"); got != "["+capacity+"]" {
+			t.Errorf("%s: capacity is %s, want %s", what, got, capacity)
+		}
+	}
+	before := func(seconds int, capacity int64) {
+		t.Helper()
+		if _, err := s.conn.Exec(t.Context(), setByVersionBefore, "room", []string{"n1"}, capacity,
+			at(seconds)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before(20, 20)
+	s.change(t, now(10, 1), 10, "n1")
+	want("the first is delivered after the second, which the version before has done", "20")
+	s.change(t, now(30, 3), 30, "n1")
+	want("the third", "30")
+	before(40, 40)
+	s.change(t, now(35, 4), 35, "n1")
+	want("the fourth is delivered after the fifth, which the version before has done", "40")
+	s.change(t, now(50, 6), 50, "n1")
+	want("the sixth", "50")
+	before(45, 45)
+	want("one of before, delivered again to the version before", "50")
+	s.change(t, now(1, 7), 1, "n1")
+	want("the seventh, of a leader whose clock is behind", "1")
+}
+
+// TestGrants_UpstreamRole_WritesOnlyCapacity sets capacity as a role without any other privilege.
+func TestGrants_UpstreamRole_WritesOnlyCapacity(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.set(t, "room", 5, "A")
+	role := pgx.Identifier{"upstream_" + s.namespace}.Sanitize()
+	for _, sql := range []string{
+		`CREATE ROLE ` + role,
+		`GRANT USAGE ON SCHEMA ` + s.namespace + ` TO ` + role,
+		`GRANT SELECT (resource_id), UPDATE (capacity) ON inventory TO ` + role,
+		`SET search_path = ''`,
+		`SET ROLE ` + role,
+		`UPDATE ` + s.namespace + `.inventory SET capacity = 6 WHERE resource_id = 'room'`,
+		`RESET ROLE`,
+		`DROP OWNED BY ` + role,
+		`DROP ROLE ` + role,
+	} {
+		if _, err := s.conn.Exec(t.Context(), sql); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+}
+
+// TestDeleteSlot_Reserved_IsRefused deletes and renames rows, as upstream might by mistake.
+func TestDeleteSlot_Reserved_IsRefused(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.set(t, "room", 5, "n1", "n2")
+	if _, err := s.Decide(t.Context(), []holds.Payment{payment(t, "room", "p", 2, "n1")}); err != nil {
+		t.Fatal(err)
+	}
+	for _, sql := range []string{
+		`DELETE FROM inventory`,
+		`DELETE FROM inventory WHERE slot = 'n1'`,
+		`UPDATE inventory SET slot = 'n9' WHERE slot = 'n1'`,
+		`UPDATE inventory SET resource_id = 'loft' WHERE slot = 'n1'`,
+	} {
+		_, err := s.conn.Exec(t.Context(), sql)
+		var refused *pgconn.PgError
+		if !errors.As(err, &refused) || refused.ConstraintName != "a_slot_with_reservations_stays" ||
+			!strings.Contains(refused.Message, "slot n1 of resource room") || refused.Hint == "" {
+			t.Errorf("%s: %v, want it refused", sql, err)
+		}
+	}
+	s.execute(t, `DELETE FROM inventory WHERE slot = 'n2'`)
+	if got := s.reserved(t, "room", "n1"); got != 2 {
+		t.Errorf("%d reserved, want 2", got)
+	}
+}
+
+// TestInsertSlot_ReservationsExist_BeginsWithThem deletes rows without triggers. Upstream and
+// inventory.set insert them again: they begin with the sums of their reservations.
+func TestInsertSlot_ReservationsExist_BeginsWithThem(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.set(t, "room", 5, "n1", "n2", "n3")
+	s.set(t, "loft", 5, "n1")
+	cancelled := payment(t, "room", "c", 1, "n1")
+	if _, err := s.Decide(t.Context(), []holds.Payment{
+		payment(t, "room", "p", 2, "n1", "n2"), payment(t, "room", "q", 1, "n2", "n3"),
+		payment(t, "loft", "r", 4, "n1"), cancelled,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1000), nil }
+	if _, err := s.Cancel(t.Context(), []holds.CancelRequest{{EventID: "cancel", Hold: cancelled.Hold}},
+		now); err != nil {
+		t.Fatal(err)
+	}
+	s.execute(t, `TRUNCATE inventory`)
+
+	role := pgx.Identifier{"upstream_" + s.namespace}.Sanitize()
+	for _, sql := range []string{ // as upstream, which may not read reservations
+		`CREATE ROLE ` + role,
+		`GRANT USAGE ON SCHEMA ` + s.namespace + ` TO ` + role,
+		`GRANT INSERT (resource_id, slot, capacity) ON inventory TO ` + role,
+		`SET ROLE ` + role,
+		`INSERT INTO inventory (resource_id, slot, capacity) VALUES ('room', 'n1', 9), ('loft', 'n1', 9), ('room', 'n7', 9)`,
+		`RESET ROLE`,
+		`DROP OWNED BY ` + role,
+		`DROP ROLE ` + role,
+	} {
+		if _, err := s.conn.Exec(t.Context(), sql); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+	if a := s.set(t, "room", 2, "n1", "n2"); !a.BelowReserved {
+		t.Errorf("capacity below the reservations of a new slot: %+v", a)
+	}
+	if a := s.set(t, "room", 3, "n1", "n2"); a.BelowReserved || a.Slots[0].Reserved != 2 || a.Slots[1].Reserved != 3 {
+		t.Errorf("reserved of an old and a new slot: %+v", a)
+	}
+	for _, want := range []struct {
+		resource, slot string
+		reserved       int64
+	}{{"room", "n1", 2}, {"room", "n2", 3}, {"room", "n7", 0}, {"loft", "n1", 4}} {
+		if got := s.reserved(t, want.resource, want.slot); got != want.reserved {
+			t.Errorf("reserved of %s of %s are %d, want %d", want.slot, want.resource, got, want.reserved)
+		}
+	}
+}
+
+// TestFenceBase_DrawnAtOnce_EachIsHigher draws bases at once: each is returned once, and later ones
+// are higher.
+func TestFenceBase_DrawnAtOnce_EachIsHigher(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	const drawers, draws = 8, 10
+	var mu sync.Mutex
+	seen := make(map[int64]bool)
+	var all sync.WaitGroup
+	for range drawers {
+		all.Go(func() {
+			last := int64(0)
+			for range draws {
+				base, err := s.FenceBase(t.Context())
+				if err != nil || base <= last {
+					t.Errorf("base %d after %d: %v", base, last, err)
+				}
+				last = base
+				mu.Lock()
+				if seen[base] {
+					t.Errorf("base %d was drawn twice", base)
+				}
+				seen[base] = true
+				mu.Unlock()
+			}
+		})
+	}
+	all.Wait()
+}

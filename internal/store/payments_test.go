@@ -1,0 +1,353 @@
+package store_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestDecide_PaymentRepeated_AnsweredOnce decides the same payments several times at once: each has
+// one reservation and one answer, equal in every detail.
+func TestDecide_PaymentRepeated_AnsweredOnce(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.set(t, "room", 100, "n1", "n2")
+	var payments []holds.Payment
+	for i := range 8 {
+		payments = append(payments, payment(t, "room", fmt.Sprintf("p%d", i), 2, "n1", "n2"))
+	}
+	unknown := payment(t, "room", "p", 1)
+	unknown.Claimed, unknown.Reason, unknown.Names = false, holds.ReasonUnknownHold, nil
+	unknown.Data = holds.HoldData{ResourceID: "room", HoldID: unknown.Hold}
+	payments = append(payments, unknown)
+
+	answers := make(chan []holds.PaymentDecision, 6)
+	for range cap(answers) {
+		go func() {
+			got, err := s.Decide(context.Background(), payments)
+			if err != nil {
+				t.Error(err)
+			}
+			answers <- got
+		}()
+	}
+	var first string
+	for range cap(answers) {
+		var text strings.Builder
+		for _, a := range <-answers {
+			fmt.Fprintf(&text, "%v %s %s %s %s %s\n", a.Confirmed, a.Reason, a.DecidedAt, a.Data.HoldID,
+				a.Data.Metadata, a.Data.Slots)
+		}
+		if first == "" {
+			first = text.String()
+		}
+		if text.String() != first {
+			t.Errorf("the same payments were answered\n%sand\n%s", first, text.String())
+		}
+	}
+	if strings.Count(first, "true ") != 8 || strings.Count(first, "false unknown_hold") != 1 {
+		t.Errorf("answered\n%s", first)
+	}
+	if got := s.reserved(t, "room", "n1"); got != 16 {
+		t.Errorf("%d reserved, want 16", got)
+	}
+}
+
+// TestDecide_ClaimDoesNotFit_OnlyItIsRefused decides a batch with payments that do not fit: only
+// those are refused.
+func TestDecide_ClaimDoesNotFit_OnlyItIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.set(t, "room", 3, "n1", "n2")
+	s.set(t, "cut", 1, "n1")
+	payments := []holds.Payment{
+		payment(t, "room", "p1", 2, "n1", "n2"),
+		payment(t, "cut", "p2", 2, "n1"),
+		payment(t, "room", "p3", 2, "n2"),
+		payment(t, "room", "p4", 1, "n1"),
+		payment(t, "room", "p5", 1, "gone", "n2"), // gone has no inventory row
+	}
+	answers, err := s.Decide(t.Context(), payments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []bool{true, false, false, true, false} {
+		if answers[i].Confirmed != want || !want && answers[i].Reason != holds.ReasonSoldOut {
+			t.Errorf("payment %s: %+v, want confirmed %v", payments[i].PaymentID, answers[i], want)
+		}
+	}
+	if n1, n2 := s.reserved(t, "room", "n1"), s.reserved(t, "room", "n2"); n1 != 3 || n2 != 2 {
+		t.Errorf("reserved %d and %d, want 3 and 2", n1, n2)
+	}
+	var reservations, confirmed int
+	err = s.conn.QueryRow(t.Context(),
+		`SELECT (SELECT count(*) FROM reservations), (SELECT count(*) FROM payments WHERE outcome = 'confirmed')`).Scan(&reservations,
+		&confirmed)
+	if err != nil || reservations != 2 || confirmed != 2 {
+		t.Errorf("%d reservations and %d confirmed payments, want 2 and 2: %v", reservations, confirmed, err)
+	}
+}
+
+// TestDecide_ReservedByAnotherPayment_Refused pays a hold that has a reservation and that Redis no
+// longer remembers.
+func TestDecide_ReservedByAnotherPayment_Refused(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.set(t, "room", 3, "n1")
+	first := payment(t, "room", "p1", 1, "n1")
+	if _, err := s.Decide(t.Context(), []holds.Payment{first}); err != nil {
+		t.Fatal(err)
+	}
+	second := first
+	second.PaymentID, second.Claimed, second.Reason = "p2", false, holds.ReasonUnknownHold
+	answers, err := s.Decide(t.Context(), []holds.Payment{second})
+	if err != nil || answers[0].Confirmed || answers[0].Reason != holds.ReasonAlreadyConfirmed {
+		t.Errorf("%+v %v, want already_confirmed", answers, err)
+	}
+}
+
+// TestDecide_LostCommit_DecidedOnce cuts the connection of a transaction at its commit, before and
+// after Postgres has committed. Either way the payment is decided once when it is delivered again.
+func TestDecide_LostCommit_DecidedOnce(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.set(t, "room", 3, "n1")
+	ctx := t.Context()
+	// A deferred trigger runs inside COMMIT. It ends its own backend before the commit is done.
+	_, err := s.conn.Exec(ctx, `
+		CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END';
+		CREATE CONSTRAINT TRIGGER dies AFTER INSERT ON payments DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION die()`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := payment(t, "room", "p1", 1, "n1")
+	if _, err := s.Decide(ctx, []holds.Payment{p}); err == nil {
+		t.Fatal("no error after the connection was cut at the commit")
+	}
+	if _, err := s.conn.Exec(ctx, `DROP TRIGGER dies ON payments`); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second call is like one after a commit whose reply was lost
+		answers, err := s.Decide(ctx, []holds.Payment{p})
+		if err != nil || !answers[0].Confirmed {
+			t.Fatalf("delivered again: %+v %v", answers, err)
+		}
+	}
+	if got := s.reserved(t, "room", "n1"); got != 1 {
+		t.Errorf("%d reserved, want 1", got)
+	}
+}
+
+// TestDecide_RowLocked_OnlyItsResourceIsBusy locks a row of one resource: its payments and changes
+// are busy, those of other resources are decided.
+func TestDecide_RowLocked_OnlyItsResourceIsBusy(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	ctx := t.Context()
+	for _, resource := range []string{"locked", "free", "full"} {
+		s.set(t, resource, 1, "n1")
+	}
+	tx, err := s.conn.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(ctx, `UPDATE inventory SET capacity = 2 WHERE resource_id = 'locked'`); err != nil {
+		t.Fatal(err)
+	}
+	payments := []holds.Payment{payment(t, "locked", "p1", 1, "n1"), payment(t, "free", "p2", 1, "n1"),
+		payment(t, "full", "p3", 2, "n1")}
+	answers, err := s.Decide(ctx, payments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(answers[0].Err, holds.ErrBusy) || answers[1].Err != nil || !answers[1].Confirmed ||
+		answers[2].Err != nil || answers[2].Reason != holds.ReasonSoldOut {
+		t.Errorf("answers %+v, want busy, confirmed, sold_out", answers)
+	}
+	_, err = s.SetCapacity(ctx,
+		holds.CapacityChange{EventID: "c", Position: holds.StreamPosition{At: time.Now()}, Resource: "locked",
+			Names: []string{"n1"}, Capacity: 3, Held: []int64{0}})
+	if !errors.Is(err, holds.ErrBusy) {
+		t.Errorf("change of a locked row: %v, want ErrBusy", err)
+	}
+	if err := tx.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	answers, err = s.Decide(ctx, payments)
+	if err != nil || answers[0].Err != nil || !answers[0].Confirmed {
+		t.Errorf("after the lock: %+v %v", answers, err)
+	}
+}
+
+// TestDecide_RowLocked_LocksInNameOrder makes a payment wait for a locked row of the inventory. It
+// has locked the rows before it, by their names, and none of the rows after it. So two payments
+// never wait for each other.
+func TestDecide_RowLocked_LocksInNameOrder(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	ctx := t.Context()
+	for _, name := range []string{"n3", "n1", "n2", "n5", "n4"} { // the order in the table
+		s.set(t, "room", 5, name)
+	}
+	other, err := pgx.ConnectConfig(ctx, s.conn.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close(context.Background()) }()
+	tx, err := other.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(ctx, `SELECT FROM inventory WHERE slot = 'n3' FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	paid := []holds.Payment{payment(t, "room", "p", 1, "n1", "n2", "n3", "n4", "n5")}
+	done := make(chan error, 1)
+	go func() {
+		for { // each wait for a lock is limited
+			answers, err := s.Decide(ctx, paid)
+			if err != nil || answers[0].Err == nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	var free []string
+	stacktest.Eventually(t, "the payment to wait for the row", func() bool {
+		waits := func() (query string) {
+			_ = s.conn.QueryRow(ctx, `SELECT query_start::text FROM pg_stat_activity
+				WHERE wait_event_type = 'Lock' AND application_name = $1`, "holdfast "+s.namespace).Scan(&query) // "" when it does not wait
+			return query
+		}
+		before := waits()
+		rows, err := s.conn.Query(ctx,
+			`SELECT slot FROM inventory WHERE slot <> 'n3' ORDER BY slot FOR UPDATE SKIP LOCKED`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if free, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+			t.Fatal(err)
+		}
+		return before != "" && before == waits()
+	})
+	if !slices.Equal(free, []string{"n4", "n5"}) {
+		t.Errorf("while it waits for n3, %v are free, want n4 and n5", free)
+	}
+	if err := tx.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDecide_TwoWorkersAtOnce_SameAnswer decides the same payment by two workers at once, of a
+// claimed hold and of an unknown one. Both have read that it has no answer when the first stores
+// one. Both return the same answer, and neither fails.
+func TestDecide_TwoWorkersAtOnce_SameAnswer(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	ctx := t.Context()
+	s.set(t, "room", 3, "n1")
+	// The transaction that inserts the first row waits until the test releases the lock.
+	s.execute(t, `
+		CREATE FUNCTION waits() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			PERFORM set_config('lock_timeout', '0', true), pg_advisory_xact_lock_shared(hashtext(TG_TABLE_SCHEMA));
+			RETURN NULL;
+		END $$;
+		CREATE TRIGGER waits BEFORE INSERT ON reservations EXECUTE FUNCTION waits();
+		CREATE TRIGGER waits BEFORE INSERT ON payments EXECUTE FUNCTION waits()`)
+	claimed, unknown := payment(t, "room", "p1", 1, "n1"), payment(t, "room", "p2", 1)
+	unknown.Claimed, unknown.Reason, unknown.Names = false, holds.ReasonUnknownHold, nil
+	for _, paid := range []holds.Payment{claimed, unknown} {
+		s.execute(t, `SELECT pg_advisory_lock(hashtext(current_schema))`)
+		var deciding sync.WaitGroup
+		for range 2 {
+			deciding.Go(func() {
+				answers, err := s.Decide(ctx, []holds.Payment{paid})
+				if err != nil || answers[0].Err != nil || answers[0].Confirmed != paid.Claimed ||
+					answers[0].Reason != paid.Reason {
+					t.Errorf("payment %s: %+v %v", paid.PaymentID, answers, err)
+				}
+			})
+		}
+		stacktest.Eventually(t, "both to be about to write", func() bool {
+			var waiting int
+			err := s.conn.QueryRow(ctx, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+				AND objid::bigint = hashtext(current_schema)::bigint & 4294967295`).Scan(&waiting)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return waiting == 2
+		})
+		s.execute(t, `SELECT pg_advisory_unlock(hashtext(current_schema))`)
+		deciding.Wait()
+	}
+	if got := s.reserved(t, "room", "n1"); got != 1 {
+		t.Errorf("%d reserved, want 1", got)
+	}
+}
+
+// TestDecide_EpochInvalidated_DecidesNothing invalidates an epoch while a payment is being decided
+// under it. That fails until the payment is decided, and its reservation is found afterwards. No
+// payment is decided under the epoch after that.
+func TestDecide_EpochInvalidated_DecidesNothing(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	ctx := t.Context()
+	s.set(t, "room", 3, "n1")
+	// The payment waits in its transaction until the test releases the lock.
+	s.execute(t, `
+		CREATE FUNCTION waits() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			PERFORM set_config('lock_timeout', '0', true), pg_advisory_xact_lock_shared(hashtext(TG_TABLE_SCHEMA));
+			RETURN NEW;
+		END $$;
+		CREATE TRIGGER waits BEFORE INSERT ON payments FOR EACH ROW EXECUTE FUNCTION waits();
+		SELECT pg_advisory_lock(hashtext(current_schema))`)
+	paid := payment(t, "room", "p1", 1, "n1")
+	var deciding sync.WaitGroup
+	deciding.Go(func() {
+		if answers, err := s.Decide(ctx, []holds.Payment{paid}); err != nil || !answers[0].Confirmed {
+			t.Errorf("the earlier payment: %+v %v", answers, err)
+		}
+	})
+	stacktest.Eventually(t, "the payment to wait", func() (waits bool) {
+		err := s.conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+			AND objid::bigint = hashtext(current_schema)::bigint & 4294967295)`).Scan(&waits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return waits
+	})
+	if err := s.InvalidateEpoch(ctx, s.epoch, "flushed"); err == nil || errors.Is(err, recovery.ErrEpochChanged) {
+		t.Fatalf("the epoch was invalidated while a payment was being decided: %v", err)
+	}
+	s.execute(t, `SELECT pg_advisory_unlock(hashtext(current_schema))`)
+	deciding.Wait()
+	if err := s.InvalidateEpoch(ctx, s.epoch, "flushed"); err != nil {
+		t.Fatal(err)
+	}
+	var found []recovery.Reservation
+	if err := s.Reservations(ctx, []holds.HoldID{paid.Hold},
+		func(r recovery.Reservation) { found = append(found, r) }); err != nil {
+		t.Fatal(err)
+	}
+	if len(found) != 1 || found[0] != (recovery.Reservation{Hold: paid.Hold, PaymentID: "p1", ConfirmedAt: paid.At}) {
+		t.Errorf("after the epoch was invalidated: %+v", found)
+	}
+	if answers, err := s.Decide(ctx, []holds.Payment{payment(t, "room", "p2", 1, "n1")}); !errors.Is(err,
+		holds.ErrDataLost) {
+		t.Errorf("a payment under the invalidated epoch: %+v %v", answers, err)
+	}
+}
