@@ -1,10 +1,10 @@
-// Command gotest runs go test and repeats what failed. A test that fails and then passes twice alone is flaky: it is
-// reported with its first output, and does not fail the run.
+// Command gotest runs go test and repeats failed tests. A test that fails and then passes twice alone
+// is flaky: gotest reports it with its first output, and the run does not fail.
 //
 //	gotest [-name=value ...] package ...
 //
-// Every flag is passed to go test. It exits with 0 when nothing failed or only flaky tests did, else with 1. With
-// FLAKY_FILE set, it appends a line for each flaky test to that file.
+// It passes every flag to go test. It exits with 0 when no test failed or only flaky ones did, else with
+// 1. With FLAKY_FILE set, it appends a line for each flaky test to that file.
 package main
 
 import (
@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	repeatsWanted = 2  // passes alone that show a failed test to be flaky
-	failuresMax   = 10 // with more failed tests than these the change is broken, and none is repeated
+	repeatsWanted = 2  // passes alone after which a failed test counts as flaky
+	failuresMax   = 10 // with more failed tests gotest repeats none of them
 )
 
 func main() {
@@ -44,7 +44,8 @@ func main() {
 	}
 }
 
-// check runs the packages and repeats what failed. It returns an error unless all passed or were flaky.
+// check runs the packages and repeats failed tests. It returns an error unless each test passes or is
+// flaky.
 func check(w io.Writer, flags, packages []string) error {
 	first, err := goTest(w, slices.Contains(flags, "-v"), append(flags, packages...)...)
 	if err == nil {
@@ -60,8 +61,8 @@ func check(w io.Writer, flags, packages []string) error {
 	broken := 0
 	for _, f := range failed {
 		if !first.unbuilt[f.pkg] && passesAlone(f, flags) {
-			fmt.Fprintf(w, "\nFLAKY %s: it failed, and then passed %d times alone; its first output is above\n", f, repeatsWanted)
-			if err := note(f); err != nil {
+			fmt.Fprintf(w, "\nFLAKY %s: failed, then passed %d times alone; its first output is above\n", f, repeatsWanted)
+			if err := record(f); err != nil {
 				return err
 			}
 			continue
@@ -75,8 +76,8 @@ func check(w io.Writer, flags, packages []string) error {
 	return nil
 }
 
-// note appends a flaky test to FLAKY_FILE, if that is set.
-func note(f failure) error {
+// record appends a flaky test to FLAKY_FILE, if that is set.
+func record(f failure) error {
 	path := os.Getenv("FLAKY_FILE")
 	if path == "" {
 		return nil
@@ -89,7 +90,7 @@ func note(f failure) error {
 	return cmp.Or(err, file.Close())
 }
 
-// passesAlone runs a failed test until it has passed often enough or failed once more.
+// passesAlone runs a failed test alone, and reports whether it passes repeatsWanted times in a row.
 func passesAlone(f failure, flags []string) bool {
 	flags = slices.DeleteFunc(slices.Clone(flags), func(flag string) bool {
 		return f.test != "" && strings.HasPrefix(flag, "-run=") || strings.HasPrefix(flag, "-count=")
@@ -107,16 +108,16 @@ func passesAlone(f failure, flags []string) bool {
 	return true
 }
 
-// failure names a test that failed, or a package that failed without one.
+// failure names a failed test, or a package that failed without a failed test.
 type failure struct{ pkg, test string }
 
 func (f failure) String() string { return strings.TrimSpace(f.pkg + " " + f.test) }
 
-// results are what a run of go test reported.
+// results are the results of one go test.
 type results struct {
-	outputs map[failure]*strings.Builder // of each test with its subtests; of each package under the empty test
+	outputs map[failure]*strings.Builder // by test, including its subtests; of the package itself with test ""
 	failing map[failure]bool
-	unbuilt map[string]bool
+	unbuilt map[string]bool // packages that do not build
 }
 
 func (r *results) output(f failure) string {
@@ -126,7 +127,7 @@ func (r *results) output(f failure) string {
 	return ""
 }
 
-// failed returns the failed tests, and the packages that failed without a failed test.
+// failed returns the failed tests and the packages that failed without a failed test.
 func (r *results) failed() []failure {
 	withTest := make(map[string]bool)
 	for f := range r.failing {
@@ -138,9 +139,11 @@ func (r *results) failed() []failure {
 	return failed
 }
 
-// goTest runs go test and copies its lines about packages to w, or all lines when verbose.
+// goTest runs go test and copies its lines about packages to w, or all its lines if verbose.
 func goTest(w io.Writer, verbose bool, args ...string) (*results, error) {
-	r := &results{outputs: make(map[failure]*strings.Builder), failing: make(map[failure]bool), unbuilt: make(map[string]bool)}
+	r := &results{
+		outputs: make(map[failure]*strings.Builder), failing: make(map[failure]bool), unbuilt: make(map[string]bool),
+	}
 	command := exec.Command("go", append([]string{"test", "-json"}, args...)...)
 	command.Stderr = os.Stderr
 	stdout, err := command.StdoutPipe()
@@ -154,7 +157,7 @@ func goTest(w io.Writer, verbose bool, args ...string) (*results, error) {
 	for {
 		line, err := lines.ReadBytes('\n')
 		if err != nil {
-			break // the end; the exit code says the rest
+			break // end of the output; Wait returns the exit status
 		}
 		var event struct{ Action, Package, ImportPath, Test, Output, FailedBuild string }
 		if json.Unmarshal(line, &event) != nil {
@@ -162,19 +165,19 @@ func goTest(w io.Writer, verbose bool, args ...string) (*results, error) {
 			continue
 		}
 		test, _, _ := strings.Cut(event.Test, "/")
-		its := failure{cmp.Or(event.Package, event.ImportPath), test}
+		f := failure{cmp.Or(event.Package, event.ImportPath), test}
 		switch event.Action {
 		case "output", "build-output":
-			if r.outputs[its] == nil {
-				r.outputs[its] = new(strings.Builder)
+			if r.outputs[f] == nil {
+				r.outputs[f] = new(strings.Builder)
 			}
-			r.outputs[its].WriteString(event.Output)
+			r.outputs[f].WriteString(event.Output)
 			if verbose || event.Test == "" && event.Output != "PASS\n" && event.Output != "FAIL\n" {
 				fmt.Fprint(w, event.Output)
 			}
 		case "fail":
-			r.failing[its] = true
-			r.unbuilt[its.pkg] = r.unbuilt[its.pkg] || event.FailedBuild != ""
+			r.failing[f] = true
+			r.unbuilt[f.pkg] = r.unbuilt[f.pkg] || event.FailedBuild != ""
 		}
 	}
 	return r, command.Wait()

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// suite is a package with a test that passes, one that always fails, and one that fails at its first run only.
+// suite is a package with a test that passes, a test that always fails if SUITE_FAILS is set, and a test
+// that fails only in its first run.
 const suite = `package suite
 
 import (
@@ -40,9 +41,18 @@ func TestCheck(t *testing.T) {
 		wantErr bool
 		want    []string
 	}{
-		"a flaky test is reported and passes": {source: suite, want: []string{"it fails the first time", "FLAKY suite TestFlaky: "}},
-		"a test that fails again fails":       {fails: "1", source: suite, wantErr: true, want: []string{"it always fails", "FAIL suite TestFails", "FLAKY suite TestFlaky: "}},
-		"a package that does not build fails": {source: suite + "}", wantErr: true, want: []string{"expected declaration"}},
+		"a flaky test is reported and passes": {
+			source: suite,
+			want:   []string{"it fails the first time", "FLAKY suite TestFlaky: "},
+		},
+		"a test that fails again fails": {
+			fails: "1", source: suite, wantErr: true,
+			want: []string{"it always fails", "FAIL suite TestFails", "FLAKY suite TestFlaky: "},
+		},
+		"a package that does not build fails": {
+			source: suite + "}", wantErr: true,
+			want: []string{"expected declaration"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -66,9 +76,9 @@ func TestCheck(t *testing.T) {
 					t.Errorf("the output lacks %q:\n%s", want, out.String())
 				}
 			}
-			noted, _ := os.ReadFile(flaky)
-			if want := strings.Count(out.String(), "FLAKY "); strings.Count(string(noted), "suite TestFlaky\n") != want {
-				t.Errorf("noted %q, want %d lines", noted, want)
+			recorded, _ := os.ReadFile(flaky) // missing without a flaky test
+			if want := strings.Count(out.String(), "FLAKY "); strings.Count(string(recorded), "suite TestFlaky\n") != want {
+				t.Errorf("FLAKY_FILE has %q, want %d lines", recorded, want)
 			}
 		})
 	}

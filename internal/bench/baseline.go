@@ -72,7 +72,8 @@ func (b *runner) measureBaseline(ctx context.Context, what scenario) (rate Rate,
 		return Rate{}, err
 	}
 	rate, err = newRate(b.baseline, last.Sub(info.TimeStamp), b.processorTimes(nil).since(before))
-	return rate, errors.Join(err, s.tally(ctx, map[string]int{holds.EventHoldCreated: b.baseline}), s.tallyNights(ctx, what))
+	return rate, errors.Join(err,
+		s.tally(ctx, map[string]int{holds.EventHoldCreated: b.baseline}), s.tallyNights(ctx, what))
 }
 
 // tallyNights returns an error unless the baseline has counted every night of every event.

@@ -102,12 +102,14 @@ type sizes struct {
 
 var allSizes = map[Size]sizes{
 	Whole: {
-		rounds: 5, nights: []int{1, 3, 7, 30}, ceilingCalls: 60_000, scenarioEvents: 60_000, baseline: 2_000, payments: 20_000,
+		rounds: 5, nights: []int{1, 3, 7, 30}, ceilingCalls: 60_000,
+		scenarioEvents: 60_000, baseline: 2_000, payments: 20_000,
 		latencyFor: 15 * time.Second, warmFor: 2 * time.Second, expiring: 20_000, placedIn: 5, keys: 500_000,
 		liveHolds: []int{10_000, 100_000, 1_000_000}, moreHolds: 20_000,
 	},
 	Quick: {
-		rounds: 3, nights: []int{1, 3, 7, 30}, ceilingCalls: 30_000, scenarioEvents: 20_000, baseline: 600, payments: 8_000,
+		rounds: 3, nights: []int{1, 3, 7, 30}, ceilingCalls: 30_000,
+		scenarioEvents: 20_000, baseline: 600, payments: 8_000,
 		latencyFor: 5 * time.Second, warmFor: time.Second, expiring: 20_000, placedIn: 5, keys: 100_000,
 		liveHolds: []int{10_000, 50_000}, moreHolds: 10_000,
 	},
@@ -209,7 +211,8 @@ func (b *runner) connect(ctx context.Context) (err error) {
 	if b.nc, err = events.Connect(b.NATSURL, "holdfast bench", logf); err != nil {
 		return err
 	}
-	b.js, err = jetstream.New(b.nc, jetstream.WithPublishAsyncMaxPending(publishing), jetstream.WithPublishAsyncTimeout(time.Minute),
+	b.js, err = jetstream.New(b.nc,
+		jetstream.WithPublishAsyncMaxPending(publishing), jetstream.WithPublishAsyncTimeout(time.Minute),
 		jetstream.WithPublishAsyncErrHandler(func(_ jetstream.JetStream, m *nats.Msg, err error) {
 			err = fmt.Errorf("publish on %s: %w", m.Subject, err)
 			b.unpublished.CompareAndSwap(nil, &err)

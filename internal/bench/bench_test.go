@@ -222,7 +222,8 @@ func wantNothingLeft(t *testing.T, o Options, prefix string) {
 	}
 	b := newRunner(t)
 	var schemas int
-	err = b.pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_namespace WHERE nspname LIKE $1`, prefix+"%").Scan(&schemas)
+	const query = `SELECT count(*) FROM pg_namespace WHERE nspname LIKE $1`
+	err = b.pool.QueryRow(t.Context(), query, prefix+"%").Scan(&schemas)
 	if err != nil || schemas > 0 {
 		t.Errorf("%d schemas are left, %v", schemas, err)
 	}

@@ -79,7 +79,8 @@ func ceilingCallsOf(namespace string, connection, number, nights, resources int)
 		from := rand.IntN(calendar - nights + 1)
 		calls[i] = ceilingCall{
 			keys: []string{resource + "request:" + id, resource + "hold:" + id, resource + "counts", resource + "due"},
-			args: append([]any{id, 1, unlimitedCapacity, time.Hour.Milliseconds(), deadline, record}, names[from:from+nights]...),
+			args: append([]any{id, 1, unlimitedCapacity, time.Hour.Milliseconds(), deadline, record},
+				names[from:from+nights]...),
 		}
 	}
 	return calls

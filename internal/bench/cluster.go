@@ -106,7 +106,8 @@ func (b *runner) removeKeys(ctx context.Context, namespace string) error {
 
 // setInventory creates resources r0, r1, … with a calendar of nights that are never sold out.
 func (s *cluster) setInventory(ctx context.Context, resources int) error {
-	_, err := s.pool.Exec(ctx, `INSERT INTO `+pgx.Identifier{string(s.ns), "inventory"}.Sanitize()+` (resource_id, slot, capacity)
+	table := pgx.Identifier{string(s.ns), "inventory"}.Sanitize()
+	_, err := s.pool.Exec(ctx, `INSERT INTO `+table+` (resource_id, slot, capacity)
 SELECT 'r' || r, to_char($2::timestamptz AT TIME ZONE 'UTC' + n * interval '1 day', 'YYYY-MM-DD'), $4
 FROM generate_series(0, $1 - 1) AS r, generate_series(0, $3 - 1) AS n`, resources, s.first, calendar, unlimitedCapacity)
 	if err != nil {

@@ -30,7 +30,8 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	workerProgram = filepath.Join(dir, "worker")
-	if out, err := exec.Command("go", "build", "-tags", "failpoint", "-o", workerProgram, "../../cmd/worker").CombinedOutput(); err != nil {
+	build := exec.Command("go", "build", "-tags", "failpoint", "-o", workerProgram, "../../cmd/worker")
+	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
 		os.Exit(1)
 	}

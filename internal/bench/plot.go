@@ -47,10 +47,16 @@ func (r *Report) Plot(path string) error {
 	ofCeiling := func(s Throughput) string { return fmt.Sprintf("%.2f", s.OfCeiling) }
 	p, err := barChart(r.Throughputs, []bars{
 		{"Redis alone, with the minimal script", color.Gray{0xb0}, manyResources, ceiling, nil},
-		{"Holdfast, 1 resource (on the bars: share of Redis alone)", color.RGBA{0x1b, 0x5e, 0x8c, 0xff}, 1, holdfast, ofCeiling},
+		{
+			"Holdfast, 1 resource (on the bars: share of Redis alone)",
+			color.RGBA{0x1b, 0x5e, 0x8c, 0xff}, 1, holdfast, ofCeiling,
+		},
 		{"Holdfast, 10 resources", color.RGBA{0x4a, 0x90, 0xc2, 0xff}, 10, holdfast, ofCeiling},
 		{"Holdfast, 1,000 resources", color.RGBA{0x9c, 0xc8, 0xe6, 0xff}, manyResources, holdfast, ofCeiling},
-		{"baseline: a lock, a read and a write for each night", color.RGBA{0xc0, 0x5a, 0x3c, 0xff}, manyResources, baseline, nil},
+		{
+			"baseline: a lock, a read and a write for each night",
+			color.RGBA{0xc0, 0x5a, 0x3c, 0xff}, manyResources, baseline, nil,
+		},
 	})
 	if err != nil {
 		return fmt.Errorf("draw plot: %w", err)
@@ -129,7 +135,8 @@ func barChart(throughputs []Throughput, kinds []bars) (*plot.Plot, error) {
 func newPlot() *plot.Plot {
 	p := plot.New()
 	for _, style := range []*font.Font{
-		&p.Title.TextStyle.Font, &p.Legend.TextStyle.Font, &p.X.Label.TextStyle.Font, &p.X.Tick.Label.Font, &p.Y.Tick.Label.Font,
+		&p.Title.TextStyle.Font, &p.Legend.TextStyle.Font,
+		&p.X.Label.TextStyle.Font, &p.X.Tick.Label.Font, &p.Y.Tick.Label.Font,
 	} {
 		style.Typeface, style.Variant = sans.Typeface, sans.Variant
 	}

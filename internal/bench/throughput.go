@@ -22,7 +22,8 @@ type scenario struct {
 }
 
 func (s scenario) String() string {
-	return fmt.Sprintf("%s, %s, %s", plural(s.nights, "night"), plural(s.resources, "resource"), plural(s.workers, "worker"))
+	return fmt.Sprintf("%s, %s, %s",
+		plural(s.nights, "night"), plural(s.resources, "resource"), plural(s.workers, "worker"))
 }
 
 // scenarios returns the sales with a number of nights. The others are compared with the first.

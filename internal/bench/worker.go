@@ -70,7 +70,9 @@ func (s *cluster) start(ctx context.Context, number int, more ...string) error {
 }
 
 func startWorker(program string, environ []string) (*worker, error) {
-	w := &worker{cmd: exec.Command(program, "run", "--no-migrate"), addr: make(chan string, 1), exited: make(chan struct{})}
+	w := &worker{
+		cmd: exec.Command(program, "run", "--no-migrate"), addr: make(chan string, 1), exited: make(chan struct{}),
+	}
 	w.cmd.Env = environ
 	out, in := io.Pipe()
 	w.cmd.Stdout, w.cmd.Stderr = in, in

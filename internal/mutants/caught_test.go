@@ -18,9 +18,9 @@ import (
 	"github.com/go-json-experiment/json"
 )
 
-// TestMutants_EachApplied_IsCaught runs the test of each mutant, first without it, then with it. Without it the test must pass; with it
-// the test must fail by itself: a mutant that does not compile shows nothing, and neither does a test that does
-// not end, unless that is what the mutant does.
+// TestMutants_EachApplied_IsCaught runs the test of each mutant, first without the mutant, then with
+// it. Without it the test must pass; with it the test must fail. A build error does not count as a
+// failure, and neither does a timeout, unless the mutant is marked as hanging.
 func TestMutants_EachApplied_IsCaught(t *testing.T) {
 	if !*mutantsFlag {
 		t.Skip("it takes long: go test ./internal/mutants -mutants -v -timeout 3h")
@@ -93,7 +93,7 @@ func (r *result) status() status {
 	return passes
 }
 
-// message matches a line by which a test says what it found.
+// message matches a failure message of a test.
 var message = regexp.MustCompile(`^\s+(\w+_test\.go:\d+: .*)`)
 
 // why returns the first message of the test.
@@ -148,7 +148,7 @@ func (m mutant) test(t *testing.T, overlay string) *result {
 	args := append([]string{"test", "-json", "-count=1", "-timeout", limit.String(), "-run", m.run, m.pkg}, m.args...)
 	cmd := exec.CommandContext(t.Context(), "go", args...)
 	cmd.Dir = root
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it ends its servers
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // go test then stops its servers
 	cmd.WaitDelay = 30 * time.Second
 	cmd.Env = append(cmd.Environ(), "HOLDFAST_TEST_LONG=1")
 	if overlay != "" {
@@ -174,7 +174,7 @@ func (r *result) read(out []byte) {
 	for lines.Scan() {
 		var e event
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			e = event{Output: lines.Text() + "\n"} // of the go command itself
+			e = event{Output: lines.Text() + "\n"} // a message of the go command itself
 		}
 		r.output.WriteString(e.Output)
 		r.unbuilt = r.unbuilt || e.FailedBuild != "" || e.Action == "build-fail"

@@ -27,7 +27,7 @@ const root = "../.."
 // mutant is a change of our code that breaks a promise, and the test that finds it.
 type mutant struct {
 	name    string
-	breaks  string // what goes wrong, in words
+	breaks  string // description of the defect
 	promise string // the numbers of the promises in README.md, or the name of another rule
 	file    string // below root
 	before  string // whole lines, which the file has exactly once
@@ -123,8 +123,8 @@ func (m mutant) apply() (path, text string, err error) {
 	return path, strings.Replace(string(source), m.before, m.after, 1), nil
 }
 
-// TestMutants_CurrentCode_TheyFit checks that each mutant still fits the code: its file has the lines once, the result parses,
-// and its test exists.
+// TestMutants_CurrentCode_TheyFit checks that each mutant still fits the code: its file has the lines
+// once, the result parses, and its test exists.
 func TestMutants_CurrentCode_TheyFit(t *testing.T) {
 	t.Parallel()
 	names := make(map[string]bool)
@@ -139,7 +139,7 @@ func TestMutants_CurrentCode_TheyFit(t *testing.T) {
 			continue
 		}
 		if m.after == m.before || m.breaks == "" || m.promise == "" {
-			t.Errorf("%s: changes nothing, or does not say what", m.name)
+			t.Errorf("%s: changes nothing, or lacks breaks or promise", m.name)
 		}
 		if filepath.Ext(path) == ".go" {
 			if _, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution); err != nil {
@@ -192,10 +192,11 @@ func TestMutantTable_Docs_IsCurrent(t *testing.T) {
 	before, rest, found := strings.Cut(string(text), tableBegin)
 	is, after, closed := strings.Cut(rest, tableEnd)
 	if !found || !closed {
-		t.Fatalf("%s has no place for the table of mutants", page)
+		t.Fatalf("%s lacks the markers of the table of mutants", page)
 	}
 	mutants := all(t)
-	want := fmt.Sprintf("There are %d of them.\n\n| mutant | what it breaks | promise or rule | found by |\n|---|---|---|---|\n", len(mutants))
+	want := fmt.Sprintf("There are %d mutants.\n\n", len(mutants)) +
+		"| mutant | what it breaks | promise or rule | found by |\n|---|---|---|---|\n"
 	for _, m := range mutants {
 		want += fmt.Sprintf("| %s | %s | %s | `%s` |\n", m.name, m.breaks, m.promise, strings.ReplaceAll(m.command(), "|", `\|`))
 	}

@@ -71,7 +71,7 @@ const (
 )
 
 // claims returns Claims and, for a fault that causes a rebuild, all claims of faults that can delay
-// an outcome. internal/holds/doc.go says why Holdfast cannot survive both together.
+// an outcome. internal/recovery/doc.go says why Holdfast cannot survive both together.
 func (f Fault) claims() []string {
 	if !f.CausesRebuild {
 		return f.Claims

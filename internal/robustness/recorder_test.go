@@ -139,7 +139,9 @@ func follow(ctx context.Context, js jetstream.JetStream, stream string, read fun
 
 // followFrom calls read for each message from the sequence *next on, and advances *next. It returns
 // when no message has come for two seconds.
-func followFrom(ctx context.Context, js jetstream.JetStream, stream string, next *uint64, read func(jetstream.Msg)) error {
+func followFrom(ctx context.Context, js jetstream.JetStream, stream string, next *uint64,
+	read func(jetstream.Msg),
+) error {
 	const silenceMax = 2 * time.Second
 	bounded, cancel := context.WithTimeout(ctx, silenceMax)
 	defer cancel()
@@ -282,8 +284,9 @@ func (r *Recorder) onDeadLetter(m jetstream.Msg) {
 	r.counts["dead letter "+reason]++
 	r.lastSeen = time.Now()
 	if ev := r.events[id]; ev == nil || !ev.dead {
-		r.unexpected = append(r.unexpected, fmt.Sprintf("dead letter %s (%s) of an event that should have an outcome: %s %s",
-			reason, m.Headers().Get(events.HeaderDLQDetail), id, m.Headers().Get(events.HeaderDLQSubject)))
+		r.unexpected = append(r.unexpected,
+			fmt.Sprintf("dead letter %s (%s) of an event that should have an outcome: %s %s",
+				reason, m.Headers().Get(events.HeaderDLQDetail), id, m.Headers().Get(events.HeaderDLQSubject)))
 	} else {
 		ev.deadLetters = append(ev.deadLetters, reason)
 		ev.markAnswered()
@@ -335,6 +338,7 @@ func (r *Recorder) violations() (found []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	found = slices.Clone(r.unexpected)
+	add := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
 	for _, id := range slices.Sorted(maps.Keys(r.events)) {
 		s := r.events[id]
 		ids := make(map[string]bool)
@@ -343,39 +347,39 @@ func (r *Recorder) violations() (found []string) {
 		}
 		switch {
 		case s.dead && len(ids) > 0:
-			found = append(found, fmt.Sprintf("malformed event %s (%s) has an outcome", s.id, s.kind))
+			add("malformed event %s (%s) has an outcome", s.id, s.kind)
 		case s.dead && len(s.deadLetters) > s.copies:
-			found = append(found, fmt.Sprintf("malformed event %s (%s) has %d dead letters", s.id, s.kind, len(s.deadLetters)))
+			add("malformed event %s (%s) has %d dead letters", s.id, s.kind, len(s.deadLetters))
 		case len(ids) > 1:
-			found = append(found, fmt.Sprintf("event %s (%s) has %d outcomes: %+v", s.id, s.kind, len(ids), s.outcomes))
+			add("event %s (%s) has %d outcomes: %+v", s.id, s.kind, len(ids), s.outcomes)
 		case s.acked && len(ids)+len(s.deadLetters) == 0:
-			found = append(found, fmt.Sprintf("event %s (%s, %s) was acknowledged and has no outcome", s.id, s.kind, s.resource))
+			add("event %s (%s, %s) was acknowledged and has no outcome", s.id, s.kind, s.resource)
 		}
 	}
 	for _, hold := range slices.Sorted(maps.Keys(r.holdRecords)) {
 		h := r.holdRecords[hold]
 		ends := slices.Sorted(maps.Keys(h.ends))
 		if h.reported && !h.created {
-			found = append(found, fmt.Sprintf("hold %s has no hold.created, and ended as %v", hold, ends))
+			add("hold %s has no hold.created, and ended as %v", hold, ends)
 		}
 		if len(h.ends) > 1 {
-			found = append(found, fmt.Sprintf("hold %s has several ends: %v", hold, ends))
+			add("hold %s has several ends: %v", hold, ends)
 		}
 		if h.late && !h.ends[holds.EventHoldExpired] {
-			found = append(found, fmt.Sprintf("hold %s was confirmed late and has not expired: %v", hold, ends))
+			add("hold %s was confirmed late and has not expired: %v", hold, ends)
 		}
 		confirmed := 0
 		for payment, answers := range h.payments {
 			if len(answers) > 1 {
-				found = append(found, fmt.Sprintf("payment %s of hold %s has several answers: %v",
-					payment, hold, slices.Sorted(maps.Keys(answers))))
+				add("payment %s of hold %s has several answers: %v",
+					payment, hold, slices.Sorted(maps.Keys(answers)))
 			}
 			if answers["confirmed"] {
 				confirmed++
 			}
 		}
 		if confirmed > 1 {
-			found = append(found, fmt.Sprintf("hold %s was confirmed by %d payments", hold, confirmed))
+			add("hold %s was confirmed by %d payments", hold, confirmed)
 		}
 	}
 	return found

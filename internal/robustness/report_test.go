@@ -32,7 +32,7 @@ type Report struct {
 	WorkersLost int               `json:"workers_lost"`
 	AnsweredMS  []int64           `json:"answered_ms"` // after each burst: from the repair to the last answer; sorted
 	Audited     int               `json:"audited"`     // outcomes that audits have read; each burst reads all of its round
-	NotChecked  int               `json:"not_judged"`  // maximum per round: slots and holds not checked because a clock went back
+	NotChecked  int               `json:"not_judged"`  // slots and holds not checked after a clock went back; maximum per round
 	Violations  []string          `json:"violations"`
 
 	mu sync.Mutex
@@ -41,7 +41,8 @@ type Report struct {
 func newReport(o Options) *Report {
 	return &Report{
 		Seed: o.Seed, Strategy: o.Strategy, Nodes: o.Nodes, Workers: o.Workers, Violations: []string{},
-		Faults: make(map[string]int), LeftOut: make(map[string]string), Events: make(map[string]int), Outcomes: make(map[string]int),
+		Faults: make(map[string]int), LeftOut: make(map[string]string),
+		Events: make(map[string]int), Outcomes: make(map[string]int),
 	}
 }
 

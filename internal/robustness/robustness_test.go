@@ -76,7 +76,9 @@ func write(t *testing.T, report *Report) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, content := range map[string][]byte{*reportFlag: append(text, '\n'), *reportFlag + ".md": []byte(report.Markdown())} {
+	for name, content := range map[string][]byte{
+		*reportFlag: append(text, '\n'), *reportFlag + ".md": []byte(report.Markdown()),
+	} {
 		if err := os.WriteFile(name, content, 0o644); err != nil {
 			t.Error(err)
 		}

@@ -186,51 +186,67 @@ func TestSlotModel_KnownHistories_AcceptedOrRejected(t *testing.T) {
 		history []porcupine.Operation
 	}{
 		"one after the other": {true, []porcupine.Operation{
-			at(0, 10, verbRequest, 1, granted), at(20, 30, verbCancel, 1, granted), at(40, 50, verbRequest, 2, granted),
+			at(0, 10, verbRequest, 1, granted), at(20, 30, verbCancel, 1, granted),
+			at(40, 50, verbRequest, 2, granted),
 		}},
 		"two holds have the slot": {false, []porcupine.Operation{
-			at(0, 10, verbRequest, 1, granted), at(20, 30, verbRequest, 2, granted), at(1000, 1001, verbDeadline, 1, granted),
+			at(0, 10, verbRequest, 1, granted), at(20, 30, verbRequest, 2, granted),
+			at(1000, 1001, verbDeadline, 1, granted),
 		}},
 		"cancelled while another request runs": {true, []porcupine.Operation{
-			at(0, 10, verbRequest, 1, granted), at(20, 40, verbRequest, 2, granted), at(15, 50, verbCancel, 1, granted),
+			at(0, 10, verbRequest, 1, granted), at(20, 40, verbRequest, 2, granted),
+			at(15, 50, verbCancel, 1, granted),
 		}},
 		"sold out while it was free": {false, []porcupine.Operation{
-			at(0, 10, verbRequest, 1, granted), at(20, 30, verbCancel, 1, granted), at(40, 50, verbRequest, 2, rejected(holds.ReasonSoldOut)),
+			at(0, 10, verbRequest, 1, granted), at(20, 30, verbCancel, 1, granted),
+			at(40, 50, verbRequest, 2, rejected(holds.ReasonSoldOut)),
 		}},
 		"expires, and is held again": {true, []porcupine.Operation{
-			at(0, 10, verbRequest, 1, granted), at(1000, 1002, verbDeadline, 1, granted), at(1001, 1010, verbRequest, 2, granted),
+			at(0, 10, verbRequest, 1, granted), at(1000, 1002, verbDeadline, 1, granted),
+			at(1001, 1010, verbRequest, 2, granted),
 		}},
 		"held again before it expires": {false, []porcupine.Operation{
-			at(0, 10, verbRequest, 1, granted), at(1000, 1002, verbDeadline, 1, granted), at(900, 990, verbRequest, 2, granted),
+			at(0, 10, verbRequest, 1, granted), at(1000, 1002, verbDeadline, 1, granted),
+			at(900, 990, verbRequest, 2, granted),
 		}},
 		"sold out after it has expired": {false, []porcupine.Operation{
-			at(0, 10, verbRequest, 1, granted), at(1000, 1002, verbDeadline, 1, granted), at(1010, 1020, verbRequest, 2, rejected(holds.ReasonSoldOut)),
+			at(0, 10, verbRequest, 1, granted), at(1000, 1002, verbDeadline, 1, granted),
+			at(1010, 1020, verbRequest, 2, rejected(holds.ReasonSoldOut)),
 		}},
 		"paid before the deadline, answered after it": {true, []porcupine.Operation{
-			at(0, 10, verbRequest, 1, granted), at(1000, 1002, verbDeadline, 1, granted), at(990, 1500, verbConfirm, 1, granted),
+			at(0, 10, verbRequest, 1, granted), at(1000, 1002, verbDeadline, 1, granted),
+			at(990, 1500, verbConfirm, 1, granted),
 		}},
 		"paid after the deadline": {false, []porcupine.Operation{
-			at(0, 10, verbRequest, 1, granted), at(1000, 1002, verbDeadline, 1, granted), at(1010, 1500, verbConfirm, 1, granted),
+			at(0, 10, verbRequest, 1, granted), at(1000, 1002, verbDeadline, 1, granted),
+			at(1010, 1500, verbConfirm, 1, granted),
 		}},
 		"paid late, slot free": {true, []porcupine.Operation{
-			at(0, 10, verbRequest, 1, granted), at(1000, 1002, verbDeadline, 1, granted), at(1010, 1500, verbConfirm, 1, late),
-			at(1600, 1610, verbRequest, 2, rejected(holds.ReasonSoldOut)), at(1700, 1710, verbCancelReservation, 1, granted), at(1800, 1810, verbRequest, 3, granted),
+			at(0, 10, verbRequest, 1, granted), at(1000, 1002, verbDeadline, 1, granted),
+			at(1010, 1500, verbConfirm, 1, late),
+			at(1600, 1610, verbRequest, 2, rejected(holds.ReasonSoldOut)),
+			at(1700, 1710, verbCancelReservation, 1, granted), at(1800, 1810, verbRequest, 3, granted),
 		}},
 		"paid late, slot taken": {false, []porcupine.Operation{
-			at(0, 10, verbRequest, 1, granted), at(1000, 1002, verbDeadline, 1, granted), at(1010, 1020, verbRequest, 2, granted), at(1030, 1500, verbConfirm, 1, late),
+			at(0, 10, verbRequest, 1, granted), at(1000, 1002, verbDeadline, 1, granted),
+			at(1010, 1020, verbRequest, 2, granted), at(1030, 1500, verbConfirm, 1, late),
 		}},
 		"rejected as expired before the deadline": {false, []porcupine.Operation{
-			at(0, 10, verbRequest, 1, granted), at(1000, 1002, verbDeadline, 1, granted), at(500, 600, verbConfirm, 1, rejected(holds.ReasonExpired)),
+			at(0, 10, verbRequest, 1, granted), at(1000, 1002, verbDeadline, 1, granted),
+			at(500, 600, verbConfirm, 1, rejected(holds.ReasonExpired)),
 		}},
 		"paid and cancelled": {false, []porcupine.Operation{
-			at(0, 10, verbRequest, 1, granted), at(20, 90, verbConfirm, 1, granted), at(20, 90, verbCancel, 1, granted),
+			at(0, 10, verbRequest, 1, granted), at(20, 90, verbConfirm, 1, granted),
+			at(20, 90, verbCancel, 1, granted),
 		}},
 		"paid, then cancel rejected": {true, []porcupine.Operation{
-			at(0, 10, verbRequest, 1, granted), at(20, 90, verbConfirm, 1, granted), at(20, 90, verbCancel, 1, rejected(holds.ReasonConfirmed)),
+			at(0, 10, verbRequest, 1, granted), at(20, 90, verbConfirm, 1, granted),
+			at(20, 90, verbCancel, 1, rejected(holds.ReasonConfirmed)),
 			at(1000, 1002, verbDeadline, 1, granted), at(1100, 1110, verbRequest, 2, rejected(holds.ReasonSoldOut)),
 		}},
 		"reservation cancelled twice": {false, []porcupine.Operation{
-			at(0, 10, verbRequest, 1, granted), at(20, 30, verbConfirm, 1, granted), at(40, 50, verbCancelReservation, 1, granted), at(60, 70, verbCancelReservation, 1, granted),
+			at(0, 10, verbRequest, 1, granted), at(20, 30, verbConfirm, 1, granted),
+			at(40, 50, verbCancelReservation, 1, granted), at(60, 70, verbCancelReservation, 1, granted),
 		}},
 		"request without an outcome that happened": {true, []porcupine.Operation{
 			at(0, 9000, verbRequest, 1, unknown), at(20, 30, verbRequest, 2, rejected(holds.ReasonSoldOut)),

@@ -10,15 +10,16 @@ import (
 	"holdfast/internal/stack/endpoints"
 )
 
-// endpointsFile is the endpoints file of a directory that this stack has taken.
+// endpointsFile is the endpoints file of a directory that this stack has locked.
 type endpointsFile struct {
-	lock    *os.File // nil: the directory is the home, which has the lock
-	created bool     // the file of the lock, by us
-	content string   // "" = not written
+	lock    *os.File // nil if the directory is the home, which has its own lock
+	created bool     // this stack has created the lock file
+	content string   // "" until the file is written
 }
 
-// takeEndpoints takes a directory for the endpoints file, until Close. It creates the directory if need be.
-// A directory that another living stack uses is an *InUseError. To take a directory twice does nothing.
+// takeEndpoints locks a directory for the endpoints file until Close. It creates the directory if need
+// be. It returns an *InUseError when another living stack uses the directory. A second call for the same
+// directory returns the same file.
 func (s *Stack) takeEndpoints(dir string) (*endpointsFile, string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -44,21 +45,21 @@ func (s *Stack) takeEndpoints(dir string) (*endpointsFile, string, error) {
 	return file, dir, nil
 }
 
-// WriteEndpoints writes dir/endpoints.env, replacing it at once, and returns
-// its path. It has one line for each server that was started:
+// WriteEndpoints writes dir/endpoints.env atomically and returns its path. The file has one line for each
+// server of the stack:
 //
 //	HOLDFAST_NATS_URL=nats://127.0.0.1:43210
 //
-// and then the lines of more, for example what a worker adds about itself.
-// It takes dir as Options.EndpointsDir does, if Start has not. Close removes
-// the file, so that no program connects to ports that are another's by then.
+// and then the lines of more, for example the address of a worker. WriteEndpoints locks dir, as
+// Options.EndpointsDir does, if Start has not. Close removes the file, because other programs may use the
+// ports later.
 func (s *Stack) WriteEndpoints(dir string, more ...string) (path string, err error) {
 	file, dir, err := s.takeEndpoints(dir)
 	if err != nil {
 		return "", fmt.Errorf("write endpoints: %w", err)
 	}
 	path = filepath.Join(dir, endpoints.FileName)
-	content := "# Written by Holdfast for the servers that it started; gone when they are.\n"
+	content := "# Written by Holdfast for its servers; removed when they stop.\n"
 	for _, e := range []struct{ name, url string }{
 		{"HOLDFAST_NATS_URL", s.NATSURL}, {"HOLDFAST_REDIS_URL", s.RedisURL}, {"HOLDFAST_POSTGRES_URL", s.PostgresURL},
 	} {
@@ -78,8 +79,8 @@ func (s *Stack) WriteEndpoints(dir string, more ...string) (path string, err err
 	return path, nil
 }
 
-// removeEndpoints removes the endpoints files, unless a program that takes no lock has replaced
-// them, and gives their directories free.
+// removeEndpoints removes the endpoints files and unlocks their directories. It keeps a file that another
+// program has replaced without the lock.
 func (s *Stack) removeEndpoints() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,8 +105,7 @@ func (s *Stack) removeEndpoints() error {
 	return errors.Join(errs...)
 }
 
-// replaceFile writes a file under another name and renames it, so that no
-// reader sees half of it.
+// replaceFile writes a file under another name and renames it, so that no reader sees a part of it.
 func replaceFile(path, content string) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err

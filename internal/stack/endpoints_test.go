@@ -35,8 +35,8 @@ func TestEndpoints_Written_AreReadBack(t *testing.T) {
 	}
 }
 
-// TestEndpoints_AnotherStackLives_Refused starts two stacks for one directory. The second one is refused with what
-// the first has written, writes nothing, and removes nothing. When the first has ended, the directory is free.
+// TestEndpoints_AnotherStackLives_Refused starts two stacks for one directory. The second start fails with
+// the endpoints of the first, and changes nothing. After the first is closed, the directory is free.
 func TestEndpoints_AnotherStackLives_Refused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -51,7 +51,8 @@ func TestEndpoints_AnotherStackLives_Refused(t *testing.T) {
 		t.Fatal(err)
 	}
 	second, err := Start(t.Context(), o)
-	if inUse, ok := errors.AsType[*InUseError](err); !ok || inUse.Endpoints["HOLDFAST_REDIS_URL"] != first.RedisURL || !errors.Is(err, ErrInUse) {
+	inUse, ok := errors.AsType[*InUseError](err)
+	if !ok || inUse.Endpoints["HOLDFAST_REDIS_URL"] != first.RedisURL || !errors.Is(err, ErrInUse) {
 		t.Errorf("second Start = %v, %v; want an InUseError with the first one's endpoints", second, err)
 	}
 	third, err := Start(t.Context(), Options{})
@@ -78,7 +79,8 @@ func TestEndpoints_AnotherStackLives_Refused(t *testing.T) {
 	}
 }
 
-// TestEndpoints_StackKilled_DirectoryIsFree has endpoints left by a process that could not close: they are replaced.
+// TestEndpoints_StackKilled_DirectoryIsFree starts a stack in a directory with the files of a killed
+// process.
 func TestEndpoints_StackKilled_DirectoryIsFree(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

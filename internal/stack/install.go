@@ -34,7 +34,8 @@ type MissingError struct {
 }
 
 func (e *MissingError) Error() string {
-	s := fmt.Sprintf("%s not found on PATH or in the usual places; install with: %s", strings.Join(e.Packages, " and "), e.Line)
+	s := fmt.Sprintf("%s not found on PATH or in the usual places; install with: %s",
+		strings.Join(e.Packages, " and "), e.Line)
 	if e.Err != nil {
 		s += fmt.Sprintf(" (tried: %v)", e.Err)
 	}

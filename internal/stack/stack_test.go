@@ -40,7 +40,8 @@ func put(t *testing.T, s *stack.Stack, word string) {
 	ctx := t.Context()
 	if s.NATSURL != "" {
 		js := connectNATS(t, s)
-		if _, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: "WORDS", Subjects: []string{"words"}}); err != nil {
+		config := jetstream.StreamConfig{Name: "WORDS", Subjects: []string{"words"}}
+		if _, err := js.CreateOrUpdateStream(ctx, config); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := js.Publish(ctx, "words", []byte(word)); err != nil {

@@ -286,7 +286,7 @@ func TestProxy_DropReply_ServerHasDoneIt(t *testing.T) {
 	}
 	sendLine(t, c, "Commit 2")
 	if got, err := io.ReadAll(c); len(got) > 0 || !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("heard %q, %v of an answer that was lost", got, err)
+		t.Errorf("read %q, %v after a dropped reply", got, err)
 	}
 	Eventually(t, "the server to have done it", func() bool { return e.has("Commit 2") })
 	if p.Dropped() != 1 {

@@ -29,7 +29,9 @@ func LeastPrivilege() bool { return os.Getenv("HOLDFAST_TEST_PRIVILEGES") == "le
 const RestrictedNamespace = "holdfast"
 
 // RestrictedUsers are all users of the files under deployments. Each server knows only some of them.
-var RestrictedUsers = []string{"admin", "migrator", "worker", "operator", "auditor", "upstream", "booking", "payment", "inventory"}
+var RestrictedUsers = []string{
+	"admin", "migrator", "worker", "operator", "auditor", "upstream", "booking", "payment", "inventory",
+}
 
 // RestrictedServers are servers with the users of the files under deployments and with random
 // passwords. They allow nothing without a user.
@@ -184,7 +186,8 @@ func (s *RestrictedServers) natsOptions() (*server.Options, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.Host, o.Port, o.HTTPPort, o.StoreDir, o.NoSigs, o.NoLog = "127.0.0.1", server.RANDOM_PORT, server.RANDOM_PORT, s.dir, true, true
+	o.Host, o.Port, o.HTTPPort = "127.0.0.1", server.RANDOM_PORT, server.RANDOM_PORT
+	o.StoreDir, o.NoSigs, o.NoLog = s.dir, true, true
 	if s.nats != nil { // a reload cannot change the port
 		o.Port = s.nats.Addr().(*net.TCPAddr).Port
 	}
@@ -244,7 +247,8 @@ func (s *RestrictedServers) restrictPostgres(ctx context.Context) (err error) {
 		return err
 	}
 	for _, user := range []string{"admin", "migrator", "worker", "upstream", "auditor"} {
-		if _, err := conn.Exec(ctx, fmt.Sprintf("ALTER ROLE %s PASSWORD '%s'", postgresUser(user), passwords()[user])); err != nil {
+		statement := fmt.Sprintf("ALTER ROLE %s PASSWORD '%s'", postgresUser(user), passwords()[user])
+		if _, err := conn.Exec(ctx, statement); err != nil {
 			return err
 		}
 	}

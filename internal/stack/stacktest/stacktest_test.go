@@ -34,7 +34,8 @@ func TestNamespace_SeveralCalls_FreshAndValid(t *testing.T) {
 	t.Parallel()
 	valid := regexp.MustCompile(`^[a-z][a-z0-9_]{0,31}$`)
 	seen := map[string]bool{}
-	for n, test := range []string{"TestX", "TestÜber/mit Zeichen-und.Punkt", "", strings.Repeat("Long", 20), strings.Repeat("Long", 20)} {
+	long := strings.Repeat("Long", 20)
+	for n, test := range []string{"TestX", "TestÜber/mit Zeichen-und.Punkt", "", long, long} {
 		ns := namespace(int64(n)*1e9, test)
 		if !valid.MatchString(ns) || seen[ns] {
 			t.Errorf("namespace of %q: %q, seen %v", test, ns, seen[ns])
