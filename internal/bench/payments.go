@@ -32,7 +32,7 @@ func (b *runner) payAll(ctx context.Context) error {
 		b.step("payments, round %d of %d", round+1, b.rounds)
 		ceiling, err := b.payInPostgres(ctx)
 		if err != nil {
-			return fmt.Errorf("Postgres alone: %w", err)
+			return fmt.Errorf("baseline in postgres: %w", err)
 		}
 		rate, err := b.pay(ctx)
 		if err != nil {

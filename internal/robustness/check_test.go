@@ -158,7 +158,7 @@ func (s *Cluster) migrate(ctx context.Context, policy ...string) error {
 		return err
 	}
 	args := slices.Concat([]string{"migrate"}, s.workerFlags(), policy)
-	out, err := exec.CommandContext(ctx, s.Binary, args...).CombinedOutput() //nolint:gosec // our own program
+	out, err := exec.CommandContext(ctx, s.Binary, args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("worker migrate: %w\n%s", err, out)
 	}

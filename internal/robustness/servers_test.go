@@ -144,7 +144,7 @@ func NewServers(ctx context.Context, nodes int) (s *Servers, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("directory: %w", err)
 	}
-	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // the user of postgres must be able to enter it
+	if err := os.Chmod(dir, 0o711); err != nil {
 		return nil, fmt.Errorf("directory: %w", err)
 	}
 	s = &Servers{dir: dir}

@@ -88,7 +88,7 @@ func buildWorker(ctx context.Context, dir string, race bool) (binary string, err
 	if race {
 		args = append(args, "-race")
 	}
-	build := exec.CommandContext(ctx, "go", append(args, "holdfast/cmd/worker")...) //nolint:gosec // our own program
+	build := exec.CommandContext(ctx, "go", append(args, "holdfast/cmd/worker")...)
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
