@@ -1,5 +1,5 @@
 # Shortcuts for the commands of README.md.
-.PHONY: dev test race lint bench bench-quick bench-parts bench-locks robustness torture mutants
+.PHONY: dev test race lint bench bench-quick bench-parts bench-locks robustness torture mutants stats
 
 dev:
 	go run ./cmd/worker dev
@@ -49,3 +49,7 @@ robustness torture:
 # mutants runs the test of each mutant in the table of docs/faults.md.
 mutants:
 	go test ./internal/mutants -run '^TestMutants_EachApplied_IsCaught$$' -count 1 -timeout 3h -v -mutants
+
+# stats prints lines by package, test files without a source file, and functions of more than 60 lines.
+stats:
+	go test ./internal/house -count 1 -v -stats
