@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"iter"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -413,20 +414,22 @@ func (fakeDryRunner) GetHold(context.Context, holds.HoldID) (holds.HoldView, boo
 	return holds.HoldView{}, false, nil
 }
 
-func (fakeDryRunner) Place(_ context.Context, requests []holds.PlaceRequest, emit func(int, holds.Result)) {
-	for i, r := range requests {
-		var n int
-		if _, err := fmt.Sscanf(r.RequestKey, "k-u%d", &n); err != nil {
-			emit(i, holds.Result{Err: context.DeadlineExceeded})
-			continue
+func (fakeDryRunner) Place(_ context.Context, requests []holds.PlaceRequest) iter.Seq2[int, holds.Result] {
+	return func(yield func(int, holds.Result) bool) {
+		for i, r := range requests {
+			var n int
+			if _, err := fmt.Sscanf(r.RequestKey, "k-u%d", &n); err != nil {
+				yield(i, holds.Result{Err: context.DeadlineExceeded})
+				continue
+			}
+			o := holds.Outcome{Event: holds.EventHoldCreated, Resource: r.Resource, At: fakeNow,
+				Data: holds.HoldCreated{ExpiresAt: fakeNow}}
+			if n%2 == 0 {
+				o = holds.Outcome{Event: holds.EventHoldRejected, Resource: r.Resource, At: fakeNow,
+					Data: holds.HoldRejected{Reason: holds.ReasonSoldOut}}
+			}
+			yield(i, holds.Result{Outcome: o})
 		}
-		o := holds.Outcome{Event: holds.EventHoldCreated, Resource: r.Resource, At: fakeNow,
-			Data: holds.HoldCreated{ExpiresAt: fakeNow}}
-		if n%2 == 0 {
-			o = holds.Outcome{Event: holds.EventHoldRejected, Resource: r.Resource, At: fakeNow,
-				Data: holds.HoldRejected{Reason: holds.ReasonSoldOut}}
-		}
-		emit(i, holds.Result{Outcome: o})
 	}
 }
 

@@ -46,11 +46,10 @@ func TestRun_ExtensionLost_PaymentCounts(t *testing.T) {
 				w.stopWorkers()
 				_, err = w.js.PublishMsg(ctx, requested)
 				w.must(err)
-				w.service().Extend(ctx, []holds.ExtendRequest{{EventID: "c", Hold: hold, PaymentStarted: true}},
-					func(_ int, r holds.Result) {
-						w.must(r.Err)
-						event = r.Outcome.Event
-					})
+				started := holds.ExtendRequest{EventID: "c", Hold: hold, PaymentStarted: true}
+				extended := w.service().Extend(ctx, []holds.ExtendRequest{started})[0]
+				w.must(extended.Err)
+				event = extended.Outcome.Event
 				if event != holds.EventHoldExtended {
 					w.startWorkers(1)
 				}
@@ -65,12 +64,12 @@ func TestRun_ExtensionLost_PaymentCounts(t *testing.T) {
 				w.message(events.PaymentConfirmed, "hall",
 					events.PaymentConfirmedData{HoldID: hold.String(), PaymentID: "p"}))
 			w.must(err)
-			w.service().Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}, func(_ int, r holds.Result) {
+			for _, r := range w.service().Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}) {
 				w.must(r.Err)
 				if r.Outcome.Event != holds.EventHoldConfirmed {
 					t.Fatalf("paid within the extension: %+v", r.Outcome)
 				}
-			})
+			}
 
 			w.removeRedisData()
 			check(false)

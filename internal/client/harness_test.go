@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"iter"
 	"sync"
 	"testing"
 	"time"
@@ -47,19 +48,21 @@ type echo struct {
 	seen  map[string]int // decisions by request key
 }
 
-func (e *echo) Place(_ context.Context, requests []holds.PlaceRequest, emit func(int, holds.Result)) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for i, r := range requests {
-		e.seen[r.RequestKey]++
-		if e.fault != nil {
-			emit(i, holds.Result{Err: e.fault})
-			continue
+func (e *echo) Place(_ context.Context, requests []holds.PlaceRequest) iter.Seq2[int, holds.Result] {
+	return func(yield func(int, holds.Result) bool) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for i, r := range requests {
+			e.seen[r.RequestKey]++
+			if e.fault != nil {
+				yield(i, holds.Result{Err: e.fault})
+				continue
+			}
+			yield(i, holds.Result{Outcome: holds.Outcome{
+				Event: holds.EventHoldRejected, Resource: r.Resource,
+				Data: holds.HoldRejected{Reason: "echo", Message: r.RequestKey},
+			}})
 		}
-		emit(i, holds.Result{Outcome: holds.Outcome{
-			Event: holds.EventHoldRejected, Resource: r.Resource,
-			Data: holds.HoldRejected{Reason: "echo", Message: r.RequestKey},
-		}})
 	}
 }
 

@@ -3,6 +3,7 @@ package events
 import (
 	"context"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -34,14 +35,14 @@ const (
 	pausedFor      = pauseMax + decideLimit + fetchWait // the longest time between a failure and the next one
 )
 
-// Service decides events: *holds.Service. Each call passes exactly one result for each request to
-// emit, and returns after the last one.
+// Service decides events: *holds.Service. Each call has exactly one result for each request, in the
+// order of the requests. Place yields its results with their index as soon as they are known.
 type Service interface {
-	Place(ctx context.Context, requests []holds.PlaceRequest, emit func(i int, r holds.Result))
-	Extend(ctx context.Context, requests []holds.ExtendRequest, emit func(i int, r holds.Result))
-	Release(ctx context.Context, requests []holds.ReleaseRequest, emit func(i int, r holds.Result))
-	Confirm(ctx context.Context, requests []holds.ConfirmRequest, emit func(i int, r holds.Result))
-	Cancel(ctx context.Context, requests []holds.CancelRequest, emit func(i int, r holds.Result))
+	Place(ctx context.Context, requests []holds.PlaceRequest) iter.Seq2[int, holds.Result]
+	Extend(ctx context.Context, requests []holds.ExtendRequest) []holds.Result
+	Release(ctx context.Context, requests []holds.ReleaseRequest) []holds.Result
+	Confirm(ctx context.Context, requests []holds.ConfirmRequest) []holds.Result
+	Cancel(ctx context.Context, requests []holds.CancelRequest) []holds.Result
 	SetInventory(ctx context.Context, request holds.InventoryRequest) holds.Result
 
 	// Epoch returns the epoch that new decisions are made under, "" while nothing can be decided.

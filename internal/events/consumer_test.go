@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"net"
 	"slices"
 	"strings"
@@ -121,13 +122,15 @@ type stuckService struct {
 	begun chan struct{}
 }
 
-func (s *stuckService) Place(ctx context.Context, requests []holds.PlaceRequest, emit func(int, holds.Result)) {
-	select {
-	case s.begun <- struct{}{}:
-	default:
+func (s *stuckService) Place(ctx context.Context, requests []holds.PlaceRequest) iter.Seq2[int, holds.Result] {
+	return func(yield func(int, holds.Result) bool) {
+		select {
+		case s.begun <- struct{}{}:
+		default:
+		}
+		<-ctx.Done()
+		s.echo.Place(ctx, requests)(yield)
 	}
-	<-ctx.Done()
-	s.echo.Place(ctx, requests, emit)
 }
 
 // TestConsumerStop_UnfinishedEvents_RedeliveredAtOnce stops a consumer while some events are being

@@ -36,12 +36,14 @@ func (d *decider) dispatch(ctx context.Context, batch []*delivery, done func(*de
 	for _, event := range batch {
 		open[event] = struct{}{}
 	}
-	emitTo := func(events []*delivery) func(int, holds.Result) {
-		return func(i int, r holds.Result) {
-			event := events[i]
-			event.result = r
-			delete(open, event)
-			done(event)
+	finish := func(event *delivery, r holds.Result) {
+		event.result = r
+		delete(open, event)
+		done(event)
+	}
+	finishAll := func(events []*delivery, results []holds.Result) {
+		for i, r := range results {
+			finish(events[i], r)
 		}
 	}
 	defer func() {
@@ -76,22 +78,24 @@ func (d *decider) dispatch(ctx context.Context, batch []*delivery, done func(*de
 			places, place = append(places, event), append(place, *in.Place)
 		}
 	}
-	for i, event := range inventory {
-		emitTo(inventory)(i, d.service.SetInventory(ctx, *event.in.Inventory))
+	for _, event := range inventory {
+		finish(event, d.service.SetInventory(ctx, *event.in.Inventory))
 	}
 	if len(extends) > 0 {
-		d.service.Extend(ctx, extend, emitTo(extends))
+		finishAll(extends, d.service.Extend(ctx, extend))
 	}
 	if len(releases) > 0 {
-		d.service.Release(ctx, release, emitTo(releases))
+		finishAll(releases, d.service.Release(ctx, release))
 	}
 	if len(confirms) > 0 {
-		d.service.Confirm(ctx, confirm, emitTo(confirms))
+		finishAll(confirms, d.service.Confirm(ctx, confirm))
 	}
 	if len(cancels) > 0 {
-		d.service.Cancel(ctx, cancel, emitTo(cancels))
+		finishAll(cancels, d.service.Cancel(ctx, cancel))
 	}
 	if len(places) > 0 {
-		d.service.Place(ctx, place, emitTo(places))
+		for i, r := range d.service.Place(ctx, place) {
+			finish(places[i], r)
+		}
 	}
 }

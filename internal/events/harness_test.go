@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"sync"
@@ -244,57 +245,62 @@ type echo struct {
 	freed []string // the holds of releases
 }
 
-func (e *echo) Place(ctx context.Context, requests []holds.PlaceRequest, emit func(int, holds.Result)) {
-	for i, r := range requests {
-		if err := ctx.Err(); err != nil {
-			emit(i, holds.Result{Err: err})
-			continue
-		}
-		e.mu.Lock()
-		e.seen[r.RequestKey]++
-		fault := e.fault
-		e.mu.Unlock()
-		if fault != nil {
-			if err := fault(r.RequestKey, len(requests)); err != nil {
-				emit(i, holds.Result{Err: err})
+func (e *echo) Place(ctx context.Context, requests []holds.PlaceRequest) iter.Seq2[int, holds.Result] {
+	return func(yield func(int, holds.Result) bool) {
+		for i, r := range requests {
+			if err := ctx.Err(); err != nil {
+				yield(i, holds.Result{Err: err})
 				continue
 			}
-		}
-		if e.grant {
-			id := holds.HoldID{Resource: r.Resource, UUID: strings.Repeat("a", 32)}
-			emit(i, holds.Result{Outcome: holds.Outcome{
-				Event: holds.EventHoldCreated, Resource: r.Resource, Hold: id,
-				Data: holds.HoldCreated{HoldData: holds.HoldData{
-					ResourceID: r.Resource, HoldID: id, RequestKey: r.RequestKey, UserID: r.User, Quantity: &r.Quantity,
-				}},
+			e.mu.Lock()
+			e.seen[r.RequestKey]++
+			fault := e.fault
+			e.mu.Unlock()
+			if fault != nil {
+				if err := fault(r.RequestKey, len(requests)); err != nil {
+					yield(i, holds.Result{Err: err})
+					continue
+				}
+			}
+			if e.grant {
+				id := holds.HoldID{Resource: r.Resource, UUID: strings.Repeat("a", 32)}
+				yield(i, holds.Result{Outcome: holds.Outcome{
+					Event: holds.EventHoldCreated, Resource: r.Resource, Hold: id,
+					Data: holds.HoldCreated{HoldData: holds.HoldData{
+						ResourceID: r.Resource, HoldID: id, RequestKey: r.RequestKey, UserID: r.User, Quantity: &r.Quantity,
+					}},
+				}})
+				continue
+			}
+			yield(i, holds.Result{Outcome: holds.Outcome{
+				Event: holds.EventHoldRejected, Resource: r.Resource, Data: holds.HoldRejected{Reason: "echo", Message: r.RequestKey},
 			}})
-			continue
 		}
-		emit(i, holds.Result{Outcome: holds.Outcome{
-			Event: holds.EventHoldRejected, Resource: r.Resource, Data: holds.HoldRejected{Reason: "echo", Message: r.RequestKey},
-		}})
 	}
 }
 
-func (e *echo) Release(_ context.Context, requests []holds.ReleaseRequest, emit func(int, holds.Result)) {
+func (e *echo) Release(_ context.Context, requests []holds.ReleaseRequest) []holds.Result {
+	results := make([]holds.Result, len(requests))
 	for i, r := range requests {
 		e.mu.Lock()
 		fault := e.fault
 		e.mu.Unlock()
 		if fault != nil {
 			if err := fault(r.RequestKey, len(requests)); err != nil {
-				emit(i, holds.Result{Err: err})
+				results[i] = holds.Result{Err: err}
 				continue
 			}
 		}
 		e.mu.Lock()
 		e.freed = append(e.freed, r.Hold.String())
 		e.mu.Unlock()
-		emit(i, holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldReleased, Resource: r.Resource, Data: holds.HoldReleased{}}})
+		results[i] = holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldReleased, Resource: r.Resource, Data: holds.HoldReleased{}}}
 	}
+	return results
 }
 
-func (e *echo) Confirm(_ context.Context, requests []holds.ConfirmRequest, emit func(int, holds.Result)) {
+func (e *echo) Confirm(_ context.Context, requests []holds.ConfirmRequest) []holds.Result {
+	results := make([]holds.Result, len(requests))
 	for i, r := range requests {
 		e.mu.Lock()
 		e.seen[r.PaymentID]++
@@ -302,24 +308,29 @@ func (e *echo) Confirm(_ context.Context, requests []holds.ConfirmRequest, emit 
 		e.mu.Unlock()
 		if fault != nil {
 			if err := fault(r.PaymentID, len(requests)); err != nil {
-				emit(i, holds.Result{Err: err})
+				results[i] = holds.Result{Err: err}
 				continue
 			}
 		}
-		emit(i, holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldConfirmed, Resource: r.Hold.Resource, Data: holds.HoldConfirmed{}}})
+		results[i] = holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldConfirmed, Resource: r.Hold.Resource, Data: holds.HoldConfirmed{}}}
 	}
+	return results
 }
 
-func (*echo) Extend(_ context.Context, requests []holds.ExtendRequest, emit func(int, holds.Result)) {
+func (*echo) Extend(_ context.Context, requests []holds.ExtendRequest) []holds.Result {
+	results := make([]holds.Result, len(requests))
 	for i, r := range requests {
-		emit(i, holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldExtended, Resource: r.Hold.Resource, Data: holds.HoldExtended{}}})
+		results[i] = holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldExtended, Resource: r.Hold.Resource, Data: holds.HoldExtended{}}}
 	}
+	return results
 }
 
-func (*echo) Cancel(_ context.Context, requests []holds.CancelRequest, emit func(int, holds.Result)) {
+func (*echo) Cancel(_ context.Context, requests []holds.CancelRequest) []holds.Result {
+	results := make([]holds.Result, len(requests))
 	for i, r := range requests {
-		emit(i, holds.Result{Outcome: holds.Outcome{Event: holds.EventReservationCancelled, Resource: r.Hold.Resource, Data: holds.ReservationCancelled{}}})
+		results[i] = holds.Result{Outcome: holds.Outcome{Event: holds.EventReservationCancelled, Resource: r.Hold.Resource, Data: holds.ReservationCancelled{}}}
 	}
+	return results
 }
 
 func (e *echo) SetInventory(_ context.Context, r holds.InventoryRequest) holds.Result {

@@ -35,12 +35,14 @@ func (d *fakeDryRunner) Now(context.Context) (holds.Time, error) {
 	return fakeNow, nil
 }
 
-func (d *fakeDryRunner) Confirm(_ context.Context, requests []holds.ConfirmRequest, emit func(int, holds.Result)) {
+func (d *fakeDryRunner) Confirm(_ context.Context, requests []holds.ConfirmRequest) []holds.Result {
+	results := make([]holds.Result, len(requests))
 	for i, r := range requests {
-		emit(i, holds.Result{Outcome: holds.Outcome{
+		results[i] = holds.Result{Outcome: holds.Outcome{
 			Event: holds.EventConfirmRejected, Resource: r.Hold.Resource, Hold: r.Hold, At: fakeNow, Data: holds.ConfirmRejected{Reason: holds.ReasonExpired},
-		}})
+		}}
 	}
+	return results
 }
 
 func (d *fakeDryRunner) GetHold(_ context.Context, id holds.HoldID) (holds.HoldView, bool, error) {

@@ -3,6 +3,7 @@ package holds
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"holdfast/internal/failpoint"
 )
@@ -22,14 +23,14 @@ type CancelDecision struct {
 	Data        HoldData `json:"hold"`            // of the hold that was paid, as far as it is known
 }
 
-// Cancel cancels reservations. Postgres lowers the reserved numbers. Then Cancel bumps rev, so that
-// a decision on the old numbers is refused and retried.
-func (s *Service) Cancel(ctx context.Context, requests []CancelRequest, emit func(i int, r Result)) {
+// Cancel cancels reservations and returns one result for each request. Postgres lowers the reserved
+// numbers. Then Cancel bumps rev, so that a decision on the old numbers is refused and retried.
+func (s *Service) Cancel(ctx context.Context, requests []CancelRequest) []Result {
 	s, err := s.forCurrentEpoch()
 	if err != nil {
-		emitErrors(len(requests), err, emit)
-		return
+		return slices.Repeat([]Result{{Err: err}}, len(requests))
 	}
+	results := make([]Result, len(requests))
 	answers, err := s.inventory.Cancel(ctx, requests, func(ctx context.Context) (Time, error) {
 		failpoint.Hit("cancel.committed")
 		return s.Now(ctx)
@@ -53,11 +54,12 @@ func (s *Service) Cancel(ctx context.Context, requests []CancelRequest, emit fun
 			e = answers[i].Err
 		}
 		if e != nil {
-			emit(i, Result{Err: fmt.Errorf("cancel reservation %s: %w", r.Hold, e)})
+			results[i].Err = fmt.Errorf("cancel reservation %s: %w", r.Hold, e)
 			continue
 		}
-		emit(i, Result{Outcome: answers[i].outcome(r)})
+		results[i].Outcome = answers[i].outcome(r)
 	}
+	return results
 }
 
 func (a CancelDecision) outcome(r CancelRequest) Outcome {

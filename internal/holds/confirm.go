@@ -3,6 +3,7 @@ package holds
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"holdfast/internal/failpoint"
@@ -51,13 +52,14 @@ type paymentKey struct {
 // may sell less than there is, but never more. Each step may be repeated, so after a crash between
 // two steps the next delivery completes the work.
 //
-// A result is ErrBusy while another payment of the same hold is being decided.
-func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest, emit func(i int, r Result)) {
+// Confirm returns one result for each request: ErrBusy while another payment of the same hold is being
+// decided.
+func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest) []Result {
 	s, err := s.forCurrentEpoch()
 	if err != nil {
-		emitErrors(len(requests), err, emit)
-		return
+		return slices.Repeat([]Result{{Err: err}}, len(requests))
 	}
+	results := make([]Result, len(requests))
 	claims := make([]*lua.Call, len(requests))
 	for i, r := range requests {
 		claims[i] = s.newCall(scriptClaim, r.Hold.Resource, s.requestKeyTTLMS(), sweepMax, r.Hold.UUID, r.PaymentID)
@@ -71,7 +73,7 @@ func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest, emit f
 	for i, r := range requests {
 		payment, err := parseClaim(r, claims[i])
 		if err != nil {
-			emit(i, Result{Err: fmt.Errorf("confirm hold %s: %w", r.Hold, err)})
+			results[i].Err = fmt.Errorf("confirm hold %s: %w", r.Hold, err)
 			continue
 		}
 		claimed = append(claimed, i)
@@ -86,11 +88,12 @@ func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest, emit f
 		r := requests[i]
 		answer := answers[places[paymentKey{r.Hold, r.PaymentID}]]
 		if answer.Err != nil {
-			emit(i, Result{Err: fmt.Errorf("confirm hold %s: %w", r.Hold, answer.Err)})
+			results[i].Err = fmt.Errorf("confirm hold %s: %w", r.Hold, answer.Err)
 			continue
 		}
-		emit(i, Result{Outcome: answer.outcome(r)})
+		results[i].Outcome = answer.outcome(r)
 	}
+	return results
 }
 
 // decidePayments decides payments in Postgres and settles them in Redis.

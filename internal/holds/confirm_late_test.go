@@ -19,11 +19,11 @@ func TestConfirm_LateHoldForgotten_KeepsClaim(t *testing.T) {
 	hold := w.expiredHold(t, "room")
 	w.pass(t, time.Second)
 	claimed := w.now
-	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(t.Context(), []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}, func(_ int, r holds.Result) {
+	for _, r := range w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(t.Context(), []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}) {
 		if !errors.Is(r.Err, errDown) {
 			t.Errorf("the result while Postgres fails: %+v", r)
 		}
-	})
+	}
 	w.pass(t, w.policy.RequestKeyTTL)
 	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
 		t.Fatal(err)
@@ -121,14 +121,14 @@ func TestConfirm_TwoLatePaymentsAtOnce_ReserveOnce(t *testing.T) {
 	w.pass(t, time.Minute)
 	paid := []holds.ConfirmRequest{{Hold: hold, PaymentID: "p1"}, {Hold: hold, PaymentID: "p2"}}
 	busy, first := 0, holds.HoldConfirmed{}
-	w.service.Confirm(t.Context(), paid, func(_ int, r holds.Result) {
+	for _, r := range w.service.Confirm(t.Context(), paid) {
 		switch data, confirmed := r.Outcome.Data.(holds.HoldConfirmed); {
 		case errors.Is(r.Err, holds.ErrBusy):
 			busy++
 		case confirmed:
 			first = data
 		}
-	})
+	}
 	if busy != 1 || !first.Late || !first.ConfirmedAt.Equal(w.now) {
 		t.Errorf("%d busy, confirmed at %v: %+v", busy, w.now, first)
 	}

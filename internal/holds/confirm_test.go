@@ -23,11 +23,11 @@ func TestConfirm_OtherPaymentUndecided_IsBusy(t *testing.T) {
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(60)})[0]).HoldID
 
 	down := &failingInventory{Inventory: w.store}
-	w.newService(w.client, w.locker(t), down).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p1"}}, func(_ int, r holds.Result) {
+	for _, r := range w.newService(w.client, w.locker(t), down).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p1"}}) {
 		if !errors.Is(r.Err, errDown) {
 			t.Errorf("the result while Postgres fails: %+v", r)
 		}
-	})
+	}
 	w.pass(t, time.Hour) // a claim does not expire
 	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
 		t.Fatal(err)
@@ -39,13 +39,15 @@ func TestConfirm_OtherPaymentUndecided_IsBusy(t *testing.T) {
 	if err != nil || view.State != holds.Confirming {
 		t.Fatalf("the hold is %+v %v, want confirming", view, err)
 	}
-	busy := func(_ int, r holds.Result) {
-		if !errors.Is(r.Err, holds.ErrBusy) {
-			t.Errorf("want ErrBusy, got %+v", r)
+	release := holds.ReleaseRequest{EventID: uuid.NewString(), Hold: hold, Resource: "room"}
+	for _, results := range [][]holds.Result{
+		w.service.Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p2"}}),
+		w.service.Release(ctx, []holds.ReleaseRequest{release}),
+	} {
+		if !errors.Is(results[0].Err, holds.ErrBusy) {
+			t.Errorf("want ErrBusy, got %+v", results[0])
 		}
 	}
-	w.service.Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p2"}}, busy)
-	w.service.Release(ctx, []holds.ReleaseRequest{{EventID: uuid.NewString(), Hold: hold, Resource: "room"}}, busy)
 	confirmed := w.pay(t, hold, "p1").Data.(holds.HoldConfirmed)
 	if want := w.now.Add(-time.Hour); !confirmed.ConfirmedAt.Equal(want) {
 		t.Errorf("confirmed at %v, want the moment of the claim, %v", confirmed.ConfirmedAt, want)
@@ -83,13 +85,13 @@ func TestConfirm_SettledByAnotherWorker_LeavesNewClaim(t *testing.T) {
 			t.Errorf("the other worker: %s", got)
 		}
 		w.setInventory(t, "room", holds.SlotSelection{}, 1)
-		w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p2"}}, func(int, holds.Result) {})
+		w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p2"}})
 	}})
-	paused.Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p1"}}, func(_ int, r holds.Result) {
+	for _, r := range paused.Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p1"}}) {
 		if got := brief(r.Outcome); r.Err != nil || got != "hold.confirm_rejected sold_out" {
 			t.Errorf("the paused worker: %s %v", got, r.Err)
 		}
-	})
+	}
 	if view, _, err := w.service.GetHold(ctx, hold); err != nil || view.State != holds.Confirming {
 		t.Errorf("the hold that p2 has claimed has the state %s: %v", view.State, err)
 	}
@@ -125,7 +127,7 @@ func TestConfirm_BatchExceedsCapacity_ConfirmsWhatFits(t *testing.T) {
 	}
 	requests = append(requests, holds.ConfirmRequest{Hold: unknown, PaymentID: "p"}, requests[0], requests[9])
 	w.setInventory(t, "hall", holds.SlotSelection{}, 7)
-	outcomes := collect(t, len(requests), func(emit func(int, holds.Result)) { w.service.Confirm(t.Context(), requests, emit) })
+	outcomes := collect(t, len(requests), slices.All(w.service.Confirm(t.Context(), requests)))
 	kinds := make(map[string]int)
 	for _, o := range outcomes[:11] {
 		kinds[brief(o)]++

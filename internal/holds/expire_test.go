@@ -242,7 +242,7 @@ func TestSweep_StrayDeadline_ExpiresNothing(t *testing.T) {
 	for _, user := range []string{"claims", "pays", "cancels"} {
 		ids = append(ids, created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user, TTLSeconds: seconds(60)})[0]).HoldID)
 	}
-	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: ids[0], PaymentID: "p"}}, func(int, holds.Result) {})
+	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: ids[0], PaymentID: "p"}})
 	w.pay(t, ids[1], "p")
 	w.release(t, holds.ReleaseRequest{Hold: ids[2]})
 	for _, later := range []time.Duration{0, time.Hour} { // before their deadlines, and long after

@@ -3,6 +3,7 @@ package holds
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"holdfast/internal/failpoint"
@@ -19,14 +20,14 @@ type ExtendRequest struct {
 	PaymentStarted bool // has an effect once for each hold; Extend ignores TTLSeconds
 }
 
-// Extend moves deadlines to a later time, within the policy's HoldLifetimeMax. A result is ErrBusy
-// while a payment of the hold is being decided.
-func (s *Service) Extend(ctx context.Context, requests []ExtendRequest, emit func(i int, r Result)) {
+// Extend moves deadlines to a later time, within the policy's HoldLifetimeMax, and returns one result
+// for each request. A result is ErrBusy while a payment of the hold is being decided.
+func (s *Service) Extend(ctx context.Context, requests []ExtendRequest) []Result {
 	s, err := s.forCurrentEpoch()
 	if err != nil {
-		emitErrors(len(requests), err, emit)
-		return
+		return slices.Repeat([]Result{{Err: err}}, len(requests))
 	}
+	results := make([]Result, len(requests))
 	calls := make([]*lua.Call, len(requests))
 	for i, r := range requests {
 		ttl, why := s.policy.PaymentWindow, "started"
@@ -48,8 +49,9 @@ func (s *Service) Extend(ctx context.Context, requests []ExtendRequest, emit fun
 		if err != nil {
 			err = fmt.Errorf("extend hold %s: %w", r.Hold, err)
 		}
-		emit(i, Result{outcome, err})
+		results[i] = Result{outcome, err}
 	}
+	return results
 }
 
 // ttl returns a TTL in seconds as a duration. It returns an *InvalidError for one out of range.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"slices"
 	"strings"
@@ -282,26 +283,24 @@ func (w *harness) place(t fatal, requests ...holds.PlaceRequest) []holds.Outcome
 		}
 	}
 	w.syncInventory(t, w.service)
-	outcomes := collect(t, len(requests), func(emit func(int, holds.Result)) {
-		w.service.Place(context.Background(), requests, emit)
-	})
+	outcomes := collect(t, len(requests), w.service.Place(context.Background(), requests))
 	for i, o := range outcomes {
 		w.record(requests[i].EventID, o)
 	}
 	return outcomes
 }
 
-// collect checks that a verb emits each result once and without an error.
-func collect(t fatal, n int, verb func(emit func(int, holds.Result))) []holds.Outcome {
+// collect checks that each result comes once and without an error.
+func collect(t fatal, n int, results iter.Seq2[int, holds.Result]) []holds.Outcome {
 	t.Helper()
 	outcomes, seen := make([]holds.Outcome, n), make([]int, n)
-	verb(func(i int, r holds.Result) {
+	for i, r := range results {
 		if r.Err != nil {
 			t.Fatalf("request %d: %v", i, r.Err)
 		}
 		outcomes[i] = r.Outcome
 		seen[i]++
-	})
+	}
 	for i, times := range seen {
 		if times != 1 {
 			t.Fatalf("request %d had %d results", i, times)
@@ -312,9 +311,7 @@ func collect(t fatal, n int, verb func(emit func(int, holds.Result))) []holds.Ou
 
 func (w *harness) pay(t fatal, id holds.HoldID, payment string) holds.Outcome {
 	t.Helper()
-	o := collect(t, 1, func(emit func(int, holds.Result)) {
-		w.service.Confirm(context.Background(), []holds.ConfirmRequest{{Hold: id, PaymentID: payment}}, emit)
-	})[0]
+	o := collect(t, 1, slices.All(w.service.Confirm(context.Background(), []holds.ConfirmRequest{{Hold: id, PaymentID: payment}})))[0]
 	w.record(uuid.NewString(), o)
 	return o
 }
@@ -327,9 +324,7 @@ func (w *harness) release(t fatal, r holds.ReleaseRequest) holds.Outcome {
 	if r.Resource == "" {
 		r.Resource = r.Hold.Resource
 	}
-	o := collect(t, 1, func(emit func(int, holds.Result)) {
-		w.service.Release(context.Background(), []holds.ReleaseRequest{r}, emit)
-	})[0]
+	o := collect(t, 1, slices.All(w.service.Release(context.Background(), []holds.ReleaseRequest{r})))[0]
 	w.record(r.EventID, o)
 	return o
 }
@@ -339,9 +334,7 @@ func (w *harness) extend(t fatal, r holds.ExtendRequest) holds.Outcome {
 	if r.EventID == "" {
 		r.EventID = uuid.NewString()
 	}
-	o := collect(t, 1, func(emit func(int, holds.Result)) {
-		w.service.Extend(context.Background(), []holds.ExtendRequest{r}, emit)
-	})[0]
+	o := collect(t, 1, slices.All(w.service.Extend(context.Background(), []holds.ExtendRequest{r})))[0]
 	w.record(r.EventID, o)
 	return o
 }
@@ -351,9 +344,7 @@ func (w *harness) cancelReservation(t fatal, r holds.CancelRequest) holds.Outcom
 	if r.EventID == "" {
 		r.EventID = uuid.NewString()
 	}
-	return collect(t, 1, func(emit func(int, holds.Result)) {
-		w.service.Cancel(context.Background(), []holds.CancelRequest{r}, emit)
-	})[0]
+	return collect(t, 1, slices.All(w.service.Cancel(context.Background(), []holds.CancelRequest{r})))[0]
 }
 
 // setPolicy changes the policy of the harness from now on.

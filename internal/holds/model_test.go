@@ -555,11 +555,11 @@ func TestPlace_EventDecidedTwice_SameOutcome(t *testing.T) {
 	for range cap(outcomes) {
 		go func() {
 			got := make([]holds.Outcome, len(requests))
-			w.service.Place(context.Background(), slices.Clone(requests), func(i int, r holds.Result) {
+			for i, r := range w.service.Place(context.Background(), slices.Clone(requests)) {
 				if r.Err == nil {
 					got[i] = r.Outcome
 				}
-			})
+			}
 			outcomes <- got
 		}()
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strconv"
@@ -71,34 +72,45 @@ type group struct {
 	lock     *locking.Lock
 }
 
-// Place decides requests. It calls emit with each result as soon as it is known, in no particular
-// order.
+// Place decides requests. It yields the index and the result of each request once, as soon as the
+// result is known, in no particular order. The work starts when the caller reads the sequence, and
+// goes on to its end when the caller stops reading.
 //
 // Place decides the requests for one resource in the given order, with one lock, one read of
 // Postgres and one call of place.lua for all of them. The resources of one call share the round
 // trips. A group whose lock another owner holds waits for it up to the policy's LockWait, while the
 // others continue. After that its results are ErrBusy.
-func (s *Service) Place(ctx context.Context, requests []PlaceRequest, emit func(i int, r Result)) {
+func (s *Service) Place(ctx context.Context, requests []PlaceRequest) iter.Seq2[int, Result] {
+	return func(yield func(int, Result) bool) {
+		reading := true
+		s.placeAll(ctx, requests, func(i int, r Result) { reading = reading && yield(i, r) })
+	}
+}
+
+// placeAll decides requests and calls answer once for each, with its index and result.
+func (s *Service) placeAll(ctx context.Context, requests []PlaceRequest, answer func(int, Result)) {
 	s, err := s.forCurrentEpoch()
 	if err != nil {
-		emitErrors(len(requests), err, emit)
+		for i := range requests {
+			answer(i, Result{Err: err})
+		}
 		return
 	}
 	waiting := make([]*placing, 0, len(requests))
 	for i := range requests {
 		p, err := s.validate(&requests[i], i)
 		if err != nil {
-			emit(i, rejectInvalid(&requests[i], err))
+			answer(i, rejectInvalid(&requests[i], err))
 			continue
 		}
 		waiting = append(waiting, p)
 	}
-	s.place(ctx, waiting, func(p *placing, answer, tail string, err error) {
+	s.place(ctx, waiting, func(p *placing, reply, tail string, err error) {
 		var outcome Outcome
 		if err == nil {
-			outcome, err = p.outcome(answer, tail)
+			outcome, err = p.outcome(reply, tail)
 		}
-		emit(p.index, Result{outcome, err})
+		answer(p.index, Result{outcome, err})
 	})
 }
 

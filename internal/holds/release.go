@@ -3,6 +3,7 @@ package holds
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"holdfast/internal/lua"
@@ -17,13 +18,14 @@ type ReleaseRequest struct {
 	RequestKey string
 }
 
-// Release releases holds. A result is ErrBusy while a payment of the hold is being decided.
-func (s *Service) Release(ctx context.Context, requests []ReleaseRequest, emit func(i int, r Result)) {
+// Release releases holds and returns one result for each request. A result is ErrBusy while a payment
+// of the hold is being decided.
+func (s *Service) Release(ctx context.Context, requests []ReleaseRequest) []Result {
 	s, err := s.forCurrentEpoch()
 	if err != nil {
-		emitErrors(len(requests), err, emit)
-		return
+		return slices.Repeat([]Result{{Err: err}}, len(requests))
 	}
+	results := make([]Result, len(requests))
 	calls := make([]*lua.Call, len(requests))
 	for i, r := range requests {
 		by, name := "id", r.Hold.UUID
@@ -38,8 +40,9 @@ func (s *Service) Release(ctx context.Context, requests []ReleaseRequest, emit f
 		if err != nil {
 			err = fmt.Errorf("release hold %s%s: %w", r.Hold, r.RequestKey, err)
 		}
-		emit(i, Result{outcome, err})
+		results[i] = Result{outcome, err}
 	}
+	return results
 }
 
 // outcome parses the reply of release.lua.

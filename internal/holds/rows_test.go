@@ -73,11 +73,11 @@ func TestPlace_RowsCached_TakesOneTripToRedisAndNoneToPostgres(t *testing.T) {
 		for i := range requests {
 			requests[i].EventID, requests[i].RequestKey, requests[i].User = uuid.NewString(), uuid.NewString(), uuid.NewString()
 		}
-		w.service.Place(t.Context(), requests, func(i int, r holds.Result) {
+		for i, r := range w.service.Place(t.Context(), requests) {
 			if r.Err != nil || r.Outcome.Event != holds.EventHoldCreated {
 				t.Errorf("%s: %+v", requests[i].Resource, r)
 			}
-		})
+		}
 	}
 	w.syncInventory(t, w.service)
 	place() // reads the rows and loads the script
@@ -141,11 +141,11 @@ func TestPlace_RowsMayHaveChanged_ReadsPostgres(t *testing.T) {
 				t.Helper()
 				request := newRequest("room")
 				request.Selection = slots(slot)
-				w.service.Place(t.Context(), []holds.PlaceRequest{request}, func(_ int, r holds.Result) {
+				for _, r := range w.service.Place(t.Context(), []holds.PlaceRequest{request}) {
 					if r.Err != nil {
 						t.Error(r.Err)
 					}
-				})
+				}
 			}
 			w.syncInventory(t, w.service)
 			place("a")
@@ -158,11 +158,11 @@ func TestPlace_RowsMayHaveChanged_ReadsPostgres(t *testing.T) {
 			if name == "other slots are cached" {
 				request.Selection = slots("a", "b")
 			}
-			w.service.Place(t.Context(), []holds.PlaceRequest{request}, func(_ int, r holds.Result) {
+			for _, r := range w.service.Place(t.Context(), []holds.PlaceRequest{request}) {
 				if r.Err != nil || r.Outcome.Event != holds.EventHoldRejected {
 					t.Errorf("the only unit is held: %+v", r)
 				}
-			})
+			}
 			if rows.reads != 1 {
 				t.Errorf("%d reads of Postgres, want 1", rows.reads)
 			}
@@ -185,11 +185,11 @@ func TestPlace_ReadBeforeListening_IsNotCached(t *testing.T) {
 		}
 	}
 	for range 2 {
-		w.service.Place(t.Context(), []holds.PlaceRequest{newRequest("room")}, func(_ int, r holds.Result) {
+		for _, r := range w.service.Place(t.Context(), []holds.PlaceRequest{newRequest("room")}) {
 			if r.Err != nil {
 				t.Error(r.Err)
 			}
-		})
+		}
 	}
 	if rows.reads != 2 {
 		t.Errorf("%d reads of Postgres, want 2", rows.reads)
@@ -220,11 +220,11 @@ func TestPlace_SlotLockedByAnother_WaitsForIt(t *testing.T) {
 	w.client.HSet(ctx, locks, "b", fmt.Sprintf("-:1.another %d", until))
 	other := newRequest("room")
 	other.Selection = request.Selection
-	w.service.Place(ctx, []holds.PlaceRequest{other}, func(_ int, r holds.Result) {
+	for _, r := range w.service.Place(ctx, []holds.PlaceRequest{other}) {
 		if !errors.Is(r.Err, holds.ErrBusy) {
 			t.Errorf("another owner holds a slot: %+v", r)
 		}
-	})
+	}
 	if now := w.client.HGetAll(ctx, holds.Key(w.namespace, "room", "counts")).Val(); fmt.Sprint(now) != fmt.Sprint(counts) {
 		t.Errorf("counts are %v, were %v", now, counts)
 	}
@@ -250,12 +250,12 @@ func TestPlace_CapacityChangedBySQL_UsesNewCapacity(t *testing.T) {
 	w.setInventory(t, "room", holds.SlotSelection{}, 1_000_000)
 	place := func() (o holds.Outcome) {
 		t.Helper()
-		w.service.Place(ctx, []holds.PlaceRequest{newRequest("room")}, func(_ int, r holds.Result) {
+		for _, r := range w.service.Place(ctx, []holds.PlaceRequest{newRequest("room")}) {
 			if r.Err != nil {
 				t.Fatal(r.Err)
 			}
 			o = r.Outcome
-		})
+		}
 		return o
 	}
 	stacktest.Eventually(t, "a decision on cached rows", func() bool {
@@ -292,11 +292,11 @@ func TestPlace_OnePartitionLost_RefusesOnlyItsOwn(t *testing.T) {
 			t.Fatalf("key %s does not exist", epoch)
 		}
 		w.syncInventory(t, w.service)
-		w.service.Place(t.Context(), []holds.PlaceRequest{newRequest("one"), newRequest("two")}, func(i int, r holds.Result) {
+		for i, r := range w.service.Place(t.Context(), []holds.PlaceRequest{newRequest("one"), newRequest("two")}) {
 			if is := errors.Is(r.Err, holds.ErrDataLost); is != (resources[i] == lost) {
 				t.Errorf("%s is lost; place on %s: %+v", lost, resources[i], r)
 			}
-		})
+		}
 		w.client.Set(t.Context(), epoch, value, 0)
 	}
 }
@@ -322,10 +322,10 @@ func TestPlace_NextNights_AreReadWithThoseBefore(t *testing.T) {
 	} {
 		request := newRequest("room")
 		request.Selection = holds.SlotSelection{CheckIn: night(c.from), CheckOut: night(c.to)}
-		w.service.Place(t.Context(), []holds.PlaceRequest{request}, func(_ int, r holds.Result) {
+		for _, r := range w.service.Place(t.Context(), []holds.PlaceRequest{request}) {
 			if r.Err != nil || r.Outcome.Event != c.event || rows.reads != c.reads {
 				t.Errorf("request %d: %+v after %d reads, want %s after %d", i, r, rows.reads, c.event, c.reads)
 			}
-		})
+		}
 	}
 }

@@ -100,16 +100,16 @@ func TestService_CountCorrupt_RefusesOnlyItsResource(t *testing.T) {
 				EventID: uuid.NewString(), RequestKey: uuid.NewString(), Resource: resource, User: uuid.NewString(), Quantity: 1, StoredAt: time.Now(),
 			})
 		}
-		w.service.Place(ctx, requests, func(i int, r holds.Result) {
+		for i, r := range w.service.Place(ctx, requests) {
 			if corrupt := errors.Is(r.Err, holds.ErrCorrupt); corrupt != (i == 0) || !corrupt && r.Err != nil {
 				t.Errorf("a count of %s: place on %s: %+v", count, requests[i].Resource, r)
 			}
-		})
-		w.service.Confirm(ctx, []holds.ConfirmRequest{{Hold: hold.HoldID, PaymentID: "p"}}, func(_ int, r holds.Result) {
+		}
+		for _, r := range w.service.Confirm(ctx, []holds.ConfirmRequest{{Hold: hold.HoldID, PaymentID: "p"}}) {
 			if !errors.Is(r.Err, holds.ErrCorrupt) {
 				t.Errorf("a count of %s: confirm: %+v", count, r)
 			}
-		})
+		}
 	}
 	w.client.HSet(ctx, counts, holds.StockSlot, "2")
 	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {

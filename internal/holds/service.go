@@ -129,13 +129,6 @@ func (s *Service) policyAt(storedAt time.Time) Policy {
 	return s.policies.At(storedAt)
 }
 
-// emitErrors emits err as the result of each of n requests.
-func emitErrors(n int, err error, emit func(i int, r Result)) {
-	for i := range n {
-		emit(i, Result{Err: err})
-	}
-}
-
 // Epoch returns the name of the current epoch and the version of the stored policies, or "" while
 // Redis is not used. A call that begins later decides under these or later ones.
 func (s *Service) Epoch() string {

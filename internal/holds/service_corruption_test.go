@@ -3,6 +3,7 @@ package holds_test
 import (
 	"context"
 	"errors"
+	"iter"
 	"slices"
 	"strings"
 	"testing"
@@ -47,11 +48,11 @@ func TestSweep_RecordCorrupt_ExpiresOthersAndReports(t *testing.T) {
 	if got := w.client.HGet(ctx, key("counts"), "stock").Val(); got != "1" {
 		t.Errorf("%s are held, want the corrupt hold", got)
 	}
-	w.service.Place(ctx, []holds.PlaceRequest{{EventID: uuid.NewString(), RequestKey: "k", Resource: "room", User: "dan", Quantity: 1, StoredAt: time.Now()}}, func(_ int, r holds.Result) {
+	for _, r := range w.service.Place(ctx, []holds.PlaceRequest{{EventID: uuid.NewString(), RequestKey: "k", Resource: "room", User: "dan", Quantity: 1, StoredAt: time.Now()}}) {
 		if !errors.Is(r.Err, holds.ErrCorrupt) {
 			t.Errorf("the result of a request is %+v", r)
 		}
-	})
+	}
 	w.client.HSet(ctx, key("records"), bad, line)
 	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
 		t.Fatal(err)
@@ -129,14 +130,14 @@ func TestService_ResourceCorrupt_DecidesOthers(t *testing.T) {
 			for range 3 {
 				corrupt := 0
 				for verb, do := range verbs {
-					do(func(i int, r holds.Result) {
+					for i, r := range do() {
 						switch {
 						case i == 0 && errors.Is(r.Err, holds.ErrCorrupt):
 							corrupt++
 						case r.Err != nil:
 							t.Errorf("%s on %s: %v", verb, rooms[i], r.Err)
 						}
-					})
+					}
 				}
 				if corrupt == 0 {
 					t.Error("no corruption was found")
@@ -144,11 +145,11 @@ func TestService_ResourceCorrupt_DecidesOthers(t *testing.T) {
 			}
 			d.undo(w, key)
 			for verb, do := range verbs {
-				do(func(i int, r holds.Result) {
+				for i, r := range do() {
 					if r.Err != nil {
 						t.Errorf("after the repair, %s on %s: %v", verb, rooms[i], r.Err)
 					}
-				})
+				}
 			}
 			for _, room := range rooms {
 				if got := w.available(t, room, holds.SlotSelection{})[0]; got.Reserved != 1 || got.Held != 1 {
@@ -183,7 +184,7 @@ func restoreRecord(w *harness, key func(string) string) {
 
 // allVerbs decides events of each kind for each of some rooms together: a new hold for dora, ana's
 // is extended and released, ben's is paid, and cleo's reservation is cancelled.
-func (w *harness) allVerbs(rooms []string, held map[string][]holds.HoldID) map[string]func(emit func(int, holds.Result)) {
+func (w *harness) allVerbs(rooms []string, held map[string][]holds.HoldID) map[string]func() iter.Seq2[int, holds.Result] {
 	ctx := context.Background()
 	var places []holds.PlaceRequest
 	var extends []holds.ExtendRequest
@@ -198,11 +199,11 @@ func (w *harness) allVerbs(rooms []string, held map[string][]holds.HoldID) map[s
 		payments = append(payments, holds.ConfirmRequest{Hold: its[1], PaymentID: "p-ben"})
 		cancels = append(cancels, holds.CancelRequest{EventID: uuid.NewString(), Hold: its[2]})
 	}
-	return map[string]func(emit func(int, holds.Result)){
-		"place":   func(emit func(int, holds.Result)) { w.service.Place(ctx, places, emit) },
-		"extend":  func(emit func(int, holds.Result)) { w.service.Extend(ctx, extends, emit) },
-		"release": func(emit func(int, holds.Result)) { w.service.Release(ctx, releases, emit) },
-		"confirm": func(emit func(int, holds.Result)) { w.service.Confirm(ctx, payments, emit) },
-		"cancel":  func(emit func(int, holds.Result)) { w.service.Cancel(ctx, cancels, emit) },
+	return map[string]func() iter.Seq2[int, holds.Result]{
+		"place":   func() iter.Seq2[int, holds.Result] { return w.service.Place(ctx, places) },
+		"extend":  func() iter.Seq2[int, holds.Result] { return slices.All(w.service.Extend(ctx, extends)) },
+		"release": func() iter.Seq2[int, holds.Result] { return slices.All(w.service.Release(ctx, releases)) },
+		"confirm": func() iter.Seq2[int, holds.Result] { return slices.All(w.service.Confirm(ctx, payments)) },
+		"cancel":  func() iter.Seq2[int, holds.Result] { return slices.All(w.service.Cancel(ctx, cancels)) },
 	}
 }

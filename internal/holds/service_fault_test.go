@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"testing"
@@ -39,15 +40,15 @@ func TestService_ReplyLost_RedeliveryHasSameOutcome(t *testing.T) {
 	place := []holds.PlaceRequest{{
 		EventID: uuid.NewString(), RequestKey: "k", Resource: "tent", User: "ana", Quantity: 1, StoredAt: time.Now(),
 	}}
-	w.replyLosingService(t, 1).Place(ctx, place, expectReplyLost(t))
+	expectReplyLost(t, w.replyLosingService(t, 1).Place(ctx, place))
 	hold := created(t, w.place(t, place...)[0])
 	if hold.Replayed || w.heldCount(t, "tent") != "1" {
 		t.Fatalf("after a lost reply %s are held and the outcome is %+v", w.heldCount(t, "tent"), hold)
 	}
 
 	paid := []holds.ConfirmRequest{{Hold: hold.HoldID, PaymentID: "p"}}
-	w.replyLosingService(t, 1).Confirm(ctx, paid, expectReplyLost(t)) // claim.lua
-	w.replyLosingService(t, 2).Confirm(ctx, paid, expectReplyLost(t)) // settle.lua
+	expectReplyLost(t, slices.All(w.replyLosingService(t, 1).Confirm(ctx, paid))) // claim.lua
+	expectReplyLost(t, slices.All(w.replyLosingService(t, 2).Confirm(ctx, paid))) // settle.lua
 	if got := brief(w.pay(t, hold.HoldID, "p")); got != holds.EventHoldConfirmed {
 		t.Fatalf("paid after lost replies: %s", got)
 	}
@@ -58,11 +59,11 @@ func TestService_ReplyLost_RedeliveryHasSameOutcome(t *testing.T) {
 	cancel := holds.CancelRequest{EventID: uuid.NewString(), Hold: hold.HoldID}
 	w.execute(t, `CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'lost'; END $$;
 		CREATE TRIGGER lose BEFORE UPDATE OF cancelled_at ON reservations EXECUTE FUNCTION lose()`)
-	w.service.Cancel(ctx, []holds.CancelRequest{cancel}, func(_ int, r holds.Result) {
+	for _, r := range w.service.Cancel(ctx, []holds.CancelRequest{cancel}) {
 		if r.Err == nil { // the first transaction is committed, the second is not
 			t.Errorf("cancelled at an unknown time: %+v", r.Outcome)
 		}
-	})
+	}
 	w.execute(t, `DROP TRIGGER lose ON reservations`)
 	first := exactText(t, w.cancelReservation(t, cancel))
 	if again := exactText(t, w.cancelReservation(t, cancel)); again != first || !strings.HasPrefix(first, holds.EventReservationCancelled) {
@@ -75,12 +76,12 @@ func TestService_ReplyLost_RedeliveryHasSameOutcome(t *testing.T) {
 	w.setInventory(t, "boat", holds.SlotSelection{}, 1)
 	boat := created(t, w.place(t, holds.PlaceRequest{Resource: "boat", User: "ana"})[0])
 	start := holds.ExtendRequest{EventID: uuid.NewString(), Hold: boat.HoldID, PaymentStarted: true}
-	w.replyLosingService(t, 1).Extend(ctx, []holds.ExtendRequest{start}, expectReplyLost(t))
+	expectReplyLost(t, slices.All(w.replyLosingService(t, 1).Extend(ctx, []holds.ExtendRequest{start})))
 	if got := brief(w.extend(t, start)); got != holds.EventHoldExtended {
 		t.Fatalf("started to pay after a lost reply: %s", got)
 	}
 	release := holds.ReleaseRequest{EventID: uuid.NewString(), Hold: boat.HoldID, Resource: "boat"}
-	w.replyLosingService(t, 1).Release(ctx, []holds.ReleaseRequest{release}, expectReplyLost(t))
+	expectReplyLost(t, slices.All(w.replyLosingService(t, 1).Release(ctx, []holds.ReleaseRequest{release})))
 	if got := brief(w.release(t, release)); got != holds.EventHoldReleased {
 		t.Fatalf("released after a lost reply: %s", got)
 	}
@@ -105,23 +106,23 @@ func TestConfirm_LateReplyLost_TakesSlotsOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	paid := []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}
-	w.replyLosingService(t, 1).Confirm(ctx, paid, expectReplyLost(t)) // claim.lua, which finds it expired
-	w.replyLosingService(t, 2).Confirm(ctx, paid, expectReplyLost(t)) // place.lua, which takes the slot
+	expectReplyLost(t, slices.All(w.replyLosingService(t, 1).Confirm(ctx, paid))) // claim.lua, which finds it expired
+	expectReplyLost(t, slices.All(w.replyLosingService(t, 2).Confirm(ctx, paid))) // place.lua, which takes the slot
 	if w.heldCount(t, "tent") != "1" {
 		t.Fatalf("%s are held by a late payment", w.heldCount(t, "tent"))
 	}
 	other := []holds.ConfirmRequest{{Hold: hold, PaymentID: "p2"}}
-	w.service.Confirm(ctx, other, func(_ int, r holds.Result) {
+	for _, r := range w.service.Confirm(ctx, other) {
 		if !errors.Is(r.Err, holds.ErrBusy) {
 			t.Errorf("another payment while the first is being decided: %+v", r)
 		}
-	})
-	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, paid, func(_ int, r holds.Result) {
+	}
+	for _, r := range w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, paid) {
 		if !errors.Is(r.Err, errDown) {
 			t.Errorf("the result while Postgres fails: %+v", r)
 		}
-	})
-	w.replyLosingService(t, 2).Confirm(ctx, paid, expectReplyLost(t)) // settle.lua
+	}
+	expectReplyLost(t, slices.All(w.replyLosingService(t, 2).Confirm(ctx, paid))) // settle.lua
 	if got := brief(w.pay(t, hold, "p")); got != "hold.confirmed late" {
 		t.Fatalf("paid late after lost replies: %s", got)
 	}
@@ -138,7 +139,7 @@ func TestConfirm_LateReplyLost_TakesSlotsOnce(t *testing.T) {
 	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
 		t.Fatal(err)
 	}
-	w.replyLosingService(t, 2).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}, expectReplyLost(t))
+	expectReplyLost(t, slices.All(w.replyLosingService(t, 2).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}})))
 	w.setInventory(t, "boat", holds.SlotSelection{}, 0)
 	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected sold_out" {
 		t.Fatalf("paid late, and capacity was cut: %s", got)
@@ -146,8 +147,9 @@ func TestConfirm_LateReplyLost_TakesSlotsOnce(t *testing.T) {
 	w.assertNothingHeld(t, "boat")
 }
 
-func expectReplyLost(t *testing.T) func(int, holds.Result) {
-	return func(_ int, r holds.Result) {
+func expectReplyLost(t *testing.T, results iter.Seq2[int, holds.Result]) {
+	t.Helper()
+	for _, r := range results {
 		if !errors.Is(r.Err, stacktest.ErrReplyDropped) {
 			t.Errorf("want an error for the lost reply, got %+v", r)
 		}
@@ -224,7 +226,9 @@ func TestPlace_LockHeldByOther_IsBusyAfterLockWait(t *testing.T) {
 		})
 	}
 	results := make(map[string]holds.Result)
-	service.Place(t.Context(), requests, func(i int, r holds.Result) { results[requests[i].Resource] = r })
+	for i, r := range service.Place(t.Context(), requests) {
+		results[requests[i].Resource] = r
+	}
 	if err := results["taken"].Err; !errors.Is(err, holds.ErrBusy) {
 		t.Errorf("a resource that is locked: %v, want ErrBusy", err)
 	}
@@ -362,13 +366,14 @@ func TestService_RedisOutOfMemory_OnlyFreesHolds(t *testing.T) {
 	if err := w.client.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
 		t.Fatal(err)
 	}
-	w.service.Place(ctx, []holds.PlaceRequest{{
+	late := holds.PlaceRequest{
 		EventID: uuid.NewString(), RequestKey: "k", Resource: "room", User: "late", Quantity: 1, StoredAt: time.Now(),
-	}}, func(_ int, r holds.Result) {
+	}
+	for _, r := range w.service.Place(ctx, []holds.PlaceRequest{late}) {
 		if r.Err == nil {
 			t.Errorf("granted without memory: %+v", r)
 		}
-	})
+	}
 	if got := brief(w.pay(t, ids[0], "p")); got != holds.EventHoldConfirmed {
 		t.Errorf("paid: %s", got)
 	}
@@ -410,7 +415,7 @@ func TestPlace_RequestAnswer_OutlastsItsHold(t *testing.T) {
 	if got := w.client.PExpireTime(ctx, holds.Key(w.namespace, "room", "hold:"+hold.UUID)).Val(); got.Milliseconds() != longer.ExpiresAt.UnixMilli() {
 		t.Errorf("the key of the hold expires at %v, the hold at %v", got, longer.ExpiresAt)
 	}
-	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}, func(int, holds.Result) {})
+	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}})
 	if got := memory(); got != -1 {
 		t.Errorf("answer of a claimed hold: %v, want no TTL", got)
 	}
@@ -494,17 +499,20 @@ func TestService_EpochLostOrCountsCorrupt_Refuses(t *testing.T) {
 		}
 		var reported []string
 		w.service.OnCorruption(func(resource string) { reported = append(reported, resource) })
-		want := func(verb string) func(int, holds.Result) {
-			return func(_ int, r holds.Result) {
-				if !errors.Is(r.Err, corruption.want) {
-					t.Errorf("%s: %s: %+v, want %v", name, verb, r, corruption.want)
-				}
+		request := holds.PlaceRequest{
+			EventID: uuid.NewString(), RequestKey: uuid.NewString(), Resource: "room", User: "cleo", Quantity: 1, StoredAt: time.Now(),
+		}
+		for _, r := range w.service.Place(ctx, []holds.PlaceRequest{request}) {
+			if !errors.Is(r.Err, corruption.want) {
+				t.Errorf("%s: place: %+v, want %v", name, r, corruption.want)
 			}
 		}
-		w.service.Place(ctx, []holds.PlaceRequest{{
-			EventID: uuid.NewString(), RequestKey: uuid.NewString(), Resource: "room", User: "cleo", Quantity: 1, StoredAt: time.Now(),
-		}}, want("place"))
-		w.service.Release(ctx, []holds.ReleaseRequest{{EventID: uuid.NewString(), Resource: "room", Hold: hold.HoldID}}, want("release"))
+		release := holds.ReleaseRequest{EventID: uuid.NewString(), Resource: "room", Hold: hold.HoldID}
+		for _, r := range w.service.Release(ctx, []holds.ReleaseRequest{release}) {
+			if !errors.Is(r.Err, corruption.want) {
+				t.Errorf("%s: release: %+v, want %v", name, r, corruption.want)
+			}
+		}
 		if wasReported := slices.Equal(reported, []string{"room", "room"}); wasReported != errors.Is(corruption.want, holds.ErrCorrupt) || !wasReported && len(reported) > 0 {
 			t.Errorf("%s: reported corruption of %v", name, reported)
 		}
@@ -529,11 +537,11 @@ func TestRelease_RecordCorrupt_ChangesNothing(t *testing.T) {
 	line := w.client.HGet(ctx, records, hold.UUID).Val()
 	for _, corrupt := range []string{"", "held", "held 1 1 1 0 - ana", "held 1 1 1 0 - ana k stock", strings.Replace(line, " 1 0 ", " one 0 ", 1), strings.Replace(line, "held ", "held  ", 1)} {
 		w.client.HSet(ctx, records, hold.UUID, corrupt)
-		w.service.Release(ctx, []holds.ReleaseRequest{{EventID: "c", Resource: "room", Hold: hold}}, func(_ int, r holds.Result) {
+		for _, r := range w.service.Release(ctx, []holds.ReleaseRequest{{EventID: "c", Resource: "room", Hold: hold}}) {
 			if !errors.Is(r.Err, holds.ErrCorrupt) {
 				t.Errorf("%q: %+v", corrupt, r)
 			}
-		})
+		}
 	}
 	w.client.HSet(ctx, records, hold.UUID, line)
 	if got := brief(w.release(t, holds.ReleaseRequest{Hold: hold})); got != holds.EventHoldReleased {
@@ -575,11 +583,11 @@ func TestPlace_RevHasWrongType_IsCorrupt(t *testing.T) {
 	w.client.Del(ctx, rev)
 	w.client.RPush(ctx, rev, "1")
 	request := holds.PlaceRequest{EventID: "c", Resource: "room", User: "ana", RequestKey: "k", Selection: slots("a"), Quantity: 1, StoredAt: time.Now()}
-	w.service.Place(ctx, []holds.PlaceRequest{request}, func(_ int, r holds.Result) {
+	for _, r := range w.service.Place(ctx, []holds.PlaceRequest{request}) {
 		if !errors.Is(r.Err, holds.ErrCorrupt) {
 			t.Errorf("%+v, want ErrCorrupt", r)
 		}
-	})
+	}
 	w.client.Del(ctx, rev)
 	created(t, w.place(t, request)[0])
 }

@@ -3,6 +3,7 @@ package recovery_test
 import (
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -316,15 +317,15 @@ func (w *harness) publish(id string, o holds.Outcome) {
 }
 
 // only fails the test unless each of n requests has one result, and none an error. It returns the outcomes.
-func only(t *testing.T, n int, verb func(emit func(int, holds.Result))) []holds.Outcome {
+func only(t *testing.T, n int, results iter.Seq2[int, holds.Result]) []holds.Outcome {
 	t.Helper()
 	outcomes := make([]holds.Outcome, n)
-	verb(func(i int, r holds.Result) {
+	for i, r := range results {
 		if r.Err != nil || outcomes[i].Event != "" {
 			t.Fatalf("request %d: %+v after %q", i, r, outcomes[i].Event)
 		}
 		outcomes[i] = r.Outcome
-	})
+	}
 	return outcomes
 }
 
@@ -346,7 +347,7 @@ func (w *harness) place(t *testing.T, requests ...holds.PlaceRequest) []holds.Ou
 			r.Quantity = 1
 		}
 	}
-	outcomes := only(t, len(requests), func(emit func(int, holds.Result)) { w.service.Place(t.Context(), requests, emit) })
+	outcomes := only(t, len(requests), w.service.Place(t.Context(), requests))
 	for i, o := range outcomes {
 		w.publish(requests[i].EventID, o)
 	}
@@ -355,18 +356,14 @@ func (w *harness) place(t *testing.T, requests ...holds.PlaceRequest) []holds.Ou
 
 func (w *harness) pay(t *testing.T, id holds.HoldID, payment string) holds.Outcome {
 	t.Helper()
-	o := only(t, 1, func(emit func(int, holds.Result)) {
-		w.service.Confirm(t.Context(), []holds.ConfirmRequest{{Hold: id, PaymentID: payment}}, emit)
-	})[0]
+	o := only(t, 1, slices.All(w.service.Confirm(t.Context(), []holds.ConfirmRequest{{Hold: id, PaymentID: payment}})))[0]
 	w.publish(uuid.NewString(), o)
 	return o
 }
 
 func (w *harness) release(t *testing.T, id holds.HoldID, eventID string) holds.Outcome {
 	t.Helper()
-	o := only(t, 1, func(emit func(int, holds.Result)) {
-		w.service.Release(t.Context(), []holds.ReleaseRequest{{EventID: eventID, Resource: id.Resource, Hold: id}}, emit)
-	})[0]
+	o := only(t, 1, slices.All(w.service.Release(t.Context(), []holds.ReleaseRequest{{EventID: eventID, Resource: id.Resource, Hold: id}})))[0]
 	w.publish(eventID, o)
 	return o
 }
@@ -376,9 +373,7 @@ func (w *harness) extend(t *testing.T, r holds.ExtendRequest) holds.Outcome {
 	if r.EventID == "" {
 		r.EventID = uuid.NewString()
 	}
-	o := only(t, 1, func(emit func(int, holds.Result)) {
-		w.service.Extend(t.Context(), []holds.ExtendRequest{r}, emit)
-	})[0]
+	o := only(t, 1, slices.All(w.service.Extend(t.Context(), []holds.ExtendRequest{r})))[0]
 	w.publish(r.EventID, o)
 	return o
 }

@@ -241,11 +241,11 @@ func (w *harness) claimUndecided(t *testing.T, id holds.HoldID, payment string) 
 	t.Helper()
 	request := holds.ConfirmRequest{Hold: id, PaymentID: payment}
 	service := w.newService(t, w.client, &failingInventory{w.store})
-	service.Confirm(t.Context(), []holds.ConfirmRequest{request}, func(_ int, r holds.Result) {
+	for _, r := range service.Confirm(t.Context(), []holds.ConfirmRequest{request}) {
 		if !errors.Is(r.Err, errDown) {
 			t.Errorf("claim: %+v", r)
 		}
-	})
+	}
 }
 
 // TestRebuild_OutcomeStoredMeanwhile_IsIncluded stores an outcome after all were read, as a worker does that

@@ -2,6 +2,8 @@ package recovery_test
 
 import (
 	"errors"
+	"iter"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -124,8 +126,9 @@ func TestSupervisor_ServerFollowedOlderData_ScriptsRefuse(t *testing.T) {
 		t.Fatalf("connection is %d, want %d", now, connection)
 	}
 
-	lost := func(what string) func(int, holds.Result) {
-		return func(_ int, r holds.Result) {
+	lost := func(what string, results iter.Seq2[int, holds.Result]) {
+		t.Helper()
+		for _, r := range results {
 			if !errors.Is(r.Err, holds.ErrDataLost) {
 				t.Errorf("%s: %+v", what, r)
 			}
@@ -137,10 +140,11 @@ func TestSupervisor_ServerFollowedOlderData_ScriptsRefuse(t *testing.T) {
 		t.Errorf("availability: %v", err)
 	}
 	request := holds.PlaceRequest{EventID: "c1", Resource: "room", User: "ben", RequestKey: "k", Quantity: 1}
-	w.service.Place(ctx, []holds.PlaceRequest{request}, lost("place"))
-	w.service.Confirm(ctx, []holds.ConfirmRequest{{Hold: paid.HoldID, PaymentID: "q"}}, lost("confirm"))
-	w.service.Release(ctx, []holds.ReleaseRequest{{EventID: "c3", Resource: "room", Hold: paid.HoldID}}, lost("release"))
-	w.service.Extend(ctx, []holds.ExtendRequest{{EventID: "c4", Hold: paid.HoldID}}, lost("extend"))
+	lost("place", w.service.Place(ctx, []holds.PlaceRequest{request}))
+	lost("confirm", slices.All(w.service.Confirm(ctx, []holds.ConfirmRequest{{Hold: paid.HoldID, PaymentID: "q"}})))
+	release := holds.ReleaseRequest{EventID: "c3", Resource: "room", Hold: paid.HoldID}
+	lost("release", slices.All(w.service.Release(ctx, []holds.ReleaseRequest{release})))
+	lost("extend", slices.All(w.service.Extend(ctx, []holds.ExtendRequest{{EventID: "c4", Hold: paid.HoldID}})))
 	if !epochTerm.TakeMismatch(w.epoch) {
 		t.Error("no mismatch was reported")
 	}
@@ -215,11 +219,11 @@ func TestSupervisor_CorruptionOfOldEpoch_IsIgnored(t *testing.T) {
 		t.Fatal(err)
 	}
 	request := holds.PlaceRequest{EventID: "c", Resource: "room", User: "ben", RequestKey: "k", Quantity: 1}
-	w.service.Place(t.Context(), []holds.PlaceRequest{request}, func(_ int, r holds.Result) {
+	for _, r := range w.service.Place(t.Context(), []holds.PlaceRequest{request}) {
 		if !errors.Is(r.Err, holds.ErrCorrupt) {
 			t.Fatalf("place: %+v", r)
 		}
-	})
+	}
 	epochTerm.AgeCorruptions()
 	w.loseAndRebuild(t, &replayLog{}) // by another worker, for the same corruption
 	if e, err := supervisor.Check(t.Context()); err != nil || !e.Complete {
@@ -271,11 +275,11 @@ func TestSupervisor_CorruptionNotHealed_InvalidatesEpoch(t *testing.T) {
 	report := func() {
 		t.Helper()
 		request := holds.ReleaseRequest{EventID: "c", Resource: "room", Hold: hold.HoldID}
-		w.service.Release(t.Context(), []holds.ReleaseRequest{request}, func(_ int, r holds.Result) {
+		for _, r := range w.service.Release(t.Context(), []holds.ReleaseRequest{request}) {
 			if !errors.Is(r.Err, holds.ErrCorrupt) {
 				t.Fatalf("release: %+v", r)
 			}
-		})
+		}
 	}
 	report()
 	if e, err := supervisor.Check(t.Context()); err != nil || !e.Complete {
