@@ -110,7 +110,13 @@ func provideNATS(lc fx.Lifecycle, s fx.Shutdowner, c Config, log zerolog.Logger)
 		_ = s.Shutdown(fx.ExitCode(exitFailed)) // does nothing while the app stops
 	})
 	if err == nil {
-		lc.Append(fx.StopHook(func() error { defer nc.Close(); return nc.FlushTimeout(time.Second) }))
+		lc.Append(fx.StopHook(func() {
+			defer nc.Close()
+			if err := nc.FlushTimeout(time.Second); err != nil {
+				// Nothing is lost: NATS redelivers each event whose acknowledgement it did not receive.
+				log.Warn().Err(err).Msg("nats not flushed before the stop")
+			}
+		}))
 	}
 	return nc, err
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"slices"
 	"strconv"
@@ -86,5 +87,30 @@ func signalAll(t *testing.T, pid int, signal syscall.Signal) {
 		if err := syscall.Kill(n, signal); err != nil && !errors.Is(err, syscall.ESRCH) {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestStop_NATSHangs_ExitsWithZero stops a worker while NATS does not answer. The worker exits with 0: NATS
+// delivers to another worker what this one has not acknowledged.
+func TestStop_NATSHangs_ExitsWithZero(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	address, err := url.Parse(s.urlsAs("worker").nats)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy, err := stacktest.NewProxy(address.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = proxy.Close() }()
+	address.Host = proxy.Addr()
+	worker := launch(t, false, append(s.runArgs(), "--nats-url", address.String()))
+	worker.awaitStarted(t)
+	for _, direction := range []stacktest.Direction{stacktest.Upstream, stacktest.Downstream} {
+		proxy.Set(direction, stacktest.Toxics{Stall: true})
+	}
+	if err := worker.stop(t); err != nil {
+		t.Errorf("the worker exited with %v, want code 0", err)
 	}
 }

@@ -128,12 +128,16 @@ func (r *running) wait(ctx context.Context, started *servers) error {
 }
 
 // stop stops fetching events, finishes those that were fetched, and closes all connections. It
-// takes at most stopWithin.
+// takes at most stopWithin. A server that does not answer by then is no error: what was not finished is
+// delivered to another worker.
 func (r *running) stop() error {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), stopWithin)
 	defer cancel()
-	if err := r.app.Stop(ctx); err != nil {
+	switch err := r.app.Stop(ctx); {
+	case errors.Is(err, context.DeadlineExceeded):
+		r.log.Warn().Err(err).Msg("worker stopped without waiting for a server that does not answer")
+	case err != nil:
 		return fmt.Errorf("stop: %w", err)
 	}
 	r.log.Info().Dur("took_ms", time.Since(began)).Msg("worker stopped")
