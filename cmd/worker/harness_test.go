@@ -312,7 +312,9 @@ func (s *harness) publish(event, resource string, data any) string {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if err := s.client.Publish(context.Background(), m); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // NATS may be slow on a busy machine
+	defer cancel()
+	if err := s.client.Publish(ctx, m); err != nil {
 		s.t.Fatal(err)
 	}
 	return r.Envelope.ID
