@@ -142,20 +142,8 @@ func (h *harness) awaitOutcome(event string) {
 // outcomeTypes returns the outcomes of each inbound event.
 func (h *harness) outcomeTypes() map[string]string {
 	h.t.Helper()
-	stream, err := h.js.Stream(h.t.Context(), h.ns.OutStream())
-	if err != nil {
-		h.t.Fatal(err)
-	}
 	types := make(map[string]string)
-	for seq := uint64(1); seq <= stream.CachedInfo().State.LastSeq; seq++ {
-		stored, err := stream.GetMsg(h.t.Context(), seq)
-		if err != nil {
-			h.t.Fatal(err)
-		}
-		var e events.Envelope
-		if err := json.Unmarshal(stored.Data, &e); err != nil {
-			h.t.Fatal(err)
-		}
+	for _, e := range h.storedOutcomes() {
 		types[e.CausationID] = eventName(e.Type)
 	}
 	return types

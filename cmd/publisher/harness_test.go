@@ -363,23 +363,31 @@ func (h *harness) lastRun() (run client.Run) {
 	return run
 }
 
-// outcomes counts the outcomes of each inbound event.
-func (h *harness) outcomes() map[string]int {
+// storedOutcomes returns all outcomes in the order in which they were stored.
+func (h *harness) storedOutcomes() []events.Envelope {
 	h.t.Helper()
 	stream, err := h.js.Stream(h.t.Context(), h.ns.OutStream())
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	counts := make(map[string]int)
-	for seq := uint64(1); seq <= stream.CachedInfo().State.LastSeq; seq++ {
-		stored, err := stream.GetMsg(h.t.Context(), seq)
+	outcomes := make([]events.Envelope, stream.CachedInfo().State.LastSeq)
+	for i := range outcomes {
+		stored, err := stream.GetMsg(h.t.Context(), uint64(i)+1)
 		if err != nil {
 			h.t.Fatal(err)
 		}
-		var e events.Envelope
-		if err := json.Unmarshal(stored.Data, &e); err != nil {
+		if err := json.Unmarshal(stored.Data, &outcomes[i]); err != nil {
 			h.t.Fatal(err)
 		}
+	}
+	return outcomes
+}
+
+// outcomes counts the outcomes of each inbound event.
+func (h *harness) outcomes() map[string]int {
+	h.t.Helper()
+	counts := make(map[string]int)
+	for _, e := range h.storedOutcomes() {
 		counts[e.CausationID]++
 	}
 	return counts
