@@ -1,0 +1,273 @@
+// Package check validates the files of deployments with the libraries of the programs that read them. It is a
+// module of its own, so that Holdfast does not depend on them:
+//
+//	cd deployments/check && go test .
+package check
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/compose-spec/compose-go/v2/cli"
+	"github.com/goreleaser/goreleaser/v2/pkg/config"
+	"gopkg.in/yaml.v3"
+	"helm.sh/helm/v3/pkg/action"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	sigsyaml "sigs.k8s.io/yaml"
+)
+
+const chartDir = "../helm/holdfast"
+
+// TestChart_Lint_NoFinding lints the chart as `helm lint --strict` does.
+func TestChart_Lint_NoFinding(t *testing.T) {
+	lint := action.NewLint()
+	lint.Strict = true
+	for _, message := range lint.Run([]string{chartDir}, nil).Messages {
+		if !strings.Contains(message.Err.Error(), "icon is recommended") {
+			t.Errorf("%s: %v", message.Path, message.Err)
+		}
+	}
+}
+
+// render returns the documents of the chart, by kind.
+func render(t *testing.T, values map[string]any) map[string]string {
+	t.Helper()
+	chart, err := loader.Load(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := chartutil.ToRenderValues(chart, values, chartutil.ReleaseOptions{Name: "shop", Namespace: "sales"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := engine.Render(chart, all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	documents := make(map[string]string)
+	for name, text := range files {
+		if strings.HasSuffix(name, ".txt") || strings.TrimSpace(text) == "" {
+			continue
+		}
+		var header struct{ Kind string }
+		if err := yaml.Unmarshal([]byte(text), &header); err != nil {
+			t.Fatalf("%s: %v\n%s", name, err, text)
+		}
+		documents[header.Kind] = text
+	}
+	return documents
+}
+
+// TestChart_Documents_AreStrictlyValid decodes what the chart renders, with the smallest and the largest values,
+// into the types of Kubernetes: an unknown or a misplaced field is an error.
+func TestChart_Documents_AreStrictlyValid(t *testing.T) {
+	types := map[string]any{
+		"Deployment": &appsv1.Deployment{}, "Job": &batchv1.Job{}, "Service": &corev1.Service{},
+		"PodDisruptionBudget": &policyv1.PodDisruptionBudget{}, "NetworkPolicy": &networkingv1.NetworkPolicy{},
+	}
+	for name, test := range map[string]struct {
+		values map[string]any
+		kinds  []string
+	}{
+		"defaults": {nil, []string{"Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service"}},
+		"everything": {map[string]any{
+			"autoscaling":      map[string]any{"enabled": true},
+			"serviceMonitor":   map[string]any{"enabled": true},
+			"secrets":          map[string]any{"apiToken": true},
+			"settings":         map[string]any{"HOLDFAST_HOLD_TTL": "15m", "HOLDFAST_NIGHTS_MAX": 30},
+			"imagePullSecrets": []any{map[string]any{"name": "registry"}},
+			"tolerations":      []any{map[string]any{"key": "sales", "operator": "Exists"}},
+			"nodeSelector":     map[string]any{"disk": "fast"},
+			"podAnnotations":   map[string]any{"team": "sales"},
+			"networkPolicy": map[string]any{"from": []any{
+				map[string]any{"namespaceSelector": map[string]any{"matchLabels": map[string]any{"name": "monitoring"}}}}},
+		}, []string{"Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "ScaledObject", "Service", "ServiceMonitor"}},
+		"least": {map[string]any{
+			"migrate": map[string]any{"enabled": false}, "networkPolicy": map[string]any{"enabled": false},
+		}, []string{"Deployment", "PodDisruptionBudget", "Service"}},
+	} {
+		documents := render(t, test.values)
+		var kinds []string
+		for kind, text := range documents {
+			kinds = append(kinds, kind)
+			if into, found := types[kind]; found {
+				if err := sigsyaml.UnmarshalStrict([]byte(text), into); err != nil {
+					t.Errorf("%s: %s: %v\n%s", name, kind, err, text)
+				}
+			}
+		}
+		slices.Sort(kinds)
+		if !slices.Equal(kinds, test.kinds) {
+			t.Errorf("%s: the chart has %v, want %v", name, kinds, test.kinds)
+		}
+		if name == "everything" && strings.Contains(documents["Deployment"], "\n  replicas:") {
+			t.Error("the Deployment sets replicas, which the autoscaler changes")
+		}
+	}
+}
+
+// TestChart_Pod_IsRestricted checks what the pod security standard "restricted" asks for, and that secrets are
+// mounted and in no variable.
+func TestChart_Pod_IsRestricted(t *testing.T) {
+	documents := render(t, nil)
+	var deployment appsv1.Deployment
+	var job batchv1.Job
+	for kind, into := range map[string]any{"Deployment": &deployment, "Job": &job} {
+		if err := sigsyaml.UnmarshalStrict([]byte(documents[kind]), into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, pod := range map[string]corev1.PodSpec{"worker": deployment.Spec.Template.Spec, "migrate": job.Spec.Template.Spec} {
+		container := pod.Containers[0]
+		security := container.SecurityContext
+		if !*pod.SecurityContext.RunAsNonRoot || *pod.SecurityContext.RunAsUser != 65532 ||
+			pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault ||
+			*security.AllowPrivilegeEscalation || !*security.ReadOnlyRootFilesystem ||
+			!slices.Equal(security.Capabilities.Drop, []corev1.Capability{"ALL"}) || *pod.AutomountServiceAccountToken {
+			t.Errorf("%s: the pod is not restricted: %+v", name, pod)
+		}
+		for _, variable := range container.Env {
+			if variable.ValueFrom != nil || strings.HasSuffix(variable.Name, "_URL") {
+				t.Errorf("%s: %s may have a secret", name, variable.Name)
+			}
+		}
+		if container.Resources.Requests.Cpu().IsZero() || container.Resources.Limits.Memory().IsZero() {
+			t.Errorf("%s: no resources", name)
+		}
+	}
+	worker := deployment.Spec.Template.Spec
+	if wait := worker.Containers[0].StartupProbe; int(wait.FailureThreshold*wait.PeriodSeconds) < 60 {
+		t.Error("the startup probe ends within a minute")
+	}
+	if *worker.TerminationGracePeriodSeconds <= 10 {
+		t.Error("the pod is killed before its worker has drained")
+	}
+}
+
+// TestChart_UnknownValue_IsRefused: a typing error in values is not ignored.
+func TestChart_UnknownValue_IsRefused(t *testing.T) {
+	chart, err := loader.Load(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, values := range []map[string]any{
+		{"replica": 2}, {"secrets": map[string]any{"wroker": "x"}}, {"settings": map[string]any{"HOLD_TTL": "1m"}},
+	} {
+		all, err := chartutil.CoalesceValues(chart, values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := chartutil.ValidateAgainstSchema(chart, all); err == nil {
+			t.Errorf("%v is accepted", values)
+		}
+	}
+}
+
+// passwords returns the variables that compose.yaml needs, as passwords.sh prints them.
+func passwords(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile("../compose/passwords.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	variables := []string{"HOLDFAST_API_TOKEN=token"}
+	for _, name := range regexp.MustCompile(`\b(NATS|REDIS|POSTGRES|GRAFANA)_[A-Z]+\b`).FindAllString(string(text), -1) {
+		variables = append(variables, "HOLDFAST_"+name+"_PASSWORD=secret")
+	}
+	return variables
+}
+
+// TestCompose_Files_AreValid reads compose.yaml as docker compose does, with the variables of passwords.sh and no
+// other.
+func TestCompose_Files_AreValid(t *testing.T) {
+	options, err := cli.NewProjectOptions([]string{"../compose/compose.yaml"}, cli.WithEnv(passwords(t)),
+		cli.WithProfiles([]string{"*"}), cli.WithInterpolation(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	project, err := options.LoadProject(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, service := range project.Services {
+		for _, volume := range service.Volumes {
+			if volume.Type != "bind" {
+				continue
+			}
+			if _, err := os.Stat(volume.Source); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if !volume.ReadOnly {
+				t.Errorf("%s: %s is writable", name, volume.Source)
+			}
+		}
+		for variable, value := range service.Environment {
+			if value == nil || *value == "" || strings.Contains(*value, ":@") {
+				t.Errorf("%s: %s has no value or an empty password", name, variable)
+			}
+		}
+		if service.Build != nil && (!service.ReadOnly || !slices.Contains(service.CapDrop, "ALL")) {
+			t.Errorf("%s: the program may write or has capabilities", name)
+		}
+		for _, port := range service.Ports {
+			if port.HostIP != "127.0.0.1" {
+				t.Errorf("%s: port %s is open to the network", name, port.Published)
+			}
+		}
+	}
+	if len(project.Services) < 15 {
+		t.Errorf("%d services", len(project.Services))
+	}
+}
+
+// TestCompose_MissingPassword_IsRefused: without passwords.sh nothing starts with an empty password.
+func TestCompose_MissingPassword_IsRefused(t *testing.T) {
+	variables := passwords(t)
+	for i, missing := range variables {
+		name, _, _ := strings.Cut(missing, "=")
+		if name == "HOLDFAST_API_TOKEN" {
+			continue // docker compose refuses a secret without a value when it starts
+		}
+		options, err := cli.NewProjectOptions([]string{"../compose/compose.yaml"},
+			cli.WithEnv(slices.Delete(slices.Clone(variables), i, i+1)), cli.WithProfiles([]string{"*"}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := options.LoadProject(context.Background()); err == nil || !strings.Contains(fmt.Sprint(err), name) {
+			t.Errorf("without %s: %v", name, err)
+		}
+	}
+}
+
+// TestYAML_OtherFiles_Decode decodes the other files, that of goreleaser strictly.
+func TestYAML_OtherFiles_Decode(t *testing.T) {
+	if _, err := config.Load("../goreleaser.yaml"); err != nil {
+		t.Error(err)
+	}
+	for _, path := range []string{"../compose/prometheus.yaml", "../compose/grafana-provisioning.yaml",
+		"../compose/grafana-dashboards.yaml"} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		decoder := yaml.NewDecoder(bytes.NewReader(text))
+		decoder.KnownFields(true)
+		var into map[string]any
+		if err := decoder.Decode(&into); err != nil || len(into) == 0 {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}

@@ -1,0 +1,57 @@
+{{- define "holdfast.name" -}}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{- end }}
+
+{{- define "holdfast.selector" -}}
+app.kubernetes.io/name: holdfast
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "holdfast.labels" -}}
+{{ include "holdfast.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- /* The pod of worker run and of worker migrate: arguments are a dict of context, secret and args. */ -}}
+{{- define "holdfast.container" -}}
+image: "{{ .context.Values.image.repository }}:{{ .context.Values.image.tag | default .context.Chart.AppVersion }}"
+imagePullPolicy: {{ .context.Values.image.pullPolicy }}
+args: {{ toJson .args }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+volumeMounts:
+  - {name: secrets, mountPath: /run/secrets/holdfast, readOnly: true}
+{{- end }}
+
+{{- define "holdfast.environment" -}}
+{{- range $name, $value := .Values.settings }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+- {name: HOLDFAST_NATS_URL_FILE, value: /run/secrets/holdfast/nats-url}
+- {name: HOLDFAST_REDIS_URL_FILE, value: /run/secrets/holdfast/redis-url}
+- {name: HOLDFAST_POSTGRES_URL_FILE, value: /run/secrets/holdfast/postgres-url}
+{{- end }}
+
+{{- define "holdfast.pod" -}}
+automountServiceAccountToken: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  fsGroup: 65532
+  seccompProfile: {type: RuntimeDefault}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{ toJson . }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{ toJson . }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{ toJson . }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity: {{ toJson . }}
+{{- end }}
+{{- end }}
