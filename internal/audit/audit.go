@@ -346,19 +346,9 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 	if err != nil {
 		return nil, err
 	}
-	streams := make([]*stream, 3)
-	var messages uint64
-	for i, name := range []string{a.subjects.InStream(), a.subjects.OutStream(), a.subjects.DLQStream()} {
-		if streams[i], err = openStream(ctx, a.JetStream, name); err != nil {
-			return nil, err
-		}
-		messages += streams[i].state.Msgs
-		since := StreamStart{Seq: streams[i].state.FirstSeq, Whole: streams[i].whole}
-		if !streams[i].since.IsZero() {
-			at := holds.Time{Time: streams[i].since.UTC()}
-			since.Time = &at
-		}
-		a.report.StreamStarts[name] = since
+	streams, messages, err := a.openStreams(ctx)
+	if err != nil {
+		return nil, err
 	}
 	each := a.options.groupMessages
 	if each == 0 {
@@ -406,6 +396,24 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 				name, a.subjects.InStream()))
 	}
 	return append(all, a.checkUnanswered(unanswered, withoutDeadLetter, removed)...), nil
+}
+
+// openStreams opens the inbound stream, the outbound stream and that of the dead letters, reports where they
+// start, and counts their messages.
+func (a *auditor) openStreams(ctx context.Context) (streams [3]*stream, messages uint64, err error) {
+	for i, name := range []string{a.subjects.InStream(), a.subjects.OutStream(), a.subjects.DLQStream()} {
+		if streams[i], err = openStream(ctx, a.JetStream, name); err != nil {
+			return streams, 0, err
+		}
+		messages += streams[i].state.Msgs
+		since := StreamStart{Seq: streams[i].state.FirstSeq, Whole: streams[i].whole}
+		if !streams[i].since.IsZero() {
+			at := holds.Time{Time: streams[i].since.UTC()}
+			since.Time = &at
+		}
+		a.report.StreamStarts[name] = since
+	}
+	return streams, messages, nil
 }
 
 // scanKeys checks all keys of Redis by their names. It returns the differences by resource, with an

@@ -21,43 +21,8 @@ func (s *stream) couldBeDropped(stored int64, margin time.Duration) bool {
 // checkEvents finds events that do not have exactly one outcome, and outcomes without an event.
 func (g *group) checkEvents() (found []*Finding) {
 	for outcome, e := range g.events {
-		dead, deadLetterSeq := 0, uint64(0)
-		e.each(func(seq uint64) {
-			if l := g.deadLetters[seq]; l != nil {
-				l.found = true
-				dead, deadLetterSeq = dead+1, l.seq
-			}
-		})
-		copies := 1 + len(e.copies)
-		another := g.another[outcome]
-		switch {
-		case another != 0:
-			found = append(found, g.onEvent(TwoOutcomes, e.seq,
-				fmt.Sprintf("sequence %d of %s", e.outcome, g.out.name),
-				fmt.Sprintf("a different one in sequence %d", another),
-				"The outcomes in sequences %[1]d and %[3]d of %[2]s have the same id and different content.", e.outcome,
-				g.out.name, another))
-		case e.outcome != 0 && dead == copies:
-			found = append(found, g.onEvent(TwoOutcomes, e.seq,
-				"one outcome, or one dead letter",
-				fmt.Sprintf("sequence %d of %s and dead letter %d", e.outcome, g.out.name, deadLetterSeq),
-				"It has an outcome (sequence %d of %s) and also a dead letter (sequence %d of %s).", e.outcome,
-				g.out.name, deadLetterSeq, g.dlq.name))
-		case e.outcome != 0 && e.outcomeName != 0 &&
-			!slices.Contains(outcomesOf[e.name.String()], e.outcomeName.String()):
-			found = append(found,
-				g.onEvent(WrongOutcome, e.seq, "an outcome of "+e.name.String(), e.outcomeName.String(),
-					"It is %s, and its outcome (sequence %d of %s) is %s, which cannot follow from it.", e.name, e.outcome,
-					g.out.name, e.outcomeName))
-		case e.outcome != 0 || dead == copies:
-		case g.isPending(e):
-			g.waiting.event(e.stored)
-		case g.out.couldBeDropped(e.stored, clockMargin):
-			g.inconclusive.outcomesDropped++
-		case e.stored < g.dlq.created.UnixMilli():
-			g.inconclusive.deadLettersDropped++
-		default:
-			g.unanswered = append(g.unanswered, e.seq)
+		if f := g.checkEvent(e, g.another[outcome]); f != nil {
+			found = append(found, f)
 		}
 	}
 	for _, u := range g.unprocessable {
@@ -72,6 +37,53 @@ func (g *group) checkEvents() (found []*Finding) {
 			g.withoutDeadLetter = append(g.withoutDeadLetter, u.seq)
 		}
 	}
+	return append(found, g.checkOutcomes()...)
+}
+
+// checkEvent compares an event with its outcome and its dead letter. another is the sequence of a second
+// outcome, or 0.
+func (g *group) checkEvent(e *event, another uint64) *Finding {
+	dead, deadLetterSeq := 0, uint64(0)
+	e.each(func(seq uint64) {
+		if l := g.deadLetters[seq]; l != nil {
+			l.found = true
+			dead, deadLetterSeq = dead+1, l.seq
+		}
+	})
+	copies := 1 + len(e.copies)
+	switch {
+	case another != 0:
+		return g.onEvent(TwoOutcomes, e.seq,
+			fmt.Sprintf("sequence %d of %s", e.outcome, g.out.name),
+			fmt.Sprintf("a different one in sequence %d", another),
+			"The outcomes in sequences %[1]d and %[3]d of %[2]s have the same id and different content.", e.outcome,
+			g.out.name, another)
+	case e.outcome != 0 && dead == copies:
+		return g.onEvent(TwoOutcomes, e.seq,
+			"one outcome, or one dead letter",
+			fmt.Sprintf("sequence %d of %s and dead letter %d", e.outcome, g.out.name, deadLetterSeq),
+			"It has an outcome (sequence %d of %s) and also a dead letter (sequence %d of %s).", e.outcome,
+			g.out.name, deadLetterSeq, g.dlq.name)
+	case e.outcome != 0 && e.outcomeName != 0 &&
+		!slices.Contains(outcomesOf[e.name.String()], e.outcomeName.String()):
+		return g.onEvent(WrongOutcome, e.seq, "an outcome of "+e.name.String(), e.outcomeName.String(),
+			"It is %s, and its outcome (sequence %d of %s) is %s, which cannot follow from it.", e.name, e.outcome,
+			g.out.name, e.outcomeName)
+	case e.outcome != 0 || dead == copies:
+	case g.isPending(e):
+		g.waiting.event(e.stored)
+	case g.out.couldBeDropped(e.stored, clockMargin):
+		g.inconclusive.outcomesDropped++
+	case e.stored < g.dlq.created.UnixMilli():
+		g.inconclusive.deadLettersDropped++
+	default:
+		g.unanswered = append(g.unanswered, e.seq)
+	}
+	return nil
+}
+
+// checkOutcomes finds outcomes without an event, on a wrong subject, or without a readable body.
+func (g *group) checkOutcomes() (found []*Finding) {
 	// The event of an outcome was stored before it. An outage may lie between the two, which then
 	// delayed other events as well.
 	margin := dropMargin + time.Duration(g.slowest)*time.Millisecond
@@ -81,36 +93,31 @@ func (g *group) checkEvents() (found []*Finding) {
 			g.inconclusive.eventsDropped++
 			continue
 		}
-		f := &Finding{
-			Kind: OutcomeWithoutEvent, Item: strconv.FormatUint(o.seq, 10), Where: g.out.name, Expected: "an event",
-			Found: "none",
-			Text: fmt.Sprintf("Sequence %d of %s (%s) is an outcome, and %s has no event for it.", o.seq, g.out.name,
-				o.name, g.in.name),
-			Remedy: "Check who may publish on " + g.subjects.AllOut() + ": only workers should. " + notSafe, seq: o.seq,
-		}
-		found = append(found, f)
+		found = append(found, g.onOutcome(OutcomeWithoutEvent, o.seq, "an event", "none",
+			"Sequence %d of %s (%s) is an outcome, and %s has no event for it.", o.seq, g.out.name, o.name, g.in.name))
 	}
 	for _, seq := range g.misplaced {
 		found = append(found, g.misplacedAt(seq))
 	}
 	for _, seq := range g.unreadable {
-		found = append(found, &Finding{
-			Kind: Unreadable, Item: strconv.FormatUint(seq, 10), Where: g.out.name, Expected: "an outcome",
-			Found:  "something else",
-			Text:   fmt.Sprintf("Sequence %d of %s is not a readable outcome.", seq, g.out.name),
-			Remedy: "Check who may publish on " + g.subjects.AllOut() + ": only workers should. " + notSafe, seq: seq,
-		})
+		found = append(found, g.onOutcome(Unreadable, seq, "an outcome", "something else",
+			"Sequence %d of %s is not a readable outcome.", seq, g.out.name))
 	}
 	return found
 }
 
 // misplacedAt returns a finding about an outcome on the subject of another event or resource.
 func (g *group) misplacedAt(seq uint64) *Finding {
+	return g.onOutcome(Misplaced, seq, "the event and the resource of its subject", "different ones",
+		"Sequence %d of %s is stored on the subject of another event or resource than its own: "+
+			"consumers that filter by subject miss it.", seq, g.out.name)
+}
+
+// onOutcome returns a finding about a message of the outbound stream.
+func (g *group) onOutcome(kind Kind, seq uint64, expected, is, format string, args ...any) *Finding {
 	return &Finding{
-		Kind: Misplaced, Item: strconv.FormatUint(seq, 10), Where: g.out.name,
-		Expected: "the event and the resource of its subject", Found: "different ones",
-		Text: fmt.Sprintf("Sequence %d of %s is stored on the subject of another event or resource than its own: "+
-			"consumers that filter by subject miss it.", seq, g.out.name),
+		Kind: kind, Item: strconv.FormatUint(seq, 10), Where: g.out.name, Expected: expected, Found: is,
+		Text:   fmt.Sprintf(format, args...),
 		Remedy: "Check who may publish on " + g.subjects.AllOut() + ": only workers should. " + notSafe, seq: seq,
 	}
 }

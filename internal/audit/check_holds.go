@@ -130,12 +130,8 @@ func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
 	case rec.live() && h.end != 0: // published after Redis was read
 	case rec.state == "confirming":
 		if !g.inProgress(r.name, h) {
-			add(r.onHold(ClaimStuck, h, where, h.last(), "a payment in progress",
-				"payment "+quoted(rec.by)+", which is not in progress",
-				"Publish the payment again: publisher pay --hold-id "+r.name+"."+h.id.String()+
-					" --payment-id "+quoted(rec.by)+". "+notSafe,
-				"is claimed by payment %s since %s, and no such event is pending: it can neither expire nor be paid.",
-				quoted(rec.by), moment(rec.ended)))
+			add(r.stuckClaim(h, rec, where,
+				"is claimed by payment %s since %s, and no such event is pending: it can neither expire nor be paid."))
 		}
 		fallthrough
 	case rec.live():
@@ -161,14 +157,18 @@ func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
 			"ended as %s, and Redis remembers it as %s.", h.end, rec.state))
 	}
 	if late := h.late; late != nil && late.state == "confirming" && !g.inProgress(r.name, h) {
-		add(r.onHold(ClaimStuck, h, where, h.last(), "a payment in progress",
-			"payment "+quoted(late.by)+", which is not in progress",
-			"Publish the payment again: publisher pay --hold-id "+r.name+"."+h.id.String()+
-				" --payment-id "+quoted(late.by)+". "+notSafe,
-			"was paid late: payment %s has taken its slots again since %s, and no such event is pending.",
-			quoted(late.by), moment(late.ended)))
+		add(r.stuckClaim(h, late, where,
+			"was paid late: payment %s has taken its slots again since %s, and no such event is pending."))
 	}
 	return found
+}
+
+// stuckClaim returns a finding about a claim whose payment is not in progress. The format has its payment and time.
+func (r *resource) stuckClaim(h *hold, claim *holdRecord, where, format string) *Finding {
+	return r.onHold(ClaimStuck, h, where, h.last(), "a payment in progress",
+		"payment "+quoted(claim.by)+", which is not in progress",
+		"Publish the payment again: publisher pay --hold-id "+r.name+"."+h.id.String()+
+			" --payment-id "+quoted(claim.by)+". "+notSafe, format, quoted(claim.by), moment(claim.ended))
 }
 
 // checkLiveHold compares a live hold with its outcomes.

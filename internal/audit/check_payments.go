@@ -12,42 +12,26 @@ func (r *resource) checkPayments(g *group, h *hold) (found []*Finding) {
 	if h.more == nil {
 		return nil
 	}
-	add := func(f *Finding) { found = append(found, f) }
+	add := func(f *Finding) {
+		if f != nil {
+			found = append(found, f)
+		}
+	}
 	payments, reservations := g.Namespace+".payments", g.Namespace+".reservations"
-	const remedy = "The answer in Postgres counts: inform the consumers that have received the other one. " + notSafe
+	made := h.more.reservation
 	var paid []string
 	var paidAt uint64
 	for i := range h.more.answers {
 		a := &h.more.answers[i]
-		name := quoted(a.payment)
 		if a.confirmed || a.row != nil && a.row.confirmed {
-			paid, paidAt = append(paid, name), max(paidAt, a.outcome)
+			paid, paidAt = append(paid, quoted(a.payment)), max(paidAt, a.outcome)
 		}
-		switch {
-		case a.another != 0:
-			add(r.onHold(TwoAnswers, h, g.out.name, a.another, a.text(), "another answer", remedy,
-				"has two answers to payment %s, in sequence %d of %s and in sequence %d.", name, a.outcome, g.out.name,
-				a.another))
-		case a.row == nil && a.outcome <= g.snapshotSeq:
-			add(r.onHold(AnswerUnrecorded, h, payments, a.outcome, a.text(), "nothing",
-				"Find out whether Postgres has lost a transaction, for example by being restored from a backup. "+notSafe,
-				"has the answer %s to payment %s, in sequence %d of %s, and Postgres has no answer to it.", a.text(),
-				name, a.outcome, g.out.name))
-		case a.row == nil:
-		case a.outcome == 0:
-			if g.out.couldBeDropped(a.row.at, clockSkewMax) || g.inProgress(r.name, h) {
-				break
-			}
-			add(r.onHold(AnswerUnannounced, h, g.out.name, h.last(), a.row.text(), "nothing",
-				"Publish the payment again, which gets the same answer: publisher pay --hold-id "+
-					r.name+"."+h.id.String()+" --payment-id "+name+". "+notSafe,
-				"has the answer %s to payment %s in Postgres since %s, and no outcome was published.", a.row.text(),
-				name, moment(a.row.at)))
-		case a.confirmed != a.row.confirmed || a.reason != a.row.reason || a.late != a.row.late ||
-			a.confirmed && a.at != a.row.at:
-			add(r.onHold(AnswerDiffers, h, payments, a.outcome, a.text(), a.row.text(), remedy,
-				"has the answer %s to payment %s, in sequence %d of %s; Postgres has %s.", a.text(), name, a.outcome,
-				g.out.name, a.row.text()))
+		add(r.checkAnswer(g, h, a))
+		if a.row != nil && a.row.confirmed && (made == nil || made.payment != a.payment) {
+			add(r.onHold(PaymentWithoutReservation, h, reservations, a.outcome,
+				"a reservation by payment "+quoted(a.payment), made.text(),
+				"Refund the payment, or insert the reservation by hand if the capacity allows it. "+notSafe,
+				"was paid by %s according to Postgres, and has %s.", quoted(a.payment), made.text()))
 		}
 	}
 	if len(paid) > 1 {
@@ -56,24 +40,48 @@ func (r *resource) checkPayments(g *group, h *hold) (found []*Finding) {
 			"Refund all payments except the one that the reservation names. "+notSafe,
 			"was paid more than once: %s.", strings.Join(paid, " and ")))
 	}
-	made := h.more.reservation
-	for i := range h.more.answers {
-		a := &h.more.answers[i]
-		if a.row != nil && a.row.confirmed && (made == nil || made.payment != a.payment) {
-			add(r.onHold(PaymentWithoutReservation, h, reservations, a.outcome,
-				"a reservation by payment "+quoted(a.payment), made.text(),
-				"Refund the payment, or insert the reservation by hand if the capacity allows it. "+notSafe,
-				"was paid by %s according to Postgres, and has %s.", quoted(a.payment), made.text()))
-		}
-	}
 	if made != nil {
 		found = append(found, r.checkReservation(g, h)...)
 	} else if h.more.cancelled != 0 && h.more.cancelled <= g.snapshotSeq {
 		add(r.onHold(CancellationDiffers, h, reservations, h.more.cancelled, "a cancelled reservation",
-			"no reservation", remedy,
+			"no reservation", postgresCounts,
 			"was published as a cancelled reservation, and Postgres has no reservation."))
 	}
 	return found
+}
+
+const postgresCounts = "The answer in Postgres counts: inform the consumers that have received the other one. " + notSafe
+
+// checkAnswer compares the published answer to a payment with the one that Postgres has.
+func (r *resource) checkAnswer(g *group, h *hold, a *answer) *Finding {
+	payments, name := g.Namespace+".payments", quoted(a.payment)
+	switch {
+	case a.another != 0:
+		return r.onHold(TwoAnswers, h, g.out.name, a.another, a.text(), "another answer", postgresCounts,
+			"has two answers to payment %s, in sequence %d of %s and in sequence %d.", name, a.outcome, g.out.name,
+			a.another)
+	case a.row == nil && a.outcome <= g.snapshotSeq:
+		return r.onHold(AnswerUnrecorded, h, payments, a.outcome, a.text(), "nothing",
+			"Find out whether Postgres has lost a transaction, for example by being restored from a backup. "+notSafe,
+			"has the answer %s to payment %s, in sequence %d of %s, and Postgres has no answer to it.", a.text(),
+			name, a.outcome, g.out.name)
+	case a.row == nil:
+	case a.outcome == 0:
+		if g.out.couldBeDropped(a.row.at, clockSkewMax) || g.inProgress(r.name, h) {
+			return nil
+		}
+		return r.onHold(AnswerUnannounced, h, g.out.name, h.last(), a.row.text(), "nothing",
+			"Publish the payment again, which gets the same answer: publisher pay --hold-id "+
+				r.name+"."+h.id.String()+" --payment-id "+name+". "+notSafe,
+			"has the answer %s to payment %s in Postgres since %s, and no outcome was published.", a.row.text(),
+			name, moment(a.row.at))
+	case a.confirmed != a.row.confirmed || a.reason != a.row.reason || a.late != a.row.late ||
+		a.confirmed && a.at != a.row.at:
+		return r.onHold(AnswerDiffers, h, payments, a.outcome, a.text(), a.row.text(), postgresCounts,
+			"has the answer %s to payment %s, in sequence %d of %s; Postgres has %s.", a.text(), name, a.outcome,
+			g.out.name, a.row.text())
+	}
+	return nil
 }
 
 func (r *resource) checkReservation(g *group, h *hold) (found []*Finding) {
