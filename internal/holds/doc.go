@@ -52,6 +52,8 @@
 //
 //	epoch                    string  proves that this Redis still has all data that was written to it;
 //	                                 during a rebuild, the mark of the worker that rebuilds
+//	primary                  string  the history of this server and the half-second in which a script has last
+//	                                 checked that it is a primary; not replicated
 //	fence                    string  the number of locks taken; each lock gets it as its fencing token
 //	agenda                   zset    resource -> when to sweep it next (ms)
 //	format                   string  version number of this recovery/format; only in partition 0
@@ -108,7 +110,8 @@
 //
 // Every script gets the current epoch as an argument and refuses to work in a partition that has
 // another one (ErrDataLost). Scripts that decide also get the replication history of the server,
-// because a server may follow older data and become primary again between two checks. Package
+// because a server may follow older data and become primary again between two checks; is_primary in
+// lua/prelude.lua explains how they check it. Package
 // recovery detects the loss, rebuilds Redis from the outbound stream and Postgres, and documents
 // which guarantees change after a rebuild. Until Redis is rebuilt, no event is decided.
 package holds

@@ -1,4 +1,4 @@
--- TheThe common part of all scripts. scripts.go puts it in front of each script. Each script calls
+-- The common part of all scripts. scripts.go puts it in front of each script. Each script calls
 -- begin at the start of each call, because several calls share one run (see internal/lua).
 --
 -- KEYS  1 epoch of the partition. All other keys of a script have the same hash tag.
@@ -14,6 +14,8 @@
 --   corrupt  a value is not one that the scripts write. A description of it follows. Nothing of that
 --            hold was written.
 --
+-- READS says whether the script has the flag no-writes; scripts.go sets it.
+--
 -- The scripts start with a shebang. So a Redis that is read-only or cannot persist refuses them
 -- before their first command, not after some of their writes. The same holds for a Redis that is
 -- out of memory, unless the script has the flag allow-oom.
@@ -21,21 +23,45 @@
 local EPOCH, AGENDA, COUNTS, USERS, RECORDS, DUE
 local resource, prefix
 local epoch -- of the partition
-local replication, time_ms, now, now_text -- of the run; now is Redis' time, unless a test moves it
+local term, term_epoch, term_history, term_clock -- the last ARGV[1] and its parts
+local verified -- the history that the run has found on this server
+local time_ms, now, now_text -- of the run; now is Redis' time, unless a test moves it
 local sweep_budget -- holds that the run may still expire
 
 -- Formats a whole number. The conversions of Redis and Lua are slower, because they handle
 -- fractions.
 local function int(number) return string.format('%d', number) end
 
--- Reports whether this server is a primary with a history. It reads this in the same step as the
--- data, because a server may follow a primary with older data and the same epoch, and become
--- primary again between two checks of the supervisor. It takes some microseconds of a run. A server
--- that begins a new history by itself is refused until the supervisor has checked it.
+-- How long a script that writes may rely on an earlier check of the server, in ms.
+local PRIMARY_MS = 500
+
+-- Reports whether this server is a primary with a history. A script checks this in the same step in
+-- which it uses the data, because a server may follow a primary with older data and the same epoch,
+-- and become primary again between two checks of the supervisor, with all connections open.
+--
+-- INFO costs as much as three or four other commands. So a script that writes leaves a mark, the
+-- history and the current half-second, and the scripts of that half-second rely on it. The mark is
+-- not replicated. So a server that takes over the data of another one also loses its mark, unless
+-- the other one has copied all data, with the mark, in the same half-second. Then this server would
+-- have to copy all data back and become primary within that half-second, too. A server that follows
+-- another one refuses scripts that write; scripts that only read always ask INFO.
+--
+-- A server that begins a new history by itself is refused until the supervisor has checked it.
 local function is_primary(history)
-  replication = replication or redis.call('INFO', 'replication')
-  return string.find(replication, 'role:master', 1, true) ~= nil
-    and string.match(replication, 'master_replid:(%x+)') == history
+  if verified == history then return true end
+  local key, mark = string.sub(EPOCH, 1, -6) .. 'primary', history .. ' ' .. math.floor(now / PRIMARY_MS)
+  if READS or redis.pcall('GET', key) ~= mark then
+    local info = redis.call('INFO', 'replication')
+    local is = string.find(info, 'role:master', 1, true) and string.match(info, 'master_replid:(%x+)') == history
+    if not is then return false end
+    if not READS then
+      redis.set_repl(redis.REPL_NONE)
+      redis.call('SET', key, mark)
+      redis.set_repl(redis.REPL_ALL)
+    end
+  end
+  verified = history
+  return true
 end
 
 -- Sets the variables of a call from its KEYS and ARGV. Returns whether the partition has the epoch
@@ -48,14 +74,17 @@ local function begin(KEYS, ARGV)
     AGENDA = string.sub(EPOCH, 1, -6) .. 'agenda'
     epoch = redis.call('GET', EPOCH)
   end
-  local name, history, clock = string.match(ARGV[1], '^([^@]*)@?([^@]*)@?(%d*)$')
+  if term ~= ARGV[1] then
+    term = ARGV[1]
+    term_epoch, term_history, term_clock = string.match(term, '^([^@]*)@?([^@]*)@?(%d*)$')
+  end
   if not now then
     local time = redis.call('TIME')
     time_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-    now = tonumber(clock or '') or time_ms
+    now = tonumber(term_clock or '') or time_ms
     now_text = int(now)
   end
-  return epoch == name and (history == '' or is_primary(history))
+  return epoch == term_epoch and (term_history == '' or is_primary(term_history))
 end
 
 -- Parses a record. A record is one line of words, each separated by one space:
