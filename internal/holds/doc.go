@@ -65,7 +65,7 @@
 //	<resource>:departing     zset    id -> when to announce hold.expired next (ms)
 //	<resource>:tombstones    zset    id -> when to remove the record of an ended hold (ms)
 //	<resource>:rev           string  counts the changes of capacity and reserved; with TTL
-//	<resource>:hold:<id>     string  a live hold as JSON; with TTL: its expiry is the hint to sweep
+//	<resource>:hold:<id>     string  the deadline (ms) of a live hold; with TTL: its expiry is the hint to sweep
 //	<resource>:started:<id>  string  when the payment of a live hold was started; with TTL
 //	<resource>:request:<key> string  the answer to a request; with TTL
 //	<resource>:extension:<event>  string  the answer to a booking.extended or payment.started; with TTL

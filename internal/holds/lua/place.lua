@@ -17,9 +17,9 @@
 --   then n names of slots
 --   then 2 for each request: its user and its index_field (see the prelude)
 --   then n numbers: capacity minus reserved, "-" for a slot without an inventory row
---   then 9 for each request: kind id event_id fingerprint quantity ttl_ms slots tail hold_json
+--   then 8 for each request: kind id event_id fingerprint quantity ttl_ms slots tail
 --     kind is request or late; slots are runs of positions in the union, from:to,...; tail is the tail
---     of the hold's record; hold_json is the result of the prelude's hold_json
+--     of the hold's record
 --   The kind late is a late payment: id is the expired hold, event_id the payment. Its answer is
 --   "word at_ms" and is not remembered. The word is claimed, claimed_by_other, confirmed or
 --   already_confirmed (see claim.lua), sold_out or unknown_hold.
@@ -34,8 +34,8 @@
 -- The line of an answer is: word fingerprint cause at_ms detail asked metadata. cause is the event
 -- id. The word reused stands alone and is not remembered.
 
-local FIXED_ARGS, REQUEST_ARGS, SCAN_MAX = 13, 9, 1000
-local KIND, ID, EVENT_ID, FINGERPRINT, QUANTITY, TTL_MS, SLOTS, TAIL, HOLD_JSON = 1, 2, 3, 4, 5, 6, 7, 8, 9
+local FIXED_ARGS, REQUEST_ARGS, SCAN_MAX = 13, 8, 1000
+local KIND, ID, EVENT_ID, FINGERPRINT, QUANTITY, TTL_MS, SLOTS, TAIL = 1, 2, 3, 4, 5, 6, 7, 8
 local RUNS = '(%d+):(%d+)'
 
 -- The arguments of the current call, and the positions before its names and before its first
@@ -338,7 +338,7 @@ local function run(KEYS, ARGV)
     if new[k] == 'granted' then
       local r = request_at + (k - 1) * REQUEST_ARGS
       read_ttl(ARGV[r + TTL_MS])
-      set_hold_key(ARGV[r + ID], ARGV[r + HOLD_JSON], deadline)
+      set_hold_key(ARGV[r + ID], deadline)
       redis.call('SET', key, reply[2 * k], 'PX', memory_ms)
     elseif new[k] then
       redis.call('SET', key, reply[2 * k], 'PX', ARGV[5])

@@ -128,17 +128,10 @@ local function index_field(user, slots) return user .. ' ' .. redis.sha1hex(slot
 -- than the life of any hold.
 local function started_key(id) return prefix .. 'started:' .. id end
 
--- Sets the key of a live hold. Its expiry is the hint to sweep the resource, and one GET shows the
--- hold.
-local function set_hold_key(id, hold_json, deadline)
-  redis.call('SET', prefix .. 'hold:' .. id, hold_json .. ',"expires_at_ms":' .. deadline .. '}', 'PXAT', deadline)
-end
-
--- Returns the JSON of a hold, without its deadline and the closing brace. It does not escape
--- slashes, because Go does not: cjson does.
-local function hold_json(hold)
-  local user = string.gsub(cjson.encode(hold.user), '\\/', '/')
-  return '{"user_id":' .. user .. ',"quantity":' .. int(hold.quantity) .. ',"asked":' .. hold.asked
+-- Sets the key of a live hold. Its expiry is the hint to sweep the resource. Its value is the
+-- deadline, because Redis stores a number in few bytes.
+local function set_hold_key(id, deadline)
+  redis.call('SET', prefix .. 'hold:' .. id, deadline, 'PXAT', deadline)
 end
 
 local function schedule(at)
