@@ -65,14 +65,20 @@ local function is_primary(history)
 end
 
 -- Sets the variables of a call from its KEYS and ARGV. Returns whether the partition has the epoch
--- and all data that was written under it.
-local function begin(KEYS, ARGV)
+-- and all data that was written under it, and the values of other keys, from the second value on:
+-- the first is the epoch.
+local function begin(KEYS, ARGV, ...)
   resource, prefix = ARGV[2], ARGV[3]
   COUNTS, USERS, RECORDS, DUE = prefix .. 'counts', prefix .. 'users', prefix .. 'records', prefix .. 'due'
+  local values
+  if ... then
+    values = redis.call('MGET', KEYS[1], ...)
+    epoch = values[1]
+  end
   if EPOCH ~= KEYS[1] then
     EPOCH = KEYS[1]
     AGENDA = string.sub(EPOCH, 1, -6) .. 'agenda'
-    epoch = redis.call('GET', EPOCH)
+    if not values then epoch = redis.call('GET', EPOCH) end
   end
   if term ~= ARGV[1] then
     term = ARGV[1]
@@ -84,7 +90,7 @@ local function begin(KEYS, ARGV)
     now = tonumber(term_clock or '') or time_ms
     now_text = int(now)
   end
-  return epoch == term_epoch and (term_history == '' or is_primary(term_history))
+  return epoch == term_epoch and (term_history == '' or is_primary(term_history)), values
 end
 
 -- Parses a record. A record is one line of words, each separated by one space:
