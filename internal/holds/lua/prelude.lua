@@ -157,10 +157,10 @@ end
 local function is_count(field) return not field or string.match(field, '^%-?%d+$') ~= nil end
 
 -- Ends a live hold: restores its counts and removes everything that only a live hold has. When
--- swept is true, the caller removes its entry in DUE. The caller has read the state held or
+-- undue is true, the caller removes its entry in DUE, or has removed it. The caller has read the state held or
 -- confirming in the same script, so a hold ends only once. Returns nil, or what is corrupt; then
 -- nothing was written.
-local function end_hold(id, hold, state, ended, by, memory_ms, swept)
+local function end_hold(id, hold, state, ended, by, memory_ms, undue)
   local names = split(hold.slots)
   local held = redis.call('HMGET', COUNTS, unpack(names))
   local keep, drop = {}, {}
@@ -182,7 +182,7 @@ local function end_hold(id, hold, state, ended, by, memory_ms, swept)
   if user_fields[2] == id then removed_fields[#removed_fields + 1] = index end
   -- No write below can fail with a wrong type: each key has been read, or is the first to be
   -- written.
-  if not swept and not is_late(id) then redis.call('ZREM', DUE, id) end
+  if not undue and not is_late(id) then redis.call('ZREM', DUE, id) end
   if #keep > 0 then redis.call('HSET', COUNTS, unpack(keep)) end
   if #drop > 0 then redis.call('HDEL', COUNTS, unpack(drop)) end
   if count > 1 then redis.call('HSET', USERS, hold.user, int(count - 1)) end
@@ -204,10 +204,14 @@ local REV_MS = 3600000
 -- microseconds, so that it never has a value from before its expiry again. Returns whether rev is
 -- corrupt; then nothing was written.
 local function bump_rev()
-  local rev, time = prefix .. 'rev', redis.call('TIME')
-  redis.call('SET', rev, int(time[1] * 1000000 + time[2]), 'NX', 'PX', REV_MS)
-  if type(redis.pcall('INCR', rev)) == 'table' then return true end
-  redis.call('PEXPIRE', rev, REV_MS)
+  local rev = prefix .. 'rev'
+  local value = redis.pcall('INCR', rev)
+  if type(value) == 'table' then return true end
+  if value == 1 then
+    redis.call('SET', rev, int(time_ms * 1000), 'PX', REV_MS)
+  else
+    redis.call('PEXPIRE', rev, REV_MS)
+  end
   return false
 end
 

@@ -17,7 +17,7 @@ local function run(KEYS, ARGV)
 
   if decision == 'confirmed' then
     if bump_rev() then return {'corrupt', 'rev'} end
-    local corrupt = end_hold(id, hold, 'confirmed', hold.ended, payment, memory_ms)
+    local corrupt = end_hold(id, hold, 'confirmed', hold.ended, payment, memory_ms, true)
     if corrupt then return {'corrupt', corrupt} end
     add_tombstone(id, memory_ms)
   elseif is_late(id) then
