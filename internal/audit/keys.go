@@ -42,12 +42,21 @@ func (ns keyspace) parse(name string) key {
 	number, rest, _ := strings.Cut(rest, "}:")
 	resource, suffix, found := strings.Cut(rest, ":")
 	if !found {
-		return key{name: rest, ours: rest == "epoch" || rest == "fence" || rest == "agenda" || rest == "format" && number == "0"}
+		return key{name: rest, ours: isPartitionOwn(rest) || rest == "format" && number == "0"}
 	}
 	k := key{resource: resource, name: suffix}
 	kind, _, _ := strings.Cut(suffix, ":")
 	k.ours = number == strconv.Itoa(record.Partition(resource)) && (isOwn(suffix) || isStray(kind))
 	return k
+}
+
+// isPartitionOwn reports whether a key is one of those of a partition.
+func isPartitionOwn(name string) bool {
+	switch name {
+	case "epoch", "primary", "fence", "agenda":
+		return true
+	}
+	return false
 }
 
 // isOwn reports whether a key is one of those that every script is given.

@@ -62,7 +62,7 @@ func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest) []Resu
 	results := make([]Result, len(requests))
 	claims := make([]*lua.Call, len(requests))
 	for i, r := range requests {
-		claims[i] = s.newCall(scriptClaim, r.Hold.Resource, s.requestKeyTTLMS(), sweepMax, r.Hold.UUID, r.PaymentID)
+		claims[i] = s.newCall(scriptClaim, r.Hold.Resource, s.requestKeyTTLMS(), r.Hold.UUID, r.PaymentID)
 	}
 	s.run(ctx, claims...)
 	failpoint.Hit("confirm.claimed")

@@ -52,6 +52,8 @@
 //
 //	epoch                    string  proves that this Redis still has all data that was written to it;
 //	                                 during a rebuild, the mark of the worker that rebuilds
+//	primary                  string  the history of this server and the half-second in which a script has last
+//	                                 checked that it is a primary; not replicated
 //	fence                    string  the number of locks taken; each lock gets it as its fencing token
 //	agenda                   zset    resource -> when to sweep it next (ms)
 //	format                   string  version number of this recovery/format; only in partition 0
@@ -63,7 +65,7 @@
 //	<resource>:departing     zset    id -> when to announce hold.expired next (ms)
 //	<resource>:tombstones    zset    id -> when to remove the record of an ended hold (ms)
 //	<resource>:rev           string  counts the changes of capacity and reserved; with TTL
-//	<resource>:hold:<id>     string  a live hold as JSON; with TTL: its expiry is the hint to sweep
+//	<resource>:hold:<id>     string  the deadline (ms) of a live hold; with TTL: its expiry is the hint to sweep
 //	<resource>:started:<id>  string  when the payment of a live hold was started; with TTL
 //	<resource>:request:<key> string  the answer to a request; with TTL
 //	<resource>:extension:<event>  string  the answer to a booking.extended or payment.started; with TTL
@@ -108,7 +110,8 @@
 //
 // Every script gets the current epoch as an argument and refuses to work in a partition that has
 // another one (ErrDataLost). Scripts that decide also get the replication history of the server,
-// because a server may follow older data and become primary again between two checks. Package
+// because a server may follow older data and become primary again between two checks; is_primary in
+// lua/prelude.lua explains how they check it. Package
 // recovery detects the loss, rebuilds Redis from the outbound stream and Postgres, and documents
 // which guarantees change after a rebuild. Until Redis is rebuilt, no event is decided.
 package holds

@@ -37,8 +37,8 @@ var dryScripts = loadDryScripts()
 func loadDryScripts() map[string]lua.Script {
 	scripts := make(map[string]lua.Script)
 	for _, script := range []lua.Script{scriptPlace, scriptClaim, scriptSettle, scriptRelease, scriptExtend} {
-		text := withoutWrites + prelude + source(script.Name)
-		scripts[script.Name] = lua.NewPacked("dry "+script.Name, "no-writes", packMax, text)
+		text := "local READS = true\n" + withoutWrites + prelude + source(script.Name)
+		scripts[script.Name] = lua.NewPacked("dry "+script.Name, noWrites, packMax, text)
 	}
 	return scripts
 }

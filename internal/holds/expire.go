@@ -31,8 +31,8 @@ const (
 	allPartitions = -1
 )
 
-// ExpirerOptions disable the triggers of the sweep, for tests. Even without triggers, place.lua and
-// claim.lua expire due holds before they decide.
+// ExpirerOptions disable the triggers of the sweep, for tests. Even without triggers, place.lua
+// expires due holds before it decides, and claim.lua the hold that it would claim.
 type ExpirerOptions struct {
 	NoTimer         bool
 	NoNotifications bool

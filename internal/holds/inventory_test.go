@@ -24,7 +24,7 @@ func TestRev_NoChangeForAnHour_Ends(t *testing.T) {
 		},
 		"a payment is settled": func() {
 			hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
-			w.pay(t, hold.HoldID, "p")
+			w.pay(t, hold.HoldID, uuid.NewString())
 		},
 	} {
 		if what == "a payment is settled" {
@@ -37,6 +37,11 @@ func TestRev_NoChangeForAnHour_Ends(t *testing.T) {
 		}
 		if left := w.client.PTTL(ctx, rev).Val(); left <= 0 || left > time.Hour {
 			t.Errorf("%s: rev ends in %s, want within an hour", what, left)
+		}
+		w.client.Del(ctx, rev)
+		change()
+		if left := w.client.PTTL(ctx, rev).Val(); left <= 0 || left > time.Hour {
+			t.Errorf("%s: a new rev ends in %s, want within an hour", what, left)
 		}
 	}
 }

@@ -28,7 +28,7 @@ func (p KeyParts) valid() bool {
 }
 
 // keysOfParts is how many keys KeysOf returns.
-const keysOfParts = 18
+const keysOfParts = 19
 
 // KeysOf returns every key that is built of the parts, with what it stands for: two keys that
 // stand for different things must be different. What scripts build is built here once more;
@@ -44,6 +44,7 @@ func KeysOf(p KeyParts) map[string]string {
 	partition := fmt.Sprint(record.Partition(p.Resource))
 	add(ns.Epoch(record.Partition(p.Resource)), "epoch", partition)
 	add(ns.Agenda(record.Partition(p.Resource)), "agenda", partition)
+	add(ns.Partition(record.Partition(p.Resource))+"primary", "primary", partition)
 	add(locks.Fence, "fence", partition)
 	for _, name := range []string{"counts", "records", "due", "departing", "tombstones", "rev", "users", "locks", "waited_for", "waiting", "released"} {
 		add(prefix+name, name, p.Resource)

@@ -47,7 +47,7 @@ const (
 )
 
 // placing is a request or a late payment that is being decided. For a late payment, EventID is the
-// payment, and place.lua ignores the fingerprint, the tail and the hold's JSON.
+// payment, and place.lua ignores the fingerprint and the tail.
 type placing struct {
 	*PlaceRequest
 	kind          placingKind
@@ -432,7 +432,7 @@ func (s *Service) placeCall(
 		inventory = strconv.AppendInt(append(strconv.AppendInt(inventory, row.Capacity, 10), ':'), row.Reserved, 10)
 	}
 	k := len(g.requests)
-	args := make([]any, 0, 10+3*n+12*k)
+	args := make([]any, 0, 10+3*n+11*k)
 	args = append(args, read.rev, s.requestKeyTTLMS(), s.policy.HoldsPerUser, sweepMax,
 		read.at.UnixMilli(), age.Milliseconds(), token, inventory, n, k)
 	slots, request := make([]string, k), s.keys.Prefix(g.resource)+"request:"
@@ -464,8 +464,7 @@ func (s *Service) placeCall(
 			id = fresh.UUID
 		}
 		args = append(args, id, p.EventID, p.fingerprint, p.Quantity, p.ttl.Milliseconds(), slotRuns(g.names, p.names),
-			record.Tail{User: p.User, RequestKey: p.RequestKey, Slots: slots[i], Selection: p.selectionJSON, Metadata: string(p.Metadata)}.String(),
-			record.HoldJSON(p.User, p.Quantity, p.selectionJSON))
+			record.Tail{User: p.User, RequestKey: p.RequestKey, Slots: slots[i], Selection: p.selectionJSON, Metadata: string(p.Metadata)}.String())
 	}
 	return s.newCall(scriptPlace, g.resource, args...), nil
 }

@@ -27,6 +27,9 @@ var ErrDataLost = errors.New("redis has lost its data")
 // recovery).
 var ErrCorrupt = errors.New("corrupt data in redis")
 
+// noWrites marks a script that only reads.
+const noWrites = "no-writes"
+
 // allowOOM lets a script run when Redis is out of memory. Scripts that end holds and free memory
 // have it. Redis refuses a script that needs more memory before its first command.
 const allowOOM = "allow-oom"
@@ -43,8 +46,8 @@ var (
 	scriptExpire       = load("expire", allowOOM)
 	scriptForget       = load("forget", allowOOM)
 	scriptAvailability = load("availability", allowOOM)
-	scriptShow         = load("show", "no-writes")
-	scriptAgenda       = load("agenda", "no-writes")
+	scriptShow         = load("show", noWrites)
+	scriptAgenda       = load("agenda", noWrites)
 )
 
 // packMax is the maximum number of calls in one run. Other clients of Redis wait until the run
@@ -60,7 +63,8 @@ func load(name, flags string) lua.Script { return NewScript(name, flags, source(
 // NewScript returns a script that begins with the prelude. Its text defines the function run, which
 // begins each call with begin.
 func NewScript(name, flags, text string) lua.Script {
-	return lua.NewPacked(name, flags, packMax, prelude+text)
+	reads := fmt.Sprintf("local READS = %t\n", strings.Contains(flags, noWrites))
+	return lua.NewPacked(name, flags, packMax, reads+prelude+text)
 }
 
 // source returns a file under lua/.
@@ -87,7 +91,6 @@ func ScriptCommands() []string {
 	return lua.Commands(all.String())
 }
 
-// epochArg returns the epoch, and the server's history if it is known, that a script must find.
 // newCall returns a call of a script for one resource. args follow the three arguments that every
 // script has.
 func (s *Service) newCall(script lua.Script, resource string, args ...any) *lua.Call {

@@ -13,6 +13,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
+	"holdfast/internal/stack/stacktest"
 )
 
 // samePartition returns the names of n resources of one partition.
@@ -241,4 +242,57 @@ func TestPlace_SoldOut_RetryAtIsEarliestDeadline(t *testing.T) {
 		created(t, o)
 	}
 	after(w.place(t, request("hall", "y", 60, "a"))[0], time.Minute)
+}
+
+// TestScripts_ServerFollowedOlderDataSinceItsMark_Refuse makes a Redis follow older data and become
+// primary again in the half-second in which scripts have marked it as the primary. The older data has
+// no mark, because marks are not replicated.
+func TestScripts_ServerFollowedOlderDataSinceItsMark_Refuse(t *testing.T) {
+	t.Parallel()
+	own, older := stacktest.StartRedis(t), stacktest.StartRedis(t)
+	client, replica := newClient(t, own.RedisURL), newClient(t, older.RedisURL)
+	stacktest.ReplicaOf(t, replica, client) // with its first replica a server starts a new history
+	w := newHarnessOn(t, own.RedisURL).stopClock(t)
+	w.setInventory(t, "room", slots("a"), 5)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Selection: slots("a")})[0])
+	stacktest.Eventually(t, "the hold to be replicated", func() bool {
+		return replica.HLen(t.Context(), holds.Key(w.namespace, "room", "records")).Val() == 1
+	})
+	stacktest.Promote(t, replica)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben", Selection: slots("a")})[0])
+	stacktest.ReplicaOf(t, client, replica)
+	stacktest.Promote(t, client)
+	w.assertRefused(t, "room")
+}
+
+// TestScripts_ServerFollowedOlderDataWithItsMark_RefuseAfterHalfASecond makes a Redis follow data that
+// was copied from it together with its mark.
+func TestScripts_ServerFollowedOlderDataWithItsMark_RefuseAfterHalfASecond(t *testing.T) {
+	t.Parallel()
+	own, first, older := stacktest.StartRedis(t), stacktest.StartRedis(t), stacktest.StartRedis(t)
+	client, replica := newClient(t, own.RedisURL), newClient(t, older.RedisURL)
+	stacktest.ReplicaOf(t, newClient(t, first.RedisURL), client)
+	w := newHarnessOn(t, own.RedisURL).stopClock(t)
+	w.setInventory(t, "room", slots("a"), 5)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Selection: slots("a")})[0])
+	stacktest.ReplicaOf(t, replica, client) // copies the mark
+	stacktest.Promote(t, replica)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben", Selection: slots("a")})[0])
+	stacktest.ReplicaOf(t, client, replica)
+	stacktest.Promote(t, client)
+	w.pass(t, 500*time.Millisecond)
+	w.assertRefused(t, "room")
+}
+
+// assertRefused checks that no script decides about a resource.
+func (w *harness) assertRefused(t *testing.T, resource string) {
+	t.Helper()
+	for _, r := range w.service.Place(t.Context(), []holds.PlaceRequest{newRequest(resource)}) {
+		if !errors.Is(r.Err, holds.ErrDataLost) {
+			t.Errorf("place: %+v", r)
+		}
+	}
+	if found, err := w.service.Availability(t.Context(), resource, slots("a")); !errors.Is(err, holds.ErrDataLost) {
+		t.Errorf("availability: %+v %v", found, err)
+	}
 }

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"strconv"
 	"strings"
-
-	"github.com/go-json-experiment/json/jsontext"
 )
 
 // ErrMalformed says that a line is not one that the scripts write. The error does not repeat the
@@ -99,13 +97,4 @@ func (t Tail) String() string {
 func IndexField(user, slots string) string {
 	sum := sha1.Sum([]byte(slots)) //nolint:gosec // it names a set of slots, as redis.sha1hex does; it proves nothing
 	return user + " " + hex.EncodeToString(sum[:])
-}
-
-// HoldJSON returns the value of a live hold's key, without its deadline and the closing brace.
-// hold_json of lua/prelude.lua of package holds returns the same.
-func HoldJSON(user string, quantity int64, selection string) string {
-	text := []byte(`{"user_id":`)
-	text, _ = jsontext.AppendQuote(text, user) // of ASCII it is never an error
-	text = strconv.AppendInt(append(text, `,"quantity":`...), quantity, 10)
-	return string(append(append(text, `,"asked":`...), selection...))
 }

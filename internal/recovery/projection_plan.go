@@ -128,7 +128,6 @@ func (one *plan) planHold(p *Projection, id string, h *projectedHold, was resolu
 // planLive plans what only live holds have, except for sums and index. The keys are those of
 // started_key and set_hold_key in holds/lua/prelude.lua. It returns the same as planHold.
 func (one *plan) planLive(p *Projection, id string, h *projectedHold, was resolution) (until int64) {
-	tail, _ := record.ParseTail(h.tail) // holdInfoOf has written it
 	if h.started != 0 {
 		until := h.started + p.requestKeyTTLMS(h.started)
 		one.expiring = append(one.expiring, "started:"+id, strconv.FormatInt(h.started, 10), strconv.FormatInt(until, 10))
@@ -138,8 +137,7 @@ func (one *plan) planLive(p *Projection, id string, h *projectedHold, was resolu
 	}
 	deadline := p.deadline(id, h)
 	at := one.addAt(&one.due, deadline, id)
-	one.expiring = append(one.expiring, "hold:"+id,
-		record.HoldJSON(tail.User, h.quantity, tail.Selection)+`,"expires_at_ms":`+at+`}`, at)
+	one.expiring = append(one.expiring, "hold:"+id, at, at)
 	return deadline + max(p.requestKeyTTLMS(p.created(id, h)), p.requestKeyTTLMS(deadline))
 }
 

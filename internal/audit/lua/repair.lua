@@ -131,11 +131,8 @@ local REPAIR = {
     return 'done'
   end,
   hold_key = function(id)
-    local hold, line = record_of(id)
-    local selection = string.match(line, '^' .. string.rep('%S+ ', 9) .. '(%S+) ')
-    redis.call('SET', prefix .. 'hold:' .. id,
-      '{"user_id":' .. string.gsub(cjson.encode(hold.user), '\\/', '/') .. ',"quantity":' .. whole(hold.quantity) .. ',"asked":' .. selection ..
-      ',"expires_at_ms":' .. hold.deadline .. '}', 'PXAT', hold.deadline)
+    local hold = record_of(id)
+    redis.call('SET', prefix .. 'hold:' .. id, hold.deadline, 'PXAT', hold.deadline)
     return 'done'
   end,
   request = function() return 'impossible' end,

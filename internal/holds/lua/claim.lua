@@ -1,6 +1,6 @@
 -- Claims a hold for a payment. From then on the hold cannot expire until settle.lua ends the claim.
 --
--- ARGV  4 memory_ms  5 sweep_limit  6 id  7 payment
+-- ARGV  4 memory_ms  5 id  6 payment
 -- Returns ok word now line late. line is the record, "" when there is none. late is 1 when it is the
 -- record late:<id> of a late payment, otherwise 0. The word is one of
 --   claimed            this payment has claimed the hold, in this call or an earlier one
@@ -11,32 +11,29 @@
 
 local function run(KEYS, ARGV)
   if not begin(KEYS, ARGV) then return {'lost'} end
-  local memory_ms, sweep_limit, id, payment = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6], ARGV[7]
+  local memory_ms, id, payment = tonumber(ARGV[4]), ARGV[5], ARGV[6]
 
-  local _, corrupt = sweep(sweep_limit, memory_ms)
-  if corrupt then return {'corrupt', corrupt} end
-
-  local late_line = redis.call('HGET', RECORDS, late_id(id))
+  local lines = redis.call('HMGET', RECORDS, id, late_id(id))
+  local line, late_line = lines[1], lines[2]
   if late_line then -- it decides, whether or not the hold itself is still remembered
     local hold = parse(late_line)
     if not hold then return {'corrupt', 'record of ' .. late_id(id)} end
     return {'ok', claim_word(hold, payment), tostring(now), late_line, 1}
   end
-  local line = redis.call('HGET', RECORDS, id)
   if not line then return {'ok', 'unknown_hold', tostring(now), '', 0} end
   local hold = parse(line)
   if not hold then return {'corrupt', 'record of ' .. id} end
 
   if hold.state == 'held' and hold.deadline <= now then
-    corrupt = expire(id, hold, memory_ms)
+    local corrupt = expire(id, hold, memory_ms)
     if corrupt then return {'corrupt', corrupt} end
   end
 
   local word = hold.state
   if hold.state == 'held' then
     hold.state, hold.ended, hold.by = 'confirming', now, payment
+    redis.call('ZREM', DUE, id) -- first: if it is not a sorted set, nothing else is written
     redis.call('HSET', RECORDS, id, format(hold))
-    redis.call('ZREM', DUE, id)
     redis.call('DEL', prefix .. 'hold:' .. id)
     redis.call('PERSIST', prefix .. 'request:' .. hold.request_key)
     word = 'claimed'

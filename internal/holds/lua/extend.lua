@@ -49,7 +49,7 @@ local function run(KEYS, ARGV)
     if why == 'started' then redis.call('SET', started_key(id), now, 'PX', memory_ms) end
     redis.call('HSET', RECORDS, id, format(hold))
     redis.call('ZADD', DUE, deadline, id)
-    set_hold_key(id, hold_json(hold), int(hold.deadline))
+    set_hold_key(id, int(hold.deadline))
     redis.call('PEXPIRE', prefix .. 'request:' .. hold.request_key, deadline - now + memory_ms)
   end
   redis.call('SET', answer_key, table.concat({word, now, hold.deadline}, ' '), 'PX', memory_ms)

@@ -17,9 +17,9 @@
 --   then n names of slots
 --   then 2 for each request: its user and its index_field (see the prelude)
 --   then n numbers: capacity minus reserved, "-" for a slot without an inventory row
---   then 9 for each request: kind id event_id fingerprint quantity ttl_ms slots tail hold_json
+--   then 8 for each request: kind id event_id fingerprint quantity ttl_ms slots tail
 --     kind is request or late; slots are runs of positions in the union, from:to,...; tail is the tail
---     of the hold's record; hold_json is the result of the prelude's hold_json
+--     of the hold's record
 --   The kind late is a late payment: id is the expired hold, event_id the payment. Its answer is
 --   "word at_ms" and is not remembered. The word is claimed, claimed_by_other, confirmed or
 --   already_confirmed (see claim.lua), sold_out or unknown_hold.
@@ -34,8 +34,8 @@
 -- The line of an answer is: word fingerprint cause at_ms detail asked metadata. cause is the event
 -- id. The word reused stands alone and is not remembered.
 
-local FIXED_ARGS, REQUEST_ARGS, SCAN_MAX = 13, 9, 1000
-local KIND, ID, EVENT_ID, FINGERPRINT, QUANTITY, TTL_MS, SLOTS, TAIL, HOLD_JSON = 1, 2, 3, 4, 5, 6, 7, 8, 9
+local FIXED_ARGS, REQUEST_ARGS, SCAN_MAX = 13, 8, 1000
+local KIND, ID, EVENT_ID, FINGERPRINT, QUANTITY, TTL_MS, SLOTS, TAIL = 1, 2, 3, 4, 5, 6, 7, 8
 local RUNS = '(%d+):(%d+)'
 
 -- The arguments of the current call, and the positions before its names and before its first
@@ -44,8 +44,8 @@ local args, name_at, request_at
 local holds_per_user
 local held -- by slot
 local left -- by slot, false without an inventory row
--- The positions of the current request's slots, and their number.
-local slots, num_slots = {}, 0
+-- The positions of the current request's slots, their number, and the runs that they were read from.
+local slots, num_slots, slots_of = {}, 0, nil
 -- What is written at the end: fields of USERS; ids and lines; deadlines and ids.
 local of_users, records, deadlines
 -- The runs of slots and the deadlines of the holds that this call has granted.
@@ -69,7 +69,8 @@ local function is_live(id)
 end
 
 local function read_slots(runs)
-  num_slots = 0
+  if runs == slots_of then return end -- most requests alone have the same number of slots
+  slots_of, num_slots = runs, 0
   for from, to in string.gmatch(runs, RUNS) do
     for i = from, to do
       num_slots = num_slots + 1
@@ -212,10 +213,9 @@ end
 
 -- Returns the position of the first name whose lock does not have the token or, with the token "*",
 -- is held by any owner. Returns nil when there is none.
-local function first_foreign(token, names)
-  local locks, checked = prefix .. 'locks', nil
-  if token == '*' and redis.call('EXISTS', locks) == 0 then return nil end -- the most frequent case
-  for i, field in ipairs(redis.call('HMGET', locks, unpack(names))) do
+local function first_foreign(token, ...)
+  local checked
+  for i, field in ipairs(redis.call('HMGET', prefix .. 'locks', ...)) do
     if field ~= checked then -- most fields are equal
       local value, until_ms = string.match(field or '', '^(%S+) (%d+)$')
       local live = value and tonumber(until_ms) > time_ms
@@ -227,7 +227,11 @@ local function first_foreign(token, names)
 end
 
 local function run(KEYS, ARGV)
-  if not begin(KEYS, ARGV) then return {'lost'} end
+  local token, n, num_requests = ARGV[10], ARGV[12] + 0, ARGV[13] + 0
+  args, name_at = ARGV, FIXED_ARGS + num_requests
+  -- The values are the epoch, rev and the answers. A sweep changes none of them.
+  local intact, values = begin(KEYS, ARGV, ARGV[3] .. 'rev', unpack(ARGV, FIXED_ARGS + 1, name_at))
+  if not intact then return {'lost'} end
   -- Due holds expire even if nothing is decided.
   local more, corrupt, first_due = sweep(ARGV[7] + 0, ARGV[5])
   if corrupt then return {'corrupt', corrupt} end
@@ -235,27 +239,28 @@ local function run(KEYS, ARGV)
 
   -- All reads come before the first decision and all writes after the last one. So corruption never
   -- leaves a decision half written.
-  local token, n, num_requests = ARGV[10], ARGV[12] + 0, ARGV[13] + 0
-  args, name_at = ARGV, FIXED_ARGS + num_requests
   local left_at = name_at + n + 2 * num_requests
   request_at = left_at + n
-  if token ~= '' then
-    local i = first_foreign(token, {unpack(ARGV, name_at + 1, name_at + n)})
+  -- In most cases there are no locks, and only new requests. MGET returns nil for a key of another
+  -- type, too. GET of such a key fails.
+  local absent = {}
+  if not values[2] then absent[1] = prefix .. 'rev' end
+  for k = 1, num_requests do
+    if not values[2 + k] then absent[#absent + 1] = ARGV[FIXED_ARGS + k] end
+  end
+  local num_absent = #absent
+  if token == '*' then absent[num_absent + 1] = prefix .. 'locks' end
+  local found = #absent > 0 and redis.call('EXISTS', unpack(absent)) > 0
+  if found and token == '*' or token ~= '' and token ~= '*' then
+    local i = first_foreign(token, unpack(ARGV, name_at + 1, name_at + n))
     if i then return {token == '*' and 'blocked' or 'lock_lost', ARGV[name_at + i]} end
   end
-  local answers = redis.call('MGET', prefix .. 'rev', prefix .. 'waited_for', unpack(ARGV, FIXED_ARGS + 1, name_at))
   if not string.match(ARGV[4], '^%-?%d+$') then return {'corrupt', 'rev'} end -- no script can bump it
-  -- MGET returns nil for a key of another type. GET of such a key fails.
-  local absent = {}
-  if not answers[1] then absent[1] = prefix .. 'rev' end
-  for k = 1, num_requests do
-    if not answers[2 + k] then absent[#absent + 1] = ARGV[FIXED_ARGS + k] end
-  end
-  if #absent > 0 and redis.call('EXISTS', unpack(absent)) > 0 then
-    for _, key in ipairs(absent) do redis.call('GET', key) end
+  if found then
+    for k = 1, num_absent do redis.call('GET', absent[k]) end
   end
   local age = time_ms - ARGV[8]
-  if (answers[1] or '0') ~= ARGV[4] or age < 0 or age > ARGV[9] + 0 then return {'stale'} end
+  if (values[2] or '0') ~= ARGV[4] or age < 0 or age > ARGV[9] + 0 then return {'stale'} end
   held, left = redis.call('HMGET', COUNTS, unpack(ARGV, name_at + 1, name_at + n)), {}
   for i = 1, n do
     local count = held[i] and tonumber(held[i]) or not held[i] and 0
@@ -277,7 +282,7 @@ local function run(KEYS, ARGV)
     local user, index = ARGV[users_at + u], ARGV[users_at + u + 1]
     local count, existing = of_users[user] or users[u], of_users[index] or users[u + 1]
     local key, tail = ARGV[FIXED_ARGS + k], ''
-    local line = known[key] or answers[2 + k]
+    local line = known[key] or values[2 + k]
     if ARGV[r + KIND] == 'late' then
       read_slots(ARGV[r + SLOTS])
       line, corrupt = take_late(r, user, count)
@@ -338,7 +343,7 @@ local function run(KEYS, ARGV)
     if new[k] == 'granted' then
       local r = request_at + (k - 1) * REQUEST_ARGS
       read_ttl(ARGV[r + TTL_MS])
-      set_hold_key(ARGV[r + ID], ARGV[r + HOLD_JSON], deadline)
+      set_hold_key(ARGV[r + ID], deadline)
       redis.call('SET', key, reply[2 * k], 'PX', memory_ms)
     elseif new[k] then
       redis.call('SET', key, reply[2 * k], 'PX', ARGV[5])
@@ -346,7 +351,9 @@ local function run(KEYS, ARGV)
   end
   if token ~= '' and token ~= '*' then
     redis.call('HDEL', prefix .. 'locks', unpack(ARGV, name_at + 1, name_at + n))
-    if answers[2] then redis.pcall('SPUBLISH', prefix .. 'released', table.concat(ARGV, ' ', name_at + 1, name_at + n)) end
+    if redis.call('EXISTS', prefix .. 'waited_for') == 1 then
+      redis.pcall('SPUBLISH', prefix .. 'released', table.concat(ARGV, ' ', name_at + 1, name_at + n))
+    end
   end
   return reply
 end

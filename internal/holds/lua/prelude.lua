@@ -1,4 +1,4 @@
--- TheThe common part of all scripts. scripts.go puts it in front of each script. Each script calls
+-- The common part of all scripts. scripts.go puts it in front of each script. Each script calls
 -- begin at the start of each call, because several calls share one run (see internal/lua).
 --
 -- KEYS  1 epoch of the partition. All other keys of a script have the same hash tag.
@@ -14,6 +14,8 @@
 --   corrupt  a value is not one that the scripts write. A description of it follows. Nothing of that
 --            hold was written.
 --
+-- READS says whether the script has the flag no-writes; scripts.go sets it.
+--
 -- The scripts start with a shebang. So a Redis that is read-only or cannot persist refuses them
 -- before their first command, not after some of their writes. The same holds for a Redis that is
 -- out of memory, unless the script has the flag allow-oom.
@@ -21,41 +23,74 @@
 local EPOCH, AGENDA, COUNTS, USERS, RECORDS, DUE
 local resource, prefix
 local epoch -- of the partition
-local replication, time_ms, now, now_text -- of the run; now is Redis' time, unless a test moves it
+local term, term_epoch, term_history, term_clock -- the last ARGV[1] and its parts
+local verified -- the history that the run has found on this server
+local time_ms, now, now_text -- of the run; now is Redis' time, unless a test moves it
 local sweep_budget -- holds that the run may still expire
 
 -- Formats a whole number. The conversions of Redis and Lua are slower, because they handle
 -- fractions.
 local function int(number) return string.format('%d', number) end
 
--- Reports whether this server is a primary with a history. It reads this in the same step as the
--- data, because a server may follow a primary with older data and the same epoch, and become
--- primary again between two checks of the supervisor. It takes some microseconds of a run. A server
--- that begins a new history by itself is refused until the supervisor has checked it.
+-- How long a script that writes may rely on an earlier check of the server, in ms.
+local PRIMARY_MS = 500
+
+-- Reports whether this server is a primary with a history. A script checks this in the same step in
+-- which it uses the data, because a server may follow a primary with older data and the same epoch,
+-- and become primary again between two checks of the supervisor, with all connections open.
+--
+-- INFO costs as much as three or four other commands. So a script that writes leaves a mark, the
+-- history and the current half-second, and the scripts of that half-second rely on it. The mark is
+-- not replicated. So a server that takes over the data of another one also loses its mark, unless
+-- the other one has copied all data, with the mark, in the same half-second. Then this server would
+-- have to copy all data back and become primary within that half-second, too. A server that follows
+-- another one refuses scripts that write; scripts that only read always ask INFO.
+--
+-- A server that begins a new history by itself is refused until the supervisor has checked it.
 local function is_primary(history)
-  replication = replication or redis.call('INFO', 'replication')
-  return string.find(replication, 'role:master', 1, true) ~= nil
-    and string.match(replication, 'master_replid:(%x+)') == history
+  if verified == history then return true end
+  local key, mark = string.sub(EPOCH, 1, -6) .. 'primary', history .. ' ' .. math.floor(now / PRIMARY_MS)
+  if READS or redis.pcall('GET', key) ~= mark then
+    local info = redis.call('INFO', 'replication')
+    local is = string.find(info, 'role:master', 1, true) and string.match(info, 'master_replid:(%x+)') == history
+    if not is then return false end
+    if not READS then
+      redis.set_repl(redis.REPL_NONE)
+      redis.call('SET', key, mark)
+      redis.set_repl(redis.REPL_ALL)
+    end
+  end
+  verified = history
+  return true
 end
 
 -- Sets the variables of a call from its KEYS and ARGV. Returns whether the partition has the epoch
--- and all data that was written under it.
-local function begin(KEYS, ARGV)
+-- and all data that was written under it, and the values of other keys, from the second value on:
+-- the first is the epoch.
+local function begin(KEYS, ARGV, ...)
   resource, prefix = ARGV[2], ARGV[3]
   COUNTS, USERS, RECORDS, DUE = prefix .. 'counts', prefix .. 'users', prefix .. 'records', prefix .. 'due'
+  local values
+  if ... then
+    values = redis.call('MGET', KEYS[1], ...)
+    epoch = values[1]
+  end
   if EPOCH ~= KEYS[1] then
     EPOCH = KEYS[1]
     AGENDA = string.sub(EPOCH, 1, -6) .. 'agenda'
-    epoch = redis.call('GET', EPOCH)
+    if not values then epoch = redis.call('GET', EPOCH) end
   end
-  local name, history, clock = string.match(ARGV[1], '^([^@]*)@?([^@]*)@?(%d*)$')
+  if term ~= ARGV[1] then
+    term = ARGV[1]
+    term_epoch, term_history, term_clock = string.match(term, '^([^@]*)@?([^@]*)@?(%d*)$')
+  end
   if not now then
     local time = redis.call('TIME')
     time_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-    now = tonumber(clock or '') or time_ms
+    now = tonumber(term_clock or '') or time_ms
     now_text = int(now)
   end
-  return epoch == name and (history == '' or is_primary(history))
+  return epoch == term_epoch and (term_history == '' or is_primary(term_history)), values
 end
 
 -- Parses a record. A record is one line of words, each separated by one space:
@@ -99,17 +134,10 @@ local function index_field(user, slots) return user .. ' ' .. redis.sha1hex(slot
 -- than the life of any hold.
 local function started_key(id) return prefix .. 'started:' .. id end
 
--- Sets the key of a live hold. Its expiry is the hint to sweep the resource, and one GET shows the
--- hold.
-local function set_hold_key(id, hold_json, deadline)
-  redis.call('SET', prefix .. 'hold:' .. id, hold_json .. ',"expires_at_ms":' .. deadline .. '}', 'PXAT', deadline)
-end
-
--- Returns the JSON of a hold, without its deadline and the closing brace. It does not escape
--- slashes, because Go does not: cjson does.
-local function hold_json(hold)
-  local user = string.gsub(cjson.encode(hold.user), '\\/', '/')
-  return '{"user_id":' .. user .. ',"quantity":' .. int(hold.quantity) .. ',"asked":' .. hold.asked
+-- Sets the key of a live hold. Its expiry is the hint to sweep the resource. Its value is the
+-- deadline, because Redis stores a number in few bytes.
+local function set_hold_key(id, deadline)
+  redis.call('SET', prefix .. 'hold:' .. id, deadline, 'PXAT', deadline)
 end
 
 local function schedule(at)
@@ -129,10 +157,10 @@ end
 local function is_count(field) return not field or string.match(field, '^%-?%d+$') ~= nil end
 
 -- Ends a live hold: restores its counts and removes everything that only a live hold has. When
--- swept is true, the caller removes its entry in DUE. The caller has read the state held or
+-- undue is true, the caller removes its entry in DUE, or has removed it. The caller has read the state held or
 -- confirming in the same script, so a hold ends only once. Returns nil, or what is corrupt; then
 -- nothing was written.
-local function end_hold(id, hold, state, ended, by, memory_ms, swept)
+local function end_hold(id, hold, state, ended, by, memory_ms, undue)
   local names = split(hold.slots)
   local held = redis.call('HMGET', COUNTS, unpack(names))
   local keep, drop = {}, {}
@@ -154,7 +182,7 @@ local function end_hold(id, hold, state, ended, by, memory_ms, swept)
   if user_fields[2] == id then removed_fields[#removed_fields + 1] = index end
   -- No write below can fail with a wrong type: each key has been read, or is the first to be
   -- written.
-  if not swept and not is_late(id) then redis.call('ZREM', DUE, id) end
+  if not undue and not is_late(id) then redis.call('ZREM', DUE, id) end
   if #keep > 0 then redis.call('HSET', COUNTS, unpack(keep)) end
   if #drop > 0 then redis.call('HDEL', COUNTS, unpack(drop)) end
   if count > 1 then redis.call('HSET', USERS, hold.user, int(count - 1)) end
@@ -176,10 +204,14 @@ local REV_MS = 3600000
 -- microseconds, so that it never has a value from before its expiry again. Returns whether rev is
 -- corrupt; then nothing was written.
 local function bump_rev()
-  local rev, time = prefix .. 'rev', redis.call('TIME')
-  redis.call('SET', rev, int(time[1] * 1000000 + time[2]), 'NX', 'PX', REV_MS)
-  if type(redis.pcall('INCR', rev)) == 'table' then return true end
-  redis.call('PEXPIRE', rev, REV_MS)
+  local rev = prefix .. 'rev'
+  local value = redis.pcall('INCR', rev)
+  if type(value) == 'table' then return true end
+  if value == 1 then
+    redis.call('SET', rev, int(time_ms * 1000), 'PX', REV_MS)
+  else
+    redis.call('PEXPIRE', rev, REV_MS)
+  end
   return false
 end
 

@@ -17,7 +17,7 @@ local function run(KEYS, ARGV)
 
   if decision == 'confirmed' then
     if bump_rev() then return {'corrupt', 'rev'} end
-    local corrupt = end_hold(id, hold, 'confirmed', hold.ended, payment, memory_ms)
+    local corrupt = end_hold(id, hold, 'confirmed', hold.ended, payment, memory_ms, true)
     if corrupt then return {'corrupt', corrupt} end
     add_tombstone(id, memory_ms)
   elseif is_late(id) then
@@ -28,7 +28,7 @@ local function run(KEYS, ARGV)
     hold.state, hold.ended, hold.by = 'held', 0, '-'
     redis.call('HSET', RECORDS, id, format(hold))
     redis.call('ZADD', DUE, hold.deadline, id)
-    if hold.deadline > now then set_hold_key(id, hold_json(hold), int(hold.deadline)) end
+    if hold.deadline > now then set_hold_key(id, int(hold.deadline)) end
     redis.call('PEXPIRE', prefix .. 'request:' .. hold.request_key, math.max(hold.deadline - now, 0) + memory_ms)
     schedule(hold.deadline)
   end
