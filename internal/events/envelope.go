@@ -402,16 +402,13 @@ func derivedID(hash []byte) string {
 
 // outcomeMessage returns the message that stores an outcome under an id.
 func (ns Namespace) outcomeMessage(o holds.Outcome, id, causationID string) (*nats.Msg, error) {
-	m, err := message(ns.Out(o.Event, o.Resource), id, struct {
-		Envelope
-		Data any `json:"data"`
-	}{Envelope{
-		SpecVersion: "1.0", ID: id, Source: "/holdfast/" + string(ns), Type: Type(o.Event),
-		Subject: o.Hold.String(), Time: o.At, DataContentType: ContentTypeJSON, CausationID: causationID,
-	}, o.Data})
-	if err != nil {
-		return nil, err
+	m := &nats.Msg{Subject: ns.Out(o.Event, o.Resource), Header: make(nats.Header, 8)}
+	var err error
+	if m.Data, err = ns.appendOutcome(make([]byte, 0, outcomeBytes+len(causationID)), o, id, causationID); err != nil {
+		return nil, fmt.Errorf("encode the event for %s: %w", m.Subject, err)
 	}
+	m.Header[HeaderContentType] = structuredContent
+	m.Header.Set(headerMsgID, id)
 	if o.RebuildMetadata.Fingerprint != "" {
 		m.Header.Set(headerFingerprint, o.RebuildMetadata.Fingerprint)
 	}
@@ -424,16 +421,32 @@ func (ns Namespace) outcomeMessage(o holds.Outcome, id, causationID string) (*na
 	return m, nil
 }
 
-// message returns the message that carries an event to a subject.
-func message(subject, id string, event any) (*nats.Msg, error) {
-	body, err := json.Marshal(event)
-	if err != nil {
-		return nil, fmt.Errorf("encode the event for %s: %w", subject, err)
+// outcomeBytes is the size of most outcomes that are larger than usual, without headers.
+const outcomeBytes = 768
+
+// structuredContent is the value of HeaderContentType of every outcome. Nothing changes it: all
+// outcomes share it.
+var structuredContent = []string{ContentTypeEvent}
+
+// appendOutcome appends an outcome as json.Marshal would encode its Envelope.
+func (ns Namespace) appendOutcome(b []byte, o holds.Outcome, id, causationID string) ([]byte, error) {
+	var errs [3]error
+	b = append(b, `{"specversion":"1.0","id":`...)
+	b, errs[0] = holds.AppendQuote(b, id)
+	b = append(append(append(b, `,"source":"/holdfast/`...), ns...), `","type":"`...)
+	b = append(append(append(append(b, typePrefix...), o.Event...), typeVersion...), '"')
+	if o.Hold.UUID != "" {
+		b, errs[1] = holds.AppendQuote(append(b, `,"subject":`...), o.Hold.String())
 	}
-	m := NewStructuredMsg(body)
-	m.Subject = subject
-	m.Header.Set(headerMsgID, id)
-	return m, nil
+	if !o.At.IsZero() {
+		b = o.At.AppendJSON(append(b, `,"time":`...))
+	}
+	b = append(b, `,"datacontenttype":"`+ContentTypeJSON+`"`...)
+	if causationID != "" {
+		b, errs[2] = holds.AppendQuote(append(b, `,"causationid":`...), causationID)
+	}
+	b, err := holds.AppendJSON(append(b, `,"data":`...), o.Data)
+	return append(b, '}'), errors.Join(errs[0], errs[1], errs[2], err)
 }
 
 // NewStructuredMsg returns a message with an event in structured mode, without a subject and a

@@ -226,7 +226,7 @@ func (c *Consumer) message(d *delivery, o holds.Outcome) (*nats.Msg, error) {
 		message.Header.Set(headerTraceParent, d.in.TraceParent)
 	}
 	if seen := c.floors.Load(); err == nil && seen != nil {
-		message.Header.Set(headerFloors, seen.text)
+		message.Header[headerFloors] = seen.values
 	}
 	return message, err
 }

@@ -39,19 +39,17 @@ func TimeFromMillis(ms int64) Time { return Time{time.UnixMilli(ms).UTC()} }
 
 // AppendText, MarshalText, MarshalJSON and MarshalJSONTo write TimeFormat. Without them the methods
 // of the embedded time.Time would be used, which write a varying number of digits.
-func (t Time) AppendText(b []byte) ([]byte, error) { return t.UTC().AppendFormat(b, TimeFormat), nil }
+func (t Time) AppendText(b []byte) ([]byte, error) { return t.append(b), nil }
 
 // MarshalText implements encoding.TextMarshaler.
 func (t Time) MarshalText() ([]byte, error) { return t.AppendText(nil) }
 
 // MarshalJSON implements json.Marshaler.
-func (t Time) MarshalJSON() ([]byte, error) {
-	return t.UTC().AppendFormat(nil, `"`+TimeFormat+`"`), nil
-}
+func (t Time) MarshalJSON() ([]byte, error) { return t.AppendJSON(nil), nil }
 
 // MarshalJSONTo implements json.MarshalerTo.
 func (t Time) MarshalJSONTo(encoder *jsontext.Encoder) error {
-	return encoder.WriteValue(t.UTC().AppendFormat(encoder.AvailableBuffer(), `"`+TimeFormat+`"`))
+	return encoder.WriteValue(t.AppendJSON(encoder.AvailableBuffer()))
 }
 
 // UnmarshalText implements encoding.TextUnmarshaler; it accepts TimeFormat only.
