@@ -338,7 +338,7 @@ func checkRoundTrip(t *testing.T, subject string, body []byte, in *Inbound) {
 // an event in structured mode, or its data.
 func known(t *testing.T, event string, text []byte) map[string]string {
 	t.Helper()
-	var outer, data members
+	var outer, data map[string]jsontext.Value
 	if err := json.Unmarshal(text, &outer); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"maps"
 	"reflect"
+	"regexp"
 	"slices"
 	"testing"
 	"time"
@@ -112,6 +113,19 @@ func TestSlotSelection_Any_CompactIsItsJSON(t *testing.T) {
 		got, err := a.Compact()
 		if (err != nil) != (wantErr != nil) || err == nil && got != string(want) {
 			t.Fatalf("%s %v, want %s %v", got, err, want, wantErr)
+		}
+	})
+}
+
+// TestValid_AnyText_IsWhatPatternMatches compares the checks of names with their patterns.
+func TestValid_AnyText_IsWhatPatternMatches(t *testing.T) {
+	texts := rapid.OneOf(rapid.String(), rapid.StringMatching(`[-A-Za-z0-9_]{0,70}`), rapid.StringMatching(`[0-9a-f]{31,33}`))
+	uuids := regexp.MustCompile(`^[0-9a-f]{32}$`)
+	rapid.Check(t, func(t *rapid.T) {
+		text := texts.Draw(t, "text")
+		if ValidResource(text) != ResourcePattern.MatchString(text) || ValidSlot(text) != SlotPattern.MatchString(text) ||
+			validUUID(text) != uuids.MatchString(text) {
+			t.Fatalf("%q: %v, %v, %v", text, ValidResource(text), ValidSlot(text), validUUID(text))
 		}
 	})
 }
