@@ -62,9 +62,9 @@ func (is *isObject) UnmarshalJSONFrom(decoder *jsontext.Decoder) error {
 	}
 }
 
-// splitObject returns the members of a text that is known to be a valid JSON object. It looks only
-// for where each of them ends: to parse the data of an event a second time would cost more than all
-// the rest of decoding it.
+// splitObject returns the members of a text that is known to be a valid JSON object. It finds only
+// where each of them ends: to parse the data of an event a second time would cost more than all the
+// rest of decoding it.
 func splitObject(text []byte) members {
 	all := make(members, 0, membersUsual)
 	at := afterSpace(text, afterSpace(text, 0)+1)

@@ -80,8 +80,8 @@ var (
 func ValidResource(s string) bool { return validToken(s, 64) }
 func ValidSlot(s string) bool     { return validToken(s, 32) }
 
-// validToken reports whether s has letters, digits, - and _, at most so many, and begins with a
-// letter or a digit.
+// validToken reports whether s has at most so many characters, all of them a-z, A-Z, 0-9, - or _, and
+// does not begin with one of the last two.
 func validToken(s string, longest int) bool {
 	if s == "" || len(s) > longest || s[0] == '-' || s[0] == '_' {
 		return false
