@@ -33,7 +33,7 @@ var api = map[string][]string{
 	"$JS.API.STREAM.CREATE.HOLDFAST_IN":                        {"migrator"},
 	"$JS.API.STREAM.CREATE.OTHERS":                             {},
 	"$JS.API.STREAM.UPDATE.HOLDFAST_IN":                        {"migrator"},
-	"$JS.API.STREAM.UPDATE.HOLDFAST_OUT":                       {},
+	"$JS.API.STREAM.UPDATE.HOLDFAST_OUT":                       {"migrator"},
 	"$JS.API.STREAM.PURGE.HOLDFAST_IN":                         {"worker"},
 	"$JS.API.STREAM.PURGE.HOLDFAST_OUT":                        {},
 	"$JS.API.STREAM.PURGE.HOLDFAST_DLQ":                        {},

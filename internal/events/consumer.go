@@ -88,6 +88,7 @@ type Consumer struct {
 	inboundCreated atomic.Pointer[streamCreation] // of the inbound stream, as last read
 	floors         atomic.Pointer[floors]         // as last read; nil before the first time
 	outcomeMax     atomic.Int64                   // MaxMsgSize of the outbound stream in bytes; 0 or less: no limit
+	batchesAllowed atomic.Bool                    // the outbound stream accepts atomic batches, as last read
 }
 
 // delivery is an event on its way through a consumer.
@@ -124,7 +125,7 @@ func NewConsumer(
 	if _, err := c.refreshInboundCreated(ctx); err != nil {
 		return nil, fmt.Errorf("consumer %s: %w", name, err)
 	}
-	c.readOutcomeMax(ctx)
+	c.readOutbound(ctx)
 	process.add(c)
 	return c, nil
 }

@@ -29,6 +29,10 @@
 // An event is acknowledged only after its one outcome is stored. After a crash before that, the
 // event is delivered again and has the same outcome, with the same id.
 //
+// Where the server syncs every message to disk, many outcomes leave as one atomic batch, which needs
+// one sync (outcome_batch.go). A batch that is rejected leaves as single messages. If it is unknown
+// whether a batch is stored, its events are delivered again, and the ids of their outcomes show it.
+//
 // # Identities
 //
 //   - An event is identified by source, id, type, resource and content. The id of its outcome is

@@ -94,7 +94,7 @@ func notObject(where string, text jsontext.Value) error {
 }
 
 // decodeEnvelope decodes a CloudEvent in structured or binary mode (NATS protocol binding 1.0), and
-// reports which one it is. Every error is a *malformedError.
+// reports which one it is. Its data is a valid JSON object. Every error is a *malformedError.
 func decodeEnvelope(header nats.Header, body []byte) (e Envelope, binary bool, err error) {
 	headers, err := headerAttributes(header)
 	if err != nil {
@@ -139,8 +139,9 @@ func headerAttributes(header nats.Header) (attributes, error) {
 	var as attributes
 	for given, values := range header {
 		if IsAttributeHeader(given) {
+			name := strings.ToLower(given)
 			for _, text := range values {
-				as = append(as, attribute{strings.ToLower(given), text})
+				as = append(as, attribute{name, text})
 			}
 		}
 	}
@@ -155,8 +156,9 @@ func headerAttributes(header nats.Header) (attributes, error) {
 
 // IsAttributeHeader reports whether a CloudEvent may be made of a header.
 func IsAttributeHeader(header string) bool {
-	header = strings.ToLower(header)
-	return header == "content-type" || strings.HasPrefix(header, attributePrefix)
+	const prefix = len(attributePrefix)
+	return strings.EqualFold(header, HeaderContentType) ||
+		len(header) >= prefix && strings.EqualFold(header[:prefix], attributePrefix)
 }
 
 // mediaType returns the media type of a Content-Type. It must be a JSON type, and the charset, if
@@ -187,8 +189,8 @@ func mediaType(contentType string) (string, error) {
 }
 
 func decodeStructured(body []byte) (Envelope, error) {
-	var all members
-	if err := json.Unmarshal(body, &all); err != nil {
+	all, err := parseMembers(body)
+	if err != nil {
 		return Envelope{}, malformedJSON("body", body, err)
 	}
 	switch {
@@ -197,15 +199,10 @@ func decodeStructured(body []byte) (Envelope, error) {
 	case !all.haveEnvelope():
 		return Envelope{}, errNoEnvelope
 	}
-	r, as := reader{members: all}, make(attributes, 0, len(all))
-	for name := range all {
-		as = append(as, attribute{name: name})
-	}
-	slices.SortFunc(as, func(a, b attribute) int { return strings.Compare(a.name, b.name) })
-	texts := as[:0]
-	for _, a := range as {
-		value := all[a.name]
-		switch kind := value.Kind(); {
+	slices.SortFunc(all, func(a, b member) int { return strings.Compare(a.name, b.name) })
+	r, texts := reader{members: all}, make(attributes, 0, len(all))
+	for _, a := range all {
+		switch kind := a.value.Kind(); {
 		case a.name == "data":
 		case a.name == "data_base64":
 			r.fail(a.name, "must be data, a JSON object, found data in base64")
@@ -214,14 +211,14 @@ func decodeStructured(body []byte) (Envelope, error) {
 		case !isAttributeName(a.name):
 			r.fail(a.name, "must be within data: attributes have names of lower-case letters and digits")
 		case kind == '"':
-			texts = append(texts, attribute{a.name, r.text(a.name)})
+			texts = append(texts, attribute{a.name, unquote(a.value)})
 		case slices.Contains(knownAttributes, a.name):
-			r.failFound(a.name, "a string", KindName(value))
-		case kind == 't', kind == 'f', plainInteger.Match(value):
+			r.failFound(a.name, "a string", KindName(a.value))
+		case kind == 't', kind == 'f', plainInteger.Match(a.value):
 		case kind == '0':
 			r.failFound(a.name, "a string, a boolean or an integer", "another number")
 		default:
-			r.failFound(a.name, "a string, a boolean or an integer", KindName(value))
+			r.failFound(a.name, "a string, a boolean or an integer", KindName(a.value))
 		}
 	}
 	if r.err != nil {
@@ -238,9 +235,9 @@ func decodeStructured(body []byte) (Envelope, error) {
 // haveEnvelope reports whether these may be the members of a whole CloudEvent, valid or not, and
 // not those of its data.
 func (m members) haveEnvelope() bool {
-	_, version := m["specversion"]
-	_, data := m["data"]
-	_, typed := m["type"]
+	_, version := m.get("specversion")
+	_, data := m.get("data")
+	_, typed := m.get("type")
 	return version || data && typed
 }
 
@@ -260,8 +257,7 @@ var (
 // noAttributes returns the error of a message with a content type and without any ce- header: the
 // one that fits what its publisher probably meant.
 func noAttributes(body []byte) error {
-	var all members
-	if err := json.Unmarshal(body, &all); err == nil && all.haveEnvelope() {
+	if all, err := parseMembers(body); err == nil && all.haveEnvelope() {
 		return errContentType
 	}
 	return errNoEnvelope
@@ -296,11 +292,11 @@ func decodeBinary(headers attributes, media string, body []byte) (Envelope, erro
 	if err != nil {
 		return Envelope{}, err
 	}
-	var data members
-	if err := json.Unmarshal(body, &data); err != nil {
+	var is isObject
+	if err := json.Unmarshal(body, &is); err != nil {
 		return Envelope{}, malformedJSON("body", body, err)
 	}
-	if data == nil {
+	if !is {
 		return Envelope{}, notObject("body", body)
 	}
 	e.Data = body
@@ -327,6 +323,19 @@ func isAttributeName(name string) bool {
 	return name != "" && !strings.ContainsFunc(name, isOther)
 }
 
+// isURIReference reports whether a text is a URI reference. One without a character that can be
+// misplaced needs no further check.
+func isURIReference(text string) bool {
+	isOther := func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '-' || r > '9') && r != '_' && r != '~'
+	}
+	if text != "" && !strings.ContainsFunc(text, isOther) { // - . / and digits are neighbours in ASCII
+		return true
+	}
+	_, err := url.Parse(text)
+	return err == nil && uriReference.MatchString(text)
+}
+
 // newEnvelope validates the attributes of an event, of either mode.
 func newEnvelope(as attributes) (Envelope, error) {
 	for _, name := range requiredAttributes {
@@ -349,7 +358,7 @@ func newEnvelope(as attributes) (Envelope, error) {
 	}
 	for _, name := range []string{"source", "dataschema"} {
 		value, found := as.get(name)
-		if _, err := url.Parse(value); found && (err != nil || !uriReference.MatchString(value)) {
+		if found && !isURIReference(value) {
 			return Envelope{}, malformed("%s: must be a URI reference such as /box-office, found another string", name)
 		}
 	}
@@ -402,16 +411,13 @@ func derivedID(hash []byte) string {
 
 // outcomeMessage returns the message that stores an outcome under an id.
 func (ns Namespace) outcomeMessage(o holds.Outcome, id, causationID string) (*nats.Msg, error) {
-	m, err := message(ns.Out(o.Event, o.Resource), id, struct {
-		Envelope
-		Data any `json:"data"`
-	}{Envelope{
-		SpecVersion: "1.0", ID: id, Source: "/holdfast/" + string(ns), Type: Type(o.Event),
-		Subject: o.Hold.String(), Time: o.At, DataContentType: ContentTypeJSON, CausationID: causationID,
-	}, o.Data})
-	if err != nil {
-		return nil, err
+	m := &nats.Msg{Subject: ns.Out(o.Event, o.Resource), Header: make(nats.Header, 8)}
+	var err error
+	if m.Data, err = ns.appendOutcome(make([]byte, 0, outcomeBytes+len(causationID)), o, id, causationID); err != nil {
+		return nil, fmt.Errorf("encode the event for %s: %w", m.Subject, err)
 	}
+	m.Header[HeaderContentType] = structuredContent
+	m.Header.Set(headerMsgID, id)
 	if o.RebuildMetadata.Fingerprint != "" {
 		m.Header.Set(headerFingerprint, o.RebuildMetadata.Fingerprint)
 	}
@@ -424,16 +430,32 @@ func (ns Namespace) outcomeMessage(o holds.Outcome, id, causationID string) (*na
 	return m, nil
 }
 
-// message returns the message that carries an event to a subject.
-func message(subject, id string, event any) (*nats.Msg, error) {
-	body, err := json.Marshal(event)
-	if err != nil {
-		return nil, fmt.Errorf("encode the event for %s: %w", subject, err)
+// outcomeBytes is the size of most outcomes that are larger than usual, without headers.
+const outcomeBytes = 768
+
+// structuredContent is the value of HeaderContentType of every outcome. Nothing changes it: all
+// outcomes share it.
+var structuredContent = []string{ContentTypeEvent}
+
+// appendOutcome appends an outcome as json.Marshal would encode its Envelope.
+func (ns Namespace) appendOutcome(b []byte, o holds.Outcome, id, causationID string) ([]byte, error) {
+	var errs [3]error
+	b = append(b, `{"specversion":"1.0","id":`...)
+	b, errs[0] = holds.AppendQuote(b, id)
+	b = append(append(append(b, `,"source":"/holdfast/`...), ns...), `","type":"`...)
+	b = append(append(append(append(b, typePrefix...), o.Event...), typeVersion...), '"')
+	if o.Hold.UUID != "" {
+		b, errs[1] = holds.AppendQuote(append(b, `,"subject":`...), o.Hold.String())
 	}
-	m := NewStructuredMsg(body)
-	m.Subject = subject
-	m.Header.Set(headerMsgID, id)
-	return m, nil
+	if !o.At.IsZero() {
+		b = o.At.AppendJSON(append(b, `,"time":`...))
+	}
+	b = append(b, `,"datacontenttype":"`+ContentTypeJSON+`"`...)
+	if causationID != "" {
+		b, errs[2] = holds.AppendQuote(append(b, `,"causationid":`...), causationID)
+	}
+	b, err := holds.AppendJSON(append(b, `,"data":`...), o.Data)
+	return append(b, '}'), errors.Join(errs[0], errs[1], errs[2], err)
 }
 
 // NewStructuredMsg returns a message with an event in structured mode, without a subject and a

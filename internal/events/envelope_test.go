@@ -1,8 +1,12 @@
 package events
 
 import (
+	"bytes"
 	"testing"
 	"time"
+
+	"github.com/go-json-experiment/json"
+	"pgregory.net/rapid"
 
 	"holdfast/internal/holds"
 )
@@ -39,4 +43,32 @@ func BenchmarkOutcomeMessage(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// TestOutcomeMessage_AnyOutcome_IsWhatReflectionWrites compares the body of an outcome with its
+// Envelope as json.Marshal writes it.
+func TestOutcomeMessage_AnyOutcome_IsWhatReflectionWrites(t *testing.T) {
+	texts := rapid.OneOf(rapid.SampledFrom([]string{"", "e1", `a"b\`, "tab\t", "not\xffUTF-8", "日本"}), rapid.String())
+	rapid.Check(t, func(t *rapid.T) {
+		id, cause := texts.Draw(t, "id"), texts.Draw(t, "cause")
+		o := holds.Outcome{
+			Event: holds.EventHoldReleased, Resource: "room",
+			Hold: holds.HoldID{Resource: texts.Draw(t, "resource"), UUID: texts.Draw(t, "uuid")},
+			Data: holds.HoldReleased{HoldData: holds.HoldData{ResourceID: texts.Draw(t, "resource")}},
+		}
+		if rapid.Bool().Draw(t, "decided at") {
+			o.At = holds.TimeFromMillis(rapid.Int64Range(0, 4e12).Draw(t, "ms"))
+		}
+		want, wantErr := json.Marshal(struct {
+			Envelope
+			Data any `json:"data"`
+		}{Envelope{
+			SpecVersion: "1.0", ID: id, Source: "/holdfast/" + string(ns), Type: Type(o.Event),
+			Subject: o.Hold.String(), Time: o.At, DataContentType: ContentTypeJSON, CausationID: cause,
+		}, o.Data})
+		m, err := ns.outcomeMessage(o, id, cause)
+		if (err != nil) != (wantErr != nil) || err == nil && !bytes.Equal(m.Data, want) {
+			t.Fatalf("%v %v, want %s %v", m, err, want, wantErr)
+		}
+	})
 }

@@ -72,10 +72,6 @@ func DecodeEvent(header nats.Header, body []byte, storedAt time.Time) (*Inbound,
 	if !ours || !known {
 		return nil, unprocessable(ReasonUnknownType, unknownType(envelope.Type))
 	}
-	var data members
-	if err := json.Unmarshal(envelope.Data, &data); err != nil {
-		return nil, unprocessable(ReasonMalformed, malformedJSON("data", envelope.Data, err).Error())
-	}
 	in := &Inbound{
 		ID:          envelope.ID,
 		Source:      envelope.Source,
@@ -83,7 +79,7 @@ func DecodeEvent(header nats.Header, body []byte, storedAt time.Time) (*Inbound,
 		ReplyTo:     replyTo(header),
 		Event:       event,
 	}
-	r := &reader{members: data}
+	r := &reader{members: splitObject(envelope.Data)}
 	in.Resource = decode(r, in)
 	if r.err != nil {
 		var wrong *malformedError
@@ -268,8 +264,8 @@ func (r *reader) slots(limit int) []string {
 	}
 	names, seen := make([]string, len(list)), make(map[string]struct{}, len(list))
 	for i, element := range list {
-		one := reader{members: members{"slots": element}}
-		names[i] = one.matching("slots", holds.SlotPattern)
+		one := reader{members: members{{"slots", element}}}
+		names[i] = one.matching("slots", holds.SlotPattern, holds.ValidSlot)
 		if one.err != nil && r.err == nil {
 			r.err = one.err
 		}

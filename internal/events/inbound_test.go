@@ -272,12 +272,15 @@ func inboundMessage(t testing.TB, event, resource string, data any) *nats.Msg {
 		t.Fatal(err)
 	}
 	id := uuid.NewString()
-	m, err := message(ns.In(event, resource), MessageID("/test", id), Envelope{
+	body, err := json.Marshal(Envelope{
 		SpecVersion: "1.0", ID: id, Source: "/test", Type: Type(event), DataContentType: ContentTypeJSON, Data: encoded,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	m := NewStructuredMsg(body)
+	m.Subject = ns.In(event, resource)
+	m.Header.Set(headerMsgID, MessageID("/test", id))
 	return m
 }
 
@@ -335,7 +338,7 @@ func checkRoundTrip(t *testing.T, subject string, body []byte, in *Inbound) {
 // an event in structured mode, or its data.
 func known(t *testing.T, event string, text []byte) map[string]string {
 	t.Helper()
-	var outer, data members
+	var outer, data map[string]jsontext.Value
 	if err := json.Unmarshal(text, &outer); err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package events
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"regexp"
@@ -8,48 +9,146 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
 	"holdfast/internal/holds"
 )
 
-// members is a JSON object. Decoding into it refuses duplicate members, invalid UTF-8, lone
-// surrogates and trailing text, at any depth.
-type members map[string]jsontext.Value
+// members are the members of a JSON object, as it writes them.
+type members []member
+
+type member struct {
+	name  string
+	value jsontext.Value // a part of the text of the object
+}
+
+func (m members) get(name string) (value jsontext.Value, found bool) {
+	for _, one := range m {
+		if one.name == name {
+			return one.value, true
+		}
+	}
+	return nil, false
+}
+
+// membersUsual is the number of members that few objects exceed.
+const membersUsual = 10
+
+// parseMembers returns the members of a JSON object, nil for null. It refuses duplicate members,
+// invalid UTF-8, lone surrogates and trailing text, at any depth.
+func parseMembers(text []byte) (members, error) {
+	var is isObject
+	if err := json.Unmarshal(text, &is); err != nil || !is {
+		return nil, err
+	}
+	return splitObject(text), nil
+}
+
+// isObject reports whether a JSON text is an object, and not null.
+type isObject bool
 
 var errNoObject = errors.New("must be a JSON object")
 
-// UnmarshalJSONFrom implements json.UnmarshalerFrom. It does what decoding into a map does, in a
-// third of the time: that is most of what decoding an event costs.
-func (m *members) UnmarshalJSONFrom(decoder *jsontext.Decoder) error {
-	first, err := decoder.ReadToken()
-	switch {
-	case err != nil:
+// UnmarshalJSONFrom implements json.UnmarshalerFrom.
+func (is *isObject) UnmarshalJSONFrom(decoder *jsontext.Decoder) error {
+	switch kind := decoder.PeekKind(); kind {
+	case '{', 'n', jsontext.KindInvalid:
+		*is = kind == '{'
+		_, err := decoder.ReadValue()
 		return err
-	case first.Kind() == 'n':
-		*m = nil
-		return nil
-	case first.Kind() != '{':
+	default:
 		return errNoObject
 	}
-	*m = make(members)
-	values := make([]byte, 0, 512) // of all members; what the decoder returns is its own
-	for decoder.PeekKind() == '"' {
-		token, err := decoder.ReadToken()
-		if err != nil {
-			return err
+}
+
+// splitObject returns the members of a text that is known to be a valid JSON object. It finds only
+// where each of them ends: to parse the data of an event a second time would cost more than all the
+// rest of decoding it.
+func splitObject(text []byte) members {
+	all := make(members, 0, membersUsual)
+	at := afterSpace(text, afterSpace(text, 0)+1)
+	for text[at] != '}' {
+		if text[at] == ',' {
+			at = afterSpace(text, at+1)
 		}
-		name := token.String()
-		value, err := decoder.ReadValue()
-		if err != nil {
-			return err
-		}
-		from := len(values)
-		values = append(values, value...)
-		(*m)[name] = values[from:len(values):len(values)]
+		end := afterString(text, at)
+		name := nameIn(text[at:end])
+		at = afterSpace(text, afterSpace(text, end)+1)
+		end = afterValue(text, at)
+		all = append(all, member{name, text[at:end:end]})
+		at = afterSpace(text, end)
 	}
-	_, err = decoder.ReadToken() // the end, or what stands in its place
-	return err
+	return all
+}
+
+func afterSpace(text []byte, at int) int {
+	for text[at] == ' ' || text[at] == '\n' || text[at] == '\t' || text[at] == '\r' {
+		at++
+	}
+	return at
+}
+
+func afterString(text []byte, at int) int {
+	for at++; text[at] != '"'; at++ {
+		if text[at] == '\\' {
+			at++
+		}
+	}
+	return at + 1
+}
+
+func afterValue(text []byte, at int) int {
+	for depth := 0; ; {
+		switch text[at] {
+		case '"':
+			at = afterString(text, at)
+		case '{', '[':
+			depth++
+			at++
+		case '}', ']':
+			depth--
+			at++
+		default:
+			at++
+		}
+		if depth > 0 {
+			continue
+		}
+		switch text[at] {
+		case ',', '}', ' ', '\n', '\t', '\r':
+			return at
+		}
+	}
+}
+
+// nameIn returns the name of a member. A name that is known costs no memory.
+func nameIn(quoted jsontext.Value) string {
+	if name, known := knownNames[string(quoted[1:len(quoted)-1])]; known {
+		return name
+	}
+	return unquote(quoted)
+}
+
+// knownNames has the names that most events have.
+var knownNames = func() map[string]string {
+	names := make(map[string]string)
+	for _, name := range append([]string{
+		"data", "request_key", "user_id", "resource_id", "check_in", "check_out", "slots", "quantity", "ttl_seconds",
+		"metadata", "hold_id", "payment_id", "amount", "currency", "reason", "capacity",
+	}, knownAttributes...) {
+		names[name] = name
+	}
+	return names
+}()
+
+// unquote returns the text of a valid JSON string.
+func unquote(quoted jsontext.Value) string {
+	if inside := quoted[1 : len(quoted)-1]; bytes.IndexByte(inside, '\\') < 0 {
+		return string(inside)
+	}
+	text, _ := jsontext.AppendUnquote(nil, quoted) // it is valid
+	return string(text)
 }
 
 // reader reads the members of an object by their form and keeps the first error, always a
@@ -71,7 +170,7 @@ func (r *reader) failFound(name, want, found string) {
 	r.fail(name, "must be "+want+", found "+found)
 }
 
-func (r *reader) has(name string) bool { _, found := r.members[name]; return found }
+func (r *reader) has(name string) bool { _, found := r.get(name); return found }
 
 // KindName names the kind of a JSON value, with its article.
 func KindName(value jsontext.Value) string {
@@ -97,8 +196,8 @@ func KindName(value jsontext.Value) string {
 // only.
 func (m members) otherSpelling(name string) bool {
 	plain := func(s string) string { return strings.ToLower(strings.ReplaceAll(s, "_", "")) }
-	for given := range m {
-		if given != name && plain(given) == plain(name) {
+	for _, given := range m {
+		if given.name != name && plain(given.name) == plain(name) {
 			return true
 		}
 	}
@@ -107,7 +206,7 @@ func (m members) otherSpelling(name string) bool {
 
 // raw returns a member of the given kind ('"', '0', '{' or '['), or nil.
 func (r *reader) raw(name string, kind jsontext.Kind, want string) jsontext.Value {
-	value, found := r.members[name]
+	value, found := r.get(name)
 	switch {
 	case !found && r.otherSpelling(name):
 		r.fail(name, "missing, found it in another spelling: names are in lower case, with underscores")
@@ -126,11 +225,7 @@ func (r *reader) text(name string) string { return r.textOf(name, "a string") }
 // textOf reads a string; want says what it must be, in full.
 func (r *reader) textOf(name, want string) (text string) {
 	if value := r.raw(name, '"', want); value != nil {
-		unquoted, err := jsontext.AppendUnquote(nil, value)
-		if err != nil {
-			r.failFound(name, want, "one that is not UTF-8")
-		}
-		text = string(unquoted)
+		text = unquote(value)
 	}
 	return text
 }
@@ -146,9 +241,10 @@ func (r *reader) name(name string) string {
 	return text
 }
 
-func (r *reader) matching(name string, pattern *regexp.Regexp) string {
+// matching reads a string that must match a pattern. matches says whether it does, in less time.
+func (r *reader) matching(name string, pattern *regexp.Regexp, matches func(string) bool) string {
 	text := r.text(name)
-	if r.err == nil && !pattern.MatchString(text) {
+	if r.err == nil && !matches(text) {
 		r.fail(name, "must match "+pattern.String()+", found "+unlike(text))
 	}
 	return text
@@ -162,7 +258,9 @@ func unlike(text string) string {
 	return fmt.Sprintf("another string of length %d", utf8.RuneCountInString(text))
 }
 
-func (r *reader) resource() string { return r.matching("resource_id", holds.ResourcePattern) }
+func (r *reader) resource() string {
+	return r.matching("resource_id", holds.ResourcePattern, holds.ValidResource)
+}
 
 func (r *reader) holdID() holds.HoldID {
 	text := r.text("hold_id")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go"
@@ -21,6 +22,7 @@ type pendingMsg struct {
 	ack     jetstream.PubAckFuture // nil if the message was not sent, because of
 	unsent  error
 	dead    bool // the message is a dead letter
+	stored  bool // the message is stored, in a batch
 }
 
 // publishBatch stores the outcomes and dead letters of events, waits until they are stored, and
@@ -30,6 +32,7 @@ type pendingMsg struct {
 // the events that are left to the server.
 func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 	c := l.consumer
+	began, together := time.Now(), c.batchesAllowed.Load() && l.pace.batches(len(batch))
 	waiting := make([]pendingMsg, 0, len(batch))
 	var epochErr error // of verifiedEpoch
 	var verifiedEpoch string
@@ -61,12 +64,17 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 				continue
 			}
 		}
-		future, err := c.js.PublishMsgAsync(message)
-		waiting = append(waiting, pendingMsg{d, message, future, ofNATS(err), dead})
+		waiting = append(waiting, pendingMsg{delivery: d, message: message, dead: dead})
+		if dead || !together {
+			waiting[len(waiting)-1].send(c)
+		}
+	}
+	if together {
+		c.storeInBatches(ctx, waiting)
 	}
 	for _, s := range waiting {
 		err := s.unsent
-		if err == nil {
+		if err == nil && !s.stored {
 			err = ofNATS(c.awaitOutcomeStored(ctx, &s))
 		}
 		switch {
@@ -98,6 +106,7 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 		failpoint.Hit(c.name + ".acked")
 		c.recordSuccess()
 	}
+	l.pace.measured(time.Since(began), len(batch), together)
 }
 
 // storeClaimCheck stores the dead letter of an event that is too large to be copied: a claim check
@@ -226,7 +235,7 @@ func (c *Consumer) message(d *delivery, o holds.Outcome) (*nats.Msg, error) {
 		message.Header.Set(headerTraceParent, d.in.TraceParent)
 	}
 	if seen := c.floors.Load(); err == nil && seen != nil {
-		message.Header.Set(headerFloors, seen.text)
+		message.Header[headerFloors] = seen.values
 	}
 	return message, err
 }

@@ -3,10 +3,10 @@ package events
 import (
 	"context"
 	"errors"
-	"maps"
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 
 	"github.com/go-json-experiment/json"
 
@@ -123,7 +123,7 @@ func ParseQuery(rawQuery string) (resource string, selection holds.SlotSelection
 	if err != nil {
 		return "", holds.SlotSelection{}, malformed("the query is not percent-encoded correctly")
 	}
-	r := &reader{members: make(members)}
+	r := &reader{}
 	for name, values := range query {
 		var value any = values[0]
 		switch name {
@@ -140,7 +140,7 @@ func ParseQuery(rawQuery string) (resource string, selection holds.SlotSelection
 		if err != nil {
 			return "", holds.SlotSelection{}, malformed("%s: %v", name, err)
 		}
-		r.members[name] = encoded
+		r.members = append(r.members, member{name, encoded})
 	}
 	resource, selection = r.resource(), r.slotSelection(holds.InventorySlotsMax)
 	return resource, selection, r.err
@@ -169,22 +169,24 @@ func parseHoldQuery(body []byte) (id string, err error) {
 
 // queryOf parses a JSON object. It refuses members that are not known.
 func queryOf(body []byte, known ...string) (*reader, error) {
-	r := &reader{}
-	if err := json.Unmarshal(body, &r.members); err != nil {
+	all, err := parseMembers(body)
+	if err != nil {
 		return nil, malformedJSON("query", body, err)
 	}
-	if r.members == nil {
+	if all == nil {
 		return nil, notObject("query", body)
 	}
+	r := &reader{members: all}
 	r.only(known...)
 	return r, r.err
 }
 
 // only refuses members that are not known: a misspelt parameter must not be ignored.
 func (r *reader) only(known ...string) {
-	for _, name := range slices.Sorted(maps.Keys(r.members)) {
-		if !slices.Contains(known, name) {
-			r.fail(name, "unknown parameter")
+	slices.SortFunc(r.members, func(a, b member) int { return strings.Compare(a.name, b.name) })
+	for _, given := range r.members {
+		if !slices.Contains(known, given.name) {
+			r.fail(given.name, "unknown parameter")
 		}
 	}
 }

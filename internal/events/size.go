@@ -31,13 +31,14 @@ func (c *Consumer) outcomeLimit() int64 {
 	return limit
 }
 
-// readOutcomeMax reads the message size limit of the outbound stream. After an error it keeps the
-// value that it has.
-func (c *Consumer) readOutcomeMax(ctx context.Context) {
+// readOutbound reads what the outbound stream accepts. After an error it keeps what it has.
+func (c *Consumer) readOutbound(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
 	defer cancel()
 	if out, err := c.js.Stream(ctx, c.ns.OutStream()); err == nil {
-		c.outcomeMax.Store(int64(out.CachedInfo().Config.MaxMsgSize))
+		config := out.CachedInfo().Config
+		c.outcomeMax.Store(int64(config.MaxMsgSize))
+		c.batchesAllowed.Store(config.AllowAtomicPublish)
 	}
 }
 
@@ -49,7 +50,7 @@ func (c *Consumer) checkSize(ctx context.Context, d *delivery, limit int64) erro
 	if d.in.Confirm != nil || roughSize(d) <= limit {
 		return nil
 	}
-	c.readOutcomeMax(ctx)
+	c.readOutbound(ctx)
 	m, err := c.message(d, largestOutcome(d.in))
 	if err != nil {
 		return nil //nolint:nilerr // the same error occurs when the event is decided
@@ -151,7 +152,7 @@ func slotNames(selection holds.SlotSelection) []string {
 // payment, which is retried.
 func (l *lane) handleOversized(ctx context.Context, s pendingMsg) (dead *nats.Msg, err error) {
 	c := l.consumer
-	c.readOutcomeMax(ctx)
+	c.readOutbound(ctx)
 	if err := c.withdraw(ctx, s.delivery); err != nil {
 		return nil, err
 	}

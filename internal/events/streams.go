@@ -65,7 +65,7 @@ func (ns Namespace) Streams(retention Retention) []jetstream.StreamConfig {
 			Name: ns.OutStream(), Subjects: []string{ns.AllOut()},
 			Description: "what Holdfast answers",
 			Discard:     jetstream.DiscardOld, Duplicates: outDuplicates,
-			MaxAge: max(outAgeMin, 2*(retention.HoldLifetime+retention.AnswerTTL)),
+			MaxAge: max(outAgeMin, 2*(retention.HoldLifetime+retention.AnswerTTL)), AllowAtomicPublish: true,
 		},
 		{
 			Name: ns.DLQStream(), Subjects: []string{ns.AllDLQ()},
@@ -135,7 +135,8 @@ func (ns Namespace) answeredBy(name string) func(subject string) bool {
 // Setup creates missing streams, and creates or updates the durable consumers.
 //
 // It does not change an existing stream, except that it lowers the duplicate window of the inbound
-// one. It returns an error if a stream breaks a promise (see DiffStream). A missing consumer starts
+// one, and allows atomic batches on the outbound one: a server before 2.12 has none, and outcomes
+// are stored one by one. It returns an error if a stream breaks a promise (see DiffStream). A missing consumer starts
 // at the first unanswered event, which is logged. If that event cannot be determined, Setup returns
 // an error.
 func Setup(
@@ -198,6 +199,12 @@ func (ns Namespace) ensureStream(
 		found.Duplicates = config.Duplicates
 		if _, err := js.UpdateStream(ctx, found); err != nil {
 			return fmt.Errorf("lower its duplicate window to %s: %w", config.Duplicates, err)
+		}
+	}
+	if config.AllowAtomicPublish && !found.AllowAtomicPublish {
+		found.AllowAtomicPublish = true
+		if _, err := js.UpdateStream(ctx, found); err != nil && ctx.Err() != nil {
+			return fmt.Errorf("allow atomic batches: %w", err)
 		}
 	}
 	for _, drift := range ns.DiffStream(found, config, retention) {

@@ -56,14 +56,20 @@ func (ns Namespace) AllOut() string  { return string(ns) + ".out.>" }
 func (ns Namespace) AllDLQ() string  { return string(ns) + ".dlq.>" }
 func (ns Namespace) AllRuns() string { return string(ns) + ".runs.>" }
 
+// The beginning and the end of each CloudEvents type.
+const (
+	typePrefix  = "holdfast."
+	typeVersion = ".v1"
+)
+
 // Type returns the CloudEvents type of an event.
-func Type(event string) string { return "holdfast." + event + ".v1" }
+func Type(event string) string { return typePrefix + event + typeVersion }
 
 // EventOf returns the event of a CloudEvents type, and false if the type is not one of Holdfast's.
 func EventOf(ceType string) (string, bool) {
-	event, ours := strings.CutPrefix(ceType, "holdfast.")
+	event, ours := strings.CutPrefix(ceType, typePrefix)
 	if !ours {
 		return "", false
 	}
-	return strings.CutSuffix(event, ".v1")
+	return strings.CutSuffix(event, typeVersion)
 }

@@ -24,6 +24,7 @@ type floors struct {
 	created time.Time         // when the inbound stream was created
 	of      map[string]uint64 // by consumer
 	text    string            // the header
+	values  []string          // text alone: all outcomes share it, and nothing changes it
 }
 
 func newFloors(created time.Time, of map[string]uint64) *floors {
@@ -31,6 +32,7 @@ func newFloors(created time.Time, of map[string]uint64) *floors {
 	for _, name := range slices.Sorted(maps.Keys(of)) {
 		f.text += " " + name + "=" + strconv.FormatUint(of[name], 10)
 	}
+	f.values = []string{f.text}
 	return f
 }
 

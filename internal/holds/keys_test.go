@@ -24,7 +24,7 @@ type KeyParts struct {
 // valid reports whether the parts are such as come so far.
 func (p KeyParts) valid() bool {
 	return record.NamespacePattern.MatchString(p.Namespace) && ResourcePattern.MatchString(p.Resource) && ValidName(p.User) &&
-		ValidName(p.RequestKey) && SlotPattern.MatchString(p.Slot) && uuidPattern.MatchString(p.UUID)
+		ValidName(p.RequestKey) && SlotPattern.MatchString(p.Slot) && validUUID(p.UUID)
 }
 
 // keysOfParts is how many keys KeysOf returns.

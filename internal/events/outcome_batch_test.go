@@ -1,0 +1,229 @@
+package events
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+// syncedNATS starts a NATS server that syncs every message, with its data in dir.
+func syncedNATS(t *testing.T, dir string) *server.Server {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{
+		Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, JetStream: true, StoreDir: dir, SyncAlways: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	if !s.ReadyForConnections(time.Minute) {
+		t.Fatal("the server is not ready")
+	}
+	return s
+}
+
+// addressOf returns the host and port of a NATS server.
+func addressOf(t *testing.T, s *server.Server) string {
+	t.Helper()
+	u, err := url.Parse(s.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u.Host
+}
+
+// TestOutcomeBatch_AnyAnswerToIt_OneOutcomeEach stores outcomes as an atomic batch on a server that
+// syncs, while something is in the way. Each event has exactly one outcome in the end.
+func TestOutcomeBatch_AnyAnswerToIt_OneOutcomeEach(t *testing.T) {
+	t.Parallel()
+	const number = 8
+	type scene struct {
+		*harness
+		server *server.Server
+		dir    string
+		proxy  *stacktest.Proxy
+		batch  []*delivery
+	}
+	for name, c := range map[string]struct {
+		before  func(s *scene) // after the decision
+		after   func(s *scene) // after the attempt to store the batch
+		batched int            // outcomes that are stored in the batch
+	}{
+		"stored": {batched: number},
+		"one is stored already": {before: func(s *scene) {
+			m, err := s.workers[0].message(s.batch[3], s.batch[3].result.Outcome)
+			if err == nil {
+				_, err = s.js.PublishMsg(s.t.Context(), m)
+			}
+			if err != nil {
+				s.t.Fatal(err)
+			}
+		}},
+		"one event is in it twice": {before: func(s *scene) {
+			s.publish(s.ns.In(BookingRequested, "room"), nil, resourceKeyed("room", 3))
+			s.batch = append(s.batch, s.decided(s.workers[0], 1)...)
+		}},
+		"batches are no longer allowed": {before: func(s *scene) {
+			stream, err := s.js.Stream(s.t.Context(), s.ns.OutStream())
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			config := stream.CachedInfo().Config
+			config.AllowAtomicPublish = false
+			if _, err := s.js.UpdateStream(s.t.Context(), config); err != nil {
+				s.t.Fatal(err)
+			}
+		}},
+		"an outcome is too large for the connection": {before: func(s *scene) {
+			o := &s.batch[3].result.Outcome
+			data := o.Data.(holds.HoldRejected)
+			data.Message = strings.Repeat("x", 2<<20)
+			o.Data = data
+		}},
+		"the server ends before its PubAck arrives": {batched: number,
+			before: func(s *scene) { s.proxy.Drop(stacktest.DropRule{Words: []string{headerBatchCommit}}) },
+			after: func(s *scene) {
+				if s.proxy.Dropped() != 1 {
+					s.t.Fatal("the PubAck was not lost")
+				}
+				s.proxy.Cut(true)
+				s.server.Shutdown()
+				s.server.WaitForShutdown()
+				s.proxy.Target(addressOf(s.t, syncedNATS(s.t, s.dir)))
+			},
+		},
+		"the connection ends before the commit arrives": {
+			before: func(s *scene) {
+				s.proxy.Drop(stacktest.DropRule{Words: []string{headerBatchCommit}, Request: true})
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := &scene{dir: t.TempDir()}
+			s.server = syncedNATS(t, s.dir)
+			var err error
+			if s.proxy, err = stacktest.NewProxy(addressOf(t, s.server)); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = s.proxy.Close() })
+			s.harness = newHarnessAt(t, "nats://"+s.proxy.Addr(), func(js jetstream.JetStream) jetstream.JetStream { return js })
+			s.cancel() // so that all events are in one batch
+			s.loops.Wait()
+			worker := s.workers[0]
+			for i := range number {
+				s.publishRequest("room", i)
+			}
+			s.awaitPublished()
+			s.batch = s.decided(worker, number)
+			if c.before != nil {
+				c.before(s)
+			}
+			lane := worker.newLane(1)
+			lane.pace = pace{least: 2}
+			lane.publishBatch(t.Context(), s.batch)
+			if c.after != nil {
+				c.after(s)
+			}
+
+			ctx, stop := context.WithCancel(t.Context())
+			defer s.loops.Wait()
+			defer stop()
+			s.loops.Go(func() { _ = worker.Run(ctx) }) // what is delivered again
+			s.awaitIdle(ConsumerRequests)
+			s.checkOutcomes(number, c.batched)
+		})
+	}
+}
+
+// decided fetches so many events for a consumer that does not run, and decides them.
+func (b *harness) decided(c *Consumer, number int) []*delivery {
+	b.t.Helper()
+	batch := b.fetchAllOf(c, number)
+	c.decodeBatch(batch)
+	for _, d := range batch {
+		d.epoch = b.Epoch()
+	}
+	c.decider.dispatch(b.t.Context(), batch, func(*delivery) {})
+	return batch
+}
+
+// checkOutcomes checks that so many events have one outcome or dead letter each, and that so many
+// outcomes were stored in a batch.
+func (b *harness) checkOutcomes(number, batched int) {
+	b.t.Helper()
+	seen, inBatch := make(map[string]int), 0
+	for _, name := range []string{b.ns.OutStream(), b.ns.DLQStream()} {
+		var stream jetstream.Stream
+		stacktest.Eventually(b.t, "the stream "+name, func() (ok bool) {
+			var err error
+			stream, err = b.js.Stream(b.t.Context(), name)
+			return err == nil
+		})
+		for seq := range stream.CachedInfo().State.LastSeq {
+			m, err := stream.GetMsg(b.t.Context(), seq+1)
+			if err != nil {
+				b.t.Fatal(err)
+			}
+			var e Envelope
+			if err := json.Unmarshal(m.Data, &e); err != nil {
+				b.t.Fatal(err)
+			}
+			if e.CausationID == "" { // a dead letter is the event
+				e.CausationID = e.ID
+			}
+			seen[e.CausationID]++
+			if m.Header.Get(headerBatchID) != "" {
+				inBatch++
+			}
+		}
+	}
+	for i := range number {
+		if key := fmt.Sprintf("room:%05d", i); seen[key] != 1 {
+			b.t.Errorf("event %s has %d outcomes, want one", key, seen[key])
+		}
+	}
+	if len(seen) != number || inBatch != batched {
+		b.t.Errorf("outcomes of %d events, %d in a batch, want %d and %d", len(seen), inBatch, number, batched)
+	}
+}
+
+// TestPace_AnyServer_TakesTheFasterWay chooses 1,000 times for servers of different speed.
+func TestPace_AnyServer_TakesTheFasterWay(t *testing.T) {
+	t.Parallel()
+	const times = 1000
+	for name, c := range map[string]struct {
+		single, batch time.Duration // per outcome
+		least, most   int           // choices of a batch
+		outcomes      int
+	}{
+		"syncs":                          {200 * time.Microsecond, 20 * time.Microsecond, times - times/30, times - 1, 256},
+		"does not sync":                  {10 * time.Microsecond, 20 * time.Microsecond, 0, 0, 256},
+		"is slow, and slower in batches": {100 * time.Microsecond, 300 * time.Microsecond, 1, times / 30, 256},
+		"syncs, few outcomes":            {200 * time.Microsecond, 20 * time.Microsecond, 0, 0, outcomeBatchMin - 1},
+	} {
+		p, batches := pace{least: outcomeBatchMin, worth: outcomeBatchWorth}, 0
+		for range times {
+			batch, each := p.batches(c.outcomes), c.single
+			if batch {
+				batches++
+				each = c.batch
+			}
+			p.measured(each*time.Duration(c.outcomes), c.outcomes, batch)
+		}
+		if batches < c.least || batches > c.most {
+			t.Errorf("%s: %d of %d in batches, want %d to %d", name, batches, times, c.least, c.most)
+		}
+	}
+}
