@@ -250,6 +250,7 @@ const decodeChunk = 32
 
 // decodeBatch decodes the events of a batch that the consumer answers, on all processors.
 func (c *Consumer) decodeBatch(batch []*delivery) {
+	defer c.measure(stageDecode, len(batch))()
 	var chunks sync.WaitGroup
 	for chunk := range slices.Chunk(batch, decodeChunk) {
 		chunks.Go(func() {
@@ -275,6 +276,7 @@ func (l *lane) decideAll(ctx context.Context) {
 		if len(batch) == 0 {
 			return
 		}
+		c.received(batch)
 		failpoint.Hit(c.name + ".fetched")
 		l.findPoisoned(ctx, batch)
 		ready, limit := batch[:0], c.outcomeLimit()
@@ -306,6 +308,7 @@ func (c *Consumer) canDecide(ctx context.Context, d *delivery, outcomeLimit int6
 // more, alone.
 func (l *lane) decide(ctx context.Context, batch []*delivery) {
 	c := l.consumer
+	defer c.measure(stageDecide, len(batch))()
 	ctx, cancel := context.WithTimeout(ctx, c.decideWithin)
 	defer cancel()
 	waiting, ready := context.WithTimeout(ctx, waitReadyLimit)

@@ -9,6 +9,8 @@ import (
 // Process is shared by the consumers of one process. It has the name of the worker, the register of
 // poison, and the current outage, which is logged once when it begins and once when it ends.
 type Process struct {
+	Metrics *Metrics // nil when nothing is measured; set it before the first NewConsumer
+
 	worker string
 	poison PoisonRegister
 	log    zerolog.Logger
