@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"holdfast/internal/locking"
 	"holdfast/internal/recovery"
 	"holdfast/internal/store"
+	"holdfast/internal/telemetry"
 )
 
 // stopWithin is the time that a stop may take: less than the promised 10 s.
@@ -37,7 +37,7 @@ func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 		fx.Provide(
 			recovery.NewEpochTerm, recovery.NewConnGuard, provideSupervisor,
 			provideRedis, provideNATS, events.NewJetStream, provideStore, provideMetrics,
-			holds.NewMetrics, events.NewMetrics, recovery.NewMetrics, newQueryMetrics, newObserver,
+			holds.NewMetrics, events.NewMetrics, recovery.NewMetrics, newQueryMetrics, newObserver, provideTracer,
 			func(c *redis.Client) redis.UniversalClient { return c },
 			func(c Config) events.Namespace { return events.Namespace(c.Namespace) },
 			func(s *store.Store) holds.Inventory { return s },
@@ -80,6 +80,9 @@ func provideRedis(lc fx.Lifecycle, c Config, g *recovery.ConnGuard) (*redis.Clie
 	}
 	g.Attach(options)
 	client := redis.NewClient(options)
+	if c.OTLPEndpoint != "" {
+		client.AddHook(redisTrace{})
+	}
 	lc.Append(fx.StopHook(client.Close))
 	return client, nil
 }
@@ -183,14 +186,14 @@ var consumerNames = []string{events.ConsumerRequests, events.ConsumerChanges, ev
 
 func provideConsumers(
 	ns events.Namespace, s *holds.Service, db *store.Store, nc *nats.Conn, js jetstream.JetStream, m *events.Metrics,
-	log zerolog.Logger,
+	tracer *telemetry.Tracer, log zerolog.Logger,
 ) ([]*events.Consumer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	ctx, restore := events.UntilRefused(ctx, nc)
 	defer restore()
 	process := events.NewProcess(workerName(), db, log)
-	process.Metrics = m
+	process.Metrics, process.Tracer = m, tracer
 	consumers := make([]*events.Consumer, len(consumerNames))
 	for i, name := range consumerNames {
 		var err error
@@ -253,16 +256,4 @@ func workerName() string {
 		host = "unknown"
 	}
 	return fmt.Sprintf("%s-%d", host, os.Getpid())
-}
-
-// newLogger returns a logger that writes JSON, or readable lines when w is a terminal.
-func newLogger(w io.Writer, level string) (zerolog.Logger, error) {
-	parsed, err := zerolog.ParseLevel(level)
-	if err != nil {
-		return zerolog.Nop(), misused("--log-level: %v", err)
-	}
-	if isTerminal(w) {
-		w = zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly}
-	}
-	return zerolog.New(w).Level(parsed).With().Timestamp().Str("worker", workerName()).Logger(), nil
 }

@@ -19,7 +19,7 @@ var allowedImports = map[string][]string{
 	"holdfast/internal/client":          {"holdfast/internal/events", "holdfast/internal/failpoint", "holdfast/internal/holds"},
 	"holdfast/internal/events":          {"holdfast/internal/failpoint", "holdfast/internal/holds", "holdfast/internal/telemetry"},
 	"holdfast/internal/preflight":       {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/recovery", "holdfast/internal/store"},
-	"holdfast/internal/store":           {"holdfast/internal/holds", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery"},
+	"holdfast/internal/store":           {"holdfast/internal/holds", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/telemetry"},
 	"holdfast/internal/postgres":        {"holdfast/internal/record"},
 	"holdfast/internal/holds":           {"holdfast/internal/failpoint", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/record", "holdfast/internal/telemetry"},
 	"holdfast/internal/recovery":        {"holdfast/internal/failpoint", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/record", "holdfast/internal/telemetry"},
@@ -100,7 +100,7 @@ func TestDependencies_Publisher_NoServersOrPlots(t *testing.T) {
 		t.Fatal(err)
 	}
 	for imported := range strings.FieldsSeq(string(out)) {
-		for _, unwanted := range []string{"github.com/nats-io/nats-server", "gonum.org/v1/plot", "holdfast/internal/bench", "holdfast/internal/store"} {
+		for _, unwanted := range []string{"github.com/nats-io/nats-server", "gonum.org/v1/plot", "holdfast/internal/bench", "holdfast/internal/store", "go.opentelemetry.io/otel/exporters", "google.golang.org/grpc"} {
 			if imported == unwanted || strings.HasPrefix(imported, unwanted+"/") {
 				t.Errorf("publisher must not link %s", imported)
 			}

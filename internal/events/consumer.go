@@ -18,6 +18,7 @@ import (
 
 	"holdfast/internal/failpoint"
 	"holdfast/internal/holds"
+	"holdfast/internal/telemetry"
 )
 
 const (
@@ -99,6 +100,7 @@ type delivery struct {
 	in            *Inbound
 	epoch         string // that it was decided under
 	result        holds.Result
+	span          *telemetry.Span // nil when it is not traced
 }
 
 // NewConsumer returns a Consumer of a durable consumer that Setup has created. js comes from
@@ -311,6 +313,8 @@ func (l *lane) decide(ctx context.Context, batch []*delivery) {
 	defer c.measure(stageDecide, len(batch))()
 	ctx, cancel := context.WithTimeout(ctx, c.decideWithin)
 	defer cancel()
+	ctx, traced := c.traceDecision(ctx, batch)
+	defer traced()
 	waiting, ready := context.WithTimeout(ctx, waitReadyLimit)
 	_ = c.service.WaitReady(waiting) // without an epoch the events are refused
 	ready()
@@ -354,6 +358,7 @@ func (c *Consumer) ack(d *delivery) {
 // nakDelayed requests another delivery of an event after delay, plus up to half of it at random.
 func (c *Consumer) nakDelayed(d *delivery, delay time.Duration) {
 	defer c.inFlight.remove(d)
+	d.endTrace("")
 	delay += rand.N(delay / 2)
 	if err := d.msg.NakWithDelay(delay); err != nil {
 		c.log.Debug().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Msg("nak failed, event will be redelivered")

@@ -154,6 +154,11 @@ func (c *Consumer) failed(d disposition) {
 
 // answered records an event whose outcome or dead letter is stored.
 func (c *Consumer) answered(s *pendingMsg) {
+	if s.dead {
+		s.endTrace("dead letter")
+	} else {
+		s.endTrace(s.result.Outcome.Event)
+	}
 	m := c.process.Metrics
 	if m == nil {
 		return
