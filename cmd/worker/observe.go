@@ -193,7 +193,7 @@ func (x *observer) observeClocks(ctx context.Context) error {
 	return nil
 }
 
-func (x *observer) observePools(context.Context) error { //nolint:unparam // the type of a part
+func (x *observer) observePools(context.Context) error {
 	r := x.redis.PoolStats()
 	x.connections.With(poolRedis, poolUsed).Set(float64(r.TotalConns - r.IdleConns))
 	x.connections.With(poolRedis, poolIdle).Set(float64(r.IdleConns))
