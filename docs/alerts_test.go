@@ -4,6 +4,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -11,14 +12,16 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestAlerts_EveryMetric_ExistsAtAWorker searches for the metrics of the alerting rules, and of their tests, in
-// /metrics of the running worker. One that no worker has can never fire.
+// TestAlerts_EveryMetric_ExistsAtAWorker searches for the metrics of the alerting rules, of their tests and of the
+// dashboard, in /metrics of the running worker. An alert on one that no worker has can never fire.
 func TestAlerts_EveryMetric_ExistsAtAWorker(t *testing.T) {
 	t.Parallel()
 	metrics := metricsOf(t, dev)
 	names := regexp.MustCompile(`\bholdfast_[a-z_]+`)
-	for _, file := range []string{"holdfast.rules.yaml", "holdfast.rules.test.yaml"} {
-		text, err := os.ReadFile(stacktest.Deployment("prometheus", file))
+	for _, file := range []string{
+		"prometheus/holdfast.rules.yaml", "prometheus/holdfast.rules.test.yaml", "grafana/holdfast.json",
+	} {
+		text, err := os.ReadFile(stacktest.Deployment(filepath.FromSlash(file)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -31,6 +34,43 @@ func TestAlerts_EveryMetric_ExistsAtAWorker(t *testing.T) {
 				t.Errorf("%s names %s, which is not in /metrics:\n%s", file, name, metrics)
 			}
 		}
+	}
+}
+
+// TestAlerts_EachRule_HasItsEntryInTheRunbook compares the rules with the headings of the runbook: each rule says
+// what is wrong, and links to its own entry, which has all parts; and no entry is left of a rule that is gone.
+func TestAlerts_EachRule_HasItsEntryInTheRunbook(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(stacktest.Deployment("prometheus", "holdfast.rules.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	runbook, err := os.ReadFile("runbook.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries := make(map[string]string)
+	for _, entry := range strings.Split(string(runbook), "\n## ")[1:] {
+		name, body, _ := strings.Cut(entry, "\n")
+		entries[name] = body
+	}
+	rules := strings.Split(string(text), "      - alert: ")[1:]
+	for _, rule := range rules {
+		name, _, _ := strings.Cut(rule, "\n")
+		link := "\n          runbook_url: docs/runbook.md#" + strings.ToLower(name) + "\n"
+		for _, part := range []string{"\n          severity: ", "\n          summary: ", "\n          description: >-\n", link} {
+			if !strings.Contains(rule, part) {
+				t.Errorf("the rule %s has no line %q", name, part)
+			}
+		}
+		for _, part := range []string{"- **Customers**", "- **Check**", "- **Do**", "- **Stop**"} {
+			if strings.Count(entries[name], part) != 1 {
+				t.Errorf("the runbook's entry for %s has not one %s", name, part)
+			}
+		}
+	}
+	if len(rules) == 0 || len(entries) != len(rules) {
+		t.Errorf("%d rules and %d entries in the runbook", len(rules), len(entries))
 	}
 }
 

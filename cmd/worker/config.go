@@ -92,15 +92,28 @@ type Starting struct {
 	Monitors    `embed:""`
 	Replication `embed:""`
 	Preflight   string `name:"preflight" env:"HOLDFAST_PREFLIGHT" default:"refuse" enum:"refuse,warn" help:"When a check of worker preflight fails: refuse to start, or warn and start."`
-	LogLevel    string `name:"log-level" env:"HOLDFAST_LOG_LEVEL" default:"${log_level}" enum:"debug,info,warn,error" help:"Lowest level that is logged: debug, info, warn or error."`
+	Logging     `embed:""`
 }
+
+// Logging sets what is logged and how.
+type Logging struct {
+	LogLevel  string `name:"log-level" env:"HOLDFAST_LOG_LEVEL" default:"${log_level}" enum:"debug,info,warn,error" help:"Lowest level that is logged: debug, info, warn or error."`
+	LogFormat string `name:"log-format" env:"HOLDFAST_LOG_FORMAT" default:"auto" enum:"auto,json,console" help:"Format of the log: json, console (readable lines), or auto: console on a terminal, else json."`
+}
+
+// The values of --log-format besides auto.
+const (
+	logJSON    = "json"
+	logConsole = "console"
+)
 
 // Operations are the settings for those who run and watch a worker.
 type Operations struct {
-	InboundKeep time.Duration `name:"inbound-keep" env:"HOLDFAST_INBOUND_KEEP" default:"72h" help:"How long an inbound event is kept after it was stored, at least 1m. A worker then removes it when every consumer has acknowledged it and no dead letter needs it."`
-	HTTPAddr    string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" default:"127.0.0.1:8080" help:"Address that serves health, readiness, metrics and queries."`
-	Reconcile   string        `name:"reconcile" env:"HOLDFAST_RECONCILE" default:"heal" enum:"heal,report,off" help:"Background reconciliation: heal (repair what follows from the records), report or off."`
-	Starting    `embed:""`
+	InboundKeep  time.Duration `name:"inbound-keep" env:"HOLDFAST_INBOUND_KEEP" default:"72h" help:"How long an inbound event is kept after it was stored, at least 1m. A worker then removes it when every consumer has acknowledged it and no dead letter needs it."`
+	HTTPAddr     string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" default:"127.0.0.1:8080" help:"Address that serves health, readiness, metrics and queries."`
+	Reconcile    string        `name:"reconcile" env:"HOLDFAST_RECONCILE" default:"heal" enum:"heal,report,off" help:"Background reconciliation: heal (repair what follows from the records), report or off."`
+	OTLPEndpoint string        `name:"otlp-endpoint" env:"OTEL_EXPORTER_OTLP_ENDPOINT" placeholder:"URL" help:"OTLP receiver for traces by HTTP, such as http://collector:4318. Only events whose traceparent is sampled are traced. Default: no traces."`
+	Starting     `embed:""`
 }
 
 // Directory is the directory of a worker that starts its own servers.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"holdfast/internal/locking"
 	"holdfast/internal/recovery"
 	"holdfast/internal/store"
+	"holdfast/internal/telemetry"
 )
 
 // stopWithin is the time that a stop may take: less than the promised 10 s.
@@ -37,6 +37,7 @@ func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 		fx.Provide(
 			recovery.NewEpochTerm, recovery.NewConnGuard, provideSupervisor,
 			provideRedis, provideNATS, events.NewJetStream, provideStore, provideMetrics,
+			holds.NewMetrics, events.NewMetrics, recovery.NewMetrics, newQueryMetrics, newObserver, provideTracer,
 			func(c *redis.Client) redis.UniversalClient { return c },
 			func(c Config) events.Namespace { return events.Namespace(c.Namespace) },
 			func(s *store.Store) holds.Inventory { return s },
@@ -61,6 +62,7 @@ func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 			func(l *loops, q *events.QueryService) { l.run("queries", q.Run) },
 			func(l *loops, x *leaser) { l.run("lease", x.run) },
 			func(l *loops, x *trimmer) { l.run("trim", x.run) },
+			func(l *loops, x *observer) { l.run("observe", x.run) },
 			func(l *loops, c Config, x *audit.Reconciler) {
 				if c.Reconcile != reconcileOff {
 					l.run("reconcile", x.Run)
@@ -78,6 +80,9 @@ func provideRedis(lc fx.Lifecycle, c Config, g *recovery.ConnGuard) (*redis.Clie
 	}
 	g.Attach(options)
 	client := redis.NewClient(options)
+	if c.OTLPEndpoint != "" {
+		client.AddHook(redisTrace{})
+	}
 	lc.Append(fx.StopHook(client.Close))
 	return client, nil
 }
@@ -87,7 +92,7 @@ func provideRedis(lc fx.Lifecycle, c Config, g *recovery.ConnGuard) (*redis.Clie
 // event is decided.
 func provideSupervisor(
 	lc fx.Lifecycle, c Config, t *recovery.EpochTerm, g *recovery.ConnGuard, js jetstream.JetStream, ns events.Namespace,
-	log zerolog.Logger,
+	m *recovery.Metrics, log zerolog.Logger,
 ) (*recovery.Supervisor, error) {
 	db, err := newStore(context.Background(), c)
 	if err != nil {
@@ -97,6 +102,7 @@ func provideSupervisor(
 	if err != nil {
 		return nil, err
 	}
+	k.Metrics = m
 	lc.Append(fx.StartStopHook(func(ctx context.Context) {
 		if _, err := k.Check(ctx); err != nil {
 			log.Error().Err(err).Msg("initial redis check failed, will retry")
@@ -158,9 +164,11 @@ func provideLocker(
 }
 
 func provideService(
-	c Config, t *recovery.EpochTerm, client redis.UniversalClient, l *locking.Locker, i holds.Inventory,
+	c Config, t *recovery.EpochTerm, client redis.UniversalClient, l *locking.Locker, i holds.Inventory, m *holds.Metrics,
 ) *holds.Service {
-	return holds.NewService(c.Namespace, client, l, i, t, c.policy())
+	s := holds.NewService(c.Namespace, client, l, i, t, c.policy())
+	s.Measure(m)
+	return s
 }
 
 func provideExpirer(
@@ -177,13 +185,15 @@ func provideExpirer(
 var consumerNames = []string{events.ConsumerRequests, events.ConsumerChanges, events.ConsumerPayments}
 
 func provideConsumers(
-	ns events.Namespace, s *holds.Service, db *store.Store, nc *nats.Conn, js jetstream.JetStream, log zerolog.Logger,
+	ns events.Namespace, s *holds.Service, db *store.Store, nc *nats.Conn, js jetstream.JetStream, m *events.Metrics,
+	tracer *telemetry.Tracer, log zerolog.Logger,
 ) ([]*events.Consumer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	ctx, restore := events.UntilRefused(ctx, nc)
 	defer restore()
 	process := events.NewProcess(workerName(), db, log)
+	process.Metrics, process.Tracer = m, tracer
 	consumers := make([]*events.Consumer, len(consumerNames))
 	for i, name := range consumerNames {
 		var err error
@@ -246,16 +256,4 @@ func workerName() string {
 		host = "unknown"
 	}
 	return fmt.Sprintf("%s-%d", host, os.Getpid())
-}
-
-// newLogger returns a logger that writes JSON, or readable lines when w is a terminal.
-func newLogger(w io.Writer, level string) (zerolog.Logger, error) {
-	parsed, err := zerolog.ParseLevel(level)
-	if err != nil {
-		return zerolog.Nop(), misused("--log-level: %v", err)
-	}
-	if isTerminal(w) {
-		w = zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly}
-	}
-	return zerolog.New(w).Level(parsed).With().Timestamp().Str("worker", workerName()).Logger(), nil
 }

@@ -63,6 +63,7 @@ type server struct {
 	consumers []*events.Consumer
 	expirer   *holds.Expirer
 	metrics   *prometheus.Registry
+	queries   *queryMetrics
 	log       zerolog.Logger
 
 	turns chan struct{}      // one element for each query that is being answered
@@ -70,12 +71,12 @@ type server struct {
 }
 
 func newServer(l net.Listener, c Config, t *recovery.EpochTerm, q *reader, r redis.UniversalClient, db *store.Store,
-	nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, log zerolog.Logger,
+	nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, qm *queryMetrics, log zerolog.Logger,
 ) *server {
 	return &server{
 		listener: l, namespace: c.Namespace, term: t, policy: c.policy(), reader: q, redis: r, store: db, nats: nc,
 		consumers: cs, expirer: x,
-		metrics: m, log: log, turns: make(chan struct{}, queriesMax),
+		metrics: m, queries: qm, log: log, turns: make(chan struct{}, queriesMax),
 	}
 }
 
@@ -135,12 +136,15 @@ func (s *server) query(answer func(ctx context.Context, r *http.Request) (any, e
 			defer func() { <-s.turns }()
 		default:
 			w.Header().Set("Retry-After", "1")
+			s.queries.answered(r, events.Busy.Status, 0)
 			s.answer(w, events.Busy.Status, events.Busy)
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
 		defer cancel()
+		began := time.Now()
 		value, err := answer(ctx, r)
+		s.queries.answered(r, statusOf(err), time.Since(began))
 		s.respond(w, value, err)
 	}
 }

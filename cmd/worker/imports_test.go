@@ -11,21 +11,22 @@ import (
 // knows neither NATS nor Postgres, locking and lua know no terms of other packages, and only the
 // programs import everything.
 var allowedImports = map[string][]string{
-	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/stack", "holdfast/internal/stack/endpoints", "holdfast/internal/store", "holdfast/internal/version"},
+	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/stack", "holdfast/internal/stack/endpoints", "holdfast/internal/store", "holdfast/internal/telemetry", "holdfast/internal/version"},
 	"holdfast/cmd/bench":                {"holdfast/internal/bench", "holdfast/internal/terminal", "holdfast/internal/version"},
 	"holdfast/cmd/publisher":            {"holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/record", "holdfast/internal/stack/endpoints", "holdfast/internal/terminal", "holdfast/internal/version"},
 	"holdfast/internal/audit":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery"}, // nouns, subjects and how scripts are run: none of the rules that it checks
 	"holdfast/internal/bench":           {"holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack", "holdfast/internal/stack/endpoints", "holdfast/internal/store"},
 	"holdfast/internal/client":          {"holdfast/internal/events", "holdfast/internal/failpoint", "holdfast/internal/holds"},
-	"holdfast/internal/events":          {"holdfast/internal/failpoint", "holdfast/internal/holds"},
+	"holdfast/internal/events":          {"holdfast/internal/failpoint", "holdfast/internal/holds", "holdfast/internal/telemetry"},
 	"holdfast/internal/preflight":       {"holdfast/internal/audit", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/recovery", "holdfast/internal/store"},
-	"holdfast/internal/store":           {"holdfast/internal/holds", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery"},
+	"holdfast/internal/store":           {"holdfast/internal/holds", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/telemetry"},
 	"holdfast/internal/postgres":        {"holdfast/internal/record"},
-	"holdfast/internal/holds":           {"holdfast/internal/failpoint", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/record"},
-	"holdfast/internal/recovery":        {"holdfast/internal/failpoint", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/record"},
+	"holdfast/internal/holds":           {"holdfast/internal/failpoint", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/record", "holdfast/internal/telemetry"},
+	"holdfast/internal/recovery":        {"holdfast/internal/failpoint", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/record", "holdfast/internal/telemetry"},
 	"holdfast/internal/record":          {},
-	"holdfast/internal/locking":         {"holdfast/internal/lua"},
+	"holdfast/internal/locking":         {"holdfast/internal/lua", "holdfast/internal/telemetry"},
 	"holdfast/internal/lua":             {},
+	"holdfast/internal/telemetry":       {},
 	"holdfast/internal/failpoint":       {},
 	"holdfast/internal/terminal":        {},
 	"holdfast/internal/version":         {},
@@ -48,7 +49,7 @@ var foreignImports = map[string][]string{
 	"golang.org/x/tools":             {"holdfast/internal/contract"},
 	"go.yaml.in/yaml":                {"holdfast/internal/contract"},
 	"github.com/prometheus":          {"holdfast/cmd/worker"},
-	"go.opentelemetry.io/otel":       {"holdfast/internal/audit", "holdfast/internal/locking", "holdfast/cmd/worker"},
+	"go.opentelemetry.io/otel":       {"holdfast/internal/audit", "holdfast/internal/telemetry", "holdfast/cmd/worker"},
 	"go.uber.org/fx":                 {"holdfast/cmd/worker"},
 	"github.com/alecthomas/kong":     {"holdfast/cmd/bench", "holdfast/cmd/publisher", "holdfast/cmd/worker"},
 	"github.com/jotaen":              {"holdfast/cmd/publisher", "holdfast/cmd/worker"},
@@ -100,7 +101,7 @@ func TestDependencies_Publisher_NoServersOrPlots(t *testing.T) {
 		t.Fatal(err)
 	}
 	for imported := range strings.FieldsSeq(string(out)) {
-		for _, unwanted := range []string{"github.com/nats-io/nats-server", "gonum.org/v1/plot", "holdfast/internal/bench", "holdfast/internal/store"} {
+		for _, unwanted := range []string{"github.com/nats-io/nats-server", "gonum.org/v1/plot", "holdfast/internal/bench", "holdfast/internal/store", "go.opentelemetry.io/otel/exporters", "google.golang.org/grpc"} {
 			if imported == unwanted || strings.HasPrefix(imported, unwanted+"/") {
 				t.Errorf("publisher must not link %s", imported)
 			}

@@ -47,7 +47,7 @@ func TestLocks_RealWorker_ShowsItsMetrics(t *testing.T) {
 			t.Errorf("/metrics: %d without %s:\n%s", status, want, metrics)
 		}
 	}
-	for _, noise := range []string{"otel_scope", "target_info", locking.MetricConflicts} {
+	for _, noise := range []string{"otel_scope", "target_info"} {
 		if strings.Contains(metrics, noise) {
 			t.Errorf("/metrics shows %s", noise)
 		}

@@ -14,25 +14,25 @@ import (
 
 	"holdfast/internal/audit"
 	"holdfast/internal/locking"
+	"holdfast/internal/telemetry"
 )
 
-// provideMetrics returns the registry behind /metrics, and the metrics of locks and audits in it.
-func provideMetrics(lc fx.Lifecycle) (*prometheus.Registry, *locking.Metrics, *audit.Metrics, error) {
-	registry := prometheus.NewRegistry()
+// provideMetrics returns the registry behind /metrics, the set of metrics that it collects, and the
+// metrics of locks and audits.
+func provideMetrics(lc fx.Lifecycle) (
+	*prometheus.Registry, *telemetry.Set, *locking.Metrics, *audit.Metrics, error,
+) {
+	registry, set := prometheus.NewRegistry(), telemetry.NewSet()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry),
+	exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry), otelprometheus.WithProducer(set),
 		otelprometheus.WithoutScopeInfo(), otelprometheus.WithoutTargetInfo()) // they would add the same labels everywhere
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("metrics: %w", err)
+		return nil, nil, nil, nil, fmt.Errorf("metrics: %w", err)
 	}
 	provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))
 	lc.Append(fx.StopHook(provider.Shutdown))
-	locks, err := locking.NewMetrics(provider.Meter("holdfast"))
-	if err != nil {
-		return nil, nil, nil, err
-	}
 	audits, err := audit.NewMetrics(provider.Meter("holdfast"))
-	return registry, locks, audits, err
+	return registry, set, locking.NewMetrics(set), audits, err
 }
 
 // lockDurations adds up the histograms called name by size class, over all workers. It returns an

@@ -3,9 +3,7 @@ package main
 import (
 	"errors"
 	"net/http/httptest"
-	"os"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -14,9 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/model"
 	"go.uber.org/fx/fxtest"
-	"go.yaml.in/yaml/v4"
 
 	"holdfast/internal/locking"
 )
@@ -25,7 +21,7 @@ import (
 func newMetrics(t *testing.T) (*prometheus.Registry, *locking.Metrics) {
 	t.Helper()
 	lc := fxtest.NewLifecycle(t)
-	registry, metrics, _, err := provideMetrics(lc)
+	registry, _, metrics, _, err := provideMetrics(lc)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,54 +88,5 @@ func TestMetricNames_TextAndRegistry_AreEqual(t *testing.T) {
 		if err != nil || two["1"].Total() != 2 {
 			t.Errorf("%s of two workers: %v, %v", name, two, err)
 		}
-	}
-}
-
-// TestAlerts_EveryMetric_IsMeasured checks that a worker exports every metric that an alert uses.
-func TestAlerts_EveryMetric_IsMeasured(t *testing.T) {
-	t.Parallel()
-	text, err := os.ReadFile("../../deployments/prometheus/holdfast.rules.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var rules struct {
-		Groups []struct {
-			Name  string
-			Rules []struct {
-				Alert, Expr, For    string
-				Labels, Annotations map[string]string
-			}
-		}
-	}
-	if err := yaml.Load(text, &rules, yaml.WithKnownFields()); err != nil {
-		t.Fatal(err)
-	}
-	registry, _ := newMetrics(t)
-	known := make(map[string]bool)
-	for _, family := range metricFamilies(t, registry) {
-		known[family.GetName()] = true
-	}
-	metric := regexp.MustCompile(`\bholdfast_[a-z_]+\b`)
-	alerts := 0
-	for _, group := range rules.Groups {
-		for _, rule := range group.Rules {
-			alerts++
-			names := metric.FindAllString(rule.Expr, -1)
-			if len(names) == 0 || rule.Annotations["summary"] == "" || rule.Annotations["description"] == "" ||
-				rule.Labels["severity"] == "" {
-				t.Errorf("alert %s is incomplete", rule.Alert)
-			}
-			for _, name := range names {
-				if !known[name] {
-					t.Errorf("alert %s uses %s, which no worker exports", rule.Alert, name)
-				}
-			}
-			if _, err := model.ParseDuration(rule.For); rule.For != "" && err != nil {
-				t.Errorf("alert %s: for: %v", rule.Alert, err)
-			}
-		}
-	}
-	if alerts == 0 {
-		t.Error("there are no alerts")
 	}
 }

@@ -39,7 +39,7 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 	if err := r.find(r.DataDir); err != nil {
 		return err
 	}
-	log, err := newLogger(std.err, "error")
+	log, err := newLogger(std.err, Logging{LogLevel: "error"}, r.Namespace)
 	if err != nil {
 		return err
 	}

@@ -40,12 +40,12 @@ Examples:
 
 // Run runs a worker until ctx is cancelled or one of its parts fails.
 func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
-	log, err := newLogger(std.err, r.LogLevel)
+	config := r.Config
+	config.Namespace = cmp.Or(config.Namespace, defaultNamespace)
+	log, err := newLogger(std.err, config.Logging, config.Namespace)
 	if err != nil {
 		return err
 	}
-	config := r.Config
-	config.Namespace = cmp.Or(config.Namespace, defaultNamespace)
 	var started *servers
 	if r.Embedded {
 		started, err = startServers(ctx, &config, stack.Options{
@@ -103,7 +103,7 @@ func start(ctx context.Context, c Config, listener net.Listener, log zerolog.Log
 		}
 		return nil, err
 	}
-	log.Info().Str("namespace", c.Namespace).Str("http_addr", listener.Addr().String()).
+	log.Info().Str("http_addr", listener.Addr().String()).
 		Str("lock_strategy", c.LockStrategy).Msg("worker started")
 	return &running{app, log}, nil
 }
@@ -164,14 +164,14 @@ Example:
 
 // Run creates what is missing on the servers and stores the policies.
 func (m *migrateCommand) Run(ctx context.Context, std streams) error {
-	log, err := newLogger(std.err, m.LogLevel)
-	if err != nil {
-		return err
-	}
 	if err := m.missingURL(startToo); err != nil {
 		return err
 	}
 	m.Namespace = cmp.Or(m.Namespace, defaultNamespace)
+	log, err := newLogger(std.err, m.Logging, m.Namespace)
+	if err != nil {
+		return err
+	}
 	// The user that migrates does not need the permissions of a worker.
 	skip := append(slices.Clone(preflight.Privileges), preflight.RedisCommands)
 	c := Config{Connections: m.Connections, Policies: m.Policies, Operations: Operations{Starting: m.Starting}}

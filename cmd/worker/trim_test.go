@@ -62,7 +62,7 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	log, err := newLogger(t.Output(), "info")
+	log, err := newLogger(t.Output(), Logging{LogLevel: "info"}, s.namespace)
 	if err != nil {
 		t.Fatal(err)
 	}

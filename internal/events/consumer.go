@@ -18,6 +18,7 @@ import (
 
 	"holdfast/internal/failpoint"
 	"holdfast/internal/holds"
+	"holdfast/internal/telemetry"
 )
 
 const (
@@ -100,6 +101,7 @@ type delivery struct {
 	in            *Inbound
 	epoch         string // that it was decided under
 	result        holds.Result
+	span          *telemetry.Span // nil when it is not traced
 }
 
 // NewConsumer returns a Consumer of a durable consumer that Setup has created. js comes from
@@ -251,6 +253,7 @@ const decodeChunk = 32
 
 // decodeBatch decodes the events of a batch that the consumer answers, on all processors.
 func (c *Consumer) decodeBatch(batch []*delivery) {
+	defer c.measure(stageDecode, len(batch))()
 	var chunks sync.WaitGroup
 	for chunk := range slices.Chunk(batch, decodeChunk) {
 		chunks.Go(func() {
@@ -276,6 +279,7 @@ func (l *lane) decideAll(ctx context.Context) {
 		if len(batch) == 0 {
 			return
 		}
+		c.received(batch)
 		failpoint.Hit(c.name + ".fetched")
 		l.findPoisoned(ctx, batch)
 		ready, limit := batch[:0], c.outcomeLimit()
@@ -307,8 +311,11 @@ func (c *Consumer) canDecide(ctx context.Context, d *delivery, outcomeLimit int6
 // more, alone.
 func (l *lane) decide(ctx context.Context, batch []*delivery) {
 	c := l.consumer
+	defer c.measure(stageDecide, len(batch))()
 	ctx, cancel := context.WithTimeout(ctx, c.decideWithin)
 	defer cancel()
+	ctx, traced := c.traceDecision(ctx, batch)
+	defer traced()
 	waiting, ready := context.WithTimeout(ctx, waitReadyLimit)
 	_ = c.service.WaitReady(waiting) // without an epoch the events are refused
 	ready()
@@ -352,6 +359,7 @@ func (c *Consumer) ack(d *delivery) {
 // nakDelayed requests another delivery of an event after delay, plus up to half of it at random.
 func (c *Consumer) nakDelayed(d *delivery, delay time.Duration) {
 	defer c.inFlight.remove(d)
+	d.endTrace("")
 	delay += rand.N(delay / 2)
 	if err := d.msg.NakWithDelay(delay); err != nil {
 		c.log.Debug().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Msg("nak failed, event will be redelivered")

@@ -4,11 +4,16 @@ import (
 	"sync"
 
 	"github.com/rs/zerolog"
+
+	"holdfast/internal/telemetry"
 )
 
 // Process is shared by the consumers of one process. It has the name of the worker, the register of
 // poison, and the current outage, which is logged once when it begins and once when it ends.
 type Process struct {
+	Metrics *Metrics          // nil when nothing is measured; set both before the first NewConsumer
+	Tracer  *telemetry.Tracer // nil when nothing is traced
+
 	worker string
 	poison PoisonRegister
 	log    zerolog.Logger

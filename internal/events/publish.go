@@ -33,6 +33,7 @@ type pendingMsg struct {
 func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 	c := l.consumer
 	began, together := time.Now(), c.batchesAllowed.Load() && l.pace.batches(len(batch))
+	defer c.measure(stagePublish, len(batch))()
 	waiting := make([]pendingMsg, 0, len(batch))
 	var epochErr error // of verifiedEpoch
 	var verifiedEpoch string
@@ -94,6 +95,7 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 			continue
 		}
 		failpoint.Hit(c.name + ".published")
+		c.answered(&s)
 		c.reply(s)
 		if s.dead {
 			if err := s.msg.TermWithReason(s.message.Header.Get(HeaderDLQReason)); err != nil {
@@ -168,6 +170,7 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 		c.logDeadLetter(log.Warn(), d, why.Reason)
 		return c.deadLetter(d, why.Reason, why.Detail, deadLetterWhole), true
 	case dispositionRetryCounted:
+		c.failed(dispositionRetryCounted)
 		l.failures[seq]++
 		oversized := is[*oversizedError](err) // a retry does not change that
 		// A payment must end in a reservation or a refund, and its hold may be claimed. So it waits
@@ -191,6 +194,7 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 		}
 		c.nakDelayed(d, backoffDelay(delayRetryCounted, uint64(l.failures[seq])))
 	case dispositionDefer:
+		c.failed(dispositionDefer)
 		if l.deferEvent(d, true) && deliveries&(deliveries-1) == 0 { // at 1, 2, 4, 8 ...
 			log.Error().Uint64("deliveries", deliveries).Msg("event deferred, resource data is corrupt")
 		}
@@ -220,6 +224,7 @@ func (c *Consumer) isPayment(d *delivery) bool {
 // redeliver requests another delivery of an event after an error that is not its own: soon if other
 // work was in the way, else after delayPause. In the second case the consumer pauses.
 func (c *Consumer) redeliver(d *delivery, err error) {
+	c.failed(dispositionOf(err))
 	if dispositionOf(err) == dispositionRetrySoon {
 		c.nakDelayed(d, backoffDelay(delayRetrySoon, d.meta.NumDelivered))
 		return

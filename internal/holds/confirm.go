@@ -84,6 +84,7 @@ func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest) []Resu
 		}
 	}
 	answers := s.decidePayments(ctx, payments)
+	s.metrics.settled(payments, answers)
 	for _, i := range claimed {
 		r := requests[i]
 		answer := answers[places[paymentKey{r.Hold, r.PaymentID}]]

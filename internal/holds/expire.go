@@ -64,6 +64,7 @@ type Expirer struct {
 type expiredBatch struct {
 	service  *Service
 	outcomes []Outcome
+	trigger  string // of the sweep
 }
 
 // NewExpirer returns an Expirer. The caller must run all three of Sweep, Watch and Announce.
@@ -149,9 +150,13 @@ func (e *Expirer) Sweep(ctx context.Context) error {
 			case <-e.wake:
 			}
 		}
+		sw.trigger = triggerNotification
 		if now := time.Now(); !e.options.NoTimer && !now.Before(all) {
-			partitions, all = everyPartition(), now.Add(sweepTick)
+			partitions, all, sw.trigger = everyPartition(), now.Add(sweepTick), triggerTimer
 		} else {
+			if len(unfinished) > 0 {
+				sw.trigger = triggerBacklog
+			}
 			partitions = union(partitions, e.takeRequested())
 		}
 		left, next, err := sw.round(ctx, partitions)
@@ -181,6 +186,7 @@ type sweeper struct {
 	saturated     map[string]bool      // resources that reached the limit of their run in the last round
 	failing       bool                 // an outage was logged, and its end was not
 	failedAt      time.Time            // of the last failure other than corrupt data
+	trigger       string               // of this round
 }
 
 func newSweeper(e *Expirer) *sweeper {
@@ -297,7 +303,7 @@ func (sw *sweeper) expire(ctx context.Context, s *Service, resources []string, m
 	}
 	if len(batch) > 0 {
 		select {
-		case sw.toAnnounce <- expiredBatch{s, batch}:
+		case sw.toAnnounce <- expiredBatch{s, batch, sw.trigger}:
 		default:
 			// The queue is full. Sweep must not wait for it: expire.lua hands these holds out
 			// again.
@@ -386,7 +392,9 @@ func (e *Expirer) Announce(ctx context.Context) error {
 			return nil
 		case d := <-e.toAnnounce:
 			for batch := range slices.Chunk(d.outcomes, announceMax) {
-				switch err := e.announce(ctx, d.service, batch); {
+				err := e.announce(ctx, d.service, batch)
+				d.service.metrics.announced(batch, d.trigger, err)
+				switch {
 				case err == nil && failing:
 					failing = false
 					e.log.Info().Msg("announcing expired holds recovered")

@@ -88,6 +88,8 @@ type Service struct {
 	// onCorruption is called with each resource in which a script finds corruption. It may be nil.
 	onCorruption func(resource string)
 
+	metrics *Metrics // nil when nothing is measured
+
 	// These are set by forCurrentEpoch, for one piece of work.
 	epoch    string
 	epochArg string   // what every script is given of it
@@ -103,6 +105,9 @@ func NewService(namespace string, client redis.UniversalClient, locker *locking.
 // OnCorruption sets the function that is called with each resource in which a script finds
 // corruption. Call it before the first decision. f must not block.
 func (s *Service) OnCorruption(f func(resource string)) { s.onCorruption = f }
+
+// Measure sets the metrics of the Service and of its Expirer. Call it before the first decision.
+func (s *Service) Measure(m *Metrics) { s.metrics = m }
 
 // forCurrentEpoch returns a Service for one piece of work. All of this work is done under the epoch
 // that is current now, so that data read before a loss is never combined with data written after

@@ -4,10 +4,10 @@ import (
 	"testing"
 	"time"
 
-	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"holdfast/internal/locking"
+	"holdfast/internal/telemetry"
 )
 
 // TestHistogram_Quantile_Interpolates reads quantiles from a histogram.
@@ -68,30 +68,31 @@ func TestAutoLease_SectionsMeasured_FollowsThem(t *testing.T) {
 func TestMetrics_WorkOutlivesLease_IsMeasured(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, ranges)
-	reader := sdkmetric.NewManualReader()
-	m, err := locking.NewMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader)).Meter("test"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := telemetry.NewSet()
+	m := locking.NewMetrics(set)
 	l := newLocker(t, ranges.make(k, 200*time.Millisecond), locking.Options{Metrics: m})
 	lock := mustLock(t, l, k.keySet("a"))
 	work, stop := l.WithContext(t.Context(), lock)
 	defer stop()
 	<-work.Done()
 	_ = l.Unlock(t.Context(), lock) // the key may or may not have expired
-	var measured metricdata.ResourceMetrics
-	if err := reader.Collect(t.Context(), &measured); err != nil {
+	measured, err := set.Produce(t.Context())
+	if err != nil {
 		t.Fatal(err)
 	}
 	var sections uint64
 	var lost int64
-	for _, m := range measured.ScopeMetrics[0].Metrics {
+	for _, m := range measured[0].Metrics {
 		switch data := m.Data.(type) {
 		case metricdata.Histogram[float64]:
-			sections += data.DataPoints[0].Count
+			for _, point := range data.DataPoints {
+				sections += point.Count
+			}
 		case metricdata.Sum[int64]:
-			if m.Name == "holdfast.lock.lost" {
-				lost += data.DataPoints[0].Value
+			for _, point := range data.DataPoints {
+				if m.Name == "holdfast.lock.lost" {
+					lost += point.Value
+				}
 			}
 		}
 	}

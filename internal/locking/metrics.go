@@ -1,13 +1,9 @@
 package locking
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
+	"holdfast/internal/telemetry"
 )
 
 // The Prometheus names of the metrics and labels. Every metric has the label slots, a size class.
@@ -23,10 +19,9 @@ const (
 
 // Metrics records the metrics of a Locker. A nil *Metrics records nothing.
 type Metrics struct {
-	sections, waits             metric.Float64Histogram
-	attempts, losses, conflicts metric.Int64Counter
-	bySizeClass                 []metric.MeasurementOption
-	byResult                    map[string][]metric.MeasurementOption // by result, then by size class
+	sections, waits   []*telemetry.Histogram // by size class, as all below
+	losses, conflicts []*telemetry.Counter
+	attempts          map[string][]*telemetry.Counter // by result
 }
 
 // The results of an attempt.
@@ -36,34 +31,27 @@ const (
 	resultFailed  = "failed"
 )
 
-// NewMetrics creates the instruments on meter.
-func NewMetrics(meter metric.Meter) (*Metrics, error) {
-	bounds := metric.WithExplicitBucketBoundaries(boundaries()...)
-	m := new(Metrics)
-	var errs [5]error
-	m.sections, errs[0] = meter.Float64Histogram("holdfast.lock.section", metric.WithUnit("s"), bounds,
-		metric.WithDescription("Time from the attempt to lock to the end of the work under the lock."))
-	m.waits, errs[1] = meter.Float64Histogram("holdfast.lock.wait", metric.WithUnit("s"), bounds,
-		metric.WithDescription("Time from the first blocked attempt until the lock was held or given up."))
-	m.attempts, errs[2] = meter.Int64Counter("holdfast.lock.attempts",
-		metric.WithDescription("Attempts to lock: held, blocked, or failed."))
-	m.losses, errs[3] = meter.Int64Counter("holdfast.lock.lost",
-		metric.WithDescription("Locks that ended before their work. The work was refused and retried."))
-	m.conflicts, errs[4] = meter.Int64Counter("holdfast.lock.conflicts",
-		metric.WithDescription("Optimistic transactions that were refused because a version had changed."))
-	if err := errors.Join(errs[:]...); err != nil {
-		return nil, fmt.Errorf("lock metrics: %w", err)
-	}
-	m.byResult = make(map[string][]metric.MeasurementOption)
+// NewMetrics adds the metrics to a set.
+func NewMetrics(set *telemetry.Set) *Metrics {
+	sections := set.Histograms("holdfast.lock.section", "s",
+		"Time from the attempt to lock to the end of the work under the lock.", boundaries(), LabelSlots)
+	waits := set.Histograms("holdfast.lock.wait", "s",
+		"Time from the first blocked attempt until the lock was held or given up.", boundaries(), LabelSlots)
+	attempts := set.Counters("holdfast.lock.attempts", "{attempt}",
+		"Attempts to lock: held, blocked, or failed.", LabelSlots, LabelResult)
+	losses := set.Counters("holdfast.lock.lost", "{lock}",
+		"Locks that ended before their work. The work was refused and retried.", LabelSlots)
+	conflicts := set.Counters("holdfast.lock.conflicts", "{transaction}",
+		"Optimistic transactions that were refused because a version had changed.", LabelSlots)
+	m := &Metrics{attempts: make(map[string][]*telemetry.Counter)}
 	for _, class := range SizeClasses {
-		slots := attribute.String(LabelSlots, class)
-		m.bySizeClass = append(m.bySizeClass, metric.WithAttributeSet(attribute.NewSet(slots)))
+		m.sections, m.waits = append(m.sections, sections.With(class)), append(m.waits, waits.With(class))
+		m.losses, m.conflicts = append(m.losses, losses.With(class)), append(m.conflicts, conflicts.With(class))
 		for _, result := range []string{resultHeld, resultBlocked, resultFailed} {
-			set := attribute.NewSet(slots, attribute.String(LabelResult, result))
-			m.byResult[result] = append(m.byResult[result], metric.WithAttributeSet(set))
+			m.attempts[result] = append(m.attempts[result], attempts.With(class, result))
 		}
 	}
-	return m, nil
+	return m
 }
 
 // boundaries returns the bounds of the histograms in seconds, from 0.2 ms to a minute. Each is 1.5
@@ -76,20 +64,18 @@ func boundaries() []float64 {
 	return append(all, 60)
 }
 
-func (m *Metrics) sizeClass(l *Lock) metric.MeasurementOption {
-	return m.bySizeClass[sizeClassOf(len(l.KeySet.Keys))]
-}
+func sizeClass(l *Lock) int { return sizeClassOf(len(l.KeySet.Keys)) }
 
 // section records the duration of a lock's critical section, once for each lock.
 func (m *Metrics) section(l *Lock) {
 	if m != nil && l.sectionMeasured.CompareAndSwap(false, true) {
-		m.sections.Record(context.Background(), time.Since(l.began).Seconds(), m.sizeClass(l))
+		m.sections[sizeClass(l)].Record(time.Since(l.began).Seconds())
 	}
 }
 
 func (m *Metrics) waited(l *Lock, since time.Time) {
 	if m != nil {
-		m.waits.Record(context.Background(), time.Since(since).Seconds(), m.sizeClass(l))
+		m.waits[sizeClass(l)].Record(time.Since(since).Seconds())
 	}
 }
 
@@ -116,18 +102,18 @@ func (m *Metrics) failed(locks []*Lock) {
 }
 
 func (m *Metrics) attempt(l *Lock, result string) {
-	m.attempts.Add(context.Background(), 1, m.byResult[result][sizeClassOf(len(l.KeySet.Keys))])
+	m.attempts[result][sizeClass(l)].Add(1)
 }
 
 // lost counts a lost lock, once for each lock.
 func (m *Metrics) lost(l *Lock) {
 	if m != nil && l.lossCounted.CompareAndSwap(false, true) {
-		m.losses.Add(context.Background(), 1, m.sizeClass(l))
+		m.losses[sizeClass(l)].Add(1)
 	}
 }
 
 func (m *Metrics) conflict(l *Lock) {
 	if m != nil && l.tx.refused { // false when the server only did not know the script yet
-		m.conflicts.Add(context.Background(), 1, m.sizeClass(l))
+		m.conflicts[sizeClass(l)].Add(1)
 	}
 }

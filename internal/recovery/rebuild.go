@@ -113,6 +113,7 @@ func (s *Supervisor) rebuild(ctx context.Context, force bool, report func(string
 		return r, err
 	}
 	began := time.Now()
+	s.Metrics.begun()
 	failpoint.Hit("rebuild.begun")
 	work, stop := context.WithCancelCause(ctx)
 	a := &rebuild{Supervisor: s, epoch: epoch, projection: NewProjection(policies), report: report}
@@ -355,6 +356,7 @@ func (a *rebuild) wipeCalls(keys []string) (calls []*lua.Call) {
 func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, err error) {
 	return a.OutcomeLog.Outcomes(ctx, a.since(), after, a.projection.Apply, func(done, all uint64) {
 		a.reportProgress(fmt.Sprintf("reading outcomes, %d of %d", done, all))
+		a.Metrics.read(done, all)
 	})
 }
 

@@ -64,6 +64,7 @@ type SupervisorOptions struct {
 	OutcomeLog OutcomeLog
 	Fence      func(context.Context) (int64, error) // returns a number above all fencing tokens so far
 	Log        zerolog.Logger
+	Metrics    *Metrics // nil when nothing is measured
 }
 
 // Supervisor detects that Redis has lost acknowledged writes, stops all workers from deciding on what
@@ -149,6 +150,7 @@ func (s *Supervisor) runOnce(ctx context.Context) error {
 		return err
 	}
 	r, err := s.rebuild(ctx, false, func(string) {})
+	s.Metrics.ended(e.Why, r, err)
 	if errors.Is(err, ErrEpochChanged) {
 		return nil // another worker rebuilds
 	}

@@ -133,6 +133,7 @@ func poolConfig(url, namespace string) (*pgxpool.Config, error) {
 	if err != nil {
 		return nil, err
 	}
+	config.ConnConfig.Tracer = queryTracer{}
 	config.ConnConfig.RuntimeParams["application_name"] = "holdfast " + namespace
 	// A worker that is cut off must not keep row locks for ever.
 	config.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "30000"

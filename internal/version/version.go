@@ -16,11 +16,25 @@ func Line(program string) string {
 	return line(program, info)
 }
 
-func line(program string, info *debug.BuildInfo) string {
+// Revision returns the source revision of the program, "unknown" when it was built without version
+// control.
+func Revision() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		info = &debug.BuildInfo{}
+	}
+	return revisionOf(info, settingsOf(info))
+}
+
+func settingsOf(info *debug.BuildInfo) map[string]string {
 	settings := make(map[string]string, len(info.Settings))
 	for _, s := range info.Settings {
 		settings[s.Key] = s.Value
 	}
+	return settings
+}
+
+func revisionOf(info *debug.BuildInfo, settings map[string]string) string {
 	revision := settings["vcs.revision"]
 	switch {
 	case revision != "" && settings["vcs.modified"] == "true":
@@ -31,6 +45,12 @@ func line(program string, info *debug.BuildInfo) string {
 	default: // go run, or a tree without version control
 		revision = "unknown"
 	}
+	return revision
+}
+
+func line(program string, info *debug.BuildInfo) string {
+	settings := settingsOf(info)
+	revision := revisionOf(info, settings)
 	if at := settings["vcs.time"]; at != "" {
 		revision += ", " + at
 	}

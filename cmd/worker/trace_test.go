@@ -1,0 +1,152 @@
+package main
+
+import (
+	"encoding/hex"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/protobuf/proto"
+
+	"holdfast/internal/client"
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+// receiver is an OTLP receiver by HTTP that keeps the spans by id.
+type receiver struct {
+	*httptest.Server
+
+	mu      sync.Mutex
+	spans   map[string]*tracepb.Span
+	changed chan struct{} // has one element after spans were added
+}
+
+func newReceiver(t *testing.T) *receiver {
+	t.Helper()
+	r := &receiver{spans: make(map[string]*tracepb.Span), changed: make(chan struct{}, 1)}
+	r.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		body, err := io.ReadAll(request.Body)
+		var exported collector.ExportTraceServiceRequest
+		if err == nil {
+			err = proto.Unmarshal(body, &exported)
+		}
+		if err != nil || request.URL.Path != "/v1/traces" {
+			t.Errorf("OTLP request on %s: %v", request.URL.Path, err)
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, of := range exported.GetResourceSpans() {
+			for _, scope := range of.GetScopeSpans() {
+				for _, span := range scope.GetSpans() {
+					r.spans[hex.EncodeToString(span.GetSpanId())] = span
+				}
+			}
+		}
+		select {
+		case r.changed <- struct{}{}:
+		default:
+		}
+		w.WriteHeader(http.StatusOK)
+	}))
+	t.Cleanup(r.Close)
+	return r
+}
+
+// await waits until so returns true for the spans so far, and returns them.
+func (r *receiver) await(t *testing.T, so func(spans map[string]*tracepb.Span) bool) map[string]*tracepb.Span {
+	t.Helper()
+	for bound := time.After(time.Minute); ; {
+		r.mu.Lock()
+		spans := maps.Clone(r.spans)
+		r.mu.Unlock()
+		if so(spans) {
+			return spans
+		}
+		select {
+		case <-r.changed:
+		case <-bound:
+			t.Fatalf("timeout waiting for spans; these came: %v", spans)
+		}
+	}
+}
+
+// answerTraced publishes an event with a traceparent and returns its outcome.
+func (s *harness) answerTraced(traceParent, event, resource string, data any) events.Envelope {
+	s.t.Helper()
+	e, err := client.NewEvent(s.subjects, event, resource, "/test", data)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	m, err := e.Message()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	m.Header["traceparent"] = []string{traceParent}
+	if err := s.client.Publish(s.t.Context(), m); err != nil {
+		s.t.Fatal(err)
+	}
+	return s.answer(e.Envelope.ID)
+}
+
+// TestTraces_SampledEvent_JoinsPublisherServersAndOutcome publishes a payment whose trace is
+// sampled, and a request whose trace is not, to a worker that sends its traces to a receiver.
+func TestTraces_SampledEvent_JoinsPublisherServersAndOutcome(t *testing.T) {
+	t.Parallel()
+	const (
+		traceID, publisher = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+		sampled            = "00-" + traceID + "-" + publisher + "-01"
+		unsampled          = "00-11111111111111111111111111111111-" + publisher + "-00"
+	)
+	r := newReceiver(t)
+	s := newHarness(t)
+	s.startWorker("OTEL_EXPORTER_OTLP_ENDPOINT="+r.URL, "OTEL_BSP_SCHEDULE_DELAY=50")
+	s.setInventory("shoes", holds.SlotSelection{}, 3)
+	created := s.answerTraced(unsampled, events.BookingRequested, "shoes",
+		bookingData("shoes", "ana", "k", holds.SlotSelection{}, 600))
+	confirmed := s.answerTraced(sampled, events.PaymentConfirmed, "shoes",
+		events.PaymentConfirmedData{HoldID: created.Subject, PaymentID: "p"})
+	if confirmed.Type != events.Type(holds.EventHoldConfirmed) || s.traces[confirmed.ID] != sampled {
+		t.Errorf("%s has the traceparent %q, want that of the payment", confirmed.Type, s.traces[confirmed.ID])
+	}
+
+	spans := r.await(t, func(spans map[string]*tracepb.Span) bool {
+		return slices.ContainsFunc(slices.Collect(maps.Values(spans)), func(span *tracepb.Span) bool {
+			return strings.HasPrefix(span.GetName(), "process ")
+		})
+	})
+	names := make(map[string]int)
+	for id, span := range spans {
+		if got := hex.EncodeToString(span.GetTraceId()); got != traceID {
+			t.Errorf("the span %s belongs to the trace %s", span.GetName(), got)
+		}
+		parent := hex.EncodeToString(span.GetParentSpanId())
+		above := "publisher"
+		if parent != publisher {
+			above = spans[parent].GetName()
+		}
+		names[above+" > "+span.GetName()]++
+		if span.GetEndTimeUnixNano() < span.GetStartTimeUnixNano() {
+			t.Errorf("the span %s %s ends before it begins", id, span.GetName())
+		}
+	}
+	for _, want := range []string{
+		"publisher > process payment.confirmed", "process payment.confirmed > decide payments",
+		"decide payments > redis", "decide payments > postgres",
+	} {
+		if names[want] == 0 {
+			t.Errorf("there is no span %q in %v", want, names)
+		}
+	}
+	if names["publisher > process payment.confirmed"] != 1 {
+		t.Errorf("the payment has more than one span: %v", names)
+	}
+}

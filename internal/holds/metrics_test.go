@@ -1,0 +1,65 @@
+package holds
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"holdfast/internal/telemetry"
+)
+
+// TestMetrics_PaymentNotDecided_IsUnsettledUntilItIs records attempts to decide payments.
+func TestMetrics_PaymentNotDecided_IsUnsettledUntilItIs(t *testing.T) {
+	t.Parallel()
+	m := NewMetrics(telemetry.NewSet())
+	claimedAt := TimeFromMillis(1_700_000_000_000)
+	now := claimedAt.Add(90 * time.Second)
+	payment := func(id string, claimed bool) Payment {
+		return Payment{ConfirmRequest: ConfirmRequest{Hold: HoldID{"hall", "1"}, PaymentID: id}, Claimed: claimed, At: claimedAt}
+	}
+	failed := PaymentDecision{Err: errors.New("postgres is down")}
+	expect := func(what string, count, age float64) {
+		t.Helper()
+		m.ObserveAges(now)
+		if m.unsettledCount.Value() != count || m.unsettledAge.Value() != age {
+			t.Errorf("%s: %v payments, the oldest of %v s; want %v and %v", what, m.unsettledCount.Value(),
+				m.unsettledAge.Value(), count, age)
+		}
+	}
+	m.settled([]Payment{payment("p1", true), payment("p2", false), payment("p3", true)},
+		[]PaymentDecision{failed, failed, {}})
+	expect("one claimed and not decided", 1, 90)
+	m.settled([]Payment{payment("p1", true)}, []PaymentDecision{{Confirmed: true}})
+	expect("decided", 0, 0)
+	m.settled([]Payment{payment("p1", true)}, []PaymentDecision{failed})
+	key := paymentKey{HoldID{"hall", "1"}, "p1"}
+	m.unsettled[key] = claim{at: claimedAt.Time, seen: time.Now().Add(-2 * unsettledFor)}
+	expect("another worker has it", 0, 0)
+}
+
+// TestMetrics_AnnouncementFails_AgeIsThatOfTheOldestHold records attempts to announce holds.
+func TestMetrics_AnnouncementFails_AgeIsThatOfTheOldestHold(t *testing.T) {
+	t.Parallel()
+	m := NewMetrics(telemetry.NewSet())
+	restoredAt := TimeFromMillis(1_700_000_000_000)
+	batch := func(after time.Duration) []Outcome {
+		at := Time{restoredAt.Add(after)}
+		return []Outcome{{Event: EventHoldExpired, At: at, Data: HoldExpired{ExpiresAt: restoredAt, RestoredAt: at}}}
+	}
+	down := errors.New("nats is down")
+	m.announced(batch(2*time.Second), triggerTimer, down)
+	m.announced(batch(time.Second), triggerTimer, down)
+	m.announced(batch(3*time.Second), triggerTimer, down)
+	m.ObserveAges(restoredAt.Add(61 * time.Second))
+	if age := m.unannouncedAge.Value(); age != 60 {
+		t.Errorf("the oldest hold waits for %v s, want 60", age)
+	}
+	if n := m.ended.With(endExpired).Value() + int64(m.lateness.With(triggerTimer).Count()); n != 0 {
+		t.Errorf("holds that were not announced were counted: %d", n)
+	}
+	m.announced(batch(3*time.Second), triggerNotification, nil)
+	m.ObserveAges(restoredAt.Add(61 * time.Second))
+	if age, n := m.unannouncedAge.Value(), m.lateness.With(triggerNotification).Count(); age != 0 || n != 1 {
+		t.Errorf("after the announcement: %v s, %d announced", age, n)
+	}
+}

@@ -1,0 +1,95 @@
+package recovery
+
+import (
+	"strings"
+
+	"holdfast/internal/telemetry"
+)
+
+// The causes of a rebuild: the label cause.
+const (
+	causeEpochMissing  = "epoch_missing"
+	causeOlderEpoch    = "older_epoch"
+	causeAnotherServer = "another_server"
+	causeRequested     = "requested"
+	causeCorruption    = "corruption"
+)
+
+// causes maps how the reason of an invalid epoch begins to the cause. Any other reason describes
+// corruption.
+var causes = []struct{ prefix, cause string }{
+	{"epoch missing", causeEpochMissing},
+	{"older epoch", causeOlderEpoch},
+	{anotherServer, causeAnotherServer},
+	{"requested", causeRequested},
+}
+
+func causeOf(why string) string {
+	for _, c := range causes {
+		if strings.HasPrefix(why, c.prefix) {
+			return c.cause
+		}
+	}
+	return causeCorruption
+}
+
+// Metrics are the metrics of rebuilds. A nil *Metrics records nothing.
+type Metrics struct {
+	rebuilds          *telemetry.Vec[telemetry.Counter]
+	failed            *telemetry.Counter
+	running, progress *telemetry.Gauge
+	took              *telemetry.Gauge
+}
+
+// NewMetrics adds the metrics to a set.
+func NewMetrics(set *telemetry.Set) *Metrics {
+	m := &Metrics{
+		rebuilds: set.Counters("holdfast.rebuilds", "{rebuild}",
+			"Rebuilds of Redis that this worker has completed, by the cause of the loss.", "cause"),
+		failed: set.Counters("holdfast.rebuild.failures", "{rebuild}",
+			"Attempts to rebuild Redis that have failed or that another worker has taken over.").With(),
+		running: set.Gauges("holdfast.rebuild.running", "",
+			"1 while this worker rebuilds Redis. holdfast_not_ready with the reason rebuilding covers all "+
+				"workers that wait for it.").With(),
+		progress: set.Gauges("holdfast.rebuild.progress", "1",
+			"Part of the stored outcomes that the running rebuild has read, 0 when none runs.").With(),
+		took: set.Gauges("holdfast.rebuild.last.duration", "s",
+			"Time that the last rebuild by this worker took, 0 before the first.").With(),
+	}
+	for _, cause := range []string{causeEpochMissing, causeOlderEpoch, causeAnotherServer, causeRequested, causeCorruption} {
+		m.rebuilds.With(cause)
+	}
+	return m
+}
+
+// begun records that this worker rebuilds.
+func (m *Metrics) begun() {
+	if m != nil {
+		m.running.Set(1)
+	}
+}
+
+// ended records the end of an attempt, also of one that did not begin because another worker
+// rebuilds.
+func (m *Metrics) ended(why string, r RebuildResult, err error) {
+	if m == nil {
+		return
+	}
+	began := m.running.Value() == 1
+	m.running.Set(0)
+	m.progress.Set(0)
+	switch {
+	case err == nil:
+		m.rebuilds.With(causeOf(why)).Add(1)
+		m.took.Set(r.Took.Seconds())
+	case began:
+		m.failed.Add(1)
+	}
+}
+
+// read records how many of the outcomes are read.
+func (m *Metrics) read(done, all uint64) {
+	if m != nil && all > 0 {
+		m.progress.Set(float64(done) / float64(all))
+	}
+}

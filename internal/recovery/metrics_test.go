@@ -1,0 +1,19 @@
+package recovery
+
+import "testing"
+
+func TestCauseOf_EveryReason_HasItsCause(t *testing.T) {
+	t.Parallel()
+	for why, want := range map[string]string{
+		"epoch missing: data was removed, or not persisted across a restart": causeEpochMissing,
+		"older epoch: the data is from before an earlier loss":               causeOlderEpoch,
+		anotherServer:                         causeAnotherServer,
+		"requested by worker rebuild":         causeRequested,
+		"count of A-12: data corrupt":         causeCorruption,
+		"record of 0123456789abcdef: corrupt": causeCorruption,
+	} {
+		if got := causeOf(why); got != want {
+			t.Errorf("%q has the cause %s, want %s", why, got, want)
+		}
+	}
+}
