@@ -206,7 +206,7 @@ func newStore(ctx context.Context, c Config) (*store.Store, error) {
 
 // misusedPostgres turns an error about the Postgres URL into a usage error about --postgres-url.
 func misusedPostgres(err error) error {
-	if errors.Is(err, postgres.ErrURL) || errors.Is(err, postgres.ErrTarget) {
+	if errors.Is(err, postgres.ErrURL) || errors.Is(err, postgres.ErrTLS) || errors.Is(err, postgres.ErrTarget) {
 		return misused("--postgres-url: %v", err)
 	}
 	return err
