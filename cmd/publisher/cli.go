@@ -15,6 +15,7 @@ import (
 	"github.com/posener/complete"
 	"golang.org/x/term"
 
+	"holdfast/internal/connect"
 	"holdfast/internal/events"
 	"holdfast/internal/record"
 	"holdfast/internal/terminal"
@@ -47,6 +48,8 @@ type common struct {
 	DataDir   string        `env:"HOLDFAST_DATA_DIR" default:".holdfast" placeholder:"DIR" help:"Data directory of worker dev or worker run --embedded, with their endpoints.env. Default: .holdfast."`
 	Output    string        `short:"o" enum:"table,wide,json,ndjson" default:"table" help:"Output format: table, or json for one JSON value. Commands that list things also have wide, with all columns, and ndjson, with one JSON value a line."`
 	Timeout   time.Duration `default:"10s" help:"Time limit for a reply: of a server, or with --wait of the worker."`
+
+	NATSFiles connect.NATSFiles `embed:""`
 }
 
 // Validate implements kong's check of the flags.
@@ -75,6 +78,7 @@ Environment (a flag of the same name takes precedence):
 
   HOLDFAST_DATA_DIR   data directory of the worker; default .holdfast
   HOLDFAST_NATS_URL   NATS servers; default from endpoints.env in the data directory
+  HOLDFAST_NATS_...   files with the URL, a login and certificates: see the flags --nats-...-file
   HOLDFAST_NAMESPACE  namespace of the worker; default from endpoints.env, else holdfast
 
 Exit codes:
@@ -138,6 +142,9 @@ func (p *program) run(ctx context.Context, args []string) error {
 	}
 	if err != nil {
 		return p.helpInstead(parser, args, err)
+	}
+	if err := c.Common.readURL(); err != nil {
+		return err
 	}
 	if err := c.Common.setDefaults(); err != nil {
 		return err

@@ -96,7 +96,8 @@ func TestCompletion_PartialLine_ListsCandidates(t *testing.T) {
 		"publisher pay --hold-id ":      {},
 		"publisher watch -o j":          {"json"},
 		"publisher completion ":         {"bash", "fish", "zsh"},
-		"publisher cancel-reservation -": {"--data-dir", "--explain", "--help", "--hold-id", "--namespace", "--nats-url",
+		"publisher cancel-reservation -": {"--data-dir", "--explain", "--help", "--hold-id", "--namespace", "--nats-ca-file",
+			"--nats-cert-file", "--nats-creds-file", "--nats-key-file", "--nats-nkey-file", "--nats-url", "--nats-url-file",
 			"--output", "--reason", "--timeout", "--version", "--wait", "-h", "-o"},
 	} {
 		shell := asProgram(t.Context(), "publisher", "--help", "load") // as for publisher load --help

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/client"
+	"holdfast/internal/connect"
 	"holdfast/internal/events"
 	"holdfast/internal/stack/endpoints"
 )
@@ -54,6 +55,16 @@ func (c *common) setDefaults() (err error) {
 	return err
 }
 
+// readURL reads the URL of NATS if it was given as a file.
+func (c *common) readURL() error {
+	found, err := connect.ReadURL("nats-url", c.NATSURL, c.NATSFiles.URLFile)
+	if err != nil {
+		return misused("%v", err)
+	}
+	c.NATSURL = found
+	return nil
+}
+
 // natsURL returns the URL of NATS.
 func (p *program) natsURL() (string, error) {
 	url, err := p.endpoint(p.NATSURL, nameNATSURL)
@@ -70,7 +81,12 @@ func (p *program) connect() (cl *client.Client, disconnect func(), err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	nc, err := events.Connect(url, "holdfast publisher "+p.Namespace, p.reportf, nats.Timeout(p.Timeout))
+	options, err := p.NATSFiles.Options(url)
+	if err != nil {
+		return nil, nil, misused("%v", err)
+	}
+	options = append(options, nats.Timeout(p.Timeout))
+	nc, err := events.Connect(url, "holdfast publisher "+p.Namespace, p.reportf, options...)
 	switch {
 	case errors.Is(err, events.ErrURL):
 		return nil, nil, misused("--nats-url: %v", err)

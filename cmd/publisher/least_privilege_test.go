@@ -50,14 +50,22 @@ func asItsUser(on *stacktest.RestrictedServers, args []string) []string {
 		return args
 	}
 	url, _, _ := on.URLs(userOf(args))
-	return append(slices.Clone(args), "--nats-url", url)
+	args = append(slices.Clone(args), "--nats-url", url)
+	if on.CAFile() != "" {
+		args = append(args, "--nats-ca-file", on.CAFile())
+	}
+	return args
 }
 
 // workerFlags returns the flags of a worker on restricted servers.
 func workerFlags(on *stacktest.RestrictedServers, user string) []string {
 	nats, redis, postgres := on.URLs(user)
-	return []string{"--namespace", stacktest.RestrictedNamespace, "--nats-url", nats, "--redis-url", redis,
+	flags := []string{"--namespace", stacktest.RestrictedNamespace, "--nats-url", nats, "--redis-url", redis,
 		"--postgres-url", postgres}
+	if on.CAFile() != "" {
+		flags = append(flags, "--nats-ca-file", on.CAFile(), "--redis-ca-file", on.CAFile())
+	}
+	return flags
 }
 
 // migrateRestricted runs worker migrate on restricted servers, as an operator does before the first worker.

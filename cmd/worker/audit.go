@@ -122,10 +122,7 @@ func (c *auditCommand) connect(
 		return nil, servers, nil, errors.Join(misusedPostgres(err), client.Close())
 	}
 	logf := func(format string, args ...any) { fmt.Fprintf(std.err, "worker: "+format+"\n", args...) }
-	nc, err := events.Connect(c.NATSURL, "holdfast audit "+c.Namespace, logf)
-	if errors.Is(err, events.ErrURL) {
-		err = misused("--nats-url: %v", err)
-	}
+	nc, err := c.connectNATS("holdfast audit "+c.Namespace, logf)
 	if err != nil {
 		pool.Close()
 		return nil, servers, nil, errors.Join(err, client.Close())

@@ -172,7 +172,7 @@ func TestAudit_WrongUsage_Refused(t *testing.T) {
 		"--request-key-ttl 0s must be at least 1s": s.auditFlags("--request-key-ttl", "0s"),
 		"give --nats-url or HOLDFAST_NATS_URL": {"audit", "--data-dir", t.TempDir(), "--nats-url", "", "--redis-url",
 			"", "--postgres-url", ""},
-		"--redis-url is not a Redis URL":     s.auditFlags("--redis-url", "http://x"),
+		"--redis-url: not a Redis URL":       s.auditFlags("--redis-url", "http://x"),
 		"--postgres-url: not a Postgres URL": s.auditFlags("--postgres-url", "http://x"),
 		"--postgres-url: target_session_attrs": s.auditFlags("--postgres-url",
 			"postgres://x/y?target_session_attrs=standby"),

@@ -11,6 +11,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"holdfast/internal/connect"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
@@ -31,12 +32,26 @@ type Config struct {
 	NoTimer         bool `name:"no-timer" env:"HOLDFAST_NO_TIMER" hidden:"" help:"For tests: no deadline timer."`
 }
 
-// Connections are the URLs of the servers and the namespace on them.
+// Connections are the URLs of the servers, the files for logins and TLS, and the namespace on the
+// servers.
 type Connections struct {
-	NATSURL     string `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"NATS server with JetStream."`
-	RedisURL    string `name:"redis-url" env:"HOLDFAST_REDIS_URL" placeholder:"URL" help:"Redis server, version 7 or newer (tested with 7.0), with maxmemory-policy noeviction."`
+	NATSURL     string `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"NATS servers with JetStream, separated by commas."`
+	RedisURL    string `name:"redis-url" env:"HOLDFAST_REDIS_URL" placeholder:"URL" help:"Redis server, version 7 or newer (tested with 7.0), with maxmemory-policy noeviction: redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel://."`
 	PostgresURL string `name:"postgres-url" env:"HOLDFAST_POSTGRES_URL" placeholder:"URL" help:"Postgres server, version 14 or newer (tested with 15). The URL may name several hosts: the worker uses the one that accepts writes."`
-	Namespace   string `name:"namespace" env:"HOLDFAST_NAMESPACE" default:"${namespace}" placeholder:"${namespace_shown}" help:"First token of NATS subjects, prefix of Redis keys, and schema in Postgres${namespace_note}."`
+
+	NATSFiles       connect.NATSFiles `embed:""`
+	RedisFiles      RedisFiles        `embed:""`
+	PostgresURLFile string            `name:"postgres-url-file" env:"HOLDFAST_POSTGRES_URL_FILE" placeholder:"FILE" help:"File that contains the Postgres URL, such as a mounted secret."`
+
+	Namespace string `name:"namespace" env:"HOLDFAST_NAMESPACE" default:"${namespace}" placeholder:"${namespace_shown}" help:"First token of NATS subjects, prefix of Redis keys, and schema in Postgres${namespace_note}."`
+}
+
+// RedisFiles are the settings that name files for Redis.
+type RedisFiles struct {
+	URLFile  string `name:"redis-url-file" env:"HOLDFAST_REDIS_URL_FILE" placeholder:"FILE" help:"File that contains the Redis URL, such as a mounted secret."`
+	CAFile   string `name:"redis-ca-file" env:"HOLDFAST_REDIS_CA_FILE" placeholder:"FILE" help:"Certificates in PEM form that Redis' certificate is verified against, instead of the system's."`
+	CertFile string `name:"redis-cert-file" env:"HOLDFAST_REDIS_CERT_FILE" placeholder:"FILE" help:"Client certificate for Redis, in PEM form."`
+	KeyFile  string `name:"redis-key-file" env:"HOLDFAST_REDIS_KEY_FILE" placeholder:"FILE" help:"Key of the client certificate for Redis."`
 }
 
 // Lifetimes bound how long an outcome can matter.
@@ -189,8 +204,23 @@ func (i *Installing) installPolicy() stack.InstallPolicy {
 	return stack.InstallAuto
 }
 
-// AfterApply checks the namespace. kong calls this method and those below after parsing.
+// AfterApply checks the namespace and reads the URLs that are given as files. kong calls this method
+// and those below after parsing.
 func (c *Connections) AfterApply() error {
+	for _, one := range []struct {
+		name      string
+		url, file *string
+	}{
+		{"nats-url", &c.NATSURL, &c.NATSFiles.URLFile},
+		{"redis-url", &c.RedisURL, &c.RedisFiles.URLFile},
+		{"postgres-url", &c.PostgresURL, &c.PostgresURLFile},
+	} {
+		found, err := connect.ReadURL(one.name, *one.url, *one.file)
+		if err != nil {
+			return misused("%v", err)
+		}
+		*one.url, *one.file = found, ""
+	}
 	if c.Namespace != "" && !record.NamespacePattern.MatchString(c.Namespace) {
 		return misused("--namespace %q must match %s", c.Namespace, record.NamespacePattern)
 	}

@@ -8,7 +8,8 @@ import (
 
 // Sets of flags that several commands have.
 const (
-	theServers   = " nats-url redis-url postgres-url namespace"
+	theServers = " nats-url redis-url postgres-url nats-url-file nats-creds-file nats-nkey-file nats-ca-file" +
+		" nats-cert-file nats-key-file redis-url-file redis-ca-file redis-cert-file redis-key-file postgres-url-file namespace"
 	theLifetimes = " hold-lifetime-max request-key-ttl"
 	thePolicies  = " hold-ttl" + theLifetimes + " hold-ttl-max payment-window late-payment holds-per-user nights-max horizon"
 	theLocks     = " lock-strategy lock-redis-urls lock-lease lock-renew-max lock-fair lock-wait"

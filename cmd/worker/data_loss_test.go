@@ -40,6 +40,7 @@ type lossTarget struct {
 	stack.Options
 	first, second *stack.Stack
 	redis         *redis.Client // client of first
+	url           string        // of the workers; "" for that of proxy
 }
 
 func (l *lossTarget) client(t *testing.T, url string) *redis.Client {
@@ -121,6 +122,18 @@ var losses = []lossKind{
 			stacktest.Promote(t, l.redis)
 		},
 	},
+	{
+		name: "failed over by Sentinel",
+		prepare: func(t *testing.T, l *lossTarget) {
+			l.second = l.start(t, stack.Options{})
+			first := l.client(t, l.first.RedisURL)
+			stacktest.ReplicaOf(t, l.client(t, l.second.RedisURL), first)
+			sentinel := stacktest.StartSentinel(t, "main", first.Options().Addr, nil)
+			stacktest.AwaitReplica(t, sentinel)
+			l.url = "redis+sentinel://" + sentinel + "/main"
+		},
+		destroy: func(t *testing.T, l *lossTarget) { stacktest.KillRedis(t, l.redis) },
+	},
 }
 
 // TestRedisLost_UnderLoad_NothingSoldTwice loses the data of Redis in each way while three workers
@@ -150,6 +163,9 @@ func (kind lossKind) underLoad(t *testing.T) {
 	l.redis = l.client(t, l.first.RedisURL)
 	board, url := newFailoverProxy(t, l.first.RedisURL)
 	l.proxy = board
+	if l.url != "" {
+		url = l.url
+	}
 	s := newHarnessOn(t, urls{stacktest.Shared().NATSURL, url, stacktest.Shared().PostgresURL})
 	for range 3 {
 		s.startWorker("HOLDFAST_LATE_PAYMENT=accept_if_free", "HOLDFAST_HOLDS_PER_USER=3")

@@ -41,7 +41,7 @@ type demo struct {
 func runDemo(ctx context.Context, c Config, out io.Writer) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, demoWithin)
 	defer cancel()
-	nc, err := events.Connect(c.NATSURL, "holdfast demo", func(string, ...any) {})
+	nc, err := c.connectNATS("holdfast demo", func(string, ...any) {})
 	if err != nil {
 		return err
 	}

@@ -28,6 +28,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/client"
+	"holdfast/internal/connect"
 	"holdfast/internal/contract"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -155,7 +156,7 @@ func (s *harness) begin() {
 	if s.client, err = client.New(s.nc, s.subjects); err != nil {
 		t.Fatal(err)
 	}
-	options, err := redis.ParseURL(s.urls.redis)
+	options, err := connect.RedisOptions(s.urls.redis, connect.TLSFiles{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,8 +200,12 @@ func (s *harness) dropPolicy() {
 // serversAs returns the flags that every command has for the servers, with the login of a user.
 func (s *harness) serversAs(user string) []string {
 	at := s.urlsAs(user)
-	return []string{"--namespace", s.namespace, "--nats-url", at.nats, "--redis-url", at.redis, "--postgres-url",
+	flags := []string{"--namespace", s.namespace, "--nats-url", at.nats, "--redis-url", at.redis, "--postgres-url",
 		at.postgres}
+	if s.restricted != nil && s.restricted.CAFile() != "" {
+		flags = append(flags, "--nats-ca-file", s.restricted.CAFile(), "--redis-ca-file", s.restricted.CAFile())
+	}
+	return flags
 }
 
 // flagsAs returns the flags of worker run with the login of a user.

@@ -94,8 +94,12 @@ func (c *Config) target(db *store.Store, p preparation) (preflight.Target, error
 	if err != nil {
 		return preflight.Target{}, err
 	}
+	files, err := c.NATSFiles.Options(c.NATSURL)
+	if err != nil {
+		return preflight.Target{}, misused("%v", err)
+	}
 	return preflight.Target{
-		Namespace: c.Namespace, NATSURL: c.NATSURL, Redis: main, LockServers: locks, Store: db,
+		Namespace: c.Namespace, NATSURL: c.NATSURL, NATSOptions: files, Redis: main, LockServers: locks, Store: db,
 		Optimistic: c.LockStrategy == "optimistic", Retention: c.retention(), Migrates: p.migrate,
 		Monitors: c.NATSMonitorURLs, Skip: p.skip,
 	}, nil
@@ -103,7 +107,7 @@ func (c *Config) target(db *store.Store, p preparation) (preflight.Target, error
 
 // runPreflight checks the servers before a worker starts on them. It logs warnings, and returns
 // errPreflight when a check fails. With --preflight warn it only logs failed checks, except those
-// of preflight.Versions: data of another version would be misread.
+// of preflight.Required.
 func (c *Config) runPreflight(ctx context.Context, db *store.Store, log zerolog.Logger, p preparation) error {
 	target, err := c.target(db, p)
 	if err != nil {
@@ -115,7 +119,7 @@ func (c *Config) runPreflight(ctx context.Context, db *store.Store, log zerolog.
 	if c.Preflight == "warn" {
 		reported = append(reported, preflight.Fail)
 		failed = slices.DeleteFunc(failed, func(f preflight.Check) bool {
-			return !slices.Contains(preflight.Versions, f.Name)
+			return !slices.Contains(preflight.Required, f.Name)
 		})
 	}
 	for _, check := range preflight.Filter(checks, reported...) {
@@ -130,8 +134,8 @@ func (c *Config) runPreflight(ctx context.Context, db *store.Store, log zerolog.
 		texts[i] = onScreen(check.Format("  "))
 	}
 	override := "HOLDFAST_PREFLIGHT=warn starts anyway"
-	if slices.ContainsFunc(failed, func(f preflight.Check) bool { return slices.Contains(preflight.Versions, f.Name) }) {
-		override = "HOLDFAST_PREFLIGHT=warn does not override redis.format and postgres.schema"
+	if slices.ContainsFunc(failed, func(f preflight.Check) bool { return slices.Contains(preflight.Required, f.Name) }) {
+		override = "HOLDFAST_PREFLIGHT=warn does not override " + strings.Join(preflight.Required, ", ")
 	}
 	return fmt.Errorf("%w, not started (worker preflight shows all checks, %s)\n%s",
 		errPreflight, override, strings.Join(texts, "\n"))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -12,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/rs/zerolog"
 
+	"holdfast/internal/connect"
 	"holdfast/internal/events"
 	"holdfast/internal/locking"
 	"holdfast/internal/postgres"
@@ -49,12 +51,12 @@ func newSupervisor(
 
 // redisOptions returns the options of a client for address. The client never retries a command:
 // when a reply is lost, the command may have been executed, and the caller decides what to do. flag
-// names the setting in the error for an address that is no Redis URL.
+// names the setting in the error for an address that cannot be used.
 func (c *Connections) redisOptions(flag, address string) (*redis.Options, error) {
-	options, err := redis.ParseURL(address)
+	files := connect.TLSFiles{CA: c.RedisFiles.CAFile, Cert: c.RedisFiles.CertFile, Key: c.RedisFiles.KeyFile}
+	options, err := connect.RedisOptions(address, files)
 	if err != nil {
-		// err may contain the URL, and with it the password.
-		return nil, misused("%s is not a Redis URL: want redis://[user:password@]host:port[/database]", flag)
+		return nil, misused("%s: %v", flag, err)
 	}
 	options.MaxRetries = -1
 	options.ContextTimeoutEnabled = true
@@ -75,6 +77,9 @@ func (c *Config) lockServerOptions() ([]*redis.Options, error) {
 	all := make([]*redis.Options, len(c.LockRedisURLs))
 	seen := make(map[string]bool)
 	for i, address := range c.LockRedisURLs {
+		if scheme, _, _ := strings.Cut(address, "://"); strings.HasSuffix(scheme, "+sentinel") {
+			return nil, misused("URL %d of --lock-redis-urls: a failover loses locks, so give servers without Sentinels", i+1)
+		}
 		options, err := c.redisOptions(fmt.Sprintf("URL %d of --lock-redis-urls", i+1), address)
 		if err != nil {
 			return nil, err
@@ -104,8 +109,20 @@ func newNATS(c Config, log zerolog.Logger, closed func()) (*nats.Conn, error) {
 	logf := func(format string, args ...any) { log.Warn().Msgf(format, args...) }
 	// While disconnected, publishing fails instead of being buffered: after the reconnect the
 	// message may no longer be true.
-	nc, err := events.Connect(c.NATSURL, "holdfast worker "+c.Namespace, logf,
+	return c.connectNATS("holdfast worker "+c.Namespace, logf,
 		nats.ClosedHandler(func(*nats.Conn) { closed() }), nats.ReconnectBufSize(-1))
+}
+
+// connectNATS connects to NATS with the login and the certificates of the settings. name is shown to
+// the server's operators.
+func (c *Connections) connectNATS(
+	name string, logf func(format string, args ...any), options ...nats.Option,
+) (*nats.Conn, error) {
+	files, err := c.NATSFiles.Options(c.NATSURL)
+	if err != nil {
+		return nil, misused("%v", err)
+	}
+	nc, err := events.Connect(c.NATSURL, name, logf, append(options, files...)...)
 	if errors.Is(err, events.ErrURL) {
 		return nil, misused("--nats-url: %v", err)
 	}
@@ -206,7 +223,7 @@ func newStore(ctx context.Context, c Config) (*store.Store, error) {
 
 // misusedPostgres turns an error about the Postgres URL into a usage error about --postgres-url.
 func misusedPostgres(err error) error {
-	if errors.Is(err, postgres.ErrURL) || errors.Is(err, postgres.ErrTarget) {
+	if errors.Is(err, postgres.ErrURL) || errors.Is(err, postgres.ErrTLS) || errors.Is(err, postgres.ErrTarget) {
 		return misused("--postgres-url: %v", err)
 	}
 	return err

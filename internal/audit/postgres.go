@@ -48,10 +48,10 @@ const postgresConnections = 2
 
 // OpenPostgres returns connections for an audit of a namespace, to a server that accepts writes.
 // options change the configuration (see postgres.AllowReadOnlyRole). It does not connect: the first
-// query fails if the server is unreachable. It returns postgres.ErrURL or postgres.ErrTarget for an
-// unusable URL.
+// query fails if the server is unreachable. It returns an error of package postgres for an unusable
+// URL.
 func OpenPostgres(ctx context.Context, url, namespace string, options ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
-	config, err := postgres.Config(url, namespace)
+	config, err := postgres.Config(url, namespace, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -9,11 +9,13 @@
 package postgres
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -32,6 +34,8 @@ var (
 	// contain a password.
 	ErrURL = errors.New("not a Postgres URL: want postgres://user[:password]@host:port/database; " +
 		"percent-encode special characters in the password")
+	// ErrTLS is the error for a URL whose files for TLS cannot be used.
+	ErrTLS = errors.New("the files for TLS in the Postgres URL cannot be used")
 	// ErrTarget is the error for a URL that requests sessions that may not write.
 	ErrTarget = errors.New("target_session_attrs requests sessions that may not write: omit it, or use read-write")
 	// ErrStandby is the error of a session on a standby.
@@ -40,29 +44,45 @@ var (
 	ErrReadOnly = errors.New("the session may not write: default_transaction_read_only is on")
 )
 
+// Settings are run-time settings of sessions by name, such as lock_timeout.
+type Settings map[string]string
+
 // Config returns the configuration of a pool of sessions that may write, with the schema of
-// namespace as their search path. It returns ErrURL or ErrTarget for a URL that cannot be used.
-func Config(url, namespace string) (*pgxpool.Config, error) {
+// namespace as their search path, and with more settings. It returns ErrURL, ErrTLS or ErrTarget for
+// a URL that cannot be used.
+//
+// A session sets the settings itself, because a pooler such as PgBouncer does not pass them on when
+// a session starts.
+func Config(url, namespace string, more Settings) (*pgxpool.Config, error) {
 	if !record.NamespacePattern.MatchString(namespace) {
 		return nil, fmt.Errorf("namespace %q does not match %s", namespace, record.NamespacePattern)
 	}
 	config, err := pgxpool.ParseConfig(url)
 	switch {
+	case err != nil && strings.Contains(err.Error(), "failed to configure TLS"):
+		return nil, fmt.Errorf("%w: %w", ErrTLS, errors.Unwrap(err)) // the cause does not contain the URL
 	case err != nil:
 		return nil, ErrURL
 	case demandsOthers(config.ConnConfig.ValidateConnect):
 		return nil, ErrTarget
 	}
-	config.ConnConfig.RuntimeParams["search_path"] = namespace
+	all := Settings{"search_path": namespace}
+	maps.Copy(all, more)
 	config.ConnConfig.ConnectTimeout = connectWithin
-	config.ConnConfig.ValidateConnect = validate
+	config.ConnConfig.ValidateConnect = all.begin
 	config.PrepareConn = func(_ context.Context, conn *pgx.Conn) (bool, error) { return MayWrite(conn) == nil, nil }
 	return config, nil
 }
 
 // AllowReadOnlyRole allows read-only sessions on a primary too, such as those of a role for audits.
 func AllowReadOnlyRole(config *pgxpool.Config) {
-	config.ConnConfig.ValidateConnect = pgconn.ValidateConnectTargetSessionAttrsPrimary
+	begin := config.ConnConfig.ValidateConnect
+	config.ConnConfig.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+		if err := begin(ctx, conn); !errors.Is(err, ErrReadOnly) {
+			return err
+		}
+		return nil
+	}
 	config.PrepareConn = nil
 }
 
@@ -81,13 +101,28 @@ func demandsOthers(demanded pgconn.ValidateConnectFunc) bool {
 	return false
 }
 
-// validate rejects a new session that may not write.
-func validate(ctx context.Context, conn *pgconn.PgConn) error {
-	err := pgconn.ValidateConnectTargetSessionAttrsReadWrite(ctx, conn)
-	if errors.Is(err, pgconn.ErrReadOnlyConnection) {
-		return cmp.Or(mayWrite(conn), ErrReadOnly)
+// begin sets the settings in a new session, and rejects one that may not write.
+func (s Settings) begin(ctx context.Context, conn *pgconn.PgConn) error {
+	var statements strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(s)) {
+		value, err := conn.EscapeString(s[name])
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&statements, "SET %s = '%s';", pgx.Identifier{name}.Sanitize(), value)
 	}
-	return err
+	statements.WriteString("SELECT pg_is_in_recovery(), current_setting('transaction_read_only')")
+	results, err := conn.Exec(ctx, statements.String()).ReadAll()
+	if err != nil {
+		return err
+	}
+	switch state := results[len(results)-1].Rows[0]; {
+	case string(state[0]) == "t":
+		return ErrStandby
+	case string(state[1]) == "on":
+		return ErrReadOnly
+	}
+	return nil
 }
 
 // MayWrite returns ErrStandby or ErrReadOnly when the session could not write during its last

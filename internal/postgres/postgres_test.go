@@ -250,7 +250,7 @@ func TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt(t *testing.T) {
 func TestConfig_TargetSessionAttrs_AcceptedOrRefused(t *testing.T) {
 	const plain = "postgres://u:s3cret@a:1,b:2/d"
 	for _, demanded := range []string{"any", "primary", "read-write"} {
-		if _, err := postgres.Config(plain+"?target_session_attrs="+demanded, "holdfast"); err != nil {
+		if _, err := postgres.Config(plain+"?target_session_attrs="+demanded, "holdfast", nil); err != nil {
 			t.Errorf("%s: %v", demanded, err)
 		}
 	}
@@ -259,18 +259,18 @@ func TestConfig_TargetSessionAttrs_AcceptedOrRefused(t *testing.T) {
 			plain + "?target_session_attrs=" + demanded,
 			"host=a,b port=1,2 user=u password=s3cret dbname=d target_session_attrs=" + demanded,
 		} {
-			if _, err := postgres.Config(address, "holdfast"); !errors.Is(err, postgres.ErrTarget) {
+			if _, err := postgres.Config(address, "holdfast", nil); !errors.Is(err, postgres.ErrTarget) {
 				t.Errorf("%s: %v, want %v", demanded, err, postgres.ErrTarget)
 			}
 		}
 		t.Setenv("PGTARGETSESSIONATTRS", demanded)
-		if _, err := postgres.Config(plain, "holdfast"); !errors.Is(err, postgres.ErrTarget) {
+		if _, err := postgres.Config(plain, "holdfast", nil); !errors.Is(err, postgres.ErrTarget) {
 			t.Errorf("%s in the environment: %v, want %v", demanded, err, postgres.ErrTarget)
 		}
 		t.Setenv("PGTARGETSESSIONATTRS", "")
 	}
 	for _, address := range []string{"http://u:s3cret@a", plain + "?target_session_attrs=best"} {
-		if _, err := postgres.Config(address, "holdfast"); !errors.Is(err, postgres.ErrURL) ||
+		if _, err := postgres.Config(address, "holdfast", nil); !errors.Is(err, postgres.ErrURL) ||
 			strings.Contains(err.Error(), "s3cret") {
 			t.Errorf("%s: %v, want %v", address, err, postgres.ErrURL)
 		}

@@ -162,7 +162,7 @@ var healthy = map[string]preflight.Status{
 	"nats.sync_interval": "unknown", "nats.rebuild": "ok", "nats.trim": "ok", "nats.privileges": "warn",
 	"postgres.reachable": "ok", "postgres.primary": "ok", "postgres.fsync": "ok", "postgres.synchronous_commit": "ok",
 	"postgres.full_page_writes": "ok", "postgres.schema": "ok", "postgres.grants": "ok", "postgres.privileges": "warn",
-	"clocks": "ok",
+	"clocks": "ok", "redis.link": "ok", "nats.link": "ok", "postgres.link": "ok", "postgres.sessions": "ok",
 }
 
 // applyFix runs the commands of a check's fix.

@@ -69,7 +69,7 @@ func (l *natsProbe) request(ctx context.Context, question func(context.Context) 
 func (r *report) nats(ctx context.Context, t Target) clock {
 	const reachable = "nats.reachable"
 	l := &natsProbe{refused: make(chan refusal, 16)}
-	names := []string{"nats.version", "nats.max_payload"}
+	names := []string{natsLink, "nats.version", "nats.max_payload"}
 	for _, config := range events.Namespace(t.Namespace).Streams(t.Retention) {
 		names = append(names, "nats.stream."+config.Name)
 	}
@@ -81,14 +81,14 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 		return clock{of: "nats", err: errUnreachable}
 	}
 	var err error
-	l.nc, err = events.Connect(t.NATSURL, "holdfast preflight "+t.Namespace, func(string, ...any) {},
-		nats.Timeout(within/2),
+	options := append(slices.Clone(t.NATSOptions), nats.Timeout(within/2),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 			select {
 			case l.refused <- refusal{err}:
 			default: // no request is waiting for it
 			}
 		}))
+	l.nc, err = events.Connect(t.NATSURL, "holdfast preflight "+t.Namespace, func(string, ...any) {}, options...)
 	if err != nil {
 		return unreachable(err)
 	}
@@ -97,6 +97,7 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 		return unreachable(err)
 	}
 	r.ok(reachable, fmt.Sprintf("%s %s", l.nc.ConnectedAddr(), l.nc.ConnectedServerName()))
+	r.natsLink(l.nc, t.NATSURL)
 	r.natsVersion(l.nc.ConnectedServerVersion())
 	r.natsPayload(l.nc.MaxPayload())
 	l.serving = []string{l.nc.ConnectedServerName()}

@@ -13,7 +13,18 @@ import (
 // postgres checks Postgres. It returns its clock.
 func (r *report) postgres(ctx context.Context, t Target) clock {
 	const reachable, primary = "postgres.reachable", "postgres.primary"
-	others := []string{PostgresFsync, PostgresCommit, PostgresPages, PostgresSchema, "postgres.grants", PostgresPrivileges}
+	others := []string{postgresLink, PostgresFsync, PostgresCommit, PostgresPages, PostgresSchema, "postgres.grants", PostgresPrivileges}
+	// First, because a session that is not the program's own must not get its settings.
+	pooled, err := t.Store.CheckSessions(ctx)
+	if errors.Is(err, postgres.ErrPooled) {
+		r.ok(reachable, "it answers")
+		r.fail(PostgresSessions, err.Error(),
+			"LISTEN, session locks and prepared statements need a session for each connection", sessionsFix)
+		r.skipAll(PostgresSessions+" failed", append([]string{primary}, others...)...)
+		return clock{of: "postgres", err: errUnreachable}
+	}
+	sessionsErr := err
+	others = append(others, PostgresSessions)
 	server, err := t.Store.Inspect(ctx, t.Namespace)
 	switch {
 	case errors.Is(err, postgres.ErrReadOnly), errors.Is(err, postgres.ErrStandby):
@@ -30,6 +41,8 @@ func (r *report) postgres(ctx context.Context, t Target) clock {
 	}
 	r.ok(reachable, fmt.Sprintf("Postgres %s, role %s, database %s", server.Version, server.Role, server.Database))
 	r.ok(primary, "takes writes")
+	r.postgresSessions(pooled, sessionsErr)
+	r.postgresLink(ctx, t)
 	r.postgresSetting(server, PostgresFsync, Fail,
 		"a crash of the machine may lose answered payments, or corrupt all tables")
 	r.postgresSetting(server, PostgresCommit, Fail,
@@ -40,6 +53,31 @@ func (r *report) postgres(ctx context.Context, t Target) clock {
 	r.postgresGrants(ctx, server, t)
 	r.postgresPrivileges(ctx, server, t)
 	return readClock(ctx, "postgres", t.Store.Clock)
+}
+
+const (
+	postgresLink = "postgres.link"
+	sessionsFix  = "pool_mode = session\nin the configuration of PgBouncer for this database, or give the URL of Postgres itself"
+)
+
+func (r *report) postgresSessions(pooled bool, err error) {
+	switch {
+	case err != nil:
+		r.unknown(PostgresSessions, err.Error(), "check again; a pooler needs "+sessionsFix)
+	case pooled:
+		r.ok(PostgresSessions, "a pooler keeps a session for each connection")
+	default:
+		r.ok(PostgresSessions, "without a pooler")
+	}
+}
+
+func (r *report) postgresLink(ctx context.Context, t Target) {
+	link, err := t.Store.Link(ctx)
+	if err != nil {
+		r.unknown(postgresLink, err.Error(), "check again")
+		return
+	}
+	r.link(postgresLink, link, "give user and password, and sslmode=verify-full&sslrootcert=FILE, in the Postgres URL")
 }
 
 // writableFix returns the fix for sessions that may not write.

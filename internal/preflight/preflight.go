@@ -18,8 +18,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/redis/go-redis/v9"
 
+	"holdfast/internal/connect"
 	"holdfast/internal/events"
 	"holdfast/internal/store"
 )
@@ -49,14 +51,18 @@ const (
 	PostgresPages      = "postgres.full_page_writes"
 	PostgresPrivileges = "postgres.privileges"
 	PostgresSchema     = "postgres.schema"
+	PostgresSessions   = "postgres.sessions"
 )
 
 // Privileges are the checks whether the worker's users may do more than a worker needs.
 var Privileges = []string{RedisPrivileges, NATSPrivileges, PostgresPrivileges}
 
-// Versions are the checks whether this program knows the version of the stored data. No worker
-// starts when one of them fails.
+// Versions are the checks whether this program knows the version of the stored data.
 var Versions = []string{RedisFormat, PostgresSchema}
+
+// Required are the checks without which no worker starts: it would misread data, or its sessions
+// would not be its own.
+var Required = append(slices.Clone(Versions), PostgresSessions)
 
 // Durability are the checks whether acknowledged writes survive a crash. None of them is about
 // Redis: a restart of Redis can lose writes without a trace, so after each restart Redis is rebuilt
@@ -70,12 +76,15 @@ type Check struct {
 	Found  string `json:"found"`           // the value that was found
 	Impact string `json:"reason,omitzero"` // the consequence for a worker
 	Fix    string `json:"fix,omitzero"`    // a command, or words
+
+	Link *connect.Link `json:"link,omitzero"` // only of the checks redis.link, nats.link and postgres.link
 }
 
 // Target has the servers and settings that a worker would use.
 type Target struct {
 	Namespace   string
 	NATSURL     string
+	NATSOptions []nats.Option // for a login and certificates by files
 	Redis       *redis.Options
 	LockServers []*redis.Options // for redlock, in their order
 	Store       *store.Store
@@ -142,13 +151,23 @@ type report struct{ checks []Check }
 
 func (r *report) add(name string, status Status, found, why, fix string) {
 	found = strings.Join(strings.Fields(found), " ") // errors of some drivers have several lines
-	r.checks = append(r.checks, Check{name, status, found, why, fix})
+	r.checks = append(r.checks, Check{Name: name, Status: status, Found: found, Impact: why, Fix: fix})
 }
 
 func (r *report) ok(name, found string)             { r.add(name, OK, found, "", "") }
 func (r *report) warn(name, found, why, fix string) { r.add(name, Warn, found, why, fix) }
 func (r *report) fail(name, found, why, fix string) { r.add(name, Fail, found, why, fix) }
 func (r *report) unknown(name, found, fix string)   { r.add(name, Unknown, found, "", fix) }
+
+// link adds a check how a connection is protected. fix protects it.
+func (r *report) link(name string, l *connect.Link, fix string) {
+	if risk := l.Risk(); risk != "" {
+		r.warn(name, l.String(), risk, fix)
+	} else {
+		r.ok(name, l.String())
+	}
+	r.checks[len(r.checks)-1].Link = l
+}
 
 // skipAll adds skipped checks: they are impossible because of an earlier one.
 func (r *report) skipAll(because string, names ...string) {

@@ -57,11 +57,12 @@ func (r *report) connect(
 
 // redis checks the Redis that stores the holds. It returns its clock.
 func (r *report) redis(ctx context.Context, t Target) clock {
-	client := redis.NewClient(t.Redis)
+	options, dialed := recordConn(t.Redis)
+	client := redis.NewClient(options)
 	defer func() { _ = client.Close() }() // all commands have ended
 	const reachable = "redis.reachable"
 	names := []string{
-		"redis.version", "redis.role", "redis.maxmemory_policy",
+		redisLink, "redis.version", "redis.role", "redis.maxmemory_policy",
 		"redis.notifications", RedisFormat, RedisCommands, RedisPrivileges,
 	}
 	found, answers := r.connect(ctx, reachable, client, Fail)
@@ -74,6 +75,7 @@ func (r *report) redis(ctx context.Context, t Target) clock {
 		user = "unknown (" + err.Error() + ")"
 	}
 	r.ok(reachable, fmt.Sprintf("%s, user %s", t.Redis.Addr, user))
+	r.link(redisLink, linkOfRedis(options, dialed()), "use rediss:// or rediss+sentinel:// with a user and --redis-ca-file")
 	r.redisVersion("redis.version", found)
 	r.redisRole("redis.role", found)
 	r.redisMemory(found)

@@ -8,6 +8,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"holdfast/internal/connect"
+	"holdfast/internal/postgres"
 )
 
 // ServerInfo describes a server, the role of the session, and a namespace's schema.
@@ -61,6 +65,24 @@ func lastMigration() (last int64) {
 
 // Role returns the role that the URL names.
 func (s *Store) Role() string { return s.pool.Config().ConnConfig.User }
+
+// CheckSessions reports whether a pooler is between this program and Postgres. It returns
+// postgres.ErrPooled when the pooler does not keep a session for each connection.
+func (s *Store) CheckSessions(ctx context.Context) (pooled bool, err error) {
+	return postgres.CheckSessions(ctx, s.pool.Config().ConnConfig)
+}
+
+// Link describes how a connection to the server is protected.
+func (s *Store) Link(ctx context.Context) (l *connect.Link, err error) {
+	err = s.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		l = postgres.LinkOf(conn.Conn())
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("inspect postgres: %w", err)
+	}
+	return l, nil
+}
 
 // Inspect reads the description of the server. It changes nothing. It returns postgres.ErrStandby
 // or postgres.ErrReadOnly if no host of the URL accepts writes.

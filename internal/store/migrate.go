@@ -37,7 +37,10 @@ func (s *Store) migrate(ctx context.Context, namespace string) (err error) {
 		return err
 	}
 	config := s.pool.Config()
-	config.ConnConfig.RuntimeParams["lock_timeout"] = "0" // a migration waits for others
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, "SET lock_timeout = 0") // a migration waits for others
+		return err
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return err

@@ -88,21 +88,22 @@ const (
 
 // Store is a namespace's schema in a Postgres database. It implements holds.Inventory.
 type Store struct {
-	pool *pgxpool.Pool
-	dry  bool // it rolls transactions back
+	pool      *pgxpool.Pool
+	namespace string
+	dry       bool // it rolls transactions back
 }
 
 var _ holds.Inventory = (*Store)(nil)
 
 // Open returns a Store for a namespace, whose schema is the search path of every connection. It
-// does not connect: the first query fails if the server is unreachable. It returns postgres.ErrURL
-// or postgres.ErrTarget for an unusable URL.
+// does not connect: the first query fails if the server is unreachable. It returns an error of
+// package postgres for an unusable URL.
 func Open(ctx context.Context, url, namespace string) (*Store, error) {
 	config, err := poolConfig(url, namespace)
 	if err != nil {
 		return nil, err
 	}
-	return newStore(ctx, config)
+	return newStore(ctx, config, namespace)
 }
 
 // queryConnections bounds the connections for the queries of a worker.
@@ -117,35 +118,36 @@ func OpenQueries(ctx context.Context, url, namespace string) (*Store, error) {
 	}
 	config.ConnConfig.RuntimeParams["application_name"] = "holdfast queries " + namespace
 	config.MinConns, config.MaxConns = 0, queryConnections
-	return newStore(ctx, config)
+	return newStore(ctx, config, namespace)
 }
 
-func newStore(ctx context.Context, config *pgxpool.Config) (*Store, error) {
+func newStore(ctx context.Context, config *pgxpool.Config, namespace string) (*Store, error) {
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("open postgres: %w", err)
 	}
-	return &Store{pool: pool}, nil
+	return &Store{pool: pool, namespace: namespace}, nil
 }
 
 func poolConfig(url, namespace string) (*pgxpool.Config, error) {
-	config, err := postgres.Config(url, namespace)
+	config, err := postgres.Config(url, namespace, postgres.Settings{
+		// A worker that is cut off must not keep row locks for ever.
+		"idle_in_transaction_session_timeout": "30000",
+		// Other sessions may lock rows of inventory for any time. No decision waits for them longer
+		// than this.
+		"lock_timeout": strconv.FormatInt(lockTimeout.Milliseconds(), 10),
+	})
 	if err != nil {
 		return nil, err
 	}
 	config.ConnConfig.Tracer = queryTracer{}
 	config.ConnConfig.RuntimeParams["application_name"] = "holdfast " + namespace
-	// A worker that is cut off must not keep row locks for ever.
-	config.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "30000"
-	// Other sessions may lock rows of inventory for any time. No decision waits for them longer
-	// than this.
-	config.ConnConfig.RuntimeParams["lock_timeout"] = strconv.FormatInt(lockTimeout.Milliseconds(), 10)
 	return config, nil
 }
 
 // Dry returns a Store on the same connections that decides as s would and changes nothing: it rolls
 // each transaction back at its end.
-func (s *Store) Dry() *Store { return &Store{pool: s.pool, dry: true} }
+func (s *Store) Dry() *Store { return &Store{pool: s.pool, namespace: s.namespace, dry: true} }
 
 // errDry rolls back the transaction of a dry Store.
 var errDry = errors.New("dry")

@@ -69,14 +69,12 @@ func (s *Store) Watch(ctx context.Context, w InventoryWatcher, log zerolog.Logge
 // notifications in the order of commits, so when it receives its own it has received those of all
 // earlier changes.
 func (s *Store) watch(ctx context.Context, w InventoryWatcher, synced func()) (err error) {
-	config := s.pool.Config().ConnConfig
-	conn, err := pgx.ConnectConfig(ctx, config)
+	conn, err := pgx.ConnectConfig(ctx, s.pool.Config().ConnConfig)
 	if err != nil {
 		return fmt.Errorf("listen to postgres: %w", err)
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }() // the error does not matter
-	namespace := config.RuntimeParams["search_path"]
-	changes, own := namespace+"_inventory", fmt.Sprintf("%s_own_%016x", namespace, rand.Uint64())
+	changes, own := s.namespace+"_inventory", fmt.Sprintf("%s_own_%016x", s.namespace, rand.Uint64())
 	for _, channel := range []string{changes, own} {
 		if _, err := conn.Exec(ctx, "LISTEN "+pgx.Identifier{channel}.Sanitize()); err != nil {
 			return fmt.Errorf("listen to postgres: %w", err)

@@ -3,6 +3,7 @@ package stacktest
 import (
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -39,6 +40,9 @@ type RestrictedServers struct {
 	stack *stack.Stack
 	nats  *server.Server
 	dir   string // of NATS
+	ca    *CA    // nil without TLS
+
+	redisURL, postgresURL string // without a user
 }
 
 // passwords returns the passwords by user. All restricted servers of a process share them, because NATS
@@ -88,6 +92,19 @@ func Deployment(path ...string) string {
 func NewRestrictedServers(t testing.TB) *RestrictedServers {
 	t.Helper()
 	s, err := StartRestrictedServers(t.Context())
+	return closeAfter(t, s, err)
+}
+
+// NewSecureServers starts restricted servers that accept only encrypted connections. A client verifies
+// them with CAFile.
+func NewSecureServers(t testing.TB) *RestrictedServers {
+	t.Helper()
+	s, err := startRestricted(t.Context(), TestCA(t))
+	return closeAfter(t, s, err)
+}
+
+func closeAfter(t testing.TB, s *RestrictedServers, err error) *RestrictedServers {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,8 +118,17 @@ func NewRestrictedServers(t testing.TB) *RestrictedServers {
 
 // StartRestrictedServers starts restricted servers. The caller calls Close.
 func StartRestrictedServers(ctx context.Context) (s *RestrictedServers, err error) {
+	ca, err := caOfRun()
+	if err != nil {
+		return nil, err
+	}
+	return startRestricted(ctx, ca)
+}
+
+// startRestricted starts restricted servers, with TLS if ca is not nil.
+func startRestricted(ctx context.Context, ca *CA) (s *RestrictedServers, err error) {
 	passwords()
-	s = &RestrictedServers{}
+	s = &RestrictedServers{ca: ca}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("restricted servers: %w", err), s.Close())
@@ -114,7 +140,7 @@ func StartRestrictedServers(ctx context.Context) (s *RestrictedServers, err erro
 	if err := s.startNATS(); err != nil {
 		return s, err
 	}
-	if err := restrictRedis(ctx, s.stack.RedisURL); err != nil {
+	if s.redisURL, err = restrictRedis(ctx, s.stack.RedisURL, s.ca); err != nil {
 		return s, err
 	}
 	return s, s.restrictPostgres(ctx)
@@ -139,8 +165,16 @@ func (s *RestrictedServers) Close() error {
 // URLs returns the URLs of the servers for a user. A server may not know the user.
 func (s *RestrictedServers) URLs(user string) (nats, redis, postgres string) {
 	return withUser(s.nats.ClientURL(), "holdfast_"+user, passwords()[user]),
-		withUser(s.stack.RedisURL, "holdfast_"+user, passwords()[user]),
-		withUser(s.stack.PostgresURL, postgresUser(user), passwords()[user])
+		withUser(s.redisURL, "holdfast_"+user, passwords()[user]),
+		withUser(s.postgresURL, postgresUser(user), passwords()[user])
+}
+
+// CAFile returns the certificate of the authority of these servers, "" without TLS.
+func (s *RestrictedServers) CAFile() string {
+	if s.ca == nil {
+		return ""
+	}
+	return s.ca.File
 }
 
 // MonitorURL returns the monitoring URL of NATS.
@@ -188,6 +222,12 @@ func (s *RestrictedServers) natsOptions() (*server.Options, error) {
 	}
 	o.Host, o.Port, o.HTTPPort = "127.0.0.1", server.RANDOM_PORT, server.RANDOM_PORT
 	o.StoreDir, o.NoSigs, o.NoLog = s.dir, true, true
+	if s.ca != nil {
+		if o.TLSConfig, err = s.ca.ServerConfig(tls.NoClientCert); err != nil {
+			return nil, err
+		}
+		o.TLS, o.TLSTimeout = true, time.Minute.Seconds()
+	}
 	if s.nats != nil { // a reload cannot change the port
 		o.Port = s.nats.Addr().(*net.TCPAddr).Port
 	}
@@ -209,12 +249,13 @@ func (s *RestrictedServers) DenyNATS(user, subject string) error {
 	return s.nats.ReloadOptions(o)
 }
 
-// restrictRedis creates the users of the file under deployments in a Redis.
-func restrictRedis(ctx context.Context, url string) (err error) {
+// restrictRedis creates the users of the file under deployments in a Redis, and makes it accept only
+// encrypted connections when ca is not nil. It returns its URL.
+func restrictRedis(ctx context.Context, url string, ca *CA) (restricted string, err error) {
 	passwords()
 	template, err := os.ReadFile(Deployment("redis", "users.conf.template"))
 	if err != nil {
-		return err
+		return "", err
 	}
 	client := redis.NewClient(RedisOptions(url))
 	defer func() { err = errors.Join(err, client.Close()) }()
@@ -230,13 +271,17 @@ func restrictRedis(ctx context.Context, url string) (err error) {
 			args = append(args, word)
 		}
 		if err := conn.Do(ctx, args...).Err(); err != nil {
-			return fmt.Errorf("%s: %w", words[1], err)
+			return "", fmt.Errorf("%s: %w", words[1], err)
 		}
 	}
-	return nil
+	if ca == nil {
+		return url, nil
+	}
+	return ca.SecureRedis(ctx, conn, "optional")
 }
 
-// restrictPostgres creates the roles with passwords, and makes Postgres require the passwords.
+// restrictPostgres creates the roles with passwords, and makes Postgres require the passwords, and
+// TLS if these servers have it.
 func (s *RestrictedServers) restrictPostgres(ctx context.Context) (err error) {
 	conn, err := pgx.Connect(ctx, s.stack.PostgresURL)
 	if err != nil {
@@ -251,6 +296,12 @@ func (s *RestrictedServers) restrictPostgres(ctx context.Context) (err error) {
 		if _, err := conn.Exec(ctx, statement); err != nil {
 			return err
 		}
+	}
+	if s.postgresURL = s.stack.PostgresURL; s.ca != nil {
+		if s.postgresURL, err = s.ca.SecurePostgres(ctx, conn, s.postgresURL); err != nil {
+			return err
+		}
+		return s.awaitPasswords(ctx)
 	}
 	var file string
 	if err := conn.QueryRow(ctx, "SHOW hba_file").Scan(&file); err != nil {

@@ -104,6 +104,7 @@ func MainAlone(tests func() (code int, err error)) {
 		panic(err)
 	}
 	code, err := tests()
+	err = errors.Join(err, removeProcessCA())
 	if err == nil && code == 0 {
 		err = leaks()
 	}
@@ -188,11 +189,15 @@ func RestrictedLockServers(t testing.TB, n int) []string {
 	t.Helper()
 	urls := make([]string, n)
 	for i := range urls {
-		s := StartRedis(t)
-		if err := restrictRedis(t.Context(), s.RedisURL); err != nil {
+		ca, err := caOfRun()
+		if err != nil {
+			t.Fatal(err)
+		}
+		url, err := restrictRedis(t.Context(), StartRedis(t).RedisURL, ca)
+		if err != nil {
 			t.Fatalf("lock server: %v", err)
 		}
-		urls[i] = withUser(s.RedisURL, "holdfast_worker", passwords()["worker"])
+		urls[i] = withUser(url, "holdfast_worker", passwords()["worker"])
 	}
 	return urls
 }

@@ -1,0 +1,115 @@
+package connect
+
+import (
+	"errors"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// The schemes of Redis URLs besides those that go-redis parses.
+const (
+	schemeTLS         = "rediss://"
+	schemeSentinel    = "redis+sentinel://"
+	schemeSentinelTLS = "rediss+sentinel://"
+	schemeCluster     = "redis+cluster://"
+	schemeClusterTLS  = "rediss+cluster://"
+)
+
+// ErrRedisURL is returned for a Redis URL that cannot be parsed. It has no details, because the URL
+// may contain a password.
+var ErrRedisURL = errors.New("not a Redis URL: want redis://[user:password@]host:port[/database], rediss:// for TLS, " +
+	"unix://[user:password@]/path/to/socket, or redis+sentinel://[user:password@]host:port[,host:port...]/name[/database]; " +
+	"percent-encode special characters in the password")
+
+// ErrRedisCluster is returned for the URL of a Redis Cluster.
+var ErrRedisCluster = errors.New("redis+cluster:// is not supported yet: give one server (redis://, rediss://, unix://) " +
+	"or Sentinels (redis+sentinel://, rediss+sentinel://)")
+
+// errTLSUnused is returned when files for TLS are given and the URL does not use TLS.
+var errTLSUnused = errors.New("--redis-ca-file, --redis-cert-file and --redis-key-file need TLS: " +
+	"use rediss:// or rediss+sentinel://, or omit them")
+
+// RedisOptions returns the options of a client of the Redis at address. With Sentinels each new
+// connection leads to the server that they call the primary.
+func RedisOptions(address string, files TLSFiles) (*redis.Options, error) {
+	scheme, rest, _ := strings.Cut(address, "://")
+	isTLS := strings.HasPrefix(scheme, "rediss")
+	config, err := files.config("--redis")
+	switch {
+	case err != nil:
+		return nil, err
+	case strings.HasPrefix(address, schemeCluster) || strings.HasPrefix(address, schemeClusterTLS):
+		return nil, ErrRedisCluster
+	case config != nil && !isTLS:
+		return nil, errTLSUnused
+	}
+	var options *redis.Options
+	var addrs []string
+	var primary string
+	if strings.HasPrefix(address, schemeSentinel) || strings.HasPrefix(address, schemeSentinelTLS) {
+		base := "redis://"
+		if isTLS {
+			base = schemeTLS
+		}
+		if addrs, primary, options = parseSentinel(base, rest); options == nil {
+			return nil, ErrRedisURL
+		}
+	} else if options, err = redis.ParseURL(address); err != nil {
+		return nil, ErrRedisURL // err may contain the URL
+	}
+	if config != nil {
+		config.ServerName, config.InsecureSkipVerify = options.TLSConfig.ServerName, options.TLSConfig.InsecureSkipVerify
+		options.TLSConfig = config
+	}
+	if primary != "" {
+		if options.TLSConfig != nil {
+			options.TLSConfig.ServerName = "" // that of each server
+		}
+		(&sentinels{addrs, primary, options}).attach()
+	}
+	return options, nil
+}
+
+// sentinelPort is the default port of Sentinels.
+const sentinelPort = "26379"
+
+// parseSentinel parses what follows the scheme of a Sentinel URL. The options are those of the
+// primary, nil for a malformed URL. base is the scheme for a single server.
+func parseSentinel(base, rest string) (addrs []string, primary string, options *redis.Options) {
+	rest, query, hasQuery := strings.Cut(rest, "?")
+	login, hosts := "", rest
+	if at := strings.LastIndex(rest, "@"); at >= 0 {
+		login, hosts = rest[:at+1], rest[at+1:]
+	}
+	hosts, path, _ := strings.Cut(hosts, "/")
+	primary, database, hasDatabase := strings.Cut(strings.TrimSuffix(path, "/"), "/")
+	primary, err := url.PathUnescape(primary)
+	if err != nil || primary == "" {
+		return nil, "", nil
+	}
+	for host := range strings.SplitSeq(hosts, ",") {
+		if !strings.Contains(host, ":") || strings.HasSuffix(host, "]") {
+			host += ":" + sentinelPort
+		}
+		name, port, err := net.SplitHostPort(host)
+		if _, portErr := strconv.ParseUint(port, 10, 16); err != nil || name == "" || portErr != nil {
+			return nil, "", nil
+		}
+		addrs = append(addrs, net.JoinHostPort(name, port))
+	}
+	single := base + login + "primary"
+	if hasDatabase {
+		single += "/" + database
+	}
+	if hasQuery {
+		single += "?" + query
+	}
+	if options, err = redis.ParseURL(single); err != nil {
+		return nil, "", nil
+	}
+	return addrs, primary, options
+}
