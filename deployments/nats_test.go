@@ -44,7 +44,7 @@ var api = map[string][]string{
 	"$JS.API.STREAM.RESTORE.HOLDFAST_OUT":                      {},
 	"$JS.API.STREAM.PEER.REMOVE.HOLDFAST_OUT":                  {},
 	"$JS.API.STREAM.LEADER.STEPDOWN.HOLDFAST_OUT":              {},
-	"$JS.API.STREAM.MSG.GET.HOLDFAST_IN":                       {"operator", "auditor"},
+	"$JS.API.STREAM.MSG.GET.HOLDFAST_IN":                       {"worker", "operator", "auditor"},
 	"$JS.API.STREAM.MSG.GET.HOLDFAST_OUT":                      {"migrator", "worker", "auditor"},
 	"$JS.API.STREAM.MSG.GET.HOLDFAST_DLQ":                      {"worker", "operator", "auditor"},
 	"$JS.API.STREAM.MSG.DELETE.HOLDFAST_IN":                    {"worker"},

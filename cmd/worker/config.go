@@ -100,6 +100,7 @@ type Operations struct {
 	InboundKeep time.Duration `name:"inbound-keep" env:"HOLDFAST_INBOUND_KEEP" default:"72h" help:"How long an inbound event is kept after it was stored, at least 1m. A worker then removes it when every consumer has acknowledged it and no dead letter needs it."`
 	HTTPAddr    string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" default:"127.0.0.1:8080" help:"Address that serves health, readiness, metrics and queries."`
 	Reconcile   string        `name:"reconcile" env:"HOLDFAST_RECONCILE" default:"heal" enum:"heal,report,off" help:"Background reconciliation: heal (repair what follows from the records), report or off."`
+	API         `embed:""`
 	Starting    `embed:""`
 }
 

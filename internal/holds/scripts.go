@@ -45,6 +45,9 @@ var (
 	scriptAvailability = load("availability", allowOOM)
 	scriptShow         = load("show", "no-writes")
 	scriptAgenda       = load("agenda", "no-writes")
+	scriptList         = load("list", "no-writes")
+	scriptCount        = load("count", "no-writes")
+	scriptLive         = load("live", "no-writes")
 )
 
 // packMax is the maximum number of calls in one run. Other clients of Redis wait until the run
