@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"net"
 	"net/http"
 	"os"
@@ -327,5 +328,48 @@ func TestListenAPI_BeyondLoopback_NeedsToken(t *testing.T) {
 		if (c.want == "") != (err == nil) || !strings.Contains(refusal, c.want) {
 			t.Errorf("%s %+v: %v, want an error with %q", c.http, c.api, err, c.want)
 		}
+	}
+}
+
+// TestQueryService_OperatorsQueries_AnswerLikeHTTP sends by NATS the queries that publisher sends.
+func TestQueryService_OperatorsQueries_AnswerLikeHTTP(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startWorker()
+	s.setInventory("hall", seat, 1)
+	text := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 3600))).Subject
+	id, err := holds.ParseHoldID(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	for _, reveal := range []bool{false, true} {
+		user := ""
+		if reveal {
+			user = "ana"
+		}
+		shown, _, err := s.client.Hold(ctx, id, reveal, "eve@desk")
+		if err != nil || shown.HoldID != id || shown.UserID != user {
+			t.Errorf("hold: %+v %v, want the user %q", shown, err, user)
+		}
+		page, _, err := s.client.Holds(ctx, events.HoldsQuery{ResourceID: "hall", Limit: 5, Reveal: reveal}, "eve@desk")
+		if err != nil || len(page.Holds) != 1 || page.Holds[0].UserID != user {
+			t.Errorf("holds: %+v %v, want the user %q", page, err, user)
+		}
+		history, body, err := s.client.History(ctx, id, reveal, "eve@desk")
+		if err != nil || len(history.Entries) != 2 || strings.Contains(string(body), "ana") != reveal {
+			t.Errorf("history: %s %v", body, err)
+		}
+	}
+	if n := strings.Count(worker.log.String(), `"who":"eve@desk"`); n != 3 {
+		t.Errorf("%d revelations are logged, want 3", n)
+	}
+	resources, _, err := s.client.Resources(ctx, events.ResourcesQuery{Prefix: "h", Limit: 5})
+	if err != nil || len(resources.Resources) != 1 || resources.Resources[0].LiveHolds != 1 {
+		t.Errorf("resources: %+v %v", resources, err)
+	}
+	_, _, err = s.client.Holds(ctx, events.HoldsQuery{ResourceID: "hall", Limit: 501}, "")
+	if refused, is := errors.AsType[*client.RefusedQueryError](err); !is || refused.Status != http.StatusBadRequest {
+		t.Errorf("a limit of 501: %v", err)
 	}
 }
