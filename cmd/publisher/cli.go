@@ -28,6 +28,7 @@ type cli struct {
 	Version kong.VersionFlag `help:"Print the revision of this program and its Go version."`
 
 	Inventory         inventory         `cmd:"" help:"Set capacity and show availability."`
+	Hold              hold              `cmd:"" help:"Show holds and what happened to them."`
 	Request           request           `cmd:"" help:"Request a hold."`
 	Extend            extend            `cmd:"" help:"Extend a hold."`
 	StartPayment      startPayment      `cmd:"" help:"Mark the payment of a hold as started."`

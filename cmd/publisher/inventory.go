@@ -17,6 +17,7 @@ import (
 type inventory struct {
 	Set  inventorySet  `cmd:"" help:"Set the capacity of slots."`
 	Show inventoryShow `cmd:"" help:"Show availability."`
+	List inventoryList `cmd:"" help:"List resources."`
 }
 
 // Help implements kong's detailed help.

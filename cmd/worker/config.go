@@ -128,6 +128,7 @@ type Operations struct {
 	HTTPAddr     string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" default:"127.0.0.1:8080" help:"Address that serves health, readiness, metrics and queries."`
 	Reconcile    string        `name:"reconcile" env:"HOLDFAST_RECONCILE" default:"heal" enum:"heal,report,off" help:"Background reconciliation: heal (repair what follows from the records), report or off."`
 	OTLPEndpoint string        `name:"otlp-endpoint" env:"OTEL_EXPORTER_OTLP_ENDPOINT" placeholder:"URL" help:"OTLP receiver for traces by HTTP, such as http://collector:4318. Only events whose traceparent is sampled are traced. Default: no traces."`
+	API          `embed:""`
 	Starting     `embed:""`
 }
 

@@ -74,12 +74,17 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	}
 	defer func() { _ = listener.Close() }() // the HTTP server has already closed it
 	config.HTTPAddr = listener.Addr().String()
+	all, err := config.listenAPI(listener)
+	if err != nil {
+		return err
+	}
+	defer all.close()
 	endpoints, err := config.writeEndpoints(started, d.DataDir)
 	if err != nil {
 		return err
 	}
 	skip := slices.Concat(preflight.Durability, preflight.Privileges)
-	worker, err := start(ctx, config, listener, log, preparation{migrate: true, skip: skip})
+	worker, err := start(ctx, config, all, log, preparation{migrate: true, skip: skip})
 	if own && !errors.Is(err, errPreflight) { // the preflight runs before the namespace is created
 		given.Namespace = config.Namespace
 		defer func() { err = errors.Join(err, given.removeNamespace(std.out)) }()

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"go.uber.org/fx"
 
 	"holdfast/internal/audit"
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
@@ -29,7 +29,7 @@ const stopWithin = 9 * time.Second
 const queryRedisConnections = 8
 
 // graph returns the worker as an fx app: its components, and one Invoke for each of its loops.
-func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
+func graph(c Config, l listeners, log zerolog.Logger) *fx.App {
 	return fx.New(
 		fx.NopLogger,
 		fx.StartTimeout(30*time.Second), fx.StopTimeout(stopWithin),
@@ -42,8 +42,8 @@ func graph(c Config, listener net.Listener, log zerolog.Logger) *fx.App {
 			func(c Config) events.Namespace { return events.Namespace(c.Namespace) },
 			func(s *store.Store) holds.Inventory { return s },
 			newLeaser, newTrimmer, provideLocker, provideService, provideExpirer, provideConsumers, provideReconciler,
-			func() net.Listener { return listener },
-			provideReader, provideQueries, newServer, newLoops,
+			func() listeners { return l },
+			provideReader, provideInquiry, client.New, provideQueries, newServer, newLoops,
 		),
 		fx.Invoke(
 			func(l *loops, k *recovery.Supervisor) { l.run("supervisor", k.Run) },
@@ -207,7 +207,8 @@ func provideConsumers(
 // reader answers queries. It has its own connections, so queries take none from decisions.
 type reader struct {
 	*holds.Service
-	dry *holds.Service // decides dry runs
+	dry  *holds.Service // decides dry runs
+	rows *store.Store
 }
 
 func provideReader(lc fx.Lifecycle, c Config, t *recovery.EpochTerm, g *recovery.ConnGuard) (*reader, error) {
@@ -225,11 +226,22 @@ func provideReader(lc fx.Lifecycle, c Config, t *recovery.EpochTerm, g *recovery
 	client := redis.NewClient(options)
 	lc.Append(fx.StopHook(func() error { db.Close(); return client.Close() }))
 	s := holds.NewService(c.Namespace, client, locking.New(locking.NewNone(client), locking.Options{}), db, t, c.policy())
-	return &reader{s, s.Dry(db.Dry())}, nil
+	return &reader{s, s.Dry(db.Dry()), db}, nil
 }
 
-func provideQueries(nc *nats.Conn, ns events.Namespace, r *reader, log zerolog.Logger) *events.QueryService {
-	return events.NewQueryService(nc, ns, r, r.dry, workerName(), log)
+func provideQueries(
+	nc *nats.Conn, ns events.Namespace, r *reader, i *events.Inquiry, log zerolog.Logger,
+) *events.QueryService {
+	q := events.NewQueryService(nc, ns, r, r.dry, workerName(), log)
+	q.ServeInquiry(i)
+	return q
+}
+
+// provideInquiry returns what answers the questions of operators. It has its own JetStream context,
+// and the connections of the other queries.
+func provideInquiry(nc *nats.Conn, ns events.Namespace, r *reader) (*events.Inquiry, error) {
+	js, err := events.NewJetStream(nc)
+	return events.NewInquiry(js, ns, r, r.rows), err
 }
 
 func provideReconciler(

@@ -16,8 +16,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/singleflight"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/recovery"
@@ -52,7 +54,10 @@ func (l webLimits) serverOf(h http.Handler) *http.Server {
 
 // server serves the operations address.
 type server struct {
-	listener  net.Listener
+	listeners listeners
+	api       API
+	inquiry   *events.Inquiry
+	client    *client.Client
 	namespace string
 	term      *recovery.EpochTerm
 	policy    holds.Policy
@@ -70,11 +75,11 @@ type server struct {
 	ready singleflight.Group // one check answers all concurrent requests of /readyz
 }
 
-func newServer(l net.Listener, c Config, t *recovery.EpochTerm, q *reader, r redis.UniversalClient, db *store.Store,
-	nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, qm *queryMetrics, log zerolog.Logger,
+func newServer(l listeners, c Config, i *events.Inquiry, cl *client.Client, t *recovery.EpochTerm, q *reader, r redis.UniversalClient,
+	db *store.Store, nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, qm *queryMetrics, log zerolog.Logger,
 ) *server {
 	return &server{
-		listener: l, namespace: c.Namespace, term: t, policy: c.policy(), reader: q, redis: r, store: db, nats: nc,
+		listeners: l, api: c.API, inquiry: i, client: cl, namespace: c.Namespace, term: t, policy: c.policy(), reader: q, redis: r, store: db, nats: nc,
 		consumers: cs, expirer: x,
 		metrics: m, queries: qm, log: log, turns: make(chan struct{}, queriesMax),
 	}
@@ -89,16 +94,26 @@ func (s *server) run(ctx context.Context) error {
 	})
 	mux.HandleFunc("GET /readyz", s.readyz)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{MaxRequestsInFlight: scrapesMax}))
-	mux.HandleFunc("GET /v1/availability", s.query(s.availability))
-	mux.HandleFunc("GET /v1/holds/{hold_id}", s.query(s.hold))
-	web := operationsLimits.serverOf(mux)
+	if s.listeners.api == nil {
+		mux.Handle("/v1/", s.apiHandler())
+		return serve(ctx, s.listeners.operations, mux)
+	}
+	serving, ctx := errgroup.WithContext(ctx)
+	serving.Go(func() error { return serve(ctx, s.listeners.operations, mux) })
+	serving.Go(func() error { return serve(ctx, s.listeners.api, s.apiHandler()) })
+	return serving.Wait()
+}
+
+// serve serves an address until ctx is over.
+func serve(ctx context.Context, l net.Listener, h http.Handler) error {
+	web := operationsLimits.serverOf(h)
 	stopped := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
 		closing, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		stopped <- web.Shutdown(closing)
 	})
-	err := web.Serve(s.listener)
+	err := web.Serve(l)
 	if !stop() {
 		return <-stopped
 	}
@@ -157,15 +172,20 @@ type readiness struct {
 }
 
 func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
-	shared, _, _ := s.ready.Do("", func() (any, error) {
-		return s.check(context.WithoutCancel(r.Context())), nil // other requests wait for the result too
-	})
-	ready := shared.(readiness)
+	ready := s.readiness(r.Context())
 	status := http.StatusOK
 	if !ready.Ready {
 		status = http.StatusServiceUnavailable
 	}
 	s.answer(w, status, ready)
+}
+
+// readiness checks the worker and its servers. Concurrent calls share one check.
+func (s *server) readiness(ctx context.Context) readiness {
+	shared, _, _ := s.ready.Do("", func() (any, error) {
+		return s.check(context.WithoutCancel(ctx)), nil // other callers wait for the result too
+	})
+	return shared.(readiness)
 }
 
 // check checks all servers at the same time, so one that hangs does not delay the others.
@@ -225,16 +245,4 @@ func (s *server) checkRedis(ctx context.Context) error {
 		return err
 	}
 	return recovery.CheckEpoch(ctx, s.namespace, s.redis, current.Name)
-}
-
-func (s *server) availability(ctx context.Context, r *http.Request) (any, error) {
-	resource, selection, err := events.ParseQuery(r.URL.RawQuery)
-	if err != nil {
-		return nil, err
-	}
-	return events.GetAvailability(ctx, s.reader, resource, selection)
-}
-
-func (s *server) hold(ctx context.Context, r *http.Request) (any, error) {
-	return events.GetHold(ctx, s.reader, r.PathValue("hold_id"))
 }

@@ -20,6 +20,11 @@ A Holdfast worker of namespace %[1]s. It keeps temporary holds on bookable capac
 <a href="/v1/availability">/v1/availability</a>?resource_id=R&amp;slot=S                   availability of slots (repeat &amp;slot=S)
 <a href="/v1/availability">/v1/availability</a>?resource_id=R                          availability of a stock
 /v1/holds/HOLD_ID                                      a hold and its state
+/v1/holds/HOLD_ID/history                              what happened to a hold
+<a href="/v1/holds">/v1/holds</a>?resource_id=R                                 live holds, in the order of their deadlines
+<a href="/v1/resources">/v1/resources</a>                                          resources with their sums
+<a href="/v1/stats">/v1/stats</a>                                              rates, lag, live holds, dead letters, streams
+<a href="/v1/dead-letters">/v1/dead-letters</a>                                       dead letters, oldest first
 </pre>
 </html>
 `

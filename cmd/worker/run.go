@@ -69,6 +69,11 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	}
 	defer func() { _ = listener.Close() }() // the HTTP server has already closed it
 	config.HTTPAddr = listener.Addr().String()
+	all, err := config.listenAPI(listener)
+	if err != nil {
+		return err
+	}
+	defer all.close()
 	if started != nil {
 		if _, err := config.writeEndpoints(started, r.DataDir); err != nil {
 			return err
@@ -78,7 +83,7 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	if r.Embedded {
 		p.skip = append(slices.Clone(p.skip), preflight.NATSReplicas)
 	}
-	worker, err := start(ctx, config, listener, log, p)
+	worker, err := start(ctx, config, all, log, p)
 	if err != nil {
 		return err
 	}
@@ -92,19 +97,22 @@ type running struct {
 }
 
 // start prepares the servers and starts a worker on them.
-func start(ctx context.Context, c Config, listener net.Listener, log zerolog.Logger, p preparation) (*running, error) {
+func start(ctx context.Context, c Config, l listeners, log zerolog.Logger, p preparation) (*running, error) {
 	if err := prepare(ctx, c, log, p); err != nil {
 		return nil, err
 	}
-	app := graph(c, listener, log)
+	app := graph(c, l, log)
 	if err := app.Start(ctx); err != nil {
 		if refused, ok := errors.AsType[*events.PermissionError](err); ok {
 			return nil, refused // without the constructor names that fx adds
 		}
 		return nil, err
 	}
-	log.Info().Str("http_addr", listener.Addr().String()).
-		Str("lock_strategy", c.LockStrategy).Msg("worker started")
+	started := log.Info().Str("http_addr", l.operations.Addr().String())
+	if l.api != nil {
+		started.Str("api_addr", l.api.Addr().String())
+	}
+	started.Str("lock_strategy", c.LockStrategy).Msg("worker started")
 	return &running{app, log}, nil
 }
 

@@ -104,3 +104,54 @@ func (c *Client) requestWithRetry(ctx context.Context, request *nats.Msg) (*nats
 		}
 	}
 }
+
+// Holds queries a worker for a page of the live holds of a resource. who is logged when private data
+// is revealed. Like Availability, it also returns the body of the answer.
+func (c *Client) Holds(ctx context.Context, q events.HoldsQuery, who string) (page events.HoldsPage, body []byte, err error) {
+	asked := map[string]any{"resource_id": q.ResourceID, "limit": q.Limit, "reveal": q.Reveal, "who": who}
+	for name, value := range map[string]string{"user_id": q.UserID, "state": string(q.State), "after": q.After} {
+		if value != "" {
+			asked[name] = value
+		}
+	}
+	body, err = c.ask(ctx, events.EndpointHolds, asked, &page)
+	return page, body, err
+}
+
+// Hold queries a worker for a hold, without private data unless reveal is true.
+func (c *Client) Hold(
+	ctx context.Context, id holds.HoldID, reveal bool, who string,
+) (hold holds.HoldView, body []byte, err error) {
+	body, err = c.ask(ctx, events.EndpointHold, map[string]any{"hold_id": id, "reveal": reveal, "who": who}, &hold)
+	return hold, body, err
+}
+
+// History queries a worker for what happened to a hold, without private data unless reveal is true.
+func (c *Client) History(
+	ctx context.Context, id holds.HoldID, reveal bool, who string,
+) (history events.History, body []byte, err error) {
+	body, err = c.ask(ctx, events.EndpointHistory, map[string]any{"hold_id": id, "reveal": reveal, "who": who}, &history)
+	return history, body, err
+}
+
+// Resources queries a worker for a page of the resources that have inventory.
+func (c *Client) Resources(
+	ctx context.Context, q events.ResourcesQuery,
+) (page events.ResourcesPage, body []byte, err error) {
+	asked := map[string]any{"prefix": q.Prefix, "limit": q.Limit}
+	if q.After != "" {
+		asked["after"] = q.After
+	}
+	body, err = c.ask(ctx, events.EndpointResources, asked, &page)
+	return page, body, err
+}
+
+// ask sends a query in JSON and parses the answer into answer. It returns the body of the answer.
+func (c *Client) ask(ctx context.Context, endpoint string, asked map[string]any, answer any) ([]byte, error) {
+	request := nats.NewMsg(c.ns.Service(endpoint))
+	var err error
+	if request.Data, err = json.Marshal(asked); err != nil {
+		return nil, &RefusedQueryError{http.StatusBadRequest, err.Error()}
+	}
+	return c.query(ctx, request, answer)
+}

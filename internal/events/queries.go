@@ -157,16 +157,6 @@ func parseAvailability(body []byte) (resource string, selection holds.SlotSelect
 	return resource, selection, r.err
 }
 
-// parseHoldQuery parses a query for a hold.
-func parseHoldQuery(body []byte) (id string, err error) {
-	r, err := queryOf(body, "hold_id")
-	if err != nil {
-		return "", err
-	}
-	id = r.text("hold_id")
-	return id, r.err
-}
-
 // queryOf parses a JSON object. It refuses members that are not known.
 func queryOf(body []byte, known ...string) (*reader, error) {
 	all, err := parseMembers(body)

@@ -35,6 +35,7 @@ func (ns Namespace) ensureConsumer(
 	if err == nil { // its start cannot be changed, and need not be
 		was := found.CachedInfo().Config
 		config.DeliverPolicy, config.OptStartSeq, config.OptStartTime = was.DeliverPolicy, was.OptStartSeq, was.OptStartTime
+		config.PauseUntil = was.PauseUntil // an update without it would resume a paused consumer
 		_, err = js.UpdateConsumer(ctx, ns.InStream(), config)
 	}
 	if err != nil {

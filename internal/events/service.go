@@ -18,7 +18,10 @@ import (
 // The endpoints of the service that answers queries: <ns>.svc.<endpoint>.
 const (
 	EndpointAvailability = "availability" // {"resource_id", and "check_in" with "check_out", or "slots", or neither}
-	EndpointHold         = "hold"         // {"hold_id"}
+	EndpointHold         = "hold"         // {"hold_id", "reveal", "who"}; without "reveal" nothing is hidden
+	EndpointHolds        = "holds"        // holdsParameters and "who": a page of live holds
+	EndpointHistory      = "history"      // {"hold_id", "reveal", "who"}
+	EndpointResources    = "resources"    // resourcesParameters
 	EndpointDryRun       = "evaluate"     // a message to be published, with its subject in HeaderDLQSubject
 )
 
@@ -38,6 +41,7 @@ type QueryService struct {
 	decider   decider
 	querier   HoldQuerier
 	dryRunner DryRunner
+	inquiry   *Inquiry // nil without the endpoints of operators
 	worker    string
 	turns     chan struct{} // one element for each query that is being answered
 }
@@ -52,6 +56,9 @@ func NewQueryService(
 		querier: reader, dryRunner: dry, worker: worker, turns: make(chan struct{}, queriesMax),
 	}
 }
+
+// ServeInquiry adds the endpoints of operators. Call it before Run.
+func (q *QueryService) ServeInquiry(i *Inquiry) { q.inquiry = i }
 
 // Run answers queries until ctx ends, completes those that it has begun, and returns nil.
 func (q *QueryService) Run(ctx context.Context) error {
@@ -72,13 +79,10 @@ func (q *QueryService) Run(ctx context.Context) error {
 			found, err := GetAvailability(ctx, q.querier, resource, selection)
 			return found.known(), err
 		},
-		EndpointHold: func(ctx context.Context, m *query) (any, error) {
-			id, err := parseHoldQuery(m.body)
-			if err != nil {
-				return nil, err
-			}
-			return GetHold(ctx, q.querier, id)
-		},
+		EndpointHold: q.hold,
+	}
+	if q.inquiry != nil {
+		endpoints[EndpointHolds], endpoints[EndpointHistory], endpoints[EndpointResources] = q.holds, q.history, q.resources
 	}
 	if q.dryRunner != nil {
 		endpoints[EndpointDryRun] = func(ctx context.Context, m *query) (any, error) {

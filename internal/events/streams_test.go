@@ -57,3 +57,27 @@ func TestSetup_StreamBreaksPromise_IsError(t *testing.T) {
 		}
 	}
 }
+
+// TestSetup_PausedConsumer_StaysPaused checks that a worker that starts does not resume a consumer
+// that an operator has paused.
+func TestSetup_PausedConsumer_StaysPaused(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	stream, err := h.js.Stream(t.Context(), h.ns.InStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.PauseConsumer(t.Context(), ConsumerRequests, time.Now().Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if err := Setup(t.Context(), h.js, h.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
+		t.Fatal(err)
+	}
+	consumer, err := stream.Consumer(t.Context(), ConsumerRequests)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !consumer.CachedInfo().Paused {
+		t.Error("the consumer is no longer paused")
+	}
+}

@@ -74,7 +74,7 @@ type HoldView struct {
 	HoldID     HoldID `json:"hold_id"`
 	State      State  `json:"state"`
 	RequestKey string `json:"request_key"`
-	UserID     string `json:"user_id"`
+	UserID     string `json:"user_id,omitzero"` // "" when it is hidden
 	SlotSelection
 	Quantity  int64          `json:"quantity"`
 	Metadata  jsontext.Value `json:"metadata,omitzero"`
@@ -107,9 +107,5 @@ func (s *Service) GetHold(ctx context.Context, id HoldID) (view HoldView, found 
 	if hold.State == Held && !now.Before(hold.ExpiresAt.Time) {
 		hold.State = Expired
 	}
-	return HoldView{
-		ResourceID: id.Resource, HoldID: id, State: hold.State, RequestKey: hold.RequestKey, UserID: hold.User,
-		SlotSelection: hold.Selection, Quantity: hold.Quantity, Metadata: hold.Metadata,
-		CreatedAt: hold.CreatedAt, ExpiresAt: hold.ExpiresAt,
-	}, true, nil
+	return hold.view(), true, nil
 }

@@ -48,6 +48,9 @@ var (
 	scriptAvailability = load("availability", allowOOM)
 	scriptShow         = load("show", noWrites)
 	scriptAgenda       = load("agenda", noWrites)
+	scriptList         = load("list", noWrites)
+	scriptCount        = load("count", noWrites)
+	scriptLive         = load("live", noWrites)
 )
 
 // packMax is the maximum number of calls in one run. Other clients of Redis wait until the run

@@ -1,0 +1,239 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/go-json-experiment/json"
+
+	"holdfast/internal/client"
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+// hold is the commands that show holds.
+type hold struct {
+	Show    holdShow    `cmd:"" help:"Show a hold."`
+	List    holdList    `cmd:"" help:"List the live holds of a resource."`
+	History holdHistory `cmd:"" help:"Show what happened to a hold."`
+}
+
+// Help implements kong's detailed help.
+func (*hold) Help() string {
+	return `Examples:
+
+  publisher hold list --resource-id deluxe
+  publisher hold history --hold-id deluxe.0198f0c2a1b47c3d8e4f5a6b7c8d9e0f`
+}
+
+// revealFlag asks for private data.
+type revealFlag struct {
+	Reveal bool   `help:"Show the user and metadata, and in a history the whole data of events. The worker logs that."`
+	Who    string `env:"HOLDFAST_WHO" placeholder:"NAME" help:"Operator name, which the worker logs with --reveal. Default: user@host."`
+}
+
+// who returns the name of the operator.
+func (r *revealFlag) who() string { return (&operatorFlags{Who: r.Who}).operator() }
+
+// holdShow shows one hold.
+type holdShow struct {
+	HoldID     holds.HoldID `required:"" placeholder:"H" help:"The hold."`
+	revealFlag `embed:""`
+}
+
+// Help implements kong's detailed help.
+func (*holdShow) Help() string {
+	return `Shows a hold and its state while it is remembered, by default for a day after its end. A worker
+answers the query.
+
+Example:
+
+  publisher hold show --hold-id deluxe.0198f0c2a1b47c3d8e4f5a6b7c8d9e0f`
+}
+
+// Run prints the hold.
+func (c *holdShow) Run(ctx context.Context, p *program) error {
+	return p.ask(ctx, func(ctx context.Context, cl *client.Client) error {
+		found, body, err := cl.Hold(ctx, c.HoldID, c.Reveal, c.who())
+		if err != nil {
+			return err
+		}
+		if p.json() {
+			return p.printJSON(body)
+		}
+		data, err := membersOf(body)
+		if err != nil {
+			return err
+		}
+		return p.print(page("hold "+string(found.State), data))
+	})
+}
+
+// holdList lists live holds.
+type holdList struct {
+	ResourceID string `required:"" placeholder:"R" help:"The resource."`
+	UserID     string `placeholder:"U" help:"Only holds of this user."`
+	State      string `enum:",held,confirming" default:"" help:"Only holds in this state: held, or confirming while they are being paid for."`
+	Limit      int    `default:"50" help:"Number of holds of a page, 1 to 500."`
+	After      string `placeholder:"ID" help:"List the page after this place, which the previous page printed."`
+	revealFlag `embed:""`
+}
+
+// Help implements kong's detailed help.
+func (*holdList) Help() string {
+	return `Lists the live holds of a resource in the order of their deadlines. A worker answers the query. -o
+json prints {resource_id, holds, next}: with next as --after follows the next page.
+
+Examples:
+
+  publisher hold list --resource-id deluxe
+  publisher hold list --resource-id deluxe --user-id ann --reveal -o json`
+}
+
+// Run prints a page of the holds.
+func (c *holdList) Run(ctx context.Context, p *program) error {
+	return p.ask(ctx, func(ctx context.Context, cl *client.Client) error {
+		found, body, err := cl.Holds(ctx, events.HoldsQuery{
+			ResourceID: c.ResourceID, UserID: c.UserID, State: holds.State(c.State), Limit: c.Limit, After: c.After,
+			Reveal: c.Reveal,
+		}, c.who())
+		if err != nil {
+			return err
+		}
+		if p.json() {
+			return p.printJSON(body)
+		}
+		columns := []string{"hold", "state", "expires_at", "quantity", "slots"}
+		if c.Reveal {
+			columns = append(columns, "user")
+		}
+		out := p.newList(columns, columns)
+		for _, h := range found.Holds {
+			slots, err := json.Marshal(h.SlotSelection)
+			if err != nil {
+				return fmt.Errorf("encode slots: %w", err)
+			}
+			row := []string{h.HoldID.String(), string(h.State), h.ExpiresAt.Format(holds.TimeFormat),
+				strconv.FormatInt(h.Quantity, 10), string(slots)}
+			if c.Reveal {
+				row = append(row, h.UserID)
+			}
+			out.addRow(row...)
+		}
+		if err := out.end("no live holds"); err != nil {
+			return err
+		}
+		if found.Next != "" {
+			p.reportf("there may be more, see --after %s", found.Next)
+		}
+		return nil
+	})
+}
+
+// holdHistory shows what happened to a hold.
+type holdHistory struct {
+	HoldID     holds.HoldID `required:"" placeholder:"H" help:"The hold."`
+	revealFlag `embed:""`
+}
+
+// Help implements kong's detailed help.
+func (*holdHistory) Help() string {
+	return `Shows the events, outcomes and dead letters of a hold and its rows in Postgres, in the order of
+time. A worker answers the query. -o json prints {hold_id, hold, entries, partial}.
+
+Example:
+
+  publisher hold history --hold-id deluxe.0198f0c2a1b47c3d8e4f5a6b7c8d9e0f`
+}
+
+// Run prints the history.
+func (c *holdHistory) Run(ctx context.Context, p *program) error {
+	return p.ask(ctx, func(ctx context.Context, cl *client.Client) error {
+		found, body, err := cl.History(ctx, c.HoldID, c.Reveal, c.who())
+		if err != nil {
+			return err
+		}
+		if p.json() {
+			return p.printJSON(body)
+		}
+		columns := []string{"at", "what", "name", "reason", "data"}
+		out := p.newList(columns, columns)
+		for _, e := range found.Entries {
+			out.addRow(e.At.Format(holds.TimeFormat), e.Kind, e.Name, e.Reason, string(e.Data))
+		}
+		if err := out.end("nothing is stored about this hold"); err != nil {
+			return err
+		}
+		if found.Partial != "" {
+			p.reportf("incomplete: %s", found.Partial)
+		}
+		return nil
+	})
+}
+
+// inventoryList lists resources.
+type inventoryList struct {
+	Prefix string `placeholder:"P" help:"Only resources whose ids begin with this."`
+	Limit  int    `default:"50" help:"Number of resources of a page, 1 to 500."`
+	After  string `placeholder:"R" help:"List the page after this resource: the last one of the previous page."`
+}
+
+// Help implements kong's detailed help.
+func (*inventoryList) Help() string {
+	return `Lists the resources that have inventory, each with the sums over its slots and its number of live
+holds. A worker answers the query. -o json prints {resources, next}.
+
+Example:
+
+  publisher inventory list --prefix room-`
+}
+
+// Run prints a page of the resources.
+func (c *inventoryList) Run(ctx context.Context, p *program) error {
+	return p.ask(ctx, func(ctx context.Context, cl *client.Client) error {
+		found, body, err := cl.Resources(ctx, events.ResourcesQuery{Prefix: c.Prefix, Limit: c.Limit, After: c.After})
+		if err != nil {
+			return err
+		}
+		if p.json() {
+			return p.printJSON(body)
+		}
+		columns := []string{"resource", "slots", "capacity", "reserved", "live holds"}
+		out := p.newList(columns, columns)
+		for _, r := range found.Resources {
+			number := func(n int64) string { return strconv.FormatInt(n, 10) }
+			out.addRow(r.ResourceID, number(r.Slots), number(r.Capacity), number(r.Reserved), number(r.LiveHolds))
+		}
+		if err := out.end("no resources"); err != nil {
+			return err
+		}
+		if found.Next != "" {
+			p.reportf("there are more, see --after %s", found.Next)
+		}
+		return nil
+	})
+}
+
+// ask connects and sends a query within the timeout. It turns the refusal of a query into the error
+// that the exit code needs.
+func (p *program) ask(ctx context.Context, query func(context.Context, *client.Client) error) error {
+	cl, disconnect, err := p.connect()
+	if err != nil {
+		return err
+	}
+	defer disconnect()
+	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
+	defer cancel()
+	err = query(ctx, cl)
+	refused, isRefused := errors.AsType[*client.RefusedQueryError](err)
+	switch {
+	case isRefused && refused.Status == http.StatusBadRequest:
+		return misused("%s", refused.Reason)
+	case errors.Is(err, client.ErrNoWorker):
+		return fmt.Errorf("%w: is a worker running in namespace %s?", err, p.Namespace)
+	}
+	return err
+}

@@ -1,0 +1,281 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+
+	"holdfast/internal/client"
+	"holdfast/internal/events"
+	"holdfast/internal/version"
+)
+
+// API has the settings of the endpoints under /v1.
+type API struct {
+	APIAddr      string `name:"api-addr" env:"HOLDFAST_API_ADDR" placeholder:"ADDR" help:"Address that serves the queries under /v1. Default: the same as --http-addr."`
+	APITokenFile string `name:"api-token-file" env:"HOLDFAST_API_TOKEN_FILE" placeholder:"FILE" help:"File with the token that every request of /v1 must have: Authorization: Bearer TOKEN. It is read for each request, so a changed token counts at once."`
+	APIInsecure  bool   `name:"api-insecure" env:"HOLDFAST_API_INSECURE" help:"Serve /v1 without a token also beyond loopback, where everyone on the network may then query holds."`
+}
+
+// apiTokenMin is the length of the shortest token, in bytes.
+const apiTokenMin = 16
+
+// listeners are the open addresses of a worker.
+type listeners struct {
+	operations net.Listener
+	api        net.Listener // nil when operations serves /v1 too
+}
+
+// listenAPI opens the address of /v1, unless it is that of the operations. It returns a usage error
+// if /v1 would be open to the network without a token.
+func (a *API) listenAPI(operations net.Listener) (l listeners, err error) {
+	l.operations = operations
+	setting, at := "--http-addr", operations
+	if a.APIAddr != "" {
+		if l.api, err = net.Listen("tcp", a.APIAddr); err != nil {
+			return l, fmt.Errorf("--api-addr: %w", err)
+		}
+		setting, at = "--api-addr", l.api
+	}
+	if err := a.checkAPI(setting, at.Addr()); err != nil {
+		l.close()
+		return listeners{}, err
+	}
+	return l, nil
+}
+
+// checkAPI returns a usage error if /v1 needs a token that is not given or not usable.
+func (a *API) checkAPI(setting string, addr net.Addr) error {
+	if a.APITokenFile != "" {
+		_, err := readToken(a.APITokenFile)
+		return err
+	}
+	tcp, isTCP := addr.(*net.TCPAddr)
+	if a.APIInsecure || isTCP && tcp.IP.IsLoopback() {
+		return nil
+	}
+	return misused("%s %s serves /v1 beyond loopback without a token: give --api-token-file FILE, or serve /v1 on "+
+		"loopback with --api-addr 127.0.0.1:8081, or accept it with --api-insecure", setting, addr)
+}
+
+// close closes the address of /v1. The operations address belongs to the caller of listenAPI.
+func (l listeners) close() {
+	if l.api != nil {
+		_ = l.api.Close() // the HTTP server may have closed it
+	}
+}
+
+// readToken reads the token in a file, without the white space around it.
+func readToken(file string) ([]byte, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, misused("--api-token-file: %v", err)
+	}
+	token := bytes.TrimSpace(text)
+	if len(token) < apiTokenMin {
+		return nil, misused("--api-token-file %s: the token has %d bytes, want at least %d", file, len(token), apiTokenMin)
+	}
+	return token, nil
+}
+
+// unauthorized is the answer to a request without the token.
+var unauthorized = events.Problem{
+	Status: http.StatusUnauthorized, Reason: "unauthorized", Detail: "send the token of this worker: Authorization: Bearer TOKEN",
+}
+
+// The other answers of /v1 to requests that are no queries.
+var (
+	readOnly = events.Problem{
+		Status: http.StatusMethodNotAllowed, Reason: "method_not_allowed", Detail: "the queries under /v1 only read: use GET",
+	}
+	unknownPath = events.Problem{
+		Status: http.StatusNotFound, Reason: "unknown_path", Detail: "no such query; / lists them",
+	}
+	noToken = events.Problem{
+		Status: http.StatusServiceUnavailable, Reason: "unavailable", Detail: "the token file of this worker cannot be read",
+	}
+)
+
+// protected returns a handler that requires the token, if there is one, and refuses every method
+// that does not read.
+func (s *server) protected(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Cache-Control", "no-store")
+		if s.api.APITokenFile != "" {
+			token, err := readToken(s.api.APITokenFile)
+			if err != nil {
+				s.log.Error().Err(err).Msg("api token unreadable, request refused")
+				s.answer(w, noToken.Status, noToken)
+				return
+			}
+			if !bears(r, token) {
+				w.Header().Set("WWW-Authenticate", `Bearer realm="holdfast"`)
+				s.answer(w, unauthorized.Status, unauthorized)
+				return
+			}
+		}
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			w.Header().Set("Allow", "GET, HEAD")
+			s.answer(w, readOnly.Status, readOnly)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// bears reports, in a time that does not depend on the token, whether a request has it.
+func bears(r *http.Request, token []byte) bool {
+	scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	want, got := sha256.Sum256(token), sha256.Sum256([]byte(strings.TrimSpace(given)))
+	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(want[:], got[:]) == 1
+}
+
+// requester describes who sent a request, for the log: the address, and the begin of the hash of the
+// token.
+func requester(r *http.Request) string {
+	who := r.RemoteAddr
+	if _, token, found := strings.Cut(r.Header.Get("Authorization"), " "); found {
+		sum := sha256.Sum256([]byte(strings.TrimSpace(token)))
+		who += " token " + hex.EncodeToString(sum[:4])
+	}
+	return who
+}
+
+// apiHandler returns the handler of /v1.
+func (s *server) apiHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/availability", s.query(s.availability))
+	mux.HandleFunc("GET /v1/holds", s.query(s.holds))
+	mux.HandleFunc("GET /v1/holds/{hold_id}", s.query(s.hold))
+	mux.HandleFunc("GET /v1/holds/{hold_id}/history", s.query(s.history))
+	mux.HandleFunc("GET /v1/resources", s.query(s.resources))
+	mux.HandleFunc("GET /v1/stats", s.query(s.stats))
+	mux.HandleFunc("GET /v1/dead-letters", s.query(s.deadLetters))
+	mux.HandleFunc("/v1/", func(w http.ResponseWriter, _ *http.Request) {
+		s.answer(w, unknownPath.Status, unknownPath)
+	})
+	return s.protected(mux)
+}
+
+func (s *server) availability(ctx context.Context, r *http.Request) (any, error) {
+	resource, selection, err := events.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, err
+	}
+	return events.GetAvailability(ctx, s.reader, resource, selection)
+}
+
+func (s *server) hold(ctx context.Context, r *http.Request) (any, error) {
+	reveal, err := s.reveals(r)
+	if err != nil {
+		return nil, err
+	}
+	hold, err := events.GetHold(ctx, s.reader, r.PathValue("hold_id"))
+	if err != nil || reveal {
+		return hold, err
+	}
+	return events.Hidden(hold), nil
+}
+
+func (s *server) holds(ctx context.Context, r *http.Request) (any, error) {
+	q, err := events.ParseHoldsQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, err
+	}
+	if q.Reveal {
+		s.logReveal(r)
+	}
+	return s.inquiry.Holds(ctx, q)
+}
+
+func (s *server) history(ctx context.Context, r *http.Request) (any, error) {
+	reveal, err := s.reveals(r)
+	if err != nil {
+		return nil, err
+	}
+	return s.inquiry.History(ctx, r.PathValue("hold_id"), reveal)
+}
+
+func (s *server) resources(ctx context.Context, r *http.Request) (any, error) {
+	q, err := events.ParseResourcesQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, err
+	}
+	return s.inquiry.Resources(ctx, q)
+}
+
+// reveals reports whether a request asks for private data, and logs it.
+func (s *server) reveals(r *http.Request) (bool, error) {
+	reveal, err := events.ParseReveal(r.URL.RawQuery)
+	if reveal {
+		s.logReveal(r)
+	}
+	return reveal, err
+}
+
+func (s *server) logReveal(r *http.Request) {
+	s.log.Info().Str("what", r.URL.Path).Str("who", requester(r)).Str("via", "http").Msg("private data revealed")
+}
+
+// workerStats is the answer of /v1/stats: the state of the namespace, and of the worker that
+// answers.
+type workerStats struct {
+	Worker    string   `json:"worker"`
+	Version   string   `json:"version"`
+	Namespace string   `json:"namespace"`
+	Ready     bool     `json:"ready"`
+	Reasons   []string `json:"reasons"` // why it is not ready, as in /readyz
+	events.Stats
+}
+
+func (s *server) stats(ctx context.Context, r *http.Request) (any, error) {
+	if err := events.ParseNoQuery(r.URL.RawQuery); err != nil {
+		return nil, err
+	}
+	stats, err := s.inquiry.Stats(ctx)
+	if err != nil {
+		return nil, err
+	}
+	ready := s.readiness(ctx)
+	return workerStats{workerName(), version.Line("worker"), s.namespace, ready.Ready, ready.Reasons, stats}, nil
+}
+
+// deadLettersPage is the answer of /v1/dead-letters, oldest first.
+type deadLettersPage struct {
+	DeadLetters []*events.DeadLetter `json:"dead_letters"`
+	Next        uint64               `json:"next,omitzero"` // the value of after for the next page; 0 at the end
+}
+
+func (s *server) deadLetters(ctx context.Context, r *http.Request) (any, error) {
+	q, err := events.ParseDeadLettersQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, err
+	}
+	stored, err := s.client.DeadLetters(ctx)
+	if err != nil {
+		return nil, err
+	}
+	page := deadLettersPage{DeadLetters: []*events.DeadLetter{}}
+	var filter client.DeadLetterFilter
+	if q.Reason != "" {
+		filter.Reasons = []string{q.Reason}
+	}
+	for l, err := range stored.After(ctx, filter, true, q.After) {
+		if err != nil {
+			return nil, err
+		}
+		if len(page.DeadLetters) == q.Limit {
+			page.Next = page.DeadLetters[q.Limit-1].Seq
+			break
+		}
+		page.DeadLetters = append(page.DeadLetters, l)
+	}
+	return page, nil
+}

@@ -1,0 +1,375 @@
+package main
+
+import (
+	"errors"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/client"
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+// getJSON requests a path of a worker and decodes the answer, which must have the status 200.
+func getJSON[T any](t *testing.T, worker *process, path string) (value T) {
+	t.Helper()
+	status, body := worker.get(t, path)
+	if status != http.StatusOK {
+		t.Fatalf("GET %s: %d %s", path, status, body)
+	}
+	if err := json.Unmarshal([]byte(body), &value); err != nil {
+		t.Fatalf("GET %s: %v: %s", path, err, body)
+	}
+	return value
+}
+
+// TestAPIHolds_ManyHolds_ArePagedByDeadline requests live holds page by page, filtered and not.
+func TestAPIHolds_ManyHolds_ArePagedByDeadline(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startWorker()
+	s.setInventory("shoes", holds.SlotSelection{}, 100)
+	var want []string // ids in the order of the deadlines
+	for n := range 7 {
+		user := "ana"
+		if n%2 == 1 {
+			user = "ben"
+		}
+		data := bookingData("shoes", user+strconv.Itoa(n/2), "k"+strconv.Itoa(n), holds.SlotSelection{}, int64(1000+100*n))
+		want = append(want, s.answer(s.publish(events.BookingRequested, "shoes", data)).Subject)
+	}
+	ids := func(query string) (all []string) {
+		for next, pages := "", 0; ; pages++ {
+			page := getJSON[events.HoldsPage](t, worker, "/v1/holds?resource_id=shoes"+query+next)
+			for _, hold := range page.Holds {
+				all = append(all, hold.HoldID.String())
+				if hold.UserID != "" {
+					t.Errorf("the user of %s is shown", hold.HoldID)
+				}
+			}
+			if page.Next == "" || pages == 20 {
+				return all
+			}
+			next = "&after=" + page.Next
+		}
+	}
+	for query, expected := range map[string][]string{
+		"&limit=3": want, "&limit=7": want, "": want, "&state=held&limit=2": want, "&state=confirming": nil,
+		"&user_id=ben1&limit=1": {want[3]}, "&after=" + want[4]: want[5:], "&user_id=eve": nil,
+	} {
+		if got := ids(query); strings.Join(got, " ") != strings.Join(expected, " ") {
+			t.Errorf("%s: %v, want %v", query, got, expected)
+		}
+	}
+	// A hold that ends between two pages is no reason to begin again.
+	first := getJSON[events.HoldsPage](t, worker, "/v1/holds?resource_id=shoes&limit=2")
+	s.answer(s.publish(events.BookingCancelled, "shoes", events.BookingCancelledData{HoldID: want[1]}))
+	second := getJSON[events.HoldsPage](t, worker, "/v1/holds?resource_id=shoes&limit=2&after="+first.Next)
+	if len(second.Holds) != 2 || second.Holds[0].HoldID.String() != want[2] {
+		t.Errorf("the page after a hold that ended begins with %v, want %s", second.Holds, want[2])
+	}
+	shown := getJSON[events.HoldsPage](t, worker, "/v1/holds?resource_id=shoes&limit=1&reveal=true")
+	if shown.Holds[0].UserID != "ana0" || !strings.Contains(worker.log.String(), "private data revealed") {
+		t.Errorf("revealed: %+v", shown.Holds[0])
+	}
+}
+
+// TestAPIHistory_PaidHold_HasEverything requests the history of a hold that was extended by mistake,
+// paid, and cancelled.
+func TestAPIHistory_PaidHold_HasEverything(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startWorker()
+	s.setInventory("hall", seat, 1)
+	data := bookingData("hall", "ana", "k1", seat, 3600)
+	data.Metadata = []byte(`{"cart":"secret-cart"}`)
+	id := s.answer(s.publish(events.BookingRequested, "hall", data)).Subject
+	malformed := s.publish(events.BookingExtended, "hall", map[string]any{"hold_id": id, "ttl_seconds": "x"})
+	s.awaitDeadLetter(malformed)
+	s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: id, PaymentID: "p1"}))
+	s.answer(s.publish(events.ReservationCancelled, "hall", events.ReservationCancelledData{HoldID: id}))
+	other := bookingData("hall", "ben", "k2", seat, 3600)
+	s.answer(s.publish(events.BookingRequested, "hall", other)) // another hold's history
+
+	history := getJSON[events.History](t, worker, "/v1/holds/"+id+"/history")
+	var got []string
+	for _, e := range history.Entries {
+		got = append(got, e.Kind+" "+e.Name)
+	}
+	have := "\n" + strings.Join(got, "\n") + "\n"
+	for _, want := range []string{
+		"event booking.requested", "outcome hold.created", "event booking.extended", "dead_letter malformed",
+		"event payment.confirmed", "payment confirmed", "reservation confirmed", "outcome hold.confirmed",
+		"event reservation.cancelled", "reservation cancelled", "outcome reservation.cancelled",
+	} {
+		if strings.Count(have, "\n"+want+"\n") != 1 {
+			t.Errorf("the history has not one %q:%s", want, have)
+		}
+	}
+	if len(got) != 11 || history.Partial != "" || history.Hold == nil || history.Hold.State != holds.Confirmed {
+		t.Errorf("history: %d entries, %q, %+v%s", len(got), history.Partial, history.Hold, have)
+	}
+	if got[0] != "event booking.requested" {
+		t.Errorf("it begins with %s", got[0])
+	}
+	private := regexp.MustCompile(`ana|secret-cart`)
+	if _, body := worker.get(t, "/v1/holds/"+id+"/history"); private.MatchString(body) {
+		t.Errorf("it shows private data: %s", body)
+	}
+	if _, body := worker.get(t, "/v1/holds/"+id+"/history?reveal=true"); !strings.Contains(body, "secret-cart") {
+		t.Errorf("revealed, it lacks private data: %s", body)
+	}
+	if log := worker.log.String(); !strings.Contains(log, "private data revealed") || !strings.Contains(log, id+"/history") {
+		t.Error("the revelation is not logged")
+	}
+}
+
+// awaitDeadLetter waits until an event is dead-lettered.
+func (s *harness) awaitDeadLetter(eventID string) {
+	s.t.Helper()
+	stored, err := s.client.DeadLetters(s.t.Context())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.await("a dead letter of "+eventID, func([]events.Envelope, []nats.Header) bool {
+		for l, err := range stored.All(s.t.Context(), client.DeadLetterFilter{}, true) {
+			if err == nil && l.EventID == eventID {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// TestAPI_OtherQueries_Answer requests the other queries, and what they refuse.
+func TestAPI_OtherQueries_Answer(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startWorker()
+	for _, name := range []string{"room-1", "room-2", "room-3", "shoes"} {
+		s.setInventory(name, holds.SlotSelection{Slots: []string{"A", "B"}}, 2)
+	}
+	s.answer(s.publish(events.BookingRequested, "room-2",
+		bookingData("room-2", "ana", "k1", holds.SlotSelection{Slots: []string{"A"}}, 3600)))
+	s.awaitDeadLetter(s.publish(events.BookingExtended, "room-2", map[string]any{"hold_id": 1}))
+
+	first := getJSON[events.ResourcesPage](t, worker, "/v1/resources?prefix=room&limit=2")
+	if len(first.Resources) != 2 || first.Resources[1].ResourceID != "room-2" || first.Resources[1].LiveHolds != 1 ||
+		first.Resources[0].Capacity != 4 || first.Resources[0].Slots != 2 || first.Next != "room-2" {
+		t.Errorf("resources: %+v", first)
+	}
+	second := getJSON[events.ResourcesPage](t, worker, "/v1/resources?prefix=room&limit=2&after="+first.Next)
+	if len(second.Resources) != 1 || second.Resources[0].ResourceID != "room-3" || second.Next != "" {
+		t.Errorf("the next resources: %+v", second)
+	}
+	stats := getJSON[workerStats](t, worker, "/v1/stats")
+	if !stats.Ready || len(stats.Consumers) != 3 || len(stats.Streams) != 4 || stats.LiveHolds == nil ||
+		stats.LiveHolds.Total != 1 || stats.LiveHolds.Hottest[0].ResourceID != "room-2" ||
+		stats.DeadLetters.ByReason["malformed"] != 1 || stats.DeadLetters.Total != 1 {
+		t.Errorf("stats: %+v", stats)
+	}
+	found := getJSON[deadLettersPage](t, worker, "/v1/dead-letters?reason=malformed")
+	if len(found.DeadLetters) != 1 || found.DeadLetters[0].Reason != "malformed" {
+		t.Errorf("dead letters: %+v", found)
+	}
+	if none := getJSON[deadLettersPage](t, worker, "/v1/dead-letters?reason=poison"); len(none.DeadLetters) != 0 {
+		t.Errorf("dead letters of another reason: %+v", none)
+	}
+	for path, want := range map[string]string{
+		"/v1/holds": "400 resource_id",
+		"/v1/holds?resource_id=shoes&state=expired": "400 state: must be held or confirming",
+		"/v1/holds?resource_id=shoes&limit=0":       "400 limit: must be a whole number from 1 to 500",
+		"/v1/holds?resource_id=shoes&limit=501":     "400 limit",
+		"/v1/holds?resource_id=shoes&after=x":       "400 after: not a place",
+		"/v1/holds?resource_id=shoes&colour=red":    "400 colour: unknown parameter",
+		"/v1/holds?resource_id=shoes&reveal=yes":    "400 reveal: must be true or false",
+		"/v1/holds/nonsense/history":                "400 hold id",
+		"/v1/holds/hall." + zeros + "/history":      "404 unknown_hold",
+		"/v1/resources?limit=x":                     "400 limit",
+		"/v1/stats?x=1":                             "400 x: unknown parameter",
+		"/v1/dead-letters?reason=other":             "400 reason: must be one of",
+		"/v1/dead-letters?after=-1":                 "400 after",
+		"/v1/nothing":                               "404 unknown_path",
+	} {
+		status, body := worker.get(t, path)
+		if code, text, _ := strings.Cut(want, " "); strconv.Itoa(status) != code || !strings.Contains(body, text) {
+			t.Errorf("GET %s: %d %s, want %s", path, status, body, want)
+		}
+	}
+	for _, method := range []string{http.MethodPost, http.MethodDelete, http.MethodPut} {
+		status, header := request(t, method, "http://"+worker.http+"/v1/stats", "")
+		if status != http.StatusMethodNotAllowed || header.Get("Allow") != "GET, HEAD" {
+			t.Errorf("%s: %d", method, status)
+		}
+	}
+	if status, _ := request(t, http.MethodHead, "http://"+worker.http+"/v1/stats", ""); status != http.StatusOK {
+		t.Errorf("HEAD: %d", status)
+	}
+}
+
+const zeros = "00000000000000000000000000000000"
+
+// request sends a request with a token, unless that is "", and returns the head of the answer.
+func request(t *testing.T, method, url, token string) (status int, header http.Header) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer http.DefaultClient.CloseIdleConnections()
+	if err := response.Body.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return response.StatusCode, response.Header
+}
+
+// TestAPIToken_OwnAddress_IsRequired serves /v1 on an address of its own with a token, which changes
+// while the worker runs.
+func TestAPIToken_OwnAddress_IsRequired(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	file := filepath.Join(t.TempDir(), "token")
+	write := func(token string) {
+		if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("first-token-of-this-test")
+	worker := s.startWorker("HOLDFAST_API_ADDR=127.0.0.1:0", "HOLDFAST_API_TOKEN_FILE="+file)
+	found := regexp.MustCompile(`"api_addr":"([^"]+)"`).FindStringSubmatch(worker.log.String())
+	if found == nil {
+		t.Fatal("the address of /v1 is not logged")
+	}
+	stats, operations := "http://"+found[1]+"/v1/stats", "http://"+worker.http
+	status := func(url, token string) int {
+		code, _ := request(t, http.MethodGet, url, token)
+		return code
+	}
+	check := func(what string, got, want int) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%s: %d, want %d", what, got, want)
+		}
+	}
+	code, header := request(t, http.MethodGet, stats, "")
+	check("no token", code, http.StatusUnauthorized)
+	if !strings.HasPrefix(header.Get("WWW-Authenticate"), "Bearer") {
+		t.Errorf("401 has the header %v", header)
+	}
+	check("another token", status(stats, "second-token-of-this-test"), http.StatusUnauthorized)
+	check("the token", status(stats, "first-token-of-this-test"), http.StatusOK)
+	write("second-token-of-this-test")
+	check("the old token", status(stats, "first-token-of-this-test"), http.StatusUnauthorized)
+	check("the new token", status(stats, "second-token-of-this-test"), http.StatusOK)
+	check("/healthz on the address of /v1", status("http://"+found[1]+"/healthz", "second-token-of-this-test"),
+		http.StatusNotFound)
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	check("no token file", status(stats, "second-token-of-this-test"), http.StatusServiceUnavailable)
+	check("/v1 on the operations address", status(operations+"/v1/stats", ""), http.StatusNotFound)
+	check("/healthz", status(operations+"/healthz", ""), http.StatusOK)
+	check("/metrics", status(operations+"/metrics", ""), http.StatusOK)
+}
+
+// TestListenAPI_BeyondLoopback_NeedsToken checks which settings a worker refuses at its start.
+func TestListenAPI_BeyondLoopback_NeedsToken(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("a-token-of-sixteen-bytes"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	short := filepath.Join(t.TempDir(), "short")
+	if err := os.WriteFile(short, []byte("short\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		http string
+		api  API
+		want string // a part of the error, "" for none
+	}{
+		{"127.0.0.1:0", API{}, ""},
+		{"0.0.0.0:0", API{}, "--api-token-file"},
+		{"0.0.0.0:0", API{APIInsecure: true}, ""},
+		{"0.0.0.0:0", API{APITokenFile: file}, ""},
+		{"0.0.0.0:0", API{APIAddr: "127.0.0.1:0"}, ""},
+		{"127.0.0.1:0", API{APIAddr: "0.0.0.0:0"}, "--api-addr"},
+		{"127.0.0.1:0", API{APIAddr: "0.0.0.0:0", APITokenFile: file}, ""},
+		{"127.0.0.1:0", API{APITokenFile: file + "-missing"}, "--api-token-file"},
+		{"127.0.0.1:0", API{APITokenFile: short}, "at least 16"},
+	} {
+		operations, err := net.Listen("tcp", c.http)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := c.api.listenAPI(operations)
+		all.close()
+		_ = operations.Close()
+		var refusal string
+		if err != nil {
+			refusal = err.Error()
+		}
+		if (c.want == "") != (err == nil) || !strings.Contains(refusal, c.want) {
+			t.Errorf("%s %+v: %v, want an error with %q", c.http, c.api, err, c.want)
+		}
+	}
+}
+
+// TestQueryService_OperatorsQueries_AnswerLikeHTTP sends by NATS the queries that publisher sends.
+func TestQueryService_OperatorsQueries_AnswerLikeHTTP(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startWorker()
+	s.setInventory("hall", seat, 1)
+	text := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 3600))).Subject
+	id, err := holds.ParseHoldID(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	for _, reveal := range []bool{false, true} {
+		user := ""
+		if reveal {
+			user = "ana"
+		}
+		shown, _, err := s.client.Hold(ctx, id, reveal, "eve@desk")
+		if err != nil || shown.HoldID != id || shown.UserID != user {
+			t.Errorf("hold: %+v %v, want the user %q", shown, err, user)
+		}
+		page, _, err := s.client.Holds(ctx, events.HoldsQuery{ResourceID: "hall", Limit: 5, Reveal: reveal}, "eve@desk")
+		if err != nil || len(page.Holds) != 1 || page.Holds[0].UserID != user {
+			t.Errorf("holds: %+v %v, want the user %q", page, err, user)
+		}
+		history, body, err := s.client.History(ctx, id, reveal, "eve@desk")
+		if err != nil || len(history.Entries) != 2 || strings.Contains(string(body), "ana") != reveal {
+			t.Errorf("history: %s %v", body, err)
+		}
+	}
+	if n := strings.Count(worker.log.String(), `"who":"eve@desk"`); n != 3 {
+		t.Errorf("%d revelations are logged, want 3", n)
+	}
+	resources, _, err := s.client.Resources(ctx, events.ResourcesQuery{Prefix: "h", Limit: 5})
+	if err != nil || len(resources.Resources) != 1 || resources.Resources[0].LiveHolds != 1 {
+		t.Errorf("resources: %+v %v", resources, err)
+	}
+	_, _, err = s.client.Holds(ctx, events.HoldsQuery{ResourceID: "hall", Limit: 501}, "")
+	if refused, is := errors.AsType[*client.RefusedQueryError](err); !is || refused.Status != http.StatusBadRequest {
+		t.Errorf("a limit of 501: %v", err)
+	}
+}

@@ -1,0 +1,400 @@
+package events
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/holds"
+)
+
+// The bounds of the pages of lists.
+const (
+	pageDefault = 50
+	PageMax     = 500 // entries
+
+	confirmingMax = 200 // holds that are being paid for, on one resource
+)
+
+// Querier reads Redis for operators: *holds.Service.
+type Querier interface {
+	HoldQuerier
+	ListHolds(ctx context.Context, resource string, after holds.Place, user string, limit int) (
+		page []holds.HoldView, next *holds.Place, err error)
+	CountHolds(ctx context.Context, resources []string) ([]int64, error)
+	CountLive(ctx context.Context, top int) (holds.LiveCounts, error)
+}
+
+// Ledger reads Postgres for operators: *store.Store.
+type Ledger interface {
+	HoldRows(ctx context.Context, id holds.HoldID, paymentsMax int) (*holds.ReservationRow, []holds.PaymentRow, error)
+	Resources(ctx context.Context, prefix, after string, limit int) ([]holds.ResourceRow, error)
+}
+
+// Inquiry answers the questions of operators: which holds are live, what happened to a hold, which
+// resources exist, how much waits. HTTP and NATS share it. It changes nothing, and each answer reads
+// a bounded amount. Its methods may be called concurrently.
+type Inquiry struct {
+	js      jetstream.JetStream
+	ns      Namespace
+	querier Querier
+	ledger  Ledger
+
+	mu      sync.Mutex
+	samples []rateSample // of earlier calls of Stats, oldest first
+	live    liveSample
+}
+
+// NewInquiry returns the Inquiry of a namespace.
+func NewInquiry(js jetstream.JetStream, ns Namespace, q Querier, l Ledger) *Inquiry {
+	return &Inquiry{js: js, ns: ns, querier: q, ledger: l}
+}
+
+// HoldsQuery asks for live holds.
+type HoldsQuery struct {
+	ResourceID string
+	UserID     string      // "" for all users
+	State      holds.State // holds.Held, holds.Confirming, or "" for both
+	Limit      int         // 1 to PageMax
+	After      string      // HoldsPage.Next or the id of a hold; "" for the first page
+	Reveal     bool        // user ids and metadata
+}
+
+// HoldsPage is a page of live holds, in the order of their deadlines. A page may have fewer holds
+// than were asked for, even none, and a next page.
+type HoldsPage struct {
+	ResourceID string           `json:"resource_id"`
+	Holds      []holds.HoldView `json:"holds"`
+	Next       string           `json:"next,omitzero"` // the value of after for the next page; "" at the end
+}
+
+// ParseHoldsQuery parses the query of a URL: resource_id, user_id, state, limit, after, reveal.
+func ParseHoldsQuery(rawQuery string) (HoldsQuery, error) {
+	r, err := readerOfURL(rawQuery, holdsParameters...)
+	if err != nil {
+		return HoldsQuery{}, err
+	}
+	return r.holdsQuery()
+}
+
+var holdsParameters = []string{"resource_id", "user_id", "state", "limit", "after", "reveal"}
+
+func (r *reader) holdsQuery() (HoldsQuery, error) {
+	q := HoldsQuery{ResourceID: r.resource(), Limit: r.limit(), Reveal: r.reveal()}
+	if r.has("user_id") {
+		q.UserID = r.name("user_id")
+	}
+	if r.has("state") {
+		q.State = holds.State(r.text("state"))
+		if q.State != holds.Held && q.State != holds.Confirming {
+			r.fail("state", "must be held or confirming: no other hold is live")
+		}
+	}
+	if r.has("after") {
+		q.After = r.text("after")
+	}
+	return q, r.err
+}
+
+// Holds returns a page of the live holds of a resource.
+func (i *Inquiry) Holds(ctx context.Context, q HoldsQuery) (HoldsPage, error) {
+	after, err := i.place(ctx, q.ResourceID, q.After)
+	if err != nil {
+		return HoldsPage{}, err
+	}
+	page := HoldsPage{ResourceID: q.ResourceID, Holds: []holds.HoldView{}}
+	var next *holds.Place
+	if q.State != holds.Confirming {
+		found, more, err := i.querier.ListHolds(ctx, q.ResourceID, after, q.UserID, q.Limit)
+		if err != nil {
+			return HoldsPage{}, err
+		}
+		page.Holds, next = append(page.Holds, found...), more
+	}
+	if q.State != holds.Held {
+		paid, err := i.confirming(ctx, q.ResourceID)
+		if err != nil {
+			return HoldsPage{}, err
+		}
+		for _, hold := range paid {
+			at := placeOf(hold)
+			if comparePlaces(at, after) > 0 && (next == nil || comparePlaces(at, *next) <= 0) &&
+				(q.UserID == "" || hold.UserID == q.UserID) {
+				page.Holds = append(page.Holds, hold)
+			}
+		}
+	}
+	slices.SortFunc(page.Holds, func(a, b holds.HoldView) int { return comparePlaces(placeOf(a), placeOf(b)) })
+	page.Holds = slices.CompactFunc(page.Holds, func(a, b holds.HoldView) bool { return a.HoldID == b.HoldID })
+	if len(page.Holds) > q.Limit {
+		page.Holds = page.Holds[:q.Limit]
+		last := placeOf(page.Holds[q.Limit-1])
+		next = &last
+	}
+	if next != nil {
+		page.Next = holds.PlaceText(holds.HoldID{Resource: q.ResourceID, UUID: next.UUID}, next.DeadlineMS)
+	}
+	for n := range page.Holds {
+		if !q.Reveal {
+			page.Holds[n] = Hidden(page.Holds[n])
+		}
+	}
+	return page, nil
+}
+
+// Hidden returns a hold without its user and metadata.
+func Hidden(hold holds.HoldView) holds.HoldView {
+	hold.UserID, hold.Metadata = "", nil
+	return hold
+}
+
+func placeOf(hold holds.HoldView) holds.Place {
+	return holds.Place{DeadlineMS: hold.ExpiresAt.UnixMilli(), UUID: hold.HoldID.UUID}
+}
+
+func comparePlaces(a, b holds.Place) int {
+	return cmp.Or(cmp.Compare(a.DeadlineMS, b.DeadlineMS), strings.Compare(a.UUID, b.UUID))
+}
+
+// place returns the place that the parameter after names. For a hold id alone it is the deadline
+// that the hold has now.
+func (i *Inquiry) place(ctx context.Context, resource, after string) (holds.Place, error) {
+	if after == "" {
+		return holds.Place{}, nil
+	}
+	id, deadline, err := holds.ParsePlace(after)
+	if err == nil && id.Resource != resource {
+		err = errors.New("the hold is of another resource")
+	}
+	if err != nil {
+		return holds.Place{}, malformed("after: %v", err)
+	}
+	if deadline >= 0 {
+		return holds.Place{DeadlineMS: deadline, UUID: id.UUID}, nil
+	}
+	hold, found, err := i.querier.GetHold(ctx, id)
+	switch {
+	case err != nil:
+		return holds.Place{}, err
+	case !found:
+		return holds.Place{}, malformed("after: this hold is no longer remembered, use next of the page before")
+	}
+	return placeOf(hold), nil
+}
+
+// confirming returns the holds of a resource that are being paid for. The payment of such a hold is
+// not acknowledged, so they are found among those payments.
+func (i *Inquiry) confirming(ctx context.Context, resource string) (found []holds.HoldView, err error) {
+	consumer, err := i.js.Consumer(ctx, i.ns.InStream(), ConsumerPayments)
+	if err != nil {
+		return nil, fmt.Errorf("consumer %s: %w", ConsumerPayments, err)
+	}
+	info := consumer.CachedInfo()
+	if info.NumAckPending == 0 {
+		return nil, nil
+	}
+	stream, err := i.js.Stream(ctx, i.ns.InStream())
+	if err != nil {
+		return nil, fmt.Errorf("stream %s: %w", i.ns.InStream(), err)
+	}
+	config := jetstream.OrderedConsumerConfig{
+		FilterSubjects: []string{i.ns.In(PaymentConfirmed, resource)},
+		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: info.AckFloor.Stream + 1,
+	}
+	seen := make(map[holds.HoldID]bool)
+	for m, err := range ReadStream(ctx, stream, config, info.Delivered.Stream) {
+		if err != nil {
+			return nil, fmt.Errorf("read stream %s: %w", i.ns.InStream(), err)
+		}
+		in, err := i.ns.Decode(m.Subject(), m.Headers(), m.Data(), m.Meta.Timestamp)
+		if err != nil || in.Confirm == nil || seen[in.Confirm.Hold] {
+			continue // an event that cannot be decoded is dead-lettered
+		}
+		if seen[in.Confirm.Hold] = true; len(seen) > confirmingMax {
+			break
+		}
+		hold, known, err := i.querier.GetHold(ctx, in.Confirm.Hold)
+		if err != nil {
+			return nil, err
+		}
+		if known && hold.State == holds.Confirming {
+			found = append(found, hold)
+		}
+	}
+	return found, nil
+}
+
+// ResourcesQuery asks for the resources that have inventory.
+type ResourcesQuery struct {
+	Prefix string // of their ids
+	Limit  int    // 1 to PageMax
+	After  string // ResourcesPage.Next; "" for the first page
+}
+
+// Resource is a resource: sums over its slots, and its number of live holds. Holds that are being
+// paid for are not counted.
+type Resource struct {
+	holds.ResourceRow
+	LiveHolds int64 `json:"live_holds"`
+}
+
+// ResourcesPage is a page of resources, in the order of their ids in Postgres.
+type ResourcesPage struct {
+	Resources []Resource `json:"resources"`
+	Next      string     `json:"next,omitzero"` // the value of after for the next page; "" at the end
+}
+
+var resourcesParameters = []string{"prefix", "limit", "after"}
+
+// ParseResourcesQuery parses the query of a URL: prefix, limit, after.
+func ParseResourcesQuery(rawQuery string) (ResourcesQuery, error) {
+	r, err := readerOfURL(rawQuery, resourcesParameters...)
+	if err != nil {
+		return ResourcesQuery{}, err
+	}
+	return r.resourcesQuery()
+}
+
+func (r *reader) resourcesQuery() (q ResourcesQuery, err error) {
+	q.Limit = r.limit()
+	if r.has("prefix") && r.text("prefix") != "" {
+		q.Prefix = r.matching("prefix", holds.ResourcePattern, holds.ValidResource)
+	}
+	if r.has("after") {
+		q.After = r.matching("after", holds.ResourcePattern, holds.ValidResource)
+	}
+	return q, r.err
+}
+
+// Resources returns a page of the resources that have inventory.
+func (i *Inquiry) Resources(ctx context.Context, q ResourcesQuery) (ResourcesPage, error) {
+	rows, err := i.ledger.Resources(ctx, q.Prefix, q.After, q.Limit+1)
+	if err != nil {
+		return ResourcesPage{}, err
+	}
+	page := ResourcesPage{Resources: []Resource{}}
+	if len(rows) > q.Limit {
+		rows = rows[:q.Limit]
+		page.Next = rows[q.Limit-1].ResourceID
+	}
+	names := make([]string, len(rows))
+	for n, row := range rows {
+		names[n] = row.ResourceID
+	}
+	counts, err := i.querier.CountHolds(ctx, names)
+	if err != nil {
+		return ResourcesPage{}, err
+	}
+	for n, row := range rows {
+		page.Resources = append(page.Resources, Resource{row, counts[n]})
+	}
+	return page, nil
+}
+
+// readerOfURL returns the parameters of a URL as members, each a string. It refuses parameters that
+// are not known or repeated.
+func readerOfURL(rawQuery string, known ...string) (*reader, error) {
+	query, err := url.ParseQuery(rawQuery)
+	if err != nil {
+		return nil, malformed("the query is not percent-encoded correctly")
+	}
+	r := &reader{}
+	for name, values := range query {
+		if len(values) > 1 {
+			r.fail(name, "given more than once")
+		}
+		encoded, err := json.Marshal(values[0])
+		if err != nil {
+			return nil, malformed("%s: %v", name, err)
+		}
+		r.members = append(r.members, member{name, encoded})
+	}
+	r.only(known...)
+	return r, r.err
+}
+
+// limit reads the number of entries of a page, written as a number or, as in a URL, as a string.
+func (r *reader) limit() int {
+	if !r.has("limit") {
+		return pageDefault
+	}
+	value, _ := r.get("limit")
+	text := strings.Trim(string(value), `"`)
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > PageMax {
+		r.fail("limit", fmt.Sprintf("must be a whole number from 1 to %d", PageMax))
+	}
+	return n
+}
+
+// reveal reads whether private data is asked for: a boolean, written as one or, as in a URL, as a
+// string.
+func (r *reader) reveal() bool {
+	const name = "reveal"
+	if !r.has(name) {
+		return false
+	}
+	value, _ := r.get(name)
+	switch strings.Trim(string(value), `"`) {
+	case "true":
+		return true
+	case "false":
+	default:
+		r.fail(name, "must be true or false")
+	}
+	return false
+}
+
+// ParseReveal parses the query of a URL: reveal.
+func ParseReveal(rawQuery string) (bool, error) {
+	r, err := readerOfURL(rawQuery, "reveal")
+	if err != nil {
+		return false, err
+	}
+	return r.reveal(), r.err
+}
+
+// ParseNoQuery refuses every parameter.
+func ParseNoQuery(rawQuery string) error {
+	_, err := readerOfURL(rawQuery)
+	return err
+}
+
+// DeadLettersQuery asks for dead letters.
+type DeadLettersQuery struct {
+	Reason string // "" for all
+	Limit  int    // 1 to PageMax
+	After  uint64 // a sequence in the stream of dead letters; 0 for the first page
+}
+
+// dlqReasons are the reasons of dead letters, in the order in which they are checked.
+var dlqReasons = []string{ReasonTooLarge, ReasonMalformed, ReasonUnknownType, ReasonSubjectMismatch, ReasonPoison}
+
+// ParseDeadLettersQuery parses the query of a URL: reason, limit, after.
+func ParseDeadLettersQuery(rawQuery string) (q DeadLettersQuery, err error) {
+	r, err := readerOfURL(rawQuery, "reason", "limit", "after")
+	if err != nil {
+		return q, err
+	}
+	q.Limit = r.limit()
+	if r.has("reason") {
+		if q.Reason = r.text("reason"); !slices.Contains(dlqReasons, q.Reason) {
+			r.fail("reason", "must be one of "+strings.Join(dlqReasons, ", "))
+		}
+	}
+	if r.has("after") {
+		if q.After, err = strconv.ParseUint(r.text("after"), 10, 64); err != nil {
+			r.fail("after", "must be a sequence number")
+		}
+	}
+	return q, r.err
+}

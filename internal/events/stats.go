@@ -1,0 +1,230 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/holds"
+)
+
+const (
+	rateWindow   = 10 * time.Second // over which rates are measured
+	rateSpacing  = time.Second      // between two samples
+	liveFor      = 2 * time.Second  // for which a count of live holds is used again
+	hottestShown = 10
+)
+
+// rateSample is the end of the streams at a moment.
+type rateSample struct {
+	at      time.Time
+	in, out uint64
+}
+
+// liveSample is the last count of live holds.
+type liveSample struct {
+	at     time.Time
+	counts holds.LiveCounts
+}
+
+// Stats is the state of a namespace, as one worker sees it.
+type Stats struct {
+	At          holds.Time      `json:"at"`    // by the clock of the worker
+	Rates       *Rates          `json:"rates"` // null in the first answer of a worker
+	Consumers   []ConsumerStats `json:"consumers"`
+	Streams     []StreamStats   `json:"streams"`
+	LiveHolds   *LiveHolds      `json:"live_holds"` // null while Redis is not used
+	DeadLetters DeadLetterStats `json:"dead_letters"`
+}
+
+// Rates are messages per second, over at most the last ten seconds.
+type Rates struct {
+	Events      float64 `json:"events"`   // stored in the inbound stream
+	Outcomes    float64 `json:"outcomes"` // stored in the outbound stream
+	OverSeconds float64 `json:"over_seconds"`
+}
+
+// ConsumerStats is the state of a durable consumer.
+type ConsumerStats struct {
+	Name             string  `json:"name"`
+	Pending          uint64  `json:"pending"`     // events that were not delivered yet
+	AckPending       int     `json:"ack_pending"` // events that were delivered and are not answered
+	Redelivered      int     `json:"redelivered"`
+	OldestAgeSeconds float64 `json:"oldest_age_seconds"` // age of the oldest event that is not answered; 0 for none
+	Paused           bool    `json:"paused"`
+	PausedForSeconds float64 `json:"paused_for_seconds,omitzero"` // until it resumes by itself
+}
+
+// StreamStats is the fill of a stream. The maxima are 0 when the stream has none of its own.
+type StreamStats struct {
+	Name        string     `json:"name"`
+	Messages    uint64     `json:"messages"`
+	Bytes       uint64     `json:"bytes"`
+	MessagesMax int64      `json:"messages_max"`
+	BytesMax    int64      `json:"bytes_max"`
+	Oldest      holds.Time `json:"oldest,omitzero"` // when its first message was stored
+}
+
+// LiveHolds is the number of live holds, without those that are being paid for.
+type LiveHolds struct {
+	Total    int64             `json:"total"`
+	Complete bool              `json:"complete"` // false when there are too many resources to count all
+	Hottest  []holds.LiveCount `json:"hottest"`  // the resources with the most live holds
+}
+
+// DeadLetterStats is the number of dead letters.
+type DeadLetterStats struct {
+	Total    uint64            `json:"total"`
+	ByReason map[string]uint64 `json:"by_reason"`
+	Oldest   holds.Time        `json:"oldest,omitzero"`
+}
+
+// Stats returns the state of the namespace. It needs NATS; while Redis is not used, the live holds
+// are missing.
+func (i *Inquiry) Stats(ctx context.Context) (Stats, error) {
+	s := Stats{At: ownTime(), Consumers: []ConsumerStats{}, Streams: []StreamStats{}}
+	sample := rateSample{at: s.At.Time}
+	for _, name := range []string{i.ns.InStream(), i.ns.OutStream(), i.ns.DLQStream(), i.ns.RunsStream()} {
+		stream, err := i.js.Stream(ctx, name)
+		if err != nil {
+			return Stats{}, fmt.Errorf("stream %s: %w", name, err)
+		}
+		info := stream.CachedInfo()
+		s.Streams = append(s.Streams, statsOfStream(info))
+		switch name {
+		case i.ns.InStream():
+			sample.in = info.State.LastSeq
+			if s.Consumers, err = i.consumers(ctx, stream); err != nil {
+				return Stats{}, err
+			}
+		case i.ns.OutStream():
+			sample.out = info.State.LastSeq
+		case i.ns.DLQStream():
+			if s.DeadLetters, err = i.deadLetterStats(ctx, stream); err != nil {
+				return Stats{}, err
+			}
+		}
+	}
+	s.Rates = i.rates(sample)
+	var err error
+	if s.LiveHolds, err = i.liveHolds(ctx); err != nil {
+		s.LiveHolds = nil // /readyz says what is wrong with Redis
+	}
+	return s, nil
+}
+
+func ownTime() holds.Time { return holds.TimeFromMillis(time.Now().UnixMilli()) }
+
+func statsOfStream(info *jetstream.StreamInfo) StreamStats {
+	s := StreamStats{
+		Name: info.Config.Name, Messages: info.State.Msgs, Bytes: info.State.Bytes,
+		MessagesMax: max(0, info.Config.MaxMsgs), BytesMax: max(0, info.Config.MaxBytes),
+	}
+	if info.State.Msgs > 0 {
+		s.Oldest = holds.Time{Time: info.State.FirstTime.UTC()}
+	}
+	return s
+}
+
+// consumers returns the state of the durable consumers.
+func (i *Inquiry) consumers(ctx context.Context, stream jetstream.Stream) (all []ConsumerStats, err error) {
+	for _, config := range i.ns.Consumers() {
+		consumer, err := stream.Consumer(ctx, config.Durable)
+		if errors.Is(err, jetstream.ErrConsumerNotFound) {
+			continue // a worker recreates it
+		}
+		if err != nil {
+			return nil, fmt.Errorf("consumer %s: %w", config.Durable, err)
+		}
+		info := consumer.CachedInfo()
+		s := ConsumerStats{
+			Name: config.Durable, Pending: info.NumPending, AckPending: info.NumAckPending,
+			Redelivered: info.NumRedelivered, Paused: info.Paused, PausedForSeconds: info.PauseRemaining.Seconds(),
+		}
+		if info.NumPending > 0 || info.NumAckPending > 0 {
+			if s.OldestAgeSeconds, err = oldestAge(ctx, stream, info); err != nil {
+				return nil, err
+			}
+		}
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+// oldestAge returns the age in seconds of the first message above the ack floor of a consumer.
+func oldestAge(ctx context.Context, stream jetstream.Stream, info *jetstream.ConsumerInfo) (age float64, err error) {
+	filters := info.Config.FilterSubjects
+	if info.Config.FilterSubject != "" {
+		filters = []string{info.Config.FilterSubject}
+	}
+	for _, filter := range filters {
+		m, err := stream.GetMsg(ctx, info.AckFloor.Stream+1, jetstream.WithGetMsgSubject(filter))
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			continue
+		}
+		if err != nil {
+			return 0, fmt.Errorf("read the oldest event of consumer %s: %w", info.Name, err)
+		}
+		age = max(age, time.Since(m.Time).Seconds())
+	}
+	return age, nil
+}
+
+func (i *Inquiry) deadLetterStats(ctx context.Context, stream jetstream.Stream) (s DeadLetterStats, err error) {
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(i.ns.AllDLQ()))
+	if err != nil {
+		return s, fmt.Errorf("stream %s: %w", i.ns.DLQStream(), err)
+	}
+	s.ByReason = make(map[string]uint64)
+	for _, reason := range dlqReasons {
+		s.ByReason[reason] = 0
+	}
+	for subject, n := range info.State.Subjects {
+		s.ByReason[strings.TrimPrefix(subject, i.ns.DLQ(""))] += n
+		s.Total += n
+	}
+	if s.Total > 0 {
+		s.Oldest = holds.Time{Time: info.State.FirstTime.UTC()}
+	}
+	return s, nil
+}
+
+// rates returns the rates since the oldest sample within rateWindow, nil when there is none.
+func (i *Inquiry) rates(now rateSample) *Rates {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.samples = slices.DeleteFunc(i.samples, func(s rateSample) bool {
+		return now.at.Sub(s.at) > rateWindow || s.in > now.in || s.out > now.out // or the stream is a new one
+	})
+	var rates *Rates
+	if len(i.samples) > 0 {
+		if over := now.at.Sub(i.samples[0].at).Seconds(); over > 0 {
+			first := i.samples[0]
+			rates = &Rates{float64(now.in-first.in) / over, float64(now.out-first.out) / over, over}
+		}
+	}
+	if n := len(i.samples); n == 0 || now.at.Sub(i.samples[n-1].at) >= rateSpacing {
+		i.samples = append(i.samples, now)
+	}
+	return rates
+}
+
+// liveHolds returns the number of live holds. It counts them at most every liveFor.
+func (i *Inquiry) liveHolds(ctx context.Context) (*LiveHolds, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if time.Since(i.live.at) > liveFor {
+		counts, err := i.querier.CountLive(ctx, hottestShown)
+		if err != nil {
+			return nil, err
+		}
+		i.live = liveSample{time.Now(), counts}
+	}
+	counts := i.live.counts
+	return &LiveHolds{counts.Total, counts.Complete, append([]holds.LiveCount{}, counts.Hottest...)}, nil
+}

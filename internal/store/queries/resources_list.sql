@@ -1,0 +1,22 @@
+-- Lists the resources that have inventory, in the order of their ids.
+-- $1 prefix of their ids  $2 resource_id: only those after it  $3 maximum number of rows
+-- Returns resource_id, slots, capacity, reserved of each: the number of its slots, and sums over them.
+--
+-- It finds each next resource by the primary key, so it reads the rows of the returned resources and,
+-- when a prefix is given, one row of each resource between them.
+WITH RECURSIVE ids AS (
+    (SELECT resource_id, starts_with(resource_id, $1) AS wanted FROM inventory
+     WHERE resource_id > $2 ORDER BY resource_id LIMIT 1)
+    UNION ALL
+    SELECT n.resource_id, starts_with(n.resource_id, $1) FROM ids
+    CROSS JOIN LATERAL (
+        SELECT resource_id FROM inventory WHERE resource_id > ids.resource_id ORDER BY resource_id LIMIT 1
+    ) AS n
+)
+SELECT w.resource_id, s.slots, s.capacity, s.reserved
+FROM (SELECT resource_id FROM ids WHERE wanted LIMIT $3) AS w
+CROSS JOIN LATERAL (
+    SELECT count(*) AS slots, sum(capacity)::bigint AS capacity, sum(reserved)::bigint AS reserved
+    FROM inventory WHERE resource_id = w.resource_id
+) AS s
+ORDER BY w.resource_id

@@ -1,0 +1,72 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"holdfast/internal/holds"
+)
+
+// HoldRows reads the reservation that a hold became, nil if it became none, and the answers to its
+// payments in the order in which they were decided, at most paymentsMax.
+func (s *Store) HoldRows(
+	ctx context.Context, id holds.HoldID, paymentsMax int,
+) (reservation *holds.ReservationRow, payments []holds.PaymentRow, err error) {
+	err = s.read(ctx, func(conn *pgxpool.Conn) error {
+		var r holds.ReservationRow
+		var confirmedAt time.Time
+		var cancelledAt *time.Time
+		err := conn.QueryRow(ctx, queryHoldReservation, id.String()).Scan(&r.Status, &r.PaymentID, &r.Quantity, &r.Slots,
+			&r.UserID, &confirmedAt, &cancelledAt, &r.CancelReason)
+		switch {
+		case err == nil:
+			r.ConfirmedAt, reservation = holds.Time{Time: confirmedAt.UTC()}, &r
+			if cancelledAt != nil {
+				r.CancelledAt = holds.Time{Time: cancelledAt.UTC()}
+			}
+		case !errors.Is(err, pgx.ErrNoRows):
+			return err
+		}
+		rows, err := conn.Query(ctx, queryHoldPayments, id.String(), paymentsMax)
+		if err != nil {
+			return err
+		}
+		payments, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (p holds.PaymentRow, err error) {
+			var decidedAt time.Time
+			err = row.Scan(&p.PaymentID, &p.Outcome, &p.Reason, &decidedAt, &p.Late)
+			p.DecidedAt = holds.Time{Time: decidedAt.UTC()}
+			return p, err
+		})
+		return err
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("read rows of hold %s: %w", id, err)
+	}
+	return reservation, payments, nil
+}
+
+// Resources lists the resources that have inventory rows, in the order of their ids: those whose ids
+// begin with prefix and come after another, at most limit. The order is that of the database's
+// collation.
+func (s *Store) Resources(ctx context.Context, prefix, after string, limit int) (page []holds.ResourceRow, err error) {
+	err = s.read(ctx, func(conn *pgxpool.Conn) error {
+		rows, err := conn.Query(ctx, queryResourcesList, prefix, after, limit)
+		if err != nil {
+			return err
+		}
+		page, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r holds.ResourceRow, err error) {
+			err = row.Scan(&r.ResourceID, &r.Slots, &r.Capacity, &r.Reserved)
+			return r, err
+		})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list resources: %w", err)
+	}
+	return page, nil
+}
