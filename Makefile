@@ -14,10 +14,10 @@ lint:
 	go vet ./...
 	golangci-lint run ./...
 
-# bench compares a worker with the limits of its servers, and writes docs/bench. It takes half an hour on
-# a machine without other load. bench-quick takes some minutes and only prints. Both exit with 3 when a
-# goal is missed, which make reports as an error.
-bench: BENCH = --out docs/bench
+# bench compares a worker with the limits of its servers and with its peers, and writes docs/bench. It takes
+# forty minutes on a machine without other load. bench-quick takes four minutes and only prints. Both exit
+# with 3 when a goal is missed, which make reports as an error.
+bench: BENCH = --write docs/bench
 bench-quick: BENCH = --quick
 bench bench-quick:
 	go build -o bin/ ./cmd/worker ./cmd/bench

@@ -54,10 +54,10 @@ func main() {
 // cli is the command line.
 type cli struct {
 	Worker      string           `type:"existingfile" placeholder:"FILE" help:"The worker program. Default: worker beside this program, or in PATH."`
-	Part        []string         `enum:"sales,payments,latency,expiry,growth" placeholder:"PART" help:"Measure only these parts: ${enum}."`
-	Quick       bool             `xor:"size" help:"Measure fewer events and rounds: some minutes instead of half an hour, and less exact."`
+	Part        []string         `enum:"sales,batches,latency,peers,payments,expiry,overload,idle,growth" placeholder:"PART" help:"Measure only these parts: ${enum}."`
+	Quick       bool             `xor:"size" help:"Measure fewer events and rounds: four minutes instead of forty, and less exact."`
 	Tiny        bool             `xor:"size" hidden:"" help:"For tests: so few events that the figures mean nothing."`
-	Out         string           `placeholder:"DIR" help:"Write bench.json there, and the plot holds.svg if sales are measured."`
+	Write       string           `placeholder:"DIR" help:"Write there bench.json, report.md with its tables, and the plots holds.svg and latency.svg."`
 	NATSURL     string           `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"Measure on these servers instead of own ones. All three URLs are needed."`
 	RedisURL    string           `name:"redis-url" placeholder:"URL" help:"See --nats-url."`
 	PostgresURL string           `name:"postgres-url" placeholder:"URL" help:"See --nats-url."`
@@ -68,12 +68,17 @@ type cli struct {
 const description = `Measures how much a worker does on this machine, compared with what its servers can do. Both are
 measured in the same run, on the same servers:
 
-  sales     holds per second of 1, 3, 7 and 30 nights, compared with the smallest possible script in
-            Redis alone, and with deciding night by night; one hot resource compared with many; 1, 2
-            and 3 workers
+  sales     holds per second of 1, 3, 7 and 30 nights, compared with the least script in Redis alone;
+            many resources, one hot one, 100,000 that are not shared or by Zipf; 1, 2 and 3 workers
+  batches   CPU time of a hold when 1, 8 or 64 requests for different resources arrive together
+  latency   from when a request was due until its outcome: at 1,000/s, and at 10, 50 and 80 % of the
+            maximum; with locks and without
+  peers     other ways of placing holds: Postgres alone, a lock a night, one script. Each with the
+            number of requests at once that it does best with
   payments  payments per second, compared with the same transactions in Postgres alone
-  latency   from when a request was due until its outcome, at 10, 50 and 80 % of full load
   expiry    how late the slots of expired holds are restored, with and without keyspace notifications
+  overload  1, 2 and 3 workers while Redis or Postgres has a tenth of a processor, and after that
+  idle      CPU time of a worker without work, with 3.5 million rows of inventory
   growth    the cost of one live hold as the number of live holds grows
 
 Compare ratios: absolute numbers depend on the machine. The report also shows the CPU time, in
@@ -88,7 +93,8 @@ Exit codes: 0 measured, every goal met; 1 failed; 2 wrong usage; 3 measured, a g
 Examples:
 
   go build -o bin/ ./cmd/worker ./cmd/bench && bin/bench --quick
-  bench --part sales,payments --out docs/bench
+  bench --write docs/bench
+  bench --part sales,peers --quick
   bench --quick --part latency -o json`
 
 // run measures until it is done or ctx is over, and returns the exit code. The report goes to
@@ -134,8 +140,8 @@ func (c *cli) measure(ctx context.Context, args []string, stderr io.Writer) (*be
 	if err != nil {
 		return nil, err
 	}
-	if c.Out != "" { // fail now, not after half an hour
-		if err := os.MkdirAll(c.Out, 0o755); err != nil { //nolint:gosec // a directory of documents
+	if c.Write != "" { // fail now, not after half an hour
+		if err := os.MkdirAll(c.Write, 0o755); err != nil { //nolint:gosec // a directory of documents
 			return nil, err
 		}
 	}
@@ -178,7 +184,7 @@ func (c *cli) show(report *bench.Report, complete bool, stdout, stderr io.Writer
 	if err != nil {
 		return fmt.Errorf("encode the report: %w", err)
 	}
-	if c.Out != "" {
+	if c.Write != "" {
 		if err := c.write(report, compact, stderr); err != nil {
 			return err
 		}
@@ -196,24 +202,30 @@ func (c *cli) show(report *bench.Report, complete bool, stdout, stderr io.Writer
 	return nil
 }
 
-// write writes the report and, if it has sales, their plot.
+// write writes the report, its tables, and the plots of what was measured.
 func (c *cli) write(report *bench.Report, compact jsontext.Value, stderr io.Writer) error {
 	encoded := compact.Clone()
 	if err := encoded.Indent(jsontext.WithIndent("  ")); err != nil {
 		return fmt.Errorf("indent the report: %w", err)
 	}
-	written := filepath.Join(c.Out, "bench.json")
-	if err := os.WriteFile(written, append(encoded, '\n'), 0o644); err != nil { //nolint:gosec // a document
-		return err
-	}
-	if len(report.Throughputs) > 0 {
-		plot := filepath.Join(c.Out, "holds.svg")
-		if err := report.Plot(plot); err != nil {
+	files := map[string][]byte{"bench.json": append(encoded, '\n'), "report.md": []byte(markdown(report))}
+	for name, content := range files {
+		//nolint:gosec // a document
+		if err := os.WriteFile(filepath.Join(c.Write, name), content, 0o644); err != nil {
 			return err
 		}
-		written += " and " + plot
 	}
-	fmt.Fprintf(stderr, "written: %s\n", terminal.Printable(written))
+	if len(report.Peers) > 0 {
+		if err := report.PlotHolds(filepath.Join(c.Write, "holds.svg")); err != nil {
+			return err
+		}
+	}
+	if len(report.Latencies) > 0 {
+		if err := report.PlotLatency(filepath.Join(c.Write, "latency.svg")); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(stderr, "written: %s\n", terminal.Printable(c.Write))
 	return nil
 }
 

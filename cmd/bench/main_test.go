@@ -37,18 +37,25 @@ func TestRun_GivenServers_WritesOneReport(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
 	dir := filepath.Join(t.TempDir(), "docs", "bench")
-	args := []string{"--tiny", "--part", "latency", "--worker", workerProgram, "--out", dir, "-o", "json"}
+	args := []string{"--tiny", "--part", "latency", "--worker", workerProgram, "--write", dir, "-o", "json"}
 	r := runBench(t, append(args, serverFlags()...)...)
 	r.want(t, exitOf(t, r.out),
-		"servers that were given", "latency: requests of 3 nights", "  at 80 %, ", "written: "+filepath.Join(dir,
-			"bench.json"))
+		"servers that were given", "latency: requests of 3 nights", "/s (80 %): ", "written: "+dir)
 	written, err := os.ReadFile(filepath.Join(dir, "bench.json"))
 	compact := jsontext.Value(written)
 	if err != nil || compact.Compact() != nil || string(compact)+"\n" != r.out {
 		t.Errorf("%v; printed and written reports differ:\n%s\n%s", err, r.out, written)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "holds.svg")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a plot without sales: %v", err)
+		t.Errorf("a plot without peers: %v", err)
+	}
+	if svg, err := os.ReadFile(filepath.Join(dir, "latency.svg")); err != nil || !bytes.Contains(svg, []byte("<svg")) {
+		t.Errorf("no plot: %v, %s", err, svg)
+	}
+	page, err := os.ReadFile(filepath.Join(dir, "report.md"))
+	if err != nil || !strings.Contains(string(page), "| LOCKS | LOAD |") ||
+		!strings.Contains(string(page), "\n| range | 80 % |") {
+		t.Errorf("%v; no table of latency:\n%s", err, page)
 	}
 	for _, member := range []string{`"command":"bench `, `"processors":`, `"redis":"`, `"own_servers":false`} {
 		if !strings.Contains(r.out, member) {
@@ -63,7 +70,7 @@ func TestRun_OwnServers_NeedsNoFlags(t *testing.T) {
 	stacktest.LongOnly(t)
 	dir := t.TempDir()
 	var out, errOut bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), benchProgram, "--tiny", "--part", "payments", "--out", dir)
+	cmd := exec.CommandContext(t.Context(), benchProgram, "--tiny", "--part", "payments", "--write", dir)
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	err := cmd.Run()
 	written, readErr := os.ReadFile(filepath.Join(dir, "bench.json"))
@@ -72,7 +79,7 @@ func TestRun_OwnServers_NeedsNoFlags(t *testing.T) {
 	}
 	r := result{cmd.ProcessState.ExitCode(), out.String(), errOut.String()}
 	r.want(t, exitOf(t, string(written)), "servers of its own", "payments: holds are paid",
-		"PAYMENTS/S  CEILING/S  OF CEILING  WORKER  REDIS  NATS  POSTGRES  BENCH", "payments: of their ceiling")
+		"PAYMENTS/S  CEILING/S  OF CEILING  WORKER  REDIS  NATS  POSTGRES  BENCH  SUM", "payments: of their ceiling")
 	if strings.Contains(r.out, "holds are paid") || strings.Contains(r.errOut, "PAYMENTS/S") {
 		t.Errorf("progress and report are mixed:\n%s\n%s", r.out, r.errOut)
 	}
@@ -87,14 +94,14 @@ func TestRun_UnusableFlags_Fails(t *testing.T) {
 		code int
 		text string
 	}{
-		"--part sails":                           {exitUsage, "sails"},
-		"--quick --tiny":                         {exitUsage, "--quick"},
-		"measure":                                {exitUsage, "measure"},
-		"-o ndjson":                              {exitUsage, "--output"},
-		worker + ".none":                         {exitUsage, "worker.none"},
-		worker + " --redis-url redis://h:1":      {exitUsage, "only some are given"},
-		worker + " --out " + worker[9:] + "/sub": {exitFailed, "not a directory"},
-		"":                                       {exitFailed, "--worker"},
+		"--part sails":                      {exitUsage, "sails"},
+		"--quick --tiny":                    {exitUsage, "--quick"},
+		"measure":                           {exitUsage, "measure"},
+		"-o ndjson":                         {exitUsage, "--output"},
+		worker + ".none":                    {exitUsage, "worker.none"},
+		worker + " --redis-url redis://h:1": {exitUsage, "only some are given"},
+		worker + " --write " + worker[9:] + "/sub": {exitFailed, "not a directory"},
+		"": {exitFailed, "--worker"},
 		worker + " --redis-url redis://:secret@127.0.0.1:a:b " + natsAndPostgres: {exitFailed, "the Redis URL"},
 	} {
 		r := runBench(t, strings.Fields(line)...)
@@ -118,59 +125,72 @@ func TestHelp_Flags_PrintedOnStdout(t *testing.T) {
 
 func TestShow_StoredReports_TablesAndGoals(t *testing.T) {
 	t.Parallel()
-	use := map[string]float64{"worker": 61, "redis": 42}
+	use := map[string]float64{"worker": 61, "redis": 42, "bench": 30}
 	r := &bench.Report{
 		Throughputs: []bench.Throughput{
 			{
 				Nights: 3, Resources: 1000, Workers: 1, PerSecond: 12345.6, CeilingSecond: 24691.2, OfCeiling: 0.5, TimesMany: 1,
-				BaselineSecond: 1000, TimesBaseline: 12.3, ProcessorMicros: use, CeilingMicros: map[string]float64{"redis": 21},
+				ProcessorMicros: use, CeilingMicros: map[string]float64{"redis": 21},
 			},
 			{
-				Nights: 3, Resources: 1, Workers: 1, PerSecond: 20000, CeilingSecond: 25000, OfCeiling: 0.8, TimesMany: 1.62,
-				ProcessorMicros: use, CeilingMicros: map[string]float64{"redis": 20},
+				Nights: 3, Resources: 100000, Spread: "alone", Workers: 1, PerSecond: 20000, CeilingSecond: 25000, OfCeiling: 0.8,
+				TimesMany: 1.62,
 			},
 		},
+		Batches: []bench.Batch{{Size: 8, Rate: bench.Rate{PerSecond: 3000, Processor: use}}},
+		Peers: []bench.Peer{{
+			Name: bench.HoldfastUnsynced, Nights: 3, Resources: 1000, InFlight: 256, Rate: bench.Rate{PerSecond: 9000},
+			Quantiles: bench.Quantiles{P50: 20, P99: 40}, Promises: bench.Promises{Expires: true, Event: true, Outcome: true},
+			Quarter: &bench.Latency{Quantiles: bench.Quantiles{P50: 2.5, P99: 9}},
+		}},
 		Expiries: []bench.Expiry{{
 			Notified: true, Number: 20000, Within: 1, Keys: 500000, Late: bench.Quantiles{P50: 5, P99: 50, P999: 60, Max: 70},
 		}},
-		Goals: []bench.Goal{{Name: "3 nights: of the ceiling", Bound: bench.AtLeast, Want: 0.5, Found: 0.5, Met: true}},
+		Overloads: []bench.Overload{{Server: "redis", Workers: 3, PerSecond: 640, Attempts: 1.1, Normal: 7000}},
+		Idle:      &bench.Idle{Rows: 3500000, Percent: map[string]float64{"redis": 0.4, "worker": 0.5}, Sum: 0.9},
+		Scaling:   []bench.Scaling{{Live: 10000, RedisBytes: 690, Parts: map[string]float64{"hold": 400, "records": 290}}},
+		Goals:     []bench.Goal{{Name: "3 nights: of the ceiling", Bound: bench.AtLeast, Want: 0.5, Found: 0.5, Met: true}},
+		Skipped:   []string{"overload: it needs root"},
 	}
 	show := func(output string) result {
 		var out, errOut bytes.Buffer
-		c := &cli{Out: t.TempDir(), Output: output}
+		c := &cli{Write: t.TempDir(), Output: output}
 		if err := c.show(r, true, &out, &errOut); err != nil {
 			t.Error(err)
 		}
-		if svg, err := os.ReadFile(filepath.Join(c.Out, "holds.svg")); err != nil || !bytes.Contains(svg, []byte("<svg")) {
+		if svg, err := os.ReadFile(filepath.Join(c.Write, "holds.svg")); err != nil || !bytes.Contains(svg, []byte("<svg")) {
 			t.Errorf("no plot: %v, %s", err, svg)
 		}
 		return result{exitOK, out.String(), errOut.String()}
 	}
-	show("table").want(t, exitOK, `
-NIGHTS  RESOURCES  WORKERS  HOLDS/S  CEILING/S  OF CEILING  X 1000 RES.  BASELINE/S  X BASELINE  WORKER  REDIS  (CEILING: REDIS)
-────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
-     3       1000        1    12346      24691        0.50         1.00        1000        12.3      61     42                21
-     3          1        1    20000      25000        0.80         1.62           -           -      61     42                20
+	show("table").want(t, exitOK, "; not measured: overload: it needs root\n", `
+NIGHTS  RESOURCES     WORKERS  HOLDS/S  CEILING/S  OF CEILING  X 1000 RES.  WORKER  REDIS  NATS  POSTGRES  BENCH  SUM  (CEILING: REDIS)
+───────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+     3  1000                1    12346      24691        0.50         1.00      61     42     -         -     30  103                21
+     3  100000 alone        1    20000      25000        0.80         1.62       -      -     -         -      -    -                 -
+`, `
+Holdfast, unsynced       3       1000     9000      256  20.0  40.0  2.5, 9.0          yes                yes           yes           no
 `, `
 NOTIFICATIONS  HOLDS  WITHIN S  OTHER KEYS  P50  P99  P99.9  MAX
 ────────────────────────────────────────────────────────────────
 on             20000       1.0      500000    5   50     60   70
 `, `
+redis            3      640           1.10                   0.0      7000
+`, `
+       3500000     0.5    0.4     -         -      -  0.9
+`, "  hold 400, records 290\n", `
 Goals: all met.
 GOAL                      BOUND     WANT  FOUND  STATUS
 ───────────────────────────────────────────────────────
 3 nights: of the ceiling  at least   0.5   0.50  met
 `)
+	if page := markdown(r); !strings.Contains(page, "\n| 8 | 3000 | 61 | 42 | - | - | 30 | 103 |\n") {
+		t.Errorf("no row of batches:\n%s", page)
+	}
 	r.Goals = append(r.Goals, bench.Goal{Name: "latency at 50 %: p99 in ms", Bound: bench.AtMost, Want: 20, Found: 20.5})
 	show("table").want(t, exitOK, "Goals: 1 of 2 missed.", "missed\n")
 	if missed := show("json"); exitOf(t, missed.out) != exitGoalMissed || !strings.Contains(missed.out, `"met":false`) {
 		t.Errorf("the report of a missed goal: %s", missed.out)
-	}
-	for _, s := range []*bench.Throughput{&r.Throughputs[0], &r.Throughputs[1]} {
-		s.ProcessorMicros, s.CeilingMicros = nil, nil
-	}
-	if text := summary(r); strings.Contains(text, "µs") || strings.Contains(text, "REDIS)") {
-		t.Errorf("CPU time was not measured:\n%s", text)
 	}
 	if text := summary(&bench.Report{Goals: []bench.Goal{}}); strings.Contains(text, "NIGHTS") ||
 		strings.Contains(text, "Goals") {

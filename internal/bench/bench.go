@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -30,17 +29,21 @@ type part struct {
 
 // parts are all parts, in the order in which Run measures them.
 var parts = []part{
-	{"sales", (*runner).throughputSteps, (*runner).throughput},
+	{"sales", (*runner).salesSteps, (*runner).sales},
+	{"batches", func(*runner) int { return len(batchSizes) }, (*runner).batches},
+	{"latency", func(b *runner) int { return b.rounds + len(strategies)*len(loads) }, (*runner).latencies},
+	{"peers", (*runner).peerSteps, (*runner).comparePeers},
 	{"payments", func(b *runner) int { return b.rounds }, (*runner).payAll},
-	{"latency", func(b *runner) int { return b.rounds + len(loads) }, (*runner).latencies},
-	{"expiry", func(*runner) int { return 2 }, (*runner).expiries},
-	{"growth", func(b *runner) int { return len(b.liveHolds) }, (*runner).scaling},
+	{"expiry", func(b *runner) int { return len(b.notified) }, (*runner).expiries},
+	{"overload", (*runner).overloadSteps, (*runner).overload},
+	{"idle", func(*runner) int { return 1 }, (*runner).idle},
+	{"growth", func(b *runner) int { return len(b.liveHolds) }, (*runner).growth},
 }
 
 // Options configure a run.
 type Options struct {
 	Worker string   // path of the worker program
-	Parts  []string // sales, payments, latency, expiry, growth; empty means all
+	Parts  []string // the names of parts; empty means all
 	Size   Size
 
 	// The URLs of the servers: all three, or none. Without them Run starts its own servers, which are
@@ -67,6 +70,7 @@ type runner struct {
 
 	name        string                // prefix of the namespaces
 	opened      int                   // number of namespaces so far
+	wide        *cluster              // the namespace of allResources, nil before its first use
 	notify      string                // notify-keyspace-events before the run
 	unpublished atomic.Pointer[error] // the first error of an asynchronous publication
 	done, total int                   // steps
@@ -85,37 +89,57 @@ const (
 
 // sizes are the numbers of a Size.
 type sizes struct {
-	rounds         int
-	nights         []int // nights per request, one group of sales for each
-	ceilingCalls   int
-	scenarioEvents int // events of a sale; half as many for 30 nights
-	baseline       int // events of the baseline
-	payments       int
-	latencyFor     time.Duration
-	warmFor        time.Duration // before latencyFor, at the same rate
-	expiring       int           // holds that expire within a second
-	placedIn       int           // seconds in which these holds are placed
-	keys           int           // other keys with a TTL
-	liveHolds      []int         // live holds at which the cost of one more is measured
-	moreHolds      int           // holds placed to measure that cost
+	rounds          int
+	nights          []int // nights per request, one group of sales for each
+	allResources    int   // of the largest inventory
+	ceilingCalls    int
+	scenarioEvents  int           // events of a sale; half as many for 30 nights
+	batchFor        time.Duration // of each size of batches
+	payments        int
+	latencyFor      time.Duration
+	warmFor         time.Duration // before latencyFor, at the same rate
+	peerNights      []int         // nights per request in the comparison with peers
+	peerTry         time.Duration // with each number of requests at once
+	peerFor         time.Duration // with the best of them
+	notified        []bool        // with keyspace notifications or without
+	expiring        int           // holds that expire within a second
+	placedIn        int           // seconds in which these holds are placed
+	keys            int           // other keys with a TTL
+	waiting         int           // requests in an overload
+	overloadFor     time.Duration
+	throttled       []string // processes
+	overloadWorkers []int
+	idleFor         time.Duration
+	liveHolds       []int // live holds at which the cost of one more is measured
+	moreHolds       int   // holds placed to measure that cost
 }
 
 var allSizes = map[Size]sizes{
 	Whole: {
-		rounds: 5, nights: []int{1, 3, 7, 30}, ceilingCalls: 60_000,
-		scenarioEvents: 60_000, baseline: 2_000, payments: 20_000,
-		latencyFor: 15 * time.Second, warmFor: 2 * time.Second, expiring: 20_000, placedIn: 5, keys: 500_000,
+		rounds: 3, nights: []int{1, 3, 7, 30}, allResources: 100_000, ceilingCalls: 60_000, scenarioEvents: 60_000,
+		batchFor: 10 * time.Second, payments: 20_000, latencyFor: 15 * time.Second, warmFor: 2 * time.Second,
+		peerNights: []int{1, 3, 7, 30}, peerTry: time.Second, peerFor: 5 * time.Second,
+		notified: []bool{false, true}, expiring: 20_000, placedIn: 5, keys: 500_000,
+		waiting: 20_000, overloadFor: 15 * time.Second, throttled: []string{processRedis, processPostgres},
+		overloadWorkers: []int{1, 2, 3}, idleFor: 30 * time.Second,
 		liveHolds: []int{10_000, 100_000, 1_000_000}, moreHolds: 20_000,
 	},
 	Quick: {
-		rounds: 3, nights: []int{1, 3, 7, 30}, ceilingCalls: 30_000,
-		scenarioEvents: 20_000, baseline: 600, payments: 8_000,
-		latencyFor: 5 * time.Second, warmFor: time.Second, expiring: 20_000, placedIn: 5, keys: 100_000,
-		liveHolds: []int{10_000, 50_000}, moreHolds: 10_000,
+		rounds: 1, nights: []int{1, 3, 7, 30}, allResources: 100_000, ceilingCalls: 20_000, scenarioEvents: 12_000,
+		batchFor: 2 * time.Second, payments: 8_000, latencyFor: 3 * time.Second, warmFor: time.Second,
+		peerNights: []int{3}, peerTry: 300 * time.Millisecond, peerFor: 1500 * time.Millisecond,
+		notified: []bool{false}, expiring: 20_000, placedIn: 4, keys: 100_000,
+		waiting: 20_000, overloadFor: 5 * time.Second, throttled: []string{processRedis},
+		overloadWorkers: []int{1, 2, 3}, idleFor: 10 * time.Second,
+		liveHolds: []int{10_000, 30_000}, moreHolds: 5_000,
 	},
 	Tiny: {
-		rounds: 1, nights: []int{3}, ceilingCalls: 256, scenarioEvents: 200, baseline: 40, payments: 100,
-		latencyFor: 300 * time.Millisecond, warmFor: 50 * time.Millisecond, expiring: 100, placedIn: 1, keys: 500,
+		rounds: 1, nights: []int{3}, allResources: 1200, ceilingCalls: 256, scenarioEvents: 200,
+		batchFor: 100 * time.Millisecond, payments: 100, latencyFor: 300 * time.Millisecond, warmFor: 50 * time.Millisecond,
+		peerNights: []int{3}, peerTry: 50 * time.Millisecond, peerFor: 100 * time.Millisecond,
+		notified: []bool{false, true}, expiring: 100, placedIn: 1, keys: 500,
+		waiting: 500, overloadFor: time.Second, throttled: []string{processRedis, processPostgres},
+		overloadWorkers: []int{1, 2}, idleFor: 100 * time.Millisecond,
 		liveHolds: []int{100, 300}, moreHolds: 100,
 	},
 }
@@ -138,10 +162,22 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	for _, p := range selected {
 		b.total += p.steps(b)
 	}
+	idle := watchOthers()
+	if err := pass(ctx, othersFor); err != nil {
+		return nil, err
+	}
+	b.report.OthersBefore = idle.busy()
+	during := watchOthers()
 	if err := b.connect(ctx); err != nil {
 		return nil, errors.Join(err, b.close())
 	}
-	defer func() { err = errors.Join(err, b.close()) }()
+	defer func() {
+		err = errors.Join(err, b.close())
+		if b.report.OwnServers {
+			b.report.Others = during.busy() // now the servers have ended, and count as children
+			b.warnOfOthers("while it measured", b.report.Others)
+		}
+	}()
 	if err := b.describe(ctx); err != nil {
 		return nil, err
 	}
@@ -268,6 +304,10 @@ func (b *runner) notifyOption(ctx context.Context) string {
 
 func (b *runner) close() error {
 	var errs []error
+	if b.wide != nil {
+		errs = append(errs, b.wide.close(context.Background()))
+		b.wide = nil
+	}
 	if b.pool != nil {
 		b.pool.Close()
 		// Workers turn notifications on and never turn them off, because other workers need them.
@@ -312,9 +352,23 @@ func (b *runner) describe(ctx context.Context) error {
 	}
 	r.Versions.Postgres, _, _ = strings.Cut(postgres, " ")
 	b.progressf("%s", r.Environment())
-	if r.Machine.Load > float64(r.Machine.Processors)/4 {
-		b.progressf("warning: other programs use %s of the processors; the figures will be lower and less exact",
-			strconv.FormatFloat(r.Machine.Load, 'f', 1, 64))
-	}
+	b.warnOfOthers("before the start", r.OthersBefore)
 	return nil
+}
+
+// othersFor is how long other programs are watched before the start.
+const othersFor = 500 * time.Millisecond
+
+// warnOfOthers warns when other programs keep an eighth of the processors busy.
+func (b *runner) warnOfOthers(when string, busy float64) {
+	if processors := b.report.Machine.Processors; busy > float64(processors)/8 {
+		b.progressf("warning: %s other programs kept %.1f of %d processors busy; the figures are lower and less exact",
+			when, busy, processors)
+	}
+}
+
+// skip notes that a part was not measured.
+func (b *runner) skip(part, why string) {
+	b.report.Skipped = append(b.report.Skipped, part+": "+why)
+	b.progressf("  skipped: %s", why)
 }

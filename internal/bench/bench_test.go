@@ -59,7 +59,7 @@ func TestRun_OwnServers_MeasuresParts(t *testing.T) {
 		Worker: workerProgram, Parts: []string{"growth", "sales", "expiry"}, Size: Tiny, NATSCommand: []string{own, asNATS},
 		Progress: func(line string) { lines = append(lines, line) },
 		Step: func(done, total int, what string) {
-			if done != len(steps) || total != 9 {
+			if done != len(steps) || total != 11 {
 				t.Errorf("step %d of %d after %d steps", done, total, len(steps))
 			}
 			steps = append(steps, what)
@@ -68,7 +68,7 @@ func TestRun_OwnServers_MeasuresParts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(steps) != 9 || !strings.HasPrefix(steps[0], "sale of 3 nights, 1,000 resources, 1 worker, round 1 of 1") {
+	if len(steps) != 11 || !strings.HasPrefix(steps[0], "sale of 3 nights, 1,000 resources, 1 worker, round 1 of 1") {
 		t.Errorf("steps: %q", steps)
 	}
 	if !r.OwnServers || r.Size != "tiny" || r.At.IsZero() || r.Machine.Processors == 0 ||
@@ -78,13 +78,17 @@ func TestRun_OwnServers_MeasuresParts(t *testing.T) {
 	size := allSizes[Tiny]
 	withoutWorker := []string{processBench, processNATS, processRedis, processPostgres}
 	deciding := append([]string{processWorker}, withoutWorker...)
-	want := []scenario{{3, 1000, 1}, {3, 10, 1}, {3, 1, 1}, {3, 1000, 2}, {3, 1000, 3}}
+	want := []scenario{
+		{3, load{resources: 1000}, 1}, {3, load{resources: 10}, 1}, {3, load{resources: 1}, 1},
+		{3, load{size.allResources, spreadAlone}, 1}, {3, load{size.allResources, spreadZipf}, 1},
+		{3, load{resources: 1000}, 2}, {3, load{resources: 1000}, 3},
+	}
 	if len(r.Throughputs) != len(want) {
 		t.Fatalf("%d sales", len(r.Throughputs))
 	}
 	for i, s := range r.Throughputs {
 		what := want[i].String()
-		if (scenario{s.Nights, s.Resources, s.Workers}) != want[i] || len(s.Ceiling) != 1 || len(s.Holdfast) != 1 {
+		if s.scenario() != want[i] || len(s.Ceiling) != 1 || len(s.Holdfast) != 1 {
 			t.Fatalf("%s: %+v", what, s)
 		}
 		wantRate(t, what, s.Holdfast[0], size.scenarioEvents, deciding...)
@@ -92,14 +96,6 @@ func TestRun_OwnServers_MeasuresParts(t *testing.T) {
 		if s.PerSecond != s.Holdfast[0].PerSecond || !near(s.OfCeiling, s.PerSecond/s.Ceiling[0].PerSecond) ||
 			!near(s.TimesMany, s.PerSecond/r.Throughputs[0].PerSecond) {
 			t.Errorf("%s: ratios: %+v", what, s)
-		}
-		if hasBaseline := i == 0; hasBaseline != (len(s.Baseline) == 1) {
-			t.Errorf("%s: baseline: %+v", what, s.Baseline)
-		} else if hasBaseline {
-			wantRate(t, what+", baseline", s.Baseline[0], size.baseline, withoutWorker...)
-			if !near(s.TimesBaseline, s.PerSecond/s.Baseline[0].PerSecond) {
-				t.Errorf("%s: ratios: %+v", what, s)
-			}
 		}
 		if len(s.ProcessorMicros) != len(deciding) || len(s.CeilingMicros) != len(withoutWorker) {
 			t.Errorf("%s: CPU time: %v, %v", what, s.ProcessorMicros, s.CeilingMicros)
@@ -125,15 +121,18 @@ func TestRun_OwnServers_MeasuresParts(t *testing.T) {
 		what := fmt.Sprint(g.Live)
 		wantRate(t, what, g.Rate, size.moreHolds, deciding...)
 		if g.Live != size.liveHolds[i] || g.RedisBytes <= 0 || g.WireIn <= 0 || g.WireOut <= 0 || g.EventBytes <= 0 ||
-			g.OutcomeBytes <= 0 || g.RedisTotal <= 0 || g.WorkerBytes <= 0 || g.WorkerEmpty <= 0 {
+			g.OutcomeBytes <= 0 || g.RedisTotal <= 0 || g.Parts["hold"] <= 0 || g.Parts["records"] <= 0 ||
+			g.WorkerBytes <= 0 || g.WorkerEmpty <= 0 {
 			t.Errorf("growth: %+v", g)
 		}
 	}
-	if len(r.Goals) != 3 { // of the ceiling; one hot resource; expiry
-		t.Errorf("goals: %+v", r.Goals)
+	for _, name := range []string{"3 nights: of the ceiling", "expiry without notifications: p99.9 in ms"} {
+		if !slices.ContainsFunc(r.Goals, func(g Goal) bool { return g.Name == name }) {
+			t.Errorf("no goal %q: %+v", name, r.Goals)
+		}
 	}
 	all := strings.Join(lines, "\n")
-	for _, text := range []string{"servers of its own", "times the baseline", "300 live holds: "} {
+	for _, text := range []string{"servers of its own", "of the ceiling", "300 live holds: "} {
 		if !strings.Contains(all, text) {
 			t.Errorf("progress lacks %q:\n%s", text, all)
 		}
@@ -175,19 +174,24 @@ func TestRun_GivenServers_LeavesNothing(t *testing.T) {
 	if p := r.Payments; p.PerSecond != p.Holdfast[0].PerSecond || !near(p.OfCeiling, p.PerSecond/p.Ceiling[0].PerSecond) {
 		t.Errorf("payments: %+v", p)
 	}
-	if len(r.Latencies) != len(loads) {
+	if len(r.Latencies) != len(strategies)*len(loads) {
 		t.Fatalf("latencies: %+v", r.Latencies)
 	}
 	for i, l := range r.Latencies {
-		what := fmt.Sprintf("latency at %d %%", loads[i])
-		if l.Percent != loads[i] || !near(l.PerSecond, l.Full*float64(loads[i])/100) ||
+		percent := loads[i%len(loads)]
+		rate := l.Full * float64(percent) / 100
+		if percent == 0 {
+			rate = steadyRate
+		}
+		what := fmt.Sprintf("latency at %d %%", percent)
+		if l.Percent != percent || !near(l.PerSecond, rate) || l.Strategy != strategies[i/len(loads)] ||
 			l.Number != int(l.PerSecond*size.latencyFor.Seconds())+1 {
 			t.Errorf("%s: %+v", what, l)
 		}
 		wantOrder(t, what, l.Quantiles)
 		wantOrder(t, what+", published", l.Sent)
 	}
-	if len(r.Goals) != 2 { // of the ceiling; p99
+	if len(r.Goals) != 6 { // of the ceiling; p99 at three rates; with locks, times that without, at two
 		t.Errorf("goals: %+v", r.Goals)
 	}
 	keys, err := client.Keys(t.Context(), "*").Result()
@@ -347,7 +351,8 @@ func TestClose_UsedAndEmpty_RemovesNamespace(t *testing.T) {
 	if err := s.start(t.Context(), 2); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.preload(t.Context(), 10, func(n int) (*nats.Msg, error) { return s.request(n, 1, 1) }); err != nil {
+	err = s.preload(t.Context(), 10, func(n int) (*nats.Msg, error) { return s.request(n, load{resources: 1}, 1) })
+	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.awaitAnswers(t.Context(), 10); err != nil {
@@ -379,67 +384,28 @@ func TestTally_OutcomesDiffer_Fails(t *testing.T) {
 	if err := s.published(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.tally(t.Context(), map[string]int{"hold.created": 2, "hold.rejected": 1}); err != nil {
-		t.Error(err)
-	}
 	for _, want := range []map[string]int{
-		{"hold.created": 2}, {"hold.created": 3}, {"hold.created": 3, "hold.rejected": 0},
+		nil, {"hold.created": 2}, {"hold.created": 3}, {"hold.created": 3, "hold.rejected": 0},
 		{"hold.created": 2, "hold.rejected": 1, "hold.expired": 1},
 	} {
 		if err := s.tally(t.Context(), want); err == nil {
 			t.Errorf("no error for %v", want)
 		}
 	}
-}
-
-// TestBaseline_NightNotCounted_IsFound decides events night by night, and removes one night from the
-// counts.
-func TestBaseline_NightNotCounted_IsFound(t *testing.T) {
-	t.Parallel()
-	s := newCluster(t)
-	what := scenario{3, 2, 1}
-	request := func(n int) (*nats.Msg, error) { return s.request(n, what.resources, what.nights) }
-	if err := s.preload(t.Context(), s.baseline, request); err != nil {
-		t.Fatal(err)
+	if err := s.tally(t.Context(), map[string]int{"hold.created": 2, "hold.rejected": 1}); err != nil {
+		t.Error(err)
 	}
-	consumer, err := s.js.Consumer(t.Context(), s.ns.InStream(), "requests")
-	if err != nil {
+	if err := s.publish(nats.NewMsg(s.ns.Out("hold.created", "loft"))); err != nil {
 		t.Fatal(err)
-	}
-	batch, err := consumer.Fetch(s.baseline)
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn := s.redis.Conn()
-	defer func() { _ = conn.Close() }()
-	for m := range batch.Messages() {
-		if err := s.decideNightByNight(t.Context(), conn, m); err != nil {
-			t.Fatal(err)
-		}
 	}
 	if err := s.published(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.tallyNights(t.Context(), what); err != nil {
+	if err := s.tally(t.Context(), nil); err == nil {
+		t.Error("no error for an outcome more than at the last tally")
+	}
+	if err := s.tally(t.Context(), map[string]int{"hold.created": 1}); err != nil {
 		t.Error(err)
-	}
-	if err := s.tally(t.Context(), map[string]int{"hold.created": s.baseline}); err != nil {
-		t.Error(err)
-	}
-	stored := s.redis.Keys(t.Context(), s.nightByNight("r0")+"hold:*").Val()
-	stored = append(stored, s.redis.Keys(t.Context(), s.nightByNight("r1")+"hold:*").Val()...)
-	if len(stored) != s.baseline {
-		t.Errorf("%d holds in Redis, want %d", len(stored), s.baseline)
-	}
-	if locks := s.redis.Keys(t.Context(), string(s.ns)+":*:lock:*").Val(); len(locks) > 0 {
-		t.Errorf("locks are left: %q", locks)
-	}
-	night := s.redis.HKeys(t.Context(), s.nightByNight("r1")+"counts").Val()[0]
-	if err := s.redis.HIncrBy(t.Context(), s.nightByNight("r1")+"counts", night, -1).Err(); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.tallyNights(t.Context(), what); err == nil {
-		t.Error("no error although a night is missing")
 	}
 }
 
@@ -447,7 +413,7 @@ func TestBaseline_NightNotCounted_IsFound(t *testing.T) {
 func TestCeiling_Calls_WriteAllThatAHoldNeeds(t *testing.T) {
 	t.Parallel()
 	b := newRunner(t)
-	calls := ceilingCallsOf(b.name, 1, 100, 7, 3)
+	calls := ceilingCallsOf(b.name, 1, 100, 7, load{resources: 3})
 	script := redis.NewScript(ceilingSource)
 	if err := script.Load(t.Context(), b.redis).Err(); err != nil {
 		t.Fatal(err)
@@ -458,7 +424,7 @@ func TestCeiling_Calls_WriteAllThatAHoldNeeds(t *testing.T) {
 		t.Fatal(err)
 	}
 	sum, due := 0, 0
-	for _, resource := range []string{"r0", "r1", "r2"} {
+	for _, resource := range []string{"r00000", "r00001", "r00002"} {
 		prefix := b.name + ":" + resource + ":"
 		for _, count := range b.redis.HVals(t.Context(), prefix+"counts").Val() {
 			var n int

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -24,9 +23,9 @@ const (
 	ceilingRecord      = 150 // bytes of a hold
 )
 
-// ceiling measures how many holds per second Redis can place with the minimal script. It prepares all
+// ceiling measures how many holds per second Redis can place with the least script. It prepares all
 // calls before it starts the clock.
-func (b *runner) ceiling(ctx context.Context, nights, resources int) (rate Rate, err error) {
+func (b *runner) ceiling(ctx context.Context, nights int, what load) (rate Rate, err error) {
 	script := redis.NewScript(ceilingSource)
 	if err := script.Load(ctx, b.redis).Err(); err != nil {
 		return Rate{}, fmt.Errorf("ceiling: load script: %w", err)
@@ -41,7 +40,7 @@ func (b *runner) ceiling(ctx context.Context, nights, resources int) (rate Rate,
 		if err := connections[c].Ping(ctx).Err(); err != nil {
 			return Rate{}, fmt.Errorf("ceiling: %w", err)
 		}
-		calls[c] = ceilingCallsOf(namespace, c, b.ceilingCalls/ceilingConnections, nights, resources)
+		calls[c] = ceilingCallsOf(namespace, c, b.ceilingCalls/ceilingConnections, nights, what)
 	}
 	var clients errgroup.Group
 	before := b.processorTimes(nil)
@@ -57,15 +56,25 @@ func (b *runner) ceiling(ctx context.Context, nights, resources int) (rate Rate,
 	return newRate(b.ceilingCalls/ceilingConnections*ceilingConnections, took, b.processorTimes(nil).since(before))
 }
 
-// ceilingCall is one call of the minimal script.
+// ceilingCall is one call of the least script.
 type ceilingCall struct {
 	keys []string
 	args []any
 }
 
+// ceilingData is what a hold of the ceiling stores.
+var ceilingData = strings.Repeat("x", ceilingRecord)
+
+// newCeilingCall returns a call for a hold, without its nights. prefix is that of the resource's keys.
+func newCeilingCall(prefix, id string, capacity, deadline int64) ceilingCall {
+	return ceilingCall{
+		keys: []string{prefix + "request:" + id, prefix + "hold:" + id, prefix + "counts", prefix + "due"},
+		args: []any{id, 1, capacity, time.Hour.Milliseconds(), deadline, ceilingData},
+	}
+}
+
 // ceilingCallsOf returns the calls for one connection.
-func ceilingCallsOf(namespace string, connection, number, nights, resources int) []ceilingCall {
-	record := strings.Repeat("x", ceilingRecord)
+func ceilingCallsOf(namespace string, connection, number, nights int, what load) []ceilingCall {
 	first := time.Now().UTC()
 	var names [calendar]any
 	for n := range names {
@@ -75,13 +84,10 @@ func ceilingCallsOf(namespace string, connection, number, nights, resources int)
 	calls := make([]ceilingCall, number)
 	for i := range calls {
 		id := fmt.Sprintf("%08d%024d", connection, i)
-		resource := namespace + ":r" + strconv.Itoa(rand.IntN(resources)) + ":"
+		resource := namespace + ":" + resourceName(what.pick(connection*number+i)) + ":"
 		from := rand.IntN(calendar - nights + 1)
-		calls[i] = ceilingCall{
-			keys: []string{resource + "request:" + id, resource + "hold:" + id, resource + "counts", resource + "due"},
-			args: append([]any{id, 1, unlimitedCapacity, time.Hour.Milliseconds(), deadline, record},
-				names[from:from+nights]...),
-		}
+		calls[i] = newCeilingCall(resource, id, unlimitedCapacity, deadline)
+		calls[i].args = append(calls[i].args, names[from:from+nights]...)
 	}
 	return calls
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os/exec"
 	"strconv"
@@ -26,9 +27,10 @@ const (
 	closeWithin       = time.Minute // to remove a namespace
 	pauseEnd          = time.Second // from now to the end of a pause; see resume
 	pollInterval      = 20 * time.Millisecond
-	calendar          = 60            // nights of each resource
+	calendar          = 35            // nights of each resource
 	calendarFrom      = 30            // days from today to the first night
 	unlimitedCapacity = 1_000_000_000 // never sold out
+	scanBatch         = 10_000        // keys of Redis that one call scans
 )
 
 // cluster is a namespace and its workers.
@@ -37,15 +39,14 @@ type cluster struct {
 	ns      events.Namespace
 	first   time.Time // the first night of the calendar
 	workers []*worker
+
+	answered int            // outcomes that awaitAnswers has waited for
+	expected map[string]int // outcomes that tally has found, by event
 }
 
 // open creates a namespace. The caller calls close.
 func (b *runner) open(ctx context.Context) (*cluster, error) {
-	b.opened++
-	s := &cluster{
-		runner: b, ns: events.Namespace(b.name + "_" + strconv.Itoa(b.opened)),
-		first: time.Now().UTC().Truncate(24*time.Hour).AddDate(0, 0, calendarFrom),
-	}
+	s := b.newCluster()
 	cmd := exec.CommandContext(ctx, b.Worker, "migrate") //nolint:gosec // the user chooses the program
 	cmd.Env = s.environ()
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -54,14 +55,50 @@ func (b *runner) open(ctx context.Context) (*cluster, error) {
 	return s, nil
 }
 
-// environ returns the environment of a worker. With HOLDFAST_PREFLIGHT=warn the worker also accepts
-// servers that never sync.
+// newCluster returns a cluster with a name of its own, and creates nothing.
+func (b *runner) newCluster() *cluster {
+	b.opened++
+	return &cluster{
+		runner: b, ns: events.Namespace(b.name + "_" + strconv.Itoa(b.opened)),
+		first:    time.Now().UTC().Truncate(24*time.Hour).AddDate(0, 0, calendarFrom),
+		expected: make(map[string]int),
+	}
+}
+
+// stocked returns a namespace with resources, and a function that the caller calls at the end. A namespace
+// of allResources takes long to fill, so there is only one in a run: its workers are stopped at the end, its
+// data stays until the end of the run.
+func (b *runner) stocked(ctx context.Context, resources int) (s *cluster, done func() error, err error) {
+	if resources == b.allResources && b.wide != nil {
+		return b.wide, b.wide.stopAll, nil
+	}
+	if s, err = b.open(ctx); err != nil {
+		return nil, nil, err
+	}
+	if err := s.setInventory(ctx, resources); err != nil {
+		return nil, nil, errors.Join(err, s.close(ctx))
+	}
+	if resources == b.allResources {
+		b.wide = s
+		return s, s.stopAll, nil
+	}
+	return s, func() error { return s.close(ctx) }, nil
+}
+
+// environ returns the environment of a worker.
 func (s *cluster) environ(more ...string) []string {
-	return append([]string{
+	return append(append([]string{
 		"HOLDFAST_NATS_URL=" + s.NATSURL, "HOLDFAST_REDIS_URL=" + s.RedisURL, "HOLDFAST_POSTGRES_URL=" + s.PostgresURL,
+	}, s.policies()...), more...)
+}
+
+// policies returns the environment of a worker without the servers. With HOLDFAST_PREFLIGHT=warn the worker
+// also accepts servers that never sync.
+func (s *cluster) policies() []string {
+	return []string{
 		"HOLDFAST_NAMESPACE=" + string(s.ns), "HOLDFAST_HTTP_ADDR=127.0.0.1:0", "HOLDFAST_HOLD_TTL=1h",
 		"HOLDFAST_HOLDS_PER_USER=1000000", "HOLDFAST_LOG_LEVEL=info", "HOLDFAST_PREFLIGHT=warn",
-	}, more...)
+	}
 }
 
 // close stops the workers and removes the namespace, even when ctx is done.
@@ -81,15 +118,11 @@ func (s *cluster) close(ctx context.Context) error {
 	return nil
 }
 
-// removeKeys removes the keys of a namespace from Redis. On its own Redis it removes all keys, in the
-// background, because a million holds would take longer than the client's timeout.
+// removeKeys removes the keys of a namespace from Redis.
 func (b *runner) removeKeys(ctx context.Context, namespace string) error {
-	if b.stack != nil {
-		return b.redis.FlushAllAsync(ctx).Err()
-	}
 	var cursor uint64
 	for {
-		keys, next, err := b.redis.Scan(ctx, cursor, namespace+":*", 1000).Result()
+		keys, next, err := b.redis.Scan(ctx, cursor, namespace+":*", scanBatch).Result()
 		if err != nil {
 			return err
 		}
@@ -104,17 +137,37 @@ func (b *runner) removeKeys(ctx context.Context, namespace string) error {
 	}
 }
 
-// setInventory creates resources r0, r1, … with a calendar of nights that are never sold out.
+// setInventory creates resources with a calendar of nights that are never sold out. It needs no triggers,
+// because there are no workers yet and no reservations: without them it is several times as quick.
 func (s *cluster) setInventory(ctx context.Context, resources int) error {
 	table := pgx.Identifier{string(s.ns), "inventory"}.Sanitize()
-	_, err := s.pool.Exec(ctx, `INSERT INTO `+table+` (resource_id, slot, capacity)
-SELECT 'r' || r, to_char($2::timestamptz AT TIME ZONE 'UTC' + n * interval '1 day', 'YYYY-MM-DD'), $4
-FROM generate_series(0, $1 - 1) AS r, generate_series(0, $3 - 1) AS n`, resources, s.first, calendar, unlimitedCapacity)
+	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `ALTER TABLE `+table+` DISABLE TRIGGER USER`); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `INSERT INTO `+table+` (resource_id, slot, capacity)
+SELECT 'r' || lpad(r::text, 5, '0'), n, $4
+FROM generate_series(0, $1 - 1) AS r,
+    (SELECT to_char($2::timestamptz AT TIME ZONE 'UTC' + n * interval '1 day', 'YYYY-MM-DD') AS n
+        FROM generate_series(0, $3 - 1) AS n) AS nights`, resources, s.first, calendar, unlimitedCapacity)
+		if err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `ALTER TABLE `+table+` ENABLE TRIGGER USER`)
+		return err
+	})
+	if err == nil {
+		_, err = s.pool.Exec(ctx, `ANALYZE `+table)
+	}
 	if err != nil {
 		return fmt.Errorf("insert inventory of %d resources: %w", resources, err)
 	}
 	return nil
 }
+
+// resourceName returns the id of a resource. Its numbers have the same length, so that setInventory inserts
+// in the order of the index.
+func resourceName(n int) string { return fmt.Sprintf("r%05d", n) }
 
 // poll calls done every so often until it returns true or an error, or ctx is done.
 func poll(ctx context.Context, every time.Duration, done func() (bool, error)) error {
@@ -130,11 +183,11 @@ func poll(ctx context.Context, every time.Duration, done func() (bool, error)) e
 	}
 }
 
-// request returns the n-th request of a sale, for random nights of a random resource.
-func (s *cluster) request(n, resources, nights int) (*nats.Msg, error) {
+// request returns the n-th request of a sale, for random nights.
+func (s *cluster) request(n int, what load, nights int) (*nats.Msg, error) {
 	from := s.first.AddDate(0, 0, rand.IntN(calendar-nights+1))
-	resource := "r" + strconv.Itoa(rand.IntN(resources))
-	user := "u" + strconv.Itoa(n)
+	resource := resourceName(what.pick(n))
+	user := "u" + strconv.Itoa(s.answered+n)
 	return s.event(events.BookingRequested, resource, events.BookingRequestedData{
 		RequestKey: user, UserID: user, ResourceID: resource, Quantity: 1,
 		SlotSelection: holds.SlotSelection{
@@ -200,34 +253,43 @@ func (s *cluster) pause(ctx context.Context, consumers ...string) error {
 	return nil
 }
 
-// resume ends the pause of consumers and waits until the outbound stream has so many outcomes. It
+// resume ends the pause of consumers and waits for a number of further outcomes, one for each event. It
 // returns the rate of the events, from the end of the pause until the last outcome was stored, both by
 // the clock of the NATS server.
 //
 // It sets the end of the pause shortly in the future instead of resuming at once: a consumer that is
 // resumed by request does not serve pending pulls (nats-server 2.15.2), and a worker pulls again only
 // after a second. That second would count as the worker's time.
-func (s *cluster) resume(ctx context.Context, events, outcomes int, consumers ...string) (Rate, error) {
-	info, err := s.out(ctx)
+func (s *cluster) resume(ctx context.Context, number int, consumers ...string) (Rate, error) {
+	from, err := s.endPause(ctx, consumers...)
 	if err != nil {
 		return Rate{}, err
 	}
-	from := info.TimeStamp.Add(pauseEnd)
+	before := s.processorTimes(s.workers)
+	last, err := s.awaitAnswers(ctx, number)
+	if err != nil {
+		return Rate{}, err
+	}
+	return newRate(number, last.Sub(from), s.processorTimes(s.workers).since(before))
+}
+
+// endPause ends the pause of consumers after pauseEnd, and returns when, by the clock of the NATS server.
+func (s *cluster) endPause(ctx context.Context, consumers ...string) (from time.Time, err error) {
+	info, err := s.out(ctx)
+	if err != nil {
+		return time.Time{}, err
+	}
+	from = info.TimeStamp.Add(pauseEnd)
 	for _, name := range consumers {
 		pause, err := s.js.PauseConsumer(ctx, s.ns.InStream(), name, from)
 		if err == nil && !pause.Paused {
 			err = fmt.Errorf("NATS answered after more than %s", pauseEnd)
 		}
 		if err != nil {
-			return Rate{}, fmt.Errorf("resume %s: %w", name, err)
+			return time.Time{}, fmt.Errorf("resume %s: %w", name, err)
 		}
 	}
-	before := s.processorTimes(s.workers)
-	last, err := s.awaitAnswers(ctx, outcomes)
-	if err != nil {
-		return Rate{}, err
-	}
-	return newRate(events, last.Sub(from), s.processorTimes(s.workers).since(before))
+	return from, nil
 }
 
 // out returns the state of the outbound stream.
@@ -239,11 +301,12 @@ func (s *cluster) out(ctx context.Context) (*jetstream.StreamInfo, error) {
 	return out.CachedInfo(), nil
 }
 
-// awaitAnswers waits until number outcomes are stored, and returns the time when the last was stored. It
-// returns an error when a worker ends or no outcome is stored for stallWithin.
+// awaitAnswers waits until number more outcomes are stored than at its last call, and returns the time when
+// the last was stored. It returns an error when a worker ends or no outcome is stored for stallWithin.
 func (s *cluster) awaitAnswers(ctx context.Context, number int) (last time.Time, err error) {
 	var seen uint64
 	moved := time.Now()
+	s.answered += number
 	return last, poll(ctx, pollInterval, func() (bool, error) {
 		info, err := s.out(ctx)
 		if err == nil {
@@ -256,10 +319,10 @@ func (s *cluster) awaitAnswers(ctx context.Context, number int) (last time.Time,
 		if info.State.LastSeq > seen {
 			seen, moved = info.State.LastSeq, time.Now()
 		}
-		if seen < uint64(number) && time.Since(moved) > stallWithin {
-			return false, s.stalled(ctx, seen, number)
+		if seen < uint64(s.answered) && time.Since(moved) > stallWithin {
+			return false, s.stalled(ctx, seen, s.answered)
 		}
-		return seen >= uint64(number), nil
+		return seen >= uint64(s.answered), nil
 	})
 }
 
@@ -277,8 +340,9 @@ func (s *cluster) stalled(ctx context.Context, seen uint64, number int) error {
 		seen, number, stallWithin, dead, logs)
 }
 
-// tally returns an error unless the outbound stream has exactly these numbers of outcomes, by event.
-func (s *cluster) tally(ctx context.Context, want map[string]int) error {
+// tally returns an error unless the outbound stream has exactly these numbers of outcomes, by event, more
+// than at the last tally without an error.
+func (s *cluster) tally(ctx context.Context, more map[string]int) error {
 	out, err := s.js.Stream(ctx, s.ns.OutStream())
 	if err != nil {
 		return fmt.Errorf("outbound stream: %w", err)
@@ -287,17 +351,19 @@ func (s *cluster) tally(ctx context.Context, want map[string]int) error {
 	if err != nil {
 		return fmt.Errorf("outbound stream: %w", err)
 	}
-	found, all := make(map[string]int), true
+	want := maps.Clone(s.expected)
+	for event, n := range more {
+		want[event] += n
+	}
+	found := make(map[string]int)
 	for subject, n := range info.State.Subjects {
 		event := strings.TrimPrefix(subject, s.ns.Out("", "")[:len(s.ns)+len(".out.")])
 		found[event[:strings.LastIndexByte(event, '.')]] += int(n)
 	}
-	for event, n := range want {
-		all = all && found[event] == n
-	}
-	if !all || len(found) != len(want) {
+	if !maps.Equal(found, want) {
 		return fmt.Errorf("outcomes are %v, want %v", found, want)
 	}
+	s.expected = want
 	return nil
 }
 

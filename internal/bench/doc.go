@@ -3,16 +3,18 @@
 //
 // # What it measures
 //
-//	ceiling    the minimal script of a hold, 64 calls in one round trip, on 4 connections: the most
+//	ceiling    the least script of a hold, 64 calls in one round trip, on 4 connections: the most
 //	           that this Redis can do
 //	sales      requests that wait in the inbound stream: from the time when the workers may fetch
 //	           them until the last outcome is stored
-//	baseline   the same requests, decided as many teams would: night by night, with a lock, a read
-//	           and a write each
-//	payments   payments of holds, compared with the same transactions in Postgres alone
+//	batches    the CPU time of a hold when 1, 8 or 64 requests arrive together
 //	latency    requests at a steady rate, independent of the answers: from the time when a request
-//	           was due until its outcome arrives
+//	           was due until its outcome arrives; with locks and without
+//	peers      other ways of placing holds, and Holdfast beside them, in a closed loop
+//	payments   payments of holds, compared with the same transactions in Postgres alone
 //	expiry     20,000 holds that expire within a second among 500,000 other keys with a TTL
+//	overload   workers whose Redis or Postgres has a tenth of a processor
+//	idle       a worker without work, with a large inventory
 //	growth     the cost of one more hold, in time, memory and bytes on the wire, with more and more
 //	           live holds
 //

@@ -24,7 +24,7 @@ const (
 func (b *runner) expiries(ctx context.Context) error {
 	b.progressf("expiry: %s expire within a second among %s with a TTL",
 		plural(b.expiring, "hold"), plural(b.keys, "other key"))
-	for _, notified := range []bool{false, true} {
+	for _, notified := range b.notified {
 		b.step("expiry, notifications %s", onOff(notified))
 		figure, err := b.measureExpiry(ctx, notified)
 		if err != nil {
@@ -108,7 +108,7 @@ func (b *runner) measureExpiry(ctx context.Context, notified bool) (figure Expir
 
 // briefRequest returns the n-th request for a hold with a TTL of some seconds.
 func (s *cluster) briefRequest(n int, ttl int64) (*nats.Msg, error) {
-	resource, user := "r"+strconv.Itoa(n%expiringResources), "u"+strconv.Itoa(n)
+	resource, user := resourceName(n%expiringResources), "u"+strconv.Itoa(n)
 	return s.event(events.BookingRequested, resource, events.BookingRequestedData{
 		RequestKey: user, UserID: user, ResourceID: resource, Quantity: 1, TTLSeconds: &ttl,
 		SlotSelection: holds.SlotSelection{

@@ -1,6 +1,11 @@
 package bench
 
-import "fmt"
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
 
 // Goal is a bound on a figure, and whether the figure meets it.
 type Goal struct {
@@ -20,50 +25,134 @@ const (
 // checkGoals sets Goals. It skips the goals of figures that were not measured.
 func (r *Report) checkGoals() {
 	r.Goals = []Goal{}
-	check := func(bound string, want, found float64, format string, args ...any) {
-		met := found >= want
-		if bound == AtMost {
-			met = found <= want
-		}
-		r.Goals = append(r.Goals, Goal{fmt.Sprintf(format, args...), bound, want, found, met})
-	}
-	throughputs := make(map[scenario]Throughput)
-	for _, s := range r.Throughputs {
-		throughputs[scenario{s.Nights, s.Resources, s.Workers}] = s
-	}
-	nights := []int{1, 3, 7, 30}
-	ofCeiling := map[int]float64{1: 0.5, 3: 0.5, 7: 0.5, 30: 0.6}
-	for _, n := range nights {
-		if s, measured := throughputs[scenario{n, manyResources, 1}]; measured {
-			check(AtLeast, ofCeiling[n], s.OfCeiling, "%s: of the ceiling", plural(n, "night"))
-		}
-	}
-	timesBaseline := map[int]float64{7: 10, 30: 20}
-	for _, n := range nights {
-		if s, measured := throughputs[scenario{n, manyResources, 1}]; measured && timesBaseline[n] > 0 {
-			check(AtLeast, timesBaseline[n], s.TimesBaseline, "%s: times the baseline", plural(n, "night"))
-		}
-	}
-	for _, n := range nights {
-		if s, measured := throughputs[scenario{n, 1, 1}]; measured {
-			check(AtLeast, 1.3, s.TimesMany, "%s, one hot resource: times 1,000 resources", plural(n, "night"))
-		}
-	}
-	if s, measured := throughputs[scenario{1, 1, 1}]; measured {
-		check(AtLeast, 0.7, s.OfCeiling, "1 night, one hot resource: of the ceiling")
-	}
+	r.checkSales()
+	r.checkLatencies()
+	r.checkPeers()
 	if r.Payments != nil {
-		check(AtLeast, 0.5, r.Payments.OfCeiling, "payments: of their ceiling")
-	}
-	for _, l := range r.Latencies {
-		if l.Percent == 50 {
-			check(AtMost, 20, l.P99, "latency at 50 %%: p99 in ms")
-		}
+		r.check(AtLeast, 0.6, r.Payments.OfCeiling, "payments: of their ceiling")
 	}
 	for _, e := range r.Expiries {
 		if !e.Notified {
-			check(AtMost, 500, e.Late.P999, "expiry without notifications: p99.9 in ms")
+			r.check(AtMost, 250, e.Late.P999, "expiry without notifications: p99.9 in ms")
 		}
+	}
+	r.checkOverloads()
+	if r.Idle != nil {
+		r.check(AtMost, 1, r.Idle.Sum, "an idle worker: percent of a processor")
+	}
+	if len(r.Scaling) > 0 {
+		first, last := r.Scaling[0], r.Scaling[len(r.Scaling)-1]
+		r.check(AtMost, 700, last.RedisBytes, "%s: bytes of one in Redis", plural(last.Live, "live hold"))
+		if micros := SumMicros(first.Rate.Processor); micros > 0 {
+			r.check(AtMost, 1.2, SumMicros(last.Rate.Processor)/micros, "%s: CPU time of one more, times that at %s",
+				plural(last.Live, "live hold"), grouped(first.Live))
+		}
+	}
+}
+
+// check adds a goal.
+func (r *Report) check(bound string, want, found float64, format string, args ...any) {
+	met := found >= want
+	if bound == AtMost {
+		met = found <= want
+	}
+	r.Goals = append(r.Goals, Goal{fmt.Sprintf(format, args...), bound, want, found, met})
+}
+
+func (r *Report) checkSales() {
+	wanted := map[int]float64{1: 0.4, 3: 0.4, 7: 0.4, 30: 0.6} // of the ceiling, by nights
+	for _, s := range r.Throughputs {
+		switch {
+		case s.Workers != 1:
+		case s.Spread == spreadAlone && s.Nights == usualNights && s.ProcessorMicros != nil:
+			r.check(AtMost, 130, SumMicros(s.ProcessorMicros), "%s: CPU µs of a hold", s.load())
+			if least := s.CeilingMicros[processRedis]; least > 0 {
+				r.check(AtMost, 1.6, s.ProcessorMicros[processRedis]/least,
+					"%s: CPU time of Redis, times the least script", s.load())
+			}
+		case s.Spread != spreadEven:
+		case s.Resources == manyResources && wanted[s.Nights] > 0:
+			r.check(AtLeast, wanted[s.Nights], s.OfCeiling, "%s: of the ceiling", plural(s.Nights, "night"))
+		case s.Resources == 1:
+			r.check(AtLeast, 0.5, s.OfCeiling, "%s, one hot resource: of the ceiling", plural(s.Nights, "night"))
+		}
+	}
+}
+
+func (r *Report) checkLatencies() {
+	withoutLocks := make(map[int]Latency) // by percent
+	for _, l := range r.Latencies {
+		if l.Strategy == strategyNone {
+			withoutLocks[l.Percent] = l
+		}
+	}
+	most := map[int]float64{0: 8, 50: 25, 80: 100} // p99 in ms, by percent
+	for _, l := range r.Latencies {
+		if l.Strategy != strategyRange || most[l.Percent] == 0 {
+			continue
+		}
+		at := fmt.Sprintf("%d %% of the maximum", l.Percent)
+		if l.Percent == 0 {
+			at = rounded(l.PerSecond) + "/s"
+			if l.ProcessorMicros != nil {
+				r.check(AtMost, 400, SumMicros(l.ProcessorMicros), "%s: CPU µs of a hold", at)
+			}
+		}
+		r.check(AtMost, most[l.Percent], l.P99, "%s: p99 in ms", at)
+		if none := withoutLocks[l.Percent]; l.Percent > 0 && none.P99 > 0 {
+			r.check(AtMost, 1.2, l.P99/none.P99, "%s: p99 with locks, times that without", at)
+		}
+	}
+}
+
+// checkPeers compares Holdfast with Postgres alone, both durable and both not, and with the lock libraries.
+func (r *Report) checkPeers() {
+	type key struct {
+		name              string
+		nights, resources int
+	}
+	rates := make(map[key]float64)
+	for _, p := range r.Peers {
+		rates[key{p.Name, p.Nights, p.Resources}] = p.Rate.PerSecond
+	}
+	for _, p := range r.Peers {
+		against := map[string][]string{
+			HoldfastDurable:  {PeerPostgres},
+			HoldfastUnsynced: {PeerPostgresAsync, PeerRedsync, PeerRedislock},
+		}[p.Name]
+		for _, name := range against {
+			if rate := rates[key{name, p.Nights, p.Resources}]; rate > 0 {
+				r.check(AtLeast, 1, p.Rate.PerSecond/rate, "%s, %s, %s: times %s",
+					p.Name, plural(p.Nights, "night"), load{resources: p.Resources}, name)
+			}
+		}
+		if p.Quarter != nil {
+			r.check(AtMost, 5, p.Quarter.P50, "%s, at a quarter of its rate: p50 in ms", p.Name)
+		}
+	}
+}
+
+func (r *Report) checkOverloads() {
+	servers := make(map[string][]Overload)
+	for _, o := range r.Overloads {
+		servers[o.Server] = append(servers[o.Server], o)
+	}
+	for _, server := range slices.Sorted(maps.Keys(servers)) {
+		found := servers[server]
+		best, worst, attempts, back := 0.0, found[0].PerSecond, 0.0, 0.0
+		for _, o := range found {
+			best, worst = max(best, o.PerSecond), min(worst, o.PerSecond)
+			attempts, back = max(attempts, o.Attempts), max(back, o.BackSeconds)
+		}
+		what := strings.ToUpper(server[:1]) + server[1:] + " throttled"
+		if best > 0 {
+			r.check(AtLeast, 0.9, worst/best, "%s: the worst number of workers, of the best", what)
+		}
+		if last := found[len(found)-1]; last.Workers > found[0].Workers && found[0].PerSecond > 0 {
+			r.check(AtLeast, 1, last.PerSecond/found[0].PerSecond, "%s: %d workers, times one", what, last.Workers)
+		}
+		r.check(AtMost, 1.2, attempts, "%s: attempts per event", what)
+		r.check(AtMost, 5, back, "%s: seconds until as quick as before", what)
 	}
 }
 

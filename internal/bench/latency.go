@@ -14,36 +14,65 @@ import (
 	"holdfast/internal/holds"
 )
 
+// loads are the rates at which latency is measured, in percent of the maximum rate of a worker; 0 means
+// steadyRate.
+var loads = []int{0, 10, 50, 80}
+
+// steadyRate is a rate of every day, in requests per second.
+const steadyRate = 1000
+
+// strategies are the lock strategies whose latency is measured side by side.
+var strategies = []string{strategyRange, strategyNone}
+
 const (
-	answerWithin  = 30 * time.Second // from the last request to the last outcome
-	headerReplyTo = "Holdfast-Reply-To"
+	strategyRange = "range"
+	strategyNone  = "none"
 )
 
-// loads are the rates at which latency is measured, in percent of the maximum rate of a worker.
-var loads = []int{10, 50, 80}
-
-// latencies measures the maximum rate of a worker, and then the latency of the same requests at 10, 50
-// and 80 % of it.
+// latencies measures the maximum rate of a worker, and then the latency of the same requests at lower
+// rates, with locks and without.
 func (b *runner) latencies(ctx context.Context) error {
 	b.progressf("latency: requests of %s on %s at a steady rate; each counts from when it was due",
 		plural(usualNights, "night"), plural(manyResources, "resource"))
 	rounds := make([]Rate, b.rounds)
 	for round := range rounds {
 		b.step("maximum rate, round %d of %d", round+1, b.rounds)
-		rate, err := b.decideRequests(ctx, scenario{usualNights, manyResources, 1})
+		rate, err := b.decideRequests(ctx, scenario{usualNights, load{resources: manyResources}, 1})
 		if err != nil {
 			return fmt.Errorf("maximum rate: %w", err)
 		}
 		rounds[round] = rate
 	}
 	full := medianRate(rounds, perSecond)
-	for _, percent := range loads {
-		b.step("latency at %d %% of %.0f/s", percent, full)
-		figure, err := b.steady(ctx, full*float64(percent)/100)
-		if err != nil {
-			return fmt.Errorf("at %d %%: %w", percent, err)
+	for _, strategy := range strategies {
+		if err := b.latenciesWith(ctx, strategy, full); err != nil {
+			return fmt.Errorf("lock strategy %s: %w", strategy, err)
 		}
-		figure.Percent, figure.Full = percent, full
+	}
+	return nil
+}
+
+// latenciesWith measures the latency at all loads with a lock strategy.
+func (b *runner) latenciesWith(ctx context.Context, strategy string, full float64) (err error) {
+	s, done, err := b.stocked(ctx, manyResources)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, done()) }()
+	if err := s.start(ctx, 1, "HOLDFAST_LOCK_STRATEGY="+strategy); err != nil {
+		return err
+	}
+	for _, percent := range loads {
+		rate := full * float64(percent) / 100
+		if percent == 0 {
+			rate = steadyRate
+		}
+		b.step("latency at %.0f/s, lock strategy %s", rate, strategy)
+		figure, err := s.steady(ctx, rate)
+		if err != nil {
+			return fmt.Errorf("at %.0f/s: %w", rate, err)
+		}
+		figure.Percent, figure.Full, figure.Strategy = percent, full, strategy
 		b.report.Latencies = append(b.report.Latencies, figure)
 		b.progressf("  %s", figure.line())
 	}
@@ -63,24 +92,13 @@ func record(h *hdrhistogram.Histogram, took time.Duration) {
 // steady publishes requests at a steady rate, independent of the answers. The latency of a request
 // counts from the time when it was due, so it includes delays of the publisher (coordinated omission:
 // G. Tene, How NOT to Measure Latency, 2015).
-func (b *runner) steady(ctx context.Context, rate float64) (figure Latency, err error) {
-	s, err := b.open(ctx)
-	if err != nil {
-		return Latency{}, err
-	}
-	defer func() { err = errors.Join(err, s.close(ctx)) }()
-	if err := s.setInventory(ctx, manyResources); err != nil {
-		return Latency{}, err
-	}
-	if err := s.start(ctx, 1); err != nil {
-		return Latency{}, err
-	}
-	warm := int(rate * b.warmFor.Seconds()) // the first requests, which do not count
-	number := int(rate*b.latencyFor.Seconds()) + 1
+func (s *cluster) steady(ctx context.Context, rate float64) (figure Latency, err error) {
+	warm := int(rate * s.warmFor.Seconds()) // the first requests, which do not count
+	number := int(rate*s.latencyFor.Seconds()) + 1
 	requests := make([]*nats.Msg, warm+number)
 	inbox := s.nc.NewInbox() + "."
 	for n := range requests {
-		if requests[n], err = s.request(n, manyResources, usualNights); err != nil {
+		if requests[n], err = s.request(n, load{resources: manyResources}, usualNights); err != nil {
 			return Latency{}, err
 		}
 		requests[n].Header.Set(headerReplyTo, inbox+strconv.Itoa(n))
@@ -133,6 +151,7 @@ func (b *runner) steady(ctx context.Context, rate float64) (figure Latency, err 
 		return Latency{}, context.Cause(ctx)
 	}
 	used := s.processorTimes(s.workers).since(before)
+	s.answered += len(requests)
 	figure = Latency{
 		PerSecond: rate, Number: number, Quantiles: newQuantiles(times), Sent: newQuantiles(sent),
 		ProcessorMicros: used.each(len(requests)),

@@ -60,7 +60,9 @@ func (b *runner) pay(ctx context.Context) (rate Rate, err error) {
 	if err := s.start(ctx, 1); err != nil {
 		return Rate{}, err
 	}
-	err = s.preload(ctx, b.payments, func(n int) (*nats.Msg, error) { return s.request(n, manyResources, usualNights) })
+	err = s.preload(ctx, b.payments, func(n int) (*nats.Msg, error) {
+		return s.request(n, load{resources: manyResources}, usualNights)
+	})
 	if err != nil {
 		return Rate{}, err
 	}
@@ -86,12 +88,10 @@ func (b *runner) pay(ctx context.Context) (rate Rate, err error) {
 	if err != nil {
 		return Rate{}, err
 	}
-	if rate, err = s.resume(ctx, b.payments, 2*b.payments, consumers...); err != nil {
+	if rate, err = s.resume(ctx, b.payments, consumers...); err != nil {
 		return Rate{}, err
 	}
-	return rate, s.tally(ctx, map[string]int{
-		holds.EventHoldCreated: b.payments, holds.EventHoldConfirmed: b.payments,
-	})
+	return rate, s.tally(ctx, map[string]int{holds.EventHoldConfirmed: b.payments})
 }
 
 // granted returns the ids of the first number holds.
@@ -184,7 +184,7 @@ func decideAll(ctx context.Context, db *store.Store, epoch string, batches [][]h
 
 // payment returns the n-th payment of the ceiling, for a claimed hold that does not exist.
 func (s *cluster) payment(n int) (holds.Payment, error) {
-	resource := "r" + strconv.Itoa(rand.IntN(manyResources))
+	resource := resourceName(rand.IntN(manyResources))
 	hold, err := holds.NewHoldID(resource)
 	if err != nil {
 		return holds.Payment{}, err

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"fmt"
 	"image/color"
+	"math"
 	"os"
+	"slices"
 	"strconv"
 
 	"gonum.org/v1/plot"
@@ -15,21 +17,10 @@ import (
 	_ "gonum.org/v1/plot/vg/vgsvg" // the format of plots
 )
 
-// bars are the bars of one colour, one for each number of nights.
-type bars struct {
-	name      string // in the legend
-	colour    color.Color
-	resources int // selects the sales with so many resources and one worker
-	figure    func(Throughput) float64
-	label     func(Throughput) string // above a bar; nil means no labels
-}
-
 const (
-	plotWidth  = 24 * vg.Centimeter
-	plotHeight = 14 * vg.Centimeter
-	barWidth   = vg.Length(24)
-	labelSize  = vg.Length(8)
-	headroom   = 1.35 // height of the axis by the highest bar; leaves room for the legend
+	plotWidth   = 28 * vg.Centimeter
+	plotHeight  = 13 * vg.Centimeter
+	legendWidth = 9.2 * vg.Centimeter
 )
 
 // The text is laid out in sans. families replaces its name in the SVG by a list that also has fonts of
@@ -39,35 +30,200 @@ var (
 	families = [2]string{"font-family:Liberation Sans;", "font-family:'Liberation Sans',Arial,Helvetica,sans-serif;"}
 )
 
-// Plot writes a bar chart of the sales by one worker, with their ceilings and baselines, to an SVG file.
-func (r *Report) Plot(path string) error {
-	holdfast := func(s Throughput) float64 { return s.PerSecond }
-	ceiling := func(s Throughput) float64 { return s.CeilingSecond }
-	baseline := func(s Throughput) float64 { return s.BaselineSecond }
-	ofCeiling := func(s Throughput) string { return fmt.Sprintf("%.2f", s.OfCeiling) }
-	p, err := barChart(r.Throughputs, []bars{
-		{"Redis alone, with the minimal script", color.Gray{0xb0}, manyResources, ceiling, nil},
-		{
-			"Holdfast, 1 resource (on the bars: share of Redis alone)",
-			color.RGBA{0x1b, 0x5e, 0x8c, 0xff}, 1, holdfast, ofCeiling,
-		},
-		{"Holdfast, 10 resources", color.RGBA{0x4a, 0x90, 0xc2, 0xff}, 10, holdfast, ofCeiling},
-		{"Holdfast, 1,000 resources", color.RGBA{0x9c, 0xc8, 0xe6, 0xff}, manyResources, holdfast, ofCeiling},
-		{
-			"baseline: a lock, a read and a write for each night",
-			color.RGBA{0xc0, 0x5a, 0x3c, 0xff}, manyResources, baseline, nil,
-		},
-	})
+// style is how a way of placing holds is drawn, in all plots.
+type style struct {
+	name   string
+	colour color.Color
+	glyph  draw.GlyphDrawer
+}
+
+// styles are the lines of the plot of peers, in the order of the legend.
+var styles = []style{
+	{HoldfastDurable, color.RGBA{0x0b, 0x4f, 0x8a, 0xff}, draw.CircleGlyph{}},
+	{HoldfastUnsynced, color.RGBA{0x5a, 0xa9, 0xe0, 0xff}, draw.CircleGlyph{}},
+	{PeerPostgres, color.RGBA{0x1f, 0x7a, 0x3d, 0xff}, draw.BoxGlyph{}},
+	{PeerPostgresAsync, color.RGBA{0x7c, 0xc4, 0x7f, 0xff}, draw.BoxGlyph{}},
+	{PeerRedsync, color.RGBA{0xc0, 0x3a, 0x2b, 0xff}, draw.TriangleGlyph{}},
+	{PeerRedislock, color.RGBA{0xe8, 0x9a, 0x3c, 0xff}, draw.TriangleGlyph{}},
+	{PeerScript, color.RGBA{0x80, 0x80, 0x80, 0xff}, draw.PyramidGlyph{}},
+}
+
+// PlotHolds writes holds per second by number of nights, of Holdfast and its peers, to an SVG file: one
+// panel for many resources, and one for a hot one.
+func (r *Report) PlotHolds(path string) error {
+	panels := make([]*plot.Plot, len(peerLoads))
+	legend := newLegend()
+	from, to := math.Inf(1), 0.0
+	for _, p := range r.Peers {
+		from, to = min(from, p.Rate.PerSecond), max(to, p.Rate.PerSecond)
+	}
+	for i, what := range peerLoads {
+		panels[i] = newPlot("nights in a request", "holds per second", from, to)
+		panels[i].Title.Text = "on " + what.String()
+		nights := r.peerNights()
+		names := make([]string, len(nights))
+		for at, n := range nights {
+			names[at] = strconv.Itoa(n)
+		}
+		panels[i].NominalX(names...)
+		panels[i].X.Min, panels[i].X.Max = -0.4, float64(len(nights))-0.6
+		for _, as := range styles {
+			var points plotter.XYs
+			for _, p := range r.Peers {
+				if p.Name == as.name && p.Resources == what.resources {
+					points = append(points, plotter.XY{X: float64(slices.Index(nights, p.Nights)), Y: p.Rate.PerSecond})
+				}
+			}
+			if err := as.draw(panels[i], points, nil, entryIf(i == 0, legend, as.name)); err != nil {
+				return err
+			}
+		}
+	}
+	return write(path, panels, legend)
+}
+
+// peerNights returns the numbers of nights of the comparison with peers.
+func (r *Report) peerNights() (nights []int) {
+	for _, p := range r.Peers {
+		if !slices.Contains(nights, p.Nights) {
+			nights = append(nights, p.Nights)
+		}
+	}
+	slices.Sort(nights)
+	return nights
+}
+
+// PlotLatency writes latency against load to an SVG file: of Holdfast in an open loop, with locks and
+// without, and of its peers at the highest rate of a closed loop.
+func (r *Report) PlotLatency(path string) error {
+	from, to := math.Inf(1), 0.0
+	for _, l := range r.Latencies {
+		from, to = min(from, l.P50), max(to, l.P99)
+	}
+	for _, p := range r.Peers {
+		if p.plotted() {
+			from, to = min(from, p.P50), max(to, p.P99)
+		}
+	}
+	p := newPlot("holds per second", "latency in ms", from, to)
+	p.Title.Text = fmt.Sprintf("%s, %s", plural(usualNights, "night"), load{resources: manyResources})
+	p.X.Tick.Marker = thousands{}
+	p.X.Min = 0
+	legend := newLegend()
+	for _, as := range []style{
+		{strategyRange, styles[1].colour, draw.CircleGlyph{}},
+		{strategyNone, color.RGBA{0x6b, 0x3f, 0xa0, 0xff}, draw.CircleGlyph{}},
+	} {
+		for _, dashes := range [][]vg.Length{nil, {4, 3}} {
+			var points plotter.XYs
+			name := "Holdfast, locks " + as.name + ", p99"
+			for _, l := range r.Latencies {
+				if l.Strategy != as.name {
+					continue
+				}
+				at := plotter.XY{X: l.PerSecond, Y: l.P99}
+				if dashes != nil {
+					at.Y, name = l.P50, "Holdfast, locks "+as.name+", p50"
+				}
+				points = append(points, at)
+			}
+			slices.SortFunc(points, func(a, b plotter.XY) int { return int(a.X - b.X) })
+			if err := as.draw(p, points, dashes, entryIf(true, legend, name)); err != nil {
+				return err
+			}
+		}
+	}
+	for _, as := range styles {
+		for _, found := range r.Peers {
+			if found.Name != as.name || !found.plotted() {
+				continue
+			}
+			points := plotter.XYs{{X: found.Rate.PerSecond, Y: found.P50}, {X: found.Rate.PerSecond, Y: found.P99}}
+			if err := as.draw(p, points, nil, entryIf(true, legend, as.name)); err != nil {
+				return err
+			}
+		}
+	}
+	legend.Add("(vertical: p50 to p99 of a closed")
+	legend.Add("loop at the highest rate)")
+	p.X.Max *= 1.05
+	return write(path, []*plot.Plot{p}, legend)
+}
+
+// plotted says whether a peer was measured as latency is: with the usual nights, over many resources.
+func (p Peer) plotted() bool { return p.Nights == usualNights && p.Resources == manyResources }
+
+// entryIf returns a function that adds an entry to the legend, or one that does nothing.
+func entryIf(wanted bool, legend *plot.Legend, name string) func(...plot.Thumbnailer) {
+	return func(drawn ...plot.Thumbnailer) {
+		if wanted {
+			legend.Add(name, drawn...)
+		}
+	}
+}
+
+// draw adds a line with points to a plot, and to the legend. Without points it adds nothing.
+func (l style) draw(p *plot.Plot, points plotter.XYs, dashes []vg.Length, entry func(...plot.Thumbnailer)) error {
+	if len(points) == 0 {
+		return nil
+	}
+	line, marks, err := plotter.NewLinePoints(points)
 	if err != nil {
 		return fmt.Errorf("draw plot: %w", err)
 	}
-	p.Title.Text = "Holds per second, one worker"
-	svg, err := p.WriterTo(plotWidth, plotHeight, "svg")
+	line.Color, line.Width, line.Dashes = l.colour, 1.8, dashes
+	marks.Color, marks.Shape, marks.Radius = l.colour, l.glyph, 3
+	p.Add(line, marks)
+	entry(line, marks)
+	return nil
+}
+
+// newPlot returns an empty plot with a logarithmic axis of figures, and its grid.
+func newPlot(x, y string, from, to float64) *plot.Plot {
+	p := plot.New()
+	for _, text := range []*font.Font{
+		&p.Title.TextStyle.Font, &p.X.Label.TextStyle.Font, &p.Y.Label.TextStyle.Font,
+		&p.X.Tick.Label.Font, &p.Y.Tick.Label.Font,
+	} {
+		text.Typeface, text.Variant = sans.Typeface, sans.Variant
+	}
+	p.Title.Padding = 6
+	p.X.Label.Text, p.Y.Label.Text = x, y+" (logarithmic)"
+	p.X.Label.Padding, p.Y.Label.Padding = 4, 4
+	p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, decades{}
+	p.Y.Min, p.Y.Max = from/1.3, to*1.3
+	p.Y.AutoRescale = false
+	grid := plotter.NewGrid()
+	grid.Vertical.Color, grid.Horizontal.Color = nil, color.Gray{0xdd}
+	p.Add(grid)
+	return p
+}
+
+func newLegend() *plot.Legend {
+	l := plot.NewLegend()
+	l.TextStyle.Font = font.From(sans, 10)
+	l.Top, l.Left, l.Padding, l.ThumbnailWidth = true, true, 4, 24
+	return &l
+}
+
+// write draws panels side by side, and the legend at their right.
+func write(path string, panels []*plot.Plot, legend *plot.Legend) error {
+	canvas, err := draw.NewFormattedCanvas(plotWidth, plotHeight, "svg")
 	if err != nil {
 		return fmt.Errorf("draw plot: %w", err)
 	}
+	whole := draw.New(canvas)
+	whole.SetColor(color.White)
+	whole.Fill(whole.Path())
+	const margin = 10
+	width := (plotWidth - legendWidth) / vg.Length(len(panels))
+	for i, p := range panels {
+		left := width * vg.Length(i)
+		p.Draw(draw.Crop(whole, left+margin, left+width-plotWidth-margin, margin, -margin))
+	}
+	legend.Draw(draw.Crop(whole, plotWidth-legendWidth, -margin, margin, -3*margin))
 	var text bytes.Buffer
-	if _, err := svg.WriteTo(&text); err != nil {
+	if _, err := canvas.WriteTo(&text); err != nil {
 		return fmt.Errorf("draw plot: %w", err)
 	}
 	drawn := bytes.ReplaceAll(text.Bytes(), []byte(families[0]), []byte(families[1]))
@@ -75,80 +231,6 @@ func (r *Report) Plot(path string) error {
 		return fmt.Errorf("write plot: %w", err)
 	}
 	return nil
-}
-
-// barChart returns a chart with a group of bars for each number of nights, one bar of each kind.
-func barChart(throughputs []Throughput, kinds []bars) (*plot.Plot, error) {
-	p := newPlot()
-	var nights []int
-	highest := 0.0
-	for _, s := range throughputs {
-		if len(nights) == 0 || nights[len(nights)-1] != s.Nights {
-			nights = append(nights, s.Nights)
-		}
-		highest = max(highest, s.PerSecond, s.CeilingSecond)
-	}
-	for i, kind := range kinds {
-		values := make(plotter.Values, len(nights))
-		labels := plotter.XYLabels{XYs: make(plotter.XYs, len(nights)), Labels: make([]string, len(nights))}
-		for at, n := range nights {
-			for _, s := range throughputs {
-				if s.Nights != n || s.Resources != kind.resources || s.Workers != 1 {
-					continue
-				}
-				values[at] = kind.figure(s)
-				labels.XYs[at] = plotter.XY{X: float64(at), Y: values[at]}
-				if kind.label != nil {
-					labels.Labels[at] = kind.label(s)
-				}
-			}
-		}
-		chart, err := plotter.NewBarChart(values, barWidth)
-		if err != nil {
-			return nil, err
-		}
-		chart.Color, chart.LineStyle.Width = kind.colour, 0
-		chart.Offset = barWidth * vg.Length(2*i-len(kinds)+1) / 2
-		on, err := plotter.NewLabels(labels)
-		if err != nil {
-			return nil, err
-		}
-		on.Offset = vg.Point{X: chart.Offset, Y: 2}
-		for k := range on.TextStyle {
-			on.TextStyle[k].Font = font.From(sans, labelSize)
-			on.TextStyle[k].XAlign = draw.XCenter
-		}
-		p.Add(chart, on)
-		p.Legend.Add(kind.name, chart)
-	}
-	names := make([]string, len(nights))
-	for at, n := range nights {
-		names[at] = strconv.Itoa(n)
-	}
-	p.NominalX(names...)
-	p.X.Min, p.X.Max = -0.5, float64(len(nights))-0.5
-	p.Y.Min, p.Y.Max = 0, headroom*highest
-	return p, nil
-}
-
-// newPlot returns an empty plot with a legend at the top and horizontal grid lines.
-func newPlot() *plot.Plot {
-	p := plot.New()
-	for _, style := range []*font.Font{
-		&p.Title.TextStyle.Font, &p.Legend.TextStyle.Font,
-		&p.X.Label.TextStyle.Font, &p.X.Tick.Label.Font, &p.Y.Tick.Label.Font,
-	} {
-		style.Typeface, style.Variant = sans.Typeface, sans.Variant
-	}
-	p.Legend.TextStyle.Font.Size = 10
-	p.Legend.Top, p.Legend.Left = true, true
-	p.Legend.XOffs, p.Legend.Padding = 10, 2
-	p.X.Label.Text = "nights in a request"
-	p.Y.Tick.Marker = thousands{}
-	grid := plotter.NewGrid()
-	grid.Vertical.Color = nil
-	p.Add(grid)
-	return p
 }
 
 // thousands formats the numbers of an axis with commas between groups of thousands.
@@ -160,6 +242,27 @@ func (thousands) Ticks(from, to float64) []plot.Tick {
 	for i, t := range ticks {
 		if t.Label != "" {
 			ticks[i].Label = grouped(int(t.Value))
+		}
+	}
+	return ticks
+}
+
+// decades marks 1, 2 and 5 of each power of ten on a logarithmic axis.
+type decades struct{}
+
+// Ticks implements plot.Ticker.
+func (decades) Ticks(from, to float64) (ticks []plot.Tick) {
+	for power := math.Pow(10, math.Floor(math.Log10(from))); power <= to; power *= 10 {
+		for _, times := range []float64{1, 2, 5} {
+			value := power * times
+			if value < from || value > to {
+				continue
+			}
+			label := strconv.FormatFloat(value, 'g', 3, 64)
+			if value >= 1000 {
+				label = grouped(int(math.Round(value)))
+			}
+			ticks = append(ticks, plot.Tick{Value: value, Label: label})
 		}
 	}
 	return ticks

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -55,12 +56,23 @@ func (b *runner) processorTimes(workers []*worker) processorTimes {
 // familyTime returns the CPU time of a process and its children, including children that have ended:
 // Postgres has a process for each connection.
 func familyTime(parent int) (used time.Duration) {
-	if p, err := readStat(parent); err == nil {
-		used = p.own + p.ended
+	for _, pid := range family(parent) {
+		if p, err := readStat(pid); err == nil {
+			used += p.own
+			if pid == parent {
+				used += p.ended
+			}
+		}
 	}
+	return used
+}
+
+// family returns the ids of a process and its children.
+func family(parent int) []int {
+	pids := []int{parent}
 	paths, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
-		return used // impossible: the pattern is valid
+		return pids // impossible: the pattern is valid
 	}
 	for _, path := range paths {
 		pid, err := strconv.Atoi(filepath.Base(path))
@@ -68,10 +80,10 @@ func familyTime(parent int) (used time.Duration) {
 			continue
 		}
 		if p, err := readStat(pid); err == nil && p.parent == parent {
-			used += p.own
+			pids = append(pids, pid)
 		}
 	}
-	return used
+	return pids
 }
 
 // stat is a part of /proc/PID/stat.
@@ -98,6 +110,71 @@ func readStat(pid int) (stat, error) {
 		}
 	}
 	return stat{numbers[0], time.Duration(numbers[1]+numbers[2]) * tick, time.Duration(numbers[3]+numbers[4]) * tick}, nil
+}
+
+// machineTime returns the time in which the processors of the machine were not idle, summed over them, since
+// it started; the time that a hypervisor gave to other machines counts too. It is 0 where it is unknown, on
+// systems other than Linux. The load average is another figure: it counts threads that wait, and can be higher
+// than the number of processors.
+func machineTime() time.Duration {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0
+	}
+	return busyTime(string(text))
+}
+
+// busyTime returns the sum of the first line of /proc/stat without idle and iowait. The line also has the
+// time of guests, which is a part of user and nice.
+func busyTime(text string) (busy time.Duration) {
+	line, _, _ := strings.Cut(text, "\n")
+	const idle, iowait, guest = 4, 5, 9
+	for at, word := range strings.Fields(line) {
+		if at == 0 || at == idle || at == iowait || at >= guest {
+			continue
+		}
+		ticks, err := strconv.Atoi(word)
+		if err != nil {
+			return 0
+		}
+		busy += time.Duration(ticks) * tick
+	}
+	return busy
+}
+
+// ownTime returns the CPU time of this process and of its descendants that have ended and were waited for.
+func ownTime() (own time.Duration) {
+	for _, who := range []int{syscall.RUSAGE_SELF, syscall.RUSAGE_CHILDREN} {
+		var usage syscall.Rusage
+		if err := syscall.Getrusage(who, &usage); err == nil {
+			own += time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+		}
+	}
+	return own
+}
+
+// others measures how many processors other programs keep busy.
+type others struct {
+	at           time.Time
+	machine, own time.Duration
+}
+
+func watchOthers() others { return others{time.Now(), machineTime(), ownTime()} }
+
+// busy returns how many processors other programs kept busy since o, on average. It counts a child of this
+// process as another program until it has ended.
+func (o others) busy() float64 {
+	now := watchOthers()
+	return othersBusy(now.machine-o.machine, now.own-o.own, now.at.Sub(o.at))
+}
+
+// othersBusy returns how many processors were busy, on average, but for the CPU time of this process. The
+// times have a resolution of a tick, so the difference can be negative.
+func othersBusy(machine, own, took time.Duration) float64 {
+	if took <= 0 {
+		return 0
+	}
+	return max(0, (machine-own).Seconds()/took.Seconds())
 }
 
 // since returns the CPU time used since an earlier reading.

@@ -1,7 +1,9 @@
 package bench
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -25,13 +27,21 @@ type Report struct {
 		Postgres string `json:"postgres"`
 		NATS     string `json:"nats"`
 	} `json:"versions"`
-	OwnServers  bool         `json:"own_servers"` // temporary servers, which never sync
-	Throughputs []Throughput `json:"sales,omitempty"`
-	Payments    *Payments    `json:"payments,omitempty"`
-	Latencies   []Latency    `json:"latencies,omitempty"`
-	Expiries    []Expiry     `json:"expiries,omitempty"`
-	Scaling     []Scaling    `json:"growth,omitempty"`
-	Goals       []Goal       `json:"goals"`
+	OwnServers bool `json:"own_servers"` // temporary servers, which never sync
+	// Processors that other programs kept busy, on average, before the run and while it measured; 0 if unknown.
+	OthersBefore float64      `json:"others_busy_before"`
+	Others       float64      `json:"others_busy"`
+	Skipped      []string     `json:"skipped,omitempty"` // parts that this machine cannot measure, with the reason
+	Throughputs  []Throughput `json:"sales,omitempty"`
+	Batches      []Batch      `json:"batches,omitempty"`
+	Latencies    []Latency    `json:"latencies,omitempty"`
+	Peers        []Peer       `json:"peers,omitempty"`
+	Payments     *Payments    `json:"payments,omitempty"`
+	Expiries     []Expiry     `json:"expiries,omitempty"`
+	Overloads    []Overload   `json:"overloads,omitempty"`
+	Idle         *Idle        `json:"idle,omitempty"`
+	Scaling      []Scaling    `json:"growth,omitempty"`
+	Goals        []Goal       `json:"goals"`
 }
 
 // Environment returns a line with the machine and the versions.
@@ -45,13 +55,23 @@ func (r *Report) Environment() string {
 		r.Versions.Redis, r.Versions.Postgres, r.Versions.NATS, r.Machine.Go, servers)
 }
 
+// Circumstances returns a line about the other load of the machine.
+func (r *Report) Circumstances() string {
+	line := fmt.Sprintf("Other programs kept %.1f processors busy before and %.1f during the measurements; "+
+		"the load average before was %.1f", r.OthersBefore, r.Others, r.Machine.Load)
+	for _, skipped := range r.Skipped {
+		line += "; not measured: " + skipped
+	}
+	return line
+}
+
 // Machine describes the machine of a run.
 type Machine struct {
 	System      string  `json:"system"`
 	Processor   string  `json:"processor"`
 	Processors  int     `json:"processors"`
 	MemoryBytes int64   `json:"memory_bytes,omitempty"`
-	Load        float64 `json:"load"` // busy processors in the minute before the run
+	Load        float64 `json:"load_average"` // threads that ran or waited in the minute before the run
 	Go          string  `json:"go"`
 }
 
@@ -171,31 +191,32 @@ func medianMicros(rounds []Rate) map[string]float64 {
 // Throughput has the figures of a sale, measured in rounds. A round measures one Rate of each list, one
 // right after the other, and then the other sales with the same number of nights.
 type Throughput struct {
-	Nights    int `json:"nights"`
-	Resources int `json:"resources"`
-	Workers   int `json:"workers"`
+	Nights    int    `json:"nights"`
+	Resources int    `json:"resources"`
+	Spread    string `json:"spread,omitempty"` // "": at random; alone: none is shared; zipf
+	Workers   int    `json:"workers"`
 
 	Ceiling  []Rate `json:"ceiling"`
 	Holdfast []Rate `json:"holdfast"`
-	Baseline []Rate `json:"baseline,omitempty"`
 
 	// Medians of the rounds.
 	PerSecond       float64            `json:"per_second"`
 	CeilingSecond   float64            `json:"ceiling_per_second"`
 	OfCeiling       float64            `json:"of_ceiling"`
-	BaselineSecond  float64            `json:"baseline_per_second,omitempty"`
-	TimesBaseline   float64            `json:"times_baseline,omitempty"`
 	TimesMany       float64            `json:"times_1000_resources"` // with one worker and the same number of nights
 	ProcessorMicros map[string]float64 `json:"processor_us_each,omitempty"`
 	CeilingMicros   map[string]float64 `json:"ceiling_processor_us_each,omitempty"`
 	CeilingBusy     float64            `json:"ceiling_redis_busy,omitempty"` // share of the time in which Redis was busy
 }
 
+func (s *Throughput) load() load { return load{s.Resources, s.Spread} }
+
+func (s *Throughput) scenario() scenario { return scenario{s.Nights, s.load(), s.Workers} }
+
 // sum sets the medians. many is the sale of 1,000 resources by one worker.
 func (s *Throughput) sum(many *Throughput) {
 	s.PerSecond, s.CeilingSecond = medianRate(s.Holdfast, perSecond), medianRate(s.Ceiling, perSecond)
-	s.BaselineSecond = medianRate(s.Baseline, perSecond)
-	s.OfCeiling, s.TimesBaseline = quotient(s.Holdfast, s.Ceiling), quotient(s.Holdfast, s.Baseline)
+	s.OfCeiling = quotient(s.Holdfast, s.Ceiling)
 	s.TimesMany = quotient(s.Holdfast, many.Holdfast)
 	s.ProcessorMicros, s.CeilingMicros = medianMicros(s.Holdfast), medianMicros(s.Ceiling)
 	s.CeilingBusy = medianRate(s.Ceiling, func(r Rate) float64 { return r.Processor[processRedis] * r.PerSecond / 1e6 })
@@ -207,10 +228,7 @@ const busyEnough = 0.8
 
 func (s *Throughput) line() string {
 	line := fmt.Sprintf("%s: %s/s, %.2f of the ceiling (%s/s)",
-		scenario{s.Nights, s.Resources, s.Workers}, rounded(s.PerSecond), s.OfCeiling, rounded(s.CeilingSecond))
-	if s.TimesBaseline > 0 {
-		line += fmt.Sprintf(", %.1f times the baseline (%s/s)", s.TimesBaseline, rounded(s.BaselineSecond))
-	}
+		s.scenario(), rounded(s.PerSecond), s.OfCeiling, rounded(s.CeilingSecond))
 	line += microsLine(s.ProcessorMicros)
 	if s.CeilingMicros != nil && s.CeilingBusy < busyEnough {
 		line += fmt.Sprintf("; the ceiling is too low: Redis was busy for %.0f %% of the time only", 100*s.CeilingBusy)
@@ -233,6 +251,77 @@ func microsLine(micros map[string]float64) string {
 		return ""
 	}
 	return "; CPU µs per event: " + strings.Join(texts, ", ")
+}
+
+// SumMicros returns the CPU time per event of all processes but the load generator.
+func SumMicros(micros map[string]float64) (sum float64) {
+	for name, used := range micros {
+		if name != processBench {
+			sum += used
+		}
+	}
+	return sum
+}
+
+// Batch has the figures of requests that arrive together, for as many resources.
+type Batch struct {
+	Size int  `json:"size"`
+	Rate Rate `json:"rate"` // its CPU time includes that of waiting: with few requests a second it is much of it
+}
+
+func (g Batch) line() string {
+	return fmt.Sprintf("batches of %d: %s/s", g.Size, rounded(g.Rate.PerSecond)) + microsLine(g.Rate.Processor)
+}
+
+// Peer has the figures of a way of placing holds, with the best number of requests at once.
+type Peer struct {
+	Name      string `json:"name"`
+	Nights    int    `json:"nights"`
+	Resources int    `json:"resources"`
+	InFlight  int    `json:"in_flight"`
+	Rate      Rate   `json:"rate"`
+	Quantiles
+	Quarter *Latency `json:"quarter,omitempty"` // at a quarter of the rate; of Holdfast only
+	Promises
+}
+
+func (p Peer) line() string {
+	return fmt.Sprintf("%s, %s, %s: %s/s with %d at once; %s", p.Name, plural(p.Nights, "night"),
+		load{resources: p.Resources}, rounded(p.Rate.PerSecond), p.InFlight, p.Quantiles)
+}
+
+// Overload has the figures of workers whose server is throttled.
+type Overload struct {
+	Server      string  `json:"server"`
+	Workers     int     `json:"workers"`
+	Seconds     float64 `json:"seconds"`
+	PerSecond   float64 `json:"per_second"`
+	Normal      float64 `json:"normal_per_second"`
+	Attempts    float64 `json:"attempts_per_event"`
+	BackSeconds float64 `json:"normal_again_after_seconds"` // after the throttle ended
+}
+
+func (o Overload) line() string {
+	return fmt.Sprintf("%s throttled, %s: %s/s, %.2f attempts per event; %.1f s later as quick as before (%s/s)",
+		o.Server, plural(o.Workers, "worker"), rounded(o.PerSecond), o.Attempts, o.BackSeconds, rounded(o.Normal))
+}
+
+// Idle is the CPU time of a worker without work and of its servers.
+type Idle struct {
+	Rows    int                `json:"inventory_rows"`
+	Seconds float64            `json:"seconds"`
+	Percent map[string]float64 `json:"percent_of_a_processor"`
+	Sum     float64            `json:"sum_percent"`
+}
+
+func (i Idle) line() string {
+	var texts []string
+	for _, name := range Processes {
+		if percent, known := i.Percent[name]; known {
+			texts = append(texts, fmt.Sprintf("%s %.1f", name, percent))
+		}
+	}
+	return fmt.Sprintf("%.1f %% of a processor: %s", i.Sum, strings.Join(texts, ", "))
 }
 
 // Payments has the figures of payments, measured in rounds like Throughput.
@@ -278,7 +367,8 @@ func (t Quantiles) String() string {
 
 // Latency is the time from when a request was due until its outcome arrived.
 type Latency struct {
-	Percent   int     `json:"percent"` // of Full
+	Strategy  string  `json:"lock_strategy"`
+	Percent   int     `json:"percent"` // of Full; 0: a fixed rate
 	Full      float64 `json:"full_per_second"`
 	PerSecond float64 `json:"per_second"`
 	Number    int     `json:"number"` // of requests, without the first ones, which warm up
@@ -291,11 +381,20 @@ type Latency struct {
 const sentLate = 0.25
 
 func (l Latency) line() string {
-	line := fmt.Sprintf("at %d %%, %s/s: %s", l.Percent, rounded(l.PerSecond), l.Quantiles) + microsLine(l.ProcessorMicros)
+	line := fmt.Sprintf("%s, at %s/s%s: %s", l.Strategy, rounded(l.PerSecond), l.share(), l.Quantiles) +
+		microsLine(l.ProcessorMicros)
 	if l.Sent.P99 > sentLate*l.P99 {
 		line += fmt.Sprintf("; the load generator itself was late: p99 %.1f ms", l.Sent.P99)
 	}
 	return line
+}
+
+// share returns the rate as a share of the maximum.
+func (l Latency) share() string {
+	if l.Percent == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%d %%)", l.Percent)
 }
 
 // Expiry is how late expired holds were restored.
@@ -314,20 +413,34 @@ func (e Expiry) line() string {
 
 // Scaling is the cost of one more hold at a number of live holds.
 type Scaling struct {
-	Live         int     `json:"live"`
-	Rate         Rate    `json:"rate"` // of placing more holds
-	RedisBytes   float64 `json:"redis_bytes_each"`
-	RedisTotal   int64   `json:"redis_bytes"`
-	WireIn       float64 `json:"redis_received_bytes_each"`
-	WireOut      float64 `json:"redis_sent_bytes_each"`
-	EventBytes   float64 `json:"event_bytes_each"` // stored, with subject and headers
-	OutcomeBytes float64 `json:"outcome_bytes_each"`
-	WorkerBytes  int64   `json:"worker_resident_bytes,omitempty"`
-	WorkerEmpty  int64   `json:"worker_resident_bytes_at_start,omitempty"`
+	Live         int                `json:"live"`
+	Rate         Rate               `json:"rate"` // of placing more holds
+	RedisBytes   float64            `json:"redis_bytes_each"`
+	RedisTotal   int64              `json:"redis_bytes"`
+	WireIn       float64            `json:"redis_received_bytes_each"`
+	WireOut      float64            `json:"redis_sent_bytes_each"`
+	Parts        map[string]float64 `json:"redis_bytes_each_by_kind"`
+	EventBytes   float64            `json:"event_bytes_each"` // stored, with subject and headers
+	OutcomeBytes float64            `json:"outcome_bytes_each"`
+	WorkerBytes  int64              `json:"worker_resident_bytes,omitempty"`
+	WorkerEmpty  int64              `json:"worker_resident_bytes_at_start,omitempty"`
 }
 
 func (g Scaling) line() string {
-	return fmt.Sprintf("%s: %s/s, each %.0f bytes in Redis, %.0f bytes received and %.0f sent by it; worker memory %d MiB",
-		plural(g.Live, "live hold"), rounded(g.Rate.PerSecond), g.RedisBytes, g.WireIn, g.WireOut, g.WorkerBytes>>20) +
+	return fmt.Sprintf("%s: %s/s, each %.0f bytes in Redis (%s), %.0f received and %.0f sent by it; worker memory %d MiB",
+		plural(g.Live, "live hold"), rounded(g.Rate.PerSecond), g.RedisBytes, g.KindsLine(),
+		g.WireIn, g.WireOut, g.WorkerBytes>>20) +
 		microsLine(g.Rate.Processor)
+}
+
+// KindsLine returns the bytes of a hold by kind of key, the largest first.
+func (g Scaling) KindsLine() string {
+	kinds := slices.SortedFunc(maps.Keys(g.Parts), func(a, b string) int { return cmp.Compare(g.Parts[b], g.Parts[a]) })
+	texts := make([]string, 0, len(kinds))
+	for _, kind := range kinds {
+		if g.Parts[kind] >= 0.5 {
+			texts = append(texts, fmt.Sprintf("%s %.0f", kind, g.Parts[kind]))
+		}
+	}
+	return strings.Join(texts, ", ")
 }

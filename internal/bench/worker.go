@@ -55,7 +55,7 @@ func (s *cluster) start(ctx context.Context, number int, more ...string) error {
 	defer cancel()
 	first := len(s.workers)
 	for range number {
-		w, err := startWorker(s.Worker, s.environ(more...))
+		w, err := startWorker(s.Worker, s.environ(more...), "run", "--no-migrate")
 		if err != nil {
 			return err
 		}
@@ -69,9 +69,10 @@ func (s *cluster) start(ctx context.Context, number int, more ...string) error {
 	return nil
 }
 
-func startWorker(program string, environ []string) (*worker, error) {
+func startWorker(program string, environ []string, args ...string) (*worker, error) {
 	w := &worker{
-		cmd: exec.Command(program, "run", "--no-migrate"), addr: make(chan string, 1), exited: make(chan struct{}),
+		cmd:  exec.Command(program, args...), //nolint:gosec // the user chooses the program
+		addr: make(chan string, 1), exited: make(chan struct{}),
 	}
 	w.cmd.Env = environ
 	out, in := io.Pipe()

@@ -1,0 +1,250 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
+)
+
+// durable is a worker that runs its own servers, which sync, and later Postgres alone on the same data.
+type durable struct {
+	*cluster
+	dir         string
+	install     stack.InstallPolicy
+	postgres    *stack.Stack // after onlyPostgres
+	postgresURL string       // likewise
+}
+
+// startDurable starts `worker run --embedded`, with its data in a temporary directory.
+func (b *runner) startDurable(ctx context.Context) (d *durable, err error) {
+	dir, err := os.MkdirTemp("", "holdfast-bench-")
+	if err != nil {
+		return nil, err
+	}
+	own := &runner{Options: b.Options, sizes: b.sizes, name: b.name, report: b.report}
+	d = &durable{cluster: own.newCluster(), dir: dir, install: b.Install}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("worker run --embedded: %w", errors.Join(err, d.close()))
+		}
+	}()
+	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // Postgres runs as another user
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, startWithin, fmt.Errorf("not ready within %s", startWithin))
+	defer cancel()
+	environ := append(os.Environ(), d.policies()...)
+	w, err := startWorker(b.Worker, environ, "run", "--embedded", "--data-dir", dir)
+	if err != nil {
+		return nil, err
+	}
+	d.workers = append(d.workers, w)
+	if err := w.ready(ctx); err != nil {
+		return nil, err
+	}
+	urls, err := endpoints.Read(filepath.Join(dir, endpoints.FileName))
+	if err != nil {
+		return nil, err
+	}
+	own.NATSURL, own.RedisURL = urls["HOLDFAST_NATS_URL"], urls["HOLDFAST_REDIS_URL"]
+	own.PostgresURL = urls["HOLDFAST_POSTGRES_URL"]
+	if err := own.connect(ctx); err != nil {
+		return nil, err
+	}
+	return d, d.setInventory(ctx, manyResources)
+}
+
+// onlyPostgres stops the worker and its servers, and starts their Postgres again, on the same data and with
+// the same settings.
+func (d *durable) onlyPostgres(ctx context.Context) (err error) {
+	if err := errors.Join(d.runner.close(), d.stopAll()); err != nil {
+		return err
+	}
+	d.postgres, err = stack.Start(ctx, stack.Options{Dir: d.dir, Postgres: true, Install: d.install})
+	if err != nil {
+		return err
+	}
+	d.postgresURL = d.postgres.PostgresURL
+	return nil
+}
+
+// close stops what runs, and removes the data.
+func (d *durable) close() error {
+	var errs []error
+	if d.postgres != nil {
+		errs = append(errs, d.postgres.Close())
+	} else {
+		errs = append(errs, d.runner.close(), d.stopAll())
+	}
+	return errors.Join(append(errs, os.RemoveAll(d.dir))...)
+}
+
+// measureHoldfast measures Holdfast in a namespace with a worker, and then the latency at a quarter of its
+// rate over many resources.
+func (p *peers) measureHoldfast(ctx context.Context, kind peer, s *cluster) (err error) {
+	with, err := s.newPlacer(ctx, kind.name == HoldfastDurable)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, with.close(ctx)) }()
+	first := len(p.report.Peers)
+	if err := p.measureWith(ctx, kind, with); err != nil {
+		return fmt.Errorf("%s: %w", kind.name, err)
+	}
+	placed := int(with.placed.Load())
+	s.answered += placed
+	if err := s.tally(ctx, map[string]int{holds.EventHoldCreated: placed}); err != nil {
+		return err
+	}
+	for i := range p.report.Peers[first:] {
+		figure := &p.report.Peers[first+i]
+		if figure.Nights != usualNights || figure.Resources != manyResources {
+			continue
+		}
+		quarter, err := s.steady(ctx, figure.Rate.PerSecond/4)
+		if err != nil {
+			return fmt.Errorf("%s at a quarter of its rate: %w", kind.name, err)
+		}
+		figure.Quarter = &quarter
+		p.progressf("  %s, at a quarter of this rate: %s", kind.name, quarter.Quantiles)
+	}
+	return nil
+}
+
+// holdfastPlacer places a hold by an event, and waits for its outcome.
+type holdfastPlacer struct {
+	*cluster
+	answers *dialogue
+	publish chan *nats.Msg // to publishTogether; nil without
+	failed  chan error     // its first error
+	placed  atomic.Int64
+}
+
+// newPlacer returns a placer. With together the events of several callers are published in one atomic batch,
+// if the inbound stream allows it: for servers that sync each publication.
+func (s *cluster) newPlacer(ctx context.Context, together bool) (*holdfastPlacer, error) {
+	answers, err := s.dialogue()
+	if err != nil {
+		return nil, err
+	}
+	p := &holdfastPlacer{cluster: s, answers: answers, failed: make(chan error, 1)}
+	in, err := s.js.Stream(ctx, s.ns.InStream())
+	if err != nil {
+		return nil, errors.Join(err, p.close(ctx))
+	}
+	if together && in.CachedInfo().Config.AllowAtomicPublish {
+		p.publish = make(chan *nats.Msg, publishedTogether)
+		go p.publishTogether()
+	}
+	return p, nil
+}
+
+func (p *holdfastPlacer) place(ctx context.Context, r peerRequest) (placed bool, err error) {
+	last, err := time.Parse(time.DateOnly, r.nights[len(r.nights)-1])
+	if err != nil {
+		return false, err
+	}
+	m, err := p.event(events.BookingRequested, r.resource, events.BookingRequestedData{
+		RequestKey: r.key, UserID: r.key, ResourceID: r.resource, Quantity: 1,
+		SlotSelection: holds.SlotSelection{CheckIn: r.nights[0], CheckOut: last.AddDate(0, 0, 1).Format(time.DateOnly)},
+	})
+	if err != nil {
+		return false, err
+	}
+	answer := p.answers.expect(m)
+	if p.publish != nil {
+		p.publish <- m
+	} else if err := p.nc.PublishMsg(m); err != nil {
+		return false, err
+	}
+	body, err := p.await(ctx, answer)
+	if err != nil {
+		select {
+		case failed := <-p.failed:
+			err = errors.Join(failed, err)
+		default:
+		}
+		return false, err
+	}
+	var outcome events.Envelope
+	if err := json.Unmarshal(body, &outcome); err != nil {
+		return false, err
+	}
+	if outcome.Type != events.Type(holds.EventHoldCreated) {
+		return false, nil
+	}
+	p.placed.Add(1)
+	return true, nil
+}
+
+func (p *holdfastPlacer) close(context.Context) error {
+	if p.publish != nil {
+		close(p.publish)
+	}
+	return p.answers.close()
+}
+
+// publishedTogether is the most events in one atomic batch.
+const publishedTogether = 256
+
+// publishTogether publishes what callers send while the last batch was being stored, as one atomic batch.
+func (p *holdfastPlacer) publishTogether() {
+	for m := range p.publish {
+		batch := []*nats.Msg{m}
+		for more := true; more && len(batch) < publishedTogether; {
+			select {
+			case m, open := <-p.publish:
+				if more = open; open {
+					batch = append(batch, m)
+				}
+			default:
+				more = false
+			}
+		}
+		if err := p.publishBatch(batch); err != nil {
+			select {
+			case p.failed <- err:
+			default: // only the first is reported
+			}
+		}
+	}
+}
+
+// publishBatch publishes messages as one atomic batch, and waits for its PubAck.
+func (p *holdfastPlacer) publishBatch(batch []*nats.Msg) error {
+	id := uuid.NewString()
+	for i, m := range batch {
+		m.Header.Set("Nats-Batch-Id", id)
+		m.Header.Set("Nats-Batch-Sequence", strconv.Itoa(i+1))
+		if i < len(batch)-1 {
+			if err := p.nc.PublishMsg(m); err != nil {
+				return fmt.Errorf("publish a batch: %w", err)
+			}
+		}
+	}
+	last := batch[len(batch)-1]
+	last.Header.Set("Nats-Batch-Commit", "1")
+	ack, err := p.nc.RequestMsg(last, answerWithin)
+	if err != nil {
+		return fmt.Errorf("publish a batch: %w", err)
+	}
+	if strings.Contains(string(ack.Data), `"error"`) {
+		return fmt.Errorf("publish a batch of %d: %s", len(batch), ack.Data)
+	}
+	return nil
+}
