@@ -169,7 +169,7 @@ NIGHTS  RESOURCES     WORKERS  HOLDS/S  CEILING/S  OF CEILING  X 1000 RES.  WORK
      3  1000                1    12346      24691        0.50         1.00      61     42     -         -     30  103                21
      3  100000 alone        1    20000      25000        0.80         1.62       -      -     -         -      -    -                 -
 `, `
-Holdfast, unsynced       3       1000     9000      256  20.0  40.0  2.5, 9.0         yes                yes           yes           no
+Holdfast, unsynced       3       1000     9000      256  20.0  40.0  2.5, 9.0          yes                yes           yes           no
 `, `
 NOTIFICATIONS  HOLDS  WITHIN S  OTHER KEYS  P50  P99  P99.9  MAX
 ────────────────────────────────────────────────────────────────

@@ -38,7 +38,7 @@ func (l load) pick(n int) int {
 	case spreadAlone:
 		return n % l.resources
 	case spreadZipf:
-		source := rand.New(rand.NewPCG(uint64(n), zipfSeed)) //nolint:gosec // a load, not a secret
+		source := rand.New(rand.NewPCG(uint64(n), zipfSeed))
 		return int(rand.NewZipf(source, zipfExponent, 1, uint64(l.resources-1)).Uint64())
 	default:
 		return rand.IntN(l.resources)

@@ -144,7 +144,7 @@ func (s *cluster) watchRate(
 		if err = errors.Join(err, s.alive()); err != nil {
 			return false, err
 		}
-		at, sum = info.TimeStamp, int(info.State.LastSeq)-s.answered //nolint:gosec // far below 2^63
+		at, sum = info.TimeStamp, int(info.State.LastSeq)-s.answered
 		return !at.Before(until) || enough(at, sum), nil
 	})
 }

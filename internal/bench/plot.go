@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	plotWidth   = 26 * vg.Centimeter
+	plotWidth   = 28 * vg.Centimeter
 	plotHeight  = 13 * vg.Centimeter
-	legendWidth = 7.2 * vg.Centimeter
+	legendWidth = 9.2 * vg.Centimeter
 )
 
 // The text is laid out in sans. families replaces its name in the SVG by a list that also has fonts of
@@ -214,7 +214,7 @@ func write(path string, panels []*plot.Plot, legend *plot.Legend) error {
 	}
 	whole := draw.New(canvas)
 	whole.SetColor(color.White)
-	whole.Fill(whole.Rectangle.Path())
+	whole.Fill(whole.Path())
 	const margin = 10
 	width := (plotWidth - legendWidth) / vg.Length(len(panels))
 	for i, p := range panels {

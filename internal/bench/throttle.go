@@ -19,8 +19,8 @@ const (
 // errNoQuota reports that this user or this machine cannot bound the CPU time of a process.
 var errNoQuota = errors.New("it needs root and CPU quotas of cgroups v1 (" + cpuGroups + ")")
 
-// throttle bounds processes, together, to a share of one processor. lift ends that. If this process is
-// killed before, an empty control group may be left.
+// throttle bounds the processes of a server, together, to a share of one processor. lift ends that. If
+// this process is killed before, an empty control group may be left.
 func throttle(share float64, pids ...int) (lift func() error, err error) {
 	group := filepath.Join(cpuGroups, fmt.Sprintf("holdfast-bench-%08x", rand.Uint32()))
 	if _, err := os.Stat(filepath.Join(cpuGroups, "cpu.cfs_quota_us")); err != nil {
@@ -33,33 +33,37 @@ func throttle(share float64, pids ...int) (lift func() error, err error) {
 		text := strconv.FormatInt(value, 10)
 		return os.WriteFile(filepath.Join(group, name), []byte(text), 0o644) //nolint:gosec // likewise
 	}
-	homes := make(map[int]string) // where the processes were before
+	home, err := cpuGroupOf(pids[0]) // where the processes were before
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("throttle: %w", err), os.Remove(group))
+	}
+	move := func(pid int, to string) error {
+		err := set(to, "cgroup.procs", int64(pid))
+		if _, gone := readStat(pid); gone != nil { // it has ended, and is in no group
+			return nil
+		}
+		return err
+	}
 	lift = func() error {
 		errs := []error{set(group, "cpu.cfs_quota_us", -1)}
-		for pid, home := range homes {
-			if err := set(home, "cgroup.procs", int64(pid)); err == nil || alivePID(pid) {
-				errs = append(errs, err)
-			}
+		text, err := os.ReadFile(filepath.Join(group, "cgroup.procs")) // children that have started meanwhile, too
+		errs = append(errs, err)
+		for word := range strings.FieldsSeq(string(text)) {
+			pid, err := strconv.Atoi(word)
+			errs = append(errs, err, move(pid, home))
 		}
 		return errors.Join(append(errs, os.Remove(group))...)
 	}
 	err = errors.Join(set(group, "cpu.cfs_period_us", quotaPeriod.Microseconds()),
 		set(group, "cpu.cfs_quota_us", int64(share*float64(quotaPeriod.Microseconds()))))
 	for _, pid := range pids {
-		home, homeErr := cpuGroupOf(pid)
-		if err = errors.Join(err, homeErr); err != nil {
-			break
-		}
-		homes[pid] = home
-		err = set(group, "cgroup.procs", int64(pid))
+		err = errors.Join(err, move(pid, group))
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("throttle: %w", err), lift())
 	}
 	return lift, nil
 }
-
-func alivePID(pid int) bool { _, err := readStat(pid); return err == nil }
 
 // cpuGroupOf returns the directory of the control group that bounds the CPU time of a process.
 func cpuGroupOf(pid int) (string, error) {
