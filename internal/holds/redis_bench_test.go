@@ -116,7 +116,8 @@ func (r *redisBench) leastBatch(b *testing.B, requests []holds.PlaceRequest) {
 	for _, request := range requests {
 		id, resource := request.EventID, r.namespace+":least:"+request.Resource+":"
 		from := slices.Index(r.names, request.Selection.CheckIn)
-		args := []any{id, 1, 1_000_000, time.Hour.Milliseconds(), time.Now().Add(time.Hour).UnixMilli(), strings.Repeat("x", 150)}
+		deadline, record := time.Now().Add(time.Hour).UnixMilli(), strings.Repeat("x", 150)
+		args := []any{id, 1, 1_000_000, time.Hour.Milliseconds(), deadline, record}
 		for _, name := range r.names[from : from+benchNights] {
 			args = append(args, name)
 		}
