@@ -47,14 +47,15 @@ func Connect(url, name string, logf func(format string, args ...any), options ..
 	return nc, nil
 }
 
-const (
-	storingMax = 16384           // messages that wait for their PubAcks: outcomes and dead letters of all consumers
-	storeLimit = 5 * time.Second // of the wait for a PubAck
-)
+// storeLimit bounds the wait for a PubAck.
+const storeLimit = 5 * time.Second
 
 // NewJetStream returns a JetStream context for a Consumer and an Announcer. It bounds the wait for
-// each PubAck, so that a lost PubAck becomes an error.
+// each PubAck, so that a lost PubAck becomes an error. It does not bound how many are waited for.
 func NewJetStream(nc *nats.Conn) (jetstream.JetStream, error) {
-	return jetstream.New(nc,
-		jetstream.WithPublishAsyncMaxPending(storingMax), jetstream.WithPublishAsyncTimeout(storeLimit))
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	return newAsyncPublisher(nc, js)
 }

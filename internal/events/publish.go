@@ -129,6 +129,11 @@ func (c *Consumer) storeClaimCheck(ctx context.Context, s pendingMsg) (deadLette
 
 // awaitStored waits for the PubAck of a message.
 func awaitStored(ctx context.Context, future jetstream.PubAckFuture) (*jetstream.PubAck, error) {
+	if s, is := future.(*storing); is {
+		if ack, err := s.result(); ack != nil || err != nil { // no channel is needed
+			return ack, err
+		}
+	}
 	select {
 	case ack := <-future.Ok():
 		return ack, nil
