@@ -88,7 +88,7 @@ func TestCompletion_PartialLine_ListsCandidates(t *testing.T) {
 		t.Fatal(err)
 	}
 	for line, want := range map[string][]string{
-		"publisher inventory ":          {"set", "show"},
+		"publisher inventory ":          {"list", "set", "show"},
 		"publisher load --wait -f eve":  {"events.ndjson"},
 		"publisher load --rejects eve":  {"events.ndjson"},
 		"publisher validate --file eve": {"events.ndjson"},

@@ -297,7 +297,7 @@ func TestValidate_EventOverSeveralLines_IsOne(t *testing.T) {
 	r := runWith(t.Context(), strings.NewReader(strings.ReplaceAll("{\n\"a\":1,\n\n}", "\n", "\r\n")), "validate", "-f",
 		"-")
 	if want := fmt.Sprintf("1: malformed: body: not one JSON text in UTF-8, at byte %d\n",
-		len("{\r\n\"a\":1")); r.out != want {
+		len("{\r\n\"a\":1,\r\n\r\n")); r.out != want {
 		t.Errorf("got %s, want %s", r.out, want)
 	}
 }

@@ -39,10 +39,10 @@ func throttle(share float64, pids ...int) (lift func() error, err error) {
 	}
 	move := func(pid int, to string) error {
 		err := set(to, "cgroup.procs", int64(pid))
-		if _, gone := readStat(pid); gone != nil { // it has ended, and is in no group
-			return nil
+		if _, gone := readStat(pid); gone == nil {
+			return err
 		}
-		return err
+		return nil // the process has ended, and is in no group
 	}
 	lift = func() error {
 		errs := []error{set(group, "cpu.cfs_quota_us", -1)}
