@@ -56,46 +56,36 @@ func (d *decider) dispatch(ctx context.Context, batch []*delivery, done func(*de
 		}
 	}()
 
-	var inventory, extends, releases, confirms, cancels, places []*delivery
-	var extend []holds.ExtendRequest
-	var cancel []holds.CancelRequest
-	var release []holds.ReleaseRequest
-	var confirm []holds.ConfirmRequest
-	var place []holds.PlaceRequest
 	for _, event := range batch {
-		switch in := event.in; {
-		case in.Inventory != nil:
-			inventory = append(inventory, event)
-		case in.Extend != nil:
-			extends, extend = append(extends, event), append(extend, *in.Extend)
-		case in.Cancel != nil:
-			cancels, cancel = append(cancels, event), append(cancel, *in.Cancel)
-		case in.Release != nil:
-			releases, release = append(releases, event), append(release, *in.Release)
-		case in.Confirm != nil:
-			confirms, confirm = append(confirms, event), append(confirm, *in.Confirm)
-		case in.Place != nil:
-			places, place = append(places, event), append(place, *in.Place)
+		if event.in.Inventory != nil {
+			finish(event, d.service.SetInventory(ctx, *event.in.Inventory))
 		}
 	}
-	for _, event := range inventory {
-		finish(event, d.service.SetInventory(ctx, *event.in.Inventory))
+	if events, requests := pick(batch, func(in *Inbound) *holds.ExtendRequest { return in.Extend }); len(events) > 0 {
+		finishAll(events, d.service.Extend(ctx, requests))
 	}
-	if len(extends) > 0 {
-		finishAll(extends, d.service.Extend(ctx, extend))
+	if events, requests := pick(batch, func(in *Inbound) *holds.ReleaseRequest { return in.Release }); len(events) > 0 {
+		finishAll(events, d.service.Release(ctx, requests))
 	}
-	if len(releases) > 0 {
-		finishAll(releases, d.service.Release(ctx, release))
+	if events, requests := pick(batch, func(in *Inbound) *holds.ConfirmRequest { return in.Confirm }); len(events) > 0 {
+		finishAll(events, d.service.Confirm(ctx, requests))
 	}
-	if len(confirms) > 0 {
-		finishAll(confirms, d.service.Confirm(ctx, confirm))
+	if events, requests := pick(batch, func(in *Inbound) *holds.CancelRequest { return in.Cancel }); len(events) > 0 {
+		finishAll(events, d.service.Cancel(ctx, requests))
 	}
-	if len(cancels) > 0 {
-		finishAll(cancels, d.service.Cancel(ctx, cancel))
-	}
-	if len(places) > 0 {
-		for i, r := range d.service.Place(ctx, place) {
-			finish(places[i], r)
+	if events, requests := pick(batch, func(in *Inbound) *holds.PlaceRequest { return in.Place }); len(events) > 0 {
+		for i, r := range d.service.Place(ctx, requests) {
+			finish(events[i], r)
 		}
 	}
+}
+
+// pick returns the events of one kind with their requests.
+func pick[T any](batch []*delivery, request func(*Inbound) *T) (events []*delivery, requests []T) {
+	for _, event := range batch {
+		if r := request(event.in); r != nil {
+			events, requests = append(events, event), append(requests, *r)
+		}
+	}
+	return events, requests
 }

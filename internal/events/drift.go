@@ -65,21 +65,7 @@ func (ns Namespace) DiffStream(found, wanted jetstream.StreamConfig, retention R
 		add(true, fmt.Sprintf("it keeps %d messages of a subject", found.MaxMsgsPerSubject),
 			"events of the same resource replace each other", edit("--max-msgs-per-subject=-1"))
 	}
-	switch {
-	case found.MaxAge <= 0:
-	case wanted.Name == ns.OutStream() && found.MaxAge < retention.HoldLifetime:
-		add(true, fmt.Sprintf("its messages are kept for %s, less than the longest life of a hold (%s)",
-			found.MaxAge, retention.HoldLifetime),
-			"holds cannot be rebuilt from it after Redis has lost them", edit(fmt.Sprintf("--max-age %s", wanted.MaxAge)))
-	case wanted.Name == ns.OutStream() && found.MaxAge < retention.HoldLifetime+retention.AnswerTTL:
-		add(false, fmt.Sprintf("its messages are kept for %s, less than answers are remembered (%s)",
-			found.MaxAge, retention.HoldLifetime+retention.AnswerTTL),
-			"after Redis has lost its data, older answers are forgotten: a repeated request is granted a second time",
-			edit(fmt.Sprintf("--max-age %s", wanted.MaxAge)))
-	case wanted.MaxAge == 0:
-		add(false, fmt.Sprintf("its messages are kept for %s", found.MaxAge),
-			"older ones are removed, processed or not; an outage may last longer", edit("--max-age 0s"))
-	}
+	drifts = append(drifts, ns.diffAge(found, wanted, retention)...)
 	if inbound && found.MaxMsgSize > 0 && found.MaxMsgSize < wanted.MaxMsgSize || !inbound && found.MaxMsgSize > 0 {
 		want := "-1"
 		if inbound {
@@ -101,6 +87,30 @@ func (ns Namespace) DiffStream(found, wanted jetstream.StreamConfig, retention R
 			edit(fmt.Sprintf("--dupe-window %s", wanted.Duplicates)))
 	}
 	return drifts
+}
+
+// diffAge compares how long messages are kept.
+func (ns Namespace) diffAge(found, wanted jetstream.StreamConfig, retention Retention) []ConfigDrift {
+	drift := func(fatal bool, is, impact, age string) []ConfigDrift {
+		return []ConfigDrift{{Found: is, Impact: impact, Fatal: fatal,
+			Fix: "nats stream edit " + wanted.Name + " --force --max-age " + age}}
+	}
+	switch {
+	case found.MaxAge <= 0:
+	case wanted.Name == ns.OutStream() && found.MaxAge < retention.HoldLifetime:
+		return drift(true, fmt.Sprintf("its messages are kept for %s, less than the longest life of a hold (%s)",
+			found.MaxAge, retention.HoldLifetime),
+			"holds cannot be rebuilt from it after Redis has lost them", wanted.MaxAge.String())
+	case wanted.Name == ns.OutStream() && found.MaxAge < retention.HoldLifetime+retention.AnswerTTL:
+		return drift(false, fmt.Sprintf("its messages are kept for %s, less than answers are remembered (%s)",
+			found.MaxAge, retention.HoldLifetime+retention.AnswerTTL),
+			"after Redis has lost its data, older answers are forgotten: a repeated request is granted a second time",
+			wanted.MaxAge.String())
+	case wanted.MaxAge == 0:
+		return drift(false, fmt.Sprintf("its messages are kept for %s", found.MaxAge),
+			"older ones are removed, processed or not; an outage may last longer", "0s")
+	}
+	return nil
 }
 
 // DiscardName returns which messages a full stream discards: "old" or "new".

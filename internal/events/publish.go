@@ -35,8 +35,7 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 	began, together := time.Now(), c.batchesAllowed.Load() && l.pace.batches(len(batch))
 	defer c.measure(stagePublish, len(batch))()
 	waiting := make([]pendingMsg, 0, len(batch))
-	var epochErr error // of verifiedEpoch
-	var verifiedEpoch string
+	verified := epochCheck{service: c.service}
 	for _, d := range batch {
 		if ctx.Err() != nil {
 			return
@@ -45,25 +44,17 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 		if message == nil {
 			continue
 		}
-		if dead {
-			id, err := c.deadLetterID(ctx, d)
-			if err != nil {
-				c.redeliver(d, err)
-				continue
-			}
+		var err error
+		if dead { // it depends on no epoch
+			var id string
+			id, err = c.deadLetterID(ctx, d)
 			message.Header.Set(headerMsgID, id)
+		} else {
+			err = verified.check(ctx, d.epoch)
 		}
-		if !dead { // a dead letter depends on no epoch
-			if epochErr == nil || verifiedEpoch != d.epoch {
-				epochErr, verifiedEpoch = c.service.Verify(ctx, d.epoch), d.epoch
-				if epochErr != nil && !errors.Is(epochErr, holds.ErrDataLost) {
-					epochErr = &serverError{serverPostgres, epochErr}
-				}
-			}
-			if epochErr != nil {
-				c.redeliver(d, epochErr)
-				continue
-			}
+		if err != nil {
+			c.redeliver(d, err)
+			continue
 		}
 		waiting = append(waiting, pendingMsg{delivery: d, message: message, dead: dead})
 		if dead || !together {
@@ -73,42 +64,69 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 	if together {
 		c.storeInBatches(ctx, waiting)
 	}
-	for _, s := range waiting {
-		err := s.unsent
-		if err == nil && !s.stored {
-			err = ofNATS(c.awaitOutcomeStored(ctx, &s))
+	for i := range waiting {
+		if !l.complete(ctx, &waiting[i]) {
+			return
 		}
-		switch {
-		case s.dead && IsTooLarge(err):
-			s.message, err = c.storeClaimCheck(ctx, s)
-		case IsTooLarge(err):
-			s.dead = true
-			if s.message, err = l.handleOversized(ctx, s); s.message == nil && err == nil {
-				continue
-			}
-		}
-		if err != nil {
-			if ctx.Err() != nil {
-				return
-			}
-			c.redeliver(s.delivery, err)
-			continue
-		}
-		failpoint.Hit(c.name + ".published")
-		c.answered(&s)
-		c.reply(s)
-		if s.dead {
-			if err := s.msg.TermWithReason(s.message.Header.Get(HeaderDLQReason)); err != nil {
-				c.log.Debug().Err(err).Msg("term failed, dead letter may be duplicated")
-			}
-			c.inFlight.remove(s.delivery)
-		} else {
-			c.ack(s.delivery)
-		}
-		failpoint.Hit(c.name + ".acked")
-		c.recordSuccess()
 	}
 	l.pace.measured(time.Since(began), len(batch), together)
+}
+
+// epochCheck verifies the epochs of a batch, each once in a row.
+type epochCheck struct {
+	service Service
+	epoch   string
+	err     error
+}
+
+func (v *epochCheck) check(ctx context.Context, epoch string) error {
+	if v.err == nil || v.epoch != epoch {
+		v.err, v.epoch = v.service.Verify(ctx, epoch), epoch
+		if v.err != nil && !errors.Is(v.err, holds.ErrDataLost) {
+			v.err = &serverError{serverPostgres, v.err}
+		}
+	}
+	return v.err
+}
+
+// complete waits until a message is stored and then completes its event. It reports whether the
+// consumer goes on.
+func (l *lane) complete(ctx context.Context, s *pendingMsg) bool {
+	c := l.consumer
+	err := s.unsent
+	if err == nil && !s.stored {
+		err = ofNATS(c.awaitOutcomeStored(ctx, s))
+	}
+	switch {
+	case s.dead && IsTooLarge(err):
+		s.message, err = c.storeClaimCheck(ctx, *s)
+	case IsTooLarge(err):
+		s.dead = true
+		if s.message, err = l.handleOversized(ctx, *s); s.message == nil && err == nil {
+			return true
+		}
+	}
+	if err != nil {
+		if ctx.Err() != nil {
+			return false
+		}
+		c.redeliver(s.delivery, err)
+		return true
+	}
+	failpoint.Hit(c.name + ".published")
+	c.answered(s)
+	c.reply(*s)
+	if s.dead {
+		if err := s.msg.TermWithReason(s.message.Header.Get(HeaderDLQReason)); err != nil {
+			c.log.Debug().Err(err).Msg("term failed, dead letter may be duplicated")
+		}
+		c.inFlight.remove(s.delivery)
+	} else {
+		c.ack(s.delivery)
+	}
+	failpoint.Hit(c.name + ".acked")
+	c.recordSuccess()
+	return true
 }
 
 // storeClaimCheck stores the dead letter of an event that is too large to be copied: a claim check
