@@ -3,11 +3,9 @@
 package docs_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -15,7 +13,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -59,8 +56,8 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	binary = filepath.Join(dev.dir, "worker")
-	if out, err := exec.Command("go", "build", "-o", binary, "../cmd/worker").CombinedOutput(); err != nil {
-		return 1, fmt.Errorf("go build: %w\n%s", err, out)
+	if err := stacktest.BuildPrograms(dev.dir, "", "worker"); err != nil {
+		return 1, err
 	}
 	worker := exec.Command(binary, "dev", "--http-addr", "127.0.0.1:0")
 	worker.Dir, worker.Stderr = dev.dir, os.Stderr
@@ -69,21 +66,13 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 			worker.Env = append(worker.Env, variable) // what names other servers is not meant for it
 		}
 	}
-	stdout, err := worker.StdoutPipe()
+	running, err := stacktest.StartProgram(worker)
 	if err != nil {
 		return 1, err
 	}
-	if err := worker.Start(); err != nil {
-		return 1, err
-	}
-	var output []string
-	lines, up := bufio.NewScanner(stdout), false
-	for !up && lines.Scan() {
-		output = append(output, lines.Text())
-		up = strings.Contains(lines.Text(), "Ctrl-C stops")
-	}
-	if !up {
-		return 1, fmt.Errorf("worker dev: %w\n%s", worker.Wait(), strings.Join(output, "\n"))
+	if _, err := running.AwaitLine("Ctrl-C stops"); err != nil {
+		running.Kill()
+		return 1, fmt.Errorf("worker dev: %w", err)
 	}
 	found, err := endpoints.Read(filepath.Join(dev.dir, ".holdfast", "endpoints.env"))
 	dev.natsURL = found["HOLDFAST_NATS_URL"]
@@ -92,13 +81,7 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 	if err == nil {
 		code = m.Run()
 	}
-	if signalled := worker.Process.Signal(syscall.SIGTERM); signalled != nil {
-		return code, errors.Join(err, signalled)
-	}
-	if _, drained := io.Copy(io.Discard, stdout); drained != nil {
-		return code, errors.Join(err, drained)
-	}
-	return code, errors.Join(err, worker.Wait())
+	return code, errors.Join(err, running.Stop())
 }
 
 // commandLimit bounds one command of a page.

@@ -1,15 +1,11 @@
 package docs_test
 
 import (
-	"bufio"
 	"errors"
-	"io"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
-	"syscall"
 	"testing"
 
 	"holdfast/internal/stack/stacktest"
@@ -58,29 +54,16 @@ func guardedSite(t *testing.T) site {
 	}
 	worker := exec.Command(binary, append([]string{"run", "--no-migrate", "--http-addr", "127.0.0.1:0"}, flags("worker")...)...)
 	worker.Env = environment
-	stderr, err := worker.StderrPipe()
+	running, err := stacktest.StartProgram(worker)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := worker.Start(); err != nil {
-		t.Fatal(err)
+	t.Cleanup(running.Kill)
+	if _, err := running.AwaitLine(`"worker started"`); err != nil {
+		t.Fatalf("worker run: %v", err)
 	}
-	var log []string
-	lines, up := bufio.NewScanner(stderr), false
-	for !up && lines.Scan() {
-		log = append(log, lines.Text())
-		up = strings.Contains(lines.Text(), `"worker started"`)
-	}
-	if !up {
-		t.Fatalf("worker run: %v\n%s", worker.Wait(), strings.Join(log, "\n"))
-	}
-	rest := make(chan error, 1)
-	go func() {
-		_, err := io.Copy(io.Discard, stderr)
-		rest <- err
-	}()
 	t.Cleanup(func() {
-		if err := errors.Join(worker.Process.Signal(syscall.SIGTERM), <-rest, worker.Wait()); err != nil {
+		if err := running.Stop(); err != nil {
 			t.Error(err)
 		}
 	})

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -23,8 +22,8 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	workerProgram, benchProgram = filepath.Join(dir, "worker"), filepath.Join(dir, "bench")
-	if out, err := exec.Command("go", "build", "-o", dir, "../worker", ".").CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
+	if err := stacktest.BuildPrograms(dir, "", "worker", "bench"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	if err := os.Unsetenv("HOLDFAST_NATS_URL"); err != nil { // the URL of other servers

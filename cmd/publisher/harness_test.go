@@ -1,11 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -57,9 +55,8 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	workerBinary, publisherBinary = filepath.Join(dir, "worker"), filepath.Join(dir, "publisher")
-	if out, err := exec.Command("go", "build", "-tags", "failpoint", "-o", dir, "../worker",
-		".").CombinedOutput(); err != nil {
-		return 1, fmt.Errorf("go build: %w\n%s", err, out)
+	if err := stacktest.BuildPrograms(dir, "failpoint", "worker", "publisher"); err != nil {
+		return 1, err
 	}
 	if err := os.Chdir(dir); err != nil {
 		return 1, err
@@ -68,30 +65,16 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 		return runBesideRestricted(m)
 	}
 	worker := exec.Command(workerBinary, "dev", "--http-addr", "127.0.0.1:0")
-	stdout, err := worker.StdoutPipe()
+	running, err := stacktest.StartProgram(worker)
 	if err != nil {
 		return 1, err
 	}
-	worker.Stderr = os.Stderr
-	if err := worker.Start(); err != nil {
-		return 1, err
-	}
-	var output bytes.Buffer
-	lines := bufio.NewScanner(io.TeeReader(stdout, &output))
-	for up := false; !up && lines.Scan(); {
-		up = strings.Contains(lines.Text(), "Ctrl-C stops")
-	}
-	if !strings.Contains(output.String(), "Ctrl-C stops") {
-		return 1, fmt.Errorf("worker dev: %w\n%s", worker.Wait(), output.String())
+	if _, err := running.AwaitLine("Ctrl-C stops"); err != nil {
+		running.Kill()
+		return 1, fmt.Errorf("worker dev: %w", err)
 	}
 	code = m.Run()
-	if err := worker.Process.Signal(syscall.SIGTERM); err != nil {
-		return code, err
-	}
-	if _, err := io.Copy(io.Discard, stdout); err != nil {
-		return code, err
-	}
-	return code, worker.Wait()
+	return code, running.Stop()
 }
 
 // result is the exit code and the output of one run of the program.
@@ -266,37 +249,20 @@ func (h *harness) command(args []string) []string {
 func (h *harness) startWorker() {
 	h.t.Helper()
 	worker := exec.Command(workerBinary, append([]string{"run", "--http-addr", "127.0.0.1:0"}, h.args...)...)
-	stderr, err := worker.StderrPipe()
+	running, err := stacktest.StartProgram(worker)
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	if err := worker.Start(); err != nil {
-		h.t.Fatal(err)
-	}
-	started, exited := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(exited)
-		for lines := bufio.NewScanner(stderr); lines.Scan(); {
-			var line struct {
-				Message string `json:"message"`
-			}
-			if err := json.Unmarshal(lines.Bytes(), &line); err == nil && line.Message == "worker started" {
-				close(started)
-			}
-			if !strings.Contains(lines.Text(), "event dead-lettered") { // thousands of these
-				fmt.Fprintf(h.t.Output(), "[worker] %s\n", lines.Bytes())
+	h.t.Cleanup(func() {
+		running.Kill()
+		for line := range strings.Lines(running.Output()) {
+			if !strings.Contains(line, "event dead-lettered") { // thousands of these
+				fmt.Fprintf(h.t.Output(), "[worker] %s", line)
 			}
 		}
-	}()
-	h.t.Cleanup(func() {
-		_ = worker.Process.Kill() // it may have ended
-		<-exited
-		_ = worker.Wait() // killed
 	})
-	select {
-	case <-started:
-	case <-exited:
-		h.t.Fatal("the worker ended at its start")
+	if _, err := running.AwaitLine(`"worker started"`); err != nil {
+		h.t.Fatal(err)
 	}
 }
 

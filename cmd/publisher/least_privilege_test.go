@@ -1,18 +1,14 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/go-json-experiment/json"
@@ -90,29 +86,21 @@ func runBesideRestricted(m *testing.M) (code int, err error) {
 	}
 	worker := exec.Command(workerBinary, append([]string{"run", "--no-migrate", "--http-addr", "127.0.0.1:0"},
 		workerFlags(restricted, "worker")...)...)
-	stderr, err := worker.StderrPipe()
+	running, err := stacktest.StartProgram(worker)
 	if err != nil {
 		return 1, err
 	}
-	if err := worker.Start(); err != nil {
-		return 1, err
+	line, err := running.AwaitLine(`"worker started"`)
+	if err != nil {
+		running.Kill()
+		return 1, fmt.Errorf("worker run: %w", err)
 	}
-	var log bytes.Buffer
 	var started struct {
-		Message  string `json:"message"`
 		HTTPAddr string `json:"http_addr"`
 	}
-	lines := bufio.NewScanner(io.TeeReader(stderr, &log))
-	for started.Message != "worker started" && lines.Scan() {
-		_ = json.Unmarshal(lines.Bytes(), &started) // other lines have another form
-	}
-	rest := make(chan error, 1)
-	go func() {
-		_, err := io.Copy(&log, stderr)
-		rest <- err
-	}()
-	if started.HTTPAddr == "" {
-		return 1, fmt.Errorf("worker run: %w\n%s", errors.Join(<-rest, worker.Wait()), log.String())
+	if err := json.Unmarshal([]byte(line), &started); err != nil {
+		running.Kill()
+		return 1, err
 	}
 	// Tests that inspect the servers use a user with all permissions.
 	nats, redis, postgres := restricted.URLs("admin")
@@ -124,11 +112,8 @@ func runBesideRestricted(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	code = m.Run()
-	if err := worker.Process.Signal(syscall.SIGTERM); err != nil {
-		return code, err
-	}
-	err = errors.Join(<-rest, worker.Wait())
-	for line := range strings.Lines(log.String()) {
+	err = running.Stop()
+	for line := range strings.Lines(running.Output()) {
 		if strings.Contains(strings.ToLower(line), "permission") &&
 			!strings.Contains(line, "keyspace notifications unavailable") {
 			err = errors.Join(err, fmt.Errorf("the worker lacks a permission: %s", line))

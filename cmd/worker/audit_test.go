@@ -265,9 +265,7 @@ func TestCorruptRecord_EventsOfResource_WaitUntilRebuilt(t *testing.T) {
 	if err := s.redis.HSet(t.Context(), key, id, "not a record").Err(); err != nil {
 		t.Fatal(err)
 	}
-	stacktest.Eventually(t, "the corruption to be logged", func() bool {
-		return strings.Contains(worker.log.String(), "corrupt data in redis")
-	})
+	worker.awaitLog(t, "corrupt data in redis")
 	waits := s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 600))
 	for i := range 3 {
 		if o := s.answer(s.publish(events.BookingRequested, "tent",
@@ -276,9 +274,7 @@ func TestCorruptRecord_EventsOfResource_WaitUntilRebuilt(t *testing.T) {
 			t.Errorf("while another resource is corrupt: %s", o.Type)
 		}
 	}
-	stacktest.Eventually(t, "the deferred event to be logged", func() bool {
-		return strings.Contains(worker.log.String(), "event deferred, resource data is corrupt")
-	})
+	worker.awaitLog(t, "event deferred, resource data is corrupt")
 	stacktest.Eventually(t, "the worker to be ready, unless it already rebuilds redis", func() bool {
 		code, _ := worker.get(t, "/readyz")
 		return code == 200 || s.epoch() != before

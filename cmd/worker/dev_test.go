@@ -36,7 +36,7 @@ func TestDev_SecondInDirectory_Refused(t *testing.T) {
 	file := filepath.Join(dir, "endpoints.env")
 	first := launch(t, false, []string{"dev", "--http-addr", "127.0.0.1:0", "--data-dir", dir})
 	var found map[string]string
-	stacktest.Eventually(t, "the endpoints of the first worker", func() (ok bool) {
+	first.eventually(t, "the endpoints of the first worker", func() (ok bool) {
 		var err error
 		found, err = endpoints.Read(file)
 		return err == nil

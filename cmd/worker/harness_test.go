@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -52,12 +53,7 @@ var workerBinary = sync.OnceValues(func() (binary string, err error) {
 	if binaryDir, err = os.MkdirTemp("", "holdfast-test-"); err != nil {
 		return "", err
 	}
-	binary = filepath.Join(binaryDir, "worker")
-	out, err := exec.Command("go", "build", "-tags", "failpoint", "-o", binary, ".").CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
-	}
-	return binary, nil
+	return filepath.Join(binaryDir, "worker"), stacktest.BuildPrograms(binaryDir, "failpoint", "worker")
 })
 
 // harness is a namespace on the shared servers with its worker processes and their outcomes.
@@ -476,7 +472,33 @@ func (p *process) awaitStarted(t testing.TB) {
 	case p.http = <-p.started:
 	case <-p.exited:
 		t.Fatalf("the worker exited during its start: %v", p.err)
+	case <-time.After(2 * time.Minute):
+		t.Fatalf("the worker has not logged its start:\n%s", &p.log)
 	}
+}
+
+// awaitLog waits until the process has logged a text, in any case of letters.
+func (p *process) awaitLog(t testing.TB, text string) {
+	t.Helper()
+	p.eventually(t, "the log to contain "+strconv.Quote(text), func() bool {
+		return strings.Contains(strings.ToLower(p.log.String()), strings.ToLower(text))
+	})
+}
+
+// eventually is stacktest.Eventually, but it fails the test as soon as the process has exited.
+func (p *process) eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	stacktest.Eventually(t, what, func() bool {
+		select {
+		case <-p.exited:
+			if !condition() {
+				t.Fatalf("the worker exited (%v) before %s:\n%s", p.err, what, &p.log)
+			}
+			return true
+		default:
+			return condition()
+		}
+	})
 }
 
 // killed waits until the process has killed itself at its failpoint.

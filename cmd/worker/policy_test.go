@@ -2,7 +2,6 @@ package main
 
 import (
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -80,7 +79,7 @@ func TestPolicyChanged_RunningWorker_UsesAndReportsIt(t *testing.T) {
 	const want = "hold-ttl-max: 1h0m0s here, 45m0s stored"
 	s.migrate("--hold-ttl-max", "45m")
 	awaitReady(want)
-	stacktest.Eventually(t, "the worker to log "+want, func() bool { return strings.Contains(worker.log.String(), want) })
+	worker.awaitLog(t, want)
 	s.setInventory("sauna", holds.SlotSelection{}, 2)
 	for ttl, want := range map[int64]string{45*60 + 1: holds.EventHoldRejected, 45 * 60: holds.EventHoldCreated} {
 		o := s.answer(s.publish(events.BookingRequested, "sauna",

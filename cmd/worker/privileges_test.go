@@ -90,9 +90,7 @@ func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 		c.take()
 		name := fmt.Sprintf("u%d", i)
 		id := s.publish(events.BookingRequested, "hall", bookingData("hall", name, name, holds.SlotSelection{}, 600))
-		stacktest.Eventually(t, "the log to contain: "+c.logged, func() bool {
-			return strings.Contains(strings.ToLower(worker.log.String()), strings.ToLower(c.logged))
-		})
+		worker.awaitLog(t, c.logged)
 		if log := fmt.Sprint(s.redis.Do(t.Context(), "ACL", "LOG", "128").Val()); i == 0 && !strings.Contains(log, "zrange") {
 			t.Errorf("ACL LOG: %s", log)
 		}

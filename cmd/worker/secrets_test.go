@@ -189,9 +189,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 		_, body := limited.get(t, "/v1/availability?slot=A&resource_id="+resource)
 		seen.add("availability of a corrupt resource", body)
 	}
-	stacktest.Eventually(t, "the corruption to be logged", func() bool {
-		return strings.Contains(limited.log.String(), "corrupt data in redis")
-	})
+	limited.awaitLog(t, "corrupt data in redis")
 
 	// Each server in turn rejects the worker's login.
 	admin, err := pgx.Connect(t.Context(), s.urls.postgres)
@@ -210,22 +208,18 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 	s.publish(events.BookingRequested, "hall",
 		map[string]any{"request_key": "k9", "user_id": user, "resource_id": "hall", "quantity": 1,
 			"metadata": map[string]string{"a": metadata}})
-	stacktest.Eventually(t, "Postgres to refuse", func() bool {
-		return strings.Contains(limited.log.String(), "password authentication failed")
-	})
+	limited.awaitLog(t, "password authentication failed") // Postgres refuses
 	for _, command := range [][]any{{"ACL", "SETUSER", "holdfast_worker", "resetpass", ">another"},
 		{"CLIENT", "KILL", "USER", "holdfast_worker"}} {
 		if err := s.redis.Do(t.Context(), command...).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	stacktest.Eventually(t, "Redis to refuse", func() bool { return strings.Contains(limited.log.String(), "WRONGPASS") })
+	limited.awaitLog(t, "WRONGPASS") // Redis refuses
 	if err := s.restricted.DenyNATS("worker", "$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_IN.requests"); err != nil {
 		t.Fatal(err)
 	}
-	stacktest.Eventually(t, "NATS to refuse", func() bool {
-		return strings.Contains(limited.log.String(), "permissions violation")
-	})
+	limited.awaitLog(t, "permissions violation") // NATS refuses
 	for _, path := range []string{"/readyz", "/metrics", "/healthz", "/v1/availability?resource_id=hall",
 		"/v1/holds/" + user, "/v1/holds/" + metadata, "/nothing/" + metadata} {
 		_, body := limited.get(t, path)

@@ -3,7 +3,6 @@ package bench
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -30,9 +29,8 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	workerProgram = filepath.Join(dir, "worker")
-	build := exec.Command("go", "build", "-tags", "failpoint", "-o", workerProgram, "../../cmd/worker")
-	if out, err := build.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
+	if err := stacktest.BuildPrograms(dir, "failpoint", "worker"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	stacktest.Main(m, func() { _ = os.RemoveAll(dir) }) // on an error files stay in the temporary directory

@@ -3,6 +3,7 @@ package holds_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"iter"
 	"os"
@@ -25,7 +26,18 @@ import (
 	"holdfast/internal/store"
 )
 
-func TestMain(m *testing.M) { stacktest.Main(m) }
+// modelChecks is how many random histories a test against the model tries in the short form; in the long
+// form it is rapid's default, 100.
+const modelChecks = "40"
+
+func TestMain(m *testing.M) {
+	if !stacktest.Long() {
+		if err := flag.Set("rapid.checks", modelChecks); err != nil { // the command line overrides it
+			panic(err)
+		}
+	}
+	stacktest.Main(m)
+}
 
 // fatal contains the methods that *testing.T and *rapid.T have in common.
 type fatal interface {

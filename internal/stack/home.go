@@ -56,6 +56,18 @@ func openHome(dir string) (*home, error) {
 	return &home{path: path, durable: true, lock: lock}, nil
 }
 
+// TempDir creates a temporary directory in parent, in which the user that runs postgres can enter
+// directories of its own, and returns it with a function that removes it. It also removes the
+// directories of dead processes from parent.
+func TempDir(parent string) (path string, remove func() error, err error) {
+	sweepTemp(parent, time.Now())
+	h, err := newTemp(parent)
+	if err != nil {
+		return "", nil, err
+	}
+	return h.path, h.close, nil
+}
+
 // openForOthers lets the user that runs postgres enter a directory of root. It changes only an empty
 // directory, or one that has a lock file and so belongs to a stack.
 func openForOthers(path string) error {

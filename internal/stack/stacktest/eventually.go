@@ -7,26 +7,28 @@ import (
 )
 
 const (
-	pollInterval = 5 * time.Millisecond
-	waitBound    = 2 * time.Minute // of Eventually and WaitContext; generous, since only failing tests reach it
+	pollMin   = 5 * time.Millisecond
+	pollMax   = 50 * time.Millisecond
+	waitBound = 2 * time.Minute // of Eventually and WaitContext; generous, since only failing tests reach it
 )
 
 // Eventually polls until condition returns true, and fails the test after two minutes. Use it for states
-// that send no signal: of a server or of another process. what is the object of "waiting for".
+// that send no signal: of a server or of another process. The pause between two polls grows with the
+// time that has passed, because many tests wait for seconds at the same time and each poll is a query.
+// what is the object of "waiting for".
 func Eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	bound := time.NewTimer(waitBound)
-	defer bound.Stop()
-	tick := time.NewTicker(pollInterval)
-	defer tick.Stop()
-	for !condition() {
-		select {
-		case <-tick.C:
-		case <-bound.C:
+	for began := time.Now(); !condition(); {
+		passed := time.Since(began)
+		if passed > waitBound {
 			t.Fatalf("timeout waiting for %s", what)
 		}
+		<-time.After(pollAfter(passed))
 	}
 }
+
+// pollAfter returns the pause before the next poll: a tenth of the time that has passed, within bounds.
+func pollAfter(passed time.Duration) time.Duration { return min(max(passed/10, pollMin), pollMax) }
 
 // WaitContext returns a context with a timeout of two minutes, for a call that waits for a message.
 func WaitContext(t testing.TB) context.Context {

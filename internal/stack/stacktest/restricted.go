@@ -319,7 +319,7 @@ func (s *RestrictedServers) restrictPostgres(ctx context.Context) (err error) {
 // awaitPasswords waits until Postgres refuses connections without a password. After pg_reload_conf it
 // reads its file with a delay.
 func (s *RestrictedServers) awaitPasswords(ctx context.Context) error {
-	tick := time.NewTicker(pollInterval)
+	tick := time.NewTicker(pollMin)
 	defer tick.Stop()
 	for {
 		conn, err := pgx.Connect(ctx, s.stack.PostgresURL)

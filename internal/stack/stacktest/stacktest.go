@@ -98,13 +98,17 @@ func run(m *testing.M) (code int, err error) {
 
 // MainAlone runs the tests of a package that starts its own servers. tests runs them and returns their
 // exit code. MainAlone does not return: it exits with that code, or with 1 when tests returns an error
-// or leaks goroutines.
+// or leaks goroutines. Temporary files are in memory if possible; see memoryDir.
 func MainAlone(tests func() (code int, err error)) {
 	if err := flag.Set("test.parallel", parallelTests); err != nil { // the command line is parsed later and overrides it
 		panic(err)
 	}
-	code, err := tests()
-	err = errors.Join(err, removeProcessCA())
+	remove, err := useMemory()
+	code := 1
+	if err == nil {
+		code, err = tests()
+		err = errors.Join(err, remove())
+	}
 	if err == nil && code == 0 {
 		err = leaks()
 	}
@@ -113,6 +117,22 @@ func MainAlone(tests func() (code int, err error)) {
 		code = max(code, 1)
 	}
 	os.Exit(code)
+}
+
+// useMemory makes a directory in memory the temporary directory of this process and of its children, if
+// possible. remove removes it and restores the previous one.
+func useMemory() (remove func() error, err error) {
+	memory := memoryDir()
+	if memory == "" {
+		return func() error { return nil }, nil
+	}
+	dir, removeDir, err := stack.TempDir(memory)
+	if err != nil {
+		return nil, err
+	}
+	previous := os.Getenv("TMPDIR")
+	remove = func() error { return errors.Join(os.Setenv("TMPDIR", previous), removeDir()) }
+	return remove, os.Setenv("TMPDIR", dir)
 }
 
 // leaks returns an error when goroutines run that the tests have started. It waits longer than goleak

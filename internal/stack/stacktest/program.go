@@ -1,0 +1,112 @@
+package stacktest
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Program is a program that runs as a child process. It keeps what the program prints.
+type Program struct {
+	cmd    *exec.Cmd
+	exited chan struct{} // closed when it has exited
+	err    error         // how it exited, valid after exited is closed
+
+	mu      sync.Mutex // guards what follows
+	output  bytes.Buffer
+	printed chan struct{} // closed and replaced when output grows
+}
+
+// StartProgram starts a program. Its output is what it prints to the streams that cmd leaves nil. The
+// caller calls Stop or Kill.
+func StartProgram(cmd *exec.Cmd) (*Program, error) {
+	p := &Program{cmd: cmd, exited: make(chan struct{}), printed: make(chan struct{})}
+	if cmd.Stdout == nil {
+		cmd.Stdout = p
+	}
+	if cmd.Stderr == nil {
+		cmd.Stderr = p
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() {
+		defer close(p.exited)
+		p.err = cmd.Wait()
+	}()
+	return p, nil
+}
+
+// Write adds to the output.
+func (p *Program) Write(text []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	close(p.printed)
+	p.printed = make(chan struct{})
+	return p.output.Write(text)
+}
+
+// Output returns what the program has printed so far.
+func (p *Program) Output() string {
+	text, _ := p.read()
+	return text
+}
+
+func (p *Program) read() (text string, more <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.output.String(), p.printed
+}
+
+// AwaitLine waits until the program has printed a line that contains text, and returns the line. When
+// the program exits first, or has not printed it within two minutes, it kills the program and returns an
+// error with the output.
+func (p *Program) AwaitLine(text string) (string, error) {
+	bound := time.NewTimer(waitBound)
+	defer bound.Stop()
+	for ended := false; ; {
+		output, more := p.read()
+		if line, found := lineWith(output, text); found {
+			return line, nil
+		}
+		if ended {
+			return "", fmt.Errorf("the program exited (%v) without printing %q:\n%s", p.err, text, output)
+		}
+		select {
+		case <-more:
+		case <-p.exited:
+			ended = true
+		case <-bound.C:
+			p.Kill()
+			return "", fmt.Errorf("the program has not printed %q within %v:\n%s", text, waitBound, p.Output())
+		}
+	}
+}
+
+// lineWith returns the first whole line of output that contains text.
+func lineWith(output, text string) (line string, found bool) {
+	for line := range strings.Lines(output) {
+		if strings.HasSuffix(line, "\n") && strings.Contains(line, text) {
+			return strings.TrimSuffix(line, "\n"), true
+		}
+	}
+	return "", false
+}
+
+// Stop sends SIGTERM, waits until the program has exited, and returns an error unless it exited with 0.
+func (p *Program) Stop() error {
+	err := p.cmd.Process.Signal(syscall.SIGTERM)
+	<-p.exited
+	return errors.Join(err, p.err)
+}
+
+// Kill sends SIGKILL and waits until the program has exited.
+func (p *Program) Kill() {
+	_ = p.cmd.Process.Kill() // it may have exited
+	<-p.exited
+}
