@@ -477,7 +477,7 @@ func (p *process) awaitStarted(t testing.TB) {
 	}
 }
 
-// awaitLog waits until the process has logged a text, in any case of letters.
+// awaitLog waits until the process has logged a text, in upper or lower case.
 func (p *process) awaitLog(t testing.TB, text string) {
 	t.Helper()
 	p.eventually(t, "the log to contain "+strconv.Quote(text), func() bool {

@@ -116,7 +116,11 @@ func afters(r *audit.Report) (all []string) {
 // pages and on small ones. No audit finds anything. At rest nothing is pending.
 func TestRun_WorkersBusy_NoFindings(t *testing.T) {
 	t.Parallel()
-	const publishers, each = 8, 60
+	const publishers = 8
+	each := 20
+	if stacktest.Long() {
+		each = 60
+	}
 	w := newHarness(t)
 	w.startWorkers(2)
 	slots := []string{"a", "b", "c", "d", "e"}

@@ -81,9 +81,9 @@ func TestStats_Functions_AreBounded(t *testing.T) {
 	}
 }
 
-// paired reports whether the test file has a source file of the same name, or holds the fixture.
+// paired reports whether the test file has a source file of the same name, or holds a part of the fixture.
 func paired(path string) bool {
-	if filepath.Base(path) == "harness_test.go" || filepath.Base(path) == "export_test.go" {
+	if name := filepath.Base(path); strings.HasPrefix(name, "harness_") || name == "export_test.go" {
 		return true
 	}
 	source := strings.TrimSuffix(path, "_test.go")

@@ -18,6 +18,7 @@ import (
 var (
 	mutantsFlag = flag.Bool("mutants", false, "run the test of each mutant, with it and without it")
 	tenthFlag   = flag.Int("mutants.tenth", -1, "run only every tenth mutant, from this one on (0 to 9)")
+	passedFlag  = flag.Bool("mutants.passed", false, "all tests have just passed: do not run them without the mutants first")
 	update      = flag.Bool("update", false, "write the table of mutants into docs/faults.md")
 )
 

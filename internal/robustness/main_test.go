@@ -17,5 +17,5 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	stacktest.MainAlone(func() (int, error) { return m.Run(), nil })
+	stacktest.MainOnDisk(func() (int, error) { return m.Run(), nil })
 }

@@ -100,15 +100,23 @@ func run(m *testing.M) (code int, err error) {
 // exit code. MainAlone does not return: it exits with that code, or with 1 when tests returns an error
 // or leaks goroutines. Temporary files are in memory if possible; see memoryDir.
 func MainAlone(tests func() (code int, err error)) {
+	MainOnDisk(func() (int, error) {
+		remove, err := useMemory()
+		if err != nil {
+			return 1, err
+		}
+		code, err := tests()
+		return code, errors.Join(err, remove())
+	})
+}
+
+// MainOnDisk is MainAlone for tests whose data may need more space than there is in memory.
+func MainOnDisk(tests func() (code int, err error)) {
 	if err := flag.Set("test.parallel", parallelTests); err != nil { // the command line is parsed later and overrides it
 		panic(err)
 	}
-	remove, err := useMemory()
-	code := 1
-	if err == nil {
-		code, err = tests()
-		err = errors.Join(err, remove())
-	}
+	code, err := tests()
+	err = errors.Join(err, removeProcessCA())
 	if err == nil && code == 0 {
 		err = leaks()
 	}

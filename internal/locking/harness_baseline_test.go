@@ -14,7 +14,7 @@ import (
 )
 
 // The methods that teams often write themselves. Most are correct until a failure occurs:
-// oversell_test.go describes and forces these failures.
+// locking_oversell_test.go describes and forces these failures.
 
 // saleLease is longer than any sale that is not stopped.
 const saleLease = 10 * time.Second
