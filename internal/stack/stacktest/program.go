@@ -75,7 +75,7 @@ func (p *Program) AwaitLine(text string) (string, error) {
 			return line, nil
 		}
 		if ended {
-			return "", fmt.Errorf("the program exited (%v) without printing %q:\n%s", p.err, text, output)
+			return "", fmt.Errorf("the program exited (%w) without printing %q:\n%s", p.err, text, output)
 		}
 		select {
 		case <-more:
