@@ -35,14 +35,24 @@ type Config struct {
 // Connections are the URLs of the servers, the files for logins and TLS, and the namespace on the
 // servers.
 type Connections struct {
-	NATSURL     string `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"NATS servers with JetStream, separated by commas."`
+	NATSServers `embed:""`
 	RedisURL    string `name:"redis-url" env:"HOLDFAST_REDIS_URL" placeholder:"URL" help:"Redis server, version 7 or newer (tested with 7.0), with maxmemory-policy noeviction: redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel://."`
 	PostgresURL string `name:"postgres-url" env:"HOLDFAST_POSTGRES_URL" placeholder:"URL" help:"Postgres server, version 14 or newer (tested with 15). The URL may name several hosts: the worker uses the one that accepts writes."`
 
-	NATSFiles       connect.NATSFiles `embed:""`
-	RedisFiles      RedisFiles        `embed:""`
-	PostgresURLFile string            `name:"postgres-url-file" env:"HOLDFAST_POSTGRES_URL_FILE" placeholder:"FILE" help:"File that contains the Postgres URL, such as a mounted secret."`
+	RedisFiles      RedisFiles `embed:""`
+	PostgresURLFile string     `name:"postgres-url-file" env:"HOLDFAST_POSTGRES_URL_FILE" placeholder:"FILE" help:"File that contains the Postgres URL, such as a mounted secret."`
+	Named           `embed:""`
+}
 
+// NATSServers are the NATS servers, and the files for the login and TLS.
+type NATSServers struct {
+	NATSURL string `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"NATS servers with JetStream, separated by commas."`
+
+	NATSFiles connect.NATSFiles `embed:""`
+}
+
+// Named has the namespace on the servers.
+type Named struct {
 	Namespace string `name:"namespace" env:"HOLDFAST_NAMESPACE" default:"${namespace}" placeholder:"${namespace_shown}" help:"First token of NATS subjects, prefix of Redis keys, and schema in Postgres${namespace_note}."`
 }
 
@@ -205,14 +215,13 @@ func (i *Installing) installPolicy() stack.InstallPolicy {
 	return stack.InstallAuto
 }
 
-// AfterApply checks the namespace and reads the URLs that are given as files. kong calls this method
+// AfterApply reads the URLs that are given as files. kong calls this method
 // and those below after parsing.
 func (c *Connections) AfterApply() error {
 	for _, one := range []struct {
 		name      string
 		url, file *string
 	}{
-		{"nats-url", &c.NATSURL, &c.NATSFiles.URLFile},
 		{"redis-url", &c.RedisURL, &c.RedisFiles.URLFile},
 		{"postgres-url", &c.PostgresURL, &c.PostgresURLFile},
 	} {
@@ -222,6 +231,21 @@ func (c *Connections) AfterApply() error {
 		}
 		*one.url, *one.file = found, ""
 	}
+	return nil
+}
+
+// AfterApply reads the URL if it is given as a file.
+func (c *NATSServers) AfterApply() error {
+	found, err := connect.ReadURL("nats-url", c.NATSURL, c.NATSFiles.URLFile)
+	if err != nil {
+		return misused("%v", err)
+	}
+	c.NATSURL, c.NATSFiles.URLFile = found, ""
+	return nil
+}
+
+// AfterApply checks the namespace.
+func (c *Named) AfterApply() error {
 	if c.Namespace != "" && !record.NamespacePattern.MatchString(c.Namespace) {
 		return misused("--namespace %q must match %s", c.Namespace, record.NamespacePattern)
 	}

@@ -8,8 +8,9 @@ import (
 
 // Sets of flags that several commands have.
 const (
-	theServers = " nats-url redis-url postgres-url nats-url-file nats-creds-file nats-nkey-file nats-ca-file" +
-		" nats-cert-file nats-key-file redis-url-file redis-ca-file redis-cert-file redis-key-file postgres-url-file namespace"
+	theNATS    = " nats-url nats-url-file nats-creds-file nats-nkey-file nats-ca-file nats-cert-file nats-key-file"
+	theServers = theNATS + " redis-url postgres-url redis-url-file redis-ca-file redis-cert-file redis-key-file" +
+		" postgres-url-file namespace"
 	theLifetimes = " hold-lifetime-max request-key-ttl"
 	thePolicies  = " hold-ttl" + theLifetimes + " hold-ttl-max payment-window late-payment holds-per-user nights-max horizon"
 	theLocks     = " lock-strategy lock-redis-urls lock-lease lock-renew-max lock-fair lock-wait"
@@ -28,6 +29,8 @@ func TestFlags_EachCommand_ShowsWhatItUses(t *testing.T) {
 		"healthcheck": "http-addr timeout data-dir",
 		"preflight":   "no-migrate output data-dir" + theServers + theLifetimes + " lock-strategy lock-redis-urls nats-monitor-urls stream-replicas",
 		"locks":       "http-addr output data-dir",
+		"pause":       "for reason who" + theNATS + " namespace consumers output data-dir",
+		"resume":      theNATS + " namespace consumers output data-dir",
 		"audit":       "resource-id capacity-by-events repair yes output data-dir" + theServers + " request-key-ttl",
 		"rebuild":     "yes output data-dir" + theServers + " hold-ttl" + theLifetimes,
 		"completion":  "",

@@ -68,7 +68,7 @@ func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
 	t.Parallel()
 	dir := stacktest.DataDir(t)
 	c := Config{
-		Connections: Connections{NATSURL: "n", RedisURL: "r", PostgresURL: "p", Namespace: "n"},
+		Connections: Connections{NATSServers: NATSServers{NATSURL: "n"}, RedisURL: "r", PostgresURL: "p", Named: Named{"n"}},
 		Operations:  Operations{HTTPAddr: "h:1"}, Locks: Locks{LockServers: LockServers{LockStrategy: redlockStrategy}},
 	}
 	started, err := startServers(t.Context(), &c, stack.Options{Dir: dir, Progress: func(line string) { t.Log(line) }})

@@ -225,6 +225,9 @@ func (s *server) check(ctx context.Context) readiness {
 		if err := consumer.Outage(); err != nil {
 			because("paused", fmt.Errorf("consumer %s is paused by an outage: %w", consumerNames[i], err))
 		}
+		if pause := consumer.OperatorPause(); pause != nil {
+			because("paused", fmt.Errorf("consumer %s is %s", consumerNames[i], pause))
+		}
 	}
 	if err := s.expirer.NotificationError(); err != nil {
 		ready.Details["keyspace_notifications"] = "off: " + err.Error()

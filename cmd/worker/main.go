@@ -35,6 +35,8 @@ type cli struct {
 	Healthcheck healthcheckCommand `cmd:"" help:"Check that a worker process is alive."`
 	Preflight   preflightCommand   `cmd:"" help:"Check the servers before a worker runs on them."`
 	Locks       locksCommand       `cmd:"" help:"Show lock statistics and recommend a lease."`
+	Pause       pauseCommand       `cmd:"" help:"Stop the processing of events, for maintenance."`
+	Resume      resumeCommand      `cmd:"" help:"End a pause."`
 	Audit       auditCommand       `cmd:"" help:"Check stored data for consistency, and repair it on request."`
 	Rebuild     rebuildCommand     `cmd:"" help:"Rebuild Redis from the event streams and Postgres."`
 	Completion  completionCommand  `cmd:"" help:"Print the completion script for a shell."`

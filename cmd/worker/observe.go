@@ -89,7 +89,7 @@ func (x *observer) register(set *telemetry.Set) {
 	for _, reason := range notReadyReasons {
 		x.notReady.With(reason)
 	}
-	x.paused = set.Gauges("holdfast.consumer.paused", "", "1 while the consumer waits for an outage to end.", "consumer")
+	x.paused = set.Gauges("holdfast.consumer.paused", "", "1 while the consumer waits for an outage to end, or is paused by an operator.", "consumer")
 	for _, name := range consumerNames {
 		x.paused.With(name)
 	}
@@ -168,7 +168,7 @@ func (x *observer) observeReady(ctx context.Context) error {
 		x.notReady.With(reason).Set(gaugeOf(because))
 	}
 	for i, consumer := range x.server.consumers {
-		x.paused.With(consumerNames[i]).Set(gaugeOf(consumer.Paused()))
+		x.paused.With(consumerNames[i]).Set(gaugeOf(consumer.Paused() || consumer.OperatorPause() != nil))
 	}
 	x.policyMismatch.Set(gaugeOf(ready.Details["policy_mismatch"] != ""))
 	x.notifications.Set(gaugeOf(x.server.expirer.NotificationError() == nil))

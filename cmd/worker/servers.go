@@ -115,7 +115,7 @@ func newNATS(c Config, log zerolog.Logger, closed func()) (*nats.Conn, error) {
 
 // connectNATS connects to NATS with the login and the certificates of the settings. name is shown to
 // the server's operators.
-func (c *Connections) connectNATS(
+func (c *NATSServers) connectNATS(
 	name string, logf func(format string, args ...any), options ...nats.Option,
 ) (*nats.Conn, error) {
 	files, err := c.NATSFiles.Options(c.NATSURL)

@@ -28,7 +28,7 @@ func TestRedisClient_ReplyLost_NotSentAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = proxy.Close() })
-	c := &Connections{Namespace: stacktest.Namespace(t)}
+	c := &Connections{Named: Named{stacktest.Namespace(t)}}
 	options, err := c.redisOptions("--redis-url", "redis://"+proxy.Addr())
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func TestNATSClient_Disconnected_PublishFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := newNATS(Config{Connections: Connections{NATSURL: servers.NATSURL}}, zerolog.Nop(), func() {})
+	nc, err := newNATS(Config{Connections: Connections{NATSServers: NATSServers{NATSURL: servers.NATSURL}}}, zerolog.Nop(), func() {})
 	if err != nil {
 		t.Fatal(err)
 	}

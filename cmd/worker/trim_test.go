@@ -53,7 +53,7 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := Config{
-		Connections: Connections{Namespace: s.namespace, PostgresURL: at.postgres},
+		Connections: Connections{Named: Named{s.namespace}, PostgresURL: at.postgres},
 		Policies:    Policies{Terms: Terms{Lifetimes: Lifetimes{HoldLifetimeMax: 2 * time.Hour}}},
 		Operations:  Operations{InboundKeep: -time.Minute},
 	}

@@ -168,6 +168,10 @@ func (c *Consumer) Outage() error {
 	return fmt.Errorf("%s: %w", serverOf(*cause), *cause)
 }
 
+// OperatorPause returns the pause of the durable consumer by an operator, nil when there is none. It is
+// up to superviseEvery old.
+func (c *Consumer) OperatorPause() *Pause { return c.pause.Load() }
+
 // recordOutage records a failure that is not an event's own error.
 func (c *Consumer) recordOutage(err error) {
 	c.outageErr.Store(&err)

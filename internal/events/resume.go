@@ -35,7 +35,7 @@ func (ns Namespace) ensureConsumer(
 	if err == nil { // its start cannot be changed, and need not be
 		was := found.CachedInfo().Config
 		config.DeliverPolicy, config.OptStartSeq, config.OptStartTime = was.DeliverPolicy, was.OptStartSeq, was.OptStartTime
-		config.PauseUntil = was.PauseUntil // an update without it would resume a paused consumer
+		config.Metadata = was.Metadata // the reason of a pause (see SetPause), which an update does not end
 		_, err = js.UpdateConsumer(ctx, ns.InStream(), config)
 	}
 	if err != nil {

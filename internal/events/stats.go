@@ -57,6 +57,7 @@ type ConsumerStats struct {
 	Redelivered      int     `json:"redelivered"`
 	OldestAgeSeconds float64 `json:"oldest_age_seconds"` // age of the oldest event that is not answered; 0 for none
 	Paused           bool    `json:"paused"`
+	Pause            *Pause  `json:"pause,omitzero"`              // nil when it is not paused
 	PausedForSeconds float64 `json:"paused_for_seconds,omitzero"` // until it resumes by itself
 }
 
@@ -144,7 +145,7 @@ func (i *Inquiry) consumers(ctx context.Context, stream jetstream.Stream) (all [
 		info := consumer.CachedInfo()
 		s := ConsumerStats{
 			Name: config.Durable, Pending: info.NumPending, AckPending: info.NumAckPending,
-			Redelivered: info.NumRedelivered, Paused: info.Paused, PausedForSeconds: info.PauseRemaining.Seconds(),
+			Redelivered: info.NumRedelivered, Paused: info.Paused, Pause: pauseOf(info), PausedForSeconds: info.PauseRemaining.Seconds(),
 		}
 		if info.NumPending > 0 || info.NumAckPending > 0 {
 			if s.OldestAgeSeconds, err = oldestAge(ctx, stream, info); err != nil {

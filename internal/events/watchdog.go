@@ -102,6 +102,9 @@ func (c *Consumer) checkConsumers(ctx context.Context) (missing bool, err error)
 		switch {
 		case err == nil:
 			of[config.Durable] = consumer.CachedInfo().AckFloor.Stream
+			if config.Durable == c.name {
+				c.pause.Store(pauseOf(consumer.CachedInfo()))
+			}
 		case !errors.Is(err, jetstream.ErrConsumerNotFound):
 			return false, err
 		default:

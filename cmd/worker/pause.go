@@ -1,0 +1,157 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"os/user"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+const (
+	pauseWithin = 10 * time.Second             // for all consumers
+	untilResume = 10 * 365 * 24 * time.Hour    // a pause without --for
+	pauseUser   = "the user of worker migrate" // who may change consumers
+)
+
+// consumerChoice are the settings that pause and resume share.
+type consumerChoice struct {
+	NATSServers `embed:""`
+	Named       `embed:""`
+	Consumers   []string `default:"requests,changes,payments" enum:"requests,changes,payments" help:"Consumers: requests (booking.requested), changes (extensions, cancellations, inventory) or payments."`
+	Output      string   `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
+	Directory   `embed:""`
+}
+
+// pauseCommand is `worker pause`.
+type pauseCommand struct {
+	For    time.Duration `placeholder:"10m" help:"How long to pause. Default: until worker resume."`
+	Reason string        `placeholder:"TEXT" help:"Why, shown to other operators."`
+	Who    string        `env:"HOLDFAST_WHO" placeholder:"NAME" help:"Operator name, shown to other operators. Default: user@host."`
+
+	consumerChoice `embed:""`
+}
+
+func (*pauseCommand) Help() string {
+	return `NATS then delivers no events to any worker until the pause ends. Workers finish the events that they have
+fetched, within seconds; other events wait, and none is lost. Holds still expire. /readyz of every worker
+answers 503 with the reason "paused", and /v1/stats shows who paused, until when and why. A pause
+outlasts restarts. It needs NATS only, as ` + pauseUser + `.
+
+Examples:
+
+  worker pause --for 10m --reason "Postgres switchover"
+  worker pause --consumers requests
+  worker resume`
+}
+
+// resumeCommand is `worker resume`.
+type resumeCommand struct {
+	consumerChoice `embed:""`
+}
+
+func (*resumeCommand) Help() string {
+	return `It ends a pause: workers continue with the events that have waited. It needs NATS only, as ` + pauseUser + `.
+
+Example:
+
+  worker resume`
+}
+
+// pausedConsumer is the state of a consumer, as -o json prints it.
+type pausedConsumer struct {
+	Consumer string        `json:"consumer"`
+	Pause    *events.Pause `json:"pause"` // null: not paused
+}
+
+// Run pauses the consumers.
+func (c *pauseCommand) Run(ctx context.Context, std streams) error {
+	if c.For < 0 || c.For > 0 && c.For < time.Second {
+		return misused("--for %s must be at least 1s", c.For)
+	}
+	until := time.Now().Add(cmp.Or(c.For, untilResume))
+	return c.set(ctx, std, &events.Pause{
+		Until: holds.TimeFromMillis(until.UnixMilli()), Reason: c.Reason, Who: cmp.Or(c.Who, operator()),
+	})
+}
+
+// Run resumes the consumers.
+func (c *resumeCommand) Run(ctx context.Context, std streams) error { return c.set(ctx, std, nil) }
+
+// set pauses or resumes the chosen consumers and prints their state.
+func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pause) error {
+	if err := c.find(); err != nil {
+		return err
+	}
+	logf := func(format string, args ...any) { fmt.Fprintf(std.err, "worker: "+format+"\n", args...) }
+	nc, err := c.connectNATS("holdfast pause "+c.Namespace, logf)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	ctx, cancel := context.WithTimeout(ctx, pauseWithin)
+	defer cancel()
+	ctx, restore := events.UntilRefused(ctx, nc)
+	defer restore()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return fmt.Errorf("jetstream: %w", err)
+	}
+	var all []pausedConsumer
+	for _, name := range c.Consumers {
+		if err := events.SetPause(ctx, js, events.Namespace(c.Namespace), name, pause); err != nil {
+			return events.Refused(ctx, err)
+		}
+		all = append(all, pausedConsumer{name, pause})
+	}
+	if c.Output == "json" {
+		return printJSON(std.out, all)
+	}
+	state := "resumed"
+	if pause != nil {
+		state = pause.String()
+		if time.Until(pause.Until.Time) > untilResume/2 {
+			state = strings.Replace(state, "until "+pause.Until.Format(holds.TimeFormat), "until worker resume", 1)
+		}
+	}
+	for _, one := range all {
+		fmt.Fprintf(std.out, "%s: %s\n", one.Consumer, state)
+	}
+	return nil
+}
+
+// find takes the URL and the namespace that are not given from the endpoints file.
+func (c *consumerChoice) find() error {
+	found, err := endpointsIn(c.DataDir)
+	if err != nil {
+		return err
+	}
+	if c.NATSURL == "" {
+		c.Namespace = cmp.Or(c.Namespace, found["HOLDFAST_NAMESPACE"])
+	}
+	c.Namespace = cmp.Or(c.Namespace, defaultNamespace)
+	if c.NATSURL = cmp.Or(c.NATSURL, found["HOLDFAST_NATS_URL"]); c.NATSURL == "" {
+		return misused("give --nats-url or HOLDFAST_NATS_URL, or the --data-dir of a running worker dev or "+
+			"worker run --embedded (endpoints.env in %s has no such URL)", c.DataDir)
+	}
+	return nil
+}
+
+// operator returns the name of the operator who runs the program: user@host.
+func operator() string {
+	name, host := "unknown", "unknown"
+	if account, err := user.Current(); err == nil {
+		name = account.Username
+	}
+	if found, err := os.Hostname(); err == nil {
+		host = found
+	}
+	return name + "@" + host
+}

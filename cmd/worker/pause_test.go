@@ -1,0 +1,106 @@
+package main
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/go-json-experiment/json"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+// asMigrator runs a command that changes consumers and returns its output.
+func (s *harness) asMigrator(want int, args ...string) string {
+	s.t.Helper()
+	at := s.urlsAs("migrator")
+	args = append(args, "--nats-url", at.nats, "--namespace", s.namespace)
+	var out strings.Builder
+	if code := run(s.t.Context(), args, streams{&out, &out}); code != want {
+		s.t.Fatalf("worker %s: exit code %d: %s", args[0], code, &out)
+	}
+	return out.String()
+}
+
+// TestPause_Paused_EventsWaitUntilResumed pauses the requests. They wait while payments are processed, also after
+// worker migrate and a second worker have started; then they are answered.
+func TestPause_Paused_EventsWaitUntilResumed(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startWorker()
+	s.setInventory("hall", holds.SlotSelection{}, 10)
+	out := s.asMigrator(exitOK, "pause", "--consumers", "requests", "--reason", "new schema", "--who", "eve@desk", "-o", "json")
+	var paused []pausedConsumer
+	if err := json.Unmarshal([]byte(out), &paused); err != nil || len(paused) != 1 || paused[0].Consumer != "requests" ||
+		paused[0].Pause.Reason != "new schema" {
+		t.Fatalf("worker pause: %v\n%s", err, out)
+	}
+	stacktest.Eventually(t, "the worker to report the pause", func() bool {
+		status, body := worker.get(t, "/readyz")
+		return status == http.StatusServiceUnavailable && strings.Contains(body, "by eve@desk: new schema") &&
+			strings.Contains(body, "consumer requests is paused until")
+	})
+	stats := getJSON[events.Stats](t, worker, "/v1/stats")
+	for _, consumer := range stats.Consumers {
+		if consumer.Paused != (consumer.Name == events.ConsumerRequests) || consumer.Paused && consumer.Pause.Who != "eve@desk" {
+			t.Errorf("consumer %+v", consumer)
+		}
+	}
+	waiting := s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))
+	s.migrate()
+	s.startWorker()
+	payment := s.publish(events.PaymentConfirmed, "hall",
+		events.PaymentConfirmedData{HoldID: "hall." + strings.Repeat("0", 32), PaymentID: "p"})
+	if got := s.answer(payment).Type; got != events.Type(holds.EventConfirmRejected) {
+		t.Errorf("the payment was answered with %s", got)
+	}
+	stats = getJSON[events.Stats](t, worker, "/v1/stats")
+	if stats.Consumers[0].Pending == 0 || !stats.Consumers[0].Paused {
+		t.Errorf("the request does not wait: %+v", stats.Consumers[0])
+	}
+	if out := s.asMigrator(exitOK, "resume"); out != "requests: resumed\nchanges: resumed\npayments: resumed\n" {
+		t.Errorf("worker resume: %s", out)
+	}
+	if got := s.answer(waiting).Type; got != events.Type(holds.EventHoldCreated) {
+		t.Errorf("the request was answered with %s", got)
+	}
+	stacktest.Eventually(t, "the worker to be ready", func() bool {
+		status, _ := worker.get(t, "/readyz")
+		return status == http.StatusOK
+	})
+}
+
+// TestPause_For_EndsByItself pauses everything for a second.
+func TestPause_For_EndsByItself(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.startWorker()
+	if out := s.asMigrator(exitOK, "pause", "--for", "1s"); strings.Count(out, ": paused until 2") != 3 {
+		t.Errorf("worker pause: %s", out)
+	}
+	id := s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))
+	if got := s.answer(id).Type; got != events.Type(holds.EventHoldRejected) {
+		t.Errorf("the request was answered with %s", got)
+	}
+}
+
+// TestPause_WrongUsage_IsRefused checks settings, a missing consumer, and the text of an endless pause.
+func TestPause_WrongUsage_IsRefused(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	if out := s.asMigrator(exitUsage, "pause", "--for", "1ms"); !strings.Contains(out, "at least 1s") {
+		t.Error(out)
+	}
+	if out := s.asMigrator(exitUsage, "pause", "--consumers", "refunds"); !strings.Contains(out, "requests") {
+		t.Error(out)
+	}
+	if out := s.asMigrator(exitOK, "pause", "--consumers", "changes"); !strings.HasPrefix(out, "changes: paused until worker resume by ") {
+		t.Error(out)
+	}
+	s.namespace = "nowhere"
+	if out := s.asMigrator(exitFailed, "resume"); !strings.Contains(out, "requests") {
+		t.Error(out)
+	}
+}
