@@ -30,6 +30,7 @@ func TestFlags_EachCommand_ShowsWhatItUses(t *testing.T) {
 		"preflight":   "no-migrate output data-dir" + theServers + theLifetimes + " lock-strategy lock-redis-urls nats-monitor-urls stream-replicas",
 		"locks":       "http-addr output data-dir",
 		"pause":       "for reason who" + theNATS + " namespace consumers output data-dir",
+		"top":         "http-addr api-addr api-token-file once data-dir",
 		"resume":      theNATS + " namespace consumers output data-dir",
 		"audit":       "resource-id capacity-by-events repair yes output data-dir" + theServers + " request-key-ttl",
 		"rebuild":     "yes output data-dir" + theServers + " hold-ttl" + theLifetimes,

@@ -37,6 +37,7 @@ type cli struct {
 	Locks       locksCommand       `cmd:"" help:"Show lock statistics and recommend a lease."`
 	Pause       pauseCommand       `cmd:"" help:"Stop the processing of events, for maintenance."`
 	Resume      resumeCommand      `cmd:"" help:"End a pause."`
+	Top         topCommand         `cmd:"" help:"Watch a worker in the terminal."`
 	Audit       auditCommand       `cmd:"" help:"Check stored data for consistency, and repair it on request."`
 	Rebuild     rebuildCommand     `cmd:"" help:"Rebuild Redis from the event streams and Postgres."`
 	Completion  completionCommand  `cmd:"" help:"Print the completion script for a shell."`

@@ -1,0 +1,306 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"github.com/go-json-experiment/json"
+	dto "github.com/prometheus/client_model/go"
+
+	"holdfast/internal/terminal"
+)
+
+const (
+	topEvery     = time.Second
+	topWidth     = 80
+	topHottest   = 5 // resources
+	statsMax     = 1 << 20
+	latenessName = "holdfast_expiry_lateness_seconds"
+)
+
+// topCommand is `worker top`.
+type topCommand struct {
+	HTTPAddr  string `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" placeholder:"ADDR" help:"Operations address of a worker. Default: from endpoints.env in --data-dir, else 127.0.0.1:8080."`
+	APIAddr   string `name:"api-addr" env:"HOLDFAST_API_ADDR" placeholder:"ADDR" help:"Address of /v1, if the worker serves it on another one."`
+	TokenFile string `name:"api-token-file" env:"HOLDFAST_API_TOKEN_FILE" placeholder:"FILE" help:"File with the token for /v1, if the worker has one."`
+	Once      bool   `help:"Print one picture and exit. So it is without a terminal."`
+	Directory `embed:""`
+}
+
+func (*topCommand) Help() string {
+	return `It shows every second what a worker and its namespace do: events and outcomes per second, what waits and for
+how long, live holds and the hottest resources, dead letters, expiry lateness and lock waits. The space
+bar holds the picture still, q ends.
+
+Examples:
+
+  worker top
+  worker top --http-addr 10.0.0.1:8080 --api-token-file /run/secrets/api-token
+  worker top --once`
+}
+
+// Run shows the picture until q, or once.
+func (c *topCommand) Run(ctx context.Context, std streams) error {
+	addr, err := workerAddr(c.HTTPAddr, c.DataDir)
+	if err != nil {
+		return err
+	}
+	t := top{addr: addr, api: addr}
+	if c.APIAddr != "" {
+		if t.api, err = workerAddr(c.APIAddr, c.DataDir); err != nil {
+			return err
+		}
+	}
+	if c.TokenFile != "" {
+		token, err := os.ReadFile(c.TokenFile)
+		if err != nil {
+			return misused("--api-token-file: %v", err)
+		}
+		t.token = strings.TrimSpace(string(token))
+	}
+	first := t.read(ctx)
+	if c.Once || !isTerminal(std.out) {
+		if first.err == nil {
+			fmt.Fprint(std.out, t.picture(first))
+		}
+		return first.err
+	}
+	_, err = tea.NewProgram(&topModel{ctx: ctx, top: t, last: first}, tea.WithContext(ctx), tea.WithOutput(std.out)).Run()
+	if errors.Is(err, tea.ErrProgramKilled) || errors.Is(err, tea.ErrInterrupted) {
+		return nil // the user has ended it
+	}
+	return err
+}
+
+// top reads what the picture shows.
+type top struct{ addr, api, token string }
+
+// topReading is what a worker has answered.
+type topReading struct {
+	at       time.Time
+	stats    workerStats
+	families []*dto.MetricFamily
+	err      error
+}
+
+func (t top) read(ctx context.Context) (r topReading) {
+	r.at = time.Now()
+	if r.stats, r.err = t.stats(ctx); r.err == nil {
+		r.families, r.err = readMetrics(ctx, t.addr)
+	}
+	return r
+}
+
+// stats requests /v1/stats.
+func (t top) stats(ctx context.Context) (s workerStats, err error) {
+	ctx, cancel := context.WithTimeout(ctx, metricsWithin)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+t.api+"/v1/stats", nil)
+	if err != nil {
+		return s, misused("%s is not host:port", t.api)
+	}
+	if t.token != "" {
+		request.Header.Set("Authorization", "Bearer "+t.token)
+	}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	response, err := client.Do(request)
+	if err != nil {
+		return s, fmt.Errorf("no answer from worker: %w (start one with `worker dev` or `worker run`, or give --http-addr)", err)
+	}
+	defer func() { _ = response.Body.Close() }() // only read
+	body, err := io.ReadAll(io.LimitReader(response.Body, statsMax))
+	switch {
+	case err != nil:
+		return s, fmt.Errorf("%s: %w", request.URL, err)
+	case response.StatusCode == http.StatusUnauthorized:
+		return s, fmt.Errorf("%s needs a token: give --api-token-file", request.URL)
+	case response.StatusCode != http.StatusOK:
+		return s, fmt.Errorf("unexpected response from %s: %s (is it the address of a worker?)", request.URL, response.Status)
+	}
+	if err := json.Unmarshal(body, &s); err != nil {
+		return s, fmt.Errorf("%s: %w (is it the address of a worker?)", request.URL, err)
+	}
+	return s, nil
+}
+
+// picture draws a reading, at most topWidth columns wide.
+func (t top) picture(r topReading) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Holdfast  namespace %s  worker %s  %s\n", r.stats.Namespace, t.addr, r.at.UTC().Format("15:04:05 UTC"))
+	if r.stats.Ready {
+		b.WriteString("ready\n")
+	} else {
+		fmt.Fprintf(&b, "NOT READY: %s\n", cmp.Or(strings.Join(r.stats.Reasons, ", "), "unknown"))
+	}
+	if rates := r.stats.Rates; rates != nil {
+		fmt.Fprintf(&b, "\n%s events/s in, %s outcomes/s out (over %.0f s)\n",
+			thousands(int64(rates.Events+0.5)), thousands(int64(rates.Outcomes+0.5)), rates.OverSeconds)
+	}
+	b.WriteString("\n")
+	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "consumer\twaiting\tin work\toldest\t")
+	for _, c := range r.stats.Consumers {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t\n", c.Name, thousands(int64(c.Pending)), thousands(int64(c.AckPending)),
+			span(1000*c.OldestAgeSeconds))
+	}
+	_ = w.Flush() // of a strings.Builder
+	for _, c := range r.stats.Consumers {
+		if c.Pause != nil {
+			fmt.Fprintf(&b, "%s is %s\n", c.Name, c.Pause)
+		}
+	}
+	if live := r.stats.LiveHolds; live != nil {
+		fmt.Fprintf(&b, "\n%s live holds", thousands(live.Total))
+		separator := "; most: "
+		for _, one := range live.Hottest[:min(topHottest, len(live.Hottest))] {
+			fmt.Fprintf(&b, "%s%s %s", separator, one.ResourceID, thousands(one.LiveHolds))
+			separator = ", "
+		}
+		b.WriteString("\n")
+	}
+	b.WriteString(counted(int(r.stats.DeadLetters.Total), "dead letter"))
+	separator := ": "
+	for _, reason := range slices.Sorted(maps.Keys(r.stats.DeadLetters.ByReason)) {
+		if n := r.stats.DeadLetters.ByReason[reason]; n > 0 {
+			fmt.Fprintf(&b, "%s%s %s", separator, reason, thousands(int64(n)))
+			separator = ", "
+		}
+	}
+	b.WriteString("\n\n" + lateness(r.families) + "\n")
+	classes, err := lockReport(r.families)
+	if err == nil {
+		fmt.Fprintln(&b, lockWaits(classes))
+	}
+	return narrow(b.String())
+}
+
+// lateness says how late holds expired, since this worker has started.
+func lateness(families []*dto.MetricFamily) string {
+	total, within := uint64(0), make(map[float64]uint64)
+	for _, family := range families {
+		if family.GetName() != latenessName {
+			continue
+		}
+		for _, metric := range family.GetMetric() {
+			total += metric.GetHistogram().GetSampleCount()
+			for _, bucket := range metric.GetHistogram().GetBucket() {
+				within[bucket.GetUpperBound()] += bucket.GetCumulativeCount()
+			}
+		}
+	}
+	if total == 0 {
+		return "no hold has expired yet"
+	}
+	for _, bound := range slices.Sorted(maps.Keys(within)) {
+		if float64(within[bound]) >= 0.99*float64(total) {
+			return fmt.Sprintf("99 %% of %s expired holds were restored within %s", thousands(int64(total)), span(1000*bound))
+		}
+	}
+	return fmt.Sprintf("of %s expired holds more than 1 %% were restored too late", thousands(int64(total)))
+}
+
+// lockWaits says how long work has waited for locks, by the number of slots.
+func lockWaits(classes []lockClass) string {
+	text, lost := "", 0
+	for _, c := range classes {
+		lost += c.Lost
+		if c.Waits > 0 {
+			text += fmt.Sprintf("; %s slots: %s, p99 %s", c.Slots, thousands(int64(c.Waits)), span(c.WaitP99))
+		}
+	}
+	return "lock waits" + cmp.Or(text, ": none") + fmt.Sprintf("; locks lost: %d", lost)
+}
+
+// narrow cuts lines at topWidth and escapes what a terminal would interpret.
+func narrow(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		line = terminal.Printable(strings.TrimRight(line, " \n"))
+		if runes := []rune(line); len(runes) > topWidth {
+			line = string(runes[:topWidth-1]) + "…"
+		}
+		b.WriteString(line + "\n")
+	}
+	return b.String()
+}
+
+// thousands formats a number with commas.
+func thousands(n int64) string {
+	text := fmt.Sprint(n)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}
+
+// topModel is the picture in a terminal.
+type topModel struct {
+	ctx  context.Context //nolint:containedctx // bubbletea has no other way to pass it
+	top  top
+	last topReading
+	held bool
+}
+
+// topTick asks for the next reading.
+type topTick struct{}
+
+// Init implements tea.Model.
+func (m *topModel) Init() tea.Cmd { return m.wait() }
+
+func (*topModel) wait() tea.Cmd {
+	return tea.Tick(topEvery, func(time.Time) tea.Msg { return topTick{} })
+}
+
+// Update implements tea.Model. While the picture is held still, nothing is read.
+func (m *topModel) Update(message tea.Msg) (tea.Model, tea.Cmd) {
+	switch message := message.(type) {
+	case topTick:
+		if m.held {
+			return m, m.wait()
+		}
+		return m, func() tea.Msg { return m.top.read(m.ctx) }
+	case topReading:
+		if !m.held {
+			if message.err != nil { // keep the last picture
+				message.stats, message.families = m.last.stats, m.last.families
+			}
+			m.last = message
+		}
+		return m, m.wait()
+	case tea.KeyPressMsg:
+		switch message.String() {
+		case "q", "ctrl+c", "esc":
+			return m, tea.Quit
+		case "space":
+			m.held = !m.held
+		}
+	}
+	return m, nil
+}
+
+// View implements tea.Model.
+func (m *topModel) View() tea.View {
+	text := m.top.picture(m.last)
+	if m.last.err != nil {
+		text = narrow(m.last.err.Error()) + "\n" + text
+	}
+	if m.held {
+		text += "\nheld still: space continues, q ends\n"
+	} else {
+		text += "\nspace holds the picture still, q ends\n"
+	}
+	view := tea.NewView(text)
+	view.AltScreen = true
+	return view
+}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	tea "charm.land/bubbletea/v2"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+// TestTop_Once_ShowsWhatAWorkerDoes prints one picture of a worker with a live hold, a dead letter and a pause.
+func TestTop_Once_ShowsWhatAWorkerDoes(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startWorker()
+	s.setInventory("hall", holds.SlotSelection{}, 10)
+	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600)))
+	s.asMigrator(exitOK, "pause", "--consumers", "changes", "--reason", "new \x1b[31mschema", "--who", "eve")
+	var out strings.Builder
+	if code := run(t.Context(), []string{"top", "--http-addr", worker.http}, streams{&out, &out}); code != exitOK {
+		t.Fatalf("exit code %d: %s", code, &out)
+	}
+	for _, want := range []string{"namespace " + s.namespace, "requests", "payments", "changes is paused until", " by eve: new ",
+		"1 live holds; most: hall 1", "0 dead letters", "no hold has expired yet", "lock waits: none"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the picture lacks %q:\n%s", want, &out)
+		}
+	}
+	lines := strings.Split(out.String(), "\n")
+	for _, line := range lines {
+		if utf8.RuneCountInString(line) > topWidth {
+			t.Errorf("wider than %d columns: %s", topWidth, line)
+		}
+	}
+	if len(lines) > 22 || strings.Contains(out.String(), "\x1b") {
+		t.Errorf("the picture has %d lines, or control characters:\n%q", len(lines), &out)
+	}
+}
+
+// TestTop_NoWorker_SaysWhatToDo reads from an address without a worker.
+func TestTop_NoWorker_SaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	code := run(t.Context(), []string{"top", "--once", "--http-addr", "127.0.0.1:1"}, streams{&out, &out})
+	if code != exitFailed || !strings.Contains(out.String(), "worker dev") {
+		t.Errorf("exit code %d: %s", code, &out)
+	}
+}
+
+// TestTop_Space_HoldsThePictureStill presses keys: while the picture is held nothing changes, and an error keeps the
+// last picture.
+func TestTop_Space_HoldsThePictureStill(t *testing.T) {
+	t.Parallel()
+	m := &topModel{ctx: t.Context()}
+	reading := func(namespace string) topReading { return topReading{stats: workerStats{Namespace: namespace}} }
+	space := tea.KeyPressMsg{Code: tea.KeySpace, Text: " "}
+	m.Update(reading("first"))
+	m.Update(space)
+	m.Update(reading("second"))
+	if text := m.View().Content; !strings.Contains(text, "namespace first") || !strings.Contains(text, "held still") {
+		t.Errorf("held still, it shows %s", text)
+	}
+	m.Update(space)
+	m.Update(reading("third"))
+	m.Update(topReading{err: errors.New("no answer")})
+	if text := m.View().Content; !strings.Contains(text, "namespace third") || !strings.Contains(text, "no answer") {
+		t.Errorf("after an error it shows %s", text)
+	}
+	if _, command := m.Update(tea.KeyPressMsg{Code: 'q', Text: "q"}); command == nil {
+		t.Error("q does not end it")
+	} else if _, quits := command().(tea.QuitMsg); !quits {
+		t.Error("q does not end it")
+	}
+}
