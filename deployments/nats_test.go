@@ -83,7 +83,7 @@ var api = map[string][]string{
 	"$JS.API.CONSUMER.DELETE.HOLDFAST_IN.requests":             {},
 	"$JS.API.CONSUMER.DELETE.HOLDFAST_IN.payments":             {},
 	"$JS.API.CONSUMER.DELETE.HOLDFAST_OUT.booking":             {},
-	"$JS.API.CONSUMER.PAUSE.HOLDFAST_IN.requests":              {},
+	"$JS.API.CONSUMER.PAUSE.HOLDFAST_IN.requests":              {"migrator"},
 	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_IN.requests":           {"worker"},
 	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_IN.payments":           {"worker"},
 	"$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_OUT.booking":           {"booking"},

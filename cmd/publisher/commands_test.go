@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os/exec"
 	"strings"
 	"sync"
@@ -197,6 +198,26 @@ func TestWatch_OutcomeAndDeadLetter_AreShown(t *testing.T) {
 				t.Errorf("a dead letter's control characters were printed: %q", seen.text.String())
 			}
 		})
+	}
+}
+
+// TestWatch_Since_ShowsStoredOutcomes starts watch after the outcomes were stored.
+func TestWatch_Since_ShowsStoredOutcomes(t *testing.T) {
+	t.Parallel()
+	room := fresh("room")
+	for _, key := range []string{"first", "second"} {
+		publisher(t, words("request --resource-id "+room+" --user-id ana --request-key "+key+" --wait")...).want(t, exitRejected)
+	}
+	ctx, cancel := context.WithCancel(stacktest.WaitContext(t))
+	defer cancel()
+	seen := &watched{wants: []string{`"request_key":"first"`, `"request_key":"second"`}, done: cancel}
+	args := asItsUser(restricted, words("watch -o ndjson --since 1h --resource-id "+room))
+	if code := run(ctx, args, seen, seen); code != exitOK || !errors.Is(ctx.Err(), context.Canceled) {
+		t.Errorf("watch ended with %d, %v:\n%s", code, ctx.Err(), seen.text.String())
+	}
+	text := seen.text.String()
+	if strings.Index(text, `"request_key":"first"`) > strings.Index(text, `"request_key":"second"`) {
+		t.Errorf("the outcomes are not in the order of the stream:\n%s", text)
 	}
 }
 

@@ -25,6 +25,9 @@ const besideRestricted = "restricted"
 
 // userOf returns the user of a command.
 func userOf(args []string) string {
+	if slices.Contains(args, "list") { // also inventory list
+		return "operator"
+	}
 	for _, arg := range args {
 		switch arg {
 		case "request", "extend", "cancel", "cancel-reservation":

@@ -20,17 +20,20 @@ import (
 // watch follows outcomes and dead letters.
 type watch struct {
 	ResourceID string `placeholder:"R" help:"Only events of this resource."`
+	Since      moment `placeholder:"WHEN" help:"Also what was stored since then: RFC 3339, or an age like 90m or 2d. Default: only from now on."`
 }
 
 // Help implements kong's detailed help.
 func (*watch) Help() string {
-	return `Shows outcomes and dead letters from now on, one line each, until Ctrl-C. -o ndjson prints the event
-of an outcome, and for a dead letter an object of seq, reason, detail, subject, event_id,
-stream_seq, deliveries and time. -o json prints the same, because the list has no end.
+	return `Shows outcomes and dead letters from now on, or from --since on, one line each, until Ctrl-C. Those
+of each stream are in the order in which they were stored. -o ndjson prints the event of an outcome,
+and for a dead letter an object of seq, reason, detail, subject, event_id, stream_seq, deliveries
+and time. -o json prints the same, because the list has no end.
 
 Examples:
 
   publisher watch
+  publisher watch --since 10m
   publisher watch --resource-id deluxe -o ndjson`
 }
 
@@ -64,7 +67,7 @@ func (c *watch) Run(ctx context.Context, p *program) error {
 	ready := func() {
 		fmt.Fprintf(p.err, "publisher: watching %s and %s, Ctrl-C stops\n", p.namespace().AllOut(), p.namespace().AllDLQ())
 	}
-	err = cl.Follow(following, ready, show)
+	err = cl.Follow(following, c.Since.Time, ready, show)
 	mu.Lock()
 	defer mu.Unlock()
 	ended = true

@@ -65,7 +65,7 @@ func runDemo(ctx context.Context, c Config, out io.Writer) (err error) {
 
 	following, ready := make(chan error, 1), make(chan struct{})
 	followCtx, stop := context.WithCancel(ctx)
-	go func() { following <- cl.Follow(followCtx, func() { close(ready) }, d.onOutcome) }()
+	go func() { following <- cl.Follow(followCtx, time.Time{}, func() { close(ready) }, d.onOutcome) }()
 	select {
 	case <-ready:
 	case err := <-following:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go"
@@ -87,13 +88,18 @@ func parseReply(m *nats.Msg) (Reply, error) {
 	return r, nil
 }
 
-// Follow calls handle with every message that the outbound and the dead-letter stream store from
-// now on, in the order of each stream. The two streams call it concurrently. Follow returns when
-// ctx ends or the connection is closed. It calls ready, unless that is nil, once it follows both
-// streams.
-func (c *Client) Follow(ctx context.Context, ready func(), handle func(m jetstream.Msg)) error {
+// Follow calls handle with every message that the outbound and the dead-letter stream stored since
+// then, or with a zero since store from now on, in the order of each stream. The two streams call it
+// concurrently. Follow returns when ctx ends or the connection is closed. It calls ready, unless that
+// is nil, once it follows both streams.
+func (c *Client) Follow(
+	ctx context.Context, since time.Time, ready func(), handle func(m jetstream.Msg),
+) error {
+	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy}
+	if !since.IsZero() {
+		config.DeliverPolicy, config.OptStartTime = jetstream.DeliverByStartTimePolicy, &since
+	}
 	for _, stream := range []string{c.ns.OutStream(), c.ns.DLQStream()} {
-		config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy}
 		consumer, err := c.js.OrderedConsumer(ctx, stream, config)
 		if err != nil {
 			return fmt.Errorf("follow stream %s: %w", stream, err)

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/go-json-experiment/json"
+
+	"holdfast/internal/events"
+)
+
+// requestHold grants a hold on the stock of a resource and returns the hold id.
+func requestHold(t *testing.T, resource, user string) string {
+	t.Helper()
+	r := publisher(t, words("request --resource-id "+resource+" --user-id "+user+" --request-key "+fresh("k")+
+		" --ttl 1h --wait -o json")...).want(t, exitOK)
+	return outcome(t, r).Subject
+}
+
+// lacks fails the test when the output contains any of texts.
+func (r result) lacks(t *testing.T, texts ...string) {
+	t.Helper()
+	for _, text := range texts {
+		if strings.Contains(r.out+r.errOut, text) {
+			t.Errorf("the output contains %q\nout: %s\nerr: %s", text, r.out, r.errOut)
+		}
+	}
+}
+
+// TestHold_EachCommand_HidesUserUnlessRevealed shows a hold, lists it and shows its history.
+func TestHold_EachCommand_HidesUserUnlessRevealed(t *testing.T) {
+	t.Parallel()
+	hall, user := fresh("hall"), fresh("ana")
+	publisher(t, words("inventory set --resource-id "+hall+" --capacity 2 --wait")...).want(t, exitOK)
+	id := requestHold(t, hall, user)
+	for line, texts := range map[string][]string{
+		"hold show --hold-id " + id:       {"hold held", id, hall},
+		"hold list --resource-id " + hall: {"HOLD", id, "held"},
+		"hold history --hold-id " + id:    {"WHAT", "booking.requested", "hold.created"},
+	} {
+		publisher(t, words(line)...).want(t, exitOK, texts...).lacks(t, user)
+		publisher(t, words(line+" --reveal")...).want(t, exitOK, append(texts, user)...)
+		publisher(t, words(line+" -o json")...).want(t, exitOK, `"`+id+`"`).lacks(t, user)
+		publisher(t, words(line+" -o json --reveal")...).want(t, exitOK, `"`+id+`"`, user)
+	}
+}
+
+// TestHoldList_Pages_ContinueAfterNext lists three holds by pages of two, and by user and state.
+func TestHoldList_Pages_ContinueAfterNext(t *testing.T) {
+	t.Parallel()
+	hall := fresh("hall")
+	list := "hold list --resource-id " + hall
+	publisher(t, words("inventory set --resource-id "+hall+" --capacity 3 --wait")...).want(t, exitOK)
+	publisher(t, words(list)...).want(t, exitOK, "no live holds")
+	ids := map[string]bool{}
+	for _, user := range []string{"ana", "ben", "cyd"} {
+		ids[requestHold(t, hall, user)] = true
+	}
+	after := ""
+	for _, number := range []int{2, 1} {
+		r := publisher(t, words(list+" --limit 2 -o json"+after)...).want(t, exitOK)
+		var page events.HoldsPage
+		if err := json.Unmarshal([]byte(r.out), &page); err != nil {
+			t.Fatal(err)
+		}
+		if len(page.Holds) != number {
+			t.Fatalf("a page of %d holds, want %d: %s", len(page.Holds), number, r.out)
+		}
+		for _, h := range page.Holds {
+			if !ids[h.HoldID.String()] {
+				t.Errorf("%s is listed twice, or is not of the resource", h.HoldID)
+			}
+			delete(ids, h.HoldID.String())
+		}
+		after = " --after " + page.Next
+	}
+	r := publisher(t, words(list+" --limit 2")...).want(t, exitOK, "see --after ")
+	if n := strings.Count(r.out, " held "); n != 2 {
+		t.Errorf("%d holds are printed, want 2:\n%s", n, r.out)
+	}
+	publisher(t, words(list+" --user-id ben --reveal")...).want(t, exitOK, "ben").lacks(t, "ana", "cyd")
+	publisher(t, words(list+" --state confirming")...).want(t, exitOK, "no live holds")
+}
+
+// TestHold_WrongUsage_ExitsUsage checks what the program refuses, and what a worker refuses.
+func TestHold_WrongUsage_ExitsUsage(t *testing.T) {
+	t.Parallel()
+	for _, line := range []string{
+		"hold show", "hold show --hold-id none", "hold history --hold-id none", "hold list",
+		"hold list --resource-id hall --state ended", "hold list --resource-id hall --limit 501",
+		"inventory list --limit 501",
+	} {
+		if r := publisher(t, words(line)...).want(t, exitUsage); r.out != "" {
+			t.Errorf("%s: prints %s", line, r.out)
+		}
+	}
+}
+
+// TestHold_Unknown_IsReported queries a hold that never existed.
+func TestHold_Unknown_IsReported(t *testing.T) {
+	t.Parallel()
+	publisher(t, words("hold show --hold-id "+someHold)...).want(t, exitFailed, "unknown_hold")
+	publisher(t, words("hold history --hold-id "+someHold)...).want(t, exitFailed, "unknown_hold")
+}
+
+// TestInventoryList_Prefix_ListsItsResources lists two resources by pages of one.
+func TestInventoryList_Prefix_ListsItsResources(t *testing.T) {
+	t.Parallel()
+	prefix := fresh("list")
+	for _, resource := range []string{prefix + "-a", prefix + "-b"} {
+		publisher(t, words("inventory set --resource-id "+resource+" --capacity 4 --wait")...).want(t, exitOK)
+	}
+	requestHold(t, prefix+"-a", "ana")
+	list := "inventory list --prefix " + prefix
+	publisher(t, words(list)...).want(t, exitOK, "RESOURCE", "LIVE HOLDS", prefix+"-a", prefix+"-b")
+	publisher(t, words(list+" --limit 1")...).want(t, exitOK, prefix+"-a", "see --after "+prefix+"-a").lacks(t, prefix+"-b")
+	publisher(t, words(list+" --after "+prefix+"-a")...).want(t, exitOK, prefix+"-b").lacks(t, prefix+"-a")
+	publisher(t, words(list+" -o json")...).want(t, exitOK, `"capacity":4`, `"live_holds":1`, `"live_holds":0`)
+	publisher(t, words("inventory list --prefix "+fresh("none"))...).want(t, exitOK, "no resources")
+}
