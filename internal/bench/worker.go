@@ -112,7 +112,8 @@ func (w *worker) readLog(log *bufio.Reader) {
 	}
 }
 
-// ready waits until the worker answers /readyz with 200.
+// ready waits until the worker is ready, but for a pause of its consumers: some parts start workers before they let
+// events through.
 func (w *worker) ready(ctx context.Context) error {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: startWithin}
 	addr := ""
@@ -128,7 +129,16 @@ func (w *worker) ready(ctx context.Context) error {
 		if err != nil {
 			return false, err
 		}
-		return answer.StatusCode == http.StatusOK, answer.Body.Close()
+		var ready struct {
+			Reasons []string `json:"reasons"`
+		}
+		err = errors.Join(json.UnmarshalRead(answer.Body, &ready), answer.Body.Close())
+		for _, reason := range ready.Reasons {
+			if reason != "paused" {
+				return false, err
+			}
+		}
+		return err == nil, err
 	})
 }
 
