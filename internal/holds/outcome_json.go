@@ -109,7 +109,7 @@ func AppendQuote(b []byte, text string) ([]byte, error) {
 // AppendJSON appends TimeFormat in quotes.
 func (t Time) AppendJSON(b []byte) []byte { return append(t.append(append(b, '"')), '"') }
 
-// append appends TimeFormat, in a third of the time that time.Time.AppendFormat needs.
+// append appends TimeFormat. It is quicker than time.Time.AppendFormat.
 func (t Time) append(b []byte) []byte {
 	u := t.UTC()
 	year, month, day := u.Date()
