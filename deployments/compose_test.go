@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
@@ -115,19 +114,10 @@ func TestCluster_ThreeServers_HaveReplicatedStreams(t *testing.T) {
 		if !options.SyncAlways {
 			t.Error("the servers do not sync each message")
 		}
-		options.ServerName, options.StoreDir, options.Host, options.Port = fmt.Sprint("nats-", i+1), t.TempDir(), "127.0.0.1", -1
-		options.HTTPPort, options.Cluster.Host, options.Cluster.Port, options.NoSigs = 0, "127.0.0.1", port, true
+		options.ServerName, options.StoreDir = fmt.Sprint("nats-", i+1), t.TempDir()
+		options.HTTPPort, options.Cluster.Host, options.Cluster.Port = 0, "127.0.0.1", port
 		options.Routes = server.RoutesFromStr(strings.Join(routes, ","))
-		s, err := server.NewServer(options)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.Start()
-		t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-		if !s.ReadyForConnections(time.Minute) {
-			t.Fatal("a server is not ready")
-		}
-		url = s.ClientURL()
+		url = stacktest.StartNATS(t, options).ClientURL()
 	}
 	nc, err := nats.Connect(url, nats.UserInfo("holdfast_admin", "secret"))
 	if err != nil {

@@ -2,12 +2,11 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
-	"os"
-	"os/user"
 	"slices"
 	"strconv"
 	"strings"
@@ -141,17 +140,7 @@ type operatorFlags struct {
 
 // operator returns the name of the operator.
 func (o *operatorFlags) operator() string {
-	if o.Who != "" {
-		return o.Who
-	}
-	name, host := "unknown", "unknown"
-	if account, err := user.Current(); err == nil {
-		name = account.Username
-	}
-	if found, err := os.Hostname(); err == nil {
-		host = found
-	}
-	return name + "@" + host
+	return cmp.Or(o.Who, terminal.Operator())
 }
 
 // errUnconfirmed reports that the operator did not answer yes.

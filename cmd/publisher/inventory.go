@@ -2,9 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"net/http"
 	"slices"
 	"strconv"
 
@@ -75,27 +72,16 @@ Examples:
 
 // Run prints the availability.
 func (c *inventoryShow) Run(ctx context.Context, p *program) error {
-	cl, disconnect, err := p.connect()
-	if err != nil {
-		return err
-	}
-	defer disconnect()
-	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
-	defer cancel()
-	found, body, err := cl.Availability(ctx, c.ResourceID, c.Slots.selection())
-	refused, isRefused := errors.AsType[*client.RefusedQueryError](err)
-	switch {
-	case isRefused && refused.Status == http.StatusBadRequest:
-		return misused("%s", refused.Reason)
-	case errors.Is(err, client.ErrNoWorker):
-		return fmt.Errorf("%w: is a worker running in namespace %s?", err, p.Namespace)
-	case err != nil:
-		return err
-	}
-	if p.json() {
-		return p.printJSON(body)
-	}
-	return p.print(availabilityTable(found.Slots))
+	return p.ask(ctx, func(ctx context.Context, cl *client.Client) error {
+		found, body, err := cl.Availability(ctx, c.ResourceID, c.Slots.selection())
+		if err != nil {
+			return err
+		}
+		if p.json() {
+			return p.printJSON(body)
+		}
+		return p.print(availabilityTable(found.Slots))
+	})
 }
 
 // availabilityTable returns a table with a row per slot. A slot without an inventory row shows only the held quantity.

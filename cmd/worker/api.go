@@ -148,16 +148,28 @@ func requester(r *http.Request) string {
 	return who
 }
 
+// apiQueries are the queries under /v1.
+var apiQueries = []struct {
+	route  string
+	answer func(*server, context.Context, *http.Request) (any, error)
+}{
+	{"/v1/availability", (*server).availability},
+	{"/v1/holds", (*server).holds},
+	{"/v1/holds/{hold_id}", (*server).hold},
+	{"/v1/holds/{hold_id}/history", (*server).history},
+	{"/v1/resources", (*server).resources},
+	{"/v1/stats", (*server).stats},
+	{"/v1/dead-letters", (*server).deadLetters},
+}
+
 // apiHandler returns the handler of /v1.
 func (s *server) apiHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/availability", s.query(s.availability))
-	mux.HandleFunc("GET /v1/holds", s.query(s.holds))
-	mux.HandleFunc("GET /v1/holds/{hold_id}", s.query(s.hold))
-	mux.HandleFunc("GET /v1/holds/{hold_id}/history", s.query(s.history))
-	mux.HandleFunc("GET /v1/resources", s.query(s.resources))
-	mux.HandleFunc("GET /v1/stats", s.query(s.stats))
-	mux.HandleFunc("GET /v1/dead-letters", s.query(s.deadLetters))
+	for _, q := range apiQueries {
+		mux.HandleFunc("GET "+q.route, s.query(func(ctx context.Context, r *http.Request) (any, error) {
+			return q.answer(s, ctx, r)
+		}))
+	}
 	mux.HandleFunc("/v1/", func(w http.ResponseWriter, _ *http.Request) {
 		s.answer(w, unknownPath.Status, unknownPath)
 	})

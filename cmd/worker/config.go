@@ -339,14 +339,18 @@ func (d *Directory) AfterApply() error { //nolint:unparam // kong requires an er
 // missingURL returns a usage error when the URL of a server is not given. The error names the flag
 // and the variable, and ends with advice.
 func (c *Connections) missingURL(advice string) error {
-	for _, url := range []struct{ value, flag, env string }{
-		{c.NATSURL, "--nats-url", "HOLDFAST_NATS_URL"},
-		{c.RedisURL, "--redis-url", "HOLDFAST_REDIS_URL"},
-		{c.PostgresURL, "--postgres-url", "HOLDFAST_POSTGRES_URL"},
-	} {
-		if url.value == "" {
-			return misused("give %s or %s, or %s", url.flag, url.env, advice)
-		}
+	return cmp.Or(c.NATSServers.missingURL(advice),
+		missingURL(c.RedisURL, "--redis-url", "HOLDFAST_REDIS_URL", advice),
+		missingURL(c.PostgresURL, "--postgres-url", "HOLDFAST_POSTGRES_URL", advice))
+}
+
+func (c *NATSServers) missingURL(advice string) error {
+	return missingURL(c.NATSURL, "--nats-url", "HOLDFAST_NATS_URL", advice)
+}
+
+func missingURL(url, flag, variable, advice string) error {
+	if url == "" {
+		return misused("give %s or %s, or %s", flag, variable, advice)
 	}
 	return nil
 }
@@ -361,15 +365,26 @@ func (c *Connections) find(dir string) error {
 	if err != nil {
 		return err
 	}
-	if c.NATSURL == "" {
-		c.Namespace = cmp.Or(c.Namespace, found["HOLDFAST_NAMESPACE"])
-	}
-	c.Namespace = cmp.Or(c.Namespace, defaultNamespace)
-	c.NATSURL = cmp.Or(c.NATSURL, found["HOLDFAST_NATS_URL"])
+	c.NATSServers.take(found, &c.Named)
 	c.RedisURL = cmp.Or(c.RedisURL, found["HOLDFAST_REDIS_URL"])
 	c.PostgresURL = cmp.Or(c.PostgresURL, found["HOLDFAST_POSTGRES_URL"])
-	return c.missingURL(fmt.Sprintf("the --data-dir of a running worker dev or worker run --embedded "+
-		"(endpoints.env in %s has no such URL)", dir))
+	return c.missingURL(notIn(dir))
+}
+
+// take takes the URL that is not given from an endpoints file, and the namespace too, unless a NATS
+// URL is given.
+func (c *NATSServers) take(found map[string]string, named *Named) {
+	if c.NATSURL == "" {
+		named.Namespace = cmp.Or(named.Namespace, found["HOLDFAST_NAMESPACE"])
+	}
+	named.Namespace = cmp.Or(named.Namespace, defaultNamespace)
+	c.NATSURL = cmp.Or(c.NATSURL, found["HOLDFAST_NATS_URL"])
+}
+
+// notIn is the advice of commands that also read the endpoints file in a directory.
+func notIn(dir string) string {
+	return fmt.Sprintf("the --data-dir of a running worker dev or worker run --embedded "+
+		"(endpoints.env in %s has no such URL)", dir)
 }
 
 // find takes the lock servers of redlock from the endpoints file in dir, unless they are given.

@@ -182,7 +182,7 @@ func provideExpirer(
 	return holds.NewExpirer(s, events.NewAnnouncer(own, ns), options, log), nil
 }
 
-var consumerNames = []string{events.ConsumerRequests, events.ConsumerChanges, events.ConsumerPayments}
+var consumerNames = events.ConsumerNames()
 
 func provideConsumers(
 	ns events.Namespace, s *holds.Service, db *store.Store, nc *nats.Conn, js jetstream.JetStream, m *events.Metrics,

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -98,27 +99,51 @@ func (l *locksCommand) addrs() ([]string, error) {
 
 // readMetrics returns the metrics of a worker.
 func readMetrics(ctx context.Context, addr string) ([]*dto.MetricFamily, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/metrics", nil)
+	url, body, err := requestWorker(ctx, addr, "/metrics", "", metricsBytesMax)
 	if err != nil {
-		return nil, misused("--http-addr %s is not host:port", addr)
+		return nil, err
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(body))
+	if err != nil {
+		return nil, notAWorker(url, err)
+	}
+	return slices.Collect(maps.Values(families)), nil
+}
+
+// requestWorker requests a path of a worker, with a token unless it is "", and returns at most so many bytes
+// of the answer.
+func requestWorker(ctx context.Context, addr, path, token string, bytesMax int64) (url string, body []byte, err error) {
+	url = "http://" + addr + path
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return url, nil, misused("--http-addr %s is not host:port", addr)
+	}
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
 	}
 	client := http.Client{Timeout: metricsWithin, Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Do(request)
 	if err != nil {
-		return nil, fmt.Errorf("no answer from worker: %w (start one with `worker dev` or `worker run`, or give --http-addr)",
+		return url, nil, fmt.Errorf("no answer from worker: %w (start one with `worker dev` or `worker run`, or give --http-addr)",
 			err)
 	}
 	defer func() { _ = response.Body.Close() }() // only read
-	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("unexpected response from %s: %s (is it the --http-addr of a worker?)",
-			request.URL, response.Status)
+	switch response.StatusCode {
+	case http.StatusOK:
+	case http.StatusUnauthorized:
+		return url, nil, fmt.Errorf("%s needs a token: give --api-token-file", url)
+	default:
+		return url, nil, fmt.Errorf("unexpected response from %s: %s (is it the --http-addr of a worker?)", url, response.Status)
 	}
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(io.LimitReader(response.Body, metricsBytesMax))
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w (is it the --http-addr of a worker?)", request.URL, err)
+	if body, err = io.ReadAll(io.LimitReader(response.Body, bytesMax)); err != nil {
+		return url, nil, notAWorker(url, err)
 	}
-	return slices.Collect(maps.Values(families)), nil
+	return url, body, nil
+}
+
+func notAWorker(url string, err error) error {
+	return fmt.Errorf("%s: %w (is it the --http-addr of a worker?)", url, err)
 }
 
 // lockClass has the statistics of the locks of one size class.

@@ -228,12 +228,12 @@ func newQueryMetrics(set *telemetry.Set) *queryMetrics {
 			"route", "status"),
 		duration: set.Histograms("holdfast.query.duration", "s", "Time to answer a query by HTTP.", queryBounds, "route"),
 	}
-	for _, route := range []string{"/v1/availability", "/v1/holds/{hold_id}"} {
-		m.duration.With(route)
+	for _, q := range apiQueries {
+		m.duration.With(q.route)
 		for _, status := range []int{
 			http.StatusOK, http.StatusBadRequest, http.StatusNotFound, http.StatusServiceUnavailable,
 		} {
-			m.answers.With(route, strconv.Itoa(status))
+			m.answers.With(q.route, strconv.Itoa(status))
 		}
 	}
 	return m

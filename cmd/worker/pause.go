@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"os"
-	"os/user"
 	"strings"
 	"time"
 
@@ -13,6 +11,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/terminal"
 )
 
 const (
@@ -78,7 +77,7 @@ func (c *pauseCommand) Run(ctx context.Context, std streams) error {
 	}
 	until := time.Now().Add(cmp.Or(c.For, untilResume))
 	return c.set(ctx, std, &events.Pause{
-		Until: holds.TimeFromMillis(until.UnixMilli()), Reason: c.Reason, Who: cmp.Or(c.Who, operator()),
+		Until: holds.TimeFromMillis(until.UnixMilli()), Reason: c.Reason, Who: cmp.Or(c.Who, terminal.Operator()),
 	})
 }
 
@@ -133,25 +132,6 @@ func (c *consumerChoice) find() error {
 	if err != nil {
 		return err
 	}
-	if c.NATSURL == "" {
-		c.Namespace = cmp.Or(c.Namespace, found["HOLDFAST_NAMESPACE"])
-	}
-	c.Namespace = cmp.Or(c.Namespace, defaultNamespace)
-	if c.NATSURL = cmp.Or(c.NATSURL, found["HOLDFAST_NATS_URL"]); c.NATSURL == "" {
-		return misused("give --nats-url or HOLDFAST_NATS_URL, or the --data-dir of a running worker dev or "+
-			"worker run --embedded (endpoints.env in %s has no such URL)", c.DataDir)
-	}
-	return nil
-}
-
-// operator returns the name of the operator who runs the program: user@host.
-func operator() string {
-	name, host := "unknown", "unknown"
-	if account, err := user.Current(); err == nil {
-		name = account.Username
-	}
-	if found, err := os.Hostname(); err == nil {
-		host = found
-	}
-	return name + "@" + host
+	c.take(found, &c.Named)
+	return c.missingURL(notIn(c.DataDir))
 }

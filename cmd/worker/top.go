@@ -5,9 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -104,32 +102,12 @@ func (t top) read(ctx context.Context) (r topReading) {
 
 // stats requests /v1/stats.
 func (t top) stats(ctx context.Context) (s workerStats, err error) {
-	ctx, cancel := context.WithTimeout(ctx, metricsWithin)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+t.api+"/v1/stats", nil)
+	url, body, err := requestWorker(ctx, t.api, "/v1/stats", t.token, statsMax)
 	if err != nil {
-		return s, misused("%s is not host:port", t.api)
-	}
-	if t.token != "" {
-		request.Header.Set("Authorization", "Bearer "+t.token)
-	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	response, err := client.Do(request)
-	if err != nil {
-		return s, fmt.Errorf("no answer from worker: %w (start one with `worker dev` or `worker run`, or give --http-addr)", err)
-	}
-	defer func() { _ = response.Body.Close() }() // only read
-	body, err := io.ReadAll(io.LimitReader(response.Body, statsMax))
-	switch {
-	case err != nil:
-		return s, fmt.Errorf("%s: %w", request.URL, err)
-	case response.StatusCode == http.StatusUnauthorized:
-		return s, fmt.Errorf("%s needs a token: give --api-token-file", request.URL)
-	case response.StatusCode != http.StatusOK:
-		return s, fmt.Errorf("unexpected response from %s: %s (is it the address of a worker?)", request.URL, response.Status)
+		return s, err
 	}
 	if err := json.Unmarshal(body, &s); err != nil {
-		return s, fmt.Errorf("%s: %w (is it the address of a worker?)", request.URL, err)
+		return s, notAWorker(url, err)
 	}
 	return s, nil
 }

@@ -30,20 +30,12 @@ func natsWith(t *testing.T, config string, secure *tls.Config) (addr string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Host, o.Port, o.NoSigs, o.NoLog = "127.0.0.1", server.RANDOM_PORT, true, true
+	o.NoLog = true
 	if secure != nil {
 		o.TLS, o.TLSConfig, o.TLSTimeout = true, secure, time.Minute.Seconds()
 		o.TLSVerify = secure.ClientAuth == tls.RequireAndVerifyClientCert
 	}
-	s, err := server.NewServer(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(time.Minute) {
-		t.Fatal("nats not ready within a minute")
-	}
+	s := stacktest.StartNATS(t, o)
 	return net.JoinHostPort("127.0.0.1", fmt.Sprint(s.Addr().(*net.TCPAddr).Port))
 }
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -72,7 +71,7 @@ func (i *Inquiry) History(ctx context.Context, id string, reveal bool) (History,
 		return History{}, err
 	}
 	h := &historian{
-		i: i, hold: hold, reveal: reveal, createdAt: createdAt(hold), causes: make(map[string]bool),
+		i: i, hold: hold, reveal: reveal, createdAt: hold.CreatedAt(), causes: make(map[string]bool),
 		inbound: make(map[uint64]bool), history: History{HoldID: hold, Entries: []HistoryEntry{}},
 	}
 	view, found, err := i.querier.GetHold(ctx, hold)
@@ -111,19 +110,6 @@ func (i *Inquiry) History(ctx context.Context, id string, reveal bool) (History,
 
 // errHistoryTooLong ends the reading of a stream that has too many messages.
 var errHistoryTooLong = errors.New("history too long")
-
-// createdAt returns the time in the id of a hold, by the clock of the worker that created it.
-func createdAt(id holds.HoldID) time.Time {
-	raw, err := hex.DecodeString(id.UUID[:12]) // of a UUIDv7 these digits are the time in milliseconds
-	if err != nil {
-		return time.Time{}
-	}
-	ms := int64(0)
-	for _, b := range raw {
-		ms = ms<<8 | int64(b)
-	}
-	return time.UnixMilli(ms)
-}
 
 // historian collects the history of one hold.
 type historian struct {

@@ -88,7 +88,7 @@ func NewMetrics(set *telemetry.Set, h *holds.Metrics) *Metrics {
 	for _, reason := range countedDeadLetters {
 		m.dead.With(reason)
 	}
-	for _, consumer := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
+	for _, consumer := range ConsumerNames() {
 		for _, stage := range []string{stageFetch, stageQueue, stageDecode, stageDecide, stagePublish} {
 			m.stages.With(consumer, stage)
 		}

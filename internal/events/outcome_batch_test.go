@@ -19,18 +19,7 @@ import (
 // syncedNATS starts a NATS server that syncs every message, with its data in dir.
 func syncedNATS(t *testing.T, dir string) *server.Server {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, JetStream: true, StoreDir: dir, SyncAlways: true,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(time.Minute) {
-		t.Fatal("the server is not ready")
-	}
-	return s
+	return stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: dir, SyncAlways: true})
 }
 
 // addressOf returns the host and port of a NATS server.

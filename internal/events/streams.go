@@ -101,6 +101,9 @@ func (ns Namespace) Consumers() []jetstream.ConsumerConfig {
 	return consumers
 }
 
+// ConsumerNames returns the names of the durable consumers, in the order of Consumers.
+func ConsumerNames() []string { return []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} }
+
 // consumer returns the configuration of a durable consumer.
 func (ns Namespace) consumer(name string) (config jetstream.ConsumerConfig) {
 	for _, config = range ns.Consumers() {

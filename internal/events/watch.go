@@ -62,7 +62,7 @@ func NewWatch(js jetstream.JetStream, ns Namespace, set *telemetry.Set, skew *te
 			"Age of the oldest message in the stream, 0 when it is empty.", "stream"),
 		deadLetters: set.Gauges("holdfast.dead_letters", "{event}", "Dead letters in the stream, by reason.", "reason"),
 	}
-	for _, consumer := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
+	for _, consumer := range ConsumerNames() {
 		for _, v := range []*telemetry.Vec[telemetry.Gauge]{w.pending, w.unacknowledged, w.oldest} {
 			v.With(consumer)
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -136,6 +137,13 @@ func ParseHoldID(s string) (HoldID, error) {
 		return HoldID{}, ErrHoldID
 	}
 	return HoldID{Resource: resource, UUID: id}, nil
+}
+
+// CreatedAt returns the time in the id, in milliseconds, by the clock of the worker that created the
+// hold.
+func (id HoldID) CreatedAt() time.Time {
+	ms, _ := strconv.ParseInt(id.UUID[:12], 16, 64) // ParseHoldID has validated it
+	return time.UnixMilli(ms)
 }
 
 // String returns <resource_id>.<uuid>, or "" for the zero HoldID.

@@ -210,17 +210,8 @@ func TestNATSConsumers_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 // natsServer starts a server for one test.
 func natsServer(t *testing.T, o server.Options) *server.Server {
 	t.Helper()
-	o.Host, o.Port, o.NoSigs, o.StoreDir = "127.0.0.1", server.RANDOM_PORT, true, t.TempDir()
-	s, err := server.NewServer(&o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(time.Minute) {
-		t.Fatal("nats did not start")
-	}
-	return s
+	o.StoreDir = t.TempDir()
+	return stacktest.StartNATS(t, &o)
 }
 
 // TestNATS_ServerUnsuitable_FailsOrWarns uses unsuitable servers.

@@ -1,12 +1,9 @@
 package recovery
 
 import (
-	"encoding/hex"
 	"fmt"
 	"sync"
 	"time"
-
-	"github.com/google/uuid"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
@@ -402,10 +399,7 @@ func (p *Projection) created(id string, h *projectedHold) int64 {
 	if h.created != 0 {
 		return h.created
 	}
-	var parsed uuid.UUID
-	_, _ = hex.Decode(parsed[:], []byte(id)) // ParseHoldID has validated it
-	seconds, nanos := parsed.Time().UnixTime()
-	return seconds*1000 + nanos/1e6
+	return holds.HoldID{UUID: id}.CreatedAt().UnixMilli()
 }
 
 // requestKeyTTLMS returns how long a hold or an answer of the given time is remembered. Both are in ms.
