@@ -154,6 +154,7 @@ func TestRebuild_OldKeysExist_RemovesThem(t *testing.T) {
 // TestRebuild_PostgresSilent_GivesUpWithItsLease rebuilds while Postgres does not answer. The rebuilder gives up
 // when its lease ends, and another one succeeds.
 func TestRebuild_PostgresSilent_GivesUpWithItsLease(t *testing.T) {
+	stacktest.LongOnly(t)
 	t.Parallel()
 	w := newRealTimeHarness(t)
 	w.setInventory(t, "room", holds.SlotSelection{}, 2)
