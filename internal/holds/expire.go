@@ -19,7 +19,7 @@ import (
 
 // The bounds of the sweep.
 const (
-	sweepTick     = 250 * time.Millisecond // longest time between two reads of the agenda
+	sweepTick     = 500 * time.Millisecond // longest time between two reads of the agenda; below the least TTL, a second
 	sweepRetry    = time.Second            // pause before a failed resource is swept again
 	restingMax    = 1024                   // resources that pause at a time; more of them are retried in each round
 	dueMax        = 128                    // resources of a partition swept in one round
@@ -128,7 +128,7 @@ func (e *Expirer) setNotificationError(err error) {
 }
 
 // Sweep expires due holds until ctx is done. It reads the agenda of all partitions when the
-// earliest deadline has come, at least every 250 ms, and the agenda of one partition when a sweep
+// earliest deadline has come, at least every 500 ms, and the agenda of one partition when a sweep
 // of it is requested. Neither requests nor failures delay the next read of all partitions: a
 // resource that fails pauses alone, and a resource that always has more due takes turns with the
 // others.
