@@ -276,7 +276,7 @@ func (c *Consumer) skips(d *delivery) bool { return !c.answers(d.msg.Subject()) 
 func (l *lane) decideAll(ctx context.Context) {
 	c := l.consumer
 	for {
-		batch := l.queue.take(c.decides, l.batchBytesMax)
+		batch := l.queue.take(l.batch.max, l.batchBytesMax)
 		if len(batch) == 0 {
 			return
 		}
@@ -291,7 +291,9 @@ func (l *lane) decideAll(ctx context.Context) {
 				l.decided <- d
 			}
 		}
+		began := time.Now()
 		l.decide(ctx, l.locate(ctx, ready))
+		l.batch.adapt(len(ready), time.Since(began))
 		if free := l.queueMax/2 - l.queue.len(); free > 0 {
 			c.recall(l.deferred.recallWaiting(free))
 		}
