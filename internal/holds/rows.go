@@ -218,7 +218,7 @@ func (s *Service) placeInOneStep(ctx context.Context, waiting []*placing, done a
 	var calls []*lua.Call
 	var sets []locking.KeySet
 	for _, g := range groups {
-		read, rows, found := s.rows.get(s.epoch, g.resource, g.names)
+		read, rows, found := s.rows.get(s.epochName(g.resource), g.resource, g.names)
 		if !found {
 			left = append(left, g.requests...)
 			continue
