@@ -98,6 +98,10 @@ func (s *Service) placeAll(ctx context.Context, requests []PlaceRequest, answer 
 	}
 	waiting := make([]*placing, 0, len(requests))
 	for i := range requests {
+		if err := s.pausedErr(requests[i].Resource); err != nil {
+			answer(i, Result{Err: fmt.Errorf("place hold on %s: %w", requests[i].Resource, err)})
+			continue
+		}
 		p, err := s.validate(&requests[i], i)
 		if err != nil {
 			answer(i, rejectInvalid(&requests[i], err))
@@ -378,7 +382,7 @@ func (s *Service) readRows(ctx context.Context, groups []*group) ([]revReading, 
 	}
 	for i, g := range groups {
 		if !s.dry {
-			s.rows.put(period, s.epoch, g.resource, readings[i].rev, slots[i], rows[i])
+			s.rows.put(period, s.epochName(g.resource), g.resource, readings[i].rev, slots[i], rows[i])
 		}
 		rows[i] = selectRows(g.names, slots[i], rows[i])
 	}

@@ -219,7 +219,7 @@ func (s *Service) placeInOneStep(ctx context.Context, waiting []*placing, done a
 	var readings []revReading
 	var rows [][]InventoryRow
 	for _, g := range groups {
-		if read, its, found := s.rows.get(s.epoch, g.resource, g.names); found {
+		if read, its, found := s.rows.get(s.epochName(g.resource), g.resource, g.names); found {
 			cached, readings, rows = append(cached, g), append(readings, read), append(rows, its)
 		} else {
 			unread = append(unread, g)
