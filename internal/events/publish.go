@@ -256,6 +256,7 @@ func (l *lane) redeliver(d *delivery, err error) {
 	}
 	l.consumer.failed(dispositionDeferLost)
 	l.deferEvent(d, true)
+	l.deferred.markLost(resourceOf(d.msg.Subject()))
 }
 
 // redeliver requests another delivery of an event after an error that is not its own: soon if other
