@@ -111,7 +111,7 @@ func TestRun_NewerSchemaThatWorks_WorkerStarts(t *testing.T) {
 // TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent runs a worker of the previous commit
 // beside one of this tree, under a load of all events. It stops the new one, as a rollback does,
 // and later the old one, as an upgrade does. The old one starts first, because it may refuse to
-// start on the schema of the new one.
+// start on the schema of the new one. At the end Redis loses a partition while both run.
 func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
 	switch {
 	case !stacktest.Long():
@@ -159,6 +159,8 @@ func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
 		older = startOld()
 		goesOn("the old worker to take part again", older)
 	}
+	s.losePartition(t, "double") // either of the two may notice it first
+	goesOn("the new worker to go on after a loss", newer)
 	load.stop()
 	load.check(t)
 }
