@@ -32,6 +32,7 @@ const resultUnknown = "not known"
 func (c *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, deadLetters *client.DeadLetters) error {
 	dryRunCtx, stop := context.WithCancel(ctx)
 	defer stop()
+	limits := c.limits(nil)
 	queue := make(chan chan dryRunRow, dryRunsMax) // in the order of the dead letters
 	var unread error
 	go func() {
@@ -44,7 +45,7 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, d
 			answer := make(chan dryRunRow, 1)
 			select {
 			case queue <- answer:
-				go func() { answer <- dryRunDeadLetter(dryRunCtx, p, cl, l) }()
+				go func() { answer <- dryRunDeadLetter(dryRunCtx, p, cl, l, limits) }()
 			case <-dryRunCtx.Done():
 				return
 			}
@@ -92,9 +93,15 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, d
 }
 
 // dryRunDeadLetter requests the dry run of one dead letter.
-func dryRunDeadLetter(ctx context.Context, p *program, cl *client.Client, l *events.DeadLetter) dryRunRow {
+func dryRunDeadLetter(
+	ctx context.Context, p *program, cl *client.Client, l *events.DeadLetter, limits *client.RunLimits,
+) dryRunRow {
 	e := dryRunRow{Seq: l.Seq, EventID: l.EventID, summary: l.Event}
-	m, err := l.Original(p.namespace())
+	if isExhausted(l, limits) {
+		e.DryRunResult = events.DryRunResult{Text: client.ReplaySkipped, Detail: exhausted(l)}
+		return e
+	}
+	m, err := l.Again(p.namespace())
 	if err != nil {
 		e.DryRunResult = events.DryRunResult{Text: "cannot be replayed", Detail: err.Error()}
 		return e

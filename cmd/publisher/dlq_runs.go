@@ -198,7 +198,11 @@ func limitsOf(run *client.Run) string {
 	if run.Limits.Rate > 0 {
 		pace = strconv.FormatFloat(run.Limits.Rate, 'g', -1, 64) + " per second"
 	}
-	return fmt.Sprintf("%s, stops above %d%% failures", pace, run.Limits.StopOnFailures)
+	text := fmt.Sprintf("%s, stops above %d%% failures", pace, run.Limits.StopOnFailures)
+	if run.Limits.MaxReplays > 0 {
+		text += fmt.Sprintf(", skips after %s", counted(int(run.Limits.MaxReplays), "replay"))
+	}
+	return text
 }
 
 // printNoDeadLetters prints that a run has nothing to do. Such a run is not recorded.

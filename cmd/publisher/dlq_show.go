@@ -66,6 +66,7 @@ func deadLetterPage(l *events.DeadLetter) string {
 		{"stored", l.StoredAt.UTC().Format(holds.TimeFormat) + ", " + since(l.StoredAt) + " ago"},
 		{"dead-lettered", l.Time + " by " + l.Worker},
 		{"deliveries", strconv.FormatUint(l.Deliveries, 10)},
+		{"replays", strconv.FormatUint(l.Replays, 10)},
 		{"stream_seq", strconv.FormatUint(l.StreamSeq, 10)},
 	}
 	if l.ClaimCheck != nil {
@@ -116,6 +117,7 @@ type exported struct {
 	*events.DeadLetter
 	StoredAt   holds.Time  `json:"stored_at"`
 	Worker     string      `json:"worker"`
+	Replays    uint64      `json:"replays"`
 	Headers    nats.Header `json:"headers"`
 	Body       *string     `json:"body,omitzero"`
 	BodyBase64 *string     `json:"body_base64,omitzero"` // a body that is not UTF-8
@@ -124,7 +126,7 @@ type exported struct {
 
 // exportedOf returns the JSON of dlq export for a dead letter, on one line.
 func exportedOf(l *events.DeadLetter) (jsontext.Value, error) {
-	e := exported{DeadLetter: l, StoredAt: holds.Time{Time: l.StoredAt}, Worker: l.Worker, Headers: l.Header}
+	e := exported{DeadLetter: l, StoredAt: holds.Time{Time: l.StoredAt}, Worker: l.Worker, Replays: l.Replays, Headers: l.Header}
 	switch body := string(l.Body); {
 	case l.Missing != nil:
 		e.Error = l.Missing.Error()
