@@ -77,10 +77,11 @@ Examples, while "worker dev" runs in the same directory:
 
 Environment (a flag of the same name takes precedence):
 
-  HOLDFAST_DATA_DIR   data directory of the worker; default .holdfast
-  HOLDFAST_NATS_URL   NATS servers; default from endpoints.env in the data directory
-  HOLDFAST_NATS_...   files with the URL, a login and certificates: see the flags --nats-...-file
-  HOLDFAST_NAMESPACE  namespace of the worker; default from endpoints.env, else holdfast
+  HOLDFAST_DATA_DIR      data directory of the worker; default .holdfast
+  HOLDFAST_NATS_URL      NATS servers; default from endpoints.env in the data directory
+  HOLDFAST_NATS_...      files with the URL, a login and certificates: see the flags --nats-...-file
+  HOLDFAST_NATS_CONTEXT  a context of the NATS command, see the flag --context
+  HOLDFAST_NAMESPACE     namespace of the worker; default from endpoints.env, else holdfast
 
 Exit codes:
 

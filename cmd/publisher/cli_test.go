@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // commands returns the words of every command.
@@ -96,7 +98,7 @@ func TestCompletion_PartialLine_ListsCandidates(t *testing.T) {
 		"publisher pay --hold-id ":      {},
 		"publisher watch -o j":          {"json"},
 		"publisher completion ":         {"bash", "fish", "zsh"},
-		"publisher cancel-reservation -": {"--data-dir", "--explain", "--help", "--hold-id", "--namespace", "--nats-ca-file",
+		"publisher cancel-reservation -": {"--context", "--data-dir", "--explain", "--help", "--hold-id", "--namespace", "--nats-ca-file",
 			"--nats-cert-file", "--nats-creds-file", "--nats-key-file", "--nats-nkey-file", "--nats-url", "--nats-url-file",
 			"--output", "--reason", "--timeout", "--version", "--wait", "-h", "-o"},
 	} {
@@ -115,6 +117,26 @@ func TestCompletion_PartialLine_ListsCandidates(t *testing.T) {
 			t.Errorf("%q: %q, want %q", line, got, want)
 		}
 	}
+}
+
+// TestContext_Given_ConnectsThere connects by a context of the NATS command alone.
+func TestContext_Given_ConnectsThere(t *testing.T) {
+	if stacktest.LeastPrivilege() {
+		t.Skip("the URL of the context has no user")
+	}
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	h := newHarness(t)
+	path := filepath.Join(os.Getenv("XDG_CONFIG_HOME"), "nats", "context", "here.json")
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(`{"url":"`+h.nc.ConnectedUrl()+`"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"dlq", "stats", "--data-dir", t.TempDir(), "--namespace", string(h.ns)}
+	publisher(t, args...).want(t, exitFailed, "NATS URL not set")
+	publisher(t, append(args, "--context", "here")...).want(t, exitOK, "no dead letters")
+	publisher(t, append(args, "--context", "there")...).want(t, exitUsage, "there is no such context")
 }
 
 // TestSettings_EachVariable_IsDocumented checks the table of settings in docs/settings.md.

@@ -234,9 +234,9 @@ func (c *Connections) AfterApply() error {
 	return nil
 }
 
-// AfterApply reads the URL if it is given as a file.
+// AfterApply reads the URL if it is given as a file or by a context.
 func (c *NATSServers) AfterApply() error {
-	found, err := connect.ReadURL("nats-url", c.NATSURL, c.NATSFiles.URLFile)
+	found, err := c.NATSFiles.FindURL(c.NATSURL)
 	if err != nil {
 		return misused("%v", err)
 	}
@@ -365,7 +365,7 @@ func (c *Connections) find(dir string) error {
 	if err != nil {
 		return err
 	}
-	c.NATSServers.take(found, &c.Named)
+	c.take(found, &c.Named)
 	c.RedisURL = cmp.Or(c.RedisURL, found["HOLDFAST_REDIS_URL"])
 	c.PostgresURL = cmp.Or(c.PostgresURL, found["HOLDFAST_POSTGRES_URL"])
 	return c.missingURL(notIn(dir))

@@ -8,7 +8,7 @@ import (
 
 // Sets of flags that several commands have.
 const (
-	theNATS    = " nats-url nats-url-file nats-creds-file nats-nkey-file nats-ca-file nats-cert-file nats-key-file"
+	theNATS    = " nats-url nats-url-file nats-creds-file nats-nkey-file nats-ca-file nats-cert-file nats-key-file context"
 	theServers = theNATS + " redis-url postgres-url redis-url-file redis-ca-file redis-cert-file redis-key-file" +
 		" postgres-url-file namespace"
 	theLifetimes = " hold-lifetime-max request-key-ttl"
