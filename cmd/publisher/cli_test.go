@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"holdfast/internal/stack/stacktest"
 )
@@ -98,7 +99,7 @@ func TestCompletion_PartialLine_ListsCandidates(t *testing.T) {
 		"publisher pay --hold-id ":      {},
 		"publisher watch -o j":          {"json"},
 		"publisher completion ":         {"bash", "fish", "zsh"},
-		"publisher cancel-reservation -": {"--context", "--data-dir", "--explain", "--help", "--hold-id", "--namespace", "--nats-ca-file",
+		"publisher cancel-reservation -": {"--context", "--data-dir", "--explain", "--help", "--hold-id", "--local", "--namespace", "--nats-ca-file",
 			"--nats-cert-file", "--nats-creds-file", "--nats-key-file", "--nats-nkey-file", "--nats-url", "--nats-url-file",
 			"--output", "--reason", "--timeout", "--version", "--wait", "-h", "-o"},
 	} {
@@ -137,6 +138,21 @@ func TestContext_Given_ConnectsThere(t *testing.T) {
 	publisher(t, args...).want(t, exitFailed, "NATS URL not set")
 	publisher(t, append(args, "--context", "here")...).want(t, exitOK, "no dead letters")
 	publisher(t, append(args, "--context", "there")...).want(t, exitUsage, "there is no such context")
+}
+
+// TestTimeText_Local_HasOffset formats a time in UTC and in a time zone with another date.
+func TestTimeText_Local_HasOffset(t *testing.T) {
+	at, zone := time.Date(2026, 11, 23, 23, 30, 0, 5e6, time.UTC), time.Local
+	defer func() { time.Local = zone }()
+	time.Local = time.FixedZone("east", 2*3600)
+	p := newProgram(io.Discard, io.Discard)
+	if got := p.timeText(at); got != "2026-11-23T23:30:00.005Z" {
+		t.Errorf("in UTC %s", got)
+	}
+	p.Local = true
+	if got := p.timeText(at); got != "2026-11-24T01:30:00.005+02:00" {
+		t.Errorf("local %s", got)
+	}
 }
 
 // TestSettings_EachVariable_IsDocumented checks the table of settings in docs/settings.md.

@@ -52,7 +52,7 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, d
 		}
 	}()
 	out := p.newList([]string{"seq", "event", "resource", "result", "detail"},
-		[]string{"seq", "event", "event_id", "resource", "user", "result", "outcome", "reason", "detail"})
+		[]string{"seq", "event", "event_id", "resource", "result", "outcome", "reason", "detail"})
 	var all []dryRunRow
 	var failed error
 	for answer := range queue {
@@ -72,7 +72,7 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, d
 		}
 		seq := strconv.FormatUint(e.Seq, 10)
 		if p.Output == outputWide {
-			out.addRow(seq, e.summary.Type, e.EventID, e.summary.Resource, e.summary.User, e.Text, e.Event,
+			out.addRow(seq, e.summary.Type, e.EventID, e.summary.Resource, e.Text, e.Event,
 				e.Reason, e.Detail)
 		} else {
 			out.addRow(seq, e.summary.Type, e.summary.Resource, e.Text, e.Detail)
