@@ -40,6 +40,11 @@ type OutcomeLog interface {
 		ctx context.Context, since time.Time, after uint64,
 		each func(holds.StoredOutcome) error, progress func(done, all uint64),
 	) (last uint64, err error)
+	// Position returns the position of the last outcome that is stored.
+	Position(ctx context.Context) (holds.LogPosition, error)
+	// MissingAfter describes for operators why outcomes that were stored after a position may be missing, "" when
+	// all of them are stored.
+	MissingAfter(ctx context.Context, after holds.LogPosition) (what string, err error)
 	// Gaps describes for operators which of the outcomes stored since a time are missing, "" when none is.
 	Gaps(ctx context.Context, since time.Time) (what string, err error)
 	// Unacknowledged calls payment and cancel for the payments and the cancellations of bookings that are
@@ -114,6 +119,10 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 // end.
 func (s *Supervisor) Run(ctx context.Context) error {
 	defer s.closeInspectClient()
+	ctx, end := context.WithCancel(ctx)
+	marking := make(chan struct{})
+	go func() { defer close(marking); NewMarker(s.SupervisorOptions).Run(ctx) }()
+	defer func() { end(); <-marking }()
 	for ctx.Err() == nil {
 		err := s.runOnce(ctx)
 		if errors.Is(err, ErrUnknownFormat) || errors.Is(err, ErrUnknownSchema) {
