@@ -20,9 +20,6 @@ import (
 // errNotResumable says that what Redis has cannot be brought up to date, and must be rebuilt.
 var errNotResumable = errors.New("redis is rebuilt")
 
-// resumeSuffix follows the epoch's name in partitions that are being brought up to date under it.
-const resumeSuffix = " resuming"
-
 // The bounds of a resume's reads and writes.
 const (
 	loadMax   = 500 // holds or request keys that one command reads
@@ -103,7 +100,9 @@ type markedPartition struct{ epoch, marker string }
 func findMarker(found []markedPartition, lost string) (from holds.LogPosition, err error) {
 	for p, one := range found {
 		m, ok := parseMarker(one.marker)
-		switch unchanged := one.epoch == "" || one.epoch == lost || strings.HasSuffix(one.epoch, resumeSuffix); {
+		unchanged := one.epoch == "" || one.epoch == lost || one.epoch == lost+lostSuffix ||
+			strings.HasSuffix(one.epoch, resumeSuffix)
+		switch {
 		case !ok || m.epoch != lost:
 			return from, fmt.Errorf("partition %d has no marker of epoch %s: %w", p, lost, errNotResumable)
 		case !unchanged:

@@ -294,6 +294,8 @@ func (s *Supervisor) findLoss(ctx context.Context, e Epoch, state redisState) (w
 		switch {
 		case found != "" && lineage(found) != lineage(e.Name):
 			return "", errUntouched
+		case found == e.Name+lostSuffix && why == "":
+			why = anotherServer // another worker has noticed it
 		case found == "":
 			why = "epoch missing: data was removed, or not persisted across a restart"
 		case found != e.Name && why == "":
@@ -334,7 +336,11 @@ func (s *Supervisor) invalidate(ctx context.Context, e Epoch) error {
 	s.Term.end(progress)
 	s.Guard.Block(progress)
 	failpoint.Hit("rebuild.noticed")
-	if _, err := replaceEpoch(ctx, s.keys, s.client(), e.Name, ""); err != nil {
+	lost := "" // the epoch that takes its place
+	if e.Why == anotherServer {
+		lost = e.Name + lostSuffix
+	}
+	if _, err := replaceEpoch(ctx, s.keys, s.client(), e.Name, lost); err != nil {
 		s.Log.Warn().Err(err).Msg("epoch not invalidated in redis")
 	}
 	failpoint.Hit("rebuild.told")
