@@ -74,10 +74,11 @@ func (w *harness) recover(t fatal, l recovery.OutcomeLog, why string) recovery.R
 	if err != nil {
 		t.Fatalf("rebuild: %v", err)
 	}
-	e, err := w.store.Epoch(ctx)
+	epochs, err := w.store.Epochs(ctx)
 	if err != nil {
-		t.Fatalf("epoch: %v", err)
+		t.Fatalf("epochs: %v", err)
 	}
+	e := epochs[0]
 	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
 	return r
 }
@@ -85,7 +86,7 @@ func (w *harness) recover(t fatal, l recovery.OutcomeLog, why string) recovery.R
 func (w *harness) supervisorOptions(l recovery.OutcomeLog) recovery.SupervisorOptions {
 	return recovery.SupervisorOptions{
 		Namespace: w.namespace, Name: "rebuilder", Policy: w.policy, Term: w.term,
-		Redis:      func() *redis.Options { return stacktest.RedisOptions(w.redisURL) },
+		Servers:    recovery.LoneServer(func() *redis.Options { return stacktest.RedisOptions(w.redisURL) }),
 		EpochStore: w.store, Inventory: w.store, OutcomeLog: l, Log: zerolog.Nop(),
 		Fence: locking.FenceBase(w.store.FenceBase).Next,
 	}

@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -39,16 +40,19 @@ func parsePosition(text string) (p holds.LogPosition, ok bool) {
 }
 
 // marker is the value of the key applied of a partition: the partition has every change behind the
-// outcomes up to a position, if its data was written under this epoch.
+// outcomes up to a position. It was written under an epoch, on the server with a replication history.
 type marker struct {
-	epoch string
+	epoch, history string
 	holds.LogPosition
 }
 
 func parseMarker(text string) (m marker, ok bool) {
-	var position string
-	m.epoch, position, _ = strings.Cut(text, " ")
-	m.LogPosition, ok = parsePosition(position)
+	words := strings.Split(text, " ")
+	if len(words) != 3 {
+		return m, false
+	}
+	m.epoch, m.history = words[0], words[1]
+	m.LogPosition, ok = parsePosition(words[2])
 	return m, ok
 }
 
@@ -57,8 +61,8 @@ func parseMarker(text string) (m marker, ok bool) {
 // writes in their order. So a server that shows a marker has every change behind the outcomes up to it,
 // however many later writes it has lost.
 //
-// One worker of the deployment writes the markers, and reads the state of the stream for that: the
-// others see its name in Redis and wait until it is gone. It writes nothing while the stream does not
+// One worker of the deployment writes the markers of a server, and reads the state of the stream for that:
+// the others see its name in Redis and wait until it is gone. It writes nothing while the stream does not
 // grow: then the stored markers are as good as new ones.
 //
 // The script checks the epoch and the replication history, as scripts that decide do: so the server is
@@ -66,12 +70,14 @@ func parseMarker(text string) (m marker, ok bool) {
 type Marker struct {
 	SupervisorOptions
 
-	client      *redis.Client
+	clients     map[string]*redis.Client // by address of the server
 	lastFailure string
 }
 
 // NewMarker returns a Marker with the options of a worker's Supervisor.
-func NewMarker(o SupervisorOptions) *Marker { return &Marker{SupervisorOptions: o} }
+func NewMarker(o SupervisorOptions) *Marker {
+	return &Marker{SupervisorOptions: o, clients: make(map[string]*redis.Client)}
+}
 
 // Run writes markers until ctx ends.
 func (m *Marker) Run(ctx context.Context) {
@@ -102,62 +108,104 @@ func (m *Marker) logFailure(err error) {
 	}
 }
 
-// Mark writes the markers once, unless another worker does. It reports whether this worker does. While
-// there is no epoch it does nothing.
+// Mark writes the markers once, unless other workers do. It reports whether this worker does for some
+// server. It leaves out the partitions in which nothing is decided.
 func (m *Marker) Mark(ctx context.Context) (own bool, err error) {
-	epoch, err := m.Term.Current()
-	if err != nil || epoch.History == "" {
-		return false, nil // there is no epoch to write a marker under
-	}
 	ctx, cancel := context.WithTimeout(ctx, markTimeout)
 	defer cancel()
-	if m.client == nil {
-		options := m.Redis()
-		options.PoolSize = 1
-		m.client = redis.NewClient(options)
+	current := m.Term.Current()
+	servers, err := m.Servers(ctx)
+	if err != nil {
+		return false, fmt.Errorf("find the redis servers: %w", err)
 	}
-	keys := record.Keyspace(m.Namespace)
-	other, err := m.client.Get(ctx, keys.Marking(0)).Result()
-	switch {
-	case err != nil && err != redis.Nil: //nolint:errorlint // go-redis returns it unwrapped
-		m.close()
-		return false, fmt.Errorf("read who writes markers: %w", err)
-	case err == nil && other != m.Name:
-		return false, nil
+	var failed []error
+	var mine []Server
+	for _, server := range servers {
+		if server.Partitions&current.Ready == 0 {
+			continue
+		}
+		marks, err := m.marks(ctx, server)
+		if marks {
+			mine = append(mine, server)
+		}
+		failed = append(failed, err)
+	}
+	if len(mine) == 0 {
+		return false, errors.Join(failed...)
 	}
 	position, err := m.OutcomeLog.Position(ctx)
 	if err != nil {
-		return true, err
+		return true, errors.Join(append(failed, err)...)
 	}
-	if err = writeMarkers(ctx, m.client, keys, m.Name, epoch, position); err != nil {
-		m.close() // the connection may lead to a server that was replaced
+	for _, server := range mine {
+		if err := m.write(ctx, server, current, position); err != nil {
+			failed = append(failed, err)
+			m.close() // a connection may lead to a server that was replaced
+		}
 	}
-	return true, err
+	return true, errors.Join(failed...)
+}
+
+// marks reports whether this worker writes the markers of a server.
+func (m *Marker) marks(ctx context.Context, server Server) (bool, error) {
+	other, err := m.client(server).Get(ctx, m.keys().Marking(server.Partitions.Sorted()[0])).Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		m.close()
+		return false, fmt.Errorf("read who writes markers: %w", err)
+	}
+	return err != nil || other == m.Name, nil
+}
+
+// write writes a position to the partitions of a server in which the worker decides. Every change behind
+// the outcomes up to it was made before the call.
+func (m *Marker) write(
+	ctx context.Context, server Server, current *holds.CurrentEpochs, position holds.LogPosition,
+) error {
+	var calls []*lua.Call
+	histories := make(map[string]*lua.Call)
+	for p := range (server.Partitions & current.Ready).Each() {
+		epoch := current.Partition(p)
+		if epoch.History == "" {
+			continue
+		}
+		c := histories[epoch.History]
+		if c == nil || server.Addr != "" { // in a cluster the keys of a run are in one hash slot
+			first := p
+			if server.Addr == "" {
+				first = server.Partitions.Sorted()[0]
+			}
+			c = &lua.Call{
+				Script: scriptMarker, Keys: []string{m.keys().Marking(first)},
+				Args: []any{m.Name, markLease.Milliseconds(), epoch.History, formatPosition(position)},
+			}
+			calls, histories[epoch.History] = append(calls, c), c
+		}
+		c.Keys, c.Args = append(c.Keys, m.keys().Epoch(p), m.keys().Applied(p)), append(c.Args, epoch.Name)
+	}
+	lua.Run(ctx, m.client(server), calls)
+	for _, c := range calls {
+		if holds.SetReplyError(c); c.Expect(0) != nil {
+			return fmt.Errorf("write markers: %w", c.Err)
+		}
+	}
+	return nil
+}
+
+func (m *Marker) keys() record.Keyspace { return record.Keyspace(m.Namespace) }
+
+// client returns the client of a server. It has one connection.
+func (m *Marker) client(server Server) *redis.Client {
+	if m.clients[server.Addr] == nil {
+		options := server.Options()
+		options.PoolSize = 1
+		m.clients[server.Addr] = redis.NewClient(options)
+	}
+	return m.clients[server.Addr]
 }
 
 func (m *Marker) close() {
-	if m.client != nil {
-		_ = m.client.Close() // no command is in progress
-		m.client = nil
+	for _, client := range m.clients {
+		_ = client.Close() // no command is in progress
 	}
-}
-
-// writeMarkers writes a position to all partitions. Every change behind the outcomes up to it was made
-// before the call, or was not made under this epoch.
-func writeMarkers(
-	ctx context.Context, client redis.UniversalClient, keys record.Keyspace, worker string, epoch holds.CurrentEpoch,
-	position holds.LogPosition,
-) error {
-	c := &lua.Call{
-		Script: scriptMarker, Keys: []string{keys.Marking(0)},
-		Args: []any{worker, markLease.Milliseconds(), epoch.History, formatPosition(position)},
-	}
-	for p := range record.Partitions {
-		c.Keys, c.Args = append(c.Keys, keys.Epoch(p), keys.Applied(p)), append(c.Args, epoch.Name)
-	}
-	lua.Run(ctx, client, []*lua.Call{c})
-	if holds.SetReplyError(c); c.Expect(0) != nil {
-		return fmt.Errorf("write markers: %w", c.Err)
-	}
-	return nil
+	clear(m.clients)
 }

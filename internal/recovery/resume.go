@@ -29,31 +29,33 @@ const (
 // tryResume brings Redis up to date if it has the data of an earlier moment (see doc.go). resumed is false
 // when Redis must be rebuilt instead; the log says why.
 func (a *rebuild) tryResume(ctx context.Context) (r RebuildResult, resumed bool, err error) {
-	lost, err := a.EpochStore.Epoch(ctx)
+	epochs, err := a.EpochStore.Epochs(ctx)
 	if err != nil {
 		return r, false, err
 	}
-	if causeOf(lost.Why) != causeAnotherServer {
-		return r, false, nil // it has no data, or data that is not to be trusted
+	for p := range a.partitions.Each() {
+		if causeOf(epochs[p].Why) != causeAnotherServer {
+			return r, false, nil // it has no data, or data that is not to be trusted
+		}
 	}
 	rebuilding := a.projection
 	a.resuming, a.projection = true, NewResumeProjection(rebuilding.policies)
-	r, err = a.resume(ctx, lost.Lost)
+	r, err = a.resume(ctx, &epochs)
 	a.resuming, a.projection = false, rebuilding
 	if errors.Is(err, errNotResumable) || errors.Is(err, holds.ErrCorrupt) {
-		a.Log.Warn().Err(err).Msg("redis not resumed, rebuilding it")
+		a.Log.Warn().Err(err).Stringer("partitions", a.partitions).Msg("redis not resumed, rebuilding it")
 		return RebuildResult{}, false, nil
 	}
 	return r, true, err
 }
 
-// resume brings Redis up to date. Lost is the epoch under which its data was written.
-func (a *rebuild) resume(ctx context.Context, lost string) (r RebuildResult, err error) {
-	found, err := a.markPartitions(ctx, false, true)
+// resume brings the partitions up to date. Their data was written under the lost epochs.
+func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, err error) {
+	found, err := a.markPartitions(ctx, true)
 	if err != nil {
 		return r, err
 	}
-	from, err := findMarker(found, lost)
+	from, err := a.findMarker(found, epochs)
 	if err != nil {
 		return r, err
 	}
@@ -71,7 +73,7 @@ func (a *rebuild) resume(ctx context.Context, lost string) (r RebuildResult, err
 	}
 	failpoint.Hit("resume.read")
 	// From now on the data is that of no moment. The next attempt must rebuild it.
-	if _, err := a.markPartitions(ctx, false, false); err != nil {
+	if _, err := a.markPartitions(ctx, false); err != nil {
 		return r, err
 	}
 	failpoint.Hit("resume.unmarked")
@@ -80,11 +82,11 @@ func (a *rebuild) resume(ctx context.Context, lost string) (r RebuildResult, err
 	}
 	failpoint.Hit("resume.replayed")
 	// A worker that was stopped for long may have published meanwhile.
-	end, err := a.readOutcomes(ctx, last)
+	_, more, err := a.readMore(ctx, last)
 	if err != nil {
 		return r, err
 	}
-	if end != last {
+	if more {
 		return r, fmt.Errorf("outcomes were stored meanwhile: %w", errNotResumable)
 	}
 	r.Outcomes, r.Resumed = a.projection.applied, true
@@ -95,22 +97,29 @@ func (a *rebuild) resume(ctx context.Context, lost string) (r RebuildResult, err
 type markedPartition struct{ epoch, marker string }
 
 // findMarker returns the position up to which all partitions have the changes behind the outcomes. It
-// returns errNotResumable unless each has a marker of the lost epoch, on the same stream, and unchanged
+// returns errNotResumable unless each has a marker of its lost epoch, on the same stream, and unchanged
 // data.
-func findMarker(found []markedPartition, lost string) (from holds.LogPosition, err error) {
-	for p, one := range found {
+func (a *rebuild) findMarker(found []markedPartition, epochs *Epochs) (from holds.LogPosition, err error) {
+	for i, p := range a.partitions.Sorted() {
+		one, lost := found[i], epochs[p].Lost
 		m, ok := parseMarker(one.marker)
 		unchanged := one.epoch == "" || one.epoch == lost || one.epoch == lost+lostSuffix ||
 			strings.HasSuffix(one.epoch, resumeSuffix)
 		switch {
 		case !ok || m.epoch != lost:
-			return from, fmt.Errorf("partition %d has no marker of epoch %s: %w", p, lost, errNotResumable)
+			err = fmt.Errorf("no marker of epoch %s", lost)
 		case !unchanged:
-			return from, fmt.Errorf("partition %d has epoch %q: %w", p, one.epoch, errNotResumable)
-		case p > 0 && !m.Created.Equal(from.Created):
-			return from, fmt.Errorf("partition %d has a marker of another stream: %w", p, errNotResumable)
-		case p == 0 || m.Seq < from.Seq:
+			err = fmt.Errorf("unknown changes, epoch %q", one.epoch)
+		case a.to.Addr != "" && !a.server.continues(m.history):
+			// It was moved to this server, key by key, and this server may have lost some of the keys.
+			err = errors.New("marker of another server")
+		case i > 0 && !m.Created.Equal(from.Created):
+			err = errors.New("marker of another stream")
+		case i == 0 || m.Seq < from.Seq:
 			from = m.LogPosition
+		}
+		if err != nil {
+			return from, fmt.Errorf("partition %d: %w: %w", p, err, errNotResumable)
 		}
 	}
 	return from, nil
@@ -126,7 +135,7 @@ func (a *rebuild) readSuffix(ctx context.Context, from holds.LogPosition, now in
 		return 0, err
 	}
 	a.reportProgress("waiting for outcomes in flight")
-	if err = sleep(ctx, time.Until(a.lostAt.Add(a.Drain))); err != nil {
+	if err = sleep(ctx, time.Until(a.lost.Add(a.Drain))); err != nil {
 		return 0, err
 	}
 	if last, err = a.readOutcomes(ctx, last); err != nil {

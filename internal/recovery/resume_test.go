@@ -92,10 +92,10 @@ func TestResume_NotPossible_Rebuilds(t *testing.T) {
 			w.client.RPush(t.Context(), keys(w).Applied(7), "nonsense")
 		}},
 		"marker of another epoch": {spoil: func(t *testing.T, w *harness) {
-			w.client.Set(t.Context(), keys(w).Applied(7), w.epoch+"0 1790000000000000123.1", 0)
+			w.client.Set(t.Context(), keys(w).Applied(7), w.epoch+"0 h 1790000000000000123.1", 0)
 		}},
 		"marker of another stream": {spoil: func(t *testing.T, w *harness) {
-			w.client.Set(t.Context(), keys(w).Applied(7), w.epoch+" 1790000000000000124.1", 0)
+			w.client.Set(t.Context(), keys(w).Applied(7), w.epoch+" h 1790000000000000124.1", 0)
 		}},
 		"half rebuilt by an older worker, which keeps markers": {spoil: func(t *testing.T, w *harness) {
 			w.client.Set(t.Context(), keys(w).Epoch(7), w.epoch+"/1 rebuilding", 0)
@@ -207,7 +207,14 @@ func TestResume_WorkerOfOldEpoch_IsRefused(t *testing.T) {
 	lose := w.markAndCopy(t)
 	w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})
 	lose()
-	if err := w.store.InvalidateEpoch(t.Context(), w.epoch, anotherServer); err != nil {
+	epochs, err := w.store.Epochs(t.Context())
+	for p := range epochs {
+		epochs[p].Why = anotherServer
+	}
+	if err == nil {
+		_, err = w.store.InvalidateEpochs(t.Context(), record.AllPartitions, &epochs)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 	old := w.service
@@ -290,7 +297,7 @@ func TestMark_EpochOrServerChanged_WritesNothing(t *testing.T) {
 	stacktest.ReplicaOf(t, replica, w.client)
 	mark := func(url string) error {
 		options := w.newSupervisor(&replayLog{harness: w}, "marker", w.term).SupervisorOptions
-		options.Redis = func() *redis.Options { return stacktest.RedisOptions(url) }
+		options.Servers = recovery.LoneServer(func() *redis.Options { return stacktest.RedisOptions(url) })
 		_, err := recovery.NewMarker(options).Mark(t.Context())
 		return err
 	}
@@ -341,7 +348,8 @@ func TestMark_SeveralWorkers_OneWrites(t *testing.T) {
 	}
 	w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})
 	mark(first, true)
-	if want := w.epoch + " 1790000000000000123.1"; marker() != want {
+	history := info(t, w.client, "replication", "master_replid")
+	if want := w.epoch + " " + history + " 1790000000000000123.1"; marker() != want {
 		t.Errorf("marker is %q, want %q", marker(), want)
 	}
 	if err := w.client.Del(t.Context(), record.Keyspace(w.namespace).Marking(0)).Err(); err != nil { // its lease has ended
@@ -349,4 +357,56 @@ func TestMark_SeveralWorkers_OneWrites(t *testing.T) {
 	}
 	mark(second, true)
 	mark(first, false)
+}
+
+// TestResume_OnePartition_OthersDecide makes one partition lose its last writes. It is brought up to date while
+// the others are decided, and they stay as they were.
+func TestResume_OnePartition_OthersDecide(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	lost, whole := twoResources()
+	for _, resource := range []string{lost, whole} {
+		w.setInventory(t, resource, holds.SlotSelection{}, 4)
+	}
+	w.place(t, holds.PlaceRequest{Resource: lost, User: "ana"}, holds.PlaceRequest{Resource: whole, User: "ana"})
+	w.mark(t)
+	kept := w.key(lost, "request:kept") // only a rebuild removes it
+	if err := w.client.Set(t.Context(), kept, "cancelled - - 1790000000000 - - ", time.Hour).Err(); err != nil {
+		t.Fatal(err)
+	}
+	p := record.Partition(lost)
+	restore, err := stacktest.CopyKeys(t.Context(), w.client, record.Keyspace(w.namespace).Partition(p)+"*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.place(t, holds.PlaceRequest{Resource: lost, User: "ben"}, holds.PlaceRequest{Resource: whole, User: "ben"})
+	epochs, err := w.store.Epochs(t.Context())
+	if err == nil {
+		epochs[p].Why = anotherServer
+		_, err = w.store.InvalidateEpochs(t.Context(), record.PartitionSetOf(p), &epochs)
+	}
+	if err == nil {
+		err = restore(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.term = recovery.NewEpochTerm()
+	decided := false
+	supervisor := w.newSupervisor(&interferingLog{&replayLog{harness: w}, func() error {
+		o, err := w.tryPlace(t, w.service, whole, "meanwhile")
+		decided = err == nil && o.Event == holds.EventHoldCreated
+		return nil
+	}}, "w1", w.term)
+	supervisor.Drain = 0
+	w.startNewTerm(t)
+	stop := w.run(t, supervisor)
+	stacktest.Eventually(t, "the partition to be brought up to date", func() bool { return w.term.Paused() == nil })
+	stop()
+	if n := w.client.Exists(t.Context(), kept).Val(); n != 1 || !decided {
+		t.Errorf("partition rebuilt: %v, others decided: %v", n != 1, decided)
+	}
+	if a, b := w.held(t, lost), w.held(t, whole); a != 2 || b != 3 {
+		t.Errorf("%d and %d held, want 2 and 3", a, b)
+	}
 }

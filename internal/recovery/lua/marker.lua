@@ -7,7 +7,7 @@
 --       then the epoch of each partition
 -- Returns ok, or
 --   lost  a partition has another epoch, or the server has another history: nothing was written
--- applied becomes "<epoch> <position>". It is not written when it has that value already.
+-- applied becomes "<epoch> <history> <position>". It is not written when it has that value already.
 
 local epochs, markers = {}, {}
 for p = 1, #ARGV - 4 do epochs[p], markers[p] = KEYS[2 * p], KEYS[2 * p + 1] end
@@ -22,7 +22,7 @@ if not string.find(info, 'role:master', 1, true) or string.match(info, 'master_r
 end
 local values, stored = {}, redis.call('MGET', unpack(markers))
 for p = 1, #markers do
-  local marker = ARGV[4 + p] .. ' ' .. ARGV[4]
+  local marker = ARGV[4 + p] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4]
   if stored[p] ~= marker then
     values[#values + 1] = markers[p]
     values[#values + 1] = marker
