@@ -169,7 +169,7 @@ func TestRedisConf_AsInREADME_Starts(t *testing.T) {
 		t.Errorf("the users are\n%s\nin other tests they are\n%s", got, want)
 	}
 	for name, want := range map[string]string{
-		"maxmemory-policy": "noeviction", "appendonly": "no", "save": "", "notify-keyspace-events": "xE",
+		"maxmemory-policy": "noeviction", "appendonly": "yes", "appendfsync": "everysec", "save": "", "notify-keyspace-events": "xE",
 	} {
 		if got := client.ConfigGet(t.Context(), name).Val()[name]; got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)

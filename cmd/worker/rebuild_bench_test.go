@@ -55,19 +55,12 @@ func BenchmarkRebuild(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer db.Close()
-	var c cli
-	parser, err := kong.New(&c, tagVariables, kong.Vars{"version": ""})
-	if err != nil {
-		b.Fatal(err)
-	}
-	if _, err := parser.Parse(append([]string{"run"}, s.flagsAs("worker")...)); err != nil {
-		b.Fatal(err)
-	}
+	config := s.benchConfig(b)
 	if err := s.redis.FlushAll(b.Context()).Err(); err != nil {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		supervisor, err := newSupervisor(c.Run.Config, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, s.js, s.subjects,
+		supervisor, err := newSupervisor(config, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, s.js, s.subjects,
 			zerolog.New(b.Output()))
 		if err != nil {
 			b.Fatal(err)
@@ -89,6 +82,107 @@ func BenchmarkRebuild(b *testing.B) {
 		b.ReportMetric(float64(memory.Sys)/1e6, "MB-worker")
 		b.ReportMetric(usedMemory(b, s)/1e6, "MB-redis")
 	}
+}
+
+// benchConfig returns the configuration of a worker of the harness.
+func (s *harness) benchConfig(b *testing.B) Config {
+	b.Helper()
+	var c cli
+	parser, err := kong.New(&c, tagVariables, kong.Vars{"version": ""})
+	if err == nil {
+		_, err = parser.Parse(append([]string{"run"}, s.flagsAs("worker")...))
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	return c.Run.Config
+}
+
+// BenchmarkResume restarts Redis with the append-only file of live holds as in BenchmarkRebuild, and with 2,000
+// outcomes after the marker, whose changes it has lost:
+//
+//	go test ./cmd/worker -run xxx -bench Resume -benchtime 1x -timeout 20m
+//
+// It reports the time until Redis has loaded its file, the time from then until decisions go on, and the part
+// of that in which the worker waited for outcomes in flight.
+func BenchmarkResume(b *testing.B) {
+	const lost = 2000
+	number := 1_000_000
+	if text := os.Getenv("HOLDFAST_BENCH_HOLDS"); text != "" {
+		var err error
+		if number, err = strconv.Atoi(text); err != nil {
+			b.Fatal(err)
+		}
+	}
+	options := stack.Options{Redis: true, Dir: b.TempDir()}
+	own, err := stack.Start(b.Context(), options)
+	if err != nil {
+		b.Fatal(err)
+	}
+	shared := stacktest.Shared()
+	s := newHarnessOn(b, urls{shared.NATSURL, own.RedisURL, shared.PostgresURL})
+	for _, stop := range s.unfollow {
+		stop()
+	}
+	s.storeCreated(b, number, 1000)
+	db, err := store.Open(b.Context(), s.urls.postgres, s.namespace)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer db.Close()
+	config, term := s.benchConfig(b), recovery.NewEpochTerm()
+	supervisor := func() *recovery.Supervisor {
+		k, err := newSupervisor(config, term, recovery.NewConnGuard(), db, s.js, s.subjects, zerolog.New(b.Output()))
+		if err != nil {
+			b.Fatal(err)
+		}
+		return k
+	}
+	first := supervisor()
+	if _, err := first.Rebuild(b.Context(), "a benchmark", false, func(string) {}); err != nil {
+		b.Fatal(err)
+	}
+	if _, err := first.Check(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if own, err := recovery.NewMarker(first.SupervisorOptions).Mark(b.Context()); err != nil || !own {
+			b.Fatal(own, err)
+		}
+		s.storeCreated(b, lost, 100)
+		if err := own.Close(); err != nil {
+			b.Fatal(err)
+		}
+		began := time.Now()
+		if own, err = stack.Start(b.Context(), options); err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric(time.Since(began).Seconds(), "s-loading")
+		config.RedisURL = own.RedisURL
+		began = time.Now()
+		first = supervisor()
+		if _, err := first.Check(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		waited, since := time.Duration(0), time.Time{}
+		r, err := first.Rebuild(b.Context(), "a benchmark", false, func(progress string) {
+			if strings.HasPrefix(progress, "waiting") {
+				since = time.Now()
+			} else if !since.IsZero() {
+				waited, since = waited+time.Since(since), time.Time{}
+			}
+		})
+		if err == nil {
+			_, err = first.Check(b.Context())
+		}
+		if err != nil || !r.Resumed || r.Outcomes < lost {
+			b.Fatalf("%+v %v", r, err)
+		}
+		b.ReportMetric(time.Since(began).Seconds(), "s")
+		b.ReportMetric(waited.Seconds(), "s-waiting")
+		b.ReportMetric(float64(r.Outcomes), "outcomes")
+	}
+	_ = own.Close()
 }
 
 func usedMemory(b *testing.B, s *harness) float64 {

@@ -256,7 +256,7 @@ func (s *harness) contents() map[string]any {
 		key := keys.Val()
 		name := strings.SplitN(key, "}:", 2)[1]
 		switch parts := strings.SplitN(name, ":", 3); {
-		case name == "epoch", name == "primary", name == "fence", len(parts) > 1 &&
+		case name == "epoch", name == "primary", name == "fence", name == "applied", name == "marking", len(parts) > 1 &&
 			(parts[1] == "rev" || parts[1] == "lock" || parts[1] == "locks" || parts[1] == "waited_for"):
 			continue
 		}

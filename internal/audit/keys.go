@@ -53,7 +53,7 @@ func (ns keyspace) parse(name string) key {
 // isPartitionOwn reports whether a key is one of those of a partition.
 func isPartitionOwn(name string) bool {
 	switch name {
-	case "epoch", "primary", "fence", "agenda":
+	case "epoch", "primary", "fence", "agenda", "applied", "marking":
 		return true
 	}
 	return false

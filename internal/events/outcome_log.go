@@ -76,6 +76,44 @@ func (c *OutcomeLog) Outcomes(
 	return last, nil
 }
 
+// Position implements recovery.OutcomeLog.
+func (c *OutcomeLog) Position(ctx context.Context) (holds.LogPosition, error) {
+	stream, err := c.js.Stream(ctx, c.ns.OutStream())
+	if err != nil {
+		return holds.LogPosition{}, fmt.Errorf("read stream %s: %w", c.ns.OutStream(), err)
+	}
+	info := stream.CachedInfo()
+	return holds.LogPosition{Created: info.Created, Seq: info.State.LastSeq}, nil
+}
+
+// MissingAfter implements recovery.OutcomeLog.
+func (c *OutcomeLog) MissingAfter(ctx context.Context, after holds.LogPosition) (what string, err error) {
+	stream, err := c.js.Stream(ctx, c.ns.OutStream())
+	if err != nil {
+		return "", fmt.Errorf("read stream %s: %w", c.ns.OutStream(), err)
+	}
+	info := stream.CachedInfo()
+	if info.State.NumDeleted > 0 {
+		if info, err = stream.Info(ctx, jetstream.WithDeletedDetails(true)); err != nil {
+			return "", fmt.Errorf("read stream %s: %w", c.ns.OutStream(), err)
+		}
+	}
+	state := info.State
+	switch {
+	case !info.Created.Equal(after.Created):
+		what = "was created again"
+	case state.LastSeq < after.Seq:
+		what = "ends before the marker"
+	case state.FirstSeq > after.Seq+1:
+		what = "begins after the marker"
+	case slices.ContainsFunc(state.Deleted, func(seq uint64) bool { return seq > after.Seq }):
+		what = "lacks messages after the marker"
+	default:
+		return "", nil
+	}
+	return fmt.Sprintf("stream %s %s", c.ns.OutStream(), what), nil
+}
+
 // Gaps implements recovery.OutcomeLog.
 func (c *OutcomeLog) Gaps(ctx context.Context, since time.Time) (what string, err error) {
 	out, err := c.js.Stream(ctx, c.ns.OutStream())
@@ -140,7 +178,8 @@ func (c *OutcomeLog) read(
 // rememberedOutcomes are the outcomes of which Redis remembers something.
 var rememberedOutcomes = []string{
 	holds.EventHoldCreated, holds.EventHoldRejected, holds.EventHoldExtended, holds.EventExtensionRejected, holds.EventHoldReleased,
-	holds.EventReleaseRejected, holds.EventHoldExpired, holds.EventHoldConfirmed, holds.EventBookingCancelled,
+	holds.EventReleaseRejected, holds.EventHoldExpired, holds.EventHoldConfirmed, holds.EventConfirmRejected,
+	holds.EventBookingCancelled,
 }
 
 // readOutcome decodes an outcome and passes it to each. It skips outcomes that Redis does not

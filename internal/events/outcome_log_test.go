@@ -1,6 +1,7 @@
 package events
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -121,6 +122,75 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 				t.Errorf("%q %v, want %q", what, err, want)
 			}
 		})
+	}
+}
+
+// TestMissingAfter_OutcomesRemoved_Reports removes outcomes before and after a position.
+func TestMissingAfter_OutcomesRemoved_Reports(t *testing.T) {
+	t.Parallel()
+	js := newJetStream(t)
+	for name, c := range map[string]struct {
+		take func(ctx context.Context, ns Namespace, stream jetstream.Stream) error
+		want string
+	}{
+		"nothing": {take: func(context.Context, Namespace, jetstream.Stream) error { return nil }},
+		"all up to the position": {take: func(ctx context.Context, _ Namespace, stream jetstream.Stream) error {
+			return stream.Purge(ctx, jetstream.WithPurgeSequence(4))
+		}},
+		"one before the position": {take: func(ctx context.Context, _ Namespace, stream jetstream.Stream) error {
+			return stream.DeleteMsg(ctx, 2)
+		}},
+		"the first after the position": {take: func(ctx context.Context, _ Namespace, stream jetstream.Stream) error {
+			return stream.Purge(ctx, jetstream.WithPurgeSequence(5))
+		}, want: "begins after the marker"},
+		"all": {take: func(ctx context.Context, _ Namespace, stream jetstream.Stream) error {
+			return stream.Purge(ctx)
+		}, want: "begins after the marker"},
+		"one after the position": {take: func(ctx context.Context, _ Namespace, stream jetstream.Stream) error {
+			return stream.DeleteMsg(ctx, 4)
+		}, want: "lacks messages after the marker"},
+		"the stream, then recreated": {take: func(ctx context.Context, ns Namespace, stream jetstream.Stream) error {
+			if err := js.DeleteStream(ctx, ns.OutStream()); err != nil {
+				return err
+			}
+			_, err := js.CreateStream(ctx, stream.CachedInfo().Config)
+			return err
+		}, want: "was created again"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ns := Namespace(stacktest.Namespace(t))
+			if err := Setup(t.Context(), js, ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
+				t.Fatal(err)
+			}
+			outcomeLog := NewOutcomeLog(js, ns, zerolog.Nop())
+			var position holds.LogPosition
+			for i := range 5 {
+				if _, err := js.Publish(t.Context(), ns.Out("hold.created", fmt.Sprintf("r%d", i)), nil); err != nil {
+					t.Fatal(err)
+				}
+				if i == 2 {
+					var err error
+					if position, err = outcomeLog.Position(t.Context()); err != nil || position.Seq != 3 {
+						t.Fatalf("%+v %v", position, err)
+					}
+				}
+			}
+			stream, err := js.Stream(t.Context(), ns.OutStream())
+			if err == nil {
+				err = c.take(t.Context(), ns, stream)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			what, err := outcomeLog.MissingAfter(t.Context(), position)
+			if err != nil || (what == "") != (c.want == "") || !strings.HasSuffix(what, c.want) {
+				t.Errorf("%q %v, want %q", what, err, c.want)
+			}
+		})
+	}
+	if what, err := NewOutcomeLog(js, "missing", zerolog.Nop()).MissingAfter(t.Context(), holds.LogPosition{}); err == nil {
+		t.Errorf("of a stream that does not exist: %q", what)
 	}
 }
 

@@ -56,6 +56,10 @@
 //	                                 checked that it is a primary; not replicated
 //	fence                    string  the number of locks taken; each lock gets it as its fencing token
 //	agenda                   zset    resource -> when to sweep it next (ms)
+//	applied                  string  the marker: an epoch, and how far the outcome log reached before it was
+//	                                 written; see package recovery
+//	marking                  string  the worker that writes the markers; only in partition 0; with TTL; not
+//	                                 replicated
 //	format                   string  version number of this recovery/format; only in partition 0
 //	<resource>:counts        hash    slot -> held
 //	<resource>:users         hash    user -> number of live holds;

@@ -27,15 +27,19 @@ type shuffledLog struct {
 func (l *shuffledLog) Outcomes(
 	_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64),
 ) (last uint64, err error) {
-	if after == 0 {
-		for _, outcome := range l.shuffle(slices.Clone(l.outcomes)) {
-			if err := each(outcome); err != nil {
-				return 0, err
-			}
+	for _, outcome := range l.shuffle(slices.Clone(l.outcomes[after:])) {
+		if err := each(outcome); err != nil {
+			return 0, err
 		}
 	}
 	return uint64(len(l.outcomes)), nil
 }
+
+func (l *shuffledLog) Position(context.Context) (holds.LogPosition, error) {
+	return holds.LogPosition{Seq: uint64(len(l.outcomes))}, nil
+}
+
+func (*shuffledLog) MissingAfter(context.Context, holds.LogPosition) (string, error) { return "", nil }
 
 func (*shuffledLog) Gaps(context.Context, time.Time) (string, error) { return "", nil }
 
@@ -57,14 +61,17 @@ func (w *harness) loseAndRebuild(t fatal, l recovery.OutcomeLog) {
 	if err != nil {
 		t.Fatalf("lose: %v", err)
 	}
-	supervisor := recovery.NewSupervisor(recovery.SupervisorOptions{
-		Namespace: w.namespace, Name: "rebuilder", Policy: w.policy, Term: recovery.NewEpochTerm(),
-		Servers:    recovery.LoneServer(func() *redis.Options { return stacktest.RedisOptions(w.redisURL) }),
-		EpochStore: w.store, Inventory: w.store, OutcomeLog: l, Log: zerolog.Nop(),
-		Fence: locking.FenceBase(w.store.FenceBase).Next,
-	})
+	w.recover(t, l, "a test")
+}
+
+// recover lets a worker recover Redis after a loss. A new service decides under the new epoch.
+func (w *harness) recover(t fatal, l recovery.OutcomeLog, why string) recovery.RebuildResult {
+	t.Helper()
+	ctx := context.Background()
+	supervisor := recovery.NewSupervisor(w.supervisorOptions(l))
 	supervisor.Drain, supervisor.Clock = 0, w.clock()
-	if _, err := supervisor.Rebuild(ctx, "a test", false, func(string) {}); err != nil {
+	r, err := supervisor.Rebuild(ctx, why, false, func(string) {})
+	if err != nil {
 		t.Fatalf("rebuild: %v", err)
 	}
 	epochs, err := w.store.Epochs(ctx)
@@ -73,6 +80,16 @@ func (w *harness) loseAndRebuild(t fatal, l recovery.OutcomeLog) {
 	}
 	e := epochs[0]
 	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
+	return r
+}
+
+func (w *harness) supervisorOptions(l recovery.OutcomeLog) recovery.SupervisorOptions {
+	return recovery.SupervisorOptions{
+		Namespace: w.namespace, Name: "rebuilder", Policy: w.policy, Term: w.term,
+		Servers:    recovery.LoneServer(func() *redis.Options { return stacktest.RedisOptions(w.redisURL) }),
+		EpochStore: w.store, Inventory: w.store, OutcomeLog: l, Log: zerolog.Nop(),
+		Fence: locking.FenceBase(w.store.FenceBase).Next,
+	}
 }
 
 // TestModel_RedisLost_SameOutcomes does random things to a resource and to the model, and loses everything that
@@ -103,15 +120,7 @@ func TestModel_RedisLost_SameOutcomes(t *testing.T) {
 					"lose": func(rt *rapid.T) {
 						losses.Add(1)
 						w.loseAndRebuild(rt, &shuffledLog{w.outcomes, func(outcomes []holds.StoredOutcome) []holds.StoredOutcome {
-							for _, one := range outcomes {
-								if rapid.Bool().Draw(rt, "published twice") {
-									outcomes = append(outcomes, one)
-								}
-							}
-							if len(outcomes) == 0 {
-								return nil
-							}
-							return rapid.Permutation(outcomes).Draw(rt, "order")
+							return shuffleOutcomes(rt, outcomes)
 						}})
 						renew()
 					},
@@ -123,4 +132,89 @@ func TestModel_RedisLost_SameOutcomes(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestModel_LastWritesLost_SameOutcomes does random things to a resource and to the model. At times it writes
+// markers, copies what Redis has at a later moment, and makes Redis lose everything after that. The outcomes
+// after the marker come back in any order, and some of them twice. The model does not know of losses:
+// everything goes on as if there were none, and Redis is not rebuilt.
+func TestModel_LastWritesLost_SameOutcomes(t *testing.T) {
+	t.Parallel()
+	for _, late := range []holds.LatePayment{holds.LateRejected, holds.LateAcceptedIfFree} {
+		t.Run(string(late), func(t *testing.T) {
+			t.Parallel()
+			w, conn := newModelHarness(t, late)
+			var resources, losses atomic.Int64
+			locker := w.locker(t)
+			rapid.Check(t, func(rt *rapid.T) {
+				resource := fmt.Sprintf("r%d", resources.Add(1))
+				r := &modelRun{harness: w, dry: &harness{}, sql: conn, model: newModel(w.now, late), resource: resource}
+				renew := func() {
+					w.service = w.newService(w.client, locker, w.store)
+					w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
+					r.dry.service = w.service.Dry(w.store.Dry())
+				}
+				w.outcomes = []holds.StoredOutcome{}
+				w.loseAndRebuild(rt, &shuffledLog{shuffle: slices.Clone[[]holds.StoredOutcome]}) // without other resources
+				renew()
+				var restore func(context.Context) error
+				rt.Repeat(map[string]func(*rapid.T){
+					"place": r.placeBatch, "place 2": r.placeBatch, "pay": r.payOne, "release": r.releaseOne, "extend": r.extendOne,
+					"cancel": r.cancelOne, "capacity": r.changeCapacity, "time": r.passTime, "sweep": r.sweep, "": r.compare,
+					"mark": func(rt *rapid.T) {
+						marker := recovery.NewMarker(w.supervisorOptions(&shuffledLog{outcomes: w.outcomes}))
+						if own, err := marker.Mark(rt.Context()); err != nil || !own {
+							rt.Fatalf("mark: %v %v", own, err)
+						}
+					},
+					"copy": func(rt *rapid.T) {
+						if w.client.Exists(rt.Context(), w.namespace+":{0}:applied").Val() == 0 {
+							rt.Skip("no marker of this epoch")
+						}
+						var err error
+						if restore, err = stacktest.CopyKeys(rt.Context(), w.client, w.namespace+":*"); err != nil {
+							rt.Fatalf("copy: %v", err)
+						}
+					},
+					"lose": func(rt *rapid.T) {
+						if restore == nil {
+							rt.Skip("nothing was copied under this epoch")
+						}
+						losses.Add(1)
+						if err := restore(rt.Context()); err != nil {
+							rt.Fatalf("restore: %v", err)
+						}
+						restore = nil
+						result := w.recover(rt, &shuffledLog{w.outcomes, func(outcomes []holds.StoredOutcome) []holds.StoredOutcome {
+							return shuffleOutcomes(rt, outcomes)
+						}}, anotherServer)
+						if !result.Resumed {
+							rt.Fatalf("redis was rebuilt: %+v", result)
+						}
+						renew()
+					},
+				})
+				r.end(rt)
+			})
+			if losses.Load() == 0 {
+				t.Error("nothing was ever lost")
+			}
+		})
+	}
+}
+
+// anotherServer is the reason for which workers resume.
+const anotherServer = "another server, or the same after a restart or a failover: it may have older data"
+
+// shuffleOutcomes returns outcomes in any order, some of them twice.
+func shuffleOutcomes(rt *rapid.T, outcomes []holds.StoredOutcome) []holds.StoredOutcome {
+	for _, one := range outcomes {
+		if rapid.Bool().Draw(rt, "published twice") {
+			outcomes = append(outcomes, one)
+		}
+	}
+	if len(outcomes) == 0 {
+		return nil
+	}
+	return rapid.Permutation(outcomes).Draw(rt, "order")
 }

@@ -1,6 +1,10 @@
 package holds
 
-import "github.com/go-json-experiment/json/jsontext"
+import (
+	"time"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
 
 // The outbound events.
 const (
@@ -65,6 +69,13 @@ type StoredOutcome struct {
 	Outcome
 	ID       string // of the event, or of the event that caused it
 	StoredAt Time
+}
+
+// LogPosition is a position in the outbound stream: when the stream was created, which distinguishes
+// it from another one of the same name, and the sequence of an outcome.
+type LogPosition struct {
+	Created time.Time
+	Seq     uint64
 }
 
 // HoldData contains the members that every outcome of a hold has.

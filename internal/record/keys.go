@@ -33,10 +33,12 @@ func (ns Keyspace) Partition(p int) string {
 	return string(ns) + ":{" + strconv.Itoa(p) + "}:"
 }
 
-// Epoch, Agenda and Fence return keys of a partition.
-func (ns Keyspace) Epoch(p int) string  { return ns.Partition(p) + "epoch" }
-func (ns Keyspace) Agenda(p int) string { return ns.Partition(p) + "agenda" }
-func (ns Keyspace) Fence(p int) string  { return ns.Partition(p) + "fence" }
+// Epoch, Agenda, Fence, Applied and Marking return keys of a partition.
+func (ns Keyspace) Epoch(p int) string   { return ns.Partition(p) + "epoch" }
+func (ns Keyspace) Agenda(p int) string  { return ns.Partition(p) + "agenda" }
+func (ns Keyspace) Fence(p int) string   { return ns.Partition(p) + "fence" }
+func (ns Keyspace) Applied(p int) string { return ns.Partition(p) + "applied" }
+func (ns Keyspace) Marking(p int) string { return ns.Partition(p) + "marking" }
 
 // Format returns a key that exists once for all partitions.
 func (ns Keyspace) Format() string { return ns.Partition(0) + "format" }

@@ -25,6 +25,7 @@ var errReplica = errors.New("this redis is a replica")
 type server struct {
 	run     string // run_id, changes with each start
 	history string // master_replid, changes with each promotion and after an hour without a replica
+	before  string // master_replid2: the history that history continues, zeros when there is none
 	adopted bool   // history continues that of a server it followed, or of before its start
 }
 
@@ -37,6 +38,9 @@ func (s server) is(name string) bool {
 	run, history, _ := strings.Cut(name, " ")
 	return s.run == run && (s.history == history || !s.adopted)
 }
+
+// continues reports whether the server has the given history, or had it before it was promoted.
+func (s server) continues(history string) bool { return history == s.history || history == s.before }
 
 // historyOf returns the history in a server's name.
 func historyOf(name string) string {
@@ -57,7 +61,7 @@ func parseServer(info string) (s server, err error) {
 			fields[name] = value
 		}
 	}
-	s = server{fields["run_id"], fields["master_replid"], fields["master_replid2"] != never}
+	s = server{fields["run_id"], fields["master_replid"], fields["master_replid2"], fields["master_replid2"] != never}
 	switch {
 	case s.run == "" || s.history == "":
 		return s, errors.New("INFO lacks run_id or master_replid")

@@ -1,9 +1,10 @@
 // Package recovery detects that Redis has lost acknowledged writes, stops all workers from deciding on
-// what is left, and rebuilds Redis from the outbound stream and Postgres. All of this concerns
-// partitions: when one is lost, or the shard of a cluster that has some of them, the workers go on
-// deciding in the others.
+// what is left, and recovers Redis from the outbound stream and Postgres: it brings the data of an earlier
+// moment up to date, or rebuilds everything. All of this concerns partitions: when one is lost, or the shard
+// of a cluster that has some of them, the workers go on deciding in the others.
 //
-//	Supervisor  checks Postgres and Redis, and invalidates and rebuilds
+//	Supervisor  checks Postgres and Redis, and invalidates and recovers
+//	Marker      writes to Redis how far the outcome log reached
 //	EpochTerm   the epochs under which a worker decides, and how long it may rely on them
 //	ConnGuard   refuses connections to servers that may lack data
 //	Projection  computes from the published outcomes what Redis must have
@@ -35,17 +36,66 @@
 // both servers answered at each check meanwhile and stayed the same (layout.movedByResharding). A server
 // that does not answer says nothing about its partitions, and delays the check of no other one.
 //
-// # How Redis is rebuilt
-//
 // The worker that detects the loss first removes the epochs of the lost partitions from Redis and then
 // from Postgres. From then on no script and no payment is decided under them, even by workers that have
 // not detected the loss yet. Then one worker, while it holds a lease of these partitions in Postgres,
-// rebuilds them under a new epoch (rebuild.go). It goes on deciding in the others. Different workers may
-// rebuild partitions of different servers at once. All steps concern the lost partitions only:
+// recovers them under a new epoch. It goes on deciding in the others. Different workers may recover
+// partitions of different servers at once. All steps concern the lost partitions only.
 //
-//	mark     Each partition gets "<new epoch> rebuilding" as its epoch. The scripts of the rebuild are
-//	         given this mark. A slow rebuilder that was replaced finds another mark and stops. So does
-//	         one of whose partitions one is lost again.
+// # How Redis is brought up to date
+//
+// After a restart or a failover Redis usually has everything but the last writes. Every 500 ms one worker
+// writes a marker to each partition: the epoch, and the position of the outcome log as it was read before
+// (marker.go). A worker publishes an outcome only after Redis has the change behind it, and the append-only
+// file, snapshots and replication keep the writes in their order. So a server that shows a marker has every
+// change behind the outcomes up to it, and perhaps later ones. The script that writes markers checks the
+// epoch and the replication history in the same step: on a server that has taken over older data no marker is
+// written. In a cluster a partition may be moved key by key, and then its new server may lose some of the
+// keys: so the marker must have been written on that server, or on the one whose history it continues.
+// Recovery is then (resume.go):
+//
+//	mark     Each partition gets "<new epoch> resuming" as its epoch, and keeps its marker. Each must have a
+//	         marker of the lost epoch and of the present outbound stream, which must have everything after it.
+//	read     The worker reads the outcomes after the marker, also those that are published for 5 s more
+//	         (the bound is the same as for a rebuild).
+//	query    It reads from the inbound stream which payments and cancellations have no answer yet, from Redis
+//	         the records and answers of the holds that all these concern, and from Postgres their payments.
+//	unmark   It removes the markers: from now on the data is that of no moment.
+//	write    It replaces the records that differ, with all that follows from them (lua/replay.lua), writes the
+//	         answers, and compares what is stored. Fences count from a new base.
+//	seal     As for a rebuild, after a check whether more was published meanwhile.
+//
+// The Projection that computes a rebuild also computes this: it begins with the stored records of the holds
+// concerned, and applies only the later outcomes. So one set of rules says what outcomes and pending events
+// mean. It works hold by hold, not resource by resource: what is read and written is in proportion to what was
+// lost, also when each resource has many live holds. lua/replay.lua has no rules of its own: it replaces one
+// record by another and moves counts, index and sorted sets accordingly, with the functions of the prelude.
+//
+// Because the data is that of one moment after the marker, a record that has ended there has ended for ever,
+// and a claim there is a claim until the outcome or Postgres says that its payment was rejected. A hold that
+// Redis does not have was created later, and lost: Redis forgets a hold only HOLDFAST_REQUEST_KEY_TTL after it
+// was created, and outcomes that are older than half of that lead to a rebuild. A grant among the outcomes has
+// expired what was due before it, so that is loaded and expired too.
+//
+// Everything is rebuilt when the reason is another one than a restart or a failover, when a partition has no
+// such marker, when an outcome after it is missing, when a script finds corruption, when records and outcomes
+// contradict each other, or when an outcome is stored after all were read. A worker that is killed leaves the
+// markers until the step unmark, so the next one resumes, and none afterwards, so the next one rebuilds.
+// Workers of versions that do not know markers leave them during a rebuild; their partitions have the epoch
+// "<new epoch> rebuilding", and are rebuilt.
+//
+// What Redis had written before the marker is trusted, with these exceptions. Locks of the epoch before may
+// seem held until their leases end; no script decides under them. rev may have had its value before, but only
+// under another epoch, and workers drop what they have read under another epoch. primary names a history that
+// the server does not have any more. The agenda has no time that is too late.
+//
+// # How Redis is rebuilt
+//
+// One worker rebuilds everything of the lost partitions (rebuild.go):
+//
+//	mark     Each partition gets "<new epoch> rebuilding" as its epoch, and loses its marker in the same
+//	         step. The scripts of the rebuild are given this mark. A slow rebuilder that was replaced finds
+//	         another mark and stops. So does one of whose partitions one is lost again.
 //	read     The rebuilder reads the outcomes as far back as one can matter (HOLDFAST_HOLD_LIFETIME_MAX for
 //	         holds, and HOLDFAST_REQUEST_KEY_TTL more for answers), and meanwhile removes the old keys.
 //	         It waits 5 s, until no worker publishes decisions of the epoch before, and reads the rest.
@@ -62,9 +112,10 @@
 // it as complete. The rebuilder needs about twice as much memory as Redis, see the benchmark in
 // cmd/worker.
 //
-// # What differs after a rebuild
+// # What differs after a recovery
 //
-// A hold that is live after a rebuild was live before it, so the live holds never exceed the capacity of
+// The following holds for a rebuild, and for the lost writes of a Redis that was brought up to date. A hold
+// that is live after a rebuild was live before it, so the live holds never exceed the capacity of
 // then: Projection.resolve says how decisions that were not published are resolved. When capacity was
 // cut meanwhile, holds stay, no request is granted on their slots until they have ended, and Postgres
 // decides which payment comes first. What differs:
@@ -89,6 +140,8 @@
 //     hold.
 //   - For outcomes of workers that did not store RebuildMetadata yet, the answer to a key matches any
 //     content, a replayed answer is a replay for every event, and a payment may be started a second time.
+//   - A payment that Postgres has decided, and whose event was removed from the inbound stream before it was
+//     answered, is found by a rebuild only: after a resume its hold may expire in Redis.
 //   - Outcomes that are missing from the outbound stream are forgotten: when it was purged, has a limit
 //     that is too low, or was recreated. The log and `worker rebuild` report from when on it has outcomes.
 //     No event waits for it: the slots of a forgotten hold may be granted again, and its payment ends in

@@ -42,6 +42,14 @@ func (e *Epoch) progress() string {
 	return progress
 }
 
+// invalidated returns what replaces an epoch that is invalidated, "" for nothing.
+func (e *Epoch) invalidated() string {
+	if e.Why == anotherServer {
+		return e.Name + lostSuffix
+	}
+	return ""
+}
+
 // Epochs are the epochs of all partitions.
 type Epochs [record.Partitions]Epoch
 
@@ -79,13 +87,15 @@ func (e *Epochs) groupBy(of record.PartitionSet, property func(*Epoch) string) m
 
 // lineage returns the first part of an epoch's name: the UUID of its database.
 func lineage(name string) string {
-	first, _, _ := strings.Cut(strings.TrimSuffix(name, markSuffix), "/")
+	name, _, _ = strings.Cut(name, " ")
+	first, _, _ := strings.Cut(name, "/")
 	return first
 }
 
 // generation returns the number in an epoch's name, 1 for the first epoch, which has none.
 func generation(name string) int64 {
-	_, number, _ := strings.Cut(strings.TrimSuffix(name, markSuffix), "/")
+	name, _, _ = strings.Cut(name, " ")
+	_, number, _ := strings.Cut(name, "/")
 	n, err := strconv.ParseInt(number, 10, 64)
 	if err != nil {
 		return 1
@@ -93,8 +103,12 @@ func generation(name string) int64 {
 	return n
 }
 
-// markSuffix follows the epoch's name in partitions that are being rebuilt under it.
-const markSuffix = " rebuilding"
+// What follows the epoch's name in partitions that do not have it.
+const (
+	markSuffix   = " rebuilding" // the partition is being rebuilt under the epoch
+	resumeSuffix = " resuming"   // the partition is being brought up to date under the epoch
+	lostSuffix   = " lost"       // another server may lack the last writes under the epoch
+)
 
 // ErrEpochChanged says that rows in Postgres differ from what the caller expects. Nothing was changed.
 var ErrEpochChanged = errors.New("epoch changed concurrently")

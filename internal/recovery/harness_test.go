@@ -246,12 +246,59 @@ func (w *harness) loseAndRebuild(t *testing.T, l *replayLog) recovery.RebuildRes
 	return r
 }
 
+// mark writes markers as a worker does, and fails the test unless it may.
+func (w *harness) mark(t *testing.T) {
+	t.Helper()
+	marker := recovery.NewMarker(w.newSupervisor(&replayLog{harness: w}, "marker", w.term).SupervisorOptions)
+	if own, err := marker.Mark(t.Context()); err != nil || !own {
+		t.Fatalf("mark: %v %v", own, err)
+	}
+}
+
+// copyKeys copies all keys of the harness. The function that it returns makes Redis lose all later writes.
+func (w *harness) copyKeys(t *testing.T) (restore func()) {
+	t.Helper()
+	restoreKeys, err := stacktest.CopyKeys(t.Context(), w.client, w.namespace+":*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := restoreKeys(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// anotherServer is the reason for which workers resume.
+const anotherServer = "another server, or the same after a restart or a failover: it may have older data"
+
+// resume lets another worker recover Redis after it has lost later writes. The harness decides under the new
+// epoch after startNewTerm.
+func (w *harness) resume(t *testing.T, l *replayLog) recovery.RebuildResult {
+	t.Helper()
+	l.harness = w
+	supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
+	supervisor.Drain = 0 // no worker publishes
+	r, err := supervisor.Rebuild(t.Context(), anotherServer, false, func(string) {})
+	if err != nil {
+		t.Fatalf("resume: %v", err)
+	}
+	epochs, err := w.store.Epochs(t.Context())
+	if err != nil {
+		t.Fatalf("epochs: %v", err)
+	}
+	e := common(t, epochs)
+	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
+	return r
+}
+
 // replayLog is a recovery.OutcomeLog of what a harness has published.
 type replayLog struct {
 	*harness
 	payments []holds.Payment // without a decision, stored at At
 	cancels  []pendingCancellation
 	late     []holds.StoredOutcome // published while Redis is being rebuilt
+	missing  bool                  // outcomes after the marker are missing
 }
 
 type pendingCancellation struct {
@@ -270,6 +317,22 @@ func (l *replayLog) Outcomes(
 	return uint64(len(l.outcomes)), nil
 }
 
+func (l *replayLog) Position(context.Context) (holds.LogPosition, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return holds.LogPosition{Created: logCreated, Seq: uint64(len(l.outcomes))}, nil
+}
+
+// logCreated is when the outbound stream of each harness was created.
+var logCreated = time.Unix(1_790_000_000, 123)
+
+func (l *replayLog) MissingAfter(_ context.Context, after holds.LogPosition) (string, error) {
+	if !after.Created.Equal(logCreated) || l.missing {
+		return "the stream has lost outcomes", nil
+	}
+	return "", nil
+}
+
 func (*replayLog) Gaps(context.Context, time.Time) (string, error) { return "", nil }
 
 func (l *replayLog) Unacknowledged(
@@ -282,6 +345,8 @@ func (l *replayLog) Unacknowledged(
 	for _, c := range l.cancels {
 		cancel(c.request, c.storedAt)
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.outcomes, l.late = append(l.outcomes, l.late...), nil
 	return nil
 }

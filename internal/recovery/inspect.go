@@ -65,6 +65,7 @@ func (s *Supervisor) inspect(
 	if err != nil {
 		return found, fmt.Errorf("find the redis servers: %w", err)
 	}
+	s.servers.Store(&servers)
 	s.closeOtherInspectors(servers)
 	all := s.readAll(ctx, servers)
 	found = s.judge(epochs, all, complete)
@@ -165,6 +166,8 @@ func (s *Supervisor) nextLayout(all []inspection) layout {
 // findLoss returns the reason why a partition lacks data of its epoch, "" when it has all of it.
 func (s *Supervisor) findLoss(p int, e *Epoch, stored string, on server, now layout) string {
 	switch {
+	case stored == e.Name+lostSuffix:
+		return anotherServer // another worker has noticed it
 	case stored == "":
 		return "epoch missing: data was removed, or not persisted across a restart"
 	case stored != e.Name:

@@ -15,6 +15,12 @@ const (
 	causeCorruption    = "corruption"
 )
 
+// The kinds of a completed rebuild: the label kind.
+const (
+	kindResumed = "resumed"
+	kindRebuilt = "rebuilt"
+)
+
 // causes maps how the reason of an invalid epoch begins to the cause. Any other reason describes
 // corruption.
 var causes = []struct{ prefix, cause string }{
@@ -45,7 +51,8 @@ type Metrics struct {
 func NewMetrics(set *telemetry.Set) *Metrics {
 	m := &Metrics{
 		rebuilds: set.Counters("holdfast.rebuilds", "{rebuild}",
-			"Rebuilds of Redis that this worker has completed, by the cause of the loss.", "cause"),
+			"Rebuilds of Redis that this worker has completed, by the cause of the loss and by kind: resumed (only what "+
+				"was lost was written again) or rebuilt.", "cause", "kind"),
 		failed: set.Counters("holdfast.rebuild.failures", "{rebuild}",
 			"Attempts to rebuild Redis that have failed or that another worker has taken over.").With(),
 		running: set.Gauges("holdfast.rebuild.running", "",
@@ -57,8 +64,9 @@ func NewMetrics(set *telemetry.Set) *Metrics {
 			"Time that the last rebuild by this worker took, 0 before the first.").With(),
 	}
 	for _, cause := range []string{causeEpochMissing, causeOlderEpoch, causeAnotherServer, causeRequested, causeCorruption} {
-		m.rebuilds.With(cause)
+		m.rebuilds.With(cause, kindRebuilt)
 	}
+	m.rebuilds.With(causeAnotherServer, kindResumed)
 	return m
 }
 
@@ -80,7 +88,11 @@ func (m *Metrics) ended(why string, r RebuildResult, err error) {
 	m.progress.Set(0)
 	switch {
 	case err == nil:
-		m.rebuilds.With(causeOf(why)).Add(1)
+		kind := kindRebuilt
+		if r.Resumed {
+			kind = kindResumed
+		}
+		m.rebuilds.With(causeOf(why), kind).Add(1)
 		m.took.Set(r.Took.Seconds())
 	case began:
 		m.failed.Add(1)

@@ -25,10 +25,12 @@ type Reservation struct {
 // One rebuild uses it. It is safe for concurrent use.
 type Projection struct {
 	policies holds.Policies
+	resumes  bool // see NewResumeProjection
 
-	mu        sync.Mutex
-	applied   uint64 // number of outcomes
-	resources map[string]*projectedResource
+	mu          sync.Mutex
+	applied     uint64 // number of outcomes
+	firstStored int64  // when the first one was stored, ms; 0 when unknown; only with resumes
+	resources   map[string]*projectedResource
 }
 
 type projectedResource struct {
@@ -37,6 +39,7 @@ type projectedResource struct {
 	extensions map[string]projectedExtension // by event id
 	refused    map[string]struct{}           // event ids of rejected cancellations
 	lastGrant  int64                         // time of the last grant, ms
+	rejected   map[string]struct{}           // hold and payment of rejected payments; only with resumes
 }
 
 // projectedHold is what the outcomes say of a hold. Times are in ms, 0 when no outcome has them.
@@ -51,6 +54,9 @@ type projectedHold struct {
 	ended         int64
 	by            string
 	ownTail       bool // tail is from its own hold.created
+	announced     bool // its hold.expired is stored
+
+	stored *storedHold // nil when Redis does not have it, or has nothing
 
 	// The payment that has taken the slots again, the pending payment and the pending cancellation, each
 	// "" when there is none.
@@ -86,6 +92,9 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.applied++
+	if at := t.StoredAt.UnixMilli(); p.resumes && !t.StoredAt.IsZero() && (p.firstStored == 0 || at < p.firstStored) {
+		p.firstStored = at
+	}
 	switch data := t.Data.(type) {
 	case holds.HoldCreated:
 		return p.applyCreated(t, data, info)
@@ -116,10 +125,13 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 	case holds.HoldExpired:
 		h := p.hold(info)
 		h.deadline = max(h.deadline, data.ExpiresAt.UnixMilli())
+		h.announced = true
 		p.endHold(h, holds.Expired, data.RestoredAt, unknown)
 	case holds.HoldConfirmed:
 		p.hold(info)
 		p.applyReservation(Reservation{data.HoldID, data.PaymentID, data.ConfirmedAt, data.Late})
+	case holds.ConfirmRejected:
+		p.rejectPayment(data.HoldID, data.PaymentID)
 	case holds.BookingCancelled:
 		at := t.At
 		if at.IsZero() {
@@ -367,6 +379,8 @@ func (p *Projection) resolve(r *projectedResource, id string, h *projectedHold) 
 	switch {
 	case h.state != holds.Held:
 		return resolution{state: h.state, ended: h.ended, by: h.by}
+	case r.isClaimed(id, h):
+		return resolution{state: holds.Confirming, ended: h.stored.claimedAt, by: h.stored.claimedBy}
 	case h.cancelledBy != "" && h.cancelledAt < deadline:
 		return resolution{state: holds.Released, ended: max(h.cancelledAt, created), by: h.cancelledBy}
 	case h.paidBy != "" && h.paidAt < deadline && r.lastGrant < deadline:

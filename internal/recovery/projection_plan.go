@@ -21,6 +21,8 @@ type plan struct {
 	strings, expiring          []string
 	live                       *liveTotals
 
+	changes []string // as lua/replay.lua takes them: only of a Projection that resumes
+
 	earliest int64 // time (ms) of the resource in the agenda, 0 when it needs none
 	answers  int
 }

@@ -27,6 +27,7 @@ type RebuildResult struct {
 	Ended     int           `json:"ended_holds"`       // those that are still remembered
 	Answers   int           `json:"answers"`           // to requests and extensions
 	Gaps      string        `json:"missing,omitempty"` // outcomes that are missing, "" when none is
+	Resumed   bool          `json:"resumed,omitempty"` // what Redis had was brought up to date: the counts are of what has changed
 	Took      time.Duration `json:"-"`
 }
 
@@ -41,9 +42,13 @@ func (r RebuildResult) log(log zerolog.Logger, why string) {
 	if r.Gaps != "" {
 		log.Error().Str("missing", r.Gaps).Str("impact", GapsImpact).Msg("outbound stream is incomplete")
 	}
+	message := "redis rebuilt, processing resumed"
+	if r.Resumed {
+		message = "redis brought up to date, processing resumed"
+	}
 	log.Info().Str("why", why).Uint64("outcomes_read", r.Outcomes).Int("resources", r.Resources).
 		Int("live_holds", r.Live).Int("ended_holds", r.Ended).Int("answers", r.Answers).
-		Dur("took_ms", r.Took).Msg("redis rebuilt, processing resumed")
+		Dur("took_ms", r.Took).Msg(message)
 }
 
 // GapsImpact says what follows from missing outcomes.
@@ -58,6 +63,7 @@ func (r *RebuildResult) add(other RebuildResult) {
 	r.Ended += other.Ended
 	r.Answers += other.Answers
 	r.Took += other.Took
+	r.Resumed = r.Resumed || other.Resumed
 	if r.Gaps == "" {
 		r.Gaps = other.Gaps
 	}
@@ -74,6 +80,7 @@ type rebuild struct {
 	server      server
 	epoch       string
 	projection  *Projection
+	resuming    bool // the data of an earlier moment is brought up to date, see resume.go
 	progress    atomic.Pointer[string]
 	progressMu  sync.Mutex
 	report      func(progress string)
@@ -269,12 +276,16 @@ func (a *rebuild) readWhile(ctx context.Context, do func(context.Context) error)
 	return last, err
 }
 
-// run rebuilds the partitions. All that it does is done in a.partitions only, on one server. A way to
-// bring back partitions without reading all outcomes comes between connect and fill: it seals those
-// that it has brought back, and removes them from a.partitions.
+// run brings the partitions up to date, or rebuilds them. All that it does is done in a.partitions only,
+// on one server.
 func (a *rebuild) run(ctx context.Context) (r RebuildResult, err error) {
 	if err := a.connect(ctx); err != nil {
 		return r, err
+	}
+	if !a.force {
+		if r, resumed, err := a.tryResume(ctx); resumed || err != nil {
+			return r, err
+		}
 	}
 	return a.fill(ctx)
 }
@@ -282,9 +293,10 @@ func (a *rebuild) run(ctx context.Context) (r RebuildResult, err error) {
 // fill rebuilds the partitions from nothing: it reads everything, writes and verifies it, and reads once
 // more.
 func (a *rebuild) fill(ctx context.Context) (r RebuildResult, err error) {
-	if err := a.markPartitions(ctx); err != nil {
+	if _, err := a.markPartitions(ctx, false); err != nil {
 		return r, err
 	}
+	failpoint.Hit("rebuild.marked")
 	gaps, err := a.OutcomeLog.Gaps(ctx, a.since())
 	if err != nil {
 		return r, err
@@ -302,15 +314,14 @@ func (a *rebuild) fill(ctx context.Context) (r RebuildResult, err error) {
 			return r, err
 		}
 		// A worker that was stopped for long may have published meanwhile: start again with its outcomes.
-		end, err := a.readOutcomes(ctx, last)
-		if err != nil {
+		more := false
+		if last, more, err = a.readMore(ctx, last); err != nil {
 			return r, err
 		}
-		if end == last {
+		if !more {
 			r.Outcomes, r.Gaps = a.projection.applied, gaps
 			return r, a.seal(ctx)
 		}
-		last = end
 		if err := a.wipe(ctx); err != nil {
 			return r, err
 		}
@@ -339,35 +350,39 @@ func (a *rebuild) connect(ctx context.Context) error {
 }
 
 // epochMark is the epoch of a partition that is being rebuilt.
-func (a *rebuild) epochMark() string { return a.epoch + markSuffix }
+func (a *rebuild) epochMark() string {
+	if a.resuming {
+		return a.epoch + resumeSuffix
+	}
+	return a.epoch + markSuffix
+}
 
-// markPartitions makes all other scripts refuse, also those of an earlier rebuilder.
-func (a *rebuild) markPartitions(ctx context.Context) error {
+// markPartitions makes all other scripts refuse, also those of an earlier rebuilder. Unless keep is true
+// it removes the markers, because the data is about to change. It returns what the partitions had before,
+// in ascending order.
+func (a *rebuild) markPartitions(ctx context.Context, keep bool) (found []markedPartition, err error) {
 	partitions := a.partitions.Sorted()
 	calls := make([]*lua.Call, len(partitions))
-	forced := 0
-	if a.force {
-		forced = 1
-	}
+	flag := map[bool]int{true: 1}
 	for i, p := range partitions {
 		calls[i] = &lua.Call{
-			Script: scriptMark, Keys: []string{a.keys.Epoch(p)},
-			Args: []any{a.epochMark(), lineage(a.epoch), generation(a.epoch), forced},
+			Script: scriptMark, Keys: []string{a.keys.Epoch(p), a.keys.Applied(p)},
+			Args: []any{a.epochMark(), lineage(a.epoch), generation(a.epoch), flag[a.force], flag[keep]},
 		}
 	}
 	lua.Run(ctx, a.client, calls)
 	for _, c := range calls {
 		switch {
 		case c.Err == nil && c.Status == "newer":
-			return ErrEpochChanged
+			return nil, ErrEpochChanged
 		case c.Err == nil && c.Status == "foreign":
-			return errUntouched
-		case c.Expect(0) != nil:
-			return c.Err
+			return nil, errUntouched
+		case c.Expect(2) != nil:
+			return nil, c.Err
 		}
+		found = append(found, markedPartition{c.Reply[0], c.Reply[1]})
 	}
-	failpoint.Hit("rebuild.marked")
-	return nil
+	return found, nil
 }
 
 // How many keys one SCAN examines, one script removes, and one command reads.
@@ -443,35 +458,64 @@ func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, 
 	})
 }
 
+// readMore is like readOutcomes. more reports whether an outcome of the partitions was among them: others
+// are stored all the time.
+func (a *rebuild) readMore(ctx context.Context, after uint64) (last uint64, more bool, err error) {
+	before := a.projection.applied
+	last, err = a.readOutcomes(ctx, after)
+	return last, a.projection.applied != before, err
+}
+
 // since is the time of the oldest outcome that can still matter.
 func (a *rebuild) since() time.Time {
 	return time.Now().Add(-a.projection.policies.ReplayWindow(time.Now()))
+}
+
+// pendingEvents are the payments and the cancellations of bookings that wait for an answer.
+type pendingEvents struct {
+	payments      []holds.Payment // At is when each was stored
+	cancellations []pendingCancellation
+}
+
+type pendingCancellation struct {
+	request  holds.ReleaseRequest
+	storedAt holds.Time
 }
 
 // addPending adds what was decided in Postgres and perhaps not published, and what waits for an
 // answer.
 func (a *rebuild) addPending(ctx context.Context) error {
 	a.reportProgress("reading reservations and pending payments")
+	pending, err := a.readPending(ctx)
+	if err != nil {
+		return err
+	}
+	return a.applyPending(ctx, pending)
+}
+
+func (a *rebuild) readPending(ctx context.Context) (pending pendingEvents, err error) {
+	err = a.OutcomeLog.Unacknowledged(ctx, func(r holds.ConfirmRequest, storedAt holds.Time) {
+		if a.has(r.Hold.Resource) {
+			pending.payments = append(pending.payments, holds.Payment{ConfirmRequest: r, At: storedAt})
+		}
+	}, func(r holds.ReleaseRequest, storedAt holds.Time) {
+		if a.has(r.Resource) {
+			pending.cancellations = append(pending.cancellations, pendingCancellation{r, storedAt})
+		}
+	})
+	return pending, err
+}
+
+// applyPending adds pending events to the projection, and the reservations of its holds.
+func (a *rebuild) applyPending(ctx context.Context, pending pendingEvents) error {
 	if err := a.EpochStore.Reservations(ctx, a.projection.OpenHolds(), a.projection.ApplyReservation); err != nil {
 		return err
 	}
 	a.projection.ResetPending()
-	var waiting []holds.Payment
-	err := a.OutcomeLog.Unacknowledged(ctx, func(r holds.ConfirmRequest, storedAt holds.Time) {
-		if a.has(r.Hold.Resource) {
-			waiting = append(waiting, holds.Payment{ConfirmRequest: r, At: storedAt})
-		}
-	}, func(r holds.ReleaseRequest, storedAt holds.Time) {
-		if a.has(r.Resource) {
-			a.projection.AddPendingCancellation(r, storedAt)
-		}
-	})
-	if err != nil {
-		return err
+	for _, c := range pending.cancellations {
+		a.projection.AddPendingCancellation(c.request, c.storedAt)
 	}
-	for len(waiting) > 0 {
-		some := waiting[:min(len(waiting), decisionsMax)]
-		waiting = waiting[len(some):]
+	for some := range slices.Chunk(pending.payments, decisionsMax) {
 		decisions, err := a.Inventory.FindDecisions(ctx, some)
 		if err != nil {
 			return err
@@ -482,6 +526,8 @@ func (a *rebuild) addPending(ctx context.Context) error {
 				a.projection.AddPendingPayment(payment.ConfirmRequest, payment.At)
 			case decision.Confirmed: // OpenHolds lacks the expired hold of a late payment, so Reservations may lack it too
 				a.projection.ApplyReservation(Reservation{payment.Hold, payment.PaymentID, decision.DecidedAt, decision.Late})
+			default:
+				a.projection.RejectPayment(payment.Hold, payment.PaymentID)
 			}
 		}
 	}

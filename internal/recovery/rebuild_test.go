@@ -148,51 +148,82 @@ func TestRebuild_DecisionNotPublished_ResolvesHold(t *testing.T) {
 			[]deed{release, forgetCreated}, holds.Released, 0, rejectedReleased, "hold.created replayed",
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newHarness(t)
-			w.setInventory(t, "room", holds.SlotSelection{}, 1)
-			request := holds.PlaceRequest{EventID: "requested", Resource: "room", User: "ana", RequestKey: key}
-			first := w.place(t, request)[0]
-			hold := created(t, first)
-			replay := &replayLog{harness: w}
-			for _, do := range c.deeds {
-				do(t, w, replay, hold.HoldID)
-			}
-			w.takeAnnounced()
-			w.loseAndRebuild(t, replay)
-			w.startNewTerm(t)
-			view, _, err := w.service.GetHold(t.Context(), hold.HoldID)
-			if err != nil || view.State != c.state {
-				t.Errorf("hold is %q %v, want %q", view.State, err, c.state)
-			}
-			if held := w.held(t, "room"); held != c.held {
-				t.Errorf("%d held, want %d", held, c.held)
-			}
-			w.sweep(t)
-			announced := slices.DeleteFunc(w.takeAnnounced(), func(o holds.Outcome) bool { return o.Hold != hold.HoldID })
-			expired := c.state == holds.Expired && !wasPublished(w, hold.HoldID, holds.EventHoldExpired)
-			if len(announced) > 1 || expired && len(announced) == 0 {
-				t.Errorf("announced: %+v", announced)
-			}
-			again := w.place(t, request)[0]
-			got := brief(again)
-			switch data, ok := again.Data.(holds.HoldCreated); {
-			case ok && data.HoldID != hold.HoldID:
-				got += " new"
-			case ok && data.Replayed:
-				got += " replayed"
-			case ok && exactText(t, again) != exactText(t, first):
-				got += " changed"
-			}
-			if got != c.redelivered {
-				t.Errorf("redelivered: %s, want %s", got, c.redelivered)
-			}
-			if got := brief(w.pay(t, hold.HoldID, payment)); got != c.paid {
-				t.Errorf("payment: %s, want %s", got, c.paid)
-			}
-		})
+		for _, when := range []string{lostAll, lostSinceRequest, lostSinceHold} {
+			t.Run(name+", "+when, func(t *testing.T) {
+				t.Parallel()
+				if when == lostSinceHold && (strings.HasPrefix(name, "creation not published") ||
+					strings.HasSuffix(name, "its event removed")) {
+					return // Redis has the hold, and nothing names it
+				}
+				w := newHarness(t)
+				w.setInventory(t, "room", holds.SlotSelection{}, 1)
+				request := holds.PlaceRequest{EventID: "requested", Resource: "room", User: "ana", RequestKey: key}
+				lose := w.markAndCopy(t)
+				first := w.place(t, request)[0]
+				hold := created(t, first)
+				if when == lostSinceHold {
+					lose = w.markAndCopy(t)
+				}
+				replay := &replayLog{harness: w}
+				for _, do := range c.deeds {
+					do(t, w, replay, hold.HoldID)
+				}
+				w.takeAnnounced()
+				if when == lostAll {
+					w.loseAndRebuild(t, replay)
+				} else {
+					lose()
+					if r := w.resume(t, replay); !r.Resumed {
+						t.Errorf("redis was rebuilt: %+v", r)
+					}
+				}
+				w.startNewTerm(t)
+				view, _, err := w.service.GetHold(t.Context(), hold.HoldID)
+				if err != nil || view.State != c.state {
+					t.Errorf("hold is %q %v, want %q", view.State, err, c.state)
+				}
+				if held := w.held(t, "room"); held != c.held {
+					t.Errorf("%d held, want %d", held, c.held)
+				}
+				w.sweep(t)
+				announced := slices.DeleteFunc(w.takeAnnounced(), func(o holds.Outcome) bool { return o.Hold != hold.HoldID })
+				expired := c.state == holds.Expired && !wasPublished(w, hold.HoldID, holds.EventHoldExpired)
+				if len(announced) > 1 || expired && len(announced) == 0 {
+					t.Errorf("announced: %+v", announced)
+				}
+				again := w.place(t, request)[0]
+				got := brief(again)
+				switch data, ok := again.Data.(holds.HoldCreated); {
+				case ok && data.HoldID != hold.HoldID:
+					got += " new"
+				case ok && data.Replayed:
+					got += " replayed"
+				case ok && exactText(t, again) != exactText(t, first):
+					got += " changed"
+				}
+				if got != c.redelivered {
+					t.Errorf("redelivered: %s, want %s", got, c.redelivered)
+				}
+				if got := brief(w.pay(t, hold.HoldID, payment)); got != c.paid {
+					t.Errorf("payment: %s, want %s", got, c.paid)
+				}
+			})
+		}
 	}
+}
+
+// What Redis loses.
+const (
+	lostAll          = "everything lost"
+	lostSinceRequest = "lost since the request"
+	lostSinceHold    = "lost since the hold"
+)
+
+// markAndCopy writes markers, and returns a function that makes Redis lose all later writes.
+func (w *harness) markAndCopy(t *testing.T) (lose func()) {
+	t.Helper()
+	w.mark(t)
+	return w.copyKeys(t)
 }
 
 // TestRebuild_LatePaymentNotPublished_RestoresBothRecords pays an expired hold late and does not publish it.

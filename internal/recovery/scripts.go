@@ -14,13 +14,15 @@ var luaFiles embed.FS
 // allowOOM is the flag of scripts that must run when Redis is out of memory.
 const allowOOM = "allow-oom"
 
-// The scripts. Each file's header lists its ARGV and what it returns. All but mark begin with the prelude of
+// The scripts. Each file's header lists its ARGV and what it returns. All but mark and marker begin with the prelude of
 // package holds.
 var (
 	scriptRebuild = holds.NewScript("rebuild", "", source("rebuild"))
 	scriptWipe    = holds.NewScript("wipe", allowOOM, source("wipe"))
 	scriptSwap    = holds.NewScript("swap", allowOOM, source("swap"))
 	scriptMark    = lua.New("mark", allowOOM, source("mark"))
+	scriptMarker  = lua.New("marker", "", source("marker"))
+	scriptReplay  = holds.NewScript("replay", "", source("replay"))
 )
 
 // source returns a file under lua/.
@@ -35,7 +37,7 @@ func source(name string) string {
 // ScriptCommands returns the Redis commands that the scripts run, see holds.ScriptCommands.
 func ScriptCommands() []string {
 	var all strings.Builder
-	for _, name := range []string{"rebuild", "wipe", "swap", "mark"} {
+	for _, name := range []string{"rebuild", "wipe", "swap", "mark", "marker", "replay"} {
 		all.WriteString(source(name))
 	}
 	return lua.Commands(all.String())

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -42,6 +43,11 @@ type OutcomeLog interface {
 		ctx context.Context, since time.Time, after uint64,
 		each func(holds.StoredOutcome) error, progress func(done, all uint64),
 	) (last uint64, err error)
+	// Position returns the position of the last outcome that is stored.
+	Position(ctx context.Context) (holds.LogPosition, error)
+	// MissingAfter describes for operators why outcomes that were stored after a position may be missing, "" when
+	// all of them are stored.
+	MissingAfter(ctx context.Context, after holds.LogPosition) (what string, err error)
 	// Gaps describes for operators which of the outcomes stored since a time are missing, "" when none is.
 	Gaps(ctx context.Context, since time.Time) (what string, err error)
 	// Unacknowledged calls payment and cancel for the payments and the cancellations of bookings that are
@@ -105,6 +111,7 @@ type Supervisor struct {
 
 	keys          record.Keyspace
 	inspectors    map[string]*redis.Client // by address, those of the last check
+	servers       atomic.Pointer[[]Server] // of the last check
 	seen          layout                   // what the checks until now have found
 	verifiedAt    map[string]time.Time     // when a server with a name last had all data
 	lost          [record.Partitions]loss  // the last invalid epoch that was read from Postgres
@@ -151,6 +158,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	defer s.closeInspectors()
 	ctx, stop := context.WithCancel(ctx)
 	defer s.awaitRebuild()
+	defer s.startMarker(ctx)()
 	defer stop()
 	for ctx.Err() == nil {
 		epochs, err := s.Check(ctx)
@@ -167,6 +175,21 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		s.pause(ctx)
 	}
 	return nil
+}
+
+// startMarker starts to write markers, on the servers that the checks find. The function that it returns
+// waits for the end of that.
+func (s *Supervisor) startMarker(ctx context.Context) (wait func()) {
+	options := s.SupervisorOptions
+	options.Servers = func(context.Context) ([]Server, error) {
+		if servers := s.servers.Load(); servers != nil {
+			return *servers, nil
+		}
+		return nil, nil
+	}
+	ended := make(chan struct{})
+	go func() { defer close(ended); NewMarker(options).Run(ctx) }()
+	return func() { <-ended }
 }
 
 // pause waits until the next check: at once after a rebuild.
@@ -414,9 +437,10 @@ func (s *Supervisor) invalidate(
 	}
 	failpoint.Hit("rebuild.noticed")
 	for _, server := range servers {
-		its := epochs.groupBy(server.Partitions&lost, func(e *Epoch) string { return e.Name })
-		for epoch, partitions := range its {
-			if _, err := replaceEpoch(ctx, s.keys, s.inspector(server), partitions, epoch, ""); err != nil {
+		its := epochs.groupBy(server.Partitions&lost, func(e *Epoch) string { return e.Name + e.invalidated() })
+		for _, partitions := range its {
+			e := &epochs[partitions.Sorted()[0]]
+			if _, err := replaceEpoch(ctx, s.keys, s.inspector(server), partitions, e.Name, e.invalidated()); err != nil {
 				s.Log.Warn().Err(err).Msg("epoch not invalidated in redis")
 			}
 		}

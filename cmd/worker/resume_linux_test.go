@@ -1,0 +1,89 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/record"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+)
+
+// resumeSteps are all steps of a worker that detects that Redis has lost its last writes, and brings it up to
+// date. From resume.unmarked on the next attempt rebuilds.
+var resumeSteps = []string{
+	"rebuild.noticed", "rebuild.told", "rebuild.condemned", "rebuild.begun", "resume.marked", "resume.read",
+	"resume.unmarked", "resume.writing", "resume.replayed", "rebuild.sealed", "rebuild.finished",
+}
+
+// newRestartedHarness returns a system whose Redis was restarted with an append-only file that lacks the last
+// writes. It had two holds, of which Redis has lost the second, with a payment to answer, and a stock with
+// three reservations. No worker runs.
+func newRestartedHarness(t *testing.T) (s *harness, held, paid, payment string) {
+	t.Helper()
+	l := &lossTarget{Options: stack.Options{Dir: stacktest.DataDir(t)}}
+	l.first = l.start(t, l.Options)
+	l.redis = l.client(t, l.first.RedisURL)
+	proxy, url := newFailoverProxy(t, l.first.RedisURL)
+	s = newHarnessOn(t, urls{stacktest.Shared().NATSURL, url, stacktest.Shared().PostgresURL})
+	setUp := s.startWorker()
+	s.setInventory("hall", holds.SlotSelection{}, 3)
+	held = s.answer(s.publish(events.BookingRequested, "hall",
+		bookingData("hall", "ana", "k1", holds.SlotSelection{}, hour))).Subject
+	s.awaitMarker(t, l.redis)
+	older := stacktest.DataDir(t)
+	if err := os.CopyFS(filepath.Join(older, "redis"), os.DirFS(filepath.Join(l.Dir, "redis"))); err != nil {
+		t.Fatal(err)
+	}
+	booked := s.answer(s.publish(events.BookingRequested, "hall",
+		bookingData("hall", "ben", "k2", holds.SlotSelection{}, soon)))
+	paid = booked.Subject
+	setUp.stop(t)
+	// The payment is in time, but no worker reads it until the deadline has passed.
+	payment = s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: paid, PaymentID: "p"})
+	s.awaitDeadline(t, booked)
+	l.second = l.start(t, stack.Options{Dir: older})
+	proxy.switchTo(t, l.second.RedisURL)
+	_ = l.first.Close() // it can fail because it was in use
+	return s, held, paid, payment
+}
+
+// awaitMarker waits until Redis has a marker of all outcomes that are stored now.
+func (s *harness) awaitMarker(t *testing.T, client *redis.Client) {
+	t.Helper()
+	stream, err := s.js.Stream(t.Context(), s.subjects.OutStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := fmt.Sprintf("%d.%d", stream.CachedInfo().Created.UnixNano(), stream.CachedInfo().State.LastSeq)
+	stacktest.Eventually(t, "a marker", func() bool {
+		found, err := client.Get(t.Context(), record.Keyspace(s.namespace).Applied(0)).Result()
+		return err == nil && strings.HasSuffix(found, " "+want)
+	})
+}
+
+// TestResume_KilledAtEachStep_NextFinishes kills a worker that brings Redis up to date with SIGKILL at each of
+// its steps. The next worker resumes, or rebuilds Redis.
+func TestResume_KilledAtEachStep_NextFinishes(t *testing.T) {
+	t.Parallel()
+	var all sync.WaitGroup
+	defer all.Wait()
+	for _, step := range stacktest.Sample(resumeSteps) {
+		all.Go(func() {
+			t.Run(step, func(t *testing.T) {
+				s, held, paid, payment := newRestartedHarness(t)
+				s.launch("HOLDFAST_FAILPOINT=" + step).killed(t)
+				s.startWorker()
+				s.checkRecovered(t, held, paid, payment)
+			})
+		})
+	}
+}

@@ -1,0 +1,211 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/lua"
+	"holdfast/internal/record"
+)
+
+// The intervals and timeouts of a Marker.
+const (
+	markInterval = 500 * time.Millisecond
+	markTimeout  = 2 * time.Second
+	// markLease is how long the other workers leave the markers to the worker that has written them last.
+	markLease = 3 * markInterval
+)
+
+// formatPosition writes what parsePosition reads: <creation in Unix ns>.<sequence>.
+func formatPosition(p holds.LogPosition) string {
+	return strconv.FormatInt(p.Created.UnixNano(), 10) + "." + strconv.FormatUint(p.Seq, 10)
+}
+
+func parsePosition(text string) (p holds.LogPosition, ok bool) {
+	created, seq, _ := strings.Cut(text, ".")
+	ns, err := strconv.ParseInt(created, 10, 64)
+	if err != nil {
+		return p, false
+	}
+	p.Created = time.Unix(0, ns)
+	p.Seq, err = strconv.ParseUint(seq, 10, 64)
+	return p, err == nil
+}
+
+// marker is the value of the key applied of a partition: the partition has every change behind the
+// outcomes up to a position. It was written under an epoch, on the server with a replication history.
+type marker struct {
+	epoch, history string
+	holds.LogPosition
+}
+
+func parseMarker(text string) (m marker, ok bool) {
+	words := strings.Split(text, " ")
+	if len(words) != 3 {
+		return m, false
+	}
+	m.epoch, m.history = words[0], words[1]
+	m.LogPosition, ok = parsePosition(words[2])
+	return m, ok
+}
+
+// Marker writes to every partition, every 500 ms, how far the outcome log reached before. A worker
+// publishes an outcome only after Redis has the change behind it, and Redis persists and replicates its
+// writes in their order. So a server that shows a marker has every change behind the outcomes up to it,
+// however many later writes it has lost.
+//
+// One worker of the deployment writes the markers of a server, and reads the state of the stream for that:
+// the others see its name in Redis and wait until it is gone. It writes nothing while the stream does not
+// grow: then the stored markers are as good as new ones.
+//
+// The script checks the epoch and the replication history, as scripts that decide do: so the server is
+// the one on which the decisions behind these outcomes were made.
+type Marker struct {
+	SupervisorOptions
+
+	clients     map[string]*redis.Client // by address of the server
+	lastFailure string
+}
+
+// NewMarker returns a Marker with the options of a worker's Supervisor.
+func NewMarker(o SupervisorOptions) *Marker {
+	return &Marker{SupervisorOptions: o, clients: make(map[string]*redis.Client)}
+}
+
+// Run writes markers until ctx ends.
+func (m *Marker) Run(ctx context.Context) {
+	defer m.close()
+	ticker := time.NewTicker(markInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		_, err := m.Mark(ctx)
+		if ctx.Err() == nil {
+			m.logFailure(err)
+		}
+	}
+}
+
+// logFailure logs a failure once, and again when it changes.
+func (m *Marker) logFailure(err error) {
+	switch {
+	case err == nil:
+		m.lastFailure = ""
+	case err.Error() != m.lastFailure:
+		m.lastFailure = err.Error()
+		m.Log.Warn().Err(err).Msg("marker not written to redis, a recovery reads more outcomes")
+	}
+}
+
+// Mark writes the markers once, unless other workers do. It reports whether this worker does for some
+// server. It leaves out the partitions in which nothing is decided.
+func (m *Marker) Mark(ctx context.Context) (own bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, markTimeout)
+	defer cancel()
+	current := m.Term.Current()
+	servers, err := m.Servers(ctx)
+	if err != nil {
+		return false, fmt.Errorf("find the redis servers: %w", err)
+	}
+	var failed []error
+	var mine []Server
+	for _, server := range servers {
+		if server.Partitions&current.Ready == 0 {
+			continue
+		}
+		marks, err := m.marks(ctx, server)
+		if marks {
+			mine = append(mine, server)
+		}
+		failed = append(failed, err)
+	}
+	if len(mine) == 0 {
+		return false, errors.Join(failed...)
+	}
+	position, err := m.OutcomeLog.Position(ctx)
+	if err != nil {
+		return true, errors.Join(append(failed, err)...)
+	}
+	for _, server := range mine {
+		if err := m.write(ctx, server, current, position); err != nil {
+			failed = append(failed, err)
+			m.close() // a connection may lead to a server that was replaced
+		}
+	}
+	return true, errors.Join(failed...)
+}
+
+// marks reports whether this worker writes the markers of a server.
+func (m *Marker) marks(ctx context.Context, server Server) (bool, error) {
+	other, err := m.client(server).Get(ctx, m.keys().Marking(server.Partitions.Sorted()[0])).Result()
+	if err != nil && !errors.Is(err, redis.Nil) {
+		m.close()
+		return false, fmt.Errorf("read who writes markers: %w", err)
+	}
+	return err != nil || other == m.Name, nil
+}
+
+// write writes a position to the partitions of a server in which the worker decides. Every change behind
+// the outcomes up to it was made before the call.
+func (m *Marker) write(
+	ctx context.Context, server Server, current *holds.CurrentEpochs, position holds.LogPosition,
+) error {
+	var calls []*lua.Call
+	histories := make(map[string]*lua.Call)
+	for p := range (server.Partitions & current.Ready).Each() {
+		epoch := current.Partition(p)
+		if epoch.History == "" {
+			continue
+		}
+		c := histories[epoch.History]
+		if c == nil || server.Addr != "" { // in a cluster the keys of a run are in one hash slot
+			first := p
+			if server.Addr == "" {
+				first = server.Partitions.Sorted()[0]
+			}
+			c = &lua.Call{
+				Script: scriptMarker, Keys: []string{m.keys().Marking(first)},
+				Args: []any{m.Name, markLease.Milliseconds(), epoch.History, formatPosition(position)},
+			}
+			calls, histories[epoch.History] = append(calls, c), c
+		}
+		c.Keys, c.Args = append(c.Keys, m.keys().Epoch(p), m.keys().Applied(p)), append(c.Args, epoch.Name)
+	}
+	lua.Run(ctx, m.client(server), calls)
+	for _, c := range calls {
+		if holds.SetReplyError(c); c.Expect(0) != nil {
+			return fmt.Errorf("write markers: %w", c.Err)
+		}
+	}
+	return nil
+}
+
+func (m *Marker) keys() record.Keyspace { return record.Keyspace(m.Namespace) }
+
+// client returns the client of a server. It has one connection.
+func (m *Marker) client(server Server) *redis.Client {
+	if m.clients[server.Addr] == nil {
+		options := server.Options()
+		options.PoolSize = 1
+		m.clients[server.Addr] = redis.NewClient(options)
+	}
+	return m.clients[server.Addr]
+}
+
+func (m *Marker) close() {
+	for _, client := range m.clients {
+		_ = client.Close() // no command is in progress
+	}
+	clear(m.clients)
+}

@@ -1,0 +1,239 @@
+package recovery
+
+import (
+	"fmt"
+	"strings"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/record"
+)
+
+// NewResumeProjection returns an empty Projection that begins with what Redis has, and to which only the
+// later outcomes are applied.
+func NewResumeProjection(policies holds.Policies) *Projection {
+	p := NewProjection(policies)
+	p.resumes = true
+	return p
+}
+
+// storedHold is what Redis has of a hold before outcomes are applied to it.
+type storedHold struct {
+	line, late string // the records <id> and late:<id>, "" when missing
+	claimedBy  string // the payment that has claimed the hold, "" when none has
+	claimedAt  int64  // ms
+}
+
+// refs are names of one kind, by resource: ids of holds or request keys.
+type refs map[string]map[string]struct{}
+
+func (r refs) add(resource, name string) {
+	if r[resource] == nil {
+		r[resource] = make(map[string]struct{})
+	}
+	r[resource][name] = struct{}{}
+}
+
+// references returns the holds and the request keys that the applied outcomes concern.
+func (p *Projection) references() (ids, requestKeys refs) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ids, requestKeys = make(refs), make(refs)
+	for resource, r := range p.resources {
+		for id := range r.holds {
+			ids.add(resource, id)
+		}
+		for rejected := range r.rejected {
+			id, _, _ := strings.Cut(rejected, " ")
+			ids.add(resource, id)
+		}
+		for key := range r.answers {
+			requestKeys.add(resource, key)
+		}
+	}
+	return ids, requestKeys
+}
+
+// grantedUntil returns the time of the last grant that was applied to each resource, in ms.
+func (p *Projection) grantedUntil() map[string]int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last := make(map[string]int64)
+	for resource, r := range p.resources {
+		if r.lastGrant > 0 {
+			last[resource] = r.lastGrant
+		}
+	}
+	return last
+}
+
+// addStoredAnswer adds the answer that Redis has to a request key. It returns the UUID of the hold that was
+// created, "" when none was.
+func (p *Projection) addStoredAnswer(resource, key, line string) (hold string, err error) {
+	a := projectedAnswer{}
+	if a.Answer, err = record.ParseAnswer(line); err != nil {
+		return "", fmt.Errorf("answer of resource %s: %w", resource, holds.ErrCorrupt)
+	}
+	if a.Word == "created" {
+		detail, err := record.ParseCreated(a.Detail)
+		if err != nil {
+			return "", fmt.Errorf("answer of resource %s: %w", resource, holds.ErrCorrupt)
+		}
+		a.hold = detail.UUID
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.addAnswer(resource, key, &a)
+	return a.hold, nil
+}
+
+// addStored adds the records that Redis has of a hold, each "" when it is missing. It returns the request
+// key of the hold, "" when Redis does not know the hold.
+//
+// Redis has the data of a moment after the marker. So a hold that has ended there has ended for ever, and
+// the outcomes do not contradict it.
+func (p *Projection) addStored(resource, id, line, late string) (requestKey string, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	h := p.resource(resource).holds[id]
+	if line == "" {
+		if late != "" {
+			return "", fmt.Errorf("hold %s.%s is forgotten, and its late payment is not: %w", resource, id, errNotResumable)
+		}
+		return "", nil
+	}
+	stored, err := record.Parse(line)
+	if err != nil {
+		return "", fmt.Errorf("record %s of resource %s: %w", id, resource, holds.ErrCorrupt)
+	}
+	tail, err := record.ParseTail(stored.Tail)
+	if err != nil {
+		return "", fmt.Errorf("record %s of resource %s: %w", id, resource, holds.ErrCorrupt)
+	}
+	if h == nil {
+		h = &projectedHold{state: holds.Held}
+		p.resource(resource).holds[id] = h
+	}
+	h.stored = &storedHold{line: line, late: late}
+	h.tail, h.ownTail, h.quantity, h.created = stored.Tail, true, stored.Quantity, stored.Created
+	h.deadline = max(h.deadline, stored.Deadline)
+	if h.firstDeadline == 0 {
+		h.firstDeadline = stored.Deadline
+	}
+	switch state := holds.State(stored.State); {
+	case state == holds.Held:
+	case state == holds.Confirming:
+		h.stored.claimedBy, h.stored.claimedAt = stored.By, stored.Ended
+	case h.state != holds.Held && h.state != state:
+		return "", fmt.Errorf("hold %s.%s is %s, and its outcome says %s: %w", resource, id, state, h.state, errNotResumable)
+	default:
+		h.state, h.deadline, h.ended, h.by = state, stored.Deadline, stored.Ended, stored.By
+	}
+	return tail.RequestKey, nil
+}
+
+// RejectPayment adds that a payment was rejected: it has no claim on the hold any more.
+func (p *Projection) RejectPayment(hold holds.HoldID, payment string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rejectPayment(hold, payment)
+}
+
+func (p *Projection) rejectPayment(hold holds.HoldID, payment string) {
+	if !p.resumes {
+		return // no hold is claimed
+	}
+	r := p.resource(hold.Resource)
+	if r.rejected == nil {
+		r.rejected = make(map[string]struct{})
+	}
+	r.rejected[hold.UUID+" "+payment] = struct{}{}
+}
+
+// isClaimed reports whether the payment that has claimed a hold in Redis may still have the claim.
+func (r *projectedResource) isClaimed(id string, h *projectedHold) bool {
+	if h.stored == nil || h.stored.claimedBy == "" {
+		return false
+	}
+	_, rejected := r.rejected[id+" "+h.stored.claimedBy]
+	return !rejected
+}
+
+// eachChange calls each for the plan of each resource at a time of Redis' clock (ms), in any order. Its
+// records and the sorted sets are in changes; the answers are as in other plans.
+func (p *Projection) eachChange(now int64, each func(*plan) error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for id, r := range p.resources {
+		p.dropForgotten(r, now)
+		one := p.planResource(id, r, now)
+		one.changes = r.changes(one)
+		if len(one.changes) == 0 && one.answers == 0 {
+			continue
+		}
+		if err := each(one); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropForgotten drops the holds that Redis had forgotten before it was lost: an outcome repeats an answer
+// to their request. A hold that is younger than the time for which it is remembered is not forgotten, but
+// lost.
+func (p *Projection) dropForgotten(r *projectedResource, now int64) {
+	for id, h := range r.holds {
+		if created := p.created(id, h); h.stored == nil && created+p.requestKeyTTLMS(created) <= now {
+			delete(r.holds, id)
+		}
+	}
+}
+
+// changes returns the records of a plan that differ from those in Redis, as lua/replay.lua takes them. Holds
+// that end come first, because a new hold of the same user may be on the same slots.
+func (r *projectedResource) changes(one *plan) []string {
+	type place struct{ set, at string }
+	places := make(map[string]place, len(one.records)/2)
+	for _, s := range []section{{"due", one.due, 2}, {"departing", one.departing, 2}, {"tombstones", one.tombstones, 2}} {
+		for i := 0; i < len(s.values); i += s.group {
+			places[s.values[i+1]] = place{s.name, s.values[i]}
+		}
+	}
+	var ended, live []string
+	for i := 0; i < len(one.records); i += 2 {
+		id, line := one.records[i], one.records[i+1]
+		uuid, late := strings.CutPrefix(id, latePrefix)
+		h, before := r.holds[uuid], ""
+		if h.stored != nil {
+			before = h.stored.line
+		}
+		if h.stored != nil && late {
+			before = h.stored.late
+		}
+		announced := h.announced && !late // so that it is not announced again
+		if line == before && !announced {
+			continue
+		}
+		list := &ended
+		if isLiveLine(line) {
+			list = &live
+		}
+		*list = append(*list, id, line, places[id].set, places[id].at)
+	}
+	for uuid, h := range r.holds {
+		if h.stored == nil || h.lateBy != "" || !isLiveLine(h.stored.late) {
+			continue
+		}
+		claim, _ := record.Parse(h.stored.late) // addStored has checked the line of the hold only
+		if _, rejected := r.rejected[uuid+" "+claim.By]; rejected {
+			ended = append(ended, latePrefix+uuid, "", "", "")
+		}
+	}
+	return append(ended, live...)
+}
+
+const latePrefix = "late:" // of the record of a late payment, see late_id in holds/lua/prelude.lua
+
+func isLiveLine(line string) bool {
+	state, _, _ := strings.Cut(line, " ")
+	return state == string(holds.Held) || state == string(holds.Confirming)
+}

@@ -1,0 +1,377 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/failpoint"
+	"holdfast/internal/holds"
+	"holdfast/internal/lua"
+	"holdfast/internal/record"
+)
+
+// errNotResumable says that what Redis has cannot be brought up to date, and must be rebuilt.
+var errNotResumable = errors.New("redis is rebuilt")
+
+// The bounds of a resume's reads and writes.
+const (
+	loadMax   = 500 // holds or request keys that one command reads
+	changeMax = 200 // records of one call of replay.lua
+)
+
+// tryResume brings Redis up to date if it has the data of an earlier moment (see doc.go). resumed is false
+// when Redis must be rebuilt instead; the log says why.
+func (a *rebuild) tryResume(ctx context.Context) (r RebuildResult, resumed bool, err error) {
+	epochs, err := a.EpochStore.Epochs(ctx)
+	if err != nil {
+		return r, false, err
+	}
+	for p := range a.partitions.Each() {
+		if causeOf(epochs[p].Why) != causeAnotherServer {
+			return r, false, nil // it has no data, or data that is not to be trusted
+		}
+	}
+	rebuilding := a.projection
+	a.resuming, a.projection = true, NewResumeProjection(rebuilding.policies)
+	r, err = a.resume(ctx, &epochs)
+	a.resuming, a.projection = false, rebuilding
+	if errors.Is(err, errNotResumable) || errors.Is(err, holds.ErrCorrupt) {
+		a.Log.Warn().Err(err).Stringer("partitions", a.partitions).Msg("redis not resumed, rebuilding it")
+		return RebuildResult{}, false, nil
+	}
+	return r, true, err
+}
+
+// resume brings the partitions up to date. Their data was written under the lost epochs.
+func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, err error) {
+	found, err := a.markPartitions(ctx, true)
+	if err != nil {
+		return r, err
+	}
+	from, err := a.findMarker(found, epochs)
+	if err != nil {
+		return r, err
+	}
+	failpoint.Hit("resume.marked")
+	now, err := a.writeFences(ctx)
+	if err != nil {
+		return r, err
+	}
+	last, err := a.readSuffix(ctx, from, now)
+	if err != nil {
+		return r, err
+	}
+	if err := a.readStored(ctx); err != nil {
+		return r, err
+	}
+	failpoint.Hit("resume.read")
+	// From now on the data is that of no moment. The next attempt must rebuild it.
+	if _, err := a.markPartitions(ctx, false); err != nil {
+		return r, err
+	}
+	failpoint.Hit("resume.unmarked")
+	if r, err = a.replayAll(ctx, now); err != nil {
+		return r, err
+	}
+	failpoint.Hit("resume.replayed")
+	// A worker that was stopped for long may have published meanwhile.
+	_, more, err := a.readMore(ctx, last)
+	if err != nil {
+		return r, err
+	}
+	if more {
+		return r, fmt.Errorf("outcomes were stored meanwhile: %w", errNotResumable)
+	}
+	r.Outcomes, r.Resumed = a.projection.applied, true
+	return r, a.seal(ctx)
+}
+
+// markedPartition is what a partition had before it was marked.
+type markedPartition struct{ epoch, marker string }
+
+// findMarker returns the position up to which all partitions have the changes behind the outcomes. It
+// returns errNotResumable unless each has a marker of its lost epoch, on the same stream, and unchanged
+// data.
+func (a *rebuild) findMarker(found []markedPartition, epochs *Epochs) (from holds.LogPosition, err error) {
+	for i, p := range a.partitions.Sorted() {
+		one, lost := found[i], epochs[p].Lost
+		m, ok := parseMarker(one.marker)
+		unchanged := one.epoch == "" || one.epoch == lost || one.epoch == lost+lostSuffix ||
+			strings.HasSuffix(one.epoch, resumeSuffix)
+		switch {
+		case !ok || m.epoch != lost:
+			err = fmt.Errorf("no marker of epoch %s", lost)
+		case !unchanged:
+			err = fmt.Errorf("unknown changes, epoch %q", one.epoch)
+		case a.to.Addr != "" && !a.server.continues(m.history):
+			// It was moved to this server, key by key, and this server may have lost some of the keys.
+			err = errors.New("marker of another server")
+		case i > 0 && !m.Created.Equal(from.Created):
+			err = errors.New("marker of another stream")
+		case i == 0 || m.Seq < from.Seq:
+			from = m.LogPosition
+		}
+		if err != nil {
+			return from, fmt.Errorf("partition %d: %w: %w", p, err, errNotResumable)
+		}
+	}
+	return from, nil
+}
+
+// readSuffix applies the outcomes after a position, until no worker publishes under the epoch before. It
+// returns the sequence of the last one. Now is Redis' time in ms.
+func (a *rebuild) readSuffix(ctx context.Context, from holds.LogPosition, now int64) (last uint64, err error) {
+	if err = a.checkStored(ctx, from); err != nil {
+		return 0, err
+	}
+	if last, err = a.readOutcomes(ctx, from.Seq); err != nil {
+		return 0, err
+	}
+	a.reportProgress("waiting for outcomes in flight")
+	if err = sleep(ctx, time.Until(a.lost.Add(a.Drain))); err != nil {
+		return 0, err
+	}
+	if last, err = a.readOutcomes(ctx, last); err != nil {
+		return 0, err
+	}
+	// Only holds that Redis cannot have forgotten are taken for lost, see dropForgotten.
+	if first := a.projection.firstStored; first != 0 && now-first > a.projection.requestKeyTTLMS(first)/2 {
+		return 0, fmt.Errorf("the data is too old: %w", errNotResumable)
+	}
+	return last, a.checkStored(ctx, from) // outcomes may have been removed before they were read
+}
+
+// checkStored returns errNotResumable unless all outcomes after a position are stored.
+func (a *rebuild) checkStored(ctx context.Context, after holds.LogPosition) error {
+	missing, err := a.OutcomeLog.MissingAfter(ctx, after)
+	if err == nil && missing != "" {
+		err = fmt.Errorf("%s: %w", missing, errNotResumable)
+	}
+	return err
+}
+
+// readStored adds to the projection what Redis has of all holds and request keys that the outcomes and the
+// pending events concern, and what Postgres has decided of them.
+func (a *rebuild) readStored(ctx context.Context) error {
+	a.reportProgress("reading the holds that have changed")
+	pending, err := a.readPending(ctx)
+	if err != nil {
+		return err
+	}
+	ids, keys := a.projection.references()
+	for _, payment := range pending.payments {
+		ids.add(payment.Hold.Resource, payment.Hold.UUID)
+	}
+	for _, c := range pending.cancellations {
+		if c.request.Hold.UUID != "" {
+			ids.add(c.request.Resource, c.request.Hold.UUID)
+		} else {
+			keys.add(c.request.Resource, c.request.RequestKey)
+		}
+	}
+	if err := a.loadAnswers(ctx, keys, ids); err != nil {
+		return err
+	}
+	if err := a.loadHolds(ctx, ids, keys); err != nil {
+		return err
+	}
+	if err := a.applyPending(ctx, pending); err != nil {
+		return err
+	}
+	return a.loadDue(ctx, ids, keys)
+}
+
+// loadAnswers adds the stored answers to request keys, and to ids the holds that they name.
+func (a *rebuild) loadAnswers(ctx context.Context, keys, ids refs) error {
+	return a.load(ctx, keys, func(pipe redis.Pipeliner, resource string, keys []string) func() error {
+		names := make([]string, len(keys))
+		for i, key := range keys {
+			names[i] = a.keys.Prefix(resource) + "request:" + key
+		}
+		found := pipe.MGet(ctx, names...)
+		return func() error {
+			for i, key := range keys {
+				line, stored := found.Val()[i].(string)
+				if !stored {
+					continue
+				}
+				hold, err := a.projection.addStoredAnswer(resource, key, line)
+				if err != nil {
+					return err
+				}
+				if hold != "" {
+					ids.add(resource, hold)
+				}
+			}
+			return nil
+		}
+	})
+}
+
+// loadHolds adds the stored records of holds, and the answers to their requests unless they are among
+// keys.
+func (a *rebuild) loadHolds(ctx context.Context, ids, keys refs) error {
+	more := make(refs)
+	err := a.load(ctx, ids, func(pipe redis.Pipeliner, resource string, ids []string) func() error {
+		fields := make([]string, 0, 2*len(ids))
+		for _, id := range ids {
+			fields = append(fields, id, latePrefix+id)
+		}
+		found := pipe.HMGet(ctx, a.keys.Prefix(resource)+"records", fields...)
+		return func() error {
+			for i, id := range ids {
+				line, _ := found.Val()[2*i].(string) // nil when missing
+				late, _ := found.Val()[2*i+1].(string)
+				key, err := a.projection.addStored(resource, id, line, late)
+				if err != nil {
+					return err
+				}
+				if _, loaded := keys[resource][key]; key != "" && !loaded {
+					more.add(resource, key)
+				}
+			}
+			return nil
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return a.loadAnswers(ctx, more, make(refs))
+}
+
+// loadDue adds the stored holds that were due when something was granted on their resource later: that
+// grant has expired them, and may have taken their slots.
+func (a *rebuild) loadDue(ctx context.Context, ids, keys refs) error {
+	due := make(refs)
+	for resource, last := range a.projection.grantedUntil() {
+		for at := int64(0); ; at += loadMax {
+			some, err := a.client.ZRangeArgs(ctx, redis.ZRangeArgs{
+				Key: a.keys.Prefix(resource) + "due", ByScore: true, Start: "-inf", Stop: last, Offset: at, Count: loadMax,
+			}).Result()
+			if err != nil {
+				return readError(err)
+			}
+			for _, id := range some {
+				if _, loaded := ids[resource][id]; !loaded {
+					due.add(resource, id)
+				}
+			}
+			if len(some) < loadMax {
+				break
+			}
+		}
+	}
+	return a.loadHolds(ctx, due, keys)
+}
+
+// load calls start for the names of each resource, some at a time, and then the functions that it returns.
+func (a *rebuild) load(
+	ctx context.Context, of refs, start func(pipe redis.Pipeliner, resource string, names []string) func() error,
+) error {
+	pipe := a.client.Pipeline()
+	var finish []func() error
+	weight := 0
+	run := func() error {
+		if _, err := pipe.Exec(ctx); err != nil {
+			return readError(err)
+		}
+		for _, f := range finish {
+			if err := f(); err != nil {
+				return err
+			}
+		}
+		finish, weight = nil, 0
+		return nil
+	}
+	for resource, names := range of {
+		for some := range slices.Chunk(slices.Collect(maps.Keys(names)), loadMax) {
+			finish = append(finish, start(pipe, resource, some))
+			if weight += len(some); weight >= loadMax {
+				if err := run(); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if len(finish) == 0 {
+		return nil
+	}
+	return run()
+}
+
+// readError returns holds.ErrCorrupt for a key of another type.
+func readError(err error) error {
+	if redis.HasErrorPrefix(err, "WRONGTYPE") {
+		return fmt.Errorf("%w: %w", holds.ErrCorrupt, err)
+	}
+	return fmt.Errorf("read redis: %w", err)
+}
+
+// replayAll writes the changes of all resources and verifies them, some resources at a time.
+func (a *rebuild) replayAll(ctx context.Context, now int64) (r RebuildResult, err error) {
+	a.reportProgress("writing changes")
+	writers := newSenders(ctx, rebuildPlansMax, func(ctx context.Context, batch []*plan) error {
+		var calls []*lua.Call
+		for _, one := range batch {
+			for some := range slices.Chunk(one.changes, 4*changeMax) {
+				calls = append(calls, a.replayCall(one.resource, some))
+			}
+		}
+		if err := a.send(ctx, calls); err != nil {
+			return err
+		}
+		if err := a.writeBatch(ctx, batch); err != nil {
+			return err
+		}
+		failpoint.Hit("resume.writing")
+		return a.verifyChanges(ctx, batch)
+	})
+	err = a.projection.eachChange(now, func(one *plan) error {
+		r.count(one)
+		// Only the answers are left for writeBatch.
+		one.records, one.due, one.departing, one.tombstones, one.live = nil, nil, nil, nil, newLiveTotals()
+		return writers.add(one, len(one.changes)+len(one.strings)+len(one.expiring))
+	})
+	return r, errors.Join(err, writers.wait())
+}
+
+func (a *rebuild) replayCall(resource string, changes []string) *lua.Call {
+	memory := a.projection.policies.At(time.Now()).RequestKeyTTL.Milliseconds()
+	c := a.call(record.Partition(resource), resource, a.keys.Prefix(resource), fmt.Sprint(memory))
+	c.Script = scriptReplay
+	for _, value := range changes {
+		c.Args = append(c.Args, value)
+	}
+	return c
+}
+
+// verifyChanges reads the changed records of some resources. It returns holds.ErrCorrupt when they differ
+// from the planned ones.
+func (a *rebuild) verifyChanges(ctx context.Context, batch []*plan) error {
+	want := make(map[string]string)
+	ids := make(refs)
+	for _, one := range batch {
+		for change := range slices.Chunk(one.changes, 4) {
+			ids.add(one.resource, change[0])
+			want[one.resource+" "+change[0]] = change[1]
+		}
+	}
+	return a.load(ctx, ids, func(pipe redis.Pipeliner, resource string, ids []string) func() error {
+		found := pipe.HMGet(ctx, a.keys.Prefix(resource)+"records", ids...)
+		return func() error {
+			for i, id := range ids {
+				if line, _ := found.Val()[i].(string); line != want[resource+" "+id] {
+					return fmt.Errorf("record %s of resource %s was not written: %w", id, resource, holds.ErrCorrupt)
+				}
+			}
+			return nil
+		}
+	})
+}

@@ -1,0 +1,412 @@
+package recovery_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/record"
+	"holdfast/internal/recovery"
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestResume_LastWritesLost_OnlyLaterOutcomesAreRead makes Redis lose its last writes. Only the outcomes after
+// the marker are read, also those whose changes Redis has, and only their holds are written.
+func TestResume_LastWritesLost_OnlyLaterOutcomesAreRead(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 5)
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"}, holds.PlaceRequest{Resource: "room", User: "ben"})
+	w.mark(t)
+	kept := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "cleo"})[0])
+	lose := w.copyKeys(t)
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "dan"})
+	w.release(t, kept.HoldID, "released")
+	want := w.contents(t)
+	lose()
+	r := w.resume(t, &replayLog{})
+	if !r.Resumed || r.Outcomes != 3 || r.Live != 1 || r.Ended != 1 {
+		t.Errorf("resumed %+v", r)
+	}
+	if got := w.contents(t); !maps.Equal(got, want) {
+		t.Errorf("redis has\n%v, want\n%v", got, want)
+	}
+	w.startNewTerm(t)
+	if held := w.held(t, "room"); held != 3 {
+		t.Errorf("%d held", held)
+	}
+	// The marker of the epoch before is gone, and that of this epoch serves the next loss.
+	lose = w.markAndCopy(t)
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "eve"})
+	lose()
+	if r := w.resume(t, &replayLog{}); !r.Resumed || r.Outcomes != 1 {
+		t.Errorf("resumed again: %+v", r)
+	}
+}
+
+// contents returns the hashes and sorted sets of a harness' resources as text, and its answers. It leaves out
+// the times until which ended holds are remembered, which outcomes do not have.
+func (w *harness) contents(t *testing.T) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	for _, key := range w.client.Keys(t.Context(), w.namespace+":*").Val() {
+		_, name, _ := strings.Cut(key, "}:")
+		_, kind, found := strings.Cut(name, ":")
+		kind, _, _ = strings.Cut(kind, ":")
+		if !found || kind == "rev" {
+			continue
+		}
+		switch w.client.Type(t.Context(), key).Val() {
+		case "hash":
+			all[name] = fmt.Sprint(w.client.HGetAll(t.Context(), key).Val())
+		case "zset":
+			all[name] = fmt.Sprint(w.client.ZRange(t.Context(), key, 0, -1).Val())
+		case "string":
+			all[name] = w.client.Get(t.Context(), key).Val()
+		}
+	}
+	return all
+}
+
+// TestResume_NotPossible_Rebuilds makes Redis lose its last writes when it has no marker that can be used.
+// Everything is rebuilt.
+func TestResume_NotPossible_Rebuilds(t *testing.T) {
+	t.Parallel()
+	keys := func(w *harness) record.Keyspace { return record.Keyspace(w.namespace) }
+	for name, c := range map[string]struct {
+		spoil  func(t *testing.T, w *harness)
+		change func(*replayLog)
+	}{
+		"no marker in one partition": {spoil: func(t *testing.T, w *harness) {
+			w.client.Del(t.Context(), keys(w).Applied(7))
+		}},
+		"marker of another type": {spoil: func(t *testing.T, w *harness) {
+			w.client.Del(t.Context(), keys(w).Applied(7))
+			w.client.RPush(t.Context(), keys(w).Applied(7), "nonsense")
+		}},
+		"marker of another epoch": {spoil: func(t *testing.T, w *harness) {
+			w.client.Set(t.Context(), keys(w).Applied(7), w.epoch+"0 h 1790000000000000123.1", 0)
+		}},
+		"marker of another stream": {spoil: func(t *testing.T, w *harness) {
+			w.client.Set(t.Context(), keys(w).Applied(7), w.epoch+" h 1790000000000000124.1", 0)
+		}},
+		"half rebuilt by an older worker, which keeps markers": {spoil: func(t *testing.T, w *harness) {
+			w.client.Set(t.Context(), keys(w).Epoch(7), w.epoch+"/1 rebuilding", 0)
+		}},
+		"corrupt record": {spoil: func(t *testing.T, w *harness) {
+			for id := range w.client.HGetAll(t.Context(), w.key("room", "records")).Val() {
+				w.client.HSet(t.Context(), w.key("room", "records"), id, "nonsense")
+			}
+		}},
+		"records of another type": {spoil: func(t *testing.T, w *harness) {
+			w.client.Del(t.Context(), w.key("room", "records"))
+			w.client.RPush(t.Context(), w.key("room", "records"), "nonsense")
+		}},
+		"count too low": {spoil: func(t *testing.T, w *harness) {
+			w.client.HSet(t.Context(), w.key("room", "counts"), "stock", 0)
+		}},
+		"outcomes after the marker removed": {change: func(l *replayLog) { l.missing = true }},
+		"outcome stored after all were read": {change: func(l *replayLog) {
+			l.late, l.outcomes = l.outcomes[len(l.outcomes)-1:], l.outcomes[:len(l.outcomes)-1]
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newRealTimeHarness(t)
+			w.setInventory(t, "room", holds.SlotSelection{}, 5)
+			ana := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+			lose := w.markAndCopy(t)
+			w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
+			w.release(t, ana.HoldID, "released")
+			w.place(t, holds.PlaceRequest{Resource: "room", User: "cleo"})
+			want := w.contents(t)
+			lose()
+			if c.spoil != nil {
+				c.spoil(t, w)
+			}
+			l := &replayLog{harness: w}
+			if c.change != nil {
+				c.change(l)
+			}
+			if r := w.resume(t, l); r.Resumed || r.Live != 2 || r.Outcomes != 4 {
+				t.Errorf("rebuilt %+v", r)
+			}
+			if got := w.contents(t); !maps.Equal(got, want) {
+				t.Errorf("redis has\n%v, want\n%v", got, want)
+			}
+		})
+	}
+}
+
+// TestResume_Interrupted_NextAttemptIsRight cancels a resume at each of its steps. The next attempt resumes
+// until the data was changed, and rebuilds after that.
+func TestResume_Interrupted_NextAttemptIsRight(t *testing.T) {
+	t.Parallel()
+	for step, resumed := range map[string]bool{
+		"reading outcomes": true, "waiting for outcomes": true, "reading the holds": true, "writing changes": false,
+	} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			w := newRealTimeHarness(t)
+			w.setInventory(t, "room", holds.SlotSelection{}, 5)
+			ana := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+			lose := w.markAndCopy(t)
+			w.release(t, ana.HoldID, "released")
+			w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
+			want := w.contents(t)
+			lose()
+			ctx, cancel := context.WithCancel(t.Context())
+			supervisor := w.newSupervisor(&progressLog{&replayLog{harness: w}}, "first", recovery.NewEpochTerm())
+			supervisor.Drain = 0
+			reached := false
+			if _, err := supervisor.Rebuild(ctx, anotherServer, false, func(progress string) {
+				if strings.HasPrefix(progress, step) {
+					reached = true
+					cancel()
+				}
+			}); err == nil || !reached {
+				t.Fatalf("interrupted: %v, reached %v", err, reached)
+			}
+			if r := w.resume(t, &replayLog{}); r.Resumed != resumed {
+				t.Errorf("then: %+v", r)
+			}
+			if got := w.contents(t); !maps.Equal(got, want) {
+				t.Errorf("redis has\n%v, want\n%v", got, want)
+			}
+		})
+	}
+}
+
+// progressLog is an OutcomeLog that reports progress and fails when its context has ended.
+type progressLog struct{ *replayLog }
+
+func (l *progressLog) Outcomes(
+	ctx context.Context, since time.Time, after uint64, each func(holds.StoredOutcome) error, progress func(done, all uint64),
+) (uint64, error) {
+	progress(0, 1)
+	if ctx.Err() != nil {
+		return 0, context.Cause(ctx)
+	}
+	return l.replayLog.Outcomes(ctx, since, after, each, progress)
+}
+
+// TestResume_WorkerOfOldEpoch_IsRefused makes Redis lose its last writes after the loss was stored in Postgres
+// only, as when the server was away. While it is brought up to date, and afterwards, a worker that has not
+// noticed the loss decides nothing.
+func TestResume_WorkerOfOldEpoch_IsRefused(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 5)
+	lose := w.markAndCopy(t)
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})
+	lose()
+	epochs, err := w.store.Epochs(t.Context())
+	for p := range epochs {
+		epochs[p].Why = anotherServer
+	}
+	if err == nil {
+		_, err = w.store.InvalidateEpochs(t.Context(), record.AllPartitions, &epochs)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := w.service
+	refused := func(when string) {
+		t.Helper()
+		request := holds.PlaceRequest{
+			EventID: "old", RequestKey: "old", Resource: "room", User: "ben", Quantity: 1, StoredAt: time.Now(),
+		}
+		for _, r := range old.Place(t.Context(), []holds.PlaceRequest{request}) {
+			if !errors.Is(r.Err, holds.ErrDataLost) {
+				t.Errorf("%s: %+v", when, r)
+			}
+		}
+	}
+	supervisor := w.newSupervisor(&interferingLog{&replayLog{harness: w}, func() error {
+		refused("meanwhile")
+		return nil
+	}}, "rebuilder", recovery.NewEpochTerm())
+	supervisor.Drain = 0
+	if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil || !r.Resumed || r.Live != 1 {
+		t.Errorf("resumed %+v %v", r, err)
+	}
+	refused("afterwards")
+}
+
+// TestResume_PaymentRejected_ClaimEnds makes Redis lose that a claim was settled after Postgres had rejected its
+// payment: the outcome is published, or the payment waits for its answer. The hold is held again.
+func TestResume_PaymentRejected_ClaimEnds(t *testing.T) {
+	t.Parallel()
+	for _, published := range []bool{true, false} {
+		w := newHarness(t)
+		w.setInventory(t, "room", holds.SlotSelection{}, 1)
+		hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+		w.claimUndecided(t, hold.HoldID, "p")
+		lose := w.markAndCopy(t)
+		w.execute(t, "UPDATE inventory SET capacity = 0")
+		kept := w.outcomes
+		if got := brief(w.pay(t, hold.HoldID, "p")); got != "hold.confirm_rejected sold_out" {
+			t.Fatalf("payment: %s", got)
+		}
+		l := &replayLog{}
+		if !published {
+			w.outcomes = kept
+			request := holds.ConfirmRequest{Hold: hold.HoldID, PaymentID: "p"}
+			l.payments = []holds.Payment{{ConfirmRequest: request, At: holds.Time{Time: w.now}}}
+		}
+		want := w.contents(t)
+		lose()
+		if r := w.resume(t, l); !r.Resumed {
+			t.Errorf("rebuilt %+v", r)
+		}
+		if got := w.contents(t); !maps.Equal(got, want) {
+			t.Errorf("published %v: redis has\n%v, want\n%v", published, got, want)
+		}
+	}
+}
+
+// TestResume_DataTooOld_Rebuilds makes Redis lose so many writes that it may have forgotten holds which the
+// outcomes name.
+func TestResume_DataTooOld_Rebuilds(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 5)
+	lose := w.markAndCopy(t)
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})
+	w.pass(13 * time.Hour)
+	lose()
+	if r := w.resume(t, &replayLog{}); r.Resumed || r.Ended+r.Live != 1 {
+		t.Errorf("recovered %+v", r)
+	}
+}
+
+// TestMark_EpochOrServerChanged_WritesNothing writes markers under an epoch that a partition does not have any
+// more, and on a server that has become master with older data.
+func TestMark_EpochOrServerChanged_WritesNothing(t *testing.T) {
+	t.Parallel()
+	own, other := stacktest.StartRedis(t), stacktest.StartRedis(t)
+	w := newHarnessOn(t, own.RedisURL)
+	replica := newClient(t, other.RedisURL)
+	stacktest.ReplicaOf(t, replica, w.client)
+	mark := func(url string) error {
+		options := w.newSupervisor(&replayLog{harness: w}, "marker", w.term).SupervisorOptions
+		options.Servers = recovery.LoneServer(func() *redis.Options { return stacktest.RedisOptions(url) })
+		_, err := recovery.NewMarker(options).Mark(t.Context())
+		return err
+	}
+	history := info(t, w.client, "replication", "master_replid") // a new one with its first replica
+	w.term = recovery.StaticTerm(w.epoch, "run "+history)
+	if err := mark(own.RedisURL); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.Promote(t, replica)
+	if err := mark(other.RedisURL); !errors.Is(err, holds.ErrDataLost) {
+		t.Errorf("on another server: %v", err)
+	}
+	key := record.Keyspace(w.namespace).Applied(3)
+	w.client.Del(t.Context(), key)
+	w.client.Set(t.Context(), record.Keyspace(w.namespace).Epoch(9), "another", 0)
+	if err := mark(own.RedisURL); !errors.Is(err, holds.ErrDataLost) {
+		t.Errorf("without its epoch: %v", err)
+	}
+	if w.client.Exists(t.Context(), key).Val() != 0 {
+		t.Error("a marker was written")
+	}
+}
+
+// TestMark_SeveralWorkers_OneWrites lets two workers write markers. Only the first one reads the stream, and
+// nothing is written while it does not grow.
+func TestMark_SeveralWorkers_OneWrites(t *testing.T) {
+	t.Parallel()
+	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL)
+	w.setInventory(t, "room", holds.SlotSelection{}, 5)
+	options := w.newSupervisor(&replayLog{harness: w}, "first", w.term).SupervisorOptions
+	first := recovery.NewMarker(options)
+	options.Name = "second"
+	second := recovery.NewMarker(options)
+	mark := func(m *recovery.Marker, want bool) {
+		t.Helper()
+		if own, err := m.Mark(t.Context()); err != nil || own != want {
+			t.Errorf("writes markers: %v %v, want %v", own, err, want)
+		}
+	}
+	marker := func() string { return w.client.Get(t.Context(), record.Keyspace(w.namespace).Applied(5)).Val() }
+	mark(first, true)
+	mark(second, false)
+	before := marker()
+	writes := info(t, w.client, "replication", "master_repl_offset")
+	mark(first, true)
+	if after := info(t, w.client, "replication", "master_repl_offset"); after != writes || marker() != before {
+		t.Errorf("written without need: offset %s, before %s", after, writes)
+	}
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})
+	mark(first, true)
+	history := info(t, w.client, "replication", "master_replid")
+	if want := w.epoch + " " + history + " 1790000000000000123.1"; marker() != want {
+		t.Errorf("marker is %q, want %q", marker(), want)
+	}
+	if err := w.client.Del(t.Context(), record.Keyspace(w.namespace).Marking(0)).Err(); err != nil { // its lease has ended
+		t.Fatal(err)
+	}
+	mark(second, true)
+	mark(first, false)
+}
+
+// TestResume_OnePartition_OthersDecide makes one partition lose its last writes. It is brought up to date while
+// the others are decided, and they stay as they were.
+func TestResume_OnePartition_OthersDecide(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	lost, whole := twoResources()
+	for _, resource := range []string{lost, whole} {
+		w.setInventory(t, resource, holds.SlotSelection{}, 4)
+	}
+	w.place(t, holds.PlaceRequest{Resource: lost, User: "ana"}, holds.PlaceRequest{Resource: whole, User: "ana"})
+	w.mark(t)
+	kept := w.key(lost, "request:kept") // only a rebuild removes it
+	if err := w.client.Set(t.Context(), kept, "cancelled - - 1790000000000 - - ", time.Hour).Err(); err != nil {
+		t.Fatal(err)
+	}
+	p := record.Partition(lost)
+	restore, err := stacktest.CopyKeys(t.Context(), w.client, record.Keyspace(w.namespace).Partition(p)+"*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.place(t, holds.PlaceRequest{Resource: lost, User: "ben"}, holds.PlaceRequest{Resource: whole, User: "ben"})
+	epochs, err := w.store.Epochs(t.Context())
+	if err == nil {
+		epochs[p].Why = anotherServer
+		_, err = w.store.InvalidateEpochs(t.Context(), record.PartitionSetOf(p), &epochs)
+	}
+	if err == nil {
+		err = restore(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.term = recovery.NewEpochTerm()
+	decided := false
+	supervisor := w.newSupervisor(&interferingLog{&replayLog{harness: w}, func() error {
+		o, err := w.tryPlace(t, w.service, whole, "meanwhile")
+		decided = err == nil && o.Event == holds.EventHoldCreated
+		return nil
+	}}, "w1", w.term)
+	supervisor.Drain = 0
+	w.startNewTerm(t)
+	stop := w.run(t, supervisor)
+	stacktest.Eventually(t, "the partition to be brought up to date", func() bool { return w.term.Paused() == nil })
+	stop()
+	if n := w.client.Exists(t.Context(), kept).Val(); n != 1 || !decided {
+		t.Errorf("partition rebuilt: %v, others decided: %v", n != 1, decided)
+	}
+	if a, b := w.held(t, lost), w.held(t, whole); a != 2 || b != 3 {
+		t.Errorf("%d and %d held, want 2 and 3", a, b)
+	}
+}
