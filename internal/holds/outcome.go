@@ -1,6 +1,10 @@
 package holds
 
-import "github.com/go-json-experiment/json/jsontext"
+import (
+	"time"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
 
 // The outbound events.
 const (
@@ -58,6 +62,10 @@ type RebuildMetadata struct {
 	Fingerprint  string // of a request's content; "" when its answer is not remembered
 	FirstEventID string // the event that got this answer first; "" when this event did
 	Started      bool   // the extension answered a payment.started
+
+	// What Postgres stores in addition, for the case that it loses commits.
+	Amount, Currency string         // of a payment; "" when it has none
+	Position         StreamPosition // of an inventory.set; zero for other events
 }
 
 // StoredOutcome is an outcome as it was stored.
@@ -65,6 +73,13 @@ type StoredOutcome struct {
 	Outcome
 	ID       string // of the event, or of the event that caused it
 	StoredAt Time
+}
+
+// LogPosition is a position in the outbound stream: when the stream was created, which distinguishes
+// it from another one of the same name, and the sequence of an outcome.
+type LogPosition struct {
+	Created time.Time
+	Seq     uint64
 }
 
 // HoldData contains the members that every outcome of a hold has.

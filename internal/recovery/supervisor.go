@@ -62,6 +62,7 @@ type SupervisorOptions struct {
 	EpochStore EpochStore
 	Inventory  holds.Inventory
 	OutcomeLog OutcomeLog
+	History    *HistoryChecker                      // of Postgres; nil when the caller decides nothing
 	Fence      func(context.Context) (int64, error) // returns a number above all fencing tokens so far
 	Log        zerolog.Logger
 	Metrics    *Metrics // nil when nothing is measured
@@ -86,6 +87,7 @@ type Supervisor struct {
 	InspectTimeout time.Duration // of one inspection of Redis
 	Clock          int64         // ms, see holds.CurrentEpoch
 
+	history             *HistoryChecker // nil when the caller decides nothing
 	keys                record.Keyspace
 	inspectClient       *redis.Client // nil until the first inspection
 	lostEpoch           string        // the last invalid epoch that was read from Postgres
@@ -107,6 +109,13 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 		SupervisorOptions: o, keys: record.Keyspace(o.Namespace),
 		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout,
 	}
+}
+
+// CheckHistory makes each check begin with one of the history of Postgres.
+func (s *Supervisor) CheckHistory(c *HistoryChecker) {
+	s.history = c
+	c.beforeCompared = s.afterLostCommits
+	c.Drain = s.Drain
 }
 
 // Run checks and rebuilds until ctx ends. It returns an error when only newer programs know the
@@ -146,6 +155,11 @@ func (s *Supervisor) logFailure(err error) {
 
 func (s *Supervisor) runOnce(ctx context.Context) error {
 	e, err := s.Check(ctx)
+	if err == nil && s.history != nil {
+		if err := s.history.Maintain(ctx); err != nil {
+			s.Log.Debug().Err(err).Msg("commit marker not written, will retry")
+		}
+	}
 	if err != nil || e.Complete {
 		return err
 	}
@@ -164,6 +178,11 @@ func (s *Supervisor) runOnce(ctx context.Context) error {
 // Check reads Postgres and inspects Redis once, and allows or blocks decisions accordingly. It returns
 // the row of the epoch after that.
 func (s *Supervisor) Check(ctx context.Context) (Epoch, error) {
+	if s.history != nil { // first: the row of the epoch is one of the rows that may be too old
+		if err := s.history.Check(ctx); err != nil {
+			return Epoch{}, err
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
 	defer cancel()
 	checkedAt := time.Now()
