@@ -45,6 +45,9 @@ type HistoryError struct{ Why string }
 
 func (e *HistoryError) Error() string { return "postgres may lack commits: " + e.Why }
 
+// SafeToRetry makes it an error of a connection, as those of pgx: an outage, and the fault of no event.
+func (*HistoryError) SafeToRetry() bool { return true }
+
 // HistoryStore is implemented by Postgres.
 type HistoryStore interface {
 	// History reads the history that the server has.

@@ -17,13 +17,16 @@ import (
 )
 
 // commitLog is a recovery.CommitLog of what a harness has published.
-type commitLog struct{ *harness }
+type commitLog struct {
+	*harness
+	late []holds.StoredOutcome // published after the first read
+}
 
-func (l commitLog) Position(context.Context) (holds.LogPosition, error) {
+func (l *commitLog) Position(context.Context) (holds.LogPosition, error) {
 	return holds.LogPosition{Created: time.Unix(1, 0), Seq: uint64(len(l.outcomes))}, nil
 }
 
-func (l commitLog) Commits(
+func (l *commitLog) Commits(
 	ctx context.Context, after holds.LogPosition, each func([]holds.StoredOutcome) error,
 ) (holds.LogPosition, error) {
 	var some []holds.StoredOutcome
@@ -36,6 +39,7 @@ func (l commitLog) Commits(
 	if err == nil && len(some) > 0 {
 		err = each(some)
 	}
+	l.outcomes, l.late = append(l.outcomes, l.late...), nil
 	return last, err
 }
 
@@ -43,6 +47,7 @@ func (l commitLog) Commits(
 type guardedWorker struct {
 	*harness
 	log        *replayLog
+	commits    *commitLog
 	supervisor *recovery.Supervisor
 	checker    *recovery.HistoryChecker
 	guard      *recovery.HistoryGuard
@@ -52,10 +57,10 @@ type guardedWorker struct {
 func newGuardedWorker(t *testing.T) *guardedWorker {
 	t.Helper()
 	w := &guardedWorker{harness: newHarness(t), guard: recovery.NewHistoryGuard()}
-	w.log = &replayLog{harness: w.harness}
+	w.log, w.commits = &replayLog{harness: w.harness}, &commitLog{harness: w.harness}
 	w.supervisor = w.newSupervisor(w.log, "w1", recovery.NewEpochTerm())
 	w.supervisor.Drain = 0 // no other worker publishes
-	w.checker = &recovery.HistoryChecker{Store: w.store, Log: commitLog{w.harness}, Guard: w.guard, Name: "w1",
+	w.checker = &recovery.HistoryChecker{Store: w.store, Log: w.commits, Guard: w.guard, Name: "w1",
 		Logger: zerolog.Nop()}
 	w.supervisor.CheckHistory(w.checker)
 	w.guarded = w.openGuarded(t)
@@ -162,7 +167,7 @@ func TestHistoryChecker_OlderStateOfSameServer_IsCompared(t *testing.T) {
 		w.forget(t)
 		w.execute(t, `UPDATE commit_marker SET seq = 0`)
 		if restarted {
-			w.checker = &recovery.HistoryChecker{Store: w.store, Log: commitLog{w.harness}, Guard: w.guard, Name: "w2",
+			w.checker = &recovery.HistoryChecker{Store: w.store, Log: w.commits, Guard: w.guard, Name: "w2",
 				Logger: zerolog.Nop()}
 			w.supervisor.CheckHistory(w.checker)
 		} else if _, err := reserved(t, w.openGuarded(t)); !isRefused(err) {
@@ -199,6 +204,42 @@ func TestHistoryChecker_Idle_WritesNothing(t *testing.T) {
 	}
 	if written := maintain(); written != "nothing" {
 		t.Errorf("without a new outcome it has written %s", written)
+	}
+}
+
+// TestHistoryChecker_PublishedMeanwhile_IsPutBack publishes an outcome while Postgres is compared: a worker that
+// has not noticed the failover yet.
+func TestHistoryChecker_PublishedMeanwhile_IsPutBack(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	w.paid(t)
+	w.outcomes, w.commits.late = w.outcomes[:1], w.outcomes[1:]
+	w.forget(t)
+	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+	w.check(t)
+	if n, err := reserved(t, w.guarded); n != 1 || err != nil {
+		t.Errorf("%d are reserved (%v), want 1", n, err)
+	}
+}
+
+// TestHistoryChecker_MarkerOfAnotherServer_IsNotMoved lets Postgres fail over between the check of a worker and
+// its next marker. The marker would hide what the new server lacks.
+func TestHistoryChecker_MarkerOfAnotherServer_IsNotMoved(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	h, err := w.store.History(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+	h.Server = "7/00000001" // the server that the worker has checked
+	if err := w.store.Mark(t.Context(), h, holds.LogPosition{Created: time.Unix(1, 0), Seq: 9}); err != nil {
+		t.Fatal(err)
+	}
+	if seq := w.one(t, `SELECT seq::text FROM commit_marker`); seq != "0" {
+		t.Errorf("the marker is %s", seq)
 	}
 }
 

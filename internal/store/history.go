@@ -103,15 +103,16 @@ func Guard(guard *recovery.HistoryGuard) postgres.Option {
 			return guard.Check(h)
 		}
 		config.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
-			if !mayUse(conn) {
-				return false, nil // it is closed, and the next one is checked
+			if _, err := guard.Current(); err != nil {
+				return false, err
+			}
+			if checkHistory(conn) != nil {
+				return false, nil //nolint:nilerr // it is closed, and the next one is checked
 			}
 			return prepare(ctx, conn)
 		}
 	}
 }
-
-func mayUse(conn *pgx.Conn) bool { return checkHistory(conn) == nil }
 
 // checkHistory returns an error when a guarded connection must not be used any more. It sends
 // nothing.
