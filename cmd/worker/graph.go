@@ -35,7 +35,7 @@ func graph(c Config, l listeners, log zerolog.Logger) *fx.App {
 		fx.StartTimeout(30*time.Second), fx.StopTimeout(stopWithin),
 		fx.Supply(c, log),
 		fx.Provide(
-			recovery.NewEpochTerm, recovery.NewConnGuard, provideSupervisor,
+			recovery.NewEpochTerm, recovery.NewConnGuard, recovery.NewHistoryGuard, provideSupervisor,
 			provideRedis, provideNATS, events.NewJetStream, provideStore, provideMetrics,
 			holds.NewMetrics, events.NewMetrics, recovery.NewMetrics, newQueryMetrics, newObserver, provideTracer,
 			func(c *redis.Client) redis.UniversalClient { return c },
@@ -88,11 +88,11 @@ func provideRedis(lc fx.Lifecycle, c Config, g *recovery.ConnGuard) (*redis.Clie
 }
 
 // provideSupervisor returns the supervisor, which detects data loss in Redis. It has its own
-// connections, so it can check Redis while all others are busy. The first check runs before any
-// event is decided.
+// connections, so it can check Redis while all others are busy, and a Postgres that the others may not
+// use yet. The first check runs before any event is decided.
 func provideSupervisor(
-	lc fx.Lifecycle, c Config, t *recovery.EpochTerm, g *recovery.ConnGuard, js jetstream.JetStream, ns events.Namespace,
-	m *recovery.Metrics, log zerolog.Logger,
+	lc fx.Lifecycle, c Config, t *recovery.EpochTerm, g *recovery.ConnGuard, h *recovery.HistoryGuard,
+	js jetstream.JetStream, ns events.Namespace, m *recovery.Metrics, log zerolog.Logger,
 ) (*recovery.Supervisor, error) {
 	db, err := newStore(context.Background(), c)
 	if err != nil {
@@ -103,6 +103,9 @@ func provideSupervisor(
 		return nil, err
 	}
 	k.Metrics = m
+	k.CheckHistory(&recovery.HistoryChecker{
+		Store: db, Log: events.NewOutcomeLog(js, ns, log), Guard: h, Name: workerName(), Logger: log, Metrics: m,
+	})
 	lc.Append(fx.StartStopHook(func(ctx context.Context) {
 		if _, err := k.Check(ctx); err != nil {
 			log.Error().Err(err).Msg("initial redis check failed, will retry")
@@ -127,8 +130,8 @@ func provideNATS(lc fx.Lifecycle, s fx.Shutdowner, c Config, log zerolog.Logger)
 	return nc, err
 }
 
-func provideStore(lc fx.Lifecycle, c Config) (*store.Store, error) {
-	s, err := newStore(context.Background(), c)
+func provideStore(lc fx.Lifecycle, c Config, h *recovery.HistoryGuard) (*store.Store, error) {
+	s, err := newStore(context.Background(), c, store.Guard(h))
 	if err == nil {
 		lc.Append(fx.StopHook(s.Close))
 	}
@@ -211,7 +214,9 @@ type reader struct {
 	rows *store.Store
 }
 
-func provideReader(lc fx.Lifecycle, c Config, t *recovery.EpochTerm, g *recovery.ConnGuard) (*reader, error) {
+func provideReader(
+	lc fx.Lifecycle, c Config, t *recovery.EpochTerm, g *recovery.ConnGuard, h *recovery.HistoryGuard,
+) (*reader, error) {
 	options, err := c.redisOptions("--redis-url", c.RedisURL)
 	if err != nil {
 		return nil, err
@@ -219,7 +224,7 @@ func provideReader(lc fx.Lifecycle, c Config, t *recovery.EpochTerm, g *recovery
 	options.ClientName += "-queries"
 	options.PoolSize = queryRedisConnections
 	g.Attach(options)
-	db, err := store.OpenQueries(context.Background(), c.PostgresURL, c.Namespace)
+	db, err := store.OpenQueries(context.Background(), c.PostgresURL, c.Namespace, store.Guard(h))
 	if err != nil {
 		return nil, misusedPostgres(err)
 	}
@@ -246,9 +251,9 @@ func provideInquiry(nc *nats.Conn, ns events.Namespace, r *reader) (*events.Inqu
 
 func provideReconciler(
 	lc fx.Lifecycle, c Config, t *recovery.EpochTerm, client redis.UniversalClient, s *holds.Service, db *store.Store,
-	queries *reader, m *audit.Metrics, log zerolog.Logger,
+	queries *reader, h *recovery.HistoryGuard, m *audit.Metrics, log zerolog.Logger,
 ) (*audit.Reconciler, error) {
-	pool, err := audit.OpenPostgres(context.Background(), c.PostgresURL, c.Namespace)
+	pool, err := audit.OpenPostgres(context.Background(), c.PostgresURL, c.Namespace, store.Guard(h))
 	if err != nil {
 		return nil, err
 	}

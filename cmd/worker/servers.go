@@ -219,8 +219,8 @@ func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db 
 }
 
 // newStore opens the namespace's schema in Postgres.
-func newStore(ctx context.Context, c Config) (*store.Store, error) {
-	db, err := store.Open(ctx, c.PostgresURL, c.Namespace)
+func newStore(ctx context.Context, c Config, options ...postgres.Option) (*store.Store, error) {
+	db, err := store.Open(ctx, c.PostgresURL, c.Namespace, options...)
 	return db, misusedPostgres(err)
 }
 

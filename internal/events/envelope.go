@@ -41,6 +41,11 @@ const (
 	headerFirstCause  = "Holdfast-First-Cause"
 	headerStarted     = "Holdfast-Payment-Started"
 
+	// These are what Postgres stores and the data of an outcome lacks, see holds.RebuildMetadata.
+	headerAmount   = "Holdfast-Amount"
+	headerCurrency = "Holdfast-Currency"
+	headerPosition = "Holdfast-Inbound-Position" // see formatPosition
+
 	headerFloors = "Holdfast-Floors" // see floors
 )
 
@@ -427,6 +432,7 @@ func (ns Namespace) outcomeMessage(o holds.Outcome, id, causationID string) (*na
 	if o.RebuildMetadata.Started {
 		m.Header.Set(headerStarted, "true")
 	}
+	setCommitHeaders(m.Header, o.RebuildMetadata)
 	return m, nil
 }
 

@@ -76,7 +76,7 @@ func (c *OutcomeLog) Outcomes(
 	return last, nil
 }
 
-// Position implements recovery.OutcomeLog.
+// Position implements recovery.OutcomeLog and recovery.CommitLog.
 func (c *OutcomeLog) Position(ctx context.Context) (holds.LogPosition, error) {
 	stream, err := c.js.Stream(ctx, c.ns.OutStream())
 	if err != nil {

@@ -3,6 +3,7 @@ package events
 import (
 	"context"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -111,6 +112,7 @@ func largestOutcome(in *Inbound) holds.Outcome {
 		}
 		o.Event, o.At = holds.EventInventoryUpdated, holds.Time{}
 		o.Data = holds.InventoryUpdated{ResourceID: r.Resource, Slots: slots}
+		o.RebuildMetadata.Position = holds.StreamPosition{At: at.Time, StreamCreatedAt: at.Time, Seq: math.MaxInt64}
 	case in.Extend != nil:
 		o.Event, o.Hold = holds.EventHoldExtended, in.Extend.Hold
 		data := holds.HoldData{ResourceID: in.Resource, HoldID: o.Hold}

@@ -254,7 +254,10 @@ func (s *Service) settle(ctx context.Context, payments []Payment, answers []Paym
 }
 
 func (a PaymentDecision) outcome(r ConfirmRequest) Outcome {
-	outcome := Outcome{Resource: r.Hold.Resource, Hold: r.Hold, At: a.DecidedAt}
+	outcome := Outcome{
+		Resource: r.Hold.Resource, Hold: r.Hold, At: a.DecidedAt,
+		RebuildMetadata: RebuildMetadata{Amount: r.Amount, Currency: r.Currency},
+	}
 	if a.Confirmed {
 		outcome.Event = EventHoldConfirmed
 		outcome.Data = HoldConfirmed{HoldData: a.Data, PaymentID: r.PaymentID, ConfirmedAt: a.DecidedAt, Late: a.Late}

@@ -121,6 +121,6 @@ func (s *Service) SetInventory(ctx context.Context, r InventoryRequest) Result {
 	}
 	return Result{Outcome: Outcome{
 		Event: EventInventoryUpdated, Resource: r.Resource,
-		Data: InventoryUpdated{ResourceID: r.Resource, Slots: answer.Slots},
+		Data: InventoryUpdated{ResourceID: r.Resource, Slots: answer.Slots}, RebuildMetadata: RebuildMetadata{Position: r.Position},
 	}}
 }

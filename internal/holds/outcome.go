@@ -62,6 +62,10 @@ type RebuildMetadata struct {
 	Fingerprint  string // of a request's content; "" when its answer is not remembered
 	FirstEventID string // the event that got this answer first; "" when this event did
 	Started      bool   // the extension answered a payment.started
+
+	// What Postgres stores in addition, for the case that it loses commits.
+	Amount, Currency string         // of a payment; "" when it has none
+	Position         StreamPosition // of an inventory.set; zero for other events
 }
 
 // StoredOutcome is an outcome as it was stored.

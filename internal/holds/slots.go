@@ -97,5 +97,11 @@ func nights(checkIn, checkOut string, w nightsWindow) ([]string, error) {
 	return names, nil
 }
 
+// ReservedSlots returns the sorted names of the slots of a hold that was granted. It returns an error
+// for nights that no hold can have.
+func (a SlotSelection) ReservedSlots() ([]string, error) {
+	return a.names(nightsWindow{max: InventorySlotsMax})
+}
+
 // joinSlots returns a sorted set of slots as text for a record and its fingerprint.
 func joinSlots(names []string) string { return strings.Join(names, ",") }

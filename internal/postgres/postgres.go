@@ -47,6 +47,9 @@ var (
 // Settings are run-time settings of sessions by name, such as lock_timeout.
 type Settings map[string]string
 
+// Option changes the configuration of a pool.
+type Option = func(*pgxpool.Config)
+
 // Config returns the configuration of a pool of sessions that may write, with the schema of
 // namespace as their search path, and with more settings. It returns ErrURL, ErrTLS or ErrTarget for
 // a URL that cannot be used.

@@ -3,18 +3,12 @@ package postgres_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
@@ -26,8 +20,6 @@ import (
 
 func TestMain(m *testing.M) { stacktest.MainAlone(func() (int, error) { return m.Run(), nil }) }
 
-const stopWithin = time.Minute
-
 // pair is a primary with a namespace in which slot A of hall has capacity 2, and a standby of it.
 type pair struct {
 	*testing.T
@@ -38,67 +30,22 @@ type pair struct {
 func newPair(t *testing.T, settings ...string) *pair {
 	t.Helper()
 	p := &pair{T: t}
-	dir := stacktest.DataDir(t)
-	p.primary = p.start(dir)
-	db := p.open(p.primary)
-	if err := db.Migrate(t.Context(), "holdfast"); err != nil {
-		t.Fatal(err)
-	}
-	p.set(db, 2)
-	db.Close()
-
-	// A standby starts with a copy of the data of a stopped server.
-	if err := p.primary.Stop(stopWithin); err != nil {
-		t.Fatal(err)
-	}
-	copied := stacktest.DataDir(t)
-	if err := os.Mkdir(copied, 0o711); err != nil {
-		t.Fatal(err)
-	}
-	data := filepath.Join(copied, "postgres")
-	if out, err := exec.Command("cp", "-a", filepath.Join(dir, "postgres"), data).CombinedOutput(); err != nil {
-		t.Fatalf("copy the data: %v: %s", err, out)
-	}
-	signal := filepath.Join(data, "standby.signal")
-	if err := os.WriteFile(signal, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	owner, err := os.Stat(data)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s := owner.Sys().(*syscall.Stat_t); os.Chown(signal, int(s.Uid), int(s.Gid)) != nil {
-		t.Fatal("the file does not belong to postgres")
-	}
-	p.primary = p.start(dir)
-	follow := fmt.Sprintf("primary_conninfo=host=127.0.0.1 port=%d user=postgres", p.primary.Port)
-	p.standby = p.start(copied, append([]string{follow}, settings...)...)
+	started := stacktest.StartPostgresPair(t, func(primary *stack.Server) {
+		db := p.open(primary)
+		if err := db.Migrate(t.Context(), "holdfast"); err != nil {
+			t.Fatal(err)
+		}
+		p.set(db, 2)
+		db.Close()
+	}, settings...)
+	p.primary, p.standby = started.Primary, started.Standby
 	return p
-}
-
-func (p *pair) start(dir string, settings ...string) *stack.Server {
-	p.Helper()
-	server, err := stack.StartPostgresServer(p.Context(), dir, settings...)
-	if err != nil {
-		p.Fatal(err)
-	}
-	p.Cleanup(func() { _ = server.Kill() }) // fails when the test has ended it
-	return server
-}
-
-// url returns a URL that names servers in the given order.
-func url(servers ...*stack.Server) string {
-	hosts := make([]string, len(servers))
-	for i, s := range servers {
-		hosts[i] = fmt.Sprintf("127.0.0.1:%d", s.Port)
-	}
-	return "postgres://postgres@" + strings.Join(hosts, ",") + "/postgres?sslmode=disable"
 }
 
 // open opens the namespace on servers.
 func (p *pair) open(servers ...*stack.Server) *store.Store {
 	p.Helper()
-	db, err := store.Open(p.Context(), url(servers...), "holdfast")
+	db, err := store.Open(p.Context(), stacktest.PostgresURL(servers...), "holdfast")
 	if err != nil {
 		p.Fatal(err)
 	}
@@ -130,19 +77,7 @@ func capacity(ctx context.Context, db *store.Store) (int64, error) {
 // sql runs a statement on one server, without any check of the server, and returns its value.
 func (p *pair) sql(server *stack.Server, statement string) (value string) {
 	p.Helper()
-	conn, err := pgx.Connect(p.Context(), url(server))
-	if err != nil {
-		p.Fatal(err)
-	}
-	defer func() { _ = conn.Close(context.Background()) }()
-	results, err := conn.PgConn().Exec(p.Context(), statement).ReadAll()
-	if err != nil {
-		p.Fatalf("%s: %v", statement, err)
-	}
-	if len(results[0].Rows) == 1 {
-		value = string(results[0].Rows[0][0])
-	}
-	return value
+	return stacktest.PostgresSQL(p.T, server, statement)
 }
 
 // TestConfig_LaggingStandbyIsFirst_PrimaryIsRead uses a URL with a lagging standby before its

@@ -38,7 +38,7 @@ func TestCheckSessions_EachMode_OnlySessionAccepted(t *testing.T) {
 		}
 		return postgres.CheckSessions(t.Context(), config.ConnConfig)
 	}
-	if pooled, err := check(url(server)); pooled || err != nil {
+	if pooled, err := check(stacktest.PostgresURL(server)); pooled || err != nil {
 		t.Errorf("without a pooler: %v, %v", pooled, err)
 	}
 	for mode, want := range map[string]error{"session": nil, "transaction": postgres.ErrPooled, "statement": postgres.ErrPooled} {

@@ -13,7 +13,7 @@ import (
 // postgres checks Postgres. It returns its clock.
 func (r *report) postgres(ctx context.Context, t Target) clock {
 	const reachable, primary = "postgres.reachable", "postgres.primary"
-	others := []string{postgresLink, PostgresFsync, PostgresCommit, PostgresPages, PostgresSchema, "postgres.grants", PostgresPrivileges}
+	others := []string{postgresLink, PostgresFsync, PostgresCommit, PostgresPages, PostgresStandbys, PostgresSchema, "postgres.grants", PostgresPrivileges}
 	// First, because a session that is not the program's own must not get its settings.
 	pooled, err := t.Store.CheckSessions(ctx)
 	if errors.Is(err, postgres.ErrPooled) {
@@ -49,6 +49,7 @@ func (r *report) postgres(ctx context.Context, t Target) clock {
 		"a crash loses the last payments, although they were answered as reservations")
 	r.postgresSetting(server, PostgresPages, Warn,
 		"a crash while a page is written corrupts it, unless the file system writes pages atomically (ZFS does)")
+	r.postgresStandbys(server)
 	r.postgresSchema(server, t)
 	r.postgresGrants(ctx, server, t)
 	r.postgresPrivileges(ctx, server, t)
@@ -100,6 +101,22 @@ func (r *report) postgresSetting(f *store.ServerInfo, check string, bad Status, 
 		return
 	}
 	r.add(check, bad, "off, set by "+setting.Source, why, settingFix(f, name, setting.Source))
+}
+
+// postgresStandbys checks that a standby that may replace the server has every answered commit.
+func (r *report) postgresStandbys(f *store.ServerInfo) {
+	const why = "a failover to a standby that is behind loses answered payments: workers put back what was published, " +
+		"and that takes seconds without any answer"
+	waits := f.Synchronous != "" && f.Settings["synchronous_commit"].Value != "local"
+	switch {
+	case f.Standbys == 0:
+		r.ok(PostgresStandbys, "no standby follows")
+	case waits:
+		r.ok(PostgresStandbys, "commits wait for "+f.Synchronous)
+	default:
+		r.fail(PostgresStandbys, fmt.Sprintf("%d standbys follow, and no commit waits for one", f.Standbys), why,
+			"ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)';\nSELECT pg_reload_conf()")
+	}
 }
 
 // settingFix returns how to switch a setting on, which depends on where it was switched off.

@@ -220,3 +220,37 @@ func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 	w.expect("the owner, and a worker that migrates", []string{"postgres.privileges ok"}, as("migrator"), migrates)
 	w.expect("the owner, and a worker that does not", []string{"postgres.privileges warn"}, as("migrator"))
 }
+
+// TestPostgres_StandbyFollows_OneMustBeSynchronous lets a standby follow, and applies the fix. A role without
+// privileges sees both, too.
+func TestPostgres_StandbyFollows_OneMustBeSynchronous(t *testing.T) {
+	t.Parallel()
+	pair := stacktest.StartPostgresPair(t, func(*stack.Server) {})
+	stacktest.PostgresSQL(t, pair.Primary, "CREATE ROLE plain LOGIN")
+	check := func() (c preflight.Check) {
+		t.Helper()
+		url := strings.Replace(stacktest.PostgresURL(pair.Primary), "postgres@", "plain@", 1)
+		db, err := store.Open(t.Context(), url, "holdfast")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer db.Close()
+		checks := preflight.Run(t.Context(), preflight.Target{Namespace: "holdfast", Store: db, NATSURL: "nats://127.0.0.1:1",
+			Redis: stacktest.RedisOptions("redis://127.0.0.1:1")})
+		for _, found := range checks {
+			if found.Name == preflight.PostgresStandbys {
+				c = found
+			}
+		}
+		return c
+	}
+	stacktest.Eventually(t, "the standby to be found", func() bool { return check().Status == preflight.Fail })
+	for statement := range strings.SplitSeq(check().Fix, "\n") {
+		stacktest.PostgresSQL(t, pair.Primary, statement)
+	}
+	stacktest.Eventually(t, "commits to wait for the standby", func() bool { return check().Status == preflight.OK })
+	pair.Detach(t)
+	if c := check(); c.Status != preflight.OK || !strings.Contains(c.Found, "no standby") {
+		t.Errorf("without a standby: %+v", c)
+	}
+}

@@ -49,6 +49,7 @@ const (
 	PostgresFsync      = "postgres.fsync"
 	PostgresCommit     = "postgres.synchronous_commit"
 	PostgresPages      = "postgres.full_page_writes"
+	PostgresStandbys   = "postgres.standbys"
 	PostgresPrivileges = "postgres.privileges"
 	PostgresSchema     = "postgres.schema"
 	PostgresSessions   = "postgres.sessions"
@@ -67,7 +68,7 @@ var Required = append(slices.Clone(Versions), PostgresSessions)
 // Durability are the checks whether acknowledged writes survive a crash. None of them is about
 // Redis: a restart of Redis can lose writes without a trace, so after each restart Redis is rebuilt
 // from the other servers.
-var Durability = []string{NATSReplicas, NATSSync, PostgresFsync, PostgresCommit, PostgresPages}
+var Durability = []string{NATSReplicas, NATSSync, PostgresFsync, PostgresCommit, PostgresPages, PostgresStandbys}
 
 // Check is the result of one check.
 type Check struct {

@@ -3,11 +3,12 @@
 // moment up to date, or rebuilds everything. All of this concerns partitions: when one is lost, or the shard
 // of a cluster that has some of them, the workers go on deciding in the others.
 //
-//	Supervisor  checks Postgres and Redis, and invalidates and recovers
-//	Marker      writes to Redis how far the outcome log reached
-//	EpochTerm   the epochs under which a worker decides, and how long it may rely on them
-//	ConnGuard   refuses connections to servers that may lack data
-//	Projection  computes from the published outcomes what Redis must have
+//	Supervisor      checks Postgres and Redis, and invalidates and recovers
+//	Marker          writes to Redis how far the outcome log reached
+//	EpochTerm       the epochs under which a worker decides, and how long it may rely on them
+//	ConnGuard       refuses connections to servers that may lack data
+//	HistoryChecker  detects that Postgres has lost commits, and puts them back
+//	Projection      computes from the published outcomes what Redis must have
 //
 // # How a loss is detected
 //
@@ -146,6 +147,34 @@
 //     that is too low, or was recreated. The log and `worker rebuild` report from when on it has outcomes.
 //     No event waits for it: the slots of a forgotten hold may be granted again, and its payment ends in
 //     refund_required. When both streams were lost together the gap cannot be detected.
+//
+// # When Postgres has lost commits
+//
+// A failover to a standby that was behind, and a restore, forget reservations and answers to payments
+// that were published. Every connection that decisions use is checked when it opens (HistoryGuard): the
+// system identifier, the timeline, and a commit marker, a row that says how far the outbound stream
+// reached before it was written. A worker writes it every 500 ms while outcomes are published. Every
+// outcome that follows from a commit is published after it, and replication keeps the order of commits:
+// a server that shows a marker has all commits behind the outcomes up to it. These findings mean that
+// commits may be lost:
+//
+//	another timeline or system identifier than the row names   a promotion, a restore to a time, a dump
+//	a lower marker than this worker has seen                    an older state of the same server
+//	outcomes after the marker whose rows are missing            the same, while no worker ran
+//
+// Until one worker has compared the server (HistoryChecker), connections to it are refused, and events
+// wait. It reads the outcomes after the marker, waits 5 s until no worker publishes what another server
+// committed, and reads the rest. It puts back what is missing. What contradicts the server, mostly because
+// the capacity is lower, becomes a lost commit: nothing is granted on its resource until it is put back, or
+// an operator removes it. Payments of holds on that resource go on, under the constraint.
+//
+// Commits that were not published are decided again when their events are delivered again. When Redis has
+// settled such a payment, its hold takes no slots in either server. Then Redis is rebuilt: the hold is live,
+// and its payment is pending.
+//
+// What remains: capacities that were changed by SQL, and reasons of cancellations, are in no outcome. A
+// primary that was replaced and still accepts writes is another Postgres: what workers that still reach
+// it commit there is lost later, and only `worker audit` finds it.
 //
 // # What remains
 //

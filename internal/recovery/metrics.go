@@ -13,6 +13,7 @@ const (
 	causeAnotherServer = "another_server"
 	causeRequested     = "requested"
 	causeCorruption    = "corruption"
+	causeLostCommits   = "lost_commits"
 )
 
 // The kinds of a completed rebuild: the label kind.
@@ -28,6 +29,7 @@ var causes = []struct{ prefix, cause string }{
 	{"older epoch", causeOlderEpoch},
 	{anotherServer, causeAnotherServer},
 	{"requested", causeRequested},
+	{lostCommitsWhy, causeLostCommits},
 }
 
 func causeOf(why string) string {
@@ -45,6 +47,7 @@ type Metrics struct {
 	failed            *telemetry.Counter
 	running, progress *telemetry.Gauge
 	took              *telemetry.Gauge
+	lostCommits       *telemetry.Gauge
 }
 
 // NewMetrics adds the metrics to a set.
@@ -62,8 +65,12 @@ func NewMetrics(set *telemetry.Set) *Metrics {
 			"Part of the stored outcomes that the running rebuild has read, 0 when none runs.").With(),
 		took: set.Gauges("holdfast.rebuild.last.duration", "s",
 			"Time that the last rebuild by this worker took, 0 before the first.").With(),
+		lostCommits: set.Gauges("holdfast.lost.commits", "{outcome}",
+			"Published outcomes whose commit Postgres has lost and that could not be put back. Nothing is granted on "+
+				"their resources.").With(),
 	}
-	for _, cause := range []string{causeEpochMissing, causeOlderEpoch, causeAnotherServer, causeRequested, causeCorruption} {
+	for _, cause := range []string{causeEpochMissing, causeOlderEpoch, causeAnotherServer, causeRequested, causeLostCommits,
+		causeCorruption} {
 		m.rebuilds.With(cause, kindRebuilt)
 	}
 	m.rebuilds.With(causeAnotherServer, kindResumed)
@@ -96,6 +103,13 @@ func (m *Metrics) ended(why string, r RebuildResult, err error) {
 		m.took.Set(r.Took.Seconds())
 	case began:
 		m.failed.Add(1)
+	}
+}
+
+// lost records the number of lost commits.
+func (m *Metrics) lost(n int) {
+	if m != nil {
+		m.lostCommits.Set(float64(n))
 	}
 }
 

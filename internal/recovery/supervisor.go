@@ -84,6 +84,7 @@ type SupervisorOptions struct {
 	EpochStore EpochStore
 	Inventory  holds.Inventory
 	OutcomeLog OutcomeLog
+	History    *HistoryChecker                      // of Postgres; nil when the caller decides nothing
 	Fence      func(context.Context) (int64, error) // returns a number above all fencing tokens so far
 	Log        zerolog.Logger
 	Metrics    *Metrics // nil when nothing is measured
@@ -109,6 +110,7 @@ type Supervisor struct {
 	InspectTimeout time.Duration // of one inspection of Redis
 	Clock          int64         // ms, see holds.CurrentEpochs
 
+	history       *HistoryChecker // nil when the caller decides nothing
 	keys          record.Keyspace
 	inspectors    map[string]*redis.Client // by address, those of the last check
 	servers       atomic.Pointer[[]Server] // of the last check
@@ -151,6 +153,13 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 	}
 }
 
+// CheckHistory makes each check begin with one of the history of Postgres.
+func (s *Supervisor) CheckHistory(c *HistoryChecker) {
+	s.history = c
+	c.beforeCompared = s.afterLostCommits
+	c.Drain = s.Drain
+}
+
 // Run checks and rebuilds until ctx ends. It returns an error when only newer programs know the
 // format of Redis or the schema of Postgres: then nothing is decided any more, and the process must
 // end.
@@ -167,6 +176,11 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			s.Guard.Block(err.Error())
 			s.Log.Error().Err(err).Msg("stored data is newer than this worker, start a newer version")
 			return err
+		}
+		if err == nil && s.history != nil {
+			if err := s.history.Maintain(ctx); err != nil {
+				s.Log.Debug().Err(err).Msg("commit marker not written, will retry")
+			}
 		}
 		if ctx.Err() == nil {
 			s.logFailure(&s.lastFailure, err)
@@ -284,6 +298,11 @@ func (s *Supervisor) awaitRebuild() {
 // accordingly. It returns the rows of the epochs after that. A server that does not answer delays no
 // other one.
 func (s *Supervisor) Check(ctx context.Context) (Epochs, error) {
+	if s.history != nil { // first: the rows of the epochs are among those that may be too old
+		if err := s.history.Check(ctx); err != nil {
+			return Epochs{}, err
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
 	defer cancel()
 	checkedAt := time.Now()

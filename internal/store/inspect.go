@@ -20,7 +20,11 @@ type ServerInfo struct {
 	Role     string
 	Database string
 	Settings map[string]Setting // those of SettingsInspected
-	Schema   Schema
+
+	Standbys    int    // that follow the server
+	Synchronous string // the names of those for which a commit waits, "" for none
+
+	Schema Schema
 }
 
 // SettingsInspected are the settings that decide whether committed data survives a crash.
@@ -90,7 +94,7 @@ func (s *Store) Inspect(ctx context.Context, namespace string) (*ServerInfo, err
 	f := &ServerInfo{Settings: make(map[string]Setting)}
 	migrated := false
 	err := s.pool.QueryRow(ctx, queryInspectServer, namespace).Scan(&f.Version, &f.Role, &f.Database,
-		&f.Schema.Creates, &f.Schema.Exists, &f.Schema.Usable, &migrated)
+		&f.Schema.Creates, &f.Schema.Exists, &f.Schema.Usable, &migrated, &f.Standbys, &f.Synchronous)
 	if err != nil {
 		return nil, fmt.Errorf("inspect postgres: %w", err)
 	}
@@ -159,6 +163,12 @@ var grants = []grant{
 	{"partition_epochs", "UPDATE",
 		[]string{"epoch", "generation", "written", "server", "lost", "lost_why", "rebuilder", "leased_until",
 			"progress"}},
+	{"commit_marker", "SELECT", nil},
+	{"commit_marker", "INSERT", []string{"history", "server"}},
+	{"commit_marker", "UPDATE", []string{"history", "server", "stream_created_at", "seq", "marked_at"}},
+	{"lost_commits", "SELECT", nil},
+	{"lost_commits", "INSERT", []string{"outcome_id", "resource_id", "event", "reason", "outcome"}},
+	{"lost_commits", "DELETE", nil},
 	{"policies", "SELECT", nil},
 	{"leases", "SELECT", nil},
 	{"leases", "INSERT", []string{"name", "holder", "held_until"}},

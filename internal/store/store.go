@@ -65,6 +65,15 @@ var (
 	queryPoliciesRead            = query("policies_read")
 	queryPoliciesInsert          = query("policies_insert")
 	queryPoliciesDelete          = query("policies_delete")
+	queryHistoryRead             = query("history_read")
+	queryHistoryInsert           = query("history_insert")
+	queryHistoryMark             = query("history_mark")
+	queryHistoryCompared         = query("history_compared")
+	queryEpochAdvance            = query("epoch_advance")
+	queryInventoryPutBack        = query("inventory_put_back")
+	queryLostInsert              = query("lost_insert")
+	queryLostRead                = query("lost_read")
+	queryLostDelete              = query("lost_delete")
 	queryLeaseKeep               = query("lease_keep")
 	queryLeaseRelease            = query("lease_release")
 )
@@ -102,13 +111,13 @@ var _ holds.Inventory = (*Store)(nil)
 
 // Open returns a Store for a namespace, whose schema is the search path of every connection. It
 // does not connect: the first query fails if the server is unreachable. It returns an error of
-// package postgres for an unusable URL.
-func Open(ctx context.Context, url, namespace string) (*Store, error) {
+// package postgres for an unusable URL. options change the configuration (see Guard).
+func Open(ctx context.Context, url, namespace string, options ...postgres.Option) (*Store, error) {
 	config, err := poolConfig(url, namespace)
 	if err != nil {
 		return nil, err
 	}
-	return newStore(ctx, config, namespace)
+	return newStore(ctx, config, namespace, options...)
 }
 
 // queryConnections bounds the connections for the queries of a worker.
@@ -116,17 +125,22 @@ const queryConnections = 4
 
 // OpenQueries returns a Store for queries with a few connections of its own, so that queries take
 // none from decisions.
-func OpenQueries(ctx context.Context, url, namespace string) (*Store, error) {
+func OpenQueries(ctx context.Context, url, namespace string, options ...postgres.Option) (*Store, error) {
 	config, err := poolConfig(url, namespace)
 	if err != nil {
 		return nil, err
 	}
 	config.ConnConfig.RuntimeParams["application_name"] = "holdfast queries " + namespace
 	config.MinConns, config.MaxConns = 0, queryConnections
-	return newStore(ctx, config, namespace)
+	return newStore(ctx, config, namespace, options...)
 }
 
-func newStore(ctx context.Context, config *pgxpool.Config, namespace string) (*Store, error) {
+func newStore(
+	ctx context.Context, config *pgxpool.Config, namespace string, options ...postgres.Option,
+) (*Store, error) {
+	for _, option := range options {
+		option(config)
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("open postgres: %w", err)

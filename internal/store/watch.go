@@ -123,6 +123,9 @@ func notify(ctx context.Context, conn *pgx.Conn, channel string, w InventoryWatc
 	if _, err := conn.Exec(ctx, "SELECT pg_notify($1, $2)", channel, payload); err != nil {
 		return err
 	}
+	if err := checkHistory(conn); err != nil {
+		return err
+	}
 	return postgres.MayWrite(conn) // else changes are made and notified on another server
 }
 

@@ -1,0 +1,135 @@
+package events
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/holds"
+)
+
+// commitBatch is the number of outcomes that Commits passes on together.
+const commitBatch = 500
+
+// commitOutcomes are the outcomes that are published after Postgres has committed them.
+var commitOutcomes = []string{
+	holds.EventHoldConfirmed, holds.EventConfirmRejected, holds.EventReservationCancelled, holds.EventCancelRejected,
+	holds.EventInventoryUpdated, holds.EventInventoryRejected,
+}
+
+// Commits implements recovery.CommitLog. It skips messages that are not outcomes of a worker.
+func (c *OutcomeLog) Commits(
+	ctx context.Context, after holds.LogPosition, each func([]holds.StoredOutcome) error,
+) (holds.LogPosition, error) {
+	fail := func(err error) (holds.LogPosition, error) {
+		return after, fmt.Errorf("read stream %s: %w", c.ns.OutStream(), err)
+	}
+	stream, err := c.js.Stream(ctx, c.ns.OutStream())
+	if err != nil {
+		return fail(err)
+	}
+	info := stream.CachedInfo()
+	last := holds.LogPosition{Created: info.Created, Seq: info.State.LastSeq}
+	if !sameMicrosecond(info.Created, after.Created) {
+		after = holds.LogPosition{Created: info.Created} // another stream: all of it
+	}
+	if last.Seq <= after.Seq {
+		return last, nil
+	}
+	if missing := info.State.FirstSeq - min(info.State.FirstSeq, after.Seq+1); missing > 0 && after.Seq > 0 {
+		c.log.Error().Uint64("messages", missing).Msg("outbound stream lacks outcomes, commits behind them not compared")
+	}
+	config := jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: after.Seq + 1,
+	}
+	for _, event := range commitOutcomes {
+		config.FilterSubjects = append(config.FilterSubjects, c.ns.Out(event, ">"))
+	}
+	var batch []holds.StoredOutcome
+	for m, err := range ReadStream(ctx, stream, config, last.Seq) {
+		if err != nil {
+			return fail(err)
+		}
+		outcome, err := decodeCommit(m)
+		if err != nil {
+			c.log.Warn().Err(err).Str("subject", m.Subject()).Msg("skipped malformed outcome")
+			continue
+		}
+		if batch = append(batch, outcome); len(batch) == commitBatch {
+			if err := each(batch); err != nil {
+				return after, err
+			}
+			batch = nil
+		}
+	}
+	if len(batch) > 0 {
+		if err := each(batch); err != nil {
+			return after, err
+		}
+	}
+	return last, nil
+}
+
+// sameMicrosecond compares times of which one was stored in Postgres.
+func sameMicrosecond(a, b time.Time) bool { return a.UnixMicro() == b.UnixMicro() }
+
+func decodeCommit(m StoredMsg) (outcome holds.StoredOutcome, err error) {
+	var e Envelope
+	if err := json.Unmarshal(m.Data(), &e); err != nil {
+		return outcome, err
+	}
+	event, _ := EventOf(e.Type)
+	outcome = holds.StoredOutcome{ID: e.ID, StoredAt: holds.Time{Time: m.Meta.Timestamp.UTC()}}
+	outcome.Event, outcome.At = event, e.Time
+	if outcome.Data, _, err = holds.DecodeOutcomeData(event, e.Data); err != nil {
+		return outcome, err
+	}
+	if outcome.Data == nil {
+		return outcome, fmt.Errorf("unknown event %q", event)
+	}
+	header := m.Headers()
+	outcome.RebuildMetadata = holds.RebuildMetadata{Amount: header.Get(headerAmount), Currency: header.Get(headerCurrency)}
+	if text := header.Get(headerPosition); text != "" {
+		outcome.RebuildMetadata.Position, err = parsePosition(text)
+	}
+	return outcome, err
+}
+
+// setCommitHeaders sets the headers that decodeCommit reads.
+func setCommitHeaders(h nats.Header, metadata holds.RebuildMetadata) {
+	if metadata.Amount != "" {
+		h.Set(headerAmount, metadata.Amount)
+	}
+	if metadata.Currency != "" {
+		h.Set(headerCurrency, metadata.Currency)
+	}
+	if metadata.Position != (holds.StreamPosition{}) {
+		h.Set(headerPosition, formatPosition(metadata.Position))
+	}
+}
+
+// formatPosition returns the time at which an event was stored, that at which its stream was
+// created, and its sequence there, separated by spaces.
+func formatPosition(p holds.StreamPosition) string {
+	return p.At.UTC().Format(time.RFC3339Nano) + " " + p.StreamCreatedAt.UTC().Format(time.RFC3339Nano) + " " +
+		strconv.FormatUint(p.Seq, 10)
+}
+
+func parsePosition(text string) (p holds.StreamPosition, err error) {
+	words := strings.Fields(text)
+	if len(words) != 3 {
+		return p, fmt.Errorf("%s: %q", headerPosition, text)
+	}
+	if p.At, err = time.Parse(time.RFC3339Nano, words[0]); err == nil {
+		if p.StreamCreatedAt, err = time.Parse(time.RFC3339Nano, words[1]); err == nil {
+			p.Seq, err = strconv.ParseUint(words[2], 10, 64)
+		}
+	}
+	return p, err
+}

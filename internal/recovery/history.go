@@ -1,0 +1,138 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"holdfast/internal/holds"
+)
+
+// History says which commits a Postgres server has. A server that replaces another one, or that was
+// restored, has another name; it may lack commits.
+type History struct {
+	Server   string // the server and its timeline: every promotion and every restore to a time starts a timeline
+	Compared string // the Server whose commits were last compared with the published outcomes
+	ID       string // changes with each comparison
+	// Marker is a position in the outbound stream: every outcome up to it follows from a commit
+	// that the server has, or from one in LostCommits. It is zero when no worker has stored one.
+	Marker    holds.LogPosition
+	MarkerAge time.Duration
+	Lost      int // number of lost commits that could not be put back
+}
+
+// continues reports whether a server has all commits that it, or another worker's server, had at an
+// earlier check.
+func (h History) continues(before History) bool {
+	switch a, b := h.Marker, before.Marker; {
+	case h.Server != h.Compared:
+		return false
+	case a.Created.UnixMicro() == b.Created.UnixMicro():
+		return a.Seq >= b.Seq
+	default:
+		return a.Created.After(b.Created)
+	}
+}
+
+// ErrHistoryChanged says that another worker has compared the history meanwhile, or that the server
+// is another one. Nothing was changed.
+var ErrHistoryChanged = errors.New("history of postgres changed concurrently")
+
+// HistoryError is the error of a connection to a Postgres server that may lack commits.
+type HistoryError struct{ Why string }
+
+func (e *HistoryError) Error() string { return "postgres may lack commits: " + e.Why }
+
+// SafeToRetry makes it an error of a connection, as those of pgx: an outage, and the fault of no event.
+func (*HistoryError) SafeToRetry() bool { return true }
+
+// HistoryStore is implemented by Postgres.
+type HistoryStore interface {
+	// History reads the history that the server has.
+	History(ctx context.Context) (History, error)
+	// Mark moves the marker of a history forward. It changes nothing when the server has another
+	// one.
+	Mark(ctx context.Context, h History, marker holds.LogPosition) error
+	// PutBack writes what follows from outcomes and is missing, in the order of the outcomes. It
+	// stores those that contradict what the server has as lost commits. It returns the number of
+	// those that it has put back. It may be called again with the same outcomes.
+	PutBack(ctx context.Context, outcomes []holds.StoredOutcome) (restored int, err error)
+	// PutBackLost does the same with the lost commits, and removes those that it has put back.
+	PutBackLost(ctx context.Context) (restored int, err error)
+	// SetCompared begins the next history of a server: everything up to marker was compared. It
+	// returns ErrHistoryChanged when the server has another history than h.
+	SetCompared(ctx context.Context, h History, marker holds.LogPosition) (History, error)
+	// AdvanceGeneration makes the number of each epoch that begins later higher than n.
+	AdvanceGeneration(ctx context.Context, n int64) error
+	// KeepLease takes or renews a lease, and reports whether holder has it now.
+	KeepLease(ctx context.Context, name, holder string, lease time.Duration) (held bool, err error)
+	// ReleaseLease ends a lease if holder has it.
+	ReleaseLease(ctx context.Context, name, holder string) error
+}
+
+// CommitLog reads the published outcomes that follow from commits in Postgres.
+type CommitLog interface {
+	// Position returns the end of the outbound stream.
+	Position(ctx context.Context) (holds.LogPosition, error)
+	// Commits passes these outcomes after a position, in their order and a bounded number at a
+	// time, up to the last one at the time of the call. It returns the position of that one. When
+	// the stream is another one than that of the position, it passes all of them.
+	Commits(
+		ctx context.Context, after holds.LogPosition, each func([]holds.StoredOutcome) error,
+	) (last holds.LogPosition, err error)
+}
+
+// HistoryGuard permits connections to Postgres servers that have all commits. Every connection that
+// decisions use is checked when it opens and each time that it is used. It is safe for concurrent
+// use.
+type HistoryGuard struct {
+	mu      sync.Mutex
+	allowed *History // nil while no connection is permitted
+	why     string   // the reason while allowed is nil
+}
+
+// NewHistoryGuard returns a HistoryGuard that permits nothing.
+func NewHistoryGuard() *HistoryGuard { return &HistoryGuard{why: notCheckedYet} }
+
+// Check returns a *HistoryError unless a new connection to a server with a history is permitted.
+// The connection is used only as long as Current returns the same ID.
+func (g *HistoryGuard) Check(h History) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.allowed == nil:
+		return &HistoryError{g.why}
+	case h.ID != g.allowed.ID || h.Server != g.allowed.Server || !h.continues(*g.allowed):
+		return &HistoryError{"another server, or an older state of the same: its commits were not compared yet"}
+	}
+	return nil
+}
+
+// Current returns the ID of the history whose connections are permitted, or a *HistoryError.
+func (g *HistoryGuard) Current() (id string, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.allowed == nil {
+		return "", &HistoryError{g.why}
+	}
+	return g.allowed.ID, nil
+}
+
+func (g *HistoryGuard) allow(h History) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.allowed = &h
+}
+
+func (g *HistoryGuard) block(why string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.allowed, g.why = nil, why
+}
+
+// errComparing is the error while another worker compares.
+func errComparing(why string) error {
+	return fmt.Errorf("another worker compares the commits of postgres: %w", &HistoryError{why})
+}

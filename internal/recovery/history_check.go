@@ -1,0 +1,214 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/failpoint"
+	"holdfast/internal/holds"
+)
+
+// The times of a HistoryChecker.
+const (
+	commitMarkEvery  = 400 * time.Millisecond // between two markers, of all workers together
+	commitMarkWithin = time.Second
+	compareLease     = 30 * time.Second // of the worker that compares
+	compareLeaseName = "commit history"
+	lostRetryEvery   = 10 * time.Second // between two attempts to put lost commits back
+)
+
+// HistoryChecker notices that Postgres may lack commits, and compares it with the published
+// outcomes before any decision reads from it. One of the workers compares while the others wait.
+//
+//	check ──► same history, marker not lower than before ── else ──► compare from the marker of that server
+//	  ▲            │ guard: allow                                      │ guard: block
+//	  └── 500 ms ──┴───────────────── next history ────────────────────┘
+//
+// Every outcome that follows from a commit is published after it, and replication keeps the order
+// of commits. So a server that shows a marker has all commits behind the outcomes up to it, and
+// only the outcomes after it are read. What is missing is put back. What contradicts the server,
+// such as a reservation that exceeds a capacity that is lower now, becomes a lost commit, and
+// nothing is granted on its resource.
+//
+// One goroutine uses it.
+type HistoryChecker struct {
+	Store HistoryStore
+	Log   CommitLog
+	Guard *HistoryGuard
+	Name  string // of this process
+
+	Logger  zerolog.Logger
+	Metrics *Metrics // nil when nothing is measured
+	// Drain is how long after the server was noticed workers may still publish what another server
+	// committed. Supervisor.CheckHistory sets it.
+	Drain time.Duration
+
+	// beforeCompared is called after everything was put back and before decisions go on.
+	beforeCompared func(context.Context) error
+
+	known     History   // of the last check that succeeded; its ID is "" before
+	noticedAt time.Time // of the history that is not compared yet, zero when there is none
+	retriedAt time.Time // the last attempt to put lost commits back
+}
+
+// Check reads the history of Postgres. It returns an error, and the guard permits no connection,
+// until the history was compared.
+func (c *HistoryChecker) Check(ctx context.Context) error {
+	h, err := c.read(ctx)
+	if err != nil {
+		return err
+	}
+	first := c.known.ID == ""
+	switch {
+	case first && h.Server == h.Compared:
+		if h, err = c.begin(ctx, h); err != nil {
+			return err
+		}
+	case first || !h.continues(c.known):
+		if h, err = c.compare(ctx, h); err != nil {
+			return err
+		}
+	}
+	c.known, c.noticedAt = h, time.Time{}
+	c.Guard.allow(h)
+	c.Metrics.lost(h.Lost)
+	return nil
+}
+
+func (c *HistoryChecker) read(ctx context.Context) (History, error) {
+	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
+	defer cancel()
+	return c.Store.History(ctx)
+}
+
+// begin compares once when the worker starts: the data may have been replaced by older data of the
+// same server while no worker ran.
+func (c *HistoryChecker) begin(ctx context.Context, h History) (History, error) {
+	if h.Marker == (holds.LogPosition{}) {
+		return h, nil // no worker has marked it: what was published before is taken to be there
+	}
+	restored, _, err := c.putBack(ctx, h.Marker)
+	if err != nil || restored == 0 {
+		return h, err
+	}
+	return c.compare(ctx, h)
+}
+
+// compare puts back what a server lacks, and begins its next history.
+func (c *HistoryChecker) compare(ctx context.Context, h History) (next History, err error) {
+	why := fmt.Sprintf("server %s, compared %s, marker %d", h.Server, h.Compared, h.Marker.Seq)
+	if c.noticedAt.IsZero() {
+		c.noticedAt = time.Now()
+		c.Logger.Warn().Str("server", h.Server).Str("server_before", h.Compared).Uint64("marker", h.Marker.Seq).
+			Msg("postgres may lack commits, paused until compared with the outbound stream")
+	}
+	c.Guard.block(why)
+	failpoint.Hit("history.noticed")
+	held, err := c.Store.KeepLease(ctx, compareLeaseName, c.Name, compareLease)
+	if err != nil {
+		return h, err
+	}
+	if !held {
+		return h, errComparing(why)
+	}
+	defer func() {
+		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), postgresCheckTimeout)
+		defer cancel()
+		_ = c.Store.ReleaseLease(release, compareLeaseName, c.Name) // or the lease expires
+	}()
+	restored, last, err := c.putBack(ctx, h.Marker)
+	if err != nil {
+		return h, err
+	}
+	select {
+	case <-ctx.Done():
+		return h, context.Cause(ctx)
+	case <-time.After(time.Until(c.noticedAt.Add(c.Drain))):
+	}
+	more, last, err := c.putBack(ctx, last)
+	if err != nil {
+		return h, err
+	}
+	again, err := c.Store.PutBackLost(ctx)
+	if err != nil {
+		return h, err
+	}
+	if err := c.beforeCompared(ctx); err != nil {
+		return h, err
+	}
+	failpoint.Hit("history.compared")
+	if next, err = c.Store.SetCompared(ctx, h, last); err != nil {
+		return h, err
+	}
+	c.Logger.Warn().Str("server", h.Server).Int("restored", restored+more+again).
+		Msg("postgres compared, processing resumed")
+	return c.afterCompare(ctx, next)
+}
+
+// afterCompare reads how many lost commits remain, and reports them.
+func (c *HistoryChecker) afterCompare(ctx context.Context, h History) (History, error) {
+	found, err := c.read(ctx)
+	if err == nil && found.ID != h.ID {
+		err = ErrHistoryChanged
+	}
+	if err == nil && found.Lost > 0 {
+		c.Logger.Error().Int("lost_commits", found.Lost).
+			Msg("published outcomes cannot be put back into postgres, nothing is granted on their resources")
+	}
+	return found, err
+}
+
+// putBack puts back what is missing of the outcomes after a position.
+func (c *HistoryChecker) putBack(
+	ctx context.Context, after holds.LogPosition,
+) (restored int, last holds.LogPosition, err error) {
+	renewed := time.Now()
+	last, err = c.Log.Commits(ctx, after, func(outcomes []holds.StoredOutcome) error {
+		if !c.noticedAt.IsZero() && time.Since(renewed) > compareLease/3 {
+			renewed = time.Now()
+			if held, err := c.Store.KeepLease(ctx, compareLeaseName, c.Name, compareLease); err != nil || !held {
+				return fmt.Errorf("lease of the comparison lost: %w", errComparing("replaced"))
+			}
+		}
+		n, err := c.Store.PutBack(ctx, outcomes)
+		restored += n
+		return err
+	})
+	return restored, last, err
+}
+
+// Maintain moves the marker forward, and tries again to put lost commits back. It writes nothing
+// while nothing is published and nothing is lost. Its errors need no reaction: the next call
+// repeats it.
+func (c *HistoryChecker) Maintain(ctx context.Context) error {
+	h := c.known
+	if h.ID == "" || !c.noticedAt.IsZero() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, commitMarkWithin)
+	defer cancel()
+	if h.Lost > 0 && time.Since(c.retriedAt) > lostRetryEvery {
+		c.retriedAt = time.Now()
+		restored, err := c.Store.PutBackLost(ctx)
+		if err != nil {
+			return err
+		}
+		if restored > 0 {
+			c.Logger.Info().Int("restored", restored).Msg("lost commits put back")
+		}
+	}
+	if h.Marker != (holds.LogPosition{}) && h.MarkerAge < commitMarkEvery {
+		return nil
+	}
+	end, err := c.Log.Position(ctx)
+	if err != nil {
+		return err
+	}
+	if end.Seq == h.Marker.Seq && end.Created.UnixMicro() == h.Marker.Created.UnixMicro() {
+		return nil
+	}
+	return c.Store.Mark(ctx, h, end)
+}

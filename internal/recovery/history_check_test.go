@@ -1,0 +1,356 @@
+package recovery_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/record"
+	"holdfast/internal/recovery"
+	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
+)
+
+// commitLog is a recovery.CommitLog of what a harness has published.
+type commitLog struct {
+	*harness
+	late []holds.StoredOutcome // published after the first read
+}
+
+func (l *commitLog) Position(context.Context) (holds.LogPosition, error) {
+	return holds.LogPosition{Created: time.Unix(1, 0), Seq: uint64(len(l.outcomes))}, nil
+}
+
+func (l *commitLog) Commits(
+	ctx context.Context, after holds.LogPosition, each func([]holds.StoredOutcome) error,
+) (holds.LogPosition, error) {
+	var some []holds.StoredOutcome
+	for _, o := range l.outcomes[after.Seq:] {
+		if o.Event == holds.EventHoldConfirmed || o.Event == holds.EventConfirmRejected {
+			some = append(some, o)
+		}
+	}
+	last, err := l.Position(ctx)
+	if err == nil && len(some) > 0 {
+		err = each(some)
+	}
+	l.outcomes, l.late = append(l.outcomes, l.late...), nil
+	return last, err
+}
+
+// guardedWorker is a worker that checks the history of Postgres.
+type guardedWorker struct {
+	*harness
+	log        *replayLog
+	commits    *commitLog
+	supervisor *recovery.Supervisor
+	checker    *recovery.HistoryChecker
+	guard      *recovery.HistoryGuard
+	guarded    *store.Store
+}
+
+func newGuardedWorker(t *testing.T) *guardedWorker {
+	t.Helper()
+	w := &guardedWorker{harness: newHarness(t), guard: recovery.NewHistoryGuard()}
+	w.log, w.commits = &replayLog{harness: w.harness}, &commitLog{harness: w.harness}
+	w.supervisor = w.newSupervisor(w.log, "w1", recovery.NewEpochTerm())
+	w.supervisor.Drain = 0 // no other worker publishes
+	w.checker = &recovery.HistoryChecker{Store: w.store, Log: w.commits, Guard: w.guard, Name: "w1",
+		Logger: zerolog.Nop()}
+	w.supervisor.CheckHistory(w.checker)
+	w.guarded = w.openGuarded(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	return w
+}
+
+func (w *guardedWorker) openGuarded(t *testing.T) *store.Store {
+	t.Helper()
+	db, err := store.Open(t.Context(), stacktest.Shared().PostgresURL, w.namespace, store.Guard(w.guard))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(db.Close)
+	return db
+}
+
+// reserved reads as a decision does.
+func reserved(t *testing.T, db *store.Store) (int64, error) {
+	t.Helper()
+	rows, err := db.InventoryRows(t.Context(), []string{"room"}, [][]string{{holds.StockSlot}})
+	if err != nil {
+		return 0, err
+	}
+	return rows[0][0].Reserved, nil
+}
+
+// check checks once, and returns the epoch of the partition of room.
+func (w *guardedWorker) check(t *testing.T) recovery.Epoch {
+	t.Helper()
+	epochs, err := w.supervisor.Check(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return epochs[record.Partition("room")]
+}
+
+// forget removes what the last payment has written.
+func (w *guardedWorker) forget(t *testing.T) {
+	t.Helper()
+	w.execute(t, `DELETE FROM reservations`)
+	w.execute(t, `DELETE FROM payments`)
+	w.execute(t, `UPDATE inventory SET reserved = 0`)
+}
+
+// paid places a hold and pays it.
+func (w *guardedWorker) paid(t *testing.T) holds.HoldID {
+	t.Helper()
+	id := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
+	w.pay(t, id, "p")
+	return id
+}
+
+func isRefused(err error) bool {
+	var history *recovery.HistoryError
+	return errors.As(err, &history)
+}
+
+// TestHistoryChecker_AnotherServer_NothingIsReadUntilCompared replaces Postgres by a server that
+// lacks a commit. Nothing reads from it until the commit is put back.
+func TestHistoryChecker_AnotherServer_NothingIsReadUntilCompared(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	if _, err := reserved(t, w.guarded); !isRefused(err) {
+		t.Errorf("before the first check: %v", err)
+	}
+	w.check(t)
+	w.paid(t)
+	if n, err := reserved(t, w.guarded); n != 1 || err != nil {
+		t.Errorf("%d are reserved (%v), want 1", n, err)
+	}
+	w.forget(t)
+	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+	fresh := w.openGuarded(t)
+	if n, err := reserved(t, fresh); !isRefused(err) {
+		t.Errorf("a new connection to the other server reads %d: %v", n, err)
+	}
+	w.check(t)
+	for _, db := range []*store.Store{w.guarded, fresh} {
+		if n, err := reserved(t, db); n != 1 || err != nil {
+			t.Errorf("after the comparison %d are reserved (%v), want 1", n, err)
+		}
+	}
+}
+
+// TestHistoryChecker_OlderStateOfSameServer_IsCompared restores an older state of the same server:
+// only its marker is lower than the one that this worker has seen, or than the outbound stream when
+// the worker starts.
+func TestHistoryChecker_OlderStateOfSameServer_IsCompared(t *testing.T) {
+	t.Parallel()
+	for _, restarted := range []bool{false, true} {
+		w := newGuardedWorker(t)
+		w.check(t)
+		for range 2 {
+			w.execute(t, `UPDATE commit_marker SET marked_at = now() - interval '1 minute'`)
+			w.check(t)
+			if err := w.checker.Maintain(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if len(w.outcomes) == 0 {
+				w.paid(t)
+			}
+		}
+		w.check(t)
+		w.forget(t)
+		w.execute(t, `UPDATE commit_marker SET seq = 0`)
+		if restarted {
+			w.checker = &recovery.HistoryChecker{Store: w.store, Log: w.commits, Guard: w.guard, Name: "w2",
+				Logger: zerolog.Nop()}
+			w.supervisor.CheckHistory(w.checker)
+		} else if _, err := reserved(t, w.openGuarded(t)); !isRefused(err) {
+			t.Errorf("a connection to the older state: %v", err)
+		}
+		w.check(t)
+		if n, err := reserved(t, w.guarded); n != 1 || err != nil {
+			t.Errorf("restarted %v: %d are reserved (%v), want 1", restarted, n, err)
+		}
+	}
+}
+
+// TestHistoryChecker_Idle_WritesNothing checks and maintains without a new outcome.
+func TestHistoryChecker_Idle_WritesNothing(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.paid(t)
+	w.check(t)
+	version := func() string { return w.one(t, `SELECT xmin || ' ' || seq FROM commit_marker`) }
+	maintain := func() string {
+		w.execute(t, `UPDATE commit_marker SET marked_at = now() - interval '1 minute'`)
+		w.check(t)
+		before := version()
+		if err := w.checker.Maintain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if version() == before {
+			return "nothing"
+		}
+		return version()
+	}
+	if written := maintain(); !strings.HasSuffix(written, " 2") {
+		t.Errorf("after two outcomes it has written %s, want the sequence 2", written)
+	}
+	if written := maintain(); written != "nothing" {
+		t.Errorf("without a new outcome it has written %s", written)
+	}
+}
+
+// TestHistoryChecker_PublishedMeanwhile_IsPutBack publishes an outcome while Postgres is compared: a worker that
+// has not noticed the failover yet.
+func TestHistoryChecker_PublishedMeanwhile_IsPutBack(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	w.paid(t)
+	w.outcomes, w.commits.late = w.outcomes[:1], w.outcomes[1:]
+	w.forget(t)
+	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+	w.check(t)
+	if n, err := reserved(t, w.guarded); n != 1 || err != nil {
+		t.Errorf("%d are reserved (%v), want 1", n, err)
+	}
+}
+
+// TestHistoryChecker_MarkerOfAnotherServer_IsNotMoved lets Postgres fail over between the check of a worker and
+// its next marker. The marker would hide what the new server lacks.
+func TestHistoryChecker_MarkerOfAnotherServer_IsNotMoved(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	h, err := w.store.History(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+	h.Server = "7/00000001" // the server that the worker has checked
+	if err := w.store.Mark(t.Context(), h, holds.LogPosition{Created: time.Unix(1, 0), Seq: 9}); err != nil {
+		t.Fatal(err)
+	}
+	if seq := w.one(t, `SELECT seq::text FROM commit_marker`); seq != "0" {
+		t.Errorf("the marker is %s", seq)
+	}
+}
+
+// TestHistoryChecker_ComparedByOther_IsUsed lets another worker compare first.
+func TestHistoryChecker_ComparedByOther_IsUsed(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+	if held, err := w.store.KeepLease(t.Context(), "commit history", "other", time.Minute); err != nil || !held {
+		t.Fatalf("%v %v", held, err)
+	}
+	if _, err := w.supervisor.Check(t.Context()); !isRefused(err) {
+		t.Errorf("while another worker compares: %v", err)
+	}
+	if _, err := reserved(t, w.openGuarded(t)); !isRefused(err) {
+		t.Errorf("while another worker compares a connection is %v", err)
+	}
+	h, err := w.store.History(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.store.SetCompared(t.Context(), h, h.Marker); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.store.SetCompared(t.Context(), h, h.Marker); !errors.Is(err, recovery.ErrHistoryChanged) {
+		t.Errorf("a slow worker stores its comparison: %v", err)
+	}
+	w.check(t)
+	if _, err := reserved(t, w.openGuarded(t)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestHistoryChecker_UnpublishedPaymentLost_HoldIsLiveAgain loses a payment that Redis has settled
+// and that was not published. Its slot must not be granted before the payment is delivered again.
+func TestHistoryChecker_UnpublishedPaymentLost_HoldIsLiveAgain(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	id := w.paid(t)
+	w.outcomes = w.outcomes[:1] // hold.confirmed was not published
+	w.log.payments = []holds.Payment{{ConfirmRequest: holds.ConfirmRequest{Hold: id, PaymentID: "p"},
+		At: holds.Time{Time: w.now}}}
+	w.forget(t)
+	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+	if e := w.check(t); e.Complete {
+		t.Error("the epoch is still complete: redis has the payment and postgres has not")
+	}
+	w.rebuildAsSupervisor(t)
+	if n := w.held(t, "room"); n != 1 {
+		t.Errorf("%d are held, want 1", n)
+	}
+	if got := brief(w.place(t, holds.PlaceRequest{Resource: "room", User: "eve"})[0]); got != "hold.rejected sold_out" {
+		t.Errorf("another request: %s", got)
+	}
+	if got := brief(w.pay(t, id, "p")); got != holds.EventHoldConfirmed {
+		t.Errorf("the payment is delivered again: %s", got)
+	}
+}
+
+// TestHistoryChecker_EpochRowWentBack_NextEpochIsNew loses the rebuild of Redis from the row of the
+// epoch. The next epoch has a name that Redis has not seen.
+func TestHistoryChecker_EpochRowWentBack_NextEpochIsNew(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	old := w.epoch
+	if _, err := w.supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	second := w.check(t).Name
+	w.execute(t, `UPDATE partition_epochs SET epoch = '`+old+`', generation = 1`)
+	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+	if e := w.check(t); e.Complete {
+		t.Errorf("epoch %s is taken for complete, redis has %s", e.Name, second)
+	}
+	w.rebuildAsSupervisor(t)
+	if w.epoch == old || w.epoch == second {
+		t.Errorf("the next epoch is %s, after %s and %s", w.epoch, old, second)
+	}
+}
+
+// rebuildAsSupervisor rebuilds Redis, and the harness decides under the new epoch.
+func (w *guardedWorker) rebuildAsSupervisor(t *testing.T) {
+	t.Helper()
+	if _, err := w.supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	e := w.check(t)
+	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
+	w.startNewTerm(t)
+}
+
+// one returns a value from Postgres.
+func (w *guardedWorker) one(t *testing.T, sql string) (value string) {
+	t.Helper()
+	config, err := pgx.ParseConfig(stacktest.Shared().PostgresURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.RuntimeParams["search_path"] = w.namespace
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.Background()) }()
+	if err := conn.QueryRow(t.Context(), sql).Scan(&value); err != nil {
+		t.Fatal(err)
+	}
+	return value
+}

@@ -1,0 +1,112 @@
+package recovery
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/record"
+)
+
+// lostCommitsWhy is the reason for which an epoch is invalidated.
+const lostCommitsWhy = "postgres lost a payment: redis has it as settled, and it was not published"
+
+// afterLostCommits makes Redis agree with a Postgres that lacks commits, before anything is decided
+// on both. A later epoch gets a number that Redis has not seen, because Postgres may have lost
+// numbers. When Redis has settled a payment whose commit is lost and whose outcome was not
+// published, its hold takes no slots in either: the epoch of its partition is invalidated, and the
+// rebuild makes it a live hold with a pending payment.
+func (s *Supervisor) afterLostCommits(ctx context.Context) error {
+	defer s.closeInspectors()
+	servers, err := s.Servers(ctx)
+	if err != nil {
+		return fmt.Errorf("find the redis servers: %w", err)
+	}
+	epochs, err := s.EpochStore.Epochs(ctx)
+	if err != nil {
+		return err
+	}
+	highest := int64(0)
+	for _, server := range servers {
+		state, err := readState(ctx, s.Namespace, s.inspector(server), server.Partitions)
+		if err != nil {
+			return err
+		}
+		for p := range server.Partitions.Each() {
+			if lineage(state.epochs[p]) == lineage(epochs[p].Name) {
+				highest = max(highest, generation(state.epochs[p]))
+			}
+		}
+	}
+	if err := s.history.Store.AdvanceGeneration(ctx, highest); err != nil {
+		return err
+	}
+	lost, err := s.lostSettledPayments(ctx, servers)
+	if lost &= epochs.Complete(); err != nil || lost == 0 {
+		return err
+	}
+	for p := range lost.Each() {
+		epochs[p].Why = lostCommitsWhy
+	}
+	return s.invalidate(ctx, &epochs, lost, servers)
+}
+
+// lostSettledPayments returns the partitions in which Redis has settled a payment that is not
+// acknowledged, and Postgres does not have its reservation.
+func (s *Supervisor) lostSettledPayments(ctx context.Context, servers []Server) (lost record.PartitionSet, err error) {
+	var payments []holds.ConfirmRequest
+	err = s.OutcomeLog.Unacknowledged(ctx,
+		func(r holds.ConfirmRequest, _ holds.Time) { payments = append(payments, r) },
+		func(holds.ReleaseRequest, holds.Time) {})
+	if err != nil {
+		return 0, err
+	}
+	var settled []holds.HoldID
+	for _, p := range payments {
+		is, err := s.isSettled(ctx, servers, p)
+		if err != nil {
+			return 0, err
+		}
+		if is {
+			settled = append(settled, p.Hold)
+		}
+	}
+	if len(settled) == 0 {
+		return 0, nil
+	}
+	there := make(map[holds.HoldID]bool)
+	err = s.EpochStore.Reservations(ctx, settled, func(r Reservation) { there[r.Hold] = true })
+	for _, id := range settled {
+		if err == nil && !there[id] {
+			lost.Add(record.Partition(id.Resource))
+		}
+	}
+	return lost, err
+}
+
+// isSettled reports whether Redis has a hold as confirmed by a payment.
+func (s *Supervisor) isSettled(ctx context.Context, servers []Server, p holds.ConfirmRequest) (bool, error) {
+	partition := record.Partition(p.Hold.Resource)
+	at := slices.IndexFunc(servers, func(server Server) bool { return server.Partitions.Has(partition) })
+	if at < 0 {
+		return false, fmt.Errorf("no redis server has partition %d now", partition)
+	}
+	key := s.keys.Prefix(p.Hold.Resource) + "records"
+	lines, err := s.inspector(servers[at]).HMGet(ctx, key, p.Hold.UUID, "late:"+p.Hold.UUID).Result()
+	if redis.HasErrorPrefix(err, "WRONGTYPE") {
+		return false, nil // scripts find the corruption
+	}
+	if err != nil {
+		return false, fmt.Errorf("read hold %s: %w", p.Hold, err)
+	}
+	for _, line := range lines {
+		text, _ := line.(string)
+		if r, err := record.Parse(text); err == nil && r.State == string(holds.Confirmed) && r.By == p.PaymentID {
+			return true, nil
+		}
+	}
+	return false, nil
+}

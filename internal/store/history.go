@@ -1,0 +1,152 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/postgres"
+	"holdfast/internal/recovery"
+)
+
+var _ recovery.HistoryStore = (*Store)(nil)
+
+// History implements recovery.HistoryStore.
+func (s *Store) History(ctx context.Context) (h recovery.History, err error) {
+	if h, err = s.readHistory(ctx); errors.Is(err, pgx.ErrNoRows) {
+		if _, err = s.pool.Exec(ctx, queryHistoryInsert); err == nil {
+			h, err = s.readHistory(ctx)
+		}
+	}
+	if err != nil {
+		return recovery.History{}, fmt.Errorf("read history of postgres: %w", err)
+	}
+	return h, nil
+}
+
+func (s *Store) readHistory(ctx context.Context) (h recovery.History, err error) {
+	var created *int64
+	var seq, age int64
+	err = s.read(ctx, func(conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, queryHistoryRead).Scan(&h.Server, &h.ID, &h.Compared, &created, &seq, &age, &h.Lost)
+	})
+	if created != nil {
+		h.Marker = holds.LogPosition{Created: time.UnixMicro(*created), Seq: uint64(seq)}
+	}
+	h.MarkerAge = time.Duration(age) * time.Millisecond
+	return h, err
+}
+
+// Mark implements recovery.HistoryStore.
+func (s *Store) Mark(ctx context.Context, h recovery.History, marker holds.LogPosition) error {
+	_, err := s.pool.Exec(ctx, queryHistoryMark, h.ID, h.Server, marker.Created, int64(marker.Seq))
+	if err != nil {
+		return fmt.Errorf("write commit marker: %w", err)
+	}
+	return nil
+}
+
+// SetCompared implements recovery.HistoryStore.
+func (s *Store) SetCompared(
+	ctx context.Context, h recovery.History, marker holds.LogPosition,
+) (recovery.History, error) {
+	err := s.pool.QueryRow(ctx, queryHistoryCompared, h.ID, h.Compared, h.Server, marker.Created, int64(marker.Seq)).
+		Scan(&h.ID)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = recovery.ErrHistoryChanged
+	}
+	if err != nil {
+		return h, fmt.Errorf("begin history of postgres: %w", err)
+	}
+	h.Compared, h.Marker, h.MarkerAge = h.Server, marker, 0
+	return h, nil
+}
+
+// AdvanceGeneration implements recovery.HistoryStore.
+func (s *Store) AdvanceGeneration(ctx context.Context, n int64) error {
+	if _, err := s.pool.Exec(ctx, queryEpochAdvance, n); err != nil {
+		return fmt.Errorf("advance the number of epochs: %w", err)
+	}
+	return nil
+}
+
+// historyKey is the key of a connection's custom data with its guardedHistory.
+const historyKey = "holdfast_history"
+
+// guardedHistory is the history that a connection had when it opened.
+type guardedHistory struct {
+	guard *recovery.HistoryGuard
+	id    string
+}
+
+// Guard returns an option of Open and of a pool on the same schema: the guard checks each
+// connection when it opens and each time that it is used.
+func Guard(guard *recovery.HistoryGuard) postgres.Option {
+	return func(config *pgxpool.Config) {
+		begin, prepare := config.ConnConfig.ValidateConnect, config.PrepareConn
+		config.ConnConfig.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+			if err := begin(ctx, conn); err != nil {
+				return err
+			}
+			h, err := historyOf(ctx, conn)
+			if err != nil {
+				return err
+			}
+			conn.CustomData()[historyKey] = guardedHistory{guard, h.ID}
+			return guard.Check(h)
+		}
+		config.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
+			if _, err := guard.Current(); err != nil {
+				return false, err
+			}
+			if checkHistory(conn) != nil {
+				return false, nil //nolint:nilerr // it is closed, and the next one is checked
+			}
+			return prepare(ctx, conn)
+		}
+	}
+}
+
+// checkHistory returns an error when a guarded connection must not be used any more. It sends
+// nothing.
+func checkHistory(conn *pgx.Conn) error {
+	own, guarded := conn.PgConn().CustomData()[historyKey].(guardedHistory)
+	if !guarded {
+		return nil
+	}
+	id, err := own.guard.Current()
+	if err == nil && id != own.id {
+		err = &recovery.HistoryError{Why: "the connection is older than the last comparison"}
+	}
+	return err
+}
+
+// historyOf reads the history of a new connection, without the cache of statements.
+func historyOf(ctx context.Context, conn *pgconn.PgConn) (h recovery.History, err error) {
+	results, err := conn.Exec(ctx, queryHistoryRead).ReadAll()
+	if err != nil {
+		return h, err
+	}
+	if len(results[0].Rows) != 1 {
+		return h, &recovery.HistoryError{Why: "no commit marker"}
+	}
+	row := results[0].Rows[0]
+	h = recovery.History{Server: string(row[0]), ID: string(row[1]), Compared: string(row[2])}
+	if row[3] == nil {
+		return h, nil
+	}
+	created, err := strconv.ParseInt(string(row[3]), 10, 64)
+	if err != nil {
+		return h, err
+	}
+	h.Marker.Created = time.UnixMicro(created)
+	h.Marker.Seq, err = strconv.ParseUint(string(row[4]), 10, 64)
+	return h, err
+}

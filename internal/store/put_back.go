@@ -1,0 +1,397 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/jackc/pgx/v5"
+
+	"holdfast/internal/holds"
+)
+
+// lostBatch bounds the lost commits in one transaction.
+const lostBatch = 500
+
+// contradictionError is the reason why the commit behind a published outcome cannot be put back.
+type contradictionError struct{ why string }
+
+func (e *contradictionError) Error() string { return e.why }
+
+func contradiction(why string) error { return &contradictionError{why} }
+
+// lostCommit is a lost commit with the reason why it cannot be put back.
+type lostCommit struct {
+	outcome holds.StoredOutcome
+	reason  string
+}
+
+// PutBack implements recovery.HistoryStore.
+func (s *Store) PutBack(ctx context.Context, outcomes []holds.StoredOutcome) (restored int, err error) {
+	err = s.transact(ctx, func(tx pgx.Tx) error {
+		done, lost, err := putBackIn(ctx, tx, outcomes)
+		if err != nil {
+			return err
+		}
+		restored = len(done)
+		return insertLost(ctx, tx, lost)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("put back %d outcomes: %w", len(outcomes), err)
+	}
+	return restored, nil
+}
+
+// PutBackLost implements recovery.HistoryStore. Some can be put back only after others, so it tries
+// again until a try puts nothing back.
+func (s *Store) PutBackLost(ctx context.Context) (restored int, err error) {
+	for {
+		some, err := s.putBackLostOnce(ctx)
+		if err != nil {
+			return restored, fmt.Errorf("put back lost commits: %w", err)
+		}
+		if restored += some; some == 0 {
+			return restored, nil
+		}
+	}
+}
+
+func (s *Store) putBackLostOnce(ctx context.Context) (restored int, err error) {
+	var lastAt time.Time
+	var lastID string
+	for {
+		var read, kept int
+		at, id := lastAt, lastID
+		err := s.transact(ctx, func(tx pgx.Tx) error {
+			outcomes, last, err := readLost(ctx, tx, lastAt, lastID)
+			if err != nil || len(outcomes) == 0 {
+				read = 0
+				return err
+			}
+			_, lost, err := putBackIn(ctx, tx, outcomes)
+			if err != nil {
+				return err
+			}
+			at, id = last, outcomes[len(outcomes)-1].ID
+			read, kept = len(outcomes), len(lost)
+			if read == kept {
+				return nil
+			}
+			_, err = tx.Exec(ctx, queryLostDelete, withoutLost(outcomes, lost))
+			return err
+		})
+		if err != nil || read == 0 {
+			return restored, err
+		}
+		restored += read - kept
+		lastAt, lastID = at, id
+	}
+}
+
+// withoutLost returns the ids of the outcomes that are not lost.
+func withoutLost(outcomes []holds.StoredOutcome, lost []lostCommit) (ids []string) {
+	for _, o := range outcomes {
+		if !slices.ContainsFunc(lost, func(l lostCommit) bool { return l.outcome.ID == o.ID }) {
+			ids = append(ids, o.ID)
+		}
+	}
+	return ids
+}
+
+// putBackIn puts back what follows from outcomes and is missing. done are the outcomes that it has
+// put back. It touches nothing of the outcomes in lost.
+func putBackIn(
+	ctx context.Context, tx pgx.Tx, outcomes []holds.StoredOutcome,
+) (done []holds.StoredOutcome, lost []lostCommit, err error) {
+	missing, lost, err := findMissing(ctx, tx, outcomes)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, o := range missing {
+		err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error { return putBackOne(ctx, savepoint, o) })
+		var contradicts *contradictionError
+		switch {
+		case err == nil:
+			done = append(done, o)
+		case errors.As(err, &contradicts):
+			lost = append(lost, lostCommit{o, contradicts.why})
+		case exceedsCapacity(err):
+			lost = append(lost, lostCommit{o, "the capacity is lower than what is reserved with it"})
+		case errors.Is(err, errInsufficientCapacity):
+			lost = append(lost, lostCommit{o, "a slot has no inventory row"})
+		default:
+			return nil, nil, err
+		}
+	}
+	changed := make(map[string]bool)
+	for _, o := range done {
+		changed[o.Resource] = true
+	}
+	for resource := range changed { // in no particular order; reserved may be higher than workers have read
+		if _, err := tx.Exec(ctx, `SELECT pg_notify(current_schema() || '_inventory', $1)`, resource); err != nil {
+			return nil, nil, err
+		}
+	}
+	return done, lost, nil
+}
+
+// findMissing returns the outcomes that Postgres does not have, and those that contradict what it
+// has.
+func findMissing(
+	ctx context.Context, tx pgx.Tx, outcomes []holds.StoredOutcome,
+) (missing []holds.StoredOutcome, lost []lostCommit, err error) {
+	var payments []holds.Payment
+	var causes []string
+	for i, o := range outcomes {
+		outcomes[i].Resource = resourceOf(o)
+		switch data := o.Data.(type) {
+		case holds.HoldConfirmed:
+			payments = append(payments, paymentOf(data.HoldID, data.PaymentID))
+		case holds.ConfirmRejected:
+			payments = append(payments, paymentOf(data.HoldID, data.PaymentID))
+		default:
+			causes = append(causes, o.ID)
+		}
+	}
+	decided, _, err := readDecisions(ctx, tx, payments)
+	if err != nil {
+		return nil, nil, err
+	}
+	answered, err := readStoredAnswers(ctx, tx, causes)
+	if err != nil {
+		return nil, nil, err
+	}
+	next := 0
+	for _, o := range outcomes {
+		confirmed := false
+		switch data := o.Data.(type) {
+		case holds.HoldConfirmed:
+			confirmed = true
+		case holds.ConfirmRejected:
+		case holds.InventoryRejected:
+			if _, found := answered[o.ID]; !found && data.Reason == holds.ReasonBelowReserved {
+				missing = append(missing, o)
+			}
+			continue
+		default:
+			if _, found := answered[o.ID]; !found {
+				missing = append(missing, o)
+			}
+			continue
+		}
+		decision := decided[next]
+		next++
+		switch {
+		case decision.DecidedAt.IsZero():
+			missing = append(missing, o)
+		case decision.Confirmed != confirmed:
+			lost = append(lost, lostCommit{o, "the payment has another answer"})
+		}
+	}
+	return missing, lost, nil
+}
+
+func resourceOf(o holds.StoredOutcome) string {
+	if data, is := o.Data.(holds.InventoryUpdated); is {
+		return data.ResourceID
+	}
+	if data, is := o.Data.(holds.InventoryRejected); is {
+		return data.ResourceID
+	}
+	return o.Data.Hold().ResourceID
+}
+
+func paymentOf(hold holds.HoldID, id string) holds.Payment {
+	return holds.Payment{ConfirmRequest: holds.ConfirmRequest{Hold: hold, PaymentID: id}}
+}
+
+// putBackOne puts back what follows from one outcome. It returns a *contradictionError,
+// errInsufficientCapacity or the violation of the constraint when it cannot.
+func putBackOne(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome) error {
+	switch data := o.Data.(type) {
+	case holds.HoldConfirmed:
+		p := paymentOf(data.HoldID, data.PaymentID)
+		p.Claimed, p.Late, p.At, p.Data = true, data.Late, data.ConfirmedAt, data.HoldData
+		return putBackPayment(ctx, tx, o, p)
+	case holds.ConfirmRejected:
+		p := paymentOf(data.HoldID, data.PaymentID)
+		p.Reason, p.At, p.Data = data.Reason, o.At, data.HoldData
+		return putBackPayment(ctx, tx, o, p)
+	case holds.ReservationCancelled:
+		return putBackCancellation(ctx, tx, o, data)
+	case holds.CancelRejected:
+		return putBackAnswer(ctx, tx, o, holds.CancelDecision{Reason: data.Reason, Data: data.HoldData})
+	case holds.InventoryUpdated:
+		return putBackCapacity(ctx, tx, o, data)
+	case holds.InventoryRejected:
+		return putBackAnswer(ctx, tx, o, holds.CapacityDecision{BelowReserved: true})
+	}
+	return nil
+}
+
+// putBackAnswer stores the answer of an event, unless another outcome of the same event has done
+// it.
+func putBackAnswer(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, answer any) error {
+	err := storeAnswers(ctx, tx, []string{o.ID}, []string{o.Resource}, []any{answer})
+	if errors.Is(err, errRaced) {
+		return nil
+	}
+	return err
+}
+
+func putBackPayment(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, p holds.Payment) (err error) {
+	p.Amount, p.Currency = o.RebuildMetadata.Amount, o.RebuildMetadata.Currency
+	if p.At.IsZero() {
+		p.At = o.StoredAt
+	}
+	one := []holds.Payment{p}
+	decided, reservedBy, err := readDecisions(ctx, tx, one)
+	if err != nil {
+		return err
+	}
+	switch {
+	case decided[0].DecidedAt.IsZero():
+	case decided[0].Confirmed == p.Claimed:
+		return nil // the payment has several outcomes
+	default:
+		return contradiction("the payment has another answer")
+	}
+	if p.Claimed {
+		if p.Data.Quantity == nil {
+			return contradiction("the outcome has no quantity")
+		}
+		if one[0].Names, err = p.Data.ReservedSlots(); err != nil {
+			return contradiction("the outcome has invalid slots")
+		}
+		switch reservedBy[0] {
+		case "":
+			if err := makeReservations(ctx, tx, one, []int{0}); err != nil {
+				return err
+			}
+		case p.PaymentID:
+		default:
+			return contradiction("another payment has the reservation")
+		}
+	}
+	answer := holds.PaymentDecision{Confirmed: p.Claimed, Late: p.Late, Reason: p.Reason, DecidedAt: p.At, Data: p.Data}
+	return writeDecisions(ctx, tx, one, []holds.PaymentDecision{answer}, []int{0})
+}
+
+func putBackCancellation(
+	ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, data holds.ReservationCancelled,
+) error {
+	id := data.HoldID.String()
+	found, err := lockReservations(ctx, tx, []string{id})
+	if err != nil {
+		return err
+	}
+	if found[id] == nil {
+		return contradiction("the reservation is missing")
+	}
+	if !found[id].cancelled {
+		requests := []holds.CancelRequest{{EventID: o.ID, Hold: data.HoldID}}
+		if err := restoreInventory(ctx, tx, requests, found, []int{0}); err != nil {
+			return err
+		}
+	}
+	if _, err := tx.Exec(ctx, queryReservationsCancelledAt, []string{id}, data.CancelledAt.Time); err != nil {
+		return err
+	}
+	return putBackAnswer(ctx, tx, o, holds.CancelDecision{Data: found[id].hold})
+}
+
+func putBackCapacity(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, data holds.InventoryUpdated) error {
+	position := o.RebuildMetadata.Position
+	if position == (holds.StreamPosition{}) {
+		return contradiction("a worker of an older version has published it without its position in the inbound stream")
+	}
+	sorted := slices.SortedFunc(slices.Values(data.Slots), func(a, b holds.SlotCounts) int {
+		if a.Slot < b.Slot {
+			return -1
+		}
+		return 1
+	})
+	names, capacities := make([]string, len(sorted)), make([]int64, len(sorted))
+	for i, slot := range sorted {
+		names[i], capacities[i] = slot.Slot, slot.Capacity
+	}
+	_, err := tx.Exec(ctx, queryInventoryPutBack, o.Resource, names, capacities, position.At, position.StreamCreatedAt,
+		int64(position.Seq))
+	if err != nil {
+		return err
+	}
+	return putBackAnswer(ctx, tx, o, holds.CapacityDecision{Slots: data.Slots})
+}
+
+// storedCommit is the column outcome of lost_commits.
+type storedCommit struct {
+	Event    string                `json:"event"`
+	ID       string                `json:"id"`
+	At       holds.Time            `json:"at,omitzero"`
+	StoredAt holds.Time            `json:"stored_at"`
+	Data     jsontext.Value        `json:"data"`
+	Amount   string                `json:"amount,omitzero"`
+	Currency string                `json:"currency,omitzero"`
+	Position *holds.StreamPosition `json:"position,omitzero"`
+}
+
+func insertLost(ctx context.Context, tx pgx.Tx, lost []lostCommit) error {
+	if len(lost) == 0 {
+		return nil
+	}
+	var ids, resources, events, reasons, outcomes []string
+	for _, l := range lost {
+		o := l.outcome
+		stored := storedCommit{Event: o.Event, ID: o.ID, At: o.At, StoredAt: o.StoredAt,
+			Amount: o.RebuildMetadata.Amount, Currency: o.RebuildMetadata.Currency}
+		if o.RebuildMetadata.Position != (holds.StreamPosition{}) {
+			stored.Position = &o.RebuildMetadata.Position
+		}
+		var err error
+		if stored.Data, err = json.Marshal(o.Data); err != nil {
+			return err
+		}
+		text, err := json.Marshal(stored)
+		if err != nil {
+			return err
+		}
+		ids, resources, events = append(ids, o.ID), append(resources, o.Resource), append(events, o.Event)
+		reasons, outcomes = append(reasons, l.reason), append(outcomes, string(text))
+	}
+	_, err := tx.Exec(ctx, queryLostInsert, ids, resources, events, reasons, outcomes)
+	return err
+}
+
+// readLost reads the next lost commits, and when the last of them was noticed.
+func readLost(
+	ctx context.Context, tx pgx.Tx, afterAt time.Time, afterID string,
+) (outcomes []holds.StoredOutcome, lastAt time.Time, err error) {
+	rows, err := tx.Query(ctx, queryLostRead, lostBatch, afterAt, afterID)
+	if err != nil {
+		return nil, afterAt, err
+	}
+	lastAt = afterAt
+	var id, text string
+	_, err = pgx.ForEachRow(rows, []any{&id, &text, &lastAt}, func() error {
+		var stored storedCommit
+		if err := json.Unmarshal([]byte(text), &stored); err != nil {
+			return err
+		}
+		o := holds.StoredOutcome{ID: id, StoredAt: stored.StoredAt}
+		o.Event, o.At = stored.Event, stored.At
+		o.RebuildMetadata.Amount, o.RebuildMetadata.Currency = stored.Amount, stored.Currency
+		if stored.Position != nil {
+			o.RebuildMetadata.Position = *stored.Position
+		}
+		if o.Data, _, err = holds.DecodeOutcomeData(stored.Event, stored.Data); err != nil {
+			return err
+		}
+		outcomes = append(outcomes, o)
+		return nil
+	})
+	return outcomes, lastAt, err
+}

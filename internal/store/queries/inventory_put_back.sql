@@ -1,0 +1,15 @@
+-- Sets the capacities that an inventory.set has set, except where that event or a later one has set it. Fails with
+-- reserved_is_between_zero_and_capacity when more of a slot is reserved.
+-- $1 resource_id  $2 slot[] (sorted)  $3 capacity[]
+-- $4 when the event was stored  $5 when its stream was created  $6 its sequence there
+INSERT INTO inventory AS i
+    (resource_id, slot, capacity, set_by_event_at, set_in_stream_at, set_by_stream_created_at, set_by_stream_seq)
+SELECT $1, slot, capacity, $4, $4, $5, $6
+FROM unnest($2::text[], $3::bigint[]) AS s (slot, capacity)
+ORDER BY slot
+ON CONFLICT ON CONSTRAINT inventory_has_one_row_per_resource_and_slot
+DO UPDATE SET capacity = excluded.capacity, set_by_event_at = excluded.set_by_event_at,
+    set_in_stream_at = excluded.set_in_stream_at, set_by_stream_created_at = excluded.set_by_stream_created_at,
+    set_by_stream_seq = excluded.set_by_stream_seq, updated_at = now()
+WHERE i.set_by_stream_seq IS NULL
+    OR (i.set_by_stream_created_at, i.set_by_stream_seq) < (excluded.set_by_stream_created_at, excluded.set_by_stream_seq)
