@@ -1,5 +1,5 @@
 # Shortcuts for the commands of README.md.
-.PHONY: dev test race lint bench bench-quick bench-parts bench-locks robustness torture mutants stats
+.PHONY: dev test race lint pictures bench bench-quick bench-parts bench-locks robustness torture mutants stats
 
 dev:
 	go run ./cmd/worker dev
@@ -35,6 +35,11 @@ bench-parts:
 # It takes some minutes on a machine without other load.
 bench-locks:
 	go test ./internal/locking -run '^TestCompare$$' -count 1 -timeout 40m -v -compare -compare.out $(CURDIR)/docs/locks.md
+
+# pictures puts a load on worker dev and writes docs/dashboard.png and the capture of worker top in
+# docs/operating.md. It needs Prometheus (on Debian apt-get install prometheus) and takes five minutes.
+pictures:
+	go test ./docs -run '^TestPictures' -count 1 -timeout 20m -pictures
 
 # robustness runs the suite of docs/faults.md for the time FOR, with three nodes of NATS. The same SEED
 # has the same plan; STRATEGY is HOLDFAST_LOCK_STRATEGY of the workers. torture is its old name.

@@ -24,7 +24,7 @@ var inbound = map[string][]string{
 
 // api has requests that change or read streams and consumers, with the users that may send them.
 var api = map[string][]string{
-	"$JS.API.INFO":                                             {},
+	"$JS.API.INFO":                                             {"worker"},
 	"$JS.API.STREAM.NAMES":                                     {},
 	"$JS.API.STREAM.LIST":                                      {},
 	"$JS.API.STREAM.INFO.HOLDFAST_IN":                          {"migrator", "worker", "operator", "auditor"},

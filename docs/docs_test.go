@@ -35,7 +35,7 @@ type site struct {
 
 var (
 	dev    site   // `worker dev`
-	binary string // the worker's
+	binary string // the worker's; publisher is beside it
 )
 
 func TestMain(m *testing.M) {
@@ -56,7 +56,7 @@ func runBesideWorker(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	binary = filepath.Join(dev.dir, "worker")
-	if err := stacktest.BuildPrograms(dev.dir, "", "worker"); err != nil {
+	if err := stacktest.BuildPrograms(dev.dir, "", "worker", "publisher"); err != nil {
 		return 1, err
 	}
 	worker := exec.Command(binary, "dev", "--http-addr", "127.0.0.1:0")

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/go-json-experiment/json"
+
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -17,7 +19,7 @@ import (
 func TestSamples_OnServersWithUsers_RunAsTheTeams(t *testing.T) {
 	t.Parallel()
 	stacktest.NeedTool(t, "nats")
-	s := guardedSite(t)
+	s, _ := guardedSite(t)
 	admin := s.command(t, s.dir, "sh", stacktest.Deployment("nats", "consumers.sh"))
 	address, err := url.Parse(s.admin)
 	if err != nil {
@@ -36,7 +38,7 @@ func TestSamples_OnServersWithUsers_RunAsTheTeams(t *testing.T) {
 }
 
 // guardedSite starts servers with users, migrates them, and runs a worker as holdfast_worker.
-func guardedSite(t *testing.T) site {
+func guardedSite(t *testing.T) (site, *stacktest.RestrictedServers) {
 	t.Helper()
 	g := stacktest.NewRestrictedServers(t)
 	flags := func(user string) []string {
@@ -59,7 +61,8 @@ func guardedSite(t *testing.T) site {
 		t.Fatal(err)
 	}
 	t.Cleanup(running.Kill)
-	if _, err := running.AwaitLine(`"worker started"`); err != nil {
+	started, err := running.AwaitLine(`"worker started"`)
+	if err != nil {
 		t.Fatalf("worker run: %v", err)
 	}
 	t.Cleanup(func() {
@@ -68,6 +71,11 @@ func guardedSite(t *testing.T) site {
 		}
 	})
 	s := site{dir: t.TempDir(), guarded: true}
+	if err := json.Unmarshal([]byte(started), &struct {
+		HTTPAddr *string `json:"http_addr"`
+	}{&s.httpAddr}); err != nil || s.httpAddr == "" {
+		t.Fatalf("%v: no address in %s", err, started)
+	}
 	s.admin, _, _ = g.URLs("admin")
 	address, err := url.Parse(s.admin)
 	if err != nil {
@@ -80,5 +88,5 @@ func guardedSite(t *testing.T) site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s
+	return s, g
 }

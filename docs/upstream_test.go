@@ -24,6 +24,7 @@ import (
 
 // block is a fenced block of a page.
 type block struct {
+	line    int    // of its first line in the page
 	section string // the heading above it
 	lang    string
 	name    string // of the file, or ""
@@ -39,22 +40,28 @@ const (
 )
 
 // upstream returns the blocks of docs/upstream.md.
-func upstream(t *testing.T) (blocks []block) {
+func upstream(t *testing.T) []block { return blocksOf(t, "upstream.md") }
+
+// blocksOf returns the blocks of a page. Other code, which is indented by four spaces, fails the test: it is not run.
+func blocksOf(t *testing.T, name string) (blocks []block) {
 	t.Helper()
-	page, err := os.ReadFile("upstream.md")
+	page, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	section, open := "", false
+	section, open, number := "", false, 0
 	var b block
 	for line := range strings.Lines(string(page)) {
+		number++
 		info, fence := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "```")
 		switch {
+		case !open && strings.HasPrefix(line, "    "):
+			t.Errorf("docs/%s:%d has code outside of a fenced block", name, number)
 		case fence && open:
 			blocks, open = append(blocks, b), false
 		case fence:
 			lang, name, _ := strings.Cut(info, " ")
-			b, open = block{section, lang, name, ""}, true
+			b, open = block{number + 1, section, lang, name, ""}, true
 		case open:
 			b.text += line
 		case strings.HasPrefix(line, "#"):
@@ -82,7 +89,7 @@ func file(t *testing.T, section, name string) (text string, after block) {
 func TestEveryBlockIsRun(t *testing.T) {
 	t.Parallel()
 	run := map[string][]string{
-		sectionTop:  {"sh ", "sh dev"},
+		sectionTop:  {"console ", "sh ", "sh dev"},
 		sectionNATS: {"sh ", "json ", "text "},
 		sectionGo:   {"sh ", "go booking.go", "text ", "go follow.go"},
 		sectionNode: {"sh npm", "js booking.mjs", "text ", "js follow.mjs"},
@@ -90,7 +97,7 @@ func TestEveryBlockIsRun(t *testing.T) {
 	for _, b := range upstream(t) {
 		kind := b.lang + " " + b.name
 		if !slices.Contains(run[b.section], kind) {
-			t.Errorf("under %q nothing runs the block %q:\n%s", b.section, kind, b.text)
+			t.Errorf("docs/upstream.md:%d: nothing runs the block %q:\n%s", b.line, kind, b.text)
 		}
 	}
 }
@@ -105,6 +112,7 @@ func TestNATSCommand(t *testing.T) { // not in parallel: it reads the next dead 
 func checkNATSCommand(t *testing.T, s site) {
 	stacktest.NeedTool(t, "nats")
 	const mark = "=== end of block ==="
+	var begun []int // the lines of the blocks
 	var script strings.Builder
 	var shown []block // after each block of the section, or none
 	for _, b := range upstream(t) {
@@ -112,7 +120,7 @@ func checkNATSCommand(t *testing.T, s site) {
 		case b.name == "dev" && s.guarded:
 		case b.lang == "sh" && (b.section == sectionTop || b.section == sectionNATS):
 			fmt.Fprintf(&script, "%s\necho '%s'\n", b.text, mark)
-			shown = append(shown, block{})
+			shown, begun = append(shown, block{}), append(begun, b.line)
 		case b.section == sectionNATS:
 			shown[len(shown)-1] = b
 		}
@@ -124,7 +132,7 @@ func checkNATSCommand(t *testing.T, s site) {
 	sh.Stderr = &stderr
 	out, err := sh.Output()
 	if err != nil {
-		t.Fatalf("%v\n%s\n%s", err, out, stderr.Bytes())
+		t.Fatalf("docs/upstream.md:%d: %v\n%s\n%s", begun[bytes.Count(out, []byte(mark))], err, out, stderr.Bytes())
 	}
 	printed := strings.Split(string(out), mark+"\n")
 	if len(printed) != len(shown)+1 {

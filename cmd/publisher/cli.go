@@ -17,6 +17,7 @@ import (
 
 	"holdfast/internal/connect"
 	"holdfast/internal/events"
+	"holdfast/internal/holds"
 	"holdfast/internal/record"
 	"holdfast/internal/terminal"
 	"holdfast/internal/version"
@@ -48,6 +49,7 @@ type common struct {
 	Namespace string        `env:"HOLDFAST_NAMESPACE" placeholder:"NS" help:"Namespace of the worker: the first token of every subject. Default: from endpoints.env, else holdfast."`
 	DataDir   string        `env:"HOLDFAST_DATA_DIR" default:".holdfast" placeholder:"DIR" help:"Data directory of worker dev or worker run --embedded, with their endpoints.env. Default: .holdfast."`
 	Output    string        `short:"o" enum:"table,wide,json,ndjson" default:"table" help:"Output format: table, or json for one JSON value. Commands that list things also have wide, with all columns, and ndjson, with one JSON value a line."`
+	Local     bool          `help:"Show times in the local time zone, not in UTC. JSON always has UTC."`
 	Timeout   time.Duration `default:"10s" help:"Time limit for a reply: of a server, or with --wait of the worker."`
 
 	NATSFiles connect.NATSFiles `embed:""`
@@ -77,10 +79,11 @@ Examples, while "worker dev" runs in the same directory:
 
 Environment (a flag of the same name takes precedence):
 
-  HOLDFAST_DATA_DIR   data directory of the worker; default .holdfast
-  HOLDFAST_NATS_URL   NATS servers; default from endpoints.env in the data directory
-  HOLDFAST_NATS_...   files with the URL, a login and certificates: see the flags --nats-...-file
-  HOLDFAST_NAMESPACE  namespace of the worker; default from endpoints.env, else holdfast
+  HOLDFAST_DATA_DIR      data directory of the worker; default .holdfast
+  HOLDFAST_NATS_URL      NATS servers; default from endpoints.env in the data directory
+  HOLDFAST_NATS_...      files with the URL, a login and certificates: see the flags --nats-...-file
+  HOLDFAST_NATS_CONTEXT  a context of the NATS command, see the flag --context
+  HOLDFAST_NAMESPACE     namespace of the worker; default from endpoints.env, else holdfast
 
 Exit codes:
 
@@ -207,6 +210,17 @@ func (p *program) printJSON(value []byte) error {
 	}
 	return p.print(string(value) + "\n")
 }
+
+// timeText returns a time for people: in UTC, or with --local in the local time zone.
+func (p *program) timeText(at time.Time) string {
+	if p.Local {
+		return at.Local().Format(localTimeFormat)
+	}
+	return at.UTC().Format(holds.TimeFormat)
+}
+
+// localTimeFormat is holds.TimeFormat with the offset of a time zone.
+const localTimeFormat = "2006-01-02T15:04:05.000-07:00"
 
 func (p *program) print(text string) error {
 	if _, err := io.WriteString(p.out, text); err != nil {

@@ -8,6 +8,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // commands returns the words of every command.
@@ -96,7 +99,7 @@ func TestCompletion_PartialLine_ListsCandidates(t *testing.T) {
 		"publisher pay --hold-id ":      {},
 		"publisher watch -o j":          {"json"},
 		"publisher completion ":         {"bash", "fish", "zsh"},
-		"publisher cancel-reservation -": {"--data-dir", "--explain", "--help", "--hold-id", "--namespace", "--nats-ca-file",
+		"publisher cancel-reservation -": {"--context", "--data-dir", "--explain", "--help", "--hold-id", "--local", "--namespace", "--nats-ca-file",
 			"--nats-cert-file", "--nats-creds-file", "--nats-key-file", "--nats-nkey-file", "--nats-url", "--nats-url-file",
 			"--output", "--reason", "--timeout", "--version", "--wait", "-h", "-o"},
 	} {
@@ -114,6 +117,41 @@ func TestCompletion_PartialLine_ListsCandidates(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("%q: %q, want %q", line, got, want)
 		}
+	}
+}
+
+// TestContext_Given_ConnectsThere connects by a context of the NATS command alone.
+func TestContext_Given_ConnectsThere(t *testing.T) {
+	if stacktest.LeastPrivilege() {
+		t.Skip("the URL of the context has no user")
+	}
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	h := newHarness(t)
+	path := filepath.Join(os.Getenv("XDG_CONFIG_HOME"), "nats", "context", "here.json")
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(`{"url":"`+h.nc.ConnectedUrl()+`"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"dlq", "stats", "--data-dir", t.TempDir(), "--namespace", string(h.ns)}
+	publisher(t, args...).want(t, exitFailed, "NATS URL not set")
+	publisher(t, append(args, "--context", "here")...).want(t, exitOK, "no dead letters")
+	publisher(t, append(args, "--context", "there")...).want(t, exitUsage, "there is no such context")
+}
+
+// TestTimeText_Local_HasOffset formats a time in UTC and in a time zone with another date.
+func TestTimeText_Local_HasOffset(t *testing.T) {
+	at, zone := time.Date(2026, 11, 23, 23, 30, 0, 5e6, time.UTC), time.Local
+	defer func() { time.Local = zone }()
+	time.Local = time.FixedZone("east", 2*3600)
+	p := newProgram(io.Discard, io.Discard)
+	if got := p.timeText(at); got != "2026-11-23T23:30:00.005Z" {
+		t.Errorf("in UTC %s", got)
+	}
+	p.Local = true
+	if got := p.timeText(at); got != "2026-11-24T01:30:00.005+02:00" {
+		t.Errorf("local %s", got)
 	}
 }
 

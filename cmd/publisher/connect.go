@@ -10,7 +10,6 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/client"
-	"holdfast/internal/connect"
 	"holdfast/internal/events"
 	"holdfast/internal/stack/endpoints"
 )
@@ -55,9 +54,9 @@ func (c *common) setDefaults() (err error) {
 	return err
 }
 
-// readURL reads the URL of NATS if it was given as a file.
+// readURL reads the URL of NATS if it was given as a file or by a context.
 func (c *common) readURL() error {
-	found, err := connect.ReadURL("nats-url", c.NATSURL, c.NATSFiles.URLFile)
+	found, err := c.NATSFiles.FindURL(c.NATSURL)
 	if err != nil {
 		return misused("%v", err)
 	}

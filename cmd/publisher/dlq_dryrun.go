@@ -32,6 +32,7 @@ const resultUnknown = "not known"
 func (c *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, deadLetters *client.DeadLetters) error {
 	dryRunCtx, stop := context.WithCancel(ctx)
 	defer stop()
+	limits := c.limits(nil)
 	queue := make(chan chan dryRunRow, dryRunsMax) // in the order of the dead letters
 	var unread error
 	go func() {
@@ -44,14 +45,14 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, d
 			answer := make(chan dryRunRow, 1)
 			select {
 			case queue <- answer:
-				go func() { answer <- dryRunDeadLetter(dryRunCtx, p, cl, l) }()
+				go func() { answer <- dryRunDeadLetter(dryRunCtx, p, cl, l, limits) }()
 			case <-dryRunCtx.Done():
 				return
 			}
 		}
 	}()
 	out := p.newList([]string{"seq", "event", "resource", "result", "detail"},
-		[]string{"seq", "event", "event_id", "resource", "user", "result", "outcome", "reason", "detail"})
+		[]string{"seq", "event", "event_id", "resource", "result", "outcome", "reason", "detail"})
 	var all []dryRunRow
 	var failed error
 	for answer := range queue {
@@ -71,7 +72,7 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, d
 		}
 		seq := strconv.FormatUint(e.Seq, 10)
 		if p.Output == outputWide {
-			out.addRow(seq, e.summary.Type, e.EventID, e.summary.Resource, e.summary.User, e.Text, e.Event,
+			out.addRow(seq, e.summary.Type, e.EventID, e.summary.Resource, e.Text, e.Event,
 				e.Reason, e.Detail)
 		} else {
 			out.addRow(seq, e.summary.Type, e.summary.Resource, e.Text, e.Detail)
@@ -92,9 +93,15 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, d
 }
 
 // dryRunDeadLetter requests the dry run of one dead letter.
-func dryRunDeadLetter(ctx context.Context, p *program, cl *client.Client, l *events.DeadLetter) dryRunRow {
+func dryRunDeadLetter(
+	ctx context.Context, p *program, cl *client.Client, l *events.DeadLetter, limits *client.RunLimits,
+) dryRunRow {
 	e := dryRunRow{Seq: l.Seq, EventID: l.EventID, summary: l.Event}
-	m, err := l.Original(p.namespace())
+	if isExhausted(l, limits) {
+		e.DryRunResult = events.DryRunResult{Text: client.ReplaySkipped, Detail: exhausted(l)}
+		return e
+	}
+	m, err := l.Again(p.namespace())
 	if err != nil {
 		e.DryRunResult = events.DryRunResult{Text: "cannot be replayed", Detail: err.Error()}
 		return e

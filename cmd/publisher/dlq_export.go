@@ -22,7 +22,7 @@ type dlqExport struct {
 // Help implements kong's detailed help.
 func (*dlqExport) Help() string {
 	return `Writes dead letters, oldest first, as one JSON object a line. An object has the members of publisher
-dlq list -o json, and stored_at, worker, headers ({name: [value, ...]}) and body, the original body
+dlq list -o json, and stored_at, worker, replays, headers ({name: [value, ...]}) and body, the original body
 as a JSON string. If the body is not UTF-8, body_base64 replaces it. If the body no longer exists,
 error replaces it and the exit code is 1.
 

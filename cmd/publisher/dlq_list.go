@@ -1,10 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
-	"time"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -15,6 +16,7 @@ type dlqList struct {
 	Filters deadLetterFlags `embed:""`
 	Newest  bool            `help:"List the newest first."`
 	After   uint64          `placeholder:"SEQ" help:"List the page after this dead letter: the last one of the previous page."`
+	Reveal  bool            `help:"With -o wide, show the users too."`
 }
 
 // Help implements kong's detailed help.
@@ -34,6 +36,9 @@ Examples:
   publisher dlq list --type booking.requested --user-id ann -o ndjson | jq .detail`
 }
 
+// userColumn is the column of the user in the wide list.
+const userColumn = 5
+
 func (*dlqList) outputs() []string { return everyOutput }
 
 // Run lists them.
@@ -43,9 +48,13 @@ func (c *dlqList) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	defer disconnect()
-	out := p.newList([]string{"seq", "reason", "age", "event", "resource", "detail"}, []string{
-		"seq", "reason", "stored_at", "subject", "event_id", "user", "stream_seq", "deliveries", "size", "worker", "detail",
-	})
+	wide := []string{
+		"seq", "reason", "stored_at", "subject", "event_id", "stream_seq", "deliveries", "size", "worker", "detail",
+	}
+	if c.Reveal {
+		wide = slices.Insert(wide, userColumn, "user")
+	}
+	out := p.newList([]string{"seq", "reason", "age", "event", "resource", "detail"}, wide)
 	all := deadLetters.After
 	if c.Newest {
 		all = deadLetters.Before
@@ -79,8 +88,14 @@ func (c *dlqList) add(p *program, out *list, l *events.DeadLetter) error {
 	}
 	seq := strconv.FormatUint(l.Seq, 10)
 	if p.Output == outputWide {
-		out.addRow(seq, l.Reason, l.StoredAt.UTC().Format(holds.TimeFormat), l.Subject, l.EventID, l.Event.User,
-			strconv.FormatUint(l.StreamSeq, 10), strconv.FormatUint(l.Deliveries, 10), bytesText(l.Size), l.Worker, l.Detail)
+		row := []string{
+			seq, l.Reason, p.timeText(l.StoredAt), l.Subject, l.EventID,
+			strconv.FormatUint(l.StreamSeq, 10), strconv.FormatUint(l.Deliveries, 10), bytesText(l.Size), l.Worker, l.Detail,
+		}
+		if c.Reveal {
+			row = slices.Insert(row, userColumn, l.Event.User)
+		}
+		out.addRow(row...)
 	} else {
 		out.addRow(seq, l.Reason, since(l.StoredAt), l.Event.Type, l.Event.Resource, l.Detail)
 	}
@@ -89,25 +104,41 @@ func (c *dlqList) add(p *program, out *list, l *events.DeadLetter) error {
 
 // dlqStats counts dead letters.
 type dlqStats struct {
+	By      string          `enum:"reason,type,resource,user,subject,detail" default:"reason" help:"Count by: ${enum}."`
 	Filters deadLetterFlags `embed:""`
 }
 
 // Help implements kong's detailed help.
 func (*dlqStats) Help() string {
-	return `Counts dead letters by reason, the most frequent first, each with its oldest dead letter as a
-sample. -o json prints an array of {reason, count, oldest, newest, first: {seq, detail}}.
+	return `Counts dead letters by reason or by another property, the most frequent first, each with its oldest
+dead letter as a sample. -o json prints an array of {reason, count, oldest, newest, first: {seq,
+detail}}, or with --by of {group, count, ...}.
 
 Examples:
 
   publisher dlq stats
+  publisher dlq stats --by resource --reason malformed
   publisher dlq stats --resource-id deluxe --since 1d -o json`
 }
 
 func (*dlqStats) outputs() []string { return everyOutput }
 
-// reasonStats is the statistics of the dead letters with one reason.
-type reasonStats struct {
-	Reason string     `json:"reason"`
+// groupBy has the properties by which dead letters are counted. A property that cannot be read is "".
+var groupBy = map[string]func(*events.DeadLetter) string{
+	byReason:   func(l *events.DeadLetter) string { return l.Reason },
+	"type":     func(l *events.DeadLetter) string { return l.Event.Type },
+	"resource": func(l *events.DeadLetter) string { return l.Event.Resource },
+	"user":     func(l *events.DeadLetter) string { return l.Event.User },
+	"subject":  func(l *events.DeadLetter) string { return l.Subject },
+	"detail":   func(l *events.DeadLetter) string { return l.Detail },
+}
+
+const byReason = "reason"
+
+// groupStats is the statistics of the dead letters of one group.
+type groupStats struct {
+	Reason string     `json:"reason,omitzero"` // when they are counted by reason
+	Group  *string    `json:"group,omitzero"`  // otherwise
 	Count  int        `json:"count"`
 	Oldest holds.Time `json:"oldest"` // time of storage
 	Newest holds.Time `json:"newest"`
@@ -117,6 +148,9 @@ type reasonStats struct {
 	} `json:"first"`
 }
 
+// needsBody reports whether the property is one of the body.
+func (c *dlqStats) needsBody() bool { return c.By == "type" || c.By == "resource" || c.By == "user" }
+
 // Run counts them.
 func (c *dlqStats) Run(ctx context.Context, p *program) error {
 	_, deadLetters, disconnect, err := p.deadLetters(ctx)
@@ -124,27 +158,31 @@ func (c *dlqStats) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	defer disconnect()
-	counts, stats := make(map[string]int), make(map[string]*reasonStats)
+	counts, stats := make(map[string]int), make(map[string]*groupStats)
 	n := 0
-	for l, err := range limited(deadLetters.All(ctx, c.Filters.filter(), false), c.Filters.Limit) {
+	for l, err := range limited(deadLetters.All(ctx, c.Filters.filter(), c.needsBody()), c.Filters.Limit) {
 		if err != nil {
 			return err
 		}
-		s := stats[l.Reason]
+		group := groupBy[c.By](l)
+		s := stats[group]
 		if s == nil {
-			s = &reasonStats{Reason: l.Reason, Oldest: holds.Time{Time: l.StoredAt}}
+			s = &groupStats{Oldest: holds.Time{Time: l.StoredAt}}
+			if s.Reason = l.Reason; c.By != byReason {
+				s.Reason, s.Group = "", &group
+			}
 			s.First.Seq, s.First.Detail = l.Seq, l.Detail
-			stats[l.Reason] = s
+			stats[group] = s
 		}
 		s.Count++
 		s.Newest = holds.Time{Time: l.StoredAt}
-		counts[l.Reason]++
+		counts[group]++
 		n++
 	}
-	columns := []string{"reason", "count", "oldest", "newest", "first", "sample detail"}
+	columns := []string{c.By, "count", "oldest", "newest", "first", "sample detail"}
 	out := p.newList(columns, columns)
-	for _, reason := range byCount(counts) {
-		s := stats[reason]
+	for _, group := range byCount(counts) {
+		s := stats[group]
 		if out.isJSON() {
 			if err := out.addValue(s); err != nil {
 				return err
@@ -153,9 +191,9 @@ func (c *dlqStats) Run(ctx context.Context, p *program) error {
 		}
 		oldest, newest := since(s.Oldest.Time), since(s.Newest.Time)
 		if p.Output == outputWide {
-			oldest, newest = s.Oldest.Format(time.RFC3339), s.Newest.Format(time.RFC3339)
+			oldest, newest = p.timeText(s.Oldest.Time), p.timeText(s.Newest.Time)
 		}
-		out.addRow(s.Reason, strconv.Itoa(s.Count), oldest, newest, strconv.FormatUint(s.First.Seq, 10), s.First.Detail)
+		out.addRow(cmp.Or(group, "-"), strconv.Itoa(s.Count), oldest, newest, strconv.FormatUint(s.First.Seq, 10), s.First.Detail)
 	}
 	if err := out.end("no dead letters"); err != nil {
 		return err

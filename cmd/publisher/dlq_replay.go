@@ -12,6 +12,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"holdfast/internal/client"
+	"holdfast/internal/events"
 )
 
 // dlqReplay publishes the events of dead letters again.
@@ -21,24 +22,31 @@ type dlqReplay struct {
 	Keep           bool          `help:"Do not remove the dead letters."`
 	Rate           *float64      `placeholder:"N" help:"Events per second, at most; 0 for no limit. Default: 50, or with --run the rate of that run."`
 	StopOnFailures *percent      `placeholder:"SHARE" help:"Stop when more than this share of the processed events was dead-lettered again or failed, from 20 processed events on; 100% never stops. Default: 20%, or with --run the share of that run."`
-	Resume         string        `name:"run" placeholder:"ID" help:"Resume a run that did not finish, with its --rate and --stop-on-failures unless given."`
+	MaxReplays     *uint64       `placeholder:"N" help:"Skip events that were dead-lettered again after N replays; 0 for no limit. Default: 3 with --all, no limit for given sequences, or with --run the limit of that run."`
+	Resume         string        `name:"run" placeholder:"ID" help:"Resume a run that did not finish, with its --rate, --stop-on-failures and --max-replays unless given."`
 	Operator       operatorFlags `embed:""`
 }
 
 // defaultLimits are the limits of a replay without the flags of limits.
-var defaultLimits = client.RunLimits{Rate: 50, StopOnFailures: 20}
+var defaultLimits = client.RunLimits{Rate: 50, StopOnFailures: 20, MaxReplays: 3}
 
 // limits returns the given limits, with those of base or the defaults for the others.
 func (c *dlqReplay) limits(base *client.RunLimits) *client.RunLimits {
 	limits := defaultLimits
-	if base != nil {
+	switch {
+	case base != nil:
 		limits = *base
+	case !c.Choice.All:
+		limits.MaxReplays = 0 // who gives a sequence wants its replay
 	}
 	if c.Rate != nil {
 		limits.Rate = *c.Rate
 	}
 	if c.StopOnFailures != nil {
 		limits.StopOnFailures = int(*c.StopOnFailures)
+	}
+	if c.MaxReplays != nil {
+		limits.MaxReplays = *c.MaxReplays
 	}
 	return &limits
 }
@@ -52,13 +60,14 @@ func (*dlqReplay) Help() string {
 original bodies and headers (without the headers Nats-..., Holdfast-Reply-To and Holdfast-Dlq-...).
 It removes a dead letter when its event is stored. The events keep their ids: an event that already
 has an outcome gets the same outcome and changes nothing. An event that fails again becomes a new
-dead letter.
+dead letter, which counts its replays (dlq show). --all skips an event that was dead-lettered again
+after 3 replays (--max-replays): give its sequence to replay it nevertheless.
 
 It asks for confirmation and records each run, see publisher dlq runs. After Ctrl-C or a crash,
 --run ID processes the rest of the run.
 
 Exit codes: 0 done; 1 not finished, or a dead letter failed; 2 wrong usage; 4 done, and some events
-were dead-lettered again; 5 done, and some events had no outcome within --timeout.
+were dead-lettered again or skipped; 5 done, and some events had no outcome within --timeout.
 
 Examples:
 
@@ -126,9 +135,12 @@ func (c *dlqReplay) Run(ctx context.Context, p *program) error {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
+			if err == nil && isExhausted(l, log.Run.Limits) {
+				return func(context.Context) client.RunResult { return skippedResult(l) }, nil
+			}
 			var m *nats.Msg
 			if err == nil {
-				m, err = l.Original(p.namespace())
+				m, err = l.Again(p.namespace())
 			}
 			var sent *client.Replay
 			if err == nil {
@@ -141,6 +153,22 @@ func (c *dlqReplay) Run(ctx context.Context, p *program) error {
 				return sent.Wait(ctx, keep)
 			}, nil
 		})
+}
+
+// isExhausted reports whether an event was dead-lettered again after as many replays as the limits allow.
+func isExhausted(l *events.DeadLetter, limits *client.RunLimits) bool {
+	return limits.MaxReplays > 0 && l.Replays >= limits.MaxReplays
+}
+
+// skippedResult returns the result of a dead letter whose event is exhausted.
+func skippedResult(l *events.DeadLetter) client.RunResult {
+	return client.RunResult{Seq: l.Seq, EventID: l.EventID, Result: client.ReplaySkipped, Detail: exhausted(l)}
+}
+
+// exhausted returns why an event is skipped, and what to do.
+func exhausted(l *events.DeadLetter) string {
+	return fmt.Sprintf("dead-lettered again after %s; to replay it nevertheless: publisher dlq replay %d",
+		counted(int(l.Replays), "replay"), l.Seq)
 }
 
 // failedResult returns the result of a dead letter that could not be processed.

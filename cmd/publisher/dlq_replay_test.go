@@ -367,6 +367,45 @@ func TestReplay_Interrupted_ResumeDoesRest(t *testing.T) {
 	}
 }
 
+// TestReplay_DeadLetteredAgain_IsSkippedAfterLimit replays all dead letters until the event that always fails is
+// skipped. A new dead letter beside it is still replayed, and so is the event itself when its sequence is given.
+func TestReplay_DeadLetteredAgain_IsSkippedAfterLimit(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	h.startWorker()
+	h.storeDeadLetter(events.ReasonMalformed, "", h.ns.In(events.BookingRequested, "loft"), "no JSON")
+	only := func() string { // the sequence of the one dead letter
+		t.Helper()
+		seqs := h.seqs()
+		if len(seqs) != 1 {
+			t.Fatalf("dead letters %v, want one", seqs)
+		}
+		return strconv.FormatUint(seqs[0], 10)
+	}
+	for range 3 {
+		h.run("dlq", "replay", "--all", "--yes").want(t, exitDeadLettered, "dead_lettered: malformed", "skips after 3 replays")
+	}
+	h.run("dlq", "show", only()).want(t, exitOK, "replays        3")
+	h.run("dlq", "show", only(), "-o", "json").want(t, exitOK, `"replays":3`)
+	exhausted := "dead-lettered again after 3 replays; to replay it nevertheless: publisher dlq replay " + only()
+	h.run("dlq", "replay", "--all", "--dry-run").want(t, exitOK, "skipped", exhausted)
+	h.run("dlq", "replay", only(), "--dry-run").want(t, exitOK, "still malformed")
+	exhaustedSeq := only()
+	h.storeDeadLetter(events.ReasonMalformed, "", h.ns.In(events.BookingRequested, "loft"), "no JSON either")
+	h.run("dlq", "replay", "--all", "--yes").want(t, exitDeadLettered, "1  skipped", exhausted, "1  dead_lettered: malformed")
+	run := h.lastRun()
+	h.run("dlq", "replay", "--run", run.ID, "--max-replays", "0", "--yes").want(t, exitDeadLettered) // it is processed
+	if got := h.seqs(); len(got) != 2 || strconv.FormatUint(got[0], 10) != exhaustedSeq {
+		t.Fatalf("dead letters %v, want %s as it was and a new one", got, exhaustedSeq)
+	}
+	h.run("dlq", "discard", strconv.FormatUint(h.seqs()[1], 10), "--note", "seen", "--yes").want(t, exitOK)
+
+	h.run("dlq", "replay", exhaustedSeq, "--yes").want(t, exitDeadLettered, "dead_lettered: malformed")
+	h.run("dlq", "show", only()).want(t, exitOK, "replays        4")
+	h.run("dlq", "replay", "--all", "--max-replays", "0", "--yes").want(t, exitDeadLettered, "dead_lettered: malformed")
+	h.run("dlq", "replay", only(), "--max-replays", "5", "--yes").want(t, exitDeadLettered, "1  skipped")
+}
+
 func TestReplay_Rate_IsNotExceeded(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)

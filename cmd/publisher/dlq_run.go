@@ -175,7 +175,7 @@ func runError(run *client.Run) error {
 			counted(failed, "dead letter"), run.ID, run.ID)
 	case failed > 0:
 		return fmt.Errorf("%s failed, see publisher dlq runs %s -o wide", counted(failed, "dead letter"), run.ID)
-	case run.Counts[client.ReplayDeadLettered] > 0:
+	case run.Counts[client.ReplayDeadLettered] > 0, run.Counts[client.ReplaySkipped] > 0:
 		return errDeadLettered
 	case unanswered > 0:
 		return fmt.Errorf("%w for %s, stored and to be processed later. Is a worker running?",

@@ -12,7 +12,6 @@ import (
 	"github.com/google/uuid"
 
 	"holdfast/internal/client"
-	"holdfast/internal/holds"
 	"holdfast/internal/terminal"
 )
 
@@ -67,8 +66,8 @@ func (c *dlqRuns) Run(ctx context.Context, p *program) error {
 				return err
 			}
 		case p.Output == outputWide:
-			out.addRow(run.ID, run.Verb, run.State, total, processed, run.StartedAt.Format(holds.TimeFormat),
-				run.RecordedAt.Format(holds.TimeFormat), run.Operator, selectionOf(run), tally(run.Counts), run.Note)
+			out.addRow(run.ID, run.Verb, run.State, total, processed, p.timeText(run.StartedAt.Time),
+				p.timeText(run.RecordedAt.Time), run.Operator, selectionOf(run), tally(run.Counts), run.Note)
 		default:
 			out.addRow(run.ID, run.Verb, run.State, total, processed, since(run.StartedAt.Time)+" ago", run.Operator, run.Note)
 		}
@@ -106,11 +105,11 @@ func (p *program) runPage(run *client.Run) string {
 		{"note", run.Note},
 		{"selection", selectionOf(run)},
 		{"limits", limitsOf(run)},
-		{"started", run.StartedAt.Format(holds.TimeFormat)},
+		{"started", p.timeText(run.StartedAt.Time)},
 		{"took", run.RecordedAt.Sub(run.StartedAt.Time).Round(time.Millisecond).String()},
 	}
 	if run.State != client.RunDone {
-		rows[6] = []string{"last update", run.RecordedAt.Format(holds.TimeFormat) + ", " + since(run.RecordedAt.Time) + " ago"}
+		rows[6] = []string{"last update", p.timeText(run.RecordedAt.Time) + ", " + since(run.RecordedAt.Time) + " ago"}
 	}
 	rows = slices.DeleteFunc(rows, func(row []string) bool { return row[1] == "" })
 	for i := range rows {
@@ -198,7 +197,11 @@ func limitsOf(run *client.Run) string {
 	if run.Limits.Rate > 0 {
 		pace = strconv.FormatFloat(run.Limits.Rate, 'g', -1, 64) + " per second"
 	}
-	return fmt.Sprintf("%s, stops above %d%% failures", pace, run.Limits.StopOnFailures)
+	text := fmt.Sprintf("%s, stops above %d%% failures", pace, run.Limits.StopOnFailures)
+	if run.Limits.MaxReplays > 0 {
+		text += fmt.Sprintf(", skips after %s", counted(int(run.Limits.MaxReplays), "replay"))
+	}
+	return text
 }
 
 // printNoDeadLetters prints that a run has nothing to do. Such a run is not recorded.

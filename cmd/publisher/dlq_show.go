@@ -1,9 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strconv"
@@ -21,13 +24,15 @@ import (
 
 // dlqShow shows one dead letter.
 type dlqShow struct {
-	Seq uint64 `arg:"" help:"Sequence of the dead letter, as dlq list shows it."`
+	Seq    uint64 `arg:"" help:"Sequence of the dead letter, as dlq list shows it."`
+	Reveal bool   `help:"Show the user and the metadata in the body too, and a body that is not JSON."`
 }
 
 // Help implements kong's detailed help.
 func (*dlqShow) Help() string {
 	return `Shows a dead letter: reason and detail, subject, time, worker, headers and body. A JSON body is
-indented. -o json prints the object that publisher dlq export writes.
+indented, without the user and the metadata. -o json prints the whole object that publisher dlq
+export writes.
 
 Examples:
 
@@ -53,19 +58,20 @@ func (c *dlqShow) Run(ctx context.Context, p *program) error {
 		}
 		return p.printJSON(text)
 	}
-	return p.print(deadLetterPage(l))
+	return p.print(p.deadLetterPage(l, c.Reveal))
 }
 
-// deadLetterPage returns a dead letter as text.
-func deadLetterPage(l *events.DeadLetter) string {
+// deadLetterPage returns a dead letter as text, with personal data only if reveal is true.
+func (p *program) deadLetterPage(l *events.DeadLetter, reveal bool) string {
 	rows := [][]string{
 		{"detail", l.Detail},
 		{"event", l.Event.Type},
 		{"event_id", l.EventID},
 		{"subject", l.Subject},
-		{"stored", l.StoredAt.UTC().Format(holds.TimeFormat) + ", " + since(l.StoredAt) + " ago"},
+		{"stored", p.timeText(l.StoredAt) + ", " + since(l.StoredAt) + " ago"},
 		{"dead-lettered", l.Time + " by " + l.Worker},
 		{"deliveries", strconv.FormatUint(l.Deliveries, 10)},
+		{"replays", strconv.FormatUint(l.Replays, 10)},
 		{"stream_seq", strconv.FormatUint(l.StreamSeq, 10)},
 	}
 	if l.ClaimCheck != nil {
@@ -91,7 +97,42 @@ func deadLetterPage(l *events.DeadLetter) string {
 	if l.Missing != nil {
 		return text + "\nbody: " + terminal.Printable(l.Missing.Error()) + "\n"
 	}
-	return text + "\nbody (" + bytesText(l.Size) + "):\n" + indented(l.Body)
+	body := l.Body
+	if !reveal {
+		var readable bool
+		if body, readable = withoutPersonal(l.Body); !readable {
+			return text + "\nbody (" + bytesText(l.Size) + "): not JSON, --reveal shows it\n"
+		}
+	}
+	return text + "\nbody (" + bytesText(l.Size) + "):\n" + indented(body)
+}
+
+// withoutPersonal returns a JSON value in which each user and all metadata are replaced. It returns false for another
+// text, in which they cannot be found.
+func withoutPersonal(value jsontext.Value) (hidden jsontext.Value, isJSON bool) {
+	if !value.IsValid(jsontext.AllowDuplicateNames(true)) {
+		return nil, false
+	}
+	var text bytes.Buffer
+	decoder := jsontext.NewDecoder(bytes.NewReader(value), jsontext.AllowDuplicateNames(true))
+	encoder := jsontext.NewEncoder(&text, jsontext.AllowDuplicateNames(true))
+	for {
+		token, err := decoder.ReadToken()
+		if errors.Is(err, io.EOF) {
+			return text.Bytes(), true
+		}
+		if err == nil {
+			// A string is a name when the object has an odd number of names and values with it.
+			kind, length := decoder.StackIndex(decoder.StackDepth())
+			isPersonal := kind == '{' && length%2 == 1 && (token.String() == "user_id" || token.String() == "metadata")
+			if err = encoder.WriteToken(token); err == nil && isPersonal {
+				err = errors.Join(decoder.SkipValue(), encoder.WriteToken(jsontext.String("hidden, see --reveal")))
+			}
+		}
+		if err != nil {
+			return nil, false
+		}
+	}
 }
 
 // indented returns a body as text: JSON indented, everything else unchanged.
@@ -116,6 +157,7 @@ type exported struct {
 	*events.DeadLetter
 	StoredAt   holds.Time  `json:"stored_at"`
 	Worker     string      `json:"worker"`
+	Replays    uint64      `json:"replays"`
 	Headers    nats.Header `json:"headers"`
 	Body       *string     `json:"body,omitzero"`
 	BodyBase64 *string     `json:"body_base64,omitzero"` // a body that is not UTF-8
@@ -124,7 +166,7 @@ type exported struct {
 
 // exportedOf returns the JSON of dlq export for a dead letter, on one line.
 func exportedOf(l *events.DeadLetter) (jsontext.Value, error) {
-	e := exported{DeadLetter: l, StoredAt: holds.Time{Time: l.StoredAt}, Worker: l.Worker, Headers: l.Header}
+	e := exported{DeadLetter: l, StoredAt: holds.Time{Time: l.StoredAt}, Worker: l.Worker, Replays: l.Replays, Headers: l.Header}
 	switch body := string(l.Body); {
 	case l.Missing != nil:
 		e.Error = l.Missing.Error()

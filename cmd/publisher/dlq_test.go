@@ -62,20 +62,28 @@ func TestDLQ_EachCommand_ProcessesDeadLetters(t *testing.T) {
 	}
 	h.run("dlq", "list").want(t, exitOK, "SEQ  REASON", "booking.requested", "loft", "data.quantity")
 	h.run("dlq", "list", "-o", "wide").want(t, exitOK, "EVENT_ID", "e-ann", in, "STREAM_SEQ")
+	h.run("dlq", "list", "-o", "wide", "--reveal").want(t, exitOK, "USER", " ben ")
 	h.run("dlq", "list", "--reason", "subject_mismatch", "-o", "json").want(t, exitOK, `[{"seq":3,`)
 	h.run("dlq", "list", "--user-id", "ben", "--type", "booking.requested", "--since", "1h", "--contains", "belongs", "-o",
 		"json").want(t, exitOK, `[{"seq":3,`)
 	h.run("dlq", "list", "--until", "1h").want(t, exitOK, "no dead letters")
 	h.run("dlq", "stats").want(t, exitOK, "malformed             2", "subject_mismatch      1", "3 dead letters in total")
+	h.run("dlq", "stats", "--by", "resource", "--reason", "malformed").want(t, exitOK, "RESOURCE  COUNT",
+		"loft          2")
+	h.run("dlq", "stats", "--by", "type").want(t, exitOK, "booking.requested      3")
+	h.run("dlq", "stats", "--by", "subject", "-o", "json").want(t, exitOK, `{"group":"`+in+`","count":2,`)
 	h.run("dlq", "stats", "-o", "json").want(t, exitOK, `[{"reason":"malformed","count":2,"oldest":"20`,
 		`"first":{"seq":1,"detail":"data.quantity: must be an integer such as 2, found a string"}}`)
 
 	h.run("dlq", "show", "1").want(t, exitOK, "dead letter 1: malformed", `"quantity": "2"`, "X-Team", `new\u009b`,
 		"data.quantity", "stream_seq     2", "deliveries     1")
-	h.run("dlq", "show", "2").want(t, exitOK, `\x1b[2J\xff no JSON`)
+	h.run("dlq", "show", "1").want(t, exitOK, `"user_id": "hidden, see --reveal"`)
+	h.run("dlq", "show", "1", "--reveal").want(t, exitOK, `"user_id": "ann"`)
+	h.run("dlq", "show", "2").want(t, exitOK, "body (13 B): not JSON, --reveal shows it")
+	h.run("dlq", "show", "2", "--reveal").want(t, exitOK, `\x1b[2J\xff no JSON`)
 	h.run("dlq", "show", "2", "-o", "json").want(t, exitOK,
 		`"body_base64":"`+base64.StdEncoding.EncodeToString([]byte("\x1b[2J\xff no JSON")))
-	for _, r := range []result{h.run("dlq", "show", "1"), h.run("dlq", "show", "2"), h.run("dlq", "list", "-o", "wide")} {
+	for _, r := range []result{h.run("dlq", "show", "1"), h.run("dlq", "show", "2", "--reveal"), h.run("dlq", "list", "-o", "wide")} {
 		if strings.ContainsAny(r.out, "\x1b\u009b") {
 			t.Errorf("printed control characters: %q", r.out)
 		}

@@ -116,7 +116,7 @@ func (c *holdList) Run(ctx context.Context, p *program) error {
 			if err != nil {
 				return fmt.Errorf("encode slots: %w", err)
 			}
-			row := []string{h.HoldID.String(), string(h.State), h.ExpiresAt.Format(holds.TimeFormat),
+			row := []string{h.HoldID.String(), string(h.State), p.timeText(h.ExpiresAt.Time),
 				strconv.FormatInt(h.Quantity, 10), string(slots)}
 			if c.Reveal {
 				row = append(row, h.UserID)
@@ -162,7 +162,7 @@ func (c *holdHistory) Run(ctx context.Context, p *program) error {
 		columns := []string{"at", "what", "name", "reason", "data"}
 		out := p.newList(columns, columns)
 		for _, e := range found.Entries {
-			out.addRow(e.At.Format(holds.TimeFormat), e.Kind, e.Name, e.Reason, string(e.Data))
+			out.addRow(p.timeText(e.At.Time), e.Kind, e.Name, e.Reason, string(e.Data))
 		}
 		if err := out.end("nothing is stored about this hold"); err != nil {
 			return err

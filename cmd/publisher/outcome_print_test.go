@@ -215,8 +215,31 @@ func TestEssentials_EachEvent_OneLine(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := strings.Join(essentials(members), " "); got != want {
+		if got := strings.Join(essentials(members, true), " "); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}
+
+func TestEssentials_WithoutReveal_LackTheUser(t *testing.T) {
+	t.Parallel()
+	members, err := membersOf(jsontext.Value(`{"user_id":"ann","quantity":1}`))
+	if got := strings.Join(essentials(members, false), " "); err != nil || got != "quantity=1" {
+		t.Errorf("%v: %s", err, got)
+	}
+}
+
+func TestWithoutPersonal_AnyBody_LacksUsersAndMetadata(t *testing.T) {
+	t.Parallel()
+	const hidden = `"hidden, see --reveal"`
+	for body, want := range map[string]string{
+		`{"data":{"user_id":"ann","n":1.0,"metadata":{"a":["secret"]},"l":["user_id",{"user_id":2,"x":null}]},"id":"user_id"}`: `{"data":{"user_id":` + hidden + `,"n":1.0,"metadata":` + hidden + `,"l":["user_id",{"user_id":` + hidden + `,"x":null}]},"id":"user_id"}`,
+		`{"user_id":"ann","user_id":{"user_id":"ben"}}`: `{"user_id":` + hidden + `,"user_id":` + hidden + `}`,
+		`"user_id"`: `"user_id"`, `no JSON ann`: "", `{"user_id":"ann"`: "", `{} ann`: "", "": "",
+	} {
+		got, isJSON := withoutPersonal(jsontext.Value(body))
+		if strings.TrimSpace(string(got)) != want || isJSON != (want != "") {
+			t.Errorf("%s: %v, %s\nwant %s", body, isJSON, got, want)
 		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 // watch follows outcomes and dead letters.
 type watch struct {
 	ResourceID string `placeholder:"R" help:"Only events of this resource."`
+	Reveal     bool   `help:"Show the users too."`
 	Since      moment `placeholder:"WHEN" help:"Also what was stored since then: RFC 3339, or an age like 90m or 2d. Default: only from now on."`
 }
 
@@ -104,17 +105,17 @@ func (c *watch) show(p *program, m jetstream.Msg) error {
 	}
 	var event events.Envelope
 	if err := json.Unmarshal(m.Data(), &event); err != nil {
-		return p.print(line(meta, "unreadable", m.Subject(), []string{field("detail", err.Error())}))
+		return p.print(p.line(meta, "unreadable", m.Subject(), []string{field("detail", err.Error())}))
 	}
 	data, err := membersOf(event.Data)
 	if err != nil {
-		return p.print(line(meta, "unreadable", m.Subject(), []string{field("detail", err.Error())}))
+		return p.print(p.line(meta, "unreadable", m.Subject(), []string{field("detail", err.Error())}))
 	}
 	identity := find(data, "hold_id")
 	if identity == "" {
 		identity = find(data, "resource_id")
 	}
-	return p.print(line(meta, eventName(event.Type), identity, essentials(data)))
+	return p.print(p.line(meta, eventName(event.Type), identity, essentials(data, c.Reveal)))
 }
 
 // showDeadLetter prints a dead letter on one line.
@@ -130,7 +131,7 @@ func (c *watch) showDeadLetter(p *program, meta *jetstream.MsgMetadata, l *event
 		field("reason", l.Reason), field("detail", l.Detail), field("event_id", l.EventID),
 		field("seq", strconv.FormatUint(l.Seq, 10)),
 	}
-	return p.print(line(meta, "dead-lettered", l.Subject, fields))
+	return p.print(p.line(meta, "dead-lettered", l.Subject, fields))
 }
 
 // wants reports whether a subject is of the resource. A subject ends with its resource.
@@ -154,8 +155,8 @@ func (p *program) printCompact(value jsontext.Value) error {
 }
 
 // line returns the line of an event: time of storage, event name, hold or resource, fields.
-func line(meta *jetstream.MsgMetadata, event, identity string, fields []string) string {
-	at := meta.Timestamp.UTC().Format(holds.TimeFormat)
+func (p *program) line(meta *jetstream.MsgMetadata, event, identity string, fields []string) string {
+	at := p.timeText(meta.Timestamp)
 	text := fmt.Sprintf("%s  %-22s  %s  %s", at, terminal.Printable(event), terminal.Printable(identity),
 		strings.Join(fields, " "))
 	return strings.TrimRight(text, " ") + "\n"
@@ -173,12 +174,14 @@ func field(name, value string) string {
 // slotsShownMax is the number of slots that a line names.
 const slotsShownMax = 4
 
-// essentials returns the members of an event's data that a line shows.
-func essentials(data []member) (fields []string) {
+// essentials returns the members of an event's data that a line shows, the user only with reveal.
+func essentials(data []member, reveal bool) (fields []string) {
 	for _, m := range data {
 		switch m.name {
 		case "user_id":
-			fields = append(fields, field("user", cell(m.value)))
+			if reveal {
+				fields = append(fields, field("user", cell(m.value)))
+			}
 		case "check_in":
 			fields = append(fields, field("slots", cell(m.value)+".."+find(data, "check_out")))
 		case "slots", "unavailable":

@@ -234,9 +234,9 @@ func (c *Connections) AfterApply() error {
 	return nil
 }
 
-// AfterApply reads the URL if it is given as a file.
+// AfterApply reads the URL if it is given as a file or by a context.
 func (c *NATSServers) AfterApply() error {
-	found, err := connect.ReadURL("nats-url", c.NATSURL, c.NATSFiles.URLFile)
+	found, err := c.NATSFiles.FindURL(c.NATSURL)
 	if err != nil {
 		return misused("%v", err)
 	}

@@ -8,7 +8,7 @@ import (
 
 // Sets of flags that several commands have.
 const (
-	theNATS    = " nats-url nats-url-file nats-creds-file nats-nkey-file nats-ca-file nats-cert-file nats-key-file"
+	theNATS    = " nats-url nats-url-file nats-creds-file nats-nkey-file nats-ca-file nats-cert-file nats-key-file context"
 	theServers = theNATS + " redis-url postgres-url redis-url-file redis-ca-file redis-cert-file redis-key-file" +
 		" postgres-url-file namespace"
 	theLifetimes = " hold-lifetime-max request-key-ttl"
@@ -27,6 +27,7 @@ func TestFlags_EachCommand_ShowsWhatItUses(t *testing.T) {
 		"run":         "embedded no-migrate data-dir install" + theServers + thePolicies + theLocks + theRest,
 		"migrate":     theServers + thePolicies + " nats-monitor-urls stream-replicas preflight log-level log-format",
 		"healthcheck": "http-addr timeout data-dir",
+		"nagios":      "http-addr api-addr api-token-file warning critical data-dir",
 		"preflight":   "no-migrate output data-dir" + theServers + theLifetimes + " lock-strategy lock-redis-urls nats-monitor-urls stream-replicas",
 		"locks":       "http-addr output data-dir",
 		"pause":       "for reason who" + theNATS + " namespace consumers output data-dir",

@@ -368,6 +368,17 @@ func (s *harness) counts(resource string) map[string]string {
 	return counts
 }
 
+// lockByOther makes another owner hold the lock of a slot for a moment. A worker that finds it locks
+// before it reads from Postgres; otherwise it decides in one step.
+func (s *harness) lockByOther(resource, slot string) {
+	s.t.Helper()
+	key := fmt.Sprintf("%s:{%d}:%s:locks", s.namespace, record.Partition(resource), resource)
+	until := s.redis.Time(context.Background()).Val().Add(500 * time.Millisecond).UnixMilli()
+	if err := s.redis.HSet(context.Background(), key, slot, fmt.Sprintf("another:1.x %d", until)).Err(); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // forbidden matches what servers and clients report when a permission is missing.
 var forbidden = regexp.MustCompile(`(?i)permission|NOPERM|user executing the script can't|SQLSTATE 42501`)
 

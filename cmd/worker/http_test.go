@@ -166,10 +166,10 @@ func TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped(t *testing.T) {
 	})
 }
 
-// TestReadiness_RedisEmptied_ReportsRebuild empties Redis. The readiness, the metrics and the
-// queries report the rebuild and its progress, and events wait. The worker becomes ready again by
-// itself.
-func TestReadiness_RedisEmptied_ReportsRebuild(t *testing.T) {
+// TestReadiness_PartitionLost_ReportsRebuild loses one partition. The readiness, the metrics and the
+// queries report the rebuild and its progress, and events wait; requests and queries for resources of
+// other partitions are answered. The worker becomes ready again by itself.
+func TestReadiness_PartitionLost_ReportsRebuild(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	worker := s.startWorker()
@@ -185,6 +185,7 @@ func TestReadiness_RedisEmptied_ReportsRebuild(t *testing.T) {
 		return code == 200 && ready.Ready && len(ready.Reasons) == 0
 	})
 	s.setInventory("hall", seat, 1)
+	s.setInventory("room", seat, 1)
 	if err := s.redis.Del(t.Context(),
 		fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall"))).Err(); err != nil {
 		t.Fatal(err)
@@ -199,10 +200,19 @@ func TestReadiness_RedisEmptied_ReportsRebuild(t *testing.T) {
 	}
 	waiting := s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 600))
 	const progress, why = "waiting for outcomes in flight", "epoch missing"
+	partition := fmt.Sprintf("partition %d: ", record.Partition("hall"))
 	stacktest.Eventually(t, "the worker to report its progress", func() bool {
 		code, ready := status()
-		return code == 503 && strings.Contains(ready.Details["rebuilding"], progress)
+		is := ready.Details["rebuilding"]
+		return code == 503 && strings.Contains(is, progress) && strings.Contains(is, partition)
 	})
+	other := s.answer(s.publish(events.BookingRequested, "room", bookingData("room", "ana", "k1", seat, 600)))
+	if other.Type != events.Type(holds.EventHoldCreated) {
+		t.Errorf("a request for another partition was answered with %s", other.Type)
+	}
+	if code, body := worker.get(t, "/v1/availability?resource_id=room&slot=A-12"); code != 200 {
+		t.Errorf("availability of another partition: %d %s", code, body)
+	}
 	if _, body := worker.get(t, "/v1/availability?resource_id=hall&slot=A-12"); !strings.Contains(body, progress) {
 		t.Errorf("availability does not report the progress: %s", body)
 	}

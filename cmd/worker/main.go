@@ -33,6 +33,7 @@ type cli struct {
 	Run         runCommand         `cmd:"" help:"Run a worker until it is stopped."`
 	Migrate     migrateCommand     `cmd:"" help:"Create streams, consumers and schema, then exit."`
 	Healthcheck healthcheckCommand `cmd:"" help:"Check that a worker process is alive."`
+	Nagios      nagiosCommand      `cmd:"" help:"Check a running worker as a plugin of Nagios does."`
 	Preflight   preflightCommand   `cmd:"" help:"Check the servers before a worker runs on them."`
 	Locks       locksCommand       `cmd:"" help:"Show lock statistics and recommend a lease."`
 	Pause       pauseCommand       `cmd:"" help:"Stop the processing of events, for maintenance."`
@@ -107,6 +108,9 @@ func run(ctx context.Context, args []string, std streams) int {
 	}
 	parsed.BindTo(ctx, (*context.Context)(nil))
 	if err := parsed.Run(std); err != nil {
+		if found, is := errors.AsType[*nagiosError](err); is {
+			return found.state
+		}
 		var usage *usageError
 		if errors.As(err, &usage) {
 			fmt.Fprintf(std.err, "worker: %v\n", err)

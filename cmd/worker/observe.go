@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"runtime"
 	"strconv"
@@ -14,6 +15,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/store"
 	"holdfast/internal/telemetry"
 	"holdfast/internal/version"
@@ -47,6 +49,7 @@ type observer struct {
 	parts  []part
 
 	ready, policyMismatch, notifications *telemetry.Gauge
+	partitions                           *telemetry.Gauge
 	notReady, paused, skew               *telemetry.Vec[telemetry.Gauge]
 	connections, connectionsMax          *telemetry.Vec[telemetry.Gauge]
 	waits, waited, timeouts              *telemetry.Vec[telemetry.Gauge]
@@ -89,6 +92,9 @@ func (x *observer) register(set *telemetry.Set) {
 	for _, reason := range notReadyReasons {
 		x.notReady.With(reason)
 	}
+	x.partitions = set.Gauges("holdfast.partitions.ready", "{partition}",
+		fmt.Sprintf("Partitions of Redis, of %d, in which this worker decides. It waits for the others to be rebuilt.",
+			record.Partitions)).With()
 	x.paused = set.Gauges("holdfast.consumer.paused", "", "1 while the consumer waits for an outage to end, or is paused by an operator.", "consumer")
 	for _, name := range consumerNames {
 		x.paused.With(name)
@@ -163,6 +169,7 @@ func gaugeOf(is bool) float64 {
 func (x *observer) observeReady(ctx context.Context) error {
 	ready := x.server.check(ctx)
 	x.ready.Set(gaugeOf(ready.Ready))
+	x.partitions.Set(float64(x.server.term.Current().Ready.Len()))
 	for _, reason := range notReadyReasons {
 		_, because := ready.Details[reason]
 		x.notReady.With(reason).Set(gaugeOf(because))

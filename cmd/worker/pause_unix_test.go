@@ -14,15 +14,20 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestPausedWorker_LeaseExpired_DecisionRefused stops a worker (SIGSTOP) while it decides under a
-// lock, after it has read from Postgres. Its lease expires, and another worker grants the last
+// TestPausedWorker_LeaseExpired_DecisionRefused stops a worker (SIGSTOP) when it has locked a slot, or
+// read from Postgres where nothing is locked. Its lease expires, and another worker grants the last
 // room. When the first continues, Redis refuses its decision, and it decides again.
 func TestPausedWorker_LeaseExpired_DecisionRefused(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	const lease = "HOLDFAST_LOCK_LEASE=1s"
-	paused := s.startWorker("HOLDFAST_FAILPOINT=place.read:stop", lease)
+	strategy, step := os.Getenv("HOLDFAST_LOCK_STRATEGY"), "place.locked"
+	if strategy == "none" {
+		step = "place.read"
+	}
+	paused := s.startWorker("HOLDFAST_FAILPOINT="+step+":stop", lease)
 	s.setInventory("room", holds.SlotSelection{}, 1)
+	s.lockByOther("room", holds.StockSlot)
 	ana := s.publish(events.BookingRequested, "room", bookingData("room", "ana", "k-ana", holds.SlotSelection{}, 3600))
 	var status syscall.WaitStatus
 	if _, err := syscall.Wait4(paused.cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
@@ -42,7 +47,6 @@ func TestPausedWorker_LeaseExpired_DecisionRefused(t *testing.T) {
 	s.answer(ana)
 	stacktest.Eventually(t, "the paused worker to detect that its lock is lost", func() bool {
 		_, body := paused.get(t, "/metrics")
-		strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY")
 		return strategy == "optimistic" || strategy == "none" || strings.Contains(body, locking.MetricLost+"{")
 	})
 	if n := len(s.ofType(holds.EventHoldCreated)); n != 1 {

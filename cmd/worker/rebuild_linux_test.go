@@ -172,18 +172,6 @@ func TestRedisLost_DuringRebuild_StartsOver(t *testing.T) {
 	}
 }
 
-// losePartition removes all keys of a resource's partition.
-func (s *harness) losePartition(t *testing.T, resource string) {
-	t.Helper()
-	keys, err := s.redis.Keys(t.Context(), fmt.Sprintf("%s:{%d}:*", s.namespace, record.Partition(resource))).Result()
-	if err != nil || len(keys) == 0 {
-		t.Fatalf("%v %v", keys, err)
-	}
-	if err := s.redis.Del(t.Context(), keys...).Err(); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestPartitionLost_OnlyOne_ItsHoldsAreRebuilt loses one partition. Its holds are rebuilt, and the
 // others are unchanged.
 func TestPartitionLost_OnlyOne_ItsHoldsAreRebuilt(t *testing.T) {

@@ -71,6 +71,18 @@ func (s *harness) awaitRebuilt(after recovery.Epoch) (e recovery.Epoch) {
 	return e
 }
 
+// losePartition removes all keys of a resource's partition.
+func (s *harness) losePartition(t *testing.T, resource string) {
+	t.Helper()
+	keys, err := s.redis.Keys(t.Context(), fmt.Sprintf("%s:{%d}:*", s.namespace, record.Partition(resource))).Result()
+	if err != nil || len(keys) == 0 {
+		t.Fatalf("%v %v", keys, err)
+	}
+	if err := s.redis.Del(t.Context(), keys...).Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // exchange is an event and its answer.
 type exchange struct {
 	subject string

@@ -29,11 +29,36 @@ const (
 
 // topCommand is `worker top`.
 type topCommand struct {
+	statsAddress `embed:""`
+	Once         bool `help:"Print one picture and exit. So it is without a terminal."`
+	Directory    `embed:""`
+}
+
+// statsAddress are the settings of commands that read the state of a running worker.
+type statsAddress struct {
 	HTTPAddr  string `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" placeholder:"ADDR" help:"Operations address of a worker. Default: from endpoints.env in --data-dir, else 127.0.0.1:8080."`
 	APIAddr   string `name:"api-addr" env:"HOLDFAST_API_ADDR" placeholder:"ADDR" help:"Address of /v1, if the worker serves it on another one."`
 	TokenFile string `name:"api-token-file" env:"HOLDFAST_API_TOKEN_FILE" placeholder:"FILE" help:"File with the token for /v1, if the worker has one."`
-	Once      bool   `help:"Print one picture and exit. So it is without a terminal."`
-	Directory `embed:""`
+}
+
+// find returns the addresses of the worker: given, or from the endpoints file in dir.
+func (c *statsAddress) find(dir string) (t top, err error) {
+	if t.addr, err = workerAddr(c.HTTPAddr, dir); err != nil {
+		return t, err
+	}
+	if t.api = t.addr; c.APIAddr != "" {
+		if t.api, err = workerAddr(c.APIAddr, dir); err != nil {
+			return t, err
+		}
+	}
+	if c.TokenFile != "" {
+		token, err := os.ReadFile(c.TokenFile)
+		if err != nil {
+			return t, misused("--api-token-file: %v", err)
+		}
+		t.token = strings.TrimSpace(string(token))
+	}
+	return t, nil
 }
 
 func (*topCommand) Help() string {
@@ -50,22 +75,9 @@ Examples:
 
 // Run shows the picture until q, or once.
 func (c *topCommand) Run(ctx context.Context, std streams) error {
-	addr, err := workerAddr(c.HTTPAddr, c.DataDir)
+	t, err := c.find(c.DataDir)
 	if err != nil {
 		return err
-	}
-	t := top{addr: addr, api: addr}
-	if c.APIAddr != "" {
-		if t.api, err = workerAddr(c.APIAddr, c.DataDir); err != nil {
-			return err
-		}
-	}
-	if c.TokenFile != "" {
-		token, err := os.ReadFile(c.TokenFile)
-		if err != nil {
-			return misused("--api-token-file: %v", err)
-		}
-		t.token = strings.TrimSpace(string(token))
 	}
 	first := t.read(ctx)
 	if c.Once || !isTerminal(std.out) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-json-experiment/json"
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 
@@ -111,56 +113,149 @@ func TestRun_NewerSchemaThatWorks_WorkerStarts(t *testing.T) {
 // TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent runs a worker of the previous commit
 // beside one of this tree, under a load of all events. It stops the new one, as a rollback does,
 // and later the old one, as an upgrade does. The old one starts first, because it may refuse to
-// start on the schema of the new one.
+// start on the schema of the new one. At the end Redis loses a partition while both run.
 func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
+	skipVersions(t)
+	t.Parallel()
+	tree, before := lastCommit(t)
+	s := newVersionsHarness(t)
+	older := s.startBuild(before)
+	s.begin() // migrates
+	newer := s.startWorker()
+	load := s.mixedLoad(t)
+
+	older.decidesMore(t, "the old worker to take part")
+	newer.decidesMore(t, "the new worker to take part")
+	newer.end(t)
+	older.decidesMore(t, "the old worker to go on alone")
+	newer = s.startWorker()
+	newer.decidesMore(t, "the new worker to take part again")
+	older.end(t)
+	newer.decidesMore(t, "the new worker to go on alone")
+	// The first version that starts on a newer schema has this migration.
+	if found, err := filepath.Glob(filepath.Join(tree, "internal/store/migrations/00010_*.sql")); err != nil ||
+		len(found) > 0 {
+		older = s.startBuild(before)
+		older.decidesMore(t, "the old worker to take part again")
+	}
+	s.losePartition(t, "double") // either of the two may notice it first
+	newer.decidesMore(t, "the new worker to go on after a loss")
+	load.stop()
+	load.check(t)
+}
+
+// TestVersions_ScriptsChanged_ReplacedOneByOne replaces three workers of the last commit, under a load of all events,
+// by workers of this tree whose Lua scripts all have another text: Redis knows them by other names. At each moment
+// two or more workers run, at first of both versions.
+func TestVersions_ScriptsChanged_ReplacedOneByOne(t *testing.T) {
+	skipVersions(t)
+	t.Parallel()
+	_, before := lastCommit(t)
+	changed := buildWithChangedScripts(t)
+	s := newVersionsHarness(t)
+	workers := []*process{s.startBuild(before), s.startBuild(before), s.startBuild(before)}
+	s.begin()
+	load := s.mixedLoad(t)
+	for i, older := range workers {
+		older.decidesMore(t, "an old worker to take part")
+		workers[i] = s.startBuild(changed)
+		workers[i].decidesMore(t, "a new worker to take part")
+		older.end(t)
+	}
+	for _, newer := range workers {
+		newer.decidesMore(t, "the new workers to go on alone")
+	}
+	load.stop()
+	load.check(t)
+}
+
+// skipVersions skips a test that builds another commit, unless it is due.
+func skipVersions(t *testing.T) {
+	t.Helper()
 	switch {
 	case !stacktest.Long():
 		t.Skip("it builds another commit: HOLDFAST_TEST_LONG=1 runs it")
 	case stacktest.LeastPrivilege(), os.Getenv("HOLDFAST_LOCK_STRATEGY") != "":
 		t.Skip("other privileges and lock strategies show nothing more")
 	}
-	t.Parallel()
-	tree, before := lastCommit(t)
+}
+
+// newVersionsHarness returns a harness that has not begun: an older worker may refuse to start on the schema of the
+// new one, so it starts first.
+func newVersionsHarness(t *testing.T) *harness {
+	t.Helper()
 	shared := stacktest.Shared()
-	s := &harness{t: t, urls: urls{shared.NATSURL, shared.RedisURL, shared.PostgresURL}, namespace: stacktest.Namespace(t)}
-	startOld := func() *process {
-		t.Helper()
-		p := launchBinary(t, before, true, s.runArgs())
-		p.awaitStarted(t)
-		return p
+	return &harness{t: t, urls: urls{shared.NATSURL, shared.RedisURL, shared.PostgresURL}, namespace: stacktest.Namespace(t)}
+}
+
+// startBuild starts a worker of another build.
+func (s *harness) startBuild(binary string) *process {
+	s.t.Helper()
+	p := launchBinary(s.t, binary, true, s.runArgs())
+	p.awaitStarted(s.t)
+	return p
+}
+
+// decidesMore waits until a worker has decided some more batches of requests.
+func (p *process) decidesMore(t *testing.T, what string) {
+	t.Helper()
+	began := p.sections(t)
+	p.eventually(t, what, func() bool { return p.sections(t) >= began+20 })
+}
+
+// end stops a worker as a deployment does.
+func (p *process) end(t *testing.T) {
+	t.Helper()
+	if err := p.stop(t); err != nil {
+		t.Errorf("SIGTERM ended a worker with %v", err)
 	}
-	older := startOld()
-	s.begin() // migrates
-	newer := s.startWorker()
-	load := s.mixedLoad(t)
-	goesOn := func(what string, worker *process) {
-		t.Helper()
-		began := worker.sections(t)
-		stacktest.Eventually(t, what, func() bool { return worker.sections(t) >= began+20 })
+}
+
+// buildWithChangedScripts builds the worker of this tree with a comment at the end of each Lua script.
+func buildWithChangedScripts(t *testing.T) (binary string) {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
 	}
-	end := func(worker *process) {
-		t.Helper()
-		if err := worker.stop(t); err != nil {
-			t.Errorf("SIGTERM ended a worker with %v", err)
+	scripts, err := filepath.Glob(filepath.Join(root, "internal", "*", "lua", "*.lua"))
+	if err != nil || len(scripts) == 0 {
+		t.Fatalf("%d scripts: %v", len(scripts), err)
+	}
+	const comment = "-- changed by TestVersions_ScriptsChanged"
+	dir := t.TempDir()
+	overlay := struct{ Replace map[string]string }{make(map[string]string)}
+	for i, script := range scripts {
+		text, err := os.ReadFile(script)
+		if err != nil {
+			t.Fatal(err)
+		}
+		overlay.Replace[script] = filepath.Join(dir, fmt.Sprintf("%d.lua", i))
+		if err := os.WriteFile(overlay.Replace[script], append(text, "\n"+comment+"\n"...), 0o600); err != nil {
+			t.Fatal(err)
 		}
 	}
-
-	goesOn("the old worker to take part", older)
-	goesOn("the new worker to take part", newer)
-	end(newer)
-	goesOn("the old worker to go on alone", older)
-	newer = s.startWorker()
-	goesOn("the new worker to take part again", newer)
-	end(older)
-	goesOn("the new worker to go on alone", newer)
-	// The first version that starts on a newer schema has this migration.
-	if found, err := filepath.Glob(filepath.Join(tree, "internal/store/migrations/00010_*.sql")); err != nil ||
-		len(found) > 0 {
-		older = startOld()
-		goesOn("the old worker to take part again", older)
+	list, err := json.Marshal(overlay)
+	if err != nil {
+		t.Fatal(err)
 	}
-	load.stop()
-	load.check(t)
+	if err := os.WriteFile(filepath.Join(dir, "overlay.json"), list, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	binary = filepath.Join(dir, "worker")
+	build := exec.Command("go", "build", "-overlay", filepath.Join(dir, "overlay.json"), "-o", binary, "./cmd/worker")
+	build.Dir = root
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	program, err := os.ReadFile(binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := bytes.Count(program, []byte(comment)); got != len(scripts) {
+		t.Fatalf("%d of %d scripts are changed in the program", got, len(scripts))
+	}
+	return binary
 }
 
 // lastCommit builds the worker of the last commit that differs from this tree. It returns its tree

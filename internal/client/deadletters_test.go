@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -255,7 +256,7 @@ func TestDeadLetter_EventTooLarge_StoresClaimCheck(t *testing.T) {
 			header: nats.Header{"X-Name": {"large body"}, "traceparent": {"00-1-2-01"}}, body: "no JSON " + fill,
 		},
 		"large headers": {
-			header: nats.Header{"X-Name": {"large headers"}, "X-Fill": {fill}}, body: "no JSON", bare: true,
+			header: nats.Header{"X-Name": {"large headers"}, "X-Fill": {fill[30:]}}, body: "no JSON", bare: true,
 		},
 		"small": {header: nats.Header{"X-Name": {"small"}}, body: "no JSON"},
 	}
@@ -277,7 +278,9 @@ func TestDeadLetter_EventTooLarge_StoresClaimCheck(t *testing.T) {
 			t.Parallel()
 			h := newLimited(t)
 			for _, e := range inbound {
-				h.publish(h.ns.In(events.BookingRequested, "room"), e.header, e.body)
+				header := maps.Clone(e.header)
+				header.Set(events.HeaderDLQReplays, "2") // as if it were replayed
+				h.publish(h.ns.In(events.BookingRequested, "room"), header, e.body)
 			}
 			h.await("dead letters", func() bool { return len(h.dlq) == len(inbound) })
 			if info := h.awaitIdle(events.ConsumerRequests); info.Delivered.Consumer != uint64(len(inbound)) {
@@ -292,7 +295,7 @@ func TestDeadLetter_EventTooLarge_StoresClaimCheck(t *testing.T) {
 				got := h.get(d, l.Seq)
 				for _, l := range []*events.DeadLetter{l, got} {
 					if l.Missing != nil || string(l.Body) != e.body || l.Reason != events.ReasonMalformed ||
-						l.Detail == "" || l.StreamSeq == 0 || l.Size != len(e.body) {
+						l.Detail == "" || l.StreamSeq == 0 || l.Size != len(e.body) || l.Replays != 2 {
 						t.Errorf("dead letter %+v", l)
 					}
 				}

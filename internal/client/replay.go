@@ -25,6 +25,7 @@ const (
 	ReplayNoOutcome    = "no_answer"     // the event is stored, and no outcome came in time
 	ReplayNotFound     = "gone"          // the dead letter was removed, by another operator or by a killed run
 	ReplayFailed       = "failed"
+	ReplaySkipped      = "skipped" // the event was dead-lettered again after RunLimits.MaxReplays replays
 )
 
 // outcomeGrace bounds the wait for an outcome after the operator has interrupted the run.
@@ -151,7 +152,7 @@ func (r *Replayer) Publish(l *events.DeadLetter, m *nats.Msg, messageID string) 
 
 // stored waits until the event is stored. The headers of a replay can make a large event too large.
 // Then stored publishes it without the inbox for its outcome, and if that is still too large,
-// without its message id too.
+// without the count of its replays, and then without its message id too.
 func (p *Replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) {
 	if p.alreadyStored {
 		return &jetstream.PubAck{Duplicate: true}, nil
@@ -166,7 +167,7 @@ func (p *Replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) 
 			err = fmt.Errorf("no PubAck within %s, the event may be stored", p.r.timeout)
 		}
 	}
-	for _, header := range []string{events.HeaderReplyTo, jetstream.MsgIDHeader} {
+	for _, header := range []string{events.HeaderReplyTo, events.HeaderDLQReplays, jetstream.MsgIDHeader} {
 		if events.IsTooLarge(err) {
 			p.message.Header.Del(header)
 			ack, err = p.r.d.c.js.PublishMsg(ctx, p.message)

@@ -19,7 +19,7 @@ import (
 func (h *harness) replay(r *Replayer, seq uint64, variant string, keep bool) RunResult {
 	h.t.Helper()
 	l := h.get(r.d, seq)
-	m, err := l.Original(h.ns)
+	m, err := l.Again(h.ns)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -173,6 +173,10 @@ func TestReplay_MessageAtSizeLimit_DropsReplayHeaders(t *testing.T) {
 		m, err := d.inbound.GetMsg(t.Context(), uint64(i+4))
 		if err != nil {
 			t.Fatal(err)
+		}
+		counted := m.Header.Get(events.HeaderDLQReplays) != ""
+		if l := h.get(d, uint64(i+4)); counted != (l.Replays == 1) || counted != (i > 0) {
+			t.Errorf("dead letter %d counts %d replays, its event has the headers %v", l.Seq, l.Replays, m.Header)
 		}
 		if m.Header.Get(events.HeaderReplyTo) != "" != (i == 2) || m.Header.Get(jetstream.MsgIDHeader) != "" != hasID {
 			t.Errorf("event %d was stored with the headers %v", i+4, m.Header)

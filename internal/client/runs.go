@@ -65,6 +65,7 @@ type Run struct {
 type RunLimits struct {
 	Rate           float64 `json:"rate"`             // maximum number of events per second; 0 is no limit
 	StopOnFailures int     `json:"stop_on_failures"` // percentage of the processed dead letters; above it the run stops
+	MaxReplays     uint64  `json:"max_replays"`      // dead letters replayed this often or more are skipped; 0 is no limit
 }
 
 // Processed returns the number of dead letters that have a result.

@@ -21,6 +21,9 @@ type NATSFiles struct {
 	CAFile    string `name:"nats-ca-file" env:"HOLDFAST_NATS_CA_FILE" placeholder:"FILE" help:"Certificates in PEM form that NATS' certificate is verified against, instead of the system's. Requires TLS."`
 	CertFile  string `name:"nats-cert-file" env:"HOLDFAST_NATS_CERT_FILE" placeholder:"FILE" help:"Client certificate for NATS, in PEM form. Requires TLS."`
 	KeyFile   string `name:"nats-key-file" env:"HOLDFAST_NATS_KEY_FILE" placeholder:"FILE" help:"Key of the client certificate for NATS."`
+	Context   string `name:"context" env:"HOLDFAST_NATS_CONTEXT" placeholder:"NAME" help:"URL, login and certificates of NATS from a context that nats context save has stored, instead of the flags above."`
+
+	inboxPrefix string // of the context; "" for that of the user
 }
 
 // userToken matches names of users that are allowed in a subject.
@@ -41,7 +44,11 @@ func (f *NATSFiles) Options(address string) (options []nats.Option, err error) {
 		options = append(options, nats.Secure(config))
 	}
 	login, err := f.login(address)
-	return append(options, login...), err
+	options = append(options, login...)
+	if f.inboxPrefix != "" {
+		options = append(options, nats.CustomInboxPrefix(f.inboxPrefix))
+	}
+	return options, err
 }
 
 // login returns the options for a login by a file.

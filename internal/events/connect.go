@@ -16,7 +16,8 @@ const flushLimit = 2 * time.Second
 const connectLimit = 5 * time.Second
 
 // Connect connects to NATS. The connection reconnects for ever, and logs disconnections,
-// reconnections and missing permissions by logf. The inboxes of a user begin with _INBOX.<user>.
+// reconnections and missing permissions by logf. The inboxes of a user begin with _INBOX.<user>, unless
+// an option sets another prefix.
 // Connect returns ErrURL for a malformed URL. No error or log message contains a password.
 func Connect(url, name string, logf func(format string, args ...any), options ...nats.Option) (*nats.Conn, error) {
 	inbox, err := inboxOf(url)
@@ -24,7 +25,7 @@ func Connect(url, name string, logf func(format string, args ...any), options ..
 		return nil, err
 	}
 	if inbox != "" {
-		options = append(options, nats.CustomInboxPrefix(inbox))
+		options = append([]nats.Option{nats.CustomInboxPrefix(inbox)}, options...)
 	}
 	options = append([]nats.Option{
 		nats.Name(name),

@@ -26,6 +26,7 @@ const (
 	decideMax      = 2048 // events that a lane decides together: the more share a resource, the less each costs
 	changesMax     = 256  // both limits for changes: some are decided one after the other, within decideLimit
 	fetchWait      = time.Second
+	recallEvery    = fetchWait / 2    // how often events are recalled whose partition is rebuilt
 	decideLimit    = 10 * time.Second // less than ackWait, so that no event is decided by two workers at a time
 	waitReadyLimit = 5 * time.Second  // the part of decideLimit that a batch may wait for an epoch
 	finishLimit    = 5 * time.Second  // for the events that were fetched before a stop
@@ -83,6 +84,8 @@ type Consumer struct {
 	inFlight         *inFlightWindow
 
 	answers func(subject string) bool // reports whether this consumer answers an event, and no other one does
+
+	recalledAt time.Time // the last recallRebuilt; only the first step uses it
 
 	failing   atomic.Bool  // something has failed that is not the event's own error, and nothing was answered since
 	failedAt  atomic.Int64 // when, in Unix nanoseconds
@@ -189,6 +192,7 @@ func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery, lan
 		if c.failing.Load() && !c.Paused() {
 			c.recordSuccess() // other workers have the events that could have shown it
 		}
+		c.recallRebuilt(lanes)
 		c.process.checkOutage(ctx)
 		free := c.inFlight.waitCapacity(ctx, c.fetches, deferExcess)
 		if free == 0 {
@@ -202,6 +206,17 @@ func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery, lan
 		} else {
 			retry.Reset()
 		}
+	}
+}
+
+// recallRebuilt recalls the events whose partition was lost and is rebuilt.
+func (c *Consumer) recallRebuilt(lanes []*lane) {
+	if time.Since(c.recalledAt) < recallEvery {
+		return
+	}
+	c.recalledAt = time.Now()
+	for _, l := range lanes {
+		c.recall(l.deferred.recallRebuilt(func(resource string) bool { return c.service.Epoch(resource) != "" }))
 	}
 }
 

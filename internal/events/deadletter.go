@@ -27,6 +27,7 @@ const (
 	HeaderDLQDeliveries = dlqPrefix + "Deliveries" // how often it was delivered
 	HeaderDLQTime       = dlqPrefix + "Time"
 	HeaderDLQWorker     = dlqPrefix + "Worker"
+	HeaderDLQReplays    = dlqPrefix + "Replays" // how often the event was replayed; missing if never
 
 	dlqPrefix = "Holdfast-Dlq-"
 	detailMax = 512
@@ -62,6 +63,7 @@ type DeadLetter struct {
 
 	StoredAt   time.Time    `json:"-"` // by the server's clock
 	Worker     string       `json:"-"`
+	Replays    uint64       `json:"-"` // how often the event was replayed before it was dead-lettered again
 	Event      EventSummary `json:"-"`
 	Header     nats.Header  `json:"-"` // of the event and of the dead letter
 	Body       []byte       `json:"-"` // of the event, nil when only headers were read
@@ -105,6 +107,7 @@ func (ns Namespace) ParseDeadLetter(m *jetstream.RawStreamMsg) *DeadLetter {
 		Seq: m.Sequence, Reason: strings.TrimPrefix(m.Subject, ns.DLQ("")), Detail: header.Get(HeaderDLQDetail),
 		Subject: header.Get(HeaderDLQSubject), StreamSeq: number(HeaderDLQStreamSeq), Deliveries: number(HeaderDLQDeliveries),
 		Time: header.Get(HeaderDLQTime), StoredAt: m.Time, Worker: header.Get(HeaderDLQWorker),
+		Replays: number(HeaderDLQReplays),
 	}
 	if sum := header.Get(HeaderClaimCheckSHA256); sum != "" {
 		l.ClaimCheck = &ClaimCheck{header.Get(HeaderClaimCheckStream), number(HeaderClaimCheckSeq), sum}
@@ -166,6 +169,16 @@ func (l *DeadLetter) Original(ns Namespace) (*nats.Msg, error) {
 	return m, nil
 }
 
+// Again returns the event of a dead letter as a replay publishes it: Original with a header that counts its
+// replays. A worker that dead-letters the event again copies the header, so the next dead letter has the count.
+func (l *DeadLetter) Again(ns Namespace) (*nats.Msg, error) {
+	m, err := l.Original(ns)
+	if err == nil {
+		m.Header.Set(HeaderDLQReplays, strconv.FormatUint(l.Replays+1, 10))
+	}
+	return m, err
+}
+
 // IsDeadLetterHeader reports whether a header belongs to the dead letter, not to its event.
 func IsDeadLetterHeader(name string) bool {
 	return isOfServer(name) || strings.HasPrefix(name, dlqPrefix)
@@ -194,6 +207,8 @@ func (c *Consumer) deadLetter(d *delivery, reason, detail string, form deadLette
 				m.Header[name] = values
 			}
 		}
+	} else if replays := d.msg.Headers().Get(HeaderDLQReplays); replays != "" {
+		m.Header.Set(HeaderDLQReplays, replays)
 	}
 	seq := strconv.FormatUint(d.meta.Sequence.Stream, 10)
 	m.Header.Set(HeaderDLQReason, reason)

@@ -16,10 +16,14 @@ func TestOriginal_DeadLetterHeaders_AreRemoved(t *testing.T) {
 	l := &DeadLetter{Subject: "holdfast.in.booking.requested.room", Body: []byte("b"), Header: nats.Header{
 		"Content-Type": {"application/json"}, "ce-id": {"1"}, "X-Two": {"a", "b"}, "traceparent": {"t"},
 		"Nats-Msg-Id": {"m"}, "nats-expected-stream": {"s"}, "Holdfast-Reply-To": {"_INBOX.gone"}, HeaderDLQReason: {"r"}, HeaderClaimCheckSeq: {"1"},
-	}}
+		HeaderDLQReplays: {"2"},
+	}, Replays: 2}
 	m, err := l.Original(ns)
 	if err != nil || m.Subject != l.Subject || string(m.Data) != "b" || len(m.Header) != 4 || len(m.Header["X-Two"]) != 2 || m.Header.Get("traceparent") != "t" {
 		t.Errorf("%v: %+v", err, m)
+	}
+	if m, err := l.Again(ns); err != nil || len(m.Header) != 5 || m.Header.Get(HeaderDLQReplays) != "3" {
+		t.Errorf("a replay: %v: %+v", err, m)
 	}
 	for _, subject := range []string{"", "holdfast.out.hold.created.room", "other.in.booking.requested.room", "$JS.API.STREAM.DELETE.X", "holdfast.in.a b", "holdfast.in.>"} {
 		l.Subject = subject

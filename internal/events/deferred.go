@@ -26,7 +26,8 @@ const (
 //     wait behind it. They keep their order, and are recalled when the lane has room.
 //   - The data of its resource is corrupt, or its partition is being rebuilt. Then it keeps no other
 //     event waiting, because perhaps only a part of the data is corrupt. The first such event is
-//     retried soon. When it can be decided, the others are recalled.
+//     retried soon. When it can be decided, the others are recalled. All are recalled when the
+//     partition is rebuilt.
 type deferredEvents struct {
 	mu        sync.Mutex
 	resources map[string]*deferredResource
@@ -37,7 +38,8 @@ type deferredEvents struct {
 // deferredResource records the deferred events of a resource, in the order of the stream.
 type deferredResource struct {
 	events  []deferredEvent
-	corrupt bool // until all of them are decided
+	corrupt bool // or its partition is lost, until all of them are decided
+	waits   bool // until its partition is rebuilt
 }
 
 type deferredEvent struct {
@@ -152,6 +154,32 @@ func (h *deferredEvents) recallWaiting(free int) (replies []string) {
 	for _, r := range h.resources {
 		if !r.corrupt && len(replies) < free {
 			replies = r.recall(replies, free-len(replies))
+		}
+	}
+	return replies
+}
+
+// markLost records that the deferred events of a resource wait until its partition is rebuilt.
+func (h *deferredEvents) markLost(resource string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if r := h.resources[resource]; r != nil {
+		r.waits = true
+	}
+}
+
+// recallRebuilt marks events as recalled whose partition was lost, and is rebuilt according to
+// rebuilt, and returns their reply subjects.
+func (h *deferredEvents) recallRebuilt(rebuilt func(resource string) bool) (replies []string) {
+	if h.events.Load() == 0 {
+		return nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for resource, r := range h.resources {
+		if r.waits && rebuilt(resource) {
+			r.waits = false
+			replies = r.recall(replies, recallMax)
 		}
 	}
 	return replies

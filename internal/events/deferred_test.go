@@ -220,6 +220,31 @@ func TestDeferred_CorruptResource_RecallsAfterFirst(t *testing.T) {
 	}
 }
 
+// TestDeferred_PartitionRebuilt_RecallsAll defers events of lost partitions, and of a corrupt resource.
+// When a partition is rebuilt, its events are recalled, once.
+func TestDeferred_PartitionRebuilt_RecallsAll(t *testing.T) {
+	t.Parallel()
+	h := newDeferredEvents()
+	for i, resource := range []string{"corrupt", "lost", "rebuilt", "rebuilt"} {
+		h.add(resource, newDeferredDelivery(uint64(i)), true)
+		if resource != "corrupt" {
+			h.markLost(resource)
+		}
+	}
+	rebuilt := func(resource string) bool { return resource != "lost" }
+	if got := h.recallRebuilt(rebuilt); !slices.Equal(got, []string{"2", "3"}) {
+		t.Errorf("recalled %q", got)
+	}
+	if got := h.recallRebuilt(rebuilt); len(got) > 0 {
+		t.Errorf("recalled %q again", got)
+	}
+	h.add("rebuilt", newDeferredDelivery(3), true) // the partition is lost again
+	h.markLost("rebuilt")
+	if got := h.recallRebuilt(rebuilt); !slices.Equal(got, []string{"3"}) {
+		t.Errorf("recalled %q after the second loss", got)
+	}
+}
+
 // TestDeferred_Full_KeepsOnePerResource defers more events than are recorded. At least one of each
 // resource is recorded.
 func TestDeferred_Full_KeepsOnePerResource(t *testing.T) {

@@ -18,9 +18,12 @@ const (
 	// dispositionPause: the error is not the event's own. The event is delivered again, and the
 	// consumer pauses.
 	dispositionPause
-	// dispositionDefer: the data of its resource is corrupt, or its partition is being rebuilt. The event
-	// waits until that is repaired, other events do not.
+	// dispositionDefer: the data of its resource is corrupt. The event waits until that is repaired,
+	// other events do not.
 	dispositionDefer
+	// dispositionDeferLost: Redis has lost the data of its partition. The event waits until that is
+	// rebuilt, events of other partitions do not.
+	dispositionDeferLost
 	// dispositionRetryCounted: the error may be the event's own. The event is decided alone, then
 	// again, and after failuresMax failures it is poison.
 	dispositionRetryCounted
@@ -55,13 +58,12 @@ func dispositionOf(err error) disposition {
 	return dispositionPause
 }
 
-// disposition returns what happens to an event of the consumer that has this error. While Redis lacks
-// the data of some partitions only, their events wait like those of a corrupt resource, and the consumer
-// goes on with the others.
+// disposition returns what happens to an event of the consumer that has this error. The consumer pauses
+// for lost data only while all partitions are lost.
 func (c *Consumer) disposition(err error) disposition {
 	of := dispositionOf(err)
 	if of == dispositionPause && errors.Is(err, holds.ErrDataLost) && c.service.Ready() {
-		return dispositionDefer
+		return dispositionDeferLost
 	}
 	return of
 }

@@ -63,7 +63,7 @@ func TestDisposition_DataLost_PausesWithoutAnyPartition(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []bool{false, true} {
 		c := &Consumer{service: &echo{lost: lost}}
-		want := dispositionDefer
+		want := dispositionDeferLost
 		if lost {
 			want = dispositionPause
 		}

@@ -40,7 +40,8 @@ var countedDeadLetters = []string{
 
 // retryReasons are the label reason of events that are delivered again.
 var retryReasons = map[disposition]string{
-	dispositionRetrySoon: "busy", dispositionPause: "outage", dispositionDefer: "corrupt", dispositionRetryCounted: "failed",
+	dispositionRetrySoon: "busy", dispositionPause: "outage", dispositionDefer: "corrupt",
+	dispositionDeferLost: "rebuilding", dispositionRetryCounted: "failed",
 }
 
 // Metrics are the metrics of the consumers of a process. A nil *Metrics records nothing.
@@ -63,7 +64,7 @@ func NewMetrics(set *telemetry.Set, h *holds.Metrics) *Metrics {
 		"Time from the storage of an event in JetStream until its outcome or dead letter was stored.", latencyBounds, "event")
 	retried := set.Counters("holdfast.events.retried", "{event}",
 		"Events without an outcome that are delivered again: busy (other work on the same slots), outage (of a "+
-			"server), corrupt (data of the resource), failed (by its own fault, at most 5 times).",
+			"server), corrupt (data of the resource), rebuilding (its partition of Redis, while others are complete), failed (by its own fault, at most 5 times).",
 		"reason")
 	m := &Metrics{
 		holds: h, received: make(map[string]*telemetry.Counter), latency: make(map[string]*telemetry.Histogram),

@@ -221,12 +221,11 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 		c.nakDelayed(d, backoffDelay(delayRetryCounted, uint64(l.failures[seq])))
 	case dispositionDefer:
 		c.failed(dispositionDefer)
-		first := l.deferEvent(d, true)
-		if lost := errors.Is(err, holds.ErrDataLost); first && !lost && deliveries&(deliveries-1) == 0 { // at 1, 2, 4, 8 ...
+		if l.deferEvent(d, true) && deliveries&(deliveries-1) == 0 { // at 1, 2, 4, 8 ...
 			log.Error().Uint64("deliveries", deliveries).Msg("event deferred, resource data is corrupt")
 		}
-	case dispositionRetrySoon, dispositionPause:
-		c.redeliver(d, err)
+	case dispositionRetrySoon, dispositionPause, dispositionDeferLost:
+		l.redeliver(d, err)
 	}
 	return nil, false
 }
@@ -248,15 +247,16 @@ func (c *Consumer) isPayment(d *delivery) bool {
 	return strings.HasPrefix(d.msg.Subject(), c.ns.In(PaymentConfirmed, ""))
 }
 
-// redeliver requests another delivery of a decided event whose outcome must not be published now.
+// redeliver requests another delivery of an event after an error that is not its own. While only its
+// partition is lost, the event waits like one of a corrupt resource.
 func (l *lane) redeliver(d *delivery, err error) {
-	c := l.consumer
-	if c.disposition(err) != dispositionDefer {
-		c.redeliver(d, err)
+	if l.consumer.disposition(err) != dispositionDeferLost {
+		l.consumer.redeliver(d, err)
 		return
 	}
-	c.failed(dispositionDefer)
+	l.consumer.failed(dispositionDeferLost)
 	l.deferEvent(d, true)
+	l.deferred.markLost(resourceOf(d.msg.Subject()))
 }
 
 // redeliver requests another delivery of an event after an error that is not its own: soon if other

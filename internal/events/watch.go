@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -24,6 +25,10 @@ const (
 // the permission, and each attempt is logged by the connection.
 const readRetry = 10 * time.Minute
 
+// accountReadLimit bounds one request for the limits of the account: a request that the user may not send has no
+// answer.
+const accountReadLimit = time.Second
+
 // ClockNATS is the label server of NATS' clock.
 const ClockNATS = "nats"
 
@@ -38,7 +43,8 @@ type Watch struct {
 	deadLetters                           *telemetry.Vec[telemetry.Gauge] // by reason
 	skew                                  *telemetry.Gauge
 
-	readAfter time.Time // when to read messages of the inbound stream again, after a failure
+	readAfter        time.Time // when to read messages of the inbound stream again, after a failure
+	accountReadAfter time.Time // when to read the account again, after a failure
 }
 
 // NewWatch adds the metrics to a set. skew receives how far NATS' clock is ahead of this machine's,
@@ -57,7 +63,8 @@ func NewWatch(js jetstream.JetStream, ns Namespace, set *telemetry.Set, skew *te
 		messages: set.Gauges("holdfast.stream.messages", "{message}", "Messages in the stream.", "stream"),
 		bytes:    set.Gauges("holdfast.stream.size", "By", "Bytes in the stream.", "stream"),
 		fill: set.Gauges("holdfast.stream.fill", "1",
-			"Largest part of a limit of the stream that is used: of messages or of bytes; 0 without a limit.", "stream"),
+			"Largest part of a limit that is used: of the stream's messages or bytes, or of the account's storage "+
+				"unless the stream has a limit of bytes. NaN without a limit.", "stream"),
 		oldestMessages: set.Gauges("holdfast.stream.oldest.age", "s",
 			"Age of the oldest message in the stream, 0 when it is empty.", "stream"),
 		deadLetters: set.Gauges("holdfast.dead_letters", "{event}", "Dead letters in the stream, by reason.", "reason"),
@@ -85,17 +92,35 @@ const otherReason = "other"
 // Observe returns an error after it has read the others.
 func (w *Watch) Observe(ctx context.Context) error {
 	var errs []error
+	account, err := w.account(ctx)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("limits of the account: %w", err))
+	}
 	for label, name := range map[string]string{
 		streamIn: w.ns.InStream(), streamOut: w.ns.OutStream(), streamDLQ: w.ns.DLQStream(), streamRuns: w.ns.RunsStream(),
 	} {
-		if err := w.stream(ctx, label, name); err != nil {
+		if err := w.stream(ctx, label, name, account); err != nil {
 			errs = append(errs, fmt.Errorf("stream %s: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (w *Watch) stream(ctx context.Context, label, name string) error {
+// account returns the usage and the limits of the account, nil when they are not known.
+func (w *Watch) account(ctx context.Context) (*jetstream.AccountInfo, error) {
+	if time.Now().Before(w.accountReadAfter) {
+		return nil, errNotRead
+	}
+	ctx, cancel := context.WithTimeout(ctx, accountReadLimit)
+	defer cancel()
+	account, err := w.js.AccountInfo(ctx)
+	if err != nil {
+		w.accountReadAfter = time.Now().Add(readRetry)
+	}
+	return account, err
+}
+
+func (w *Watch) stream(ctx context.Context, label, name string, account *jetstream.AccountInfo) error {
 	asked := time.Now()
 	stream, err := w.js.Stream(ctx, name)
 	if err != nil {
@@ -112,7 +137,7 @@ func (w *Watch) stream(ctx context.Context, label, name string) error {
 	state := info.State
 	w.messages.With(label).Set(float64(state.Msgs))
 	w.bytes.With(label).Set(float64(state.Bytes))
-	w.fill.With(label).Set(max(part(float64(state.Msgs), info.Config.MaxMsgs), part(float64(state.Bytes), info.Config.MaxBytes)))
+	w.fill.With(label).Set(fillOf(info, account))
 	age := 0.0
 	if state.Msgs > 0 {
 		age = max(0, info.TimeStamp.Sub(state.FirstTime).Seconds())
@@ -125,12 +150,30 @@ func (w *Watch) stream(ctx context.Context, label, name string) error {
 	return w.consumers(ctx, stream, info.TimeStamp)
 }
 
-// part returns the part of a limit that is used, 0 when there is no limit.
-func part(used float64, limit int64) float64 {
-	if limit <= 0 {
-		return 0
+// fillOf returns the largest part of a limit that a stream has used, NaN when it has none. A stream with a limit of
+// bytes has them reserved. Every other one shares the storage of the account, unless that is nil: not known.
+func fillOf(info *jetstream.StreamInfo, account *jetstream.AccountInfo) float64 {
+	fill := math.NaN()
+	use := func(used uint64, limit int64) {
+		if part := float64(used) / float64(limit); limit > 0 && !(fill > part) { // true for NaN
+			fill = part
+		}
 	}
-	return used / float64(limit)
+	use(info.State.Msgs, info.Config.MaxMsgs)
+	use(info.State.Bytes, info.Config.MaxBytes)
+	if info.Config.MaxBytes > 0 || account == nil {
+		return fill
+	}
+	tier, has := account.Tiers["R"+strconv.Itoa(info.Config.Replicas)]
+	if !has {
+		tier = account.Tier
+	}
+	if info.Config.Storage == jetstream.MemoryStorage {
+		use(tier.Memory, tier.Limits.MaxMemory)
+	} else {
+		use(tier.Store, tier.Limits.MaxStore)
+	}
+	return fill
 }
 
 func (w *Watch) countDeadLetters(bySubject map[string]uint64) {

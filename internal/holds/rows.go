@@ -228,6 +228,7 @@ func (s *Service) placeInOneStep(ctx context.Context, waiting []*placing, done a
 	left = append(left, s.decideInOneStep(ctx, token, cached, readings, rows, done)...)
 	if len(unread) > 0 {
 		readings, rows, err := s.readRows(ctx, unread)
+		failpoint.Hit("place.read")
 		if err != nil {
 			for _, g := range unread {
 				fail(g.requests, err, done)

@@ -38,7 +38,7 @@ type CurrentEpoch struct {
 // CurrentEpochs are what a worker decides under. They do not change: when an epoch ends or begins, others replace them.
 type CurrentEpochs struct {
 	Ready    record.PartitionSet // the partitions that have an epoch
-	Policies Policies            // as stored in Postgres; nil when they were not read: then each worker uses its own policy
+	Policies Policies            // as stored in Postgres; nil when they were not read: each worker then uses its own
 
 	partitions [record.Partitions]CurrentEpoch
 }
@@ -78,8 +78,12 @@ func (c *CurrentEpochs) Err() error {
 	return c.partitions[0].Err
 }
 
-// WithClock returns the same epochs with a clock that the scripts use in place of Redis' clock, in ms. Only tests have one.
+// WithClock returns the same epochs with a clock in ms that the scripts use in place of Redis' clock, 0 for none. Only
+// tests have one.
 func (c *CurrentEpochs) WithClock(clock int64) *CurrentEpochs {
+	if clock == 0 {
+		return c
+	}
 	with := *c
 	for p := range c.Ready.Each() {
 		e := &with.partitions[p]

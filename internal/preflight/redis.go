@@ -120,7 +120,13 @@ func (r *report) redisRole(name string, found info) {
 
 func (r *report) redisMemory(found info) {
 	const name, want = "redis.maxmemory_policy", "noeviction"
-	if policy := found["maxmemory_policy"]; policy != want {
+	policy, shown := found["maxmemory_policy"]
+	if !shown {
+		r.unknown(name, "INFO has no maxmemory_policy",
+			"ask the provider of this Redis: with any other policy than noeviction granted holds would be evicted")
+		return
+	}
+	if policy != want {
 		r.fail(name, fmt.Sprintf("%s, with maxmemory %s", policy, found["maxmemory_human"]),
 			"when its memory is full it would evict granted holds, and their slots would be sold again",
 			"redis-cli config set maxmemory-policy noeviction\nand the same in redis.conf")

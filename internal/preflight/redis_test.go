@@ -2,6 +2,7 @@ package preflight_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net"
 	"regexp"
@@ -11,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"holdfast/internal/audit"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
@@ -18,6 +21,34 @@ import (
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
+
+// withoutField is a connection to a Redis whose INFO lacks a field, as some providers have it.
+type withoutField struct {
+	net.Conn
+	field []byte
+}
+
+func (c withoutField) Read(to []byte) (n int, err error) {
+	n, err = c.Conn.Read(to)
+	hidden := bytes.Repeat([]byte("x"), len(c.field))
+	copy(to[:n], bytes.ReplaceAll(to[:n], c.field, hidden))
+	return n, err
+}
+
+// TestRedis_PolicyNotInInfo_IsUnknown checks a Redis whose INFO does not show its eviction policy.
+func TestRedis_PolicyNotInInfo_IsUnknown(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.expect("a provider's Redis", []string{"redis.maxmemory_policy unknown"}, func(target *preflight.Target) {
+		options := *target.Redis
+		target.Redis = &options
+		dial := redis.NewDialer(&options)
+		options.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			return withoutField{conn, []byte("maxmemory_policy:")}, err
+		}
+	})
+}
 
 // TestRedis_Misconfigured_FailsAndFixRepairs changes one setting of Redis after the other. Only its
 // check fails, and the fix of the check repairs it.

@@ -188,9 +188,17 @@ func (w *harness) newSupervisor(l recovery.OutcomeLog, name string, term *recove
 func (w *harness) newSupervisorWith(
 	s recovery.EpochStore, l recovery.OutcomeLog, name string, term *recovery.EpochTerm,
 ) *recovery.Supervisor {
+	server := recovery.LoneServer(func() *redis.Options { return stacktest.RedisOptions(w.redisURL) })
+	return w.newSupervisorOf(server, s, l, name, term)
+}
+
+func (w *harness) newSupervisorOf(
+	servers func(context.Context) ([]recovery.Server, error), s recovery.EpochStore, l recovery.OutcomeLog, name string,
+	term *recovery.EpochTerm,
+) *recovery.Supervisor {
 	supervisor := recovery.NewSupervisor(recovery.SupervisorOptions{
 		Namespace: w.namespace, Name: name, Policy: w.policy, Term: term, Guard: recovery.NewConnGuard(),
-		Servers:    recovery.LoneServer(func() *redis.Options { return stacktest.RedisOptions(w.redisURL) }),
+		Servers:    servers,
 		EpochStore: s, Inventory: w.store, OutcomeLog: l, Log: zerolog.Nop(),
 		Fence: locking.FenceBase(w.store.FenceBase).Next,
 	})

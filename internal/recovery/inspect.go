@@ -20,6 +20,7 @@ type findings struct {
 	whole   record.PartitionSet // have all data of their epochs
 	lost    record.PartitionSet // lack data; the Why of their epochs says why
 	foreign record.PartitionSet // have data of another database
+	silent  record.PartitionSet // are on servers that do not answer
 }
 
 // layout is what the checks until now have found: which servers have answered, and on which of them
@@ -82,6 +83,7 @@ func (s *Supervisor) inspect(
 	var failed []error
 	for _, server := range all {
 		if server.err != nil {
+			found.silent |= server.Partitions & complete
 			s.closeInspector(server.Server)
 			failed = append(failed, server.err)
 			continue

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
 	"holdfast/internal/recovery"
@@ -235,4 +237,106 @@ func (*lockedLog) Unacknowledged(
 	context.Context, func(holds.ConfirmRequest, holds.Time), func(holds.ReleaseRequest, holds.Time),
 ) error {
 	return nil
+}
+
+// shards are two Redis servers that share the partitions, as in a cluster.
+type shards struct {
+	urls [2]string
+	mu   sync.Mutex
+	has  [2]record.PartitionSet
+}
+
+// servers implements SupervisorOptions.Servers.
+func (s *shards) servers(context.Context) ([]recovery.Server, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []recovery.Server
+	for i, url := range s.urls {
+		options := func() *redis.Options { return stacktest.RedisOptions(url) }
+		all = append(all, recovery.Server{Addr: url, Options: options, Partitions: s.has[i]})
+	}
+	return all, nil
+}
+
+// TestSupervisor_TwoServers_LosesOnlyOne checks two servers. A partition that was moved from one to the
+// other has lost nothing. When one is restarted, or does not answer, only its partitions are lost, or
+// wait, also when another one was moved at that moment.
+func TestSupervisor_TwoServers_LosesOnlyOne(t *testing.T) {
+	t.Parallel()
+	first, second := stacktest.StartRedis(t), stacktest.StartRedis(t)
+	w := newHarnessOn(t, first.RedisURL)
+	ctx := t.Context()
+	const low = record.PartitionSet(1<<32 - 1)
+	both := &shards{urls: [2]string{first.RedisURL, second.RedisURL}, has: [2]record.PartitionSet{low, ^low}}
+	clients := [2]*redis.Client{w.client, newClient(t, second.RedisURL)}
+	for p := range (^low).Each() { // as if it had been there from the start
+		w.client.Del(ctx, record.Keyspace(w.namespace).Epoch(p))
+	}
+	server, err := recovery.Initialise(ctx, w.namespace, clients[1], ^low, w.epoch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	epochs, err := w.store.Epochs(ctx)
+	if err == nil {
+		err = w.store.SetEpochServer(ctx, ^low, &epochs, server)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	term := recovery.NewEpochTerm()
+	supervisor := w.newSupervisorOf(both.servers, w.store, &replayLog{harness: w}, "w1", term)
+	check := func(what string, complete, ready record.PartitionSet) recovery.Epochs {
+		t.Helper()
+		epochs, err := supervisor.Check(ctx)
+		if got := epochs.Complete(); got != complete {
+			t.Fatalf("%s: %v are complete, want %v (%v)", what, got, complete, err)
+		}
+		if got := term.Current().Ready; got != ready {
+			t.Fatalf("%s: %v are ready, want %v (%v)", what, got, ready, err)
+		}
+		return epochs
+	}
+	move := func(p, from, to int) {
+		key := record.Keyspace(w.namespace).Epoch(p)
+		clients[to].Set(ctx, key, clients[from].Get(ctx, key).Val(), 0)
+		clients[from].Del(ctx, key)
+		both.mu.Lock()
+		defer both.mu.Unlock()
+		both.has[from] &^= record.PartitionSetOf(p)
+		both.has[to].Add(p)
+	}
+	check("at first", record.AllPartitions, record.AllPartitions)
+	move(40, 1, 0)
+	check("moved", record.AllPartitions, record.AllPartitions)
+	epochs = check("moved before", record.AllPartitions, record.AllPartitions)
+	if epochs[40].Server != epochs[0].Server || epochs[40].Name != w.epoch || epochs[40].Server == epochs[41].Server {
+		t.Errorf("epochs are %+v", epochs)
+	}
+
+	stacktest.KillRedis(t, clients[1])
+	silent := ^low &^ record.PartitionSetOf(40)
+	check("one server is down", record.AllPartitions, record.AllPartitions&^silent)
+	check("one server is still down", record.AllPartitions, record.AllPartitions&^silent)
+
+	third := stacktest.StartRedis(t)
+	both.urls[1], clients[1] = third.RedisURL, newClient(t, third.RedisURL)
+	for p := range silent.Each() { // its last writes may be missing
+		clients[1].Set(ctx, record.Keyspace(w.namespace).Epoch(p), w.epoch, 0)
+	}
+	move(3, 0, 1)
+	lost := silent | record.PartitionSetOf(3)
+	epochs = check("another server, and moved to it", record.AllPartitions&^lost, record.AllPartitions&^lost)
+	if !strings.HasPrefix(epochs[3].Why, "another server") || !strings.HasPrefix(epochs[50].Why, "another server") {
+		t.Errorf("epochs are %+v", epochs)
+	}
+	supervisor.Drain = 0
+	stop := w.run(t, supervisor)
+	stacktest.Eventually(t, "the partitions to be rebuilt", func() bool { return term.Paused() == nil })
+	stop()
+	epochs = check("rebuilt", record.AllPartitions, record.AllPartitions)
+	for p, e := range epochs {
+		if rebuilt := strings.HasSuffix(e.Name, "/2"); rebuilt != lost.Has(p) {
+			t.Errorf("epoch of partition %d is %+v", p, e)
+		}
+	}
 }

@@ -311,12 +311,19 @@ func (s *Supervisor) Check(ctx context.Context) (Epochs, error) {
 	if found.foreign != 0 {
 		s.Term.end(found.foreign, errUntouched.Error())
 	}
+	if found.silent != 0 && len(found.servers) > 1 {
+		s.Term.end(found.silent, serverSilent)
+	}
 	if found.lost != 0 {
 		err = errors.Join(err, s.invalidate(ctx, &epochs, found.lost, found.servers))
 	}
 	s.allow(&epochs, found.whole&^current, policies, checkedAt)
 	return epochs, err
 }
+
+// serverSilent is the reason for which a worker decides nothing in the partitions of one server, while it
+// goes on with those of others. With one server it tries on, which reports the outage.
+const serverSilent = "the redis server of these partitions does not answer"
 
 // addCorrupt adds to the losses the partitions in which scripts have found corruption that was not
 // healed.
@@ -385,7 +392,7 @@ func (s *Supervisor) block(epochs *Epochs, of record.PartitionSet) {
 			*l = loss{epochs[p].Lost, now}
 		}
 	}
-	of &^= s.rebuilding // this worker's own rebuild reports its progress
+	of &^= s.rebuilding &^ s.Term.Current().Ready // this worker's own rebuild reports its progress
 	for progress, partitions := range epochs.groupBy(of, (*Epoch).progress) {
 		s.end(epochs, partitions, progress)
 	}

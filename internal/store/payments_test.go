@@ -369,18 +369,19 @@ func TestDecide_PartitionInvalidated_DecidesOthers(t *testing.T) {
 	if _, err := s.invalidate(t, lost, "flushed"); err != nil {
 		t.Fatal(err)
 	}
-	payments := []holds.Payment{
-		payment(t, "hall", "p1", 1, "n1"), payment(t, "room", "p2", 1, "n1"), payment(t, "attic", "p3", 9, "n1"),
-	}
-	answers, err := s.Decide(t.Context(), payments)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if answers[0].Err != nil || !answers[0].Confirmed || answers[2].Err != nil || answers[2].Reason != holds.ReasonSoldOut {
-		t.Errorf("payments in other partitions: %+v", answers)
-	}
-	if !errors.Is(answers[1].Err, holds.ErrDataLost) || s.reserved(t, "room", "n1") != 0 {
-		t.Errorf("a payment in the invalidated partition: %+v", answers[1])
+	for quantity, reason := range map[int64]string{1: "", 9: holds.ReasonSoldOut} {
+		answers, err := s.Decide(t.Context(), []holds.Payment{
+			payment(t, "hall", "p1", 1, "n1"), payment(t, "room", "p2", 1, "n1"), payment(t, "attic", "p3", quantity, "n1"),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if answers[0].Err != nil || !answers[0].Confirmed || answers[2].Err != nil || answers[2].Reason != reason {
+			t.Errorf("payments in other partitions: %+v", answers)
+		}
+		if !errors.Is(answers[1].Err, holds.ErrDataLost) || s.reserved(t, "room", "n1") != 0 {
+			t.Errorf("a payment in the invalidated partition: %+v", answers[1])
+		}
 	}
 
 	its, epoch, err := s.BeginEpoch(t.Context(), lost, "w1", time.Minute)

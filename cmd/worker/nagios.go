@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// nagiosCommand is `worker nagios`.
+type nagiosCommand struct {
+	statsAddress `embed:""`
+	Warning      time.Duration `default:"10s" help:"WARNING when an event has waited longer than this."`
+	Critical     time.Duration `default:"60s" help:"CRITICAL when an event has waited longer than this."`
+	Directory    `embed:""`
+}
+
+func (*nagiosCommand) Help() string {
+	return `It reads the state of a running worker and prints one line with performance data, as Nagios, Icinga and
+other monitors expect of a plugin.
+
+Exit codes: 0 OK; 1 WARNING, dead letters exist or an event has waited longer than --warning;
+2 CRITICAL, the worker does not answer or is not ready, or an event has waited longer than
+--critical; 3 UNKNOWN, wrong usage.
+
+Examples:
+
+  worker nagios
+  worker nagios --http-addr 10.0.0.1:8080 --api-token-file /run/secrets/api-token --critical 5m`
+}
+
+// The states of a plugin, which are its exit codes.
+const (
+	nagiosOK = iota
+	nagiosWarning
+	nagiosCritical
+	nagiosUnknown
+)
+
+var nagiosNames = []string{"OK", "WARNING", "CRITICAL", "UNKNOWN"}
+
+// nagiosError is the state of a plugin that is not OK. Its line is already on stdout.
+type nagiosError struct{ state int }
+
+func (e *nagiosError) Error() string { return nagiosNames[e.state] }
+
+// Run prints the line and returns a *nagiosError unless all is well.
+func (c *nagiosCommand) Run(ctx context.Context, std streams) error {
+	state, text := c.check(ctx)
+	line, _, _ := strings.Cut(text, "\n")
+	fmt.Fprintf(std.out, "HOLDFAST %s - %s\n", nagiosNames[state], line)
+	if state != nagiosOK {
+		return &nagiosError{state}
+	}
+	return nil
+}
+
+// check returns the state and its reasons, with performance data.
+func (c *nagiosCommand) check(ctx context.Context) (state int, text string) {
+	if c.Warning > c.Critical {
+		return nagiosUnknown, "--warning must not exceed --critical"
+	}
+	t, err := c.find(c.DataDir)
+	if err != nil {
+		return nagiosUnknown, err.Error()
+	}
+	stats, err := t.stats(ctx)
+	if err != nil {
+		return nagiosCritical, strings.ReplaceAll(err.Error(), "|", "/") // which begins the performance data
+	}
+	return c.stateOf(&stats)
+}
+
+// stateOf returns the state for the answer of a worker.
+func (c *nagiosCommand) stateOf(stats *workerStats) (state int, text string) {
+	reasons, waiting, oldest := []string(nil), uint64(0), time.Duration(0)
+	add := func(of int, format string, args ...any) {
+		state, reasons = max(state, of), append(reasons, fmt.Sprintf(format, args...))
+	}
+	for _, consumer := range stats.Consumers {
+		waiting += consumer.Pending
+		oldest = max(oldest, time.Duration(consumer.OldestAgeSeconds*float64(time.Second)))
+	}
+	if !stats.Ready {
+		add(nagiosCritical, "not ready: %s", strings.Join(stats.Reasons, ", "))
+	}
+	switch {
+	case oldest > c.Critical:
+		add(nagiosCritical, "an event has waited for %s", oldest.Round(time.Second))
+	case oldest > c.Warning:
+		add(nagiosWarning, "an event has waited for %s", oldest.Round(time.Second))
+	}
+	if n := stats.DeadLetters.Total; n > 0 {
+		add(nagiosWarning, "%s", counted(int(n), "dead letter"))
+	}
+	if state == nagiosOK {
+		reasons = []string{"ready, " + counted(int(waiting), "event") + " waiting"}
+	}
+	return state, fmt.Sprintf("%s | oldest=%.3fs;%g;%g;0 waiting=%d;;;0 dead_letters=%d;0;;0", strings.Join(reasons, "; "),
+		oldest.Seconds(), c.Warning.Seconds(), c.Critical.Seconds(), waiting, stats.DeadLetters.Total)
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+// TestNagios_RunningWorker_LineAndExitCode checks a worker without and with a dead letter, a paused one, and an
+// address without a worker.
+func TestNagios_RunningWorker_LineAndExitCode(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startWorker()
+	check := func(state int, text string, args ...string) {
+		t.Helper()
+		var out, errs strings.Builder
+		code := run(t.Context(), append([]string{"nagios", "--http-addr", worker.http}, args...), streams{&out, &errs})
+		if code != state || !strings.HasPrefix(out.String(), text) || strings.Count(out.String(), "\n") != 1 || errs.Len() > 0 {
+			t.Errorf("exit code %d: %s%s\nwant %d: %s", code, &out, &errs, state, text)
+		}
+	}
+	s.setInventory("hall", holds.SlotSelection{}, 1)
+	check(nagiosOK, "HOLDFAST OK - ready, ")
+	s.awaitDeadLetter(s.publish(events.BookingRequested, "hall", "not an object"))
+	check(nagiosWarning, "HOLDFAST WARNING - 1 dead letter | oldest=")
+	s.asMigrator(exitOK, "pause")
+	worker.eventually(t, "the worker to notice the pause", func() bool {
+		status, _ := worker.get(t, "/readyz")
+		return status == http.StatusServiceUnavailable
+	})
+	check(nagiosCritical, "HOLDFAST CRITICAL - not ready: paused")
+	check(nagiosCritical, "HOLDFAST CRITICAL - no answer from worker: ", "--http-addr", "127.0.0.1:1")
+	check(nagiosUnknown, "HOLDFAST UNKNOWN - --warning must not exceed --critical\n", "--warning", "2m")
+}
+
+// TestNagios_EventWaits_StateByItsAge gives answers with the age of the oldest event.
+func TestNagios_EventWaits_StateByItsAge(t *testing.T) {
+	t.Parallel()
+	c := nagiosCommand{Warning: 10 * time.Second, Critical: time.Minute}
+	for age, want := range map[float64]int{9: nagiosOK, 11: nagiosWarning, 61: nagiosCritical} {
+		stats := workerStats{Ready: true, Stats: events.Stats{
+			Consumers: []events.ConsumerStats{{Name: "payments"}, {Name: "requests", Pending: 3, OldestAgeSeconds: age}},
+		}}
+		if state, text := c.stateOf(&stats); state != want || !strings.Contains(text, "waiting=3;") {
+			t.Errorf("after %g s: %d, %s; want %d", age, state, text, want)
+		}
+	}
+}
