@@ -94,6 +94,9 @@ func (s *Supervisor) inspect(
 			failed = append(failed, s.checkFormat(ctx, server.state.format, s.inspector(server.Server)))
 		}
 	}
+	if errors.Is(errors.Join(failed...), ErrUnknownFormat) {
+		found.whole = 0 // nothing is decided, not even until Run ends
+	}
 	if found.foreign != 0 {
 		failed = append(failed, errUntouched)
 	}

@@ -250,6 +250,27 @@ func TestSupervisor_CorruptionOfOldEpoch_IsIgnored(t *testing.T) {
 	}
 }
 
+// TestSupervisor_NewerFormat_NothingIsDecided checks a Redis whose data has a newer format.
+func TestSupervisor_NewerFormat_NothingIsDecided(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	key := record.Keyspace(w.namespace).Format()
+	if err := w.client.Set(t.Context(), key, recovery.Format+1, 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	term := recovery.NewEpochTerm()
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", term)
+	if _, err := checkAll(t, supervisor); !errors.Is(err, recovery.ErrUnknownFormat) || term.Current().Ready != 0 {
+		t.Errorf("%v are ready: %v", term.Current().Ready, err)
+	}
+	if err := w.client.Set(t.Context(), key, recovery.Format, 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := checkAll(t, supervisor); err != nil || term.Current().Ready != record.AllPartitions {
+		t.Errorf("with the present format %v are ready: %v", term.Current().Ready, err)
+	}
+}
+
 // TestSupervisor_EpochKeyHasWrongType_Rebuilds replaces the epoch of a partition by a list.
 func TestSupervisor_EpochKeyHasWrongType_Rebuilds(t *testing.T) {
 	t.Parallel()
