@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,6 +33,7 @@ type lossKind struct {
 	prepare func(t *testing.T, l *lossTarget)
 	older   func(t *testing.T, l *lossTarget)
 	destroy func(t *testing.T, l *lossTarget)
+	resumes bool // what is left is brought up to date, not rebuilt
 }
 
 // lossTarget has the servers of which a loss takes data.
@@ -79,7 +81,7 @@ var losses = []lossKind{
 		},
 	},
 	{
-		name: "restarted with an older append-only file",
+		name: "restarted with an older append-only file", resumes: true,
 		prepare: func(t *testing.T, l *lossTarget) {
 			l.Dir = stacktest.DataDir(t)
 		},
@@ -97,7 +99,7 @@ var losses = []lossKind{
 		},
 	},
 	{
-		name: "failed over to a replica that lags behind",
+		name: "failed over to a replica that lags behind", resumes: true,
 		prepare: func(t *testing.T, l *lossTarget) {
 			l.second = l.start(t, stack.Options{})
 			stacktest.ReplicaOf(t, l.client(t, l.second.RedisURL), l.client(t, l.first.RedisURL))
@@ -108,7 +110,7 @@ var losses = []lossKind{
 		destroy: func(t *testing.T, l *lossTarget) { l.proxy.switchTo(t, l.second.RedisURL) }, // the first server keeps running
 	},
 	{
-		name: "made a replica of older data, and a master again",
+		name: "made a replica of older data, and a master again", resumes: true,
 		prepare: func(t *testing.T, l *lossTarget) {
 			l.second = l.start(t, stack.Options{})
 		},
@@ -123,7 +125,7 @@ var losses = []lossKind{
 		},
 	},
 	{
-		name: "failed over by Sentinel",
+		name: "failed over by Sentinel", resumes: true,
 		prepare: func(t *testing.T, l *lossTarget) {
 			l.second = l.start(t, stack.Options{})
 			first := l.client(t, l.first.RedisURL)
@@ -167,8 +169,9 @@ func (kind lossKind) underLoad(t *testing.T) {
 		url = l.url
 	}
 	s := newHarnessOn(t, urls{stacktest.Shared().NATSURL, url, stacktest.Shared().PostgresURL})
+	var workers []*process
 	for range 3 {
-		s.startWorker("HOLDFAST_LATE_PAYMENT=accept_if_free", "HOLDFAST_HOLDS_PER_USER=3")
+		workers = append(workers, s.startWorker("HOLDFAST_LATE_PAYMENT=accept_if_free", "HOLDFAST_HOLDS_PER_USER=3"))
 	}
 	first := time.Now().UTC().AddDate(0, 0, 7)
 	stay := func(from, nights int) holds.SlotSelection {
@@ -227,6 +230,9 @@ func (kind lossKind) underLoad(t *testing.T) {
 		s.await("outcomes", func(all []events.Envelope, _ []nats.Header) bool { return len(all) >= now+more })
 	}
 	outcomes(500)
+	stacktest.Eventually(t, "a marker", func() bool {
+		return l.redis.Exists(t.Context(), record.Keyspace(s.namespace).Applied(0)).Val() == 1
+	})
 	if kind.older != nil {
 		kind.older(t, l)
 		outcomes(300)
@@ -234,6 +240,7 @@ func (kind lossKind) underLoad(t *testing.T) {
 	before, fence := s.epoch(), s.fence(t, l.redis, "double")
 	kind.destroy(t, l)
 	s.awaitRebuilt(before)
+	kind.checkCounted(t, workers)
 	grants := len(s.ofType(holds.EventHoldCreated))
 	outcomes(500)
 	s.wantNoFindings() // while the workers run
@@ -253,6 +260,22 @@ func (kind lossKind) underLoad(t *testing.T) {
 	s.auditFindsNothing(t)
 	if code, out, stderr := s.runAudit(); code != exitOK {
 		t.Errorf("worker audit: exit code %d: %s%s", code, out, stderr)
+	}
+}
+
+// checkCounted checks whether the workers have rebuilt Redis, or only added its last writes.
+func (kind lossKind) checkCounted(t *testing.T, workers []*process) {
+	t.Helper()
+	counted := func(kind string) bool {
+		metric := regexp.MustCompile(`(?m)^holdfast_rebuilds_total\{[^}]*kind="` + kind + `"[^}]*\} [1-9]`)
+		return slices.ContainsFunc(workers, func(p *process) bool {
+			_, metrics := p.get(t, "/metrics")
+			return metric.MatchString(metrics)
+		})
+	}
+	stacktest.Eventually(t, "the rebuild to be counted", func() bool { return counted("resumed") || counted("rebuilt") })
+	if counted("resumed") != kind.resumes {
+		t.Errorf("only the last writes were added: %v, want %v", !kind.resumes, kind.resumes)
 	}
 }
 

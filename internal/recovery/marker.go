@@ -149,11 +149,14 @@ func (m *Marker) Mark(ctx context.Context) (own bool, err error) {
 // marks reports whether this worker writes the markers of a server.
 func (m *Marker) marks(ctx context.Context, server Server) (bool, error) {
 	other, err := m.client(server).Get(ctx, m.keys().Marking(server.Partitions.Sorted()[0])).Result()
-	if err != nil && !errors.Is(err, redis.Nil) {
+	switch {
+	case errors.Is(err, redis.Nil):
+		return true, nil
+	case err != nil:
 		m.close()
 		return false, fmt.Errorf("read who writes markers: %w", err)
 	}
-	return err != nil || other == m.Name, nil
+	return other == m.Name, nil
 }
 
 // write writes a position to the partitions of a server in which the worker decides. Every change behind

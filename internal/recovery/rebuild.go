@@ -314,7 +314,7 @@ func (a *rebuild) fill(ctx context.Context) (r RebuildResult, err error) {
 			return r, err
 		}
 		// A worker that was stopped for long may have published meanwhile: start again with its outcomes.
-		more := false
+		var more bool
 		if last, more, err = a.readMore(ctx, last); err != nil {
 			return r, err
 		}
