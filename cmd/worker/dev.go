@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/rs/zerolog"
 
+	"holdfast/internal/console"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/preflight"
@@ -26,7 +27,7 @@ type devCommand struct {
 	Directory  `embed:""`
 	Installing `embed:""`
 	// The demo prints what happens, so only errors are logged.
-	Config `embed:"" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: holdfast, or a new one on servers that you give" set:"log_level=error"` //nolint:staticcheck // kong reads each set tag
+	Config `embed:"" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: holdfast, or a new one on servers that you give" set:"log_level=error" set:"console=act"` //nolint:staticcheck // kong reads each set tag
 }
 
 func (*devCommand) Help() string {
@@ -91,6 +92,9 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	}
 	if err != nil {
 		return err
+	}
+	if config.Console != consoleOff {
+		fmt.Fprintf(std.out, "Console: http://%s%s\n\n", all.console(), console.Prefix)
 	}
 	fmt.Fprintf(std.out, "Running on real servers after %.1f s:\n", time.Since(began).Seconds())
 	config.printServers(std.out, started)

@@ -379,6 +379,9 @@ type DeadLettersQuery struct {
 // dlqReasons are the reasons of dead letters, in the order in which they are checked.
 var dlqReasons = []string{ReasonTooLarge, ReasonMalformed, ReasonUnknownType, ReasonSubjectMismatch, ReasonPoison}
 
+// DeadLetterReasons returns the reasons of dead letters, in the order in which they are checked.
+func DeadLetterReasons() []string { return slices.Clone(dlqReasons) }
+
 // ParseDeadLettersQuery parses the query of a URL: reason, limit, after.
 func ParseDeadLettersQuery(rawQuery string) (q DeadLettersQuery, err error) {
 	r, err := readerOfURL(rawQuery, "reason", "limit", "after")
