@@ -24,6 +24,7 @@ import (
 // devCommand is `worker dev`.
 type devCommand struct {
 	Once       bool `help:"Exit after the demo: 0 when every step succeeded, else 1."`
+	Traffic    bool `help:"After the demo, simulate customers: some ten requests a second on hotels, a hall and a shop."`
 	Directory  `embed:""`
 	Installing `embed:""`
 	// The demo prints what happens, so only errors are logged.
@@ -41,6 +42,7 @@ at the end. With --namespace it uses that one and keeps it.
 Examples:
 
   worker dev
+  worker dev --traffic
   worker dev --once`
 }
 
@@ -110,6 +112,12 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 		return worker.stop()
 	}
 	fmt.Fprint(std.out, nextCommands(endpoints, config, given.NATSURL != ""))
+	if d.Traffic {
+		visiting, stop := context.WithCancel(ctx)
+		customers := make(chan error, 1)
+		go func() { customers <- runTraffic(visiting, config) }()
+		defer func() { stop(); err = errors.Join(err, <-customers) }()
+	}
 	return worker.wait(ctx, started)
 }
 

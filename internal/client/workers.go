@@ -48,7 +48,10 @@ func (c *Client) Workers(ctx context.Context) (all []WorkerInfo, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("workers: %w", err)
 		}
-		var stats micro.Stats
+		var stats struct {
+			Started  time.Time         `json:"started"`
+			Metadata map[string]string `json:"metadata"`
+		}
 		if json.Unmarshal(m.Data, &stats) == nil {
 			all = append(all, WorkerInfo{stats.Metadata["worker"], stats.Metadata["version"], stats.Started})
 		}

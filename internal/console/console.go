@@ -100,6 +100,7 @@ type Console struct {
 	live    shared[Status]
 	workers shared[[]client.WorkerInfo]
 	groups  shared[deadLetterGroups]
+	recent  shared[events.RecentOutcomes]
 	runs    runs
 
 	closing sync.Once
@@ -155,6 +156,10 @@ func (c *Console) Handler() http.Handler {
 		"dead-letters/{seq}":      c.deadLetter,
 		"dead-letters/{seq}/edit": c.editForm,
 		"runs":                    c.runList,
+		"availability":            c.availability,
+		"availability/{resource}": c.resource,
+		"lateness":                c.lateness,
+		"inventory":               c.inventory,
 		"runs/{id}":               c.run,
 	} {
 		mux.HandleFunc("GET "+Prefix+path, c.protected(c.page(answer)))
@@ -163,6 +168,7 @@ func (c *Console) Handler() http.Handler {
 		"dead-letters/{verb}":     c.startRun,
 		"dead-letters/{seq}/edit": c.startEdit,
 		"runs/{id}/cancel":        c.cancelRun,
+		"inventory":               c.setInventory,
 		"runs/{id}/resume":        c.resumeRun,
 	} {
 		mux.HandleFunc("POST "+Prefix+path, c.protected(c.page(answer)))

@@ -50,7 +50,8 @@ type page struct {
 type navLink struct{ Path, Text string }
 
 var navigation = []navLink{
-	{"", "Overview"}, {"holds", "Holds"}, {"dead-letters", "Dead letters"}, {"runs", "Runs"},
+	{"", "Overview"}, {"availability", "Availability"}, {"holds", "Holds"}, {"dead-letters", "Dead letters"}, {"runs", "Runs"},
+	{"lateness", "Lateness"}, {"inventory", "Inventory"},
 }
 
 // table is a table of any screen.
@@ -222,6 +223,17 @@ func (c *Console) render(r *request, status int, p *page) {
 	r.w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	r.w.WriteHeader(status)
 	_, _ = r.w.Write(body.Bytes()) // fails only when the client has disconnected
+}
+
+// sendPart answers with the body of a page alone.
+func (c *Console) sendPart(r *request, p *page) error {
+	body, err := part(p)
+	if err != nil {
+		return err
+	}
+	r.w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_, _ = r.w.Write(body) // fails only when the client has disconnected
+	return nil
 }
 
 // part renders the body of a page alone.

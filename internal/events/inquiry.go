@@ -38,6 +38,7 @@ type Querier interface {
 type Ledger interface {
 	HoldRows(ctx context.Context, id holds.HoldID, paymentsMax int) (*holds.ReservationRow, []holds.PaymentRow, error)
 	Resources(ctx context.Context, prefix, after string, limit int) ([]holds.ResourceRow, error)
+	Slots(ctx context.Context, resource, after string, limit int) ([]string, error)
 }
 
 // Inquiry answers the questions of operators: which holds are live, what happened to a hold, which
@@ -298,6 +299,12 @@ func (i *Inquiry) Resources(ctx context.Context, q ResourcesQuery) (ResourcesPag
 		page.Resources = append(page.Resources, Resource{row, counts[n]})
 	}
 	return page, nil
+}
+
+// Slots returns the names of the slots of a resource that have inventory, in their order: those after
+// another, at most limit.
+func (i *Inquiry) Slots(ctx context.Context, resource, after string, limit int) ([]string, error) {
+	return i.ledger.Slots(ctx, resource, after, limit)
 }
 
 // readerOfURL returns the parameters of a URL as members, each a string. It refuses parameters that

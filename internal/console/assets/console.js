@@ -50,7 +50,7 @@
   const held = e => { if (paused) e.preventDefault(); };
   document.addEventListener('htmx:sseBeforeMessage', held);
   document.addEventListener('htmx:beforeRequest', held);
-  document.addEventListener('htmx:afterSettle', times);
+  document.addEventListener('htmx:afterSettle', () => { times(); });
   document.addEventListener('keydown', e => {
     if (pause && e.key === 'p' && !e.ctrlKey && !e.metaKey && !e.altKey && !e.target.matches('input, textarea, select')) toggle();
   });
@@ -73,7 +73,54 @@
     if ('all' in button.dataset) all('input[name=seq]', box => { box.checked = true; });
   });
 
+  // Held cells fade until the earliest deadline, within five minutes.
+  const fade = () => all('[data-u]', cell => {
+    cell.style.setProperty('--left', (.3 + .7 * Math.min(1, Math.max(0, (cell.dataset.u - now()) / 300000))).toFixed(2));
+  });
+
+  // The rows of the map that are not near the window are not in the document.
+  const gap = body => {
+    const height = 27 * body.dataset.rows;
+    body.innerHTML = '<tr><td></td></tr>';
+    body.rows[0].cells[0].style.height = height + 'px';
+  };
+  const seen = new IntersectionObserver(entries => entries.forEach(async ({target, isIntersecting}) => {
+    if (!isIntersecting) { if (target.dataset.full) { delete target.dataset.full; gap(target); } return; }
+    if (target.dataset.full) return;
+    target.dataset.full = 'yes';
+    const answer = await fetch(target.dataset.src);
+    if (answer.ok && target.dataset.full) { target.innerHTML = await answer.text(); fade(); }
+  }), {rootMargin: '800px'});
+  all('tbody[data-src]', body => { gap(body); seen.observe(body); });
+  document.addEventListener('click', e => {
+    const cell = e.target.closest('.map td:not(.note)');
+    const name = cell && cell.parentNode.querySelector('th a');
+    const slot = name && document.querySelectorAll('.map thead th')[cell.cellIndex].dataset.slot;
+    if (slot) location.href = name.href + '?slot=' + slot;
+  });
+
+  // The chart of a table: the first column is the time, the second a count, the others are numbers.
+  all('[data-chart] table', table => {
+    const columns = [...table.tHead.rows[0].cells].map(cell => cell.textContent);
+    const digits = cell => Number(cell.textContent.replace(/[^0-9.-]/g, ''));
+    const rows = [...table.tBodies[0].rows];
+    const css = name => getComputedStyle(root).getPropertyValue(name);
+    const data = [rows.map(row => Date.parse(row.cells[0].querySelector('time').dateTime) / 1000)];
+    for (let n = 2; n < columns.length; n++) data.push(rows.map(row => digits(row.cells[n])));
+    data.push(rows.map(() => 2000));
+    const axis = {stroke: css('--mute'), grid: {stroke: css('--line')}, ticks: {stroke: css('--line')}};
+    const line = (label, color, more) => ({label, stroke: css(color), width: 2, points: {show: rows.length < 40}, ...more});
+    const chart = document.getElementById('chart');
+    new uPlot({
+      width: chart.clientWidth - 20, height: 220, tzDate: t => uPlot.tzDate(new Date(t * 1e3), mode === 'local' ? undefined : 'Etc/UTC'),
+      scales: {y: {distr: 3, range: (u, low, high) => [1, Math.max(5000, high)]}}, axes: [axis, {...axis, label: 'ms', size: 60}],
+      series: [{}, line('median', '--ok'), line('p99', '--warn'), line('maximum', '--bad'), line('promised: 2 s', '--mute', {dash: [6, 4], points: {show: false}})],
+    }, data.map((values, n) => n && n < data.length - 1 ? values.map(v => Math.max(1, v)) : values), chart);
+  });
+
   mark();
   times();
+  fade();
+  setInterval(fade, 5000);
   setInterval(times, 1000);
 })();
