@@ -11,10 +11,14 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 // The words that no page may show unless private data is revealed.
@@ -398,5 +402,69 @@ func TestConsole_Off_IsNotServed(t *testing.T) {
 	s := newHarness(t)
 	if status, _ := s.startWorker().get(t, "/console/"); status != http.StatusNotFound {
 		t.Errorf("the console answers %d without HOLDFAST_CONSOLE", status)
+	}
+}
+
+// TestConsole_ManyHoldsAndDeadLetters_PagesStayBounded requests the lists of a large namespace, and
+// prints the bytes of each page and what it asks of the servers.
+func TestConsole_ManyHoldsAndDeadLetters_PagesStayBounded(t *testing.T) {
+	if os.Getenv("HOLDFAST_TEST_LONG") != "1" {
+		t.Skip("it stores 60,000 events: HOLDFAST_TEST_LONG=1 runs it")
+	}
+	const resources, perResource, deadLetters = 1000, 10, 50_000
+	s := newHarness(t)
+	worker := s.startWorker("HOLDFAST_CONSOLE=act")
+	for _, stop := range s.unfollow {
+		stop()
+	}
+	today := time.Now().UTC()
+	stay := holds.SlotSelection{CheckIn: today.Format(holds.DateFormat), CheckOut: today.AddDate(0, 0, 90).Format(holds.DateFormat)}
+	store := func(subject string, body []byte) {
+		t.Helper()
+		if _, err := s.js.PublishMsgAsync(&nats.Msg{Subject: subject, Data: body}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	event := func(name, resource string, data any) {
+		t.Helper()
+		e, err := client.NewEvent(s.subjects, name, resource, "/test", data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := e.Message()
+		if err != nil {
+			t.Fatal(err)
+		}
+		store(m.Subject, m.Data)
+	}
+	for n := range resources {
+		room := fmt.Sprintf("room-%04d", n)
+		event(events.InventorySet, room, events.InventorySetData{ResourceID: room, SlotSelection: stay, Capacity: 12})
+	}
+	live := func() (l events.Stats) { return getJSON[events.Stats](t, worker, "/v1/stats") }
+	stacktest.Eventually(t, "the inventory", func() bool { return live().Streams[1].Messages >= resources })
+	for n := range resources * perResource {
+		room := fmt.Sprintf("room-%04d", n%resources)
+		event(events.BookingRequested, room, bookingData(room, fmt.Sprint("u", n), fmt.Sprint("k", n), stay, 3600))
+	}
+	for n := range deadLetters {
+		store(s.subjects.In(events.BookingRequested, fmt.Sprintf("room-%04d", n%resources)), []byte(`{"no":"event"}`))
+	}
+	stacktest.Eventually(t, "holds and dead letters", func() bool {
+		l := live()
+		return l.LiveHolds != nil && l.LiveHolds.Total == resources*perResource && l.DeadLetters.Total == deadLetters
+	})
+	b := newBrowser(t, worker)
+	for _, path := range []string{
+		"/console/", "/console/availability?days=90", "/console/availability?days=90&part=rows&after=room-0019", "/console/availability/room-0001",
+		"/console/holds", "/console/holds?resource_id=room-0001", "/console/dead-letters", "/console/dead-letters/list",
+		"/console/dead-letters/confirm?verb=discard&reason=malformed", "/console/lateness",
+	} {
+		began := time.Now()
+		page := b.get(path)
+		t.Logf("%-70s %7d bytes  %s", path, len(page), time.Since(began).Round(time.Millisecond))
+		if len(page) > 200<<10 {
+			t.Errorf("%s has %d bytes", path, len(page))
+		}
 	}
 }

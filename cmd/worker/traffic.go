@@ -84,10 +84,10 @@ func runTraffic(ctx context.Context, c Config) error {
 
 // ignoreEnd returns nil when ctx has ended.
 func ignoreEnd(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return nil
+	if ctx.Err() == nil {
+		return fmt.Errorf("traffic: %w", err)
 	}
-	return fmt.Errorf("traffic: %w", err)
+	return nil
 }
 
 // town returns hotels with several room types, a hall with seats, and a shop.

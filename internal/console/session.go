@@ -204,7 +204,8 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 	default:
 		setSession(w, r, key, newSession(name))
 		c.Log.Info().Str("who", name).Str("from", remote(r)).Msg("console sign-in")
-		http.Redirect(w, r, localPath(r.PostFormValue("to")), http.StatusSeeOther)
+		to := localPath(r.PostFormValue("to"))
+		http.Redirect(w, r, to, http.StatusSeeOther) //nolint:gosec // localPath returns paths of the console only
 	}
 }
 

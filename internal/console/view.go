@@ -94,7 +94,6 @@ type cell struct {
 func text(s string) cell                         { return cell{Text: s} }
 func link(s, href string) cell                   { return cell{Text: s, Href: href} }
 func at(t holds.Time) cell                       { return cell{At: t} }
-func ident(s, href string) cell                  { return cell{Text: s, Href: href, Class: "id", Copy: s} }
 func badge(s, class string) cell                 { return cell{Text: s, Class: "badge " + class} }
 func number[N ~int | ~int64 | ~uint64](n N) cell { return cell{Text: thousands(int64(n))} }
 

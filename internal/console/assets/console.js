@@ -111,11 +111,13 @@
     const axis = {stroke: css('--mute'), grid: {stroke: css('--line')}, ticks: {stroke: css('--line')}};
     const line = (label, color, more) => ({label, stroke: css(color), width: 2, points: {show: rows.length < 40}, ...more});
     const chart = document.getElementById('chart');
-    new uPlot({
-      width: chart.clientWidth - 20, height: 220, tzDate: t => uPlot.tzDate(new Date(t * 1e3), mode === 'local' ? undefined : 'Etc/UTC'),
-      scales: {y: {distr: 3, range: (u, low, high) => [1, Math.max(5000, high)]}}, axes: [axis, {...axis, label: 'ms', size: 60}],
+    const size = () => ({width: chart.parentNode.clientWidth - 60, height: 220});
+    const plot = new uPlot({
+      ...size(), tzDate: t => uPlot.tzDate(new Date(t * 1e3), mode === 'local' ? undefined : 'Etc/UTC'),
+      scales: {y: {distr: 3, range: (u, low, high) => [1, Math.max(10000, high)]}}, axes: [axis, {...axis, label: 'ms', size: 60}],
       series: [{}, line('median', '--ok'), line('p99', '--warn'), line('maximum', '--bad'), line('promised: 2 s', '--mute', {dash: [6, 4], points: {show: false}})],
     }, data.map((values, n) => n && n < data.length - 1 ? values.map(v => Math.max(1, v)) : values), chart);
+    addEventListener('resize', () => plot.setSize(size()));
   });
 
   mark();
