@@ -105,18 +105,19 @@
     const digits = cell => Number(cell.textContent.replace(/[^0-9.-]/g, ''));
     const rows = [...table.tBodies[0].rows];
     const css = name => getComputedStyle(root).getPropertyValue(name);
-    const data = [rows.map(row => Date.parse(row.cells[0].querySelector('time').dateTime) / 1000)];
-    for (let n = 2; n < columns.length; n++) data.push(rows.map(row => digits(row.cells[n])));
-    data.push(rows.map(() => 2000));
+    const end = now() / 1000, framed = (first, values, last) => [first, ...values, last];
+    const data = [framed(end - 3600, rows.map(row => Date.parse(row.cells[0].querySelector('time').dateTime) / 1000), end)];
+    for (let n = 2; n < columns.length; n++) data.push(framed(null, rows.map(row => Math.max(1, digits(row.cells[n]))), null));
+    data.push(framed(2000, rows.map(() => 2000), 2000));
     const axis = {stroke: css('--mute'), grid: {stroke: css('--line')}, ticks: {stroke: css('--line')}};
     const line = (label, color, more) => ({label, stroke: css(color), width: 2, points: {show: rows.length < 40}, ...more});
     const chart = document.getElementById('chart');
     const size = () => ({width: chart.parentNode.clientWidth - 60, height: 220});
     const plot = new uPlot({
       ...size(), tzDate: t => uPlot.tzDate(new Date(t * 1e3), mode === 'local' ? undefined : 'Etc/UTC'),
-      scales: {y: {distr: 3, range: (u, low, high) => [1, Math.max(10000, high)]}}, axes: [axis, {...axis, label: 'ms', size: 60}],
+      scales: {y: {distr: 3, range: (u, low, high) => [1, Math.max(10000, high)]}}, axes: [axis, {...axis, label: 'ms', size: 60, splits: () => [1, 10, 100, 1000, 10000]}],
       series: [{}, line('median', '--ok'), line('p99', '--warn'), line('maximum', '--bad'), line('promised: 2 s', '--mute', {dash: [6, 4], points: {show: false}})],
-    }, data.map((values, n) => n && n < data.length - 1 ? values.map(v => Math.max(1, v)) : values), chart);
+    }, data, chart);
     addEventListener('resize', () => plot.setSize(size()));
   });
 
