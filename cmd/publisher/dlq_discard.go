@@ -50,16 +50,5 @@ func (c *dlqDiscard) Run(ctx context.Context, p *program) error {
 	if log == nil {
 		return err
 	}
-	return p.executeRun(ctx, cl, log, seqs, neverStop, "the same command removes the rest",
-		func(ctx context.Context, seq uint64) (func(context.Context) client.RunResult, error) {
-			if ctx.Err() != nil {
-				return nil, ctx.Err()
-			}
-			return func(ctx context.Context) client.RunResult {
-				if err := deadLetters.Remove(context.WithoutCancel(ctx), seq); err != nil {
-					return failedResult(seq, err)
-				}
-				return client.RunResult{Seq: seq, Result: client.Discarded}
-			}, nil
-		})
+	return p.executeRun(ctx, cl, log, seqs, nil, "the same command removes the rest", deadLetters.DiscardWork())
 }

@@ -97,8 +97,8 @@ func dryRunDeadLetter(
 	ctx context.Context, p *program, cl *client.Client, l *events.DeadLetter, limits *client.RunLimits,
 ) dryRunRow {
 	e := dryRunRow{Seq: l.Seq, EventID: l.EventID, summary: l.Event}
-	if isExhausted(l, limits) {
-		e.DryRunResult = events.DryRunResult{Text: client.ReplaySkipped, Detail: exhausted(l)}
+	if limits.Exhausted(l) {
+		e.DryRunResult = events.DryRunResult{Text: client.ReplaySkipped, Detail: client.ExhaustedDetail(l)}
 		return e
 	}
 	m, err := l.Again(p.namespace())

@@ -3,8 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -99,23 +97,8 @@ func (c *dlqEdit) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return p.withHint(err)
 	}
-	return p.executeRun(ctx, cl, log, []uint64{l.Seq}, neverStop, "repeat the command to publish it",
-		func(context.Context, uint64) (func(context.Context) client.RunResult, error) {
-			sent, err := replayer.Publish(l, edited, replayer.MessageID(l.Seq, digest(edited)))
-			return func(ctx context.Context) client.RunResult {
-				if err != nil {
-					return failedResult(l.Seq, err)
-				}
-				return sent.Wait(ctx, true)
-			}, nil
-		})
-}
-
-// digest identifies a copy of an event, so that JetStream stores the same copy once.
-func digest(m *nats.Msg) string {
-	h := sha256.New()
-	fmt.Fprintf(h, "%q %q %q", m.Subject, m.Header, m.Data) // fmt prints maps in sorted order
-	return hex.EncodeToString(h.Sum(nil)[:8])
+	return p.executeRun(ctx, cl, log, []uint64{l.Seq}, nil, "repeat the command to publish it",
+		replayer.EditWork(l, edited))
 }
 
 // edit returns the event to publish: changed by the flags or, without flags, in an editor.

@@ -2,17 +2,13 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 
 	"github.com/google/uuid"
-	"github.com/nats-io/nats.go"
-	"golang.org/x/time/rate"
 
 	"holdfast/internal/client"
-	"holdfast/internal/events"
 )
 
 // dlqReplay publishes the events of dead letters again.
@@ -27,12 +23,9 @@ type dlqReplay struct {
 	Operator       operatorFlags `embed:""`
 }
 
-// defaultLimits are the limits of a replay without the flags of limits.
-var defaultLimits = client.RunLimits{Rate: 50, StopOnFailures: 20, MaxReplays: 3}
-
 // limits returns the given limits, with those of base or the defaults for the others.
 func (c *dlqReplay) limits(base *client.RunLimits) *client.RunLimits {
-	limits := defaultLimits
+	limits := client.DefaultRunLimits
 	switch {
 	case base != nil:
 		limits = *base
@@ -50,9 +43,6 @@ func (c *dlqReplay) limits(base *client.RunLimits) *client.RunLimits {
 	}
 	return &limits
 }
-
-// failuresMin is the number of processed events from which the share of failures counts.
-const failuresMin = 20
 
 // Help implements kong's detailed help.
 func (*dlqReplay) Help() string {
@@ -116,67 +106,8 @@ func (c *dlqReplay) Run(ctx context.Context, p *program) error {
 			return p.withHint(err)
 		}
 	}
-	limiter := rate.NewLimiter(rate.Limit(log.Run.Limits.Rate), 1)
-	if log.Run.Limits.Rate == 0 {
-		limiter.SetLimit(rate.Inf)
-	}
-	variant := ""
-	if log.Run.Keep {
-		variant = log.Run.ID // a later run that keeps the dead letter publishes its event again
-	}
-	keep := log.Run.Keep
-	return p.executeRun(ctx, cl, log, seqs, percent(log.Run.Limits.StopOnFailures).exceeded,
-		"to resume: publisher dlq replay --run "+log.Run.ID,
-		func(ctx context.Context, seq uint64) (func(context.Context) client.RunResult, error) {
-			if err := limiter.Wait(ctx); err != nil {
-				return nil, err
-			}
-			l, err := deadLetters.Get(ctx, seq)
-			if ctx.Err() != nil {
-				return nil, ctx.Err()
-			}
-			if err == nil && isExhausted(l, log.Run.Limits) {
-				return func(context.Context) client.RunResult { return skippedResult(l) }, nil
-			}
-			var m *nats.Msg
-			if err == nil {
-				m, err = l.Again(p.namespace())
-			}
-			var sent *client.Replay
-			if err == nil {
-				sent, err = replayer.Publish(l, m, replayer.MessageID(seq, variant))
-			}
-			return func(ctx context.Context) client.RunResult {
-				if err != nil {
-					return failedResult(seq, err)
-				}
-				return sent.Wait(ctx, keep)
-			}, nil
-		})
-}
-
-// isExhausted reports whether an event was dead-lettered again after as many replays as the limits allow.
-func isExhausted(l *events.DeadLetter, limits *client.RunLimits) bool {
-	return limits.MaxReplays > 0 && l.Replays >= limits.MaxReplays
-}
-
-// skippedResult returns the result of a dead letter whose event is exhausted.
-func skippedResult(l *events.DeadLetter) client.RunResult {
-	return client.RunResult{Seq: l.Seq, EventID: l.EventID, Result: client.ReplaySkipped, Detail: exhausted(l)}
-}
-
-// exhausted returns why an event is skipped, and what to do.
-func exhausted(l *events.DeadLetter) string {
-	return fmt.Sprintf("dead-lettered again after %s; to replay it nevertheless: publisher dlq replay %d",
-		counted(int(l.Replays), "replay"), l.Seq)
-}
-
-// failedResult returns the result of a dead letter that could not be processed.
-func failedResult(seq uint64, err error) client.RunResult {
-	if errors.Is(err, client.ErrDeadLetterNotFound) {
-		return client.RunResult{Seq: seq, Result: client.ReplayNotFound}
-	}
-	return client.RunResult{Seq: seq, Result: client.ReplayFailed, Detail: err.Error()}
+	return p.executeRun(ctx, cl, log, seqs, log.Run.Limits.Exceeded, "to resume: publisher dlq replay --run "+log.Run.ID,
+		replayer.ReplayWork(p.namespace(), log.Run))
 }
 
 // start starts or resumes a run and returns the dead letters to process. It returns a nil log
@@ -221,14 +152,5 @@ func (s *percent) UnmarshalText(text []byte) error {
 		return fmt.Errorf("want 0%% to 100%%, got %q", text)
 	}
 	*s = percent(n)
-	return nil
-}
-
-// exceeded returns an error if more than this share of the processed events failed.
-func (s percent) exceeded(processed, failed int) error {
-	if processed >= failuresMin && failed*100 > int(s)*processed {
-		return fmt.Errorf("stopped, because %d of %d were dead-lettered again or failed, more than %d%%", failed, processed,
-			s)
-	}
 	return nil
 }

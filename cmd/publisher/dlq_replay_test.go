@@ -165,7 +165,7 @@ func TestReplay_Killed_ResumedOneOutcomeEach(t *testing.T) {
 	// the dead letter is removed, or its event is a duplicate.
 	unknown := run.Counts[client.ReplayNotFound] + run.Counts[client.ReplayDuplicate]
 	if known := run.Counts[holds.EventHoldCreated] + run.Counts[client.ReplayDeadLettered]; known+unknown != number ||
-		unknown > deadLettersInFlightMax+client.RunResultsMax {
+		unknown > client.RunInFlightMax+client.RunResultsMax {
 		t.Errorf("results %v", run.Counts)
 	}
 
@@ -278,7 +278,7 @@ func TestReplay_TooManyFailures_Stops(t *testing.T) {
 	r := h.run("dlq", "replay", "--all", "--rate", "500", "--yes").want(t, exitFailed, "stopped, because", "more than 20%",
 		"to resume: publisher dlq replay --run ")
 	run := h.lastRun()
-	if run.State != client.RunStopped || run.Processed() < failuresMin || run.Processed() == number ||
+	if run.State != client.RunStopped || run.Processed() < client.FailuresMin || run.Processed() == number ||
 		!strings.Contains(r.errOut, run.ID) {
 		t.Errorf("%s after %d of %d\n%s", run.State, run.Processed(), number, r.errOut)
 	}
@@ -295,7 +295,7 @@ func TestReplay_RunResumed_KeepsLimits(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
 	h := newHarness(t)
-	const number = 400 // far more than deadLettersInFlightMax
+	const number = 400 // far more than client.RunInFlightMax
 	for range number {
 		h.storeDeadLetter(events.ReasonMalformed, "", h.ns.In(events.BookingRequested, "loft"), "no JSON")
 	}

@@ -160,7 +160,7 @@ const (
 )
 
 var tagVariables = kong.Vars{
-	"namespace": defaultNamespace, "namespace_shown": defaultNamespace, "namespace_note": "", "log_level": "info",
+	"namespace": defaultNamespace, "namespace_shown": defaultNamespace, "namespace_note": "", "log_level": "info", "console": consoleOff,
 }
 
 // The lock strategies that other settings depend on.

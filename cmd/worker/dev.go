@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/rs/zerolog"
 
+	"holdfast/internal/console"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/preflight"
@@ -23,10 +24,11 @@ import (
 // devCommand is `worker dev`.
 type devCommand struct {
 	Once       bool `help:"Exit after the demo: 0 when every step succeeded, else 1."`
+	Traffic    bool `help:"After the demo, simulate customers: some ten requests a second on hotels, a hall and a shop."`
 	Directory  `embed:""`
 	Installing `embed:""`
 	// The demo prints what happens, so only errors are logged.
-	Config `embed:"" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: holdfast, or a new one on servers that you give" set:"log_level=error"` //nolint:staticcheck // kong reads each set tag
+	Config `embed:"" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: holdfast, or a new one on servers that you give" set:"log_level=error" set:"console=act"` //nolint:staticcheck // kong reads each set tag
 }
 
 func (*devCommand) Help() string {
@@ -40,6 +42,7 @@ at the end. With --namespace it uses that one and keeps it.
 Examples:
 
   worker dev
+  worker dev --traffic
   worker dev --once`
 }
 
@@ -92,6 +95,9 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	if err != nil {
 		return err
 	}
+	if config.Console != consoleOff {
+		fmt.Fprintf(std.out, "Console: http://%s%s\n\n", all.console(), console.Prefix)
+	}
 	fmt.Fprintf(std.out, "Running on real servers after %.1f s:\n", time.Since(began).Seconds())
 	config.printServers(std.out, started)
 
@@ -106,6 +112,12 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 		return worker.stop()
 	}
 	fmt.Fprint(std.out, nextCommands(endpoints, config, given.NATSURL != ""))
+	if d.Traffic {
+		visiting, stop := context.WithCancel(ctx)
+		customers := make(chan error, 1)
+		go func() { customers <- runTraffic(visiting, config) }()
+		defer func() { stop(); err = errors.Join(err, <-customers) }()
+	}
 	return worker.wait(ctx, started)
 }
 

@@ -20,6 +20,7 @@ import (
 	"holdfast/internal/recovery"
 	"holdfast/internal/store"
 	"holdfast/internal/telemetry"
+	"holdfast/internal/version"
 )
 
 // stopWithin is the time that a stop may take: less than the promised 10 s.
@@ -46,6 +47,7 @@ func graph(c Config, l listeners, log zerolog.Logger) *fx.App {
 			provideReader, provideInquiry, client.New, provideQueries, newServer, newLoops,
 		),
 		fx.Invoke(
+			(*server).attachConsole,
 			func(l *loops, k *recovery.Supervisor) { l.run("supervisor", k.Run) },
 			func(l *loops, cs []*events.Consumer) {
 				for i, consumer := range cs {
@@ -59,6 +61,11 @@ func graph(c Config, l listeners, log zerolog.Logger) *fx.App {
 				l.run("inventory", func(ctx context.Context) error { return db.Watch(ctx, s, log) })
 			},
 			func(l *loops, s *server) { l.run("http", s.run) },
+			func(l *loops, s *server) {
+				if s.console != nil {
+					l.run("console", s.console.Run)
+				}
+			},
 			func(l *loops, q *events.QueryService) { l.run("queries", q.Run) },
 			func(l *loops, x *leaser) { l.run("lease", x.run) },
 			func(l *loops, x *trimmer) { l.run("trim", x.run) },
@@ -239,6 +246,7 @@ func provideQueries(
 ) *events.QueryService {
 	q := events.NewQueryService(nc, ns, r, r.dry, workerName(), log)
 	q.ServeInquiry(i)
+	q.SetRevision(version.Revision())
 	return q
 }
 

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"holdfast/internal/client"
+	"holdfast/internal/console"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/recovery"
@@ -70,6 +71,7 @@ type server struct {
 	metrics   *prometheus.Registry
 	queries   *queryMetrics
 	log       zerolog.Logger
+	console   *console.Console // nil when it is off
 
 	turns chan struct{}      // one element for each query that is being answered
 	ready singleflight.Group // one check answers all concurrent requests of /readyz
@@ -96,17 +98,30 @@ func (s *server) run(ctx context.Context) error {
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{MaxRequestsInFlight: scrapesMax}))
 	if s.listeners.api == nil {
 		mux.Handle("/v1/", s.apiHandler())
-		return serve(ctx, s.listeners.operations, mux)
+		if s.console != nil {
+			mux.Handle(console.Prefix, s.console.Handler())
+		}
+		return s.serve(ctx, s.listeners.operations, mux)
+	}
+	api := s.apiHandler()
+	if s.console != nil {
+		both := http.NewServeMux()
+		both.Handle("/", api)
+		both.Handle(console.Prefix, s.console.Handler())
+		api = both
 	}
 	serving, ctx := errgroup.WithContext(ctx)
-	serving.Go(func() error { return serve(ctx, s.listeners.operations, mux) })
-	serving.Go(func() error { return serve(ctx, s.listeners.api, s.apiHandler()) })
+	serving.Go(func() error { return s.serve(ctx, s.listeners.operations, mux) })
+	serving.Go(func() error { return s.serve(ctx, s.listeners.api, api) })
 	return serving.Wait()
 }
 
 // serve serves an address until ctx is over.
-func serve(ctx context.Context, l net.Listener, h http.Handler) error {
+func (s *server) serve(ctx context.Context, l net.Listener, h http.Handler) error {
 	web := operationsLimits.serverOf(h)
+	if s.console != nil {
+		web.RegisterOnShutdown(s.console.Close) // its live pages would never end
+	}
 	stopped := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
 		closing, cancel := context.WithTimeout(context.Background(), time.Second)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -177,25 +178,12 @@ func (t top) picture(r topReading) string {
 
 // lateness says how late holds expired, since this worker has started.
 func lateness(families []*dto.MetricFamily) string {
-	total, within := uint64(0), make(map[float64]uint64)
-	for _, family := range families {
-		if family.GetName() != latenessName {
-			continue
-		}
-		for _, metric := range family.GetMetric() {
-			total += metric.GetHistogram().GetSampleCount()
-			for _, bucket := range metric.GetHistogram().GetBucket() {
-				within[bucket.GetUpperBound()] += bucket.GetCumulativeCount()
-			}
-		}
-	}
-	if total == 0 {
+	total, bound := lateness99(families)
+	switch {
+	case total == 0:
 		return "no hold has expired yet"
-	}
-	for _, bound := range slices.Sorted(maps.Keys(within)) {
-		if float64(within[bound]) >= 0.99*float64(total) {
-			return fmt.Sprintf("99 %% of %s expired holds were restored within %s", thousands(int64(total)), span(1000*bound))
-		}
+	case !math.IsInf(bound, 1):
+		return fmt.Sprintf("99 %% of %s expired holds were restored within %s", thousands(int64(total)), span(1000*bound))
 	}
 	return fmt.Sprintf("of %s expired holds more than 1 %% were restored too late", thousands(int64(total)))
 }

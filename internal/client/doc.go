@@ -8,6 +8,7 @@
 //	query.go        queries a worker: availability, dry run
 //	deadletters.go  finds, reads and removes dead letters
 //	replay.go       publishes the events of dead letters again
+//	process.go      processes the dead letters of a run
 //	runs.go         records who replayed, edited or discarded which dead letters
 //
 // # Replies

@@ -38,6 +38,7 @@ type Querier interface {
 type Ledger interface {
 	HoldRows(ctx context.Context, id holds.HoldID, paymentsMax int) (*holds.ReservationRow, []holds.PaymentRow, error)
 	Resources(ctx context.Context, prefix, after string, limit int) ([]holds.ResourceRow, error)
+	Slots(ctx context.Context, resource, after string, limit int) ([]string, error)
 }
 
 // Inquiry answers the questions of operators: which holds are live, what happened to a hold, which
@@ -300,6 +301,12 @@ func (i *Inquiry) Resources(ctx context.Context, q ResourcesQuery) (ResourcesPag
 	return page, nil
 }
 
+// Slots returns the names of the slots of a resource that have inventory, in their order: those after
+// another, at most limit.
+func (i *Inquiry) Slots(ctx context.Context, resource, after string, limit int) ([]string, error) {
+	return i.ledger.Slots(ctx, resource, after, limit)
+}
+
 // readerOfURL returns the parameters of a URL as members, each a string. It refuses parameters that
 // are not known or repeated.
 func readerOfURL(rawQuery string, known ...string) (*reader, error) {
@@ -378,6 +385,9 @@ type DeadLettersQuery struct {
 
 // dlqReasons are the reasons of dead letters, in the order in which they are checked.
 var dlqReasons = []string{ReasonTooLarge, ReasonMalformed, ReasonUnknownType, ReasonSubjectMismatch, ReasonPoison}
+
+// DeadLetterReasons returns the reasons of dead letters, in the order in which they are checked.
+func DeadLetterReasons() []string { return slices.Clone(dlqReasons) }
 
 // ParseDeadLettersQuery parses the query of a URL: reason, limit, after.
 func ParseDeadLettersQuery(rawQuery string) (q DeadLettersQuery, err error) {

@@ -43,6 +43,7 @@ type QueryService struct {
 	dryRunner DryRunner
 	inquiry   *Inquiry // nil without the endpoints of operators
 	worker    string
+	revision  string        // of the program; "" when it is not known
 	turns     chan struct{} // one element for each query that is being answered
 }
 
@@ -60,11 +61,20 @@ func NewQueryService(
 // ServeInquiry adds the endpoints of operators. Call it before Run.
 func (q *QueryService) ServeInquiry(i *Inquiry) { q.inquiry = i }
 
+// SetRevision sets the version of the program, which the service shows. Call it before Run.
+func (q *QueryService) SetRevision(revision string) { q.revision = revision }
+
+// DryRun returns the outcome that a message would have if it were published now. It returns an error
+// if that cannot be known.
+func (q *QueryService) DryRun(ctx context.Context, m *nats.Msg) (DryRunResult, error) {
+	return q.decider.dryRun(ctx, q.dryRunner, m.Subject, m.Header, m.Data)
+}
+
 // Run answers queries until ctx ends, completes those that it has begun, and returns nil.
 func (q *QueryService) Run(ctx context.Context) error {
 	service, err := micro.AddService(q.nc, micro.Config{
 		Name: string(q.ns), Version: serviceVersion, Description: "what Holdfast knows of slots and holds",
-		Metadata: map[string]string{"worker": q.worker}, StatsHandler: statsOf,
+		Metadata: map[string]string{"worker": q.worker, "version": q.revision}, StatsHandler: statsOf,
 	})
 	if err != nil {
 		return fmt.Errorf("query service: %w", err)

@@ -70,3 +70,20 @@ func (s *Store) Resources(ctx context.Context, prefix, after string, limit int) 
 	}
 	return page, nil
 }
+
+// Slots lists the slots of a resource that have inventory rows, in the order of their names: those
+// after another, at most limit.
+func (s *Store) Slots(ctx context.Context, resource, after string, limit int) (slots []string, err error) {
+	err = s.read(ctx, func(conn *pgxpool.Conn) error {
+		rows, err := conn.Query(ctx, querySlotsList, resource, after, limit)
+		if err != nil {
+			return err
+		}
+		slots, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list slots of %s: %w", resource, err)
+	}
+	return slots, nil
+}

@@ -62,6 +62,7 @@ var (
 	queryHoldReservation         = query("hold_reservation")
 	queryHoldPayments            = query("hold_payments")
 	queryResourcesList           = query("resources_list")
+	querySlotsList               = query("slots_list")
 	queryPoliciesRead            = query("policies_read")
 	queryPoliciesInsert          = query("policies_insert")
 	queryPoliciesDelete          = query("policies_delete")

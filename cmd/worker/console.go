@@ -1,0 +1,102 @@
+package main
+
+import (
+	"context"
+	"maps"
+	"math"
+	"net"
+	"slices"
+	"strconv"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+
+	"holdfast/internal/audit"
+	"holdfast/internal/console"
+	"holdfast/internal/events"
+	"holdfast/internal/version"
+)
+
+// latenessShownMax is shown for a lateness beyond all buckets, in seconds.
+const latenessShownMax = 3600
+
+// attachConsole adds the console to a server, unless it is off.
+func (s *server) attachConsole(q *events.QueryService) (err error) {
+	if s.api.Console == consoleOff {
+		return nil
+	}
+	o := console.Options{
+		Mode: console.Mode(s.api.Console), Namespace: events.Namespace(s.namespace), UserHeader: s.api.ConsoleUser,
+		Status: s.consoleStatus, Inquiry: s.inquiry, Slots: s.reader, Client: s.client, DryRun: q.DryRun, Log: s.log,
+	}
+	if s.api.APITokenFile != "" {
+		o.Token = func() ([]byte, error) { return readToken(s.api.APITokenFile) }
+	}
+	tcp, isTCP := s.listeners.console().(*net.TCPAddr)
+	o.Local = isTCP && tcp.IP.IsLoopback() && o.Token == nil && o.UserHeader == ""
+	s.console, err = console.New(o)
+	return err
+}
+
+// console returns the address that serves the console: that of /v1.
+func (l listeners) console() net.Addr {
+	if l.api != nil {
+		return l.api.Addr()
+	}
+	return l.operations.Addr()
+}
+
+// consoleStatus returns what the console shows of this worker and of the namespace.
+func (s *server) consoleStatus(ctx context.Context) (console.Status, error) {
+	stats, err := s.inquiry.Stats(ctx)
+	if err != nil {
+		return console.Status{}, err
+	}
+	families, err := s.metrics.Gather()
+	if err != nil {
+		return console.Status{}, err
+	}
+	ready := s.readiness(ctx)
+	status := console.Status{
+		Worker: workerName(), Version: version.Revision(), Ready: ready.Ready, Reasons: ready.Reasons, Details: ready.Details,
+		Stats: stats, AuditLeft: sumOf(families, audit.MetricLeft), Healed: sumOf(families, audit.MetricHealed),
+	}
+	total, p99 := lateness99(families)
+	p99 = min(p99, latenessShownMax)
+	status.Lateness = console.Lateness{Holds: int64(total), P99: time.Duration(p99 * float64(time.Second))}
+	classes, err := lockReport(families)
+	for _, c := range classes {
+		status.Locks = append(status.Locks, console.LockClass{
+			Slots: c.Slots, Sections: strconv.Itoa(c.Sections), P50: span(c.SectionP50), P99: span(c.SectionP99),
+			Waits: strconv.Itoa(c.Waits), WaitP50: span(c.WaitP50), WaitP99: span(c.WaitP99), Lost: strconv.Itoa(c.Lost),
+			Conflicts: c.conflicts(), Lease: c.lease(),
+		})
+	}
+	return status, err
+}
+
+// sumOf adds up a counter or gauge over its labels.
+func sumOf(families []*dto.MetricFamily, name string) (sum int64) {
+	for _, m := range metricsOf(families, name) {
+		sum += int64(m.GetCounter().GetValue() + m.GetGauge().GetValue())
+	}
+	return sum
+}
+
+// lateness99 returns how many holds have expired since this worker has started, and the bound in
+// seconds that 99 % of them kept, +Inf when it is none of the histogram's.
+func lateness99(families []*dto.MetricFamily) (total uint64, bound float64) {
+	within := make(map[float64]uint64)
+	for _, metric := range metricsOf(families, latenessName) {
+		total += metric.GetHistogram().GetSampleCount()
+		for _, bucket := range metric.GetHistogram().GetBucket() {
+			within[bucket.GetUpperBound()] += bucket.GetCumulativeCount()
+		}
+	}
+	for _, bound := range slices.Sorted(maps.Keys(within)) {
+		if float64(within[bound]) >= 0.99*float64(total) {
+			return total, bound
+		}
+	}
+	return total, math.Inf(1)
+}

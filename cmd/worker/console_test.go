@@ -1,0 +1,470 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/client"
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+// The words that no page may show unless private data is revealed.
+const (
+	canaryUser     = "canary-user"
+	canaryMetadata = "canary-metadata"
+	canaryPayload  = "canary-payload"
+)
+
+// browser is a client of a console that keeps its cookie, and follows no redirect.
+type browser struct {
+	t      *testing.T
+	base   string
+	cookie string
+	client http.Client
+}
+
+func newBrowser(t *testing.T, worker *process) *browser {
+	b := &browser{t: t, base: "http://" + worker.http}
+	b.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	b.client.Transport = &http.Transport{DisableKeepAlives: true}
+	return b
+}
+
+// do sends a request and returns the answer and its body.
+func (b *browser) do(method, path string, form url.Values, headers ...string) (*http.Response, string) {
+	b.t.Helper()
+	request, err := http.NewRequestWithContext(b.t.Context(), method, b.base+path, strings.NewReader(form.Encode()))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if method == http.MethodPost {
+		request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	}
+	if b.cookie != "" {
+		request.Header.Set("Cookie", b.cookie)
+	}
+	for i := 0; i+1 < len(headers); i += 2 {
+		request.Header.Set(headers[i], headers[i+1])
+		if headers[i] == "Host" {
+			request.Host = headers[i+1]
+		}
+	}
+	response, err := b.client.Do(request)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, c := range response.Cookies() {
+		b.cookie = c.Name + "=" + c.Value
+	}
+	return response, string(body)
+}
+
+// get returns a page. The test fails unless its status is 200.
+func (b *browser) get(path string) string {
+	b.t.Helper()
+	response, body := b.do(http.MethodGet, path, nil)
+	if response.StatusCode != http.StatusOK {
+		b.t.Fatalf("GET %s: %s\n%s", path, response.Status, body)
+	}
+	return body
+}
+
+var csrfField = regexp.MustCompile(`name="csrf" value="([^"]+)"`)
+
+// submit sends a form with the token of a page.
+func (b *browser) submit(page, path string, form url.Values) (*http.Response, string) {
+	b.t.Helper()
+	found := csrfField.FindStringSubmatch(page)
+	if found == nil {
+		b.t.Fatalf("the page has no form to act:\n%s", page)
+	}
+	form.Set("csrf", found[1])
+	return b.do(http.MethodPost, path, form)
+}
+
+// consoleTown is a hold, and dead letters with private words everywhere.
+func consoleTown(s *harness) (hold string) {
+	s.setInventory("hall", seat, 1)
+	s.setInventory("double", holds.SlotSelection{CheckIn: "2027-05-01", CheckOut: "2027-05-04"}, 3)
+	data := bookingData("hall", canaryUser, "k1", seat, 3600)
+	data.Metadata = []byte(`{"cart":"` + canaryMetadata + `"}`)
+	hold = s.answer(s.publish(events.BookingRequested, "hall", data)).Subject
+	for n := range 3 {
+		s.awaitDeadLetter(s.publish(events.BookingRequested, "hall", map[string]any{
+			"request_key": fmt.Sprint("d", n), "user_id": canaryUser, "resource_id": "hall", "quantity": canaryPayload,
+			"metadata": map[string]any{canaryMetadata: canaryPayload},
+		}))
+	}
+	return hold
+}
+
+// TestConsole_EveryScreen_HidesPrivateData requests every screen: headers, bounds, and no private
+// word until it is revealed, which is logged.
+func TestConsole_EveryScreen_HidesPrivateData(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startWorker("HOLDFAST_CONSOLE=act")
+	hold := consoleTown(s)
+	b := newBrowser(t, worker)
+	b.get("/console/")
+	screens := map[string]string{ // path: what it shows
+		"/console/": "Dead letters by reason", "/console/availability?from=2027-05-01&days=14": ">3</td>", "/console/availability/hall": "A-12",
+		"/console/availability/hall?slot=A-12": "hold.created", "/console/holds": hold, "/console/holds?resource_id=hall&state=held": hold,
+		"/console/holds/" + hold: "booking.requested", "/console/holds/" + hold + "?paid=now": "would confirm",
+		"/console/dead-letters": "data.quantity: must be an integer", "/console/dead-letters/list?reason=malformed&since=1h": "data.quantity",
+		"/console/dead-letters/1": "faulty", "/console/dead-letters/1?dry=run": "still malformed", "/console/dead-letters/confirm?verb=replay": "still malformed",
+		"/console/dead-letters/1/edit": "must be revealed", "/console/runs": "no runs yet", "/console/lateness": "publisher", "/console/runbook": "HoldfastDeadLetters",
+		"/console/inventory?resource_id=hall&slots=A-12&capacity=0": "1 held or reserved beyond",
+	}
+	delete(screens, "/console/lateness")
+	screens["/console/lateness"] = "worker locks"
+	for path, want := range screens {
+		response, body := b.do(http.MethodGet, path, nil)
+		if response.StatusCode != http.StatusOK || !strings.Contains(body, want) {
+			t.Errorf("%s: %s, without %q:\n%s", path, response.Status, want, body)
+		}
+		if len(body) > 100<<10 {
+			t.Errorf("%s has %d bytes", path, len(body))
+		}
+		for _, canary := range []string{canaryUser, canaryMetadata, canaryPayload} {
+			if strings.Contains(body, canary) {
+				t.Errorf("%s shows %s", path, canary)
+			}
+		}
+		if strings.Contains(body, "style=") || strings.Contains(body, "<script>") || strings.Contains(body, " onclick") {
+			t.Errorf("%s has inline script or style", path)
+		}
+		for name, value := range map[string]string{
+			"Content-Security-Policy": "default-src 'none'", "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store",
+		} {
+			if !strings.Contains(response.Header.Get(name), value) {
+				t.Errorf("%s: header %s is %q", path, name, response.Header.Get(name))
+			}
+		}
+	}
+	if strings.Contains(worker.log.String(), "private data revealed") {
+		t.Error("a reveal was logged before there was one")
+	}
+	for path, canary := range map[string]string{
+		"/console/holds?resource_id=hall&reveal=true": canaryUser, "/console/holds/" + hold + "?reveal=true": canaryMetadata,
+		"/console/dead-letters/1?reveal=true": canaryPayload, "/console/dead-letters/list?reveal=true": canaryUser,
+		"/console/dead-letters/2/edit?reveal=true": canaryPayload, "/console/availability/hall?reveal=true": canaryUser,
+	} {
+		if !strings.Contains(b.get(path), canary) {
+			t.Errorf("%s does not reveal %s", path, canary)
+		}
+		what, _, _ := strings.Cut(path, "?")
+		worker.eventually(t, "the reveal of "+what+" in the log", func() bool {
+			return strings.Contains(worker.log.String(), `"what":"`+what+`","who":"console@127.0.0.1","via":"console"`)
+		})
+	}
+	for path, status := range map[string]int{
+		"/console/nothing": 404, "/console/dead-letters/999": 404, "/console/holds/nonsense": 400, "/console/holds/hall.00000000000000000000000000000000": 404,
+		"/console/runs/x": 400, "/console/availability?days=900": 400, "/console/holds?resource_id=a.b": 400, "/console/dead-letters/list?since=x": 400,
+	} {
+		if response, body := b.do(http.MethodGet, path, nil); response.StatusCode != status || !strings.Contains(body, `role="alert"`) {
+			t.Errorf("%s: %s, want %d", path, response.Status, status)
+		}
+	}
+}
+
+// TestConsole_ReadMode_SignsInAndOnlyReads signs in with the token, and tries to act.
+func TestConsole_ReadMode_SignsInAndOnlyReads(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("a-long-secret-token\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	worker := s.startWorker("HOLDFAST_CONSOLE=read", "HOLDFAST_API_TOKEN_FILE="+file)
+	b := newBrowser(t, worker)
+	if response, _ := b.do(http.MethodGet, "/console/runs?a=b", nil); response.StatusCode != http.StatusSeeOther ||
+		response.Header.Get("Location") != "/console/sign-in?to=%2Fconsole%2Fruns%3Fa%3Db" {
+		t.Errorf("without a session: %s to %s", response.Status, response.Header.Get("Location"))
+	}
+	if !strings.Contains(b.get("/console/sign-in"), `type="password"`) {
+		t.Error("there is no form to sign in")
+	}
+	wrong := url.Values{"name": {"ana"}, "token": {"another-secret-token"}}
+	if response, body := b.do(http.MethodPost, "/console/sign-in", wrong); response.StatusCode != http.StatusUnauthorized ||
+		b.cookie != "" || strings.Contains(body, "another-secret") {
+		t.Errorf("with another token: %s, cookie %q", response.Status, b.cookie)
+	}
+	right := url.Values{"name": {"ana"}, "token": {"a-long-secret-token"}, "to": {"//evil.example"}}
+	response, _ := b.do(http.MethodPost, "/console/sign-in", right)
+	set := response.Header.Get("Set-Cookie")
+	if response.StatusCode != http.StatusSeeOther || response.Header.Get("Location") != "/console/" ||
+		!strings.Contains(set, "HttpOnly") || !strings.Contains(set, "SameSite=Strict") || !strings.Contains(set, "Path=/console/") {
+		t.Errorf("sign-in: %s, %q", response.Status, set)
+	}
+	if page := b.get("/console/"); !strings.Contains(page, "ana") || !strings.Contains(page, "This console only reads") {
+		t.Errorf("the overview after the sign-in:\n%s", page)
+	}
+	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodHead} {
+		for _, path := range []string{"/console/dead-letters/discard", "/console/inventory", "/console/runs/x/cancel", "/console/"} {
+			if response, _ := b.do(method, path, url.Values{}); response.StatusCode != http.StatusMethodNotAllowed {
+				t.Errorf("%s %s: %s", method, path, response.Status)
+			}
+		}
+	}
+	good := b.cookie
+	for _, bad := range []string{good + "x", strings.Replace(good, "=", "=x", 1), "holdfast_console=."} {
+		b.cookie = bad
+		if response, _ := b.do(http.MethodGet, "/console/", nil); response.StatusCode != http.StatusSeeOther {
+			t.Errorf("with a changed cookie: %s", response.Status)
+		}
+	}
+	b.cookie = good
+	if err := os.WriteFile(file, []byte("the-next-secret-token\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if response, _ := b.do(http.MethodGet, "/console/", nil); response.StatusCode != http.StatusSeeOther {
+		t.Errorf("after the token changed: %s", response.Status)
+	}
+	b.cookie = ""
+	if response, _ := b.do(http.MethodGet, "/console/", nil, "Authorization", "Bearer the-next-secret-token"); response.StatusCode != http.StatusOK {
+		t.Errorf("with the token in the header: %s", response.Status)
+	}
+	if strings.Contains(worker.log.String(), "secret-token") {
+		t.Error("the log has a token")
+	}
+}
+
+// TestConsole_ForgedRequests_AreRefused sends what a page of another site could send.
+func TestConsole_ForgedRequests_AreRefused(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startWorker("HOLDFAST_CONSOLE=act")
+	consoleTown(s)
+	b := newBrowser(t, worker)
+	page := b.get("/console/dead-letters/confirm?verb=discard&seq=1")
+	token := csrfField.FindStringSubmatch(page)[1]
+	form := url.Values{"seq": {"1"}, "count": {"1"}, "note": {"x"}, "csrf": {token}}
+	without := url.Values{"seq": {"1"}, "count": {"1"}, "note": {"x"}}
+	for what, c := range map[string]struct {
+		form    url.Values
+		headers []string
+		status  int
+	}{
+		"without the token of the form": {without, nil, http.StatusForbidden},
+		"from another site":             {form, []string{"Sec-Fetch-Site", "cross-site"}, http.StatusForbidden},
+		"from another origin":           {form, []string{"Origin", "https://evil.example"}, http.StatusForbidden},
+		"to another name":               {form, []string{"Host", "evil.example"}, http.StatusMisdirectedRequest},
+		"without the cookie":            {form, []string{"Cookie", "a=b"}, http.StatusForbidden},
+	} {
+		cookie := b.cookie
+		if response, body := b.do(http.MethodPost, "/console/dead-letters/discard", c.form, c.headers...); response.StatusCode != c.status {
+			t.Errorf("%s: %s\n%s", what, response.Status, body)
+		}
+		b.cookie = cookie
+	}
+	runs, err := s.client.ListRuns(t.Context())
+	if err != nil || len(runs) != 0 {
+		t.Errorf("%d runs, %v", len(runs), err)
+	}
+	if response, body := b.do(http.MethodPost, "/console/dead-letters/discard", form); response.StatusCode != http.StatusSeeOther {
+		t.Errorf("the form itself: %s\n%s", response.Status, body)
+	}
+}
+
+// TestConsole_DeadLetters_AreReplayedEditedAndDiscarded works on dead letters as an operator does.
+// Each action is a recorded run.
+func TestConsole_DeadLetters_AreReplayedEditedAndDiscarded(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startWorker("HOLDFAST_CONSOLE=act")
+	consoleTown(s)
+	b := newBrowser(t, worker)
+	done := func(response *http.Response, body string) *client.Run {
+		t.Helper()
+		at := response.Header.Get("Location")
+		if response.StatusCode != http.StatusSeeOther {
+			t.Fatalf("%s\n%s", response.Status, body)
+		}
+		id := at[strings.LastIndexByte(at, '/')+1:]
+		var run *client.Run
+		worker.eventually(t, "the end of run "+id, func() bool {
+			b.get(at)
+			var err error
+			run, err = s.client.GetRun(t.Context(), id)
+			return err == nil && run.State != client.RunUnfinished
+		})
+		return run
+	}
+	page := b.get("/console/dead-letters/confirm?verb=replay&seq=1")
+	form := url.Values{"seq": {"1"}, "note": {"a reason"}, "who": {"ana"}, "count": {"2"}}
+	if _, body := b.submit(page, "/console/dead-letters/replay", form); !strings.Contains(body, "which is now 1") {
+		t.Errorf("a wrong number was accepted:\n%s", body)
+	}
+	form.Set("count", "1")
+	run := done(b.submit(page, "/console/dead-letters/replay", form))
+	if run.Operator != "ana@127.0.0.1" || run.Note != "a reason" || run.Counts[client.ReplayDeadLettered] != 1 {
+		t.Errorf("replay: %+v", run)
+	}
+	page = b.get("/console/dead-letters/2/edit?reveal=true")
+	edited := `{"specversion":"1.0","id":"e1","source":"/test","type":"holdfast.booking.requested.v1","data":{"request_key":"e1",` +
+		`"user_id":"eve","resource_id":"double","check_in":"2027-05-01","check_out":"2027-05-02","quantity":1}}`
+	form = url.Values{"body": {`{"a": 1}`}, "subject": {s.subjects.In(events.BookingRequested, "double")}, "note": {"corrected"}}
+	if _, body := b.submit(page, "/console/dead-letters/2/edit", form); !strings.Contains(body, "would be dead-lettered again") {
+		t.Errorf("a malformed event was accepted:\n%s", body)
+	}
+	form.Set("body", edited)
+	if run = done(b.submit(page, "/console/dead-letters/2/edit", form)); run.Verb != client.RunEdit || run.Counts[holds.EventHoldCreated] != 1 {
+		t.Errorf("edit: %+v", run)
+	}
+	page = b.get("/console/dead-letters/confirm?verb=discard&reason=malformed")
+	form = url.Values{"reason": {"malformed"}, "note": {"tests"}, "count": {"3"}}
+	if run = done(b.submit(page, "/console/dead-letters/discard", form)); run.Counts[client.Discarded] != 3 || run.Filter == nil {
+		t.Errorf("discard: %+v", run)
+	}
+	page = b.get("/console/inventory?resource_id=double&check_in=2027-05-01&check_out=2027-05-02&capacity=0")
+	if !strings.Contains(page, "1 held or reserved beyond the new capacity") {
+		t.Errorf("the preview of a cut:\n%s", page)
+	}
+	form = url.Values{"resource_id": {"double"}, "check_in": {"2027-05-01"}, "check_out": {"2027-05-02"}, "capacity": {"7"}, "note": {"renovated"}}
+	if _, body := b.submit(page, "/console/inventory", form); !strings.Contains(body, "inventory.updated") {
+		t.Errorf("the capacity was not set:\n%s", body)
+	}
+	for _, want := range []string{`"verb":"replay"`, `"verb":"edit"`, `"verb":"discard"`, `"verb":"inventory.set double"`, `"note":"renovated"`} {
+		if !strings.Contains(worker.log.String(), want) {
+			t.Errorf("the log has no %s", want)
+		}
+	}
+}
+
+// TestConsole_CancelledReplay_IsResumed cancels a slow replay, stops the worker, and resumes the run
+// on the next one.
+func TestConsole_CancelledReplay_IsResumed(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startWorker("HOLDFAST_CONSOLE=act")
+	consoleTown(s)
+	b := newBrowser(t, worker)
+	form := url.Values{"note": {"slow"}, "count": {"3"}, "rate": {"0.1"}}
+	response, body := b.submit(b.get("/console/dead-letters/confirm?verb=replay"), "/console/dead-letters/replay", form)
+	at := response.Header.Get("Location")
+	if response.StatusCode != http.StatusSeeOther {
+		t.Fatalf("%s\n%s", response.Status, body)
+	}
+	id := at[strings.LastIndexByte(at, '/')+1:]
+	page := b.get(at)
+	if response, body = b.submit(page, at+"/cancel", url.Values{}); response.StatusCode != http.StatusSeeOther {
+		t.Fatalf("cancel: %s\n%s", response.Status, body)
+	}
+	worker.eventually(t, "the run to stop", func() bool {
+		run, err := s.client.GetRun(t.Context(), id)
+		return err == nil && run.State == client.RunStopped && run.Processed() < 3
+	})
+	stream, err := http.Get(b.base + "/console/live") // an open page must not delay the stop
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = stream.Body.Close() }()
+	if line, err := bufio.NewReader(stream.Body).ReadString('\n'); err != nil || line != "event: body\n" {
+		t.Fatalf("live page: %q, %v", line, err)
+	}
+	if err := worker.stop(t); err != nil {
+		t.Errorf("the worker with an open page ended with %v", err)
+	}
+	next := s.startWorker("HOLDFAST_CONSOLE=act")
+	b = newBrowser(t, next)
+	response, body = b.submit(b.get(at), at+"/resume", url.Values{})
+	if response.StatusCode != http.StatusSeeOther {
+		t.Fatalf("resume: %s\n%s", response.Status, body)
+	}
+	response, body = b.submit(b.get(at), at+"/cancel", url.Values{}) // the rate is still slow
+	if response.StatusCode != http.StatusSeeOther {
+		t.Fatalf("cancel again: %s\n%s", response.Status, body)
+	}
+}
+
+// TestConsole_Off_IsNotServed checks the default.
+func TestConsole_Off_IsNotServed(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	if status, _ := s.startWorker().get(t, "/console/"); status != http.StatusNotFound {
+		t.Errorf("the console answers %d without HOLDFAST_CONSOLE", status)
+	}
+}
+
+// TestConsole_ManyHoldsAndDeadLetters_PagesStayBounded requests the lists of a large namespace, and
+// prints the bytes of each page and what it asks of the servers.
+func TestConsole_ManyHoldsAndDeadLetters_PagesStayBounded(t *testing.T) {
+	if os.Getenv("HOLDFAST_TEST_LONG") != "1" {
+		t.Skip("it stores 60,000 events: HOLDFAST_TEST_LONG=1 runs it")
+	}
+	const resources, perResource, deadLetters = 1000, 10, 50_000
+	s := newHarness(t)
+	worker := s.startWorker("HOLDFAST_CONSOLE=act")
+	for _, stop := range s.unfollow {
+		stop()
+	}
+	today := time.Now().UTC()
+	stay := holds.SlotSelection{CheckIn: today.Format(holds.DateFormat), CheckOut: today.AddDate(0, 0, 90).Format(holds.DateFormat)}
+	store := func(subject string, body []byte) {
+		t.Helper()
+		if _, err := s.js.PublishMsgAsync(&nats.Msg{Subject: subject, Data: body}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	event := func(name, resource string, data any) {
+		t.Helper()
+		e, err := client.NewEvent(s.subjects, name, resource, "/test", data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := e.Message()
+		if err != nil {
+			t.Fatal(err)
+		}
+		store(m.Subject, m.Data)
+	}
+	for n := range resources {
+		room := fmt.Sprintf("room-%04d", n)
+		event(events.InventorySet, room, events.InventorySetData{ResourceID: room, SlotSelection: stay, Capacity: 12})
+	}
+	live := func() (l events.Stats) { return getJSON[events.Stats](t, worker, "/v1/stats") }
+	stacktest.Eventually(t, "the inventory", func() bool { return live().Streams[1].Messages >= resources })
+	for n := range resources * perResource {
+		room := fmt.Sprintf("room-%04d", n%resources)
+		event(events.BookingRequested, room, bookingData(room, fmt.Sprint("u", n), fmt.Sprint("k", n), stay, 3600))
+	}
+	for n := range deadLetters {
+		store(s.subjects.In(events.BookingRequested, fmt.Sprintf("room-%04d", n%resources)), []byte(`{"no":"event"}`))
+	}
+	stacktest.Eventually(t, "holds and dead letters", func() bool {
+		l := live()
+		return l.LiveHolds != nil && l.LiveHolds.Total == resources*perResource && l.DeadLetters.Total == deadLetters
+	})
+	b := newBrowser(t, worker)
+	for _, path := range []string{
+		"/console/", "/console/availability?days=90", "/console/availability?days=90&part=rows&after=room-0019", "/console/availability/room-0001",
+		"/console/holds", "/console/holds?resource_id=room-0001", "/console/dead-letters", "/console/dead-letters/list",
+		"/console/dead-letters/confirm?verb=discard&reason=malformed", "/console/lateness",
+	} {
+		began := time.Now()
+		page := b.get(path)
+		t.Logf("%-70s %7d bytes  %s", path, len(page), time.Since(began).Round(time.Millisecond))
+		if len(page) > 200<<10 {
+			t.Errorf("%s has %d bytes", path, len(page))
+		}
+	}
+}

@@ -1,0 +1,250 @@
+package client
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
+
+	"holdfast/internal/events"
+)
+
+// RunInFlightMax is the number of dead letters of a run that are processed at the same time.
+const RunInFlightMax = 128
+
+// FailuresMin is the number of processed dead letters from which the share of failures counts.
+const FailuresMin = 20
+
+const recordEvery = time.Second // longest time until a result is recorded
+
+// DefaultRunLimits are the limits of a replay unless the operator gives others.
+var DefaultRunLimits = RunLimits{Rate: 50, StopOnFailures: 20, MaxReplays: 3}
+
+// Exceeded returns an error if more of the processed events failed than StopOnFailures allows.
+func (l *RunLimits) Exceeded(processed, failed int) error {
+	if processed >= FailuresMin && failed*100 > l.StopOnFailures*processed {
+		return fmt.Errorf("stopped, because %d of %d were dead-lettered again or failed, more than %d%%", failed, processed,
+			l.StopOnFailures)
+	}
+	return nil
+}
+
+// Exhausted reports whether an event was dead-lettered again after as many replays as the limits allow.
+func (l *RunLimits) Exhausted(d *events.DeadLetter) bool {
+	return l.MaxReplays > 0 && d.Replays >= l.MaxReplays
+}
+
+// ExhaustedDetail says why a dead letter is skipped, and what to do.
+func ExhaustedDetail(d *events.DeadLetter) string {
+	noun := "replays"
+	if d.Replays == 1 {
+		noun = "replay"
+	}
+	return fmt.Sprintf("dead-lettered again after %d %s; to replay it nevertheless: publisher dlq replay %d", d.Replays, noun, d.Seq)
+}
+
+// RunWork starts the work on a dead letter. The calls are in order; the returned functions finish
+// the work concurrently. After an error nothing was started and the run ends.
+type RunWork func(ctx context.Context, seq uint64) (finish func(context.Context) RunResult, err error)
+
+// ErrRunInterrupted reports that a run was cancelled before its end.
+var ErrRunInterrupted = errors.New("interrupted")
+
+// RunProcessor processes the dead letters of one run. It records the results during the run, so
+// that they survive a crash.
+type RunProcessor struct {
+	Log      *RunLog
+	Progress func()                            // called after each result; nil for none
+	StopWhen func(processed, failed int) error // an error ends the run; nil for never
+
+	pending           []RunResult // results that are not recorded yet
+	unrecorded        error       // why results could not be recorded
+	processed, failed int
+}
+
+// Processed returns the number of results. Call it after Process.
+func (r *RunProcessor) Processed() int { return r.processed }
+
+// Process starts the work on dead letters in order and finishes at most RunInFlightMax
+// concurrently. It returns when all started work is finished and recorded. It returns an error if
+// that is not all of them: ErrRunInterrupted when ctx was cancelled, else the error of StopWhen or
+// of work, or why a record could not be written.
+func (r *RunProcessor) Process(ctx context.Context, seqs []uint64, work RunWork) error {
+	working, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	results, recorded := make(chan RunResult), make(chan struct{})
+	go func() {
+		defer close(recorded)
+		r.collect(ctx, results, stop)
+	}()
+	var group errgroup.Group
+	group.SetLimit(RunInFlightMax)
+	for _, seq := range seqs {
+		if working.Err() != nil {
+			break
+		}
+		finish, err := work(working, seq)
+		if err != nil {
+			stop(err)
+			break
+		}
+		group.Go(func() error {
+			results <- finish(working)
+			return nil
+		})
+	}
+	_ = group.Wait() // always nil: a failure is a result
+	close(results)
+	<-recorded
+	switch {
+	case r.unrecorded != nil:
+		return r.unrecorded
+	case r.processed == len(seqs):
+		return nil
+	case ctx.Err() != nil:
+		return ErrRunInterrupted
+	default:
+		return context.Cause(working)
+	}
+}
+
+// collect records results in batches, each result within recordEvery.
+func (r *RunProcessor) collect(ctx context.Context, results <-chan RunResult, stop context.CancelCauseFunc) {
+	tick := time.NewTicker(recordEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case result, open := <-results:
+			if !open {
+				r.record(ctx, stop)
+				return
+			}
+			if err := r.count(result); err != nil {
+				stop(err)
+			}
+			if len(r.pending) == RunResultsMax {
+				r.record(ctx, stop)
+			}
+		case <-tick.C:
+			r.record(ctx, stop)
+		}
+	}
+}
+
+// count adds a result. It returns the error of StopWhen.
+func (r *RunProcessor) count(result RunResult) error {
+	r.pending = append(r.pending, result)
+	r.processed++
+	if result.Result == ReplayDeadLettered || result.Result == ReplayFailed {
+		r.failed++
+	}
+	if r.Progress != nil {
+		r.Progress()
+	}
+	if r.StopWhen == nil {
+		return nil
+	}
+	return r.StopWhen(r.processed, r.failed)
+}
+
+func (r *RunProcessor) record(ctx context.Context, stop context.CancelCauseFunc) {
+	if len(r.pending) == 0 {
+		return
+	}
+	if err := r.Log.Record(ctx, r.pending); err != nil {
+		r.unrecorded = err
+		stop(err)
+	}
+	r.pending = nil
+}
+
+// ReplayWork is the work of a run that replays: it publishes each event within the limits of the run,
+// removes its dead letter unless the run keeps it, and waits for the outcome.
+func (r *Replayer) ReplayWork(ns events.Namespace, run Run) RunWork {
+	limiter := rate.NewLimiter(rate.Limit(run.Limits.Rate), 1)
+	if run.Limits.Rate == 0 {
+		limiter.SetLimit(rate.Inf)
+	}
+	variant := ""
+	if run.Keep {
+		variant = run.ID // a later run that keeps the dead letter publishes its event again
+	}
+	return func(ctx context.Context, seq uint64) (func(context.Context) RunResult, error) {
+		if err := limiter.Wait(ctx); err != nil {
+			return nil, err
+		}
+		l, err := r.d.Get(ctx, seq)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if err == nil && run.Limits.Exhausted(l) {
+			return func(context.Context) RunResult {
+				return RunResult{Seq: seq, EventID: l.EventID, Result: ReplaySkipped, Detail: ExhaustedDetail(l)}
+			}, nil
+		}
+		var m *nats.Msg
+		if err == nil {
+			m, err = l.Again(ns)
+		}
+		var sent *Replay
+		if err == nil {
+			sent, err = r.Publish(l, m, r.MessageID(seq, variant))
+		}
+		return func(ctx context.Context) RunResult {
+			if err != nil {
+				return failedResult(seq, err)
+			}
+			return sent.Wait(ctx, run.Keep)
+		}, nil
+	}
+}
+
+// DiscardWork is the work of a run that discards: it removes each dead letter.
+func (d *DeadLetters) DiscardWork() RunWork {
+	return func(ctx context.Context, seq uint64) (func(context.Context) RunResult, error) {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return func(ctx context.Context) RunResult {
+			if err := d.Remove(context.WithoutCancel(ctx), seq); err != nil {
+				return failedResult(seq, err)
+			}
+			return RunResult{Seq: seq, Result: Discarded}
+		}, nil
+	}
+}
+
+// EditWork is the work of a run that publishes an edited copy of the event of one dead letter, which
+// stays.
+func (r *Replayer) EditWork(l *events.DeadLetter, edited *nats.Msg) RunWork {
+	return func(context.Context, uint64) (func(context.Context) RunResult, error) {
+		sent, err := r.Publish(l, edited, r.MessageID(l.Seq, digest(edited)))
+		return func(ctx context.Context) RunResult {
+			if err != nil {
+				return failedResult(l.Seq, err)
+			}
+			return sent.Wait(ctx, true)
+		}, nil
+	}
+}
+
+// failedResult returns the result of a dead letter that could not be processed.
+func failedResult(seq uint64, err error) RunResult {
+	if errors.Is(err, ErrDeadLetterNotFound) {
+		return RunResult{Seq: seq, Result: ReplayNotFound}
+	}
+	return RunResult{Seq: seq, Result: ReplayFailed, Detail: err.Error()}
+}
+
+// digest identifies a copy of an event, so that JetStream stores the same copy once.
+func digest(m *nats.Msg) string {
+	h := sha256.New()
+	fmt.Fprintf(h, "%q %q %q", m.Subject, m.Header, m.Data) // fmt prints maps in sorted order
+	return hex.EncodeToString(h.Sum(nil)[:8])
+}

@@ -1,0 +1,61 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
+)
+
+// workersWithin is how long Workers waits for the next answer.
+const workersWithin = 300 * time.Millisecond
+
+// WorkerInfo describes a running worker.
+type WorkerInfo struct {
+	Name      string    // host and process id
+	Version   string    // "" for a worker of an older version
+	StartedAt time.Time // by its own clock
+}
+
+// Workers returns the workers of the namespace that answer queries, in the order of their names. A
+// worker that does not answer within workersWithin of the others is missing.
+func (c *Client) Workers(ctx context.Context) (all []WorkerInfo, err error) {
+	subject, err := micro.ControlSubject(micro.StatsVerb, string(c.ns), "")
+	if err != nil {
+		return nil, fmt.Errorf("workers: %w", err)
+	}
+	sub, err := c.nc.SubscribeSync(c.nc.NewInbox())
+	if err != nil {
+		return nil, fmt.Errorf("workers: %w", err)
+	}
+	defer func() { _ = sub.Unsubscribe() }() // only fails when the connection is closed
+	if err := c.nc.PublishRequest(subject, sub.Subject, nil); err != nil {
+		return nil, fmt.Errorf("workers: %w", err)
+	}
+	for {
+		waiting, cancel := context.WithTimeout(ctx, workersWithin)
+		m, err := sub.NextMsgWithContext(waiting)
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrNoResponders) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("workers: %w", err)
+		}
+		var stats struct {
+			Started  time.Time         `json:"started"`
+			Metadata map[string]string `json:"metadata"`
+		}
+		if json.Unmarshal(m.Data, &stats) == nil {
+			all = append(all, WorkerInfo{stats.Metadata["worker"], stats.Metadata["version"], stats.Started})
+		}
+	}
+	slices.SortFunc(all, func(a, b WorkerInfo) int { return strings.Compare(a.Name, b.Name) })
+	return all, ctx.Err()
+}

@@ -1,0 +1,128 @@
+package console
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// vendored are the files of others: package, version, licence and SHA-256 of each. The files are
+// those of the npm packages, unchanged. Each has its licence beside it.
+var vendored = []struct{ file, origin, licence, sha256 string }{
+	{"htmx.min.js", "htmx.org 2.0.11, dist/htmx.min.js", "BSD-0-Clause", "d6fdc75f204e6bdefa99b69bf1e6d4ac69b8a364f77929f45c13476b4000f717"},
+	{"sse.min.js", "htmx-ext-sse 2.2.4, dist/sse.min.js", "BSD-0-Clause", "98a46496de0c3605fbffdce9167ba427bdd9553184f83f149c261891a92c0136"},
+	{"uPlot.min.js", "uplot 1.6.32, dist/uPlot.iife.min.js", "MIT", "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"},
+	{"uPlot.min.css", "uplot 1.6.32, dist/uPlot.min.css", "MIT", "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04"},
+}
+
+// TestAssets_Vendored_AreUnchanged compares each file of others with its hash. Every other file is
+// our own or a licence.
+func TestAssets_Vendored_AreUnchanged(t *testing.T) {
+	t.Parallel()
+	assets, err := readAssets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{"console.css": true, "console.js": true, "icon.svg": true}
+	for _, v := range vendored {
+		sum := sha256.Sum256(assets[v.file].Body)
+		if got := hex.EncodeToString(sum[:]); got != v.sha256 {
+			t.Errorf("%s is not the file of %s: %s", v.file, v.origin, got)
+		}
+		name, _, _ := strings.Cut(v.file, ".")
+		if len(assets[name+".LICENSE"].Body) == 0 {
+			t.Errorf("%s has no licence file", v.file)
+		}
+		known[v.file], known[name+".LICENSE"] = true, true
+	}
+	for name := range assets {
+		if !known[name] {
+			t.Errorf("%s is not in the table", name)
+		}
+	}
+}
+
+// TestMarkedLines_MalformedEvents_MarkTheMember checks which line is marked, and what is hidden.
+func TestMarkedLines_MalformedEvents_MarkTheMember(t *testing.T) {
+	t.Parallel()
+	const body = `{"id":"1","data":{"user_id":"ana","quantity":"two","metadata":{"private-name":["x"]}}}`
+	for _, c := range []struct {
+		body, detail string
+		reveal       bool
+		faulty, why  string
+		hidden       []string
+	}{
+		{body, "data.quantity: must be an integer", false, `"quantity": ‹a string of 3 characters›`, "must be an integer", []string{"ana", "two", "private-name"}},
+		{body, "data.quantity: must be an integer", true, `"quantity": "two"`, "must be an integer", nil},
+		{body, "data.request_key: missing", false, `"data": {`, "data.request_key: missing", []string{"ana"}},
+		{body, "no member at all", false, "", "", []string{"ana"}},
+		{`{"data":`, "data: no JSON", false, "", "", []string{"data"}},
+		{`{"a":1} private`, "text follows", false, "", "", []string{"private"}},
+	} {
+		all := ""
+		var marked []line
+		for _, l := range markedLines([]byte(c.body), c.detail, c.reveal) {
+			all += l.Text + "\n"
+			if l.Faulty {
+				marked = append(marked, l)
+			}
+		}
+		for _, word := range c.hidden {
+			if strings.Contains(all, word) {
+				t.Errorf("%s: %q is shown:\n%s", c.detail, word, all)
+			}
+		}
+		switch {
+		case c.faulty == "" && len(marked) > 0:
+			t.Errorf("%s: marked %+v", c.detail, marked)
+		case c.faulty != "" && (len(marked) != 1 || strings.TrimSpace(marked[0].Text) != c.faulty || marked[0].Why != c.why):
+			t.Errorf("%s: marked %+v, want %q %q", c.detail, marked, c.faulty, c.why)
+		}
+	}
+}
+
+// TestShared_ConcurrentCalls_ReadOnce is ten open pages that need the same state.
+func TestShared_ConcurrentCalls_ReadOnce(t *testing.T) {
+	t.Parallel()
+	var reads atomic.Int64
+	var s shared[int64]
+	var pages sync.WaitGroup
+	for range 10 {
+		pages.Go(func() {
+			if got, err := s.get(t.Context(), "", time.Hour, func(context.Context) (int64, error) { return reads.Add(1), nil }); got != 1 || err != nil {
+				t.Errorf("got %d, %v", got, err)
+			}
+		})
+	}
+	pages.Wait()
+	if reads.Load() != 1 {
+		t.Errorf("%d readings for ten pages", reads.Load())
+	}
+}
+
+// TestLocalNames_OtherSites_AreNotLocal checks what a changed DNS entry or a link of another site
+// could send.
+func TestLocalNames_OtherSites_AreNotLocal(t *testing.T) {
+	t.Parallel()
+	for host, want := range map[string]bool{
+		"localhost:8080": true, "127.0.0.1:8080": true, "[::1]:8080": true, "localhost": true,
+		"evil.example": false, "evil.example:8080": false, "127.0.0.1.evil.example": false, "10.0.0.1:8080": false, "": false,
+	} {
+		if got := isLocalHost(host); got != want {
+			t.Errorf("isLocalHost(%q) = %v", host, got)
+		}
+	}
+	for to, want := range map[string]string{
+		"/console/holds?a=b": "/console/holds?a=b", "//evil.example": Prefix, "https://evil.example": Prefix, "": Prefix,
+		"/console/\\evil": Prefix,
+	} {
+		if got := localPath(to); got != want {
+			t.Errorf("localPath(%q) = %q", to, got)
+		}
+	}
+}

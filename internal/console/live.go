@@ -1,0 +1,81 @@
+package console
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"holdfast/internal/events"
+)
+
+const (
+	liveEach    = time.Second
+	writeWithin = 5 * time.Second
+)
+
+// status returns the state of the worker. All pages share one reading a second.
+func (c *Console) status(ctx context.Context) (Status, error) {
+	return c.live.get(ctx, "", liveEach-liveEach/10, c.Status)
+}
+
+// stream sends the body of the overview again every second, until the client disconnects or the
+// console closes.
+func (c *Console) stream(r *request) {
+	select {
+	case c.streams <- struct{}{}:
+		defer func() { <-c.streams }()
+	default:
+		r.w.Header().Set("Retry-After", "10")
+		http.Error(r.w, events.Busy.Detail, http.StatusServiceUnavailable)
+		return
+	}
+	r.w.Header().Set("Content-Type", "text/event-stream")
+	r.w.WriteHeader(http.StatusOK)
+	writer := http.NewResponseController(r.w)
+	ticker := time.NewTicker(liveEach)
+	defer ticker.Stop()
+	for {
+		if err := writer.SetWriteDeadline(time.Now().Add(writeWithin)); err != nil {
+			return
+		}
+		if _, err := r.w.Write(c.frame(r.Context(), r.visitor)); err != nil {
+			return
+		}
+		if writer.Flush() != nil {
+			return
+		}
+		select {
+		case <-ticker.C:
+		case <-r.Context().Done():
+			return
+		case <-c.closed:
+			return
+		}
+	}
+}
+
+// frame returns the body of the overview as a server-sent event.
+func (c *Console) frame(ctx context.Context, v visitor) []byte {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	p, err := c.overview(ctx, &request{visitor: v})
+	if err != nil {
+		_, text := statusOf(err)
+		p = &page{Body: "problem", Data: text}
+	}
+	p.Now, p.Namespace, p.CanAct = now(), string(c.Namespace), c.Mode == Act
+	body, err := part(p)
+	if err != nil {
+		c.Log.Error().Err(err).Msg("console page failed")
+		return []byte(": failed\n\n")
+	}
+	var frame bytes.Buffer
+	frame.WriteString("event: body\n")
+	for line := range bytes.Lines(body) {
+		fmt.Fprintf(&frame, "data: %s\n", bytes.TrimRight(line, "\r\n"))
+	}
+	frame.WriteString("\n")
+	return frame.Bytes()
+}

@@ -1,0 +1,172 @@
+package console
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"holdfast/internal/events"
+)
+
+// line is a line of an event.
+type line struct {
+	Text   string
+	Faulty bool   // the member that the detail of the dead letter names
+	Why    string // the rest of the detail
+}
+
+// faultyMember matches the name of a member at the begin of a detail.
+var faultyMember = regexp.MustCompile(`^([a-z_]+(?:\.[a-z_]+)*): (.*)$`)
+
+// shownTexts are the members of data whose texts are no private data. The other texts may contain
+// anything, because the event was refused before they were checked.
+var shownTexts = map[string]bool{
+	"resource_id": true, "hold_id": true, "check_in": true, "check_out": true, "request_key": true, "payment_id": true,
+	"specversion": true, "id": true, "source": true, "type": true, "time": true, "datacontenttype": true, "slots": true,
+}
+
+// shownNumbers are the members of data whose numbers are no private data.
+var shownNumbers = map[string]bool{"quantity": true, "ttl_seconds": true, "capacity": true}
+
+// markedLines returns an event as lines. The line of the member that detail names is faulty; of a
+// member that is missing, the line of the object that lacks it. Unless reveal is true, values that
+// may be private are replaced by their kind. A body that is no JSON is hidden whole.
+func markedLines(body []byte, detail string, reveal bool) []line {
+	w := &lineWriter{reveal: reveal}
+	if found := faultyMember.FindStringSubmatch(detail); found != nil {
+		w.faulty, w.why = "."+found[1], found[2]
+	}
+	decoder := jsontext.NewDecoder(bytes.NewReader(body), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	err := w.value(decoder, "", "", reveal)
+	if err == nil {
+		if _, rest := decoder.ReadToken(); !errors.Is(rest, io.EOF) {
+			err = errors.New("text follows the event")
+		}
+	}
+	switch {
+	case err == nil:
+		w.markParent()
+		return w.lines
+	case !reveal:
+		return []line{{Text: fmt.Sprintf("‹%s that are not one JSON text›", counted(len(body), "byte"))}}
+	case !utf8.Valid(body):
+		return []line{{Text: fmt.Sprintf("%q", body)}}
+	}
+	var lines []line
+	for text := range strings.Lines(string(body)) {
+		lines = append(lines, line{Text: strings.TrimRight(text, "\r\n")})
+	}
+	return lines
+}
+
+// lineWriter writes a JSON text as indented lines.
+type lineWriter struct {
+	lines       []line
+	depth       int
+	reveal      bool
+	faulty, why string // the path of the faulty member, such as .data.quantity
+	marked      bool
+	objects     []objectLine
+}
+
+// objectLine is where an object begins.
+type objectLine struct {
+	path string
+	line int
+}
+
+func (w *lineWriter) add(path, text string) {
+	l := line{Text: strings.Repeat("  ", w.depth) + text}
+	if w.faulty != "" && path == w.faulty && !w.marked {
+		l.Faulty, l.Why, w.marked = true, w.why, true
+	}
+	w.lines = append(w.lines, l)
+}
+
+// value writes the next value. prefix is the name before it, and shown says whether it is revealed
+// as a part of a value that is.
+func (w *lineWriter) value(d *jsontext.Decoder, path, prefix string, shown bool) error {
+	kind := d.PeekKind()
+	if kind != '{' && kind != '[' {
+		value, err := d.ReadValue()
+		if err != nil {
+			return err
+		}
+		w.add(path, prefix+w.scalar(value, path, shown))
+		return nil
+	}
+	if _, err := d.ReadToken(); err != nil {
+		return err
+	}
+	ends := map[jsontext.Kind]string{'{': "}", '[': "]"}[kind]
+	if kind == '{' {
+		w.objects = append(w.objects, objectLine{path, len(w.lines)})
+	}
+	w.add(path, prefix+string(kind))
+	w.depth++
+	for n := 0; d.PeekKind() != '}' && d.PeekKind() != ']'; n++ {
+		if d.PeekKind() == jsontext.KindInvalid {
+			_, err := d.ReadToken()
+			return err
+		}
+		inner, name := path, ""
+		if kind == '{' {
+			token, err := d.ReadToken()
+			if err != nil {
+				return err
+			}
+			inner, name = path+"."+token.String(), fmt.Sprintf("%q: ", w.name(token.String(), path))
+		}
+		if err := w.value(d, inner, name, shown); err != nil {
+			return err
+		}
+	}
+	w.depth--
+	_, err := d.ReadToken()
+	w.add("", ends)
+	return err
+}
+
+// name returns the name of a member, hidden inside of private objects: there it may be private too.
+func (w *lineWriter) name(name, path string) string {
+	if w.reveal || path == "" || path == ".data" {
+		return name
+	}
+	return "…"
+}
+
+// scalar returns a value, or its kind when it may be private.
+func (w *lineWriter) scalar(value jsontext.Value, path string, shown bool) string {
+	name := path[strings.LastIndexByte(path, '.')+1:]
+	parent := strings.TrimSuffix(path, "."+name)
+	public := parent == "" || parent == ".data"
+	switch kind := value.Kind(); {
+	case shown, public && kind == '"' && shownTexts[name], public && kind == '0' && shownNumbers[name],
+		kind == 'n':
+		return string(value)
+	case kind == '"':
+		return fmt.Sprintf("‹a string of %d characters›", max(0, utf8.RuneCount(value)-2))
+	default:
+		return "‹" + events.KindName(value) + "›"
+	}
+}
+
+// markParent marks the object that lacks the faulty member.
+func (w *lineWriter) markParent() {
+	if w.faulty == "" || w.marked {
+		return
+	}
+	parent := w.faulty[:strings.LastIndexByte(w.faulty, '.')]
+	for _, o := range w.objects {
+		if o.path == parent {
+			w.lines[o.line].Faulty, w.lines[o.line].Why = true, strings.TrimPrefix(w.faulty, ".")+": "+w.why
+			return
+		}
+	}
+}

@@ -1,0 +1,194 @@
+package console
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"holdfast/docs"
+	"holdfast/internal/client"
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+)
+
+const (
+	workersEach    = 5 * time.Second
+	latenessLimit  = 2 * time.Second // promise 5
+	oldestExpected = 30 * time.Second
+)
+
+// tile is a number of the overview.
+type tile struct {
+	Name    string
+	Value   string
+	Unit    string
+	Note    string
+	State   string // ok, warn, bad, or "" for a number without one
+	Href    string // what explains it
+	Runbook string // the entry that says what to do
+}
+
+// overviewData is what the overview shows.
+type overviewData struct {
+	Status  Status
+	Notes   []string // what is not normal besides the reasons
+	Tiles   []tile
+	Tables  []table
+	Partial string
+}
+
+// overview is the first screen.
+func (c *Console) overview(ctx context.Context, _ *request) (*page, error) {
+	s, err := c.status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	workers, err := c.workers.get(ctx, "", workersEach, c.Client.Workers)
+	if err != nil {
+		c.Log.Debug().Err(err).Msg("workers unknown")
+	}
+	d := overviewData{Status: s, Tiles: tiles(s)}
+	for _, name := range slices.Sorted(maps.Keys(s.Details)) {
+		switch name {
+		case "namespace":
+		case "keyspace_notifications":
+			if s.Details[name] != "on" {
+				d.Notes = append(d.Notes, "keyspace notifications are "+s.Details[name])
+			}
+		default:
+			d.Notes = append(d.Notes, strings.ReplaceAll(name, "_", " ")+": "+s.Details[name])
+		}
+	}
+	d.Tables = []table{hottest(s.Stats.LiveHolds), deadLetterReasons(s.Stats.DeadLetters), consumers(s.Stats.Consumers),
+		workerTable(workers, s), streamTable(s.Stats.Streams)}
+	return &page{
+		Title: "Overview", Command: "worker top", Body: "overview", Data: d, Live: "live",
+	}, nil
+}
+
+func tiles(s Status) []tile {
+	in, out := "–", "–"
+	if r := s.Stats.Rates; r != nil {
+		in, out = decimal(r.Events), decimal(r.Outcomes)
+	}
+	var oldest float64
+	waiting := uint64(0)
+	for _, consumer := range s.Stats.Consumers {
+		oldest, waiting = max(oldest, consumer.OldestAgeSeconds), waiting+consumer.Pending
+	}
+	live := tile{Name: "Live holds", Value: "–", Href: address("holds"), Note: "unknown while Redis is not used"}
+	if l := s.Stats.LiveHolds; l != nil {
+		live.Value, live.Note = thousands(l.Total), "each is sold or free again at its deadline"
+		if !l.Complete {
+			live.Note = "at least: there are too many resources to count all"
+		}
+	}
+	late := tile{Name: "Expiry lateness, p99", Value: "–", Note: "no hold has expired since the start",
+		Href: address("lateness"), Runbook: "HoldfastExpiryLate"}
+	if s.Lateness.Holds > 0 {
+		late.Value, late.State = "≤ "+span(s.Lateness.P99), stateOf(s.Lateness.P99 <= latenessLimit, "bad")
+		late.Note = "promised: 2 s; " + counted(int(s.Lateness.Holds), "expired hold")
+	}
+	dead := tile{Name: "Dead letters", Value: thousands(int64(s.Stats.DeadLetters.Total)), Note: "none",
+		Href: address("dead-letters"), Runbook: "HoldfastDeadLetters", State: stateOf(s.Stats.DeadLetters.Total == 0, "warn")}
+	if s.Stats.DeadLetters.Total > 0 {
+		dead.Note = "the oldest is " + events.Humanize(time.Since(s.Stats.DeadLetters.Oldest.Time)) + " old"
+	}
+	return []tile{
+		{Name: "Events in", Value: in, Unit: "/s", Note: "bookings, payments, changes", Runbook: "HoldfastNoOutcomes"},
+		{Name: "Answers out", Value: out, Unit: "/s", Note: "outcomes, and holds that expired", Runbook: "HoldfastNoOutcomes"},
+		{Name: "Oldest waiting event", Value: span(seconds(oldest)), Note: counted(int(waiting), "event") + " waiting",
+			State: stateOf(seconds(oldest) < oldestExpected, "warn"), Runbook: "HoldfastEventsOld"},
+		live, late, dead,
+	}
+}
+
+func stateOf(good bool, otherwise string) string {
+	if good {
+		return "ok"
+	}
+	return otherwise
+}
+
+func hottest(live *events.LiveHolds) table {
+	t := table{Caption: "Resources with the most live holds", Columns: columns("resource", "#live holds"), Empty: "no live holds"}
+	if live == nil {
+		return t
+	}
+	for _, one := range live.Hottest {
+		if one.LiveHolds == 0 {
+			continue
+		}
+		share := float64(one.LiveHolds) / float64(max(1, live.Hottest[0].LiveHolds))
+		t.Rows = append(t.Rows, []cell{
+			link(one.ResourceID, address("holds", "resource_id", one.ResourceID)), {Text: thousands(one.LiveHolds), Share: share},
+		})
+	}
+	return t
+}
+
+func deadLetterReasons(s events.DeadLetterStats) table {
+	t := table{Caption: "Dead letters by reason", Columns: columns("reason", "#count"), Empty: "no dead letters"}
+	for _, reason := range byValue(s.ByReason) {
+		if n := s.ByReason[reason]; n > 0 {
+			t.Rows = append(t.Rows, []cell{
+				link(reason, address("dead-letters/list", "reason", reason)),
+				{Text: thousands(int64(n)), Share: float64(n) / float64(s.Total)},
+			})
+		}
+	}
+	return t
+}
+
+func consumers(all []events.ConsumerStats) table {
+	t := table{Caption: "Consumers", Columns: columns("consumer", "#waiting", "#in work", "#oldest", "state")}
+	for _, one := range all {
+		state := badge("running", "ok")
+		if one.Paused {
+			state = badge("paused", "warn")
+			if one.Pause != nil {
+				state.Text = one.Pause.String()
+			}
+		}
+		t.Rows = append(t.Rows, []cell{text(one.Name), number(one.Pending), number(one.AckPending),
+			text(span(seconds(one.OldestAgeSeconds))), state})
+	}
+	return t
+}
+
+func workerTable(workers []client.WorkerInfo, s Status) table {
+	t := table{Caption: "Workers", Columns: columns("worker", "version", "started"), Empty: "no worker answers"}
+	for _, one := range workers {
+		name := text(one.Name)
+		if one.Name == s.Worker {
+			name.Text += " (serves this page)"
+		}
+		t.Rows = append(t.Rows, []cell{name, text(one.Version), at(holds.Time{Time: one.StartedAt})})
+	}
+	return t
+}
+
+func streamTable(all []events.StreamStats) table {
+	t := table{Caption: "Streams", Columns: columns("stream", "#messages", "#MiB", "oldest")}
+	for _, one := range all {
+		t.Rows = append(t.Rows, []cell{text(one.Name), number(one.Messages), text(decimal(float64(one.Bytes) / (1 << 20))), at(one.Oldest)})
+	}
+	return t
+}
+
+// runbookEntry is an entry of the runbook.
+type runbookEntry struct{ ID, Text string }
+
+// runbook shows the runbook of the version that runs.
+func (c *Console) runbook(context.Context, *request) (*page, error) {
+	var entries []runbookEntry
+	for section := range strings.SplitSeq("\n"+docs.Runbook, "\n## ") {
+		title, body, _ := strings.Cut(section, "\n")
+		if title != "" {
+			entries = append(entries, runbookEntry{title, strings.NewReplacer("**", "", "`", "").Replace(strings.TrimSpace(body))})
+		}
+	}
+	return &page{Title: "Runbook", Body: "runbook", Data: entries}, nil
+}

@@ -1,0 +1,86 @@
+package events
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/holds"
+)
+
+// The bounds of one reading of recent outcomes.
+const (
+	recentMax    = 20_000 // outcomes of the stream
+	recentWithin = 2 * time.Second
+)
+
+// RecentOutcome is what an outcome says about holds, without private data.
+type RecentOutcome struct {
+	At                 time.Time // when it was stored
+	Event              string    // such as hold.created
+	Reason             string    // of a refusal
+	ResourceID         string
+	HoldID             string
+	Slots              holds.SlotSelection
+	Deadline, Restored holds.Time // of a hold that expired
+}
+
+// RecentOutcomes are outcomes in the order in which they were stored.
+type RecentOutcomes struct {
+	Since    time.Time // all outcomes from then on were read
+	Outcomes []RecentOutcome
+}
+
+// Recent returns the outcomes of the last time, of a resource or, with "*", of all. When there are
+// too many to read, it returns the latest, and Since says from when on.
+func (i *Inquiry) Recent(ctx context.Context, resource string, last time.Duration) (r RecentOutcomes, err error) {
+	stream, err := i.js.Stream(ctx, i.ns.OutStream())
+	if err != nil {
+		return r, fmt.Errorf("stream %s: %w", i.ns.OutStream(), err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, recentWithin)
+	defer cancel()
+	end := stream.CachedInfo().State.LastSeq
+	r.Since = time.Now().Add(-last)
+	first := max(recentMax, end) - recentMax + 1
+	config := jetstream.OrderedConsumerConfig{
+		FilterSubjects: []string{i.ns.Out("*.*", resource)},
+		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: first,
+	}
+	for m, err := range ReadStream(ctx, stream, config, end) {
+		if err != nil {
+			return r, fmt.Errorf("read stream %s: %w", i.ns.OutStream(), err)
+		}
+		if m.Meta.Timestamp.Before(r.Since) {
+			first = 1 // older ones were read too, so none is missing
+			continue
+		}
+		if first > 1 && len(r.Outcomes) == 0 {
+			r.Since = m.Meta.Timestamp
+		}
+		var e Envelope
+		var data struct {
+			ResourceID string `json:"resource_id"`
+			HoldID     string `json:"hold_id"`
+			Reason     string `json:"reason"`
+			holds.SlotSelection
+			ExpiresAt  holds.Time `json:"expires_at"`
+			RestoredAt holds.Time `json:"restored_at"`
+		}
+		if json.Unmarshal(m.Data(), &e) != nil {
+			continue // it is no outcome of a worker
+		}
+		event, ours := EventOf(e.Type)
+		if !ours || event == holds.EventInventoryUpdated || json.Unmarshal(e.Data, &data) != nil {
+			continue
+		}
+		r.Outcomes = append(r.Outcomes, RecentOutcome{
+			At: m.Meta.Timestamp, Event: event, Reason: data.Reason, ResourceID: data.ResourceID, HoldID: data.HoldID,
+			Slots: data.SlotSelection, Deadline: data.ExpiresAt, Restored: data.RestoredAt,
+		})
+	}
+	return r, nil
+}
